@@ -1,0 +1,83 @@
+//! Element types and the bf16 conversion.
+
+use std::fmt;
+
+/// The element type of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DType {
+    /// IEEE single precision.
+    F32,
+    /// The upper half of an f32.
+    BF16,
+    /// Signed 32-bit integer: tokens, targets.
+    I32,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F32 | Self::I32 => 4,
+            Self::BF16 => 2,
+        }
+    }
+
+    /// The name used in files, flags and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::BF16 => "bf16",
+            Self::I32 => "i32",
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Widens a bf16 (given by its bits) exactly.
+#[inline(always)]
+pub const fn bf16_to_f32(bits: u16) -> f32 {
+    f32::from_bits((bits as u32) << 16)
+}
+
+/// Rounds to the nearest bf16, ties to even; NaN stays NaN.
+#[inline(always)]
+pub const fn f32_to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    if value.is_nan() {
+        return ((bits >> 16) as u16) | 0x0040;
+    }
+    let round = 0x7fff + ((bits >> 16) & 1);
+    ((bits.wrapping_add(round)) >> 16) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_rounds_to_nearest_even() {
+        assert_eq!(f32_to_bf16(1.0), 0x3f80);
+        assert_eq!(f32_to_bf16(f32::from_bits(0x3f80_8000)), 0x3f80); // a tie goes to the even mantissa
+        assert_eq!(f32_to_bf16(f32::from_bits(0x3f81_8000)), 0x3f82);
+        assert_eq!(f32_to_bf16(f32::from_bits(0x3f80_8001)), 0x3f81);
+        assert_eq!(f32_to_bf16(f32::INFINITY), 0x7f80);
+        assert!(bf16_to_f32(f32_to_bf16(f32::from_bits(0x7f80_0001))).is_nan());
+        assert_eq!(f32_to_bf16(f32::MAX), 0x7f80); // beyond the largest bf16
+    }
+
+    #[test]
+    fn every_bf16_survives_the_round_trip() {
+        for bits in 0..=u16::MAX {
+            let wide = bf16_to_f32(bits);
+            if !wide.is_nan() {
+                assert_eq!(f32_to_bf16(wide), bits);
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! The error type of this crate. Every variant prints as one line: what is wrong, where, and what was expected.
+
+use std::path::{Path, PathBuf};
+
+/// Result with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong in models, files, data and training.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The operating system refused: missing file, no permission, disk full.
+    #[error("{}: cannot {action}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was tried: "open", "read", "write", ...
+        action: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// One field of a file has a value it must not have.
+    #[error("{}: {field} is {found}, expected {expected}", path.display())]
+    Field {
+        /// The file.
+        path: PathBuf,
+        /// The field: "magic", "version", "n_layer", "file size", ...
+        field: String,
+        /// What stands in the file.
+        found: String,
+        /// What would have been right.
+        expected: String,
+    },
+    /// A setting given by the user makes no sense.
+    #[error("{0}")]
+    Config(String),
+    /// The program or engine refused.
+    #[error(transparent)]
+    Core(#[from] ironhorse_core::Error),
+}
+
+impl Error {
+    /// An I/O error with its path and what was being tried.
+    pub fn io(path: &Path, action: &'static str, source: std::io::Error) -> Self {
+        Self::Io { path: path.to_owned(), action, source }
+    }
+
+    /// A wrong field in a file: what was found and what was expected.
+    pub fn field(
+        path: &Path,
+        field: impl Into<String>,
+        found: impl ToString,
+        expected: impl ToString,
+    ) -> Self {
+        Self::Field {
+            path: path.to_owned(),
+            field: field.into(),
+            found: found.to_string(),
+            expected: expected.to_string(),
+        }
+    }
+}

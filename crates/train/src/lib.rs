@@ -1,0 +1,11 @@
+//! Models, file formats, data, the training loop and verification. Names no engine.
+#![forbid(unsafe_code)]
+
+pub mod data;
+pub mod error;
+pub mod format;
+pub mod rng;
+pub mod sample;
+pub mod schedule;
+
+pub use error::{Error, Result};
