@@ -1,10 +1,35 @@
 //! The language both engines speak: a training step is a [`Program`], a flat list of ops over memory planned once.
+//!
+//! ```
+//! use ironhorse_core::{Builder, DType, Pool, op::{Fill, GeluFwd}};
+//!
+//! let mut b = Builder::new();
+//! let out = b.io("out", [2, 3], DType::F32);
+//! let x = b.activation([2, 3], DType::F32);
+//! b.push(Fill { out: x, value: 1.0 })?;
+//! b.at("h.0.mlp.gelu");
+//! b.push(GeluFwd { out, inp: x })?;
+//! let program = b.finish()?;
+//! assert_eq!(program.nodes().len(), 2);
+//! assert_eq!(program.layout().bytes(Pool::Activations), 24);
+//! # Ok::<(), ironhorse_core::Error>(())
+//! ```
 #![forbid(unsafe_code)]
 
+mod builder;
 mod dtype;
+mod engine;
 mod error;
+pub mod op;
+pub mod planner;
+mod program;
 mod shape;
+mod slot;
 
+pub use builder::Builder;
 pub use dtype::{DType, bf16_to_f32, f32_to_bf16};
+pub use engine::{Engine, Scalars, check_host_len};
 pub use error::{Error, Result};
+pub use program::{Layout, Node, Param, Program, Section, Value, ValueKind};
 pub use shape::Shape;
+pub use slot::{ALIGN, Pool, Slot, align_up};

@@ -1,0 +1,243 @@
+//! Building a program: declare parameters, inputs and activations, push ops, finish.
+
+use crate::op::Op;
+use crate::planner::{Lifetime, place};
+use crate::program::{Layout, Node, Param, Program, Section, Value, ValueKind, flat};
+use crate::slot::align_up;
+use crate::{DType, Error, Pool, Result, Shape, Slot};
+
+/// Collects a program. Activations get virtual addresses, one after the other; [`Builder::finish`] plans them.
+#[derive(Debug)]
+pub struct Builder {
+    nodes: Vec<Node>,
+    origins: Vec<String>,
+    params: Vec<Param>,
+    values: Vec<Value>,
+    io: Vec<(String, Slot)>,
+    cache_end: usize,
+    io_end: usize,
+    activations: Vec<Slot>,
+    section: Section,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Builder {
+    /// An empty program, in its forward section.
+    pub fn new() -> Self {
+        Self {
+            nodes: Vec::new(),
+            origins: vec![String::new()],
+            params: Vec::new(),
+            values: Vec::new(),
+            io: Vec::new(),
+            cache_end: 0,
+            io_end: 0,
+            activations: Vec::new(),
+            section: Section::Forward,
+        }
+    }
+
+    /// Adds a row to the parameter table.
+    pub fn param(&mut self, name: impl Into<String>, shape: impl Into<Shape>, decay: bool) -> Slot {
+        let offset = self.params.last().map_or(0, |param| align_up(param.weight.end()));
+        let weight = Slot { pool: Pool::Params, offset, shape: shape.into(), dtype: DType::F32 };
+        self.params.push(Param { name: name.into(), decay, weight });
+        weight
+    }
+
+    /// A pool laid out like the parameters, flat. Declare all parameters first.
+    pub fn flat(&self, pool: Pool) -> Slot {
+        flat(&self.params, pool)
+    }
+
+    /// An input or result that lives for the whole step.
+    pub fn io(&mut self, name: impl Into<String>, shape: impl Into<Shape>, dtype: DType) -> Slot {
+        let slot = Slot { pool: Pool::Io, offset: self.io_end, shape: shape.into(), dtype };
+        self.io_end = align_up(slot.end());
+        self.io.push((name.into(), slot));
+        slot
+    }
+
+    /// Memory that keeps its contents from run to run.
+    pub fn cache(&mut self, shape: impl Into<Shape>, dtype: DType) -> Slot {
+        let slot = Slot { pool: Pool::Cache, offset: self.cache_end, shape: shape.into(), dtype };
+        self.cache_end = align_up(slot.end());
+        slot
+    }
+
+    /// A buffer of the step, alive from the op that first writes it to the op that last uses it.
+    pub fn activation(&mut self, shape: impl Into<Shape>, dtype: DType) -> Slot {
+        let offset = self.activations.last().map_or(0, |slot| align_up(slot.end().max(slot.offset + 1)));
+        let slot = Slot { pool: Pool::Activations, offset, shape: shape.into(), dtype };
+        self.activations.push(slot);
+        slot
+    }
+
+    /// Ops pushed from now on belong to this section. Sections come in their order.
+    pub fn section(&mut self, section: Section) {
+        self.section = section;
+    }
+
+    /// Ops pushed from now on come from this part of the model.
+    pub fn at(&mut self, origin: impl Into<String>) {
+        self.origins.push(origin.into());
+    }
+
+    /// Appends an op after checking it.
+    pub fn push(&mut self, op: impl Into<Op>) -> Result<()> {
+        let op = op.into();
+        op.check()?;
+        if self.nodes.last().is_some_and(|node| node.section > self.section) {
+            return Err(Error::Program(format!(
+                "{} pushed into {} after a later section",
+                op.name(),
+                self.section
+            )));
+        }
+        self.nodes.push(Node { op, origin: self.origins.len() - 1, section: self.section });
+        Ok(())
+    }
+
+    /// Names the activation that the last op completed.
+    pub fn name(&mut self, name: impl Into<String>, slot: Slot) {
+        self.value(name.into(), ValueKind::Activation, slot);
+    }
+
+    /// Names the gradient that the last op completed, after its activation.
+    pub fn name_grad(&mut self, name: impl Into<String>, slot: Slot) {
+        self.value(name.into(), ValueKind::Gradient, slot);
+    }
+
+    fn value(&mut self, name: String, kind: ValueKind, slot: Slot) {
+        self.values.push(Value { name, kind, slot, after: self.nodes.len().saturating_sub(1) });
+    }
+
+    /// Plans the memory and checks the whole.
+    pub fn finish(mut self) -> Result<Program> {
+        let lifetimes = self.lifetimes()?;
+        let plan = place(&lifetimes);
+        let virtual_slots = std::mem::take(&mut self.activations);
+        let mut relocate = |slot: &mut Slot| {
+            if slot.pool == Pool::Activations {
+                let i = index_of(&virtual_slots, slot);
+                slot.offset = plan.offsets[i] + (slot.offset - virtual_slots[i].offset);
+            }
+        };
+        for node in &mut self.nodes {
+            node.op.map_slots(&mut relocate);
+            node.op.check()?;
+        }
+        for value in &mut self.values {
+            relocate(&mut value.slot);
+        }
+
+        let mut sizes = [0; Pool::ALL.len()];
+        let like_params = self.flat(Pool::Params).bytes();
+        for arg in self.nodes.iter().flat_map(|node| node.op.args()) {
+            if matches!(arg.slot.pool, Pool::Grads | Pool::Moment1 | Pool::Moment2) {
+                sizes[arg.slot.pool.index()] = like_params;
+            }
+        }
+        sizes[Pool::Params.index()] = like_params;
+        sizes[Pool::Io.index()] = self.io_end;
+        sizes[Pool::Cache.index()] = self.cache_end;
+        sizes[Pool::Activations.index()] = plan.peak;
+        Ok(Program {
+            nodes: self.nodes,
+            origins: self.origins,
+            params: self.params,
+            values: self.values,
+            io: self.io,
+            layout: Layout::new(sizes),
+            activation_lower_bound: plan.lower_bound,
+        })
+    }
+
+    /// When each activation is first written and last used.
+    fn lifetimes(&self) -> Result<Vec<Lifetime>> {
+        let mut seen: Vec<Option<Lifetime>> = vec![None; self.activations.len()];
+        for (i, node) in self.nodes.iter().enumerate() {
+            for arg in node.op.args().into_iter().filter(|arg| arg.slot.pool == Pool::Activations) {
+                let at = index_of(&self.activations, &arg.slot);
+                match &mut seen[at] {
+                    Some(lifetime) => lifetime.last = i,
+                    None if arg.access.reads() => {
+                        let origin = &self.origins[node.origin];
+                        return Err(Error::Program(format!(
+                            "{} at {origin} reads `{}` before any op has written it",
+                            node.op.name(),
+                            arg.name
+                        )));
+                    }
+                    empty => {
+                        *empty = Some(Lifetime { bytes: self.activations[at].bytes(), first: i, last: i })
+                    }
+                }
+            }
+        }
+        Ok(seen.into_iter().map(|life| life.unwrap_or(Lifetime { bytes: 0, first: 0, last: 0 })).collect())
+    }
+}
+
+/// The buffer a slot lies in; slots of the activation pool always come from [`Builder::activation`].
+fn index_of(buffers: &[Slot], slot: &Slot) -> usize {
+    buffers.partition_point(|buffer| buffer.offset <= slot.offset).saturating_sub(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::{Add, Fill, GeluFwd};
+
+    #[test]
+    fn planned_programs_reuse_memory_and_keep_their_values() {
+        let mut b = Builder::new();
+        let out = b.io("out", [100], DType::F32);
+        let [x, y, z] = [(); 3].map(|()| b.activation([100], DType::F32));
+        b.push(Fill { out: x, value: 1.0 }).unwrap();
+        b.push(GeluFwd { out: y, inp: x }).unwrap();
+        b.at("z");
+        b.push(GeluFwd { out: z, inp: y }).unwrap();
+        b.name("z", z);
+        b.push(Add { out, a: z, b: z }).unwrap();
+        let program = b.finish().unwrap();
+        assert_eq!(
+            program.layout().bytes(Pool::Activations),
+            448 + 400,
+            "two of three buffers live at a time"
+        );
+        assert_eq!(program.layout().bytes(Pool::Grads), 0);
+        assert_eq!(program.values()[0].after, 2);
+        assert_eq!(program.origin(&program.nodes()[2]), "z");
+        assert_eq!(program.range(Section::Forward), 0..4);
+        assert_eq!(program.range(Section::Update), 4..4);
+    }
+
+    #[test]
+    fn reading_before_writing_is_refused() {
+        let mut b = Builder::new();
+        let [x, y] = [(); 2].map(|()| b.activation([4], DType::F32));
+        b.at("h.0");
+        b.push(GeluFwd { out: y, inp: x }).unwrap();
+        let error = b.finish().unwrap_err().to_string();
+        assert_eq!(error, "program: gelu_fwd at h.0 reads `inp` before any op has written it");
+    }
+
+    #[test]
+    fn wrong_shapes_and_shared_memory_are_refused_with_names() {
+        let mut b = Builder::new();
+        let x = b.activation([4], DType::F32);
+        let y = b.activation([5], DType::F32);
+        let error = b.push(GeluFwd { out: y, inp: x }).unwrap_err().to_string();
+        assert_eq!(error, "gelu_fwd: `inp` has 4 elements, expected 5");
+        let tail = Slot { offset: x.offset + 4, shape: Shape::new([3]), ..x };
+        let head = Slot { shape: Shape::new([3]), ..x };
+        let error = b.push(GeluFwd { out: tail, inp: head }).unwrap_err().to_string();
+        assert_eq!(error, "gelu_fwd: `out` and `inp` share memory");
+    }
+}

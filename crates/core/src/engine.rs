@@ -1,0 +1,97 @@
+//! The engine trait: what runs a program.
+
+use crate::{Error, Layout, Program, Result, Section, Slot};
+use std::ops::Range;
+
+/// The numbers that change from step to step. A captured CUDA graph reads them from device memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scalars {
+    /// Optimizer step, from 1.
+    pub step: u32,
+    /// Index of the micro-step within the step, from 0: decides whether gradients are written or added to.
+    pub micro_step: u32,
+    /// Multiplies each row's loss and gradient: 1/(B·T·micro-steps) makes the mean.
+    pub loss_scale: f32,
+    /// Learning rate.
+    pub lr: f32,
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Keeps the update finite where the second moment is 0.
+    pub eps: f32,
+    /// Decoupled weight decay.
+    pub weight_decay: f32,
+    /// Largest global gradient norm; 0 leaves gradients as they are.
+    pub grad_clip: f32,
+    /// First position of the tokens given, when decoding with a cache.
+    pub position: u32,
+}
+
+impl Default for Scalars {
+    /// PyTorch's AdamW defaults, no decay, no clipping.
+    fn default() -> Self {
+        Self {
+            step: 1,
+            micro_step: 0,
+            loss_scale: 1.0,
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.0,
+            grad_clip: 0.0,
+            position: 0,
+        }
+    }
+}
+
+/// Runs programs over memory it owns. Object-safe: models and training never name an engine.
+pub trait Engine: Send {
+    /// "cpu", "cuda:0", ...
+    fn name(&self) -> &str;
+
+    /// Makes every pool at least as large as the layout asks. New memory is zero; what was there stays.
+    fn reserve(&mut self, layout: &Layout) -> Result<()>;
+
+    /// Bytes held for pools now.
+    fn allocated(&self) -> usize;
+
+    /// Copies into a slot, converting to its element type.
+    fn write_f32(&mut self, slot: Slot, data: &[f32]) -> Result<()>;
+
+    /// Copies out of a slot, converting from its element type.
+    fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> Result<()>;
+
+    /// Copies integers into an i32 slot.
+    fn write_i32(&mut self, slot: Slot, data: &[i32]) -> Result<()>;
+
+    /// Copies integers out of an i32 slot.
+    fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> Result<()>;
+
+    /// Runs the ops of this index range. May return before they are done; reads wait for them.
+    fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()>;
+
+    /// Waits until everything asked for is done.
+    fn synchronize(&mut self) -> Result<()>;
+
+    /// Runs one section.
+    fn run_section(&mut self, program: &Program, section: Section, scalars: &Scalars) -> Result<()> {
+        self.run(program, program.range(section), scalars)
+    }
+
+    /// Reads a slot of one f32.
+    fn read_scalar(&mut self, slot: Slot) -> Result<f32> {
+        let mut value = [0.0];
+        self.read_f32(slot, &mut value)?;
+        Ok(value[0])
+    }
+}
+
+/// The refusal both engines give when a host buffer does not fit a slot.
+pub fn check_host_len(slot: &Slot, len: usize) -> Result<()> {
+    if slot.numel() == len {
+        return Ok(());
+    }
+    Err(Error::Input(format!("a buffer of {len} elements does not fit a slot of {}", slot.shape)))
+}

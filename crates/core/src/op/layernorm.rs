@@ -1,0 +1,208 @@
+//! Layer normalisation over the last dimension, alone and fused with the residual add before it.
+
+use super::spec::{Accum, Checker, OpSpec, slots};
+use super::{Add, Op};
+use crate::{Result, Slot};
+
+/// `out = (inp - mean) * rstd * weight + bias` per row of C; keeps `mean` and `rstd`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerNormFwd {
+    /// (..,C)
+    pub out: Slot,
+    /// (rows) f32
+    pub mean: Slot,
+    /// (rows) f32, `1 / sqrt(var + eps)`
+    pub rstd: Slot,
+    /// (..,C)
+    pub inp: Slot,
+    /// (C)
+    pub weight: Slot,
+    /// (C)
+    pub bias: Slot,
+    /// Added to the variance.
+    pub eps: f32,
+}
+
+impl OpSpec for LayerNormFwd {
+    const NAME: &'static str = "layernorm_fwd";
+    slots!(Write out, Write mean, Write rstd, Read inp, Read weight, Read bias);
+
+    fn check(&self) -> Result<()> {
+        let c = Checker(Self::NAME);
+        check_affine(&c, &self.inp, &self.weight, &self.bias)?;
+        c.same_float(&[("out", &self.out), ("inp", &self.inp)])?;
+        c.shape("out", &self.out, self.inp.shape)?;
+        check_stats(&c, &self.inp, &self.mean, &self.rstd)
+    }
+
+    fn flops(&self) -> u64 {
+        8 * self.inp.numel() as u64
+    }
+}
+
+/// `residual = a + b`, then [`LayerNormFwd`] of it: one pass over memory instead of two.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ResidualLayerNormFwd {
+    /// (..,C), the new residual stream
+    pub residual: Slot,
+    /// (..,C)
+    pub out: Slot,
+    /// (rows) f32
+    pub mean: Slot,
+    /// (rows) f32
+    pub rstd: Slot,
+    /// (..,C), the residual stream before
+    pub a: Slot,
+    /// (..,C), what the block adds
+    pub b: Slot,
+    /// (C)
+    pub weight: Slot,
+    /// (C)
+    pub bias: Slot,
+    /// Added to the variance.
+    pub eps: f32,
+}
+
+impl OpSpec for ResidualLayerNormFwd {
+    const NAME: &'static str = "residual_layernorm_fwd";
+    slots!(Write residual, Write out, Write mean, Write rstd, Read a, Read b, Read weight, Read bias);
+
+    fn check(&self) -> Result<()> {
+        let c = Checker(Self::NAME);
+        check_affine(&c, &self.a, &self.weight, &self.bias)?;
+        let same = [("a", &self.a), ("b", &self.b), ("residual", &self.residual), ("out", &self.out)];
+        c.same_float(&same)?;
+        same.iter().try_for_each(|(name, slot)| c.shape(name, slot, self.a.shape))?;
+        check_stats(&c, &self.a, &self.mean, &self.rstd)
+    }
+
+    fn flops(&self) -> u64 {
+        9 * self.a.numel() as u64
+    }
+
+    /// The sum may replace either term.
+    fn in_place(&self) -> &'static [(&'static str, &'static str)] {
+        &[("residual", "a"), ("residual", "b")]
+    }
+}
+
+impl ResidualLayerNormFwd {
+    pub(super) fn expand(&self) -> Vec<Op> {
+        let Self { residual, out, mean, rstd, a, b, weight, bias, eps } = *self;
+        vec![
+            Add { out: residual, a, b }.into(),
+            LayerNormFwd { out, mean, rstd, inp: residual, weight, bias, eps }.into(),
+        ]
+    }
+}
+
+/// [`LayerNormFwd`] again from the saved statistics: bit for bit the same `out`, for recomputation in the backward.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerNormApply {
+    /// (..,C)
+    pub out: Slot,
+    /// (..,C)
+    pub inp: Slot,
+    /// (rows) f32
+    pub mean: Slot,
+    /// (rows) f32
+    pub rstd: Slot,
+    /// (C)
+    pub weight: Slot,
+    /// (C)
+    pub bias: Slot,
+}
+
+impl OpSpec for LayerNormApply {
+    const NAME: &'static str = "layernorm_apply";
+    slots!(Write out, Read inp, Read mean, Read rstd, Read weight, Read bias);
+
+    fn check(&self) -> Result<()> {
+        let c = Checker(Self::NAME);
+        check_affine(&c, &self.inp, &self.weight, &self.bias)?;
+        c.same_float(&[("out", &self.out), ("inp", &self.inp)])?;
+        c.shape("out", &self.out, self.inp.shape)?;
+        check_stats(&c, &self.inp, &self.mean, &self.rstd)
+    }
+
+    fn flops(&self) -> u64 {
+        4 * self.inp.numel() as u64
+    }
+}
+
+/// Gradients of [`LayerNormFwd`]. With `x̂ = (inp - mean)·rstd` and `g = d_out·weight`, per row:
+/// `d_inp (+)= rstd·(g - mean(g) - x̂·mean(g·x̂))`, and over all rows `d_weight (+)= Σ d_out·x̂`, `d_bias (+)= Σ d_out`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerNormBwd {
+    /// (..,C); the residual stream's gradient is added to, any other is written
+    pub d_inp: Slot,
+    /// (C)
+    pub d_weight: Slot,
+    /// (C)
+    pub d_bias: Slot,
+    /// (..,C)
+    pub d_out: Slot,
+    /// (..,C), the input of the forward
+    pub inp: Slot,
+    /// (rows) f32
+    pub mean: Slot,
+    /// (rows) f32
+    pub rstd: Slot,
+    /// (C)
+    pub weight: Slot,
+    /// How `d_inp` treats what was there.
+    pub accum_inp: Accum,
+    /// How `d_weight` and `d_bias` treat what was there.
+    pub accum: Accum,
+}
+
+impl OpSpec for LayerNormBwd {
+    const NAME: &'static str = "layernorm_bwd";
+
+    fn visit(&mut self, f: &mut dyn FnMut(&'static str, super::Access, &mut Slot)) {
+        use super::Access::{Read, Update, Write};
+        f("d_inp", if self.accum_inp == Accum::Write { Write } else { Update }, &mut self.d_inp);
+        f("d_weight", Update, &mut self.d_weight);
+        f("d_bias", Update, &mut self.d_bias);
+        f("d_out", Read, &mut self.d_out);
+        f("inp", Read, &mut self.inp);
+        f("mean", Read, &mut self.mean);
+        f("rstd", Read, &mut self.rstd);
+        f("weight", Read, &mut self.weight);
+    }
+
+    fn check(&self) -> Result<()> {
+        let c = Checker(Self::NAME);
+        check_affine(&c, &self.inp, &self.weight, &self.weight)?;
+        c.same_float(&[("inp", &self.inp), ("d_inp", &self.d_inp), ("d_out", &self.d_out)])?;
+        c.shape("d_inp", &self.d_inp, self.inp.shape)?;
+        c.shape("d_out", &self.d_out, self.inp.shape)?;
+        c.shape("d_weight", &self.d_weight, self.weight.shape)?;
+        c.shape("d_bias", &self.d_bias, self.weight.shape)?;
+        check_stats(&c, &self.inp, &self.mean, &self.rstd)
+    }
+
+    fn flops(&self) -> u64 {
+        16 * self.inp.numel() as u64
+    }
+
+    fn in_place(&self) -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
+}
+
+fn check_affine(c: &Checker, inp: &Slot, weight: &Slot, bias: &Slot) -> Result<()> {
+    let width = inp.shape.cols();
+    if width == 0 {
+        return c.fail("the last dimension is 0: nothing to normalise over".into());
+    }
+    c.same_float(&[("weight", weight), ("bias", bias)])?;
+    c.shape("weight", weight, [width])?;
+    c.shape("bias", bias, [width])
+}
+
+fn check_stats(c: &Checker, inp: &Slot, mean: &Slot, rstd: &Slot) -> Result<()> {
+    c.all_f32(&[("mean", mean), ("rstd", rstd)])?;
+    c.numel("mean", mean, inp.shape.rows())?;
+    c.numel("rstd", rstd, inp.shape.rows())
+}

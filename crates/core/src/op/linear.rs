@@ -1,0 +1,148 @@
+//! Linear layers: forward with bias and optional GELU, and the two gradients.
+
+use super::spec::{Accum, Checker, OpSpec, slots};
+use super::{GeluBwd, GeluFwd, Op};
+use crate::{Result, Slot};
+
+/// `out = inp · weightᵀ + bias`; with `pre` given, `pre` gets that and `out = gelu(pre)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinearFwd {
+    /// (..,OC)
+    pub out: Slot,
+    /// (..,OC), the value before GELU; its presence asks for GELU
+    pub pre: Option<Slot>,
+    /// (..,C)
+    pub inp: Slot,
+    /// (OC,C)
+    pub weight: Slot,
+    /// (OC)
+    pub bias: Option<Slot>,
+}
+
+impl OpSpec for LinearFwd {
+    const NAME: &'static str = "linear_fwd";
+    slots!(Write out, Write pre, Read inp, Read weight, Read bias);
+
+    fn check(&self) -> Result<()> {
+        let c = Checker(Self::NAME);
+        let (rows, oc) = check_product(&c, ("out", &self.out), ("inp", &self.inp), ("weight", &self.weight))?;
+        if let Some(pre) = &self.pre {
+            c.matrix("pre", pre, rows, oc)?;
+            c.same_float(&[("out", &self.out), ("pre", pre)])?;
+        }
+        if let Some(bias) = &self.bias {
+            c.shape("bias", bias, [oc])?;
+            c.same_float(&[("weight", &self.weight), ("bias", bias)])?;
+        }
+        Ok(())
+    }
+
+    fn flops(&self) -> u64 {
+        product_flops(&self.out, self.inp.shape.cols())
+    }
+}
+
+impl LinearFwd {
+    pub(super) fn expand(&self) -> Option<Vec<Op>> {
+        let pre = self.pre?;
+        Some(vec![Self { out: pre, pre: None, ..*self }.into(), GeluFwd { out: self.out, inp: pre }.into()])
+    }
+}
+
+/// `d_inp = d_out · weight`; with `gelu_pre` given, also `· gelu'(gelu_pre)`: the input was `gelu(gelu_pre)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinearBwdInput {
+    /// (..,C)
+    pub d_inp: Slot,
+    /// (..,OC)
+    pub d_out: Slot,
+    /// (OC,C)
+    pub weight: Slot,
+    /// (..,C)
+    pub gelu_pre: Option<Slot>,
+}
+
+impl OpSpec for LinearBwdInput {
+    const NAME: &'static str = "linear_bwd_input";
+    slots!(Write d_inp, Read d_out, Read weight, Read gelu_pre);
+
+    fn check(&self) -> Result<()> {
+        let c = Checker(Self::NAME);
+        check_product(&c, ("d_out", &self.d_out), ("d_inp", &self.d_inp), ("weight", &self.weight))?;
+        if let Some(pre) = &self.gelu_pre {
+            c.matrix("gelu_pre", pre, self.d_inp.shape.rows(), self.d_inp.shape.cols())?;
+            c.same_float(&[("d_inp", &self.d_inp), ("gelu_pre", pre)])?;
+        }
+        Ok(())
+    }
+
+    fn flops(&self) -> u64 {
+        product_flops(&self.d_out, self.d_inp.shape.cols())
+    }
+}
+
+impl LinearBwdInput {
+    pub(super) fn expand(&self) -> Option<Vec<Op>> {
+        let inp = self.gelu_pre?;
+        Some(vec![
+            Self { gelu_pre: None, ..*self }.into(),
+            GeluBwd { d_inp: self.d_inp, d_out: self.d_inp, inp }.into(),
+        ])
+    }
+}
+
+/// `d_weight (+)= d_outᵀ · inp` and `d_bias (+)= Σ_rows d_out`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinearBwdWeight {
+    /// (OC,C)
+    pub d_weight: Slot,
+    /// (OC)
+    pub d_bias: Option<Slot>,
+    /// (..,OC)
+    pub d_out: Slot,
+    /// (..,C)
+    pub inp: Slot,
+    /// How both gradients treat what was there.
+    pub accum: Accum,
+}
+
+impl OpSpec for LinearBwdWeight {
+    const NAME: &'static str = "linear_bwd_weight";
+    slots!(Update d_weight, Update d_bias, Read d_out, Read inp);
+
+    fn check(&self) -> Result<()> {
+        let c = Checker(Self::NAME);
+        let (_, oc) =
+            check_product(&c, ("d_out", &self.d_out), ("inp", &self.inp), ("d_weight", &self.d_weight))?;
+        if let Some(d_bias) = &self.d_bias {
+            c.shape("d_bias", d_bias, [oc])?;
+        }
+        Ok(())
+    }
+
+    fn flops(&self) -> u64 {
+        product_flops(&self.d_out, self.inp.shape.cols())
+    }
+
+    fn bytes(&self) -> Option<u64> {
+        let read = self.d_out.bytes() + self.inp.bytes();
+        let passes = if self.accum == Accum::Add { 2 } else { 1 };
+        Some((read + passes * self.d_weight.bytes()) as u64)
+    }
+}
+
+type Named<'a> = (&'a str, &'a Slot);
+
+/// `out` (rows,OC) = `inp` (rows,C) · `weight` (OC,C)ᵀ; returns (rows, OC).
+fn check_product(c: &Checker, out: Named, inp: Named, weight: Named) -> Result<(usize, usize)> {
+    c.same_float(&[out, inp, weight])?;
+    let (rows, ic) = (inp.1.shape.rows(), inp.1.shape.cols());
+    let oc = weight.1.shape.rows();
+    c.matrix(weight.0, weight.1, oc, ic)?;
+    c.matrix(out.0, out.1, rows, oc)?;
+    Ok((rows, oc))
+}
+
+fn product_flops(out: &Slot, inner: usize) -> u64 {
+    2 * out.numel() as u64 * inner as u64
+}

@@ -1,0 +1,76 @@
+//! Softmax cross-entropy, forward and gradient in one visit of each row, and the mean over rows.
+
+use super::spec::{Accum, Checker, OpSpec, slots};
+use crate::{DType, Result, Slot};
+
+/// `losses = logsumexp(logits) - logits[target]` per row over the first `vocab` columns. With `grad`, the same visit
+/// turns `logits` into `d_logits = (softmax - onehot)·loss_scale`; padding columns become 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CrossEntropy {
+    /// (B,T) f32
+    pub losses: Slot,
+    /// (B,T,Vp), becomes its gradient when `grad`
+    pub logits: Slot,
+    /// (B,T) i32
+    pub targets: Slot,
+    /// V, the columns that count
+    pub vocab: usize,
+    /// Whether to leave the gradient in `logits`.
+    pub grad: bool,
+}
+
+impl OpSpec for CrossEntropy {
+    const NAME: &'static str = "cross_entropy";
+
+    fn visit(&mut self, f: &mut dyn FnMut(&'static str, super::Access, &mut Slot)) {
+        use super::Access::{Read, Update, Write};
+        f("losses", Write, &mut self.losses);
+        f("logits", if self.grad { Update } else { Read }, &mut self.logits);
+        f("targets", Read, &mut self.targets);
+    }
+
+    fn check(&self) -> Result<()> {
+        let c = Checker(Self::NAME);
+        c.dtype("targets", &self.targets, DType::I32)?;
+        c.all_f32(&[("losses", &self.losses)])?;
+        c.same_float(&[("logits", &self.logits)])?;
+        let rows = self.targets.numel();
+        c.numel("losses", &self.losses, rows)?;
+        c.matrix("logits", &self.logits, rows, self.logits.shape.cols())?;
+        if self.vocab == 0 || self.vocab > self.logits.shape.cols() {
+            let cols = self.logits.shape.cols();
+            return c.fail(format!("`vocab` is {}, but `logits` has {cols} columns", self.vocab));
+        }
+        Ok(())
+    }
+
+    fn flops(&self) -> u64 {
+        (if self.grad { 8 } else { 5 }) * self.logits.numel() as u64
+    }
+}
+
+/// `loss (+)= loss_scale · Σ losses`: with `loss_scale = 1/(rows·micro-steps)` the mean over the whole step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossMean {
+    /// one f32
+    pub loss: Slot,
+    /// (B,T) f32
+    pub losses: Slot,
+    /// How `loss` treats what was there.
+    pub accum: Accum,
+}
+
+impl OpSpec for LossMean {
+    const NAME: &'static str = "loss_mean";
+    slots!(Update loss, Read losses);
+
+    fn check(&self) -> Result<()> {
+        let c = Checker(Self::NAME);
+        c.all_f32(&[("loss", &self.loss), ("losses", &self.losses)])?;
+        c.numel("loss", &self.loss, 1)
+    }
+
+    fn flops(&self) -> u64 {
+        self.losses.numel() as u64
+    }
+}

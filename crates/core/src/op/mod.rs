@@ -1,0 +1,141 @@
+//! The ops: `Copy` structs of slots and numbers, one file per family.
+//!
+//! Each op knows how its slots must fit together ([`Op::check`]), what it reads and writes ([`Op::args`]), and the
+//! least work it must do ([`Op::flops`], [`Op::bytes`]). Engines match on the enum; both call `check` through the
+//! builder, so both refuse the same things with the same words.
+
+mod attention;
+mod elementwise;
+mod embedding;
+mod layernorm;
+mod linear;
+mod loss;
+mod memory;
+mod optimizer;
+mod spec;
+
+pub use attention::{AttentionBwd, AttentionCached, AttentionFwd};
+pub use elementwise::{Add, GeluBwd, GeluFwd};
+pub use embedding::{EmbeddingBwd, EmbeddingFwd};
+pub use layernorm::{LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd};
+pub use linear::{LinearBwdInput, LinearBwdWeight, LinearFwd};
+pub use loss::{CrossEntropy, LossMean};
+pub use memory::{CopySlot, Fill};
+pub use optimizer::{AdamW, GradNorm};
+pub use spec::{Access, Accum, Arg, OpSpec};
+
+use crate::{Result, Slot};
+
+macro_rules! ops {
+    ($($name:ident),* $(,)?) => {
+        /// One step of a program.
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        #[allow(missing_docs)] // each variant carries the struct of the same name, documented there
+        pub enum Op {
+            $($name($name),)*
+        }
+
+        $(impl From<$name> for Op {
+            fn from(op: $name) -> Self {
+                Self::$name(op)
+            }
+        })*
+
+        impl Op {
+            /// Every op's name, in the order of the enum.
+            pub const NAMES: &'static [&'static str] = &[$($name::NAME,)*];
+
+            fn spec(&self) -> &dyn spec::DynSpec {
+                match self {
+                    $(Self::$name(op) => op,)*
+                }
+            }
+
+            fn spec_mut(&mut self) -> &mut dyn spec::DynSpec {
+                match self {
+                    $(Self::$name(op) => op,)*
+                }
+            }
+        }
+    };
+}
+
+ops!(
+    EmbeddingFwd,
+    EmbeddingBwd,
+    LayerNormFwd,
+    ResidualLayerNormFwd,
+    LayerNormApply,
+    LayerNormBwd,
+    LinearFwd,
+    LinearBwdInput,
+    LinearBwdWeight,
+    GeluFwd,
+    GeluBwd,
+    Add,
+    AttentionFwd,
+    AttentionBwd,
+    AttentionCached,
+    CrossEntropy,
+    LossMean,
+    GradNorm,
+    AdamW,
+    Fill,
+    CopySlot,
+);
+
+impl Op {
+    /// The op's name: the same stem in Rust, CUDA, Python and tests.
+    pub fn name(&self) -> &'static str {
+        self.spec().name()
+    }
+
+    /// Its slots with their names and how they are used, in declaration order.
+    pub fn args(&self) -> Vec<Arg> {
+        let mut args = Vec::new();
+        let mut copy = *self;
+        copy.spec_mut().visit_dyn(&mut |name, access, slot| args.push(Arg { name, access, slot: *slot }));
+        args
+    }
+
+    /// The slots it reads.
+    pub fn reads(&self) -> impl Iterator<Item = Slot> {
+        self.args().into_iter().filter(|arg| arg.access.reads()).map(|arg| arg.slot)
+    }
+
+    /// The slots it writes.
+    pub fn writes(&self) -> impl Iterator<Item = Slot> {
+        self.args().into_iter().filter(|arg| arg.access.writes()).map(|arg| arg.slot)
+    }
+
+    /// Changes every slot in place; the planner moves programs this way.
+    pub fn map_slots(&mut self, f: &mut dyn FnMut(&mut Slot)) {
+        self.spec_mut().visit_dyn(&mut |_, _, slot| f(slot));
+    }
+
+    /// Checks shapes, element types and aliasing.
+    pub fn check(&self) -> Result<()> {
+        self.spec().check_dyn()?;
+        spec::check_aliasing(self)
+    }
+
+    /// Floating-point operations (a multiply-add is two).
+    pub fn flops(&self) -> u64 {
+        self.spec().flops_dyn()
+    }
+
+    /// The least bytes it must move: each slot read once and written once.
+    pub fn bytes(&self) -> u64 {
+        self.spec().bytes_dyn().unwrap_or_else(|| self.args().iter().map(Arg::traffic).sum())
+    }
+
+    /// A fused op written out in smaller ones; `None` for an op that is not fused.
+    pub fn expand(&self) -> Option<Vec<Self>> {
+        match self {
+            Self::ResidualLayerNormFwd(op) => Some(op.expand()),
+            Self::LinearFwd(op) => op.expand(),
+            Self::LinearBwdInput(op) => op.expand(),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! What every op must say about itself, and the checks they share.
+
+use super::Op;
+use crate::{DType, Error, Result, Shape, Slot};
+
+/// How an op uses a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Only read.
+    Read,
+    /// Overwritten without being read.
+    Write,
+    /// Read and written: accumulated into, or changed in place.
+    Update,
+}
+
+impl Access {
+    /// Whether the old contents matter.
+    pub fn reads(self) -> bool {
+        self != Self::Write
+    }
+
+    /// Whether the contents change.
+    pub fn writes(self) -> bool {
+        self != Self::Read
+    }
+}
+
+/// One slot of an op.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Arg {
+    /// The field's name.
+    pub name: &'static str,
+    /// How it is used.
+    pub access: Access,
+    /// Where it lives.
+    pub slot: Slot,
+}
+
+impl Arg {
+    /// Bytes this argument moves at the least.
+    pub(super) fn traffic(&self) -> u64 {
+        let once = self.slot.bytes() as u64;
+        if self.access == Access::Update { 2 * once } else { once }
+    }
+}
+
+/// What happens to the old contents of a gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accum {
+    /// Overwrite.
+    Write,
+    /// Add.
+    Add,
+    /// Overwrite in the first micro-step of an optimizer step, add in the later ones. This is what spares a pass that
+    /// zeroes all gradients.
+    FirstWrites,
+}
+
+impl Accum {
+    /// Whether this run adds, given the index of the micro-step.
+    pub fn adds(self, micro_step: u32) -> bool {
+        match self {
+            Self::Write => false,
+            Self::Add => true,
+            Self::FirstWrites => micro_step > 0,
+        }
+    }
+}
+
+/// What an op says about itself.
+pub trait OpSpec: Copy {
+    /// Its name.
+    const NAME: &'static str;
+    /// Calls `f` for every slot with its name and use.
+    fn visit(&mut self, f: &mut dyn FnMut(&'static str, Access, &mut Slot));
+    /// Shapes and element types.
+    fn check(&self) -> Result<()>;
+    /// Floating-point operations.
+    fn flops(&self) -> u64;
+    /// Least bytes moved, where it is not simply every slot once.
+    fn bytes(&self) -> Option<u64> {
+        None
+    }
+    /// Pairs of fields that may share memory exactly (the op works in place).
+    fn in_place(&self) -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
+}
+
+/// Object-safe face of [`OpSpec`].
+pub(super) trait DynSpec {
+    fn name(&self) -> &'static str;
+    fn visit_dyn(&mut self, f: &mut dyn FnMut(&'static str, Access, &mut Slot));
+    fn check_dyn(&self) -> Result<()>;
+    fn flops_dyn(&self) -> u64;
+    fn bytes_dyn(&self) -> Option<u64>;
+    fn in_place_dyn(&self) -> &'static [(&'static str, &'static str)];
+}
+
+impl<T: OpSpec> DynSpec for T {
+    fn name(&self) -> &'static str {
+        T::NAME
+    }
+    fn visit_dyn(&mut self, f: &mut dyn FnMut(&'static str, Access, &mut Slot)) {
+        self.visit(f);
+    }
+    fn check_dyn(&self) -> Result<()> {
+        self.check()
+    }
+    fn flops_dyn(&self) -> u64 {
+        self.flops()
+    }
+    fn bytes_dyn(&self) -> Option<u64> {
+        self.bytes()
+    }
+    fn in_place_dyn(&self) -> &'static [(&'static str, &'static str)] {
+        self.in_place()
+    }
+}
+
+/// A field that holds a slot, or may hold one.
+pub(super) trait SlotField {
+    fn slot_mut(&mut self) -> Option<&mut Slot>;
+}
+
+impl SlotField for Slot {
+    fn slot_mut(&mut self) -> Option<&mut Slot> {
+        Some(self)
+    }
+}
+
+impl SlotField for Option<Slot> {
+    fn slot_mut(&mut self) -> Option<&mut Slot> {
+        self.as_mut()
+    }
+}
+
+/// Writes the `visit` method of an [`OpSpec`] from a list of `Access field`.
+macro_rules! slots {
+    ($($access:ident $field:ident),* $(,)?) => {
+        fn visit(
+            &mut self,
+            f: &mut dyn FnMut(&'static str, $crate::op::Access, &mut $crate::Slot),
+        ) {
+            $(if let Some(slot) = $crate::op::spec::SlotField::slot_mut(&mut self.$field) {
+                f(stringify!($field), $crate::op::Access::$access, slot);
+            })*
+        }
+    };
+}
+pub(super) use slots;
+
+/// No written slot may share memory with another slot of the op, unless the op works in place there.
+pub(super) fn check_aliasing(op: &Op) -> Result<()> {
+    let args = op.args();
+    let in_place = op.spec().in_place_dyn();
+    for (i, a) in args.iter().enumerate() {
+        for b in &args[i + 1..] {
+            if !(a.access.writes() || b.access.writes()) || !a.slot.overlaps(&b.slot) {
+                continue;
+            }
+            let allowed =
+                in_place.iter().any(|&(x, y)| (x, y) == (a.name, b.name) || (y, x) == (a.name, b.name));
+            if !(allowed && a.slot.offset == b.slot.offset && a.slot.bytes() == b.slot.bytes()) {
+                return Err(Error::Op {
+                    op: op.name(),
+                    what: format!("`{}` and `{}` share memory", a.name, b.name),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks slots of one op and words the refusal.
+pub(super) struct Checker(pub &'static str);
+
+impl Checker {
+    pub fn fail(&self, what: String) -> Result<()> {
+        Err(Error::Op { op: self.0, what })
+    }
+
+    /// `slot` has exactly this shape.
+    pub fn shape(&self, name: &str, slot: &Slot, expected: impl Into<Shape>) -> Result<()> {
+        let expected = expected.into();
+        if slot.shape == expected {
+            return Ok(());
+        }
+        self.fail(format!("`{name}` is {}, expected {expected}", slot.shape))
+    }
+
+    /// `slot` has this many elements, whatever its shape.
+    pub fn numel(&self, name: &str, slot: &Slot, expected: usize) -> Result<()> {
+        if slot.numel() == expected {
+            return Ok(());
+        }
+        self.fail(format!("`{name}` has {} elements, expected {expected}", slot.numel()))
+    }
+
+    /// `slot` seen as a matrix has this many rows and columns.
+    pub fn matrix(&self, name: &str, slot: &Slot, rows: usize, cols: usize) -> Result<()> {
+        if slot.shape.rows() == rows && slot.shape.cols() == cols {
+            return Ok(());
+        }
+        self.fail(format!("`{name}` is {}, expected {rows} rows of {cols}", slot.shape))
+    }
+
+    /// `slot` has this element type.
+    pub fn dtype(&self, name: &str, slot: &Slot, expected: DType) -> Result<()> {
+        if slot.dtype == expected {
+            return Ok(());
+        }
+        self.fail(format!("`{name}` is {}, expected {expected}", slot.dtype))
+    }
+
+    /// All these are f32.
+    pub fn all_f32(&self, slots: &[(&str, &Slot)]) -> Result<()> {
+        slots.iter().try_for_each(|(name, slot)| self.dtype(name, slot, DType::F32))
+    }
+
+    /// All these share the float type of the first.
+    pub fn same_float(&self, slots: &[(&str, &Slot)]) -> Result<()> {
+        let Some(((first, reference), rest)) = slots.split_first() else { return Ok(()) };
+        if !matches!(reference.dtype, DType::F32 | DType::BF16) {
+            return self.fail(format!("`{first}` is {}, expected f32 or bf16", reference.dtype));
+        }
+        rest.iter().try_for_each(|(name, slot)| self.dtype(name, slot, reference.dtype))
+    }
+}

@@ -1,0 +1,205 @@
+//! Programs: the ops of a step in order, with everything needed to run, check and explain them.
+
+use crate::op::Op;
+use crate::{DType, Pool, Shape, Slot};
+use std::fmt;
+use std::ops::Range;
+
+/// The parts of a training step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Section {
+    /// From tokens to the loss.
+    Forward,
+    /// From the loss to every gradient.
+    Backward,
+    /// Gradient norm and optimizer.
+    Update,
+}
+
+impl Section {
+    /// All sections in execution order.
+    pub const ALL: [Self; 3] = [Self::Forward, Self::Backward, Self::Update];
+
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Update => "update",
+        }
+    }
+}
+
+impl fmt::Display for Section {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// An op in its place.
+#[derive(Clone, Copy, Debug)]
+pub struct Node {
+    /// What to do.
+    pub op: Op,
+    /// Index into the program's origins: the part of the model it comes from.
+    pub(crate) origin: usize,
+    /// The part of the step it belongs to.
+    pub section: Section,
+}
+
+/// A row of the parameter table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Param {
+    /// Its name, as in the model's files.
+    pub name: String,
+    /// Whether weight decay applies.
+    pub decay: bool,
+    /// The weights.
+    pub weight: Slot,
+}
+
+impl Param {
+    /// The gradient: the same place in the gradient pool.
+    pub fn grad(&self) -> Slot {
+        self.in_pool(Pool::Grads)
+    }
+
+    /// The same place in another pool that is laid out like the parameters.
+    pub fn in_pool(&self, pool: Pool) -> Slot {
+        Slot { pool, ..self.weight }
+    }
+
+    /// Its dimensions.
+    pub fn shape(&self) -> Shape {
+        self.weight.shape
+    }
+}
+
+/// What a named value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ValueKind {
+    /// An activation of the forward.
+    Activation,
+    /// The gradient of the loss with respect to the activation of that name.
+    Gradient,
+}
+
+/// A slot with a name, valid right after the op that completes it (later ops may reuse the memory).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// Its name: the origin in the model.
+    pub name: String,
+    /// Activation or gradient.
+    pub kind: ValueKind,
+    /// Where it is.
+    pub slot: Slot,
+    /// Index of the op after which it holds.
+    pub after: usize,
+}
+
+/// Bytes of each pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Layout {
+    sizes: [usize; Pool::ALL.len()],
+}
+
+impl Layout {
+    pub(crate) fn new(sizes: [usize; Pool::ALL.len()]) -> Self {
+        Self { sizes }
+    }
+
+    /// Bytes one pool needs.
+    pub fn bytes(&self, pool: Pool) -> usize {
+        self.sizes[pool.index()]
+    }
+
+    /// Bytes of all pools together: what an engine allocates for the program, exactly.
+    pub fn total(&self) -> usize {
+        self.sizes.iter().sum()
+    }
+
+    /// The least layout that holds either program; they share parameters.
+    pub fn union(&self, other: &Self) -> Self {
+        let mut sizes = self.sizes;
+        for (size, &more) in sizes.iter_mut().zip(&other.sizes) {
+            *size = (*size).max(more);
+        }
+        Self { sizes }
+    }
+}
+
+/// A planned program, ready for an engine.
+#[derive(Clone, Debug)]
+pub struct Program {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) origins: Vec<String>,
+    pub(crate) params: Vec<Param>,
+    pub(crate) values: Vec<Value>,
+    pub(crate) io: Vec<(String, Slot)>,
+    pub(crate) layout: Layout,
+    pub(crate) activation_lower_bound: usize,
+}
+
+impl Program {
+    /// The ops in execution order.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// Which part of the model an op comes from.
+    pub fn origin(&self, node: &Node) -> &str {
+        self.origins.get(node.origin).map_or("", String::as_str)
+    }
+
+    /// The parameter table, in model order.
+    pub fn params(&self) -> &[Param] {
+        &self.params
+    }
+
+    /// Named activations and their gradients, in execution order.
+    pub fn values(&self) -> &[Value] {
+        &self.values
+    }
+
+    /// An input or result by name.
+    pub fn io(&self, name: &str) -> Option<Slot> {
+        self.io.iter().find(|(n, _)| n == name).map(|&(_, slot)| slot)
+    }
+
+    /// Bytes of each pool.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The most activation bytes alive at any one op: what a perfect planner would need.
+    pub fn activation_lower_bound(&self) -> usize {
+        self.activation_lower_bound
+    }
+
+    /// The op indices of a section; empty when the program has none of it.
+    pub fn range(&self, section: Section) -> Range<usize> {
+        let start = self.nodes.partition_point(|node| node.section < section);
+        let end = self.nodes.partition_point(|node| node.section <= section);
+        start..end
+    }
+
+    /// Floating-point operations of a section.
+    pub fn flops(&self, section: Section) -> u64 {
+        self.nodes[self.range(section)].iter().map(|node| node.op.flops()).sum()
+    }
+
+    /// How many parameters, padding included.
+    pub fn num_params(&self) -> usize {
+        self.params.iter().map(|param| param.weight.numel()).sum()
+    }
+
+    /// A pool laid out like the parameters, seen as one flat row (alignment gaps included; they stay 0).
+    pub fn flat(&self, pool: Pool) -> Slot {
+        flat(&self.params, pool)
+    }
+}
+
+pub(crate) fn flat(params: &[Param], pool: Pool) -> Slot {
+    let bytes = params.iter().map(|param| crate::slot::align_up(param.weight.end())).max().unwrap_or(0);
+    Slot { pool, offset: 0, shape: Shape::new([bytes / DType::F32.size()]), dtype: DType::F32 }
+}

@@ -1,0 +1,132 @@
+//! Slots: where a tensor lives. Plain data, no lifetimes.
+
+use crate::{DType, Shape};
+use std::fmt;
+
+/// A memory region an engine keeps for a program. Pools differ in who lays them out and how long they live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Pool {
+    /// The weights, in the order of the parameter table.
+    Params,
+    /// Gradients of the weights, laid out like [`Pool::Params`].
+    Grads,
+    /// First moments of AdamW, laid out like [`Pool::Params`].
+    Moment1,
+    /// Second moments of AdamW, laid out like [`Pool::Params`].
+    Moment2,
+    /// Inputs and results of a step (tokens, targets, loss, norm): live for the whole step.
+    Io,
+    /// Keys and values of earlier positions: live from one run to the next.
+    Cache,
+    /// Everything between inputs and results; the planner reuses this memory by liveness.
+    Activations,
+}
+
+impl Pool {
+    /// All pools, in index order.
+    pub const ALL: [Self; 7] =
+        [Self::Params, Self::Grads, Self::Moment1, Self::Moment2, Self::Io, Self::Cache, Self::Activations];
+
+    /// Position in [`Pool::ALL`].
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// The name in memory reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Params => "parameters",
+            Self::Grads => "gradients",
+            Self::Moment1 => "first moments",
+            Self::Moment2 => "second moments",
+            Self::Io => "inputs and results",
+            Self::Cache => "key/value cache",
+            Self::Activations => "activations",
+        }
+    }
+}
+
+/// Every slot starts at a multiple of this many bytes: a cache line, and wider than any vector register.
+pub const ALIGN: usize = 64;
+
+/// A tensor's place: pool, byte offset, shape, element type. Always contiguous, row-major.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Slot {
+    /// Which memory region.
+    pub pool: Pool,
+    /// Byte offset in the pool. Virtual while a program is being built, real once it is planned.
+    pub offset: usize,
+    /// Dimensions.
+    pub shape: Shape,
+    /// Element type.
+    pub dtype: DType,
+}
+
+impl Slot {
+    /// How many elements.
+    pub fn numel(&self) -> usize {
+        self.shape.numel()
+    }
+
+    /// How many bytes.
+    pub fn bytes(&self) -> usize {
+        self.numel() * self.dtype.size()
+    }
+
+    /// One past the last byte, in the pool.
+    pub fn end(&self) -> usize {
+        self.offset + self.bytes()
+    }
+
+    /// Whether the two share memory.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.pool == other.pool
+            && self.bytes() > 0
+            && other.bytes() > 0
+            && self.offset < other.end()
+            && other.offset < self.end()
+    }
+
+    /// The same memory seen with another shape of the same size.
+    pub fn view(self, shape: impl Into<Shape>) -> Self {
+        let shape = shape.into();
+        debug_assert_eq!(shape.numel(), self.numel(), "a view keeps the number of elements");
+        Self { shape, ..self }
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}+{} {} {}", self.pool, self.offset, self.dtype, self.shape)
+    }
+}
+
+/// Rounds up to the alignment of slots.
+pub const fn align_up(bytes: usize) -> usize {
+    bytes.div_ceil(ALIGN) * ALIGN
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(pool: Pool, offset: usize, n: usize) -> Slot {
+        Slot { pool, offset, shape: Shape::new([n]), dtype: DType::F32 }
+    }
+
+    #[test]
+    fn overlap_needs_the_same_pool_and_a_shared_byte() {
+        let a = slot(Pool::Activations, 0, 16);
+        assert!(a.overlaps(&slot(Pool::Activations, 60, 1)));
+        assert!(!a.overlaps(&slot(Pool::Activations, 64, 1)));
+        assert!(!a.overlaps(&slot(Pool::Params, 0, 16)));
+        assert!(!a.overlaps(&slot(Pool::Activations, 8, 0)), "an empty slot touches nothing");
+    }
+
+    #[test]
+    fn pools_index_themselves() {
+        for (i, pool) in Pool::ALL.into_iter().enumerate() {
+            assert_eq!(pool.index(), i);
+        }
+    }
+}
