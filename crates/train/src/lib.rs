@@ -4,6 +4,8 @@
 pub mod data;
 pub mod error;
 pub mod format;
+pub mod metrics;
+pub mod plot;
 pub mod rng;
 pub mod sample;
 pub mod schedule;

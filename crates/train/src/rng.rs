@@ -1,1 +1,195 @@
-//! To be filled.
+//! Random numbers that are the same on every platform: a 256-bit generator on integers, libm for the rest.
+//!
+//! The generator is xoshiro256++ (Blackman and Vigna), its state filled by a counter run through a 64-bit mixer.
+
+use crate::{Error, Result};
+
+/// Odd step of the seeding counter: 2^64 / golden ratio.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A bijection of 64-bit words in which each input bit reaches every output bit.
+pub(crate) fn mix64(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// A small seeded generator. Equal seeds give equal sequences on every machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rng {
+    s: [u64; 4],
+}
+
+impl Rng {
+    /// The generator of this seed. Neighbouring seeds are as unrelated as distant ones.
+    pub fn new(seed: u64) -> Self {
+        let mut counter = seed;
+        let s = [(); 4].map(|()| {
+            counter = counter.wrapping_add(STEP);
+            mix64(counter)
+        });
+        Self { s }
+    }
+
+    /// An independent generator for one purpose; `self` does not advance. The same state and stream give the same fork.
+    pub fn fork(&self, stream: u64) -> Self {
+        let key = self.s.iter().fold(mix64(stream ^ STEP), |k, &w| mix64(k.rotate_left(17) ^ w));
+        Self::new(key)
+    }
+
+    /// The whole state, for a checkpoint.
+    pub fn state(&self) -> [u64; 4] {
+        self.s
+    }
+
+    /// The generator that continues from a saved [`state`](Self::state). All zeros is no state of this generator.
+    pub fn from_state(s: [u64; 4]) -> Result<Self> {
+        if s == [0; 4] {
+            return Err(Error::Config("random state is all zeros, expected a saved state".into()));
+        }
+        Ok(Self { s })
+    }
+
+    /// The next 64 random bits.
+    pub fn next_u64(&mut self) -> u64 {
+        let [a, b, c, d] = self.s;
+        let out = a.wrapping_add(d).rotate_left(23).wrapping_add(a);
+        let (c, d) = (c ^ a, d ^ b);
+        self.s = [a ^ d, b ^ c, c ^ (b << 17), d.rotate_left(45)];
+        out
+    }
+
+    /// A number in `0..n`, each equally likely. `below(0)` is 0.
+    pub fn below(&mut self, n: u64) -> u64 {
+        if n == 0 {
+            return 0;
+        }
+        // The high word of x*n is the answer; low words under 2^64 mod n would favour some answers and are drawn again.
+        let uneven = n.wrapping_neg() % n;
+        loop {
+            let wide = u128::from(self.next_u64()) * u128::from(n);
+            if wide as u64 >= uneven {
+                return (wide >> 64) as u64;
+            }
+        }
+    }
+
+    /// An index into something of length `n`: [`below`](Self::below) for `usize`.
+    pub fn index(&mut self, n: usize) -> usize {
+        self.below(n as u64) as usize
+    }
+
+    /// Uniform in [0, 1), a multiple of 2^-53.
+    pub fn uniform_f64(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Uniform in [0, 1), a multiple of 2^-24.
+    pub fn uniform_f32(&mut self) -> f32 {
+        (self.next_u64() >> 40) as f32 / (1_u32 << 24) as f32
+    }
+
+    /// Standard normal, by Box and Muller. Uses two words and keeps no spare, so the state is all there is.
+    pub fn normal(&mut self) -> f64 {
+        let radius = libm::sqrt(-2.0 * libm::log(1.0 - self.uniform_f64()));
+        let angle = std::f64::consts::TAU * self.uniform_f64();
+        radius * libm::cos(angle)
+    }
+
+    /// Puts the items in random order, each order equally likely.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.index(last + 1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_values() {
+        let mut rng = Rng::new(1);
+        assert_eq!([rng.next_u64(), rng.next_u64()], [0xcfc5_d07f_6f03_c29b, 0xbf42_4132_963f_e08d]);
+        assert_eq!(rng.fork(7).next_u64(), 0x57fc_ac90_fa96_f183);
+        assert_eq!(rng.uniform_f64().to_bits(), 0x3fb9_a37d_5757_aaf0);
+        assert_eq!(rng.normal().to_bits(), 0x3fe5_2508_bd83_02db);
+        assert_eq!(rng.below(1000), 590);
+    }
+
+    #[test]
+    fn xoshiro_reference() {
+        // By hand from the definition: result rotl(s0 + s3, 23) + s0, then the linear step.
+        let mut rng = Rng::from_state([1, 2, 3, 4]).unwrap();
+        assert_eq!(rng.next_u64(), 41_943_041);
+        assert_eq!(rng.state(), [7, 0, 262_146, 6_u64.rotate_left(45)]);
+    }
+
+    #[test]
+    fn moments() {
+        let mut rng = Rng::new(42);
+        let n = 200_000;
+        let (mut u, mut m) = ([0.0; 2], [0.0; 4]);
+        for _ in 0..n {
+            let x = rng.uniform_f64();
+            assert!((0.0..1.0).contains(&x) && (0.0..1.0).contains(&rng.uniform_f32()));
+            u[0] += x / n as f64;
+            u[1] += x * x / n as f64;
+            let z = rng.normal();
+            (0..4).for_each(|k| m[k] += z.powi(k as i32 + 1) / n as f64);
+        }
+        assert!((u[0] - 0.5).abs() < 0.003 && (u[1] - 1.0 / 3.0).abs() < 0.003, "{u:?}");
+        assert!(m[0].abs() < 0.01 && (m[1] - 1.0).abs() < 0.02, "{m:?}");
+        assert!(m[2].abs() < 0.05 && (m[3] - 3.0).abs() < 0.1, "{m:?}");
+    }
+
+    #[test]
+    fn below_is_uniform() {
+        for n in [1_u64, 2, 3, 31, 33, 100] {
+            let (mut rng, mut counts) = (Rng::new(n), vec![0_f64; n as usize]);
+            let draws = 1000 * n;
+            (0..draws).for_each(|_| counts[rng.below(n) as usize] += 1.0);
+            let chi2: f64 = counts.iter().map(|c| (c - 1000.0) * (c - 1000.0) / 1000.0).sum();
+            // Mean n - 1, deviation sqrt(2 (n - 1)): five deviations.
+            let free = (n - 1) as f64;
+            assert!(chi2 <= free + 5.0 * (2.0 * free).sqrt() + 1e-9, "n {n}: {chi2}");
+        }
+        assert_eq!(Rng::new(0).below(0), 0);
+        assert!(Rng::new(0).below(u64::MAX) < u64::MAX);
+    }
+
+    #[test]
+    fn forks_differ_and_repeat() {
+        let rng = Rng::new(3);
+        assert_eq!(rng.fork(0), rng.fork(0));
+        let mut firsts: Vec<u64> = (0..1000).map(|i| rng.fork(i).next_u64()).collect();
+        firsts.extend((0..1000).map(|i| Rng::new(i).next_u64()));
+        firsts.sort_unstable();
+        firsts.dedup();
+        assert_eq!(firsts.len(), 2000);
+    }
+
+    #[test]
+    fn state_continues() {
+        let mut rng = Rng::new(9);
+        rng.normal();
+        let mut copy = Rng::from_state(rng.state()).unwrap();
+        assert_eq!(copy.normal().to_bits(), rng.normal().to_bits());
+        assert!(Rng::from_state([0; 4]).is_err());
+    }
+
+    #[test]
+    fn shuffle_reaches_every_order() {
+        let mut rng = Rng::new(5);
+        let mut counts = std::collections::HashMap::new();
+        for _ in 0..24_000 {
+            let mut items = [0, 1, 2, 3];
+            rng.shuffle(&mut items);
+            *counts.entry(items).or_insert(0) += 1;
+        }
+        assert_eq!(counts.len(), 24);
+        assert!(counts.values().all(|&c| (850..1150).contains(&c)), "{counts:?}");
+        rng.shuffle::<u8>(&mut []);
+    }
+}

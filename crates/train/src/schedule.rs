@@ -1,1 +1,161 @@
-//! To be filled.
+//! The learning rate of every step: a linear warm-up to the peak, then a decay to a fraction of it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// How the rate falls after the warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Decay {
+    /// Half a cosine wave from the peak to the final rate.
+    #[default]
+    Cosine,
+    /// A straight line from the peak to the final rate.
+    Linear,
+    /// Stays at the peak; `final_fraction` is not used.
+    Constant,
+}
+
+/// The learning rate as a function of the step.
+///
+/// ```
+/// use ironhorse_train::schedule::{Decay, LrSchedule};
+/// let lr = LrSchedule { kind: Decay::Linear, peak: 1.0, warmup_steps: 2, total_steps: 5, final_fraction: 0.25 };
+/// let rates: Vec<f32> = (0..5).map(|step| lr.at(step)).collect();
+/// assert_eq!(rates, [0.5, 1.0, 0.75, 0.5, 0.25]);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LrSchedule {
+    /// The shape of the decay.
+    #[serde(default)]
+    pub kind: Decay,
+    /// The highest rate, reached at step `warmup_steps - 1` (step 0 without warm-up).
+    pub peak: f32,
+    /// Steps of linear warm-up, from `peak / warmup_steps` to `peak`.
+    #[serde(default)]
+    pub warmup_steps: u64,
+    /// Steps of the whole run, warm-up included.
+    pub total_steps: u64,
+    /// The rate of the last step, as a fraction of the peak.
+    #[serde(default)]
+    pub final_fraction: f32,
+}
+
+impl LrSchedule {
+    /// Checks the settings; the error names the one that makes no sense.
+    pub fn validate(&self) -> Result<()> {
+        let fail = |text: String| Err(Error::Config(format!("learning-rate schedule: {text}")));
+        if !(self.peak.is_finite() && self.peak >= 0.0) {
+            return fail(format!("peak is {}, expected a finite number >= 0", self.peak));
+        }
+        if self.total_steps == 0 {
+            return fail("total_steps is 0, expected at least 1".into());
+        }
+        if self.warmup_steps > self.total_steps {
+            let (warmup, total) = (self.warmup_steps, self.total_steps);
+            return fail(format!("warmup_steps is {warmup}, expected at most total_steps ({total})"));
+        }
+        if !(0.0..=1.0).contains(&self.final_fraction) {
+            return fail(format!("final_fraction is {}, expected 0 to 1", self.final_fraction));
+        }
+        Ok(())
+    }
+
+    /// The rate of a step, counted from 0. Steps past the end keep the rate of the last one.
+    pub fn at(&self, step: u64) -> f32 {
+        let peak = f64::from(self.peak);
+        if step < self.warmup_steps {
+            return (peak * (step + 1) as f64 / self.warmup_steps as f64) as f32;
+        }
+        // The step that has the peak, and how far from it to the last step this one lies.
+        let top = self.warmup_steps.saturating_sub(1);
+        let span = self.total_steps.saturating_sub(1).saturating_sub(top);
+        let progress = if span == 0 { 0.0 } else { ((step - top) as f64 / span as f64).min(1.0) };
+        let left = match self.kind {
+            Decay::Constant => return self.peak,
+            Decay::Linear => 1.0 - progress,
+            Decay::Cosine => 0.5 + 0.5 * libm::cos(std::f64::consts::PI * progress),
+        };
+        let floor = f64::from(self.final_fraction);
+        (peak * (floor + (1.0 - floor) * left)) as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn schedule(kind: Decay) -> LrSchedule {
+        LrSchedule { kind, peak: 6e-4, warmup_steps: 10, total_steps: 101, final_fraction: 0.1 }
+    }
+
+    #[test]
+    fn corners_are_exact() {
+        for kind in [Decay::Cosine, Decay::Linear] {
+            let s = schedule(kind);
+            let last = (f64::from(6e-4_f32) * f64::from(0.1_f32)) as f32;
+            assert_eq!(s.at(0), (f64::from(6e-4_f32) / 10.0) as f32);
+            assert_eq!(s.at(9), 6e-4);
+            assert!(s.at(10) < 6e-4 && s.at(99) > last);
+            assert_eq!([s.at(100), s.at(101), s.at(u64::MAX)], [last; 3]);
+        }
+        let s = schedule(Decay::Constant);
+        assert_eq!([s.at(9), s.at(10), s.at(100), s.at(1000)], [6e-4; 4]);
+    }
+
+    #[test]
+    fn half_way_is_the_mean() {
+        for kind in [Decay::Cosine, Decay::Linear] {
+            let s = LrSchedule { kind, peak: 1.0, warmup_steps: 1, total_steps: 101, final_fraction: 0.5 };
+            assert_eq!(s.at(50), 0.75);
+        }
+    }
+
+    #[test]
+    fn falls_all_the_way() {
+        for kind in [Decay::Cosine, Decay::Linear] {
+            let s = schedule(kind);
+            assert!((0..9).all(|i| s.at(i) < s.at(i + 1)) && (9..100).all(|i| s.at(i) > s.at(i + 1)));
+        }
+    }
+
+    #[test]
+    fn awkward_lengths() {
+        let at = |warmup_steps, total_steps, step| {
+            let s = LrSchedule { warmup_steps, total_steps, final_fraction: 0.0, ..schedule(Decay::Cosine) };
+            s.validate().unwrap();
+            s.at(step)
+        };
+        assert_eq!(at(0, 1, 0), 6e-4);
+        assert_eq!(at(1, 1, 0), 6e-4);
+        assert_eq!(at(0, 2, 0), 6e-4);
+        assert_eq!(at(0, 2, 1), 0.0);
+        assert_eq!(at(5, 5, 4), 6e-4);
+    }
+
+    #[test]
+    fn bad_settings_are_named() {
+        let good = schedule(Decay::Cosine);
+        good.validate().unwrap();
+        for (bad, name) in [
+            (LrSchedule { peak: f32::NAN, ..good }, "peak is NaN"),
+            (LrSchedule { peak: -1.0, ..good }, "peak is -1"),
+            (LrSchedule { total_steps: 0, ..good }, "total_steps is 0"),
+            (LrSchedule { warmup_steps: 102, ..good }, "warmup_steps is 102"),
+            (LrSchedule { final_fraction: 1.5, ..good }, "final_fraction is 1.5"),
+        ] {
+            let text = bad.validate().unwrap_err().to_string();
+            assert!(text.contains(name), "{text}");
+        }
+    }
+
+    #[test]
+    fn reads_toml() {
+        let s: LrSchedule = toml::from_str("kind = 'linear'\npeak = 1.0\ntotal_steps = 7").unwrap();
+        assert_eq!((s.kind, s.warmup_steps, s.total_steps, s.final_fraction), (Decay::Linear, 0, 7, 0.0));
+        assert!(toml::from_str::<LrSchedule>("peak = 1.0\ntotal_steps = 7\nwarmup = 3").is_err());
+        assert!(serde_json::to_string(&schedule(Decay::Cosine)).unwrap().contains("\"cosine\""));
+    }
+}

@@ -1,0 +1,146 @@
+//! The log of a run: `metrics.jsonl`, one JSON object per line and step, each flushed when it is written.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::{Error, Result};
+
+/// What a training step reports.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Metrics {
+    /// The step, from 0.
+    pub step: u64,
+    /// Mean training loss of the step's tokens, in nats. Not a number stands in the file as null.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub loss: f32,
+    /// Mean validation loss, on the steps that measured it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub val_loss: Option<f32>,
+    /// Learning rate of the step.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub lr: f32,
+    /// Norm of all gradients before clipping.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grad_norm: Option<f32>,
+    /// Wall time of the step in milliseconds.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub ms: f32,
+    /// Tokens trained on per second.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub tokens_per_s: f32,
+}
+
+fn null_is_nan<'de, D: Deserializer<'de>>(input: D) -> Result<f32, D::Error> {
+    Ok(Option::<f32>::deserialize(input)?.unwrap_or(f32::NAN))
+}
+
+/// Appends steps to a metrics file.
+#[derive(Debug)]
+pub struct MetricsWriter {
+    path: PathBuf,
+    file: File,
+    line: Vec<u8>,
+}
+
+impl MetricsWriter {
+    /// Starts a new file; one that is there is replaced.
+    pub fn create(path: &Path) -> Result<Self> {
+        let file = File::create(path).map_err(|e| Error::io(path, "create", e))?;
+        Ok(Self { path: path.to_owned(), file, line: Vec::new() })
+    }
+
+    /// Continues a file at `next_step`: later steps, and a line torn by a crash, are dropped. No file is a new file.
+    pub fn resume(path: &Path, next_step: u64) -> Result<Self> {
+        let old = if path.exists() { read_metrics(path)? } else { Vec::new() };
+        let aside = path.with_extension("jsonl.tmp");
+        let mut writer = Self::create(&aside)?;
+        for metrics in old.iter().filter(|m| m.step < next_step) {
+            writer.write(metrics)?;
+        }
+        fs::rename(&aside, path).map_err(|e| Error::io(path, "replace", e))?;
+        writer.path = path.to_owned();
+        Ok(writer)
+    }
+
+    /// Writes one line and flushes it, so that whoever follows the file sees it now.
+    pub fn write(&mut self, metrics: &impl Serialize) -> Result<()> {
+        self.line.clear();
+        serde_json::to_writer(&mut self.line, metrics)
+            .map_err(|e| Error::io(&self.path, "encode metrics for", e.into()))?;
+        self.line.push(b'\n');
+        let written = self.file.write_all(&self.line).and_then(|()| self.file.flush());
+        written.map_err(|e| Error::io(&self.path, "write", e))
+    }
+}
+
+/// Reads a metrics file. A last line without its line end (the run was killed while writing) is left out.
+pub fn read_metrics(path: &Path) -> Result<Vec<Metrics>> {
+    let text = fs::read_to_string(path).map_err(|e| Error::io(path, "read", e))?;
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let parse = |(i, line): (usize, &str)| {
+        serde_json::from_str(line).map_err(|e| {
+            Error::field(path, format!("line {}", i + 1), e, "one JSON object with a step's metrics")
+        })
+    };
+    whole.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(step: u64) -> Metrics {
+        Metrics { step, loss: 5.5 - step as f32, lr: 1e-3, ms: 20.0, tokens_per_s: 1e5, ..Metrics::default() }
+    }
+
+    #[test]
+    fn reads_what_was_written_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let mut writer = MetricsWriter::create(&path).unwrap();
+        for i in 0..3 {
+            let metrics = Metrics { val_loss: (i == 2).then_some(3.75), ..step(i) };
+            writer.write(&metrics).unwrap();
+            let read = read_metrics(&path).unwrap();
+            assert_eq!((read.len() as u64, read.last()), (i + 1, Some(&metrics)));
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with(r#"{"step":0,"loss":5.5,"lr":0.001,"#), "{text}");
+    }
+
+    #[test]
+    fn resume_drops_later_steps_and_the_torn_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let mut writer = MetricsWriter::resume(&path, 0).unwrap();
+        (0..5).for_each(|i| writer.write(&step(i)).unwrap());
+        writer.file.write_all(b"{\"step\":5,\"lo").unwrap();
+        let mut writer = MetricsWriter::resume(&path, 3).unwrap();
+        writer.write(&step(3)).unwrap();
+        assert_eq!(read_metrics(&path).unwrap(), [step(0), step(1), step(2), step(3)]);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_loss_that_is_not_a_number_survives() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        MetricsWriter::create(&path).unwrap().write(&Metrics { loss: f32::NAN, ..step(0) }).unwrap();
+        assert!(read_metrics(&path).unwrap()[0].loss.is_nan());
+    }
+
+    #[test]
+    fn errors_name_the_file_and_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        assert!(read_metrics(&path).unwrap_err().to_string().contains("metrics.jsonl"));
+        fs::write(&path, "{\"step\":0,\"loss\":1,\"lr\":1,\"ms\":1,\"tokens_per_s\":1}\nnonsense\n").unwrap();
+        let text = read_metrics(&path).unwrap_err().to_string();
+        assert!(text.contains("metrics.jsonl: line 2 is"), "{text}");
+        let missing = dir.path().join("no/metrics.jsonl");
+        assert!(MetricsWriter::create(&missing).unwrap_err().to_string().contains("metrics.jsonl"));
+    }
+}
