@@ -4,6 +4,7 @@
 pub mod data;
 pub mod error;
 pub mod format;
+pub mod model;
 pub mod rng;
 pub mod sample;
 pub mod schedule;
