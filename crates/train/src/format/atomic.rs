@@ -2,48 +2,72 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
-use std::io::BufWriter;
+use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::sink::Sink;
 use crate::{Error, Result};
 
-/// Writes a file through `body`: to a temporary name in the same folder, flushed, fsynced, renamed. On any error the
-/// temporary is removed and what stood under `path` is untouched. A device such as `/dev/stdout` is written to
-/// directly. Gives what `body` gave.
-pub fn write_file<T>(path: &Path, body: impl FnOnce(&mut Sink<'_>) -> Result<T>) -> Result<T> {
-    // through a symbolic link the file it points to is replaced, not the link
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    match fs::metadata(&target) {
-        Ok(meta) if meta.is_dir() => return Err(Error::field(path, "path", "a folder", "a file")),
-        Ok(meta) if !meta.is_file() => return write_device(&target, path, body),
-        _ => {}
+/// A file being written: to a temporary name in the same folder until [`AtomicFile::commit`]. Dropped before that, the
+/// temporary is removed and what stood under the name is untouched. A device such as `/dev/stdout` is written to
+/// directly.
+pub struct AtomicFile {
+    path: PathBuf,
+    target: PathBuf,
+    // closed before the temporary is removed
+    out: BufWriter<File>,
+    temporary: Option<Temporary>,
+}
+
+impl AtomicFile {
+    /// Creates the temporary file.
+    pub fn create(path: &Path) -> Result<Self> {
+        // through a symbolic link the file it points to is replaced, not the link
+        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let temporary = match fs::metadata(&target) {
+            Ok(meta) if meta.is_dir() => return Err(Error::field(path, "path", "a folder", "a file")),
+            Ok(meta) if !meta.is_file() => None,
+            _ => Some(Temporary::new(&target, "tmp")?),
+        };
+        let file = match &temporary {
+            Some(temporary) => OpenOptions::new().write(true).create_new(true).open(&temporary.path),
+            None => OpenOptions::new().write(true).open(&target),
+        };
+        let file = file.map_err(|source| Error::io(path, "create", source))?;
+        Ok(Self { path: path.to_owned(), target, out: BufWriter::new(file), temporary })
     }
-    let temporary = Temporary::new(&target, "tmp")?;
-    let file = OpenOptions::new().write(true).create_new(true).open(&temporary.path);
-    let file = file.map_err(|source| Error::io(path, "create", source))?;
-    let value = write_and_sync(file, path, body)?;
-    temporary.rename_to(&target).map_err(|source| Error::io(path, "rename into place", source))?;
-    sync_folder(parent(&target))?;
-    Ok(value)
+
+    /// Where to write; errors name the file that was asked for.
+    pub fn sink(&mut self) -> Sink<'_> {
+        Sink::new(&mut self.out, &self.path)
+    }
+
+    /// Writes over the first bytes, once what follows is known.
+    pub fn overwrite_start(&mut self, bytes: &[u8]) -> Result<()> {
+        let written = self.out.seek(SeekFrom::Start(0)).and_then(|_| self.out.write_all(bytes));
+        written.map_err(|source| Error::io(&self.path, "write", source))
+    }
+
+    /// Flushes, fsyncs and renames.
+    pub fn commit(mut self) -> Result<()> {
+        self.out.flush().map_err(|source| Error::io(&self.path, "write", source))?;
+        if let Some(temporary) = self.temporary.take() {
+            let synced = self.out.get_ref().sync_all();
+            synced.map_err(|source| Error::io(&self.path, "write", source))?;
+            let renamed = temporary.rename_to(&self.target);
+            renamed.map_err(|source| Error::io(&self.path, "rename into place", source))?;
+            sync_folder(parent(&self.target))?;
+        }
+        Ok(())
+    }
 }
 
-fn write_device<T>(target: &Path, path: &Path, body: impl FnOnce(&mut Sink<'_>) -> Result<T>) -> Result<T> {
-    let file = OpenOptions::new().write(true).open(target);
-    let mut out = BufWriter::new(file.map_err(|source| Error::io(path, "open", source))?);
-    let mut sink = Sink::new(&mut out, path);
-    let value = body(&mut sink)?;
-    sink.flush()?;
-    Ok(value)
-}
-
-fn write_and_sync<T>(file: File, path: &Path, body: impl FnOnce(&mut Sink<'_>) -> Result<T>) -> Result<T> {
-    let mut out = BufWriter::new(file);
-    let mut sink = Sink::new(&mut out, path);
-    let value = body(&mut sink)?;
-    sink.flush()?;
-    out.get_ref().sync_all().map_err(|source| Error::io(path, "write", source))?;
+/// Writes a file through `body`, atomically, and gives what `body` gave.
+pub fn write_file<T>(path: &Path, body: impl FnOnce(&mut Sink<'_>) -> Result<T>) -> Result<T> {
+    let mut file = AtomicFile::create(path)?;
+    let value = body(&mut file.sink())?;
+    file.commit()?;
     Ok(value)
 }
 

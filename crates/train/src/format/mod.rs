@@ -6,9 +6,11 @@ pub mod debug_state;
 mod elem;
 mod header;
 pub mod llmc_model;
+pub mod shards;
 mod sink;
 mod source;
 mod stacked;
+pub mod tokenizer;
 
 pub use elem::Elem;
 pub use header::BinHeader;
