@@ -6,6 +6,7 @@ pub mod error;
 pub mod format;
 pub mod metrics;
 pub mod plot;
+pub mod model;
 pub mod rng;
 pub mod sample;
 pub mod schedule;
