@@ -1,1 +1,12 @@
-//! To be filled.
+//! The CPU engine: every op of a program on all cores, the same bits for any number of threads, instruction sets
+//! chosen at run time.
+
+mod engine;
+pub mod gemm;
+pub mod isa;
+pub mod math;
+mod memory;
+mod op;
+pub mod team;
+
+pub use engine::CpuEngine;

@@ -1,6 +1,8 @@
-//! Models: what their parameters are called, in which order, and of which shape.
+//! Models: their sizes and parameter tables, how they start, and the programs that train and run them.
 
 mod config;
 mod config_text;
+pub mod gpt2;
+pub mod init;
 
 pub use config::{Gpt2Config, TensorSpec};

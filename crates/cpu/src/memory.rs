@@ -1,0 +1,192 @@
+//! The engine's pools, and spans: typed windows into them that tasks on several threads share.
+
+use ironhorse_core::{ALIGN, DType, Error, Layout, Pool, Result, Slot};
+use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// One pool: zeroed, aligned to a cache line, grows only.
+#[derive(Debug)]
+struct Buffer {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a buffer owns its memory alone; access from several threads goes through `Span`, whose contract keeps
+// writers apart.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; a shared buffer hands out only its address and size.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    const fn empty() -> Self {
+        Self { start: NonNull::dangling(), bytes: 0 }
+    }
+
+    fn layout(bytes: usize) -> Option<AllocLayout> {
+        AllocLayout::from_size_align(bytes, ALIGN).ok()
+    }
+
+    fn grow(&mut self, bytes: usize) -> Option<()> {
+        if bytes <= self.bytes {
+            return Some(());
+        }
+        let layout = Self::layout(bytes)?;
+        // SAFETY: the size is not 0, it is larger than `self.bytes`.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        // SAFETY: both regions hold at least `self.bytes` bytes and are separate allocations.
+        unsafe { start.copy_from_nonoverlapping(self.start, self.bytes) };
+        *self = Self { start, bytes };
+        Some(())
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(layout) = Self::layout(self.bytes).filter(|_| self.bytes > 0) {
+            // SAFETY: allocated in `grow` with this layout, and nothing else frees it.
+            unsafe { dealloc(self.start.as_ptr(), layout) };
+        }
+    }
+}
+
+/// All pools of an engine.
+#[derive(Debug)]
+pub struct Memory {
+    pools: [Buffer; Pool::ALL.len()],
+}
+
+impl Memory {
+    /// Nothing allocated yet.
+    pub const fn new() -> Self {
+        Self { pools: [const { Buffer::empty() }; Pool::ALL.len()] }
+    }
+
+    /// Makes each pool at least as large as the layout asks.
+    pub fn reserve(&mut self, layout: &Layout) -> Result<()> {
+        for pool in Pool::ALL {
+            let bytes = layout.bytes(pool);
+            self.pools[pool.index()].grow(bytes).ok_or_else(|| Error::Engine {
+                engine: "cpu",
+                what: format!(
+                    "cannot allocate {bytes} bytes for {}; use a smaller batch, sequence or model",
+                    pool.name()
+                ),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Bytes held.
+    pub fn allocated(&self) -> usize {
+        self.pools.iter().map(|buffer| buffer.bytes).sum()
+    }
+
+    /// The window of an f32 slot.
+    pub fn f32(&self, slot: Slot) -> Result<Span<f32>> {
+        self.span(slot, slot.dtype == DType::F32)
+    }
+
+    /// The window of an i32 slot.
+    pub fn i32(&self, slot: Slot) -> Result<Span<i32>> {
+        self.span(slot, slot.dtype == DType::I32)
+    }
+
+    fn span<T: Word>(&self, slot: Slot, right_type: bool) -> Result<Span<T>> {
+        let buffer = &self.pools[slot.pool.index()];
+        let inside = slot.end() <= buffer.bytes && slot.offset.is_multiple_of(size_of::<T>());
+        if !right_type || !inside {
+            return Err(Error::Engine {
+                engine: "cpu",
+                what: if right_type {
+                    format!(
+                        "slot {slot:?} lies outside its pool of {} bytes; reserve the program first",
+                        buffer.bytes
+                    )
+                } else {
+                    format!("this engine does not compute in {}; use --dtype f32", slot.dtype)
+                },
+            });
+        }
+        let start = buffer.start.as_ptr().wrapping_add(slot.offset).cast();
+        Ok(Span { start, len: slot.numel(), of: PhantomData })
+    }
+}
+
+/// Element types of four bytes for which every bit pattern is a value.
+pub trait Word: Copy {}
+impl Word for f32 {}
+impl Word for i32 {}
+
+/// A window into a pool. `Copy` and shareable: who writes which part is settled by the op.
+///
+/// `Op::check` has made sure that what an op writes shares no memory with anything else it uses, so the only duty
+/// left to an op is that its tasks write disjoint parts.
+#[derive(Clone, Copy, Debug)]
+pub struct Span<T> {
+    start: *mut T,
+    len: usize,
+    of: PhantomData<T>,
+}
+
+// SAFETY: a span is an address and a length; using it is unsafe and bound to the rules of `get` and `get_mut`.
+unsafe impl<T> Send for Span<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Span<T> {}
+
+impl<T: Word> Span<T> {
+    /// How many elements.
+    pub fn len(self) -> usize {
+        self.len
+    }
+
+    /// The address of the first element.
+    pub fn ptr(self) -> *mut T {
+        self.start
+    }
+
+    /// Whether both are the same window.
+    pub fn is(self, other: Self) -> bool {
+        std::ptr::eq(self.start, other.start)
+    }
+
+    /// Elements to read.
+    ///
+    /// # Safety
+    /// While the slice lives nobody writes this range.
+    pub unsafe fn get<'a>(self, range: Range<usize>) -> &'a [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "span range out of bounds");
+        // SAFETY: `span` checked that the window lies in its pool, the line above that the range lies in the window;
+        // any bit pattern is a `Word`; the caller rules out writers.
+        unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
+    }
+
+    /// Elements to write.
+    ///
+    /// # Safety
+    /// While the slice lives nobody else reads or writes this range.
+    pub unsafe fn get_mut<'a>(self, range: Range<usize>) -> &'a mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "span range out of bounds");
+        // SAFETY: as in `get`; the caller rules out every other use.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+
+    /// All elements, to read.
+    ///
+    /// # Safety
+    /// As [`Span::get`].
+    pub unsafe fn all<'a>(self) -> &'a [T] {
+        // SAFETY: passed on to the caller.
+        unsafe { self.get(0..self.len) }
+    }
+
+    /// All elements, to write.
+    ///
+    /// # Safety
+    /// As [`Span::get_mut`].
+    pub unsafe fn all_mut<'a>(self) -> &'a mut [T] {
+        // SAFETY: passed on to the caller.
+        unsafe { self.get_mut(0..self.len) }
+    }
+}

@@ -1,0 +1,314 @@
+//! Causal attention by tiles of queries and keys with a running softmax: memory grows with T, not T².
+//!
+//! Forward tasks are (sequence, head, tile of queries). In the backward a task owns a whole head, because every tile
+//! adds to the gradients of keys and values: one owner, one order, the same bits.
+
+use super::{Ctx, Scratch};
+use crate::gemm::{Beta, Gemm, LocalScratch, MatMut, MatRef, gemm_local};
+use crate::isa::Isa;
+use crate::math::{dot, exp_f32, fma, max_inline, sum_inline};
+use crate::memory::Span;
+use crate::multiversion;
+use ironhorse_core::op::{AttentionBwd, AttentionCached, AttentionFwd};
+use ironhorse_core::{Error, Result};
+
+/// Queries and keys per tile.
+const TILE: usize = 64;
+
+multiversion! {
+    /// s = exp(s·scale - max) with the running maximum; returns (new maximum, sum).
+    fn softmax_row<const FMA: bool>(s: &mut [f32], scale: f32, max_before: f32) -> (f32, f32) {
+        let max = max_before.max(max_inline(s) * scale);
+        for s in s.iter_mut() {
+            *s = exp_f32::<FMA>(fma::<FMA>(*s, scale, -max));
+        }
+        (max, sum_inline(s))
+    }
+
+    /// s = exp(s·scale - lse)
+    fn probabilities<const FMA: bool>(s: &mut [f32], scale: f32, lse: f32) {
+        for s in s {
+            *s = exp_f32::<FMA>(fma::<FMA>(*s, scale, -lse));
+        }
+    }
+
+    /// dp = p·(dp - delta)·scale
+    fn softmax_bwd_row<const FMA: bool>(dp: &mut [f32], p: &[f32], delta: f32, scale: f32) {
+        for (dp, p) in dp.iter_mut().zip(p) {
+            *dp = p * (*dp - delta) * scale;
+        }
+    }
+
+    /// x = x·factor
+    fn scale_row<const FMA: bool>(x: &mut [f32], factor: f32) {
+        for x in x {
+            *x *= factor;
+        }
+    }
+
+    /// out += factor·x
+    fn axpy<const FMA: bool>(out: &mut [f32], factor: f32, x: &[f32]) {
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = fma::<FMA>(factor, *x, *out);
+        }
+    }
+}
+
+/// The sizes of one attention, and where a head lies in the packed tensors.
+#[derive(Clone, Copy)]
+struct Heads {
+    seq: usize,
+    width: usize,
+    heads: usize,
+    head_dim: usize,
+    scale: f32,
+}
+
+impl Heads {
+    fn new(seq: usize, width: usize, heads: usize) -> Self {
+        let head_dim = width / heads;
+        Self { seq, width, heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt() }
+    }
+
+    fn tiles(&self) -> usize {
+        self.seq.div_ceil(TILE)
+    }
+
+    /// Positions of a tile.
+    fn tile(&self, index: usize) -> std::ops::Range<usize> {
+        index * TILE..self.seq.min((index + 1) * TILE)
+    }
+
+    /// First element of (batch, position, head) in (B,T,C).
+    fn out_at(&self, head: usize, position: usize) -> usize {
+        let (b, h) = (head / self.heads, head % self.heads);
+        (b * self.seq + position) * self.width + h * self.head_dim
+    }
+
+    /// First element of part 0 (q), 1 (k) or 2 (v) of (batch, position, head) in (B,T,3C).
+    fn qkv_at(&self, part: usize, head: usize, position: usize) -> usize {
+        let (b, h) = (head / self.heads, head % self.heads);
+        ((b * self.seq + position) * 3 + part) * self.width + h * self.head_dim
+    }
+
+    /// The rows of a part from `position` on, as a matrix (positions, HD).
+    fn part(&self, qkv: Span<f32>, part: usize, head: usize, position: usize) -> MatRef {
+        matrix(qkv, self.qkv_at(part, head, position), 3 * self.width)
+    }
+}
+
+/// A row-major matrix inside a span.
+fn matrix(span: Span<f32>, first: usize, stride: usize) -> MatRef {
+    debug_assert!(first < span.len());
+    MatRef::row_major(span.ptr().wrapping_add(first).cast_const(), stride)
+}
+
+fn writable(m: MatRef) -> MatMut {
+    MatMut { ptr: m.ptr.cast_mut(), rs: m.rs }
+}
+
+/// Columns of row `i` of the query tile that it may see in the key tile.
+fn visible(queries: &std::ops::Range<usize>, keys: &std::ops::Range<usize>, i: usize) -> usize {
+    (queries.start + i + 1).saturating_sub(keys.start).min(keys.len())
+}
+
+/// A product of tiles; `beta` says whether `c` is added to.
+struct Tiles<'a> {
+    isa: Isa,
+    scratch: &'a mut LocalScratch,
+}
+
+impl Tiles<'_> {
+    /// c (m,n) = or += a (m,k) · b (k,n)
+    ///
+    /// # Safety
+    /// The three matrices lie in memory that this task may read (a, b) and alone may use (c).
+    unsafe fn product(&mut self, [m, n, k]: [usize; 3], a: MatRef, b: MatRef, c: MatMut, beta: Beta) {
+        // SAFETY: passed on to the caller.
+        unsafe { gemm_local(self.scratch, self.isa, &Gemm::new((m, n, k), a, b, c).beta(beta)) };
+    }
+}
+
+pub fn attention_fwd(ctx: &mut Ctx<'_>, op: &AttentionFwd) -> Result<()> {
+    let (out, lse, qkv) = (ctx.f32(op.out)?, ctx.f32(op.lse)?, ctx.f32(op.qkv)?);
+    let [batch, seq, width] = *op.out.shape.dims() else { return Ok(()) };
+    let (g, isa, scratch) = (Heads::new(seq, width, op.heads), ctx.isa, ctx.scratch);
+    let tiles = g.tiles();
+    // Long tiles (late queries) first, so that the short ones fill the gaps at the end.
+    ctx.chunks(batch * op.heads * tiles, 1, |task, worker| {
+        let (head, tile) = (task.start / tiles, tiles - 1 - task.start % tiles);
+        // SAFETY: the team runs one task at a time per worker; tasks own disjoint rows of `out` and `lse`, which
+        // share no memory with `qkv`.
+        unsafe { forward_tile(isa, scratch.get(worker), &g, [out, lse, qkv], [head, tile]) }
+    })
+}
+
+/// # Safety
+/// This task alone uses `scratch` and the rows of `out` and `lse` of this head and tile.
+unsafe fn forward_tile(
+    isa: Isa,
+    scratch: &mut Scratch,
+    g: &Heads,
+    [out, lse, qkv]: [Span<f32>; 3],
+    [head, tile]: [usize; 2],
+) {
+    let queries = g.tile(tile);
+    let rows = queries.len();
+    grow(&mut scratch.tiles, TILE * TILE);
+    let mut mm = Tiles { isa, scratch: &mut scratch.gemm };
+    let (mut max, mut sum) = ([f32::NEG_INFINITY; TILE], [0.0_f32; TILE]);
+    let o = matrix(out, g.out_at(head, queries.start), g.width);
+    for key_tile in 0..=tile {
+        let keys = g.tile(key_tile);
+        let s = &mut scratch.tiles[..rows * keys.len()];
+        let s_mat = MatRef::row_major(s.as_ptr(), keys.len());
+        let s_out = MatMut { ptr: s.as_mut_ptr(), rs: keys.len() };
+        // SAFETY: q and k are only read; the score tile is this worker's own.
+        unsafe {
+            let q = g.part(qkv, 0, head, queries.start);
+            let k = g.part(qkv, 1, head, keys.start);
+            mm.product([rows, keys.len(), g.head_dim], q, k.transposed(), s_out, Beta::Overwrite);
+        }
+        for (i, row) in s.chunks_exact_mut(keys.len()).enumerate() {
+            let (seen, hidden) = row.split_at_mut(visible(&queries, &keys, i));
+            hidden.fill(0.0);
+            let (new_max, row_sum) = softmax_row(isa, seen, g.scale, max[i]);
+            let shrink = (max[i] - new_max).exp(); // 0 for the first tile: exp(-inf)
+            sum[i] = sum[i] * shrink + row_sum;
+            max[i] = new_max;
+            if key_tile > 0 {
+                let at = g.out_at(head, queries.start + i);
+                // SAFETY: this row of `out` belongs to this task.
+                scale_row(isa, unsafe { out.get_mut(at..at + g.head_dim) }, shrink);
+            }
+        }
+        let beta = if key_tile == 0 { Beta::Overwrite } else { Beta::Accumulate };
+        // SAFETY: v is only read; these rows of `out` belong to this task.
+        unsafe {
+            let v = g.part(qkv, 2, head, keys.start);
+            mm.product([rows, g.head_dim, keys.len()], s_mat, v, writable(o), beta);
+        }
+    }
+    for i in 0..rows {
+        let (at, position) = (g.out_at(head, queries.start + i), head * g.seq + queries.start + i);
+        // SAFETY: these elements belong to this task.
+        unsafe {
+            scale_row(isa, out.get_mut(at..at + g.head_dim), 1.0 / sum[i]);
+            lse.get_mut(position..position + 1)[0] = max[i] + sum[i].ln();
+        }
+    }
+}
+
+pub fn attention_bwd(ctx: &mut Ctx<'_>, op: &AttentionBwd) -> Result<()> {
+    let (d_qkv, d_out, qkv) = (ctx.f32(op.d_qkv)?, ctx.f32(op.d_out)?, ctx.f32(op.qkv)?);
+    let (out, lse) = (ctx.f32(op.out)?, ctx.f32(op.lse)?);
+    let [batch, seq, width] = *op.out.shape.dims() else { return Ok(()) };
+    let (g, isa, scratch) = (Heads::new(seq, width, op.heads), ctx.isa, ctx.scratch);
+    ctx.chunks(batch * op.heads, 1, |task, worker| {
+        // SAFETY: the team runs one task at a time per worker; a task owns its head of `d_qkv`, which shares no
+        // memory with anything read.
+        unsafe { backward_head(isa, scratch.get(worker), &g, [d_qkv, d_out, qkv, out, lse], task.start) }
+    })
+}
+
+/// # Safety
+/// This task alone uses `scratch` and this head of `d_qkv`.
+unsafe fn backward_head(isa: Isa, scratch: &mut Scratch, g: &Heads, slots: [Span<f32>; 5], head: usize) {
+    let [d_qkv, d_out, qkv, out, lse] = slots;
+    grow(&mut scratch.tiles, 2 * TILE * TILE);
+    let (p_tile, dp_tile) = scratch.tiles.split_at_mut(TILE * TILE);
+    let mut mm = Tiles { isa, scratch: &mut scratch.gemm };
+    let hd = g.head_dim;
+    for tile in 0..g.tiles() {
+        let queries = g.tile(tile);
+        let rows = queries.len();
+        let mut delta = [0.0_f32; TILE];
+        for (i, delta) in delta[..rows].iter_mut().enumerate() {
+            let at = g.out_at(head, queries.start + i);
+            // SAFETY: only read while the op runs.
+            *delta = unsafe { dot(isa, d_out.get(at..at + hd), out.get(at..at + hd)) };
+        }
+        let d_o = matrix(d_out, g.out_at(head, queries.start), g.width);
+        let q = g.part(qkv, 0, head, queries.start);
+        let d_q = writable(g.part(d_qkv, 0, head, queries.start));
+        for key_tile in 0..=tile {
+            let keys = g.tile(key_tile);
+            let cols = keys.len();
+            let [k, v] = [1, 2].map(|part| g.part(qkv, part, head, keys.start));
+            let [d_k, d_v] = [1, 2].map(|part| writable(g.part(d_qkv, part, head, keys.start)));
+            let (p, dp) = (&mut p_tile[..rows * cols], &mut dp_tile[..rows * cols]);
+            let [p_out, dp_out] = [&mut *p, &mut *dp].map(|t| MatMut { ptr: t.as_mut_ptr(), rs: cols });
+            // SAFETY: inputs are only read; the tiles are this worker's own.
+            unsafe {
+                mm.product([rows, cols, hd], q, k.transposed(), p_out, Beta::Overwrite);
+                mm.product([rows, cols, hd], d_o, v.transposed(), dp_out, Beta::Overwrite);
+            }
+            for i in 0..rows {
+                let seen = visible(&queries, &keys, i);
+                let position = head * g.seq + queries.start + i;
+                // SAFETY: only read while the op runs.
+                let row_lse = unsafe { lse.get(position..position + 1)[0] };
+                let (p, dp) = (&mut p[i * cols..(i + 1) * cols], &mut dp[i * cols..(i + 1) * cols]);
+                probabilities(isa, &mut p[..seen], g.scale, row_lse);
+                softmax_bwd_row(isa, &mut dp[..seen], &p[..seen], delta[i], g.scale);
+                p[seen..].fill(0.0);
+                dp[seen..].fill(0.0);
+            }
+            let [p, ds] = [&*p, &*dp].map(|t| MatRef::row_major(t.as_ptr(), cols));
+            // The first tile to reach a gradient writes it: queries see key tile 0 first, keys their own tile.
+            let beta_q = if key_tile == 0 { Beta::Overwrite } else { Beta::Accumulate };
+            let beta_kv = if key_tile == tile { Beta::Overwrite } else { Beta::Accumulate };
+            // SAFETY: these parts of `d_qkv` belong to this task.
+            unsafe {
+                mm.product([rows, hd, cols], ds, k, d_q, beta_q);
+                mm.product([cols, hd, rows], ds.transposed(), q, d_k, beta_kv);
+                mm.product([cols, hd, rows], p.transposed(), d_o, d_v, beta_kv);
+            }
+        }
+    }
+}
+
+pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
+    let (out, qkv) = (ctx.f32(op.out)?, ctx.f32(op.qkv)?);
+    let (keys, values) = (ctx.f32(op.keys)?, ctx.f32(op.values)?);
+    let [batch, context, width] = *op.keys.shape.dims() else { return Ok(()) };
+    let position = ctx.scalars.position as usize;
+    if position >= context {
+        return Err(Error::Input(format!("position {position} is beyond the context of {context}")));
+    }
+    let (g, isa, scratch) = (Heads::new(1, width, op.heads), ctx.isa, ctx.scratch);
+    ctx.chunks(batch * op.heads, 1, |task, worker| {
+        let head = task.start;
+        let (b, h, hd) = (head / g.heads, head % g.heads, g.head_dim);
+        let row = |position: usize| {
+            let first = (b * context + position) * width + h * hd;
+            first..first + hd
+        };
+        let [q, k, v] = [0, 1, 2].map(|part| g.qkv_at(part, head, 0)).map(|at| at..at + hd);
+        // SAFETY: the team runs one task at a time per worker; a task owns its head of the cache and of `out`, and
+        // the mutable pieces are gone before the cache is read.
+        unsafe {
+            keys.get_mut(row(position)).copy_from_slice(qkv.get(k));
+            values.get_mut(row(position)).copy_from_slice(qkv.get(v));
+            let scores = &mut scratch.get(worker).tiles;
+            grow(scores, context);
+            let scores = &mut scores[..=position];
+            for (t, score) in scores.iter_mut().enumerate() {
+                *score = dot(isa, qkv.get(q.clone()), keys.get(row(t)));
+            }
+            let (_, sum) = softmax_row(isa, scores, g.scale, f32::NEG_INFINITY);
+            let at = g.out_at(head, 0);
+            let o = out.get_mut(at..at + hd);
+            o.fill(0.0);
+            for (t, score) in scores.iter().enumerate() {
+                axpy(isa, o, *score / sum, values.get(row(t)));
+            }
+        }
+    })
+}
+
+fn grow(tiles: &mut Vec<f32>, len: usize) {
+    if tiles.len() < len {
+        tiles.resize(len, 0.0);
+    }
+}

@@ -1,0 +1,124 @@
+//! Linear layers on the GEMM, with bias and GELU applied while a block of the result is still in cache.
+
+use super::elementwise::{gelu_grad_in_place, gelu_into};
+use super::{Ctx, engine_error};
+use crate::gemm::{Beta, Gemm, MatMut, MatRef, gemm};
+use crate::memory::Span;
+use crate::multiversion;
+use ironhorse_core::Result;
+use ironhorse_core::op::{LinearBwdInput, LinearBwdWeight, LinearFwd};
+use std::ops::Range;
+
+/// Columns a task of the bias gradient handles.
+const COLS: usize = 64;
+/// Rows summed in one accumulator before it is added to the total: keeps rounding low over many rows.
+const BLOCK: usize = 32;
+
+multiversion! {
+    /// x += y
+    fn add_row<const FMA: bool>(x: &mut [f32], y: &[f32]) {
+        for (x, y) in x.iter_mut().zip(y) {
+            *x += y;
+        }
+    }
+}
+
+/// A whole slot as rows of `cols`.
+fn rows_of(span: Span<f32>, cols: usize) -> MatRef {
+    MatRef::row_major(span.ptr().cast_const(), cols)
+}
+
+/// Runs a product over whole slots.
+///
+/// # Safety
+/// The matrices lie inside slots of the op; `c` shares no memory with `a` and `b`.
+unsafe fn product(ctx: &mut Ctx<'_>, product: Gemm<'_>) -> Result<()> {
+    // SAFETY: passed on to the caller.
+    unsafe { gemm(ctx.team, ctx.workspace, ctx.isa, &product) }.map_err(engine_error)
+}
+
+pub fn linear_fwd(ctx: &mut Ctx<'_>, op: &LinearFwd) -> Result<()> {
+    let (out, inp, weight) = (ctx.f32(op.out)?, ctx.f32(op.inp)?, ctx.f32(op.weight)?);
+    let pre = op.pre.map(|slot| ctx.f32(slot)).transpose()?;
+    let bias = op.bias.map(|slot| ctx.f32(slot)).transpose()?;
+    let (rows, ic, oc) = (op.inp.shape.rows(), op.inp.shape.cols(), op.weight.shape.rows());
+    let (isa, sums) = (ctx.isa, pre.unwrap_or(out));
+    let finish = |rows: Range<usize>, cols: Range<usize>, _: usize| {
+        for row in rows {
+            let r = row * oc + cols.start..row * oc + cols.end;
+            // SAFETY: the region is final and belongs to the calling task; written slots share no memory with read ones.
+            unsafe {
+                if let Some(bias) = bias {
+                    add_row(isa, sums.get_mut(r.clone()), bias.get(cols.clone()));
+                }
+                if let Some(pre) = pre {
+                    gelu_into(isa, out.get_mut(r.clone()), pre.get(r));
+                }
+            }
+        }
+    };
+    let b = rows_of(weight, ic).transposed();
+    let mut g = Gemm::new((rows, oc, ic), rows_of(inp, ic), b, MatMut { ptr: sums.ptr(), rs: oc });
+    if bias.is_some() || pre.is_some() {
+        g = g.epilogue(&finish);
+    }
+    // SAFETY: shapes and aliasing were checked by `Op::check`.
+    unsafe { product(ctx, g) }
+}
+
+pub fn linear_bwd_input(ctx: &mut Ctx<'_>, op: &LinearBwdInput) -> Result<()> {
+    let (d_inp, d_out, weight) = (ctx.f32(op.d_inp)?, ctx.f32(op.d_out)?, ctx.f32(op.weight)?);
+    let pre = op.gelu_pre.map(|slot| ctx.f32(slot)).transpose()?;
+    let (rows, ic, oc) = (op.d_inp.shape.rows(), op.d_inp.shape.cols(), op.d_out.shape.cols());
+    let isa = ctx.isa;
+    let finish = |rows: Range<usize>, cols: Range<usize>, _: usize| {
+        let Some(pre) = pre else { return };
+        for row in rows {
+            let r = row * ic + cols.start..row * ic + cols.end;
+            // SAFETY: the region is final and belongs to the calling task; `pre` is only read.
+            unsafe { gelu_grad_in_place(isa, d_inp.get_mut(r.clone()), pre.get(r)) };
+        }
+    };
+    let c = MatMut { ptr: d_inp.ptr(), rs: ic };
+    let mut g = Gemm::new((rows, ic, oc), rows_of(d_out, oc), rows_of(weight, ic), c);
+    if pre.is_some() {
+        g = g.epilogue(&finish);
+    }
+    // SAFETY: shapes and aliasing were checked by `Op::check`.
+    unsafe { product(ctx, g) }
+}
+
+pub fn linear_bwd_weight(ctx: &mut Ctx<'_>, op: &LinearBwdWeight) -> Result<()> {
+    let (d_weight, d_out, inp) = (ctx.f32(op.d_weight)?, ctx.f32(op.d_out)?, ctx.f32(op.inp)?);
+    let (rows, ic, oc) = (op.inp.shape.rows(), op.inp.shape.cols(), op.d_out.shape.cols());
+    let adds = op.accum.adds(ctx.scalars.micro_step);
+    if let Some(d_bias) = op.d_bias {
+        column_sums(ctx, ctx.f32(d_bias)?, d_out, rows, adds)?;
+    }
+    let c = MatMut { ptr: d_weight.ptr(), rs: ic };
+    let beta = if adds { Beta::Accumulate } else { Beta::Overwrite };
+    let g = Gemm::new((oc, ic, rows), rows_of(d_out, oc).transposed(), rows_of(inp, ic), c).beta(beta);
+    // SAFETY: shapes and aliasing were checked by `Op::check`.
+    unsafe { product(ctx, g) }
+}
+
+/// `sums (+)= Σ_rows x`; each task owns some columns.
+fn column_sums(ctx: &Ctx<'_>, sums: Span<f32>, x: Span<f32>, rows: usize, adds: bool) -> Result<()> {
+    let (isa, width) = (ctx.isa, sums.len());
+    ctx.chunks(width, COLS, |cols, _| {
+        let n = cols.len();
+        let mut total = [0.0_f32; COLS];
+        for first in (0..rows).step_by(BLOCK) {
+            let mut block = [0.0_f32; COLS];
+            for row in first..rows.min(first + BLOCK) {
+                // SAFETY: nothing writes `x` while the op runs.
+                add_row(isa, &mut block[..n], unsafe {
+                    x.get(row * width + cols.start..row * width + cols.end)
+                });
+            }
+            add_row(isa, &mut total[..n], &block[..n]);
+        }
+        // SAFETY: tasks have disjoint columns.
+        super::store(unsafe { sums.get_mut(cols) }, &total[..n], adds);
+    })
+}

@@ -1,0 +1,127 @@
+//! The ops on the CPU, one file per family, and what they share.
+
+mod attention;
+mod elementwise;
+mod embedding;
+mod layernorm;
+mod linear;
+mod loss;
+mod memory;
+mod optimizer;
+
+use crate::gemm::{LocalScratch, Workspace};
+use crate::isa::Isa;
+use crate::memory::{Memory, Span};
+use crate::team::{PerWorker, Team};
+use ironhorse_core::op::Op;
+use ironhorse_core::{Error, Program, Result, Scalars, Slot};
+use std::ops::Range;
+
+/// What an op needs besides its slots. Everything in it is kept from step to step.
+pub struct Ctx<'a> {
+    pub memory: &'a Memory,
+    pub team: &'a Team,
+    pub isa: Isa,
+    pub workspace: &'a mut Workspace,
+    pub scratch: &'a PerWorker<Scratch>,
+    pub partials: &'a mut Vec<f64>,
+    pub program: &'a Program,
+    pub scalars: &'a Scalars,
+}
+
+/// A worker's own memory; grows in the first step only.
+#[derive(Default)]
+pub struct Scratch {
+    pub gemm: LocalScratch,
+    pub tiles: Vec<f32>,
+}
+
+impl Ctx<'_> {
+    fn f32(&self, slot: Slot) -> Result<Span<f32>> {
+        self.memory.f32(slot)
+    }
+
+    fn i32(&self, slot: Slot) -> Result<Span<i32>> {
+        self.memory.i32(slot)
+    }
+
+    /// Runs `task` on fixed pieces of `0..len`: the pieces do not depend on the number of threads.
+    fn chunks(&self, len: usize, chunk: usize, task: impl Fn(Range<usize>, usize) + Sync) -> Result<()> {
+        self.team.chunks(len, chunk, task).map_err(engine_error)
+    }
+
+    /// Room for partial sums, one per task.
+    fn partials(&mut self, len: usize) -> Partials {
+        if self.partials.len() < len {
+            self.partials.resize(len, 0.0);
+        }
+        Partials { start: self.partials.as_mut_ptr(), len }
+    }
+}
+
+/// Partial sums that tasks fill and one thread adds up in order.
+#[derive(Clone, Copy)]
+struct Partials {
+    start: *mut f64,
+    len: usize,
+}
+
+// SAFETY: an address and a length; `set` and `sum` are unsafe and say who may call when.
+unsafe impl Send for Partials {}
+// SAFETY: as above.
+unsafe impl Sync for Partials {}
+
+impl Partials {
+    /// # Safety
+    /// No other task uses this index, and `Ctx::partials` is not called again before the last use.
+    unsafe fn set(self, index: usize, value: f64) {
+        assert!(index < self.len, "partial sum out of range");
+        // SAFETY: in bounds by the line above, exclusive by the contract.
+        unsafe { *self.start.add(index) = value };
+    }
+
+    /// # Safety
+    /// All tasks are done, and `Ctx::partials` was not called since.
+    unsafe fn sum(self) -> f64 {
+        // SAFETY: by the contract nobody writes.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }.iter().sum()
+    }
+}
+
+/// `out = values` or `out += values`.
+fn store(out: &mut [f32], values: &[f32], adds: bool) {
+    for (out, value) in out.iter_mut().zip(values) {
+        *out = if adds { *out + value } else { *value };
+    }
+}
+
+fn engine_error(error: impl std::fmt::Display) -> Error {
+    Error::Engine { engine: "cpu", what: error.to_string() }
+}
+
+/// Runs one op.
+pub fn run(ctx: &mut Ctx<'_>, op: &Op) -> Result<()> {
+    match op {
+        Op::EmbeddingFwd(op) => embedding::embedding_fwd(ctx, op),
+        Op::EmbeddingBwd(op) => embedding::embedding_bwd(ctx, op),
+        Op::LayerNormFwd(op) => layernorm::layernorm_fwd(ctx, op),
+        Op::ResidualLayerNormFwd(op) => layernorm::residual_layernorm_fwd(ctx, op),
+        Op::LayerNormApply(op) => layernorm::layernorm_apply(ctx, op),
+        Op::LayerNormBwd(op) => layernorm::layernorm_bwd(ctx, op),
+        Op::LinearFwd(op) => linear::linear_fwd(ctx, op),
+        Op::LinearBwdInput(op) => linear::linear_bwd_input(ctx, op),
+        Op::LinearBwdWeight(op) => linear::linear_bwd_weight(ctx, op),
+        Op::GeluFwd(op) => elementwise::gelu_fwd(ctx, op),
+        Op::GeluBwd(op) => elementwise::gelu_bwd(ctx, op),
+        Op::Add(op) => elementwise::add(ctx, op),
+        Op::AttentionFwd(op) => attention::attention_fwd(ctx, op),
+        Op::AttentionBwd(op) => attention::attention_bwd(ctx, op),
+        Op::AttentionCached(op) => attention::attention_cached(ctx, op),
+        Op::CrossEntropy(op) => loss::cross_entropy(ctx, op),
+        Op::LossMean(op) => loss::loss_mean(ctx, op),
+        Op::GradNorm(op) => optimizer::grad_norm(ctx, op),
+        Op::AdamW(op) => optimizer::adamw(ctx, op),
+        Op::Fill(op) => memory::fill(ctx, op),
+        Op::CopySlot(op) => memory::copy(ctx, op),
+    }
+}

@@ -1,0 +1,94 @@
+//! Global gradient norm and AdamW over all parameters.
+
+use super::Ctx;
+use crate::math::{fma, sum_sq};
+use crate::multiversion;
+use ironhorse_core::Result;
+use ironhorse_core::op::{AdamW, GradNorm};
+
+/// Elements whose squares one task sums; the partial sums are added in order.
+const NORM_CHUNK: usize = 1 << 16;
+/// Elements one AdamW task updates: four streams of 64 KiB.
+const ADAM_CHUNK: usize = 1 << 14;
+/// What PyTorch's clip_grad_norm_ adds to the norm before dividing.
+const CLIP_EPS: f32 = 1e-6;
+
+/// The constants of a step, the same for every element.
+#[derive(Clone, Copy)]
+struct Coefficients {
+    /// 1 - lr·decay
+    keep: f32,
+    beta1: f32,
+    beta2: f32,
+    /// lr / (1 - β₁ᵗ)
+    step_size: f32,
+    /// 1 / √(1 - β₂ᵗ)
+    root_correction: f32,
+    eps: f32,
+    /// gradients are multiplied by this: clipping
+    grad_scale: f32,
+}
+
+multiversion! {
+    /// One stretch of AdamW.
+    fn adamw_stretch<const FMA: bool>(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], k: Coefficients) {
+        for (((w, g), m), v) in w.iter_mut().zip(g).zip(m.iter_mut()).zip(v.iter_mut()) {
+            let g = g * k.grad_scale;
+            *m = fma::<FMA>(k.beta1, *m - g, g);
+            let g2 = g * g;
+            *v = fma::<FMA>(k.beta2, *v - g2, g2);
+            let denominator = fma::<FMA>(v.sqrt(), k.root_correction, k.eps);
+            *w = fma::<FMA>(*w, k.keep, -(k.step_size * (*m / denominator)));
+        }
+    }
+}
+
+pub fn grad_norm(ctx: &mut Ctx<'_>, op: &GradNorm) -> Result<()> {
+    let (norm, grads) = (ctx.f32(op.norm)?, ctx.f32(op.grads)?);
+    let isa = ctx.isa;
+    let partials = ctx.partials(grads.len().div_ceil(NORM_CHUNK));
+    ctx.chunks(grads.len(), NORM_CHUNK, |r, _| {
+        let index = r.start / NORM_CHUNK;
+        // SAFETY: nothing writes the gradients while the op runs; tasks write different partial sums.
+        unsafe { partials.set(index, sum_sq(isa, grads.get(r))) }
+    })?;
+    // SAFETY: all tasks are done; one thread, and `norm` shares no memory with the gradients.
+    unsafe { norm.all_mut()[0] = partials.sum().sqrt() as f32 };
+    Ok(())
+}
+
+pub fn adamw(ctx: &mut Ctx<'_>, op: &AdamW) -> Result<()> {
+    let (w, g, norm) = (ctx.f32(op.params)?, ctx.f32(op.grads)?, ctx.f32(op.norm)?);
+    let (m, v) = (ctx.f32(op.moment1)?, ctx.f32(op.moment2)?);
+    let (s, isa, params) = (*ctx.scalars, ctx.isa, ctx.program.params());
+    // SAFETY: nothing writes the norm while the op runs.
+    let norm = unsafe { norm.all()[0] };
+    let clip = if s.grad_clip > 0.0 { (s.grad_clip / (norm + CLIP_EPS)).min(1.0) } else { 1.0 };
+    let correction = |beta: f32| 1.0 - f64::from(beta).powi(s.step.min(i32::MAX as u32) as i32);
+    let base = Coefficients {
+        keep: 1.0,
+        beta1: s.beta1,
+        beta2: s.beta2,
+        step_size: (f64::from(s.lr) / correction(s.beta1)) as f32,
+        root_correction: (1.0 / correction(s.beta2).sqrt()) as f32,
+        eps: s.eps,
+        grad_scale: clip,
+    };
+    let decayed = (1.0 - f64::from(s.lr) * f64::from(s.weight_decay)) as f32;
+    ctx.chunks(w.len(), ADAM_CHUNK, |r, _| {
+        let first = params.partition_point(|p| p.weight.end() / 4 <= r.start);
+        for param in &params[first..] {
+            let (start, end) = (param.weight.offset / 4, param.weight.end() / 4);
+            if start >= r.end {
+                break;
+            }
+            let part = start.max(r.start)..end.min(r.end);
+            let k = Coefficients { keep: if param.decay { decayed } else { 1.0 }, ..base };
+            // SAFETY: tasks have disjoint ranges of the four pools, which share no memory.
+            unsafe {
+                let (w, g) = (w.get_mut(part.clone()), g.get(part.clone()));
+                adamw_stretch(isa, w, g, m.get_mut(part.clone()), v.get_mut(part), k);
+            }
+        }
+    })
+}

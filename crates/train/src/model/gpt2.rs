@@ -1,0 +1,496 @@
+//! GPT-2 as programs: the parameter table, the forward and the backward written out op by op.
+//!
+//! The names given to activations are those of the reference model in Python, so an answer key can be compared with
+//! each of them; B, T, C, V, L, NH are defined in `docs/names.md`.
+
+use super::Gpt2Config;
+use crate::Result;
+use ironhorse_core::op::{
+    Accum, AdamW, AttentionBwd, AttentionCached, AttentionFwd, CrossEntropy, EmbeddingBwd, EmbeddingFwd,
+    GeluFwd, GradNorm, LayerNormApply, LayerNormBwd, LayerNormFwd, LinearBwdInput, LinearBwdWeight,
+    LinearFwd, LossMean, ResidualLayerNormFwd,
+};
+use ironhorse_core::{Builder, DType, Error, Pool, Program, Section, Shape, Slot};
+use serde::{Deserialize, Serialize};
+
+/// LayerNorm's epsilon in every GPT-2.
+pub const LAYERNORM_EPS: f32 = 1e-5;
+
+/// What the backward computes again instead of keeping it from the forward. The results are the same bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Keep everything.
+    #[default]
+    None,
+    /// Recompute GELU: spares 4C per token and layer.
+    Gelu,
+    /// Recompute GELU and both layernorms: spares 6C per token and layer.
+    Full,
+}
+
+/// A training step: forward with loss, backward, update. Io: `x`, `y`, `losses`, `loss`, `norm`.
+pub fn training(config: &Gpt2Config, batch: usize, seq: usize, recompute: Recompute) -> Result<Program> {
+    let mut gpt2 = Gpt2::new(config, batch, seq)?;
+    let saved = gpt2.forward(true)?;
+    gpt2.backward(&saved, recompute)?;
+    gpt2.update()?;
+    Ok(gpt2.b.finish()?)
+}
+
+/// The loss of a batch, nothing kept for a backward. Io: `x`, `y`, `losses`, `loss`.
+pub fn evaluation(config: &Gpt2Config, batch: usize, seq: usize) -> Result<Program> {
+    let mut gpt2 = Gpt2::new(config, batch, seq)?;
+    gpt2.forward(false)?;
+    Ok(gpt2.b.finish()?)
+}
+
+/// One token for each of `batch` sequences at the scalar `position`, over a key/value cache. Io: `x`, `logits`.
+pub fn decoding(config: &Gpt2Config, batch: usize) -> Result<Program> {
+    let mut gpt2 = Gpt2::new(config, batch, 1)?;
+    gpt2.decode()?;
+    Ok(gpt2.b.finish()?)
+}
+
+/// Weight and bias, with their gradients.
+#[derive(Clone, Copy)]
+struct Affine {
+    weight: Slot,
+    bias: Slot,
+}
+
+impl Affine {
+    fn grad(slot: Slot) -> Slot {
+        Slot { pool: Pool::Grads, ..slot }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Layer {
+    ln_1: Affine,
+    c_attn: Affine,
+    attn_proj: Affine,
+    ln_2: Affine,
+    c_fc: Affine,
+    mlp_proj: Affine,
+}
+
+struct Gpt2 {
+    b: Builder,
+    config: Gpt2Config,
+    batch: usize,
+    seq: usize,
+    x: Slot,
+    wte: Slot,
+    wpe: Slot,
+    layers: Vec<Layer>,
+    ln_f: Affine,
+}
+
+/// A normalised activation with what its backward needs.
+#[derive(Clone, Copy)]
+struct Norm {
+    /// (B,T,C), the residual stream that went in
+    inp: Slot,
+    out: Slot,
+    mean: Slot,
+    rstd: Slot,
+}
+
+/// What the forward leaves for the backward.
+struct Saved {
+    layers: Vec<SavedLayer>,
+    ln_f: Norm,
+    /// (B,T,Vp), its gradient after the loss
+    logits: Slot,
+}
+
+#[derive(Clone, Copy)]
+struct SavedLayer {
+    ln_1: Norm,
+    qkv: Slot,
+    sdpa: Slot,
+    lse: Slot,
+    ln_2: Norm,
+    fc: Slot,
+    gelu: Slot,
+}
+
+impl Gpt2 {
+    fn new(config: &Gpt2Config, batch: usize, seq: usize) -> Result<Self> {
+        config.validate()?;
+        if batch == 0 || seq == 0 {
+            return Err(crate::Error::Config(format!(
+                "batch {batch} × sequence {seq}: both must be at least 1"
+            )));
+        }
+        if seq > config.max_seq_len {
+            return Err(crate::Error::Config(format!(
+                "sequence length {seq} is beyond the model's context of {}; use --seq {} or less",
+                config.max_seq_len, config.max_seq_len
+            )));
+        }
+        let mut b = Builder::new();
+        let slots: Vec<(String, Slot)> = config
+            .tensors()
+            .into_iter()
+            .map(|t| {
+                let slot = b.param(t.name.clone(), t.shape, t.decay);
+                (t.name, slot)
+            })
+            .collect();
+        let find = |name: &str| {
+            let slot = slots.iter().find(|(n, _)| n == name).map(|&(_, slot)| slot);
+            slot.ok_or_else(|| Error::Program(format!("the parameter table has no {name}")))
+        };
+        let affine = |name: String| -> Result<Affine> {
+            Ok(Affine { weight: find(&format!("{name}.weight"))?, bias: find(&format!("{name}.bias"))? })
+        };
+        let layers = (0..config.n_layer)
+            .map(|l| {
+                Ok(Layer {
+                    ln_1: affine(format!("h.{l}.ln_1"))?,
+                    c_attn: affine(format!("h.{l}.attn.c_attn"))?,
+                    attn_proj: affine(format!("h.{l}.attn.c_proj"))?,
+                    ln_2: affine(format!("h.{l}.ln_2"))?,
+                    c_fc: affine(format!("h.{l}.mlp.c_fc"))?,
+                    mlp_proj: affine(format!("h.{l}.mlp.c_proj"))?,
+                })
+            })
+            .collect::<Result<_>>()?;
+        let (wte, wpe, ln_f) = (find("wte.weight")?, find("wpe.weight")?, affine("ln_f".into())?);
+        let x = b.io("x", [batch, seq], DType::I32);
+        Ok(Self { b, config: *config, batch, seq, x, wte, wpe, layers, ln_f })
+    }
+
+    /// A fresh (B,T,cols) activation.
+    fn tokens_by(&mut self, cols: usize) -> Slot {
+        self.b.activation([self.batch, self.seq, cols], DType::F32)
+    }
+
+    /// One f32 for each token.
+    fn per_token(&mut self) -> Slot {
+        self.b.activation([self.batch, self.seq], DType::F32)
+    }
+
+    fn layernorm(&mut self, name: &str, inp: Slot, p: Affine) -> Result<Norm> {
+        let norm = Norm {
+            inp,
+            out: self.tokens_by(self.config.n_embd),
+            mean: self.per_token(),
+            rstd: self.per_token(),
+        };
+        let Norm { out, mean, rstd, .. } = norm;
+        self.b.at(name);
+        self.b.push(LayerNormFwd {
+            out,
+            mean,
+            rstd,
+            inp,
+            weight: p.weight,
+            bias: p.bias,
+            eps: LAYERNORM_EPS,
+        })?;
+        self.b.name(name, out);
+        Ok(norm)
+    }
+
+    /// The residual add that ends one block and the layernorm that begins the next, in one op.
+    fn residual_layernorm(&mut self, names: [&str; 2], [a, b]: [Slot; 2], p: Affine) -> Result<Norm> {
+        let residual = self.tokens_by(self.config.n_embd);
+        let norm = Norm {
+            inp: residual,
+            out: self.tokens_by(self.config.n_embd),
+            mean: self.per_token(),
+            rstd: self.per_token(),
+        };
+        let Norm { out, mean, rstd, .. } = norm;
+        self.b.at(names[1]);
+        self.b.push(ResidualLayerNormFwd {
+            residual,
+            out,
+            mean,
+            rstd,
+            a,
+            b,
+            weight: p.weight,
+            bias: p.bias,
+            eps: LAYERNORM_EPS,
+        })?;
+        self.b.name(names[0], residual);
+        self.b.name(names[1], out);
+        Ok(norm)
+    }
+
+    fn linear(&mut self, name: &str, inp: Slot, p: Affine) -> Result<Slot> {
+        let out = self.tokens_by(p.weight.shape.rows());
+        self.b.at(name);
+        self.b.push(LinearFwd { out, pre: None, inp, weight: p.weight, bias: Some(p.bias) })?;
+        self.b.name(name, out);
+        Ok(out)
+    }
+
+    /// c_fc with GELU fused: (before, after).
+    fn linear_gelu(&mut self, l: usize, inp: Slot) -> Result<(Slot, Slot)> {
+        let p = self.layers[l].c_fc;
+        let (pre, out) = (self.tokens_by(4 * self.config.n_embd), self.tokens_by(4 * self.config.n_embd));
+        self.b.at(format!("h.{l}.mlp.c_fc"));
+        self.b.push(LinearFwd { out, pre: Some(pre), inp, weight: p.weight, bias: Some(p.bias) })?;
+        self.b.name(format!("h.{l}.mlp.c_fc"), pre);
+        self.b.name(format!("h.{l}.mlp.gelu"), out);
+        Ok((pre, out))
+    }
+
+    fn embed(&mut self, at_position: bool) -> Result<Slot> {
+        let out = self.tokens_by(self.config.n_embd);
+        self.b.at("embed");
+        self.b.push(EmbeddingFwd {
+            out,
+            tokens: self.x,
+            wte: self.wte,
+            wpe: self.wpe,
+            vocab: self.config.vocab_size,
+            at_position,
+        })?;
+        self.b.name("embed", out);
+        Ok(out)
+    }
+
+    /// Everything between the embedding and the logits, with `attend` making (out, lse) of (layer, qkv).
+    fn blocks(
+        &mut self,
+        embed: Slot,
+        attend: fn(&mut Self, usize, Slot) -> Result<(Slot, Slot)>,
+    ) -> Result<(Vec<SavedLayer>, Norm)> {
+        let mut layers = Vec::with_capacity(self.layers.len());
+        let mut ln_1 = self.layernorm("h.0.ln_1", embed, self.layers[0].ln_1)?;
+        for l in 0..self.layers.len() {
+            let p = self.layers[l];
+            let qkv = self.linear(&format!("h.{l}.attn.c_attn"), ln_1.out, p.c_attn)?;
+            let (sdpa, lse) = attend(self, l, qkv)?;
+            let attn = self.linear(&format!("h.{l}.attn.c_proj"), sdpa, p.attn_proj)?;
+            let names = [format!("h.{l}.residual_1"), format!("h.{l}.ln_2")];
+            let ln_2 =
+                self.residual_layernorm(names.each_ref().map(|n| n.as_str()), [ln_1.inp, attn], p.ln_2)?;
+            let (fc, gelu) = self.linear_gelu(l, ln_2.out)?;
+            let mlp = self.linear(&format!("h.{l}.mlp.c_proj"), gelu, p.mlp_proj)?;
+            let (next, p_next) = match self.layers.get(l + 1) {
+                Some(next) => (format!("h.{}.ln_1", l + 1), next.ln_1),
+                None => ("ln_f".into(), self.ln_f),
+            };
+            let residual = format!("h.{l}.residual_2");
+            layers.push(SavedLayer { ln_1, qkv, sdpa, lse, ln_2, fc, gelu });
+            ln_1 = self.residual_layernorm([&residual, &next], [ln_2.inp, mlp], p_next)?;
+        }
+        Ok((layers, ln_1))
+    }
+
+    fn attention(&mut self, l: usize, qkv: Slot) -> Result<(Slot, Slot)> {
+        let out = self.tokens_by(self.config.n_embd);
+        let lse = self.b.activation([self.batch, self.config.n_head, self.seq], DType::F32);
+        self.b.at(format!("h.{l}.attn.sdpa"));
+        self.b.push(AttentionFwd { out, lse, qkv, heads: self.config.n_head })?;
+        self.b.name(format!("h.{l}.attn.sdpa"), out);
+        Ok((out, lse))
+    }
+
+    /// The output head, tied to the token embedding.
+    fn head(&mut self, inp: Slot, logits: Slot) -> Result<()> {
+        self.b.at("lm_head");
+        self.b.push(LinearFwd { out: logits, pre: None, inp, weight: self.wte, bias: None })?;
+        self.b.name("logits", logits);
+        Ok(())
+    }
+
+    fn forward(&mut self, grad: bool) -> Result<Saved> {
+        let targets = self.b.io("y", [self.batch, self.seq], DType::I32);
+        let losses = self.b.io("losses", [self.batch, self.seq], DType::F32);
+        let loss = self.b.io("loss", Shape::new([]), DType::F32);
+        let embed = self.embed(false)?;
+        let (layers, ln_f) = self.blocks(embed, Self::attention)?;
+        let logits = self.tokens_by(self.config.padded_vocab_size);
+        self.head(ln_f.out, logits)?;
+        self.b.at("loss");
+        self.b.push(CrossEntropy { losses, logits, targets, vocab: self.config.vocab_size, grad })?;
+        self.b.push(LossMean { loss, losses, accum: Accum::FirstWrites })?;
+        Ok(Saved { layers, ln_f, logits })
+    }
+
+    fn decode(&mut self) -> Result<()> {
+        let logits = self.b.io("logits", [self.batch, 1, self.config.padded_vocab_size], DType::F32);
+        let embed = self.embed(true)?;
+        let (_, ln_f) = self.blocks(embed, |gpt2, l, qkv| {
+            let (width, context) = (gpt2.config.n_embd, gpt2.config.max_seq_len);
+            let [keys, values] = [(); 2].map(|()| gpt2.b.cache([gpt2.batch, context, width], DType::F32));
+            let out = gpt2.tokens_by(width);
+            gpt2.b.at(format!("h.{l}.attn.sdpa"));
+            gpt2.b.push(AttentionCached { out, keys, values, qkv, heads: gpt2.config.n_head })?;
+            Ok((out, out))
+        })?;
+        self.head(ln_f.out, logits)
+    }
+
+    fn backward(&mut self, saved: &Saved, recompute: Recompute) -> Result<()> {
+        let width = self.config.n_embd;
+        self.b.section(Section::Backward);
+        self.b.at("lm_head");
+        let d_ln_f = self.tokens_by(width);
+        self.b.push(LinearBwdWeight {
+            d_weight: Affine::grad(self.wte),
+            d_bias: None,
+            d_out: saved.logits,
+            inp: saved.ln_f.out,
+            accum: Accum::FirstWrites,
+        })?;
+        self.b.push(LinearBwdInput {
+            d_inp: d_ln_f,
+            d_out: saved.logits,
+            weight: self.wte,
+            gelu_pre: None,
+        })?;
+        self.b.name_grad("ln_f", d_ln_f);
+
+        // The gradient of the residual stream: one buffer that every block adds to on the way down.
+        let d_res = self.tokens_by(width);
+        self.layernorm_bwd("ln_f", &saved.ln_f, self.ln_f, [d_res, d_ln_f], Accum::Write)?;
+        for l in (0..self.layers.len()).rev() {
+            self.b.name_grad(format!("h.{l}.residual_2"), d_res);
+            self.mlp_bwd(l, &saved.layers[l], d_res, recompute)?;
+            self.b.name_grad(format!("h.{l}.residual_1"), d_res);
+            self.attention_bwd(l, &saved.layers[l], d_res, recompute)?;
+        }
+        self.b.name_grad("embed", d_res);
+        self.b.at("embed");
+        self.b.push(EmbeddingBwd {
+            d_wte: Affine::grad(self.wte),
+            d_wpe: Affine::grad(self.wpe),
+            d_out: d_res,
+            tokens: self.x,
+            accum: Accum::FirstWrites,
+        })?;
+        Ok(())
+    }
+
+    fn mlp_bwd(&mut self, l: usize, saved: &SavedLayer, d_res: Slot, recompute: Recompute) -> Result<()> {
+        let (p, width) = (self.layers[l], self.config.n_embd);
+        let [proj, fc, ln_2] = ["mlp.c_proj", "mlp.c_fc", "ln_2"].map(|part| format!("h.{l}.{part}"));
+        self.b.name_grad(&proj, d_res);
+        let gelu = match recompute {
+            Recompute::None => saved.gelu,
+            Recompute::Gelu | Recompute::Full => {
+                let out = self.tokens_by(4 * width);
+                self.b.at(format!("h.{l}.mlp.gelu"));
+                self.b.push(GeluFwd { out, inp: saved.fc })?;
+                out
+            }
+        };
+        let d_fc = self.tokens_by(4 * width);
+        self.linear_bwd(&proj, p.mlp_proj, [d_fc, d_res, gelu], Some(saved.fc))?;
+        self.b.name_grad(&fc, d_fc);
+        let norm = self.norm_again(&ln_2, saved.ln_2, p.ln_2, recompute)?;
+        let d_ln_2 = self.tokens_by(width);
+        self.linear_bwd(&fc, p.c_fc, [d_ln_2, d_fc, norm.out], None)?;
+        self.b.name_grad(&ln_2, d_ln_2);
+        self.layernorm_bwd(&ln_2, &norm, p.ln_2, [d_res, d_ln_2], Accum::Add)
+    }
+
+    fn attention_bwd(
+        &mut self,
+        l: usize,
+        saved: &SavedLayer,
+        d_res: Slot,
+        recompute: Recompute,
+    ) -> Result<()> {
+        let (p, width) = (self.layers[l], self.config.n_embd);
+        let [proj, sdpa, c_attn, ln_1] =
+            ["attn.c_proj", "attn.sdpa", "attn.c_attn", "ln_1"].map(|part| format!("h.{l}.{part}"));
+        self.b.name_grad(&proj, d_res);
+        let d_sdpa = self.tokens_by(width);
+        self.linear_bwd(&proj, p.attn_proj, [d_sdpa, d_res, saved.sdpa], None)?;
+        self.b.name_grad(&sdpa, d_sdpa);
+        let d_qkv = self.tokens_by(3 * width);
+        self.b.at(&sdpa);
+        self.b.push(AttentionBwd {
+            d_qkv,
+            d_out: d_sdpa,
+            qkv: saved.qkv,
+            out: saved.sdpa,
+            lse: saved.lse,
+            heads: self.config.n_head,
+        })?;
+        self.b.name_grad(&c_attn, d_qkv);
+        let norm = self.norm_again(&ln_1, saved.ln_1, p.ln_1, recompute)?;
+        let d_ln_1 = self.tokens_by(width);
+        self.linear_bwd(&c_attn, p.c_attn, [d_ln_1, d_qkv, norm.out], None)?;
+        self.b.name_grad(&ln_1, d_ln_1);
+        self.layernorm_bwd(&ln_1, &norm, p.ln_1, [d_res, d_ln_1], Accum::Add)
+    }
+
+    /// Both gradients of a linear layer; `[d_inp, d_out, inp]`.
+    fn linear_bwd(
+        &mut self,
+        name: &str,
+        p: Affine,
+        [d_inp, d_out, inp]: [Slot; 3],
+        gelu_pre: Option<Slot>,
+    ) -> Result<()> {
+        self.b.at(name);
+        self.b.push(LinearBwdWeight {
+            d_weight: Affine::grad(p.weight),
+            d_bias: Some(Affine::grad(p.bias)),
+            d_out,
+            inp,
+            accum: Accum::FirstWrites,
+        })?;
+        self.b.push(LinearBwdInput { d_inp, d_out, weight: p.weight, gelu_pre })?;
+        Ok(())
+    }
+
+    fn layernorm_bwd(
+        &mut self,
+        name: &str,
+        norm: &Norm,
+        p: Affine,
+        [d_inp, d_out]: [Slot; 2],
+        accum_inp: Accum,
+    ) -> Result<()> {
+        self.b.at(name);
+        self.b.push(LayerNormBwd {
+            d_inp,
+            d_weight: Affine::grad(p.weight),
+            d_bias: Affine::grad(p.bias),
+            d_out,
+            inp: norm.inp,
+            mean: norm.mean,
+            rstd: norm.rstd,
+            weight: p.weight,
+            accum_inp,
+            accum: Accum::FirstWrites,
+        })?;
+        Ok(())
+    }
+
+    /// The normalised activation: kept, or computed again from its input and statistics.
+    fn norm_again(&mut self, name: &str, saved: Norm, p: Affine, recompute: Recompute) -> Result<Norm> {
+        if recompute != Recompute::Full {
+            return Ok(saved);
+        }
+        let Norm { inp, mean, rstd, .. } = saved;
+        let out = self.tokens_by(self.config.n_embd);
+        self.b.at(name);
+        self.b.push(LayerNormApply { out, inp, mean, rstd, weight: p.weight, bias: p.bias })?;
+        Ok(Norm { out, ..saved })
+    }
+
+    fn update(&mut self) -> Result<()> {
+        let norm = self.b.io("norm", Shape::new([]), DType::F32);
+        let [params, grads, moment1, moment2] =
+            [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2].map(|pool| self.b.flat(pool));
+        self.b.section(Section::Update);
+        self.b.at("grad_norm");
+        self.b.push(GradNorm { norm, grads })?;
+        self.b.at("adamw");
+        self.b.push(AdamW { params, grads, moment1, moment2, norm })?;
+        Ok(())
+    }
+}

@@ -1,0 +1,62 @@
+//! GPT-2's initialisation, seeded and the same on every platform.
+
+use super::Gpt2Config;
+use crate::Result;
+use crate::rng::Rng;
+
+/// Standard deviation of GPT-2's weights.
+const STD: f64 = 0.02;
+
+/// Calls `put(name, values)` for every tensor in model order: normal(0, 0.02), residual projections scaled by 1/√(2L),
+/// norms 1, biases 0, padding rows of the vocabulary 0. Each tensor has its own random stream, so a change of one
+/// size leaves the others alone.
+pub fn gpt2(config: &Gpt2Config, seed: u64, mut put: impl FnMut(&str, &[f32]) -> Result<()>) -> Result<()> {
+    let root = Rng::new(seed);
+    let mut values = Vec::new();
+    for (i, tensor) in config.tensors().iter().enumerate() {
+        values.clear();
+        values.resize(tensor.shape.numel(), 0.0);
+        let name = tensor.name.as_str();
+        let is_matrix = tensor.shape.dims().len() == 2;
+        if is_matrix {
+            let residual = name.ends_with("c_proj.weight");
+            let std = if residual { STD / ((2 * config.n_layer) as f64).sqrt() } else { STD };
+            let real = if name == "wte.weight" { config.vocab_size * config.n_embd } else { values.len() };
+            let mut rng = root.fork(i as u64);
+            values[..real].iter_mut().for_each(|value| *value = (rng.normal() * std) as f32);
+        } else if name.ends_with(".weight") {
+            values.fill(1.0);
+        }
+        put(name, &values)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_have_gpt2s_spread_and_padding_is_zero() {
+        let config = Gpt2Config::new(16, 1000, 2, 2, 64);
+        let mut seen = 0;
+        gpt2(&config, 7, |name, values| {
+            seen += 1;
+            let var = values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / values.len() as f64;
+            match name {
+                "wte.weight" => {
+                    assert!(values[1000 * 64..].iter().all(|&v| v == 0.0));
+                    assert!(values[..1000 * 64].iter().any(|&v| v != 0.0));
+                }
+                "h.1.mlp.c_fc.weight" => assert!((var.sqrt() - 0.02).abs() < 1e-3),
+                "h.1.mlp.c_proj.weight" => assert!((var.sqrt() - 0.01).abs() < 1e-3),
+                "h.0.ln_1.weight" => assert!(values.iter().all(|&v| v == 1.0)),
+                "h.0.ln_1.bias" => assert!(values.iter().all(|&v| v == 0.0)),
+                _ => {}
+            }
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(seen, config.tensors().len());
+    }
+}
