@@ -10,5 +10,7 @@ pub mod plot;
 pub mod rng;
 pub mod sample;
 pub mod schedule;
+pub mod session;
+pub mod verify;
 
 pub use error::{Error, Result};

@@ -1,0 +1,157 @@
+//! A model on an engine: the programs it needs, planned together over one set of weights.
+
+use crate::model::gpt2::{self, Recompute};
+use crate::model::{Gpt2Config, init};
+use crate::{Error, Result};
+use ironhorse_core::{Engine, Layout, Pool, Program, Scalars, Section, Slot};
+
+/// Which programs a session is made for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SessionSpec {
+    /// Training steps on (batch, seq).
+    pub train: Option<(usize, usize)>,
+    /// Losses without training on (batch, seq).
+    pub eval: Option<(usize, usize)>,
+    /// Token-by-token decoding of this many sequences.
+    pub decode: Option<usize>,
+    /// What the backward computes again.
+    pub recompute: Recompute,
+}
+
+/// A GPT-2 on an engine.
+pub struct Session {
+    engine: Box<dyn Engine>,
+    config: Gpt2Config,
+    train: Option<Program>,
+    eval: Option<Program>,
+    decode: Option<Program>,
+}
+
+impl Session {
+    /// Builds the programs, plans them together and reserves the engine's memory. Weights are 0 until they are
+    /// loaded or initialised.
+    pub fn new(mut engine: Box<dyn Engine>, config: Gpt2Config, spec: &SessionSpec) -> Result<Self> {
+        config.validate()?;
+        let train = spec.train.map(|(b, t)| gpt2::training(&config, b, t, spec.recompute)).transpose()?;
+        let eval = spec.eval.map(|(b, t)| gpt2::evaluation(&config, b, t)).transpose()?;
+        let decode = spec.decode.map(|b| gpt2::decoding(&config, b)).transpose()?;
+        let layout = [&train, &eval, &decode]
+            .into_iter()
+            .flatten()
+            .fold(Layout::default(), |all, program| all.union(program.layout()));
+        engine.reserve(&layout)?;
+        Ok(Self { engine, config, train, eval, decode })
+    }
+
+    /// The model's sizes.
+    pub fn config(&self) -> &Gpt2Config {
+        &self.config
+    }
+
+    /// The engine.
+    pub fn engine(&mut self) -> &mut dyn Engine {
+        self.engine.as_mut()
+    }
+
+    /// The training program.
+    pub fn train_program(&self) -> Result<&Program> {
+        self.train.as_ref().ok_or_else(|| Error::Config("this session was not made for training".into()))
+    }
+
+    /// Any one of the programs: they share the parameter table.
+    fn any_program(&self) -> Result<&Program> {
+        let any = [&self.train, &self.eval, &self.decode].into_iter().flatten().next();
+        any.ok_or_else(|| Error::Config("this session has no program".into()))
+    }
+
+    /// GPT-2's random start.
+    pub fn init(&mut self, seed: u64) -> Result<()> {
+        let slots = self.param_slots(Pool::Params)?;
+        let mut next = slots.iter();
+        init::gpt2(&self.config, seed, |_, values| match next.next() {
+            Some((_, slot)) => Ok(self.engine.write_f32(*slot, values)?),
+            None => Ok(()),
+        })
+    }
+
+    /// Fills one of the pools laid out like the parameters: `read(name, values)` for every tensor in model order.
+    pub fn load(&mut self, pool: Pool, mut read: impl FnMut(&str, &mut [f32]) -> Result<()>) -> Result<()> {
+        let mut values = Vec::new();
+        for (name, slot) in self.param_slots(pool)? {
+            values.clear();
+            values.resize(slot.numel(), 0.0);
+            read(&name, &mut values)?;
+            self.engine.write_f32(slot, &values)?;
+        }
+        Ok(())
+    }
+
+    /// Copies one tensor out of a pool laid out like the parameters.
+    pub fn read_param(&mut self, pool: Pool, name: &str, values: &mut Vec<f32>) -> Result<()> {
+        let program = self.any_program()?;
+        let param = program.params().iter().find(|param| param.name == name);
+        let slot = param.map(|param| param.in_pool(pool));
+        let slot = slot.ok_or_else(|| Error::Config(format!("the model has no tensor `{name}`")))?;
+        values.clear();
+        values.resize(slot.numel(), 0.0);
+        Ok(self.engine.read_f32(slot, values)?)
+    }
+
+    fn param_slots(&self, pool: Pool) -> Result<Vec<(String, Slot)>> {
+        let params = self.any_program()?.params();
+        Ok(params.iter().map(|param| (param.name.clone(), param.in_pool(pool))).collect())
+    }
+
+    /// Forward and backward of one micro-step; gradients and loss accumulate over `scalars.micro_step`.
+    pub fn micro_step(&mut self, x: &[i32], y: &[i32], scalars: &Scalars) -> Result<()> {
+        let program = self.train.as_ref().ok_or_else(not_trained)?;
+        self.engine.write_i32(io(program, "x")?, x)?;
+        self.engine.write_i32(io(program, "y")?, y)?;
+        self.engine.run_section(program, Section::Forward, scalars)?;
+        Ok(self.engine.run_section(program, Section::Backward, scalars)?)
+    }
+
+    /// The optimizer's update after the last micro-step; returns (loss, gradient norm before clipping).
+    pub fn update(&mut self, scalars: &Scalars) -> Result<(f32, f32)> {
+        let program = self.train.as_ref().ok_or_else(not_trained)?;
+        self.engine.run_section(program, Section::Update, scalars)?;
+        let loss = self.engine.read_scalar(io(program, "loss")?)?;
+        Ok((loss, self.engine.read_scalar(io(program, "norm")?)?))
+    }
+
+    /// The mean loss of a batch.
+    pub fn evaluate(&mut self, x: &[i32], y: &[i32]) -> Result<f32> {
+        let Some(program) = &self.eval else {
+            return Err(Error::Config("this session was not made for evaluation".into()));
+        };
+        self.engine.write_i32(io(program, "x")?, x)?;
+        self.engine.write_i32(io(program, "y")?, y)?;
+        let scalars = Scalars { loss_scale: 1.0 / x.len() as f32, ..Scalars::default() };
+        self.engine.run_section(program, Section::Forward, &scalars)?;
+        Ok(self.engine.read_scalar(io(program, "loss")?)?)
+    }
+
+    /// Feeds one token per sequence at `position`; `logits` gets (B, Vp).
+    pub fn decode(&mut self, tokens: &[i32], position: usize, logits: &mut Vec<f32>) -> Result<()> {
+        let Some(program) = &self.decode else {
+            return Err(Error::Config("this session was not made for generation".into()));
+        };
+        let out = io(program, "logits")?;
+        self.engine.write_i32(io(program, "x")?, tokens)?;
+        let scalars = Scalars { position: position as u32, ..Scalars::default() };
+        self.engine.run_section(program, Section::Forward, &scalars)?;
+        logits.resize(out.numel(), 0.0);
+        Ok(self.engine.read_f32(out, logits)?)
+    }
+}
+
+fn not_trained() -> Error {
+    Error::Config("this session was not made for training".into())
+}
+
+/// A program's input or result.
+pub(crate) fn io(program: &Program, name: &str) -> Result<Slot> {
+    program
+        .io(name)
+        .ok_or_else(|| ironhorse_core::Error::Program(format!("no input or result is called `{name}`")).into())
+}

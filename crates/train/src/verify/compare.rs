@@ -1,0 +1,140 @@
+//! Comparing two tensors number by number.
+
+use serde::Serialize;
+
+/// An element far off is wrong even when the whole tensor's norm hides it: it may differ by this many times the
+/// tolerance, relative to its own size plus the tensor's root mean square.
+const STRAY: f64 = 10.0;
+
+/// How two tensors differ.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// Dimensions.
+    pub shape: Vec<usize>,
+    /// ‖got − want‖ / ‖want‖; not a number when either holds one that is not.
+    pub rel_error: f64,
+    /// What it may be.
+    pub tolerance: f64,
+    /// The element with the largest difference.
+    pub worst: Option<Worst>,
+    /// The first element that is wrong, when the comparison fails.
+    pub first_wrong: Option<Worst>,
+    /// Equal within the tolerance, as a whole and in each element.
+    pub pass: bool,
+}
+
+/// One element of both tensors.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Worst {
+    /// Its index.
+    pub index: Vec<usize>,
+    /// The reference's value.
+    pub expected: f32,
+    /// The engine's value.
+    pub got: f32,
+    /// How many f32 lie between them.
+    pub ulps: u64,
+}
+
+impl Worst {
+    fn new(shape: &[usize], flat: usize, expected: f32, got: f32) -> Self {
+        let mut index = vec![0; shape.len()];
+        let mut rest = flat;
+        for (i, &dim) in index.iter_mut().zip(shape).rev() {
+            *i = rest % dim.max(1);
+            rest /= dim.max(1);
+        }
+        Self { index, expected, got, ulps: ulp_distance(expected, got) }
+    }
+}
+
+/// Compares tensors of the same size.
+pub fn compare(got: &[f32], want: &[f32], shape: &[usize], tolerance: f64) -> Comparison {
+    let (mut diff_sq, mut want_sq) = (0.0_f64, 0.0_f64);
+    let (mut worst, mut worst_diff) = (None, -1.0_f64);
+    for (i, (&g, &w)) in got.iter().zip(want).enumerate() {
+        let diff = (f64::from(g) - f64::from(w)).abs();
+        diff_sq += diff * diff;
+        want_sq += f64::from(w) * f64::from(w);
+        if diff > worst_diff || (diff.is_nan() && !worst_diff.is_nan()) {
+            (worst, worst_diff) = (Some(i), diff);
+        }
+    }
+    let rel_error = match (diff_sq.sqrt(), want_sq.sqrt()) {
+        (0.0, _) => 0.0,
+        (diff, norm) => diff / norm, // infinite when the reference is all zeros and we are not
+    };
+    let rms = (want_sq / want.len().max(1) as f64).sqrt();
+    let first_beyond = |factor: f64| {
+        got.iter().zip(want).position(|(&g, &w)| {
+            let diff = (f64::from(g) - f64::from(w)).abs();
+            diff.is_nan() || diff > factor * tolerance * (rms + f64::from(w).abs())
+        })
+    };
+    let stray = first_beyond(STRAY);
+    let pass = rel_error <= tolerance && stray.is_none();
+    let element = |i: usize| Worst::new(shape, i, want[i], got[i]);
+    let first_wrong = if pass { None } else { stray.or_else(|| first_beyond(1.0)).or(worst).map(element) };
+    Comparison { shape: shape.to_vec(), rel_error, tolerance, worst: worst.map(element), first_wrong, pass }
+}
+
+/// How many representable f32 lie between two values; `u64::MAX` when either is not a number.
+pub fn ulp_distance(a: f32, b: f32) -> u64 {
+    if a.is_nan() || b.is_nan() {
+        return u64::MAX;
+    }
+    // Maps the bits to integers in the order of the reals, +0 and -0 together.
+    let ordered = |x: f32| {
+        let bits = i64::from(x.to_bits() & 0x7fff_ffff);
+        if x.is_sign_negative() { -bits } else { bits }
+    };
+    ordered(a).abs_diff(ordered(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ulps_count_representable_numbers() {
+        assert_eq!(ulp_distance(1.0, 1.0), 0);
+        assert_eq!(ulp_distance(0.0, -0.0), 0);
+        assert_eq!(ulp_distance(1.0, 1.0 + f32::EPSILON), 1);
+        assert_eq!(ulp_distance(f32::from_bits(1), -f32::from_bits(1)), 2);
+        assert_eq!(ulp_distance(f32::NAN, 0.0), u64::MAX);
+    }
+
+    #[test]
+    fn equal_tensors_pass_and_small_noise_too() {
+        let want: Vec<f32> = (0..1000).map(|i| (i as f32 * 0.37).sin()).collect();
+        assert_eq!(compare(&want, &want, &[1000], 1e-5).rel_error, 0.0);
+        let noisy: Vec<f32> = want.iter().map(|w| w * (1.0 + 3e-6)).collect();
+        assert!(compare(&noisy, &want, &[10, 100], 1e-5).pass);
+    }
+
+    #[test]
+    fn one_changed_element_is_found_even_when_the_norm_hides_it() {
+        let want = vec![1.0_f32; 1_000_000];
+        let mut got = want.clone();
+        got[654_321] += 0.005; // 5e-6 of the norm
+        let result = compare(&got, &want, &[1000, 1000], 1e-5);
+        assert!(result.rel_error < 1e-5 && !result.pass);
+        assert_eq!(result.first_wrong.unwrap().index, [654, 321]);
+    }
+
+    #[test]
+    fn a_number_that_is_none_never_passes() {
+        let result = compare(&[1.0, f32::NAN], &[1.0, 2.0], &[2], 1e-5);
+        assert!(!result.pass && result.rel_error.is_nan());
+        assert_eq!(result.first_wrong.unwrap().index, [1]);
+        assert!(!compare(&[1.0], &[0.0], &[1], 1e-5).pass, "a reference of zeros asks for zeros");
+        assert!(compare(&[0.0], &[0.0], &[1], 1e-5).pass);
+        assert!(!compare(&[f32::NAN], &[f32::NAN], &[1], 1e-5).pass);
+    }
+
+    #[test]
+    fn scalars_have_an_empty_index() {
+        let result = compare(&[1.1], &[1.0], &[], 1e-5);
+        assert_eq!(result.first_wrong.unwrap().index, Vec::<usize>::new());
+    }
+}

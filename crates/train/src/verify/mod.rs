@@ -1,0 +1,196 @@
+//! Verification: run the program op by op, compare every tensor with an answer key, name the first thing that is wrong.
+
+mod compare;
+mod reference;
+mod report;
+
+pub use compare::{Comparison, Worst, compare, ulp_distance};
+pub use reference::{KeyReference, Reference, StateReference};
+pub use report::{FirstWrong, Report, Row, RowKind};
+
+use crate::model::gpt2::Recompute;
+use crate::session::{Session, SessionSpec, io};
+use crate::{Error, Result};
+use ironhorse_core::{Engine, Pool, Program, Scalars, Section, Slot, ValueKind};
+
+/// What counts as equal: relative error of each tensor by norm, and of the loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerance {
+    /// ‖got − want‖ / ‖want‖ of each tensor.
+    pub tensor: f64,
+    /// |got − want| / |want| of the loss.
+    pub loss: f64,
+}
+
+impl Default for Tolerance {
+    /// f32 against f32.
+    fn default() -> Self {
+        Self { tensor: 1e-5, loss: 1e-6 }
+    }
+}
+
+/// How to verify.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// What counts as equal.
+    pub tolerance: Tolerance,
+    /// Optimizer steps to check; all that the key has when `None`.
+    pub steps: Option<usize>,
+    /// What the backward computes again; the results must not change.
+    pub recompute: Recompute,
+}
+
+/// Verifies an engine against a reference.
+pub fn verify(engine: Box<dyn Engine>, reference: &mut dyn Reference, options: &Options) -> Result<Report> {
+    let config = *reference.config();
+    let (batch, seq) = (reference.batch(), reference.seq());
+    let spec = SessionSpec { train: Some((batch, seq)), recompute: options.recompute, ..Default::default() };
+    let mut session = Session::new(engine, config, &spec)?;
+    session.load(Pool::Params, |name, values| reference.read_weight(name, values))?;
+
+    let mut check = Check { reference, options, rows: Vec::new(), want: Vec::new(), got: Vec::new() };
+    check.files()?;
+    let scalars = Scalars { loss_scale: 1.0 / (batch * seq) as f32, ..check.reference.optimizer().scalars };
+    check.forward_backward(&mut session, &scalars)?;
+    check.gradients(&mut session)?;
+    let losses = check.optimizer_steps(&mut session, &scalars)?;
+    Ok(Report::new(check.rows, losses))
+}
+
+struct Check<'a> {
+    reference: &'a mut dyn Reference,
+    options: &'a Options,
+    rows: Vec<Row>,
+    want: Vec<f32>,
+    got: Vec<f32>,
+}
+
+impl Check<'_> {
+    /// What the files themselves say about being damaged or not belonging together.
+    fn files(&mut self) -> Result<()> {
+        for damage in self.reference.damage()? {
+            self.rows.push(Row::damaged(damage));
+        }
+        Ok(())
+    }
+
+    /// Runs forward and backward op by op, comparing each named value right after the op that completes it: later
+    /// ops may reuse its memory.
+    fn forward_backward(&mut self, session: &mut Session, scalars: &Scalars) -> Result<()> {
+        let program = session.train_program()?.clone();
+        let (x, y) = (self.reference.x()?, self.reference.y()?);
+        session.engine().write_i32(io(&program, "x")?, &x)?;
+        session.engine().write_i32(io(&program, "y")?, &y)?;
+        let loss = io(&program, "loss")?;
+        let end = program.range(Section::Backward).end;
+        let mut values = program.values().iter().peekable();
+        for i in 0..end {
+            session.engine().run(&program, i..i + 1, scalars)?;
+            while let Some(value) = values.next_if(|value| value.after <= i) {
+                let name = match (value.kind, value.name.as_str()) {
+                    (ValueKind::Activation, "logits") => "logits".to_owned(),
+                    (ValueKind::Activation, name) => format!("act.{name}"),
+                    (ValueKind::Gradient, name) => format!("dact.{name}"),
+                };
+                self.tensor(session, &program, i, &name, value.slot)?;
+            }
+            if program.nodes()[i].op.writes().any(|slot| slot == loss) {
+                self.tensor(session, &program, i, "loss", loss)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn gradients(&mut self, session: &mut Session) -> Result<()> {
+        let program = session.train_program()?.clone();
+        for param in program.params() {
+            let slot = param.grad();
+            // The op that wrote it last is the one to blame.
+            let last = (0..program.range(Section::Backward).end)
+                .rev()
+                .find(|&i| program.nodes()[i].op.writes().any(|written| written.overlaps(&slot)));
+            self.tensor(session, &program, last.unwrap_or(0), &format!("grad.{}", param.name), slot)?;
+        }
+        Ok(())
+    }
+
+    /// Repeats the step on the one batch and compares the losses and the weights that come out.
+    fn optimizer_steps(&mut self, session: &mut Session, scalars: &Scalars) -> Result<Vec<f32>> {
+        let recipe = self.reference.optimizer();
+        let steps = self.options.steps.unwrap_or(recipe.steps);
+        let program = session.train_program()?.clone();
+        let adamw = program.nodes().len().saturating_sub(1);
+        let mut losses = vec![session.engine().read_scalar(io(&program, "loss")?)?];
+        if steps == 0 {
+            return Ok(losses);
+        }
+        for step in 1..=steps {
+            let scalars = Scalars { step: step as u32, ..*scalars };
+            if step > 1 {
+                session.engine().run_section(&program, Section::Forward, &scalars)?;
+                session.engine().run_section(&program, Section::Backward, &scalars)?;
+                losses.push(session.engine().read_scalar(io(&program, "loss")?)?);
+            }
+            session.engine().run_section(&program, Section::Update, &scalars)?;
+        }
+        if let Some(mut want) = self.reference.read("losses")? {
+            want.truncate(losses.len());
+            let tolerance = self.reference.tolerance_of("losses", self.options.tolerance.loss);
+            let got = losses[..want.len()].to_vec();
+            let comparison = compare(&got, &want, &[want.len()], tolerance);
+            self.rows.push(Row::new("losses", &program, adamw, comparison));
+        }
+        if steps == recipe.steps {
+            for param in program.params() {
+                self.tensor(session, &program, adamw, &format!("after.{}", param.name), param.weight)?;
+            }
+        }
+        Ok(losses)
+    }
+
+    /// Compares one slot with the reference's tensor of that name, if it has one.
+    fn tensor(&mut self, session: &mut Session, program: &Program, op: usize, name: &str, slot: Slot) -> Result<()> {
+        let Some(want) = self.reference.read(name)? else { return Ok(()) };
+        self.want = want;
+        self.got.clear();
+        self.got.resize(slot.numel(), 0.0);
+        session.engine().read_f32(slot, &mut self.got)?;
+        let shape = self.strip_padding(name, slot)?;
+        let base = if name == "loss" { self.options.tolerance.loss } else { self.options.tolerance.tensor };
+        let tolerance = self.reference.tolerance_of(name, base);
+        self.rows.push(Row::new(name, program, op, compare(&self.got, &self.want, &shape, tolerance)));
+        Ok(())
+    }
+
+    /// Brings `got` to the reference's size by dropping what pads the vocabulary, which must be 0 in gradients.
+    fn strip_padding(&mut self, name: &str, slot: Slot) -> Result<Vec<usize>> {
+        let config = self.reference.config();
+        let mut shape = slot.shape.dims().to_vec();
+        if self.got.len() == self.want.len() {
+            return Ok(shape);
+        }
+        let (vocab, padded) = (config.vocab_size, config.padded_vocab_size);
+        if name == "logits" {
+            let rows = self.got.len() / padded;
+            for row in 0..rows {
+                self.got.copy_within(row * padded..row * padded + vocab, row * vocab);
+            }
+            self.got.truncate(rows * vocab);
+            if let Some(last) = shape.last_mut() {
+                *last = vocab;
+            }
+        } else if name.ends_with("wte.weight") {
+            self.got.truncate(vocab * config.n_embd);
+            shape[0] = vocab;
+        }
+        if self.got.len() == self.want.len() {
+            return Ok(shape);
+        }
+        Err(Error::Config(format!(
+            "{name}: the reference has {} elements, the model {} ({})",
+            self.want.len(),
+            slot.numel(),
+            slot.shape
+        )))
+    }
+}

@@ -1,0 +1,215 @@
+//! What verification found, as a table and as JSON.
+
+use super::compare::{Comparison, Worst};
+use super::reference::Damage;
+use ironhorse_core::Program;
+use serde::Serialize;
+use std::fmt;
+
+/// What kind of tensor a row compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RowKind {
+    /// A weight in a file.
+    Param,
+    /// An activation.
+    Act,
+    /// The gradient of an activation.
+    Dact,
+    /// The logits.
+    Logits,
+    /// The loss.
+    Loss,
+    /// The gradient of a weight.
+    Grad,
+    /// The losses of the optimizer steps.
+    Losses,
+    /// A weight after the optimizer steps.
+    After,
+    /// Inputs and anything else a file holds.
+    Other,
+}
+
+impl RowKind {
+    fn of(name: &str) -> Self {
+        match name.split('.').next() {
+            Some("param") => Self::Param,
+            Some("act") => Self::Act,
+            Some("dact") => Self::Dact,
+            Some("logits") => Self::Logits,
+            Some("loss") => Self::Loss,
+            Some("grad") => Self::Grad,
+            Some("losses") => Self::Losses,
+            Some("after") => Self::After,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// One tensor of the table.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// `act.h.0.ln_1`, `grad.wte.weight`, `logits`, ...
+    pub name: String,
+    /// What kind of tensor.
+    pub kind: RowKind,
+    /// How it compares.
+    #[serde(flatten)]
+    pub comparison: Comparison,
+    /// The op that completes it.
+    pub op: String,
+    /// Where in the model that op comes from.
+    pub origin: String,
+    /// `forward`, `backward`, `update`, or `file` when a file contradicts itself or another.
+    pub section: String,
+    /// What is wrong with the file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// Place in the execution order; files come before everything.
+    #[serde(skip)]
+    order: usize,
+}
+
+impl Row {
+    pub(super) fn new(name: &str, program: &Program, op: usize, comparison: Comparison) -> Self {
+        let node = &program.nodes()[op];
+        Self {
+            name: name.to_owned(),
+            kind: RowKind::of(name),
+            comparison,
+            op: node.op.name().to_owned(),
+            origin: program.origin(node).to_owned(),
+            section: node.section.name().to_owned(),
+            note: None,
+            order: op + 1,
+        }
+    }
+
+    pub(super) fn damaged(damage: Damage) -> Self {
+        Self {
+            kind: RowKind::of(&damage.tensor),
+            comparison: damage.comparison,
+            op: "file".into(),
+            origin: damage.tensor.trim_start_matches("param.").to_owned(),
+            section: "file".into(),
+            note: Some(damage.what),
+            name: damage.tensor,
+            order: 0,
+        }
+    }
+}
+
+/// The first thing that is wrong, in execution order.
+#[derive(Clone, Debug, Serialize)]
+pub struct FirstWrong {
+    /// The op that made it, or `file`.
+    pub op: String,
+    /// Where in the model it comes from.
+    pub origin: String,
+    /// `forward`, `backward`, `update` or `file`.
+    pub section: String,
+    /// The tensor.
+    pub tensor: String,
+    /// The first wrong element; absent when a checksum tells only that something changed.
+    pub index: Option<Vec<usize>>,
+    /// The reference's value there.
+    pub expected: Option<f32>,
+    /// The engine's value there.
+    pub got: Option<f32>,
+    /// What is wrong with the file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+/// The result of a verification.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// `pass` or `fail`.
+    pub verdict: &'static str,
+    /// The first thing that is wrong.
+    pub first_wrong: Option<FirstWrong>,
+    /// Every tensor compared: activations in execution order, then parameters in model order.
+    pub tensors: Vec<Row>,
+    /// The engine's loss at each optimizer step.
+    pub losses: Vec<f32>,
+}
+
+impl Report {
+    pub(super) fn new(tensors: Vec<Row>, losses: Vec<f32>) -> Self {
+        // A file that contradicts itself comes first; then the op that ran first.
+        let first = tensors.iter().filter(|row| !row.comparison.pass).min_by_key(|row| row.order);
+        let first_wrong = first.map(|row| {
+            let element = row.comparison.first_wrong.as_ref();
+            FirstWrong {
+                op: row.op.clone(),
+                origin: row.origin.clone(),
+                section: row.section.clone(),
+                tensor: row.name.clone(),
+                index: element.map(|e| e.index.clone()),
+                expected: element.map(|e| e.expected),
+                got: element.map(|e| e.got),
+                note: row.note.clone(),
+            }
+        });
+        let verdict = if first_wrong.is_none() && !tensors.is_empty() { "pass" } else { "fail" };
+        Self { verdict, first_wrong, tensors, losses }
+    }
+
+    /// Whether everything agreed (and something was compared).
+    pub fn passed(&self) -> bool {
+        self.verdict == "pass"
+    }
+
+    /// The largest relative error and its tensor.
+    pub fn worst(&self) -> Option<&Row> {
+        self.tensors.iter().max_by(|a, b| a.comparison.rel_error.total_cmp(&b.comparison.rel_error))
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self.tensors.iter().map(|row| row.name.len()).max().unwrap_or(6).max(6);
+        writeln!(f, "{:width$}  {:>18}  {:>9}  {:<52}  verdict", "tensor", "shape", "rel error", "worst element")?;
+        for row in &self.tensors {
+            let c = &row.comparison;
+            let worst = c.worst.as_ref().map(element_text).or_else(|| row.note.clone()).unwrap_or_default();
+            let verdict = if c.pass { "ok" } else { "WRONG" };
+            let shape = format!("{:?}", c.shape);
+            writeln!(f, "{:width$}  {shape:>18}  {:>9.2e}  {worst:<52}  {verdict}", row.name, c.rel_error)?;
+        }
+        writeln!(f)?;
+        let bad = self.tensors.iter().filter(|row| !row.comparison.pass).count();
+        match &self.first_wrong {
+            None if self.tensors.is_empty() => write!(f, "FAIL: nothing was compared"),
+            None => {
+                write!(f, "PASS: {} tensors agree", self.tensors.len())?;
+                match self.worst() {
+                    Some(row) => write!(f, "; largest relative error {:.2e} in {}", row.comparison.rel_error, row.name),
+                    None => Ok(()),
+                }
+            }
+            Some(first) => {
+                writeln!(f, "FAIL: {bad} of {} tensors are wrong", self.tensors.len())?;
+                let FirstWrong { op, origin, section, tensor, .. } = first;
+                if section == "file" {
+                    write!(f, "first wrong: {tensor} in the file")?;
+                } else {
+                    write!(f, "first wrong op: {op} at {origin} ({section}), tensor {tensor}")?;
+                }
+                if let (Some(index), Some(expected), Some(got)) = (&first.index, first.expected, first.got) {
+                    write!(f, "\nfirst wrong element: {index:?} expected {expected:e}, got {got:e}")?;
+                }
+                match &first.note {
+                    Some(note) => write!(f, "\n{note}"),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+fn element_text(worst: &Worst) -> String {
+    let Worst { index, expected, got, ulps } = worst;
+    let ulps = if *ulps == u64::MAX { "NaN".into() } else { format!("{ulps} ulp") };
+    format!("{index:?} {expected:e} got {got:e} ({ulps})")
+}
