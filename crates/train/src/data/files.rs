@@ -1,0 +1,81 @@
+//! Which files a list of patterns means.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Result};
+
+/// The files that match the patterns, sorted, each once. A pattern that matches nothing, or whose folder is missing, is
+/// an error: a misspelt path must not train on less data in silence.
+pub fn expand_globs(patterns: &[String]) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for pattern in patterns {
+        let paths = glob::glob(pattern)
+            .map_err(|e| Error::Config(format!("`{pattern}` is not a file pattern: {e}")))?;
+        let before = files.len();
+        for path in paths {
+            let path = path.map_err(|e| {
+                let at = e.path().to_owned();
+                Error::io(&at, "list", e.into())
+            })?;
+            if path.is_file() {
+                files.push(path);
+            }
+        }
+        if files.len() == before {
+            return Err(no_match(pattern));
+        }
+    }
+    if files.is_empty() {
+        return Err(Error::Config("no data files given, expected at least one path or pattern".into()));
+    }
+    files.sort();
+    files.dedup();
+    Ok(files)
+}
+
+/// Why a pattern matched no file: its folder is missing, or nothing in there has such a name.
+fn no_match(pattern: &str) -> Error {
+    let plain = &pattern[..pattern.find(['*', '?', '[']).unwrap_or(pattern.len())];
+    let folder = plain.rfind(std::path::is_separator).map_or(Path::new("."), |end| Path::new(&plain[..=end]));
+    if folder.is_dir() {
+        Error::Config(format!("no file matches `{pattern}`, expected at least one"))
+    } else {
+        Error::io(folder, "open folder", io::ErrorKind::NotFound.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sorted_and_once() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["b_1.bin", "a_2.bin", "a_1.bin", "a.txt"] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        std::fs::create_dir(dir.path().join("a_folder.bin")).unwrap();
+        let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        let files = expand_globs(&[at("b_1.bin"), at("a_*.bin"), at("*_1.bin")]).unwrap();
+        let want: Vec<PathBuf> = ["a_1.bin", "a_2.bin", "b_1.bin"].map(|n| dir.path().join(n)).into();
+        assert_eq!(files, want);
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().to_str().unwrap();
+        for (pattern, text) in [
+            (format!("{root}/*.bin"), "*.bin`"),
+            (format!("{root}/train.bin"), "train.bin`"),
+            (format!("{root}/nowhere/*.bin"), "nowhere/: cannot open folder"),
+            (format!("{root}/nowhere/train.bin"), "nowhere/: cannot open folder"),
+            (format!("{root}/[a.bin"), "not a file pattern"),
+        ] {
+            let error = expand_globs(std::slice::from_ref(&pattern)).unwrap_err().to_string();
+            assert!(error.contains(text), "{error}");
+        }
+        assert!(expand_globs(&[]).is_err());
+    }
+}
