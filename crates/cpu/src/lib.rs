@@ -1,1 +1,5 @@
-//! To be filled.
+//! The CPU engine of ironhorse: threads, instruction sets, elementary functions and matrix products.
+
+pub mod isa;
+pub mod math;
+pub mod team;
