@@ -1,0 +1,145 @@
+//! The micro-kernel: one tile of c held in registers, written once over a vector type.
+//!
+//! order  every element of a tile is a chain of multiply-adds over k, from zero; then c (+)= alpha * sum.
+
+// Lanes are numbered: an index says more than an iterator here.
+#![allow(clippy::needless_range_loop)]
+
+/// One tile of work. `a` is `MR` rows, `b` is `NV` vectors wide.
+pub(super) struct Tile {
+    pub k: usize,
+    /// a[i, p] at `a + i * a_rs + p * a_cs`. A packed panel has `a_rs` 1 and `a_cs` the kernel's `MR`.
+    pub a: *const f32,
+    pub a_rs: usize,
+    pub a_cs: usize,
+    /// b[p, j] at `b + p * b_rs + j`.
+    pub b: *const f32,
+    pub b_rs: usize,
+    pub c: *mut f32,
+    pub c_rs: usize,
+    /// Columns in the last vector, 1 to `LANES`.
+    pub last: usize,
+    pub alpha: f32,
+    /// Add to c, or overwrite it unread.
+    pub accumulate: bool,
+}
+
+/// A tile kernel for fixed `MR` and `NV`.
+pub(super) type Micro = unsafe fn(&Tile);
+
+/// Packs `count` vectors of length `k` into panels of `W`: `dst[panel][p][lane]`, the lanes beyond `count` zero.
+/// Element p of vector w is at `src + w * s_w + p * s_k`.
+pub(super) type Pack =
+    unsafe fn(src: *const f32, s_w: usize, s_k: usize, count: usize, k: usize, dst: *mut f32);
+
+/// The kernels of one set of instructions.
+pub(super) struct Kernels {
+    /// Rows of a full tile.
+    pub mr: usize,
+    /// Columns of a full tile.
+    pub nr: usize,
+    /// Floats in a vector.
+    pub lanes: usize,
+    /// `packed[mr - 1][nv - 1]`: a from a packed panel.
+    pub packed: &'static [[Micro; 3]; 8],
+    /// The same, a by its strides.
+    pub strided: &'static [[Micro; 3]; 8],
+    /// Into panels of `mr`.
+    pub pack_a: Pack,
+    /// Into panels of `nr`.
+    pub pack_b: Pack,
+}
+
+/// A vector of floats. All functions need the instructions of the type that implements it.
+pub(super) trait Simd: Copy {
+    const LANES: usize;
+    /// Lanes of a full packed A panel: the row stride of `a` in a packed tile.
+    const MR: usize;
+    type Mask: Copy;
+    unsafe fn mask(lanes: usize) -> Self::Mask;
+    unsafe fn splat(x: f32) -> Self;
+    unsafe fn load(p: *const f32) -> Self;
+    /// Lanes outside the mask are not read and give zero.
+    unsafe fn load_masked(p: *const f32, mask: Self::Mask) -> Self;
+    unsafe fn store(self, p: *mut f32);
+    /// Lanes outside the mask are not written.
+    unsafe fn store_masked(self, p: *mut f32, mask: Self::Mask);
+    /// self * b + c
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self;
+    unsafe fn mul(self, b: Self) -> Self;
+}
+
+/// # Safety
+/// The machine has the instructions of `S`; the pointers of `t` are good for `MR` rows, `NV` vectors (the last of
+/// `t.last` columns) and `t.k` steps.
+#[inline(always)]
+pub(super) unsafe fn micro<S: Simd, const MR: usize, const NV: usize, const PACKED: bool>(t: &Tile) {
+    // SAFETY: the caller's contract; the last vector is masked to `t.last` columns unless b is a full panel.
+    unsafe {
+        let (a_rs, a_cs) = if PACKED { (1, S::MR) } else { (t.a_rs, t.a_cs) };
+        let mask = S::mask(t.last);
+        let mut acc = [[S::splat(0.0); NV]; MR];
+        let (mut a, mut b) = (t.a, t.b);
+        for _ in 0..t.k {
+            let mut row = [S::splat(0.0); NV];
+            for j in 0..NV - 1 {
+                row[j] = S::load(b.add(j * S::LANES));
+            }
+            row[NV - 1] = S::load_masked(b.add((NV - 1) * S::LANES), mask);
+            for i in 0..MR {
+                let x = S::splat(*a.add(i * a_rs));
+                for j in 0..NV {
+                    acc[i][j] = x.mul_add(row[j], acc[i][j]);
+                }
+            }
+            a = a.wrapping_add(a_cs);
+            b = b.wrapping_add(t.b_rs);
+        }
+        let alpha = S::splat(t.alpha);
+        for (i, sums) in acc.iter().enumerate() {
+            for (j, &sum) in sums.iter().enumerate() {
+                let c = t.c.add(i * t.c_rs + j * S::LANES);
+                if j < NV - 1 {
+                    let out = if t.accumulate { sum.mul_add(alpha, S::load(c)) } else { sum.mul(alpha) };
+                    out.store(c);
+                } else {
+                    let out = if t.accumulate {
+                        sum.mul_add(alpha, S::load_masked(c, mask))
+                    } else {
+                        sum.mul(alpha)
+                    };
+                    out.store_masked(c, mask);
+                }
+            }
+        }
+    }
+}
+
+/// All tile sizes of one function `f::<MR, NV, PACKED>`; sizes beyond the full tile repeat the largest.
+macro_rules! table {
+    ($f:ident, $packed:literal, 8, 3) => {
+        &[
+            [$f::<1, 1, $packed>, $f::<1, 2, $packed>, $f::<1, 3, $packed>],
+            [$f::<2, 1, $packed>, $f::<2, 2, $packed>, $f::<2, 3, $packed>],
+            [$f::<3, 1, $packed>, $f::<3, 2, $packed>, $f::<3, 3, $packed>],
+            [$f::<4, 1, $packed>, $f::<4, 2, $packed>, $f::<4, 3, $packed>],
+            [$f::<5, 1, $packed>, $f::<5, 2, $packed>, $f::<5, 3, $packed>],
+            [$f::<6, 1, $packed>, $f::<6, 2, $packed>, $f::<6, 3, $packed>],
+            [$f::<7, 1, $packed>, $f::<7, 2, $packed>, $f::<7, 3, $packed>],
+            [$f::<8, 1, $packed>, $f::<8, 2, $packed>, $f::<8, 3, $packed>],
+        ]
+    };
+    ($f:ident, $packed:literal, 4, 3) => {
+        &[
+            [$f::<1, 1, $packed>, $f::<1, 2, $packed>, $f::<1, 3, $packed>],
+            [$f::<2, 1, $packed>, $f::<2, 2, $packed>, $f::<2, 3, $packed>],
+            [$f::<3, 1, $packed>, $f::<3, 2, $packed>, $f::<3, 3, $packed>],
+            [$f::<4, 1, $packed>, $f::<4, 2, $packed>, $f::<4, 3, $packed>],
+            [$f::<4, 1, $packed>, $f::<4, 2, $packed>, $f::<4, 3, $packed>],
+            [$f::<4, 1, $packed>, $f::<4, 2, $packed>, $f::<4, 3, $packed>],
+            [$f::<4, 1, $packed>, $f::<4, 2, $packed>, $f::<4, 3, $packed>],
+            [$f::<4, 1, $packed>, $f::<4, 2, $packed>, $f::<4, 3, $packed>],
+        ]
+    };
+}
+pub(super) use table;

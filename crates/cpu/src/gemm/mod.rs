@@ -1,0 +1,177 @@
+//! Matrix products in f32: c = \[c +\] alpha a b, then an epilogue.
+//!
+//! The larger of a and b is cut into blocks, one task each; a task packs its block, a slice of k at a time, into
+//! memory of its worker (second-level cache) and multiplies it with the other operand, which all tasks share and
+//! which was packed before, in parallel. Nothing is allocated once the [`Workspace`] has grown.
+//!
+//! order  k is cut into slices by its length alone; inside a slice each element is one chain of multiply-adds, and
+//! the slices are added to c in order. So the bits depend neither on the threads nor on the tiles.
+
+mod gemv;
+mod kernel;
+mod local;
+mod pack;
+mod plan;
+mod portable;
+#[cfg(test)]
+mod tests;
+mod workspace;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use crate::isa::{Isa, IsaKind};
+use crate::team::{TaskPanic, Team};
+use kernel::Kernels;
+pub use local::gemm_local;
+use std::ops::Range;
+pub use workspace::{LocalScratch, Workspace};
+
+/// The widest panel of any kernel.
+const MAX_NR: usize = 48;
+
+/// A matrix that is read: element (i, j) at `ptr + i * rs + j * cs`.
+#[derive(Clone, Copy, Debug)]
+pub struct MatRef {
+    /// Element (0, 0).
+    pub ptr: *const f32,
+    /// From one row to the next, in floats.
+    pub rs: usize,
+    /// From one column to the next, in floats.
+    pub cs: usize,
+}
+
+impl MatRef {
+    /// Rows of `cols` floats, one after the other.
+    pub fn row_major(ptr: *const f32, cols: usize) -> Self {
+        Self { ptr, rs: cols, cs: 1 }
+    }
+
+    /// The same matrix with rows and columns exchanged.
+    pub fn transposed(self) -> Self {
+        Self { ptr: self.ptr, rs: self.cs, cs: self.rs }
+    }
+}
+
+/// A matrix that is written: element (i, j) at `ptr + i * rs + j`.
+#[derive(Clone, Copy, Debug)]
+pub struct MatMut {
+    /// Element (0, 0).
+    pub ptr: *mut f32,
+    /// From one row to the next, in floats.
+    pub rs: usize,
+}
+
+/// What becomes of the old c.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beta {
+    /// It is not read; it may hold anything.
+    Overwrite,
+    /// The product is added to it.
+    Accumulate,
+}
+
+/// Called with (rows, columns, worker) of a region of c as soon as it is final, by the task that wrote it. The regions
+/// cover c exactly once. It may change that region of c.
+pub type Epilogue<'a> = &'a (dyn Fn(Range<usize>, Range<usize>, usize) + Sync);
+
+/// One product: c\[m, n\] = \[c +\] alpha a\[m, k\] b\[k, n\].
+#[derive(Clone, Copy)]
+pub struct Gemm<'a> {
+    /// Rows of a and c.
+    pub m: usize,
+    /// Columns of b and c.
+    pub n: usize,
+    /// Columns of a, rows of b.
+    pub k: usize,
+    /// Left operand, m by k.
+    pub a: MatRef,
+    /// Right operand, k by n.
+    pub b: MatRef,
+    /// Result, m by n.
+    pub c: MatMut,
+    /// What becomes of the old c.
+    pub beta: Beta,
+    /// Factor of the product; 1 costs nothing and changes no bit.
+    pub alpha: f32,
+    /// Applied to regions of c once they are final.
+    pub epilogue: Option<Epilogue<'a>>,
+}
+
+impl<'a> Gemm<'a> {
+    /// c = a b, without an epilogue.
+    pub fn new((m, n, k): (usize, usize, usize), a: MatRef, b: MatRef, c: MatMut) -> Self {
+        Self { m, n, k, a, b, c, beta: Beta::Overwrite, alpha: 1.0, epilogue: None }
+    }
+
+    /// With another treatment of the old c.
+    pub fn beta(self, beta: Beta) -> Self {
+        Self { beta, ..self }
+    }
+
+    /// With a factor.
+    pub fn alpha(self, alpha: f32) -> Self {
+        Self { alpha, ..self }
+    }
+
+    /// With an epilogue.
+    pub fn epilogue(self, epilogue: Epilogue<'a>) -> Self {
+        Self { epilogue: Some(epilogue), ..self }
+    }
+
+    fn finish(&self, rows: Range<usize>, columns: Range<usize>, worker: usize) {
+        if let Some(epilogue) = self.epilogue {
+            epilogue(rows, columns, worker);
+        }
+    }
+
+    /// The product without a single step: zeros, or the old c.
+    ///
+    /// # Safety
+    /// `c` is writable.
+    unsafe fn no_steps(&self, worker: usize) {
+        if self.beta == Beta::Overwrite {
+            for i in 0..self.m {
+                // SAFETY: row i < m of c, n floats.
+                unsafe { std::slice::from_raw_parts_mut(self.c.ptr.add(i * self.c.rs), self.n) }.fill(0.0);
+            }
+        }
+        self.finish(0..self.m, 0..self.n, worker);
+    }
+}
+
+// SAFETY: a description with addresses; the functions that follow the addresses are unsafe and ask for what is needed.
+unsafe impl Sync for Gemm<'_> {}
+
+fn kernels(isa: Isa) -> &'static Kernels {
+    match isa.kind() {
+        #[cfg(target_arch = "x86_64")]
+        IsaKind::Avx512 => &x86::AVX512,
+        #[cfg(target_arch = "x86_64")]
+        IsaKind::Avx2Fma => &x86::AVX2,
+        _ => &portable::KERNELS,
+    }
+}
+
+/// Computes `g` with all threads of `team`.
+///
+/// # Safety
+/// The elements of `a` and `b` are readable and those of `c` writable by their strides; rows of `c` do not overlap
+/// (`c.rs >= n`); `c` overlaps neither `a` nor `b`, and nobody else touches them during the call.
+///
+/// # Errors
+/// The epilogue panicked.
+pub unsafe fn gemm(team: &Team, ws: &mut Workspace, isa: Isa, g: &Gemm<'_>) -> Result<(), TaskPanic> {
+    if g.m == 0 || g.n == 0 {
+        return Ok(());
+    }
+    if g.k == 0 {
+        // SAFETY: the caller's contract.
+        return team.run(1, &|_, worker| unsafe { g.no_steps(worker) });
+    }
+    if gemv::fits(g) {
+        // SAFETY: the caller's contract; `fits` was asked.
+        return unsafe { gemv::gemv(team, isa, g) };
+    }
+    // SAFETY: the caller's contract; m, n and k are not zero.
+    unsafe { plan::Plan::new(g, kernels(isa), team.threads()).run(team, ws) }
+}

@@ -1,0 +1,84 @@
+//! Packing without special instructions: any strides, panels of `W`.
+
+// Lanes are numbered: an index says more than an iterator here.
+#![allow(clippy::needless_range_loop)]
+
+/// # Safety
+/// `src` is good for `count` vectors of length `k` by its strides, `dst` for `k * W` floats times the panels of
+/// `W` in `count`, rounded up.
+#[inline(always)]
+pub(super) unsafe fn pack<const W: usize>(
+    src: *const f32,
+    s_w: usize,
+    s_k: usize,
+    count: usize,
+    k: usize,
+    dst: *mut f32,
+) {
+    for panel in 0..count.div_ceil(W) {
+        let lanes = W.min(count - panel * W);
+        // SAFETY: panel < the panels of `count`; reads stay below `count` and `k`, writes inside panel `panel`.
+        unsafe {
+            let src = src.add(panel * W * s_w);
+            let dst = dst.add(panel * W * k);
+            if lanes < W {
+                pack_edge::<W>(src, s_w, s_k, lanes, k, dst);
+            } else if s_w == 1 {
+                for p in 0..k {
+                    std::ptr::copy_nonoverlapping(src.add(p * s_k), dst.add(p * W), W);
+                }
+            } else if s_k == 1 {
+                pack_transposed::<W>(src, s_w, k, dst);
+            } else {
+                pack_edge::<W>(src, s_w, s_k, lanes, k, dst);
+            }
+        }
+    }
+}
+
+/// One panel of `lanes` ≤ W vectors with any strides.
+///
+/// # Safety
+/// As [`pack`].
+#[inline(always)]
+pub(super) unsafe fn pack_edge<const W: usize>(
+    src: *const f32,
+    s_w: usize,
+    s_k: usize,
+    lanes: usize,
+    k: usize,
+    dst: *mut f32,
+) {
+    for p in 0..k {
+        for w in 0..W {
+            // SAFETY: w < lanes where read, p < k.
+            unsafe { *dst.add(p * W + w) = if w < lanes { *src.add(w * s_w + p * s_k) } else { 0.0 } };
+        }
+    }
+}
+
+/// One full panel from vectors that are contiguous, in blocks of four steps so that reads use whole cache lines.
+///
+/// # Safety
+/// As [`pack`], with a full panel and step 1 along k.
+#[inline(always)]
+unsafe fn pack_transposed<const W: usize>(src: *const f32, s_w: usize, k: usize, dst: *mut f32) {
+    const STEP: usize = 4;
+    let whole = k - k % STEP;
+    for p in (0..whole).step_by(STEP) {
+        // SAFETY: p + STEP <= k and w < W, both inside the panel.
+        unsafe {
+            let mut block = [[0.0_f32; STEP]; W];
+            for (w, row) in block.iter_mut().enumerate() {
+                *row = src.add(w * s_w + p).cast::<[f32; STEP]>().read_unaligned();
+            }
+            for q in 0..STEP {
+                for (w, row) in block.iter().enumerate() {
+                    *dst.add((p + q) * W + w) = row[q];
+                }
+            }
+        }
+    }
+    // SAFETY: the rest of the same panel.
+    unsafe { pack_edge::<W>(src.add(whole), s_w, 1, W, k - whole, dst.add(whole * W)) };
+}

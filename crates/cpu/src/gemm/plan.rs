@@ -1,0 +1,246 @@
+//! How one product is cut into slices, panels and tasks, and the tasks.
+
+use super::kernel::{Kernels, Tile};
+use super::workspace::{Buffer, Workspace};
+use super::{Beta, Gemm};
+use crate::team::{TaskPanic, Team};
+use std::ops::Range;
+
+/// Longest slice of k: a panel of b (48 columns) and one of a stream through the first-level cache.
+const KC: usize = 384;
+/// Bytes of the shared operand packed at a time: more than that and k is worked off in several phases.
+const SHARED_BYTES: usize = 4 << 20;
+/// Bytes of the shared operand a task goes through with its whole block before it moves on.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Panels of the streamed operand in a task, at most.
+const MAX_BLOCK: usize = 8;
+
+/// Length of a slice of k; the last slice may be shorter. It decides the order of summation, so it depends on k only.
+pub(super) fn slice_len(k: usize) -> usize {
+    k.div_ceil(k.div_ceil(KC).max(1)).next_multiple_of(8)
+}
+
+/// An address that tasks may share. What they may do with it is said where it is made.
+#[derive(Clone, Copy)]
+struct Shared<T>(T);
+
+// SAFETY: only a wrapper; every use of the address has its own argument.
+unsafe impl<T> Sync for Shared<T> {}
+
+/// One operand seen as vectors of length k, in panels of `width` of them.
+#[derive(Clone, Copy)]
+struct Side {
+    ptr: *const f32,
+    /// From one vector to the next, and along one.
+    s_w: usize,
+    s_k: usize,
+    count: usize,
+    width: usize,
+    pack: super::kernel::Pack,
+}
+
+// SAFETY: an operand is only read during a product.
+unsafe impl Sync for Side {}
+
+impl Side {
+    fn panels(&self) -> usize {
+        self.count.div_ceil(self.width)
+    }
+
+    /// Vectors of a range of panels.
+    fn vectors(&self, panels: &Range<usize>) -> Range<usize> {
+        panels.start * self.width..self.count.min(panels.end * self.width)
+    }
+
+    /// Packs steps `steps` of `panels` to `dst`.
+    ///
+    /// # Safety
+    /// The operand is readable; `dst` is good for `panels.len() * width * steps.len()` floats.
+    unsafe fn pack(&self, panels: &Range<usize>, steps: &Range<usize>, dst: *mut f32) {
+        let vectors = self.vectors(panels);
+        // SAFETY: the vectors and steps are inside the operand; the rest is the caller's contract.
+        unsafe {
+            let src = self.ptr.add(vectors.start * self.s_w + steps.start * self.s_k);
+            (self.pack)(src, self.s_w, self.s_k, vectors.len(), steps.len(), dst);
+        }
+    }
+}
+
+pub(super) struct Plan<'a> {
+    g: &'a Gemm<'a>,
+    kernels: &'static Kernels,
+    /// Packed before the tasks, and by them.
+    shared: Side,
+    streamed: Side,
+    /// Whether the streamed operand is b.
+    stream_b: bool,
+    kc: usize,
+    /// Slices of k between two barriers.
+    phase: usize,
+    /// Panels of the streamed operand, and of the shared one, in a task.
+    block: usize,
+    part: usize,
+    threads: usize,
+}
+
+impl<'a> Plan<'a> {
+    pub(super) fn new(g: &'a Gemm<'a>, kernels: &'static Kernels, threads: usize) -> Self {
+        let a = Side {
+            ptr: g.a.ptr,
+            s_w: g.a.rs,
+            s_k: g.a.cs,
+            count: g.m,
+            width: kernels.mr,
+            pack: kernels.pack_a,
+        };
+        let b = Side {
+            ptr: g.b.ptr,
+            s_w: g.b.cs,
+            s_k: g.b.rs,
+            count: g.n,
+            width: kernels.nr,
+            pack: kernels.pack_b,
+        };
+        let stream_b = g.n >= g.m;
+        let (shared, streamed) = if stream_b { (a, b) } else { (b, a) };
+        let kc = slice_len(g.k);
+        let slice_bytes = shared.panels() * shared.width * kc * size_of::<f32>();
+        let phase = (SHARED_BYTES / slice_bytes).max(1);
+        // About eight tasks a thread even out what the threads do besides.
+        let (panels, others) = (streamed.panels(), shared.panels());
+        let block = (panels / (8 * threads)).clamp(1, MAX_BLOCK);
+        let parts = (2 * threads).div_ceil(panels.div_ceil(block)).min(others);
+        let part = others.div_ceil(if threads == 1 { 1 } else { parts });
+        Self { g, kernels, shared, streamed, stream_b, kc, phase, block, part, threads }
+    }
+
+    /// # Safety
+    /// As [`gemm`](super::gemm); m, n and k are not zero.
+    pub(super) unsafe fn run(&self, team: &Team, ws: &mut Workspace) -> Result<(), TaskPanic> {
+        let slices = self.g.k.div_ceil(self.kc);
+        let shared_slice = self.shared.panels() * self.shared.width * self.kc;
+        let block = self.block * self.streamed.width * self.kc;
+        ws.reserve_floats(self.phase.min(slices) * shared_slice, self.threads, block);
+        // Each address is used by one worker at a time (its number), the shared one is written to in disjoint parts.
+        let packed = Shared(ws.shared.as_mut_ptr());
+        let buffers = Shared(ws.workers.as_mut_ptr());
+        let mut first = 0;
+        while first < slices {
+            let phase = first..slices.min(first + self.phase);
+            // SAFETY: `packed` holds `phase` slices; the tasks write disjoint panels.
+            unsafe { self.pack_shared(team, packed, &phase) }?;
+            let blocks = self.streamed.panels().div_ceil(self.block);
+            let parts = self.shared.panels().div_ceil(self.part);
+            team.run(blocks * parts, &|task, worker| {
+                // SAFETY: worker < threads buffers were reserved and no other task has this worker number.
+                let buffer = unsafe { &mut *{ buffers }.0.add(worker) };
+                // SAFETY: the phase is packed; tasks have disjoint regions of c.
+                unsafe { self.task((task / parts, task % parts), &phase, { packed }.0, buffer, worker) };
+            })?;
+            first = phase.end;
+        }
+        Ok(())
+    }
+
+    fn steps(&self, slice: usize) -> Range<usize> {
+        slice * self.kc..self.g.k.min((slice + 1) * self.kc)
+    }
+
+    /// Where panel `panel` of slice `slice` (counted from the start of the phase) is.
+    fn shared_at(&self, slice: usize, panel: usize, steps: usize) -> usize {
+        (slice * self.shared.panels() * self.kc + panel * steps) * self.shared.width
+    }
+
+    /// # Safety
+    /// `packed` is good for the slices of `phase`.
+    unsafe fn pack_shared(
+        &self,
+        team: &Team,
+        packed: Shared<*mut f32>,
+        phase: &Range<usize>,
+    ) -> Result<(), TaskPanic> {
+        let panels = self.shared.panels();
+        let group = panels.div_ceil(4 * self.threads);
+        let groups = panels.div_ceil(group);
+        team.run(groups * phase.len(), &|task, _| {
+            let (slice, start) = (task / groups, task % groups * group);
+            let mine = start..panels.min(start + group);
+            let steps = self.steps(phase.start + slice);
+            // SAFETY: these panels of this slice are inside `packed` and are no other task's.
+            unsafe {
+                let dst = { packed }.0.add(self.shared_at(slice, start, steps.len()));
+                self.shared.pack(&mine, &steps, dst);
+            }
+        })
+    }
+
+    /// # Safety
+    /// `packed` holds the phase, no other task has this block and part, `buffer` holds a block.
+    unsafe fn task(
+        &self,
+        (block, part): (usize, usize),
+        phase: &Range<usize>,
+        packed: *const f32,
+        buffer: &mut Buffer,
+        worker: usize,
+    ) {
+        let cut = |n: usize, size: usize, panels: usize| n * size..panels.min((n + 1) * size);
+        let mine = cut(block, self.block, self.streamed.panels());
+        let part = cut(part, self.part, self.shared.panels());
+        let buffer = buffer.as_mut_ptr();
+        for slice in phase.clone() {
+            let steps = self.steps(slice);
+            // SAFETY: the buffer holds `self.block` panels of `self.kc` steps.
+            unsafe { self.streamed.pack(&mine, &steps, buffer) };
+            let chunk = (CHUNK_BYTES / (self.shared.width * steps.len() * size_of::<f32>())).max(1);
+            for start in part.clone().step_by(chunk) {
+                let chunk = start..part.end.min(start + chunk);
+                for panel in mine.clone() {
+                    for other in chunk.clone() {
+                        // SAFETY: both panels are packed; the tile is inside the task's region of c.
+                        unsafe {
+                            let x = buffer.add((panel - mine.start) * self.streamed.width * steps.len());
+                            let y = packed.add(self.shared_at(slice - phase.start, other, steps.len()));
+                            self.tile((panel, x), (other, y), steps.clone());
+                        }
+                    }
+                }
+            }
+        }
+        if self.steps(phase.end - 1).end == self.g.k {
+            let (mine, part) = (self.streamed.vectors(&mine), self.shared.vectors(&part));
+            let (rows, columns) = if self.stream_b { (part, mine) } else { (mine, part) };
+            self.g.finish(rows, columns, worker);
+        }
+    }
+
+    /// One tile: panel number and address of the streamed and of the shared operand.
+    ///
+    /// # Safety
+    /// Both panels hold `steps`; the tile is this task's.
+    #[inline(always)]
+    unsafe fn tile(&self, x: (usize, *const f32), y: (usize, *const f32), steps: Range<usize>) {
+        let (a, b) = if self.stream_b { (y, x) } else { (x, y) };
+        let kernels = self.kernels;
+        let (row, column) = (a.0 * kernels.mr, b.0 * kernels.nr);
+        let rows = kernels.mr.min(self.g.m - row);
+        let columns = kernels.nr.min(self.g.n - column);
+        let vectors = columns.div_ceil(kernels.lanes);
+        let tile = Tile {
+            k: steps.len(),
+            a: a.1,
+            a_rs: 1,
+            a_cs: kernels.mr,
+            b: b.1,
+            b_rs: kernels.nr,
+            // SAFETY: row < m and column < n.
+            c: unsafe { self.g.c.ptr.add(row * self.g.c.rs + column) },
+            c_rs: self.g.c.rs,
+            last: columns - (vectors - 1) * kernels.lanes,
+            alpha: self.g.alpha,
+            accumulate: self.g.beta == Beta::Accumulate || steps.start > 0,
+        };
+        // SAFETY: the kernel of the size of the tile, of an `Isa` this machine has.
+        unsafe { (kernels.packed[rows - 1][vectors - 1])(&tile) };
+    }
+}

@@ -1,0 +1,110 @@
+//! Kernels without special instructions: arrays of eight floats, which the compiler turns into SSE2 or NEON.
+
+// Lanes are numbered: an index says more than an iterator here.
+#![allow(clippy::needless_range_loop)]
+
+use super::kernel::{Kernels, Simd, Tile, micro, table};
+use super::pack;
+use crate::isa::PORTABLE_FMA;
+use crate::math::fma;
+
+#[derive(Clone, Copy)]
+struct Eight([f32; 8]);
+
+impl Simd for Eight {
+    const LANES: usize = 8;
+    const MR: usize = 4;
+    type Mask = usize;
+
+    #[inline(always)]
+    unsafe fn mask(lanes: usize) -> usize {
+        lanes
+    }
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Self([x; 8])
+    }
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: the caller gives eight readable floats.
+        Self(unsafe { p.cast::<[f32; 8]>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    unsafe fn load_masked(p: *const f32, mask: usize) -> Self {
+        if mask == 8 {
+            // SAFETY: the caller gives `mask` readable floats.
+            return unsafe { Self::load(p) };
+        }
+        let mut out = [0.0; 8];
+        // SAFETY: `mask` readable floats, at most eight.
+        unsafe { std::ptr::copy_nonoverlapping(p, out.as_mut_ptr(), mask) };
+        Self(out)
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: the caller gives eight writable floats.
+        unsafe { p.cast::<[f32; 8]>().write_unaligned(self.0) };
+    }
+
+    #[inline(always)]
+    unsafe fn store_masked(self, p: *mut f32, mask: usize) {
+        if mask == 8 {
+            // SAFETY: the caller gives `mask` writable floats.
+            unsafe { self.store(p) };
+        } else {
+            // SAFETY: `mask` writable floats, at most eight.
+            unsafe { std::ptr::copy_nonoverlapping(self.0.as_ptr(), p, mask) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        let mut out = c.0;
+        for i in 0..8 {
+            out[i] = fma::<PORTABLE_FMA>(self.0[i], b.0[i], out[i]);
+        }
+        Self(out)
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, b: Self) -> Self {
+        let mut out = b.0;
+        for i in 0..8 {
+            out[i] *= self.0[i];
+        }
+        Self(out)
+    }
+}
+
+/// Vectors across a tile: NEON has registers for 4 x 16, SSE2 for 4 x 8.
+const NV: usize = if cfg!(target_arch = "aarch64") { 2 } else { 1 };
+const NR: usize = NV * Eight::LANES;
+
+unsafe fn tile<const M: usize, const V: usize, const PACKED: bool>(t: &Tile) {
+    // SAFETY: no special instructions; the rest is the caller's contract.
+    unsafe { micro::<Eight, M, V, PACKED>(t) };
+}
+
+unsafe fn pack_a(src: *const f32, s_w: usize, s_k: usize, count: usize, k: usize, dst: *mut f32) {
+    // SAFETY: the caller's contract.
+    unsafe { pack::pack::<{ Eight::MR }>(src, s_w, s_k, count, k, dst) };
+}
+
+unsafe fn pack_b(src: *const f32, s_w: usize, s_k: usize, count: usize, k: usize, dst: *mut f32) {
+    // SAFETY: the caller's contract.
+    unsafe { pack::pack::<NR>(src, s_w, s_k, count, k, dst) };
+}
+
+pub(super) static KERNELS: Kernels = Kernels {
+    mr: Eight::MR,
+    nr: NR,
+    lanes: Eight::LANES,
+    packed: table!(tile, true, 4, 3),
+    strided: table!(tile, false, 4, 3),
+    pack_a,
+    pack_b,
+};

@@ -1,0 +1,273 @@
+//! Against f64, on awkward sizes, with every set of instructions this machine has.
+
+use super::*;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+fn random(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1_u32 << 23) as f32 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// A matrix with its storage: rows contiguous, columns contiguous, or neither.
+struct Owned {
+    data: Vec<f32>,
+    rs: usize,
+    cs: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Layout {
+    Rows,
+    Columns,
+    Strided,
+}
+
+const LAYOUTS: [Layout; 3] = [Layout::Rows, Layout::Columns, Layout::Strided];
+
+impl Owned {
+    fn new(rows: usize, cols: usize, layout: Layout, seed: u64) -> Self {
+        let (rs, cs) = match layout {
+            Layout::Rows => (cols + 3, 1),
+            Layout::Columns => (1, rows + 1),
+            Layout::Strided => (2 * cols + 1, 2),
+        };
+        // NaN everywhere but in the elements, so that a read outside them shows.
+        let mut data = vec![f32::NAN; rows * rs.max(1) + cols * cs + 1];
+        let values = random(rows * cols, seed);
+        for i in 0..rows {
+            for j in 0..cols {
+                data[i * rs + j * cs] = values[i * cols + j];
+            }
+        }
+        Self { data, rs, cs }
+    }
+
+    fn at(&self, i: usize, j: usize) -> f64 {
+        f64::from(self.data[i * self.rs + j * self.cs])
+    }
+
+    fn mat(&self) -> MatRef {
+        MatRef { ptr: self.data.as_ptr(), rs: self.rs, cs: self.cs }
+    }
+}
+
+struct Case {
+    size: (usize, usize, usize),
+    layouts: (Layout, Layout),
+    beta: Beta,
+    alpha: f32,
+}
+
+/// Runs a case and gives c with its row stride: old values 0.25 or NaN, and NaN between the rows.
+fn product(case: &Case, call: impl FnOnce(&Gemm<'_>)) -> (Vec<f32>, usize) {
+    let (m, n, k) = case.size;
+    let a = Owned::new(m, k, case.layouts.0, 1);
+    let b = Owned::new(k, n, case.layouts.1, 2);
+    let rs = n + 5;
+    let mut c = vec![f32::NAN; m * rs];
+    if case.beta == Beta::Accumulate {
+        for i in 0..m {
+            c[i * rs..i * rs + n].fill(0.25);
+        }
+    }
+    let out = MatMut { ptr: c.as_mut_ptr(), rs };
+    call(&Gemm::new(case.size, a.mat(), b.mat(), out).beta(case.beta).alpha(case.alpha));
+    (c, rs)
+}
+
+fn check(case: &Case, what: &str, call: impl FnOnce(&Gemm<'_>)) {
+    let (m, n, k) = case.size;
+    let a = Owned::new(m, k, case.layouts.0, 1);
+    let b = Owned::new(k, n, case.layouts.1, 2);
+    let (c, rs) = product(case, call);
+    let old = if case.beta == Beta::Accumulate { 0.25 } else { 0.0 };
+    for i in 0..m {
+        for j in 0..n {
+            let (mut sum, mut size) = (0.0, 0.0);
+            for p in 0..k {
+                sum += a.at(i, p) * b.at(p, j);
+                size += (a.at(i, p) * b.at(p, j)).abs();
+            }
+            let want = old + f64::from(case.alpha) * sum;
+            // A random walk of k roundings, with room.
+            let room = 2e-7 * (1.0 + size * f64::from(case.alpha.abs()) * 16.0 / (k.max(1) as f64).sqrt());
+            let got = f64::from(c[i * rs + j]);
+            assert!(
+                (got - want).abs() <= room,
+                "{what} {:?} {:?} {:?}: c[{i}, {j}] is {got}, exactly {want}",
+                case.size,
+                case.layouts,
+                case.beta
+            );
+        }
+        assert!(c[i * rs + n..(i + 1) * rs].iter().all(|x| x.is_nan()), "{what}: wrote beyond a row");
+    }
+}
+
+fn sizes() -> Vec<(usize, usize, usize)> {
+    let awkward = [1, 7, 8, 9, 31, 33, 47, 48, 49];
+    let mut sizes = Vec::new();
+    for (i, &m) in awkward.iter().enumerate() {
+        for (j, &n) in awkward.iter().enumerate() {
+            sizes.push((m, n, awkward[(i + 2 * j) % awkward.len()]));
+        }
+    }
+    sizes.extend([(3, 5, 0), (0, 4, 4), (4, 0, 4), (5, 1009, 3), (1009, 5, 3), (1, 1009, 385), (4, 97, 769)]);
+    sizes.extend([(64, 64, 64), (17, 100, 1000), (130, 50, 777), (2, 3, 4000)]);
+    sizes
+}
+
+fn isas() -> impl Iterator<Item = Isa> {
+    Isa::supported()
+}
+
+#[test]
+fn agrees_with_f64() {
+    let team = Team::new(2);
+    let mut ws = Workspace::new();
+    for isa in isas() {
+        for size in sizes() {
+            for a in LAYOUTS {
+                for b in LAYOUTS {
+                    for (beta, alpha) in [(Beta::Overwrite, 1.0), (Beta::Accumulate, -0.5)] {
+                        ws.poison();
+                        let case = Case { size, layouts: (a, b), beta, alpha };
+                        // SAFETY: the matrices of `product` have these sizes and strides.
+                        check(&case, isa.name(), |g| unsafe { gemm(&team, &mut ws, isa, g) }.unwrap());
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn local_agrees_with_f64() {
+    let mut scratch = LocalScratch::new();
+    for isa in isas() {
+        for size in sizes() {
+            for a in LAYOUTS {
+                for b in LAYOUTS {
+                    for (beta, alpha) in [(Beta::Overwrite, 0.125), (Beta::Accumulate, 1.0)] {
+                        scratch.packed.poison();
+                        let case = Case { size, layouts: (a, b), beta, alpha };
+                        // SAFETY: the matrices of `product` have these sizes and strides.
+                        check(&case, isa.name(), |g| unsafe { gemm_local(&mut scratch, isa, g) });
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn vocabulary_sized() {
+    let team = Team::new(2);
+    let mut ws = Workspace::new();
+    for isa in isas() {
+        for (size, layouts) in [
+            ((9, 50257, 5), (Layout::Rows, Layout::Columns)),
+            ((9, 5, 50257), (Layout::Rows, Layout::Rows)),
+            ((50257, 9, 5), (Layout::Columns, Layout::Rows)),
+        ] {
+            for beta in [Beta::Overwrite, Beta::Accumulate] {
+                let case = Case { size, layouts, beta, alpha: 1.0 };
+                // SAFETY: the matrices of `product` have these sizes and strides.
+                check(&case, isa.name(), |g| unsafe { gemm(&team, &mut ws, isa, g) }.unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_threads() {
+    let teams: Vec<Team> = [1, 2, 3, 4, 7].into_iter().map(Team::new).collect();
+    let mut ws = Workspace::new();
+    for isa in isas() {
+        for size in
+            [(3, 200, 500), (9, 100, 400), (61, 331, 1153), (331, 61, 259), (257, 97, 3001), (8, 48, 20000)]
+        {
+            for layouts in [
+                (Layout::Rows, Layout::Columns),
+                (Layout::Rows, Layout::Rows),
+                (Layout::Columns, Layout::Rows),
+            ] {
+                let case = Case { size, layouts, beta: Beta::Accumulate, alpha: 1.0 };
+                let bits = |team: &Team, ws: &mut Workspace| {
+                    // SAFETY: the matrices of `product` have these sizes and strides.
+                    let (c, _) = product(&case, |g| unsafe { gemm(team, ws, isa, g) }.unwrap());
+                    c.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                };
+                let first = bits(&teams[0], &mut ws);
+                for team in &teams[1..] {
+                    assert!(first == bits(team, &mut ws), "{isa:?} {size:?} with {} threads", team.threads());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sets_with_fma_give_the_same_bits() {
+    let team = Team::new(2);
+    let mut ws = Workspace::new();
+    for size in [(61, 331, 1153), (3, 77, 500)] {
+        let case = Case { size, layouts: (Layout::Rows, Layout::Columns), beta: Beta::Overwrite, alpha: 1.0 };
+        let bits: Vec<Vec<u32>> = isas()
+            .filter(|&isa| isa != Isa::PORTABLE)
+            // SAFETY: the matrices of `product` have these sizes and strides.
+            .map(|isa| product(&case, |g| unsafe { gemm(&team, &mut ws, isa, g) }.unwrap()).0)
+            .map(|c| c.into_iter().map(f32::to_bits).collect())
+            .collect();
+        assert!(bits.windows(2).all(|pair| pair[0] == pair[1]), "{size:?}");
+    }
+}
+
+#[test]
+fn epilogue_sees_each_final_element_once() {
+    for threads in [1, 3] {
+        let team = Team::new(threads);
+        let mut ws = Workspace::new();
+        for isa in isas() {
+            for size in [(33, 201, 1000), (201, 33, 1000), (2, 200, 64), (40, 300, 20000), (5, 6, 0)] {
+                let (m, n, _) = size;
+                let hits: Vec<AtomicU32> = (0..m * n).map(|_| AtomicU32::new(0)).collect();
+                let case = Case {
+                    size,
+                    layouts: (Layout::Rows, Layout::Columns),
+                    beta: Beta::Overwrite,
+                    alpha: 1.0,
+                };
+                // SAFETY: the matrices of `product` have these sizes and strides.
+                let (plain, rs) = product(&case, |g| unsafe { gemm(&team, &mut ws, isa, g) }.unwrap());
+                let (c, _) = product(&case, |g| {
+                    let out = g.c.ptr as usize;
+                    let negate = |rows: Range<usize>, columns: Range<usize>, worker: usize| {
+                        assert!(worker < threads);
+                        for i in rows {
+                            for j in columns.clone() {
+                                hits[i * n + j].fetch_add(1, Ordering::Relaxed);
+                                // SAFETY: an element of the region given.
+                                unsafe { *(out as *mut f32).add(i * rs + j) *= -1.0 };
+                            }
+                        }
+                    };
+                    // SAFETY: the matrices of `product` have these sizes and strides.
+                    unsafe { gemm(&team, &mut ws, isa, &g.epilogue(&negate)) }.unwrap();
+                });
+                assert!(hits.iter().all(|hit| hit.load(Ordering::Relaxed) == 1), "{isa:?} {size:?}");
+                for i in 0..m {
+                    for j in 0..n {
+                        assert_eq!(c[i * rs + j], -plain[i * rs + j], "{isa:?} {size:?}");
+                    }
+                }
+            }
+        }
+    }
+}

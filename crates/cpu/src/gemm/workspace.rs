@@ -1,0 +1,83 @@
+//! Memory for packed operands that is kept from call to call.
+
+/// A cache line of floats; it gives a `Vec` the alignment the kernels like.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([f32; LINE]);
+
+const LINE: usize = 16;
+
+/// Floats on cache-line boundaries. Grows, never shrinks.
+#[derive(Default)]
+pub(crate) struct Buffer {
+    lines: Vec<Line>,
+}
+
+impl Buffer {
+    /// Makes room for `floats`; what was inside is lost when it has to grow.
+    pub(crate) fn reserve(&mut self, floats: usize) {
+        let lines = floats.div_ceil(LINE);
+        if lines > self.lines.len() {
+            self.lines.clear();
+            self.lines.resize(lines, Line([0.0; LINE]));
+        }
+    }
+
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut f32 {
+        self.lines.as_mut_ptr().cast()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn poison(&mut self) {
+        self.lines.fill(Line([f32::NAN; LINE]));
+    }
+}
+
+/// What [`gemm`](super::gemm) keeps between calls: the packed shared operand, and a block for each worker.
+///
+/// It grows when a product needs more than any before it, so from the second training step on nothing is allocated.
+#[derive(Default)]
+pub struct Workspace {
+    pub(super) shared: Buffer,
+    pub(super) workers: Vec<Buffer>,
+}
+
+impl Workspace {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Makes room for a shared operand of `shared` floats and for `threads` blocks of `block` floats.
+    pub(super) fn reserve_floats(&mut self, shared: usize, threads: usize, block: usize) {
+        self.shared.reserve(shared);
+        if self.workers.len() < threads {
+            self.workers.resize_with(threads, Buffer::default);
+        }
+        self.workers.iter_mut().for_each(|worker| worker.reserve(block));
+    }
+
+    #[cfg(test)]
+    pub(super) fn poison(&mut self) {
+        self.shared.poison();
+        self.workers.iter_mut().for_each(Buffer::poison);
+    }
+}
+
+/// What [`gemm_local`](super::gemm_local) keeps between calls, one for each worker.
+#[derive(Default)]
+pub struct LocalScratch {
+    pub(super) packed: Buffer,
+}
+
+impl LocalScratch {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Makes room for products with a right operand of at most `k` by `n`.
+    pub fn reserve(&mut self, k: usize, n: usize) {
+        self.packed.reserve(k * n.next_multiple_of(super::MAX_NR));
+    }
+}
