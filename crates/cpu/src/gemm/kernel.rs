@@ -2,6 +2,9 @@
 //!
 //! order  every element of a tile is a chain of multiply-adds over k, from zero; then c (+)= alpha * sum.
 
+// Lanes are numbered: an index says more than an iterator here.
+#![allow(clippy::needless_range_loop)]
+
 /// One tile of work. `a` is `MR` rows, `b` is `NV` vectors wide.
 pub(super) struct Tile {
     pub k: usize,

@@ -1,5 +1,8 @@
 //! Packing without special instructions: any strides, panels of `W`.
 
+// Lanes are numbered: an index says more than an iterator here.
+#![allow(clippy::needless_range_loop)]
+
 /// # Safety
 /// `src` is good for `count` vectors of length `k` by its strides, `dst` for `k * W` floats times the panels of
 /// `W` in `count`, rounded up.

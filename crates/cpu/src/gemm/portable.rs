@@ -1,5 +1,8 @@
 //! Kernels without special instructions: arrays of eight floats, which the compiler turns into SSE2 or NEON.
 
+// Lanes are numbered: an index says more than an iterator here.
+#![allow(clippy::needless_range_loop)]
+
 use super::kernel::{Kernels, Simd, Tile, micro, table};
 use super::pack;
 use crate::isa::PORTABLE_FMA;

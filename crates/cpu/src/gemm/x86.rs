@@ -1,5 +1,8 @@
 //! Kernels for x86-64: AVX-512 with tiles of 8 x 48, AVX2 with tiles of 4 x 24.
 
+// Lanes are numbered: an index says more than an iterator here.
+#![allow(clippy::needless_range_loop)]
+
 use super::kernel::{Kernels, Simd, Tile, micro, table};
 use super::pack;
 use std::arch::x86_64::*;

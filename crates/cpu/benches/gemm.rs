@@ -1,0 +1,136 @@
+//! GFLOP/s of the matrix products of one GPT-2 124M training step (B = 4, T = 64), and the time they take in all.
+//!
+//!     cargo bench -p ironhorse-cpu --bench gemm -- [threads=1,2] [rounds=7] [isa=avx512]
+//!
+//! Each round runs every product once, so operands are as cold as they are in a real step; the median is printed.
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
+
+use ironhorse_cpu::gemm::{Beta, Gemm, MatMut, MatRef, Workspace, gemm};
+use ironhorse_cpu::isa::Isa;
+use ironhorse_cpu::team::Team;
+use std::time::Instant;
+
+const N: usize = 256;
+
+/// (name, input channels, output channels, how many in a model of 12 layers)
+const LAYERS: [(&str, usize, usize, usize); 5] = [
+    ("qkv", 768, 2304, 12),
+    ("proj", 768, 768, 12),
+    ("fc", 768, 3072, 12),
+    ("fc2", 3072, 768, 12),
+    ("head", 768, 50304, 1),
+];
+
+struct Layer {
+    c: usize,
+    oc: usize,
+    inp: Vec<f32>,
+    weight: Vec<f32>,
+    out: Vec<f32>,
+    d_inp: Vec<f32>,
+    d_weight: Vec<f32>,
+}
+
+fn random(len: usize) -> Vec<f32> {
+    let mut state = 1_u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+impl Layer {
+    fn new(c: usize, oc: usize) -> Self {
+        Self {
+            c,
+            oc,
+            inp: random(N * c),
+            weight: random(oc * c),
+            out: random(N * oc),
+            d_inp: vec![0.0; N * c],
+            d_weight: vec![0.0; oc * c],
+        }
+    }
+
+    /// Forward, input gradient, weight gradient.
+    fn product(&mut self, kind: usize) -> Gemm<'static> {
+        let (c, oc) = (self.c, self.oc);
+        let inp = MatRef::row_major(self.inp.as_ptr(), c);
+        let weight = MatRef::row_major(self.weight.as_ptr(), c);
+        let out = MatRef::row_major(self.out.as_ptr(), oc);
+        match kind {
+            0 => {
+                Gemm::new((N, oc, c), inp, weight.transposed(), MatMut { ptr: self.out.as_mut_ptr(), rs: oc })
+            }
+            1 => Gemm::new((N, c, oc), out, weight, MatMut { ptr: self.d_inp.as_mut_ptr(), rs: c }),
+            _ => Gemm::new(
+                (oc, c, N),
+                out.transposed(),
+                inp,
+                MatMut { ptr: self.d_weight.as_mut_ptr(), rs: c },
+            )
+            .beta(Beta::Accumulate),
+        }
+    }
+}
+
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn main() {
+    let mut threads = vec![1, 2];
+    let mut rounds = 7;
+    let mut isa = Isa::detect();
+    for arg in std::env::args().skip(1) {
+        match arg.split_once('=') {
+            Some(("threads", list)) => threads = list.split(',').map(|n| n.parse().unwrap()).collect(),
+            Some(("rounds", n)) => rounds = n.parse().unwrap(),
+            Some(("isa", name)) => isa = Isa::supported().find(|isa| isa.name() == name).unwrap(),
+            _ => {}
+        }
+    }
+    let mut layers: Vec<Layer> = LAYERS.iter().map(|&(_, c, oc, _)| Layer::new(c, oc)).collect();
+    let mut ws = Workspace::new();
+    for threads in threads {
+        let team = Team::new(threads);
+        let mut times = vec![[const { Vec::new() }; 3]; layers.len()];
+        for round in 0..=rounds {
+            for (layer, times) in layers.iter_mut().zip(&mut times) {
+                for (kind, times) in times.iter_mut().enumerate() {
+                    let g = layer.product(kind);
+                    let start = Instant::now();
+                    // SAFETY: the matrices of the layer have these sizes.
+                    unsafe { gemm(&team, &mut ws, isa, &g) }.unwrap();
+                    if round > 0 {
+                        times.push(start.elapsed().as_secs_f64());
+                    }
+                }
+            }
+        }
+        println!("{} threads, {}: GFLOP/s, median (best) of {rounds}", threads, isa.name());
+        println!("{:6} {:>14} {:>14} {:>14}", "", "forward", "d_input", "d_weight");
+        let (mut total, mut least, mut flops) = (0.0, 0.0, 0.0);
+        for (&(name, c, oc, count), times) in LAYERS.iter().zip(&mut times) {
+            let work = 2.0 * (N * c * oc) as f64;
+            print!("{name:6}");
+            for times in times {
+                let middle = median(times);
+                print!(" {:>6.0} ({:>5.0})", work / middle / 1e9, work / times[0] / 1e9);
+                total += middle * count as f64;
+                least += times[0] * count as f64;
+                flops += work * count as f64;
+            }
+            println!();
+        }
+        println!(
+            "one step: {:.1} GFLOP in {:.0} ms (best {:.0} ms): {:.0} GFLOP/s\n",
+            flops / 1e9,
+            total * 1e3,
+            least * 1e3,
+            flops / total / 1e9
+        );
+    }
+}
