@@ -1,1 +1,12 @@
-//! To be filled.
+//! Transformer training in Rust, on the CPU and on CUDA GPUs, that proves it computes what PyTorch computes.
+//!
+//! This is the crate to depend on: it chooses the engine and re-exports the rest.
+#![forbid(unsafe_code)]
+
+pub mod device;
+
+pub use ironhorse_core as core;
+pub use ironhorse_cpu as cpu;
+pub use ironhorse_train as train;
+
+pub use device::Device;

@@ -1,6 +1,7 @@
 //! Models, file formats, data, the training loop and verification. Names no engine.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod data;
 pub mod error;
 pub mod format;

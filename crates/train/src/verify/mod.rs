@@ -5,7 +5,7 @@ mod reference;
 mod report;
 
 pub use compare::{Comparison, Worst, compare, ulp_distance};
-pub use reference::{KeyReference, Reference, StateReference};
+pub use reference::{Reference, StateReference};
 pub use report::{FirstWrong, Report, Row, RowKind};
 
 use crate::model::gpt2::Recompute;

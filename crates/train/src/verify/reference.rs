@@ -1,6 +1,6 @@
 //! What verification compares with: a model and its debug state, or an answer key.
 
-use super::compare::{Comparison, compare};
+use super::compare::Comparison;
 use crate::Result;
 use crate::format::debug_state::DebugState;
 use crate::format::llmc_model::ModelFile;
