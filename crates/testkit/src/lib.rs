@@ -1,1 +1,30 @@
-//! To be filled.
+//! Test support for engines and models: an oracle that runs any program in f64, conformance cases for every op with
+//! awkward sizes, and finite differences that prove the oracle's own gradients.
+//!
+//! An engine crate calls [`run_all`] from one test:
+//!
+//! ```
+//! use ironhorse_testkit::{OracleEngine, run_all};
+//!
+//! let summary = run_all(&mut || Box::new(OracleEngine::new()));
+//! summary.assert_ok();
+//! ```
+//!
+//! A model's tests call [`check_program_gradients`] on its training program.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a panic is a failed test
+#![allow(clippy::needless_range_loop)] // oracle loops are written like the formulas they implement
+
+pub mod case;
+mod conformance;
+mod finite;
+mod oracle;
+mod rng;
+mod tolerance;
+
+pub use case::{Case, Data, Input, Kit, all_cases, refusals};
+pub use conformance::{Fault, Mismatch, Report, Summary, check_engine, check_refusal, run_all};
+pub use finite::{GradMismatch, OpGradients, ProgramGradients, check_op_gradients, check_program_gradients};
+pub use oracle::OracleEngine;
+pub use rng::Rng;
+pub use tolerance::tolerance;

@@ -1,0 +1,96 @@
+//! Cases of attention.
+
+use super::{Case, Kit};
+use ironhorse_core::Slot;
+use ironhorse_core::op::{AttentionBwd, AttentionCached, AttentionFwd};
+
+/// (B, T, C, NH)
+const SHAPES: [[usize; 4]; 11] = [
+    [1, 1, 1, 1],
+    [3, 1, 48, 3],
+    [2, 2, 5, 1],
+    [2, 33, 5, 5],
+    [2, 37, 48, 3],
+    [1, 31, 128, 2],
+    [1, 65, 80, 5],
+    [1, 130, 129, 3],
+    [1, 17, 160, 1],
+    [0, 7, 48, 3],
+    [2, 0, 48, 3],
+];
+
+/// (B, maxT, C, NH), positions
+const CACHES: [([usize; 4], &[usize]); 6] = [
+    ([1, 1, 1, 1], &[0]),
+    ([2, 37, 48, 3], &[0, 1, 18, 36]),
+    ([1, 130, 129, 3], &[30, 65, 129]),
+    ([3, 65, 64, 1], &[31, 64]),
+    ([5, 33, 5, 5], &[32]),
+    ([0, 4, 48, 3], &[2]),
+];
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for shape in SHAPES {
+        cases.push(fwd(shape, 1.0));
+        cases.push(bwd(shape, 1.0));
+    }
+    for spread in [4.0, 12.0] {
+        cases.push(fwd([1, 65, 64, 4], spread)); // scores up to 100: exp overflows unless the maximum is subtracted
+        cases.push(bwd([1, 65, 64, 4], spread));
+    }
+    for (shape, positions) in CACHES {
+        cases.extend(positions.iter().map(|&position| cached(shape, position)));
+    }
+    cases
+}
+
+fn fwd_op(kit: &mut Kit, [b, t, c, heads]: [usize; 4], spread: f32) -> AttentionFwd {
+    let (out, lse, qkv) = (kit.slot([b, t, c]), kit.slot([b, heads, t]), kit.slot([b, t, 3 * c]));
+    kit.random(qkv, -spread, spread);
+    AttentionFwd { out, lse, qkv, heads }
+}
+
+fn fwd([b, t, c, heads]: [usize; 4], spread: f32) -> Case {
+    let mut kit = Kit::new(format!("B{b} T{t} C{c} NH{heads} spread {spread}"));
+    let op = fwd_op(&mut kit, [b, t, c, heads], spread);
+    kit.finish(op)
+}
+
+/// `out` and `lse` are what the oracle's forward makes of `qkv`, rounded to f32.
+fn bwd([b, t, c, heads]: [usize; 4], spread: f32) -> Case {
+    let name = format!("B{b} T{t} C{c} NH{heads} spread {spread}");
+    let mut kit = Kit::new(name.as_str());
+    let forward = fwd_op(&mut kit, [b, t, c, heads], spread);
+    let oracle = kit.finish(forward).oracle().expect("attention_fwd runs on the oracle");
+    let result = |slot: Slot| -> Vec<f32> {
+        oracle.read_f64(slot).expect("a slot of the case").into_iter().map(|x| x as f32).collect()
+    };
+
+    let mut kit = Kit::new(name);
+    let op = AttentionBwd {
+        d_qkv: kit.slot([b, t, 3 * c]),
+        d_out: kit.slot([b, t, c]),
+        qkv: kit.f32s([b, t, 3 * c], &result(forward.qkv)),
+        out: kit.f32s([b, t, c], &result(forward.out)),
+        lse: kit.f32s([b, heads, t], &result(forward.lse)),
+        heads,
+    };
+    kit.finish(op)
+}
+
+/// The cache holds NaN from `position` on: those places may be written, never read.
+fn cached([b, context, c, heads]: [usize; 4], position: usize) -> Case {
+    let mut kit = Kit::new(format!("B{b} maxT{context} C{c} NH{heads} at position {position}"));
+    kit.scalars.position = position as u32;
+    let [keys, values] = [(); 2].map(|()| kit.cache([b, context, c]));
+    for slot in [keys, values] {
+        let mut data = kit.rng.uniforms(slot.numel(), -1.0, 1.0);
+        for row in data.chunks_exact_mut(context * c) {
+            row[position * c..].fill(f32::NAN);
+        }
+        kit.set(slot, data);
+    }
+    let op = AttentionCached { out: kit.slot([b, 1, c]), keys, values, qkv: kit.slot([b, 1, 3 * c]), heads };
+    kit.finish(op)
+}

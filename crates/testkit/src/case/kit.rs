@@ -1,0 +1,153 @@
+//! The workbench a case is made on: declares slots with guards between them, fills what the op reads.
+
+use super::{Case, Data, Input};
+use crate::Rng;
+use ironhorse_core::op::{Access, AdamW, Arg, Op};
+use ironhorse_core::{Builder, DType, Layout, Pool, Scalars, Shape, Slot};
+
+/// Elements of a guard: one cache line.
+const GUARD: usize = 16;
+
+/// Makes one [`Case`]. Slots that get no values hold random ones if the op reads them, NaN if it only writes them.
+#[derive(Debug)]
+pub struct Kit {
+    /// The scalars to run with.
+    pub scalars: Scalars,
+    /// The case's own random numbers, seeded by its name.
+    pub rng: Rng,
+    /// See [`Case::floor`].
+    pub floor: f64,
+    name: String,
+    pub(super) builder: Builder,
+    given: Vec<Input>,
+    count: usize,
+}
+
+impl Kit {
+    /// A case of this name.
+    pub fn new(name: impl Into<String>) -> Self {
+        let name = name.into();
+        Self {
+            scalars: Scalars::default(),
+            rng: Rng::named(&name),
+            floor: 0.0,
+            name,
+            builder: Builder::new(),
+            given: Vec::new(),
+            count: 0,
+        }
+    }
+
+    /// An f32 slot among the inputs and results.
+    pub fn slot(&mut self, shape: impl Into<Shape>) -> Slot {
+        self.typed(shape, DType::F32)
+    }
+
+    fn typed(&mut self, shape: impl Into<Shape>, dtype: DType) -> Slot {
+        self.guard();
+        self.builder.io(format!("slot {}", self.count), shape, dtype)
+    }
+
+    fn guard(&mut self) {
+        self.count += 1;
+        self.builder.io(format!("guard {}", self.count), [GUARD], DType::F32);
+    }
+
+    /// An f32 slot with these values.
+    pub fn f32s(&mut self, shape: impl Into<Shape>, values: &[f32]) -> Slot {
+        let slot = self.slot(shape);
+        self.set(slot, values.to_vec());
+        slot
+    }
+
+    /// An i32 slot with these values.
+    pub fn i32s(&mut self, shape: impl Into<Shape>, values: &[i32]) -> Slot {
+        let slot = self.typed(shape, DType::I32);
+        self.given.push(Input { slot, data: Data::I32(values.to_vec()) });
+        slot
+    }
+
+    /// An i32 slot with random values below `limit`; the last one is `limit - 1`.
+    pub fn tokens(&mut self, shape: impl Into<Shape>, limit: usize) -> Slot {
+        let shape = shape.into();
+        let mut values: Vec<i32> = (0..shape.numel()).map(|_| self.rng.below(limit) as i32).collect();
+        if let Some(last) = values.last_mut() {
+            *last = limit as i32 - 1;
+        }
+        self.i32s(shape, &values)
+    }
+
+    /// A parameter, with one before it that nothing may touch.
+    pub fn param(&mut self, shape: impl Into<Shape>) -> Slot {
+        self.count += 1;
+        self.builder.param(format!("guard {}", self.count), [GUARD], true);
+        self.builder.param(format!("param {}", self.count), shape, true)
+    }
+
+    /// The gradient of a parameter made for it.
+    pub fn grad(&mut self, shape: impl Into<Shape>) -> Slot {
+        Slot { pool: Pool::Grads, ..self.param(shape) }
+    }
+
+    /// A slot of the key/value cache.
+    pub fn cache(&mut self, shape: impl Into<Shape>) -> Slot {
+        self.builder.cache([GUARD], DType::F32);
+        self.builder.cache(shape, DType::F32)
+    }
+
+    /// Gives a slot its values.
+    pub fn set(&mut self, slot: Slot, values: Vec<f32>) {
+        self.given.push(Input { slot, data: Data::F32(values) });
+    }
+
+    /// Gives a slot random values, and returns them.
+    pub fn random(&mut self, slot: Slot, lo: f32, hi: f32) -> Vec<f32> {
+        let values = self.rng.uniforms(slot.numel(), lo, hi);
+        self.set(slot, values.clone());
+        values
+    }
+
+    /// The case of this op. What it reads and has no values yet gets random ones.
+    pub fn finish(mut self, op: impl Into<Op>) -> Case {
+        let op = op.into();
+        for arg in op.args() {
+            let given = self.given.iter().any(|input| input.slot == arg.slot);
+            let reads = arg.access.reads() && !overwrites(&op, &arg, self.scalars.micro_step);
+            if reads && !given && arg.slot.numel() > 0 {
+                self.random(arg.slot, -1.0, 1.0);
+            }
+        }
+        self.guard();
+        self.builder.cache([GUARD], DType::F32);
+        self.builder.push(op).unwrap_or_else(|error| panic!("case {}: {error}", self.name));
+        let program = self.builder.finish().unwrap_or_else(|error| panic!("case {}: {error}", self.name));
+        let reserve = program.layout().union(&margin(program.num_params()));
+        let Self { name, scalars, given: inputs, floor, .. } = self;
+        Case { name, program, scalars, inputs, reserve, floor }
+    }
+}
+
+/// Whether the op overwrites this slot without reading it, in this micro-step.
+pub(super) fn overwrites(op: &Op, arg: &Arg, micro_step: u32) -> bool {
+    let accum = match (op, arg.name) {
+        _ if arg.access != Access::Update => return arg.access == Access::Write,
+        (Op::EmbeddingBwd(op), "d_wpe") => op.accum,
+        (Op::LayerNormBwd(op), "d_inp") => op.accum_inp,
+        (Op::LayerNormBwd(op), _) => op.accum,
+        (Op::LinearBwdWeight(op), _) => op.accum,
+        (Op::LossMean(op), _) => op.accum,
+        _ => return false,
+    };
+    !accum.adds(micro_step)
+}
+
+/// A layout whose four parameter pools are larger than any case with this many parameters.
+fn margin(params: usize) -> Layout {
+    let mut b = Builder::new();
+    b.param("all", [2 * params + 64 * GUARD], false);
+    let norm = b.io("norm", [1], DType::F32);
+    let [params, grads, moment1, moment2] =
+        [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2].map(|pool| b.flat(pool));
+    b.push(AdamW { params, grads, moment1, moment2, norm }).expect("flat pools fit adamw");
+    *b.finish().expect("one op over io and parameters").layout()
+}

@@ -1,0 +1,133 @@
+//! Cases of the layer norms.
+
+use super::{ACCUMS, Case, Kit};
+use crate::oracle::layernorm::stats;
+use ironhorse_core::Slot;
+use ironhorse_core::op::{Accum, LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd};
+
+/// (B, T, C)
+const SHAPES: [[usize; 3]; 9] = [
+    [1, 1, 1],
+    [3, 5, 1],
+    [1, 31, 5],
+    [1, 1, 48],
+    [2, 33, 31],
+    [1, 37, 80],
+    [2, 65, 129],
+    [1, 3, 1003],
+    [0, 5, 48],
+];
+const EPS: f32 = 1e-5;
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for shape in SHAPES {
+        cases.push(fwd(shape, -1.0));
+        cases.push(apply(shape));
+        cases.extend([InPlace::No, InPlace::A, InPlace::B].map(|in_place| residual(shape, in_place)));
+        for (i, accum) in ACCUMS.into_iter().enumerate() {
+            cases.push(bwd(shape, ACCUMS[(i + 1) % ACCUMS.len()].0, accum));
+        }
+    }
+    cases.push(bwd([1, 37, 80], Accum::Write, (Accum::Write, 0))); // the pairs a model uses
+    cases.push(bwd([1, 37, 80], Accum::Add, (Accum::FirstWrites, 0)));
+    cases.push(fwd([2, 3, 129], 10.0)); // mean much larger than the spread: sums of squares lose the variance
+    cases
+}
+
+/// Inputs are `offset` to `offset + 3`: an offset of -1 has a mean of 1/2, so that no mean is 0.
+fn fwd([b, t, c]: [usize; 3], offset: f32) -> Case {
+    let mut kit = Kit::new(format!("B{b} T{t} C{c} from {offset}"));
+    let op = LayerNormFwd {
+        out: kit.slot([b, t, c]),
+        mean: kit.slot([b, t]),
+        rstd: kit.slot([b, t]),
+        inp: kit.slot([b, t, c]),
+        weight: kit.param([c]),
+        bias: kit.param([c]),
+        eps: EPS,
+    };
+    kit.random(op.inp, offset, offset + 3.0);
+    kit.finish(op)
+}
+
+#[derive(Clone, Copy, Debug)]
+enum InPlace {
+    No,
+    A,
+    B,
+}
+
+fn residual([b, t, c]: [usize; 3], in_place: InPlace) -> Case {
+    let mut kit = Kit::new(format!("B{b} T{t} C{c} in place {in_place:?}"));
+    let [a, other] = [(); 2].map(|()| kit.slot([b, t, c]));
+    let residual = match in_place {
+        InPlace::No => kit.slot([b, t, c]),
+        InPlace::A => a,
+        InPlace::B => other,
+    };
+    let op = ResidualLayerNormFwd {
+        residual,
+        out: kit.slot([b, t, c]),
+        mean: kit.slot([b, t]),
+        rstd: kit.slot([b, t]),
+        a,
+        b: other,
+        weight: kit.param([c]),
+        bias: kit.param([c]),
+        eps: EPS,
+    };
+    kit.random(a, -1.0, 2.0);
+    kit.finish(op)
+}
+
+/// Gives `inp` random values and the statistics their true ones; returns the values of `rstd`.
+fn set_stats(kit: &mut Kit, inp: Slot, mean: Slot, rstd: Slot) -> Vec<f32> {
+    let values: Vec<f64> = kit.random(inp, -1.0, 2.0).into_iter().map(f64::from).collect();
+    let (means, rstds): (Vec<f32>, Vec<f32>) = values
+        .chunks_exact(inp.shape.cols())
+        .map(|row| stats(row, f64::from(EPS)))
+        .map(|(mean, rstd)| (mean as f32, rstd as f32))
+        .unzip();
+    kit.set(mean, means);
+    kit.set(rstd, rstds.clone());
+    rstds
+}
+
+fn apply([b, t, c]: [usize; 3]) -> Case {
+    let mut kit = Kit::new(format!("B{b} T{t} C{c}"));
+    let op = LayerNormApply {
+        out: kit.slot([b, t, c]),
+        inp: kit.slot([b, t, c]),
+        mean: kit.slot([b, t]),
+        rstd: kit.slot([b, t]),
+        weight: kit.param([c]),
+        bias: kit.param([c]),
+    };
+    set_stats(&mut kit, op.inp, op.mean, op.rstd);
+    kit.finish(op)
+}
+
+fn bwd([b, t, c]: [usize; 3], accum_inp: Accum, (accum, micro_step): (Accum, u32)) -> Case {
+    let name = format!("B{b} T{t} C{c} d_inp {accum_inp:?}, rest {accum:?}, micro-step {micro_step}");
+    let mut kit = Kit::new(name);
+    kit.scalars.micro_step = micro_step;
+    let op = LayerNormBwd {
+        d_inp: kit.slot([b, t, c]),
+        d_weight: kit.grad([c]),
+        d_bias: kit.grad([c]),
+        d_out: kit.slot([b, t, c]),
+        inp: kit.slot([b, t, c]),
+        mean: kit.slot([b, t]),
+        rstd: kit.slot([b, t]),
+        weight: kit.param([c]),
+        accum_inp,
+        accum,
+    };
+    let rstds = set_stats(&mut kit, op.inp, op.mean, op.rstd);
+    if c == 1 {
+        // g - mean(g) is 0, times an rstd of 316: one rounding of g shows as 316 roundings.
+        kit.floor = f64::from(rstds.into_iter().fold(0.0, f32::max));
+    }
+    kit.finish(op)
+}

@@ -1,0 +1,56 @@
+//! Cases of the loss.
+
+use super::{ACCUMS, Case, Kit};
+use ironhorse_core::op::{CrossEntropy, LossMean};
+
+/// (B, T, V, Vp)
+const SHAPES: [[usize; 4]; 9] = [
+    [1, 1, 1, 1],
+    [1, 1, 1, 5],
+    [1, 31, 5, 5],
+    [2, 33, 31, 33],
+    [1, 37, 129, 129],
+    [1, 65, 80, 128],
+    [2, 65, 1003, 1024],
+    [1, 1, 4099, 4160],
+    [0, 3, 48, 64],
+];
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for grad in [false, true] {
+        cases.extend(SHAPES.map(|shape| cross_entropy(shape, grad, (-3.0, 3.0))));
+        cases.push(cross_entropy([1, 33, 1003, 1024], grad, (80.0, 110.0))); // exp overflows unless the maximum is subtracted
+        cases.push(cross_entropy([1, 33, 1003, 1024], grad, (-110.0, -100.0)));
+    }
+    for n in [0, 1, 31, 33, 129, 1003, 4099] {
+        cases.extend(ACCUMS.map(|(accum, micro_step)| {
+            let mut kit = Kit::new(format!("n{n} {accum:?} micro-step {micro_step}"));
+            kit.scalars.micro_step = micro_step;
+            kit.scalars.loss_scale = 1.0 / (3 * n.max(1)) as f32;
+            let (loss, losses) = (kit.slot([]), kit.slot([1, n]));
+            kit.random(losses, 0.0, 12.0);
+            kit.finish(LossMean { loss, losses, accum })
+        }));
+    }
+    cases
+}
+
+/// The padding holds NaN: it may become 0, never be read.
+fn cross_entropy([b, t, vocab, padded]: [usize; 4], grad: bool, (lo, hi): (f32, f32)) -> Case {
+    let mut kit = Kit::new(format!("B{b} T{t} V{vocab} of {padded} grad {grad} logits {lo} to {hi}"));
+    kit.scalars.loss_scale = 1.0 / (b * t).max(1) as f32;
+    let op = CrossEntropy {
+        losses: kit.slot([b, t]),
+        logits: kit.slot([b, t, padded]),
+        targets: kit.tokens([b, t], vocab),
+        vocab,
+        grad,
+    };
+    let mut logits = kit.rng.uniforms(op.logits.numel(), lo, hi);
+    for row in logits.chunks_exact_mut(padded) {
+        row[vocab..].fill(f32::NAN);
+    }
+    kit.set(op.logits, logits);
+    kit.finish(op)
+}

@@ -1,0 +1,179 @@
+//! Conformance cases: programs of one op with every input given.
+
+mod attention;
+mod elementwise;
+mod embedding;
+mod kit;
+mod layernorm;
+mod linear;
+mod loss;
+mod memory;
+mod optimizer;
+mod refusal;
+
+pub use kit::Kit;
+#[cfg(test)]
+pub(crate) use optimizer::flat_pools;
+pub use refusal::refusals;
+
+use crate::OracleEngine;
+use ironhorse_core::op::{Accum, Op};
+use ironhorse_core::{Engine, Layout, Program, Result, Scalars, Slot};
+
+/// The contents of a slot before the op runs.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Data {
+    /// For float slots.
+    F32(Vec<f32>),
+    /// For integer slots.
+    I32(Vec<i32>),
+}
+
+/// A slot and what it holds before the op runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Input {
+    /// Where.
+    pub slot: Slot,
+    /// What.
+    pub data: Data,
+}
+
+/// One op with all its inputs.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// What is special about it: shape, options.
+    pub name: String,
+    /// A program of this one op.
+    pub program: Program,
+    /// The scalars to run it with.
+    pub scalars: Scalars,
+    /// What the slots hold. Slots that are written and not listed hold NaN: the op must not read them.
+    pub inputs: Vec<Input>,
+    /// What to reserve: more than the program needs, so that there is something to touch beyond its slots.
+    pub reserve: Layout,
+    /// Added to ‖want‖ when errors are made relative: the size of terms that cancel in exact arithmetic.
+    pub floor: f64,
+}
+
+impl Case {
+    /// The op.
+    pub fn op(&self) -> &Op {
+        &self.program.nodes()[0].op
+    }
+
+    /// Puts the inputs into an engine's memory, and NaN into the slots written that have none.
+    pub fn load(&self, engine: &mut dyn Engine) -> Result<()> {
+        for slot in self.op().writes() {
+            if !self.inputs.iter().any(|input| input.slot.overlaps(&slot)) {
+                engine.write_f32(slot, &vec![f32::NAN; slot.numel()])?;
+            }
+        }
+        for input in &self.inputs {
+            match &input.data {
+                Data::F32(values) => engine.write_f32(input.slot, values)?,
+                Data::I32(values) => engine.write_i32(input.slot, values)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The oracle after it has run this case.
+    pub fn oracle(&self) -> Result<OracleEngine> {
+        let mut oracle = OracleEngine::new();
+        oracle.reserve(&self.reserve)?;
+        self.load(&mut oracle)?;
+        oracle.run(&self.program, 0..1, &self.scalars)?;
+        Ok(oracle)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn expect_f64(&self, slot: Slot, want: &[f64]) {
+        self.expect_within(slot, want, 0.0);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn expect_within(&self, slot: Slot, want: &[f64], tolerance: f64) {
+        let got = self.oracle().unwrap().read_f64(slot).unwrap();
+        let near = |(got, want): (&f64, &f64)| (got - want).abs() <= tolerance * want.abs().max(1.0);
+        assert!(got.len() == want.len() && got.iter().zip(want).all(near), "got {got:?}, want {want:?}");
+    }
+}
+
+/// Every way a gradient can treat what was there, with a micro-step that shows it.
+const ACCUMS: [(Accum, u32); 4] =
+    [(Accum::Write, 1), (Accum::Add, 0), (Accum::FirstWrites, 0), (Accum::FirstWrites, 1)];
+
+/// All cases of all ops, in the order of `Op::NAMES` by family.
+pub fn all_cases() -> Vec<Case> {
+    [
+        embedding::cases(),
+        layernorm::cases(),
+        linear::cases(),
+        elementwise::cases(),
+        attention::cases(),
+        loss::cases(),
+        optimizer::cases(),
+        memory::cases(),
+    ]
+    .concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_op_has_cases_and_every_case_its_own_name() {
+        let cases = all_cases();
+        for name in Op::NAMES {
+            let count = cases.iter().filter(|case| case.op().name() == *name).count();
+            assert!(count >= 3, "{name} has {count} cases");
+        }
+        let names: HashSet<_> = cases.iter().map(|case| (case.op().name(), &case.name)).collect();
+        assert_eq!(names.len(), cases.len());
+    }
+
+    #[test]
+    fn options_are_present_and_absent() {
+        let ops: Vec<Op> = all_cases().iter().map(|case| *case.op()).collect();
+        let has = |what: &str, f: &dyn Fn(&Op) -> bool| assert!(ops.iter().any(f), "no case: {what}");
+        for want in [false, true] {
+            has("pre", &|op| matches!(op, Op::LinearFwd(op) if op.pre.is_some() == want));
+            has("bias", &|op| matches!(op, Op::LinearFwd(op) if op.bias.is_some() == want));
+            has("gelu_pre", &|op| matches!(op, Op::LinearBwdInput(op) if op.gelu_pre.is_some() == want));
+            has("d_bias", &|op| matches!(op, Op::LinearBwdWeight(op) if op.d_bias.is_some() == want));
+            has("grad", &|op| matches!(op, Op::CrossEntropy(op) if op.grad == want));
+            let padded =
+                |op: &Op| matches!(op, Op::CrossEntropy(op) if (op.vocab < op.logits.shape.cols()) == want);
+            has("padding", &padded);
+            has("position", &|op| matches!(op, Op::EmbeddingFwd(op) if op.at_position == want));
+            has("gelu in place", &|op| matches!(op, Op::GeluFwd(op) if (op.out == op.inp) == want));
+            has("gelu_bwd in place", &|op| matches!(op, Op::GeluBwd(op) if (op.d_inp == op.d_out) == want));
+            has("add in place a", &|op| matches!(op, Op::Add(op) if (op.out == op.a) == want));
+            has("add in place b", &|op| matches!(op, Op::Add(op) if (op.out == op.b) == want));
+            let a = |op: &Op| matches!(op, Op::ResidualLayerNormFwd(op) if (op.residual == op.a) == want);
+            let b = |op: &Op| matches!(op, Op::ResidualLayerNormFwd(op) if (op.residual == op.b) == want);
+            has("residual in place a", &a);
+            has("residual in place b", &b);
+        }
+        for accum in [Accum::Write, Accum::Add, Accum::FirstWrites] {
+            has("accum", &|op| matches!(op, Op::EmbeddingBwd(op) if op.accum == accum));
+            has("accum", &|op| matches!(op, Op::LayerNormBwd(op) if op.accum == accum));
+            has("accum", &|op| matches!(op, Op::LayerNormBwd(op) if op.accum_inp == accum));
+            has("accum", &|op| matches!(op, Op::LinearBwdWeight(op) if op.accum == accum));
+            has("accum", &|op| matches!(op, Op::LossMean(op) if op.accum == accum));
+        }
+    }
+
+    #[test]
+    fn everything_read_is_given() {
+        for case in all_cases() {
+            for arg in case.op().args().iter().filter(|arg| arg.slot.numel() > 0) {
+                let given = case.inputs.iter().any(|input| input.slot == arg.slot);
+                let reads = arg.access.reads() && !kit::overwrites(case.op(), arg, case.scalars.micro_step);
+                assert!(given || !reads, "{} {}: {}", case.op().name(), case.name, arg.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Cases of the gradient norm and AdamW, on whole pools.
+
+use super::{Case, Kit};
+use ironhorse_core::op::{AdamW, GradNorm};
+use ironhorse_core::{Pool, Scalars};
+
+/// Parameters by (elements, decay): odd sizes leave gaps, and decay changes between neighbours.
+type Table = &'static [(usize, bool)];
+const ONE: Table = &[(1, true)];
+const FLAT: Table = &[(1003, false)];
+const MIXED: Table = &[(5, true), (231, false), (1, true), (31, true), (129, false), (16, true), (33, false)];
+const LARGE: Table = &[(129, false), (70_001, true), (7, false)];
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (name, table) in [("one", ONE), ("flat", FLAT), ("mixed", MIXED), ("large", LARGE)] {
+        for scale in [1.0, 1e-4] {
+            cases.push(grad_norm(name, table, scale));
+        }
+        for (what, scalars) in settings() {
+            cases.push(adamw(&format!("{name}, {what}"), table, scalars, 1.0));
+        }
+    }
+    // Gradients so small that the 1e-6 PyTorch adds to the norm shows.
+    let clip = Scalars { grad_clip: 1e-5, ..base() };
+    cases.push(adamw("mixed, clipped tiny gradients", MIXED, clip, 1e-5));
+    cases
+}
+
+/// A learning rate far above any in use, so that a wrong update is not hidden by the weight it is added to.
+fn base() -> Scalars {
+    Scalars { step: 3, lr: 0.25, ..Scalars::default() }
+}
+
+fn settings() -> [(&'static str, Scalars); 6] {
+    [
+        ("plain", base()),
+        ("first step", Scalars { step: 1, ..base() }),
+        ("step 10000", Scalars { step: 10_000, ..base() }),
+        ("decay", Scalars { weight_decay: 0.4, ..base() }),
+        ("decay, clipped", Scalars { weight_decay: 0.4, grad_clip: 0.25, beta1: 0.8, beta2: 0.95, ..base() }),
+        ("clip not reached", Scalars { grad_clip: 1e6, eps: 1e-3, ..base() }),
+    ]
+}
+
+/// Declares the parameters; the op runs over the whole of each pool.
+pub(crate) fn flat_pools(kit: &mut Kit, table: &[(usize, bool)]) -> AdamW {
+    for (i, &(n, decay)) in table.iter().enumerate() {
+        kit.builder.param(format!("param {i}"), [n], decay);
+    }
+    let [params, grads, moment1, moment2] =
+        [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2].map(|pool| kit.builder.flat(pool));
+    AdamW { params, grads, moment1, moment2, norm: kit.slot([1]) }
+}
+
+/// Values for a flat pool, with 0 in the gaps.
+fn flat(kit: &mut Kit, table: &[(usize, bool)], lo: f32, hi: f32) -> Vec<f32> {
+    let mut all = Vec::new();
+    for &(n, _) in table {
+        all.extend(kit.rng.uniforms(n, lo, hi));
+        all.resize(all.len().next_multiple_of(16), 0.0);
+    }
+    all
+}
+
+fn grad_norm(name: &str, table: &[(usize, bool)], scale: f32) -> Case {
+    let mut kit = Kit::new(format!("{name}, gradients of {scale}"));
+    let AdamW { norm, grads, .. } = flat_pools(&mut kit, table);
+    let values = flat(&mut kit, table, -scale, scale);
+    kit.set(grads, values);
+    kit.finish(GradNorm { norm, grads })
+}
+
+fn adamw(name: &str, table: &[(usize, bool)], scalars: Scalars, scale: f32) -> Case {
+    let mut kit = Kit::new(name);
+    kit.scalars = scalars;
+    let op = flat_pools(&mut kit, table);
+    let grads = flat(&mut kit, table, -scale, scale);
+    let norm = grads.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
+    kit.set(op.norm, vec![norm as f32]);
+    kit.set(op.grads, grads);
+    for (slot, lo, hi) in
+        [(op.params, -1.0, 1.0), (op.moment1, -scale, scale), (op.moment2, 0.0, scale * scale)]
+    {
+        let values = flat(&mut kit, table, lo, hi);
+        kit.set(slot, values);
+    }
+    kit.finish(op)
+}

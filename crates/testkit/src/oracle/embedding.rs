@@ -1,0 +1,106 @@
+//! Token plus position embedding.
+
+use super::{Pools, Step, index};
+use ironhorse_core::op::{EmbeddingBwd, EmbeddingFwd};
+use ironhorse_core::{Error, Result};
+
+pub(super) fn fwd(pools: &mut Pools, op: &EmbeddingFwd, step: Step) -> Result<()> {
+    let (batch, seq, width) = (op.tokens.shape.rows(), op.tokens.shape.cols(), op.wte.shape.cols());
+    let (tokens, wte, wpe) = (pools.read(op.tokens)?, pools.read(op.wte)?, pools.read(op.wpe)?);
+    let start = if op.at_position { step.scalars.position as usize } else { 0 };
+    let context = op.wpe.shape.rows();
+    if start + seq > context {
+        return Err(Error::Input(format!(
+            "positions {start}..{} are beyond the context of {context}",
+            start + seq
+        )));
+    }
+    let mut out = vec![0.0; batch * seq * width];
+    for b in 0..batch {
+        for t in 0..seq {
+            let token = index(tokens[b * seq + t], op.vocab, "token")?;
+            for c in 0..width {
+                out[(b * seq + t) * width + c] = wte[token * width + c] + wpe[(start + t) * width + c];
+            }
+        }
+    }
+    pools.write(op.out, &out)
+}
+
+pub(super) fn bwd(pools: &mut Pools, op: &EmbeddingBwd, step: Step) -> Result<()> {
+    let (batch, seq, width) = (op.tokens.shape.rows(), op.tokens.shape.cols(), op.d_wte.shape.cols());
+    let (tokens, d_out) = (pools.read(op.tokens)?, pools.read(op.d_out)?);
+    let mut d_wte = vec![0.0; op.d_wte.numel()];
+    let mut d_wpe = vec![0.0; op.d_wpe.numel()];
+    for b in 0..batch {
+        for t in 0..seq {
+            let token = index(tokens[b * seq + t], op.d_wte.shape.rows(), "token")?;
+            for c in 0..width {
+                let d = d_out[(b * seq + t) * width + c];
+                d_wte[token * width + c] += d;
+                d_wpe[t * width + c] += d;
+            }
+        }
+    }
+    pools.store(op.d_wte, &d_wte, true)?;
+    pools.store(op.d_wpe, &d_wpe, op.accum.adds(step.scalars.micro_step))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Kit;
+    use ironhorse_core::op::{Accum, EmbeddingBwd, EmbeddingFwd};
+
+    fn fwd(at_position: bool, position: u32) -> (Kit, EmbeddingFwd) {
+        let mut kit = Kit::new("embedding");
+        kit.scalars.position = position;
+        let op = EmbeddingFwd {
+            out: kit.slot([2, 1, 2]),
+            tokens: kit.i32s([2, 1], &[2, 0]),
+            wte: kit.f32s([3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
+            wpe: kit.f32s([2, 2], &[10.0, 20.0, 30.0, 40.0]),
+            vocab: 3,
+            at_position,
+        };
+        (kit, op)
+    }
+
+    #[test]
+    fn fwd_by_hand() {
+        let (kit, op) = fwd(false, 1);
+        kit.finish(op).expect_f64(op.out, &[15.0, 26.0, 11.0, 22.0]);
+        let (kit, op) = fwd(true, 1);
+        kit.finish(op).expect_f64(op.out, &[35.0, 46.0, 31.0, 42.0]);
+    }
+
+    #[test]
+    fn what_is_out_of_range_is_refused() {
+        let (kit, op) = fwd(true, 2);
+        assert!(kit.finish(op).oracle().unwrap_err().to_string().contains("context of 2"));
+        let (kit, op) = fwd(false, 0);
+        let error = kit.finish(EmbeddingFwd { vocab: 2, ..op }).oracle().unwrap_err();
+        assert_eq!(error.to_string(), "token 2 is outside the vocabulary of 2");
+    }
+
+    /// Token 1 twice: its rows of d_out meet in d_wte. The third position is beyond T.
+    fn bwd(accum: Accum, d_wpe: [f32; 3]) {
+        let mut kit = Kit::new("embedding");
+        let op = EmbeddingBwd {
+            d_wte: kit.f32s([2, 1], &[100.0, 200.0]),
+            d_wpe: kit.f32s([3, 1], &[7.0, 8.0, 9.0]),
+            d_out: kit.f32s([2, 2, 1], &[1.0, 2.0, 3.0, 4.0]),
+            tokens: kit.i32s([2, 2], &[1, 0, 1, 1]),
+            accum,
+        };
+        let case = kit.finish(op);
+        case.expect_f64(op.d_wte, &[102.0, 208.0]);
+        case.expect_f64(op.d_wpe, &d_wpe.map(f64::from));
+    }
+
+    #[test]
+    fn bwd_by_hand() {
+        bwd(Accum::Add, [11.0, 14.0, 9.0]);
+        bwd(Accum::Write, [4.0, 6.0, 0.0]);
+        bwd(Accum::FirstWrites, [4.0, 6.0, 0.0]);
+    }
+}

@@ -1,0 +1,157 @@
+//! The oracle: every op straight from its documented formula, in f64, in the plainest code. Slow and right.
+
+pub(crate) mod attention;
+mod elementwise;
+mod embedding;
+pub(crate) mod layernorm;
+mod linear;
+mod loss;
+mod memory;
+mod optimizer;
+mod pools;
+
+pub(crate) use pools::Pools;
+
+use ironhorse_core::op::Op;
+use ironhorse_core::{
+    DType, Engine, Error, Layout, Param, Program, Result, Scalars, Slot, bf16_to_f32, check_host_len,
+    f32_to_bf16,
+};
+use std::ops::Range;
+
+/// Runs any program in f64. Results are never rounded; only [`Engine::read_f32`] converts.
+#[derive(Debug, Default)]
+pub struct OracleEngine {
+    pools: Pools,
+}
+
+/// What an op may look at besides its slots.
+#[derive(Clone, Copy)]
+pub(crate) struct Step<'a> {
+    pub params: &'a [Param],
+    pub scalars: &'a Scalars,
+}
+
+impl OracleEngine {
+    /// An oracle without memory yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A slot's elements as the oracle holds them.
+    pub fn read_f64(&self, slot: Slot) -> Result<Vec<f64>> {
+        self.pools.read(slot)
+    }
+
+    /// Sets a slot's elements, unrounded.
+    pub fn write_f64(&mut self, slot: Slot, values: &[f64]) -> Result<()> {
+        self.pools.write(slot, values)
+    }
+}
+
+/// Runs one op; a fused one by its parts.
+fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
+    op.check()?;
+    if let Some(parts) = op.expand() {
+        return parts.iter().try_for_each(|part| execute(pools, part, step));
+    }
+    match op {
+        Op::EmbeddingFwd(op) => embedding::fwd(pools, op, step),
+        Op::EmbeddingBwd(op) => embedding::bwd(pools, op, step),
+        Op::LayerNormFwd(op) => layernorm::fwd(pools, op),
+        Op::LayerNormApply(op) => layernorm::apply(pools, op),
+        Op::LayerNormBwd(op) => layernorm::bwd(pools, op, step),
+        Op::LinearFwd(op) => linear::fwd(pools, op),
+        Op::LinearBwdInput(op) => linear::bwd_input(pools, op),
+        Op::LinearBwdWeight(op) => linear::bwd_weight(pools, op, step),
+        Op::GeluFwd(op) => elementwise::gelu_fwd(pools, op),
+        Op::GeluBwd(op) => elementwise::gelu_bwd(pools, op),
+        Op::Add(op) => elementwise::add(pools, op),
+        Op::AttentionFwd(op) => attention::fwd(pools, op),
+        Op::AttentionBwd(op) => attention::bwd(pools, op),
+        Op::AttentionCached(op) => attention::cached(pools, op, step),
+        Op::CrossEntropy(op) => loss::cross_entropy(pools, op, step),
+        Op::LossMean(op) => loss::mean(pools, op, step),
+        Op::GradNorm(op) => optimizer::grad_norm(pools, op),
+        Op::AdamW(op) => optimizer::adamw(pools, op, step),
+        Op::Fill(op) => memory::fill(pools, op),
+        Op::CopySlot(op) => memory::copy(pools, op),
+        Op::ResidualLayerNormFwd(op) => {
+            let what = format!("{op:?} has no expansion");
+            Err(Error::Engine { engine: "oracle", what })
+        }
+    }
+}
+
+/// A token or target as an index, or the refusal.
+pub(crate) fn index(value: f64, limit: usize, what: &str) -> Result<usize> {
+    if value >= 0.0 && value < limit as f64 {
+        return Ok(value as usize);
+    }
+    Err(Error::Input(format!("{what} {value} is outside the vocabulary of {limit}")))
+}
+
+fn is_i32(slot: &Slot) -> Result<()> {
+    if slot.dtype == DType::I32 {
+        return Ok(());
+    }
+    Err(Error::Input(format!("integers do not fit a slot of {}", slot.dtype)))
+}
+
+impl Engine for OracleEngine {
+    fn name(&self) -> &str {
+        "oracle"
+    }
+
+    fn reserve(&mut self, layout: &Layout) -> Result<()> {
+        self.pools.reserve(layout);
+        Ok(())
+    }
+
+    fn allocated(&self) -> usize {
+        self.pools.bytes()
+    }
+
+    fn write_f32(&mut self, slot: Slot, data: &[f32]) -> Result<()> {
+        let stored = |&value: &f32| match slot.dtype {
+            DType::BF16 => f64::from(bf16_to_f32(f32_to_bf16(value))),
+            _ => f64::from(value),
+        };
+        self.pools.write(slot, &data.iter().map(stored).collect::<Vec<_>>())
+    }
+
+    fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> Result<()> {
+        check_host_len(&slot, data.len())?;
+        for (to, from) in data.iter_mut().zip(self.pools.read(slot)?) {
+            *to = from as f32;
+        }
+        Ok(())
+    }
+
+    fn write_i32(&mut self, slot: Slot, data: &[i32]) -> Result<()> {
+        is_i32(&slot)?;
+        self.pools.write(slot, &data.iter().map(|&value| f64::from(value)).collect::<Vec<_>>())
+    }
+
+    fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> Result<()> {
+        is_i32(&slot)?;
+        check_host_len(&slot, data.len())?;
+        for (to, from) in data.iter_mut().zip(self.pools.read(slot)?) {
+            *to = from as i32;
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()> {
+        let count = program.nodes().len();
+        let Some(nodes) = program.nodes().get(ops.clone()) else {
+            return Err(Error::Program(format!("ops {ops:?} asked for, of {count}")));
+        };
+        let step = Step { params: program.params(), scalars };
+        nodes.iter().try_for_each(|node| execute(&mut self.pools, &node.op, step))
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        Ok(())
+    }
+}

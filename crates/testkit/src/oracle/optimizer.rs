@@ -1,0 +1,86 @@
+//! Global gradient norm and AdamW.
+
+use super::{Pools, Step};
+use ironhorse_core::op::{AdamW, GradNorm};
+use ironhorse_core::{Error, Result};
+
+/// What PyTorch's `clip_grad_norm_` adds to the norm before it divides.
+const CLIP_EPS: f64 = 1e-6;
+
+pub(super) fn grad_norm(pools: &mut Pools, op: &GradNorm) -> Result<()> {
+    let sum: f64 = pools.read(op.grads)?.iter().map(|g| g * g).sum();
+    pools.write(op.norm, &[sum.sqrt()])
+}
+
+/// Only elements of the parameter table change; the gaps that alignment leaves stay as they are.
+pub(super) fn adamw(pools: &mut Pools, op: &AdamW, step: Step) -> Result<()> {
+    let s = step.scalars;
+    let [lr, beta1, beta2, eps, weight_decay, grad_clip] =
+        [s.lr, s.beta1, s.beta2, s.eps, s.weight_decay, s.grad_clip].map(f64::from);
+    let norm = pools.read(op.norm)?[0];
+    let clip = if grad_clip > 0.0 { (grad_clip / (norm + CLIP_EPS)).min(1.0) } else { 1.0 };
+    let correction1 = 1.0 - beta1.powi(s.step as i32);
+    let correction2 = 1.0 - beta2.powi(s.step as i32);
+    let (mut w, grads) = (pools.read(op.params)?, pools.read(op.grads)?);
+    let (mut m, mut v) = (pools.read(op.moment1)?, pools.read(op.moment2)?);
+    for param in step.params {
+        let decay = if param.decay { weight_decay } else { 0.0 };
+        let first = (param.weight.offset - op.params.offset) / param.weight.dtype.size();
+        if first + param.weight.numel() > w.len() {
+            return Err(Error::Program(format!("adamw does not cover the parameter {}", param.name)));
+        }
+        for i in first..first + param.weight.numel() {
+            let g = grads[i] * clip;
+            m[i] = beta1 * m[i] + (1.0 - beta1) * g;
+            v[i] = beta2 * v[i] + (1.0 - beta2) * g * g;
+            let update = (m[i] / correction1) / ((v[i] / correction2).sqrt() + eps);
+            w[i] = w[i] - lr * decay * w[i] - lr * update;
+        }
+    }
+    pools.write(op.params, &w)?;
+    pools.write(op.moment1, &m)?;
+    pools.write(op.moment2, &v)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Kit;
+    use crate::case::flat_pools;
+    use ironhorse_core::op::GradNorm;
+
+    #[test]
+    fn grad_norm_by_hand() {
+        let mut kit = Kit::new("norm");
+        let (norm, grads) = (kit.slot([1]), kit.f32s([3], &[3.0, 0.0, -4.0]));
+        kit.finish(GradNorm { norm, grads }).expect_f64(norm, &[5.0]);
+    }
+
+    /// Two parameters of one element, 16 elements apart; only the first decays. All numbers are powers of two.
+    ///
+    /// Clipping: norm 8 to 4 halves the gradients (up to the 1e-6): g = (4, 2). m = 1/2·m + 1/2·g = (2, 1 + 4);
+    /// v = 3/4·v + 1/4·g² = (4, 1 + 3). Step 1 divides m by 1/2 and v by 1/4: (4, 10) / (√16, √16).
+    /// w = 16 - 1/2·1/4·16 - 1/2·4/4 = 13.5 and 16 - 1/2·10/4 = 14.75.
+    #[test]
+    fn adamw_by_hand() {
+        let mut kit = Kit::new("adamw");
+        let s = &mut kit.scalars;
+        (s.step, s.lr, s.beta1, s.beta2, s.eps) = (1, 0.5, 0.5, 0.75, 0.0);
+        (s.weight_decay, s.grad_clip) = (0.25, 4.0);
+        let op = flat_pools(&mut kit, &[(1, true), (1, false)]);
+        let sparse = |a: f32, b: f32| {
+            let mut all = vec![0.0; 32];
+            (all[0], all[16]) = (a, b);
+            all
+        };
+        kit.set(op.params, sparse(16.0, 16.0));
+        kit.set(op.grads, sparse(8.0, 4.0));
+        kit.set(op.moment1, sparse(0.0, 8.0));
+        kit.set(op.moment2, sparse(0.0, 4.0));
+        kit.set(op.norm, vec![8.0]);
+        let wide = |a, b| sparse(a, b).into_iter().map(f64::from).collect::<Vec<_>>();
+        let case = kit.finish(op);
+        case.expect_within(op.params, &wide(13.5, 14.75), 1e-6);
+        case.expect_within(op.moment1, &wide(2.0, 5.0), 1e-6);
+        case.expect_within(op.moment2, &wide(4.0, 4.0), 1e-6);
+    }
+}

@@ -1,0 +1,44 @@
+//! A tiny seeded generator (splitmix64): the same inputs on every machine.
+
+/// Seeded random numbers.
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// Starts from a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Starts from a name, so that every case has its own numbers whatever the order of cases (FNV-1a).
+    pub fn named(name: &str) -> Self {
+        Self(
+            name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)),
+        )
+    }
+
+    /// The next 64 bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in `lo..hi`, an f32 exactly.
+    pub fn uniform(&mut self, lo: f32, hi: f32) -> f32 {
+        let unit = (self.bits() >> 40) as f32 / (1_u32 << 24) as f32;
+        lo + (hi - lo) * unit
+    }
+
+    /// Uniform below `limit`, which is not 0.
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.bits() % limit as u64) as usize
+    }
+
+    /// Many [`Rng::uniform`].
+    pub fn uniforms(&mut self, count: usize, lo: f32, hi: f32) -> Vec<f32> {
+        (0..count).map(|_| self.uniform(lo, hi)).collect()
+    }
+}

@@ -1,0 +1,34 @@
+//! How far an f32 engine may be from the oracle: ‖got−want‖/‖want‖ per tensor, by op.
+
+use ironhorse_core::op::Op;
+
+/// Half the distance from 1 to the next f32: the most one rounding can be off.
+const UNIT: f64 = 5.960_464_477_539_063e-8;
+
+/// The largest error allowed. Never above 1e-5, the bound of the design.
+pub fn tolerance(op: &Op) -> f64 {
+    match op {
+        // No arithmetic: the bits must be the same.
+        Op::Fill(_) | Op::CopySlot(_) => 0.0,
+        // One rounded addition per element.
+        Op::EmbeddingFwd(_) | Op::Add(_) => 1.1 * UNIT,
+        // tanh or exp of a few roundings per element; 1 + tanh cancels for negative inputs, but those results are small.
+        Op::GeluFwd(_) | Op::GeluBwd(_) => 1e-6,
+        // Sums of at most a few hundred terms: error about UNIT·√terms if summed in order.
+        Op::EmbeddingBwd(_) => 2e-6,
+        // The same, with x - mean cancelling digits where the mean is larger than the spread.
+        Op::LayerNormFwd(_) | Op::ResidualLayerNormFwd(_) | Op::LayerNormApply(_) | Op::LayerNormBwd(_) => {
+            5e-6
+        }
+        // Dot products of up to 1024 terms.
+        Op::LinearFwd(_) | Op::LinearBwdInput(_) | Op::LinearBwdWeight(_) => 5e-6,
+        // exp(score - lse) turns the absolute error of a score, UNIT·|score|, into a relative one; scores reach 100.
+        Op::AttentionFwd(_) | Op::AttentionBwd(_) | Op::AttentionCached(_) => 1e-5,
+        // As attention.
+        Op::CrossEntropy(_) => 1e-5,
+        // Positive sums of up to 70,000 terms: asks for partial sums or a wider accumulator, as it should.
+        Op::LossMean(_) | Op::GradNorm(_) => 2e-6,
+        // A dozen roundings per element.
+        Op::AdamW(_) => 2e-6,
+    }
+}
