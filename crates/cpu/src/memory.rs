@@ -20,8 +20,12 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
+    /// The address is aligned even when there is nothing: an empty slice may be made from it.
     const fn empty() -> Self {
-        Self { start: NonNull::dangling(), bytes: 0 }
+        #[repr(align(64))]
+        struct Aligned;
+        const { assert!(align_of::<Aligned>() == ALIGN) };
+        Self { start: NonNull::<Aligned>::dangling().cast(), bytes: 0 }
     }
 
     fn layout(bytes: usize) -> Option<AllocLayout> {
