@@ -6,6 +6,7 @@ pub mod debug_state;
 mod elem;
 mod header;
 pub mod llmc_model;
+pub mod safetensors;
 pub mod shards;
 mod sink;
 mod source;
