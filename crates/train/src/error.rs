@@ -53,9 +53,36 @@ impl Error {
     ) -> Self {
         Self::Field {
             path: path.to_owned(),
-            field: field.into(),
-            found: found.to_string(),
-            expected: expected.to_string(),
+            field: one_line(&field.into()),
+            found: one_line(&found.to_string()),
+            expected: one_line(&expected.to_string()),
         }
+    }
+}
+
+/// Text from a file may hold anything: control characters are escaped and what is long is cut.
+fn one_line(text: &str) -> String {
+    const MOST: usize = 300;
+    let mut line = String::new();
+    for c in text.chars() {
+        if line.len() > MOST {
+            line.push_str("...");
+            break;
+        }
+        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_one_short_line() {
+        let error = Error::field(Path::new("a.bin"), "name", "x\ny".repeat(1000), 3);
+        let text = error.to_string();
+        assert!(text.starts_with(r"a.bin: name is x\nyx\ny") && text.ends_with("..., expected 3"), "{text}");
+        assert!(text.len() < 400 && text.lines().count() == 1);
     }
 }

@@ -185,7 +185,7 @@ pub struct DebugStateParts<'a> {
 pub fn write_debug_state(
     path: &Path,
     parts: &DebugStateParts<'_>,
-    grad: impl FnMut(&TensorSpec, &mut Vec<f32>) -> Result<()>,
+    grad: impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
 ) -> Result<()> {
     atomic::write_file(path, |sink| write_debug_state_to(sink, parts, grad))
 }
@@ -194,7 +194,7 @@ pub fn write_debug_state(
 pub fn write_debug_state_to(
     sink: &mut Sink<'_>,
     parts: &DebugStateParts<'_>,
-    mut grad: impl FnMut(&TensorSpec, &mut Vec<f32>) -> Result<()>,
+    mut grad: impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
 ) -> Result<()> {
     parts.config.validate()?;
     let (Ok(batch), Ok(seq)) = (i32::try_from(parts.batch), i32::try_from(parts.seq)) else {

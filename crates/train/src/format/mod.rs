@@ -1,18 +1,29 @@
 //! File formats. Readers work over any `Read + Seek`, check everything a header says before they allocate, and stream:
 //! reading a model needs the memory of its largest tensor. Writers are atomic.
 
+pub mod answer_key;
 pub mod atomic;
+pub mod checkpoint;
 pub mod debug_state;
 mod elem;
 mod header;
+pub mod hf;
 pub mod llmc_model;
+pub mod safetensors;
 pub mod shards;
 mod sink;
+mod sniff;
 mod source;
 mod stacked;
 pub mod tokenizer;
+mod weights;
 
 pub use elem::Elem;
 pub use header::BinHeader;
 pub use sink::Sink;
+pub use sniff::{Kind, sniff};
 pub use source::Source;
+pub use weights::{ModelChoice, WeightSource, open_weights};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! The metadata of an answer key.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::format::safetensors::Header;
+use crate::model::Gpt2Config;
+use crate::{Error, Result};
+
+/// The value of the metadata `format` that makes a safetensors file an answer key.
+pub const FORMAT: &str = "ironhorse-answer-key";
+/// The version that is read and written.
+pub(super) const VERSION: &str = "1";
+
+/// The optimizer whose steps a key records.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeyOptimizer {
+    /// "adamw".
+    pub name: String,
+    /// The learning rate, the same in every step.
+    pub lr: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Weight decay.
+    pub weight_decay: f64,
+    /// How many steps were made.
+    pub steps: usize,
+    /// Which parameters decay: "matrices".
+    pub decay: String,
+}
+
+/// The metadata, parsed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeyMeta {
+    /// The model's sizes.
+    pub config: Gpt2Config,
+    /// The precision PyTorch computed in: "f32", "bf16".
+    pub dtype: String,
+    /// The seed of weights and tokens.
+    pub seed: Option<u64>,
+    /// The activations in execution order.
+    pub acts: Vec<String>,
+    /// The optimizer behind `losses` and `after.*`.
+    pub optimizer: Option<KeyOptimizer>,
+    /// CRC-32 of tensors' bytes.
+    pub crc32: BTreeMap<String, u32>,
+    /// PyTorch's own error against f64, per tensor of the optimizer's steps.
+    pub torch_error: BTreeMap<String, f64>,
+}
+
+impl KeyMeta {
+    /// Checks and parses the metadata.
+    pub(super) fn parse(header: &Header, path: &Path) -> Result<Self> {
+        expect(header, path, "format", FORMAT)?;
+        expect(header, path, "version", VERSION)?;
+        expect(header, path, "model", "gpt2")?;
+        let text = need(header, path, "config")?;
+        let config = Gpt2Config::from_json(text).map_err(|error| {
+            Error::field(path, "metadata `config`", format!("wrong ({error})"), "sizes of a GPT-2")
+        })?;
+        let seed = header.meta("seed").map(|text| {
+            text.parse()
+                .map_err(|_| Error::field(path, "metadata `seed`", format!("{text:?}"), "a whole number"))
+        });
+        let acts: Vec<String> = json(header, path, "acts")?.unwrap_or_default();
+        let optimizer: Option<KeyOptimizer> = json(header, path, "optimizer")?;
+        if let Some(optimizer) = &optimizer {
+            check_optimizer(optimizer, path)?;
+        }
+        Ok(Self {
+            config,
+            dtype: need(header, path, "dtype")?.to_owned(),
+            seed: seed.transpose()?,
+            acts,
+            optimizer,
+            crc32: json(header, path, "crc32")?.unwrap_or_default(),
+            torch_error: json(header, path, "torch_error")?.unwrap_or_default(),
+        })
+    }
+}
+
+fn need<'a>(header: &'a Header, path: &Path, key: &str) -> Result<&'a str> {
+    let found = header.meta(key);
+    found.ok_or_else(|| Error::field(path, format!("metadata `{key}`"), "missing", "in an answer key"))
+}
+
+fn expect(header: &Header, path: &Path, key: &str, value: &str) -> Result<()> {
+    match header.meta(key) {
+        Some(found) if found == value => Ok(()),
+        found => {
+            let found = found.map_or("missing".into(), |found| format!("{found:?}"));
+            Err(Error::field(path, format!("metadata `{key}`"), found, format!("{value:?}")))
+        }
+    }
+}
+
+fn json<'a, T: Deserialize<'a>>(header: &'a Header, path: &Path, key: &str) -> Result<Option<T>> {
+    let parsed = header.meta(key).map(serde_json::from_str).transpose();
+    parsed.map_err(|error| {
+        Error::field(
+            path,
+            format!("metadata `{key}`"),
+            format!("not valid ({error})"),
+            "JSON of an answer key",
+        )
+    })
+}
+
+fn check_optimizer(optimizer: &KeyOptimizer, path: &Path) -> Result<()> {
+    let wrong = |key: &str, found: String, expected: &str| {
+        Err(Error::field(path, format!("optimizer `{key}`"), found, expected))
+    };
+    if optimizer.name != "adamw" {
+        return wrong("name", format!("{:?}", optimizer.name), "\"adamw\"");
+    }
+    if optimizer.decay != "matrices" {
+        return wrong("decay", format!("{:?}", optimizer.decay), "\"matrices\"");
+    }
+    if optimizer.steps == 0 {
+        return wrong("steps", "0".into(), "at least 1");
+    }
+    Ok(())
+}

@@ -1,0 +1,233 @@
+//! Reading an answer key.
+
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::path::Path;
+
+use super::key_shape;
+use super::meta::{KeyMeta, KeyOptimizer};
+use crate::Result;
+use crate::format::atomic;
+use crate::format::safetensors::{Dtype, SafeTensors};
+use crate::format::stacked::expect_numel;
+use crate::model::{Gpt2Config, TensorSpec};
+
+/// An open answer key, whose tensors are known to be there in their shapes.
+#[derive(Debug)]
+pub struct AnswerKey<R = File> {
+    file: SafeTensors<R>,
+    meta: KeyMeta,
+    batch: usize,
+    seq: usize,
+}
+
+impl AnswerKey<File> {
+    /// Opens a file and checks metadata, shapes and tokens.
+    pub fn open(path: &Path) -> Result<Self> {
+        Self::new(SafeTensors::open(path)?)
+    }
+}
+
+impl<R: Read + Seek> AnswerKey<R> {
+    /// Checks metadata, shapes and tokens.
+    pub fn new(file: SafeTensors<R>) -> Result<Self> {
+        let meta = KeyMeta::parse(file.header(), file.path())?;
+        let count = file.header().entries().len();
+        // before the parameter table is made: it grows with n_layer
+        if count < 24 * meta.config.n_layer {
+            let expected = format!("at least 24 for each of {} layers", meta.config.n_layer);
+            return Err(file.field("number of tensors", count, expected));
+        }
+        let mut key = Self { file, meta, batch: 0, seq: 0 };
+        key.check_batch()?;
+        key.check_tensors()?;
+        Ok(key)
+    }
+
+    fn check_batch(&mut self) -> Result<()> {
+        let shape = self.file.entry("x")?.shape.clone();
+        let max_seq = self.meta.config.max_seq_len;
+        match shape[..] {
+            [batch, seq] if batch > 0 && (1..=max_seq).contains(&seq) => {
+                (self.batch, self.seq) = (batch, seq)
+            }
+            _ => {
+                let expected = format!("[B, T] with T from 1 to max_seq_len, {max_seq}");
+                return Err(self.file.field("shape of `x`", format!("{shape:?}"), expected));
+            }
+        }
+        self.expect_shape("y", &shape)?;
+        let vocab = self.meta.config.vocab_size;
+        for name in ["x", "y"] {
+            let tokens = self.file.read_i32(name)?;
+            let outside = |token: &i32| !usize::try_from(*token).is_ok_and(|token| token < vocab);
+            if let Some(index) = tokens.iter().position(outside) {
+                let expected = format!("a token of the vocabulary, 0 to {}", vocab - 1);
+                return Err(self.file.field(format!("{name}[{index}]"), tokens[index], expected));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_tensors(&self) -> Result<()> {
+        let config = &self.meta.config;
+        let table = config.tensors();
+        let after = self.file.header().entries().iter().any(|entry| entry.name.starts_with("after."));
+        for spec in &table {
+            let shape = key_shape(config, spec);
+            self.expect_float(&format!("param.{}", spec.name), &shape)?;
+            self.expect_float(&format!("grad.{}", spec.name), &shape)?;
+            if after {
+                self.expect_float(&format!("after.{}", spec.name), &shape)?;
+            }
+        }
+        self.expect_float("logits", &[self.batch, self.seq, config.vocab_size])?;
+        let loss = self.file.entry("loss")?;
+        let scalar: &[usize] = if loss.shape.is_empty() { &[] } else { &[1] };
+        self.expect_float("loss", scalar)?;
+        for name in &self.meta.acts {
+            self.expect_float_any(&format!("act.{name}"))?;
+            let gradient = format!("dact.{name}");
+            if self.has(&gradient) {
+                self.expect_float(&gradient, &self.file.entry(&format!("act.{name}"))?.shape)?;
+            }
+        }
+        if after || self.has("losses") {
+            let Some(optimizer) = &self.meta.optimizer else {
+                let expected = "the optimizer behind `losses` and `after.*`";
+                return Err(self.file.field("metadata `optimizer`", "missing", expected));
+            };
+            self.expect_float("losses", &[optimizer.steps])?;
+        }
+        match self.meta.crc32.keys().find(|name| !self.has(name)) {
+            None => Ok(()),
+            Some(name) => {
+                Err(self.file.field(format!("tensor `{name}`"), "missing", "in the file: it has a crc32"))
+            }
+        }
+    }
+
+    fn expect_shape(&self, name: &str, shape: &[usize]) -> Result<()> {
+        let found = &self.file.entry(name)?.shape;
+        if found == shape {
+            return Ok(());
+        }
+        Err(self.file.field(format!("shape of `{name}`"), format!("{found:?}"), format!("{shape:?}")))
+    }
+
+    fn expect_float(&self, name: &str, shape: &[usize]) -> Result<()> {
+        self.expect_float_any(name)?;
+        self.expect_shape(name, shape)
+    }
+
+    fn expect_float_any(&self, name: &str) -> Result<()> {
+        let dtype: Dtype = self.file.entry(name)?.dtype;
+        if dtype.elem().is_some() {
+            return Ok(());
+        }
+        Err(self.file.field(format!("dtype of `{name}`"), dtype.name(), "F32, BF16 or F16"))
+    }
+
+    /// Sequences in the batch (B).
+    pub fn batch(&self) -> usize {
+        self.batch
+    }
+
+    /// Tokens of a sequence (T).
+    pub fn seq(&self) -> usize {
+        self.seq
+    }
+
+    /// The model's sizes.
+    pub fn config(&self) -> &Gpt2Config {
+        &self.meta.config
+    }
+
+    /// The activations in execution order; each is a tensor `act.NAME`.
+    pub fn acts(&self) -> &[String] {
+        &self.meta.acts
+    }
+
+    /// The optimizer behind `losses` and `after.*`.
+    pub fn optimizer(&self) -> Option<&KeyOptimizer> {
+        self.meta.optimizer.as_ref()
+    }
+
+    /// All metadata.
+    pub fn meta(&self) -> &KeyMeta {
+        &self.meta
+    }
+
+    /// The safetensors file beneath, for its header and entries.
+    pub fn file(&self) -> &SafeTensors<R> {
+        &self.file
+    }
+
+    /// The file's name.
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Whether there is a tensor of that name: `dact.h.0.ln_1`, `losses`.
+    pub fn has(&self, name: &str) -> bool {
+        self.file.header().get(name).is_some()
+    }
+
+    /// Inputs (B, T).
+    pub fn x(&mut self) -> Result<Vec<i32>> {
+        self.file.read_i32("x")
+    }
+
+    /// Targets (B, T).
+    pub fn y(&mut self) -> Result<Vec<i32>> {
+        self.file.read_i32("y")
+    }
+
+    /// A tensor by its full name: `act.h.0.ln_1`, `grad.wte.weight`, `logits`. Without padding.
+    pub fn read(&mut self, name: &str) -> Result<Vec<f32>> {
+        self.file.read_f32_vec(name)
+    }
+
+    /// Fills `out` with a tensor by its full name. For `param.`, `grad.` and `after.wte.weight`, `out` may have the padded
+    /// size: the rows beyond the vocabulary become 0.
+    pub fn read_into(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
+        let held = self.file.entry(name)?.numel();
+        let padded = self.meta.config.padded_vocab_size * self.meta.config.n_embd;
+        if name.ends_with(".wte.weight") && !name.starts_with("act.") && out.len() == padded {
+            let (rows, padding) = out.split_at_mut(held);
+            padding.fill(0.0);
+            return self.file.read_f32(name, rows);
+        }
+        expect_numel(name, out.len(), held)?;
+        self.file.read_f32(name, out)
+    }
+
+    /// Reads one parameter by its name in the parameter table, padded.
+    pub fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
+        if name == "wte.weight" {
+            expect_numel(name, out.len(), self.meta.config.padded_vocab_size * self.meta.config.n_embd)?;
+        }
+        self.read_into(&format!("param.{name}"), out)
+    }
+
+    /// The parameter table of the model.
+    pub fn tensors(&self) -> Vec<TensorSpec> {
+        self.meta.config.tensors()
+    }
+
+    /// The tensors whose bytes do not have the recorded checksum; reads the whole file, some at a time.
+    pub fn crc_mismatches(&mut self) -> Result<Vec<String>> {
+        let mut wrong = Vec::new();
+        for (name, &want) in &self.meta.crc32 {
+            if self.file.crc32(name)? != want {
+                wrong.push(name.clone());
+            }
+        }
+        Ok(wrong)
+    }
+
+    /// Writes the key again, byte for byte.
+    pub fn copy(&mut self, path: &Path) -> Result<()> {
+        atomic::write_file(path, |sink| self.file.copy_to(sink))
+    }
+}

@@ -1,0 +1,93 @@
+//! `config.json`: the sizes, and the settings under which our arithmetic is theirs.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use crate::format::Elem;
+use crate::model::Gpt2Config;
+use crate::{Error, Result};
+
+/// The file's name in the folder.
+pub const HF_CONFIG: &str = "config.json";
+
+/// Reads the sizes, and refuses settings that would make the model compute something else than ours.
+pub fn parse_config_json(bytes: &[u8], path: &Path) -> Result<Gpt2Config> {
+    let map: Map<String, Value> = serde_json::from_slice(bytes)
+        .map_err(|error| Error::field(path, "content", format!("not valid ({error})"), "a JSON object"))?;
+    check_settings(&map, path)?;
+    let size = |key: &str| match map.get(key) {
+        None => Err(Error::field(path, key, "missing", "a whole number")),
+        Some(value) => value
+            .as_u64()
+            .and_then(|value| usize::try_from(value).ok())
+            .ok_or_else(|| Error::field(path, key, value, "a whole number")),
+    };
+    let positions = if map.contains_key("n_positions") { "n_positions" } else { "n_ctx" };
+    let config = Gpt2Config::new(
+        size(positions)?,
+        size("vocab_size")?,
+        size("n_layer")?,
+        size("n_head")?,
+        size("n_embd")?,
+    );
+    if let Some((field, found, expected)) = config.problem() {
+        return Err(Error::field(path, field, found, expected));
+    }
+    let inner = map.get("n_inner").filter(|value| !value.is_null());
+    if let Some(inner) = inner.filter(|inner| inner.as_u64() != Some(4 * config.n_embd as u64)) {
+        return Err(Error::field(path, "n_inner", inner, format!("null or {}", 4 * config.n_embd)));
+    }
+    Ok(config)
+}
+
+fn check_settings(map: &Map<String, Value>, path: &Path) -> Result<()> {
+    // where a key is absent, transformers takes the first value
+    let settings: [(&str, &[Value]); 7] = [
+        ("model_type", &[json!("gpt2")]),
+        ("activation_function", &[json!("gelu_new"), json!("gelu_pytorch_tanh")]),
+        ("layer_norm_epsilon", &[json!(1e-5)]),
+        ("tie_word_embeddings", &[json!(true)]),
+        ("scale_attn_weights", &[json!(true)]),
+        ("scale_attn_by_inverse_layer_idx", &[json!(false)]),
+        ("add_cross_attention", &[json!(false)]),
+    ];
+    for (key, allowed) in settings {
+        if let Some(value) = map.get(key).filter(|value| !allowed.contains(value)) {
+            let list: Vec<_> = allowed.iter().map(Value::to_string).collect();
+            return Err(Error::field(path, key, value, list.join(" or ")));
+        }
+    }
+    Ok(())
+}
+
+/// The `config.json` of a model with these sizes.
+pub fn config_json(config: &Gpt2Config, elem: Elem, eot: usize) -> Value {
+    json!({
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "bos_token_id": eot,
+        "eos_token_id": eot,
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-5,
+        "n_ctx": config.max_seq_len,
+        "n_embd": config.n_embd,
+        "n_head": config.n_head,
+        "n_inner": null,
+        "n_layer": config.n_layer,
+        "n_positions": config.max_seq_len,
+        "scale_attn_weights": true,
+        "tie_word_embeddings": true,
+        "torch_dtype": match elem {
+            Elem::F32 => "float32",
+            Elem::BF16 => "bfloat16",
+            Elem::F16 => "float16",
+        },
+        "use_cache": true,
+        "vocab_size": config.vocab_size,
+    })
+}

@@ -1,0 +1,139 @@
+use std::path::Path;
+
+use super::*;
+use crate::format::safetensors::{Dtype, Header, SafeTensors, TensorInfo, Writer};
+use crate::format::{Elem, Sink, Source};
+use crate::model::Gpt2Config;
+
+const CONFIG: Gpt2Config =
+    Gpt2Config { max_seq_len: 3, vocab_size: 5, padded_vocab_size: 128, n_layer: 2, n_head: 1, n_embd: 4 };
+const F32: HfOptions = HfOptions { elem: Elem::F32, eot: None };
+
+/// Small whole numbers that bf16 holds exactly; nothing in the padding.
+fn fill(spec: &TensorSpec, out: &mut [f32]) -> crate::Result<()> {
+    let held = if spec.name == "wte.weight" { 5 * 4 } else { out.len() };
+    (0..held).for_each(|n| out[n] = ((n * 7 + spec.name.len() * 13) % 251) as f32);
+    Ok(())
+}
+
+#[test]
+fn a_folder_round_trips() {
+    let top = tempfile::tempdir().unwrap();
+    for elem in [Elem::F32, Elem::BF16] {
+        let folder = top.path().join("hf");
+        write_hf(&folder, &CONFIG, &HfOptions { elem, eot: Some(2) }, fill).unwrap();
+        let mut hf = HfFolder::open(&folder).unwrap();
+        assert_eq!(*hf.config(), CONFIG);
+        for spec in CONFIG.tensors() {
+            let (mut want, mut got) = (vec![0.0; spec.shape.numel()], vec![9.0; spec.shape.numel()]);
+            fill(&spec, &mut want).unwrap();
+            hf.read_tensor(&spec.name, &mut got).unwrap();
+            assert_eq!(got, want, "{}", spec.name);
+        }
+        assert!(hf.read_tensor("h.9.ln_1.bias", &mut [0.0; 4]).is_err());
+        assert!(hf.read_tensor("ln_f.bias", &mut [0.0; 5]).is_err());
+    }
+}
+
+#[test]
+fn linear_layers_are_stored_in_by_out() {
+    let top = tempfile::tempdir().unwrap();
+    let folder = top.path().join("hf");
+    write_hf(&folder, &CONFIG, &F32, fill).unwrap();
+    let mut file = SafeTensors::open(&folder.join(HF_WEIGHTS)).unwrap();
+    let name = "transformer.h.1.attn.c_attn.weight";
+    assert_eq!(file.entry(name).unwrap().shape, [4, 12]);
+    assert_eq!(file.entry("transformer.wte.weight").unwrap().shape, [5, 4]);
+    assert_eq!(file.header().meta("format"), Some("pt"));
+    let stored = file.read_f32_vec(name).unwrap();
+    let spec = CONFIG.tensors().into_iter().find(|spec| name.ends_with(&spec.name)).unwrap();
+    let mut ours = vec![0.0; 48];
+    fill(&spec, &mut ours).unwrap();
+    assert_eq!(stored[12 + 7], ours[7 * 4 + 1]); // in 1, out 7
+}
+
+/// A file of the bare model, with the buffers old files carry.
+fn bare(change: impl FnOnce(&mut Vec<TensorInfo>)) -> crate::Result<HfFolder<std::io::Cursor<Vec<u8>>>> {
+    let shapes = CONFIG.tensors();
+    let mut infos: Vec<TensorInfo> = shapes
+        .iter()
+        .map(|spec| TensorInfo::new(&*spec.name, Dtype::F32, reader::stored_shape(&CONFIG, spec)))
+        .collect();
+    infos.push(TensorInfo::new("h.0.attn.bias", Dtype::U8, [1, 1, 4, 4]));
+    infos.push(TensorInfo::new("h.0.attn.masked_bias", Dtype::F32, []));
+    infos.push(TensorInfo::new("lm_head.weight", Dtype::F32, [5, 4]));
+    change(&mut infos);
+    let header = Header::build(&[], &infos).unwrap();
+    let data = header.data_len() as usize;
+    let mut bytes = Vec::new();
+    let _ = Writer::new(&mut Sink::new(&mut bytes, Path::new("x")), header).unwrap();
+    bytes.resize(bytes.len() + data, 0);
+    HfFolder::new(Path::new("hf"), CONFIG, SafeTensors::new(Source::memory(bytes, "w")).unwrap())
+}
+
+#[test]
+fn names_without_prefix_and_buffers_are_understood() {
+    let mut hf = bare(|_| {}).unwrap();
+    hf.read_tensor("h.1.mlp.c_proj.weight", &mut [0.0; 64]).unwrap();
+    let refusal = |change: fn(&mut Vec<TensorInfo>)| bare(change).unwrap_err().to_string();
+    assert_eq!(refusal(|infos| infos[0].shape[0] = 6), "w: shape of `wte.weight` is [6, 4], expected [5, 4]");
+    assert_eq!(
+        refusal(|infos| infos[1].name.push('s')),
+        "w: tensor `wpe.weight` is missing, expected in the file"
+    );
+    assert_eq!(
+        refusal(|infos| infos[1].dtype = Dtype::I32),
+        "w: dtype of `wpe.weight` is I32, expected F32, BF16 or F16"
+    );
+    let adapter = refusal(|infos| infos.push(TensorInfo::new("adapter", Dtype::F32, [1])));
+    assert_eq!(adapter, "w: tensor is `adapter`, expected only those of GPT2LMHeadModel");
+    assert!(
+        refusal(|infos| infos.truncate(20))
+            .contains("number of tensors is 20, expected at least 12 for each of 2")
+    );
+}
+
+#[test]
+fn settings_we_do_not_compute_are_refused() {
+    let parse = |change: fn(&mut serde_json::Value)| {
+        let mut json = config_json(&CONFIG, Elem::F32, 4);
+        change(&mut json);
+        parse_config_json(json.to_string().as_bytes(), Path::new("c")).map_err(|error| error.to_string())
+    };
+    assert_eq!(parse(|_| {}).unwrap(), CONFIG);
+    let refusal = |change| parse(change).unwrap_err();
+    assert_eq!(
+        refusal(|j| j["activation_function"] = "relu".into()),
+        "c: activation_function is \"relu\", expected \"gelu_new\" or \"gelu_pytorch_tanh\""
+    );
+    assert_eq!(
+        refusal(|j| j["model_type"] = "llama".into()),
+        "c: model_type is \"llama\", expected \"gpt2\""
+    );
+    assert_eq!(
+        refusal(|j| j["tie_word_embeddings"] = false.into()),
+        "c: tie_word_embeddings is false, expected true"
+    );
+    assert_eq!(
+        refusal(|j| j["layer_norm_epsilon"] = 1e-6.into()),
+        "c: layer_norm_epsilon is 1e-6, expected 0.00001"
+    );
+    assert_eq!(refusal(|j| j["n_inner"] = 17.into()), "c: n_inner is 17, expected null or 16");
+    assert_eq!(refusal(|j| j["n_layer"] = (-1).into()), "c: n_layer is -1, expected a whole number");
+    assert_eq!(refusal(|j| j["n_head"] = 3.into()), "c: n_head is 3, expected a divisor of n_embd, 4");
+    assert_eq!(
+        refusal(|j| drop(j.as_object_mut().unwrap().remove("n_embd"))),
+        "c: n_embd is missing, expected a whole number"
+    );
+    assert!(parse_config_json(b"[1]", Path::new("c")).is_err());
+    let top = tempfile::tempdir().unwrap();
+    assert!(
+        write_hf(&top.path().join("h"), &CONFIG, &HfOptions { elem: Elem::F32, eot: Some(5) }, fill).is_err()
+    );
+    assert!(
+        HfFolder::open(&top.path().join("none"))
+            .unwrap_err()
+            .to_string()
+            .contains("config.json: cannot read")
+    );
+}

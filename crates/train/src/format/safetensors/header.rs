@@ -1,0 +1,200 @@
+//! The header: which tensors, of what type and shape, where.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+
+use super::parse;
+use crate::format::Elem;
+use crate::{Error, Result};
+
+macro_rules! dtypes {
+    ($($variant:ident $name:literal $size:literal $doc:literal,)*) => {
+        /// Element types of safetensors.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Dtype {
+            $(#[doc = $doc] $variant,)*
+        }
+
+        impl Dtype {
+            const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// The name in the header.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// Bytes of one element.
+            pub const fn size(self) -> usize {
+                match self { $(Self::$variant => $size,)* }
+            }
+        }
+    };
+}
+
+dtypes! {
+    Bool "BOOL" 1 "One byte, 0 or 1.",
+    U8 "U8" 1 "Unsigned byte.",
+    I8 "I8" 1 "Signed byte.",
+    F8E5M2 "F8_E5M2" 1 "8-bit float, 5 bits of exponent.",
+    F8E4M3 "F8_E4M3" 1 "8-bit float, 4 bits of exponent.",
+    I16 "I16" 2 "16-bit integer.",
+    U16 "U16" 2 "Unsigned 16-bit integer.",
+    F16 "F16" 2 "IEEE half precision.",
+    BF16 "BF16" 2 "The upper half of an f32.",
+    I32 "I32" 4 "32-bit integer.",
+    U32 "U32" 4 "Unsigned 32-bit integer.",
+    F32 "F32" 4 "IEEE single precision.",
+    F64 "F64" 8 "IEEE double precision.",
+    I64 "I64" 8 "64-bit integer.",
+    U64 "U64" 8 "Unsigned 64-bit integer.",
+}
+
+impl Dtype {
+    /// The type of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|dtype| dtype.name() == name)
+    }
+
+    /// All names, for messages.
+    pub(super) fn names() -> String {
+        Self::ALL.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// How to widen it to f32, where that is possible.
+    pub const fn elem(self) -> Option<Elem> {
+        match self {
+            Self::F32 => Some(Elem::F32),
+            Self::BF16 => Some(Elem::BF16),
+            Self::F16 => Some(Elem::F16),
+            _ => None,
+        }
+    }
+}
+
+impl From<Elem> for Dtype {
+    fn from(elem: Elem) -> Self {
+        match elem {
+            Elem::F32 => Self::F32,
+            Elem::BF16 => Self::BF16,
+            Elem::F16 => Self::F16,
+        }
+    }
+}
+
+/// A tensor to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its dimensions, outermost first.
+    pub shape: Vec<usize>,
+}
+
+impl TensorInfo {
+    /// A tensor of that name, type and shape.
+    pub fn new(name: impl Into<String>, dtype: Dtype, shape: impl Into<Vec<usize>>) -> Self {
+        Self { name: name.into(), dtype, shape: shape.into() }
+    }
+}
+
+/// A tensor in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its dimensions, outermost first.
+    pub shape: Vec<usize>,
+    /// First byte, counted from the end of the header.
+    pub begin: u64,
+    /// One past the last byte.
+    pub end: u64,
+}
+
+impl Entry {
+    /// How many elements.
+    pub fn numel(&self) -> usize {
+        // the header's check: the bytes lie inside the file, so the quotient fits
+        ((self.end - self.begin) / self.dtype.size() as u64) as usize
+    }
+}
+
+/// Bytes of a tensor, or `None` where the product overflows.
+pub(super) fn byte_len(dtype: Dtype, shape: &[usize]) -> Option<u64> {
+    shape.iter().try_fold(dtype.size() as u64, |bytes, &dim| bytes.checked_mul(dim as u64))
+}
+
+/// A whole header, with its bytes.
+#[derive(Clone, Debug)]
+pub struct Header {
+    pub(super) raw: Vec<u8>,
+    pub(super) metadata: Vec<(String, String)>,
+    pub(super) entries: Vec<Entry>,
+    pub(super) by_name: HashMap<String, usize>,
+    /// Indices of `entries` by their place in the file.
+    pub(super) file_order: Vec<usize>,
+}
+
+impl Header {
+    /// A header for these tensors, in this order.
+    pub fn build(metadata: &[(String, String)], tensors: &[TensorInfo]) -> Result<Self> {
+        let mut map = Map::new();
+        if !metadata.is_empty() {
+            let pairs: Map<String, Value> =
+                metadata.iter().map(|(key, value)| (key.clone(), Value::from(value.as_str()))).collect();
+            map.insert(parse::METADATA.into(), pairs.into());
+        }
+        let mut end = 0u64;
+        for tensor in tensors {
+            let begin = end;
+            let bytes = byte_len(tensor.dtype, &tensor.shape).and_then(|bytes| begin.checked_add(bytes));
+            end = bytes.ok_or_else(|| {
+                Error::Config(format!("tensor `{}` of shape {:?} is too large", tensor.name, tensor.shape))
+            })?;
+            let entry =
+                json!({"dtype": tensor.dtype.name(), "shape": tensor.shape, "data_offsets": [begin, end]});
+            if map.insert(tensor.name.clone(), entry).is_some() {
+                return Err(Error::Config(format!("tensor `{}` is given twice", tensor.name)));
+            }
+        }
+        let mut raw = Value::Object(map).to_string().into_bytes();
+        raw.resize(raw.len().next_multiple_of(8), b' ');
+        Self::parse(raw, end).map_err(|wrong| {
+            Error::Config(format!("{} is {}, expected {}", wrong.field, wrong.found, wrong.expected))
+        })
+    }
+
+    /// The tensors in the order of the header.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The tensors in the order of the file.
+    pub fn file_order(&self) -> impl Iterator<Item = &Entry> {
+        self.file_order.iter().map(|&index| &self.entries[index])
+    }
+
+    /// The tensor of that name.
+    pub fn get(&self, name: &str) -> Option<&Entry> {
+        self.by_name.get(name).map(|&index| &self.entries[index])
+    }
+
+    /// The metadata in the order of the header.
+    pub fn metadata(&self) -> &[(String, String)] {
+        &self.metadata
+    }
+
+    /// One value of the metadata.
+    pub fn meta(&self, key: &str) -> Option<&str> {
+        self.metadata.iter().find(|pair| pair.0 == key).map(|pair| &*pair.1)
+    }
+
+    /// Bytes of the data, all tensors together.
+    pub fn data_len(&self) -> u64 {
+        self.file_order.last().map_or(0, |&index| self.entries[index].end)
+    }
+}

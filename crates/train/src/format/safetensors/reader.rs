@@ -1,0 +1,177 @@
+//! Reading tensors by name, streamed.
+
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::path::Path;
+
+use super::{Dtype, Entry, Header, Writer};
+use crate::Result;
+use crate::format::{Sink, Source};
+
+/// The largest header that is read: what the format's authors allow.
+const MAX_HEADER: u64 = 100_000_000;
+/// Bytes of the header length.
+const LENGTH_BYTES: u64 = 8;
+
+/// An open safetensors file.
+#[derive(Debug)]
+pub struct SafeTensors<R = File> {
+    source: Source<R>,
+    header: Header,
+    data: u64,
+}
+
+impl SafeTensors<File> {
+    /// Opens a file and checks its header against its size.
+    pub fn open(path: &Path) -> Result<Self> {
+        Self::new(Source::open(path)?)
+    }
+}
+
+impl<R: Read + Seek> SafeTensors<R> {
+    /// Checks the header against the size; reads no tensor yet.
+    pub fn new(mut source: Source<R>) -> Result<Self> {
+        if source.len() < LENGTH_BYTES {
+            let found = format!("{} bytes", source.len());
+            return Err(source.field(
+                "file size",
+                found,
+                "at least 8 bytes, the length of a safetensors header",
+            ));
+        }
+        let mut length = [0; LENGTH_BYTES as usize];
+        source.read_at(0, &mut length)?;
+        let length = u64::from_le_bytes(length);
+        let most = MAX_HEADER.min(source.len() - LENGTH_BYTES);
+        if !(2..=most).contains(&length) {
+            return Err(source.field("header length", length, format!("2 to {most} (safetensors)")));
+        }
+        // at most the size of the file, by the check above
+        let mut raw = vec![0; length as usize];
+        source.read_at(LENGTH_BYTES, &mut raw)?;
+        if raw[0] != b'{' {
+            return Err(source.field(
+                "first byte of the header",
+                raw[0],
+                "123, an opening brace (safetensors)",
+            ));
+        }
+        let data = LENGTH_BYTES + length;
+        let header = Header::parse(raw, source.len() - data)
+            .map_err(|wrong| source.field(wrong.field, wrong.found, wrong.expected))?;
+        Ok(Self { source, header, data })
+    }
+
+    /// The header.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The file's name.
+    pub fn path(&self) -> &Path {
+        self.source.path()
+    }
+
+    /// An error about one field of this file.
+    pub fn field(
+        &self,
+        field: impl Into<String>,
+        found: impl ToString,
+        expected: impl ToString,
+    ) -> crate::Error {
+        self.source.field(field, found, expected)
+    }
+
+    /// The entry of a tensor that must be there.
+    pub fn entry(&self, name: &str) -> Result<&Entry> {
+        let found = self.header.get(name);
+        found.ok_or_else(|| self.source.field(format!("tensor `{name}`"), "missing", "in the file"))
+    }
+
+    /// Fills `out` with a tensor widened to f32 (from F32, BF16 or F16).
+    pub fn read_f32(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
+        self.read_f32_at(name, 0, out)?;
+        let numel = self.entry(name)?.numel();
+        if out.len() != numel {
+            return Err(self.source.field(
+                format!("size of `{name}`"),
+                numel,
+                format!("{} elements", out.len()),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Fills `out` with the elements of a tensor from `first` on, widened to f32.
+    pub fn read_f32_at(&mut self, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
+        let entry = self.entry(name)?;
+        let Some(elem) = entry.dtype.elem() else {
+            return Err(self.source.field(
+                format!("dtype of `{name}`"),
+                entry.dtype.name(),
+                "F32, BF16 or F16",
+            ));
+        };
+        let numel = entry.numel();
+        if first.checked_add(out.len()).is_none_or(|end| end > numel) {
+            let expected = format!("at least {} elements", first.saturating_add(out.len()));
+            return Err(self.source.field(format!("size of `{name}`"), numel, expected));
+        }
+        let offset = self.data + entry.begin + first as u64 * elem.size() as u64;
+        self.source.read_f32(offset, elem, out)
+    }
+
+    /// A whole tensor widened to f32.
+    pub fn read_f32_vec(&mut self, name: &str) -> Result<Vec<f32>> {
+        let entry = self.entry(name)?;
+        if entry.dtype.elem().is_none() {
+            return Err(self.source.field(
+                format!("dtype of `{name}`"),
+                entry.dtype.name(),
+                "F32, BF16 or F16",
+            ));
+        }
+        let mut out = vec![0.0; entry.numel()];
+        self.read_f32(name, &mut out)?;
+        Ok(out)
+    }
+
+    /// A whole I32 tensor.
+    pub fn read_i32(&mut self, name: &str) -> Result<Vec<i32>> {
+        let entry = self.entry(name)?;
+        if entry.dtype != Dtype::I32 {
+            return Err(self.source.field(format!("dtype of `{name}`"), entry.dtype.name(), "I32"));
+        }
+        let mut out = vec![0; entry.numel()];
+        let offset = self.data + entry.begin;
+        self.source.read_i32(offset, &mut out)?;
+        Ok(out)
+    }
+
+    /// Calls `each` with the bytes of a tensor, some at a time.
+    pub fn for_each_chunk(&mut self, name: &str, each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let entry = self.entry(name)?;
+        let (offset, len) = (self.data + entry.begin, entry.end - entry.begin);
+        self.source.for_each_chunk(offset, len, each)
+    }
+
+    /// The CRC-32 of a tensor's bytes.
+    pub fn crc32(&mut self, name: &str) -> Result<u32> {
+        let mut crc = crc32fast::Hasher::new();
+        self.for_each_chunk(name, |chunk| {
+            crc.update(chunk);
+            Ok(())
+        })?;
+        Ok(crc.finalize())
+    }
+
+    /// Writes the file again, byte for byte.
+    pub fn copy_to(&mut self, sink: &mut Sink<'_>) -> Result<()> {
+        let names: Vec<String> = self.header.file_order().map(|entry| entry.name.clone()).collect();
+        let mut writer = Writer::new(sink, self.header.clone())?;
+        for name in names {
+            writer.copy(self, &name)?;
+        }
+        writer.finish()
+    }
+}

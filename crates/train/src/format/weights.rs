@@ -1,0 +1,131 @@
+//! One way to read weights, whatever file they are in.
+
+use std::path::Path;
+
+use super::answer_key::AnswerKey;
+use super::checkpoint::Checkpoint;
+use super::hf::HfFolder;
+use super::llmc_model::{ModelFile, check_finite};
+use super::sniff::{Kind, sniff};
+use crate::model::Gpt2Config;
+use crate::{Error, Result};
+
+/// Something that holds the parameters of a model: a `.bin`, a Hugging Face folder, a checkpoint, an answer key.
+pub trait WeightSource {
+    /// The model's sizes.
+    fn config(&self) -> &Gpt2Config;
+
+    /// Fills `out` with a parameter by its name in the parameter table; rows of `wte.weight` beyond the vocabulary
+    /// that the file does not hold are 0.
+    fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()>;
+
+    /// The file or folder.
+    fn path(&self) -> &Path;
+}
+
+macro_rules! weight_source {
+    ($($type:ident)*) => {
+        $(impl<R: std::io::Read + std::io::Seek> WeightSource for $type<R> {
+            fn config(&self) -> &Gpt2Config {
+                $type::config(self)
+            }
+
+            fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
+                $type::read_tensor(self, name, out)
+            }
+
+            fn path(&self) -> &Path {
+                $type::path(self)
+            }
+        })*
+    };
+}
+
+weight_source!(ModelFile HfFolder AnswerKey);
+
+impl WeightSource for Checkpoint {
+    fn config(&self) -> &Gpt2Config {
+        Checkpoint::config(self)
+    }
+
+    fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
+        Checkpoint::read_tensor(self, name, out)
+    }
+
+    fn path(&self) -> &Path {
+        Checkpoint::path(self)
+    }
+}
+
+/// Refuses NaN and infinite weights.
+struct Finite<S: ?Sized>(Box<S>);
+
+impl<S: WeightSource + ?Sized> WeightSource for Finite<S> {
+    fn config(&self) -> &Gpt2Config {
+        self.0.config()
+    }
+
+    fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
+        self.0.read_tensor(name, out)?;
+        check_finite(self.0.path(), name, out)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+/// Opens the weights in a file or folder of any kind. NaN and infinite weights are an error when they are read.
+pub fn open_weights(path: &Path) -> Result<Box<dyn WeightSource>> {
+    let source: Box<dyn WeightSource> = match sniff(path)? {
+        Kind::Model => Box::new(ModelFile::open(path)?),
+        Kind::HfFolder => Box::new(HfFolder::open(path)?),
+        Kind::HfFile => Box::new(HfFolder::open(path.parent().unwrap_or(Path::new(".")))?),
+        Kind::Checkpoint => Box::new(Checkpoint::open(path)?),
+        Kind::AnswerKey => Box::new(AnswerKey::open(path)?),
+        other => {
+            return Err(Error::field(
+                path,
+                "kind of file",
+                other,
+                "weights: a model .bin, a Hugging Face folder, a checkpoint or an answer key",
+            ));
+        }
+    };
+    Ok(Box::new(Finite(source)))
+}
+
+/// What `--model` was given: sizes to initialise at random, or weights.
+pub enum ModelChoice {
+    /// Sizes only: a name such as d12, `n_layer=...,...`, or a TOML file.
+    Sizes(Gpt2Config),
+    /// A file or folder with weights.
+    Weights(Box<dyn WeightSource>),
+}
+
+impl ModelChoice {
+    /// Understands a name, sizes in one line, or a path.
+    pub fn parse(text: &str) -> Result<Self> {
+        let path = Path::new(text);
+        if !path.exists() {
+            let like_a_path = text.contains(['/', '\\']) || path.extension().is_some();
+            if like_a_path && !text.contains('=') {
+                let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
+                return Err(Error::io(path, "open", missing));
+            }
+            return Gpt2Config::parse(text).map(Self::Sizes);
+        }
+        match sniff(path)? {
+            Kind::Toml => Gpt2Config::from_toml_file(path).map(Self::Sizes),
+            _ => open_weights(path).map(Self::Weights),
+        }
+    }
+
+    /// The sizes, in either case.
+    pub fn config(&self) -> &Gpt2Config {
+        match self {
+            Self::Sizes(config) => config,
+            Self::Weights(source) => source.config(),
+        }
+    }
+}
