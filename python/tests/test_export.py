@@ -174,7 +174,8 @@ def test_smallest_models(tmp_path, model: str, batch: int, seq: int):
 
 
 def test_hugging_face_folder(tmp_path):
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=40, n_positions=6, bos_token_id=0, eos_token_id=0)
     theirs = transformers.GPT2LMHeadModel(config).eval()
     theirs.save_pretrained(tmp_path / "hf")

@@ -28,7 +28,8 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def hf_model(model: GPT2):
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     c = model.config
     sizes = dict(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd, vocab_size=c.vocab_size)
     config = transformers.GPT2Config(**sizes, n_positions=c.max_seq_len, bos_token_id=0, eos_token_id=0)
