@@ -11,7 +11,14 @@ import torch
 from ironhorse.config import GPT2Config
 from ironhorse.errors import FormatError
 from ironhorse.formats.bf16 import from_bf16, to_bf16
-from ironhorse.formats.llmc import DebugState, read_debug_state, read_model, write_debug_state, write_model
+from ironhorse.formats.llmc import (
+    DebugState,
+    read_debug_state,
+    read_debug_tokens,
+    read_model,
+    write_debug_state,
+    write_model,
+)
 from ironhorse.formats.shards import read_shard, write_shard
 from ironhorse.formats.tokenizer import Tokenizer, read_tokenizer, write_tokenizer
 from ironhorse.params import param_shapes
@@ -82,6 +89,8 @@ def test_debug_state_bytes_and_round_trip(tmp_path):
     assert np.array_equal(grads[: 130 * 6], state.grads["wte.weight"].ravel()) and not grads[780:1536].any()
     write_debug_state(again, CONFIG, read_debug_state(path, CONFIG))
     assert path.read_bytes() == again.read_bytes()
+    x, y = read_debug_tokens(path)
+    assert np.array_equal(x, state.x) and np.array_equal(y, state.y)
 
 
 def test_bf16_rounds_as_torch_does():

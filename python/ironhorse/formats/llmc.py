@@ -102,18 +102,32 @@ def write_debug_state(path: Path | str, config: GPT2Config, state: DebugState) -
 def read_debug_state(path: Path | str, config: GPT2Config) -> DebugState:
     """Reads a debug state. Its header holds only B and T, so the model's config has to be given."""
     path = Path(path)
-    what = "debug state of this model"
-    header = read_header(path, what, {STATE_MAGIC: (STATE_VERSION,)})
-    B, T, V = int(header[2]), int(header[3]), config.vocab_size
-    if B < 1 or T < 1:
-        raise FormatError(f"{path}: batch {B}, sequence {T}; both must be at least 1")
-    expect_size(path, what, HEADER_BYTES + 4 * (2 * B * T + B * T * V + 1 + _count(config)))
+    (B, T), V = _batch_shape(path), config.vocab_size
+    expect_size(path, "debug state of this model", HEADER_BYTES + 4 * (2 * B * T + B * T * V + 1 + _count(config)))
     with open(path, "rb") as file:
         file.seek(HEADER_BYTES)
         x, y = (np.fromfile(file, INT32, B * T).reshape(B, T) for _ in range(2))
         logits = np.fromfile(file, F32, B * T * V).reshape(B, T, V)
         loss = float(np.fromfile(file, F32, 1)[0])
         return DebugState(x, y, logits, loss, _read_tensors(file, config, "f32"))
+
+
+def read_debug_tokens(path: Path | str) -> tuple[np.ndarray, np.ndarray]:
+    """Only x and y (B, T) int32 of a debug state: needs no config and none of its memory."""
+    path = Path(path)
+    B, T = _batch_shape(path)
+    tokens = np.fromfile(path, INT32, 2 * B * T, offset=HEADER_BYTES)
+    if tokens.size != 2 * B * T:
+        raise FormatError(f"{path}: ends inside its tokens; copy it again")
+    return tokens[: B * T].reshape(B, T), tokens[B * T :].reshape(B, T)
+
+
+def _batch_shape(path: Path) -> tuple[int, int]:
+    header = read_header(path, "debug state", {STATE_MAGIC: (STATE_VERSION,)})
+    B, T = int(header[2]), int(header[3])
+    if B < 1 or T < 1:
+        raise FormatError(f"{path}: batch {B}, sequence {T}; both must be at least 1")
+    return B, T
 
 
 def _count(config: GPT2Config) -> int:
