@@ -1,0 +1,79 @@
+"""The answer key: everything PyTorch computed for one model and one batch, in one safetensors file. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .config import GPT2Config
+from .formats.safetensors import read_safetensors, write_safetensors
+
+FORMAT = "ironhorse-answer-key"
+VERSION = "1"
+
+
+@dataclass(frozen=True)
+class KeyInfo:
+    """The key's metadata, apart from what follows from the tensors."""
+
+    config: GPT2Config
+    torch: str  # version
+    seed: int
+    act_names: list[str]
+    optimizer: Mapping[str, Any]
+    torch_error: Mapping[str, float] = field(default_factory=dict)
+    model: str = "gpt2"
+    dtype: str = "f32"
+
+
+def crc32_table(tensors: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """name -> CRC-32 of the tensor's bytes as they lie in the file."""
+    return {name: zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) for name, array in tensors.items()}
+
+
+def metadata(info: KeyInfo, tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """The strings of `__metadata__`. Nothing in them depends on when or where the key was made."""
+    strings = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": info.model,
+        "config": _json(info.config.to_dict()),
+        "torch": info.torch,
+        "dtype": info.dtype,
+        "seed": str(info.seed),
+        "acts": _json(info.act_names),
+        "optimizer": _json(dict(info.optimizer)),
+        "crc32": _json(crc32_table(tensors)),
+    }
+    return strings | ({"torch_error": _json(dict(info.torch_error))} if info.torch_error else {})
+
+
+def write_key(path: Path | str, info: KeyInfo, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes the key; `tensors` are little-endian f32 (and int32 for x and y), already under the key's names."""
+    write_safetensors(path, tensors, metadata(info, tensors))
+
+
+def rewrite_key(
+    source: Path | str, target: Path | str, changes: Mapping[str, np.ndarray], refresh_crc: bool = True
+) -> None:
+    """Copies a key with some tensors replaced, for tests of a checker.
+
+    With `refresh_crc=False` the checksums stay those of the original, as after damage to the file; otherwise
+    the copy is a sound file that claims something else.
+    """
+    file = read_safetensors(source)
+    tensors = {name: changes.get(name, array) for name, array in file.tensors.items()}
+    strings = dict(file.metadata)
+    if refresh_crc:
+        strings["crc32"] = _json(crc32_table(tensors))
+    write_safetensors(target, tensors, strings, file.dtypes)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)

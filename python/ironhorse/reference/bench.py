@@ -1,0 +1,119 @@
+"""One timed PyTorch training run on the CPU, in a process of its own; the other side of `ironhorse bench`.
+
+    python -m ironhorse.reference.bench prepare --model d12 --batch 4 --seq 64 --out DIR
+    python -m ironhorse.reference.bench run --files DIR --dtype f32 --threads 2 --steps 10 --json FILE
+
+A step is: forward, cross-entropy, backward, clip_grad_norm_(1.0), AdamW, zero_grad(set_to_none=True), always on
+the one batch, from the weights `prepare` wrote. `benches/compare_torch.py` runs this alternately with ironhorse.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..config import GPT2Config
+from ..formats.llmc import DebugState, read_debug_tokens, read_model, write_debug_state, write_model
+from .gpt2 import GPT2
+from .init import init_weights, random_batch
+from .train import AdamW, compute_answers
+
+MODEL_FILE, STATE_FILE = "model.bin", "state.bin"
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """torch's own attention, (B, NH, T, HD): the comparison is with PyTorch at its best, not with the textbook."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def prepare(model_text: str, batch: int, seq: int, seed: int, folder: Path) -> None:
+    """Writes the weights and the batch both sides start from."""
+    model = init_weights(GPT2(GPT2Config.parse(model_text), fused_attention), seed, "gpt2")
+    x, y = random_batch(model.config.vocab_size, batch, seq, seed)
+    answers = compute_answers(model, x, y, AdamW(), steps=0, with_acts=False).tensors
+    grads = {name: answers[f"grad.{name}"].numpy() for name, _ in model.named_parameters()}
+    state = DebugState(x.numpy(), y.numpy(), answers["logits"].numpy(), answers["loss"].item(), grads)
+    params = {name: param.detach().numpy() for name, param in model.named_parameters()}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_model(folder / MODEL_FILE, model.config, params)
+    write_debug_state(folder / STATE_FILE, model.config, state)
+
+
+def load(folder: Path) -> tuple[GPT2, Tensor, Tensor]:
+    """The model and the batch of `prepare`."""
+    file = read_model(folder / MODEL_FILE)
+    model = GPT2(file.config, fused_attention)
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in file.params.items()})
+    x, y = read_debug_tokens(folder / STATE_FILE)
+    return model, torch.from_numpy(x).long(), torch.from_numpy(y).long()
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Warm-up steps, then timed ones. `losses` has all of them, from the very first."""
+    torch.set_num_threads(args.threads)
+    model, x, y = load(args.files)
+    optimizer = AdamW(lr=args.lr).build(model, fused=args.fused)
+    autocast = torch.autocast("cpu", torch.bfloat16) if args.dtype == "bf16" else contextlib.nullcontext()
+    losses: list[Tensor] = []
+    step_ms: list[float] = []
+    for _ in range(args.warmup + args.steps):
+        start = time.perf_counter()
+        with autocast:
+            _, loss = model.loss(x, y)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        step_ms.append(1e3 * (time.perf_counter() - start))
+        losses.append(loss.detach())
+    timed = step_ms[args.warmup :]
+    return {
+        "dtype": args.dtype,
+        "fused": args.fused,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "ms_per_step": statistics.median(timed),
+        "step_ms": timed,
+        "losses": [value.item() for value in losses],
+    }
+
+
+def main() -> int:
+    """Two commands for one caller: errors are tracebacks here, the caller puts them on one line."""
+    parser = argparse.ArgumentParser(prog="python -m ironhorse.reference.bench", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    prepare_args = commands.add_parser("prepare")
+    prepare_args.add_argument("--model", required=True)
+    prepare_args.add_argument("--batch", type=int, required=True)
+    prepare_args.add_argument("--seq", type=int, required=True)
+    prepare_args.add_argument("--seed", type=int, default=0)
+    prepare_args.add_argument("--out", type=Path, required=True)
+    run_args = commands.add_parser("run")
+    run_args.add_argument("--files", type=Path, required=True)
+    run_args.add_argument("--dtype", choices=("f32", "bf16"), default="f32")
+    run_args.add_argument("--fused", action="store_true", help="AdamW(fused=True)")
+    run_args.add_argument("--lr", type=float, default=1e-4)
+    run_args.add_argument("--threads", type=int, default=1)
+    run_args.add_argument("--warmup", type=int, default=2)
+    run_args.add_argument("--steps", type=int, default=10)
+    run_args.add_argument("--json", type=Path, required=True)
+    args = parser.parse_args()
+    if args.command == "prepare":
+        prepare(args.model, args.batch, args.seq, args.seed, args.out)
+    else:
+        args.json.write_text(json.dumps(run(args)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""GPT-2 as a plain nn.Module, written to be read.
+
+    x = wte[tokens] + wpe[positions]
+    for each layer:  x = x + c_proj(attention(c_attn(ln_1(x))))
+                     x = x + c_proj(gelu(c_fc(ln_2(x))))
+    logits = ln_f(x) @ wteᵀ
+
+Shapes: B batch, T time, C width, NH heads, HD = C/NH, V vocabulary. Parameter names are Hugging Face's without
+the `transformer.` prefix; linear weights are (out, in). Every activation a check may want to see is passed, by
+name and in execution order, to an optional recorder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import NAMED, GPT2Config
+
+__all__ = ["GPT2", "GPT2Config", "NAMED", "causal_attention"]
+
+Record = Callable[[str, Tensor], None]
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(mask(q kᵀ / sqrt(HD))) v, each (B, NH, T, HD); position t sees positions 0..t."""
+    T, HD = q.shape[-2:]
+    scores = (q @ k.transpose(-2, -1)) / math.sqrt(HD)  # (B, NH, T, T)
+    future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
+    return scores.masked_fill(future, -math.inf).softmax(dim=-1) @ v
+
+
+class CausalSelfAttention(nn.Module):
+    """(B, T, C) -> (B, T, C)."""
+
+    def __init__(self, config: GPT2Config, attention: Attention) -> None:
+        super().__init__()
+        self.n_head = config.n_head
+        self.attention = attention
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+
+    def forward(self, x: Tensor, name: str, record: Record) -> Tensor:
+        B, T, C = x.shape
+        qkv = self.c_attn(x)  # (B, T, 3C): all of q, then k, then v
+        record(f"{name}.c_attn", qkv)
+        q, k, v = (part.view(B, T, self.n_head, -1).transpose(1, 2) for part in qkv.split(C, dim=-1))
+        mixed = self.attention(q, k, v).transpose(1, 2).reshape(B, T, C)
+        record(f"{name}.sdpa", mixed)
+        out = self.c_proj(mixed)
+        record(f"{name}.c_proj", out)
+        return out
+
+
+class MLP(nn.Module):
+    """(B, T, C) -> (B, T, 4C) -> (B, T, C)."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
+
+    def forward(self, x: Tensor, name: str, record: Record) -> Tensor:
+        hidden = self.c_fc(x)
+        record(f"{name}.c_fc", hidden)
+        active = F.gelu(hidden, approximate="tanh")
+        record(f"{name}.gelu", active)
+        out = self.c_proj(active)
+        record(f"{name}.c_proj", out)
+        return out
+
+
+class Block(nn.Module):
+    """One layer: attention, then the MLP, each behind a layernorm and added to the residual stream."""
+
+    def __init__(self, config: GPT2Config, attention: Attention) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, eps=1e-5)
+        self.attn = CausalSelfAttention(config, attention)
+        self.ln_2 = nn.LayerNorm(config.n_embd, eps=1e-5)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, name: str, record: Record) -> Tensor:
+        normed = self.ln_1(x)
+        record(f"{name}.ln_1", normed)
+        x = x + self.attn(normed, f"{name}.attn", record)
+        record(f"{name}.residual_1", x)
+        normed = self.ln_2(x)
+        record(f"{name}.ln_2", normed)
+        x = x + self.mlp(normed, f"{name}.mlp", record)
+        record(f"{name}.residual_2", x)
+        return x
+
+
+class GPT2(nn.Module):
+    """tokens (B, T) -> logits (B, T, V). Weights are torch's own until `init.init_weights` or a load fills them.
+
+    `attention` takes and returns (B, NH, T, HD); the default spells the equation out, a benchmark passes
+    torch's fused one.
+    """
+
+    def __init__(self, config: GPT2Config, attention: Attention = causal_attention) -> None:
+        super().__init__()
+        self.config = config.validate()
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.max_seq_len, config.n_embd)
+        self.h = nn.ModuleList(Block(config, attention) for _ in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd, eps=1e-5)
+
+    def forward(self, tokens: Tensor, record: Record | None = None) -> Tensor:
+        record = record or _discard
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.wte(tokens) + self.wpe(positions)
+        record("embed", x)
+        for layer, block in enumerate(self.h):
+            x = block(x, f"h.{layer}", record)
+        x = self.ln_f(x)
+        record("ln_f", x)
+        return F.linear(x, self.wte.weight)  # the head is wte itself (tied)
+
+    def loss(self, tokens: Tensor, targets: Tensor, record: Record | None = None) -> tuple[Tensor, Tensor]:
+        """(logits (B, T, V), mean cross-entropy over the B*T targets)."""
+        logits = self(tokens, record)
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _discard(name: str, value: Tensor) -> None:
+    """The recorder of a run nobody watches."""

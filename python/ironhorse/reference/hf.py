@@ -1,0 +1,63 @@
+"""GPT-2 weights in Hugging Face's layout: the same names under `transformer.`, four matrices transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from ..config import GPT2Config, from_hf_dict
+from ..errors import IronhorseError
+from ..params import param_shapes
+from .gpt2 import GPT2
+
+# Hugging Face's Conv1D keeps (in, out); ours, like nn.Linear, is (out, in).
+_TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+
+
+def from_hf_state(state: Mapping[str, Tensor], config: GPT2Config, where: str) -> dict[str, Tensor]:
+    """A Hugging Face state dict, with or without the `transformer.` prefix, as our parameters in f32."""
+    found = {name.removeprefix("transformer."): value for name, value in state.items()}
+    params: dict[str, Tensor] = {}
+    for name, shape in param_shapes(config).items():
+        if name not in found:
+            raise IronhorseError(f"{where}: no tensor {name}; is this a GPT-2?")
+        value = found[name].float()
+        params[name] = (value.t() if name.endswith(_TRANSPOSED) else value).contiguous()
+        if tuple(params[name].shape) != shape:
+            raise IronhorseError(f"{where}: {name} is {list(params[name].shape)}, expected {list(shape)}")
+    return params
+
+
+def to_hf_state(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our parameters as `transformers.GPT2LMHeadModel` names and lays them out."""
+    state = {
+        f"transformer.{name}": (value.t() if name.endswith(_TRANSPOSED) else value).contiguous()
+        for name, value in params.items()
+    }
+    return state | {"lm_head.weight": params["wte.weight"]}
+
+
+def load_hf(source: str) -> GPT2:
+    """A GPT-2 from a local folder or from the hub, by `transformers` (imported only here)."""
+    folder = Path(source)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise IronhorseError(f"{source}: no config.json in it; give a folder that save_pretrained wrote")
+    try:
+        import transformers
+    except ImportError:
+        raise IronhorseError(
+            f"{source}: loading Hugging Face weights needs transformers; pip install transformers"
+        ) from None
+    transformers.logging.set_verbosity_error()
+    try:
+        hf_config = transformers.AutoConfig.from_pretrained(source)
+        config = from_hf_dict(hf_config.to_dict(), source)
+        model = transformers.GPT2LMHeadModel.from_pretrained(source)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise IronhorseError(f"{source}: transformers cannot load it ({reason})") from None
+    ours = GPT2(config)
+    ours.load_state_dict(from_hf_state(model.state_dict(), config, source))
+    return ours

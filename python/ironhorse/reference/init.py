@@ -1,0 +1,47 @@
+"""Random weights and random tokens, the same for the same seed."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..errors import IronhorseError
+from .gpt2 import GPT2
+
+INITS = ("spread", "gpt2")
+
+
+@torch.no_grad()
+def init_weights(model: GPT2, seed: int, how: str = "gpt2") -> GPT2:
+    """Fills every parameter from `seed`, in parameter order.
+
+    gpt2    as GPT-2 starts training: weights N(0, 0.02), residual projections N(0, 0.02/sqrt(2L)), biases 0,
+            layernorms 1 and 0. A bug in a bias, or in a layernorm's weight, changes nothing here and stays hidden.
+    spread  for answer keys: weights N(0, 1/sqrt(C)), so that at any width attention is far from uniform and the
+            gradients of q and k are not lost beside those of v; biases and layernorms are random as well.
+    """
+    if how not in INITS:
+        raise IronhorseError(f"unknown init '{how}'; choose {' or '.join(INITS)}")
+    generator = torch.Generator().manual_seed(seed)
+    config = model.config
+    std = 0.02 if how == "gpt2" else 1 / math.sqrt(config.n_embd)
+    for name, param in model.named_parameters():
+        if param.dim() == 2:
+            scale = std / math.sqrt(2 * config.n_layer) if name.endswith("c_proj.weight") else std
+            param.normal_(0, scale, generator=generator)
+        else:
+            centre = 1.0 if name.endswith("weight") else 0.0  # 1-D weights are layernorms'
+            if how == "gpt2":
+                param.fill_(centre)
+            else:
+                param.normal_(centre, 0.05, generator=generator)
+    return model
+
+
+def random_batch(vocab_size: int, batch: int, seq: int, seed: int) -> tuple[Tensor, Tensor]:
+    """x, y (B, T) int64 from one random stream of B*T + 1 tokens: y is x one token later, as a loader gives it."""
+    generator = torch.Generator().manual_seed(seed ^ 0x7077)  # a stream apart from the weights'
+    stream = torch.randint(vocab_size, (batch * seq + 1,), generator=generator)
+    return stream[:-1].view(batch, seq), stream[1:].view(batch, seq)

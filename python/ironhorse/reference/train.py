@@ -1,0 +1,113 @@
+"""What an answer key holds, computed by PyTorch: one batch forward and backward, then N AdamW steps on it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from .gpt2 import GPT2
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """The optimizer of the key. Weight decay falls on matrices only (2-D tensors, embeddings included)."""
+
+    lr: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def describe(self, steps: int) -> dict[str, str | float | int]:
+        """As the key's metadata has it."""
+        return {"name": "adamw", **asdict(self), "steps": steps, "decay": "matrices"}
+
+    def build(self, model: torch.nn.Module, fused: bool = False) -> torch.optim.AdamW:
+        """torch's AdamW; the unfused loop, whose order of operations is the textbook's, unless asked otherwise."""
+        params = list(model.parameters())
+        groups = [
+            {"params": [p for p in params if p.dim() == 2], "weight_decay": self.weight_decay},
+            {"params": [p for p in params if p.dim() != 2], "weight_decay": 0.0},
+        ]
+        kind = {"fused": True} if fused else {"foreach": False}
+        return torch.optim.AdamW(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, **kind)
+
+
+class Recorder:
+    """Keeps every activation it is shown and, after backward, the gradient of the loss by it."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, value: Tensor) -> None:
+        value.retain_grad()
+        self.kept[name] = value
+
+    def acts(self) -> dict[str, Tensor]:
+        """name -> value, in execution order."""
+        return {name: value.detach() for name, value in self.kept.items()}
+
+    def dacts(self) -> dict[str, Tensor]:
+        """name -> gradient. For the residual stream this is the whole gradient at that point, both branches."""
+        return {name: value.grad for name, value in self.kept.items() if value.grad is not None}
+
+
+@dataclass
+class Answers:
+    """Tensors by the key's names: `act.*`, `logits`, `loss`, `dact.*`, `grad.*`, then `losses`, `after.*`."""
+
+    tensors: dict[str, Tensor]
+    act_names: list[str]
+
+
+def compute_answers(
+    model: GPT2, x: Tensor, y: Tensor, optimizer: AdamW, steps: int, with_acts: bool = True
+) -> Answers:
+    """Runs `model` on (x, y); trains it for `steps` steps, so its parameters end as the `after.*` tensors.
+
+    The first of those steps reuses the gradients of the recorded pass: `losses[0]` is `loss`.
+    """
+    recorder = Recorder()
+    logits, loss = model.loss(x, y, recorder if with_acts else None)
+    loss.backward()
+    out: dict[str, Tensor] = {f"act.{name}": value for name, value in recorder.acts().items()}
+    out["logits"], out["loss"] = logits.detach(), loss.detach()
+    out |= {f"dact.{name}": value for name, value in recorder.dacts().items()}
+    out |= {f"grad.{name}": param.grad.clone() for name, param in model.named_parameters()}
+    if steps:
+        out["losses"] = _train(model, x, y, optimizer, steps, loss)
+        out |= {f"after.{name}": param.detach().clone() for name, param in model.named_parameters()}
+    return Answers(out, list(recorder.kept))
+
+
+def _train(model: GPT2, x: Tensor, y: Tensor, optimizer: AdamW, steps: int, loss: Tensor) -> Tensor:
+    """(steps,) losses, each before its update; the model comes in with the first step's gradients in place."""
+    adamw = optimizer.build(model)
+    losses = [loss.detach()]
+    adamw.step()
+    for _ in range(steps - 1):
+        adamw.zero_grad(set_to_none=True)
+        _, loss = model.loss(x, y)
+        losses.append(loss.detach())
+        loss.backward()
+        adamw.step()
+    return torch.stack(losses)
+
+
+def torch_errors(got: Answers, exact: Answers) -> dict[str, float]:
+    """How far PyTorch's f32 is from f64, per tensor of the key: what a checker derives its tolerance from.
+
+    ‖f32 − f64‖ / ‖f64‖; for `losses` the largest |Δ| / |f64| over the steps. Without this no fixed tolerance is
+    right: the bias of k has gradient zero in exact arithmetic, so Adam steps along its rounding noise.
+    """
+    errors: dict[str, float] = {}
+    for name, reference in exact.tensors.items():
+        delta = got.tensors[name].double() - reference
+        if name == "losses":
+            errors[name] = float((delta.abs() / reference.abs().clamp_min(1e-300)).max())
+        else:
+            size, off = float(reference.norm()), float(delta.norm())
+            errors[name] = off / size if size > 0 else off
+    return errors

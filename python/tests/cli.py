@@ -1,0 +1,69 @@
+"""Running the `ironhorse` binary from tests, and damaging the files it is given. The only place that knows its flags."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The outcome of `ironhorse verify`: exit code, its --json report, all it printed."""
+
+    code: int
+    report: dict[str, Any]
+    text: str
+
+    @property
+    def first_wrong(self) -> dict[str, Any]:
+        assert self.report["first_wrong"] is not None, self.text
+        return self.report["first_wrong"]
+
+    def failing(self) -> list[str]:
+        return [tensor["name"] for tensor in self.report["tensors"] if not tensor["pass"]]
+
+
+def ironhorse(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs the binary named by IRONHORSE_BIN; its absence is a failure, never a skip."""
+    binary = os.environ.get("IRONHORSE_BIN")
+    if not binary:
+        pytest.fail("IRONHORSE_BIN is not set; build the binary and set it to the path of `ironhorse`", pytrace=False)
+    if not Path(binary).is_file():
+        pytest.fail(f"IRONHORSE_BIN is '{binary}', and there is no such file; build it first", pytrace=False)
+    command = [binary, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def verify(folder: Path, *arguments: object) -> Verified:
+    """`ironhorse verify ... --json`; it must have been able to run (exit 0 or 1)."""
+    report = folder / "verify.json"
+    run = ironhorse("verify", *arguments, "--json", report)
+    assert run.returncode in (0, 1), f"exit {run.returncode}\n{run.stdout}{run.stderr}"
+    return Verified(run.returncode, json.loads(report.read_text()), run.stdout + run.stderr)
+
+
+def convert(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
+    """`ironhorse convert` between a .bin file and a Hugging Face folder; the kinds follow from the names."""
+    return ironhorse("convert", source, target)
+
+
+def assert_could_not_run(run: subprocess.CompletedProcess[str]) -> None:
+    """Exit code 2, one line on stderr, no panic."""
+    assert run.returncode == 2, f"exit {run.returncode}\n{run.stdout}{run.stderr}"
+    assert len(run.stderr.strip().splitlines()) == 1, run.stderr
+    assert "panicked" not in run.stdout + run.stderr
+
+
+def one_changed(values: np.ndarray, index: tuple[int, ...]) -> np.ndarray:
+    """A copy with exactly one number moved, by 1 % of the tensor's norm: far beyond any rounding, yet one number."""
+    copy = np.array(values, copy=True)
+    copy[index] += np.float32(0.01 * max(float(np.linalg.norm(values)), 1e-3))
+    assert copy[index] != values[index]
+    return copy

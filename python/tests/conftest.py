@@ -1,0 +1,59 @@
+"""Shared pieces of the tests: one small odd model, exported once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from ironhorse.config import GPT2Config
+from ironhorse.export import main as export_main
+
+torch.set_num_threads(1)  # tiny models; the machine may be shared
+
+# No two sizes equal, none a power of two, max_seq_len longer than the batch's T: a swapped size cannot hide.
+SMALL = "n_layer=2,n_head=3,n_embd=12,vocab_size=131,max_seq_len=11"
+SMALL_CONFIG = GPT2Config(11, 131, 2, 3, 12)
+SMALL_BATCH, SMALL_SEQ = 2, 7
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The four files of an export and its --json report."""
+
+    folder: Path
+    report: dict
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "gpt2_custom.bin"
+
+    @property
+    def model_bf16(self) -> Path:
+        return self.folder / "gpt2_custom_bf16.bin"
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "gpt2_custom_debug_state.bin"
+
+    @property
+    def key(self) -> Path:
+        return self.folder / "gpt2_custom.key.safetensors"
+
+
+def export(folder: Path, model: str, batch: int, seq: int, *extra: str) -> Exported:
+    """Runs `python -m ironhorse.export gpt2` in this process; it must succeed."""
+    report = folder.with_suffix(".report.json")
+    arguments = ["gpt2", "--model", model, "--batch", str(batch), "--seq", str(seq), "--out", str(folder)]
+    assert export_main([*arguments, "--json", str(report), *extra]) == 0
+    return Exported(folder, json.loads(report.read_text()))
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """The small model, exported with everything on; tests must not change its files."""
+    folder = tmp_path_factory.mktemp("small") / "out"
+    return export(folder, SMALL, SMALL_BATCH, SMALL_SEQ, "--seed", "3", "--weight-decay", "0.1")
