@@ -33,6 +33,18 @@ pub enum Error {
     /// A setting given by the user makes no sense.
     #[error("{0}")]
     Config(String),
+    /// Training ran away.
+    #[error(
+        "training diverged at step {step}: loss {loss}, gradient norm {norm}; lower --lr, raise --warmup, or set --grad-clip"
+    )]
+    Diverged {
+        /// The step, from 0.
+        step: u64,
+        /// Its loss.
+        loss: f32,
+        /// Its gradient norm.
+        norm: f32,
+    },
     /// The program or engine refused.
     #[error(transparent)]
     Core(#[from] ironhorse_core::Error),

@@ -5,6 +5,7 @@ pub mod bench;
 pub mod data;
 pub mod error;
 pub mod format;
+pub mod generate;
 pub mod metrics;
 pub mod model;
 pub mod plot;
@@ -12,6 +13,7 @@ pub mod rng;
 pub mod sample;
 pub mod schedule;
 pub mod session;
+pub mod train;
 pub mod verify;
 
 pub use error::{Error, Result};

@@ -131,6 +131,14 @@ impl Session {
         Ok(self.engine.read_scalar(io(program, "loss")?)?)
     }
 
+    /// Tokens of one evaluation batch.
+    pub fn eval_tokens(&self) -> Result<usize> {
+        match &self.eval {
+            Some(program) => Ok(io(program, "x")?.numel()),
+            None => Ok(0),
+        }
+    }
+
     /// Feeds one token per sequence at `position`; `logits` gets (B, Vp).
     pub fn decode(&mut self, tokens: &[i32], position: usize, logits: &mut Vec<f32>) -> Result<()> {
         let Some(program) = &self.decode else {
@@ -151,7 +159,7 @@ fn not_trained() -> Error {
 
 /// A program's input or result.
 pub(crate) fn io(program: &Program, name: &str) -> Result<Slot> {
-    program
-        .io(name)
-        .ok_or_else(|| ironhorse_core::Error::Program(format!("no input or result is called `{name}`")).into())
+    program.io(name).ok_or_else(|| {
+        ironhorse_core::Error::Program(format!("no input or result is called `{name}`")).into()
+    })
 }

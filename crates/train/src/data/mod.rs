@@ -8,6 +8,7 @@ mod permute;
 mod plots;
 mod world;
 
+use crate::format::shards::ShardReader;
 use crate::{Error, Result};
 
 pub use files::expand_globs;
@@ -72,6 +73,27 @@ impl Tokens for MemoryTokens {
     fn name(&self) -> String {
         self.name.clone()
     }
+}
+
+impl Tokens for ShardReader {
+    fn len(&self) -> u64 {
+        self.num_tokens() as u64
+    }
+
+    fn read_at(&mut self, start: u64, out: &mut [u32]) -> Result<()> {
+        // A start beyond the address space is beyond the shard too; its reader says so.
+        ShardReader::read_at(self, usize::try_from(start).unwrap_or(usize::MAX), out)
+    }
+
+    fn name(&self) -> String {
+        self.path().display().to_string()
+    }
+}
+
+/// Opens every shard that the patterns name.
+pub fn open_shards(patterns: &[String]) -> Result<Vec<Box<dyn Tokens>>> {
+    let paths = expand_globs(patterns)?;
+    paths.iter().map(|path| Ok(Box::new(ShardReader::open(path)?) as Box<dyn Tokens>)).collect()
 }
 
 #[cfg(test)]

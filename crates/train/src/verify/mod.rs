@@ -5,7 +5,7 @@ mod reference;
 mod report;
 
 pub use compare::{Comparison, Worst, compare, ulp_distance};
-pub use reference::{Reference, StateReference};
+pub use reference::{Damage, KeyReference, Recipe, Reference, StateReference};
 pub use report::{FirstWrong, Report, Row, RowKind};
 
 use crate::model::gpt2::Recompute;
@@ -149,7 +149,14 @@ impl Check<'_> {
     }
 
     /// Compares one slot with the reference's tensor of that name, if it has one.
-    fn tensor(&mut self, session: &mut Session, program: &Program, op: usize, name: &str, slot: Slot) -> Result<()> {
+    fn tensor(
+        &mut self,
+        session: &mut Session,
+        program: &Program,
+        op: usize,
+        name: &str,
+        slot: Slot,
+    ) -> Result<()> {
         let Some(want) = self.reference.read(name)? else { return Ok(()) };
         self.want = want;
         self.got.clear();

@@ -1,10 +1,11 @@
 //! What verification compares with: a model and its debug state, or an answer key.
 
-use super::compare::Comparison;
-use crate::Result;
+use super::compare::{Comparison, compare};
+use crate::format::WeightSource;
+use crate::format::answer_key::AnswerKey;
 use crate::format::debug_state::DebugState;
-use crate::format::llmc_model::ModelFile;
 use crate::model::Gpt2Config;
+use crate::{Error, Result};
 use ironhorse_core::Scalars;
 
 /// The optimizer of the answer: how many steps, with which numbers.
@@ -62,13 +63,13 @@ fn family_recipe() -> Recipe {
 
 /// A model file and the debug state made from it.
 pub struct StateReference {
-    model: ModelFile,
+    model: Box<dyn WeightSource>,
     state: DebugState,
 }
 
 impl StateReference {
     /// Both files, opened and checked.
-    pub fn new(model: ModelFile, state: DebugState) -> Self {
+    pub fn new(model: Box<dyn WeightSource>, state: DebugState) -> Self {
         Self { model, state }
     }
 }
@@ -110,5 +111,114 @@ impl Reference for StateReference {
     }
     fn optimizer(&self) -> Recipe {
         family_recipe()
+    }
+}
+
+/// An answer key, alone or beside the model file it was made with.
+pub struct KeyReference {
+    key: AnswerKey,
+    model: Option<Box<dyn WeightSource>>,
+}
+
+/// How many times PyTorch's own distance from f64 we may differ from PyTorch after optimizer steps: DESIGN.md allows us
+/// twice its error, and PyTorch itself is once away.
+const TORCH_ERRORS: f64 = 3.0;
+
+impl KeyReference {
+    /// With a model given, its weights are used and must be those of the key.
+    pub fn new(key: AnswerKey, model: Option<Box<dyn WeightSource>>) -> Result<Self> {
+        if let Some(model) = &model
+            && model.config() != key.config()
+        {
+            let (found, expected) = (model.config().to_json(), key.config().to_json());
+            return Err(Error::field(
+                model.path(),
+                "config",
+                found,
+                format!("that of the answer key, {expected}"),
+            ));
+        }
+        Ok(Self { key, model })
+    }
+}
+
+impl Reference for KeyReference {
+    fn config(&self) -> &Gpt2Config {
+        self.key.config()
+    }
+    fn batch(&self) -> usize {
+        self.key.batch()
+    }
+    fn seq(&self) -> usize {
+        self.key.seq()
+    }
+    fn x(&mut self) -> Result<Vec<i32>> {
+        self.key.x()
+    }
+    fn y(&mut self) -> Result<Vec<i32>> {
+        self.key.y()
+    }
+    fn read_weight(&mut self, name: &str, values: &mut [f32]) -> Result<()> {
+        match &mut self.model {
+            Some(model) => model.read_tensor(name, values),
+            None => self.key.read_tensor(name, values),
+        }
+    }
+    fn read(&mut self, name: &str) -> Result<Option<Vec<f32>>> {
+        if self.key.has(name) { self.key.read(name).map(Some) } else { Ok(None) }
+    }
+    fn optimizer(&self) -> Recipe {
+        let Some(o) = self.key.optimizer() else { return Recipe { steps: 0, ..family_recipe() } };
+        let scalars = Scalars {
+            lr: o.lr as f32,
+            beta1: o.beta1 as f32,
+            beta2: o.beta2 as f32,
+            eps: o.eps as f32,
+            weight_decay: o.weight_decay as f32,
+            ..Scalars::default()
+        };
+        Recipe { steps: o.steps, scalars }
+    }
+    fn tolerance_of(&self, name: &str, base: f64) -> f64 {
+        let torch = self.key.meta().torch_error.get(name).copied().unwrap_or(0.0);
+        base.max(TORCH_ERRORS * torch)
+    }
+    fn damage(&mut self) -> Result<Vec<Damage>> {
+        let mut found = Vec::new();
+        if let Some(model) = &mut self.model {
+            for spec in self.key.config().tensors() {
+                let [mut given, mut keyed] = [(); 2].map(|()| vec![0.0; spec.shape.numel()]);
+                model.read_tensor(&spec.name, &mut given)?;
+                self.key.read_tensor(&spec.name, &mut keyed)?;
+                // The same bits are wanted: a copy has no rounding.
+                let comparison = compare(&given, &keyed, spec.shape.dims(), 0.0);
+                if !comparison.pass {
+                    let tensor = format!("param.{}", spec.name);
+                    let what = format!("{}: differs from the answer key's {tensor}", model.path().display());
+                    found.push(Damage { tensor, what, comparison });
+                }
+            }
+        }
+        for tensor in self.key.crc_mismatches()? {
+            if found.iter().any(|damage| damage.tensor == tensor) {
+                continue;
+            }
+            let path = self.key.path().display();
+            let what = format!("{path}: {tensor} does not have the checksum it was written with");
+            // Answers are compared with the engine all the same, which shows the element; weights and inputs are not.
+            let is_answer = !(tensor.starts_with("param.") || tensor == "x" || tensor == "y");
+            if !is_answer {
+                let comparison = Comparison {
+                    shape: Vec::new(),
+                    rel_error: f64::NAN,
+                    tolerance: 0.0,
+                    worst: None,
+                    first_wrong: None,
+                    pass: false,
+                };
+                found.push(Damage { tensor, what, comparison });
+            }
+        }
+        Ok(found)
     }
 }

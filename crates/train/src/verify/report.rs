@@ -169,7 +169,11 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.tensors.iter().map(|row| row.name.len()).max().unwrap_or(6).max(6);
-        writeln!(f, "{:width$}  {:>18}  {:>9}  {:<52}  verdict", "tensor", "shape", "rel error", "worst element")?;
+        writeln!(
+            f,
+            "{:width$}  {:>18}  {:>9}  {:<52}  verdict",
+            "tensor", "shape", "rel error", "worst element"
+        )?;
         for row in &self.tensors {
             let c = &row.comparison;
             let worst = c.worst.as_ref().map(element_text).or_else(|| row.note.clone()).unwrap_or_default();
@@ -184,7 +188,9 @@ impl fmt::Display for Report {
             None => {
                 write!(f, "PASS: {} tensors agree", self.tensors.len())?;
                 match self.worst() {
-                    Some(row) => write!(f, "; largest relative error {:.2e} in {}", row.comparison.rel_error, row.name),
+                    Some(row) => {
+                        write!(f, "; largest relative error {:.2e} in {}", row.comparison.rel_error, row.name)
+                    }
                     None => Ok(()),
                 }
             }

@@ -1,0 +1,60 @@
+//! Writing text: feed the prompt, then draw one token after the other.
+
+use crate::sample::{Sampler, Scratch};
+use crate::session::Session;
+use crate::{Error, Result};
+
+/// What to write.
+#[derive(Clone, Debug)]
+pub struct Request<'a> {
+    /// The beginning; must not be empty.
+    pub prompt: &'a [u32],
+    /// The most tokens to add.
+    pub tokens: usize,
+    /// Stop before this token (the end of a text).
+    pub stop: Option<u32>,
+    /// How to choose.
+    pub sampler: Sampler,
+}
+
+/// Continues the prompt, calling `on_token` for every new token. Returns the new tokens.
+///
+/// When the context is full its older half is forgotten and the rest is read again.
+pub fn generate(
+    session: &mut Session,
+    request: &Request<'_>,
+    mut on_token: impl FnMut(u32) -> Result<()>,
+) -> Result<Vec<u32>> {
+    request.sampler.validate()?;
+    let (vocab, context) = (session.config().vocab_size, session.config().max_seq_len);
+    if request.prompt.is_empty() {
+        return Err(Error::Config("the prompt is empty: give at least one token to continue from".into()));
+    }
+    if let Some(token) = request.prompt.iter().find(|&&token| token as usize >= vocab) {
+        return Err(Error::Config(format!(
+            "prompt token {token} is outside the model's vocabulary of {vocab}"
+        )));
+    }
+    let mut rng = request.sampler.rng();
+    let (mut scratch, mut logits) = (Scratch::default(), Vec::new());
+    let mut all = request.prompt.to_vec();
+    let mut start = all.len().saturating_sub(context); // first token that is in the cache
+    let mut fed = start;
+    for _ in 0..request.tokens {
+        if all.len() - start > context {
+            start = all.len() - (context / 2).max(1);
+            fed = start;
+        }
+        for at in fed..all.len() {
+            session.decode(&[all[at] as i32], at - start, &mut logits)?;
+        }
+        fed = all.len();
+        let token = request.sampler.pick(&logits[..vocab], &mut rng, &mut scratch)? as u32;
+        if request.stop == Some(token) {
+            break;
+        }
+        on_token(token)?;
+        all.push(token);
+    }
+    Ok(all.split_off(request.prompt.len()))
+}

@@ -1,0 +1,110 @@
+//! The folder of a run: settings, metrics, curve, samples, checkpoint.
+
+use crate::format::Elem;
+use crate::format::atomic;
+use crate::format::checkpoint::{CheckpointParts, Part, TrainerState, write_checkpoint};
+use crate::format::tokenizer::Tokenizer;
+use crate::metrics::{Metrics, MetricsWriter};
+use crate::plot::{Series, Style, loss_svg};
+use crate::session::Session;
+use crate::{Error, Result};
+use ironhorse_core::Pool;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const CHECKPOINT: &str = "checkpoint";
+
+/// A run's folder, open for writing.
+pub struct RunFolder {
+    path: PathBuf,
+    metrics: MetricsWriter,
+    train: Vec<(f64, f64)>,
+    val: Vec<(f64, f64)>,
+}
+
+impl RunFolder {
+    /// Makes the folder; one that already holds a run is refused unless `overwrite`.
+    pub fn create(path: &Path, config_toml: &str, overwrite: bool) -> Result<Self> {
+        if path.join("metrics.jsonl").exists() && !overwrite {
+            return Err(Error::Config(format!(
+                "{}: holds a run already; choose another --out or add --overwrite",
+                path.display()
+            )));
+        }
+        fs::create_dir_all(path.join("samples")).map_err(|source| Error::io(path, "create", source))?;
+        atomic::write_file(&path.join("config.toml"), |sink| sink.put(config_toml.as_bytes()))?;
+        let metrics = MetricsWriter::create(&path.join("metrics.jsonl"))?;
+        Ok(Self { path: path.to_owned(), metrics, train: Vec::new(), val: Vec::new() })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where its checkpoint goes.
+    pub fn checkpoint_path(&self) -> PathBuf {
+        self.path.join(CHECKPOINT)
+    }
+
+    /// Appends a step to `metrics.jsonl`.
+    pub fn log(&mut self, metrics: &Metrics) -> Result<()> {
+        let step = metrics.step as f64;
+        self.train.push((step, f64::from(metrics.loss)));
+        self.val.extend(metrics.val_loss.map(|loss| (step, f64::from(loss))));
+        self.metrics.write(metrics)
+    }
+
+    /// Draws `loss.svg`.
+    pub fn curve(&self) -> Result<()> {
+        let series = |name: &str, points: &[(f64, f64)], style| Series {
+            name: name.into(),
+            points: points.iter().copied().filter(|(_, loss)| loss.is_finite()).collect(),
+            style,
+        };
+        let mut all = vec![series("training", &self.train, Style::Smoothed)];
+        if !self.val.is_empty() {
+            all.push(series("validation", &self.val, Style::Dots));
+        }
+        loss_svg(&self.path.join("loss.svg"), "loss (nats per token)", &all)
+    }
+
+    /// Writes a sample.
+    pub fn sample(&self, step: u64, text: &str) -> Result<()> {
+        let path = self.path.join("samples").join(format!("step-{step:06}.txt"));
+        atomic::write_file(&path, |sink| sink.put(text.as_bytes()))
+    }
+
+    /// Writes the checkpoint: weights, moments and the trainer's state.
+    pub fn checkpoint(
+        &self,
+        session: &mut Session,
+        tokenizer: &Tokenizer,
+        trainer: &TrainerState,
+    ) -> Result<PathBuf> {
+        let config = *session.config();
+        let parts = CheckpointParts { config: &config, elem: Elem::F32, trainer, tokenizer: Some(tokenizer) };
+        let path = self.checkpoint_path();
+        let mut values = Vec::new();
+        write_checkpoint(&path, &parts, |part, spec, out| {
+            let pool = match part {
+                Part::Weight => Pool::Params,
+                Part::M => Pool::Moment1,
+                Part::V => Pool::Moment2,
+            };
+            session.read_param(pool, &spec.name, &mut values)?;
+            out.copy_from_slice(&values);
+            Ok(())
+        })?;
+        Ok(path)
+    }
+}
+
+/// The checkpoint of the newest run below `runs`.
+pub fn latest_checkpoint(runs: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(runs).ok()?;
+    let checkpoints =
+        entries.flatten().map(|entry| entry.path().join(CHECKPOINT)).filter(|path| path.is_dir());
+    checkpoints
+        .max_by_key(|path| fs::metadata(path.join("trainer.json")).and_then(|meta| meta.modified()).ok())
+}
