@@ -26,10 +26,10 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Uniform in `lo..hi`, an f32 exactly.
+    /// Uniform between `lo` and `hi`, rounded to f32 last: small values keep a full mantissa, so sums of them round.
     pub fn uniform(&mut self, lo: f32, hi: f32) -> f32 {
-        let unit = (self.bits() >> 40) as f32 / (1_u32 << 24) as f32;
-        lo + (hi - lo) * unit
+        let unit = (self.bits() >> 11) as f64 / (1_u64 << 53) as f64;
+        (f64::from(lo) + (f64::from(hi) - f64::from(lo)) * unit) as f32
     }
 
     /// Uniform below `limit`, which is not 0.

@@ -1,4 +1,8 @@
 //! How far an f32 engine may be from the oracle: ‖got−want‖/‖want‖ per tensor, by op.
+//!
+//! Measured against the same cases with the oracle's code compiled for f32 (every sum in plain order): all pass but the
+//! gradient norm of 70,000 elements, which no engine should sum that way. Largest errors there: layer norms 2.4e-6,
+//! linear 9.3e-7, attention 3.9e-6 (4e-7 where scores are small), cross-entropy 2.2e-7, AdamW 1.3e-6.
 
 use ironhorse_core::op::Op;
 
@@ -21,11 +25,11 @@ pub fn tolerance(op: &Op) -> f64 {
             5e-6
         }
         // Dot products of up to 1024 terms.
-        Op::LinearFwd(_) | Op::LinearBwdInput(_) | Op::LinearBwdWeight(_) => 5e-6,
-        // exp(score - lse) turns the absolute error of a score, UNIT·|score|, into a relative one; scores reach 100.
+        Op::LinearFwd(_) | Op::LinearBwdInput(_) | Op::LinearBwdWeight(_) => 3e-6,
+        // exp(score - lse) turns the absolute error of a score, UNIT·|score|, into a relative one; scores reach 110.
         Op::AttentionFwd(_) | Op::AttentionBwd(_) | Op::AttentionCached(_) => 1e-5,
-        // As attention.
-        Op::CrossEntropy(_) => 1e-5,
+        // As attention, with logits at most 30 apart.
+        Op::CrossEntropy(_) => 3e-6,
         // Positive sums of up to 70,000 terms: asks for partial sums or a wider accumulator, as it should.
         Op::LossMean(_) | Op::GradNorm(_) => 2e-6,
         // A dozen roundings per element.
