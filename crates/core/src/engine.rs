@@ -15,9 +15,10 @@ pub struct Scalars {
     /// Learning rate.
     pub lr: f32,
     /// Decay of the first moment.
-    pub beta1: f32,
+    pub beta1: f64,
     /// Decay of the second moment.
-    pub beta2: f32,
+    /// Doubles, because 1 - 0.999 in f32 is off by 5e-5.
+    pub beta2: f64,
     /// Keeps the update finite where the second moment is 0.
     pub eps: f32,
     /// Decoupled weight decay.

@@ -4,9 +4,11 @@
 mod engine;
 pub mod gemm;
 pub mod isa;
+mod limits;
 pub mod math;
 mod memory;
 mod op;
 pub mod team;
 
 pub use engine::CpuEngine;
+pub use limits::Limits;

@@ -45,8 +45,8 @@ pub fn generate(
             start = all.len() - (context / 2).max(1);
             fed = start;
         }
-        for at in fed..all.len() {
-            session.decode(&[all[at] as i32], at - start, &mut logits)?;
+        for (at, &token) in all.iter().enumerate().skip(fed) {
+            session.decode(&[token as i32], at - start, &mut logits)?;
         }
         fed = all.len();
         let token = request.sampler.pick(&logits[..vocab], &mut rng, &mut scratch)? as u32;

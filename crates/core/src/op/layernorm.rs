@@ -160,10 +160,10 @@ impl OpSpec for LayerNormBwd {
     const NAME: &'static str = "layernorm_bwd";
 
     fn visit(&mut self, f: &mut dyn FnMut(&'static str, super::Access, &mut Slot)) {
-        use super::Access::{Read, Update, Write};
-        f("d_inp", if self.accum_inp == Accum::Write { Write } else { Update }, &mut self.d_inp);
-        f("d_weight", Update, &mut self.d_weight);
-        f("d_bias", Update, &mut self.d_bias);
+        use super::Access::Read;
+        f("d_inp", self.accum_inp.access(), &mut self.d_inp);
+        f("d_weight", self.accum.access(), &mut self.d_weight);
+        f("d_bias", self.accum.access(), &mut self.d_bias);
         f("d_out", Read, &mut self.d_out);
         f("inp", Read, &mut self.inp);
         f("mean", Read, &mut self.mean);
@@ -177,6 +177,7 @@ impl OpSpec for LayerNormBwd {
         c.same_float(&[("inp", &self.inp), ("d_inp", &self.d_inp), ("d_out", &self.d_out)])?;
         c.shape("d_inp", &self.d_inp, self.inp.shape)?;
         c.shape("d_out", &self.d_out, self.inp.shape)?;
+        c.same_float(&[("weight", &self.weight), ("d_weight", &self.d_weight), ("d_bias", &self.d_bias)])?;
         c.shape("d_weight", &self.d_weight, self.weight.shape)?;
         c.shape("d_bias", &self.d_bias, self.weight.shape)?;
         check_stats(&c, &self.inp, &self.mean, &self.rstd)
@@ -184,10 +185,6 @@ impl OpSpec for LayerNormBwd {
 
     fn flops(&self) -> u64 {
         16 * self.inp.numel() as u64
-    }
-
-    fn in_place(&self) -> &'static [(&'static str, &'static str)] {
-        &[]
     }
 }
 

@@ -108,7 +108,16 @@ pub struct LinearBwdWeight {
 
 impl OpSpec for LinearBwdWeight {
     const NAME: &'static str = "linear_bwd_weight";
-    slots!(Update d_weight, Update d_bias, Read d_out, Read inp);
+
+    fn visit(&mut self, f: &mut dyn FnMut(&'static str, super::Access, &mut Slot)) {
+        use super::Access::Read;
+        f("d_weight", self.accum.access(), &mut self.d_weight);
+        if let Some(d_bias) = &mut self.d_bias {
+            f("d_bias", self.accum.access(), d_bias);
+        }
+        f("d_out", Read, &mut self.d_out);
+        f("inp", Read, &mut self.inp);
+    }
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
@@ -116,6 +125,7 @@ impl OpSpec for LinearBwdWeight {
             check_product(&c, ("d_out", &self.d_out), ("inp", &self.inp), ("d_weight", &self.d_weight))?;
         if let Some(d_bias) = &self.d_bias {
             c.shape("d_bias", d_bias, [oc])?;
+            c.same_float(&[("d_weight", &self.d_weight), ("d_bias", d_bias)])?;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Softmax cross-entropy, forward and gradient in one visit of each row, and the mean over rows.
 
-use super::spec::{Accum, Checker, OpSpec, slots};
+use super::spec::{Accum, Checker, OpSpec};
 use crate::{DType, Result, Slot};
 
 /// `losses = logsumexp(logits) - logits[target]` per row over the first `vocab` columns. With `grad`, the same visit
@@ -62,7 +62,11 @@ pub struct LossMean {
 
 impl OpSpec for LossMean {
     const NAME: &'static str = "loss_mean";
-    slots!(Update loss, Read losses);
+
+    fn visit(&mut self, f: &mut dyn FnMut(&'static str, super::Access, &mut Slot)) {
+        f("loss", self.accum.access(), &mut self.loss);
+        f("losses", super::Access::Read, &mut self.losses);
+    }
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);

@@ -28,7 +28,7 @@ impl OpSpec for GradNorm {
 }
 
 /// AdamW on every parameter in one pass, with the scalars `lr, beta1, beta2, eps, weight_decay, grad_clip, step`:
-/// `g = grad·min(1, grad_clip/norm)`, `m = β₁m + (1-β₁)g`, `v = β₂v + (1-β₂)g²`,
+/// `g = grad·min(1, grad_clip/(norm + 1e-6))`, `m = β₁m + (1-β₁)g`, `v = β₂v + (1-β₂)g²`,
 /// `w = w - lr·wd·w - lr·(m/(1-β₁ᵗ)) / (√(v/(1-β₂ᵗ)) + eps)`; decay only where the parameter table says so.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {

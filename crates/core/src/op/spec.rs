@@ -58,6 +58,11 @@ pub enum Accum {
 }
 
 impl Accum {
+    /// How a gradient with this treatment is used.
+    pub(super) fn access(self) -> Access {
+        if self == Self::Write { Access::Write } else { Access::Update }
+    }
+
     /// Whether this run adds, given the index of the micro-step.
     pub fn adds(self, micro_step: u32) -> bool {
         match self {

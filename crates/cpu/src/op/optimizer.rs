@@ -18,8 +18,10 @@ const CLIP_EPS: f32 = 1e-6;
 struct Coefficients {
     /// 1 - lr·decay
     keep: f32,
-    beta1: f32,
     beta2: f32,
+    /// 1 - β₁ and 1 - β₂, rounded once
+    rest1: f32,
+    rest2: f32,
     /// lr / (1 - β₁ᵗ)
     step_size: f32,
     /// 1 / √(1 - β₂ᵗ)
@@ -34,9 +36,8 @@ multiversion! {
     fn adamw_stretch<const FMA: bool>(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], k: Coefficients) {
         for (((w, g), m), v) in w.iter_mut().zip(g).zip(m.iter_mut()).zip(v.iter_mut()) {
             let g = g * k.grad_scale;
-            *m = fma::<FMA>(k.beta1, *m - g, g);
-            let g2 = g * g;
-            *v = fma::<FMA>(k.beta2, *v - g2, g2);
+            *m = fma::<FMA>(k.rest1, g - *m, *m);
+            *v = fma::<FMA>(k.beta2, *v, k.rest2 * (g * g));
             let denominator = fma::<FMA>(v.sqrt(), k.root_correction, k.eps);
             *w = fma::<FMA>(*w, k.keep, -(k.step_size * (*m / denominator)));
         }
@@ -64,11 +65,12 @@ pub fn adamw(ctx: &mut Ctx<'_>, op: &AdamW) -> Result<()> {
     // SAFETY: nothing writes the norm while the op runs.
     let norm = unsafe { norm.all()[0] };
     let clip = if s.grad_clip > 0.0 { (s.grad_clip / (norm + CLIP_EPS)).min(1.0) } else { 1.0 };
-    let correction = |beta: f32| 1.0 - f64::from(beta).powi(s.step.min(i32::MAX as u32) as i32);
+    let correction = |beta: f64| 1.0 - beta.powi(s.step.min(i32::MAX as u32) as i32);
     let base = Coefficients {
         keep: 1.0,
-        beta1: s.beta1,
-        beta2: s.beta2,
+        beta2: s.beta2 as f32,
+        rest1: (1.0 - s.beta1) as f32,
+        rest2: (1.0 - s.beta2) as f32,
         step_size: (f64::from(s.lr) / correction(s.beta1)) as f32,
         root_correction: (1.0 / correction(s.beta2).sqrt()) as f32,
         eps: s.eps,

@@ -15,8 +15,8 @@ pub(super) fn grad_norm(pools: &mut Pools, op: &GradNorm) -> Result<()> {
 /// Only elements of the parameter table change; the gaps that alignment leaves stay as they are.
 pub(super) fn adamw(pools: &mut Pools, op: &AdamW, step: Step) -> Result<()> {
     let s = step.scalars;
-    let [lr, beta1, beta2, eps, weight_decay, grad_clip] =
-        [s.lr, s.beta1, s.beta2, s.eps, s.weight_decay, s.grad_clip].map(f64::from);
+    let [lr, eps, weight_decay, grad_clip] = [s.lr, s.eps, s.weight_decay, s.grad_clip].map(f64::from);
+    let (beta1, beta2) = (s.beta1, s.beta2);
     let norm = pools.read(op.norm)?[0];
     let clip = if grad_clip > 0.0 { (grad_clip / (norm + CLIP_EPS)).min(1.0) } else { 1.0 };
     let correction1 = 1.0 - beta1.powi(s.step as i32);

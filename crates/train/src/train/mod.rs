@@ -25,9 +25,9 @@ pub struct TrainSettings {
     /// Learning rate over the steps.
     pub schedule: LrSchedule,
     /// Decay of the first moment.
-    pub beta1: f32,
+    pub beta1: f64,
     /// Decay of the second moment.
-    pub beta2: f32,
+    pub beta2: f64,
     /// AdamW's epsilon.
     pub eps: f32,
     /// Decay of matrices.
@@ -54,8 +54,8 @@ pub struct TrainData {
     pub train: Loader,
     /// Validation batches, in order.
     pub val: Option<Loader>,
-    /// Text to tokens and back.
-    pub tokenizer: Tokenizer,
+    /// Text to tokens and back; without it no samples are written.
+    pub tokenizer: Option<Tokenizer>,
 }
 
 /// Who watches a run: a progress bar, a log, nobody.
@@ -124,8 +124,10 @@ pub fn train(
         }
         if last || (settings.sample_every > 0 && (step + 1).is_multiple_of(settings.sample_every)) {
             summary.sample = sample(session, data, settings)?;
-            run.sample(step + 1, &summary.sample)?;
-            observer.sample(step + 1, &summary.sample);
+            if !summary.sample.is_empty() {
+                run.sample(step + 1, &summary.sample)?;
+                observer.sample(step + 1, &summary.sample);
+            }
             run.curve()?;
         }
     }
@@ -155,7 +157,7 @@ fn validate(session: &mut Session, data: &mut TrainData, batches: u64) -> Result
     if batches == 0 {
         return Ok(None);
     }
-    val.rewind()?;
+    val.rewind();
     let tokens = session.eval_tokens()?;
     let (mut x, mut y) = (vec![0; tokens], vec![0; tokens]);
     let mut sum = 0.0_f64;
@@ -167,17 +169,17 @@ fn validate(session: &mut Session, data: &mut TrainData, batches: u64) -> Result
 }
 
 fn sample(session: &mut Session, data: &TrainData, settings: &TrainSettings) -> Result<String> {
-    if settings.sample_tokens == 0 {
+    let Some(tokenizer) = data.tokenizer.as_ref().filter(|_| settings.sample_tokens > 0) else {
         return Ok(String::new());
-    }
-    let mut prompt = data.tokenizer.encode(settings.prompt.as_bytes())?;
-    prompt.insert(0, data.tokenizer.eot);
+    };
+    let mut prompt = tokenizer.encode(settings.prompt.as_bytes())?;
+    prompt.insert(0, tokenizer.eot);
     let request = Request {
         prompt: &prompt,
         tokens: settings.sample_tokens,
-        stop: Some(data.tokenizer.eot),
+        stop: Some(tokenizer.eot),
         sampler: settings.sampler,
     };
     let tokens = generate(session, &request, |_| Ok(()))?;
-    Ok(settings.prompt.clone() + &data.tokenizer.decode_lossy(&tokens)?)
+    Ok(settings.prompt.clone() + &tokenizer.decode_lossy(&tokens)?)
 }

@@ -79,11 +79,11 @@ impl RunFolder {
     pub fn checkpoint(
         &self,
         session: &mut Session,
-        tokenizer: &Tokenizer,
+        tokenizer: Option<&Tokenizer>,
         trainer: &TrainerState,
     ) -> Result<PathBuf> {
         let config = *session.config();
-        let parts = CheckpointParts { config: &config, elem: Elem::F32, trainer, tokenizer: Some(tokenizer) };
+        let parts = CheckpointParts { config: &config, elem: Elem::F32, trainer, tokenizer };
         let path = self.checkpoint_path();
         let mut values = Vec::new();
         write_checkpoint(&path, &parts, |part, spec, out| {

@@ -171,8 +171,8 @@ impl Reference for KeyReference {
         let Some(o) = self.key.optimizer() else { return Recipe { steps: 0, ..family_recipe() } };
         let scalars = Scalars {
             lr: o.lr as f32,
-            beta1: o.beta1 as f32,
-            beta2: o.beta2 as f32,
+            beta1: o.beta1,
+            beta2: o.beta2,
             eps: o.eps as f32,
             weight_decay: o.weight_decay as f32,
             ..Scalars::default()

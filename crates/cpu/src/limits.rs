@@ -1,0 +1,118 @@
+//! What this machine can do at most, measured: the roof that profiles are compared with.
+
+use crate::gemm::{Gemm, MatMut, MatRef, Workspace, gemm};
+use crate::isa::Isa;
+use crate::math::fma;
+use crate::multiversion;
+use crate::team::Team;
+use std::hint::black_box;
+use std::time::Instant;
+
+/// Measured upper limits with all threads of an engine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Multiply-adds in registers, counted as two operations each, per second.
+    pub flops_per_s: f64,
+    /// Bytes read and written by `a = b + s·c` on arrays beyond the caches, per second.
+    pub bytes_per_s: f64,
+}
+
+/// Accumulators of the register loop: enough to hide the latency of two multiply-add units.
+const CHAINS: usize = 12;
+const LANES: usize = 16;
+const CHAIN_STEPS: usize = 1 << 18;
+/// Floats of each triad array: three of 64 MiB are beyond most caches.
+const TRIAD: usize = 1 << 24;
+const TRIAD_CHUNK: usize = 1 << 16;
+/// Side of the matrix product that backs up the register loop where the compiler spills it.
+const SIDE: usize = 768;
+const REPEATS: usize = 3;
+
+multiversion! {
+    /// Independent chains of x = x·a + b.
+    fn chains<const FMA: bool>(steps: usize, a: f32, b: f32) -> f32 {
+        let mut x = [[1.0_f32; LANES]; CHAINS];
+        for _ in 0..steps {
+            for chain in &mut x {
+                for lane in chain {
+                    *lane = fma::<FMA>(*lane, a, b);
+                }
+            }
+        }
+        x.iter().flatten().sum()
+    }
+
+    /// a = b + s·c
+    fn triad<const FMA: bool>(a: &mut [f32], b: &[f32], c: &[f32], s: f32) {
+        for ((a, b), c) in a.iter_mut().zip(b).zip(c) {
+            *a = fma::<FMA>(s, *c, *b);
+        }
+    }
+}
+
+impl Limits {
+    /// Takes about a second.
+    pub fn measure(threads: usize) -> Self {
+        let (team, isa) = (Team::new(threads), Isa::detect());
+        let flops_per_s = register_rate(&team, isa).max(product_rate(&team, isa));
+        Self { flops_per_s, bytes_per_s: triad_rate(&team, isa) }
+    }
+}
+
+/// The best of some repeats, in units per second.
+fn best(units: f64, mut run: impl FnMut()) -> f64 {
+    run();
+    let fastest = (0..REPEATS).map(|_| {
+        let start = Instant::now();
+        run();
+        start.elapsed().as_secs_f64()
+    });
+    units / fastest.fold(f64::INFINITY, f64::min)
+}
+
+fn register_rate(team: &Team, isa: Isa) -> f64 {
+    let flops = (2 * CHAINS * LANES * CHAIN_STEPS * team.threads()) as f64;
+    best(flops, || {
+        // A panic is not possible here; a shorter run would only lower the figure.
+        let _ = team.run(team.threads(), &|_, _| {
+            black_box(chains(isa, black_box(CHAIN_STEPS), black_box(0.5), black_box(0.25)));
+        });
+    })
+}
+
+fn product_rate(team: &Team, isa: Isa) -> f64 {
+    let (a, b, mut c) = (vec![1.0; SIDE * SIDE], vec![1.0; SIDE * SIDE], vec![0.0; SIDE * SIDE]);
+    let mut workspace = Workspace::new();
+    let c = MatMut { ptr: c.as_mut_ptr(), rs: SIDE };
+    let [a, b] = [&a, &b].map(|m| MatRef::row_major(m.as_ptr(), SIDE));
+    let product = Gemm::new((SIDE, SIDE, SIDE), a, b, c);
+    best(2.0 * (SIDE as f64).powi(3), || {
+        // SAFETY: the three matrices are SIDE by SIDE and distinct.
+        let _ = unsafe { gemm(team, &mut workspace, isa, &product) };
+    })
+}
+
+fn triad_rate(team: &Team, isa: Isa) -> f64 {
+    let (b, c) = (vec![1.0_f32; TRIAD], vec![2.0_f32; TRIAD]);
+    let mut a = vec![0.0_f32; TRIAD];
+    let target = Target(a.as_mut_ptr());
+    best((3 * TRIAD * size_of::<f32>()) as f64, || {
+        let _ = team.chunks(TRIAD, TRIAD_CHUNK, |r, _| {
+            // SAFETY: tasks have disjoint ranges of `a`, which outlives the run.
+            let a = unsafe { std::slice::from_raw_parts_mut(target.at(r.start), r.len()) };
+            triad(isa, a, &b[r.clone()], &c[r], 3.0);
+        });
+    })
+}
+
+#[derive(Clone, Copy)]
+struct Target(*mut f32);
+
+// SAFETY: an address; tasks use disjoint parts of what it points to.
+unsafe impl Sync for Target {}
+
+impl Target {
+    fn at(&self, index: usize) -> *mut f32 {
+        self.0.wrapping_add(index)
+    }
+}
