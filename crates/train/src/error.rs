@@ -56,6 +56,11 @@ impl Error {
         Self::Io { path: path.to_owned(), action, source }
     }
 
+    /// A setting that makes no sense; the text may hold what the user typed.
+    pub fn config(text: impl AsRef<str>) -> Self {
+        Self::Config(one_line(text.as_ref(), 1000))
+    }
+
     /// A wrong field in a file: what was found and what was expected.
     pub fn field(
         path: &Path,
@@ -65,19 +70,18 @@ impl Error {
     ) -> Self {
         Self::Field {
             path: path.to_owned(),
-            field: one_line(&field.into()),
-            found: one_line(&found.to_string()),
-            expected: one_line(&expected.to_string()),
+            field: one_line(&field.into(), 300),
+            found: one_line(&found.to_string(), 300),
+            expected: one_line(&expected.to_string(), 300),
         }
     }
 }
 
 /// Text from a file may hold anything: control characters are escaped and what is long is cut.
-fn one_line(text: &str) -> String {
-    const MOST: usize = 300;
+fn one_line(text: &str, most: usize) -> String {
     let mut line = String::new();
     for c in text.chars() {
-        if line.len() > MOST {
+        if line.len() > most {
             line.push_str("...");
             break;
         }

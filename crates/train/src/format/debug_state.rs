@@ -200,10 +200,10 @@ pub fn write_debug_state_to(
     let (Ok(batch), Ok(seq)) = (i32::try_from(parts.batch), i32::try_from(parts.seq)) else {
         return Err(Error::field(sink.path(), "batch", parts.batch, "at most 2147483647"));
     };
-    let tokens = parts.batch * parts.seq;
+    let tokens = parts.batch.saturating_mul(parts.seq);
     expect_numel("x", parts.x.len(), tokens)?;
     expect_numel("y", parts.y.len(), tokens)?;
-    expect_numel("logits", parts.logits.len(), tokens * parts.config.vocab_size)?;
+    expect_numel("logits", parts.logits.len(), tokens.saturating_mul(parts.config.vocab_size))?;
     let base = parts.header.cloned().unwrap_or_else(|| BinHeader::new(&[]));
     base.with(&[magic::DEBUG_STATE, 2, batch, seq]).write(sink)?;
     sink.put_i32(parts.x)?;

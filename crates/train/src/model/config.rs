@@ -62,7 +62,7 @@ impl Gpt2Config {
             Some(&(_, layers, heads, width)) => Ok(Self::new(1024, 50257, layers, heads, width)),
             None => {
                 let names: Vec<_> = Self::NAMED.iter().map(|size| size.0).collect();
-                Err(Error::Config(format!(
+                Err(Error::config(format!(
                     "unknown model `{name}`: expected {}, a checkpoint file or folder, a TOML file, or sizes \
                      such as n_layer=2,n_head=4,n_embd=64",
                     names.join(", ")
@@ -76,7 +76,7 @@ impl Gpt2Config {
         match self.problem() {
             None => Ok(()),
             Some((field, found, expected)) => {
-                Err(Error::Config(format!("{field} is {found}, expected {expected}")))
+                Err(Error::config(format!("{field} is {found}, expected {expected}")))
             }
         }
     }

@@ -35,12 +35,12 @@ impl Sizes {
         if key == "kind" {
             return match value {
                 Given::Text("gpt2") => Ok(()),
-                other => Err(Error::Config(format!("kind is {other}, expected gpt2"))),
+                other => Err(Error::config(format!("kind is {other}, expected gpt2"))),
             };
         }
         let Some(slot) = KEYS.iter().position(|names| names.contains(&key)) else {
             let known: Vec<String> = KEYS.iter().map(|names| names.join("|")).collect();
-            return Err(Error::Config(format!(
+            return Err(Error::config(format!(
                 "unknown key `{key}`, expected one of: {}, kind",
                 known.join(", ")
             )));
@@ -51,10 +51,10 @@ impl Sizes {
             Given::Other(_) => None,
         };
         let Some(size) = size else {
-            return Err(Error::Config(format!("{key} is {value}, expected a whole number of at least 1")));
+            return Err(Error::config(format!("{key} is {value}, expected a whole number of at least 1")));
         };
         if self.found[slot].replace(size).is_some() {
-            return Err(Error::Config(format!("{} is given twice, expected once", KEYS[slot].join("|"))));
+            return Err(Error::config(format!("{} is given twice, expected once", KEYS[slot].join("|"))));
         }
         Ok(())
     }
@@ -62,7 +62,7 @@ impl Sizes {
     /// Checks that all is there. V and maxT are those of GPT-2 where not given.
     fn finish(self) -> Result<Gpt2Config> {
         let need = |slot: usize| {
-            self.found[slot].ok_or_else(|| Error::Config(format!("{} is missing", KEYS[slot].join("|"))))
+            self.found[slot].ok_or_else(|| Error::config(format!("{} is missing", KEYS[slot].join("|"))))
         };
         let mut config = Gpt2Config::new(
             self.found[MAX_SEQ_LEN].unwrap_or(1024),
@@ -110,7 +110,7 @@ impl Gpt2Config {
         let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
             let start = error.span().map_or(0, |span| span.start);
             let line = 1 + text.bytes().take(start).filter(|&byte| byte == b'\n').count();
-            Error::Config(format!("not TOML, line {line}: {}", one_line(error.message())))
+            Error::config(format!("not TOML, line {line}: {}", one_line(error.message())))
         })?;
         let mut sizes = Sizes::default();
         for (key, value) in &table {
@@ -128,7 +128,7 @@ impl Gpt2Config {
     /// The sizes in a TOML file; the error names the file.
     pub fn from_toml_file(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(|source| Error::io(path, "read", source))?;
-        Self::from_toml(&text).map_err(|error| Error::Config(format!("{}: {error}", path.display())))
+        Self::from_toml(&text).map_err(|error| Error::config(format!("{}: {error}", path.display())))
     }
 
     /// A named size or sizes in one line: `d12`, or `n_layer=3,n_head=5,n_embd=40,vocab_size=300,max_seq_len=16`.
@@ -139,7 +139,7 @@ impl Gpt2Config {
         let mut sizes = Sizes::default();
         for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
             let Some((key, value)) = pair.split_once('=') else {
-                return Err(Error::Config(format!("`{pair}` has no value, expected KEY=NUMBER")));
+                return Err(Error::config(format!("`{pair}` has no value, expected KEY=NUMBER")));
             };
             sizes.put(key.trim(), Given::Text(value.trim()))?;
         }
@@ -149,7 +149,7 @@ impl Gpt2Config {
     /// The sizes in a JSON object, as our own files carry them.
     pub fn from_json(text: &str) -> Result<Self> {
         let map: Map<String, Value> = serde_json::from_str(text)
-            .map_err(|error| Error::Config(format!("config is not a JSON object: {error}")))?;
+            .map_err(|error| Error::config(format!("config is not a JSON object: {error}")))?;
         let mut sizes = Sizes::default();
         for (key, value) in &map {
             let given = match value {

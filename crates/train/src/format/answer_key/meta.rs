@@ -30,7 +30,7 @@ pub struct KeyOptimizer {
     pub eps: f64,
     /// Weight decay.
     pub weight_decay: f64,
-    /// How many steps were made.
+    /// How many steps were made; 0 where the key records none.
     pub steps: usize,
     /// Which parameters decay: "matrices".
     pub decay: String,
@@ -122,9 +122,6 @@ fn check_optimizer(optimizer: &KeyOptimizer, path: &Path) -> Result<()> {
     }
     if optimizer.decay != "matrices" {
         return wrong("decay", format!("{:?}", optimizer.decay), "\"matrices\"");
-    }
-    if optimizer.steps == 0 {
-        return wrong("steps", "0".into(), "at least 1");
     }
     Ok(())
 }

@@ -1,0 +1,203 @@
+//! Reads bytes through each reader, everything in them, and writes them again. Shared by the mutation test and the fuzz
+//! targets. Each function gives whether the bytes were accepted, and panics where a reader is inconsistent.
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::path::Path;
+
+use ironhorse_train::format::answer_key::AnswerKey;
+use ironhorse_train::format::checkpoint::TrainerJson;
+use ironhorse_train::format::debug_state::{DebugState, DebugStateParts, write_debug_state_to};
+use ironhorse_train::format::hf::{HfFolder, parse_config_json};
+use ironhorse_train::format::llmc_model::{ModelFile, ModelOptions, write_model_to};
+use ironhorse_train::format::safetensors::SafeTensors;
+use ironhorse_train::format::shards::ShardReader;
+use ironhorse_train::format::tokenizer::Tokenizer;
+use ironhorse_train::format::{Elem, Sink, Source};
+use ironhorse_train::model::Gpt2Config;
+use ironhorse_train::{Error, Result};
+
+/// The sizes of every small model below.
+pub const CONFIG: Gpt2Config =
+    Gpt2Config { max_seq_len: 4, vocab_size: 5, padded_vocab_size: 128, n_layer: 1, n_head: 2, n_embd: 2 };
+
+const NAME: &str = "mutated";
+
+/// Only refusals of content are expected here, in one line that names the file.
+fn refused(error: Error) -> bool {
+    let text = error.to_string();
+    assert!(text.lines().count() == 1, "more than one line: {text}");
+    assert!(text.len() < 1500, "too long: {text}");
+    assert!(matches!(error, Error::Field { .. } | Error::Config(_)), "not about content: {text}");
+    false
+}
+
+fn source(bytes: &[u8]) -> Source<std::io::Cursor<Vec<u8>>> {
+    Source::memory(bytes.to_vec(), NAME)
+}
+
+fn rewritten(write: impl FnOnce(&mut Sink<'_>) -> Result<()>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    write(&mut Sink::new(&mut bytes, Path::new(NAME))).expect("what was read can be written");
+    bytes
+}
+
+pub fn model(bytes: &[u8]) -> bool {
+    let mut model = match ModelFile::new(source(bytes)) {
+        Ok(model) => model,
+        Err(error) => return refused(error),
+    };
+    let (mut count, mut nan) = (0, false);
+    let read = model.for_each_tensor(|_, values| {
+        count += values.len();
+        nan |= values.iter().any(|value| value.is_nan());
+        Ok(())
+    });
+    read.expect("an accepted file can be read");
+    let (config, elem) = (*model.config(), model.elem());
+    assert_eq!(count, config.num_params());
+    let options = ModelOptions { elem, header: Some(model.header().clone()) };
+    let again = rewritten(|sink| {
+        write_model_to(sink, &config, &options, |spec, out| model.read_tensor(&spec.name, out))
+    });
+    // narrowing makes NaN quiet: the one change a copy may bring
+    assert!(again == bytes || (nan && elem == Elem::BF16), "the copy differs");
+    true
+}
+
+pub fn debug_state(bytes: &[u8]) -> bool {
+    let mut state = match DebugState::new(source(bytes), &CONFIG) {
+        Ok(state) => state,
+        Err(error) => return refused(error),
+    };
+    let (x, y, loss) = (state.x().unwrap(), state.y().unwrap(), state.loss().unwrap());
+    let mut logits = vec![0.0; state.num_logits()];
+    state.read_logits(0, &mut logits).unwrap();
+    let header = state.header().clone();
+    let parts = DebugStateParts {
+        config: &CONFIG,
+        batch: state.batch(),
+        seq: state.seq(),
+        x: &x,
+        y: &y,
+        logits: &logits,
+        loss,
+        header: Some(&header),
+    };
+    let again =
+        rewritten(|sink| write_debug_state_to(sink, &parts, |spec, out| state.read_grad(&spec.name, out)));
+    assert!(again == bytes, "the copy differs");
+    true
+}
+
+pub fn tokenizer(bytes: &[u8]) -> bool {
+    let tokenizer = match Tokenizer::read(&mut source(bytes)) {
+        Ok(tokenizer) => tokenizer,
+        Err(error) => return refused(error),
+    };
+    let ids: Vec<u32> = (0..tokenizer.vocab_size() as u32).collect();
+    let text = tokenizer.decode(&ids).unwrap();
+    if let Ok(ids) = tokenizer.encode(&text) {
+        assert_eq!(tokenizer.decode(&ids).unwrap(), text);
+    }
+    let again = rewritten(|sink| tokenizer.write_to(sink));
+    // the unnamed fields are not kept
+    assert!(again[..16] == bytes[..16] && again[1024..] == bytes[1024..], "the copy differs");
+    true
+}
+
+pub fn shard(bytes: &[u8]) -> bool {
+    let mut shard = match ShardReader::new(source(bytes)) {
+        Ok(shard) => shard,
+        Err(error) => return refused(error),
+    };
+    let mut all = vec![0; shard.num_tokens()];
+    shard.read_at(0, &mut all).unwrap();
+    let mut last = [0];
+    shard.read_at(all.len() - 1, &mut last).unwrap();
+    assert_eq!(all.last(), last.last());
+    assert!(shard.read_at(all.len(), &mut last).is_err());
+    true
+}
+
+pub fn safetensors(bytes: &[u8]) -> bool {
+    let mut file = match SafeTensors::new(source(bytes)) {
+        Ok(file) => file,
+        Err(error) => return refused(error),
+    };
+    let names: Vec<String> = file.header().entries().iter().map(|entry| entry.name.clone()).collect();
+    for name in names {
+        let numel = file.entry(&name).unwrap().numel();
+        if let Ok(values) = file.read_f32_vec(&name) {
+            assert_eq!(values.len(), numel);
+        }
+        if let Ok(values) = file.read_i32(&name) {
+            assert_eq!(values.len(), numel);
+        }
+        file.crc32(&name).unwrap();
+    }
+    assert!(rewritten(|sink| file.copy_to(sink)) == bytes, "the copy differs");
+    true
+}
+
+pub fn answer_key(bytes: &[u8]) -> bool {
+    let mut key = match SafeTensors::new(source(bytes)).and_then(AnswerKey::new) {
+        Ok(key) => key,
+        Err(error) => return refused(error),
+    };
+    assert_eq!(key.x().unwrap().len(), key.batch() * key.seq());
+    for spec in key.tensors() {
+        let mut out = vec![0.0; spec.shape.numel()];
+        key.read_tensor(&spec.name, &mut out).unwrap();
+        key.read_into(&format!("grad.{}", spec.name), &mut out).unwrap();
+    }
+    for name in key.acts().to_vec() {
+        key.read(&format!("act.{name}")).unwrap();
+    }
+    assert_eq!(key.read("loss").unwrap().len(), 1);
+    key.crc_mismatches().unwrap();
+    true
+}
+
+pub fn hf_weights(bytes: &[u8]) -> bool {
+    let folder =
+        SafeTensors::new(source(bytes)).and_then(|file| HfFolder::new(Path::new(NAME), CONFIG, file));
+    let mut folder = match folder {
+        Ok(folder) => folder,
+        Err(error) => return refused(error),
+    };
+    for spec in CONFIG.tensors() {
+        let mut out = vec![0.0; spec.shape.numel()];
+        folder.read_tensor(&spec.name, &mut out).unwrap();
+    }
+    true
+}
+
+pub fn hf_config(bytes: &[u8]) -> bool {
+    match parse_config_json(bytes, Path::new(NAME)) {
+        Ok(config) => config.validate().is_ok() || panic!("accepted but not valid"),
+        Err(error) => refused(error),
+    }
+}
+
+pub fn trainer_json(bytes: &[u8]) -> bool {
+    match TrainerJson::parse(bytes, Path::new(NAME)) {
+        Ok(trainer) => trainer.config.validate().is_ok() || panic!("accepted but not valid"),
+        Err(error) => refused(error),
+    }
+}
+
+/// All three spellings of sizes.
+pub fn sizes(bytes: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(bytes);
+    let parsers: [fn(&str) -> Result<Gpt2Config>; 3] =
+        [Gpt2Config::from_toml, Gpt2Config::parse, Gpt2Config::from_json];
+    let accepted = parsers.map(|parse| match parse(&text) {
+        Ok(config) => {
+            config.validate().expect("accepted, so valid");
+            assert_eq!(Gpt2Config::from_json(&config.to_json().to_string()).unwrap(), config);
+            true
+        }
+        Err(error) => refused(error),
+    });
+    accepted.contains(&true)
+}
