@@ -1,0 +1,43 @@
+//! `ironhorse convert`
+
+use crate::args::Dtype;
+use crate::{Outcome, out};
+use anyhow::Result;
+use clap::Args;
+use ironhorse::train::format::hf::{HfOptions, write_hf};
+use ironhorse::train::format::llmc_model::{ModelOptions, write_model};
+use ironhorse::train::format::{Elem, open_weights};
+use std::path::PathBuf;
+
+/// Converts weights between llm.c's model .bin and Hugging Face folders
+#[derive(Args)]
+#[command(after_help = "Examples:\n  ironhorse convert runs/0001/checkpoint model.bin\n  \
+                        ironhorse convert gpt2_124M.bin gpt2-folder\n  \
+                        ironhorse convert gpt2_124M.bin gpt2_124M_bf16.bin --dtype bf16")]
+pub struct ConvertArgs {
+    /// A model .bin, a Hugging Face folder, a checkpoint or an answer key
+    from: PathBuf,
+    /// A name ending in .bin for llm.c's format, any other for a Hugging Face folder
+    to: PathBuf,
+    /// How to store the weights
+    #[arg(long, value_enum, default_value_t = Dtype::F32)]
+    dtype: Dtype,
+}
+
+pub fn run(args: &ConvertArgs) -> Result<Outcome> {
+    let mut source = open_weights(&args.from)?;
+    let config = *source.config();
+    let elem = match args.dtype {
+        Dtype::F32 => Elem::F32,
+        Dtype::Bf16 => Elem::Bf16,
+    };
+    if args.to.extension().is_some_and(|extension| extension == "bin") {
+        let options = ModelOptions { elem, header: None };
+        write_model(&args.to, &config, &options, |spec, out| source.read_tensor(&spec.name, out))?;
+    } else {
+        let options = HfOptions { elem, eot: None };
+        write_hf(&args.to, &config, &options, |spec, out| source.read_tensor(&spec.name, out))?;
+    }
+    out::line(format!("{}: {} parameters as {}", args.to.display(), config.num_params(), args.dtype.name()))?;
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,10 @@
+//! One file per command.
+
+pub mod bench;
+pub mod convert;
+pub mod doctor;
+pub mod generate;
+pub mod plan;
+pub mod profile;
+pub mod train;
+pub mod verify;

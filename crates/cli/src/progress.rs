@@ -1,0 +1,81 @@
+//! How a run shows itself: a progress bar on a terminal, plain lines elsewhere.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ironhorse::train::metrics::Metrics;
+use ironhorse::train::train::Observer;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+/// Seconds between plain lines.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// Shows a training run on standard error.
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    total: u64,
+    started: Instant,
+    last_line: Option<Instant>,
+}
+
+impl Progress {
+    /// For a run of so many steps.
+    pub fn new(total: u64) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+            let template = "{bar:30.cyan/dim} {pos}/{len}  {msg}  ETA {eta}";
+            bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar
+        });
+        Self { bar, total, started: Instant::now(), last_line: None }
+    }
+
+    fn print(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(text),
+            None => eprintln!("{text}"),
+        }
+    }
+
+    /// Removes the bar.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn eta(&self, done: u64) -> String {
+        let left = self.started.elapsed().as_secs_f64() / done.max(1) as f64 * (self.total - done) as f64;
+        format!("{left:.0}s")
+    }
+}
+
+impl Observer for Progress {
+    fn step(&mut self, m: &Metrics) {
+        let norm = m.grad_norm.unwrap_or(f32::NAN);
+        let message =
+            format!("loss {:.4}  norm {norm:.3}  lr {:.2e}  {:.0} tok/s", m.loss, m.lr, m.tokens_per_s);
+        if let Some(val) = m.val_loss {
+            self.print(&format!("step {:>5}  validation loss {val:.4}", m.step));
+        }
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(m.step + 1);
+                bar.set_message(message);
+            }
+            None => {
+                let due = self.last_line.is_none_or(|last| last.elapsed() >= LINE_EVERY);
+                if due || m.step + 1 == self.total {
+                    eprintln!("step {:>5}/{}  {message}  ETA {}", m.step, self.total, self.eta(m.step + 1));
+                    self.last_line = Some(Instant::now());
+                }
+            }
+        }
+    }
+
+    fn sample(&mut self, step: u64, text: &str) {
+        if step < self.total {
+            let first: String = text.chars().take(160).collect();
+            self.print(&format!("step {step:>5}  sample: {}…", first.replace('\n', " ")));
+        }
+    }
+}
