@@ -148,13 +148,22 @@ def comparison_report(args: argparse.Namespace, sides: list[Side], adamw: dict[s
             "tokens_per_s": 1e3 * args.batch * args.seq / side.ms_per_step,
             "speed_against_first": base.ms_per_step / side.ms_per_step,
             "max_rss_bytes": side.peak_bytes,
+            "rss_at_start_bytes": first.get("rss_at_start_bytes"),
             "peak_bytes": last.get("peak_bytes"),  # what ironhorse itself planned
             "losses": side.losses,
             "loss_max_rel_diff": loss_difference(base.losses, side.losses),
             "version": first.get("torch") or first.get("version"),
         })  # fmt: skip
-    shape = {name: getattr(args, name) for name in ("model", "batch", "seq", "threads", "steps", "rounds")}
-    return {"kind": "compare", **shape, "warmup": WARMUP, "adamw": adamw, "sides": rows, **provenance()}
+    shape = {name: getattr(args, name) for name in ("batch", "seq", "threads", "steps", "rounds")}
+    return {
+        "kind": "compare",
+        "model": no_folders(args.model),
+        **shape,
+        "warmup": WARMUP,
+        "adamw": adamw,
+        "sides": rows,
+        **provenance(),
+    }
 
 
 def loss_difference(base: list[float], other: list[float]) -> float:
@@ -166,7 +175,7 @@ def loss_difference(base: list[float], other: list[float]) -> float:
 
 def print_comparison(report: dict[str, Any]) -> None:
     hardware = report["hardware"]
-    print(f"\n{model_label(report['model'])}  B={report['batch']} T={report['seq']}  {report['threads']} threads  "
+    print(f"\nGPT-2 {report['model']}  B={report['batch']} T={report['seq']}  {report['threads']} threads  "
           f"{report['rounds']} rounds of {report['steps']} steps  torch AdamW: {report['adamw']['used']}")  # fmt: skip
     print(f"{hardware['cpu']}, {hardware['cores']} cores, {' '.join(hardware['flags']) or 'no avx512, no amx'}")
     print(f"commit {report['commit']}\n")
@@ -176,6 +185,9 @@ def print_comparison(report: dict[str, Any]) -> None:
               f"{side['speed_against_first']:>7.2f}x{side['max_rss_bytes'] / 2**20:>10.0f}"
               f"{side['losses'][-1]:>12.6f}{side['loss_max_rel_diff']:>11.1e}")  # fmt: skip
     print(f"\nspeed and loss difference are against {report['sides'][0]['name']}")
+    start = report["sides"][0]["rss_at_start_bytes"]
+    if start:
+        print(f"torch's peak includes {start / 2**20:.0f} MiB that importing torch takes before there is a model")
     for side in report["sides"]:
         spread = max(side["round_ms"]) / min(side["round_ms"]) - 1
         if spread > 0.1:
@@ -213,13 +225,18 @@ def scaling(args: argparse.Namespace) -> dict[str, Any]:
                 rows[-1]["time_ratio"] = rows[-1]["ms_per_step"] / first["ms_per_step"]
                 rows[-1]["flops_ratio"] = flops / first["flops"]
                 say(f"B={batch} T={seq}: {result['ms_per_step']:.1f} ms/step")
-    shape = {"model": args.model, "dtype": args.ironhorse_dtypes[0], "threads": args.threads, "steps": args.steps}
+    shape = {
+        "model": no_folders(args.model),
+        "dtype": args.ironhorse_dtypes[0],
+        "threads": args.threads,
+        "steps": args.steps,
+    }
     return {"kind": "scaling", **shape, "rows": rows, **provenance()}
 
 
 def print_scaling(report: dict[str, Any]) -> None:
     hardware = report["hardware"]
-    print(f"\n{model_label(report['model'])} {report['dtype']}, {report['threads']} threads, {hardware['cpu']}, "
+    print(f"\nGPT-2 {report['model']} {report['dtype']}, {report['threads']} threads, {hardware['cpu']}, "
           f"{hardware['cores']} cores, commit {report['commit']}\n")  # fmt: skip
     print(f"{'B':>4}{'T':>6}{'ms/step':>11}{'GFLOP/s':>10}{'time':>9}{'FLOPs':>9}{'time/FLOPs':>12}")
     previous = None
@@ -227,8 +244,9 @@ def print_scaling(report: dict[str, Any]) -> None:
         if previous not in (None, row["over"]):
             print()
         previous = row["over"]
-        print(f"{row['batch']:>4}{row['seq']:>6}{row['ms_per_step']:>11.1f}{row['flops'] / row['ms_per_step'] / 1e6:>10.1f}"
-              f"{row['time_ratio']:>8.2f}x{row['flops_ratio']:>8.2f}x{row['time_ratio'] / row['flops_ratio']:>12.2f}")  # fmt: skip
+        rate, growth = row["flops"] / row["ms_per_step"] / 1e6, row["time_ratio"] / row["flops_ratio"]
+        print(f"{row['batch']:>4}{row['seq']:>6}{row['ms_per_step']:>11.1f}{rate:>10.1f}"
+              f"{row['time_ratio']:>8.2f}x{row['flops_ratio']:>8.2f}x{growth:>12.2f}")  # fmt: skip
     print("\ntime and FLOPs are against the first row of each block; a last column above 1 grows faster than the work")
 
 
@@ -237,7 +255,7 @@ def print_scaling(report: dict[str, Any]) -> None:
 
 def provenance() -> dict[str, Any]:
     """Commit, command and hardware, with nothing in it that names this machine's folders."""
-    command = " ".join([Path(sys.argv[0]).name, *(Path(a).name if os.sep in a else a for a in sys.argv[1:])])
+    command = " ".join(map(no_folders, sys.argv))
     git = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True)
     return {"command": command, "commit": git.stdout.strip() or "unknown", "hardware": hardware()}
 
@@ -252,13 +270,17 @@ def hardware() -> dict[str, Any]:
     fields = {key.strip(): value.strip() for key, value in fields.items()}
     flags = set(fields.get("flags", fields.get("Features", "")).split())
     wanted = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sve")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": fields.get("model name", "unknown"), "cores": cores, "flags": [f for f in wanted if f in flags]}
+    return {"cpu": fields.get("model name", "unknown"), "cores": cores(), "flags": [f for f in wanted if f in flags]}
 
 
-def model_label(text: str) -> str:
-    """A size name or sizes as given; of a file only its name."""
-    return f"GPT-2 {Path(text).name if '=' not in text else text}"
+def cores() -> int:
+    """Cores this process may use, which in a container are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def no_folders(text: str) -> str:
+    """Of a path only its last part: results must not carry this machine's folders."""
+    return Path(text).name if os.sep in text else text
 
 
 def say(text: str) -> None:
@@ -278,17 +300,21 @@ def dtype_list(text: str) -> list[str]:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="d12", help="d12 d24 d36 d48, a .toml or .json file, or n_layer=3,n_head=...")
+    parser.add_argument(
+        "--model", default="d12", help="d12 d24 d36 d48, a .toml or .json file, or n_layer=3,n_head=..."
+    )
     parser.add_argument("--batch", type=int, default=4, metavar="B")
     parser.add_argument("--seq", type=int, default=64, metavar="T")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
+    parser.add_argument("--threads", type=int, default=cores(), metavar="N")
     parser.add_argument("--steps", type=int, default=10, metavar="N", help="timed steps a round")
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     parser.add_argument("--torch-dtypes", type=dtype_list, default=["f32", "bf16"], metavar="LIST")
     parser.add_argument("--ironhorse-dtypes", type=dtype_list, default=["f32"], metavar="LIST")
     parser.add_argument("--torch-only", action="store_true", help="time PyTorch alone")
     parser.add_argument("--scaling", action="store_true", help="ironhorse alone, over B and over T")
-    parser.add_argument("--bin", default=os.environ.get("IRONHORSE_BIN") or ROOT / "target/release/ironhorse", type=Path)
+    parser.add_argument(
+        "--bin", default=os.environ.get("IRONHORSE_BIN") or ROOT / "target/release/ironhorse", type=Path
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
     for name in ("batch", "seq", "threads", "steps", "rounds"):

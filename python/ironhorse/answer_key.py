@@ -34,7 +34,7 @@ class KeyInfo:
 
 def crc32_table(tensors: Mapping[str, np.ndarray]) -> dict[str, int]:
     """name -> CRC-32 of the tensor's bytes as they lie in the file."""
-    return {name: zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) for name, array in tensors.items()}
+    return {name: zlib.crc32(np.ascontiguousarray(array).data) for name, array in tensors.items()}
 
 
 def metadata(info: KeyInfo, tensors: Mapping[str, np.ndarray]) -> dict[str, str]:

@@ -178,7 +178,7 @@ def _load_toml(path: str) -> Mapping[str, Any]:
         import tomllib
     except ImportError:  # Python 3.10
         try:
-            import tomli as tomllib
+            import tomli as tomllib  # type: ignore[no-redef,import-not-found]
         except ImportError:
             raise ConfigError(f"{path}: reading TOML needs Python 3.11 or `pip install tomli`") from None
     text = _read_text(path)

@@ -137,7 +137,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def check_length(seq: int, config: GPT2Config) -> None:
     """A sequence cannot be longer than wpe."""
     if seq > config.max_seq_len:
-        raise IronhorseError(f"--seq is {seq}, but max_seq_len of this model is {config.max_seq_len}; choose --seq at most that")
+        raise IronhorseError(
+            f"--seq is {seq}, but max_seq_len of this model is {config.max_seq_len}; choose --seq at most that"
+        )
 
 
 def print_table(report: dict[str, Any]) -> None:

@@ -40,7 +40,9 @@ def _export(
     answers, errors = _compute(model, x, y, args)
     tensors: Arrays = {"x": x.numpy().astype(np.int32), "y": y.numpy().astype(np.int32)}
     tensors |= params | {name: value.contiguous().numpy() for name, value in answers.tensors.items()}
-    info = KeyInfo(config, torch.__version__, args.seed, answers.act_names, _optimizer(args).describe(args.steps), errors)
+    info = KeyInfo(
+        config, torch.__version__, args.seed, answers.act_names, _optimizer(args).describe(args.steps), errors
+    )
     return _write(args, info, tensors, staging)
 
 
@@ -58,7 +60,9 @@ def _optimizer(args: argparse.Namespace) -> AdamW:
     return AdamW(args.lr, args.beta1, args.beta2, args.eps, args.weight_decay)
 
 
-def _compute(model: GPT2, x: torch.Tensor, y: torch.Tensor, args: argparse.Namespace) -> tuple[Answers, dict[str, float]]:
+def _compute(
+    model: GPT2, x: torch.Tensor, y: torch.Tensor, args: argparse.Namespace
+) -> tuple[Answers, dict[str, float]]:
     """The f32 answers and, when there are steps, their distance from the same computation in f64."""
     exact_model = copy.deepcopy(model).double() if args.steps else None
     answers = compute_answers(model, x, y, _optimizer(args), args.steps, not args.no_acts)

@@ -1,4 +1,4 @@
-"""Running the `ironhorse` binary from tests, and damaging the files it is given. The only place that knows its flags."""
+"""Running the `ironhorse` binary from tests, and changing the files it is given."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from ironhorse.config import GPT2Config
 from ironhorse.export import main as export_main
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
 from ironhorse.config import ALIASES, NAMED, GPT2Config
 from ironhorse.errors import ConfigError
 

@@ -14,7 +14,6 @@ import safetensors
 import safetensors.numpy
 import torch
 from conftest import SMALL, SMALL_BATCH, SMALL_CONFIG, SMALL_SEQ, Exported, export
-
 from ironhorse.answer_key import rewrite_key
 from ironhorse.export import main
 from ironhorse.formats.bf16 import from_bf16, to_bf16
@@ -68,7 +67,12 @@ def test_key_tensors(key: dict[str, np.ndarray]):
 
 
 def test_key_metadata(meta: dict[str, str], key: dict[str, np.ndarray]):
-    assert (meta["format"], meta["version"], meta["model"], meta["dtype"]) == ("ironhorse-answer-key", "1", "gpt2", "f32")
+    assert (meta["format"], meta["version"], meta["model"], meta["dtype"]) == (
+        "ironhorse-answer-key",
+        "1",
+        "gpt2",
+        "f32",
+    )
     assert meta["torch"] == torch.__version__ and meta["seed"] == "3"
     sizes = {"max_seq_len": 11, "vocab_size": 131, "padded_vocab_size": 256, "n_layer": 2, "n_head": 3, "n_embd": 12}
     assert json.loads(meta["config"]) == sizes
@@ -113,7 +117,9 @@ def test_padding_is_zero(small: Exported):
 def test_the_key_can_be_recomputed_from_the_files(small: Exported, key: dict[str, np.ndarray]):
     """From the .bin weights: logits and loss, then ten AdamW steps written out by hand, in f64."""
     model = GPT2(SMALL_CONFIG)
-    model.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in read_model(small.model).params.items()})
+    model.load_state_dict(
+        {name: torch.from_numpy(value.copy()) for name, value in read_model(small.model).params.items()}
+    )
     model.double()
     x, y = (torch.from_numpy(key[name]).long() for name in "xy")
     moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in model.named_parameters()}
@@ -176,7 +182,9 @@ def test_smallest_models(tmp_path, model: str, batch: int, seq: int):
 def test_hugging_face_folder(tmp_path):
     import transformers
 
-    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=40, n_positions=6, bos_token_id=0, eos_token_id=0)
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=8, vocab_size=40, n_positions=6, bos_token_id=0, eos_token_id=0
+    )
     theirs = transformers.GPT2LMHeadModel(config).eval()
     theirs.save_pretrained(tmp_path / "hf")
     ours = export(tmp_path / "out", str(tmp_path / "hf"), 2, 5)
@@ -184,9 +192,13 @@ def test_hugging_face_folder(tmp_path):
     with torch.no_grad():
         expected = theirs(torch.from_numpy(file.tensors["x"].astype(np.int64))).logits.numpy()
     assert np.allclose(file.tensors["logits"], expected, rtol=0, atol=1e-5)
-    same = export(tmp_path / "same", "n_layer=1,n_head=2,n_embd=8,vocab_size=40,max_seq_len=6", 2, 5, "--hf", str(tmp_path / "hf"))
+    same = export(
+        tmp_path / "same", "n_layer=1,n_head=2,n_embd=8,vocab_size=40,max_seq_len=6", 2, 5, "--hf", str(tmp_path / "hf")
+    )
     assert same.key.read_bytes() == ours.key.read_bytes()
-    assert main(["gpt2", "--model", "d12", "--hf", str(tmp_path / "hf"), "--seq", "5", "--out", str(tmp_path / "no")]) == 2
+    assert (
+        main(["gpt2", "--model", "d12", "--hf", str(tmp_path / "hf"), "--seq", "5", "--out", str(tmp_path / "no")]) == 2
+    )
     assert main(["gpt2", "--hf", str(tmp_path / "hf"), "--seq", "7", "--out", str(tmp_path / "no")]) == 2
     assert not (tmp_path / "no").exists()
 

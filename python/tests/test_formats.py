@@ -7,7 +7,6 @@ import struct
 import numpy as np
 import pytest
 import torch
-
 from ironhorse.config import GPT2Config
 from ironhorse.errors import FormatError
 from ironhorse.formats.bf16 import from_bf16, to_bf16

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import SMALL_BATCH, SMALL_CONFIG, SMALL_SEQ
-
 from ironhorse.errors import IronhorseError
 from ironhorse.params import activation_names, param_shapes
 from ironhorse.reference.gpt2 import GPT2, causal_attention
@@ -146,7 +145,7 @@ def test_gpt2_init():
             assert bool((p == (1 if name.endswith("weight") else 0)).all()) and not torch.signbit(p).any(), name
         elif p.numel() > 100:
             std = 0.02 / math.sqrt(2 * SMALL_CONFIG.n_layer) if "c_proj" in name else 0.02
-            assert float(p.std()) == pytest.approx(std, rel=0.25), name
+            assert p.std().item() == pytest.approx(std, rel=0.25), name
 
 
 def test_spread_init_leaves_nothing_trivial(model: GPT2):

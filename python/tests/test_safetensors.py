@@ -11,7 +11,6 @@ import safetensors
 import safetensors.numpy
 import safetensors.torch
 import torch
-
 from ironhorse.errors import FormatError
 from ironhorse.formats.bf16 import to_bf16
 from ironhorse.formats.safetensors import read_safetensors, write_safetensors
@@ -33,7 +32,7 @@ def test_the_package_reads_ours(tmp_path):
     rng = np.random.default_rng(0)
     tensors = {f"t.{dtype}": (rng.standard_normal((3, 5)) * 9).astype(dtype)
                for dtype in ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1", "?")}  # fmt: skip
-    tensors |= {"scalar": np.array(2.5, np.float32), "empty": np.zeros((0, 4), np.float32), "é \"q\"": np.ones(1)}
+    tensors |= {"scalar": np.array(2.5, np.float32), "empty": np.zeros((0, 4), np.float32), 'é "q"': np.ones(1)}
     tensors["fortran"] = np.asfortranarray(rng.standard_normal((4, 3)))
     write_safetensors(path, tensors, {"note": "ü\n"})
     loaded = safetensors.numpy.load_file(path)
@@ -66,7 +65,11 @@ def test_we_read_the_packages(tmp_path):
 
 def test_round_trip_is_identical(tmp_path):
     one, two = tmp_path / "1", tmp_path / "2"
-    tensors = {"z": np.arange(3, dtype=np.float32), "a": np.arange(4, dtype=np.uint16), "m": np.arange(2, dtype=np.int32)}
+    tensors = {
+        "z": np.arange(3, dtype=np.float32),
+        "a": np.arange(4, dtype=np.uint16),
+        "m": np.arange(2, dtype=np.int32),
+    }
     write_safetensors(one, tensors, {"b": "1", "a": "2"}, {"a": "BF16"})
     file = read_safetensors(one)
     write_safetensors(two, file.tensors, file.metadata, file.dtypes)

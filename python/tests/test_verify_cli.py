@@ -14,7 +14,6 @@ import pytest
 import torch
 from cli import Verified, assert_could_not_run, convert, ironhorse, one_changed, verify
 from conftest import Exported, export
-
 from ironhorse.answer_key import rewrite_key
 from ironhorse.formats.llmc import read_debug_state, read_model, write_debug_state, write_model
 from ironhorse.formats.safetensors import read_safetensors
@@ -103,7 +102,9 @@ def test_key_without_activations_agrees(tmp_path: Path):
 # ---- it names the one number that was changed ------------------------------------------------------------------
 
 
-def assert_names_the_number(outcome: Verified, name: str, section: str, was: np.ndarray, index: tuple[int, ...]) -> None:
+def assert_names_the_number(
+    outcome: Verified, name: str, section: str, was: np.ndarray, index: tuple[int, ...]
+) -> None:
     """The changed number, and nothing else, is wrong; `expected` is the changed value, `got` the true one."""
     assert_first_wrong(outcome, name, section)
     assert outcome.failing() == [name]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import sys
 import time
@@ -61,6 +62,7 @@ def load(folder: Path) -> tuple[GPT2, Tensor, Tensor]:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Warm-up steps, then timed ones. `losses` has all of them, from the very first."""
     torch.set_num_threads(args.threads)
+    at_start = resident_bytes()
     model, x, y = load(args.files)
     optimizer = AdamW(lr=args.lr).build(model, fused=args.fused)
     autocast = torch.autocast("cpu", torch.bfloat16) if args.dtype == "bf16" else contextlib.nullcontext()
@@ -85,7 +87,17 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "ms_per_step": statistics.median(timed),
         "step_ms": timed,
         "losses": [value.item() for value in losses],
+        "rss_at_start_bytes": at_start,
     }
+
+
+def resident_bytes() -> int | None:
+    """Memory this process holds now: what importing torch takes, before there is a model. None off Linux."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> int:

@@ -62,9 +62,7 @@ class Answers:
     act_names: list[str]
 
 
-def compute_answers(
-    model: GPT2, x: Tensor, y: Tensor, optimizer: AdamW, steps: int, with_acts: bool = True
-) -> Answers:
+def compute_answers(model: GPT2, x: Tensor, y: Tensor, optimizer: AdamW, steps: int, with_acts: bool = True) -> Answers:
     """Runs `model` on (x, y); trains it for `steps` steps, so its parameters end as the `after.*` tensors.
 
     The first of those steps reuses the gradients of the recorded pass: `losses[0]` is `loss`.
@@ -75,10 +73,11 @@ def compute_answers(
     out: dict[str, Tensor] = {f"act.{name}": value for name, value in recorder.acts().items()}
     out["logits"], out["loss"] = logits.detach(), loss.detach()
     out |= {f"dact.{name}": value for name, value in recorder.dacts().items()}
-    out |= {f"grad.{name}": param.grad.clone() for name, param in model.named_parameters()}
+    # No copy: AdamW only reads the gradients, and zero_grad(set_to_none=True) leaves these tensors to us.
+    out |= {f"grad.{name}": param.grad for name, param in model.named_parameters() if param.grad is not None}
     if steps:
         out["losses"] = _train(model, x, y, optimizer, steps, loss)
-        out |= {f"after.{name}": param.detach().clone() for name, param in model.named_parameters()}
+        out |= {f"after.{name}": param.detach() for name, param in model.named_parameters()}
     return Answers(out, list(recorder.kept))
 
 
