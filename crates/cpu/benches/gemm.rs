@@ -1,6 +1,6 @@
 //! GFLOP/s of the matrix products of one GPT-2 124M training step (B = 4, T = 64), and the time they take in all.
 //!
-//!     cargo bench -p ironhorse-cpu --bench gemm -- [threads=1,2] [rounds=7] [isa=avx512]
+//!     cargo bench -p ironhorse-cpu --bench gemm -- [threads=1,2] [rounds=7] [isa=avx512] [only=qkv,fc]
 //!
 //! Each round runs every product once, so operands are as cold as they are in a real step; the median is printed.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
@@ -84,15 +84,21 @@ fn main() {
     let mut threads = vec![1, 2];
     let mut rounds = 7;
     let mut isa = Isa::detect();
+    let mut only = String::new();
     for arg in std::env::args().skip(1) {
         match arg.split_once('=') {
             Some(("threads", list)) => threads = list.split(',').map(|n| n.parse().unwrap()).collect(),
             Some(("rounds", n)) => rounds = n.parse().unwrap(),
+            Some(("only", names)) => only = names.to_owned(),
             Some(("isa", name)) => isa = Isa::supported().find(|isa| isa.name() == name).unwrap(),
             _ => {}
         }
     }
-    let mut layers: Vec<Layer> = LAYERS.iter().map(|&(_, c, oc, _)| Layer::new(c, oc)).collect();
+    let chosen: Vec<_> = LAYERS
+        .into_iter()
+        .filter(|layer| only.is_empty() || only.split(',').any(|name| name == layer.0))
+        .collect();
+    let mut layers: Vec<Layer> = chosen.iter().map(|&(_, c, oc, _)| Layer::new(c, oc)).collect();
     let mut ws = Workspace::new();
     for threads in threads {
         let team = Team::new(threads);
@@ -113,7 +119,7 @@ fn main() {
         println!("{} threads, {}: GFLOP/s, median (best) of {rounds}", threads, isa.name());
         println!("{:6} {:>14} {:>14} {:>14}", "", "forward", "d_input", "d_weight");
         let (mut total, mut least, mut flops) = (0.0, 0.0, 0.0);
-        for (&(name, c, oc, count), times) in LAYERS.iter().zip(&mut times) {
+        for (&(name, c, oc, count), times) in chosen.iter().zip(&mut times) {
             let work = 2.0 * (N * c * oc) as f64;
             print!("{name:6}");
             for times in times {

@@ -22,7 +22,53 @@ pub(super) struct Tile {
     pub alpha: f32,
     /// Add to c, or overwrite it unread.
     pub accumulate: bool,
+    /// What to fetch into the cache meanwhile; used by the packed kernels only, and may be null there.
+    pub fetch: *mut Fetch,
 }
+
+/// Memory that will be needed soon: rows of groups of three cache lines.
+pub(super) struct Fetch {
+    pub at: *const f32,
+    /// From one group to the next in a row, in floats.
+    pub step: usize,
+    /// Groups in a row, and left in this one.
+    pub row: usize,
+    pub row_left: usize,
+    /// From the end of a row (beyond its last step) to the next, in floats; may wrap.
+    pub jump: usize,
+    /// Groups left in all.
+    pub left: usize,
+}
+
+impl Fetch {
+    /// `rows` rows of `row` groups.
+    pub(super) fn new(at: *const f32, step: usize, row: usize, rows: usize, row_stride: usize) -> Self {
+        Self { at, step, row, row_left: row, jump: row_stride.wrapping_sub(step * row), left: row * rows }
+    }
+
+    #[inline(always)]
+    unsafe fn next<S: Simd>(&mut self) {
+        if self.left == 0 {
+            return;
+        }
+        for line in 0..3 {
+            // SAFETY: the caller has the instructions; an address that is not mapped is ignored.
+            unsafe { S::prefetch(self.at.wrapping_add(line * LINE)) };
+        }
+        self.left -= 1;
+        self.row_left -= 1;
+        self.at = self.at.wrapping_add(self.step);
+        if self.row_left == 0 {
+            self.at = self.at.wrapping_add(self.jump);
+            self.row_left = self.row;
+        }
+    }
+}
+
+/// Floats in a cache line.
+pub(super) const LINE: usize = 16;
+/// Steps of k between two fetches.
+const FETCH_STEPS: usize = 8;
 
 /// A tile kernel for fixed `MR` and `NV`.
 pub(super) type Micro = unsafe fn(&Tile);
@@ -67,6 +113,10 @@ pub(super) trait Simd: Copy {
     /// self * b + c
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
     unsafe fn mul(self, b: Self) -> Self;
+    /// Asks for the cache line at `p`, which need not be mapped.
+    unsafe fn prefetch(p: *const f32);
+    /// The same, to write to it.
+    unsafe fn prefetch_write(p: *const f32);
 }
 
 /// # Safety
@@ -80,7 +130,8 @@ pub(super) unsafe fn micro<S: Simd, const MR: usize, const NV: usize, const PACK
         let mask = S::mask(t.last);
         let mut acc = [[S::splat(0.0); NV]; MR];
         let (mut a, mut b) = (t.a, t.b);
-        for _ in 0..t.k {
+        // Always inlined: the tile stays in registers.
+        let mut step = |acc: &mut [[S; NV]; MR]| {
             let mut row = [S::splat(0.0); NV];
             for j in 0..NV - 1 {
                 row[j] = S::load(b.add(j * S::LANES));
@@ -94,6 +145,28 @@ pub(super) unsafe fn micro<S: Simd, const MR: usize, const NV: usize, const PACK
             }
             a = a.wrapping_add(a_cs);
             b = b.wrapping_add(t.b_rs);
+        };
+        if PACKED {
+            for group in 0..t.k / FETCH_STEPS {
+                if group < MR {
+                    for line in 0..(NV * S::LANES).div_ceil(LINE) {
+                        S::prefetch_write(t.c.wrapping_add(group * t.c_rs + line * LINE));
+                    }
+                }
+                if let Some(fetch) = t.fetch.as_mut() {
+                    fetch.next::<S>();
+                }
+                for _ in 0..FETCH_STEPS {
+                    step(&mut acc);
+                }
+            }
+            for _ in 0..t.k % FETCH_STEPS {
+                step(&mut acc);
+            }
+        } else {
+            for _ in 0..t.k {
+                step(&mut acc);
+            }
         }
         let alpha = S::splat(t.alpha);
         for (i, sums) in acc.iter().enumerate() {

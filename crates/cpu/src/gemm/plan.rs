@@ -1,6 +1,6 @@
 //! How one product is cut into slices, panels and tasks, and the tasks.
 
-use super::kernel::{Kernels, Tile};
+use super::kernel::{Fetch, Kernels, LINE, Tile};
 use super::workspace::{Buffer, Workspace};
 use super::{Beta, Gemm};
 use crate::team::{TaskPanic, Team};
@@ -49,7 +49,21 @@ impl Side {
 
     /// Vectors of a range of panels.
     fn vectors(&self, panels: &Range<usize>) -> Range<usize> {
-        panels.start * self.width..self.count.min(panels.end * self.width)
+        self.count.min(panels.start * self.width)..self.count.min(panels.end * self.width)
+    }
+
+    /// What [`Side::pack`] will read, for fetching ahead. Strides without contiguous elements are left alone.
+    fn fetch(&self, panels: &Range<usize>, steps: &Range<usize>) -> Fetch {
+        let vectors = self.vectors(panels);
+        let at = self.ptr.wrapping_add(vectors.start * self.s_w + steps.start * self.s_k);
+        let groups = |len: usize| len.div_ceil(3 * LINE);
+        if self.s_k == 1 {
+            Fetch::new(at, 3 * LINE, groups(steps.len()), vectors.len(), self.s_w)
+        } else if self.s_w == 1 {
+            Fetch::new(at, 3 * LINE, groups(vectors.len()), steps.len(), self.s_k)
+        } else {
+            Fetch::new(at, 0, 0, 0, 0)
+        }
     }
 
     /// Packs steps `steps` of `panels` to `dst`.
@@ -192,6 +206,7 @@ impl<'a> Plan<'a> {
             let steps = self.steps(slice);
             // SAFETY: the buffer holds `self.block` panels of `self.kc` steps.
             unsafe { self.streamed.pack(&mine, &steps, buffer) };
+            let mut fetch = self.fetch_after(block, slice, phase);
             let chunk = (CHUNK_BYTES / (self.shared.width * steps.len() * size_of::<f32>())).max(1);
             for start in part.clone().step_by(chunk) {
                 let chunk = start..part.end.min(start + chunk);
@@ -201,7 +216,7 @@ impl<'a> Plan<'a> {
                         unsafe {
                             let x = buffer.add((panel - mine.start) * self.streamed.width * steps.len());
                             let y = packed.add(self.shared_at(slice - phase.start, other, steps.len()));
-                            self.tile((panel, x), (other, y), steps.clone());
+                            self.tile((panel, x), (other, y), steps.clone(), &mut fetch);
                         }
                     }
                 }
@@ -214,12 +229,27 @@ impl<'a> Plan<'a> {
         }
     }
 
+    /// What this worker will pack next: the next slice of its block, or the first of the block it is likely to get.
+    fn fetch_after(&self, block: usize, slice: usize, phase: &Range<usize>) -> Fetch {
+        let (block, slice) =
+            if slice + 1 < phase.end { (block, slice + 1) } else { (block + self.threads, phase.start) };
+        let panels = self.streamed.panels();
+        let start = (block * self.block).min(panels);
+        self.streamed.fetch(&(start..panels.min(start + self.block)), &self.steps(slice))
+    }
+
     /// One tile: panel number and address of the streamed and of the shared operand.
     ///
     /// # Safety
     /// Both panels hold `steps`; the tile is this task's.
     #[inline(always)]
-    unsafe fn tile(&self, x: (usize, *const f32), y: (usize, *const f32), steps: Range<usize>) {
+    unsafe fn tile(
+        &self,
+        x: (usize, *const f32),
+        y: (usize, *const f32),
+        steps: Range<usize>,
+        fetch: &mut Fetch,
+    ) {
         let (a, b) = if self.stream_b { (y, x) } else { (x, y) };
         let kernels = self.kernels;
         let (row, column) = (a.0 * kernels.mr, b.0 * kernels.nr);
@@ -239,6 +269,7 @@ impl<'a> Plan<'a> {
             last: columns - (vectors - 1) * kernels.lanes,
             alpha: self.g.alpha,
             accumulate: self.g.beta == Beta::Accumulate || steps.start > 0,
+            fetch,
         };
         // SAFETY: the kernel of the size of the tile, of an `Isa` this machine has.
         unsafe { (kernels.packed[rows - 1][vectors - 1])(&tile) };

@@ -78,6 +78,12 @@ impl Simd for Eight {
         }
         Self(out)
     }
+
+    #[inline(always)]
+    unsafe fn prefetch(_: *const f32) {}
+
+    #[inline(always)]
+    unsafe fn prefetch_write(_: *const f32) {}
 }
 
 /// Vectors across a tile: NEON has registers for 4 x 16, SSE2 for 4 x 8.

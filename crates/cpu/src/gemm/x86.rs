@@ -63,6 +63,18 @@ impl Simd for Zmm {
         // SAFETY: AVX-512, see above.
         Self(unsafe { _mm512_mul_ps(self.0, b.0) })
     }
+
+    #[inline(always)]
+    unsafe fn prefetch(p: *const f32) {
+        // SAFETY: a hint; any address is allowed.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_write(p: *const f32) {
+        // SAFETY: a hint; any address is allowed.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(p.cast()) };
+    }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
@@ -266,6 +278,18 @@ impl Simd for Ymm {
     unsafe fn mul(self, b: Self) -> Self {
         // SAFETY: AVX2, see above.
         Self(unsafe { _mm256_mul_ps(self.0, b.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(p: *const f32) {
+        // SAFETY: a hint; any address is allowed.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_write(p: *const f32) {
+        // SAFETY: a hint; any address is allowed.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
     }
 }
 
