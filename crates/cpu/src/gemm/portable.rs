@@ -14,6 +14,7 @@ struct Eight([f32; 8]);
 impl Simd for Eight {
     const LANES: usize = 8;
     const MR: usize = 4;
+    const NV: usize = NV;
     type Mask = usize;
 
     #[inline(always)]

@@ -39,8 +39,22 @@ impl Buffer {
 #[derive(Default)]
 pub struct Workspace {
     pub(super) shared: Buffer,
-    pub(super) workers: Vec<Buffer>,
+    pub(super) workers: Vec<WorkerScratch>,
 }
+
+/// What one worker needs.
+#[derive(Default)]
+pub(super) struct WorkerScratch {
+    /// Its block of the streamed operand, packed.
+    pub(super) block: Buffer,
+    /// Addresses to fetch ahead.
+    pub(super) fetch: Vec<*const f32>,
+}
+
+// SAFETY: the addresses are only handed to prefetch instructions, never followed.
+unsafe impl Send for WorkerScratch {}
+// SAFETY: as above.
+unsafe impl Sync for WorkerScratch {}
 
 impl Workspace {
     /// An empty one.
@@ -48,19 +62,24 @@ impl Workspace {
         Self::default()
     }
 
-    /// Makes room for a shared operand of `shared` floats and for `threads` blocks of `block` floats.
-    pub(super) fn reserve_floats(&mut self, shared: usize, threads: usize, block: usize) {
+    /// Makes room for a shared operand of `shared` floats, and in each of `threads` workers for a block of so many
+    /// floats and so many addresses.
+    pub(super) fn reserve(&mut self, shared: usize, threads: usize, (block, fetches): (usize, usize)) {
         self.shared.reserve(shared);
         if self.workers.len() < threads {
-            self.workers.resize_with(threads, Buffer::default);
+            self.workers.resize_with(threads, WorkerScratch::default);
         }
-        self.workers.iter_mut().for_each(|worker| worker.reserve(block));
+        for worker in &mut self.workers {
+            worker.block.reserve(block);
+            worker.fetch.clear();
+            worker.fetch.reserve(fetches);
+        }
     }
 
     #[cfg(test)]
     pub(super) fn poison(&mut self) {
         self.shared.poison();
-        self.workers.iter_mut().for_each(Buffer::poison);
+        self.workers.iter_mut().for_each(|worker| worker.block.poison());
     }
 }
 

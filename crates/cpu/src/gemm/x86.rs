@@ -15,6 +15,7 @@ struct Zmm(__m512);
 impl Simd for Zmm {
     const LANES: usize = 16;
     const MR: usize = 8;
+    const NV: usize = 3;
     type Mask = __mmask16;
 
     #[inline(always)]
@@ -73,7 +74,7 @@ impl Simd for Zmm {
     #[inline(always)]
     unsafe fn prefetch_write(p: *const f32) {
         // SAFETY: a hint; any address is allowed.
-        unsafe { _mm_prefetch::<_MM_HINT_ET0>(p.cast()) };
+        unsafe { std::arch::asm!("prefetchw [{}]", in(reg) p, options(nostack, preserves_flags, readonly)) };
     }
 }
 
@@ -227,6 +228,7 @@ struct Ymm(__m256);
 impl Simd for Ymm {
     const LANES: usize = 8;
     const MR: usize = 4;
+    const NV: usize = 3;
     type Mask = __m256i;
 
     #[inline(always)]
