@@ -7,6 +7,7 @@
 
 use ironhorse_cpu::gemm::{Beta, Gemm, MatMut, MatRef, Workspace, gemm};
 use ironhorse_cpu::isa::Isa;
+use ironhorse_cpu::mem::Buffer;
 use ironhorse_cpu::team::Team;
 use std::time::Instant;
 
@@ -24,20 +25,22 @@ const LAYERS: [(&str, usize, usize, usize); 5] = [
 struct Layer {
     c: usize,
     oc: usize,
-    inp: Vec<f32>,
-    weight: Vec<f32>,
-    out: Vec<f32>,
-    d_inp: Vec<f32>,
-    d_weight: Vec<f32>,
+    inp: Buffer,
+    weight: Buffer,
+    out: Buffer,
+    d_inp: Buffer,
+    d_weight: Buffer,
 }
 
-fn random(len: usize) -> Vec<f32> {
+fn random(len: usize) -> Buffer {
     let mut state = 1_u32;
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 8) as f32 / (1 << 23) as f32 - 1.0
     };
-    (0..len).map(|_| next()).collect()
+    let mut buffer = Buffer::zeroed(len);
+    buffer.as_mut_slice().fill_with(&mut next);
+    buffer
 }
 
 impl Layer {
@@ -48,17 +51,17 @@ impl Layer {
             inp: random(N * c),
             weight: random(oc * c),
             out: random(N * oc),
-            d_inp: vec![0.0; N * c],
-            d_weight: vec![0.0; oc * c],
+            d_inp: Buffer::zeroed(N * c),
+            d_weight: Buffer::zeroed(oc * c),
         }
     }
 
     /// Forward, input gradient, weight gradient.
     fn product(&mut self, kind: usize) -> Gemm<'static> {
         let (c, oc) = (self.c, self.oc);
-        let inp = MatRef::row_major(self.inp.as_ptr(), c);
-        let weight = MatRef::row_major(self.weight.as_ptr(), c);
-        let out = MatRef::row_major(self.out.as_ptr(), oc);
+        let inp = MatRef::row_major(self.inp.as_mut_ptr(), c);
+        let weight = MatRef::row_major(self.weight.as_mut_ptr(), c);
+        let out = MatRef::row_major(self.out.as_mut_ptr(), oc);
         match kind {
             0 => {
                 Gemm::new((N, oc, c), inp, weight.transposed(), MatMut { ptr: self.out.as_mut_ptr(), rs: oc })

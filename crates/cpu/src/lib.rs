@@ -3,4 +3,5 @@
 pub mod gemm;
 pub mod isa;
 pub mod math;
+pub mod mem;
 pub mod team;

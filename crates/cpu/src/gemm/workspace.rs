@@ -1,37 +1,6 @@
 //! Memory for packed operands that is kept from call to call.
 
-/// A cache line of floats; it gives a `Vec` the alignment the kernels like.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([f32; LINE]);
-
-const LINE: usize = 16;
-
-/// Floats on cache-line boundaries. Grows, never shrinks.
-#[derive(Default)]
-pub(crate) struct Buffer {
-    lines: Vec<Line>,
-}
-
-impl Buffer {
-    /// Makes room for `floats`; what was inside is lost when it has to grow.
-    pub(crate) fn reserve(&mut self, floats: usize) {
-        let lines = floats.div_ceil(LINE);
-        if lines > self.lines.len() {
-            self.lines.clear();
-            self.lines.resize(lines, Line([0.0; LINE]));
-        }
-    }
-
-    pub(crate) fn as_mut_ptr(&mut self) -> *mut f32 {
-        self.lines.as_mut_ptr().cast()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn poison(&mut self) {
-        self.lines.fill(Line([f32::NAN; LINE]));
-    }
-}
+use crate::mem::Buffer;
 
 /// What [`gemm`](super::gemm) keeps between calls: the packed shared operand, and a block for each worker.
 ///
@@ -78,8 +47,8 @@ impl Workspace {
 
     #[cfg(test)]
     pub(super) fn poison(&mut self) {
-        self.shared.poison();
-        self.workers.iter_mut().for_each(|worker| worker.block.poison());
+        self.shared.as_mut_slice().fill(f32::NAN);
+        self.workers.iter_mut().for_each(|worker| worker.block.as_mut_slice().fill(f32::NAN));
     }
 }
 
