@@ -32,6 +32,16 @@ pub enum Dtype {
     Bf16,
 }
 
+impl Dtype {
+    /// Its name as a flag.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
 impl EngineArgs {
     /// The device asked for.
     pub fn device(&self) -> Result<Device> {
@@ -91,7 +101,9 @@ fn flags_of(text: &str) -> Result<Vec<String>> {
                 toml::Value::Float(number) => flags.push(format!("{flag}={number}")),
                 toml::Value::Boolean(true) => flags.push(flag.clone()),
                 toml::Value::Boolean(false) => {}
-                other => bail!("{key} is {other}, expected a text, a number, true or false, or a list of those"),
+                other => {
+                    bail!("{key} is {other}, expected a text, a number, true or false, or a list of those")
+                }
             }
             Ok(())
         };
@@ -109,7 +121,9 @@ mod tests {
 
     #[test]
     fn keys_become_flags() {
-        let flags = flags_of("steps = 3\nlr = 0.5\nval_every = 2\ndata = [\"a\", \"b\"]\noverwrite = true\nx = false");
+        let flags = flags_of(
+            "steps = 3\nlr = 0.5\nval_every = 2\ndata = [\"a\", \"b\"]\noverwrite = true\nx = false",
+        );
         assert_eq!(
             flags.unwrap(),
             ["--data=a", "--data=b", "--lr=0.5", "--overwrite", "--steps=3", "--val-every=2"]

@@ -13,10 +13,12 @@ use std::process::ExitCode;
 /// Trains transformers and proves that it computes what PyTorch computes.
 #[derive(Parser)]
 #[command(name = "ironhorse", version, args_override_self = true, max_term_width = 110)]
-#[command(after_help = "Start here:\n  ironhorse train       trains a small model on built-in stories, then writes\n  \
+#[command(
+    after_help = "Start here:\n  ironhorse train       trains a small model on built-in stories, then writes\n  \
                         ironhorse generate    continues from the newest run\n  \
                         ironhorse doctor      what this machine has and what will be used\n\n\
-                        Exit code: 0 done, 1 the check failed, 2 could not run.")]
+                        Exit code: 0 done, 1 the check failed, 2 could not run."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -24,7 +26,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Train(commands::train::TrainArgs),
+    Train(Box<commands::train::TrainArgs>),
     Generate(commands::generate::GenerateArgs),
     Verify(commands::verify::VerifyArgs),
     Bench(commands::bench::BenchArgs),
@@ -65,7 +67,8 @@ fn main() -> ExitCode {
             // One line, whatever is inside.
             let line = format!("{error:#}").replace('\n', " ");
             eprintln!("error: {line}");
-            let diverged = error.downcast_ref().is_some_and(|e| matches!(e, ironhorse::train::Error::Diverged { .. }));
+            let diverged =
+                error.downcast_ref().is_some_and(|e| matches!(e, ironhorse::train::Error::Diverged { .. }));
             ExitCode::from(if diverged { 1 } else { 2 })
         }
     }

@@ -1,12 +1,13 @@
 //! GFLOP/s of the matrix products of one GPT-2 124M training step (B = 4, T = 64), and the time they take in all.
 //!
-//!     cargo bench -p ironhorse-cpu --bench gemm -- [threads=1,2] [rounds=7] [isa=avx512]
+//!     cargo bench -p ironhorse-cpu --bench gemm -- [threads=1,2] [rounds=7] [isa=avx512] [only=qkv,fc]
 //!
 //! Each round runs every product once, so operands are as cold as they are in a real step; the median is printed.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use ironhorse_cpu::gemm::{Beta, Gemm, MatMut, MatRef, Workspace, gemm};
 use ironhorse_cpu::isa::Isa;
+use ironhorse_cpu::mem::Buffer;
 use ironhorse_cpu::team::Team;
 use std::time::Instant;
 
@@ -24,20 +25,22 @@ const LAYERS: [(&str, usize, usize, usize); 5] = [
 struct Layer {
     c: usize,
     oc: usize,
-    inp: Vec<f32>,
-    weight: Vec<f32>,
-    out: Vec<f32>,
-    d_inp: Vec<f32>,
-    d_weight: Vec<f32>,
+    inp: Buffer,
+    weight: Buffer,
+    out: Buffer,
+    d_inp: Buffer,
+    d_weight: Buffer,
 }
 
-fn random(len: usize) -> Vec<f32> {
+fn random(len: usize) -> Buffer {
     let mut state = 1_u32;
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 8) as f32 / (1 << 23) as f32 - 1.0
     };
-    (0..len).map(|_| next()).collect()
+    let mut buffer = Buffer::zeroed(len);
+    buffer.as_mut_slice().fill_with(&mut next);
+    buffer
 }
 
 impl Layer {
@@ -48,17 +51,17 @@ impl Layer {
             inp: random(N * c),
             weight: random(oc * c),
             out: random(N * oc),
-            d_inp: vec![0.0; N * c],
-            d_weight: vec![0.0; oc * c],
+            d_inp: Buffer::zeroed(N * c),
+            d_weight: Buffer::zeroed(oc * c),
         }
     }
 
     /// Forward, input gradient, weight gradient.
     fn product(&mut self, kind: usize) -> Gemm<'static> {
         let (c, oc) = (self.c, self.oc);
-        let inp = MatRef::row_major(self.inp.as_ptr(), c);
-        let weight = MatRef::row_major(self.weight.as_ptr(), c);
-        let out = MatRef::row_major(self.out.as_ptr(), oc);
+        let inp = MatRef::row_major(self.inp.as_mut_ptr(), c);
+        let weight = MatRef::row_major(self.weight.as_mut_ptr(), c);
+        let out = MatRef::row_major(self.out.as_mut_ptr(), oc);
         match kind {
             0 => {
                 Gemm::new((N, oc, c), inp, weight.transposed(), MatMut { ptr: self.out.as_mut_ptr(), rs: oc })
@@ -84,15 +87,21 @@ fn main() {
     let mut threads = vec![1, 2];
     let mut rounds = 7;
     let mut isa = Isa::detect();
+    let mut only = String::new();
     for arg in std::env::args().skip(1) {
         match arg.split_once('=') {
             Some(("threads", list)) => threads = list.split(',').map(|n| n.parse().unwrap()).collect(),
             Some(("rounds", n)) => rounds = n.parse().unwrap(),
+            Some(("only", names)) => only = names.to_owned(),
             Some(("isa", name)) => isa = Isa::supported().find(|isa| isa.name() == name).unwrap(),
             _ => {}
         }
     }
-    let mut layers: Vec<Layer> = LAYERS.iter().map(|&(_, c, oc, _)| Layer::new(c, oc)).collect();
+    let chosen: Vec<_> = LAYERS
+        .into_iter()
+        .filter(|layer| only.is_empty() || only.split(',').any(|name| name == layer.0))
+        .collect();
+    let mut layers: Vec<Layer> = chosen.iter().map(|&(_, c, oc, _)| Layer::new(c, oc)).collect();
     let mut ws = Workspace::new();
     for threads in threads {
         let team = Team::new(threads);
@@ -113,7 +122,7 @@ fn main() {
         println!("{} threads, {}: GFLOP/s, median (best) of {rounds}", threads, isa.name());
         println!("{:6} {:>14} {:>14} {:>14}", "", "forward", "d_input", "d_weight");
         let (mut total, mut least, mut flops) = (0.0, 0.0, 0.0);
-        for (&(name, c, oc, count), times) in LAYERS.iter().zip(&mut times) {
+        for (&(name, c, oc, count), times) in chosen.iter().zip(&mut times) {
             let work = 2.0 * (N * c * oc) as f64;
             print!("{name:6}");
             for times in times {

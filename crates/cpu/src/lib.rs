@@ -6,6 +6,7 @@ pub mod gemm;
 pub mod isa;
 mod limits;
 pub mod math;
+pub mod mem;
 mod memory;
 mod op;
 pub mod team;

@@ -189,7 +189,10 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
         work.engine.dtype.name(),
         report.threads
     ))?;
-    out::line(format!("step      {:.1} ms (median of {}; fastest {:.1})", report.ms_per_step, report.steps, report.ms_fastest))?;
+    out::line(format!(
+        "step      {:.1} ms (median of {}; fastest {:.1})",
+        report.ms_per_step, report.steps, report.ms_fastest
+    ))?;
     out::line(format!("speed     {:.0} tokens/s", report.tokens_per_s))?;
     out::line(format!(
         "compute   {:.0} GFLOP/s, {:.0} % of the {:.0} measured as possible",

@@ -29,7 +29,7 @@ pub fn run(args: &ConvertArgs) -> Result<Outcome> {
     let config = *source.config();
     let elem = match args.dtype {
         Dtype::F32 => Elem::F32,
-        Dtype::Bf16 => Elem::Bf16,
+        Dtype::Bf16 => Elem::BF16,
     };
     if args.to.extension().is_some_and(|extension| extension == "bin") {
         let options = ModelOptions { elem, header: None };

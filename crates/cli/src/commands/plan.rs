@@ -60,7 +60,9 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
     let least: f64 = program
         .nodes()
         .iter()
-        .map(|node| (node.op.flops() as f64 / limits.flops_per_s).max(node.op.bytes() as f64 / limits.bytes_per_s))
+        .map(|node| {
+            (node.op.flops() as f64 / limits.flops_per_s).max(node.op.bytes() as f64 / limits.bytes_per_s)
+        })
         .sum();
     let report = PlanReport {
         model: args.model.clone(),

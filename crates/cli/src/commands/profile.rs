@@ -76,7 +76,7 @@ pub fn run(args: &ProfileArgs) -> Result<Outcome> {
     let limits = Limits::measure(work.engine.threads);
     let program = session.train_program()?;
     let by_kind = groups(program, &times, &limits, |program, op| program.nodes()[op].op.name().to_owned());
-    let mut by_layer = groups(program, &times, &limits, |program, op| layer_of(program, op));
+    let mut by_layer = groups(program, &times, &limits, layer_of);
     by_layer.sort_by_key(|group| layer_order(&group.name));
     let report = ProfileReport {
         model: work.model.clone(),

@@ -121,7 +121,10 @@ fn explain_state(args: &VerifyArgs, report: &Report) -> Result<()> {
     for damage in reference.damage()? {
         out::line(&damage.what)?;
         if let Some(e) = &damage.comparison.first_wrong {
-            out::line(format!("  {} {:?}: the key has {:e}, the model {:e}", damage.tensor, e.index, e.expected, e.got))?;
+            out::line(format!(
+                "  {} {:?}: the key has {:e}, the model {:e}",
+                damage.tensor, e.index, e.expected, e.got
+            ))?;
         }
     }
     let failed = report.tensors.iter().filter(|row| !row.comparison.pass).count();

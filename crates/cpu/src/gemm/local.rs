@@ -61,6 +61,7 @@ pub unsafe fn gemm_local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>) {
                     last: columns - (vectors - 1) * kernels.lanes,
                     alpha: g.alpha,
                     accumulate: g.beta == Beta::Accumulate || k0 > 0,
+                    fetch: std::ptr::null(),
                 };
                 // SAFETY: the kernel of the size of the tile, of an `Isa` this machine has.
                 unsafe { (kernels.strided[rows - 1][vectors - 1])(&tile) };

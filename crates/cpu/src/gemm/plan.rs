@@ -1,7 +1,7 @@
 //! How one product is cut into slices, panels and tasks, and the tasks.
 
-use super::kernel::{Kernels, Tile};
-use super::workspace::{Buffer, Workspace};
+use super::kernel::{FETCH, FETCHES, Kernels, Tile};
+use super::workspace::{WorkerScratch, Workspace};
 use super::{Beta, Gemm};
 use crate::team::{TaskPanic, Team};
 use std::ops::Range;
@@ -49,7 +49,28 @@ impl Side {
 
     /// Vectors of a range of panels.
     fn vectors(&self, panels: &Range<usize>) -> Range<usize> {
-        panels.start * self.width..self.count.min(panels.end * self.width)
+        self.count.min(panels.start * self.width)..self.count.min(panels.end * self.width)
+    }
+
+    /// Addresses that cover what [`Side::pack`] will read, into `list`. Strides without contiguous elements are
+    /// left alone.
+    fn fetch(&self, panels: &Range<usize>, steps: &Range<usize>, list: &mut Vec<*const f32>) {
+        let vectors = self.vectors(panels);
+        let at = self.ptr.wrapping_add(vectors.start * self.s_w + steps.start * self.s_k);
+        let (rows, stride, len) = match (self.s_w, self.s_k) {
+            (_, 1) => (vectors.len(), self.s_w, steps.len()),
+            (1, _) => (steps.len(), self.s_k, vectors.len()),
+            _ => (0, 0, 0),
+        };
+        for row in 0..rows {
+            list.extend((0..len).step_by(FETCH).map(|column| at.wrapping_add(row * stride + column)));
+        }
+    }
+
+    /// Most addresses [`Side::fetch`] gives for that many panels and steps.
+    fn fetches(&self, panels: usize, steps: usize) -> usize {
+        let vectors = panels * self.width;
+        (vectors * steps.div_ceil(FETCH)).max(steps * vectors.div_ceil(FETCH))
     }
 
     /// Packs steps `steps` of `panels` to `dst`.
@@ -120,10 +141,11 @@ impl<'a> Plan<'a> {
         let slices = self.g.k.div_ceil(self.kc);
         let shared_slice = self.shared.panels() * self.shared.width * self.kc;
         let block = self.block * self.streamed.width * self.kc;
-        ws.reserve_floats(self.phase.min(slices) * shared_slice, self.threads, block);
+        let fetches = self.streamed.fetches(self.block, self.kc) + 2 * FETCHES;
+        ws.reserve(self.phase.min(slices) * shared_slice, self.threads, (block, fetches));
         // Each address is used by one worker at a time (its number), the shared one is written to in disjoint parts.
         let packed = Shared(ws.shared.as_mut_ptr());
-        let buffers = Shared(ws.workers.as_mut_ptr());
+        let workers = Shared(ws.workers.as_mut_ptr());
         let mut first = 0;
         while first < slices {
             let phase = first..slices.min(first + self.phase);
@@ -133,9 +155,9 @@ impl<'a> Plan<'a> {
             let parts = self.shared.panels().div_ceil(self.part);
             team.run(blocks * parts, &|task, worker| {
                 // SAFETY: worker < threads buffers were reserved and no other task has this worker number.
-                let buffer = unsafe { &mut *{ buffers }.0.add(worker) };
+                let scratch = unsafe { &mut *{ workers }.0.add(worker) };
                 // SAFETY: the phase is packed; tasks have disjoint regions of c.
-                unsafe { self.task((task / parts, task % parts), &phase, { packed }.0, buffer, worker) };
+                unsafe { self.task((task / parts, task % parts), &phase, { packed }.0, scratch, worker) };
             })?;
             first = phase.end;
         }
@@ -175,23 +197,30 @@ impl<'a> Plan<'a> {
     }
 
     /// # Safety
-    /// `packed` holds the phase, no other task has this block and part, `buffer` holds a block.
+    /// `packed` holds the phase, no other task has this block and part, `scratch` holds a block.
     unsafe fn task(
         &self,
         (block, part): (usize, usize),
         phase: &Range<usize>,
         packed: *const f32,
-        buffer: &mut Buffer,
+        scratch: &mut WorkerScratch,
         worker: usize,
     ) {
         let cut = |n: usize, size: usize, panels: usize| n * size..panels.min((n + 1) * size);
         let mine = cut(block, self.block, self.streamed.panels());
         let part = cut(part, self.part, self.shared.panels());
-        let buffer = buffer.as_mut_ptr();
+        let buffer = scratch.block.as_mut_ptr();
         for slice in phase.clone() {
             let steps = self.steps(slice);
             // SAFETY: the buffer holds `self.block` panels of `self.kc` steps.
             unsafe { self.streamed.pack(&mine, &steps, buffer) };
+            scratch.fetch.clear();
+            self.fetch_after(block, slice, phase, &mut scratch.fetch);
+            // Tiles beyond the end of the list fetch its last addresses again.
+            let hot = packed;
+            scratch.fetch.resize(scratch.fetch.len().next_multiple_of(FETCHES) + FETCHES, hot);
+            let mut fetches = scratch.fetch.chunks_exact(FETCHES);
+            let mut fetch = fetches.next().map_or(std::ptr::null(), <[_]>::as_ptr);
             let chunk = (CHUNK_BYTES / (self.shared.width * steps.len() * size_of::<f32>())).max(1);
             for start in part.clone().step_by(chunk) {
                 let chunk = start..part.end.min(start + chunk);
@@ -201,7 +230,8 @@ impl<'a> Plan<'a> {
                         unsafe {
                             let x = buffer.add((panel - mine.start) * self.streamed.width * steps.len());
                             let y = packed.add(self.shared_at(slice - phase.start, other, steps.len()));
-                            self.tile((panel, x), (other, y), steps.clone());
+                            self.tile((panel, x), (other, y), steps.clone(), fetch);
+                            fetch = fetches.next().map_or(fetch, <[_]>::as_ptr);
                         }
                     }
                 }
@@ -214,12 +244,27 @@ impl<'a> Plan<'a> {
         }
     }
 
+    /// What this worker will pack next: the next slice of its block, or the first of the block it is likely to get.
+    fn fetch_after(&self, block: usize, slice: usize, phase: &Range<usize>, list: &mut Vec<*const f32>) {
+        let (block, slice) =
+            if slice + 1 < phase.end { (block, slice + 1) } else { (block + self.threads, phase.start) };
+        let panels = self.streamed.panels();
+        let start = (block * self.block).min(panels);
+        self.streamed.fetch(&(start..panels.min(start + self.block)), &self.steps(slice), list);
+    }
+
     /// One tile: panel number and address of the streamed and of the shared operand.
     ///
     /// # Safety
     /// Both panels hold `steps`; the tile is this task's.
     #[inline(always)]
-    unsafe fn tile(&self, x: (usize, *const f32), y: (usize, *const f32), steps: Range<usize>) {
+    unsafe fn tile(
+        &self,
+        x: (usize, *const f32),
+        y: (usize, *const f32),
+        steps: Range<usize>,
+        fetch: *const *const f32,
+    ) {
         let (a, b) = if self.stream_b { (y, x) } else { (x, y) };
         let kernels = self.kernels;
         let (row, column) = (a.0 * kernels.mr, b.0 * kernels.nr);
@@ -239,6 +284,7 @@ impl<'a> Plan<'a> {
             last: columns - (vectors - 1) * kernels.lanes,
             alpha: self.g.alpha,
             accumulate: self.g.beta == Beta::Accumulate || steps.start > 0,
+            fetch,
         };
         // SAFETY: the kernel of the size of the tile, of an `Isa` this machine has.
         unsafe { (kernels.packed[rows - 1][vectors - 1])(&tile) };

@@ -14,6 +14,7 @@ struct Eight([f32; 8]);
 impl Simd for Eight {
     const LANES: usize = 8;
     const MR: usize = 4;
+    const NV: usize = NV;
     type Mask = usize;
 
     #[inline(always)]
@@ -78,6 +79,12 @@ impl Simd for Eight {
         }
         Self(out)
     }
+
+    #[inline(always)]
+    unsafe fn prefetch(_: *const f32) {}
+
+    #[inline(always)]
+    unsafe fn prefetch_write(_: *const f32) {}
 }
 
 /// Vectors across a tile: NEON has registers for 4 x 16, SSE2 for 4 x 8.

@@ -1,37 +1,6 @@
 //! Memory for packed operands that is kept from call to call.
 
-/// A cache line of floats; it gives a `Vec` the alignment the kernels like.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([f32; LINE]);
-
-const LINE: usize = 16;
-
-/// Floats on cache-line boundaries. Grows, never shrinks.
-#[derive(Default)]
-pub(crate) struct Buffer {
-    lines: Vec<Line>,
-}
-
-impl Buffer {
-    /// Makes room for `floats`; what was inside is lost when it has to grow.
-    pub(crate) fn reserve(&mut self, floats: usize) {
-        let lines = floats.div_ceil(LINE);
-        if lines > self.lines.len() {
-            self.lines.clear();
-            self.lines.resize(lines, Line([0.0; LINE]));
-        }
-    }
-
-    pub(crate) fn as_mut_ptr(&mut self) -> *mut f32 {
-        self.lines.as_mut_ptr().cast()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn poison(&mut self) {
-        self.lines.fill(Line([f32::NAN; LINE]));
-    }
-}
+use crate::mem::Buffer;
 
 /// What [`gemm`](super::gemm) keeps between calls: the packed shared operand, and a block for each worker.
 ///
@@ -39,8 +8,22 @@ impl Buffer {
 #[derive(Default)]
 pub struct Workspace {
     pub(super) shared: Buffer,
-    pub(super) workers: Vec<Buffer>,
+    pub(super) workers: Vec<WorkerScratch>,
 }
+
+/// What one worker needs.
+#[derive(Default)]
+pub(super) struct WorkerScratch {
+    /// Its block of the streamed operand, packed.
+    pub(super) block: Buffer,
+    /// Addresses to fetch ahead.
+    pub(super) fetch: Vec<*const f32>,
+}
+
+// SAFETY: the addresses are only handed to prefetch instructions, never followed.
+unsafe impl Send for WorkerScratch {}
+// SAFETY: as above.
+unsafe impl Sync for WorkerScratch {}
 
 impl Workspace {
     /// An empty one.
@@ -48,19 +31,24 @@ impl Workspace {
         Self::default()
     }
 
-    /// Makes room for a shared operand of `shared` floats and for `threads` blocks of `block` floats.
-    pub(super) fn reserve_floats(&mut self, shared: usize, threads: usize, block: usize) {
+    /// Makes room for a shared operand of `shared` floats, and in each of `threads` workers for a block of so many
+    /// floats and so many addresses.
+    pub(super) fn reserve(&mut self, shared: usize, threads: usize, (block, fetches): (usize, usize)) {
         self.shared.reserve(shared);
         if self.workers.len() < threads {
-            self.workers.resize_with(threads, Buffer::default);
+            self.workers.resize_with(threads, WorkerScratch::default);
         }
-        self.workers.iter_mut().for_each(|worker| worker.reserve(block));
+        for worker in &mut self.workers {
+            worker.block.reserve(block);
+            worker.fetch.clear();
+            worker.fetch.reserve(fetches);
+        }
     }
 
     #[cfg(test)]
     pub(super) fn poison(&mut self) {
-        self.shared.poison();
-        self.workers.iter_mut().for_each(Buffer::poison);
+        self.shared.as_mut_slice().fill(f32::NAN);
+        self.workers.iter_mut().for_each(|worker| worker.block.as_mut_slice().fill(f32::NAN));
     }
 }
 

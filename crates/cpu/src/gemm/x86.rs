@@ -15,6 +15,7 @@ struct Zmm(__m512);
 impl Simd for Zmm {
     const LANES: usize = 16;
     const MR: usize = 8;
+    const NV: usize = 3;
     type Mask = __mmask16;
 
     #[inline(always)]
@@ -62,6 +63,18 @@ impl Simd for Zmm {
     unsafe fn mul(self, b: Self) -> Self {
         // SAFETY: AVX-512, see above.
         Self(unsafe { _mm512_mul_ps(self.0, b.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(p: *const f32) {
+        // SAFETY: a hint; any address is allowed.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_write(p: *const f32) {
+        // SAFETY: a hint; any address is allowed.
+        unsafe { std::arch::asm!("prefetchw [{}]", in(reg) p, options(nostack, preserves_flags, readonly)) };
     }
 }
 
@@ -215,6 +228,7 @@ struct Ymm(__m256);
 impl Simd for Ymm {
     const LANES: usize = 8;
     const MR: usize = 4;
+    const NV: usize = 3;
     type Mask = __m256i;
 
     #[inline(always)]
@@ -266,6 +280,18 @@ impl Simd for Ymm {
     unsafe fn mul(self, b: Self) -> Self {
         // SAFETY: AVX2, see above.
         Self(unsafe { _mm256_mul_ps(self.0, b.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(p: *const f32) {
+        // SAFETY: a hint; any address is allowed.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_write(p: *const f32) {
+        // SAFETY: a hint; any address is allowed.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
     }
 }
 

@@ -49,11 +49,11 @@ pub fn verify(engine: Box<dyn Engine>, reference: &mut dyn Reference, options: &
     session.load(Pool::Params, |name, values| reference.read_weight(name, values))?;
 
     let mut check = Check { reference, options, rows: Vec::new(), want: Vec::new(), got: Vec::new() };
-    check.files()?;
     let scalars = Scalars { loss_scale: 1.0 / (batch * seq) as f32, ..check.reference.optimizer().scalars };
     check.forward_backward(&mut session, &scalars)?;
     check.gradients(&mut session)?;
     let losses = check.optimizer_steps(&mut session, &scalars)?;
+    check.files()?;
     Ok(Report::new(check.rows, losses))
 }
 
@@ -69,7 +69,11 @@ impl Check<'_> {
     /// What the files themselves say about being damaged or not belonging together.
     fn files(&mut self) -> Result<()> {
         for damage in self.reference.damage()? {
-            self.rows.push(Row::damaged(damage));
+            // An answer was compared already, and its row shows the element.
+            match self.rows.iter_mut().find(|row| row.name == damage.tensor) {
+                Some(row) => row.blame_file(damage.what),
+                None => self.rows.push(Row::damaged(damage)),
+            }
         }
         Ok(())
     }

@@ -97,6 +97,14 @@ impl Row {
             order: 0,
         }
     }
+
+    /// Says that the file, not the engine, is to blame for this answer.
+    pub(super) fn blame_file(&mut self, what: String) {
+        self.section = "file".into();
+        self.note = Some(what);
+        self.comparison.pass = false;
+        self.order = 0;
+    }
 }
 
 /// The first thing that is wrong, in execution order.
@@ -166,6 +174,15 @@ impl Report {
     }
 }
 
+impl Report {
+    /// The verdict, and what is wrong first: the last lines of the table.
+    pub fn verdict(&self) -> impl fmt::Display {
+        Verdict(self)
+    }
+}
+
+struct Verdict<'a>(&'a Report);
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.tensors.iter().map(|row| row.name.len()).max().unwrap_or(6).max(6);
@@ -181,13 +198,19 @@ impl fmt::Display for Report {
             let shape = format!("{:?}", c.shape);
             writeln!(f, "{:width$}  {shape:>18}  {:>9.2e}  {worst:<52}  {verdict}", row.name, c.rel_error)?;
         }
-        writeln!(f)?;
-        let bad = self.tensors.iter().filter(|row| !row.comparison.pass).count();
-        match &self.first_wrong {
-            None if self.tensors.is_empty() => write!(f, "FAIL: nothing was compared"),
+        write!(f, "\n{}", self.verdict())
+    }
+}
+
+impl fmt::Display for Verdict<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let report = self.0;
+        let bad = report.tensors.iter().filter(|row| !row.comparison.pass).count();
+        match &report.first_wrong {
+            None if report.tensors.is_empty() => write!(f, "FAIL: nothing was compared"),
             None => {
-                write!(f, "PASS: {} tensors agree", self.tensors.len())?;
-                match self.worst() {
+                write!(f, "PASS: {} tensors agree", report.tensors.len())?;
+                match report.worst() {
                     Some(row) => {
                         write!(f, "; largest relative error {:.2e} in {}", row.comparison.rel_error, row.name)
                     }
@@ -195,9 +218,9 @@ impl fmt::Display for Report {
                 }
             }
             Some(first) => {
-                writeln!(f, "FAIL: {bad} of {} tensors are wrong", self.tensors.len())?;
+                writeln!(f, "FAIL: {bad} of {} tensors are wrong", report.tensors.len())?;
                 let FirstWrong { op, origin, section, tensor, .. } = first;
-                if section == "file" {
+                if op == "file" {
                     write!(f, "first wrong: {tensor} in the file")?;
                 } else {
                     write!(f, "first wrong op: {op} at {origin} ({section}), tensor {tensor}")?;

@@ -1,0 +1,157 @@
+//! `ironhorse generate`
+
+use crate::args::EngineArgs;
+use crate::{Outcome, out};
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use ironhorse::core::Pool;
+use ironhorse::train::format::checkpoint::Checkpoint;
+use ironhorse::train::format::tokenizer::Tokenizer;
+use ironhorse::train::format::{Kind, open_weights, sniff};
+use ironhorse::train::generate::{Request, generate};
+use ironhorse::train::sample::Sampler;
+use ironhorse::train::session::{Session, SessionSpec};
+use ironhorse::train::train::latest_checkpoint;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// How to choose tokens.
+#[derive(Args, Clone, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct SamplingArgs {
+    /// Logits are divided by this; 0 is greedy
+    #[arg(long, default_value_t = 0.8, value_name = "X")]
+    temperature: f32,
+    /// Keep only the K most likely tokens
+    #[arg(long, value_name = "K")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_k: Option<usize>,
+    /// Keep only the most likely tokens that together reach this probability
+    #[arg(long, value_name = "P")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_p: Option<f32>,
+    /// Always the most likely token
+    #[arg(long)]
+    greedy: bool,
+}
+
+impl SamplingArgs {
+    /// The sampler asked for.
+    pub fn sampler(&self, seed: u64) -> Sampler {
+        let temperature = if self.greedy { 0.0 } else { self.temperature };
+        Sampler { temperature, top_k: self.top_k, top_p: self.top_p, seed }
+    }
+}
+
+/// Writes text with a trained model
+#[derive(Args)]
+#[command(
+    after_help = "Examples:\n  ironhorse generate\n  ironhorse generate --prompt 'Ivy was' --temperature 0.7\n  \
+                        ironhorse generate --model gpt2_124M.bin --tokenizer gpt2_tokenizer.bin --prompt 'The train' --top-k 40"
+)]
+pub struct GenerateArgs {
+    /// A checkpoint, a Hugging Face folder or a model .bin; the newest below runs/ if not given
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// What to continue
+    #[arg(long, default_value = "", value_name = "TEXT")]
+    prompt: String,
+    /// The most tokens to write
+    #[arg(long, default_value_t = 600, value_name = "N")]
+    tokens: usize,
+    /// Tokenizer file; the model's own if not given
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// Seed of the random choices
+    #[arg(long, default_value_t = 1, value_name = "S")]
+    seed: u64,
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// Also write text, tokens and speed to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Serialize)]
+struct GenerateReport {
+    prompt: String,
+    text: String,
+    tokens: Vec<u32>,
+    seconds: f64,
+    tokens_per_s: f64,
+}
+
+pub fn run(args: &GenerateArgs) -> Result<Outcome> {
+    let sampler = args.sampling.sampler(args.seed);
+    sampler.validate()?;
+    let model = match &args.model {
+        Some(path) => path.clone(),
+        None => latest_checkpoint(Path::new("runs"))
+            .context("no run below runs/ has a checkpoint; run `ironhorse train` first, or give --model")?,
+    };
+    let mut source = open_weights(&model)?;
+    let config = *source.config();
+    let tokenizer = find_tokenizer(args, &model, config.vocab_size)?;
+    let spec = SessionSpec { decode: Some(1), ..SessionSpec::default() };
+    let mut session = Session::new(args.engine.engine()?, config, &spec)?;
+    session.load(Pool::Params, |name, values| source.read_tensor(name, values))?;
+
+    let mut prompt = vec![tokenizer.eot];
+    prompt.extend(tokenizer.encode(args.prompt.as_bytes())?);
+    let request = Request { prompt: &prompt, tokens: args.tokens, stop: Some(tokenizer.eot), sampler };
+    let start = Instant::now();
+    out::piece(args.prompt.as_bytes())?;
+    let mut closed = None;
+    let tokens = generate(&mut session, &request, |token| {
+        if closed.is_none() {
+            closed = out::piece(&tokenizer.decode(&[token])?).err();
+        }
+        Ok(())
+    })?;
+    if let Some(error) = closed {
+        return Err(error);
+    }
+    out::line("")?;
+    let seconds = start.elapsed().as_secs_f64();
+    let report = GenerateReport {
+        prompt: args.prompt.clone(),
+        text: tokenizer.decode_lossy(&tokens)?,
+        tokens_per_s: tokens.len() as f64 / seconds,
+        tokens,
+        seconds,
+    };
+    out::json(args.json.as_deref(), &report)?;
+    Ok(Outcome::Done)
+}
+
+/// The one given, the checkpoint's own, a file beside the weights, or bytes for a model of 256 tokens.
+fn find_tokenizer(args: &GenerateArgs, model: &Path, vocab: usize) -> Result<Tokenizer> {
+    if let Some(path) = &args.tokenizer {
+        return check(Tokenizer::open(path)?, vocab);
+    }
+    if sniff(model)? == Kind::Checkpoint
+        && let Some(tokenizer) = Checkpoint::open(model)?.tokenizer()
+    {
+        return check(tokenizer.clone(), vocab);
+    }
+    let folder = if model.is_dir() { Some(model) } else { model.parent() };
+    for name in ["tokenizer.bin", "gpt2_tokenizer.bin"] {
+        if let Some(path) = folder.map(|folder| folder.join(name)).filter(|path| path.is_file()) {
+            return check(Tokenizer::open(&path)?, vocab);
+        }
+    }
+    if vocab == 256 {
+        return Ok(Tokenizer::bytes());
+    }
+    bail!("{}: has no tokenizer beside it; give --tokenizer FILE (gpt2_tokenizer.bin)", model.display())
+}
+
+fn check(tokenizer: Tokenizer, vocab: usize) -> Result<Tokenizer> {
+    if tokenizer.vocab_size() > vocab {
+        bail!("the tokenizer has {} tokens, the model only {vocab}", tokenizer.vocab_size());
+    }
+    Ok(tokenizer)
+}

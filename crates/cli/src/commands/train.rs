@@ -1,0 +1,371 @@
+//! `ironhorse train`
+
+use super::verify::RecomputeArg;
+use crate::args::EngineArgs;
+use crate::progress::Progress;
+use crate::{Outcome, out};
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use ironhorse::core::Pool;
+use ironhorse::train::data::corpus::{Split, corpus};
+use ironhorse::train::data::{Loader, LoaderConfig, MemoryTokens, Tokens, open_shards};
+use ironhorse::train::format::checkpoint::TrainerState;
+use ironhorse::train::format::tokenizer::Tokenizer;
+use ironhorse::train::format::{ModelChoice, open_weights};
+use ironhorse::train::model::Gpt2Config;
+use ironhorse::train::sample::Sampler;
+use ironhorse::train::schedule::{Decay, LrSchedule};
+use ironhorse::train::session::{Session, SessionSpec};
+use ironhorse::train::train::{RunFolder, Summary, TrainData, TrainSettings, train};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Trains a model; with no flags a small one on built-in stories, on this machine
+#[derive(Args, Clone, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[command(after_help = "Examples:\n  ironhorse train\n  \
+    ironhorse train --steps 200 --lr 3e-3 --out runs/quick\n  \
+    ironhorse train --model d12 --data 'shards/*_train_*.bin' --val-data 'shards/*_val_*.bin' --tokenizer gpt2_tokenizer.bin\n  \
+    ironhorse train --init runs/0001/checkpoint --steps 500\n  \
+    ironhorse train --config runs/0001/config.toml --out runs/again\n\n\
+    A run folder holds config.toml (reproduces the run), metrics.jsonl, loss.svg, samples/ and checkpoint/.")]
+pub struct TrainArgs {
+    /// d12, d24, d36, d48, sizes such as n_layer=2,n_head=4,n_embd=64, a TOML file, or `builtin`
+    #[arg(long, default_value = "builtin", value_name = "NAME")]
+    model: String,
+    /// Start from these weights: a model .bin, a Hugging Face folder, a checkpoint
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    init: Option<PathBuf>,
+    /// Token shards to train on, as paths or patterns; the built-in stories if not given
+    #[arg(long, value_name = "GLOB", num_args = 1..)]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    data: Vec<String>,
+    /// Token shards to validate on
+    #[arg(long, value_name = "GLOB", num_args = 1..)]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    val_data: Vec<String>,
+    /// Tokenizer file, to write samples as text
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokenizer: Option<PathBuf>,
+    /// B: sequences per micro-step
+    #[arg(long, value_name = "B")]
+    batch: Option<usize>,
+    /// T: tokens per sequence
+    #[arg(long, value_name = "T")]
+    seq: Option<usize>,
+    /// Micro-steps whose gradients make one step
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    accumulate: u32,
+    /// Optimizer steps
+    #[arg(long, value_name = "N")]
+    steps: Option<u64>,
+    /// Peak learning rate
+    #[arg(long, value_name = "X")]
+    lr: Option<f32>,
+    /// How the learning rate falls after the warm-up
+    #[arg(long, value_enum, default_value_t = ScheduleArg::Cosine)]
+    schedule: ScheduleArg,
+    /// Steps of linear warm-up
+    #[arg(long, value_name = "N")]
+    warmup: Option<u64>,
+    /// Last learning rate over the peak
+    #[arg(long, default_value_t = 0.1, value_name = "X")]
+    final_fraction: f32,
+    /// Decay of matrices
+    #[arg(long, default_value_t = 0.1, value_name = "X")]
+    weight_decay: f32,
+    /// AdamW's beta1
+    #[arg(long, default_value_t = 0.9, value_name = "X")]
+    beta1: f64,
+    /// AdamW's beta2
+    #[arg(long, value_name = "X")]
+    beta2: Option<f64>,
+    /// AdamW's epsilon
+    #[arg(long, default_value_t = 1e-8, value_name = "X")]
+    eps: f32,
+    /// Largest gradient norm; 0 turns clipping off
+    #[arg(long, default_value_t = 1.0, value_name = "X")]
+    grad_clip: f32,
+    /// Validate every so many steps; 0 means only first and last
+    #[arg(long, value_name = "N")]
+    val_every: Option<u64>,
+    /// Batches of a validation
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    val_batches: u64,
+    /// Write a sample every so many steps; 0 means only at the end
+    #[arg(long, value_name = "N")]
+    sample_every: Option<u64>,
+    /// Tokens of a sample; 0 writes none
+    #[arg(long, value_name = "N")]
+    sample_tokens: Option<usize>,
+    /// What samples begin with
+    #[arg(long, default_value = "", value_name = "TEXT")]
+    prompt: String,
+    #[command(flatten)]
+    #[serde(flatten)]
+    sampling: super::generate::SamplingArgs,
+    /// Seed of weights, data order and samples
+    #[arg(long, default_value_t = 1, value_name = "S")]
+    seed: u64,
+    /// Compute again in the backward instead of keeping
+    #[arg(long, value_enum, default_value_t = RecomputeArg::None)]
+    recompute: RecomputeArg,
+    #[command(flatten)]
+    #[serde(flatten)]
+    engine: EngineArgs,
+    /// The run folder; the next free number below runs/ if not given
+    #[arg(long, value_name = "DIR")]
+    #[serde(skip)]
+    out: Option<PathBuf>,
+    /// Use the run folder even if it holds a run
+    #[arg(long)]
+    #[serde(skip)]
+    overwrite: bool,
+    /// Also write the summary to this file
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    json: Option<PathBuf>,
+}
+
+/// Shapes of the learning rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum ScheduleArg {
+    /// Half a cosine
+    Cosine,
+    /// A straight line
+    Linear,
+    /// Flat
+    Constant,
+}
+
+/// The model of `ironhorse train` without flags: learns the built-in stories in about a minute on two cores.
+fn builtin_model() -> Gpt2Config {
+    Gpt2Config::new(256, 256, 4, 4, 128)
+}
+
+/// Bytes of built-in stories: more than the default run reads.
+const TRAIN_BYTES: usize = 4 << 20;
+const VAL_BYTES: usize = 1 << 17;
+
+/// Everything that depends on the model, settled; serialised it reproduces the run.
+fn settle(mut args: TrainArgs, small: bool) -> TrainArgs {
+    let pick = |a: u64, b: u64| if small { a } else { b };
+    args.batch.get_or_insert(pick(16, 4) as usize);
+    args.seq.get_or_insert(pick(128, 64) as usize);
+    args.steps.get_or_insert(pick(900, 100));
+    args.lr.get_or_insert(if small { 3e-3 } else { 3e-4 });
+    args.beta2.get_or_insert(if small { 0.99 } else { 0.95 });
+    let steps = args.steps.unwrap_or(1);
+    args.warmup.get_or_insert(pick(50, 20).min(steps / 5));
+    args.val_every.get_or_insert(pick(100, 50));
+    args.sample_every.get_or_insert(pick(300, 0));
+    args.sample_tokens.get_or_insert(pick(700, 64) as usize);
+    args
+}
+
+pub fn run(args: &TrainArgs) -> Result<Outcome> {
+    let builtin = args.model == "builtin";
+    let mut weights = args.init.as_deref().map(open_weights).transpose()?;
+    let config = match (&weights, builtin) {
+        (Some(source), true) => *source.config(),
+        (None, true) => builtin_model(),
+        (source, false) => {
+            let choice = ModelChoice::parse(&args.model)?;
+            let config = *choice.config();
+            if let Some(source) = source.as_ref().filter(|source| *source.config() != config) {
+                bail!("--init {} has other sizes than --model {}", source.path().display(), args.model);
+            }
+            if let ModelChoice::Weights(source) = choice {
+                weights.get_or_insert(source);
+            }
+            config
+        }
+    };
+    let mut args = settle(args.clone(), config.n_embd <= 256);
+    if args.seq > Some(config.max_seq_len) {
+        bail!("--seq {} is beyond the model's context of {}", args.seq.unwrap_or(0), config.max_seq_len);
+    }
+    if args.accumulate == 0 || args.steps == Some(0) {
+        bail!("--accumulate and --steps must be at least 1");
+    }
+    args.model = if builtin && args.init.is_none() { "builtin".into() } else { inline(&config) };
+    let (batch, seq) = (args.batch.unwrap_or(1), args.seq.unwrap_or(1));
+    let mut data = open_data(&args, &config)?;
+    let settings = settings_of(&args)?;
+    settings.schedule.validate()?;
+    settings.sampler.validate()?;
+
+    let spec = SessionSpec {
+        train: Some((batch, seq)),
+        eval: data.val.is_some().then_some((batch, seq)),
+        decode: data.tokenizer.is_some().then_some(1),
+        recompute: args.recompute.into(),
+    };
+    let mut session = Session::new(args.engine.engine()?, config, &spec)?;
+    match &mut weights {
+        Some(source) => session.load(Pool::Params, |name, values| source.read_tensor(name, values))?,
+        None => session.init(args.seed)?,
+    }
+
+    let folder = match &args.out {
+        Some(path) => path.clone(),
+        None => next_run(Path::new("runs")),
+    };
+    let text = toml::to_string_pretty(&args).context("the settings are not TOML")?;
+    let mut run = RunFolder::create(&folder, &text, args.overwrite)?;
+    eprintln!(
+        "{} parameters, {} layers of {}, {} tokens a step, {} steps → {}",
+        config.num_params(),
+        config.n_layer,
+        config.n_embd,
+        batch * seq * args.accumulate as usize,
+        settings.steps,
+        folder.display()
+    );
+    let started = Instant::now();
+    let mut progress = Progress::new(settings.steps);
+    let summary = train(&mut session, &mut data, &settings, &mut run, &mut progress);
+    progress.finish();
+    let summary = summary?;
+    let state = TrainerState {
+        step: settings.steps,
+        data: serde_json::to_value(data.train.state())?,
+        rng: serde_json::Value::Null,
+        settings: serde_json::to_value(&args)?,
+    };
+    let checkpoint = run.checkpoint(&mut session, data.tokenizer.as_ref(), &state)?;
+    report(&args, &run, &checkpoint, &summary, started.elapsed().as_secs_f64())
+}
+
+#[derive(Serialize)]
+struct TrainReport<'a> {
+    run: &'a Path,
+    checkpoint: &'a Path,
+    steps: u64,
+    seconds: f64,
+    first_val_loss: Option<f32>,
+    last_val_loss: Option<f32>,
+    last_loss: f32,
+    sample: &'a str,
+}
+
+fn report(
+    args: &TrainArgs,
+    run: &RunFolder,
+    checkpoint: &Path,
+    summary: &Summary,
+    seconds: f64,
+) -> Result<Outcome> {
+    if !summary.sample.is_empty() {
+        out::line(format!("\n{}\n", summary.sample.trim_end()))?;
+    }
+    match (summary.first_val_loss, summary.last_val_loss) {
+        (Some(first), Some(last)) => {
+            out::line(format!("validation loss {first:.4} → {last:.4} in {seconds:.0} s"))?
+        }
+        _ => out::line(format!("last training loss {:.4} after {seconds:.0} s", summary.last_loss))?,
+    }
+    out::line(format!("run        {}   (loss.svg, metrics.jsonl, samples)", run.path().display()))?;
+    out::line(format!("continue   ironhorse generate --model {}", checkpoint.display()))?;
+    let steps = args.steps.unwrap_or(0);
+    let report = TrainReport {
+        run: run.path(),
+        checkpoint,
+        steps,
+        seconds,
+        first_val_loss: summary.first_val_loss,
+        last_val_loss: summary.last_val_loss,
+        last_loss: summary.last_loss,
+        sample: &summary.sample,
+    };
+    out::json(args.json.as_deref(), &report)?;
+    Ok(Outcome::Done)
+}
+
+/// Sizes as one line that `--model` understands.
+fn inline(c: &Gpt2Config) -> String {
+    let Gpt2Config { max_seq_len, vocab_size, padded_vocab_size, n_layer, n_head, n_embd } = c;
+    format!(
+        "n_layer={n_layer},n_head={n_head},n_embd={n_embd},vocab_size={vocab_size},max_seq_len={max_seq_len},\
+         padded_vocab_size={padded_vocab_size}"
+    )
+}
+
+fn settings_of(args: &TrainArgs) -> Result<TrainSettings> {
+    let steps = args.steps.context("--steps is missing")?;
+    Ok(TrainSettings {
+        steps,
+        accumulate: args.accumulate,
+        schedule: LrSchedule {
+            kind: match args.schedule {
+                ScheduleArg::Cosine => Decay::Cosine,
+                ScheduleArg::Linear => Decay::Linear,
+                ScheduleArg::Constant => Decay::Constant,
+            },
+            peak: args.lr.context("--lr is missing")?,
+            warmup_steps: args.warmup.unwrap_or(0),
+            total_steps: steps,
+            final_fraction: args.final_fraction,
+        },
+        beta1: args.beta1,
+        beta2: args.beta2.context("--beta2 is missing")?,
+        eps: args.eps,
+        weight_decay: args.weight_decay,
+        grad_clip: args.grad_clip,
+        val_every: args.val_every.unwrap_or(0),
+        val_batches: args.val_batches,
+        sample_every: args.sample_every.unwrap_or(0),
+        sample_tokens: args.sample_tokens.unwrap_or(0),
+        prompt: args.prompt.clone(),
+        sampler: Sampler { seed: args.seed, ..args.sampling.sampler(args.seed) },
+    })
+}
+
+fn open_data(args: &TrainArgs, config: &Gpt2Config) -> Result<TrainData> {
+    let loader = |sources: Vec<Box<dyn Tokens>>, shuffle: bool| {
+        let config = LoaderConfig {
+            batch: args.batch.unwrap_or(1),
+            seq: args.seq.unwrap_or(1),
+            vocab: config.vocab_size,
+            seed: args.seed,
+            shuffle,
+        };
+        Loader::new(sources, config)
+    };
+    let stories = |split, bytes| -> Vec<Box<dyn Tokens>> {
+        vec![Box::new(MemoryTokens::from_bytes("built-in stories", &corpus(args.seed, split, bytes)))]
+    };
+    let tokenizer = match &args.tokenizer {
+        Some(path) => Some(Tokenizer::open(path)?),
+        None if args.data.is_empty() || config.vocab_size == 256 => Some(Tokenizer::bytes()),
+        None => None,
+    };
+    if let Some(tokenizer) = tokenizer.as_ref().filter(|t| t.vocab_size() > config.vocab_size) {
+        bail!("the tokenizer has {} tokens, the model only {}", tokenizer.vocab_size(), config.vocab_size);
+    }
+    if args.data.is_empty() {
+        let train = loader(stories(Split::Train, TRAIN_BYTES), true)?;
+        let val = if args.val_data.is_empty() {
+            loader(stories(Split::Validation, VAL_BYTES), false)?
+        } else {
+            loader(open_shards(&args.val_data)?, false)?
+        };
+        return Ok(TrainData { train, val: Some(val), tokenizer });
+    }
+    let train = loader(open_shards(&args.data)?, true)?;
+    let val =
+        if args.val_data.is_empty() { None } else { Some(loader(open_shards(&args.val_data)?, false)?) };
+    Ok(TrainData { train, val, tokenizer })
+}
+
+/// The first number below `runs` that is not taken.
+fn next_run(runs: &Path) -> PathBuf {
+    (1..)
+        .map(|n| runs.join(format!("{n:04}")))
+        .find(|path| !path.exists())
+        .unwrap_or_else(|| runs.join("run"))
+}
