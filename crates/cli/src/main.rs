@@ -44,10 +44,21 @@ pub(crate) enum Outcome {
     Failed,
 }
 
+/// Help and version are printed as they are; a wrong flag becomes one line.
+fn usage_error(error: clap::Error) -> anyhow::Result<Cli> {
+    if !error.use_stderr() {
+        error.exit();
+    }
+    let text = error.to_string();
+    let paragraphs = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let parts: Vec<&str> = paragraphs.filter(|line| !line.is_empty()).collect();
+    let line = parts.join("; ");
+    anyhow::bail!("{} (see --help)", line.strip_prefix("error: ").unwrap_or(&line))
+}
+
 fn main() -> ExitCode {
     let result = args::expand_config(std::env::args_os()).and_then(|args| {
-        // clap prints help and usage errors itself, with exit codes 0 and 2
-        let cli = Cli::try_parse_from(args).unwrap_or_else(|error| error.exit());
+        let cli = Cli::try_parse_from(args).or_else(usage_error)?;
         match cli.command {
             Command::Train(args) => commands::train::run(&args),
             Command::Generate(args) => commands::generate::run(&args),

@@ -154,8 +154,8 @@ const VAL_BYTES: usize = 1 << 17;
 /// Everything that depends on the model, settled; serialised it reproduces the run.
 fn settle(mut args: TrainArgs, small: bool) -> TrainArgs {
     let pick = |a: u64, b: u64| if small { a } else { b };
-    args.batch.get_or_insert(pick(16, 4) as usize);
-    args.seq.get_or_insert(pick(128, 64) as usize);
+    args.batch.get_or_insert(pick(8, 4) as usize);
+    args.seq.get_or_insert(pick(256, 64) as usize);
     args.steps.get_or_insert(pick(900, 100));
     args.lr.get_or_insert(if small { 3e-3 } else { 3e-4 });
     args.beta2.get_or_insert(if small { 0.99 } else { 0.95 });

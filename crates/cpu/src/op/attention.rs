@@ -251,8 +251,11 @@ unsafe fn backward_head(isa: Isa, scratch: &mut Scratch, g: &Heads, slots: [Span
                 let (p, dp) = (&mut p[i * cols..(i + 1) * cols], &mut dp[i * cols..(i + 1) * cols]);
                 probabilities(isa, &mut p[..seen], g.scale, row_lse);
                 softmax_bwd_row(isa, &mut dp[..seen], &p[..seen], delta[i], g.scale);
+                // The first position sees one key: its softmax is the constant 1, its gradient exactly 0. Rounding
+                // noise in its place would be blown up by AdamW.
+                let seen_dp = if queries.start + i == 0 { 0 } else { seen };
                 p[seen..].fill(0.0);
-                dp[seen..].fill(0.0);
+                dp[seen_dp..].fill(0.0);
             }
             let [p, ds] = [&*p, &*dp].map(|t| MatRef::row_major(t.as_ptr(), cols));
             // The first tile to reach a gradient writes it: queries see key tile 0 first, keys their own tile.
