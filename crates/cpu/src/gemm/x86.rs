@@ -132,8 +132,7 @@ unsafe fn transpose_8(src: *const f32, stride: usize, lanes: usize, steps: usize
         if i < lanes {
             // SAFETY: row i < lanes, masked to `steps` floats.
             *r = unsafe { _mm512_maskz_loadu_ps(mask, src.add(i * stride)) };
-            // SAFETY: a hint; any address is allowed.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(i * stride + AHEAD).cast()) };
+            _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(i * stride + AHEAD).cast());
         }
     }
     // In each 128-bit lane L, quads[h][t] holds steps 4L + t of rows 4h .. 4h + 4.
@@ -173,8 +172,7 @@ unsafe fn transpose_16(src: *const f32, stride: usize, lanes: usize, steps: usiz
         if i < lanes {
             // SAFETY: row i < lanes, masked to `steps` floats.
             *r = unsafe { _mm512_maskz_loadu_ps(mask, src.add(i * stride)) };
-            // SAFETY: a hint; any address is allowed.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(i * stride + AHEAD).cast()) };
+            _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(i * stride + AHEAD).cast());
         }
     }
     // In each 128-bit lane L, quads[h][t] holds steps 4L + t of rows 4h .. 4h + 4.
