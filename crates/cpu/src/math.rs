@@ -95,7 +95,7 @@ pub const LANES: usize = 32;
 
 /// The lanes combined by a fixed tree: 32 to 16 to 8 ...
 #[inline(always)]
-fn tree<T: Copy>(mut lanes: [T; LANES], join: impl Fn(T, T) -> T) -> T {
+pub(crate) fn tree<T: Copy>(mut lanes: [T; LANES], join: impl Fn(T, T) -> T) -> T {
     let mut width = LANES / 2;
     while width > 0 {
         for i in 0..width {
