@@ -129,10 +129,10 @@ impl<'a> Plan<'a> {
         let kc = slice_len(g.k);
         let slice_bytes = shared.panels() * shared.width * kc * size_of::<f32>();
         let phase = (SHARED_BYTES / slice_bytes).max(1);
-        // About eight tasks a thread even out what the threads do besides.
+        // About four tasks a thread even out what the threads do besides.
         let (panels, others) = (streamed.panels(), shared.panels());
         let most = MAX_BLOCK[if !stream_b { 2 } else { usize::from(streamed.s_k != 1) }];
-        let block = (panels / (8 * threads)).clamp(1, most);
+        let block = (panels / (4 * threads)).clamp(1, most);
         let parts = (2 * threads).div_ceil(panels.div_ceil(block)).min(others);
         let part = others.div_ceil(if threads == 1 { 1 } else { parts });
         Self { g, kernels, shared, streamed, stream_b, kc, phase, block, part, threads }
