@@ -1,8 +1,8 @@
 //! A product allocates nothing once the workspace has grown, on any thread.
 
+use ironhorse_cpu::buffer::Buffer;
 use ironhorse_cpu::gemm::{Gemm, LocalScratch, MatMut, MatRef, Workspace, gemm, gemm_local};
 use ironhorse_cpu::isa::Isa;
-use ironhorse_cpu::mem::Buffer;
 use ironhorse_cpu::team::Team;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
