@@ -69,7 +69,7 @@ fn run() -> Result<bool> {
     let name = match args.next() {
         None => {
             out::line(overview());
-            return Ok(false);
+            bail!("no command given");
         }
         Some(name) if matches!(name.as_str(), "-h" | "--help" | "help") => {
             out::line(overview());
