@@ -1,12 +1,13 @@
 //! Flags that commands share, and configuration files: TOML whose keys are the flags.
 
+use crate::number;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use ironhorse::Device;
 use ironhorse::core::Engine;
 use serde::Serialize;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Where to compute.
 #[derive(Args, Clone, Debug, Serialize)]
@@ -15,7 +16,7 @@ pub struct EngineArgs {
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub device: String,
     /// Threads of the CPU engine; 0 means one for each core
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = number::threads)]
     pub threads: usize,
     /// Precision of weights and activations
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
@@ -58,12 +59,29 @@ impl EngineArgs {
     }
 }
 
-/// Replaces `--config FILE` by the flags the file stands for, before the other flags: flags on the line win.
-pub fn expand_config(args: impl Iterator<Item = OsString>) -> Result<Vec<OsString>> {
-    let args: Vec<OsString> = args.collect();
-    let mut kept = Vec::with_capacity(args.len());
+/// A command line, with the flags that its configuration file stands for.
+#[derive(Debug)]
+pub struct Line {
+    /// What the parser gets.
+    pub args: Vec<OsString>,
+    /// The configuration file, and the keys taken from it.
+    config: Option<(PathBuf, Vec<String>)>,
+}
+
+impl Line {
+    /// The configuration file and its key, if that is where a flag comes from.
+    pub fn key_of(&self, flag: &str) -> Option<(&Path, &str)> {
+        let (path, keys) = self.config.as_ref()?;
+        let key = keys.iter().find(|key| flag_of(key) == flag)?;
+        Some((path, key))
+    }
+}
+
+/// Replaces `--config FILE` by the flags the file stands for; those that the line gives too are left out.
+pub fn expand_config(args: impl Iterator<Item = OsString>) -> Result<Line> {
+    let mut kept = Vec::new();
     let mut file = None;
-    let mut rest = args.into_iter();
+    let mut rest = args;
     while let Some(arg) = rest.next() {
         let text = arg.to_string_lossy();
         if text == "--" {
@@ -79,32 +97,49 @@ pub fn expand_config(args: impl Iterator<Item = OsString>) -> Result<Vec<OsStrin
             kept.push(arg);
         }
     }
-    let Some(file) = file else { return Ok(kept) };
-    let path = Path::new(&file);
-    let text = std::fs::read_to_string(path).with_context(|| format!("{}: cannot read", path.display()))?;
-    let flags = flags_of(&text).with_context(|| path.display().to_string())?;
+    let Some(path) = file.map(PathBuf::from) else { return Ok(Line { args: kept, config: None }) };
+    let text = std::fs::read_to_string(&path).with_context(|| format!("{}: cannot read", path.display()))?;
+    let mut flags = flags_of(&text).with_context(|| path.display().to_string())?;
+    let given = |flag: &str| {
+        kept.iter().any(|arg| arg.to_string_lossy().split('=').next().is_some_and(|start| start == flag))
+    };
+    flags.retain(|(key, _)| !given(&flag_of(key)));
     let after_command = kept.len().min(2);
-    kept.splice(after_command..after_command, flags.into_iter().map(OsString::from));
-    Ok(kept)
+    let keys = flags.iter().map(|(key, _)| key.clone()).collect();
+    kept.splice(after_command..after_command, flags.into_iter().map(|(_, flag)| flag.into()));
+    Ok(Line { args: kept, config: Some((path, keys)) })
+}
+
+fn flag_of(key: &str) -> String {
+    format!("--{}", key.replace('_', "-"))
 }
 
 /// `key = value` becomes `--key=value`, `true` a bare flag, a list a repeated flag; `_` in keys is `-`.
-fn flags_of(text: &str) -> Result<Vec<String>> {
-    let table: toml::Table = text.parse().context("not valid TOML")?;
+fn flags_of(text: &str) -> Result<Vec<(String, String)>> {
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+        let start = error.span().map_or(0, |span| span.start);
+        let line = 1 + text.bytes().take(start).filter(|&byte| byte == b'\n').count();
+        anyhow::anyhow!("not TOML, line {line}: {}", error.message())
+    })?;
     let mut flags = Vec::new();
     for (key, value) in table {
-        let flag = format!("--{}", key.replace('_', "-"));
+        if key == "config" {
+            bail!("key `config`: a configuration file cannot name another");
+        }
+        let flag = flag_of(&key);
         let mut push = |value: &toml::Value| -> Result<()> {
-            match value {
-                toml::Value::String(text) => flags.push(format!("{flag}={text}")),
-                toml::Value::Integer(number) => flags.push(format!("{flag}={number}")),
-                toml::Value::Float(number) => flags.push(format!("{flag}={number}")),
-                toml::Value::Boolean(true) => flags.push(flag.clone()),
-                toml::Value::Boolean(false) => {}
-                other => {
-                    bail!("{key} is {other}, expected a text, a number, true or false, or a list of those")
-                }
-            }
+            let flag = match value {
+                toml::Value::String(text) => format!("{flag}={text}"),
+                toml::Value::Integer(number) => format!("{flag}={number}"),
+                toml::Value::Float(number) => format!("{flag}={number}"),
+                toml::Value::Boolean(true) => flag.clone(),
+                toml::Value::Boolean(false) => return Ok(()),
+                other => bail!(
+                    "key `{key}` is a {}, expected a text, a number, true or false, or a list of those",
+                    other.type_str()
+                ),
+            };
+            flags.push((key.clone(), flag));
             Ok(())
         };
         match &value {
@@ -121,25 +156,38 @@ mod tests {
 
     #[test]
     fn keys_become_flags() {
-        let flags = flags_of(
+        let pairs = flags_of(
             "steps = 3\nlr = 0.5\nval_every = 2\ndata = [\"a\", \"b\"]\noverwrite = true\nx = false",
         );
-        assert_eq!(
-            flags.unwrap(),
-            ["--data=a", "--data=b", "--lr=0.5", "--overwrite", "--steps=3", "--val-every=2"]
-        );
+        let flags: Vec<String> = pairs.unwrap().into_iter().map(|(_, flag)| flag).collect();
+        assert_eq!(flags, ["--data=a", "--data=b", "--lr=0.5", "--overwrite", "--steps=3", "--val-every=2"]);
         assert!(flags_of("a = [[1]]").is_err());
         assert!(flags_of("a =").is_err());
     }
 
     #[test]
-    fn the_file_comes_before_the_flags_of_the_line() {
+    fn flags_of_the_line_win() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("c.toml");
-        std::fs::write(&path, "steps = 3\n").unwrap();
-        let line = ["ironhorse", "train", "--steps=5", "--config", path.to_str().unwrap()];
-        let args = expand_config(line.iter().map(OsString::from)).unwrap();
-        assert_eq!(args, ["ironhorse", "train", "--steps=3", "--steps=5"]);
+        std::fs::write(&path, "steps = 3\nval_every = 2\ndata = [\"a\"]\n").unwrap();
+        let line = [
+            "ironhorse",
+            "train",
+            "--steps=5",
+            "--data",
+            "b",
+            "--config",
+            path.to_str().unwrap(),
+            "--",
+            "--seq",
+        ];
+        let line = expand_config(line.iter().map(OsString::from)).unwrap();
+        assert_eq!(
+            line.args,
+            ["ironhorse", "train", "--val-every=2", "--steps=5", "--data", "b", "--", "--seq"]
+        );
+        assert_eq!(line.key_of("--val-every"), Some((path.as_path(), "val_every")));
+        assert_eq!(line.key_of("--steps"), None);
         let missing = ["ironhorse", "train", "--config=no-such-file.toml"];
         let error = expand_config(missing.iter().map(OsString::from)).unwrap_err();
         assert!(format!("{error:#}").starts_with("no-such-file.toml: cannot read"));

@@ -1,5 +1,8 @@
 //! What this machine is, as far as the system tells.
 
+use anyhow::{Result, bail};
+use ironhorse::train::model::Gpt2Config;
+use ironhorse::train::session::SessionSpec;
 use serde::Serialize;
 
 /// A machine, for benchmark records and `doctor`.
@@ -29,9 +32,32 @@ impl Hardware {
             cpu: field("model name").or_else(|| field("CPU part")).unwrap_or_else(|| "unknown".into()),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             isa: ironhorse::cpu::isa::Isa::detect().name(),
-            memory_bytes: kibibytes("/proc/meminfo", "MemTotal"),
+            memory_bytes: memory(),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
         }
+    }
+}
+
+/// Memory this process may use, where the system tells: that of the machine, or of the container it runs in.
+pub fn memory() -> Option<u64> {
+    let machine = kibibytes("/proc/meminfo", "MemTotal")?;
+    let container = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"]
+        .iter()
+        .find_map(|file| std::fs::read_to_string(file).ok()?.trim().parse().ok());
+    Some(machine.min(container.unwrap_or(u64::MAX)))
+}
+
+/// Refuses a run that this machine cannot hold. The system would often grant the memory and end the process later.
+pub fn check_memory(config: &Gpt2Config, spec: &SessionSpec) -> Result<()> {
+    let needs = spec.layout(config)?.total() as u64;
+    match memory().filter(|&has| needs > has) {
+        None => Ok(()),
+        Some(has) => bail!(
+            "this run needs {} of memory and the machine has {}; use a smaller batch, sequence or model \
+             (ironhorse plan shows what takes it)",
+            human_bytes(needs),
+            human_bytes(has)
+        ),
     }
 }
 
@@ -49,7 +75,7 @@ fn kibibytes(file: &str, field: &str) -> Option<u64> {
 /// Bytes for people.
 pub fn human_bytes(bytes: u64) -> String {
     let (mut value, mut unit) = (bytes as f64, "B");
-    for next in ["KiB", "MiB", "GiB", "TiB"] {
+    for next in ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"] {
         if value < 1024.0 {
             break;
         }

@@ -4,10 +4,13 @@
 mod args;
 mod commands;
 mod hardware;
+mod number;
 mod out;
 mod progress;
 
-use clap::{Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Trains transformers and proves that it computes what PyTorch computes.
@@ -22,6 +25,10 @@ use std::process::ExitCode;
 struct Cli {
     #[command(subcommand)]
     command: Command,
+    /// TOML file whose keys are the flags of the command; flags on the line win
+    #[arg(long, global = true, value_name = "FILE")]
+    #[allow(dead_code, reason = "for the help; `args::expand_config` takes it off the line")]
+    config: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
@@ -44,43 +51,123 @@ pub(crate) enum Outcome {
     Failed,
 }
 
-/// Help and version are printed as they are; a wrong flag becomes one line.
-fn usage_error(error: clap::Error) -> anyhow::Result<Cli> {
-    if !error.use_stderr() {
-        error.exit();
+/// All flags. A number below 0 is a value that a flag may refuse, not an unknown flag.
+fn command() -> clap::Command {
+    Cli::command().mut_subcommands(|command| {
+        command.mut_args(|arg| {
+            let takes_values = arg.get_action().takes_values();
+            arg.allow_negative_numbers(takes_values)
+        })
+    })
+}
+
+/// The command line. Help and version are printed as they are; a wrong flag becomes one line.
+fn parse() -> anyhow::Result<Cli> {
+    let line = args::expand_config(std::env::args_os())?;
+    let matches = command().try_get_matches_from(&line.args).and_then(|m| Cli::from_arg_matches(&m));
+    matches.map_err(|error| {
+        if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+            error.exit();
+        }
+        anyhow::anyhow!(usage_error(&error, &line))
+    })
+}
+
+/// What clap says in paragraphs, in one line; a wrong key of the configuration file is said to be one.
+fn usage_error(error: &clap::Error, line: &args::Line) -> String {
+    let paragraphs = error.to_string();
+    let mut text = String::new();
+    let mut between = "";
+    for part in paragraphs.lines().map(str::trim) {
+        if part.starts_with("Usage:") || part.starts_with("For more information") {
+            break;
+        }
+        if part.is_empty() {
+            between = "; ";
+            continue;
+        }
+        text += if part.starts_with('[') { " " } else { between };
+        text += part;
+        // a list follows a colon, one item to a line
+        between = if part.ends_with(':') { " " } else { ", " };
     }
-    let text = error.to_string();
-    let paragraphs = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
-    let parts: Vec<&str> = paragraphs.filter(|line| !line.is_empty()).collect();
-    let line = parts.join("; ");
-    anyhow::bail!("{} (see --help)", line.strip_prefix("error: ").unwrap_or(&line))
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let flag = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(flag)) => flag.split([' ', '=']).next(),
+        _ => None,
+    };
+    match flag.and_then(|flag| line.key_of(flag)) {
+        Some((path, key)) => format!("{}: key `{key}`: {text}", path.display()),
+        None => format!("{text} (see --help)"),
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<Outcome> {
+    match command {
+        Command::Train(args) => commands::train::run(&args),
+        Command::Generate(args) => commands::generate::run(&args),
+        Command::Verify(args) => commands::verify::run(&args),
+        Command::Bench(args) => commands::bench::run(&args),
+        Command::Profile(args) => commands::profile::run(&args),
+        Command::Plan(args) => commands::plan::run(&args),
+        Command::Convert(args) => commands::convert::run(&args),
+        Command::Doctor(args) => commands::doctor::run(&args),
+    }
 }
 
 fn main() -> ExitCode {
-    let result = args::expand_config(std::env::args_os()).and_then(|args| {
-        let cli = Cli::try_parse_from(args).or_else(usage_error)?;
-        match cli.command {
-            Command::Train(args) => commands::train::run(&args),
-            Command::Generate(args) => commands::generate::run(&args),
-            Command::Verify(args) => commands::verify::run(&args),
-            Command::Bench(args) => commands::bench::run(&args),
-            Command::Profile(args) => commands::profile::run(&args),
-            Command::Plan(args) => commands::plan::run(&args),
-            Command::Convert(args) => commands::convert::run(&args),
-            Command::Doctor(args) => commands::doctor::run(&args),
-        }
-    });
-    match result {
+    match parse().and_then(|cli| run(cli.command)) {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::Failed) => ExitCode::from(1),
-        Err(error) if out::is_closed_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            // One line, whatever is inside.
-            let line = format!("{error:#}").replace('\n', " ");
-            eprintln!("error: {line}");
-            let diverged =
-                error.downcast_ref().is_some_and(|e| matches!(e, ironhorse::train::Error::Diverged { .. }));
-            ExitCode::from(if diverged { 1 } else { 2 })
+        Err(error) => match error.downcast_ref::<ironhorse::train::Error>() {
+            Some(closed) if out::is_closed_pipe(closed) => ExitCode::SUCCESS,
+            known => {
+                out::note(format_args!("error: {}", one_line(&error)));
+                let diverged = matches!(known, Some(ironhorse::train::Error::Diverged { .. }));
+                ExitCode::from(if diverged { 1 } else { 2 })
+            }
+        },
+    }
+}
+
+/// The causes in one line; one that the text before it already quotes is left out.
+fn one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if line.is_empty() {
+            line = cause;
+        } else if !line.ends_with(&cause) {
+            line = format!("{line}: {cause}");
         }
+    }
+    let mut escaped = String::with_capacity(line.len());
+    for c in line.chars() {
+        match c {
+            '\n' => escaped.push(' '),
+            c if c.is_control() => escaped.extend(c.escape_default()),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn flags_are_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
+        let error = ironhorse::train::Error::io("a\x1b\nb".as_ref(), "open", missing());
+        let line = one_line(&anyhow::Error::new(error));
+        assert_eq!(line, format!("a\\u{{1b}} b: cannot open: {}", missing()));
+        let error = Err::<(), _>(missing()).context("c.toml: cannot read").unwrap_err();
+        assert_eq!(one_line(&error), format!("c.toml: cannot read: {}", missing()));
     }
 }

@@ -1,27 +1,50 @@
-//! Standard output that does not panic when the reader goes away, and JSON files.
+//! Standard output and error that do not panic when the reader goes away, and JSON files.
 
 use anyhow::{Context, Result};
-use ironhorse::train::format::atomic;
+use ironhorse::train::Error;
+use ironhorse::train::format::atomic::{self, AtomicFile};
 use serde::Serialize;
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
-/// Prints a line.
+/// Prints a line. That nobody reads any more (`ironhorse ... | head`) is no error: the command still has a result.
 pub fn line(text: impl Display) -> Result<()> {
-    Ok(writeln!(io::stdout().lock(), "{text}")?)
+    match writeln!(io::stdout().lock(), "{text}") {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(cannot_print(error).into()),
+        _ => Ok(()),
+    }
 }
 
 /// Prints without a line end, at once.
-pub fn piece(text: &[u8]) -> Result<()> {
+pub fn piece(text: &[u8]) -> Result<(), Error> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(text)?;
-    Ok(stdout.flush()?)
+    stdout.write_all(text).and_then(|()| stdout.flush()).map_err(cannot_print)
 }
 
-/// Whether the error is only that nobody reads the output any more (`ironhorse ... | head`).
-pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+fn cannot_print(error: io::Error) -> Error {
+    Error::io(Path::new("standard output"), "write", error)
+}
+
+/// Tells the person who waits. A closed standard error must not end a run.
+pub fn note(text: impl Display) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Whether the error is only that nobody reads the output any more.
+pub fn is_closed_pipe(error: &Error) -> bool {
+    matches!(error, Error::Io { source, .. } if source.kind() == ErrorKind::BrokenPipe)
+}
+
+/// Finds out before the work whether the JSON file can be written after it.
+pub fn check_json(path: Option<&Path>) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    // opening a device or a pipe can have an effect
+    let special = path.metadata().is_ok_and(|meta| !meta.is_file() && !meta.is_dir());
+    if !special {
+        AtomicFile::create(path)?;
+    }
+    Ok(())
 }
 
 /// Writes a value as JSON, if a file was asked for.

@@ -1,5 +1,6 @@
 //! How a run shows itself: a progress bar on a terminal, plain lines elsewhere.
 
+use crate::out;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ironhorse::train::metrics::Metrics;
 use ironhorse::train::train::Observer;
@@ -34,7 +35,7 @@ impl Progress {
     fn print(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.println(text),
-            None => eprintln!("{text}"),
+            None => out::note(text),
         }
     }
 
@@ -67,7 +68,8 @@ impl Observer for Progress {
             None => {
                 let due = self.last_line.is_none_or(|last| last.elapsed() >= LINE_EVERY);
                 if due || m.step + 1 == self.total {
-                    eprintln!("step {:>5}/{}  {message}  ETA {}", m.step, self.total, self.eta(m.step + 1));
+                    let eta = self.eta(m.step + 1);
+                    out::note(format_args!("step {:>5}/{}  {message}  ETA {eta}", m.step, self.total));
                     self.last_line = Some(Instant::now());
                 }
             }

@@ -18,6 +18,27 @@ pub struct SessionSpec {
     pub recompute: Recompute,
 }
 
+impl SessionSpec {
+    /// What an engine must reserve for such a session.
+    pub fn layout(&self, config: &Gpt2Config) -> Result<Layout> {
+        Ok(layout(&self.programs(config)?))
+    }
+
+    /// Training, evaluation, decoding.
+    fn programs(&self, config: &Gpt2Config) -> Result<[Option<Program>; 3]> {
+        config.validate()?;
+        Ok([
+            self.train.map(|(b, t)| gpt2::training(config, b, t, self.recompute)).transpose()?,
+            self.eval.map(|(b, t)| gpt2::evaluation(config, b, t)).transpose()?,
+            self.decode.map(|b| gpt2::decoding(config, b)).transpose()?,
+        ])
+    }
+}
+
+fn layout(programs: &[Option<Program>]) -> Layout {
+    programs.iter().flatten().fold(Layout::default(), |all, program| all.union(program.layout()))
+}
+
 /// A GPT-2 on an engine.
 pub struct Session {
     engine: Box<dyn Engine>,
@@ -31,15 +52,9 @@ impl Session {
     /// Builds the programs, plans them together and reserves the engine's memory. Weights are 0 until they are
     /// loaded or initialised.
     pub fn new(mut engine: Box<dyn Engine>, config: Gpt2Config, spec: &SessionSpec) -> Result<Self> {
-        config.validate()?;
-        let train = spec.train.map(|(b, t)| gpt2::training(&config, b, t, spec.recompute)).transpose()?;
-        let eval = spec.eval.map(|(b, t)| gpt2::evaluation(&config, b, t)).transpose()?;
-        let decode = spec.decode.map(|b| gpt2::decoding(&config, b)).transpose()?;
-        let layout = [&train, &eval, &decode]
-            .into_iter()
-            .flatten()
-            .fold(Layout::default(), |all, program| all.union(program.layout()));
-        engine.reserve(&layout)?;
+        let programs = spec.programs(&config)?;
+        engine.reserve(&layout(&programs))?;
+        let [train, eval, decode] = programs;
         Ok(Self { engine, config, train, eval, decode })
     }
 

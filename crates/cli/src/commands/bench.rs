@@ -1,8 +1,8 @@
 //! `ironhorse bench`
 
 use crate::args::EngineArgs;
-use crate::hardware::{COMMIT, Hardware, VERSION, human_bytes, peak_rss};
-use crate::{Outcome, out};
+use crate::hardware::{COMMIT, Hardware, VERSION, check_memory, human_bytes, peak_rss};
+use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
 use clap::Args;
 use ironhorse::core::{Layout, Pool, Scalars, Section};
@@ -15,6 +15,9 @@ use ironhorse::train::session::{Session, SessionSpec};
 use serde::Serialize;
 use std::path::PathBuf;
 
+/// The most steps to time.
+const MOST_STEPS: u64 = 1_000_000;
+
 /// What `bench` and `profile` run.
 #[derive(Args)]
 pub struct Workload {
@@ -25,25 +28,25 @@ pub struct Workload {
     #[arg(long, value_name = "FILE")]
     pub data: Option<PathBuf>,
     /// B: sequences per step
-    #[arg(long, default_value_t = 4, value_name = "B")]
+    #[arg(long, default_value_t = 4, value_name = "B", value_parser = number::count::<usize>)]
     pub batch: usize,
     /// T: tokens per sequence
-    #[arg(long, default_value_t = 64, value_name = "T")]
+    #[arg(long, default_value_t = 64, value_name = "T", value_parser = number::count::<usize>)]
     pub seq: usize,
     /// Steps to time
-    #[arg(long, default_value_t = 10, value_name = "N")]
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = number::whole::<usize>(1..=MOST_STEPS))]
     pub steps: usize,
     /// Steps before timing starts
-    #[arg(long, default_value_t = 2, value_name = "N")]
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = number::whole::<usize>(0..=MOST_STEPS))]
     pub warmup: usize,
     /// Largest gradient norm; 0 turns clipping off
-    #[arg(long, default_value_t = 1.0, value_name = "X")]
+    #[arg(long, default_value_t = 1.0, value_name = "X", value_parser = number::at_least_0::<f32>)]
     pub grad_clip: f32,
     /// Learning rate
-    #[arg(long, default_value_t = 1e-4, value_name = "X")]
+    #[arg(long, default_value_t = 1e-4, value_name = "X", value_parser = number::at_least_0::<f32>)]
     pub lr: f32,
     /// Seed of random weights and tokens
-    #[arg(long, default_value_t = 1, value_name = "S")]
+    #[arg(long, default_value_t = 1, value_name = "S", value_parser = number::count_or_0::<u64>)]
     pub seed: u64,
     /// Compute again in the backward instead of keeping
     #[arg(long, value_enum, default_value_t = super::verify::RecomputeArg::None)]
@@ -55,18 +58,16 @@ pub struct Workload {
 impl Workload {
     /// The model on the engine, with weights, and a batch of (x, y).
     pub fn prepare(&self) -> Result<(Session, Vec<i32>, Vec<i32>)> {
-        if self.steps == 0 {
-            bail!("--steps is 0, expected at least 1");
-        }
         let engine = self.engine.engine()?;
         let choice = ModelChoice::parse(&self.model)?;
         let config = *choice.config();
-        let (x, y) = self.tokens(&config)?;
         let spec = SessionSpec {
             train: Some((self.batch, self.seq)),
             recompute: self.recompute.into(),
             ..SessionSpec::default()
         };
+        check_memory(&config, &spec)?;
+        let (x, y) = self.tokens(&config)?;
         let mut session = Session::new(engine, config, &spec)?;
         match choice {
             ModelChoice::Sizes(_) => session.init(self.seed)?,
@@ -93,7 +94,7 @@ impl Workload {
             return Ok((state.x()?, state.y()?));
         }
         let mut rng = Rng::new(self.seed).fork(u64::MAX);
-        let count = self.batch.saturating_mul(self.seq);
+        let count = self.batch * self.seq; // `check_memory` has counted them
         let stream: Vec<i32> = (0..=count).map(|_| rng.index(config.vocab_size) as i32).collect();
         Ok((stream[..count].to_vec(), stream[1..].to_vec()))
     }
@@ -142,6 +143,7 @@ struct BenchReport {
 }
 
 pub fn run(args: &BenchArgs) -> Result<Outcome> {
+    out::check_json(args.json.as_deref())?;
     let work = &args.work;
     let (mut session, x, y) = work.prepare()?;
     let timing = time_steps(&mut session, [&x, &y], &work.scalars(), [work.warmup, work.steps])?;

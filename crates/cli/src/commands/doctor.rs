@@ -1,7 +1,7 @@
 //! `ironhorse doctor`
 
 use crate::hardware::{COMMIT, Hardware, VERSION, human_bytes};
-use crate::{Outcome, out};
+use crate::{Outcome, number, out};
 use anyhow::Result;
 use clap::Args;
 use ironhorse::cpu::{CpuEngine, Limits};
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:\n  ironhorse doctor\n  ironhorse doctor --json doctor.json")]
 pub struct DoctorArgs {
     /// Threads to measure with; 0 means one for each core
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = number::threads)]
     threads: usize,
     /// Also write the figures to this file
     #[arg(long, value_name = "FILE")]
@@ -40,6 +40,7 @@ struct DeviceReport {
 }
 
 pub fn run(args: &DoctorArgs) -> Result<Outcome> {
+    out::check_json(args.json.as_deref())?;
     let hardware = Hardware::detect();
     let engine = CpuEngine::new(args.threads);
     let limits = Limits::measure(args.threads);

@@ -1,7 +1,8 @@
 //! `ironhorse generate`
 
 use crate::args::EngineArgs;
-use crate::{Outcome, out};
+use crate::hardware::check_memory;
+use crate::{Outcome, number, out};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use ironhorse::core::Pool;
@@ -21,14 +22,14 @@ use std::time::Instant;
 #[serde(rename_all = "kebab-case")]
 pub struct SamplingArgs {
     /// Logits are divided by this; 0 is greedy
-    #[arg(long, default_value_t = 0.8, value_name = "X")]
+    #[arg(long, default_value_t = 0.8, value_name = "X", value_parser = number::at_least_0::<f32>)]
     temperature: f32,
     /// Keep only the K most likely tokens
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = number::count::<usize>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     top_k: Option<usize>,
     /// Keep only the most likely tokens that together reach this probability
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = number::probability::<f32>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     top_p: Option<f32>,
     /// Always the most likely token
@@ -55,10 +56,10 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
     /// What to continue
-    #[arg(long, default_value = "", value_name = "TEXT")]
+    #[arg(long, default_value = "", value_name = "TEXT", allow_hyphen_values = true)]
     prompt: String,
     /// The most tokens to write
-    #[arg(long, default_value_t = 600, value_name = "N")]
+    #[arg(long, default_value_t = 600, value_name = "N", value_parser = number::count_or_0::<usize>)]
     tokens: usize,
     /// Tokenizer file; the model's own if not given
     #[arg(long, value_name = "FILE")]
@@ -66,7 +67,7 @@ pub struct GenerateArgs {
     #[command(flatten)]
     sampling: SamplingArgs,
     /// Seed of the random choices
-    #[arg(long, default_value_t = 1, value_name = "S")]
+    #[arg(long, default_value_t = 1, value_name = "S", value_parser = number::count_or_0::<u64>)]
     seed: u64,
     #[command(flatten)]
     engine: EngineArgs,
@@ -85,8 +86,8 @@ struct GenerateReport {
 }
 
 pub fn run(args: &GenerateArgs) -> Result<Outcome> {
+    out::check_json(args.json.as_deref())?;
     let sampler = args.sampling.sampler(args.seed);
-    sampler.validate()?;
     let model = match &args.model {
         Some(path) => path.clone(),
         None => latest_checkpoint(Path::new("runs"))
@@ -96,6 +97,7 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     let config = *source.config();
     let tokenizer = find_tokenizer(args, &model, config.vocab_size)?;
     let spec = SessionSpec { decode: Some(1), ..SessionSpec::default() };
+    check_memory(&config, &spec)?;
     let mut session = Session::new(args.engine.engine()?, config, &spec)?;
     session.load(Pool::Params, |name, values| source.read_tensor(name, values))?;
 
@@ -104,16 +106,13 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     let request = Request { prompt: &prompt, tokens: args.tokens, stop: Some(tokenizer.eot), sampler };
     let start = Instant::now();
     out::piece(args.prompt.as_bytes())?;
-    let mut closed = None;
     let tokens = generate(&mut session, &request, |token| {
-        if closed.is_none() {
-            closed = out::piece(&tokenizer.decode(&[token])?).err();
+        match out::piece(&tokenizer.decode(&[token])?) {
+            // nobody reads along, but the file is still wanted
+            Err(error) if args.json.is_some() && out::is_closed_pipe(&error) => Ok(()),
+            written => written,
         }
-        Ok(())
     })?;
-    if let Some(error) = closed {
-        return Err(error);
-    }
     out::line("")?;
     let seconds = start.elapsed().as_secs_f64();
     let report = GenerateReport {

@@ -1,7 +1,7 @@
 //! `ironhorse plan`
 
-use crate::hardware::human_bytes;
-use crate::{Outcome, out};
+use crate::hardware::{human_bytes, memory};
+use crate::{Outcome, number, out};
 use anyhow::Result;
 use clap::Args;
 use ironhorse::core::{Pool, Section};
@@ -21,16 +21,16 @@ pub struct PlanArgs {
     #[arg(long, default_value = "d12", value_name = "NAME")]
     model: String,
     /// B: sequences per step
-    #[arg(long, default_value_t = 4, value_name = "B")]
+    #[arg(long, default_value_t = 4, value_name = "B", value_parser = number::count::<usize>)]
     batch: usize,
     /// T: tokens per sequence
-    #[arg(long, default_value_t = 64, value_name = "T")]
+    #[arg(long, default_value_t = 64, value_name = "T", value_parser = number::count::<usize>)]
     seq: usize,
     /// Compute again in the backward instead of keeping
     #[arg(long, value_enum, default_value_t = super::verify::RecomputeArg::None)]
     recompute: super::verify::RecomputeArg,
     /// Threads to measure this machine's limits with; 0 means one for each core
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = number::threads)]
     threads: usize,
     /// Also write the figures to this file
     #[arg(long, value_name = "FILE")]
@@ -46,12 +46,14 @@ struct PlanReport {
     ops: usize,
     bytes: BTreeMap<&'static str, usize>,
     total_bytes: usize,
+    machine_bytes: Option<u64>,
     activation_lower_bound: usize,
     flops: u64,
     least_ms: f64,
 }
 
 pub fn run(args: &PlanArgs) -> Result<Outcome> {
+    out::check_json(args.json.as_deref())?;
     let choice = ModelChoice::parse(&args.model)?;
     let program = gpt2::training(choice.config(), args.batch, args.seq, args.recompute.into())?;
     let limits = Limits::measure(args.threads);
@@ -72,6 +74,7 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         ops: program.nodes().len(),
         bytes: Pool::ALL.iter().map(|&pool| (pool.name(), layout.bytes(pool))).collect(),
         total_bytes: layout.total(),
+        machine_bytes: memory(),
         activation_lower_bound: program.activation_lower_bound(),
         flops: Section::ALL.iter().map(|&section| program.flops(section)).sum(),
         least_ms: least * 1e3,
@@ -80,7 +83,14 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
     for pool in Pool::ALL.into_iter().filter(|&pool| layout.bytes(pool) > 0) {
         out::line(format!("{:<20} {:>12}", pool.name(), human_bytes(layout.bytes(pool) as u64)))?;
     }
-    out::line(format!("{:<20} {:>12}", "all", human_bytes(report.total_bytes as u64)))?;
+    let fits = match report.machine_bytes {
+        Some(has) if report.total_bytes as u64 > has => {
+            format!("  does not fit: this machine has {}", human_bytes(has))
+        }
+        Some(has) => format!("  of this machine's {}", human_bytes(has)),
+        None => String::new(),
+    };
+    out::line(format!("{:<20} {:>12}{fits}", "all", human_bytes(report.total_bytes as u64)))?;
     out::line(format!(
         "activations: {} are alive at the fullest op, so the plan wastes {}",
         human_bytes(report.activation_lower_bound as u64),

@@ -70,6 +70,7 @@ struct ProfileReport {
 }
 
 pub fn run(args: &ProfileArgs) -> Result<Outcome> {
+    out::check_json(args.json.as_deref())?;
     let work = &args.work;
     let (mut session, x, y) = work.prepare()?;
     let times = time_ops(&mut session, [&x, &y], &work.scalars(), [work.warmup, work.steps])?;

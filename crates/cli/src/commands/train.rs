@@ -2,8 +2,9 @@
 
 use super::verify::RecomputeArg;
 use crate::args::EngineArgs;
+use crate::hardware::check_memory;
 use crate::progress::Progress;
-use crate::{Outcome, out};
+use crate::{Outcome, number, out};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use ironhorse::core::Pool;
@@ -11,7 +12,7 @@ use ironhorse::train::data::corpus::{Split, corpus};
 use ironhorse::train::data::{Loader, LoaderConfig, MemoryTokens, Tokens, open_shards};
 use ironhorse::train::format::checkpoint::TrainerState;
 use ironhorse::train::format::tokenizer::Tokenizer;
-use ironhorse::train::format::{ModelChoice, open_weights};
+use ironhorse::train::format::{ModelChoice, WeightSource, open_weights};
 use ironhorse::train::model::Gpt2Config;
 use ironhorse::train::sample::Sampler;
 use ironhorse::train::schedule::{Decay, LrSchedule};
@@ -20,6 +21,9 @@ use ironhorse::train::train::{RunFolder, Summary, TrainData, TrainSettings, trai
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+/// The most steps of a run: the optimizer counts them in 32 bits.
+const MOST_STEPS: u64 = u32::MAX as u64;
 
 /// Trains a model; with no flags a small one on built-in stories, on this machine
 #[derive(Args, Clone, Debug, Serialize)]
@@ -32,7 +36,7 @@ use std::time::Instant;
     A run folder holds config.toml (reproduces the run), metrics.jsonl, loss.svg, samples/ and checkpoint/.")]
 pub struct TrainArgs {
     /// d12, d24, d36, d48, sizes such as n_layer=2,n_head=4,n_embd=64, a TOML file, or `builtin`
-    #[arg(long, default_value = "builtin", value_name = "NAME")]
+    #[arg(long, default_value = BUILTIN, value_name = "NAME")]
     model: String,
     /// Start from these weights: a model .bin, a Hugging Face folder, a checkpoint
     #[arg(long, value_name = "FILE")]
@@ -51,64 +55,64 @@ pub struct TrainArgs {
     #[serde(skip_serializing_if = "Option::is_none")]
     tokenizer: Option<PathBuf>,
     /// B: sequences per micro-step
-    #[arg(long, value_name = "B")]
+    #[arg(long, value_name = "B", value_parser = number::count::<usize>)]
     batch: Option<usize>,
     /// T: tokens per sequence
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", value_parser = number::count::<usize>)]
     seq: Option<usize>,
     /// Micro-steps whose gradients make one step
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = number::count::<u32>)]
     accumulate: u32,
     /// Optimizer steps
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::whole::<u64>(1..=MOST_STEPS))]
     steps: Option<u64>,
     /// Peak learning rate
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = number::at_least_0::<f32>)]
     lr: Option<f32>,
     /// How the learning rate falls after the warm-up
     #[arg(long, value_enum, default_value_t = ScheduleArg::Cosine)]
     schedule: ScheduleArg,
     /// Steps of linear warm-up
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::count_or_0::<u64>)]
     warmup: Option<u64>,
     /// Last learning rate over the peak
-    #[arg(long, default_value_t = 0.1, value_name = "X")]
+    #[arg(long, default_value_t = 0.1, value_name = "X", value_parser = number::fraction::<f32>)]
     final_fraction: f32,
     /// Decay of matrices
-    #[arg(long, default_value_t = 0.1, value_name = "X")]
+    #[arg(long, default_value_t = 0.1, value_name = "X", value_parser = number::at_least_0::<f32>)]
     weight_decay: f32,
     /// AdamW's beta1
-    #[arg(long, default_value_t = 0.9, value_name = "X")]
+    #[arg(long, default_value_t = 0.9, value_name = "X", value_parser = number::below_1::<f64>)]
     beta1: f64,
     /// AdamW's beta2
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = number::below_1::<f64>)]
     beta2: Option<f64>,
     /// AdamW's epsilon
-    #[arg(long, default_value_t = 1e-8, value_name = "X")]
+    #[arg(long, default_value_t = 1e-8, value_name = "X", value_parser = number::at_least_0::<f32>)]
     eps: f32,
     /// Largest gradient norm; 0 turns clipping off
-    #[arg(long, default_value_t = 1.0, value_name = "X")]
+    #[arg(long, default_value_t = 1.0, value_name = "X", value_parser = number::at_least_0::<f32>)]
     grad_clip: f32,
     /// Validate every so many steps; 0 means only first and last
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::count_or_0::<u64>)]
     val_every: Option<u64>,
-    /// Batches of a validation
-    #[arg(long, default_value_t = 16, value_name = "N")]
+    /// Batches of a validation; 0 turns it off
+    #[arg(long, default_value_t = 16, value_name = "N", value_parser = number::count_or_0::<u64>)]
     val_batches: u64,
     /// Write a sample every so many steps; 0 means only at the end
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::count_or_0::<u64>)]
     sample_every: Option<u64>,
     /// Tokens of a sample; 0 writes none
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::count_or_0::<usize>)]
     sample_tokens: Option<usize>,
     /// What samples begin with
-    #[arg(long, default_value = "", value_name = "TEXT")]
+    #[arg(long, default_value = "", value_name = "TEXT", allow_hyphen_values = true)]
     prompt: String,
     #[command(flatten)]
     #[serde(flatten)]
     sampling: super::generate::SamplingArgs,
     /// Seed of weights, data order and samples
-    #[arg(long, default_value_t = 1, value_name = "S")]
+    #[arg(long, default_value_t = 1, value_name = "S", value_parser = number::count_or_0::<u64>)]
     seed: u64,
     /// Compute again in the backward instead of keeping
     #[arg(long, value_enum, default_value_t = RecomputeArg::None)]
@@ -142,6 +146,10 @@ enum ScheduleArg {
     Constant,
 }
 
+/// Where runs go, and what `--model` is, if not given.
+const RUNS: &str = "runs";
+const BUILTIN: &str = "builtin";
+
 /// The model of `ironhorse train` without flags: learns the built-in stories in about a minute on two cores.
 fn builtin_model() -> Gpt2Config {
     Gpt2Config::new(256, 256, 4, 4, 128)
@@ -152,10 +160,11 @@ const TRAIN_BYTES: usize = 4 << 20;
 const VAL_BYTES: usize = 1 << 17;
 
 /// Everything that depends on the model, settled; serialised it reproduces the run.
-fn settle(mut args: TrainArgs, small: bool) -> TrainArgs {
+fn settle(mut args: TrainArgs, config: &Gpt2Config) -> TrainArgs {
+    let small = config.n_embd <= 256;
     let pick = |a: u64, b: u64| if small { a } else { b };
     args.batch.get_or_insert(pick(8, 4) as usize);
-    args.seq.get_or_insert(pick(256, 64) as usize);
+    args.seq.get_or_insert((pick(256, 64) as usize).min(config.max_seq_len));
     args.steps.get_or_insert(pick(900, 100));
     args.lr.get_or_insert(if small { 3e-3 } else { 3e-4 });
     args.beta2.get_or_insert(if small { 0.99 } else { 0.95 });
@@ -168,43 +177,29 @@ fn settle(mut args: TrainArgs, small: bool) -> TrainArgs {
 }
 
 pub fn run(args: &TrainArgs) -> Result<Outcome> {
-    let builtin = args.model == "builtin";
-    let mut weights = args.init.as_deref().map(open_weights).transpose()?;
-    let config = match (&weights, builtin) {
-        (Some(source), true) => *source.config(),
-        (None, true) => builtin_model(),
-        (source, false) => {
-            let choice = ModelChoice::parse(&args.model)?;
-            let config = *choice.config();
-            if let Some(source) = source.as_ref().filter(|source| *source.config() != config) {
-                bail!("--init {} has other sizes than --model {}", source.path().display(), args.model);
-            }
-            if let ModelChoice::Weights(source) = choice {
-                weights.get_or_insert(source);
-            }
-            config
-        }
-    };
-    let mut args = settle(args.clone(), config.n_embd <= 256);
+    out::check_json(args.json.as_deref())?;
+    let (config, mut weights) = choose_model(args)?;
+    let mut args = settle(args.clone(), &config);
     if args.seq > Some(config.max_seq_len) {
         bail!("--seq {} is beyond the model's context of {}", args.seq.unwrap_or(0), config.max_seq_len);
     }
-    if args.accumulate == 0 || args.steps == Some(0) {
-        bail!("--accumulate and --steps must be at least 1");
+    if args.model != BUILTIN || weights.is_some() {
+        args.model = inline(&config);
     }
-    args.model = if builtin && args.init.is_none() { "builtin".into() } else { inline(&config) };
-    let (batch, seq) = (args.batch.unwrap_or(1), args.seq.unwrap_or(1));
-    let mut data = open_data(&args, &config)?;
+    if let Some(source) = &weights {
+        args.init.get_or_insert(source.path().to_owned());
+    }
     let settings = settings_of(&args)?;
     settings.schedule.validate()?;
-    settings.sampler.validate()?;
-
-    let spec = SessionSpec {
-        train: Some((batch, seq)),
-        eval: data.val.is_some().then_some((batch, seq)),
-        decode: data.tokenizer.is_some().then_some(1),
+    let mut spec = SessionSpec {
+        train: Some((args.batch.unwrap_or(1), args.seq.unwrap_or(1))),
         recompute: args.recompute.into(),
+        ..SessionSpec::default()
     };
+    check_memory(&config, &spec)?;
+    let data = open_data(&args, &config)?;
+    spec.eval = spec.train.filter(|_| data.val.is_some());
+    spec.decode = data.tokenizer.is_some().then_some(1);
     let mut session = Session::new(args.engine.engine()?, config, &spec)?;
     match &mut weights {
         Some(source) => session.load(Pool::Params, |name, values| source.read_tensor(name, values))?,
@@ -213,32 +208,76 @@ pub fn run(args: &TrainArgs) -> Result<Outcome> {
 
     let folder = match &args.out {
         Some(path) => path.clone(),
-        None => next_run(Path::new("runs")),
+        None => next_run(Path::new(RUNS)),
     };
-    let text = toml::to_string_pretty(&args).context("the settings are not TOML")?;
-    let mut run = RunFolder::create(&folder, &text, args.overwrite)?;
-    eprintln!(
+    let fresh = !folder.exists();
+    let result = train_into(&folder, &args, &settings, session, data);
+    if result.is_err() && fresh {
+        remove_unused(&folder);
+    }
+    result
+}
+
+/// The sizes, and the weights if there are any.
+fn choose_model(args: &TrainArgs) -> Result<(Gpt2Config, Option<Box<dyn WeightSource>>)> {
+    let init = args.init.as_deref().map(open_weights).transpose()?;
+    if args.model == BUILTIN {
+        return Ok((init.as_ref().map_or_else(builtin_model, |source| *source.config()), init));
+    }
+    let choice = ModelChoice::parse(&args.model)?;
+    let config = *choice.config();
+    if let Some(source) = init.as_ref().filter(|source| *source.config() != config) {
+        bail!("--init {} has other sizes than --model {}", source.path().display(), args.model);
+    }
+    Ok(match choice {
+        ModelChoice::Weights(source) => (config, init.or(Some(source))),
+        ModelChoice::Sizes(_) => (config, init),
+    })
+}
+
+fn train_into(
+    folder: &Path,
+    args: &TrainArgs,
+    settings: &TrainSettings,
+    mut session: Session,
+    mut data: TrainData,
+) -> Result<Outcome> {
+    let text = toml::to_string_pretty(args).context("the settings are not TOML")?;
+    let mut run = RunFolder::create(folder, &text, args.overwrite)?;
+    let config = session.config();
+    let tokens = args.batch.unwrap_or(1) * args.seq.unwrap_or(1);
+    out::note(format_args!(
         "{} parameters, {} layers of {}, {} tokens a step, {} steps → {}",
         config.num_params(),
         config.n_layer,
         config.n_embd,
-        batch * seq * args.accumulate as usize,
+        tokens as u64 * u64::from(args.accumulate),
         settings.steps,
         folder.display()
-    );
+    ));
     let started = Instant::now();
     let mut progress = Progress::new(settings.steps);
-    let summary = train(&mut session, &mut data, &settings, &mut run, &mut progress);
+    let summary = train(&mut session, &mut data, settings, &mut run, &mut progress);
     progress.finish();
     let summary = summary?;
     let state = TrainerState {
         step: settings.steps,
         data: serde_json::to_value(data.train.state())?,
         rng: serde_json::Value::Null,
-        settings: serde_json::to_value(&args)?,
+        settings: serde_json::to_value(args)?,
     };
     let checkpoint = run.checkpoint(&mut session, data.tokenizer.as_ref(), &state)?;
-    report(&args, &run, &checkpoint, &summary, started.elapsed().as_secs_f64())
+    report(args, &run, &checkpoint, &summary, started.elapsed().as_secs_f64())
+}
+
+/// Removes the folder of a run that failed before its first step, so that it is not in the way of the next try.
+fn remove_unused(folder: &Path) {
+    let steps = std::fs::metadata(folder.join("metrics.jsonl")).map_or(0, |meta| meta.len());
+    if steps == 0 {
+        // what cannot be removed does no harm
+        let _ = std::fs::remove_dir_all(folder);
+        let _ = std::fs::remove_dir(RUNS); // if it is empty
+    }
 }
 
 #[derive(Serialize)]

@@ -1,7 +1,7 @@
 //! `ironhorse verify`
 
 use crate::args::EngineArgs;
-use crate::{Outcome, out};
+use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use ironhorse::train::format::answer_key::AnswerKey;
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
     Exit code: 0 all agree, 1 something is wrong, 2 could not run.")]
 pub struct VerifyArgs {
     /// Weights: a model .bin, a Hugging Face folder, a checkpoint
-    #[arg(long, value_name = "FILE", required_unless_present = "key")]
+    #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
     /// A debug state made from the model
     #[arg(long, value_name = "FILE", conflicts_with = "key", requires = "model")]
@@ -29,13 +29,13 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Optimizer steps to check; all that the key has if not given
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::count_or_0::<usize>)]
     steps: Option<usize>,
     /// Largest relative error of a tensor, by norm
-    #[arg(long, value_name = "X", default_value_t = 1e-5)]
+    #[arg(long, value_name = "X", default_value_t = 1e-5, value_parser = number::at_least_0::<f64>)]
     tolerance: f64,
     /// Largest relative error of the loss
-    #[arg(long, value_name = "X", default_value_t = 1e-6)]
+    #[arg(long, value_name = "X", default_value_t = 1e-6, value_parser = number::at_least_0::<f64>)]
     loss_tolerance: f64,
     /// Compute again in the backward instead of keeping
     #[arg(long, value_enum, default_value_t = RecomputeArg::None)]
@@ -73,11 +73,7 @@ impl From<RecomputeArg> for Recompute {
 }
 
 pub fn run(args: &VerifyArgs) -> Result<Outcome> {
-    for (name, value) in [("--tolerance", args.tolerance), ("--loss-tolerance", args.loss_tolerance)] {
-        if !(value >= 0.0 && value.is_finite()) {
-            bail!("{name} is {value}, expected a number of at least 0");
-        }
-    }
+    out::check_json(args.json.as_deref())?;
     let engine = args.engine.engine()?;
     let mut reference = open(args)?;
     let options = Options {

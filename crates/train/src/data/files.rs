@@ -34,8 +34,11 @@ pub fn expand_globs(patterns: &[String]) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Why a pattern matched no file: its folder is missing, or nothing in there has such a name.
+/// Why a pattern matched no file: it is a folder, its folder is missing, or nothing in there has such a name.
 fn no_match(pattern: &str) -> Error {
+    if Path::new(pattern).is_dir() {
+        return Error::field(pattern.as_ref(), "path", "a folder", "files, such as its *.bin");
+    }
     let plain = &pattern[..pattern.find(['*', '?', '[']).unwrap_or(pattern.len())];
     let folder = plain.rfind(std::path::is_separator).map_or(Path::new("."), |end| Path::new(&plain[..=end]));
     if folder.is_dir() {

@@ -103,6 +103,10 @@ fn sniff_folder(path: &Path) -> Result<Kind> {
     if path.join("config.json").exists() {
         return Ok(Kind::HfFolder);
     }
+    let inside = path.join("checkpoint");
+    if inside.is_dir() {
+        return Err(Error::field(path, "folder", "a run", format!("its checkpoint, {}", inside.display())));
+    }
     Err(Error::field(
         path,
         "folder",

@@ -116,6 +116,21 @@ struct SavedLayer {
     gelu: Slot,
 }
 
+/// Refuses batches whose bytes or operations 64 bits cannot count. Sizes and addresses rely on it.
+fn check_countable(config: &Gpt2Config, batch: usize, seq: usize) -> Result<()> {
+    let tokens = batch as f64 * seq as f64;
+    let (layers, width) = (config.n_layer as f64, config.n_embd as f64);
+    // upper bounds: the buffers of a layer are less than 64 (C + 1) floats per token, of logits there are less than 4
+    let floats = 64.0 * (width + 1.0) * (layers + 1.0) + 4.0 * config.padded_vocab_size as f64;
+    let flops = tokens * (16.0 * config.num_params() as f64 + 32.0 * seq as f64 * width * layers);
+    if 4.0 * tokens * floats < usize::MAX as f64 / 4.0 && flops < u64::MAX as f64 / 4.0 {
+        return Ok(());
+    }
+    Err(crate::Error::Config(format!(
+        "batch {batch} × sequence {seq} is beyond what any machine can hold; use a smaller batch or sequence"
+    )))
+}
+
 impl Gpt2 {
     fn new(config: &Gpt2Config, batch: usize, seq: usize) -> Result<Self> {
         config.validate()?;
@@ -130,6 +145,7 @@ impl Gpt2 {
                 config.max_seq_len, config.max_seq_len
             )));
         }
+        check_countable(config, batch, seq)?;
         let mut b = Builder::new();
         let slots: Vec<(String, Slot)> = config
             .tensors()

@@ -119,7 +119,9 @@ pub fn train(
         }
         run.log(&metrics)?;
         observer.step(&metrics);
+        let loss = metrics.val_loss.filter(|val| !val.is_finite()).unwrap_or(loss);
         if !loss.is_finite() || !norm.is_finite() {
+            run.curve()?;
             return Err(Error::Diverged { step, loss, norm });
         }
         if last || (settings.sample_every > 0 && (step + 1).is_multiple_of(settings.sample_every)) {

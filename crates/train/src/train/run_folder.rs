@@ -3,6 +3,7 @@
 use crate::format::Elem;
 use crate::format::atomic;
 use crate::format::checkpoint::{CheckpointParts, Part, TrainerState, write_checkpoint};
+use crate::format::llmc_model::check_finite;
 use crate::format::tokenizer::Tokenizer;
 use crate::metrics::{Metrics, MetricsWriter};
 use crate::plot::{Series, Style, loss_svg};
@@ -75,7 +76,7 @@ impl RunFolder {
         atomic::write_file(&path, |sink| sink.put(text.as_bytes()))
     }
 
-    /// Writes the checkpoint: weights, moments and the trainer's state.
+    /// Writes the checkpoint: weights, moments and the trainer's state. Numbers that are not finite are refused.
     pub fn checkpoint(
         &self,
         session: &mut Session,
@@ -93,6 +94,7 @@ impl RunFolder {
                 Part::V => Pool::Moment2,
             };
             session.read_param(pool, &spec.name, &mut values)?;
+            check_finite(&path, &spec.name, &values)?;
             out.copy_from_slice(&values);
             Ok(())
         })?;

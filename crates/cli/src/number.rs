@@ -1,0 +1,88 @@
+//! What numbers a flag accepts. The error says what would have been right.
+
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+/// The most threads that can be asked for.
+const MOST_THREADS: u64 = 1024;
+
+/// A whole number in this range.
+pub fn whole<T: TryFrom<u64>>(
+    range: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        number.and_then(|number| T::try_from(number).ok()).ok_or_else(|| match *range.end() {
+            u64::MAX => format!("expected a whole number of at least {}", range.start()),
+            most => format!("expected a whole number from {} to {most}", range.start()),
+        })
+    }
+}
+
+/// A count: at least 1.
+pub fn count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+    whole(1..=u64::MAX)(text)
+}
+
+/// A whole number where 0 means something.
+pub fn count_or_0<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+    whole(0..=u64::MAX)(text)
+}
+
+/// Threads; 0 means one for each core.
+pub fn threads(text: &str) -> Result<usize, String> {
+    whole(0..=MOST_THREADS)(text)
+}
+
+/// A finite number of at least 0.
+pub fn at_least_0<T: FromStr + Copy + Into<f64>>(text: &str) -> Result<T, String> {
+    number(text, |x| x >= 0.0, "a number of at least 0")
+}
+
+/// From 0 to 1.
+pub fn fraction<T: FromStr + Copy + Into<f64>>(text: &str) -> Result<T, String> {
+    number(text, |x| (0.0..=1.0).contains(&x), "a number from 0 to 1")
+}
+
+/// More than 0, at most 1.
+pub fn probability<T: FromStr + Copy + Into<f64>>(text: &str) -> Result<T, String> {
+    number(text, |x| x > 0.0 && x <= 1.0, "a number above 0, at most 1")
+}
+
+/// At least 0, less than 1.
+pub fn below_1<T: FromStr + Copy + Into<f64>>(text: &str) -> Result<T, String> {
+    number(text, |x| (0.0..1.0).contains(&x), "a number of at least 0 and below 1")
+}
+
+fn number<T: FromStr + Copy + Into<f64>>(
+    text: &str,
+    accepts: impl Fn(f64) -> bool,
+    expected: &str,
+) -> Result<T, String> {
+    let number = text.parse::<T>().ok().filter(|&number| {
+        let number = number.into();
+        number.is_finite() && accepts(number)
+    });
+    number.ok_or_else(|| format!("expected {expected}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edges() {
+        assert_eq!(count::<usize>("1"), Ok(1));
+        assert_eq!(count::<u32>("4294967296"), Err("expected a whole number of at least 1".into()));
+        for bad in ["0", "-1", "1.5", "", "many", "99999999999999999999"] {
+            assert!(count::<u64>(bad).is_err(), "{bad}");
+        }
+        assert_eq!(threads("1025"), Err("expected a whole number from 0 to 1024".into()));
+        assert_eq!((at_least_0("0"), at_least_0("1e30")), (Ok(0.0_f32), Ok(1e30_f32)));
+        for bad in ["-1", "nan", "inf", "1e39", "x"] {
+            assert_eq!(at_least_0::<f32>(bad), Err("expected a number of at least 0".into()), "{bad}");
+        }
+        assert_eq!((fraction("1"), below_1::<f64>("1").is_err()), (Ok(1.0_f32), true));
+        assert_eq!((probability("1"), probability::<f32>("0").is_err()), (Ok(1.0_f32), true));
+    }
+}
