@@ -152,7 +152,7 @@ const BUILTIN: &str = "builtin";
 
 /// The model of `ironhorse train` without flags: learns the built-in stories in about a minute on two cores.
 fn builtin_model() -> Gpt2Config {
-    Gpt2Config::new(256, 256, 4, 4, 128)
+    Gpt2Config::new(128, 256, 4, 4, 128)
 }
 
 /// Bytes of built-in stories: more than the default run reads.
@@ -163,9 +163,9 @@ const VAL_BYTES: usize = 1 << 17;
 fn settle(mut args: TrainArgs, config: &Gpt2Config) -> TrainArgs {
     let small = config.n_embd <= 256;
     let pick = |a: u64, b: u64| if small { a } else { b };
-    args.batch.get_or_insert(pick(8, 4) as usize);
-    args.seq.get_or_insert((pick(256, 64) as usize).min(config.max_seq_len));
-    args.steps.get_or_insert(pick(900, 100));
+    args.batch.get_or_insert(pick(16, 4) as usize);
+    args.seq.get_or_insert((pick(128, 64) as usize).min(config.max_seq_len));
+    args.steps.get_or_insert(pick(1200, 100));
     args.lr.get_or_insert(if small { 3e-3 } else { 3e-4 });
     args.beta2.get_or_insert(if small { 0.99 } else { 0.95 });
     let steps = args.steps.unwrap_or(1);
