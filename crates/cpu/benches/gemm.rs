@@ -5,9 +5,9 @@
 //! Each round runs every product once, so operands are as cold as they are in a real step; the median is printed.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
+use ironhorse_cpu::buffer::Buffer;
 use ironhorse_cpu::gemm::{Beta, Gemm, MatMut, MatRef, Workspace, gemm};
 use ironhorse_cpu::isa::Isa;
-use ironhorse_cpu::mem::Buffer;
 use ironhorse_cpu::team::Team;
 use std::time::Instant;
 

@@ -107,7 +107,7 @@ impl Engine for CpuEngine {
             team: &self.team,
             isa: self.isa,
             workspace: &mut self.workspace,
-            scratch: &self.scratch,
+            scratch: &mut self.scratch,
             partials: &mut self.partials,
             program,
             scalars,

@@ -1,12 +1,12 @@
 //! The CPU engine: every op of a program on all cores, the same bits for any number of threads, instruction sets
 //! chosen at run time.
 
+pub mod buffer;
 mod engine;
 pub mod gemm;
 pub mod isa;
 mod limits;
 pub mod math;
-pub mod mem;
 mod memory;
 mod op;
 pub mod team;

@@ -95,7 +95,7 @@ pub const LANES: usize = 32;
 
 /// The lanes combined by a fixed tree: 32 to 16 to 8 ...
 #[inline(always)]
-fn tree<T: Copy>(mut lanes: [T; LANES], join: impl Fn(T, T) -> T) -> T {
+pub(crate) fn tree<T: Copy>(mut lanes: [T; LANES], join: impl Fn(T, T) -> T) -> T {
     let mut width = LANES / 2;
     while width > 0 {
         for i in 0..width {
@@ -125,7 +125,9 @@ fn lanes<T: Copy>(x: &[f32], zero: T, step: impl Fn(T, f32) -> T) -> [T; LANES] 
 /// As [`sum`], for use inside [`multiversion!`](crate::multiversion).
 #[inline(always)]
 pub fn sum_inline(x: &[f32]) -> f32 {
-    tree(lanes(x, 0.0, |acc, x| acc + x), |a, b| a + b)
+    // The compiler must not see that the tree adds pairs: it would add in pairs from the start, two lanes at a time.
+    let acc = std::hint::black_box(lanes(x, 0.0, |acc, x| acc + x));
+    tree(acc, |a, b| a + b)
 }
 
 /// As [`sum_sq`], for use inside [`multiversion!`](crate::multiversion).

@@ -1,59 +1,9 @@
 //! The engine's pools, and spans: typed windows into them that tasks on several threads share.
 
-use ironhorse_core::{ALIGN, DType, Error, Layout, Pool, Result, Slot};
-use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
+use crate::buffer::Buffer;
+use ironhorse_core::{DType, Error, Layout, Pool, Result, Slot};
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::ptr::NonNull;
-
-/// One pool: zeroed, aligned to a cache line, grows only.
-#[derive(Debug)]
-struct Buffer {
-    start: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: a buffer owns its memory alone; access from several threads goes through `Span`, whose contract keeps
-// writers apart.
-unsafe impl Send for Buffer {}
-// SAFETY: as above; a shared buffer hands out only its address and size.
-unsafe impl Sync for Buffer {}
-
-impl Buffer {
-    /// The address is aligned even when there is nothing: an empty slice may be made from it.
-    const fn empty() -> Self {
-        #[repr(align(64))]
-        struct Aligned;
-        const { assert!(align_of::<Aligned>() == ALIGN) };
-        Self { start: NonNull::<Aligned>::dangling().cast(), bytes: 0 }
-    }
-
-    fn layout(bytes: usize) -> Option<AllocLayout> {
-        AllocLayout::from_size_align(bytes, ALIGN).ok()
-    }
-
-    fn grow(&mut self, bytes: usize) -> Option<()> {
-        if bytes <= self.bytes {
-            return Some(());
-        }
-        let layout = Self::layout(bytes)?;
-        // SAFETY: the size is not 0, it is larger than `self.bytes`.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        // SAFETY: both regions hold at least `self.bytes` bytes and are separate allocations.
-        unsafe { start.copy_from_nonoverlapping(self.start, self.bytes) };
-        *self = Self { start, bytes };
-        Some(())
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        if let Some(layout) = Self::layout(self.bytes).filter(|_| self.bytes > 0) {
-            // SAFETY: allocated in `grow` with this layout, and nothing else frees it.
-            unsafe { dealloc(self.start.as_ptr(), layout) };
-        }
-    }
-}
 
 /// All pools of an engine.
 #[derive(Debug)]
@@ -64,14 +14,15 @@ pub struct Memory {
 impl Memory {
     /// Nothing allocated yet.
     pub const fn new() -> Self {
-        Self { pools: [const { Buffer::empty() }; Pool::ALL.len()] }
+        Self { pools: [const { Buffer::new() }; Pool::ALL.len()] }
     }
 
     /// Makes each pool at least as large as the layout asks.
     pub fn reserve(&mut self, layout: &Layout) -> Result<()> {
         for pool in Pool::ALL {
             let bytes = layout.bytes(pool);
-            self.pools[pool.index()].grow(bytes).ok_or_else(|| Error::Engine {
+            let floats = bytes.div_ceil(size_of::<f32>());
+            self.pools[pool.index()].grow(floats).ok_or_else(|| Error::Engine {
                 engine: "cpu",
                 what: format!(
                     "cannot allocate {bytes} bytes for {}; use a smaller batch, sequence or model",
@@ -84,7 +35,7 @@ impl Memory {
 
     /// Bytes held.
     pub fn allocated(&self) -> usize {
-        self.pools.iter().map(|buffer| buffer.bytes).sum()
+        self.pools.iter().map(bytes_of).sum()
     }
 
     /// The window of an f32 slot.
@@ -99,23 +50,27 @@ impl Memory {
 
     fn span<T: Word>(&self, slot: Slot, right_type: bool) -> Result<Span<T>> {
         let buffer = &self.pools[slot.pool.index()];
-        let inside = slot.end() <= buffer.bytes && slot.offset.is_multiple_of(size_of::<T>());
+        let inside = slot.end() <= bytes_of(buffer) && slot.offset.is_multiple_of(size_of::<T>());
         if !right_type || !inside {
             return Err(Error::Engine {
                 engine: "cpu",
                 what: if right_type {
                     format!(
                         "slot {slot:?} lies outside its pool of {} bytes; reserve the program first",
-                        buffer.bytes
+                        bytes_of(buffer)
                     )
                 } else {
                     format!("this engine does not compute in {}; use --dtype f32", slot.dtype)
                 },
             });
         }
-        let start = buffer.start.as_ptr().wrapping_add(slot.offset).cast();
+        let start = buffer.start().wrapping_byte_add(slot.offset).cast();
         Ok(Span { start, len: slot.numel(), of: PhantomData })
     }
+}
+
+fn bytes_of(buffer: &Buffer) -> usize {
+    buffer.len() * size_of::<f32>()
 }
 
 /// Element types of four bytes for which every bit pattern is a value.

@@ -1,2 +1,100 @@
-//! x
-fn main() {}
+//! `cargo xtask`: the developer commands. No dependency but anyhow, so that it builds in seconds on a clean checkout.
+#![forbid(unsafe_code)]
+
+mod args;
+mod counts;
+mod out;
+mod process;
+mod python;
+mod repo;
+mod stages;
+mod tools;
+
+use crate::args::Args;
+use crate::repo::Repo;
+use anyhow::{Result, bail};
+use std::process::ExitCode;
+
+/// One command: its name, what the list of commands says, its own help, and what it does. True means passed.
+struct Command {
+    name: &'static str,
+    summary: &'static str,
+    help: &'static str,
+    run: fn(&Repo, Args) -> Result<bool>,
+}
+
+const COMMANDS: [Command; 5] = [
+    Command {
+        name: "test",
+        summary: "every check there is: set-up, fmt, clippy, tests, doctests, build, pytest",
+        help: stages::HELP,
+        run: stages::test,
+    },
+    Command {
+        name: "setup",
+        summary: "only the Python environment .venv",
+        help: python::HELP,
+        run: python::setup_command,
+    },
+    Command {
+        name: "deny",
+        summary: "licences, sources and advisories of the dependencies",
+        help: tools::DENY_HELP,
+        run: tools::deny,
+    },
+    Command {
+        name: "fuzz",
+        summary: "the fuzz targets of fuzz/, one per file reader",
+        help: tools::FUZZ_HELP,
+        run: tools::fuzz,
+    },
+    Command {
+        name: "bench",
+        summary: "ironhorse beside PyTorch, the same training step",
+        help: tools::BENCH_HELP,
+        run: tools::bench,
+    },
+];
+
+fn overview() -> String {
+    let list: String = COMMANDS.iter().map(|c| format!("  {:<8}{}\n", c.name, c.summary)).collect();
+    format!(
+        "Developer commands of ironhorse.\n\nUsage: cargo xtask COMMAND [--help]\n\n{list}\n\
+         Exit code: 0 passed, 1 a check failed, 2 could not run."
+    )
+}
+
+fn run() -> Result<bool> {
+    let mut args = Args::new(std::env::args().skip(1));
+    let name = match args.next() {
+        None => {
+            out::line(overview());
+            bail!("no command given");
+        }
+        Some(name) if matches!(name.as_str(), "-h" | "--help" | "help") => {
+            out::line(overview());
+            return Ok(true);
+        }
+        Some(name) => name,
+    };
+    let Some(command) = COMMANDS.iter().find(|command| command.name == name) else {
+        let names: Vec<&str> = COMMANDS.iter().map(|command| command.name).collect();
+        bail!("there is no command '{name}'; there are {}", names.join(", "));
+    };
+    if args.asks_for_help() {
+        out::line(command.help);
+        return Ok(true);
+    }
+    (command.run)(&Repo::find()?, args)
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -22,7 +22,7 @@ pub(super) struct Tile {
     pub alpha: f32,
     /// Add to c, or overwrite it unread.
     pub accumulate: bool,
-    /// [`FETCHES`] addresses to bring into the cache meanwhile, three lines each; used by full packed tiles only.
+    /// [`fetches`] addresses to bring into the cache meanwhile, three lines each; used by full packed tiles only.
     pub fetch: *const *const f32,
 }
 
@@ -30,10 +30,14 @@ pub(super) struct Tile {
 pub(super) const LINE: usize = 16;
 /// Floats fetched at each address.
 pub(super) const FETCH: usize = 3 * LINE;
-/// Addresses fetched in a tile: two in each of its first eight groups of steps.
-pub(super) const FETCHES: usize = 16;
-/// Steps of k in a group.
-const GROUP: usize = 8;
+/// Steps of k in which a full tile fetches one address and one row of c, a line of each at a time. Fetching faster
+/// than that takes the line buffers the tile itself needs.
+const FETCH_STEPS: usize = 24;
+
+/// Addresses fetched in a tile of `k` steps.
+pub(super) fn fetches(k: usize) -> usize {
+    k / FETCH_STEPS
+}
 
 /// A tile kernel for fixed `MR` and `NV`.
 pub(super) type Micro = unsafe fn(&Tile);
@@ -126,27 +130,27 @@ pub(super) unsafe fn micro<S: Simd, const MR: usize, const NV: usize, const PACK
             };
         }
         if PACKED && MR == S::MR && NV == S::NV {
-            // The first groups fetch the tile of c, and what the next tiles need, while they compute.
+            // The tile of c, and what the next tiles need, are fetched while this one is computed.
             let mut c = t.c.cast_const();
             let mut fetch = t.fetch;
-            let mut groups = (k / GROUP).min(FETCHES / 2);
-            k -= groups * GROUP;
-            while groups > 0 {
-                for line in 0..(NV * S::LANES).div_ceil(LINE) {
-                    S::prefetch_write(c.wrapping_add(line * LINE));
-                }
+            let mut rows = MR;
+            while k >= FETCH_STEPS && rows > 0 {
+                (k, rows) = (k - FETCH_STEPS, rows - 1);
                 for line in 0..3 {
+                    S::prefetch_write(c.wrapping_add(line * (NV * S::LANES / 3)));
                     S::prefetch((*fetch).wrapping_add(line * LINE));
-                    S::prefetch((*fetch.add(1)).wrapping_add(line * LINE));
+                    step!(8);
                 }
                 c = c.wrapping_add(t.c_rs);
-                fetch = fetch.add(2);
-                groups -= 1;
-                step!(8);
+                fetch = fetch.add(1);
             }
-            while k >= GROUP {
-                k -= GROUP;
-                step!(8);
+            while k >= FETCH_STEPS {
+                k -= FETCH_STEPS;
+                for line in 0..3 {
+                    S::prefetch((*fetch).wrapping_add(line * LINE));
+                    step!(8);
+                }
+                fetch = fetch.add(1);
             }
         }
         while k > 0 {

@@ -1,6 +1,6 @@
 //! How one product is cut into slices, panels and tasks, and the tasks.
 
-use super::kernel::{FETCH, FETCHES, Kernels, Tile};
+use super::kernel::{FETCH, Kernels, Tile, fetches};
 use super::workspace::{WorkerScratch, Workspace};
 use super::{Beta, Gemm};
 use crate::team::{TaskPanic, Team};
@@ -8,12 +8,14 @@ use std::ops::Range;
 
 /// Longest slice of k: a panel of b (48 columns) and one of a stream through the first-level cache.
 const KC: usize = 384;
-/// Bytes of the shared operand packed at a time: more than that and k is worked off in several phases.
-const SHARED_BYTES: usize = 4 << 20;
+/// Bytes of the shared operand packed at a time, so that it stays in the second-level cache; a longer k takes several
+/// phases.
+const SHARED_BYTES: usize = 1 << 20;
 /// Bytes of the shared operand a task goes through with its whole block before it moves on.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Panels of the streamed operand in a task, at most.
-const MAX_BLOCK: usize = 8;
+/// Panels of the streamed operand in a task, at most: if it is b and its columns are contiguous, if it is b and they are
+/// not, and if it is a. Wide blocks read longer pieces of rows, narrow ones leave room in the cache for the next.
+const MAX_BLOCK: [usize; 3] = [2, 4, 8];
 
 /// Length of a slice of k; the last slice may be shorter. It decides the order of summation, so it depends on k only.
 pub(super) fn slice_len(k: usize) -> usize {
@@ -127,9 +129,10 @@ impl<'a> Plan<'a> {
         let kc = slice_len(g.k);
         let slice_bytes = shared.panels() * shared.width * kc * size_of::<f32>();
         let phase = (SHARED_BYTES / slice_bytes).max(1);
-        // About eight tasks a thread even out what the threads do besides.
+        // About four tasks a thread even out what the threads do besides.
         let (panels, others) = (streamed.panels(), shared.panels());
-        let block = (panels / (8 * threads)).clamp(1, MAX_BLOCK);
+        let most = MAX_BLOCK[if !stream_b { 2 } else { usize::from(streamed.s_k != 1) }];
+        let block = (panels / (4 * threads)).clamp(1, most);
         let parts = (2 * threads).div_ceil(panels.div_ceil(block)).min(others);
         let part = others.div_ceil(if threads == 1 { 1 } else { parts });
         Self { g, kernels, shared, streamed, stream_b, kc, phase, block, part, threads }
@@ -141,7 +144,7 @@ impl<'a> Plan<'a> {
         let slices = self.g.k.div_ceil(self.kc);
         let shared_slice = self.shared.panels() * self.shared.width * self.kc;
         let block = self.block * self.streamed.width * self.kc;
-        let fetches = self.streamed.fetches(self.block, self.kc) + 2 * FETCHES;
+        let fetches = self.streamed.fetches(self.block, self.kc) + 2 * fetches(self.kc).max(1);
         ws.reserve(self.phase.min(slices) * shared_slice, self.threads, (block, fetches));
         // Each address is used by one worker at a time (its number), the shared one is written to in disjoint parts.
         let packed = Shared(ws.shared.as_mut_ptr());
@@ -184,14 +187,17 @@ impl<'a> Plan<'a> {
         let panels = self.shared.panels();
         let group = panels.div_ceil(4 * self.threads);
         let groups = panels.div_ceil(group);
-        team.run(groups * phase.len(), &|task, _| {
-            let (slice, start) = (task / groups, task % groups * group);
-            let mine = start..panels.min(start + group);
-            let steps = self.steps(phase.start + slice);
-            // SAFETY: these panels of this slice are inside `packed` and are no other task's.
-            unsafe {
-                let dst = { packed }.0.add(self.shared_at(slice, start, steps.len()));
-                self.shared.pack(&mine, &steps, dst);
+        team.run(groups, &|task, _| {
+            // Panel by panel over all slices: the source is read on in the same places.
+            for panel in task * group..panels.min((task + 1) * group) {
+                for slice in phase.clone() {
+                    let steps = self.steps(slice);
+                    // SAFETY: this panel of this slice is inside `packed` and is no other task's.
+                    unsafe {
+                        let dst = { packed }.0.add(self.shared_at(slice - phase.start, panel, steps.len()));
+                        self.shared.pack(&(panel..panel + 1), &steps, dst);
+                    }
+                }
             }
         })
     }
@@ -216,11 +222,11 @@ impl<'a> Plan<'a> {
             unsafe { self.streamed.pack(&mine, &steps, buffer) };
             scratch.fetch.clear();
             self.fetch_after(block, slice, phase, &mut scratch.fetch);
-            // Tiles beyond the end of the list fetch its last addresses again.
-            let hot = packed;
-            scratch.fetch.resize(scratch.fetch.len().next_multiple_of(FETCHES) + FETCHES, hot);
-            let mut fetches = scratch.fetch.chunks_exact(FETCHES);
-            let mut fetch = fetches.next().map_or(std::ptr::null(), <[_]>::as_ptr);
+            // Tiles beyond the end of the list fetch an address that is in the cache anyway.
+            let each = fetches(steps.len()).max(1);
+            scratch.fetch.resize(scratch.fetch.len().next_multiple_of(each) + each, packed);
+            let mut lists = scratch.fetch.chunks_exact(each).map(<[_]>::as_ptr);
+            let mut fetch = lists.next().unwrap_or(std::ptr::null());
             let chunk = (CHUNK_BYTES / (self.shared.width * steps.len() * size_of::<f32>())).max(1);
             for start in part.clone().step_by(chunk) {
                 let chunk = start..part.end.min(start + chunk);
@@ -231,7 +237,7 @@ impl<'a> Plan<'a> {
                             let x = buffer.add((panel - mine.start) * self.streamed.width * steps.len());
                             let y = packed.add(self.shared_at(slice - phase.start, other, steps.len()));
                             self.tile((panel, x), (other, y), steps.clone(), fetch);
-                            fetch = fetches.next().map_or(fetch, <[_]>::as_ptr);
+                            fetch = lists.next().unwrap_or(fetch);
                         }
                     }
                 }

@@ -1,6 +1,6 @@
 //! Memory for packed operands that is kept from call to call.
 
-use crate::mem::Buffer;
+use crate::buffer::Buffer;
 
 /// What [`gemm`](super::gemm) keeps between calls: the packed shared operand, and a block for each worker.
 ///

@@ -119,6 +119,9 @@ unsafe fn pack_b_512(src: *const f32, s_w: usize, s_k: usize, count: usize, k: u
     }
 }
 
+/// How far ahead packing fetches, in floats.
+const AHEAD: usize = 64;
+
 /// `lanes` rows of `steps` floats each become `steps` rows of 8, stride 8; missing lanes are zero.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
@@ -129,6 +132,7 @@ unsafe fn transpose_8(src: *const f32, stride: usize, lanes: usize, steps: usize
         if i < lanes {
             // SAFETY: row i < lanes, masked to `steps` floats.
             *r = unsafe { _mm512_maskz_loadu_ps(mask, src.add(i * stride)) };
+            _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(i * stride + AHEAD).cast());
         }
     }
     // In each 128-bit lane L, quads[h][t] holds steps 4L + t of rows 4h .. 4h + 4.
@@ -168,6 +172,7 @@ unsafe fn transpose_16(src: *const f32, stride: usize, lanes: usize, steps: usiz
         if i < lanes {
             // SAFETY: row i < lanes, masked to `steps` floats.
             *r = unsafe { _mm512_maskz_loadu_ps(mask, src.add(i * stride)) };
+            _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(i * stride + AHEAD).cast());
         }
     }
     // In each 128-bit lane L, quads[h][t] holds steps 4L + t of rows 4h .. 4h + 4.

@@ -132,8 +132,9 @@ impl Tiles<'_> {
 pub fn attention_fwd(ctx: &mut Ctx<'_>, op: &AttentionFwd) -> Result<()> {
     let (out, lse, qkv) = (ctx.f32(op.out)?, ctx.f32(op.lse)?, ctx.f32(op.qkv)?);
     let [batch, seq, width] = *op.out.shape.dims() else { return Ok(()) };
-    let (g, isa, scratch) = (Heads::new(seq, width, op.heads), ctx.isa, ctx.scratch);
-    let tiles = g.tiles();
+    let (g, isa) = (Heads::new(seq, width, op.heads), ctx.isa);
+    ctx.reserve_scratch(TILE * TILE, g.head_dim.max(TILE));
+    let (tiles, scratch) = (g.tiles(), &*ctx.scratch);
     // Long tiles (late queries) first, so that the short ones fill the gaps at the end.
     ctx.chunks(batch * op.heads * tiles, 1, |task, worker| {
         let (head, tile) = (task.start / tiles, tiles - 1 - task.start % tiles);
@@ -154,7 +155,6 @@ unsafe fn forward_tile(
 ) {
     let queries = g.tile(tile);
     let rows = queries.len();
-    grow(&mut scratch.tiles, TILE * TILE);
     let mut mm = Tiles { isa, scratch: &mut scratch.gemm };
     let (mut max, mut sum) = ([f32::NEG_INFINITY; TILE], [0.0_f32; TILE]);
     let o = matrix(out, g.out_at(head, queries.start), g.width);
@@ -203,7 +203,9 @@ pub fn attention_bwd(ctx: &mut Ctx<'_>, op: &AttentionBwd) -> Result<()> {
     let (d_qkv, d_out, qkv) = (ctx.f32(op.d_qkv)?, ctx.f32(op.d_out)?, ctx.f32(op.qkv)?);
     let (out, lse) = (ctx.f32(op.out)?, ctx.f32(op.lse)?);
     let [batch, seq, width] = *op.out.shape.dims() else { return Ok(()) };
-    let (g, isa, scratch) = (Heads::new(seq, width, op.heads), ctx.isa, ctx.scratch);
+    let (g, isa) = (Heads::new(seq, width, op.heads), ctx.isa);
+    ctx.reserve_scratch(2 * TILE * TILE, g.head_dim.max(TILE));
+    let scratch = &*ctx.scratch;
     ctx.chunks(batch * op.heads, 1, |task, worker| {
         // SAFETY: the team runs one task at a time per worker; a task owns its head of `d_qkv`, which shares no
         // memory with anything read.
@@ -215,7 +217,6 @@ pub fn attention_bwd(ctx: &mut Ctx<'_>, op: &AttentionBwd) -> Result<()> {
 /// This task alone uses `scratch` and this head of `d_qkv`.
 unsafe fn backward_head(isa: Isa, scratch: &mut Scratch, g: &Heads, slots: [Span<f32>; 5], head: usize) {
     let [d_qkv, d_out, qkv, out, lse] = slots;
-    grow(&mut scratch.tiles, 2 * TILE * TILE);
     let (p_tile, dp_tile) = scratch.tiles.split_at_mut(TILE * TILE);
     let mut mm = Tiles { isa, scratch: &mut scratch.gemm };
     let hd = g.head_dim;
@@ -279,7 +280,9 @@ pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
     if position >= context {
         return Err(Error::Input(format!("position {position} is beyond the context of {context}")));
     }
-    let (g, isa, scratch) = (Heads::new(1, width, op.heads), ctx.isa, ctx.scratch);
+    let (g, isa) = (Heads::new(1, width, op.heads), ctx.isa);
+    ctx.reserve_scratch(context, 0);
+    let scratch = &*ctx.scratch;
     ctx.chunks(batch * op.heads, 1, |task, worker| {
         let head = task.start;
         let (b, h, hd) = (head / g.heads, head % g.heads, g.head_dim);
@@ -293,9 +296,7 @@ pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
         unsafe {
             keys.get_mut(row(position)).copy_from_slice(qkv.get(k));
             values.get_mut(row(position)).copy_from_slice(qkv.get(v));
-            let scores = &mut scratch.get(worker).tiles;
-            grow(scores, context);
-            let scores = &mut scores[..=position];
+            let scores = &mut scratch.get(worker).tiles[..=position];
             for (t, score) in scores.iter_mut().enumerate() {
                 *score = dot(isa, qkv.get(q.clone()), keys.get(row(t)));
             }
@@ -308,10 +309,4 @@ pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
             }
         }
     })
-}
-
-fn grow(tiles: &mut Vec<f32>, len: usize) {
-    if tiles.len() < len {
-        tiles.resize(len, 0.0);
-    }
 }

@@ -23,7 +23,7 @@ pub struct Ctx<'a> {
     pub team: &'a Team,
     pub isa: Isa,
     pub workspace: &'a mut Workspace,
-    pub scratch: &'a PerWorker<Scratch>,
+    pub scratch: &'a mut PerWorker<Scratch>,
     pub partials: &'a mut Vec<f64>,
     pub program: &'a Program,
     pub scalars: &'a Scalars,
@@ -48,6 +48,17 @@ impl Ctx<'_> {
     /// Runs `task` on fixed pieces of `0..len`: the pieces do not depend on the number of threads.
     fn chunks(&self, len: usize, chunk: usize, task: impl Fn(Range<usize>, usize) + Sync) -> Result<()> {
         self.team.chunks(len, chunk, task).map_err(engine_error)
+    }
+
+    /// Room for `tiles` floats and for products up to `side` deep and wide in every worker's scratch: a worker that gets
+    /// no task now must not have to grow in a later step.
+    fn reserve_scratch(&mut self, tiles: usize, side: usize) {
+        for scratch in self.scratch.iter_mut() {
+            if scratch.tiles.len() < tiles {
+                scratch.tiles.resize(tiles, 0.0);
+            }
+            scratch.gemm.reserve(side, side);
+        }
     }
 
     /// Room for partial sums, one per task.

@@ -3,7 +3,8 @@
 use serde::Serialize;
 
 /// An element far off is wrong even when the whole tensor's norm hides it: it may differ by this many times the
-/// tolerance, relative to its own size plus the tensor's root mean square.
+/// tolerance, relative to its own size plus the root mean square of its row or of the tensor, whichever is larger
+/// (rows of an embedding's gradient differ in size by orders of magnitude, and rounding goes with the row).
 const STRAY: f64 = 10.0;
 
 /// How two tensors differ.
@@ -73,10 +74,16 @@ pub fn compare(got: &[f32], want: &[f32], shape: &[usize], tolerance: f64) -> Co
         (diff, norm) => diff / norm, // infinite when the reference is all zeros and we are not
     };
     let rms = (want_sq / want.len().max(1) as f64).sqrt();
+    let cols = shape.last().copied().unwrap_or(1).max(1);
     let first_beyond = |factor: f64| {
-        got.iter().zip(want).position(|(&g, &w)| {
-            let diff = (f64::from(g) - f64::from(w)).abs();
-            diff.is_nan() || diff > factor * tolerance * (rms + f64::from(w).abs())
+        got.chunks(cols).zip(want.chunks(cols)).enumerate().find_map(|(row, (got, want))| {
+            let row_sq: f64 = want.iter().map(|&w| f64::from(w) * f64::from(w)).sum();
+            let scale = rms.max((row_sq / want.len() as f64).sqrt());
+            let col = got.iter().zip(want).position(|(&g, &w)| {
+                let diff = (f64::from(g) - f64::from(w)).abs();
+                diff.is_nan() || diff > factor * tolerance * (scale + f64::from(w).abs())
+            })?;
+            Some(row * cols + col)
         })
     };
     let stray = first_beyond(STRAY);

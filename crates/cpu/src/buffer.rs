@@ -11,6 +11,7 @@ const CACHE_LINE: usize = 64;
 const LARGE_PAGE: usize = 2 << 20;
 
 /// Floats on a cache-line boundary, in large pages if there are at least half a page of them. Grows, never shrinks.
+#[derive(Debug)]
 pub struct Buffer {
     ptr: NonNull<f32>,
     floats: usize,
@@ -23,14 +24,14 @@ unsafe impl Sync for Buffer {}
 
 impl Default for Buffer {
     fn default() -> Self {
-        Self { ptr: NonNull::dangling(), floats: 0 }
+        Self::new()
     }
 }
 
 impl Buffer {
     /// An empty one.
-    pub fn new() -> Self {
-        Self::default()
+    pub const fn new() -> Self {
+        Self { ptr: NonNull::dangling(), floats: 0 }
     }
 
     /// One of `floats` zeros.
@@ -52,26 +53,43 @@ impl Buffer {
 
     /// Makes room for `floats`. If it has to grow, all it holds becomes zero.
     pub fn reserve(&mut self, floats: usize) {
+        if floats > self.floats {
+            self.free();
+            if self.grow(floats).is_none() {
+                handle_alloc_error(layout(floats).unwrap_or(Layout::new::<f32>()));
+            }
+        }
+    }
+
+    /// Makes room for `floats`, keeping what it holds; what is new is zero. `None` if there is not so much memory.
+    pub fn grow(&mut self, floats: usize) -> Option<()> {
         if floats <= self.floats {
-            return;
+            return Some(());
         }
-        self.free();
-        let layout = layout(floats);
+        let layout = layout(floats)?;
         // SAFETY: the layout is not empty, as floats > 0.
-        let raw = unsafe { alloc_zeroed(layout) };
-        let Some(ptr) = NonNull::new(raw.cast::<f32>()) else { handle_alloc_error(layout) };
+        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) }.cast::<f32>())?;
         if layout.align() == LARGE_PAGE {
-            advise_large_pages(raw, layout.size());
+            advise_large_pages(ptr.as_ptr().cast(), layout.size());
         }
+        // SAFETY: both hold at least `self.floats` floats and are separate allocations.
+        unsafe { ptr.copy_from_nonoverlapping(self.ptr, self.floats) };
+        self.free();
         (self.ptr, self.floats) = (ptr, floats);
+        Some(())
     }
 
     fn free(&mut self) {
-        if self.floats > 0 {
-            // SAFETY: allocated by `reserve` with the layout of the same number of floats.
-            unsafe { dealloc(self.ptr.as_ptr().cast(), layout(self.floats)) };
+        if let Some(layout) = layout(self.floats).filter(|_| self.floats > 0) {
+            // SAFETY: allocated by `grow` with the layout of the same number of floats.
+            unsafe { dealloc(self.ptr.as_ptr().cast(), layout) };
             (self.ptr, self.floats) = (NonNull::dangling(), 0);
         }
+    }
+
+    /// The first float, for memory that is shared out by address.
+    pub fn start(&self) -> *mut f32 {
+        self.ptr.as_ptr()
     }
 
     /// The first float.
@@ -98,16 +116,11 @@ impl Drop for Buffer {
     }
 }
 
-/// Whole cache lines, or whole large pages.
-fn layout(floats: usize) -> Layout {
-    let bytes = floats.saturating_mul(size_of::<f32>());
+/// Whole cache lines, or whole large pages; `None` beyond the address space.
+fn layout(floats: usize) -> Option<Layout> {
+    let bytes = floats.checked_mul(size_of::<f32>())?;
     let align = if bytes >= LARGE_PAGE / 2 { LARGE_PAGE } else { CACHE_LINE };
-    let size = bytes.checked_next_multiple_of(align).unwrap_or(usize::MAX);
-    match Layout::from_size_align(size, align) {
-        Ok(layout) => layout,
-        // More than the address space: the allocation of the largest layout fails with the usual message.
-        Err(_) => handle_alloc_error(Layout::new::<f32>()),
-    }
+    Layout::from_size_align(bytes.checked_next_multiple_of(align)?, align).ok()
 }
 
 /// Asks for large pages. A refusal changes nothing but the speed.

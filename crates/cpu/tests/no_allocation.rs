@@ -1,0 +1,52 @@
+//! A product allocates nothing once the workspace has grown, on any thread.
+
+use ironhorse_cpu::buffer::Buffer;
+use ironhorse_cpu::gemm::{Gemm, LocalScratch, MatMut, MatRef, Workspace, gemm, gemm_local};
+use ironhorse_cpu::isa::Isa;
+use ironhorse_cpu::team::Team;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+struct Counting;
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: hands everything to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn second_round_allocates_nothing() {
+    let team = Team::new(3);
+    let mut ws = Workspace::new();
+    let mut scratch = LocalScratch::new();
+    let (mut a, mut b, mut c) = (Buffer::zeroed(1 << 20), Buffer::zeroed(1 << 20), Buffer::zeroed(1 << 20));
+    let mut round = || {
+        for (m, n, k) in [(64, 500, 300), (500, 64, 100), (1, 500, 300), (60, 300, 2000)] {
+            let left = MatRef::row_major(a.as_mut_ptr(), k);
+            let right = MatRef::row_major(b.as_mut_ptr(), k).transposed();
+            let g = Gemm::new((m, n, k), left, right, MatMut { ptr: c.as_mut_ptr(), rs: n });
+            // SAFETY: every matrix has at most 2^20 elements.
+            unsafe { gemm(&team, &mut ws, Isa::detect(), &g) }.unwrap();
+            // SAFETY: as above.
+            unsafe { gemm_local(&mut scratch, Isa::detect(), &g) };
+        }
+        team.chunks(100, 7, |_, _| ()).unwrap();
+    };
+    round();
+    let before = COUNT.load(Ordering::SeqCst);
+    (0..20).for_each(|_| round());
+    assert_eq!(COUNT.load(Ordering::SeqCst), before);
+}

@@ -1,0 +1,63 @@
+//! After the first step, a training step allocates nothing.
+
+use ironhorse::core::Scalars;
+use ironhorse::cpu::CpuEngine;
+use ironhorse::train::model::Gpt2Config;
+use ironhorse::train::session::{Session, SessionSpec};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: passes everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the caller's contract is the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: as above.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+#[test]
+fn steps_after_the_first_allocate_nothing() {
+    let config = Gpt2Config::new(130, 500, 2, 3, 48);
+    for threads in [1, 2, 3] {
+        let spec = SessionSpec { train: Some((2, 130)), ..SessionSpec::default() };
+        let mut session = Session::new(Box::new(CpuEngine::new(threads)), config, &spec).unwrap();
+        session.init(1).unwrap();
+        let x: Vec<i32> = (0..260).map(|i| i % 500).collect();
+        let y: Vec<i32> = (0..260).map(|i| (i + 1) % 500).collect();
+        let mut step = |step: u32| {
+            for micro_step in 0..2 {
+                let s = Scalars {
+                    step,
+                    micro_step,
+                    loss_scale: 1.0 / 520.0,
+                    grad_clip: 1.0,
+                    ..Scalars::default()
+                };
+                session.micro_step(&x, &y, &s).unwrap();
+            }
+            session.update(&Scalars { step, ..Scalars::default() }).unwrap();
+        };
+        step(1);
+        let before = ALLOCATIONS.load(Ordering::SeqCst);
+        assert!(before > 0, "the counter counts");
+        (2..70).for_each(&mut step);
+        assert_eq!(ALLOCATIONS.load(Ordering::SeqCst) - before, 0, "{threads} threads");
+    }
+}

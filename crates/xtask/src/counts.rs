@@ -1,0 +1,192 @@
+//! How many tests passed, read from what cargo and pytest print.
+
+use std::fmt;
+use std::ops::AddAssign;
+
+/// Numbers of tests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Passed.
+    pub passed: usize,
+    /// Failed, or could not be run at all.
+    pub failed: usize,
+    /// Left out by the test itself: `#[ignore]`, `pytest.skip`, an expected failure.
+    pub skipped: usize,
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed", self.passed, self.failed)?;
+        if self.skipped > 0 {
+            write!(f, ", {} skipped", self.skipped)?;
+        }
+        Ok(())
+    }
+}
+
+/// Who prints the lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// Nobody counts.
+    Silent,
+    /// libtest: one line for each test program, which add up.
+    Cargo,
+    /// pytest: one line at the end.
+    Pytest,
+}
+
+impl Dialect {
+    /// Takes one line of output into account.
+    pub fn read(self, line: &str, counts: &mut Counts) {
+        let line = without_colour(line);
+        match self {
+            Self::Silent => {}
+            Self::Cargo => {
+                if let Some(found) = cargo_line(&line) {
+                    *counts += found;
+                }
+            }
+            Self::Pytest => {
+                if let Some(found) = pytest_line(&line) {
+                    *counts = found; // the last one is the summary
+                }
+            }
+        }
+    }
+}
+
+/// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s`
+fn cargo_line(line: &str) -> Option<Counts> {
+    let rest = line.trim().strip_prefix("test result: ")?;
+    let (_, rest) = rest.split_once(". ")?;
+    let mut counts = Counts::default();
+    for part in rest.split(';') {
+        match number_and_word(part) {
+            Some((n, "passed")) => counts.passed = n,
+            Some((n, "failed")) => counts.failed = n,
+            Some((n, "ignored")) => counts.skipped = n,
+            _ => {}
+        }
+    }
+    Some(counts)
+}
+
+/// `=== 1 failed, 2 passed, 1 skipped, 1 error in 0.12s ===`, or without the frame.
+fn pytest_line(line: &str) -> Option<Counts> {
+    let line = line.trim().trim_matches('=').trim();
+    let (list, time) = line.rsplit_once(" in ")?;
+    // `61.20s (0:01:01)` from a minute on
+    let seconds = time.split(' ').next()?.strip_suffix('s')?;
+    seconds.parse::<f64>().ok()?;
+    if list == "no tests ran" {
+        return Some(Counts::default());
+    }
+    let mut counts = Counts::default();
+    for part in list.split(',') {
+        match number_and_word(part)? {
+            (n, "passed" | "xpassed") => counts.passed += n,
+            (n, "failed" | "error" | "errors") => counts.failed += n,
+            (n, "skipped" | "xfailed") => counts.skipped += n,
+            (_, "deselected" | "warning" | "warnings" | "rerun") => {}
+            _ => return None,
+        }
+    }
+    Some(counts)
+}
+
+/// `12 passed` → (12, "passed")
+fn number_and_word(text: &str) -> Option<(usize, &str)> {
+    let (number, word) = text.trim().split_once(' ')?;
+    Some((number.parse().ok()?, word.trim()))
+}
+
+/// The line without escape sequences of the form `ESC [ ... letter`.
+fn without_colour(line: &str) -> String {
+    let mut plain = String::with_capacity(line.len());
+    let mut chars = line.chars();
+    while let Some(c) = chars.next() {
+        if c == '\u{1b}' {
+            chars.by_ref().find(char::is_ascii_alphabetic);
+        } else {
+            plain.push(c);
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(dialect: Dialect, output: &str) -> (usize, usize, usize) {
+        let mut counts = Counts::default();
+        output.lines().for_each(|line| dialect.read(line, &mut counts));
+        (counts.passed, counts.failed, counts.skipped)
+    }
+
+    #[test]
+    fn cargo_programs_add_up() {
+        let output = "
+running 3 tests
+test a ... ok
+test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
+
+     Running tests/b.rs (target/debug/deps/b-0123)
+test result: FAILED. 7 passed; 4 failed; 0 ignored; 0 measured; 5 filtered out; finished in 1.32s
+
+error: 1 target failed:
+";
+        assert_eq!(counts(Dialect::Cargo, output), (9, 4, 1));
+    }
+
+    #[test]
+    fn cargo_in_colour_and_other_lines() {
+        let line =
+            "test result: \u{1b}[32mok\u{1b}[m. 12 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out";
+        assert_eq!(counts(Dialect::Cargo, line), (12, 0, 0));
+        assert_eq!(counts(Dialect::Cargo, "test counts::test result: ... ok\n12 passed in 3s"), (0, 0, 0));
+        assert_eq!(counts(Dialect::Silent, line), (0, 0, 0));
+    }
+
+    #[test]
+    fn pytest_summaries() {
+        for (line, want) in [
+            ("============ 120 passed in 3.21s ============", (120, 0, 0)),
+            ("120 passed in 3.21s", (120, 0, 0)),
+            ("==== 1 failed, 119 passed, 2 skipped, 3 warnings in 61.20s (0:01:01) ====", (119, 1, 2)),
+            ("=== 2 failed, 3 passed, 1 error in 0.50s ===", (3, 3, 0)),
+            ("=== 4 errors in 0.10s ===", (0, 4, 0)),
+            ("=== 5 passed, 1 deselected, 2 xfailed, 1 xpassed in 0.10s ===", (6, 0, 2)),
+            (
+                "\u{1b}[32m==== \u{1b}[32m\u{1b}[1m7 passed\u{1b}[0m\u{1b}[32m in 0.01s\u{1b}[0m\u{1b}[32m ====\u{1b}[0m",
+                (7, 0, 0),
+            ),
+            ("=== no tests ran in 0.01s ===", (0, 0, 0)),
+        ] {
+            assert_eq!(counts(Dialect::Pytest, line), want, "{line}");
+        }
+    }
+
+    #[test]
+    fn pytest_takes_the_last_summary_and_ignores_prose() {
+        let output =
+            "1 passed in 0.01s\nwrote 3 files in 2 folders\nsaved in 3s\n===== 8 passed in 0.02s =====";
+        assert_eq!(counts(Dialect::Pytest, output), (8, 0, 0));
+    }
+
+    #[test]
+    fn the_last_line_of_a_run() {
+        let mut total = Counts { passed: 3, failed: 0, skipped: 0 };
+        assert_eq!(total.to_string(), "3 passed, 0 failed");
+        total += Counts { passed: 1, failed: 2, skipped: 4 };
+        assert_eq!(total.to_string(), "4 passed, 2 failed, 4 skipped");
+    }
+}

@@ -1,0 +1,155 @@
+//! The Python environment `.venv`: made once, brought up to date when what it is made from changes.
+
+use crate::args::Args;
+use crate::out;
+use crate::process::{output_of, run};
+use crate::repo::{Repo, python_of};
+use anyhow::{Context, Result, bail, ensure};
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// Help of `cargo xtask setup`.
+pub const HELP: &str = "\
+Makes the Python environment .venv in the root of the repository, with what the tests need (torch, numpy, pytest,
+safetensors, transformers) and this package in editable mode. Does nothing when it is up to date.
+
+Usage: cargo xtask setup
+
+PYTHON=FILE in the environment names the interpreter to use; else python3. It must be 3.10 or newer.
+The download is large (PyTorch) the first time. To start over, delete .venv.";
+
+/// The oldest Python the package supports.
+const OLDEST: (u32, u32) = (3, 10);
+/// What the tests need.
+const REQUIREMENTS: &str = "python/requirements-test.txt";
+/// Holds the hash of what the environment was made from; written last.
+const STAMP: &str = "ironhorse.stamp";
+/// How often pip is started before giving up; within each, pip itself tries again too.
+const ATTEMPTS: u32 = 3;
+
+/// `cargo xtask setup`
+pub fn setup_command(repo: &Repo, args: Args) -> Result<bool> {
+    args.end()?;
+    setup(repo)?;
+    out::line("the Python environment is ready: .venv");
+    Ok(true)
+}
+
+/// Makes or updates the environment.
+pub fn setup(repo: &Repo) -> Result<()> {
+    let requirements = repo.root().join(REQUIREMENTS);
+    let wanted = fs::read_to_string(&requirements).with_context(|| format!("cannot read {REQUIREMENTS}"))?;
+    let package =
+        fs::read_to_string(repo.root().join("pyproject.toml")).context("cannot read pyproject.toml")?;
+    let venv = repo.venv();
+    let mut version = version_of(&python_of(&venv).into());
+    if version.is_none_or(|version| version < OLDEST) {
+        create(&venv)?;
+        version = version_of(&python_of(&venv).into());
+    }
+    // The root: the package is installed by its path, which must be right after the checkout was moved.
+    let root = repo.root().to_string_lossy();
+    let stamp = fingerprint(&[&wanted, &package, &root, &format!("{version:?}")]);
+    let stamp_file = venv.join(STAMP);
+    if fs::read_to_string(&stamp_file).is_ok_and(|found| found.trim() == stamp) {
+        out::line(".venv is up to date");
+        return Ok(());
+    }
+    let _ = fs::remove_file(&stamp_file);
+    pip(repo, &["install", "-r", REQUIREMENTS])?;
+    // The requirements bring setuptools, so that nothing has to be downloaded to build in.
+    pip(repo, &["install", "--no-deps", "--no-build-isolation", "-e", "."])?;
+    fs::write(&stamp_file, stamp).context("cannot write to .venv")
+}
+
+fn create(venv: &Path) -> Result<()> {
+    let python = interpreter()?;
+    let has =
+        |module: &str| output_of(Command::new(&python).args(["-c", &format!("import {module}")])).is_some();
+    ensure!(
+        has("venv") && has("ensurepip"),
+        "{} has no venv module, which makes environments; install it (Debian, Ubuntu: apt install python3-venv; \
+         others: the full Python package)",
+        python.display()
+    );
+    let made = run(Command::new(&python).args(["-m", "venv", "--clear"]).arg(venv))?;
+    ensure!(made, "{} could not make the environment .venv (its message is above)", python.display());
+    Ok(())
+}
+
+/// The Python of this system that is new enough.
+fn interpreter() -> Result<OsString> {
+    let (given, python) = match std::env::var_os("PYTHON") {
+        Some(python) => (true, python),
+        None => (false, "python3".into()),
+    };
+    match version_of(&python) {
+        Some(version) if version >= OLDEST => Ok(python),
+        Some((major, minor)) => bail!(
+            "{} is Python {major}.{minor}, and 3.10 or newer is needed; install one and name it: \
+             PYTHON=python3.12 cargo xtask test",
+            python.display()
+        ),
+        None if given => bail!("PYTHON is '{}', which does not run", python.display()),
+        None => bail!(
+            "there is no python3; install Python 3.10 or newer (Debian, Ubuntu: apt install python3 python3-venv), or \
+             leave the Python part out: cargo xtask test --no-python"
+        ),
+    }
+}
+
+fn version_of(python: &OsString) -> Option<(u32, u32)> {
+    let text = output_of(Command::new(python).args(["-c", "import sys; print(*sys.version_info[:2])"]))?;
+    let (major, minor) = text.split_once(' ')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// Runs pip in the environment, again when it fails: a download of gigabytes does not always go through.
+fn pip(repo: &Repo, args: &[&str]) -> Result<()> {
+    for attempt in 1..=ATTEMPTS {
+        let mut pip = repo.python();
+        pip.args(["-m", "pip", "--disable-pip-version-check", "--retries", "5", "--timeout", "60"]);
+        if run(pip.args(args))? {
+            return Ok(());
+        }
+        if attempt < ATTEMPTS {
+            out::line(format!("pip failed; attempt {} of {ATTEMPTS} follows", attempt + 1));
+            std::thread::sleep(Duration::from_secs(5));
+        }
+    }
+    bail!(
+        "`pip {}` failed {ATTEMPTS} times (its messages are above); check the network and the space on the disk, then \
+         run `cargo xtask setup` again, or leave the Python part out: cargo xtask test --no-python",
+        args.join(" ")
+    )
+}
+
+/// FNV-1a over all parts, the same on every machine.
+fn fingerprint(parts: &[&str]) -> String {
+    let separated = parts.iter().flat_map(|part| part.bytes().chain([0]));
+    let hash = separated.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("{hash:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fingerprint_tells_parts_apart() {
+        assert_eq!(fingerprint(&[]), "cbf29ce484222325");
+        assert_ne!(fingerprint(&["ab", "c"]), fingerprint(&["a", "bc"]));
+        assert_ne!(fingerprint(&["a"]), fingerprint(&["b"]));
+    }
+
+    #[test]
+    fn what_does_not_run_has_no_version() {
+        assert_eq!(version_of(&"no-such-python-here".into()), None);
+        assert_eq!(version_of(&"cargo".into()), None);
+    }
+}

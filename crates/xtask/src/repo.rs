@@ -1,0 +1,94 @@
+//! Where things are: the repository, cargo, the Python environment, the built binary.
+
+use crate::process::output_of;
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The checkout this command works on.
+pub struct Repo {
+    root: PathBuf,
+}
+
+impl Repo {
+    /// The repository around the package cargo runs, or around the current folder.
+    pub fn find() -> Result<Self> {
+        let given = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+        let start = given.map_or_else(std::env::current_dir, Ok).context("there is no current folder")?;
+        match start.ancestors().find(|folder| folder.join("crates/xtask/Cargo.toml").is_file()) {
+            Some(root) => Ok(Self { root: root.to_owned() }),
+            None => bail!("{} is not inside a checkout of ironhorse", start.display()),
+        }
+    }
+
+    /// The root of the repository.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The cargo that runs us, in the root.
+    pub fn cargo(&self) -> Command {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.current_dir(&self.root);
+        cargo
+    }
+
+    /// The folder of the Python environment.
+    pub fn venv(&self) -> PathBuf {
+        self.root.join(".venv")
+    }
+
+    /// The Python of the environment, in the root.
+    pub fn python(&self) -> Command {
+        let mut python = Command::new(python_of(&self.venv()));
+        python.current_dir(&self.root);
+        python
+    }
+
+    /// The release build of `ironhorse`, wherever cargo puts it.
+    pub fn binary(&self) -> Result<PathBuf> {
+        let metadata = output_of(self.cargo().args(["metadata", "--no-deps", "--format-version", "1"]));
+        let folder = metadata.as_deref().and_then(target_folder);
+        let folder = folder.context("`cargo metadata` does not say where the target folder is")?;
+        Ok(folder.join("release").join(format!("ironhorse{}", std::env::consts::EXE_SUFFIX)))
+    }
+}
+
+/// The interpreter of a virtual environment.
+pub fn python_of(venv: &Path) -> PathBuf {
+    venv.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" })
+}
+
+/// The value of `target_directory` in cargo's JSON.
+fn target_folder(metadata: &str) -> Option<PathBuf> {
+    let (_, rest) = metadata.split_once("\"target_directory\":\"")?;
+    let mut path = String::new();
+    let mut chars = rest.chars();
+    loop {
+        match chars.next()? {
+            '"' => return Some(path.into()),
+            '\\' => path.push(chars.next()?), // a path has only \\ and \" to escape
+            c => path.push(c),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_target_folder_is_read_from_json() {
+        let json = r#"{"packages":[],"target_directory":"a\\b \"c\"/d","version":1}"#;
+        assert_eq!(target_folder(json), Some(PathBuf::from("a\\b \"c\"/d")));
+        assert_eq!(target_folder("{}"), None);
+        assert_eq!(target_folder(r#""target_directory":"cut"#), None);
+    }
+
+    #[test]
+    fn the_repository_is_found() {
+        let repo = Repo::find().unwrap();
+        assert!(repo.root().join("rust-toolchain.toml").is_file());
+        assert!(repo.binary().unwrap().ends_with("release/ironhorse"));
+    }
+}
