@@ -1,0 +1,34 @@
+//! `ironhorse convert`
+
+use super::Place;
+
+#[test]
+fn there_and_back_are_the_same_bytes() {
+    let place = Place::with_run();
+    place.does("convert run/checkpoint a.bin");
+    place.does("convert a.bin hf");
+    place.does("convert hf b.bin");
+    assert!(place.read("a.bin") == place.read("b.bin"));
+    assert!(place.read("hf/model.safetensors") == place.weights("run"));
+
+    let done = place.does("convert a.bin a16.bin --dtype bf16");
+    assert_eq!(done.text(), "a16.bin: 21984 parameters as bf16\n");
+    place.does("convert a16.bin hf16 --dtype bf16");
+    place.does("convert hf16 b16.bin --dtype bf16");
+    assert!(place.read("a16.bin") == place.read("b16.bin"));
+    assert_eq!(place.read("a.bin").len() - 1024, 2 * (place.read("a16.bin").len() - 1024));
+}
+
+#[test]
+fn an_earlier_result_is_replaced_but_nothing_else() {
+    let place = Place::with_run();
+    place.does("convert run/checkpoint hf");
+    place.does("convert run/checkpoint hf --dtype bf16");
+    place.write("hf/notes.txt", "precious");
+    place.refuses("convert run/checkpoint hf", &["hf: folder is not replaced because it holds notes.txt"]);
+    place.does("convert run/checkpoint w.bin");
+    place.does("convert w.bin w.bin --dtype bf16");
+    let header: Vec<i32> =
+        place.read("w.bin")[..8].chunks(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect();
+    assert_eq!(header, [20240326, 5]);
+}

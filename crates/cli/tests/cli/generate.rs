@@ -1,0 +1,70 @@
+//! `ironhorse generate`
+
+use super::Place;
+
+const MODEL: &str = "generate --model run/checkpoint --tokens 40";
+
+#[test]
+fn a_seed_decides_the_text() {
+    let place = Place::with_run();
+    let text = |flags: &str| place.does(&format!("{MODEL} {flags}")).stdout;
+    assert_eq!(text("--seed 7"), text("--seed 7"));
+    assert_ne!(text("--seed 7"), text("--seed 8"));
+    assert_eq!(text("--seed 7"), text("--seed 7 --threads 3"));
+    assert_eq!(text("--greedy --seed 7"), text("--greedy --seed 8"));
+    assert_eq!(text("--greedy"), text("--temperature 0"));
+}
+
+#[test]
+fn the_choice_can_be_narrowed() {
+    let place = Place::with_run();
+    let text = |flags: &str| place.does(&format!("{MODEL} {flags}")).stdout;
+    assert_eq!(text("--top-k 1"), text("--greedy"));
+    assert_eq!(text("--top-p 1e-6"), text("--greedy"));
+    assert_ne!(text("--top-k 3 --top-p 0.5 --temperature 1.5"), text(""));
+}
+
+#[test]
+fn the_prompt_comes_first_whatever_its_bytes() {
+    let place = Place::with_run();
+    for prompt in ["Zoë – 東京 ", "--- and then", "-1", "a\nb"] {
+        let mut command = place.command(MODEL);
+        let output = command.args(["--prompt", prompt]).output().unwrap();
+        assert!(output.status.success(), "{prompt}");
+        assert!(output.stdout.starts_with(prompt.as_bytes()), "{prompt}");
+        assert!(output.stdout.len() > prompt.len() + 1, "{prompt}");
+    }
+}
+
+#[test]
+fn text_goes_on_beyond_the_context() {
+    let place = Place::with_run();
+    place.does("generate --model run/checkpoint --tokens 150 --seed 3 --json g.json");
+    let report = place.json("g.json");
+    let tokens = report["tokens"].as_array().unwrap();
+    assert!(tokens.len() > 32, "the context is 32, got {}", tokens.len());
+    assert!(report["tokens_per_s"].as_f64().unwrap() > 0.0 && report["text"].is_string());
+    assert_eq!(place.does("generate --model run/checkpoint --tokens 0").stdout, b"\n");
+}
+
+#[test]
+fn weights_of_every_kind_write_the_same() {
+    let place = Place::with_run();
+    place.does("convert run/checkpoint w.bin");
+    place.does("convert run/checkpoint hf");
+    let own = place.does(MODEL).stdout;
+    for model in ["w.bin", "hf", "run/checkpoint/model.safetensors"] {
+        assert_eq!(place.does(&format!("generate --tokens 40 --model {model}")).stdout, own, "{model}");
+    }
+}
+
+#[test]
+fn what_is_missing_is_said() {
+    let place = Place::with_run();
+    place.refuses("generate", &["no run below runs/", "ironhorse train"]);
+    place.refuses("generate --model run", &["run: folder is a run", "run/checkpoint"]);
+    place.refuses("generate --model nope", &["nope: cannot open: No such file"]);
+    place.refuses("generate --model run/config.toml", &["run/config.toml", "TOML", "expected weights"]);
+    place.refuses("generate --model run/checkpoint/tokenizer.bin", &["a tokenizer, expected weights"]);
+    place.refuses(&format!("{MODEL} --tokenizer run/loss.svg"), &["run/loss.svg", "20240328"]);
+}

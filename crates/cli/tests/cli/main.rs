@@ -1,0 +1,15 @@
+//! The `ironhorse` binary as a user meets it: what it prints, what it leaves in a folder, its exit code.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod bad_files;
+mod bad_input;
+mod config;
+mod convert;
+mod generate;
+mod pipes;
+mod place;
+mod reports;
+mod train;
+mod verify;
+
+use place::Place;

@@ -1,0 +1,97 @@
+//! What is printed and written by bench, profile, plan, doctor and --help.
+
+use super::Place;
+use serde_json::Value;
+
+const SMALL: &str =
+    "--model n_layer=2,n_head=2,n_embd=32,vocab_size=100,max_seq_len=16 --batch 2 --seq 8 --threads 1";
+
+fn assert_fields(value: &Value, fields: &[&str]) {
+    for field in fields {
+        assert!(!value[field].is_null(), "{field} is missing in {value}");
+    }
+}
+
+#[test]
+fn bench_keeps_its_contract() {
+    let place = Place::new();
+    place.does(&format!("bench {SMALL} --steps 3 --warmup 1 --json b.json"));
+    let report = place.json("b.json");
+    assert_fields(&report, &["model", "device", "dtype", "ms_per_step", "tokens_per_s", "mfu", "peak_bytes"]);
+    assert_fields(&report, &["loss", "version", "commit", "hardware"]);
+    assert_eq!((&report["batch"], &report["seq"], &report["steps"]), (&2.into(), &8.into(), &3.into()));
+    assert_eq!((&report["device"], &report["dtype"]), (&"cpu".into(), &"f32".into()));
+    assert_eq!(report["version"], env!("CARGO_PKG_VERSION"));
+    let number = |field: &str| report[field].as_f64().unwrap();
+    assert!(number("ms_per_step") > 0.0 && number("mfu") > 0.0 && number("peak_bytes") > 0.0);
+    let speed = 16.0 / number("ms_per_step") * 1e3;
+    assert!((number("tokens_per_s") / speed - 1.0).abs() < 1e-6);
+    let losses: Vec<f64> = report["losses"].as_array().unwrap().iter().map(|l| l.as_f64().unwrap()).collect();
+    assert_eq!((losses.len(), losses[3]), (4, number("loss")));
+    assert!((losses[0] - 100_f64.ln()).abs() < 0.3, "a random start knows nothing: {losses:?}");
+    assert!(losses[3] < losses[0]);
+}
+
+#[test]
+fn profile_accounts_for_every_op() {
+    let place = Place::new();
+    let text = place.does(&format!("profile {SMALL} --steps 2 --warmup 0 --json p.json")).text();
+    assert!(text.contains("linear_bwd_weight") && text.contains("h.1"), "{text}");
+    let report = place.json("p.json");
+    assert_fields(&report, &["model", "ms", "gflops_possible", "gb_per_s_possible", "version", "commit"]);
+    let calls = |list: &str| -> u64 {
+        report[list].as_array().unwrap().iter().map(|group| group["calls"].as_u64().unwrap()).sum()
+    };
+    let ops = report["ops"].as_array().unwrap();
+    assert_eq!((calls("by_kind"), calls("by_layer")), (ops.len() as u64, ops.len() as u64));
+    assert_fields(&ops[0], &["op", "origin", "section", "ms", "gflops", "gb_per_s", "of_possible"]);
+    let shares: f64 =
+        report["by_kind"].as_array().unwrap().iter().map(|group| group["share"].as_f64().unwrap()).sum();
+    assert!((shares - 1.0).abs() < 1e-6, "{shares}");
+}
+
+#[test]
+fn plan_adds_up_and_recomputing_saves_memory() {
+    let place = Place::new();
+    let total = |recompute: &str| {
+        place.does(&format!("plan {SMALL} --recompute {recompute} --json p.json"));
+        let report = place.json("p.json");
+        assert_fields(
+            &report,
+            &["model", "parameters", "ops", "flops", "least_ms", "activation_lower_bound"],
+        );
+        let pools: u64 = report["bytes"].as_object().unwrap().values().map(|b| b.as_u64().unwrap()).sum();
+        let total = report["total_bytes"].as_u64().unwrap();
+        assert_eq!(pools, total);
+        total
+    };
+    let (none, gelu, full) = (total("none"), total("gelu"), total("full"));
+    assert!(full < gelu && gelu < none, "{full} {gelu} {none}");
+}
+
+#[test]
+fn doctor_says_what_will_be_used() {
+    let place = Place::new();
+    let text = place.does("doctor --threads 1 --json d.json").text();
+    assert!(text.contains("--device auto means cpu"), "{text}");
+    let report = place.json("d.json");
+    assert_fields(
+        &report,
+        &["version", "commit", "hardware", "gflops_possible", "gb_per_s_possible", "auto"],
+    );
+    assert_eq!((&report["threads"], &report["devices"][0]["available"]), (&1.into(), &true.into()));
+    assert_fields(&report["hardware"], &["cpu", "cores", "isa", "system"]);
+}
+
+#[test]
+fn every_command_has_help_with_examples() {
+    let place = Place::new();
+    for command in ["train", "generate", "verify", "bench", "profile", "plan", "convert", "doctor"] {
+        let text = place.does(&format!("{command} --help")).text();
+        assert!(text.contains("Examples:\n") && text.contains("Usage: ironhorse"), "{command}: {text}");
+        assert!(text.contains("--config <FILE>"), "{command}");
+        assert!(text.lines().all(|line| line.chars().count() <= 130), "{command}: {text}");
+    }
+    assert!(place.does("--help").text().contains("Exit code: 0 done"));
+    assert_eq!(place.does("--version").text(), concat!("ironhorse ", env!("CARGO_PKG_VERSION"), "\n"));
+}

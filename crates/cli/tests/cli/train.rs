@@ -1,0 +1,218 @@
+//! `ironhorse train`
+
+use super::Place;
+use super::place::TINY;
+use ironhorse::train::format::answer_key::{AnswerKeySpec, write_answer_key};
+use ironhorse::train::format::open_weights;
+use std::path::Path;
+
+#[test]
+fn a_run_leaves_everything_behind() {
+    let place = Place::new();
+    let done = place.does(&format!("train {TINY} --out run --json summary.json"));
+    assert!(done.text().contains("ironhorse generate --model run/checkpoint"), "{}", done.text());
+
+    let metrics = place.metrics("run");
+    assert_eq!(metrics.iter().map(|m| m.step).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+    for m in &metrics {
+        assert_eq!(m.val_loss.is_some(), [0, 3, 5].contains(&m.step), "{m:?}");
+        assert!(m.loss.is_finite() && m.lr > 0.0 && m.grad_norm.unwrap() > 0.0, "{m:?}");
+        assert!(m.ms > 0.0 && m.tokens_per_s > 0.0, "{m:?}");
+    }
+    assert!(metrics[5].val_loss < metrics[0].val_loss);
+    assert!(metrics[5].loss < metrics[0].loss);
+
+    let svg = String::from_utf8(place.read("run/loss.svg")).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"), "{svg}");
+    assert!(!place.read("run/samples/step-000006.txt").is_empty());
+    for file in ["model.safetensors", "config.json", "state.safetensors", "trainer.json", "tokenizer.bin"] {
+        assert!(!place.read(&format!("run/checkpoint/{file}")).is_empty(), "{file}");
+    }
+    let config: toml::Table = String::from_utf8(place.read("run/config.toml")).unwrap().parse().unwrap();
+    assert_eq!(config["steps"].as_integer(), Some(6));
+
+    let summary = place.json("summary.json");
+    assert_eq!(summary["steps"], 6);
+    assert_eq!(summary["checkpoint"], "run/checkpoint");
+    let last = f64::from(metrics[5].val_loss.unwrap());
+    assert!((summary["last_val_loss"].as_f64().unwrap() - last).abs() < 1e-6);
+}
+
+#[test]
+fn runs_are_numbered_and_the_newest_is_found() {
+    let place = Place::new();
+    place.does(&format!("train {TINY} --steps 1"));
+    place.does(&format!("train {TINY} --steps 2"));
+    assert_eq!((place.metrics("runs/0001").len(), place.metrics("runs/0002").len()), (1, 2));
+    let newest = place.does("generate --tokens 8 --greedy");
+    let named = place.does("generate --tokens 8 --greedy --model runs/0002/checkpoint");
+    assert_eq!(newest.stdout, named.stdout);
+}
+
+#[test]
+fn a_run_is_not_overwritten_unasked() {
+    let place = Place::with_run();
+    place.refuses(&format!("train {TINY} --out run"), &["run: holds a run already", "--overwrite"]);
+    place.does(&format!("train {TINY} --steps 1 --out run --overwrite"));
+    assert_eq!(place.metrics("run").len(), 1);
+}
+
+#[test]
+fn the_config_of_a_run_reproduces_it() {
+    let place = Place::with_run();
+    place.does("train --config run/config.toml --out again");
+    assert_eq!(place.losses("again"), place.losses("run"));
+    assert_eq!(place.weights("again"), place.weights("run"));
+    assert_eq!(place.read("again/config.toml"), place.read("run/config.toml"));
+    assert_eq!(place.read("again/samples/step-000006.txt"), place.read("run/samples/step-000006.txt"));
+}
+
+#[test]
+fn the_config_of_a_run_from_weights_reproduces_it() {
+    let place = Place::with_run();
+    // weights may come by either flag; the configuration must name them in both cases
+    for flag in ["--model", "--init"] {
+        place.does(&format!(
+            "train {flag} run/checkpoint --batch 2 --seq 16 --steps 2 --lr 1e-3 --out a --overwrite"
+        ));
+        place.does("train --config a/config.toml --out b --overwrite");
+        assert_eq!(place.losses("a"), place.losses("b"), "{flag}");
+        assert_eq!(place.weights("a"), place.weights("b"), "{flag}");
+    }
+}
+
+#[test]
+fn flags_on_the_line_win_over_the_config() {
+    let place = Place::with_run();
+    place.does("train --config run/config.toml --steps 2 --out again");
+    assert_eq!(place.metrics("again").len(), 2);
+    place.does("train --steps 3 --config=run/config.toml --out again --overwrite");
+    assert_eq!(place.metrics("again").len(), 3);
+}
+
+/// Two rows of one shape, for speed: several threads have work, and what is recomputed is not empty.
+const WIDER: &str = "--model n_layer=2,n_head=4,n_embd=64,vocab_size=256,max_seq_len=48 \
+                     --batch 3 --seq 48 --steps 3 --val-batches 0 --sample-tokens 0";
+
+#[test]
+fn the_bits_do_not_depend_on_threads_or_recomputation() {
+    let place = Place::new();
+    place.does(&format!("train {WIDER} --threads 1 --out one"));
+    for (name, flags) in [
+        ("again", "--threads 1"),
+        ("three", "--threads 3"),
+        ("gelu", "--recompute gelu"),
+        ("full", "--recompute full --threads 2"),
+    ] {
+        place.does(&format!("train {WIDER} {flags} --out {name}"));
+        assert_eq!(place.losses(name), place.losses("one"), "{name}");
+        assert!(place.weights(name) == place.weights("one"), "{name}: other weights");
+        let state = |run: &str| place.read(&format!("{run}/checkpoint/state.safetensors"));
+        assert!(state(name) == state("one"), "{name}: other moments");
+    }
+    place.does(&format!("train {WIDER} --seed 2 --out other"));
+    assert!(place.weights("other") != place.weights("one"));
+    assert_ne!(place.losses("other"), place.losses("one"));
+}
+
+#[test]
+fn accumulated_micro_steps_are_one_larger_batch() {
+    let place = Place::new();
+    place.does(&format!("train {TINY} --batch 2 --accumulate 2 --out two"));
+    place.does(&format!("train {TINY} --batch 4 --out four"));
+    let (two, four) = (place.metrics("two"), place.metrics("four"));
+    assert!((two[0].loss / four[0].loss - 1.0).abs() <= 1e-5, "{} {}", two[0].loss, four[0].loss);
+    let norms = [two[0].grad_norm.unwrap(), four[0].grad_norm.unwrap()];
+    assert!((norms[0] / norms[1] - 1.0).abs() <= 1e-4, "{norms:?}");
+    assert!((two[5].loss / four[5].loss - 1.0).abs() <= 1e-3, "{} {}", two[5].loss, four[5].loss);
+}
+
+#[test]
+fn training_starts_from_weights_of_every_kind() {
+    let place = Place::with_run();
+    let ended = place.metrics("run")[5].val_loss.unwrap();
+    place.does("convert run/checkpoint w.bin");
+    place.does("convert run/checkpoint w_bf16.bin --dtype bf16");
+    place.does("convert run/checkpoint hf");
+    write_key(&place.path("run/checkpoint"), &place.path("w.key.safetensors"));
+    for weights in
+        ["run/checkpoint", "w.bin", "hf", "hf/model.safetensors", "w.key.safetensors", "w_bf16.bin"]
+    {
+        place.does(&format!(
+            "train --init {weights} --batch 2 --seq 16 --steps 1 --sample-tokens 0 --out next --overwrite"
+        ));
+        let starts = place.metrics("next")[0].clone();
+        assert_eq!(starts.step, 0);
+        // one step: the first validation is replaced by the last, so compare the training loss
+        assert!((starts.loss - ended).abs() < 0.2, "{weights}: {} after {ended}", starts.loss);
+    }
+    place.does("train --init run/checkpoint --batch 2 --seq 16 --steps 2 --sample-tokens 0 --out two");
+    assert_eq!(place.metrics("two")[0].val_loss, Some(ended), "the same weights on the same data");
+    place.does("train --init w_bf16.bin --batch 2 --seq 16 --steps 2 --sample-tokens 0 --out bf16");
+    let rounded = place.metrics("bf16")[0].val_loss.unwrap();
+    assert!(rounded != ended && (rounded - ended).abs() < 1e-2, "{rounded} {ended}");
+}
+
+/// An answer key that holds the weights; training reads nothing else of it.
+fn write_key(weights: &Path, key: &Path) {
+    let mut source = open_weights(weights).unwrap();
+    let config = *source.config();
+    let spec = AnswerKeySpec {
+        config,
+        batch: 1,
+        seq: 2,
+        x: &[1, 2],
+        y: &[2, 3],
+        dtype: "f32",
+        seed: 1,
+        acts: &[],
+        with_dacts: false,
+        optimizer: None,
+        extra: &[],
+    };
+    write_answer_key(key, &spec, |name, values| match name.strip_prefix("param.") {
+        Some(param) => source.read_tensor(param, values),
+        None => Ok(()),
+    })
+    .unwrap();
+}
+
+#[test]
+fn shards_are_found_by_patterns() {
+    let place = Place::new();
+    let tokens: Vec<u32> = (0..2000).map(|i| i * i % 251).collect();
+    place.shard("a_train_1.bin", &tokens);
+    place.shard("a_train_2.bin", &tokens[..700]);
+    place.shard("a_val.bin", &tokens[700..]);
+    place.does(&format!("train {TINY} --data a_train_*.bin --val-data a_val.bin --out globs"));
+    place.does(&format!("train {TINY} --data a_train_1.bin a_train_2.bin --val-data *_val.bin --out list"));
+    assert_eq!(place.weights("globs"), place.weights("list"));
+    let metrics = place.metrics("globs");
+    assert!(metrics[5].val_loss < metrics[0].val_loss);
+    place.does(&format!("train {TINY} --data a_train_2.bin --out short"));
+    assert_ne!(place.weights("short"), place.weights("list"));
+    assert!(place.metrics("short").iter().all(|m| m.val_loss.is_none()), "no data to validate on");
+}
+
+#[test]
+fn a_run_that_diverges_fails_and_keeps_its_log() {
+    let place = Place::new();
+    let done = place.runs(&format!("train {TINY} --lr 1e9 --out run"));
+    assert_eq!(done.code, Some(1), "{}", done.stderr);
+    let last = done.stderr.lines().last().unwrap();
+    assert!(last.starts_with("error: training diverged at step 1: loss NaN"), "{last}");
+    assert!(last.contains("lower --lr"), "{last}");
+    assert_eq!(place.metrics("run").len(), 2);
+    assert!(place.path("run/loss.svg").exists() && !place.path("run/checkpoint").exists());
+}
+
+#[test]
+fn the_sequence_fits_a_short_context_by_itself() {
+    let place = Place::new();
+    let model = "n_layer=1,n_head=1,n_embd=8,vocab_size=256,max_seq_len=12";
+    place.does(&format!("train --model {model} --steps 1 --batch 2 --sample-tokens 0 --out run"));
+    place.refuses(
+        &format!("train --model {model} --seq 13 --out other"),
+        &["--seq 13", "the model's context of 12"],
+    );
+}
