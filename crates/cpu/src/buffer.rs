@@ -3,7 +3,7 @@
 //! A matrix product touches a new page every few hundred bytes; with pages of 4 KiB the look-ups of their addresses
 //! cost 4 % of it. Linux gives large pages to memory that asks for them.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 const CACHE_LINE: usize = 64;
@@ -68,10 +68,13 @@ impl Buffer {
         }
         let layout = layout(floats)?;
         // SAFETY: the layout is not empty, as floats > 0.
-        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) }.cast::<f32>())?;
+        let ptr = NonNull::new(unsafe { alloc(layout) }.cast::<f32>())?;
+        // Asked for before the first touch: pages that are there already stay small.
         if layout.align() == LARGE_PAGE {
             advise_large_pages(ptr.as_ptr().cast(), layout.size());
         }
+        // SAFETY: the allocation holds `floats` floats, and zero bytes are the float 0.
+        unsafe { ptr.write_bytes(0, floats) };
         // SAFETY: both hold at least `self.floats` floats and are separate allocations.
         unsafe { ptr.copy_from_nonoverlapping(self.ptr, self.floats) };
         self.free();

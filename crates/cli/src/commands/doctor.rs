@@ -68,7 +68,7 @@ pub fn run(args: &DoctorArgs) -> Result<Outcome> {
     out::line(format!("memory       {}", h.memory_bytes.map_or("unknown".into(), human_bytes)))?;
     out::line(format!("instructions {}", h.isa))?;
     out::line(format!(
-        "measured     {:.0} GFLOP/s f32 multiply-add, {:.1} GB/s memory (triad), {} threads",
+        "measured     {:.0} GFLOP/s f32 multiply-add, {:.1} GB/s memory, {} threads",
         report.gflops_possible, report.gb_per_s_possible, report.threads
     ))?;
     for device in &report.devices {

@@ -161,7 +161,6 @@ unsafe fn forward_tile(
     for key_tile in 0..=tile {
         let keys = g.tile(key_tile);
         let s = &mut scratch.tiles[..rows * keys.len()];
-        let s_mat = MatRef::row_major(s.as_ptr(), keys.len());
         let s_out = MatMut { ptr: s.as_mut_ptr(), rs: keys.len() };
         // SAFETY: q and k are only read; the score tile is this worker's own.
         unsafe {
@@ -186,7 +185,8 @@ unsafe fn forward_tile(
         // SAFETY: v is only read; these rows of `out` belong to this task.
         unsafe {
             let v = g.part(qkv, 2, head, keys.start);
-            mm.product([rows, g.head_dim, keys.len()], s_mat, v, writable(o), beta);
+            let p = MatRef::row_major(s.as_ptr(), keys.len());
+            mm.product([rows, g.head_dim, keys.len()], p, v, writable(o), beta);
         }
     }
     for i in 0..rows {

@@ -1,7 +1,7 @@
 //! Global gradient norm and AdamW over all parameters.
 
 use super::Ctx;
-use crate::math::{fma, sum_sq};
+use crate::math::{fma, sum_sq_inline};
 use crate::multiversion;
 use ironhorse_core::Result;
 use ironhorse_core::op::{AdamW, GradNorm};
@@ -31,7 +31,28 @@ struct Coefficients {
     grad_scale: f32,
 }
 
+/// Places a task reads at once: one stream per core does not fill the memory's bandwidth.
+const STREAMS: usize = 4;
+const LANES: usize = 16;
+
 multiversion! {
+    /// Σ x² in f64, reading four places of x at a time.
+    fn sum_sq_streams<const FMA: bool>(x: &[f32]) -> f64 {
+        let quarter = x.len() / (STREAMS * LANES) * LANES;
+        let (parts, rest) = x.split_at(STREAMS * quarter);
+        let streams: [&[[f32; LANES]]; STREAMS] =
+            std::array::from_fn(|s| parts[s * quarter..(s + 1) * quarter].as_chunks().0);
+        let mut sums = [[0.0_f64; LANES]; STREAMS];
+        for i in 0..quarter / LANES {
+            for (sums, stream) in sums.iter_mut().zip(&streams) {
+                for (sum, x) in sums.iter_mut().zip(&stream[i]) {
+                    *sum += f64::from(*x) * f64::from(*x);
+                }
+            }
+        }
+        sums.iter().flatten().sum::<f64>() + sum_sq_inline(rest)
+    }
+
     /// One stretch of AdamW.
     fn adamw_stretch<const FMA: bool>(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], k: Coefficients) {
         for (((w, g), m), v) in w.iter_mut().zip(g).zip(m.iter_mut()).zip(v.iter_mut()) {
@@ -51,7 +72,7 @@ pub fn grad_norm(ctx: &mut Ctx<'_>, op: &GradNorm) -> Result<()> {
     ctx.chunks(grads.len(), NORM_CHUNK, |r, _| {
         let index = r.start / NORM_CHUNK;
         // SAFETY: nothing writes the gradients while the op runs; tasks write different partial sums.
-        unsafe { partials.set(index, sum_sq(isa, grads.get(r))) }
+        unsafe { partials.set(index, sum_sq_streams(isa, grads.get(r))) }
     })?;
     // SAFETY: all tasks are done; one thread, and `norm` shares no memory with the gradients.
     unsafe { norm.all_mut()[0] = partials.sum().sqrt() as f32 };
