@@ -40,14 +40,15 @@ multiversion! {
     fn sum_sq_streams<const FMA: bool>(x: &[f32]) -> f64 {
         let quarter = x.len() / (STREAMS * LANES) * LANES;
         let (parts, rest) = x.split_at(STREAMS * quarter);
-        let streams: [&[[f32; LANES]]; STREAMS] =
+        let [a, b, c, d]: [&[[f32; LANES]]; STREAMS] =
             std::array::from_fn(|s| parts[s * quarter..(s + 1) * quarter].as_chunks().0);
         let mut sums = [[0.0_f64; LANES]; STREAMS];
-        for i in 0..quarter / LANES {
-            for (sums, stream) in sums.iter_mut().zip(&streams) {
-                for (sum, x) in sums.iter_mut().zip(&stream[i]) {
-                    *sum += f64::from(*x) * f64::from(*x);
-                }
+        for (((a, b), c), d) in a.iter().zip(b).zip(c).zip(d) {
+            for i in 0..LANES {
+                sums[0][i] += f64::from(a[i]) * f64::from(a[i]);
+                sums[1][i] += f64::from(b[i]) * f64::from(b[i]);
+                sums[2][i] += f64::from(c[i]) * f64::from(c[i]);
+                sums[3][i] += f64::from(d[i]) * f64::from(d[i]);
             }
         }
         sums.iter().flatten().sum::<f64>() + sum_sq_inline(rest)
