@@ -30,9 +30,9 @@ impl Shape {
         &self.dims[..self.rank as usize]
     }
 
-    /// How many elements.
+    /// How many elements; `usize::MAX` for a shape beyond the address space, which no pool can hold.
     pub fn numel(&self) -> usize {
-        self.dims().iter().product()
+        product(self.dims())
     }
 
     /// The last dimension; 1 for a scalar.
@@ -42,8 +42,15 @@ impl Shape {
 
     /// The product of all but the last dimension.
     pub fn rows(&self) -> usize {
-        self.dims().split_last().map_or(1, |(_, outer)| outer.iter().product())
+        self.dims().split_last().map_or(1, |(_, outer)| product(outer))
     }
+}
+
+fn product(dims: &[usize]) -> usize {
+    if dims.contains(&0) {
+        return 0;
+    }
+    dims.iter().fold(1, |product: usize, &dim| product.saturating_mul(dim))
 }
 
 impl<const N: usize> From<[usize; N]> for Shape {
@@ -73,6 +80,8 @@ mod tests {
         let shape = Shape::new([2, 3, 4]);
         assert_eq!((shape.rows(), shape.cols(), shape.numel()), (6, 4, 24));
         assert_eq!(shape.to_string(), "[2, 3, 4]");
+        assert_eq!(Shape::new([usize::MAX, 2]).numel(), usize::MAX, "no wrapping to a small number");
+        assert_eq!(Shape::new([usize::MAX, 2, 0]).numel(), 0);
         let scalar = Shape::new([]);
         assert_eq!((scalar.rows(), scalar.cols(), scalar.numel()), (1, 1, 1));
     }

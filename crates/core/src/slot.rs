@@ -70,12 +70,12 @@ impl Slot {
 
     /// How many bytes.
     pub fn bytes(&self) -> usize {
-        self.numel() * self.dtype.size()
+        self.numel().saturating_mul(self.dtype.size())
     }
 
     /// One past the last byte, in the pool.
     pub fn end(&self) -> usize {
-        self.offset + self.bytes()
+        self.offset.saturating_add(self.bytes())
     }
 
     /// Whether the two share memory.
@@ -121,6 +121,12 @@ mod tests {
         assert!(!a.overlaps(&slot(Pool::Activations, 64, 1)));
         assert!(!a.overlaps(&slot(Pool::Params, 0, 16)));
         assert!(!a.overlaps(&slot(Pool::Activations, 8, 0)), "an empty slot touches nothing");
+    }
+
+    #[test]
+    fn absurd_slots_end_beyond_every_pool() {
+        assert_eq!(slot(Pool::Io, usize::MAX - 3, 1).end(), usize::MAX);
+        assert_eq!(slot(Pool::Io, 0, usize::MAX).end(), usize::MAX);
     }
 
     #[test]

@@ -263,8 +263,10 @@ impl Team {
 
     /// Runs `task(number, worker)` for every number below `tasks` and returns when all are done.
     ///
-    /// No two tasks run at the same time with the same worker number. Called from inside a task, it runs
-    /// everything on the calling thread.
+    /// No two tasks of a run have the same worker number at the same time. Called from inside a task, it runs everything
+    /// on the calling thread: as the same worker inside this team, as worker 0 inside another team. In the latter case
+    /// runs of this team may overlap, so what belongs to a worker must belong to the run too (an engine's scratch does:
+    /// running an engine takes it exclusively).
     ///
     /// # Errors
     /// A task panicked; every other task was run all the same.
@@ -365,8 +367,8 @@ impl<T> PerWorker<T> {
     /// The item of `worker`.
     ///
     /// # Safety
-    /// `worker` is below the team's thread count, it is the number the team gave to the running task, and the
-    /// task holds no other reference to this item.
+    /// `worker` is below the team's thread count, it is the number the team gave to the running task, the task holds no
+    /// other reference to this item, and no other run that uses these items is under way (see [`Team::run`]).
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn get(&self, worker: usize) -> &mut T {
         // SAFETY: the team runs no two tasks at the same time with one worker number; the caller holds no second

@@ -10,11 +10,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+/// Bytes of allocations large enough to be pools.
+static LARGE_BYTES: AtomicUsize = AtomicUsize::new(0);
+const LARGE: usize = 64 << 10;
 
 // SAFETY: passes everything on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+        if layout.size() >= LARGE {
+            LARGE_BYTES.fetch_add(layout.size(), Ordering::SeqCst);
+        }
         // SAFETY: the caller's contract is the system allocator's.
         unsafe { System.alloc(layout) }
     }
@@ -32,12 +38,21 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
+/// One test, because the counters belong to the whole process.
 #[test]
 fn steps_after_the_first_allocate_nothing() {
     let config = Gpt2Config::new(130, 500, 2, 3, 48);
     for threads in [1, 2, 3] {
         let spec = SessionSpec { train: Some((2, 130)), ..SessionSpec::default() };
+        LARGE_BYTES.store(0, Ordering::SeqCst);
         let mut session = Session::new(Box::new(CpuEngine::new(threads)), config, &spec).unwrap();
+        let planned = session.train_program().unwrap().layout().total();
+        let taken = LARGE_BYTES.swap(0, Ordering::SeqCst);
+        let rounding = 7 * (2 << 20); // each pool to whole large pages
+        assert!(
+            taken <= planned + rounding && taken + 7 * LARGE >= planned,
+            "{taken} for a plan of {planned}"
+        );
         session.init(1).unwrap();
         let x: Vec<i32> = (0..260).map(|i| i % 500).collect();
         let y: Vec<i32> = (0..260).map(|i| (i + 1) % 500).collect();

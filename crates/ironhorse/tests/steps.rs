@@ -1,6 +1,8 @@
 //! Training steps of whole models on the CPU engine: the same bits whatever is varied that must not matter, the
 //! oracle's numbers, and the memory that was planned.
 
+#![allow(clippy::unwrap_used)] // a panic is a failed test, in helpers too
+
 use ironhorse::core::{Engine, Pool, Scalars};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::model::Gpt2Config;
@@ -107,10 +109,7 @@ fn gradients_and_losses_agree_with_the_f64_oracle() {
             });
         assert!((got.0 - want.0).abs() <= 1e-6 * want.0, "loss {} for {}", got.0, want.0);
         assert!((got.1 - want.1).abs() <= 1e-5 * want.1, "norm {} for {}", got.1, want.1);
-        let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
-        let diff = norm(&mut got.2.iter().zip(&want.2).map(|(g, w)| f64::from(*g) - f64::from(*w)));
-        let size = norm(&mut want.2.iter().map(|w| f64::from(*w)));
-        assert!(diff <= 2e-6 * size, "gradients differ by {:e}", diff / size);
+        assert_close_by_tensor(&config, &got.2, &want.2, 5e-6);
     }
 }
 
@@ -122,6 +121,7 @@ fn accumulated_gradients_equal_one_large_batch() {
     let s = scalars(1, 4 * 31);
     whole.micro_step(&x, &y, &s).unwrap();
     let (want_loss, want_norm) = whole.update(&s).unwrap();
+    let want = values(&mut whole, Pool::Grads);
 
     let mut parts = session(Box::new(CpuEngine::new(2)), config, (1, 31), Recompute::None);
     // Whatever an earlier step left must not matter: poison the gradients.
@@ -140,6 +140,21 @@ fn accumulated_gradients_equal_one_large_batch() {
     let (loss, norm) = parts.update(&s).unwrap();
     assert!((loss - want_loss).abs() < 1e-6 * want_loss, "{loss} for {want_loss}");
     assert!((norm - want_norm).abs() < 1e-5 * want_norm, "{norm} for {want_norm}");
+    assert_close_by_tensor(&config, &values(&mut parts, Pool::Grads), &want, 5e-6);
+}
+
+/// Each tensor for itself: a large one must not hide a small one.
+fn assert_close_by_tensor(config: &Gpt2Config, got: &[f32], want: &[f32], tolerance: f64) {
+    let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
+    let mut start = 0;
+    for spec in config.tensors() {
+        let range = start..start + spec.shape.numel();
+        start = range.end;
+        let (got, want) = (&got[range.clone()], &want[range]);
+        let diff = norm(&mut got.iter().zip(want).map(|(g, w)| f64::from(*g) - f64::from(*w)));
+        let size = norm(&mut want.iter().map(|w| f64::from(*w)));
+        assert!(diff <= tolerance * size, "{}: differs by {:e}", spec.name, diff / size);
+    }
 }
 
 #[test]

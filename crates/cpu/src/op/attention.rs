@@ -3,6 +3,7 @@
 //! Forward tasks are (sequence, head, tile of queries). In the backward a task owns a whole head, because every tile
 //! adds to the gradients of keys and values: one owner, one order, the same bits.
 
+use super::elementwise::scale_in_place;
 use super::{Ctx, Scratch};
 use crate::gemm::{Beta, Gemm, LocalScratch, MatMut, MatRef, gemm_local};
 use crate::isa::Isa;
@@ -36,13 +37,6 @@ multiversion! {
     fn softmax_bwd_row<const FMA: bool>(dp: &mut [f32], p: &[f32], delta: f32, scale: f32) {
         for (dp, p) in dp.iter_mut().zip(p) {
             *dp = p * (*dp - delta) * scale;
-        }
-    }
-
-    /// x = x·factor
-    fn scale_row<const FMA: bool>(x: &mut [f32], factor: f32) {
-        for x in x {
-            *x *= factor;
         }
     }
 
@@ -178,7 +172,7 @@ unsafe fn forward_tile(
             if key_tile > 0 {
                 let at = g.out_at(head, queries.start + i);
                 // SAFETY: this row of `out` belongs to this task.
-                scale_row(isa, unsafe { out.get_mut(at..at + g.head_dim) }, shrink);
+                scale_in_place(isa, unsafe { out.get_mut(at..at + g.head_dim) }, shrink);
             }
         }
         let beta = if key_tile == 0 { Beta::Overwrite } else { Beta::Accumulate };
@@ -193,7 +187,7 @@ unsafe fn forward_tile(
         let (at, position) = (g.out_at(head, queries.start + i), head * g.seq + queries.start + i);
         // SAFETY: these elements belong to this task.
         unsafe {
-            scale_row(isa, out.get_mut(at..at + g.head_dim), 1.0 / sum[i]);
+            scale_in_place(isa, out.get_mut(at..at + g.head_dim), 1.0 / sum[i]);
             lse.get_mut(position..position + 1)[0] = max[i] + sum[i].ln();
         }
     }

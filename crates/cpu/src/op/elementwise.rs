@@ -1,7 +1,7 @@
 //! GELU and addition.
 
 use super::Ctx;
-use crate::math::{gelu, gelu_grad};
+use crate::math::{gelu, gelu_grad, gelu_slice};
 use crate::memory::Span;
 use crate::multiversion;
 use ironhorse_core::Result;
@@ -18,17 +18,17 @@ multiversion! {
         }
     }
 
-    /// out = gelu(x)
-    pub fn gelu_into<const FMA: bool>(out: &mut [f32], x: &[f32]) {
-        for (out, x) in out.iter_mut().zip(x) {
-            *out = gelu::<FMA>(*x);
-        }
-    }
-
     /// d = d * gelu'(x)
     pub fn gelu_grad_in_place<const FMA: bool>(d: &mut [f32], x: &[f32]) {
         for (d, x) in d.iter_mut().zip(x) {
             *d *= gelu_grad::<FMA>(*x);
+        }
+    }
+
+    /// x = x * factor
+    pub fn scale_in_place<const FMA: bool>(x: &mut [f32], factor: f32) {
+        for x in x {
+            *x *= factor;
         }
     }
 
@@ -56,7 +56,7 @@ pub fn gelu_fwd(ctx: &mut Ctx<'_>, op: &GeluFwd) -> Result<()> {
             if out.is(inp) {
                 gelu_in_place(isa, out.get_mut(r));
             } else {
-                gelu_into(isa, out.get_mut(r.clone()), inp.get(r));
+                gelu_slice(isa, out.get_mut(r.clone()), inp.get(r));
             }
         }
     })

@@ -1,7 +1,7 @@
 //! Token plus position embedding.
 
-use super::Ctx;
 use super::elementwise::{add_in_place, add_into};
+use super::{Ctx, check_ids};
 use ironhorse_core::op::{EmbeddingBwd, EmbeddingFwd};
 use ironhorse_core::{Error, Result};
 
@@ -21,13 +21,7 @@ pub fn embedding_fwd(ctx: &mut Ctx<'_>, op: &EmbeddingFwd) -> Result<()> {
     }
     // SAFETY: nothing writes the tokens while the op runs.
     let ids = unsafe { tokens.all() };
-    if let Some(at) = ids.iter().position(|&id| usize::try_from(id).is_ok_and(|id| id < op.vocab).eq(&false))
-    {
-        return Err(Error::Input(format!(
-            "token {} at index {at} is outside the vocabulary of {}",
-            ids[at], op.vocab
-        )));
-    }
+    check_ids("token", ids, op.vocab)?;
     ctx.chunks(ids.len(), ROWS, |rows, _| {
         for row in rows {
             let (token, position) = (ids[row] as usize, first + row % seq);
@@ -48,13 +42,7 @@ pub fn embedding_bwd(ctx: &mut Ctx<'_>, op: &EmbeddingBwd) -> Result<()> {
     let adds = op.accum.adds(ctx.scalars.micro_step);
     // SAFETY: nothing writes the tokens while the op runs.
     let ids = unsafe { tokens.all() };
-    let vocab = op.d_wte.shape.rows();
-    if let Some(at) = ids.iter().position(|&id| usize::try_from(id).is_ok_and(|id| id < vocab).eq(&false)) {
-        return Err(Error::Input(format!(
-            "token {} at index {at} is outside the vocabulary of {vocab}",
-            ids[at]
-        )));
-    }
+    check_ids("token", ids, op.d_wte.shape.rows())?;
     ctx.chunks(width, COLS, |cols, _| {
         // SAFETY: a task touches only its columns of the two gradients, which share no memory with `d_out`; the
         // mutable pieces are made one at a time.

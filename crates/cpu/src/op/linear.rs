@@ -1,10 +1,10 @@
 //! Linear layers on the GEMM, with bias and GELU applied while a block of the result is still in cache.
 
-use super::elementwise::{gelu_grad_in_place, gelu_into};
+use super::elementwise::{add_in_place, gelu_grad_in_place};
 use super::{Ctx, engine_error};
 use crate::gemm::{Beta, Gemm, MatMut, MatRef, gemm};
+use crate::math::gelu_slice;
 use crate::memory::Span;
-use crate::multiversion;
 use ironhorse_core::Result;
 use ironhorse_core::op::{LinearBwdInput, LinearBwdWeight, LinearFwd};
 use std::ops::Range;
@@ -13,15 +13,6 @@ use std::ops::Range;
 const COLS: usize = 64;
 /// Rows summed in one accumulator before it is added to the total: keeps rounding low over many rows.
 const BLOCK: usize = 32;
-
-multiversion! {
-    /// x += y
-    fn add_row<const FMA: bool>(x: &mut [f32], y: &[f32]) {
-        for (x, y) in x.iter_mut().zip(y) {
-            *x += y;
-        }
-    }
-}
 
 /// A whole slot as rows of `cols`.
 fn rows_of(span: Span<f32>, cols: usize) -> MatRef {
@@ -49,10 +40,10 @@ pub fn linear_fwd(ctx: &mut Ctx<'_>, op: &LinearFwd) -> Result<()> {
             // SAFETY: the region is final and belongs to the calling task; written slots share no memory with read ones.
             unsafe {
                 if let Some(bias) = bias {
-                    add_row(isa, sums.get_mut(r.clone()), bias.get(cols.clone()));
+                    add_in_place(isa, sums.get_mut(r.clone()), bias.get(cols.clone()));
                 }
                 if let Some(pre) = pre {
-                    gelu_into(isa, out.get_mut(r.clone()), pre.get(r));
+                    gelu_slice(isa, out.get_mut(r.clone()), pre.get(r));
                 }
             }
         }
@@ -112,11 +103,11 @@ fn column_sums(ctx: &Ctx<'_>, sums: Span<f32>, x: Span<f32>, rows: usize, adds: 
             let mut block = [0.0_f32; COLS];
             for row in first..rows.min(first + BLOCK) {
                 // SAFETY: nothing writes `x` while the op runs.
-                add_row(isa, &mut block[..n], unsafe {
+                add_in_place(isa, &mut block[..n], unsafe {
                     x.get(row * width + cols.start..row * width + cols.end)
                 });
             }
-            add_row(isa, &mut total[..n], &block[..n]);
+            add_in_place(isa, &mut total[..n], &block[..n]);
         }
         // SAFETY: tasks have disjoint columns.
         super::store(unsafe { sums.get_mut(cols) }, &total[..n], adds);

@@ -1,20 +1,16 @@
 //! Softmax cross-entropy and the mean.
 
-use super::Ctx;
-use crate::math::{exp_f32, max_inline, sum_inline};
+use super::elementwise::scale_in_place;
+use super::{Ctx, check_ids};
+use crate::math::{exp_f32, max, sum_inline};
 use crate::multiversion;
+use ironhorse_core::Result;
 use ironhorse_core::op::{CrossEntropy, LossMean};
-use ironhorse_core::{Error, Result};
 
 /// Columns summed in f32 before they are added to an f64: keeps the sum of 50,000 exponentials exact to f32.
 const BLOCK: usize = 512;
 
 multiversion! {
-    /// The largest value.
-    fn row_max<const FMA: bool>(x: &[f32]) -> f32 {
-        max_inline(x)
-    }
-
     /// Σ exp(x - max), leaving x alone.
     fn sum_exp<const FMA: bool>(x: &[f32], max: f32) -> f64 {
         let mut total = 0.0_f64;
@@ -40,13 +36,6 @@ multiversion! {
         }
         total
     }
-
-    /// x = x * factor
-    fn scale<const FMA: bool>(x: &mut [f32], factor: f32) {
-        for x in x {
-            *x *= factor;
-        }
-    }
 }
 
 pub fn cross_entropy(ctx: &mut Ctx<'_>, op: &CrossEntropy) -> Result<()> {
@@ -55,13 +44,7 @@ pub fn cross_entropy(ctx: &mut Ctx<'_>, op: &CrossEntropy) -> Result<()> {
     let loss_scale = ctx.scalars.loss_scale;
     // SAFETY: nothing writes the targets while the op runs.
     let targets = unsafe { targets.all() };
-    if let Some(at) = targets.iter().position(|&id| usize::try_from(id).is_ok_and(|id| id < vocab).eq(&false))
-    {
-        let target = targets[at];
-        return Err(Error::Input(format!(
-            "target {target} at index {at} is outside the vocabulary of {vocab}"
-        )));
-    }
+    check_ids("target", targets, vocab)?;
     ctx.chunks(targets.len(), 1, |rows, _| {
         for row in rows {
             let target = targets[row] as usize;
@@ -70,17 +53,17 @@ pub fn cross_entropy(ctx: &mut Ctx<'_>, op: &CrossEntropy) -> Result<()> {
                 let loss = &mut losses.get_mut(row..row + 1)[0];
                 if !grad {
                     let x = logits.get(row * cols..row * cols + vocab);
-                    let max = row_max(isa, x);
+                    let max = max(isa, x);
                     *loss = (sum_exp(isa, x, max).ln() - f64::from(x[target] - max)) as f32;
                     continue;
                 }
                 let (x, padding) = logits.get_mut(row * cols..(row + 1) * cols).split_at_mut(vocab);
-                let max = row_max(isa, x);
+                let max = max(isa, x);
                 let shifted = x[target] - max;
                 let sum = exp_in_place(isa, x, max);
                 *loss = (sum.ln() - f64::from(shifted)) as f32;
-                scale(isa, x, (f64::from(loss_scale) / sum) as f32);
-                // (p - 1)·scale, with p - 1 = -(sum of the other probabilities) taken in f64: no cancellation
+                scale_in_place(isa, x, (f64::from(loss_scale) / sum) as f32);
+                // (p - 1)·scale, rounded once
                 let p = f64::from(shifted).exp() / sum;
                 x[target] = ((p - 1.0) * f64::from(loss_scale)) as f32;
                 padding.fill(0.0);

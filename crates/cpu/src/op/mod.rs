@@ -106,6 +106,18 @@ fn store(out: &mut [f32], values: &[f32], adds: bool) {
     }
 }
 
+/// Refuses token numbers outside the vocabulary.
+fn check_ids(what: &str, ids: &[i32], vocab: usize) -> Result<()> {
+    let outside = |&id: &i32| usize::try_from(id).map_or(true, |id| id >= vocab);
+    match ids.iter().position(outside) {
+        None => Ok(()),
+        Some(at) => {
+            let id = ids[at];
+            Err(Error::Input(format!("{what} {id} at index {at} is outside the vocabulary of {vocab}")))
+        }
+    }
+}
+
 fn engine_error(error: impl std::fmt::Display) -> Error {
     Error::Engine { engine: "cpu", what: error.to_string() }
 }
