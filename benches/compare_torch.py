@@ -4,8 +4,9 @@
     python benches/compare_torch.py --scaling --model d12 --threads 2          # ironhorse only, over B and over T
 
 Both sides start from the same weights and train on the same tokens, so their losses must agree. Every round runs
-each side in a process of its own: its peak memory is its own, and starting up is not timed. The binary is
---bin, else IRONHORSE_BIN, else target/release/ironhorse of this checkout.
+each side in a process of its own: its peak memory is its own, and starting up is not timed. torch's AdamW runs both
+ways, fused=True and as it is by default; speeds are against the faster. The binary is --bin, else IRONHORSE_BIN, else
+target/release/ironhorse of this checkout.
 
 This process imports neither torch nor numpy: a child's peak memory as the kernel counts it starts at its parent's.
 """
@@ -28,8 +29,11 @@ sys.path.insert(0, str(ROOT / "python"))
 
 from ironhorse.config import GPT2Config  # noqa: E402
 from ironhorse.errors import IronhorseError  # noqa: E402
+from ironhorse.formats.staging import check_writable_file, write_json  # noqa: E402
 
-WARMUP = 2
+# timed steps and warm-up steps where not given
+COMPARE_STEPS, COMPARE_WARMUP = 10, 2
+SCALING_STEPS, SCALING_WARMUP = 3, 1
 SCALING_BATCHES = (1, 2, 4, 8)  # at T = 64
 SCALING_SEQS = (64, 128, 256, 512, 1024)  # at B = 1
 
@@ -40,6 +44,7 @@ class Side:
 
     name: str
     dtype: str
+    adamw: str | None = None  # torch: fused or default; None until the first round has shown the faster
     rounds: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -53,9 +58,20 @@ class Side:
         return self.rounds[-1]["losses"]
 
     @property
-    def peak_bytes(self) -> int:
-        """Largest resident set of any round, as the kernel counted it."""
+    def max_rss_bytes(self) -> int:
+        """Largest resident set of any round, from start to exit, as the kernel counted it."""
         return max(r["max_rss_bytes"] for r in self.rounds)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The process's peak up to its last step.
+
+        For torch that is the kernel's count. `ironhorse bench` reads its own after the last step, because it goes on
+        to measure the machine, which takes memory of its own; where it cannot, it gives what it planned, and the
+        kernel's count is taken.
+        """
+        own = [r["peak_bytes"] for r in self.rounds if r.get("peak_bytes") not in (None, r.get("planned_bytes"))]
+        return max(own) if len(own) == len(self.rounds) else self.max_rss_bytes
 
 
 # ---- running one side ------------------------------------------------------------------------------------------
@@ -66,7 +82,10 @@ def run_child(command: list[str], threads: int) -> int:
     variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
     environment = {**os.environ, **{name: str(threads) for name in variables}, "PYTHONPATH": str(ROOT / "python")}
     with tempfile.TemporaryFile() as output:
-        child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        try:
+            child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        except OSError as error:
+            raise IronhorseError(f"cannot run {command[0]}: {error.strerror}") from None
         _, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
         output.seek(0)
@@ -77,12 +96,14 @@ def run_child(command: list[str], threads: int) -> int:
     return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def run_torch(args: argparse.Namespace, folder: Path, dtype: str, fused: bool, steps: int) -> dict[str, Any]:
+def run_torch(args: argparse.Namespace, folder: Path, dtype: str, adamw: str) -> dict[str, Any]:
     """One process of PyTorch."""
     report = folder / "torch.json"
     command = [sys.executable, "-m", "ironhorse.reference.bench", "run", "--files", str(folder), "--dtype", dtype]
-    command += ["--threads", str(args.threads), "--warmup", str(WARMUP), "--steps", str(steps), "--json", str(report)]
-    peak = run_child(command + (["--fused"] if fused else []), args.threads)
+    for name in ("threads", "warmup", "steps"):
+        command += [f"--{name}", str(getattr(args, name))]
+    command += ["--json", str(report)] + (["--fused"] if adamw == "fused" else [])
+    peak = run_child(command, args.threads)
     return json.loads(report.read_text()) | {"max_rss_bytes": peak}
 
 
@@ -90,14 +111,17 @@ def run_ironhorse(args: argparse.Namespace, folder: Path, dtype: str, **shape: A
     """One process of `ironhorse bench`; without `data` it makes up its own tokens."""
     report = folder / "ironhorse.json"
     command = [str(args.bin), "bench"]
-    options = {"device": "cpu", "dtype": dtype, "steps": args.steps, "threads": args.threads, "json": report, **shape}
+    options = {"device": "cpu", "dtype": dtype, "json": report, **shape}
+    options |= {name: getattr(args, name) for name in ("threads", "warmup", "steps")}
     for name, value in options.items():
         command += [f"--{name}", str(value)]
     peak = run_child(command, args.threads)
     try:
         result = json.loads(report.read_text())
-        result["ms_per_step"], result["loss"]
-    except (OSError, ValueError, KeyError) as error:
+        result["loss"]
+        if not all(ms > 0 for ms in (result["ms_per_step"], *result.get("step_ms", ()))):
+            raise ValueError("a step that took no time")
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise IronhorseError(f"ironhorse bench wrote no usable --json file ({error!r})") from None
     result.setdefault("losses", [result["loss"]])
     return result | {"max_rss_bytes": peak}
@@ -106,63 +130,76 @@ def run_ironhorse(args: argparse.Namespace, folder: Path, dtype: str, **shape: A
 # ---- the comparison --------------------------------------------------------------------------------------------
 
 
-def choose_adamw(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Times torch's AdamW both ways, once; the comparison uses the faster."""
-    steps = min(args.steps, 5)
-    ms = {name: run_torch(args, folder, "f32", name == "fused", steps)["ms_per_step"] for name in ("default", "fused")}
-    return {"default_ms": ms["default"], "fused_ms": ms["fused"], "used": min(ms, key=ms.__getitem__)}
-
-
 def compare(args: argparse.Namespace) -> dict[str, Any]:
     """All rounds; the sides take turns so that a slow minute of the machine falls on each of them."""
-    torch_sides = [Side(f"torch {'f32' if d == 'f32' else 'bf16 autocast'}", d) for d in args.torch_dtypes]
-    iron_sides = [] if args.torch_only else [Side(f"ironhorse {d}", d) for d in args.ironhorse_dtypes]
+    f32 = [Side(f"torch f32, {adamw} AdamW", "f32", adamw) for adamw in ("fused", "default")]
+    f32 = f32 if "f32" in args.torch_dtypes else []
+    bf16 = [Side("torch bf16 autocast", "bf16")] if "bf16" in args.torch_dtypes else []
+    iron = [] if args.torch_only else [Side(f"ironhorse {d}", d) for d in args.ironhorse_dtypes]
     with tempfile.TemporaryDirectory(prefix="ironhorse-bench-") as name:
         folder = Path(name)
         say("writing the weights and the batch both sides start from")
         prepare = [sys.executable, "-m", "ironhorse.reference.bench", "prepare", "--model", args.model]
         prepare += ["--batch", str(args.batch), "--seq", str(args.seq), "--out", name]
         run_child(prepare, args.threads)
-        adamw = choose_adamw(args, folder)
-        say(f"AdamW: default {adamw['default_ms']:.1f} ms/step, fused {adamw['fused_ms']:.1f}; using {adamw['used']}")
         data = {"model": folder / "model.bin", "data": folder / "state.bin", "batch": args.batch, "seq": args.seq}
         for number in range(args.rounds):
-            for side in torch_sides:
-                side.rounds.append(run_torch(args, folder, side.dtype, adamw["used"] == "fused", args.steps))
-                say(f"round {number + 1}  {side.name:<20} {side.rounds[-1]['ms_per_step']:9.1f} ms/step")
-            for side in iron_sides:
-                side.rounds.append(run_ironhorse(args, folder, side.dtype, **data))
-                say(f"round {number + 1}  {side.name:<20} {side.rounds[-1]['ms_per_step']:9.1f} ms/step")
-    return comparison_report(args, torch_sides + iron_sides, adamw)
+            for side in (*f32, *bf16, *iron):
+                if side in iron:
+                    result = run_ironhorse(args, folder, side.dtype, **data)
+                else:
+                    side.adamw = side.adamw or (faster(f32).adamw if f32 else "fused")
+                    result = run_torch(args, folder, side.dtype, side.adamw)
+                side.rounds.append(result)
+                say(f"round {number + 1}  {side.name:<{NAME_WIDTH}}{figure(result['ms_per_step']):>10} ms/step")
+    return comparison_report(args, f32, bf16, iron)
 
 
-def comparison_report(args: argparse.Namespace, sides: list[Side], adamw: dict[str, Any]) -> dict[str, Any]:
-    base = sides[0]
+def faster(sides: list[Side]) -> Side:
+    """The one with the lower median; the first of equals."""
+    return min(sides, key=lambda side: side.ms_per_step)
+
+
+def comparison_report(args: argparse.Namespace, f32: list[Side], bf16: list[Side], iron: list[Side]) -> dict[str, Any]:
+    """`speed_vs_torch_f32` is against the faster AdamW; the two ratios are those of ironhorse's first row to each."""
+    base = faster(f32) if f32 else None
+    sides = [*sorted(f32, key=lambda side: side is not base), *bf16, *iron]
     rows = []
     for side in sides:
-        first, last = side.rounds[0], side.rounds[-1]
+        first = side.rounds[0]
         rows.append({
             "name": side.name,
             "ms_per_step": side.ms_per_step,
-            "round_ms": [r["ms_per_step"] for r in side.rounds],
             "tokens_per_s": 1e3 * args.batch * args.seq / side.ms_per_step,
-            "speed_against_first": base.ms_per_step / side.ms_per_step,
-            "max_rss_bytes": side.peak_bytes,
-            "rss_at_start_bytes": first.get("rss_at_start_bytes"),
-            "peak_bytes": last.get("peak_bytes"),  # what ironhorse itself planned
+            "speed_vs_torch_f32": base.ms_per_step / side.ms_per_step if base else None,
+            "peak_bytes": side.peak_bytes,
             "losses": side.losses,
-            "loss_max_rel_diff": loss_difference(base.losses, side.losses),
+            "rounds_ms": [r["ms_per_step"] for r in side.rounds],
+            "median_over": "steps" if all(r.get("step_ms") for r in side.rounds) else "rounds",
+            "max_rss_bytes": side.max_rss_bytes,
+            "rss_at_start_bytes": first.get("rss_at_start_bytes"),
+            "loss_max_rel_diff": loss_difference(sides[0].losses, side.losses),
+            "adamw": side.adamw,
             "version": first.get("torch") or first.get("version"),
         })  # fmt: skip
-    shape = {name: getattr(args, name) for name in ("batch", "seq", "threads", "steps", "rounds")}
+    ratios = {f"ratio_vs_torch_{side.adamw}": side.ms_per_step / iron[0].ms_per_step for side in f32 if iron}
+    torch_sides = [*f32, *bf16]
     return {
         "kind": "compare",
-        "model": no_folders(args.model),
-        **shape,
-        "warmup": WARMUP,
-        "adamw": adamw,
-        "sides": rows,
         **provenance(),
+        "torch": torch_sides[0].rounds[0]["torch"],
+        "threads": args.threads,
+        "model": no_folders(args.model),
+        "batch": args.batch,
+        "seq": args.seq,
+        "steps": args.steps,
+        "warmup": args.warmup,
+        "rounds": args.rounds,
+        "rows": rows,
+        "torch_f32_adamw": base.adamw if base else None,
+        "ratio_vs_torch_fused": None,
+        "ratio_vs_torch_default": None,
+        **ratios,
     }
 
 
@@ -173,25 +210,41 @@ def loss_difference(base: list[float], other: list[float]) -> float:
     return max(abs(a - b) / abs(a) for a, b in pairs)
 
 
+NAME_WIDTH = 27
+
+
+def figure(value: float) -> str:
+    """A positive number in at most 8 characters: enough digits when small, no false ones when large."""
+    if 1e6 <= value or value < 1e-3:
+        return f"{value:.2e}"
+    return f"{value:.{1 if value >= 100 else 2 if value >= 1 else 4}f}"
+
+
 def print_comparison(report: dict[str, Any]) -> None:
-    hardware = report["hardware"]
+    hardware, rows = report["hardware"], report["rows"]
     print(f"\nGPT-2 {report['model']}  B={report['batch']} T={report['seq']}  {report['threads']} threads  "
-          f"{report['rounds']} rounds of {report['steps']} steps  torch AdamW: {report['adamw']['used']}")  # fmt: skip
+          f"{report['rounds']} rounds of {report['steps']} steps  torch {report['torch']}")  # fmt: skip
     print(f"{hardware['cpu']}, {hardware['cores']} cores, {' '.join(hardware['flags']) or 'no avx512, no amx'}")
     print(f"commit {report['commit']}\n")
-    print(f"{'':<22}{'ms/step':>10}{'tokens/s':>10}{'speed':>8}{'peak MiB':>10}{'last loss':>12}{'loss diff':>11}")
-    for side in report["sides"]:
-        print(f"{side['name']:<22}{side['ms_per_step']:>10.1f}{side['tokens_per_s']:>10.0f}"
-              f"{side['speed_against_first']:>7.2f}x{side['max_rss_bytes'] / 2**20:>10.0f}"
-              f"{side['losses'][-1]:>12.6f}{side['loss_max_rel_diff']:>11.1e}")  # fmt: skip
-    print(f"\nspeed and loss difference are against {report['sides'][0]['name']}")
-    start = report["sides"][0]["rss_at_start_bytes"]
+    print(f"{'':<{NAME_WIDTH}}{'ms/step':>10}{'tokens/s':>10}{'speed':>10}{'peak MiB':>10}{'last loss':>12}"
+          f"{'loss diff':>11}")  # fmt: skip
+    for row in rows:
+        speed = row["speed_vs_torch_f32"]
+        print(f"{row['name']:<{NAME_WIDTH}}{figure(row['ms_per_step']):>10}{figure(row['tokens_per_s']):>10}"
+              f"{'-' if speed is None else figure(speed) + 'x':>10}{row['peak_bytes'] / 2**20:>10.0f}"
+              f"{row['losses'][-1]:>12.6f}{row['loss_max_rel_diff']:>11.1e}")  # fmt: skip
+    print(f"\nspeed and loss difference are against {rows[0]['name']}")
+    iron = next((row["name"] for row in rows if row["name"].startswith("ironhorse")), None)
+    if report["ratio_vs_torch_default"] is not None:
+        print(f"{iron} is {figure(report['ratio_vs_torch_default'])}x the speed of torch f32 with its default AdamW, "
+              f"{figure(report['ratio_vs_torch_fused'])}x with fused=True")  # fmt: skip
+    start = rows[0]["rss_at_start_bytes"]
     if start:
         print(f"torch's peak includes {start / 2**20:.0f} MiB that importing torch takes before there is a model")
-    for side in report["sides"]:
-        spread = max(side["round_ms"]) / min(side["round_ms"]) - 1
+    for row in rows:
+        spread = max(row["rounds_ms"]) / min(row["rounds_ms"]) - 1
         if spread > 0.1:
-            print(f"note: the rounds of {side['name']} differ by {spread:.0%}; the machine was not quiet, run it again")
+            print(f"note: the rounds of {row['name']} differ by {spread:.0%}; the machine was not quiet, run it again")
 
 
 # ---- scaling ---------------------------------------------------------------------------------------------------
@@ -213,41 +266,57 @@ def scaling(args: argparse.Namespace) -> dict[str, Any]:
     groups = {"batch": [(b, min(64, seqs[-1] if seqs else config.max_seq_len)) for b in SCALING_BATCHES],
               "seq": [(1, seq) for seq in seqs]}  # fmt: skip
     rows: list[dict[str, Any]] = []
+    measured: dict[tuple[int, int], dict[str, Any]] = {}  # the two blocks share a shape
     with tempfile.TemporaryDirectory(prefix="ironhorse-bench-") as name:
         for over, shapes in groups.items():
             for batch, seq in shapes:
-                shape = {"model": args.model, "batch": batch, "seq": seq}
-                result = run_ironhorse(args, Path(name), args.ironhorse_dtypes[0], **shape)
-                flops = step_flops(config, batch, seq)
-                rows.append({"over": over, "batch": batch, "seq": seq, "ms_per_step": result["ms_per_step"],
-                             "flops": flops, "max_rss_bytes": result["max_rss_bytes"]})  # fmt: skip
+                if (batch, seq) not in measured:
+                    shape = {"model": args.model, "batch": batch, "seq": seq}
+                    measured[batch, seq] = run_ironhorse(args, Path(name), args.ironhorse_dtypes[0], **shape)
+                    say(f"B={batch} T={seq}: {figure(measured[batch, seq]['ms_per_step'])} ms/step")
+                result = Side("", "", rounds=[measured[batch, seq]])
+                row = {
+                    "over": over,
+                    "batch": batch,
+                    "seq": seq,
+                    "ms_per_step": result.ms_per_step,
+                    "tokens_per_s": 1e3 * batch * seq / result.ms_per_step,
+                    "flops": step_flops(config, batch, seq),
+                    "peak_bytes": result.peak_bytes,
+                    "max_rss_bytes": result.max_rss_bytes,
+                }
+                rows.append(row)
                 first = next(row for row in rows if row["over"] == over)
-                rows[-1]["time_ratio"] = rows[-1]["ms_per_step"] / first["ms_per_step"]
-                rows[-1]["flops_ratio"] = flops / first["flops"]
-                say(f"B={batch} T={seq}: {result['ms_per_step']:.1f} ms/step")
-    shape = {
+                row["flops_ratio"] = row["flops"] / first["flops"]  # expected
+                row["time_ratio"] = row["ms_per_step"] / first["ms_per_step"]  # measured
+    return {
+        "kind": "scaling",
+        **provenance(),
+        "threads": args.threads,
         "model": no_folders(args.model),
         "dtype": args.ironhorse_dtypes[0],
-        "threads": args.threads,
         "steps": args.steps,
+        "warmup": args.warmup,
+        "rows": rows,
     }
-    return {"kind": "scaling", **shape, "rows": rows, **provenance()}
 
 
 def print_scaling(report: dict[str, Any]) -> None:
     hardware = report["hardware"]
     print(f"\nGPT-2 {report['model']} {report['dtype']}, {report['threads']} threads, {hardware['cpu']}, "
           f"{hardware['cores']} cores, commit {report['commit']}\n")  # fmt: skip
-    print(f"{'B':>4}{'T':>6}{'ms/step':>11}{'GFLOP/s':>10}{'time':>9}{'FLOPs':>9}{'time/FLOPs':>12}")
+    print(f"{'B':>4}{'T':>6}{'ms/step':>11}{'tokens/s':>11}{'expected':>11}{'measured':>11}{'meas./exp.':>12}")
     previous = None
     for row in report["rows"]:
         if previous not in (None, row["over"]):
             print()
         previous = row["over"]
-        rate, growth = row["flops"] / row["ms_per_step"] / 1e6, row["time_ratio"] / row["flops_ratio"]
-        print(f"{row['batch']:>4}{row['seq']:>6}{row['ms_per_step']:>11.1f}{rate:>10.1f}"
-              f"{row['time_ratio']:>8.2f}x{row['flops_ratio']:>8.2f}x{growth:>12.2f}")  # fmt: skip
-    print("\ntime and FLOPs are against the first row of each block; a last column above 1 grows faster than the work")
+        growth = row["time_ratio"] / row["flops_ratio"]
+        print(f"{row['batch']:>4}{row['seq']:>6}{figure(row['ms_per_step']):>11}{figure(row['tokens_per_s']):>11}"
+              f"{figure(row['flops_ratio']) + 'x':>11}{figure(row['time_ratio']) + 'x':>11}"
+              f"{figure(growth):>12}")  # fmt: skip
+    print("\nexpected is the ratio of FLOPs, measured that of times, both to the first row of the block; a last column "
+          "above 1 grows faster than the work")  # fmt: skip
 
 
 # ---- where it ran ----------------------------------------------------------------------------------------------
@@ -306,7 +375,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4, metavar="B")
     parser.add_argument("--seq", type=int, default=64, metavar="T")
     parser.add_argument("--threads", type=int, default=cores(), metavar="N")
-    parser.add_argument("--steps", type=int, default=10, metavar="N", help="timed steps a round")
+    parser.add_argument("--steps", type=int, metavar="N",
+                        help=f"timed steps a round: {COMPARE_STEPS}, with --scaling {SCALING_STEPS}")  # fmt: skip
+    parser.add_argument("--warmup", type=int, metavar="N",
+                        help=f"steps before: {COMPARE_WARMUP}, with --scaling {SCALING_WARMUP}")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     parser.add_argument("--torch-dtypes", type=dtype_list, default=["f32", "bf16"], metavar="LIST")
     parser.add_argument("--ironhorse-dtypes", type=dtype_list, default=["f32"], metavar="LIST")
@@ -317,9 +389,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
+    if args.steps is None:
+        args.steps = SCALING_STEPS if args.scaling else COMPARE_STEPS
+    if args.warmup is None:
+        args.warmup = SCALING_WARMUP if args.scaling else COMPARE_WARMUP
+    if args.warmup < 0:
+        raise IronhorseError(f"--warmup is {args.warmup}; it must be 0 or more")
     for name in ("batch", "seq", "threads", "steps", "rounds"):
         if getattr(args, name) < 1:
             raise IronhorseError(f"--{name} is {getattr(args, name)}; it must be at least 1")
+    if args.json is not None:
+        check_writable_file(args.json, "--json")
     if not args.torch_only and not args.bin.is_file():
         raise IronhorseError("no ironhorse binary; `cargo build --release`, then give --bin or IRONHORSE_BIN")
     config = GPT2Config.parse(args.model)
@@ -332,12 +412,15 @@ def main(argv: list[str] | None = None) -> int:
     try:
         args = parse(argv)
         report = scaling(args) if args.scaling else compare(args)
+        (print_scaling if args.scaling else print_comparison)(report)  # first: it is there even if the file fails
+        if args.json is not None:
+            write_json(args.json, report)
     except IronhorseError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
-    (print_scaling if args.scaling else print_comparison)(report)
+    except OSError as error:
+        print(f"error: {error.filename or args.json or 'output'}: {error.strerror or error}", file=sys.stderr)
+        return 2
     return 0
 
 

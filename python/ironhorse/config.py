@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "n_head": ("n_head", "heads", "NH"),
     "n_embd": ("n_embd", "width", "d_model", "C"),
 }
+# May be said as well; the padding is always the same, so it must be V rounded up to a multiple of 128.
+_PADDED = ("padded_vocab_size", "Vp")
+_KIND = "kind"
 _FIELD_OF = {alias: field for field, aliases in ALIASES.items() for alias in aliases}
 
 # What GPT-2 means when a description leaves these two out.
@@ -119,32 +123,48 @@ def from_hf_dict(table: Mapping[str, Any], where: str) -> GPT2Config:
     for key, allowed in _HF_REQUIRED.items():
         if key in table and table[key] not in allowed:
             raise ConfigError(f"{where}: {key} is {table[key]!r}; ironhorse computes only {allowed[0]!r}")
-    config = _from_pairs(((key, value) for key, value in table.items() if key in _FIELD_OF), where)
+    pairs = [(key, value) for key, value in table.items() if key in _FIELD_OF]
+    config = _from_pairs(pairs, where, twice=True)
     inner = table.get("n_inner")
     if inner not in (None, 4 * config.n_embd):
         raise ConfigError(f"{where}: n_inner is {inner!r}; ironhorse computes only 4*n_embd = {4 * config.n_embd}")
     return config
 
 
-def _from_pairs(pairs: Iterable[tuple[str, Any]], where: str) -> GPT2Config:
-    """Sizes under any of their names. The same size twice must be the same number twice."""
+def _from_pairs(pairs: Iterable[tuple[str, Any]], where: str, twice: bool = False) -> GPT2Config:
+    """Sizes under any of their names, as crates/train/src/model/config_text.rs reads them.
+
+    `twice` allows a size under two names with one value, as Hugging Face writes n_positions and n_ctx.
+    """
     found: dict[str, tuple[str, Any]] = {}
     for key, value in pairs:
-        if key not in _FIELD_OF:
-            raise ConfigError(f"{where}: unknown key '{key}'; known keys: {', '.join(ALIASES)} and their aliases")
-        field = _FIELD_OF[key]
-        if field in found and found[field][1] != value:
+        if key == _KIND:
+            if value != "gpt2":
+                raise ConfigError(f"{where}: kind is {value!r}; the only kind is gpt2")
+            continue
+        field = "padded_vocab_size" if key in _PADDED else _FIELD_OF.get(key)
+        if field is None:
+            known = ", ".join((*ALIASES, _PADDED[0], _KIND))
+            raise ConfigError(f"{where}: unknown key '{key}'; known keys: {known} and their aliases")
+        if field in found and not (twice and found[field][1] == value):
             earlier, other = found[field]
-            raise ConfigError(f"{where}: '{earlier}' is {other} but '{key}' is {value}; both mean {field}, keep one")
+            raise ConfigError(f"{where}: '{earlier}' is {other} and '{key}' is {value}; both mean {field}, keep one")
         found[field] = (key, value)
+    _, padded = found.pop("padded_vocab_size", (None, None))
     sizes = _DEFAULTS | {field: value for field, (_, value) in found.items()}
     missing = [field for field in ALIASES if field not in sizes]
     if missing:
         raise ConfigError(f"{where}: {', '.join(missing)} not given; add e.g. {missing[0]}=...")
     try:
-        return GPT2Config(**sizes).validate()
+        config = GPT2Config(**sizes).validate()
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+    if padded is not None and (type(padded) is not int or padded != config.padded_vocab_size):
+        raise ConfigError(
+            f"{where}: padded_vocab_size is {padded!r}; for vocab_size {config.vocab_size} it must be "
+            f"{config.padded_vocab_size}, the next multiple of 128"
+        )
+    return config
 
 
 def _from_json(table: Mapping[str, Any], where: str) -> GPT2Config:
@@ -152,15 +172,17 @@ def _from_json(table: Mapping[str, Any], where: str) -> GPT2Config:
     return from_hf_dict(table, where) if "model_type" in table else _from_pairs(table.items(), where)
 
 
-def _inline_pairs(text: str) -> Iterable[tuple[str, int]]:
-    for item in text.split(","):
+def _inline_pairs(text: str) -> Iterable[tuple[str, Any]]:
+    for item in filter(None, map(str.strip, text.split(","))):  # a comma at the end is no mistake
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals:
             raise ConfigError(f"'{text}': '{item}' is not of the form key=number")
-        try:
-            yield key, int(value)
-        except ValueError:
-            raise ConfigError(f"'{text}': {key} is '{value}'; it must be a whole number") from None
+        if key == _KIND:
+            yield key, value
+            continue
+        if not re.fullmatch(r"[+-]?[0-9]{1,20}", value):  # int() would also take 1_000 and digits of other scripts
+            raise ConfigError(f"'{text}': {key} is '{value}'; it must be a whole number")
+        yield key, int(value)
 
 
 def _load_json(path: str) -> Mapping[str, Any]:

@@ -5,22 +5,27 @@
                                     --batch 3 --seq 37 --out keys
     python -m ironhorse.export gpt2 --model runs/my-checkpoint --batch 1 --seq 128 --out keys
 
-Exit code 0 done, 2 could not run (one line on stderr, nothing half-written).
+Exit code 0 done, 2 could not run (one line on stderr, no file half-written). IRONHORSE_DEBUG=1 puts the
+traceback above that line.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
+import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from .config import NAMED, GPT2Config
 from .errors import IronhorseError
+from .formats.staging import check_writable_file, write_json
+
+OUT_OF_MEMORY = "out of memory; choose a smaller model or batch"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -84,6 +89,8 @@ def check_args(args: argparse.Namespace) -> None:
     out = Path(args.out)
     if out.exists() and not out.is_dir():
         raise IronhorseError(f"--out {args.out} is a file; give a folder")
+    if args.json is not None:
+        check_writable_file(args.json, "--json", will_be_made=out)
 
 
 def resolve_model(args: argparse.Namespace) -> tuple[GPT2Config | None, str | None]:
@@ -121,16 +128,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise IronhorseError(f"export needs {error.name}; pip install {error.name}") from None
         report = export_gpt2(args, config, source)
         print_table(report)
-        if args.json:
-            Path(args.json).write_text(json.dumps(report, indent=2) + "\n")
+        if args.json is not None:
+            write_json(args.json, report)
     except IronhorseError as error:
         return _fail(str(error))
     except OSError as error:
         return _fail(f"{error.filename or args.out}: {error.strerror or error}")
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "alloc" not in str(error):  # torch's way to say the same
-            raise
-        return _fail("out of memory; choose a smaller model or batch")
+    except MemoryError:
+        return _fail(OUT_OF_MEMORY)
+    except RuntimeError as error:  # torch: also its way to say that an allocation failed
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        return _fail(OUT_OF_MEMORY if "alloc" in str(error) else f"{first_line}; IRONHORSE_DEBUG=1 shows where")
     return 0
 
 
@@ -151,6 +159,9 @@ def print_table(report: dict[str, Any]) -> None:
 
 
 def _fail(message: str) -> int:
+    """Called while the error is being handled."""
+    if os.environ.get("IRONHORSE_DEBUG") == "1":
+        traceback.print_exc()
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return 2
 

@@ -47,6 +47,19 @@ def test_toml_and_json_files(tmp_path):
     assert GPT2Config.parse(str(plain)) == ODD
 
 
+def test_the_texts_of_the_rust_side(tmp_path):
+    """What crates/train/src/model/config_text.rs accepts and refuses, in its tests' own words."""
+    assert GPT2Config.parse("kind=gpt2, L=1, NH=1, C=2,").vocab_size == 50257
+    for padded in ("padded_vocab_size", "Vp"):
+        assert GPT2Config.parse(f"L=3,NH=5,C=80,V=1003,maxT=37,{padded}=1024") == ODD
+    toml = tmp_path / "odd.toml"
+    toml.write_text('kind = "gpt2"\nL = 3\nNH = 5\nC = 80\nV = 1_003\nmaxT = 37\npadded_vocab_size = 1024\n')
+    assert GPT2Config.parse(str(toml)) == ODD
+    plain = tmp_path / "odd.json"
+    plain.write_text(json.dumps({"kind": "gpt2", **ODD.to_dict()}))
+    assert GPT2Config.parse(str(plain)) == ODD
+
+
 def hf_table(**changes: object) -> dict:
     sizes = {"n_layer": 3, "n_head": 5, "n_embd": 80, "vocab_size": 1003, "n_positions": 37, "n_ctx": 37}
     rest = {"model_type": "gpt2", "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "attn_pdrop": 0.1}
@@ -89,6 +102,12 @@ def test_hugging_face_config_of_another_model(tmp_path, change: dict, says: str)
         ("n_layer=1,n_head=1,n_embd=8,vocab_size=99999999999", "vocab_size is 99999999999"),
         ("n_layer=two,n_head=1,n_embd=8", "whole number"),
         ("n_layer=1,n_head=1,n_embd=8,depth=2", "both mean n_layer"),
+        ("n_layer=1,n_head=1,n_embd=8,depth=1", "both mean n_layer"),
+        ("n_layer=1,n_head=1,n_embd=8,Vp=50304,padded_vocab_size=50304", "both mean padded_vocab_size"),
+        ("n_layer=1,n_head=1,n_embd=8,padded_vocab_size=50257", "must be 50304"),
+        ("n_layer=1,n_head=1,n_embd=8,vocab_size=128,Vp=256", "must be 128"),
+        ("n_layer=1,n_head=1,n_embd=8,kind=moe", "kind is 'moe'"),
+        ("n_layer=1_0,n_head=1,n_embd=8", "whole number"),
         ("n_layer=1,8", "key=number"),
         ("missing.toml", "cannot read"),
         ("missing.json", "cannot read"),
@@ -106,6 +125,8 @@ def test_bad_text(text: str, says: str):
         ("a.toml", "n_layer = ", "not TOML"),
         ("a.toml", "n_layer = 1.5\nn_head = 1\nn_embd = 8", "whole number"),
         ("a.toml", "n_layer = true\nn_head = 1\nn_embd = 8", "whole number"),
+        ("a.toml", "kind = 1\nn_layer = 1\nn_head = 1\nn_embd = 8", "kind is 1"),
+        ("a.toml", "padded_vocab_size = 50304.0\nn_layer = 1\nn_head = 1\nn_embd = 8", "must be 50304"),
         ("a.json", "{", "not JSON"),
         ("a.json", "[1]", "JSON object"),
         ("a.json", '{"n_layer": "1", "n_head": 1, "n_embd": 8}', "whole number"),

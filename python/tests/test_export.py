@@ -19,6 +19,7 @@ from ironhorse.export import main
 from ironhorse.formats.bf16 import from_bf16, to_bf16
 from ironhorse.formats.llmc import read_debug_state, read_model
 from ironhorse.formats.safetensors import read_safetensors
+from ironhorse.formats.staging import Staging, write_json
 from ironhorse.params import activation_names, param_shapes
 from ironhorse.reference.gpt2 import GPT2
 from ironhorse.reference.train import AdamW
@@ -264,6 +265,70 @@ def test_a_failed_export_leaves_the_old_files(tmp_path, monkeypatch):
     monkeypatch.setattr("ironhorse.export_gpt2.write_key", disk_full)
     assert main(["gpt2", "--model", SMALL, "--seq", "4", "--out", str(good.folder)]) == 2
     assert {path.name: path.read_bytes() for path in good.folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failure_after_the_writing_leaves_no_temporary_file(tmp_path, monkeypatch, call: str):
+    real, calls = getattr(os, call), []
+
+    def fails_the_second_time(*arguments: object) -> None:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise OSError(5, "Input/output error")
+        real(*arguments)
+
+    monkeypatch.setattr(os, call, fails_the_second_time)
+    with pytest.raises(OSError, match="Input/output"), Staging(tmp_path / "new" / "out") as staging:
+        for name in ("a", "b", "c"):
+            staging.path(name).write_text(name)
+    left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert left == ([] if call == "fsync" else ["a"])  # renamed before the failure, and complete
+    assert (tmp_path / "new").exists() == (call == "replace")
+
+
+def test_json_path_is_checked_before_the_work(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("ironhorse.export_gpt2.export_gpt2", lambda *_: pytest.fail("the work was done"))
+    for bad in (tmp_path, tmp_path / "missing" / "report.json", tmp_path / "out", tmp_path / "deep"):
+        out = tmp_path / ("deep/out" if bad.name == "deep" else "out")
+        assert main(["gpt2", "--model", SMALL, "--seq", "4", "--out", str(out), "--json", str(bad)]) == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith("error: --json ") and captured.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_may_lie_in_the_new_folder_and_is_whole_or_old(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    arguments = ["gpt2", "--model", SMALL, "--seq", "4", "--steps", "0", "--out", str(out)]
+    assert main([*arguments, "--json", str(out / "report.json")]) == 0
+    before = (out / "report.json").read_text()
+    assert json.loads(before)["seq"] == 4
+
+    def disk_full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", disk_full)
+    with pytest.raises(OSError, match="No space"):
+        write_json(out / "report.json", {"other": 1})
+    assert (out / "report.json").read_text() == before
+    assert len(list(out.iterdir())) == 5
+    write_json(os.devnull, {})
+    assert not os.path.isfile(os.devnull)  # written to, not replaced
+
+
+def test_an_error_of_torch_is_one_line(tmp_path, capsys, monkeypatch):
+    def broken(*_: object) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied\nC++ frames follow")
+
+    monkeypatch.setattr("ironhorse.export_gpt2.compute_answers", broken)
+    arguments = ["gpt2", "--model", SMALL, "--seq", "4", "--out", str(tmp_path / "out")]
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: mat1 and mat2") and captured.err.count("\n") == 1
+    monkeypatch.setenv("IRONHORSE_DEBUG", "1")
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert "Traceback" in captured.err and captured.err.splitlines()[-1].startswith("error: mat1 and mat2")
+    assert list(tmp_path.iterdir()) == []
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,17 +1,22 @@
-"""Writing several files as one act: all of them appear, complete, or none does."""
+"""Writing several files as one act: a failure before the first rename leaves nothing new behind."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from types import TracebackType
+
+from ..errors import IronhorseError
 
 
 class Staging:
     """`with Staging(folder) as staging: write(staging.path("a.bin"))`.
 
-    Each file is written beside its destination under a temporary name and renamed when the block ends well;
-    if the block raises, the temporary files, and the folder if this made it, are removed.
+    Each file is written beside its destination under a temporary name, flushed to disk and, once all of them are,
+    renamed. If anything fails, in the block or after it, the temporary files, and the folders this made if they are
+    empty, are removed. Every file is complete under its name. Only a rename that fails (or a machine that stops)
+    between the first and the last of them can leave some names new and the others as they were.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -20,9 +25,12 @@ class Staging:
         self._names: list[str] = []
 
     def __enter__(self) -> Staging:
-        missing = [p for p in (self.folder, *self.folder.parents) if not p.exists()]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._made = missing
+        self._made = [p for p in (self.folder, *self.folder.parents) if not p.exists()]
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except BaseException:
+            self._clean_up()
+            raise
         return self
 
     def path(self, name: str) -> Path:
@@ -35,17 +43,62 @@ class Staging:
         return self.folder / f".{name}.{os.getpid()}.tmp"
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if kind is None:
-            for name in self._names:
-                with open(self._temporary(name), "rb+") as file:
-                    os.fsync(file.fileno())
-            for name in self._names:
-                os.replace(self._temporary(name), self.folder / name)
-            return
+        try:
+            if kind is None:
+                self._publish()
+        except BaseException:
+            self._clean_up()
+            raise
+        if kind is not None:
+            self._clean_up()
+
+    def _publish(self) -> None:
         for name in self._names:
-            self._temporary(name).unlink(missing_ok=True)
+            with open(self._temporary(name), "rb+") as file:
+                os.fsync(file.fileno())
+        for name in self._names:
+            os.replace(self._temporary(name), self.folder / name)
+
+    def _clean_up(self) -> None:
+        """Best effort: what cannot be removed must not hide the error that brought us here."""
+        for name in self._names:
+            try:
+                self._temporary(name).unlink(missing_ok=True)
+            except OSError:
+                continue
         for folder in self._made:
             try:
                 folder.rmdir()
-            except OSError:  # someone else's file is in it by now
+            except FileNotFoundError:  # mkdir stopped before it
+                continue
+            except OSError:  # something is in it by now
                 break
+
+
+def check_writable_file(path: Path | str, option: str, will_be_made: Path | str | None = None) -> None:
+    """Raises IronhorseError unless a file may be put at `path`; touches nothing. For before long work.
+
+    `will_be_made` is a folder the work makes first, with its parents.
+    """
+    path = Path(path)
+    made = Path(will_be_made).resolve() if will_be_made is not None else None
+    coming = (made, *made.parents) if made is not None else ()
+    if path.is_dir() or path.resolve() in coming:
+        raise IronhorseError(f"{option} {path} is a folder; give a file")
+    if path.parent.is_dir():
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise IronhorseError(f"{option} {path}: cannot write in {path.parent}")
+    elif path.parent.resolve() not in coming:
+        raise IronhorseError(f"{option} {path}: no folder {path.parent}; make it first")
+
+
+def write_json(path: Path | str, report: object) -> None:
+    """The whole file or, on an error, what was there before. A device or a pipe is written to, not replaced."""
+    text = json.dumps(report, indent=2) + "\n"
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()  # a link stays a link
+    with Staging(path.parent) as staging:
+        staging.path(path.name).write_text(text, encoding="utf-8")
