@@ -46,7 +46,7 @@ pub struct Workload {
     #[arg(long, default_value_t = 1e-4, value_name = "X", value_parser = number::at_least_0::<f32>)]
     pub lr: f32,
     /// Seed of random weights and tokens
-    #[arg(long, default_value_t = 1, value_name = "S", value_parser = number::count_or_0::<u64>)]
+    #[arg(long, default_value_t = 1, value_name = "S", value_parser = number::seed)]
     pub seed: u64,
     /// Compute again in the backward instead of keeping
     #[arg(long, value_enum, default_value_t = super::verify::RecomputeArg::None)]
