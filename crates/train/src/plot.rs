@@ -310,6 +310,7 @@ fn escape(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::rng::Rng;
+    use std::fs;
 
     /// What a run looks like: 2,000 noisy steps and a validation loss every 200.
     fn run() -> Vec<Series> {

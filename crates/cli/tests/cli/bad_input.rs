@@ -109,6 +109,7 @@ fn numbers_that_do_not_go_together_are_refused() {
         "train --model n_layer=1,n_head=1,n_embd=8,vocab_size=100",
         &["256 tokens, the model only 100"],
     );
+    place.refuses("plan --model n_layer=1025,n_head=1,n_embd=8", &["n_layer is 1025, expected at most 1024"]);
     place.refuses("plan --model n_layer=1,n_heads=3", &["unknown key `n_heads`"]);
     place.refuses("plan --model n_layer=x,n_head=1,n_embd=8", &["n_layer is \"x\""]);
     place.refuses("plan --model d13", &["unknown model `d13`", "d12, d24, d36, d48"]);
