@@ -4,7 +4,7 @@ mod compare;
 mod reference;
 mod report;
 
-pub use compare::{Comparison, Worst, compare, ulp_distance};
+pub use compare::{Allowed, Comparison, Worst, compare, ulp_distance};
 pub use reference::{Damage, KeyReference, Recipe, Reference, StateReference};
 pub use report::{FirstWrong, Report, Row, RowKind};
 
@@ -169,8 +169,9 @@ impl Check<'_> {
         session.engine().read_f32(slot, &mut self.got)?;
         let shape = self.strip_padding(name, slot)?;
         let base = if name == "loss" { self.options.tolerance.loss } else { self.options.tolerance.tensor };
-        let tolerance = self.reference.tolerance_of(name, base);
-        self.rows.push(Row::new(name, program, op, compare(&self.got, &self.want, &shape, tolerance)));
+        let relative = self.reference.tolerance_of(name, base);
+        let allowed = Allowed { relative, element: self.reference.slack_of(name) };
+        self.rows.push(Row::new(name, program, op, compare(&self.got, &self.want, &shape, allowed)));
         Ok(())
     }
 
