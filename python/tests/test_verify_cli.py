@@ -118,12 +118,17 @@ def assert_names_the_number(
 
 
 def test_changed_weight_beside_a_state(odd: Exported, tmp_path: Path):
-    """A state has no activations and no weights, so all that can be said is that the logits are off."""
+    """A state has no weights, but the exporter's key beside it has: the weight is named, not only the logits."""
     model = read_model(odd.model)
     name = "h.1.mlp.c_fc.weight"
-    model.params[name] = one_changed(model.params[name], (17, 5))
+    was = model.params[name]
+    model.params[name] = one_changed(was, (17, 5))
     write_model(tmp_path / "m.bin", model.config, model.params)
-    assert_first_wrong(verify(tmp_path, "--model", tmp_path / "m.bin", "--state", odd.state), "logits", "forward")
+    outcome = verify(tmp_path, "--model", tmp_path / "m.bin", "--state", odd.state)
+    assert_first_wrong(outcome, f"param.{name}", "file")
+    wrong = outcome.first_wrong
+    assert (wrong["index"], wrong["expected"]) == ([17, 5], pytest.approx(float(was[17, 5]), rel=1e-6))
+    assert wrong["got"] == pytest.approx(float(model.params[name][17, 5]), rel=1e-6)
 
 
 def test_changed_logit_in_a_state(odd: Exported, tmp_path: Path):

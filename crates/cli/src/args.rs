@@ -57,6 +57,14 @@ impl EngineArgs {
     pub fn engine(&self) -> Result<Box<dyn Engine>> {
         Ok(self.device()?.engine(self.threads))
     }
+
+    /// How many threads the CPU engine has: those asked for, which [`number::threads`] limits, or one for each core.
+    pub fn thread_count(&self) -> usize {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            threads => threads,
+        }
+    }
 }
 
 /// A command line, with the flags that its configuration file stands for.

@@ -29,6 +29,11 @@ pub fn count_or_0<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     whole(0..=u64::MAX)(text)
 }
 
+/// A seed. Run folders keep it as TOML, whose whole numbers have a sign.
+pub fn seed(text: &str) -> Result<u64, String> {
+    whole(0..=i64::MAX as u64)(text)
+}
+
 /// Threads; 0 means one for each core.
 pub fn threads(text: &str) -> Result<usize, String> {
     whole(0..=MOST_THREADS)(text)
@@ -37,6 +42,11 @@ pub fn threads(text: &str) -> Result<usize, String> {
 /// A finite number of at least 0.
 pub fn at_least_0<T: FromStr + Copy + Into<f64>>(text: &str) -> Result<T, String> {
     number(text, |x| x >= 0.0, "a number of at least 0")
+}
+
+/// A finite number above 0.
+pub fn above_0<T: FromStr + Copy + Into<f64>>(text: &str) -> Result<T, String> {
+    number(text, |x| x > 0.0, "a number above 0")
 }
 
 /// From 0 to 1.
@@ -82,6 +92,13 @@ mod tests {
         for bad in ["-1", "nan", "inf", "1e39", "x"] {
             assert_eq!(at_least_0::<f32>(bad), Err("expected a number of at least 0".into()), "{bad}");
         }
+        assert_eq!(
+            (above_0::<f32>("1e-8"), above_0::<f32>("0")),
+            (Ok(1e-8), Err("expected a number above 0".into()))
+        );
+        assert_eq!(seed("9223372036854775807"), Ok(i64::MAX as u64));
+        let most = Err("expected a whole number from 0 to 9223372036854775807".into());
+        assert_eq!((seed("9223372036854775808"), seed("-1")), (most.clone(), most));
         assert_eq!((fraction("1"), below_1::<f64>("1").is_err()), (Ok(1.0_f32), true));
         assert_eq!((probability("1"), probability::<f32>("0").is_err()), (Ok(1.0_f32), true));
     }

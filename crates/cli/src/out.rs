@@ -8,6 +8,9 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
+/// What errors call it.
+const STDOUT: &str = "standard output";
+
 /// Prints a line. That nobody reads any more (`ironhorse ... | head`) is no error: the command still has a result.
 pub fn line(text: impl Display) -> Result<()> {
     match writeln!(io::stdout().lock(), "{text}") {
@@ -23,7 +26,7 @@ pub fn piece(text: &[u8]) -> Result<(), Error> {
 }
 
 fn cannot_print(error: io::Error) -> Error {
-    Error::io(Path::new("standard output"), "write", error)
+    Error::io(Path::new(STDOUT), "write", error)
 }
 
 /// Tells the person who waits. A closed standard error must not end a run.
@@ -31,9 +34,10 @@ pub fn note(text: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// Whether the error is only that nobody reads the output any more.
+/// Whether the error is only that nobody reads standard output any more. Any other pipe that breaks is an error.
 pub fn is_closed_pipe(error: &Error) -> bool {
-    matches!(error, Error::Io { source, .. } if source.kind() == ErrorKind::BrokenPipe)
+    matches!(error, Error::Io { path, source, .. }
+        if path == Path::new(STDOUT) && source.kind() == ErrorKind::BrokenPipe)
 }
 
 /// Finds out before the work whether the JSON file can be written after it.
@@ -53,4 +57,17 @@ pub fn json(path: Option<&Path>, value: &impl Serialize) -> Result<()> {
     let mut text = serde_json::to_string_pretty(value).context("the figures are not JSON")?;
     text.push('\n');
     Ok(atomic::write_file(path, |sink| sink.put(text.as_bytes()))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_standard_output_may_close() {
+        let broken = || io::Error::from(ErrorKind::BrokenPipe);
+        assert!(is_closed_pipe(&cannot_print(broken())));
+        assert!(!is_closed_pipe(&cannot_print(ErrorKind::StorageFull.into())));
+        assert!(!is_closed_pipe(&Error::io(Path::new("fifo"), "write", broken())));
+    }
 }

@@ -76,6 +76,10 @@ impl Observer for Progress {
         }
     }
 
+    fn note(&mut self, text: &str) {
+        self.print(text);
+    }
+
     fn sample(&mut self, step: u64, text: &str) {
         if step < self.total {
             let first: String = text.chars().take(160).collect();

@@ -59,6 +59,11 @@ impl Limits {
         let flops_per_s = register_rate(&team, isa).max(product_rate(&team, isa));
         Self { flops_per_s, bytes_per_s: stream_rate(&team, isa) }
     }
+
+    /// The least time for so much work: that of the arithmetic or of the bytes, whichever is longer.
+    pub fn least_seconds(&self, flops: u64, bytes: u64) -> f64 {
+        (flops as f64 / self.flops_per_s).max(bytes as f64 / self.bytes_per_s)
+    }
 }
 
 /// The best of some repeats, in units per second.

@@ -9,6 +9,8 @@ use crate::{Error, Result};
 pub struct Request<'a> {
     /// The beginning; must not be empty.
     pub prompt: &'a [u32],
+    /// Only tokens below this are chosen, however many the model has: those that the tokenizer can turn into text.
+    pub vocab: usize,
     /// The most tokens to add.
     pub tokens: usize,
     /// Stop before this token (the end of a text).
@@ -35,6 +37,7 @@ pub fn generate(
             "prompt token {token} is outside the model's vocabulary of {vocab}"
         )));
     }
+    let choice = request.vocab.min(vocab);
     let mut rng = request.sampler.rng();
     let (mut scratch, mut logits) = (Scratch::default(), Vec::new());
     let mut all = request.prompt.to_vec();
@@ -49,7 +52,7 @@ pub fn generate(
             session.decode(&[token as i32], at - start, &mut logits)?;
         }
         fed = all.len();
-        let token = request.sampler.pick(&logits[..vocab], &mut rng, &mut scratch)? as u32;
+        let token = request.sampler.pick(&logits[..choice], &mut rng, &mut scratch)? as u32;
         if request.stop == Some(token) {
             break;
         }

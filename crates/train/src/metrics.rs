@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::format::atomic;
 use crate::{Error, Result};
 
 /// What a training step reports.
@@ -55,25 +56,32 @@ impl MetricsWriter {
     /// Continues a file at `next_step`: later steps, and a line torn by a crash, are dropped. No file is a new file.
     pub fn resume(path: &Path, next_step: u64) -> Result<Self> {
         let old = if path.exists() { read_metrics(path)? } else { Vec::new() };
-        let aside = path.with_extension("jsonl.tmp");
-        let mut writer = Self::create(&aside)?;
-        for metrics in old.iter().filter(|m| m.step < next_step) {
-            writer.write(metrics)?;
-        }
-        fs::rename(&aside, path).map_err(|e| Error::io(path, "replace", e))?;
-        writer.path = path.to_owned();
-        Ok(writer)
+        let mut line = Vec::new();
+        atomic::write_file(path, |sink| {
+            old.iter().filter(|m| m.step < next_step).try_for_each(|metrics| {
+                encode(path, metrics, &mut line)?;
+                sink.put(&line)
+            })
+        })?;
+        let file = File::options().append(true).open(path).map_err(|e| Error::io(path, "open", e))?;
+        Ok(Self { path: path.to_owned(), file, line })
     }
 
     /// Writes one line and flushes it, so that whoever follows the file sees it now.
     pub fn write(&mut self, metrics: &impl Serialize) -> Result<()> {
-        self.line.clear();
-        serde_json::to_writer(&mut self.line, metrics)
-            .map_err(|e| Error::io(&self.path, "encode metrics for", e.into()))?;
-        self.line.push(b'\n');
+        encode(&self.path, metrics, &mut self.line)?;
         let written = self.file.write_all(&self.line).and_then(|()| self.file.flush());
         written.map_err(|e| Error::io(&self.path, "write", e))
     }
+}
+
+/// A step as a line of the file.
+fn encode(path: &Path, metrics: &impl Serialize, line: &mut Vec<u8>) -> Result<()> {
+    line.clear();
+    serde_json::to_writer(&mut *line, metrics)
+        .map_err(|e| Error::io(path, "encode metrics for", e.into()))?;
+    line.push(b'\n');
+    Ok(())
 }
 
 /// Reads a metrics file. A last line without its line end (the run was killed while writing) is left out.

@@ -1,9 +1,9 @@
 //! Loss curves as SVG, drawn by hand: a few hundred bytes of axes, the system's own font, readable on any page.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 
+use crate::format::atomic;
 use crate::{Error, Result};
 
 /// How a series is drawn.
@@ -45,11 +45,7 @@ const COLOURS: [&str; 4] = ["#2563eb", "#ea580c", "#059669", "#9333ea"];
 /// Draws the curves and writes them to `path`, aside first and then renamed: a reader never sees half a picture.
 pub fn loss_svg(path: &Path, title: &str, series: &[Series]) -> Result<()> {
     let svg = render(title, series)?;
-    let mut aside = path.as_os_str().to_owned();
-    aside.push(".tmp");
-    let aside = Path::new(&aside);
-    fs::write(aside, svg).map_err(|e| Error::io(aside, "write", e))?;
-    fs::rename(aside, path).map_err(|e| Error::io(path, "replace", e))
+    atomic::write_file(path, |sink| sink.put(svg.as_bytes()))
 }
 
 /// The picture as text.
@@ -314,6 +310,7 @@ fn escape(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::rng::Rng;
+    use std::fs;
 
     /// What a run looks like: 2,000 noisy steps and a validation loss every 200.
     fn run() -> Vec<Series> {

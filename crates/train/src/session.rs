@@ -70,7 +70,7 @@ impl Session {
 
     /// The training program.
     pub fn train_program(&self) -> Result<&Program> {
-        self.train.as_ref().ok_or_else(|| Error::Config("this session was not made for training".into()))
+        self.train.as_ref().ok_or_else(not_trained)
     }
 
     /// Any one of the programs: they share the parameter table.

@@ -6,7 +6,7 @@ use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
 use clap::Args;
 use ironhorse::core::{Layout, Pool, Scalars, Section};
-use ironhorse::cpu::{CpuEngine, Limits};
+use ironhorse::cpu::Limits;
 use ironhorse::train::bench::time_steps;
 use ironhorse::train::format::ModelChoice;
 use ironhorse::train::format::debug_state::DebugState;
@@ -46,7 +46,7 @@ pub struct Workload {
     #[arg(long, default_value_t = 1e-4, value_name = "X", value_parser = number::at_least_0::<f32>)]
     pub lr: f32,
     /// Seed of random weights and tokens
-    #[arg(long, default_value_t = 1, value_name = "S", value_parser = number::count_or_0::<u64>)]
+    #[arg(long, default_value_t = 1, value_name = "S", value_parser = number::seed)]
     pub seed: u64,
     /// Compute again in the backward instead of keeping
     #[arg(long, value_enum, default_value_t = super::verify::RecomputeArg::None)]
@@ -129,11 +129,15 @@ struct BenchReport {
     steps: usize,
     ms_per_step: f64,
     ms_fastest: f64,
+    /// Every timed step, in order.
+    step_ms: Vec<f64>,
     tokens_per_s: f64,
     gflops: f64,
     gflops_possible: f64,
     mfu: f64,
     peak_bytes: u64,
+    /// Where the peak comes from: `process` (what the system says it held at most) or `plan`.
+    peak_source: &'static str,
     planned_bytes: usize,
     loss: f32,
     losses: Vec<f32>,
@@ -163,17 +167,19 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
         parameters,
         device: session.engine().name().to_owned(),
         dtype: work.engine.dtype,
-        threads: CpuEngine::new(work.engine.threads).threads(),
+        threads: work.engine.thread_count(),
         batch: work.batch,
         seq: work.seq,
         steps: work.steps,
         ms_per_step: seconds * 1e3,
         ms_fastest: fastest.as_secs_f64() * 1e3,
+        step_ms: timing.steps.iter().map(|step| step.as_secs_f64() * 1e3).collect(),
         tokens_per_s: x.len() as f64 / seconds,
         gflops: flops as f64 / seconds / 1e9,
         gflops_possible: limits.flops_per_s / 1e9,
         mfu: flops as f64 / seconds / limits.flops_per_s,
         peak_bytes: peak.unwrap_or(planned_bytes as u64),
+        peak_source: if peak.is_some() { "process" } else { "plan" },
         planned_bytes,
         loss: timing.losses.last().copied().unwrap_or(f32::NAN),
         losses: timing.losses,

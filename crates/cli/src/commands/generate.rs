@@ -49,7 +49,9 @@ impl SamplingArgs {
 #[derive(Args)]
 #[command(
     after_help = "Examples:\n  ironhorse generate\n  ironhorse generate --prompt 'Ivy was' --temperature 0.7\n  \
-                        ironhorse generate --model gpt2_124M.bin --tokenizer gpt2_tokenizer.bin --prompt 'The train' --top-k 40"
+                        ironhorse generate --model gpt2_124M.bin --tokenizer gpt2_tokenizer.bin --prompt 'The train' --top-k 40\n\n\
+                        A prompt is cut into the longest tokens that match, from left to right. For bytes that is exact; \
+                        for a BPE vocabulary the tokens\nspell the prompt but are not always those that BPE would choose."
 )]
 pub struct GenerateArgs {
     /// A checkpoint, a Hugging Face folder or a model .bin; the newest below runs/ if not given
@@ -67,7 +69,7 @@ pub struct GenerateArgs {
     #[command(flatten)]
     sampling: SamplingArgs,
     /// Seed of the random choices
-    #[arg(long, default_value_t = 1, value_name = "S", value_parser = number::count_or_0::<u64>)]
+    #[arg(long, default_value_t = 1, value_name = "S", value_parser = number::seed)]
     seed: u64,
     #[command(flatten)]
     engine: EngineArgs,
@@ -103,7 +105,18 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
 
     let mut prompt = vec![tokenizer.eot];
     prompt.extend(tokenizer.encode(args.prompt.as_bytes())?);
-    let request = Request { prompt: &prompt, tokens: args.tokens, stop: Some(tokenizer.eot), sampler };
+    if !args.prompt.is_empty() && tokenizer != Tokenizer::bytes() {
+        out::note(
+            "the prompt is cut greedily into the longest tokens, which is not always what BPE would choose",
+        );
+    }
+    let request = Request {
+        prompt: &prompt,
+        vocab: tokenizer.vocab_size(),
+        tokens: args.tokens,
+        stop: Some(tokenizer.eot),
+        sampler,
+    };
     let start = Instant::now();
     out::piece(args.prompt.as_bytes())?;
     let tokens = generate(&mut session, &request, |token| {

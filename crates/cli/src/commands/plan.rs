@@ -58,14 +58,8 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
     let program = gpt2::training(choice.config(), args.batch, args.seq, args.recompute.into())?;
     let limits = Limits::measure(args.threads);
     let layout = program.layout();
-    // Each op needs at least the time of its arithmetic or of its bytes.
-    let least: f64 = program
-        .nodes()
-        .iter()
-        .map(|node| {
-            (node.op.flops() as f64 / limits.flops_per_s).max(node.op.bytes() as f64 / limits.bytes_per_s)
-        })
-        .sum();
+    let least: f64 =
+        program.nodes().iter().map(|node| limits.least_seconds(node.op.flops(), node.op.bytes())).sum();
     let report = PlanReport {
         model: args.model.clone(),
         parameters: program.num_params(),

@@ -137,7 +137,7 @@ fn groups(
         group.ms += time.time.as_secs_f64() * 1e3;
         group.flops += op.flops() as f64;
         group.bytes += op.bytes() as f64;
-        group.least += least_seconds(op.flops(), op.bytes(), limits);
+        group.least += limits.least_seconds(op.flops(), op.bytes());
     }
     let total: f64 = groups.iter().map(|group| group.ms).sum();
     for group in &mut groups {
@@ -151,11 +151,6 @@ fn groups(
     groups
 }
 
-/// The time an op needs at the machine's limits: arithmetic or memory, whichever is slower.
-fn least_seconds(flops: u64, bytes: u64, limits: &Limits) -> f64 {
-    (flops as f64 / limits.flops_per_s).max(bytes as f64 / limits.bytes_per_s)
-}
-
 fn op_report(program: &Program, time: &OpTime, limits: &Limits) -> OpReport {
     let node = &program.nodes()[time.op];
     let seconds = time.time.as_secs_f64();
@@ -166,7 +161,7 @@ fn op_report(program: &Program, time: &OpTime, limits: &Limits) -> OpReport {
         ms: seconds * 1e3,
         gflops: node.op.flops() as f64 / seconds / 1e9,
         gb_per_s: node.op.bytes() as f64 / seconds / 1e9,
-        of_possible: least_seconds(node.op.flops(), node.op.bytes(), limits) / seconds,
+        of_possible: limits.least_seconds(node.op.flops(), node.op.bytes()) / seconds,
     }
 }
 

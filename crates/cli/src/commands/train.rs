@@ -33,7 +33,8 @@ const MOST_STEPS: u64 = u32::MAX as u64;
     ironhorse train --model d12 --data 'shards/*_train_*.bin' --val-data 'shards/*_val_*.bin' --tokenizer gpt2_tokenizer.bin\n  \
     ironhorse train --init runs/0001/checkpoint --steps 500\n  \
     ironhorse train --config runs/0001/config.toml --out runs/again\n\n\
-    A run folder holds config.toml (reproduces the run), metrics.jsonl, loss.svg, samples/ and checkpoint/.")]
+    A run folder holds config.toml (reproduces the run), metrics.jsonl, loss.svg, samples/ and checkpoint/.\n\n\
+    Exit code: 0 done, 1 the loss or the gradients ran away (the run folder has the log, no checkpoint), 2 could not run.")]
 pub struct TrainArgs {
     /// d12, d24, d36, d48, sizes such as n_layer=2,n_head=4,n_embd=64, a TOML file, or `builtin`
     #[arg(long, default_value = BUILTIN, value_name = "NAME")]
@@ -88,7 +89,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "X", value_parser = number::below_1::<f64>)]
     beta2: Option<f64>,
     /// AdamW's epsilon
-    #[arg(long, default_value_t = 1e-8, value_name = "X", value_parser = number::at_least_0::<f32>)]
+    #[arg(long, default_value_t = 1e-8, value_name = "X", value_parser = number::above_0::<f32>)]
     eps: f32,
     /// Largest gradient norm; 0 turns clipping off
     #[arg(long, default_value_t = 1.0, value_name = "X", value_parser = number::at_least_0::<f32>)]
@@ -112,7 +113,7 @@ pub struct TrainArgs {
     #[serde(flatten)]
     sampling: super::generate::SamplingArgs,
     /// Seed of weights, data order and samples
-    #[arg(long, default_value_t = 1, value_name = "S", value_parser = number::count_or_0::<u64>)]
+    #[arg(long, default_value_t = 1, value_name = "S", value_parser = number::seed)]
     seed: u64,
     /// Compute again in the backward instead of keeping
     #[arg(long, value_enum, default_value_t = RecomputeArg::None)]
@@ -124,7 +125,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "DIR")]
     #[serde(skip)]
     out: Option<PathBuf>,
-    /// Use the run folder even if it holds a run
+    /// Use the run folder even if it holds a run: its checkpoint and samples are removed
     #[arg(long)]
     #[serde(skip)]
     overwrite: bool,
@@ -200,17 +201,17 @@ pub fn run(args: &TrainArgs) -> Result<Outcome> {
     let data = open_data(&args, &config)?;
     spec.eval = spec.train.filter(|_| data.val.is_some());
     spec.decode = data.tokenizer.is_some().then_some(1);
+    check_memory(&config, &spec)?; // now with what validation and samples need
     let mut session = Session::new(args.engine.engine()?, config, &spec)?;
     match &mut weights {
         Some(source) => session.load(Pool::Params, |name, values| source.read_tensor(name, values))?,
         None => session.init(args.seed)?,
     }
 
-    let folder = match &args.out {
-        Some(path) => path.clone(),
-        None => next_run(Path::new(RUNS)),
+    let (folder, fresh) = match &args.out {
+        Some(path) => (path.clone(), !path.exists()),
+        None => (next_run(Path::new(RUNS))?, true),
     };
-    let fresh = !folder.exists();
     let result = train_into(&folder, &args, &settings, session, data);
     if result.is_err() && fresh {
         remove_unused(&folder);
@@ -401,10 +402,35 @@ fn open_data(args: &TrainArgs, config: &Gpt2Config) -> Result<TrainData> {
     Ok(TrainData { train, val, tokenizer })
 }
 
-/// The first number below `runs` that is not taken.
-fn next_run(runs: &Path) -> PathBuf {
-    (1..)
-        .map(|n| runs.join(format!("{n:04}")))
-        .find(|path| !path.exists())
-        .unwrap_or_else(|| runs.join("run"))
+/// Makes the folder of the first number below `runs` that is not taken. Making it is what takes it: two runs that
+/// start at once get two folders.
+fn next_run(runs: &Path) -> Result<PathBuf> {
+    std::fs::create_dir_all(runs).with_context(|| format!("{}: cannot create", runs.display()))?;
+    let mut number = 1_u32;
+    loop {
+        let path = runs.join(format!("{number:04}"));
+        match std::fs::create_dir(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
+            made => return made.with_context(|| format!("{}: cannot create", path.display())).map(|()| path),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn runs_that_start_at_once_get_folders_of_their_own() {
+        let place = tempfile::tempdir().unwrap();
+        let runs = place.path().join("runs");
+        let made: Vec<PathBuf> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| next_run(&runs).unwrap())).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let different: BTreeSet<&PathBuf> = made.iter().collect();
+        assert_eq!(different.len(), 8, "{made:?}");
+        assert_eq!(different.last().unwrap().file_name().unwrap(), "0008");
+    }
 }

@@ -1,6 +1,7 @@
 //! `ironhorse verify`
 
 use crate::args::EngineArgs;
+use crate::hardware::check_memory;
 use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -8,8 +9,13 @@ use ironhorse::train::format::answer_key::AnswerKey;
 use ironhorse::train::format::debug_state::DebugState;
 use ironhorse::train::format::open_weights;
 use ironhorse::train::model::gpt2::Recompute;
-use ironhorse::train::verify::{KeyReference, Options, Reference, Report, StateReference, Tolerance, verify};
+use ironhorse::train::verify::{
+    Damage, KeyReference, Options, Reference, Report, StateReference, Tolerance, session_spec, verify,
+};
 use std::path::{Path, PathBuf};
+
+/// The most steps: the optimizer counts them in 32 bits.
+const MOST_STEPS: u64 = u32::MAX as u64;
 
 /// Computes what an answer key asks and compares every number with PyTorch's
 #[derive(Args)]
@@ -28,8 +34,8 @@ pub struct VerifyArgs {
     /// An answer key; its weights are used unless --model is given, and then both must agree
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Optimizer steps to check; all that the key has if not given
-    #[arg(long, value_name = "N", value_parser = number::count_or_0::<usize>)]
+    /// Optimizer steps: those of a key to check (all if not given), or of a state to take, for their losses
+    #[arg(long, value_name = "N", value_parser = number::whole::<usize>(0..=MOST_STEPS))]
     steps: Option<usize>,
     /// Largest relative error of a tensor, by norm
     #[arg(long, value_name = "X", default_value_t = 1e-5, value_parser = number::at_least_0::<f64>)]
@@ -81,16 +87,22 @@ pub fn run(args: &VerifyArgs) -> Result<Outcome> {
         steps: args.steps,
         recompute: args.recompute.into(),
     };
-    let report = verify(engine, reference.as_mut(), &options)?;
+    check_memory(reference.config(), &session_spec(reference.as_ref(), &options))?;
+    let mut report = verify(engine, reference.as_mut(), &options)?;
+    let hint = if args.key.is_none() && !report.passed() { explain_state(args, &mut report) } else { None };
+    out::json(args.json.as_deref(), &report)?;
     if args.quiet {
         out::line(report.verdict())?;
     } else {
         out::line(&report)?;
     }
-    if args.key.is_none() && !report.passed() {
-        explain_state(args, &report)?;
+    if let Some(hint) = hint {
+        out::line(hint)?;
     }
-    out::json(args.json.as_deref(), &report)?;
+    if args.state.is_some() && args.steps > Some(0) {
+        let losses: Vec<String> = report.losses.iter().map(|loss| format!("{loss:.6}")).collect();
+        out::line(format!("losses, not compared: {}", losses.join(" ")))?;
+    }
     Ok(if report.passed() { Outcome::Done } else { Outcome::Failed })
 }
 
@@ -107,24 +119,28 @@ fn open(args: &VerifyArgs) -> Result<Box<dyn Reference>> {
 }
 
 /// A debug state holds no weights and no activations, so it cannot tell a wrong weight from a wrong op. The answer key
-/// that our exporter writes beside it can.
-fn explain_state(args: &VerifyArgs, report: &Report) -> Result<()> {
-    let (Some(model), Some(state)) = (&args.model, &args.state) else { return Ok(()) };
+/// that our exporter writes beside it can: weights that are not the key's go into the report. Gives what to do next.
+fn explain_state(args: &VerifyArgs, report: &mut Report) -> Option<String> {
+    let (model, state) = (args.model.as_deref()?, args.state.as_deref()?);
     let Some(key) = key_beside(state) else {
-        return out::line("a debug state has no activations; verify with --key to find the op");
+        return Some("a debug state has no activations; verify with --key to find the op".into());
     };
-    let mut reference = KeyReference::new(AnswerKey::open(&key)?, Some(open_weights(model)?))?;
-    for damage in reference.damage()? {
-        out::line(&damage.what)?;
-        if let Some(e) = &damage.comparison.first_wrong {
-            out::line(format!(
-                "  {} {:?}: the key has {:e}, the model {:e}",
-                damage.tensor, e.index, e.expected, e.got
-            ))?;
+    match weight_damage(model, &key) {
+        Ok(damage) => report.add_damage(damage),
+        // what was found stands without it
+        Err(error) => {
+            out::note(format_args!(
+                "the answer key beside the state does not help: {}",
+                crate::one_line(&error)
+            ));
+            return None;
         }
     }
-    let failed = report.tensors.iter().filter(|row| !row.comparison.pass).count();
-    out::line(format!("{failed} tensors are wrong; ironhorse verify --key {} shows the op", key.display()))
+    Some(format!("ironhorse verify --key {} --model {} shows the op", key.display(), model.display()))
+}
+
+fn weight_damage(model: &Path, key: &Path) -> Result<Vec<Damage>> {
+    Ok(KeyReference::new(AnswerKey::open(key)?, Some(open_weights(model)?))?.weight_damage()?)
 }
 
 fn key_beside(state: &Path) -> Option<PathBuf> {

@@ -51,7 +51,8 @@ fn numbers_out_of_range_are_refused_by_their_flag() {
         ("train --lr fast", "a number of at least 0"),
         ("train --grad-clip -1", "a number of at least 0"),
         ("train --weight-decay nan", "a number of at least 0"),
-        ("train --eps -1", "a number of at least 0"),
+        ("train --eps -1", "a number above 0"),
+        ("train --eps 0", "a number above 0"),
         ("train --beta1 1.5", "at least 0 and below 1"),
         ("train --beta2 1", "at least 0 and below 1"),
         ("train --beta2 -0.1", "at least 0 and below 1"),
@@ -68,7 +69,8 @@ fn numbers_out_of_range_are_refused_by_their_flag() {
         ("train --val-every -1", "a whole number of at least 0"),
         ("train --val-batches -1", "a whole number of at least 0"),
         ("train --sample-tokens x", "a whole number of at least 0"),
-        ("train --seed -1", "a whole number of at least 0"),
+        ("train --seed -1", "a whole number from 0 to 9223372036854775807"),
+        ("train --seed 9223372036854775808", "a whole number from 0 to 9223372036854775807"),
         ("train --threads 100000", "a whole number from 0 to 1024"),
         ("train --temperature -1", "a number of at least 0"),
         ("generate --temperature -1", "a number of at least 0"),
@@ -107,6 +109,7 @@ fn numbers_that_do_not_go_together_are_refused() {
         "train --model n_layer=1,n_head=1,n_embd=8,vocab_size=100",
         &["256 tokens, the model only 100"],
     );
+    place.refuses("plan --model n_layer=1025,n_head=1,n_embd=8", &["n_layer is 1025, expected at most 1024"]);
     place.refuses("plan --model n_layer=1,n_heads=3", &["unknown key `n_heads`"]);
     place.refuses("plan --model n_layer=x,n_head=1,n_embd=8", &["n_layer is \"x\""]);
     place.refuses("plan --model d13", &["unknown model `d13`", "d12, d24, d36, d48"]);

@@ -1,6 +1,7 @@
 //! `ironhorse generate`
 
 use super::Place;
+use ironhorse::train::format::tokenizer::Tokenizer;
 
 const MODEL: &str = "generate --model run/checkpoint --tokens 40";
 
@@ -67,4 +68,16 @@ fn what_is_missing_is_said() {
     place.refuses("generate --model run/config.toml", &["run/config.toml", "TOML", "expected weights"]);
     place.refuses("generate --model run/checkpoint/tokenizer.bin", &["a tokenizer, expected weights"]);
     place.refuses(&format!("{MODEL} --tokenizer run/loss.svg"), &["run/loss.svg", "20240328"]);
+}
+
+#[test]
+fn a_prompt_that_is_not_cut_by_bpe_is_said_to_be() {
+    let place = Place::with_run();
+    let mut tokenizer = Tokenizer::bytes();
+    tokenizer.tokens[255] = b"the".to_vec();
+    tokenizer.write(&place.path("words.bin")).unwrap();
+    let note = |flags: &str| place.does(&format!("{MODEL} {flags}")).stderr;
+    assert!(note("--tokenizer words.bin --prompt the").contains("greedily"));
+    assert_eq!(note("--tokenizer words.bin"), "");
+    assert_eq!(note("--prompt the"), "", "bytes are exact");
 }

@@ -22,6 +22,15 @@ fn bench_keeps_its_contract() {
     assert_eq!((&report["batch"], &report["seq"], &report["steps"]), (&2.into(), &8.into(), &3.into()));
     assert_eq!((&report["device"], &report["dtype"]), (&"cpu".into(), &"f32".into()));
     assert_eq!(report["version"], env!("CARGO_PKG_VERSION"));
+    let steps: Vec<f64> =
+        report["step_ms"].as_array().unwrap().iter().map(|ms| ms.as_f64().unwrap()).collect();
+    assert_eq!(steps.len(), 3);
+    assert!(
+        steps.contains(&report["ms_per_step"].as_f64().unwrap()),
+        "the median is one of three: {steps:?}"
+    );
+    let source = if cfg!(target_os = "linux") { "process" } else { "plan" };
+    assert_eq!((&report["peak_source"], &report["threads"]), (&source.into(), &1.into()));
     let number = |field: &str| report[field].as_f64().unwrap();
     assert!(number("ms_per_step") > 0.0 && number("mfu") > 0.0 && number("peak_bytes") > 0.0);
     let speed = 16.0 / number("ms_per_step") * 1e3;

@@ -55,6 +55,72 @@ fn a_run_is_not_overwritten_unasked() {
     place.refuses(&format!("train {TINY} --out run"), &["run: holds a run already", "--overwrite"]);
     place.does(&format!("train {TINY} --steps 1 --out run --overwrite"));
     assert_eq!(place.metrics("run").len(), 1);
+    assert!(!place.path("run/samples/step-000006.txt").exists(), "a sample of the run before");
+    // a run that ends early has no checkpoint, least of all that of the run before
+    assert_eq!(place.runs(&format!("train {TINY} --lr 1e9 --out run --overwrite")).code, Some(1));
+    assert!(!place.path("run/checkpoint").exists());
+    // what is no run is left alone
+    std::fs::create_dir_all(place.path("mine/checkpoint")).unwrap();
+    place.write("mine/checkpoint/notes.txt", "mine");
+    place.runs(&format!("train {TINY} --steps 1 --out mine --overwrite"));
+    assert_eq!(place.read("mine/checkpoint/notes.txt"), b"mine");
+}
+
+#[test]
+fn a_tokenizer_smaller_than_the_vocabulary_loses_nothing() {
+    let place = Place::new();
+    // 39 of 40 tokens are no bytes, and a temperature that makes all of them as likely
+    let model = "n_layer=1,n_head=1,n_embd=8,vocab_size=10000,max_seq_len=16";
+    let flags = "--batch 1 --seq 8 --steps 2 --sample-every 1 --sample-tokens 40 --temperature 100";
+    let done = place.does(&format!("train --model {model} {flags} --out run"));
+    assert!(!done.stderr.contains("no sample"), "{}", done.stderr);
+    place.does("generate --model run/checkpoint --tokens 40 --temperature 100 --json g.json");
+    let report = place.json("g.json");
+    let tokens = report["tokens"].as_array().unwrap();
+    assert!(!tokens.is_empty() && tokens.iter().all(|token| token.as_u64().unwrap() < 256), "{tokens:?}");
+}
+
+#[test]
+fn a_sample_that_cannot_be_kept_does_not_lose_the_run() {
+    let place = Place::new();
+    std::fs::create_dir_all(place.path("run/samples/step-000006.txt")).unwrap();
+    std::fs::create_dir_all(place.path("run/loss.svg")).unwrap();
+    let done = place.does(&format!("train {TINY} --out run"));
+    assert!(done.stderr.contains("the sample after step 6 is not kept: run/samples/"), "{}", done.stderr);
+    assert!(done.stderr.contains("no loss curve after step 6: run/loss.svg"), "{}", done.stderr);
+    assert!(!place.weights("run").is_empty());
+}
+
+#[test]
+fn a_run_without_one_finite_loss_says_that_it_diverged() {
+    let place = Place::with_run();
+    place.does("convert run/checkpoint w.bin");
+    let mut bytes = place.read("w.bin");
+    // finite weights whose products are not
+    for (i, value) in bytes[1024..1024 + 256 * 32 * 4].chunks_exact_mut(4).enumerate() {
+        value.copy_from_slice(&(if i % 3 == 0 { 3e38_f32 } else { -3e38 }).to_le_bytes());
+    }
+    place.write("w.bin", bytes);
+    let done = place.runs("train --init w.bin --batch 2 --seq 16 --steps 2 --sample-tokens 0 --out bad");
+    assert_eq!(done.code, Some(1), "{}", done.stderr);
+    assert!(
+        done.stderr.lines().last().unwrap().starts_with("error: training diverged at step 0"),
+        "{}",
+        done.stderr
+    );
+}
+
+#[test]
+fn memory_for_samples_is_counted() {
+    let place = Place::new();
+    place.does("plan --threads 1 --json plan.json");
+    let Some(machine) = place.json("plan.json")["machine_bytes"].as_u64() else { return };
+    // training needs little of the machine, the keys and values of a whole context 4 times of it
+    let context = machine / 4000;
+    place.refuses(
+        &format!("train --model n_layer=250,n_head=1,n_embd=8,vocab_size=256,max_seq_len={context} --batch 1 --seq 1"),
+        &["this run needs", "of memory and the machine has"],
+    );
 }
 
 #[test]

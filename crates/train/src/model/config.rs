@@ -42,8 +42,8 @@ impl TensorSpec {
 const VOCAB_MULTIPLE: usize = 128;
 /// More parameters than any machine this runs on can hold: a typing error or a broken header.
 const MAX_PARAMS: u64 = 1 << 40;
-/// Keeps the parameter table itself small when the width is tiny.
-const MAX_LAYERS: usize = 1 << 16;
+/// Far beyond any model that trains, and few enough that tables and programs stay small when the width is tiny.
+const MAX_LAYERS: usize = 1024;
 
 impl Gpt2Config {
     /// The named sizes: name, layers, heads, width.

@@ -148,10 +148,19 @@ impl Gpt2Config {
 
     /// The sizes in a JSON object, as our own files carry them.
     pub fn from_json(text: &str) -> Result<Self> {
+        Self::parse_json(text, |_| true)
+    }
+
+    /// The sizes in a JSON object of another tool: what else it says is ignored.
+    pub(crate) fn from_foreign_json(text: &str) -> Result<Self> {
+        Self::parse_json(text, |key| key == "kind" || KEYS.iter().any(|names| names.contains(&key)))
+    }
+
+    fn parse_json(text: &str, wanted: impl Fn(&str) -> bool) -> Result<Self> {
         let map: Map<String, Value> = serde_json::from_str(text)
             .map_err(|error| Error::config(format!("config is not a JSON object: {error}")))?;
         let mut sizes = Sizes::default();
-        for (key, value) in &map {
+        for (key, value) in map.iter().filter(|(key, _)| wanted(key)) {
             let given = match value {
                 Value::Number(number) => number.as_i64().map_or(Given::Other("non-integer"), Given::Int),
                 Value::String(text) if key == "kind" => Given::Text(text),

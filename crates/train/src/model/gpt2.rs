@@ -12,6 +12,7 @@ use ironhorse_core::op::{
 };
 use ironhorse_core::{Builder, DType, Error, Pool, Program, Section, Shape, Slot};
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 
 /// LayerNorm's epsilon in every GPT-2.
 pub const LAYERNORM_EPS: f32 = 1e-5;
@@ -147,7 +148,7 @@ impl Gpt2 {
         }
         check_countable(config, batch, seq)?;
         let mut b = Builder::new();
-        let slots: Vec<(String, Slot)> = config
+        let slots: HashMap<String, Slot> = config
             .tensors()
             .into_iter()
             .map(|t| {
@@ -156,8 +157,10 @@ impl Gpt2 {
             })
             .collect();
         let find = |name: &str| {
-            let slot = slots.iter().find(|(n, _)| n == name).map(|&(_, slot)| slot);
-            slot.ok_or_else(|| Error::Program(format!("the parameter table has no {name}")))
+            slots
+                .get(name)
+                .copied()
+                .ok_or_else(|| Error::Program(format!("the parameter table has no {name}")))
         };
         let affine = |name: String| -> Result<Affine> {
             Ok(Affine { weight: find(&format!("{name}.weight"))?, bias: find(&format!("{name}.bias"))? })

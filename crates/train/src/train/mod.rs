@@ -48,6 +48,15 @@ pub struct TrainSettings {
     pub sampler: Sampler,
 }
 
+impl TrainSettings {
+    /// Whether the validation loss is measured before a step. Before the last it is not: the value after it is the
+    /// one that is kept, unless it is also the first.
+    fn validates_before(&self, step: u64) -> bool {
+        let due = self.val_every > 0 && step.is_multiple_of(self.val_every);
+        step == 0 || (due && step + 1 < self.steps)
+    }
+}
+
 /// What a run learns from.
 pub struct TrainData {
     /// Training batches.
@@ -64,6 +73,8 @@ pub trait Observer {
     fn step(&mut self, metrics: &Metrics);
     /// A sample was written at this step.
     fn sample(&mut self, step: u64, text: &str);
+    /// Something did not work that the run can do without.
+    fn note(&mut self, text: &str);
 }
 
 /// How a run ended.
@@ -89,6 +100,8 @@ pub fn train(
 ) -> Result<Summary> {
     settings.schedule.validate()?;
     settings.sampler.validate()?;
+    // a prompt that cannot be encoded is refused now, not after hours
+    let prompt = prompt_of(data, settings)?;
     let program = session.train_program()?;
     let tokens = program.io("x").map_or(0, |slot| slot.numel());
     let (mut x, mut y) = (vec![0_i32; tokens], vec![0_i32; tokens]);
@@ -96,7 +109,7 @@ pub fn train(
         Summary { first_val_loss: None, last_val_loss: None, last_loss: f32::NAN, sample: String::new() };
     for step in 0..settings.steps {
         let mut metrics = Metrics { step, ..Metrics::default() };
-        if step == 0 || (settings.val_every > 0 && step.is_multiple_of(settings.val_every)) {
+        if settings.validates_before(step) {
             metrics.val_loss = validate(session, data, settings.val_batches)?;
             summary.first_val_loss = summary.first_val_loss.or(metrics.val_loss);
         }
@@ -121,19 +134,27 @@ pub fn train(
         observer.step(&metrics);
         let loss = metrics.val_loss.filter(|val| !val.is_finite()).unwrap_or(loss);
         if !loss.is_finite() || !norm.is_finite() {
-            run.curve()?;
+            let _ = run.curve(); // why the run ended matters more than its picture
             return Err(Error::Diverged { step, loss, norm });
         }
         if last || (settings.sample_every > 0 && (step + 1).is_multiple_of(settings.sample_every)) {
-            summary.sample = sample(session, data, settings)?;
-            if !summary.sample.is_empty() {
-                run.sample(step + 1, &summary.sample)?;
-                observer.sample(step + 1, &summary.sample);
+            // samples and pictures are extras: without them the run goes on, and its weights are kept
+            match sample(session, data, settings, &prompt) {
+                Ok(text) if text.is_empty() => {}
+                Ok(text) => {
+                    if let Err(error) = run.sample(step + 1, &text) {
+                        observer.note(&format!("the sample after step {} is not kept: {error}", step + 1));
+                    }
+                    observer.sample(step + 1, &text);
+                    summary.sample = text;
+                }
+                Err(error) => observer.note(&format!("no sample after step {}: {error}", step + 1)),
             }
-            run.curve()?;
+            if let Err(error) = run.curve() {
+                observer.note(&format!("no loss curve after step {}: {error}", step + 1));
+            }
         }
     }
-    run.curve()?;
     Ok(summary)
 }
 
@@ -170,18 +191,71 @@ fn validate(session: &mut Session, data: &mut TrainData, batches: u64) -> Result
     Ok(Some((sum / batches as f64) as f32))
 }
 
-fn sample(session: &mut Session, data: &TrainData, settings: &TrainSettings) -> Result<String> {
+/// What samples continue: the start of a text, then the prompt. Empty without a tokenizer.
+fn prompt_of(data: &TrainData, settings: &TrainSettings) -> Result<Vec<u32>> {
+    let Some(tokenizer) = data.tokenizer.as_ref() else { return Ok(Vec::new()) };
+    let mut prompt = tokenizer.encode(settings.prompt.as_bytes())?;
+    prompt.insert(0, tokenizer.eot);
+    Ok(prompt)
+}
+
+/// Draws a sample; empty when none is wanted.
+fn sample(
+    session: &mut Session,
+    data: &TrainData,
+    settings: &TrainSettings,
+    prompt: &[u32],
+) -> Result<String> {
     let Some(tokenizer) = data.tokenizer.as_ref().filter(|_| settings.sample_tokens > 0) else {
         return Ok(String::new());
     };
-    let mut prompt = tokenizer.encode(settings.prompt.as_bytes())?;
-    prompt.insert(0, tokenizer.eot);
     let request = Request {
-        prompt: &prompt,
+        prompt,
+        vocab: tokenizer.vocab_size(),
         tokens: settings.sample_tokens,
         stop: Some(tokenizer.eot),
         sampler: settings.sampler,
     };
     let tokens = generate(session, &request, |_| Ok(()))?;
     Ok(settings.prompt.clone() + &tokenizer.decode_lossy(&tokens)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::Decay;
+
+    #[test]
+    fn no_validation_is_run_for_nothing() {
+        let schedule = LrSchedule {
+            kind: Decay::Constant,
+            peak: 1.0,
+            warmup_steps: 0,
+            total_steps: 5,
+            final_fraction: 1.0,
+        };
+        let settings = TrainSettings {
+            steps: 5,
+            accumulate: 1,
+            schedule,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: 0.0,
+            grad_clip: 0.0,
+            val_every: 2,
+            val_batches: 1,
+            sample_every: 0,
+            sample_tokens: 0,
+            prompt: String::new(),
+            sampler: Sampler::default(),
+        };
+        let before = |settings: &TrainSettings| -> Vec<u64> {
+            (0..settings.steps).filter(|&step| settings.validates_before(step)).collect()
+        };
+        assert_eq!(before(&settings), [0, 2], "after step 4 it is measured anyway");
+        assert_eq!(before(&TrainSettings { steps: 6, ..settings.clone() }), [0, 2, 4]);
+        assert_eq!(before(&TrainSettings { steps: 1, ..settings.clone() }), [0]);
+        assert_eq!(before(&TrainSettings { val_every: 0, ..settings }), [0]);
+    }
 }

@@ -11,9 +11,12 @@ use crate::session::Session;
 use crate::{Error, Result};
 use ironhorse_core::Pool;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 const CHECKPOINT: &str = "checkpoint";
+const METRICS: &str = "metrics.jsonl";
+const SAMPLES: &str = "samples";
 
 /// A run's folder, open for writing.
 pub struct RunFolder {
@@ -24,17 +27,28 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// Makes the folder; one that already holds a run is refused unless `overwrite`.
+    /// Makes the folder; one that already holds a run is refused unless `overwrite`, which removes
+    /// its checkpoint and samples.
     pub fn create(path: &Path, config_toml: &str, overwrite: bool) -> Result<Self> {
-        if path.join("metrics.jsonl").exists() && !overwrite {
+        let holds_run = path.join(METRICS).exists();
+        if holds_run && !overwrite {
             return Err(Error::Config(format!(
                 "{}: holds a run already; choose another --out or add --overwrite",
                 path.display()
             )));
         }
-        fs::create_dir_all(path.join("samples")).map_err(|source| Error::io(path, "create", source))?;
+        // what an earlier run left must not pass for this one's
+        for old in [CHECKPOINT, SAMPLES].into_iter().filter(|_| holds_run) {
+            match fs::remove_dir_all(path.join(old)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(Error::io(&path.join(old), "remove", error));
+                }
+                _ => {}
+            }
+        }
+        fs::create_dir_all(path.join(SAMPLES)).map_err(|source| Error::io(path, "create", source))?;
         atomic::write_file(&path.join("config.toml"), |sink| sink.put(config_toml.as_bytes()))?;
-        let metrics = MetricsWriter::create(&path.join("metrics.jsonl"))?;
+        let metrics = MetricsWriter::create(&path.join(METRICS))?;
         Ok(Self { path: path.to_owned(), metrics, train: Vec::new(), val: Vec::new() })
     }
 
@@ -72,7 +86,7 @@ impl RunFolder {
 
     /// Writes a sample.
     pub fn sample(&self, step: u64, text: &str) -> Result<()> {
-        let path = self.path.join("samples").join(format!("step-{step:06}.txt"));
+        let path = self.path.join(SAMPLES).join(format!("step-{step:06}.txt"));
         atomic::write_file(&path, |sink| sink.put(text.as_bytes()))
     }
 

@@ -7,6 +7,21 @@ use serde::Serialize;
 /// (rows of an embedding's gradient differ in size by orders of magnitude, and rounding goes with the row).
 const STRAY: f64 = 10.0;
 
+/// How far two tensors may differ.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Allowed {
+    /// ‖got − want‖ / ‖want‖; each element by ten times that.
+    pub relative: f64,
+    /// What each element may differ on top, as a plain number.
+    pub element: f64,
+}
+
+impl From<f64> for Allowed {
+    fn from(relative: f64) -> Self {
+        Self { relative, element: 0.0 }
+    }
+}
+
 /// How two tensors differ.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
@@ -58,7 +73,8 @@ impl Worst {
 }
 
 /// Compares tensors of the same size.
-pub fn compare(got: &[f32], want: &[f32], shape: &[usize], tolerance: f64) -> Comparison {
+pub fn compare(got: &[f32], want: &[f32], shape: &[usize], allowed: impl Into<Allowed>) -> Comparison {
+    let Allowed { relative: tolerance, element: slack } = allowed.into();
     let (mut diff_sq, mut want_sq) = (0.0_f64, 0.0_f64);
     let (mut worst, mut worst_diff) = (None, -1.0_f64);
     for (i, (&g, &w)) in got.iter().zip(want).enumerate() {
@@ -81,7 +97,7 @@ pub fn compare(got: &[f32], want: &[f32], shape: &[usize], tolerance: f64) -> Co
             let scale = rms.max((row_sq / want.len() as f64).sqrt());
             let col = got.iter().zip(want).position(|(&g, &w)| {
                 let diff = (f64::from(g) - f64::from(w)).abs();
-                diff.is_nan() || diff > factor * tolerance * (scale + f64::from(w).abs())
+                diff.is_nan() || diff > slack + factor * tolerance * (scale + f64::from(w).abs())
             })?;
             Some(row * cols + col)
         })
@@ -135,6 +151,23 @@ mod tests {
         let result = compare(&got, &want, &[1000, 1000], 1e-5);
         assert!(result.rel_error < 1e-5 && !result.pass);
         assert_eq!(result.first_wrong.unwrap().index, [654, 321]);
+    }
+
+    #[test]
+    fn slack_is_for_single_elements_not_for_the_norm() {
+        let want = vec![1.0_f32; 1_000_000];
+        let mut got = want.clone();
+        got[654_321] += 0.0009;
+        assert!(!compare(&got, &want, &[1000, 1000], 1e-5).pass);
+        let allowed = Allowed { relative: 1e-5, element: 1e-3 };
+        assert!(compare(&got, &want, &[1000, 1000], allowed).pass);
+        got[654_321] += 0.0005;
+        assert!(!compare(&got, &want, &[1000, 1000], allowed).pass);
+        got.fill(1.0001);
+        assert!(
+            !compare(&got, &want, &[1000, 1000], allowed).pass,
+            "each within the slack, together too far"
+        );
     }
 
     #[test]

@@ -4,7 +4,7 @@ mod compare;
 mod reference;
 mod report;
 
-pub use compare::{Comparison, Worst, compare, ulp_distance};
+pub use compare::{Allowed, Comparison, Worst, compare, ulp_distance};
 pub use reference::{Damage, KeyReference, Recipe, Reference, StateReference};
 pub use report::{FirstWrong, Report, Row, RowKind};
 
@@ -34,7 +34,7 @@ impl Default for Tolerance {
 pub struct Options {
     /// What counts as equal.
     pub tolerance: Tolerance,
-    /// Optimizer steps to check; all that the key has when `None`.
+    /// Optimizer steps to take; all that the reference has answers for when `None`.
     pub steps: Option<usize>,
     /// What the backward computes again; the results must not change.
     pub recompute: Recompute,
@@ -44,7 +44,14 @@ pub struct Options {
 pub fn verify(engine: Box<dyn Engine>, reference: &mut dyn Reference, options: &Options) -> Result<Report> {
     let config = *reference.config();
     let (batch, seq) = (reference.batch(), reference.seq());
-    let spec = SessionSpec { train: Some((batch, seq)), recompute: options.recompute, ..Default::default() };
+    if let (Some(steps), Some(most)) = (options.steps, reference.most_steps())
+        && steps > most
+    {
+        return Err(Error::Config(format!(
+            "--steps {steps} is more than the {most} that the answer key records"
+        )));
+    }
+    let spec = session_spec(reference, options);
     let mut session = Session::new(engine, config, &spec)?;
     session.load(Pool::Params, |name, values| reference.read_weight(name, values))?;
 
@@ -53,8 +60,14 @@ pub fn verify(engine: Box<dyn Engine>, reference: &mut dyn Reference, options: &
     check.forward_backward(&mut session, &scalars)?;
     check.gradients(&mut session)?;
     let losses = check.optimizer_steps(&mut session, &scalars)?;
-    check.files()?;
-    Ok(Report::new(check.rows, losses))
+    let damage = check.reference.damage()?;
+    Ok(Report::new(check.rows, losses, damage))
+}
+
+/// The session that a verification runs.
+pub fn session_spec(reference: &dyn Reference, options: &Options) -> SessionSpec {
+    let train = Some((reference.batch(), reference.seq()));
+    SessionSpec { train, recompute: options.recompute, ..SessionSpec::default() }
 }
 
 struct Check<'a> {
@@ -66,18 +79,6 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// What the files themselves say about being damaged or not belonging together.
-    fn files(&mut self) -> Result<()> {
-        for damage in self.reference.damage()? {
-            // An answer was compared already, and its row shows the element.
-            match self.rows.iter_mut().find(|row| row.name == damage.tensor) {
-                Some(row) => row.blame_file(damage.what),
-                None => self.rows.push(Row::damaged(damage)),
-            }
-        }
-        Ok(())
-    }
-
     /// Runs forward and backward op by op, comparing each named value right after the op that completes it: later
     /// ops may reuse its memory.
     fn forward_backward(&mut self, session: &mut Session, scalars: &Scalars) -> Result<()> {
@@ -168,8 +169,9 @@ impl Check<'_> {
         session.engine().read_f32(slot, &mut self.got)?;
         let shape = self.strip_padding(name, slot)?;
         let base = if name == "loss" { self.options.tolerance.loss } else { self.options.tolerance.tensor };
-        let tolerance = self.reference.tolerance_of(name, base);
-        self.rows.push(Row::new(name, program, op, compare(&self.got, &self.want, &shape, tolerance)));
+        let relative = self.reference.tolerance_of(name, base);
+        let allowed = Allowed { relative, element: self.reference.slack_of(name) };
+        self.rows.push(Row::new(name, program, op, compare(&self.got, &self.want, &shape, allowed)));
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! What verification found, as a table and as JSON.
 
+use super::Tolerance;
 use super::compare::{Comparison, Worst};
 use super::reference::Damage;
 use ironhorse_core::Program;
@@ -98,6 +99,15 @@ impl Row {
         }
     }
 
+    /// The tolerance, where it is not the default; files are compared bit by bit.
+    fn allowed(&self) -> Option<f64> {
+        let default = match self.kind {
+            RowKind::Loss | RowKind::Losses => Tolerance::default().loss,
+            _ => Tolerance::default().tensor,
+        };
+        Some(self.comparison.tolerance).filter(|&tolerance| tolerance != default && self.op != "file")
+    }
+
     /// Says that the file, not the engine, is to blame for this answer.
     pub(super) fn blame_file(&mut self, what: String) {
         self.section = "file".into();
@@ -143,10 +153,24 @@ pub struct Report {
 }
 
 impl Report {
-    pub(super) fn new(tensors: Vec<Row>, losses: Vec<f32>) -> Self {
+    pub(super) fn new(tensors: Vec<Row>, losses: Vec<f32>, damage: Vec<Damage>) -> Self {
+        let mut report = Self { verdict: "", first_wrong: None, tensors, losses };
+        report.add_damage(damage);
+        report
+    }
+
+    /// Adds what the files say about being damaged or not belonging together, and judges anew.
+    pub fn add_damage(&mut self, damage: Vec<Damage>) {
+        for damage in damage {
+            // An answer was compared already, and its row shows the element.
+            match self.tensors.iter_mut().find(|row| row.name == damage.tensor) {
+                Some(row) => row.blame_file(damage.what),
+                None => self.tensors.push(Row::damaged(damage)),
+            }
+        }
         // A file that contradicts itself comes first; then the op that ran first.
-        let first = tensors.iter().filter(|row| !row.comparison.pass).min_by_key(|row| row.order);
-        let first_wrong = first.map(|row| {
+        let first = self.tensors.iter().filter(|row| !row.comparison.pass).min_by_key(|row| row.order);
+        self.first_wrong = first.map(|row| {
             let element = row.comparison.first_wrong.as_ref();
             FirstWrong {
                 op: row.op.clone(),
@@ -159,8 +183,8 @@ impl Report {
                 note: row.note.clone(),
             }
         });
-        let verdict = if first_wrong.is_none() && !tensors.is_empty() { "pass" } else { "fail" };
-        Self { verdict, first_wrong, tensors, losses }
+        let agree = self.first_wrong.is_none() && !self.tensors.is_empty();
+        self.verdict = if agree { "pass" } else { "fail" };
     }
 
     /// Whether everything agreed (and something was compared).
@@ -186,17 +210,29 @@ struct Verdict<'a>(&'a Report);
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.tensors.iter().map(|row| row.name.len()).max().unwrap_or(6).max(6);
+        // the column is there where a row was not held to the default
+        let some_allowed = self.tensors.iter().any(|row| row.allowed().is_some());
+        let allowed = |text: String| if some_allowed { format!("  {text:>8}") } else { String::new() };
         writeln!(
             f,
-            "{:width$}  {:>18}  {:>9}  {:<52}  verdict",
-            "tensor", "shape", "rel error", "worst element"
+            "{:width$}  {:>18}  {:>9}{}  {:<52}  verdict",
+            "tensor",
+            "shape",
+            "rel error",
+            allowed("allowed".into()),
+            "worst element"
         )?;
         for row in &self.tensors {
             let c = &row.comparison;
             let worst = c.worst.as_ref().map(element_text).or_else(|| row.note.clone()).unwrap_or_default();
             let verdict = if c.pass { "ok" } else { "WRONG" };
             let shape = format!("{:?}", c.shape);
-            writeln!(f, "{:width$}  {shape:>18}  {:>9.2e}  {worst:<52}  {verdict}", row.name, c.rel_error)?;
+            let allowed = allowed(row.allowed().map_or_else(String::new, |x| format!("{x:.1e}")));
+            writeln!(
+                f,
+                "{:width$}  {shape:>18}  {:>9.2e}{allowed}  {worst:<52}  {verdict}",
+                row.name, c.rel_error
+            )?;
         }
         write!(f, "\n{}", self.verdict())
     }

@@ -14,9 +14,8 @@ pub const FORMAT: &str = "ironhorse-answer-key";
 /// The version that is read and written.
 pub(super) const VERSION: &str = "1";
 
-/// The optimizer whose steps a key records.
+/// The optimizer whose steps a key records. Fields that other tools add are ignored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct KeyOptimizer {
     /// "adamw".
     pub name: String,
@@ -33,7 +32,12 @@ pub struct KeyOptimizer {
     /// How many steps were made; 0 where the key records none.
     pub steps: usize,
     /// Which parameters decay: "matrices".
+    #[serde(default = "matrices")]
     pub decay: String,
+}
+
+fn matrices() -> String {
+    "matrices".into()
 }
 
 /// The metadata, parsed.
@@ -62,7 +66,7 @@ impl KeyMeta {
         expect(header, path, "version", VERSION)?;
         expect(header, path, "model", "gpt2")?;
         let text = need(header, path, "config")?;
-        let config = Gpt2Config::from_json(text).map_err(|error| {
+        let config = Gpt2Config::from_foreign_json(text).map_err(|error| {
             Error::field(path, "metadata `config`", format!("wrong ({error})"), "sizes of a GPT-2")
         })?;
         let seed = header.meta("seed").map(|text| {
