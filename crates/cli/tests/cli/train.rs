@@ -54,6 +54,8 @@ fn a_run_is_not_overwritten_unasked() {
     let place = Place::with_run();
     place.refuses(&format!("train {TINY} --out run"), &["run: holds a run already", "--overwrite"]);
     place.does(&format!("train {TINY} --steps 1 --out run --overwrite"));
+    let onto_itself = "train --init run/checkpoint --batch 2 --seq 16 --steps 1 --out run --overwrite";
+    place.refuses(onto_itself, &["--init lies inside --out"]);
     assert_eq!(place.metrics("run").len(), 1);
     assert!(!place.path("run/samples/step-000006.txt").exists(), "a sample of the run before");
     // a run that ends early has no checkpoint, least of all that of the run before

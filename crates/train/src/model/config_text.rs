@@ -14,7 +14,7 @@ const KEYS: [&[&str]; 6] = [
     &["n_head", "heads", "NH"],
     &["n_embd", "width", "d_model", "C"],
     &["vocab_size", "vocabulary", "vocab", "V"],
-    &["max_seq_len", "block_size", "context", "maxT"],
+    &["max_seq_len", "block_size", "n_positions", "n_ctx", "context", "maxT"],
     &["padded_vocab_size", "Vp"],
 ];
 const N_LAYER: usize = 0;
