@@ -22,7 +22,7 @@ use std::time::Instant;
 #[serde(rename_all = "kebab-case")]
 pub struct SamplingArgs {
     /// Logits are divided by this; 0 is greedy
-    #[arg(long, default_value_t = 0.6, value_name = "X", value_parser = number::at_least_0::<f32>)]
+    #[arg(long, default_value_t = 0.5, value_name = "X", value_parser = number::at_least_0::<f32>)]
     temperature: f32,
     /// Keep only the K most likely tokens
     #[arg(long, value_name = "K", value_parser = number::count::<usize>)]

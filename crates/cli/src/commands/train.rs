@@ -77,8 +77,8 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = number::count_or_0::<u64>)]
     warmup: Option<u64>,
     /// Last learning rate over the peak
-    #[arg(long, default_value_t = 0.1, value_name = "X", value_parser = number::fraction::<f32>)]
-    final_fraction: f32,
+    #[arg(long, value_name = "X", value_parser = number::fraction::<f32>)]
+    final_fraction: Option<f32>,
     /// Decay of matrices
     #[arg(long, default_value_t = 0.1, value_name = "X", value_parser = number::at_least_0::<f32>)]
     weight_decay: f32,
@@ -98,7 +98,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = number::count_or_0::<u64>)]
     val_every: Option<u64>,
     /// Batches of a validation; 0 turns it off
-    #[arg(long, default_value_t = 16, value_name = "N", value_parser = number::count_or_0::<u64>)]
+    #[arg(long, default_value_t = 32, value_name = "N", value_parser = number::count_or_0::<u64>)]
     val_batches: u64,
     /// Write a sample every so many steps; 0 means only at the end
     #[arg(long, value_name = "N", value_parser = number::count_or_0::<u64>)]
@@ -164,15 +164,16 @@ const VAL_BYTES: usize = 1 << 17;
 fn settle(mut args: TrainArgs, config: &Gpt2Config) -> TrainArgs {
     let small = config.n_embd <= 256;
     let pick = |a: u64, b: u64| if small { a } else { b };
-    args.batch.get_or_insert(pick(16, 4) as usize);
+    args.batch.get_or_insert(pick(8, 4) as usize);
     args.seq.get_or_insert((pick(128, 64) as usize).min(config.max_seq_len));
-    args.steps.get_or_insert(pick(1100, 100));
-    args.lr.get_or_insert(if small { 3e-3 } else { 3e-4 });
-    args.beta2.get_or_insert(if small { 0.99 } else { 0.95 });
+    args.steps.get_or_insert(pick(2000, 100));
+    args.lr.get_or_insert(if small { 4e-3 } else { 3e-4 });
+    args.final_fraction.get_or_insert(if small { 0.02 } else { 0.1 });
+    args.beta2.get_or_insert(if small { 0.98 } else { 0.95 });
     let steps = args.steps.unwrap_or(1);
-    args.warmup.get_or_insert(pick(50, 20).min(steps / 5));
-    args.val_every.get_or_insert(pick(100, 50));
-    args.sample_every.get_or_insert(pick(300, 0));
+    args.warmup.get_or_insert(pick(100, 20).min(steps / 5));
+    args.val_every.get_or_insert(pick(200, 50));
+    args.sample_every.get_or_insert(pick(500, 0));
     args.sample_tokens.get_or_insert(pick(700, 64) as usize);
     args
 }
@@ -356,7 +357,7 @@ fn settings_of(args: &TrainArgs) -> Result<TrainSettings> {
             peak: args.lr.context("--lr is missing")?,
             warmup_steps: args.warmup.unwrap_or(0),
             total_steps: steps,
-            final_fraction: args.final_fraction,
+            final_fraction: args.final_fraction.context("--final-fraction is missing")?,
         },
         beta1: args.beta1,
         beta2: args.beta2.context("--beta2 is missing")?,
