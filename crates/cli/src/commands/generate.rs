@@ -21,9 +21,9 @@ use std::time::Instant;
 #[derive(Args, Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct SamplingArgs {
-    /// Logits are divided by this; 0 is greedy
-    #[arg(long, default_value_t = 0.5, value_name = "X", value_parser = number::at_least_0::<f32>)]
-    temperature: f32,
+    /// Logits are divided by this; 0 is greedy. 0.35 if not given where tokens are bytes, 0.8 elsewhere
+    #[arg(long, value_name = "X", value_parser = number::at_least_0::<f32>)]
+    temperature: Option<f32>,
     /// Keep only the K most likely tokens
     #[arg(long, value_name = "K", value_parser = number::count::<usize>)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -38,9 +38,14 @@ pub struct SamplingArgs {
 }
 
 impl SamplingArgs {
+    /// The same with the temperature settled: one wrong byte spoils a word, so bytes are drawn more carefully.
+    pub fn settle(&mut self, vocab: usize) {
+        self.temperature.get_or_insert(if vocab <= 256 { 0.35 } else { 0.8 });
+    }
+
     /// The sampler asked for.
     pub fn sampler(&self, seed: u64) -> Sampler {
-        let temperature = if self.greedy { 0.0 } else { self.temperature };
+        let temperature = if self.greedy { 0.0 } else { self.temperature.unwrap_or(1.0) };
         Sampler { temperature, top_k: self.top_k, top_p: self.top_p, seed }
     }
 }
@@ -89,7 +94,6 @@ struct GenerateReport {
 
 pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
-    let sampler = args.sampling.sampler(args.seed);
     let model = match &args.model {
         Some(path) => path.clone(),
         None => latest_checkpoint(Path::new("runs"))
@@ -97,6 +101,9 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     };
     let mut source = open_weights(&model)?;
     let config = *source.config();
+    let mut sampling = args.sampling.clone();
+    sampling.settle(config.vocab_size);
+    let sampler = sampling.sampler(args.seed);
     let tokenizer = find_tokenizer(args, &model, config.vocab_size)?;
     let spec = SessionSpec { decode: Some(1), ..SessionSpec::default() };
     check_memory(&config, &spec)?;

@@ -14,7 +14,6 @@ use ironhorse::train::format::checkpoint::TrainerState;
 use ironhorse::train::format::tokenizer::Tokenizer;
 use ironhorse::train::format::{ModelChoice, WeightSource, open_weights};
 use ironhorse::train::model::Gpt2Config;
-use ironhorse::train::sample::Sampler;
 use ironhorse::train::schedule::{Decay, LrSchedule};
 use ironhorse::train::session::{Session, SessionSpec};
 use ironhorse::train::train::{RunFolder, Summary, TrainData, TrainSettings, train};
@@ -175,6 +174,7 @@ fn settle(mut args: TrainArgs, config: &Gpt2Config) -> TrainArgs {
     args.val_every.get_or_insert(pick(200, 50));
     args.sample_every.get_or_insert(pick(500, 0));
     args.sample_tokens.get_or_insert(pick(700, 64) as usize);
+    args.sampling.settle(config.vocab_size);
     args
 }
 
@@ -369,7 +369,7 @@ fn settings_of(args: &TrainArgs) -> Result<TrainSettings> {
         sample_every: args.sample_every.unwrap_or(0),
         sample_tokens: args.sample_tokens.unwrap_or(0),
         prompt: args.prompt.clone(),
-        sampler: Sampler { seed: args.seed, ..args.sampling.sampler(args.seed) },
+        sampler: args.sampling.sampler(args.seed),
     })
 }
 
