@@ -165,7 +165,7 @@ fn settle(mut args: TrainArgs, config: &Gpt2Config) -> TrainArgs {
     let pick = |a: u64, b: u64| if small { a } else { b };
     args.batch.get_or_insert(pick(8, 4) as usize);
     args.seq.get_or_insert((pick(128, 64) as usize).min(config.max_seq_len));
-    args.steps.get_or_insert(pick(2000, 100));
+    args.steps.get_or_insert(pick(2200, 100));
     args.lr.get_or_insert(if small { 4e-3 } else { 3e-4 });
     args.final_fraction.get_or_insert(if small { 0.02 } else { 0.1 });
     args.beta2.get_or_insert(if small { 0.98 } else { 0.95 });
