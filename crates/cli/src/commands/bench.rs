@@ -150,9 +150,11 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
     let work = &args.work;
     let (mut session, x, y) = work.prepare()?;
+    let before = Limits::measure_flops(work.engine.threads);
     let timing = time_steps(&mut session, [&x, &y], &work.scalars(), [work.warmup, work.steps])?;
     let peak = peak_rss(); // before the limits are measured, which take memory of their own
-    let limits = Limits::measure(work.engine.threads);
+    let mut limits = Limits::measure(work.engine.threads);
+    limits.flops_per_s = limits.flops_per_s.max(before);
     let program = session.train_program()?;
     let planned: &Layout = program.layout();
     let planned_bytes = planned.total();

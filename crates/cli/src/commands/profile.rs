@@ -73,8 +73,10 @@ pub fn run(args: &ProfileArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
     let work = &args.work;
     let (mut session, x, y) = work.prepare()?;
+    let before = Limits::measure_flops(work.engine.threads);
     let times = time_ops(&mut session, [&x, &y], &work.scalars(), [work.warmup, work.steps])?;
-    let limits = Limits::measure(work.engine.threads);
+    let mut limits = Limits::measure(work.engine.threads);
+    limits.flops_per_s = limits.flops_per_s.max(before);
     let program = session.train_program()?;
     let by_kind = groups(program, &times, &limits, |program, op| program.nodes()[op].op.name().to_owned());
     let mut by_layer = groups(program, &times, &limits, layer_of);
