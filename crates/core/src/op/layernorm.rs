@@ -28,11 +28,8 @@ impl OpSpec for LayerNormFwd {
     slots!(Write out, Write mean, Write rstd, Read inp, Read weight, Read bias);
 
     fn check(&self) -> Result<()> {
-        let c = Checker(Self::NAME);
-        check_affine(&c, &self.inp, &self.weight, &self.bias)?;
-        c.same_float(&[("out", &self.out), ("inp", &self.inp)])?;
-        c.shape("out", &self.out, self.inp.shape)?;
-        check_stats(&c, &self.inp, &self.mean, &self.rstd)
+        check_normalise(&Checker(Self::NAME), &self.out, &self.inp, [&self.weight, &self.bias])?;
+        check_stats(&Checker(Self::NAME), &self.inp, &self.mean, &self.rstd)
     }
 
     fn flops(&self) -> u64 {
@@ -118,11 +115,8 @@ impl OpSpec for LayerNormApply {
     slots!(Write out, Read inp, Read mean, Read rstd, Read weight, Read bias);
 
     fn check(&self) -> Result<()> {
-        let c = Checker(Self::NAME);
-        check_affine(&c, &self.inp, &self.weight, &self.bias)?;
-        c.same_float(&[("out", &self.out), ("inp", &self.inp)])?;
-        c.shape("out", &self.out, self.inp.shape)?;
-        check_stats(&c, &self.inp, &self.mean, &self.rstd)
+        check_normalise(&Checker(Self::NAME), &self.out, &self.inp, [&self.weight, &self.bias])?;
+        check_stats(&Checker(Self::NAME), &self.inp, &self.mean, &self.rstd)
     }
 
     fn flops(&self) -> u64 {
@@ -186,6 +180,13 @@ impl OpSpec for LayerNormBwd {
     fn flops(&self) -> u64 {
         16 * self.inp.numel() as u64
     }
+}
+
+/// `out` is `inp` normalised, scaled and shifted.
+fn check_normalise(c: &Checker, out: &Slot, inp: &Slot, [weight, bias]: [&Slot; 2]) -> Result<()> {
+    check_affine(c, inp, weight, bias)?;
+    c.same_float(&[("out", out), ("inp", inp)])?;
+    c.shape("out", out, inp.shape)
 }
 
 fn check_affine(c: &Checker, inp: &Slot, weight: &Slot, bias: &Slot) -> Result<()> {
