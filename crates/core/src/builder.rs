@@ -5,6 +5,7 @@ use crate::planner::{Lifetime, place};
 use crate::program::{Layout, Node, Param, Program, Section, Value, ValueKind, flat};
 use crate::slot::align_up;
 use crate::{DType, Error, Pool, Result, Shape, Slot};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Collects a program. Activations get virtual addresses, one after the other; [`Builder::finish`] plans them.
 #[derive(Debug)]
@@ -147,7 +148,9 @@ impl Builder {
         sizes[Pool::Io.index()] = self.io_end;
         sizes[Pool::Cache.index()] = self.cache_end;
         sizes[Pool::Activations.index()] = plan.peak;
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         Ok(Program {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             nodes: self.nodes,
             origins: self.origins,
             params: self.params,

@@ -27,6 +27,8 @@ pub struct Scalars {
     pub grad_clip: f32,
     /// First position of the tokens given, when decoding with a cache.
     pub position: u32,
+    /// Decides how weights are rounded to bf16 after an update, together with the step and the element's index.
+    pub seed: u64,
 }
 
 impl Default for Scalars {
@@ -43,8 +45,18 @@ impl Default for Scalars {
             weight_decay: 0.0,
             grad_clip: 0.0,
             position: 0,
+            seed: 0,
         }
     }
+}
+
+/// A result on its way to the host.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pending {
+    /// It is here.
+    Ready(f32),
+    /// The engine knows it by this number.
+    Queued(u64),
 }
 
 /// Runs programs over memory it owns. Object-safe: models and training never name an engine.
@@ -75,6 +87,21 @@ pub trait Engine: Send {
 
     /// Waits until everything asked for is done.
     fn synchronize(&mut self) -> Result<()>;
+
+    /// Asks for a slot of one f32 as it is after everything asked for so far, without waiting for it.
+    fn start_read(&mut self, slot: Slot) -> Result<Pending> {
+        self.read_scalar(slot).map(Pending::Ready)
+    }
+
+    /// Waits for a result asked for with [`Engine::start_read`]. An engine keeps the last few results only.
+    fn finish_read(&mut self, pending: Pending) -> Result<f32> {
+        match pending {
+            Pending::Ready(value) => Ok(value),
+            Pending::Queued(ticket) => {
+                Err(Error::Program(format!("{} has no result number {ticket}", self.name())))
+            }
+        }
+    }
 
     /// Runs one section.
     fn run_section(&mut self, program: &Program, section: Section, scalars: &Scalars) -> Result<()> {

@@ -131,6 +131,7 @@ impl Layout {
 /// A planned program, ready for an engine.
 #[derive(Clone, Debug)]
 pub struct Program {
+    pub(crate) id: u64,
     pub(crate) nodes: Vec<Node>,
     pub(crate) origins: Vec<String>,
     pub(crate) params: Vec<Param>,
@@ -141,6 +142,11 @@ pub struct Program {
 }
 
 impl Program {
+    /// A number no other program of this process has; copies share it.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
     /// The ops in execution order.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes

@@ -170,6 +170,7 @@ fn scalars_of(settings: &TrainSettings, step: u64, tokens: usize) -> Scalars {
         weight_decay: settings.weight_decay,
         grad_clip: settings.grad_clip,
         position: 0,
+        seed: 0,
     }
 }
 

@@ -1,0 +1,106 @@
+// What every kernel file shares: element types, 16-byte vectors, reductions, the scalar and fault blocks.
+// NVRTC compiles without any header of CUDA's, so everything is declared here.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+
+#define DEVICE __device__ __forceinline__
+#define KERNEL extern "C" __global__ void
+
+// The upper half of a float.
+struct bf16 {
+    u16 bits;
+};
+
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+
+// Rounds to nearest, ties to even; NaN stays NaN.
+template <class T> DEVICE T from_float(float x);
+template <> DEVICE float from_float<float>(float x) { return x; }
+template <> DEVICE bf16 from_float<bf16>(float x) {
+    bf16 out;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(x));
+    return out;
+}
+
+// Sixteen bytes of T: 4 floats or 8 bf16. The one width in which kernels touch memory.
+template <class T> struct alignas(16) Vec {
+    static constexpr int N = 16 / sizeof(T);
+    T at[N];
+};
+
+template <class T> DEVICE Vec<T> load(const T* from) {
+    Vec<T> out;
+    *reinterpret_cast<uint4*>(&out) = *reinterpret_cast<const uint4*>(from);
+    return out;
+}
+template <class T> DEVICE void store(T* to, const Vec<T>& value) {
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&value);
+}
+// Not read again soon: does not push other data out of the caches.
+template <class T> DEVICE Vec<T> load_once(const T* from) {
+    Vec<T> out;
+    uint4& q = *reinterpret_cast<uint4*>(&out);
+    asm volatile("ld.global.cs.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w) : "l"(from));
+    return out;
+}
+template <class T> DEVICE void store_once(T* to, const Vec<T>& value) {
+    const uint4& q = *reinterpret_cast<const uint4*>(&value);
+    asm volatile("st.global.cs.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(q.x), "r"(q.y), "r"(q.z), "r"(q.w) : "memory");
+}
+
+constexpr int WARP = 32;
+
+// Butterfly: every lane gets the same sum, added in the same order.
+DEVICE float warp_sum(float x) {
+#pragma unroll
+    for (int d = WARP / 2; d > 0; d >>= 1) x += __shfl_xor_sync(0xffffffffu, x, d);
+    return x;
+}
+DEVICE float warp_max(float x) {
+#pragma unroll
+    for (int d = WARP / 2; d > 0; d >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, d));
+    return x;
+}
+
+// Per-step numbers, read from device memory so that a captured graph stays valid. The order is that of
+// `ScalarBlock` in src/scalars.rs.
+struct Scalars {
+    u32 step;
+    u32 micro_step;
+    float loss_scale;
+    float lr;
+    float beta1;
+    float beta2;
+    float one_minus_beta1;
+    float one_minus_beta2;
+    float correction1;  // 1 / (1 - beta1^step)
+    float correction2;  // 1 / (1 - beta2^step)
+    float eps;
+    float weight_decay;
+    float grad_clip;
+    u32 position;
+    u64 seed;
+};
+
+// What a kernel found wrong with its input; the host reads it when it waits. The order is that of `FaultBlock`.
+struct Fault {
+    i32 code;  // 0 none, 1 token, 2 target
+    i32 value;
+    i32 index;
+    i32 limit;
+};
+
+DEVICE void report(Fault* fault, i32 code, i32 value, i32 index, i32 limit) {
+    if (atomicCAS(&fault->code, 0, code) == 0) {
+        fault->value = value;
+        fault->index = index;
+        fault->limit = limit;
+    }
+}

@@ -1,0 +1,93 @@
+//! The error type of this crate.
+
+use std::path::PathBuf;
+
+/// Result with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong between us and the GPU.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A library is not on this machine.
+    #[error("{library} was not found; looked for {names} in {looked}; {install}")]
+    LibraryMissing {
+        /// The library's name for people.
+        library: &'static str,
+        /// The file names tried.
+        names: String,
+        /// Where it was looked for.
+        looked: String,
+        /// What to do.
+        install: String,
+    },
+    /// A library lacks a function we call.
+    #[error("{library} at {} has no `{symbol}`: it is too old; {install}", path.display())]
+    SymbolMissing {
+        /// The library's name for people.
+        library: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The function.
+        symbol: &'static str,
+        /// What to do.
+        install: String,
+    },
+    /// There is no usable GPU.
+    #[error("{0}")]
+    NoDevice(String),
+    /// A driver call failed.
+    #[error("{call} failed: {name} ({text})")]
+    Driver {
+        /// The call.
+        call: &'static str,
+        /// The code's name.
+        name: String,
+        /// What the driver says about it.
+        text: String,
+    },
+    /// A library call failed.
+    #[error("{library}: {call} failed with status {status}{detail}")]
+    Library {
+        /// The library.
+        library: &'static str,
+        /// The call.
+        call: &'static str,
+        /// Its status.
+        status: i64,
+        /// What else is known, with its own separator.
+        detail: String,
+    },
+    /// A kernel did not compile.
+    #[error("{file} does not compile for {arch}:\n{log}")]
+    Compile {
+        /// The source file.
+        file: String,
+        /// The target.
+        arch: String,
+        /// The compiler's words.
+        log: String,
+    },
+    /// The device has too little memory.
+    #[error("{0}")]
+    OutOfMemory(String),
+    /// This engine cannot do what the program asks.
+    #[error("{0}")]
+    Unsupported(String),
+    /// An input value is out of range.
+    #[error("{0}")]
+    Input(String),
+    /// An error of the core: a slot outside its pool, an op that does not fit.
+    #[error(transparent)]
+    Core(#[from] ironhorse_core::Error),
+}
+
+impl From<Error> for ironhorse_core::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Core(error) => error,
+            Error::Input(what) => Self::Input(what),
+            other => Self::Engine { engine: "cuda", what: other.to_string() },
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! The driver and the libraries: found and loaded at run time, every call checked.
+
+pub mod driver;
+pub mod library;
+pub mod nvrtc;

@@ -1,0 +1,137 @@
+//! Our kernels: the sources, which specialisations there are, and compiling them at first use.
+
+use crate::cache::{Cache, key};
+use crate::device::Device;
+use crate::ffi::driver::{Function, Module};
+use crate::ffi::nvrtc::{Nvrtc, Source};
+use crate::{Error, Result};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+macro_rules! sources {
+    ($($file:literal),* $(,)?) => {
+        /// Every file of `kernels/`, headers included, with its text.
+        pub const KERNEL_FILES: &[(&str, &str)] =
+            &[$(($file, include_str!(concat!("../kernels/", $file))),)*];
+    };
+}
+
+sources!("prelude.cuh");
+
+/// A file with the constants it is compiled for: one module.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Spec {
+    /// The file of `kernels/`.
+    pub file: &'static str,
+    /// `-DNAME=VALUE`, in order.
+    pub defines: Vec<(&'static str, String)>,
+}
+
+impl Spec {
+    /// A file without constants.
+    pub fn new(file: &'static str) -> Self {
+        Self { file, defines: Vec::new() }
+    }
+
+    /// With one more constant.
+    pub fn define(mut self, name: &'static str, value: impl ToString) -> Self {
+        self.defines.push((name, value.to_string()));
+        self
+    }
+
+    /// The compiler's flags.
+    fn flags(&self) -> Vec<String> {
+        let mut flags: Vec<String> =
+            ["--std=c++17", "--extra-device-vectorization", "-default-device", "--ptxas-options=-v"]
+                .map(String::from)
+                .into();
+        flags.extend(self.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
+        flags
+    }
+
+    /// Compiles for an architecture; returns device code and the compiler's resource report.
+    pub fn compile(&self, nvrtc: &Nvrtc, arch: &str) -> Result<crate::ffi::nvrtc::Compiled> {
+        let text = text_of(self.file)?;
+        let headers: Vec<(&str, &str)> =
+            KERNEL_FILES.iter().copied().filter(|(name, _)| name.ends_with(".cuh")).collect();
+        nvrtc.compile(&Source { name: self.file, text, headers: &headers, arch, flags: &self.flags() })
+    }
+
+    /// Everything that decides the device code.
+    fn key(&self, arch: &str, (major, minor): (i32, i32)) -> Result<String> {
+        let flags = self.flags().join(" ");
+        let version = format!("{major}.{minor}");
+        let mut parts = vec![self.file, text_of(self.file)?, &flags, arch, &version];
+        parts.extend(KERNEL_FILES.iter().filter(|(name, _)| name.ends_with(".cuh")).map(|(_, text)| *text));
+        Ok(key(&parts))
+    }
+}
+
+fn text_of(file: &str) -> Result<&'static str> {
+    let found = KERNEL_FILES.iter().find(|(name, _)| *name == file);
+    found.map(|(_, text)| *text).ok_or_else(|| Error::Unsupported(format!("there is no kernel file {file}")))
+}
+
+/// Every specialisation in use: what `cargo xtask test` compiles for all architectures.
+pub fn check_specs() -> Vec<Spec> {
+    crate::op::all_specs()
+}
+
+/// The modules of one device.
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    cache: Cache,
+    nvrtc: Option<Nvrtc>,
+    /// NVRTC's version decides the device code, so the cache asks for it even when nothing is compiled.
+    version: Option<(i32, i32)>,
+    modules: HashMap<Spec, Rc<Module>>,
+    functions: HashMap<(Spec, &'static str), Function>,
+}
+
+impl Kernels {
+    pub fn new(cache: Cache) -> Self {
+        Self { cache, nvrtc: None, version: None, modules: HashMap::new(), functions: HashMap::new() }
+    }
+
+    /// A kernel, compiled or read from the cache at its first use.
+    pub fn get(&mut self, device: &Rc<Device>, spec: &Spec, name: &'static str) -> Result<Function> {
+        if let Some(function) = self.functions.get(&(spec.clone(), name)) {
+            return Ok(function.clone());
+        }
+        let module = match self.modules.get(spec) {
+            Some(module) => module.clone(),
+            None => {
+                let module = self.load(device, spec)?;
+                self.modules.insert(spec.clone(), module.clone());
+                module
+            }
+        };
+        let function = module.function(name)?;
+        self.functions.insert((spec.clone(), name), function.clone());
+        Ok(function)
+    }
+
+    fn load(&mut self, device: &Rc<Device>, spec: &Spec) -> Result<Rc<Module>> {
+        let arch = device.info.arch();
+        let nvrtc = match &self.nvrtc {
+            Some(nvrtc) => nvrtc,
+            None => self.nvrtc.insert(Nvrtc::load()?),
+        };
+        let version = match self.version {
+            Some(version) => version,
+            None => *self.version.insert(nvrtc.version()?),
+        };
+        let entry = format!("{}-{}.cubin", spec.file.trim_end_matches(".cu"), spec.key(&arch, version)?);
+        if let Some(cubin) = self.cache.read(&entry) {
+            match Module::load(device, &cubin) {
+                Ok(module) => return Ok(module),
+                Err(error) => tracing::warn!("cached {entry} does not load ({error}); compiling again"),
+            }
+        }
+        let start = std::time::Instant::now();
+        let compiled = spec.compile(nvrtc, &arch)?;
+        tracing::info!("compiled {} {:?} in {:?}", spec.file, spec.defines, start.elapsed());
+        self.cache.write(&entry, &compiled.cubin);
+        Module::load(device, &compiled.cubin)
+    }
+}

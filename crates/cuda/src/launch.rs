@@ -1,0 +1,62 @@
+//! What a program becomes on the device: a list of launches with every address and size filled in.
+
+use crate::Result;
+use crate::args::Args;
+use crate::ffi::driver::{Function, Stream};
+use std::rc::Rc;
+
+/// One thing to put on the stream.
+pub(crate) struct Launch {
+    /// Index of the op in the program.
+    pub op: usize,
+    /// What profiles call it: the kernel's or library's name.
+    pub name: &'static str,
+    pub work: Work,
+}
+
+/// What a launch does.
+pub(crate) enum Work {
+    Kernel(KernelLaunch),
+    /// A library call: cuBLASLt, cuDNN.
+    Call(Rc<dyn Call>),
+    /// `bytes` of zero at an address.
+    Zero {
+        at: u64,
+        bytes: usize,
+    },
+    /// A copy within the device.
+    Copy {
+        to: u64,
+        from: u64,
+        bytes: usize,
+    },
+}
+
+/// A library call that was prepared for fixed addresses; it may be captured into a graph.
+pub(crate) trait Call {
+    fn enqueue(&self, stream: &Stream) -> Result<()>;
+}
+
+/// One of our kernels with its arguments.
+pub(crate) struct KernelLaunch {
+    pub function: Function,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    /// Dynamic shared memory in bytes; more than 48 KiB needs [`Function::allow_shared`].
+    pub shared: u32,
+    pub args: Args,
+}
+
+impl Launch {
+    /// Puts it on the stream.
+    pub fn enqueue(&mut self, stream: &Stream) -> Result<()> {
+        match &mut self.work {
+            Work::Kernel(kernel) => {
+                stream.launch(&kernel.function, kernel.grid, kernel.block, kernel.shared, &mut kernel.args)
+            }
+            Work::Call(call) => call.enqueue(stream),
+            Work::Zero { at, bytes } => stream.zero(*at, *bytes),
+            Work::Copy { to, from, bytes } => stream.copy(*to, *from, *bytes),
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! The CUDA engine: programs on an NVIDIA GPU, with nothing of CUDA needed to build it.
+//!
+//! ```text
+//! Program ──lower──▶ Vec<Launch> ──run──▶ stream ──capture──▶ CUDA graph, replayed every step
+//!            op/*.rs: which kernel or library call, with which addresses and sizes
+//!            kernels/*.cu: compiled by NVRTC at first use, kept on disk
+//!            ffi/*.rs: the driver and the libraries, found at run time
+//! ```
+
+mod args;
+mod cache;
+mod device;
+mod engine;
+mod error;
+pub mod ffi;
+mod kernels;
+mod launch;
+mod lower;
+mod memory;
+mod op;
+mod scalars;
+mod settings;
+mod staging;
+
+pub use cache::Cache;
+pub use device::DeviceInfo;
+pub use engine::CudaEngine;
+pub use error::{Error, Result};
+pub use kernels::{KERNEL_FILES, Spec, check_specs};
+pub use settings::{Attention, Settings};

@@ -1,0 +1,117 @@
+//! Lowering: turning ops into launches. Everything a launcher in `op/*.rs` may use is here.
+
+use crate::args::Args;
+use crate::device::Device;
+use crate::ffi::driver::{Buffer, Function, Stream};
+use crate::kernels::{Kernels, Spec};
+use crate::launch::{Call, KernelLaunch, Launch, Work};
+use crate::memory::{Memory, Scratch};
+use crate::{Result, Settings};
+use ironhorse_core::op::Accum;
+use ironhorse_core::{Program, Slot};
+use std::rc::Rc;
+
+/// What launchers work with while a program is lowered.
+pub(crate) struct Lower<'a> {
+    pub device: &'a Rc<Device>,
+    pub settings: &'a Settings,
+    pub program: &'a Program,
+    pub memory: &'a Memory,
+    pub kernels: &'a mut Kernels,
+    pub libraries: &'a mut crate::op::Libraries,
+    pub scratch: &'a mut Scratch,
+    /// Constant data uploaded for this lowering; lives as long as its launches.
+    pub constants: &'a mut Vec<Buffer>,
+    /// Address of the scalar block (`struct Scalars` of prelude.cuh).
+    pub scalars: u64,
+    /// Address of the fault block (`struct Fault` of prelude.cuh).
+    pub fault: u64,
+    /// The stream launches go to; a search for the fastest algorithm may run there now.
+    pub stream: &'a Stream,
+    /// The micro-step this lowering is for: in later ones gradients are added to.
+    pub micro_step: u32,
+    /// Index of the op being lowered.
+    pub op: usize,
+    pub out: &'a mut Vec<Launch>,
+}
+
+impl Lower<'_> {
+    /// The device address of a slot.
+    pub fn ptr(&self, slot: Slot) -> Result<u64> {
+        self.memory.address(slot)
+    }
+
+    /// The device address of a slot that may be absent.
+    pub fn opt(&self, slot: Option<Slot>) -> Result<Option<u64>> {
+        slot.map(|slot| self.ptr(slot)).transpose()
+    }
+
+    /// Whether a gradient is added to in this lowering.
+    pub fn adds(&self, accum: Accum) -> bool {
+        accum.adds(self.micro_step)
+    }
+
+    /// A kernel of `kernels/*.cu`, compiled now if this is its first use.
+    pub fn kernel(&mut self, spec: &Spec, name: &'static str) -> Result<Function> {
+        self.kernels.get(self.device, spec, name)
+    }
+
+    /// Memory for the duration of one op: the next op may get the same. Not zeroed; aligned to 256 bytes.
+    pub fn scratch(&mut self, bytes: usize) -> Result<u64> {
+        self.scratch.at_least(self.device, bytes)
+    }
+
+    /// Constant data on the device.
+    pub fn upload(&mut self, bytes: &[u8]) -> Result<u64> {
+        let buffer = Buffer::from_host(self.device, bytes)?;
+        let address = buffer.address();
+        self.constants.push(buffer);
+        Ok(address)
+    }
+
+    /// Adds a kernel launch.
+    pub fn launch(&mut self, name: &'static str, function: Function, shape: Grid, args: Args) {
+        let Grid { grid, block, shared } = shape;
+        let work = Work::Kernel(KernelLaunch { function, grid, block, shared, args });
+        self.out.push(Launch { op: self.op, name, work });
+    }
+
+    /// Adds a library call.
+    pub fn call(&mut self, name: &'static str, call: Rc<dyn Call>) {
+        self.out.push(Launch { op: self.op, name, work: Work::Call(call) });
+    }
+
+    /// Adds a fill with zero.
+    pub fn zero(&mut self, at: u64, bytes: usize) {
+        self.out.push(Launch { op: self.op, name: "zero", work: Work::Zero { at, bytes } });
+    }
+
+    /// Adds a copy within the device.
+    pub fn copy(&mut self, to: u64, from: u64, bytes: usize) {
+        self.out.push(Launch { op: self.op, name: "copy", work: Work::Copy { to, from, bytes } });
+    }
+}
+
+/// The shape of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared: u32,
+}
+
+impl Grid {
+    /// A row of blocks.
+    pub fn linear(blocks: usize, threads: u32) -> Self {
+        Self {
+            grid: [u32::try_from(blocks.max(1)).unwrap_or(u32::MAX), 1, 1],
+            block: [threads, 1, 1],
+            shared: 0,
+        }
+    }
+
+    /// With this much dynamic shared memory.
+    pub fn shared(self, bytes: usize) -> Self {
+        Self { shared: bytes as u32, ..self }
+    }
+}

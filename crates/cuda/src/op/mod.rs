@@ -1,0 +1,28 @@
+//! The ops on the device, one file per family: which kernels or library calls, with which sizes.
+
+use crate::kernels::Spec;
+use crate::lower::Lower;
+use crate::{Cache, Error, Result};
+use ironhorse_core::op::Op;
+
+/// The libraries ops call, opened at first use.
+pub(crate) struct Libraries {
+    #[allow(dead_code, reason = "the GEMM launcher keeps its algorithms there")]
+    pub cache: Cache,
+}
+
+impl Libraries {
+    pub fn new(cache: Cache) -> Self {
+        Self { cache }
+    }
+}
+
+/// Lowers one op.
+pub(crate) fn lower(_cx: &mut Lower<'_>, op: &Op) -> Result<()> {
+    Err(Error::Unsupported(format!("{} is not on this engine yet", op.name())))
+}
+
+/// Every specialisation the launchers ask for.
+pub(crate) fn all_specs() -> Vec<Spec> {
+    Vec::new()
+}

@@ -1,0 +1,73 @@
+//! The blocks kernels share with the host: per-step numbers in, faults out.
+
+use ironhorse_core::Scalars;
+
+/// `struct Scalars` of prelude.cuh, word by word.
+pub(crate) const SCALAR_BYTES: usize = 64;
+
+/// The block for these scalars. What needs f64 (1 - βᵗ) is computed here.
+pub(crate) fn scalar_block(s: &Scalars) -> [u8; SCALAR_BYTES] {
+    let power = |beta: f64| 1.0 - beta.powi(s.step.min(i32::MAX as u32) as i32);
+    let words: [u32; 14] = [
+        s.step,
+        s.micro_step,
+        s.loss_scale.to_bits(),
+        s.lr.to_bits(),
+        (s.beta1 as f32).to_bits(),
+        (s.beta2 as f32).to_bits(),
+        ((1.0 - s.beta1) as f32).to_bits(),
+        ((1.0 - s.beta2) as f32).to_bits(),
+        ((1.0 / power(s.beta1)) as f32).to_bits(),
+        ((1.0 / power(s.beta2)) as f32).to_bits(),
+        s.eps.to_bits(),
+        s.weight_decay.to_bits(),
+        s.grad_clip.to_bits(),
+        s.position,
+    ];
+    let mut bytes = [0; SCALAR_BYTES];
+    for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
+        to.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes[56..].copy_from_slice(&s.seed.to_le_bytes());
+    bytes
+}
+
+/// Bytes of `struct Fault`.
+pub(crate) const FAULT_BYTES: usize = 16;
+
+/// What a fault block says, if anything.
+pub(crate) fn fault_text(block: &[u8]) -> Option<String> {
+    let mut words = block.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    let [code, value, index, limit] = [(); 4].map(|()| words.next().unwrap_or(0));
+    let what = match code {
+        0 => return None,
+        1 => "token",
+        2 => "target",
+        _ => "value",
+    };
+    Some(format!("{what} {value} at index {index} is outside the vocabulary of {limit}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_have_the_layout_of_the_prelude() {
+        let s = Scalars { step: 3, position: 7, seed: 0x1122_3344_5566_7788, ..Scalars::default() };
+        let block = scalar_block(&s);
+        let word = |i: usize| u32::from_le_bytes(block[4 * i..4 * i + 4].try_into().unwrap());
+        assert_eq!((word(0), word(13)), (3, 7));
+        assert_eq!((word(14), word(15)), (0x5566_7788, 0x1122_3344));
+        let correction = f64::from(f32::from_bits(word(9)));
+        assert!((correction * (1.0 - 0.999_f64.powi(3)) - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn faults_speak_like_the_cpu_engine() {
+        let block: Vec<u8> = [1_i32, 70000, 5, 50257].iter().flat_map(|word| word.to_le_bytes()).collect();
+        let text = "token 70000 at index 5 is outside the vocabulary of 50257";
+        assert_eq!(fault_text(&block).as_deref(), Some(text));
+        assert_eq!(fault_text(&[0; FAULT_BYTES]), None);
+    }
+}

@@ -1,0 +1,38 @@
+//! The choices a user has.
+
+use std::path::PathBuf;
+
+/// Which attention runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Attention {
+    /// cuDNN where it is present and accepts the shape, else our kernels.
+    #[default]
+    Auto,
+    /// cuDNN, or an error.
+    Cudnn,
+    /// Our own flash-attention kernels.
+    Own,
+}
+
+/// How the engine works.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Index of the GPU.
+    pub device: usize,
+    /// f32 products may round their operands to tf32.
+    pub tf32: bool,
+    /// Allow results whose last bits differ from run to run, where that is faster.
+    pub fast: bool,
+    /// Which attention runs.
+    pub attention: Attention,
+    /// Replay sections as CUDA graphs.
+    pub graphs: bool,
+    /// Where compiled kernels and chosen algorithms are kept; `None` means the user's cache folder.
+    pub cache: Option<PathBuf>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { device: 0, tf32: false, fast: false, attention: Attention::Auto, graphs: true, cache: None }
+    }
+}
