@@ -70,6 +70,11 @@ pub trait Engine: Send {
     /// Bytes held for pools now.
     fn allocated(&self) -> usize;
 
+    /// Bytes the engine could still reserve, where its memory is not the machine's.
+    fn free_memory(&self) -> Option<usize> {
+        None
+    }
+
     /// Copies into a slot, converting to its element type.
     fn write_f32(&mut self, slot: Slot, data: &[f32]) -> Result<()>;
 
