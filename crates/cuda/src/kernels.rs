@@ -18,10 +18,16 @@ macro_rules! sources {
 
 sources!(
     "prelude.cuh",
+    "adamw.cu",
+    "classifier.cu",
+    "embedding.cu",
+    "embedding_bwd.cu",
     "gelu.cu",
     "layernorm.cu",
     "layernorm_bwd.cu",
+    "loss.cu",
     "memory.cu",
+    "norm.cu",
 );
 
 /// A file with the constants it is compiled for: one module.

@@ -1,8 +1,11 @@
 //! The ops on the device, one file per family: which kernels or library calls, with which sizes.
 
 mod elementwise;
+mod embedding;
 mod layernorm;
+mod loss;
 mod memory;
+mod optimizer;
 
 use crate::kernels::Spec;
 use crate::lower::Lower;
@@ -24,6 +27,8 @@ impl Libraries {
 /// Lowers one op.
 pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
     match op {
+        Op::EmbeddingFwd(op) => embedding::embedding_fwd(cx, op),
+        Op::EmbeddingBwd(op) => embedding::embedding_bwd(cx, op),
         Op::LayerNormFwd(op) => layernorm::layernorm_fwd(cx, op),
         Op::ResidualLayerNormFwd(op) => layernorm::residual_layernorm_fwd(cx, op),
         Op::LayerNormApply(op) => layernorm::layernorm_apply(cx, op),
@@ -31,6 +36,10 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::GeluFwd(op) => elementwise::gelu_fwd(cx, op),
         Op::GeluBwd(op) => elementwise::gelu_bwd(cx, op),
         Op::Add(op) => elementwise::add(cx, op),
+        Op::CrossEntropy(op) => loss::cross_entropy(cx, op),
+        Op::LossMean(op) => loss::loss_mean(cx, op),
+        Op::GradNorm(op) => optimizer::grad_norm(cx, op),
+        Op::AdamW(op) => optimizer::adamw(cx, op),
         Op::Fill(op) => memory::fill(cx, op),
         Op::CopySlot(op) => memory::copy(cx, op),
         op => Err(Error::Unsupported(format!("{} is not on this engine yet", op.name()))),
@@ -39,5 +48,13 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
 
 /// Every specialisation the launchers ask for.
 pub(crate) fn all_specs() -> Vec<Spec> {
-    [elementwise::specs(), layernorm::specs(), memory::specs()].concat()
+    [
+        elementwise::specs(),
+        embedding::specs(),
+        layernorm::specs(),
+        loss::specs(),
+        memory::specs(),
+        optimizer::specs(),
+    ]
+    .concat()
 }
