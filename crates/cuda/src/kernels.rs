@@ -19,6 +19,7 @@ macro_rules! sources {
 sources!(
     "prelude.cuh",
     "adamw.cu",
+    "attention_cached.cu",
     "classifier.cu",
     "embedding.cu",
     "embedding_bwd.cu",

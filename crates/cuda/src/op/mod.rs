@@ -1,5 +1,6 @@
 //! The ops on the device, one file per family: which kernels or library calls, with which sizes.
 
+mod attention_cached;
 mod elementwise;
 mod embedding;
 mod layernorm;
@@ -36,6 +37,7 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::GeluFwd(op) => elementwise::gelu_fwd(cx, op),
         Op::GeluBwd(op) => elementwise::gelu_bwd(cx, op),
         Op::Add(op) => elementwise::add(cx, op),
+        Op::AttentionCached(op) => attention_cached::attention_cached(cx, op),
         Op::CrossEntropy(op) => loss::cross_entropy(cx, op),
         Op::LossMean(op) => loss::loss_mean(cx, op),
         Op::GradNorm(op) => optimizer::grad_norm(cx, op),
@@ -49,6 +51,7 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
 /// Every specialisation the launchers ask for.
 pub(crate) fn all_specs() -> Vec<Spec> {
     [
+        attention_cached::specs(),
         elementwise::specs(),
         embedding::specs(),
         layernorm::specs(),

@@ -1,0 +1,56 @@
+//! Attention of one new position over a cache.
+
+use super::elementwise::ctype;
+use crate::Result;
+use crate::args::Args;
+use crate::kernels::Spec;
+use crate::lower::{Grid, Lower};
+use ironhorse_core::DType;
+use ironhorse_core::op::AttentionCached;
+
+/// `THREADS` of attention_cached.cu.
+const THREADS: usize = 512;
+
+fn spec(act: DType, vectors: bool) -> Result<Spec> {
+    let spec = Spec::new("attention_cached.cu").define("ACT", ctype(act)?);
+    Ok(if vectors { spec.define("VECTORS", 1) } else { spec })
+}
+
+pub(crate) fn attention_cached(cx: &mut Lower<'_>, op: &AttentionCached) -> Result<()> {
+    let [batch, context, width] = *op.keys.shape.dims() else { return Ok(()) };
+    if batch * context * width == 0 {
+        return Ok(());
+    }
+    let head_dim = width / op.heads;
+    let whole = 16 / op.out.dtype.size();
+    // Heads lie side by side, so all of them start at whole vectors when one is made of them.
+    let vectors = head_dim.is_multiple_of(whole);
+    let per_thread = if vectors { whole } else { 1 };
+    let scores = cx.scratch(batch * op.heads * context * size_of::<f32>())?;
+    let mut args = Args::new();
+    for slot in [op.out, op.keys, op.values, op.qkv] {
+        args = args.ptr(cx.ptr(slot)?);
+    }
+    args = args.ptr(scores).ptr(cx.scalars);
+    for size in [op.heads, head_dim, context] {
+        args = args.u32(size as u32);
+    }
+    let shared = (head_dim.next_multiple_of(4) + THREADS * per_thread) * size_of::<f32>();
+    let function = cx.kernel(&spec(op.out.dtype, vectors)?, "attention_cached")?;
+    function.allow_shared(shared)?;
+    cx.launch(
+        "attention_cached",
+        function,
+        Grid::linear(batch * op.heads, THREADS as u32).shared(shared),
+        args,
+    );
+    Ok(())
+}
+
+pub(super) fn specs() -> Vec<Spec> {
+    let types = [DType::F32, DType::BF16];
+    types
+        .into_iter()
+        .flat_map(|act| [false, true].into_iter().filter_map(move |v| spec(act, v).ok()))
+        .collect()
+}
