@@ -29,6 +29,7 @@ sources!(
     "loss.cu",
     "memory.cu",
     "norm.cu",
+    "sample.cu",
 );
 
 /// A file with the constants it is compiled for: one module.

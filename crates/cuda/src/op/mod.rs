@@ -7,6 +7,7 @@ mod layernorm;
 mod loss;
 mod memory;
 mod optimizer;
+mod sample;
 
 use crate::kernels::Spec;
 use crate::lower::Lower;
@@ -58,6 +59,7 @@ pub(crate) fn all_specs() -> Vec<Spec> {
         loss::specs(),
         memory::specs(),
         optimizer::specs(),
+        sample::specs(),
     ]
     .concat()
 }
