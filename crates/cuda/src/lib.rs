@@ -18,6 +18,7 @@ mod launch;
 mod lower;
 mod memory;
 mod op;
+pub mod report;
 mod scalars;
 mod settings;
 mod staging;
