@@ -151,7 +151,7 @@ fn check(repo: &Repo, options: &Options) -> Result<bool> {
         std::fs::write(path, text).with_context(|| format!("{}: cannot write", path.display()))?;
     }
     let faults = faults(&builds, MAY_SPILL);
-    faults.iter().for_each(|(_, what)| out::line(format!("FAILED {what}")));
+    failures(&builds, &faults).into_iter().for_each(out::line);
     let failed = faults.iter().map(|(build, _)| build).collect::<BTreeSet<_>>().len();
     let counts = Counts { passed: builds.len() - failed, failed, skipped: 0 };
     out::line(format!("\n{LAST_LINE}{counts}"));
@@ -204,7 +204,10 @@ fn build(
     let cached = kept.is_some();
     let log = match kept {
         Some(log) => Ok(log),
-        None => compile(spec, arch).map_err(|error| error.to_string()),
+        None => compile(spec, arch).map_err(|error| match error {
+            ironhorse_cuda::Error::Compile { log, .. } => format!("does not compile:\n{log}"),
+            other => other.to_string(),
+        }),
     };
     let warnings = ptxas::warnings(log.as_deref().unwrap_or("")).map(str::to_owned).collect();
     let outcome = log.and_then(|log| match ptxas::kernels(&log) {
@@ -231,21 +234,38 @@ fn key(file: &str, parts: &[&str]) -> String {
 fn faults(builds: &[Build], may_spill: &[&str]) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (i, build) in builds.iter().enumerate() {
-        let name = format!("{} {} for {}", build.file, build.defines, build.arch);
         match &build.outcome {
-            Err(error) => found.push((i, format!("{name}: {error}"))),
+            Err(error) => found.push((i, error.clone())),
             Ok(kernels) => {
                 let spilling = kernels
                     .iter()
                     .filter(|kernel| kernel.spills() && !may_spill.contains(&kernel.kernel.as_str()));
                 found.extend(spilling.map(|kernel| {
                     let (stores, loads) = (kernel.spill_stores, kernel.spill_loads);
-                    (i, format!("{name}: {} spills {stores} bytes out, {loads} back", kernel.kernel))
+                    (i, format!("{} spills {stores} bytes out, {loads} back", kernel.kernel))
                 }));
             }
         }
     }
     found
+}
+
+/// One text for each distinct fault of a file, with the first build that has it: an error is often that of all.
+fn failures(builds: &[Build], faults: &[(usize, String)]) -> Vec<String> {
+    let mut groups: Vec<(&Build, &str, usize)> = Vec::new();
+    for (i, what) in faults {
+        let build = &builds[*i];
+        match groups.iter_mut().find(|(first, text, _)| first.file == build.file && text == what) {
+            Some((_, _, count)) => *count += 1,
+            None => groups.push((build, what, 1)),
+        }
+    }
+    let shown = |(build, what, count): (&Build, &str, usize)| {
+        let others = if count > 1 { format!(" and {} others", count - 1) } else { String::new() };
+        let defines = if build.defines.is_empty() { String::new() } else { format!(" {}", build.defines) };
+        format!("FAILED {}{defines} for {}{others}: {what}", build.file, build.arch)
+    };
+    groups.into_iter().map(shown).collect()
 }
 
 #[cfg(test)]
@@ -261,12 +281,16 @@ mod tests {
     fn builds(cache: &Cache, compiled: &AtomicUsize) -> Vec<Build> {
         let specs = ["a.cu", "b.cu", "c.cu", "d.cu"].map(|file| Spec::new(file).define("C", 768));
         build_all(&specs, &["sm_80".into(), "sm_90a".into()], |spec, arch| {
-            build(spec, arch, "13.0", cache, |spec, _| {
+            build(spec, arch, "13.0", cache, |spec, arch| {
                 compiled.fetch_add(1, Ordering::Relaxed);
                 match spec.file {
                     "a.cu" => Ok(GOOD.into()),
                     "b.cu" => Ok(SPILLS.into()),
-                    "c.cu" => Err(ironhorse_cuda::Error::Unsupported("no".into())),
+                    "c.cu" => Err(ironhorse_cuda::Error::Compile {
+                        file: "c.cu".into(),
+                        arch: arch.into(),
+                        log: "line 3".into(),
+                    }),
                     _ => Ok(String::new()),
                 }
             })
@@ -280,16 +304,14 @@ mod tests {
         let compiled = AtomicUsize::new(0);
         let first = builds(&cache, &compiled);
         assert_eq!(compiled.load(Ordering::Relaxed), 8);
-        let texts: Vec<_> = faults(&first, &[]).into_iter().map(|(_, text)| text).collect();
+        let faulty = faults(&first, &[]);
+        assert_eq!(faulty.iter().map(|(i, _)| *i).collect::<Vec<_>>(), [2, 3, 4, 5, 6, 7]);
         assert_eq!(
-            texts,
+            failures(&first, &faulty),
             [
-                "b.cu C=768 for sm_80: g spills 8 bytes out, 4 back",
-                "b.cu C=768 for sm_90a: g spills 8 bytes out, 4 back",
-                "c.cu C=768 for sm_80: no",
-                "c.cu C=768 for sm_90a: no",
-                "d.cu C=768 for sm_80: has no kernel, or NVRTC does not report any",
-                "d.cu C=768 for sm_90a: has no kernel, or NVRTC does not report any",
+                "FAILED b.cu C=768 for sm_80 and 1 others: g spills 8 bytes out, 4 back",
+                "FAILED c.cu C=768 for sm_80 and 1 others: does not compile:\nline 3",
+                "FAILED d.cu C=768 for sm_80 and 1 others: has no kernel, or NVRTC does not report any",
             ]
         );
         let again = builds(&cache, &compiled);
