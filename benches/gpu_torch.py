@@ -1,4 +1,4 @@
-"""PyTorch's GPT-2 training step on a GPU, as fast as PyTorch does it: the other side of `ironhorse bench --device cuda`.
+"""PyTorch's GPT-2 training step on a GPU, as fast as PyTorch does it: the other side of `ironhorse bench`.
 
     python benches/gpu_torch.py --model d12 --batch 64 --seq 1024 --seconds 5 --json torch.json
     python benches/gpu_torch.py --model d12 --batch 4 --mode reduce-overhead --json torch.json

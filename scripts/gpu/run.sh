@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks and measures ironhorse on a GPU machine, beside PyTorch. Part of the folder that `cargo xtask gpu-bundle` makes;
-# needs an NVIDIA driver and a Python with PyTorch, neither Rust nor a network.
+# Checks and measures ironhorse on a GPU machine, beside PyTorch. Part of the folder that `cargo xtask gpu-bundle`
+# makes; needs an NVIDIA driver and a Python with PyTorch, neither Rust nor a network.
 #
 #   bash run.sh                        everything, in 8 minutes at most
 #   bash run.sh --quick                the checks and one comparison, in 3 minutes at most
@@ -247,7 +247,8 @@ stage_sanitizer() {
             record "sanitizer-$tool" absent 0
             continue
         fi
-        attempt "sanitizer-$tool" 60 "$found" --tool $tool --error-exitcode 9 "$ironhorse" selftest --device cuda --quick
+        attempt "sanitizer-$tool" 60 "$found" --tool $tool --error-exitcode 9 \
+            "$ironhorse" selftest --device cuda --quick
     done
 }
 

@@ -2,8 +2,8 @@
 
     python summary.py WORK OUT SECONDS
 
-WORK holds parts.tsv (name, status, seconds of every part that run.sh ran), and NAME.json and NAME.log of each. Exit code
-0 when every part passed, 1 otherwise. A report that is missing or unreadable costs its figure, never the table.
+WORK holds parts.tsv (name, status, seconds of every part that run.sh ran), and NAME.json and NAME.log of each. Exit
+code 0 when every part passed, 1 otherwise. A report that is missing or unreadable costs its figure, never the table.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def comparison(work: Work) -> list[dict[str, Any]]:
     rows = []
     for config in configs:
         model, batch, dtype = config.split("-")
-        sides = {side: work.json(name) for side, name in (
-            ("default", f"bench-{config}"), ("fast", f"bench-{config}-fast"), ("torch", f"torch-{config}"))}  # fmt: skip
+        names = {"default": f"bench-{config}", "fast": f"bench-{config}-fast", "torch": f"torch-{config}"}
+        sides = {side: work.json(name) for side, name in names.items()}
         row: dict[str, Any] = {"model": model, "batch": int(batch[1:]), "dtype": dtype}
         for side, report in sides.items():
             for key in ("tokens_per_s", "ms_per_step", "peak_bytes", "loss"):
@@ -146,8 +146,8 @@ def number(value: float | None, form: str, scale: float = 1.0) -> str:
 
 
 def comparison_table(rows: list[dict[str, Any]]) -> list[str]:
-    head = f"{'tokens/s':<16}{'default':>10}{'fast':>10}{'torch':>10}{'ratio':>8}{'fast':>7}{'GiB':>8}{'torch':>7}  torch as"
-    lines = [head]
+    head = f"{'tokens/s':<16}{'default':>10}{'fast':>10}{'torch':>10}{'ratio':>8}{'fast':>7}{'GiB':>8}{'torch':>7}"
+    lines = [f"{head}  torch as"]
     for row in rows:
         lines.append(
             f"{row['model'] + ' B=' + str(row['batch']) + ' ' + row['dtype']:<16}"
