@@ -16,7 +16,13 @@ macro_rules! sources {
     };
 }
 
-sources!("prelude.cuh");
+sources!(
+    "prelude.cuh",
+    "gelu.cu",
+    "layernorm.cu",
+    "layernorm_bwd.cu",
+    "memory.cu",
+);
 
 /// A file with the constants it is compiled for: one module.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
