@@ -16,7 +16,7 @@ macro_rules! sources {
     };
 }
 
-sources!("prelude.cuh");
+sources!("prelude.cuh", "bias.cu", "gemm.cu");
 
 /// A file with the constants it is compiled for: one module.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

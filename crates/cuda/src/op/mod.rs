@@ -1,28 +1,47 @@
 //! The ops on the device, one file per family: which kernels or library calls, with which sizes.
 
+mod elementwise;
+mod linear;
+
+use crate::device::Device;
+use crate::gemm::Gemms;
 use crate::kernels::Spec;
 use crate::lower::Lower;
 use crate::{Cache, Error, Result};
 use ironhorse_core::op::Op;
+use std::rc::Rc;
 
 /// The libraries ops call, opened at first use.
 pub(crate) struct Libraries {
-    #[allow(dead_code, reason = "the GEMM launcher keeps its algorithms there")]
     pub cache: Cache,
+    gemms: Option<Gemms>,
 }
 
 impl Libraries {
     pub fn new(cache: Cache) -> Self {
-        Self { cache }
+        Self { cache, gemms: None }
+    }
+
+    /// Matrix products.
+    pub fn gemms(&mut self, device: &Rc<Device>) -> Result<&mut Gemms> {
+        match &mut self.gemms {
+            Some(gemms) => Ok(gemms),
+            none => Ok(none.insert(Gemms::open(device, &self.cache)?)),
+        }
     }
 }
 
 /// Lowers one op.
-pub(crate) fn lower(_cx: &mut Lower<'_>, op: &Op) -> Result<()> {
-    Err(Error::Unsupported(format!("{} is not on this engine yet", op.name())))
+pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
+    match op {
+        Op::LinearFwd(op) => linear::linear_fwd(cx, op),
+        Op::LinearBwdInput(op) => linear::linear_bwd_input(cx, op),
+        Op::LinearBwdWeight(op) => linear::linear_bwd_weight(cx, op),
+        other => Err(Error::Unsupported(format!("{} is not on this engine yet", other.name()))),
+    }
 }
 
 /// Every specialisation the launchers ask for.
 pub(crate) fn all_specs() -> Vec<Spec> {
-    Vec::new()
+    linear::specs()
 }
