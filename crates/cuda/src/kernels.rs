@@ -16,9 +16,12 @@ macro_rules! sources {
     };
 }
 
+
 sources!(
     "prelude.cuh",
+    "bias.cu",
     "gelu.cu",
+    "gemm.cu",
     "layernorm.cu",
     "layernorm_bwd.cu",
     "memory.cu",

@@ -13,6 +13,7 @@ mod device;
 mod engine;
 mod error;
 pub mod ffi;
+mod gemm;
 mod kernels;
 mod launch;
 mod lower;

@@ -4,20 +4,33 @@ mod elementwise;
 mod layernorm;
 mod memory;
 
+mod linear;
+
+use crate::device::Device;
+use crate::gemm::Gemms;
 use crate::kernels::Spec;
 use crate::lower::Lower;
 use crate::{Cache, Error, Result};
 use ironhorse_core::op::Op;
+use std::rc::Rc;
 
 /// The libraries ops call, opened at first use.
 pub(crate) struct Libraries {
-    #[allow(dead_code, reason = "the GEMM launcher keeps its algorithms there")]
     pub cache: Cache,
+    gemms: Option<Gemms>,
 }
 
 impl Libraries {
     pub fn new(cache: Cache) -> Self {
-        Self { cache }
+        Self { cache, gemms: None }
+    }
+
+    /// Matrix products.
+    pub fn gemms(&mut self, device: &Rc<Device>) -> Result<&mut Gemms> {
+        match &mut self.gemms {
+            Some(gemms) => Ok(gemms),
+            none => Ok(none.insert(Gemms::open(device, &self.cache)?)),
+        }
     }
 }
 
@@ -33,11 +46,14 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::Add(op) => elementwise::add(cx, op),
         Op::Fill(op) => memory::fill(cx, op),
         Op::CopySlot(op) => memory::copy(cx, op),
-        op => Err(Error::Unsupported(format!("{} is not on this engine yet", op.name()))),
+        Op::LinearFwd(op) => linear::linear_fwd(cx, op),
+        Op::LinearBwdInput(op) => linear::linear_bwd_input(cx, op),
+        Op::LinearBwdWeight(op) => linear::linear_bwd_weight(cx, op),
+        other => Err(Error::Unsupported(format!("{} is not on this engine yet", other.name()))),
     }
 }
 
 /// Every specialisation the launchers ask for.
 pub(crate) fn all_specs() -> Vec<Spec> {
-    [elementwise::specs(), layernorm::specs(), memory::specs()].concat()
+    [elementwise::specs(), layernorm::specs(), linear::specs(), memory::specs()].concat()
 }
