@@ -68,17 +68,15 @@ impl Shape {
 
 /// Scores where the query is not before the key, -inf elsewhere.
 pub(super) fn causal(graph: &mut Graph, scores: Tensor) -> Result<Tensor> {
-    let index = |axis| PointwiseOp { axis: Some(axis), ..PointwiseOp::new(Pointwise::CUDNN_POINTWISE_GEN_INDEX) };
+    let index =
+        |axis| PointwiseOp { axis: Some(axis), ..PointwiseOp::new(Pointwise::CUDNN_POINTWISE_GEN_INDEX) };
     let row = graph.between("row", I32, scores.view)?;
     graph.pointwise("row", index(2), scores, row)?;
     let column = graph.between("column", I32, scores.view)?;
     graph.pointwise("column", index(3), scores, column)?;
     let keep = graph.between("keep", BOOL, scores.view)?;
-    let compare = PointwiseOp {
-        b: Some(column),
-        compute: BOOL,
-        ..PointwiseOp::new(Pointwise::CUDNN_POINTWISE_CMP_GE)
-    };
+    let compare =
+        PointwiseOp { b: Some(column), compute: BOOL, ..PointwiseOp::new(Pointwise::CUDNN_POINTWISE_CMP_GE) };
     graph.pointwise("keep", compare, row, keep)?;
     let nothing = graph.number("minus infinity", f32::NEG_INFINITY)?;
     let masked = graph.between("masked", F32, scores.view)?;

@@ -8,8 +8,8 @@ use std::fmt::Debug;
 use std::rc::Rc;
 
 pub(crate) use cudarc::cudnn::sys::cudnnBackendAttributeName_t as Attribute;
-pub(crate) use cudarc::cudnn::sys::cudnnBackendDescriptorType_t as Kind;
 use cudarc::cudnn::sys::cudnnBackendAttributeType_t as Type;
+pub(crate) use cudarc::cudnn::sys::cudnnBackendDescriptorType_t as Kind;
 
 /// The variable that turns on a debug line for every step with a descriptor.
 const TRACE_VARIABLE: &str = "IRONHORSE_CUDNN_TRACE";
@@ -77,13 +77,17 @@ impl Descriptor {
         let raw: Vec<_> = values.iter().map(|value| value.raw).collect();
         let about = || values.iter().map(|value| value.label.as_str()).collect::<Vec<_>>().join(", ");
         // SAFETY: an array of live descriptors, with its length.
-        unsafe { self.set_raw(name, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, raw.len(), raw.as_ptr().cast(), about) }
+        unsafe {
+            self.set_raw(name, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, raw.len(), raw.as_ptr().cast(), about)
+        }
     }
 
     /// Sets an attribute to a library handle.
     pub fn set_handle(&mut self, name: Attribute, handle: *mut c_void) -> Result<()> {
         // SAFETY: one handle, at an address that is valid during the call.
-        unsafe { self.set_raw(name, Type::CUDNN_TYPE_HANDLE, 1, (&raw const handle).cast(), || "handle".into()) }
+        unsafe {
+            self.set_raw(name, Type::CUDNN_TYPE_HANDLE, 1, (&raw const handle).cast(), || "handle".into())
+        }
     }
 
     /// # Safety
@@ -140,9 +144,7 @@ impl Descriptor {
     pub fn get_descriptors(&self, name: Attribute, into: &mut [Descriptor]) -> Result<usize> {
         let mut raw: Vec<_> = into.iter().map(|into| into.raw).collect();
         // SAFETY: an array of live descriptors, with its length; cuDNN writes into what they point at.
-        unsafe {
-            self.get_raw(name, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, raw.len(), raw.as_mut_ptr().cast())
-        }
+        unsafe { self.get_raw(name, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, raw.len(), raw.as_mut_ptr().cast()) }
     }
 
     /// # Safety

@@ -104,9 +104,7 @@ fn accepts(compute: (u32, u32), shape: &Shape) -> Result<()> {
 fn make_plan(cudnn: &Rc<Cudnn>, target: &Target, direction: Direction, shape: &Shape) -> Result<Plan> {
     let (graph, repeatable) = match direction {
         Direction::Forward => (attention_fwd::attention_fwd(cudnn, shape)?, true),
-        Direction::Backward(sum) => {
-            (attention_bwd::attention_bwd(cudnn, shape, sum)?, sum == DqSum::Fixed)
-        }
+        Direction::Backward(sum) => (attention_bwd::attention_bwd(cudnn, shape, sum)?, sum == DqSum::Fixed),
     };
     let Shape { batch, heads, kv_heads, seq, head_dim, .. } = *shape;
     let name = format!("attention {direction:?} B={batch} NH={heads}/{kv_heads} T={seq} HD={head_dim}");

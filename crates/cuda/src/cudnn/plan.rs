@@ -55,7 +55,12 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    fn set(&self, on: &mut Descriptor, handle: Option<Attribute>, described: Option<Attribute>) -> Result<()> {
+    fn set(
+        &self,
+        on: &mut Descriptor,
+        handle: Option<Attribute>,
+        described: Option<Attribute>,
+    ) -> Result<()> {
         match (self, handle, described) {
             (Self::Handle(target), Some(name), _) => on.set_handle(name, target.raw),
             (Self::Described(target), _, Some(name)) => on.set_descriptors(name, &[target]),
@@ -81,7 +86,13 @@ pub(crate) struct Plan {
 impl Plan {
     /// Asks cuDNN for engines and takes the first that accepts the graph; if `repeatable`, those without the note
     /// "non-deterministic" come first.
-    pub fn new(cudnn: &Rc<Cudnn>, target: &Target, graph: Graph, name: &str, repeatable: bool) -> Result<Self> {
+    pub fn new(
+        cudnn: &Rc<Cudnn>,
+        target: &Target,
+        graph: Graph,
+        name: &str,
+        repeatable: bool,
+    ) -> Result<Self> {
         let mut op_graph = Descriptor::new(cudnn, Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, name)?;
         let ops: Vec<&Descriptor> = graph.ops.iter().collect();
         op_graph.set_descriptors(Attribute::CUDNN_ATTR_OPERATIONGRAPH_OPS, &ops)?;
@@ -106,7 +117,15 @@ impl Plan {
                 match finalised(cudnn, &candidate.config) {
                     Ok((plan, workspace)) => {
                         let Candidate { config, engine, varies } = candidate;
-                        return Ok(Self { plan, workspace, engine, varies, graph, _op_graph: op_graph, _config: config });
+                        return Ok(Self {
+                            plan,
+                            workspace,
+                            engine,
+                            varies,
+                            graph,
+                            _op_graph: op_graph,
+                            _config: config,
+                        });
                     }
                     Err(error) => refusals.push(format!("engine {}: {error}", candidate.engine)),
                 }
@@ -188,7 +207,8 @@ impl Execution {
         for &role in &plan.graph.roles {
             let found = at.iter().find(|(given, _)| *given == role).map(|&(_, address)| address);
             let Some(address) = found.filter(|&address| address != 0 && address % ALIGNMENT == 0) else {
-                let what = format!("cuDNN needs {role:?} at a multiple of {ALIGNMENT} bytes, it is at {found:x?}");
+                let what =
+                    format!("cuDNN needs {role:?} at a multiple of {ALIGNMENT} bytes, it is at {found:x?}");
                 return Err(Error::Unsupported(what));
             };
             ids.push(role as i64);
@@ -199,11 +219,8 @@ impl Execution {
             ids.push(id);
             pointers.push((&raw const *value).cast_mut().cast());
         }
-        let mut pack = Descriptor::new(
-            &handle.cudnn,
-            Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR,
-            plan.plan.label(),
-        )?;
+        let mut pack =
+            Descriptor::new(&handle.cudnn, Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, plan.plan.label())?;
         pack.set(Attribute::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, &pointers)?;
         pack.set(Attribute::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, &ids)?;
         pack.set(Attribute::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, &[workspace as *mut c_void])?;
@@ -222,6 +239,10 @@ impl Call for Execution {
         // SAFETY: the plan is finalised, the pack has an address for each of its tensors and a workspace large enough;
         // the engine keeps that memory as long as its launches.
         let status = unsafe { (cudnn.cudnnBackendExecute)(self.handle.raw, plan.raw(), self.pack.raw()) };
-        cudnn.check("cudnnBackendExecute", || format!("`{}`, engine {}", plan.label(), self.plan.engine), status)
+        cudnn.check(
+            "cudnnBackendExecute",
+            || format!("`{}`, engine {}", plan.label(), self.plan.engine),
+            status,
+        )
     }
 }
