@@ -59,6 +59,19 @@ pub enum Pending {
     Queued(u64),
 }
 
+/// How to choose a token from logits: temperature, then top-k, then top-p, then the one whose share `uniform` falls into.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenChoice {
+    /// Logits are divided by this; 0 means the largest, the first among equals.
+    pub temperature: f32,
+    /// Keep the k largest, and what equals the k-th.
+    pub top_k: Option<usize>,
+    /// Keep the most likely that together reach this probability.
+    pub top_p: Option<f32>,
+    /// A random number in [0, 1).
+    pub uniform: f64,
+}
+
 /// Runs programs over memory it owns. Object-safe: models and training never name an engine.
 pub trait Engine: Send {
     /// "cpu", "cuda:0", ...
@@ -69,6 +82,11 @@ pub trait Engine: Send {
 
     /// Bytes held for pools now.
     fn allocated(&self) -> usize;
+
+    /// Bytes the engine could still reserve, where its memory is not the machine's.
+    fn free_memory(&self) -> Option<usize> {
+        None
+    }
 
     /// Copies into a slot, converting to its element type.
     fn write_f32(&mut self, slot: Slot, data: &[f32]) -> Result<()>;
@@ -101,6 +119,12 @@ pub trait Engine: Send {
                 Err(Error::Program(format!("{} has no result number {ticket}", self.name())))
             }
         }
+    }
+
+    /// Chooses a token from one row of logits, of which the first `vocab` count; `None` if the engine leaves that to the
+    /// host.
+    fn pick_token(&mut self, _logits: Slot, _vocab: usize, _choice: &TokenChoice) -> Result<Option<u32>> {
+        Ok(None)
     }
 
     /// Runs one section.

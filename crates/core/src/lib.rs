@@ -27,8 +27,8 @@ mod shape;
 mod slot;
 
 pub use builder::Builder;
-pub use dtype::{DType, bf16_to_f32, f32_to_bf16};
-pub use engine::{Engine, Pending, Scalars, check_host_len};
+pub use dtype::{DType, Precision, bf16_to_f32, f32_to_bf16};
+pub use engine::{Engine, Pending, Scalars, TokenChoice, check_host_len};
 pub use error::{Error, Result};
 pub use program::{Layout, Node, Param, Program, Section, Value, ValueKind};
 pub use shape::Shape;

@@ -293,6 +293,10 @@ impl Engine for CudaEngine {
         self.memory.allocated() + self.scratch.allocated()
     }
 
+    fn free_memory(&self) -> Option<usize> {
+        self.device.memory().ok().map(|(free, _)| free)
+    }
+
     fn write_f32(&mut self, slot: Slot, data: &[f32]) -> ironhorse_core::Result<()> {
         let size = slot.dtype.size();
         Ok(self.write(slot, data.len(), |range, to| {

@@ -64,9 +64,10 @@ impl Workload {
         let spec = SessionSpec {
             train: Some((self.batch, self.seq)),
             recompute: self.recompute.into(),
+            precision: self.engine.dtype()?.precision(1),
             ..SessionSpec::default()
         };
-        check_memory(&config, &spec)?;
+        check_memory(engine.as_ref(), &config, &spec)?;
         let (x, y) = self.tokens(&config)?;
         let mut session = Session::new(engine, config, &spec)?;
         match choice {
@@ -168,7 +169,7 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
             .map_or_else(|| work.model.clone(), |name| name.to_string_lossy().into_owned()),
         parameters,
         device: session.engine().name().to_owned(),
-        dtype: work.engine.dtype,
+        dtype: work.engine.dtype()?,
         threads: work.engine.thread_count(),
         batch: work.batch,
         seq: work.seq,
@@ -196,7 +197,7 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
         report.batch,
         report.seq,
         report.device,
-        work.engine.dtype.name(),
+        report.dtype.name(),
         report.threads
     ))?;
     out::line(format!(

@@ -148,6 +148,6 @@ fn margin(params: usize) -> Layout {
     let norm = b.io("norm", [1], DType::F32);
     let [params, grads, moment1, moment2] =
         [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2].map(|pool| b.flat(pool));
-    b.push(AdamW { params, grads, moment1, moment2, norm }).expect("flat pools fit adamw");
+    b.push(AdamW { params, master: None, grads, moment1, moment2, norm }).expect("flat pools fit adamw");
     *b.finish().expect("one op over io and parameters").layout()
 }

@@ -50,7 +50,7 @@ pub(crate) fn flat_pools(kit: &mut Kit, table: &[(usize, bool)]) -> AdamW {
     }
     let [params, grads, moment1, moment2] =
         [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2].map(|pool| kit.builder.flat(pool));
-    AdamW { params, grads, moment1, moment2, norm: kit.slot([1]) }
+    AdamW { params, master: None, grads, moment1, moment2, norm: kit.slot([1]) }
 }
 
 /// Values for a flat pool, with 0 in the gaps.
