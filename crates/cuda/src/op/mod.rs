@@ -1,5 +1,7 @@
 //! The ops on the device, one file per family: which kernels or library calls, with which sizes.
 
+mod flash;
+
 use crate::kernels::Spec;
 use crate::lower::Lower;
 use crate::{Cache, Error, Result};
@@ -24,5 +26,5 @@ pub(crate) fn lower(_cx: &mut Lower<'_>, op: &Op) -> Result<()> {
 
 /// Every specialisation the launchers ask for.
 pub(crate) fn all_specs() -> Vec<Spec> {
-    Vec::new()
+    [flash::specs()].concat()
 }
