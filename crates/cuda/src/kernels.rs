@@ -16,7 +16,7 @@ macro_rules! sources {
     };
 }
 
-sources!("prelude.cuh");
+sources!("prelude.cuh", "flash.cuh", "flash_any.cu", "flash_f32.cu");
 
 /// A file with the constants it is compiled for: one module.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

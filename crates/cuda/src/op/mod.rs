@@ -33,5 +33,5 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
 
 /// Every specialisation the launchers ask for.
 pub(crate) fn all_specs() -> Vec<Spec> {
-    Vec::new()
+    [flash::specs()].concat()
 }
