@@ -16,10 +16,14 @@ macro_rules! sources {
     };
 }
 
+sources!("prelude.cuh", "flash.cuh", "flash_any.cu", "flash_f32.cu");
 
 sources!(
     "prelude.cuh",
+    "flash.cuh",
     "bias.cu",
+    "flash_any.cu",
+    "flash_f32.cu",
     "gelu.cu",
     "gemm.cu",
     "layernorm.cu",

@@ -9,6 +9,7 @@
 
 mod args;
 mod cache;
+mod cudnn;
 mod device;
 mod engine;
 mod error;

@@ -1,6 +1,7 @@
 //! The driver and the libraries: found and loaded at run time, every call checked.
 
 pub mod cublaslt;
+pub mod cudnn;
 pub mod driver;
 pub mod library;
 pub mod nvrtc;

@@ -1,10 +1,11 @@
 //! The ops on the device, one file per family: which kernels or library calls, with which sizes.
 
+mod attention;
 mod elementwise;
+mod flash;
 mod layernorm;
-mod memory;
-
 mod linear;
+mod memory;
 
 use crate::device::Device;
 use crate::gemm::Gemms;
@@ -18,11 +19,13 @@ use std::rc::Rc;
 pub(crate) struct Libraries {
     pub cache: Cache,
     gemms: Option<Gemms>,
+    /// cuDNN and its plans.
+    pub attention: attention::CudnnLibrary,
 }
 
 impl Libraries {
     pub fn new(cache: Cache) -> Self {
-        Self { cache, gemms: None }
+        Self { cache, gemms: None, attention: attention::CudnnLibrary::default() }
     }
 
     /// Matrix products.
@@ -49,11 +52,13 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::LinearFwd(op) => linear::linear_fwd(cx, op),
         Op::LinearBwdInput(op) => linear::linear_bwd_input(cx, op),
         Op::LinearBwdWeight(op) => linear::linear_bwd_weight(cx, op),
-        other => Err(Error::Unsupported(format!("{} is not on this engine yet", other.name()))),
+        Op::AttentionFwd(op) => attention::attention_fwd(cx, op),
+        Op::AttentionBwd(op) => attention::attention_bwd(cx, op),
+        _ => Err(Error::Unsupported(format!("{} is not on this engine yet", op.name()))),
     }
 }
 
 /// Every specialisation the launchers ask for.
 pub(crate) fn all_specs() -> Vec<Spec> {
-    [elementwise::specs(), layernorm::specs(), linear::specs(), memory::specs()].concat()
+    [elementwise::specs(), flash::specs(), layernorm::specs(), linear::specs(), memory::specs()].concat()
 }
