@@ -22,7 +22,7 @@ mod oracle;
 mod rng;
 mod tolerance;
 
-pub use case::{Case, Data, Input, Kit, all_cases, refusals};
+pub use case::{Case, Data, Input, Kit, all_cases, cases_in, refusals, refusals_in};
 pub use conformance::{Fault, Mismatch, Report, Summary, check_engine, check_refusal, run_all};
 pub use finite::{GradMismatch, OpGradients, ProgramGradients, check_op_gradients, check_program_gradients};
 pub use oracle::OracleEngine;

@@ -14,11 +14,11 @@ mod refusal;
 pub use kit::Kit;
 #[cfg(test)]
 pub(crate) use optimizer::flat_pools;
-pub use refusal::refusals;
+pub use refusal::{refusals, refusals_in};
 
 use crate::OracleEngine;
 use ironhorse_core::op::{Accum, Op};
-use ironhorse_core::{Engine, Layout, Program, Result, Scalars, Slot};
+use ironhorse_core::{DType, Engine, Layout, Pool, Precision, Program, Result, Scalars, Slot};
 
 /// The contents of a slot before the op runs.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,12 +53,34 @@ pub struct Case {
     pub reserve: Layout,
     /// Added to ‖want‖ when errors are made relative: the size of terms that cancel in exact arithmetic.
     pub floor: f64,
+    /// The largest attention score to expect; 0 where there are none.
+    pub scores: f64,
+    /// Takes the oracle long: only a self-test of the device runs it, no test suite.
+    pub large: bool,
+    /// The op must change nothing: every bit stays.
+    pub exact: bool,
 }
 
 impl Case {
     /// The op.
     pub fn op(&self) -> &Op {
         &self.program.nodes()[0].op
+    }
+
+    /// The element types it is in.
+    pub fn precision(&self) -> Precision {
+        self.program.precision()
+    }
+
+    /// Elements of all its slots together.
+    pub fn elements(&self) -> usize {
+        self.op().args().iter().map(|arg| arg.slot.numel()).sum()
+    }
+
+    /// What the oracle leaves in the slots the op writes, in the order of its arguments.
+    pub fn expected(&self) -> Result<Vec<Vec<f64>>> {
+        let oracle = self.oracle()?;
+        self.op().writes().map(|slot| oracle.read_f64(slot)).collect()
     }
 
     /// Puts the inputs into an engine's memory, and NaN into the slots written that have none.
@@ -103,19 +125,48 @@ impl Case {
 const ACCUMS: [(Accum, u32); 4] =
     [(Accum::Write, 1), (Accum::Add, 0), (Accum::FirstWrites, 0), (Accum::FirstWrites, 1)];
 
-/// All cases of all ops, in the order of `Op::NAMES` by family.
+/// All f32 cases of all ops but the large ones, by family in the order of `Op::NAMES`.
 pub fn all_cases() -> Vec<Case> {
-    [
-        embedding::cases(),
-        layernorm::cases(),
-        linear::cases(),
-        elementwise::cases(),
-        attention::cases(),
-        loss::cases(),
-        optimizer::cases(),
-        memory::cases(),
-    ]
-    .concat()
+    let mut cases = cases_in(Precision::F32, |_| true);
+    cases.retain(|case| !case.large);
+    cases
+}
+
+/// The cases in these element types, large ones included, of the ops whose name `wanted` takes. An op that has no slot
+/// in which they differ from a precision before has none: all of `loss_mean` is f32.
+pub fn cases_in(precision: Precision, wanted: impl Fn(&str) -> bool) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (ops, make) in FAMILIES {
+        if ops.iter().any(|op| wanted(op)) {
+            cases.extend(make(precision).into_iter().filter(|case| wanted(case.op().name()) && is_own(case)));
+        }
+    }
+    cases
+}
+
+/// A family's ops, and what makes its cases.
+type Family = (&'static [&'static str], fn(Precision) -> Vec<Case>);
+const FAMILIES: [Family; 8] = [
+    (&["embedding_fwd", "embedding_bwd"], embedding::cases),
+    (&["layernorm_fwd", "residual_layernorm_fwd", "layernorm_apply", "layernorm_bwd"], layernorm::cases),
+    (&["linear_fwd", "linear_bwd_input", "linear_bwd_weight"], linear::cases),
+    (&["gelu_fwd", "gelu_bwd", "add"], elementwise::cases),
+    (&["attention_fwd", "attention_bwd", "attention_cached"], attention::cases),
+    (&["cross_entropy", "loss_mean"], loss::cases),
+    (&["grad_norm", "adamw"], optimizer::cases),
+    (&["fill", "copy"], memory::cases),
+];
+
+/// Whether the op sees the precision of its case: bf16 has a bf16 slot, f32 gradients beside it one of those too.
+fn is_own(case: &Case) -> bool {
+    let args = case.op().args();
+    let has_bf16 = args.iter().any(|arg| arg.slot.dtype == DType::BF16);
+    let has_f32_grads = args.iter().any(|arg| arg.slot.pool == Pool::Grads && arg.slot.dtype == DType::F32);
+    match case.precision() {
+        Precision::F32 => true,
+        Precision::BF16 => has_bf16,
+        _ => has_bf16 && has_f32_grads,
+    }
 }
 
 #[cfg(test)]
