@@ -174,6 +174,29 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
+    const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::BF16, Precision::BF16_F32_GRADS];
+
+    #[test]
+    fn bf16_cases_hold_bf16_numbers_and_f32_statistics() {
+        let cases = cases_in(Precision::BF16, |_| true);
+        for op in Op::NAMES.iter().filter(|&&op| op != "loss_mean") {
+            assert!(cases.iter().any(|case| case.op().name() == *op), "{op}");
+        }
+        for input in cases.iter().flat_map(|case| &case.inputs) {
+            if let (DType::BF16, Data::F32(values)) = (input.slot.dtype, &input.data) {
+                assert!(values.iter().all(|value| value.is_nan() || value.to_bits() & 0xffff == 0));
+            }
+        }
+        let wide = ["mean", "rstd", "lse", "losses", "norm", "moment1", "moment2", "master"];
+        for arg in cases.iter().flat_map(|case| case.op().args()).filter(|arg| wide.contains(&arg.name)) {
+            assert_eq!(arg.slot.dtype, DType::F32, "{}", arg.name);
+        }
+        let mixed = cases_in(Precision::BF16_F32_GRADS, |_| true);
+        let ops: HashSet<_> = mixed.iter().map(|case| case.op().name()).collect();
+        let want = ["embedding_bwd", "layernorm_bwd", "linear_bwd_weight", "adamw"];
+        assert_eq!(ops, HashSet::from(want));
+    }
+
     #[test]
     fn every_op_has_cases_and_every_case_its_own_name() {
         let cases = all_cases();
@@ -181,8 +204,9 @@ mod tests {
             let count = cases.iter().filter(|case| case.op().name() == *name).count();
             assert!(count >= 3, "{name} has {count} cases");
         }
-        let names: HashSet<_> = cases.iter().map(|case| (case.op().name(), &case.name)).collect();
-        assert_eq!(names.len(), cases.len());
+        let all: Vec<Case> = PRECISIONS.into_iter().flat_map(|p| cases_in(p, |_| true)).collect();
+        let names: HashSet<_> = all.iter().map(|case| (case.op().name(), &case.name)).collect();
+        assert_eq!(names.len(), all.len());
     }
 
     #[test]
@@ -219,7 +243,7 @@ mod tests {
 
     #[test]
     fn everything_read_is_given() {
-        for case in all_cases() {
+        for case in PRECISIONS.into_iter().flat_map(|p| cases_in(p, |_| true)) {
             for arg in case.op().args().iter().filter(|arg| arg.slot.numel() > 0) {
                 let given = case.inputs.iter().any(|input| input.slot == arg.slot);
                 let reads = arg.access.reads() && !kit::overwrites(case.op(), arg, case.scalars.micro_step);
