@@ -44,6 +44,7 @@ enum Command {
     Plan(commands::plan::PlanArgs),
     Convert(commands::convert::ConvertArgs),
     Doctor(commands::doctor::DoctorArgs),
+    Selftest(commands::selftest::SelftestArgs),
 }
 
 /// What a command found, where it did what it was asked.
@@ -115,6 +116,7 @@ fn run(command: Command) -> anyhow::Result<Outcome> {
         Command::Plan(args) => commands::plan::run(&args),
         Command::Convert(args) => commands::convert::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
+        Command::Selftest(args) => commands::selftest::run(&args),
     }
 }
 
