@@ -16,7 +16,7 @@ macro_rules! sources {
     };
 }
 
-sources!("prelude.cuh");
+sources!("prelude.cuh", "limits.cu");
 
 /// A file with the constants it is compiled for: one module.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -74,7 +74,9 @@ fn text_of(file: &str) -> Result<&'static str> {
 
 /// Every specialisation in use: what `cargo xtask test` compiles for all architectures.
 pub fn check_specs() -> Vec<Spec> {
-    crate::op::all_specs()
+    let mut all = crate::op::all_specs();
+    all.push(Spec::new("limits.cu"));
+    all
 }
 
 /// The modules of one device.

@@ -1,5 +1,6 @@
 //! The driver and the libraries: found and loaded at run time, every call checked.
 
+pub mod cupti;
 pub mod driver;
 pub mod library;
 pub mod nvrtc;
