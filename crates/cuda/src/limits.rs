@@ -103,8 +103,7 @@ impl CudaEngine {
         };
         crate::op::lower(&mut cx, &program.nodes()[0].op)?;
         let stream = &self.stream;
-        let ms =
-            median_ms(stream, || launches.iter_mut().try_for_each(|launch| launch.enqueue(stream)))?;
+        let ms = median_ms(stream, || launches.iter_mut().try_for_each(|launch| launch.enqueue(stream)))?;
         Ok(program.nodes()[0].op.flops() as f64 / (f64::from(ms) * 1e-3))
     }
 

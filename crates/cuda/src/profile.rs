@@ -1,10 +1,10 @@
 //! Kernel by kernel: when each ran and which op asked for it; and what the device's memory holds.
 
+use crate::Result;
 use crate::engine::{CudaEngine, Key};
 use crate::ffi::cupti::{Activity, Recorder};
 use crate::ffi::driver::Event;
 use crate::kernels::Spec;
-use crate::Result;
 use ironhorse_core::{Engine, Pool, Program, Scalars, Timed};
 use std::ops::Range;
 

@@ -325,7 +325,8 @@ mod tests {
             grid_id: 0,
             name: name.as_ptr(),
         };
-        let zero = Transfer { kind: MEMSET, what: 0, bytes: 8, start: 3, end: 5, ids: [0; 3], correlation: 6 };
+        let zero =
+            Transfer { kind: MEMSET, what: 0, bytes: 8, start: 3, end: 5, ids: [0; 3], correlation: 6 };
         let external = External { kind: EXTERNAL_CORRELATION, external_kind: CUSTOM, id: 99, correlation: 7 };
         let mut collected = Collected::default();
         // SAFETY: each record is the struct of its kind.
