@@ -16,8 +16,6 @@ macro_rules! sources {
     };
 }
 
-sources!("prelude.cuh", "flash.cuh", "flash_any.cu", "flash_f32.cu");
-
 sources!(
     "prelude.cuh",
     "flash.cuh",
@@ -28,6 +26,7 @@ sources!(
     "gemm.cu",
     "layernorm.cu",
     "layernorm_bwd.cu",
+    "limits.cu",
     "memory.cu",
 );
 
@@ -87,7 +86,9 @@ fn text_of(file: &str) -> Result<&'static str> {
 
 /// Every specialisation in use: what `cargo xtask test` compiles for all architectures.
 pub fn check_specs() -> Vec<Spec> {
-    crate::op::all_specs()
+    let mut all = crate::op::all_specs();
+    all.push(Spec::new("limits.cu"));
+    all
 }
 
 /// The modules of one device.

@@ -237,6 +237,13 @@ fn not_generating() -> Error {
     Error::Config("this session was not made for generation".into())
 }
 
+impl PendingUpdate {
+    /// Whether the update was done when it was asked for: the engine works while the caller waits.
+    pub fn is_ready(&self) -> bool {
+        matches!(self.norm, Pending::Ready(_))
+    }
+}
+
 fn not_trained() -> Error {
     Error::Config("this session was not made for training".into())
 }

@@ -2,6 +2,7 @@
 
 pub mod cublaslt;
 pub mod cudnn;
+pub mod cupti;
 pub mod driver;
 pub mod library;
 pub mod nvrtc;
