@@ -65,3 +65,20 @@ KERNEL noise(uint4* out, u64 n) {
         out[i] = make_uint4(word[0], word[1], word[2], word[3]);
     }
 }
+
+// checksum: *sum += a number that depends on every word of x (n,4) and on its place
+// moves  16*n bytes; bound: memory
+// grid   any number of whole warps
+// order  integers: any order gives the same sum, so the atomics are harmless
+KERNEL checksum(u64* sum, const uint4* x, u64 n) {
+    const u64 step = (u64)gridDim.x * blockDim.x;
+    u64 mine = 0;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        const uint4 v = x[i];
+        const u64 low = (u64)v.y << 32 | v.x, high = (u64)v.w << 32 | v.z;
+        mine += (low ^ (low >> 29)) * (4 * i + 1) + (high ^ (high >> 29)) * (4 * i + 3);
+    }
+#pragma unroll
+    for (int d = WARP / 2; d > 0; d >>= 1) mine += __shfl_xor_sync(0xffffffffu, mine, d);
+    if (threadIdx.x % WARP == 0) atomicAdd(sum, mine);
+}
