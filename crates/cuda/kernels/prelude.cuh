@@ -179,3 +179,15 @@ DEVICE float exp2_fast(float x) {
     return y;
 }
 constexpr float LOG2_E = 1.4426950408889634f;
+
+// The block's sum, in thread 0. Pairs at a fixed distance: the same order each time.
+template <int THREADS> DEVICE void block_sum_f64(double& x, double* shared) {
+    shared[threadIdx.x] = x;
+    __syncthreads();
+#pragma unroll
+    for (int d = THREADS / 2; d > 0; d >>= 1) {
+        if (threadIdx.x < d) shared[threadIdx.x] += shared[threadIdx.x + d];
+        __syncthreads();
+    }
+    x = shared[0];
+}

@@ -19,7 +19,11 @@ macro_rules! sources {
 sources!(
     "prelude.cuh",
     "flash.cuh",
+    "adamw.cu",
     "bias.cu",
+    "classifier.cu",
+    "embedding.cu",
+    "embedding_bwd.cu",
     "flash_any.cu",
     "flash_f32.cu",
     "gelu.cu",
@@ -27,7 +31,9 @@ sources!(
     "layernorm.cu",
     "layernorm_bwd.cu",
     "limits.cu",
+    "loss.cu",
     "memory.cu",
+    "norm.cu",
 );
 
 /// A file with the constants it is compiled for: one module.

@@ -2,10 +2,13 @@
 
 mod attention;
 mod elementwise;
+mod embedding;
 mod flash;
 mod layernorm;
 mod linear;
+mod loss;
 mod memory;
+mod optimizer;
 
 use crate::device::Device;
 use crate::gemm::Gemms;
@@ -40,6 +43,8 @@ impl Libraries {
 /// Lowers one op.
 pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
     match op {
+        Op::EmbeddingFwd(op) => embedding::embedding_fwd(cx, op),
+        Op::EmbeddingBwd(op) => embedding::embedding_bwd(cx, op),
         Op::LayerNormFwd(op) => layernorm::layernorm_fwd(cx, op),
         Op::ResidualLayerNormFwd(op) => layernorm::residual_layernorm_fwd(cx, op),
         Op::LayerNormApply(op) => layernorm::layernorm_apply(cx, op),
@@ -47,6 +52,10 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::GeluFwd(op) => elementwise::gelu_fwd(cx, op),
         Op::GeluBwd(op) => elementwise::gelu_bwd(cx, op),
         Op::Add(op) => elementwise::add(cx, op),
+        Op::CrossEntropy(op) => loss::cross_entropy(cx, op),
+        Op::LossMean(op) => loss::loss_mean(cx, op),
+        Op::GradNorm(op) => optimizer::grad_norm(cx, op),
+        Op::AdamW(op) => optimizer::adamw(cx, op),
         Op::Fill(op) => memory::fill(cx, op),
         Op::CopySlot(op) => memory::copy(cx, op),
         Op::LinearFwd(op) => linear::linear_fwd(cx, op),
@@ -60,5 +69,15 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
 
 /// Every specialisation the launchers ask for.
 pub(crate) fn all_specs() -> Vec<Spec> {
-    [elementwise::specs(), flash::specs(), layernorm::specs(), linear::specs(), memory::specs()].concat()
+    [
+        elementwise::specs(),
+        embedding::specs(),
+        flash::specs(),
+        layernorm::specs(),
+        linear::specs(),
+        loss::specs(),
+        memory::specs(),
+        optimizer::specs(),
+    ]
+    .concat()
 }
