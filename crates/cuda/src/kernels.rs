@@ -16,7 +16,16 @@ macro_rules! sources {
     };
 }
 
-sources!("prelude.cuh", "flash.cuh", "flash_any.cu", "flash_f32.cu");
+sources!(
+    "prelude.cuh",
+    "flash.cuh",
+    "flash_any.cu",
+    "flash_bwd.cu",
+    "flash_f32.cu",
+    "flash_fwd.cu",
+    "flash_tile.cuh",
+    "mma.cuh"
+);
 
 /// A file with the constants it is compiled for: one module.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
