@@ -71,6 +71,8 @@ enum Step {
 /// Which kernels run a shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
+    /// Tensor cores, heads of exactly this many channels.
+    Tensor(usize),
     /// Tiles of f32, heads padded to this many channels.
     Tiles(usize),
     /// One warp per position.
@@ -95,13 +97,30 @@ fn elem(spec: Spec, dtype: DType) -> Spec {
 impl Path {
     /// The fastest for heads of this width that finds room in `shared` bytes per block.
     fn choose(dtype: DType, head_dim: usize, shared: usize) -> Self {
-        let tiles = [64, 128, 256].into_iter().find(|&wide| head_dim <= wide).map(Self::Tiles);
+        let tensor = dtype == DType::BF16 && head_dim > 0 && head_dim % 16 == 0 && head_dim <= 128;
+        let tiles = [64, 128, 256].into_iter().find(|&wide| head_dim <= wide);
         let fits = |path: &Self| Step::ALL.iter().all(|&step| path.plan(dtype, step).shared <= shared);
-        tiles.filter(fits).unwrap_or(Self::Any)
+        let fast = [tensor.then_some(Self::Tensor(head_dim)), tiles.map(Self::Tiles)];
+        fast.into_iter().flatten().find(fits).unwrap_or(Self::Any)
     }
 
     fn plan(self, dtype: DType, step: Step) -> Plan {
         match self {
+            // The sizes are those of flash_tile.cuh and the files that use it.
+            Self::Tensor(head_dim) => {
+                let file = if step == Step::Fwd { "flash_fwd.cu" } else { "flash_bwd.cu" };
+                let rows = if head_dim <= 64 { 128 } else { 64 };
+                let pitch = 2 * if head_dim % 64 == 0 { head_dim } else { head_dim + 8 };
+                let (resident, stats) =
+                    if step == Step::Fwd { (1, 0) } else { (2, 4 * 64 * size_of::<f32>()) };
+                Plan {
+                    spec: Spec::new(file).define("HD", head_dim),
+                    name: step.name(["flash_fwd", "flash_bwd_kv", "flash_bwd_q"]),
+                    rows,
+                    threads: 128,
+                    shared: (resident * rows + 4 * 64) * pitch + stats,
+                }
+            }
             // The sizes are those of flash_f32.cu.
             Self::Tiles(wide) => {
                 let (rows, tiles) = (4096 / wide, if step == Step::Fwd { 3 } else { 4 });
