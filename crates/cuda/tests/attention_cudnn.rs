@@ -136,7 +136,7 @@ fn values(fast: bool) {
     let first = bench.run(&qkv, &d_out);
     let expected = reference(bench.size, &qkv, &d_out);
     close("out", &first.out, &expected.out, 1e-2);
-    close("lse", &first.lse, &expected.lse, 1e-5);
+    close("lse", &first.lse, &expected.lse, 1e-4);
     close("d_qkv", &first.d_qkv, &expected.d_qkv, 2e-2);
     // The second run is recorded as a CUDA graph, the third replays it.
     for _ in 0..2 {
