@@ -21,6 +21,7 @@ pub(crate) use plan::{Execution, Handle, Plan};
 
 use crate::ffi::cudnn::Cudnn;
 use crate::ffi::driver::Stream;
+use crate::ffi::library::{NVRTC, Open};
 use crate::memory::human;
 use crate::{Error, Result};
 use plan::Target;
@@ -47,11 +48,14 @@ pub(crate) struct Session {
     compute: (u32, u32),
     /// A refusal is kept too: all layers of a model ask the same.
     plans: HashMap<(Direction, Shape), Result<Rc<Plan>>>,
+    /// cuDNN compiles engines with NVRTC, which it looks for by name: it finds one that is open, wherever that came from.
+    _nvrtc: Option<Open>,
 }
 
 impl Session {
     /// Finds and opens the library.
     pub fn open(stream: &Stream) -> Result<Self> {
+        let nvrtc = Open::find(NVRTC).ok();
         let cudnn = Rc::new(Cudnn::load()?);
         let version = cudnn.version();
         if version < LEAST_VERSION {
@@ -62,10 +66,12 @@ impl Session {
                 version_text(LEAST_VERSION)
             )));
         }
+        // Stays loaded for the next engine of this process: its files are hundreds of megabytes.
+        std::mem::forget(cudnn.clone());
         let handle = Rc::new(Handle::new(&cudnn, stream)?);
         tracing::info!("cuDNN {} at {}", version_text(version), cudnn.path().display());
         let (target, compute) = (Target::Handle(handle.clone()), stream.device().info.compute);
-        Ok(Self { cudnn, handle, target, compute, plans: HashMap::new() })
+        Ok(Self { cudnn, handle, target, compute, plans: HashMap::new(), _nvrtc: nvrtc })
     }
 
     /// The plan for a shape, made at the first request.

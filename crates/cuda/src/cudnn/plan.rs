@@ -131,7 +131,10 @@ impl Plan {
                 }
             }
         }
-        Err(Error::Unsupported(format!("cuDNN has no engine for {name}: {}", refusals.join("; "))))
+        Err(Error::Unsupported(format!(
+            "cuDNN has no engine for {name}: {}; CUDNN_LOGLEVEL_DBG=2 CUDNN_LOGDEST_DBG=stderr shows its reasons",
+            refusals.join("; ")
+        )))
     }
 }
 

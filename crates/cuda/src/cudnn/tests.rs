@@ -7,7 +7,7 @@ use super::plan::Target;
 use super::{Direction, Plan, Shape, accepts, make_plan};
 use crate::Result;
 use crate::ffi::cudnn::Cudnn;
-use crate::ffi::library::{DRIVER, Open};
+use crate::ffi::library::{DRIVER, NVRTC, Open};
 use std::rc::Rc;
 
 /// The fields cuDNN asks of a description, with an H200's values.
@@ -21,6 +21,7 @@ const H200: &str = r#"{"deviceName": "NVIDIA H200", "cudaDeviceId": 0, "deviceVe
 
 fn described() -> Result<(Rc<Cudnn>, Target)> {
     Open::find(DRIVER)?;
+    std::mem::forget(Open::find(NVRTC)?); // cuDNN keeps using it
     let cudnn = Rc::new(Cudnn::load()?);
     let mut device = Descriptor::new(&cudnn, Kind::CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, "H200")?;
     device.set(Attribute::CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, H200.as_bytes())?;

@@ -25,7 +25,7 @@ pub(crate) struct CudnnLibrary {
 impl CudnnLibrary {
     /// Says once why our own kernels run.
     fn tell(&mut self, name: &str, why: &Error) {
-        let line = format!("{name} on our own kernels: {why}");
+        let line = format!("our own kernels instead of {name}: {why}");
         if !self.told.contains(&line) {
             tracing::info!("{line}");
             self.told.insert(line);
@@ -35,10 +35,7 @@ impl CudnnLibrary {
 
 /// Lowers the forward.
 pub(crate) fn attention_fwd(cx: &mut Lower<'_>, op: &AttentionFwd) -> Result<()> {
-    if op.out.numel() == 0 {
-        return Ok(());
-    }
-    if by_cudnn(cx, "attention_fwd", |cx| cudnn_fwd(cx, op))? {
+    if op.out.numel() > 0 && by_cudnn(cx, "cudnn_attention_fwd", |cx| cudnn_fwd(cx, op))? {
         return Ok(());
     }
     flash::attention_fwd(cx, op)
@@ -46,10 +43,7 @@ pub(crate) fn attention_fwd(cx: &mut Lower<'_>, op: &AttentionFwd) -> Result<()>
 
 /// Lowers the backward.
 pub(crate) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<()> {
-    if op.out.numel() == 0 {
-        return Ok(());
-    }
-    if by_cudnn(cx, "attention_bwd", |cx| cudnn_bwd(cx, op))? {
+    if op.out.numel() > 0 && by_cudnn(cx, "cudnn_attention_bwd", |cx| cudnn_bwd(cx, op))? {
         return Ok(());
     }
     flash::attention_bwd(cx, op)
@@ -68,12 +62,11 @@ fn by_cudnn(
     }
     match prepare(cx) {
         Ok(calls) => {
-            let name = if name == "attention_fwd" { "cudnn_attention_fwd" } else { "cudnn_attention_bwd" };
             calls.into_iter().for_each(|call| cx.call(name, call));
             Ok(true)
         }
         Err(why) if cx.settings.attention == Attention::Cudnn => {
-            Err(Error::Unsupported(format!("{name} by cuDNN was asked for, but: {why}")))
+            Err(Error::Unsupported(format!("cuDNN was asked for, but {name} is not possible: {why}")))
         }
         Err(why) => {
             cx.libraries.attention.tell(name, &why);
