@@ -19,10 +19,13 @@ DEVICE float logistic(float z) {
 DEVICE float gelu(float x) { return x * logistic(2.0f * ROOT * (x + CUBE * x * x * x)); }
 
 DEVICE float gelu_grad(float x) {
-    const float s = logistic(2.0f * ROOT * (x + CUBE * x * x * x));
+    const float z = 2.0f * ROOT * (x + CUBE * x * x * x);
+    // From e^-|z|, so that s·(1 - s) loses no digits where s is near 1.
+    const float t = sizeof(ACT) == 2 ? __expf(-fabsf(z)) : expf(-fabsf(z));
+    const float p = sizeof(ACT) == 2 ? __fdividef(1.0f, 1.0f + t) : 1.0f / (1.0f + t);
     // Beyond 30 s·(1 - s) is 0; the bound keeps 0·∞ away.
     const float y = fminf(fmaxf(x, -30.0f), 30.0f);
-    return s + s * (1.0f - s) * y * (2.0f * ROOT * (1.0f + 3.0f * CUBE * y * y));
+    return (z < 0.0f ? t * p : p) + t * p * p * y * (2.0f * ROOT * (1.0f + 3.0f * CUBE * y * y));
 }
 
 // Calls f(i, count) for this thread's stretch: count is N or, at the end, fewer.

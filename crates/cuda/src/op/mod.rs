@@ -1,28 +1,44 @@
 //! The ops on the device, one file per family: which kernels or library calls, with which sizes.
 
+mod attention;
 mod attention_cached;
 mod elementwise;
 mod embedding;
+mod flash;
 mod layernorm;
+mod linear;
 mod loss;
 mod memory;
 mod optimizer;
 mod sample;
 
+use crate::device::Device;
+use crate::gemm::Gemms;
 use crate::kernels::Spec;
 use crate::lower::Lower;
-use crate::{Cache, Error, Result};
+use crate::{Cache, Result};
 use ironhorse_core::op::Op;
+use std::rc::Rc;
 
 /// The libraries ops call, opened at first use.
 pub(crate) struct Libraries {
-    #[allow(dead_code, reason = "the GEMM launcher keeps its algorithms there")]
     pub cache: Cache,
+    gemms: Option<Gemms>,
+    /// cuDNN and its plans.
+    pub attention: attention::CudnnLibrary,
 }
 
 impl Libraries {
     pub fn new(cache: Cache) -> Self {
-        Self { cache }
+        Self { cache, gemms: None, attention: attention::CudnnLibrary::default() }
+    }
+
+    /// Matrix products.
+    pub fn gemms(&mut self, device: &Rc<Device>) -> Result<&mut Gemms> {
+        match &mut self.gemms {
+            Some(gemms) => Ok(gemms),
+            none => Ok(none.insert(Gemms::open(device, &self.cache)?)),
+        }
     }
 }
 
@@ -45,7 +61,11 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::AdamW(op) => optimizer::adamw(cx, op),
         Op::Fill(op) => memory::fill(cx, op),
         Op::CopySlot(op) => memory::copy(cx, op),
-        op => Err(Error::Unsupported(format!("{} is not on this engine yet", op.name()))),
+        Op::LinearFwd(op) => linear::linear_fwd(cx, op),
+        Op::LinearBwdInput(op) => linear::linear_bwd_input(cx, op),
+        Op::LinearBwdWeight(op) => linear::linear_bwd_weight(cx, op),
+        Op::AttentionFwd(op) => attention::attention_fwd(cx, op),
+        Op::AttentionBwd(op) => attention::attention_bwd(cx, op),
     }
 }
 
@@ -55,7 +75,9 @@ pub(crate) fn all_specs() -> Vec<Spec> {
         attention_cached::specs(),
         elementwise::specs(),
         embedding::specs(),
+        flash::specs(),
         layernorm::specs(),
+        linear::specs(),
         loss::specs(),
         memory::specs(),
         optimizer::specs(),
