@@ -111,6 +111,10 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
             stats.delta[i / 2][i % 2] = query < seq ? op.delta[at.row + query] : 0.0f;
         }
     }
+    // With two results to keep, d_k and d_v, there are no registers left to hold rows in.
+    Rows<!KEYS> rows1{a1, row}, rows2{a2, row};
+    rows1.hold();
+    rows2.hold();
     float acc1[MT][HD / 8][4] = {}, acc2[MT][HD / 8][4] = {};
     int r = first + row;
     for (; j < end; ++j) {
@@ -124,10 +128,10 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
             int column = j * BN + c;
             if (KEYS ? column + CN <= r : column >= r + 16 * MT) continue;  // no key of these is seen by these queries
             float p[MT][CN / 8][4] = {}, ds[MT][CN / 8][4] = {};
-            scores<CN>(p, a1, row, b1, c);
+            scores<CN>(p, rows1, b1, c);
             weights<KEYS>(p, stats, c, op.scale * LOG2E, r, column);
             if constexpr (KEYS) weighted<CN>(acc2, p, b2, c);
-            scores<CN>(ds, a2, row, b2, c);
+            scores<CN>(ds, rows2, b2, c);
             slopes<KEYS>(ds, p, stats, c, r, column);
             weighted<CN>(acc1, ds, b1, c);
         }

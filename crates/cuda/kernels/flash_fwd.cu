@@ -72,6 +72,8 @@ KERNEL __launch_bounds__(THREADS, 2) flash_fwd(bf16* out, float* lse, const bf16
     load_tile<BN>(v, in + 2 * at.stride, stride, 0, seq);
     cp_commit();
 
+    Rows<true> queries{q, row};
+    queries.hold();
     float acc[MT][HD / 8][4] = {}, maximum[MT][2], sum[MT][2] = {};
 #pragma unroll
     for (int m = 0; m < MT; ++m) maximum[m][0] = maximum[m][1] = -__int_as_float(0x7f800000);
@@ -86,7 +88,7 @@ KERNEL __launch_bounds__(THREADS, 2) flash_fwd(bf16* out, float* lse, const bf16
         }
         if (key >= first + row + 16 * MT) continue;  // later than all queries of this warp
         float s[MT][BN / 8][4] = {};
-        scores<BN>(s, q, row, k + stage, 0);
+        scores<BN>(s, queries, k + stage, 0);
         if (key + BN > first + row + 1) mask(s, (int)(first + row) - (int)key);
         softmax(s, acc, maximum, sum, scale * LOG2E);
         weighted<BN>(acc, s, v + stage, 0);
