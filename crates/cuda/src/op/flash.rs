@@ -92,7 +92,7 @@ fn elem(spec: Spec, dtype: DType) -> Spec {
 impl Path {
     /// The fastest for heads of this width that finds room in `shared` bytes per block.
     fn choose(dtype: DType, head_dim: usize, shared: usize) -> Self {
-        let tensor = dtype == DType::BF16 && head_dim > 0 && head_dim % 16 == 0 && head_dim <= 128;
+        let tensor = dtype == DType::BF16 && head_dim > 0 && head_dim.is_multiple_of(16) && head_dim <= 128;
         let tiles = [64, 128, 256].into_iter().find(|&wide| head_dim <= wide);
         let fits = |path: &Self| Step::ALL.iter().all(|&step| path.plan(dtype, step).shared <= shared);
         let fast = [tensor.then_some(Self::Tensor(head_dim)), tiles.map(Self::Tiles)];
@@ -188,7 +188,7 @@ fn row_sums(cx: &mut Lower<'_>, g: &Heads, d_out: u64, out: u64) -> Result<u64> 
     let delta = cx.scratch(rows * size_of::<f32>())?;
     let piece = 16 / g.dtype.size();
     let lanes = g.head_dim / piece;
-    let wide = g.head_dim % piece == 0 && lanes.is_power_of_two() && lanes <= 32;
+    let wide = g.head_dim.is_multiple_of(piece) && lanes.is_power_of_two() && lanes <= 32;
     let (name, last, lanes) =
         if wide { ("flash_delta_wide", lanes, lanes) } else { ("flash_delta", g.head_dim, 32) };
     let kernel = cx.kernel(&Path::Any.plan(g.dtype, Step::BwdQ).spec, name)?;
