@@ -4,7 +4,8 @@ use crate::number;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use ironhorse::Device;
-use ironhorse::core::Engine;
+use ironhorse::core::{Engine, Precision};
+use ironhorse::cuda::{Attention, Settings};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,15 +13,36 @@ use std::path::{Path, PathBuf};
 /// Where to compute.
 #[derive(Args, Clone, Debug, Serialize)]
 pub struct EngineArgs {
-    /// auto or cpu
+    /// auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub device: String,
     /// Threads of the CPU engine; 0 means one for each core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = number::threads)]
     pub threads: usize,
-    /// Precision of weights and activations
-    #[arg(long, value_enum, default_value_t = Dtype::F32)]
-    pub dtype: Dtype,
+    /// Precision of weights and activations [default: bf16 on a GPU, f32 on the CPU]
+    #[arg(long, value_enum)]
+    dtype: Option<Dtype>,
+    /// GPU: allow results whose last bits differ from run to run, where that is faster
+    #[arg(long)]
+    pub fast: bool,
+    /// GPU: which attention runs
+    #[arg(long, value_enum, default_value_t = AttentionArg::Auto)]
+    pub attention: AttentionArg,
+    /// GPU: launch every kernel by itself instead of replaying CUDA graphs
+    #[arg(long)]
+    pub no_graphs: bool,
+}
+
+/// Attention on the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AttentionArg {
+    /// cuDNN where it is there and takes the shape, else our kernels
+    Auto,
+    /// cuDNN or nothing
+    Cudnn,
+    /// our flash-attention kernels
+    Own,
 }
 
 /// Precisions.
@@ -29,6 +51,8 @@ pub struct EngineArgs {
 pub enum Dtype {
     /// IEEE single precision
     F32,
+    /// f32 whose products round their operands to 10 bits (GPU)
+    Tf32,
     /// bfloat16 with f32 sums
     Bf16,
 }
@@ -38,7 +62,19 @@ impl Dtype {
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
+            Self::Tf32 => "tf32",
             Self::Bf16 => "bf16",
+        }
+    }
+}
+
+impl Dtype {
+    /// The element types of a program in this precision. Gradients that add up over micro-steps are f32.
+    pub fn precision(self, micro_steps: u32) -> Precision {
+        match self {
+            Self::F32 | Self::Tf32 => Precision::F32,
+            Self::Bf16 if micro_steps > 1 => Precision::BF16_F32_GRADS,
+            Self::Bf16 => Precision::BF16,
         }
     }
 }
@@ -46,16 +82,45 @@ impl Dtype {
 impl EngineArgs {
     /// The device asked for.
     pub fn device(&self) -> Result<Device> {
-        let device: Device = self.device.parse()?;
-        if self.dtype == Dtype::Bf16 {
-            bail!("the {} engine computes in f32 only; use --dtype f32", device.resolve());
+        let device = self.device.parse::<Device>()?.resolve();
+        match self.dtype {
+            Some(dtype @ (Dtype::Bf16 | Dtype::Tf32)) if device == Device::Cpu => {
+                bail!("the cpu engine computes in f32 only, not {}; use --dtype f32", dtype.name())
+            }
+            _ => Ok(device),
         }
-        Ok(device.resolve())
+    }
+
+    /// The precision asked for, or the one that suits the device.
+    pub fn dtype(&self) -> Result<Dtype> {
+        let default = if self.device()? == Device::Cpu { Dtype::F32 } else { Dtype::Bf16 };
+        Ok(self.dtype.unwrap_or(default))
+    }
+
+    /// The precision asked for, or f32: checks are exact unless asked otherwise.
+    pub fn exact_dtype(&self) -> Result<Dtype> {
+        self.device()?;
+        Ok(self.dtype.unwrap_or(Dtype::F32))
     }
 
     /// The engine asked for.
     pub fn engine(&self) -> Result<Box<dyn Engine>> {
-        Ok(self.device()?.engine(self.threads))
+        Ok(self.device()?.engine(self.threads, &self.cuda_settings())?)
+    }
+
+    /// What the flags say about the CUDA engine.
+    pub fn cuda_settings(&self) -> Settings {
+        Settings {
+            tf32: self.dtype == Some(Dtype::Tf32),
+            fast: self.fast,
+            attention: match self.attention {
+                AttentionArg::Auto => Attention::Auto,
+                AttentionArg::Cudnn => Attention::Cudnn,
+                AttentionArg::Own => Attention::Own,
+            },
+            graphs: !self.no_graphs,
+            ..Settings::default()
+        }
     }
 
     /// How many threads the CPU engine has: those asked for, which [`number::threads`] limits, or one for each core.

@@ -1,7 +1,9 @@
 //! What this machine is, as far as the system tells.
 
 use anyhow::{Result, bail};
+use ironhorse::core::Engine;
 use ironhorse::train::model::Gpt2Config;
+use ironhorse::train::model::gpt2::Recompute;
 use ironhorse::train::session::SessionSpec;
 use serde::Serialize;
 
@@ -47,18 +49,52 @@ pub fn memory() -> Option<u64> {
     Some(machine.min(container.unwrap_or(u64::MAX)))
 }
 
-/// Refuses a run that this machine cannot hold. The system would often grant the memory and end the process later.
-pub fn check_memory(config: &Gpt2Config, spec: &SessionSpec) -> Result<()> {
-    let needs = spec.layout(config)?.total() as u64;
-    match memory().filter(|&has| needs > has) {
-        None => Ok(()),
-        Some(has) => bail!(
-            "this run needs {} of memory and the machine has {}; use a smaller batch, sequence or model \
-             (ironhorse plan shows what takes it)",
-            human_bytes(needs),
-            human_bytes(has)
+/// What the CUDA engine takes beside its pools: workspaces of the libraries.
+const SCRATCH: u64 = 1 << 30;
+
+/// Refuses a run that the engine cannot hold, and says what would fit. The system would often grant the memory and end
+/// the process later.
+pub fn check_memory(engine: &dyn Engine, config: &Gpt2Config, spec: &SessionSpec) -> Result<()> {
+    let (has, whose) = match engine.free_memory() {
+        Some(free) => (
+            (free as u64).saturating_sub(SCRATCH),
+            format!("{} has {} free", engine.name(), human_bytes(free as u64)),
         ),
+        None => match memory() {
+            Some(has) => (has, format!("the machine has {}", human_bytes(has))),
+            None => return Ok(()),
+        },
+    };
+    let needs = spec.layout(config)?.total() as u64;
+    if needs <= has {
+        return Ok(());
     }
+    let advice = match what_fits(config, spec, has) {
+        Some(fits) => format!("{fits} would fit"),
+        None => "use a smaller batch, sequence or model".into(),
+    };
+    bail!(
+        "this run needs {} of memory and {whose}; {advice} (ironhorse plan shows what takes it)",
+        human_bytes(needs)
+    )
+}
+
+/// The settings nearest to those asked for that need no more than `has` bytes: recomputing first, then smaller batches.
+fn what_fits(config: &Gpt2Config, spec: &SessionSpec, has: u64) -> Option<String> {
+    let (batch, seq) = spec.train?;
+    let fits = |batch: usize, recompute: Recompute| {
+        let train = Some((batch, seq));
+        let spec = SessionSpec { train, eval: spec.eval.and(train), recompute, ..*spec };
+        spec.layout(config).is_ok_and(|layout| layout.total() as u64 <= has)
+    };
+    for (flag, recompute) in [("gelu", Recompute::Gelu), ("full", Recompute::Full)] {
+        if spec.recompute != recompute && fits(batch, recompute) {
+            return Some(format!("--recompute {flag}"));
+        }
+    }
+    let halves =
+        std::iter::successors(Some(batch / 2), |batch| Some(batch / 2)).take_while(|&batch| batch > 0);
+    halves.filter(|&batch| fits(batch, spec.recompute)).map(|batch| format!("--batch {batch}")).next()
 }
 
 /// The most memory this process ever held, where the system tells.

@@ -4,7 +4,7 @@ use crate::op::Op;
 use crate::planner::{Lifetime, place};
 use crate::program::{Layout, Node, Param, Program, Section, Value, ValueKind, flat};
 use crate::slot::align_up;
-use crate::{DType, Error, Pool, Result, Shape, Slot};
+use crate::{DType, Error, Pool, Precision, Result, Shape, Slot};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Collects a program. Activations get virtual addresses, one after the other; [`Builder::finish`] plans them.
@@ -13,6 +13,7 @@ pub struct Builder {
     nodes: Vec<Node>,
     origins: Vec<String>,
     params: Vec<Param>,
+    precision: Precision,
     values: Vec<Value>,
     io: Vec<(String, Slot)>,
     cache_end: usize,
@@ -34,6 +35,7 @@ impl Builder {
             nodes: Vec::new(),
             origins: vec![String::new()],
             params: Vec::new(),
+            precision: Precision::F32,
             values: Vec::new(),
             io: Vec::new(),
             cache_end: 0,
@@ -43,17 +45,28 @@ impl Builder {
         }
     }
 
+    /// An empty program with these element types.
+    pub fn with_precision(precision: Precision) -> Self {
+        Self { precision, ..Self::new() }
+    }
+
+    /// The element types of weights and gradients.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
     /// Adds a row to the parameter table.
     pub fn param(&mut self, name: impl Into<String>, shape: impl Into<Shape>, decay: bool) -> Slot {
         let offset = self.params.last().map_or(0, |param| align_up(param.weight.end()));
-        let weight = Slot { pool: Pool::Params, offset, shape: shape.into(), dtype: DType::F32 };
-        self.params.push(Param { name: name.into(), decay, weight });
+        let precision = self.precision;
+        let weight = Slot { pool: Pool::Params, offset, shape: shape.into(), dtype: precision.weights };
+        self.params.push(Param { name: name.into(), decay, weight, precision });
         weight
     }
 
     /// A pool laid out like the parameters, flat. Declare all parameters first.
     pub fn flat(&self, pool: Pool) -> Slot {
-        flat(&self.params, pool)
+        flat(&self.params, self.precision, pool)
     }
 
     /// An input or result that lives for the whole step.
@@ -138,13 +151,13 @@ impl Builder {
         }
 
         let mut sizes = [0; Pool::ALL.len()];
-        let like_params = self.flat(Pool::Params).bytes();
         for arg in self.nodes.iter().flat_map(|node| node.op.args()) {
-            if matches!(arg.slot.pool, Pool::Grads | Pool::Moment1 | Pool::Moment2) {
-                sizes[arg.slot.pool.index()] = like_params;
+            let pool = arg.slot.pool;
+            if matches!(pool, Pool::Grads | Pool::Moment1 | Pool::Moment2 | Pool::Master) {
+                sizes[pool.index()] = self.flat(pool).bytes();
             }
         }
-        sizes[Pool::Params.index()] = like_params;
+        sizes[Pool::Params.index()] = self.flat(Pool::Params).bytes();
         sizes[Pool::Io.index()] = self.io_end;
         sizes[Pool::Cache.index()] = self.cache_end;
         sizes[Pool::Activations.index()] = plan.peak;
@@ -154,6 +167,7 @@ impl Builder {
             nodes: self.nodes,
             origins: self.origins,
             params: self.params,
+            precision: self.precision,
             values: self.values,
             io: self.io,
             layout: Layout::new(sizes),

@@ -33,6 +33,44 @@ impl DType {
     }
 }
 
+/// The element types of a program's weights and gradients. Activations have that of the weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Precision {
+    /// Weights and activations. With bf16 the update works on f32 master weights.
+    pub weights: DType,
+    /// Gradients of the weights.
+    pub grads: DType,
+}
+
+impl Precision {
+    /// Everything in f32.
+    pub const F32: Self = Self { weights: DType::F32, grads: DType::F32 };
+    /// Everything in bf16 but sums, statistics, moments and the master weights.
+    pub const BF16: Self = Self { weights: DType::BF16, grads: DType::BF16 };
+    /// bf16 with f32 gradients, for steps that add several micro-steps: bf16 sums would lose the small ones.
+    pub const BF16_F32_GRADS: Self = Self { weights: DType::BF16, grads: DType::F32 };
+
+    /// Whether the update needs f32 master weights.
+    pub fn has_master(self) -> bool {
+        self.weights != DType::F32
+    }
+
+    /// The element type in a pool laid out like the parameters.
+    pub fn of(self, pool: crate::Pool) -> DType {
+        match pool {
+            crate::Pool::Params => self.weights,
+            crate::Pool::Grads => self.grads,
+            _ => DType::F32,
+        }
+    }
+}
+
+impl Default for Precision {
+    fn default() -> Self {
+        Self::F32
+    }
+}
+
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())

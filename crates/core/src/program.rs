@@ -1,7 +1,7 @@
 //! Programs: the ops of a step in order, with everything needed to run, check and explain them.
 
 use crate::op::Op;
-use crate::{DType, Pool, Shape, Slot};
+use crate::{Pool, Precision, Shape, Slot};
 use std::fmt;
 use std::ops::Range;
 
@@ -56,6 +56,8 @@ pub struct Param {
     pub decay: bool,
     /// The weights.
     pub weight: Slot,
+    /// The element types of the weights and of their gradients.
+    pub precision: Precision,
 }
 
 impl Param {
@@ -64,9 +66,12 @@ impl Param {
         self.in_pool(Pool::Grads)
     }
 
-    /// The same place in another pool that is laid out like the parameters.
+    /// The same place in another pool that is laid out like the parameters: the same elements in the same order, each
+    /// as wide as that pool's element type.
     pub fn in_pool(&self, pool: Pool) -> Slot {
-        Slot { pool, ..self.weight }
+        let dtype = self.precision.of(pool);
+        let offset = self.weight.offset / self.weight.dtype.size() * dtype.size();
+        Slot { pool, offset, dtype, ..self.weight }
     }
 
     /// Its dimensions.
@@ -135,6 +140,7 @@ pub struct Program {
     pub(crate) nodes: Vec<Node>,
     pub(crate) origins: Vec<String>,
     pub(crate) params: Vec<Param>,
+    pub(crate) precision: Precision,
     pub(crate) values: Vec<Value>,
     pub(crate) io: Vec<(String, Slot)>,
     pub(crate) layout: Layout,
@@ -160,6 +166,11 @@ impl Program {
     /// The parameter table, in model order.
     pub fn params(&self) -> &[Param] {
         &self.params
+    }
+
+    /// The element types of weights and gradients.
+    pub fn precision(&self) -> Precision {
+        self.precision
     }
 
     /// Named activations and their gradients, in execution order.
@@ -201,11 +212,12 @@ impl Program {
 
     /// A pool laid out like the parameters, seen as one flat row (alignment gaps included; they stay 0).
     pub fn flat(&self, pool: Pool) -> Slot {
-        flat(&self.params, pool)
+        flat(&self.params, self.precision, pool)
     }
 }
 
-pub(crate) fn flat(params: &[Param], pool: Pool) -> Slot {
+pub(crate) fn flat(params: &[Param], precision: Precision, pool: Pool) -> Slot {
     let bytes = params.iter().map(|param| crate::slot::align_up(param.weight.end())).max().unwrap_or(0);
-    Slot { pool, offset: 0, shape: Shape::new([bytes / DType::F32.size()]), dtype: DType::F32 }
+    let elements = bytes / precision.weights.size();
+    Slot { pool, offset: 0, shape: Shape::new([elements]), dtype: precision.of(pool) }
 }

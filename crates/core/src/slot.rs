@@ -14,6 +14,8 @@ pub enum Pool {
     Moment1,
     /// Second moments of AdamW, laid out like [`Pool::Params`].
     Moment2,
+    /// The weights in f32 where [`Pool::Params`] holds them rounded to bf16, laid out like them.
+    Master,
     /// Inputs and results of a step (tokens, targets, loss, norm): live for the whole step.
     Io,
     /// Keys and values of earlier positions: live from one run to the next.
@@ -24,8 +26,16 @@ pub enum Pool {
 
 impl Pool {
     /// All pools, in index order.
-    pub const ALL: [Self; 7] =
-        [Self::Params, Self::Grads, Self::Moment1, Self::Moment2, Self::Io, Self::Cache, Self::Activations];
+    pub const ALL: [Self; 8] = [
+        Self::Params,
+        Self::Grads,
+        Self::Moment1,
+        Self::Moment2,
+        Self::Master,
+        Self::Io,
+        Self::Cache,
+        Self::Activations,
+    ];
 
     /// Position in [`Pool::ALL`].
     pub const fn index(self) -> usize {
@@ -39,6 +49,7 @@ impl Pool {
             Self::Grads => "gradients",
             Self::Moment1 => "first moments",
             Self::Moment2 => "second moments",
+            Self::Master => "master weights",
             Self::Io => "inputs and results",
             Self::Cache => "key/value cache",
             Self::Activations => "activations",

@@ -55,26 +55,7 @@ const LEAST_DRIVER: u32 = 12000;
 impl Device {
     /// Opens a GPU by index.
     pub fn open(index: usize) -> Result<Rc<Self>> {
-        let (driver, version) = start()?;
-        let count = count(&driver)?;
-        if count == 0 {
-            return Err(Error::NoDevice(
-                "the driver sees no GPU (is CUDA_VISIBLE_DEVICES empty?); use --device cpu".into(),
-            ));
-        }
-        if index >= count {
-            let last = count - 1;
-            return Err(Error::NoDevice(format!(
-                "there is no GPU {index}: this machine has {count}, cuda:0 to cuda:{last}"
-            )));
-        }
-        let (info, raw) = describe(&driver, index, version)?;
-        if info.compute < (8, 0) {
-            return Err(Error::NoDevice(format!(
-                "{} has compute capability {}.{}; bf16 tensor cores need 8.0 or newer; use --device cpu",
-                info.name, info.compute.0, info.compute.1
-            )));
-        }
+        let (driver, info, raw) = choose(index)?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the driver writes the context.
         let status = unsafe { (driver.cuDevicePrimaryCtxRetain)(&mut context, raw) };
@@ -82,6 +63,11 @@ impl Device {
         let device = Rc::new(Self { driver, info, raw, context });
         device.make_current()?;
         Ok(device)
+    }
+
+    /// Whether there is such a GPU and it is new enough.
+    pub fn check(index: usize) -> Result<()> {
+        choose(index).map(|_| ())
     }
 
     /// All GPUs of this machine.
@@ -108,6 +94,31 @@ impl Drop for Device {
     fn drop(&mut self) {
         let _ = call!(self, cuDevicePrimaryCtxRelease_v2(self.raw));
     }
+}
+
+/// A GPU by index, if it is there and new enough.
+fn choose(index: usize) -> Result<(Driver, DeviceInfo, CUdevice)> {
+    let (driver, version) = start()?;
+    let count = count(&driver)?;
+    if count == 0 {
+        return Err(Error::NoDevice(
+            "the driver sees no GPU (is CUDA_VISIBLE_DEVICES empty?); use --device cpu".into(),
+        ));
+    }
+    if index >= count {
+        let last = count - 1;
+        return Err(Error::NoDevice(format!(
+            "there is no GPU {index}: this machine has {count}, cuda:0 to cuda:{last}"
+        )));
+    }
+    let (info, raw) = describe(&driver, index, version)?;
+    if info.compute < (8, 0) {
+        return Err(Error::NoDevice(format!(
+            "{} has compute capability {}.{}; bf16 tensor cores need 8.0 or newer; use --device cpu",
+            info.name, info.compute.0, info.compute.1
+        )));
+    }
+    Ok((driver, info, raw))
 }
 
 /// Loads the driver and starts it.

@@ -9,15 +9,20 @@
 
 mod args;
 mod cache;
+mod cudnn;
 mod device;
 mod engine;
 mod error;
 pub mod ffi;
+mod gemm;
 mod kernels;
 mod launch;
+mod limits;
 mod lower;
 mod memory;
 mod op;
+mod profile;
+pub mod report;
 mod scalars;
 mod settings;
 mod staging;
@@ -28,3 +33,17 @@ pub use engine::CudaEngine;
 pub use error::{Error, Result};
 pub use kernels::{KERNEL_FILES, Spec, check_specs};
 pub use settings::{Attention, Settings};
+
+/// Whether the engine can run on this GPU: the driver, a GPU new enough, the compiler and the matrix products.
+pub fn usable(index: usize) -> Result<()> {
+    device::Device::check(index)?;
+    for kind in [ffi::library::NVRTC, ffi::library::CUBLASLT] {
+        ffi::library::Open::find(kind)?;
+    }
+    Ok(())
+}
+
+/// All GPUs the driver sees.
+pub fn devices() -> Result<Vec<DeviceInfo>> {
+    device::Device::list()
+}

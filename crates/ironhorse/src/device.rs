@@ -2,6 +2,7 @@
 
 use ironhorse_core::{Engine, Error, Result};
 use ironhorse_cpu::CpuEngine;
+use ironhorse_cuda::{CudaEngine, Settings};
 use std::fmt;
 use std::str::FromStr;
 
@@ -13,18 +14,25 @@ pub enum Device {
     Auto,
     /// The CPU engine.
     Cpu,
+    /// The CUDA engine on the GPU of this index.
+    Cuda(usize),
 }
 
 impl Device {
-    /// The device that will really be used.
+    /// The device that will really be used: for `Auto` the first GPU if the CUDA engine can run on it, else the CPU.
     pub fn resolve(self) -> Self {
-        Self::Cpu
+        match self {
+            Self::Auto if ironhorse_cuda::usable(0).is_ok() => Self::Cuda(0),
+            Self::Auto => Self::Cpu,
+            chosen => chosen,
+        }
     }
 
-    /// An engine on this device; `threads` is for the CPU, 0 meaning one for each core.
-    pub fn engine(self, threads: usize) -> Box<dyn Engine> {
+    /// An engine on this device; `threads` is for the CPU, 0 meaning one for each core, `settings` for the GPU.
+    pub fn engine(self, threads: usize, settings: &Settings) -> Result<Box<dyn Engine>> {
         match self.resolve() {
-            Self::Auto | Self::Cpu => Box::new(CpuEngine::new(threads)),
+            Self::Auto | Self::Cpu => Ok(Box::new(CpuEngine::new(threads))),
+            Self::Cuda(device) => Ok(Box::new(CudaEngine::new(Settings { device, ..settings.clone() })?)),
         }
     }
 }
@@ -33,23 +41,52 @@ impl FromStr for Device {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
+        let unknown = || Error::Input(format!("unknown device `{text}`: expected auto, cpu, cuda or cuda:N"));
         match text {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Cpu),
-            other if other == "cuda" || other.starts_with("cuda:") => Err(Error::Engine {
-                engine: "cuda",
-                what: "this version has no CUDA engine yet; use --device cpu".into(),
-            }),
-            other => Err(Error::Input(format!("unknown device `{other}`: expected auto or cpu"))),
+            "cuda" => Ok(Self::Cuda(0)),
+            other => {
+                let index = other.strip_prefix("cuda:").ok_or_else(unknown)?;
+                let digits = index.bytes().all(|byte| byte.is_ascii_digit());
+                let index = index.parse().ok().filter(|_| digits);
+                index.map(Self::Cuda).ok_or_else(unknown)
+            }
         }
     }
 }
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Cpu => "cpu",
-        })
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_read_and_written() {
+        for (text, device) in [
+            ("auto", Device::Auto),
+            ("cpu", Device::Cpu),
+            ("cuda:0", Device::Cuda(0)),
+            ("cuda:12", Device::Cuda(12)),
+        ] {
+            assert_eq!(text.parse(), Ok(device));
+            assert_eq!(device.to_string(), text);
+        }
+        assert_eq!("cuda".parse(), Ok(Device::Cuda(0)));
+        for wrong in
+            ["", "gpu", "cuda:", "cuda:-1", "cuda:+1", "cuda:x", "CUDA", "cuda0", "cuda:99999999999999999999"]
+        {
+            let error = wrong.parse::<Device>().unwrap_err().to_string();
+            assert!(error.contains("expected auto, cpu, cuda or cuda:N"), "{error}");
+        }
     }
 }

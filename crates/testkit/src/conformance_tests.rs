@@ -1,7 +1,8 @@
 //! The oracle conforms; engines broken on purpose do not.
 
 use super::*;
-use crate::OracleEngine;
+use crate::oracle::{Step, execute};
+use crate::{Mode, OracleEngine, Rng, Suite, all_cases, cases_in, run_all};
 use ironhorse_core::{Layout, Program, Scalars};
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -11,6 +12,115 @@ fn the_oracle_conforms_to_itself() {
     let summary = run_all(&mut || Box::new(OracleEngine::new()));
     summary.assert_ok();
     assert!(summary.passed.iter().all(|report| report.tolerance <= 1e-5));
+}
+
+/// How [`Rounding`] rounds what it stores.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Round {
+    /// To the nearest, weights at random.
+    Right,
+    /// Everything to the nearest, weights too.
+    Nearest,
+    /// Everything towards 0.
+    Truncate,
+}
+
+/// bf16 the plainest way: every op, and every part of a fused one, rounds what it stores.
+struct Rounding {
+    inner: OracleEngine,
+    round: Round,
+}
+
+impl Rounding {
+    fn new(round: Round) -> Self {
+        Self { inner: OracleEngine::new(), round }
+    }
+
+    fn store(&mut self, slot: Slot, random: bool, rng: &mut Rng) -> Result<()> {
+        let rounded = |x: f64| -> f64 {
+            let bits = match slot.dtype {
+                DType::BF16 if random && self.round == Round::Right => {
+                    ((x as f32).to_bits() + (rng.bits() >> 48) as u32) >> 16
+                }
+                DType::BF16 if self.round == Round::Truncate => (x as f32).to_bits() >> 16,
+                DType::BF16 => u32::from(f32_to_bf16(x as f32)),
+                _ => return x as f32 as f64,
+            };
+            bf16_to_f32(bits as u16).into()
+        };
+        let values: Vec<f64> = self.inner.read_f64(slot)?.into_iter().map(rounded).collect();
+        self.inner.write_f64(slot, &values)
+    }
+}
+
+impl Engine for Rounding {
+    fn name(&self) -> &str {
+        "rounding"
+    }
+    fn reserve(&mut self, layout: &Layout) -> Result<()> {
+        self.inner.reserve(layout)
+    }
+    fn allocated(&self) -> usize {
+        self.inner.allocated()
+    }
+    fn write_f32(&mut self, slot: Slot, data: &[f32]) -> Result<()> {
+        self.inner.write_f32(slot, data)
+    }
+    fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> Result<()> {
+        self.inner.read_f32(slot, data)
+    }
+    fn write_i32(&mut self, slot: Slot, data: &[i32]) -> Result<()> {
+        self.inner.write_i32(slot, data)
+    }
+    fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> Result<()> {
+        self.inner.read_i32(slot, data)
+    }
+    fn synchronize(&mut self) -> Result<()> {
+        self.inner.synchronize()
+    }
+    fn run(&mut self, program: &Program, _: Range<usize>, scalars: &Scalars) -> Result<()> {
+        let op = program.nodes()[0].op;
+        let mut rng = Rng::new(scalars.seed);
+        for part in op.expand().unwrap_or_else(|| vec![op]) {
+            let step = Step { params: program.params(), scalars };
+            execute(self.inner.pools_mut(), &part, step)?;
+            for arg in part.args().iter().filter(|arg| arg.access.writes()) {
+                self.store(arg.slot, matches!(part, Op::AdamW(_)), &mut rng)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn bf16(round: Round) -> crate::Summary {
+    let suite = Suite { twice: true, ..Suite::new(Mode::Bf16) };
+    suite.run(&mut Rounding::new(round), &mut |_, _| ())
+}
+
+#[test]
+fn plain_bf16_conforms() {
+    let summary = bf16(Round::Right);
+    summary.assert_ok();
+    assert!(summary.passed.iter().any(|report| report.precision == Precision::BF16_F32_GRADS));
+}
+
+#[test]
+fn truncation_is_caught_in_every_op_that_rounds() {
+    let summary = bf16(Round::Truncate);
+    for row in summary.rows().iter().filter(|row| !["fill", "copy", "grad_norm"].contains(&row.op)) {
+        // These are allowed roundings in between, which hide the error of the last one.
+        let loose = ["attention_fwd", "attention_bwd", "attention_cached"].contains(&row.op);
+        assert!(row.failed > 0 || loose, "{}", row.op);
+    }
+}
+
+#[test]
+fn weights_rounded_to_the_nearest_are_caught() {
+    let summary = bf16(Round::Nearest);
+    assert!(!summary.failed.is_empty());
+    for mismatch in &summary.failed {
+        assert!(mismatch.op == "adamw" && matches!(mismatch.fault, Fault::Rounding(_)), "{mismatch}");
+    }
 }
 
 /// What a broken engine does to one slot after the op has run.
@@ -29,7 +139,7 @@ enum Sabotage {
 }
 
 struct Broken {
-    inner: OracleEngine,
+    inner: Rounding,
     sabotage: Sabotage,
     /// Which slot of those the sabotage applies to.
     victim: usize,
@@ -50,9 +160,11 @@ impl Broken {
         let slot = Self::victims(op, self.sabotage)[self.victim];
         let offset = match self.sabotage {
             Sabotage::After => slot.end(),
-            Sabotage::Before => slot.offset - 4,
-            _ if matches!(slot.pool, Pool::Params | Pool::Moment1 | Pool::Moment2) => slot.offset,
-            _ => slot.end() - 4,
+            Sabotage::Before => slot.offset - slot.dtype.size(),
+            _ if matches!(slot.pool, Pool::Params | Pool::Moment1 | Pool::Moment2 | Pool::Master) => {
+                slot.offset
+            }
+            _ => slot.end() - slot.dtype.size(),
         };
         Slot { offset, shape: Shape::new([1]), ..slot }
     }
@@ -85,48 +197,60 @@ impl Engine for Broken {
     }
     fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()> {
         let element = self.element(&program.nodes()[0].op);
-        let old = self.inner.read_f64(element)?;
+        let old = self.inner.inner.read_f64(element)?;
         self.inner.run(program, ops, scalars)?;
-        let new = self.inner.read_f64(element)?[0];
+        let new = self.inner.inner.read_f64(element)?[0];
         match self.sabotage {
-            Sabotage::Skip => self.inner.write_f64(element, &old),
-            _ => self.inner.write_f64(element, &[new * 1.01 + 0.01]),
+            Sabotage::Skip => self.inner.inner.write_f64(element, &old),
+            _ => {
+                // far beyond what bf16 rounds away
+                let by = if element.dtype == DType::BF16 { 0.5 } else { 0.01 };
+                self.inner.inner.write_f64(element, &[new + by * new + by])
+            }
         }
     }
 }
 
 static CASES: LazyLock<Vec<Case>> = LazyLock::new(all_cases);
+static BF16_CASES: LazyLock<Vec<Case>> = LazyLock::new(|| cases_in(Precision::BF16, |_| true));
 
 /// The case of an op on which every element of every slot matters.
-fn sensitive(op: &str) -> Case {
+fn sensitive(cases: &[Case], op: &str) -> Option<Case> {
     let picked = |case: &&Case| {
         case.op().name() == op
             && case.op().args().iter().all(|arg| arg.slot.numel() > 0)
             && !["in place true", "in place a", "in place A"].iter().any(|not| case.name.contains(not))
     };
     // The cache's last place is written by the op, and gradients do not happen to be 0.
-    let last = |case: &&Case| op != "attention_cached" || case.name.ends_with("C48 NH3 at position 36");
+    let last = |case: &&Case| op != "attention_cached" || case.name.contains("C48 NH3 at position 36");
     let wide = |case: &&Case| op != "layernorm_bwd" || !case.name.contains("C1 ");
-    CASES.iter().filter(picked).filter(last).find(wide).cloned().unwrap()
+    cases.iter().filter(picked).filter(last).find(wide).cloned()
 }
 
 fn faults(sabotage: Sabotage) -> Vec<(String, Fault)> {
+    let faults = faults_in(&CASES, sabotage);
+    assert!(faults.len() >= Op::NAMES.len() - 2, "{} faults", faults.len());
+    let narrow = faults_in(&BF16_CASES, sabotage);
+    assert!(narrow.len() >= Op::NAMES.len() - 4, "{} faults in bf16", narrow.len());
+    [faults, narrow].concat()
+}
+
+fn faults_in(cases: &[Case], sabotage: Sabotage) -> Vec<(String, Fault)> {
     let mut faults = Vec::new();
     for op in Op::NAMES {
-        let case = sensitive(op);
+        let Some(case) = sensitive(cases, op) else { continue };
         for victim in 0..Broken::victims(case.op(), sabotage).len() {
             let slot = Broken::victims(case.op(), sabotage)[victim];
             if sabotage == Sabotage::Before && slot.offset == 0 {
                 continue; // a whole pool
             }
-            let mut engine = Broken { inner: OracleEngine::new(), sabotage, victim };
+            let mut engine = Broken { inner: Rounding::new(Round::Right), sabotage, victim };
             let Err(mismatch) = check_engine(&mut engine, &case) else {
                 panic!("{op} ({}): {sabotage:?} of {slot:?} was not caught", case.name);
             };
             faults.push((mismatch.to_string(), mismatch.fault));
         }
     }
-    assert!(faults.len() >= Op::NAMES.len() - 2, "{} faults", faults.len());
     faults
 }
 
@@ -170,7 +294,7 @@ fn accepting_a_token_beyond_the_vocabulary_is_caught() {
 #[test]
 fn mismatches_name_op_case_slot_and_values() {
     let fault = Fault::Value { slot: "out", index: 3, want: 1.0, got: 1.5, error: 0.5, tolerance: 1e-6 };
-    let mismatch = Mismatch { op: "add", case: "n5".into(), fault };
+    let mismatch = Mismatch { op: "add", case: "n5".into(), precision: Precision::F32, fault };
     let text = "add (n5): `out` is off by 5.00e-1, allowed 1.00e-6; worst at [3]: expected 1e0, got 1.5e0";
     assert_eq!(mismatch.to_string(), text);
 }

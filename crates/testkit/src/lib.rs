@@ -20,11 +20,13 @@ mod conformance;
 mod finite;
 mod oracle;
 mod rng;
+mod suite;
 mod tolerance;
 
-pub use case::{Case, Data, Input, Kit, all_cases, refusals};
-pub use conformance::{Fault, Mismatch, Report, Summary, check_engine, check_refusal, run_all};
+pub use case::{Case, Data, Input, Kit, all_cases, cases_in, refusals, refusals_in};
+pub use conformance::{Check, Fault, Mismatch, Report, check_against, check_engine, check_refusal};
 pub use finite::{GradMismatch, OpGradients, ProgramGradients, check_op_gradients, check_program_gradients};
 pub use oracle::OracleEngine;
 pub use rng::Rng;
-pub use tolerance::tolerance;
+pub use suite::{Mode, Row, Suite, Summary, run_all};
+pub use tolerance::{Terms, tolerance};

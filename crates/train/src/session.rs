@@ -3,7 +3,9 @@
 use crate::model::gpt2::{self, Recompute};
 use crate::model::{Gpt2Config, init};
 use crate::{Error, Result};
-use ironhorse_core::{Engine, Layout, Pool, Program, Scalars, Section, Slot};
+use ironhorse_core::{
+    Engine, Layout, Pending, Pool, Precision, Program, Scalars, Section, Slot, TokenChoice,
+};
 
 /// Which programs a session is made for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,6 +18,8 @@ pub struct SessionSpec {
     pub decode: Option<usize>,
     /// What the backward computes again.
     pub recompute: Recompute,
+    /// Element types of weights and gradients.
+    pub precision: Precision,
 }
 
 impl SessionSpec {
@@ -28,9 +32,11 @@ impl SessionSpec {
     fn programs(&self, config: &Gpt2Config) -> Result<[Option<Program>; 3]> {
         config.validate()?;
         Ok([
-            self.train.map(|(b, t)| gpt2::training(config, b, t, self.recompute)).transpose()?,
-            self.eval.map(|(b, t)| gpt2::evaluation(config, b, t)).transpose()?,
-            self.decode.map(|b| gpt2::decoding(config, b)).transpose()?,
+            self.train
+                .map(|batch| gpt2::training(config, batch, self.recompute, self.precision))
+                .transpose()?,
+            self.eval.map(|batch| gpt2::evaluation(config, batch, self.precision)).transpose()?,
+            self.decode.map(|b| gpt2::decoding(config, b, self.precision)).transpose()?,
         ])
     }
 }
@@ -82,9 +88,15 @@ impl Session {
     /// GPT-2's random start.
     pub fn init(&mut self, seed: u64) -> Result<()> {
         let slots = self.param_slots(Pool::Params)?;
-        let mut next = slots.iter();
+        let masters = self.master_slots()?;
+        let mut next = slots.iter().enumerate();
         init::gpt2(&self.config, seed, |_, values| match next.next() {
-            Some((_, slot)) => Ok(self.engine.write_f32(*slot, values)?),
+            Some((i, (_, slot))) => {
+                if let Some((_, master)) = masters.get(i) {
+                    self.engine.write_f32(*master, values)?;
+                }
+                Ok(self.engine.write_f32(*slot, values)?)
+            }
             None => Ok(()),
         })
     }
@@ -92,17 +104,36 @@ impl Session {
     /// Fills one of the pools laid out like the parameters: `read(name, values)` for every tensor in model order.
     pub fn load(&mut self, pool: Pool, mut read: impl FnMut(&str, &mut [f32]) -> Result<()>) -> Result<()> {
         let mut values = Vec::new();
-        for (name, slot) in self.param_slots(pool)? {
+        let masters = if pool == Pool::Params { self.master_slots()? } else { Vec::new() };
+        for (i, (name, slot)) in self.param_slots(pool)?.into_iter().enumerate() {
             values.clear();
             values.resize(slot.numel(), 0.0);
             read(&name, &mut values)?;
             self.engine.write_f32(slot, &values)?;
+            if let Some((_, master)) = masters.get(i) {
+                self.engine.write_f32(*master, &values)?;
+            }
         }
         Ok(())
     }
 
-    /// Copies one tensor out of a pool laid out like the parameters.
+    /// Where the f32 master weights are, if this session trains with them.
+    fn master_slots(&self) -> Result<Vec<(String, Slot)>> {
+        match &self.train {
+            Some(program) if program.precision().has_master() => self.param_slots(Pool::Master),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// The pool that holds the weights to keep: the master weights where there are any.
+    pub fn weights_pool(&self) -> Pool {
+        let has_master = self.train.as_ref().is_some_and(|program| program.precision().has_master());
+        if has_master { Pool::Master } else { Pool::Params }
+    }
+
+    /// Copies one tensor out of a pool laid out like the parameters; of the weights the most exact copy there is.
     pub fn read_param(&mut self, pool: Pool, name: &str, values: &mut Vec<f32>) -> Result<()> {
+        let pool = if pool == Pool::Params { self.weights_pool() } else { pool };
         let program = self.any_program()?;
         let param = program.params().iter().find(|param| param.name == name);
         let slot = param.map(|param| param.in_pool(pool));
@@ -128,10 +159,22 @@ impl Session {
 
     /// The optimizer's update after the last micro-step; returns (loss, gradient norm before clipping).
     pub fn update(&mut self, scalars: &Scalars) -> Result<(f32, f32)> {
+        let pending = self.start_update(scalars)?;
+        self.finish_update(pending)
+    }
+
+    /// Starts the update without waiting for it.
+    pub fn start_update(&mut self, scalars: &Scalars) -> Result<PendingUpdate> {
         let program = self.train.as_ref().ok_or_else(not_trained)?;
         self.engine.run_section(program, Section::Update, scalars)?;
-        let loss = self.engine.read_scalar(io(program, "loss")?)?;
-        Ok((loss, self.engine.read_scalar(io(program, "norm")?)?))
+        let loss = self.engine.start_read(io(program, "loss")?)?;
+        Ok(PendingUpdate { loss, norm: self.engine.start_read(io(program, "norm")?)? })
+    }
+
+    /// Waits for an update; returns (loss, gradient norm before clipping).
+    pub fn finish_update(&mut self, pending: PendingUpdate) -> Result<(f32, f32)> {
+        let loss = self.engine.finish_read(pending.loss)?;
+        Ok((loss, self.engine.finish_read(pending.norm)?))
     }
 
     /// The mean loss of a batch.
@@ -156,15 +199,48 @@ impl Session {
 
     /// Feeds one token per sequence at `position`; `logits` gets (B, Vp).
     pub fn decode(&mut self, tokens: &[i32], position: usize, logits: &mut Vec<f32>) -> Result<()> {
-        let Some(program) = &self.decode else {
-            return Err(Error::Config("this session was not made for generation".into()));
-        };
-        let out = io(program, "logits")?;
+        self.feed(tokens, position)?;
+        self.logits(logits)
+    }
+
+    /// Feeds one token per sequence at `position`, and does not wait for the logits.
+    pub fn feed(&mut self, tokens: &[i32], position: usize) -> Result<()> {
+        let program = self.decode.as_ref().ok_or_else(not_generating)?;
         self.engine.write_i32(io(program, "x")?, tokens)?;
         let scalars = Scalars { position: position as u32, ..Scalars::default() };
-        self.engine.run_section(program, Section::Forward, &scalars)?;
+        Ok(self.engine.run_section(program, Section::Forward, &scalars)?)
+    }
+
+    /// The logits (B, Vp) after the tokens fed last.
+    pub fn logits(&mut self, logits: &mut Vec<f32>) -> Result<()> {
+        let out = io(self.decode.as_ref().ok_or_else(not_generating)?, "logits")?;
         logits.resize(out.numel(), 0.0);
         Ok(self.engine.read_f32(out, logits)?)
+    }
+
+    /// Lets the engine choose the next token of a single sequence among the first `vocab`; `None` if it leaves that to
+    /// the host.
+    pub fn pick(&mut self, vocab: usize, choice: &TokenChoice) -> Result<Option<u32>> {
+        let out = io(self.decode.as_ref().ok_or_else(not_generating)?, "logits")?;
+        Ok(self.engine.pick_token(out, vocab, choice)?)
+    }
+}
+
+/// An update whose loss and gradient norm are on their way.
+#[derive(Clone, Copy, Debug)]
+pub struct PendingUpdate {
+    loss: Pending,
+    norm: Pending,
+}
+
+fn not_generating() -> Error {
+    Error::Config("this session was not made for generation".into())
+}
+
+impl PendingUpdate {
+    /// Whether the update was done when it was asked for: the engine works while the caller waits.
+    pub fn is_ready(&self) -> bool {
+        matches!(self.norm, Pending::Ready(_))
     }
 }
 

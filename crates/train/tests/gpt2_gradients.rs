@@ -1,5 +1,6 @@
 //! The backward that the GPT-2 builder writes out, against finite differences of its forward, in f64.
 
+use ironhorse_core::Precision;
 use ironhorse_testkit::{ProgramGradients, check_program_gradients};
 use ironhorse_train::model::Gpt2Config;
 use ironhorse_train::model::gpt2::{Recompute, training};
@@ -12,7 +13,7 @@ fn every_gradient_of_gpt2_is_the_derivative_of_its_loss() {
         (Gpt2Config::new(6, 13, 3, 5, 10), 3, 5),
     ] {
         for recompute in [Recompute::None, Recompute::Gelu, Recompute::Full] {
-            let program = training(&config, batch, seq, recompute).unwrap();
+            let program = training(&config, (batch, seq), recompute, Precision::F32).unwrap();
             let at = |i: usize| ((i * 7 + 3) % config.vocab_size) as i32;
             let check = ProgramGradients {
                 program: &program,

@@ -1,9 +1,8 @@
 //! `ironhorse convert`
 
-use crate::args::Dtype;
 use crate::{Outcome, out};
 use anyhow::Result;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use ironhorse::train::format::hf::{HfOptions, write_hf};
 use ironhorse::train::format::llmc_model::{ModelOptions, write_model};
 use ironhorse::train::format::{Elem, open_weights};
@@ -20,16 +19,25 @@ pub struct ConvertArgs {
     /// A name ending in .bin for llm.c's format, any other for a Hugging Face folder
     to: PathBuf,
     /// How to store the weights
-    #[arg(long, value_enum, default_value_t = Dtype::F32)]
-    dtype: Dtype,
+    #[arg(long, value_enum, default_value_t = Stored::F32)]
+    dtype: Stored,
+}
+
+/// How weights are stored.
+#[derive(Clone, Copy, ValueEnum)]
+enum Stored {
+    /// IEEE single precision
+    F32,
+    /// bfloat16
+    Bf16,
 }
 
 pub fn run(args: &ConvertArgs) -> Result<Outcome> {
     let mut source = open_weights(&args.from)?;
     let config = *source.config();
-    let elem = match args.dtype {
-        Dtype::F32 => Elem::F32,
-        Dtype::Bf16 => Elem::BF16,
+    let (elem, name) = match args.dtype {
+        Stored::F32 => (Elem::F32, "f32"),
+        Stored::Bf16 => (Elem::BF16, "bf16"),
     };
     if args.to.extension().is_some_and(|extension| extension == "bin") {
         let options = ModelOptions { elem, header: None };
@@ -38,6 +46,6 @@ pub fn run(args: &ConvertArgs) -> Result<Outcome> {
         let options = HfOptions { elem, eot: None };
         write_hf(&args.to, &config, &options, |spec, out| source.read_tensor(&spec.name, out))?;
     }
-    out::line(format!("{}: {} parameters as {}", args.to.display(), config.num_params(), args.dtype.name()))?;
+    out::line(format!("{}: {} parameters as {}", args.to.display(), config.num_params(), name))?;
     Ok(Outcome::Done)
 }

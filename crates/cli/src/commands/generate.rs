@@ -105,9 +105,11 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     sampling.settle(config.vocab_size);
     let sampler = sampling.sampler(args.seed);
     let tokenizer = find_tokenizer(args, &model, config.vocab_size)?;
-    let spec = SessionSpec { decode: Some(1), ..SessionSpec::default() };
-    check_memory(&config, &spec)?;
-    let mut session = Session::new(args.engine.engine()?, config, &spec)?;
+    let precision = args.engine.dtype()?.precision(1);
+    let spec = SessionSpec { decode: Some(1), precision, ..SessionSpec::default() };
+    let engine = args.engine.engine()?;
+    check_memory(engine.as_ref(), &config, &spec)?;
+    let mut session = Session::new(engine, config, &spec)?;
     session.load(Pool::Params, |name, values| source.read_tensor(name, values))?;
 
     let mut prompt = vec![tokenizer.eot];

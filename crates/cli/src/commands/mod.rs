@@ -6,5 +6,6 @@ pub mod doctor;
 pub mod generate;
 pub mod plan;
 pub mod profile;
+pub mod selftest;
 pub mod train;
 pub mod verify;

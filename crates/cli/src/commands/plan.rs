@@ -4,7 +4,7 @@ use crate::hardware::{human_bytes, memory};
 use crate::{Outcome, number, out};
 use anyhow::Result;
 use clap::Args;
-use ironhorse::core::{Pool, Section};
+use ironhorse::core::{Pool, Precision, Section};
 use ironhorse::cpu::Limits;
 use ironhorse::train::format::ModelChoice;
 use ironhorse::train::model::gpt2;
@@ -55,7 +55,8 @@ struct PlanReport {
 pub fn run(args: &PlanArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
     let choice = ModelChoice::parse(&args.model)?;
-    let program = gpt2::training(choice.config(), args.batch, args.seq, args.recompute.into())?;
+    let program =
+        gpt2::training(choice.config(), (args.batch, args.seq), args.recompute.into(), Precision::F32)?;
     let limits = Limits::measure(args.threads);
     let layout = program.layout();
     let least: f64 =

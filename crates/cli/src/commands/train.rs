@@ -196,14 +196,16 @@ pub fn run(args: &TrainArgs) -> Result<Outcome> {
     let mut spec = SessionSpec {
         train: Some((args.batch.unwrap_or(1), args.seq.unwrap_or(1))),
         recompute: args.recompute.into(),
+        precision: args.engine.dtype()?.precision(settings.accumulate),
         ..SessionSpec::default()
     };
-    check_memory(&config, &spec)?;
+    let engine = args.engine.engine()?;
+    check_memory(engine.as_ref(), &config, &spec)?;
     let data = open_data(&args, &config)?;
     spec.eval = spec.train.filter(|_| data.val.is_some());
     spec.decode = data.tokenizer.is_some().then_some(1);
-    check_memory(&config, &spec)?; // now with what validation and samples need
-    let mut session = Session::new(args.engine.engine()?, config, &spec)?;
+    check_memory(engine.as_ref(), &config, &spec)?; // now with what validation and samples need
+    let mut session = Session::new(engine, config, &spec)?;
     match &mut weights {
         Some(source) => session.load(Pool::Params, |name, values| source.read_tensor(name, values))?,
         None => session.init(args.seed)?,

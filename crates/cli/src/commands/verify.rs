@@ -86,8 +86,9 @@ pub fn run(args: &VerifyArgs) -> Result<Outcome> {
         tolerance: Tolerance { tensor: args.tolerance, loss: args.loss_tolerance },
         steps: args.steps,
         recompute: args.recompute.into(),
+        precision: args.engine.exact_dtype()?.precision(1),
     };
-    check_memory(reference.config(), &session_spec(reference.as_ref(), &options))?;
+    check_memory(engine.as_ref(), reference.config(), &session_spec(reference.as_ref(), &options))?;
     let mut report = verify(engine, reference.as_mut(), &options)?;
     let hint = if args.key.is_none() && !report.passed() { explain_state(args, &mut report) } else { None };
     out::json(args.json.as_deref(), &report)?;

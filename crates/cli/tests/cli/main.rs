@@ -9,6 +9,7 @@ mod generate;
 mod pipes;
 mod place;
 mod reports;
+mod selftest;
 mod train;
 mod verify;
 

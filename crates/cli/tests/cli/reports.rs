@@ -95,7 +95,9 @@ fn doctor_says_what_will_be_used() {
 #[test]
 fn every_command_has_help_with_examples() {
     let place = Place::new();
-    for command in ["train", "generate", "verify", "bench", "profile", "plan", "convert", "doctor"] {
+    for command in
+        ["train", "generate", "verify", "bench", "profile", "plan", "convert", "doctor", "selftest"]
+    {
         let text = place.does(&format!("{command} --help")).text();
         assert!(text.contains("Examples:\n") && text.contains("Usage: ironhorse"), "{command}: {text}");
         assert!(text.contains("--config <FILE>"), "{command}");

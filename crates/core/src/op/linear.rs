@@ -91,7 +91,7 @@ impl LinearBwdInput {
     }
 }
 
-/// `d_weight (+)= d_outᵀ · inp` and `d_bias (+)= Σ_rows d_out`.
+/// `d_weight (+)= d_outᵀ · inp` and `d_bias (+)= Σ_rows d_out`. The gradients have an element type of their own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearBwdWeight {
     /// (OC,C)
@@ -121,8 +121,10 @@ impl OpSpec for LinearBwdWeight {
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
+        c.same_float(&[("d_out", &self.d_out), ("inp", &self.inp)])?;
+        c.same_float(&[("d_weight", &self.d_weight)])?;
         let (_, oc) =
-            check_product(&c, ("d_out", &self.d_out), ("inp", &self.inp), ("d_weight", &self.d_weight))?;
+            check_shapes(&c, ("d_out", &self.d_out), ("inp", &self.inp), ("d_weight", &self.d_weight))?;
         if let Some(d_bias) = &self.d_bias {
             c.shape("d_bias", d_bias, [oc])?;
             c.same_float(&[("d_weight", &self.d_weight), ("d_bias", d_bias)])?;
@@ -146,6 +148,10 @@ type Named<'a> = (&'a str, &'a Slot);
 /// `out` (rows,OC) = `inp` (rows,C) · `weight` (OC,C)ᵀ; returns (rows, OC).
 fn check_product(c: &Checker, out: Named, inp: Named, weight: Named) -> Result<(usize, usize)> {
     c.same_float(&[out, inp, weight])?;
+    check_shapes(c, out, inp, weight)
+}
+
+fn check_shapes(c: &Checker, out: Named, inp: Named, weight: Named) -> Result<(usize, usize)> {
     let (rows, ic) = (inp.1.shape.rows(), inp.1.shape.cols());
     let oc = weight.1.shape.rows();
     c.matrix(weight.0, weight.1, oc, ic)?;

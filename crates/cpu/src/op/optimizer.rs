@@ -86,6 +86,9 @@ pub fn adamw(ctx: &mut Ctx<'_>, op: &AdamW) -> Result<()> {
     let (s, isa, params) = (*ctx.scalars, ctx.isa, ctx.program.params());
     // SAFETY: nothing writes the norm while the op runs.
     let norm = unsafe { norm.all()[0] };
+    if !norm.is_finite() {
+        return Ok(()); // a step that went wrong must not spoil the weights
+    }
     let clip = if s.grad_clip > 0.0 { (s.grad_clip / (norm + CLIP_EPS)).min(1.0) } else { 1.0 };
     let correction = |beta: f64| 1.0 - beta.powi(s.step.min(i32::MAX as u32) as i32);
     let base = Coefficients {

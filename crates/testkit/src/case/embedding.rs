@@ -1,7 +1,8 @@
 //! Cases of the embedding.
 
 use super::{ACCUMS, Case, Kit};
-use ironhorse_core::op::{EmbeddingBwd, EmbeddingFwd};
+use ironhorse_core::Precision;
+use ironhorse_core::op::{Accum, EmbeddingBwd, EmbeddingFwd};
 
 /// (B, T, C, V, maxT)
 const SHAPES: [[usize; 5]; 7] = [
@@ -14,34 +15,49 @@ const SHAPES: [[usize; 5]; 7] = [
     [2, 0, 48, 9, 8],
 ];
 
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases(p: Precision) -> Vec<Case> {
     let mut cases = Vec::new();
     for shape in SHAPES {
-        cases.push(fwd(shape, None));
-        for (accum, micro_step) in ACCUMS {
-            let [b, t, c, v, context] = shape;
-            let mut kit = Kit::new(format!("B{b} T{t} C{c} V{v} {accum:?} micro-step {micro_step}"));
-            kit.scalars.micro_step = micro_step;
-            let op = EmbeddingBwd {
-                d_wte: kit.grad([v, c]),
-                d_wpe: kit.grad([context, c]),
-                d_out: kit.slot([b, t, c]),
-                tokens: kit.tokens([b, t], v),
-                accum,
-            };
-            cases.push(kit.finish(op));
-        }
+        cases.push(fwd(p, shape, None));
+        cases.extend(ACCUMS.map(|accum| bwd(p, shape, accum, false)));
     }
-    cases.push(fwd([3, 1, 48, 50, 40], Some(0)));
-    cases.push(fwd([3, 1, 48, 50, 40], Some(39)));
-    cases.push(fwd([1, 7, 33, 50, 40], Some(20)));
+    let first = (Accum::FirstWrites, 0);
+    cases.push(fwd(p, [2, 64, 768, 1003, 64], None));
+    cases.push(bwd(p, [8, 256, 64, 256, 256], first, false)); // bytes as tokens: every row has many to sum
+    cases.push(bwd(p, [4, 128, 64, 50, 128], first, true));
+    cases.push(bwd(p, [1, 2048, 80, 257, 2048], (Accum::Add, 0), true));
+    cases.push(bwd(p, [2, 128, 768, 1003, 1024], (Accum::FirstWrites, 1), false));
+    cases.push(fwd(p, [3, 1, 48, 50, 40], Some(0)));
+    cases.push(fwd(p, [3, 1, 48, 50, 40], Some(39)));
+    cases.push(fwd(p, [1, 7, 33, 50, 40], Some(20)));
     cases
 }
 
+/// With `hot` all tokens are the same: one row gets every gradient.
+fn bwd(
+    p: Precision,
+    [b, t, c, v, context]: [usize; 5],
+    (accum, micro_step): (Accum, u32),
+    hot: bool,
+) -> Case {
+    let same = if hot { " one token" } else { "" };
+    let name = format!("B{b} T{t} C{c} V{v}{same} {accum:?} micro-step {micro_step}");
+    let mut kit = Kit::with_precision(p, name);
+    kit.scalars.micro_step = micro_step;
+    let op = EmbeddingBwd {
+        d_wte: kit.grad([v, c]),
+        d_wpe: kit.grad([context, c]),
+        d_out: kit.slot([b, t, c]),
+        tokens: if hot { kit.i32s([b, t], &vec![v as i32 - 1; b * t]) } else { kit.tokens([b, t], v) },
+        accum,
+    };
+    kit.finish(op)
+}
+
 /// The table has more rows than the vocabulary: padding.
-fn fwd([b, t, c, v, context]: [usize; 5], position: Option<u32>) -> Case {
+fn fwd(p: Precision, [b, t, c, v, context]: [usize; 5], position: Option<u32>) -> Case {
     let at = position.map_or(String::new(), |position| format!(" at position {position}"));
-    let mut kit = Kit::new(format!("B{b} T{t} C{c} V{v}{at}"));
+    let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} V{v}{at}"));
     kit.scalars.position = position.unwrap_or(u32::MAX); // must not matter
     let op = EmbeddingFwd {
         out: kit.slot([b, t, c]),

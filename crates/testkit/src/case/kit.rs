@@ -3,7 +3,9 @@
 use super::{Case, Data, Input};
 use crate::Rng;
 use ironhorse_core::op::{Access, AdamW, Arg, Op};
-use ironhorse_core::{Builder, DType, Layout, Pool, Scalars, Shape, Slot};
+use ironhorse_core::{
+    Builder, DType, Layout, Param, Pool, Precision, Scalars, Shape, Slot, bf16_to_f32, f32_to_bf16,
+};
 
 /// Elements of a guard: one cache line.
 const GUARD: usize = 16;
@@ -17,6 +19,13 @@ pub struct Kit {
     pub rng: Rng,
     /// See [`Case::floor`].
     pub floor: f64,
+    /// See [`Case::scores`].
+    pub scores: f64,
+    /// See [`Case::large`].
+    pub large: bool,
+    /// See [`Case::exact`].
+    pub exact: bool,
+    precision: Precision,
     name: String,
     pub(super) builder: Builder,
     given: Vec<Input>,
@@ -24,22 +33,37 @@ pub struct Kit {
 }
 
 impl Kit {
-    /// A case of this name.
+    /// A case of this name, in f32.
     pub fn new(name: impl Into<String>) -> Self {
+        Self::with_precision(Precision::F32, name)
+    }
+
+    /// A case of this name in these element types. Its random numbers are those of the f32 case, rounded.
+    pub fn with_precision(precision: Precision, name: impl Into<String>) -> Self {
         let name = name.into();
+        let rng = Rng::named(&name);
         Self {
             scalars: Scalars::default(),
-            rng: Rng::named(&name),
+            rng,
             floor: 0.0,
-            name,
-            builder: Builder::new(),
+            scores: 0.0,
+            large: false,
+            exact: false,
+            precision,
+            name: name + suffix(precision),
+            builder: Builder::with_precision(precision),
             given: Vec::new(),
             count: 0,
         }
     }
 
-    /// An f32 slot among the inputs and results.
+    /// A slot among the inputs and results, of the activations' element type.
     pub fn slot(&mut self, shape: impl Into<Shape>) -> Slot {
+        self.typed(shape, self.precision.weights)
+    }
+
+    /// An f32 slot whatever the precision: statistics, losses, the norm.
+    pub fn stat(&mut self, shape: impl Into<Shape>) -> Slot {
         self.typed(shape, DType::F32)
     }
 
@@ -53,7 +77,7 @@ impl Kit {
         self.builder.io(format!("guard {}", self.count), [GUARD], DType::F32);
     }
 
-    /// An f32 slot with these values.
+    /// A slot of the activations' element type with these values.
     pub fn f32s(&mut self, shape: impl Into<Shape>, values: &[f32]) -> Slot {
         let slot = self.slot(shape);
         self.set(slot, values.to_vec());
@@ -86,25 +110,29 @@ impl Kit {
 
     /// The gradient of a parameter made for it.
     pub fn grad(&mut self, shape: impl Into<Shape>) -> Slot {
-        Slot { pool: Pool::Grads, ..self.param(shape) }
+        let weight = self.param(shape);
+        Param { name: String::new(), decay: true, weight, precision: self.precision }.grad()
     }
 
     /// A slot of the key/value cache.
     pub fn cache(&mut self, shape: impl Into<Shape>) -> Slot {
         self.builder.cache([GUARD], DType::F32);
-        self.builder.cache(shape, DType::F32)
+        self.builder.cache(shape, self.precision.weights)
     }
 
-    /// Gives a slot its values.
-    pub fn set(&mut self, slot: Slot, values: Vec<f32>) {
-        self.given.push(Input { slot, data: Data::F32(values) });
+    /// Gives a slot its values, rounded to its element type; returns them as it holds them.
+    pub fn set(&mut self, slot: Slot, mut values: Vec<f32>) -> Vec<f32> {
+        if slot.dtype == DType::BF16 {
+            values.iter_mut().for_each(|value| *value = bf16_to_f32(f32_to_bf16(*value)));
+        }
+        self.given.push(Input { slot, data: Data::F32(values.clone()) });
+        values
     }
 
     /// Gives a slot random values, and returns them.
     pub fn random(&mut self, slot: Slot, lo: f32, hi: f32) -> Vec<f32> {
         let values = self.rng.uniforms(slot.numel(), lo, hi);
-        self.set(slot, values.clone());
-        values
+        self.set(slot, values)
     }
 
     /// The case of this op. What it reads and has no values yet gets random ones.
@@ -121,9 +149,9 @@ impl Kit {
         self.builder.cache([GUARD], DType::F32);
         self.builder.push(op).unwrap_or_else(|error| panic!("case {}: {error}", self.name));
         let program = self.builder.finish().unwrap_or_else(|error| panic!("case {}: {error}", self.name));
-        let reserve = program.layout().union(&margin(program.num_params()));
-        let Self { name, scalars, given: inputs, floor, .. } = self;
-        Case { name, program, scalars, inputs, reserve, floor }
+        let reserve = program.layout().union(&margin(self.precision, program.num_params()));
+        let Self { name, scalars, given: inputs, floor, scores, large, exact, .. } = self;
+        Case { name, program, scalars, inputs, reserve, floor, scores, large, exact }
     }
 }
 
@@ -141,13 +169,23 @@ pub(super) fn overwrites(op: &Op, arg: &Arg, micro_step: u32) -> bool {
     !accum.adds(micro_step)
 }
 
-/// A layout whose four parameter pools are larger than any case with this many parameters.
-fn margin(params: usize) -> Layout {
-    let mut b = Builder::new();
-    b.param("all", [2 * params + 64 * GUARD], false);
+/// What a case in these element types has at the end of its name.
+pub(super) fn suffix(precision: Precision) -> &'static str {
+    match precision {
+        Precision::F32 => "",
+        Precision::BF16 => ", bf16",
+        _ => ", bf16, f32 gradients",
+    }
+}
+
+/// A layout whose parameter pools are larger than any case with this many parameters, gaps between them included.
+fn margin(precision: Precision, params: usize) -> Layout {
+    let mut b = Builder::with_precision(precision);
+    b.param("all", [params + 128 * GUARD], false);
     let norm = b.io("norm", [1], DType::F32);
-    let [params, grads, moment1, moment2] =
-        [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2].map(|pool| b.flat(pool));
-    b.push(AdamW { params, grads, moment1, moment2, norm }).expect("flat pools fit adamw");
+    let [params, grads, moment1, moment2, master] =
+        [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2, Pool::Master].map(|pool| b.flat(pool));
+    let master = precision.has_master().then_some(master);
+    b.push(AdamW { params, master, grads, moment1, moment2, norm }).expect("flat pools fit adamw");
     *b.finish().expect("one op over io and parameters").layout()
 }

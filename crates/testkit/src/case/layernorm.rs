@@ -2,8 +2,8 @@
 
 use super::{ACCUMS, Case, Kit};
 use crate::oracle::layernorm::stats;
-use ironhorse_core::Slot;
 use ironhorse_core::op::{Accum, LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd};
+use ironhorse_core::{Precision, Slot};
 
 /// (B, T, C)
 const SHAPES: [[usize; 3]; 9] = [
@@ -19,29 +19,37 @@ const SHAPES: [[usize; 3]; 9] = [
 ];
 const EPS: f32 = 1e-5;
 
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases(p: Precision) -> Vec<Case> {
     let mut cases = Vec::new();
     for shape in SHAPES {
-        cases.push(fwd(shape, -1.0));
-        cases.push(apply(shape));
-        cases.extend([InPlace::No, InPlace::A, InPlace::B].map(|in_place| residual(shape, in_place)));
+        cases.push(fwd(p, shape, -1.0));
+        cases.push(apply(p, shape));
+        cases.extend([InPlace::No, InPlace::A, InPlace::B].map(|in_place| residual(p, shape, in_place)));
         for (i, accum) in ACCUMS.into_iter().enumerate() {
-            cases.push(bwd(shape, ACCUMS[(i + 1) % ACCUMS.len()].0, accum));
+            cases.push(bwd(p, shape, ACCUMS[(i + 1) % ACCUMS.len()].0, accum));
         }
     }
-    cases.push(bwd([1, 37, 80], Accum::Write, (Accum::Write, 0))); // the pairs a model uses
-    cases.push(bwd([1, 37, 80], Accum::Add, (Accum::FirstWrites, 0)));
-    cases.push(fwd([2, 3, 129], 10.0)); // mean much larger than the spread: sums of squares lose the variance
+    cases.push(bwd(p, [1, 37, 80], Accum::Write, (Accum::Write, 0))); // the pairs a model uses
+    cases.push(bwd(p, [1, 37, 80], Accum::Add, (Accum::FirstWrites, 0)));
+    // Widths of models, where engines take other paths.
+    for shape in [[1, 33, 768], [2, 65, 1024], [3, 100, 1600]] {
+        cases.push(fwd(p, shape, -1.0));
+        cases.push(apply(p, shape));
+        cases.extend([InPlace::No, InPlace::A].map(|in_place| residual(p, shape, in_place)));
+        cases.push(bwd(p, shape, Accum::Write, (Accum::FirstWrites, 0)));
+        cases.push(bwd(p, shape, Accum::Add, (Accum::FirstWrites, 1)));
+    }
+    cases.push(fwd(p, [2, 3, 129], 10.0)); // mean much larger than the spread: sums of squares lose the variance
     cases
 }
 
 /// Inputs are `offset` to `offset + 3`: an offset of -1 has a mean of 1/2, so that no mean is 0.
-fn fwd([b, t, c]: [usize; 3], offset: f32) -> Case {
-    let mut kit = Kit::new(format!("B{b} T{t} C{c} from {offset}"));
+fn fwd(p: Precision, [b, t, c]: [usize; 3], offset: f32) -> Case {
+    let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} from {offset}"));
     let op = LayerNormFwd {
         out: kit.slot([b, t, c]),
-        mean: kit.slot([b, t]),
-        rstd: kit.slot([b, t]),
+        mean: kit.stat([b, t]),
+        rstd: kit.stat([b, t]),
         inp: kit.slot([b, t, c]),
         weight: kit.param([c]),
         bias: kit.param([c]),
@@ -58,8 +66,8 @@ enum InPlace {
     B,
 }
 
-fn residual([b, t, c]: [usize; 3], in_place: InPlace) -> Case {
-    let mut kit = Kit::new(format!("B{b} T{t} C{c} in place {in_place:?}"));
+fn residual(p: Precision, [b, t, c]: [usize; 3], in_place: InPlace) -> Case {
+    let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} in place {in_place:?}"));
     let [a, other] = [(); 2].map(|()| kit.slot([b, t, c]));
     let residual = match in_place {
         InPlace::No => kit.slot([b, t, c]),
@@ -69,8 +77,8 @@ fn residual([b, t, c]: [usize; 3], in_place: InPlace) -> Case {
     let op = ResidualLayerNormFwd {
         residual,
         out: kit.slot([b, t, c]),
-        mean: kit.slot([b, t]),
-        rstd: kit.slot([b, t]),
+        mean: kit.stat([b, t]),
+        rstd: kit.stat([b, t]),
         a,
         b: other,
         weight: kit.param([c]),
@@ -94,13 +102,13 @@ fn set_stats(kit: &mut Kit, inp: Slot, mean: Slot, rstd: Slot) -> Vec<f32> {
     rstds
 }
 
-fn apply([b, t, c]: [usize; 3]) -> Case {
-    let mut kit = Kit::new(format!("B{b} T{t} C{c}"));
+fn apply(p: Precision, [b, t, c]: [usize; 3]) -> Case {
+    let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c}"));
     let op = LayerNormApply {
         out: kit.slot([b, t, c]),
         inp: kit.slot([b, t, c]),
-        mean: kit.slot([b, t]),
-        rstd: kit.slot([b, t]),
+        mean: kit.stat([b, t]),
+        rstd: kit.stat([b, t]),
         weight: kit.param([c]),
         bias: kit.param([c]),
     };
@@ -108,9 +116,9 @@ fn apply([b, t, c]: [usize; 3]) -> Case {
     kit.finish(op)
 }
 
-fn bwd([b, t, c]: [usize; 3], accum_inp: Accum, (accum, micro_step): (Accum, u32)) -> Case {
+fn bwd(p: Precision, [b, t, c]: [usize; 3], accum_inp: Accum, (accum, micro_step): (Accum, u32)) -> Case {
     let name = format!("B{b} T{t} C{c} d_inp {accum_inp:?}, rest {accum:?}, micro-step {micro_step}");
-    let mut kit = Kit::new(name);
+    let mut kit = Kit::with_precision(p, name);
     kit.scalars.micro_step = micro_step;
     let op = LayerNormBwd {
         d_inp: kit.slot([b, t, c]),
@@ -118,8 +126,8 @@ fn bwd([b, t, c]: [usize; 3], accum_inp: Accum, (accum, micro_step): (Accum, u32
         d_bias: kit.grad([c]),
         d_out: kit.slot([b, t, c]),
         inp: kit.slot([b, t, c]),
-        mean: kit.slot([b, t]),
-        rstd: kit.slot([b, t]),
+        mean: kit.stat([b, t]),
+        rstd: kit.stat([b, t]),
         weight: kit.param([c]),
         accum_inp,
         accum,

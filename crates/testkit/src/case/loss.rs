@@ -1,10 +1,11 @@
 //! Cases of the loss.
 
 use super::{ACCUMS, Case, Kit};
+use ironhorse_core::Precision;
 use ironhorse_core::op::{CrossEntropy, LossMean};
 
 /// (B, T, V, Vp)
-const SHAPES: [[usize; 4]; 9] = [
+const SHAPES: [[usize; 4]; 11] = [
     [1, 1, 1, 1],
     [1, 1, 1, 5],
     [1, 31, 5, 5],
@@ -14,21 +15,23 @@ const SHAPES: [[usize; 4]; 9] = [
     [2, 65, 1003, 1024],
     [1, 1, 4099, 4160],
     [0, 3, 48, 64],
+    [1, 4, 50_257, 50_304], // GPT-2
+    [2, 33, 256, 256],
 ];
 
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases(p: Precision) -> Vec<Case> {
     let mut cases = Vec::new();
     for grad in [false, true] {
-        cases.extend(SHAPES.map(|shape| cross_entropy(shape, grad, (-3.0, 3.0))));
-        cases.push(cross_entropy([1, 33, 1003, 1024], grad, (80.0, 110.0))); // exp overflows unless the maximum is subtracted
-        cases.push(cross_entropy([1, 33, 1003, 1024], grad, (-110.0, -100.0)));
+        cases.extend(SHAPES.map(|shape| cross_entropy(p, shape, grad, (-3.0, 3.0))));
+        cases.push(cross_entropy(p, [1, 33, 1003, 1024], grad, (80.0, 110.0))); // exp overflows unless the maximum is subtracted
+        cases.push(cross_entropy(p, [1, 33, 1003, 1024], grad, (-110.0, -100.0)));
     }
     for n in [0, 1, 31, 33, 129, 1003, 4099] {
         cases.extend(ACCUMS.map(|(accum, micro_step)| {
-            let mut kit = Kit::new(format!("n{n} {accum:?} micro-step {micro_step}"));
+            let mut kit = Kit::with_precision(p, format!("n{n} {accum:?} micro-step {micro_step}"));
             kit.scalars.micro_step = micro_step;
             kit.scalars.loss_scale = 1.0 / (3 * n.max(1)) as f32;
-            let (loss, losses) = (kit.slot([]), kit.slot([1, n]));
+            let (loss, losses) = (kit.stat([]), kit.stat([1, n]));
             kit.random(losses, 0.0, 12.0);
             kit.finish(LossMean { loss, losses, accum })
         }));
@@ -37,11 +40,12 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 /// The padding holds NaN: it may become 0, never be read.
-fn cross_entropy([b, t, vocab, padded]: [usize; 4], grad: bool, (lo, hi): (f32, f32)) -> Case {
-    let mut kit = Kit::new(format!("B{b} T{t} V{vocab} of {padded} grad {grad} logits {lo} to {hi}"));
+fn cross_entropy(p: Precision, [b, t, vocab, padded]: [usize; 4], grad: bool, (lo, hi): (f32, f32)) -> Case {
+    let mut kit =
+        Kit::with_precision(p, format!("B{b} T{t} V{vocab} of {padded} grad {grad} logits {lo} to {hi}"));
     kit.scalars.loss_scale = 1.0 / (b * t).max(1) as f32;
     let op = CrossEntropy {
-        losses: kit.slot([b, t]),
+        losses: kit.stat([b, t]),
         logits: kit.slot([b, t, padded]),
         targets: kit.tokens([b, t], vocab),
         vocab,

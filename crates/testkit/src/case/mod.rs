@@ -14,11 +14,11 @@ mod refusal;
 pub use kit::Kit;
 #[cfg(test)]
 pub(crate) use optimizer::flat_pools;
-pub use refusal::refusals;
+pub use refusal::{refusals, refusals_in};
 
 use crate::OracleEngine;
 use ironhorse_core::op::{Accum, Op};
-use ironhorse_core::{Engine, Layout, Program, Result, Scalars, Slot};
+use ironhorse_core::{DType, Engine, Layout, Pool, Precision, Program, Result, Scalars, Slot};
 
 /// The contents of a slot before the op runs.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,12 +53,34 @@ pub struct Case {
     pub reserve: Layout,
     /// Added to ‖want‖ when errors are made relative: the size of terms that cancel in exact arithmetic.
     pub floor: f64,
+    /// The largest attention score to expect; 0 where there are none.
+    pub scores: f64,
+    /// Takes the oracle long: only a self-test of the device runs it, no test suite.
+    pub large: bool,
+    /// The op must change nothing: every bit stays.
+    pub exact: bool,
 }
 
 impl Case {
     /// The op.
     pub fn op(&self) -> &Op {
         &self.program.nodes()[0].op
+    }
+
+    /// The element types it is in.
+    pub fn precision(&self) -> Precision {
+        self.program.precision()
+    }
+
+    /// Elements of all its slots together.
+    pub fn elements(&self) -> usize {
+        self.op().args().iter().map(|arg| arg.slot.numel()).sum()
+    }
+
+    /// What the oracle leaves in the slots the op writes, in the order of its arguments.
+    pub fn expected(&self) -> Result<Vec<Vec<f64>>> {
+        let oracle = self.oracle()?;
+        self.op().writes().map(|slot| oracle.read_f64(slot)).collect()
     }
 
     /// Puts the inputs into an engine's memory, and NaN into the slots written that have none.
@@ -103,25 +125,77 @@ impl Case {
 const ACCUMS: [(Accum, u32); 4] =
     [(Accum::Write, 1), (Accum::Add, 0), (Accum::FirstWrites, 0), (Accum::FirstWrites, 1)];
 
-/// All cases of all ops, in the order of `Op::NAMES` by family.
+/// All f32 cases of all ops but the large ones, by family in the order of `Op::NAMES`.
 pub fn all_cases() -> Vec<Case> {
-    [
-        embedding::cases(),
-        layernorm::cases(),
-        linear::cases(),
-        elementwise::cases(),
-        attention::cases(),
-        loss::cases(),
-        optimizer::cases(),
-        memory::cases(),
-    ]
-    .concat()
+    let mut cases = cases_in(Precision::F32, |_| true);
+    cases.retain(|case| !case.large);
+    cases
+}
+
+/// The cases in these element types, large ones included, of the ops whose name `wanted` takes. An op that has no slot
+/// in which they differ from a precision before has none: all of `loss_mean` is f32.
+pub fn cases_in(precision: Precision, wanted: impl Fn(&str) -> bool) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (ops, make) in FAMILIES {
+        if ops.iter().any(|op| wanted(op)) {
+            cases.extend(make(precision).into_iter().filter(|case| wanted(case.op().name()) && is_own(case)));
+        }
+    }
+    cases
+}
+
+/// A family's ops, and what makes its cases.
+type Family = (&'static [&'static str], fn(Precision) -> Vec<Case>);
+const FAMILIES: [Family; 8] = [
+    (&["embedding_fwd", "embedding_bwd"], embedding::cases),
+    (&["layernorm_fwd", "residual_layernorm_fwd", "layernorm_apply", "layernorm_bwd"], layernorm::cases),
+    (&["linear_fwd", "linear_bwd_input", "linear_bwd_weight"], linear::cases),
+    (&["gelu_fwd", "gelu_bwd", "add"], elementwise::cases),
+    (&["attention_fwd", "attention_bwd", "attention_cached"], attention::cases),
+    (&["cross_entropy", "loss_mean"], loss::cases),
+    (&["grad_norm", "adamw"], optimizer::cases),
+    (&["fill", "copy"], memory::cases),
+];
+
+/// Whether the op sees the precision of its case: bf16 has a bf16 slot, f32 gradients beside it one of those too.
+fn is_own(case: &Case) -> bool {
+    let args = case.op().args();
+    let has_bf16 = args.iter().any(|arg| arg.slot.dtype == DType::BF16);
+    let has_f32_grads = args.iter().any(|arg| arg.slot.pool == Pool::Grads && arg.slot.dtype == DType::F32);
+    match case.precision() {
+        Precision::F32 => true,
+        Precision::BF16 => has_bf16,
+        _ => has_bf16 && has_f32_grads,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::HashSet;
+
+    const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::BF16, Precision::BF16_F32_GRADS];
+
+    #[test]
+    fn bf16_cases_hold_bf16_numbers_and_f32_statistics() {
+        let cases = cases_in(Precision::BF16, |_| true);
+        for op in Op::NAMES.iter().filter(|&&op| op != "loss_mean") {
+            assert!(cases.iter().any(|case| case.op().name() == *op), "{op}");
+        }
+        for input in cases.iter().flat_map(|case| &case.inputs) {
+            if let (DType::BF16, Data::F32(values)) = (input.slot.dtype, &input.data) {
+                assert!(values.iter().all(|value| value.is_nan() || value.to_bits() & 0xffff == 0));
+            }
+        }
+        let wide = ["mean", "rstd", "lse", "losses", "norm", "moment1", "moment2", "master"];
+        for arg in cases.iter().flat_map(|case| case.op().args()).filter(|arg| wide.contains(&arg.name)) {
+            assert_eq!(arg.slot.dtype, DType::F32, "{}", arg.name);
+        }
+        let mixed = cases_in(Precision::BF16_F32_GRADS, |_| true);
+        let ops: HashSet<_> = mixed.iter().map(|case| case.op().name()).collect();
+        let want = ["embedding_bwd", "layernorm_bwd", "linear_bwd_weight", "adamw"];
+        assert_eq!(ops, HashSet::from(want));
+    }
 
     #[test]
     fn every_op_has_cases_and_every_case_its_own_name() {
@@ -130,8 +204,9 @@ mod tests {
             let count = cases.iter().filter(|case| case.op().name() == *name).count();
             assert!(count >= 3, "{name} has {count} cases");
         }
-        let names: HashSet<_> = cases.iter().map(|case| (case.op().name(), &case.name)).collect();
-        assert_eq!(names.len(), cases.len());
+        let all: Vec<Case> = PRECISIONS.into_iter().flat_map(|p| cases_in(p, |_| true)).collect();
+        let names: HashSet<_> = all.iter().map(|case| (case.op().name(), &case.name)).collect();
+        assert_eq!(names.len(), all.len());
     }
 
     #[test]
@@ -168,7 +243,7 @@ mod tests {
 
     #[test]
     fn everything_read_is_given() {
-        for case in all_cases() {
+        for case in PRECISIONS.into_iter().flat_map(|p| cases_in(p, |_| true)) {
             for arg in case.op().args().iter().filter(|arg| arg.slot.numel() > 0) {
                 let given = case.inputs.iter().any(|input| input.slot == arg.slot);
                 let reads = arg.access.reads() && !kit::overwrites(case.op(), arg, case.scalars.micro_step);

@@ -1,29 +1,46 @@
 //! Cases of the gradient norm and AdamW, on whole pools.
 
-use super::{Case, Kit};
-use ironhorse_core::op::{AdamW, GradNorm};
-use ironhorse_core::{Pool, Scalars};
+use super::{Case, Data, Kit};
+use ironhorse_core::op::{AdamW, GradNorm, Op};
+use ironhorse_core::{Pool, Precision, Scalars};
 
 /// Parameters by (elements, decay): odd sizes leave gaps, and decay changes between neighbours.
 type Table = &'static [(usize, bool)];
+/// Bytes: every parameter starts at a multiple.
+const ALIGN: usize = 64;
+
 const ONE: Table = &[(1, true)];
 const FLAT: Table = &[(1003, false)];
 const MIXED: Table = &[(5, true), (231, false), (1, true), (31, true), (129, false), (16, true), (33, false)];
 const LARGE: Table = &[(129, false), (70_001, true), (7, false)];
+/// A matrix, its bias and the next matrix, whole vectors all of them.
+const LAYERS: Table = &[(786_432 / 8, true), (768, false), (147_456, true)];
 
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases(p: Precision) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (name, table) in [("one", ONE), ("flat", FLAT), ("mixed", MIXED), ("large", LARGE)] {
+    for (name, table) in
+        [("one", ONE), ("flat", FLAT), ("mixed", MIXED), ("large", LARGE), ("layers", LAYERS)]
+    {
         for scale in [1.0, 1e-4] {
-            cases.push(grad_norm(name, table, scale));
+            cases.push(grad_norm(p, name, table, scale));
         }
         for (what, scalars) in settings() {
-            cases.push(adamw(&format!("{name}, {what}"), table, scalars, 1.0));
+            cases.push(adamw(p, &format!("{name}, {what}"), table, scalars, 1.0));
         }
     }
     // Gradients so small that the 1e-6 PyTorch adds to the norm shows.
     let clip = Scalars { grad_clip: 1e-5, ..base() };
-    cases.push(adamw("mixed, clipped tiny gradients", MIXED, clip, 1e-5));
+    cases.push(adamw(p, "mixed, clipped tiny gradients", MIXED, clip, 1e-5));
+    // A step that is left out changes nothing.
+    for norm in [f32::NAN, f32::INFINITY] {
+        let mut case = adamw(p, &format!("mixed, norm {norm}"), MIXED, base(), 1.0);
+        let Op::AdamW(op) = *case.op() else { continue };
+        for input in case.inputs.iter_mut().filter(|input| input.slot == op.norm) {
+            input.data = Data::F32(vec![norm]);
+        }
+        case.exact = true;
+        cases.push(case);
+    }
     cases
 }
 
@@ -48,41 +65,47 @@ pub(crate) fn flat_pools(kit: &mut Kit, table: &[(usize, bool)]) -> AdamW {
     for (i, &(n, decay)) in table.iter().enumerate() {
         kit.builder.param(format!("param {i}"), [n], decay);
     }
-    let [params, grads, moment1, moment2] =
-        [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2].map(|pool| kit.builder.flat(pool));
-    AdamW { params, grads, moment1, moment2, norm: kit.slot([1]) }
+    let [params, grads, moment1, moment2, master] =
+        [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2, Pool::Master]
+            .map(|pool| kit.builder.flat(pool));
+    let master = kit.builder.precision().has_master().then_some(master);
+    AdamW { params, master, grads, moment1, moment2, norm: kit.stat([1]) }
 }
 
 /// Values for a flat pool, with 0 in the gaps.
 fn flat(kit: &mut Kit, table: &[(usize, bool)], lo: f32, hi: f32) -> Vec<f32> {
     let mut all = Vec::new();
+    let align = ALIGN / kit.builder.precision().weights.size();
     for &(n, _) in table {
         all.extend(kit.rng.uniforms(n, lo, hi));
-        all.resize(all.len().next_multiple_of(16), 0.0);
+        all.resize(all.len().next_multiple_of(align), 0.0);
     }
     all
 }
 
-fn grad_norm(name: &str, table: &[(usize, bool)], scale: f32) -> Case {
-    let mut kit = Kit::new(format!("{name}, gradients of {scale}"));
+fn grad_norm(p: Precision, name: &str, table: &[(usize, bool)], scale: f32) -> Case {
+    let mut kit = Kit::with_precision(p, format!("{name}, gradients of {scale}"));
     let AdamW { norm, grads, .. } = flat_pools(&mut kit, table);
     let values = flat(&mut kit, table, -scale, scale);
     kit.set(grads, values);
     kit.finish(GradNorm { norm, grads })
 }
 
-fn adamw(name: &str, table: &[(usize, bool)], scalars: Scalars, scale: f32) -> Case {
-    let mut kit = Kit::new(name);
+fn adamw(p: Precision, name: &str, table: &[(usize, bool)], scalars: Scalars, scale: f32) -> Case {
+    let mut kit = Kit::with_precision(p, name);
     kit.scalars = scalars;
     let op = flat_pools(&mut kit, table);
-    let grads = flat(&mut kit, table, -scale, scale);
+    let values = flat(&mut kit, table, -scale, scale);
+    let grads = kit.set(op.grads, values);
     let norm = grads.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
     kit.set(op.norm, vec![norm as f32]);
-    kit.set(op.grads, grads);
     for (slot, lo, hi) in
         [(op.params, -1.0, 1.0), (op.moment1, -scale, scale), (op.moment2, 0.0, scale * scale)]
     {
         let values = flat(&mut kit, table, lo, hi);
+        if let Some(master) = op.master.filter(|_| slot == op.params) {
+            kit.set(master, values.clone());
+        }
         kit.set(slot, values);
     }
     kit.finish(op)

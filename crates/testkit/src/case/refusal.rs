@@ -1,28 +1,34 @@
 //! Inputs an engine must refuse with `Error::Input`, not read past its tables.
 
 use super::{Case, Kit};
+use ironhorse_core::Precision;
 use ironhorse_core::op::{Accum, AttentionCached, CrossEntropy, EmbeddingBwd, EmbeddingFwd};
 
 /// Programs that are right, with an input that is not.
 pub fn refusals() -> Vec<Case> {
+    refusals_in(Precision::F32)
+}
+
+/// The same in these element types.
+pub fn refusals_in(p: Precision) -> Vec<Case> {
     let mut cases = Vec::new();
     for token in [-1, 7, i32::MIN, i32::MAX] {
-        cases.push(embedding_fwd(token, 0));
-        cases.push(cross_entropy(token, true));
-        cases.push(cross_entropy(token, false));
+        cases.push(embedding_fwd(p, token, 0));
+        cases.push(cross_entropy(p, token, true));
+        cases.push(cross_entropy(p, token, false));
         if token != 7 {
-            cases.push(embedding_bwd(token)); // knows only the padded vocabulary of 8
+            cases.push(embedding_bwd(p, token)); // knows only the padded vocabulary of 8
         }
     }
     for position in [5, u32::MAX] {
-        cases.push(embedding_fwd(0, position));
-        cases.push(attention_cached(position));
+        cases.push(embedding_fwd(p, 0, position));
+        cases.push(attention_cached(p, position));
     }
     cases
 }
 
-fn embedding_fwd(token: i32, position: u32) -> Case {
-    let mut kit = Kit::new(format!("token {token} of 7 at position {position} of 5"));
+fn embedding_fwd(p: Precision, token: i32, position: u32) -> Case {
+    let mut kit = Kit::with_precision(p, format!("token {token} of 7 at position {position} of 5"));
     kit.scalars.position = position;
     let op = EmbeddingFwd {
         out: kit.slot([2, 1, 3]),
@@ -35,8 +41,8 @@ fn embedding_fwd(token: i32, position: u32) -> Case {
     kit.finish(op)
 }
 
-fn embedding_bwd(token: i32) -> Case {
-    let mut kit = Kit::new(format!("token {token} of 8"));
+fn embedding_bwd(p: Precision, token: i32) -> Case {
+    let mut kit = Kit::with_precision(p, format!("token {token} of 8"));
     let op = EmbeddingBwd {
         d_wte: kit.grad([8, 3]),
         d_wpe: kit.grad([5, 3]),
@@ -47,10 +53,10 @@ fn embedding_bwd(token: i32) -> Case {
     kit.finish(op)
 }
 
-fn cross_entropy(target: i32, grad: bool) -> Case {
-    let mut kit = Kit::new(format!("target {target} of 7 grad {grad}"));
+fn cross_entropy(p: Precision, target: i32, grad: bool) -> Case {
+    let mut kit = Kit::with_precision(p, format!("target {target} of 7 grad {grad}"));
     let op = CrossEntropy {
-        losses: kit.slot([2, 1]),
+        losses: kit.stat([2, 1]),
         logits: kit.slot([2, 1, 8]),
         targets: kit.i32s([2, 1], &[6, target]),
         vocab: 7,
@@ -59,8 +65,8 @@ fn cross_entropy(target: i32, grad: bool) -> Case {
     kit.finish(op)
 }
 
-fn attention_cached(position: u32) -> Case {
-    let mut kit = Kit::new(format!("position {position} of 5"));
+fn attention_cached(p: Precision, position: u32) -> Case {
+    let mut kit = Kit::with_precision(p, format!("position {position} of 5"));
     kit.scalars.position = position;
     let [keys, values] = [(); 2].map(|()| kit.cache([2, 5, 3]));
     let op = AttentionCached { out: kit.slot([2, 1, 3]), keys, values, qkv: kit.slot([2, 1, 9]), heads: 1 };

@@ -43,6 +43,11 @@ impl OracleEngine {
         self.pools.read(slot)
     }
 
+    #[cfg(test)]
+    pub(crate) fn pools_mut(&mut self) -> &mut Pools {
+        &mut self.pools
+    }
+
     /// Sets a slot's elements, unrounded.
     pub fn write_f64(&mut self, slot: Slot, values: &[f64]) -> Result<()> {
         self.pools.write(slot, values)
@@ -50,7 +55,7 @@ impl OracleEngine {
 }
 
 /// Runs one op; a fused one by its parts.
-fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
+pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
     op.check()?;
     if let Some(parts) = op.expand() {
         return parts.iter().try_for_each(|part| execute(pools, part, step));

@@ -18,10 +18,13 @@ pub(super) fn adamw(pools: &mut Pools, op: &AdamW, step: Step) -> Result<()> {
     let [lr, eps, weight_decay, grad_clip] = [s.lr, s.eps, s.weight_decay, s.grad_clip].map(f64::from);
     let (beta1, beta2) = (s.beta1, s.beta2);
     let norm = pools.read(op.norm)?[0];
+    if !norm.is_finite() {
+        return Ok(());
+    }
     let clip = if grad_clip > 0.0 { (grad_clip / (norm + CLIP_EPS)).min(1.0) } else { 1.0 };
     let correction1 = 1.0 - beta1.powi(s.step as i32);
     let correction2 = 1.0 - beta2.powi(s.step as i32);
-    let (mut w, grads) = (pools.read(op.params)?, pools.read(op.grads)?);
+    let (mut w, grads) = (pools.read(op.master.unwrap_or(op.params))?, pools.read(op.grads)?);
     let (mut m, mut v) = (pools.read(op.moment1)?, pools.read(op.moment2)?);
     for param in step.params {
         let decay = if param.decay { weight_decay } else { 0.0 };
@@ -38,6 +41,9 @@ pub(super) fn adamw(pools: &mut Pools, op: &AdamW, step: Step) -> Result<()> {
         }
     }
     pools.write(op.params, &w)?;
+    if let Some(master) = op.master {
+        pools.write(master, &w)?;
+    }
     pools.write(op.moment1, &m)?;
     pools.write(op.moment2, &v)
 }

@@ -11,7 +11,7 @@ pub use report::{FirstWrong, Report, Row, RowKind};
 use crate::model::gpt2::Recompute;
 use crate::session::{Session, SessionSpec, io};
 use crate::{Error, Result};
-use ironhorse_core::{Engine, Pool, Program, Scalars, Section, Slot, ValueKind};
+use ironhorse_core::{Engine, Pool, Precision, Program, Scalars, Section, Slot, ValueKind};
 
 /// What counts as equal: relative error of each tensor by norm, and of the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,6 +38,8 @@ pub struct Options {
     pub steps: Option<usize>,
     /// What the backward computes again; the results must not change.
     pub recompute: Recompute,
+    /// Element types of weights and gradients.
+    pub precision: Precision,
 }
 
 /// Verifies an engine against a reference.
@@ -67,7 +69,8 @@ pub fn verify(engine: Box<dyn Engine>, reference: &mut dyn Reference, options: &
 /// The session that a verification runs.
 pub fn session_spec(reference: &dyn Reference, options: &Options) -> SessionSpec {
     let train = Some((reference.batch(), reference.seq()));
-    SessionSpec { train, recompute: options.recompute, ..SessionSpec::default() }
+    let Options { recompute, precision, .. } = *options;
+    SessionSpec { train, recompute, precision, ..SessionSpec::default() }
 }
 
 struct Check<'a> {

@@ -15,7 +15,7 @@ impl Gpt2 {
         self.b.at("lm_head");
         let d_ln_f = self.tokens_by(width);
         self.b.push(LinearBwdWeight {
-            d_weight: Affine::grad(self.wte),
+            d_weight: self.grad(self.wte),
             d_bias: None,
             d_out: saved.logits,
             inp: saved.ln_f.out,
@@ -41,8 +41,8 @@ impl Gpt2 {
         self.b.name_grad("embed", d_res);
         self.b.at("embed");
         self.b.push(EmbeddingBwd {
-            d_wte: Affine::grad(self.wte),
-            d_wpe: Affine::grad(self.wpe),
+            d_wte: self.grad(self.wte),
+            d_wpe: self.grad(self.wpe),
             d_out: d_res,
             tokens: self.x,
             accum: Accum::FirstWrites,
@@ -115,8 +115,8 @@ impl Gpt2 {
     ) -> Result<()> {
         self.b.at(name);
         self.b.push(LinearBwdWeight {
-            d_weight: Affine::grad(p.weight),
-            d_bias: Some(Affine::grad(p.bias)),
+            d_weight: self.grad(p.weight),
+            d_bias: Some(self.grad(p.bias)),
             d_out,
             inp,
             accum: Accum::FirstWrites,
@@ -136,8 +136,8 @@ impl Gpt2 {
         self.b.at(name);
         self.b.push(LayerNormBwd {
             d_inp,
-            d_weight: Affine::grad(p.weight),
-            d_bias: Affine::grad(p.bias),
+            d_weight: self.grad(p.weight),
+            d_bias: self.grad(p.bias),
             d_out,
             inp: norm.inp,
             mean: norm.mean,
@@ -165,11 +165,12 @@ impl Gpt2 {
         let norm = self.b.io("norm", Shape::new([]), DType::F32);
         let [params, grads, moment1, moment2] =
             [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2].map(|pool| self.b.flat(pool));
+        let master = self.b.precision().has_master().then(|| self.b.flat(Pool::Master));
         self.b.section(Section::Update);
         self.b.at("grad_norm");
         self.b.push(GradNorm { norm, grads })?;
         self.b.at("adamw");
-        self.b.push(AdamW { params, grads, moment1, moment2, norm })?;
+        self.b.push(AdamW { params, master, grads, moment1, moment2, norm })?;
         Ok(())
     }
 }

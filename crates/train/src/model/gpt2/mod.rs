@@ -11,7 +11,7 @@ use ironhorse_core::op::{
     Accum, AttentionCached, AttentionFwd, CrossEntropy, EmbeddingFwd, LayerNormFwd, LinearFwd, LossMean,
     ResidualLayerNormFwd,
 };
-use ironhorse_core::{Builder, DType, Error, Pool, Program, Shape, Slot};
+use ironhorse_core::{Builder, DType, Error, Pool, Precision, Program, Shape, Slot};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
@@ -32,8 +32,13 @@ pub enum Recompute {
 }
 
 /// A training step: forward with loss, backward, update. Io: `x`, `y`, `losses`, `loss`, `norm`.
-pub fn training(config: &Gpt2Config, batch: usize, seq: usize, recompute: Recompute) -> Result<Program> {
-    let mut gpt2 = Gpt2::new(config, batch, seq)?;
+pub fn training(
+    config: &Gpt2Config,
+    (batch, seq): (usize, usize),
+    recompute: Recompute,
+    precision: Precision,
+) -> Result<Program> {
+    let mut gpt2 = Gpt2::new(config, (batch, seq), precision)?;
     let saved = gpt2.forward(true)?;
     gpt2.backward(&saved, recompute)?;
     gpt2.update()?;
@@ -41,30 +46,28 @@ pub fn training(config: &Gpt2Config, batch: usize, seq: usize, recompute: Recomp
 }
 
 /// The loss of a batch, nothing kept for a backward. Io: `x`, `y`, `losses`, `loss`.
-pub fn evaluation(config: &Gpt2Config, batch: usize, seq: usize) -> Result<Program> {
-    let mut gpt2 = Gpt2::new(config, batch, seq)?;
+pub fn evaluation(
+    config: &Gpt2Config,
+    (batch, seq): (usize, usize),
+    precision: Precision,
+) -> Result<Program> {
+    let mut gpt2 = Gpt2::new(config, (batch, seq), precision)?;
     gpt2.forward(false)?;
     Ok(gpt2.b.finish()?)
 }
 
 /// One token for each of `batch` sequences at the scalar `position`, over a key/value cache. Io: `x`, `logits`.
-pub fn decoding(config: &Gpt2Config, batch: usize) -> Result<Program> {
-    let mut gpt2 = Gpt2::new(config, batch, 1)?;
+pub fn decoding(config: &Gpt2Config, batch: usize, precision: Precision) -> Result<Program> {
+    let mut gpt2 = Gpt2::new(config, (batch, 1), precision)?;
     gpt2.decode()?;
     Ok(gpt2.b.finish()?)
 }
 
-/// Weight and bias, with their gradients.
+/// Weight and bias.
 #[derive(Clone, Copy)]
 struct Affine {
     weight: Slot,
     bias: Slot,
-}
-
-impl Affine {
-    fn grad(slot: Slot) -> Slot {
-        Slot { pool: Pool::Grads, ..slot }
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -134,7 +137,7 @@ fn check_countable(config: &Gpt2Config, batch: usize, seq: usize) -> Result<()> 
 }
 
 impl Gpt2 {
-    fn new(config: &Gpt2Config, batch: usize, seq: usize) -> Result<Self> {
+    fn new(config: &Gpt2Config, (batch, seq): (usize, usize), precision: Precision) -> Result<Self> {
         config.validate()?;
         if batch == 0 || seq == 0 {
             return Err(crate::Error::Config(format!(
@@ -148,7 +151,7 @@ impl Gpt2 {
             )));
         }
         check_countable(config, batch, seq)?;
-        let mut b = Builder::new();
+        let mut b = Builder::with_precision(precision);
         let slots: HashMap<String, Slot> = config
             .tensors()
             .into_iter()
@@ -185,7 +188,20 @@ impl Gpt2 {
 
     /// A fresh (B,T,cols) activation.
     fn tokens_by(&mut self, cols: usize) -> Slot {
-        self.b.activation([self.batch, self.seq, cols], DType::F32)
+        let dtype = self.dtype();
+        self.b.activation([self.batch, self.seq, cols], dtype)
+    }
+
+    /// The element type of activations.
+    fn dtype(&self) -> DType {
+        self.b.precision().weights
+    }
+
+    /// Where the gradient of a parameter goes.
+    fn grad(&self, weight: Slot) -> Slot {
+        let dtype = self.b.precision().grads;
+        let offset = weight.offset / weight.dtype.size() * dtype.size();
+        Slot { pool: Pool::Grads, offset, dtype, ..weight }
     }
 
     /// One f32 for each token.
@@ -337,11 +353,12 @@ impl Gpt2 {
     }
 
     fn decode(&mut self) -> Result<()> {
-        let logits = self.b.io("logits", [self.batch, 1, self.config.padded_vocab_size], DType::F32);
+        let dtype = self.dtype();
+        let logits = self.b.io("logits", [self.batch, 1, self.config.padded_vocab_size], dtype);
         let embed = self.embed(true)?;
         let (_, ln_f) = self.blocks(embed, |gpt2, l, qkv| {
-            let (width, context) = (gpt2.config.n_embd, gpt2.config.max_seq_len);
-            let [keys, values] = [(); 2].map(|()| gpt2.b.cache([gpt2.batch, context, width], DType::F32));
+            let (width, context, dtype) = (gpt2.config.n_embd, gpt2.config.max_seq_len, gpt2.dtype());
+            let [keys, values] = [(); 2].map(|()| gpt2.b.cache([gpt2.batch, context, width], dtype));
             let out = gpt2.tokens_by(width);
             gpt2.b.at(format!("h.{l}.attn.sdpa"));
             gpt2.b.push(AttentionCached { out, keys, values, qkv, heads: gpt2.config.n_head })?;

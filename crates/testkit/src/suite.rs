@@ -1,0 +1,269 @@
+//! Many cases on one engine, and the table of what came out.
+
+use crate::conformance::{Check, Fault, Mismatch, Report, check_against, check_refusal};
+use crate::{Case, cases_in, refusals_in};
+use ironhorse_core::op::Op;
+use ironhorse_core::{Engine, Error, Layout, Precision, Result};
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Cases whose answers are worked out at a time, and kept until the engine has been asked.
+const BATCH: usize = 48;
+/// A quick run takes this many cases of an op in a precision, of at most so many elements.
+const QUICK: usize = 6;
+const QUICK_ELEMENTS: usize = 200_000;
+
+/// What an engine computes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// IEEE single precision.
+    F32,
+    /// f32 whose products may round their operands.
+    Tf32,
+    /// bf16, with bf16 gradients and with f32 ones.
+    Bf16,
+}
+
+impl Mode {
+    /// The name in flags and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Tf32 => "tf32",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    fn precisions(self) -> &'static [Precision] {
+        match self {
+            Self::F32 | Self::Tf32 => &[Precision::F32],
+            Self::Bf16 => &[Precision::BF16, Precision::BF16_F32_GRADS],
+        }
+    }
+}
+
+/// Which cases to run.
+#[derive(Clone, Debug)]
+pub struct Suite {
+    /// What the engine computes in.
+    pub mode: Mode,
+    /// The ops by name; empty means all.
+    pub ops: Vec<String>,
+    /// A few small cases of each op only.
+    pub quick: bool,
+    /// The large cases too.
+    pub large: bool,
+    /// Run each case again and ask for the same bits.
+    pub twice: bool,
+}
+
+impl Suite {
+    /// Everything but the large cases, once.
+    pub fn new(mode: Mode) -> Self {
+        Self { mode, ops: Vec::new(), quick: false, large: false, twice: false }
+    }
+
+    /// The cases, and those that must be refused, op by op.
+    fn cases(&self) -> (Vec<Case>, Vec<Case>) {
+        // Other ops do the same in tf32 as in f32.
+        let has =
+            |op: &str| self.mode != Mode::Tf32 || ["linear", "attention"].iter().any(|s| op.starts_with(s));
+        let wanted = |op: &str| has(op) && (self.ops.is_empty() || self.ops.iter().any(|name| name == op));
+        let (mut cases, mut refusals) = (Vec::new(), Vec::new());
+        for &precision in self.mode.precisions() {
+            let mut all = cases_in(precision, wanted);
+            all.retain(|case| self.large || !case.large);
+            cases.extend(if self.quick { quick(all) } else { all });
+            if precision.weights == precision.grads {
+                refusals.extend(refusals_in(precision));
+            }
+        }
+        refusals.retain(|case| wanted(case.op().name()));
+        (cases, refusals)
+    }
+
+    /// Runs them all on one engine. `progress` hears how many of how many are done. Stops when the engine is lost.
+    pub fn run(&self, engine: &mut dyn Engine, progress: &mut dyn FnMut(usize, usize)) -> Summary {
+        let (cases, refusals) = self.cases();
+        let total = cases.len() + refusals.len();
+        let mut summary = Summary {
+            engine: engine.name().into(),
+            mode: self.mode,
+            passed: Vec::new(),
+            failed: Vec::new(),
+            stopped: None,
+        };
+        // Once for all: memory that grows would move, and an engine forgets what it has prepared for the old place.
+        let layout = cases.iter().chain(&refusals).fold(Layout::default(), |all, c| all.union(&c.reserve));
+        if let Err(error) = engine.reserve(&layout) {
+            summary.stopped = Some(error.to_string());
+            return summary;
+        }
+        let check = Check { tf32: self.mode == Mode::Tf32, twice: self.twice };
+        for batch in cases.chunks(BATCH) {
+            for (case, expected) in batch.iter().zip(answers(batch)) {
+                match check_against(engine, case, expected, check) {
+                    Ok(report) => summary.passed.push(report),
+                    Err(mismatch) => summary.fail(engine, mismatch),
+                }
+                progress(summary.count(), total);
+                if summary.stopped.is_some() {
+                    return summary;
+                }
+            }
+        }
+        for case in &refusals {
+            match check_refusal(engine, case) {
+                Ok(()) => summary.passed.push(refused(case)),
+                Err(mismatch) => summary.fail(engine, mismatch),
+            }
+            progress(summary.count(), total);
+            if summary.stopped.is_some() {
+                break;
+            }
+        }
+        summary
+    }
+}
+
+/// A refusal that came as it should.
+fn refused(case: &Case) -> Report {
+    Report {
+        op: case.op().name(),
+        case: format!("refuses {}", case.name),
+        precision: case.precision(),
+        error: 0.0,
+        slot: "",
+        tolerance: 0.0,
+    }
+}
+
+/// A few of the cases of each op that are not too big: from the smallest to the largest of them, evenly.
+fn quick(cases: Vec<Case>) -> Vec<Case> {
+    let mut picked = Vec::new();
+    for &op in Op::NAMES {
+        let small = |case: &&Case| case.op().name() == op && case.elements() <= QUICK_ELEMENTS && !case.large;
+        let mut of_op: Vec<&Case> = cases.iter().filter(small).collect();
+        of_op.sort_by_key(|case| case.elements());
+        let last = of_op.len().saturating_sub(1);
+        let mut places: Vec<usize> = (0..QUICK).map(|i| i * last / (QUICK - 1)).collect();
+        places.dedup();
+        picked.extend(places.into_iter().filter_map(|i| of_op.get(i)).map(|&case| case.clone()));
+    }
+    picked
+}
+
+/// What the oracle says to each case, worked out on all cores.
+fn answers(cases: &[Case]) -> Vec<Result<Vec<Vec<f64>>>> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(cases.len());
+    let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some((i, case)) = {
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    cases.get(i).map(|case| (i, case))
+                } {
+                    let answer = case.expected();
+                    found.lock().expect("no oracle panics").push((i, answer));
+                }
+            });
+        }
+    });
+    let mut found = found.into_inner().expect("no oracle panics");
+    found.sort_by_key(|(i, _)| *i);
+    found.into_iter().map(|(_, answer)| answer).collect()
+}
+
+/// What a [`Suite`] found; prints as a table of op, cases and worst error.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// The engine's name.
+    pub engine: String,
+    /// What it computed in.
+    pub mode: Mode,
+    /// The cases that passed.
+    pub passed: Vec<Report>,
+    /// The cases that failed.
+    pub failed: Vec<Mismatch>,
+    /// Why the rest was not run.
+    pub stopped: Option<String>,
+}
+
+/// A line of the table.
+#[derive(Clone, Debug)]
+pub struct Row<'a> {
+    /// The op's name.
+    pub op: &'static str,
+    /// Cases run.
+    pub cases: usize,
+    /// Cases failed.
+    pub failed: usize,
+    /// The case that passed nearest to what is allowed.
+    pub worst: Option<&'a Report>,
+}
+
+impl Summary {
+    /// Whether everything ran and passed.
+    pub fn ok(&self) -> bool {
+        self.failed.is_empty() && self.stopped.is_none()
+    }
+
+    /// Prints the table; panics if anything failed.
+    pub fn assert_ok(&self) {
+        eprintln!("{self}");
+        assert!(self.ok(), "{} cases failed on {}", self.failed.len(), self.engine);
+    }
+
+    /// Cases run.
+    pub fn count(&self) -> usize {
+        self.passed.len() + self.failed.len()
+    }
+
+    /// The table: ops that had cases, in the order of `Op::NAMES`.
+    pub fn rows(&self) -> Vec<Row<'_>> {
+        let row = |&op: &&'static str| {
+            let failed = self.failed.iter().filter(|mismatch| mismatch.op == op).count();
+            let passed = self.passed.iter().filter(|report| report.op == op);
+            let cases = failed + passed.clone().count();
+            Row { op, cases, failed, worst: passed.max_by(|a, b| a.share().total_cmp(&b.share())) }
+        };
+        Op::NAMES.iter().map(row).filter(|row| row.cases > 0).collect()
+    }
+
+    /// Notes a failure, and finds out whether the engine survived it: a GPU that faulted answers nothing any more.
+    fn fail(&mut self, engine: &mut dyn Engine, mismatch: Mismatch) {
+        let refused = matches!(mismatch.fault, Fault::Refused(_) | Fault::NotRefused(_));
+        if let (true, Err(error @ Error::Engine { .. })) = (refused, engine.synchronize()) {
+            self.stopped = Some(format!("{error}; last was {} ({})", mismatch.op, mismatch.case));
+        }
+        self.failed.push(mismatch);
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let title = format!("{} {}", self.engine, self.mode.name());
+        writeln!(f, "{title:24}{:>6}{:>8}  {:>9}  {:>9}  worst", "cases", "failed", "error", "allowed")?;
+        for Row { op, cases, failed, worst } in self.rows() {
+            write!(f, "{op:24}{cases:>6}{failed:>8}")?;
+            match worst {
+                Some(Report { error, tolerance, slot, case, .. }) => {
+                    writeln!(f, "  {error:>9.2e}  {tolerance:>9.2e}  {slot}, {case}")?
+                }
+                None => writeln!(f)?,
+            }
+        }
+        self.failed.iter().try_for_each(|mismatch| writeln!(f, "FAILED {mismatch}"))?;
+        match &self.stopped {
+            Some(why) => writeln!(f, "STOPPED {why}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Runs every f32 case but the large ones, and every refusal, on one engine.
+pub fn run_all(make: &mut dyn FnMut() -> Box<dyn Engine>) -> Summary {
+    Suite::new(Mode::F32).run(make().as_mut(), &mut |_, _| ())
+}
