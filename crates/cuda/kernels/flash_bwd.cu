@@ -51,7 +51,7 @@ template <class F> DEVICE void each(int row, int column, F f) {
 template <bool KEYS>
 DEVICE void weights(float (&s)[MT][CN / 8][4], const Stats<KEYS>& stats, int c, float scale2, int row, int column) {
     each(row, c, [&](int m, int n, int e, int, int at) {
-        s[m][n][e] = exp2_fast(fmaf(s[m][n][e], scale2, -stats.lse_of(m, e / 2, at)));
+        s[m][n][e] = exp2_flush(fmaf(s[m][n][e], scale2, -stats.lse_of(m, e / 2, at)));
     });
     if (KEYS ? column + 1 >= row + 16 * MT : row + 1 >= column + CN) return;  // every query sees every key
     each(row, column, [&](int m, int n, int e, int r, int col) {

@@ -26,14 +26,14 @@ DEVICE void softmax(float (&s)[MT][BN / 8][4], float (&acc)[MT][HD / 8][4], floa
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
             // Finite: every query sees key 0, which is in the first tile. At that tile the maximum was -inf: shrink is 0.
-            float shift = top * scale2, shrink = exp2_fast(fmaf(maximum[m][h], scale2, -shift));
+            float shift = top * scale2, shrink = exp2_flush(fmaf(maximum[m][h], scale2, -shift));
             maximum[m][h] = top;
             float part = 0.0f;
 #pragma unroll
             for (int n = 0; n < BN / 8; ++n)
 #pragma unroll
                 for (int e = 2 * h; e < 2 * h + 2; ++e) {
-                    s[m][n][e] = exp2_fast(fmaf(s[m][n][e], scale2, -shift));
+                    s[m][n][e] = exp2_flush(fmaf(s[m][n][e], scale2, -shift));
                     part += s[m][n][e];
                 }
             sum[m][h] = fmaf(sum[m][h], shrink, part);
