@@ -1,6 +1,6 @@
 // flash_any: causal attention for heads of any width, and the row sums every backward starts from
 //
-//   flash_delta      delta = sum over a head's channels of d_out*out, (B,NH,T)
+//   flash_delta*     delta = sum over a head's channels of d_out*out, (B,NH,T)
 //   flash_any_*      the formulas of flash_f32.cu for heads too wide for its tiles; slow, one pass over all positions
 //                    per 32*PART channels
 //
@@ -54,6 +54,23 @@ KERNEL flash_delta(float* delta, const ELEM* d_out, const ELEM* out, u32 seq, u3
     size_t first = at.out + row.position * at.stride;
     float sum = dot(d_out + first, out + first, hd);
     if (threadIdx.x % WARP == 0) delta[at.row + row.position] = sum;
+}
+
+// The same where the 16-byte pieces of a head are a power of two up to 32, `lanes`: one thread per piece of (B,T,C).
+KERNEL flash_delta_wide(float* delta, const ELEM* d_out, const ELEM* out, u32 seq, u32 heads, u32 lanes, u32 total) {
+    constexpr int N = Vec<ELEM>::N;
+    u64 piece = (u64)blockIdx.x * blockDim.x + threadIdx.x, row = piece / lanes;
+    bool inside = row < (u64)total * seq;
+    float sum = 0.0f;
+    if (inside) {
+        Vec<ELEM> x = load(d_out + piece * N), y = load(out + piece * N);
+#pragma unroll
+        for (int i = 0; i < N; ++i) sum = fmaf(to_float(x.at[i]), to_float(y.at[i]), sum);
+    }
+    for (u32 d = lanes / 2; d > 0; d >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+    if (!inside || piece % lanes != 0) return;
+    u64 token = row / heads, head = token / seq * heads + row % heads;
+    delta[head * seq + token % seq] = sum;
 }
 
 KERNEL flash_any_fwd(ELEM* out, float* lse, const ELEM* qkv, u32 seq, u32 heads, u32 hd, u32 total, u32, float scale) {

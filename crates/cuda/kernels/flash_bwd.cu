@@ -37,39 +37,40 @@ template <bool KEYS> struct Stats {
     DEVICE float delta_of(int m, int h, int column) const { return KEYS ? stage[BN + column] : delta[m][h]; }
 };
 
-// p = 2^(s*scale2 - lse); `row` and `column` are the positions of the first score. Hides keys later than the query.
-template <bool KEYS>
-DEVICE void weights(float (&s)[MT][CN / 8][4], const Stats<KEYS>& stats, int c, float scale2, int row, int column) {
-    bool all = KEYS ? column + 1 >= row + 16 * MT : row + 1 >= column + CN;
+// Calls f(m, n, e, row, column) for every score a lane holds; `row` and `column` are positions, the first score's given.
+template <class F> DEVICE void each(int row, int column, F f) {
 #pragma unroll
     for (int m = 0; m < MT; ++m)
 #pragma unroll
         for (int n = 0; n < CN / 8; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                float p = exp2_fast(fmaf(s[m][n][e], scale2, -stats.lse_of(m, e / 2, c + 8 * n + column_of(e))));
-                int r = row + 16 * m + row_of(e), col = column + 8 * n + column_of(e);
-                bool seen = all || (KEYS ? r <= col : col <= r);
-                s[m][n][e] = seen ? p : 0.0f;
-            }
+            for (int e = 0; e < 4; ++e) f(m, n, e, row + 16 * m + row_of(e), column + 8 * n + column_of(e));
+}
+
+// p = 2^(s*scale2 - lse), in the place of s; 0 for keys later than the query. `c` is the first column in its stage.
+template <bool KEYS>
+DEVICE void weights(float (&s)[MT][CN / 8][4], const Stats<KEYS>& stats, int c, float scale2, int row, int column) {
+    each(row, c, [&](int m, int n, int e, int, int at) {
+        s[m][n][e] = exp2_flush(fmaf(s[m][n][e], scale2, -stats.lse_of(m, e / 2, at)));
+    });
+    if (KEYS ? column + 1 >= row + 16 * MT : row + 1 >= column + CN) return;  // every query sees every key
+    each(row, column, [&](int m, int n, int e, int r, int col) {
+        if (KEYS ? r > col : col > r) s[m][n][e] = 0.0f;
+    });
 }
 
 // ds = p*(dp - delta), in the place of dp.
 template <bool KEYS>
 DEVICE void slopes(float (&dp)[MT][CN / 8][4], const float (&p)[MT][CN / 8][4], const Stats<KEYS>& stats, int c, int row,
                    int column) {
-#pragma unroll
-    for (int m = 0; m < MT; ++m)
-#pragma unroll
-        for (int n = 0; n < CN / 8; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                float delta = stats.delta_of(m, e / 2, c + 8 * n + column_of(e));
-                dp[m][n][e] = p[m][n][e] * (dp[m][n][e] - delta);
-                // The first position sees one key: its softmax is constant, its gradient exactly 0.
-                int query = KEYS ? column + 8 * n + column_of(e) : row + 16 * m + row_of(e);
-                if (query == 0) dp[m][n][e] = 0.0f;
-            }
+    each(row, c, [&](int m, int n, int e, int, int at) {
+        dp[m][n][e] = p[m][n][e] * (dp[m][n][e] - stats.delta_of(m, e / 2, at));
+    });
+    if ((KEYS ? column : row) != 0) return;
+    // The first position sees one key: its softmax is constant, its gradient exactly 0.
+    each(row, column, [&](int m, int n, int e, int r, int col) {
+        if ((KEYS ? col : r) == 0) dp[m][n][e] = 0.0f;
+    });
 }
 
 // Rows are keys (KEYS) or queries, resident as tiles a1 (k or q) and a2 (v or d_out); columns are the other, passing as
@@ -111,6 +112,10 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
             stats.delta[i / 2][i % 2] = query < seq ? op.delta[at.row + query] : 0.0f;
         }
     }
+    // With two results to keep, d_k and d_v, there are no registers left to hold rows in.
+    Rows<!KEYS> rows1{a1, row}, rows2{a2, row};
+    rows1.hold();
+    rows2.hold();
     float acc1[MT][HD / 8][4] = {}, acc2[MT][HD / 8][4] = {};
     int r = first + row;
     for (; j < end; ++j) {
@@ -124,10 +129,10 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
             int column = j * BN + c;
             if (KEYS ? column + CN <= r : column >= r + 16 * MT) continue;  // no key of these is seen by these queries
             float p[MT][CN / 8][4] = {}, ds[MT][CN / 8][4] = {};
-            scores<CN>(p, a1, row, b1, c);
+            scores<CN>(p, rows1, b1, c);
             weights<KEYS>(p, stats, c, op.scale * LOG2E, r, column);
             if constexpr (KEYS) weighted<CN>(acc2, p, b2, c);
-            scores<CN>(ds, a2, row, b2, c);
+            scores<CN>(ds, rows2, b2, c);
             slopes<KEYS>(ds, p, stats, c, r, column);
             weighted<CN>(acc1, ds, b1, c);
         }

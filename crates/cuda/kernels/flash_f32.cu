@@ -17,6 +17,8 @@ constexpr int LD = HDP + 4;       // a pitch of an odd number of 16-byte words: 
 constexpr int LP = TILE + 4;
 constexpr int THREADS = 256;
 constexpr int TILE_FLOATS = TILE * LD;
+// Where a multiprocessor's shared memory has room for two blocks of the backward, registers are kept to a half.
+constexpr int BWD_BLOCKS = __CUDA_ARCH__ / 100 == 9 || __CUDA_ARCH__ / 100 == 10 ? 2 : 1;
 
 extern __shared__ uint4 shared[];
 
@@ -229,25 +231,27 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
         __syncthreads();
         float p[R][R], ds[R][R];
         scores(p, a1, b1, hd);
-        scores(ds, a2, b2, hd);
 #pragma unroll
-        for (int r = 0; r < R; ++r)
-#pragma unroll
-            for (int c = 0; c < R; ++c) {
-                u32 row = first + ty() * R + r, col = j * TILE + tx() + 16 * c;
-                u32 query = KEYS ? col : row, key = KEYS ? row : col;
-                // Beyond T q and d_out are 0, and so is what they add.
-                float lse = query < seq ? op.lse[at.row + query] : 0.0f;
-                float delta = query < seq ? op.delta[at.row + query] : 0.0f;
-                p[r][c] = key <= query ? expf(fmaf(p[r][c], op.scale, -lse)) : 0.0f;
-                // The first position sees one key: its softmax is constant, its gradient exactly 0.
-                ds[r][c] = query == 0 ? 0.0f : p[r][c] * (ds[r][c] - delta);
-            }
+        for (int i = 0; i < R * R; ++i) {
+            u32 row = first + ty() * R + i / R, col = j * TILE + tx() + 16 * (i % R);
+            u32 query = KEYS ? col : row, key = KEYS ? row : col;
+            // Beyond T q and d_out are 0, and so is what they add.
+            float lse = query < seq ? op.lse[at.row + query] : 0.0f;
+            p[i / R][i % R] = key <= query ? expf(fmaf(p[i / R][i % R], op.scale, -lse)) : 0.0f;
+        }
         if constexpr (KEYS) {
             put(w, p);
             __syncthreads();
             weighted(acc2, w, b2);
             __syncthreads();
+        }
+        scores(ds, a2, b2, hd);
+#pragma unroll
+        for (int i = 0; i < R * R; ++i) {
+            u32 query = KEYS ? j * TILE + tx() + 16 * (i % R) : first + ty() * R + i / R;
+            float delta = query < seq ? op.delta[at.row + query] : 0.0f;
+            // The first position sees one key: its softmax is constant, its gradient exactly 0.
+            ds[i / R][i % R] = query == 0 ? 0.0f : p[i / R][i % R] * (ds[i / R][i % R] - delta);
         }
         put(w, ds);
         __syncthreads();
@@ -263,14 +267,14 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
     }
 }
 
-KERNEL __launch_bounds__(THREADS, 2) flash_f32_bwd_kv(ELEM* d_qkv, const ELEM* d_out, const ELEM* qkv, const float* lse,
-                                                      const float* delta, u32 seq, u32 heads, u32 hd, u32 total,
-                                                      u32 group, float scale) {
+KERNEL __launch_bounds__(THREADS, BWD_BLOCKS)
+    flash_f32_bwd_kv(ELEM* d_qkv, const ELEM* d_out, const ELEM* qkv, const float* lse, const float* delta, u32 seq,
+                     u32 heads, u32 hd, u32 total, u32 group, float scale) {
     backward<true>({d_qkv, d_out, qkv, lse, delta, seq, heads, hd, total, group, scale});
 }
 
-KERNEL __launch_bounds__(THREADS, 2) flash_f32_bwd_q(ELEM* d_qkv, const ELEM* d_out, const ELEM* qkv, const float* lse,
-                                                     const float* delta, u32 seq, u32 heads, u32 hd, u32 total,
-                                                     u32 group, float scale) {
+KERNEL __launch_bounds__(THREADS, BWD_BLOCKS)
+    flash_f32_bwd_q(ELEM* d_qkv, const ELEM* d_out, const ELEM* qkv, const float* lse, const float* delta, u32 seq,
+                    u32 heads, u32 hd, u32 total, u32 group, float scale) {
     backward<false>({d_qkv, d_out, qkv, lse, delta, seq, heads, hd, total, group, scale});
 }

@@ -26,14 +26,14 @@ DEVICE void softmax(float (&s)[MT][BN / 8][4], float (&acc)[MT][HD / 8][4], floa
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
             // Finite: every query sees key 0, which is in the first tile. At that tile the maximum was -inf: shrink is 0.
-            float shift = top * scale2, shrink = exp2_fast(fmaf(maximum[m][h], scale2, -shift));
+            float shift = top * scale2, shrink = exp2_flush(fmaf(maximum[m][h], scale2, -shift));
             maximum[m][h] = top;
             float part = 0.0f;
 #pragma unroll
             for (int n = 0; n < BN / 8; ++n)
 #pragma unroll
                 for (int e = 2 * h; e < 2 * h + 2; ++e) {
-                    s[m][n][e] = exp2_fast(fmaf(s[m][n][e], scale2, -shift));
+                    s[m][n][e] = exp2_flush(fmaf(s[m][n][e], scale2, -shift));
                     part += s[m][n][e];
                 }
             sum[m][h] = fmaf(sum[m][h], shrink, part);
@@ -72,6 +72,8 @@ KERNEL __launch_bounds__(THREADS, 2) flash_fwd(bf16* out, float* lse, const bf16
     load_tile<BN>(v, in + 2 * at.stride, stride, 0, seq);
     cp_commit();
 
+    Rows<true> queries{q, row};
+    queries.hold();
     float acc[MT][HD / 8][4] = {}, maximum[MT][2], sum[MT][2] = {};
 #pragma unroll
     for (int m = 0; m < MT; ++m) maximum[m][0] = maximum[m][1] = -__int_as_float(0x7f800000);
@@ -86,7 +88,7 @@ KERNEL __launch_bounds__(THREADS, 2) flash_fwd(bf16* out, float* lse, const bf16
         }
         if (key >= first + row + 16 * MT) continue;  // later than all queries of this warp
         float s[MT][BN / 8][4] = {};
-        scores<BN>(s, q, row, k + stage, 0);
+        scores<BN>(s, queries, k + stage, 0);
         if (key + BN > first + row + 1) mask(s, (int)(first + row) - (int)key);
         softmax(s, acc, maximum, sum, scale * LOG2E);
         weighted<BN>(acc, s, v + stage, 0);

@@ -39,16 +39,43 @@ template <int ROWS> DEVICE void load_tile(u32 to, const bf16* from, size_t strid
     }
 }
 
-// s += rows row.. of tile a (this warp's 16*MT) . rows col.. of tile b (N of them), over the channels
-template <int N> DEVICE void scores(float (&s)[MT][N / 8][4], u32 a, u32 row, u32 b, u32 col) {
-    // As left operand a lane's addresses go down 16 rows, then to the next chunk; as right one, whose rows are columns,
-    // down 8 rows, to the next chunk, then to the next 8 rows.
+// This warp's rows of a resident tile as left operand: in registers where `HELD`, else read at every use.
+template <bool HELD> struct Rows {
+    u32 tile, row;
+    u32 held[HELD ? HD / 16 : 1][MT][4];
+
+    // Columns 16k..: lanes point down 16 rows, then to the next chunk.
+    DEVICE void load(u32 (&x)[MT][4], int k) const {
+#pragma unroll
+        for (int m = 0; m < MT; ++m) ldmatrix(x[m], tile + chunk_at(row + 16 * m + lane() % 16, 2 * k + lane() / 16));
+    }
+    // Waits for all copies of the block.
+    DEVICE void hold() {
+        if constexpr (HELD) {
+            cp_wait<0>();
+            __syncthreads();
+#pragma unroll
+            for (int k = 0; k < HD / 16; ++k) load(held[k], k);
+        }
+    }
+    DEVICE void get(u32 (&x)[MT][4], int k) const {
+        if constexpr (HELD) {
+#pragma unroll
+            for (int i = 0; i < 4 * MT; ++i) x[i / 4][i % 4] = held[k][i / 4][i % 4];
+        } else {
+            load(x, k);
+        }
+    }
+};
+
+// s += this warp's rows of a . rows col.. of tile b (N of them), over the channels
+template <int N, bool HELD> DEVICE void scores(float (&s)[MT][N / 8][4], const Rows<HELD>& a, u32 b, u32 col) {
+    // Rows of b are columns of the right operand: lanes point down 8 rows, to the next chunk, then to the next 8 rows.
     u32 down = lane() % 8 + lane() / 16 * 8, right = lane() / 8 % 2;
 #pragma unroll
     for (int k = 0; k < HD / 16; ++k) {
         u32 x[MT][4];
-#pragma unroll
-        for (int m = 0; m < MT; ++m) ldmatrix(x[m], a + chunk_at(row + 16 * m + lane() % 16, 2 * k + lane() / 16));
+        a.get(x, k);
 #pragma unroll
         for (int n = 0; n < N / 16; ++n) {
             u32 y[4];

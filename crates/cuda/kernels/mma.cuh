@@ -49,8 +49,9 @@ DEVICE u32 pack(float low, float high) {
     return out;
 }
 
-// 2^x to about 2^-22, enough for what is rounded to bf16; 0 for -inf.
-DEVICE float exp2_fast(float x) {
+// 2^x by the hardware, results below 2^-126 as 0: spares the scaling that exp2_fast does for those, which bf16 weights
+// next to a weight near 1 do not need. 0 for -inf.
+DEVICE float exp2_flush(float x) {
     float out;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
     return out;

@@ -48,15 +48,10 @@ impl Heads {
         1.0 / (self.head_dim as f32).sqrt()
     }
 
-    /// The sizes, after the addresses.
-    fn sizes(&self, args: Args) -> Args {
-        let args = args.u32(self.seq as u32).u32(self.heads as u32).u32(self.head_dim as u32);
-        args.u32(self.total as u32)
-    }
-
-    /// The arguments all kernels but `flash_delta` end with.
+    /// The arguments that follow the addresses.
     fn args(&self, args: Args) -> Args {
-        self.sizes(args).u32(self.group as u32).f32(self.scale())
+        let args = args.u32(self.seq as u32).u32(self.heads as u32).u32(self.head_dim as u32);
+        args.u32(self.total as u32).u32(self.group as u32).f32(self.scale())
     }
 }
 
@@ -97,7 +92,7 @@ fn elem(spec: Spec, dtype: DType) -> Spec {
 impl Path {
     /// The fastest for heads of this width that finds room in `shared` bytes per block.
     fn choose(dtype: DType, head_dim: usize, shared: usize) -> Self {
-        let tensor = dtype == DType::BF16 && head_dim > 0 && head_dim % 16 == 0 && head_dim <= 128;
+        let tensor = dtype == DType::BF16 && head_dim > 0 && head_dim.is_multiple_of(16) && head_dim <= 128;
         let tiles = [64, 128, 256].into_iter().find(|&wide| head_dim <= wide);
         let fits = |path: &Self| Step::ALL.iter().all(|&step| path.plan(dtype, step).shared <= shared);
         let fast = [tensor.then_some(Self::Tensor(head_dim)), tiles.map(Self::Tiles)];
@@ -155,25 +150,28 @@ impl Step {
     }
 }
 
+/// How many blocks of `each` cover `count`; a grid has room for 2^31 - 1.
+fn blocks(count: usize, each: usize) -> Result<usize> {
+    let blocks = count.div_ceil(each);
+    if blocks > i32::MAX as usize {
+        return Err(Error::Unsupported(format!("attention: {blocks} blocks are more than a grid holds")));
+    }
+    Ok(blocks)
+}
+
 /// Adds the launch of one kernel; `args` are its addresses.
 fn launch(cx: &mut Lower<'_>, g: &Heads, step: Step, args: Args) -> Result<()> {
     let path = Path::choose(g.dtype, g.head_dim, cx.device.info.shared_per_block);
     let plan = path.plan(g.dtype, step);
-    let blocks = match path {
-        Path::Any => (g.total * g.seq).div_ceil(ANY_THREADS as usize / 32),
-        _ => g.total * g.seq.div_ceil(plan.rows),
+    let count = match path {
+        Path::Any => blocks(g.total * g.seq * 32, ANY_THREADS as usize)?,
+        Path::Tensor(_) | Path::Tiles(_) => blocks(g.total * g.seq.div_ceil(plan.rows), 1)?,
     };
-    if blocks > i32::MAX as usize {
-        let (name, heads, seq) = (plan.name, g.total, g.seq);
-        return Err(Error::Unsupported(format!(
-            "{name}: {heads} heads of {seq} positions are too many blocks"
-        )));
-    }
     let kernel = cx.kernel(&plan.spec, plan.name)?;
     if plan.shared > FREE_SHARED {
         kernel.allow_shared(plan.shared)?;
     }
-    cx.launch(plan.name, kernel, Grid::linear(blocks, plan.threads).shared(plan.shared), g.args(args));
+    cx.launch(plan.name, kernel, Grid::linear(count, plan.threads).shared(plan.shared), g.args(args));
     Ok(())
 }
 
@@ -184,17 +182,27 @@ pub(super) fn attention_fwd(cx: &mut Lower<'_>, op: &AttentionFwd) -> Result<()>
     launch(cx, &g, Step::Fwd, args)
 }
 
+/// Adds the launch that sums `d_out·out` per head and position; returns where the sums are.
+fn row_sums(cx: &mut Lower<'_>, g: &Heads, d_out: u64, out: u64) -> Result<u64> {
+    let rows = g.total * g.seq;
+    let delta = cx.scratch(rows * size_of::<f32>())?;
+    let piece = 16 / g.dtype.size();
+    let lanes = g.head_dim / piece;
+    let wide = g.head_dim.is_multiple_of(piece) && lanes.is_power_of_two() && lanes <= 32;
+    let (name, last, lanes) =
+        if wide { ("flash_delta_wide", lanes, lanes) } else { ("flash_delta", g.head_dim, 32) };
+    let kernel = cx.kernel(&Path::Any.plan(g.dtype, Step::BwdQ).spec, name)?;
+    let args = Args::new().ptr(delta).ptr(d_out).ptr(out).u32(g.seq as u32).u32(g.heads as u32);
+    let args = args.u32(last as u32).u32(g.total as u32);
+    cx.launch(name, kernel, Grid::linear(blocks(rows * lanes, ANY_THREADS as usize)?, ANY_THREADS), args);
+    Ok(delta)
+}
+
 /// `d_qkv` of [`AttentionBwd`].
 pub(super) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<()> {
     let Some(g) = Heads::new(cx, op.out, op.heads) else { return Ok(()) };
-    let rows = g.total * g.seq;
-    let delta = cx.scratch(rows * size_of::<f32>())?;
     let (d_out, lse) = (cx.ptr(op.d_out)?, cx.ptr(op.lse)?);
-    let spec = Path::Any.plan(g.dtype, Step::BwdQ).spec;
-    let kernel = cx.kernel(&spec, "flash_delta")?;
-    let args = g.sizes(Args::new().ptr(delta).ptr(d_out).ptr(cx.ptr(op.out)?));
-    let shape = Grid::linear(rows.div_ceil(ANY_THREADS as usize / 32), ANY_THREADS);
-    cx.launch("flash_delta", kernel, shape, args);
+    let delta = row_sums(cx, &g, d_out, cx.ptr(op.out)?)?;
     let args = Args::new().ptr(cx.ptr(op.d_qkv)?).ptr(d_out).ptr(cx.ptr(op.qkv)?).ptr(lse).ptr(delta);
     launch(cx, &g, Step::BwdKv, args.clone())?;
     launch(cx, &g, Step::BwdQ, args)
@@ -204,7 +212,7 @@ pub(super) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<()>
 pub(super) fn specs() -> Vec<Spec> {
     let mut specs = Vec::new();
     for dtype in [DType::F32, DType::BF16] {
-        for head_dim in [64, 128, 256, 257] {
+        for head_dim in [64, 80, 128, 256, 257] {
             let path = Path::choose(dtype, head_dim, usize::MAX);
             specs.extend(Step::ALL.map(|step| path.plan(dtype, step).spec));
         }
@@ -212,4 +220,31 @@ pub(super) fn specs() -> Vec<Spec> {
     specs.sort();
     specs.dedup();
     specs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a block may have on the smallest of our GPUs (8.6, 8.9, 12.0).
+    const LEAST_SHARED: usize = 99 << 10;
+
+    #[test]
+    fn every_width_has_its_kernels_on_every_gpu() {
+        for head_dim in 0..=300 {
+            let f32 = Path::choose(DType::F32, head_dim, LEAST_SHARED);
+            let bf16 = Path::choose(DType::BF16, head_dim, LEAST_SHARED);
+            let tensor = [16, 32, 48, 64, 80, 96, 112, 128].contains(&head_dim);
+            assert_eq!(bf16, if tensor { Path::Tensor(head_dim) } else { f32 });
+            assert_eq!(f32 == Path::Any, head_dim > 256);
+        }
+    }
+
+    #[test]
+    fn shared_memory_is_what_the_kernels_lay_out() {
+        let shared = |path: Path, step| path.plan(DType::F32, step).shared;
+        assert_eq!(shared(Path::Tensor(64), Step::Fwd), (128 + 4 * 64) * 128);
+        assert_eq!(shared(Path::Tensor(128), Step::BwdKv), (2 * 64 + 4 * 64) * 256 + 1024);
+        assert_eq!(shared(Path::Tiles(64), Step::BwdQ), 4 * (4 * 64 * 68 + 64 * 68));
+    }
 }
