@@ -29,6 +29,9 @@ struct Cli {
     #[arg(long, global = true, value_name = "FILE")]
     #[allow(dead_code, reason = "for the help; `args::expand_config` takes it off the line")]
     config: Option<PathBuf>,
+    /// Say what is chosen and why; twice for every step of the way
+    #[arg(long, short, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
 }
 
 #[derive(Subcommand)]
@@ -118,7 +121,11 @@ fn run(command: Command) -> anyhow::Result<Outcome> {
 }
 
 fn main() -> ExitCode {
-    match parse().and_then(|cli| run(cli.command)) {
+    let done = parse().and_then(|cli| {
+        out::log_level(cli.verbose);
+        run(cli.command)
+    });
+    match done {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::Failed) => ExitCode::from(1),
         Err(error) => match error.downcast_ref::<ironhorse::train::Error>() {

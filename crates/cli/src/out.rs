@@ -34,6 +34,23 @@ pub fn note(text: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
+/// Shows on standard error what the engines log: warnings always, choices with `-v`, every step with `-vv`.
+pub fn log_level(verbose: u8) {
+    use tracing_subscriber::filter::LevelFilter;
+    let level = match verbose {
+        0 => LevelFilter::WARN,
+        1 => LevelFilter::INFO,
+        _ => LevelFilter::DEBUG,
+    };
+    // a second subscriber is refused, which only a test could try
+    let _ = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(io::stderr)
+        .with_target(false)
+        .without_time()
+        .try_init();
+}
+
 /// Whether the error is only that nobody reads standard output any more. Any other pipe that breaks is an error.
 pub fn is_closed_pipe(error: &Error) -> bool {
     matches!(error, Error::Io { path, source, .. }

@@ -1,7 +1,8 @@
 //! The engine trait: what runs a program.
 
-use crate::{Error, Layout, Program, Result, Section, Slot};
+use crate::{DType, Error, Layout, Limits, Program, Result, Section, Slot};
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 /// The numbers that change from step to step. A captured CUDA graph reads them from device memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,6 +60,32 @@ pub enum Pending {
     Queued(u64),
 }
 
+/// How to choose a token from logits: temperature, then top-k, then top-p, then the one whose share `uniform` falls into.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenChoice {
+    /// Logits are divided by this; 0 means the largest, the first among equals.
+    pub temperature: f32,
+    /// Keep the k largest, and what equals the k-th.
+    pub top_k: Option<usize>,
+    /// Keep the most likely that together reach this probability.
+    pub top_p: Option<f32>,
+    /// A random number in [0, 1).
+    pub uniform: f64,
+}
+
+/// One kernel on a device's timeline, or one op where the engine knows nothing smaller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Timed {
+    /// Index of the op it belongs to.
+    pub op: usize,
+    /// The kernel's name, or the op's.
+    pub name: String,
+    /// When it started, in nanoseconds from the start of the recording.
+    pub start_ns: u64,
+    /// How long it ran, in nanoseconds.
+    pub ns: u64,
+}
+
 /// Runs programs over memory it owns. Object-safe: models and training never name an engine.
 pub trait Engine: Send {
     /// "cpu", "cuda:0", ...
@@ -108,9 +135,66 @@ pub trait Engine: Send {
         }
     }
 
+    /// Chooses a token from one row of logits, of which the first `vocab` count; `None` if the engine leaves that to the
+    /// host.
+    fn pick_token(&mut self, _logits: Slot, _vocab: usize, _choice: &TokenChoice) -> Result<Option<u32>> {
+        Ok(None)
+    }
+
     /// Runs one section.
     fn run_section(&mut self, program: &Program, section: Section, scalars: &Scalars) -> Result<()> {
         self.run(program, program.range(section), scalars)
+    }
+
+    /// The ops of this index range, run without replaying, each kernel timed by itself; appends to `record`.
+    ///
+    /// The time between kernels is not that of a normal run: take the length of a step from [`Engine::run`].
+    fn profile(
+        &mut self,
+        program: &Program,
+        ops: Range<usize>,
+        scalars: &Scalars,
+        record: &mut Vec<Timed>,
+    ) -> Result<()> {
+        let start = Instant::now();
+        for op in ops {
+            let begun = start.elapsed();
+            self.run(program, op..op + 1, scalars)?;
+            self.synchronize()?;
+            let name = program.nodes().get(op).map_or("", |node| node.op.name()).to_owned();
+            record.push(Timed { op, name, start_ns: nanos(begun), ns: nanos(start.elapsed() - begun) });
+        }
+        Ok(())
+    }
+
+    /// Bytes held now, by category.
+    fn memory_use(&self) -> Vec<(String, usize)> {
+        vec![("pools".into(), self.allocated())]
+    }
+
+    /// The device's own name, where it has one besides [`Engine::name`].
+    fn device_name(&self) -> Option<String> {
+        None
+    }
+
+    /// Operations per second its maker promises for dense matrix products of this element type, where known.
+    fn datasheet_flops(&self, _dtype: DType) -> Option<f64> {
+        None
+    }
+
+    /// Measures how many operations per second are possible with this element type.
+    fn measure_flops(&mut self, _dtype: DType) -> Result<f64> {
+        Err(Error::Program(format!("{} cannot measure its limits", self.name())))
+    }
+
+    /// Measures how many bytes per second can be read and written.
+    fn measure_bandwidth(&mut self) -> Result<f64> {
+        Err(Error::Program(format!("{} cannot measure its limits", self.name())))
+    }
+
+    /// Measures both limits; takes a second and some memory.
+    fn measure_limits(&mut self, dtype: DType) -> Result<Limits> {
+        Ok(Limits { flops_per_s: self.measure_flops(dtype)?, bytes_per_s: self.measure_bandwidth()? })
     }
 
     /// Reads a slot of one f32.
@@ -119,6 +203,10 @@ pub trait Engine: Send {
         self.read_f32(slot, &mut value)?;
         Ok(value[0])
     }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The refusal both engines give when a host buffer does not fit a slot.

@@ -20,6 +20,7 @@ mod builder;
 mod dtype;
 mod engine;
 mod error;
+mod limits;
 pub mod op;
 pub mod planner;
 mod program;
@@ -28,8 +29,9 @@ mod slot;
 
 pub use builder::Builder;
 pub use dtype::{DType, Precision, bf16_to_f32, f32_to_bf16};
-pub use engine::{Engine, Pending, Scalars, check_host_len};
+pub use engine::{Engine, Pending, Scalars, Timed, TokenChoice, check_host_len};
 pub use error::{Error, Result};
+pub use limits::Limits;
 pub use program::{Layout, Node, Param, Program, Section, Value, ValueKind};
 pub use shape::Shape;
 pub use slot::{ALIGN, Pool, Slot, align_up};

@@ -2,10 +2,11 @@
 
 use crate::gemm::Workspace;
 use crate::isa::Isa;
+use crate::limits::Limits;
 use crate::memory::Memory;
 use crate::op::{self, Ctx, Scratch};
 use crate::team::{PerWorker, Team};
-use ironhorse_core::{Engine, Layout, Program, Result, Scalars, Slot, check_host_len};
+use ironhorse_core::{DType, Engine, Layout, Pool, Program, Result, Scalars, Slot, check_host_len};
 use std::ops::Range;
 
 /// Runs programs on all cores, with the same bits for any number of threads.
@@ -117,5 +118,18 @@ impl Engine for CpuEngine {
 
     fn synchronize(&mut self) -> Result<()> {
         Ok(())
+    }
+
+    fn memory_use(&self) -> Vec<(String, usize)> {
+        let pools = Pool::ALL.iter().map(|&pool| (pool.name().to_owned(), self.memory.bytes(pool)));
+        pools.filter(|(_, bytes)| *bytes > 0).collect()
+    }
+
+    fn measure_flops(&mut self, _dtype: DType) -> Result<f64> {
+        Ok(Limits::measure_flops(self.threads()))
+    }
+
+    fn measure_bandwidth(&mut self) -> Result<f64> {
+        Ok(Limits::measure_bandwidth(self.threads()))
     }
 }

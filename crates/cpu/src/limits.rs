@@ -1,4 +1,4 @@
-//! What this machine can do at most, measured: the roof that profiles are compared with.
+//! Measuring what this machine can do at most.
 
 use crate::buffer::Buffer;
 use crate::gemm::{Gemm, MatMut, MatRef, Workspace, gemm};
@@ -9,14 +9,10 @@ use crate::team::Team;
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Measured upper limits with all threads of an engine.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Limits {
-    /// Multiply-adds in registers, counted as two operations each, per second.
-    pub flops_per_s: f64,
-    /// Bytes read and written by `a = s·a + b` on arrays beyond the caches, per second.
-    pub bytes_per_s: f64,
-}
+/// Measures the limits of this machine: multiply-adds in registers, counted as two operations each, and the bytes read
+/// and written by `a = s·a + b` on arrays beyond the caches.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits;
 
 /// Accumulators of the register loop: enough to hide the latency of two multiply-add units.
 const CHAINS: usize = 12;
@@ -54,9 +50,9 @@ multiversion! {
 
 impl Limits {
     /// Takes about a second and half a gigabyte.
-    pub fn measure(threads: usize) -> Self {
-        let (team, isa) = (Team::new(threads), Isa::detect());
-        Self { flops_per_s: Self::measure_flops(threads), bytes_per_s: stream_rate(&team, isa) }
+    pub fn measure(threads: usize) -> ironhorse_core::Limits {
+        let (flops_per_s, bytes_per_s) = (Self::measure_flops(threads), Self::measure_bandwidth(threads));
+        ironhorse_core::Limits { flops_per_s, bytes_per_s }
     }
 
     /// The arithmetic limit alone; takes little memory. A shared machine is faster at one moment than at another, so
@@ -66,9 +62,9 @@ impl Limits {
         register_rate(&team, isa).max(product_rate(&team, isa))
     }
 
-    /// The least time for so much work: that of the arithmetic or of the bytes, whichever is longer.
-    pub fn least_seconds(&self, flops: u64, bytes: u64) -> f64 {
-        (flops as f64 / self.flops_per_s).max(bytes as f64 / self.bytes_per_s)
+    /// The limit of the memory alone.
+    pub fn measure_bandwidth(threads: usize) -> f64 {
+        stream_rate(&Team::new(threads), Isa::detect())
     }
 }
 

@@ -33,6 +33,11 @@ impl Memory {
         Ok(())
     }
 
+    /// Bytes of one pool.
+    pub fn bytes(&self, pool: Pool) -> usize {
+        bytes_of(&self.pools[pool.index()])
+    }
+
     /// Bytes held.
     pub fn allocated(&self) -> usize {
         self.pools.iter().map(bytes_of).sum()

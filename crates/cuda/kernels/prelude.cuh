@@ -104,3 +104,90 @@ DEVICE void report(Fault* fault, i32 code, i32 value, i32 index, i32 limit) {
         fault->limit = limit;
     }
 }
+
+// N elements of T as floats, in accesses as wide as they allow. `from` is aligned to N elements.
+template <int N, class T> DEVICE void load_floats(float (&out)[N], const T* from) {
+    constexpr int BYTES = N * (int)sizeof(T);
+    static_assert(N == 1 || BYTES == 8 || BYTES % 16 == 0, "one element, 8 bytes, or whole vectors");
+    if constexpr (N == 1) {
+        out[0] = to_float(from[0]);
+    } else if constexpr (BYTES == 8) {
+        struct alignas(8) {
+            T at[N];
+        } half;
+        *reinterpret_cast<uint2*>(&half) = *reinterpret_cast<const uint2*>(from);
+#pragma unroll
+        for (int i = 0; i < N; i++) out[i] = to_float(half.at[i]);
+    } else {
+        constexpr int W = Vec<T>::N;
+#pragma unroll
+        for (int k = 0; k < N / W; k++) {
+            const Vec<T> v = load(from + k * W);
+#pragma unroll
+            for (int i = 0; i < W; i++) out[k * W + i] = to_float(v.at[i]);
+        }
+    }
+}
+
+// Two floats as two bf16 in one word, the first in the low half.
+DEVICE u32 pack_bf16(float low, float high) {
+    u32 out;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+    return out;
+}
+
+// A vector of T from floats, rounded.
+DEVICE void round_to(Vec<float>& out, const float (&x)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) out.at[i] = x[i];
+}
+DEVICE void round_to(Vec<bf16>& out, const float (&x)[8]) {
+    uint4& q = *reinterpret_cast<uint4*>(&out);
+    q.x = pack_bf16(x[0], x[1]);
+    q.y = pack_bf16(x[2], x[3]);
+    q.z = pack_bf16(x[4], x[5]);
+    q.w = pack_bf16(x[6], x[7]);
+}
+
+// The counterpart of load_floats.
+template <int N, class T> DEVICE void store_floats(T* to, const float (&x)[N]) {
+    constexpr int BYTES = N * (int)sizeof(T);
+    static_assert(N == 1 || BYTES == 8 || BYTES % 16 == 0, "one element, 8 bytes, or whole vectors");
+    if constexpr (N == 1) {
+        to[0] = from_float<T>(x[0]);
+    } else if constexpr (BYTES == 8) {
+        static_assert(sizeof(T) == 2, "4 elements of 2 bytes");
+        *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
+    } else {
+        constexpr int W = Vec<T>::N;
+#pragma unroll
+        for (int k = 0; k < N / W; k++) {
+            float part[W];
+#pragma unroll
+            for (int i = 0; i < W; i++) part[i] = x[k * W + i];
+            Vec<T> v;
+            round_to(v, part);
+            store(to + k * W, v);
+        }
+    }
+}
+
+// 2^x by the hardware: 2 units in the last place.
+DEVICE float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+constexpr float LOG2_E = 1.4426950408889634f;
+
+// The block's sum, in thread 0. Pairs at a fixed distance: the same order each time.
+template <int THREADS> DEVICE void block_sum_f64(double& x, double* shared) {
+    shared[threadIdx.x] = x;
+    __syncthreads();
+#pragma unroll
+    for (int d = THREADS / 2; d > 0; d >>= 1) {
+        if (threadIdx.x < d) shared[threadIdx.x] += shared[threadIdx.x + d];
+        __syncthreads();
+    }
+    x = shared[0];
+}

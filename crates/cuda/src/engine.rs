@@ -12,7 +12,8 @@ use crate::staging::Staging;
 use crate::{Cache, DeviceInfo, Error, Result, Settings};
 use ironhorse_core::op::Op;
 use ironhorse_core::{
-    DType, Engine, Layout, Pending, Pool, Program, Scalars, Slot, bf16_to_f32, check_host_len, f32_to_bf16,
+    DType, Engine, Layout, Pending, Pool, Program, Scalars, Slot, Timed, bf16_to_f32, check_host_len,
+    f32_to_bf16,
 };
 use std::collections::HashMap;
 use std::ops::Range;
@@ -24,20 +25,20 @@ use std::rc::Rc;
 /// call replays it. Nothing is allocated and the host waits for nothing inside a step.
 pub struct CudaEngine {
     name: String,
-    settings: Settings,
+    pub(crate) settings: Settings,
     // Launches hold functions, buffers and library handles: they go before what they point into.
-    lowered: HashMap<Key, Lowered>,
-    libraries: Libraries,
-    kernels: Kernels,
-    scratch: Scratch,
-    memory: Memory,
-    scalars: Buffer,
+    pub(crate) lowered: HashMap<Key, Lowered>,
+    pub(crate) libraries: Libraries,
+    pub(crate) kernels: Kernels,
+    pub(crate) scratch: Scratch,
+    pub(crate) memory: Memory,
+    pub(crate) scalars: Buffer,
     scalars_held: Option<[u8; SCALAR_BYTES]>,
-    fault: Buffer,
+    pub(crate) fault: Buffer,
     staging: Staging,
     results: Results,
-    stream: Stream,
-    device: Rc<Device>,
+    pub(crate) stream: Stream,
+    pub(crate) device: Rc<Device>,
 }
 
 // SAFETY: every `Rc` and raw handle inside is reachable only through this engine, so all of them move together; each
@@ -45,16 +46,16 @@ pub struct CudaEngine {
 unsafe impl Send for CudaEngine {}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Key {
+pub(crate) struct Key {
     program: u64,
     ops: Range<usize>,
     later: bool,
 }
 
 #[derive(Default)]
-struct Lowered {
-    launches: Vec<Launch>,
-    constants: Vec<Buffer>,
+pub(crate) struct Lowered {
+    pub(crate) launches: Vec<Launch>,
+    pub(crate) constants: Vec<Buffer>,
     graph: Option<Graph>,
     runs: u32,
     /// Positions the scalar `position` must stay below.
@@ -158,7 +159,8 @@ impl CudaEngine {
         Ok(())
     }
 
-    fn run_range(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()> {
+    /// Makes a range ready to run: scalars on the device, ops lowered, the position within the context.
+    pub(crate) fn prepare(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<Key> {
         if program.nodes().get(ops.clone()).is_none() {
             let what = format!("ops {ops:?} asked for, of {}", program.nodes().len());
             return Err(ironhorse_core::Error::Program(what).into());
@@ -169,11 +171,17 @@ impl CudaEngine {
         if !self.lowered.contains_key(&key) {
             self.lower(program, &key, scalars)?;
         }
-        let Some(lowered) = self.lowered.get_mut(&key) else { return Ok(()) };
-        if let Some(context) = lowered.context.filter(|&context| scalars.position as usize >= context) {
+        let context = self.lowered.get(&key).and_then(|lowered| lowered.context);
+        if let Some(context) = context.filter(|&context| scalars.position as usize >= context) {
             let what = format!("position {} is beyond the context of {context}", scalars.position);
             return Err(Error::Input(what));
         }
+        Ok(key)
+    }
+
+    fn run_range(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()> {
+        let key = self.prepare(program, ops, scalars)?;
+        let Some(lowered) = self.lowered.get_mut(&key) else { return Ok(()) };
         lowered.run(&self.stream, self.settings.graphs)
     }
 
@@ -358,6 +366,36 @@ impl Engine for CudaEngine {
 
     fn finish_read(&mut self, pending: Pending) -> ironhorse_core::Result<f32> {
         Ok(self.end_read(pending)?)
+    }
+
+    fn profile(
+        &mut self,
+        program: &Program,
+        ops: Range<usize>,
+        scalars: &Scalars,
+        record: &mut Vec<Timed>,
+    ) -> ironhorse_core::Result<()> {
+        Ok(self.record_kernels(program, ops, scalars, record)?)
+    }
+
+    fn memory_use(&self) -> Vec<(String, usize)> {
+        self.memory_by_category()
+    }
+
+    fn device_name(&self) -> Option<String> {
+        Some(self.device.info.name.clone())
+    }
+
+    fn datasheet_flops(&self, dtype: DType) -> Option<f64> {
+        crate::limits::datasheet_flops(&self.device.info.name, dtype, self.settings.tf32)
+    }
+
+    fn measure_flops(&mut self, dtype: DType) -> ironhorse_core::Result<f64> {
+        Ok(self.product_rate(dtype)?)
+    }
+
+    fn measure_bandwidth(&mut self) -> ironhorse_core::Result<f64> {
+        Ok(self.copy_rate()?)
     }
 }
 

@@ -16,7 +16,29 @@ macro_rules! sources {
     };
 }
 
-sources!("prelude.cuh");
+sources!(
+    "prelude.cuh",
+    "flash.cuh",
+    "flash_tile.cuh",
+    "mma.cuh",
+    "adamw.cu",
+    "bias.cu",
+    "classifier.cu",
+    "embedding.cu",
+    "embedding_bwd.cu",
+    "flash_any.cu",
+    "flash_bwd.cu",
+    "flash_f32.cu",
+    "flash_fwd.cu",
+    "gelu.cu",
+    "gemm.cu",
+    "layernorm.cu",
+    "layernorm_bwd.cu",
+    "limits.cu",
+    "loss.cu",
+    "memory.cu",
+    "norm.cu",
+);
 
 /// A file with the constants it is compiled for: one module.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -74,7 +96,9 @@ fn text_of(file: &str) -> Result<&'static str> {
 
 /// Every specialisation in use: what `cargo xtask test` compiles for all architectures.
 pub fn check_specs() -> Vec<Spec> {
-    crate::op::all_specs()
+    let mut all = crate::op::all_specs();
+    all.push(Spec::new("limits.cu"));
+    all
 }
 
 /// The modules of one device.

@@ -9,15 +9,20 @@
 
 mod args;
 mod cache;
+mod cudnn;
 mod device;
 mod engine;
 mod error;
 pub mod ffi;
+mod gemm;
 mod kernels;
 mod launch;
+mod limits;
 mod lower;
 mod memory;
 mod op;
+mod profile;
+pub mod report;
 mod scalars;
 mod settings;
 mod staging;

@@ -1,17 +1,32 @@
-//! Timing training steps, whole and op by op.
+//! Timing training steps, whole and kernel by kernel.
 
 use crate::Result;
-use crate::session::{Session, io};
-use ironhorse_core::{Program, Scalars, Section};
+use crate::session::{PendingUpdate, Session, io};
+use ironhorse_core::{Program, Scalars, Section, Timed};
 use std::time::{Duration, Instant};
 
+/// How often to run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Repeat {
+    /// Steps before timing starts.
+    pub warmup: usize,
+    /// Steps to time, at least.
+    pub steps: usize,
+    /// How long to time, at least: a device slows down once it is warm.
+    pub time: Duration,
+}
+
 /// What a benchmark measured.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Timing {
     /// Wall time of each step, warm-up left out.
     pub steps: Vec<Duration>,
     /// Loss of each step, warm-up included: the first is the loss before any update.
     pub losses: Vec<f32>,
+    /// When the first step of all was done: kernels are compiled and algorithms chosen by then.
+    pub first_done: Option<Instant>,
+    /// Wall time of that first step.
+    pub first: Duration,
 }
 
 impl Timing {
@@ -19,67 +34,188 @@ impl Timing {
     pub fn median(&self) -> Duration {
         median(&self.steps)
     }
+
+    /// The mean step.
+    pub fn mean(&self) -> Duration {
+        self.steps.iter().sum::<Duration>() / self.steps.len().max(1) as u32
+    }
 }
 
-/// Runs `warmup + steps` training steps on one batch.
+/// Runs training steps on one batch the way training does: where the engine works by itself, the next step is asked for
+/// before the last is waited for. A step's time is the time between the ends of two steps.
 pub fn time_steps(
     session: &mut Session,
     [x, y]: [&[i32]; 2],
     scalars: &Scalars,
-    [warmup, steps]: [usize; 2],
+    repeat: &Repeat,
 ) -> Result<Timing> {
-    let mut timing = Timing { steps: Vec::with_capacity(steps), losses: Vec::with_capacity(warmup + steps) };
-    for step in 0..warmup + steps {
-        let start = Instant::now();
-        let scalars = Scalars { step: step as u32 + 1, loss_scale: 1.0 / x.len() as f32, ..*scalars };
+    let mut clock = Clock {
+        timing: Timing::default(),
+        warmup: repeat.warmup,
+        timed: Duration::ZERO,
+        last_end: Instant::now(),
+    };
+    let mut in_flight: Option<PendingUpdate> = None;
+    let mut asked = 0;
+    while asked < repeat.warmup + repeat.steps || clock.timed < repeat.time {
+        asked += 1;
+        let scalars = Scalars { step: asked as u32, loss_scale: 1.0 / x.len() as f32, ..*scalars };
         session.micro_step(x, y, &scalars)?;
-        let (loss, _) = session.update(&scalars)?;
-        session.engine().synchronize()?;
-        if step >= warmup {
-            timing.steps.push(start.elapsed());
+        let pending = session.start_update(&scalars)?;
+        if pending.is_ready() {
+            clock.finish(session, pending)?;
+        } else if let Some(earlier) = in_flight.replace(pending) {
+            clock.finish(session, earlier)?;
         }
-        timing.losses.push(loss);
+        // The timed steps start with nothing of the warm-up in flight.
+        if asked == repeat.warmup {
+            if let Some(last) = in_flight.take() {
+                clock.finish(session, last)?;
+            }
+            session.engine().synchronize()?;
+            clock.last_end = Instant::now();
+        }
     }
-    Ok(timing)
+    if let Some(last) = in_flight {
+        clock.finish(session, last)?;
+    }
+    session.engine().synchronize()?;
+    Ok(clock.timing)
 }
 
-/// One op's share of a step.
-#[derive(Clone, Copy, Debug)]
-pub struct OpTime {
-    /// Its index in the program.
-    pub op: usize,
-    /// Median time.
-    pub time: Duration,
+struct Clock {
+    timing: Timing,
+    warmup: usize,
+    timed: Duration,
+    last_end: Instant,
 }
 
-/// Runs steps op by op and gives each op's median time.
-pub fn time_ops(
+impl Clock {
+    fn finish(&mut self, session: &mut Session, pending: PendingUpdate) -> Result<()> {
+        let (loss, _) = session.finish_update(pending)?;
+        let end = Instant::now();
+        let took = end - self.last_end;
+        self.last_end = end;
+        self.timing.losses.push(loss);
+        if self.timing.first_done.is_none() {
+            (self.timing.first_done, self.timing.first) = (Some(end), took);
+        }
+        if self.timing.losses.len() > self.warmup {
+            self.timing.steps.push(took);
+            self.timed += took;
+        }
+        Ok(())
+    }
+}
+
+/// A training step, kernel by kernel.
+#[derive(Clone, Debug, Default)]
+pub struct Recording {
+    /// Each kernel with its median time, in the order they ran.
+    pub kernels: Vec<Timed>,
+    /// One whole step as it ran: the one whose kernels took the median time.
+    pub timeline: Vec<Timed>,
+}
+
+impl Recording {
+    /// Time of all kernels of the recorded timeline, and from its first kernel's start to its last one's end, in ns.
+    pub fn busy_and_span(&self) -> (u64, u64) {
+        let start = self.timeline.iter().map(|timed| timed.start_ns).min().unwrap_or(0);
+        let end = self.timeline.iter().map(|timed| timed.start_ns + timed.ns).max().unwrap_or(0);
+        (total(&self.timeline), end - start)
+    }
+
+    /// Median time of each of the program's first `ops` ops, in ns.
+    pub fn op_ns(&self, ops: usize) -> Vec<u64> {
+        let mut times = vec![0; ops];
+        for timed in &self.kernels {
+            if let Some(time) = times.get_mut(timed.op) {
+                *time += timed.ns;
+            }
+        }
+        times
+    }
+}
+
+/// Runs steps with every kernel timed by itself.
+pub fn profile_steps(
     session: &mut Session,
     [x, y]: [&[i32]; 2],
     scalars: &Scalars,
     [warmup, steps]: [usize; 2],
-) -> Result<Vec<OpTime>> {
+) -> Result<Recording> {
     let program: Program = session.train_program()?.clone();
     let ops = program.range(Section::Update).end;
-    let mut times = vec![Vec::with_capacity(steps); ops];
+    let mut records = Vec::with_capacity(steps);
     for step in 0..warmup + steps {
         let scalars = Scalars { step: step as u32 + 1, loss_scale: 1.0 / x.len() as f32, ..*scalars };
         session.engine().write_i32(io(&program, "x")?, x)?;
         session.engine().write_i32(io(&program, "y")?, y)?;
-        for (i, times) in times.iter_mut().enumerate() {
-            let start = Instant::now();
-            session.engine().run(&program, i..i + 1, &scalars)?;
-            session.engine().synchronize()?;
-            if step >= warmup {
-                times.push(start.elapsed());
-            }
+        session.engine().synchronize()?;
+        let mut record = Vec::new();
+        session.engine().profile(&program, 0..ops, &scalars, &mut record)?;
+        if step >= warmup {
+            records.push(record);
         }
     }
-    Ok(times.iter().enumerate().map(|(op, times)| OpTime { op, time: median(times) }).collect())
+    Ok(summarise(records))
+}
+
+/// Steps launch the same kernels in the same order, so each gets its median over the steps. Should they differ after
+/// all, the step in the middle speaks for all.
+fn summarise(mut records: Vec<Vec<Timed>>) -> Recording {
+    records.sort_by_key(|record| total(record));
+    let Some(timeline) = records.get(records.len() / 2).cloned() else { return Recording::default() };
+    let same = |record: &Vec<Timed>| {
+        record.len() == timeline.len()
+            && record.iter().zip(&timeline).all(|(a, b)| (a.op, &a.name) == (b.op, &b.name))
+    };
+    let mut kernels = timeline.clone();
+    if records.iter().all(same) {
+        for (i, kernel) in kernels.iter_mut().enumerate() {
+            let mut times: Vec<u64> = records.iter().map(|record| record[i].ns).collect();
+            times.sort_unstable();
+            kernel.ns = times[times.len() / 2];
+        }
+    }
+    Recording { kernels, timeline }
+}
+
+fn total(record: &[Timed]) -> u64 {
+    record.iter().map(|timed| timed.ns).sum()
 }
 
 fn median(times: &[Duration]) -> Duration {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();
     sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(times: [u64; 2]) -> Vec<Timed> {
+        let [a, b] = times;
+        vec![
+            Timed { op: 0, name: "a".into(), start_ns: 5, ns: a },
+            Timed { op: 2, name: "b".into(), start_ns: 105, ns: b },
+        ]
+    }
+
+    #[test]
+    fn each_kernel_gets_its_median_and_the_timeline_is_one_step() {
+        let recording = summarise(vec![step([10, 30]), step([20, 40]), step([15, 90])]);
+        assert_eq!(recording.kernels.iter().map(|kernel| kernel.ns).collect::<Vec<_>>(), [15, 40]);
+        assert_eq!(recording.timeline, step([20, 40]));
+        assert_eq!(recording.busy_and_span(), (60, 140));
+        assert_eq!(recording.op_ns(4), [15, 0, 40, 0]);
+    }
+
+    #[test]
+    fn steps_that_differ_are_not_mixed() {
+        let recording = summarise(vec![step([10, 30]), step([20, 40]), step([15, 90])[..1].to_vec()]);
+        assert_eq!(recording.kernels, step([10, 30]));
+        assert_eq!(summarise(Vec::new()).kernels, []);
+    }
 }

@@ -35,7 +35,7 @@ pub enum Error {
     Config(String),
     /// Training ran away.
     #[error(
-        "training diverged at step {step}: loss {loss}, gradient norm {norm}; lower --lr, raise --warmup, or set --grad-clip"
+        "training diverged at step {step}: loss {loss}, gradient norm {norm}{found}; lower --lr, raise --warmup, or set --grad-clip"
     )]
     Diverged {
         /// The step, from 0.
@@ -44,6 +44,8 @@ pub enum Error {
         loss: f32,
         /// Its gradient norm.
         norm: f32,
+        /// Where the first number is that is not finite, with its own separator; empty if it is not known.
+        found: String,
     },
     /// The program or engine refused.
     #[error(transparent)]

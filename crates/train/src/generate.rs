@@ -49,10 +49,17 @@ pub fn generate(
             fed = start;
         }
         for (at, &token) in all.iter().enumerate().skip(fed) {
-            session.decode(&[token as i32], at - start, &mut logits)?;
+            session.feed(&[token as i32], at - start)?;
         }
         fed = all.len();
-        let token = request.sampler.pick(&logits[..choice], &mut rng, &mut scratch)? as u32;
+        let uniform = request.sampler.uniform(&mut rng);
+        let token = match session.pick(choice, &request.sampler.choice(uniform))? {
+            Some(token) => token,
+            None => {
+                session.logits(&mut logits)?;
+                request.sampler.pick_at(&logits[..choice], uniform, &mut scratch)? as u32
+            }
+        };
         if request.stop == Some(token) {
             break;
         }

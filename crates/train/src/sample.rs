@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::rng::Rng;
 use crate::{Error, Result};
+use ironhorse_core::TokenChoice;
 
 /// How to choose a token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -73,6 +74,21 @@ impl Sampler {
     /// A logit of minus infinity is never chosen; NaN, plus infinity or no possible token is an error.
     pub fn pick(&self, logits: &[f32], rng: &mut Rng, scratch: &mut Scratch) -> Result<usize> {
         self.validate()?;
+        self.pick_at(logits, self.uniform(rng), scratch)
+    }
+
+    /// The random number of one choice: a draw of `rng`, none when greedy.
+    pub fn uniform(&self, rng: &mut Rng) -> f64 {
+        if self.temperature == 0.0 { 0.0 } else { rng.uniform_f64() }
+    }
+
+    /// What an engine needs to choose a token by itself.
+    pub fn choice(&self, uniform: f64) -> TokenChoice {
+        TokenChoice { temperature: self.temperature, top_k: self.top_k, top_p: self.top_p, uniform }
+    }
+
+    /// [`pick`](Self::pick) with its random number in [0, 1) given.
+    pub fn pick_at(&self, logits: &[f32], uniform: f64, scratch: &mut Scratch) -> Result<usize> {
         let best = argmax(logits)?;
         if self.temperature == 0.0 {
             return Ok(best);
@@ -90,7 +106,7 @@ impl Sampler {
         if let Some(p) = self.top_p {
             keep_top_p(kept, f64::from(p));
         }
-        Ok(draw(kept, rng.uniform_f64()).unwrap_or(best))
+        Ok(draw(kept, uniform).unwrap_or(best))
     }
 }
 

@@ -3,7 +3,9 @@
 use crate::model::gpt2::{self, Recompute};
 use crate::model::{Gpt2Config, init};
 use crate::{Error, Result};
-use ironhorse_core::{Engine, Layout, Pending, Pool, Precision, Program, Scalars, Section, Slot};
+use ironhorse_core::{
+    Engine, Layout, Pending, Pool, Precision, Program, Scalars, Section, Slot, TokenChoice,
+};
 
 /// Which programs a session is made for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -197,15 +199,30 @@ impl Session {
 
     /// Feeds one token per sequence at `position`; `logits` gets (B, Vp).
     pub fn decode(&mut self, tokens: &[i32], position: usize, logits: &mut Vec<f32>) -> Result<()> {
-        let Some(program) = &self.decode else {
-            return Err(Error::Config("this session was not made for generation".into()));
-        };
-        let out = io(program, "logits")?;
+        self.feed(tokens, position)?;
+        self.logits(logits)
+    }
+
+    /// Feeds one token per sequence at `position`, and does not wait for the logits.
+    pub fn feed(&mut self, tokens: &[i32], position: usize) -> Result<()> {
+        let program = self.decode.as_ref().ok_or_else(not_generating)?;
         self.engine.write_i32(io(program, "x")?, tokens)?;
         let scalars = Scalars { position: position as u32, ..Scalars::default() };
-        self.engine.run_section(program, Section::Forward, &scalars)?;
+        Ok(self.engine.run_section(program, Section::Forward, &scalars)?)
+    }
+
+    /// The logits (B, Vp) after the tokens fed last.
+    pub fn logits(&mut self, logits: &mut Vec<f32>) -> Result<()> {
+        let out = io(self.decode.as_ref().ok_or_else(not_generating)?, "logits")?;
         logits.resize(out.numel(), 0.0);
         Ok(self.engine.read_f32(out, logits)?)
+    }
+
+    /// Lets the engine choose the next token of a single sequence among the first `vocab`; `None` if it leaves that to
+    /// the host.
+    pub fn pick(&mut self, vocab: usize, choice: &TokenChoice) -> Result<Option<u32>> {
+        let out = io(self.decode.as_ref().ok_or_else(not_generating)?, "logits")?;
+        Ok(self.engine.pick_token(out, vocab, choice)?)
     }
 }
 
@@ -214,6 +231,17 @@ impl Session {
 pub struct PendingUpdate {
     loss: Pending,
     norm: Pending,
+}
+
+fn not_generating() -> Error {
+    Error::Config("this session was not made for generation".into())
+}
+
+impl PendingUpdate {
+    /// Whether the update was done when it was asked for: the engine works while the caller waits.
+    pub fn is_ready(&self) -> bool {
+        matches!(self.norm, Pending::Ready(_))
+    }
 }
 
 fn not_trained() -> Error {

@@ -1,5 +1,6 @@
 //! How many tests passed, read from what cargo and pytest print.
 
+use crate::kernels::LAST_LINE;
 use std::fmt;
 use std::ops::AddAssign;
 
@@ -41,6 +42,8 @@ pub enum Dialect {
     Cargo,
     /// pytest: one line at the end.
     Pytest,
+    /// `cargo xtask kernels`: one line at the end.
+    Kernels,
 }
 
 impl Dialect {
@@ -57,6 +60,11 @@ impl Dialect {
             Self::Pytest => {
                 if let Some(found) = pytest_line(&line) {
                     *counts = found; // the last one is the summary
+                }
+            }
+            Self::Kernels => {
+                if let Some(found) = kernels_line(&line) {
+                    *counts = found;
                 }
             }
         }
@@ -96,6 +104,19 @@ fn pytest_line(line: &str) -> Option<Counts> {
             (n, "failed" | "error" | "errors") => counts.failed += n,
             (n, "skipped" | "xfailed") => counts.skipped += n,
             (_, "deselected" | "warning" | "warnings" | "rerun") => {}
+            _ => return None,
+        }
+    }
+    Some(counts)
+}
+
+/// `kernels: 540 passed, 0 failed`
+fn kernels_line(line: &str) -> Option<Counts> {
+    let mut counts = Counts::default();
+    for part in line.trim().strip_prefix(LAST_LINE)?.split(',') {
+        match number_and_word(part)? {
+            (n, "passed") => counts.passed = n,
+            (n, "failed") => counts.failed = n,
             _ => return None,
         }
     }
@@ -180,6 +201,13 @@ error: 1 target failed:
         let output =
             "1 passed in 0.01s\nwrote 3 files in 2 folders\nsaved in 3s\n===== 8 passed in 0.02s =====";
         assert_eq!(counts(Dialect::Pytest, output), (8, 0, 0));
+    }
+
+    #[test]
+    fn kernels_end_with_their_own_line() {
+        let line = format!("\n{LAST_LINE}{}\n", Counts { passed: 540, failed: 2, skipped: 0 });
+        assert_eq!(counts(Dialect::Kernels, &line), (540, 2, 0));
+        assert_eq!(counts(Dialect::Kernels, "3 passed, 0 failed\nkernels: none"), (0, 0, 0));
     }
 
     #[test]

@@ -1,10 +1,15 @@
-//! `cargo xtask`: the developer commands. No dependency but anyhow, so that it builds in seconds on a clean checkout.
+//! `cargo xtask`: the developer commands. Few dependencies, so that it builds in seconds on a clean checkout; the CUDA
+//! engine's crate is one for its kernels.
 #![forbid(unsafe_code)]
 
 mod args;
+mod bundle;
 mod counts;
+mod kernel_table;
+mod kernels;
 mod out;
 mod process;
+mod ptxas;
 mod python;
 mod repo;
 mod stages;
@@ -23,10 +28,10 @@ struct Command {
     run: fn(&Repo, Args) -> Result<bool>,
 }
 
-const COMMANDS: [Command; 5] = [
+const COMMANDS: [Command; 7] = [
     Command {
         name: "test",
-        summary: "every check there is: set-up, fmt, clippy, tests, doctests, build, pytest",
+        summary: "every check there is: set-up, fmt, clippy, kernels, tests, doctests, build, pytest",
         help: stages::HELP,
         run: stages::test,
     },
@@ -35,6 +40,18 @@ const COMMANDS: [Command; 5] = [
         summary: "only the Python environment .venv",
         help: python::HELP,
         run: python::setup_command,
+    },
+    Command {
+        name: "kernels",
+        summary: "every CUDA kernel compiled for every architecture: registers, shared memory, spills",
+        help: kernels::HELP,
+        run: kernels::run,
+    },
+    Command {
+        name: "gpu-bundle",
+        summary: "one folder with all that a run on a GPU machine needs",
+        help: bundle::HELP,
+        run: bundle::run,
     },
     Command {
         name: "deny",
@@ -57,7 +74,7 @@ const COMMANDS: [Command; 5] = [
 ];
 
 fn overview() -> String {
-    let list: String = COMMANDS.iter().map(|c| format!("  {:<8}{}\n", c.name, c.summary)).collect();
+    let list: String = COMMANDS.iter().map(|c| format!("  {:<12}{}\n", c.name, c.summary)).collect();
     format!(
         "Developer commands of ironhorse.\n\nUsage: cargo xtask COMMAND [--help]\n\n{list}\n\
          Exit code: 0 passed, 1 a check failed, 2 could not run."

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Help of `cargo xtask setup`.
 pub const HELP: &str = "\
 Makes the Python environment .venv in the root of the repository, with what the tests need (torch, numpy, pytest,
-safetensors, transformers) and this package in editable mode. Does nothing when it is up to date.
+safetensors, transformers, NVRTC) and this package in editable mode. Does nothing when it is up to date.
 
 Usage: cargo xtask setup
 
@@ -128,7 +128,7 @@ fn pip(repo: &Repo, args: &[&str]) -> Result<()> {
 }
 
 /// FNV-1a over all parts, the same on every machine.
-fn fingerprint(parts: &[&str]) -> String {
+pub fn fingerprint(parts: &[&str]) -> String {
     let separated = parts.iter().flat_map(|part| part.bytes().chain([0]));
     let hash = separated.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

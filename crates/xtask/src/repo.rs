@@ -45,12 +45,26 @@ impl Repo {
         python
     }
 
-    /// The release build of `ironhorse`, wherever cargo puts it.
-    pub fn binary(&self) -> Result<PathBuf> {
+    /// Where the environment keeps its packages.
+    pub fn site_packages(&self) -> Vec<PathBuf> {
+        let venv = self.venv();
+        let versions = std::fs::read_dir(venv.join("lib")).into_iter().flatten().flatten();
+        let mut sites = vec![venv.join("Lib/site-packages")]; // Windows
+        sites.extend(versions.map(|version| version.path().join("site-packages")));
+        sites.retain(|site| site.is_dir());
+        sites
+    }
+
+    /// Where cargo puts what it builds.
+    pub fn target(&self) -> Result<PathBuf> {
         let metadata = output_of(self.cargo().args(["metadata", "--no-deps", "--format-version", "1"]));
         let folder = metadata.as_deref().and_then(target_folder);
-        let folder = folder.context("`cargo metadata` does not say where the target folder is")?;
-        Ok(folder.join("release").join(format!("ironhorse{}", std::env::consts::EXE_SUFFIX)))
+        folder.context("`cargo metadata` does not say where the target folder is")
+    }
+
+    /// The release build of `ironhorse`.
+    pub fn binary(&self) -> Result<PathBuf> {
+        Ok(self.target()?.join("release").join(format!("ironhorse{}", std::env::consts::EXE_SUFFIX)))
     }
 }
 

@@ -4,7 +4,7 @@ use crate::args::{Args, unknown};
 use crate::counts::{Counts, Dialect};
 use crate::process::{run_counted, shown};
 use crate::repo::{Repo, python_of};
-use crate::{out, python};
+use crate::{kernels, out, python};
 use anyhow::{Result, bail, ensure};
 use std::io::IsTerminal;
 use std::process::Command;
@@ -18,6 +18,7 @@ stops at the first that fails:
   setup    the Python environment (see cargo xtask setup)
   fmt      cargo fmt --check
   clippy   cargo clippy on all targets, warnings are errors
+  kernels  every CUDA kernel compiled for every architecture (see cargo xtask kernels); needs no GPU
   test     unit and integration tests of all crates
   doctest  the examples in the documentation
   build    the ironhorse binary, release
@@ -28,7 +29,7 @@ as one failed.
 
 Usage: cargo xtask test [--no-python] [--stage NAME]...
 
-  --no-python    leave setup and pytest out
+  --no-python    leave setup, kernels and pytest out
   --stage NAME   run only this stage; may be given several times
 
 Examples:
@@ -47,10 +48,11 @@ struct Stage {
 enum Work {
     Setup,
     Cargo(&'static [&'static str], Dialect),
+    Kernels,
     Pytest,
 }
 
-const STAGES: [Stage; 7] = [
+const STAGES: [Stage; 8] = [
     Stage { name: "setup", python: true, work: Work::Setup },
     Stage { name: "fmt", python: false, work: Work::Cargo(&["fmt", "--all", "--check"], Dialect::Silent) },
     Stage {
@@ -61,6 +63,8 @@ const STAGES: [Stage; 7] = [
             Dialect::Silent,
         ),
     },
+    // Its compiler comes with the Python environment.
+    Stage { name: "kernels", python: true, work: Work::Kernels },
     Stage {
         name: "test",
         python: false,
@@ -105,7 +109,9 @@ pub fn test(repo: &Repo, args: Args) -> Result<bool> {
     }
     out::line(table(&done, &stages));
     if no_python {
-        out::line("\nTHE PYTHON PART WAS LEFT OUT (--no-python): nothing was compared with PyTorch.");
+        out::line(
+            "\nTHE PYTHON PART WAS LEFT OUT (--no-python): nothing was compared with PyTorch, no kernel was compiled.",
+        );
     }
     let mut total = Counts::default();
     done.iter().for_each(|one| total += one.counts);
@@ -150,6 +156,14 @@ fn run_stage(repo: &Repo, stage: &Stage, (number, of): (usize, usize)) -> Done {
             announce(shown(&command));
             run_counted(&mut command, dialect)
         }
+        Work::Kernels if cfg!(target_os = "macos") => {
+            announce("left out: NVRTC does not exist for this system".into());
+            Ok((true, Counts { skipped: 1, ..Counts::default() }))
+        }
+        Work::Kernels => kernels::command(repo).and_then(|mut command| {
+            announce("cargo xtask kernels".into());
+            run_counted(&mut command, Dialect::Kernels)
+        }),
         Work::Pytest => pytest(repo).and_then(|mut command| {
             announce(shown(&command));
             run_counted(&mut command, Dialect::Pytest)
@@ -215,9 +229,9 @@ mod tests {
 
     #[test]
     fn stages_are_chosen_in_their_order() {
-        let all = ["setup", "fmt", "clippy", "test", "doctest", "build", "pytest"];
+        let all = ["setup", "fmt", "clippy", "kernels", "test", "doctest", "build", "pytest"];
         assert_eq!(chosen("").unwrap(), (all.to_vec(), false));
-        assert_eq!(chosen("--no-python").unwrap(), (all[1..6].to_vec(), true));
+        assert_eq!(chosen("--no-python").unwrap(), (vec!["fmt", "clippy", "test", "doctest", "build"], true));
         assert_eq!(chosen("--stage pytest --stage fmt").unwrap(), (vec!["fmt", "pytest"], false));
         assert!(all.iter().all(|name| HELP.contains(&format!("\n  {name} "))), "the help lists every stage");
     }
@@ -242,7 +256,7 @@ mod tests {
             Done { name: "fmt", passed: true, time: Duration::from_millis(1500), counts: Counts::default() },
             Done { name: "test", passed: false, time: Duration::from_secs(62), counts },
         ];
-        let stages = [STAGES[1], STAGES[3], STAGES[6]];
+        let stages = [STAGES[1], STAGES[4], STAGES[7]];
         let want = "
 stage     result          time   tests
 fmt       passed         1.5 s

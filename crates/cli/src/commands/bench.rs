@@ -5,15 +5,16 @@ use crate::hardware::{COMMIT, Hardware, VERSION, check_memory, human_bytes, peak
 use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
 use clap::Args;
-use ironhorse::core::{Layout, Pool, Scalars, Section};
-use ironhorse::cpu::Limits;
-use ironhorse::train::bench::time_steps;
+use ironhorse::core::{DType, Engine, Limits, Pool, Program, Scalars, Section};
+use ironhorse::train::bench::{Repeat, Timing, time_steps};
 use ironhorse::train::format::ModelChoice;
 use ironhorse::train::format::debug_state::DebugState;
 use ironhorse::train::rng::Rng;
 use ironhorse::train::session::{Session, SessionSpec};
 use serde::Serialize;
+use serde_json::{Map, Value};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// The most steps to time.
 const MOST_STEPS: u64 = 1_000_000;
@@ -33,9 +34,12 @@ pub struct Workload {
     /// T: tokens per sequence
     #[arg(long, default_value_t = 64, value_name = "T", value_parser = number::count::<usize>)]
     pub seq: usize,
-    /// Steps to time
+    /// Steps to time, at least
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = number::whole::<usize>(1..=MOST_STEPS))]
     pub steps: usize,
+    /// Seconds to time, at least: a GPU slows down once it is warm
+    #[arg(long, default_value_t = 0.0, value_name = "S", value_parser = number::at_least_0::<f32>)]
+    pub seconds: f32,
     /// Steps before timing starts
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = number::whole::<usize>(0..=MOST_STEPS))]
     pub warmup: usize,
@@ -104,6 +108,47 @@ impl Workload {
     pub fn scalars(&self) -> Scalars {
         Scalars { lr: self.lr, grad_clip: self.grad_clip, ..Scalars::default() }
     }
+
+    /// How often to run.
+    pub fn repeat(&self) -> Repeat {
+        let time = Duration::try_from_secs_f32(self.seconds).unwrap_or(Duration::MAX);
+        Repeat { warmup: self.warmup, steps: self.steps, time }
+    }
+
+    /// The name of the model without folders.
+    pub fn model_name(&self) -> String {
+        std::path::Path::new(&self.model)
+            .file_name()
+            .map_or_else(|| self.model.clone(), |name| name.to_string_lossy().into_owned())
+    }
+
+    /// The element type whose limits count.
+    pub fn element(&self) -> Result<DType> {
+        Ok(self.engine.dtype()?.precision(1).weights)
+    }
+}
+
+/// The rate of arithmetic before the work is timed. A machine shared with others is faster at one moment than at
+/// another; a GPU is ours alone, and loading its libraries belongs to the time it takes to start.
+pub fn flops_before(engine: &mut dyn Engine, dtype: DType) -> Result<f64> {
+    if engine.device_name().is_some() { Ok(0.0) } else { Ok(engine.measure_flops(dtype)?) }
+}
+
+/// The limits, once the work has been timed.
+pub fn limits_after(engine: &mut dyn Engine, dtype: DType, before: f64) -> Result<Limits> {
+    let mut limits = engine.measure_limits(dtype)?;
+    limits.flops_per_s = limits.flops_per_s.max(before);
+    Ok(limits)
+}
+
+/// Operations of a whole step.
+pub fn step_flops(program: &Program) -> f64 {
+    Section::ALL.iter().map(|&section| program.flops(section)).sum::<u64>() as f64
+}
+
+/// Memory by category, for JSON.
+pub fn memory_map(memory: &[(String, usize)]) -> Map<String, Value> {
+    memory.iter().map(|(name, bytes)| (name.clone(), (*bytes).into())).collect()
 }
 
 /// Times whole training steps: forward, backward, gradient norm, AdamW
@@ -123,22 +168,37 @@ struct BenchReport {
     model: String,
     parameters: usize,
     device: String,
+    /// The GPU's name.
+    gpu: Option<String>,
     dtype: crate::args::Dtype,
+    fast: bool,
+    attention: crate::args::AttentionArg,
     threads: usize,
     batch: usize,
     seq: usize,
     steps: usize,
     ms_per_step: f64,
+    ms_mean: f64,
     ms_fastest: f64,
     /// Every timed step, in order.
     step_ms: Vec<f64>,
+    /// From the start of the command to the end of the first step.
+    startup_s: f64,
+    first_step_ms: f64,
     tokens_per_s: f64,
     gflops: f64,
     gflops_possible: f64,
+    gb_per_s_possible: f64,
+    /// Of what was measured as possible.
     mfu: f64,
+    /// Of what the maker of the GPU promises.
+    mfu_datasheet: Option<f64>,
     peak_bytes: u64,
-    /// Where the peak comes from: `process` (what the system says it held at most) or `plan`.
+    /// Where the peak comes from: `device` (the GPU's memory), `process` (what the system says it held at most) or
+    /// `plan`.
     peak_source: &'static str,
+    peak_device_bytes: Option<u64>,
+    memory_use: Map<String, Value>,
     planned_bytes: usize,
     loss: f32,
     losses: Vec<f32>,
@@ -148,65 +208,116 @@ struct BenchReport {
 }
 
 pub fn run(args: &BenchArgs) -> Result<Outcome> {
+    let start = Instant::now();
     out::check_json(args.json.as_deref())?;
     let work = &args.work;
+    let dtype = work.element()?;
     let (mut session, x, y) = work.prepare()?;
-    let before = Limits::measure_flops(work.engine.threads);
-    let timing = time_steps(&mut session, [&x, &y], &work.scalars(), [work.warmup, work.steps])?;
+    let measuring = Instant::now();
+    let before = flops_before(session.engine(), dtype)?;
+    let measuring = measuring.elapsed();
+    let timing = time_steps(&mut session, [&x, &y], &work.scalars(), &work.repeat())?;
+    let startup = timing.first_done.map_or(Duration::ZERO, |done| (done - start).saturating_sub(measuring));
     let peak = peak_rss(); // before the limits are measured, which take memory of their own
-    let mut limits = Limits::measure(work.engine.threads);
-    limits.flops_per_s = limits.flops_per_s.max(before);
+    let memory = session.engine().memory_use();
+    let limits = limits_after(session.engine(), dtype, before)?;
+    let report = report(work, &mut session, &timing, Measured { startup, peak, memory, limits, dtype })?;
+    print(&report)?;
+    out::json(args.json.as_deref(), &report)?;
+    Ok(Outcome::Done)
+}
+
+/// What is measured beside the steps.
+struct Measured {
+    startup: Duration,
+    peak: Option<u64>,
+    memory: Vec<(String, usize)>,
+    limits: Limits,
+    dtype: DType,
+}
+
+fn report(
+    work: &Workload,
+    session: &mut Session,
+    timing: &Timing,
+    measured: Measured,
+) -> Result<BenchReport> {
+    let Measured { startup, peak, memory, limits, dtype } = measured;
     let program = session.train_program()?;
-    let planned: &Layout = program.layout();
-    let planned_bytes = planned.total();
-    let flops: u64 = Section::ALL.iter().map(|&section| program.flops(section)).sum();
+    let (planned_bytes, flops) = (program.layout().total(), step_flops(program));
     let parameters = program.num_params();
+    let engine = session.engine();
+    let gpu = engine.device_name();
+    let on_device = memory.iter().map(|(_, bytes)| *bytes as u64).sum::<u64>();
+    let on_device = gpu.is_some().then_some(on_device);
+    let (peak_bytes, peak_source) = match (on_device, peak) {
+        (Some(bytes), _) => (bytes, "device"),
+        (None, Some(bytes)) => (bytes, "process"),
+        (None, None) => (planned_bytes as u64, "plan"),
+    };
     let seconds = timing.median().as_secs_f64();
-    let fastest = timing.steps.iter().min().copied().unwrap_or_default();
-    let report = BenchReport {
-        model: std::path::Path::new(&work.model)
-            .file_name()
-            .map_or_else(|| work.model.clone(), |name| name.to_string_lossy().into_owned()),
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    Ok(BenchReport {
+        model: work.model_name(),
         parameters,
-        device: session.engine().name().to_owned(),
+        device: engine.name().to_owned(),
+        gpu,
         dtype: work.engine.dtype()?,
+        fast: work.engine.fast,
+        attention: work.engine.attention,
         threads: work.engine.thread_count(),
         batch: work.batch,
         seq: work.seq,
-        steps: work.steps,
+        steps: timing.steps.len(),
         ms_per_step: seconds * 1e3,
-        ms_fastest: fastest.as_secs_f64() * 1e3,
-        step_ms: timing.steps.iter().map(|step| step.as_secs_f64() * 1e3).collect(),
-        tokens_per_s: x.len() as f64 / seconds,
-        gflops: flops as f64 / seconds / 1e9,
+        ms_mean: ms(timing.mean()),
+        ms_fastest: ms(timing.steps.iter().min().copied().unwrap_or_default()),
+        step_ms: timing.steps.iter().map(|&step| ms(step)).collect(),
+        startup_s: startup.as_secs_f64(),
+        first_step_ms: ms(timing.first),
+        tokens_per_s: (work.batch * work.seq) as f64 / seconds,
+        gflops: flops / seconds / 1e9,
         gflops_possible: limits.flops_per_s / 1e9,
-        mfu: flops as f64 / seconds / limits.flops_per_s,
-        peak_bytes: peak.unwrap_or(planned_bytes as u64),
-        peak_source: if peak.is_some() { "process" } else { "plan" },
+        gb_per_s_possible: limits.bytes_per_s / 1e9,
+        mfu: flops / seconds / limits.flops_per_s,
+        mfu_datasheet: engine.datasheet_flops(dtype).map(|peak| flops / seconds / peak),
+        peak_bytes,
+        peak_source,
+        peak_device_bytes: on_device,
+        memory_use: memory_map(&memory),
         planned_bytes,
         loss: timing.losses.last().copied().unwrap_or(f32::NAN),
-        losses: timing.losses,
+        losses: timing.losses.clone(),
         version: VERSION,
         commit: COMMIT,
         hardware: Hardware::detect(),
+    })
+}
+
+fn print(report: &BenchReport) -> Result<()> {
+    let with = match &report.gpu {
+        Some(gpu) => gpu.clone(),
+        None => format!("{} threads", report.threads),
     };
     out::line(format!(
-        "{}  {} parameters  batch {} × {}  {} {}  {} threads",
+        "{}  {} parameters  batch {} × {}  {} {}  {with}",
         report.model,
         report.parameters,
         report.batch,
         report.seq,
         report.device,
         report.dtype.name(),
-        report.threads
     ))?;
     out::line(format!(
-        "step      {:.1} ms (median of {}; fastest {:.1})",
-        report.ms_per_step, report.steps, report.ms_fastest
+        "step      {:.1} ms (median of {}; mean {:.1}, fastest {:.1})",
+        report.ms_per_step, report.steps, report.ms_mean, report.ms_fastest
     ))?;
     out::line(format!("speed     {:.0} tokens/s", report.tokens_per_s))?;
+    let datasheet = report
+        .mfu_datasheet
+        .map_or_else(String::new, |mfu| format!("; MFU {:.1} % of the datasheet's peak", mfu * 100.0));
     out::line(format!(
-        "compute   {:.0} GFLOP/s, {:.0} % of the {:.0} measured as possible",
+        "compute   {:.0} GFLOP/s, {:.0} % of the {:.0} measured as possible{datasheet}",
         report.gflops,
         report.mfu * 100.0,
         report.gflops_possible
@@ -216,7 +327,10 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
         human_bytes(report.peak_bytes),
         human_bytes(report.planned_bytes as u64)
     ))?;
-    out::line(format!("loss      {:.6}", report.loss))?;
-    out::json(args.json.as_deref(), &report)?;
-    Ok(Outcome::Done)
+    out::line(format!(
+        "start     {:.1} s to the end of the first step, which took {:.1} s",
+        report.startup_s,
+        report.first_step_ms / 1e3
+    ))?;
+    out::line(format!("loss      {:.6}", report.loss))
 }

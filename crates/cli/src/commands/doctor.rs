@@ -4,7 +4,9 @@ use crate::hardware::{COMMIT, Hardware, VERSION, human_bytes};
 use crate::{Outcome, number, out};
 use anyhow::Result;
 use clap::Args;
+use ironhorse::Device;
 use ironhorse::cpu::{CpuEngine, Limits};
+use ironhorse::cuda;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -29,14 +31,73 @@ struct Report {
     gflops_possible: f64,
     gb_per_s_possible: f64,
     devices: Vec<DeviceReport>,
-    auto: &'static str,
+    libraries: Vec<LibraryReport>,
+    /// What the CUDA engine will use, where there is a GPU.
+    choices: Vec<(&'static str, String)>,
+    kernel_cache: Option<PathBuf>,
+    auto: String,
 }
 
 #[derive(Serialize)]
 struct DeviceReport {
-    device: &'static str,
+    device: String,
     available: bool,
     why: String,
+}
+
+#[derive(Serialize)]
+struct LibraryReport {
+    name: &'static str,
+    purpose: &'static str,
+    version: Option<String>,
+    path: Option<String>,
+    error: Option<String>,
+}
+
+/// The GPUs as far as the CUDA engine can use them, its libraries, and what it will choose.
+fn look_for_gpus(report: &mut Report) {
+    let libraries = cuda::report::libraries();
+    match cuda::devices() {
+        Ok(gpus) => {
+            for gpu in &gpus {
+                let usable = cuda::usable(gpu.index);
+                let what = format!(
+                    "{}, {}, compute capability {}.{}, {} multiprocessors",
+                    gpu.name,
+                    human_bytes(gpu.memory as u64),
+                    gpu.compute.0,
+                    gpu.compute.1,
+                    gpu.sms
+                );
+                report.devices.push(DeviceReport {
+                    device: Device::Cuda(gpu.index).to_string(),
+                    available: usable.is_ok(),
+                    why: usable.err().map_or(what, |error| error.to_string()),
+                });
+            }
+            if let Some(gpu) = gpus.first() {
+                report.choices = cuda::report::choices(gpu, &libraries);
+            }
+        }
+        Err(error) => {
+            report.devices.push(DeviceReport {
+                device: "cuda".into(),
+                available: false,
+                why: error.to_string(),
+            });
+        }
+    }
+    report.libraries = libraries
+        .into_iter()
+        .map(|library| {
+            let (found, error) = match library.found {
+                Ok(found) => (Some(found), None),
+                Err(error) => (None, Some(error.to_string())),
+            };
+            let (version, path) = found.unzip();
+            LibraryReport { name: library.name, purpose: library.purpose, version, path, error }
+        })
+        .collect();
 }
 
 pub fn run(args: &DoctorArgs) -> Result<Outcome> {
@@ -44,23 +105,24 @@ pub fn run(args: &DoctorArgs) -> Result<Outcome> {
     let hardware = Hardware::detect();
     let engine = CpuEngine::new(args.threads);
     let limits = Limits::measure(args.threads);
-    let report = Report {
+    let mut report = Report {
         version: VERSION,
         commit: COMMIT,
         threads: engine.threads(),
         gflops_possible: limits.flops_per_s / 1e9,
         gb_per_s_possible: limits.bytes_per_s / 1e9,
-        devices: vec![
-            DeviceReport {
-                device: "cpu",
-                available: true,
-                why: format!("{} threads, {} instructions", engine.threads(), engine.isa().name()),
-            },
-            DeviceReport { device: "cuda", available: false, why: "this version has no CUDA engine".into() },
-        ],
-        auto: "cpu",
+        devices: vec![DeviceReport {
+            device: "cpu".into(),
+            available: true,
+            why: format!("{} threads, {} instructions", engine.threads(), engine.isa().name()),
+        }],
+        libraries: Vec::new(),
+        choices: Vec::new(),
+        kernel_cache: cuda::Cache::open(None).folder().map(PathBuf::from),
+        auto: Device::Auto.resolve().to_string(),
         hardware,
     };
+    look_for_gpus(&mut report);
     let h = &report.hardware;
     out::line(format!("ironhorse    {} ({})", report.version, report.commit))?;
     out::line(format!("system       {}", h.system))?;
@@ -73,7 +135,20 @@ pub fn run(args: &DoctorArgs) -> Result<Outcome> {
     ))?;
     for device in &report.devices {
         let mark = if device.available { "yes" } else { "no " };
-        out::line(format!("device       {:<5} {mark}  {}", device.device, device.why))?;
+        out::line(format!("device       {:<7} {mark}  {}", device.device, device.why))?;
+    }
+    for library in &report.libraries {
+        let what = match (&library.version, &library.path) {
+            (Some(version), Some(path)) => format!("{version}, {path}"),
+            _ => format!("not found; for {}", library.purpose),
+        };
+        out::line(format!("library      {:<17} {what}", library.name))?;
+    }
+    for (choice, what) in &report.choices {
+        out::line(format!("gpu          {choice:<10} {what}"))?;
+    }
+    if let Some(folder) = &report.kernel_cache {
+        out::line(format!("kernel cache {}", folder.display()))?;
     }
     out::line(format!("--device auto means {}", report.auto))?;
     out::json(args.json.as_deref(), &report)?;

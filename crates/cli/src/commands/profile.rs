@@ -1,45 +1,38 @@
 //! `ironhorse profile`
 
-use super::bench::Workload;
-use crate::hardware::{COMMIT, Hardware, VERSION};
-use crate::{Outcome, out};
+mod group;
+mod trace;
+
+use super::bench::{Workload, flops_before, limits_after, memory_map, step_flops};
+use crate::hardware::{COMMIT, Hardware, VERSION, human_bytes};
+use crate::{Outcome, number, out};
 use anyhow::Result;
 use clap::Args;
-use ironhorse::core::Program;
-use ironhorse::cpu::Limits;
-use ironhorse::train::bench::{OpTime, time_ops};
+use group::{Group, Style, groups, idle, of_kernels, of_ops, table};
+use ironhorse::core::{Limits, Program, Section};
+use ironhorse::train::bench::{Recording, profile_steps, time_steps};
 use serde::Serialize;
+use serde_json::{Map, Value};
 use std::path::PathBuf;
 
-/// Times each op of a training step and shows where the time goes, beside what this machine could do
+/// Times each op and kernel of a training step and shows where the time goes, beside what the device could do
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse profile --model d12 --batch 4 --seq 64\n  \
-                        ironhorse profile --model d12 --seq 1024 --batch 1 --json profile.json")]
+                        ironhorse profile --model d12 --seq 1024 --batch 1 --json profile.json\n  \
+                        ironhorse profile --device cuda --batch 64 --seq 1024 --trace step.json\n\n\
+                        Open the trace at ui.perfetto.dev.")]
 pub struct ProfileArgs {
     #[command(flatten)]
     work: Workload,
+    /// Rows of each table
+    #[arg(long, default_value_t = 30, value_name = "N", value_parser = number::count::<usize>)]
+    top: usize,
+    /// Write one step as a Chrome trace: what ran when
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Also write the figures, op by op, to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-}
-
-/// Ops that share a name or a layer.
-#[derive(Clone, Serialize)]
-struct Group {
-    name: String,
-    calls: usize,
-    ms: f64,
-    share: f64,
-    gflops: f64,
-    gb_per_s: f64,
-    /// Time the group would need at the machine's limits, over the time it took.
-    of_possible: f64,
-    #[serde(skip)]
-    flops: f64,
-    #[serde(skip)]
-    bytes: f64,
-    #[serde(skip)]
-    least: f64,
 }
 
 #[derive(Serialize)]
@@ -53,15 +46,40 @@ struct OpReport {
     of_possible: f64,
 }
 
+/// How busy the device is.
+#[derive(Serialize)]
+struct Busy {
+    /// All kernels of a step.
+    kernel_ms: f64,
+    /// Part of a normal step in which no kernel runs.
+    idle_share: f64,
+    /// The recorded step, whose kernels are launched one by one: its length, and the part in which none runs.
+    recorded_ms: f64,
+    recorded_idle_share: f64,
+}
+
 #[derive(Serialize)]
 struct ProfileReport {
     model: String,
+    device: String,
+    gpu: Option<String>,
+    dtype: crate::args::Dtype,
     batch: usize,
     seq: usize,
+    /// A step: on a GPU as training runs it, else the sum of its ops.
     ms: f64,
+    tokens_per_s: f64,
     gflops_possible: f64,
     gb_per_s_possible: f64,
+    mfu: f64,
+    mfu_datasheet: Option<f64>,
+    top_kernel: Option<String>,
+    top_kernel_share: f64,
+    busy: Option<Busy>,
+    memory_use: Map<String, Value>,
+    by_kernel: Vec<Group>,
     by_kind: Vec<Group>,
+    by_section: Vec<Group>,
     by_layer: Vec<Group>,
     ops: Vec<OpReport>,
     version: &'static str,
@@ -71,99 +89,147 @@ struct ProfileReport {
 
 pub fn run(args: &ProfileArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
+    out::check_json(args.trace.as_deref())?;
     let work = &args.work;
+    let dtype = work.element()?;
     let (mut session, x, y) = work.prepare()?;
-    let before = Limits::measure_flops(work.engine.threads);
-    let times = time_ops(&mut session, [&x, &y], &work.scalars(), [work.warmup, work.steps])?;
-    let mut limits = Limits::measure(work.engine.threads);
-    limits.flops_per_s = limits.flops_per_s.max(before);
+    let before = flops_before(session.engine(), dtype)?;
+    let gpu = session.engine().device_name();
+    // Normal steps first: a profiler, once attached, slows them down.
+    let step = match gpu {
+        Some(_) => Some(time_steps(&mut session, [&x, &y], &work.scalars(), &work.repeat())?.median()),
+        None => None,
+    };
+    let recording = profile_steps(&mut session, [&x, &y], &work.scalars(), [work.warmup, work.steps])?;
+    let memory = session.engine().memory_use();
+    let limits = limits_after(session.engine(), dtype, before)?;
+    let datasheet = session.engine().datasheet_flops(dtype);
+    let device = session.engine().name().to_owned();
     let program = session.train_program()?;
-    let by_kind = groups(program, &times, &limits, |program, op| program.nodes()[op].op.name().to_owned());
-    let mut by_layer = groups(program, &times, &limits, layer_of);
-    by_layer.sort_by_key(|group| layer_order(&group.name));
+    let figures =
+        Figures { program, recording: &recording, limits, step: step.map(|t| t.as_secs_f64() * 1e3) };
+    let (ms, flops) = (figures.ms(), step_flops(program));
+    let by_kernel = figures.by_kernel();
+    let top = by_kernel.iter().find(|group| group.calls > 0);
     let report = ProfileReport {
-        model: work.model.clone(),
+        model: work.model_name(),
+        device,
+        dtype: work.engine.dtype()?,
         batch: work.batch,
         seq: work.seq,
-        ms: times.iter().map(|t| t.time.as_secs_f64() * 1e3).sum(),
+        ms,
+        tokens_per_s: x.len() as f64 / ms * 1e3,
         gflops_possible: limits.flops_per_s / 1e9,
         gb_per_s_possible: limits.bytes_per_s / 1e9,
-        by_kind,
-        by_layer,
-        ops: times.iter().map(|t| op_report(program, t, &limits)).collect(),
+        mfu: flops / (ms / 1e3) / limits.flops_per_s,
+        mfu_datasheet: datasheet.map(|peak| flops / (ms / 1e3) / peak),
+        top_kernel: top.map(|group| group.name.clone()),
+        top_kernel_share: top.map_or(0.0, |group| group.share),
+        busy: gpu.is_some().then(|| figures.busy()),
+        memory_use: memory_map(&memory),
+        by_kind: figures.by(|op| program.nodes()[op].op.name().to_owned()),
+        by_section: figures.by(|op| program.nodes()[op].section.name().to_owned()),
+        by_layer: figures.by_layer(),
+        ops: figures.ops(),
+        gpu,
+        by_kernel,
         version: VERSION,
         commit: COMMIT,
         hardware: Hardware::detect(),
     };
-    out::line(format!(
-        "{}  batch {} × {}  {:.1} ms a step, op by op (median of {})",
-        report.model, report.batch, report.seq, report.ms, work.steps
-    ))?;
-    out::line(format!(
-        "possible here: {:.0} GFLOP/s, {:.1} GB/s (measured)\n",
-        report.gflops_possible, report.gb_per_s_possible
-    ))?;
-    table("op", &report.by_kind)?;
-    out::line("")?;
-    table("layer", &report.by_layer)?;
+    print(&report, work, args.top)?;
+    if let Some(path) = &args.trace {
+        let title = format!("{} {}", report.model, report.device);
+        let trace = trace::trace(&title, program, &recording.timeline, report.gpu.is_some());
+        out::json(Some(path), &trace)?;
+        out::line(format!("\n{}: one step, to open at ui.perfetto.dev", path.display()))?;
+    }
     out::json(args.json.as_deref(), &report)?;
     Ok(Outcome::Done)
 }
 
-fn groups(
-    program: &Program,
-    times: &[OpTime],
-    limits: &Limits,
-    name: impl Fn(&Program, usize) -> String,
-) -> Vec<Group> {
-    let mut groups: Vec<Group> = Vec::new();
-    for time in times {
-        let (op, name) = (&program.nodes()[time.op].op, name(program, time.op));
-        let at = groups.iter().position(|group| group.name == name).unwrap_or_else(|| {
-            groups.push(Group {
-                name,
-                calls: 0,
-                ms: 0.0,
-                share: 0.0,
-                gflops: 0.0,
-                gb_per_s: 0.0,
-                of_possible: 0.0,
-                flops: 0.0,
-                bytes: 0.0,
-                least: 0.0,
-            });
-            groups.len() - 1
-        });
-        let group = &mut groups[at];
-        group.calls += 1;
-        group.ms += time.time.as_secs_f64() * 1e3;
-        group.flops += op.flops() as f64;
-        group.bytes += op.bytes() as f64;
-        group.least += limits.least_seconds(op.flops(), op.bytes());
-    }
-    let total: f64 = groups.iter().map(|group| group.ms).sum();
-    for group in &mut groups {
-        let seconds = group.ms / 1e3;
-        group.share = group.ms / total;
-        group.gflops = group.flops / seconds / 1e9;
-        group.gb_per_s = group.bytes / seconds / 1e9;
-        group.of_possible = group.least / seconds;
-    }
-    groups.sort_by(|a, b| b.ms.total_cmp(&a.ms));
-    groups
+/// What the tables are made from.
+struct Figures<'a> {
+    program: &'a Program,
+    recording: &'a Recording,
+    limits: Limits,
+    /// Milliseconds of a normal step, where it was timed.
+    step: Option<f64>,
 }
 
-fn op_report(program: &Program, time: &OpTime, limits: &Limits) -> OpReport {
-    let node = &program.nodes()[time.op];
-    let seconds = time.time.as_secs_f64();
-    OpReport {
-        op: node.op.name(),
-        origin: program.origin(node).to_owned(),
-        section: node.section.name(),
-        ms: seconds * 1e3,
-        gflops: node.op.flops() as f64 / seconds / 1e9,
-        gb_per_s: node.op.bytes() as f64 / seconds / 1e9,
-        of_possible: limits.least_seconds(node.op.flops(), node.op.bytes()) / seconds,
+impl Figures<'_> {
+    fn op_ns(&self) -> Vec<u64> {
+        self.recording.op_ns(self.program.range(Section::Update).end)
+    }
+
+    fn kernel_ms(&self) -> f64 {
+        self.recording.kernels.iter().map(|kernel| kernel.ns as f64 / 1e6).sum()
+    }
+
+    fn ms(&self) -> f64 {
+        self.step.unwrap_or_else(|| self.kernel_ms())
+    }
+
+    /// What shares are of. Kernels timed one by one may take longer than a step in which they overlap.
+    fn whole_ms(&self) -> f64 {
+        self.ms().max(self.kernel_ms())
+    }
+
+    fn by(&self, name: impl Fn(usize) -> String) -> Vec<Group> {
+        let work = of_ops(self.program, &self.op_ns(), name);
+        self.with_idle(groups(work, &self.limits, Some(self.whole_ms())))
+    }
+
+    fn by_kernel(&self) -> Vec<Group> {
+        let work = of_kernels(self.program, &self.recording.kernels, &self.op_ns(), &self.limits);
+        self.with_idle(groups(work, &self.limits, Some(self.whole_ms())))
+    }
+
+    fn by_layer(&self) -> Vec<Group> {
+        let mut groups = self.by(|op| layer_of(self.program, op));
+        groups.sort_by_key(|group| layer_order(&group.name));
+        groups
+    }
+
+    /// Where a whole step was timed, a row makes the others add up to it.
+    fn with_idle(&self, mut groups: Vec<Group>) -> Vec<Group> {
+        if self.step.is_some() {
+            groups.push(idle(self.whole_ms() - self.kernel_ms(), self.whole_ms()));
+        }
+        groups
+    }
+
+    fn busy(&self) -> Busy {
+        let (kernels, step) = (self.kernel_ms(), self.ms());
+        let (busy, span) = self.recording.busy_and_span();
+        let idle_share =
+            |busy: f64, whole: f64| if whole > 0.0 { (1.0 - busy / whole).max(0.0) } else { 0.0 };
+        Busy {
+            kernel_ms: kernels,
+            idle_share: idle_share(kernels, step),
+            recorded_ms: span as f64 / 1e6,
+            recorded_idle_share: idle_share(busy as f64, span as f64),
+        }
+    }
+
+    fn ops(&self) -> Vec<OpReport> {
+        let nodes = self.program.nodes().iter().zip(self.op_ns());
+        nodes
+            .map(|(node, ns)| {
+                let seconds = ns as f64 * 1e-9;
+                let rate = |amount: f64| if ns > 0 { amount / seconds } else { 0.0 };
+                let (flops, bytes) = (node.op.flops(), node.op.bytes());
+                OpReport {
+                    op: node.op.name(),
+                    origin: self.program.origin(node).to_owned(),
+                    section: node.section.name(),
+                    ms: seconds * 1e3,
+                    gflops: rate(flops as f64 / 1e9),
+                    gb_per_s: rate(bytes as f64 / 1e9),
+                    of_possible: rate(self.limits.least_seconds(flops, bytes)),
+                }
+            })
+            .collect()
     }
 }
 
@@ -176,30 +242,77 @@ fn layer_of(program: &Program, op: usize) -> String {
     }
 }
 
-/// Model order: embedding, layers by number, then the rest.
+/// Model order: embedding, layers by number, then the rest, idle time last.
 fn layer_order(name: &str) -> (usize, usize, String) {
     match name.strip_prefix("h.").and_then(|layer| layer.parse().ok()) {
         Some(layer) => (1, layer, String::new()),
-        None => (if name == "embed" { 0 } else { 2 }, 0, name.to_owned()),
+        None => match name {
+            "embed" => (0, 0, String::new()),
+            "idle" => (3, 0, String::new()),
+            other => (2, 0, other.to_owned()),
+        },
     }
 }
 
-fn table(first: &str, groups: &[Group]) -> Result<()> {
-    out::line(format!(
-        "{first:<24} {:>5} {:>9} {:>6} {:>9} {:>7} {:>12}",
-        "calls", "ms", "share", "GFLOP/s", "GB/s", "of possible"
-    ))?;
-    for g in groups {
-        out::line(format!(
-            "{:<24} {:>5} {:>9.2} {:>5.1}% {:>9.1} {:>7.1} {:>11.0}%",
-            g.name,
-            g.calls,
-            g.ms,
-            g.share * 100.0,
-            g.gflops,
-            g.gb_per_s,
-            g.of_possible * 100.0
-        ))?;
+fn print(report: &ProfileReport, work: &Workload, top: usize) -> Result<()> {
+    let head = format!("{}  batch {} × {}", report.model, report.batch, report.seq);
+    let style = Style { tera: report.gpu.is_some(), top };
+    match (&report.gpu, &report.busy) {
+        (Some(gpu), Some(busy)) => print_gpu(report, &head, gpu, busy)?,
+        _ => {
+            out::line(format!("{head}  {:.1} ms a step, op by op (median of {})", report.ms, work.steps))?;
+            out::line(format!(
+                "possible here: {:.0} GFLOP/s, {:.1} GB/s (measured)\n",
+                report.gflops_possible, report.gb_per_s_possible
+            ))?;
+        }
+    }
+    if report.gpu.is_some() {
+        table("kernel", &report.by_kernel, style)?;
+        out::line("")?;
+    }
+    table("op", &report.by_kind, style)?;
+    if report.gpu.is_some() {
+        out::line("")?;
+        table("section", &report.by_section, style)?;
+    }
+    out::line("")?;
+    table("layer", &report.by_layer, Style { top: usize::MAX, ..style })?;
+    if report.gpu.is_some() {
+        out::line("\nmemory on the device")?;
+        for (name, bytes) in &report.memory_use {
+            let bytes = bytes.as_u64().unwrap_or(0);
+            out::line(format!("{name:<24} {:>12}", human_bytes(bytes)))?;
+        }
+        let all = report.memory_use.values().filter_map(Value::as_u64).sum();
+        out::line(format!("{:<24} {:>12}", "all", human_bytes(all)))?;
     }
     Ok(())
+}
+
+fn print_gpu(report: &ProfileReport, head: &str, gpu: &str, busy: &Busy) -> Result<()> {
+    let datasheet = report
+        .mfu_datasheet
+        .map_or_else(String::new, |mfu| format!(", {:.1} % of the datasheet's peak", mfu * 100.0));
+    out::line(format!("{head}  {} {}  {gpu}", report.device, report.dtype.name()))?;
+    out::line(format!(
+        "{:.2} ms a step  {:.0} tokens/s  MFU {:.1} % of measured{datasheet}  top kernel {:.1} %",
+        report.ms,
+        report.tokens_per_s,
+        report.mfu * 100.0,
+        report.top_kernel_share * 100.0
+    ))?;
+    out::line(format!(
+        "GPU busy {:.2} ms of a {:.2} ms step: {:.1} % idle; launched one by one {:.2} ms, {:.1} % idle",
+        busy.kernel_ms,
+        report.ms,
+        busy.idle_share * 100.0,
+        busy.recorded_ms,
+        busy.recorded_idle_share * 100.0
+    ))?;
+    out::line(format!(
+        "possible here: {:.0} TFLOP/s, {:.2} TB/s (measured)\n",
+        report.gflops_possible / 1e3,
+        report.gb_per_s_possible / 1e3
+    ))
 }

@@ -1,28 +1,83 @@
 //! The ops on the device, one file per family: which kernels or library calls, with which sizes.
 
+mod attention;
+mod elementwise;
+mod embedding;
+mod flash;
+mod layernorm;
+mod linear;
+mod loss;
+mod memory;
+mod optimizer;
+
+use crate::device::Device;
+use crate::gemm::Gemms;
 use crate::kernels::Spec;
 use crate::lower::Lower;
 use crate::{Cache, Error, Result};
 use ironhorse_core::op::Op;
+use std::rc::Rc;
 
 /// The libraries ops call, opened at first use.
 pub(crate) struct Libraries {
-    #[allow(dead_code, reason = "the GEMM launcher keeps its algorithms there")]
     pub cache: Cache,
+    gemms: Option<Gemms>,
+    /// cuDNN and its plans.
+    pub attention: attention::CudnnLibrary,
 }
 
 impl Libraries {
     pub fn new(cache: Cache) -> Self {
-        Self { cache }
+        Self { cache, gemms: None, attention: attention::CudnnLibrary::default() }
+    }
+
+    /// Matrix products.
+    pub fn gemms(&mut self, device: &Rc<Device>) -> Result<&mut Gemms> {
+        match &mut self.gemms {
+            Some(gemms) => Ok(gemms),
+            none => Ok(none.insert(Gemms::open(device, &self.cache)?)),
+        }
     }
 }
 
 /// Lowers one op.
-pub(crate) fn lower(_cx: &mut Lower<'_>, op: &Op) -> Result<()> {
-    Err(Error::Unsupported(format!("{} is not on this engine yet", op.name())))
+pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
+    match op {
+        Op::EmbeddingFwd(op) => embedding::embedding_fwd(cx, op),
+        Op::EmbeddingBwd(op) => embedding::embedding_bwd(cx, op),
+        Op::LayerNormFwd(op) => layernorm::layernorm_fwd(cx, op),
+        Op::ResidualLayerNormFwd(op) => layernorm::residual_layernorm_fwd(cx, op),
+        Op::LayerNormApply(op) => layernorm::layernorm_apply(cx, op),
+        Op::LayerNormBwd(op) => layernorm::layernorm_bwd(cx, op),
+        Op::GeluFwd(op) => elementwise::gelu_fwd(cx, op),
+        Op::GeluBwd(op) => elementwise::gelu_bwd(cx, op),
+        Op::Add(op) => elementwise::add(cx, op),
+        Op::CrossEntropy(op) => loss::cross_entropy(cx, op),
+        Op::LossMean(op) => loss::loss_mean(cx, op),
+        Op::GradNorm(op) => optimizer::grad_norm(cx, op),
+        Op::AdamW(op) => optimizer::adamw(cx, op),
+        Op::Fill(op) => memory::fill(cx, op),
+        Op::CopySlot(op) => memory::copy(cx, op),
+        Op::LinearFwd(op) => linear::linear_fwd(cx, op),
+        Op::LinearBwdInput(op) => linear::linear_bwd_input(cx, op),
+        Op::LinearBwdWeight(op) => linear::linear_bwd_weight(cx, op),
+        Op::AttentionFwd(op) => attention::attention_fwd(cx, op),
+        Op::AttentionBwd(op) => attention::attention_bwd(cx, op),
+        _ => Err(Error::Unsupported(format!("{} is not on this engine yet", op.name()))),
+    }
 }
 
 /// Every specialisation the launchers ask for.
 pub(crate) fn all_specs() -> Vec<Spec> {
-    Vec::new()
+    [
+        elementwise::specs(),
+        embedding::specs(),
+        flash::specs(),
+        layernorm::specs(),
+        linear::specs(),
+        loss::specs(),
+        memory::specs(),
+        optimizer::specs(),
+    ]
+    .concat()
 }

@@ -5,12 +5,13 @@ mod run_folder;
 pub use run_folder::{RunFolder, latest_checkpoint};
 
 use crate::data::Loader;
+use crate::diagnose::first_non_finite;
 use crate::format::tokenizer::Tokenizer;
 use crate::generate::{Request, generate};
 use crate::metrics::Metrics;
 use crate::sample::Sampler;
 use crate::schedule::LrSchedule;
-use crate::session::Session;
+use crate::session::{PendingUpdate, Session};
 use crate::{Error, Result};
 use ironhorse_core::Scalars;
 use std::time::Instant;
@@ -91,6 +92,9 @@ pub struct Summary {
 }
 
 /// Trains; everything worth keeping goes into the run folder as it happens.
+///
+/// One step is always in flight: the device works on it while the host prepares the next batch and reads the results of
+/// the one before. Where the results are needed at once (validation, samples, the end) the run waits for them.
 pub fn train(
     session: &mut Session,
     data: &mut TrainData,
@@ -102,60 +106,147 @@ pub fn train(
     settings.sampler.validate()?;
     // a prompt that cannot be encoded is refused now, not after hours
     let prompt = prompt_of(data, settings)?;
-    let program = session.train_program()?;
-    let tokens = program.io("x").map_or(0, |slot| slot.numel());
-    let (mut x, mut y) = (vec![0_i32; tokens], vec![0_i32; tokens]);
-    let mut summary =
+    let tokens = session.train_program()?.io("x").map_or(0, |slot| slot.numel());
+    let summary =
         Summary { first_val_loss: None, last_val_loss: None, last_loss: f32::NAN, sample: String::new() };
+    let mut trainer = Trainer {
+        session,
+        settings,
+        run,
+        observer,
+        summary,
+        tokens,
+        batches: [(); 2].map(|()| Batches::new(tokens * settings.accumulate as usize)),
+        mark: Instant::now(),
+    };
+    let mut in_flight: Option<InFlight> = None;
     for step in 0..settings.steps {
         let mut metrics = Metrics { step, ..Metrics::default() };
         if settings.validates_before(step) {
-            metrics.val_loss = validate(session, data, settings.val_batches)?;
-            summary.first_val_loss = summary.first_val_loss.or(metrics.val_loss);
+            trainer.land(in_flight.take(), data, false)?;
+            metrics.val_loss = validate(trainer.session, data, settings.val_batches)?;
+            trainer.summary.first_val_loss = trainer.summary.first_val_loss.or(metrics.val_loss);
+            trainer.mark = Instant::now();
         }
-        let start = Instant::now();
-        let scalars = scalars_of(settings, step, tokens);
-        for micro_step in 0..settings.accumulate {
-            data.train.next_batch(&mut x, &mut y)?;
-            session.micro_step(&x, &y, &Scalars { micro_step, ..scalars })?;
-        }
-        let (loss, norm) = session.update(&scalars)?;
-        let seconds = start.elapsed().as_secs_f32();
-        (metrics.loss, metrics.lr, metrics.grad_norm) = (loss, scalars.lr, Some(norm));
-        metrics.ms = seconds * 1e3;
-        metrics.tokens_per_s = (tokens * settings.accumulate as usize) as f32 / seconds;
-        summary.last_loss = loss;
+        let started = trainer.start(metrics, &mut data.train)?;
+        trainer.land(in_flight.replace(started), data, false)?;
         let last = step + 1 == settings.steps;
-        if last {
-            metrics.val_loss = validate(session, data, settings.val_batches)?;
-            summary.last_val_loss = metrics.val_loss;
-        }
-        run.log(&metrics)?;
-        observer.step(&metrics);
-        let loss = metrics.val_loss.filter(|val| !val.is_finite()).unwrap_or(loss);
-        if !loss.is_finite() || !norm.is_finite() {
-            let _ = run.curve(); // why the run ended matters more than its picture
-            return Err(Error::Diverged { step, loss, norm });
-        }
         if last || (settings.sample_every > 0 && (step + 1).is_multiple_of(settings.sample_every)) {
-            // samples and pictures are extras: without them the run goes on, and its weights are kept
-            match sample(session, data, settings, &prompt) {
-                Ok(text) if text.is_empty() => {}
-                Ok(text) => {
-                    if let Err(error) = run.sample(step + 1, &text) {
-                        observer.note(&format!("the sample after step {} is not kept: {error}", step + 1));
-                    }
-                    observer.sample(step + 1, &text);
-                    summary.sample = text;
-                }
-                Err(error) => observer.note(&format!("no sample after step {}: {error}", step + 1)),
-            }
-            if let Err(error) = run.curve() {
-                observer.note(&format!("no loss curve after step {}: {error}", step + 1));
-            }
+            trainer.land(in_flight.take(), data, last)?;
+            trainer.sample(step, data, &prompt);
+            trainer.mark = Instant::now();
         }
     }
-    Ok(summary)
+    Ok(trainer.summary)
+}
+
+/// The tokens of one step, kept until its results are known: a step that goes wrong is run again to find out where.
+struct Batches {
+    x: Vec<i32>,
+    y: Vec<i32>,
+}
+
+impl Batches {
+    fn new(tokens: usize) -> Self {
+        Self { x: vec![0; tokens], y: vec![0; tokens] }
+    }
+}
+
+/// A step whose results are on their way.
+struct InFlight {
+    metrics: Metrics,
+    scalars: Scalars,
+    pending: PendingUpdate,
+}
+
+/// A run under way.
+struct Trainer<'a> {
+    session: &'a mut Session,
+    settings: &'a TrainSettings,
+    run: &'a mut RunFolder,
+    observer: &'a mut dyn Observer,
+    summary: Summary,
+    /// Tokens of a micro-step.
+    tokens: usize,
+    /// Of the even and of the odd steps.
+    batches: [Batches; 2],
+    /// When the step before was done.
+    mark: Instant,
+}
+
+impl Trainer<'_> {
+    /// Gives a step to the engine.
+    fn start(&mut self, mut metrics: Metrics, data: &mut Loader) -> Result<InFlight> {
+        let scalars = scalars_of(self.settings, metrics.step, self.tokens);
+        let batches = &mut self.batches[(metrics.step % 2) as usize];
+        for micro_step in 0..self.settings.accumulate {
+            let part = micro_step as usize * self.tokens..(micro_step as usize + 1) * self.tokens;
+            let (x, y) = (&mut batches.x[part.clone()], &mut batches.y[part]);
+            data.next_batch(x, y)?;
+            self.session.micro_step(x, y, &Scalars { micro_step, ..scalars })?;
+        }
+        metrics.lr = scalars.lr;
+        Ok(InFlight { metrics, scalars, pending: self.session.start_update(&scalars)? })
+    }
+
+    /// Waits for a step and logs it, the last one with its validation loss; one that is not finite ends the run.
+    fn land(&mut self, step: Option<InFlight>, data: &mut TrainData, last: bool) -> Result<()> {
+        let Some(InFlight { mut metrics, scalars, pending }) = step else { return Ok(()) };
+        let (loss, norm) = self.session.finish_update(pending)?;
+        let now = Instant::now();
+        let seconds = now.duration_since(self.mark).as_secs_f32();
+        self.mark = now;
+        (metrics.loss, metrics.grad_norm) = (loss, Some(norm));
+        metrics.ms = seconds * 1e3;
+        metrics.tokens_per_s = (self.tokens * self.settings.accumulate as usize) as f32 / seconds;
+        self.summary.last_loss = loss;
+        if last {
+            metrics.val_loss = validate(self.session, data, self.settings.val_batches)?;
+            self.summary.last_val_loss = metrics.val_loss;
+        }
+        self.run.log(&metrics)?;
+        self.observer.step(&metrics);
+        let loss = metrics.val_loss.filter(|val| !val.is_finite()).unwrap_or(loss);
+        if loss.is_finite() && norm.is_finite() {
+            return Ok(());
+        }
+        let _ = self.run.curve(); // why the run ended matters more than its picture
+        let found = self.find_non_finite(metrics.step, &scalars);
+        Err(Error::Diverged { step: metrics.step, loss, norm, found })
+    }
+
+    /// The first tensor of a step that is not finite. The update left the weights as they were, so the step can be run
+    /// again.
+    fn find_non_finite(&mut self, step: u64, scalars: &Scalars) -> String {
+        let batches = &self.batches[(step % 2) as usize];
+        let parts = batches.x.chunks(self.tokens).zip(batches.y.chunks(self.tokens));
+        for (micro_step, (x, y)) in parts.enumerate() {
+            let scalars = Scalars { micro_step: micro_step as u32, ..*scalars };
+            if let Ok(Some(found)) = first_non_finite(self.session, [x, y], &scalars) {
+                return format!("; the first number that is not finite is in {found}");
+            }
+        }
+        String::new()
+    }
+
+    /// Writes a sample and the loss curve: extras, without which the run goes on and its weights are kept.
+    fn sample(&mut self, step: u64, data: &TrainData, prompt: &[u32]) {
+        match sample(self.session, data, self.settings, prompt) {
+            Ok(text) if text.is_empty() => {}
+            Ok(text) => {
+                if let Err(error) = self.run.sample(step + 1, &text) {
+                    let what = format!("the sample after step {} is not kept: {error}", step + 1);
+                    self.observer.note(&what);
+                }
+                self.observer.sample(step + 1, &text);
+                self.summary.sample = text;
+            }
+            Err(error) => self.observer.note(&format!("no sample after step {}: {error}", step + 1)),
+        }
+        if let Err(error) = self.run.curve() {
+            self.observer.note(&format!("no loss curve after step {}: {error}", step + 1));
+        }
+    }
 }
 
 fn scalars_of(settings: &TrainSettings, step: u64, tokens: usize) -> Scalars {

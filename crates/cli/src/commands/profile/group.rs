@@ -1,0 +1,166 @@
+//! Times added up by name: kernels, op kinds, layers, sections; and the tables that show them.
+
+use crate::out;
+use anyhow::Result;
+use ironhorse::core::{Limits, Program, Timed};
+use serde::Serialize;
+
+/// What shares a name.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Group {
+    pub name: String,
+    pub calls: usize,
+    pub ms: f64,
+    pub share: f64,
+    pub gflops: f64,
+    pub gb_per_s: f64,
+    /// Time the group would need at the device's limits, over the time it took.
+    pub of_possible: f64,
+    #[serde(skip)]
+    flops: f64,
+    #[serde(skip)]
+    bytes: f64,
+    #[serde(skip)]
+    least: f64,
+    /// Whether what it computes is known: a kernel may be one of several of an op.
+    #[serde(skip)]
+    known: bool,
+}
+
+/// Work of a known size and the time it took.
+pub struct Work {
+    pub seconds: f64,
+    /// Operations and bytes, where known.
+    pub size: Option<(u64, u64)>,
+}
+
+impl Group {
+    fn add(&mut self, work: &Work, limits: &Limits) {
+        self.calls += 1;
+        self.ms += work.seconds * 1e3;
+        match work.size {
+            Some((flops, bytes)) => {
+                self.flops += flops as f64;
+                self.bytes += bytes as f64;
+                self.least += limits.least_seconds(flops, bytes);
+            }
+            None => self.known = false,
+        }
+    }
+
+    fn finish(&mut self, total_ms: f64) {
+        let per_second = |amount: f64| if self.ms > 0.0 { amount / (self.ms / 1e3) } else { 0.0 };
+        let rates = [self.flops / 1e9, self.bytes / 1e9, self.least].map(per_second);
+        [self.gflops, self.gb_per_s, self.of_possible] = if self.known { rates } else { [0.0; 3] };
+        self.share = if total_ms > 0.0 { self.ms / total_ms } else { 0.0 };
+    }
+}
+
+/// Adds up by name, the longest first. Shares are of `total_ms`, or of the sum where none is given.
+pub fn groups(
+    work: impl IntoIterator<Item = (String, Work)>,
+    limits: &Limits,
+    total_ms: Option<f64>,
+) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for (name, work) in work {
+        let at = groups.iter().position(|group| group.name == name).unwrap_or_else(|| {
+            groups.push(Group { name, known: true, ..Group::default() });
+            groups.len() - 1
+        });
+        groups[at].add(&work, limits);
+    }
+    let total = total_ms.unwrap_or_else(|| groups.iter().map(|group| group.ms).sum());
+    groups.iter_mut().for_each(|group| group.finish(total));
+    groups.sort_by(|a, b| b.ms.total_cmp(&a.ms));
+    groups
+}
+
+/// The time between kernels, as a row.
+pub fn idle(ms: f64, total_ms: f64) -> Group {
+    let mut group = Group { name: "idle".into(), ms, ..Group::default() };
+    group.finish(total_ms);
+    group
+}
+
+/// The work of each op.
+pub fn of_ops(program: &Program, op_ns: &[u64], name: impl Fn(usize) -> String) -> Vec<(String, Work)> {
+    let ops = program.nodes().iter().zip(op_ns).enumerate();
+    ops.map(|(i, (node, &ns))| {
+        let size = Some((node.op.flops(), node.op.bytes()));
+        (name(i), Work { seconds: ns as f64 * 1e-9, size })
+    })
+    .collect()
+}
+
+/// The work of each kernel. What it computes is known if it is its op's only one, or if the op is a matter of
+/// arithmetic and this kernel takes most of its time.
+pub fn of_kernels(
+    program: &Program,
+    kernels: &[Timed],
+    op_ns: &[u64],
+    limits: &Limits,
+) -> Vec<(String, Work)> {
+    let mut per_op = vec![0_usize; op_ns.len()];
+    for kernel in kernels {
+        if let Some(count) = per_op.get_mut(kernel.op) {
+            *count += 1;
+        }
+    }
+    let size = |kernel: &Timed| {
+        let op = &program.nodes().get(kernel.op)?.op;
+        let (count, ns) = (per_op.get(kernel.op)?, op_ns.get(kernel.op)?);
+        let (flops, bytes) = (op.flops(), op.bytes());
+        let arithmetic = flops as f64 / limits.flops_per_s > bytes as f64 / limits.bytes_per_s;
+        (*count == 1 || (arithmetic && kernel.ns > ns / 2)).then_some((flops, bytes))
+    };
+    let work = |kernel: &Timed| Work { seconds: kernel.ns as f64 * 1e-9, size: size(kernel) };
+    kernels.iter().map(|kernel| (kernel.name.clone(), work(kernel))).collect()
+}
+
+/// How a table looks.
+#[derive(Clone, Copy)]
+pub struct Style {
+    /// Rates in TFLOP/s and TB/s instead of GFLOP/s and GB/s.
+    pub tera: bool,
+    /// Rows to print.
+    pub top: usize,
+}
+
+const NAME_WIDTH: usize = 24;
+const WIDE_NAME_WIDTH: usize = 56;
+
+/// Prints groups; beyond the first `top` rows only their number and their sum.
+pub fn table(first: &str, groups: &[Group], style: Style) -> Result<()> {
+    let is_long = |group: &Group| group.name.chars().count() > NAME_WIDTH;
+    let width = if groups.iter().any(is_long) { WIDE_NAME_WIDTH } else { NAME_WIDTH };
+    let (units, scale, digits) =
+        if style.tera { (["TFLOP/s", "TB/s"], 1e-3, 2) } else { (["GFLOP/s", "GB/s"], 1.0, 1) };
+    out::line(format!(
+        "{first:<width$} {:>5} {:>9} {:>6} {:>9} {:>7} {:>12}",
+        "calls", "ms", "share", units[0], units[1], "of possible"
+    ))?;
+    for g in groups.iter().take(style.top) {
+        let name: String = if g.name.chars().count() > width {
+            g.name.chars().take(width - 1).chain(['…']).collect()
+        } else {
+            g.name.clone()
+        };
+        let start = format!("{name:<width$} {:>5} {:>9.2} {:>5.1}%", g.calls, g.ms, g.share * 100.0);
+        let rates = if g.known {
+            let (flops, bytes) = (g.gflops * scale, g.gb_per_s * scale);
+            format!("{flops:>9.*} {bytes:>7.*} {:>11.0}%", digits.min(1), digits, g.of_possible * 100.0)
+        } else {
+            format!("{:>9} {:>7} {:>12}", "-", "-", "-")
+        };
+        out::line(format!("{start} {rates}"))?;
+    }
+    let rest = groups.get(style.top..).unwrap_or_default();
+    if !rest.is_empty() {
+        let (ms, share): (f64, f64) = rest.iter().fold((0.0, 0.0), |(a, b), g| (a + g.ms, b + g.share));
+        let calls: usize = rest.iter().map(|group| group.calls).sum();
+        let name = format!("{} more", rest.len());
+        out::line(format!("{name:<width$} {calls:>5} {ms:>9.2} {:>5.1}%", share * 100.0))?;
+    }
+    Ok(())
+}

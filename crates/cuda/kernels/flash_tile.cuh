@@ -1,0 +1,114 @@
+// Tiles of bf16 in shared memory and the two products of attention on tensor cores, for heads of HD channels.
+//
+// A tile holds positions as rows of HD channels. Rows of 8 chunks of 16 bytes would put one chunk of 8 rows into the same
+// banks, which is how ldmatrix reads; so chunks are exchanged by row where HD is a multiple of 64, and rows padded by
+// one chunk elsewhere (an odd number of chunks then).
+//
+// A warp owns 16*MT rows of the resident tile; scores are float[MT][N/8][4] and results float[MT][HD/8][4] in the
+// layout of mma's c: of 16 rows and 8 columns, element e is at row row_of(e), column column_of(e).
+#pragma once
+
+#include "flash.cuh"
+#include "mma.cuh"
+
+static_assert(HD % 16 == 0 && HD <= 128, "what tiles and registers have room for");
+
+constexpr float LOG2E = 1.4426950408889634f;
+constexpr int WARPS = 4;
+constexpr int THREADS = WARPS * WARP;
+constexpr int MT = HD <= 64 ? 2 : 1;    // two tiles of 16 rows share what is read of the passing tile
+constexpr int CHUNKS = HD / 8;
+constexpr bool SWIZZLE = HD % 64 == 0;
+constexpr int PITCH = (SWIZZLE ? HD : HD + 8) * 2;  // bytes from row to row
+
+DEVICE u32 lane() { return threadIdx.x % WARP; }
+DEVICE int row_of(int e) { return lane() / 4 + e / 2 * 8; }
+DEVICE int column_of(int e) { return lane() % 4 * 2 + e % 2; }
+
+// Byte of a tile where a chunk starts.
+DEVICE u32 chunk_at(u32 row, u32 chunk) { return row * PITCH + (SWIZZLE ? chunk ^ row % 8 : chunk) * 16; }
+
+// Starts copying positions first.. of q, k, v or d_out; zeros beyond T.
+template <int ROWS> DEVICE void load_tile(u32 to, const bf16* from, size_t stride, u32 first, u32 seq) {
+    static_assert(ROWS * CHUNKS % THREADS == 0, "every thread copies the same number of chunks");
+#pragma unroll
+    for (int n = 0; n < ROWS * CHUNKS / THREADS; ++n) {
+        u32 i = n * THREADS + threadIdx.x, row = i / CHUNKS, chunk = i % CHUNKS;
+        bool inside = first + row < seq;
+        cp_async16(to + chunk_at(row, chunk), from + (inside ? (first + row) * stride : 0) + chunk * 8, inside);
+    }
+}
+
+// s += rows row.. of tile a (this warp's 16*MT) . rows col.. of tile b (N of them), over the channels
+template <int N> DEVICE void scores(float (&s)[MT][N / 8][4], u32 a, u32 row, u32 b, u32 col) {
+    // As left operand a lane's addresses go down 16 rows, then to the next chunk; as right one, whose rows are columns,
+    // down 8 rows, to the next chunk, then to the next 8 rows.
+    u32 down = lane() % 8 + lane() / 16 * 8, right = lane() / 8 % 2;
+#pragma unroll
+    for (int k = 0; k < HD / 16; ++k) {
+        u32 x[MT][4];
+#pragma unroll
+        for (int m = 0; m < MT; ++m) ldmatrix(x[m], a + chunk_at(row + 16 * m + lane() % 16, 2 * k + lane() / 16));
+#pragma unroll
+        for (int n = 0; n < N / 16; ++n) {
+            u32 y[4];
+            ldmatrix(y, b + chunk_at(col + 16 * n + down, 2 * k + right));
+#pragma unroll
+            for (int m = 0; m < MT; ++m) {
+                mma(s[m][2 * n], x[m], y[0], y[1]);
+                mma(s[m][2 * n + 1], x[m], y[2], y[3]);
+            }
+        }
+    }
+}
+
+// acc += w . rows row.. of tile b (N of them); w is rounded to bf16
+template <int N> DEVICE void weighted(float (&acc)[MT][HD / 8][4], const float (&w)[MT][N / 8][4], u32 b, u32 row) {
+#pragma unroll
+    for (int k = 0; k < N / 16; ++k) {
+        // The layout of two results side by side is that of a left operand.
+        u32 x[MT][4];
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float(&two)[4] = w[m][2 * k + i / 2];
+                x[m][i] = pack(two[i % 2 * 2], two[i % 2 * 2 + 1]);
+            }
+#pragma unroll
+        for (int n = 0; n < HD / 16; ++n) {
+            u32 y[4];
+            ldmatrix_trans(y, b + chunk_at(row + 16 * k + lane() % 16, 2 * n + lane() / 16));
+#pragma unroll
+            for (int m = 0; m < MT; ++m) {
+                mma(acc[m][2 * n], x[m], y[0], y[1]);
+                mma(acc[m][2 * n + 1], x[m], y[2], y[3]);
+            }
+        }
+    }
+}
+
+// Results times `factor` (per 8 rows of a lane) to memory as rows of bf16, position `first` on. Passes through the warp's
+// own rows of a tile nobody else reads any more, so that memory is written in whole chunks.
+DEVICE void store_tile(bf16* to, size_t stride, u32 first, u32 seq, const float (&acc)[MT][HD / 8][4],
+                       const float (&factor)[MT][2], u8* tile, u32 row) {
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int n = 0; n < HD / 8; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float f = factor[m][half];
+                u32 at = chunk_at(row + 16 * m + row_of(2 * half), n) + lane() % 4 * 4;
+                *reinterpret_cast<u32*>(tile + at) = pack(acc[m][n][2 * half] * f, acc[m][n][2 * half + 1] * f);
+            }
+    __syncwarp();
+#pragma unroll
+    for (int i = lane(); i < 16 * MT * CHUNKS; i += WARP) {
+        u32 r = i / CHUNKS, chunk = i % CHUNKS;
+        if (first + row + r >= seq) continue;
+        uint4 v = *reinterpret_cast<const uint4*>(tile + chunk_at(row + r, chunk));
+        *reinterpret_cast<uint4*>(to + (first + row + r) * stride + chunk * 8) = v;
+    }
+}

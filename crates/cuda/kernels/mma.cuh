@@ -1,0 +1,57 @@
+// Tensor cores and asynchronous copies: the instructions that C++ has no name for (sm_80 and newer).
+//
+// Which element of a matrix a lane holds, with g = lane/4 and t = lane%4, pairs packed low half first:
+//   ldmatrix        r[i] = row g, columns 2t and 2t+1 of 8x8 matrix i, whose row n starts at the address of lane 8i+n
+//   ldmatrix_trans  r[i] = rows 2t and 2t+1, column g of that matrix
+//   mma             c (16x8) += a (16x16) . b (16x8)
+//                   a[0] (g, 2t..), a[1] (g+8, 2t..), a[2] (g, 2t+8..), a[3] (g+8, 2t+8..)
+//                   b0 (2t.., g), b1 (2t+8.., g);  c[0..1] (g, 2t..), c[2..3] (g+8, 2t..)
+#pragma once
+
+#include "prelude.cuh"
+
+// The address of shared memory as instructions take it.
+DEVICE u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
+
+// Starts copying 16 or 4 bytes from global to shared memory; zeros arrive where not `inside`, and `from` is not read.
+DEVICE void cp_async16(u32 to, const void* from, bool inside) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+DEVICE void cp_async4(u32 to, const void* from, bool inside) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(inside ? 4 : 0) : "memory");
+}
+// Ends a group of copies; cp_wait<N> waits for this thread's copies of all but the last N groups.
+DEVICE void cp_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> DEVICE void cp_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+DEVICE void ldmatrix(u32 (&r)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+DEVICE void ldmatrix_trans(u32 (&r)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Two floats as bf16, the first in the low half.
+DEVICE u32 pack(float low, float high) {
+    u32 out;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+    return out;
+}
+
+// 2^x to about 2^-22, enough for what is rounded to bf16; 0 for -inf.
+DEVICE float exp2_fast(float x) {
+    float out;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+    return out;
+}

@@ -1,0 +1,89 @@
+//! Plans for an H200 that is only described: cuDNN checks the graphs and picks engines on any GPU machine. Without cuDNN
+//! or a driver, whose compiler it uses, the tests say so and pass.
+
+use super::attention_bwd::DqSum;
+use super::descriptor::{Attribute, Descriptor, Kind};
+use super::plan::Target;
+use super::{Direction, Plan, Shape, accepts, make_plan};
+use crate::Result;
+use crate::ffi::cudnn::Cudnn;
+use crate::ffi::library::{DRIVER, Open};
+use std::rc::Rc;
+
+/// The fields cuDNN asks of a description, with an H200's values.
+const H200: &str = r#"{"deviceName": "NVIDIA H200", "cudaDeviceId": 0, "deviceVer": 900, "driverVer": 13000,
+    "multiProcessorCount": 132, "smCountOrigin": 0, "maxGridSize": [2147483647, 65535, 65535],
+    "maxBlockSize": [1024, 1024, 64], "regsPerBlock": 65536, "warpSize": 32, "maxSharedMemoryPerBlock": 49152,
+    "maxSharedMemoryPerBlockOptin": 232448, "reservedSharedMemoryPerBlock": 1024,
+    "oversizedSharedMemoryPerBlock": 0, "maxRegistersPerSM": 65536, "maxCtasPerSM": 32, "maxThreadsPerBlock": 1024,
+    "maxThreadsPerSM": 2048, "pciDeviceId": 0, "isTccDriver": 0, "supportCoopLaunch": 1, "smClockRateKHz": 1980000,
+    "memClockRateKHz": 3201000, "l2CacheSize": 62914560, "totalGlobalMem": 150000000000}"#;
+
+fn described() -> Result<(Rc<Cudnn>, Target)> {
+    Open::find(DRIVER)?;
+    let cudnn = Rc::new(Cudnn::load()?);
+    let mut device = Descriptor::new(&cudnn, Kind::CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, "H200")?;
+    device.set(Attribute::CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, H200.as_bytes())?;
+    device.finalize()?;
+    Ok((cudnn, Target::Described(device)))
+}
+
+fn gpt2(batch: i64, kv_heads: i64) -> Shape {
+    let (heads, head_dim) = (12, 64);
+    let qkv_row = (heads + 2 * kv_heads) * head_dim;
+    Shape { batch, heads, kv_heads, seq: 1024, head_dim, qkv_row, out_row: heads * head_dim }
+}
+
+fn check(direction: Direction, shape: &Shape, look: impl Fn(&Plan)) {
+    let (cudnn, target) = match described() {
+        Ok(both) => both,
+        Err(error) => {
+            eprintln!("not tested: {error}");
+            return;
+        }
+    };
+    let plan = make_plan(&cudnn, &target, direction, shape).unwrap();
+    let version = cudnn.version();
+    let Plan { engine, workspace, varies, .. } = plan;
+    eprintln!("{version}: {direction:?} {shape:?}: engine {engine}, {workspace} bytes, varies: {varies}");
+    look(&plan);
+}
+
+#[test]
+fn forward_has_an_engine() {
+    check(Direction::Forward, &gpt2(64, 12), |plan| assert!(!plan.varies));
+}
+
+#[test]
+fn repeatable_backward_has_an_engine() {
+    let all_scores = 16 * 12 * 1024 * 1024 * 2;
+    check(Direction::Backward(DqSum::Fixed), &gpt2(16, 12), |plan| assert!(plan.workspace < 2 * all_scores));
+}
+
+#[test]
+fn fast_backward_has_an_engine() {
+    check(Direction::Backward(DqSum::AnyOrder), &gpt2(64, 12), |plan| assert!(plan.workspace < 1 << 30));
+}
+
+#[test]
+fn grouped_heads_have_engines() {
+    let shape = gpt2(4, 4);
+    for direction in
+        [Direction::Forward, Direction::Backward(DqSum::Fixed), Direction::Backward(DqSum::AnyOrder)]
+    {
+        check(direction, &shape, |_| {});
+    }
+}
+
+#[test]
+fn shapes_it_would_get_wrong_are_refused() {
+    let good = gpt2(2, 12);
+    assert_eq!(accepts((9, 0), &good), Ok(()));
+    let text = |compute, shape: Shape| accepts(compute, &shape).unwrap_err().to_string();
+    assert!(text((7, 5), good).contains("below 8.0"));
+    assert!(text((9, 0), Shape { seq: 1000, ..good }).contains("a sequence of 1000"));
+    assert!(text((9, 0), Shape { head_dim: 60, ..good }).contains("a head of 60"));
+    assert!(text((8, 0), Shape { head_dim: 256, ..good }).contains("a head of 256"));
+    assert!(text((9, 0), Shape { out_row: 770, ..good }).contains("rows of"));
+    assert!(text((9, 0), Shape { kv_heads: 5, ..good }).contains("5 heads of keys"));
+}

@@ -1,0 +1,315 @@
+//! What a product is, in the library's column-major terms, and everything that decides which algorithm is best for it.
+//!
+//! A row-major (r,c) tensor is the column-major c by r matrix of the same bytes. So no tensor is ever transposed in memory:
+//!
+//! | product | D (m by n) | A | B | k |
+//! | --- | --- | --- | --- | --- |
+//! | out = inp · weightᵀ | OC by rows | weight, transposed | inp | C |
+//! | d_inp = d_out · weight | C by rows | weight | d_out | OC |
+//! | d_weight = d_outᵀ · inp | C by OC | inp | d_out, transposed | rows |
+
+use crate::ffi::cublaslt::{Description, Epilogue, Matrix};
+use ironhorse_core::DType;
+use std::fmt;
+
+/// What happens to the result besides the product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Extra {
+    /// Nothing.
+    None,
+    /// A bias per row of D is added.
+    Bias,
+    /// D becomes gelu of the result; the result itself goes to the side.
+    Gelu { bias: bool },
+    /// The result is multiplied by the GELU's derivative at a matrix on the side.
+    GeluGrad,
+    /// The sums of B over k go to the side: a bias gradient.
+    BiasGrad,
+}
+
+impl Extra {
+    /// `CUBLASLT_EPILOGUE_*`.
+    fn code(self) -> u32 {
+        match self {
+            Self::None => 1,
+            Self::Bias => 4,
+            Self::Gelu { bias: false } => 32 | 128,
+            Self::Gelu { bias: true } => 32 | 128 | 4,
+            Self::GeluGrad => 64 | 128,
+            Self::BiasGrad => 512,
+        }
+    }
+
+    /// The same product with this left to a kernel of its own.
+    pub fn plainer(self) -> Option<Self> {
+        match self {
+            Self::None | Self::Bias => None,
+            Self::Gelu { bias: true } => Some(Self::Bias),
+            Self::Gelu { bias: false } | Self::GeluGrad | Self::BiasGrad => Some(Self::None),
+        }
+    }
+}
+
+/// Everything that decides which algorithm is best, the device and the library aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Problem {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    /// Whether A and B are transposed.
+    pub transposed: [bool; 2],
+    /// Element type of A and B.
+    pub inputs: DType,
+    /// Element type of D, of the bias and of the matrix on the side.
+    pub output: DType,
+    pub tf32: bool,
+    pub extra: Extra,
+    /// Whether D is added to.
+    pub adds: bool,
+    /// What the addresses of A, B, D and the side memory are multiples of; at most [`ALIGN`].
+    pub align: [u32; 4],
+}
+
+/// What every slot starts at a multiple of. Better alignment by chance must not lead to another choice.
+pub(crate) const ALIGN: u32 = 64;
+
+/// Addresses of a product.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct At {
+    pub a: u64,
+    pub b: u64,
+    pub d: u64,
+    /// The bias or its gradient, or 0.
+    pub bias: u64,
+    /// The value before GELU, or 0.
+    pub aux: u64,
+}
+
+impl At {
+    /// What these addresses are multiples of.
+    fn align(&self) -> [u32; 4] {
+        [self.a, self.b, self.d, self.bias | self.aux].map(|address| {
+            let zeros = address.trailing_zeros().min(ALIGN.trailing_zeros());
+            1 << zeros
+        })
+    }
+}
+
+/// The sizes and types of a linear layer's tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    pub rows: usize,
+    /// Columns of the layer's input.
+    pub ic: usize,
+    /// Columns of the layer's output.
+    pub oc: usize,
+    /// Type of the two matrices multiplied.
+    pub inputs: DType,
+    /// Type of the result.
+    pub output: DType,
+    pub tf32: bool,
+}
+
+impl Problem {
+    fn new(sizes: &Sizes, [m, n, k]: [usize; 3], transposed: [bool; 2], at: &At) -> Self {
+        let Sizes { inputs, output, tf32, .. } = *sizes;
+        let tf32 = tf32 && inputs == DType::F32;
+        Self { m, n, k, transposed, inputs, output, tf32, extra: Extra::None, adds: false, align: at.align() }
+    }
+
+    /// out (rows,OC) = inp (rows,C) · weight (OC,C)ᵀ; A is the weight, B the input.
+    pub fn forward(sizes: &Sizes, at: &At) -> Self {
+        Self::new(sizes, [sizes.oc, sizes.rows, sizes.ic], [true, false], at)
+    }
+
+    /// d_inp (rows,C) = d_out (rows,OC) · weight (OC,C); A is the weight, B the output's gradient.
+    pub fn input_gradient(sizes: &Sizes, at: &At) -> Self {
+        Self::new(sizes, [sizes.ic, sizes.rows, sizes.oc], [false, false], at)
+    }
+
+    /// d_weight (OC,C) = d_out (rows,OC)ᵀ · inp (rows,C); A is the input, B the output's gradient.
+    pub fn weight_gradient(sizes: &Sizes, at: &At) -> Self {
+        Self::new(sizes, [sizes.ic, sizes.oc, sizes.rows], [false, true], at)
+    }
+
+    /// With this done to the result.
+    pub fn extra(self, extra: Extra) -> Self {
+        Self { extra, ..self }
+    }
+
+    /// With D added to, or not.
+    pub fn adds(self, adds: bool) -> Self {
+        Self { adds, ..self }
+    }
+
+    /// A as it lies in memory.
+    pub fn a(&self) -> Matrix {
+        let (rows, cols) = if self.transposed[0] { (self.k, self.m) } else { (self.m, self.k) };
+        Matrix { dtype: self.inputs, rows, cols, ld: rows }
+    }
+
+    /// B as it lies in memory.
+    pub fn b(&self) -> Matrix {
+        let (rows, cols) = if self.transposed[1] { (self.n, self.k) } else { (self.k, self.n) };
+        Matrix { dtype: self.inputs, rows, cols, ld: rows }
+    }
+
+    /// The result.
+    pub fn d(&self) -> Matrix {
+        Matrix { dtype: self.output, rows: self.m, cols: self.n, ld: self.m }
+    }
+
+    /// Elements from one k to the next and from one row (A) or column (B) to the next.
+    pub fn strides(&self) -> [[usize; 2]; 2] {
+        let [ta, tb] = self.transposed;
+        let (a, b) = (self.a().ld, self.b().ld);
+        [if ta { [1, a] } else { [a, 1] }, if tb { [b, 1] } else { [1, b] }]
+    }
+
+    /// The library's description of it.
+    pub fn describe(&self, at: &At) -> Description {
+        let epilogue = Epilogue { code: self.extra.code(), bias: at.bias, aux: at.aux };
+        let Self { transposed, tf32, .. } = *self;
+        Description { a: self.a(), b: self.b(), d: self.d(), transposed, tf32, epilogue }
+    }
+
+    /// Whether the library can be asked: sizes it takes, and the leading dimension GELU's side matrix needs.
+    pub fn is_askable(&self) -> bool {
+        let fits = [self.m, self.n, self.k].into_iter().all(|size| (1..=i32::MAX as usize).contains(&size));
+        let gelu = matches!(self.extra, Extra::Gelu { .. } | Extra::GeluGrad);
+        fits && (!gelu || self.m.is_multiple_of(8))
+    }
+
+    /// Floating-point operations.
+    pub fn flops(&self) -> f64 {
+        2.0 * self.m as f64 * self.n as f64 * self.k as f64
+    }
+}
+
+/// Bytes of a matrix without gaps.
+pub(crate) fn bytes_of(matrix: &Matrix) -> usize {
+    matrix.ld * matrix.cols * matrix.dtype.size()
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let letter = |transposed: bool| if transposed { 'T' } else { 'N' };
+        let Self { m, n, k, inputs, output, .. } = self;
+        let (a, b) = (letter(self.transposed[0]), letter(self.transposed[1]));
+        write!(f, "{m}x{n}x{k} {a}{b} {inputs}->{output}")?;
+        if self.tf32 {
+            write!(f, " tf32")?;
+        }
+        match self.extra {
+            Extra::None => {}
+            Extra::Bias => write!(f, " +bias")?,
+            Extra::Gelu { bias: true } => write!(f, " +bias+gelu")?,
+            Extra::Gelu { bias: false } => write!(f, " +gelu")?,
+            Extra::GeluGrad => write!(f, " +gelu_grad")?,
+            Extra::BiasGrad => write!(f, " +bias_grad")?,
+        }
+        if self.adds {
+            write!(f, " adds")?;
+        }
+        if self.align != [ALIGN; 4] {
+            write!(f, " align {:?}", self.align)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZES: Sizes = Sizes { rows: 5, ic: 3, oc: 4, inputs: DType::F32, output: DType::F32, tf32: false };
+
+    /// Element (i, j) of a column-major matrix, transposed or not.
+    fn at(x: &[f32], matrix: Matrix, transposed: bool, i: usize, j: usize) -> f32 {
+        let (i, j) = if transposed { (j, i) } else { (i, j) };
+        assert!(i < matrix.rows && j < matrix.cols);
+        x[i + j * matrix.ld]
+    }
+
+    /// The product as the library defines it.
+    fn run(p: &Problem, a: &[f32], b: &[f32]) -> Vec<f32> {
+        let mut d = vec![0.0; p.m * p.n];
+        for i in 0..p.m {
+            for j in 0..p.n {
+                d[i + j * p.d().ld] = (0..p.k)
+                    .map(|l| at(a, p.a(), p.transposed[0], i, l) * at(b, p.b(), p.transposed[1], l, j))
+                    .sum();
+            }
+        }
+        d
+    }
+
+    /// The same through the strides the fallback kernel gets.
+    fn run_strides(p: &Problem, a: &[f32], b: &[f32]) -> Vec<f32> {
+        let [[ak, am], [bk, bn]] = p.strides();
+        let one = |i: usize, j: usize| (0..p.k).map(|l| a[l * ak + i * am] * b[l * bk + j * bn]).sum();
+        (0..p.n).flat_map(|j| (0..p.m).map(move |i| (i, j))).map(|(i, j)| one(i, j)).collect()
+    }
+
+    #[test]
+    fn the_three_products_are_those_of_row_major_tensors() {
+        let Sizes { rows, ic, oc, .. } = SIZES;
+        let count = |n: usize| (0..n).map(|i| (i * i % 7) as f32 - 2.0).collect::<Vec<_>>();
+        let (inp, weight, d_out) = (count(rows * ic), count(oc * ic), count(rows * oc));
+        let none = At::default();
+
+        let forward = Problem::forward(&SIZES, &none);
+        let got = run(&forward, &weight, &inp);
+        assert_eq!(got, run_strides(&forward, &weight, &inp));
+        for r in 0..rows {
+            for o in 0..oc {
+                let want: f32 = (0..ic).map(|c| inp[r * ic + c] * weight[o * ic + c]).sum();
+                assert_eq!(got[r * oc + o], want);
+            }
+        }
+        let input = Problem::input_gradient(&SIZES, &none);
+        let got = run(&input, &weight, &d_out);
+        assert_eq!(got, run_strides(&input, &weight, &d_out));
+        for r in 0..rows {
+            for c in 0..ic {
+                let want: f32 = (0..oc).map(|o| d_out[r * oc + o] * weight[o * ic + c]).sum();
+                assert_eq!(got[r * ic + c], want);
+            }
+        }
+        let weights = Problem::weight_gradient(&SIZES, &none);
+        let got = run(&weights, &inp, &d_out);
+        assert_eq!(got, run_strides(&weights, &inp, &d_out));
+        for o in 0..oc {
+            for c in 0..ic {
+                let want: f32 = (0..rows).map(|r| d_out[r * oc + o] * inp[r * ic + c]).sum();
+                assert_eq!(got[o * ic + c], want);
+            }
+        }
+    }
+
+    #[test]
+    fn alignment_counts_only_up_to_what_slots_promise() {
+        let at = |a| At { a, b: 0x1000, d: 0x40, bias: 0, aux: 0 };
+        assert_eq!(at(0x7000).align(), [64; 4]);
+        assert_eq!(at(0x7008).align(), [8, 64, 64, 64]);
+    }
+
+    #[test]
+    fn texts_name_everything() {
+        let at = At { a: 64, b: 64, d: 64, bias: 0, aux: 0 };
+        let sizes = Sizes { inputs: DType::BF16, tf32: true, ..SIZES };
+        let p = Problem::forward(&sizes, &at);
+        assert_eq!(p.to_string(), format!("4x5x3 TN {}->{}", DType::BF16, DType::F32));
+        let p = Problem::weight_gradient(&Sizes { tf32: true, ..SIZES }, &At { a: 8, ..at });
+        let p = p.extra(Extra::BiasGrad).adds(true);
+        assert!(p.to_string().ends_with(" tf32 +bias_grad adds align [8, 64, 64, 64]"), "{p}");
+    }
+
+    #[test]
+    fn gelu_needs_an_aligned_side_matrix() {
+        let p = Problem::forward(&SIZES, &At::default());
+        assert!(p.is_askable() && p.extra(Extra::Bias).is_askable());
+        assert!(!p.extra(Extra::Gelu { bias: true }).is_askable());
+        assert!(!Problem::forward(&Sizes { ic: 0, ..SIZES }, &At::default()).is_askable());
+    }
+}

@@ -1,0 +1,345 @@
+//! Finding the fastest algorithm: the library proposes, a stopwatch decides.
+//!
+//! Timings run in memory of their own, filled with noise: no slot is written, and the power drawn is that of real numbers.
+
+use super::column_sums::{ColumnSums, spec};
+use super::problem::{ALIGN, At, Extra, Problem, bytes_of};
+use super::store::{Candidate, Choice};
+use crate::Result;
+use crate::args::Args;
+use crate::device::Device;
+use crate::ffi::cublaslt::{Found, Handle, Operands, Product, Wanted, reduction};
+use crate::ffi::driver::{Buffer, Event, Pinned, Stream};
+use crate::kernels::{Kernels, Spec};
+use ironhorse_core::DType;
+use std::rc::Rc;
+
+/// Proposals asked for.
+const PROPOSALS: usize = 16;
+/// Milliseconds to spend on trying each proposal once, about: of a product that takes long only the first are tried.
+const FIRST_ROUND_MS: f64 = 60.0;
+const LEAST_PROPOSALS: f64 = 3.0;
+/// Operations below which the library's first proposal is taken unmeasured: the launch costs more than the product.
+const SMALL: f64 = 1.34e8;
+/// Milliseconds one measurement should at least cover.
+const LEAST_MS: f64 = 0.25;
+/// How many go to the final, and how many rounds it has at most.
+const FINALISTS: usize = 4;
+const ROUNDS: usize = 3;
+/// Milliseconds to spend on one finalist, about.
+const FINAL_MS: f64 = 12.0;
+/// Slower than the best by this factor after the first round: out.
+const HOPELESS: f32 = 1.1;
+/// Device memory a search leaves free.
+const RESERVE: usize = 256 << 20;
+
+/// What timings need.
+pub(crate) struct Bench<'a> {
+    pub device: &'a Rc<Device>,
+    pub stream: &'a Stream,
+    pub kernels: &'a mut Kernels,
+}
+
+/// Memory a product is timed in.
+struct Arena {
+    /// Held for its memory.
+    _buffer: Buffer,
+    at: At,
+    workspace: u64,
+    /// Two sums of what a product wrote.
+    sums: u64,
+    /// Everything a product may write, its workspace aside: address and bytes.
+    written: (u64, usize),
+}
+
+/// The most workspace an algorithm may use.
+pub(crate) fn workspace_limit(device: &Device) -> usize {
+    if device.info.compute.0 >= 9 { 64 << 20 } else { 32 << 20 }
+}
+
+/// What to ask the library for. Partial sums of a split product are added up in f32 and out of place: adding them in
+/// bf16 would round each of them.
+pub(crate) fn wanted(problem: &Problem, workspace: usize) -> Wanted {
+    let output = if problem.output == DType::F32 { reduction::OUTPUT_TYPE } else { 0 };
+    let [a, b, d, _] = problem.align;
+    Wanted { workspace, reductions: reduction::COMPUTE_TYPE | output, align: [a, b, d], count: PROPOSALS }
+}
+
+/// Milliseconds such a product takes on a good day; only decides how often to repeat.
+fn guess_ms(problem: &Problem) -> f64 {
+    let rate = match (problem.inputs, problem.tf32) {
+        (DType::F32, false) => 4e10,
+        (DType::F32, true) => 3e11,
+        _ => 6e11,
+    };
+    problem.flops() / rate
+}
+
+/// The best algorithm for a product; `None` if the library has none. Unmeasured where measuring is not worth it or
+/// memory is short.
+pub(crate) fn search(
+    bench: &mut Bench<'_>,
+    handle: &Rc<Handle>,
+    problem: &Problem,
+    at: &At,
+) -> Result<Option<Choice>> {
+    let limit = workspace_limit(bench.device);
+    let product = Product::new(handle, &problem.describe(at))?;
+    let mut found = product.propose(&wanted(problem, limit))?;
+    let Some(&first) = found.first() else { return Ok(None) };
+    let unmeasured = Choice { best: candidate(&first, None), others: vec![], first_ms: None, rival_ms: None };
+    if problem.flops() < SMALL {
+        return Ok(Some(unmeasured));
+    }
+    let tries = (FIRST_ROUND_MS / guess_ms(problem)).clamp(LEAST_PROPOSALS, PROPOSALS as f64);
+    found.truncate(tries as usize);
+    let Some(arena) = bench.arena(problem, at, limit)? else { return Ok(Some(unmeasured)) };
+    let product = Product::new(handle, &problem.describe(&arena.at))?;
+    let timed = bench.race(problem, &product, &found, &arena)?;
+    let first_ms = timed.iter().find(|timed| timed.algo == first.algo).and_then(|timed| timed.ms);
+    let mut timed = timed.into_iter();
+    let best = loop {
+        let Some(best) = timed.next() else { break None };
+        if bench.repeats_itself(problem, &product, &best, &arena)? {
+            break Some(best);
+        }
+        tracing::info!("{problem}: an algorithm gives other bits each time; taking the next");
+    };
+    Ok(best.map(|best| Choice { best, others: timed.take(3).collect(), first_ms, rival_ms: None }))
+}
+
+fn candidate(found: &Found, ms: Option<f32>) -> Candidate {
+    Candidate { algo: found.algo, workspace: found.workspace, ms }
+}
+
+impl Bench<'_> {
+    /// Times all proposals once, the best few again; fastest first.
+    fn race(
+        &mut self,
+        problem: &Problem,
+        product: &Product,
+        found: &[Found],
+        arena: &Arena,
+    ) -> Result<Vec<Candidate>> {
+        let repeats = (LEAST_MS / guess_ms(problem)).ceil().clamp(1.0, 20.0) as u32;
+        let mut timed = Vec::new();
+        for found in found {
+            let at = operands(problem, found.workspace, arena);
+            let run = |stream: &Stream| product.enqueue(&found.algo, &at, stream);
+            // The first run loads the kernel. What does not start is not a candidate.
+            if let Err(error) = run(self.stream) {
+                tracing::debug!("{problem}: a proposal does not start: {error}");
+                continue;
+            }
+            let ms = self.time(repeats, &run)?;
+            timed.push((found, vec![ms]));
+        }
+        timed.sort_by(|a, b| a.1[0].total_cmp(&b.1[0]));
+        let best = timed.first().map_or(0.0, |timed| timed.1[0]);
+        let finalists = timed.iter().take(FINALISTS).filter(|timed| timed.1[0] <= best * HOPELESS).count();
+        if finalists > 1 {
+            // In turn, so that a clock that changes is unfair to none.
+            let rounds = (FINAL_MS / guess_ms(problem)).clamp(1.0, ROUNDS as f64) as usize;
+            for _ in 0..rounds {
+                for (found, ms) in &mut timed[..finalists] {
+                    let at = operands(problem, found.workspace, arena);
+                    ms.push(self.time(repeats, &|stream| product.enqueue(&found.algo, &at, stream))?);
+                }
+            }
+        }
+        let mut all: Vec<Candidate> =
+            timed.into_iter().map(|(found, ms)| candidate(found, Some(median(ms)))).collect();
+        all[..finalists].sort_by(|a, b| a.ms.unwrap_or(0.0).total_cmp(&b.ms.unwrap_or(0.0)));
+        Ok(all)
+    }
+
+    /// Whether an algorithm writes the same bits twice from the same input.
+    fn repeats_itself(
+        &mut self,
+        problem: &Problem,
+        product: &Product,
+        candidate: &Candidate,
+        arena: &Arena,
+    ) -> Result<bool> {
+        let checksum = self.kernels.get(self.device, &timing_spec()?, "checksum")?;
+        let (start, bytes) = arena.written;
+        self.stream.zero(arena.sums, 16)?;
+        for sum in [arena.sums, arena.sums + 8] {
+            self.noise(start, bytes)?; // what is added to, and the side matrices read
+            product.enqueue(&candidate.algo, &operands(problem, candidate.workspace, arena), self.stream)?;
+            let mut args = Args::new().ptr(sum).ptr(start).u64(bytes as u64 / 16);
+            self.stream.launch(&checksum, [self.blocks(), 1, 1], [256, 1, 1], 0, &mut args)?;
+        }
+        let host = Pinned::new(self.device, 16)?;
+        self.stream.download(&host, arena.sums, 16)?;
+        self.stream.synchronize()?;
+        let (first, second) = host.as_slice().split_at(8);
+        Ok(first == second)
+    }
+
+    /// Blocks of a kernel that fills the device.
+    fn blocks(&self) -> u32 {
+        (8 * self.device.info.sms).max(1)
+    }
+
+    /// Milliseconds of one run, the mean of a few in a row.
+    fn time(&self, repeats: u32, run: &dyn Fn(&Stream) -> Result<()>) -> Result<f32> {
+        let (start, end) = (Event::new(self.device, true)?, Event::new(self.device, true)?);
+        start.record(self.stream)?;
+        for _ in 0..repeats {
+            run(self.stream)?;
+        }
+        end.record(self.stream)?;
+        end.synchronize()?;
+        Ok(end.since(&start)? / repeats.max(1) as f32)
+    }
+
+    /// Memory for all matrices with noise in it. Where that is too much, A and B are read where they are; `None` where
+    /// not even the result fits.
+    fn arena(&mut self, problem: &Problem, at: &At, workspace: usize) -> Result<Option<Arena>> {
+        let up = |bytes: usize| bytes.next_multiple_of(256);
+        let (a, b, d) = (bytes_of(&problem.a()), bytes_of(&problem.b()), bytes_of(&problem.d()));
+        let has_aux = matches!(problem.extra, Extra::Gelu { .. } | Extra::GeluGrad);
+        let (aux, bias) = (if has_aux { d } else { 0 }, 4 * problem.m.max(problem.n));
+        let results = up(d) + up(aux) + up(bias) + up(workspace) + up(1);
+        let (free, _) = self.device.memory()?;
+        let all = results + up(a) + up(b) + RESERVE <= free;
+        if !all && (results + RESERVE > free || at.a == 0 || at.b == 0) {
+            tracing::warn!("{problem}: too little free memory to time its algorithms");
+            return Ok(None);
+        }
+        let own = if all { up(a) + up(b) } else { 0 };
+        let buffer = Buffer::new(self.device, own + results)?;
+        let mut next = buffer.address();
+        let mut take = |bytes: usize| {
+            let start = next;
+            next += up(bytes) as u64;
+            start
+        };
+        let (sums, workspace) = (take(1), take(workspace));
+        let noisy = take(0);
+        let (bias, d) = (take(bias), take(d));
+        let aux = if has_aux { take(aux) } else { 0 };
+        let written = (noisy, (take(0) - noisy) as usize);
+        let (a, b) = if all { (take(a), take(b)) } else { (at.a, at.b) };
+        let end = take(0);
+        self.noise(noisy, (end - noisy) as usize)?;
+        let has_bias = matches!(problem.extra, Extra::Bias | Extra::Gelu { bias: true } | Extra::BiasGrad);
+        let at = At { a, b, d, bias: if has_bias { bias } else { 0 }, aux };
+        Ok(Some(Arena { _buffer: buffer, at, workspace, sums, written }))
+    }
+
+    fn noise(&mut self, at: u64, bytes: usize) -> Result<()> {
+        let function = self.kernels.get(self.device, &timing_spec()?, "noise")?;
+        let mut args = Args::new().ptr(at).u64(bytes as u64 / 16);
+        self.stream.launch(&function, [self.blocks(), 1, 1], [256, 1, 1], 0, &mut args)
+    }
+
+    /// Milliseconds of what a plainer product leaves to a kernel. GELU's kernels move as many bytes a second as a copy.
+    pub fn rest_ms(&mut self, problem: &Problem, at: &At) -> Result<Option<f32>> {
+        let limit = workspace_limit(self.device);
+        let Some(arena) = self.arena(problem, at, limit)? else { return Ok(None) };
+        let bytes = bytes_of(&problem.d());
+        let copy = |stream: &Stream| stream.copy(arena.at.d, arena.at.aux, bytes);
+        let ms = match problem.extra {
+            Extra::None | Extra::Bias => None,
+            Extra::Gelu { .. } => Some(self.twice(&copy)?),
+            Extra::GeluGrad => Some(1.5 * self.twice(&copy)?), // reads two, writes one
+            Extra::BiasGrad => self.column_sums_ms(problem, &arena, limit)?,
+        };
+        self.stream.synchronize()?;
+        Ok(ms)
+    }
+
+    fn column_sums_ms(&mut self, problem: &Problem, arena: &Arena, limit: usize) -> Result<Option<f32>> {
+        let Problem { n: cols, k: rows, inputs, output, .. } = *problem;
+        let sums = ColumnSums { rows, cols, inputs, output, x: arena.at.b, sums: arena.at.bias, adds: false };
+        if sums.scratch() > limit {
+            return Ok(None);
+        }
+        let mut steps = sums.steps(self.kernels, self.device, arena.workspace)?;
+        let mut run = |stream: &Stream| {
+            steps.iter_mut().try_for_each(|(_, function, shape, args)| {
+                stream.launch(function, shape.grid, shape.block, shape.shared, args)
+            })
+        };
+        run(self.stream)?;
+        let (start, end) = (Event::new(self.device, true)?, Event::new(self.device, true)?);
+        start.record(self.stream)?;
+        for _ in 0..ROUNDS {
+            run(self.stream)?;
+        }
+        end.record(self.stream)?;
+        end.synchronize()?;
+        Ok(Some(end.since(&start)? / ROUNDS as f32))
+    }
+
+    /// Once to warm up, then timed.
+    fn twice(&self, run: &dyn Fn(&Stream) -> Result<()>) -> Result<f32> {
+        run(self.stream)?;
+        self.time(ROUNDS as u32, run)
+    }
+
+    /// Floating-point operations per second of a product that runs for about this long.
+    pub fn rate(
+        &mut self,
+        handle: &Rc<Handle>,
+        problem: &Problem,
+        choice: &Choice,
+        seconds: f64,
+    ) -> Result<Option<f64>> {
+        let Some(arena) = self.arena(problem, &At::default(), workspace_limit(self.device))? else {
+            return Ok(None);
+        };
+        let product = Product::new(handle, &problem.describe(&arena.at))?;
+        let best = &choice.best;
+        let at = operands(problem, best.workspace, &arena);
+        let run = |stream: &Stream| product.enqueue(&best.algo, &at, stream);
+        let once = f64::from(self.twice(&run)?);
+        let repeats = (seconds * 1e3 / once.max(1e-3)).clamp(1.0, 1e6) as u32;
+        let ms = f64::from(self.time(repeats, &run)?);
+        Ok(Some(problem.flops() / (ms * 1e-3)))
+    }
+}
+
+/// Where `noise` and `checksum` are; they do not depend on element types.
+fn timing_spec() -> Result<Spec> {
+    spec("gemm.cu", DType::BF16, DType::BF16)
+}
+
+fn operands(problem: &Problem, workspace_bytes: usize, arena: &Arena) -> Operands {
+    let At { a, b, d, .. } = arena.at;
+    let beta = if problem.adds { 1.0 } else { 0.0 };
+    Operands { a, b, d, beta, workspace: arena.workspace, workspace_bytes }
+}
+
+/// The middle of some measurements; the first, from the first round, counts only if it is alone.
+fn median(mut ms: Vec<f32>) -> f32 {
+    if ms.len() > 1 {
+        ms.remove(0);
+    }
+    ms.sort_by(f32::total_cmp);
+    ms.get(ms.len() / 2).copied().unwrap_or(f32::MAX)
+}
+
+const _: () = assert!(256 % ALIGN == 0, "the arena's matrices are aligned at least as well as slots");
+
+#[cfg(test)]
+mod tests {
+    use super::super::problem::Sizes;
+    use super::*;
+
+    #[test]
+    fn medians_leave_out_the_first_round() {
+        assert_eq!(median(vec![5.0]), 5.0);
+        assert_eq!(median(vec![9.0, 3.0, 1.0, 2.0]), 2.0);
+    }
+
+    #[test]
+    fn bf16_results_are_never_added_up_in_bf16() {
+        let sizes = Sizes { rows: 8, ic: 8, oc: 8, inputs: DType::BF16, output: DType::BF16, tf32: false };
+        let with = |output| Problem::weight_gradient(&Sizes { output, ..sizes }, &At::default());
+        assert_eq!(wanted(&with(DType::BF16), 0).reductions, reduction::COMPUTE_TYPE);
+        assert_eq!(wanted(&with(DType::F32), 0).reductions, reduction::COMPUTE_TYPE | reduction::OUTPUT_TYPE);
+    }
+}

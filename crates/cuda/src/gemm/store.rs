@@ -1,0 +1,161 @@
+//! Chosen algorithms on disk: a later run takes the same one, and so computes the same bits.
+
+use super::Problem;
+use crate::Cache;
+use crate::DeviceInfo;
+use crate::cache::key;
+use crate::ffi::cublaslt::Algo;
+use serde::{Deserialize, Serialize};
+
+/// An algorithm and how long it took.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Candidate {
+    pub algo: Algo,
+    /// Bytes of workspace it needs.
+    pub workspace: usize,
+    /// Milliseconds; `None` if it was taken unmeasured.
+    pub ms: Option<f32>,
+}
+
+/// What a search found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Choice {
+    pub best: Candidate,
+    /// The next best, best first.
+    pub others: Vec<Candidate>,
+    /// Milliseconds of the library's first proposal.
+    pub first_ms: Option<f32>,
+    /// Milliseconds of the plainer product and a kernel for the rest, where that was measured.
+    pub rival_ms: Option<f32>,
+}
+
+impl Choice {
+    /// Whether the plainer product and a kernel for the rest were faster.
+    pub fn is_beaten(&self) -> bool {
+        matches!((self.best.ms, self.rival_ms), (Some(ms), Some(rival)) if rival < ms)
+    }
+}
+
+/// The form of an entry; one of another form is not read.
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    version: u32,
+    /// What the choice is for, in words.
+    problem: String,
+    choice: Choice,
+}
+
+/// Everything that decides a choice, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place(String);
+
+impl Place {
+    /// On this device, with this version of the library.
+    pub fn new(info: &DeviceInfo, library: usize) -> Self {
+        let DeviceInfo { name, compute: (major, minor), sms, .. } = info;
+        Self(format!("{name}, sm_{major}{minor}, {sms} SMs, cuBLASLt {library}"))
+    }
+
+    fn describe(&self, problem: &Problem) -> String {
+        format!("{problem} on {}", self.0)
+    }
+
+    fn entry(&self, problem: &Problem) -> String {
+        format!("gemm-{}.json", key(&[&self.describe(problem), &VERSION.to_string()]))
+    }
+
+    /// The stored choice, if there is one that reads.
+    pub fn read(&self, cache: &Cache, problem: &Problem) -> Option<Choice> {
+        let entry: Entry = serde_json::from_slice(&cache.read(&self.entry(problem))?).ok()?;
+        (entry.version == VERSION && entry.problem == self.describe(problem)).then_some(entry.choice)
+    }
+
+    /// Keeps a choice.
+    pub fn write(&self, cache: &Cache, problem: &Problem, choice: &Choice) {
+        let entry = Entry { version: VERSION, problem: self.describe(problem), choice: choice.clone() };
+        if let Ok(text) = serde_json::to_vec_pretty(&entry) {
+            cache.write(&self.entry(problem), &text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::problem::{At, Extra, Sizes};
+    use super::*;
+    use ironhorse_core::DType;
+
+    fn problem() -> Problem {
+        let sizes =
+            Sizes { rows: 65536, ic: 768, oc: 3072, inputs: DType::BF16, output: DType::BF16, tf32: false };
+        Problem::forward(&sizes, &At::default()).extra(Extra::Gelu { bias: true })
+    }
+
+    fn place(name: &str, library: usize) -> Place {
+        let info = DeviceInfo {
+            index: 0,
+            name: name.into(),
+            compute: (9, 0),
+            sms: 132,
+            memory: 0,
+            l2: 0,
+            shared_per_block: 0,
+            shared_per_sm: 0,
+            clock_khz: 0,
+            driver_version: 0,
+        };
+        Place::new(&info, library)
+    }
+
+    fn choice() -> Choice {
+        let candidate = |ms| Candidate { algo: [u64::MAX, 1, 2, 3, 4, 5, 6, 7], workspace: 1 << 25, ms };
+        let others = vec![candidate(Some(0.25)), candidate(None)];
+        Choice { best: candidate(Some(0.1)), others, first_ms: Some(0.3), rival_ms: None }
+    }
+
+    #[test]
+    fn choices_come_back_for_the_same_problem_and_place_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(Some(folder.path()));
+        let here = place("H200", 130_100);
+        assert_eq!(here.read(&cache, &problem()), None);
+        here.write(&cache, &problem(), &choice());
+        assert_eq!(here.read(&cache, &problem()), Some(choice()));
+        assert_eq!(place("H100", 130_100).read(&cache, &problem()), None);
+        assert_eq!(place("H200", 130_200).read(&cache, &problem()), None);
+        assert_eq!(here.read(&cache, &problem().extra(Extra::Bias)), None);
+        assert_eq!(here.read(&cache, &problem().adds(true)), None);
+    }
+
+    #[test]
+    fn an_entry_that_is_not_ours_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(Some(folder.path()));
+        let here = place("H200", 130_100);
+        cache.write(&here.entry(&problem()), b"{\"version\": 1}");
+        assert_eq!(here.read(&cache, &problem()), None);
+        here.write(&cache, &problem(), &choice());
+        let path = folder.path().join(here.entry(&problem()));
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[20] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        assert_eq!(here.read(&cache, &problem()), None);
+    }
+
+    #[test]
+    fn names_stay_the_same() {
+        // A change here makes every stored choice forgotten; then VERSION is to change too.
+        let text = place("H200", 130_100).describe(&problem());
+        assert_eq!(text, "3072x65536x768 TN bf16->bf16 +bias+gelu on H200, sm_90, 132 SMs, cuBLASLt 130100");
+    }
+
+    #[test]
+    fn a_rival_must_be_faster_to_win() {
+        let with = |rival_ms| Choice { rival_ms, ..choice() };
+        assert!(!with(None).is_beaten());
+        assert!(!with(Some(0.1)).is_beaten());
+        assert!(with(Some(0.09)).is_beaten());
+    }
+}

@@ -1,0 +1,58 @@
+//! GELU and addition.
+
+use crate::args::Args;
+use crate::kernels::Spec;
+use crate::lower::{Grid, Lower};
+use crate::{Error, Result};
+use ironhorse_core::op::{Add, GeluBwd, GeluFwd};
+use ironhorse_core::{DType, Slot};
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+
+/// What kernels call an element type.
+pub(super) fn ctype(dtype: DType) -> Result<&'static str> {
+    match dtype {
+        DType::F32 => Ok("float"),
+        DType::BF16 => Ok("bf16"),
+        other => Err(Error::Unsupported(format!("no kernel computes with {other}"))),
+    }
+}
+
+/// The grid of a kernel in which a thread takes 16 bytes.
+pub(super) fn per_vector(slot: &Slot) -> Grid {
+    Grid::linear(slot.bytes().div_ceil(16 * THREADS as usize), THREADS)
+}
+
+fn spec(dtype: DType) -> Result<Spec> {
+    Ok(Spec::new("gelu.cu").define("ACT", ctype(dtype)?))
+}
+
+pub(crate) fn gelu_fwd(cx: &mut Lower<'_>, op: &GeluFwd) -> Result<()> {
+    elementwise(cx, "gelu_fwd", op.out, &[op.inp])
+}
+
+pub(crate) fn gelu_bwd(cx: &mut Lower<'_>, op: &GeluBwd) -> Result<()> {
+    elementwise(cx, "gelu_bwd", op.d_inp, &[op.d_out, op.inp])
+}
+
+pub(crate) fn add(cx: &mut Lower<'_>, op: &Add) -> Result<()> {
+    elementwise(cx, "add", op.out, &[op.a, op.b])
+}
+
+fn elementwise(cx: &mut Lower<'_>, name: &'static str, out: Slot, inputs: &[Slot]) -> Result<()> {
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    let mut args = Args::new().ptr(cx.ptr(out)?);
+    for input in inputs {
+        args = args.ptr(cx.ptr(*input)?);
+    }
+    let function = cx.kernel(&spec(out.dtype)?, name)?;
+    cx.launch(name, function, per_vector(&out), args.u64(out.numel() as u64));
+    Ok(())
+}
+
+pub(super) fn specs() -> Vec<Spec> {
+    [DType::F32, DType::BF16].into_iter().filter_map(|dtype| spec(dtype).ok()).collect()
+}

@@ -1,0 +1,161 @@
+//! Linear layers: cuBLASLt with bias and GELU in its epilogue where it has them, else with kernels of our own around it.
+
+use super::elementwise;
+use crate::args::Args;
+use crate::gemm::{At, Bench, ColumnSums, Extra, Problem, Sizes, spec, workspace_limit};
+use crate::kernels::Spec;
+use crate::lower::{Grid, Lower};
+use crate::{Error, Result};
+use ironhorse_core::op::{GeluBwd, GeluFwd, LinearBwdInput, LinearBwdWeight, LinearFwd};
+use ironhorse_core::{DType, Slot};
+use std::rc::Rc;
+
+pub(crate) fn linear_fwd(cx: &mut Lower<'_>, op: &LinearFwd) -> Result<()> {
+    let sizes = sizes(cx, op.inp, op.weight.shape.rows(), op.out);
+    let at = At { a: cx.ptr(op.weight)?, b: cx.ptr(op.inp)?, ..At::default() };
+    let bias = cx.opt(op.bias)?.unwrap_or(0);
+    let Some(pre) = op.pre else {
+        return product_and_bias(cx, &sizes, &At { d: cx.ptr(op.out)?, bias, ..at });
+    };
+    if fuses_gelu(op.out) {
+        let fused = At { d: cx.ptr(op.out)?, bias, aux: cx.ptr(pre)?, ..at };
+        let problem = Problem::forward(&sizes, &fused).extra(Extra::Gelu { bias: bias != 0 });
+        if library(cx, "linear_fwd_gelu", &problem, &fused)? {
+            return Ok(());
+        }
+    }
+    product_and_bias(cx, &sizes, &At { d: cx.ptr(pre)?, bias, ..at })?;
+    elementwise::gelu_fwd(cx, &GeluFwd { out: op.out, inp: pre })
+}
+
+pub(crate) fn linear_bwd_input(cx: &mut Lower<'_>, op: &LinearBwdInput) -> Result<()> {
+    let sizes = sizes(cx, op.d_inp, op.d_out.shape.cols(), op.d_inp);
+    let at = At { a: cx.ptr(op.weight)?, b: cx.ptr(op.d_out)?, d: cx.ptr(op.d_inp)?, ..At::default() };
+    if let Some(pre) = op.gelu_pre.filter(|_| fuses_gelu(op.d_inp)) {
+        let fused = At { aux: cx.ptr(pre)?, ..at };
+        let problem = Problem::input_gradient(&sizes, &fused).extra(Extra::GeluGrad);
+        if library(cx, "linear_bwd_input_gelu", &problem, &fused)? {
+            return Ok(());
+        }
+    }
+    product(cx, "linear_bwd_input", &Problem::input_gradient(&sizes, &at), &at)?;
+    match op.gelu_pre {
+        Some(inp) => elementwise::gelu_bwd(cx, &GeluBwd { d_inp: op.d_inp, d_out: op.d_inp, inp }),
+        None => Ok(()),
+    }
+}
+
+pub(crate) fn linear_bwd_weight(cx: &mut Lower<'_>, op: &LinearBwdWeight) -> Result<()> {
+    let sizes = sizes(cx, op.inp, op.d_out.shape.cols(), op.d_weight);
+    let adds = cx.adds(op.accum);
+    let at = At { a: cx.ptr(op.inp)?, b: cx.ptr(op.d_out)?, d: cx.ptr(op.d_weight)?, ..At::default() };
+    if let Some(d_bias) = op.d_bias {
+        let fused = At { bias: cx.ptr(d_bias)?, ..at };
+        let problem = Problem::weight_gradient(&sizes, &fused).extra(Extra::BiasGrad);
+        if !adds && library(cx, "linear_bwd_weight_bias", &problem, &fused)? {
+            return Ok(());
+        }
+        bias_gradient(cx, op.d_out, d_bias, adds)?;
+    }
+    product(cx, "linear_bwd_weight", &Problem::weight_gradient(&sizes, &at).adds(adds), &at)
+}
+
+/// Every specialisation these launchers ask for.
+pub(super) fn specs() -> Vec<Spec> {
+    crate::gemm::specs()
+}
+
+/// The library's GELU is good for results rounded to bf16; f32 ones get the more accurate kernel.
+fn fuses_gelu(out: Slot) -> bool {
+    out.dtype == DType::BF16
+}
+
+/// Sizes of a layer by a tensor with its input's shape.
+fn sizes(cx: &Lower<'_>, inp: Slot, oc: usize, result: Slot) -> Sizes {
+    let (rows, ic) = (inp.shape.rows(), inp.shape.cols());
+    Sizes { rows, ic, oc, inputs: inp.dtype, output: result.dtype, tf32: cx.settings.tf32 }
+}
+
+/// A product by the library alone; `false` if it cannot, or if doing it in steps is faster.
+fn library(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &At) -> Result<bool> {
+    if !problem.is_askable() {
+        return Ok(false);
+    }
+    let mut bench = Bench { device: cx.device, stream: cx.stream, kernels: cx.kernels };
+    let gemms = cx.libraries.gemms(cx.device)?;
+    let Some(prepared) = gemms.prepare(&mut bench, problem, at)? else { return Ok(false) };
+    // The same size for all, so that scratch memory does not grow piece by piece.
+    let workspace = match prepared.workspace() {
+        0 => 0,
+        bytes => cx.scratch(bytes.max(workspace_limit(cx.device)))?,
+    };
+    cx.call(name, Rc::new(prepared.with_workspace(workspace)));
+    Ok(true)
+}
+
+/// A product without extras: by the library, or else by our kernel.
+fn product(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &At) -> Result<()> {
+    let d = problem.d();
+    if problem.m == 0 || problem.n == 0 {
+        return Ok(());
+    }
+    if problem.k == 0 {
+        if !problem.adds {
+            cx.zero(at.d, d.rows * d.cols * d.dtype.size());
+        }
+        return Ok(());
+    }
+    if library(cx, name, problem, at)? {
+        return Ok(());
+    }
+    tracing::debug!("{problem}: by our own kernel");
+    let function = cx.kernel(&spec("gemm.cu", problem.inputs, problem.output)?, "gemm_any")?;
+    let tiles = problem.m.div_ceil(32) as u64 * problem.n.div_ceil(32) as u64;
+    if tiles > i32::MAX as u64 {
+        return Err(Error::Unsupported(format!("{problem}: too large for our own kernel")));
+    }
+    let [[a_k, a_m], [b_k, b_n]] = problem.strides().map(|pair| pair.map(|stride| stride as u64));
+    let args = Args::new().ptr(at.d).ptr(at.a).ptr(at.b);
+    let args = args.u64(problem.m as u64).u64(problem.n as u64).u64(problem.k as u64);
+    let args = args.u64(a_k).u64(a_m).u64(b_k).u64(b_n).u32(problem.adds.into());
+    cx.launch("gemm_any", function, Grid::linear(tiles as usize, 256), args);
+    Ok(())
+}
+
+/// `d = a · b + bias`, rounded once.
+fn product_and_bias(cx: &mut Lower<'_>, sizes: &Sizes, at: &At) -> Result<()> {
+    let problem = Problem::forward(sizes, at);
+    if at.bias == 0 {
+        return product(cx, "linear_fwd", &problem, at);
+    }
+    if library(cx, "linear_fwd_bias", &problem.extra(Extra::Bias), at)? {
+        return Ok(());
+    }
+    if sizes.rows == 0 || sizes.oc == 0 {
+        return Ok(());
+    }
+    let function = cx.kernel(&spec("bias.cu", sizes.inputs, sizes.output)?, "bias_rows")?;
+    let args = Args::new().ptr(at.d).ptr(at.bias).u64(sizes.rows as u64).u64(sizes.oc as u64);
+    cx.launch("bias_rows", function, Grid::linear(sizes.rows.min(4096), 256), args);
+    let plain = At { bias: 0, ..*at };
+    product(cx, "linear_fwd", &Problem::forward(sizes, &plain).adds(true), &plain)
+}
+
+/// `d_bias (+)= Σ_rows d_out`.
+fn bias_gradient(cx: &mut Lower<'_>, d_out: Slot, d_bias: Slot, adds: bool) -> Result<()> {
+    let (rows, cols) = (d_out.shape.rows(), d_out.shape.cols());
+    let (x, to) = (cx.ptr(d_out)?, cx.ptr(d_bias)?);
+    if rows == 0 || cols == 0 {
+        if !adds && cols > 0 {
+            cx.zero(to, d_bias.bytes());
+        }
+        return Ok(());
+    }
+    let (inputs, output) = (d_out.dtype, d_bias.dtype);
+    let sums = ColumnSums { rows, cols, inputs, output, x, sums: to, adds };
+    let scratch = cx.scratch(sums.scratch())?;
+    for (name, function, grid, args) in sums.steps(cx.kernels, cx.device, scratch)? {
+        cx.launch(name, function, grid, args);
+    }
+    Ok(())
+}

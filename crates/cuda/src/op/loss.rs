@@ -1,0 +1,92 @@
+//! Softmax cross-entropy and the mean.
+
+use super::elementwise::ctype;
+use crate::Result;
+use crate::args::Args;
+use crate::kernels::Spec;
+use crate::lower::{Grid, Lower};
+use ironhorse_core::DType;
+use ironhorse_core::op::{CrossEntropy, LossMean};
+
+/// Most warps of a block of `cross_entropy_shared`.
+const MOST_WARPS: usize = 24;
+/// Shared memory that kernel needs beside the row.
+const TOTALS: usize = 1024;
+
+fn spec(dtype: DType) -> Result<Spec> {
+    Ok(Spec::new("classifier.cu").define("ACT", ctype(dtype)?))
+}
+
+pub(crate) fn cross_entropy(cx: &mut Lower<'_>, op: &CrossEntropy) -> Result<()> {
+    let (rows, padded) = (op.targets.numel(), op.logits.shape.cols());
+    if rows == 0 {
+        return Ok(());
+    }
+    let args = Args::new()
+        .ptr(cx.ptr(op.losses)?)
+        .ptr(cx.ptr(op.logits)?)
+        .ptr(cx.ptr(op.targets)?)
+        .ptr(cx.scalars)
+        .ptr(cx.fault)
+        .u32(rows as u32)
+        .u32(op.vocab as u32)
+        .u32(padded as u32)
+        .u32(op.grad.into());
+    let row_bytes = padded * op.logits.dtype.size();
+    let spec = spec(op.logits.dtype)?;
+    if row_bytes.is_multiple_of(16) && row_bytes + TOTALS <= cx.device.info.shared_per_block {
+        let threads = 32 * warps((op.vocab * op.logits.dtype.size()).div_ceil(16)) as u32;
+        let function = cx.kernel(&spec, "cross_entropy_shared")?;
+        function.allow_shared(row_bytes)?;
+        let resident = cx.device.info.sms * function.blocks_per_sm(threads, row_bytes)?.max(1);
+        let grid = Grid::linear(rows.min(resident as usize), threads).shared(row_bytes);
+        cx.launch("cross_entropy_shared", function, grid, args);
+    } else {
+        let threads = op.vocab.div_ceil(32).clamp(1, 32) as u32 * 32;
+        let function = cx.kernel(&spec, "cross_entropy_any")?;
+        cx.launch("cross_entropy_any", function, Grid::linear(rows, threads), args);
+    }
+    Ok(())
+}
+
+/// Warps of a block for a row of so many vectors: those that leave the fewest lanes idle in the last round.
+fn warps(vectors: usize) -> usize {
+    let all = vectors.div_ceil(32).max(1);
+    if all <= MOST_WARPS {
+        return all;
+    }
+    let idle = |warps: &usize| all.next_multiple_of(*warps) - all;
+    (MOST_WARPS / 2..=MOST_WARPS).rev().min_by_key(idle).unwrap_or(MOST_WARPS)
+}
+
+pub(crate) fn loss_mean(cx: &mut Lower<'_>, op: &LossMean) -> Result<()> {
+    let args = Args::new()
+        .ptr(cx.ptr(op.loss)?)
+        .ptr(cx.ptr(op.losses)?)
+        .ptr(cx.scalars)
+        .u64(op.losses.numel() as u64)
+        .u32(cx.adds(op.accum).into());
+    let function = cx.kernel(&Spec::new("loss.cu"), "loss_mean")?;
+    cx.launch("loss_mean", function, Grid::linear(1, 1024), args);
+    Ok(())
+}
+
+pub(super) fn specs() -> Vec<Spec> {
+    let mut specs: Vec<Spec> = [DType::F32, DType::BF16].into_iter().filter_map(|d| spec(d).ok()).collect();
+    specs.push(Spec::new("loss.cu"));
+    specs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_fit_their_rows() {
+        assert_eq!(warps(0), 1);
+        assert_eq!(warps(33), 2);
+        assert_eq!(warps(24 * 32), 24);
+        assert_eq!(warps(6283), 22, "GPT-2 in bf16: 197 warps in 9 rounds");
+        assert!((1..20_000).all(|vectors| (1..=MOST_WARPS).contains(&warps(vectors))));
+    }
+}

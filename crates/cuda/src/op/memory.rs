@@ -1,0 +1,40 @@
+//! Fills and copies.
+
+use super::elementwise::{ctype, per_vector};
+use crate::Result;
+use crate::args::Args;
+use crate::kernels::Spec;
+use crate::lower::Lower;
+use ironhorse_core::DType;
+use ironhorse_core::op::{CopySlot, Fill};
+
+fn spec(dtype: DType) -> Result<Spec> {
+    Ok(Spec::new("memory.cu").define("ACT", ctype(dtype)?))
+}
+
+pub(crate) fn fill(cx: &mut Lower<'_>, op: &Fill) -> Result<()> {
+    let (n, bytes) = (op.out.numel(), op.out.bytes());
+    if n == 0 {
+        return Ok(());
+    }
+    let out = cx.ptr(op.out)?;
+    if op.value.to_bits() == 0 {
+        cx.zero(out, bytes);
+        return Ok(());
+    }
+    let function = cx.kernel(&spec(op.out.dtype)?, "fill")?;
+    cx.launch("fill", function, per_vector(&op.out), Args::new().ptr(out).u64(n as u64).f32(op.value));
+    Ok(())
+}
+
+pub(crate) fn copy(cx: &mut Lower<'_>, op: &CopySlot) -> Result<()> {
+    if op.out.numel() > 0 {
+        let (to, from) = (cx.ptr(op.out)?, cx.ptr(op.inp)?);
+        cx.copy(to, from, op.out.bytes());
+    }
+    Ok(())
+}
+
+pub(super) fn specs() -> Vec<Spec> {
+    [DType::F32, DType::BF16].into_iter().filter_map(|dtype| spec(dtype).ok()).collect()
+}

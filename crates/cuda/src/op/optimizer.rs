@@ -1,0 +1,112 @@
+//! Global gradient norm and AdamW over all parameters.
+
+use super::elementwise::ctype;
+use crate::Result;
+use crate::args::Args;
+use crate::kernels::Spec;
+use crate::lower::{Grid, Lower};
+use ironhorse_core::op::{AdamW, GradNorm};
+use ironhorse_core::{DType, Param};
+
+/// Partial sums of the norm: fixed, so that every device adds in the same order.
+const PARTS: usize = 1024;
+/// `THREADS` of norm.cu.
+const NORM_THREADS: u32 = 512;
+/// Elements and threads of a block of adamw.cu.
+const ADAM_BLOCK: usize = 2048;
+const ADAM_THREADS: u32 = 256;
+/// Elements that share a bit of the decay map. Parameters start at multiples of this (64 bytes at most 4 wide).
+const STRIDE: usize = 16;
+
+fn norm_spec(grad: DType) -> Result<Spec> {
+    Ok(Spec::new("norm.cu").define("GRAD", ctype(grad)?))
+}
+
+fn adamw_spec(param: DType, grad: DType) -> Result<Spec> {
+    Ok(Spec::new("adamw.cu").define("PARAM", ctype(param)?).define("GRAD", ctype(grad)?))
+}
+
+pub(crate) fn grad_norm(cx: &mut Lower<'_>, op: &GradNorm) -> Result<()> {
+    let (n, spec) = (op.grads.numel(), norm_spec(op.grads.dtype)?);
+    let vector = 16 / op.grads.dtype.size();
+    let count = n.div_ceil(vector * NORM_THREADS as usize).clamp(1, PARTS);
+    let parts = cx.scratch(count * size_of::<f64>())?;
+    let args = Args::new().ptr(parts).ptr(cx.ptr(op.grads)?).u64(n as u64);
+    let function = cx.kernel(&spec, "grad_norm_parts")?;
+    cx.launch("grad_norm_parts", function, Grid::linear(count, NORM_THREADS), args);
+    let args = Args::new().ptr(cx.ptr(op.norm)?).ptr(parts).u32(count as u32);
+    let function = cx.kernel(&spec, "grad_norm_total")?;
+    cx.launch("grad_norm_total", function, Grid::linear(1, NORM_THREADS), args);
+    Ok(())
+}
+
+pub(crate) fn adamw(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
+    let n = op.params.numel();
+    if n == 0 {
+        return Ok(());
+    }
+    let params = cx.ptr(op.params)?;
+    let master = cx.opt(op.master)?.unwrap_or(params);
+    let decays = cx.upload(&decay_map(cx.program.params(), op.params.offset, n))?;
+    let args = Args::new()
+        .ptr(params)
+        .ptr(master)
+        .ptr(cx.ptr(op.grads)?)
+        .ptr(cx.ptr(op.moment1)?)
+        .ptr(cx.ptr(op.moment2)?)
+        .ptr(cx.ptr(op.norm)?)
+        .ptr(decays)
+        .ptr(cx.scalars)
+        .u64(n as u64);
+    let function = cx.kernel(&adamw_spec(op.params.dtype, op.grads.dtype)?, "adamw")?;
+    cx.launch("adamw", function, Grid::linear(n.div_ceil(ADAM_BLOCK), ADAM_THREADS), args);
+    Ok(())
+}
+
+/// A bit for each [`STRIDE`] elements of the flat pool, set where weight decay applies; whole 32-bit words.
+fn decay_map(params: &[Param], offset: usize, n: usize) -> Vec<u8> {
+    let mut map = vec![0_u8; n.div_ceil(32 * STRIDE) * 4];
+    for param in params.iter().filter(|param| param.decay) {
+        let size = param.weight.dtype.size();
+        let first = param.weight.offset.saturating_sub(offset) / size;
+        let end = (first + param.weight.numel()).min(n);
+        for bit in first / STRIDE..end.div_ceil(STRIDE) {
+            // Little endian: bit 32·w + b of the words is bit b % 8 of byte b / 8 of word w.
+            if let Some(byte) = map.get_mut(bit / 8) {
+                *byte |= 1 << (bit % 8);
+            }
+        }
+    }
+    map
+}
+
+pub(super) fn specs() -> Vec<Spec> {
+    let types = [DType::F32, DType::BF16];
+    let mut specs: Vec<Spec> = types.into_iter().filter_map(|grad| norm_spec(grad).ok()).collect();
+    for param in types {
+        specs.extend(types.into_iter().filter_map(|grad| adamw_spec(param, grad).ok()));
+    }
+    specs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ironhorse_core::{Pool, Precision, Shape, Slot};
+
+    #[test]
+    fn only_strides_of_decayed_parameters_are_marked() {
+        let param = |first: usize, n: usize, decay: bool| Param {
+            name: String::new(),
+            decay,
+            weight: Slot { pool: Pool::Params, offset: first * 4, shape: Shape::new([n]), dtype: DType::F32 },
+            precision: Precision::default(),
+        };
+        let params = [param(0, 5, true), param(16, 231, false), param(256, 17, true), param(640, 1, true)];
+        let map = decay_map(&params, 0, 656);
+        assert_eq!(map.len(), 8);
+        let set = |bit: usize| map[bit / 8] >> (bit % 8) & 1 == 1;
+        let marked: Vec<usize> = (0..64).filter(|&bit| set(bit)).collect();
+        assert_eq!(marked, [0, 16, 17, 40]);
+    }
+}

@@ -1,0 +1,280 @@
+//! `cargo xtask gpu-bundle`: a folder that can be copied to a GPU machine without Rust and without a network.
+
+use crate::args::{Args, unknown};
+use crate::process::{output_of, run as run_command, shown};
+use crate::repo::{Repo, python_of};
+use crate::{out, python};
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Help of `cargo xtask gpu-bundle`.
+pub const HELP: &str = "\
+Makes one folder with all that a run on a GPU machine needs: the release binary, stripped; run.sh, which checks and
+measures everything and prints a table; the PyTorch side of the benchmark; the Python package; answer keys of small
+models made here. The machine needs an NVIDIA driver and a Python with PyTorch, neither Rust nor a network.
+
+Usage: cargo xtask gpu-bundle [--out DIR] [--no-build]
+
+  --out DIR    where; target/gpu-bundle if not given. What an earlier run left there is replaced
+  --no-build   take the release binary as it is
+
+Refuses to leave a folder of more than 60 MiB. Then, on the GPU machine: bash gpu-bundle/run.sh --out results";
+
+/// The largest folder, in bytes.
+const MOST_BYTES: u64 = 60 << 20;
+/// Marks a folder as made by this command, so that no other is ever deleted.
+const MARK: &str = "run.sh";
+
+/// Answer keys: name, sizes, B, T. The first has odd sizes everywhere; the second the head size of GPT-2. run.sh makes
+/// those of GPT-2's own width on the machine, because a key of one such layer is larger than this folder may be.
+const KEYS: [(&str, &str, usize, usize); 2] = [
+    ("odd", "n_layer=2,n_head=5,n_embd=80,vocab_size=257,max_seq_len=37", 3, 37),
+    ("small", "n_layer=2,n_head=2,n_embd=128,vocab_size=515,max_seq_len=64", 1, 64),
+];
+/// Optimizer steps in each key.
+const KEY_STEPS: usize = 5;
+
+/// Files as they are: in the repository, in the folder.
+const FILES: [(&str, &str); 3] = [
+    ("scripts/gpu/run.sh", MARK),
+    ("scripts/gpu/summary.py", "summary.py"),
+    ("benches/gpu_torch.py", "gpu_torch.py"),
+];
+
+/// `cargo xtask gpu-bundle`
+pub fn run(repo: &Repo, mut args: Args) -> Result<bool> {
+    let (mut folder, mut build) = (None, true);
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--out" => folder = Some(PathBuf::from(args.value("--out")?)),
+            "--no-build" => build = false,
+            _ => return unknown(&arg),
+        }
+    }
+    let folder = match folder {
+        Some(folder) => std::path::absolute(folder).context("--out is not a path")?,
+        None => repo.target()?.join("gpu-bundle"),
+    };
+    if build {
+        let built = run_command(repo.cargo().args(["build", "--release", "--package", "ironhorse-cli"]))?;
+        ensure!(built, "the release build failed (cargo's messages are above)");
+    }
+    if !python_of(&repo.venv()).exists() {
+        python::setup(repo)?;
+    }
+    empty(&folder)?;
+    for (from, to) in FILES {
+        copy(&repo.root().join(from), &folder.join(to))?;
+    }
+    binary(repo, &folder)?;
+    copy_package(&repo.root().join("python/ironhorse"), &folder.join("python/ironhorse"))?;
+    wheels(&repo.root().join("python/dist"), &folder)?;
+    KEYS.iter().try_for_each(|key| answer_key(repo, &folder, key))?;
+    let files = list(&folder)?;
+    report(&folder, &files);
+    check_size(&files, MOST_BYTES)?;
+    Ok(true)
+}
+
+/// Makes the folder, without what an earlier run left; a folder of something else is not touched.
+fn empty(folder: &Path) -> Result<()> {
+    let shown = folder.display();
+    if folder.exists() {
+        let nothing = fs::read_dir(folder).with_context(|| format!("{shown}: cannot read"))?.next().is_none();
+        ensure!(
+            nothing || folder.join(MARK).is_file(),
+            "{shown} holds other files, and would be replaced; give another --out"
+        );
+        fs::remove_dir_all(folder).with_context(|| format!("{shown}: cannot delete"))?;
+    }
+    fs::create_dir_all(folder).with_context(|| format!("{shown}: cannot make the folder"))
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    if let Some(parent) = to.parent() {
+        fs::create_dir_all(parent)
+            .with_context(|| format!("{}: cannot make the folder", parent.display()))?;
+    }
+    fs::copy(from, to).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
+    Ok(())
+}
+
+/// The binary without debug information, which is most of it.
+fn binary(repo: &Repo, folder: &Path) -> Result<()> {
+    let from = repo.binary()?;
+    ensure!(from.is_file(), "the binary is not built: leave --no-build out");
+    let to = folder.join("ironhorse");
+    copy(&from, &to)?;
+    if output_of(Command::new("strip").arg(&to)).is_none() {
+        out::line("there is no `strip` that takes the binary: it keeps its debug information");
+    }
+    Ok(())
+}
+
+/// The package's sources, without what Python compiled from them.
+fn copy_package(from: &Path, to: &Path) -> Result<()> {
+    for entry in fs::read_dir(from).with_context(|| format!("{}: cannot read", from.display()))? {
+        let path = entry.with_context(|| format!("{}: cannot read", from.display()))?.path();
+        let Some(name) = path.file_name() else { continue };
+        if path.is_dir() && name != "__pycache__" {
+            copy_package(&path, &to.join(name))?;
+        } else if path.is_file() {
+            copy(&path, &to.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// The wheels of python/dist, if any were built.
+fn wheels(dist: &Path, folder: &Path) -> Result<()> {
+    for entry in fs::read_dir(dist).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.extension().is_some_and(|extension| extension == "whl") {
+            copy(&path, &folder.join(entry.file_name()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Lets PyTorch write a key and keeps only that of the files it comes with.
+fn answer_key(
+    repo: &Repo,
+    folder: &Path,
+    (name, sizes, batch, seq): &(&str, &str, usize, usize),
+) -> Result<()> {
+    let aside = folder.join("export");
+    let mut export = repo.python();
+    export.args(["-m", "ironhorse.export", "gpt2", "--model", sizes, "--stem", name, "--out"]).arg(&aside);
+    for (flag, value) in [("--batch", *batch), ("--seq", *seq), ("--steps", KEY_STEPS)] {
+        export.args([flag, &value.to_string()]);
+    }
+    export.env("PYTHONPATH", repo.root().join("python"));
+    ensure!(run_command(&mut export)?, "`{}` failed (its message is above)", shown(&export));
+    copy(
+        &aside.join(format!("{name}_custom.key.safetensors")),
+        &folder.join("keys").join(format!("{name}.key.safetensors")),
+    )?;
+    fs::remove_dir_all(&aside).with_context(|| format!("{}: cannot delete", aside.display()))
+}
+
+/// Every file below the folder with its size, by name.
+fn list(folder: &Path) -> Result<Vec<(PathBuf, u64)>> {
+    let mut found = Vec::new();
+    let mut waiting = vec![folder.to_owned()];
+    while let Some(next) = waiting.pop() {
+        for entry in fs::read_dir(&next).with_context(|| format!("{}: cannot read", next.display()))? {
+            let entry = entry.with_context(|| format!("{}: cannot read", next.display()))?;
+            let about =
+                entry.metadata().with_context(|| format!("{}: cannot read", entry.path().display()))?;
+            if about.is_dir() {
+                waiting.push(entry.path());
+            } else {
+                let path = entry.path();
+                found.push((path.strip_prefix(folder).unwrap_or(&path).to_owned(), about.len()));
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The files, those of the package as one row.
+fn report(folder: &Path, files: &[(PathBuf, u64)]) {
+    out::line(format!("\n{}", folder.display()));
+    let (package, others): (Vec<_>, Vec<_>) = files.iter().partition(|(path, _)| path.starts_with("python"));
+    for (path, bytes) in others {
+        out::line(format!("  {:<34}{:>10.2} MiB", path.display(), mib(*bytes)));
+    }
+    let bytes = package.iter().map(|(_, bytes)| bytes).sum();
+    out::line(format!("  {:<34}{:>10.2} MiB", format!("python/ ({} files)", package.len()), mib(bytes)));
+    let total = files.iter().map(|(_, bytes)| bytes).sum();
+    out::line(format!("  {:<34}{:>10.2} MiB", "total", mib(total)));
+}
+
+fn check_size(files: &[(PathBuf, u64)], most: u64) -> Result<()> {
+    let total: u64 = files.iter().map(|(_, bytes)| bytes).sum();
+    let largest = files.iter().max_by_key(|(_, bytes)| bytes);
+    let largest = largest.map_or_else(String::new, |(path, bytes)| {
+        format!("; the largest file is {}, {:.1} MiB", path.display(), mib(*bytes))
+    });
+    ensure!(
+        total <= most,
+        "the folder is {:.1} MiB, at most {:.0} MiB are allowed{largest}",
+        mib(total),
+        mib(most)
+    );
+    Ok(())
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_is_too_large_is_refused() {
+        let files = [(PathBuf::from("ironhorse"), 40 << 20), (PathBuf::from("keys/a"), 21 << 20)];
+        let error = check_size(&files, MOST_BYTES).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "the folder is 61.0 MiB, at most 60 MiB are allowed; the largest file is ironhorse, 40.0 MiB"
+        );
+        assert!(check_size(&files[..1], MOST_BYTES).is_ok());
+        assert!(check_size(&[], 0).is_ok());
+    }
+
+    #[test]
+    fn only_an_own_folder_is_replaced() {
+        let scratch = tempfile::tempdir().unwrap();
+        let folder = scratch.path().join("bundle");
+        empty(&folder).unwrap();
+        empty(&folder).unwrap();
+        fs::write(folder.join("thesis.txt"), "x").unwrap();
+        let error = empty(&folder).unwrap_err().to_string();
+        assert!(error.ends_with("holds other files, and would be replaced; give another --out"), "{error}");
+        fs::write(folder.join(MARK), "x").unwrap();
+        empty(&folder).unwrap();
+        assert_eq!(list(&folder).unwrap(), []);
+    }
+
+    #[test]
+    fn the_package_goes_without_compiled_files() {
+        let scratch = tempfile::tempdir().unwrap();
+        let from = scratch.path().join("package");
+        fs::create_dir_all(from.join("formats/__pycache__")).unwrap();
+        for file in ["a.py", "formats/b.py", "formats/__pycache__/b.pyc"] {
+            fs::write(from.join(file), "12345").unwrap();
+        }
+        let to = scratch.path().join("copy");
+        copy_package(&from, &to).unwrap();
+        assert_eq!(list(&to).unwrap(), [("a.py".into(), 5), ("formats/b.py".into(), 5)]);
+    }
+
+    #[test]
+    fn what_goes_in_is_there_and_run_sh_is_bash() {
+        let repo = Repo::find().unwrap();
+        for (from, _) in FILES {
+            assert!(repo.root().join(from).is_file(), "{from}");
+        }
+        let script = repo.root().join("scripts/gpu/run.sh");
+        let checked = Command::new("bash").arg("-n").arg(script).output();
+        let checked = checked.expect("bash, which runs the script too");
+        assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+    }
+
+    #[test]
+    fn wrong_arguments_are_refused_before_anything_runs() {
+        let repo = Repo::find().unwrap();
+        for (text, want) in
+            [("--out", "--out needs a value (see --help)"), ("x", "unknown argument 'x' (see --help)")]
+        {
+            let args = Args::new(text.split_whitespace().map(str::to_owned));
+            assert_eq!(run(&repo, args).unwrap_err().to_string(), want);
+        }
+    }
+}

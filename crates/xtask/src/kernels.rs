@@ -1,0 +1,347 @@
+//! `cargo xtask kernels`: every kernel compiled for every architecture, without a GPU.
+
+use crate::args::{Args, unknown};
+use crate::counts::Counts;
+use crate::ptxas::{self, Resources};
+use crate::python::fingerprint;
+use crate::repo::Repo;
+use crate::{kernel_table, out};
+use anyhow::{Context, Result, bail, ensure};
+use ironhorse_cuda::ffi::library::{NVRTC, PATH_VARIABLE};
+use ironhorse_cuda::ffi::nvrtc::Nvrtc;
+use ironhorse_cuda::{Cache, KERNEL_FILES, Spec, check_specs};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Help of `cargo xtask kernels`.
+pub const HELP: &str = "\
+Compiles every specialisation of the CUDA kernels with NVRTC, for every architecture, and prints the registers, shared
+memory and spills of each kernel. Needs no GPU. Fails when one does not compile, or when a kernel that is not in the
+list of those that may spills registers. What did not change since the last run is not compiled again.
+
+Usage: cargo xtask kernels [--arch ARCH]... [--verbose] [--json FILE]
+
+  --arch ARCH   only this architecture; may be given several times
+  --verbose     one row for each build, not the worst of each kernel
+  --json FILE   every build of every kernel
+
+NVRTC is taken from .venv (see cargo xtask setup), or from the folder that IRONHORSE_CUDA_PATH names.
+
+Example: cargo xtask kernels --arch sm_90a --verbose";
+
+/// What the engine supports.
+const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"];
+
+/// Kernels that may spill: fallbacks for shapes that no fast kernel takes. In all others a spill is a failure.
+const MAY_SPILL: &[&str] = &[];
+
+/// Begins the last line; [`crate::counts::Dialect::Kernels`] reads it.
+pub const LAST_LINE: &str = "kernels: ";
+
+/// One specialisation on one architecture.
+pub struct Build {
+    pub file: &'static str,
+    /// `C=768 T=bf16`
+    pub defines: String,
+    pub arch: String,
+    /// The kernels in it, or why it failed.
+    pub outcome: Result<Vec<Resources>, String>,
+    warnings: Vec<String>,
+    cached: bool,
+}
+
+impl Build {
+    /// A build that was made now.
+    pub fn new(
+        file: &'static str,
+        defines: impl Into<String>,
+        arch: impl Into<String>,
+        outcome: Result<Vec<Resources>, String>,
+    ) -> Self {
+        Self {
+            file,
+            defines: defines.into(),
+            arch: arch.into(),
+            outcome,
+            warnings: Vec::new(),
+            cached: false,
+        }
+    }
+}
+
+struct Options {
+    architectures: Vec<String>,
+    verbose: bool,
+    json: Option<PathBuf>,
+}
+
+/// `cargo xtask kernels`
+pub fn run(repo: &Repo, args: Args) -> Result<bool> {
+    let args = args.rest();
+    let options = parse(Args::new(args.clone()))?;
+    if std::env::var_os(PATH_VARIABLE).is_none() {
+        // Libraries are looked for where the environment says, and only a new process can be given another.
+        let mut again = command(repo)?;
+        let status = again.args(args).status().context("cannot start this program again")?;
+        ensure!(status.code() != Some(2), "the kernels could not be checked (the reason is above)");
+        return Ok(status.success());
+    }
+    check(repo, &options)
+}
+
+/// This program again, with the NVRTC of `.venv` unless the environment names another.
+pub fn command(repo: &Repo) -> Result<Command> {
+    let mut again = Command::new(std::env::current_exe().context("cannot find this program's own file")?);
+    again.arg("kernels");
+    if std::env::var_os(PATH_VARIABLE).is_none() {
+        let folder = repo.site_packages().into_iter().find_map(|site| {
+            let mut folders = NVRTC.pip_folders.iter().map(|below| site.join(below));
+            folders.find(|folder| NVRTC.files.iter().any(|file| folder.join(file).exists()))
+        });
+        again.env(PATH_VARIABLE, folder.context("there is no NVRTC in .venv: cargo xtask setup")?);
+    }
+    Ok(again)
+}
+
+fn parse(mut args: Args) -> Result<Options> {
+    let mut options = Options { architectures: Vec::new(), verbose: false, json: None };
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--arch" => options.architectures.push(args.value("--arch")?),
+            "--verbose" => options.verbose = true,
+            "--json" => options.json = Some(args.value("--json")?.into()),
+            _ => return unknown(&arg),
+        }
+    }
+    if let Some(other) = options.architectures.iter().find(|arch| !arch.starts_with("sm_")) {
+        bail!("--arch is '{other}', expected one such as {}", ARCHITECTURES.join(", "));
+    }
+    if options.architectures.is_empty() {
+        options.architectures = ARCHITECTURES.map(String::from).into();
+    }
+    Ok(options)
+}
+
+fn check(repo: &Repo, options: &Options) -> Result<bool> {
+    let nvrtc = Nvrtc::load()?;
+    let (major, minor) = nvrtc.version()?;
+    let version = format!("{major}.{minor}");
+    let specs: Vec<Spec> = check_specs().into_iter().collect::<BTreeSet<_>>().into_iter().collect();
+    ensure!(!specs.is_empty(), "there are no kernels: ironhorse_cuda::check_specs() is empty");
+    out::line(format!(
+        "{} specialisations for {}, NVRTC {version}",
+        specs.len(),
+        options.architectures.join(" ")
+    ));
+    let cache = Cache::open(Some(&repo.target()?.join("kernels")));
+    let builds = build_all(&specs, &options.architectures, |spec, arch| {
+        build(spec, arch, &version, &cache, |spec, arch| Ok(spec.compile(&nvrtc, arch)?.log))
+    });
+    let new = builds.iter().filter(|build| !build.cached).count();
+    out::line(format!("{new} compiled, {} unchanged\n", builds.len() - new));
+    out::line(if options.verbose { kernel_table::all(&builds) } else { kernel_table::worst(&builds) });
+    let warnings: BTreeSet<_> =
+        builds.iter().flat_map(|build| build.warnings.iter().map(|text| (build.file, text))).collect();
+    warnings.iter().for_each(|(file, text)| out::line(format!("{file}: {text}")));
+    if let Some(path) = &options.json {
+        let text = serde_json::to_string_pretty(&kernel_table::json(&builds, &version))?;
+        std::fs::write(path, text).with_context(|| format!("{}: cannot write", path.display()))?;
+    }
+    let faults = faults(&builds, MAY_SPILL);
+    failures(&builds, &faults).into_iter().for_each(out::line);
+    let failed = faults.iter().map(|(build, _)| build).collect::<BTreeSet<_>>().len();
+    let counts = Counts { passed: builds.len() - failed, failed, skipped: 0 };
+    out::line(format!("\n{LAST_LINE}{counts}"));
+    Ok(failed == 0)
+}
+
+/// Every specialisation on every architecture, by all cores: NVRTC compiles programs side by side.
+fn build_all(
+    specs: &[Spec],
+    architectures: &[String],
+    build: impl Fn(&Spec, &str) -> Build + Sync,
+) -> Vec<Build> {
+    let jobs: Vec<(&Spec, &String)> =
+        specs.iter().flat_map(|spec| architectures.iter().map(move |arch| (spec, arch))).collect();
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(jobs.len())));
+    let threads = std::thread::available_parallelism().map_or(2, usize::from).max(2);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some((i, (spec, arch))) = take(&next, &jobs) {
+                    let one = build(spec, arch);
+                    done.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((i, one));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    done.sort_by_key(|(i, _)| *i);
+    done.into_iter().map(|(_, build)| build).collect()
+}
+
+fn take<T: Copy>(next: &AtomicUsize, jobs: &[T]) -> Option<(usize, T)> {
+    let i = next.fetch_add(1, Ordering::Relaxed);
+    jobs.get(i).map(|&job| (i, job))
+}
+
+/// One build; its log comes from the cache if nothing that decides it has changed.
+fn build(
+    spec: &Spec,
+    arch: &str,
+    version: &str,
+    cache: &Cache,
+    compile: impl Fn(&Spec, &str) -> ironhorse_cuda::Result<String>,
+) -> Build {
+    let defines: Vec<String> = spec.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let defines = defines.join(" ");
+    let key = key(spec.file, &[&defines, arch, version]);
+    let entry = format!("{}-{arch}-{key}.log", spec.file.trim_end_matches(".cu"));
+    let kept = cache.read(&entry).and_then(|log| String::from_utf8(log).ok());
+    let cached = kept.is_some();
+    let log = match kept {
+        Some(log) => Ok(log),
+        None => compile(spec, arch).map_err(|error| match error {
+            ironhorse_cuda::Error::Compile { log, .. } => format!("does not compile:\n{log}"),
+            other => other.to_string(),
+        }),
+    };
+    let warnings = ptxas::warnings(log.as_deref().unwrap_or("")).map(str::to_owned).collect();
+    let outcome = log.and_then(|log| match ptxas::kernels(&log) {
+        found if found.is_empty() => Err("has no kernel, or NVRTC does not report any".into()),
+        found => {
+            cache.write(&entry, log.as_bytes());
+            Ok(found)
+        }
+    });
+    Build { warnings, cached, ..Build::new(spec.file, defines, arch, outcome) }
+}
+
+/// Everything that decides the device code; the flags stand in the engine's kernels.rs.
+fn key(file: &str, parts: &[&str]) -> String {
+    let texts = KERNEL_FILES.iter().filter(|(name, _)| *name == file || name.ends_with(".cuh"));
+    let mut all: Vec<&str> = texts.map(|(_, text)| *text).collect();
+    all.push(include_str!("../../cuda/src/kernels.rs"));
+    all.push(file);
+    all.extend(parts);
+    fingerprint(&all)
+}
+
+/// What is wrong, with the number of the build.
+fn faults(builds: &[Build], may_spill: &[&str]) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (i, build) in builds.iter().enumerate() {
+        match &build.outcome {
+            Err(error) => found.push((i, error.clone())),
+            Ok(kernels) => {
+                let spilling = kernels
+                    .iter()
+                    .filter(|kernel| kernel.spills() && !may_spill.contains(&kernel.kernel.as_str()));
+                found.extend(spilling.map(|kernel| {
+                    let (stores, loads) = (kernel.spill_stores, kernel.spill_loads);
+                    (i, format!("{} spills {stores} bytes out, {loads} back", kernel.kernel))
+                }));
+            }
+        }
+    }
+    found
+}
+
+/// One text for each distinct fault of a file, with the first build that has it: an error is often that of all.
+fn failures(builds: &[Build], faults: &[(usize, String)]) -> Vec<String> {
+    let mut groups: Vec<(&Build, &str, usize)> = Vec::new();
+    for (i, what) in faults {
+        let build = &builds[*i];
+        match groups.iter_mut().find(|(first, text, _)| first.file == build.file && text == what) {
+            Some((_, _, count)) => *count += 1,
+            None => groups.push((build, what, 1)),
+        }
+    }
+    let shown = |(build, what, count): (&Build, &str, usize)| {
+        let others = if count > 1 { format!(" and {} others", count - 1) } else { String::new() };
+        let defines = if build.defines.is_empty() { String::new() } else { format!(" {}", build.defines) };
+        format!("FAILED {}{defines} for {}{others}: {what}", build.file, build.arch)
+    };
+    groups.into_iter().map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "Compiling entry function 'f' for 'x'\n0 bytes stack frame, 0 bytes spill stores, 0 bytes spill \
+                        loads\nUsed 9 registers";
+    const SPILLS: &str = "Compiling entry function 'g' for 'x'\n8 bytes stack frame, 8 bytes spill stores, 4 bytes spill \
+                          loads\nUsed 255 registers";
+
+    /// Builds of which `a.cu` is good, `b.cu` spills, `c.cu` does not compile and `d.cu` has no kernel.
+    fn builds(cache: &Cache, compiled: &AtomicUsize) -> Vec<Build> {
+        let specs = ["a.cu", "b.cu", "c.cu", "d.cu"].map(|file| Spec::new(file).define("C", 768));
+        build_all(&specs, &["sm_80".into(), "sm_90a".into()], |spec, arch| {
+            build(spec, arch, "13.0", cache, |spec, arch| {
+                compiled.fetch_add(1, Ordering::Relaxed);
+                match spec.file {
+                    "a.cu" => Ok(GOOD.into()),
+                    "b.cu" => Ok(SPILLS.into()),
+                    "c.cu" => Err(ironhorse_cuda::Error::Compile {
+                        file: "c.cu".into(),
+                        arch: arch.into(),
+                        log: "line 3".into(),
+                    }),
+                    _ => Ok(String::new()),
+                }
+            })
+        })
+    }
+
+    #[test]
+    fn spills_and_errors_are_faults_and_only_good_builds_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(Some(folder.path()));
+        let compiled = AtomicUsize::new(0);
+        let first = builds(&cache, &compiled);
+        assert_eq!(compiled.load(Ordering::Relaxed), 8);
+        let faulty = faults(&first, &[]);
+        assert_eq!(faulty.iter().map(|(i, _)| *i).collect::<Vec<_>>(), [2, 3, 4, 5, 6, 7]);
+        assert_eq!(
+            failures(&first, &faulty),
+            [
+                "FAILED b.cu C=768 for sm_80 and 1 others: g spills 8 bytes out, 4 back",
+                "FAILED c.cu C=768 for sm_80 and 1 others: does not compile:\nline 3",
+                "FAILED d.cu C=768 for sm_80 and 1 others: has no kernel, or NVRTC does not report any",
+            ]
+        );
+        let again = builds(&cache, &compiled);
+        assert_eq!(compiled.load(Ordering::Relaxed), 8 + 4, "a.cu and b.cu are not compiled again");
+        assert_eq!(faults(&again, &["g"]).len(), 4, "g may spill");
+        assert_eq!(again.iter().filter(|build| build.cached).count(), 4);
+    }
+
+    #[test]
+    fn keys_depend_on_every_part() {
+        let all =
+            [key("a.cu", &["C=1", "sm_80"]), key("a.cu", &["C=1", "sm_90a"]), key("b.cu", &["C=1", "sm_80"])];
+        assert!(all[0] != all[1] && all[0] != all[2]);
+        assert_eq!(all[0], key("a.cu", &["C=1", "sm_80"]));
+    }
+
+    #[test]
+    fn flags_are_read() {
+        let parsed = |text: &str| parse(Args::new(text.split_whitespace().map(str::to_owned)));
+        assert_eq!(parsed("").unwrap().architectures, ARCHITECTURES);
+        let options = parsed("--arch sm_90a --verbose --json k.json").unwrap();
+        assert_eq!((options.architectures, options.verbose), (vec!["sm_90a".to_owned()], true));
+        assert_eq!(options.json, Some("k.json".into()));
+        for (text, want) in [
+            ("--arch hopper", "--arch is 'hopper', expected one such as sm_80,"),
+            ("--arch", "--arch needs a value"),
+            ("--fast", "unknown argument '--fast'"),
+        ] {
+            let error = parsed(text).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.starts_with(want), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,293 @@
+#!/usr/bin/env bash
+# Checks and measures ironhorse on a GPU machine, beside PyTorch. Part of the folder that `cargo xtask gpu-bundle`
+# makes; needs an NVIDIA driver and a Python with PyTorch, neither Rust nor a network.
+#
+#   bash run.sh                        everything, in 8 minutes at most
+#   bash run.sh --quick                the checks and one comparison, in 3 minutes at most
+#   bash run.sh --only bench           some stages; --bench d12-b64,d12-b4 narrows that one, --no-torch leaves torch out
+#   bash run.sh --out results          table.txt, summary.json, trace.json and logs.tar.gz go there
+#
+# Every part has its own time limit, log and exit status; a failure stops nothing. The end is a table of all parts.
+# Exit code: 0 all passed, 1 something failed, 2 could not run.
+set -u
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+stages="doctor selftest verify lockstep determinism bench profile sanitizer startup precision"
+quick_stages="doctor selftest verify lockstep determinism bench"
+grid="d12-b64 d12-b4 d24-b32 d48-b16"
+out=out quick= only= torch=1 budget= chosen=
+
+usage() { sed -n '2,/^set -u/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+refuse() {
+    echo "error: $*" >&2
+    exit 2
+}
+# member WORD LIST: whether the list, separated by spaces or commas, has the word
+member() { [[ " ${2//,/ } " == *" $1 "* ]]; }
+
+while (($#)); do
+    case $1 in
+    --quick) quick=1 ;;
+    --no-torch) torch= ;;
+    --out | --only | --bench | --budget)
+        (($# > 1)) || refuse "$1 needs a value"
+        case $1 in
+        --out) out=$2 ;;
+        --only) only="$only $2" ;;
+        --bench) chosen="$chosen $2" ;;
+        --budget) budget=$2 ;;
+        esac
+        shift
+        ;;
+    -h | --help)
+        usage
+        exit 0
+        ;;
+    *) refuse "unknown argument '$1' (see --help)" ;;
+    esac
+    shift
+done
+for stage in ${only//,/ }; do
+    member "$stage" "$stages" || refuse "there is no stage '$stage'; there are $stages"
+done
+for config in ${chosen//,/ }; do
+    member "$config" "$grid" || refuse "there is no benchmark '$config'; there are $grid"
+done
+[[ $budget =~ ^[0-9]*$ ]] || refuse "--budget is '$budget', expected seconds"
+wanted=${only:-$stages}
+[[ $quick && ! $only ]] && wanted=$quick_stages
+[[ $chosen ]] || chosen=$grid
+[[ $quick && $chosen == "$grid" ]] && chosen=d12-b64
+budget=${budget:-$([[ $quick ]] && echo 175 || echo 470)}
+
+ironhorse=${IRONHORSE_BIN:-$here/ironhorse}
+python=${PYTHON:-python3}
+[[ -x $ironhorse ]] || chmod +x "$ironhorse" 2>/dev/null || refuse "there is no ironhorse beside this script"
+command -v "$python" >/dev/null || refuse "there is no $python; PYTHON=FILE names another"
+mkdir -p "$out" && out=$(cd "$out" && pwd) || refuse "--out $out cannot be made"
+# Kept from call to call: compiled kernels, and keys too large to travel.
+scratch=${IRONHORSE_SCRATCH:-${TMPDIR:-/tmp}/ironhorse-gpu}
+export IRONHORSE_CACHE=${IRONHORSE_CACHE:-$scratch/cache}
+export PYTHONPATH=$here/python${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+mkdir -p "$scratch/keys" "$IRONHORSE_CACHE" || refuse "$scratch cannot be made"
+work=$(mktemp -d) || refuse "no temporary folder can be made"
+began=$(date +%s)
+warm_pid=
+
+left() { echo $((budget - ($(date +%s) - began))); }
+json() { echo "$work/$1.json"; }
+
+# record NAME STATUS SECONDS: a row of the table, and a line now
+record() {
+    printf '%s\t%s\t%s\n' "$1" "$2" "$3" >>"$work/parts.tsv"
+    printf '%-26s %-12s %6s s\n' "$1" "$2" "$3"
+}
+
+# attempt NAME LIMIT COMMAND...: runs it with a log and a limit of seconds; returns its status
+attempt() {
+    local name=$1 limit=$2 start status said
+    shift 2
+    ((limit > $(left))) && limit=$(left)
+    if ((limit < 3)); then
+        record "$name" "no-time" 0
+        return 1
+    fi
+    start=$(date +%s%N)
+    timeout --kill-after=5 "$limit" "$@" >"$work/$name.log" 2>&1 </dev/null
+    status=$?
+    case $status in
+    0) said=ok ;;
+    124 | 137) said="timeout" ;;
+    *) said="failed($status)" ;;
+    esac
+    record "$name" "$said" "$(awk "BEGIN { printf \"%.1f\", ($(date +%s%N) - $start) / 1e9 }")"
+    ((status == 0)) || tail -n 6 "$work/$name.log" | cut -c 1-300 | sed 's/^/    | /'
+    return "$status"
+}
+
+# find_keys: puts every answer key there is into keys
+find_keys() {
+    local key
+    keys=()
+    for key in "$here"/keys/*.key.safetensors "$scratch"/keys/*.key.safetensors; do
+        [[ -e $key ]] && ! [[ $quick && $key == */wide_* ]] && keys+=("$key")
+    done
+}
+# key_name FILE: wide_custom.key.safetensors -> wide
+key_name() {
+    local name=${1##*/}
+    name=${name%.key.safetensors}
+    echo "${name%_custom}"
+}
+
+stage_doctor() {
+    attempt doctor 30 "$ironhorse" doctor --json "$(json doctor)"
+    command -v nvidia-smi >/dev/null && attempt nvidia-smi 10 nvidia-smi
+}
+
+stage_selftest() {
+    attempt selftest 150 "$ironhorse" selftest --device cuda ${quick:+--quick} --json "$(json selftest)"
+}
+
+stage_verify() {
+    local key dtype name
+    # The width and head size of GPT-2: made here, because a key of it is too large to travel.
+    if [[ ! $quick && ! -e $scratch/keys/wide_custom.key.safetensors ]]; then
+        attempt export-wide 60 "$python" -m ironhorse.export gpt2 --batch 2 --seq 128 --steps 3 --stem wide \
+            --model n_layer=2,n_head=12,n_embd=768,vocab_size=1003,max_seq_len=128 --out "$scratch/keys"
+    fi
+    find_keys
+    for key in "${keys[@]}"; do
+        for dtype in f32 bf16 "bf16 --attention own"; do
+            name=verify-$(key_name "$key")-${dtype/ --attention /-}
+            # shellcheck disable=SC2086  # the flag after the dtype is a word of its own
+            attempt "$name" 30 "$ironhorse" verify --key "$key" --device cuda --dtype $dtype --json "$(json "$name")"
+        done
+    done
+}
+
+stage_lockstep() {
+    local key name
+    find_keys
+    for key in "${keys[@]}"; do
+        name=lockstep-$(key_name "$key")
+        attempt "$name" 40 "$ironhorse" verify --lockstep --key "$key" --device cuda --dtype f32 \
+            --json "$(json "$name")"
+    done
+}
+
+# Equal losses to the last bit, from run to run and without graphs; summary.py compares.
+stage_determinism() {
+    local name
+    for name in determinism-1 determinism-2 determinism-nographs; do
+        attempt $name 40 "$ironhorse" bench --device cuda --model d12 --batch 8 --seq 1024 --dtype bf16 --warmup 0 \
+            --steps 8 $([[ $name == *nographs ]] && echo --no-graphs) --json "$(json $name)"
+    done
+}
+
+# torch cannot compile d48 in the time there is
+has_torch() { [[ $torch && $1 != d48-* ]]; }
+# torch_run CONFIG FLAG...: puts the command for PyTorch's side into torch_command, set as PyTorch is fastest there
+torch_run() {
+    local config=$1
+    shift
+    torch_command=("$python" "$here/gpu_torch.py" --model "${config%-b*}" --batch "${config#*-b}" --seq 1024)
+    case $config in
+    d12-b64) torch_command+=(--sdpa "$([[ $quick ]] && echo best || echo both)") ;;
+    d12-b4) torch_command+=(--sdpa best --mode reduce-overhead --steps 50) ;;
+    *) torch_command+=(--sdpa best) ;;
+    esac
+    torch_command+=("$@")
+}
+
+# While the checks run, PyTorch fills its cache of compiled code: nothing is timed until this has ended.
+warm() {
+    local config child=
+    trap '[[ $child ]] && kill "$child" 2>/dev/null; exit' TERM
+    trap - EXIT INT
+    for config in ${chosen//,/ }; do
+        (($(left) > budget / 2)) && has_torch "$config" || continue
+        torch_run "$config" --compile-only
+        timeout --kill-after=5 100 "${torch_command[@]}" </dev/null &
+        child=$!
+        wait "$child"
+    done
+}
+start_warming() {
+    [[ $torch ]] && member bench "$wanted" && member selftest "$wanted" || return 0
+    warm >"$work/torch-warming.log" 2>&1 &
+    warm_pid=$!
+}
+end_warming() {
+    [[ $warm_pid ]] || return 0
+    wait "$warm_pid"
+    warm_pid=
+}
+
+# bench CONFIG DTYPE STEPS WARMUP: ironhorse as it is by default, and where results may differ in the last bits
+bench() {
+    local config=$1 dtype=$2 name
+    local flags=(--device cuda --model "${config%-b*}" --batch "${config#*-b}" --seq 1024 --dtype "$dtype"
+        --steps "$3" --warmup "$4")
+    name=bench-$config-$dtype
+    attempt "$name" 90 "$ironhorse" bench "${flags[@]}" --json "$(json "$name")"
+    [[ $dtype == bf16 ]] || return
+    attempt "$name-fast" 90 "$ironhorse" bench "${flags[@]}" --fast --json "$(json "$name-fast")"
+}
+
+stage_bench() {
+    local config
+    end_warming
+    for config in ${chosen//,/ }; do
+        case $config in # steps for 5 s and more: rates settle only after seconds
+        d12-b64) bench "$config" bf16 60 5 ;;
+        d12-b4) bench "$config" bf16 500 20 ;;
+        d24-b32) bench "$config" bf16 40 4 ;;
+        d48-b16) bench "$config" bf16 16 2 ;;
+        esac
+        has_torch "$config" || continue
+        torch_run "$config" --seconds 5 --json "$(json "torch-$config-bf16")"
+        attempt "torch-$config-bf16" 150 "${torch_command[@]}"
+    done
+}
+
+stage_profile() {
+    attempt profile 60 "$ironhorse" profile --device cuda --model d12 --batch 64 --seq 1024 --dtype bf16 --steps 3 \
+        --trace "$out/trace.json" --json "$(json profile)"
+}
+
+stage_sanitizer() {
+    local tool found folder
+    found=$(command -v compute-sanitizer)
+    for folder in "${CUDA_HOME:-/usr/local/cuda}" /usr/local/cuda-13* /usr/local/cuda-12*; do
+        [[ $found ]] || ! [[ -x $folder/bin/compute-sanitizer ]] || found=$folder/bin/compute-sanitizer
+    done
+    for tool in memcheck racecheck; do
+        if [[ ! $found ]]; then
+            record "sanitizer-$tool" absent 0
+            continue
+        fi
+        attempt "sanitizer-$tool" 60 "$found" --tool $tool --error-exitcode 9 \
+            "$ironhorse" selftest --device cuda --quick
+    done
+}
+
+# Time from the command to the end of the first step, with nothing compiled before, and again.
+stage_startup() {
+    local name
+    rm -rf "$scratch/cold"
+    for name in startup-cold startup-warm; do
+        attempt $name 90 env IRONHORSE_CACHE="$scratch/cold" "$ironhorse" bench --device cuda --model d12 --batch 4 \
+            --seq 1024 --dtype bf16 --steps 1 --warmup 0 --json "$(json $name)"
+    done
+}
+
+# The other precisions, short.
+stage_precision() {
+    local dtype
+    bench d12-b64 tf32 15 2
+    bench d12-b64 f32 5 1
+    for dtype in tf32 f32; do
+        [[ $torch ]] || continue
+        torch_run d12-b64 --dtype $dtype --steps 3 --seconds 2 --warmup 1 --json "$(json "torch-d12-b64-$dtype")"
+        attempt "torch-d12-b64-$dtype" 75 "${torch_command[@]}"
+    done
+}
+
+finish() {
+    trap - EXIT INT TERM
+    [[ $warm_pid ]] && kill "$warm_pid" 2>/dev/null
+    touch "$work/parts.tsv"
+    "$python" "$here/summary.py" "$work" "$out" "$(($(date +%s) - began))"
+    local status=$?
+    tar -czf "$out/logs.tar.gz" -C "$work" . && rm -rf "$work"
+    exit $status
+}
+trap finish EXIT
+trap 'exit 1' INT TERM
+
+start_warming
+for stage in $stages; do
+    member "$stage" "$wanted" && "stage_$stage"
+done
+exit 0
