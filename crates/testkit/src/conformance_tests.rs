@@ -23,23 +23,26 @@ enum Round {
     Nearest,
     /// Everything towards 0.
     Truncate,
+    /// Right, but weights otherwise in every run.
+    Unseeded,
 }
 
 /// bf16 the plainest way: every op, and every part of a fused one, rounds what it stores.
 struct Rounding {
     inner: OracleEngine,
     round: Round,
+    runs: u64,
 }
 
 impl Rounding {
     fn new(round: Round) -> Self {
-        Self { inner: OracleEngine::new(), round }
+        Self { inner: OracleEngine::new(), round, runs: 0 }
     }
 
     fn store(&mut self, slot: Slot, random: bool, rng: &mut Rng) -> Result<()> {
         let rounded = |x: f64| -> f64 {
             let bits = match slot.dtype {
-                DType::BF16 if random && self.round == Round::Right => {
+                DType::BF16 if random && matches!(self.round, Round::Right | Round::Unseeded) => {
                     ((x as f32).to_bits() + (rng.bits() >> 48) as u32) >> 16
                 }
                 DType::BF16 if self.round == Round::Truncate => (x as f32).to_bits() >> 16,
@@ -80,7 +83,8 @@ impl Engine for Rounding {
     }
     fn run(&mut self, program: &Program, _: Range<usize>, scalars: &Scalars) -> Result<()> {
         let op = program.nodes()[0].op;
-        let mut rng = Rng::new(scalars.seed);
+        self.runs += u64::from(self.round == Round::Unseeded);
+        let mut rng = Rng::new(scalars.seed + self.runs);
         for part in op.expand().unwrap_or_else(|| vec![op]) {
             let step = Step { params: program.params(), scalars };
             execute(self.inner.pools_mut(), &part, step)?;
@@ -92,21 +96,20 @@ impl Engine for Rounding {
     }
 }
 
-fn bf16(round: Round) -> crate::Summary {
-    let suite = Suite { twice: true, ..Suite::new(Mode::Bf16) };
+fn bf16(round: Round, suite: Suite) -> crate::Summary {
     suite.run(&mut Rounding::new(round), &mut |_, _| ())
 }
 
 #[test]
 fn plain_bf16_conforms() {
-    let summary = bf16(Round::Right);
+    let summary = bf16(Round::Right, Suite::new(Mode::Bf16));
     summary.assert_ok();
     assert!(summary.passed.iter().any(|report| report.precision == Precision::BF16_F32_GRADS));
 }
 
 #[test]
 fn truncation_is_caught_in_every_op_that_rounds() {
-    let summary = bf16(Round::Truncate);
+    let summary = bf16(Round::Truncate, Suite { quick: true, ..Suite::new(Mode::Bf16) });
     for row in summary.rows().iter().filter(|row| !["fill", "copy", "grad_norm"].contains(&row.op)) {
         // These are allowed roundings in between, which hide the error of the last one.
         let loose = ["attention_fwd", "attention_bwd", "attention_cached"].contains(&row.op);
@@ -115,8 +118,21 @@ fn truncation_is_caught_in_every_op_that_rounds() {
 }
 
 #[test]
+fn runs_that_differ_are_caught() {
+    let suite = Suite { quick: true, twice: true, ..Suite::new(Mode::Bf16) };
+    bf16(Round::Right, suite.clone()).assert_ok();
+    let summary = bf16(Round::Unseeded, suite);
+    assert!(!summary.failed.is_empty());
+    for mismatch in &summary.failed {
+        let weights = matches!(mismatch.fault, Fault::NotRepeated { place: "params", .. });
+        assert!(mismatch.op == "adamw" && weights, "{mismatch}");
+    }
+}
+
+#[test]
 fn weights_rounded_to_the_nearest_are_caught() {
-    let summary = bf16(Round::Nearest);
+    let summary =
+        bf16(Round::Nearest, Suite { ops: vec!["adamw".into(), "add".into()], ..Suite::new(Mode::Bf16) });
     assert!(!summary.failed.is_empty());
     for mismatch in &summary.failed {
         assert!(mismatch.op == "adamw" && matches!(mismatch.fault, Fault::Rounding(_)), "{mismatch}");
@@ -205,7 +221,7 @@ impl Engine for Broken {
             _ => {
                 // far beyond what bf16 rounds away
                 let by = if element.dtype == DType::BF16 { 0.5 } else { 0.01 };
-                self.inner.inner.write_f64(element, &[new + by * new + by])
+                self.inner.inner.write_f64(element, &[new + by * (new.abs() + 1.0)])
             }
         }
     }

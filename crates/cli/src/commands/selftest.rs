@@ -110,7 +110,7 @@ pub fn run(args: &SelftestArgs) -> Result<Outcome> {
     for mode in modes {
         let tf32 = mode == Mode::Tf32;
         if engine.as_ref().is_none_or(|(has, _)| *has != tf32) {
-            engine = None; // its memory goes before the next one asks for some
+            drop(engine.take()); // its memory goes before the next one asks for some
             engine = Some((tf32, device.engine(args.threads, &settings(args, tf32))?));
         }
         let Some((_, engine)) = &mut engine else { continue };
