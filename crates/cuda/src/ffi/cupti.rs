@@ -118,8 +118,9 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Starts to record. Fails if CUPTI is missing, of a version not known, or in use by another profiler.
-    pub fn start() -> Result<Self> {
+    /// Starts to record. Fails if CUPTI is missing, of a version not known, or in use by another profiler. A device must
+    /// be open: without a driver CUPTI's calls, even that for its version, crash.
+    pub(crate) fn start() -> Result<Self> {
         let cupti = LIBRARY.get_or_init(open).as_ref().map_err(Clone::clone)?;
         *collected() = Some(Collected::default());
         let mut recorder = Self { cupti, enabled: Vec::new() };
