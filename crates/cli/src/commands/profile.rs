@@ -13,7 +13,7 @@ use ironhorse::core::{Limits, Program, Section};
 use ironhorse::train::bench::{Recording, profile_steps, time_steps};
 use serde::Serialize;
 use serde_json::{Map, Value};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Times each op and kernel of a training step and shows where the time goes, beside what the device could do
 #[derive(Args)]
@@ -139,13 +139,17 @@ pub fn run(args: &ProfileArgs) -> Result<Outcome> {
     };
     print(&report, work, args.top)?;
     if let Some(path) = &args.trace {
-        let title = format!("{} {}", report.model, report.device);
-        let trace = trace::trace(&title, program, &recording.timeline, report.gpu.is_some());
-        out::json(Some(path), &trace)?;
-        out::line(format!("\n{}: one step, to open at ui.perfetto.dev", path.display()))?;
+        write_trace(path, &report, program, &recording)?;
     }
     out::json(args.json.as_deref(), &report)?;
     Ok(Outcome::Done)
+}
+
+fn write_trace(path: &Path, report: &ProfileReport, program: &Program, recording: &Recording) -> Result<()> {
+    let title = format!("{} {}", report.model, report.device);
+    let trace = trace::trace(&title, program, &recording.timeline, report.gpu.is_some());
+    out::json(Some(path), &trace)?;
+    out::line(format!("\n{}: one step, to open at ui.perfetto.dev", path.display()))
 }
 
 /// What the tables are made from.

@@ -18,7 +18,10 @@ fn bench_keeps_its_contract() {
     place.does(&format!("bench {SMALL} --steps 3 --warmup 1 --json b.json"));
     let report = place.json("b.json");
     assert_fields(&report, &["model", "device", "dtype", "ms_per_step", "tokens_per_s", "mfu", "peak_bytes"]);
-    assert_fields(&report, &["loss", "version", "commit", "hardware"]);
+    assert_fields(&report, &["loss", "version", "commit", "hardware", "ms_mean", "gb_per_s_possible"]);
+    assert_eq!((&report["fast"], &report["attention"]), (&false.into(), &"auto".into()));
+    assert_eq!((&report["gpu"], &report["mfu_datasheet"]), (&Value::Null, &Value::Null));
+    assert_eq!(report["memory_use"].as_object().map(|all| all.contains_key("activations")), Some(true));
     assert_eq!((&report["batch"], &report["seq"], &report["steps"]), (&2.into(), &8.into(), &3.into()));
     assert_eq!((&report["device"], &report["dtype"]), (&"cpu".into(), &"f32".into()));
     assert_eq!(report["version"], env!("CARGO_PKG_VERSION"));
@@ -33,12 +36,48 @@ fn bench_keeps_its_contract() {
     assert_eq!((&report["peak_source"], &report["threads"]), (&source.into(), &1.into()));
     let number = |field: &str| report[field].as_f64().unwrap();
     assert!(number("ms_per_step") > 0.0 && number("mfu") > 0.0 && number("peak_bytes") > 0.0);
+    assert!(number("first_step_ms") > 0.0 && number("startup_s") * 1e3 > number("first_step_ms"));
     let speed = 16.0 / number("ms_per_step") * 1e3;
     assert!((number("tokens_per_s") / speed - 1.0).abs() < 1e-6);
     let losses: Vec<f64> = report["losses"].as_array().unwrap().iter().map(|l| l.as_f64().unwrap()).collect();
     assert_eq!((losses.len(), losses[3]), (4, number("loss")));
     assert!((losses[0] - 100_f64.ln()).abs() < 0.3, "a random start knows nothing: {losses:?}");
     assert!(losses[3] < losses[0]);
+}
+
+#[test]
+fn bench_runs_as_long_as_asked() {
+    let place = Place::new();
+    place.does(&format!("bench {SMALL} --steps 1 --warmup 0 --seconds 0.2 --json b.json"));
+    let report = place.json("b.json");
+    let steps = report["step_ms"].as_array().unwrap();
+    let total: f64 = steps.iter().map(|ms| ms.as_f64().unwrap()).sum();
+    assert!(total >= 200.0 && steps.len() > 1, "{total} ms in {} steps", steps.len());
+    assert_eq!(report["steps"], steps.len());
+    place.refuses(&format!("bench {SMALL} --seconds -1"), &["--seconds"]);
+}
+
+#[test]
+fn profile_writes_a_trace_of_one_step() {
+    let place = Place::new();
+    let text = place
+        .does(&format!("profile {SMALL} --steps 1 --warmup 0 --top 2 --trace t.json --json p.json"))
+        .text();
+    assert!(text.contains(" more ") && text.contains("t.json"), "{text}");
+    let ops = place.json("p.json")["ops"].as_array().unwrap().len();
+    let trace = place.json("t.json");
+    let events = trace["traceEvents"].as_array().unwrap();
+    let on = |track: u64| {
+        events.iter().filter(|event| event["ph"] == "X" && event["tid"] == track).collect::<Vec<_>>()
+    };
+    let names: Vec<&str> = on(1).iter().map(|event| event["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["forward", "backward", "update"]);
+    assert_eq!((on(2).len(), on(3).len()), (ops, 0), "the CPU engine times ops, not kernels");
+    assert!(on(2).iter().any(|event| event["name"].as_str().unwrap().ends_with(" h.1.mlp.c_fc")));
+    for pair in on(2).windows(2) {
+        let end = pair[0]["ts"].as_f64().unwrap() + pair[0]["dur"].as_f64().unwrap();
+        assert!(end <= pair[1]["ts"].as_f64().unwrap() + 1e-6, "ops follow each other: {pair:?}");
+    }
 }
 
 #[test]
@@ -57,6 +96,8 @@ fn profile_accounts_for_every_op() {
     let shares: f64 =
         report["by_kind"].as_array().unwrap().iter().map(|group| group["share"].as_f64().unwrap()).sum();
     assert!((shares - 1.0).abs() < 1e-6, "{shares}");
+    assert_eq!((calls("by_section"), calls("by_kernel")), (ops.len() as u64, ops.len() as u64));
+    assert_fields(&report, &["tokens_per_s", "mfu", "top_kernel", "memory_use"]);
 }
 
 #[test]

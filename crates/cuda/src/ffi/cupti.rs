@@ -118,8 +118,9 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Starts to record. Fails if CUPTI is missing, of a version not known, or in use by another profiler.
-    pub fn start() -> Result<Self> {
+    /// Starts to record. Fails if CUPTI is missing, of a version not known, or in use by another profiler. A device must
+    /// be open: without a driver CUPTI's calls, even that for its version, crash.
+    pub(crate) fn start() -> Result<Self> {
         let cupti = LIBRARY.get_or_init(open).as_ref().map_err(Clone::clone)?;
         *collected() = Some(Collected::default());
         let mut recorder = Self { cupti, enabled: Vec::new() };
@@ -189,8 +190,10 @@ fn check(call: &'static str, status: u32) -> Result<()> {
 /// Lends CUPTI a buffer. Nothing here can panic: the caller is C.
 unsafe extern "C" fn lend_buffer(buffer: *mut *mut u8, size: *mut usize, most_records: *mut usize) {
     let start = match Layout::from_size_align(BUFFER_BYTES, BUFFER_ALIGN) {
-        // SAFETY: the layout has a size.
-        Ok(layout) => unsafe { std::alloc::alloc(layout) },
+        Ok(layout) => {
+            // SAFETY: the layout has a size.
+            unsafe { std::alloc::alloc(layout) }
+        }
         Err(_) => std::ptr::null_mut(),
     };
     // SAFETY: CUPTI gives three places to write to; without a buffer it drops records.
@@ -277,38 +280,35 @@ mod tests {
     #[test]
     fn the_fields_are_where_cupti_writes_them() {
         macro_rules! same {
-            ($ours:ident, [$($theirs:ident),*], $($field:ident = $their_field:ident),*) => {
-                $($(assert_eq!(
+            ($ours:ident, $theirs:ident, $($field:ident = $their_field:ident),*) => {
+                $(assert_eq!(
                     offset_of!($ours, $field),
                     offset_of!(sys::$theirs, $their_field),
                     concat!(stringify!($theirs), ".", stringify!($their_field))
-                );)*)*
+                );)*
+                assert!(size_of::<$ours>() <= size_of::<sys::$theirs>());
             };
         }
         macro_rules! kernels {
             ($($theirs:ident),*) => {
-                $(same!(Kernel, [$theirs], start = start);
-                same!(Kernel, [$theirs], end = end);
-                same!(Kernel, [$theirs], correlation = correlationId);
-                same!(Kernel, [$theirs], name = name);
-                assert!(size_of::<Kernel>() <= size_of::<sys::$theirs>());)*
+                $(same!(Kernel, $theirs, start = start, end = end, correlation = correlationId, name = name);)*
             };
         }
         // 12.0 writes Kernel8, later 12.x Kernel9, 13.0 Kernel10; 13.1 and later only add at the end
         kernels!(CUpti_ActivityKernel8, CUpti_ActivityKernel9, CUpti_ActivityKernel10);
         macro_rules! transfers {
             ($($theirs:ident),*) => {
-                $(same!(Transfer, [$theirs], start = start);
-                same!(Transfer, [$theirs], end = end);
-                same!(Transfer, [$theirs], correlation = correlationId);
-                assert!(size_of::<Transfer>() <= size_of::<sys::$theirs>());)*
+                $(same!(Transfer, $theirs, start = start, end = end, correlation = correlationId);)*
             };
         }
         transfers!(CUpti_ActivityMemcpy5, CUpti_ActivityMemcpy6, CUpti_ActivityMemset4);
-        same!(External, [CUpti_ActivityExternalCorrelation], external_kind = externalKind);
-        same!(External, [CUpti_ActivityExternalCorrelation], id = externalId);
-        same!(External, [CUpti_ActivityExternalCorrelation], correlation = correlationId);
-        assert!(size_of::<External>() <= size_of::<sys::CUpti_ActivityExternalCorrelation>());
+        same!(
+            External,
+            CUpti_ActivityExternalCorrelation,
+            external_kind = externalKind,
+            id = externalId,
+            correlation = correlationId
+        );
     }
 
     #[test]

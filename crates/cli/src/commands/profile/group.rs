@@ -130,37 +130,78 @@ pub struct Style {
 const NAME_WIDTH: usize = 24;
 const WIDE_NAME_WIDTH: usize = 56;
 
-/// Prints groups; beyond the first `top` rows only their number and their sum.
+/// Prints groups; of those beyond the first `top` only their number and their sum. Idle time comes last.
 pub fn table(first: &str, groups: &[Group], style: Style) -> Result<()> {
     let is_long = |group: &Group| group.name.chars().count() > NAME_WIDTH;
     let width = if groups.iter().any(is_long) { WIDE_NAME_WIDTH } else { NAME_WIDTH };
-    let (units, scale, digits) =
-        if style.tera { (["TFLOP/s", "TB/s"], 1e-3, 2) } else { (["GFLOP/s", "GB/s"], 1.0, 1) };
+    let units = if style.tera { ["TFLOP/s", "TB/s"] } else { ["GFLOP/s", "GB/s"] };
     out::line(format!(
         "{first:<width$} {:>5} {:>9} {:>6} {:>9} {:>7} {:>12}",
         "calls", "ms", "share", units[0], units[1], "of possible"
     ))?;
-    for g in groups.iter().take(style.top) {
-        let name: String = if g.name.chars().count() > width {
-            g.name.chars().take(width - 1).chain(['…']).collect()
-        } else {
-            g.name.clone()
-        };
-        let start = format!("{name:<width$} {:>5} {:>9.2} {:>5.1}%", g.calls, g.ms, g.share * 100.0);
-        let rates = if g.known {
-            let (flops, bytes) = (g.gflops * scale, g.gb_per_s * scale);
-            format!("{flops:>9.*} {bytes:>7.*} {:>11.0}%", digits.min(1), digits, g.of_possible * 100.0)
-        } else {
-            format!("{:>9} {:>7} {:>12}", "-", "-", "-")
-        };
-        out::line(format!("{start} {rates}"))?;
-    }
+    let (idle, groups): (Vec<&Group>, Vec<&Group>) = groups.iter().partition(|group| group.calls == 0);
     let rest = groups.get(style.top..).unwrap_or_default();
+    for g in groups.iter().take(style.top) {
+        row(g, width, style)?;
+    }
     if !rest.is_empty() {
         let (ms, share): (f64, f64) = rest.iter().fold((0.0, 0.0), |(a, b), g| (a + g.ms, b + g.share));
         let calls: usize = rest.iter().map(|group| group.calls).sum();
         let name = format!("{} more", rest.len());
         out::line(format!("{name:<width$} {calls:>5} {ms:>9.2} {:>5.1}%", share * 100.0))?;
     }
-    Ok(())
+    idle.into_iter().try_for_each(|group| row(group, width, style))
+}
+
+fn row(g: &Group, width: usize, style: Style) -> Result<()> {
+    let name: String = if g.name.chars().count() > width {
+        g.name.chars().take(width - 1).chain(['…']).collect()
+    } else {
+        g.name.clone()
+    };
+    let start = format!("{name:<width$} {:>5} {:>9.2} {:>5.1}%", g.calls, g.ms, g.share * 100.0);
+    let rates = if g.known {
+        let (scale, digits) = if style.tera { (1e-3, 2) } else { (1.0, 1) };
+        let (flops, bytes) = (g.gflops * scale, g.gb_per_s * scale);
+        format!("{flops:>9.1} {bytes:>7.digits$} {:>11.0}%", g.of_possible * 100.0)
+    } else {
+        format!("{:>9} {:>7} {:>12}", "-", "-", "-")
+    };
+    out::line(format!("{start} {rates}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ironhorse::core::{Builder, DType, op::LinearFwd};
+
+    const LIMITS: Limits = Limits { flops_per_s: 1e9, bytes_per_s: 1e9 };
+
+    #[test]
+    fn rows_and_idle_time_add_up_to_the_step() {
+        let work = [("a", 1.0), ("b", 2.0), ("a", 3.0)]
+            .map(|(name, ms)| (name.to_owned(), Work { seconds: ms * 1e-3, size: Some((4, 8)) }));
+        let mut rows = groups(work, &LIMITS, Some(8.0));
+        assert_eq!((rows[0].name.as_str(), rows[0].calls), ("a", 2));
+        rows.push(idle(2.0, 8.0));
+        assert!((rows.iter().map(|row| row.ms).sum::<f64>() - 8.0).abs() < 1e-9);
+        assert!((rows.iter().map(|row| row.share).sum::<f64>() - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_kernel_that_shares_its_op_has_no_rate_unless_it_does_the_arithmetic() {
+        let mut b = Builder::new();
+        let [inp, weight, out] = ["inp", "weight", "out"].map(|name| b.io(name, [64, 64], DType::F32));
+        for _ in 0..2 {
+            b.push(LinearFwd { out, pre: None, inp, weight, bias: None }).unwrap();
+        }
+        let program = b.finish().unwrap();
+        let kernel = |op, ns| Timed { op, name: String::new(), start_ns: 0, ns };
+        let kernels = [kernel(0, 10), kernel(1, 90), kernel(1, 10)];
+        let known: Vec<bool> = of_kernels(&program, &kernels, &[10, 100], &LIMITS)
+            .iter()
+            .map(|(_, work)| work.size.is_some())
+            .collect();
+        assert_eq!(known, [true, true, false]);
+    }
 }
