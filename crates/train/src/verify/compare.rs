@@ -47,7 +47,15 @@ impl Comparison {
     /// A failure without numbers: a checksum tells that something changed, not what.
     pub(super) fn unknown() -> Self {
         let shape = Vec::new();
-        Self { shape, rel_error: f64::NAN, tolerance: 0.0, ratio: f64::NAN, worst: None, first_wrong: None, pass: false }
+        Self {
+            shape,
+            rel_error: f64::NAN,
+            tolerance: 0.0,
+            ratio: f64::NAN,
+            worst: None,
+            first_wrong: None,
+            pass: false,
+        }
     }
 }
 

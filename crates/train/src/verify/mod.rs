@@ -19,8 +19,8 @@ pub use rounding::{Rounding, RoundingEngine};
 use crate::model::gpt2::Recompute;
 use crate::session::{Session, SessionSpec, io};
 use crate::{Error, Result};
-use limits::Limits;
 use ironhorse_core::{Engine, Pool, Precision, Program, Scalars, Section, Slot, ValueKind};
+use limits::Limits;
 
 /// What counts as equal: relative error of each tensor by norm, and of the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]

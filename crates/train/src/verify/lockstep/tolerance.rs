@@ -18,7 +18,9 @@ pub(super) fn tolerance(op: &Op, arg: &Arg, tf32: bool) -> f64 {
     match op {
         Op::Fill(_) | Op::CopySlot(_) => single,
         // probabilities and their gradients are rounded for the second product
-        Op::AttentionFwd(_) | Op::AttentionBwd(_) | Op::AttentionCached(_) if arg.slot.dtype == DType::BF16 => {
+        Op::AttentionFwd(_) | Op::AttentionBwd(_) | Op::AttentionCached(_)
+            if arg.slot.dtype == DType::BF16 =>
+        {
             2.0 * BF16
         }
         Op::AttentionFwd(_) if is_bf16 => 1e-4,
