@@ -213,7 +213,7 @@ fn lockstep_needs_a_model_and_only_it_takes_a_batch() {
     let place = with_fixtures();
     place.refuses("verify --lockstep --device cpu", &["give --model NAME or --key FILE with --lockstep"]);
     place.refuses("verify --lockstep --device cpu --model d99", &["unknown model `d99`"]);
-    place.refuses(&format!("verify --key {KEY} --batch 2"), &["--lockstep"]);
+    place.refuses("verify --model small_custom.bin --batch 2", &["--lockstep"]);
     place.refuses(&format!("verify --lockstep --key {KEY} --batch 2"), &["cannot be used with"]);
     place.refuses(
         &format!("verify --lockstep --device cpu --dtype bf16 --key {KEY}"),
