@@ -28,6 +28,7 @@ class KeyInfo:
     act_names: list[str]
     optimizer: Mapping[str, Any]
     torch_error: Mapping[str, float] = field(default_factory=dict)
+    torch_error_bf16: Mapping[str, float] = field(default_factory=dict)
     model: str = "gpt2"
     dtype: str = "f32"
 
@@ -51,7 +52,8 @@ def metadata(info: KeyInfo, tensors: Mapping[str, np.ndarray]) -> dict[str, str]
         "optimizer": _json(dict(info.optimizer)),
         "crc32": _json(crc32_table(tensors)),
     }
-    return strings | ({"torch_error": _json(dict(info.torch_error))} if info.torch_error else {})
+    errors = {"torch_error": info.torch_error, "torch_error_bf16": info.torch_error_bf16}
+    return strings | {name: _json(dict(table)) for name, table in errors.items() if table}
 
 
 def write_key(path: Path | str, info: KeyInfo, tensors: Mapping[str, np.ndarray]) -> None:

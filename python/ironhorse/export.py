@@ -62,6 +62,8 @@ def build_parser() -> argparse.ArgumentParser:
     output.add_argument("--out", required=True, metavar="DIR")
     output.add_argument("--stem", default="gpt2", help="first part of the file names")
     output.add_argument("--no-acts", action="store_true", help="leave act.* and dact.* out of the key")
+    output.add_argument("--no-bf16", action="store_true", help="do not measure PyTorch's own error in bf16, from which "
+                        "verify --dtype bf16 takes its tolerances")  # fmt: skip
     output.add_argument("--json", metavar="FILE", help="what was written, as JSON")
     return parser
 

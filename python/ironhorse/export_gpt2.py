@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from .formats.staging import Staging
 from .reference.gpt2 import GPT2
 from .reference.hf import load_hf
 from .reference.init import init_weights, random_batch
-from .reference.train import AdamW, Answers, compute_answers, torch_errors
+from .reference.train import AdamW, Answers, compute_answers, compute_answers_bf16, torch_errors
 
 Arrays = dict[str, np.ndarray]
 
@@ -37,11 +38,17 @@ def _export(
     check_length(args.seq, config)
     params = {f"param.{name}": param.detach().clone().numpy() for name, param in model.named_parameters()}
     x, y = random_batch(config.vocab_size, args.batch, args.seq, args.seed)
-    answers, errors = _compute(model, x, y, args)
+    answers, errors, errors_bf16 = _compute(model, x, y, args)
     tensors: Arrays = {"x": x.numpy().astype(np.int32), "y": y.numpy().astype(np.int32)}
     tensors |= params | {name: value.contiguous().numpy() for name, value in answers.tensors.items()}
     info = KeyInfo(
-        config, torch.__version__, args.seed, answers.act_names, _optimizer(args).describe(args.steps), errors
+        config=config,
+        torch=torch.__version__,
+        seed=args.seed,
+        act_names=answers.act_names,
+        optimizer=_optimizer(args).describe(args.steps),
+        torch_error=errors,
+        torch_error_bf16=errors_bf16,
     )
     return _write(args, info, tensors, staging)
 
@@ -60,19 +67,26 @@ def _optimizer(args: argparse.Namespace) -> AdamW:
     return AdamW(args.lr, args.beta1, args.beta2, args.eps, args.weight_decay)
 
 
-def _compute(
-    model: GPT2, x: torch.Tensor, y: torch.Tensor, args: argparse.Namespace
-) -> tuple[Answers, dict[str, float]]:
-    """The f32 answers and, when there are steps, their distance from the same computation in f64."""
+Errors = dict[str, float]
+
+
+def _compute(model: GPT2, x: torch.Tensor, y: torch.Tensor, args: argparse.Namespace) -> tuple[Answers, Errors, Errors]:
+    """The f32 answers and how far PyTorch's f32 and bf16 are from exact ones, which f64 computes when there are steps;
+    one forward and backward in f32 is exact enough to judge bf16 by.
+    """
+    job = (x, y, _optimizer(args), args.steps, not args.no_acts)
     exact_model = copy.deepcopy(model).double() if args.steps else None
-    answers = compute_answers(model, x, y, _optimizer(args), args.steps, not args.no_acts)
+    low_model = None if args.no_bf16 else copy.deepcopy(model)
+    answers = compute_answers(model, *job)
     for name in ("loss", "losses"):
         if name in answers.tensors and not answers.tensors[name].isfinite().all():
             raise IronhorseError(f"the {name} are not finite; choose a smaller --lr or other weights")
-    if exact_model is None:
-        return answers, {}
-    exact = compute_answers(exact_model, x, y, _optimizer(args), args.steps, not args.no_acts)
-    return answers, torch_errors(answers, exact)
+    exact = answers if exact_model is None else compute_answers(exact_model, *job)
+    errors = {} if exact_model is None else torch_errors(answers, exact)
+    errors_bf16 = {} if low_model is None else torch_errors(compute_answers_bf16(low_model, *job), exact)
+    if not all(math.isfinite(error) for error in errors_bf16.values()):
+        errors_bf16 = {}  # beyond what bf16 holds: a checker must find out by itself
+    return answers, errors, errors_bf16
 
 
 def _write(args: argparse.Namespace, info: KeyInfo, tensors: Arrays, staging: Staging) -> dict[str, Any]:

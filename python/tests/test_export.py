@@ -95,6 +95,17 @@ def test_torch_error_is_small_and_says_where_it_is_not(meta: dict[str, str], key
     assert noisy <= {f"after.h.{layer}.attn.c_attn.bias" for layer in range(2)}
 
 
+def test_the_error_in_bf16_is_that_of_its_rounding(meta: dict[str, str]):
+    errors, errors_bf16 = json.loads(meta["torch_error"]), json.loads(meta["torch_error_bf16"])
+    assert set(errors_bf16) == set(errors)
+    for name, error in errors_bf16.items():
+        if name.startswith(("act.", "dact.", "grad.", "logits")):
+            assert 1e-4 < error < 0.1, name
+    assert 0 < errors_bf16["loss"] < 0.01 and 0 < errors_bf16["losses"] < 0.01
+    # the weights that AdamW changes are f32: closer than bf16 could hold them
+    assert 1e-7 < errors_bf16["after.wte.weight"] < 2**-9
+
+
 def test_all_files_tell_the_same_story(small: Exported, key: dict[str, np.ndarray]):
     model, model_bf16 = read_model(small.model), read_model(small.model_bf16)
     state = read_debug_state(small.state, SMALL_CONFIG)
@@ -164,7 +175,10 @@ def test_options(tmp_path):
     path = bare.folder / "my_custom.key.safetensors"
     file = read_safetensors(path)
     assert not any(name.startswith(("act.", "dact.", "after.", "losses")) for name in file.tensors)
-    assert "torch_error" not in file.metadata and json.loads(file.metadata["acts"]) == []
+    assert "torch_error" not in file.metadata and "logits" in json.loads(file.metadata["torch_error_bf16"])
+    without = export(tmp_path / "without", SMALL, 1, 1, "--steps", "1", "--no-bf16")
+    assert "torch_error_bf16" not in read_safetensors(without.key).metadata
+    assert json.loads(file.metadata["acts"]) == []
     assert json.loads(file.metadata["optimizer"])["steps"] == 0
     assert bare.report["losses"] == []
 

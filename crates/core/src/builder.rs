@@ -161,9 +161,8 @@ impl Builder {
         sizes[Pool::Io.index()] = self.io_end;
         sizes[Pool::Cache.index()] = self.cache_end;
         sizes[Pool::Activations.index()] = plan.peak;
-        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         Ok(Program {
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            id: next_id(),
             nodes: self.nodes,
             origins: self.origins,
             params: self.params,
@@ -199,6 +198,12 @@ impl Builder {
         }
         Ok(seen.into_iter().map(|life| life.unwrap_or(Lifetime { bytes: 0, first: 0, last: 0 })).collect())
     }
+}
+
+/// A number no other program of this process has.
+pub(crate) fn next_id() -> u64 {
+    static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+    NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
 
 /// The buffer a slot lies in; slots of the activation pool always come from [`Builder::activation`].

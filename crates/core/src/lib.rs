@@ -26,6 +26,7 @@ pub mod planner;
 mod program;
 mod shape;
 mod slot;
+mod widen;
 
 pub use builder::Builder;
 pub use dtype::{DType, Precision, bf16_to_f32, f32_to_bf16};

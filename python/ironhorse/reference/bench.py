@@ -25,16 +25,11 @@ from torch import Tensor
 
 from ..config import GPT2Config
 from ..formats.llmc import DebugState, read_debug_tokens, read_model, write_debug_state, write_model
-from .gpt2 import GPT2
+from .gpt2 import GPT2, fused_attention
 from .init import init_weights, random_batch
 from .train import AdamW, compute_answers
 
 MODEL_FILE, STATE_FILE = "model.bin", "state.bin"
-
-
-def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """torch's own attention, (B, NH, T, HD): the comparison is with PyTorch at its best, not with the textbook."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def prepare(model_text: str, batch: int, seq: int, seed: int, folder: Path) -> None:

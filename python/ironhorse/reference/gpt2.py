@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..config import NAMED, GPT2Config
 
-__all__ = ["GPT2", "GPT2Config", "NAMED", "causal_attention"]
+__all__ = ["GPT2", "GPT2Config", "NAMED", "causal_attention", "fused_attention"]
 
 Record = Callable[[str, Tensor], None]
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -33,6 +33,11 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = (q @ k.transpose(-2, -1)) / math.sqrt(HD)  # (B, NH, T, T)
     future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
     return scores.masked_fill(future, -math.inf).softmax(dim=-1) @ v
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same by torch's own attention, which keeps no (T, T) buffer."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class CausalSelfAttention(nn.Module):

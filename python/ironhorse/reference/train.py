@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import asdict, dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from .gpt2 import GPT2
+from .gpt2 import GPT2, fused_attention
 
 
 @dataclass(frozen=True)
@@ -95,15 +97,59 @@ def _train(model: GPT2, x: Tensor, y: Tensor, optimizer: AdamW, steps: int, loss
     return torch.stack(losses)
 
 
-def torch_errors(got: Answers, exact: Answers) -> dict[str, float]:
-    """How far PyTorch's f32 is from f64, per tensor of the key: what a checker derives its tolerance from.
+def compute_answers_bf16(
+    model: GPT2, x: Tensor, y: Tensor, optimizer: AdamW, steps: int, with_acts: bool = True
+) -> Answers:
+    """The same answers by PyTorch in mixed precision: weights, activations and gradients in bf16, the loss from f32
+    logits, AdamW on f32 master weights, which `after.*` are. `model` (f32) stays as it is.
+    """
+    low = copy.deepcopy(model).to(torch.bfloat16)
+    for block in low.h:
+        block.attn.attention = fused_attention  # f32 inside; the textbook's rounds every score to bf16
+    master = copy.deepcopy(model)
+    adamw = optimizer.build(master)
+    recorder = Recorder()
+    out: dict[str, Tensor] = {}
+    losses = []
+    for step in range(max(steps, 1)):
+        low.zero_grad(set_to_none=True)
+        logits = low(x, recorder if with_acts and step == 0 else None)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten())
+        loss.backward()
+        losses.append(loss.detach())
+        if step == 0:
+            out |= {f"act.{name}": value for name, value in recorder.acts().items()}
+            out["logits"], out["loss"] = logits.detach(), loss.detach()
+            out |= {f"dact.{name}": value for name, value in recorder.dacts().items()}
+            out |= {f"grad.{name}": param.grad for name, param in low.named_parameters() if param.grad is not None}
+        if steps:
+            _step_master(master, low, adamw)
+    if steps:
+        out["losses"] = torch.stack(losses)
+        out |= {f"after.{name}": param.detach() for name, param in master.named_parameters()}
+    return Answers(out, list(recorder.kept))
 
-    ‖f32 − f64‖ / ‖f64‖; for `losses` the largest |Δ| / |f64| over the steps. Without this no fixed tolerance is
+
+@torch.no_grad()
+def _step_master(master: GPT2, low: GPT2, adamw: torch.optim.AdamW) -> None:
+    """One AdamW step on the f32 weights with the bf16 gradients; the bf16 weights become them, rounded."""
+    for exact, rounded in zip(master.parameters(), low.parameters(), strict=True):
+        exact.grad = None if rounded.grad is None else rounded.grad.float()
+    adamw.step()
+    for exact, rounded in zip(master.parameters(), low.parameters(), strict=True):
+        rounded.copy_(exact)
+
+
+def torch_errors(got: Answers, exact: Answers) -> dict[str, float]:
+    """How far PyTorch's answers in f32 or bf16 are from exact ones, per tensor of the key: what a checker derives its
+    tolerance from.
+
+    ‖got − exact‖ / ‖exact‖; for `losses` the largest |Δ| / |exact| over the steps. Without this no fixed tolerance is
     right: the bias of k has gradient zero in exact arithmetic, so Adam steps along its rounding noise.
     """
     errors: dict[str, float] = {}
     for name, reference in exact.tensors.items():
-        delta = got.tensors[name].double() - reference
+        delta = got.tensors[name].double() - reference.double()
         if name == "losses":
             errors[name] = float((delta.abs() / reference.abs().clamp_min(1e-300)).max())
         else:

@@ -1,31 +1,41 @@
 //! `ironhorse verify`
 
-use crate::args::EngineArgs;
+use crate::args::{Dtype, EngineArgs};
 use crate::hardware::check_memory;
 use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use ironhorse::core::{Engine, Pool, Scalars};
+use ironhorse::cpu::CpuEngine;
 use ironhorse::train::format::answer_key::AnswerKey;
 use ironhorse::train::format::debug_state::DebugState;
-use ironhorse::train::format::open_weights;
+use ironhorse::train::format::{ModelChoice, open_weights};
 use ironhorse::train::model::gpt2::Recompute;
+use ironhorse::train::rng::Rng;
+use ironhorse::train::session::{Session, SessionSpec};
 use ironhorse::train::verify::{
-    Damage, KeyReference, Options, Reference, Report, StateReference, Tolerance, session_spec, verify,
+    Damage, KeyReference, Lockstep, LockstepReport, Options, Reference, Report, StateReference, Tolerance,
+    session_spec, verify,
 };
 use std::path::{Path, PathBuf};
 
 /// The most steps: the optimizer counts them in 32 bits.
 const MOST_STEPS: u64 = u32::MAX as u64;
 
+/// How often `--lockstep` runs the step, and the seed of its weights and tokens.
+const PASSES: u32 = 2;
+const SEED: u64 = 1;
+
 /// Computes what an answer key asks and compares every number with PyTorch's
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
     python -m ironhorse.export gpt2 --model d12 --batch 4 --seq 64 --seed 1 --out answers\n  \
     ironhorse verify --model answers/gpt2_d12.bin --state answers/gpt2_d12_debug_state.bin\n  \
-    ironhorse verify --key answers/gpt2_d12.key.safetensors --json verify.json\n\n\
+    ironhorse verify --key answers/gpt2_d12.key.safetensors --json verify.json\n  \
+    ironhorse verify --lockstep --device cuda --dtype bf16 --model d12 --batch 4 --seq 64\n\n\
     Exit code: 0 all agree, 1 something is wrong, 2 could not run.")]
 pub struct VerifyArgs {
-    /// Weights: a model .bin, a Hugging Face folder, a checkpoint
+    /// Weights: a model .bin, a Hugging Face folder, a checkpoint; with --lockstep also d12 or sizes, for random ones
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
     /// A debug state made from the model
@@ -34,10 +44,20 @@ pub struct VerifyArgs {
     /// An answer key; its weights are used unless --model is given, and then both must agree
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Optimizer steps: those of a key to check (all if not given), or of a state to take, for their losses
+    /// Compare with the CPU engine instead, op by op from the same inputs
+    #[arg(long)]
+    lockstep: bool,
+    /// With --lockstep and no answers: B, sequences of random tokens
+    #[arg(long, value_name = "B", default_value_t = 4, value_parser = number::count::<usize>, requires = "lockstep", conflicts_with_all = ["key", "state"])]
+    batch: usize,
+    /// With --lockstep and no answers: T, tokens of a sequence
+    #[arg(long, value_name = "T", default_value_t = 64, value_parser = number::count::<usize>, requires = "lockstep", conflicts_with_all = ["key", "state"])]
+    seq: usize,
+    /// Optimizer steps: those of a key to check (all if not given), or of a state to take, for their losses; with
+    /// --lockstep how often to run (2 if not given)
     #[arg(long, value_name = "N", value_parser = number::whole::<usize>(0..=MOST_STEPS))]
     steps: Option<usize>,
-    /// Largest relative error of a tensor, by norm
+    /// Largest relative error of a tensor, by norm; tf32 and bf16 are allowed more, derived from what they cost
     #[arg(long, value_name = "X", default_value_t = 1e-5, value_parser = number::at_least_0::<f64>)]
     tolerance: f64,
     /// Largest relative error of the loss
@@ -81,15 +101,20 @@ impl From<RecomputeArg> for Recompute {
 pub fn run(args: &VerifyArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
     let engine = args.engine.engine()?;
-    let mut reference = open(args)?;
+    let dtype = args.engine.exact_dtype()?;
     let options = Options {
         tolerance: Tolerance { tensor: args.tolerance, loss: args.loss_tolerance },
         steps: args.steps,
         recompute: args.recompute.into(),
-        precision: args.engine.exact_dtype()?.precision(1),
+        precision: dtype.precision(1),
+        tf32: dtype == Dtype::Tf32,
     };
+    if args.lockstep {
+        return run_lockstep(args, engine, &options);
+    }
+    let mut reference = open(args)?;
     check_memory(engine.as_ref(), reference.config(), &session_spec(reference.as_ref(), &options))?;
-    let mut report = verify(engine, reference.as_mut(), &options)?;
+    let mut report = verify(engine, reference.as_mut(), &options, &mut || cpu(args))?;
     let hint = if args.key.is_none() && !report.passed() { explain_state(args, &mut report) } else { None };
     out::json(args.json.as_deref(), &report)?;
     if args.quiet {
@@ -105,6 +130,72 @@ pub fn run(args: &VerifyArgs) -> Result<Outcome> {
         out::line(format!("losses, not compared: {}", losses.join(" ")))?;
     }
     Ok(if report.passed() { Outcome::Done } else { Outcome::Failed })
+}
+
+fn cpu(args: &VerifyArgs) -> Box<dyn Engine> {
+    Box::new(CpuEngine::new(args.engine.threads))
+}
+
+fn run_lockstep(args: &VerifyArgs, engine: Box<dyn Engine>, options: &Options) -> Result<Outcome> {
+    let report = if args.key.is_some() || args.state.is_some() {
+        lockstep_with_answers(args, engine, options)
+    } else {
+        lockstep_with_random(args, engine, options)
+    }?;
+    out::json(args.json.as_deref(), &report)?;
+    if args.quiet {
+        out::line(report.verdict())?;
+    } else {
+        out::line(&report)?;
+    }
+    Ok(if report.passed() { Outcome::Done } else { Outcome::Failed })
+}
+
+/// The weights, batch and optimizer of an answer key or debug state.
+fn lockstep_with_answers(
+    args: &VerifyArgs,
+    engine: Box<dyn Engine>,
+    options: &Options,
+) -> Result<LockstepReport> {
+    let mut reference = open(args)?;
+    let spec = session_spec(reference.as_ref(), options);
+    check_memory(engine.as_ref(), reference.config(), &spec)?;
+    let mut session = Session::new(engine, *reference.config(), &spec)?;
+    session.load(Pool::Params, |name, values| reference.read_weight(name, values))?;
+    let (x, y, scalars) = (reference.x()?, reference.y()?, reference.optimizer().scalars);
+    Ok(lockstep(args, &x, &y, scalars).run(&mut session, cpu(args))?)
+}
+
+/// Random tokens, and random weights where the model is only sizes.
+fn lockstep_with_random(
+    args: &VerifyArgs,
+    engine: Box<dyn Engine>,
+    options: &Options,
+) -> Result<LockstepReport> {
+    let Some(model) = &args.model else { bail!("give --model NAME or --key FILE with --lockstep") };
+    let choice = ModelChoice::parse(&model.to_string_lossy())?;
+    let config = *choice.config();
+    let Options { recompute, precision, .. } = *options;
+    let train = Some((args.batch, args.seq));
+    let spec = SessionSpec { train, recompute, precision, ..SessionSpec::default() };
+    check_memory(engine.as_ref(), &config, &spec)?;
+    let mut session = Session::new(engine, config, &spec)?;
+    match choice {
+        ModelChoice::Sizes(_) => session.init(SEED)?,
+        ModelChoice::Weights(mut source) => {
+            session.load(Pool::Params, |name, values| source.read_tensor(name, values))?;
+        }
+    }
+    let mut rng = Rng::new(SEED).fork(u64::MAX);
+    let count = args.batch * args.seq; // `check_memory` has counted them
+    let stream: Vec<i32> = (0..=count).map(|_| rng.index(config.vocab_size) as i32).collect();
+    let scalars = Scalars { lr: 1e-3, weight_decay: 0.1, grad_clip: 1.0, ..Scalars::default() };
+    Ok(lockstep(args, &stream[..count], &stream[1..], scalars).run(&mut session, cpu(args))?)
+}
+
+fn lockstep<'a>(args: &VerifyArgs, x: &'a [i32], y: &'a [i32], scalars: Scalars) -> Lockstep<'a> {
+    let passes = args.steps.map_or(PASSES, |steps| u32::try_from(steps).unwrap_or(u32::MAX));
+    Lockstep { x, y, scalars, passes, tf32: args.engine.cuda_settings().tf32 }
 }
 
 fn open(args: &VerifyArgs) -> Result<Box<dyn Reference>> {

@@ -184,3 +184,45 @@ fn files_that_cannot_be_compared_are_refused() {
         &["cut_debug_state.bin: file size is 2848 bytes, expected 2852"],
     );
 }
+
+const SIZES: &str = "n_layer=2,n_head=2,n_embd=24,vocab_size=50,max_seq_len=16";
+
+#[test]
+fn the_cpu_in_lockstep_with_itself_is_exact() {
+    let place = with_fixtures();
+    let random = format!("--model {SIZES} --batch 2 --seq 9");
+    for what in [random, format!("--key {KEY}"), STATE.to_owned(), "--model small_custom.bin --seq 8".into()]
+    {
+        let done = place.does(&format!("verify --lockstep --device cpu {what} --json v.json"));
+        assert!(done.text().contains("PASS: cpu agrees with cpu"), "{}", done.text());
+        let report = place.json("v.json");
+        assert_eq!((&report["verdict"], &report["first_wrong"]), (&"pass".into(), &serde_json::Value::Null));
+        let kinds = report["kinds"].as_array().unwrap();
+        assert!(kinds.iter().all(|kind| kind["worst"] == 0.0), "{kinds:?}");
+        let adamw = kinds.iter().find(|kind| kind["op"] == "adamw").unwrap();
+        assert_eq!(adamw["count"], 2, "two passes");
+    }
+    let quiet = place
+        .does(&format!("verify --lockstep --device cpu --model {SIZES} --batch 1 --seq 3 --quiet"))
+        .text();
+    assert_eq!(quiet.lines().count(), 1, "{quiet}");
+}
+
+#[test]
+fn lockstep_needs_a_model_and_only_it_takes_a_batch() {
+    let place = with_fixtures();
+    place.refuses("verify --lockstep --device cpu", &["give --model NAME or --key FILE with --lockstep"]);
+    place.refuses("verify --lockstep --device cpu --model d99", &["unknown model `d99`"]);
+    place.refuses("verify --model small_custom.bin --batch 2", &["--lockstep"]);
+    place.refuses(&format!("verify --lockstep --key {KEY} --batch 2"), &["cannot be used with"]);
+    place.refuses(
+        &format!("verify --lockstep --device cpu --dtype bf16 --key {KEY}"),
+        &["the cpu engine computes in f32 only, not bf16"],
+    );
+    place.refuses(
+        &format!("verify --lockstep --device cpu --model {SIZES} --batch 1 --seq 17"),
+        &["sequence length 17 is beyond the model's context of 16"],
+    );
+    let done = place.runs(&format!("verify --lockstep --device cpu --model {SIZES} --seq 4 --steps 0"));
+    assert_eq!((done.code, done.text().contains("nothing was compared")), (Some(1), true));
+}

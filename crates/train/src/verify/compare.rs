@@ -14,11 +14,13 @@ pub struct Allowed {
     pub relative: f64,
     /// What each element may differ on top, as a plain number.
     pub element: f64,
+    /// How many elements may differ by all of that at once: the relative error grows by what this makes of the norm.
+    pub elements: f64,
 }
 
 impl From<f64> for Allowed {
     fn from(relative: f64) -> Self {
-        Self { relative, element: 0.0 }
+        Self { relative, element: 0.0, elements: 0.0 }
     }
 }
 
@@ -31,6 +33,8 @@ pub struct Comparison {
     pub rel_error: f64,
     /// What it may be.
     pub tolerance: f64,
+    /// `rel_error / tolerance`.
+    pub ratio: f64,
     /// The element with the largest difference.
     pub worst: Option<Worst>,
     /// The first element that is wrong, when the comparison fails.
@@ -43,7 +47,15 @@ impl Comparison {
     /// A failure without numbers: a checksum tells that something changed, not what.
     pub(super) fn unknown() -> Self {
         let shape = Vec::new();
-        Self { shape, rel_error: f64::NAN, tolerance: 0.0, worst: None, first_wrong: None, pass: false }
+        Self {
+            shape,
+            rel_error: f64::NAN,
+            tolerance: 0.0,
+            ratio: f64::NAN,
+            worst: None,
+            first_wrong: None,
+            pass: false,
+        }
     }
 }
 
@@ -62,19 +74,24 @@ pub struct Worst {
 
 impl Worst {
     fn new(shape: &[usize], flat: usize, expected: f32, got: f32) -> Self {
-        let mut index = vec![0; shape.len()];
-        let mut rest = flat;
-        for (i, &dim) in index.iter_mut().zip(shape).rev() {
-            *i = rest % dim.max(1);
-            rest /= dim.max(1);
-        }
-        Self { index, expected, got, ulps: ulp_distance(expected, got) }
+        Self { index: index_of(shape, flat), expected, got, ulps: ulp_distance(expected, got) }
     }
+}
+
+/// The index of an element, given its place in row-major order.
+pub(super) fn index_of(shape: &[usize], flat: usize) -> Vec<usize> {
+    let mut index = vec![0; shape.len()];
+    let mut rest = flat;
+    for (i, &dim) in index.iter_mut().zip(shape).rev() {
+        *i = rest % dim.max(1);
+        rest /= dim.max(1);
+    }
+    index
 }
 
 /// Compares tensors of the same size.
 pub fn compare(got: &[f32], want: &[f32], shape: &[usize], allowed: impl Into<Allowed>) -> Comparison {
-    let Allowed { relative: tolerance, element: slack } = allowed.into();
+    let Allowed { relative, element: slack, elements } = allowed.into();
     let (mut diff_sq, mut want_sq) = (0.0_f64, 0.0_f64);
     let (mut worst, mut worst_diff) = (None, -1.0_f64);
     for (i, (&g, &w)) in got.iter().zip(want).enumerate() {
@@ -89,6 +106,8 @@ pub fn compare(got: &[f32], want: &[f32], shape: &[usize], allowed: impl Into<Al
         (0.0, _) => 0.0,
         (diff, norm) => diff / norm, // infinite when the reference is all zeros and we are not
     };
+    let together = slack * elements.sqrt();
+    let tolerance = if together > 0.0 { relative + together / want_sq.sqrt() } else { relative };
     let rms = (want_sq / want.len().max(1) as f64).sqrt();
     let cols = shape.last().copied().unwrap_or(1).max(1);
     let first_beyond = |factor: f64| {
@@ -97,7 +116,7 @@ pub fn compare(got: &[f32], want: &[f32], shape: &[usize], allowed: impl Into<Al
             let scale = rms.max((row_sq / want.len() as f64).sqrt());
             let col = got.iter().zip(want).position(|(&g, &w)| {
                 let diff = (f64::from(g) - f64::from(w)).abs();
-                diff.is_nan() || diff > slack + factor * tolerance * (scale + f64::from(w).abs())
+                diff.is_nan() || diff > slack + factor * relative * (scale + f64::from(w).abs())
             })?;
             Some(row * cols + col)
         })
@@ -106,7 +125,9 @@ pub fn compare(got: &[f32], want: &[f32], shape: &[usize], allowed: impl Into<Al
     let pass = rel_error <= tolerance && stray.is_none();
     let element = |i: usize| Worst::new(shape, i, want[i], got[i]);
     let first_wrong = if pass { None } else { stray.or_else(|| first_beyond(1.0)).or(worst).map(element) };
-    Comparison { shape: shape.to_vec(), rel_error, tolerance, worst: worst.map(element), first_wrong, pass }
+    let ratio = if rel_error == 0.0 { 0.0 } else { rel_error / tolerance };
+    let (shape, worst) = (shape.to_vec(), worst.map(element));
+    Comparison { shape, rel_error, tolerance, ratio, worst, first_wrong, pass }
 }
 
 /// How many representable f32 lie between two values; `u64::MAX` when either is not a number.
@@ -159,11 +180,16 @@ mod tests {
         let mut got = want.clone();
         got[654_321] += 0.0009;
         assert!(!compare(&got, &want, &[1000, 1000], 1e-5).pass);
-        let allowed = Allowed { relative: 1e-5, element: 1e-3 };
+        let allowed = Allowed { element: 1e-3, ..Allowed::from(1e-5) };
         assert!(compare(&got, &want, &[1000, 1000], allowed).pass);
         got[654_321] += 0.0005;
         assert!(!compare(&got, &want, &[1000, 1000], allowed).pass);
+        let two = Allowed { elements: 2.0, ..allowed };
+        got[654_321] = 1.0009;
+        got[0] = 1.0009;
+        assert!(compare(&got, &want, &[1000, 1000], two).pass);
         got.fill(1.0001);
+        assert!(!compare(&got, &want, &[1000, 1000], two).pass, "two, not all");
         assert!(
             !compare(&got, &want, &[1000, 1000], allowed).pass,
             "each within the slack, together too far"

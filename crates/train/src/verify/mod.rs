@@ -1,17 +1,26 @@
 //! Verification: run the program op by op, compare every tensor with an answer key, name the first thing that is wrong.
 
 mod compare;
+mod diagnose;
+mod limits;
+mod lockstep;
 mod reference;
 mod report;
+mod rounding;
 
 pub use compare::{Allowed, Comparison, Worst, compare, ulp_distance};
+pub use diagnose::first_non_finite;
+pub use limits::Basis;
+pub use lockstep::{Disagreement, KindRow, Lockstep, LockstepReport};
 pub use reference::{Damage, KeyReference, Recipe, Reference, StateReference};
 pub use report::{FirstWrong, Report, Row, RowKind};
+pub use rounding::{Rounding, RoundingEngine};
 
 use crate::model::gpt2::Recompute;
 use crate::session::{Session, SessionSpec, io};
 use crate::{Error, Result};
 use ironhorse_core::{Engine, Pool, Precision, Program, Scalars, Section, Slot, ValueKind};
+use limits::Limits;
 
 /// What counts as equal: relative error of each tensor by norm, and of the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,12 +49,18 @@ pub struct Options {
     pub recompute: Recompute,
     /// Element types of weights and gradients.
     pub precision: Precision,
+    /// Whether the engine rounds the operands of f32 products to tf32.
+    pub tf32: bool,
 }
 
-/// Verifies an engine against a reference.
-pub fn verify(engine: Box<dyn Engine>, reference: &mut dyn Reference, options: &Options) -> Result<Report> {
-    let config = *reference.config();
-    let (batch, seq) = (reference.batch(), reference.seq());
+/// Verifies an engine against a reference. In tf32, and in bf16 where the reference does not say how far PyTorch is off,
+/// an engine made by `cpu`, which computes in f32, finds out what the precision costs.
+pub fn verify(
+    engine: Box<dyn Engine>,
+    reference: &mut dyn Reference,
+    options: &Options,
+    cpu: &mut dyn FnMut() -> Box<dyn Engine>,
+) -> Result<Report> {
     if let (Some(steps), Some(most)) = (options.steps, reference.most_steps())
         && steps > most
     {
@@ -53,17 +68,28 @@ pub fn verify(engine: Box<dyn Engine>, reference: &mut dyn Reference, options: &
             "--steps {steps} is more than the {most} that the answer key records"
         )));
     }
-    let spec = session_spec(reference, options);
-    let mut session = Session::new(engine, config, &spec)?;
-    session.load(Pool::Params, |name, values| reference.read_weight(name, values))?;
+    let limits = Limits::new(reference, options, cpu)?;
+    let (rows, losses) = answers(engine, reference, options, &limits)?;
+    let damage = reference.damage()?;
+    Ok(Report::new(rows, losses, damage, limits.basis))
+}
 
-    let mut check = Check { reference, options, rows: Vec::new(), want: Vec::new(), got: Vec::new() };
-    let scalars = Scalars { loss_scale: 1.0 / (batch * seq) as f32, ..check.reference.optimizer().scalars };
+/// Computes what the reference has answers for: the comparisons, and the loss of each step.
+fn answers(
+    engine: Box<dyn Engine>,
+    reference: &mut dyn Reference,
+    options: &Options,
+    limits: &Limits,
+) -> Result<(Vec<Row>, Vec<f32>)> {
+    let (config, tokens) = (*reference.config(), reference.batch() * reference.seq());
+    let mut session = Session::new(engine, config, &session_spec(reference, options))?;
+    session.load(Pool::Params, |name, values| reference.read_weight(name, values))?;
+    let mut check = Check { reference, options, limits, rows: Vec::new(), want: Vec::new(), got: Vec::new() };
+    let scalars = Scalars { loss_scale: 1.0 / tokens as f32, ..check.reference.optimizer().scalars };
     check.forward_backward(&mut session, &scalars)?;
     check.gradients(&mut session)?;
     let losses = check.optimizer_steps(&mut session, &scalars)?;
-    let damage = check.reference.damage()?;
-    Ok(Report::new(check.rows, losses, damage))
+    Ok((check.rows, losses))
 }
 
 /// The session that a verification runs.
@@ -76,6 +102,7 @@ pub fn session_spec(reference: &dyn Reference, options: &Options) -> SessionSpec
 struct Check<'a> {
     reference: &'a mut dyn Reference,
     options: &'a Options,
+    limits: &'a Limits,
     rows: Vec<Row>,
     want: Vec<f32>,
     got: Vec<f32>,
@@ -143,14 +170,15 @@ impl Check<'_> {
         }
         if let Some(mut want) = self.reference.read("losses")? {
             want.truncate(losses.len());
-            let tolerance = self.reference.tolerance_of("losses", self.options.tolerance.loss);
+            let allowed = self.limits.of(self.reference, "losses", want.len());
             let got = losses[..want.len()].to_vec();
-            let comparison = compare(&got, &want, &[want.len()], tolerance);
+            let comparison = compare(&got, &want, &[want.len()], allowed);
             self.rows.push(Row::new("losses", &program, adamw, comparison));
         }
         if steps == recipe.steps {
             for param in program.params() {
-                self.tensor(session, &program, adamw, &format!("after.{}", param.name), param.weight)?;
+                let slot = param.in_pool(session.weights_pool());
+                self.tensor(session, &program, adamw, &format!("after.{}", param.name), slot)?;
             }
         }
         Ok(losses)
@@ -171,9 +199,7 @@ impl Check<'_> {
         self.got.resize(slot.numel(), 0.0);
         session.engine().read_f32(slot, &mut self.got)?;
         let shape = self.strip_padding(name, slot)?;
-        let base = if name == "loss" { self.options.tolerance.loss } else { self.options.tolerance.tensor };
-        let relative = self.reference.tolerance_of(name, base);
-        let allowed = Allowed { relative, element: self.reference.slack_of(name) };
+        let allowed = self.limits.of(self.reference, name, self.want.len());
         self.rows.push(Row::new(name, program, op, compare(&self.got, &self.want, &shape, allowed)));
         Ok(())
     }

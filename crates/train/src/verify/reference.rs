@@ -8,6 +8,7 @@ use crate::format::llmc_model::check_finite;
 use crate::model::Gpt2Config;
 use crate::{Error, Result};
 use ironhorse_core::Scalars;
+use std::collections::BTreeMap;
 
 /// The optimizer of the answer: how many steps, with which numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,6 +55,10 @@ pub trait Reference {
     /// What single elements of a tensor may differ on top of the tolerance.
     fn slack_of(&self, _name: &str) -> f64 {
         0.0
+    }
+    /// How far PyTorch in bf16 is from exact answers, by tensor; `None` where nobody has measured.
+    fn bf16_errors(&self) -> Option<&BTreeMap<String, f64>> {
+        None
     }
     /// The most optimizer steps there are answers for; `None` if there are none and any number may be taken.
     fn most_steps(&self) -> Option<usize> {
@@ -235,6 +240,9 @@ impl Reference for KeyReference {
         // the step. In a large tensor a few elements are like that; the norm still holds them all to the tolerance.
         let Recipe { steps, scalars } = self.optimizer();
         if name.starts_with("after.") { steps as f64 * f64::from(scalars.lr) } else { 0.0 }
+    }
+    fn bf16_errors(&self) -> Option<&BTreeMap<String, f64>> {
+        Some(&self.key.meta().torch_error_bf16).filter(|errors| !errors.is_empty())
     }
     fn most_steps(&self) -> Option<usize> {
         Some(self.optimizer().steps)

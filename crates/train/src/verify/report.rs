@@ -2,6 +2,7 @@
 
 use super::Tolerance;
 use super::compare::{Comparison, Worst};
+use super::limits::Basis;
 use super::reference::Damage;
 use ironhorse_core::Program;
 use serde::Serialize;
@@ -150,11 +151,13 @@ pub struct Report {
     pub tensors: Vec<Row>,
     /// The engine's loss at each optimizer step.
     pub losses: Vec<f32>,
+    /// Where the tolerances come from.
+    pub tolerances: Basis,
 }
 
 impl Report {
-    pub(super) fn new(tensors: Vec<Row>, losses: Vec<f32>, damage: Vec<Damage>) -> Self {
-        let mut report = Self { verdict: "", first_wrong: None, tensors, losses };
+    pub(super) fn new(tensors: Vec<Row>, losses: Vec<f32>, damage: Vec<Damage>, tolerances: Basis) -> Self {
+        let mut report = Self { verdict: "", first_wrong: None, tensors, losses, tolerances };
         report.add_damage(damage);
         report
     }
@@ -195,6 +198,11 @@ impl Report {
     /// The largest relative error and its tensor.
     pub fn worst(&self) -> Option<&Row> {
         self.tensors.iter().max_by(|a, b| a.comparison.rel_error.total_cmp(&b.comparison.rel_error))
+    }
+
+    /// The tensor that comes closest to its tolerance, or is furthest beyond it.
+    pub fn closest(&self) -> Option<&Row> {
+        self.tensors.iter().max_by(|a, b| a.comparison.ratio.total_cmp(&b.comparison.ratio))
     }
 }
 
@@ -251,6 +259,13 @@ impl fmt::Display for Verdict<'_> {
                         write!(f, "; largest relative error {:.2e} in {}", row.comparison.rel_error, row.name)
                     }
                     None => Ok(()),
+                }?;
+                match (report.tolerances.text(), report.closest()) {
+                    (Some(basis), Some(row)) => {
+                        let (ratio, name) = (100.0 * row.comparison.ratio, &row.name);
+                        write!(f, "\n{basis}; at most {ratio:.0} % of it used, in {name}")
+                    }
+                    _ => Ok(()),
                 }
             }
             Some(first) => {

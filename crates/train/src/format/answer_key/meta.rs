@@ -57,6 +57,8 @@ pub struct KeyMeta {
     pub crc32: BTreeMap<String, u32>,
     /// PyTorch's own error against f64, per tensor of the optimizer's steps.
     pub torch_error: BTreeMap<String, f64>,
+    /// PyTorch's own error in bf16, per tensor; empty where it was not measured.
+    pub torch_error_bf16: BTreeMap<String, f64>,
 }
 
 impl KeyMeta {
@@ -86,6 +88,7 @@ impl KeyMeta {
             optimizer,
             crc32: json(header, path, "crc32")?.unwrap_or_default(),
             torch_error: json(header, path, "torch_error")?.unwrap_or_default(),
+            torch_error_bf16: json(header, path, "torch_error_bf16")?.unwrap_or_default(),
         })
     }
 }

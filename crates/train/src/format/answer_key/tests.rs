@@ -42,7 +42,11 @@ fn write(folder: &Path) -> PathBuf {
         acts: &acts,
         with_dacts: true,
         optimizer: Some(optimizer()),
-        extra: &[("torch".into(), "none".into()), ("torch_error".into(), r#"{"losses":1e-7}"#.into())],
+        extra: &[
+            ("torch".into(), "none".into()),
+            ("torch_error".into(), r#"{"losses":1e-7}"#.into()),
+            ("torch_error_bf16".into(), r#"{"losses":1e-3}"#.into()),
+        ],
     };
     write_answer_key(&path, &spec, fill).unwrap();
     path
@@ -58,6 +62,7 @@ fn a_key_is_read_as_it_was_written() {
     assert_eq!(key.optimizer(), Some(&optimizer()));
     assert_eq!(key.meta().seed, Some(7));
     assert_eq!(key.meta().torch_error["losses"], 1e-7);
+    assert_eq!(key.meta().torch_error_bf16["losses"], 1e-3);
     assert_eq!((key.x().unwrap(), key.y().unwrap()), (X.to_vec(), Y.to_vec()));
     assert!(key.has("dact.emb") && !key.has("dact.nothing"));
     assert_eq!(key.read("losses").unwrap(), [6.0, 7.0, 8.0]);

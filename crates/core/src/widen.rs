@@ -1,0 +1,113 @@
+//! The f32 twin of a bf16 program: the same ops over wider memory, for engines that compute in f32 only.
+
+use crate::op::{AdamW, Op};
+use crate::program::{Layout, Node, Param, Program, Value};
+use crate::{DType, Pool, Precision, Result, Slot};
+
+impl Slot {
+    /// Where the twin keeps this tensor, in f32 where it was bf16. Tensors that do not overlap do not overlap there
+    /// either. Pools laid out like the parameters stay so; elsewhere a view must begin where its tensor begins, unless
+    /// it is bf16.
+    #[must_use]
+    pub fn widened(self) -> Self {
+        let wide = self.dtype == DType::BF16;
+        let twice = match self.pool {
+            Pool::Params | Pool::Grads => wide,
+            Pool::Moment1 | Pool::Moment2 | Pool::Master => false,
+            Pool::Io | Pool::Cache | Pool::Activations => true,
+        };
+        let offset = if twice { self.offset.saturating_mul(2) } else { self.offset };
+        Self { offset, dtype: if wide { DType::F32 } else { self.dtype }, ..self }
+    }
+}
+
+impl Layout {
+    /// What the twin of any program with this layout needs at most.
+    #[must_use]
+    pub fn widened(&self) -> Self {
+        Self::new(Pool::ALL.map(|pool| match pool {
+            Pool::Moment1 | Pool::Moment2 | Pool::Master => self.bytes(pool),
+            _ => self.bytes(pool).saturating_mul(2),
+        }))
+    }
+}
+
+impl Program {
+    /// The same ops in the same order, each tensor at [`Slot::widened`], everything in f32. The update changes the master
+    /// weights and leaves the parameters as they are.
+    pub fn widened(&self) -> Result<Self> {
+        let nodes = self.nodes.iter().map(|node| Ok(Node { op: widened(node.op)?, ..*node }));
+        let param = |param: &Param| Param {
+            weight: param.weight.widened(),
+            precision: Precision::F32,
+            ..param.clone()
+        };
+        Ok(Self {
+            id: crate::builder::next_id(),
+            nodes: nodes.collect::<Result<_>>()?,
+            origins: self.origins.clone(),
+            params: self.params.iter().map(param).collect(),
+            precision: Precision::F32,
+            values: self.values.iter().map(|v| Value { slot: v.slot.widened(), ..v.clone() }).collect(),
+            io: self.io.iter().map(|(name, slot)| (name.clone(), slot.widened())).collect(),
+            layout: self.layout.widened(),
+            activation_lower_bound: self.activation_lower_bound.saturating_mul(2),
+        })
+    }
+}
+
+fn widened(op: Op) -> Result<Op> {
+    let mut op = match op {
+        Op::AdamW(AdamW { master: Some(master), params, grads, moment1, moment2, norm }) => {
+            // as many as there are parameters, but f32 already
+            let params = Slot { shape: params.shape, ..master };
+            AdamW { params, master: None, grads, moment1, moment2, norm }.into()
+        }
+        other => other,
+    };
+    op.map_slots(&mut |slot| *slot = slot.widened());
+    op.check()?;
+    Ok(op)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::{GeluFwd, GradNorm};
+    use crate::{Builder, Section};
+
+    #[test]
+    fn the_twin_has_the_same_ops_in_f32_over_memory_that_fits() {
+        for precision in [Precision::BF16, Precision::BF16_F32_GRADS] {
+            let mut b = Builder::with_precision(precision);
+            let w = b.param("w", [33], true);
+            let v = b.param("v", [5], true);
+            let norm = b.io("norm", [1], DType::F32);
+            let x = b.activation([33], DType::BF16);
+            let y = b.activation([33], DType::BF16);
+            b.push(GeluFwd { out: x, inp: w }).unwrap();
+            b.push(GeluFwd { out: y, inp: x }).unwrap();
+            b.section(Section::Update);
+            let grads = b.flat(Pool::Grads);
+            b.push(GradNorm { norm, grads }).unwrap();
+            let [params, master, moment1, moment2] =
+                [Pool::Params, Pool::Master, Pool::Moment1, Pool::Moment2].map(|pool| b.flat(pool));
+            b.push(AdamW { params, master: Some(master), grads, moment1, moment2, norm }).unwrap();
+            let program = b.finish().unwrap();
+            let twin = program.widened().unwrap();
+            assert_eq!(twin.nodes().len(), program.nodes().len());
+            assert_ne!(twin.id(), program.id());
+            for arg in twin.nodes().iter().flat_map(|node| node.op.args()) {
+                assert_eq!(arg.slot.dtype, DType::F32);
+                assert!(arg.slot.end() <= twin.layout().bytes(arg.slot.pool), "{}", arg.name);
+            }
+            let Op::AdamW(adamw) = twin.nodes()[3].op else { panic!("the last op is AdamW") };
+            assert_eq!((adamw.params.pool, adamw.master), (Pool::Master, None));
+            // elements of the parameter table lie where the flat pools have them
+            let second = &twin.params()[1];
+            assert_eq!(second.weight, v.widened());
+            assert_eq!(second.weight.offset / 4, v.offset / 2);
+            assert_eq!(second.grad().offset, program.params()[1].grad().widened().offset);
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! bf16 and tf32 without a GPU: the rounding engine over the CPU engine takes the GPU's part. Verification, lockstep,
+//! the search for a number that is none, and a model that learns.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
+
+use ironhorse::core::{Engine, Layout, Pool, Precision, Program, Result, Scalars, Slot};
+use ironhorse::cpu::CpuEngine;
+use ironhorse::train::format::Source;
+use ironhorse::train::format::answer_key::AnswerKey;
+use ironhorse::train::format::safetensors::SafeTensors;
+use ironhorse::train::model::Gpt2Config;
+use ironhorse::train::rng::Rng;
+use ironhorse::train::session::{Session, SessionSpec};
+use ironhorse::train::verify::{
+    Basis, KeyReference, Lockstep, LockstepReport, Options, Report, Rounding, RoundingEngine,
+    first_non_finite, verify,
+};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+fn cpu() -> Box<dyn Engine> {
+    Box::new(CpuEngine::new(1))
+}
+
+fn rounding(rounding: Rounding) -> Box<dyn Engine> {
+    Box::new(RoundingEngine::new(cpu(), rounding))
+}
+
+/// An engine that damages what one op writes: the value at `element` of its first argument is changed by `by`.
+struct Wrong {
+    inner: Box<dyn Engine>,
+    op: usize,
+    element: usize,
+    by: fn(f32) -> f32,
+}
+
+impl Engine for Wrong {
+    fn name(&self) -> &str {
+        "wrong"
+    }
+    fn reserve(&mut self, layout: &Layout) -> Result<()> {
+        self.inner.reserve(layout)
+    }
+    fn allocated(&self) -> usize {
+        self.inner.allocated()
+    }
+    fn write_f32(&mut self, slot: Slot, data: &[f32]) -> Result<()> {
+        self.inner.write_f32(slot, data)
+    }
+    fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> Result<()> {
+        self.inner.read_f32(slot, data)
+    }
+    fn write_i32(&mut self, slot: Slot, data: &[i32]) -> Result<()> {
+        self.inner.write_i32(slot, data)
+    }
+    fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> Result<()> {
+        self.inner.read_i32(slot, data)
+    }
+    fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()> {
+        for i in ops {
+            self.inner.run(program, i..i + 1, scalars)?;
+            if i == self.op {
+                let slot = program.nodes()[i].op.args()[0].slot;
+                let mut values = vec![0.0; slot.numel()];
+                self.inner.read_f32(slot, &mut values)?;
+                values[self.element] = (self.by)(values[self.element]);
+                self.inner.write_f32(slot, &values)?;
+            }
+        }
+        Ok(())
+    }
+    fn synchronize(&mut self) -> Result<()> {
+        self.inner.synchronize()
+    }
+}
+
+/// Odd on purpose.
+fn odd() -> Gpt2Config {
+    Gpt2Config::new(40, 203, 2, 5, 40)
+}
+
+const BATCH: (usize, usize) = (2, 33);
+
+fn session(engine: Box<dyn Engine>, precision: Precision) -> Session {
+    let spec = SessionSpec { train: Some(BATCH), precision, ..SessionSpec::default() };
+    let mut session = Session::new(engine, odd(), &spec).unwrap();
+    session.init(5).unwrap();
+    session
+}
+
+fn tokens() -> (Vec<i32>, Vec<i32>) {
+    let mut rng = Rng::new(3);
+    let count = BATCH.0 * BATCH.1;
+    let stream: Vec<i32> = (0..=count).map(|_| rng.index(odd().vocab_size) as i32).collect();
+    (stream[..count].to_vec(), stream[1..].to_vec())
+}
+
+fn scalars(step: u32) -> Scalars {
+    let loss_scale = 1.0 / (BATCH.0 * BATCH.1) as f32;
+    Scalars { step, loss_scale, lr: 3e-3, weight_decay: 0.1, grad_clip: 1.0, ..Scalars::default() }
+}
+
+#[test]
+fn a_model_learns_in_bf16() {
+    let (x, y) = tokens();
+    for precision in [Precision::BF16, Precision::BF16_F32_GRADS] {
+        let mut session = session(rounding(Rounding::Bf16), precision);
+        let mut losses = Vec::new();
+        for step in 1..=30 {
+            session.micro_step(&x, &y, &scalars(step)).unwrap();
+            losses.push(session.update(&scalars(step)).unwrap().0);
+        }
+        assert!(losses[29] < 0.7 * losses[0], "{losses:?}");
+        let [mut rounded, mut master] = [Vec::new(), Vec::new()];
+        let slot = session.train_program().unwrap().params()[0].weight;
+        rounded.resize(slot.numel(), 0.0);
+        session.engine().read_f32(slot, &mut rounded).unwrap();
+        session.read_param(Pool::Params, "wte.weight", &mut master).unwrap();
+        assert!(rounded.iter().all(|value| value.to_bits() & 0xffff == 0), "every weight is a bf16");
+        assert!(master.iter().any(|value| value.to_bits() & 0xffff != 0), "the master weights are not");
+        let far = |(r, m): (&f32, &f32)| (r - m).abs() > m.abs() / 128.0 + 1e-38;
+        assert!(!rounded.iter().zip(&master).any(far), "one step of bf16 apart at most");
+    }
+}
+
+fn run_lockstep(engine: Box<dyn Engine>, precision: Precision, tf32: bool) -> LockstepReport {
+    let (x, y) = tokens();
+    let mut session = session(engine, precision);
+    let lockstep = Lockstep { x: &x, y: &y, scalars: scalars(1), passes: 2, tf32 };
+    lockstep.run(&mut session, cpu()).unwrap()
+}
+
+#[test]
+fn the_cpu_agrees_with_itself_to_the_bit() {
+    let report = run_lockstep(cpu(), Precision::F32, false);
+    assert!(report.passed(), "{report}");
+    assert!(report.kinds.iter().all(|kind| kind.worst == 0.0), "{report}");
+    let kinds: Vec<&str> = report.kinds.iter().map(|kind| kind.op).collect();
+    assert!(kinds.contains(&"adamw") && kinds.contains(&"embedding_bwd"), "{kinds:?}");
+}
+
+#[test]
+fn rounding_is_within_the_tolerances_of_lockstep() {
+    for precision in [Precision::BF16, Precision::BF16_F32_GRADS] {
+        let report = run_lockstep(rounding(Rounding::Bf16), precision, false);
+        assert!(report.passed(), "{report}");
+        assert!(report.kinds.iter().any(|kind| kind.worst > 1e-4), "{report}");
+    }
+    let report = run_lockstep(rounding(Rounding::Tf32), Precision::F32, true);
+    assert!(report.passed(), "{report}");
+    assert!(!run_lockstep(rounding(Rounding::Tf32), Precision::F32, false).passed());
+}
+
+#[test]
+fn lockstep_names_the_first_wrong_op() {
+    let program = session(cpu(), Precision::F32).train_program().unwrap().clone();
+    for op in [0, 7, program.nodes().len() / 2, program.nodes().len() - 2, program.nodes().len() - 1] {
+        for precision in [Precision::F32, Precision::BF16] {
+            let inner = if precision == Precision::F32 { cpu() } else { rounding(Rounding::Bf16) };
+            let wrong = Wrong { inner, op, element: 0, by: |value| value + 1.0 };
+            let report = run_lockstep(Box::new(wrong), precision, false);
+            let first = report.first_wrong.as_ref().unwrap_or_else(|| panic!("op {op} passes\n{report}"));
+            let node = &program.nodes()[op];
+            assert_eq!((first.index, first.pass, first.op), (op, 0, node.op.name()));
+            assert_eq!(first.origin, program.origin(node));
+            assert_eq!(first.argument, node.op.args()[0].name);
+            let element = first.element.as_ref().unwrap();
+            assert!(element.index.iter().all(|&i| i == 0), "{element:?}");
+            assert!(
+                report.to_string().contains(&format!("first wrong op: {} at {}", first.op, first.origin))
+            );
+            // the rest goes on from the wrong value, and is right from there
+            assert_eq!(report.wrong, 2, "once in each pass: {report}");
+        }
+    }
+}
+
+/// A key that says how far PyTorch is off in bf16, and one that does not.
+const BASES: [Basis; 2] = [Basis::PyTorch, Basis::Simulation];
+
+/// `small_custom`: one layer, two heads, 32 channels, 40 tokens, batch 2 × 6, two optimizer steps. The key is older than
+/// the metadata about bf16, which is in a file of its own.
+fn run_verify(engine: Box<dyn Engine>, basis: Basis, options: &Options) -> Report {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/fixtures");
+    let mut file = fixtures.join("small_custom.key.safetensors");
+    if basis == Basis::PyTorch {
+        let errors = std::fs::read_to_string(fixtures.join("small_custom.torch_error_bf16.json")).unwrap();
+        let key = std::fs::read(&file).unwrap();
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("{}-{}.key", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        std::fs::write(&file, with_metadata(&key, "torch_error_bf16", &errors.replace('\n', ""))).unwrap();
+    }
+    let key = AnswerKey::open(&file).unwrap();
+    if basis == Basis::PyTorch {
+        std::fs::remove_file(&file).unwrap();
+    }
+    verify(engine, &mut KeyReference::new(key, None).unwrap(), options, &mut cpu).unwrap()
+}
+
+fn with_metadata(key: &[u8], name: &str, json: &str) -> Vec<u8> {
+    let end = 8 + u64::from_le_bytes(key[..8].try_into().unwrap()) as usize;
+    let (open, pair) = (r#""__metadata__":{"#, json.replace('"', r#"\""#));
+    let header = std::str::from_utf8(&key[8..end]).unwrap();
+    let mut header = header.replacen(open, &format!("{open}\"{name}\":\"{pair}\","), 1);
+    while !header.len().is_multiple_of(8) {
+        header.push(' ');
+    }
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &key[end..]].concat()
+}
+
+#[test]
+fn bf16_agrees_with_a_key_within_what_it_costs() {
+    let options = Options { precision: Precision::BF16, ..Options::default() };
+    for basis in BASES {
+        let report = run_verify(rounding(Rounding::Bf16), basis, &options);
+        assert!(report.passed(), "{report}");
+        assert_eq!(report.tolerances, basis);
+        assert!(report.tensors.iter().any(|row| row.name.starts_with("after.")));
+        assert!(report.tensors.iter().all(|row| row.comparison.tolerance < 0.2), "{report}");
+        assert!(report.to_string().contains("allowed: twice"), "{report}");
+    }
+}
+
+#[test]
+fn a_wrong_element_is_found_in_bf16_and_tf32() {
+    let bf16 = Options { precision: Precision::BF16, ..Options::default() };
+    let tf32 = Options { tf32: true, ..Options::default() };
+    for basis in BASES {
+        for (options, round) in [(&bf16, Rounding::Bf16), (&tf32, Rounding::Tf32)] {
+            for op in [0, 2, 3, 6, 8] {
+                let by = |value: f32| value + 1.0;
+                let wrong = Wrong { inner: rounding(round), op, element: 35, by };
+                let report = run_verify(Box::new(wrong), basis, options);
+                let first = report.first_wrong.as_ref().unwrap_or_else(|| panic!("op {op}: {report}"));
+                let wide = ["c_attn", "gelu"].iter().any(|end| first.tensor.ends_with(end));
+                let index = if wide { [0, 0, 35] } else { [0, 1, 3] };
+                assert_eq!(first.index.as_ref().unwrap()[..], index, "op {op}: {report}");
+            }
+        }
+    }
+}
+
+#[test]
+fn tf32_agrees_with_a_key_within_what_it_costs() {
+    let options = Options { tf32: true, ..Options::default() };
+    let report = run_verify(rounding(Rounding::Tf32), Basis::Simulation, &options);
+    assert!(report.passed(), "{report}");
+    assert_eq!(report.tolerances, Basis::Simulation);
+    assert!(run_verify(cpu(), Basis::Simulation, &options).passed(), "f32 is better than that");
+    assert!(!run_verify(rounding(Rounding::Tf32), Basis::Simulation, &Options::default()).passed());
+}
+
+#[test]
+fn the_first_number_that_is_none_is_named() {
+    let (x, y) = tokens();
+    for precision in [Precision::F32, Precision::BF16] {
+        let engine = || if precision == Precision::F32 { cpu() } else { rounding(Rounding::Bf16) };
+        let mut healthy = session(engine(), precision);
+        assert_eq!(first_non_finite(&mut healthy, &x, &y, &scalars(1)).unwrap(), None);
+        let mut planted = session(engine(), precision);
+        let slot = planted.train_program().unwrap().params()[5].weight;
+        let mut values = vec![0.0; slot.numel()];
+        values[41] = f32::NAN;
+        planted.engine().write_f32(slot, &values).unwrap();
+        let found = first_non_finite(&mut planted, &x, &y, &scalars(1)).unwrap().unwrap();
+        assert!(found.contains(" at [") && found.contains("is NaN before the step"), "{found}");
+
+        let wrong = Wrong { inner: engine(), op: 2, element: 120, by: |_| f32::INFINITY };
+        let mut broken = session(Box::new(wrong), precision);
+        let found = first_non_finite(&mut broken, &x, &y, &scalars(1)).unwrap().unwrap();
+        assert_eq!(found, "linear_fwd at h.0.attn.c_attn (forward, op 2) wrote inf to `out` at [0, 1, 0]");
+    }
+}

@@ -1,0 +1,108 @@
+//! How far each tensor may be from the reference's: fixed in f32, derived from what the precision costs below it.
+
+use super::compare::Allowed;
+use super::reference::Reference;
+use super::rounding::{Rounding, RoundingEngine};
+use super::{Options, Tolerance, answers};
+use crate::Result;
+use ironhorse_core::{DType, Engine};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// We may err this many times as much as PyTorch in the same precision, or as rounding does on the CPU.
+const TIMES: f64 = 2.0;
+/// One rounding to bf16, and one to tf32 by cutting off: a derived error may be small by chance, for a scalar above all.
+const BF16_FLOOR: f64 = 1.0 / 512.0;
+const TF32_FLOOR: f64 = 1.0 / 1024.0;
+/// Master weights are f32: what bf16 costs them is where AdamW steps to. Where a gradient is noise, one side goes up and
+/// the other down; that many elements may on top of what PyTorch showed, and one in so many.
+const STRAYING: f64 = 2.0;
+const ONE_STRAYS_IN: f64 = 1000.0;
+/// No tensor may be further off than this, whatever a key claims: a check that any number passes is none. A bias that
+/// starts at 0 and whose gradient is rounding noise ends anywhere within the steps taken, hence the larger one.
+const MOST: f64 = 0.5;
+const MOST_FOR_AFTER: f64 = 2.0;
+
+/// Where the limits come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Basis {
+    /// The tolerances given; for optimizer steps also PyTorch's own error in f32.
+    Fixed,
+    /// PyTorch's own error in bf16, recorded in the key.
+    PyTorch,
+    /// The error of the CPU engine with the same numbers rounded.
+    Simulation,
+}
+
+impl Basis {
+    /// A sentence for the report; `None` where the tolerances are the usual ones.
+    pub(super) fn text(self) -> Option<&'static str> {
+        match self {
+            Self::Fixed => None,
+            Self::PyTorch => Some("allowed: twice PyTorch's own error in bf16, and one rounding"),
+            Self::Simulation => {
+                Some("allowed: twice the error of the same rounding simulated on the CPU, and one rounding")
+            }
+        }
+    }
+}
+
+/// The limits of one verification.
+pub(super) struct Limits {
+    pub basis: Basis,
+    tolerance: Tolerance,
+    floor: f64,
+    /// By tensor: what the precision costs.
+    errors: BTreeMap<String, f64>,
+}
+
+impl Limits {
+    /// Takes them from the reference, or from a run of the simulation on an engine for f32.
+    pub fn new(
+        reference: &mut dyn Reference,
+        options: &Options,
+        cpu: &mut dyn FnMut() -> Box<dyn Engine>,
+    ) -> Result<Self> {
+        let low = options.precision.weights == DType::BF16;
+        let (basis, errors, floor) = match (low, reference.bf16_errors()) {
+            (false, _) if !options.tf32 => (Basis::Fixed, BTreeMap::new(), 0.0),
+            (true, Some(errors)) => (Basis::PyTorch, errors.clone(), BF16_FLOOR),
+            _ => {
+                let rounding = if low { Rounding::Bf16 } else { Rounding::Tf32 };
+                let engine = Box::new(RoundingEngine::new(cpu(), rounding));
+                let (rows, _) = answers(engine, reference, options, &Self::unlimited())?;
+                let errors = rows.into_iter().map(|row| (row.name, row.comparison.rel_error)).collect();
+                (Basis::Simulation, errors, if low { BF16_FLOOR } else { TF32_FLOOR })
+            }
+        };
+        Ok(Self { basis, tolerance: options.tolerance, floor, errors })
+    }
+
+    fn unlimited() -> Self {
+        let tolerance = Tolerance { tensor: f64::INFINITY, loss: f64::INFINITY };
+        Self { basis: Basis::Fixed, tolerance, floor: 0.0, errors: BTreeMap::new() }
+    }
+
+    /// What one tensor of `numel` elements is held to.
+    pub fn of(&self, reference: &dyn Reference, name: &str, numel: usize) -> Allowed {
+        let is_loss = matches!(name, "loss" | "losses");
+        let after = name.starts_with("after.");
+        let base = if is_loss { self.tolerance.loss } else { self.tolerance.tensor };
+        let (relative, element) = (reference.tolerance_of(name, base), reference.slack_of(name));
+        if self.basis == Basis::Fixed {
+            return Allowed { relative, element, elements: 0.0 };
+        }
+        // a tensor's error in tf32 is no matter of chance
+        let tf32_tensor = self.floor == TF32_FLOOR && !is_loss;
+        let floor = if after || tf32_tensor { relative } else { self.floor };
+        let error = self.errors.get(name).copied().unwrap_or(0.0);
+        let most = if after { MOST_FOR_AFTER } else { MOST };
+        Allowed {
+            // `min` also turns an error that is not a number into the most
+            relative: relative.max((TIMES * error + floor).min(most)),
+            element: 2.0 * element,
+            elements: if after { STRAYING + numel as f64 / ONE_STRAYS_IN } else { 0.0 },
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Two engines in lockstep: every op runs on both from the same inputs, so the first op on which they disagree is the
+//! wrong one, not one that got wrong numbers.
+
+mod report;
+mod tolerance;
+
+pub use report::{Disagreement, KindRow, LockstepReport};
+
+use super::compare::compare;
+use crate::Result;
+use crate::session::{Session, io};
+use ironhorse_core::op::{Arg, Op};
+use ironhorse_core::{DType, Engine, Program, Scalars, Section, Slot};
+
+/// What both engines compute.
+#[derive(Clone, Copy, Debug)]
+pub struct Lockstep<'a> {
+    /// Tokens, (B,T).
+    pub x: &'a [i32],
+    /// Targets, (B,T).
+    pub y: &'a [i32],
+    /// The optimizer's numbers; `loss_scale` is the mean over the tokens.
+    pub scalars: Scalars,
+    /// How often to run the whole step. The second adds its gradients to those of the first, and its moments are not 0.
+    pub passes: u32,
+    /// Whether the session's engine rounds the operands of f32 products to tf32.
+    pub tf32: bool,
+}
+
+impl Lockstep<'_> {
+    /// Runs the session's engine and `other`, an engine that computes in f32, op by op. The session goes on from its own
+    /// results.
+    pub fn run(&self, session: &mut Session, other: Box<dyn Engine>) -> Result<LockstepReport> {
+        let program = session.train_program()?.clone();
+        let mut twin = Twin::new(&program, other)?;
+        session.engine().write_i32(io(&program, "x")?, self.x)?;
+        session.engine().write_i32(io(&program, "y")?, self.y)?;
+        let mut report = LockstepReport::new(session.engine().name(), twin.engine.name());
+        for pass in 0..self.passes {
+            let loss_scale = 1.0 / self.x.len().max(1) as f32;
+            let scalars = Scalars { step: pass + 1, micro_step: pass.min(1), loss_scale, ..self.scalars };
+            for i in 0..program.range(Section::Update).end {
+                twin.give_inputs(session.engine(), &program.nodes()[i].op)?;
+                session.engine().run(&program, i..i + 1, &scalars)?;
+                twin.engine.run(&twin.program, i..i + 1, &scalars)?;
+                for arg in program.nodes()[i].op.args().iter().filter(|arg| arg.access.writes()) {
+                    let allowed = tolerance::tolerance(&program.nodes()[i].op, arg, self.tf32);
+                    twin.read_both(session.engine(), &program.nodes()[i].op, arg)?;
+                    let comparison = compare(&twin.got, &twin.want, arg.slot.shape.dims(), allowed);
+                    report.add(&program, (pass, i), arg.name, comparison);
+                }
+                report.count(&program, i);
+            }
+        }
+        report.judge();
+        Ok(report)
+    }
+}
+
+/// The same program on the other engine, in f32.
+struct Twin {
+    program: Program,
+    engine: Box<dyn Engine>,
+    wide: bool,
+    got: Vec<f32>,
+    want: Vec<f32>,
+    ints: Vec<i32>,
+}
+
+impl Twin {
+    fn new(program: &Program, mut engine: Box<dyn Engine>) -> Result<Self> {
+        let wide = program.precision().has_master();
+        let program = if wide { program.widened()? } else { program.clone() };
+        engine.reserve(program.layout())?;
+        Ok(Self { program, engine, wide, got: Vec::new(), want: Vec::new(), ints: Vec::new() })
+    }
+
+    fn place(&self, slot: Slot) -> Slot {
+        if self.wide { slot.widened() } else { slot }
+    }
+
+    /// Copies everything that an op reads.
+    fn give_inputs(&mut self, from: &mut dyn Engine, op: &Op) -> Result<()> {
+        for arg in op.args().iter().filter(|arg| arg.access.reads()) {
+            let to = self.place(arg.slot);
+            if arg.slot.dtype == DType::I32 {
+                self.ints.resize(arg.slot.numel(), 0);
+                from.read_i32(arg.slot, &mut self.ints)?;
+                self.engine.write_i32(to, &self.ints)?;
+            } else {
+                self.got.resize(arg.slot.numel(), 0.0);
+                from.read_f32(arg.slot, &mut self.got)?;
+                self.engine.write_f32(to, &self.got)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What both engines have written to an argument.
+    fn read_both(&mut self, from: &mut dyn Engine, op: &Op, arg: &Arg) -> Result<()> {
+        let wanted = match op {
+            // the twin has one copy of the weights: the master
+            Op::AdamW(adamw) if arg.name == "params" => adamw.master.unwrap_or(arg.slot),
+            _ => arg.slot,
+        };
+        self.got.resize(arg.slot.numel(), 0.0);
+        from.read_f32(arg.slot, &mut self.got)?;
+        self.want.resize(arg.slot.numel(), 0.0);
+        Ok(self.engine.read_f32(self.place(wanted), &mut self.want)?)
+    }
+}

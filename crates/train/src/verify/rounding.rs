@@ -1,0 +1,203 @@
+//! What a lower precision costs, on an engine that computes in f32: everything is stored, or every product's operands
+//! are taken, as the lower precision would have them.
+
+use crate::rng::Rng;
+use ironhorse_core::op::{AdamW, Op};
+use ironhorse_core::{
+    DType, Engine, Error, Layout, Program, Result, Scalars, Slot, bf16_to_f32, check_host_len, f32_to_bf16,
+};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Which numbers are rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rounding {
+    /// Programs with bf16 tensors: what an op writes to one of them is rounded.
+    Bf16,
+    /// Programs in f32: operands of products lose all but 10 bits after the point.
+    Tf32,
+}
+
+/// An engine for bf16 or tf32 programs made of one for f32 programs. For checks, not for speed.
+pub struct RoundingEngine {
+    inner: Box<dyn Engine>,
+    name: String,
+    rounding: Rounding,
+    /// By the program's number: the one that the inner engine runs.
+    twins: BTreeMap<u64, Program>,
+    values: Vec<f32>,
+}
+
+impl RoundingEngine {
+    /// Computes on `inner`.
+    pub fn new(inner: Box<dyn Engine>, rounding: Rounding) -> Self {
+        let name = format!("{} with rounding", inner.name());
+        Self { inner, name, rounding, twins: BTreeMap::new(), values: Vec::new() }
+    }
+
+    /// Where the inner engine keeps a tensor.
+    fn place(&self, slot: Slot) -> Slot {
+        match self.rounding {
+            Rounding::Bf16 => slot.widened(),
+            Rounding::Tf32 => slot,
+        }
+    }
+
+    fn make_twin(&mut self, program: &Program) -> Result<()> {
+        let weights = program.precision().weights;
+        let fits = match self.rounding {
+            Rounding::Bf16 => DType::BF16,
+            Rounding::Tf32 => DType::F32,
+        };
+        if weights != fits {
+            let what = format!("made for programs in {fits}, not in {weights}");
+            return Err(Error::Engine { engine: "rounding", what });
+        }
+        if !self.twins.contains_key(&program.id()) {
+            let twin = if self.rounding == Rounding::Bf16 { program.widened()? } else { program.clone() };
+            self.twins.insert(program.id(), twin);
+        }
+        Ok(())
+    }
+
+    /// Changes a tensor of the inner engine.
+    fn change(&mut self, slot: Slot, f: fn(f32) -> f32) -> Result<()> {
+        self.values.resize(slot.numel(), 0.0);
+        self.inner.read_f32(slot, &mut self.values)?;
+        self.values.iter_mut().for_each(|value| *value = f(*value));
+        self.inner.write_f32(slot, &self.values)
+    }
+
+    /// Rounds what an op has written to bf16 tensors.
+    fn round_results(&mut self, op: &Op, scalars: &Scalars) -> Result<()> {
+        if let Op::AdamW(AdamW { params, master: Some(master), norm, .. }) = op {
+            return self.round_weights([*params, *master, *norm], scalars);
+        }
+        for arg in op.args() {
+            if arg.access.writes() && arg.slot.dtype == DType::BF16 {
+                self.change(arg.slot.widened(), round_bf16)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The weights become the master weights, rounded up or down at random.
+    fn round_weights(&mut self, [params, master, norm]: [Slot; 3], scalars: &Scalars) -> Result<()> {
+        if !self.inner.read_scalar(norm.widened())?.is_finite() {
+            return Ok(());
+        }
+        self.values.resize(master.numel(), 0.0);
+        self.inner.read_f32(master.widened(), &mut self.values)?;
+        let mut random = Rng::new(scalars.seed).fork(u64::from(scalars.step));
+        for value in &mut self.values {
+            // adding less than one bf16 step and cutting off rounds up as often as the distance says
+            let bits = value.to_bits().wrapping_add((random.next_u64() & 0xffff) as u32);
+            if value.is_finite() {
+                *value = f32::from_bits(bits & 0xffff_0000);
+            }
+        }
+        self.inner.write_f32(params.widened(), &self.values)
+    }
+
+    fn run_tf32(&mut self, twin: &Program, i: usize, scalars: &Scalars) -> Result<()> {
+        let operands: &[&str] = match &twin.nodes()[i].op {
+            Op::LinearFwd(_) => &["inp", "weight"],
+            Op::LinearBwdInput(_) => &["d_out", "weight"],
+            Op::LinearBwdWeight(_) => &["d_out", "inp"],
+            Op::AttentionFwd(_) | Op::AttentionCached(_) => &["qkv"],
+            Op::AttentionBwd(_) => &["d_out", "qkv"],
+            _ => &[],
+        };
+        let mut kept: Vec<(Slot, Vec<f32>)> = Vec::new();
+        for arg in twin.nodes()[i].op.args().iter().filter(|arg| operands.contains(&arg.name)) {
+            let mut values = vec![0.0; arg.slot.numel()];
+            self.inner.read_f32(arg.slot, &mut values)?;
+            kept.push((arg.slot, values));
+            self.change(arg.slot, cut_to_tf32)?;
+        }
+        self.inner.run(twin, i..i + 1, scalars)?;
+        kept.iter().try_for_each(|(slot, values)| self.inner.write_f32(*slot, values))
+    }
+}
+
+impl Engine for RoundingEngine {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn reserve(&mut self, layout: &Layout) -> Result<()> {
+        match self.rounding {
+            Rounding::Bf16 => self.inner.reserve(&layout.widened()),
+            Rounding::Tf32 => self.inner.reserve(layout),
+        }
+    }
+
+    fn allocated(&self) -> usize {
+        self.inner.allocated()
+    }
+
+    fn write_f32(&mut self, slot: Slot, data: &[f32]) -> Result<()> {
+        check_host_len(&slot, data.len())?;
+        let place = self.place(slot);
+        if slot.dtype != DType::BF16 {
+            return self.inner.write_f32(place, data);
+        }
+        self.values.clear();
+        self.values.extend(data.iter().map(|&value| round_bf16(value)));
+        self.inner.write_f32(place, &self.values)
+    }
+
+    fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> Result<()> {
+        self.inner.read_f32(self.place(slot), data)
+    }
+
+    fn write_i32(&mut self, slot: Slot, data: &[i32]) -> Result<()> {
+        self.inner.write_i32(self.place(slot), data)
+    }
+
+    fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> Result<()> {
+        self.inner.read_i32(self.place(slot), data)
+    }
+
+    fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()> {
+        self.make_twin(program)?;
+        let Some(twin) = self.twins.remove(&program.id()) else { return Ok(()) };
+        let done = ops.into_iter().try_for_each(|i| match self.rounding {
+            Rounding::Tf32 => self.run_tf32(&twin, i, scalars),
+            Rounding::Bf16 => {
+                self.inner.run(&twin, i..i + 1, scalars)?;
+                self.round_results(&program.nodes()[i].op, scalars)
+            }
+        });
+        self.twins.insert(program.id(), twin);
+        done
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        self.inner.synchronize()
+    }
+}
+
+/// The nearest bf16.
+fn round_bf16(value: f32) -> f32 {
+    bf16_to_f32(f32_to_bf16(value))
+}
+
+/// The f32 without all but 10 bits after the point: tensor cores that are given f32 do not look at the rest, and rounding
+/// to the nearest, as some kernels do first, errs half as much.
+fn cut_to_tf32(value: f32) -> f32 {
+    if value.is_finite() { f32::from_bits(value.to_bits() & !0x1fff) } else { value }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tf32_keeps_ten_bits() {
+        assert_eq!(cut_to_tf32(-1.0), -1.0);
+        assert_eq!(cut_to_tf32(1.0 + 1.0 / 1024.0), 1.0 + 1.0 / 1024.0);
+        assert_eq!(cut_to_tf32(1.0 + 3.0 / 2048.0), 1.0 + 1.0 / 1024.0);
+        assert!(cut_to_tf32(f32::NAN).is_nan() && cut_to_tf32(f32::INFINITY).is_infinite());
+    }
+}
