@@ -68,7 +68,8 @@ DEVICE void tally(u64 mass, u32 digit, bool alike, Space& s) {
     u32 left = __ballot_sync(0xffffffffu, mass != 0);
     while (left) {
         const int leader = __ffs(left) - 1;
-        const bool mine = mass != 0 && digit == __shfl_sync(0xffffffffu, digit, leader);
+        const u32 wanted = __shfl_sync(0xffffffffu, digit, leader);  // by all lanes, so outside the condition
+        const bool mine = mass != 0 && digit == wanted;
         u64 sum = mine ? mass : 0;
 #pragma unroll
         for (int d = WARP / 2; d > 0; d >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, d);
