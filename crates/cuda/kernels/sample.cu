@@ -169,18 +169,6 @@ DEVICE u32 walk(const Row& row, u64 target, u32 key, bool one_key, Space& s) {
     return s.found;
 }
 
-// A number in [0, 1), a function of the seed and a counter.
-DEVICE double uniform(u64 seed, u64 counter) {
-    u64 z = seed + (counter + 1) * 0x9e3779b97f4a7c15ull;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-        z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-        z ^= z >> 31;
-    }
-    return (double)(z >> 11) * 1.1102230246251565e-16;  // 2^-53
-}
-
 // u·total, rounded down and below the total.
 DEVICE u64 share(double u, u64 total) {
     const u64 part = (u64)(u * (double)total);
@@ -210,8 +198,8 @@ DEVICE u32 largest(const ACT* logits, u32 vocab, u32& first, Space& s) {
     return s.bad ? 0 : (u32)(best >> 32);
 }
 
-// `counter` of the draw is the scalar `position`. top_k = 0 and top_p = 0 mean that all stay.
-KERNEL __launch_bounds__(THREADS) sample(i32* out, const ACT* logits, const Scalars* scalars, u32 vocab,
+// `u` in [0, 1) decides the draw. top_k = 0 and top_p = 0 mean that all stay.
+KERNEL __launch_bounds__(THREADS) sample(i32* out, const ACT* logits, double u, u32 vocab,
                                          float temperature, u32 top_k, float top_p) {
     __shared__ Space s;
     u32 best;
@@ -223,7 +211,6 @@ KERNEL __launch_bounds__(THREADS) sample(i32* out, const ACT* logits, const Scal
     Row row = {logits, vocab, logit_of(top), temperature, 0};
     u64 above;
     if (top_k > 0 && top_k < vocab) row.least = select<true>(row, top_k - 1, above, s);
-    const double u = uniform(scalars->seed, scalars->position);
     u64 sum = 0, total;
     for (u32 i = threadIdx.x; i < vocab; i += THREADS) {
         const float x = row.at(i);

@@ -17,11 +17,6 @@ impl Args {
         self
     }
 
-    /// A device address, or null.
-    pub fn opt(self, address: Option<u64>) -> Self {
-        self.ptr(address.unwrap_or(0))
-    }
-
     /// `unsigned int` or `int`.
     pub fn u32(mut self, value: u32) -> Self {
         self.bytes.push(u64::from(value)); // little endian: the low half comes first

@@ -155,8 +155,8 @@ fn describe(driver: &Driver, index: usize, driver_version: u32) -> Result<(Devic
     driver.check("cuDeviceGet", unsafe { (driver.cuDeviceGet)(&mut raw, index as i32) })?;
     let mut name = [0_i8; 256];
     // SAFETY: the driver writes at most 256 bytes and ends them with 0.
-    driver
-        .check("cuDeviceGetName", unsafe { (driver.cuDeviceGetName)(name.as_mut_ptr().cast(), 256, raw) })?;
+    let status = unsafe { (driver.cuDeviceGetName)(name.as_mut_ptr().cast(), 256, raw) };
+    driver.check("cuDeviceGetName", status)?;
     // SAFETY: ended with 0 by the driver; the array was zeroed before.
     let name = unsafe { CStr::from_ptr(name.as_ptr().cast()) }.to_string_lossy().into_owned();
     let attribute = |which: u32| -> Result<u32> {

@@ -6,14 +6,15 @@ use crate::kernels::Kernels;
 use crate::launch::Launch;
 use crate::lower::Lower;
 use crate::memory::{Memory, Scratch, human};
+use crate::op::sample::{Row, sample};
 use crate::op::{self, Libraries};
 use crate::scalars::{FAULT_BYTES, SCALAR_BYTES, fault_text, scalar_block};
 use crate::staging::Staging;
 use crate::{Cache, DeviceInfo, Error, Result, Settings};
 use ironhorse_core::op::Op;
 use ironhorse_core::{
-    DType, Engine, Layout, Pending, Pool, Program, Scalars, Slot, Timed, bf16_to_f32, check_host_len,
-    f32_to_bf16,
+    DType, Engine, Layout, Pending, Pool, Program, Scalars, Slot, Timed, TokenChoice, bf16_to_f32,
+    check_host_len, f32_to_bf16,
 };
 use std::collections::HashMap;
 use std::ops::Range;
@@ -248,6 +249,25 @@ impl CudaEngine {
         Ok(f32::from_le_bytes([value[0], value[1], value[2], value[3]]))
     }
 
+    fn pick(&mut self, logits: Slot, vocab: usize, choice: &TokenChoice) -> Result<u32> {
+        if vocab == 0 || vocab > logits.shape.cols() {
+            let cols = logits.shape.cols();
+            return Err(Error::Input(format!("{vocab} tokens to choose from, but {cols} logits")));
+        }
+        self.device.make_current()?;
+        let out = self.scratch.at_least(&self.device, 4)?;
+        let row = Row { out, logits: self.memory.address(logits)?, dtype: logits.dtype, vocab };
+        sample((&self.device, &self.stream), &mut self.kernels, &row, choice)?;
+        let mut token = [0; 4];
+        self.staging.download(&self.stream, out, 4, |range, from| token[range].copy_from_slice(from))?;
+        self.fault_now()?;
+        u32::try_from(i32::from_le_bytes(token)).map_err(|_| {
+            Error::Input(
+                "sampling: the logits hold a number that is not finite, or none above minus infinity".into(),
+            )
+        })
+    }
+
     fn reserve_all(&mut self, layout: &Layout) -> Result<()> {
         self.device.make_current()?;
         if self.memory.reserve(&self.device, &self.stream, layout)? {
@@ -358,6 +378,15 @@ impl Engine for CudaEngine {
     fn synchronize(&mut self) -> ironhorse_core::Result<()> {
         self.device.make_current()?;
         Ok(self.fault_now()?)
+    }
+
+    fn pick_token(
+        &mut self,
+        logits: Slot,
+        vocab: usize,
+        choice: &TokenChoice,
+    ) -> ironhorse_core::Result<Option<u32>> {
+        Ok(self.pick(logits, vocab, choice).map(Some)?)
     }
 
     fn start_read(&mut self, slot: Slot) -> ironhorse_core::Result<Pending> {

@@ -5,9 +5,7 @@
 
 use ironhorse::core::{Engine, Layout, Pool, Precision, Program, Result, Scalars, Slot};
 use ironhorse::cpu::CpuEngine;
-use ironhorse::train::format::Source;
 use ironhorse::train::format::answer_key::AnswerKey;
-use ironhorse::train::format::safetensors::SafeTensors;
 use ironhorse::train::model::Gpt2Config;
 use ironhorse::train::rng::Rng;
 use ironhorse::train::session::{Session, SessionSpec};

@@ -12,7 +12,7 @@
 //! ([`between`]), [`BF16_UNIT`] for each such rounding: that holds for the worst mantissas and for tensors of one
 //! element; over large tensors a rounding is 1.5e-3 by norm.
 
-use ironhorse_core::op::{Arg, Op};
+use ironhorse_core::op::{Accum, Arg, Op};
 use ironhorse_core::{DType, bf16_to_f32, f32_to_bf16};
 
 /// Half the distance from 1 to the next f32: the most one rounding can be off.
@@ -109,6 +109,11 @@ fn between(op: &Op, arg: &str) -> f64 {
         (Op::ResidualLayerNormFwd(_), "out" | "mean" | "rstd") => BF16_UNIT,
         // No rounding: the hardware's tanh.
         (Op::GeluFwd(_) | Op::GeluBwd(_), _) => FAST_TANH,
+        // Where the bias or the old gradient is not added inside the product's kernel, the product is rounded before it:
+        // cuBLASLt does so in some of its own kernels too, and PyTorch's addmm with it.
+        (Op::LinearFwd(op), "out") if op.pre.is_none() && op.bias.is_some() => BF16_UNIT,
+        (Op::LinearFwd(op), "pre") if op.bias.is_some() => BF16_UNIT,
+        (Op::LinearBwdWeight(op), "d_weight") if op.accum != Accum::Write => BF16_UNIT,
         // GELU of `pre` as stored or as computed: x·gelu'(x)/gelu(x) is at most 1.3 for positive x, and negative ones
         // weigh little.
         (Op::LinearFwd(op), "out") if op.pre.is_some() => 1.3 * BF16_UNIT + FAST_TANH,

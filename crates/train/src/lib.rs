@@ -3,7 +3,6 @@
 
 pub mod bench;
 pub mod data;
-pub mod diagnose;
 pub mod error;
 pub mod format;
 pub mod generate;

@@ -10,7 +10,7 @@ mod linear;
 mod loss;
 mod memory;
 mod optimizer;
-mod sample;
+pub(crate) mod sample;
 
 use crate::device::Device;
 use crate::gemm::Gemms;

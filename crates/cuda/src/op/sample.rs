@@ -3,47 +3,46 @@
 use super::elementwise::ctype;
 use crate::Result;
 use crate::args::Args;
-use crate::kernels::Spec;
-use crate::lower::{Grid, Lower};
-use ironhorse_core::DType;
+use crate::device::Device;
+use crate::ffi::driver::Stream;
+use crate::kernels::{Kernels, Spec};
+use ironhorse_core::{DType, TokenChoice};
+use std::rc::Rc;
 
-/// One row of logits and how to choose from it. The draw is a function of the scalars `seed` and `position`.
+/// Threads of the one block that looks at the row.
+const THREADS: u32 = 1024;
+
+/// One row of logits, and where the chosen token goes: one i32, -1 when the logits allow none.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sample {
-    /// Address of the chosen token, one i32; -1 when the logits allow none.
+pub(crate) struct Row {
     pub out: u64,
-    /// Address of the row.
     pub logits: u64,
-    /// Its element type.
     pub dtype: DType,
     /// Columns that count.
     pub vocab: usize,
-    /// 0 takes the largest logit, the lowest index among equals.
-    pub temperature: f32,
-    /// Keep this many of the most likely tokens and what ties with the last of them.
-    pub top_k: Option<usize>,
-    /// Keep the most likely tokens that together reach this probability.
-    pub top_p: Option<f32>,
 }
 
 fn spec(dtype: DType) -> Result<Spec> {
     Ok(Spec::new("sample.cu").define("ACT", ctype(dtype)?))
 }
 
-/// Adds the launch. The settings were validated by the caller.
-#[allow(dead_code, reason = "no op asks for it yet")]
-pub(crate) fn sample(cx: &mut Lower<'_>, sample: &Sample) -> Result<()> {
-    let args = Args::new()
-        .ptr(sample.out)
-        .ptr(sample.logits)
-        .ptr(cx.scalars)
-        .u32(sample.vocab as u32)
-        .f32(sample.temperature)
-        .u32(sample.top_k.map_or(0, |k| k.min(u32::MAX as usize) as u32))
-        .f32(sample.top_p.unwrap_or(0.0));
-    let function = cx.kernel(&spec(sample.dtype)?, "sample")?;
-    cx.launch("sample", function, Grid::linear(1, 1024), args);
-    Ok(())
+/// Chooses a token of the row. The settings were validated by the caller.
+pub(crate) fn sample(
+    (device, stream): (&Rc<Device>, &Stream),
+    kernels: &mut Kernels,
+    row: &Row,
+    choice: &TokenChoice,
+) -> Result<()> {
+    let mut args = Args::new()
+        .ptr(row.out)
+        .ptr(row.logits)
+        .u64(choice.uniform.to_bits())
+        .u32(row.vocab as u32)
+        .f32(choice.temperature)
+        .u32(choice.top_k.map_or(0, |k| k.min(u32::MAX as usize) as u32))
+        .f32(choice.top_p.unwrap_or(0.0));
+    let function = kernels.get(device, &spec(row.dtype)?, "sample")?;
+    stream.launch(&function, [1; 3], [THREADS, 1, 1], 0, &mut args)
 }
 
 pub(super) fn specs() -> Vec<Spec> {

@@ -3,6 +3,7 @@
 use super::Gpt2Config;
 use crate::Result;
 use crate::rng::Rng;
+use std::sync::{Mutex, PoisonError};
 
 /// Standard deviation of GPT-2's weights.
 const STD: f64 = 0.02;
@@ -22,8 +23,7 @@ pub fn gpt2(config: &Gpt2Config, seed: u64, mut put: impl FnMut(&str, &[f32]) ->
             let residual = name.ends_with("c_proj.weight");
             let std = if residual { STD / ((2 * config.n_layer) as f64).sqrt() } else { STD };
             let real = if name == "wte.weight" { config.vocab_size * config.n_embd } else { values.len() };
-            let mut rng = root.fork(i as u64);
-            values[..real].iter_mut().for_each(|value| *value = (rng.normal() * std) as f32);
+            normals(&mut values[..real], root.fork(i as u64), std);
         } else if name.ends_with(".weight") {
             values.fill(1.0);
         }
@@ -32,9 +32,47 @@ pub fn gpt2(config: &Gpt2Config, seed: u64, mut put: impl FnMut(&str, &[f32]) ->
     Ok(())
 }
 
+/// Numbers that one thread draws at a time.
+const PIECE: usize = 1 << 16;
+
+/// Fills with normal(0, std), on all cores: passing over random words costs little beside making numbers of them, so each
+/// piece starts from the state that the pieces before it would have left.
+fn normals(values: &mut [f32], mut rng: Rng, std: f64) {
+    let start_of = |piece: &[f32]| {
+        let start = rng.clone();
+        (0..2 * piece.len()).for_each(|_| _ = rng.next_u64());
+        start
+    };
+    let starts: Vec<Rng> = values.chunks(PIECE).map(start_of).collect();
+    let pieces = Mutex::new(starts.into_iter().zip(values.chunks_mut(PIECE)));
+    let work = || {
+        loop {
+            let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((mut rng, piece)) = next else { break };
+            piece.iter_mut().for_each(|value| *value = (rng.normal() * std) as f32);
+        }
+    };
+    let helpers = std::thread::available_parallelism().map_or(1, usize::from) - 1;
+    std::thread::scope(|scope| {
+        for _ in 0..helpers {
+            // where no more threads are to be had, those there are do the work
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_are_those_of_one_stream() {
+        let mut pieced = vec![0.0; 2 * PIECE + 77];
+        normals(&mut pieced, Rng::new(3), 0.5);
+        let mut rng = Rng::new(3);
+        assert!(pieced.iter().all(|&value| value == (rng.normal() * 0.5) as f32));
+    }
 
     #[test]
     fn weights_have_gpt2s_spread_and_padding_is_zero() {

@@ -5,13 +5,13 @@ mod run_folder;
 pub use run_folder::{RunFolder, latest_checkpoint};
 
 use crate::data::Loader;
-use crate::diagnose::first_non_finite;
 use crate::format::tokenizer::Tokenizer;
 use crate::generate::{Request, generate};
 use crate::metrics::Metrics;
 use crate::sample::Sampler;
 use crate::schedule::LrSchedule;
 use crate::session::{PendingUpdate, Session};
+use crate::verify::first_non_finite;
 use crate::{Error, Result};
 use ironhorse_core::Scalars;
 use std::time::Instant;
@@ -220,10 +220,9 @@ impl Trainer<'_> {
     fn find_non_finite(&mut self, step: u64, scalars: &Scalars) -> String {
         let batches = &self.batches[(step % 2) as usize];
         let parts = batches.x.chunks(self.tokens).zip(batches.y.chunks(self.tokens));
-        for (micro_step, (x, y)) in parts.enumerate() {
-            let scalars = Scalars { micro_step: micro_step as u32, ..*scalars };
-            if let Ok(Some(found)) = first_non_finite(self.session, [x, y], &scalars) {
-                return format!("; the first number that is not finite is in {found}");
+        for (x, y) in parts {
+            if let Ok(Some(found)) = first_non_finite(self.session, x, y, scalars) {
+                return format!("; first not finite: {found}");
             }
         }
         String::new()
