@@ -9,16 +9,16 @@ use crate::memory::{Memory, Scratch, human};
 use crate::op::sample::{Row, sample};
 use crate::op::{self, Libraries};
 use crate::scalars::{FAULT_BYTES, SCALAR_BYTES, fault_text, scalar_block};
-use crate::staging::Staging;
+use crate::staging::{Staging, to_device, to_host};
 use crate::{Cache, DeviceInfo, Error, Result, Settings};
 use ironhorse_core::op::Op;
 use ironhorse_core::{
-    DType, Engine, Layout, Pending, Pool, Program, Scalars, Slot, Timed, TokenChoice, bf16_to_f32,
-    check_host_len, f32_to_bf16,
+    DType, Engine, Layout, Pending, Pool, Program, Scalars, Slot, Timed, TokenChoice, check_host_len,
 };
 use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Instant;
 
 /// Runs programs on one GPU.
 ///
@@ -75,7 +75,9 @@ const RESULTS: u64 = 16;
 impl CudaEngine {
     /// Opens the GPU of the settings.
     pub fn new(settings: Settings) -> Result<Self> {
+        let start = Instant::now();
         let device = Device::open(settings.device)?;
+        tracing::info!("{} opened in {:?}", device.info.name, start.elapsed());
         let stream = Stream::new(&device)?;
         let cache = Cache::open(settings.cache.as_deref());
         let fault = Buffer::new(&device, FAULT_BYTES)?;
@@ -122,6 +124,7 @@ impl CudaEngine {
     }
 
     fn lower(&mut self, program: &Program, key: &Key, scalars: &Scalars) -> Result<()> {
+        let start = Instant::now();
         let mut lowered = Lowered::default();
         for i in key.ops.clone() {
             let op = &program.nodes()[i].op;
@@ -144,6 +147,12 @@ impl CudaEngine {
             op::lower(&mut cx, op)?;
             lowered.context = [lowered.context, context_of(op)].into_iter().flatten().min();
         }
+        tracing::debug!(
+            "ops {:?} became {} launches in {:?}",
+            key.ops,
+            lowered.launches.len(),
+            start.elapsed()
+        );
         self.lowered.insert(key.clone(), lowered);
         Ok(())
     }
@@ -328,28 +337,14 @@ impl Engine for CudaEngine {
     fn write_f32(&mut self, slot: Slot, data: &[f32]) -> ironhorse_core::Result<()> {
         let size = slot.dtype.size();
         Ok(self.write(slot, data.len(), |range, to| {
-            let values = &data[range.start / size..range.end / size];
-            for (to, &value) in to.chunks_exact_mut(size).zip(values) {
-                match slot.dtype {
-                    DType::BF16 => to.copy_from_slice(&f32_to_bf16(value).to_le_bytes()),
-                    DType::I32 => to.copy_from_slice(&(value as i32).to_le_bytes()),
-                    _ => to.copy_from_slice(&value.to_le_bytes()),
-                }
-            }
+            to_device(slot.dtype, &data[range.start / size..range.end / size], to);
         })?)
     }
 
     fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> ironhorse_core::Result<()> {
         let size = slot.dtype.size();
         Ok(self.read(slot, data.len(), |range, from| {
-            let values = &mut data[range.start / size..range.end / size];
-            for (value, from) in values.iter_mut().zip(from.chunks_exact(size)) {
-                *value = match slot.dtype {
-                    DType::BF16 => bf16_to_f32(u16::from_le_bytes([from[0], from[1]])),
-                    DType::I32 => i32::from_le_bytes([from[0], from[1], from[2], from[3]]) as f32,
-                    _ => f32::from_le_bytes([from[0], from[1], from[2], from[3]]),
-                };
-            }
+            to_host(slot.dtype, from, &mut data[range.start / size..range.end / size]);
         })?)
     }
 

@@ -3,7 +3,40 @@
 use crate::Result;
 use crate::device::Device;
 use crate::ffi::driver::{Event, Pinned, Stream};
+use ironhorse_core::{DType, bf16_to_f32, f32_to_bf16};
 use std::rc::Rc;
+
+/// Values as the device stores them. The element type is chosen outside the loops, so that each of them is a plain one.
+pub(crate) fn to_device(dtype: DType, values: &[f32], bytes: &mut [u8]) {
+    match dtype {
+        DType::BF16 => each(bytes, values, |value| f32_to_bf16(value).to_le_bytes()),
+        DType::I32 => each(bytes, values, |value| (value as i32).to_le_bytes()),
+        _ => each(bytes, values, f32::to_le_bytes),
+    }
+}
+
+fn each<const N: usize>(bytes: &mut [u8], values: &[f32], convert: impl Fn(f32) -> [u8; N]) {
+    let (cells, _) = bytes.as_chunks_mut();
+    for (cell, &value) in cells.iter_mut().zip(values) {
+        *cell = convert(value);
+    }
+}
+
+/// What [`to_device`] wrote, as values.
+pub(crate) fn to_host(dtype: DType, bytes: &[u8], values: &mut [f32]) {
+    match dtype {
+        DType::BF16 => back(bytes, values, |cell| bf16_to_f32(u16::from_le_bytes(cell))),
+        DType::I32 => back(bytes, values, |cell| i32::from_le_bytes(cell) as f32),
+        _ => back(bytes, values, f32::from_le_bytes),
+    }
+}
+
+fn back<const N: usize>(bytes: &[u8], values: &mut [f32], convert: impl Fn([u8; N]) -> f32) {
+    let (cells, _) = bytes.as_chunks();
+    for (value, &cell) in values.iter_mut().zip(cells) {
+        *value = convert(cell);
+    }
+}
 
 /// Bytes of one buffer: transfers larger than that go in pieces.
 const BYTES: usize = 4 << 20;
@@ -75,5 +108,26 @@ impl Staging {
             take(piece(i), &buffer.as_slice()[..piece(i).len()]);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_come_back_as_their_type_keeps_them() {
+        let values = [1.0, -2.5, 3.141_592_7, f32::INFINITY, 1e-40];
+        for (dtype, kept) in [
+            (DType::F32, values),
+            (DType::BF16, values.map(|value| bf16_to_f32(f32_to_bf16(value)))),
+            (DType::I32, [1.0, -2.0, 3.0, 2_147_483_600.0, 0.0]),
+        ] {
+            let mut bytes = vec![0; values.len() * dtype.size()];
+            to_device(dtype, &values, &mut bytes);
+            let mut back = [0.0; 5];
+            to_host(dtype, &bytes, &mut back);
+            assert_eq!(back.map(f32::to_bits), kept.map(f32::to_bits), "{dtype}");
+        }
     }
 }
