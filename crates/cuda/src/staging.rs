@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn values_come_back_as_their_type_keeps_them() {
-        let values = [1.0, -2.5, 3.141_592_7, f32::INFINITY, 1e-40];
+        let values = [1.0, -2.5, 3.3, f32::INFINITY, 1e-40];
         for (dtype, kept) in [
             (DType::F32, values),
             (DType::BF16, values.map(|value| bf16_to_f32(f32_to_bf16(value)))),

@@ -348,6 +348,7 @@ fn inline(c: &Gpt2Config) -> String {
 fn settings_of(args: &TrainArgs) -> Result<TrainSettings> {
     let steps = args.steps.context("--steps is missing")?;
     Ok(TrainSettings {
+        seed: args.seed,
         steps,
         accumulate: args.accumulate,
         schedule: LrSchedule {

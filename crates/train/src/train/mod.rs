@@ -21,6 +21,8 @@ use std::time::Instant;
 pub struct TrainSettings {
     /// Optimizer steps.
     pub steps: u64,
+    /// Decides how weights are rounded to bf16, where they are.
+    pub seed: u64,
     /// Micro-steps whose gradients make one step.
     pub accumulate: u32,
     /// Learning rate over the steps.
@@ -260,7 +262,7 @@ fn scalars_of(settings: &TrainSettings, step: u64, tokens: usize) -> Scalars {
         weight_decay: settings.weight_decay,
         grad_clip: settings.grad_clip,
         position: 0,
-        seed: 0,
+        seed: settings.seed,
     }
 }
 
@@ -327,6 +329,7 @@ mod tests {
         };
         let settings = TrainSettings {
             steps: 5,
+            seed: 0,
             accumulate: 1,
             schedule,
             beta1: 0.9,
