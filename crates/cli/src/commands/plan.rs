@@ -1,11 +1,13 @@
 //! `ironhorse plan`
 
+use crate::args::Dtype;
 use crate::hardware::{human_bytes, memory};
 use crate::{Outcome, number, out};
 use anyhow::Result;
 use clap::Args;
-use ironhorse::core::{Pool, Precision, Section};
-use ironhorse::cpu::Limits;
+use ironhorse::Device;
+use ironhorse::core::{Limits, Node, Pool, Section};
+use ironhorse::cuda::Settings;
 use ironhorse::train::format::ModelChoice;
 use ironhorse::train::model::gpt2;
 use serde::Serialize;
@@ -15,6 +17,7 @@ use std::path::PathBuf;
 /// Says how much memory and time a training step needs, without running it
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse plan --model d12 --batch 4 --seq 1024\n  \
+                        ironhorse plan --model d12 --batch 64 --seq 1024 --dtype bf16\n  \
                         ironhorse plan --model d48 --batch 1 --seq 1024 --recompute full")]
 pub struct PlanArgs {
     /// d12, d24, d36, d48, sizes, a TOML file, or weights
@@ -29,6 +32,15 @@ pub struct PlanArgs {
     /// Compute again in the backward instead of keeping
     #[arg(long, value_enum, default_value_t = super::verify::RecomputeArg::None)]
     recompute: super::verify::RecomputeArg,
+    /// Micro-steps whose gradients make one step; in bf16 they add up in f32
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = number::count::<u32>)]
+    accumulate: u32,
+    /// Where it would run: auto, cpu, cuda or cuda:N
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    device: String,
+    /// Precision to plan for, also one that this machine has no engine for [default: bf16 on a GPU, f32 on the CPU]
+    #[arg(long, value_enum)]
+    dtype: Option<Dtype>,
     /// Threads to measure this machine's limits with; 0 means one for each core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = number::threads)]
     threads: usize,
@@ -40,6 +52,8 @@ pub struct PlanArgs {
 #[derive(Serialize)]
 struct PlanReport {
     model: String,
+    device: String,
+    dtype: Dtype,
     parameters: usize,
     batch: usize,
     seq: usize,
@@ -49,40 +63,68 @@ struct PlanReport {
     machine_bytes: Option<u64>,
     activation_lower_bound: usize,
     flops: u64,
-    least_ms: f64,
+    /// At the limits measured on this machine; absent where it has no engine for the precision.
+    least_ms: Option<f64>,
+}
+
+/// The device's memory and, if it can compute in this precision, its limits.
+fn look(args: &PlanArgs, device: Device, dtype: Dtype) -> Result<(Option<u64>, Option<Limits>)> {
+    let mut engine =
+        device.engine(args.threads, &Settings { tf32: dtype == Dtype::Tf32, ..Settings::default() })?;
+    let has = engine.free_memory().map(|free| free as u64).or_else(memory);
+    let runs = device != Device::Cpu || dtype == Dtype::F32;
+    let limits = runs.then(|| engine.measure_limits(dtype.precision(1).weights)).transpose()?;
+    Ok((has, limits))
 }
 
 pub fn run(args: &PlanArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
     let choice = ModelChoice::parse(&args.model)?;
-    let program =
-        gpt2::training(choice.config(), (args.batch, args.seq), args.recompute.into(), Precision::F32)?;
-    let limits = Limits::measure(args.threads);
+    let device = args.device.parse::<Device>()?.resolve();
+    let dtype = args.dtype.unwrap_or(if device == Device::Cpu { Dtype::F32 } else { Dtype::Bf16 });
+    let program = gpt2::training(
+        choice.config(),
+        (args.batch, args.seq),
+        args.recompute.into(),
+        dtype.precision(args.accumulate),
+    )?;
+    let (machine_bytes, limits) = look(args, device, dtype)?;
     let layout = program.layout();
-    let least: f64 =
-        program.nodes().iter().map(|node| limits.least_seconds(node.op.flops(), node.op.bytes())).sum();
+    let least = |limits: &Limits| -> f64 {
+        let seconds = |node: &Node| limits.least_seconds(node.op.flops(), node.op.bytes());
+        1e3 * program.nodes().iter().map(seconds).sum::<f64>()
+    };
     let report = PlanReport {
         model: args.model.clone(),
+        device: device.to_string(),
+        dtype,
         parameters: program.num_params(),
         batch: args.batch,
         seq: args.seq,
         ops: program.nodes().len(),
         bytes: Pool::ALL.iter().map(|&pool| (pool.name(), layout.bytes(pool))).collect(),
         total_bytes: layout.total(),
-        machine_bytes: memory(),
+        machine_bytes,
         activation_lower_bound: program.activation_lower_bound(),
         flops: Section::ALL.iter().map(|&section| program.flops(section)).sum(),
-        least_ms: least * 1e3,
+        least_ms: limits.as_ref().map(least),
     };
-    out::line(format!("{}  {} parameters  {} ops", report.model, report.parameters, report.ops))?;
+    out::line(format!(
+        "{}  {} parameters  {} ops  {} {}",
+        report.model,
+        report.parameters,
+        report.ops,
+        report.device,
+        dtype.name()
+    ))?;
     for pool in Pool::ALL.into_iter().filter(|&pool| layout.bytes(pool) > 0) {
         out::line(format!("{:<20} {:>12}", pool.name(), human_bytes(layout.bytes(pool) as u64)))?;
     }
     let fits = match report.machine_bytes {
         Some(has) if report.total_bytes as u64 > has => {
-            format!("  does not fit: this machine has {}", human_bytes(has))
+            format!("  does not fit: {device} has {}", human_bytes(has))
         }
-        Some(has) => format!("  of this machine's {}", human_bytes(has)),
+        Some(has) => format!("  of the {} of {device}", human_bytes(has)),
         None => String::new(),
     };
     out::line(format!("{:<20} {:>12}{fits}", "all", human_bytes(report.total_bytes as u64)))?;
@@ -91,13 +133,15 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         human_bytes(report.activation_lower_bound as u64),
         human_bytes((layout.bytes(Pool::Activations) - report.activation_lower_bound) as u64)
     ))?;
-    out::line(format!(
-        "a step needs {:.1} GFLOP; at this machine's {:.0} GFLOP/s and {:.1} GB/s no less than {:.0} ms",
-        report.flops as f64 / 1e9,
-        limits.flops_per_s / 1e9,
-        limits.bytes_per_s / 1e9,
-        report.least_ms
-    ))?;
+    let time = match (&limits, report.least_ms) {
+        (Some(limits), Some(ms)) => format!(
+            "at {device}'s {:.0} GFLOP/s and {:.1} GB/s no less than {ms:.0} ms",
+            limits.flops_per_s / 1e9,
+            limits.bytes_per_s / 1e9
+        ),
+        _ => format!("how long that takes was not measured: {device} does not compute in {}", dtype.name()),
+    };
+    out::line(format!("a step needs {:.1} GFLOP; {time}", report.flops as f64 / 1e9))?;
     out::json(args.json.as_deref(), &report)?;
     Ok(Outcome::Done)
 }
