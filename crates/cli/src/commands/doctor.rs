@@ -75,6 +75,10 @@ fn look_for_gpus(report: &mut Report) {
                     why: usable.err().map_or(what, |error| error.to_string()),
                 });
             }
+            if gpus.is_empty() {
+                let why = "the driver sees no GPU (is CUDA_VISIBLE_DEVICES empty?)".into();
+                report.devices.push(DeviceReport { device: "cuda".into(), available: false, why });
+            }
             if let Some(gpu) = gpus.first() {
                 report.choices = cuda::report::choices(gpu, &libraries);
             }

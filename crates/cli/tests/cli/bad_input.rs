@@ -35,7 +35,7 @@ fn usage_errors_are_one_line() {
     ] {
         place.refuses(line, &[text]);
     }
-    place.refuses("train --dtype f8", &["'f8'", "[possible values: f32, bf16]"]);
+    place.refuses("train --dtype f8", &["'f8'", "[possible values: f32, tf32, bf16]"]);
     place.refuses("verify", &["--state FILE with --model, or --key FILE"]);
     place.refuses("verify --state x", &["not provided: --model <FILE>"]);
 }
@@ -114,8 +114,10 @@ fn numbers_that_do_not_go_together_are_refused() {
     place.refuses("plan --model n_layer=x,n_head=1,n_embd=8", &["n_layer is \"x\""]);
     place.refuses("plan --model d13", &["unknown model `d13`", "d12, d24, d36, d48"]);
     place.refuses("bench --dtype bf16", &["cpu engine computes in f32 only"]);
-    place.refuses("bench --device cuda", &["no CUDA engine"]);
-    place.refuses("bench --device gpu", &["unknown device `gpu`: expected auto or cpu"]);
+    place.refuses("bench --dtype tf32", &["cpu engine computes in f32 only, not tf32"]);
+    for device in ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA"] {
+        place.refuses(&format!("bench --device {device}"), &["expected auto, cpu, cuda or cuda:N"]);
+    }
 }
 
 #[test]
@@ -145,5 +147,22 @@ fn what_this_machine_cannot_hold_is_refused_before_it_is_tried() {
         );
     }
     let plan = place.does("plan --batch 1000000 --seq 1024 --threads 1").text();
-    assert!(plan.contains("does not fit: this machine has"), "{plan}");
+    assert!(plan.contains("does not fit: cpu has"), "{plan}");
+}
+
+/// `Place` hides all GPUs, so this holds on every machine.
+#[test]
+fn without_a_gpu_every_command_that_asks_for_one_says_so() {
+    let place = Place::new();
+    place.write("key.safetensors", b"never opened");
+    for command in
+        ["train", "bench", "profile", "plan", "selftest", "verify --lockstep", "verify --key key.safetensors"]
+    {
+        for device in ["cuda", "cuda:0", "cuda:7"] {
+            place.refuses(&format!("{command} --device {device}"), &["error: cuda engine: "]);
+        }
+    }
+    let doctor = place.does("doctor").text();
+    assert!(doctor.contains("--device auto means cpu"), "{doctor}");
+    assert!(doctor.contains("device       cuda    no "), "{doctor}");
 }

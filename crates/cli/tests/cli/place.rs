@@ -33,9 +33,11 @@ impl From<Output> for Done {
     }
 }
 
-/// The binary.
+/// The binary, on the CPU wherever the tests run.
 pub fn ironhorse() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_ironhorse"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ironhorse"));
+    command.env("CUDA_VISIBLE_DEVICES", "");
+    command
 }
 
 /// A working folder, removed at the end.
