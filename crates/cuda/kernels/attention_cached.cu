@@ -27,9 +27,11 @@ template <bool MAX> DEVICE float block_all(float x, float* shared) {
     return x;
 }
 
-// Dynamic shared memory: the query as head_dim floats, rounded up to whole vectors, then THREADS·N floats.
-KERNEL __launch_bounds__(THREADS) attention_cached(ACT* out, ACT* keys, ACT* values, const ACT* qkv, float* scores,
-                                                   const Scalars* scalars, u32 heads, u32 head_dim, u32 context) {
+// Dynamic shared memory: the query as head_dim floats, rounded up to whole vectors, then THREADS·N floats. Two blocks a
+// multiprocessor are asked for because the compiler alone aims at more, and spills registers to get there.
+KERNEL __launch_bounds__(THREADS, 2)
+    attention_cached(ACT* out, ACT* keys, ACT* values, const ACT* qkv, float* scores, const Scalars* scalars,
+                     u32 heads, u32 head_dim, u32 context) {
     extern __shared__ float4 space[];
     __shared__ float totals[THREADS / WARP];
     float* const query = reinterpret_cast<float*>(space);

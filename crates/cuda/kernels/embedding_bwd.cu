@@ -117,9 +117,11 @@ KERNEL __launch_bounds__(SORT_BLOCK) sort_scatter(u32* keys_to, u32* to, const u
 }
 
 // Block (x, y): window x, vectors y·blockDim.x and on. A token's stretch that lies within the window goes to d_wte; one
-// that began before goes to edges[x][0], one that only goes on behind to edges[x][1].
-KERNEL __launch_bounds__(256) embedding_bwd_windows(GRAD* d_wte, float* edges, const ACT* d_out, const u32* keys,
-                                                    const u32* positions, u32 n, u32 vocab, u32 width) {
+// that began before goes to edges[x][0], one that only goes on behind to edges[x][1]. Three blocks a multiprocessor are
+// asked for because the compiler alone aims at four, and spills registers to get there.
+KERNEL __launch_bounds__(256, 3)
+    embedding_bwd_windows(GRAD* d_wte, float* edges, const ACT* d_out, const u32* keys, const u32* positions, u32 n,
+                          u32 vocab, u32 width) {
     __shared__ u32 key[WINDOW + 2], position[WINDOW];
     const u32 begin = blockIdx.x * WINDOW, count = min(n - begin, (u32)WINDOW);
     // key[0] is the one before the window, key[count + 1] the one behind; no key is ~0.

@@ -19,6 +19,8 @@ constexpr int THREADS = 256;
 constexpr int TILE_FLOATS = TILE * LD;
 // Where a multiprocessor's shared memory has room for two blocks of the backward, registers are kept to a half.
 constexpr int BWD_BLOCKS = __CUDA_ARCH__ / 100 == 9 || __CUDA_ARCH__ / 100 == 10 ? 2 : 1;
+// Loads of a tile in flight per thread: vectors of bf16 take twice the registers, and a half has no room for more.
+constexpr int AT_ONCE = sizeof(ELEM) == 4 ? 4 : 1;
 
 extern __shared__ uint4 shared[];
 
@@ -41,6 +43,7 @@ template <int N> DEVICE void read(float (&to)[N], const float* from) {
 DEVICE void load_tile(float* to, const ELEM* from, size_t stride, u32 first, u32 seq, u32 hd) {
     constexpr int N = Vec<ELEM>::N;
     if (hd % N == 0) {
+#pragma unroll AT_ONCE
         for (int i = threadIdx.x; i < TILE * HDP / N; i += THREADS) {
             u32 row = i / (HDP / N), col = i % (HDP / N) * N;
             bool inside = first + row < seq && col < hd;
@@ -50,6 +53,7 @@ DEVICE void load_tile(float* to, const ELEM* from, size_t stride, u32 first, u32
             for (int n = 0; n < N; ++n) to[row * LD + col + n] = inside ? to_float(v.at[n]) : 0.0f;
         }
     } else {
+#pragma unroll 2
         for (int i = threadIdx.x; i < TILE * HDP; i += THREADS) {
             u32 row = i / HDP, col = i % HDP;
             bool inside = first + row < seq && col < hd;

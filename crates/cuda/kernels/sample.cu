@@ -198,9 +198,10 @@ DEVICE u32 largest(const ACT* logits, u32 vocab, u32& first, Space& s) {
     return s.bad ? 0 : (u32)(best >> 32);
 }
 
-// `u` in [0, 1) decides the draw. top_k = 0 and top_p = 0 mean that all stay.
-KERNEL __launch_bounds__(THREADS) sample(i32* out, const ACT* logits, double u, u32 vocab,
-                                         float temperature, u32 top_k, float top_p) {
+// `u` in [0, 1) decides the draw. top_k = 0 and top_p = 0 mean that all stay. There is only one block: it may have
+// all registers.
+KERNEL __launch_bounds__(THREADS, 1) sample(i32* out, const ACT* logits, double u, u32 vocab, float temperature,
+                                            u32 top_k, float top_p) {
     __shared__ Space s;
     u32 best;
     const u32 top = largest(logits, vocab, best, s);

@@ -18,8 +18,7 @@ use crate::device::Device;
 use crate::ffi::cublaslt::{Algo, Handle, Operands, Product};
 use crate::ffi::driver::Stream;
 use crate::launch::Call;
-use crate::{Cache, Error, Result};
-use ironhorse_core::DType;
+use crate::{Cache, Result};
 use std::collections::HashMap;
 use std::rc::Rc;
 use store::{Choice, Place};
@@ -110,24 +109,6 @@ impl Gemms {
         );
         self.place.write(&self.cache, problem, &choice);
         Ok(Some(choice))
-    }
-
-    /// Operations per second this device reaches in a large square product that runs for about this long.
-    #[allow(dead_code, reason = "for `profile`")]
-    pub fn measure_flops(
-        &mut self,
-        bench: &mut Bench<'_>,
-        dtype: DType,
-        tf32: bool,
-        seconds: f64,
-    ) -> Result<f64> {
-        const SIZE: usize = 8192;
-        let sizes = Sizes { rows: SIZE, ic: SIZE, oc: SIZE, inputs: dtype, output: dtype, tf32 };
-        let at = At::default();
-        let problem = Problem::forward(&sizes, &at);
-        let missing = || Error::Unsupported(format!("{problem}: no algorithm, or too little memory"));
-        let choice = self.choose(bench, &problem, &at)?.ok_or_else(missing)?;
-        bench.rate(&self.handle, &problem, &choice, seconds)?.ok_or_else(missing)
     }
 }
 

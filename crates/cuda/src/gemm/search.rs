@@ -279,27 +279,6 @@ impl Bench<'_> {
         run(self.stream)?;
         self.time(ROUNDS as u32, run)
     }
-
-    /// Floating-point operations per second of a product that runs for about this long.
-    pub fn rate(
-        &mut self,
-        handle: &Rc<Handle>,
-        problem: &Problem,
-        choice: &Choice,
-        seconds: f64,
-    ) -> Result<Option<f64>> {
-        let Some(arena) = self.arena(problem, &At::default(), workspace_limit(self.device))? else {
-            return Ok(None);
-        };
-        let product = Product::new(handle, &problem.describe(&arena.at))?;
-        let best = &choice.best;
-        let at = operands(problem, best.workspace, &arena);
-        let run = |stream: &Stream| product.enqueue(&best.algo, &at, stream);
-        let once = f64::from(self.twice(&run)?);
-        let repeats = (seconds * 1e3 / once.max(1e-3)).clamp(1.0, 1e6) as u32;
-        let ms = f64::from(self.time(repeats, &run)?);
-        Ok(Some(problem.flops() / (ms * 1e-3)))
-    }
 }
 
 /// Where `noise` and `checksum` are; they do not depend on element types.

@@ -208,11 +208,11 @@ pub(super) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<()>
     launch(cx, &g, Step::BwdQ, args)
 }
 
-/// What heads of GPT-2 and the generic shapes use.
+/// What heads of GPT-2 and the generic shapes use: each of the tiles with each type.
 pub(super) fn specs() -> Vec<Spec> {
     let mut specs = Vec::new();
     for dtype in [DType::F32, DType::BF16] {
-        for head_dim in [64, 80, 128, 256, 257] {
+        for head_dim in [40, 64, 72, 80, 128, 256, 257] {
             let path = Path::choose(dtype, head_dim, usize::MAX);
             specs.extend(Step::ALL.map(|step| path.plan(dtype, step).spec));
         }
