@@ -71,6 +71,8 @@ struct Results {
 }
 
 const RESULTS: u64 = 16;
+/// Ranges of ops kept ready to run.
+const MOST_LOWERED: usize = 4096;
 
 impl CudaEngine {
     /// Opens the GPU of the settings.
@@ -153,6 +155,9 @@ impl CudaEngine {
             lowered.launches.len(),
             start.elapsed()
         );
+        if self.lowered.len() >= MOST_LOWERED {
+            self.lowered.clear(); // thousands of programs on one engine: a test suite, not a training run
+        }
         self.lowered.insert(key.clone(), lowered);
         Ok(())
     }
