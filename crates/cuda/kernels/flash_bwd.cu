@@ -87,23 +87,27 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
     u32 share = KEYS ? op.heads / op.kv_heads : 1;  // heads of queries to pass over
     Head at = head_at(work.head * share, seq, op.heads, op.kv_heads, HD);
     u32 first = (KEYS ? work.tile : tiles - 1 - work.tile) * BM, row = threadIdx.x / WARP * 16 * MT;
-    const bf16 *q = op.qkv + at.in, *k = op.qkv + at.key, *v = op.qkv + at.value, *d_out = op.d_out + at.out;
-    auto pass = [&](u32 j, u32 stage) {
-        u32 to = b + stage * STAGE;
+    __shared__ Head place;  // what the passes need of `at`: the sums leave no registers for it
+    if (threadIdx.x == 0) place = at;
+    // Stage i of the passing positions: tile i % length of them, of head i / length among those that share keys.
+    u32 start = KEYS ? first / BN : 0, end = ((KEYS ? seq : min(first + BM, seq)) + BN - 1) / BN, length = end - start;
+    auto pass = [&](const Head& at, u32 i) {
+        u32 to = b + i % 2 * STAGE, head = KEYS ? i / length : 0, j = start + i - head * length;
+        const bf16 *q = op.qkv + at.in + head * HD, *k = op.qkv + at.key, *v = op.qkv + at.value;
+        const bf16* d_out = op.d_out + at.out + head * HD;
         load_tile<BN>(to, KEYS ? q : k, at.stride, j * BN, seq);
         load_tile<BN>(to + BN * PITCH, KEYS ? d_out : v, KEYS ? at.out_stride : at.stride, j * BN, seq);
         if constexpr (KEYS) {
             static_assert(THREADS == 2 * BN, "one thread per lse and delta");
             u32 query = j * BN + threadIdx.x % BN;
-            const float* from = (threadIdx.x < BN ? op.lse : op.delta) + at.row;
-            cp_async4(shared_address(columns + stage * 2 * BN + threadIdx.x), from + (query < seq ? query : 0), query < seq);
+            const float* from = (threadIdx.x < BN ? op.lse : op.delta) + at.row + (size_t)head * seq;
+            cp_async4(shared_address(columns + i % 2 * 2 * BN + threadIdx.x), from + (query < seq ? query : 0), query < seq);
         }
         cp_commit();
     };
-    load_tile<BM>(a1, KEYS ? k : q, at.stride, first, seq);
-    load_tile<BM>(a2, KEYS ? v : d_out, KEYS ? at.stride : at.out_stride, first, seq);
-    u32 j = KEYS ? first / BN : 0, end = ((KEYS ? seq : min(first + BM, seq)) + BN - 1) / BN, stage = 0;
-    pass(j, stage);
+    load_tile<BM>(a1, op.qkv + (KEYS ? at.key : at.in), at.stride, first, seq);
+    load_tile<BM>(a2, KEYS ? op.qkv + at.value : op.d_out + at.out, KEYS ? at.stride : at.out_stride, first, seq);
+    pass(at, 0);
 
     Stats<KEYS> stats;
     if constexpr (!KEYS) {
@@ -120,20 +124,16 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
     rows2.hold();
     float acc1[MT][HD / 8][4] = {}, acc2[MT][HD / 8][4] = {};
     int r = first + row;
-    while (j < end) {
+    for (u32 i = 0; i < length * share; ++i) {
         cp_wait<0>();
         __syncthreads();  // this stage is here, and all are done with the other, whose place the next copies take
-        u32 next = j + 1;
-        if (KEYS && next == end && --share > 0) {  // the next head of queries
-            next = first / BN;
-            q += HD, d_out += HD, at.row += seq;
-        }
-        if (next < end) pass(next, stage ^ 1);
-        u32 b1 = b + stage * STAGE, b2 = b1 + BN * PITCH;
-        stats.stage = columns + stage * 2 * BN;
+        if (i + 1 < length * share) pass(place, i + 1);
+        u32 now = (start + (KEYS ? i % length : i)) * BN;  // the first of the passing positions
+        u32 b1 = b + i % 2 * STAGE, b2 = b1 + BN * PITCH;
+        stats.stage = columns + i % 2 * 2 * BN;
 #pragma unroll 1
         for (int c = 0; c < BN; c += CN) {
-            int column = j * BN + c;
+            int column = now + c;
             if (KEYS ? column + CN <= r : column >= r + 16 * MT) continue;  // no key of these is seen by these queries
             float p[MT][CN / 8][4] = {}, ds[MT][CN / 8][4] = {};
             scores<CN>(p, rows1, b1, c);
@@ -143,17 +143,16 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
             slopes<KEYS>(ds, p, stats, c, r, column);
             weighted<CN>(acc1, ds, b1, c);
         }
-        j = next, stage ^= 1;
     }
 
     float factor[MT][2];
 #pragma unroll
     for (int i = 0; i < 2 * MT; ++i) factor[i / 2][i % 2] = op.scale;
-    store_tile(op.d_qkv + (KEYS ? at.key : at.in), at.stride, first, seq, acc1, factor, tile, row);
+    store_tile(op.d_qkv + (KEYS ? place.key : place.in), place.stride, first, seq, acc1, factor, tile, row);
     if constexpr (KEYS) {
 #pragma unroll
         for (int i = 0; i < 2 * MT; ++i) factor[i / 2][i % 2] = 1.0f;
-        store_tile(op.d_qkv + at.value, at.stride, first, seq, acc2, factor, tile + BM * PITCH, row);
+        store_tile(op.d_qkv + place.value, place.stride, first, seq, acc2, factor, tile + BM * PITCH, row);
     }
 }
 
