@@ -292,8 +292,11 @@ unsafe fn backward_head(isa: Isa, scratch: &mut Scratch, g: &Heads, slots: [Span
             // The first tile to reach a gradient writes it: queries see key tile 0 first, keys their own tile of the first
             // head that uses them.
             let beta_q = if key_tile == 0 { Beta::Overwrite } else { Beta::Accumulate };
-            let beta_kv =
-                if key_tile == tile && head % g.share() == 0 { Beta::Overwrite } else { Beta::Accumulate };
+            let beta_kv = if key_tile == tile && head.is_multiple_of(g.share()) {
+                Beta::Overwrite
+            } else {
+                Beta::Accumulate
+            };
             // SAFETY: these parts of `d_qkv` belong to this task.
             unsafe {
                 mm.product([rows, hd, cols], ds, k, d_q, beta_q);
