@@ -167,7 +167,8 @@ pub trait Engine: Send {
         Ok(())
     }
 
-    /// Bytes held now, by category.
+    /// Bytes held, by category. What was held on top of that before and is free now is a category too, so that the
+    /// sum is the peak.
     fn memory_use(&self) -> Vec<(String, usize)> {
         vec![("pools".into(), self.allocated())]
     }

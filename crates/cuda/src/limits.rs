@@ -80,7 +80,7 @@ impl CudaEngine {
         })?;
         let (program, [inp, weight]) = product(side, dtype)?;
         let (mut memory, mut scratch) = (Memory::default(), Scratch::default());
-        memory.reserve(&self.device, &self.stream, program.layout())?;
+        memory.grow(&self.device, &self.stream, program.layout())?;
         for slot in [inp, weight] {
             self.fill_with_noise(memory.address(slot)?, slot)?;
         }

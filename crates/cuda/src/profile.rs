@@ -87,7 +87,8 @@ impl CudaEngine {
         Ok(timed)
     }
 
-    /// Pools, scratch, constants, and what the driver and the libraries took besides.
+    /// Pools, scratch, constants, what the driver and the libraries took besides, and what was held before on top of
+    /// that (pools that grew, the search for algorithms): the sum is the peak.
     pub(crate) fn memory_by_category(&self) -> Vec<(String, usize)> {
         let mut all: Vec<(String, usize)> =
             Pool::ALL.iter().map(|&pool| (pool.name().to_owned(), self.memory.bytes(pool))).collect();
@@ -99,6 +100,8 @@ impl CudaEngine {
         if let Ok((free, total)) = self.device.memory() {
             all.push(("context and libraries".into(), (total - free).saturating_sub(ours)));
         }
+        let (held, peak) = self.device.held();
+        all.push(("freed since".into(), peak - held));
         all.retain(|(_, bytes)| *bytes > 0);
         all
     }
