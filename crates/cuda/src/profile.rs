@@ -5,6 +5,7 @@ use crate::engine::{CudaEngine, Key};
 use crate::ffi::cupti::{Activity, Recorder};
 use crate::ffi::driver::Event;
 use crate::kernels::Spec;
+use crate::limits::LIMITS;
 use ironhorse_core::{Engine, Pool, Program, Scalars, Timed};
 use std::ops::Range;
 
@@ -63,7 +64,7 @@ impl CudaEngine {
     /// An event before and after each launch. A launch's time includes the gap before the next one, about a
     /// microsecond. The device is held up first, so that it never waits for the host.
     fn with_events(&mut self, key: &Key) -> Result<Vec<Timed>> {
-        let wait = self.kernels.get(&self.device, &Spec::new("limits.cu"), "limits_wait")?;
+        let wait = self.kernels.get(&self.device, &Spec::new(LIMITS), "limits_wait")?;
         let Some(lowered) = self.lowered.get_mut(key) else { return Ok(Vec::new()) };
         let stream = &self.stream;
         let launches = &mut lowered.launches;
