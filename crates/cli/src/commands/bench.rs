@@ -154,6 +154,7 @@ pub fn memory_map(memory: &[(String, usize)]) -> Map<String, Value> {
 /// Times whole training steps: forward, backward, gradient norm, AdamW
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse bench --model d12 --batch 4 --seq 64 --threads 2\n  \
+                        ironhorse bench --device cuda --model d12 --batch 64 --seq 1024 --fast --seconds 5\n  \
                         ironhorse bench --model n_layer=4,n_head=4,n_embd=128,vocab_size=256,max_seq_len=128 --json b.json")]
 pub struct BenchArgs {
     #[command(flatten)]
