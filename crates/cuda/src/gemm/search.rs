@@ -5,13 +5,13 @@
 use super::column_sums::ColumnSums;
 use super::problem::{ALIGN, At, Extra, Problem, bytes_of};
 use super::store::{Candidate, Choice};
-use crate::Result;
 use crate::args::Args;
 use crate::device::Device;
 use crate::ffi::cublaslt::{Found, Handle, Operands, Product, Wanted, reduction};
 use crate::ffi::driver::{Buffer, Event, Pinned, Stream};
 use crate::kernels::{Kernels, Spec};
 use crate::limits::{LIMITS, fill_with_noise};
+use crate::{Error, Result};
 use ironhorse_core::DType;
 use std::rc::Rc;
 
@@ -205,12 +205,17 @@ impl Bench<'_> {
         let results = up(d) + up(aux) + up(bias) + up(workspace) + up(1);
         let (free, _) = self.device.memory()?;
         let all = results + up(a) + up(b) + RESERVE <= free;
-        if !all && (results + RESERVE > free || at.a == 0 || at.b == 0) {
-            tracing::warn!("{problem}: too little free memory to time its algorithms");
-            return Ok(None);
-        }
         let own = if all { up(a) + up(b) } else { 0 };
-        let buffer = Buffer::new(self.device, own + results)?;
+        let fits = all || (results + RESERVE <= free && at.a != 0 && at.b != 0);
+        // What is free may be in pieces, so that even a size that fits can be refused.
+        let buffer = match Buffer::new(self.device, if fits { own + results } else { 0 }) {
+            Ok(buffer) if fits => buffer,
+            Ok(_) | Err(Error::OutOfMemory(_)) => {
+                tracing::warn!("{problem}: too little free memory to time its algorithms");
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
         let mut next = buffer.address();
         let mut take = |bytes: usize| {
             let start = next;
