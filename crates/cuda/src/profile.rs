@@ -101,8 +101,6 @@ impl CudaEngine {
         if let Ok((free, total)) = self.device.memory() {
             all.push(("context and libraries".into(), (total - free).saturating_sub(ours)));
         }
-        let (held, peak) = self.device.held();
-        all.push(("freed since".into(), peak - held));
         all.retain(|(_, bytes)| *bytes > 0);
         all
     }

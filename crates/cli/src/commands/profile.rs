@@ -289,7 +289,7 @@ fn print(report: &ProfileReport, work: &Workload, top: usize) -> Result<()> {
             out::line(format!("{name:<24} {:>12}", human_bytes(bytes)))?;
         }
         let all = report.memory_use.values().filter_map(Value::as_u64).sum();
-        out::line(format!("{:<24} {:>12}", "all, the peak", human_bytes(all)))?;
+        out::line(format!("{:<24} {:>12}", "all", human_bytes(all)))?;
     }
     Ok(())
 }

@@ -91,6 +91,11 @@ impl Engine for CudaEngine {
         Ok(self.record_kernels(program, ops, scalars, record)?)
     }
 
+    fn memory_freed(&self) -> usize {
+        let (held, peak) = self.device.held();
+        peak.saturating_sub(held)
+    }
+
     fn memory_use(&self) -> Vec<(String, usize)> {
         self.memory_by_category()
     }
