@@ -6,7 +6,8 @@
 //
 // moves  flash_delta: 2*B*T*C*sizeof(ELEM) + 4*B*NH*T bytes; bound: memory
 // grid   one warp per head and position (a query, or for d_k and d_v a key), 8 warps per block; any T, any HD
-// order  positions in order, channels by a fixed tree; no atomics: bitwise repeatable
+// order  positions in order (d_k and d_v: per head of queries, heads in order), channels by a fixed tree; no atomics:
+//        bitwise repeatable
 //
 // ELEM is the type in memory (float or bf16).
 #include "flash.cuh"
@@ -50,8 +51,8 @@ DEVICE void write(ELEM* to, const float (&acc)[PART], float factor, u32 from, u3
 KERNEL flash_delta(float* delta, const ELEM* d_out, const ELEM* out, u32 seq, u32 heads, u32 hd, u32 total) {
     Row row = row_of(seq, total);
     if (!row.inside) return;
-    Head at = head_at(row.head, seq, heads, hd);
-    size_t first = at.out + row.position * at.stride;
+    Head at = head_at(row.head, seq, heads, heads, hd);
+    size_t first = at.out + row.position * at.out_stride;
     float sum = dot(d_out + first, out + first, hd);
     if (threadIdx.x % WARP == 0) delta[at.row + row.position] = sum;
 }
@@ -73,14 +74,15 @@ KERNEL flash_delta_wide(float* delta, const ELEM* d_out, const ELEM* out, u32 se
     delta[head * seq + token % seq] = sum;
 }
 
-KERNEL flash_any_fwd(ELEM* out, float* lse, const ELEM* qkv, u32 seq, u32 heads, u32 hd, u32 total, u32, float scale) {
+KERNEL flash_any_fwd(ELEM* out, float* lse, const ELEM* qkv, u32 seq, u32 heads, u32 kv_heads, u32 hd, u32 total, u32,
+                     float scale) {
     Row row = row_of(seq, total);
     if (!row.inside) return;
-    Head at = head_at(row.head, seq, heads, hd);
-    const ELEM *q = qkv + at.in + row.position * 3 * at.stride, *k = qkv + at.in + at.stride, *v = k + at.stride;
+    Head at = head_at(row.head, seq, heads, kv_heads, hd);
+    const ELEM *q = qkv + at.in + row.position * at.stride, *k = qkv + at.key, *v = qkv + at.value;
     float maximum = -__int_as_float(0x7f800000), sum = 0.0f;
     for (u32 j = 0; j <= row.position; ++j) {
-        float s = dot(q, k + j * 3 * at.stride, hd) * scale, m = fmaxf(maximum, s);
+        float s = dot(q, k + j * at.stride, hd) * scale, m = fmaxf(maximum, s);
         sum = sum * expf(maximum - m) + expf(s - m);
         maximum = m;
     }
@@ -88,10 +90,10 @@ KERNEL flash_any_fwd(ELEM* out, float* lse, const ELEM* qkv, u32 seq, u32 heads,
     for (u32 from = 0; from < hd; from += WARP * PART) {
         float acc[PART] = {};
         for (u32 j = 0; j <= row.position; ++j) {
-            float s = dot(q, k + j * 3 * at.stride, hd) * scale;
-            add(acc, expf(s - maximum), v + j * 3 * at.stride, from, hd);
+            float s = dot(q, k + j * at.stride, hd) * scale;
+            add(acc, expf(s - maximum), v + j * at.stride, from, hd);
         }
-        write(out + at.out + row.position * at.stride, acc, 1.0f / sum, from, hd);
+        write(out + at.out + row.position * at.out_stride, acc, 1.0f / sum, from, hd);
     }
 }
 
@@ -107,17 +109,17 @@ DEVICE Pair pair(const ELEM* q, const ELEM* d_out, const ELEM* k, const ELEM* v,
 }
 
 KERNEL flash_any_bwd_q(ELEM* d_qkv, const ELEM* d_out, const ELEM* qkv, const float* lse, const float* delta, u32 seq,
-                       u32 heads, u32 hd, u32 total, u32, float scale) {
+                       u32 heads, u32 kv_heads, u32 hd, u32 total, u32, float scale) {
     Row row = row_of(seq, total);
     if (!row.inside) return;
-    Head at = head_at(row.head, seq, heads, hd);
-    size_t stride = 3 * at.stride, t = row.position;
-    const ELEM *q = qkv + at.in + t * stride, *k = qkv + at.in + at.stride, *v = k + at.stride;
+    Head at = head_at(row.head, seq, heads, kv_heads, hd);
+    size_t stride = at.stride, t = row.position;
+    const ELEM *q = qkv + at.in + t * stride, *k = qkv + at.key, *v = qkv + at.value;
     for (u32 from = 0; from < hd; from += WARP * PART) {
         float acc[PART] = {};
         // The first position sees one key: its softmax is constant, its gradient exactly 0.
         for (u32 j = 0; j <= t && t > 0; ++j) {
-            Pair x = pair(q, d_out + at.out + t * at.stride, k + j * stride, v + j * stride, hd, scale,
+            Pair x = pair(q, d_out + at.out + t * at.out_stride, k + j * stride, v + j * stride, hd, scale,
                           lse[at.row + t], delta[at.row + t]);
             add(acc, x.ds, k + j * stride, from, hd);
         }
@@ -125,23 +127,27 @@ KERNEL flash_any_bwd_q(ELEM* d_qkv, const ELEM* d_out, const ELEM* qkv, const fl
     }
 }
 
+// A warp per head of keys and values; `total` is B*NKV.
 KERNEL flash_any_bwd_kv(ELEM* d_qkv, const ELEM* d_out, const ELEM* qkv, const float* lse, const float* delta, u32 seq,
-                        u32 heads, u32 hd, u32 total, u32, float scale) {
+                        u32 heads, u32 kv_heads, u32 hd, u32 total, u32, float scale) {
     Row row = row_of(seq, total);
     if (!row.inside) return;
-    Head at = head_at(row.head, seq, heads, hd);
-    size_t stride = 3 * at.stride, t = row.position;
-    const ELEM *k = qkv + at.in + at.stride + t * stride, *v = k + at.stride;
+    u32 share = heads / kv_heads;
+    Head at = head_at(row.head * share, seq, heads, kv_heads, hd);
+    size_t stride = at.stride, t = row.position;
+    const ELEM *k = qkv + at.key + t * stride, *v = qkv + at.value + t * stride;
     for (u32 from = 0; from < hd; from += WARP * PART) {
         float d_k[PART] = {}, d_v[PART] = {};
-        for (u32 i = t; i < seq; ++i) {
-            const ELEM *q = qkv + at.in + i * stride, *g = d_out + at.out + i * at.stride;
-            Pair x = pair(q, g, k, v, hd, scale, lse[at.row + i], delta[at.row + i]);
-            if (i > 0) add(d_k, x.ds, q, from, hd);
-            add(d_v, x.p, g, from, hd);
+        for (u32 h = 0; h < share; ++h) {
+            const float *lse_h = lse + at.row + h * (size_t)seq, *delta_h = delta + at.row + h * (size_t)seq;
+            for (u32 i = t; i < seq; ++i) {
+                const ELEM *q = qkv + at.in + h * hd + i * stride, *g = d_out + at.out + h * hd + i * at.out_stride;
+                Pair x = pair(q, g, k, v, hd, scale, lse_h[i], delta_h[i]);
+                if (i > 0) add(d_k, x.ds, q, from, hd);
+                add(d_v, x.p, g, from, hd);
+            }
         }
-        ELEM* to = d_qkv + at.in + t * stride;
-        write(to + at.stride, d_k, scale, from, hd);
-        write(to + 2 * at.stride, d_v, 1.0f, from, hd);
+        write(d_qkv + at.key + t * stride, d_k, scale, from, hd);
+        write(d_qkv + at.value + t * stride, d_v, 1.0f, from, hd);
     }
 }

@@ -2,11 +2,13 @@
 //
 //   p = exp(scale*q.k - lse), ds = p*(d_out.v - delta), d_q = scale*ds.k, d_k = scale*ds^T.q, d_v = p^T.d_out
 //
-// moves  14*B*T*C + 8*B*NH*T bytes at least, passing tiles again per block (mostly from L2); bound: tensor cores
-// grid   flash_bwd_kv: one block of 4 warps per head and BM keys, passing over the queries that see them;
+// moves  2*B*T*(2*W + C) + 8*B*NH*T bytes at least, passing tiles again per block (mostly from L2); bound: tensor cores
+// grid   flash_bwd_kv: one block of 4 warps per head of keys and BM keys, passing over the queries of all heads that see
+//        them;
 //        flash_bwd_q: the same per BM queries over the keys they see. Each makes p and ds anew: 7 products where 5 would
 //        do, but every sum stays in the registers of one warp. Needs HD % 16 == 0, HD <= 128, any T
-// order  passing positions ascending in f32, p and ds rounded to bf16; no atomics: bitwise repeatable
+// order  passing positions ascending in f32, head of queries by head; p and ds rounded to bf16; no atomics: bitwise
+//        repeatable
 //
 // Positions beyond T are zeros in shared memory, lse and delta too: queries beyond T then add nothing, and keys beyond T
 // are later than every query.
@@ -24,7 +26,7 @@ struct Bwd {
     const bf16* qkv;
     const float* lse;
     const float* delta;
-    u32 seq, heads, total, group;
+    u32 seq, heads, kv_heads, total, group;
     float scale;
 };
 
@@ -82,26 +84,30 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
     float* columns = reinterpret_cast<float*>(tile + 2 * BM * PITCH + 2 * STAGE);  // lse and delta, two stages
     u32 tiles = (seq + BM - 1) / BM;
     Work work = work_of(blockIdx.x, tiles, op.total, op.group);
-    Head at = head_at(work.head, seq, op.heads, HD);
+    u32 share = KEYS ? op.heads / op.kv_heads : 1;  // heads of queries to pass over
+    Head at = head_at(work.head * share, seq, op.heads, op.kv_heads, HD);
     u32 first = (KEYS ? work.tile : tiles - 1 - work.tile) * BM, row = threadIdx.x / WARP * 16 * MT;
-    const bf16 *q = op.qkv + at.in, *k = q + at.stride, *v = k + at.stride, *d_out = op.d_out + at.out;
-    size_t in = 3 * at.stride;
-    auto pass = [&](u32 j) {
-        u32 to = b + j % 2 * STAGE;
-        load_tile<BN>(to, KEYS ? q : k, in, j * BN, seq);
-        load_tile<BN>(to + BN * PITCH, KEYS ? d_out : v, KEYS ? at.stride : in, j * BN, seq);
+    __shared__ Head place;  // what the passes need of `at`: the sums leave no registers for it
+    if (threadIdx.x == 0) place = at;
+    // Stage i of the passing positions: tile i % length of them, of head i / length among those that share keys.
+    u32 start = KEYS ? first / BN : 0, end = ((KEYS ? seq : min(first + BM, seq)) + BN - 1) / BN, length = end - start;
+    auto pass = [&](const Head& at, u32 i) {
+        u32 to = b + i % 2 * STAGE, head = KEYS ? i / length : 0, j = start + i - head * length;
+        const bf16 *q = op.qkv + at.in + head * HD, *k = op.qkv + at.key, *v = op.qkv + at.value;
+        const bf16* d_out = op.d_out + at.out + head * HD;
+        load_tile<BN>(to, KEYS ? q : k, at.stride, j * BN, seq);
+        load_tile<BN>(to + BN * PITCH, KEYS ? d_out : v, KEYS ? at.out_stride : at.stride, j * BN, seq);
         if constexpr (KEYS) {
             static_assert(THREADS == 2 * BN, "one thread per lse and delta");
             u32 query = j * BN + threadIdx.x % BN;
-            const float* from = (threadIdx.x < BN ? op.lse : op.delta) + at.row;
-            cp_async4(shared_address(columns + j % 2 * 2 * BN + threadIdx.x), from + (query < seq ? query : 0), query < seq);
+            const float* from = (threadIdx.x < BN ? op.lse : op.delta) + at.row + (size_t)head * seq;
+            cp_async4(shared_address(columns + i % 2 * 2 * BN + threadIdx.x), from + (query < seq ? query : 0), query < seq);
         }
         cp_commit();
     };
-    load_tile<BM>(a1, KEYS ? k : q, in, first, seq);
-    load_tile<BM>(a2, KEYS ? v : d_out, KEYS ? in : at.stride, first, seq);
-    u32 j = KEYS ? first / BN : 0, end = ((KEYS ? seq : min(first + BM, seq)) + BN - 1) / BN;
-    pass(j);
+    load_tile<BM>(a1, op.qkv + (KEYS ? at.key : at.in), at.stride, first, seq);
+    load_tile<BM>(a2, KEYS ? op.qkv + at.value : op.d_out + at.out, KEYS ? at.stride : at.out_stride, first, seq);
+    pass(at, 0);
 
     Stats<KEYS> stats;
     if constexpr (!KEYS) {
@@ -118,15 +124,16 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
     rows2.hold();
     float acc1[MT][HD / 8][4] = {}, acc2[MT][HD / 8][4] = {};
     int r = first + row;
-    for (; j < end; ++j) {
+    for (u32 i = 0; i < length * share; ++i) {
         cp_wait<0>();
-        __syncthreads();  // stage j is here, and all are done with stage j-1, whose place the next copies take
-        if (j + 1 < end) pass(j + 1);
-        u32 b1 = b + j % 2 * STAGE, b2 = b1 + BN * PITCH;
-        stats.stage = columns + j % 2 * 2 * BN;
+        __syncthreads();  // this stage is here, and all are done with the other, whose place the next copies take
+        if (i + 1 < length * share) pass(place, i + 1);
+        u32 now = (start + (KEYS ? i % length : i)) * BN;  // the first of the passing positions
+        u32 b1 = b + i % 2 * STAGE, b2 = b1 + BN * PITCH;
+        stats.stage = columns + i % 2 * 2 * BN;
 #pragma unroll 1
         for (int c = 0; c < BN; c += CN) {
-            int column = j * BN + c;
+            int column = now + c;
             if (KEYS ? column + CN <= r : column >= r + 16 * MT) continue;  // no key of these is seen by these queries
             float p[MT][CN / 8][4] = {}, ds[MT][CN / 8][4] = {};
             scores<CN>(p, rows1, b1, c);
@@ -141,23 +148,22 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
     float factor[MT][2];
 #pragma unroll
     for (int i = 0; i < 2 * MT; ++i) factor[i / 2][i % 2] = op.scale;
-    bf16* to = op.d_qkv + at.in + (KEYS ? at.stride : 0);
-    store_tile(to, in, first, seq, acc1, factor, tile, row);
+    store_tile(op.d_qkv + (KEYS ? place.key : place.in), place.stride, first, seq, acc1, factor, tile, row);
     if constexpr (KEYS) {
 #pragma unroll
         for (int i = 0; i < 2 * MT; ++i) factor[i / 2][i % 2] = 1.0f;
-        store_tile(to + at.stride, in, first, seq, acc2, factor, tile + BM * PITCH, row);
+        store_tile(op.d_qkv + place.value, place.stride, first, seq, acc2, factor, tile + BM * PITCH, row);
     }
 }
 
 KERNEL __launch_bounds__(THREADS, 2) flash_bwd_kv(bf16* d_qkv, const bf16* d_out, const bf16* qkv, const float* lse,
-                                                  const float* delta, u32 seq, u32 heads, u32, u32 total, u32 group,
-                                                  float scale) {
-    backward<true>({d_qkv, d_out, qkv, lse, delta, seq, heads, total, group, scale});
+                                                  const float* delta, u32 seq, u32 heads, u32 kv_heads, u32,
+                                                  u32 total, u32 group, float scale) {
+    backward<true>({d_qkv, d_out, qkv, lse, delta, seq, heads, kv_heads, total, group, scale});
 }
 
 KERNEL __launch_bounds__(THREADS, 2) flash_bwd_q(bf16* d_qkv, const bf16* d_out, const bf16* qkv, const float* lse,
-                                                 const float* delta, u32 seq, u32 heads, u32, u32 total, u32 group,
-                                                 float scale) {
-    backward<false>({d_qkv, d_out, qkv, lse, delta, seq, heads, total, group, scale});
+                                                 const float* delta, u32 seq, u32 heads, u32 kv_heads, u32,
+                                                 u32 total, u32 group, float scale) {
+    backward<false>({d_qkv, d_out, qkv, lse, delta, seq, heads, kv_heads, total, group, scale});
 }

@@ -4,8 +4,9 @@
 //   bwd:  p = exp(s - lse), ds = p*(d_out.v - delta), d_q = scale*ds.k, d_k = scale*ds^T.q, d_v = p^T.d_out
 //
 // bound  FMA: 4 operations per visible pair and channel forward, 14 backward (d_q and d_k, d_v each make s and ds anew)
-// grid   one block of 256 threads per head and tile of TILE positions; any T, any HD <= HDP
-// order  each sum runs over positions in order by one thread; no atomics: bitwise repeatable
+// grid   one block of 256 threads per head (d_k and d_v: head of keys) and tile of TILE positions; any T, any HD <= HDP
+// order  each sum runs over positions in order by one thread, d_k and d_v over the heads of queries in order before; no
+//        atomics: bitwise repeatable
 //
 // ELEM is the type in memory (float or bf16), HDP is 64, 128 or 256. Channels from HD to HDP are zeros in shared memory.
 #include "flash.cuh"
@@ -162,24 +163,23 @@ DEVICE void softmax(float (&s)[R][R], float (&acc)[R][COLS], float (&maximum)[R]
     }
 }
 
-KERNEL __launch_bounds__(THREADS, 2) flash_f32_fwd(ELEM* out, float* lse, const ELEM* qkv, u32 seq, u32 heads, u32 hd,
-                                                   u32 total, u32 group, float scale) {
+KERNEL __launch_bounds__(THREADS, 2) flash_f32_fwd(ELEM* out, float* lse, const ELEM* qkv, u32 seq, u32 heads,
+                                                   u32 kv_heads, u32 hd, u32 total, u32 group, float scale) {
     float* q = reinterpret_cast<float*>(shared);
     float *k = q + TILE_FLOATS, *v = k + TILE_FLOATS, *w = v + TILE_FLOATS;
     u32 tiles = (seq + TILE - 1) / TILE;
     Work work = work_of(blockIdx.x, tiles, total, group);
-    Head at = head_at(work.head, seq, heads, hd);
+    Head at = head_at(work.head, seq, heads, kv_heads, hd);
     u32 tile = tiles - 1 - work.tile, first = tile * TILE;
-    const ELEM* in = qkv + at.in;
-    load_tile(q, in, 3 * at.stride, first, seq, hd);
+    load_tile(q, qkv + at.in, at.stride, first, seq, hd);
 
     float acc[R][COLS] = {}, maximum[R], sum[R] = {};
 #pragma unroll
     for (int r = 0; r < R; ++r) maximum[r] = -__int_as_float(0x7f800000);
     for (u32 j = 0; j <= tile; ++j) {
         __syncthreads();  // all are done with the tile before
-        load_tile(k, in + at.stride, 3 * at.stride, j * TILE, seq, hd);
-        load_tile(v, in + 2 * at.stride, 3 * at.stride, j * TILE, seq, hd);
+        load_tile(k, qkv + at.key, at.stride, j * TILE, seq, hd);
+        load_tile(v, qkv + at.value, at.stride, j * TILE, seq, hd);
         __syncthreads();
         float s[R][R];
         scores(s, q, k, hd);
@@ -198,7 +198,7 @@ KERNEL __launch_bounds__(THREADS, 2) flash_f32_fwd(ELEM* out, float* lse, const 
         u32 row = first + ty() * R + r;
         float whole = row_sum(sum[r]);
         if (row >= seq) continue;
-        write_row(out + at.out + row * at.stride, acc[r], 1.0f / whole, hd);
+        write_row(out + at.out + row * at.out_stride, acc[r], 1.0f / whole, hd);
         if (tx() == 0) lse[at.row + row] = maximum[r] + logf(whole);
     }
 }
@@ -209,29 +209,31 @@ struct Bwd {
     const ELEM* qkv;
     const float* lse;
     const float* delta;
-    u32 seq, heads, hd, total, group;
+    u32 seq, heads, kv_heads, hd, total, group;
     float scale;
 };
 
-// KEYS: the block owns a tile of keys, passes over the queries that see it, and makes d_k and d_v.
+// KEYS: the block owns a tile of keys, passes over the queries of all heads that see it, and makes d_k and d_v; `total`
+// is B*NKV then.
 // Else it owns a tile of queries, passes over the keys they see, and makes d_q.
 template <bool KEYS> DEVICE void backward(const Bwd& op) {
     float *a1 = reinterpret_cast<float*>(shared), *a2 = a1 + TILE_FLOATS;
     float *b1 = a2 + TILE_FLOATS, *b2 = b1 + TILE_FLOATS, *w = b2 + TILE_FLOATS;
     u32 seq = op.seq, hd = op.hd, tiles = (seq + TILE - 1) / TILE;
     Work work = work_of(blockIdx.x, tiles, op.total, op.group);
-    Head at = head_at(work.head, seq, op.heads, hd);
+    u32 share = KEYS ? op.heads / op.kv_heads : 1;  // heads of queries to pass over
+    Head at = head_at(work.head * share, seq, op.heads, op.kv_heads, hd);
     u32 tile = KEYS ? work.tile : tiles - 1 - work.tile, first = tile * TILE;
-    const ELEM *q = op.qkv + at.in, *k = q + at.stride, *v = k + at.stride, *d_out = op.d_out + at.out;
-    size_t in = 3 * at.stride, in2 = KEYS ? in : at.stride;
-    load_tile(a1, KEYS ? k : q, in, first, seq, hd);
-    load_tile(a2, KEYS ? v : d_out, in2, first, seq, hd);
+    const ELEM *q = op.qkv + at.in, *k = op.qkv + at.key, *v = op.qkv + at.value, *d_out = op.d_out + at.out;
+    load_tile(a1, KEYS ? k : q, at.stride, first, seq, hd);
+    load_tile(a2, KEYS ? v : d_out, KEYS ? at.stride : at.out_stride, first, seq, hd);
 
     float acc1[R][COLS] = {}, acc2[KEYS ? R : 1][COLS] = {};
-    for (u32 j = KEYS ? tile : 0; j < (KEYS ? tiles : tile + 1); ++j) {
+    u32 start = KEYS ? tile : 0, end = KEYS ? tiles : tile + 1;
+    for (u32 j = start; j < end;) {
         __syncthreads();  // all are done with the tile before
-        load_tile(b1, KEYS ? q : k, in, j * TILE, seq, hd);
-        load_tile(b2, KEYS ? d_out : v, KEYS ? at.stride : in, j * TILE, seq, hd);
+        load_tile(b1, KEYS ? q : k, at.stride, j * TILE, seq, hd);
+        load_tile(b2, KEYS ? d_out : v, KEYS ? at.out_stride : at.stride, j * TILE, seq, hd);
         __syncthreads();
         float p[R][R], ds[R][R];
         scores(p, a1, b1, hd);
@@ -260,25 +262,29 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
         put(w, ds);
         __syncthreads();
         weighted(acc1, w, b1);
+        if (++j == end && KEYS && --share > 0) {  // the next head of queries
+            j = start;
+            q += hd, d_out += hd, at.row += seq;
+        }
     }
 #pragma unroll
     for (int r = 0; r < R; ++r) {
         u32 row = first + ty() * R + r;
         if (row >= seq) continue;
-        ELEM* to = op.d_qkv + at.in + row * in;
-        write_row(to + (KEYS ? at.stride : 0), acc1[r], op.scale, hd);
-        if constexpr (KEYS) write_row(to + 2 * at.stride, acc2[r], 1.0f, hd);
+        ELEM* to = op.d_qkv + row * at.stride;
+        write_row(to + (KEYS ? at.key : at.in), acc1[r], op.scale, hd);
+        if constexpr (KEYS) write_row(to + at.value, acc2[r], 1.0f, hd);
     }
 }
 
 KERNEL __launch_bounds__(THREADS, BWD_BLOCKS)
     flash_f32_bwd_kv(ELEM* d_qkv, const ELEM* d_out, const ELEM* qkv, const float* lse, const float* delta, u32 seq,
-                     u32 heads, u32 hd, u32 total, u32 group, float scale) {
-    backward<true>({d_qkv, d_out, qkv, lse, delta, seq, heads, hd, total, group, scale});
+                     u32 heads, u32 kv_heads, u32 hd, u32 total, u32 group, float scale) {
+    backward<true>({d_qkv, d_out, qkv, lse, delta, seq, heads, kv_heads, hd, total, group, scale});
 }
 
 KERNEL __launch_bounds__(THREADS, BWD_BLOCKS)
     flash_f32_bwd_q(ELEM* d_qkv, const ELEM* d_out, const ELEM* qkv, const float* lse, const float* delta, u32 seq,
-                    u32 heads, u32 hd, u32 total, u32 group, float scale) {
-    backward<false>({d_qkv, d_out, qkv, lse, delta, seq, heads, hd, total, group, scale});
+                    u32 heads, u32 kv_heads, u32 hd, u32 total, u32 group, float scale) {
+    backward<false>({d_qkv, d_out, qkv, lse, delta, seq, heads, kv_heads, hd, total, group, scale});
 }

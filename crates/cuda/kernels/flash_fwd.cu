@@ -1,6 +1,6 @@
 // flash_fwd: out = softmax(scale*q.k^T, causal).v and lse = log(sum(exp(scale*q.k^T))), bf16 on tensor cores
 //
-// moves  8*B*T*C + 4*B*NH*T bytes at least, keys and values again per tile of queries (mostly from L2); bound: tensor cores
+// moves  2*B*T*(W + C) + 4*B*NH*T bytes at least, keys and values again per tile of queries (mostly from L2); bound: tensor cores
 // grid   one block of 4 warps per head and BM queries, 16*MT of them per warp, passing over tiles of BN keys that are
 //        copied while the tile before is worked on; needs HD % 16 == 0, HD <= 128, any T
 // order  keys ascending in f32, weights rounded to bf16; no atomics: bitwise repeatable
@@ -56,20 +56,18 @@ DEVICE void mask(float (&s)[MT][BN / 8][4], int first) {
                 if (8 * n + column_of(e) > first + 16 * m + row_of(e)) s[m][n][e] = -__int_as_float(0x7f800000);
 }
 
-KERNEL __launch_bounds__(THREADS, 2) flash_fwd(bf16* out, float* lse, const bf16* qkv, u32 seq, u32 heads, u32, u32 total,
-                                               u32 group, float scale) {
+KERNEL __launch_bounds__(THREADS, 2) flash_fwd(bf16* out, float* lse, const bf16* qkv, u32 seq, u32 heads, u32 kv_heads,
+                                               u32, u32 total, u32 group, float scale) {
     u8* tile_q = reinterpret_cast<u8*>(shared);
     u32 q = shared_address(tile_q), k = q + BM * PITCH, v = k + 2 * BN * PITCH;  // k and v: two stages each
     u32 tiles = (seq + BM - 1) / BM;
     Work work = work_of(blockIdx.x, tiles, total, group);
-    Head at = head_at(work.head, seq, heads, HD);
+    Head at = head_at(work.head, seq, heads, kv_heads, HD);
     u32 first = (tiles - 1 - work.tile) * BM, row = threadIdx.x / WARP * 16 * MT;
     u32 passes = (min(first + BM, seq) - 1) / BN + 1;
-    const bf16* in = qkv + at.in;
-    size_t stride = 3 * at.stride;
-    load_tile<BM>(q, in, stride, first, seq);
-    load_tile<BN>(k, in + at.stride, stride, 0, seq);
-    load_tile<BN>(v, in + 2 * at.stride, stride, 0, seq);
+    load_tile<BM>(q, qkv + at.in, at.stride, first, seq);
+    load_tile<BN>(k, qkv + at.key, at.stride, 0, seq);
+    load_tile<BN>(v, qkv + at.value, at.stride, 0, seq);
     cp_commit();
 
     Rows<true> queries{q, row};
@@ -82,8 +80,8 @@ KERNEL __launch_bounds__(THREADS, 2) flash_fwd(bf16* out, float* lse, const bf16
         __syncthreads();  // tile j is here, and all are done with tile j-1, whose place the next copies take
         u32 stage = j % 2 * BN * PITCH, other = BN * PITCH - stage, key = j * BN;
         if (j + 1 < passes) {
-            load_tile<BN>(k + other, in + at.stride, stride, key + BN, seq);
-            load_tile<BN>(v + other, in + 2 * at.stride, stride, key + BN, seq);
+            load_tile<BN>(k + other, qkv + at.key, at.stride, key + BN, seq);
+            load_tile<BN>(v + other, qkv + at.value, at.stride, key + BN, seq);
             cp_commit();
         }
         if (key >= first + row + 16 * MT) continue;  // later than all queries of this warp
@@ -105,5 +103,5 @@ KERNEL __launch_bounds__(THREADS, 2) flash_fwd(bf16* out, float* lse, const bf16
             u32 query = first + row + 16 * m + row_of(2 * h);
             if (lane() % 4 == 0 && query < seq) lse[at.row + query] = fmaf(maximum[m][h], scale, logf(whole));
         }
-    store_tile(out + at.out, at.stride, first, seq, acc, factor, tile_q, row);
+    store_tile(out + at.out, at.out_stride, first, seq, acc, factor, tile_q, row);
 }

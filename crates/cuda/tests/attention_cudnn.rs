@@ -11,7 +11,15 @@ struct Size {
     b: usize,
     t: usize,
     heads: usize,
+    kv_heads: usize,
     hd: usize,
+}
+
+impl Size {
+    /// Elements of a token's queries, keys and values.
+    fn packed(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.hd
+    }
 }
 
 struct Bench {
@@ -31,17 +39,17 @@ struct Results {
 
 impl Bench {
     fn new(size: Size, fast: bool) -> Self {
-        let Size { b, t, heads, hd } = size;
-        let c = heads * hd;
+        let Size { b, t, heads, kv_heads, hd } = size;
+        let (c, packed) = (heads * hd, size.packed());
         let mut builder = Builder::new();
-        let qkv = builder.io("qkv", [b, t, 3 * c], DType::BF16);
+        let qkv = builder.io("qkv", [b, t, packed], DType::BF16);
         let d_out = builder.io("d_out", [b, t, c], DType::BF16);
         let out = builder.io("out", [b, t, c], DType::BF16);
         let lse = builder.io("lse", [b, heads, t], DType::F32);
-        let d_qkv = builder.io("d_qkv", [b, t, 3 * c], DType::BF16);
-        builder.push(AttentionFwd { out, lse, qkv, heads }).unwrap();
+        let d_qkv = builder.io("d_qkv", [b, t, packed], DType::BF16);
+        builder.push(AttentionFwd { out, lse, qkv, heads, kv_heads }).unwrap();
         builder.section(Section::Backward);
-        builder.push(AttentionBwd { d_qkv, d_out, qkv, out, lse, heads }).unwrap();
+        builder.push(AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads }).unwrap();
         let program = builder.finish().unwrap();
         let settings = Settings { fast, attention: Attention::Cudnn, ..Settings::default() };
         let mut engine = CudaEngine::new(settings).unwrap();
@@ -75,14 +83,18 @@ fn numbers(count: usize, mut seed: u64) -> Vec<f32> {
 
 /// The definition, in f64, from the rounded inputs. `out` is not rounded on its way to the backward.
 fn reference(size: Size, qkv: &[f32], d_out: &[f32]) -> Results {
-    let Size { b, t, heads, hd } = size;
-    let c = heads * hd;
+    let Size { b, t, heads, kv_heads, hd } = size;
+    let (c, packed) = (heads * hd, size.packed());
     let scale = 1.0 / (hd as f64).sqrt();
-    let mut results =
-        Results { out: vec![0.0; b * t * c], lse: vec![0.0; b * heads * t], d_qkv: vec![0.0; b * t * 3 * c] };
-    let mut sums = vec![0.0_f64; b * t * 3 * c];
+    let mut results = Results {
+        out: vec![0.0; b * t * c],
+        lse: vec![0.0; b * heads * t],
+        d_qkv: vec![0.0; b * t * packed],
+    };
+    let mut sums = vec![0.0_f64; b * t * packed];
     for (batch, head) in (0..b).flat_map(|batch| (0..heads).map(move |head| (batch, head))) {
-        let at = |row: usize, part: usize| (batch * t + row) * 3 * c + part * c + head * hd;
+        let kv = heads + head / (heads / kv_heads);
+        let at = |row: usize, part: usize| (batch * t + row) * packed + [head, kv, kv + kv_heads][part] * hd;
         let dot = |x: &[f32], y: &[f32]| -> f64 {
             x.iter().zip(y).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
         };
@@ -128,10 +140,10 @@ fn close(name: &str, got: &[f32], expected: &[f32], tolerance: f32) {
     assert!(worst <= tolerance * largest.max(1.0), "{name}");
 }
 
-fn values(fast: bool) {
-    let size = Size { b: 2, t: 256, heads: 3, hd: 64 };
-    let width = size.b * size.t * size.heads * size.hd;
-    let (qkv, d_out) = (numbers(3 * width, 1), numbers(width, 2));
+fn values(fast: bool, heads: usize, kv_heads: usize) {
+    let size = Size { b: 2, t: 256, heads, kv_heads, hd: 64 };
+    let tokens = size.b * size.t;
+    let (qkv, d_out) = (numbers(tokens * size.packed(), 1), numbers(tokens * size.heads * size.hd, 2));
     let mut bench = Bench::new(size, fast);
     let first = bench.run(&qkv, &d_out);
     let expected = reference(bench.size, &qkv, &d_out);
@@ -150,20 +162,29 @@ fn values(fast: bool) {
 #[test]
 #[ignore = "needs a GPU and cuDNN"]
 fn repeatable_attention_is_what_the_definition_says() {
-    values(false);
+    values(false, 3, 3);
 }
 
 #[test]
 #[ignore = "needs a GPU and cuDNN"]
 fn fast_attention_is_what_the_definition_says() {
-    values(true);
+    values(true, 3, 3);
+}
+
+#[test]
+#[ignore = "needs a GPU and cuDNN"]
+fn grouped_attention_is_what_the_definition_says() {
+    for fast in [false, true] {
+        values(fast, 6, 2);
+        values(fast, 4, 1);
+    }
 }
 
 /// 25 sequences do not fit the backward's scratch memory at once. All are equal, so their results must be.
 #[test]
 #[ignore = "needs a GPU and cuDNN"]
 fn every_part_of_a_batch_is_worked_off() {
-    let size = Size { b: 25, t: 1024, heads: 12, hd: 64 };
+    let size = Size { b: 25, t: 1024, heads: 12, kv_heads: 12, hd: 64 };
     let width = size.t * size.heads * size.hd;
     let (qkv, d_out) = (numbers(3 * width, 3).repeat(size.b), numbers(width, 4).repeat(size.b));
     let results = Bench::new(size, false).run(&qkv, &d_out);

@@ -176,13 +176,16 @@ fn gelu_and_add() {
 
 #[test]
 fn attention() {
-    for (seq, width, heads) in [(1, 3, 1), (5, 6, 2), (4, 3, 3)] {
+    for [seq, width, heads, kv_heads] in
+        [[1, 3, 1, 1], [5, 6, 2, 2], [4, 3, 3, 3], [5, 8, 4, 1], [4, 12, 6, 2], [3, 6, 2, 1]]
+    {
+        let packed = width + 2 * (width / heads * kv_heads);
         let mut k = Bench::new("attention");
         let (out, lse) = (k.out([2, seq, width]), k.out([2, heads, seq]));
-        let qkv = k.inp([2, seq, 3 * width]);
-        k.b.push(AttentionFwd { out, lse, qkv, heads }).unwrap();
-        let (d_qkv, d_out) = (k.out([2, seq, 3 * width]), k.weigh(out));
-        k.backward(AttentionBwd { d_qkv, d_out, qkv, out, lse, heads });
+        let qkv = k.inp([2, seq, packed]);
+        k.b.push(AttentionFwd { out, lse, qkv, heads, kv_heads }).unwrap();
+        let (d_qkv, d_out) = (k.out([2, seq, packed]), k.weigh(out));
+        k.backward(AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads });
         k.check(Scalars::default(), &[(qkv, d_qkv)]);
     }
 }
@@ -259,7 +262,7 @@ fn transformer(bug: Bug) -> Program {
     let forward: [Op; 7] = [
         EmbeddingFwd { out: x, tokens, wte, wpe, vocab: V, at_position: false }.into(),
         LinearFwd { out: qkv, pre: None, inp: x, weight: w_qkv, bias: Some(b_qkv) }.into(),
-        AttentionFwd { out: att, lse, qkv, heads: 2 }.into(),
+        AttentionFwd { out: att, lse, qkv, heads: 2, kv_heads: 2 }.into(),
         ResidualLayerNormFwd {
             residual: res,
             out: ln,
@@ -297,7 +300,7 @@ fn transformer(bug: Bug) -> Program {
         }
         .into(),
         CopySlot { out: d_att, inp: d_res }.into(),
-        AttentionBwd { d_qkv, d_out: d_att, qkv, out: att, lse, heads: 2 }.into(),
+        AttentionBwd { d_qkv, d_out: d_att, qkv, out: att, lse, heads: 2, kv_heads: 2 }.into(),
         LinearBwdWeight { d_weight: d_w_qkv, d_bias: qkv_bias, d_out: d_qkv, inp: x, accum }.into(),
         LinearBwdInput { d_inp: d_x, d_out: d_qkv, weight: w_qkv, gelu_pre: None }.into(),
     ];

@@ -121,7 +121,8 @@ fn between(op: &Op, arg: &str) -> f64 {
         (Op::LinearBwdInput(op), "d_inp") if op.gelu_pre.is_some() => BF16_UNIT + FAST_TANH,
         // Probabilities are rounded before they meet the values on tensor cores.
         (Op::AttentionFwd(_) | Op::AttentionCached(_), "out") => BF16_UNIT,
-        // Probabilities (for d_v) and score gradients (for d_q and d_k) are; a library may round `d_score` twice.
+        // Probabilities (for d_v) and score gradients (for d_q and d_k) are; a library may round `d_score` twice, or each
+        // head's share of d_k and d_v where heads share keys and values.
         (Op::AttentionBwd(_), _) => 2.0 * BF16_UNIT,
         _ => 0.0,
     }

@@ -3,17 +3,20 @@
 use super::spec::{Checker, OpSpec, slots};
 use crate::{Result, Slot};
 
-/// Per head: `out = softmax(q·kᵀ/√HD, causal)·v`. `qkv` packs q, k, v of all heads one after the other.
+/// Per head: `out = softmax(q·kᵀ/√HD, causal)·v`. `qkv` packs q of all NH heads, then k, then v of NKV heads each: head
+/// `h` of the queries uses head `h / (NH/NKV)` of keys and values. With W = (NH + 2·NKV)·HD, NKV = NH makes it 3C.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionFwd {
     /// (B,T,C), heads side by side
     pub out: Slot,
     /// (B,NH,T) f32, log of the sum of exponentials of each row: all the backward needs of the softmax
     pub lse: Slot,
-    /// (B,T,3C)
+    /// (B,T,W)
     pub qkv: Slot,
     /// NH
     pub heads: usize,
+    /// NKV, a divisor of NH
+    pub kv_heads: usize,
 }
 
 impl OpSpec for AttentionFwd {
@@ -23,7 +26,7 @@ impl OpSpec for AttentionFwd {
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
         c.same_float(&[("qkv", &self.qkv), ("out", &self.out)])?;
-        check_packed(&c, ("qkv", &self.qkv), ("out", &self.out), self.heads)?;
+        check_packed(&c, &self.qkv, &self.out, [self.heads, self.kv_heads])?;
         check_lse(&c, &self.lse, &self.out, self.heads)
     }
 
@@ -35,11 +38,11 @@ impl OpSpec for AttentionFwd {
 /// Gradients of [`AttentionFwd`], recomputing the probabilities from `lse`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionBwd {
-    /// (B,T,3C)
+    /// (B,T,W)
     pub d_qkv: Slot,
     /// (B,T,C)
     pub d_out: Slot,
-    /// (B,T,3C)
+    /// (B,T,W)
     pub qkv: Slot,
     /// (B,T,C), the forward's result
     pub out: Slot,
@@ -47,6 +50,8 @@ pub struct AttentionBwd {
     pub lse: Slot,
     /// NH
     pub heads: usize,
+    /// NKV, a divisor of NH
+    pub kv_heads: usize,
 }
 
 impl OpSpec for AttentionBwd {
@@ -57,7 +62,7 @@ impl OpSpec for AttentionBwd {
         let c = Checker(Self::NAME);
         let all = [("qkv", &self.qkv), ("d_qkv", &self.d_qkv), ("d_out", &self.d_out), ("out", &self.out)];
         c.same_float(&all)?;
-        check_packed(&c, ("qkv", &self.qkv), ("out", &self.out), self.heads)?;
+        check_packed(&c, &self.qkv, &self.out, [self.heads, self.kv_heads])?;
         c.shape("d_qkv", &self.d_qkv, self.qkv.shape)?;
         c.shape("d_out", &self.d_out, self.out.shape)?;
         check_lse(&c, &self.lse, &self.out, self.heads)
@@ -73,14 +78,16 @@ impl OpSpec for AttentionBwd {
 pub struct AttentionCached {
     /// (B,1,C)
     pub out: Slot,
-    /// (B,maxT,C)
+    /// (B,maxT,NKV·HD)
     pub keys: Slot,
-    /// (B,maxT,C)
+    /// (B,maxT,NKV·HD)
     pub values: Slot,
-    /// (B,1,3C)
+    /// (B,1,W)
     pub qkv: Slot,
     /// NH
     pub heads: usize,
+    /// NKV, a divisor of NH
+    pub kv_heads: usize,
 }
 
 impl OpSpec for AttentionCached {
@@ -91,7 +98,7 @@ impl OpSpec for AttentionCached {
         let c = Checker(Self::NAME);
         let all = [("qkv", &self.qkv), ("keys", &self.keys), ("values", &self.values), ("out", &self.out)];
         c.same_float(&all)?;
-        check_packed(&c, ("qkv", &self.qkv), ("out", &self.out), self.heads)?;
+        check_packed(&c, &self.qkv, &self.out, [self.heads, self.kv_heads])?;
         let [batch, seq, width] = *self.out.shape.dims() else {
             return c.fail(format!("`out` is {}, expected [B, 1, C]", self.out.shape));
         };
@@ -99,23 +106,29 @@ impl OpSpec for AttentionCached {
             return c.fail(format!("`out` is {}, expected one position", self.out.shape));
         }
         let context = self.keys.shape.dims().get(1).copied().unwrap_or(0);
+        let width = width / self.heads * self.kv_heads;
         c.shape("keys", &self.keys, [batch, context, width])?;
         c.shape("values", &self.values, [batch, context, width])
     }
 
     fn flops(&self) -> u64 {
-        4 * self.keys.numel() as u64
+        let context = self.keys.shape.dims().get(1).copied().unwrap_or(0);
+        4 * (self.out.numel() * context) as u64
     }
 }
 
-fn check_packed(c: &Checker, qkv: (&str, &Slot), out: (&str, &Slot), heads: usize) -> Result<()> {
-    let [batch, seq, width] = *out.1.shape.dims() else {
-        return c.fail(format!("`{}` is {}, expected [B, T, C]", out.0, out.1.shape));
+/// The heads divide what they must, and `qkv` has the shape they ask for.
+fn check_packed(c: &Checker, qkv: &Slot, out: &Slot, [heads, kv_heads]: [usize; 2]) -> Result<()> {
+    let [batch, seq, width] = *out.shape.dims() else {
+        return c.fail(format!("`out` is {}, expected [B, T, C]", out.shape));
     };
     if heads == 0 || width % heads != 0 {
         return c.fail(format!("{heads} heads do not divide the width {width}"));
     }
-    c.shape(qkv.0, qkv.1, [batch, seq, 3 * width])
+    if kv_heads == 0 || heads % kv_heads != 0 {
+        return c.fail(format!("{kv_heads} heads of keys and values do not divide {heads} heads"));
+    }
+    c.shape("qkv", qkv, [batch, seq, (heads + 2 * kv_heads) * (width / heads)])
 }
 
 fn check_lse(c: &Checker, lse: &Slot, out: &Slot, heads: usize) -> Result<()> {
@@ -127,4 +140,46 @@ fn check_lse(c: &Checker, lse: &Slot, out: &Slot, heads: usize) -> Result<()> {
 fn triangle_flops(out: &Slot) -> u64 {
     let seq = out.shape.dims().get(1).copied().unwrap_or(1) as u64;
     out.numel() as u64 * (seq + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Pool};
+
+    fn slot(shape: [usize; 3]) -> Slot {
+        Slot { pool: Pool::Io, offset: 0, shape: shape.into(), dtype: DType::F32 }
+    }
+
+    fn fwd([heads, kv_heads]: [usize; 2], width: usize) -> AttentionFwd {
+        let (out, lse, qkv) = (slot([2, 5, 24]), slot([2, heads, 5]), slot([2, 5, width]));
+        AttentionFwd { out, lse, qkv, heads, kv_heads }
+    }
+
+    #[test]
+    fn keys_and_values_may_have_fewer_heads() {
+        for (heads, width) in [([6, 6], 72), ([6, 3], 48), ([6, 2], 40), ([6, 1], 32)] {
+            fwd(heads, width).check().unwrap();
+        }
+        let text = |op: AttentionFwd| op.check().unwrap_err().to_string();
+        assert_eq!(text(fwd([6, 2], 72)), "attention_fwd: `qkv` is [2, 5, 72], expected [2, 5, 40]");
+        for kv_heads in [0, 4, 12] {
+            let what = format!("attention_fwd: {kv_heads} heads of keys and values do not divide 6 heads");
+            assert_eq!(text(fwd([6, kv_heads], 72)), what);
+        }
+        let AttentionFwd { out, lse, qkv, heads, kv_heads } = fwd([6, 4], 72);
+        let bwd = AttentionBwd { d_qkv: qkv, d_out: out, qkv, out, lse, heads, kv_heads };
+        assert!(bwd.check().unwrap_err().to_string().contains("4 heads of keys and values"));
+    }
+
+    #[test]
+    fn the_cache_is_as_wide_as_its_heads() {
+        let (out, qkv) = (slot([2, 1, 24]), slot([2, 1, 40]));
+        let op = |keys, values| AttentionCached { out, keys, values, qkv, heads: 6, kv_heads: 2 };
+        let (narrow, wide) = (slot([2, 9, 8]), slot([2, 9, 24]));
+        op(narrow, narrow).check().unwrap();
+        let text = op(narrow, wide).check().unwrap_err().to_string();
+        assert_eq!(text, "attention_cached: `values` is [2, 9, 24], expected [2, 9, 8]");
+        assert_eq!(op(narrow, narrow).flops(), 4 * 2 * 9 * 24); // of all heads of the queries
+    }
 }

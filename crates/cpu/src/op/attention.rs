@@ -1,7 +1,7 @@
 //! Causal attention by tiles of queries and keys with a running softmax: memory grows with T, not T².
 //!
-//! Forward tasks are (sequence, head, tile of queries). In the backward a task owns a whole head, because every tile
-//! adds to the gradients of keys and values: one owner, one order, the same bits.
+//! Forward tasks are (sequence, head, tile of queries). In the backward a task owns a head of keys and values with all
+//! heads of queries it serves, because every tile of them adds to its gradients: one owner, one order, the same bits.
 
 use super::elementwise::scale_in_place;
 use super::{Ctx, Scratch};
@@ -48,20 +48,31 @@ multiversion! {
     }
 }
 
-/// The sizes of one attention, and where a head lies in the packed tensors.
+/// The sizes of one attention, and where a head lies in the packed tensors. A `head` counts the heads of the queries of
+/// all sequences; W = (NH + 2·NKV)·HD.
 #[derive(Clone, Copy)]
 struct Heads {
     seq: usize,
+    /// C
     width: usize,
     heads: usize,
+    kv_heads: usize,
     head_dim: usize,
     scale: f32,
 }
 
+/// What is packed: queries, keys, values.
+#[derive(Clone, Copy)]
+enum Part {
+    Q,
+    K,
+    V,
+}
+
 impl Heads {
-    fn new(seq: usize, width: usize, heads: usize) -> Self {
+    fn new(seq: usize, width: usize, heads: usize, kv_heads: usize) -> Self {
         let head_dim = width / heads;
-        Self { seq, width, heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt() }
+        Self { seq, width, heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt() }
     }
 
     fn tiles(&self) -> usize {
@@ -73,21 +84,41 @@ impl Heads {
         index * TILE..self.seq.min((index + 1) * TILE)
     }
 
+    /// Heads of queries that use the same keys and values.
+    fn share(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// The heads of queries that a head of keys and values serves.
+    fn group(&self, kv_head: usize) -> std::ops::Range<usize> {
+        kv_head * self.share()..(kv_head + 1) * self.share()
+    }
+
+    /// W
+    fn packed(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
     /// First element of (batch, position, head) in (B,T,C).
     fn out_at(&self, head: usize, position: usize) -> usize {
         let (b, h) = (head / self.heads, head % self.heads);
         (b * self.seq + position) * self.width + h * self.head_dim
     }
 
-    /// First element of part 0 (q), 1 (k) or 2 (v) of (batch, position, head) in (B,T,3C).
-    fn qkv_at(&self, part: usize, head: usize, position: usize) -> usize {
+    /// First element of (batch, position, head) in (B,T,W): of its queries, or of the keys or values it uses.
+    fn qkv_at(&self, part: Part, head: usize, position: usize) -> usize {
         let (b, h) = (head / self.heads, head % self.heads);
-        ((b * self.seq + position) * 3 + part) * self.width + h * self.head_dim
+        let before = match part {
+            Part::Q => h,
+            Part::K => self.heads + h / self.share(),
+            Part::V => self.heads + self.kv_heads + h / self.share(),
+        };
+        (b * self.seq + position) * self.packed() + before * self.head_dim
     }
 
     /// The rows of a part from `position` on, as a matrix (positions, HD).
-    fn part(&self, qkv: Span<f32>, part: usize, head: usize, position: usize) -> MatRef {
-        matrix(qkv, self.qkv_at(part, head, position), 3 * self.width)
+    fn part(&self, qkv: Span<f32>, part: Part, head: usize, position: usize) -> MatRef {
+        matrix(qkv, self.qkv_at(part, head, position), self.packed())
     }
 }
 
@@ -126,7 +157,7 @@ impl Tiles<'_> {
 pub fn attention_fwd(ctx: &mut Ctx<'_>, op: &AttentionFwd) -> Result<()> {
     let (out, lse, qkv) = (ctx.f32(op.out)?, ctx.f32(op.lse)?, ctx.f32(op.qkv)?);
     let [batch, seq, width] = *op.out.shape.dims() else { return Ok(()) };
-    let (g, isa) = (Heads::new(seq, width, op.heads), ctx.isa);
+    let (g, isa) = (Heads::new(seq, width, op.heads, op.kv_heads), ctx.isa);
     ctx.reserve_scratch(TILE * TILE, g.head_dim.max(TILE));
     let (tiles, scratch) = (g.tiles(), &*ctx.scratch);
     // Long tiles (late queries) first, so that the short ones fill the gaps at the end.
@@ -158,8 +189,8 @@ unsafe fn forward_tile(
         let s_out = MatMut { ptr: s.as_mut_ptr(), rs: keys.len() };
         // SAFETY: q and k are only read; the score tile is this worker's own.
         unsafe {
-            let q = g.part(qkv, 0, head, queries.start);
-            let k = g.part(qkv, 1, head, keys.start);
+            let q = g.part(qkv, Part::Q, head, queries.start);
+            let k = g.part(qkv, Part::K, head, keys.start);
             mm.product([rows, keys.len(), g.head_dim], q, k.transposed(), s_out, Beta::Overwrite);
         }
         for (i, row) in s.chunks_exact_mut(keys.len()).enumerate() {
@@ -178,7 +209,7 @@ unsafe fn forward_tile(
         let beta = if key_tile == 0 { Beta::Overwrite } else { Beta::Accumulate };
         // SAFETY: v is only read; these rows of `out` belong to this task.
         unsafe {
-            let v = g.part(qkv, 2, head, keys.start);
+            let v = g.part(qkv, Part::V, head, keys.start);
             let p = MatRef::row_major(s.as_ptr(), keys.len());
             mm.product([rows, g.head_dim, keys.len()], p, v, writable(o), beta);
         }
@@ -197,18 +228,23 @@ pub fn attention_bwd(ctx: &mut Ctx<'_>, op: &AttentionBwd) -> Result<()> {
     let (d_qkv, d_out, qkv) = (ctx.f32(op.d_qkv)?, ctx.f32(op.d_out)?, ctx.f32(op.qkv)?);
     let (out, lse) = (ctx.f32(op.out)?, ctx.f32(op.lse)?);
     let [batch, seq, width] = *op.out.shape.dims() else { return Ok(()) };
-    let (g, isa) = (Heads::new(seq, width, op.heads), ctx.isa);
+    let (g, isa) = (Heads::new(seq, width, op.heads, op.kv_heads), ctx.isa);
     ctx.reserve_scratch(2 * TILE * TILE, g.head_dim.max(TILE));
     let scratch = &*ctx.scratch;
-    ctx.chunks(batch * op.heads, 1, |task, worker| {
-        // SAFETY: the team runs one task at a time per worker; a task owns its head of `d_qkv`, which shares no
-        // memory with anything read.
-        unsafe { backward_head(isa, scratch.get(worker), &g, [d_qkv, d_out, qkv, out, lse], task.start) }
+    ctx.chunks(batch * op.kv_heads, 1, |task, worker| {
+        for head in g.group(task.start) {
+            // SAFETY: the team runs one task at a time per worker; a task owns its head of keys and values in `d_qkv` and
+            // the queries it serves, which share no memory with anything read.
+            unsafe { backward_head(isa, scratch.get(worker), &g, [d_qkv, d_out, qkv, out, lse], head) }
+        }
     })
 }
 
+/// Writes a head's gradient of queries, and its share of the keys' and values': the first head of a group overwrites,
+/// the others add.
+///
 /// # Safety
-/// This task alone uses `scratch` and this head of `d_qkv`.
+/// This task alone uses `scratch` and this head of `d_qkv`, with its keys and values.
 unsafe fn backward_head(isa: Isa, scratch: &mut Scratch, g: &Heads, slots: [Span<f32>; 5], head: usize) {
     let [d_qkv, d_out, qkv, out, lse] = slots;
     let (p_tile, dp_tile) = scratch.tiles.split_at_mut(TILE * TILE);
@@ -224,13 +260,13 @@ unsafe fn backward_head(isa: Isa, scratch: &mut Scratch, g: &Heads, slots: [Span
             *delta = unsafe { dot(isa, d_out.get(at..at + hd), out.get(at..at + hd)) };
         }
         let d_o = matrix(d_out, g.out_at(head, queries.start), g.width);
-        let q = g.part(qkv, 0, head, queries.start);
-        let d_q = writable(g.part(d_qkv, 0, head, queries.start));
+        let q = g.part(qkv, Part::Q, head, queries.start);
+        let d_q = writable(g.part(d_qkv, Part::Q, head, queries.start));
         for key_tile in 0..=tile {
             let keys = g.tile(key_tile);
             let cols = keys.len();
-            let [k, v] = [1, 2].map(|part| g.part(qkv, part, head, keys.start));
-            let [d_k, d_v] = [1, 2].map(|part| writable(g.part(d_qkv, part, head, keys.start)));
+            let [k, v] = [Part::K, Part::V].map(|part| g.part(qkv, part, head, keys.start));
+            let [d_k, d_v] = [Part::K, Part::V].map(|part| writable(g.part(d_qkv, part, head, keys.start)));
             let (p, dp) = (&mut p_tile[..rows * cols], &mut dp_tile[..rows * cols]);
             let [p_out, dp_out] = [&mut *p, &mut *dp].map(|t| MatMut { ptr: t.as_mut_ptr(), rs: cols });
             // SAFETY: inputs are only read; the tiles are this worker's own.
@@ -253,9 +289,11 @@ unsafe fn backward_head(isa: Isa, scratch: &mut Scratch, g: &Heads, slots: [Span
                 dp[seen_dp..].fill(0.0);
             }
             let [p, ds] = [&*p, &*dp].map(|t| MatRef::row_major(t.as_ptr(), cols));
-            // The first tile to reach a gradient writes it: queries see key tile 0 first, keys their own tile.
+            // The first tile to reach a gradient writes it: queries see key tile 0 first, keys their own tile of the first
+            // head that uses them.
             let beta_q = if key_tile == 0 { Beta::Overwrite } else { Beta::Accumulate };
-            let beta_kv = if key_tile == tile { Beta::Overwrite } else { Beta::Accumulate };
+            let beta_kv =
+                if key_tile == tile && head % g.share() == 0 { Beta::Overwrite } else { Beta::Accumulate };
             // SAFETY: these parts of `d_qkv` belong to this task.
             unsafe {
                 mm.product([rows, hd, cols], ds, k, d_q, beta_q);
@@ -269,37 +307,46 @@ unsafe fn backward_head(isa: Isa, scratch: &mut Scratch, g: &Heads, slots: [Span
 pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
     let (out, qkv) = (ctx.f32(op.out)?, ctx.f32(op.qkv)?);
     let (keys, values) = (ctx.f32(op.keys)?, ctx.f32(op.values)?);
-    let [batch, context, width] = *op.keys.shape.dims() else { return Ok(()) };
+    let (&[batch, context, width], &[_, _, out_width]) = (op.keys.shape.dims(), op.out.shape.dims()) else {
+        return Ok(());
+    };
     let position = ctx.scalars.position as usize;
     if position >= context {
         return Err(Error::Input(format!("position {position} is beyond the context of {context}")));
     }
-    let (g, isa) = (Heads::new(1, width, op.heads), ctx.isa);
+    let (g, isa) = (Heads::new(1, out_width, op.heads, op.kv_heads), ctx.isa);
     ctx.reserve_scratch(context, 0);
     let scratch = &*ctx.scratch;
-    ctx.chunks(batch * op.heads, 1, |task, worker| {
-        let head = task.start;
-        let (b, h, hd) = (head / g.heads, head % g.heads, g.head_dim);
+    // A task is a head of keys and values with all heads of queries it serves.
+    ctx.chunks(batch * op.kv_heads, 1, |task, worker| {
+        let (b, h, hd) = (task.start / g.kv_heads, task.start % g.kv_heads, g.head_dim);
         let row = |position: usize| {
             let first = (b * context + position) * width + h * hd;
             first..first + hd
         };
-        let [q, k, v] = [0, 1, 2].map(|part| g.qkv_at(part, head, 0)).map(|at| at..at + hd);
-        // SAFETY: the team runs one task at a time per worker; a task owns its head of the cache and of `out`, and
-        // the mutable pieces are gone before the cache is read.
+        let part = |part, head| {
+            let first = g.qkv_at(part, head, 0);
+            first..first + hd
+        };
+        // SAFETY: the team runs one task at a time per worker; a task owns its head of the cache and its heads of `out`,
+        // and the mutable pieces of the cache are gone before it is read.
         unsafe {
-            keys.get_mut(row(position)).copy_from_slice(qkv.get(k));
-            values.get_mut(row(position)).copy_from_slice(qkv.get(v));
+            let first = g.group(task.start).start;
+            keys.get_mut(row(position)).copy_from_slice(qkv.get(part(Part::K, first)));
+            values.get_mut(row(position)).copy_from_slice(qkv.get(part(Part::V, first)));
             let scores = &mut scratch.get(worker).tiles[..=position];
-            for (t, score) in scores.iter_mut().enumerate() {
-                *score = dot(isa, qkv.get(q.clone()), keys.get(row(t)));
-            }
-            let (_, sum) = softmax_row(isa, scores, g.scale, f32::NEG_INFINITY);
-            let at = g.out_at(head, 0);
-            let o = out.get_mut(at..at + hd);
-            o.fill(0.0);
-            for (t, score) in scores.iter().enumerate() {
-                axpy(isa, o, *score / sum, values.get(row(t)));
+            for head in g.group(task.start) {
+                let q = qkv.get(part(Part::Q, head));
+                for (t, score) in scores.iter_mut().enumerate() {
+                    *score = dot(isa, q, keys.get(row(t)));
+                }
+                let (_, sum) = softmax_row(isa, scores, g.scale, f32::NEG_INFINITY);
+                let at = g.out_at(head, 0);
+                let o = out.get_mut(at..at + hd);
+                o.fill(0.0);
+                for (t, score) in scores.iter().enumerate() {
+                    axpy(isa, o, *score / sum, values.get(row(t)));
+                }
             }
         }
     })

@@ -83,7 +83,7 @@ fn is_refusal(error: &Error) -> bool {
 }
 
 fn cudnn_fwd(cx: &mut Lower<'_>, op: &AttentionFwd) -> Result<Calls> {
-    let shape = shape_of(&op.out, op.heads)?;
+    let shape = shape_of(&op.out, op.heads, op.kv_heads)?;
     let session = session(cx)?;
     let plan = session.plan(Direction::Forward, &shape)?;
     let handle = session.handle.clone();
@@ -100,7 +100,7 @@ fn cudnn_fwd(cx: &mut Lower<'_>, op: &AttentionFwd) -> Result<Calls> {
 }
 
 fn cudnn_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<Calls> {
-    let shape = shape_of(&op.out, op.heads)?;
+    let shape = shape_of(&op.out, op.heads, op.kv_heads)?;
     let dq_sum = if cx.settings.fast { DqSum::AnyOrder } else { DqSum::Fixed };
     let (parts, handle) = plans(session(cx)?, &shape, dq_sum)?;
     let needs = |part: &Part| Scratch::new(&part.shape, dq_sum, part.plan.workspace).total;
@@ -198,20 +198,21 @@ fn session<'a>(cx: &'a mut Lower<'_>) -> Result<&'a mut Session> {
 }
 
 /// The shape of an op whose `out` is (B,T,C) and whose queries, keys and values are packed.
-fn shape_of(out: &Slot, heads: usize) -> Result<Shape> {
+fn shape_of(out: &Slot, heads: usize, kv_heads: usize) -> Result<Shape> {
     let [batch, seq, width] = *out.shape.dims() else {
         return Err(Error::Unsupported(format!("attention over {}", out.shape)));
     };
     if out.dtype != DType::BF16 {
         return Err(Error::Unsupported(format!("cuDNN attention takes bf16, this is {}", out.dtype)));
     }
+    let head_dim = width / heads;
     Ok(Shape {
         batch: batch as i64,
         heads: heads as i64,
-        kv_heads: heads as i64,
+        kv_heads: kv_heads as i64,
         seq: seq as i64,
-        head_dim: (width / heads) as i64,
-        qkv_row: 3 * width as i64,
+        head_dim: head_dim as i64,
+        qkv_row: ((heads + 2 * kv_heads) * head_dim) as i64,
         out_row: width as i64,
     })
 }
@@ -225,6 +226,22 @@ fn packed(shape: &Shape, row: u64) -> [u64; 3] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn queries_keys_and_values_lie_side_by_side() {
+        let out = Slot {
+            pool: ironhorse_core::Pool::Io,
+            offset: 0,
+            shape: [2, 128, 768].into(),
+            dtype: DType::BF16,
+        };
+        for (kv_heads, row, at) in [(12, 2304, [0, 768, 1536]), (4, 1280, [0, 768, 1024])] {
+            let shape = shape_of(&out, 12, kv_heads).unwrap();
+            assert_eq!((shape.kv_heads, shape.head_dim), (kv_heads as i64, 64));
+            assert_eq!((shape.qkv_row, shape.out_row), (row, 768));
+            assert_eq!(packed(&shape, 4096), at.map(|element| 4096 + element * BF16_BYTES));
+        }
+    }
 
     #[test]
     fn parts_cover_the_batch_once() {

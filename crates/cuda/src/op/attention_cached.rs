@@ -21,7 +21,7 @@ pub(crate) fn attention_cached(cx: &mut Lower<'_>, op: &AttentionCached) -> Resu
     if batch * context * width == 0 {
         return Ok(());
     }
-    let head_dim = width / op.heads;
+    let head_dim = width / op.kv_heads;
     let whole = 16 / op.out.dtype.size();
     // Heads lie side by side, so all of them start at whole vectors when one is made of them.
     let vectors = head_dim.is_multiple_of(whole);
@@ -32,7 +32,7 @@ pub(crate) fn attention_cached(cx: &mut Lower<'_>, op: &AttentionCached) -> Resu
         args = args.ptr(cx.ptr(slot)?);
     }
     args = args.ptr(scores).ptr(cx.scalars);
-    for size in [op.heads, head_dim, context] {
+    for size in [op.heads, op.kv_heads, head_dim, context] {
         args = args.u32(size as u32);
     }
     let shared = (head_dim.next_multiple_of(4) + THREADS * per_thread) * size_of::<f32>();

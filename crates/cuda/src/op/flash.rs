@@ -22,26 +22,39 @@ const ANY_THREADS: u32 = 256;
 struct Heads {
     dtype: DType,
     seq: usize,
+    batch: usize,
     heads: usize,
-    /// B·NH
-    total: usize,
+    /// Heads of keys and values.
+    kv_heads: usize,
     head_dim: usize,
-    /// Heads that blocks work on at a time.
-    group: usize,
+    /// Bytes of L2.
+    l2: usize,
 }
 
 impl Heads {
     /// `None` if there are no positions.
-    fn new(cx: &Lower<'_>, out: Slot, heads: usize) -> Option<Self> {
+    fn new(cx: &Lower<'_>, out: Slot, heads: usize, kv_heads: usize) -> Option<Self> {
         let [batch, seq, width] = *out.shape.dims() else { return None };
-        if batch * seq == 0 || heads == 0 {
+        if batch * seq == 0 || heads == 0 || kv_heads == 0 {
             return None;
         }
-        let (total, head_dim) = (batch * heads, width / heads);
-        // Keys and values, or queries and gradients, of a group take half of the L2.
-        let bytes = 2 * seq * head_dim.max(1) * out.dtype.size();
-        let group = (cx.device.info.l2 / 2 / bytes).clamp(1, total);
-        Some(Self { dtype: out.dtype, seq, heads, total, head_dim, group })
+        let (head_dim, l2) = (width / heads, cx.device.info.l2);
+        Some(Self { dtype: out.dtype, seq, batch, heads, kv_heads, head_dim, l2 })
+    }
+
+    /// Heads of the whole batch that a kernel has blocks for: of keys where it makes their gradients, else of queries.
+    fn total(&self, step: Step) -> usize {
+        self.batch * if step == Step::BwdKv { self.kv_heads } else { self.heads }
+    }
+
+    /// How many of them blocks work on at a time: what they pass over, keys and values or all queries and gradients of
+    /// a head of keys, takes half of the L2.
+    fn at_a_time(&self, step: Step) -> usize {
+        let bytes = 2 * self.seq * self.head_dim.max(1) * self.dtype.size();
+        let share = self.heads / self.kv_heads;
+        let fit = self.l2 / 2 / bytes;
+        let fit = if step == Step::BwdKv { fit / share } else { fit * share };
+        fit.clamp(1, self.total(step))
     }
 
     fn scale(&self) -> f32 {
@@ -49,9 +62,10 @@ impl Heads {
     }
 
     /// The arguments that follow the addresses.
-    fn args(&self, args: Args) -> Args {
-        let args = args.u32(self.seq as u32).u32(self.heads as u32).u32(self.head_dim as u32);
-        args.u32(self.total as u32).u32(self.group as u32).f32(self.scale())
+    fn args(&self, args: Args, step: Step) -> Args {
+        let args = args.u32(self.seq as u32).u32(self.heads as u32).u32(self.kv_heads as u32);
+        let args = args.u32(self.head_dim as u32).u32(self.total(step) as u32);
+        args.u32(self.at_a_time(step) as u32).f32(self.scale())
     }
 }
 
@@ -164,27 +178,28 @@ fn launch(cx: &mut Lower<'_>, g: &Heads, step: Step, args: Args) -> Result<()> {
     let path = Path::choose(g.dtype, g.head_dim, cx.device.info.shared_per_block);
     let plan = path.plan(g.dtype, step);
     let count = match path {
-        Path::Any => blocks(g.total * g.seq * 32, ANY_THREADS as usize)?,
-        Path::Tensor(_) | Path::Tiles(_) => blocks(g.total * g.seq.div_ceil(plan.rows), 1)?,
+        Path::Any => blocks(g.total(step) * g.seq * 32, ANY_THREADS as usize)?,
+        Path::Tensor(_) | Path::Tiles(_) => blocks(g.total(step) * g.seq.div_ceil(plan.rows), 1)?,
     };
     let kernel = cx.kernel(&plan.spec, plan.name)?;
     if plan.shared > FREE_SHARED {
         kernel.allow_shared(plan.shared)?;
     }
-    cx.launch(plan.name, kernel, Grid::linear(count, plan.threads).shared(plan.shared), g.args(args));
+    cx.launch(plan.name, kernel, Grid::linear(count, plan.threads).shared(plan.shared), g.args(args, step));
     Ok(())
 }
 
 /// `out` and `lse` of [`AttentionFwd`].
 pub(super) fn attention_fwd(cx: &mut Lower<'_>, op: &AttentionFwd) -> Result<()> {
-    let Some(g) = Heads::new(cx, op.out, op.heads) else { return Ok(()) };
+    let Some(g) = Heads::new(cx, op.out, op.heads, op.kv_heads) else { return Ok(()) };
     let args = Args::new().ptr(cx.ptr(op.out)?).ptr(cx.ptr(op.lse)?).ptr(cx.ptr(op.qkv)?);
     launch(cx, &g, Step::Fwd, args)
 }
 
 /// Adds the launch that sums `d_out·out` per head and position; returns where the sums are.
 fn row_sums(cx: &mut Lower<'_>, g: &Heads, d_out: u64, out: u64) -> Result<u64> {
-    let rows = g.total * g.seq;
+    let total = g.batch * g.heads;
+    let rows = total * g.seq;
     let delta = cx.scratch(rows * size_of::<f32>())?;
     let piece = 16 / g.dtype.size();
     let lanes = g.head_dim / piece;
@@ -193,14 +208,14 @@ fn row_sums(cx: &mut Lower<'_>, g: &Heads, d_out: u64, out: u64) -> Result<u64> 
         if wide { ("flash_delta_wide", lanes, lanes) } else { ("flash_delta", g.head_dim, 32) };
     let kernel = cx.kernel(&Path::Any.plan(g.dtype, Step::BwdQ).spec, name)?;
     let args = Args::new().ptr(delta).ptr(d_out).ptr(out).u32(g.seq as u32).u32(g.heads as u32);
-    let args = args.u32(last as u32).u32(g.total as u32);
+    let args = args.u32(last as u32).u32(total as u32);
     cx.launch(name, kernel, Grid::linear(blocks(rows * lanes, ANY_THREADS as usize)?, ANY_THREADS), args);
     Ok(delta)
 }
 
 /// `d_qkv` of [`AttentionBwd`].
 pub(super) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<()> {
-    let Some(g) = Heads::new(cx, op.out, op.heads) else { return Ok(()) };
+    let Some(g) = Heads::new(cx, op.out, op.heads, op.kv_heads) else { return Ok(()) };
     let (d_out, lse) = (cx.ptr(op.d_out)?, cx.ptr(op.lse)?);
     let delta = row_sums(cx, &g, d_out, cx.ptr(op.out)?)?;
     let args = Args::new().ptr(cx.ptr(op.d_qkv)?).ptr(d_out).ptr(cx.ptr(op.qkv)?).ptr(lse).ptr(delta);
@@ -238,6 +253,24 @@ mod tests {
             assert_eq!(bf16, if tensor { Path::Tensor(head_dim) } else { f32 });
             assert_eq!(f32 == Path::Any, head_dim > 256);
         }
+    }
+
+    /// A block of the backward of keys passes over all queries that share them.
+    #[test]
+    fn blocks_are_of_keys_where_keys_get_gradients() {
+        let g = |kv_heads| Heads {
+            dtype: DType::BF16,
+            seq: 1024,
+            batch: 8,
+            heads: 12,
+            kv_heads,
+            head_dim: 64,
+            l2: 8 << 20,
+        };
+        let both = |kv_heads| Step::ALL.map(|step| (g(kv_heads).total(step), g(kv_heads).at_a_time(step)));
+        assert_eq!(both(12), [(96, 16); 3]);
+        assert_eq!(both(4), [(96, 48), (32, 5), (96, 48)]);
+        assert_eq!(both(1), [(96, 96), (8, 1), (96, 96)]);
     }
 
     #[test]

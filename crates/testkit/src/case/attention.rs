@@ -32,6 +32,24 @@ const TILES: [[usize; 4]; 9] = [
     [1, 130, 384, 3],
 ];
 
+/// (B, T, C, NH, NKV): fewer heads of keys and values than of queries, for every kind of kernel.
+const GROUPED: [[usize; 5]; 14] = [
+    [2, 1, 8, 4, 1],
+    [2, 33, 30, 6, 2],
+    [1, 70, 102, 6, 3],
+    [2, 37, 48, 4, 1],
+    [2, 65, 96, 6, 2],
+    [1, 67, 160, 2, 1],
+    [1, 130, 128, 4, 2],
+    [1, 128, 128, 2, 1],
+    [1, 100, 256, 2, 1],
+    [1, 20, 1028, 4, 2],
+    [1, 128, 768, 12, 4],
+    [2, 256, 768, 12, 4],
+    [0, 7, 48, 6, 2],
+    [2, 0, 48, 6, 2],
+];
+
 /// (B, maxT, C, NH), positions
 const CACHES: [([usize; 4], &[usize]); 7] = [
     ([1, 1, 1, 1], &[0]),
@@ -43,83 +61,140 @@ const CACHES: [([usize; 4], &[usize]); 7] = [
     ([2, 256, 768, 12], &[0, 128, 255]),
 ];
 
+/// (B, maxT, C, NH, NKV), positions
+const GROUPED_CACHES: [([usize; 5], &[usize]); 5] = [
+    ([2, 37, 48, 4, 1], &[0, 1, 36]),
+    ([1, 130, 30, 6, 2], &[30, 129]),
+    ([2, 65, 384, 6, 2], &[31, 64]),
+    ([0, 4, 48, 6, 2], &[2]),
+    ([2, 256, 768, 12, 4], &[0, 128, 255]),
+];
+
+/// Sizes of a case.
+#[derive(Clone, Copy)]
+struct Size {
+    b: usize,
+    /// T, or maxT of a cache
+    t: usize,
+    /// C
+    c: usize,
+    heads: usize,
+    kv_heads: usize,
+}
+
+impl From<[usize; 5]> for Size {
+    fn from([b, t, c, heads, kv_heads]: [usize; 5]) -> Self {
+        Self { b, t, c, heads, kv_heads }
+    }
+}
+
+/// As many heads of keys and values as of queries.
+impl From<[usize; 4]> for Size {
+    fn from([b, t, c, heads]: [usize; 4]) -> Self {
+        [b, t, c, heads, heads].into()
+    }
+}
+
+impl Size {
+    /// NKV·HD
+    fn kv_width(&self) -> usize {
+        self.c / self.heads * self.kv_heads
+    }
+
+    /// (NH + 2·NKV)·HD
+    fn packed(&self) -> usize {
+        self.c + 2 * self.kv_width()
+    }
+
+    fn name(&self, length: &str) -> String {
+        let Self { b, t, c, heads, kv_heads } = self;
+        let group = if kv_heads == heads { String::new() } else { format!(" NKV{kv_heads}") };
+        format!("B{b} {length}{t} C{c} NH{heads}{group}")
+    }
+}
+
 pub(super) fn cases(p: Precision) -> Vec<Case> {
     let mut cases = Vec::new();
-    for shape in SHAPES {
-        cases.push(fwd(p, shape, 1.0));
-        cases.push(bwd(p, shape, 1.0));
-    }
-    for shape in TILES {
-        cases.push(fwd(p, shape, 1.0));
-        cases.push(bwd(p, shape, 1.0));
+    let sizes = SHAPES.into_iter().chain(TILES).map(Size::from);
+    for size in sizes.chain(GROUPED.map(Size::from)) {
+        cases.push(fwd(p, size, 1.0));
+        cases.push(bwd(p, size, 1.0));
     }
     for spread in [4.0, 10.0] {
-        cases.push(fwd(p, [1, 65, 64, 4], spread)); // scores beyond 100: exp overflows unless the maximum is subtracted
-        cases.push(bwd(p, [1, 65, 64, 4], spread));
+        let size = [1, 65, 64, 4].into();
+        cases.push(fwd(p, size, spread)); // scores beyond 100: exp overflows unless the maximum is subtracted
+        cases.push(bwd(p, size, spread));
     }
-    for (shape, positions) in CACHES {
-        cases.extend(positions.iter().map(|&position| cached(p, shape, position)));
+    let caches = CACHES.map(|(shape, positions)| (Size::from(shape), positions));
+    let grouped = GROUPED_CACHES.map(|(shape, positions)| (Size::from(shape), positions));
+    for (size, positions) in caches.into_iter().chain(grouped) {
+        cases.extend(positions.iter().map(|&position| cached(p, size, position)));
     }
     cases
 }
 
 /// Scores spread by about spread²/3; the largest of thousands is four or five times that.
-fn mark(kit: &mut Kit, [b, t, c, _]: [usize; 4], spread: f32) {
+fn mark(kit: &mut Kit, Size { b, t, c, .. }: Size, spread: f32) {
     kit.scores = 1.5 * f64::from(spread * spread);
     kit.large = b * t * t * c > 3_000_000;
 }
 
-fn fwd_op(kit: &mut Kit, [b, t, c, heads]: [usize; 4], spread: f32) -> AttentionFwd {
-    mark(kit, [b, t, c, heads], spread);
-    let (out, lse, qkv) = (kit.slot([b, t, c]), kit.stat([b, heads, t]), kit.slot([b, t, 3 * c]));
+fn fwd_op(kit: &mut Kit, size: Size, spread: f32) -> AttentionFwd {
+    mark(kit, size, spread);
+    let Size { b, t, c, heads, kv_heads } = size;
+    let (out, lse, qkv) = (kit.slot([b, t, c]), kit.stat([b, heads, t]), kit.slot([b, t, size.packed()]));
     kit.random(qkv, -spread, spread);
-    AttentionFwd { out, lse, qkv, heads }
+    AttentionFwd { out, lse, qkv, heads, kv_heads }
 }
 
-fn fwd(p: Precision, [b, t, c, heads]: [usize; 4], spread: f32) -> Case {
-    let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} NH{heads} spread {spread}"));
-    let op = fwd_op(&mut kit, [b, t, c, heads], spread);
+fn fwd(p: Precision, size: Size, spread: f32) -> Case {
+    let mut kit = Kit::with_precision(p, format!("{} spread {spread}", size.name("T")));
+    let op = fwd_op(&mut kit, size, spread);
     kit.finish(op)
 }
 
 /// `out` and `lse` are what the oracle's forward makes of `qkv`, rounded to f32.
-fn bwd(p: Precision, [b, t, c, heads]: [usize; 4], spread: f32) -> Case {
-    let name = format!("B{b} T{t} C{c} NH{heads} spread {spread}");
+fn bwd(p: Precision, size: Size, spread: f32) -> Case {
+    let Size { b, t, c, heads, kv_heads } = size;
+    let name = format!("{} spread {spread}", size.name("T"));
     let mut kit = Kit::with_precision(p, name.as_str());
-    let forward = fwd_op(&mut kit, [b, t, c, heads], spread);
+    let forward = fwd_op(&mut kit, size, spread);
     let oracle = kit.finish(forward).oracle().expect("attention_fwd runs on the oracle");
     let result = |slot: Slot| -> Vec<f32> {
         oracle.read_f64(slot).expect("a slot of the case").into_iter().map(|x| x as f32).collect()
     };
 
     let mut kit = Kit::with_precision(p, name);
-    mark(&mut kit, [b, t, c, heads], spread);
+    mark(&mut kit, size, spread);
     let op = AttentionBwd {
-        d_qkv: kit.slot([b, t, 3 * c]),
+        d_qkv: kit.slot([b, t, size.packed()]),
         d_out: kit.slot([b, t, c]),
-        qkv: kit.f32s([b, t, 3 * c], &result(forward.qkv)),
+        qkv: kit.f32s([b, t, size.packed()], &result(forward.qkv)),
         out: kit.f32s([b, t, c], &result(forward.out)),
         lse: kit.stat([b, heads, t]),
         heads,
+        kv_heads,
     };
     kit.set(op.lse, result(forward.lse));
     kit.finish(op)
 }
 
 /// The cache holds NaN from `position` on: those places may be written, never read.
-fn cached(p: Precision, [b, context, c, heads]: [usize; 4], position: usize) -> Case {
-    let mut kit = Kit::with_precision(p, format!("B{b} maxT{context} C{c} NH{heads} at position {position}"));
+fn cached(p: Precision, size: Size, position: usize) -> Case {
+    let Size { b, t: context, c, heads, kv_heads } = size;
+    let mut kit = Kit::with_precision(p, format!("{} at position {position}", size.name("maxT")));
     kit.scalars.position = position as u32;
-    let [keys, values] = [(); 2].map(|()| kit.cache([b, context, c]));
+    let width = size.kv_width();
+    let [keys, values] = [(); 2].map(|()| kit.cache([b, context, width]));
     for slot in [keys, values] {
         let mut data = kit.rng.uniforms(slot.numel(), -1.0, 1.0);
-        for row in data.chunks_exact_mut(context * c) {
-            row[position * c..].fill(f32::NAN);
+        for row in data.chunks_exact_mut(context * width) {
+            row[position * width..].fill(f32::NAN);
         }
         kit.set(slot, data);
     }
-    let op = AttentionCached { out: kit.slot([b, 1, c]), keys, values, qkv: kit.slot([b, 1, 3 * c]), heads };
-    kit.finish(op)
+    let (out, qkv) = (kit.slot([b, 1, c]), kit.slot([b, 1, size.packed()]));
+    kit.finish(AttentionCached { out, keys, values, qkv, heads, kv_heads })
 }
 
 #[cfg(test)]
@@ -129,7 +204,7 @@ mod tests {
 
     #[test]
     fn the_widest_scores_overflow_an_f32_exponential() {
-        let case = fwd(Precision::F32, [1, 65, 64, 4], 10.0);
+        let case = fwd(Precision::F32, [1, 65, 64, 4].into(), 10.0);
         let Op::AttentionFwd(op) = *case.op() else { unreachable!() };
         let lse = case.oracle().unwrap().read_f64(op.lse).unwrap();
         let largest = lse.into_iter().fold(0.0, f64::max) as f32;

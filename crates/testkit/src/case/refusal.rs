@@ -69,6 +69,6 @@ fn attention_cached(p: Precision, position: u32) -> Case {
     let mut kit = Kit::with_precision(p, format!("position {position} of 5"));
     kit.scalars.position = position;
     let [keys, values] = [(); 2].map(|()| kit.cache([2, 5, 3]));
-    let op = AttentionCached { out: kit.slot([2, 1, 3]), keys, values, qkv: kit.slot([2, 1, 9]), heads: 1 };
-    kit.finish(op)
+    let (out, qkv) = (kit.slot([2, 1, 3]), kit.slot([2, 1, 9]));
+    kit.finish(AttentionCached { out, keys, values, qkv, heads: 1, kv_heads: 1 })
 }

@@ -4,42 +4,59 @@ use super::{Pools, Step};
 use ironhorse_core::op::{AttentionBwd, AttentionCached, AttentionFwd};
 use ironhorse_core::{Error, Result, Slot};
 
-/// Sizes, and where things lie in packed (B,T,3C) and plain (B,T,C) tensors.
+/// Sizes, and where things lie in packed (B,T,W) and plain (B,T,C) tensors; W = (NH + 2·NKV)·HD.
 #[derive(Clone, Copy)]
 struct Dims {
     batch: usize,
     seq: usize,
     heads: usize,
+    kv_heads: usize,
     /// HD
     size: usize,
 }
 
-const Q: usize = 0;
-const K: usize = 1;
-const V: usize = 2;
+/// Which of the three a vector is.
+#[derive(Clone, Copy)]
+enum Part {
+    Q,
+    K,
+    V,
+}
+use Part::{K, Q, V};
 
 impl Dims {
-    fn new(out: &Slot, heads: usize) -> Self {
+    fn new(out: &Slot, heads: usize, kv_heads: usize) -> Self {
         let dims = out.shape.dims();
-        Self { batch: dims[0], seq: dims[1], heads, size: dims[2] / heads }
-    }
-
-    fn width(&self) -> usize {
-        self.heads * self.size
+        Self { batch: dims[0], seq: dims[1], heads, kv_heads, size: dims[2] / heads }
     }
 
     fn scale(&self) -> f64 {
         1.0 / (self.size as f64).sqrt()
     }
 
-    /// Where a head's vector of q, k or v starts in (B,T,3C).
-    fn packed(&self, [b, t, part, h]: [usize; 4]) -> usize {
-        ((b * self.seq + t) * 3 + part) * self.width() + h * self.size
+    /// The head of keys and values that a head of queries uses.
+    fn kv_head(&self, h: usize) -> usize {
+        h / (self.heads / self.kv_heads)
+    }
+
+    /// Where q of a head, or the k or v it uses, starts in (B,T,W).
+    fn packed(&self, part: Part, [b, t, h]: [usize; 3]) -> usize {
+        let before = match part {
+            Q => h,
+            K => self.heads + self.kv_head(h),
+            V => self.heads + self.kv_heads + self.kv_head(h),
+        };
+        ((b * self.seq + t) * (self.heads + 2 * self.kv_heads) + before) * self.size
     }
 
     /// Where a head's vector starts in (B,T,C).
     fn plain(&self, [b, t, h]: [usize; 3]) -> usize {
-        (b * self.seq + t) * self.width() + h * self.size
+        ((b * self.seq + t) * self.heads + h) * self.size
+    }
+
+    /// Where the key or value a head uses starts in a cache (B,T,NKV·HD).
+    fn cached(&self, [b, t, h]: [usize; 3]) -> usize {
+        ((b * self.seq + t) * self.kv_heads + self.kv_head(h)) * self.size
     }
 
     /// Every (b, h, t).
@@ -66,19 +83,19 @@ fn log_sum_exp(scores: &[f64]) -> f64 {
 }
 
 pub(super) fn fwd(pools: &mut Pools, op: &AttentionFwd) -> Result<()> {
-    let dims = Dims::new(&op.out, op.heads);
+    let dims = Dims::new(&op.out, op.heads, op.kv_heads);
     let qkv = pools.read(op.qkv)?;
-    let vector = |at: [usize; 4]| &qkv[dims.packed(at)..][..dims.size];
+    let vector = |part, at: [usize; 3]| &qkv[dims.packed(part, at)..][..dims.size];
     let mut out = vec![0.0; op.out.numel()];
     let mut lse = vec![0.0; op.lse.numel()];
     for (b, h, t) in dims.rows() {
-        let query = vector([b, t, Q, h]);
-        let scores: Vec<f64> = (0..=t).map(|s| dot(query, vector([b, s, K, h])) * dims.scale()).collect();
+        let query = vector(Q, [b, t, h]);
+        let scores: Vec<f64> = (0..=t).map(|s| dot(query, vector(K, [b, s, h])) * dims.scale()).collect();
         let row_lse = log_sum_exp(&scores);
         lse[(b * dims.heads + h) * dims.seq + t] = row_lse;
         for s in 0..=t {
             let p = (scores[s] - row_lse).exp();
-            add_scaled(&mut out[dims.plain([b, t, h])..][..dims.size], p, vector([b, s, V, h]));
+            add_scaled(&mut out[dims.plain([b, t, h])..][..dims.size], p, vector(V, [b, s, h]));
         }
     }
     pools.write(op.out, &out)?;
@@ -88,29 +105,29 @@ pub(super) fn fwd(pools: &mut Pools, op: &AttentionFwd) -> Result<()> {
 /// With `p = softmax` from `lse` and `D[t] = d_out[t]·out[t]`: `d_v[s] += p·d_out[t]`,
 /// `d_score = p·(d_out[t]·v[s] - D[t])`, `d_q[t] += d_score·k[s]/√HD`, `d_k[s] += d_score·q[t]/√HD`.
 pub(super) fn bwd(pools: &mut Pools, op: &AttentionBwd) -> Result<()> {
-    let dims = Dims::new(&op.out, op.heads);
+    let dims = Dims::new(&op.out, op.heads, op.kv_heads);
     let (qkv, lse) = (pools.read(op.qkv)?, pools.read(op.lse)?);
     let (out, d_out) = (pools.read(op.out)?, pools.read(op.d_out)?);
-    let vector = |at: [usize; 4]| &qkv[dims.packed(at)..][..dims.size];
+    let vector = |part, at: [usize; 3]| &qkv[dims.packed(part, at)..][..dims.size];
     let mut d_qkv = vec![0.0; op.d_qkv.numel()];
     for (b, h, t) in dims.rows() {
         let here = dims.plain([b, t, h]);
         let (d_row, row) = (&d_out[here..][..dims.size], &out[here..][..dims.size]);
-        let query = vector([b, t, Q, h]);
+        let query = vector(Q, [b, t, h]);
         for s in 0..=t {
-            let (key, value) = (vector([b, s, K, h]), vector([b, s, V, h]));
+            let (key, value) = (vector(K, [b, s, h]), vector(V, [b, s, h]));
             let p = (dot(query, key) * dims.scale() - lse[(b * dims.heads + h) * dims.seq + t]).exp();
             let d_score = p * (dot(d_row, value) - dot(d_row, row)) * dims.scale();
-            add_scaled(&mut d_qkv[dims.packed([b, t, Q, h])..][..dims.size], d_score, key);
-            add_scaled(&mut d_qkv[dims.packed([b, s, K, h])..][..dims.size], d_score, query);
-            add_scaled(&mut d_qkv[dims.packed([b, s, V, h])..][..dims.size], p, d_row);
+            add_scaled(&mut d_qkv[dims.packed(Q, [b, t, h])..][..dims.size], d_score, key);
+            add_scaled(&mut d_qkv[dims.packed(K, [b, s, h])..][..dims.size], d_score, query);
+            add_scaled(&mut d_qkv[dims.packed(V, [b, s, h])..][..dims.size], p, d_row);
         }
     }
     pools.write(op.d_qkv, &d_qkv)
 }
 
 pub(super) fn cached(pools: &mut Pools, op: &AttentionCached, step: Step) -> Result<()> {
-    let now = Dims::new(&op.out, op.heads); // one position
+    let now = Dims::new(&op.out, op.heads, op.kv_heads); // one position
     let past = Dims { seq: op.keys.shape.dims()[1], ..now };
     let position = step.scalars.position as usize;
     if position >= past.seq {
@@ -121,11 +138,11 @@ pub(super) fn cached(pools: &mut Pools, op: &AttentionCached, step: Step) -> Res
     let (mut keys, mut values) = (pools.read(op.keys)?, pools.read(op.values)?);
     let mut out = vec![0.0; op.out.numel()];
     for (b, h, _) in now.rows() {
-        let vector = |part| &qkv[now.packed([b, 0, part, h])..][..now.size];
-        let new = past.plain([b, position, h]);
+        let vector = |part| &qkv[now.packed(part, [b, 0, h])..][..now.size];
+        let new = past.cached([b, position, h]);
         keys[new..][..now.size].copy_from_slice(vector(K));
         values[new..][..now.size].copy_from_slice(vector(V));
-        let row = |s| past.plain([b, s, h])..past.plain([b, s, h]) + now.size;
+        let row = |s| past.cached([b, s, h])..past.cached([b, s, h]) + now.size;
         let scores: Vec<f64> = (0..=position).map(|s| dot(vector(Q), &keys[row(s)]) * now.scale()).collect();
         let lse = log_sum_exp(&scores);
         for s in 0..=position {
@@ -151,7 +168,7 @@ mod tests {
     fn fwd_by_hand() {
         let mut kit = Kit::new("attention");
         let (out, lse, qkv) = (kit.slot([1, 2, 1]), kit.slot([1, 1, 2]), kit.f32s([1, 2, 3], &QKV));
-        let case = kit.finish(AttentionFwd { out, lse, qkv, heads: 1 });
+        let case = kit.finish(AttentionFwd { out, lse, qkv, heads: 1, kv_heads: 1 });
         case.expect_within(out, &[8.0, 10.0], 1e-6);
         case.expect_within(lse, &[5.0, 4_f64.ln()], 1e-6);
     }
@@ -167,7 +184,7 @@ mod tests {
         data[16..24].copy_from_slice(&[8.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]); // v of position 0
         data[40..48].copy_from_slice(&[16.0, 0.0, 0.0, 4.0, 3.0, 0.0, 0.0, 0.0]); // v of position 1
         let qkv = kit.f32s([1, 2, 24], &data);
-        let case = kit.finish(AttentionFwd { out, lse, qkv, heads: 2 });
+        let case = kit.finish(AttentionFwd { out, lse, qkv, heads: 2, kv_heads: 2 });
         let row0 = [8.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0];
         let row1 = [10.0, 0.0, 0.0, 1.0, 2.0, 0.0, 0.0, 0.0];
         case.expect_within(out, &[row0, row1].concat(), 1e-6);
@@ -186,6 +203,7 @@ mod tests {
             out: kit.f32s([1, 2, 1], &[8.0, 10.0]),
             lse: kit.f32s([2], &[5.0, 4_f32.ln()]),
             heads: 1,
+            kv_heads: 1,
         };
         let k = 3.0 * 3_f64.ln();
         kit.finish(op).expect_within(op.d_qkv, &[0.0, -k, 2.5, -3.0, k, 0.5], 1e-5);
@@ -200,10 +218,55 @@ mod tests {
         let keys = kit.f32s([1, 3, 1], &[1.0, f32::NAN, 77.0]);
         let values = kit.f32s([1, 3, 1], &[8.0, f32::NAN, 88.0]);
         let qkv = kit.f32s([1, 1, 3], &QKV[3..]);
-        let op = AttentionCached { out, keys, values, qkv, heads: 1 };
+        let op = AttentionCached { out, keys, values, qkv, heads: 1, kv_heads: 1 };
         let case = kit.finish(op);
         case.expect_within(out, &[10.0], 1e-6);
         case.expect_f64(keys, &[1.0, 0.0, 77.0]);
         case.expect_f64(values, &[8.0, 16.0, 88.0]);
+    }
+
+    /// The two positions of [`QKV`] with a second head of queries, all 0: it sees the same keys with equal weights.
+    const GROUPED: [f32; 8] = [5.0, 0.0, 1.0, 8.0, LN3, 0.0, 0.0, 16.0];
+
+    #[test]
+    fn grouped_fwd_by_hand() {
+        let mut kit = Kit::new("attention");
+        let (out, lse, qkv) = (kit.slot([1, 2, 2]), kit.slot([1, 2, 2]), kit.f32s([1, 2, 4], &GROUPED));
+        let case = kit.finish(AttentionFwd { out, lse, qkv, heads: 2, kv_heads: 1 });
+        case.expect_within(out, &[8.0, 8.0, 10.0, 12.0], 1e-6);
+        case.expect_within(lse, &[5.0, 4_f64.ln(), 0.0, 2_f64.ln()], 1e-6);
+    }
+
+    /// [`bwd_by_hand`] plus a head with d_out = (3, 4): of row 1 D = 4·12, d_score = (1/2·(32-48), 1/2·(64-48)) = (-8, 8);
+    /// d_q1 = -8·k0 + 8·k1 = -8; d_k gets nothing, its queries are 0; d_v gets (3 + 1/2·4, 1/2·4).
+    #[test]
+    fn grouped_bwd_by_hand() {
+        let mut kit = Kit::new("attention");
+        let op = AttentionBwd {
+            d_qkv: kit.slot([1, 2, 4]),
+            d_out: kit.f32s([1, 2, 2], &[1.0, 3.0, 2.0, 4.0]),
+            qkv: kit.f32s([1, 2, 4], &GROUPED),
+            out: kit.f32s([1, 2, 2], &[8.0, 8.0, 10.0, 12.0]),
+            lse: kit.f32s([1, 2, 2], &[5.0, 4_f32.ln(), 0.0, 2_f32.ln()]),
+            heads: 2,
+            kv_heads: 1,
+        };
+        let k = 3.0 * 3_f64.ln();
+        kit.finish(op).expect_within(op.d_qkv, &[0.0, 0.0, -k, 7.5, -3.0, -8.0, k, 2.5], 1e-5);
+    }
+
+    /// The second row of [`grouped_fwd_by_hand`], with the first in a cache of one head.
+    #[test]
+    fn grouped_cached_by_hand() {
+        let mut kit = Kit::new("attention");
+        kit.scalars.position = 1;
+        let out = kit.slot([1, 1, 2]);
+        let [keys, values] = [1.0, 8.0].map(|first| kit.f32s([1, 2, 1], &[first, f32::NAN]));
+        let qkv = kit.f32s([1, 1, 4], &GROUPED[4..]);
+        let op = AttentionCached { out, keys, values, qkv, heads: 2, kv_heads: 1 };
+        let case = kit.finish(op);
+        case.expect_within(out, &[10.0, 12.0], 1e-6);
+        case.expect_f64(keys, &[1.0, 0.0]);
+        case.expect_f64(values, &[8.0, 16.0]);
     }
 }

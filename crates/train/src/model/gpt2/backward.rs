@@ -96,6 +96,7 @@ impl Gpt2 {
             out: saved.sdpa,
             lse: saved.lse,
             heads: self.config.n_head,
+            kv_heads: self.config.n_head,
         })?;
         self.b.name_grad(&c_attn, d_qkv);
         let norm = self.norm_again(&ln_1, saved.ln_1, p.ln_1, recompute)?;

@@ -325,7 +325,8 @@ impl Gpt2 {
         let out = self.tokens_by(self.config.n_embd);
         let lse = self.b.activation([self.batch, self.config.n_head, self.seq], DType::F32);
         self.b.at(format!("h.{l}.attn.sdpa"));
-        self.b.push(AttentionFwd { out, lse, qkv, heads: self.config.n_head })?;
+        let heads = self.config.n_head;
+        self.b.push(AttentionFwd { out, lse, qkv, heads, kv_heads: heads })?;
         self.b.name(format!("h.{l}.attn.sdpa"), out);
         Ok((out, lse))
     }
@@ -361,7 +362,8 @@ impl Gpt2 {
             let [keys, values] = [(); 2].map(|()| gpt2.b.cache([gpt2.batch, context, width], dtype));
             let out = gpt2.tokens_by(width);
             gpt2.b.at(format!("h.{l}.attn.sdpa"));
-            gpt2.b.push(AttentionCached { out, keys, values, qkv, heads: gpt2.config.n_head })?;
+            let heads = gpt2.config.n_head;
+            gpt2.b.push(AttentionCached { out, keys, values, qkv, heads, kv_heads: heads })?;
             Ok((out, out))
         })?;
         self.head(ln_f.out, logits)
