@@ -106,7 +106,7 @@ def test_everything_passes_and_makes_one_table(bundle: Path):
     assert all(part["status"] == "ok" for part in report["parts"])
     assert figures["doctor"] == "NVIDIA H200, 139 GiB"
     assert figures["selftest"] == "926 passed, 0 failed"
-    assert figures["verify-odd-bf16"] == figures["lockstep-wide"] == "7 tensors agree"
+    assert figures["verify-odd-bf16"] == figures["lockstep-wide-bf16"] == "7 tensors agree"
     assert figures["determinism"] == "2 losses equal in 3 runs"
     assert figures["profile"] == "105.5 ms: matmul 70.2, gelu 3.0"
     assert figures["sanitizer-racecheck"] == "0 errors"

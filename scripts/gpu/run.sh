@@ -147,12 +147,14 @@ stage_verify() {
 }
 
 stage_lockstep() {
-    local key name
+    local key dtype name
     find_keys
     for key in "${keys[@]}"; do
-        name=lockstep-$(key_name "$key")
-        attempt "$name" 40 "$ironhorse" verify --lockstep --key "$key" --device cuda --dtype f32 \
-            --json "$(json "$name")"
+        for dtype in f32 bf16; do
+            name=lockstep-$(key_name "$key")-$dtype
+            attempt "$name" 40 "$ironhorse" verify --lockstep --key "$key" --device cuda --dtype $dtype \
+                --json "$(json "$name")"
+        done
     done
 }
 

@@ -167,9 +167,14 @@ pub trait Engine: Send {
         Ok(())
     }
 
-    /// Bytes held now, by category.
+    /// Bytes held now, by category: pools by name, scratch, libraries.
     fn memory_use(&self) -> Vec<(String, usize)> {
         vec![("pools".into(), self.allocated())]
+    }
+
+    /// How many bytes more than now it once held: while it chose algorithms, before the first step was done.
+    fn memory_freed(&self) -> usize {
+        0
     }
 
     /// The device's own name, where it has one besides [`Engine::name`].

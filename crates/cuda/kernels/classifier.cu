@@ -4,7 +4,7 @@
 // grid   cross_entropy_shared: as many blocks as the device holds, each walks over rows and keeps one in shared memory;
 //        needs 16-byte rows that fit. cross_entropy_any: a block per row, which it reads for each pass; any shape
 // order  a thread its columns in turn, then a butterfly over lanes, then over warps: repeatable
-#include "prelude.cuh"
+#include "copy.cuh"
 
 constexpr int N = Vec<ACT>::N;
 // Below every finite logit, and finite, so that differences to it are no NaN.
@@ -18,7 +18,7 @@ struct Sum {
 
 DEVICE void raise(Sum& s, float max) {
     if (max > s.max) {
-        s.sum *= exp2_fast((s.max - max) * LOG2_E);
+        s.sum *= exp2_fast((s.max - max) * LOG2E);
         s.max = max;
     }
 }
@@ -28,11 +28,12 @@ struct Shared {
     Sum warps[2][WARP];
     float x_target[2];
 };
+static_assert((sizeof(Shared) + 15) / 16 * 16 == 528, "TOTALS of src/op/loss.rs");
 
 DEVICE Sum block_sum(Sum s, float& x_target, Shared& shared, int turn) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const float top = warp_max(s.max);
-    const float sum = warp_sum(s.sum * exp2_fast((s.max - top) * LOG2_E));
+    const float sum = warp_sum(s.sum * exp2_fast((s.max - top) * LOG2E));
     if (lane == 0) shared.warps[turn][warp] = {top, sum};
     if (threadIdx.x == 0) shared.x_target[turn] = x_target;
     __syncthreads();
@@ -40,7 +41,7 @@ DEVICE Sum block_sum(Sum s, float& x_target, Shared& shared, int turn) {
     if (lane < blockDim.x / WARP) mine = shared.warps[turn][lane];
     x_target = shared.x_target[turn];
     const float max = warp_max(mine.max);
-    return {max, warp_sum(mine.sum * exp2_fast((mine.max - max) * LOG2_E))};
+    return {max, warp_sum(mine.sum * exp2_fast((mine.max - max) * LOG2E))};
 }
 
 // The row's target, or -1 for one that is none.
@@ -61,21 +62,15 @@ struct Scales {
 };
 DEVICE Scales scales(Sum total, float scale) {
     const float inverse = 1.0f / total.sum;
-    return {total.max, inverse, scale, log2f(inverse * fabsf(scale)) - total.max * LOG2_E};
+    return {total.max, inverse, scale, log2f(inverse * fabsf(scale)) - total.max * LOG2E};
 }
 DEVICE float gradient(float x, const Scales& s) {
-    if constexpr (sizeof(ACT) == 2) return copysignf(exp2_fast(__fmaf_rn(x, LOG2_E, s.offset)), s.scale);
-    return exp2_fast((x - s.max) * LOG2_E) * (s.inverse * s.scale);
+    if constexpr (sizeof(ACT) == 2) return copysignf(exp2_fast(__fmaf_rn(x, LOG2E, s.offset)), s.scale);
+    return exp2_fast((x - s.max) * LOG2E) * (s.inverse * s.scale);
 }
 DEVICE float target_gradient(float x, const Scales& s) {
-    return (exp2_fast((x - s.max) * LOG2_E) * s.inverse - 1.0f) * s.scale;
+    return (exp2_fast((x - s.max) * LOG2E) * s.inverse - 1.0f) * s.scale;
 }
-
-DEVICE void copy_async(u32 to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-DEVICE void commit_async() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING> DEVICE void wait_async() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
 // A row arrives in quarters, so that the first can be summed while the last is under way.
 constexpr int QUARTERS = 4;
@@ -88,7 +83,7 @@ KERNEL __launch_bounds__(768, 2)
     extern __shared__ uint4 row_space[];
     __shared__ Shared shared;
     ACT* const cell = reinterpret_cast<ACT*>(row_space);
-    const u32 cell_address = (u32)__cvta_generic_to_shared(row_space);
+    const u32 cell_address = shared_address(row_space);
     const u32 used = (vocab + N - 1) / N;  // vectors with at least one logit
     const u32 rounds = (used + blockDim.x - 1) / blockDim.x;
     const float scale = scalars->loss_scale;
@@ -98,8 +93,8 @@ KERNEL __launch_bounds__(768, 2)
     u32 row = blockIdx.x;
     for (int q = 0; q < QUARTERS; q++) {
         for (u32 v = quarter(q); v < limit(q); v += blockDim.x)
-            copy_async(cell_address + v * 16, logits + (u64)row * padded + v * N);
-        commit_async();
+            cp_async16(cell_address + v * 16, logits + (u64)row * padded + v * N);
+        cp_commit();
     }
     for (int turn = 0; row < rows; row += gridDim.x, turn ^= 1) {
         ACT* const line = logits + (u64)row * padded;
@@ -109,10 +104,10 @@ KERNEL __launch_bounds__(768, 2)
         Sum mine = {LEAST, 0.0f};
 #pragma unroll
         for (int q = 0; q < QUARTERS; q++) {
-            if (q == 0) wait_async<3>();
-            if (q == 1) wait_async<2>();
-            if (q == 2) wait_async<1>();
-            if (q == 3) wait_async<0>();
+            if (q == 0) cp_wait<3>();
+            if (q == 1) cp_wait<2>();
+            if (q == 2) cp_wait<1>();
+            if (q == 3) cp_wait<0>();
             for (u32 v = quarter(q); v < limit(q); v += blockDim.x) {
                 float x[N];
                 load_floats(x, cell + v * N);
@@ -127,7 +122,7 @@ KERNEL __launch_bounds__(768, 2)
                 raise(mine, max);
                 float sum = 0.0f;
 #pragma unroll
-                for (int k = 0; k < N; k++) sum += exp2_fast((x[k] - mine.max) * LOG2_E);
+                for (int k = 0; k < N; k++) sum += exp2_fast((x[k] - mine.max) * LOG2E);
                 mine.sum += sum;
             }
         }
@@ -159,16 +154,16 @@ KERNEL __launch_bounds__(768, 2)
                     round_to(out, y);
                     store_once(line + v * N, out);
                 }
-                if (more) copy_async(cell_address + v * 16, next_line + v * N);
+                if (more) cp_async16(cell_address + v * 16, next_line + v * N);
             }
-            commit_async();
+            cp_commit();
         }
         if (grad) {
             const float zero[N] = {};
             for (u32 v = used + threadIdx.x; v < padded / N; v += blockDim.x) store_floats(line + v * N, zero);
         }
     }
-    wait_async<0>();
+    cp_wait<0>();
 }
 
 KERNEL __launch_bounds__(1024) cross_entropy_any(float* losses, ACT* logits, const i32* targets, const Scalars* scalars,
@@ -182,7 +177,7 @@ KERNEL __launch_bounds__(1024) cross_entropy_any(float* losses, ACT* logits, con
     for (u32 c = threadIdx.x; c < vocab; c += blockDim.x) {
         const float x = to_float(line[c]);
         raise(mine, x);
-        mine.sum += exp2_fast((x - mine.max) * LOG2_E);
+        mine.sum += exp2_fast((x - mine.max) * LOG2E);
     }
     const Sum total = block_sum(mine, x_target, shared, 0);
     write_loss(losses, row, target, x_target, total);

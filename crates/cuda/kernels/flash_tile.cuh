@@ -13,7 +13,6 @@
 
 static_assert(HD % 16 == 0 && HD <= 128, "what tiles and registers have room for");
 
-constexpr float LOG2E = 1.4426950408889634f;
 constexpr int WARPS = 4;
 constexpr int THREADS = WARPS * WARP;
 constexpr int MT = HD <= 64 ? 2 : 1;    // two tiles of 16 rows share what is read of the passing tile

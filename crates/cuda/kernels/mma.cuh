@@ -1,4 +1,4 @@
-// Tensor cores and asynchronous copies: the instructions that C++ has no name for (sm_80 and newer).
+// Tensor cores: the instructions that C++ has no name for (sm_80 and newer).
 //
 // Which element of a matrix a lane holds, with g = lane/4 and t = lane%4, pairs packed low half first:
 //   ldmatrix        r[i] = row g, columns 2t and 2t+1 of 8x8 matrix i, whose row n starts at the address of lane 8i+n
@@ -8,21 +8,7 @@
 //                   b0 (2t.., g), b1 (2t+8.., g);  c[0..1] (g, 2t..), c[2..3] (g+8, 2t..)
 #pragma once
 
-#include "prelude.cuh"
-
-// The address of shared memory as instructions take it.
-DEVICE u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
-
-// Starts copying 16 or 4 bytes from global to shared memory; zeros arrive where not `inside`, and `from` is not read.
-DEVICE void cp_async16(u32 to, const void* from, bool inside) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
-}
-DEVICE void cp_async4(u32 to, const void* from, bool inside) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(inside ? 4 : 0) : "memory");
-}
-// Ends a group of copies; cp_wait<N> waits for this thread's copies of all but the last N groups.
-DEVICE void cp_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> DEVICE void cp_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+#include "copy.cuh"
 
 DEVICE void ldmatrix(u32 (&r)[4], u32 from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

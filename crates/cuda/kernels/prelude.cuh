@@ -70,7 +70,7 @@ DEVICE float warp_max(float x) {
 }
 
 // Per-step numbers, read from device memory so that a captured graph stays valid. The order is that of
-// `ScalarBlock` in src/scalars.rs.
+// `scalar_block` in src/scalars.rs.
 struct Scalars {
     u32 step;
     u32 micro_step;
@@ -89,7 +89,8 @@ struct Scalars {
     u64 seed;
 };
 
-// What a kernel found wrong with its input; the host reads it when it waits. The order is that of `FaultBlock`.
+// What a kernel found wrong with its input; the host reads it when it waits. The order is that of
+// `fault_text` in src/scalars.rs.
 struct Fault {
     i32 code;  // 0 none, 1 token, 2 target
     i32 value;
@@ -178,7 +179,7 @@ DEVICE float exp2_fast(float x) {
     asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LOG2E = 1.4426950408889634f;
 
 // The block's sum, in thread 0. Pairs at a fixed distance: the same order each time.
 template <int THREADS> DEVICE void block_sum_f64(double& x, double* shared) {

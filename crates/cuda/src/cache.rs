@@ -3,6 +3,8 @@
 
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 /// The variable that moves the folder.
 pub const CACHE_VARIABLE: &str = "IRONHORSE_CACHE";
@@ -20,10 +22,13 @@ impl Cache {
         let folder = folder.filter(|folder| match std::fs::create_dir_all(folder) {
             Ok(()) => true,
             Err(error) => {
-                tracing::warn!("{}: cannot keep compiled kernels there: {error}", folder.display());
+                warn_once(folder, &error);
                 false
             }
         });
+        if let Some(folder) = &folder {
+            remove_leftovers(folder, SystemTime::now());
+        }
         Self { folder }
     }
 
@@ -52,15 +57,44 @@ impl Cache {
         let written = std::fs::write(&aside, bytes).and_then(|()| std::fs::rename(&aside, folder.join(name)));
         if let Err(error) = written {
             let _ = std::fs::remove_file(&aside);
-            tracing::warn!("{}: cannot keep {name}: {error}", folder.display());
+            warn_once(folder, &error);
         }
     }
 }
 
 const DIGEST: usize = 32;
+/// Age from which on a file written aside is that of a process that was killed.
+const LEFTOVER: Duration = Duration::from_secs(3600);
+
+/// A full or read-only folder fails for every entry: one line is enough.
+fn warn_once(folder: &Path, error: &std::io::Error) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if !WARNED.swap(true, Ordering::Relaxed) {
+        tracing::warn!("{}: compiled kernels cannot be kept there: {error}", folder.display());
+    }
+}
+
+/// Removes what killed processes had written aside.
+fn remove_leftovers(folder: &Path, now: SystemTime) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.flatten().filter(|entry| is_aside(&entry.file_name().to_string_lossy())) {
+        let written = entry.metadata().and_then(|metadata| metadata.modified());
+        let age = written.ok().and_then(|written| now.duration_since(written).ok());
+        if age.is_some_and(|age| age > LEFTOVER) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Whether a file is named as [`Cache::write`] names those it writes aside: `.name.process.number`.
+fn is_aside(file: &str) -> bool {
+    let mut parts = file.rsplitn(3, '.');
+    let number = parts.next().is_some_and(|part| u64::from_str_radix(part, 16).is_ok());
+    let process = parts.next().is_some_and(|part| part.parse::<u32>().is_ok());
+    number && process && parts.next().is_some_and(|name| name.len() > 1 && name.starts_with('.'))
+}
 
 fn unique() -> u64 {
-    use std::sync::atomic::{AtomicU64, Ordering};
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -102,6 +136,20 @@ mod tests {
         cache.write("a", b"again");
         assert_eq!(cache.read("a").as_deref(), Some(&b"again"[..]));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left aside");
+    }
+
+    #[test]
+    fn only_old_files_of_killed_processes_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let aside = folder.path().join(".gelu-0.cubin.4711.a");
+        for path in [&aside, &folder.path().join("gelu-0.cubin"), &folder.path().join(".keep.me.too")] {
+            std::fs::write(path, b"x").unwrap();
+        }
+        Cache::open(Some(folder.path()));
+        assert!(aside.exists(), "it may still be written");
+        remove_leftovers(folder.path(), SystemTime::now() + 2 * LEFTOVER);
+        assert!(!aside.exists());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! A GPU: what it is, and the context we work in.
 
 use crate::ffi::driver::{Driver, call};
+use crate::memory::human;
 use crate::{Error, Result};
 use cudarc::driver::sys::{CUcontext, CUdevice};
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::rc::Rc;
 
@@ -23,12 +25,6 @@ pub struct DeviceInfo {
     pub l2: usize,
     /// Shared memory a block may ask for.
     pub shared_per_block: usize,
-    /// Shared memory of a multiprocessor.
-    pub shared_per_sm: usize,
-    /// Boost clock in kHz.
-    pub clock_khz: u32,
-    /// CUDA version of the driver, 13000 for 13.0.
-    pub driver_version: u32,
 }
 
 impl DeviceInfo {
@@ -47,9 +43,13 @@ pub struct Device {
     pub info: DeviceInfo,
     raw: CUdevice,
     context: CUcontext,
+    /// Bytes in our buffers.
+    held: Cell<usize>,
+    /// The most there were at a time.
+    peak: Cell<usize>,
 }
 
-/// The least driver we work with: that of CUDA 12.0.
+/// The least driver we work with: that of CUDA 12.0, version 525.
 const LEAST_DRIVER: u32 = 12000;
 
 impl Device {
@@ -60,7 +60,7 @@ impl Device {
         // SAFETY: the driver writes the context.
         let status = unsafe { (driver.cuDevicePrimaryCtxRetain)(&mut context, raw) };
         driver.check("cuDevicePrimaryCtxRetain", status)?;
-        let device = Rc::new(Self { driver, info, raw, context });
+        let device = Rc::new(Self { driver, info, raw, context, held: Cell::new(0), peak: Cell::new(0) });
         device.make_current()?;
         Ok(device)
     }
@@ -72,8 +72,8 @@ impl Device {
 
     /// All GPUs of this machine.
     pub fn list() -> Result<Vec<DeviceInfo>> {
-        let (driver, version) = start()?;
-        (0..count(&driver)?).map(|index| describe(&driver, index, version).map(|(info, _)| info)).collect()
+        let driver = start()?;
+        (0..count(&driver)?).map(|index| describe(&driver, index).map(|(info, _)| info)).collect()
     }
 
     /// Makes this device the one that driver calls of this thread mean.
@@ -88,6 +88,42 @@ impl Device {
         call!(self, cuMemGetInfo_v2(&mut free, &mut total))?;
         Ok((free, total))
     }
+
+    /// The error of asking for so many more bytes than there are.
+    pub(crate) fn out_of_memory(&self, needs: usize) -> Error {
+        let (free, total) = self.memory().unwrap_or_default();
+        Error::OutOfMemory(format!(
+            "{} more are needed on {}, which has {} free of {}; use a smaller --batch or --recompute full",
+            human(needs),
+            self.info.name,
+            human(free),
+            human(total)
+        ))
+    }
+
+    /// Bytes in our buffers now, and the most there were at a time.
+    pub(crate) fn held(&self) -> (usize, usize) {
+        (self.held.get(), self.peak.get())
+    }
+
+    /// Runs something whose memory is not a run's and leaves the peak as it was.
+    pub(crate) fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
+        let peak = self.peak.get();
+        let result = work();
+        self.peak.set(peak.max(self.held.get()));
+        result
+    }
+
+    /// Counts a buffer.
+    pub(crate) fn took(&self, bytes: usize) {
+        self.held.set(self.held.get() + bytes);
+        self.peak.set(self.peak.get().max(self.held.get()));
+    }
+
+    /// Counts a buffer that is gone.
+    pub(crate) fn gave_back(&self, bytes: usize) {
+        self.held.set(self.held.get().saturating_sub(bytes));
+    }
 }
 
 impl Drop for Device {
@@ -98,7 +134,7 @@ impl Drop for Device {
 
 /// A GPU by index, if it is there and new enough.
 fn choose(index: usize) -> Result<(Driver, DeviceInfo, CUdevice)> {
-    let (driver, version) = start()?;
+    let driver = start()?;
     let count = count(&driver)?;
     if count == 0 {
         return Err(Error::NoDevice(
@@ -111,7 +147,7 @@ fn choose(index: usize) -> Result<(Driver, DeviceInfo, CUdevice)> {
             "there is no GPU {index}: this machine has {count}, cuda:0 to cuda:{last}"
         )));
     }
-    let (info, raw) = describe(&driver, index, version)?;
+    let (info, raw) = describe(&driver, index)?;
     if info.compute < (8, 0) {
         return Err(Error::NoDevice(format!(
             "{} has compute capability {}.{}; bf16 tensor cores need 8.0 or newer; use --device cpu",
@@ -122,7 +158,7 @@ fn choose(index: usize) -> Result<(Driver, DeviceInfo, CUdevice)> {
 }
 
 /// Loads the driver and starts it.
-fn start() -> Result<(Driver, u32)> {
+fn start() -> Result<Driver> {
     let driver = Driver::load()?;
     let mut version = 0;
     // SAFETY: the driver writes the version.
@@ -130,7 +166,7 @@ fn start() -> Result<(Driver, u32)> {
     let version = version.max(0) as u32;
     if version < LEAST_DRIVER {
         return Err(Error::NoDevice(format!(
-            "the NVIDIA driver is too old: it supports CUDA {}.{}, 12.0 is needed; install driver 580 or newer",
+            "the NVIDIA driver is too old: it supports CUDA {}.{}, 12.0 is needed; install driver 525 or newer",
             version / 1000,
             version % 1000 / 10
         )));
@@ -139,7 +175,7 @@ fn start() -> Result<(Driver, u32)> {
     driver.check("cuInit", unsafe { (driver.cuInit)(0) }).map_err(|error| {
         Error::NoDevice(format!("{error}: no usable GPU; check nvidia-smi, or use --device cpu"))
     })?;
-    Ok((driver, version))
+    Ok(driver)
 }
 
 fn count(driver: &Driver) -> Result<usize> {
@@ -149,7 +185,7 @@ fn count(driver: &Driver) -> Result<usize> {
     Ok(count.max(0) as usize)
 }
 
-fn describe(driver: &Driver, index: usize, driver_version: u32) -> Result<(DeviceInfo, CUdevice)> {
+fn describe(driver: &Driver, index: usize) -> Result<(DeviceInfo, CUdevice)> {
     let mut raw = 0;
     // SAFETY: the driver writes the handle.
     driver.check("cuDeviceGet", unsafe { (driver.cuDeviceGet)(&mut raw, index as i32) })?;
@@ -177,9 +213,6 @@ fn describe(driver: &Driver, index: usize, driver_version: u32) -> Result<(Devic
         memory,
         l2: attribute(38)? as usize,
         shared_per_block: attribute(97)? as usize,
-        shared_per_sm: attribute(81)? as usize,
-        clock_khz: attribute(13)?,
-        driver_version,
     };
     Ok((info, raw))
 }

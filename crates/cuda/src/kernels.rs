@@ -5,6 +5,7 @@ use crate::device::Device;
 use crate::ffi::driver::{Function, Module};
 use crate::ffi::nvrtc::{Nvrtc, Source};
 use crate::{Error, Result};
+use ironhorse_core::DType;
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -18,6 +19,7 @@ macro_rules! sources {
 
 sources!(
     "prelude.cuh",
+    "copy.cuh",
     "flash.cuh",
     "flash_tile.cuh",
     "mma.cuh",
@@ -91,6 +93,15 @@ impl Spec {
     }
 }
 
+/// What kernels call an element type.
+pub(crate) fn ctype(dtype: DType) -> Result<&'static str> {
+    match dtype {
+        DType::F32 => Ok("float"),
+        DType::BF16 => Ok("bf16"),
+        other => Err(Error::Unsupported(format!("no kernel computes with {other}"))),
+    }
+}
+
 fn text_of(file: &str) -> Result<&'static str> {
     let found = KERNEL_FILES.iter().find(|(name, _)| *name == file);
     found.map(|(_, text)| *text).ok_or_else(|| Error::Unsupported(format!("there is no kernel file {file}")))
@@ -99,7 +110,7 @@ fn text_of(file: &str) -> Result<&'static str> {
 /// Every specialisation in use: what `cargo xtask test` compiles for all architectures.
 pub fn check_specs() -> Vec<Spec> {
     let mut all = crate::op::all_specs();
-    all.push(Spec::new("limits.cu"));
+    all.push(Spec::new(crate::limits::LIMITS));
     all
 }
 

@@ -1,16 +1,20 @@
 //! What this GPU can do at most: measured, and as its maker says.
 
 use crate::args::Args;
+use crate::device::Device;
 use crate::engine::CudaEngine;
 use crate::ffi::driver::{Buffer, Event, Stream};
-use crate::kernels::Spec;
+use crate::kernels::{Kernels, Spec};
 use crate::launch::Launch;
 use crate::lower::Lower;
 use crate::memory::{Memory, Scratch};
 use crate::{Error, Result};
 use ironhorse_core::op::LinearFwd;
 use ironhorse_core::{Builder, DType, Program, Slot};
+use std::rc::Rc;
 
+/// The kernels of measurements.
+pub(crate) const LIMITS: &str = "limits.cu";
 /// How long a measurement takes at least: rates fall once the chip is warm and draws all the power it may.
 const LEAST_MS: f32 = 300.0;
 const WARMUP: usize = 3;
@@ -61,7 +65,7 @@ impl CudaEngine {
         let bytes = COPY_BYTES.min(free / 4) & !0xff;
         let (to, from) = (Buffer::new(&self.device, bytes)?, Buffer::new(&self.device, bytes)?);
         self.stream.zero(from.address(), bytes)?;
-        let copy = self.kernels.get(&self.device, &Spec::new("limits.cu"), "limits_copy")?;
+        let copy = self.kernels.get(&self.device, &Spec::new(LIMITS), "limits_copy")?;
         let mut args = Args::new().ptr(to.address()).ptr(from.address()).u64(bytes as u64 / 16);
         let blocks = self.device.info.sms * 8;
         let ms = median_ms(&self.stream, || {
@@ -80,9 +84,10 @@ impl CudaEngine {
         })?;
         let (program, [inp, weight]) = product(side, dtype)?;
         let (mut memory, mut scratch) = (Memory::default(), Scratch::default());
-        memory.reserve(&self.device, &self.stream, program.layout())?;
+        memory.grow(&self.device, &self.stream, program.layout())?;
         for slot in [inp, weight] {
-            self.fill_with_noise(memory.address(slot)?, slot)?;
+            let (at, bytes) = (memory.address(slot)?, slot.bytes());
+            fill_with_noise((&self.device, &self.stream), &mut self.kernels, at, bytes)?;
         }
         let (mut constants, mut launches) = (Vec::new(), Vec::<Launch>::new());
         let mut cx = Lower {
@@ -106,14 +111,18 @@ impl CudaEngine {
         let ms = median_ms(stream, || launches.iter_mut().try_for_each(|launch| launch.enqueue(stream)))?;
         Ok(program.nodes()[0].op.flops() as f64 / (f64::from(ms) * 1e-3))
     }
+}
 
-    fn fill_with_noise(&mut self, at: u64, slot: Slot) -> Result<()> {
-        let name = if slot.dtype == DType::BF16 { "limits_noise_bf16" } else { "limits_noise_f32" };
-        let noise = self.kernels.get(&self.device, &Spec::new("limits.cu"), name)?;
-        let blocks = self.device.info.sms * 8;
-        let mut args = Args::new().ptr(at).u64(slot.numel() as u64);
-        self.stream.launch(&noise, [blocks, 1, 1], [THREADS, 1, 1], 0, &mut args)
-    }
+/// Fills memory with numbers that cost as much power as real ones.
+pub(crate) fn fill_with_noise(
+    (device, stream): (&Rc<Device>, &Stream),
+    kernels: &mut Kernels,
+    at: u64,
+    bytes: usize,
+) -> Result<()> {
+    let noise = kernels.get(device, &Spec::new(LIMITS), "limits_noise")?;
+    let mut args = Args::new().ptr(at).u64(bytes as u64 / 16);
+    stream.launch(&noise, [8 * device.info.sms, 1, 1], [THREADS, 1, 1], 0, &mut args)
 }
 
 /// A program of one product of square matrices, and its two inputs.

@@ -13,24 +13,21 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Makes each pool at least as large as the layout asks: new memory is zero, what was there stays. Returns whether
-    /// any address changed.
-    pub fn reserve(&mut self, device: &Rc<Device>, stream: &Stream, layout: &Layout) -> Result<bool> {
-        let more: usize =
-            Pool::ALL.iter().map(|&pool| layout.bytes(pool).saturating_sub(self.bytes(pool))).sum();
-        let (free, total) = device.memory()?;
-        if more > free {
-            return Err(Error::OutOfMemory(format!(
-                "this run needs {} on {}, which has {} free of {}",
-                human(layout.total()),
-                device.info.name,
-                human(free),
-                human(total)
-            )));
+    /// Whether a pool is smaller than the layout asks.
+    pub fn must_grow(&self, layout: &Layout) -> bool {
+        Pool::ALL.iter().any(|&pool| layout.bytes(pool) > self.bytes(pool))
+    }
+
+    /// Makes each pool at least as large as the layout asks: new memory is zero, what was there stays. Addresses change,
+    /// also if it fails halfway.
+    pub fn grow(&mut self, device: &Rc<Device>, stream: &Stream, layout: &Layout) -> Result<()> {
+        let sizes = Pool::ALL.map(|pool| (self.bytes(pool), layout.bytes(pool)));
+        let needs = most_at_once(&sizes);
+        if needs > device.memory()?.0 {
+            return Err(device.out_of_memory(needs));
         }
-        let mut moved = false;
         for pool in Pool::ALL {
-            let (has, needs) = (self.bytes(pool), layout.bytes(pool));
+            let (has, needs) = sizes[pool.index()];
             if needs <= has {
                 continue;
             }
@@ -41,9 +38,8 @@ impl Memory {
             }
             stream.synchronize()?;
             self.pools[pool.index()] = Some(buffer);
-            moved = true;
         }
-        Ok(moved)
+        Ok(())
     }
 
     /// Bytes of one pool.
@@ -69,10 +65,20 @@ impl Memory {
     }
 }
 
+/// Bytes that must be free to grow pools (from, to) one after the other: each has its old and its new memory for a while.
+fn most_at_once(sizes: &[(usize, usize)]) -> usize {
+    let (mut taken, mut most) = (0, 0);
+    for &(has, needs) in sizes.iter().filter(|(has, needs)| needs > has) {
+        most = most.max(taken + needs);
+        taken += needs - has;
+    }
+    most
+}
+
 /// Memory for the duration of one op, shared by all ops: they run one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    /// The last is the one in use; earlier launches may still point at the smaller ones before it.
+    /// Each is larger than the one before; the last is the one in use, earlier launches may still point at the smaller ones before it.
     buffers: Vec<Buffer>,
 }
 
@@ -88,6 +94,11 @@ impl Scratch {
         Ok(address)
     }
 
+    /// Frees all but the largest; no launch points at the others any more.
+    pub fn keep_largest(&mut self) {
+        self.buffers.drain(..self.buffers.len().saturating_sub(1));
+    }
+
     /// Bytes held.
     pub fn allocated(&self) -> usize {
         self.buffers.iter().map(Buffer::bytes).sum()
@@ -98,4 +109,23 @@ impl Scratch {
 pub(crate) fn human(bytes: usize) -> String {
     let gib = bytes as f64 / (1_u64 << 30) as f64;
     if gib >= 0.1 { format!("{gib:.1} GiB") } else { format!("{:.1} MiB", gib * 1024.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growing_needs_the_old_and_the_new_memory() {
+        assert_eq!(most_at_once(&[(0, 5), (0, 7)]), 12);
+        assert_eq!(most_at_once(&[(4, 5), (0, 7)]), 8, "5, of which 4 come back, then 7");
+        assert_eq!(most_at_once(&[(6, 8), (9, 9), (9, 3)]), 8);
+        assert_eq!(most_at_once(&[]), 0);
+    }
+
+    #[test]
+    fn bytes_are_readable() {
+        assert_eq!(human(3 << 29), "1.5 GiB");
+        assert_eq!(human(1 << 20), "1.0 MiB");
+    }
 }

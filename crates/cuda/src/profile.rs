@@ -5,6 +5,7 @@ use crate::engine::{CudaEngine, Key};
 use crate::ffi::cupti::{Activity, Recorder};
 use crate::ffi::driver::Event;
 use crate::kernels::Spec;
+use crate::limits::LIMITS;
 use ironhorse_core::{Engine, Pool, Program, Scalars, Timed};
 use std::ops::Range;
 
@@ -63,7 +64,7 @@ impl CudaEngine {
     /// An event before and after each launch. A launch's time includes the gap before the next one, about a
     /// microsecond. The device is held up first, so that it never waits for the host.
     fn with_events(&mut self, key: &Key) -> Result<Vec<Timed>> {
-        let wait = self.kernels.get(&self.device, &Spec::new("limits.cu"), "limits_wait")?;
+        let wait = self.kernels.get(&self.device, &Spec::new(LIMITS), "limits_wait")?;
         let Some(lowered) = self.lowered.get_mut(key) else { return Ok(Vec::new()) };
         let stream = &self.stream;
         let launches = &mut lowered.launches;
@@ -87,7 +88,8 @@ impl CudaEngine {
         Ok(timed)
     }
 
-    /// Pools, scratch, constants, and what the driver and the libraries took besides.
+    /// Pools, scratch, constants, what the driver and the libraries took besides, and what was held before on top of
+    /// that (pools that grew, the search for algorithms): the sum is the peak.
     pub(crate) fn memory_by_category(&self) -> Vec<(String, usize)> {
         let mut all: Vec<(String, usize)> =
             Pool::ALL.iter().map(|&pool| (pool.name().to_owned(), self.memory.bytes(pool))).collect();

@@ -5,6 +5,7 @@ use ironhorse_cpu::CpuEngine;
 use ironhorse_cuda::{CudaEngine, Settings};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 /// Where programs run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,9 +22,9 @@ pub enum Device {
 impl Device {
     /// The device that will really be used: for `Auto` the first GPU if the CUDA engine can run on it, else the CPU.
     pub fn resolve(self) -> Self {
+        static BEST: OnceLock<Device> = OnceLock::new();
         match self {
-            Self::Auto if ironhorse_cuda::usable(0).is_ok() => Self::Cuda(0),
-            Self::Auto => Self::Cpu,
+            Self::Auto => *BEST.get_or_init(best),
             chosen => chosen,
         }
     }
@@ -33,6 +34,19 @@ impl Device {
         match self.resolve() {
             Self::Auto | Self::Cpu => Ok(Box::new(CpuEngine::new(threads))),
             Self::Cuda(device) => Ok(Box::new(CudaEngine::new(Settings { device, ..settings.clone() })?)),
+        }
+    }
+}
+
+/// The first GPU if the CUDA engine can run on it. A GPU that is there but cannot be used is worth a warning.
+fn best() -> Device {
+    match ironhorse_cuda::usable(0) {
+        Ok(()) => Device::Cuda(0),
+        Err(error) => {
+            if ironhorse_cuda::devices().is_ok_and(|gpus| !gpus.is_empty()) {
+                tracing::warn!("there is a GPU, but the CPU is used: {error}");
+            }
+            Device::Cpu
         }
     }
 }

@@ -31,7 +31,7 @@ const MARK: &str = "run.sh";
 /// those of GPT-2's own width on the machine, because a key of one such layer is larger than this folder may be.
 const KEYS: [(&str, &str, usize, usize); 2] = [
     ("odd", "n_layer=2,n_head=5,n_embd=80,vocab_size=257,max_seq_len=37", 3, 37),
-    ("small", "n_layer=2,n_head=2,n_embd=128,vocab_size=515,max_seq_len=64", 1, 64),
+    ("small", "n_layer=2,n_head=2,n_embd=128,vocab_size=515,max_seq_len=128", 1, 128),
 ];
 /// Optimizer steps in each key.
 const KEY_STEPS: usize = 5;

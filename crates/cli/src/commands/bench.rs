@@ -154,6 +154,7 @@ pub fn memory_map(memory: &[(String, usize)]) -> Map<String, Value> {
 /// Times whole training steps: forward, backward, gradient norm, AdamW
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse bench --model d12 --batch 4 --seq 64 --threads 2\n  \
+                        ironhorse bench --device cuda --model d12 --batch 64 --seq 1024 --fast --seconds 5\n  \
                         ironhorse bench --model n_layer=4,n_head=4,n_embd=128,vocab_size=256,max_seq_len=128 --json b.json")]
 pub struct BenchArgs {
     #[command(flatten)]
@@ -199,6 +200,8 @@ struct BenchReport {
     peak_source: &'static str,
     peak_device_bytes: Option<u64>,
     memory_use: Map<String, Value>,
+    /// What the engine held at most before the first step was done, while it chose algorithms.
+    startup_peak_bytes: Option<u64>,
     planned_bytes: usize,
     loss: f32,
     losses: Vec<f32>,
@@ -285,6 +288,7 @@ fn report(
         peak_source,
         peak_device_bytes: on_device,
         memory_use: memory_map(&memory),
+        startup_peak_bytes: on_device.map(|bytes| bytes + engine.memory_freed() as u64),
         planned_bytes,
         loss: timing.losses.last().copied().unwrap_or(f32::NAN),
         losses: timing.losses.clone(),
@@ -322,8 +326,11 @@ fn print(report: &BenchReport) -> Result<()> {
         report.mfu * 100.0,
         report.gflops_possible
     ))?;
+    let searching = report.startup_peak_bytes.filter(|&bytes| bytes > report.peak_bytes);
+    let searching = searching
+        .map_or_else(String::new, |bytes| format!("; {} while algorithms were chosen", human_bytes(bytes)));
     out::line(format!(
-        "memory    {} at the peak, {} planned",
+        "memory    {} at the peak of the steps, {} planned{searching}",
         human_bytes(report.peak_bytes),
         human_bytes(report.planned_bytes as u64)
     ))?;

@@ -36,6 +36,8 @@ struct Report {
     choices: Vec<(&'static str, String)>,
     kernel_cache: Option<PathBuf>,
     auto: String,
+    /// Why `auto` is not the GPU that is there.
+    auto_why: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -61,6 +63,10 @@ fn look_for_gpus(report: &mut Report) {
         Ok(gpus) => {
             for gpu in &gpus {
                 let usable = cuda::usable(gpu.index);
+                if gpu.index == 0 {
+                    report.auto_why =
+                        usable.as_ref().err().map(|error| format!("the GPU is not used: {error}"));
+                }
                 let what = format!(
                     "{}, {}, compute capability {}.{}, {} multiprocessors",
                     gpu.name,
@@ -124,6 +130,7 @@ pub fn run(args: &DoctorArgs) -> Result<Outcome> {
         choices: Vec::new(),
         kernel_cache: cuda::Cache::open(None).folder().map(PathBuf::from),
         auto: Device::Auto.resolve().to_string(),
+        auto_why: None,
         hardware,
     };
     look_for_gpus(&mut report);
@@ -144,15 +151,21 @@ pub fn run(args: &DoctorArgs) -> Result<Outcome> {
     for library in &report.libraries {
         let what = match (&library.version, &library.path) {
             (Some(version), Some(path)) => format!("{version}, {path}"),
-            _ => format!("not found; for {}", library.purpose),
+            _ => {
+                format!("none, for {}: {}", library.purpose, library.error.as_deref().unwrap_or("not found"))
+            }
         };
         out::line(format!("library      {:<17} {what}", library.name))?;
     }
     for (choice, what) in &report.choices {
         out::line(format!("gpu          {choice:<10} {what}"))?;
     }
-    if let Some(folder) = &report.kernel_cache {
-        out::line(format!("kernel cache {}", folder.display()))?;
+    match &report.kernel_cache {
+        Some(folder) => out::line(format!("kernel cache {}", folder.display()))?,
+        None => out::line("kernel cache none can be written: kernels are compiled again in every run")?,
+    }
+    if let Some(why) = &report.auto_why {
+        out::line(why)?;
     }
     out::line(format!("--device auto means {}", report.auto))?;
     out::json(args.json.as_deref(), &report)?;

@@ -8,6 +8,7 @@ use crate::{Outcome, number, out};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use ironhorse::core::Pool;
+use ironhorse::train::Error;
 use ironhorse::train::data::corpus::{Split, corpus};
 use ironhorse::train::data::{Loader, LoaderConfig, MemoryTokens, Tokens, open_shards};
 use ironhorse::train::format::checkpoint::TrainerState;
@@ -270,14 +271,24 @@ fn train_into(
     let mut progress = Progress::new(settings.steps);
     let summary = train(&mut session, &mut data, settings, &mut run, &mut progress);
     progress.finish();
-    let summary = summary?;
-    let state = TrainerState {
-        step: settings.steps,
-        data: serde_json::to_value(data.train.state())?,
-        rng: serde_json::Value::Null,
-        settings: serde_json::to_value(args)?,
+    let data_state = serde_json::to_value(data.train.state())?;
+    let arguments = serde_json::to_value(args)?;
+    let state =
+        |step| TrainerState { step, data: data_state, rng: serde_json::Value::Null, settings: arguments };
+    let summary = match summary {
+        Err(error @ Error::Diverged { step, .. }) => {
+            // an update that is not finite is never made, so the weights are worth keeping
+            match run.checkpoint_before_divergence(&mut session, data.tokenizer.as_ref(), &state(step)) {
+                Ok(path) => {
+                    out::note(format_args!("the weights as they were are kept in {}", path.display()))
+                }
+                Err(error) => out::note(format_args!("the weights are not kept: {error}")),
+            }
+            return Err(error.into());
+        }
+        summary => summary?,
     };
-    let checkpoint = run.checkpoint(&mut session, data.tokenizer.as_ref(), &state)?;
+    let checkpoint = run.checkpoint(&mut session, data.tokenizer.as_ref(), &state(settings.steps))?;
     report(args, &run, &checkpoint, &summary, started.elapsed().as_secs_f64())
 }
 

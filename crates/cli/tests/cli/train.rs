@@ -272,6 +272,8 @@ fn a_run_that_diverges_fails_and_keeps_its_log() {
     assert!(last.contains("lower --lr"), "{last}");
     assert_eq!(place.metrics("run").len(), 2);
     assert!(place.path("run/loss.svg").exists() && !place.path("run/checkpoint").exists());
+    assert!(last.contains("first not finite: "), "{last}");
+    place.does("convert run/before-divergence kept.bin");
 }
 
 #[test]

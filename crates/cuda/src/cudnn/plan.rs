@@ -84,8 +84,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Asks cuDNN for engines and takes the first that accepts the graph; if `repeatable`, those without the note
-    /// "non-deterministic" come first.
+    /// Asks cuDNN for engines and takes the first that accepts the graph; if `repeatable`, the first without the note
+    /// "non-deterministic".
     pub fn new(
         cudnn: &Rc<Cudnn>,
         target: &Target,
@@ -100,7 +100,7 @@ impl Plan {
         op_graph.finalize()?;
         let mut refusals = Vec::new();
         for mode in HEURISTICS {
-            let mut candidates = match candidates(cudnn, target, &op_graph, mode) {
+            let candidates = match candidates(cudnn, target, &op_graph, mode) {
                 Ok(candidates) => candidates,
                 Err(error) => {
                     refusals.push(format!("{mode:?}: {error}"));
@@ -110,10 +110,11 @@ impl Plan {
             if candidates.is_empty() {
                 refusals.push(format!("{mode:?} names no engine"));
             }
-            if repeatable {
-                candidates.sort_by_key(|candidate| candidate.varies);
-            }
             for candidate in candidates {
+                if repeatable && candidate.varies {
+                    refusals.push(format!("engine {} is noted as non-deterministic", candidate.engine));
+                    continue;
+                }
                 match finalised(cudnn, &candidate.config) {
                     Ok((plan, workspace)) => {
                         let Candidate { config, engine, varies } = candidate;
@@ -132,7 +133,8 @@ impl Plan {
             }
         }
         Err(Error::Unsupported(format!(
-            "cuDNN has no engine for {name}: {}; CUDNN_LOGLEVEL_DBG=2 CUDNN_LOGDEST_DBG=stderr shows its reasons",
+            "cuDNN has no engine for {name}{}: {}; CUDNN_LOGLEVEL_DBG=2 CUDNN_LOGDEST_DBG=stderr shows its reasons",
+            if repeatable { " that gives the same bits every time" } else { "" },
             refusals.join("; ")
         )))
     }

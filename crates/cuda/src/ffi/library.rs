@@ -2,7 +2,9 @@
 //! Python environment.
 
 use crate::{Error, Result};
+use std::ffi::c_int;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// The variable that names folders to look in first, separated like PATH.
 pub const PATH_VARIABLE: &str = "IRONHORSE_CUDA_PATH";
@@ -70,13 +72,68 @@ impl Kind {
     /// The command or package that brings the library.
     pub fn install(&self) -> String {
         if self.pip.is_empty() {
-            return "install the driver from your distribution or nvidia.com, version 580 or newer".into();
+            return "install the driver from your distribution or nvidia.com, version 525 or newer (580 for CUDA 13)"
+                .into();
         }
-        format!(
-            "install it with `pip install {}`, or set {PATH_VARIABLE} to the folder that has it",
-            self.pip
-        )
+        let package = self.package(driver_major());
+        format!("install it with `pip install {package}`, or set {PATH_VARIABLE} to the folder that has it")
     }
+
+    /// The pip package for a driver of this major version; those of CUDA 12 are marked, most of CUDA 13 are not.
+    fn package(&self, major: Option<u32>) -> String {
+        match release(major) {
+            Some(12) => format!("{}-cu12", self.pip.trim_end_matches("-cu13")),
+            _ => self.pip.into(),
+        }
+    }
+
+    /// Every folder (`None`: the loader's own path) with every file name to try there, best first. The folders that the
+    /// user named come before all others, then files of the driver's release wherever they are: code made by a newer
+    /// one does not load.
+    fn places(&self, major: Option<u32>, named: &[PathBuf], others: &[Option<PathBuf>]) -> Vec<Place> {
+        let wanted = release(major);
+        let other_release = |file: &str| {
+            [12, 13].iter().any(|&other| wanted.is_some_and(|wanted| wanted != other) && is_of(file, other))
+        };
+        let named = named.iter().map(|folder| (0, Some(folder.clone())));
+        let others = others.iter().map(|folder| (1, folder.clone()));
+        let mut all: Vec<(u32, bool, Place)> = Vec::new();
+        for (at, (rank, folder)) in named.chain(others).enumerate() {
+            for &file in self.files {
+                let rank = if rank == 0 { at as u32 } else { u32::MAX };
+                all.push((rank, other_release(file), (folder.clone(), file)));
+            }
+        }
+        all.sort_by_key(|&(rank, other, _)| (rank, other)); // stable: folders and names stay in order otherwise
+        all.into_iter().map(|(_, _, place)| place).collect()
+    }
+}
+
+/// A folder, or `None` for the loader's own path, and a file name.
+type Place = (Option<PathBuf>, &'static str);
+
+fn is_of(file: &str, release: u32) -> bool {
+    file.ends_with(&format!(".so.{release}"))
+}
+
+/// Which of the two releases we know to take libraries of; `None` where the driver is not known.
+fn release(driver_major: Option<u32>) -> Option<u32> {
+    driver_major.map(|major| major.clamp(12, 13))
+}
+
+/// The CUDA version of this machine's driver, without its minor part.
+fn driver_major() -> Option<u32> {
+    static MAJOR: OnceLock<Option<u32>> = OnceLock::new();
+    *MAJOR.get_or_init(|| {
+        let driver = Open::find(DRIVER).ok()?;
+        let mut version: c_int = 0;
+        // SAFETY: the signature is that of the driver's header; it may be called before the driver is started.
+        let status = unsafe {
+            let get = driver.symbol::<unsafe extern "C" fn(*mut c_int) -> u32>("cuDriverGetVersion").ok()?;
+            get(&mut version)
+        };
+        (status == 0).then_some(version / 1000).and_then(|major| u32::try_from(major).ok())
+    })
 }
 
 /// A library that is open.
@@ -90,33 +147,29 @@ pub struct Open {
 impl Open {
     /// Looks everywhere and opens the first that loads.
     pub fn find(kind: Kind) -> Result<Self> {
-        let folders = folders(&kind);
+        let (named, others) = (named_folders(), folders(&kind));
+        let major = if kind == DRIVER { None } else { driver_major() };
         let mut refused = String::new();
-        for folder in &folders {
-            for file in kind.files {
-                let path = folder.as_ref().map_or_else(|| PathBuf::from(file), |folder| folder.join(file));
-                if folder.is_some() && !path.exists() {
-                    continue;
+        for (folder, file) in kind.places(major, &named, &others) {
+            let path = folder.as_ref().map_or_else(|| PathBuf::from(file), |folder| folder.join(file));
+            if folder.is_some() && !path.exists() {
+                continue;
+            }
+            // SAFETY: NVIDIA's libraries have no load-time effects beyond their own state.
+            match unsafe { open(&path) } {
+                Ok(library) => {
+                    let path = real_path(&library, &path);
+                    return Ok(Self { kind, library, path });
                 }
-                // SAFETY: NVIDIA's libraries have no load-time effects beyond their own state.
-                match unsafe { open(&path) } {
-                    Ok(library) => {
-                        let path = real_path(&library, &path);
-                        return Ok(Self { kind, library, path });
-                    }
-                    Err(error) if folder.is_some() => {
-                        refused = format!("; {} does not load: {error}", path.display())
-                    }
-                    Err(_) => {}
+                Err(error) if folder.is_some() => {
+                    refused = format!("; {} does not load: {error}", path.display())
                 }
+                Err(_) => {}
             }
         }
-        let looked: Vec<String> = folders
-            .iter()
-            .map(|folder| {
-                folder.as_ref().map_or("the loader's path".into(), |folder| folder.display().to_string())
-            })
-            .collect();
+        let name = |folder: &Path| folder.display().to_string();
+        let mut looked: Vec<String> = named.iter().map(|folder| name(folder)).collect();
+        looked.extend(others.iter().map(|f| f.as_deref().map_or("the loader's path".into(), name)));
         Err(Error::LibraryMissing {
             library: kind.name,
             names: kind.files.join(", "),
@@ -128,12 +181,6 @@ impl Open {
     /// Where it was found.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// Whether it has a function.
-    pub fn has(&self, symbol: &'static str) -> bool {
-        // SAFETY: the symbol is looked up, not used.
-        unsafe { self.library.get::<*const ()>(symbol.as_bytes()) }.is_ok()
     }
 
     /// One of its functions.
@@ -153,13 +200,14 @@ impl Open {
     }
 }
 
-/// Where to look, in order; `None` is the loader's own path.
+/// The folders of [`PATH_VARIABLE`].
+fn named_folders() -> Vec<PathBuf> {
+    std::env::var_os(PATH_VARIABLE).map_or_else(Vec::new, |given| std::env::split_paths(&given).collect())
+}
+
+/// Where else to look, in order; `None` is the loader's own path.
 fn folders(kind: &Kind) -> Vec<Option<PathBuf>> {
-    let mut all = Vec::new();
-    if let Some(given) = std::env::var_os(PATH_VARIABLE) {
-        all.extend(std::env::split_paths(&given).map(Some));
-    }
-    all.push(None);
+    let mut all = vec![None];
     for variable in ["CUDA_HOME", "CUDA_PATH"] {
         if let Some(home) = std::env::var_os(variable).map(PathBuf::from) {
             for below in ["lib64", "lib", "extras/CUPTI/lib64", "bin"] {
@@ -259,3 +307,36 @@ macro_rules! functions {
     };
 }
 pub(crate) use functions;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(major: Option<u32>) -> Vec<String> {
+        let (named, others) = ([PathBuf::from("named")], [None, Some(PathBuf::from("pip"))]);
+        let name = |(folder, file): Place| folder.unwrap_or("-".into()).join(file).display().to_string();
+        NVRTC.places(major, &named, &others).into_iter().map(name).collect()
+    }
+
+    #[test]
+    fn files_of_the_drivers_release_come_first_but_the_user_decides() {
+        let old = places(Some(12));
+        assert_eq!(old[..3], ["named/libnvrtc.so.12", "named/libnvrtc.so", "named/libnvrtc.so.13"]);
+        assert_eq!(old[3..6], ["-/libnvrtc.so.12", "-/libnvrtc.so", "pip/libnvrtc.so.12"]);
+        assert_eq!(old[7..], ["-/libnvrtc.so.13", "pip/libnvrtc.so.13"]);
+        for major in [Some(13), Some(14)] {
+            let new = places(major);
+            assert_eq!(new[3..5], ["-/libnvrtc.so.13", "-/libnvrtc.so"]);
+            assert_eq!(new[7..], ["-/libnvrtc.so.12", "pip/libnvrtc.so.12"]);
+        }
+        assert_eq!(places(None)[3..6], ["-/libnvrtc.so.13", "-/libnvrtc.so.12", "-/libnvrtc.so"]);
+    }
+
+    #[test]
+    fn packages_are_those_of_the_drivers_release() {
+        assert_eq!(CUDNN.package(Some(12)), "nvidia-cudnn-cu12");
+        assert_eq!(NVRTC.package(Some(12)), "nvidia-cuda-nvrtc-cu12");
+        assert_eq!(CUBLASLT.package(Some(13)), "nvidia-cublas");
+        assert_eq!(CUDNN.package(None), "nvidia-cudnn-cu13");
+    }
+}

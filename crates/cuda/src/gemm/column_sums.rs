@@ -3,7 +3,7 @@
 use crate::args::Args;
 use crate::device::Device;
 use crate::ffi::driver::Function;
-use crate::kernels::{Kernels, Spec};
+use crate::kernels::{Kernels, Spec, ctype};
 use crate::lower::Grid;
 use crate::{Error, Result};
 use ironhorse_core::DType;
@@ -86,12 +86,7 @@ fn size(size: usize) -> Result<u32> {
 
 /// A kernel file for these element types.
 pub(crate) fn spec(file: &'static str, inputs: DType, output: DType) -> Result<Spec> {
-    let name = |dtype| match dtype {
-        DType::F32 => Ok("float"),
-        DType::BF16 => Ok("bf16"),
-        other => Err(Error::Unsupported(format!("a product of {other}"))),
-    };
-    Ok(Spec::new(file).define("IN", name(inputs)?).define("OUT", name(output)?))
+    Ok(Spec::new(file).define("IN", ctype(inputs)?).define("OUT", ctype(output)?))
 }
 
 /// Every specialisation there is.

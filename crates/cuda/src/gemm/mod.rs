@@ -23,6 +23,10 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use store::{Choice, Place};
 
+/// Operations from which on an unmeasured choice is stored too, so that a later run, with more memory free or with other
+/// proposals, computes the same bits. The library's first proposal for smaller ones hangs on its version alone.
+const STORED: f64 = 1e6;
+
 /// The library on one device, and what was chosen so far.
 pub(crate) struct Gemms {
     handle: Rc<Handle>,
@@ -91,7 +95,12 @@ impl Gemms {
             tracing::debug!("{problem}: cuBLASLt has no algorithm");
             return Ok(None);
         };
-        let Some(ms) = choice.best.ms else { return Ok(Some(choice)) };
+        let Some(ms) = choice.best.ms else {
+            if problem.flops() >= STORED {
+                self.place.write(&self.cache, problem, &choice);
+            }
+            return Ok(Some(choice));
+        };
         if let Some(plainer) = problem.extra.plainer() {
             let plain_at = At { aux: 0, bias: if plainer == Extra::Bias { at.bias } else { 0 }, ..*at };
             let plain = self.choose(bench, &problem.extra(plainer), &plain_at)?;

@@ -2,15 +2,16 @@
 //!
 //! Timings run in memory of their own, filled with noise: no slot is written, and the power drawn is that of real numbers.
 
-use super::column_sums::{ColumnSums, spec};
+use super::column_sums::ColumnSums;
 use super::problem::{ALIGN, At, Extra, Problem, bytes_of};
 use super::store::{Candidate, Choice};
-use crate::Result;
 use crate::args::Args;
 use crate::device::Device;
 use crate::ffi::cublaslt::{Found, Handle, Operands, Product, Wanted, reduction};
 use crate::ffi::driver::{Buffer, Event, Pinned, Stream};
 use crate::kernels::{Kernels, Spec};
+use crate::limits::{LIMITS, fill_with_noise};
+use crate::{Error, Result};
 use ironhorse_core::DType;
 use std::rc::Rc;
 
@@ -161,7 +162,7 @@ impl Bench<'_> {
         candidate: &Candidate,
         arena: &Arena,
     ) -> Result<bool> {
-        let checksum = self.kernels.get(self.device, &timing_spec()?, "checksum")?;
+        let checksum = self.kernels.get(self.device, &Spec::new(LIMITS), "limits_checksum")?;
         let (start, bytes) = arena.written;
         self.stream.zero(arena.sums, 16)?;
         for sum in [arena.sums, arena.sums + 8] {
@@ -204,12 +205,17 @@ impl Bench<'_> {
         let results = up(d) + up(aux) + up(bias) + up(workspace) + up(1);
         let (free, _) = self.device.memory()?;
         let all = results + up(a) + up(b) + RESERVE <= free;
-        if !all && (results + RESERVE > free || at.a == 0 || at.b == 0) {
-            tracing::warn!("{problem}: too little free memory to time its algorithms");
-            return Ok(None);
-        }
         let own = if all { up(a) + up(b) } else { 0 };
-        let buffer = Buffer::new(self.device, own + results)?;
+        let fits = all || (results + RESERVE <= free && at.a != 0 && at.b != 0);
+        // What is free may be in pieces, so that even a size that fits can be refused.
+        let buffer = match Buffer::new(self.device, if fits { own + results } else { 0 }) {
+            Ok(buffer) if fits => buffer,
+            Ok(_) | Err(Error::OutOfMemory(_)) => {
+                tracing::warn!("{problem}: too little free memory to time its algorithms");
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
         let mut next = buffer.address();
         let mut take = |bytes: usize| {
             let start = next;
@@ -230,9 +236,7 @@ impl Bench<'_> {
     }
 
     fn noise(&mut self, at: u64, bytes: usize) -> Result<()> {
-        let function = self.kernels.get(self.device, &timing_spec()?, "noise")?;
-        let mut args = Args::new().ptr(at).u64(bytes as u64 / 16);
-        self.stream.launch(&function, [self.blocks(), 1, 1], [256, 1, 1], 0, &mut args)
+        fill_with_noise((self.device, self.stream), self.kernels, at, bytes)
     }
 
     /// Milliseconds of what a plainer product leaves to a kernel. GELU's kernels move as many bytes a second as a copy.
@@ -279,11 +283,6 @@ impl Bench<'_> {
         run(self.stream)?;
         self.time(ROUNDS as u32, run)
     }
-}
-
-/// Where `noise` and `checksum` are; they do not depend on element types.
-fn timing_spec() -> Result<Spec> {
-    spec("gemm.cu", DType::BF16, DType::BF16)
 }
 
 fn operands(problem: &Problem, workspace_bytes: usize, arena: &Arena) -> Operands {

@@ -102,9 +102,6 @@ mod tests {
             memory: 0,
             l2: 0,
             shared_per_block: 0,
-            shared_per_sm: 0,
-            clock_khz: 0,
-            driver_version: 0,
         };
         Place::new(&info, library)
     }

@@ -65,6 +65,7 @@ fn by_cudnn(
             calls.into_iter().for_each(|call| cx.call(name, call));
             Ok(true)
         }
+        Err(why) if !is_refusal(&why) => Err(why),
         Err(why) if cx.settings.attention == Attention::Cudnn => {
             Err(Error::Unsupported(format!("cuDNN was asked for, but {name} is not possible: {why}")))
         }
@@ -73,6 +74,12 @@ fn by_cudnn(
             Ok(false)
         }
     }
+}
+
+/// Whether an error means that cuDNN cannot do it. Too little memory or a device in trouble would stop our kernels too.
+fn is_refusal(error: &Error) -> bool {
+    use Error::{Library, LibraryMissing, SymbolMissing, Unsupported};
+    matches!(error, Unsupported(_) | LibraryMissing { .. } | SymbolMissing { .. } | Library { .. })
 }
 
 fn cudnn_fwd(cx: &mut Lower<'_>, op: &AttentionFwd) -> Result<Calls> {

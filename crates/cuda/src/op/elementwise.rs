@@ -1,23 +1,15 @@
 //! GELU and addition.
 
+use crate::Result;
 use crate::args::Args;
 use crate::kernels::Spec;
+pub(super) use crate::kernels::ctype;
 use crate::lower::{Grid, Lower};
-use crate::{Error, Result};
 use ironhorse_core::op::{Add, GeluBwd, GeluFwd};
 use ironhorse_core::{DType, Slot};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
-
-/// What kernels call an element type.
-pub(super) fn ctype(dtype: DType) -> Result<&'static str> {
-    match dtype {
-        DType::F32 => Ok("float"),
-        DType::BF16 => Ok("bf16"),
-        other => Err(Error::Unsupported(format!("no kernel computes with {other}"))),
-    }
-}
 
 /// The grid of a kernel in which a thread takes 16 bytes.
 pub(super) fn per_vector(slot: &Slot) -> Grid {

@@ -227,7 +227,7 @@ pub(super) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<()>
 pub(super) fn specs() -> Vec<Spec> {
     let mut specs = Vec::new();
     for dtype in [DType::F32, DType::BF16] {
-        for head_dim in [40, 64, 72, 80, 128, 256, 257] {
+        for head_dim in [16, 32, 40, 48, 64, 72, 80, 96, 112, 128, 256, 257] {
             let path = Path::choose(dtype, head_dim, usize::MAX);
             specs.extend(Step::ALL.map(|step| path.plan(dtype, step).spec));
         }

@@ -156,7 +156,7 @@ fn bwd_any(cx: &mut Lower<'_>, op: &LayerNormBwd, spec: &Spec) -> Result<Partial
 pub(super) fn specs() -> Vec<Spec> {
     use DType::{BF16, F32};
     let mut specs = Vec::new();
-    for width in [1, 768, 1024, 1280, 1600] {
+    for width in [1, 256, 768, 1024, 1280, 1600, 2048, 3072] {
         for types in [[F32; 3], [BF16; 3], [BF16, BF16, F32]] {
             specs.extend(fwd_spec(types[0], types[1], width).ok());
             specs.extend(bwd_spec(types, width).ok().map(|(spec, _)| spec));

@@ -217,8 +217,8 @@ impl Trainer<'_> {
         Err(Error::Diverged { step: metrics.step, loss, norm, found })
     }
 
-    /// The first tensor of a step that is not finite. The update left the weights as they were, so the step can be run
-    /// again.
+    /// The first tensor of a step that is not finite. Its update left the weights as they were, so the step can be run
+    /// again; only the step after it, which was under way, may have changed them since.
     fn find_non_finite(&mut self, step: u64, scalars: &Scalars) -> String {
         let batches = &self.batches[(step % 2) as usize];
         let parts = batches.x.chunks(self.tokens).zip(batches.y.chunks(self.tokens));
@@ -227,7 +227,7 @@ impl Trainer<'_> {
                 return format!("; first not finite: {found}");
             }
         }
-        String::new()
+        "; run again, the step is finite".into()
     }
 
     /// Writes a sample and the loss curve: extras, without which the run goes on and its weights are kept.

@@ -15,6 +15,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 const CHECKPOINT: &str = "checkpoint";
+const BEFORE_DIVERGENCE: &str = "before-divergence";
 const METRICS: &str = "metrics.jsonl";
 const SAMPLES: &str = "samples";
 
@@ -57,11 +58,6 @@ impl RunFolder {
         &self.path
     }
 
-    /// Where its checkpoint goes.
-    pub fn checkpoint_path(&self) -> PathBuf {
-        self.path.join(CHECKPOINT)
-    }
-
     /// Appends a step to `metrics.jsonl`.
     pub fn log(&mut self, metrics: &Metrics) -> Result<()> {
         let step = metrics.step as f64;
@@ -97,9 +93,29 @@ impl RunFolder {
         tokenizer: Option<&Tokenizer>,
         trainer: &TrainerState,
     ) -> Result<PathBuf> {
+        self.checkpoint_in(CHECKPOINT, session, tokenizer, trainer)
+    }
+
+    /// The same for a run that diverged, in a folder of its own: nobody continues from it unasked.
+    pub fn checkpoint_before_divergence(
+        &self,
+        session: &mut Session,
+        tokenizer: Option<&Tokenizer>,
+        trainer: &TrainerState,
+    ) -> Result<PathBuf> {
+        self.checkpoint_in(BEFORE_DIVERGENCE, session, tokenizer, trainer)
+    }
+
+    fn checkpoint_in(
+        &self,
+        name: &str,
+        session: &mut Session,
+        tokenizer: Option<&Tokenizer>,
+        trainer: &TrainerState,
+    ) -> Result<PathBuf> {
         let config = *session.config();
         let parts = CheckpointParts { config: &config, elem: Elem::F32, trainer, tokenizer };
-        let path = self.checkpoint_path();
+        let path = self.path.join(name);
         let mut values = Vec::new();
         write_checkpoint(&path, &parts, |part, spec, out| {
             let pool = match part {

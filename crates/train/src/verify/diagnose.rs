@@ -2,7 +2,10 @@
 
 use crate::Result;
 use crate::session::{Session, io};
-use ironhorse_core::{DType, Pool, Program, Scalars, Section, Slot};
+use ironhorse_core::{DType, Pool, Program, Scalars, Section, Shape, Slot};
+
+/// Numbers looked at in one go: logits of a large batch are more than the host should hold.
+const CHUNK: usize = 1 << 24;
 
 /// The first number that is not finite in a training step on this batch: a weight, or what an op of the forward or
 /// backward writes. `None` if there is none. Gradients of the session are overwritten; its weights stay as they are.
@@ -55,9 +58,15 @@ fn in_weights(session: &mut Session, program: &Program, values: &mut Vec<f32>) -
 
 /// The first number of a tensor that is not finite, with its index.
 fn find(session: &mut Session, slot: Slot, values: &mut Vec<f32>) -> Result<Option<(Vec<usize>, f32)>> {
-    values.clear();
-    values.resize(slot.numel(), 0.0);
-    session.engine().read_f32(slot, values)?;
-    let found = values.iter().position(|value| !value.is_finite());
-    Ok(found.map(|flat| (super::compare::index_of(slot.shape.dims(), flat), values[flat])))
+    for start in (0..slot.numel()).step_by(CHUNK) {
+        let len = CHUNK.min(slot.numel() - start);
+        let part = Slot { offset: slot.offset + start * slot.dtype.size(), shape: Shape::new([len]), ..slot };
+        values.clear();
+        values.resize(len, 0.0);
+        session.engine().read_f32(part, values)?;
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            return Ok(Some((super::compare::index_of(slot.shape.dims(), start + at), values[at])));
+        }
+    }
+    Ok(None)
 }

@@ -1,20 +1,28 @@
 //! The CUDA engine.
+//!
+//! ```text
+//! mod.rs      what it holds, and the work behind each request
+//! host.rs     the engine as the core knows it
+//! lowered.rs  a range of ops as launches, and as a graph
+//! ```
+
+mod host;
+mod lowered;
+
+pub(crate) use lowered::Lowered;
 
 use crate::device::Device;
-use crate::ffi::driver::{Buffer, Event, Graph, Pinned, Stream};
+use crate::ffi::driver::{Buffer, Event, Pinned, Stream};
 use crate::kernels::Kernels;
-use crate::launch::Launch;
 use crate::lower::Lower;
 use crate::memory::{Memory, Scratch, human};
 use crate::op::sample::{Row, sample};
 use crate::op::{self, Libraries};
 use crate::scalars::{FAULT_BYTES, SCALAR_BYTES, fault_text, scalar_block};
-use crate::staging::{Staging, to_device, to_host};
-use crate::{Cache, DeviceInfo, Error, Result, Settings};
+use crate::staging::Staging;
+use crate::{Cache, Error, Result, Settings};
 use ironhorse_core::op::Op;
-use ironhorse_core::{
-    DType, Engine, Layout, Pending, Pool, Program, Scalars, Slot, Timed, TokenChoice, check_host_len,
-};
+use ironhorse_core::{DType, Layout, Pending, Program, Scalars, Slot, TokenChoice, check_host_len};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
@@ -51,16 +59,6 @@ pub(crate) struct Key {
     program: u64,
     ops: Range<usize>,
     later: bool,
-}
-
-#[derive(Default)]
-pub(crate) struct Lowered {
-    pub(crate) launches: Vec<Launch>,
-    pub(crate) constants: Vec<Buffer>,
-    graph: Option<Graph>,
-    runs: u32,
-    /// Positions the scalar `position` must stay below.
-    context: Option<usize>,
 }
 
 /// Results on their way to the host: a ring of pinned words, each with the fault block beside it.
@@ -105,28 +103,11 @@ impl CudaEngine {
         })
     }
 
-    /// What the GPU is.
-    pub fn info(&self) -> &DeviceInfo {
-        &self.device.info
-    }
-
-    /// Bytes free and in all on the device.
-    pub fn device_memory(&self) -> Result<(usize, usize)> {
-        self.device.memory()
-    }
-
-    /// Bytes of one pool, and of the scratch memory ops share.
-    pub fn bytes_of(&self, pool: Pool) -> usize {
-        self.memory.bytes(pool)
-    }
-
-    /// Bytes of the scratch memory ops share.
-    pub fn scratch_bytes(&self) -> usize {
-        self.scratch.allocated()
-    }
-
     fn lower(&mut self, program: &Program, key: &Key, scalars: &Scalars) -> Result<()> {
         let start = Instant::now();
+        if self.lowered.len() >= MOST_LOWERED {
+            self.forget_launches()?; // thousands of programs on one engine: a test suite, not a training run
+        }
         let mut lowered = Lowered::default();
         for i in key.ops.clone() {
             let op = &program.nodes()[i].op;
@@ -155,11 +136,16 @@ impl CudaEngine {
             lowered.launches.len(),
             start.elapsed()
         );
-        if self.lowered.len() >= MOST_LOWERED {
-            self.lowered.clear(); // thousands of programs on one engine: a test suite, not a training run
-        }
         self.lowered.insert(key.clone(), lowered);
         Ok(())
+    }
+
+    /// Drops everything that holds addresses, once the device is done with it.
+    fn forget_launches(&mut self) -> Result<()> {
+        let done = self.stream.synchronize();
+        self.lowered.clear();
+        self.scratch.keep_largest();
+        done
     }
 
     fn set_scalars(&mut self, scalars: &Scalars) -> Result<()> {
@@ -284,30 +270,20 @@ impl CudaEngine {
 
     fn reserve_all(&mut self, layout: &Layout) -> Result<()> {
         self.device.make_current()?;
-        if self.memory.reserve(&self.device, &self.stream, layout)? {
-            self.lowered.clear(); // addresses have changed
+        if self.memory.must_grow(layout) {
+            self.forget_launches()?; // addresses change, also where only some of the pools can grow
+            self.memory.grow(&self.device, &self.stream, layout)?;
         }
         tracing::debug!("{}: {} reserved", self.name, human(self.memory.allocated()));
         Ok(())
     }
 }
 
-impl Lowered {
-    fn run(&mut self, stream: &Stream, graphs: bool) -> Result<()> {
-        self.runs += 1;
-        if let Some(graph) = &self.graph {
-            return stream.replay(graph);
-        }
-        // The first run is eager: libraries load their kernels then, which a recording does not allow.
-        if graphs && self.runs > 1 && self.launches.len() > 1 {
-            let launches = &mut self.launches;
-            let graph =
-                stream.capture(|| launches.iter_mut().try_for_each(|launch| launch.enqueue(stream)))?;
-            stream.replay(&graph)?;
-            self.graph = Some(graph);
-            return Ok(());
-        }
-        self.launches.iter_mut().try_for_each(|launch| launch.enqueue(stream))
+impl Drop for CudaEngine {
+    /// What is under way still uses the memory and the kernels that go now.
+    fn drop(&mut self) {
+        let _ = self.device.make_current();
+        let _ = self.stream.synchronize();
     }
 }
 
@@ -320,117 +296,4 @@ fn context_of(op: &Op) -> Option<usize> {
         Op::AttentionCached(op) => op.keys.shape.dims().get(1).copied(),
         _ => None,
     }
-}
-
-impl Engine for CudaEngine {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn reserve(&mut self, layout: &Layout) -> ironhorse_core::Result<()> {
-        Ok(self.reserve_all(layout)?)
-    }
-
-    fn allocated(&self) -> usize {
-        self.memory.allocated() + self.scratch.allocated()
-    }
-
-    fn free_memory(&self) -> Option<usize> {
-        self.device.memory().ok().map(|(free, _)| free)
-    }
-
-    fn write_f32(&mut self, slot: Slot, data: &[f32]) -> ironhorse_core::Result<()> {
-        let size = slot.dtype.size();
-        Ok(self.write(slot, data.len(), |range, to| {
-            to_device(slot.dtype, &data[range.start / size..range.end / size], to);
-        })?)
-    }
-
-    fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> ironhorse_core::Result<()> {
-        let size = slot.dtype.size();
-        Ok(self.read(slot, data.len(), |range, from| {
-            to_host(slot.dtype, from, &mut data[range.start / size..range.end / size]);
-        })?)
-    }
-
-    fn write_i32(&mut self, slot: Slot, data: &[i32]) -> ironhorse_core::Result<()> {
-        is_i32(&slot)?;
-        Ok(self.write(slot, data.len(), |range, to| {
-            for (to, value) in to.chunks_exact_mut(4).zip(&data[range.start / 4..range.end / 4]) {
-                to.copy_from_slice(&value.to_le_bytes());
-            }
-        })?)
-    }
-
-    fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> ironhorse_core::Result<()> {
-        is_i32(&slot)?;
-        Ok(self.read(slot, data.len(), |range, from| {
-            for (value, from) in data[range.start / 4..range.end / 4].iter_mut().zip(from.chunks_exact(4)) {
-                *value = i32::from_le_bytes([from[0], from[1], from[2], from[3]]);
-            }
-        })?)
-    }
-
-    fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> ironhorse_core::Result<()> {
-        Ok(self.run_range(program, ops, scalars)?)
-    }
-
-    fn synchronize(&mut self) -> ironhorse_core::Result<()> {
-        self.device.make_current()?;
-        Ok(self.fault_now()?)
-    }
-
-    fn pick_token(
-        &mut self,
-        logits: Slot,
-        vocab: usize,
-        choice: &TokenChoice,
-    ) -> ironhorse_core::Result<Option<u32>> {
-        Ok(self.pick(logits, vocab, choice).map(Some)?)
-    }
-
-    fn start_read(&mut self, slot: Slot) -> ironhorse_core::Result<Pending> {
-        Ok(self.begin_read(slot)?)
-    }
-
-    fn finish_read(&mut self, pending: Pending) -> ironhorse_core::Result<f32> {
-        Ok(self.end_read(pending)?)
-    }
-
-    fn profile(
-        &mut self,
-        program: &Program,
-        ops: Range<usize>,
-        scalars: &Scalars,
-        record: &mut Vec<Timed>,
-    ) -> ironhorse_core::Result<()> {
-        Ok(self.record_kernels(program, ops, scalars, record)?)
-    }
-
-    fn memory_use(&self) -> Vec<(String, usize)> {
-        self.memory_by_category()
-    }
-
-    fn device_name(&self) -> Option<String> {
-        Some(self.device.info.name.clone())
-    }
-
-    fn datasheet_flops(&self, dtype: DType) -> Option<f64> {
-        crate::limits::datasheet_flops(&self.device.info.name, dtype, self.settings.tf32)
-    }
-
-    fn measure_flops(&mut self, dtype: DType) -> ironhorse_core::Result<f64> {
-        Ok(self.product_rate(dtype)?)
-    }
-
-    fn measure_bandwidth(&mut self) -> ironhorse_core::Result<f64> {
-        Ok(self.copy_rate()?)
-    }
-}
-
-fn is_i32(slot: &Slot) -> Result<()> {
-    if slot.dtype == DType::I32 {
-        return Ok(());
-    }
-    Err(Error::Input(format!("integers do not fit a slot of {}", slot.dtype)))
 }
