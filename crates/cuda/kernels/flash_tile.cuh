@@ -28,13 +28,13 @@ DEVICE int column_of(int e) { return lane() % 4 * 2 + e % 2; }
 DEVICE u32 chunk_at(u32 row, u32 chunk) { return row * PITCH + (SWIZZLE ? chunk ^ row % 8 : chunk) * 16; }
 
 // Starts copying positions first.. of q, k, v or d_out; zeros beyond T.
-template <int ROWS> DEVICE void load_tile(u32 to, const bf16* from, u32 stride, u32 first, u32 seq) {
+template <int ROWS> DEVICE void load_tile(u32 to, const bf16* from, size_t stride, u32 first, u32 seq) {
     static_assert(ROWS * CHUNKS % THREADS == 0, "every thread copies the same number of chunks");
 #pragma unroll
     for (int n = 0; n < ROWS * CHUNKS / THREADS; ++n) {
         u32 i = n * THREADS + threadIdx.x, row = i / CHUNKS, chunk = i % CHUNKS;
         bool inside = first + row < seq;
-        cp_async16(to + chunk_at(row, chunk), from + (inside ? (size_t)(first + row) * stride : 0) + chunk * 8, inside);
+        cp_async16(to + chunk_at(row, chunk), from + (inside ? (first + row) * stride : 0) + chunk * 8, inside);
     }
 }
 
@@ -116,7 +116,7 @@ template <int N> DEVICE void weighted(float (&acc)[MT][HD / 8][4], const float (
 
 // Results times `factor` (per 8 rows of a lane) to memory as rows of bf16, position `first` on. Passes through the warp's
 // own rows of a tile nobody else reads any more, so that memory is written in whole chunks.
-DEVICE void store_tile(bf16* to, u32 stride, u32 first, u32 seq, const float (&acc)[MT][HD / 8][4],
+DEVICE void store_tile(bf16* to, size_t stride, u32 first, u32 seq, const float (&acc)[MT][HD / 8][4],
                        const float (&factor)[MT][2], u8* tile, u32 row) {
     __syncwarp();
 #pragma unroll
@@ -135,6 +135,6 @@ DEVICE void store_tile(bf16* to, u32 stride, u32 first, u32 seq, const float (&a
         u32 r = i / CHUNKS, chunk = i % CHUNKS;
         if (first + row + r >= seq) continue;
         uint4 v = *reinterpret_cast<const uint4*>(tile + chunk_at(row + r, chunk));
-        *reinterpret_cast<uint4*>(to + (size_t)(first + row + r) * stride + chunk * 8) = v;
+        *reinterpret_cast<uint4*>(to + (first + row + r) * stride + chunk * 8) = v;
     }
 }
