@@ -269,8 +269,9 @@ stage_precision() {
     local dtype
     bench d12-b64 tf32 15 2
     bench d12-b64 f32 5 1
+    # compiling PyTorch for two more precisions takes minutes: only with --only precision
     for dtype in tf32 f32; do
-        [[ $torch ]] || continue
+        [[ $torch && $only ]] || continue
         torch_run d12-b64 --dtype $dtype --steps 3 --seconds 2 --warmup 1 --json "$(json "torch-d12-b64-$dtype")"
         attempt "torch-d12-b64-$dtype" 75 "${torch_command[@]}"
     done
