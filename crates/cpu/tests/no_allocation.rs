@@ -46,7 +46,12 @@ fn second_round_allocates_nothing() {
         team.chunks(100, 7, |_, _| ()).unwrap();
     };
     round();
-    let before = COUNT.load(Ordering::SeqCst);
-    (0..20).for_each(|_| round());
-    assert_eq!(COUNT.load(Ordering::SeqCst), before);
+    // On a busy machine a worker may start, and allocate what a thread needs, as late as this; what rounds allocate they
+    // would allocate in every attempt.
+    let fewest = (0..5).map(|_| {
+        let before = COUNT.load(Ordering::SeqCst);
+        (0..20).for_each(|_| round());
+        COUNT.load(Ordering::SeqCst) - before
+    });
+    assert_eq!(fewest.min(), Some(0));
 }
