@@ -1,0 +1,12 @@
+//! The one-call ops against plain f64 references, on awkward sizes and with bad arguments.
+
+mod attention;
+mod bad_arguments;
+mod choose;
+mod common;
+mod elementwise;
+mod loss;
+mod matmul;
+mod optimizer;
+mod rope;
+mod rows;
