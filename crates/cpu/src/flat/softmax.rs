@@ -1,8 +1,10 @@
 //! Softmax over rows, and the top-k choice of a router.
 
+use super::choose::survey;
 use super::map::map1;
 use super::pool::{isa, row_pieces};
 use super::{Done, Span};
+use crate::isa::Isa;
 use crate::math::{exp_f32, max_inline, sum_inline};
 use crate::multiversion;
 use std::cmp::Ordering;
@@ -56,6 +58,32 @@ fn before(row: &[f32], a: u32, b: u32) -> Ordering {
     by_value.then(a.cmp(&b))
 }
 
+/// Up to this k a list of the best so far is kept, and most of the row is passed over by its maxima.
+const FEW: usize = 32;
+/// Elements whose maximum decides whether they are looked at one by one.
+const GROUP: usize = 64;
+
+/// The k largest in the order of [`before`].
+fn few_largest(isa: Isa, x: &[f32], k: usize, best: &mut Vec<u32>) {
+    best.clear();
+    for (number, group) in x.chunks(GROUP).enumerate() {
+        let (top, odd) = survey(isa, group);
+        let start = (number * GROUP) as u32;
+        let full = best.len() == k;
+        if full && !odd && best.last().is_some_and(|&last| top <= x[last as usize]) {
+            continue;
+        }
+        for i in start..start + group.len() as u32 {
+            if best.len() == k && best.last().is_some_and(|&last| before(x, last, i).is_lt()) {
+                continue;
+            }
+            best.truncate(k - 1);
+            let at = best.partition_point(|&b| before(x, b, i).is_lt());
+            best.insert(at, i);
+        }
+    }
+}
+
 /// Per row: softmax over all, the k largest, largest first, the lower index first among equals; `weights` are their
 /// probabilities divided by their sum, `indices` where they stand.
 ///
@@ -71,8 +99,8 @@ pub unsafe fn softmax_topk(
     rows: usize,
     k: usize,
 ) -> Done {
-    let cols = x.len().checked_div(rows).unwrap_or(0);
-    row_pieces(rows, cols, 8, |range| {
+    let (isa, cols) = (isa(), x.len().checked_div(rows).unwrap_or(0));
+    row_pieces(rows, cols, 4, |range| {
         let mut order: Vec<u32> = Vec::with_capacity(cols);
         for row in range {
             let out = row * k..(row + 1) * k;
@@ -80,12 +108,16 @@ pub unsafe fn softmax_topk(
             let (x, weights, indices) = unsafe {
                 (x.get(row * cols..(row + 1) * cols), weights.get_mut(out.clone()), indices.get_mut(out))
             };
-            order.clear();
-            order.extend(0..cols as u32);
-            if k < cols {
-                order.select_nth_unstable_by(k - 1, |&a, &b| before(x, a, b));
+            if k <= FEW {
+                few_largest(isa, x, k, &mut order);
+            } else {
+                order.clear();
+                order.extend(0..cols as u32);
+                if k < cols {
+                    order.select_nth_unstable_by(k - 1, |&a, &b| before(x, a, b));
+                }
+                order[..k].sort_unstable_by(|&a, &b| before(x, a, b));
             }
-            order[..k].sort_unstable_by(|&a, &b| before(x, a, b));
             top_weights(x, &order[..k], weights, indices);
         }
     })
