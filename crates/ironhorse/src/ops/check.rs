@@ -7,6 +7,9 @@ use std::ffi::c_void;
 use std::fmt::Display;
 use std::ops::Range;
 
+/// Elements no array can have: more bytes than a process can address (2⁴⁷ on today's 64-bit machines), whatever the type.
+const TOO_MANY: usize = if usize::BITS == 64 { 1 << 44 } else { isize::MAX as usize / size_of::<u64>() };
+
 /// The checks of one call: collects its arrays and asks in the end whether they get along.
 pub(super) struct Check {
     op: &'static str,
@@ -81,7 +84,7 @@ impl Check {
             return Ok(0);
         }
         let elements = sides.iter().try_fold(1_usize, |product, &side| product.checked_mul(side));
-        match elements.filter(|&n| n <= isize::MAX as usize / size_of::<u64>()) {
+        match elements.filter(|&n| n < TOO_MANY) {
             Some(elements) => Ok(elements),
             None => self.refuse(name, format!("{sides:?} elements"), "a size that fits into memory"),
         }
@@ -90,6 +93,9 @@ impl Check {
     fn array<T>(&mut self, name: &'static str, address: *const T, len: usize, written: bool) -> Result<()> {
         if len == 0 {
             return Ok(());
+        }
+        if len >= TOO_MANY {
+            return self.refuse(name, format_args!("{len} elements"), "a size that fits into memory");
         }
         if address.is_null() {
             return self.refuse(name, "null", format_args!("{len} elements"));

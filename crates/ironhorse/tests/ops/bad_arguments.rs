@@ -21,6 +21,7 @@ fn every_op_refuses_null_and_bad_sizes() {
             ops::silu(x, out, 4, S),
             ops::silu(x, y, -1, S),
             ops::silu(x, y, HUGE, S),
+            ops::silu(x, y, 1 << 45, S),
             ops::gelu(nul, y, 4, S),
             ops::gelu(x, y, -1, S),
             ops::scale(nul, y, 1.0, 4, S),
