@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Logits whose weights are added before the sum joins the total.
 const BLOCK: usize = 1024;
+/// Logits that are searched for their largest at once.
+const LONG: usize = 8192;
 /// Logits whose maximum stands for them when a bound for the k-th largest is sought.
 const GROUP: usize = 64;
 
@@ -85,6 +87,22 @@ multiversion! {
         (tree(tops, |a, b| if b > a { b } else { a }), odd.iter().any(|&odd| odd != 0))
     }
 
+    /// Where `value` stands first.
+    fn find<const FMA: bool>(x: &[f32], value: f32) -> Option<usize> {
+        let (full, rest) = x.as_chunks::<LANES>();
+        let holds = |part: &[f32; LANES]| part.iter().map(|&x| u32::from(x == value)).fold(0, |a, b| a | b) != 0;
+        let start = full.iter().position(holds).unwrap_or(full.len()) * LANES;
+        let near = if start < full.len() * LANES { &x[start..start + LANES] } else { rest };
+        near.iter().position(|&x| x == value).map(|i| start + i)
+    }
+
+    /// w = e^((x - max) / temperature)
+    fn weigh<const FMA: bool>(w: &mut [f64], x: &[f32], max: f64, inverse: f64) {
+        for (w, &x) in w.iter_mut().zip(x) {
+            *w = exp_f64((f64::from(x) - max) * inverse);
+        }
+    }
+
     /// Σ e^((x - max) / temperature)
     fn mass<const FMA: bool>(x: &[f32], max: f64, inverse: f64) -> f64 {
         const WIDE: usize = 16;
@@ -105,14 +123,14 @@ multiversion! {
 /// The index of the largest, the lowest among equals; the first NaN if there is one.
 fn argmax_row(isa: Isa, row: &[f32]) -> usize {
     let mut best = (f32::NEG_INFINITY, 0);
-    for (number, block) in row.chunks(BLOCK).enumerate() {
+    for (number, block) in row.chunks(LONG).enumerate() {
         let (max, odd) = survey(isa, block);
-        let found = |i: usize| number * BLOCK + i;
+        let found = |i: usize| number * LONG + i;
         if odd && let Some(i) = block.iter().position(|x| x.is_nan()) {
             return found(i);
         }
         if max > best.0
-            && let Some(i) = block.iter().position(|&x| x == max)
+            && let Some(i) = find(isa, block, max)
         {
             best = (max, found(i));
         }
@@ -130,7 +148,7 @@ fn argmax_row(isa: Isa, row: &[f32]) -> usize {
 pub unsafe fn argmax(logits: Span<f32>, out: Span<i32>) -> Done {
     let (isa, rows) = (isa(), out.len());
     let width = logits.len().checked_div(rows).unwrap_or(0);
-    row_pieces(rows, width, 1, |range| {
+    row_pieces(rows, width, 2, |range| {
         for row in range {
             // SAFETY: nobody writes the logits; tasks have disjoint rows.
             unsafe {
@@ -150,8 +168,11 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
-    fn weight(&self, x: f32) -> f64 {
-        exp_f64((f64::from(x) - self.max) * self.inverse)
+    fn weights(&self, indices: impl Iterator<Item = u32>) -> Vec<f64> {
+        let x: Vec<f32> = indices.map(|i| self.x[i as usize]).collect();
+        let mut weights = vec![0.0; x.len()];
+        weigh(self.isa, &mut weights, &x, self.max, self.inverse);
+        weights
     }
 
     /// Every index whose logit is at least some bound that k logits reach, or all.
@@ -188,12 +209,13 @@ impl Row<'_> {
         let enough = p * self.blocks().iter().sum::<f64>();
         let mut k = 64;
         loop {
-            // Logit and index in one number that sorts as `descending` does: four times as fast.
+            // Logit and index in one number that sorts as `descending` does.
             let mut keys: Vec<u64> = self.at_least(k).into_iter().map(|i| self.key(i)).collect();
-            keys.sort_unstable();
+            sort_keys(&mut keys);
+            let weights = self.weights(keys.iter().map(|&key| key as u32));
             let (mut above, mut count) = (0.0, 0);
             while count < keys.len() && above < enough {
-                above += self.weight(self.x[keys[count] as u32 as usize]);
+                above += weights[count];
                 count += 1;
             }
             if above >= enough || keys.len() == self.x.len() {
@@ -227,18 +249,18 @@ impl Row<'_> {
             if left < mass || number == last {
                 let start = number * BLOCK;
                 let end = self.x.len().min(start + BLOCK);
-                return self.draw(start..end, left);
+                let weights = self.weights(start as u32..end as u32);
+                return self.draw((start..end).zip(weights), left);
             }
             left -= mass;
         }
         None
     }
 
-    /// The one of `indices` in whose weight `left` falls, or, by a crumb of rounding, the last that has any.
-    fn draw(&self, indices: impl Iterator<Item = usize>, mut left: f64) -> Option<usize> {
+    /// The index in whose weight `left` falls, or, by a crumb of rounding, the last that has any.
+    fn draw(&self, weighed: impl Iterator<Item = (usize, f64)>, mut left: f64) -> Option<usize> {
         let mut last = None;
-        for i in indices {
-            let weight = self.weight(self.x[i]);
+        for (i, weight) in weighed {
             if weight > 0.0 {
                 last = Some(i);
                 if left < weight {
@@ -251,8 +273,33 @@ impl Row<'_> {
     }
 
     fn draw_from(&self, kept: &[u32], u: f64) -> Option<usize> {
-        let total: f64 = kept.iter().map(|&i| self.weight(self.x[i as usize])).sum();
-        self.draw(kept.iter().map(|&i| i as usize), u * total)
+        let weights = self.weights(kept.iter().copied());
+        let left = u * weights.iter().sum::<f64>();
+        self.draw(kept.iter().map(|&i| i as usize).zip(weights), left)
+    }
+}
+
+/// Sorts by the upper half; equals are in order of the lower half already, and stay so.
+fn sort_keys(keys: &mut Vec<u64>) {
+    const DIGIT: u32 = 11;
+    if keys.len() < 4096 {
+        return keys.sort_unstable();
+    }
+    let mut other = vec![0; keys.len()];
+    for shift in [32, 32 + DIGIT, 32 + 2 * DIGIT] {
+        let digit = |key: u64| (key >> shift) as usize & ((1 << DIGIT) - 1);
+        let mut places = [0_usize; 1 << DIGIT];
+        keys.iter().for_each(|&key| places[digit(key)] += 1);
+        let mut next = 0;
+        for place in &mut places {
+            next += std::mem::replace(place, next);
+        }
+        for &key in keys.iter() {
+            let place = &mut places[digit(key)];
+            other[*place] = key;
+            *place += 1;
+        }
+        std::mem::swap(keys, &mut other);
     }
 }
 
@@ -297,7 +344,7 @@ pub unsafe fn choose(
     let (isa, rows) = (isa(), out.len());
     let width = logits.len().checked_div(rows).unwrap_or(0);
     let chosen: Vec<AtomicI32> = (0..rows).map(|_| AtomicI32::new(NONE)).collect();
-    row_pieces(rows, width, 4, |range| {
+    row_pieces(rows, width, 16, |range| {
         for row in range {
             // SAFETY: nobody writes the logits.
             let x = unsafe { logits.get(row * width..(row + 1) * width) };

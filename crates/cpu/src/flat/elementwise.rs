@@ -57,7 +57,7 @@ multiversion! {
 /// See [the module](super).
 pub unsafe fn silu(x: Span<f32>, out: Span<f32>) -> Done {
     let isa = isa();
-    pieces(out.len(), CHUNK, 4, |r| silu_piece(isa, out, x, r))
+    pieces(out.len(), CHUNK, 12, |r| silu_piece(isa, out, x, r))
 }
 
 /// out = x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2
@@ -69,7 +69,7 @@ pub unsafe fn silu(x: Span<f32>, out: Span<f32>) -> Done {
 /// See [the module](super).
 pub unsafe fn gelu(x: Span<f32>, out: Span<f32>) -> Done {
     let isa = isa();
-    pieces(out.len(), CHUNK, 4, |r| gelu_piece(isa, out, x, r))
+    pieces(out.len(), CHUNK, 12, |r| gelu_piece(isa, out, x, r))
 }
 
 /// out = factor x
@@ -117,5 +117,5 @@ pub unsafe fn mul(a: Span<f32>, b: Span<f32>, out: Span<f32>) -> Done {
 /// See [the module](super).
 pub unsafe fn swiglu(gate: Span<f32>, up: Span<f32>, out: Span<f32>) -> Done {
     let isa = isa();
-    pieces(out.len(), CHUNK, 4, |r| swiglu_piece(isa, out, gate, up, r))
+    pieces(out.len(), CHUNK, 12, |r| swiglu_piece(isa, out, gate, up, r))
 }

@@ -73,7 +73,7 @@ pub unsafe fn cross_entropy_forward(
     }
     let width = logits.len() / rows;
     let losses: Vec<AtomicU64> = (0..rows).map(|_| AtomicU64::new(0)).collect();
-    row_pieces(rows, width, 5, |range| {
+    row_pieces(rows, width, 16, |range| {
         // SAFETY: nobody writes the targets; tasks have disjoint rows.
         let targets = unsafe { targets.all() };
         for row in range {
@@ -104,7 +104,7 @@ pub unsafe fn cross_entropy_backward(
 ) -> Done {
     let (isa, rows) = (isa(), targets.len());
     let width = d_logits.len().checked_div(rows).unwrap_or(0);
-    row_pieces(rows, width, 4, |range| {
+    row_pieces(rows, width, 8, |range| {
         for row in range {
             // SAFETY: nobody writes the targets; tasks have disjoint rows, and slices end before the next is made.
             unsafe {

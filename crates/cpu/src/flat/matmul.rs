@@ -71,7 +71,7 @@ pub unsafe fn gemm_batched(a: Span<f32>, b: Span<f32>, c: Span<f32>, batch: usiz
     let (a, b, c) = (Address(a.ptr()), Address(b.ptr()), Address(c.ptr()));
     let describe = |i: usize| p.describe(a.at(i * a_step), b.at(i * b_step), c.at(i * c_step));
     if p.multiply_adds() <= SMALL && p.m.max(p.n).max(p.k) <= SMALL_SIDE {
-        return pieces(batch, 1, p.multiply_adds() / 4, |range| {
+        return pieces(batch, 1, p.multiply_adds() * 4, |range| {
             let mut scratch = LocalScratch::new();
             // SAFETY: product i of the batch lies inside all three; tasks write different ones.
             range.for_each(|i| unsafe { gemm_local(&mut scratch, isa, &describe(i)) });

@@ -91,7 +91,7 @@ multiversion! {
 /// See [the module](super).
 pub unsafe fn rmsnorm(x: Span<f32>, weight: Span<f32>, out: Span<f32>, eps: f32) -> Done {
     let (isa, dim) = (isa(), weight.len());
-    row_pieces(x.len().checked_div(dim).unwrap_or(0), dim, 2, |rows| {
+    row_pieces(x.len().checked_div(dim).unwrap_or(0), dim, 4, |rows| {
         for row in rows {
             let r = row * dim..(row + 1) * dim;
             // SAFETY: the row is inside both; the contract.
@@ -115,7 +115,7 @@ pub unsafe fn rmsnorm_residual(
     eps: f32,
 ) -> Done {
     let (isa, dim) = (isa(), weight.len());
-    row_pieces(x.len().checked_div(dim).unwrap_or(0), dim, 3, |rows| {
+    row_pieces(x.len().checked_div(dim).unwrap_or(0), dim, 5, |rows| {
         for row in rows {
             let r = row * dim..(row + 1) * dim;
             // SAFETY: the row is inside all; the contract.
@@ -137,7 +137,7 @@ pub unsafe fn rmsnorm_residual(
 /// See [the module](super).
 pub unsafe fn layernorm([x, weight, bias]: [Span<f32>; 3], out: Span<f32>, eps: f32) -> Done {
     let (isa, dim) = (isa(), weight.len());
-    row_pieces(x.len().checked_div(dim).unwrap_or(0), dim, 3, |rows| {
+    row_pieces(x.len().checked_div(dim).unwrap_or(0), dim, 5, |rows| {
         for row in rows {
             let r = row * dim..(row + 1) * dim;
             // SAFETY: the row is inside both; the contract.

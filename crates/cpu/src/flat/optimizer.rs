@@ -50,7 +50,7 @@ pub unsafe fn adamw_step(
         grad_scale: 1.0,
     };
     let isa = isa();
-    pieces(param.len(), ADAM_CHUNK, 4, |r| {
+    pieces(param.len(), ADAM_CHUNK, 8, |r| {
         // SAFETY: tasks have disjoint ranges of what is written, which shares no memory with the rest.
         unsafe {
             let (w, g) = (param.get_mut(r.clone()), grad.get(r.clone()));

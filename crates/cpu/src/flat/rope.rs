@@ -88,7 +88,7 @@ pub unsafe fn rope_forward(x: Span<f32>, freqs: Span<f32>, out: Span<f32>, r: &R
         Pairs::Interleaved => rotate_interleaved,
         Pairs::Halves => rotate_halves,
     };
-    pieces(r.seq, 8, r.batch * width * 2, |positions| {
+    pieces(r.seq, 8, r.batch * width * 6, |positions| {
         let (mut sin, mut cos) = (vec![0.0; half], vec![0.0; half]);
         for s in positions {
             let at = (r.offset + s) * half;

@@ -17,7 +17,7 @@ const OWNERS: usize = 16;
 pub unsafe fn scatter_add(grad_out: Span<f32>, idx: Span<i32>, grad_weight: Span<f32>, dim: usize) -> Done {
     let isa = isa();
     // On one thread a single owner of all looks at the indices once, not 16 times.
-    let (small, each) = (grad_out.len() < 1 << 17, grad_out.len() / OWNERS);
+    let (small, each) = (grad_out.len() < 1 << 19, grad_out.len() / OWNERS * 4);
     // SAFETY: nobody writes the indices.
     let idx = unsafe { idx.all() };
     pieces(OWNERS, if small { OWNERS } else { 1 }, each, |owners| {

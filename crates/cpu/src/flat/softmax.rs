@@ -43,7 +43,7 @@ pub unsafe fn softmax(x: Span<f32>, out: Span<f32>, rows: usize) -> Done {
     if width == 0 {
         return Ok(());
     }
-    row_pieces(rows, width, 4, |range| {
+    row_pieces(rows, width, 16, |range| {
         range.for_each(|row| softmax_row(isa, out, x, row * width..(row + 1) * width));
     })
 }
@@ -74,12 +74,15 @@ fn few_largest(isa: Isa, x: &[f32], k: usize, best: &mut Vec<u32>) {
             continue;
         }
         for i in start..start + group.len() as u32 {
-            if best.len() == k && best.last().is_some_and(|&last| before(x, last, i).is_lt()) {
+            // Later among equals comes behind; what is not smaller, or NaN, finds its place below.
+            if best.len() == k && best.last().is_some_and(|&last| x[i as usize] <= x[last as usize]) {
                 continue;
             }
-            best.truncate(k - 1);
             let at = best.partition_point(|&b| before(x, b, i).is_lt());
-            best.insert(at, i);
+            if at < k {
+                best.truncate(k - 1);
+                best.insert(at, i);
+            }
         }
     }
 }
@@ -100,7 +103,7 @@ pub unsafe fn softmax_topk(
     k: usize,
 ) -> Done {
     let (isa, cols) = (isa(), x.len().checked_div(rows).unwrap_or(0));
-    row_pieces(rows, cols, 4, |range| {
+    row_pieces(rows, cols, 16, |range| {
         let mut order: Vec<u32> = Vec::with_capacity(cols);
         for row in range {
             let out = row * k..(row + 1) * k;

@@ -5,7 +5,7 @@ pub use ironhorse::ops::{Code, OpError, Stream};
 pub const S: Stream = Stream::DEFAULT;
 
 /// Awkward sizes, and one that is large enough for several threads.
-pub const SIZES: [usize; 9] = [0, 1, 2, 31, 32, 33, 1000, 16_385, 150_001];
+pub const SIZES: [usize; 9] = [0, 1, 2, 31, 32, 33, 1000, 16_385, 200_003];
 
 /// Rows and columns: single, odd, tall, wide, large enough for several threads.
 pub const SHAPES: [(usize, usize); 10] =
