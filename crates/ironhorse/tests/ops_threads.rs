@@ -2,6 +2,8 @@
 //!
 //! One test in a binary of its own: the number of threads belongs to the process.
 
+#![allow(clippy::unwrap_used)]
+
 use ironhorse::ops::{self, Stream};
 
 const S: Stream = Stream::DEFAULT;

@@ -4,6 +4,9 @@ use ironhorse::ops;
 type Unary = unsafe fn(*const f32, *mut f32, i64, Stream) -> ops::Result;
 type Binary = unsafe fn(*const f32, *const f32, *mut f32, i64, Stream) -> ops::Result;
 
+type Exact1 = fn(f64) -> f64;
+type Exact2 = fn(f64, f64) -> f64;
+
 fn silu64(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
@@ -20,7 +23,7 @@ fn scale3(x: *const f32, out: *mut f32, n: i64, stream: Stream) -> ops::Result {
 
 #[test]
 fn unary_ops_apart_and_in_place() {
-    let table: [(&str, Unary, fn(f64) -> f64); 3] =
+    let table: [(&str, Unary, Exact1); 3] =
         [("silu", ops::silu, silu64), ("gelu", ops::gelu, gelu64), ("scale", scale3, |x| -3.25 * x)];
     for (name, op, exact) in table {
         for size in SIZES {
@@ -42,7 +45,7 @@ fn unary_ops_apart_and_in_place() {
 
 #[test]
 fn binary_ops_with_every_aliasing() {
-    let table: [(Binary, fn(f64, f64) -> f64); 3] =
+    let table: [(Binary, Exact2); 3] =
         [(ops::add, |a, b| a + b), (ops::mul, |a, b| a * b), (ops::swiglu, |a, b| silu64(a) * b)];
     for (op, exact) in table {
         for size in SIZES {
