@@ -84,7 +84,7 @@ multiversion! {
             (0..LANES).for_each(|i| look(i, part[i]));
         }
         rest.iter().enumerate().for_each(|(i, &x)| look(i, x));
-        (tree(tops, |a, b| if b > a { b } else { a }), odd.iter().any(|&odd| odd != 0))
+        (tree(tops, |a, b| if b > a { b } else { a }), odd.iter().fold(0, |a, b| a | b) != 0)
     }
 
     /// Where `value` stands first.
@@ -148,7 +148,7 @@ fn argmax_row(isa: Isa, row: &[f32]) -> usize {
 pub unsafe fn argmax(logits: Span<f32>, out: Span<i32>) -> Done {
     let (isa, rows) = (isa(), out.len());
     let width = logits.len().checked_div(rows).unwrap_or(0);
-    row_pieces(rows, width, 2, |range| {
+    row_pieces(rows, width, 4, |range| {
         for row in range {
             // SAFETY: nobody writes the logits; tasks have disjoint rows.
             unsafe {
