@@ -78,7 +78,9 @@ fn parse(args: impl Iterator<Item = OsString>) -> anyhow::Result<Asked> {
     let matches = command().try_get_matches_from(&line.args).and_then(|m| Cli::from_arg_matches(&m));
     match matches {
         Ok(cli) => Ok(Asked::Run(Box::new(cli))),
-        Err(error) if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+        Err(error)
+            if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand =>
+        {
             let _ = error.print(); // to a reader that went away
             Ok(Asked::Told(u8::try_from(error.exit_code()).unwrap_or(2)))
         }

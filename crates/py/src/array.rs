@@ -2,8 +2,9 @@
 
 use crate::error;
 use ironhorse::ops::OpError;
-use numpy::npyffi::{self, NPY_ARRAY_CARRAY, NPY_ARRAY_CARRAY_RO, NPY_ARRAY_ENSUREARRAY, NpyTypes, PY_ARRAY_API};
+use numpy::npyffi::{self, NPY_ARRAY_CARRAY, NPY_ARRAY_CARRAY_RO, NPY_ARRAY_ENSUREARRAY, PY_ARRAY_API};
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::PyTypeInfo;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use std::ffi::c_int;
@@ -11,6 +12,8 @@ use std::marker::PhantomData;
 
 /// Work, in elements touched, from which the interpreter is let go: below, taking it back costs more than the work.
 const LONG: usize = 16 * 1024;
+/// Dimensions that numpy allows.
+const MOST_DIMS: usize = 64;
 /// More arrays than any op has.
 const MOST: usize = 8;
 
@@ -95,6 +98,8 @@ impl<T> Copy for Pointer<T> {}
 
 // SAFETY: it is used by the one call that holds the array; the thread that runs it is the caller's.
 unsafe impl<T> Send for Pointer<T> {}
+// SAFETY: as for Send; closures hold it by reference.
+unsafe impl<T> Sync for Pointer<T> {}
 
 impl<T> Pointer<T> {
     /// To read.
@@ -140,7 +145,8 @@ impl<'py> Call<'py> {
         match device {
             "auto" | "cpu" => {}
             "cuda" => {
-                let text = "device=\"cuda\" does not take numpy arrays in this version; use \"auto\" or \"cpu\"";
+                let text =
+                    "device=\"cuda\" does not take numpy arrays in this version; use \"auto\" or \"cpu\"";
                 return Err(error::not_available(py, op, text));
             }
             _ => {
@@ -159,7 +165,11 @@ impl<'py> Call<'py> {
     }
 
     /// An array that the op reads; copied where it is not contiguous.
-    pub fn input<T: Element>(&mut self, name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Array<'py, T>> {
+    pub fn input<T: Element>(
+        &mut self,
+        name: &'static str,
+        object: &Bound<'py, PyAny>,
+    ) -> PyResult<Array<'py, T>> {
         let mut array = self.typed::<T>(name, object)?;
         if !has(&array, NPY_ARRAY_CARRAY_RO) {
             array = self.copy(&array)?;
@@ -168,7 +178,11 @@ impl<'py> Call<'py> {
     }
 
     /// An array that the op writes, or reads and writes: used as it is or refused.
-    pub fn output<T: Element>(&mut self, name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Array<'py, T>> {
+    pub fn output<T: Element>(
+        &mut self,
+        name: &'static str,
+        object: &Bound<'py, PyAny>,
+    ) -> PyResult<Array<'py, T>> {
         let array = self.typed::<T>(name, object)?;
         if !has(&array, NPY_ARRAY_CARRAY) {
             return Err(self.unfit(name, &array));
@@ -238,7 +252,11 @@ impl<'py> Call<'py> {
         done.map_err(|error| error::of_op(self.py, &error))
     }
 
-    fn typed<T: Element>(&self, name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyUntypedArray>> {
+    fn typed<T: Element>(
+        &self,
+        name: &str,
+        object: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyUntypedArray>> {
         let Ok(array) = object.cast::<PyUntypedArray>() else {
             let kind = object.get_type();
             let kind = kind.name().map_or_else(|_| "?".into(), |name| name.to_string());
@@ -250,7 +268,8 @@ impl<'py> Call<'py> {
         if fits {
             return Ok(array.clone());
         }
-        let text = format_args!("`{name}` is {}, expected {} (x.astype(np.{1}) converts)", dtype(&descr), T::NAME);
+        let text =
+            format_args!("`{name}` is {}, expected {} (x.astype(np.{1}) converts)", dtype(&descr), T::NAME);
         Err(self.invalid(text))
     }
 
@@ -258,7 +277,8 @@ impl<'py> Call<'py> {
         let flags = NPY_ARRAY_CARRAY_RO | NPY_ARRAY_ENSUREARRAY;
         // SAFETY: `array` is an array; the result is a new reference or null with an exception set.
         let made = unsafe {
-            let made = PY_ARRAY_API.PyArray_FromArray(self.py, array.as_array_ptr(), std::ptr::null_mut(), flags);
+            let made =
+                PY_ARRAY_API.PyArray_FromArray(self.py, array.as_array_ptr(), std::ptr::null_mut(), flags);
             Bound::from_owned_ptr_or_err(self.py, made)
         };
         let made = made.map_err(|error| error::of_numpy(self.py, self.op, error))?;
@@ -266,9 +286,9 @@ impl<'py> Call<'py> {
     }
 
     fn allocate<T: Element>(&self, shape: &[usize]) -> PyResult<Bound<'py, PyUntypedArray>> {
-        let mut sizes = [0; npyffi::NPY_MAXDIMS as usize];
+        let mut sizes = [0; MOST_DIMS];
         let Some(sizes) = sizes.get_mut(..shape.len()) else {
-            return Err(self.invalid(format_args!("arrays have up to {} dimensions", npyffi::NPY_MAXDIMS)));
+            return Err(self.invalid(format_args!("arrays have up to {} dimensions", MOST_DIMS)));
         };
         for (to, from) in sizes.iter_mut().zip(shape) {
             *to = npyffi::npy_intp::try_from(*from).map_err(|_| self.invalid("the result is too large"))?;
@@ -278,7 +298,7 @@ impl<'py> Call<'py> {
         let made = unsafe {
             let made = PY_ARRAY_API.PyArray_New(
                 self.py,
-                PY_ARRAY_API.get_type_object(self.py, NpyTypes::PyArray_Type),
+                PyUntypedArray::type_object_raw(self.py),
                 sizes.len() as c_int,
                 sizes.as_mut_ptr(),
                 T::NUMBER as c_int,
@@ -295,7 +315,12 @@ impl<'py> Call<'py> {
         Ok(unsafe { made.cast_into_unchecked::<PyUntypedArray>() })
     }
 
-    fn keep<T>(&mut self, name: &'static str, array: Bound<'py, PyUntypedArray>, written: bool) -> Array<'py, T> {
+    fn keep<T>(
+        &mut self,
+        name: &'static str,
+        array: Bound<'py, PyUntypedArray>,
+        written: bool,
+    ) -> Array<'py, T> {
         let array = Array { len: array.len(), array, element: PhantomData };
         let range = Range { name, start: array.ptr() as usize, bytes: array.len * size_of::<T>(), written };
         debug_assert!(self.used < MOST);
@@ -385,6 +410,18 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Size {
             Err(error) if error.is_instance_of::<PyOverflowError>(object.py()) => Ok(Self(i64::MAX)),
             value => value.map(Self),
         }
+    }
+}
+
+/// A flag: `True`, `False`, or a number as C programs have it.
+#[derive(Clone, Copy)]
+pub struct Flag(pub bool);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Flag {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        object.is_truthy().map(Self)
     }
 }
 

@@ -21,7 +21,9 @@ pub fn argmax<'py>(
     let out = outputs(&mut call, &logits, out, rows)?;
     let (from, to) = (logits.at(), out.at());
     // SAFETY: logits has rows * vocab elements, out rows; `run` refuses arrays that share memory.
-    call.run(Sharing::Nothing, logits.len(), || unsafe { ops::argmax(from.read(), to.write(), rows, vocab, HERE) })?;
+    call.run(Sharing::Nothing, logits.len(), || unsafe {
+        ops::argmax(from.read(), to.write(), rows, vocab, HERE)
+    })?;
     Ok(out.object())
 }
 

@@ -1,7 +1,7 @@
 //! What works on heads: rotary embedding and attention. Arrays are (batch, seq, heads, head_dim).
 
 use super::{HERE, Object, Optional, Result};
-use crate::array::{Array, Call, Sharing, Size, count_is};
+use crate::array::{Array, Call, Flag, Sharing, Size, count_is};
 use ironhorse::ops;
 use pyo3::prelude::*;
 
@@ -19,7 +19,8 @@ pub fn rope_freqs<'py>(
 ) -> Result<'py> {
     let mut call = Call::new(py, "rope_freqs", device)?;
     let (Ok(rows), Ok(width)) = (usize::try_from(max_seq.0), usize::try_from(head_dim.0)) else {
-        let text = format_args!("max_seq is {} and head_dim {}, which may not be negative", max_seq.0, head_dim.0);
+        let text =
+            format_args!("max_seq is {} and head_dim {}, which may not be negative", max_seq.0, head_dim.0);
         return Err(call.invalid(text));
     };
     let freqs = call.output_or_new::<f32>("freqs", freqs, &[rows, width / 2])?;
@@ -34,7 +35,7 @@ pub fn rope_freqs<'py>(
 /// x with pairs of elements of each head rotated by the angles of their position
 #[pyfunction]
 #[pyo3(signature = (
-    x, freqs, out=None, batch=None, seq=None, heads=None, head_dim=None, offset=Size(0), half=false, device="auto"
+    x, freqs, out=None, batch=None, seq=None, heads=None, head_dim=None, offset=Size(0), half=Flag(false), device="auto"
 ))]
 #[allow(clippy::too_many_arguments, reason = "the order is that of the C function")]
 pub fn rope_forward<'py>(
@@ -46,7 +47,7 @@ pub fn rope_forward<'py>(
     heads: Option<Size>,
     head_dim: Option<Size>,
     offset: Size,
-    half: bool,
+    half: Flag,
     device: &str,
 ) -> Result<'py> {
     let mut call = Call::new(x.py(), "rope_forward", device)?;
@@ -56,7 +57,7 @@ pub fn rope_forward<'py>(
     angles(&call, &freqs, (seq, head_dim), offset.0)?;
     let out = call.output_or_new::<f32>("out", out, x.shape())?;
     let (from, by, to, offset) = (x.at(), freqs.at(), out.at(), offset.0);
-    let rotate = if half { ops::rope_forward_half } else { ops::rope_forward };
+    let rotate = if half.0 { ops::rope_forward_half } else { ops::rope_forward };
     // SAFETY: x and out have as many elements as the sizes say, freqs has offset + seq rows; `run` refuses arrays that
     // overlap in part.
     call.run(Sharing::Same, x.len(), || unsafe {
@@ -69,7 +70,7 @@ pub fn rope_forward<'py>(
 #[pyfunction]
 #[pyo3(signature = (
     q, k, freqs, q_out=None, k_out=None, batch=None, seq=None, q_heads=None, kv_heads=None, head_dim=None,
-    offset=Size(0), half=false, device="auto"
+    offset=Size(0), half=Flag(false), device="auto"
 ))]
 #[allow(clippy::too_many_arguments, reason = "the order is that of the C function")]
 pub fn rope_qk<'py>(
@@ -84,7 +85,7 @@ pub fn rope_qk<'py>(
     kv_heads: Option<Size>,
     head_dim: Option<Size>,
     offset: Size,
-    half: bool,
+    half: Flag,
     device: &str,
 ) -> PyResult<(Object<'py>, Object<'py>)> {
     let mut call = Call::new(q.py(), "rope_qk", device)?;
@@ -100,7 +101,7 @@ pub fn rope_qk<'py>(
     let q_out = call.output_or_new::<f32>("q_out", q_out, q.shape())?;
     let k_out = call.output_or_new::<f32>("k_out", k_out, k.shape())?;
     let (q_at, k_at, by, q_to, k_to, offset) = (q.at(), k.at(), freqs.at(), q_out.at(), k_out.at(), offset.0);
-    let rotate = if half { ops::rope_qk_half } else { ops::rope_qk };
+    let rotate = if half.0 { ops::rope_qk_half } else { ops::rope_qk };
     // SAFETY: the arrays have as many elements as the sizes say, freqs has offset + seq rows; `run` and the op refuse
     // arrays that overlap.
     call.run(Sharing::Same, q.len() + k.len(), || unsafe {
@@ -114,7 +115,7 @@ pub fn rope_qk<'py>(
 /// softmax(scale q k^T) v for each head
 #[pyfunction]
 #[pyo3(signature = (
-    q, k, v, out=None, batch=None, seq=None, heads=None, head_dim=None, scale=None, causal=true, device="auto"
+    q, k, v, out=None, batch=None, seq=None, heads=None, head_dim=None, scale=None, causal=Flag(true), device="auto"
 ))]
 #[allow(clippy::too_many_arguments, reason = "the order is that of the C function")]
 pub fn flash_attention<'py>(
@@ -127,10 +128,9 @@ pub fn flash_attention<'py>(
     heads: Option<Size>,
     head_dim: Option<Size>,
     scale: Option<f32>,
-    causal: &Bound<'py, PyAny>,
+    causal: Flag,
     device: &str,
 ) -> Result<'py> {
-    let causal = causal.is_truthy()?; // C programs say 0 or 1
     let mut call = Call::new(q.py(), "flash_attention", device)?;
     let (q, k, v) = (call.input::<f32>("q", q)?, call.input::<f32>("k", k)?, call.input::<f32>("v", v)?);
     let given = batch.is_some();
@@ -139,7 +139,9 @@ pub fn flash_attention<'py>(
         if given { [batch, seq, heads, head_dim] } else { four(&call, ("k", &k), [None; 4])? };
     count_is(&call, ("k", &k), &[batch, kv_len, kv_heads, head_dim])?;
     count_is(&call, ("v", &v), &[batch, kv_len, kv_heads, head_dim])?;
-    if !given && (v.shape() != k.shape() || k.shape().last() != q.shape().last() || k.shape()[0] as i64 != batch) {
+    if !given
+        && (v.shape() != k.shape() || k.shape().last() != q.shape().last() || k.shape()[0] as i64 != batch)
+    {
         let (q, k, v) = (q.shape(), k.shape(), v.shape());
         let text = format_args!(
             "`q` is {q:?}, `k` {k:?} and `v` {v:?}, expected [batch, seq, heads, head_dim] with equal batch and head_dim"
@@ -153,13 +155,17 @@ pub fn flash_attention<'py>(
     // SAFETY: the arrays have as many elements as the sizes say; `run` refuses arrays that share memory.
     call.run(Sharing::Nothing, work, || unsafe {
         let (q, k, v, out) = (q_at.read(), k_at.read(), v_at.read(), to.write());
-        ops::attention(q, k, v, out, batch, seq, kv_len, heads, kv_heads, head_dim, scale, causal, HERE)
+        ops::attention(q, k, v, out, batch, seq, kv_len, heads, kv_heads, head_dim, scale, causal.0, HERE)
     })?;
     Ok(out.object())
 }
 
 /// batch, seq, heads and head_dim: those given, or those of an array of four dimensions.
-fn four(call: &Call<'_>, (name, array): (&str, &Array<'_, f32>), given: [Option<Size>; 4]) -> PyResult<[i64; 4]> {
+fn four(
+    call: &Call<'_>,
+    (name, array): (&str, &Array<'_, f32>),
+    given: [Option<Size>; 4],
+) -> PyResult<[i64; 4]> {
     let sizes = match (given, array.shape()) {
         ([Some(a), Some(b), Some(c), Some(d)], _) => [a.0, b.0, c.0, d.0],
         ([None, None, None, None], &[a, b, c, d]) => [a, b, c, d].map(|size| size as i64),

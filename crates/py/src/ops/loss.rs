@@ -122,7 +122,8 @@ pub fn scatter_add<'py>(
     let grad_weight = call.output::<f32>("grad_weight", grad_weight)?;
     let table = grad_weight.shape();
     let width = dim.max(1) as usize;
-    let fits = if table.len() == 1 { grad_weight.len() % width == 0 } else { table.last() == Some(&(dim as usize)) };
+    let fits =
+        if table.len() == 1 { grad_weight.len() % width == 0 } else { table.last() == Some(&(dim as usize)) };
     if !fits {
         return Err(call.invalid(format_args!("`grad_weight` is {table:?}, expected rows of {dim}")));
     }
@@ -152,8 +153,10 @@ fn indices(
     let copy = unsafe { std::slice::from_raw_parts(array.at().read(), array.len()) }.to_vec();
     match copy.iter().position(|&index| i64::from(index) < 0 || i64::from(index) >= below) {
         None => Ok(copy),
-        Some(at) => {
-            Err(call.invalid(format_args!("`{name}` has {} at position {at}, expected 0 to {}", copy[at], below - 1)))
-        }
+        Some(at) => Err(call.invalid(format_args!(
+            "`{name}` has {} at position {at}, expected 0 to {}",
+            copy[at],
+            below - 1
+        ))),
     }
 }

@@ -76,7 +76,9 @@ pub fn gemm_batched<'py>(
 fn sizes_of(call: &Call<'_>, a: &Array<'_, f32>, b: &Array<'_, f32>, dims: usize) -> PyResult<Sizes> {
     let sizes = match (a.shape(), b.shape()) {
         (&[m, k], &[k2, n]) if dims == 2 && k == k2 => Some([1, m, n, k]),
-        (&[batch, m, k], &[batch2, k2, n]) if dims == 3 && (batch, k) == (batch2, k2) => Some([batch, m, n, k]),
+        (&[batch, m, k], &[batch2, k2, n]) if dims == 3 && (batch, k) == (batch2, k2) => {
+            Some([batch, m, n, k])
+        }
         _ => None,
     };
     let expected = if dims == 2 { "[m, k] and [k, n]" } else { "[batch, m, k] and [batch, k, n]" };

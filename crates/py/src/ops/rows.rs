@@ -115,7 +115,15 @@ pub fn rmsnorm_residual<'py>(
     // SAFETY: weight has dim elements, all others rows * dim; `run` refuses those that overlap in part.
     call.run(Sharing::Same, x.len(), || unsafe {
         ops::rmsnorm_residual(
-            from.read(), and.read(), by.read(), to.write(), keep.write(), rows, dim, eps, HERE,
+            from.read(),
+            and.read(),
+            by.read(),
+            to.write(),
+            keep.write(),
+            rows,
+            dim,
+            eps,
+            HERE,
         )
     })?;
     Ok((out.object(), sum.object()))
