@@ -3,6 +3,7 @@
 
 pub mod buffer;
 mod engine;
+pub mod flat;
 pub mod gemm;
 pub mod isa;
 mod limits;

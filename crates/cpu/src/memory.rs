@@ -100,9 +100,24 @@ unsafe impl<T> Send for Span<T> {}
 unsafe impl<T> Sync for Span<T> {}
 
 impl<T: Word> Span<T> {
+    /// The window of `len` elements at `start`.
+    ///
+    /// # Safety
+    /// Unless `len` is 0, `start` is aligned and the elements are memory of this process that stays allocated, and
+    /// holds values, for as long as the span is used; what is only read may be read-only memory.
+    pub unsafe fn from_raw(start: *mut T, len: usize) -> Self {
+        let start = if len == 0 { std::ptr::dangling_mut() } else { start };
+        Self { start, len, of: PhantomData }
+    }
+
     /// How many elements.
     pub fn len(self) -> usize {
         self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(self) -> bool {
+        self.len == 0
     }
 
     /// The address of the first element.

@@ -1,13 +1,13 @@
 //! The ops on the CPU, one file per family, and what they share.
 
 mod attention;
-mod elementwise;
+pub(crate) mod elementwise;
 mod embedding;
 mod layernorm;
 mod linear;
 mod loss;
 mod memory;
-mod optimizer;
+pub(crate) mod optimizer;
 
 use crate::gemm::{LocalScratch, Workspace};
 use crate::isa::Isa;

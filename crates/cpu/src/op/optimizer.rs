@@ -7,28 +7,28 @@ use ironhorse_core::Result;
 use ironhorse_core::op::{AdamW, GradNorm};
 
 /// Elements whose squares one task sums; the partial sums are added in order.
-const NORM_CHUNK: usize = 1 << 16;
+pub(crate) const NORM_CHUNK: usize = 1 << 16;
 /// Elements one AdamW task updates: four streams of 64 KiB.
-const ADAM_CHUNK: usize = 1 << 14;
+pub(crate) const ADAM_CHUNK: usize = 1 << 14;
 /// What PyTorch's clip_grad_norm_ adds to the norm before dividing.
-const CLIP_EPS: f32 = 1e-6;
+pub(crate) const CLIP_EPS: f32 = 1e-6;
 
 /// The constants of a step, the same for every element.
 #[derive(Clone, Copy)]
-struct Coefficients {
+pub(crate) struct Coefficients {
     /// 1 - lr·decay
-    keep: f32,
-    beta2: f32,
+    pub(crate) keep: f32,
+    pub(crate) beta2: f32,
     /// 1 - β₁ and 1 - β₂, rounded once
-    rest1: f32,
-    rest2: f32,
+    pub(crate) rest1: f32,
+    pub(crate) rest2: f32,
     /// lr / (1 - β₁ᵗ)
-    step_size: f32,
+    pub(crate) step_size: f32,
     /// 1 / √(1 - β₂ᵗ)
-    root_correction: f32,
-    eps: f32,
+    pub(crate) root_correction: f32,
+    pub(crate) eps: f32,
     /// gradients are multiplied by this: clipping
-    grad_scale: f32,
+    pub(crate) grad_scale: f32,
 }
 
 /// Places a task reads at once: one stream per core does not fill the memory's bandwidth.
@@ -37,7 +37,7 @@ const LANES: usize = 16;
 
 multiversion! {
     /// Σ x² in f64, reading four places of x at a time.
-    fn sum_sq_streams<const FMA: bool>(x: &[f32]) -> f64 {
+    pub(crate) fn sum_sq_streams<const FMA: bool>(x: &[f32]) -> f64 {
         let quarter = x.len() / (STREAMS * LANES) * LANES;
         let (parts, rest) = x.split_at(STREAMS * quarter);
         let [a, b, c, d]: [&[[f32; LANES]]; STREAMS] =
@@ -55,7 +55,7 @@ multiversion! {
     }
 
     /// One stretch of AdamW.
-    fn adamw_stretch<const FMA: bool>(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], k: Coefficients) {
+    pub(crate) fn adamw_stretch<const FMA: bool>(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], k: Coefficients) {
         for (((w, g), m), v) in w.iter_mut().zip(g).zip(m.iter_mut()).zip(v.iter_mut()) {
             let g = g * k.grad_scale;
             *m = fma::<FMA>(k.rest1, g - *m, *m);

@@ -1,0 +1,307 @@
+//! Choosing one index per row: the largest, or a draw from the softmax after temperature, top-k or top-p.
+//!
+//! The rules are those of `ironhorse_train::sample`. The weights e^((x - max) / temperature) are f64.
+
+use super::pool::{isa, row_pieces};
+use super::{Done, Span};
+use crate::isa::Isa;
+use crate::math::max_inline;
+use crate::multiversion;
+use crate::team::TaskPanic;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+/// Logits whose weights are added before the sum joins the total.
+const BLOCK: usize = 1024;
+/// Logits whose maximum stands for them when a bound for the k-th largest is sought.
+const GROUP: usize = 64;
+
+/// How to draw.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice {
+    /// Logits are divided by this; 0 means the largest wins.
+    pub temperature: f32,
+    /// Only the k largest, and what ties with the k-th; at least 1.
+    pub top_k: Option<usize>,
+    /// Only the largest that together reach this share, in (0, 1].
+    pub top_p: Option<f32>,
+}
+
+/// Why nothing was drawn in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The row.
+    pub row: usize,
+    /// What is wrong with it.
+    pub why: &'static str,
+}
+
+/// The random number in [0, 1) of a seed: the first output of the SplitMix64 generator in that state, its upper 53 bits
+/// divided by 2⁵³.
+pub fn uniform_of_seed(seed: u64) -> f64 {
+    let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// e^x for x <= 0, to 1e-14; 0 below -708.
+#[inline(always)]
+fn exp_f64(x: f64) -> f64 {
+    const ROUND: f64 = 6_755_399_441_055_744.0;
+    const HI: f64 = 0.693_147_180_369_123_8;
+    const LO: f64 = 1.908_214_929_270_587_7e-10;
+    let limited = if x > -708.0 { x } else { -708.0 };
+    let t = limited * std::f64::consts::LOG2_E + ROUND;
+    let n = t - ROUND;
+    let r = (limited - n * HI) - n * LO;
+    let p = 1.0 / 39_916_800.0;
+    let p = 1.0 / 3_628_800.0 + r * p;
+    let p = 1.0 / 362_880.0 + r * p;
+    let p = 1.0 / 40_320.0 + r * p;
+    let p = 1.0 / 5040.0 + r * p;
+    let p = 1.0 / 720.0 + r * p;
+    let p = 1.0 / 120.0 + r * p;
+    let p = 1.0 / 24.0 + r * p;
+    let p = 1.0 / 6.0 + r * p;
+    let p = 0.5 + r * p;
+    let p = 1.0 + r * (1.0 + r * p);
+    let power = t.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(1023) << 52;
+    if x > -708.0 { p * f64::from_bits(power) } else { 0.0 }
+}
+
+multiversion! {
+    /// (the largest, whether a value is NaN or +inf)
+    fn survey<const FMA: bool>(x: &[f32]) -> (f32, bool) {
+        (max_inline(x), x.iter().fold(false, |bad, &x| bad | x.is_nan() | (x == f32::INFINITY)))
+    }
+
+    /// Σ e^((x - max) / temperature)
+    fn mass<const FMA: bool>(x: &[f32], max: f64, inverse: f64) -> f64 {
+        const WIDE: usize = 16;
+        let mut lanes = [0.0_f64; WIDE];
+        let (full, rest) = x.as_chunks::<WIDE>();
+        for part in full {
+            for i in 0..WIDE {
+                lanes[i] += exp_f64((f64::from(part[i]) - max) * inverse);
+            }
+        }
+        for (lane, &x) in lanes.iter_mut().zip(rest) {
+            *lane += exp_f64((f64::from(x) - max) * inverse);
+        }
+        lanes.iter().sum()
+    }
+}
+
+/// The index of the largest, the lowest among equals; the first NaN if there is one.
+fn argmax_row(isa: Isa, row: &[f32]) -> usize {
+    let mut best = (f32::NEG_INFINITY, 0);
+    for (number, block) in row.chunks(BLOCK).enumerate() {
+        let (max, odd) = survey(isa, block);
+        let found = |i: usize| number * BLOCK + i;
+        if odd && let Some(i) = block.iter().position(|x| x.is_nan()) {
+            return found(i);
+        }
+        if max > best.0
+            && let Some(i) = block.iter().position(|&x| x == max)
+        {
+            best = (max, found(i));
+        }
+    }
+    best.1
+}
+
+/// out\[row\] = index of the largest of the row, the lowest among equals, the first NaN if there is one.
+///
+/// # Safety
+/// See [the module](super); logits: rows·vocab with 1 <= vocab < 2³¹, out: rows.
+///
+/// # Errors
+/// See [the module](super).
+pub unsafe fn argmax(logits: Span<f32>, out: Span<i32>) -> Done {
+    let (isa, rows) = (isa(), out.len());
+    let width = logits.len().checked_div(rows).unwrap_or(0);
+    row_pieces(rows, width, 1, |range| {
+        for row in range {
+            // SAFETY: nobody writes the logits; tasks have disjoint rows.
+            unsafe {
+                let best = argmax_row(isa, logits.get(row * width..(row + 1) * width));
+                out.get_mut(row..row + 1)[0] = best as i32;
+            }
+        }
+    })
+}
+
+/// One row and what is known about it.
+struct Row<'a> {
+    isa: Isa,
+    x: &'a [f32],
+    max: f64,
+    inverse: f64,
+}
+
+impl Row<'_> {
+    fn weight(&self, x: f32) -> f64 {
+        exp_f64((f64::from(x) - self.max) * self.inverse)
+    }
+
+    /// Every index whose logit is at least some bound that k logits reach, or all.
+    fn at_least(&self, k: usize) -> Vec<u32> {
+        let mut tops: Vec<f32> = self.x.chunks(GROUP).map(|group| survey(self.isa, group).0).collect();
+        if k > tops.len() {
+            return (0..self.x.len() as u32).collect();
+        }
+        let groups = tops.clone();
+        let bound = *tops.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1;
+        let mut found = Vec::with_capacity(2 * k);
+        for (number, _) in groups.iter().enumerate().filter(|(_, top)| **top >= bound) {
+            let start = number * GROUP;
+            let end = self.x.len().min(start + GROUP);
+            found.extend((start..end).filter(|&i| self.x[i] >= bound).map(|i| i as u32));
+        }
+        found
+    }
+
+    /// The k largest and what ties with the k-th, in the order they stand.
+    fn top_k(&self, k: usize) -> Vec<u32> {
+        let mut kept = self.at_least(k);
+        if k < kept.len() {
+            let (_, kth, _) = kept.select_nth_unstable_by(k - 1, |&a, &b| self.descending(a, b));
+            let least = self.x[*kth as usize];
+            kept.retain(|&i| self.x[i as usize] >= least);
+            kept.sort_unstable();
+        }
+        kept
+    }
+
+    /// From the largest down, each that has less than the share `p` above it.
+    fn top_p(&self, p: f64) -> Vec<u32> {
+        let enough = p * self.blocks().iter().sum::<f64>();
+        let mut k = 64;
+        loop {
+            let mut kept = self.at_least(k);
+            kept.sort_unstable_by(|&a, &b| self.descending(a, b));
+            let (mut above, mut count) = (0.0, 0);
+            while count < kept.len() && above < enough {
+                above += self.weight(self.x[kept[count] as usize]);
+                count += 1;
+            }
+            if above >= enough || kept.len() == self.x.len() {
+                kept.truncate(count);
+                return kept;
+            }
+            k *= 8;
+        }
+    }
+
+    fn descending(&self, a: u32, b: u32) -> std::cmp::Ordering {
+        self.x[b as usize].total_cmp(&self.x[a as usize]).then(a.cmp(&b))
+    }
+
+    fn blocks(&self) -> Vec<f64> {
+        self.x.chunks(BLOCK).map(|block| mass(self.isa, block, self.max, self.inverse)).collect()
+    }
+
+    /// The index in whose share of the whole row `u` falls.
+    fn draw_all(&self, u: f64) -> Option<usize> {
+        let blocks = self.blocks();
+        let mut left = u * blocks.iter().sum::<f64>();
+        let last = blocks.iter().rposition(|&mass| mass > 0.0)?;
+        for (number, &mass) in blocks.iter().enumerate() {
+            if left < mass || number == last {
+                let start = number * BLOCK;
+                let end = self.x.len().min(start + BLOCK);
+                return self.draw(start..end, left);
+            }
+            left -= mass;
+        }
+        None
+    }
+
+    /// The one of `indices` in whose weight `left` falls, or, by a crumb of rounding, the last that has any.
+    fn draw(&self, indices: impl Iterator<Item = usize>, mut left: f64) -> Option<usize> {
+        let mut last = None;
+        for i in indices {
+            let weight = self.weight(self.x[i]);
+            if weight > 0.0 {
+                last = Some(i);
+                if left < weight {
+                    return last;
+                }
+                left -= weight;
+            }
+        }
+        last
+    }
+
+    fn draw_from(&self, kept: &[u32], u: f64) -> Option<usize> {
+        let total: f64 = kept.iter().map(|&i| self.weight(self.x[i as usize])).sum();
+        self.draw(kept.iter().map(|&i| i as usize), u * total)
+    }
+}
+
+const ODD: i32 = -1;
+const NONE: i32 = -2;
+
+fn choose_row(isa: Isa, x: &[f32], choice: &Choice, u: f64) -> i32 {
+    let (max, odd) = survey(isa, x);
+    if odd {
+        return ODD;
+    }
+    if max == f32::NEG_INFINITY {
+        return NONE;
+    }
+    if choice.temperature == 0.0 {
+        return argmax_row(isa, x) as i32;
+    }
+    let row = Row { isa, x, max: f64::from(max), inverse: 1.0 / f64::from(choice.temperature) };
+    let drawn = match (choice.top_k, choice.top_p) {
+        (Some(k), _) => row.draw_from(&row.top_k(k), u),
+        (None, Some(p)) => row.draw_from(&row.top_p(f64::from(p)), u),
+        (None, None) => row.draw_all(u),
+    };
+    drawn.map_or(NONE, |i| i as i32)
+}
+
+/// out\[row\] = an index drawn by `choice` with the random number [`uniform_of_seed`]\(seeds\[row\]\). If a row holds NaN or
+/// +inf, or nothing above -inf, the answer names it and nothing is written. `top_k` goes before `top_p`; of the two only
+/// one is used.
+///
+/// # Safety
+/// See [the module](super); logits: rows·vocab with 1 <= vocab < 2³¹, out and seeds: rows.
+///
+/// # Errors
+/// See [the module](super).
+pub unsafe fn choose(
+    logits: Span<f32>,
+    out: Span<i32>,
+    seeds: &[u64],
+    choice: &Choice,
+) -> Result<Option<Refused>, TaskPanic> {
+    let (isa, rows) = (isa(), out.len());
+    let width = logits.len().checked_div(rows).unwrap_or(0);
+    let chosen: Vec<AtomicI32> = (0..rows).map(|_| AtomicI32::new(NONE)).collect();
+    row_pieces(rows, width, 4, |range| {
+        for row in range {
+            // SAFETY: nobody writes the logits.
+            let x = unsafe { logits.get(row * width..(row + 1) * width) };
+            let drawn = choose_row(isa, x, choice, uniform_of_seed(seeds[row]));
+            chosen[row].store(drawn, Ordering::Relaxed);
+        }
+    })?;
+    for (row, chosen) in chosen.iter().enumerate() {
+        match chosen.load(Ordering::Relaxed) {
+            ODD => {
+                return Ok(Some(Refused {
+                    row,
+                    why: "a logit is NaN or +inf, expected finite numbers or -inf",
+                }));
+            }
+            NONE => return Ok(Some(Refused { row, why: "no logit is above -inf" })),
+            _ => {}
+        }
+    }
+    // SAFETY: the tasks are done; apart from the logits.
+    let out = unsafe { out.all_mut() };
+    out.iter_mut().zip(&chosen).for_each(|(out, chosen)| *out = chosen.load(Ordering::Relaxed));
+    Ok(None)
+}

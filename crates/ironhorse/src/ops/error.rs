@@ -1,0 +1,58 @@
+//! The error of an op.
+
+use crate::cpu::flat::TaskPanic;
+
+/// What went wrong, as a number that C and Python see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Code {
+    /// Nothing.
+    Success = 0,
+    /// The device the memory is on cannot be used.
+    NotAvailable = -1,
+    /// An argument makes no sense.
+    InvalidValue = -2,
+    /// The computation could not be started or did not end well.
+    LaunchFailed = -3,
+    /// There is not enough memory.
+    OutOfMemory = -4,
+}
+
+impl Code {
+    /// As C sees it.
+    pub fn as_i32(self) -> i32 {
+        self as i32
+    }
+}
+
+/// An op that was not done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpError {
+    /// The kind.
+    pub code: Code,
+    /// A sentence: the op, the argument, what it is, what was expected.
+    pub text: String,
+}
+
+/// What every op returns.
+pub type Result<T = ()> = std::result::Result<T, OpError>;
+
+impl OpError {
+    pub(super) fn invalid(text: String) -> Self {
+        Self { code: Code::InvalidValue, text }
+    }
+}
+
+impl std::fmt::Display for OpError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for OpError {}
+
+impl From<TaskPanic> for OpError {
+    fn from(panic: TaskPanic) -> Self {
+        Self { code: Code::LaunchFailed, text: panic.to_string() }
+    }
+}
