@@ -70,7 +70,7 @@ def test_ops_are_typed_documented_and_in_the_order_of_the_native_functions():
 
 def test_importing_needs_neither_torch_nor_numpy():
     hide = "import sys; sys.modules['torch'] = None; "
-    assert python("-c", hide + "import ironhorse, ironhorse.ops, ironhorse.config; print(ironhorse.ops.silu)").returncode == 0
+    assert python("-c", hide + "import ironhorse, ironhorse.config; print(ironhorse.ops.silu)").returncode == 0
     light = python("-c", "import sys, ironhorse; print('numpy' in sys.modules, 'torch' in sys.modules)")
     assert light.stdout.split() == ["False", "False"]
 

@@ -112,10 +112,20 @@ fn version_of(python: &OsString) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
+/// The search path with the programs of the environment first: pip calls maturin by its name.
+fn search_path(repo: &Repo) -> Result<OsString> {
+    let python = python_of(&repo.venv());
+    let programs = python.parent().map(Path::to_path_buf);
+    let before = std::env::var_os("PATH").unwrap_or_default();
+    let folders = programs.into_iter().chain(std::env::split_paths(&before));
+    std::env::join_paths(folders).context("the path of this checkout cannot be part of PATH")
+}
+
 /// Runs pip in the environment, up to `attempts` times: a download of gigabytes does not always go through.
 fn pip(repo: &Repo, args: &[&str], attempts: u32) -> Result<()> {
     for attempt in 1..=attempts {
         let mut pip = repo.python();
+        pip.env("PATH", search_path(repo)?);
         pip.args(["-m", "pip", "--disable-pip-version-check", "--retries", "5", "--timeout", "60"]);
         if run(pip.args(args))? {
             return Ok(());

@@ -70,5 +70,5 @@ def scatter_add(
     *,
     device: Device = "auto",
 ) -> F32:
-    """grad_weight[idx[i]] += grad_out[i] for each row i, in order: the gradient of an embedding. Returns grad_weight."""
+    """grad_weight[idx[i]] += grad_out[i] for each i in order: the gradient of an embedding. Returns grad_weight."""
     return _native.scatter_add(grad_out, idx, grad_weight, n_idx, dim, device)
