@@ -14,7 +14,8 @@ use std::time::Duration;
 /// Help of `cargo xtask setup`.
 pub const HELP: &str = "\
 Makes the Python environment .venv in the root of the repository, with what the tests need (torch, numpy, pytest,
-safetensors, transformers, NVRTC) and this package in editable mode. Does nothing when it is up to date.
+safetensors, transformers, NVRTC, maturin), builds this package's wheel and installs it there. Downloads nothing when
+what the tests need has not changed.
 
 Usage: cargo xtask setup
 
@@ -34,34 +35,38 @@ const ATTEMPTS: u32 = 3;
 pub fn setup_command(repo: &Repo, args: Args) -> Result<bool> {
     args.end()?;
     setup(repo)?;
+    wheel(repo)?;
     out::line("the Python environment is ready: .venv");
     Ok(true)
 }
 
-/// Makes or updates the environment.
+/// Builds the wheel and installs it into the environment: what the tests import is what users get.
+pub fn wheel(repo: &Repo) -> Result<()> {
+    ensure!(python_of(&repo.venv()).exists(), "there is no .venv yet: cargo xtask setup");
+    // The requirements bring maturin, so that nothing has to be downloaded to build in. The version is that of the wheel
+    // before, which pip would take for the same.
+    let install = ["install", "--no-deps", "--no-build-isolation", "--force-reinstall", "."];
+    pip(repo, &install, 1).context("the wheel could not be built and installed (the messages are above)")
+}
+
+/// Makes or updates the environment, without this package.
 pub fn setup(repo: &Repo) -> Result<()> {
     let requirements = repo.root().join(REQUIREMENTS);
     let wanted = fs::read_to_string(&requirements).with_context(|| format!("cannot read {REQUIREMENTS}"))?;
-    let package =
-        fs::read_to_string(repo.root().join("pyproject.toml")).context("cannot read pyproject.toml")?;
     let venv = repo.venv();
     let mut version = version_of(&python_of(&venv).into());
     if version.is_none_or(|version| version < OLDEST) {
         create(&venv)?;
         version = version_of(&python_of(&venv).into());
     }
-    // The root: the package is installed by its path, which must be right after the checkout was moved.
-    let root = repo.root().to_string_lossy();
-    let stamp = fingerprint(&[&wanted, &package, &root, &format!("{version:?}")]);
+    let stamp = fingerprint(&[&wanted, &format!("{version:?}")]);
     let stamp_file = venv.join(STAMP);
     if fs::read_to_string(&stamp_file).is_ok_and(|found| found.trim() == stamp) {
         out::line(".venv is up to date");
         return Ok(());
     }
     let _ = fs::remove_file(&stamp_file);
-    pip(repo, &["install", "-r", REQUIREMENTS])?;
-    // The requirements bring setuptools, so that nothing has to be downloaded to build in.
-    pip(repo, &["install", "--no-deps", "--no-build-isolation", "-e", "."])?;
+    pip(repo, &["install", "-r", REQUIREMENTS], ATTEMPTS)?;
     fs::write(&stamp_file, stamp).context("cannot write to .venv")
 }
 
@@ -107,21 +112,31 @@ fn version_of(python: &OsString) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Runs pip in the environment, again when it fails: a download of gigabytes does not always go through.
-fn pip(repo: &Repo, args: &[&str]) -> Result<()> {
-    for attempt in 1..=ATTEMPTS {
+/// The search path with the programs of the environment first: pip calls maturin by its name.
+fn search_path(repo: &Repo) -> Result<OsString> {
+    let python = python_of(&repo.venv());
+    let programs = python.parent().map(Path::to_path_buf);
+    let before = std::env::var_os("PATH").unwrap_or_default();
+    let folders = programs.into_iter().chain(std::env::split_paths(&before));
+    std::env::join_paths(folders).context("the path of this checkout cannot be part of PATH")
+}
+
+/// Runs pip in the environment, up to `attempts` times: a download of gigabytes does not always go through.
+fn pip(repo: &Repo, args: &[&str], attempts: u32) -> Result<()> {
+    for attempt in 1..=attempts {
         let mut pip = repo.python();
+        pip.env("PATH", search_path(repo)?);
         pip.args(["-m", "pip", "--disable-pip-version-check", "--retries", "5", "--timeout", "60"]);
         if run(pip.args(args))? {
             return Ok(());
         }
-        if attempt < ATTEMPTS {
-            out::line(format!("pip failed; attempt {} of {ATTEMPTS} follows", attempt + 1));
+        if attempt < attempts {
+            out::line(format!("pip failed; attempt {} of {attempts} follows", attempt + 1));
             std::thread::sleep(Duration::from_secs(5));
         }
     }
     bail!(
-        "`pip {}` failed {ATTEMPTS} times (its messages are above); check the network and the space on the disk, then \
+        "`pip {}` failed (attempts: {attempts}; its messages are above); check the network and the space on the disk, then \
          run `cargo xtask setup` again, or leave the Python part out: cargo xtask test --no-python",
         args.join(" ")
     )

@@ -22,6 +22,7 @@ stops at the first that fails:
   test     unit and integration tests of all crates
   doctest  the examples in the documentation
   build    the ironhorse binary, release
+  wheel    the Python package, built and installed into .venv
   pytest   the Python tests, and that binary against PyTorch
 
 The last line is `N passed, N failed`, with `, N skipped` if any were; a stage that fails without counting tests counts
@@ -29,12 +30,12 @@ as one failed.
 
 Usage: cargo xtask test [--no-python] [--stage NAME]...
 
-  --no-python    leave setup, kernels and pytest out
+  --no-python    leave setup, kernels, wheel and pytest out
   --stage NAME   run only this stage; may be given several times
 
 Examples:
   cargo xtask test
-  cargo xtask test --stage build --stage pytest";
+  cargo xtask test --stage build --stage wheel --stage pytest";
 
 /// One stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,10 +50,11 @@ enum Work {
     Setup,
     Cargo(&'static [&'static str], Dialect),
     Kernels,
+    Wheel,
     Pytest,
 }
 
-const STAGES: [Stage; 8] = [
+const STAGES: [Stage; 9] = [
     Stage { name: "setup", python: true, work: Work::Setup },
     Stage { name: "fmt", python: false, work: Work::Cargo(&["fmt", "--all", "--check"], Dialect::Silent) },
     Stage {
@@ -84,6 +86,7 @@ const STAGES: [Stage; 8] = [
         python: false,
         work: Work::Cargo(&["build", "--release", "--package", "ironhorse-cli"], Dialect::Silent),
     },
+    Stage { name: "wheel", python: true, work: Work::Wheel },
     Stage { name: "pytest", python: true, work: Work::Pytest },
 ];
 
@@ -164,6 +167,10 @@ fn run_stage(repo: &Repo, stage: &Stage, (number, of): (usize, usize)) -> Done {
             announce("cargo xtask kernels".into());
             run_counted(&mut command, Dialect::Kernels)
         }),
+        Work::Wheel => {
+            announce("pip install .".into());
+            python::wheel(repo).map(|()| (true, Counts::default()))
+        }
         Work::Pytest => pytest(repo).and_then(|mut command| {
             announce(shown(&command));
             run_counted(&mut command, Dialect::Pytest)
@@ -229,7 +236,7 @@ mod tests {
 
     #[test]
     fn stages_are_chosen_in_their_order() {
-        let all = ["setup", "fmt", "clippy", "kernels", "test", "doctest", "build", "pytest"];
+        let all = ["setup", "fmt", "clippy", "kernels", "test", "doctest", "build", "wheel", "pytest"];
         assert_eq!(chosen("").unwrap(), (all.to_vec(), false));
         assert_eq!(chosen("--no-python").unwrap(), (vec!["fmt", "clippy", "test", "doctest", "build"], true));
         assert_eq!(chosen("--stage pytest --stage fmt").unwrap(), (vec!["fmt", "pytest"], false));
@@ -256,7 +263,7 @@ mod tests {
             Done { name: "fmt", passed: true, time: Duration::from_millis(1500), counts: Counts::default() },
             Done { name: "test", passed: false, time: Duration::from_secs(62), counts },
         ];
-        let stages = [STAGES[1], STAGES[4], STAGES[7]];
+        let stages = [STAGES[1], STAGES[4], STAGES[8]];
         let want = "
 stage     result          time   tests
 fmt       passed         1.5 s

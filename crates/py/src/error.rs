@@ -1,0 +1,45 @@
+//! Failures as the exceptions of `ironhorse.errors`.
+
+use ironhorse::ops::{Code, OpError};
+use pyo3::exceptions::PyMemoryError;
+use pyo3::prelude::*;
+use std::fmt::Display;
+
+/// An argument that the op refuses; the text names the op.
+#[cold]
+pub fn invalid(py: Python<'_>, op: &str, text: impl Display) -> PyErr {
+    raise(py, Code::InvalidValue, &format!("{op}: {text}"))
+}
+
+/// What was asked for is not there.
+#[cold]
+pub fn not_available(py: Python<'_>, op: &str, text: impl Display) -> PyErr {
+    raise(py, Code::NotAvailable, &format!("{op}: {text}"))
+}
+
+/// What an op says.
+#[cold]
+pub fn of_op(py: Python<'_>, error: &OpError) -> PyErr {
+    raise(py, error.code, &error.text)
+}
+
+/// What numpy said when it made an array: no memory becomes ours, anything else stays.
+#[cold]
+pub fn of_numpy(py: Python<'_>, op: &str, error: PyErr) -> PyErr {
+    if error.is_instance_of::<PyMemoryError>(py) {
+        raise(py, Code::OutOfMemory, &format!("{op}: {}", error.value(py)))
+    } else {
+        error
+    }
+}
+
+fn raise(py: Python<'_>, code: Code, text: &str) -> PyErr {
+    let name = match code {
+        Code::NotAvailable => "NotAvailableError",
+        Code::LaunchFailed => "LaunchFailedError",
+        Code::OutOfMemory => "OutOfMemoryError",
+        Code::Success | Code::InvalidValue => "InvalidValueError",
+    };
+    let made = py.import("ironhorse.errors").and_then(|module| module.getattr(name)?.call1((text,)));
+    made.map_or_else(|error| error, PyErr::from_value)
+}

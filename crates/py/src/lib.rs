@@ -1,0 +1,25 @@
+//! The Python module `ironhorse._native`: numpy arrays in, `ironhorse::ops` on their memory, numpy arrays out.
+//!
+//! `array` checks and allocates arrays, `ops` has one function per op. Nothing else of Python is needed: the package's
+//! Python files add names, types and documentation.
+
+mod array;
+mod error;
+mod ops;
+
+use pyo3::prelude::*;
+use std::ffi::OsString;
+
+/// Runs the `ironhorse` command; `args` starts with the name of the program. Returns the exit code.
+#[pyfunction]
+#[pyo3(signature = (args, /))]
+fn command(py: Python<'_>, args: Vec<OsString>) -> u8 {
+    py.detach(|| ironhorse_cli::main_with(args))
+}
+
+#[pymodule(gil_used = true)]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(command, module)?)?;
+    ops::register(module)
+}

@@ -1,0 +1,225 @@
+"""What Rust implements (crates/py). Use `ironhorse.ops`, which has the documentation."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+_F32 = NDArray[np.float32]
+_I32 = NDArray[np.int32]
+_U64 = NDArray[np.uint64]
+
+__version__: str
+
+def command(args: list[str], /) -> int: ...
+def cuda_available() -> bool: ...
+def silu(x: _F32, out: _F32 | None = None, device: str = "auto") -> _F32: ...
+def gelu(x: _F32, out: _F32 | None = None, device: str = "auto") -> _F32: ...
+def add(a: _F32, b: _F32, out: _F32 | None = None, device: str = "auto") -> _F32: ...
+def mul(a: _F32, b: _F32, out: _F32 | None = None, device: str = "auto") -> _F32: ...
+def swiglu(gate: _F32, up: _F32, out: _F32 | None = None, device: str = "auto") -> _F32: ...
+def scale(x: _F32, out: _F32 | None, scale: float, device: str = "auto") -> _F32: ...
+def softmax(
+    x: _F32, out: _F32 | None = None, rows: int | None = None, cols: int | None = None, device: str = "auto"
+) -> _F32: ...
+def softmax_topk(
+    x: _F32,
+    weights: _F32 | None,
+    idx: _I32 | None,
+    rows: int | None,
+    cols: int | None,
+    k: int,
+    device: str = "auto",
+) -> tuple[_F32, _I32]: ...
+def rmsnorm(
+    x: _F32,
+    weight: _F32,
+    out: _F32 | None = None,
+    rows: int | None = None,
+    dim: int | None = None,
+    eps: float = 1e-6,
+    device: str = "auto",
+) -> _F32: ...
+def rmsnorm_residual(
+    x: _F32,
+    residual: _F32,
+    weight: _F32,
+    out: _F32 | None = None,
+    residual_out: _F32 | None = None,
+    rows: int | None = None,
+    dim: int | None = None,
+    eps: float = 1e-6,
+    device: str = "auto",
+) -> tuple[_F32, _F32]: ...
+def layernorm(
+    x: _F32,
+    weight: _F32,
+    bias: _F32,
+    out: _F32 | None = None,
+    rows: int | None = None,
+    dim: int | None = None,
+    eps: float = 1e-5,
+    device: str = "auto",
+) -> _F32: ...
+def gemm(
+    a: _F32,
+    b: _F32,
+    c: _F32 | None = None,
+    m: int | None = None,
+    n: int | None = None,
+    k: int | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    device: str = "auto",
+) -> _F32: ...
+def gemm_batched(
+    a: _F32,
+    b: _F32,
+    c: _F32 | None = None,
+    batch: int | None = None,
+    m: int | None = None,
+    n: int | None = None,
+    k: int | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    device: str = "auto",
+) -> _F32: ...
+def rope_freqs(
+    freqs: _F32 | None,
+    max_seq: int,
+    head_dim: int,
+    base: float = 10000.0,
+    alpha: float = 1.0,
+    device: str = "auto",
+) -> _F32: ...
+def rope_forward(
+    x: _F32,
+    freqs: _F32,
+    out: _F32 | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
+    heads: int | None = None,
+    head_dim: int | None = None,
+    offset: int = 0,
+    half: bool = False,
+    device: str = "auto",
+) -> _F32: ...
+def rope_qk(
+    q: _F32,
+    k: _F32,
+    freqs: _F32,
+    q_out: _F32 | None = None,
+    k_out: _F32 | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
+    q_heads: int | None = None,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    offset: int = 0,
+    half: bool = False,
+    device: str = "auto",
+) -> tuple[_F32, _F32]: ...
+def flash_attention(
+    q: _F32,
+    k: _F32,
+    v: _F32,
+    out: _F32 | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
+    heads: int | None = None,
+    head_dim: int | None = None,
+    scale: float | None = None,
+    causal: bool = True,
+    device: str = "auto",
+) -> _F32: ...
+def cross_entropy_forward(
+    logits: _F32,
+    targets: _I32,
+    loss: _F32 | None = None,
+    log_probs: _F32 | None = None,
+    rows: int | None = None,
+    vocab: int | None = None,
+    device: str = "auto",
+) -> tuple[_F32, _F32]: ...
+def cross_entropy_backward(
+    log_probs: _F32,
+    targets: _I32,
+    d_logits: _F32 | None = None,
+    rows: int | None = None,
+    vocab: int | None = None,
+    scale: float | None = None,
+    device: str = "auto",
+) -> _F32: ...
+def aux_loss_forward(
+    probs: _F32,
+    idx: _I32,
+    aux: _F32 | None = None,
+    f_counts: _F32 | None = None,
+    p_means: _F32 | None = None,
+    rows: int | None = None,
+    experts: int | None = None,
+    k: int | None = None,
+    alpha: float = 0.01,
+    device: str = "auto",
+) -> tuple[_F32, _F32, _F32]: ...
+def scatter_add(
+    grad_out: _F32,
+    idx: _I32,
+    grad_weight: _F32,
+    n_idx: int | None = None,
+    dim: int | None = None,
+    device: str = "auto",
+) -> _F32: ...
+def adamw_step(
+    param: _F32,
+    grad: _F32,
+    m: _F32,
+    v: _F32,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    step: int,
+    n: int | None = None,
+    device: str = "auto",
+) -> _F32: ...
+def zero_grad(grad: _F32, n: int | None = None, device: str = "auto") -> _F32: ...
+def grad_clip(
+    grad: _F32,
+    partial: _F32 | None,
+    total_norm: _F32 | None,
+    clip: float,
+    n: int | None = None,
+    device: str = "auto",
+) -> _F32: ...
+def argmax(
+    logits: _F32, out: _I32 | None = None, rows: int | None = None, vocab: int | None = None, device: str = "auto"
+) -> _I32: ...
+def sample(
+    logits: _F32,
+    out: _I32 | None,
+    seeds: _U64,
+    rows: int | None = None,
+    vocab: int | None = None,
+    temperature: float = 1.0,
+    device: str = "auto",
+) -> _I32: ...
+def topk_sample(
+    logits: _F32,
+    out: _I32 | None,
+    seeds: _U64,
+    rows: int | None,
+    vocab: int | None,
+    k: int,
+    temperature: float = 1.0,
+    device: str = "auto",
+) -> _I32: ...
+def topp_sample(
+    logits: _F32,
+    out: _I32 | None,
+    seeds: _U64,
+    rows: int | None,
+    vocab: int | None,
+    p: float,
+    temperature: float = 1.0,
+    device: str = "auto",
+) -> _I32: ...
