@@ -263,6 +263,16 @@ fn shards_are_found_by_patterns() {
 }
 
 #[test]
+fn every_step_has_its_own_time() {
+    let place = Place::with_run();
+    let times: Vec<f32> = place.metrics("run").iter().map(|m| m.ms).collect();
+    let mut sorted = times.clone();
+    sorted.sort_by(f32::total_cmp);
+    let median = sorted[sorted.len() / 2];
+    assert!(times.iter().all(|ms| *ms > 0.1 * median), "{times:?}");
+}
+
+#[test]
 fn a_run_that_diverges_fails_and_keeps_its_log() {
     let place = Place::new();
     let done = place.runs(&format!("train {TINY} --lr 1e9 --out run"));

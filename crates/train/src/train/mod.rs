@@ -137,6 +137,8 @@ pub fn train(
             trainer.land(in_flight.take(), data, last)?;
             trainer.sample(step, data, &prompt);
             trainer.mark = Instant::now();
+        } else if in_flight.as_ref().is_some_and(|step| step.pending.is_ready()) {
+            trainer.land(in_flight.take(), data, false)?; // the engine worked while it was asked to: nothing is in flight
         }
     }
     Ok(trainer.summary)
