@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod builder;
+pub mod direct;
 mod dtype;
 mod engine;
 mod error;

@@ -34,6 +34,11 @@ impl Args {
         self.u32(value.to_bits())
     }
 
+    /// `double`.
+    pub fn f64(self, value: f64) -> Self {
+        self.u64(value.to_bits())
+    }
+
     /// Addresses of the values, as `cuLaunchKernel` takes them. Valid as long as `self` is not changed.
     pub fn pointers(&mut self) -> Vec<*mut std::ffi::c_void> {
         self.bytes.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect()

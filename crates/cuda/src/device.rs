@@ -133,7 +133,7 @@ impl Drop for Device {
 }
 
 /// A GPU by index, if it is there and new enough.
-fn choose(index: usize) -> Result<(Driver, DeviceInfo, CUdevice)> {
+pub(crate) fn choose(index: usize) -> Result<(Driver, DeviceInfo, CUdevice)> {
     let driver = start()?;
     let count = count(&driver)?;
     if count == 0 {

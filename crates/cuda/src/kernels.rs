@@ -20,6 +20,7 @@ macro_rules! sources {
 sources!(
     "prelude.cuh",
     "copy.cuh",
+    "direct.cuh",
     "flash.cuh",
     "flash_tile.cuh",
     "mma.cuh",
@@ -27,6 +28,7 @@ sources!(
     "attention_cached.cu",
     "bias.cu",
     "classifier.cu",
+    "direct/map.cu",
     "embedding.cu",
     "embedding_bwd.cu",
     "flash_any.cu",
@@ -110,24 +112,62 @@ fn text_of(file: &str) -> Result<&'static str> {
 /// Every specialisation in use: what `cargo xtask test` compiles for all architectures.
 pub fn check_specs() -> Vec<Spec> {
     let mut all = crate::op::all_specs();
+    all.extend(crate::direct::specs());
     all.push(Spec::new(crate::limits::LIMITS));
     all
+}
+
+/// Device code by specialisation: read from the cache, or compiled and kept there.
+#[derive(Debug)]
+pub(crate) struct Compiler {
+    cache: Cache,
+    nvrtc: Option<Nvrtc>,
+    /// NVRTC's version decides the device code, so the cache asks for it even when nothing is compiled.
+    version: Option<(i32, i32)>,
+}
+
+impl Compiler {
+    pub fn new(cache: Cache) -> Self {
+        Self { cache, nvrtc: None, version: None }
+    }
+
+    /// Gives the code of a specialisation to `load`; what is cached and does not load is compiled again.
+    pub fn load<M>(&mut self, spec: &Spec, arch: &str, load: impl Fn(&[u8]) -> Result<M>) -> Result<M> {
+        let nvrtc = match &self.nvrtc {
+            Some(nvrtc) => nvrtc,
+            None => self.nvrtc.insert(Nvrtc::load()?),
+        };
+        let version = match self.version {
+            Some(version) => version,
+            None => *self.version.insert(nvrtc.version()?),
+        };
+        let stem = spec.file.trim_end_matches(".cu").replace('/', "-");
+        let entry = format!("{stem}-{}.cubin", spec.key(arch, version)?);
+        if let Some(cubin) = self.cache.read(&entry) {
+            match load(&cubin) {
+                Ok(module) => return Ok(module),
+                Err(error) => tracing::warn!("cached {entry} does not load ({error}); compiling again"),
+            }
+        }
+        let start = std::time::Instant::now();
+        let compiled = spec.compile(nvrtc, arch)?;
+        tracing::info!("compiled {} {:?} in {:?}", spec.file, spec.defines, start.elapsed());
+        self.cache.write(&entry, &compiled.cubin);
+        load(&compiled.cubin)
+    }
 }
 
 /// The modules of one device.
 #[derive(Debug)]
 pub(crate) struct Kernels {
-    cache: Cache,
-    nvrtc: Option<Nvrtc>,
-    /// NVRTC's version decides the device code, so the cache asks for it even when nothing is compiled.
-    version: Option<(i32, i32)>,
+    compiler: Compiler,
     modules: HashMap<Spec, Rc<Module>>,
     functions: HashMap<(Spec, &'static str), Function>,
 }
 
 impl Kernels {
     pub fn new(cache: Cache) -> Self {
-        Self { cache, nvrtc: None, version: None, modules: HashMap::new(), functions: HashMap::new() }
+        Self { compiler: Compiler::new(cache), modules: HashMap::new(), functions: HashMap::new() }
     }
 
     /// A kernel, compiled or read from the cache at its first use.
@@ -138,7 +178,8 @@ impl Kernels {
         let module = match self.modules.get(spec) {
             Some(module) => module.clone(),
             None => {
-                let module = self.load(device, spec)?;
+                let arch = device.info.arch();
+                let module = self.compiler.load(spec, &arch, |cubin| Module::load(device, cubin))?;
                 self.modules.insert(spec.clone(), module.clone());
                 module
             }
@@ -146,29 +187,5 @@ impl Kernels {
         let function = module.function(name)?;
         self.functions.insert((spec.clone(), name), function.clone());
         Ok(function)
-    }
-
-    fn load(&mut self, device: &Rc<Device>, spec: &Spec) -> Result<Rc<Module>> {
-        let arch = device.info.arch();
-        let nvrtc = match &self.nvrtc {
-            Some(nvrtc) => nvrtc,
-            None => self.nvrtc.insert(Nvrtc::load()?),
-        };
-        let version = match self.version {
-            Some(version) => version,
-            None => *self.version.insert(nvrtc.version()?),
-        };
-        let entry = format!("{}-{}.cubin", spec.file.trim_end_matches(".cu"), spec.key(&arch, version)?);
-        if let Some(cubin) = self.cache.read(&entry) {
-            match Module::load(device, &cubin) {
-                Ok(module) => return Ok(module),
-                Err(error) => tracing::warn!("cached {entry} does not load ({error}); compiling again"),
-            }
-        }
-        let start = std::time::Instant::now();
-        let compiled = spec.compile(nvrtc, &arch)?;
-        tracing::info!("compiled {} {:?} in {:?}", spec.file, spec.defines, start.elapsed());
-        self.cache.write(&entry, &compiled.cubin);
-        Module::load(device, &compiled.cubin)
     }
 }

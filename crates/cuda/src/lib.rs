@@ -11,6 +11,7 @@ mod args;
 mod cache;
 mod cudnn;
 mod device;
+pub mod direct;
 mod engine;
 mod error;
 pub mod ffi;

@@ -200,6 +200,22 @@ impl Open {
     }
 }
 
+/// Whether this process has the library already, whoever loaded it.
+#[cfg(unix)]
+pub(crate) fn is_loaded(kind: Kind) -> bool {
+    /// `RTLD_NOLOAD`: says whether it is there, and loads nothing.
+    const NO_LOAD: c_int = if cfg!(target_os = "macos") { 0x10 } else { 0x4 };
+    use libloading::os::unix::{Library, RTLD_LAZY};
+    // SAFETY: nothing is loaded, so no initialiser runs.
+    kind.files.iter().any(|&file| unsafe { Library::open(Some(file), RTLD_LAZY | NO_LOAD) }.is_ok())
+}
+
+/// Whether this process has the library already. Not asked here: loading a driver that is there costs little.
+#[cfg(not(unix))]
+pub(crate) fn is_loaded(_kind: Kind) -> bool {
+    true
+}
+
 /// The folders of [`PATH_VARIABLE`].
 fn named_folders() -> Vec<PathBuf> {
     std::env::var_os(PATH_VARIABLE).map_or_else(Vec::new, |given| std::env::split_paths(&given).collect())

@@ -1,7 +1,7 @@
 //! The checks before an op.
 
-use super::error::{OpError, Result};
-use super::place;
+use super::error::{Code, OpError, Result};
+use super::place::{self, Place, Stream};
 use crate::cpu::flat::Span;
 use std::ffi::c_void;
 use std::fmt::Display;
@@ -145,9 +145,9 @@ impl Check {
         Ok(unsafe { T::view(address, len) })
     }
 
-    /// Asks whether what is written overlaps anything, except pairs of names in `same`, which may be one array; and
-    /// whether all of it is memory of the host.
-    pub(super) fn host(&self, same: &[(&str, &str)]) -> Result {
+    /// Asks whether what is written overlaps anything, except pairs of names in `same`, which may be one array; and where
+    /// all of it is.
+    pub(super) fn place(&self, same: &[(&str, &str)], stream: Stream) -> Result<Place> {
         for (i, a) in self.arrays.iter().enumerate() {
             for b in &self.arrays[..i] {
                 if !(a.written || b.written) || !a.overlaps(b) {
@@ -169,7 +169,18 @@ impl Check {
         for (slot, array) in addresses.iter_mut().zip(&self.arrays) {
             *slot = array.address;
         }
-        place::host_only(self.op, &addresses[..self.arrays.len().min(8)])
+        place::common(self.op, &addresses[..self.arrays.len().min(8)], stream)
+    }
+
+    /// [`Self::place`] for an op that exists for the host only.
+    pub(super) fn host(&self, same: &[(&str, &str)]) -> Result {
+        match self.place(same, Stream::DEFAULT)? {
+            Place::Host => Ok(()),
+            place => Err(OpError {
+                code: Code::NotAvailable,
+                text: format!("{}: the arrays are on {place:?}, expected memory of the host", self.op),
+            }),
+        }
     }
 
     /// Every index is in 0..bound.

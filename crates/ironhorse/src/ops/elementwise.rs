@@ -1,8 +1,11 @@
 //! Ops on single elements. In each, `out` may be the same array as an input.
 
 use super::check::Check;
+use super::place::run;
 use super::{Result, Stream};
+use crate::core::direct::{Array, Binary, Unary};
 use crate::cpu::flat;
+use crate::cuda::direct;
 
 /// out\[i\] = x / (1 + e^-x), x = input\[i\], i < n.
 ///
@@ -11,14 +14,19 @@ use crate::cpu::flat;
 ///
 /// # Errors
 /// See [the module](super).
-pub unsafe fn silu(input: *const f32, out: *mut f32, n: i64, _stream: Stream) -> Result {
+pub unsafe fn silu(input: *const f32, out: *mut f32, n: i64, stream: Stream) -> Result {
     let mut c = Check::new("silu");
     let n = c.size("n", n)?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {
         let (x, y) = (c.input("input", input, n)?, c.output("out", out, n)?);
-        c.host(&[("input", "out")])?;
-        Ok(flat::silu(x, y)?)
+        let place = c.place(&[("input", "out")], stream)?;
+        run(
+            place,
+            stream,
+            || Ok(flat::silu(x, y)?),
+            |at| direct::unary(at, Unary::Silu, Array::f32(input), Array::f32_mut(out), n),
+        )
     }
 }
 
@@ -30,14 +38,19 @@ pub unsafe fn silu(input: *const f32, out: *mut f32, n: i64, _stream: Stream) ->
 ///
 /// # Errors
 /// See [the module](super).
-pub unsafe fn gelu(input: *const f32, out: *mut f32, n: i64, _stream: Stream) -> Result {
+pub unsafe fn gelu(input: *const f32, out: *mut f32, n: i64, stream: Stream) -> Result {
     let mut c = Check::new("gelu");
     let n = c.size("n", n)?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {
         let (x, y) = (c.input("input", input, n)?, c.output("out", out, n)?);
-        c.host(&[("input", "out")])?;
-        Ok(flat::gelu(x, y)?)
+        let place = c.place(&[("input", "out")], stream)?;
+        run(
+            place,
+            stream,
+            || Ok(flat::gelu(x, y)?),
+            |at| direct::unary(at, Unary::GeluTanh, Array::f32(input), Array::f32_mut(out), n),
+        )
     }
 }
 
@@ -48,14 +61,19 @@ pub unsafe fn gelu(input: *const f32, out: *mut f32, n: i64, _stream: Stream) ->
 ///
 /// # Errors
 /// See [the module](super).
-pub unsafe fn scale(input: *const f32, out: *mut f32, scale: f32, n: i64, _stream: Stream) -> Result {
+pub unsafe fn scale(input: *const f32, out: *mut f32, scale: f32, n: i64, stream: Stream) -> Result {
     let mut c = Check::new("scale");
     let n = c.size("n", n)?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {
         let (x, y) = (c.input("input", input, n)?, c.output("out", out, n)?);
-        c.host(&[("input", "out")])?;
-        Ok(flat::scale(x, y, scale)?)
+        let place = c.place(&[("input", "out")], stream)?;
+        run(
+            place,
+            stream,
+            || Ok(flat::scale(x, y, scale)?),
+            |at| direct::unary(at, Unary::Scale(scale.into()), Array::f32(input), Array::f32_mut(out), n),
+        )
     }
 }
 
@@ -66,14 +84,19 @@ pub unsafe fn scale(input: *const f32, out: *mut f32, scale: f32, n: i64, _strea
 ///
 /// # Errors
 /// See [the module](super).
-pub unsafe fn add(a: *const f32, b: *const f32, out: *mut f32, n: i64, _stream: Stream) -> Result {
+pub unsafe fn add(a: *const f32, b: *const f32, out: *mut f32, n: i64, stream: Stream) -> Result {
     let mut c = Check::new("add");
     let n = c.size("n", n)?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {
-        let (a, b, y) = (c.input("a", a, n)?, c.input("b", b, n)?, c.output("out", out, n)?);
-        c.host(&[("a", "out"), ("b", "out")])?;
-        Ok(flat::add(a, b, y)?)
+        let (x, z, y) = (c.input("a", a, n)?, c.input("b", b, n)?, c.output("out", out, n)?);
+        let place = c.place(&[("a", "out"), ("b", "out")], stream)?;
+        run(
+            place,
+            stream,
+            || Ok(flat::add(x, z, y)?),
+            |at| direct::binary(at, Binary::Add, Array::f32(a), Array::f32(b), Array::f32_mut(out), n),
+        )
     }
 }
 
@@ -84,14 +107,19 @@ pub unsafe fn add(a: *const f32, b: *const f32, out: *mut f32, n: i64, _stream: 
 ///
 /// # Errors
 /// See [the module](super).
-pub unsafe fn mul(a: *const f32, b: *const f32, out: *mut f32, n: i64, _stream: Stream) -> Result {
+pub unsafe fn mul(a: *const f32, b: *const f32, out: *mut f32, n: i64, stream: Stream) -> Result {
     let mut c = Check::new("mul");
     let n = c.size("n", n)?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {
-        let (a, b, y) = (c.input("a", a, n)?, c.input("b", b, n)?, c.output("out", out, n)?);
-        c.host(&[("a", "out"), ("b", "out")])?;
-        Ok(flat::mul(a, b, y)?)
+        let (x, z, y) = (c.input("a", a, n)?, c.input("b", b, n)?, c.output("out", out, n)?);
+        let place = c.place(&[("a", "out"), ("b", "out")], stream)?;
+        run(
+            place,
+            stream,
+            || Ok(flat::mul(x, z, y)?),
+            |at| direct::binary(at, Binary::Mul, Array::f32(a), Array::f32(b), Array::f32_mut(out), n),
+        )
     }
 }
 
@@ -102,13 +130,18 @@ pub unsafe fn mul(a: *const f32, b: *const f32, out: *mut f32, n: i64, _stream: 
 ///
 /// # Errors
 /// See [the module](super).
-pub unsafe fn swiglu(gate: *const f32, up: *const f32, out: *mut f32, n: i64, _stream: Stream) -> Result {
+pub unsafe fn swiglu(gate: *const f32, up: *const f32, out: *mut f32, n: i64, stream: Stream) -> Result {
     let mut c = Check::new("swiglu");
     let n = c.size("n", n)?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {
-        let (gate, up, y) = (c.input("gate", gate, n)?, c.input("up", up, n)?, c.output("out", out, n)?);
-        c.host(&[("gate", "out"), ("up", "out")])?;
-        Ok(flat::swiglu(gate, up, y)?)
+        let (x, z, y) = (c.input("gate", gate, n)?, c.input("up", up, n)?, c.output("out", out, n)?);
+        let place = c.place(&[("gate", "out"), ("up", "out")], stream)?;
+        run(
+            place,
+            stream,
+            || Ok(flat::swiglu(x, z, y)?),
+            |at| direct::binary(at, Binary::Swiglu, Array::f32(gate), Array::f32(up), Array::f32_mut(out), n),
+        )
     }
 }

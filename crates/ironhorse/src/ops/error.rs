@@ -56,3 +56,18 @@ impl From<TaskPanic> for OpError {
         Self { code: Code::LaunchFailed, text: panic.to_string() }
     }
 }
+
+impl From<crate::cuda::Error> for OpError {
+    fn from(error: crate::cuda::Error) -> Self {
+        use crate::cuda::Error;
+        let code = match error {
+            Error::LibraryMissing { .. } | Error::SymbolMissing { .. } | Error::NoDevice(_) => {
+                Code::NotAvailable
+            }
+            Error::OutOfMemory(_) => Code::OutOfMemory,
+            Error::Input(_) => Code::InvalidValue,
+            _ => Code::LaunchFailed,
+        };
+        Self { code, text: error.to_string() }
+    }
+}

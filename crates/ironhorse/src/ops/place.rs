@@ -1,6 +1,7 @@
 //! Where memory is: the one place that decides which engine an op runs on.
 
-use super::error::{Code, OpError, Result};
+use super::error::{OpError, Result};
+use crate::cuda::direct;
 use std::ffi::c_void;
 
 /// A CUDA stream as a C program has it; null is the default stream. Without meaning for memory of the host.
@@ -11,6 +12,8 @@ pub struct Stream(pub *mut c_void);
 impl Stream {
     /// The default stream.
     pub const DEFAULT: Self = Self(std::ptr::null_mut());
+    /// All arrays are memory of the host, and nobody is asked: what a caller passes who made them. No stream has this address.
+    pub const HOST: Self = Self(std::ptr::without_provenance_mut(usize::MAX));
 }
 
 impl Default for Stream {
@@ -28,19 +31,24 @@ pub enum Place {
     Device(u32),
 }
 
-/// Where `address` is. Memory is the host's as long as no ops on devices exist: an address of a device cannot be told
-/// apart without the driver, and nothing here loads it.
-pub fn place_of(_address: *const c_void) -> Place {
-    Place::Host
+/// Where `address` is. Without a driver in the process everything is the host's.
+pub fn place_of(address: *const c_void) -> Place {
+    match direct::device_of(address) {
+        Some(index) => Place::Device(index as u32),
+        None => Place::Host,
+    }
 }
 
 /// Whether ops run on a CUDA device here.
 pub fn cuda_available() -> bool {
-    false
+    direct::available()
 }
 
 /// The common place of the arrays of a call.
-pub(super) fn common(op: &str, addresses: &[*const c_void]) -> Result<Place> {
+pub(super) fn common(op: &str, addresses: &[*const c_void], stream: Stream) -> Result<Place> {
+    if stream == Stream::HOST {
+        return Ok(Place::Host);
+    }
     let mut place = None;
     for &address in addresses {
         let found = place_of(address);
@@ -55,13 +63,19 @@ pub(super) fn common(op: &str, addresses: &[*const c_void]) -> Result<Place> {
     Ok(place.unwrap_or(Place::Host))
 }
 
-/// For an op that exists for the host only.
-pub(super) fn host_only(op: &str, addresses: &[*const c_void]) -> Result {
-    match common(op, addresses)? {
-        Place::Host => Ok(()),
-        place => Err(OpError {
-            code: Code::NotAvailable,
-            text: format!("{op}: the arrays are on {place:?}, expected memory of the host"),
-        }),
+/// Runs a call where its arrays are: `host` there, or `device` on its GPU and stream.
+pub(super) fn run(
+    place: Place,
+    stream: Stream,
+    host: impl FnOnce() -> Result,
+    device: impl FnOnce(&direct::At<'_>) -> crate::cuda::Result<()>,
+) -> Result {
+    match place {
+        Place::Host => host(),
+        Place::Device(index) => {
+            let memory = direct::StreamMemory::default();
+            let at = direct::At::new(index as usize, stream.0, &memory)?;
+            Ok(device(&at)?)
+        }
     }
 }

@@ -13,7 +13,7 @@ use ironhorse::ops::{Stream, cuda_available as available};
 use pyo3::prelude::*;
 
 /// Arrays are memory of the host: the stream has no meaning.
-const HERE: Stream = Stream::DEFAULT;
+const HERE: Stream = Stream::HOST;
 
 /// Any Python object.
 type Object<'py> = Bound<'py, PyAny>;

@@ -29,10 +29,14 @@ functions! {
     fn cuDeviceTotalMem_v2(*mut usize, CUdevice) -> u32;
     fn cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice) -> u32;
     fn cuDevicePrimaryCtxRelease_v2(CUdevice) -> u32;
+    fn cuCtxGetCurrent(*mut CUcontext) -> u32;
     fn cuCtxSetCurrent(CUcontext) -> u32;
+    fn cuPointerGetAttribute(*mut c_void, u32, CUdeviceptr) -> u32;
     fn cuMemGetInfo_v2(*mut usize, *mut usize) -> u32;
     fn cuMemAlloc_v2(*mut CUdeviceptr, usize) -> u32;
     fn cuMemFree_v2(CUdeviceptr) -> u32;
+    fn cuMemAllocAsync(*mut CUdeviceptr, usize, CUstream) -> u32;
+    fn cuMemFreeAsync(CUdeviceptr, CUstream) -> u32;
     fn cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> u32;
     fn cuMemFreeHost(*mut c_void) -> u32;
     fn cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream) -> u32;
@@ -62,7 +66,7 @@ functions! {
 }
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`
-const OUT_OF_MEMORY: u32 = 2;
+pub(crate) const OUT_OF_MEMORY: u32 = 2;
 
 impl Driver {
     /// Turns a status into a result.

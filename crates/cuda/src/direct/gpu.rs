@@ -1,0 +1,327 @@
+//! The GPUs of this process as direct ops use them: opened once, shared by all threads, never closed.
+
+use super::memory::Memory;
+use crate::args::Args;
+use crate::cache::Cache;
+use crate::device::{DeviceInfo, choose};
+use crate::ffi::driver::Driver;
+use crate::kernels::{Compiler, Spec};
+use crate::lower::Grid;
+use crate::{Error, Result};
+use cudarc::driver::sys::{CUcontext, CUfunction, CUmodule};
+use std::collections::HashMap;
+use std::ffi::{CString, c_int, c_void};
+use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
+
+/// More than any machine has.
+const MOST_GPUS: usize = 64;
+
+/// A GPU.
+#[derive(Debug)]
+pub struct Gpu {
+    driver: Driver,
+    /// What it is.
+    pub info: DeviceInfo,
+    context: CUcontext,
+    kernels: RwLock<HashMap<Kernel, Loaded>>,
+    compiler: Mutex<(Compiler, HashMap<Spec, Module>)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Module(CUmodule);
+
+#[derive(Clone, Copy, Debug)]
+struct Loaded {
+    raw: CUfunction,
+    /// The most dynamic shared memory a launch may ask for so far.
+    shared: u32,
+}
+
+// SAFETY: handles of the driver, which may be used from any thread; they are never destroyed.
+unsafe impl Send for Gpu {}
+// SAFETY: as above; what changes is behind locks.
+unsafe impl Sync for Gpu {}
+// SAFETY: as above.
+unsafe impl Send for Module {}
+
+/// A kernel by name: file, constants, entry.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Kernel {
+    pub file: &'static str,
+    pub name: &'static str,
+    /// `-DNAME=VALUE` with names of types.
+    pub types: [(&'static str, &'static str); 2],
+    /// `-DNAME=VALUE` with numbers; an empty name is no constant.
+    pub numbers: [(&'static str, u32); 2],
+}
+
+impl Kernel {
+    /// A kernel of a file without constants.
+    pub fn new(file: &'static str, name: &'static str) -> Self {
+        Self { file, name, types: [("", ""); 2], numbers: [("", 0); 2] }
+    }
+
+    /// With `T` defined as an element type.
+    pub fn of(file: &'static str, name: &'static str, float: ironhorse_core::direct::Float) -> Self {
+        Self { types: [("T", float.ctype()), ("", "")], ..Self::new(file, name) }
+    }
+
+    /// With one more constant (two at most).
+    pub fn number(mut self, name: &'static str, value: u32) -> Self {
+        if let Some(free) = self.numbers.iter_mut().find(|(taken, _)| taken.is_empty()) {
+            *free = (name, value);
+        }
+        self
+    }
+
+    /// The module it is in.
+    pub fn spec(&self) -> Spec {
+        let types = self.types.iter().filter(|(name, _)| !name.is_empty());
+        let spec = types.fold(Spec::new(self.file), |spec, (name, value)| spec.define(name, value));
+        let numbers = self.numbers.iter().filter(|(name, _)| !name.is_empty());
+        numbers.fold(spec, |spec, (name, value)| spec.define(name, value))
+    }
+}
+
+impl Gpu {
+    /// The GPU of this index, opened at first use.
+    pub fn open(index: usize) -> Result<&'static Self> {
+        static GPUS: [OnceLock<Result<Gpu>>; MOST_GPUS] = [const { OnceLock::new() }; MOST_GPUS];
+        let Some(slot) = GPUS.get(index) else {
+            return Err(Error::NoDevice(format!("there is no GPU {index}")));
+        };
+        slot.get_or_init(|| Self::start(index)).as_ref().map_err(Clone::clone)
+    }
+
+    fn start(index: usize) -> Result<Self> {
+        let (driver, info, raw) = choose(index)?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the driver writes the context: the one that PyTorch and programs of the CUDA runtime use.
+        let status = unsafe { (driver.cuDevicePrimaryCtxRetain)(&mut context, raw) };
+        driver.check("cuDevicePrimaryCtxRetain", status)?;
+        let compiler = Compiler::new(Cache::open(None));
+        let (kernels, compiler) = (RwLock::default(), Mutex::new((compiler, HashMap::new())));
+        Ok(Self { driver, info, context, kernels, compiler })
+    }
+
+    /// Device memory in the order of a stream; 0 bytes give a null address.
+    pub(super) fn allocate(&self, stream: *mut c_void, bytes: usize) -> Result<u64> {
+        let mut address = 0;
+        if bytes > 0 {
+            let _current = self.enter()?;
+            // SAFETY: the driver writes the address; the stream is the caller's.
+            let status = unsafe { (self.driver.cuMemAllocAsync)(&mut address, bytes, stream.cast()) };
+            self.check_memory("cuMemAllocAsync", status, bytes)?;
+        }
+        Ok(address)
+    }
+
+    pub(super) fn free(&self, stream: *mut c_void, address: u64) -> Result<()> {
+        if address == 0 {
+            return Ok(());
+        }
+        let _current = self.enter()?;
+        // SAFETY: made by `allocate` on the same stream.
+        let status = unsafe { (self.driver.cuMemFreeAsync)(address, stream.cast()) };
+        self.driver.check("cuMemFreeAsync", status)
+    }
+
+    fn check_memory(&self, call: &'static str, status: u32, bytes: usize) -> Result<()> {
+        if status == crate::ffi::driver::OUT_OF_MEMORY {
+            let name = &self.info.name;
+            return Err(Error::OutOfMemory(format!("{name} has no {} free", crate::memory::human(bytes))));
+        }
+        self.driver.check(call, status)
+    }
+
+    /// Makes the context current on this thread until the guard is gone.
+    fn enter(&self) -> Result<Current<'_>> {
+        let mut now = std::ptr::null_mut();
+        // SAFETY: the driver writes the context.
+        let status = unsafe { (self.driver.cuCtxGetCurrent)(&mut now) };
+        self.driver.check("cuCtxGetCurrent", status)?;
+        let before = (now != self.context).then_some(now);
+        if before.is_some() {
+            // SAFETY: the context is retained for the life of the process.
+            let status = unsafe { (self.driver.cuCtxSetCurrent)(self.context) };
+            self.driver.check("cuCtxSetCurrent", status)?;
+        }
+        Ok(Current { gpu: self, before })
+    }
+
+    fn kernel(&self, kernel: &Kernel, shared: u32) -> Result<CUfunction> {
+        let known = self.kernels.read().unwrap_or_else(PoisonError::into_inner).get(kernel).copied();
+        match known {
+            Some(loaded) if shared <= loaded.shared => Ok(loaded.raw),
+            Some(loaded) => self.allow(kernel, loaded, shared),
+            None => {
+                let loaded = self.load(kernel)?;
+                if shared > loaded.shared { self.allow(kernel, loaded, shared) } else { Ok(loaded.raw) }
+            }
+        }
+    }
+
+    /// Lets launches of a kernel ask for more shared memory.
+    fn allow(&self, kernel: &Kernel, loaded: Loaded, shared: u32) -> Result<CUfunction> {
+        // SAFETY: a kernel of this context.
+        let status = unsafe { (self.driver.cuFuncSetAttribute)(loaded.raw, 8, shared as c_int) };
+        self.driver.check("cuFuncSetAttribute", status)?;
+        let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
+        kernels.insert(kernel.clone(), Loaded { shared, ..loaded });
+        Ok(loaded.raw)
+    }
+
+    fn load(&self, kernel: &Kernel) -> Result<Loaded> {
+        let mut guard = self.compiler.lock().unwrap_or_else(PoisonError::into_inner);
+        let (compiler, modules) = &mut *guard;
+        let spec = kernel.spec();
+        let module = match modules.get(&spec) {
+            Some(module) => *module,
+            None => {
+                let module = compiler.load(&spec, &self.info.arch(), |cubin| self.module(cubin))?;
+                modules.insert(spec, module);
+                module
+            }
+        };
+        let name = CString::new(kernel.name).map_err(|_| Error::Unsupported(kernel.name.into()))?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the module is loaded; the driver writes the handle.
+        let status = unsafe { (self.driver.cuModuleGetFunction)(&mut raw, module.0, name.as_ptr()) };
+        self.driver.check("cuModuleGetFunction", status)?;
+        let loaded = Loaded { raw, shared: 48 << 10 };
+        self.kernels.write().unwrap_or_else(PoisonError::into_inner).insert(kernel.clone(), loaded);
+        Ok(loaded)
+    }
+
+    fn module(&self, cubin: &[u8]) -> Result<Module> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the context is current (only `At` gets here); the driver copies the code.
+        let status = unsafe { (self.driver.cuModuleLoadData)(&mut raw, cubin.as_ptr().cast()) };
+        self.driver.check("cuModuleLoadData", status)?;
+        Ok(Module(raw))
+    }
+}
+
+/// A context that is current on this thread; the one before comes back when this is dropped.
+struct Current<'a> {
+    gpu: &'a Gpu,
+    before: Option<CUcontext>,
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // SAFETY: it was current before; null is "none".
+            let _ = unsafe { (self.gpu.driver.cuCtxSetCurrent)(before) };
+        }
+    }
+}
+
+/// Where a call works: a GPU, whose context is current on this thread as long as this lives, and a stream of it.
+pub struct At<'a> {
+    gpu: &'static Gpu,
+    stream: *mut c_void,
+    memory: &'a dyn Memory,
+    _current: Current<'static>,
+}
+
+impl<'a> At<'a> {
+    /// On this stream (null: the default stream) of GPU `index`.
+    pub fn new(index: usize, stream: *mut c_void, memory: &'a dyn Memory) -> Result<Self> {
+        let gpu = Gpu::open(index)?;
+        Ok(Self { gpu, stream, memory, _current: gpu.enter()? })
+    }
+
+    /// The GPU.
+    pub fn info(&self) -> &'static DeviceInfo {
+        &self.gpu.info
+    }
+
+    /// The stream.
+    pub fn stream(&self) -> *mut c_void {
+        self.stream
+    }
+
+    /// Memory for the time of this call.
+    pub(crate) fn scratch(&self, bytes: usize) -> Result<u64> {
+        self.memory.take(self.gpu, self.stream, bytes)
+    }
+
+    /// Puts a kernel on the stream.
+    pub(crate) fn launch(&self, kernel: &Kernel, grid: Grid, mut args: Args) -> Result<()> {
+        let raw = self.gpu.kernel(kernel, grid.shared)?;
+        let mut pointers = args.pointers();
+        let ([gx, gy, gz], [bx, by, bz]) = (grid.grid, grid.block);
+        // SAFETY: the arguments are in the order and sizes of the kernel's signature, which the launchers vouch for.
+        let status = unsafe {
+            (self.gpu.driver.cuLaunchKernel)(
+                raw,
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                grid.shared,
+                self.stream.cast(),
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        self.gpu.driver.check("cuLaunchKernel", status)
+    }
+
+    /// Puts a fill with zero on the stream.
+    ///
+    /// # Safety
+    /// `bytes` of device memory from `at` on.
+    pub unsafe fn zero(&self, at: *mut c_void, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's.
+        let status =
+            unsafe { (self.gpu.driver.cuMemsetD8Async)(at.addr() as u64, 0, bytes, self.stream.cast()) };
+        self.gpu.driver.check("cuMemsetD8Async", status)
+    }
+}
+
+/// Whether there is a GPU that direct ops can use.
+pub fn available() -> bool {
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    *AVAILABLE.get_or_init(|| crate::usable(0).is_ok())
+}
+
+/// The GPU that `address` is memory of; `None` is the host. Asks only a driver that the process has loaded already: without
+/// one there is no device memory.
+pub fn device_of(address: *const c_void) -> Option<usize> {
+    /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, and its value for a device.
+    const MEMORY_TYPE: u32 = 2;
+    const ON_DEVICE: u32 = 2;
+    /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`
+    const ORDINAL: u32 = 9;
+    let driver = loaded_driver()?;
+    let ask = |what: u32| -> Option<u32> {
+        let mut value = 0_u32;
+        let out = std::ptr::from_mut(&mut value).cast();
+        // SAFETY: the driver writes four bytes; any address may be asked about.
+        let status = unsafe { (driver.cuPointerGetAttribute)(out, what, address.addr() as u64) };
+        (status == 0).then_some(value)
+    };
+    if ask(MEMORY_TYPE)? != ON_DEVICE {
+        return None;
+    }
+    ask(ORDINAL).map(|index| index as usize)
+}
+
+/// The driver, if this process has it.
+fn loaded_driver() -> Option<&'static Driver> {
+    static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
+    if let Some(driver) = DRIVER.get() {
+        return driver.as_ref();
+    }
+    if !crate::ffi::library::is_loaded(crate::ffi::library::DRIVER) {
+        return None;
+    }
+    DRIVER.get_or_init(|| Driver::load().ok()).as_ref()
+}
