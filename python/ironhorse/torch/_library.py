@@ -88,9 +88,21 @@ def fake(name: str, shapes: Callable[..., Any]) -> None:
         torch.library.register_fake(f"ironhorse::{one}", shapes)
 
 
-def gradient(name: str, save: Callable[..., None], backward: Callable[..., Any]) -> None:
-    """The gradient of the public operator."""
+def gradient(name: str, save: Callable[..., None], backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of the public operator. Returns the operator for torch.func, which register_autograd does not serve."""
     torch.library.register_autograd(f"ironhorse::{name}", backward, setup_context=save)
+    bare = raw(f"{name}_fwd")
+
+    class Transformed(torch.autograd.Function):
+        generate_vmap_rule = True
+        setup_context = staticmethod(save)
+
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            return bare(*args)
+
+    Transformed.backward = staticmethod(backward)  # type: ignore[method-assign]
+    return Transformed.apply  # type: ignore[no-any-return]
 
 
 def like(x: Tensor) -> Tensor:
@@ -114,7 +126,7 @@ def acc(x: Tensor) -> torch.dtype:
 
 
 functorch_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-"""Whether torch.func is at work: it knows the public operators, not our autograd.Functions."""
+"""Whether torch.func is at work, which wants an autograd.Function of its own kind: what `gradient` returns."""
 
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 

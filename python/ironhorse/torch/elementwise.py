@@ -27,7 +27,7 @@ def square(x: Tensor) -> Tensor:
     if is_compiling():
         return _square(x)
     if x.requires_grad and is_grad_enabled():
-        return _square(x) if functorch_active() else _Square.apply(x)
+        return _square_func(x) if functorch_active() else _Square.apply(x)
     return _square_fwd(x)
 
 
@@ -52,7 +52,7 @@ def _save_x(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 fake("square", lambda x: like(x))
 fake("square_bwd", lambda d_y, x: like(x))
-gradient("square", _save_x, _Square.backward)
+_square_func = gradient("square", _save_x, _Square.backward)
 
 
 def silu(x: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def silu(x: Tensor) -> Tensor:
     if is_compiling():
         return _silu(x)
     if x.requires_grad and is_grad_enabled():
-        return _silu(x) if functorch_active() else _Silu.apply(x)
+        return _silu_func(x) if functorch_active() else _Silu.apply(x)
     return _silu_fwd(x)
 
 
@@ -83,7 +83,7 @@ class _Silu(torch.autograd.Function):
 
 fake("silu", lambda x: like(x))
 fake("silu_bwd", lambda d_y, x: like(x))
-gradient("silu", _save_x, _Silu.backward)
+_silu_func = gradient("silu", _save_x, _Silu.backward)
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -94,7 +94,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     if is_compiling():
         return _gelu(x, tanh)
     if x.requires_grad and is_grad_enabled():
-        return _gelu(x, tanh) if functorch_active() else _Gelu.apply(x, tanh)
+        return _gelu_func(x, tanh) if functorch_active() else _Gelu.apply(x, tanh)
     return _gelu_fwd(x, tanh)
 
 
@@ -127,7 +127,7 @@ def _save_gelu(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 fake("gelu", lambda x, tanh: like(x))
 fake("gelu_bwd", lambda d_y, x, tanh: like(x))
-gradient("gelu", _save_gelu, _Gelu.backward)
+_gelu_func = gradient("gelu", _save_gelu, _Gelu.backward)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     if is_compiling():
         return _swiglu(gate, up)
     if (gate.requires_grad or up.requires_grad) and is_grad_enabled():
-        return _swiglu(gate, up) if functorch_active() else _Swiglu.apply(gate, up)
+        return _swiglu_func(gate, up) if functorch_active() else _Swiglu.apply(gate, up)
     return _swiglu_fwd(gate, up)
 
 
@@ -168,4 +168,4 @@ def _fake_swiglu_bwd(d_y: Tensor, gate: Tensor, up: Tensor, need_gate: bool, nee
 
 fake("swiglu", lambda gate, up: like(gate))
 fake("swiglu_bwd", _fake_swiglu_bwd)
-gradient("swiglu", _save_two, _Swiglu.backward)
+_swiglu_func = gradient("swiglu", _save_two, _Swiglu.backward)

@@ -64,7 +64,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, offset:
         raise RuntimeError("rope: `cos` or `sin` requires grad, expected tables that do not")
     if x.requires_grad and is_grad_enabled():
         if functorch_active():
-            return _rope(x, cos, sin, offset, interleaved, False)
+            return _rope_func(x, cos, sin, offset, interleaved, False)
         return _Rope.apply(x, cos, sin, offset, interleaved, False)
     return _rope_fwd(x, cos, sin, offset, interleaved, False)
 
@@ -93,7 +93,7 @@ def _save_rope(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 fake("rope", lambda x, cos, sin, offset, interleaved, back: _layout(x))
-gradient("rope", _save_rope, _Rope.backward)
+_rope_func = gradient("rope", _save_rope, _Rope.backward)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, scale: float | None = None) -> Tensor:
@@ -111,7 +111,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, scale: float
         return _attention(q, k, v, causal, scale)[0]
     if (q.requires_grad or k.requires_grad or v.requires_grad) and is_grad_enabled():
         if functorch_active():
-            return _attention(q, k, v, causal, scale)[0]
+            return _attention_func(q, k, v, causal, scale)[0]
         return _Attention.apply(q, k, v, causal, scale)
     return _attention_fwd(q, k, v, causal, scale)[0]
 
@@ -196,4 +196,4 @@ def _fake_attention_bwd(
 
 fake("attention", lambda q, k, v, causal, scale: (_layout(q), q.new_empty(q.shape[:3], dtype=acc(q))))
 fake("attention_bwd", _fake_attention_bwd)
-gradient("attention", _save_attention, _Attention.backward)
+_attention_func = gradient("attention", _save_attention, _Attention.backward)

@@ -35,7 +35,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100, red
         return _cross_entropy(logits, targets, ignore_index, number, wide)[0]
     if logits.requires_grad and is_grad_enabled():
         if functorch_active():
-            return _cross_entropy(logits, targets, ignore_index, number, wide)[0]
+            return _cross_entropy_func(logits, targets, ignore_index, number, wide)[0]
         return _CrossEntropy.apply(logits, targets, ignore_index, number, wide)
     return _cross_entropy_fwd(logits, targets, ignore_index, number, wide)[0]
 
@@ -91,4 +91,4 @@ fake(
     "cross_entropy_bwd",
     lambda d_loss, logits, targets, lse, inv_count, ignore_index, reduction: like(logits),
 )
-gradient("cross_entropy", _save, _CrossEntropy.backward)
+_cross_entropy_func = gradient("cross_entropy", _save, _CrossEntropy.backward)

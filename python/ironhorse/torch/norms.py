@@ -36,7 +36,7 @@ def rmsnorm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tenso
     if is_compiling():
         return _rmsnorm(x, weight, eps)[0]
     if (x.requires_grad or weight.requires_grad) and is_grad_enabled():
-        return _rmsnorm(x, weight, eps)[0] if functorch_active() else _Rmsnorm.apply(x, weight, eps)
+        return _rmsnorm_func(x, weight, eps)[0] if functorch_active() else _Rmsnorm.apply(x, weight, eps)
     return _rmsnorm_fwd(x, weight, eps)[0]
 
 
@@ -84,7 +84,7 @@ def _fake_rmsnorm_bwd(
 
 fake("rmsnorm", lambda x, weight, eps: (like(x), _statistic(x)))
 fake("rmsnorm_bwd", _fake_rmsnorm_bwd)
-gradient("rmsnorm", _save_rmsnorm, _Rmsnorm.backward)
+_rmsnorm_func = gradient("rmsnorm", _save_rmsnorm, _Rmsnorm.backward)
 
 
 def layernorm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
@@ -102,7 +102,7 @@ def layernorm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = Non
         return _layernorm(x, weight, bias, eps)[0]
     if (x.requires_grad or weight.requires_grad or bias.requires_grad) and is_grad_enabled():
         if functorch_active():
-            return _layernorm(x, weight, bias, eps)[0]
+            return _layernorm_func(x, weight, bias, eps)[0]
         return _Layernorm.apply(x, weight, bias, eps)
     return _layernorm_fwd(x, weight, bias, eps)[0]
 
@@ -159,4 +159,4 @@ def _fake_layernorm_bwd(
 
 fake("layernorm", lambda x, weight, bias, eps: (like(x), _statistic(x), _statistic(x)))
 fake("layernorm_bwd", _fake_layernorm_bwd)
-gradient("layernorm", _save_layernorm, _Layernorm.backward)
+_layernorm_func = gradient("layernorm", _save_layernorm, _Layernorm.backward)

@@ -27,7 +27,7 @@ def fused_scale_bias_relu(x: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor
     if is_compiling():
         return _fused(x, bias, scale)
     if (x.requires_grad or bias.requires_grad) and is_grad_enabled():
-        return _fused(x, bias, scale) if functorch_active() else _Fused.apply(x, bias, scale)
+        return _fused_func(x, bias, scale) if functorch_active() else _Fused.apply(x, bias, scale)
     return _fused_fwd(x, bias, scale)
 
 
@@ -66,7 +66,7 @@ def _fake_fused_bwd(d_y: Tensor, y: Tensor, scale: float, need_x: bool, need_bia
 
 fake("fused_scale_bias_relu", lambda x, bias, scale: like(x))
 fake("fused_scale_bias_relu_bwd", _fake_fused_bwd)
-gradient("fused_scale_bias_relu", _save_fused, _Fused.backward)
+_fused_func = gradient("fused_scale_bias_relu", _save_fused, _Fused.backward)
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -80,7 +80,7 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     if is_compiling():
         return _softmax(x)
     if x.requires_grad and is_grad_enabled():
-        return _softmax(x) if functorch_active() else _Softmax.apply(x)
+        return _softmax_func(x) if functorch_active() else _Softmax.apply(x)
     return _softmax_fwd(x)
 
 
@@ -105,4 +105,4 @@ def _save_output(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 fake("softmax", lambda x: like(x))
 fake("softmax_bwd", lambda d_y, y: like(y))
-gradient("softmax", _save_output, _Softmax.backward)
+_softmax_func = gradient("softmax", _save_output, _Softmax.backward)
