@@ -101,3 +101,6 @@ macro_rules! by_type {
     };
 }
 pub(crate) use by_type;
+
+#[cfg(test)]
+mod tests;
