@@ -35,8 +35,7 @@ pub unsafe fn unary(at: &At<'_>, op: Unary, x: Array, y: Array, n: usize) -> Res
     if n == 0 {
         return Ok(());
     }
-    let args =
-        Args::new().ptr(address(y)).ptr(address(x)).u64(n as u64).u32(aligned(&[x, y]).into()).f64(a);
+    let args = Args::new().ptr(address(y)).ptr(address(x)).u64(n as u64).u32(aligned(&[x, y]).into()).f64(a);
     at.launch(&Kernel::of(FILE, name, x.float), grid(n, 1, x.float), args)
 }
 

@@ -31,12 +31,6 @@ use crate::kernels::Spec;
 
 /// Every specialisation direct ops ask for.
 pub(crate) fn specs() -> Vec<Spec> {
-    [
-        elementwise::specs(),
-        optimizer::specs(),
-        rope::specs(),
-        scale_bias_relu::specs(),
-        scatter::specs(),
-    ]
-    .concat()
+    [elementwise::specs(), optimizer::specs(), rope::specs(), scale_bias_relu::specs(), scatter::specs()]
+        .concat()
 }

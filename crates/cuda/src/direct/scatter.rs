@@ -50,7 +50,8 @@ pub unsafe fn scatter_add(
     if n == 0 || width == 0 {
         return Ok(());
     }
-    let too_large = |what: &str, size: usize| Error::Input(format!("scatter_add: {what} is {size}: too large"));
+    let too_large =
+        |what: &str, size: usize| Error::Input(format!("scatter_add: {what} is {size}: too large"));
     // No index reaches 2³¹; a negative one does when it is read without its sign.
     let limit = limit.map_or(1 << 31, |limit| limit.min(1 << 31) as u32);
     let aligned = [rows.addr(), table.addr()].iter().all(|address| address.is_multiple_of(16));
