@@ -61,11 +61,20 @@ DEVICE double divide(double a, double b) { return a / b; }
 DEVICE float one_plus_erf(float x) { return SHORT ? 1.0f + erff(x) : erfcf(-x); }
 DEVICE double one_plus_erf(double x) { return erfc(-x); }
 
+// 1 / (1 + e^-x), and its slope s (1 - s) without the cancellation in 1 - s.
+struct Logistic {
+    Acc value, slope;
+};
+DEVICE Logistic logistic(Acc x) {
+    const Acc t = exp_in(x < 0 ? x : -x), p = divide(Acc(1), Acc(1) + t);
+    return {x < 0 ? t * p : p, t * p * p};
+}
+
 // Infinities give what PyTorch gives: silu(-inf) is -inf / inf.
 DEVICE Acc silu(Acc x) { return divide(x, Acc(1) + exp_in(-x)); }
 DEVICE Acc silu_slope(Acc x) {
-    const Acc s = divide(Acc(1), Acc(1) + exp_in(-x));
-    return s * fma_of(x, Acc(1) - s, Acc(1));
+    const Logistic s = logistic(x);
+    return fma_of(x, s.slope, s.value);
 }
 
 // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u); this is 2u.
@@ -76,9 +85,9 @@ DEVICE Acc gelu_arg(Acc x) {
 DEVICE Acc gelu_of_tanh(Acc x) { return divide(x, Acc(1) + exp_in(-gelu_arg(x))); }
 DEVICE Acc gelu_tanh_slope(Acc x) {
     constexpr Acc c = Acc(1.5957691216057308);
-    const Acc s = divide(Acc(1), Acc(1) + exp_in(-gelu_arg(x)));
+    const Logistic s = logistic(gelu_arg(x));
     const Acc inner = c * fma_of(Acc(3 * 0.044715) * x, x, Acc(1));
-    return fma_of(x * s * (Acc(1) - s), inner, s);
+    return fma_of(x * s.slope, inner, s.value);
 }
 
 constexpr double SQRT_HALF = 0.7071067811865475244;
@@ -128,8 +137,7 @@ KERNEL swiglu_bwd(T* d_gate, T* d_up, const T* d_y, const T* gate, const T* up, 
     T* const out[2] = {d_gate, d_up};
     const T* const in[3] = {d_y, gate, up};
     map<3, 2>(out, in, n, aligned, [=](const Acc(&v)[3], Acc(&to)[2]) {
-        const Acc s = divide(Acc(1), Acc(1) + exp_in(-v[1]));
-        to[0] = v[0] * v[2] * (s * fma_of(v[1], Acc(1) - s, Acc(1)));
+        to[0] = v[0] * v[2] * silu_slope(v[1]);
         to[1] = v[0] * silu(v[1]);
     });
 }

@@ -88,6 +88,8 @@ impl Scatter<'_> {
         let part = |index: usize| start + (index * list) as u64;
         let counts_at = part(4);
         let fault = counts_at + counts as u64;
+        // SAFETY: inside the memory just taken.
+        unsafe { self.at.zero(std::ptr::without_provenance_mut(fault as usize), 16)? };
         Ok(Space {
             counts: counts_at,
             fault,

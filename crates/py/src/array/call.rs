@@ -144,10 +144,10 @@ impl<'py> Call<'py> {
             let found = array.shape();
             return Err(self.invalid(format_args!("`{name}` is {found:?}, expected {count} elements")));
         }
-        // SAFETY: the array is alive and has this many elements; numpy writes none of it while this thread has the lock.
         let copy = if count == 0 {
             Vec::new()
         } else {
+            // SAFETY: the array is alive and has this many elements; numpy writes none of it while this thread has the lock.
             unsafe { std::slice::from_raw_parts(array.ptr().cast_const(), array.len()) }.to_vec()
         };
         match copy.iter().position(|&index| i64::from(index) < 0 || i64::from(index) >= below) {
