@@ -1,7 +1,8 @@
 """ironhorse: transformer training in Rust, checked against PyTorch.
 
-`ironhorse.ops` has the operations for numpy arrays. Importing this package is cheap and needs no torch; the parts that
-need it (`ironhorse.reference`, `ironhorse.export`) import it themselves.
+`ironhorse.ops` has the operations for numpy arrays, `ironhorse.torch` those for PyTorch. Importing this package is cheap
+and needs no torch; the parts that need it (`ironhorse.torch`, `ironhorse.reference`, `ironhorse.export`) import it
+themselves.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from .errors import Code, IronhorseError
 
 if TYPE_CHECKING:
     from . import ops as ops
+    from . import torch as torch
 
 __version__ = "0.1.0"
 
@@ -20,10 +22,10 @@ __all__ = ["Code", "IronhorseError", "__version__", "ops"]
 
 def __getattr__(name: str) -> object:
     # Not at import: the command and the file formats need neither numpy's start-up time nor the native module.
-    if name == "ops":
+    if name in ("ops", "torch"):
         from importlib import import_module
 
-        return import_module(".ops", __name__)
+        return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
