@@ -61,9 +61,9 @@ impl Kernel {
         Self { file, name, types: [("", ""); 2], numbers: [("", 0); 2] }
     }
 
-    /// With `T` defined as an element type.
+    /// With an element type, which kernels call `T`.
     pub fn of(file: &'static str, name: &'static str, float: ironhorse_core::direct::Float) -> Self {
-        Self { types: [("T", float.ctype()), ("", "")], ..Self::new(file, name) }
+        Self { types: [("ELEMENT", float.ctype()), ("", "")], ..Self::new(file, name) }
     }
 
     /// With one more constant (two at most).

@@ -8,17 +8,42 @@
 //! Shared by all functions here: arrays are memory of the device of `at`, as large as the op's doc says, valid until the
 //! stream has passed the call; outputs share no memory with anything else the call uses, unless the doc says so.
 
+mod choose;
 mod elementwise;
 mod gpu;
+mod loss;
 mod memory;
+mod norm;
+mod norm_bwd;
+mod route;
+mod rows;
+mod softmax;
 
+pub use choose::{Choice, argmax, choose};
 pub use elementwise::{binary, unary};
 pub use gpu::{At, available, device_of};
+pub use loss::{
+    cross_entropy, cross_entropy_bwd, cross_entropy_log_probs, cross_entropy_log_probs_bwd,
+    cross_entropy_mean,
+};
 pub use memory::{Memory, StreamMemory};
+pub use norm::{layernorm, rmsnorm, rmsnorm_residual};
+pub use norm_bwd::{layernorm_bwd, rmsnorm_bwd};
+pub use route::{Router, aux_loss, softmax_topk};
+pub use softmax::{softmax, softmax_bwd};
 
 use crate::kernels::Spec;
 
 /// Every specialisation direct ops ask for.
 pub(crate) fn specs() -> Vec<Spec> {
-    [elementwise::specs()].concat()
+    [
+        choose::specs(),
+        elementwise::specs(),
+        loss::specs(),
+        norm::specs(),
+        norm_bwd::specs(),
+        route::specs(),
+        softmax::specs(),
+    ]
+    .concat()
 }
