@@ -191,8 +191,9 @@ def call_cost(device: str, repeat: int) -> Times:
         "torch.ops.ironhorse.square": lambda: torch.ops.ironhorse.square(x),
     }
     best = dict.fromkeys(calls, float("inf"))
-    loops = 2000
-    for _ in range(repeat):
+    # Short batches, many of them: the best ones are those that nothing else on the machine disturbed.
+    loops = 100
+    for _ in range(20 * repeat):
         for name, call in calls.items():
             best[name] = min(best[name], timeit.timeit(call, number=loops) / loops * 1e6)
             if device == "cuda":

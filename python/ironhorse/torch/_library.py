@@ -59,8 +59,10 @@ def _register() -> torch.library.Library | None:
         _native.torch_register()
         return None
     library = torch.library.Library("ironhorse", "FRAGMENT")
+    # Compiled code must pass tensors that lie as the fakes saw them: results lie as their inputs do.
+    strides = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
     for name, schema in _native.torch_ops():
-        library.define(schema)
+        library.define(schema, tags=(torch.Tag.pt2_compliant_tag, strides))
         body = _body(name, schema.partition("->")[2].count("Tensor"))
         for key in ("CPU", "CUDA"):
             library.impl(name, body, key)

@@ -50,8 +50,8 @@ fn targets_of<T: Tensor>(call: &Call, targets: &T) -> Result<Targets> {
 /// become NaN there.
 fn in_range(call: &Call, targets: Targets, rows: Rows, ignore: i64) -> Result {
     let at = |i: usize| -> i64 {
-        // SAFETY: one number a row, on the host; i is below.
         match targets {
+            // SAFETY: one number a row, on the host; i is below.
             Targets::I64(at) => unsafe { *at.add(i) },
             // SAFETY: as above.
             Targets::I32(at) => unsafe { i64::from(*at.add(i)) },
