@@ -1,13 +1,17 @@
 /* ironhorse: one-call transformer ops for C and whatever calls C.
  *
- * Every cuda_* function works on contiguous row-major float arrays, in host memory on all cores, and returns a code:
+ * Every cuda_* function works on contiguous row-major float arrays and returns a code:
  *
  *   IH_SUCCESS, IH_NOT_AVAILABLE, IH_INVALID_VALUE, IH_LAUNCH_FAILED, IH_OUT_OF_MEMORY
  *
  * ih_last_error() says in words what was wrong. Null pointers, negative sizes, sizes that overflow, indices out of range
  * and arrays that overlap are IH_INVALID_VALUE; nothing is written then. Arrays without elements may be null, and
  * nothing is done. Results have the same bits for any number of threads; functions may be called from several threads.
- * `stream` is a CUDA stream; for host memory it has no meaning, pass NULL.
+ *
+ * Host pointers run on the CPU, on all cores, and the call returns when it is done. Device pointers run on their GPU: the
+ * call puts the work on `stream` (a CUDA stream of that GPU; NULL is the default stream) and returns. All pointers of a
+ * call are of one place. For host pointers `stream` has no meaning. What is in device memory cannot be looked at before
+ * the call: an index out of range is skipped or gives NaN there, and reaches no other memory.
  *
  * Link with -lironhorse; the static library needs -lpthread -ldl -lm too.
  *
@@ -432,8 +436,8 @@ int32_t cuda_zero_grad(float *grad, int64_t n, void *stream);
 
 /*
  total_norm[0] = sqrt(sum(grad^2)); if that is more than `clip`, grad is multiplied by clip / (total_norm +
- 1e-6). `partial` is room for ceil(n / 256) partial sums on a device; for host memory it is not used and may be
- null.
+ 1e-6). `partial` (room for ceil(n / 256) partial sums) is not used and may be null: sums are double, in memory of
+ the library's own.
 
  # Safety
  `grad` has n elements, `total_norm` has 1.
@@ -447,7 +451,8 @@ int32_t cuda_grad_clip(float *grad,
 
 /*
  grad_weight[idx[i]] += grad_out[i], rows of `dim`, for i < n_idx in order: the gradient of an embedding table.
- How many rows the table has is not known here; cuda_scatter_add_rows checks it.
+ How many rows the table has is not known here; cuda_scatter_add_rows checks it. On a device a negative index is
+ skipped, and many equal indices are added up in parts, always in the same order.
 
  # Safety
  `grad_out` has n_idx * dim elements, `idx` has n_idx, `grad_weight` has (largest index + 1) * dim.
@@ -460,7 +465,8 @@ int32_t cuda_scatter_add(const float *grad_out,
                          void *stream);
 
 /*
- cuda_scatter_add with the number of rows of the table: an index outside 0..rows-1 is IH_INVALID_VALUE.
+ cuda_scatter_add with the number of rows of the table: an index outside 0..rows-1 is IH_INVALID_VALUE,
+ and on a device it is skipped.
 
  # Safety
  `grad_out` has n_idx * dim elements, `idx` has n_idx, `grad_weight` has rows * dim.

@@ -133,8 +133,8 @@ pub unsafe extern "C" fn cuda_zero_grad(grad: *mut f32, n: i64, stream: *mut c_v
 }
 
 /// total_norm[0] = sqrt(sum(grad^2)); if that is more than `clip`, grad is multiplied by clip / (total_norm +
-/// 1e-6). `partial` is room for ceil(n / 256) partial sums on a device; for host memory it is not used and may be
-/// null.
+/// 1e-6). `partial` (room for ceil(n / 256) partial sums) is not used and may be null: sums are double, in memory of
+/// the library's own.
 ///
 /// # Safety
 /// `grad` has n elements, `total_norm` has 1.
@@ -152,7 +152,8 @@ pub unsafe extern "C" fn cuda_grad_clip(
 }
 
 /// grad_weight[idx[i]] += grad_out[i], rows of `dim`, for i < n_idx in order: the gradient of an embedding table.
-/// How many rows the table has is not known here; cuda_scatter_add_rows checks it.
+/// How many rows the table has is not known here; cuda_scatter_add_rows checks it. On a device a negative index is
+/// skipped, and many equal indices are added up in parts, always in the same order.
 ///
 /// # Safety
 /// `grad_out` has n_idx * dim elements, `idx` has n_idx, `grad_weight` has (largest index + 1) * dim.
@@ -171,7 +172,8 @@ pub unsafe extern "C" fn cuda_scatter_add(
     })
 }
 
-/// cuda_scatter_add with the number of rows of the table: an index outside 0..rows-1 is IH_INVALID_VALUE.
+/// cuda_scatter_add with the number of rows of the table: an index outside 0..rows-1 is IH_INVALID_VALUE,
+/// and on a device it is skipped.
 ///
 /// # Safety
 /// `grad_out` has n_idx * dim elements, `idx` has n_idx, `grad_weight` has rows * dim.

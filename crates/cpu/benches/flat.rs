@@ -92,13 +92,14 @@ fn main() {
         let p = Product { m: ROWS, n: ROWS, k: ROWS, alpha: 1.0, beta: 0.0 };
         time("gemm 1024^3", || flat::gemm(x, w, y, &p).unwrap());
         let all = Choice { temperature: 1.0, top_k: None, top_p: None };
-        let seeds: Vec<u64> = (0..ROWS as u64).collect();
+        let mut seeds: Vec<u64> = (0..ROWS as u64).collect();
+        let seeds = Span::from_raw(seeds.as_mut_ptr(), ROWS);
         let single = Span::from_raw(chosen.ptr(), 1);
-        time("sample 1 row", || assert!(flat::choose(x, single, &seeds, &all).unwrap().is_none()));
+        time("sample 1 row", || assert!(flat::choose(x, single, seeds, &all).unwrap().is_none()));
         let k50 = Choice { top_k: Some(50), ..all };
-        time("topk_sample 1 row", || assert!(flat::choose(x, single, &seeds, &k50).unwrap().is_none()));
+        time("topk_sample 1 row", || assert!(flat::choose(x, single, seeds, &k50).unwrap().is_none()));
         let p9 = Choice { top_p: Some(0.9), ..all };
-        time("topp_sample 1 row", || assert!(flat::choose(x, single, &seeds, &p9).unwrap().is_none()));
-        time("topp_sample 1024 rows", || assert!(flat::choose(x, chosen, &seeds, &p9).unwrap().is_none()));
+        time("topp_sample 1 row", || assert!(flat::choose(x, single, seeds, &p9).unwrap().is_none()));
+        time("topp_sample 1024 rows", || assert!(flat::choose(x, chosen, seeds, &p9).unwrap().is_none()));
     }
 }

@@ -11,12 +11,6 @@ pub fn invalid(py: Python<'_>, op: &str, text: impl Display) -> PyErr {
     raise(py, Code::InvalidValue, &format!("{op}: {text}"))
 }
 
-/// What was asked for is not there.
-#[cold]
-pub fn not_available(py: Python<'_>, op: &str, text: impl Display) -> PyErr {
-    raise(py, Code::NotAvailable, &format!("{op}: {text}"))
-}
-
 /// What an op says.
 #[cold]
 pub fn of_op(py: Python<'_>, error: &OpError) -> PyErr {

@@ -338,9 +338,11 @@ fn choose_row(isa: Isa, x: &[f32], choice: &Choice, u: f64) -> i32 {
 pub unsafe fn choose(
     logits: Span<f32>,
     out: Span<i32>,
-    seeds: &[u64],
+    seeds: Span<u64>,
     choice: &Choice,
 ) -> Result<Option<Refused>, TaskPanic> {
+    // SAFETY: nobody writes the seeds.
+    let seeds = unsafe { seeds.all() };
     let (isa, rows) = (isa(), out.len());
     let width = logits.len().checked_div(rows).unwrap_or(0);
     let chosen: Vec<AtomicI32> = (0..rows).map(|_| AtomicI32::new(NONE)).collect();

@@ -37,7 +37,7 @@ pub use matmul::{Product, gemm, gemm_batched};
 pub use norm::{layernorm, rmsnorm, rmsnorm_residual};
 pub use optimizer::{AdamWStep, adamw_step, grad_clip, zero_grad};
 pub use pool::{set_threads, threads};
-pub use rope::{Pairs, Rope, rope_forward, rope_freqs};
+pub use rope::{Pairs, Rope, rope_base, rope_forward, rope_freqs};
 pub use scatter::scatter_add;
 pub use softmax::{softmax, softmax_topk};
 

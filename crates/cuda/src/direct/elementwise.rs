@@ -1,6 +1,7 @@
 //! Element by element.
 
 use super::gpu::{At, Kernel};
+use super::layout::{THREADS, address, aligned};
 use crate::Result;
 use crate::args::Args;
 use crate::kernels::Spec;
@@ -8,22 +9,15 @@ use crate::lower::Grid;
 use ironhorse_core::direct::{Array, Binary, Float, Unary};
 
 const FILE: &str = "direct/map.cu";
-const THREADS: u32 = 256;
-/// Vectors of 16 bytes for each thread: `UNROLL` of map.cu.
-const UNROLL: usize = 2;
 
-/// Blocks for `n` elements.
-fn grid(n: usize, float: Float) -> Grid {
-    Grid::linear(n.div_ceil(THREADS as usize * UNROLL * 16 / float.size()), THREADS)
+/// Vectors of 16 bytes for each thread and array: `UNROLL` of map.cu.
+fn unroll(inputs: usize) -> usize {
+    if inputs == 1 { 4 } else { 2 }
 }
 
-/// Whether all start at multiples of 16 bytes.
-fn aligned(arrays: &[Array]) -> u32 {
-    arrays.iter().all(|array| array.at.addr().is_multiple_of(16)).into()
-}
-
-fn address(array: Array) -> u64 {
-    array.at.addr() as u64
+/// Blocks for `n` elements of this many inputs.
+fn grid(n: usize, inputs: usize, float: Float) -> Grid {
+    Grid::linear(n.div_ceil(THREADS * unroll(inputs) * 16 / float.size()), THREADS as u32)
 }
 
 /// y = op(x); `y` may be `x`.
@@ -31,9 +25,6 @@ fn address(array: Array) -> u64 {
 /// # Safety
 /// See [the module](super); both n elements.
 pub unsafe fn unary(at: &At<'_>, op: Unary, x: Array, y: Array, n: usize) -> Result<()> {
-    if n == 0 {
-        return Ok(());
-    }
     let (name, a) = match op {
         Unary::Silu => ("silu_fwd", 0.0),
         Unary::GeluTanh => ("gelu_tanh", 0.0),
@@ -41,25 +32,68 @@ pub unsafe fn unary(at: &At<'_>, op: Unary, x: Array, y: Array, n: usize) -> Res
         Unary::Square => ("square", 0.0),
         Unary::Scale(a) => ("scale", a),
     };
-    let args = Args::new().ptr(address(y)).ptr(address(x)).u64(n as u64).u32(aligned(&[x, y])).f64(a);
-    at.launch(&Kernel::of(FILE, name, x.float), grid(n, x.float), args)
+    if n == 0 {
+        return Ok(());
+    }
+    let args = Args::new().ptr(address(y)).ptr(address(x)).u64(n as u64).u32(aligned(&[x, y]).into()).f64(a);
+    at.launch(&Kernel::of(FILE, name, x.float), grid(n, 1, x.float), args)
+}
+
+/// d_x = d_y op'(x); `d_x` may be `d_y` or `x`. The gradient of a scale reads no `x`.
+///
+/// # Safety
+/// See [the module](super); all n elements.
+pub unsafe fn unary_bwd(at: &At<'_>, op: Unary, [d_y, x]: [Array; 2], d_x: Array, n: usize) -> Result<()> {
+    let name = match op {
+        Unary::Silu => "silu_bwd",
+        Unary::GeluTanh => "gelu_tanh_bwd",
+        Unary::GeluErf => "gelu_erf_bwd",
+        Unary::Square => "square_bwd",
+        // SAFETY: the caller's.
+        Unary::Scale(_) => return unsafe { unary(at, op, d_y, d_x, n) },
+    };
+    two(at, name, [d_y, x], d_x, n)
 }
 
 /// y = op(a, b); `y` may be `a` or `b`.
 ///
 /// # Safety
 /// See [the module](super); all n elements.
-pub unsafe fn binary(at: &At<'_>, op: Binary, a: Array, b: Array, y: Array, n: usize) -> Result<()> {
-    if n == 0 {
-        return Ok(());
-    }
+pub unsafe fn binary(at: &At<'_>, op: Binary, [a, b]: [Array; 2], y: Array, n: usize) -> Result<()> {
     let name = match op {
         Binary::Add => "add",
         Binary::Mul => "mul",
         Binary::Swiglu => "swiglu",
     };
+    two(at, name, [a, b], y, n)
+}
+
+fn two(at: &At<'_>, name: &'static str, [a, b]: [Array; 2], y: Array, n: usize) -> Result<()> {
+    if n == 0 {
+        return Ok(());
+    }
     let args = Args::new().ptr(address(y)).ptr(address(a)).ptr(address(b)).u64(n as u64);
-    at.launch(&Kernel::of(FILE, name, a.float), grid(n, a.float), args.u32(aligned(&[a, b, y])))
+    let args = args.u32(aligned(&[a, b, y]).into());
+    at.launch(&Kernel::of(FILE, name, a.float), grid(n, 2, a.float), args)
+}
+
+/// d_gate = d_y up silu'(gate), d_up = d_y silu(gate); either may be null, or be an input.
+///
+/// # Safety
+/// See [the module](super); all n elements.
+pub unsafe fn swiglu_bwd(
+    at: &At<'_>,
+    [d_y, gate, up]: [Array; 3],
+    [d_gate, d_up]: [Array; 2],
+    n: usize,
+) -> Result<()> {
+    if n == 0 || (d_gate.at.is_null() && d_up.at.is_null()) {
+        return Ok(());
+    }
+    let arrays = [d_gate, d_up, d_y, gate, up];
+    let args = arrays.iter().fold(Args::new(), |args, &array| args.ptr(address(array)));
+    let args = args.u64(n as u64).u32(aligned(&arrays).into());
+    at.launch(&Kernel::of(FILE, "swiglu_bwd", d_y.float), grid(n, 3, d_y.float), args)
 }
 
 /// Every specialisation.

@@ -8,7 +8,7 @@ use crate::ffi::driver::Driver;
 use crate::kernels::{Compiler, Spec};
 use crate::lower::Grid;
 use crate::{Error, Result};
-use cudarc::driver::sys::{CUcontext, CUfunction, CUmodule};
+use cudarc::driver::sys::{CUcontext, CUfunction, CUmodule, CUstream};
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
@@ -24,11 +24,16 @@ pub struct Gpu {
     pub info: DeviceInfo,
     context: CUcontext,
     kernels: RwLock<HashMap<Kernel, Loaded>>,
+    /// Streams that nobody uses at the moment.
+    streams: Mutex<Vec<FreeStream>>,
     compiler: Mutex<(Compiler, HashMap<Spec, Module>)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Module(CUmodule);
+
+#[derive(Clone, Copy, Debug)]
+struct FreeStream(CUstream);
 
 #[derive(Clone, Copy, Debug)]
 struct Loaded {
@@ -43,6 +48,8 @@ unsafe impl Send for Gpu {}
 unsafe impl Sync for Gpu {}
 // SAFETY: as above.
 unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Send for FreeStream {}
 
 /// A kernel by name: file, constants, entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -61,9 +68,9 @@ impl Kernel {
         Self { file, name, types: [("", ""); 2], numbers: [("", 0); 2] }
     }
 
-    /// With `T` defined as an element type.
+    /// With an element type, which kernels call `T`.
     pub fn of(file: &'static str, name: &'static str, float: ironhorse_core::direct::Float) -> Self {
-        Self { types: [("T", float.ctype()), ("", "")], ..Self::new(file, name) }
+        Self { types: [("ELEMENT", float.ctype()), ("", "")], ..Self::new(file, name) }
     }
 
     /// With one more constant (two at most).
@@ -100,8 +107,9 @@ impl Gpu {
         let status = unsafe { (driver.cuDevicePrimaryCtxRetain)(&mut context, raw) };
         driver.check("cuDevicePrimaryCtxRetain", status)?;
         let compiler = Compiler::new(Cache::open(None));
-        let (kernels, compiler) = (RwLock::default(), Mutex::new((compiler, HashMap::new())));
-        Ok(Self { driver, info, context, kernels, compiler })
+        let (kernels, streams) = (RwLock::default(), Mutex::default());
+        let compiler = Mutex::new((compiler, HashMap::new()));
+        Ok(Self { driver, info, context, kernels, streams, compiler })
     }
 
     /// Device memory in the order of a stream; 0 bytes give a null address.
@@ -124,6 +132,67 @@ impl Gpu {
         // SAFETY: made by `allocate` on the same stream.
         let status = unsafe { (self.driver.cuMemFreeAsync)(address, stream.cast()) };
         self.driver.check("cuMemFreeAsync", status)
+    }
+
+    /// A stream that nobody else uses, and that does not wait for the default stream.
+    pub(super) fn take_stream(&self) -> Result<*mut c_void> {
+        const NON_BLOCKING: u32 = 1;
+        if let Some(free) = self.streams.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+            return Ok(free.0.cast());
+        }
+        let _current = self.enter()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the driver writes the handle.
+        let status = unsafe { (self.driver.cuStreamCreate)(&mut raw, NON_BLOCKING) };
+        self.driver.check("cuStreamCreate", status)?;
+        Ok(raw.cast())
+    }
+
+    /// Gives back a stream of [`Self::take_stream`] on which nothing is left to do.
+    pub(super) fn give_stream(&self, stream: *mut c_void) {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner).push(FreeStream(stream.cast()));
+    }
+
+    /// Waits until all work of a stream is done.
+    pub(super) fn wait(&self, stream: *mut c_void) -> Result<()> {
+        let _current = self.enter()?;
+        // SAFETY: a stream of this GPU.
+        let status = unsafe { (self.driver.cuStreamSynchronize)(stream.cast()) };
+        self.driver.check("cuStreamSynchronize", status)
+    }
+
+    /// Puts a copy from the host on a stream.
+    ///
+    /// # Safety
+    /// `bytes` of memory on both sides, valid until the stream has passed the copy.
+    pub(super) unsafe fn upload(
+        &self,
+        stream: *mut c_void,
+        to: u64,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<()> {
+        let _current = self.enter()?;
+        // SAFETY: the caller's.
+        let status = unsafe { (self.driver.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, stream.cast()) };
+        self.driver.check("cuMemcpyHtoDAsync", status)
+    }
+
+    /// Puts a copy to the host on a stream.
+    ///
+    /// # Safety
+    /// As [`Self::upload`].
+    pub(super) unsafe fn download(
+        &self,
+        stream: *mut c_void,
+        to: *mut u8,
+        from: u64,
+        bytes: usize,
+    ) -> Result<()> {
+        let _current = self.enter()?;
+        // SAFETY: the caller's.
+        let status = unsafe { (self.driver.cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes, stream.cast()) };
+        self.driver.check("cuMemcpyDtoHAsync", status)
     }
 
     fn check_memory(&self, call: &'static str, status: u32, bytes: usize) -> Result<()> {

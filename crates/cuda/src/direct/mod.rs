@@ -10,15 +10,27 @@
 
 mod elementwise;
 mod gpu;
+mod layout;
 mod memory;
+mod optimizer;
+mod rope;
+mod scale_bias_relu;
+mod scatter;
+mod staging;
 
-pub use elementwise::{binary, unary};
+pub use elementwise::{binary, swiglu_bwd, unary, unary_bwd};
 pub use gpu::{At, available, device_of};
 pub use memory::{Memory, StreamMemory};
+pub use optimizer::{AdamWStep, adamw_step, grad_clip};
+pub use rope::{rope, rope_angles, rope_freqs};
+pub use scale_bias_relu::{scale_bias_relu, scale_bias_relu_bwd};
+pub use scatter::scatter_add;
+pub use staging::Staging;
 
 use crate::kernels::Spec;
 
 /// Every specialisation direct ops ask for.
 pub(crate) fn specs() -> Vec<Spec> {
-    [elementwise::specs()].concat()
+    [elementwise::specs(), optimizer::specs(), rope::specs(), scale_bias_relu::specs(), scatter::specs()]
+        .concat()
 }

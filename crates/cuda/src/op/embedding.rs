@@ -11,10 +11,10 @@ use ironhorse_core::op::{EmbeddingBwd, EmbeddingFwd};
 /// Warps of a forward block, a token each.
 const WARPS: usize = 8;
 /// `WINDOW`, `SORT_BLOCK`, `DIGITS` and the bits of a digit in embedding_bwd.cu.
-const WINDOW: usize = 32;
-const SORT_BLOCK: usize = 1024;
-const DIGITS: usize = 256;
-const DIGIT_BITS: u32 = 8;
+pub(crate) const WINDOW: usize = 32;
+pub(crate) const SORT_BLOCK: usize = 1024;
+pub(crate) const DIGITS: usize = 256;
+pub(crate) const DIGIT_BITS: u32 = 8;
 
 fn fwd_spec(act: DType) -> Result<Spec> {
     Ok(Spec::new("embedding.cu").define("ACT", ctype(act)?))

@@ -12,6 +12,8 @@ mod memory;
 mod optimizer;
 pub(crate) mod sample;
 
+pub(crate) use embedding::{DIGIT_BITS, DIGITS, SORT_BLOCK, WINDOW};
+
 use crate::device::Device;
 use crate::gemm::Gemms;
 use crate::kernels::Spec;

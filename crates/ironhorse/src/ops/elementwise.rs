@@ -95,7 +95,7 @@ pub unsafe fn add(a: *const f32, b: *const f32, out: *mut f32, n: i64, stream: S
             place,
             stream,
             || Ok(flat::add(x, z, y)?),
-            |at| direct::binary(at, Binary::Add, Array::f32(a), Array::f32(b), Array::f32_mut(out), n),
+            |at| direct::binary(at, Binary::Add, [a, b].map(Array::f32), Array::f32_mut(out), n),
         )
     }
 }
@@ -118,7 +118,7 @@ pub unsafe fn mul(a: *const f32, b: *const f32, out: *mut f32, n: i64, stream: S
             place,
             stream,
             || Ok(flat::mul(x, z, y)?),
-            |at| direct::binary(at, Binary::Mul, Array::f32(a), Array::f32(b), Array::f32_mut(out), n),
+            |at| direct::binary(at, Binary::Mul, [a, b].map(Array::f32), Array::f32_mut(out), n),
         )
     }
 }
@@ -141,7 +141,7 @@ pub unsafe fn swiglu(gate: *const f32, up: *const f32, out: *mut f32, n: i64, st
             place,
             stream,
             || Ok(flat::swiglu(x, z, y)?),
-            |at| direct::binary(at, Binary::Swiglu, Array::f32(gate), Array::f32(up), Array::f32_mut(out), n),
+            |at| direct::binary(at, Binary::Swiglu, [gate, up].map(Array::f32), Array::f32_mut(out), n),
         )
     }
 }

@@ -2,8 +2,11 @@
 //!
 //! A function takes pointers to f32 arrays (row-major, contiguous), sizes, numbers and a [`Stream`], in the order of the C
 //! functions of the same name (`silu` is `cuda_silu`). It checks all that can be checked, finds out where the memory is, and
-//! computes there: on all cores for memory of the host.
+//! computes there: for memory of the host on all cores, for memory of a CUDA device on that device.
 //!
+//! - On a device a call puts its work on the stream and returns; the stream has no meaning for memory of the host. All
+//!   arrays of a call are in one place. What is in device memory cannot be looked at before the call: an index that is out
+//!   of range, an error on the host, is skipped there or gives NaN, as the function's doc says, and reaches no other memory.
 //! - Sizes are `i64`; negative, or so large that the bytes overflow, is [`Code::InvalidValue`].
 //! - A null pointer is [`Code::InvalidValue`], unless its array has no elements. Arrays without elements are fine: nothing
 //!   is done.
@@ -34,6 +37,7 @@ mod sample;
 mod softmax;
 
 pub use crate::cpu::flat::{Pairs, set_threads, threads, uniform_of_seed};
+pub use crate::cuda::direct::Staging;
 pub use attention::{attention, flash_attention};
 pub use elementwise::{add, gelu, mul, scale, silu, swiglu};
 pub use error::{Code, OpError, Result};

@@ -1,8 +1,10 @@
 //! What happens to gradients.
 
 use super::check::Check;
+use super::place::{Place, run};
 use super::{Result, Stream};
 use crate::cpu::flat::{self, AdamWStep};
+use crate::cuda::direct;
 
 /// One step of PyTorch's AdamW: param = param (1 - lr weight_decay); m = beta1 m + (1 - beta1) grad; v = beta2 v +
 /// (1 - beta2) grad²; param = param - lr / (1 - beta1^step) · m / (√v / √(1 - beta2^step) + eps). `step` counts from 1.
@@ -25,7 +27,7 @@ pub unsafe fn adamw_step(
     weight_decay: f32,
     step: i32,
     n: i64,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     let mut c = Check::new("adamw_step");
     let n = c.size("n", n)?;
@@ -38,11 +40,21 @@ pub unsafe fn adamw_step(
     c.positive("step", i64::from(step))?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {
-        let (param, grad) = (c.output("param", param, n)?, c.input("grad", grad, n)?);
-        let (m, v) = (c.output("m", m, n)?, c.output("v", v, n)?);
-        c.host(&[])?;
-        let numbers = AdamWStep { lr, beta1, beta2, eps, weight_decay, step };
-        Ok(flat::adamw_step(param, grad, m, v, &numbers)?)
+        let (w, g) = (c.output("param", param, n)?, c.input("grad", grad, n)?);
+        let (one, two) = (c.output("m", m, n)?, c.output("v", v, n)?);
+        let place = c.place(&[], stream)?;
+        run(
+            place,
+            stream,
+            || {
+                let numbers = AdamWStep { lr, beta1, beta2, eps, weight_decay, step };
+                Ok(flat::adamw_step(w, g, one, two, &numbers)?)
+            },
+            |at| {
+                let numbers = direct::AdamWStep { lr, beta1, beta2, eps, weight_decay, step };
+                direct::adamw_step(at, [param, m, v], grad, n, &numbers)
+            },
+        )
     }
 }
 
@@ -53,20 +65,20 @@ pub unsafe fn adamw_step(
 ///
 /// # Errors
 /// See [the module](super).
-pub unsafe fn zero_grad(grad: *mut f32, n: i64, _stream: Stream) -> Result {
+pub unsafe fn zero_grad(grad: *mut f32, n: i64, stream: Stream) -> Result {
     let mut c = Check::new("zero_grad");
     let n = c.size("n", n)?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {
-        let grad = c.output("grad", grad, n)?;
-        c.host(&[])?;
-        Ok(flat::zero_grad(grad)?)
+        let all = c.output("grad", grad, n)?;
+        let place = c.place(&[], stream)?;
+        run(place, stream, || Ok(flat::zero_grad(all)?), |at| at.zero(grad.cast(), n * size_of::<f32>()))
     }
 }
 
 /// total_norm\[0\] = √Σ grad²; if that is more than `clip`, grad is multiplied by clip / (total_norm + 1e-6): PyTorch's
-/// `clip_grad_norm_`. A norm of NaN makes every gradient NaN. `partial` is room for ceil(n / 256) partial sums on a device;
-/// on the host it is not used and may be null. With n = 0 the norm is 0.
+/// `clip_grad_norm_`. A norm of NaN makes every gradient NaN. `partial`, room for ceil(n / 256) partial sums, is not used and
+/// may be null: sums are f64 in memory of the library's own. With n = 0 the norm is 0.
 ///
 /// # Safety
 /// See [the module](super); grad: n, total_norm: 1 element.
@@ -79,46 +91,54 @@ pub unsafe fn grad_clip(
     total_norm: *mut f32,
     clip: f32,
     n: i64,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     let mut c = Check::new("grad_clip");
     let n = c.size("n", n)?;
     c.number("clip", clip, |x| x >= 0.0, "a number that is not negative")?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {
-        let (grad, norm) = (c.output("grad", grad, n)?, c.output("total_norm", total_norm, 1)?);
-        c.host(&[])?;
-        Ok(flat::grad_clip(grad, norm, clip)?)
+        let (all, norm) = (c.output("grad", grad, n)?, c.output("total_norm", total_norm, 1)?);
+        let place = c.place(&[], stream)?;
+        run(
+            place,
+            stream,
+            || Ok(flat::grad_clip(all, norm, clip)?),
+            |at| direct::grad_clip(at, grad, total_norm, clip, n),
+        )
     }
 }
 
 /// grad_weight\[idx\[i\]\] += grad_out\[i\], rows of `dim`, for i < n_idx in order: the gradient of an embedding table. The
-/// table must have more rows than the largest index; a call cannot check it (see [`scatter_add_rows`]).
+/// table must have more rows than the largest index; a call cannot check it (see [`scatter_add_rows`]). On a device nobody
+/// looks at the indices before the call: a negative one is skipped there, and of many equal ones the sum is not made one
+/// by one, but always in the same order.
 ///
 /// # Safety
 /// See [the module](super); grad_out: n_idx·dim, idx: n_idx, grad_weight: (largest index + 1)·dim elements.
 ///
 /// # Errors
-/// See [the module](super); an index is negative.
+/// See [the module](super); an index in memory of the host is negative.
 pub unsafe fn scatter_add(
     grad_out: *const f32,
     idx: *const i32,
     grad_weight: *mut f32,
     n_idx: i64,
     dim: i64,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     // SAFETY: the caller's.
-    unsafe { scatter("scatter_add", grad_out, idx, grad_weight, [n_idx, dim], None) }
+    unsafe { scatter("scatter_add", (grad_out, idx), grad_weight, [n_idx, dim], None, stream) }
 }
 
-/// As [`scatter_add`], with the number of rows of the table: an index that is not in 0..rows is an error.
+/// As [`scatter_add`], with the number of rows of the table: an index that is not in 0..rows is an error, on a device it is
+/// skipped.
 ///
 /// # Safety
 /// See [the module](super); grad_out: n_idx·dim, idx: n_idx, grad_weight: rows·dim elements.
 ///
 /// # Errors
-/// See [the module](super); an index is not in 0..rows.
+/// See [the module](super); an index in memory of the host is not in 0..rows.
 pub unsafe fn scatter_add_rows(
     grad_out: *const f32,
     idx: *const i32,
@@ -126,21 +146,21 @@ pub unsafe fn scatter_add_rows(
     n_idx: i64,
     dim: i64,
     rows: i64,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     // SAFETY: the caller's.
-    unsafe { scatter("scatter_add_rows", grad_out, idx, grad_weight, [n_idx, dim], Some(rows)) }
+    unsafe { scatter("scatter_add_rows", (grad_out, idx), grad_weight, [n_idx, dim], Some(rows), stream) }
 }
 
 /// # Safety
 /// As [`scatter_add`] or [`scatter_add_rows`].
 unsafe fn scatter(
     op: &'static str,
-    grad_out: *const f32,
-    idx: *const i32,
+    (grad_out, idx): (*const f32, *const i32),
     grad_weight: *mut f32,
     [n_idx, dim]: [i64; 2],
     rows: Option<i64>,
+    stream: Stream,
 ) -> Result {
     let mut c = Check::new(op);
     let (n_idx, dim) = (c.size("n_idx", n_idx)?, c.size("dim", dim)?);
@@ -151,12 +171,22 @@ unsafe fn scatter(
     }
     // SAFETY: the caller's, which the checks complete.
     unsafe {
-        let (grad_out, idx) = (c.input("grad_out", grad_out, n)?, c.input("idx", idx, n_idx)?);
-        c.indices("idx", idx, rows.unwrap_or(i32::MAX as usize + 1))?;
-        let largest = idx.all().iter().max().map_or(0, |&i| i as usize);
+        let (from, by) = (c.input("grad_out", grad_out, n)?, c.input("idx", idx, n_idx)?);
+        let largest = match c.place(&[], stream)? {
+            Place::Device(_) => 0,
+            Place::Host => {
+                c.indices("idx", by, rows.unwrap_or(i32::MAX as usize + 1))?;
+                by.all().iter().max().map_or(0, |&i| i as usize)
+            }
+        };
         let table = c.product("grad_weight", &[rows.unwrap_or(largest + 1), dim])?;
-        let grad_weight = c.output("grad_weight", grad_weight, table)?;
-        c.host(&[])?;
-        Ok(flat::scatter_add(grad_out, idx, grad_weight, dim)?)
+        let to = c.output("grad_weight", grad_weight, table)?;
+        let place = c.place(&[], stream)?;
+        run(
+            place,
+            stream,
+            || Ok(flat::scatter_add(from, by, to, dim)?),
+            |at| direct::scatter_add(at, (grad_out, idx), grad_weight, [n_idx, dim], rows),
+        )
     }
 }

@@ -1,8 +1,11 @@
 //! Rotary position embedding.
 
 use super::check::Check;
+use super::place::run;
 use super::{Pairs, Result, Stream};
+use crate::core::direct::{Array, Rope as Turn};
 use crate::cpu::flat::{self, Rope};
+use crate::cuda::direct;
 
 /// The angles: freqs\[p, i\] = p / (base · alpha^(d / (d - 2)))^(2 i / d) for p < max_seq, i < d / 2, d = head_dim. alpha is
 /// the NTK factor, 1 for none. Computed in f64 and rounded once.
@@ -18,7 +21,7 @@ pub unsafe fn rope_freqs(
     head_dim: i64,
     base: f32,
     alpha: f32,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     let mut c = Check::new("rope_freqs");
     let (max_seq, head_dim) = (c.size("max_seq", max_seq)?, even(&c, head_dim)?);
@@ -28,9 +31,14 @@ pub unsafe fn rope_freqs(
     let n = c.product("freqs", &[max_seq, head_dim / 2])?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {
-        let freqs = c.output("freqs", freqs, n)?;
-        c.host(&[])?;
-        Ok(flat::rope_freqs(freqs, head_dim, base, alpha)?)
+        let table = c.output("freqs", freqs, n)?;
+        let place = c.place(&[], stream)?;
+        run(
+            place,
+            stream,
+            || Ok(flat::rope_freqs(table, head_dim, base, alpha)?),
+            |at| direct::rope_freqs(at, freqs, max_seq, head_dim, flat::rope_base(head_dim, base, alpha)),
+        )
     }
 }
 
@@ -53,12 +61,11 @@ pub unsafe fn rope_forward(
     heads: i64,
     head_dim: i64,
     offset: i64,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
+    let sizes = [batch, seq, heads, head_dim, offset];
     // SAFETY: the caller's.
-    unsafe {
-        one("rope_forward", (input, freqs, out), [batch, seq, heads, head_dim, offset], Pairs::Interleaved)
-    }
+    unsafe { one("rope_forward", (input, freqs, out), sizes, Pairs::Interleaved, stream) }
 }
 
 /// As [`rope_forward`], but the elements i and i + head_dim/2 are rotated together (GPT-NeoX, Hugging Face).
@@ -78,12 +85,11 @@ pub unsafe fn rope_forward_half(
     heads: i64,
     head_dim: i64,
     offset: i64,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
+    let sizes = [batch, seq, heads, head_dim, offset];
     // SAFETY: the caller's.
-    unsafe {
-        one("rope_forward_half", (input, freqs, out), [batch, seq, heads, head_dim, offset], Pairs::Halves)
-    }
+    unsafe { one("rope_forward_half", (input, freqs, out), sizes, Pairs::Halves, stream) }
 }
 
 /// [`rope_forward`] of q (batch, seq, q_heads, head_dim) and k (batch, seq, kv_heads, head_dim) in one call. `q_out` may be
@@ -107,11 +113,11 @@ pub unsafe fn rope_qk(
     kv_heads: i64,
     head_dim: i64,
     offset: i64,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     let sizes = [batch, seq, q_heads, kv_heads, head_dim, offset];
     // SAFETY: the caller's.
-    unsafe { two("rope_qk", [q, k, freqs], [q_out, k_out], sizes, Pairs::Interleaved) }
+    unsafe { two("rope_qk", [q, k, freqs], [q_out, k_out], sizes, Pairs::Interleaved, stream) }
 }
 
 /// As [`rope_qk`], but the elements i and i + head_dim/2 are rotated together.
@@ -134,11 +140,11 @@ pub unsafe fn rope_qk_half(
     kv_heads: i64,
     head_dim: i64,
     offset: i64,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     let sizes = [batch, seq, q_heads, kv_heads, head_dim, offset];
     // SAFETY: the caller's.
-    unsafe { two("rope_qk_half", [q, k, freqs], [q_out, k_out], sizes, Pairs::Halves) }
+    unsafe { two("rope_qk_half", [q, k, freqs], [q_out, k_out], sizes, Pairs::Halves, stream) }
 }
 
 fn even(c: &Check, head_dim: i64) -> Result<usize> {
@@ -155,6 +161,7 @@ unsafe fn one(
     (input, freqs, out): (*const f32, *const f32, *mut f32),
     [batch, seq, heads, head_dim, offset]: [i64; 5],
     pairs: Pairs,
+    stream: Stream,
 ) -> Result {
     let mut c = Check::new(op);
     let r = sizes(&c, [batch, seq, heads, head_dim, offset], pairs)?;
@@ -162,10 +169,16 @@ unsafe fn one(
     let angles = table(&c, &r, n)?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {
-        let (x, freqs) = (c.input("input", input, n)?, c.input("freqs", freqs, angles)?);
+        let (x, by) = (c.input("input", input, n)?, c.input("freqs", freqs, angles)?);
         let y = c.output("out", out, n)?;
-        c.host(&[("input", "out")])?;
-        Ok(flat::rope_forward(x, freqs, y, &r)?)
+        let place = c.place(&[("input", "out")], stream)?;
+        let arrays = [(Array::f32(input), Array::f32_mut(out), r.heads)];
+        run(
+            place,
+            stream,
+            || Ok(flat::rope_forward(x, by, y, &r)?),
+            |at| direct::rope_angles(at, &arrays, freqs, r.offset, &turn(&r)),
+        )
     }
 }
 
@@ -177,6 +190,7 @@ unsafe fn two(
     [q_out, k_out]: [*mut f32; 2],
     [batch, seq, q_heads, kv_heads, head_dim, offset]: [i64; 6],
     pairs: Pairs,
+    stream: Stream,
 ) -> Result {
     let mut c = Check::new(op);
     let of_q = sizes(&c, [batch, seq, q_heads, head_dim, offset], pairs)?;
@@ -186,12 +200,21 @@ unsafe fn two(
     let angles = table(&c, &of_q, q_len.max(k_len))?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {
-        let (q, k) = (c.input("q", q, q_len)?, c.input("k", k, k_len)?);
-        let freqs = c.input("freqs", freqs, angles)?;
-        let (q_out, k_out) = (c.output("q_out", q_out, q_len)?, c.output("k_out", k_out, k_len)?);
-        c.host(&[("q", "q_out"), ("k", "k_out")])?;
-        flat::rope_forward(q, freqs, q_out, &of_q)?;
-        Ok(flat::rope_forward(k, freqs, k_out, &of_k)?)
+        let (from_q, from_k) = (c.input("q", q, q_len)?, c.input("k", k, k_len)?);
+        let by = c.input("freqs", freqs, angles)?;
+        let (to_q, to_k) = (c.output("q_out", q_out, q_len)?, c.output("k_out", k_out, k_len)?);
+        let place = c.place(&[("q", "q_out"), ("k", "k_out")], stream)?;
+        let arrays = [(q, q_out, of_q.heads), (k, k_out, of_k.heads)]
+            .map(|(from, to, heads)| (Array::f32(from), Array::f32_mut(to), heads));
+        run(
+            place,
+            stream,
+            || {
+                flat::rope_forward(from_q, by, to_q, &of_q)?;
+                Ok(flat::rope_forward(from_k, by, to_k, &of_k)?)
+            },
+            |at| direct::rope_angles(at, &arrays, freqs, of_q.offset, &turn(&of_q)),
+        )
     }
 }
 
@@ -204,6 +227,13 @@ fn sizes(c: &Check, [batch, seq, heads, head_dim, offset]: [i64; 5], pairs: Pair
         offset: c.size("offset", offset)?,
         pairs,
     })
+}
+
+/// The sizes as a device's op has them.
+fn turn(r: &Rope) -> Turn {
+    let interleaved = r.pairs == Pairs::Interleaved;
+    let &Rope { batch, seq, heads, head_dim, .. } = r;
+    Turn { batch, seq, heads, head_dim, interleaved, back: false }
 }
 
 /// How much of the table a call with `n` elements uses.

@@ -1,7 +1,7 @@
 //! One index per row of logits.
 
-use super::{HERE, Object, Optional, Result};
-use crate::array::{Array, Call, Pointer, Sharing, Size, product, rows_of};
+use super::{Object, Optional, Result};
+use crate::array::{Array, Call, Pointer, Sharing, Size, Where, product, rows_of};
 use ironhorse::ops;
 use pyo3::prelude::*;
 
@@ -21,8 +21,8 @@ pub fn argmax<'py>(
     let out = outputs(&mut call, &logits, out, rows)?;
     let (from, to) = (logits.at(), out.at());
     // SAFETY: logits has rows * vocab elements, out rows; `run` refuses arrays that share memory.
-    call.run(Sharing::Nothing, logits.len(), || unsafe {
-        ops::argmax(from.read(), to.write(), rows, vocab, HERE)
+    call.run(Sharing::Nothing, logits.len(), |on| unsafe {
+        ops::argmax(on.read(from), on.write(to), rows, vocab, on.stream())
     })?;
     Ok(out.object())
 }
@@ -43,7 +43,9 @@ pub fn sample<'py>(
     let d = Draw { logits, out, seeds, rows, vocab };
     draw(call, d, |[rows, vocab], from, to, seeds| {
         // SAFETY: `draw` gives logits of rows * vocab elements, out and seeds of rows.
-        move || unsafe { ops::sample(from.read(), to.write(), seeds.read(), rows, vocab, temperature, HERE) }
+        move |on: &Where| unsafe {
+            ops::sample(on.read(from), on.write(to), on.read(seeds), rows, vocab, temperature, on.stream())
+        }
     })
 }
 
@@ -66,8 +68,17 @@ pub fn topk_sample<'py>(
     draw(call, d, |[rows, vocab], from, to, seeds| {
         let k = k.0;
         // SAFETY: as in `sample`.
-        move || unsafe {
-            ops::topk_sample(from.read(), to.write(), seeds.read(), rows, vocab, k, temperature, HERE)
+        move |on: &Where| unsafe {
+            ops::topk_sample(
+                on.read(from),
+                on.write(to),
+                on.read(seeds),
+                rows,
+                vocab,
+                k,
+                temperature,
+                on.stream(),
+            )
         }
     })
 }
@@ -90,8 +101,17 @@ pub fn topp_sample<'py>(
     let d = Draw { logits, out, seeds, rows, vocab };
     draw(call, d, |[rows, vocab], from, to, seeds| {
         // SAFETY: as in `sample`.
-        move || unsafe {
-            ops::topp_sample(from.read(), to.write(), seeds.read(), rows, vocab, p, temperature, HERE)
+        move |on: &Where| unsafe {
+            ops::topp_sample(
+                on.read(from),
+                on.write(to),
+                on.read(seeds),
+                rows,
+                vocab,
+                p,
+                temperature,
+                on.stream(),
+            )
         }
     })
 }
@@ -112,7 +132,7 @@ fn draw<'py, W>(
     plan: impl FnOnce([i64; 2], Pointer<f32>, Pointer<i32>, Pointer<u64>) -> W,
 ) -> Result<'py>
 where
-    W: FnOnce() -> std::result::Result<(), ops::OpError> + Send,
+    W: FnOnce(&Where) -> std::result::Result<(), ops::OpError> + Send,
 {
     let logits = call.input::<f32>("logits", d.logits)?;
     let (rows, vocab) = rows_of(&call, ("logits", &logits), (d.rows, d.vocab))?;

@@ -1,6 +1,6 @@
 //! Element by element: an output may be an input.
 
-use super::{HERE, Object, Optional, Result};
+use super::{Object, Optional, Result};
 use crate::array::{Call, Sharing};
 use ironhorse::ops;
 use pyo3::prelude::*;
@@ -16,7 +16,7 @@ macro_rules! unary {
             let out = call.output_or_new::<f32>("out", out, x.shape())?;
             let (from, to, n) = (x.at(), out.at(), x.count());
             // SAFETY: both arrays have n elements; `run` refuses those that overlap in part.
-            call.run(Sharing::Same, x.len(), || unsafe { ops::$name(from.read(), to.write(), n, HERE) })?;
+            call.run(Sharing::Same, x.len(), |on| unsafe { ops::$name(on.read(from), on.write(to), n, on.stream()) })?;
             Ok(out.object())
         }
     )* };
@@ -35,8 +35,8 @@ macro_rules! binary {
             let out = call.output_or_new::<f32>("out", out, a.shape())?;
             let (left, right, to, n) = (a.at(), b.at(), out.at(), a.count());
             // SAFETY: all arrays have n elements; `run` refuses those that overlap in part.
-            call.run(Sharing::Same, a.len(), || unsafe {
-                ops::$name(left.read(), right.read(), to.write(), n, HERE)
+            call.run(Sharing::Same, a.len(), |on| unsafe {
+                ops::$name(on.read(left), on.read(right), on.write(to), n, on.stream())
             })?;
             Ok(out.object())
         }
@@ -68,6 +68,8 @@ pub fn scale<'py>(x: &Object<'py>, out: Optional<'_, 'py>, scale: f32, device: &
     let out = call.output_or_new::<f32>("out", out, x.shape())?;
     let (from, to, n) = (x.at(), out.at(), x.count());
     // SAFETY: both arrays have n elements; `run` refuses those that overlap in part.
-    call.run(Sharing::Same, x.len(), || unsafe { ops::scale(from.read(), to.write(), scale, n, HERE) })?;
+    call.run(Sharing::Same, x.len(), |on| unsafe {
+        ops::scale(on.read(from), on.write(to), scale, n, on.stream())
+    })?;
     Ok(out.object())
 }

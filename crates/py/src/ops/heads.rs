@@ -1,6 +1,6 @@
 //! What works on heads: rotary embedding and attention. Arrays are (batch, seq, heads, head_dim).
 
-use super::{HERE, Object, Optional, Result};
+use super::{Object, Optional, Result};
 use crate::array::{Array, Call, Flag, Sharing, Size, count_is};
 use ironhorse::ops;
 use pyo3::prelude::*;
@@ -26,8 +26,8 @@ pub fn rope_freqs<'py>(
     let freqs = call.output_or_new::<f32>("freqs", freqs, &[rows, width / 2])?;
     let to = freqs.at();
     // SAFETY: freqs has max_seq * head_dim / 2 elements.
-    call.run(Sharing::Nothing, freqs.len(), || unsafe {
-        ops::rope_freqs(to.write(), max_seq.0, head_dim.0, base, alpha, HERE)
+    call.run(Sharing::Nothing, freqs.len(), |on| unsafe {
+        ops::rope_freqs(on.write(to), max_seq.0, head_dim.0, base, alpha, on.stream())
     })?;
     Ok(freqs.object())
 }
@@ -60,8 +60,8 @@ pub fn rope_forward<'py>(
     let rotate = if half.0 { ops::rope_forward_half } else { ops::rope_forward };
     // SAFETY: x and out have as many elements as the sizes say, freqs has offset + seq rows; `run` refuses arrays that
     // overlap in part.
-    call.run(Sharing::Same, x.len(), || unsafe {
-        rotate(from.read(), by.read(), to.write(), batch, seq, heads, head_dim, offset, HERE)
+    call.run(Sharing::Same, x.len(), |on| unsafe {
+        rotate(on.read(from), on.read(by), on.write(to), batch, seq, heads, head_dim, offset, on.stream())
     })?;
     Ok(out.object())
 }
@@ -104,10 +104,10 @@ pub fn rope_qk<'py>(
     let rotate = if half.0 { ops::rope_qk_half } else { ops::rope_qk };
     // SAFETY: the arrays have as many elements as the sizes say, freqs has offset + seq rows; `run` and the op refuse
     // arrays that overlap.
-    call.run(Sharing::Same, q.len() + k.len(), || unsafe {
-        let (from, to) = ((q_at.read(), k_at.read()), (q_to.write(), k_to.write()));
-        let by = by.read();
-        rotate(from.0, from.1, by, to.0, to.1, batch, seq, q_heads, kv_heads, head_dim, offset, HERE)
+    call.run(Sharing::Same, q.len() + k.len(), |on| unsafe {
+        let (from, to) = ((on.read(q_at), on.read(k_at)), (on.write(q_to), on.write(k_to)));
+        let by = on.read(by);
+        rotate(from.0, from.1, by, to.0, to.1, batch, seq, q_heads, kv_heads, head_dim, offset, on.stream())
     })?;
     Ok((q_out.object(), k_out.object()))
 }
@@ -153,9 +153,23 @@ pub fn flash_attention<'py>(
     let (q_at, k_at, v_at, to) = (q.at(), k.at(), v.at(), out.at());
     let work = q.len().saturating_mul(kv_len.max(1) as usize);
     // SAFETY: the arrays have as many elements as the sizes say; `run` refuses arrays that share memory.
-    call.run(Sharing::Nothing, work, || unsafe {
-        let (q, k, v, out) = (q_at.read(), k_at.read(), v_at.read(), to.write());
-        ops::attention(q, k, v, out, batch, seq, kv_len, heads, kv_heads, head_dim, scale, causal.0, HERE)
+    call.run(Sharing::Nothing, work, |on| unsafe {
+        let (q, k, v, out) = (on.read(q_at), on.read(k_at), on.read(v_at), on.write(to));
+        ops::attention(
+            q,
+            k,
+            v,
+            out,
+            batch,
+            seq,
+            kv_len,
+            heads,
+            kv_heads,
+            head_dim,
+            scale,
+            causal.0,
+            on.stream(),
+        )
     })?;
     Ok(out.object())
 }

@@ -1,7 +1,7 @@
 //! Cross entropy, the load-balancing loss, and the gradient of an embedding.
 
-use super::{HERE, Object, Optional, Result};
-use crate::array::{Array, Call, Sharing, Size, rows_of};
+use super::{Object, Optional, Result};
+use crate::array::{Call, Sharing, Size, rows_of};
 use ironhorse::ops;
 use pyo3::prelude::*;
 
@@ -21,15 +21,23 @@ pub fn cross_entropy_forward<'py>(
     let logits = call.input::<f32>("logits", logits)?;
     let (rows, vocab) = rows_of(&call, ("logits", &logits), (rows, vocab))?;
     let targets = call.input::<i32>("targets", targets)?;
-    let targets = indices(&call, ("targets", &targets), rows, vocab)?;
+    let targets = call.indices(("targets", &targets), rows, vocab)?;
     let loss = call.output_or_filled("loss", loss, &[], f32::NAN)?;
     let log_probs = call.output_or_new::<f32>("log_probs", log_probs, logits.shape())?;
     let (from, to, total) = (logits.at(), log_probs.at(), loss.at());
     // SAFETY: logits and log_probs have rows * vocab elements, targets rows, loss 1; `run` refuses arrays that overlap in
     // part.
-    call.run(Sharing::Same, logits.len(), || unsafe {
-        let targets = targets.as_ptr();
-        ops::cross_entropy_forward(from.read(), targets, total.write(), to.write(), rows, vocab, HERE)
+    call.run(Sharing::Same, logits.len(), |on| unsafe {
+        let targets = on.read(targets.at());
+        ops::cross_entropy_forward(
+            on.read(from),
+            targets,
+            on.write(total),
+            on.write(to),
+            rows,
+            vocab,
+            on.stream(),
+        )
     })?;
     Ok((loss.object(), log_probs.object()))
 }
@@ -50,14 +58,22 @@ pub fn cross_entropy_backward<'py>(
     let log_probs = call.input::<f32>("log_probs", log_probs)?;
     let (rows, vocab) = rows_of(&call, ("log_probs", &log_probs), (rows, vocab))?;
     let targets = call.input::<i32>("targets", targets)?;
-    let targets = indices(&call, ("targets", &targets), rows, vocab)?;
+    let targets = call.indices(("targets", &targets), rows, vocab)?;
     let d_logits = call.output_or_new::<f32>("d_logits", d_logits, log_probs.shape())?;
     // without a scale: the gradient of the mean
     let scale = scale.unwrap_or(1.0 / rows.max(1) as f32);
     let (from, to) = (log_probs.at(), d_logits.at());
     // SAFETY: log_probs and d_logits have rows * vocab elements, targets rows; `run` refuses arrays that overlap in part.
-    call.run(Sharing::Same, log_probs.len(), || unsafe {
-        ops::cross_entropy_backward(from.read(), targets.as_ptr(), to.write(), rows, vocab, scale, HERE)
+    call.run(Sharing::Same, log_probs.len(), |on| unsafe {
+        ops::cross_entropy_backward(
+            on.read(from),
+            on.read(targets.at()),
+            on.write(to),
+            rows,
+            vocab,
+            scale,
+            on.stream(),
+        )
     })?;
     Ok(d_logits.object())
 }
@@ -89,17 +105,17 @@ pub fn aux_loss_forward<'py>(
         None => idx.count() / rows.max(1),
     };
     let chosen = rows.saturating_mul(k);
-    let idx = indices(&call, ("idx", &idx), chosen, experts)?;
+    let idx = call.indices(("idx", &idx), chosen, experts)?;
     let aux = call.output_or_filled("aux", aux, &[], 0.0)?;
     let shares = call.output_or_filled("f_counts", f_counts, &[experts as usize], 0.0)?;
     let means = call.output_or_filled("p_means", p_means, &[experts as usize], 0.0)?;
     let (from, total, share, mean) = (probs.at(), aux.at(), shares.at(), means.at());
     // SAFETY: probs has rows * experts elements, idx rows * k, aux 1, the others experts; `run` refuses arrays that share
     // memory.
-    call.run(Sharing::Nothing, probs.len(), || unsafe {
-        let idx = idx.as_ptr();
-        let (total, share, mean) = (total.write(), share.write(), mean.write());
-        ops::aux_loss_forward(from.read(), idx, total, share, mean, rows, experts, k, alpha, HERE)
+    call.run(Sharing::Nothing, probs.len(), |on| unsafe {
+        let idx = on.read(idx.at());
+        let (total, share, mean) = (on.write(total), on.write(share), on.write(mean));
+        ops::aux_loss_forward(on.read(from), idx, total, share, mean, rows, experts, k, alpha, on.stream())
     })?;
     Ok((aux.object(), shares.object(), means.object()))
 }
@@ -127,36 +143,12 @@ pub fn scatter_add<'py>(
     if !fits {
         return Err(call.invalid(format_args!("`grad_weight` is {table:?}, expected rows of {dim}")));
     }
-    let idx = indices(&call, ("idx", &idx), n_idx, (grad_weight.len() / width) as i64)?;
+    let idx = call.indices(("idx", &idx), n_idx, (grad_weight.len() / width) as i64)?;
     let (from, to) = (grad_out.at(), grad_weight.at());
     // SAFETY: grad_out has n_idx * dim elements, idx n_idx, each a row of grad_weight; `run` refuses arrays that share
     // memory.
-    call.run(Sharing::Nothing, grad_out.len(), || unsafe {
-        ops::scatter_add(from.read(), idx.as_ptr(), to.write(), n_idx, dim, HERE)
+    call.run(Sharing::Nothing, grad_out.len(), |on| unsafe {
+        ops::scatter_add(on.read(from), on.read(idx.at()), on.write(to), n_idx, dim, on.stream())
     })?;
     Ok(grad_weight.object())
-}
-
-/// A private copy of indices, all in 0..below: another thread may write the array while the op runs, and an index that
-/// changed after it was checked would reach other memory.
-fn indices(
-    call: &Call<'_>,
-    (name, array): (&str, &Array<'_, i32>),
-    count: i64,
-    below: i64,
-) -> PyResult<Vec<i32>> {
-    if array.count() != count {
-        let found = array.shape();
-        return Err(call.invalid(format_args!("`{name}` is {found:?}, expected {count} elements")));
-    }
-    // SAFETY: the array is alive and has this many elements; numpy writes none of it while this thread has the lock.
-    let copy = unsafe { std::slice::from_raw_parts(array.at().read(), array.len()) }.to_vec();
-    match copy.iter().position(|&index| i64::from(index) < 0 || i64::from(index) >= below) {
-        None => Ok(copy),
-        Some(at) => Err(call.invalid(format_args!(
-            "`{name}` has {} at position {at}, expected 0 to {}",
-            copy[at],
-            below - 1
-        ))),
-    }
 }

@@ -1,6 +1,6 @@
 //! Matrix products, row-major.
 
-use super::{HERE, Object, Optional, Result};
+use super::{Object, Optional, Result};
 use crate::array::{Array, Call, Sharing, Size, count_is};
 use ironhorse::ops;
 use pyo3::prelude::*;
@@ -33,8 +33,8 @@ pub fn gemm<'py>(
     let (c, [_, m, n, k], work) = prepare(&mut call, (&a, &b), c, (sizes, 2), beta)?;
     let (left, right, to) = (a.at(), b.at(), c.at());
     // SAFETY: `prepare` saw that a has m * k, b k * n and c m * n elements; `run` refuses those that share memory.
-    call.run(Sharing::Nothing, work, || unsafe {
-        ops::gemm(left.read(), right.read(), to.write(), m, n, k, alpha, beta, HERE)
+    call.run(Sharing::Nothing, work, |on| unsafe {
+        ops::gemm(on.read(left), on.read(right), on.write(to), m, n, k, alpha, beta, on.stream())
     })?;
     Ok(c.object())
 }
@@ -66,8 +66,19 @@ pub fn gemm_batched<'py>(
     let (left, right, to) = (a.at(), b.at(), c.at());
     // SAFETY: `prepare` saw that a has batch * m * k, b batch * k * n and c batch * m * n elements; `run` refuses those
     // that share memory.
-    call.run(Sharing::Nothing, work, || unsafe {
-        ops::gemm_batched(left.read(), right.read(), to.write(), batch, m, n, k, alpha, beta, HERE)
+    call.run(Sharing::Nothing, work, |on| unsafe {
+        ops::gemm_batched(
+            on.read(left),
+            on.read(right),
+            on.write(to),
+            batch,
+            m,
+            n,
+            k,
+            alpha,
+            beta,
+            on.stream(),
+        )
     })?;
     Ok(c.object())
 }

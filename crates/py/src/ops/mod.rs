@@ -9,11 +9,8 @@ mod matmul;
 mod optimizer;
 mod rows;
 
-use ironhorse::ops::{Stream, cuda_available as available};
+use ironhorse::ops::cuda_available as available;
 use pyo3::prelude::*;
-
-/// Arrays are memory of the host: the stream has no meaning.
-const HERE: Stream = Stream::HOST;
 
 /// Any Python object.
 type Object<'py> = Bound<'py, PyAny>;

@@ -1,6 +1,6 @@
 //! What changes parameters and gradients in place.
 
-use super::{HERE, Object, Optional, Result};
+use super::{Object, Optional, Result};
 use crate::array::{Array, Call, Sharing, Size};
 use ironhorse::ops;
 use pyo3::prelude::*;
@@ -35,9 +35,9 @@ pub fn adamw_step<'py>(
         .map_err(|_| call.invalid(format_args!("step is {}, which is too large", step.0)))?;
     let (at, from, one, two) = (param.at(), grad.at(), m.at(), v.at());
     // SAFETY: all have at least n elements; `run` refuses arrays that share memory.
-    call.run(Sharing::Nothing, param.len(), || unsafe {
-        let (at, from, one, two) = (at.write(), from.read(), one.write(), two.write());
-        ops::adamw_step(at, from, one, two, lr, beta1, beta2, eps, weight_decay, step, n, HERE)
+    call.run(Sharing::Nothing, param.len(), |on| unsafe {
+        let (at, from, one, two) = (on.write(at), on.read(from), on.write(one), on.write(two));
+        ops::adamw_step(at, from, one, two, lr, beta1, beta2, eps, weight_decay, step, n, on.stream())
     })?;
     Ok(param.object())
 }
@@ -51,7 +51,7 @@ pub fn zero_grad<'py>(grad: &Object<'py>, n: Option<Size>, device: &str) -> Resu
     let n = first(&call, ("grad", &grad), n)?;
     let at = grad.at();
     // SAFETY: grad has at least n elements.
-    call.run(Sharing::Nothing, grad.len(), || unsafe { ops::zero_grad(at.write(), n, HERE) })?;
+    call.run(Sharing::Nothing, grad.len(), |on| unsafe { ops::zero_grad(on.write(at), n, on.stream()) })?;
     Ok(grad.object())
 }
 
@@ -77,8 +77,8 @@ pub fn grad_clip<'py>(
     let (at, scratch, to) = (grad.at(), partial.at(), norm.at());
     // SAFETY: grad has at least n elements, total_norm 1, and `partial` is not used on the CPU; `run` refuses arrays that
     // share memory.
-    call.run(Sharing::Nothing, grad.len(), || unsafe {
-        ops::grad_clip(at.write(), scratch.write(), to.write(), clip, n, HERE)
+    call.run(Sharing::Nothing, grad.len(), |on| unsafe {
+        ops::grad_clip(on.write(at), on.write(scratch), on.write(to), clip, n, on.stream())
     })?;
     Ok(norm.object())
 }

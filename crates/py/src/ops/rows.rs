@@ -1,6 +1,6 @@
 //! Row by row: softmax and the norms. An output may be an input.
 
-use super::{HERE, Object, Optional, Result};
+use super::{Object, Optional, Result};
 use crate::array::{Call, Sharing, Size, rows_of};
 use ironhorse::ops;
 use pyo3::prelude::*;
@@ -21,7 +21,9 @@ pub fn softmax<'py>(
     let out = call.output_or_new::<f32>("out", out, x.shape())?;
     let (from, to) = (x.at(), out.at());
     // SAFETY: both arrays have rows * cols elements; `run` refuses those that overlap in part.
-    call.run(Sharing::Same, x.len(), || unsafe { ops::softmax(from.read(), to.write(), rows, cols, HERE) })?;
+    call.run(Sharing::Same, x.len(), |on| unsafe {
+        ops::softmax(on.read(from), on.write(to), rows, cols, on.stream())
+    })?;
     Ok(out.object())
 }
 
@@ -55,8 +57,8 @@ pub fn softmax_topk<'py>(
     let idx = call.output_or_new::<i32>("idx", idx, &shape)?;
     let (from, to, at) = (x.at(), weights.at(), idx.at());
     // SAFETY: x has rows * cols elements, the others rows * k; `run` refuses those that share memory.
-    call.run(Sharing::Nothing, x.len(), || unsafe {
-        ops::softmax_topk(from.read(), to.write(), at.write(), rows, cols, k, HERE)
+    call.run(Sharing::Nothing, x.len(), |on| unsafe {
+        ops::softmax_topk(on.read(from), on.write(to), on.write(at), rows, cols, k, on.stream())
     })?;
     Ok((weights.object(), idx.object()))
 }
@@ -81,8 +83,8 @@ pub fn rmsnorm<'py>(
     let out = call.output_or_new::<f32>("out", out, x.shape())?;
     let (from, by, to) = (x.at(), weight.at(), out.at());
     // SAFETY: x and out have rows * dim elements, weight dim; `run` refuses those that overlap in part.
-    call.run(Sharing::Same, x.len(), || unsafe {
-        ops::rmsnorm(from.read(), by.read(), to.write(), rows, dim, eps, HERE)
+    call.run(Sharing::Same, x.len(), |on| unsafe {
+        ops::rmsnorm(on.read(from), on.read(by), on.write(to), rows, dim, eps, on.stream())
     })?;
     Ok(out.object())
 }
@@ -113,17 +115,17 @@ pub fn rmsnorm_residual<'py>(
     let sum = call.output_or_new::<f32>("residual_out", residual_out, x.shape())?;
     let (from, and, by, to, keep) = (x.at(), residual.at(), weight.at(), out.at(), sum.at());
     // SAFETY: weight has dim elements, all others rows * dim; `run` refuses those that overlap in part.
-    call.run(Sharing::Same, x.len(), || unsafe {
+    call.run(Sharing::Same, x.len(), |on| unsafe {
         ops::rmsnorm_residual(
-            from.read(),
-            and.read(),
-            by.read(),
-            to.write(),
-            keep.write(),
+            on.read(from),
+            on.read(and),
+            on.read(by),
+            on.write(to),
+            on.write(keep),
             rows,
             dim,
             eps,
-            HERE,
+            on.stream(),
         )
     })?;
     Ok((out.object(), sum.object()))
@@ -153,8 +155,8 @@ pub fn layernorm<'py>(
     let out = call.output_or_new::<f32>("out", out, x.shape())?;
     let (from, by, plus, to) = (x.at(), weight.at(), bias.at(), out.at());
     // SAFETY: x and out have rows * dim elements, the others dim; `run` refuses those that overlap in part.
-    call.run(Sharing::Same, x.len(), || unsafe {
-        ops::layernorm(from.read(), by.read(), plus.read(), to.write(), rows, dim, eps, HERE)
+    call.run(Sharing::Same, x.len(), |on| unsafe {
+        ops::layernorm(on.read(from), on.read(by), on.read(plus), on.write(to), rows, dim, eps, on.stream())
     })?;
     Ok(out.object())
 }

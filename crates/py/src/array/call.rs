@@ -1,11 +1,12 @@
-//! numpy arrays as pointers that an op may use: checked, made contiguous, kept alive, and known not to overlap.
+//! One call of an op: its arrays, their checks, and running it.
 
+use super::staging::{self, Range, Where};
+use super::{Array, Element, Indices, product};
 use crate::error;
 use ironhorse::ops::OpError;
 use numpy::npyffi::{self, NPY_ARRAY_CARRAY, NPY_ARRAY_CARRAY_RO, NPY_ARRAY_ENSUREARRAY, PY_ARRAY_API};
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::PyTypeInfo;
-use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use std::ffi::c_int;
 use std::marker::PhantomData;
@@ -15,112 +16,7 @@ const LONG: usize = 16 * 1024;
 /// Dimensions that numpy allows.
 const MOST_DIMS: usize = 64;
 /// More arrays than any op has.
-const MOST: usize = 8;
-
-/// An element type of numpy: its name, its kind and its number for new arrays.
-pub trait Element {
-    /// As numpy prints it.
-    const NAME: &'static str;
-    /// numpy's letter for the family.
-    const KIND: u8;
-    /// Of new arrays.
-    const NUMBER: npyffi::NPY_TYPES;
-}
-
-impl Element for f32 {
-    const NAME: &'static str = "float32";
-    const KIND: u8 = b'f';
-    const NUMBER: npyffi::NPY_TYPES = npyffi::NPY_TYPES::NPY_FLOAT;
-}
-
-impl Element for i32 {
-    const NAME: &'static str = "int32";
-    const KIND: u8 = b'i';
-    const NUMBER: npyffi::NPY_TYPES = npyffi::NPY_TYPES::NPY_INT;
-}
-
-impl Element for u64 {
-    const NAME: &'static str = "uint64";
-    const KIND: u8 = b'u';
-    const NUMBER: npyffi::NPY_TYPES = npyffi::NPY_TYPES::NPY_ULONGLONG;
-}
-
-/// A C-contiguous, aligned array of `T` in native byte order, alive as long as this is.
-pub struct Array<'py, T> {
-    array: Bound<'py, PyUntypedArray>,
-    len: usize,
-    element: PhantomData<T>,
-}
-
-impl<'py, T> Array<'py, T> {
-    /// Its first element.
-    pub fn ptr(&self) -> *mut T {
-        // SAFETY: the object is an array (it was cast) and alive.
-        unsafe { (*self.array.as_array_ptr()).fields.data.cast() }
-    }
-
-    /// Its first element, to take along into work without the interpreter.
-    pub fn at(&self) -> Pointer<T> {
-        Pointer(self.ptr())
-    }
-
-    /// How many elements.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// How many elements, as C has it.
-    pub fn count(&self) -> i64 {
-        self.len as i64
-    }
-
-    /// Its sizes.
-    pub fn shape(&self) -> &[usize] {
-        self.array.shape()
-    }
-
-    /// To hand back to Python.
-    pub fn object(self) -> Bound<'py, PyAny> {
-        self.array.into_any()
-    }
-}
-
-/// The memory of an [`Array`], which must outlive it.
-pub struct Pointer<T>(*mut T);
-
-impl<T> Clone for Pointer<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Pointer<T> {}
-
-// SAFETY: it is used by the one call that holds the array; the thread that runs it is the caller's.
-unsafe impl<T> Send for Pointer<T> {}
-// SAFETY: as for Send; closures hold it by reference.
-unsafe impl<T> Sync for Pointer<T> {}
-
-impl<T> Pointer<T> {
-    /// To read.
-    pub fn read(self) -> *const T {
-        self.0
-    }
-
-    /// To write; only of arrays got as outputs.
-    pub fn write(self) -> *mut T {
-        self.0
-    }
-}
-
-/// Memory of an array in a call.
-#[derive(Clone, Copy)]
-struct Range {
-    name: &'static str,
-    start: usize,
-    bytes: usize,
-    written: bool,
-}
+pub(super) const MOST: usize = 8;
 
 /// What arrays of a call may share.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -135,6 +31,8 @@ pub enum Sharing {
 pub struct Call<'py> {
     py: Python<'py>,
     op: &'static str,
+    /// The GPU to compute on; `None` is the host.
+    gpu: Option<usize>,
     ranges: [Range; MOST],
     used: usize,
 }
@@ -142,20 +40,17 @@ pub struct Call<'py> {
 impl<'py> Call<'py> {
     /// Starts a call on the device that the argument names.
     pub fn new(py: Python<'py>, op: &'static str, device: &str) -> PyResult<Self> {
-        match device {
-            "auto" | "cpu" => {}
-            "cuda" => {
-                let text =
-                    "device=\"cuda\" does not take numpy arrays in this version; use \"auto\" or \"cpu\"";
-                return Err(error::not_available(py, op, text));
-            }
-            _ => {
-                let text = format_args!("device is {device:?}; there are \"auto\", \"cpu\" and \"cuda\"");
-                return Err(error::invalid(py, op, text));
-            }
-        }
-        let none = Range { name: "", start: 0, bytes: 0, written: false };
-        Ok(Self { py, op, ranges: [none; MOST], used: 0 })
+        let gpu = match device {
+            // Arrays of numpy are memory of the host: to copy them to a GPU and back takes longer than to compute here.
+            "auto" | "cpu" => None,
+            _ => Some(gpu_of(device).ok_or_else(|| {
+                let text = format_args!(
+                    "device is {device:?}; there are \"auto\", \"cpu\", \"cuda\" and \"cuda:N\""
+                );
+                error::invalid(py, op, text)
+            })?),
+        };
+        Ok(Self { py, op, gpu, ranges: [Range::NONE; MOST], used: 0 })
     }
 
     /// The refusal of an argument.
@@ -174,7 +69,7 @@ impl<'py> Call<'py> {
         if !has(&array, NPY_ARRAY_CARRAY_RO) {
             array = self.copy(&array)?;
         }
-        Ok(self.keep(name, array, false))
+        Ok(self.keep(name, array, Range::READ))
     }
 
     /// An array that the op writes, or reads and writes: used as it is or refused.
@@ -187,7 +82,7 @@ impl<'py> Call<'py> {
         if !has(&array, NPY_ARRAY_CARRAY) {
             return Err(self.unfit(name, &array));
         }
-        Ok(self.keep(name, array, true))
+        Ok(self.keep(name, array, Range::WRITTEN))
     }
 
     /// The array given for an output, which must have this shape or be flat with as many elements; else a new one.
@@ -200,7 +95,7 @@ impl<'py> Call<'py> {
         match given {
             None => {
                 let array = self.allocate::<T>(shape)?;
-                Ok(self.keep(name, array, true))
+                Ok(self.keep(name, array, Range::NEW))
             }
             Some(object) => {
                 let array = self.output(name, object)?;
@@ -224,6 +119,7 @@ impl<'py> Call<'py> {
                 // SAFETY: inside an array that was made here.
                 unsafe { array.ptr().add(i).write(fill) };
             }
+            self.ranges[array.slot].new = false;
         }
         Ok(array)
     }
@@ -237,18 +133,55 @@ impl<'py> Call<'py> {
         Err(self.invalid(format_args!("`{name}` is {found:?}, expected {shape:?}")))
     }
 
+    /// A private copy of the elements of an array that was got as an input, which must be `count` indices in 0..below.
+    pub fn indices(
+        &mut self,
+        (name, array): (&str, &Array<'_, i32>),
+        count: i64,
+        below: i64,
+    ) -> PyResult<Indices> {
+        if array.count() != count {
+            let found = array.shape();
+            return Err(self.invalid(format_args!("`{name}` is {found:?}, expected {count} elements")));
+        }
+        let copy = if count == 0 {
+            Vec::new()
+        } else {
+            // SAFETY: the array is alive and has this many elements; numpy writes none of it while this thread has the lock.
+            unsafe { std::slice::from_raw_parts(array.ptr().cast_const(), array.len()) }.to_vec()
+        };
+        match copy.iter().position(|&index| i64::from(index) < 0 || i64::from(index) >= below) {
+            None => {
+                self.ranges[array.slot].source = copy.as_ptr() as usize;
+                Ok(Indices { copy, slot: array.slot })
+            }
+            Some(at) => Err(self.invalid(format_args!(
+                "`{name}` has {} at position {at}, expected 0 to {}",
+                copy[at],
+                below - 1
+            ))),
+        }
+    }
+
     /// Refuses arrays that overlap in a way that the op does not stand; then runs it, without the interpreter where
     /// there is much to do. `work` is the number of elements it touches, about.
     ///
-    /// `run` uses pointers of arrays, which live until this returns because the caller holds them.
+    /// `run` uses pointers of arrays, which live until this returns because the caller holds them, as [`Where`] gives them.
     pub fn run(
         &self,
         sharing: Sharing,
         work: usize,
-        run: impl FnOnce() -> Result<(), OpError> + Send,
+        run: impl FnOnce(&Where) -> Result<(), OpError> + Send,
     ) -> PyResult<()> {
         self.apart(sharing)?;
-        let done = if work < LONG { run() } else { self.py.detach(run) };
+        let done = match self.gpu {
+            None if work < LONG => run(&Where::HOST),
+            None => self.py.detach(|| run(&Where::HOST)),
+            Some(gpu) => {
+                let (op, ranges) = (self.op, &self.ranges[..self.used]);
+                self.py.detach(|| staging::run(op, gpu, ranges, run))
+            }
+        };
         done.map_err(|error| error::of_op(self.py, &error))
     }
 
@@ -319,13 +252,13 @@ impl<'py> Call<'py> {
         &mut self,
         name: &'static str,
         array: Bound<'py, PyUntypedArray>,
-        written: bool,
+        kind: Range,
     ) -> Array<'py, T> {
-        let array = Array { len: array.len(), array, element: PhantomData };
-        let range = Range { name, start: array.ptr() as usize, bytes: array.len * size_of::<T>(), written };
         debug_assert!(self.used < MOST);
+        let array = Array { len: array.len(), array, slot: self.used, element: PhantomData };
+        let (start, bytes) = (array.ptr() as usize, array.len * size_of::<T>());
         if let Some(free) = self.ranges.get_mut(self.used) {
-            *free = range;
+            *free = Range { name, start, source: start, bytes, ..kind };
             self.used += 1;
         }
         array
@@ -365,71 +298,6 @@ impl<'py> Call<'py> {
     }
 }
 
-/// Rows and columns: those given, or the last dimension and all before it.
-pub fn rows_of<T>(
-    call: &Call<'_>,
-    (name, array): (&str, &Array<'_, T>),
-    (rows, cols): (Option<Size>, Option<Size>),
-) -> PyResult<(i64, i64)> {
-    let (rows, cols) = match (rows, cols) {
-        (None, None) => {
-            let Some((&cols, before)) = array.shape().split_last() else {
-                return Err(call.invalid(format_args!("`{name}` has no dimensions, expected rows")));
-            };
-            (before.iter().product::<usize>() as i64, cols as i64)
-        }
-        (Some(Size(rows)), Some(Size(cols))) => (rows, cols),
-        _ => return Err(call.invalid("give both sizes, or none of them")),
-    };
-    if rows < 0 || cols < 0 || rows.checked_mul(cols) != Some(array.count()) {
-        let found = array.shape();
-        return Err(call.invalid(format_args!("`{name}` is {found:?}, which is not {rows} rows of {cols}")));
-    }
-    Ok((rows, cols))
-}
-
-/// Refuses an array that has not as many elements as these sizes, or sizes below 0.
-pub fn count_is<T>(call: &Call<'_>, (name, array): (&str, &Array<'_, T>), sizes: &[i64]) -> PyResult<()> {
-    let count = sizes.iter().try_fold(1_i64, |count, &size| count.checked_mul(size).filter(|_| size >= 0));
-    if count == Some(array.count()) {
-        return Ok(());
-    }
-    let found = array.shape();
-    Err(call.invalid(format_args!("`{name}` is {found:?}, expected the elements of {sizes:?}")))
-}
-
-/// An integer argument. One beyond 64 bits becomes the largest, which no array has.
-#[derive(Clone, Copy)]
-pub struct Size(pub i64);
-
-impl<'a, 'py> FromPyObject<'a, 'py> for Size {
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        match object.extract::<i64>() {
-            Err(error) if error.is_instance_of::<PyOverflowError>(object.py()) => Ok(Self(i64::MAX)),
-            value => value.map(Self),
-        }
-    }
-}
-
-/// A flag: `True`, `False`, or a number as C programs have it.
-#[derive(Clone, Copy)]
-pub struct Flag(pub bool);
-
-impl<'a, 'py> FromPyObject<'a, 'py> for Flag {
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        object.is_truthy().map(Self)
-    }
-}
-
-/// The product of sizes, if it can be one.
-pub fn product(shape: &[usize]) -> Option<usize> {
-    shape.iter().try_fold(1_usize, |product, &size| product.checked_mul(size))
-}
-
 fn has(array: &Bound<'_, PyUntypedArray>, flags: c_int) -> bool {
     // SAFETY: the object is an array and alive.
     unsafe { (*array.as_array_ptr()).fields.flags & flags == flags }
@@ -440,4 +308,15 @@ fn dtype(descr: &Bound<'_, numpy::PyArrayDescr>) -> String {
     let swapped = if cfg!(target_endian = "little") { b'>' } else { b'<' };
     let order = if descr.byteorder() == swapped { " (byte-swapped)" } else { "" };
     format!("{descr}{order}")
+}
+
+/// The number of the GPU that `"cuda"` or `"cuda:N"` names.
+fn gpu_of(device: &str) -> Option<usize> {
+    match device.strip_prefix("cuda")? {
+        "" => Some(0),
+        rest => {
+            let digits = rest.strip_prefix(':')?;
+            if digits.bytes().all(|digit| digit.is_ascii_digit()) { digits.parse().ok() } else { None }
+        }
+    }
 }
