@@ -2,6 +2,7 @@
 //! chosen at run time.
 
 pub mod buffer;
+pub mod direct;
 mod engine;
 pub mod flat;
 pub mod gemm;

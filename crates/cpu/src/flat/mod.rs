@@ -21,7 +21,7 @@ mod map;
 mod matmul;
 mod norm;
 mod optimizer;
-mod pool;
+pub(crate) mod pool;
 mod rope;
 mod scatter;
 mod softmax;

@@ -55,7 +55,7 @@ pub fn threads() -> usize {
 }
 
 /// Calls `work` with a team: the process-wide one if `wide` and nobody else has it, else one of the caller alone.
-pub(super) fn with_team<R>(wide: bool, work: impl FnOnce(&Team, &mut Workspace) -> R) -> R {
+pub(crate) fn with_team<R>(wide: bool, work: impl FnOnce(&Team, &mut Workspace) -> R) -> R {
     if wide {
         let mut guard = match SHARED.try_lock() {
             Ok(guard) => guard,
@@ -88,7 +88,7 @@ fn alone<R>(work: impl FnOnce(&Team, &mut Workspace) -> R) -> R {
 
 /// Cuts `0..len` into pieces of `chunk` and runs `task` on each; on several threads if `len * weight` light element
 /// operations are worth it.
-pub(super) fn pieces(len: usize, chunk: usize, weight: usize, task: impl Fn(Range<usize>) + Sync) -> Done {
+pub(crate) fn pieces(len: usize, chunk: usize, weight: usize, task: impl Fn(Range<usize>) + Sync) -> Done {
     let chunk = chunk.max(1);
     if len.saturating_mul(weight) < WORTH_IT || len <= chunk {
         let mut start = 0;
@@ -103,7 +103,7 @@ pub(super) fn pieces(len: usize, chunk: usize, weight: usize, task: impl Fn(Rang
 }
 
 /// [`pieces`] of whole rows, about `chunk` elements each.
-pub(super) fn row_pieces(
+pub(crate) fn row_pieces(
     rows: usize,
     width: usize,
     weight: usize,
@@ -115,6 +115,6 @@ pub(super) fn row_pieces(
 }
 
 /// The instructions to use.
-pub(super) fn isa() -> Isa {
+pub(crate) fn isa() -> Isa {
     Isa::detect()
 }
