@@ -1,12 +1,11 @@
-"""What a notebook or a script does with models and files: verify, load, save, export. Also as `ironhorse.NAME`.
+"""What a notebook or a script does with models and files: verify, load, save. Also as `ironhorse.NAME`.
 
-`verify` compares with answers · `load`, `save` every file format · `export` makes answers with PyTorch · `tensors`
+`verify` compares with answers · `load`, `save` every file format · `tensors`
 arrays that are made when looked at · `tables` plain text for people
 """
 
 from __future__ import annotations
 
-from .export import Exported, ExportedFile, export
 from .load import Loaded, load
 from .save import Saved, save
 from .tensors import Tensors
@@ -14,8 +13,6 @@ from .verify import Element, FirstWrong, OpCheck, TensorCheck, VerifyReport, ver
 
 __all__ = [
     "Element",
-    "Exported",
-    "ExportedFile",
     "FirstWrong",
     "Loaded",
     "OpCheck",
@@ -23,7 +20,6 @@ __all__ = [
     "TensorCheck",
     "Tensors",
     "VerifyReport",
-    "export",
     "load",
     "save",
     "verify",
