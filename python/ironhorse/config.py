@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -196,18 +197,19 @@ def _load_json(path: str) -> Mapping[str, Any]:
 
 
 def _load_toml(path: str) -> Mapping[str, Any]:
-    try:
+    if sys.version_info >= (3, 11):
         import tomllib
-    except ImportError:  # Python 3.10
+    else:
         try:
-            import tomli as tomllib  # type: ignore[no-redef,import-not-found]
+            import tomli as tomllib
         except ImportError:
             raise ConfigError(f"{path}: reading TOML needs Python 3.11 or `pip install tomli`") from None
     text = _read_text(path)
     try:
-        return tomllib.loads(text)
+        table: Mapping[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML ({error})") from None
+    return table
 
 
 def _read_text(path: str) -> str:

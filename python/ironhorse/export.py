@@ -95,8 +95,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_flags(command: argparse.ArgumentParser, name: str, kind: Kind) -> None:
     model = command.add_argument_group("model")
-    model.add_argument("--model", help=f"{' '.join(kind.names)} | FILE.toml | FILE.json | n_layer=3,n_head=5,n_embd=80,... "
-                       "| a Hugging Face GPT-2 folder or hub name")  # fmt: skip
+    model.add_argument("--model", help=f"{' '.join(kind.names)} | FILE.toml | FILE.json | "
+                       "n_layer=3,n_head=5,n_embd=80,... | a Hugging Face GPT-2 folder or hub name")  # fmt: skip
     model.add_argument("--hf", metavar="NAME_OR_FOLDER", help="take the weights from here (needs transformers)")
     model.add_argument("--init", choices=("spread", "gpt2"), help="random weights: spread (default) leaves no "
                        "parameter at 0 or 1, gpt2 is GPT-2's own")  # fmt: skip
@@ -296,8 +296,8 @@ def export(
 ) -> Exported:
     """Builds a model, lets PyTorch compute its answers on one batch, and writes weights, debug state and answer key.
 
-    `model` is a name (d12), sizes (text or a GPT2Config), or a folder or hub name with weights; the others are the flags
-    of `python -m ironhorse.export`, with `acts` and `bf16` for `--no-acts` and `--no-bf16`. Needs torch.
+    `model` is a name (d12), sizes (text or a GPT2Config), or a folder or hub name with weights; the others are the
+    flags of `python -m ironhorse.export`, with `acts` and `bf16` for `--no-acts` and `--no-bf16`. Needs torch.
     """
     if kind not in KINDS:
         raise InvalidValueError(f"export: kind is {kind!r}; there are {', '.join(KINDS)}")
@@ -306,7 +306,7 @@ def export(
         ("beta1", beta1, (int, float)), ("beta2", beta2, (int, float)), ("eps", eps, (int, float)),
         ("weight_decay", weight_decay, (int, float)),
     ):  # fmt: skip
-        if isinstance(value, bool) or not isinstance(value, types):  # type: ignore[arg-type]
+        if isinstance(value, bool) or not isinstance(value, types):
             raise InvalidValueError(f"export: {name} is {value!r}, expected a number")
     if init not in (None, "spread", "gpt2"):
         raise InvalidValueError(f'export: init is {init!r}; there are "spread" and "gpt2"')

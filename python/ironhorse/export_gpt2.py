@@ -29,9 +29,7 @@ def export_gpt2(args: Options, config: GPT2Config | None, source: str | None) ->
         return _export(args, config, source, staging)
 
 
-def _export(
-    args: Options, config: GPT2Config | None, source: str | None, staging: Staging
-) -> dict[str, Any]:
+def _export(args: Options, config: GPT2Config | None, source: str | None, staging: Staging) -> dict[str, Any]:
     model = _build(args, config, source)
     config = model.config
     check_length(args.seq, config)

@@ -35,10 +35,10 @@ _MULTIPLE_CHOICE = 20240522
 class Loaded(Printed):
     """A file, open. `print` shows what is in it.
 
-    `kind` is model, state, key, hf, checkpoint, safetensors, shard or tokenizer. Tensors have the names and shapes of the
-    parameter table: `h.0.attn.c_attn.weight` is (out, in), wte has V rows, whatever the file does. A state and a key
-    have `x`, `y`, `logits`, `loss`, `grad.NAME`, a key also `param.NAME`, `act.NAME` and more; a checkpoint has `m.NAME`
-    and `v.NAME` beside the parameters; a shard has `tokens`. Any other safetensors file keeps its names.
+    `kind` is model, state, key, hf, checkpoint, safetensors, shard or tokenizer. Tensors have the names and shapes of
+    the parameter table: `h.0.attn.c_attn.weight` is (out, in), wte has V rows, whatever the file does. A state and a
+    key have `x`, `y`, `logits`, `loss`, `grad.NAME`, a key also `param.NAME`, `act.NAME` and more; a checkpoint has
+    `m.NAME` and `v.NAME` beside the parameters; a shard has `tokens`. Any other safetensors file keeps its names.
     """
 
     kind: str
@@ -100,8 +100,8 @@ def load(
     Arrays are numpy's or torch's, made when they are looked at and mapped from the file where its type allows. bf16 is
     bfloat16 in torch; in numpy it becomes float32 (exact), or stays as its `"bits"` (uint16; see
     `ironhorse.formats.bf16`), or with `"ml_dtypes"` that package's bfloat16. A debug state does not say how large its
-    model is: `config` is a GPT2Config, sizes, or the model's file; if not given, the model .bin beside it tells. `check`
-    compares the checksums that keys and checkpoints carry, which reads them whole.
+    model is: `config` is a GPT2Config, sizes, or the model's file; if not given, the model .bin beside it tells.
+    `check` compares the checksums that keys and checkpoints carry, which reads them whole.
     """
     maker = Maker(framework, bf16).check()
     if not isinstance(path, (str, os.PathLike)):
@@ -195,7 +195,7 @@ def _check_sums(path: Path, file: SafetensorsFile) -> None:
             raise FormatError(f"{path}: no tensor {name}, but a checksum of it")
         found = zlib.crc32(np.ascontiguousarray(file.tensors[name]).data)
         if found != want:
-            raise FormatError(f"{path}: {name} has crc32 {found}, expected {want}; it was changed (check=False loads it)")
+            raise FormatError(f"{path}: {name} has crc32 {found}, expected {want}; check=False loads it anyway")
 
 
 def _state(path: Path, maker: Maker, config: GPT2Config | PathLike | None) -> Loaded:
@@ -213,7 +213,7 @@ def _config_of(path: Path, config: PathLike | None) -> GPT2Config:
         beside = path.with_name(path.name.replace("_debug_state.bin", ".bin"))
         if beside == path or not beside.is_file():
             raise FormatError(
-                f"{path}: a debug state does not say how large its model is; give config=, the sizes or the model's file"
+                f"{path}: a debug state does not say how large its model is; give config=, sizes or the model's file"
             )
         return map_model(beside).config
     text = os.fspath(config)

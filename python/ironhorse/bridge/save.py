@@ -71,7 +71,7 @@ class _Job:
         raws = _raws(loaded.params) if loaded is not None else self.raws
         for name, shape in param_shapes(self.sizes()).items():
             if name not in raws:
-                raise FormatError(f"{self.path}: no tensor {name} to save; a model has the names of the parameter table")
+                raise FormatError(f"{self.path}: no tensor {name} to save; names are those of the parameter table")
             found = raws[name].array.shape
             if found != shape:
                 raise FormatError(f"{self.path}: {name} is {list(found)}, expected {list(shape)}")
@@ -196,7 +196,7 @@ def _state(job: _Job, path: Path) -> None:
     missing = [name for name in ("x", "y", "logits", "loss") if name not in job.raws]
     missing += [f"grad.{name}" for name in param_shapes(job.sizes()) if f"grad.{name}" not in job.raws]
     if missing:
-        raise FormatError(f"{job.path}: no tensor {missing[0]} to save; a debug state has x, y, logits, loss, grad.NAME")
+        raise FormatError(f"{job.path}: no tensor {missing[0]} to save; a state has x, y, logits, loss, grad.NAME")
     arrays = {name: raw.array for name, raw in job.raws.items()}
     grads = {name: arrays[f"grad.{name}"] for name in param_shapes(job.sizes())}
     state = DebugState(arrays["x"], arrays["y"], arrays["logits"], float(arrays["loss"].reshape(())), grads)
@@ -211,7 +211,7 @@ def _safetensors(job: _Job, path: Path) -> None:
 def _key(job: _Job, path: Path) -> None:
     """As loaded, with the checksums of what is there now."""
     if job.metadata.get("format") != "ironhorse-answer-key":
-        raise FormatError(f"{job.path}: only a key that was loaded can be saved as one; ironhorse.export makes new ones")
+        raise FormatError(f"{job.path}: only a key that was loaded can be saved; ironhorse.export makes new ones")
     sums = crc32_table({name: raw.array for name, raw in job.raws.items()})
     metadata = dict(job.metadata)
     if json.loads(metadata.get("crc32", "{}")) != sums:

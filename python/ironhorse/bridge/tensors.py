@@ -1,4 +1,4 @@
-"""Tensors by name that are made when they are looked at, as numpy arrays or torch tensors; and back to what files hold."""
+"""Tensors by name, made when they are looked at as numpy arrays or torch tensors; and back to what files hold."""
 
 from __future__ import annotations
 
@@ -129,7 +129,8 @@ class Tensors(MutableMapping[str, Any], Printed):
 
     def under(self, prefix: str) -> Tensors:
         """Those whose names start with `prefix`, which is taken off. The arrays are the same ones."""
-        part = Tensors({n.removeprefix(prefix): raw for n, raw in self._raws.items() if n.startswith(prefix)}, self._maker)
+        raws = {n.removeprefix(prefix): raw for n, raw in self._raws.items() if n.startswith(prefix)}
+        part = Tensors(raws, self._maker)
         part._made = {n.removeprefix(prefix): value for n, value in self._made.items() if n.startswith(prefix)}
         return part
 

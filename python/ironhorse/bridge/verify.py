@@ -228,8 +228,8 @@ def _tensor(row: Mapping[str, Any]) -> TensorCheck:
 
 
 def _op(row: Mapping[str, Any]) -> OpCheck:
-    numbers = (_number(row[name]) for name in ("worst", "allowed", "ratio"))
-    return OpCheck(row["op"], row["count"], row["wrong"], *numbers, where=row["place"])
+    error, allowed, ratio = (_number(row[name]) for name in ("worst", "allowed", "ratio"))
+    return OpCheck(row["op"], row["count"], row["wrong"], error, allowed, ratio, row["place"])
 
 
 def _first_wrong(row: Mapping[str, Any] | None, in_lockstep: bool) -> FirstWrong | None:

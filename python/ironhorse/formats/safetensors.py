@@ -33,7 +33,7 @@ _NAME_OF = {np.dtype(code).str: name for name, code in _NUMPY_OF.items() if name
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """`tensors` are views of the mapped file (changes stay in memory), in header order; `dtypes` are the file's own names."""
+    """`tensors` are views of the mapped file, in header order; changes stay in memory. `dtypes` are its names."""
 
     tensors: dict[str, Array]
     dtypes: dict[str, str]
