@@ -22,18 +22,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Code",
-    "IronhorseError",
-    "__version__",
-    "export",
-    "jit",
-    "load",
-    "ops",
-    "save",
-    "torch",
-    "verify",
-]
+# Without torch and jit: `import *` should need nothing that may be missing, and not hide another `torch`.
+__all__ = ["Code", "IronhorseError", "__version__", "export", "load", "ops", "save", "verify"]
 
 # Not at import: the command and the file formats need neither numpy's start-up time nor the native module.
 _MODULES = ("export", "jit", "ops", "torch")
@@ -52,4 +42,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})
