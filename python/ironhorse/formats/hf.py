@@ -126,7 +126,7 @@ def config_json(config: GPT2Config, kinds: set[str]) -> bytes:
         "use_cache": True,
         "vocab_size": config.vocab_size,
     }
-    return (json.dumps(table, indent=2) + "\n").encode()
+    return (json.dumps(table, indent=2).replace("1e-05", "0.00001") + "\n").encode()  # as Rust writes it
 
 
 def turned(name: str, array: Array) -> Array:
