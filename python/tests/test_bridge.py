@@ -195,10 +195,8 @@ def test_export_writes_what_the_command_writes(small: Exported, tmp_path: Path, 
         "gpt2", model=SMALL, out=tmp_path / "out", batch=SMALL_BATCH, seq=SMALL_SEQ, seed=3, weight_decay=0.1
     )
     assert capsys.readouterr().out == ""
-    for path, theirs in (
-        (made.key, small.key), (made.model, small.model), (made.model_bf16, small.model_bf16), (made.state, small.state),
-    ):  # fmt: skip
-        assert path.read_bytes() == theirs.read_bytes()
+    for name in ("key", "model", "model_bf16", "state"):
+        assert getattr(made, name).read_bytes() == getattr(small, name).read_bytes(), name
     assert (made.kind, made.name, made.batch, made.seq, made.seed) == ("gpt2", "custom", SMALL_BATCH, SMALL_SEQ, 3)
     assert made.config == SMALL_CONFIG.to_dict() and made.parameters == small.report["parameters"]
     assert made.loss == small.report["loss"] and list(made.losses) == small.report["losses"]
