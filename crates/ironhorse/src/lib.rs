@@ -5,6 +5,8 @@
 
 pub mod device;
 #[allow(unsafe_code)]
+pub mod direct;
+#[allow(unsafe_code)]
 pub mod ops;
 
 pub use ironhorse_core as core;

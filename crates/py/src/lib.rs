@@ -6,6 +6,7 @@
 mod array;
 mod error;
 mod ops;
+mod torch;
 
 use pyo3::prelude::*;
 use std::ffi::OsString;
@@ -30,5 +31,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(command, module)?)?;
     module.add_function(wrap_pyfunction!(verify, module)?)?;
+    torch::register(module)?;
     ops::register(module)
 }

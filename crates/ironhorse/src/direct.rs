@@ -1,0 +1,84 @@
+//! Direct ops where the memory is: one call on the caller's memory, on the host or on a GPU. The ops, their arguments and
+//! what they compute are those of the table in [`crate::core::direct`].
+//!
+//! Nothing is checked here: this is for callers who know types, sizes and places. [`crate::ops`] is for the others.
+//!
+//! # Safety
+//! Shared by all functions here: arrays are memory of the place `at` names, as large as the table says; outputs share no
+//! memory with anything else the call uses; on a GPU, memory stays valid until the stream has passed the call.
+//!
+//! # Errors
+//! Shared by all functions here: the work could not be started, or did not end well.
+
+use crate::core::direct::{Array, Attention, Binary, Rope, Rows, Targets, Unary};
+use crate::ops::Result;
+use crate::{cpu, cuda};
+
+/// Where a call works.
+pub enum At<'a> {
+    /// On this machine's cores, before the call returns.
+    Host,
+    /// On a stream of a GPU, after the call has returned.
+    Device(cuda::direct::At<'a>),
+}
+
+macro_rules! direct {
+    ($($(#[$doc:meta])* $name:ident($($pattern:ident: $type:ty),* $(,)?);)*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// See [the module](self).
+            ///
+            /// # Errors
+            /// See [the module](self).
+            pub unsafe fn $name(at: &At<'_>, $($pattern: $type),*) -> Result {
+                match at {
+                    // SAFETY: the caller's.
+                    At::Host => Ok(unsafe { cpu::direct::$name($($pattern),*) }?),
+                    // SAFETY: the caller's.
+                    At::Device(at) => Ok(unsafe { cuda::direct::$name(at, $($pattern),*) }?),
+                }
+            }
+        )*
+    };
+}
+
+direct! {
+    /// y = op(x), n elements.
+    unary(op: Unary, x: Array, y: Array, n: usize);
+    /// Of d_y and x: d_x.
+    unary_bwd(op: Unary, inputs: [Array; 2], d_x: Array, n: usize);
+    /// y = op(a, b), n elements.
+    binary(op: Binary, inputs: [Array; 2], y: Array, n: usize);
+    /// Of d_y, gate and up: d_gate and d_up, either of which may be null.
+    swiglu_bwd(inputs: [Array; 3], outputs: [Array; 2], n: usize);
+    /// Of x and bias: y = relu(x scale + bias).
+    scale_bias_relu(inputs: [Array; 2], y: Array, rows: Rows, scale: f64);
+    /// Of d_y and y: d_x and d_bias, either of which may be null.
+    scale_bias_relu_bwd(inputs: [Array; 2], outputs: [Array; 2], rows: Rows, scale: f64);
+    /// y = softmax(x) of each row.
+    softmax(x: Array, y: Array, rows: Rows);
+    /// Of d_y and y: d_x.
+    softmax_bwd(inputs: [Array; 2], d_x: Array, rows: Rows);
+    /// Of x and weight: y and rstd, which may be null.
+    rmsnorm(inputs: [Array; 2], outputs: [Array; 2], rows: Rows, eps: f64);
+    /// Of d_y, x, weight and rstd: d_x and d_weight, either of which may be null.
+    rmsnorm_bwd(inputs: [Array; 4], outputs: [Array; 2], rows: Rows);
+    /// Of x, weight and bias: y, mean and rstd, which may be null.
+    layernorm(inputs: [Array; 3], outputs: [Array; 3], rows: Rows, eps: f64);
+    /// Of d_y, x, weight, mean and rstd: d_x, d_weight and d_bias, any of which may be null.
+    layernorm_bwd(inputs: [Array; 5], outputs: [Array; 3], rows: Rows);
+    /// Of logits and targets: losses and lse, one per row.
+    cross_entropy(logits: Array, targets: Targets, outputs: [Array; 2], rows: Rows, ignore: i64);
+    /// Of losses: their mean or sum, and what they were multiplied with.
+    cross_entropy_mean(losses: Array, targets: Targets, outputs: [Array; 2], rows: usize, ignore: i64, mean: bool);
+    /// Of d_loss, logits, lse and inv_count: d_logits.
+    cross_entropy_bwd(inputs: [Array; 4], targets: Targets, d_logits: Array, rows: Rows, ignore: i64, per_row: bool);
+    /// Of x, cos and sin: y.
+    rope(inputs: [Array; 3], y: Array, shape: &Rope);
+    /// Of q, k and v: out and lse, which may be null.
+    attention(inputs: [Array; 3], outputs: [Array; 2], shape: &Attention);
+    /// Of d_out, q, k, v, out and lse: d_q, d_k and d_v, any of which may be null.
+    attention_bwd(inputs: [Array; 6], outputs: [Array; 3], shape: &Attention);
+}

@@ -1,0 +1,136 @@
+//! What ops need of a tensor, whoever holds it: libtorch's C interface ([`super::handle`]) or Python ([`super::object`]).
+
+use ironhorse::core::direct::{Array, Float};
+use ironhorse::ops::{Code, OpError, Result};
+use std::ffi::c_void;
+use std::fmt::{self, Display};
+
+/// The type of a tensor's elements, as far as ops care.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dtype {
+    /// What ops compute on.
+    Float(Float),
+    /// `torch.int64`
+    I64,
+    /// `torch.int32`
+    I32,
+    /// `torch.uint8`
+    U8,
+    /// Anything else.
+    Other,
+}
+
+impl Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Float(Float::F64) => "float64",
+            Self::Float(Float::F32) => "float32",
+            Self::Float(Float::BF16) => "bfloat16",
+            Self::Float(Float::F16) => "float16",
+            Self::I64 => "int64",
+            Self::I32 => "int32",
+            Self::U8 => "uint8",
+            Self::Other => "another type",
+        })
+    }
+}
+
+/// Where a tensor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// Memory of the host.
+    Cpu,
+    /// Memory of the GPU of this index.
+    Cuda(i32),
+    /// Anywhere else.
+    Other,
+}
+
+impl Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+            Self::Other => f.write_str("another device"),
+        }
+    }
+}
+
+/// A tensor that is kept alive by this.
+pub trait Tensor: Sized {
+    /// The first element.
+    fn data(&self) -> *mut c_void;
+    /// The type.
+    fn dtype(&self) -> Dtype;
+    /// The place.
+    fn device(&self) -> Device;
+    /// The sides.
+    fn sizes(&self) -> &[i64];
+    /// Elements from one index of a side to the next.
+    fn strides(&self) -> &[i64];
+
+    /// A new tensor with memory of torch's allocator.
+    fn empty(sizes: &[i64], strides: &[i64], dtype: Dtype, device: Device) -> Result<Self>;
+    /// Copies (and converts) another tensor of the same sides into this one.
+    fn copy_from(&self, other: &Self) -> Result;
+    /// torch's current stream of a GPU.
+    fn stream(index: i32) -> Result<*mut c_void>;
+    /// Runs long work, without the interpreter's lock where this thread has it.
+    fn detached<R>(work: impl FnOnce() -> R) -> R;
+
+    /// How many elements.
+    fn elements(&self) -> usize {
+        self.sizes().iter().product::<i64>() as usize
+    }
+
+    /// As an op sees it.
+    fn array(&self, float: Float) -> Array {
+        Array { at: self.data(), float }
+    }
+}
+
+/// A sentence that refuses an argument.
+pub fn refuse<T>(op: &str, name: &str, found: impl Display, expected: impl Display) -> Result<T> {
+    invalid(format!("{op}: `{name}` is {found}, expected {expected}"))
+}
+
+/// An argument that makes no sense.
+#[cold]
+pub fn invalid<T>(text: String) -> Result<T> {
+    Err(OpError { code: Code::InvalidValue, text })
+}
+
+/// What torch said.
+#[cold]
+pub fn failed(text: String) -> OpError {
+    let code = if text.contains("out of memory") { Code::OutOfMemory } else { Code::LaunchFailed };
+    OpError { code, text }
+}
+
+/// The strides of a contiguous tensor, as torch counts them: a side of 0 counts as 1.
+pub fn contiguous(sizes: &[i64]) -> Vec<i64> {
+    let mut strides = vec![1; sizes.len()];
+    for i in (1..sizes.len()).rev() {
+        strides[i - 1] = strides[i] * sizes[i].max(1);
+    }
+    strides
+}
+
+/// Whether the elements lie as `expected` says, as far as it matters: sides of 1 have no stride, and tensors without
+/// elements no elements.
+pub fn lies_as(sizes: &[i64], strides: &[i64], expected: impl Fn(usize) -> i64) -> bool {
+    sizes.contains(&0) || (0..sizes.len()).all(|i| sizes[i] == 1 || strides[i] == expected(i))
+}
+
+/// Whether the elements lie in the order of their indices, without gaps.
+pub fn is_contiguous(sizes: &[i64], strides: &[i64]) -> bool {
+    if sizes.contains(&0) {
+        return true;
+    }
+    let mut expected = 1;
+    sizes.iter().zip(strides).rev().all(|(&size, &stride)| {
+        let good = size == 1 || stride == expected;
+        expected *= size;
+        good
+    })
+}

@@ -1,0 +1,40 @@
+"""Operators for PyTorch, written in Rust and CUDA: on CPU and CUDA tensors, with gradients, under torch.compile and autocast.
+
+    import ironhorse.torch as custom_ops
+
+    y = custom_ops.fused_scale_bias_relu(x, bias, scale=2.0)
+    y.sum().backward()
+
+The functions are used like those of torch.nn.functional. The operators behind them are `torch.ops.ironhorse.*`.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("ironhorse.torch needs PyTorch 2.4 or newer: pip install 'ironhorse[torch]', or see pytorch.org") from error
+
+from .elementwise import gelu, silu, square, square_forward, swiglu
+from .heads import attention, causal_attention, rope, rope_tables
+from .loss import cross_entropy
+from .norms import layernorm, rmsnorm
+from .rows import fused_op_forward, fused_scale_bias_relu, softmax
+
+__all__ = [
+    "attention",
+    "causal_attention",
+    "cross_entropy",
+    "fused_op_forward",
+    "fused_scale_bias_relu",
+    "gelu",
+    "layernorm",
+    "rmsnorm",
+    "rope",
+    "rope_tables",
+    "silu",
+    "softmax",
+    "square",
+    "square_forward",
+    "swiglu",
+]

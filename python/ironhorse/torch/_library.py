@@ -1,0 +1,155 @@
+"""The operators in torch's registry: `torch.ops.ironhorse`.
+
+Every operator with a gradient is there twice. `NAME` has autograd and is what compiled code and direct users call; `NAME_fwd`
+is the same kernel without, which eager code calls from an autograd.Function of its own: half the cost of a call. Gradients
+are `NAME_bwd`.
+
+From torch 2.10 on, Rust registers them with libtorch's C interface. Before, or with IRONHORSE_TORCH_SHIM=0, torch.library
+registers the same names, and their Python bodies call the same Rust.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from ..errors import IronhorseError
+
+OLDEST = (2, 4)
+"""What torch.library needs to be able to do: register_fake and register_autograd."""
+
+SHIM_SINCE = (2, 10)
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, minor = re.match(r"(\d+)\.(\d+)", text).groups()  # type: ignore[union-attr]
+    return int(major), int(minor)
+
+
+def _checked_version(text: str) -> tuple[int, int]:
+    version = _version(text)
+    if version < OLDEST:
+        raise ImportError(f"ironhorse.torch needs PyTorch {OLDEST[0]}.{OLDEST[1]} or newer, this is {text}")
+    return version
+
+
+SHIM = _checked_version(torch.__version__) >= SHIM_SINCE and os.environ.get("IRONHORSE_TORCH_SHIM", "1") != "0"
+"""Whether Rust registers the operators itself."""
+
+
+def _body(name: str, results: int) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        try:
+            out = _native.torch_call(name, args)
+        except IronhorseError as error:
+            raise RuntimeError(str(error)) from None  # as libtorch raises it
+        return out[0] if results == 1 else tuple(out)
+
+    return call
+
+
+def _register() -> torch.library.Library | None:
+    if SHIM:
+        _native.torch_register()
+        return None
+    library = torch.library.Library("ironhorse", "FRAGMENT")
+    for name, schema in _native.torch_ops():
+        library.define(schema)
+        body = _body(name, schema.partition("->")[2].count("Tensor"))
+        for key in ("CPU", "CUDA"):
+            library.impl(name, body, key)
+    return library
+
+
+_kept = _register()
+
+
+def public(name: str) -> Any:
+    """The operator with autograd."""
+    return getattr(torch.ops.ironhorse, name).default
+
+
+def raw(name: str) -> Any:
+    """An operator without autograd, called with as little between as possible. Not for code that Dynamo traces."""
+    overload = getattr(torch.ops.ironhorse, name).default
+    return getattr(overload, "_op", overload)
+
+
+def fake(name: str, shapes: Callable[..., Any]) -> None:
+    """What an operator returns, without values."""
+    names = [name] if name.endswith("_bwd") else [name, f"{name}_fwd"]
+    for one in names:
+        torch.library.register_fake(f"ironhorse::{one}", shapes)
+
+
+def gradient(name: str, save: Callable[..., None], backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of the public operator. Returns the operator for torch.func, which register_autograd does not serve."""
+    torch.library.register_autograd(f"ironhorse::{name}", backward, setup_context=save)
+    bare = raw(f"{name}_fwd")
+
+    class Transformed(torch.autograd.Function):
+        generate_vmap_rule = True
+        setup_context = staticmethod(save)
+
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            return bare(*args)
+
+    Transformed.backward = staticmethod(backward)  # type: ignore[method-assign]
+    return Transformed.apply  # type: ignore[no-any-return]
+
+
+def like(x: Tensor) -> Tensor:
+    """A fake as large as x; results are contiguous."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def wanted(need: bool, x: Tensor) -> Tensor:
+    """The fake of a gradient of x: without elements where nobody wants it."""
+    return like(x) if need else x.new_empty(0)
+
+
+def only(need: bool, d: Tensor) -> Tensor | None:
+    """A gradient where it is wanted."""
+    return d if need else None
+
+
+def acc(x: Tensor) -> torch.dtype:
+    """The type of sums and statistics."""
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
+functorch_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+"""Whether torch.func is at work, which wants an autograd.Function of its own kind: what `gradient` returns."""
+
+_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+
+
+def autocast_on(x: Tensor) -> bool:
+    """Whether autocast is on where x is."""
+    if not torch.compiler.is_compiling() and not _any_autocast():
+        return False
+    return torch.is_autocast_enabled(x.device.type)
+
+
+def in_f32(x: Tensor) -> Tensor:
+    """x as float32 if it is less: what autocast does for ops that need the range."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def in_lower(x: Tensor) -> Tensor:
+    """x in autocast's type: what it does for matrix products."""
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return x if x.dtype in (dtype, torch.float64) else x.to(dtype)
+
+
+def promoted(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the wider type: what autocast does for ops of several tensors."""
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    return a.to(dtype), b.to(dtype)

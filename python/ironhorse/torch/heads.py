@@ -1,0 +1,199 @@
+"""On heads: rotary embedding and attention. Tensors are (batch, heads, positions, head_dim).
+
+Tensors that lie in memory as (batch, positions, heads, head_dim), what `linear(x).view(B, T, H, D).transpose(1, 2)` gives,
+are used as they lie, and their results lie so too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, is_grad_enabled
+from torch.compiler import is_compiling
+
+from ._library import acc, autocast_on, fake, functorch_active, gradient, in_lower, like, only, public, raw
+
+__all__ = ["attention", "causal_attention", "rope", "rope_tables"]
+
+_rope, _rope_fwd = public("rope"), raw("rope_fwd")
+_attention, _attention_fwd, _attention_bwd = public("attention"), raw("attention_fwd"), raw("attention_bwd")
+
+
+def _layout(x: Tensor) -> Tensor:
+    """A fake as large as x, which lies as results of x do: `layout` of crates/py/src/torch/heads.rs."""
+    if x.dim() == 4 and x.stride(1) < x.stride(2):
+        batch, heads, positions, dim = x.shape
+        return x.new_empty((batch, positions, heads, dim)).transpose(1, 2)
+    return like(x)
+
+
+def rope_tables(
+    seq: int,
+    head_dim: int,
+    base: float = 10000.0,
+    alpha: float = 1.0,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """cos and sin (seq, head_dim / 2) for `rope`: of p / (base alpha^(d / (d - 2)))^(2 i / d) at position p, d = head_dim.
+
+    alpha is the NTK factor, 1 for none. The angles are computed in float64. float64 tensors need tables of float64.
+    """
+    if head_dim % 2 != 0:
+        raise ValueError(f"rope_tables: `head_dim` is {head_dim}, expected an even number")
+    if alpha != 1.0 and head_dim > 2:
+        base = base * alpha ** (head_dim / (head_dim - 2))
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / max(head_dim, 1)
+    angles = torch.outer(torch.arange(seq, dtype=torch.float64, device=device), base**-exponents)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, offset: int = 0) -> Tensor:
+    """x (..., positions, head_dim) with pairs of elements rotated: position p by the angles of row offset + p of the tables.
+
+    The pairs are i and i + head_dim / 2 (GPT-NeoX, Hugging Face); with `interleaved`, 2i and 2i + 1 (the paper, LLaMA).
+    cos and sin are `rope_tables`: (at least offset + positions, head_dim / 2), float32 (float64 for float64). They get no
+    gradient.
+    """
+    if is_compiling():
+        return _rope(x, cos, sin, offset, interleaved, False)
+    if cos.requires_grad or sin.requires_grad:
+        raise RuntimeError("rope: `cos` or `sin` requires grad, expected tables that do not")
+    if x.requires_grad and is_grad_enabled():
+        if functorch_active():
+            return _rope_func(x, cos, sin, offset, interleaved, False)
+        return _Rope.apply(x, cos, sin, offset, interleaved, False)
+    return _rope_fwd(x, cos, sin, offset, interleaved, False)
+
+
+class _Rope(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, offset: int, interleaved: bool, back: bool
+    ) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.how = offset, interleaved, back
+        return _rope_fwd(x, cos, sin, offset, interleaved, back)
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor) -> Any:
+        cos, sin = ctx.saved_tensors
+        offset, interleaved, back = ctx.how
+        # A rotation's gradient is the rotation back, whose gradient is the rotation.
+        turn = _rope if is_grad_enabled() else _rope_fwd
+        return turn(d_y, cos, sin, offset, interleaved, not back), None, None, None, None, None
+
+
+def _save_rope(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, cos, sin, *ctx.how = inputs
+    ctx.save_for_backward(cos, sin)
+
+
+fake("rope", lambda x, cos, sin, offset, interleaved, back: _layout(x))
+_rope_func = gradient("rope", _save_rope, _Rope.backward)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, scale: float | None = None) -> Tensor:
+    """softmax(q kᵀ · scale) v for q (batch, heads, positions, head_dim); scale is 1 / √head_dim unless given.
+
+    Like torch.nn.functional.scaled_dot_product_attention(..., enable_gqa=True): k and v may have fewer heads, a divisor of
+    q's. With `causal` the last query sees all keys, the one before all but the last, and so on; for as many keys as queries
+    that is is_causal=True. A query that sees no key gets zeros. Under autocast in its lower precision.
+    """
+    if scale is None:
+        scale = 1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
+    if autocast_on(q):
+        q, k, v = in_lower(q), in_lower(k), in_lower(v)
+    if is_compiling():
+        return _attention(q, k, v, causal, scale)[0]
+    if (q.requires_grad or k.requires_grad or v.requires_grad) and is_grad_enabled():
+        if functorch_active():
+            return _attention_func(q, k, v, causal, scale)[0]
+        return _Attention.apply(q, k, v, causal, scale)
+    return _attention_fwd(q, k, v, causal, scale)[0]
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
+    """`attention` where queries see only what is not later."""
+    return attention(q, k, v, True, scale)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+        out, lse = _attention_fwd(q, k, v, causal, scale)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.how = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor, d_lse: Tensor | None = None) -> Any:
+        q, k, v, out, lse = ctx.saved_tensors
+        causal, scale = ctx.how
+        need_q, need_k, need_v, *_ = ctx.needs_input_grad
+        if d_out is None:
+            return None, None, None, None, None
+        if is_grad_enabled():
+            d_q, d_k, d_v = _attention_gradient(d_out, q, k, v, causal, scale)
+        else:
+            d_q, d_k, d_v = _attention_bwd(d_out, q, k, v, out, lse, causal, scale, need_q, need_k, need_v)
+        return only(need_q, d_q), only(need_k, d_k), only(need_v, d_v), None, None
+
+
+def _attention_gradient(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, heads, q_len, dim = q.shape
+    kv_heads, kv_len = k.shape[1], k.shape[2]
+    group = heads // kv_heads if kv_heads else 1
+    # (batch, kv_heads, group, positions, head_dim), so that the heads of a group share their k and v.
+    wide_q, wide_d = (t.to(acc(q)).reshape(batch, kv_heads, group, q_len, dim) for t in (q, d_out))
+    wide_k, wide_v = (t.to(acc(q)).unsqueeze(2) for t in (k, v))
+    scores = wide_q @ wide_k.transpose(-1, -2) * scale
+    if causal:
+        later = torch.ones(q_len, kv_len, dtype=torch.bool, device=q.device).triu(kv_len - q_len + 1)
+        scores = scores.masked_fill(later, float("-inf"))
+        # What sees nothing: a row of zeros, without a gradient.
+        blind = later.all(-1, keepdim=True)
+        p = torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(later, 0.0)
+    else:
+        p = torch.softmax(scores, -1)
+    d_p = wide_d @ wide_v.transpose(-1, -2)
+    d_s = p * (d_p - (d_p * p).sum(-1, keepdim=True)) * scale
+    d_q = (d_s @ wide_k).reshape(q.shape).to(q.dtype)
+    d_k = (d_s.transpose(-1, -2) @ wide_q).sum(2).to(k.dtype)
+    d_v = (p.transpose(-1, -2) @ wide_d).sum(2).to(v.dtype)
+    return d_q, d_k, d_v
+
+
+def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *ctx.how = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _fake_attention_bwd(
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
+    need_q: bool,
+    need_k: bool,
+    need_v: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    wants = zip((need_q, need_k, need_v), (q, k, v), strict=True)
+    d_q, d_k, d_v = (_layout(x) if need else x.new_empty(0) for need, x in wants)
+    return d_q, d_k, d_v
+
+
+fake("attention", lambda q, k, v, causal, scale: (_layout(q), q.new_empty(q.shape[:3], dtype=acc(q))))
+fake("attention_bwd", _fake_attention_bwd)
+_attention_func = gradient("attention", _save_attention, _Attention.backward)

@@ -1,0 +1,108 @@
+"""Over rows of the last dimension: the fused scale, bias and relu, and softmax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, is_grad_enabled
+from torch.compiler import is_compiling
+
+from ._library import autocast_on, fake, functorch_active, gradient, in_f32, like, only, promoted, public, raw, wanted
+
+__all__ = ["fused_op_forward", "fused_scale_bias_relu", "softmax"]
+
+_fused, _fused_fwd = public("fused_scale_bias_relu"), raw("fused_scale_bias_relu_fwd")
+_fused_bwd = raw("fused_scale_bias_relu_bwd")
+_softmax, _softmax_fwd, _softmax_bwd = public("softmax"), raw("softmax_fwd"), raw("softmax_bwd")
+
+
+def fused_scale_bias_relu(x: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
+    """relu(x · scale + bias), with one bias for each element of the last dimension.
+
+    Like torch.relu(x * scale + bias) in one pass. Under autocast x and bias are taken in the wider type.
+    """
+    if x.dtype is not bias.dtype and autocast_on(x):
+        x, bias = promoted(x, bias)
+    if is_compiling():
+        return _fused(x, bias, scale)
+    if (x.requires_grad or bias.requires_grad) and is_grad_enabled():
+        return _fused_func(x, bias, scale) if functorch_active() else _Fused.apply(x, bias, scale)
+    return _fused_fwd(x, bias, scale)
+
+
+fused_op_forward = fused_scale_bias_relu
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, scale: float) -> Tensor:
+        y = _fused_fwd(x, bias, scale)
+        ctx.save_for_backward(y)
+        ctx.scale = scale
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor) -> Any:
+        (y,) = ctx.saved_tensors
+        need_x, need_bias, _ = ctx.needs_input_grad
+        if is_grad_enabled():
+            # NaN passes, as it does through torch.relu.
+            through = d_y * ~(y.detach() <= 0)
+            d_bias = through.reshape(-1, y.shape[-1]).sum(0) if need_bias else None
+            return through * ctx.scale if need_x else None, d_bias, None
+        d_x, d_bias = _fused_bwd(d_y, y, ctx.scale, need_x, need_bias)
+        return only(need_x, d_x), only(need_bias, d_bias), None
+
+
+def _save_fused(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(output)
+    ctx.scale = inputs[2]
+
+
+def _fake_fused_bwd(d_y: Tensor, y: Tensor, scale: float, need_x: bool, need_bias: bool) -> tuple[Tensor, Tensor]:
+    return wanted(need_x, y), y.new_empty(y.shape[-1] if need_bias else 0)
+
+
+fake("fused_scale_bias_relu", lambda x, bias, scale: like(x))
+fake("fused_scale_bias_relu_bwd", _fake_fused_bwd)
+_fused_func = gradient("fused_scale_bias_relu", _save_fused, _Fused.backward)
+
+
+def softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """e^x over its sum along `dim`. Like torch.softmax; under autocast in float32."""
+    if autocast_on(x):
+        x = in_f32(x)
+    if dim != -1 and dim != x.dim() - 1:
+        return softmax(x.transpose(dim, -1)).transpose(dim, -1)
+    if x.dim() == 0:
+        return softmax(x.unsqueeze(0)).squeeze(0)
+    if is_compiling():
+        return _softmax(x)
+    if x.requires_grad and is_grad_enabled():
+        return _softmax_func(x) if functorch_active() else _Softmax.apply(x)
+    return _softmax_fwd(x)
+
+
+class _Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = _softmax_fwd(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor) -> Any:
+        (y,) = ctx.saved_tensors
+        if is_grad_enabled():
+            return y * (d_y - (d_y * y).sum(-1, keepdim=True))
+        return _softmax_bwd(d_y, y)
+
+
+def _save_output(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(output)
+
+
+fake("softmax", lambda x: like(x))
+fake("softmax_bwd", lambda d_y, y: like(y))
+_softmax_func = gradient("softmax", _save_output, _Softmax.backward)
