@@ -78,10 +78,11 @@ fn bytes_of(buffer: &Buffer) -> usize {
     buffer.len() * size_of::<f32>()
 }
 
-/// Element types of four bytes for which every bit pattern is a value.
+/// Element types for which every bit pattern is a value.
 pub trait Word: Copy {}
 impl Word for f32 {}
 impl Word for i32 {}
+impl Word for u64 {}
 
 /// A window into a pool. `Copy` and shareable: who writes which part is settled by the op.
 ///

@@ -224,12 +224,9 @@ impl Element for i32 {
 }
 
 impl Element for u64 {
-    type View = &'static [u64];
-    unsafe fn view(address: *mut Self, len: usize) -> &'static [u64] {
-        if len == 0 {
-            return &[];
-        }
-        // SAFETY: the caller's; the slice does not outlive the call it was checked for.
-        unsafe { std::slice::from_raw_parts(address, len) }
+    type View = Span<u64>;
+    unsafe fn view(address: *mut Self, len: usize) -> Span<u64> {
+        // SAFETY: the caller's.
+        unsafe { Span::from_raw(address, len) }
     }
 }
