@@ -21,11 +21,11 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 from .bridge.tables import Printed, without_dashes
 from .config import NAMED, GPT2Config
@@ -59,13 +59,21 @@ class Options:
     json: str | None = None
 
 
+class Sizes(Protocol):
+    """The sizes of a model of any kind: a dataclass such as GPT2Config."""
+
+    @property
+    def max_seq_len(self) -> int:
+        """The longest sequence."""
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of model that can be exported."""
 
     help: str
     names: Sequence[str]  # of known sizes
-    parse: Callable[[str], GPT2Config]
+    parse: Callable[[str], Sizes]
     run: str  # MODULE:FUNCTION(options, config, source) -> report; imported when it is needed, because it needs torch
 
 
@@ -147,7 +155,7 @@ def check_args(args: Options) -> None:
         check_writable_file(args.json, "--json", will_be_made=out)
 
 
-def resolve_model(args: Options) -> tuple[GPT2Config | None, str | None]:
+def resolve_model(args: Options) -> tuple[Sizes | None, str | None]:
     """(sizes, None) for a model to be initialised, (sizes or None, source) when weights come from Hugging Face."""
     if args.hf is None and args.model is not None and _holds_weights(args.model):
         return None, args.model
@@ -277,7 +285,7 @@ class Exported(Printed):
 def export(
     kind: str = "gpt2",
     *,
-    model: str | os.PathLike[str] | GPT2Config | None = None,
+    model: str | os.PathLike[str] | Sizes | None = None,
     out: str | os.PathLike[str],
     hf: str | os.PathLike[str] | None = None,
     init: Literal["spread", "gpt2"] | None = None,
@@ -310,7 +318,13 @@ def export(
             raise InvalidValueError(f"export: {name} is {value!r}, expected a number")
     if init not in (None, "spread", "gpt2"):
         raise InvalidValueError(f'export: init is {init!r}; there are "spread" and "gpt2"')
-    text = ",".join(f"{k}={v}" for k, v in asdict(model).items()) if isinstance(model, GPT2Config) else model
+    text: str | os.PathLike[str] | None
+    if model is None or isinstance(model, (str, os.PathLike)):
+        text = model
+    elif is_dataclass(model) and not isinstance(model, type):
+        text = ",".join(f"{name}={value}" for name, value in asdict(model).items())
+    else:
+        raise InvalidValueError(f"export: model is of type {type(model).__name__}, expected a name, sizes or a path")
     options = Options(
         kind=kind, out=os.fspath(out), model=None if text is None else os.fspath(text),
         hf=None if hf is None else os.fspath(hf), init=init, batch=batch, seq=seq, seed=seed, steps=steps, lr=lr,
@@ -336,7 +350,7 @@ def export(
     return Exported(kind=kind, name=report["model"], losses=tuple(report["losses"]), files=files, **same)
 
 
-def check_length(seq: int, config: GPT2Config) -> None:
+def check_length(seq: int, config: Sizes) -> None:
     """A sequence cannot be longer than wpe."""
     if seq > config.max_seq_len:
         raise IronhorseError(

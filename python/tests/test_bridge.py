@@ -230,6 +230,7 @@ def test_export_is_a_module_and_a_function():
         ({"batch": "4"}, "batch is '4', expected a number"),
         ({"weight_decay": -1}, "weight_decay is -1"),
         ({"model": None}, "no model"),
+        ({"model": 12}, "model is of type int"),
         ({"model": "d13"}, "unknown model 'd13'"),
         ({"init": "zeros"}, "init is 'zeros'"),
         ({"stem": "a/b"}, "stem is 'a/b'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import ironhorse
@@ -286,6 +287,26 @@ def test_shards_and_tokenizers(tmp_path: Path):
     tokenizer = Tokenizer((b"a", b"b"), 0)
     ironhorse.save(tmp_path / "t.bin", tokenizer)
     assert ironhorse.load(tmp_path / "t.bin").tokenizer == tokenizer
+
+
+def test_a_third_number_that_looks_like_json(tmp_path: Path):
+    """123 is the code of `{`, which opens the JSON of a safetensors file at the same place."""
+    ironhorse.save(tmp_path / "s.bin", np.arange(123))
+    assert ironhorse.load(tmp_path / "s.bin").kind == "shard"
+    config = replace(SMALL_CONFIG, max_seq_len=123)
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in param_shapes(config).items()}
+    ironhorse.save(tmp_path / "m.bin", tensors, config=config)
+    assert ironhorse.load(tmp_path / "m.bin").config == config
+
+
+def test_unaligned_tensors(tmp_path: Path):
+    """A header of odd length puts every number at an odd place; torch gets a copy."""
+    text = b'{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,12]}}'
+    text += b" " * (1 - len(text) % 2)
+    data = np.arange(3, dtype=np.float32)
+    (tmp_path / "a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data.tobytes())
+    assert np.array_equal(ironhorse.load(tmp_path / "a.safetensors").tensors["a"], data)
+    assert ironhorse.load(tmp_path / "a.safetensors", "torch").tensors["a"].tolist() == [0, 1, 2]
 
 
 def test_a_state_finds_its_sizes(small: Exported, tmp_path: Path):

@@ -239,6 +239,20 @@ mod tests {
     }
 
     #[test]
+    fn a_verification_that_cannot_run_says_why() {
+        let refused = |flags: &[&str]| verify_with(flags.iter().map(OsString::from)).unwrap_err();
+        for flags in
+            [&["--no-such-flag"][..], &["--help"], &["--device=gpu", "--key=k"], &["--key=no-such-file"]]
+        {
+            let refusal = refused(flags);
+            assert_eq!(refusal.cause, Cause::Input, "{flags:?}");
+            assert!(!refusal.text.is_empty() && !refusal.text.contains('\n'), "{}", refusal.text);
+        }
+        let large = ["--lockstep", "--device=cpu", "--model=d48", "--batch=100000", "--seq=1024"];
+        assert_eq!(refused(&large).cause, Cause::Memory);
+    }
+
+    #[test]
     fn a_cause_is_said_once() {
         let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
         let error = ironhorse::train::Error::io("a\x1b\nb".as_ref(), "open", missing());

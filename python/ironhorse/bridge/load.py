@@ -121,8 +121,6 @@ def _load(path: Path, maker: Maker, config: GPT2Config | PathLike | None, check:
     with open(path, "rb") as file:
         start = file.read(9)
     magic = int.from_bytes(start[:4], "little", signed=True)
-    if len(start) == 9 and start[8:9] == b"{":
-        return _safetensors(path, maker, check)
     if magic == MODEL_MAGIC:
         model = map_model(path)
         dtype = model.dtype.upper()
@@ -136,6 +134,8 @@ def _load(path: Path, maker: Maker, config: GPT2Config | PathLike | None, check:
         return Loaded("tokenizer", path, None, Tensors({}, maker), {}, read_tokenizer(path))
     if magic == _MULTIPLE_CHOICE:
         raise FormatError(f"{path}: a multiple-choice evaluation; it holds no tensors, `ironhorse train` reads it")
+    if start[8:] == b"{":  # after the others, whose third number may begin with this byte
+        return _safetensors(path, maker, check)
     size = path.stat().st_size
     found = f"{size} bytes" if size < HEADER_BYTES else f"it starts with {magic}"
     raise FormatError(

@@ -69,16 +69,17 @@ class _Job:
         """The parameters, checked, in `dtype`."""
         loaded = self.what if isinstance(self.what, Loaded) else None
         raws = _raws(loaded.params) if loaded is not None else self.raws
-        for name, shape in param_shapes(self.sizes()).items():
+        shapes = param_shapes(self.sizes())
+        for name, shape in shapes.items():
             if name not in raws:
                 raise FormatError(f"{self.path}: no tensor {name} to save; names are those of the parameter table")
             found = raws[name].array.shape
             if found != shape:
                 raise FormatError(f"{self.path}: {name} is {list(found)}, expected {list(shape)}")
-        more = [name for name in raws if name not in param_shapes(self.sizes())]
+        more = [name for name in raws if name not in shapes]
         if more:
             raise FormatError(f"{self.path}: {more[0]} is not a parameter of this model; take it out first")
-        return {name: self._as(name, raws[name]) for name in param_shapes(self.sizes())}
+        return {name: self._as(name, raws[name]) for name in shapes}
 
     def _as(self, name: str, raw: Raw) -> Raw:
         if raw.array.dtype.kind != "f" and raw.dtype != "BF16":

@@ -185,8 +185,8 @@ def _to_torch(raw: Raw) -> Any:
     import torch
 
     array = raw.array
-    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
-        array = array.copy()
+    usable = array.flags.writeable and array.flags.aligned and all(stride >= 0 for stride in array.strides)
+    array = array if usable else array.copy()
     if raw.dtype == "BF16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     if array.dtype.kind == "u" and array.itemsize > 1 and not hasattr(torch, array.dtype.name):

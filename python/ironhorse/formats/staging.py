@@ -42,7 +42,7 @@ class Staging:
         return self._temporary(name)
 
     def _temporary(self, name: str) -> Path:
-        return self.folder / f".{name}.{os.getpid()}.tmp"
+        return self.folder / f".{name}.{os.getpid()}-{id(self):x}.tmp"  # other processes and threads have others
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
