@@ -1,6 +1,6 @@
 // What direct kernels share: any of four element types, memory of any alignment.
 //
-// T is the type in memory (double, float, bf16 or f16), Acc what it is computed in.
+// T is the type in memory (double, float, bf16 or f16; the constant ELEM), Acc what it is computed in.
 #pragma once
 
 #include "prelude.cuh"
@@ -20,6 +20,8 @@ template <> DEVICE f16 from_float<f16>(float x) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(x));
     return out;
 }
+
+using T = ELEM;
 
 template <class X> struct AccOf {
     using type = float;
