@@ -36,6 +36,7 @@ struct Shape {
     DEVICE int sees(int query) const { return query + 1; }
     DEVICE bool sees_all(u32 keys, u32 query) const { return keys <= query + 1; }
     template <class I> DEVICE bool sees_none(I key, I queries) const { return key >= queries; }
+    DEVICE bool shows(u32 key, u32 query) const { return key <= query; }
     DEVICE bool hides(int key, int column, int query) const { return column > query - key; }
     DEVICE bool sees_one(int query) const { return query == 0; }
     DEVICE u32 passes(u32 query, u32 tile) const { return query / tile + 1; }

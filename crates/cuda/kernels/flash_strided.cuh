@@ -49,7 +49,8 @@ struct Shape {
     DEVICE bool sees_all(u32 keys, u32 query) const { return (int)keys <= sees((int)query); }
     // Whether no query below `queries` sees a key from `key` on.
     template <class I> DEVICE bool sees_none(I key, I queries) const { return (int)key >= sees((int)queries - 1); }
-    // Whether a query does not see key + column.
+    // Whether a query sees a key, and whether it does not see key + column.
+    DEVICE bool shows(u32 key, u32 query) const { return (int)key < sees((int)query); }
     DEVICE bool hides(int key, int column, int query) const { return column >= sees(query) - key; }
     // Whether a query sees a single key.
     DEVICE bool sees_one(int query) const { return sees(query) == 1; }
