@@ -22,6 +22,8 @@ sources!(
     "copy.cuh",
     "direct.cuh",
     "flash.cuh",
+    "flash_packed.cuh",
+    "flash_strided.cuh",
     "flash_tile.cuh",
     "mma.cuh",
     "adamw.cu",

@@ -8,10 +8,12 @@
 //! Shared by all functions here: arrays are memory of the device of `at`, as large as the op's doc says, valid until the
 //! stream has passed the call; outputs share no memory with anything else the call uses, unless the doc says so.
 
+mod attention;
 mod elementwise;
 mod gpu;
 mod memory;
 
+pub use attention::{attention, attention_bwd};
 pub use elementwise::{binary, unary};
 pub use gpu::{At, available, device_of};
 pub use memory::{Memory, StreamMemory};
@@ -20,5 +22,5 @@ use crate::kernels::Spec;
 
 /// Every specialisation direct ops ask for.
 pub(crate) fn specs() -> Vec<Spec> {
-    [elementwise::specs()].concat()
+    [attention::specs(), elementwise::specs()].concat()
 }
