@@ -30,6 +30,7 @@ sources!(
     "attention_cached.cu",
     "bias.cu",
     "classifier.cu",
+    "direct/gemm.cu",
     "direct/map.cu",
     "embedding.cu",
     "embedding_bwd.cu",

@@ -9,12 +9,15 @@
 //! stream has passed the call; outputs share no memory with anything else the call uses, unless the doc says so.
 
 mod attention;
+mod cublas;
 mod elementwise;
+mod gemm;
 mod gpu;
 mod memory;
 
 pub use attention::{attention, attention_bwd};
 pub use elementwise::{binary, unary};
+pub use gemm::{Gemm, gemm};
 pub use gpu::{At, available, device_of};
 pub use memory::{Memory, StreamMemory};
 
@@ -22,5 +25,5 @@ use crate::kernels::Spec;
 
 /// Every specialisation direct ops ask for.
 pub(crate) fn specs() -> Vec<Spec> {
-    [attention::specs(), elementwise::specs()].concat()
+    [attention::specs(), elementwise::specs(), gemm::specs()].concat()
 }
