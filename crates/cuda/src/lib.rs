@@ -15,6 +15,7 @@ pub mod direct;
 mod engine;
 mod error;
 pub mod ffi;
+mod flash;
 mod gemm;
 mod kernels;
 mod launch;

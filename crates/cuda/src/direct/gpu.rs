@@ -68,9 +68,9 @@ impl Kernel {
         Self { file, name, types: [("", ""); 2], numbers: [("", 0); 2] }
     }
 
-    /// With an element type, which kernels call `T`.
+    /// With `T`, the constant `ELEM`, an element type.
     pub fn of(file: &'static str, name: &'static str, float: ironhorse_core::direct::Float) -> Self {
-        Self { types: [("ELEMENT", float.ctype()), ("", "")], ..Self::new(file, name) }
+        Self { types: [("ELEM", float.ctype()), ("", "")], ..Self::new(file, name) }
     }
 
     /// With one more constant (two at most).

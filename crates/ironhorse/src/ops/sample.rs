@@ -137,7 +137,7 @@ unsafe fn draw(
         run(
             place,
             stream,
-            || match flat::choose(x, indices, numbers.all(), &choice)? {
+            || match flat::choose(x, indices, numbers, &choice)? {
                 None => Ok(()),
                 Some(row) => {
                     Err(OpError::invalid(format!("{}: row {} of `logits`: {}", c.op(), row.row, row.why)))

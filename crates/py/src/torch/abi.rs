@@ -74,7 +74,9 @@ functions! {
 fn find<T: Copy>(library: &Library, name: &str) -> Result<T, String> {
     // SAFETY: the tables above have the types of torch's headers; the library stays loaded (`Torch` is never dropped).
     let symbol = unsafe { library.get::<T>(name) };
-    symbol.map(|symbol| *symbol).map_err(|_| format!("this torch has no `{name}`, expected torch 2.10 or newer"))
+    symbol
+        .map(|symbol| *symbol)
+        .map_err(|_| format!("this torch has no `{name}`, expected torch 2.10 or newer"))
 }
 
 /// A library of torch that the process has loaded. torch loads its libraries for itself, so a search through the global
@@ -177,12 +179,17 @@ impl Torch {
     }
 
     /// Adds ops to the namespace: their schemas, and a kernel for CPU and CUDA each. The libraries are never given back.
-    pub fn define(&self, namespace: &CStr, ops: &[(std::ffi::CString, std::ffi::CString, Kernel)]) -> Result<(), String> {
+    pub fn define(
+        &self,
+        namespace: &CStr,
+        ops: &[(std::ffi::CString, std::ffi::CString, Kernel)],
+    ) -> Result<(), String> {
         let core = &self.core;
         let file = c"ironhorse".as_ptr();
         let mut library = std::ptr::null_mut();
         // SAFETY: texts end with zero and are copied by torch; it writes the handle.
-        let status = unsafe { (core.aoti_torch_library_init_fragment)(namespace.as_ptr(), file, 0, &mut library) };
+        let status =
+            unsafe { (core.aoti_torch_library_init_fragment)(namespace.as_ptr(), file, 0, &mut library) };
         self.check("aoti_torch_library_init_fragment", status)?;
         for (schema, _, _) in ops {
             // SAFETY: as above.

@@ -114,8 +114,11 @@ impl Call {
         strides: &[i64],
         float: Float,
     ) -> Result<Wanted<T>> {
-        let tensor: T =
-            if wanted { self.out_strided(sizes, strides, float)? } else { self.out_strided(&[0], &[1], float)? };
+        let tensor: T = if wanted {
+            self.out_strided(sizes, strides, float)?
+        } else {
+            self.out_strided(&[0], &[1], float)?
+        };
         let at = if wanted { tensor.data() } else { std::ptr::null_mut() };
         Ok(Wanted { array: Array { at, float }, tensor })
     }

@@ -65,7 +65,11 @@ impl Handle {
                 | (core.aoti_torch_get_dim)(self.raw, &mut dim)
                 | (core.aoti_torch_get_sizes)(self.raw, &mut self.sizes)
                 | (core.aoti_torch_get_strides)(self.raw, &mut self.strides)
-                | if device == torch.cpu { 0 } else { (core.aoti_torch_get_device_index)(self.raw, &mut index) }
+                | if device == torch.cpu {
+                    0
+                } else {
+                    (core.aoti_torch_get_device_index)(self.raw, &mut index)
+                }
         };
         torch.check("access to a tensor", status).map_err(failed)?;
         self.dim = dim as usize;

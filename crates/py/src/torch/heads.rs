@@ -97,7 +97,12 @@ fn shape_of<T: Tensor>(call: &Call, [q, k, v]: [&T; 3], causal: bool, scale: f64
     call.same("k", k, &[batch, kv_heads, kv_len, head_dim])?;
     call.same("v", v, k.sizes())?;
     if heads != kv_heads && (kv_heads == 0 || heads % kv_heads != 0) {
-        return refuse(call.op, "k", format_args!("{kv_heads} heads"), format_args!("a divisor of q's {heads}"));
+        return refuse(
+            call.op,
+            "k",
+            format_args!("{kv_heads} heads"),
+            format_args!("a divisor of q's {heads}"),
+        );
     }
     Ok(Attention {
         batch: batch as usize,
@@ -130,11 +135,8 @@ fn heads_side_by_side<T: Tensor>(call: &Call, x: T) -> Result<T> {
 fn attention<T: Tensor>([q, k, v]: [T; 3], causal: bool, scale: f64) -> Result<Outputs<T>> {
     let call = Call::new("attention", "q", &q)?;
     let out_strides = layout(&q);
-    let (q, k, v) = (
-        heads_side_by_side(&call, q)?,
-        heads_side_by_side(&call, k)?,
-        heads_side_by_side(&call, v)?,
-    );
+    let (q, k, v) =
+        (heads_side_by_side(&call, q)?, heads_side_by_side(&call, k)?, heads_side_by_side(&call, v)?);
     let mut shape = shape_of(&call, [&q, &k, &v], causal, scale)?;
     shape.out = strides_of(&out_strides);
     let out: T = call.out_strided(q.sizes(), &out_strides, call.float)?;
