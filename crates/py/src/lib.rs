@@ -5,6 +5,7 @@
 
 mod array;
 mod error;
+mod jit;
 mod ops;
 
 use pyo3::prelude::*;
@@ -21,5 +22,6 @@ fn command(py: Python<'_>, args: Vec<OsString>) -> u8 {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(command, module)?)?;
+    jit::register(module)?;
     ops::register(module)
 }

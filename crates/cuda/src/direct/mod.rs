@@ -13,7 +13,7 @@ mod gpu;
 mod memory;
 
 pub use elementwise::{binary, unary};
-pub use gpu::{At, available, device_of};
+pub use gpu::{At, Gpu, available, device_of};
 pub use memory::{Memory, StreamMemory};
 
 use crate::kernels::Spec;
