@@ -1,7 +1,7 @@
 """ironhorse: transformer training in Rust, checked against PyTorch.
 
-`ironhorse.ops` has the operations for numpy arrays, `ironhorse.jit` makes ops of your own CUDA source. Importing this package is cheap and needs no torch; the parts that
-need it (`ironhorse.reference`, `ironhorse.export`) import it themselves.
+`ironhorse.ops` has the operations for numpy arrays, `ironhorse.jit` makes ops of your own CUDA source. Importing this
+package is cheap and needs no torch; the parts that need it (`ironhorse.reference`, `ironhorse.export`) import it themselves.
 """
 
 from __future__ import annotations

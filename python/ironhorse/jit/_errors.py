@@ -33,7 +33,8 @@ class CompileError(IronhorseError, ValueError):
         self.file, self.arch, self.log = file, arch, log
         self.diagnostics = read_log(log)
         errors = [said for said in self.diagnostics if said.severity == "error"]
-        super().__init__(f"{file} does not compile for {arch}\n" + "\n".join(map(str, errors)) if errors else f"{file}: {log}")
+        said = "\n" + "\n".join(map(str, errors)) if errors else f": {log}"
+        super().__init__(f"{file} does not compile for {arch}{said}")
 
     def __reduce__(self) -> tuple:
         return CompileError, (self.file, self.arch, self.log)

@@ -99,7 +99,7 @@ class Module:
                 whole += "<>"
             return Kernel(self, whole, params, found.c_linkage)
         read = JitSource("signature", f"__global__ void kernel({signature}) {{}}", [], self.flags).signatures()
-        if len(read) != 1:
+        if len(read) != 1 or set("(){};") & set(signature):
             raise InvalidValueError(f"kernel {name}: signature {signature!r} is not a parameter list")
         base, arguments = split_expression(name)
         whole = base if arguments is None else f"{base}<{', '.join(arguments)}>"
