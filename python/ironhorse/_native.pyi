@@ -229,3 +229,56 @@ def topp_sample(
     temperature: float = 1.0,
     device: str = "auto",
 ) -> _I32: ...
+
+class JitSource:
+    """A CUDA text to compile; use `ironhorse.jit.source`."""
+
+    def __init__(self, name: str, text: str, folders: list[str], flags: list[str]) -> None: ...
+    def signatures(
+        self,
+    ) -> list[tuple[str, int, bool, list[tuple[str, str, str]], list[tuple[str, str, int, bool]]]]: ...
+    def compile(self, names: list[str], arch: str, cache: str | None) -> JitCode: ...
+    @staticmethod
+    def arch_of(device: int) -> str: ...
+
+class JitCode:
+    """Device code: what `ironhorse.jit.compile` returns."""
+
+    @property
+    def cubin(self) -> bytes: ...
+    @property
+    def log(self) -> str: ...
+    @property
+    def lowered(self) -> dict[str, str]: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def cached(self) -> bool: ...
+    @property
+    def seconds(self) -> float: ...
+    def load(self, device: int, name: str, lowered: str, arguments: list[tuple[str, str]]) -> JitKernel: ...
+
+class JitKernel:
+    """A kernel on a GPU; use `ironhorse.jit.Kernel`."""
+
+    @property
+    def registers(self) -> int: ...
+    @property
+    def static_shared(self) -> int: ...
+    @property
+    def max_threads(self) -> int: ...
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared: int,
+        stream: int,
+        args: tuple[int | float | bool, ...],
+    ) -> None: ...
+    def launch_host(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared: int,
+        args: tuple[int | float | bool | tuple[int, int, bool, bool], ...],
+    ) -> None: ...

@@ -28,6 +28,7 @@ pub mod report;
 mod scalars;
 mod settings;
 mod staging;
+pub mod user;
 
 pub use cache::Cache;
 pub use device::DeviceInfo;

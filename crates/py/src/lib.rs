@@ -5,6 +5,7 @@
 
 mod array;
 mod error;
+mod jit;
 mod ops;
 mod torch;
 
@@ -32,5 +33,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(command, module)?)?;
     module.add_function(wrap_pyfunction!(verify, module)?)?;
     torch::register(module)?;
+    jit::register(module)?;
     ops::register(module)
 }
