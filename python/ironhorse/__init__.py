@@ -1,8 +1,8 @@
 """ironhorse: transformer training in Rust, checked against PyTorch.
 
-`ironhorse.ops` has the operations for numpy arrays, `ironhorse.torch` those for PyTorch. Importing this package is cheap
-and needs no torch; the parts that need it (`ironhorse.torch`, `ironhorse.reference`, `ironhorse.export`) import it
-themselves.
+`ironhorse.ops` has the operations for numpy arrays, `ironhorse.torch` those for PyTorch, `ironhorse.jit` makes new ones
+from CUDA source; `verify`, `load`, `save` and `export` deal with models and files. Importing this package is cheap and
+needs no torch; the parts that need it import it themselves.
 """
 
 from __future__ import annotations
@@ -12,22 +12,34 @@ from typing import TYPE_CHECKING
 from .errors import Code, IronhorseError
 
 if TYPE_CHECKING:
+    from . import jit as jit
     from . import ops as ops
     from . import torch as torch
+    from .bridge.load import load as load
+    from .bridge.save import save as save
+    from .bridge.verify import verify as verify
+    from .export import export as export
 
 __version__ = "0.1.0"
 
-__all__ = ["Code", "IronhorseError", "__version__", "ops"]
+# Without torch and jit: `import *` should need nothing that may be missing, and not hide another `torch`.
+__all__ = ["Code", "IronhorseError", "__version__", "export", "load", "ops", "save", "verify"]
+
+# Not at import: the command and the file formats need neither numpy's start-up time nor the native module.
+_MODULES = ("export", "jit", "ops", "torch")
+_FUNCTIONS = {"load": ".bridge.load", "save": ".bridge.save", "verify": ".bridge.verify"}
 
 
 def __getattr__(name: str) -> object:
-    # Not at import: the command and the file formats need neither numpy's start-up time nor the native module.
-    if name in ("ops", "torch"):
-        from importlib import import_module
+    from importlib import import_module
 
+    if name in _MODULES:
         return import_module(f".{name}", __name__)
+    if name in _FUNCTIONS:
+        globals()[name] = function = getattr(import_module(_FUNCTIONS[name], __name__), name)
+        return function
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

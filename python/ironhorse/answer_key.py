@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .config import GPT2Config
+from .formats.header import Array
 from .formats.safetensors import read_safetensors, write_safetensors
 
 FORMAT = "ironhorse-answer-key"
@@ -33,36 +34,36 @@ class KeyInfo:
     dtype: str = "f32"
 
 
-def crc32_table(tensors: Mapping[str, np.ndarray]) -> dict[str, int]:
+def crc32_table(tensors: Mapping[str, Array]) -> dict[str, int]:
     """name -> CRC-32 of the tensor's bytes as they lie in the file."""
     return {name: zlib.crc32(np.ascontiguousarray(array).data) for name, array in tensors.items()}
 
 
-def metadata(info: KeyInfo, tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
+def metadata(info: KeyInfo, tensors: Mapping[str, Array]) -> dict[str, str]:
     """The strings of `__metadata__`. Nothing in them depends on when or where the key was made."""
     strings = {
         "format": FORMAT,
         "version": VERSION,
         "model": info.model,
-        "config": _json(info.config.to_dict()),
+        "config": json_text(info.config.to_dict()),
         "torch": info.torch,
         "dtype": info.dtype,
         "seed": str(info.seed),
-        "acts": _json(info.act_names),
-        "optimizer": _json(dict(info.optimizer)),
-        "crc32": _json(crc32_table(tensors)),
+        "acts": json_text(info.act_names),
+        "optimizer": json_text(dict(info.optimizer)),
+        "crc32": json_text(crc32_table(tensors)),
     }
     errors = {"torch_error": info.torch_error, "torch_error_bf16": info.torch_error_bf16}
-    return strings | {name: _json(dict(table)) for name, table in errors.items() if table}
+    return strings | {name: json_text(dict(table)) for name, table in errors.items() if table}
 
 
-def write_key(path: Path | str, info: KeyInfo, tensors: Mapping[str, np.ndarray]) -> None:
+def write_key(path: Path | str, info: KeyInfo, tensors: Mapping[str, Array]) -> None:
     """Writes the key; `tensors` are little-endian f32 (and int32 for x and y), already under the key's names."""
     write_safetensors(path, tensors, metadata(info, tensors))
 
 
 def rewrite_key(
-    source: Path | str, target: Path | str, changes: Mapping[str, np.ndarray], refresh_crc: bool = True
+    source: Path | str, target: Path | str, changes: Mapping[str, Array], refresh_crc: bool = True
 ) -> None:
     """Copies a key with some tensors replaced, for tests of a checker.
 
@@ -73,9 +74,10 @@ def rewrite_key(
     tensors = {name: changes.get(name, array) for name, array in file.tensors.items()}
     strings = dict(file.metadata)
     if refresh_crc:
-        strings["crc32"] = _json(crc32_table(tensors))
+        strings["crc32"] = json_text(crc32_table(tensors))
     write_safetensors(target, tensors, strings, file.dtypes)
 
 
-def _json(value: Any) -> str:
+def json_text(value: Any) -> str:
+    """As the metadata holds it."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -98,10 +99,10 @@ class GPT2Config:
         if text in NAMED:
             return NAMED[text]
         if "=" in text and not os.path.exists(text):
-            return _from_pairs(_inline_pairs(text), where=f"'{text}'")
+            return from_pairs(_inline_pairs(text), where=f"'{text}'")
         suffix = Path(text).suffix.lower()
         if suffix == ".toml":
-            return _from_pairs(_load_toml(text).items(), where=text)
+            return from_pairs(_load_toml(text).items(), where=text)
         if suffix == ".json":
             return _from_json(_load_json(text), where=text)
         raise ConfigError(
@@ -124,14 +125,14 @@ def from_hf_dict(table: Mapping[str, Any], where: str) -> GPT2Config:
         if key in table and table[key] not in allowed:
             raise ConfigError(f"{where}: {key} is {table[key]!r}; ironhorse computes only {allowed[0]!r}")
     pairs = [(key, value) for key, value in table.items() if key in _FIELD_OF]
-    config = _from_pairs(pairs, where, twice=True)
+    config = from_pairs(pairs, where, twice=True)
     inner = table.get("n_inner")
     if inner not in (None, 4 * config.n_embd):
         raise ConfigError(f"{where}: n_inner is {inner!r}; ironhorse computes only 4*n_embd = {4 * config.n_embd}")
     return config
 
 
-def _from_pairs(pairs: Iterable[tuple[str, Any]], where: str, twice: bool = False) -> GPT2Config:
+def from_pairs(pairs: Iterable[tuple[str, Any]], where: str, twice: bool = False) -> GPT2Config:
     """Sizes under any of their names, as crates/train/src/model/config_text.rs reads them.
 
     `twice` allows a size under two names with one value, as Hugging Face writes n_positions and n_ctx.
@@ -169,7 +170,7 @@ def _from_pairs(pairs: Iterable[tuple[str, Any]], where: str, twice: bool = Fals
 
 def _from_json(table: Mapping[str, Any], where: str) -> GPT2Config:
     """`model_type` is how every Hugging Face config.json says that it is one."""
-    return from_hf_dict(table, where) if "model_type" in table else _from_pairs(table.items(), where)
+    return from_hf_dict(table, where) if "model_type" in table else from_pairs(table.items(), where)
 
 
 def _inline_pairs(text: str) -> Iterable[tuple[str, Any]]:
@@ -196,18 +197,19 @@ def _load_json(path: str) -> Mapping[str, Any]:
 
 
 def _load_toml(path: str) -> Mapping[str, Any]:
-    try:
+    if sys.version_info >= (3, 11):
         import tomllib
-    except ImportError:  # Python 3.10
+    else:
         try:
-            import tomli as tomllib  # type: ignore[no-redef,import-not-found]
+            import tomli as tomllib
         except ImportError:
             raise ConfigError(f"{path}: reading TOML needs Python 3.11 or `pip install tomli`") from None
     text = _read_text(path)
     try:
-        return tomllib.loads(text)
+        table: Mapping[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML ({error})") from None
+    return table
 
 
 def _read_text(path: str) -> str:

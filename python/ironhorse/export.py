@@ -1,4 +1,4 @@
-"""`python -m ironhorse.export`: writes weights and answer keys.
+"""`python -m ironhorse.export` and `ironhorse.export(...)`: writes weights and answer keys.
 
     python -m ironhorse.export gpt2 --model d12 --batch 4 --seq 64 --seed 0 --out keys
     python -m ironhorse.export gpt2 --model n_layer=3,n_head=5,n_embd=80,vocab_size=1003,max_seq_len=37 \\
@@ -7,25 +7,79 @@
 
 Exit code 0 done, 2 could not run (one line on stderr, no file half-written). IRONHORSE_DEBUG=1 puts the
 traceback above that line.
+
+From Python, this module is also the function `export` in it: `ironhorse.export("gpt2", model="d12", out="keys")`.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import math
 import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import Any, Literal, NoReturn, Protocol
 
+from .bridge.tables import Printed, without_dashes
 from .config import NAMED, GPT2Config
-from .errors import IronhorseError
+from .errors import InvalidValueError, IronhorseError, LaunchFailedError, NotAvailableError, OutOfMemoryError
 from .formats.staging import check_writable_file, write_json
 
 OUT_OF_MEMORY = "out of memory; choose a smaller model or batch"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to export; the names of the flags."""
+
+    kind: str
+    out: str
+    model: str | None = None
+    hf: str | None = None
+    init: str | None = None
+    batch: int = 4
+    seq: int = 64
+    seed: int = 0
+    steps: int = 10
+    lr: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    stem: str = "gpt2"
+    no_acts: bool = False
+    no_bf16: bool = False
+    json: str | None = None
+
+
+class Sizes(Protocol):
+    """The sizes of a model of any kind: a dataclass such as GPT2Config."""
+
+    @property
+    def max_seq_len(self) -> int:
+        """The longest sequence."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of model that can be exported."""
+
+    help: str
+    names: Sequence[str]  # of known sizes
+    parse: Callable[[str], Sizes]
+    run: str  # MODULE:FUNCTION(options, config, source) -> report; imported when it is needed, because it needs torch
+
+
+KINDS: dict[str, Kind] = {
+    "gpt2": Kind("a GPT-2 of any size", tuple(NAMED), GPT2Config.parse, "export_gpt2:export_gpt2"),
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -38,37 +92,43 @@ class _Parser(argparse.ArgumentParser):
 def build_parser() -> argparse.ArgumentParser:
     """The command line. One subcommand per kind of model."""
     parser = _Parser(prog="python -m ironhorse.export", description="Write weights and answer keys from PyTorch.")
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND", parser_class=_Parser)
-    gpt2 = kinds.add_parser("gpt2", help="a GPT-2 of any size", description=__doc__.split("\n\n")[1],
-                            formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    model = gpt2.add_argument_group("model")
-    model.add_argument("--model", help=f"{' '.join(NAMED)} | FILE.toml | FILE.json | n_layer=3,n_head=5,n_embd=80,... "
-                       "| a Hugging Face GPT-2 folder or hub name")  # fmt: skip
+    commands = parser.add_subparsers(dest="kind", required=True, metavar="KIND", parser_class=_Parser)
+    examples = (__doc__ or "\n\n").split("\n\n")[1]
+    for name, kind in KINDS.items():
+        command = commands.add_parser(name, help=kind.help, description=examples.replace(" gpt2 ", f" {name} "),
+                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+        _add_flags(command, name, kind)
+    return parser
+
+
+def _add_flags(command: argparse.ArgumentParser, name: str, kind: Kind) -> None:
+    model = command.add_argument_group("model")
+    model.add_argument("--model", help=f"{' '.join(kind.names)} | FILE.toml | FILE.json | "
+                       "n_layer=3,n_head=5,n_embd=80,... | a Hugging Face GPT-2 folder or hub name")  # fmt: skip
     model.add_argument("--hf", metavar="NAME_OR_FOLDER", help="take the weights from here (needs transformers)")
     model.add_argument("--init", choices=("spread", "gpt2"), help="random weights: spread (default) leaves no "
                        "parameter at 0 or 1, gpt2 is GPT-2's own")  # fmt: skip
-    batch = gpt2.add_argument_group("batch")
+    batch = command.add_argument_group("batch")
     batch.add_argument("--batch", type=int, default=4, metavar="B")
     batch.add_argument("--seq", type=int, default=64, metavar="T")
     batch.add_argument("--seed", type=int, default=0, help="of weights and tokens")
-    optimizer = gpt2.add_argument_group("optimizer (AdamW on the one batch)")
+    optimizer = command.add_argument_group("optimizer (AdamW on the one batch)")
     optimizer.add_argument("--steps", type=int, default=10, metavar="N", help="0 leaves losses and after.* out")
     optimizer.add_argument("--lr", type=float, default=1e-4)
     optimizer.add_argument("--beta1", type=float, default=0.9)
     optimizer.add_argument("--beta2", type=float, default=0.999)
     optimizer.add_argument("--eps", type=float, default=1e-8)
     optimizer.add_argument("--weight-decay", type=float, default=0.0, help="on matrices only")
-    output = gpt2.add_argument_group("output")
+    output = command.add_argument_group("output")
     output.add_argument("--out", required=True, metavar="DIR")
-    output.add_argument("--stem", default="gpt2", help="first part of the file names")
+    output.add_argument("--stem", default=name, help="first part of the file names")
     output.add_argument("--no-acts", action="store_true", help="leave act.* and dact.* out of the key")
     output.add_argument("--no-bf16", action="store_true", help="do not measure PyTorch's own error in bf16, from which "
                         "verify --dtype bf16 takes its tolerances")  # fmt: skip
     output.add_argument("--json", metavar="FILE", help="what was written, as JSON")
-    return parser
 
 
-def check_args(args: argparse.Namespace) -> None:
+def check_args(args: Options) -> None:
     """Everything that can be refused before torch is loaded or a file is touched."""
     for name in ("batch", "seq"):
         if getattr(args, name) < 1:
@@ -95,16 +155,20 @@ def check_args(args: argparse.Namespace) -> None:
         check_writable_file(args.json, "--json", will_be_made=out)
 
 
-def resolve_model(args: argparse.Namespace) -> tuple[GPT2Config | None, str | None]:
+def resolve_model(args: Options) -> tuple[Sizes | None, str | None]:
     """(sizes, None) for a model to be initialised, (sizes or None, source) when weights come from Hugging Face."""
-    if args.hf is None and (Path(args.model).is_dir() or _looks_like_hub_name(args.model)):
+    if args.hf is None and args.model is not None and _holds_weights(args.model):
         return None, args.model
     if args.model is not None and args.model.startswith((".", "/", "~")) and not Path(args.model).exists():
         raise IronhorseError(f"--model {args.model}: no such file or folder")
-    config = GPT2Config.parse(args.model) if args.model is not None else None
+    config = KINDS[args.kind].parse(args.model) if args.model is not None else None
     if args.hf is not None and not Path(args.hf).is_dir() and not _looks_like_hub_name(args.hf):
         raise IronhorseError(f"--hf {args.hf}: no such folder, and not a hub name such as openai-community/gpt2")
     return config, args.hf
+
+
+def _holds_weights(model: str) -> bool:
+    return Path(model).is_dir() or _looks_like_hub_name(model)
 
 
 def _looks_like_hub_name(text: str) -> bool:
@@ -116,35 +180,177 @@ def _looks_like_hub_name(text: str) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code."""
+    out = "."
     try:
-        args = build_parser().parse_args(argv)
-        check_args(args)
-        config, source = resolve_model(args)
-        if config is not None:
-            check_length(args.seq, config)
-        if source is not None and args.init is not None:
-            raise IronhorseError(f"--init {args.init}: {source} has weights of its own; leave --init out")
-        try:
-            from .export_gpt2 import export_gpt2
-        except ModuleNotFoundError as error:
-            raise IronhorseError(f"export needs {error.name}; pip install {error.name}") from None
-        report = export_gpt2(args, config, source)
+        args = Options(**vars(build_parser().parse_args(argv)))
+        out = args.out
+        report = run(args)
         print_table(report)
         if args.json is not None:
             write_json(args.json, report)
     except IronhorseError as error:
         return _fail(str(error))
     except OSError as error:
-        return _fail(f"{error.filename or args.out}: {error.strerror or error}")
+        return _fail(f"{error.filename or out}: {error.strerror or error}")
     except MemoryError:
         return _fail(OUT_OF_MEMORY)
     except RuntimeError as error:  # torch: also its way to say that an allocation failed
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        return _fail(OUT_OF_MEMORY if "alloc" in str(error) else f"{first_line}; IRONHORSE_DEBUG=1 shows where")
+        return _fail(OUT_OF_MEMORY if "alloc" in str(error) else f"{_first_line(error)}; IRONHORSE_DEBUG=1 shows where")
     return 0
 
 
-def check_length(seq: int, config: GPT2Config) -> None:
+def run(args: Options) -> dict[str, Any]:
+    """Checks, computes and writes; returns the report of `--json`."""
+    check_args(args)
+    config, source = resolve_model(args)
+    if config is not None:
+        check_length(args.seq, config)
+    if source is not None and args.init is not None:
+        raise IronhorseError(f"--init {args.init}: {source} has weights of its own; leave --init out")
+    module, function = KINDS[args.kind].run.split(":")
+    try:
+        work = getattr(import_module(f".{module}", "ironhorse"), function)
+    except ModuleNotFoundError as error:
+        raise NotAvailableError(f"export needs {error.name}; pip install {error.name}") from None
+    report: dict[str, Any] = work(args, config, source)
+    return report
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """A file that was written."""
+
+    path: Path
+    bytes: int
+    what: str
+
+
+@dataclass(frozen=True, repr=False)
+class Exported(Printed):
+    """What `export` wrote. `print` shows the table of the command."""
+
+    kind: str
+    name: str  # d12, ..., custom
+    config: Mapping[str, int]
+    parameters: int
+    batch: int
+    seq: int
+    seed: int
+    torch: str  # version
+    loss: float
+    losses: tuple[float, ...]
+    files: tuple[ExportedFile, ...]
+
+    def _ending(self, ending: str) -> Path:
+        return next(file.path for file in self.files if file.path.name.endswith(ending))
+
+    @property
+    def key(self) -> Path:
+        """The answer key, for `ironhorse.verify(key=...)`."""
+        return self._ending(".key.safetensors")
+
+    @property
+    def state(self) -> Path:
+        """The debug state, for `ironhorse.verify(model=..., state=...)`."""
+        return self._ending("_debug_state.bin")
+
+    @property
+    def model(self) -> Path:
+        """The weights in f32."""
+        return self.state.with_name(self.state.name.replace("_debug_state.bin", ".bin"))
+
+    @property
+    def model_bf16(self) -> Path:
+        """The weights in bf16."""
+        return self._ending("_bf16.bin")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionaries, lists and numbers; paths as text."""
+        files = [asdict(file) | {"path": str(file.path)} for file in self.files]
+        return asdict(self) | {"files": files, "losses": list(self.losses)}
+
+    def __str__(self) -> str:
+        files = [{"name": str(file.path), "bytes": file.bytes, "what": file.what} for file in self.files]
+        return table_text({"model": self.name, "parameters": self.parameters, "loss": self.loss,
+                           "losses": self.losses, "files": files})  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<Exported {self.kind} {self.name}: {len(self.files)} files, {self.key}>"
+
+
+def export(
+    kind: str = "gpt2",
+    *,
+    model: str | os.PathLike[str] | Sizes | None = None,
+    out: str | os.PathLike[str],
+    hf: str | os.PathLike[str] | None = None,
+    init: Literal["spread", "gpt2"] | None = None,
+    batch: int = 4,
+    seq: int = 64,
+    seed: int = 0,
+    steps: int = 10,
+    lr: float = 1e-4,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    stem: str | None = None,
+    acts: bool = True,
+    bf16: bool = True,
+) -> Exported:
+    """Builds a model, lets PyTorch compute its answers on one batch, and writes weights, debug state and answer key.
+
+    `model` is a name (d12), sizes (text or a GPT2Config), or a folder or hub name with weights; the others are the
+    flags of `python -m ironhorse.export`, with `acts` and `bf16` for `--no-acts` and `--no-bf16`. Needs torch.
+    """
+    if kind not in KINDS:
+        raise InvalidValueError(f"export: kind is {kind!r}; there are {', '.join(KINDS)}")
+    for name, value, types in (
+        ("batch", batch, int), ("seq", seq, int), ("seed", seed, int), ("steps", steps, int), ("lr", lr, (int, float)),
+        ("beta1", beta1, (int, float)), ("beta2", beta2, (int, float)), ("eps", eps, (int, float)),
+        ("weight_decay", weight_decay, (int, float)),
+    ):  # fmt: skip
+        if isinstance(value, bool) or not isinstance(value, types):
+            raise InvalidValueError(f"export: {name} is {value!r}, expected a number")
+    if init not in (None, "spread", "gpt2"):
+        raise InvalidValueError(f'export: init is {init!r}; there are "spread" and "gpt2"')
+    text: str | os.PathLike[str] | None
+    if model is None or isinstance(model, (str, os.PathLike)):
+        text = model
+    elif is_dataclass(model) and not isinstance(model, type):
+        text = ",".join(f"{name}={value}" for name, value in asdict(model).items())
+    else:
+        raise InvalidValueError(f"export: model is of type {type(model).__name__}, expected a name, sizes or a path")
+    options = Options(
+        kind=kind, out=os.fspath(out), model=None if text is None else os.fspath(text),
+        hf=None if hf is None else os.fspath(hf), init=init, batch=batch, seq=seq, seed=seed, steps=steps, lr=lr,
+        beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, stem=stem if stem is not None else kind,
+        no_acts=not acts, no_bf16=not bf16,
+    )  # fmt: skip
+    names = [field.name for field in fields(Options)]
+    try:
+        report = run(options)
+    except IronhorseError as error:
+        raise type(error)(f"export: {without_dashes(str(error), names)}") from None
+    except OSError as error:
+        raise InvalidValueError(f"export: {error.filename or out}: {error.strerror or error}") from None
+    except MemoryError:
+        raise OutOfMemoryError(f"export: {OUT_OF_MEMORY}") from None
+    except RuntimeError as error:
+        if "alloc" in str(error):
+            raise OutOfMemoryError(f"export: {OUT_OF_MEMORY}") from None
+        raise LaunchFailedError(f"export: {_first_line(error)}") from error
+    folder = Path(out)
+    files = tuple(ExportedFile(folder / file["name"], file["bytes"], file["what"]) for file in report["files"])
+    same = {name: report[name] for name in ("config", "parameters", "batch", "seq", "seed", "torch", "loss")}
+    return Exported(kind=kind, name=report["model"], losses=tuple(report["losses"]), files=files, **same)
+
+
+def check_length(seq: int, config: Sizes) -> None:
     """A sequence cannot be longer than wpe."""
     if seq > config.max_seq_len:
         raise IronhorseError(
@@ -152,12 +358,19 @@ def check_length(seq: int, config: GPT2Config) -> None:
         )
 
 
-def print_table(report: dict[str, Any]) -> None:
+def print_table(report: Mapping[str, Any]) -> None:
     """What was written, for a person."""
-    print(f"{report['model']}: {report['parameters']:,} parameters, loss {report['loss']:.6f}", end="")
-    print(f" -> {report['losses'][-1]:.6f} at step {len(report['losses'])}" if report["losses"] else "")
-    for file in report["files"]:
-        print(f"  {file['name']:<36} {file['bytes']:>14,} bytes  {file['what']}")
+    print(table_text(report))
+
+
+def table_text(report: Mapping[str, Any]) -> str:
+    """What was written, in lines."""
+    head = f"{report['model']}: {report['parameters']:,} parameters, loss {report['loss']:.6f}"
+    if report["losses"]:
+        head += f" -> {report['losses'][-1]:.6f} at step {len(report['losses'])}"
+    width = max(36, *(len(file["name"]) for file in report["files"]))
+    files = [f"  {file['name']:<{width}} {file['bytes']:>14,} bytes  {file['what']}" for file in report["files"]]
+    return "\n".join([head, *files])
 
 
 def _fail(message: str) -> int:
@@ -168,5 +381,15 @@ def _fail(message: str) -> int:
     return 2
 
 
+class _CallableModule(ModuleType):
+    """`ironhorse.export` is this module, for `python -m`, and the function in it, for `ironhorse.export(...)`."""
+
+    def __call__(self, *args: Any, **options: Any) -> Exported:
+        return export(*args, **options)
+
+
+__signature__ = inspect.signature(export)  # what help() and editors show of the call
+
 if __name__ == "__main__":
     sys.exit(main())
+sys.modules[__name__].__class__ = _CallableModule

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import math
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from .answer_key import KeyInfo, write_key
 from .config import GPT2Config
 from .errors import ConfigError, IronhorseError
-from .export import check_length
+from .export import Options, check_length
 from .formats.llmc import DebugState, write_debug_state, write_model
 from .formats.staging import Staging
 from .reference.gpt2 import GPT2
@@ -24,15 +23,13 @@ from .reference.train import AdamW, Answers, compute_answers, compute_answers_bf
 Arrays = dict[str, np.ndarray]
 
 
-def export_gpt2(args: argparse.Namespace, config: GPT2Config | None, source: str | None) -> dict[str, Any]:
+def export_gpt2(args: Options, config: GPT2Config | None, source: str | None) -> dict[str, Any]:
     """Writes `STEM_NAME{.bin,_bf16.bin,_debug_state.bin,.key.safetensors}` to args.out; returns the report."""
     with Staging(args.out) as staging:  # made first: an --out that cannot be written fails before the work
         return _export(args, config, source, staging)
 
 
-def _export(
-    args: argparse.Namespace, config: GPT2Config | None, source: str | None, staging: Staging
-) -> dict[str, Any]:
+def _export(args: Options, config: GPT2Config | None, source: str | None, staging: Staging) -> dict[str, Any]:
     model = _build(args, config, source)
     config = model.config
     check_length(args.seq, config)
@@ -53,7 +50,7 @@ def _export(
     return _write(args, info, tensors, staging)
 
 
-def _build(args: argparse.Namespace, config: GPT2Config | None, source: str | None) -> GPT2:
+def _build(args: Options, config: GPT2Config | None, source: str | None) -> GPT2:
     if source is None:
         assert config is not None
         return init_weights(GPT2(config), args.seed, args.init or "spread")
@@ -63,14 +60,14 @@ def _build(args: argparse.Namespace, config: GPT2Config | None, source: str | No
     return model
 
 
-def _optimizer(args: argparse.Namespace) -> AdamW:
+def _optimizer(args: Options) -> AdamW:
     return AdamW(args.lr, args.beta1, args.beta2, args.eps, args.weight_decay)
 
 
 Errors = dict[str, float]
 
 
-def _compute(model: GPT2, x: torch.Tensor, y: torch.Tensor, args: argparse.Namespace) -> tuple[Answers, Errors, Errors]:
+def _compute(model: GPT2, x: torch.Tensor, y: torch.Tensor, args: Options) -> tuple[Answers, Errors, Errors]:
     """The f32 answers and how far PyTorch's f32 and bf16 are from exact ones, which f64 computes when there are steps;
     one forward and backward in f32 is exact enough to judge bf16 by.
     """
@@ -89,7 +86,7 @@ def _compute(model: GPT2, x: torch.Tensor, y: torch.Tensor, args: argparse.Names
     return answers, errors, errors_bf16
 
 
-def _write(args: argparse.Namespace, info: KeyInfo, tensors: Arrays, staging: Staging) -> dict[str, Any]:
+def _write(args: Options, info: KeyInfo, tensors: Arrays, staging: Staging) -> dict[str, Any]:
     config = info.config
     base = f"{args.stem}_{config.name}"
     params = _under("param.", tensors)

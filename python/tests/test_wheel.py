@@ -65,7 +65,7 @@ def test_ops_are_typed_documented_and_in_the_order_of_the_native_functions():
         source = ast.parse(inspect.getsource(sys.modules[function.__module__]))
         typed = [node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == function.__name__]
         assert typed[0].returns is not None, name
-    assert {name for name in stubs() if not name.startswith("torch_")} - {"command"} <= set(ops.__all__)
+    assert {name for name in stubs() if not name.startswith("torch_")} - {"command", "verify"} <= set(ops.__all__)
 
 
 def test_importing_needs_neither_torch_nor_numpy():
@@ -99,8 +99,10 @@ def test_export_is_there():
 
 
 def test_the_guide(capsys: pytest.CaptureFixture[str]):
-    """Runs the examples of docs/python.md."""
+    """Runs the examples of docs/python.md, some of which need torch."""
     import doctest
+
+    pytest.importorskip("torch")
 
     guide = Path(__file__).parents[2] / "docs" / "python.md"
     result = doctest.testfile(str(guide), module_relative=False, optionflags=doctest.ELLIPSIS)

@@ -2,9 +2,10 @@
 # Checks and measures ironhorse on a GPU machine, beside PyTorch. Part of the folder that `cargo xtask gpu-bundle`
 # makes; needs an NVIDIA driver and a Python with PyTorch, neither Rust nor a network.
 #
-#   bash run.sh                        everything, in 8 minutes at most
+#   bash run.sh                        everything about training, in 8 minutes at most
 #   bash run.sh --quick                the checks and one comparison, in 3 minutes at most
 #   bash run.sh --only bench           some stages; --bench d12-b64,d12-b4 narrows that one, --no-torch leaves torch out
+#   bash run.sh --only python,ops      the Python, PyTorch, C and jit ops: their tests, then their speeds; 9 minutes at most
 #   bash run.sh --out results          table.txt, summary.json, trace.json and logs.tar.gz go there
 #
 # Every part has its own time limit, log and exit status; a failure stops nothing. The end is a table of all parts.
@@ -12,7 +13,7 @@
 set -u
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-stages="doctor selftest verify lockstep determinism bench profile sanitizer startup precision"
+stages="doctor selftest verify lockstep determinism python ops bench profile sanitizer startup precision"
 quick_stages="doctor selftest verify lockstep determinism bench"
 grid="d12-b64 d12-b4 d24-b32 d48-b16"
 out=out quick= only= torch=1 budget= chosen=
@@ -56,9 +57,11 @@ done
 [[ $budget =~ ^[0-9]*$ ]] || refuse "--budget is '$budget', expected seconds"
 wanted=${only:-$stages}
 [[ $quick && ! $only ]] && wanted=$quick_stages
+# Everything is the engine's part; the ops have a call of their own.
+[[ $only ]] || wanted=${wanted/ python ops/}
 [[ $chosen ]] || chosen=$grid
 [[ $quick && $chosen == "$grid" ]] && chosen=d12-b64
-budget=${budget:-$([[ $quick ]] && echo 175 || echo 470)}
+budget=${budget:-$([[ $quick ]] && echo 175 || { [[ $only == *ops* ]] && echo 540 || echo 470; })}
 
 ironhorse=${IRONHORSE_BIN:-$here/ironhorse}
 python=${PYTHON:-python3}
@@ -165,6 +168,24 @@ stage_determinism() {
         attempt $name 40 "$ironhorse" bench --device cuda --model d12 --batch 8 --seq 1024 --dtype bf16 --warmup 0 \
             --steps 8 $([[ $name == *nographs ]] && echo --no-graphs) --json "$(json $name)"
     done
+}
+
+# The tests of the ops for numpy, PyTorch and C and of user kernels, those that need a GPU included; a part for each file.
+stage_python() {
+    local file name
+    "$python" -c 'import pytest' 2>/dev/null || export PYTHONPATH=$PYTHONPATH:$here/pytest
+    for file in "$here"/python/tests/test_{capi_cuda,ops_cuda,jit,torch}*.py; do
+        [[ -e $file ]] || continue
+        name=${file##*/test_}
+        name=python-${name%.py}
+        attempt "${name//_/-}" 150 "$python" -m pytest -q -p no:cacheprovider --durations=3 "$file"
+    done
+}
+
+# The speeds of the PyTorch ops beside PyTorch's own, eager and compiled, and of making an op from source.
+stage_ops() {
+    attempt ops-torch 240 "$python" "$here/benches/torch_ops.py" --json "$(json ops-torch)"
+    attempt ops-jit 60 "$python" "$here/benches/jit.py" --json "$(json ops-jit)"
 }
 
 # torch cannot compile d48 in the time there is

@@ -51,6 +51,9 @@ def figure(work: Work, name: str) -> str:
               "profile": profile_figure}  # fmt: skip
     if kind in makers and report:
         return makers[kind](report)
+    if kind == "python":
+        found = re.findall(r"^.*\b(?:passed|failed|error|skipped)\b.* in [0-9.]+s.*$", work.log(name), re.MULTILINE)
+        return found[-1].strip("= ") if found else ""
     if kind == "sanitizer":
         found = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: *(.*)", work.log(name))
         return found[-1] if found else ""

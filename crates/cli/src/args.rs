@@ -133,7 +133,7 @@ impl EngineArgs {
 }
 
 /// A command line, with the flags that its configuration file stands for.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Line {
     /// What the parser gets.
     pub args: Vec<OsString>,

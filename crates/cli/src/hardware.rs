@@ -1,6 +1,6 @@
 //! What this machine is, as far as the system tells.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use ironhorse::core::Engine;
 use ironhorse::train::model::Gpt2Config;
 use ironhorse::train::model::gpt2::Recompute;
@@ -73,11 +73,24 @@ pub fn check_memory(engine: &dyn Engine, config: &Gpt2Config, spec: &SessionSpec
         Some(fits) => format!("{fits} would fit"),
         None => "use a smaller batch, sequence or model".into(),
     };
-    bail!(
-        "this run needs {} of memory and {whose}; {advice} (ironhorse plan shows what takes it)",
-        human_bytes(needs)
-    )
+    let needs = human_bytes(needs);
+    Err(NotEnough(format!(
+        "this run needs {needs} of memory and {whose}; {advice} (ironhorse plan shows what takes it)"
+    ))
+    .into())
 }
+
+/// A run that does not fit into memory.
+#[derive(Debug)]
+pub struct NotEnough(String);
+
+impl std::fmt::Display for NotEnough {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NotEnough {}
 
 /// The settings nearest to those asked for that need no more than `has` bytes: recomputing first, then smaller batches.
 fn what_fits(config: &Gpt2Config, spec: &SessionSpec, has: u64) -> Option<String> {

@@ -151,6 +151,62 @@ pub fn main_with(args: impl IntoIterator<Item = OsString>) -> u8 {
     })
 }
 
+/// Why there is no report.
+#[derive(Debug)]
+pub struct Refusal {
+    /// What kind of reason.
+    pub cause: Cause,
+    /// One line.
+    pub text: String,
+}
+
+/// What kind of reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// An argument or a file.
+    Input,
+    /// The device is not there.
+    NoDevice,
+    /// The device stopped in the middle.
+    Device,
+    /// Too large for the device.
+    Memory,
+}
+
+/// `ironhorse verify` for another language: `args` are its flags, the report is JSON with the table as `text`. Prints
+/// nothing. That something is wrong is a report, not an error.
+pub fn verify_with(args: impl IntoIterator<Item = OsString>) -> Result<String, Refusal> {
+    let line = ["ironhorse".into(), "verify".into()].into_iter().chain(args);
+    let refuse = |cause: Cause, error: &anyhow::Error| {
+        let known = match error.downcast_ref::<ironhorse::train::Error>() {
+            Some(ironhorse::train::Error::Core(core)) => Some(core),
+            _ => error.downcast_ref::<ironhorse::core::Error>(),
+        };
+        let cause = match known {
+            Some(ironhorse::core::Error::Engine { .. }) => cause,
+            _ if error.is::<hardware::NotEnough>() => Cause::Memory,
+            _ => Cause::Input,
+        };
+        Refusal { cause, text: one_line(error) }
+    };
+    let found = command().try_get_matches_from(line).and_then(|m| Cli::from_arg_matches(&m));
+    let args = match found.map(|cli| cli.command) {
+        Ok(Command::Verify(args)) => args,
+        Ok(_) => return Err(Refusal { cause: Cause::Input, text: "not a verification".into() }),
+        Err(error) => {
+            return Err(Refusal { cause: Cause::Input, text: usage_error(&error, &args::Line::default()) });
+        }
+    };
+    let engine = args.engine().map_err(|error| refuse(Cause::NoDevice, &error))?;
+    let done = commands::verify::compute(&args, engine).map_err(|error| refuse(Cause::Device, &error))?;
+    let text = done.text(false);
+    let json = serde_json::to_value(done).map(|mut value| {
+        value["text"] = text.into();
+        value.to_string()
+    });
+    json.map_err(|error| refuse(Cause::Device, &error.into()))
+}
+
 /// The causes in one line; one that the text before it already quotes is left out.
 fn one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
@@ -180,6 +236,20 @@ mod tests {
     #[test]
     fn flags_are_consistent() {
         command().debug_assert();
+    }
+
+    #[test]
+    fn a_verification_that_cannot_run_says_why() {
+        let refused = |flags: &[&str]| verify_with(flags.iter().map(OsString::from)).unwrap_err();
+        for flags in
+            [&["--no-such-flag"][..], &["--help"], &["--device=gpu", "--key=k"], &["--key=no-such-file"]]
+        {
+            let refusal = refused(flags);
+            assert_eq!(refusal.cause, Cause::Input, "{flags:?}");
+            assert!(!refusal.text.is_empty() && !refusal.text.contains('\n'), "{}", refusal.text);
+        }
+        let large = ["--lockstep", "--device=cpu", "--model=d48", "--batch=100000", "--seq=1024"];
+        assert_eq!(refused(&large).cause, Cause::Memory);
     }
 
     #[test]

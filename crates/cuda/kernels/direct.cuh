@@ -1,7 +1,6 @@
 // What direct kernels share: any of four element types, memory of any alignment.
 //
-// T is the type in memory (double, float, bf16 or f16), Acc what it is computed in. The macro has a longer name: NVRTC's own
-// headers have templates of a T.
+// T is the type in memory (double, float, bf16 or f16; the constant ELEM), Acc what it is computed in.
 #pragma once
 
 #include "prelude.cuh"
@@ -22,7 +21,7 @@ template <> DEVICE f16 from_float<f16>(float x) {
     return out;
 }
 
-using T = ELEMENT;
+using T = ELEM;
 
 template <class X> struct AccOf {
     using type = float;

@@ -1,28 +1,14 @@
-// What all attention kernels share: where a head lies, and which block does which tile.
+// What all attention kernels share: where a head lies, who sees whom, and which block does which tile.
 //
-// qkv is (B,T,W) with q of NH heads, then k and v of NKV heads each, heads side by side: W = (NH + 2*NKV)*HD. out is
-// (B,T,C), C = NH*HD. NH/NKV heads of queries share a head of keys and values. A "head" below is one of the B*NH pairs of
-// sequence and head of queries; T is `seq`.
+// NH/NKV heads of queries share a head of keys and values. A "head" below is one of the B*NH pairs of sequence and head of
+// queries. The layout is a constant: DIRECT is that of direct ops, else that of the engine.
 #pragma once
 
-#include "prelude.cuh"
-
-struct Head {
-    size_t in;          // first element of q of position 0 in (B,T,W)
-    size_t key, value;  // of the k and v it uses
-    size_t stride;      // W, from position to position
-    size_t out;         // first element of position 0 in (B,T,C)
-    size_t out_stride;  // C
-    size_t row;         // first element in (B,NH,T)
-};
-
-DEVICE Head head_at(u32 head, u32 seq, u32 heads, u32 kv_heads, u32 hd) {
-    u32 h = head % heads, kv = heads + h / (heads / kv_heads);
-    size_t width = (size_t)heads * hd, packed = width + 2 * (size_t)kv_heads * hd, token = (size_t)(head / heads) * seq;
-    size_t key = token * packed + (size_t)kv * hd;
-    return {token * packed + (size_t)h * hd, key, key + (size_t)kv_heads * hd, packed, token * width + (size_t)h * hd,
-            width, (size_t)head * seq};
-}
+#ifdef DIRECT
+#include "flash_strided.cuh"
+#else
+#include "flash_packed.cuh"
+#endif
 
 struct Work {
     u32 head;

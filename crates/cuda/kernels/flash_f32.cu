@@ -1,14 +1,14 @@
-// flash_f32: causal attention in f32 without tensor cores, forward and backward, for heads of up to HDP channels
+// flash_f32: attention in f32 without tensor cores, forward and backward, for heads of up to HDP channels
 //
 //   fwd:  s = scale*q.k, out = softmax(s).v with a running maximum, lse = log(sum(exp(s)))
 //   bwd:  p = exp(s - lse), ds = p*(d_out.v - delta), d_q = scale*ds.k, d_k = scale*ds^T.q, d_v = p^T.d_out
 //
 // bound  FMA: 4 operations per visible pair and channel forward, 14 backward (d_q and d_k, d_v each make s and ds anew)
-// grid   one block of 256 threads per head (d_k and d_v: head of keys) and tile of TILE positions; any T, any HD <= HDP
+// grid   one block of 256 threads per head (d_k and d_v: head of keys) and tile of TILE positions; any lengths, any HD <= HDP
 // order  each sum runs over positions in order by one thread, d_k and d_v over the heads of queries in order before; no
 //        atomics: bitwise repeatable
 //
-// ELEM is the type in memory (float or bf16), HDP is 64, 128 or 256. Channels from HD to HDP are zeros in shared memory.
+// ELEM is the type in memory (float, bf16 or f16), HDP is 64, 128 or 256. Channels from HD to HDP are zeros in shared memory.
 #include "flash.cuh"
 
 constexpr int TILE = 4096 / HDP;  // positions per tile
@@ -25,6 +25,9 @@ constexpr int AT_ONCE = sizeof(ELEM) == 4 ? 4 : 1;
 
 extern __shared__ uint4 shared[];
 
+// The score of a key that is not seen.
+DEVICE float hidden() { return -__int_as_float(0x7f800000); }
+
 // Thread (ty, tx) of 16x16 owns rows ty*R.. of scores and results; columns tx + 16c of scores, column(c) of results.
 DEVICE int tx() { return threadIdx.x % 16; }
 DEVICE int ty() { return threadIdx.x / 16; }
@@ -40,10 +43,11 @@ template <int N> DEVICE void read(float (&to)[N], const float* from) {
     }
 }
 
-// Positions first.. of one of q, k, v, out into shared memory; zeros beyond T and HD.
-DEVICE void load_tile(float* to, const ELEM* from, size_t stride, u32 first, u32 seq, u32 hd) {
+// Positions first.. of one of q, k, v, out into shared memory; zeros beyond `seq` and HD.
+DEVICE void load_tile(float* to, const ELEM* from, size_t stride, u32 first, u32 seq, const Shape& shape) {
     constexpr int N = Vec<ELEM>::N;
-    if (hd % N == 0) {
+    u32 hd = shape.hd;
+    if (shape.wide(N)) {
 #pragma unroll AT_ONCE
         for (int i = threadIdx.x; i < TILE * HDP / N; i += THREADS) {
             u32 row = i / (HDP / N), col = i % (HDP / N) * N;
@@ -110,7 +114,7 @@ DEVICE void weighted(float (&acc)[R][COLS], const float* w, const float* b) {
 }
 
 // Row r of the thread's results, times a factor, to a row of memory.
-DEVICE void write_row(ELEM* to, const float (&acc)[COLS], float factor, u32 hd) {
+DEVICE void write_row(ELEM* to, const float (&acc)[COLS], float factor, const Shape& shape) {
     struct alignas(4 * sizeof(ELEM)) Four {
         ELEM at[4];
     };
@@ -120,14 +124,19 @@ DEVICE void write_row(ELEM* to, const float (&acc)[COLS], float factor, u32 hd) 
         Four v;
 #pragma unroll
         for (int e = 0; e < 4; ++e) v.at[e] = from_float<ELEM>(acc[c + e] * factor);
-        if (hd % 4 == 0) {
-            if (col < hd) *reinterpret_cast<Four*>(to + col) = v;
+        if (shape.wide(4)) {
+            if (col < shape.hd) *reinterpret_cast<Four*>(to + col) = v;
         } else {
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                if (col + e < hd) to[col + e] = v.at[e];
+                if (col + e < shape.hd) to[col + e] = v.at[e];
         }
     }
+}
+
+// Tiles of keys that the queries of a tile see.
+DEVICE u32 tiles_seen(const Shape& shape, u32 tile) {
+    return STRIDED ? shape.passes(min((tile + 1) * TILE, shape.q_len()) - 1, TILE) : tile + 1;
 }
 
 // Sum or maximum over the 16 threads that share rows, in every one of them.
@@ -150,12 +159,14 @@ DEVICE void softmax(float (&s)[R][R], float (&acc)[R][COLS], float (&maximum)[R]
 #pragma unroll
         for (int c = 1; c < R; ++c) m = fmaxf(m, s[r][c]);
         m = fmaxf(maximum[r], row_max(m) * scale);
-        float shrink = expf(maximum[r] - m);  // 0 at the first tile, where the maximum was -inf
+        // In the engine every query sees a key of the first tile; else 0 stands for -inf.
+        float shift = STRIDED && m == hidden() ? 0.0f : m;
+        float shrink = expf(maximum[r] - shift);  // 0 as long as the maximum was -inf
         maximum[r] = m;
         sum[r] *= shrink;
 #pragma unroll
         for (int c = 0; c < R; ++c) {
-            s[r][c] = expf(fmaf(s[r][c], scale, -m));
+            s[r][c] = expf(fmaf(s[r][c], scale, -shift));
             sum[r] += s[r][c];
         }
 #pragma unroll
@@ -163,32 +174,36 @@ DEVICE void softmax(float (&s)[R][R], float (&acc)[R][COLS], float (&maximum)[R]
     }
 }
 
-KERNEL __launch_bounds__(THREADS, 2) flash_f32_fwd(ELEM* out, float* lse, const ELEM* qkv, u32 seq, u32 heads,
-                                                   u32 kv_heads, u32 hd, u32 total, u32 group, float scale) {
+DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shape& shape) {
     float* q = reinterpret_cast<float*>(shared);
     float *k = q + TILE_FLOATS, *v = k + TILE_FLOATS, *w = v + TILE_FLOATS;
-    u32 tiles = (seq + TILE - 1) / TILE;
-    Work work = work_of(blockIdx.x, tiles, total, group);
-    Head at = head_at(work.head, seq, heads, kv_heads, hd);
-    u32 tile = tiles - 1 - work.tile, first = tile * TILE;
-    load_tile(q, qkv + at.in, at.stride, first, seq, hd);
+    u32 q_len = shape.q_len(), kv_len = shape.kv_len(), tiles = (q_len + TILE - 1) / TILE;
+    Work work = work_of(blockIdx.x, tiles, shape.total, shape.group);
+    Head at = shape.head(work.head, shape.hd);
+    u32 tile = tiles - 1 - work.tile, first = tile * TILE, passes = STRIDED ? tiles_seen(shape, tile) : 0;
+    load_tile(q, in.q(at), shape.q_stride(at), first, q_len, shape);
 
     float acc[R][COLS] = {}, maximum[R], sum[R] = {};
 #pragma unroll
-    for (int r = 0; r < R; ++r) maximum[r] = -__int_as_float(0x7f800000);
-    for (u32 j = 0; j <= tile; ++j) {
+    for (int r = 0; r < R; ++r) maximum[r] = hidden();
+    for (u32 j = 0; STRIDED ? j < passes : j <= tile; ++j) {
         __syncthreads();  // all are done with the tile before
-        load_tile(k, qkv + at.key, at.stride, j * TILE, seq, hd);
-        load_tile(v, qkv + at.value, at.stride, j * TILE, seq, hd);
+        load_tile(k, in.k(at), shape.k_stride(at), j * TILE, kv_len, shape);
+        load_tile(v, in.v(at), shape.v_stride(at), j * TILE, kv_len, shape);
         __syncthreads();
         float s[R][R];
-        scores(s, q, k, hd);
-        if (j == tile) {
+        scores(s, q, k, shape.hd);
+        if (STRIDED && shape.scale < 0.0f) {  // the running maximum is one of scores times something positive
+#pragma unroll
+            for (int i = 0; i < R * R; ++i) s[i / R][i % R] *= -1.0f;
+        }
+        if (STRIDED ? !shape.sees_all((j + 1) * TILE, first) : j == tile) {
+            int key = STRIDED ? j * TILE : 0, query = STRIDED ? first : 0;
 #pragma unroll
             for (int i = 0; i < R * R; ++i)
-                if (tx() + 16 * (i % R) > ty() * R + i / R) s[i / R][i % R] = -__int_as_float(0x7f800000);
+                if (shape.hides(key, tx() + 16 * (i % R), query + ty() * R + i / R)) s[i / R][i % R] = hidden();
         }
-        softmax(s, acc, maximum, sum, scale);
+        softmax(s, acc, maximum, sum, shape.steepness());
         put(w, s);
         __syncthreads();
         weighted(acc, w, v);
@@ -197,20 +212,24 @@ KERNEL __launch_bounds__(THREADS, 2) flash_f32_fwd(ELEM* out, float* lse, const 
     for (int r = 0; r < R; ++r) {
         u32 row = first + ty() * R + r;
         float whole = row_sum(sum[r]);
-        if (row >= seq) continue;
-        write_row(out + at.out + row * at.out_stride, acc[r], 1.0f / whole, hd);
-        if (tx() == 0) lse[at.row + row] = maximum[r] + logf(whole);
+        if (row >= q_len) continue;
+        float factor = STRIDED && whole == 0.0f ? 0.0f : 1.0f / whole;
+        write_row(out + at.out + row * shape.out_stride(at), acc[r], factor, shape);
+        if (tx() == 0 && (!STRIDED || lse != nullptr)) lse[at.row + row] = maximum[r] + logf(whole);
     }
 }
 
+KERNEL __launch_bounds__(THREADS, 2) flash_f32_fwd(ELEM* out, float* lse, QKV_PARAMETERS, SHAPE_PARAMETERS) {
+    forward(out, lse, QKV, SHAPE);
+}
+
 struct Bwd {
-    ELEM* d_qkv;
+    Qkv<ELEM> d;
     const ELEM* d_out;
-    const ELEM* qkv;
+    Qkv<const ELEM> in;
     const float* lse;
     const float* delta;
-    u32 seq, heads, kv_heads, hd, total, group;
-    float scale;
+    Shape shape;
 };
 
 // KEYS: the block owns a tile of keys, passes over the queries of all heads that see it, and makes d_k and d_v; `total`
@@ -219,21 +238,24 @@ struct Bwd {
 template <bool KEYS> DEVICE void backward(const Bwd& op) {
     float *a1 = reinterpret_cast<float*>(shared), *a2 = a1 + TILE_FLOATS;
     float *b1 = a2 + TILE_FLOATS, *b2 = b1 + TILE_FLOATS, *w = b2 + TILE_FLOATS;
-    u32 seq = op.seq, hd = op.hd, tiles = (seq + TILE - 1) / TILE;
-    Work work = work_of(blockIdx.x, tiles, op.total, op.group);
-    u32 share = KEYS ? op.heads / op.kv_heads : 1;  // heads of queries to pass over
-    Head at = head_at(work.head * share, seq, op.heads, op.kv_heads, hd);
+    const Shape& shape = op.shape;
+    u32 q_len = shape.q_len(), kv_len = shape.kv_len(), own = KEYS ? kv_len : q_len, other = KEYS ? q_len : kv_len;
+    u32 hd = shape.hd, tiles = (own + TILE - 1) / TILE;
+    Work work = work_of(blockIdx.x, tiles, shape.total, shape.group);
+    u32 share = KEYS ? shape.heads / shape.kv_heads : 1;  // heads of queries to pass over
+    Head at = shape.head(work.head * share, hd);
     u32 tile = KEYS ? work.tile : tiles - 1 - work.tile, first = tile * TILE;
-    const ELEM *q = op.qkv + at.in, *k = op.qkv + at.key, *v = op.qkv + at.value, *d_out = op.d_out + at.out;
-    load_tile(a1, KEYS ? k : q, at.stride, first, seq, hd);
-    load_tile(a2, KEYS ? v : d_out, KEYS ? at.stride : at.out_stride, first, seq, hd);
+    const ELEM *q = op.in.q(at), *k = op.in.k(at), *v = op.in.v(at), *d_out = op.d_out + at.out;
+    load_tile(a1, KEYS ? k : q, KEYS ? shape.k_stride(at) : shape.q_stride(at), first, own, shape);
+    load_tile(a2, KEYS ? v : d_out, KEYS ? shape.v_stride(at) : shape.out_stride(at), first, own, shape);
 
     float acc1[R][COLS] = {}, acc2[KEYS ? R : 1][COLS] = {};
-    u32 start = KEYS ? tile : 0, end = KEYS ? tiles : tile + 1;
+    u32 start = KEYS ? (STRIDED ? shape.first_for(first) / TILE : tile) : 0;
+    u32 end = KEYS ? (q_len + TILE - 1) / TILE : tiles_seen(shape, tile);
     for (u32 j = start; j < end;) {
         __syncthreads();  // all are done with the tile before
-        load_tile(b1, KEYS ? q : k, at.stride, j * TILE, seq, hd);
-        load_tile(b2, KEYS ? d_out : v, KEYS ? at.out_stride : at.stride, j * TILE, seq, hd);
+        load_tile(b1, KEYS ? q : k, KEYS ? shape.q_stride(at) : shape.k_stride(at), j * TILE, other, shape);
+        load_tile(b2, KEYS ? d_out : v, KEYS ? shape.out_stride(at) : shape.v_stride(at), j * TILE, other, shape);
         __syncthreads();
         float p[R][R], ds[R][R];
         scores(p, a1, b1, hd);
@@ -241,9 +263,9 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
         for (int i = 0; i < R * R; ++i) {
             u32 row = first + ty() * R + i / R, col = j * TILE + tx() + 16 * (i % R);
             u32 query = KEYS ? col : row, key = KEYS ? row : col;
-            // Beyond T q and d_out are 0, and so is what they add.
-            float lse = query < seq ? op.lse[at.row + query] : 0.0f;
-            p[i / R][i % R] = key <= query ? expf(fmaf(p[i / R][i % R], op.scale, -lse)) : 0.0f;
+            // Beyond the last query q and d_out are 0, and so is what they add.
+            float lse = query < q_len ? op.lse[at.row + query] : 0.0f;
+            p[i / R][i % R] = shape.shows(key, query) ? expf(fmaf(p[i / R][i % R], shape.scale, -lse)) : 0.0f;
         }
         if constexpr (KEYS) {
             put(w, p);
@@ -255,36 +277,37 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
 #pragma unroll
         for (int i = 0; i < R * R; ++i) {
             u32 query = KEYS ? j * TILE + tx() + 16 * (i % R) : first + ty() * R + i / R;
-            float delta = query < seq ? op.delta[at.row + query] : 0.0f;
-            // The first position sees one key: its softmax is constant, its gradient exactly 0.
-            ds[i / R][i % R] = query == 0 ? 0.0f : p[i / R][i % R] * (ds[i / R][i % R] - delta);
+            float delta = query < q_len ? op.delta[at.row + query] : 0.0f;
+            // The softmax of one key is constant, its gradient exactly 0.
+            ds[i / R][i % R] = shape.sees_one(query) ? 0.0f : p[i / R][i % R] * (ds[i / R][i % R] - delta);
         }
         put(w, ds);
         __syncthreads();
         weighted(acc1, w, b1);
         if (++j == end && KEYS && --share > 0) {  // the next head of queries
             j = start;
-            q += hd, d_out += hd, at.row += seq;
+            q += shape.q_head(hd), d_out += shape.out_head(hd), at.row += q_len;
         }
     }
 #pragma unroll
     for (int r = 0; r < R; ++r) {
         u32 row = first + ty() * R + r;
-        if (row >= seq) continue;
-        ELEM* to = op.d_qkv + row * at.stride;
-        write_row(to + (KEYS ? at.key : at.in), acc1[r], op.scale, hd);
-        if constexpr (KEYS) write_row(to + at.value, acc2[r], 1.0f, hd);
+        if (row >= own) continue;
+        ELEM* to = KEYS ? op.d.k(at) + row * shape.k_stride(at) : op.d.q(at) + row * shape.q_stride(at);
+        if (!KEYS || op.d.wants_k()) write_row(to, acc1[r], shape.scale, shape);
+        if constexpr (KEYS)
+            if (op.d.wants_v()) write_row(op.d.v(at) + row * shape.v_stride(at), acc2[r], 1.0f, shape);
     }
 }
 
 KERNEL __launch_bounds__(THREADS, BWD_BLOCKS)
-    flash_f32_bwd_kv(ELEM* d_qkv, const ELEM* d_out, const ELEM* qkv, const float* lse, const float* delta, u32 seq,
-                     u32 heads, u32 kv_heads, u32 hd, u32 total, u32 group, float scale) {
-    backward<true>({d_qkv, d_out, qkv, lse, delta, seq, heads, kv_heads, hd, total, group, scale});
+    flash_f32_bwd_kv(D_QKV_PARAMETERS, const ELEM* d_out, QKV_PARAMETERS, const float* lse, const float* delta,
+                     SHAPE_PARAMETERS) {
+    backward<true>({D_QKV, d_out, QKV, lse, delta, SHAPE});
 }
 
 KERNEL __launch_bounds__(THREADS, BWD_BLOCKS)
-    flash_f32_bwd_q(ELEM* d_qkv, const ELEM* d_out, const ELEM* qkv, const float* lse, const float* delta, u32 seq,
-                    u32 heads, u32 kv_heads, u32 hd, u32 total, u32 group, float scale) {
-    backward<false>({d_qkv, d_out, qkv, lse, delta, seq, heads, kv_heads, hd, total, group, scale});
+    flash_f32_bwd_q(D_QKV_PARAMETERS, const ELEM* d_out, QKV_PARAMETERS, const float* lse, const float* delta,
+                    SHAPE_PARAMETERS) {
+    backward<false>({D_QKV, d_out, QKV, lse, delta, SHAPE});
 }

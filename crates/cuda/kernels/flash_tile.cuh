@@ -1,4 +1,4 @@
-// Tiles of bf16 in shared memory and the two products of attention on tensor cores, for heads of HD channels.
+// Tiles of bf16 or f16 in shared memory and the two products of attention on tensor cores, for heads of HD channels.
 //
 // A tile holds positions as rows of HD channels. Rows of 8 chunks of 16 bytes would put one chunk of 8 rows into the same
 // banks, which is how ldmatrix reads; so chunks are exchanged by row where HD is a multiple of 64, and rows padded by
@@ -7,6 +7,10 @@
 // A warp owns 16*MT rows of the resident tile; scores are float[MT][N/8][4] and results float[MT][HD/8][4] in the
 // layout of mma's c: of 16 rows and 8 columns, element e is at row row_of(e), column column_of(e).
 #pragma once
+
+#ifndef ELEM
+#define ELEM bf16
+#endif
 
 #include "flash.cuh"
 #include "mma.cuh"
@@ -27,8 +31,8 @@ DEVICE int column_of(int e) { return lane() % 4 * 2 + e % 2; }
 // Byte of a tile where a chunk starts.
 DEVICE u32 chunk_at(u32 row, u32 chunk) { return row * PITCH + (SWIZZLE ? chunk ^ row % 8 : chunk) * 16; }
 
-// Starts copying positions first.. of q, k, v or d_out; zeros beyond T.
-template <int ROWS> DEVICE void load_tile(u32 to, const bf16* from, size_t stride, u32 first, u32 seq) {
+// Starts copying positions first.. of q, k, v or d_out; zeros beyond `seq`.
+template <int ROWS> DEVICE void load_tile(u32 to, const ELEM* from, size_t stride, u32 first, u32 seq) {
     static_assert(ROWS * CHUNKS % THREADS == 0, "every thread copies the same number of chunks");
 #pragma unroll
     for (int n = 0; n < ROWS * CHUNKS / THREADS; ++n) {
@@ -81,14 +85,14 @@ template <int N, bool HELD> DEVICE void scores(float (&s)[MT][N / 8][4], const R
             ldmatrix(y, b + chunk_at(col + 16 * n + down, 2 * k + right));
 #pragma unroll
             for (int m = 0; m < MT; ++m) {
-                mma(s[m][2 * n], x[m], y[0], y[1]);
-                mma(s[m][2 * n + 1], x[m], y[2], y[3]);
+                mma<ELEM>(s[m][2 * n], x[m], y[0], y[1]);
+                mma<ELEM>(s[m][2 * n + 1], x[m], y[2], y[3]);
             }
         }
     }
 }
 
-// acc += w . rows row.. of tile b (N of them); w is rounded to bf16
+// acc += w . rows row.. of tile b (N of them); w is rounded to ELEM
 template <int N> DEVICE void weighted(float (&acc)[MT][HD / 8][4], const float (&w)[MT][N / 8][4], u32 b, u32 row) {
 #pragma unroll
     for (int k = 0; k < N / 16; ++k) {
@@ -99,7 +103,7 @@ template <int N> DEVICE void weighted(float (&acc)[MT][HD / 8][4], const float (
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float(&two)[4] = w[m][2 * k + i / 2];
-                x[m][i] = pack(two[i % 2 * 2], two[i % 2 * 2 + 1]);
+                x[m][i] = pack<ELEM>(two[i % 2 * 2], two[i % 2 * 2 + 1]);
             }
 #pragma unroll
         for (int n = 0; n < HD / 16; ++n) {
@@ -107,16 +111,16 @@ template <int N> DEVICE void weighted(float (&acc)[MT][HD / 8][4], const float (
             ldmatrix_trans(y, b + chunk_at(row + 16 * k + lane() % 16, 2 * n + lane() / 16));
 #pragma unroll
             for (int m = 0; m < MT; ++m) {
-                mma(acc[m][2 * n], x[m], y[0], y[1]);
-                mma(acc[m][2 * n + 1], x[m], y[2], y[3]);
+                mma<ELEM>(acc[m][2 * n], x[m], y[0], y[1]);
+                mma<ELEM>(acc[m][2 * n + 1], x[m], y[2], y[3]);
             }
         }
     }
 }
 
-// Results times `factor` (per 8 rows of a lane) to memory as rows of bf16, position `first` on. Passes through the warp's
+// Results times `factor` (per 8 rows of a lane) to memory as rows of ELEM, position `first` on. Passes through the warp's
 // own rows of a tile nobody else reads any more, so that memory is written in whole chunks.
-DEVICE void store_tile(bf16* to, size_t stride, u32 first, u32 seq, const float (&acc)[MT][HD / 8][4],
+DEVICE void store_tile(ELEM* to, size_t stride, u32 first, u32 seq, const float (&acc)[MT][HD / 8][4],
                        const float (&factor)[MT][2], u8* tile, u32 row) {
     __syncwarp();
 #pragma unroll
@@ -127,7 +131,7 @@ DEVICE void store_tile(bf16* to, size_t stride, u32 first, u32 seq, const float 
             for (int half = 0; half < 2; ++half) {
                 float f = factor[m][half];
                 u32 at = chunk_at(row + 16 * m + row_of(2 * half), n) + lane() % 4 * 4;
-                *reinterpret_cast<u32*>(tile + at) = pack(acc[m][n][2 * half] * f, acc[m][n][2 * half + 1] * f);
+                *reinterpret_cast<u32*>(tile + at) = pack<ELEM>(acc[m][n][2 * half] * f, acc[m][n][2 * half + 1] * f);
             }
     __syncwarp();
 #pragma unroll

@@ -22,20 +22,29 @@ DEVICE void ldmatrix_trans(u32 (&r)[4], u32 from) {
                  : "r"(from)
                  : "memory");
 }
-DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+
+// E is bf16 or f16.
+template <class E> constexpr bool IS_BF16 = false;
+template <> constexpr bool IS_BF16<bf16> = true;
+
+#define MMA(TYPE)                                                                                                           \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                                    \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+template <class E> DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    if constexpr (IS_BF16<E>) MMA("bf16");
+    else MMA("f16");
 }
 
-// Two floats as bf16, the first in the low half.
-DEVICE u32 pack(float low, float high) {
+// Two floats rounded to E, the first in the low half.
+template <class E> DEVICE u32 pack(float low, float high) {
     u32 out;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+    if constexpr (IS_BF16<E>) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
     return out;
 }
 
-// 2^x by the hardware, results below 2^-126 as 0: spares the scaling that exp2_fast does for those, which bf16 weights
+// 2^x by the hardware, results below 2^-126 as 0: spares the scaling that exp2_fast does for those, which rounded weights
 // next to a weight near 1 do not need. 0 for -inf.
 DEVICE float exp2_flush(float x) {
     float out;

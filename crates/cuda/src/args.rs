@@ -4,6 +4,8 @@
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Args {
     bytes: Vec<u64>,
+    /// Which of them belong to the argument before them.
+    inner: Vec<usize>,
 }
 
 impl Args {
@@ -39,8 +41,35 @@ impl Args {
         self.u64(value.to_bits())
     }
 
+    /// A struct by value, as words of four bytes in the order of memory.
+    pub fn words(mut self, words: &[u32]) -> Self {
+        let start = self.bytes.len();
+        let pair = |two: &[u32]| u64::from(two[0]) | u64::from(two.get(1).copied().unwrap_or(0)) << 32;
+        self.bytes.extend(words.chunks(2).map(pair));
+        self.inner.extend(start + 1..self.bytes.len());
+        self
+    }
+
     /// Addresses of the values, as `cuLaunchKernel` takes them. Valid as long as `self` is not changed.
     pub fn pointers(&mut self) -> Vec<*mut std::ffi::c_void> {
-        self.bytes.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect()
+        let inner = &self.inner;
+        let values = self.bytes.iter_mut().enumerate().filter(|(at, _)| !inner.contains(at));
+        values.map(|(_, value)| std::ptr::from_mut(value).cast()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_struct_is_one_argument() {
+        let mut args = Args::new().u32(7).words(&[1, 2, 3]).f32(1.0);
+        let at = args.pointers();
+        assert_eq!(at.len(), 3);
+        // SAFETY: two words of the struct follow each other in memory that `args` owns.
+        let read = |at: *mut std::ffi::c_void, i: usize| unsafe { *at.cast::<u32>().add(i) };
+        assert_eq!([0, 1, 2].map(|i| read(at[1], i)), [1, 2, 3]);
+        assert_eq!((read(at[0], 0), read(at[2], 0)), (7, 1.0_f32.to_bits()));
     }
 }

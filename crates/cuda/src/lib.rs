@@ -15,6 +15,7 @@ pub mod direct;
 mod engine;
 mod error;
 pub mod ffi;
+mod flash;
 mod gemm;
 mod kernels;
 mod launch;
@@ -27,6 +28,7 @@ pub mod report;
 mod scalars;
 mod settings;
 mod staging;
+pub mod user;
 
 pub use cache::Cache;
 pub use device::DeviceInfo;

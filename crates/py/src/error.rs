@@ -1,6 +1,7 @@
 //! Failures as the exceptions of `ironhorse.errors`.
 
 use ironhorse::ops::{Code, OpError};
+use ironhorse_cli::{Cause, Refusal};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use std::fmt::Display;
@@ -15,6 +16,18 @@ pub fn invalid(py: Python<'_>, op: &str, text: impl Display) -> PyErr {
 #[cold]
 pub fn of_op(py: Python<'_>, error: &OpError) -> PyErr {
     raise(py, error.code, &error.text)
+}
+
+/// Why a verification has no report.
+#[cold]
+pub fn of_refusal(py: Python<'_>, refusal: &Refusal) -> PyErr {
+    let code = match refusal.cause {
+        Cause::Input => Code::InvalidValue,
+        Cause::NoDevice => Code::NotAvailable,
+        Cause::Device => Code::LaunchFailed,
+        Cause::Memory => Code::OutOfMemory,
+    };
+    raise(py, code, &refusal.text)
 }
 
 /// What numpy said when it made an array: no memory becomes ours, anything else stays.

@@ -5,6 +5,7 @@
 
 mod array;
 mod error;
+mod jit;
 mod ops;
 mod torch;
 
@@ -18,10 +19,20 @@ fn command(py: Python<'_>, args: Vec<OsString>) -> u8 {
     py.detach(|| ironhorse_cli::main_with(args))
 }
 
+/// `ironhorse verify` without printing: `args` are its flags. Returns the report as JSON; a comparison that fails is one.
+#[pyfunction]
+#[pyo3(signature = (args, /))]
+fn verify(py: Python<'_>, args: Vec<OsString>) -> PyResult<String> {
+    let done = py.detach(|| ironhorse_cli::verify_with(args));
+    done.map_err(|refusal| error::of_refusal(py, &refusal))
+}
+
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(command, module)?)?;
+    module.add_function(wrap_pyfunction!(verify, module)?)?;
     torch::register(module)?;
+    jit::register(module)?;
     ops::register(module)
 }

@@ -5,6 +5,7 @@ use crate::process::{output_of, run as run_command, shown};
 use crate::repo::{Repo, python_of};
 use crate::{out, python};
 use anyhow::{Context, Result, ensure};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,8 +13,8 @@ use std::process::Command;
 /// Help of `cargo xtask gpu-bundle`.
 pub const HELP: &str = "\
 Makes one folder with all that a run on a GPU machine needs: the release binary, stripped; run.sh, which checks and
-measures everything and prints a table; the PyTorch side of the benchmark; the Python package; answer keys of small
-models made here. The machine needs an NVIDIA driver and a Python with PyTorch, neither Rust nor a network.
+measures everything and prints a table; the PyTorch side of the benchmarks; the Python package with its native module,
+the C library, the Python tests and pytest; answer keys of small models made here. The machine needs an NVIDIA driver and a Python with PyTorch, neither Rust nor a network.
 
 Usage: cargo xtask gpu-bundle [--out DIR] [--no-build]
 
@@ -42,6 +43,17 @@ const FILES: [(&str, &str); 3] = [
     ("scripts/gpu/summary.py", "summary.py"),
     ("benches/gpu_torch.py", "gpu_torch.py"),
 ];
+/// Folders as they are, without what Python compiled: in the repository, in the folder.
+const FOLDERS: [(&str, &str); 4] = [
+    ("python/ironhorse", "python/ironhorse"),
+    ("python/tests", "python/tests"),
+    ("benches", "benches"),
+    ("examples", "examples"),
+];
+/// pytest and what it needs, for machines that have none.
+const PYTEST: [&str; 6] = ["pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"];
+/// Packages built for the folder.
+const PACKAGES: [&str; 3] = ["ironhorse-cli", "ironhorse-py", "ironhorse-capi"];
 
 /// `cargo xtask gpu-bundle`
 pub fn run(repo: &Repo, mut args: Args) -> Result<bool> {
@@ -58,7 +70,9 @@ pub fn run(repo: &Repo, mut args: Args) -> Result<bool> {
         None => repo.target()?.join("gpu-bundle"),
     };
     if build {
-        let built = run_command(repo.cargo().args(["build", "--release", "--package", "ironhorse-cli"]))?;
+        let mut cargo = repo.cargo();
+        cargo.args(["build", "--release"]).args(PACKAGES.iter().flat_map(|name| ["--package", name]));
+        let built = run_command(&mut cargo)?;
         ensure!(built, "the release build failed (cargo's messages are above)");
     }
     if !python_of(&repo.venv()).exists() {
@@ -68,9 +82,14 @@ pub fn run(repo: &Repo, mut args: Args) -> Result<bool> {
     for (from, to) in FILES {
         copy(&repo.root().join(from), &folder.join(to))?;
     }
-    binary(repo, &folder)?;
-    copy_package(&repo.root().join("python/ironhorse"), &folder.join("python/ironhorse"))?;
-    wheels(&repo.root().join("python/dist"), &folder)?;
+    for (from, to) in FOLDERS {
+        copy_package(&repo.root().join(from), &folder.join(to))?;
+    }
+    let built = repo.binary()?;
+    binary(&built, &folder.join("ironhorse"))?;
+    binary(&built.with_file_name("lib_native.so"), &folder.join("python/ironhorse/_native.abi3.so"))?;
+    binary(&built.with_file_name("libironhorse.so"), &folder.join("libironhorse.so"))?;
+    pytest(repo, &folder.join("pytest"))?;
     KEYS.iter().try_for_each(|key| answer_key(repo, &folder, key))?;
     let files = list(&folder)?;
     report(&folder, &files);
@@ -101,14 +120,23 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The binary without debug information, which is most of it.
-fn binary(repo: &Repo, folder: &Path) -> Result<()> {
-    let from = repo.binary()?;
-    ensure!(from.is_file(), "the binary is not built: leave --no-build out");
-    let to = folder.join("ironhorse");
-    copy(&from, &to)?;
-    if output_of(Command::new("strip").arg(&to)).is_none() {
-        out::line("there is no `strip` that takes the binary: it keeps its debug information");
+/// Something cargo built, without debug information, which is most of it.
+fn binary(from: &Path, to: &Path) -> Result<()> {
+    ensure!(from.is_file(), "{} is not built: leave --no-build out", from.display());
+    copy(from, to)?;
+    if output_of(Command::new("strip").arg("--strip-debug").arg(to)).is_none() {
+        out::line("there is no `strip` that takes the binaries: they keep their debug information");
+    }
+    Ok(())
+}
+
+/// pytest from the environment of this checkout.
+fn pytest(repo: &Repo, to: &Path) -> Result<()> {
+    let sites = repo.site_packages();
+    for name in PYTEST {
+        let from = sites.iter().map(|site| site.join(name)).find(|folder| folder.is_dir());
+        let from = from.with_context(|| format!("there is no {name} in .venv: cargo xtask setup"))?;
+        copy_package(&from, &to.join(name))?;
     }
     Ok(())
 }
@@ -122,17 +150,6 @@ fn copy_package(from: &Path, to: &Path) -> Result<()> {
             copy_package(&path, &to.join(name))?;
         } else if path.is_file() {
             copy(&path, &to.join(name))?;
-        }
-    }
-    Ok(())
-}
-
-/// The wheels of python/dist, if any were built.
-fn wheels(dist: &Path, folder: &Path) -> Result<()> {
-    for entry in fs::read_dir(dist).into_iter().flatten().flatten() {
-        let path = entry.path();
-        if path.extension().is_some_and(|extension| extension == "whl") {
-            copy(&path, &folder.join(entry.file_name()))?;
         }
     }
     Ok(())
@@ -180,15 +197,23 @@ fn list(folder: &Path) -> Result<Vec<(PathBuf, u64)>> {
     Ok(found)
 }
 
-/// The files, those of the package as one row.
+/// The files, those of a folder as one row.
 fn report(folder: &Path, files: &[(PathBuf, u64)]) {
     out::line(format!("\n{}", folder.display()));
-    let (package, others): (Vec<_>, Vec<_>) = files.iter().partition(|(path, _)| path.starts_with("python"));
-    for (path, bytes) in others {
-        out::line(format!("  {:<34}{:>10.2} MiB", path.display(), mib(*bytes)));
+    let mut folders: BTreeMap<PathBuf, (usize, u64)> = BTreeMap::new();
+    for (path, bytes) in files {
+        match path.iter().next().filter(|_| path.components().count() > 1) {
+            None => out::line(format!("  {:<34}{:>10.2} MiB", path.display(), mib(*bytes))),
+            Some(top) => {
+                let (count, sum) = folders.entry(top.into()).or_default();
+                (*count, *sum) = (*count + 1, *sum + bytes);
+            }
+        }
     }
-    let bytes = package.iter().map(|(_, bytes)| bytes).sum();
-    out::line(format!("  {:<34}{:>10.2} MiB", format!("python/ ({} files)", package.len()), mib(bytes)));
+    for (top, (count, bytes)) in folders {
+        let name = format!("{}/ ({count} files)", top.display());
+        out::line(format!("  {name:<34}{:>10.2} MiB", mib(bytes)));
+    }
     let total = files.iter().map(|(_, bytes)| bytes).sum();
     out::line(format!("  {:<34}{:>10.2} MiB", "total", mib(total)));
 }
@@ -260,6 +285,9 @@ mod tests {
         let repo = Repo::find().unwrap();
         for (from, _) in FILES {
             assert!(repo.root().join(from).is_file(), "{from}");
+        }
+        for (from, _) in FOLDERS {
+            assert!(repo.root().join(from).is_dir(), "{from}");
         }
         let script = repo.root().join("scripts/gpu/run.sh");
         let checked = Command::new("bash").arg("-n").arg(script).output();

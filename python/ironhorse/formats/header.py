@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import FormatError
 
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
 INT32 = np.dtype("<i4")
+
+Array = NDArray[Any]
 
 
 def header_bytes(*fields: int) -> bytes:
@@ -20,7 +24,7 @@ def header_bytes(*fields: int) -> bytes:
     return header.tobytes()
 
 
-def read_header(path: Path, what: str, versions: dict[int, tuple[int, ...]]) -> np.ndarray:
+def read_header(path: Path, what: str, versions: dict[int, tuple[int, ...]]) -> Array:
     """The 256 ints of `path`, after checking magic and version. `versions` maps magic to accepted versions."""
     try:
         with open(path, "rb") as file:
@@ -45,3 +49,16 @@ def expect_size(path: Path, what: str, expected: int) -> None:
     actual = path.stat().st_size
     if actual != expected:
         raise FormatError(f"{path}: {actual} bytes, but the header of this {what} promises {expected}; copy it again")
+
+
+def map_file(path: Path, offset: int) -> Array:
+    """The bytes from `offset` on, in memory once they are looked at. Writing to them changes memory, not the file."""
+    try:
+        if path.stat().st_size <= offset:
+            return np.zeros(0, np.uint8)
+        try:
+            return np.memmap(path, np.uint8, "c", offset).view(np.ndarray)
+        except OSError:  # a file larger than memory could not be changed in it
+            return np.memmap(path, np.uint8, "r", offset).view(np.ndarray)
+    except OSError as error:
+        raise FormatError(f"{path}: cannot read it ({error.strerror})") from None

@@ -6,6 +6,7 @@ rows from V to Vp. Here they are dictionaries of parameter name -> array in the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from ..config import GPT2Config
 from ..errors import ConfigError, FormatError
 from ..params import bin_order, param_shapes
 from .bf16 import from_bf16, to_bf16
-from .header import HEADER_BYTES, INT32, expect_size, header_bytes, read_header
+from .header import HEADER_BYTES, INT32, Array, expect_size, header_bytes, map_file, read_header
 
 MODEL_MAGIC = 20240326
 STATE_MAGIC = 20240327
@@ -27,7 +28,7 @@ STATE_VERSION = 2
 F32 = np.dtype("<f4")
 BF16_BITS = np.dtype("<u2")
 
-Params = Mapping[str, np.ndarray]
+Params = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
@@ -36,22 +37,22 @@ class ModelFile:
 
     config: GPT2Config
     dtype: str  # "f32" or "bf16"
-    params: dict[str, np.ndarray]
+    params: dict[str, Array]
 
 
 @dataclass(frozen=True)
 class DebugState:
     """A debug state: what PyTorch computed on one batch."""
 
-    x: np.ndarray  # (B, T) int32
-    y: np.ndarray  # (B, T) int32
-    logits: np.ndarray  # (B, T, V) f32
+    x: Array  # (B, T) int32
+    y: Array  # (B, T) int32
+    logits: Array  # (B, T, V) f32
     loss: float
-    grads: dict[str, np.ndarray]
+    grads: dict[str, Array]
 
 
 def write_model(path: Path | str, config: GPT2Config, params: Params, dtype: str = "f32") -> None:
-    """Writes a version 3 (f32) or version 5 (bf16) model file."""
+    """Writes a version 3 (f32) or version 5 (bf16) model file; arrays are f32, or uint16 with the bits of bf16."""
     if dtype not in VERSION_OF:
         raise FormatError(f"dtype '{dtype}'; a model file is f32 or bf16")
     config.validate()
@@ -64,6 +65,13 @@ def write_model(path: Path | str, config: GPT2Config, params: Params, dtype: str
 
 def read_model(path: Path | str) -> ModelFile:
     """Reads either version. The zero rows beyond V are dropped."""
+    file = map_model(path)
+    convert = np.array if file.dtype == "f32" else from_bf16
+    return ModelFile(file.config, file.dtype, {name: convert(values) for name, values in file.params.items()})
+
+
+def map_model(path: Path | str) -> ModelFile:
+    """Like `read_model`, but `params` are views of the mapped file in its own type: bf16 as uint16."""
     path = Path(path)
     what = "GPT-2 model"
     header = read_header(path, what, {MODEL_MAGIC: tuple(VERSION_OF.values())})
@@ -74,11 +82,9 @@ def read_model(path: Path | str) -> ModelFile:
         raise FormatError(f"{path}: {error}") from None
     if padded != config.padded_vocab_size:
         raise FormatError(f"{path}: padded vocabulary {padded}, expected {config.padded_vocab_size}")
-    dtype = "f32" if header[1] == VERSION_OF["f32"] else "bf16"
-    expect_size(path, what, HEADER_BYTES + _count(config) * (4 if dtype == "f32" else 2))
-    with open(path, "rb") as file:
-        file.seek(HEADER_BYTES)
-        return ModelFile(config, dtype, _read_tensors(file, config, dtype))
+    dtype, stored = ("f32", F32) if header[1] == VERSION_OF["f32"] else ("bf16", BF16_BITS)
+    expect_size(path, what, HEADER_BYTES + _count(config) * stored.itemsize)
+    return ModelFile(config, dtype, _split(map_file(path, HEADER_BYTES).view(stored), config))
 
 
 def write_debug_state(path: Path | str, config: GPT2Config, state: DebugState) -> None:
@@ -101,18 +107,23 @@ def write_debug_state(path: Path | str, config: GPT2Config, state: DebugState) -
 
 def read_debug_state(path: Path | str, config: GPT2Config) -> DebugState:
     """Reads a debug state. Its header holds only B and T, so the model's config has to be given."""
+    state = map_debug_state(path, config)
+    grads = {name: np.array(values) for name, values in state.grads.items()}
+    return DebugState(np.array(state.x), np.array(state.y), np.array(state.logits), state.loss, grads)
+
+
+def map_debug_state(path: Path | str, config: GPT2Config) -> DebugState:
+    """Like `read_debug_state`, but the arrays are views of the mapped file."""
     path = Path(path)
     (B, T), V = _batch_shape(path), config.vocab_size
     expect_size(path, "debug state of this model", HEADER_BYTES + 4 * (2 * B * T + B * T * V + 1 + _count(config)))
-    with open(path, "rb") as file:
-        file.seek(HEADER_BYTES)
-        x, y = (np.fromfile(file, INT32, B * T).reshape(B, T) for _ in range(2))
-        logits = np.fromfile(file, F32, B * T * V).reshape(B, T, V)
-        loss = float(np.fromfile(file, F32, 1)[0])
-        return DebugState(x, y, logits, loss, _read_tensors(file, config, "f32"))
+    words = map_file(path, HEADER_BYTES).view(F32)
+    x, y, logits, loss, grads = np.split(words, np.cumsum([B * T, B * T, B * T * V, 1]))
+    tokens = [part.view(INT32).reshape(B, T) for part in (x, y)]
+    return DebugState(tokens[0], tokens[1], logits.reshape(B, T, V), float(loss[0]), _split(grads, config))
 
 
-def read_debug_tokens(path: Path | str) -> tuple[np.ndarray, np.ndarray]:
+def read_debug_tokens(path: Path | str) -> tuple[Array, Array]:
     """Only x and y (B, T) int32 of a debug state: needs no config and none of its memory."""
     path = Path(path)
     B, T = _batch_shape(path)
@@ -132,7 +143,8 @@ def _batch_shape(path: Path) -> tuple[int, int]:
 
 def _count(config: GPT2Config) -> int:
     """Numbers in the sixteen tensors, padding included."""
-    return sum(len(t.names(config)) * int(np.prod(t.shape, dtype=object)) for t in bin_order(config))
+    each = ((config.n_layer if t.stacked else 1, t.shape) for t in bin_order(config))
+    return sum(layers * math.prod(shape) for layers, shape in each)
 
 
 def _check_shapes(config: GPT2Config, params: Params) -> None:
@@ -146,21 +158,28 @@ def _check_shapes(config: GPT2Config, params: Params) -> None:
 def _write_tensors(file: BinaryIO, config: GPT2Config, params: Params, dtype: str) -> None:
     for tensor in bin_order(config):
         for name in tensor.names(config):
-            values = np.ascontiguousarray(params[name], F32)
-            bits = values if dtype == "f32" else to_bf16(values).astype(BF16_BITS)
+            bits = _stored(params[name], dtype)
             file.write(bits.data)
             padding = int(np.prod(tensor.shape)) - bits.size  # rows V..Vp of wte, 0 for all others
             file.write(bytes(padding * bits.itemsize))
 
 
-def _read_tensors(file: BinaryIO, config: GPT2Config, dtype: str) -> dict[str, np.ndarray]:
+def _stored(values: Array, dtype: str) -> Array:
+    """As they stand in the file. uint16 are the bits of bf16."""
+    if values.dtype == BF16_BITS:
+        return np.ascontiguousarray(values if dtype == "bf16" else from_bf16(values))
+    floats = np.ascontiguousarray(values, F32)
+    return floats if dtype == "f32" else to_bf16(floats).astype(BF16_BITS)
+
+
+def _split(numbers: Array, config: GPT2Config) -> dict[str, Array]:
+    """The parameters by name, in model order, as views of the sixteen tensors one after the other."""
     shapes = param_shapes(config)
-    found: dict[str, np.ndarray] = {}
+    found: dict[str, Array] = {}
+    at = 0
     for tensor in bin_order(config):
+        count = int(np.prod(tensor.shape))
         for name in tensor.names(config):
-            count = int(np.prod(tensor.shape))
-            raw = np.fromfile(file, F32 if dtype == "f32" else BF16_BITS, count)
-            values = raw if dtype == "f32" else from_bf16(raw)
-            rows = shapes[name][0]
-            found[name] = values.reshape(tensor.shape)[:rows]
+            found[name] = numbers[at : at + count].reshape(tensor.shape)[: shapes[name][0]]
+            at += count
     return {name: found[name] for name in shapes}

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import FormatError
+from .header import Array, map_file
 
 # A header longer than this is an attack or a mistake; the safetensors package draws the same line.
 MAX_HEADER_BYTES = 100_000_000
@@ -32,16 +33,16 @@ _NAME_OF = {np.dtype(code).str: name for name, code in _NUMPY_OF.items() if name
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """`tensors` are read-only views of the mapped file, in header order; `dtypes` are the file's own names."""
+    """`tensors` are views of the mapped file, in header order; changes stay in memory. `dtypes` are its names."""
 
-    tensors: dict[str, np.ndarray]
+    tensors: dict[str, Array]
     dtypes: dict[str, str]
     metadata: dict[str, str]
 
 
 def write_safetensors(
     path: Path | str,
-    tensors: Mapping[str, np.ndarray],
+    tensors: Mapping[str, Array],
     metadata: Mapping[str, str] | None = None,
     dtypes: Mapping[str, str] | None = None,
 ) -> None:
@@ -72,23 +73,22 @@ def read_safetensors(path: Path | str) -> SafetensorsFile:
         with open(path, "rb") as file:
             header = _read_header(path, file.read(8), file.read)
             start = file.tell()
-        size = path.stat().st_size
     except OSError as error:
         raise FormatError(f"{path}: cannot read it ({error.strerror})") from None
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise FormatError(f"{path}: __metadata__ must map names to strings")
-    data = np.memmap(path, np.uint8, "r", offset=start) if size > start else np.zeros(0, np.uint8)
+    data = map_file(path, start)
     spans = {name: _checked_span(f"{path}: tensor '{name}'", entry, data.size) for name, entry in header.items()}
     _check_no_gaps(path, spans, data.size)
-    tensors: dict[str, np.ndarray] = {}
+    tensors: dict[str, Array] = {}
     for name, (begin, end) in spans.items():
         dtype = np.dtype(_NUMPY_OF[header[name]["dtype"]])
-        tensors[name] = data[begin:end].view(np.ndarray).view(dtype).reshape(header[name]["shape"])
+        tensors[name] = data[begin:end].view(dtype).reshape(header[name]["shape"])
     return SafetensorsFile(tensors, {name: entry["dtype"] for name, entry in header.items()}, metadata)
 
 
-def _little_endian(name: str, array: np.ndarray) -> np.ndarray:
+def _little_endian(name: str, array: Array) -> Array:
     array = np.asarray(array)
     little = array.dtype.newbyteorder("<")
     if little.str not in _NAME_OF:

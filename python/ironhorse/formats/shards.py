@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import FormatError
-from .header import HEADER_BYTES, expect_size, header_bytes, read_header
+from .header import HEADER_BYTES, Array, expect_size, header_bytes, map_file, read_header
 
 NARROW_MAGIC, NARROW_VERSION = 20240520, 1
 WIDE_MAGIC, WIDE_VERSION = 20240801, 7
@@ -15,7 +15,7 @@ NARROW = np.dtype("<u2")
 WIDE = np.dtype("<u4")
 
 
-def write_shard(path: Path | str, tokens: np.ndarray, wide: bool | None = None) -> None:
+def write_shard(path: Path | str, tokens: Array, wide: bool | None = None) -> None:
     """Writes a shard; `wide=None` takes 32 bits only when a token needs them."""
     tokens = np.asarray(tokens)
     if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
@@ -33,8 +33,13 @@ def write_shard(path: Path | str, tokens: np.ndarray, wide: bool | None = None) 
         file.write(np.ascontiguousarray(tokens, dtype).data)
 
 
-def read_shard(path: Path | str) -> np.ndarray:
+def read_shard(path: Path | str) -> Array:
     """The tokens of a shard: uint16, or uint32 for the wide variant."""
+    return np.array(map_shard(path))
+
+
+def map_shard(path: Path | str) -> Array:
+    """Like `read_shard`, as a view of the mapped file."""
     path = Path(path)
     header = read_header(path, "token shard", {NARROW_MAGIC: (NARROW_VERSION,), WIDE_MAGIC: (WIDE_VERSION,)})
     dtype = NARROW if header[0] == NARROW_MAGIC else WIDE
@@ -42,4 +47,4 @@ def read_shard(path: Path | str) -> np.ndarray:
     if count < 0:
         raise FormatError(f"{path}: {count} tokens; the header is damaged")
     expect_size(path, "token shard", HEADER_BYTES + count * dtype.itemsize)
-    return np.fromfile(path, dtype, count, offset=HEADER_BYTES)
+    return map_file(path, HEADER_BYTES).view(dtype)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
-from ..errors import IronhorseError
+from ..errors import FormatError, IronhorseError
 
 
 class Staging:
@@ -40,7 +42,7 @@ class Staging:
         return self._temporary(name)
 
     def _temporary(self, name: str) -> Path:
-        return self.folder / f".{name}.{os.getpid()}.tmp"
+        return self.folder / f".{name}.{os.getpid()}-{id(self):x}.tmp"  # other processes and threads have others
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
@@ -73,6 +75,53 @@ class Staging:
                 continue
             except OSError:  # something is in it by now
                 break
+
+
+class StagedFolder:
+    """`with StagedFolder(path, owned) as folder: write(folder / "a")`: the whole folder or what was there before.
+
+    Written beside under a temporary name, flushed to disk and renamed. An earlier folder is replaced only if it holds
+    nothing except files named in `owned`; if the machine stops between the two renames, it is found beside under
+    `.NAME.old-*`.
+    """
+
+    def __init__(self, path: Path | str, owned: Collection[str]) -> None:
+        self.path = Path(path).resolve()  # a link stays a link
+        self._owned = owned
+        self._temporary = self.path.with_name(f".{self.path.name}.tmp-{os.getpid()}-{id(self):x}")
+
+    def __enter__(self) -> Path:
+        if self.path.exists() and not self.path.is_dir():
+            raise FormatError(f"{self.path}: is a file; expected a folder or nothing")
+        if self.path.is_dir():
+            other = [entry.name for entry in self.path.iterdir() if entry.name not in self._owned]
+            if other:
+                raise FormatError(f"{self.path}: not replaced because it holds {other[0]}; give a new folder")
+        self._temporary.mkdir()
+        return self._temporary
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self._publish()
+        finally:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _publish(self) -> None:
+        for entry in self._temporary.iterdir():
+            with open(entry, "rb+") as file:
+                os.fsync(file.fileno())
+        if not self.path.exists():
+            os.rename(self._temporary, self.path)
+            return
+        old = self._temporary.with_name(self._temporary.name.replace(".tmp-", ".old-"))
+        os.rename(self.path, old)
+        try:
+            os.rename(self._temporary, self.path)
+        except BaseException:
+            os.rename(old, self.path)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def check_writable_file(path: Path | str, option: str, will_be_made: Path | str | None = None) -> None:

@@ -6,12 +6,12 @@ tell them. Inputs are float32 (indices int32, seeds uint64); they are copied whe
 be contiguous, writable and of the right type and shape. What is wrong raises `IronhorseError`, whose `code` says the
 kind; an invalid argument is a `ValueError` too.
 
-`device` says where to compute. "auto" and "cpu" mean the CPU: numpy arrays are in its memory, and to copy them to a GPU and
-back takes longer than to compute there what an op computes. "cuda" (or "cuda:1") copies them all the same, computes on the
-GPU and waits for the result; without a usable GPU it raises `NotAvailableError`, which says why.
+`device` says where to compute. "auto" and "cpu" mean the CPU: numpy arrays are in its memory, and to copy them to a GPU
+and back takes longer than computing here. "cuda" (or "cuda:1") copies them all the same, computes on the GPU and waits
+for the result; without a usable GPU it raises `NotAvailableError`, which says why.
 
-The interpreter lock is released during long calls and calls on a GPU, and large calls use all cores; results do not depend
-on how many.
+The interpreter lock is released during long calls and calls on a GPU, and large calls use all cores; results do not
+depend on how many.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import overload
+from typing import Any, overload
 
 from .. import _native
 from ._types import F32, Device
@@ -37,7 +37,7 @@ def swiglu(gate: F32, up: F32, out: F32 | None = None, *, device: Device = "auto
 def scale(x: F32, out: float, /, *, device: Device = "auto") -> F32: ...
 @overload
 def scale(x: F32, out: F32 | None = None, scale: float | None = None, *, device: Device = "auto") -> F32: ...
-def scale(x, out=None, scale=None, *, device="auto"):
+def scale(x: F32, out: Any = None, scale: Any = None, *, device: Device = "auto") -> F32:
     """x * scale: `scale(x, 2.0)`, `scale(x, scale=2.0)` or `scale(x, out, 2.0)`."""
     if scale is None:
         out, scale = None, out

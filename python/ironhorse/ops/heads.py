@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import overload
+from typing import Any, overload
 
 from .. import _native
 from ..errors import InvalidValueError
@@ -23,7 +23,15 @@ def rope_freqs(
     *,
     device: Device = "auto",
 ) -> F32: ...
-def rope_freqs(freqs=None, max_seq=None, head_dim=None, base=10000.0, alpha=1.0, *, device="auto"):
+def rope_freqs(
+    freqs: Any = None,
+    max_seq: int | None = None,
+    head_dim: int | None = None,
+    base: float = 10000.0,
+    alpha: float = 1.0,
+    *,
+    device: Device = "auto",
+) -> F32:
     """The angles (max_seq, head_dim / 2): p / (base alpha^(d / (d - 2)))^(2 i / d) at position p, d = head_dim.
 
     alpha is the NTK factor, 1 for none. `rope_freqs(max_seq, head_dim)` or `rope_freqs(freqs, max_seq, head_dim, ...)`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import overload
+from typing import Any, overload
 
 from .. import _native
 from ._types import F32, I32, Device
@@ -28,7 +28,16 @@ def softmax_topk(
     *,
     device: Device = "auto",
 ) -> tuple[F32, I32]: ...
-def softmax_topk(x, weights=None, idx=None, rows=None, cols=None, k=None, *, device="auto"):
+def softmax_topk(
+    x: F32,
+    weights: Any = None,
+    idx: I32 | None = None,
+    rows: int | None = None,
+    cols: int | None = None,
+    k: Any = None,
+    *,
+    device: Device = "auto",
+) -> tuple[F32, I32]:
     """The k largest probabilities of each row, largest first, divided by their sum, and their indices.
 
     `softmax_topk(x, 2)`, `softmax_topk(x, k=2)` or `softmax_topk(x, weights, idx, rows, cols, 2)`.

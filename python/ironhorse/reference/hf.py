@@ -9,11 +9,9 @@ from torch import Tensor
 
 from ..config import GPT2Config, from_hf_dict
 from ..errors import IronhorseError
+from ..formats.hf import TRANSPOSED
 from ..params import param_shapes
 from .gpt2 import GPT2
-
-# Hugging Face's Conv1D keeps (in, out); ours, like nn.Linear, is (out, in).
-_TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 
 def from_hf_state(state: Mapping[str, Tensor], config: GPT2Config, where: str) -> dict[str, Tensor]:
@@ -24,7 +22,7 @@ def from_hf_state(state: Mapping[str, Tensor], config: GPT2Config, where: str) -
         if name not in found:
             raise IronhorseError(f"{where}: no tensor {name}; is this a GPT-2?")
         value = found[name].float()
-        params[name] = (value.t() if name.endswith(_TRANSPOSED) else value).contiguous()
+        params[name] = (value.t() if name.endswith(TRANSPOSED) else value).contiguous()
         if tuple(params[name].shape) != shape:
             raise IronhorseError(f"{where}: {name} is {list(params[name].shape)}, expected {list(shape)}")
     return params
@@ -33,7 +31,7 @@ def from_hf_state(state: Mapping[str, Tensor], config: GPT2Config, where: str) -
 def to_hf_state(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our parameters as `transformers.GPT2LMHeadModel` names and lays them out."""
     state = {
-        f"transformer.{name}": (value.t() if name.endswith(_TRANSPOSED) else value).contiguous()
+        f"transformer.{name}": (value.t() if name.endswith(TRANSPOSED) else value).contiguous()
         for name, value in params.items()
     }
     return state | {"lm_head.weight": params["wte.weight"]}

@@ -17,7 +17,9 @@ use ironhorse::train::verify::{
     Damage, KeyReference, Lockstep, LockstepReport, Options, Reference, Report, StateReference, Tolerance,
     session_spec, verify,
 };
+use serde::Serialize;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// The most steps: the optimizer counts them in 32 bits.
 const MOST_STEPS: u64 = u32::MAX as u64;
@@ -77,7 +79,7 @@ pub struct VerifyArgs {
 }
 
 /// What the backward computes again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RecomputeArg {
     /// Nothing: keep every activation
@@ -98,9 +100,79 @@ impl From<RecomputeArg> for Recompute {
     }
 }
 
+/// What a verification found, and how it ran.
+#[derive(Serialize)]
+pub struct Verified {
+    /// The engine that was checked.
+    engine: String,
+    dtype: Dtype,
+    /// From the files to the verdict.
+    seconds: f64,
+    report: Found,
+    /// What to do next.
+    hints: Vec<String>,
+    /// What could not be used and is not needed.
+    warnings: Vec<String>,
+}
+
+/// Compared with an answer key or debug state, or op by op with the CPU engine.
+#[derive(Serialize)]
+#[serde(tag = "compared_with", rename_all = "lowercase")]
+enum Found {
+    Answers(Report),
+    Cpu(LockstepReport),
+}
+
+impl Verified {
+    fn new(report: Found, (engine, dtype): (String, Dtype)) -> Self {
+        Self { engine, dtype, seconds: 0.0, report, hints: Vec::new(), warnings: Vec::new() }
+    }
+
+    fn passed(&self) -> bool {
+        match &self.report {
+            Found::Answers(report) => report.passed(),
+            Found::Cpu(report) => report.passed(),
+        }
+    }
+
+    /// The table, or only its last lines.
+    pub fn text(&self, quiet: bool) -> String {
+        match (&self.report, quiet) {
+            (Found::Answers(report), false) => report.to_string(),
+            (Found::Answers(report), true) => report.verdict().to_string(),
+            (Found::Cpu(report), false) => report.to_string(),
+            (Found::Cpu(report), true) => report.verdict().to_string(),
+        }
+    }
+}
+
 pub fn run(args: &VerifyArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
-    let engine = args.engine.engine()?;
+    let done = compute(args, args.engine()?)?;
+    for warning in &done.warnings {
+        out::note(warning);
+    }
+    match &done.report {
+        Found::Answers(report) => out::json(args.json.as_deref(), report)?,
+        Found::Cpu(report) => out::json(args.json.as_deref(), report)?,
+    }
+    out::line(done.text(args.quiet))?;
+    for hint in &done.hints {
+        out::line(hint)?;
+    }
+    Ok(if done.passed() { Outcome::Done } else { Outcome::Failed })
+}
+
+impl VerifyArgs {
+    /// The engine to check; nothing else is looked at.
+    pub fn engine(&self) -> Result<Box<dyn Engine>> {
+        self.engine.engine()
+    }
+}
+
+/// Verifies and prints nothing.
+pub fn compute(args: &VerifyArgs, engine: Box<dyn Engine>) -> Result<Verified> {
+    let begin = Instant::now();
     let dtype = args.engine.exact_dtype()?;
     let options = Options {
         tolerance: Tolerance { tensor: args.tolerance, loss: args.loss_tolerance },
@@ -109,46 +181,50 @@ pub fn run(args: &VerifyArgs) -> Result<Outcome> {
         precision: dtype.precision(1),
         tf32: dtype == Dtype::Tf32,
     };
-    if args.lockstep {
-        return run_lockstep(args, engine, &options);
-    }
-    let mut reference = open(args)?;
-    check_memory(engine.as_ref(), reference.config(), &session_spec(reference.as_ref(), &options))?;
-    let mut report = verify(engine, reference.as_mut(), &options, &mut || cpu(args))?;
-    let hint = if args.key.is_none() && !report.passed() { explain_state(args, &mut report) } else { None };
-    out::json(args.json.as_deref(), &report)?;
-    if args.quiet {
-        out::line(report.verdict())?;
+    let how = (engine.name().to_owned(), dtype);
+    let mut done = if args.lockstep {
+        Verified::new(Found::Cpu(lockstep_report(args, engine, &options)?), how)
     } else {
-        out::line(&report)?;
-    }
-    if let Some(hint) = hint {
-        out::line(hint)?;
+        with_answers(args, engine, &options, how)?
+    };
+    done.seconds = begin.elapsed().as_secs_f64();
+    Ok(done)
+}
+
+fn with_answers(
+    args: &VerifyArgs,
+    engine: Box<dyn Engine>,
+    options: &Options,
+    how: (String, Dtype),
+) -> Result<Verified> {
+    let mut reference = open(args)?;
+    check_memory(engine.as_ref(), reference.config(), &session_spec(reference.as_ref(), options))?;
+    let mut report = verify(engine, reference.as_mut(), options, &mut || cpu(args))?;
+    let (mut hints, mut warnings) = (Vec::new(), Vec::new());
+    if args.key.is_none() && !report.passed() {
+        match explain_state(args, &mut report) {
+            Ok(hint) => hints.extend(hint),
+            Err(error) => warnings
+                .push(format!("the answer key beside the state does not help: {}", crate::one_line(&error))),
+        }
     }
     if args.state.is_some() && args.steps > Some(0) {
         let losses: Vec<String> = report.losses.iter().map(|loss| format!("{loss:.6}")).collect();
-        out::line(format!("losses, not compared: {}", losses.join(" ")))?;
+        hints.push(format!("losses, not compared: {}", losses.join(" ")));
     }
-    Ok(if report.passed() { Outcome::Done } else { Outcome::Failed })
+    Ok(Verified { hints, warnings, ..Verified::new(Found::Answers(report), how) })
 }
 
 fn cpu(args: &VerifyArgs) -> Box<dyn Engine> {
     Box::new(CpuEngine::new(args.engine.threads))
 }
 
-fn run_lockstep(args: &VerifyArgs, engine: Box<dyn Engine>, options: &Options) -> Result<Outcome> {
-    let report = if args.key.is_some() || args.state.is_some() {
+fn lockstep_report(args: &VerifyArgs, engine: Box<dyn Engine>, options: &Options) -> Result<LockstepReport> {
+    if args.key.is_some() || args.state.is_some() {
         lockstep_with_answers(args, engine, options)
     } else {
         lockstep_with_random(args, engine, options)
-    }?;
-    out::json(args.json.as_deref(), &report)?;
-    if args.quiet {
-        out::line(report.verdict())?;
-    } else {
-        out::line(&report)?;
     }
-    Ok(if report.passed() { Outcome::Done } else { Outcome::Failed })
 }
 
 /// The weights, batch and optimizer of an answer key or debug state.
@@ -211,24 +287,15 @@ fn open(args: &VerifyArgs) -> Result<Box<dyn Reference>> {
 }
 
 /// A debug state holds no weights and no activations, so it cannot tell a wrong weight from a wrong op. The answer key
-/// that our exporter writes beside it can: weights that are not the key's go into the report. Gives what to do next.
-fn explain_state(args: &VerifyArgs, report: &mut Report) -> Option<String> {
-    let (model, state) = (args.model.as_deref()?, args.state.as_deref()?);
+/// that our exporter writes beside it can: weights that are not the key's go into the report. Gives what to do next; an
+/// error is about that key only, and what was found stands without it.
+fn explain_state(args: &VerifyArgs, report: &mut Report) -> Result<Option<String>> {
+    let (Some(model), Some(state)) = (args.model.as_deref(), args.state.as_deref()) else { return Ok(None) };
     let Some(key) = key_beside(state) else {
-        return Some("a debug state has no activations; verify with --key to find the op".into());
+        return Ok(Some("a debug state has no activations; verify with --key to find the op".into()));
     };
-    match weight_damage(model, &key) {
-        Ok(damage) => report.add_damage(damage),
-        // what was found stands without it
-        Err(error) => {
-            out::note(format_args!(
-                "the answer key beside the state does not help: {}",
-                crate::one_line(&error)
-            ));
-            return None;
-        }
-    }
-    Some(format!("ironhorse verify --key {} --model {} shows the op", key.display(), model.display()))
+    report.add_damage(weight_damage(model, &key)?);
+    Ok(Some(format!("ironhorse verify --key {} --model {} shows the op", key.display(), model.display())))
 }
 
 fn weight_damage(model: &Path, key: &Path) -> Result<Vec<Damage>> {

@@ -19,7 +19,7 @@ const MOST_GPUS: usize = 64;
 /// A GPU.
 #[derive(Debug)]
 pub struct Gpu {
-    driver: Driver,
+    pub(crate) driver: Driver,
     /// What it is.
     pub info: DeviceInfo,
     context: CUcontext,
@@ -68,9 +68,9 @@ impl Kernel {
         Self { file, name, types: [("", ""); 2], numbers: [("", 0); 2] }
     }
 
-    /// With an element type, which kernels call `T`.
+    /// With `T`, the constant `ELEM`, an element type.
     pub fn of(file: &'static str, name: &'static str, float: ironhorse_core::direct::Float) -> Self {
-        Self { types: [("ELEMENT", float.ctype()), ("", "")], ..Self::new(file, name) }
+        Self { types: [("ELEM", float.ctype()), ("", "")], ..Self::new(file, name) }
     }
 
     /// With one more constant (two at most).
@@ -113,7 +113,7 @@ impl Gpu {
     }
 
     /// Device memory in the order of a stream; 0 bytes give a null address.
-    pub(super) fn allocate(&self, stream: *mut c_void, bytes: usize) -> Result<u64> {
+    pub(crate) fn allocate(&self, stream: *mut c_void, bytes: usize) -> Result<u64> {
         let mut address = 0;
         if bytes > 0 {
             let _current = self.enter()?;
@@ -124,7 +124,7 @@ impl Gpu {
         Ok(address)
     }
 
-    pub(super) fn free(&self, stream: *mut c_void, address: u64) -> Result<()> {
+    pub(crate) fn free(&self, stream: *mut c_void, address: u64) -> Result<()> {
         if address == 0 {
             return Ok(());
         }
@@ -204,7 +204,7 @@ impl Gpu {
     }
 
     /// Makes the context current on this thread until the guard is gone.
-    fn enter(&self) -> Result<Current<'_>> {
+    pub(crate) fn enter(&self) -> Result<Current<'_>> {
         let mut now = std::ptr::null_mut();
         // SAFETY: the driver writes the context.
         let status = unsafe { (self.driver.cuCtxGetCurrent)(&mut now) };
@@ -272,7 +272,7 @@ impl Gpu {
 }
 
 /// A context that is current on this thread; the one before comes back when this is dropped.
-struct Current<'a> {
+pub(crate) struct Current<'a> {
     gpu: &'a Gpu,
     before: Option<CUcontext>,
 }

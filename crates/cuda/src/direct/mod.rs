@@ -8,8 +8,11 @@
 //! Shared by all functions here: arrays are memory of the device of `at`, as large as the op's doc says, valid until the
 //! stream has passed the call; outputs share no memory with anything else the call uses, unless the doc says so.
 
+mod attention;
 mod choose;
+mod cublas;
 mod elementwise;
+mod gemm;
 mod gpu;
 mod layout;
 mod loss;
@@ -25,8 +28,10 @@ mod scatter;
 mod softmax;
 mod staging;
 
+pub use attention::{attention, attention_bwd};
 pub use choose::{Choice, argmax, choose};
 pub use elementwise::{binary, swiglu_bwd, unary, unary_bwd};
+pub use gemm::{Gemm, gemm};
 pub use gpu::{At, Gpu, available, device_of};
 pub use loss::{
     cross_entropy, cross_entropy_bwd, cross_entropy_log_probs, cross_entropy_log_probs_bwd,
@@ -48,8 +53,10 @@ use crate::kernels::Spec;
 /// Every specialisation direct ops ask for.
 pub(crate) fn specs() -> Vec<Spec> {
     [
+        attention::specs(),
         choose::specs(),
         elementwise::specs(),
+        gemm::specs(),
         loss::specs(),
         norm::specs(),
         norm_bwd::specs(),

@@ -25,6 +25,7 @@ functions! {
     fn cublasLtMatmulDescSetAttribute(Raw, u32, *const c_void, usize) -> i32;
     fn cublasLtMatrixLayoutCreate(*mut Raw, u32, u64, u64, i64) -> i32;
     fn cublasLtMatrixLayoutDestroy(Raw) -> i32;
+    fn cublasLtMatrixLayoutSetAttribute(Raw, u32, *const c_void, usize) -> i32;
     fn cublasLtMatmulPreferenceCreate(*mut Raw) -> i32;
     fn cublasLtMatmulPreferenceDestroy(Raw) -> i32;
     fn cublasLtMatmulPreferenceSetAttribute(Raw, u32, *const c_void, usize) -> i32;
@@ -59,7 +60,8 @@ pub mod reduction {
     pub const OUTPUT_TYPE: u32 = 4;
 }
 
-fn check(call: &'static str, status: i32) -> Result<()> {
+/// The library's status as an error.
+pub(crate) fn check(call: &'static str, status: i32) -> Result<()> {
     if status == 0 {
         return Ok(());
     }

@@ -2,7 +2,7 @@
 
 use super::library::{NVRTC, functions};
 use crate::{Error, Result};
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 functions! {
     /// NVRTC's functions.
@@ -15,6 +15,8 @@ functions! {
     fn nvrtcGetProgramLog(*mut c_void, *mut c_char) -> i32;
     fn nvrtcGetCUBINSize(*mut c_void, *mut usize) -> i32;
     fn nvrtcGetCUBIN(*mut c_void, *mut c_char) -> i32;
+    fn nvrtcAddNameExpression(*mut c_void, *const c_char) -> i32;
+    fn nvrtcGetLoweredName(*mut c_void, *const c_char, *mut *const c_char) -> i32;
 }
 
 /// What to compile.
@@ -51,6 +53,11 @@ impl Nvrtc {
 
     /// Compiles to a CUBIN.
     pub fn compile(&self, source: &Source) -> Result<Compiled> {
+        self.compile_named(source, &[]).map(|(compiled, _)| compiled)
+    }
+
+    /// Compiles to a CUBIN that has these kernels (`scale<float, 4>`), and says what each is called there.
+    pub fn compile_named(&self, source: &Source, names: &[String]) -> Result<(Compiled, Vec<String>)> {
         let c = |text: &str| {
             CString::new(text).map_err(|_| Error::Unsupported("a source with a NUL byte".into()))
         };
@@ -78,6 +85,12 @@ impl Nvrtc {
             )
         };
         check("nvrtcCreateProgram", status)?;
+        let names: Vec<CString> = names.iter().map(|name| c(name)).collect::<Result<_>>()?;
+        for name in &names {
+            // SAFETY: the program is alive and not compiled yet; the library copies the text.
+            let status = unsafe { (self.nvrtcAddNameExpression)(program.raw, name.as_ptr()) };
+            check("nvrtcAddNameExpression", status)?;
+        }
         // SAFETY: the program is alive, the flags outlive the call.
         let compiled =
             unsafe { (self.nvrtcCompileProgram)(program.raw, flag_ptrs.len() as c_int, flag_ptrs.as_ptr()) };
@@ -89,7 +102,8 @@ impl Nvrtc {
             return Err(Error::Compile { file: source.name.into(), arch: source.arch.into(), log });
         }
         let cubin = program.bytes("nvrtcGetCUBIN", self.nvrtcGetCUBINSize, self.nvrtcGetCUBIN)?;
-        Ok(Compiled { cubin, log })
+        let lowered = names.iter().map(|name| program.lowered(name)).collect::<Result<_>>()?;
+        Ok((Compiled { cubin, log }, lowered))
     }
 }
 
@@ -110,6 +124,15 @@ impl Program<'_> {
         // SAFETY: the library writes as many bytes as it said.
         check(call, unsafe { copy(self.raw, bytes.as_mut_ptr().cast()) })?;
         Ok(bytes)
+    }
+
+    fn lowered(&self, name: &CStr) -> Result<String> {
+        let mut text: *const c_char = std::ptr::null();
+        // SAFETY: the program is alive and compiled; the library writes a pointer to a text of the program.
+        let status = unsafe { (self.nvrtc.nvrtcGetLoweredName)(self.raw, name.as_ptr(), &mut text) };
+        check("nvrtcGetLoweredName", status)?;
+        // SAFETY: ended with 0, and good as long as the program.
+        Ok(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
     }
 }
 

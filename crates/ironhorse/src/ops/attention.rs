@@ -1,8 +1,11 @@
 //! Attention.
 
 use super::check::Check;
+use super::place::run;
 use super::{Result, Stream};
+use crate::core::direct::{self as plain, Array, Float, Strides};
 use crate::cpu::flat::{self, Attention};
+use crate::cuda::direct;
 
 /// out = softmax(scale Q Kᵀ) V for each sequence and head; all four (batch, seq, heads, head_dim). `causal` other than 0:
 /// position i sees positions up to i only. PyTorch's usual scale is 1 / √head_dim.
@@ -24,11 +27,11 @@ pub unsafe fn flash_attention(
     head_dim: i64,
     scale: f32,
     causal: bool,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     let sizes = [batch, seq, seq, heads, heads, head_dim];
     // SAFETY: the caller's.
-    unsafe { run("flash_attention", [q, k, v], out, sizes, (scale, causal)) }
+    unsafe { dispatch("flash_attention", [q, k, v], out, sizes, (scale, causal), stream) }
 }
 
 /// [`flash_attention`] with fewer heads of keys and values, and as many of them as there are: q, out (batch, q_len, heads,
@@ -56,21 +59,22 @@ pub unsafe fn attention(
     head_dim: i64,
     scale: f32,
     causal: bool,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     let sizes = [batch, q_len, kv_len, heads, kv_heads, head_dim];
     // SAFETY: the caller's.
-    unsafe { run("attention", [q, k, v], out, sizes, (scale, causal)) }
+    unsafe { dispatch("attention", [q, k, v], out, sizes, (scale, causal), stream) }
 }
 
 /// # Safety
 /// As [`attention`].
-unsafe fn run(
+unsafe fn dispatch(
     op: &'static str,
     [q, k, v]: [*const f32; 3],
     out: *mut f32,
     [batch, q_len, kv_len, heads, kv_heads, head_dim]: [i64; 6],
     (scale, causal): (f32, bool),
+    stream: Stream,
 ) -> Result {
     let mut c = Check::new(op);
     let at = Attention {
@@ -93,10 +97,29 @@ unsafe fn run(
     }
     // SAFETY: the caller's, which the checks complete.
     unsafe {
-        let q = c.input("q", q, queries)?;
-        let (k, v) = (c.input("k", k, keys)?, c.input("v", v, keys)?);
-        let out = c.output("out", out, queries)?;
-        c.host(&[])?;
-        Ok(flat::attention([q, k, v], out, &at)?)
+        let x = c.input("q", q, queries)?;
+        let (y, z) = (c.input("k", k, keys)?, c.input("v", v, keys)?);
+        let o = c.output("out", out, queries)?;
+        let place = c.place(&[], stream)?;
+        run(
+            place,
+            stream,
+            || Ok(flat::attention([x, y, z], o, &at)?),
+            |gpu| {
+                let (inputs, lse) = ([q, k, v].map(Array::f32), Array::none(Float::F32));
+                direct::attention(gpu, inputs, [Array::f32_mut(out), lse], &strided(&at))
+            },
+        )
     }
+}
+
+/// The same for arrays (batch, length, heads, head_dim) of a GPU.
+fn strided(at: &Attention) -> plain::Attention {
+    let Attention { batch, heads, kv_heads, q_len, kv_len, head_dim, scale, causal } = *at;
+    let (q, k) = (
+        Strides::position_major(heads, q_len, head_dim),
+        Strides::position_major(kv_heads, kv_len, head_dim),
+    );
+    let scale = scale.into();
+    plain::Attention { batch, heads, kv_heads, q_len, kv_len, head_dim, scale, causal, q, k, v: k, out: q }
 }

@@ -1,11 +1,16 @@
-//! Losses.
+//! Losses. Indices in memory of a device cannot be checked beforehand: nothing outside the arrays is touched, and what comes
+//! of a wrong one is said with each function.
 
 use super::check::Check;
+use super::place::{Place, run};
 use super::{Result, Stream};
+use crate::core::direct::{Array, Rows};
 use crate::cpu::flat::{self, Router};
+use crate::cuda::direct;
 
 /// log_probs = log softmax(logits) for each of `rows` rows of `vocab`; loss\[0\] = mean over the rows of
-/// -log_probs\[r, targets\[r\]\] (`reduction="mean"` in PyTorch). `log_probs` may be `logits`. Nothing happens if rows is 0.
+/// -log_probs\[r, targets\[r\]\] (`reduction="mean"` in PyTorch). `log_probs` may be `logits`. Nothing happens if rows is 0. On a
+/// device a target that is not in 0..vocab makes the loss NaN.
 ///
 /// # Safety
 /// See [the module](super); logits and log_probs: rows·vocab, targets: rows, loss: 1 element.
@@ -20,23 +25,38 @@ pub unsafe fn cross_entropy_forward(
     log_probs: *mut f32,
     rows: i64,
     vocab: i64,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     let mut c = Check::new("cross_entropy_forward");
     let (rows, vocab) = (c.size("rows", rows)?, c.size("vocab", vocab)?);
     let n = c.product("logits", &[rows, vocab])?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {
-        let (x, targets) = (c.input("logits", logits, n)?, c.input("targets", targets, rows)?);
-        let (loss, y) = (c.output("loss", loss, rows.min(1))?, c.output("log_probs", log_probs, n)?);
-        c.host(&[("logits", "log_probs")])?;
-        c.indices("targets", targets, vocab)?;
-        Ok(flat::cross_entropy_forward(x, targets, loss, y)?)
+        let (x, t) = (c.input("logits", logits, n)?, c.input("targets", targets, rows)?);
+        let (mean, y) = (c.output("loss", loss, rows.min(1))?, c.output("log_probs", log_probs, n)?);
+        let place = c.place(&[("logits", "log_probs")], stream)?;
+        if place != Place::Host && rows > 0 && vocab == 0 {
+            return c.refuse("vocab", 0, "at least 1");
+        }
+        run(
+            place,
+            stream,
+            || {
+                c.indices("targets", t, vocab)?;
+                Ok(flat::cross_entropy_forward(x, t, mean, y)?)
+            },
+            |at| {
+                let outputs = [Array::f32_mut(loss), Array::f32_mut(log_probs)];
+                let rows = Rows { rows, cols: vocab };
+                direct::cross_entropy_log_probs(at, Array::f32(logits), targets, outputs, rows)
+            },
+        )
     }
 }
 
 /// d_logits = (e^log_probs - onehot(targets\[r\])) · scale, with `log_probs` of [`cross_entropy_forward`]. The gradient of its
-/// mean loss has scale 1 / rows. `d_logits` may be `log_probs`.
+/// mean loss has scale 1 / rows. `d_logits` may be `log_probs`. On a device the row of a target that is not in 0..vocab
+/// becomes NaN.
 ///
 /// # Safety
 /// See [the module](super); log_probs and d_logits: rows·vocab, targets: rows elements.
@@ -51,24 +71,35 @@ pub unsafe fn cross_entropy_backward(
     rows: i64,
     vocab: i64,
     scale: f32,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     let mut c = Check::new("cross_entropy_backward");
     let (rows, vocab) = (c.size("rows", rows)?, c.size("vocab", vocab)?);
     let n = c.product("log_probs", &[rows, vocab])?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {
-        let (x, targets) = (c.input("log_probs", log_probs, n)?, c.input("targets", targets, rows)?);
+        let (x, t) = (c.input("log_probs", log_probs, n)?, c.input("targets", targets, rows)?);
         let y = c.output("d_logits", d_logits, n)?;
-        c.host(&[("log_probs", "d_logits")])?;
-        c.indices("targets", targets, vocab)?;
-        Ok(flat::cross_entropy_backward(x, targets, y, scale)?)
+        let place = c.place(&[("log_probs", "d_logits")], stream)?;
+        run(
+            place,
+            stream,
+            || {
+                c.indices("targets", t, vocab)?;
+                Ok(flat::cross_entropy_backward(x, t, y, scale)?)
+            },
+            |at| {
+                let (log_probs, d_logits) = (Array::f32(log_probs), Array::f32_mut(d_logits));
+                let rows = Rows { rows, cols: vocab };
+                direct::cross_entropy_log_probs_bwd(at, log_probs, targets, d_logits, rows, scale.into())
+            },
+        )
     }
 }
 
 /// The load-balancing loss of a router: f_counts\[e\] = share of the rows that were sent to expert e (a row that names e
 /// twice counts once), p_means\[e\] = mean of probs\[:, e\], aux\[0\] = alpha · experts · Σ f_counts · p_means. Even routing
-/// gives alpha · k. Nothing happens if rows or experts is 0.
+/// gives alpha · k. Nothing happens if rows or experts is 0. On a device an index that is not in 0..experts counts for none.
 ///
 /// # Safety
 /// See [the module](super); probs: rows·experts, idx: rows·k, aux: 1, f_counts and p_means: experts elements.
@@ -86,7 +117,7 @@ pub unsafe fn aux_loss_forward(
     experts: i64,
     k: i64,
     alpha: f32,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     let mut c = Check::new("aux_loss_forward");
     let [rows, experts, k] = [c.size("rows", rows)?, c.size("experts", experts)?, c.size("k", k)?];
@@ -98,11 +129,23 @@ pub unsafe fn aux_loss_forward(
     }
     // SAFETY: the caller's, which the checks complete.
     unsafe {
-        let (probs, chosen) = (c.input("probs", probs, n)?, c.input("idx", idx, choices)?);
-        let aux = c.output("aux", aux, 1)?;
+        let router =
+            Router { probs: c.input("probs", probs, n)?, chosen: c.input("idx", idx, choices)?, rows };
+        let loss = c.output("aux", aux, 1)?;
         let (f, p) = (c.output("f_counts", f_counts, experts)?, c.output("p_means", p_means, experts)?);
-        c.host(&[])?;
-        c.indices("idx", chosen, experts)?;
-        Ok(flat::aux_loss_forward(&Router { probs, chosen, rows }, aux, [f, p], alpha)?)
+        let place = c.place(&[], stream)?;
+        run(
+            place,
+            stream,
+            || {
+                c.indices("idx", router.chosen, experts)?;
+                Ok(flat::aux_loss_forward(&router, loss, [f, p], alpha)?)
+            },
+            |at| {
+                let router = direct::Router { probs: Array::f32(probs), chosen: idx, rows, experts, k };
+                let means = [Array::f32_mut(f_counts), Array::f32_mut(p_means)];
+                direct::aux_loss(at, &router, Array::f32_mut(aux), means, alpha.into())
+            },
+        )
     }
 }

@@ -1,8 +1,11 @@
 //! Matrix products.
 
 use super::check::Check;
+use super::place::run;
 use super::{Result, Stream};
+use crate::core::direct::Array;
 use crate::cpu::flat::{self, Product};
+use crate::cuda::direct;
 
 /// C = alpha A B + beta C with A (M, K), B (K, N), C (M, N), row-major. With beta = 0 the old C is not read; with alpha = 0
 /// neither are A and B.
@@ -22,10 +25,10 @@ pub unsafe fn gemm(
     k: i64,
     alpha: f32,
     beta: f32,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     // SAFETY: a batch of one.
-    unsafe { product("gemm", [a, b], c, [1, m, n, k], [alpha, beta]) }
+    unsafe { product("gemm", [a, b], c, [1, m, n, k], [alpha, beta], stream) }
 }
 
 /// As [`gemm`], for `batch` triples of matrices that lie one after the other.
@@ -46,10 +49,10 @@ pub unsafe fn gemm_batched(
     k: i64,
     alpha: f32,
     beta: f32,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     // SAFETY: the caller's.
-    unsafe { product("gemm_batched", [a, b], c, [batch, m, n, k], [alpha, beta]) }
+    unsafe { product("gemm_batched", [a, b], c, [batch, m, n, k], [alpha, beta], stream) }
 }
 
 /// # Safety
@@ -60,6 +63,7 @@ unsafe fn product(
     out: *mut f32,
     [batch, m, n, k]: [i64; 4],
     [alpha, beta]: [f32; 2],
+    stream: Stream,
 ) -> Result {
     let mut c = Check::new(op);
     let batch = c.size("batch", batch)?;
@@ -70,10 +74,16 @@ unsafe fn product(
     }
     // SAFETY: the caller's, which the checks complete.
     unsafe {
-        let a = c.input("A", a, c.product("A", &[batch, m, k])?)?;
-        let b = c.input("B", b, c.product("B", &[batch, k, n])?)?;
-        let out = c.output("C", out, outputs)?;
-        c.host(&[])?;
-        Ok(flat::gemm_batched(a, b, out, batch, &Product { m, n, k, alpha, beta })?)
+        let x = c.input("A", a, c.product("A", &[batch, m, k])?)?;
+        let y = c.input("B", b, c.product("B", &[batch, k, n])?)?;
+        let z = c.output("C", out, outputs)?;
+        let place = c.place(&[], stream)?;
+        let shape = direct::Gemm { batch, m, n, k, alpha, beta };
+        run(
+            place,
+            stream,
+            || Ok(flat::gemm_batched(x, y, z, batch, &Product { m, n, k, alpha, beta })?),
+            |at| direct::gemm(at, [Array::f32(a), Array::f32(b)], Array::f32_mut(out), &shape),
+        )
     }
 }

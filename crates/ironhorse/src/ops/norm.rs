@@ -1,8 +1,11 @@
 //! Normalisation of rows.
 
 use super::check::Check;
+use super::place::run;
 use super::{Result, Stream};
+use crate::core::direct::{Array, Float, Rows};
 use crate::cpu::flat;
+use crate::cuda::direct;
 
 /// out\[r\] = x / √(mean(x²) + eps) · weight, x = input\[r\], for each of `rows` rows of `dim`. `out` may be `input`.
 ///
@@ -18,7 +21,7 @@ pub unsafe fn rmsnorm(
     rows: i64,
     dim: i64,
     eps: f32,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     let mut c = Check::new("rmsnorm");
     let (rows, dim) = (c.size("rows", rows)?, c.size("dim", dim)?);
@@ -26,11 +29,19 @@ pub unsafe fn rmsnorm(
     c.number("eps", eps, |x| x >= 0.0, "a number that is not negative")?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {
-        let (x, weight) =
-            (c.input("input", input, n)?, c.input("weight", weight, if n == 0 { 0 } else { dim })?);
+        let (x, w) = (c.input("input", input, n)?, c.input("weight", weight, if n == 0 { 0 } else { dim })?);
         let y = c.output("out", out, n)?;
-        c.host(&[("input", "out")])?;
-        Ok(flat::rmsnorm(x, weight, y, eps)?)
+        let place = c.place(&[("input", "out")], stream)?;
+        run(
+            place,
+            stream,
+            || Ok(flat::rmsnorm(x, w, y, eps)?),
+            |at| {
+                let inputs = [Array::f32(input), Array::f32(weight)];
+                let outputs = [Array::f32_mut(out), Array::none(Float::F32)];
+                direct::rmsnorm(at, inputs, outputs, Rows { rows, cols: dim }, eps.into())
+            },
+        )
     }
 }
 
@@ -52,7 +63,7 @@ pub unsafe fn rmsnorm_residual(
     rows: i64,
     dim: i64,
     eps: f32,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     let mut c = Check::new("rmsnorm_residual");
     let (rows, dim) = (c.size("rows", rows)?, c.size("dim", dim)?);
@@ -65,8 +76,17 @@ pub unsafe fn rmsnorm_residual(
         let (y, sum) = (c.output("out", out, n)?, c.output("residual_out", residual_out, n)?);
         let same =
             [("input", "residual_out"), ("residual", "residual_out"), ("input", "out"), ("residual", "out")];
-        c.host(&same)?;
-        Ok(flat::rmsnorm_residual([x, res, w], y, sum, eps)?)
+        let place = c.place(&same, stream)?;
+        run(
+            place,
+            stream,
+            || Ok(flat::rmsnorm_residual([x, res, w], y, sum, eps)?),
+            |at| {
+                let inputs = [Array::f32(input), Array::f32(residual), Array::f32(weight)];
+                let outputs = [Array::f32_mut(out), Array::f32_mut(residual_out)];
+                direct::rmsnorm_residual(at, inputs, outputs, Rows { rows, cols: dim }, eps.into())
+            },
+        )
     }
 }
 
@@ -87,7 +107,7 @@ pub unsafe fn layernorm(
     rows: i64,
     dim: i64,
     eps: f32,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     let mut c = Check::new("layernorm");
     let (rows, dim) = (c.size("rows", rows)?, c.size("dim", dim)?);
@@ -99,7 +119,17 @@ pub unsafe fn layernorm(
         let x = c.input("input", input, n)?;
         let (w, b) = (c.input("weight", weight, dim)?, c.input("bias", bias, dim)?);
         let y = c.output("out", out, n)?;
-        c.host(&[("input", "out")])?;
-        Ok(flat::layernorm([x, w, b], y, eps)?)
+        let place = c.place(&[("input", "out")], stream)?;
+        run(
+            place,
+            stream,
+            || Ok(flat::layernorm([x, w, b], y, eps)?),
+            |at| {
+                let inputs = [Array::f32(input), Array::f32(weight), Array::f32(bias)];
+                let none = Array::none(Float::F32);
+                let outputs = [Array::f32_mut(out), none, none];
+                direct::layernorm(at, inputs, outputs, Rows { rows, cols: dim }, eps.into())
+            },
+        )
     }
 }

@@ -1,10 +1,14 @@
 //! Choosing tokens. For the random ones the number in \[0, 1) of a row is
-//! [`uniform_of_seed`](super::uniform_of_seed)\(seeds\[row\]\): equal seeds, equal tokens, on every machine.
+//! [`uniform_of_seed`](super::uniform_of_seed)\(seeds\[row\]\): equal seeds, equal tokens, on every machine. Logits in memory of a
+//! device cannot be checked beforehand: the index of a row from which nothing can be drawn is -1 there.
 
 use super::check::Check;
 use super::error::OpError;
+use super::place::run;
 use super::{Result, Stream};
+use crate::core::direct::{Array, Rows};
 use crate::cpu::flat::{self, Choice};
+use crate::cuda::direct;
 
 /// out\[b\] = index of the largest of logits\[b\], the lowest among equals, the first NaN if there is one (as in PyTorch and
 /// numpy); `batch` rows of `vocab`.
@@ -14,14 +18,19 @@ use crate::cpu::flat::{self, Choice};
 ///
 /// # Errors
 /// See [the module](super); vocab is 0 and batch is not.
-pub unsafe fn argmax(logits: *const f32, out: *mut i32, batch: i64, vocab: i64, _stream: Stream) -> Result {
+pub unsafe fn argmax(logits: *const f32, out: *mut i32, batch: i64, vocab: i64, stream: Stream) -> Result {
     let mut c = Check::new("argmax");
-    let (batch, n) = rows(&c, batch, vocab)?;
+    let (size, n) = rows(&c, batch, vocab)?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {
-        let (x, out) = (c.input("logits", logits, n)?, c.output("out", out, batch)?);
-        c.host(&[])?;
-        Ok(flat::argmax(x, out)?)
+        let (x, indices) = (c.input("logits", logits, n)?, c.output("out", out, size.rows)?);
+        let place = c.place(&[], stream)?;
+        run(
+            place,
+            stream,
+            || Ok(flat::argmax(x, indices)?),
+            |at| direct::argmax(at, Array::f32(logits), out, size),
+        )
     }
 }
 
@@ -40,11 +49,11 @@ pub unsafe fn sample(
     batch: i64,
     vocab: i64,
     temperature: f32,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     let choice = Choice { temperature, top_k: None, top_p: None };
     // SAFETY: the caller's.
-    unsafe { draw(Check::new("sample"), (logits, out, seeds), [batch, vocab], choice) }
+    unsafe { draw(Check::new("sample"), (logits, out, seeds), [batch, vocab], choice, stream) }
 }
 
 /// [`sample`] from the k most likely only, and those that tie with the k-th (as Hugging Face's `generate`). A k beyond `vocab`
@@ -64,12 +73,12 @@ pub unsafe fn topk_sample(
     vocab: i64,
     k: i64,
     temperature: f32,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     let c = Check::new("topk_sample");
     let choice = Choice { temperature, top_k: Some(c.positive("k", k)?), top_p: None };
     // SAFETY: the caller's.
-    unsafe { draw(c, (logits, out, seeds), [batch, vocab], choice) }
+    unsafe { draw(c, (logits, out, seeds), [batch, vocab], choice, stream) }
 }
 
 /// [`sample`] from the smallest set of the most likely tokens that together have at least the probability p, after the
@@ -89,23 +98,23 @@ pub unsafe fn topp_sample(
     vocab: i64,
     p: f32,
     temperature: f32,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     let c = Check::new("topp_sample");
     c.number("p", p, |p| p > 0.0 && p <= 1.0, "more than 0 and at most 1")?;
     let choice = Choice { temperature, top_k: None, top_p: Some(p) };
     // SAFETY: the caller's.
-    unsafe { draw(c, (logits, out, seeds), [batch, vocab], choice) }
+    unsafe { draw(c, (logits, out, seeds), [batch, vocab], choice, stream) }
 }
 
 /// (rows, elements); an index must exist in every row, and fit an i32.
-fn rows(c: &Check, batch: i64, vocab: i64) -> Result<(usize, usize)> {
+fn rows(c: &Check, batch: i64, vocab: i64) -> Result<(Rows, usize)> {
     let (batch, vocab) = (c.size("batch", batch)?, c.size("vocab", vocab)?);
     if batch > 0 && (vocab == 0 || vocab > i32::MAX as usize) {
         return c.refuse("vocab", vocab, "at least 1 and below 2^31");
     }
     c.product("out", &[batch])?;
-    Ok((batch, c.product("logits", &[batch, vocab])?))
+    Ok((Rows { rows: batch, cols: vocab }, c.product("logits", &[batch, vocab])?))
 }
 
 /// # Safety
@@ -115,19 +124,30 @@ unsafe fn draw(
     (logits, out, seeds): (*const f32, *mut i32, *const u64),
     [batch, vocab]: [i64; 2],
     choice: Choice,
+    stream: Stream,
 ) -> Result {
-    let (batch, n) = rows(&c, batch, vocab)?;
+    let (size, n) = rows(&c, batch, vocab)?;
     let good = |x: f32| x.is_finite() && x >= 0.0;
     c.number("temperature", choice.temperature, good, "a finite number that is not negative")?;
     // SAFETY: the caller's, which the checks complete.
-    let refused = unsafe {
-        let (x, seeds) = (c.input("logits", logits, n)?, c.input("seeds", seeds, batch)?);
-        let out = c.output("out", out, batch)?;
-        c.host(&[])?;
-        flat::choose(x, out, seeds, &choice)?
-    };
-    match refused {
-        None => Ok(()),
-        Some(row) => Err(OpError::invalid(format!("{}: row {} of `logits`: {}", c.op(), row.row, row.why))),
+    unsafe {
+        let (x, numbers) = (c.input("logits", logits, n)?, c.input("seeds", seeds, size.rows)?);
+        let indices = c.output("out", out, size.rows)?;
+        let place = c.place(&[], stream)?;
+        run(
+            place,
+            stream,
+            || match flat::choose(x, indices, numbers, &choice)? {
+                None => Ok(()),
+                Some(row) => {
+                    Err(OpError::invalid(format!("{}: row {} of `logits`: {}", c.op(), row.row, row.why)))
+                }
+            },
+            |at| {
+                let Choice { temperature, top_k, top_p } = choice;
+                let choice = direct::Choice { temperature, top_k, top_p };
+                direct::choose(at, Array::f32(logits), seeds, out, size, &choice)
+            },
+        )
     }
 }

@@ -1,8 +1,11 @@
 //! Softmax over rows.
 
 use super::check::Check;
+use super::place::run;
 use super::{Result, Stream};
+use crate::core::direct::{Array, Rows};
 use crate::cpu::flat;
+use crate::cuda::direct;
 
 /// out\[r\] = softmax(input\[r\]) for each of `rows` rows of `cols`. `out` may be `input`. As in PyTorch, a row with NaN or
 /// +inf, or of -inf alone, becomes NaN.
@@ -12,15 +15,20 @@ use crate::cpu::flat;
 ///
 /// # Errors
 /// See [the module](super).
-pub unsafe fn softmax(input: *const f32, out: *mut f32, rows: i64, cols: i64, _stream: Stream) -> Result {
+pub unsafe fn softmax(input: *const f32, out: *mut f32, rows: i64, cols: i64, stream: Stream) -> Result {
     let mut c = Check::new("softmax");
-    let rows = c.size("rows", rows)?;
-    let n = c.product("input", &[rows, c.size("cols", cols)?])?;
+    let (rows, cols) = (c.size("rows", rows)?, c.size("cols", cols)?);
+    let n = c.product("input", &[rows, cols])?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {
         let (x, y) = (c.input("input", input, n)?, c.output("out", out, n)?);
-        c.host(&[("input", "out")])?;
-        Ok(flat::softmax(x, y, rows)?)
+        let place = c.place(&[("input", "out")], stream)?;
+        run(
+            place,
+            stream,
+            || Ok(flat::softmax(x, y, rows)?),
+            |at| direct::softmax(at, Array::f32(input), Array::f32_mut(out), Rows { rows, cols }),
+        )
     }
 }
 
@@ -40,7 +48,7 @@ pub unsafe fn softmax_topk(
     rows: i64,
     cols: i64,
     k: i64,
-    _stream: Stream,
+    stream: Stream,
 ) -> Result {
     let mut c = Check::new("softmax_topk");
     let [rows, cols, k] = [c.size("rows", rows)?, c.size("cols", cols)?, c.size("k", k)?];
@@ -51,8 +59,19 @@ pub unsafe fn softmax_topk(
     // SAFETY: the caller's, which the checks complete.
     unsafe {
         let x = c.input("input", input, n)?;
-        let (weights, idx) = (c.output("weights", weights, out)?, c.output("idx", idx, out)?);
-        c.host(&[])?;
-        if out == 0 { Ok(()) } else { Ok(flat::softmax_topk(x, weights, idx, rows, k)?) }
+        let (w, i) = (c.output("weights", weights, out)?, c.output("idx", idx, out)?);
+        let place = c.place(&[], stream)?;
+        if out == 0 {
+            return Ok(());
+        }
+        run(
+            place,
+            stream,
+            || Ok(flat::softmax_topk(x, w, i, rows, k)?),
+            |at| {
+                let (input, weights) = (Array::f32(input), Array::f32_mut(weights));
+                direct::softmax_topk(at, input, weights, idx, Rows { rows, cols }, k)
+            },
+        )
     }
 }

@@ -60,6 +60,7 @@ functions! {
     fn cuModuleLoadData(*mut CUmodule, *const c_void) -> u32;
     fn cuModuleUnload(CUmodule) -> u32;
     fn cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char) -> u32;
+    fn cuFuncGetAttribute(*mut c_int, u32, CUfunction) -> u32;
     fn cuFuncSetAttribute(CUfunction, u32, c_int) -> u32;
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, CUfunction, c_int, usize) -> u32;
     fn cuLaunchKernel(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void) -> u32;

@@ -1,0 +1,444 @@
+//! Reading kernels out of CUDA source: names, template parameters, and the types of their arguments. Not a compiler: it knows
+//! comments, strings, macros without arguments, `typedef` and `using`, namespaces and `extern "C"`, and leaves the rest.
+
+use std::collections::HashMap;
+
+/// A kernel as its source declares it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signature {
+    /// With its namespaces.
+    pub name: String,
+    /// The line of its text, from 1; 0 for one of a header.
+    pub line: u32,
+    /// Whether the name in the code is the name in the text.
+    pub c_linkage: bool,
+    /// Its template parameters, in order; empty for one that is no template.
+    pub template: Vec<TemplateParameter>,
+    /// Its arguments, in order.
+    pub parameters: Vec<Parameter>,
+}
+
+/// A template parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TemplateParameter {
+    /// `class` for a type, else the type of the value.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// What it is where it is not given; empty for none.
+    pub default: String,
+}
+
+/// An argument of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its name; empty where it has none.
+    pub name: String,
+    /// Its type without stars and qualifiers, aliases resolved: `float`, `unsigned long long`, `T`.
+    pub base: String,
+    /// How many stars.
+    pub pointers: u32,
+    /// Whether what it points to is const.
+    pub constant: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Token {
+    text: String,
+    line: u32,
+}
+
+type Names = HashMap<String, Vec<Token>>;
+
+/// How deep macros and aliases may go through each other.
+const DEPTH: usize = 16;
+const QUALIFIERS: [&str; 9] = [
+    "const",
+    "volatile",
+    "struct",
+    "typename",
+    "__restrict__",
+    "__restrict",
+    "restrict",
+    "__grid_constant__",
+    "class",
+];
+const BUILT_IN: [&str; 10] =
+    ["void", "bool", "char", "short", "int", "long", "float", "double", "signed", "unsigned"];
+
+/// The kernels of a text and of its headers; where two differ under one name, both are there.
+pub(super) fn read(text: &str, headers: &[&str], flags: &[String]) -> Vec<Signature> {
+    let mut macros = Names::new();
+    for flag in flags {
+        let given = flag.strip_prefix("--define-macro=").or_else(|| flag.strip_prefix("-D"));
+        if let Some(given) = given {
+            let (name, value) = given.split_once('=').unwrap_or((given, "1"));
+            macros.insert(name.trim().to_owned(), tokens(value, &mut Names::new()));
+        }
+    }
+    let headers: Vec<Vec<Token>> = headers.iter().map(|header| tokens(header, &mut macros)).collect();
+    let mut main = tokens(text, &mut macros);
+    let mut all = Vec::new();
+    for mut header in headers {
+        header.iter_mut().for_each(|token| token.line = 0);
+        all.push(expand(&header, &macros));
+    }
+    main = expand(&main, &macros);
+    let mut aliases = Names::new();
+    for tokens in all.iter().chain([&main]) {
+        collect_aliases(tokens, &mut aliases);
+    }
+    all.insert(0, main);
+    let mut found: Vec<Signature> = Vec::new();
+    for signature in all.iter().flat_map(|tokens| kernels(tokens, &aliases)) {
+        let known = found.iter().any(|other| {
+            (&other.name, &other.template, other.types())
+                == (&signature.name, &signature.template, signature.types())
+        });
+        if !known {
+            found.push(signature);
+        }
+    }
+    found
+}
+
+impl Signature {
+    fn types(&self) -> Vec<(&str, u32, bool)> {
+        self.parameters.iter().map(|p| (p.base.as_str(), p.pointers, p.constant)).collect()
+    }
+}
+
+/// Words, strings and single characters. Directives are taken out; `#define NAME value` goes into `macros`.
+fn tokens(text: &str, macros: &mut Names) -> Vec<Token> {
+    let text = text.replace("\\\r\n", " \u{1}").replace("\\\n", " \u{1}"); // \u{1}: a line that goes on, counted
+    let letters: Vec<char> = text.chars().collect();
+    let mut out: Vec<Token> = Vec::new();
+    let (mut i, mut line, mut fresh) = (0, 1, true); // fresh: nothing but space since the line began
+    while let Some(&letter) = letters.get(i) {
+        let rest = |from: usize| letters.get(from).copied().unwrap_or('\n');
+        let mut push = |text: String| out.push(Token { text, line });
+        if letter == '\n' || letter == '\u{1}' {
+            line += 1;
+            fresh |= letter == '\n';
+            i += 1;
+        } else if letter.is_whitespace() {
+            i += 1;
+        } else if letter == '/' && rest(i + 1) == '/' {
+            i += letters[i..].iter().take_while(|&&c| c != '\n').count();
+        } else if letter == '/' && rest(i + 1) == '*' {
+            i += 2;
+            while i < letters.len() && !(letters[i] == '*' && rest(i + 1) == '/') {
+                line += u32::from(matches!(letters[i], '\n' | '\u{1}'));
+                i += 1;
+            }
+            i += 2;
+        } else if letter == '#' && fresh {
+            let directive: String = letters[i..].iter().take_while(|&&c| c != '\n').collect();
+            i += directive.chars().count();
+            line += directive.matches('\u{1}').count() as u32;
+            define(&directive.replace('\u{1}', " "), macros);
+        } else if letter == 'R' && rest(i + 1) == '"' {
+            let end: String = letters[i + 2..].iter().take_while(|&&c| c != '(').collect();
+            let end: Vec<char> = format!("){end}\"").chars().collect();
+            let inside = letters[i..].windows(end.len()).position(|window| window == end);
+            let next = inside.map_or(letters.len(), |at| i + at + end.len());
+            push("\"\"".into());
+            line += letters[i..next].iter().filter(|&&c| c == '\n').count() as u32;
+            (i, fresh) = (next, false);
+        } else if letter == '"' || letter == '\'' {
+            let start = i;
+            i += 1;
+            while i < letters.len() && letters[i] != letter && letters[i] != '\n' {
+                i += 1 + usize::from(letters[i] == '\\');
+            }
+            i = (i + 1).min(letters.len());
+            push(letters[start..i].iter().collect());
+            fresh = false;
+        } else if letter.is_alphanumeric() || letter == '_' {
+            let word: String =
+                letters[i..].iter().take_while(|c| c.is_alphanumeric() || **c == '_').collect();
+            i += word.chars().count();
+            push(word);
+            fresh = false;
+        } else {
+            push(letter.into());
+            (i, fresh) = (i + 1, false);
+        }
+    }
+    out
+}
+
+/// Keeps a macro without arguments.
+fn define(directive: &str, macros: &mut Names) {
+    let words = directive.trim_start_matches('#').trim_start();
+    let Some(rest) = words.strip_prefix("define").filter(|rest| rest.starts_with([' ', '\t'])) else {
+        return;
+    };
+    let rest = rest.trim_start();
+    let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len());
+    let (name, value) = rest.split_at(end);
+    if !name.is_empty() && !value.starts_with('(') {
+        macros.insert(name.to_owned(), tokens(value, &mut Names::new()));
+    }
+}
+
+/// The tokens with macros replaced.
+fn expand(tokens: &[Token], macros: &Names) -> Vec<Token> {
+    fn add(token: &Token, macros: &Names, line: u32, within: &mut Vec<String>, out: &mut Vec<Token>) {
+        match macros.get(&token.text) {
+            Some(value) if within.len() < DEPTH && !within.contains(&token.text) => {
+                within.push(token.text.clone());
+                value.iter().for_each(|token| add(token, macros, line, within, out));
+                within.pop();
+            }
+            _ => out.push(Token { text: token.text.clone(), line }),
+        }
+    }
+    let mut out = Vec::with_capacity(tokens.len());
+    tokens.iter().for_each(|token| add(token, macros, token.line, &mut Vec::new(), &mut out));
+    out
+}
+
+/// `typedef type name;` and `using name = type;`
+fn collect_aliases(tokens: &[Token], aliases: &mut Names) {
+    for (i, token) in tokens.iter().enumerate() {
+        let rest = &tokens[i + 1..];
+        let Some(end) = rest.iter().position(|token| matches!(token.text.as_str(), ";" | "{" | "(" | "["))
+        else {
+            return;
+        };
+        if rest[end].text != ";" {
+            continue;
+        }
+        let of_template = i > 0 && tokens[i - 1].text == ">";
+        match (token.text.as_str(), &rest[..end]) {
+            ("typedef", [kind @ .., name]) if !kind.is_empty() => {
+                aliases.insert(name.text.clone(), kind.to_vec());
+            }
+            ("using", [name, equals, kind @ ..]) if equals.text == "=" && !of_template => {
+                aliases.insert(name.text.clone(), kind.to_vec());
+            }
+            _ => {}
+        }
+    }
+}
+
+enum Scope {
+    Namespace(String),
+    Linkage,
+    Other,
+}
+
+fn kernels(tokens: &[Token], aliases: &Names) -> Vec<Signature> {
+    let text = |at: usize| tokens.get(at).map_or("", |token| token.text.as_str());
+    let mut found = Vec::new();
+    let mut scopes: Vec<Scope> = Vec::new();
+    let mut start = 0; // of the declaration
+    let mut i = 0;
+    while i < tokens.len() {
+        match text(i) {
+            "{" => {
+                let before = &tokens[start..i];
+                let words = || before.iter().map(|token| token.text.as_str());
+                let scope = match words().position(|word| word == "namespace") {
+                    Some(at) => Scope::Namespace(words().skip(at + 1).collect()),
+                    None if words().eq(["extern", "\"C\""]) => Scope::Linkage,
+                    None => Scope::Other,
+                };
+                scopes.push(scope);
+                start = i + 1;
+            }
+            "}" => {
+                scopes.pop();
+                start = i + 1;
+            }
+            ";" => start = i + 1,
+            "__global__" => {
+                if let Some((mut signature, end)) = kernel(tokens, start, i, aliases) {
+                    for scope in scopes.iter().rev() {
+                        match scope {
+                            Scope::Namespace(name) if !name.is_empty() => {
+                                signature.name = format!("{name}::{}", signature.name);
+                            }
+                            Scope::Linkage => signature.c_linkage = true,
+                            _ => {}
+                        }
+                    }
+                    found.push(signature);
+                    i = end;
+                }
+            }
+            _ => {}
+        }
+        i += 1;
+    }
+    found
+}
+
+/// The kernel whose declaration starts at `start` and has `__global__` at `at`; and where its arguments end.
+fn kernel(tokens: &[Token], start: usize, at: usize, aliases: &Names) -> Option<(Signature, usize)> {
+    let text = |at: usize| tokens.get(at).map_or("", |token| token.text.as_str());
+    let mut c_linkage = tokens[start..at].iter().any(|token| token.text == "\"C\"");
+    let template = match tokens[start..at].iter().position(|token| token.text == "template") {
+        Some(keyword) if text(start + keyword + 1) == "<" => {
+            let open = start + keyword + 1;
+            template_parameters(&tokens[open + 1..close(tokens, open)?])
+        }
+        _ => Vec::new(),
+    };
+    let mut i = at + 1;
+    loop {
+        match text(i) {
+            "" => return None,
+            "[" => i = close(tokens, i)? + 1,
+            "\"C\"" => {
+                c_linkage = true;
+                i += 1;
+            }
+            word if text(i + 1) == "(" => {
+                let end = close(tokens, i + 1)?;
+                let attribute = word.starts_with("__") && text(end + 1) != "{" && text(end + 1) != ";";
+                if attribute {
+                    i = end + 1;
+                    continue;
+                }
+                let generic: Vec<&str> =
+                    template.iter().map(|p: &TemplateParameter| p.name.as_str()).collect();
+                let parameters = split(&tokens[i + 2..end])
+                    .into_iter()
+                    .filter(|part| !part.is_empty() && !(part.len() == 1 && part[0].text == "void"))
+                    .map(|part| parameter(part, aliases, &generic))
+                    .collect();
+                let (name, line) = (word.to_owned(), tokens[i].line);
+                return Some((Signature { name, line, c_linkage, template, parameters }, end));
+            }
+            _ if matches!(text(i + 1), "<" | ";" | "{" | "=") => return None, // a specialisation, or not a function
+            _ => i += 1,
+        }
+    }
+}
+
+/// Where the bracket at `open` is closed.
+fn close(tokens: &[Token], open: usize) -> Option<usize> {
+    let (mut depth, mut round) = (0_i32, 0_i32);
+    let angle = tokens[open].text == "<";
+    for (i, token) in tokens.iter().enumerate().skip(open) {
+        match token.text.as_str() {
+            "(" | "[" | "{" => round += 1,
+            ")" | "]" | "}" => round -= 1,
+            "<" if angle && round == 0 => depth += 1,
+            ">" if angle && round == 0 => depth -= 1,
+            _ => {}
+        }
+        if depth + round == 0 {
+            return Some(i);
+        }
+    }
+    None
+}
+
+/// The parts between commas that are in no brackets.
+fn split(tokens: &[Token]) -> Vec<&[Token]> {
+    let mut parts = Vec::new();
+    let (mut round, mut angle, mut start) = (0, 0, 0);
+    for (i, token) in tokens.iter().enumerate() {
+        match token.text.as_str() {
+            "(" | "[" | "{" => round += 1,
+            ")" | "]" | "}" => round -= 1,
+            "<" if round == 0 => angle += 1,
+            ">" if round == 0 => angle -= 1,
+            "," if round == 0 && angle == 0 => {
+                parts.push(&tokens[start..i]);
+                start = i + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&tokens[start..]);
+    parts
+}
+
+fn template_parameters(tokens: &[Token]) -> Vec<TemplateParameter> {
+    let parts = split(tokens).into_iter().filter(|part| !part.is_empty());
+    parts
+        .map(|part| {
+            let equals = part.iter().position(|token| token.text == "=");
+            let (declared, default) = match equals {
+                Some(at) => (&part[..at], join(&part[at + 1..])),
+                None => (part, String::new()),
+            };
+            let (name, kind) = match declared {
+                [kind @ .., name] if !kind.is_empty() => (name.text.clone(), join(kind)),
+                kind => (String::new(), join(kind)),
+            };
+            let kind = if matches!(kind.as_str(), "class" | "typename") { "class".into() } else { kind };
+            TemplateParameter { kind, name, default }
+        })
+        .collect()
+}
+
+fn is_word(token: &Token) -> bool {
+    token.text.starts_with(|c: char| c.is_alphanumeric() || c == '_')
+}
+
+fn parameter(tokens: &[Token], aliases: &Names, generic: &[&str]) -> Parameter {
+    let declared = tokens.split(|token| token.text == "=").next().unwrap_or(tokens);
+    let (declared, arrays) = match declared.iter().position(|token| token.text == "[") {
+        Some(at) => (&declared[..at], declared[at..].iter().filter(|token| token.text == "[").count() as u32),
+        None => (declared, 0),
+    };
+    let named = match declared {
+        [kind @ .., last] if is_word(last) => {
+            let types = kind.iter().any(|token| is_word(token) && !QUALIFIERS.contains(&token.text.as_str()));
+            let word = last.text.as_str();
+            types && !BUILT_IN.contains(&word) && !QUALIFIERS.contains(&word) && !ends_scope(kind)
+        }
+        _ => false,
+    };
+    let (kind, name) = match declared {
+        [kind @ .., last] if named => (kind, last.text.clone()),
+        kind => (kind, String::new()),
+    };
+    let mut out = Parameter { name, base: String::new(), pointers: arrays, constant: false };
+    kind_of(kind, aliases, generic, &mut out, DEPTH);
+    out
+}
+
+/// Whether a type goes on after these tokens: `std ::`
+fn ends_scope(tokens: &[Token]) -> bool {
+    tokens.last().is_some_and(|token| token.text == ":")
+}
+
+fn kind_of(tokens: &[Token], aliases: &Names, generic: &[&str], out: &mut Parameter, depth: usize) {
+    let star = tokens.iter().position(|token| token.text == "*").unwrap_or(tokens.len());
+    let (before, after) = tokens.split_at(star);
+    out.pointers += after.iter().filter(|token| token.text == "*").count() as u32;
+    out.constant |= before.iter().any(|token| token.text == "const");
+    let plain: Vec<Token> =
+        before.iter().filter(|token| !QUALIFIERS.contains(&token.text.as_str())).cloned().collect();
+    let odd: String =
+        after.iter().filter(|t| matches!(t.text.as_str(), "&" | "(")).map(|t| &*t.text).collect();
+    let base = join(&plain);
+    match aliases.get(&base) {
+        Some(kind) if depth > 0 && odd.is_empty() && !generic.contains(&base.as_str()) => {
+            kind_of(kind, aliases, generic, out, depth - 1);
+        }
+        _ => out.base = base + &odd,
+    }
+}
+
+/// The text of tokens, with spaces between words only.
+fn join(tokens: &[Token]) -> String {
+    let mut out = String::new();
+    for token in tokens {
+        if is_word(token) && out.ends_with(|c: char| c.is_alphanumeric() || c == '_') {
+            out.push(' ');
+        }
+        out.push_str(&token.text);
+    }
+    out
+}
+
+#[cfg(test)]
+#[path = "signature_tests.rs"]
+mod tests;

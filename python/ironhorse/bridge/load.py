@@ -1,0 +1,224 @@
+"""`ironhorse.load`: any of our files, by what is in it, as tensors under the names of the parameter table."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..answer_key import FORMAT as KEY_FORMAT
+from ..config import GPT2Config, from_pairs
+from ..errors import ConfigError, FormatError, InvalidValueError, IronhorseError
+from ..formats.checkpoint import TRAINER, CheckpointFolder, read_checkpoint
+from ..formats.header import HEADER_BYTES
+from ..formats.hf import CONFIG, INDEX, HfFolder, read_hf
+from ..formats.llmc import MODEL_MAGIC, STATE_MAGIC, map_debug_state, map_model
+from ..formats.safetensors import SafetensorsFile, read_safetensors
+from ..formats.shards import NARROW_MAGIC, WIDE_MAGIC, map_shard
+from ..formats.tokenizer import MAGIC as TOKENIZER_MAGIC
+from ..formats.tokenizer import Tokenizer, read_tokenizer
+from .tables import Printed
+from .tensors import Bf16, Framework, Maker, Raw, Tensors
+
+PathLike = str | os.PathLike[str]
+
+_SHOWN = 40  # rows of a printed file
+_MULTIPLE_CHOICE = 20240522
+
+
+@dataclass(eq=False, repr=False)
+class Loaded(Printed):
+    """A file, open. `print` shows what is in it.
+
+    `kind` is model, state, key, hf, checkpoint, safetensors, shard or tokenizer. Tensors have the names and shapes of
+    the parameter table: `h.0.attn.c_attn.weight` is (out, in), wte has V rows, whatever the file does. A state and a
+    key have `x`, `y`, `logits`, `loss`, `grad.NAME`, a key also `param.NAME`, `act.NAME` and more; a checkpoint has
+    `m.NAME` and `v.NAME` beside the parameters; a shard has `tokens`. Any other safetensors file keeps its names.
+    """
+
+    kind: str
+    path: Path
+    config: GPT2Config | None
+    tensors: Tensors
+    meta: dict[str, Any]  # metadata of a safetensors file, config.json of a folder, trainer.json of a checkpoint
+    tokenizer: Tokenizer | None = None
+    source: HfFolder | CheckpointFolder | None = field(default=None, compare=False)
+
+    @property
+    def params(self) -> Tensors:
+        """Only the parameters, by their names; empty for files that have none."""
+        if self.kind == "key":
+            return self.tensors.under("param.")
+        if self.kind not in ("model", "hf", "checkpoint"):
+            return self.tensors.under("no such name")
+        params = self.tensors.under("")
+        for name in [name for name in params if name.startswith(("m.", "v."))]:
+            del params[name]
+        return params
+
+    @property
+    def dtype(self) -> str:
+        """How most of the numbers are stored: f32, bf16, f16, u16, ..."""
+        counts: dict[str, int] = {}
+        for name in self.tensors:
+            stored = self.tensors.stored(name).lower()
+            counts[stored] = counts.get(stored, 0) + int(np.prod(self.tensors.shape(name), dtype=object))
+        return max(counts, key=lambda stored: counts[stored]) if counts else ""
+
+    def __str__(self) -> str:
+        lines = [repr(self)[1:-1]]
+        if self.config is not None:
+            lines.append(", ".join(f"{name} {value}" for name, value in self.config.to_dict().items()))
+        if self.tokenizer is not None:
+            lines.append(f"tokenizer: {len(self.tokenizer.tokens)} tokens, end of text {self.tokenizer.eot}")
+        if len(self.tensors):
+            lines += ["", self.tensors.rows(_SHOWN)]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        numbers = sum(int(np.prod(self.tensors.shape(name), dtype=object)) for name in self.tensors)
+        what = f"{len(self.tensors)} tensors, {numbers:,} numbers, {self.dtype}" if len(self.tensors) else "no tensors"
+        return f"<{self.kind} {self.path}: {what}>"
+
+
+def load(
+    path: PathLike,
+    framework: Framework = "numpy",
+    *,
+    config: GPT2Config | PathLike | None = None,
+    bf16: Bf16 = "float32",
+    check: bool = True,
+) -> Loaded:
+    """Opens a model .bin (f32 or bf16), debug state, answer key, Hugging Face folder (one file or several), checkpoint,
+    safetensors file, token shard or tokenizer; which one is found out from its content.
+
+    Arrays are numpy's or torch's, made when they are looked at and mapped from the file where its type allows. bf16 is
+    bfloat16 in torch; in numpy it becomes float32 (exact), or stays as its `"bits"` (uint16; see
+    `ironhorse.formats.bf16`), or with `"ml_dtypes"` that package's bfloat16. A debug state does not say how large its
+    model is: `config` is a GPT2Config, sizes, or the model's file; if not given, the model .bin beside it tells.
+    `check` compares the checksums that keys and checkpoints carry, which reads them whole.
+    """
+    maker = Maker(framework, bf16).check()
+    if not isinstance(path, (str, os.PathLike)):
+        raise InvalidValueError(f"load: path is of type {type(path).__name__}, expected a path")
+    place = Path(path)
+    try:
+        return _load(place, maker, config, check)
+    except (OSError, ValueError) as error:  # a NUL byte in the path is a ValueError
+        if isinstance(error, IronhorseError):
+            raise
+        raise FormatError(f"{place!s}: cannot read it ({getattr(error, 'strerror', None) or error})") from None
+
+
+def _load(path: Path, maker: Maker, config: GPT2Config | PathLike | None, check: bool) -> Loaded:
+    if path.is_dir():
+        return _folder(path, maker, check)
+    with open(path, "rb") as file:
+        start = file.read(9)
+    magic = int.from_bytes(start[:4], "little", signed=True)
+    if magic == MODEL_MAGIC:
+        model = map_model(path)
+        dtype = model.dtype.upper()
+        raws = {name: Raw(array, dtype) for name, array in model.params.items()}
+        return Loaded("model", path, model.config, Tensors(raws, maker), {})
+    if magic == STATE_MAGIC:
+        return _state(path, maker, config)
+    if magic in (NARROW_MAGIC, WIDE_MAGIC):
+        return Loaded("shard", path, None, Tensors({"tokens": Raw.of(map_shard(path))}, maker), {})
+    if magic == TOKENIZER_MAGIC:
+        return Loaded("tokenizer", path, None, Tensors({}, maker), {}, read_tokenizer(path))
+    if magic == _MULTIPLE_CHOICE:
+        raise FormatError(f"{path}: a multiple-choice evaluation; it holds no tensors, `ironhorse train` reads it")
+    if start[8:] == b"{":  # after the others, whose third number may begin with this byte
+        return _safetensors(path, maker, check)
+    size = path.stat().st_size
+    found = f"{size} bytes" if size < HEADER_BYTES else f"it starts with {magic}"
+    raise FormatError(
+        f"{path}: not a file of ours ({found}); expected a .bin (model, debug state, tokenizer, shard), "
+        "a safetensors file, a checkpoint or a Hugging Face folder"
+    )
+
+
+def _folder(path: Path, maker: Maker, check: bool) -> Loaded:
+    if (path / TRAINER).exists():
+        checkpoint = read_checkpoint(path, check)
+        weights = checkpoint.weights
+        raws = _hf_raws(weights) | {name: Raw(array, "F32") for name, array in checkpoint.moments.items()}
+        tensors = Tensors(raws, maker)
+        return Loaded("checkpoint", path, weights.config, tensors, checkpoint.trainer, checkpoint.tokenizer, checkpoint)
+    if (path / CONFIG).exists():
+        weights = read_hf(path)
+        tensors = Tensors(_hf_raws(weights), maker)
+        return Loaded("hf", path, weights.config, tensors, weights.settings, source=weights)
+    if (path / "checkpoint").is_dir():
+        raise FormatError(f"{path}: a run; load its checkpoint, {path / 'checkpoint'}")
+    raise FormatError(f"{path}: no {CONFIG} in it; expected a checkpoint or a Hugging Face folder")
+
+
+def _hf_raws(weights: HfFolder) -> dict[str, Raw]:
+    return {name: Raw(array, weights.dtypes[name]) for name, array in weights.params.items()}
+
+
+def _safetensors(path: Path, maker: Maker, check: bool) -> Loaded:
+    if path.name == "model.safetensors" and (path.parent / CONFIG).exists() and not (path.parent / INDEX).exists():
+        return _folder(path.parent, maker, check)
+    file = read_safetensors(path)
+    tensors = Tensors({name: Raw(array, file.dtypes[name]) for name, array in file.tensors.items()}, maker)
+    if file.metadata.get("format") != KEY_FORMAT:
+        return Loaded("safetensors", path, None, tensors, dict(file.metadata))
+    if check:
+        _check_sums(path, file)
+    return Loaded("key", path, _key_config(path, file.metadata), tensors, dict(file.metadata))
+
+
+def _key_config(path: Path, metadata: dict[str, str]) -> GPT2Config | None:
+    if metadata.get("model") != "gpt2":
+        return None  # a kind of model that has no table here; its tensors have the key's names all the same
+    try:
+        return from_pairs(json.loads(metadata["config"]).items(), f"{path}: config")
+    except (KeyError, ValueError, AttributeError, ConfigError) as error:
+        raise FormatError(f"{path}: the metadata has no sizes of a GPT-2 ({error})") from None
+
+
+def _check_sums(path: Path, file: SafetensorsFile) -> None:
+    try:
+        sums = dict(json.loads(file.metadata.get("crc32", "{}")))
+    except (ValueError, TypeError):
+        raise FormatError(f"{path}: crc32 in the metadata is not a table of checksums") from None
+    for name, want in sums.items():
+        if name not in file.tensors:
+            raise FormatError(f"{path}: no tensor {name}, but a checksum of it")
+        found = zlib.crc32(np.ascontiguousarray(file.tensors[name]).data)
+        if found != want:
+            raise FormatError(f"{path}: {name} has crc32 {found}, expected {want}; check=False loads it anyway")
+
+
+def _state(path: Path, maker: Maker, config: GPT2Config | PathLike | None) -> Loaded:
+    sizes = config if isinstance(config, GPT2Config) else _config_of(path, config)
+    state = map_debug_state(path, sizes)
+    raws = {"x": Raw.of(state.x), "y": Raw.of(state.y), "logits": Raw.of(state.logits)}
+    raws["loss"] = Raw.of(np.array(state.loss, np.float32))
+    raws |= {f"grad.{name}": Raw.of(array) for name, array in state.grads.items()}
+    return Loaded("state", path, sizes, Tensors(raws, maker), {})
+
+
+def _config_of(path: Path, config: PathLike | None) -> GPT2Config:
+    """The sizes of a state's model: those that were said, or of the model beside it."""
+    if config is None:
+        beside = path.with_name(path.name.replace("_debug_state.bin", ".bin"))
+        if beside == path or not beside.is_file():
+            raise FormatError(
+                f"{path}: a debug state does not say how large its model is; give config=, sizes or the model's file"
+            )
+        return map_model(beside).config
+    text = os.fspath(config)
+    if Path(text).suffix == ".bin":
+        return map_model(text).config
+    if Path(text).is_dir():
+        return read_hf(Path(text)).config
+    return GPT2Config.parse(text)

@@ -1,0 +1,118 @@
+"""Arrays of numpy, torch and whoever has `__cuda_array_interface__`, as launches see them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import InvalidValueError
+from ._types import CODES, Param, element, size_of
+
+
+class Place(NamedTuple):
+    """An array's memory."""
+
+    address: int
+    bytes: int
+    code: str | None  # the element type; None for one that C does not have
+    dtype: str
+    device: int | None  # None is the host
+    contiguous: bool
+    writable: bool
+    holder: Any  # keeps the memory alive
+
+
+def torch_module() -> Any:
+    """torch, if the program uses it."""
+    return sys.modules.get("torch")
+
+
+def place(value: Any) -> Place | None:
+    """The memory of an array; None for what is no array."""
+    if isinstance(value, np.ndarray):
+        flags = value.flags
+        name = value.dtype.name if value.dtype.isnative else value.dtype.str
+        address = value.__array_interface__["data"][0]
+        whole = flags.c_contiguous and flags.aligned
+        return Place(address, value.nbytes, CODES.get(name), name, None, whole, flags.writeable, value)
+    torch = torch_module()
+    if torch is not None and isinstance(value, torch.Tensor):
+        name = str(value.dtype).removeprefix("torch.")
+        kind = value.device.type
+        if kind not in ("cpu", "cuda") or value.layout is not torch.strided:
+            raise InvalidValueError(f"a tensor on {value.device} with layout {value.layout}; expected a plain one on cpu or cuda")
+        device = value.device.index if kind == "cuda" else None
+        nbytes = value.numel() * value.element_size()
+        plain = value.is_contiguous() and not value.is_conj() and not value.is_neg()
+        return Place(value.data_ptr(), nbytes, CODES.get(name), name, device, plain, True, value)
+    interface = getattr(value, "__cuda_array_interface__", None)
+    if isinstance(interface, dict):
+        dtype = np.dtype(interface["typestr"])
+        address, read_only = interface["data"]
+        count = int(np.prod(interface["shape"], dtype=np.int64))
+        device = getattr(getattr(value, "device", None), "id", 0)
+        plain = interface.get("strides") is None
+        return Place(address, count * dtype.itemsize, CODES.get(dtype.name), dtype.name, device, plain, not read_only, value)
+    return None
+
+
+def whole(value: Any) -> Any:
+    """A contiguous array with the same elements."""
+    if isinstance(value, np.ndarray):
+        return np.require(value, requirements=["C", "A"])
+    torch = torch_module()
+    if torch is not None and isinstance(value, torch.Tensor):
+        return value.resolve_conj().resolve_neg().contiguous()
+    raise InvalidValueError("an array that is not contiguous; copy it first")
+
+
+def shown(value: Any) -> str:
+    """What something is, for a message."""
+    found = place(value)
+    if found is None:
+        return f"{value!r}" if isinstance(value, (int, float, bool, type(None))) else f"a {type(value).__name__}"
+    article = "an" if found.dtype[0] in "aeiou" and not found.dtype.startswith("u") else "a"
+    return f"{article} {found.dtype} array" if found.device is None else f"{article} {found.dtype} tensor"
+
+
+def argument(kernel: str, at: int, param: Param, value: Any) -> tuple[Any, Place | None]:
+    """A value for an argument, checked: (what to pass, its memory if it is an array)."""
+    where = f"kernel {kernel}: argument {at + 1} `{param.name}` is {param.type}"
+    if not param.stars:
+        if place(value) is not None:
+            hint = "; pass a number (x.item())" if getattr(value, "ndim", 1) == 0 else ""
+            raise InvalidValueError(f"{where}, got {shown(value)}{hint}")
+        if isinstance(value, (str, bytes, type(None))):
+            raise InvalidValueError(f"{where}, got {shown(value)}")
+        return value, None
+    if value is None:
+        return 0, None
+    found = place(value)
+    if found is None:
+        raise InvalidValueError(f"{where}, got {shown(value)}")
+    wanted = element(param.base)
+    if param.base != "void" and wanted is not None and found.code != wanted[0]:
+        raise InvalidValueError(f"{where}, got {shown(value)}")
+    if not found.contiguous or (found.bytes and not _aligned(found.address, wanted)):
+        if param.is_output:
+            why = "is not aligned to it" if found.contiguous else "is not contiguous"
+            raise InvalidValueError(f"{where}, and the array {why}: what is written cannot be a copy")
+        copy = whole(value)
+        if found.contiguous:
+            copy = copy.clone() if hasattr(copy, "clone") else copy.copy()
+        found = place(copy)
+        assert found is not None
+        if found.bytes and not _aligned(found.address, wanted):
+            raise InvalidValueError(f"{where}, and the array is not aligned to it")
+    if param.is_output and not found.writable:
+        raise InvalidValueError(f"{where}, and the array is read-only (const {param.type} takes it)")
+    return found.address, found
+
+
+def _aligned(address: int, wanted: tuple[str, int] | None) -> bool:
+    if wanted is None or wanted[1] == 1:
+        return True
+    lanes = 1 if wanted[1] == 3 else wanted[1]
+    return address % min(16, lanes * size_of(wanted[0])) == 0

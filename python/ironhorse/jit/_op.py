@@ -1,0 +1,474 @@
+"""Ops: kernels that take arrays and make arrays, with a gradient."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .._native import cuda_available
+from ..errors import InvalidValueError, NotAvailableError
+from ._arrays import place, shown, torch_module
+from ._module import Kernel, Module, dims, module_of
+from ._types import DTYPES, Param, Signature, element
+
+# Integers that kernels may ask for by name: elements of the first output, and the first input as rows.
+SIZES = ("n", "rows", "cols")
+
+
+def like(name: str) -> str:
+    """The shape of the array of this name, for `out=`."""
+    return name
+
+
+def by_name(what: str, given: Any, values: Mapping[str, Any]) -> Any:
+    """A value as it is; a function called with the arguments that it names."""
+    if not callable(given):
+        return given
+    parameters = inspect.signature(given).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return given(**values)
+    missing = [p.name for p in parameters if p.name not in values and p.default is p.empty]
+    if missing:
+        raise InvalidValueError(f"{what} asks for `{missing[0]}`; there are {', '.join(values)}")
+    return given(**{p.name: values[p.name] for p in parameters if p.name in values})
+
+
+def elements(shape: Sequence[int]) -> int:
+    """How many."""
+    return math.prod(shape)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel of an op."""
+
+    signature: Signature
+    arguments: list[str] | None  # of the template; one that is the parameter's own name is found from the arrays
+    grid: Any
+    block: Any
+    shared: Any
+
+    @property
+    def name(self) -> str:
+        return self.signature.name
+
+    @property
+    def outputs(self) -> list[Param]:
+        return [p for p in self.signature.params if p.is_output]
+
+    @property
+    def arrays(self) -> list[Param]:
+        return [p for p in self.signature.params if p.is_array and p.constant]
+
+    @property
+    def scalars(self) -> list[Param]:
+        return [p for p in self.signature.params if not p.stars]
+
+    def bind(self, module: Module, codes: Mapping[str, str | None], known: Mapping[str, str]) -> dict[str, str]:
+        """Template parameters from the element types of arrays; those that no array tells, from `known`."""
+        bound: dict[str, str] = {}
+        for at, parameter in enumerate(self.signature.template):
+            given = self.arguments[at] if self.arguments and at < len(self.arguments) else parameter.name
+            if given != parameter.name:
+                bound[parameter.name] = given
+                continue
+            told = {p.name: codes[p.name] for p in self.signature.params if p.base == given and codes.get(p.name)}
+            if len(set(told.values())) > 1:
+                words = " and ".join(f"`{name}` is {DTYPES[code]}" for name, code in told.items() if code)
+                raise InvalidValueError(f"kernel {self.name}: {words}, but both are {given}")
+            for code in told.values():
+                bound[given] = module.spell(code or "")
+            value = bound.get(given) or known.get(given) or parameter.default
+            if not value:
+                text = f"kernel {self.name}: no input tells template parameter `{parameter}`"
+                raise InvalidValueError(f'{text}; write it: "{self.name}<{", ".join(t.name for t in self.signature.template)}>"')
+            bound[given] = value
+        return bound
+
+    def expression(self, bound: Mapping[str, str]) -> str:
+        if not self.signature.template:
+            return self.name
+        return f"{self.name}<{', '.join(bound[t.name] for t in self.signature.template)}>"
+
+
+class Op:
+    """An op made of kernels. Call it with numpy arrays, or with tensors of torch, where it has a gradient."""
+
+    def __init__(
+        self,
+        module: Module,
+        forward: Sequence[str],
+        backward: Sequence[str],
+        *,
+        out: Any,
+        sizes: Mapping[str, Any],
+        grid: Any,
+        block: Any,
+        shared: Any,
+        zero: Iterable[str],
+        defaults: Mapping[str, Any],
+        cpu: Callable[..., Any] | None,
+        name: str | None,
+    ) -> None:
+        self.module, self.cpu = module, cpu
+
+        def step(expression: str) -> Step:
+            signature, arguments = module.find(expression)
+            option = {}
+            for what, given in (("grid", grid), ("block", block), ("shared", shared)):
+                option[what] = given.get(signature.name) if isinstance(given, Mapping) else given
+            block_of = 256 if option["block"] is None else option["block"]
+            return Step(signature, arguments, option["grid"], block_of, option["shared"] or 0)
+
+        self.forward, self.backward = list(map(step, forward)), list(map(step, backward))
+        self.name = name or self.forward[0].name.replace("::", "_")
+        if not self.name.isidentifier():
+            raise InvalidValueError(f"op name {self.name!r} is not a name")
+        self.sizes, self.zero, self.defaults = dict(sizes), frozenset(zero), dict(defaults)
+        self._read_forward(out)
+        self._read_backward()
+        self._kernels: dict[tuple, Kernel] = {}
+        self._plans: dict[tuple, tuple[dict[str, str], dict[str, str]]] = {}
+        self._tensor: Any = None  # torch.Tensor, once registered with torch
+        self._overload: Any = None
+        self.__signature__ = self._python_signature()
+        self.__name__ = self.name
+        self.__doc__ = f"{self.name}({', '.join(map(str, self.params))}) -> {', '.join(map(str, self.outputs))}"
+        if torch_module() is not None:
+            self._register()
+
+    # What the kernels say.
+
+    def _read_forward(self, out: Any) -> None:
+        """Which arguments of the kernels are the op's inputs, outputs, numbers and sizes."""
+        outputs: dict[str, Param] = {}
+        params: dict[str, Param] = {}
+        asked: dict[str, Param] = {}
+        for step in self.forward:
+            for at, param in enumerate(step.signature.params):
+                where = f"kernel {step.name}: argument {at + 1} `{param.name}`"
+                if not param.name:
+                    raise InvalidValueError(f"{where} has no name; ops go by names")
+                if param.stars > 1 or (not param.stars and param.kind is None and param.base not in self._generic(step)):
+                    raise InvalidValueError(f"{where} is {param.type}; an op gives arrays and numbers")
+                if param.is_output:
+                    if param.name in params:
+                        raise InvalidValueError(f"{where} was an input of a kernel before it; an op does not change inputs")
+                    outputs[param.name] = param
+                elif param.name in self.sizes or (param.name in SIZES and (param.kind or "f")[0] in "iu"):
+                    asked[param.name] = param
+                elif param.name not in outputs:
+                    params.setdefault(param.name, param)
+        if not outputs:
+            text = f"{self.name}: no kernel writes: outputs are pointers that are not const"
+            raise InvalidValueError(text)
+        self.params, self.outputs = list(params.values()), list(outputs.values())
+        self.inputs = [p for p in self.params if p.is_array]
+        if not self.inputs:
+            raise InvalidValueError(f"{self.name}: no input: inputs are pointers to const, `const float* x`")
+        self._array_at = tuple(i for i, p in enumerate(self.params) if p.is_array)
+        self._asked = {name for step in self.forward + self.backward for name in (p.name for p in step.scalars)}
+        shapes = out if isinstance(out, Mapping) else {self.outputs[0].name: out} if out is not None else {}
+        for known in shapes:
+            if known not in outputs:
+                raise InvalidValueError(f"{self.name}: out has `{known}`; outputs are {', '.join(outputs)}")
+        self.shapes = {p.name: shapes.get(p.name, self.inputs[0].name) for p in self.outputs}
+        for known in self.defaults:
+            if known not in params:
+                raise InvalidValueError(f"{self.name}: defaults has `{known}`; arguments are {', '.join(params)}")
+        for known in self.zero:
+            if known not in outputs and not any(known == p.name for step in self.backward for p in step.outputs):
+                raise InvalidValueError(f"{self.name}: zero has `{known}`, which no kernel writes")
+
+    def _read_backward(self) -> None:
+        """Gradients go by names: a backward kernel reads d_y, x, y and numbers, and writes d_x."""
+        arrays = {f"d_{p.name}" for p in self.outputs} | {p.name for p in self.inputs} | {p.name for p in self.outputs}
+        numbers = {p.name for p in self.params if not p.is_array} | set(self.sizes) | set(SIZES)
+        gradients = {f"d_{p.name}" for p in self.inputs}
+        for step in self.backward:
+            for param in step.signature.params:
+                known = gradients if param.is_output else arrays if param.is_array else numbers
+                if param.name not in known:
+                    what = "writes" if param.is_output else "asks for"
+                    there = ", ".join(sorted(known)) or "none"
+                    raise InvalidValueError(f"backward kernel {step.name} {what} `{param.name}`; there are {there}")
+            if not step.outputs:
+                raise InvalidValueError(f"backward kernel {step.name} writes nothing: d_x is a pointer that is not const")
+
+    @staticmethod
+    def _generic(step: Step) -> set[str]:
+        return {t.name for t in step.signature.template}
+
+    def _python_signature(self) -> inspect.Signature:
+        parameters = []
+        for param in self.params:
+            name = param.name + "_" * keyword.iskeyword(param.name)
+            default = self.defaults.get(param.name, inspect.Parameter.empty)
+            parameters.append(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default))
+        try:
+            return inspect.Signature(parameters)
+        except ValueError:
+            raise InvalidValueError(f"{self.name}: arguments without a default come before those with one") from None
+
+    # What a call needs.
+
+    def codes(self, values: Mapping[str, Any], params: Iterable[Param]) -> dict[str, str | None]:
+        """Element types of arrays by name."""
+        found = {}
+        for param in params:
+            value = values[param.name]
+            if isinstance(value, np.ndarray):
+                found[param.name] = place(value).code  # type: ignore[union-attr]
+            elif self._tensor is not None and isinstance(value, self._tensor):
+                found[param.name] = _torch_code(value)
+            else:
+                where = f"{self.name}: `{param.name}` is {param.type}"
+                raise InvalidValueError(f"{where}, got {shown(value)}; expected a numpy array or a tensor")
+            if found[param.name] is None:
+                dtype = str(value.dtype).removeprefix("torch.")
+                raise InvalidValueError(f"{self.name}: `{param.name}` is {dtype}; kernels take {', '.join(DTYPES.values())}")
+        return found
+
+    def plan(self, step: Step, codes: Mapping[str, str | None], known: Mapping[str, str] = {}) -> tuple[dict, dict]:
+        """Template parameters, and the element types of the outputs. Refuses arrays of other types than the kernel's."""
+        key = (id(step), tuple(codes.items()), tuple(known.items()))
+        if key not in self._plans:
+            bound = step.bind(self.module, codes, known)
+            made = {}
+            for at, param in enumerate(step.signature.bound(bound)):
+                if not param.is_array:
+                    continue
+                wanted = element(param.base)
+                given = codes.get(param.name, "")
+                where = f"kernel {step.name}: argument {at + 1} `{param.name}` is {param.type}"
+                if given and wanted and given != wanted[0]:
+                    dtype = DTYPES[given]
+                    raise InvalidValueError(f"{where}, got {'an' if dtype[0] == 'i' else 'a'} {dtype} array")
+                if param.is_output and not given:
+                    if wanted is None:
+                        raise InvalidValueError(f"{where}, which is not an element type")
+                    made[param.name] = wanted[0]
+            self._plans[key] = (bound, made)
+        return self._plans[key]
+
+    def shape(self, name: str, values: Mapping[str, Any]) -> tuple[int, ...]:
+        """The shape of an output."""
+        given = by_name(f"{self.name}: out of `{name}`", self.shapes[name], values)
+        if isinstance(given, str):
+            if given not in values:
+                raise InvalidValueError(f"{self.name}: out of `{name}` is like `{given}`; there are {', '.join(values)}")
+            given = values[given]
+        given = getattr(given, "shape", given)
+        return tuple(given) if isinstance(given, (tuple, list)) or hasattr(given, "__iter__") else (given,)
+
+    def sizes_of(self, values: Mapping[str, Any], out: Sequence[int]) -> dict[str, int]:
+        """The integers that kernels ask for."""
+        first = values[self.inputs[0].name].shape
+        last = first[-1] if len(first) else 1
+        found: dict[str, Any] = {"n": elements(out), "rows": elements(first[:-1]), "cols": last}
+        for name, given in self.sizes.items():
+            found[name] = by_name(f"{self.name}: size `{name}`", given, {**values, **found})
+        return {name: size for name, size in found.items() if name in self._asked}
+
+    def kernel(self, step: Step, bound: Mapping[str, str]) -> Kernel:
+        """The kernel of a step, to be compiled together with the others of the op."""
+        key = (id(step), tuple(bound.items()))
+        if key not in self._kernels:
+            names = []
+            for other in self.forward + self.backward:
+                fixed = other.arguments or []
+                own = {t.name: a for t, a in zip(other.signature.template, fixed, strict=False) if a != t.name}
+                all_bound = {t.name: own.get(t.name) or bound.get(t.name) or t.default for t in other.signature.template}
+                if not other.signature.c_linkage and all(all_bound.values()):
+                    names.append(other.expression(all_bound))
+            expression, params = step.expression(bound), step.signature.bound(dict(bound))
+            together = tuple(dict.fromkeys([*names, *([] if step.signature.c_linkage else [expression])]))
+            self._kernels[key] = Kernel(self.module, expression, params, step.signature.c_linkage, together)
+        return self._kernels[key]
+
+    def run(self, step: Step, values: Mapping[str, Any], bound: Mapping[str, str]) -> None:
+        """Launches a step on arrays by name, outputs included."""
+        what = f"kernel {step.name}"
+        block = by_name(f"{what}: block", step.block, values)
+        grid = by_name(f"{what}: grid", step.grid, values)
+        shared = by_name(f"{what}: shared", step.shared, values)
+        if grid is None:
+            threads = math.prod(dims(step.name, "block", block))
+            grid = -(-elements(values[step.outputs[0].name].shape) // max(threads, 1))
+        kernel = self.kernel(step, bound)
+        fresh = frozenset(p.name for p in step.outputs) - self.zero
+        args = (values[p.name] for p in step.signature.params)
+        kernel.launch(*args, grid=grid, block=block, shared=shared, fresh=fresh)
+
+    def run_forward(self, args: Sequence[Any], make: Callable[[tuple, str, bool], Any], run: bool = True) -> list[Any]:
+        """The outputs, made by `make(shape, element type, zero)` and filled by the kernels where `run`."""
+        values = {p.name: value for p, value in zip(self.params, args, strict=True)}
+        codes = self.codes(values, self.inputs)
+        sizes: dict[str, int] = {}
+        for step in self.forward:
+            bound, made = self.plan(step, {name: code for name, code in codes.items() if self._has(step, name)})
+            for name, code in made.items():
+                if name not in codes:
+                    values[name] = make(self.shape(name, values), code, name in self.zero)
+                    codes[name] = code
+            if not sizes:
+                sizes = self.sizes_of(values, values[self.forward[0].outputs[0].name].shape)
+                values.update(sizes)
+            if run:
+                self.run(step, values, bound)
+        return [values[p.name] for p in self.outputs]
+
+    @staticmethod
+    def _has(step: Step, name: str) -> bool:
+        return any(p.name == name for p in step.signature.params)
+
+    # Calls.
+
+    def __repr__(self) -> str:
+        return f"<ironhorse.jit.Op {self.__doc__}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != len(self.params):
+            args = self._complete(args, kwargs)
+        if self._tensor is None and torch_module() is not None:
+            self._register()
+        if self._tensor is not None:
+            for at in self._array_at:
+                if isinstance(args[at], self._tensor):
+                    if self.cpu is not None and args[self._array_at[0]].device.type == "cpu":
+                        return self._call_cpu(args)
+                    return self._overload(*args)
+        return self._call_numpy(args)
+
+    def _complete(self, args: tuple, kwargs: dict[str, Any]) -> tuple:
+        """Arguments in order, with defaults."""
+        names = [p.name for p in self.params]
+        if len(args) > len(names) or any(name not in names for name in kwargs):
+            odd = next((name for name in kwargs if name not in names), None)
+            what = f"no argument `{odd}`" if odd else f"{len(args)} arguments"
+            raise InvalidValueError(f"{self.name}: {what}; expected {', '.join(map(str, self.params))}")
+        given = {**self.defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise InvalidValueError(f"{self.name}: `{missing[0]}` is missing; expected {', '.join(map(str, self.params))}")
+        return tuple(given[name] for name in names)
+
+    def _register(self) -> None:
+        from ._torch import register
+
+        register(self)
+
+    @property
+    def torch(self) -> Any:
+        """The operator as torch has it: torch.ops.ironhorse_jit.<name>.default."""
+        if self._overload is None:
+            try:
+                import torch  # noqa: F401
+            except ImportError:
+                raise NotAvailableError(f"{self.name}: torch is not installed") from None
+            self._register()
+        return self._overload
+
+    def _call_cpu(self, args: Sequence[Any]) -> Any:
+        """The CPU version on tensors: torch sees its operations, so it has its gradient and compiles."""
+        from ._torch import checked_cpu
+
+        return checked_cpu(self, args)
+
+    def _call_numpy(self, args: Sequence[Any]) -> Any:
+        if cuda_available():
+            outputs = self.run_forward(args, _numpy_array)
+            return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        expected = self.run_forward(args, _numpy_array, run=False)
+        if self.cpu is None:
+            raise NotAvailableError(f"{self.name}: there is no CUDA device here, and the op has no cpu= version")
+        result = _with_torch(self.cpu, args)
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        results = [np.asarray(each) for each in results]
+        self.check_result([(r.shape, r.dtype.name) for r in results], [(e.shape, e.dtype.name) for e in expected])
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def check_result(self, found: list[tuple], expected: list[tuple]) -> None:
+        """Refuses what a CPU version made unless it is what the kernels make."""
+        if len(found) != len(expected):
+            raise InvalidValueError(f"{self.name}: cpu= gave {len(found)} results, expected {len(expected)}")
+        for param, got, want in zip(self.outputs, found, expected, strict=True):
+            if (tuple(got[0]), got[1]) != (tuple(want[0]), want[1]):
+                text = f"{self.name}: cpu= gave `{param.name}` as {got[1]} {list(got[0])}, expected {want[1]} {list(want[0])}"
+                raise InvalidValueError(text)
+
+
+def _numpy_array(shape: tuple, code: str, zero: bool) -> np.ndarray:
+    if code == "bf2":
+        raise NotAvailableError("numpy has no bfloat16; use torch")
+    return np.zeros(shape, DTYPES[code]) if zero else np.empty(shape, DTYPES[code])
+
+
+def _with_torch(cpu: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """A CPU version on numpy arrays; one that is written for tensors gets tensors of the same memory."""
+    try:
+        return cpu(*args)
+    except (TypeError, AttributeError):
+        torch = torch_module()
+        if torch is None:
+            raise
+        result = cpu(*(torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in args))
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        return tuple(r.detach().numpy() for r in results)
+
+
+def _torch_code(tensor: Any) -> str | None:
+    from ._torch import code_of
+
+    return code_of(tensor)
+
+
+def op(
+    source: Module | str | os.PathLike[str],
+    *,
+    forward: str | Sequence[str],
+    backward: str | Sequence[str] = (),
+    out: Any = None,
+    sizes: Mapping[str, Any] | None = None,
+    grid: Any = None,
+    block: Any = None,
+    shared: Any = None,
+    zero: Iterable[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+    cpu: Callable[..., Any] | None = None,
+    name: str | None = None,
+    **options: Any,
+) -> Op:
+    """Makes an op of kernels in source, a file or a module.
+
+    The kernels' arguments say what the op is. Pointers to const are inputs and numbers are arguments, in order; other
+    pointers are outputs; `n` is the number of elements of the first output, `rows` and `cols` are the first input's.
+
+    `backward` kernels go by names: they read `d_y` for an output `y`, inputs and outputs by their names, and write `d_x`
+    for an input `x`. What they name is saved.
+
+    `out`: an output's shape, that of the first input by default: a name, sizes, or a function; a dict for several outputs.
+    `sizes`: further integers by name. `grid`, `block`, `shared`: the launch, one thread per element of the kernel's first
+    output by default, in blocks of 256; a dict by kernel for several. All of these may be functions, which are called with
+    the arguments that they name: `grid=lambda rows: rows`.
+
+    `zero`: outputs that start as zeros. `defaults`: of arguments. `cpu`: a function for arrays on the CPU; torch takes
+    the gradient from it. Template parameters are found from the arrays; others are written: `forward="f<T, 4>"`.
+    Further options are those of `source`: `flags`, `include`, `defines`.
+    """
+    module = module_of(source, **options)
+    forward = [forward] if isinstance(forward, str) else list(forward)
+    backward = [backward] if isinstance(backward, str) else list(backward)
+    if not forward:
+        raise InvalidValueError("forward names no kernel")
+    return Op(
+        module, forward, backward, out=out, sizes=sizes or {}, grid=grid, block=block, shared=shared,
+        zero=[zero] if isinstance(zero, str) else zero, defaults=defaults or {}, cpu=cpu, name=name,
+    )  # fmt: skip
