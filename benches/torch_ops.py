@@ -3,8 +3,8 @@
     python benches/torch_ops.py [--json FILE] [--repeat N] [--only NAME ...] [--size N] [--no-compile]
 
 On every device: the cost of a call on 16 elements. On CUDA: forward and forward + backward of each op on a large
-tensor; times are medians of CUDA events, the three ways timed in turn so that clocks and neighbours are the same for all.
-"limit" is the time that the bytes which must move take at the copy bandwidth measured in the same run.
+tensor; times are medians of CUDA events, the three ways timed in turn so that clocks and neighbours are the same for
+all. "limit" is the time that the bytes which must move take at the copy bandwidth measured in the same run.
 """
 
 from __future__ import annotations
@@ -139,7 +139,9 @@ def directions(op: Op, compile_too: bool) -> tuple[dict[str, Callable[[], object
 def large(options: argparse.Namespace) -> dict[str, Any]:
     bandwidth = copy_bandwidth(options.repeat)
     print(f"{torch.cuda.get_device_name()}, copies {bandwidth / 1e9:.0f} GB/s\n")
-    print(f"{'op':<34}{'':<9}{'ironhorse':>10}{'eager':>9}{'compile':>9}{'limit':>9}{'GB/s':>7}{'of limit':>9}{'x eager':>9}{'x compile':>10}")
+    columns = ("ironhorse", 10), ("eager", 9), ("compile", 9), ("limit", 9), ("GB/s", 7), ("of limit", 10)
+    columns += ("x eager", 9), ("x compile", 10)
+    print(f"{'milliseconds':<43}" + "".join(f"{name:>{width}}" for name, width in columns))
     rows: dict[str, Any] = {}
     groups: list[Callable[[], dict[str, Op]]] = [
         lambda: elementwise(options.size, torch.float32),
@@ -166,8 +168,9 @@ def large(options: argparse.Namespace) -> dict[str, Any]:
                 }
                 rows[f"{name} {direction}"] = row
                 print(
-                    f"{name:<34}{direction:<9}{mine:>10.4f}{times['eager']:>9.4f}{times.get('compile', float('nan')):>9.4f}"
-                    f"{limit:>9.4f}{row['gb_per_s']:>7.0f}{row['of_limit']:>9.1%}{row['x_eager']:>9.2f}{row['x_compile']:>10.2f}",
+                    f"{name:<34}{direction:<9}{mine:>10.4f}{times['eager']:>9.4f}"
+                    f"{times.get('compile', float('nan')):>9.4f}{limit:>9.4f}{row['gb_per_s']:>7.0f}"
+                    f"{row['of_limit']:>10.1%}{row['x_eager']:>9.2f}{row['x_compile']:>10.2f}",
                     flush=True,
                 )
         torch.cuda.empty_cache()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ironhorse.torch as ops
@@ -33,8 +33,6 @@ class Case:
     shapes: list[tuple[int, ...]]
     op: Callable[..., tuple[Any, ...]]
     operator: str = ""
-    bwd: str = ""
-    compare_in: dict[torch.dtype, float] = field(default_factory=dict)
 
     def arguments(self, shape: tuple[int, ...], device: str, dtype: torch.dtype, grad: bool = True) -> tuple[Any, ...]:
         generator = torch.Generator().manual_seed(sum(shape) + 1)
@@ -142,10 +140,17 @@ def _with_rows(normal: Any, _: Any, *shape: int) -> tuple[Any, ...]:
 
 ANY = [(), (1,), (33,), (3, 5), (2, 31, 7), (0,), (3, 0), (1025, 33)]
 ROWS = [(1,), (33,), (3, 5), (2, 31, 7), (1, 1), (0, 4), (257, 129), (4, 4097)]
-# A norm of one or two elements is ±1 whatever they are: its gradient is nothing but rounding (see test_norms_of_one_element).
+# A norm of one or two elements is ±1 whatever they are: its gradient is nothing but rounding
+# (see test_norms_of_one_element).
 NORMS = [(5,), (33,), (3, 5), (2, 31, 7), (0, 4), (257, 129), (4, 4097)]
 LOSS = [(3, 5), (2, 7, 31), (65, 1), (33, 1025)]
-HEADS = [(1, 1, 1, 1, 2, 8), (2, 4, 2, 33, 33, 16), (1, 2, 2, 5, 67, 64), (2, 3, 1, 31, 31, 32), (1, 2, 2, 130, 130, 128)]
+HEADS = [
+    (1, 1, 1, 1, 2, 8),
+    (2, 4, 2, 33, 33, 16),
+    (1, 2, 2, 5, 67, 64),
+    (2, 3, 1, 31, 31, 32),
+    (1, 2, 2, 130, 130, 128),
+]
 
 CASES = [
     Case("square", ops.square, torch.square, _one, ANY, lambda x: (x,)),

@@ -1,4 +1,4 @@
-"""Operators for PyTorch, written in Rust and CUDA: on CPU and CUDA tensors, with gradients, under torch.compile and autocast.
+"""Operators for PyTorch, written in Rust and CUDA: with gradients, on CPU and CUDA, under torch.compile and autocast.
 
     import ironhorse.torch as custom_ops
 
@@ -13,7 +13,8 @@ from __future__ import annotations
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:
-    raise ImportError("ironhorse.torch needs PyTorch 2.4 or newer: pip install 'ironhorse[torch]', or see pytorch.org") from error
+    what = "ironhorse.torch needs PyTorch 2.4 or newer: pip install 'ironhorse[torch]', or see pytorch.org"
+    raise ImportError(what) from error
 
 from .elementwise import gelu, silu, square, square_forward, swiglu
 from .heads import attention, causal_attention, rope, rope_tables

@@ -1,11 +1,11 @@
 """The operators in torch's registry: `torch.ops.ironhorse`.
 
-Every operator with a gradient is there twice. `NAME` has autograd and is what compiled code and direct users call; `NAME_fwd`
-is the same kernel without, which eager code calls from an autograd.Function of its own: half the cost of a call. Gradients
-are `NAME_bwd`.
+Every operator with a gradient is there twice. `NAME` has autograd and is what compiled code and direct users call;
+`NAME_fwd` is the same kernel without, which eager code calls from an autograd.Function of its own: half the cost of a
+call. Gradients are `NAME_bwd`.
 
-From torch 2.10 on, Rust registers them with libtorch's C interface. Before, or with IRONHORSE_TORCH_SHIM=0, torch.library
-registers the same names, and their Python bodies call the same Rust.
+From torch 2.10 on, Rust registers them with libtorch's C interface. Before, or with IRONHORSE_TORCH_SHIM=0,
+torch.library registers the same names, and their Python bodies call the same Rust.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ from torch import Tensor
 
 from .. import _native
 from ..errors import IronhorseError
+
+Op = Callable[..., Tensor]
+"""An operator with one result."""
+
+Ops = Callable[..., tuple[Tensor, ...]]
+"""An operator with several."""
 
 OLDEST = (2, 4)
 """What torch.library needs to be able to do: register_fake and register_autograd."""
@@ -91,7 +97,7 @@ def fake(name: str, shapes: Callable[..., Any]) -> None:
 
 
 def gradient(name: str, save: Callable[..., None], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """The gradient of the public operator. Returns the operator for torch.func, which register_autograd does not serve."""
+    """The gradient of the public operator. Returns the operator for torch.func: register_autograd does not serve it."""
     torch.library.register_autograd(f"ironhorse::{name}", backward, setup_context=save)
     bare = raw(f"{name}_fwd")
 

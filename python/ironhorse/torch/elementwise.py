@@ -9,17 +9,25 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-from ._library import autocast_on, fake, functorch_active, gradient, like, only, promoted, public, raw, wanted
+from ._library import Op, Ops, autocast_on, fake, functorch_active, gradient, like, only, promoted, public, raw, wanted
 
 __all__ = ["gelu", "silu", "square", "square_forward", "swiglu"]
 
-_square, _square_fwd, _square_bwd = public("square"), raw("square_fwd"), raw("square_bwd")
-_silu, _silu_fwd, _silu_bwd = public("silu"), raw("silu_fwd"), raw("silu_bwd")
-_gelu, _gelu_fwd, _gelu_bwd = public("gelu"), raw("gelu_fwd"), raw("gelu_bwd")
-_swiglu, _swiglu_fwd, _swiglu_bwd = public("swiglu"), raw("swiglu_fwd"), raw("swiglu_bwd")
+_square: Op = public("square")
+_square_fwd: Op = raw("square_fwd")
+_square_bwd: Op = raw("square_bwd")
+_silu: Op = public("silu")
+_silu_fwd: Op = raw("silu_fwd")
+_silu_bwd: Op = raw("silu_bwd")
+_gelu: Op = public("gelu")
+_gelu_fwd: Op = raw("gelu_fwd")
+_gelu_bwd: Op = raw("gelu_bwd")
+_swiglu: Op = public("swiglu")
+_swiglu_fwd: Op = raw("swiglu_fwd")
+_swiglu_bwd: Ops = raw("swiglu_bwd")
 
-# In each backward: where a graph is wanted (create_graph=True) the gradient is written in torch's own ops, so that it can be
-# differentiated again; else it is one kernel.
+# In each backward: where a graph is wanted (create_graph=True) the gradient is written in torch's own ops, so that it
+# can be differentiated again; else it is one kernel.
 
 
 def square(x: Tensor) -> Tensor:
@@ -27,7 +35,7 @@ def square(x: Tensor) -> Tensor:
     if is_compiling():
         return _square(x)
     if x.requires_grad and is_grad_enabled():
-        return _square_func(x) if functorch_active() else _Square.apply(x)
+        return _square_func(x) if functorch_active() else _square_grad(x)
     return _square_fwd(x)
 
 
@@ -52,7 +60,8 @@ def _save_x(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 fake("square", lambda x: like(x))
 fake("square_bwd", lambda d_y, x: like(x))
-_square_func = gradient("square", _save_x, _Square.backward)
+_square_grad: Op = _Square.apply
+_square_func: Op = gradient("square", _save_x, _Square.backward)
 
 
 def silu(x: Tensor) -> Tensor:
@@ -60,7 +69,7 @@ def silu(x: Tensor) -> Tensor:
     if is_compiling():
         return _silu(x)
     if x.requires_grad and is_grad_enabled():
-        return _silu_func(x) if functorch_active() else _Silu.apply(x)
+        return _silu_func(x) if functorch_active() else _silu_grad(x)
     return _silu_fwd(x)
 
 
@@ -83,7 +92,8 @@ class _Silu(torch.autograd.Function):
 
 fake("silu", lambda x: like(x))
 fake("silu_bwd", lambda d_y, x: like(x))
-_silu_func = gradient("silu", _save_x, _Silu.backward)
+_silu_grad: Op = _Silu.apply
+_silu_func: Op = gradient("silu", _save_x, _Silu.backward)
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -94,7 +104,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     if is_compiling():
         return _gelu(x, tanh)
     if x.requires_grad and is_grad_enabled():
-        return _gelu_func(x, tanh) if functorch_active() else _Gelu.apply(x, tanh)
+        return _gelu_func(x, tanh) if functorch_active() else _gelu_grad(x, tanh)
     return _gelu_fwd(x, tanh)
 
 
@@ -127,7 +137,8 @@ def _save_gelu(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 fake("gelu", lambda x, tanh: like(x))
 fake("gelu_bwd", lambda d_y, x, tanh: like(x))
-_gelu_func = gradient("gelu", _save_gelu, _Gelu.backward)
+_gelu_grad: Op = _Gelu.apply
+_gelu_func: Op = gradient("gelu", _save_gelu, _Gelu.backward)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -137,7 +148,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     if is_compiling():
         return _swiglu(gate, up)
     if (gate.requires_grad or up.requires_grad) and is_grad_enabled():
-        return _swiglu_func(gate, up) if functorch_active() else _Swiglu.apply(gate, up)
+        return _swiglu_func(gate, up) if functorch_active() else _swiglu_grad(gate, up)
     return _swiglu_fwd(gate, up)
 
 
@@ -168,4 +179,5 @@ def _fake_swiglu_bwd(d_y: Tensor, gate: Tensor, up: Tensor, need_gate: bool, nee
 
 fake("swiglu", lambda gate, up: like(gate))
 fake("swiglu_bwd", _fake_swiglu_bwd)
-_swiglu_func = gradient("swiglu", _save_two, _Swiglu.backward)
+_swiglu_grad: Op = _Swiglu.apply
+_swiglu_func: Op = gradient("swiglu", _save_two, _Swiglu.backward)

@@ -1,7 +1,7 @@
 """On heads: rotary embedding and attention. Tensors are (batch, heads, positions, head_dim).
 
-Tensors that lie in memory as (batch, positions, heads, head_dim), what `linear(x).view(B, T, H, D).transpose(1, 2)` gives,
-are used as they lie, and their results lie so too.
+Tensors that lie in memory as (batch, positions, heads, head_dim), what `linear(x).view(B, T, H, D).transpose(1, 2)`
+gives, are used as they lie, and their results lie so too.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-from ._library import acc, autocast_on, fake, functorch_active, gradient, in_lower, like, only, public, raw
+from ._library import Op, Ops, acc, autocast_on, fake, functorch_active, gradient, in_lower, like, only, public, raw
 
 __all__ = ["attention", "causal_attention", "rope", "rope_tables"]
 
-_rope, _rope_fwd = public("rope"), raw("rope_fwd")
-_attention, _attention_fwd, _attention_bwd = public("attention"), raw("attention_fwd"), raw("attention_bwd")
-
+_rope: Op = public("rope")
+_rope_fwd: Op = raw("rope_fwd")
+_attention: Ops = public("attention")
+_attention_fwd: Ops = raw("attention_fwd")
+_attention_bwd: Ops = raw("attention_bwd")
 
 def _layout(x: Tensor) -> Tensor:
     """A fake as large as x, which lies as results of x do: `layout` of crates/py/src/torch/heads.rs."""
@@ -38,9 +40,9 @@ def rope_tables(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin (seq, head_dim / 2) for `rope`: of p / (base alpha^(d / (d - 2)))^(2 i / d) at position p, d = head_dim.
+    """cos and sin (seq, head_dim / 2) for `rope`: of p / (base alpha^(d / (d - 2)))^(2 i / d) at position p.
 
-    alpha is the NTK factor, 1 for none. The angles are computed in float64. float64 tensors need tables of float64.
+    d is head_dim. alpha is the NTK factor, 1 for none. The angles are computed in float64. float64 tensors need tables of float64.
     """
     if head_dim % 2 != 0:
         raise ValueError(f"rope_tables: `head_dim` is {head_dim}, expected an even number")
@@ -52,11 +54,11 @@ def rope_tables(
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, offset: int = 0) -> Tensor:
-    """x (..., positions, head_dim) with pairs of elements rotated: position p by the angles of row offset + p of the tables.
+    """x (..., positions, head_dim) with pairs of elements rotated: position p by row offset + p of the tables.
 
     The pairs are i and i + head_dim / 2 (GPT-NeoX, Hugging Face); with `interleaved`, 2i and 2i + 1 (the paper, LLaMA).
-    cos and sin are `rope_tables`: (at least offset + positions, head_dim / 2), float32 (float64 for float64). They get no
-    gradient.
+    cos and sin are `rope_tables`: (at least offset + positions, head_dim / 2), float32 (float64 for float64). They get
+    no gradient.
     """
     if is_compiling():
         return _rope(x, cos, sin, offset, interleaved, False)
@@ -65,7 +67,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, offset:
     if x.requires_grad and is_grad_enabled():
         if functorch_active():
             return _rope_func(x, cos, sin, offset, interleaved, False)
-        return _Rope.apply(x, cos, sin, offset, interleaved, False)
+        return _rope_grad(x, cos, sin, offset, interleaved, False)
     return _rope_fwd(x, cos, sin, offset, interleaved, False)
 
 
@@ -83,7 +85,9 @@ class _Rope(torch.autograd.Function):
         cos, sin = ctx.saved_tensors
         offset, interleaved, back = ctx.how
         # A rotation's gradient is the rotation back, whose gradient is the rotation.
-        turn = _rope if is_grad_enabled() else _rope_fwd
+        turn = _rope_fwd
+        if is_grad_enabled():
+            turn = _rope_func if functorch_active() else _rope
         return turn(d_y, cos, sin, offset, interleaved, not back), None, None, None, None, None
 
 
@@ -93,15 +97,16 @@ def _save_rope(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 fake("rope", lambda x, cos, sin, offset, interleaved, back: _layout(x))
-_rope_func = gradient("rope", _save_rope, _Rope.backward)
+_rope_grad: Op = _Rope.apply
+_rope_func: Op = gradient("rope", _save_rope, _Rope.backward)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, scale: float | None = None) -> Tensor:
     """softmax(q kᵀ · scale) v for q (batch, heads, positions, head_dim); scale is 1 / √head_dim unless given.
 
-    Like torch.nn.functional.scaled_dot_product_attention(..., enable_gqa=True): k and v may have fewer heads, a divisor of
-    q's. With `causal` the last query sees all keys, the one before all but the last, and so on; for as many keys as queries
-    that is is_causal=True. A query that sees no key gets zeros. Under autocast in its lower precision.
+    Like torch.nn.functional.scaled_dot_product_attention(..., enable_gqa=True): k and v may have fewer heads, a divisor
+    of q's. With `causal` the last query sees all keys, the one before all but the last, and so on; for as many keys as
+    queries that is is_causal=True. A query that sees no key gets zeros. Under autocast in its lower precision.
     """
     if scale is None:
         scale = 1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
@@ -112,7 +117,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, scale: float
     if (q.requires_grad or k.requires_grad or v.requires_grad) and is_grad_enabled():
         if functorch_active():
             return _attention_func(q, k, v, causal, scale)[0]
-        return _Attention.apply(q, k, v, causal, scale)
+        return _attention_grad(q, k, v, causal, scale)
     return _attention_fwd(q, k, v, causal, scale)[0]
 
 
@@ -196,4 +201,5 @@ def _fake_attention_bwd(
 
 fake("attention", lambda q, k, v, causal, scale: (_layout(q), q.new_empty(q.shape[:3], dtype=acc(q))))
 fake("attention_bwd", _fake_attention_bwd)
-_attention_func = gradient("attention", _save_attention, _Attention.backward)
+_attention_grad: Op = _Attention.apply
+_attention_func: Ops = gradient("attention", _save_attention, _Attention.backward)

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-from ._library import acc, autocast_on, fake, functorch_active, gradient, like, public, raw
+from ._library import Op, Ops, acc, autocast_on, fake, functorch_active, gradient, like, public, raw
 
 __all__ = ["cross_entropy"]
 
-_cross_entropy, _cross_entropy_fwd = public("cross_entropy"), raw("cross_entropy_fwd")
-_cross_entropy_bwd = raw("cross_entropy_bwd")
+_cross_entropy: Ops = public("cross_entropy")
+_cross_entropy_fwd: Ops = raw("cross_entropy_fwd")
+_cross_entropy_bwd: Op = raw("cross_entropy_bwd")
 
 # As `Reduction` of crates/py/src/torch/loss.rs.
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
@@ -23,9 +24,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100, red
     """-log softmax(logits)[target] of each row, as their mean, their sum, or each of them ("none").
 
     Like torch.nn.functional.cross_entropy with class numbers (int64 or int32), but the classes are always the last
-    dimension: logits (..., classes), targets (...). Rows whose target is `ignore_index` do not count. A target that is no
-    class is an error on the CPU; on a GPU, which nobody waits for, its loss and gradient are NaN. The maths are float32 also
-    for less precise logits; under autocast the loss is float32 too.
+    dimension: logits (..., classes), targets (...). Rows whose target is `ignore_index` do not count. A target that is
+    no class is an error on the CPU; on a GPU, which nobody waits for, its loss and gradient are NaN. The maths are
+    float32 also for less precise logits; under autocast the loss is float32 too.
     """
     number = _REDUCTIONS.get(reduction)
     if number is None:
@@ -36,7 +37,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100, red
     if logits.requires_grad and is_grad_enabled():
         if functorch_active():
             return _cross_entropy_func(logits, targets, ignore_index, number, wide)[0]
-        return _CrossEntropy.apply(logits, targets, ignore_index, number, wide)
+        return _cross_entropy_grad(logits, targets, ignore_index, number, wide)
     return _cross_entropy_fwd(logits, targets, ignore_index, number, wide)[0]
 
 
@@ -91,4 +92,5 @@ fake(
     "cross_entropy_bwd",
     lambda d_loss, logits, targets, lse, inv_count, ignore_index, reduction: like(logits),
 )
-_cross_entropy_func = gradient("cross_entropy", _save, _CrossEntropy.backward)
+_cross_entropy_grad: Op = _CrossEntropy.apply
+_cross_entropy_func: Ops = gradient("cross_entropy", _save, _CrossEntropy.backward)

@@ -8,13 +8,30 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-from ._library import acc, autocast_on, fake, functorch_active, gradient, in_f32, like, only, public, raw, wanted
+from ._library import (
+    Op,
+    Ops,
+    acc,
+    autocast_on,
+    fake,
+    functorch_active,
+    gradient,
+    in_f32,
+    like,
+    only,
+    public,
+    raw,
+    wanted,
+)
 
 __all__ = ["layernorm", "rmsnorm"]
 
-_rmsnorm, _rmsnorm_fwd, _rmsnorm_bwd = public("rmsnorm"), raw("rmsnorm_fwd"), raw("rmsnorm_bwd")
-_layernorm, _layernorm_fwd, _layernorm_bwd = public("layernorm"), raw("layernorm_fwd"), raw("layernorm_bwd")
-
+_rmsnorm: Ops = public("rmsnorm")
+_rmsnorm_fwd: Ops = raw("rmsnorm_fwd")
+_rmsnorm_bwd: Ops = raw("rmsnorm_bwd")
+_layernorm: Ops = public("layernorm")
+_layernorm_fwd: Ops = raw("layernorm_fwd")
+_layernorm_bwd: Ops = raw("layernorm_bwd")
 
 def _statistic(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[:-1], dtype=acc(x))
@@ -36,7 +53,7 @@ def rmsnorm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tenso
     if is_compiling():
         return _rmsnorm(x, weight, eps)[0]
     if (x.requires_grad or weight.requires_grad) and is_grad_enabled():
-        return _rmsnorm_func(x, weight, eps)[0] if functorch_active() else _Rmsnorm.apply(x, weight, eps)
+        return _rmsnorm_func(x, weight, eps)[0] if functorch_active() else _rmsnorm_grad(x, weight, eps)
     return _rmsnorm_fwd(x, weight, eps)[0]
 
 
@@ -84,7 +101,8 @@ def _fake_rmsnorm_bwd(
 
 fake("rmsnorm", lambda x, weight, eps: (like(x), _statistic(x)))
 fake("rmsnorm_bwd", _fake_rmsnorm_bwd)
-_rmsnorm_func = gradient("rmsnorm", _save_rmsnorm, _Rmsnorm.backward)
+_rmsnorm_grad: Op = _Rmsnorm.apply
+_rmsnorm_func: Ops = gradient("rmsnorm", _save_rmsnorm, _Rmsnorm.backward)
 
 
 def layernorm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
@@ -103,7 +121,7 @@ def layernorm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = Non
     if (x.requires_grad or weight.requires_grad or bias.requires_grad) and is_grad_enabled():
         if functorch_active():
             return _layernorm_func(x, weight, bias, eps)[0]
-        return _Layernorm.apply(x, weight, bias, eps)
+        return _layernorm_grad(x, weight, bias, eps)
     return _layernorm_fwd(x, weight, bias, eps)[0]
 
 
@@ -159,4 +177,5 @@ def _fake_layernorm_bwd(
 
 fake("layernorm", lambda x, weight, bias, eps: (like(x), _statistic(x), _statistic(x)))
 fake("layernorm_bwd", _fake_layernorm_bwd)
-_layernorm_func = gradient("layernorm", _save_layernorm, _Layernorm.backward)
+_layernorm_grad: Op = _Layernorm.apply
+_layernorm_func: Ops = gradient("layernorm", _save_layernorm, _Layernorm.backward)

@@ -8,14 +8,30 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-from ._library import autocast_on, fake, functorch_active, gradient, in_f32, like, only, promoted, public, raw, wanted
+from ._library import (
+    Op,
+    Ops,
+    autocast_on,
+    fake,
+    functorch_active,
+    gradient,
+    in_f32,
+    like,
+    only,
+    promoted,
+    public,
+    raw,
+    wanted,
+)
 
 __all__ = ["fused_op_forward", "fused_scale_bias_relu", "softmax"]
 
-_fused, _fused_fwd = public("fused_scale_bias_relu"), raw("fused_scale_bias_relu_fwd")
-_fused_bwd = raw("fused_scale_bias_relu_bwd")
-_softmax, _softmax_fwd, _softmax_bwd = public("softmax"), raw("softmax_fwd"), raw("softmax_bwd")
-
+_fused: Op = public("fused_scale_bias_relu")
+_fused_fwd: Op = raw("fused_scale_bias_relu_fwd")
+_fused_bwd: Ops = raw("fused_scale_bias_relu_bwd")
+_softmax: Op = public("softmax")
+_softmax_fwd: Op = raw("softmax_fwd")
+_softmax_bwd: Op = raw("softmax_bwd")
 
 def fused_scale_bias_relu(x: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
     """relu(x · scale + bias), with one bias for each element of the last dimension.
@@ -27,7 +43,7 @@ def fused_scale_bias_relu(x: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor
     if is_compiling():
         return _fused(x, bias, scale)
     if (x.requires_grad or bias.requires_grad) and is_grad_enabled():
-        return _fused_func(x, bias, scale) if functorch_active() else _Fused.apply(x, bias, scale)
+        return _fused_func(x, bias, scale) if functorch_active() else _fused_grad(x, bias, scale)
     return _fused_fwd(x, bias, scale)
 
 
@@ -66,7 +82,8 @@ def _fake_fused_bwd(d_y: Tensor, y: Tensor, scale: float, need_x: bool, need_bia
 
 fake("fused_scale_bias_relu", lambda x, bias, scale: like(x))
 fake("fused_scale_bias_relu_bwd", _fake_fused_bwd)
-_fused_func = gradient("fused_scale_bias_relu", _save_fused, _Fused.backward)
+_fused_grad: Op = _Fused.apply
+_fused_func: Op = gradient("fused_scale_bias_relu", _save_fused, _Fused.backward)
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -80,7 +97,7 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     if is_compiling():
         return _softmax(x)
     if x.requires_grad and is_grad_enabled():
-        return _softmax_func(x) if functorch_active() else _Softmax.apply(x)
+        return _softmax_func(x) if functorch_active() else _softmax_grad(x)
     return _softmax_fwd(x)
 
 
@@ -105,4 +122,5 @@ def _save_output(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 fake("softmax", lambda x: like(x))
 fake("softmax_bwd", lambda d_y, y: like(y))
-_softmax_func = gradient("softmax", _save_output, _Softmax.backward)
+_softmax_grad: Op = _Softmax.apply
+_softmax_func: Op = gradient("softmax", _save_output, _Softmax.backward)
