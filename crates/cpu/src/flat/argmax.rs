@@ -2,7 +2,7 @@
 
 use super::pool::{isa, row_pieces};
 use super::{Done, Span};
-use crate::isa::{Isa, IsaKind};
+use crate::isa::Isa;
 use crate::math::{LANES, tree};
 use crate::multiversion;
 
@@ -94,7 +94,7 @@ mod avx512 {
 /// The index of the largest, the lowest among equals; the first NaN if there is one.
 pub(super) fn argmax_row(isa: Isa, row: &[f32]) -> usize {
     #[cfg(target_arch = "x86_64")]
-    if isa.kind() == IsaKind::Avx512 && row.len() >= avx512::WIDE {
+    if isa.kind() == crate::isa::IsaKind::Avx512 && row.len() >= avx512::WIDE {
         // SAFETY: an `Isa` of this kind exists only where these instructions were detected.
         let place = unsafe { avx512::place(row) };
         return place.unwrap_or_else(|| row.iter().position(|x| x.is_nan()).unwrap_or(0));
