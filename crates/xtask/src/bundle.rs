@@ -71,6 +71,8 @@ pub fn run(repo: &Repo, mut args: Args) -> Result<bool> {
     };
     if build {
         let mut cargo = repo.cargo();
+        // As maturin does: no link to this machine's libpython, any Python from 3.10 on loads the module.
+        cargo.env("PYO3_BUILD_EXTENSION_MODULE", "1");
         cargo.args(["build", "--release"]).args(PACKAGES.iter().flat_map(|name| ["--package", name]));
         let built = run_command(&mut cargo)?;
         ensure!(built, "the release build failed (cargo's messages are above)");

@@ -118,5 +118,11 @@ pub fn largest<T: Elem>(x: &[T]) -> T::Acc {
 /// Σ e^(x - max)
 #[inline(always)]
 pub fn sum_exp<T: Elem, const FMA: bool>(x: &[T], max: T::Acc) -> f64 {
-    total(x, |x, sum| sum + (x - max).exp::<FMA>())
+    let mut powers = [T::Acc::ZERO; BLOCK];
+    let mut sum = 0.0;
+    for block in x.chunks(BLOCK) {
+        powers.iter_mut().zip(block).for_each(|(power, x)| *power = (x.load() - max).exp::<FMA>());
+        sum += total(&powers[..block.len()], |power, sum| sum + power);
+    }
+    sum
 }

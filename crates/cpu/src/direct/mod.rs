@@ -38,7 +38,8 @@ pub use norm::{layernorm, layernorm_bwd, rmsnorm, rmsnorm_bwd};
 pub use rope::rope;
 pub use softmax::{softmax, softmax_bwd};
 
-/// As [`multiversion!`](crate::multiversion), for functions with one type parameter.
+/// As [`multiversion!`](crate::multiversion), for functions with one type parameter. `SET` gives each set of instructions its
+/// own closures: one that is called from a single place is inlined, however large, and only then becomes vector code.
 macro_rules! versions {
     ($($(#[$meta:meta])* $vis:vis fn $name:ident<$g:ident: $bound:ident, const $fma:ident: bool>(
         $($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block)*) => {$(
@@ -47,20 +48,20 @@ macro_rules! versions {
         $vis fn $name<$g: $bound>(isa: $crate::isa::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
             #[allow(clippy::too_many_arguments, clippy::extra_unused_type_parameters)]
-            fn body<$g: $bound, const $fma: bool>($($arg: $ty),*) $(-> $ret)? $body
+            fn body<$g: $bound, const $fma: bool, const SET: u8>($($arg: $ty),*) $(-> $ret)? $body
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
             #[allow(clippy::too_many_arguments)]
             fn avx512<$g: $bound>($($arg: $ty),*) $(-> $ret)? {
-                body::<$g, true>($($arg),*)
+                body::<$g, true, 2>($($arg),*)
             }
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
             #[allow(clippy::too_many_arguments)]
             fn avx2<$g: $bound>($($arg: $ty),*) $(-> $ret)? {
-                body::<$g, true>($($arg),*)
+                body::<$g, true, 1>($($arg),*)
             }
 
             match isa.kind() {
@@ -70,7 +71,7 @@ macro_rules! versions {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: an `Isa` of this kind exists only where these instructions were detected.
                 $crate::isa::IsaKind::Avx2Fma => unsafe { avx2($($arg),*) },
-                _ => body::<$g, { $crate::isa::PORTABLE_FMA }>($($arg),*),
+                _ => body::<$g, { $crate::isa::PORTABLE_FMA }, 0>($($arg),*),
             }
         }
     )*};

@@ -62,8 +62,8 @@ pub trait Real:
     /// e^x
     fn exp<const FMA: bool>(self) -> Self;
 
-    /// (1 + erf(x / √2)) / 2, accurate relative to itself also far below 0.
-    fn normal_cdf<const FMA: bool>(self) -> Self;
+    /// (1 + erf(x / √2)) / 2, accurate relative to itself also far below 0, and e^(-x² / 2).
+    fn normal<const FMA: bool>(self) -> [Self; 2];
 
     /// c (m,n) = or += alpha · a (m,k) · b (k,n)
     ///
@@ -105,7 +105,7 @@ impl Real for f32 {
     }
 
     #[inline(always)]
-    fn normal_cdf<const FMA: bool>(self) -> Self {
+    fn normal<const FMA: bool>(self) -> [Self; 2] {
         // Beyond 20 it is 0 or 1; the limit keeps inf - inf out, and NaN in.
         let a = if self.abs() > 20.0 { 20.0 } else { self.abs() };
         let z = a * std::f32::consts::FRAC_1_SQRT_2;
@@ -125,7 +125,7 @@ impl Real for f32 {
         let lost = if FMA { a.mul_add(a, -square) } else { 0.0 };
         let tail = math::exp_f32::<FMA>(-0.5 * square) * (1.0 - 0.5 * lost);
         let half = 0.5 * t * math::exp_f32::<FMA>(p) * tail;
-        if self > 0.0 { 1.0 - half } else { half }
+        [if self > 0.0 { 1.0 - half } else { half }, tail]
     }
 
     unsafe fn product(
@@ -169,8 +169,8 @@ impl Real for f64 {
     }
 
     #[inline(always)]
-    fn normal_cdf<const FMA: bool>(self) -> Self {
-        0.5 * libm::erfc(-self * std::f64::consts::FRAC_1_SQRT_2)
+    fn normal<const FMA: bool>(self) -> [Self; 2] {
+        [0.5 * libm::erfc(-self * std::f64::consts::FRAC_1_SQRT_2), (-0.5 * self * self).exp()]
     }
 
     unsafe fn product(
@@ -255,7 +255,7 @@ pub fn gelu_tanh_grad<A: Real, const FMA: bool>(x: A) -> A {
 /// GELU by its definition.
 #[inline(always)]
 pub fn gelu_erf<A: Real, const FMA: bool>(x: A) -> A {
-    x * x.normal_cdf::<FMA>()
+    x * x.normal::<FMA>()[0]
 }
 
 /// The derivative of [`gelu_erf`].
@@ -264,6 +264,6 @@ pub fn gelu_erf_grad<A: Real, const FMA: bool>(x: A) -> A {
     /// 1 / √(2π)
     const DENSITY: f64 = 0.398_942_280_401_432_7;
     let y = limited(x);
-    let density = A::of(DENSITY) * (A::of(-0.5) * y * y).exp::<FMA>();
-    A::fma::<FMA>(y, density, y.normal_cdf::<FMA>())
+    let [cdf, power] = y.normal::<FMA>();
+    A::fma::<FMA>(y * A::of(DENSITY), power, cdf)
 }

@@ -2,8 +2,9 @@
 //!
 //! The rules are those of `ironhorse_train::sample`. The weights e^((x - max) / temperature) are f64.
 
+use super::Span;
+use super::argmax::argmax_row;
 use super::pool::{isa, row_pieces};
-use super::{Done, Span};
 use crate::isa::Isa;
 use crate::math::{LANES, tree};
 use crate::multiversion;
@@ -12,10 +13,13 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Logits whose weights are added before the sum joins the total.
 const BLOCK: usize = 1024;
-/// Logits that are searched for their largest at once.
-const LONG: usize = 8192;
 /// Logits whose maximum stands for them when a bound for the k-th largest is sought.
 const GROUP: usize = 64;
+/// Logits that are sorted whole.
+const FEW: usize = 2048;
+/// Steps of logits, and how many make a factor of e: those of the last, more than 64 below the largest, weigh nothing.
+const STEPS: usize = 4096;
+const STEPS_PER_E: f64 = 64.0;
 
 /// How to draw.
 #[derive(Clone, Copy, Debug)]
@@ -87,19 +91,20 @@ multiversion! {
         (tree(tops, |a, b| if b > a { b } else { a }), odd.iter().fold(0, |a, b| a | b) != 0)
     }
 
-    /// Where `value` stands first.
-    fn find<const FMA: bool>(x: &[f32], value: f32) -> Option<usize> {
-        let (full, rest) = x.as_chunks::<LANES>();
-        let holds = |part: &[f32; LANES]| part.iter().map(|&x| u32::from(x == value)).fold(0, |a, b| a | b) != 0;
-        let start = full.iter().position(holds).unwrap_or(full.len()) * LANES;
-        let near = if start < full.len() * LANES { &x[start..start + LANES] } else { rest };
-        near.iter().position(|&x| x == value).map(|i| start + i)
-    }
-
     /// w = e^((x - max) / temperature)
     fn weigh<const FMA: bool>(w: &mut [f64], x: &[f32], max: f64, inverse: f64) {
         for (w, &x) in w.iter_mut().zip(x) {
             *w = exp_f64((f64::from(x) - max) * inverse);
+        }
+    }
+
+    /// Which step below the largest a logit is on: the larger the logit, the lower the step.
+    fn climb<const FMA: bool>(steps: &mut [u16], x: &[f32], max: f64, inverse: f64) {
+        for (step, &x) in steps.iter_mut().zip(x) {
+            let height = (max - f64::from(x)) * (inverse * STEPS_PER_E);
+            let height = if height < (STEPS - 1) as f64 { height } else { (STEPS - 1) as f64 };
+            // SAFETY: from 0, for max is the largest, to STEPS - 1.
+            *step = unsafe { height.to_int_unchecked::<i32>() } as u16;
         }
     }
 
@@ -118,45 +123,6 @@ multiversion! {
         }
         lanes.iter().sum()
     }
-}
-
-/// The index of the largest, the lowest among equals; the first NaN if there is one.
-fn argmax_row(isa: Isa, row: &[f32]) -> usize {
-    let mut best = (f32::NEG_INFINITY, 0);
-    for (number, block) in row.chunks(LONG).enumerate() {
-        let (max, odd) = survey(isa, block);
-        let found = |i: usize| number * LONG + i;
-        if odd && let Some(i) = block.iter().position(|x| x.is_nan()) {
-            return found(i);
-        }
-        if max > best.0
-            && let Some(i) = find(isa, block, max)
-        {
-            best = (max, found(i));
-        }
-    }
-    best.1
-}
-
-/// out\[row\] = index of the largest of the row, the lowest among equals, the first NaN if there is one.
-///
-/// # Safety
-/// See [the module](super); logits: rows·vocab with 1 <= vocab < 2³¹, out: rows.
-///
-/// # Errors
-/// See [the module](super).
-pub unsafe fn argmax(logits: Span<f32>, out: Span<i32>) -> Done {
-    let (isa, rows) = (isa(), out.len());
-    let width = logits.len().checked_div(rows).unwrap_or(0);
-    row_pieces(rows, width, 4, |range| {
-        for row in range {
-            // SAFETY: nobody writes the logits; tasks have disjoint rows.
-            unsafe {
-                let best = argmax_row(isa, logits.get(row * width..(row + 1) * width));
-                out.get_mut(row..row + 1)[0] = best as i32;
-            }
-        }
-    })
 }
 
 /// One row and what is known about it.
@@ -204,25 +170,69 @@ impl Row<'_> {
         kept
     }
 
-    /// From the largest down, each that has less than the share `p` above it.
-    fn top_p(&self, p: f64) -> Vec<u32> {
-        let enough = p * self.blocks().iter().sum::<f64>();
-        let mut k = 64;
-        loop {
-            // Logit and index in one number that sorts as `descending` does.
-            let mut keys: Vec<u64> = self.at_least(k).into_iter().map(|i| self.key(i)).collect();
-            sort_keys(&mut keys);
-            let weights = self.weights(keys.iter().map(|&key| key as u32));
-            let (mut above, mut count) = (0.0, 0);
-            while count < keys.len() && above < enough {
-                above += weights[count];
-                count += 1;
+    /// Sorts, largest first.
+    fn sorted(&self, indices: impl Iterator<Item = usize>) -> Vec<u32> {
+        // Logit and index in one number that sorts as `descending` does.
+        let mut keys: Vec<u64> = indices.map(|i| self.key(i as u32)).collect();
+        keys.sort_unstable();
+        keys.into_iter().map(|key| key as u32).collect()
+    }
+
+    /// An index drawn from those that, from the largest down, have less than the share `p` above them.
+    fn draw_top_p(&self, p: f64, u: f64) -> Option<usize> {
+        if self.x.len() > FEW { self.draw_by_steps(p, u) } else { self.draw_sorted(p, u) }
+    }
+
+    fn draw_sorted(&self, p: f64, u: f64) -> Option<usize> {
+        let order = self.sorted(0..self.x.len());
+        let weights = self.weights(order.iter().copied());
+        let (above, kept) = reach(&weights, 0.0, p * weights.iter().sum::<f64>());
+        self.draw(order[..kept].iter().map(|&i| i as usize).zip(weights), u * above)
+    }
+
+    /// As [`Row::draw_top_p`] says, without sorting the row: the mass of each step of the logits is known, so only the step
+    /// in which the share is reached, and the one in which `u` falls, are sorted.
+    fn draw_by_steps(&self, p: f64, u: f64) -> Option<usize> {
+        let (steps, masses) = self.steps();
+        let on = |step: usize| self.sorted(members(&steps, step as u16));
+        let enough = p * masses.iter().sum::<f64>();
+        let (mut above, mut end, mut last) = (0.0, STEPS, Vec::new());
+        for (step, &mass) in masses.iter().enumerate() {
+            if above + mass < enough {
+                above += mass;
+                continue;
             }
-            if above >= enough || keys.len() == self.x.len() {
-                return keys[..count].iter().map(|&key| key as u32).collect();
+            last = on(step);
+            let (reached, kept) = reach(&self.weights(last.iter().copied()), above, enough);
+            last.truncate(kept);
+            (above, end) = (reached, step);
+            if above >= enough {
+                break;
             }
-            k *= 8;
+            // By a crumb of rounding this step, in another order, does not reach it.
         }
+        let mut left = u * above;
+        for (step, &mass) in masses[..end].iter().enumerate() {
+            if left < mass {
+                let order = on(step);
+                let weights = self.weights(order.iter().copied());
+                return self.draw(order.into_iter().map(|i| i as usize).zip(weights), left);
+            }
+            left -= mass;
+        }
+        let weights = self.weights(last.iter().copied());
+        self.draw(last.into_iter().map(|i| i as usize).zip(weights), left)
+    }
+
+    /// The step of each logit, and the mass of each step.
+    fn steps(&self) -> (Vec<u16>, Vec<f64>) {
+        let (mut steps, mut masses, mut weights) = (vec![0; self.x.len()], vec![0.0; STEPS], [0.0; BLOCK]);
+        for (block, steps) in self.x.chunks(BLOCK).zip(steps.chunks_mut(BLOCK)) {
+            weigh(self.isa, &mut weights[..block.len()], block, self.max, self.inverse);
+            climb(self.isa, steps, block, self.max, self.inverse);
+            steps.iter().zip(&weights).for_each(|(&step, weight)| masses[step as usize % STEPS] += weight);
+        }
+        (steps, masses)
     }
 
     /// Orders indices as [`Row::descending`] does; the index is in the lower half.
@@ -279,28 +289,23 @@ impl Row<'_> {
     }
 }
 
-/// Sorts by the upper half; equals are in order of the lower half already, and stay so.
-fn sort_keys(keys: &mut Vec<u64>) {
-    const DIGIT: u32 = 11;
-    if keys.len() < 4096 {
-        return keys.sort_unstable();
+/// Where `step` stands.
+fn members(steps: &[u16], step: u16) -> impl Iterator<Item = usize> {
+    let holds = move |group: &[u16]| group.iter().fold(0, |found, &s| found | u32::from(s == step)) != 0;
+    let groups = steps.chunks(GROUP).enumerate().filter(move |(_, group)| holds(group));
+    groups.flat_map(move |(number, group)| {
+        group.iter().enumerate().filter(move |(_, s)| **s == step).map(move |(i, _)| number * GROUP + i)
+    })
+}
+
+/// Adds weights to `above` until it is `enough`: (the sum, how many).
+fn reach(weights: &[f64], mut above: f64, enough: f64) -> (f64, usize) {
+    let mut count = 0;
+    while count < weights.len() && above < enough {
+        above += weights[count];
+        count += 1;
     }
-    let mut other = vec![0; keys.len()];
-    for shift in [32, 32 + DIGIT, 32 + 2 * DIGIT] {
-        let digit = |key: u64| (key >> shift) as usize & ((1 << DIGIT) - 1);
-        let mut places = [0_usize; 1 << DIGIT];
-        keys.iter().for_each(|&key| places[digit(key)] += 1);
-        let mut next = 0;
-        for place in &mut places {
-            next += std::mem::replace(place, next);
-        }
-        for &key in keys.iter() {
-            let place = &mut places[digit(key)];
-            other[*place] = key;
-            *place += 1;
-        }
-        std::mem::swap(keys, &mut other);
-    }
+    (above, count)
 }
 
 const ODD: i32 = -1;
@@ -320,7 +325,7 @@ fn choose_row(isa: Isa, x: &[f32], choice: &Choice, u: f64) -> i32 {
     let row = Row { isa, x, max: f64::from(max), inverse: 1.0 / f64::from(choice.temperature) };
     let drawn = match (choice.top_k, choice.top_p) {
         (Some(k), _) => row.draw_from(&row.top_k(k), u),
-        (None, Some(p)) => row.draw_from(&row.top_p(f64::from(p)), u),
+        (None, Some(p)) => row.draw_top_p(f64::from(p), u),
         (None, None) => row.draw_all(u),
     };
     drawn.map_or(NONE, |i| i as i32)
@@ -370,4 +375,43 @@ pub unsafe fn choose(
     let out = unsafe { out.all_mut() };
     out.iter_mut().zip(&chosen).for_each(|(out, chosen)| *out = chosen.load(Ordering::Relaxed));
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drawing_by_steps_is_drawing_from_the_sorted() {
+        let mut state = 3_u64;
+        let mut next = || {
+            state += 1;
+            uniform_of_seed(state)
+        };
+        for (len, spread, inverse) in
+            [(1, 1.0, 1.0), (3000, 4.0, 1.0), (5000, 0.01, 1.0), (4000, 300.0, 0.7), (3000, 8.0, 9.0)]
+        {
+            let mut x: Vec<f32> = (0..len).map(|_| ((next() + next() - 1.0) * spread) as f32).collect();
+            (0..len / 10).for_each(|_| x[(next() * len as f64) as usize] = f32::NEG_INFINITY);
+            let tied = x[len / 2];
+            (0..len / 10).for_each(|_| x[(next() * len as f64) as usize] = tied);
+            let max = f64::from(x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+            let row = Row { isa: isa(), x: &x, max, inverse };
+            for p in [1e-9, 0.1, 0.5, 0.9, 0.999, 1.0] {
+                for u in [0.0, next(), next(), next(), 1.0 - 1e-16] {
+                    let (steps, sorted) = (row.draw_by_steps(p, u), row.draw_sorted(p, u));
+                    let value = |drawn: Option<usize>| drawn.map(|i| x[i]);
+                    // At the very ends sums in another order may end one weightless logit earlier or later.
+                    let exact = p < 1.0 && u < 0.999_999;
+                    let near = value(steps)
+                        .zip(value(sorted))
+                        .is_some_and(|(a, b)| (a - b).abs() <= 40.0 / inverse as f32);
+                    assert!(
+                        if exact { steps == sorted } else { near },
+                        "{len} p {p} u {u}: {steps:?} {sorted:?}"
+                    );
+                }
+            }
+        }
+    }
 }

@@ -13,6 +13,7 @@
 //! # Errors
 //! Shared by all functions here: a task panicked, which is a bug in this crate.
 
+mod argmax;
 mod attention;
 mod choose;
 mod elementwise;
@@ -29,8 +30,9 @@ mod trig;
 
 pub use crate::memory::Span;
 pub use crate::team::TaskPanic;
+pub use argmax::argmax;
 pub use attention::{Attention, attention};
-pub use choose::{Choice, Refused, argmax, choose, uniform_of_seed};
+pub use choose::{Choice, Refused, choose, uniform_of_seed};
 pub use elementwise::{add, gelu, mul, scale, silu, swiglu};
 pub use loss::{Router, aux_loss_forward, cross_entropy_backward, cross_entropy_forward};
 pub use matmul::{Product, gemm, gemm_batched};

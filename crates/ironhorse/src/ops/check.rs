@@ -1,6 +1,6 @@
 //! The checks before an op.
 
-use super::error::{Code, OpError, Result};
+use super::error::{OpError, Result};
 use super::place::{self, Place, Stream};
 use crate::cpu::flat::Span;
 use std::ffi::c_void;
@@ -170,17 +170,6 @@ impl Check {
             *slot = array.address;
         }
         place::common(self.op, &addresses[..self.arrays.len().min(8)], stream)
-    }
-
-    /// [`Self::place`] for an op that exists for the host only.
-    pub(super) fn host(&self, same: &[(&str, &str)]) -> Result {
-        match self.place(same, Stream::DEFAULT)? {
-            Place::Host => Ok(()),
-            place => Err(OpError {
-                code: Code::NotAvailable,
-                text: format!("{}: the arrays are on {place:?}, expected memory of the host", self.op),
-            }),
-        }
     }
 
     /// Every index is in 0..bound.

@@ -6,9 +6,8 @@ mod attention;
 mod elementwise;
 mod rows;
 
-use super::by_type;
 use super::elem::{Bf16, Elem, F16};
-use super::ptr::{Ptr, read, write};
+use super::ptr::{read, write};
 use super::real::Real;
 use crate::flat::{Done, set_threads};
 use ironhorse_core::direct::{Array, Float};

@@ -46,7 +46,8 @@ fn softmax_both_ways() {
         let (x, d) = (random(n, 1), random(n, 2));
         // SAFETY: the memory of the case.
         let call = |from: &[Array], to: &[Array]| unsafe { softmax(from[0], to[0], r) };
-        let case = Case { inputs: elements(&[x.clone()]), outputs: vec![(Elements, n)], call: &call };
+        let case =
+            Case { inputs: elements(std::slice::from_ref(&x)), outputs: vec![(Elements, n)], call: &call };
         let y = softmax_ref(&x, cols);
         for (float, unit) in [
             (Float::F64, 1e-14),
@@ -207,7 +208,7 @@ fn cross_entropy_both_ways() {
             let both = [Targets::I64(classes.as_ptr()), Targets::I32(small.as_ptr())];
             let count = if mean { classes.iter().filter(|&&t| t != ignore).count() } else { 1 } as f64;
             let forward = |x: &[Vec<f64>]| losses_ref(&x[0], &classes, cols, ignore);
-            let want = forward(&[x.clone()]);
+            let want = forward(std::slice::from_ref(&x));
             let mut lse = Vec::new();
             for targets in both {
                 // SAFETY: the memory of the case.
@@ -215,7 +216,7 @@ fn cross_entropy_both_ways() {
                     cross_entropy(from[0], targets, [to[0], to[1]], r, ignore)
                 };
                 let outputs = vec![(Sums, rows), (Sums, rows)];
-                let case = Case { inputs: elements(&[x.clone()]), outputs, call: &call };
+                let case = Case { inputs: elements(std::slice::from_ref(&x)), outputs, call: &call };
                 let got = run(&case, Float::F64, &[]);
                 close(&got[0], &want, 1e-12, "cross_entropy");
                 types_agree(&case, "cross_entropy");
@@ -234,7 +235,7 @@ fn cross_entropy_both_ways() {
             let d = if per_row { random(rows, 5) } else { vec![0.75] };
             let factors: Vec<f64> =
                 (0..rows).map(|i| d[if per_row { i } else { 0 }] / count.max(1.0)).collect();
-            let want = differences(&forward, &[x.clone()], &factors);
+            let want = differences(&forward, std::slice::from_ref(&x), &factors);
             for targets in both {
                 // SAFETY: the memory of the case.
                 let call = |from: &[Array], to: &[Array]| unsafe {
@@ -265,7 +266,7 @@ fn targets_outside_are_nan_and_odd_rows_as_in_pytorch() {
     let x = vec![0.0, 1.0, 2.0, 0.0, 1.0, 2.0, f64::NAN, 0.0, 1.0, f64::NAN, 0.0, 1.0];
     // SAFETY: the memory of the case.
     let call = |from: &[Array], to: &[Array]| unsafe { cross_entropy(from[0], at, [to[0], to[1]], r, -100) };
-    let case = Case { inputs: elements(&[x.clone()]), outputs: vec![(Sums, 4); 2], call: &call };
+    let case = Case { inputs: elements(std::slice::from_ref(&x)), outputs: vec![(Sums, 4); 2], call: &call };
     for float in Float::ALL {
         let got = run(&case, float, &[]);
         assert!(got[0][..3].iter().all(|x| x.is_nan()) && got[0][3] == 0.0);
@@ -354,7 +355,7 @@ fn long_rows_are_accurate() {
         layernorm([from[0], from[0], from[0]], [to[0], to[2], to[3]], r, EPS)
     };
     let outputs = vec![(Elements, cols), (Sums, 1), (Sums, 1), (Sums, 1)];
-    let case = Case { inputs: elements(&[x.clone()]), outputs, call: &call };
+    let case = Case { inputs: elements(std::slice::from_ref(&x)), outputs, call: &call };
     let (want, got) = (run(&case, Float::F64, &[]), run(&case, Float::F32, &[]));
     for k in 1..4 {
         assert!((got[k][0] / want[k][0] - 1.0).abs() < 1e-6, "{} {}", got[k][0], want[k][0]);
