@@ -4,7 +4,7 @@
 //        _any reads a row two or (LAYER) three times, after the first time mostly from L2
 // grid   _held: a team of `lanes` threads (up to a warp, or a block) per row, VECS·16 bytes of it in a thread's registers;
 //        rows, weight and bias start at multiples of 16 bytes, or (_edges) all rows equally far from one; up to 512 threads,
-//        768 with 8 vectors (not _edges; _add has up to 4). _any: any length, any address
+//        640 with 8 vectors (not _edges; _add has up to 4). _any: any length, any address
 // order  a thread its columns in turn, then pairs at fixed distances: repeatable. Variance from deviations: no digits lost to
 //        a large mean
 #include "rows.cuh"
@@ -45,7 +45,7 @@ DEVICE void write_statistics(const Norm& p, const Team& team, bool there, Acc me
 #define NORM {y, mean, rstd, x, other, sums, weight, bias, eps, rows, cols, lanes, vector}
 
 #ifdef VECS
-constexpr int THREADS = VECS == 8 ? 768 : 512;
+constexpr int THREADS = VECS == 8 ? 640 : 512;
 
 // N weights or biases from column c on, as they are in memory.
 template <bool PACKED> DEVICE void weights(T (&w)[N], const T* from, int c, Acc none) {

@@ -37,7 +37,7 @@ impl Norm {
         let packed = aligned(&[self.x, self.y, other, sums, self.weight, self.bias], cols, float);
         let (name, held) = match (self.residual, packed) {
             (None, true) => {
-                let threads = |vecs| if vecs == 8 { 768 } else { 512 };
+                let threads = |vecs| if vecs == 8 { 640 } else { 512 };
                 ("norm_held", Team::held(cols, float, false, 8, threads))
             }
             (None, false) => {
