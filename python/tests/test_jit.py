@@ -3,6 +3,7 @@ computes on the host what the kernels compute. test_jit_cuda.py has the real one
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -463,7 +464,7 @@ def test_ops_that_make_no_sense(options: dict, words: str):
 
 def test_functions_get_what_they_name(stand: Stand):
     op = jit.op(SQUARE, forward="square", grid=lambda nothing: 1)
-    with pytest.raises(InvalidValueError, match="kernel square: grid asks for `nothing`; there are x, a, y, n"):
+    with pytest.raises(InvalidValueError, match="kernel square: grid asks for `nothing`; there are x, a, y, n, rows, cols"):
         op(np.zeros(3, np.float32), 1.0)
 
 
@@ -530,7 +531,28 @@ def test_check_finds_a_wrong_gradient(stand: Stand, monkeypatch: pytest.MonkeyPa
     assert {c.name for c in report.checks if c.passed is False} >= {"gradcheck", "gradient of sum()"}
 
 
-# Without torch.
+# The example, and without torch.
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "python" / "jit_layer.py"
+
+
+@pytest.mark.skipif(not EXAMPLE.exists(), reason="not in the repository")
+def test_the_example_trains(tmp_path: Path):
+    numbers = tmp_path / "numbers.json"
+    command = [sys.executable, str(EXAMPLE), "--device", "cpu", "--steps", "20", "--json", str(numbers)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(numbers.read_text())
+    assert found["checks_passed"] and found["last_loss"] < found["first_loss"] / 2
+    assert found["largest_difference_in_loss"] == 0
+
+
+@compiles
+@pytest.mark.skipif(not EXAMPLE.exists(), reason="not in the repository")
+def test_the_kernels_of_the_example_compile():
+    module = jit.load(EXAMPLE.with_name("bias_relu2.cu"))
+    names = [f"{kernel.name}<{t}>" for kernel in module.kernels for t in ("float", "bf16")]
+    assert len(module.compile(*names, arch=ARCH).lowered) == 6
 
 
 def test_numpy_ops_need_no_torch():

@@ -174,7 +174,7 @@ class Op:
         if not self.inputs:
             raise InvalidValueError(f"{self.name}: no input: inputs are pointers to const, `const float* x`")
         self._array_at = tuple(i for i, p in enumerate(self.params) if p.is_array)
-        self._asked = {name for step in self.forward + self.backward for name in (p.name for p in step.scalars)}
+        self.size_names = [name for name in dict.fromkeys([*SIZES, *self.sizes]) if name not in params]
         shapes = out if isinstance(out, Mapping) else {self.outputs[0].name: out} if out is not None else {}
         for known in shapes:
             if known not in outputs:
@@ -275,7 +275,7 @@ class Op:
         found: dict[str, Any] = {"n": elements(out), "rows": elements(first[:-1]), "cols": last}
         for name, given in self.sizes.items():
             found[name] = by_name(f"{self.name}: size `{name}`", given, {**values, **found})
-        return {name: size for name, size in found.items() if name in self._asked}
+        return {name: size for name, size in found.items() if name in self.size_names}
 
     def kernel(self, step: Step, bound: Mapping[str, str]) -> Kernel:
         """The kernel of a step, to be compiled together with the others of the op."""
