@@ -3,8 +3,8 @@
     python benches/jit.py --json jit.json
     python benches/jit.py --torch        # also torch.utils.cpp_extension.load_inline, where nvcc and a C++ compiler are
 
-Without a GPU only compiling (for --arch) is timed. A new op is ready when its first result is on the GPU; starting CUDA and
-importing torch are not counted.
+Without a GPU only compiling (for --arch) is timed. A new op is ready when its first result is on the GPU; starting CUDA
+and importing torch are not counted.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ torch::Tensor scale(torch::Tensor x, double a) {
     return y;
 }
 '''
-made = load_inline("jit_bench_%d" % time.time(), "torch::Tensor scale(torch::Tensor x, double a);", cuda, functions=["scale"])
+declared = "torch::Tensor scale(torch::Tensor x, double a);"
+made = load_inline("jit_bench_%d" % time.time(), declared, cuda, functions=["scale"])
 y = made.scale(x, 2.0); torch.cuda.synchronize()
 print(time.perf_counter() - start)
 """
@@ -75,7 +76,8 @@ print(time.perf_counter() - start)
 def one(text: str, arch: str, gpu: bool, cache: str) -> dict:
     """A new process that makes the op."""
     command = [sys.executable, "-c", ONE, text, arch, "1" if gpu else "0"]
-    done = subprocess.run(command, env={**os.environ, "IRONHORSE_CACHE": cache}, capture_output=True, text=True, timeout=600)
+    env = {**os.environ, "IRONHORSE_CACHE": cache}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     if done.returncode:
         raise SystemExit(done.stderr)
     return json.loads(done.stdout.splitlines()[-1])
@@ -112,7 +114,11 @@ def call_cost(runs: int = 20000) -> dict[str, float]:
     op = jit.op(SOURCE, forward="scale")
     kernel = op.module["scale"][1, 32]
     y = torch.empty_like(x)
-    calls = {"op_us": lambda: op(x, 2.0), "kernel_us": lambda: kernel(x, y, 16, 2.0), "torch_mul_us": lambda: torch.mul(x, 2.0)}
+    calls = {
+        "op_us": lambda: op(x, 2.0),
+        "kernel_us": lambda: kernel(x, y, 16, 2.0),
+        "torch_mul_us": lambda: torch.mul(x, 2.0),
+    }
     found = {}
     for name, call in calls.items():
         for _ in range(100):

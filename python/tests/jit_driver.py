@@ -1,4 +1,4 @@
-"""A stand-in for the NVIDIA driver: a small C library that keeps "device" memory on the host and knows a few kernels by name.
+"""A stand-in for the NVIDIA driver: a small C library that keeps "device" memory on the host and knows a few kernels.
 With it the launches of ironhorse.jit, from Python through Rust to the driver's functions, run where there is no GPU."""
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ int held_now(void) { return __atomic_load_n(&held, __ATOMIC_SEQ_CST); }
 int loads_now(void) { return loads; }
 u32 cuInit(u32 flags) { return 0; }
 u32 cuDriverGetVersion(int* v) { *v = 13000; return 0; }
-u32 cuGetErrorName(u32 c, const char** n) { *n = c == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_OTHER"; return 0; }
+u32 cuGetErrorName(u32 c, const char** n) { *n = c == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR"; return 0; }
 u32 cuGetErrorString(u32 c, const char** n) { *n = "in the driver's words"; return 0; }
 u32 cuDeviceGetCount(int* n) { *n = 1; return 0; }
 u32 cuDeviceGet(int* d, int i) { *d = i; return 0; }
 u32 cuDeviceGetName(char* n, int l, int d) { strcpy(n, "Stand-in"); return 0; }
-u32 cuDeviceGetAttribute(int* v, u32 which, int d) { *v = which == 75 ? 9 : which == 76 ? 0 : which == 97 ? 232448 : 132; return 0; }
+u32 cuDeviceGetAttribute(int* v, u32 which, int d) {
+    *v = which == 75 ? 9 : which == 76 ? 0 : which == 97 ? 232448 : 132;
+    return 0;
+}
 u32 cuDeviceTotalMem_v2(size_t* s, int d) { *s = 1ull << 37; return 0; }
 u32 cuDevicePrimaryCtxRetain(void** c, int d) { *c = (void*)16; return 0; }
 u32 cuCtxGetCurrent(void** c) { *c = current; return 0; }
@@ -42,9 +45,16 @@ u32 cuMemFreeAsync(u64 p, void* s) { free((void*)p); __atomic_sub_fetch(&held, 1
 u32 cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t n, void* s) { memcpy((void*)to, from, n); return 0; }
 u32 cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t n, void* s) { memcpy(to, (void*)from, n); return 0; }
 u32 cuStreamSynchronize(void* s) { return lost ? 700 : 0; }
-u32 cuModuleLoadData(void** m, const void* d) { *m = (void*)16; loads++; return memcmp(d, "\177ELF", 4) || !current ? 200 : 0; }
+u32 cuModuleLoadData(void** m, const void* d) {
+    *m = (void*)16;
+    loads++;
+    return memcmp(d, "\177ELF", 4) || !current ? 200 : 0;
+}
 u32 cuModuleGetFunction(void** f, void* m, const char* n) { *f = strdup(n); return 0; }
-u32 cuFuncGetAttribute(int* v, u32 which, void* f) { *v = which == 0 ? (strcmp(f, "heavy") ? 1024 : 512) : which == 4 ? 40 : 0; return 0; }
+u32 cuFuncGetAttribute(int* v, u32 which, void* f) {
+    *v = which == 0 ? (strcmp(f, "heavy") ? 1024 : 512) : which == 4 ? 40 : 0;
+    return 0;
+}
 u32 cuFuncSetAttribute(void* f, u32 which, int v) { return which == 8 ? 0 : 1; }
 u32 cuLaunchKernel(void* f, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32 sh, void* st, void** a, void** e) {
     if (!current) return 201;
@@ -54,9 +64,9 @@ u32 cuLaunchKernel(void* f, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32 
         for (long i = 0; i < *(long*)a[2] && i < (long)gx * bx; i++) y[i] = k * x[i];
     }
     if (!strcmp(f, "numbers")) {
-        const double v[] = {*(unsigned char*)a[1], *(signed char*)a[2], *(unsigned char*)a[3], *(short*)a[4], *(unsigned short*)a[5],
-            *(int*)a[6], *(u32*)a[7], *(long*)a[8], *(u64*)a[9], *(float*)a[10], *(double*)a[11],
-            *(unsigned short*)a[12], *(unsigned short*)a[13]};
+        const double v[] = {*(unsigned char*)a[1], *(signed char*)a[2], *(unsigned char*)a[3], *(short*)a[4],
+            *(unsigned short*)a[5], *(int*)a[6], *(u32*)a[7], *(long*)a[8], *(u64*)a[9], *(float*)a[10],
+            *(double*)a[11], *(unsigned short*)a[12], *(unsigned short*)a[13]};
         memcpy(*(void**)a[0], v, sizeof v);
     }
     if (!strcmp(f, "wild")) lost = 1;

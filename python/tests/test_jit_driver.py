@@ -58,15 +58,18 @@ assert driver.held_now() == 0
 """
 
 NUMBERS = r"""
-types = "bool a, signed char b, unsigned char c, short d, unsigned short e, int f, unsigned g, long h, unsigned long long i"
-text = '#include "ironhorse.cuh"\nextern "C" __global__ void numbers(double* y, %s, float j, double k, f16 l, bf16 m) { }'
-kernel, y = jit.source(text % types)["numbers"], np.zeros(13)
+text = '''
+#include "ironhorse.cuh"
+KERNEL numbers(double* y, bool a, signed char b, unsigned char c, short d, unsigned short e, int f, unsigned g, long h,
+    u64 i, float j, double k, f16 l, bf16 m) { }'''
+kernel, y = jit.source(text)["numbers"], np.zeros(13)
 values = [True, -128, 255, -32768, 65535, -(2**31), 2**32 - 1, -(2**52), 2**52, 0.1, 0.1, 1.0, 1.0]
 kernel[1, 1](y, *values)
 assert y[:11].tolist() == [*map(float, values[:9]), float(np.float32(0.1)), 0.1] and y[11:].tolist() == [0x3C00, 0x3F80]
 random = np.random.default_rng(0)
 more = random.normal(size=2000) * 10.0 ** random.integers(-9, 5, 2000)
-for v in [0.0, -0.0, 6.1e-5, 65504.0, 65519.9, 65520.0, 1e9, np.inf, -np.inf, 2.0**-24, 2.0**-25, 1.5 * 2.0**-25, *more]:
+edges = [0.0, -0.0, 6.1e-5, 65504.0, 65519.9, 65520.0, 1e9, np.inf, -np.inf, 2.0**-24, 2.0**-25, 1.5 * 2.0**-25]
+for v in [*edges, *more]:
     values[11:] = [v, v]
     kernel[1, 1](y, *values)
     single = np.float32(v)

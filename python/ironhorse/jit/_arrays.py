@@ -42,7 +42,8 @@ def place(value: Any) -> Place | None:
         name = str(value.dtype).removeprefix("torch.")
         kind = value.device.type
         if kind not in ("cpu", "cuda") or value.layout is not torch.strided:
-            raise InvalidValueError(f"a tensor on {value.device} with layout {value.layout}; expected a plain one on cpu or cuda")
+            what = f"a tensor on {value.device} with layout {value.layout}"
+            raise InvalidValueError(f"{what}; expected a plain one on cpu or cuda")
         device = value.device.index if kind == "cuda" else None
         nbytes = value.numel() * value.element_size()
         plain = value.is_contiguous() and not value.is_conj() and not value.is_neg()
@@ -54,7 +55,8 @@ def place(value: Any) -> Place | None:
         count = int(np.prod(interface["shape"], dtype=np.int64))
         device = getattr(getattr(value, "device", None), "id", 0)
         plain = interface.get("strides") is None
-        return Place(address, count * dtype.itemsize, CODES.get(dtype.name), dtype.name, device, plain, not read_only, value)
+        nbytes, code = count * dtype.itemsize, CODES.get(dtype.name)
+        return Place(address, nbytes, code, dtype.name, device, plain, not read_only, value)
     return None
 
 

@@ -77,8 +77,8 @@ def _device(op: Op, args: Sequence[Any]) -> torch.device:
     """The one device of all arrays."""
     at = op._array_at[0]
     if not isinstance(args[at], torch.Tensor):
-        text = f"{op.name}: `{op.params[at].name}` is of type {type(args[at]).__name__}; expected a tensor like the others"
-        raise InvalidValueError(text)
+        text = f"{op.name}: `{op.params[at].name}` is of type {type(args[at]).__name__}"
+        raise InvalidValueError(f"{text}; expected a tensor like the others")
     device = args[at].device
     for other in op._array_at[1:]:
         if getattr(args[other], "device", device) != device:

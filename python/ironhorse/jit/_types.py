@@ -129,10 +129,9 @@ class Signature:
         given = dict(zip((t.name for t in self.template), arguments, strict=False))
         for parameter in self.template[len(arguments) :]:
             if not parameter.default:
-                raise InvalidValueError(
-                    f"kernel {self.name} is a template: template argument `{parameter}` is missing; "
-                    f'write "{self.name}<{", ".join(SPELLED["f4"] if t.kind == "class" else "4" for t in self.template)}>"'
-                )
+                like = ", ".join("float" if t.kind == "class" else "4" for t in self.template)
+                text = f"kernel {self.name} is a template: template argument `{parameter}` is missing"
+                raise InvalidValueError(f'{text}; write "{self.name}<{like}>"')
             given[parameter.name] = parameter.default
         return given
 
