@@ -211,6 +211,8 @@ class _Bound:
 
 def dims(kernel: str, what: str, given: Any) -> tuple[int, int, int]:
     """Sizes in x, y and z."""
+    if type(given) is int and 0 <= given < 1 << 32:
+        return given, 1, 1
     sizes = given if isinstance(given, (tuple, list)) else (given,)
     try:
         whole = tuple(size.__index__() for size in sizes)

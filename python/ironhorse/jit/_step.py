@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ..errors import InvalidValueError
@@ -45,15 +46,15 @@ class Step:
     def name(self) -> str:
         return self.signature.name
 
-    @property
+    @cached_property
     def outputs(self) -> list[Param]:
         return [p for p in self.signature.params if p.is_output]
 
-    @property
+    @cached_property
     def arrays(self) -> list[Param]:
         return [p for p in self.signature.params if p.is_array and p.constant]
 
-    @property
+    @cached_property
     def scalars(self) -> list[Param]:
         return [p for p in self.signature.params if not p.stars]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from ..errors import InvalidValueError
 
@@ -65,11 +65,11 @@ class Param:
     stars: int
     constant: bool
 
-    @property
+    @cached_property
     def is_array(self) -> bool:
         return self.stars == 1
 
-    @property
+    @cached_property
     def is_output(self) -> bool:
         """What a kernel may write: a pointer that is not const."""
         return self.is_array and not self.constant
@@ -78,7 +78,7 @@ class Param:
     def type(self) -> str:
         return f"{'const ' if self.constant else ''}{self.base}{'*' * self.stars}"
 
-    @property
+    @cached_property
     def kind(self) -> str | None:
         """The letters by which a value is packed; None where that is not possible."""
         if self.stars:
