@@ -21,7 +21,8 @@ template <class T> __global__ void square_bwd(const T* d_y, const T* x, T* d_x, 
 
 # y = x * w + b by rows, f32 only; the gradient is two kernels, of which one sums over rows.
 AFFINE = r"""
-extern "C" __global__ void affine(const float* __restrict__ x, const float* w, const float* b, float* y, int rows, int cols) {
+extern "C" __global__ void affine(const float* __restrict__ x, const float* w, const float* b, float* y,
+                                  int rows, int cols) {
     long i = blockIdx.x * (long)blockDim.x + threadIdx.x;
     if (i < (long)rows * cols) y[i] = x[i] * w[i % cols] + b[i % cols];
 }
@@ -33,7 +34,7 @@ extern "C" __global__ void affine_bwd_w(const float* d_y, const float* x, float*
     int c = blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= cols) return;
     float sum = 0, bias = 0;
-    for (int r = 0; r < rows; r++) sum += d_y[(long)r * cols + c] * x[(long)r * cols + c], bias += d_y[(long)r * cols + c];
+    for (long r = 0; r < rows; r++) sum += d_y[r * cols + c] * x[r * cols + c], bias += d_y[r * cols + c];
     d_w[c] = sum;
     d_b[c] = bias;
 }
@@ -41,7 +42,8 @@ extern "C" __global__ void affine_bwd_w(const float* d_y, const float* x, float*
 
 # Two outputs, another shape, an integer output, numbers of other types.
 ROWS = r"""
-template <class T, int W> __global__ void top(const T* x, T* best, int* at, int rows, int cols, bool low, unsigned char skip) {
+template <class T, int W>
+__global__ void top(const T* x, T* best, int* at, int rows, int cols, bool low, unsigned char skip) {
     int row = blockIdx.x;
     if (threadIdx.x) return;
     T most = 0;

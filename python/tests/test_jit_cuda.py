@@ -55,8 +55,8 @@ def test_a_raw_launch_on_numpy_arrays_and_tensors():
 def test_numbers_of_every_type():
     text = """
     #include "ironhorse.cuh"
-    extern "C" __global__ void f(double* y, bool a, signed char b, unsigned char c, short d, unsigned short e, int f, unsigned g,
-        long h, unsigned long long i, float j, double k, f16 l, bf16 m) {
+    extern "C" __global__ void f(double* y, bool a, signed char b, unsigned char c, short d, unsigned short e, int f,
+        unsigned g, long h, unsigned long long i, float j, double k, f16 l, bf16 m) {
         double v[] = {(double)a, (double)b, (double)c, (double)d, (double)e, (double)f, (double)g, (double)h, (double)i,
             j, k, to_float(l), to_float(m)};
         for (int i = 0; i < 13; i++) y[i] = v[i];

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,24 +30,31 @@ def torch_module() -> Any:
     return sys.modules.get("torch")
 
 
+@lru_cache(maxsize=None)
+def _named(dtype: Any) -> tuple[str | None, str]:
+    """Code and name of an element type of numpy or torch; one in the other byte order has no code."""
+    name = str(dtype).removeprefix("torch.")
+    return CODES.get(name), name
+
+
 def place(value: Any) -> Place | None:
     """The memory of an array; None for what is no array."""
     if isinstance(value, np.ndarray):
         flags = value.flags
-        name = value.dtype.name if value.dtype.isnative else value.dtype.str
-        address = value.__array_interface__["data"][0]
+        code, name = _named(value.dtype)
         whole = flags.c_contiguous and flags.aligned
-        return Place(address, value.nbytes, CODES.get(name), name, None, whole, flags.writeable, value)
+        return Place(value.ctypes.data, value.nbytes, code, name, None, whole, flags.writeable, value)
     torch = torch_module()
     if torch is not None and isinstance(value, torch.Tensor):
-        name = str(value.dtype).removeprefix("torch.")
+        code, name = _named(value.dtype)
         kind = value.device.type
         if kind not in ("cpu", "cuda") or value.layout is not torch.strided:
-            raise InvalidValueError(f"a tensor on {value.device} with layout {value.layout}; expected a plain one on cpu or cuda")
+            what = f"a tensor on {value.device} with layout {value.layout}"
+            raise InvalidValueError(f"{what}; expected a plain one on cpu or cuda")
         device = value.device.index if kind == "cuda" else None
         nbytes = value.numel() * value.element_size()
         plain = value.is_contiguous() and not value.is_conj() and not value.is_neg()
-        return Place(value.data_ptr(), nbytes, CODES.get(name), name, device, plain, True, value)
+        return Place(value.data_ptr(), nbytes, code, name, device, plain, True, value)
     interface = getattr(value, "__cuda_array_interface__", None)
     if isinstance(interface, dict):
         dtype = np.dtype(interface["typestr"])
@@ -54,7 +62,8 @@ def place(value: Any) -> Place | None:
         count = int(np.prod(interface["shape"], dtype=np.int64))
         device = getattr(getattr(value, "device", None), "id", 0)
         plain = interface.get("strides") is None
-        return Place(address, count * dtype.itemsize, CODES.get(dtype.name), dtype.name, device, plain, not read_only, value)
+        nbytes, code = count * dtype.itemsize, CODES.get(dtype.name)
+        return Place(address, nbytes, code, dtype.name, device, plain, not read_only, value)
     return None
 
 
@@ -79,6 +88,14 @@ def shown(value: Any) -> str:
 
 def argument(kernel: str, at: int, param: Param, value: Any) -> tuple[Any, Place | None]:
     """A value for an argument, checked: (what to pass, its memory if it is an array)."""
+    if param.stars:
+        found = place(value)
+        if found is not None and found.contiguous and found.writable:
+            wanted = element(param.base)
+            if wanted is not None and wanted[1] == 1 and wanted[0] == found.code:
+                return found.address, found  # nothing to say
+    elif isinstance(value, (int, float)):
+        return value, None
     where = f"kernel {kernel}: argument {at + 1} `{param.name}` is {param.type}"
     if not param.stars:
         if place(value) is not None:

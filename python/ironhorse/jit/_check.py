@@ -37,7 +37,8 @@ class Report:
 
     def raise_if_failed(self) -> None:
         if not self.passed:
-            raise InvalidValueError(f"{self.op}: " + "; ".join(f"{c.name}: {c.detail}" for c in self.checks if c.passed is False))
+            failed = (f"{check.name}: {check.detail}" for check in self.checks if check.passed is False)
+            raise InvalidValueError(f"{self.op}: {'; '.join(failed)}")
 
     def __str__(self) -> str:
         words = {True: "pass", False: "FAIL", None: "skip"}
@@ -60,16 +61,16 @@ def check(
 ) -> Report:
     """Runs torch's opcheck and gradcheck, awkward shapes and layouts, on examples of the op's arguments.
 
-    Equal sizes in the examples mean the same dimension: each is set to 0, 1, 31, 33 and 1000003 in turn, except those in
-    `fixed`. Results are compared with `reference`, or with the op's cpu= version, both called with tensors; without one,
-    only layouts are compared. Failures are in the report; they raise where `strict`.
+    Equal sizes in the examples mean the same dimension: each is set to 0, 1, 31, 33 and 1000003 in turn, except those
+    in `fixed`. Results are compared with `reference`, or with the op's cpu= version, both called with tensors; without
+    one, only layouts are compared. Failures are in the report; they raise where `strict`.
     """
     try:
         import torch
     except ImportError:
         raise NotAvailableError("check needs torch") from None
     args = op._complete(examples, {})
-    args = [torch.as_tensor(a) if i in op._array_at and not isinstance(a, torch.Tensor) else a for i, a in enumerate(args)]
+    args = [torch.as_tensor(a) if i in op._array_at else a for i, a in enumerate(args)]
     reference = reference or op.cpu
     report = Report(op.name)
 
@@ -83,7 +84,8 @@ def check(
             report.checks.append(Check(name, False, next((line for line in text if line.strip()), "")[:300]))
 
     floats = [i for i in op._array_at if args[i].is_floating_point()]
-    differentiable = bool(op.backward) or (op.cpu is not None and all(args[i].device.type == "cpu" for i in op._array_at))
+    on_cpu = all(args[i].device.type == "cpu" for i in op._array_at)
+    differentiable = bool(op.backward) or (op.cpu is not None and on_cpu)
     leaves = [a.detach().clone().requires_grad_(differentiable) if i in floats else a for i, a in enumerate(args)]
     for test in ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"):
 

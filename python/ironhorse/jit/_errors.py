@@ -40,7 +40,9 @@ class CompileError(IronhorseError, ValueError):
         return CompileError, (self.file, self.arch, self.log)
 
 
-_SAID = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): (?P<what>(?:catastrophic )?error|warning)(?: #[\w-]+)?: (?P<text>.*)$")
+_SAID = re.compile(
+    r"^(?P<file>.+)\((?P<line>\d+)\): (?P<what>(?:catastrophic )?error|warning)(?: #[\w-]+)?: (?P<text>.*)$"
+)
 # NVRTC compiles the names of template kernels in a file of its own.
 _NAMES = "__nv_name_map"
 _NAME = re.compile(r"#pragma nv_mangled_name (.*)")

@@ -79,8 +79,8 @@ class Module:
         if len(found) == 1:
             return found[0], arguments
         if found:
-            text = f"{self.name} has several kernels `{name}`: {'; '.join(map(str, found))}; rename one, or give signature="
-            raise InvalidValueError(text)
+            text = f"{self.name} has several kernels `{name}`: {'; '.join(map(str, found))}"
+            raise InvalidValueError(f"{text}; rename one, or give signature=")
         there = "; ".join(map(str, self.kernels)) or "none"
         raise InvalidValueError(
             f"{self.name} has no kernel `{name}`; there are: {there}. One that a macro makes needs signature="
@@ -117,16 +117,16 @@ class Module:
             return ours
         if header in self.text:
             return theirs
-        text = f'{self.name}: 16-bit floats need `#include "ironhorse.cuh"` ({ours}) or `#include <{header}>` ({theirs})'
-        raise InvalidValueError(text)
+        text = f'16-bit floats need `#include "ironhorse.cuh"` ({ours}) or `#include <{header}>` ({theirs})'
+        raise InvalidValueError(f"{self.name}: {text}")
 
 
 class Kernel:
     """A kernel: `kernel[grid, block](x, y, n)` launches it.
 
-    Arrays are numpy arrays, which are copied to the GPU and, where the pointer is not const, back; or CUDA tensors, which
-    are used where they are, on torch's current stream. What a kernel writes outside of its arrays nobody can catch: run
-    `compute-sanitizer python your.py`.
+    Arrays are numpy arrays, which are copied to the GPU and, where the pointer is not const, back; or CUDA tensors,
+    which are used where they are, on torch's current stream. What a kernel writes outside of its arrays nobody can
+    catch: run `compute-sanitizer python your.py`.
     """
 
     def __init__(
@@ -163,9 +163,15 @@ class Kernel:
         return loaded
 
     def launch(
-        self, *args: Any, grid: Dims, block: Dims = 256, shared: int = 0, device: int | None = None, fresh: frozenset = frozenset()
+        self,
+        *args: Any,
+        grid: Dims,
+        block: Dims = 256,
+        shared: int = 0,
+        device: int | None = None,
+        fresh: frozenset[str] = frozenset(),
     ) -> None:
-        """Launches it. `device` is the GPU for numpy arrays; `fresh` are outputs by name whose contents do not matter."""
+        """Launches it. `device` is the GPU for numpy arrays; `fresh` names outputs whose contents do not matter."""
         name = self.name
         if len(args) != len(self.params):
             expected = ", ".join(map(str, self.params))
@@ -186,10 +192,11 @@ class Kernel:
         if index is not None:
             self.on(index).launch(grid, block, shared, current_stream(index), tuple(values))
             return
-        host = [
-            (v[0].address, v[0].bytes, v[1].name not in fresh, v[1].is_output) if isinstance(v, tuple) else v for v in values
-        ]
-        self.on(device or 0).launch_host(grid, block, shared, tuple(host))
+        for at, value in enumerate(values):
+            if isinstance(value, tuple):
+                found, param = value
+                values[at] = (found.address, found.bytes, param.name not in fresh, param.is_output)
+        self.on(device or 0).launch_host(grid, block, shared, tuple(values))
 
 
 class _Bound:
@@ -204,6 +211,8 @@ class _Bound:
 
 def dims(kernel: str, what: str, given: Any) -> tuple[int, int, int]:
     """Sizes in x, y and z."""
+    if type(given) is int and 0 <= given < 1 << 32:
+        return given, 1, 1
     sizes = given if isinstance(given, (tuple, list)) else (given,)
     try:
         whole = tuple(size.__index__() for size in sizes)

@@ -7,7 +7,6 @@ import keyword
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ from .._native import cuda_available
 from ..errors import InvalidValueError, NotAvailableError
 from ._arrays import place, shown, torch_module
 from ._module import Kernel, Module, dims, module_of
-from ._types import DTYPES, Param, Signature, element
+from ._step import Step, by_name, elements
+from ._types import DTYPES, Param, element
 
 # Integers that kernels may ask for by name: elements of the first output, and the first input as rows.
 SIZES = ("n", "rows", "cols")
@@ -25,77 +25,6 @@ SIZES = ("n", "rows", "cols")
 def like(name: str) -> str:
     """The shape of the array of this name, for `out=`."""
     return name
-
-
-def by_name(what: str, given: Any, values: Mapping[str, Any]) -> Any:
-    """A value as it is; a function called with the arguments that it names."""
-    if not callable(given):
-        return given
-    parameters = inspect.signature(given).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return given(**values)
-    missing = [p.name for p in parameters if p.name not in values and p.default is p.empty]
-    if missing:
-        raise InvalidValueError(f"{what} asks for `{missing[0]}`; there are {', '.join(values)}")
-    return given(**{p.name: values[p.name] for p in parameters if p.name in values})
-
-
-def elements(shape: Sequence[int]) -> int:
-    """How many."""
-    return math.prod(shape)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One kernel of an op."""
-
-    signature: Signature
-    arguments: list[str] | None  # of the template; one that is the parameter's own name is found from the arrays
-    grid: Any
-    block: Any
-    shared: Any
-
-    @property
-    def name(self) -> str:
-        return self.signature.name
-
-    @property
-    def outputs(self) -> list[Param]:
-        return [p for p in self.signature.params if p.is_output]
-
-    @property
-    def arrays(self) -> list[Param]:
-        return [p for p in self.signature.params if p.is_array and p.constant]
-
-    @property
-    def scalars(self) -> list[Param]:
-        return [p for p in self.signature.params if not p.stars]
-
-    def bind(self, module: Module, codes: Mapping[str, str | None], known: Mapping[str, str]) -> dict[str, str]:
-        """Template parameters from the element types of arrays; those that no array tells, from `known`."""
-        bound: dict[str, str] = {}
-        for at, parameter in enumerate(self.signature.template):
-            given = self.arguments[at] if self.arguments and at < len(self.arguments) else parameter.name
-            if given != parameter.name:
-                bound[parameter.name] = given
-                continue
-            told = {p.name: codes[p.name] for p in self.signature.params if p.base == given and codes.get(p.name)}
-            if len(set(told.values())) > 1:
-                words = " and ".join(f"`{name}` is {DTYPES[code]}" for name, code in told.items() if code)
-                raise InvalidValueError(f"kernel {self.name}: {words}, but both are {given}")
-            for code in told.values():
-                bound[given] = module.spell(code or "")
-            value = bound.get(given) or known.get(given) or parameter.default
-            if not value:
-                text = f"kernel {self.name}: no input tells template parameter `{parameter}`"
-                raise InvalidValueError(f'{text}; write it: "{self.name}<{", ".join(t.name for t in self.signature.template)}>"')
-            bound[given] = value
-        return bound
-
-    def expression(self, bound: Mapping[str, str]) -> str:
-        if not self.signature.template:
-            return self.name
-        return f"{self.name}<{', '.join(bound[t.name] for t in self.signature.template)}>"
 
 
 class Op:
@@ -156,11 +85,12 @@ class Op:
                 where = f"kernel {step.name}: argument {at + 1} `{param.name}`"
                 if not param.name:
                     raise InvalidValueError(f"{where} has no name; ops go by names")
-                if param.stars > 1 or (not param.stars and param.kind is None and param.base not in self._generic(step)):
+                number = param.kind is not None or param.base in {t.name for t in step.signature.template}
+                if param.stars > 1 or not (param.stars or number):
                     raise InvalidValueError(f"{where} is {param.type}; an op gives arrays and numbers")
                 if param.is_output:
                     if param.name in params:
-                        raise InvalidValueError(f"{where} was an input of a kernel before it; an op does not change inputs")
+                        raise InvalidValueError(f"{where} was an input before; an op does not change its inputs")
                     outputs[param.name] = param
                 elif param.name in self.sizes or (param.name in SIZES and (param.kind or "f")[0] in "iu"):
                     asked[param.name] = param
@@ -174,7 +104,7 @@ class Op:
         if not self.inputs:
             raise InvalidValueError(f"{self.name}: no input: inputs are pointers to const, `const float* x`")
         self._array_at = tuple(i for i, p in enumerate(self.params) if p.is_array)
-        self._asked = {name for step in self.forward + self.backward for name in (p.name for p in step.scalars)}
+        self.size_names = [name for name in dict.fromkeys([*SIZES, *self.sizes]) if name not in params]
         shapes = out if isinstance(out, Mapping) else {self.outputs[0].name: out} if out is not None else {}
         for known in shapes:
             if known not in outputs:
@@ -200,11 +130,8 @@ class Op:
                     there = ", ".join(sorted(known)) or "none"
                     raise InvalidValueError(f"backward kernel {step.name} {what} `{param.name}`; there are {there}")
             if not step.outputs:
-                raise InvalidValueError(f"backward kernel {step.name} writes nothing: d_x is a pointer that is not const")
-
-    @staticmethod
-    def _generic(step: Step) -> set[str]:
-        return {t.name for t in step.signature.template}
+                text = f"backward kernel {step.name} writes nothing"
+                raise InvalidValueError(f"{text}: d_x is a pointer that is not const")
 
     def _python_signature(self) -> inspect.Signature:
         parameters = []
@@ -233,11 +160,12 @@ class Op:
                 raise InvalidValueError(f"{where}, got {shown(value)}; expected a numpy array or a tensor")
             if found[param.name] is None:
                 dtype = str(value.dtype).removeprefix("torch.")
-                raise InvalidValueError(f"{self.name}: `{param.name}` is {dtype}; kernels take {', '.join(DTYPES.values())}")
+                there = ", ".join(DTYPES.values())
+                raise InvalidValueError(f"{self.name}: `{param.name}` is {dtype}; kernels take {there}")
         return found
 
     def plan(self, step: Step, codes: Mapping[str, str | None], known: Mapping[str, str] = {}) -> tuple[dict, dict]:
-        """Template parameters, and the element types of the outputs. Refuses arrays of other types than the kernel's."""
+        """Template parameters, and element types of the outputs. Refuses arrays of other types than the kernel's."""
         key = (id(step), tuple(codes.items()), tuple(known.items()))
         if key not in self._plans:
             bound = step.bind(self.module, codes, known)
@@ -263,7 +191,8 @@ class Op:
         given = by_name(f"{self.name}: out of `{name}`", self.shapes[name], values)
         if isinstance(given, str):
             if given not in values:
-                raise InvalidValueError(f"{self.name}: out of `{name}` is like `{given}`; there are {', '.join(values)}")
+                there = ", ".join(values)
+                raise InvalidValueError(f"{self.name}: out of `{name}` is like `{given}`; there are {there}")
             given = values[given]
         given = getattr(given, "shape", given)
         return tuple(given) if isinstance(given, (tuple, list)) or hasattr(given, "__iter__") else (given,)
@@ -275,7 +204,7 @@ class Op:
         found: dict[str, Any] = {"n": elements(out), "rows": elements(first[:-1]), "cols": last}
         for name, given in self.sizes.items():
             found[name] = by_name(f"{self.name}: size `{name}`", given, {**values, **found})
-        return {name: size for name, size in found.items() if name in self._asked}
+        return {name: size for name, size in found.items() if name in self.size_names}
 
     def kernel(self, step: Step, bound: Mapping[str, str]) -> Kernel:
         """The kernel of a step, to be compiled together with the others of the op."""
@@ -285,7 +214,8 @@ class Op:
             for other in self.forward + self.backward:
                 fixed = other.arguments or []
                 own = {t.name: a for t, a in zip(other.signature.template, fixed, strict=False) if a != t.name}
-                all_bound = {t.name: own.get(t.name) or bound.get(t.name) or t.default for t in other.signature.template}
+                template = other.signature.template
+                all_bound = {t.name: own.get(t.name) or bound.get(t.name) or t.default for t in template}
                 if not other.signature.c_linkage and all(all_bound.values()):
                     names.append(other.expression(all_bound))
             expression, params = step.expression(bound), step.signature.bound(dict(bound))
@@ -357,7 +287,8 @@ class Op:
         given = {**self.defaults, **dict(zip(names, args, strict=False)), **kwargs}
         missing = [name for name in names if name not in given]
         if missing:
-            raise InvalidValueError(f"{self.name}: `{missing[0]}` is missing; expected {', '.join(map(str, self.params))}")
+            expected = ", ".join(map(str, self.params))
+            raise InvalidValueError(f"{self.name}: `{missing[0]}` is missing; expected {expected}")
         return tuple(given[name] for name in names)
 
     def _register(self) -> None:
@@ -401,8 +332,8 @@ class Op:
             raise InvalidValueError(f"{self.name}: cpu= gave {len(found)} results, expected {len(expected)}")
         for param, got, want in zip(self.outputs, found, expected, strict=True):
             if (tuple(got[0]), got[1]) != (tuple(want[0]), want[1]):
-                text = f"{self.name}: cpu= gave `{param.name}` as {got[1]} {list(got[0])}, expected {want[1]} {list(want[0])}"
-                raise InvalidValueError(text)
+                text = f"{self.name}: cpu= gave `{param.name}` as {got[1]} {list(got[0])}"
+                raise InvalidValueError(f"{text}, expected {want[1]} {list(want[0])}")
 
 
 def _numpy_array(shape: tuple, code: str, zero: bool) -> np.ndarray:
@@ -451,13 +382,13 @@ def op(
     The kernels' arguments say what the op is. Pointers to const are inputs and numbers are arguments, in order; other
     pointers are outputs; `n` is the number of elements of the first output, `rows` and `cols` are the first input's.
 
-    `backward` kernels go by names: they read `d_y` for an output `y`, inputs and outputs by their names, and write `d_x`
-    for an input `x`. What they name is saved.
+    `backward` kernels go by names: they read `d_y` for an output `y`, inputs and outputs by their names, and write
+    `d_x` for an input `x`. What they name is saved.
 
-    `out`: an output's shape, that of the first input by default: a name, sizes, or a function; a dict for several outputs.
-    `sizes`: further integers by name. `grid`, `block`, `shared`: the launch, one thread per element of the kernel's first
-    output by default, in blocks of 256; a dict by kernel for several. All of these may be functions, which are called with
-    the arguments that they name: `grid=lambda rows: rows`.
+    `out`: an output's shape, that of the first input by default: a name, sizes, or a function; a dict for several
+    outputs. `sizes`: further integers by name. `grid`, `block`, `shared`: the launch, one thread per element of the
+    kernel's first output by default, in blocks of 256; a dict by kernel for several. All of these may be functions,
+    which are called with the arguments that they name: `grid=lambda rows: rows`.
 
     `zero`: outputs that start as zeros. `defaults`: of arguments. `cpu`: a function for arrays on the CPU; torch takes
     the gradient from it. Template parameters are found from the arrays; others are written: `forward="f<T, 4>"`.

@@ -77,8 +77,8 @@ def _device(op: Op, args: Sequence[Any]) -> torch.device:
     """The one device of all arrays."""
     at = op._array_at[0]
     if not isinstance(args[at], torch.Tensor):
-        text = f"{op.name}: `{op.params[at].name}` is of type {type(args[at]).__name__}; expected a tensor like the others"
-        raise InvalidValueError(text)
+        text = f"{op.name}: `{op.params[at].name}` is of type {type(args[at]).__name__}"
+        raise InvalidValueError(f"{text}; expected a tensor like the others")
     device = args[at].device
     for other in op._array_at[1:]:
         if getattr(args[other], "device", device) != device:
@@ -151,15 +151,18 @@ def _own(result: Any, args: Sequence[Any]) -> Any:
 def _backward_op(op: Op, library: Any, name: str, step: Step) -> tuple[Any, list[str], list[str], list[str]]:
     """A backward kernel as an operator: (operator, arrays, numbers, outputs), all by name."""
     arrays = [p.name for p in step.arrays]
-    numbers = [p for p in step.scalars]
+    numbers = [p.name for p in step.scalars]
+    sizes = [name for name in op.size_names if name not in numbers]  # for functions of the launch
     outputs = [p.name for p in step.outputs]
     shapes = [f"SymInt[] shape_{name}" for name in outputs]
-    arguments = [*(f"Tensor {name}" for name in arrays), *map(_argument, numbers), *shapes]
+    arguments = [*(f"Tensor {name}" for name in arrays), *map(_argument, step.scalars)]
+    arguments += [*(f"SymInt {name}" for name in sizes), *shapes]
+    numbers += sizes
     if not arrays:
         raise InvalidValueError(f"backward kernel {step.name} reads no array")
 
     def run(args: Sequence[Any], launch: bool) -> Any:
-        names = [*arrays, *(p.name for p in numbers)]
+        names = [*arrays, *numbers]
         values = dict(zip(names, args, strict=False))
         codes = {array: code_of(values[array]) for array in arrays}
         bound, made = op.plan(step, codes)
@@ -180,7 +183,7 @@ def _backward_op(op: Op, library: Any, name: str, step: Step) -> tuple[Any, list
         raise NotAvailableError(f"{op.name} has no second derivative: its gradient is a kernel")
 
     torch.library.register_autograd(f"{NAMESPACE}::{name}", twice, lib=library)
-    return overload, arrays, [p.name for p in numbers], outputs
+    return overload, arrays, numbers, outputs
 
 
 def _cpu_backward_op(op: Op, library: Any, name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from ..errors import InvalidValueError
 
@@ -65,11 +65,11 @@ class Param:
     stars: int
     constant: bool
 
-    @property
+    @cached_property
     def is_array(self) -> bool:
         return self.stars == 1
 
-    @property
+    @cached_property
     def is_output(self) -> bool:
         """What a kernel may write: a pointer that is not const."""
         return self.is_array and not self.constant
@@ -78,7 +78,7 @@ class Param:
     def type(self) -> str:
         return f"{'const ' if self.constant else ''}{self.base}{'*' * self.stars}"
 
-    @property
+    @cached_property
     def kind(self) -> str | None:
         """The letters by which a value is packed; None where that is not possible."""
         if self.stars:
@@ -129,10 +129,9 @@ class Signature:
         given = dict(zip((t.name for t in self.template), arguments, strict=False))
         for parameter in self.template[len(arguments) :]:
             if not parameter.default:
-                raise InvalidValueError(
-                    f"kernel {self.name} is a template: template argument `{parameter}` is missing; "
-                    f'write "{self.name}<{", ".join(SPELLED["f4"] if t.kind == "class" else "4" for t in self.template)}>"'
-                )
+                like = ", ".join("float" if t.kind == "class" else "4" for t in self.template)
+                text = f"kernel {self.name} is a template: template argument `{parameter}` is missing"
+                raise InvalidValueError(f'{text}; write "{self.name}<{like}>"')
             given[parameter.name] = parameter.default
         return given
 

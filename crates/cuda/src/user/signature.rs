@@ -306,7 +306,7 @@ fn kernel(tokens: &[Token], start: usize, at: usize, aliases: &Names) -> Option<
                     template.iter().map(|p: &TemplateParameter| p.name.as_str()).collect();
                 let parameters = split(&tokens[i + 2..end])
                     .into_iter()
-                    .filter(|part| !part.is_empty() && !(part.len() == 1 && part[0].text == "void"))
+                    .filter(|part| !matches!(part, [] | [Token { .. }] if part.iter().all(|token| token.text == "void")))
                     .map(|part| parameter(part, aliases, &generic))
                     .collect();
                 let (name, line) = (word.to_owned(), tokens[i].line);
