@@ -24,7 +24,7 @@ pub(super) fn slice_len(k: usize) -> usize {
 
 /// An address that tasks may share. What they may do with it is said where it is made.
 #[derive(Clone, Copy)]
-struct Shared<T>(T);
+pub(super) struct Shared<T>(pub(super) T);
 
 // SAFETY: only a wrapper; every use of the address has its own argument.
 unsafe impl<T> Sync for Shared<T> {}
