@@ -5,7 +5,7 @@
 //!
 //! order  as [`gemm`]: which way a product takes changes no bit, so it may depend on the threads.
 
-use super::plan::{Shared, slice_len};
+use super::plan::{Shared, reserve_most, slice_len};
 use super::workspace::Workspace;
 use super::{Gemm, MatMut, MatRef, gemm, gemm_local, gemv, kernels};
 use crate::isa::Isa;
@@ -18,33 +18,48 @@ const ROWS: usize = 64;
 /// Columns of c in a block, where it is cut by columns: whole panels of every kernel.
 const COLUMNS: usize = 96;
 
-/// Computes `product(0)` to `product(count - 1)` with all threads of `team`. Products without epilogues.
+/// Products without epilogues.
+#[derive(Clone, Copy)]
+pub struct Group<'a> {
+    /// How many there are.
+    pub count: usize,
+    /// Rows, columns and steps of any of them are at most these, in this call and in later ones of the same kind: memory is
+    /// taken for the largest at once.
+    pub most: [usize; 3],
+    /// The product of a number below `count`; the same whenever it is asked for.
+    pub product: &'a (dyn Fn(usize) -> Gemm<'static> + Sync),
+}
+
+/// Computes all products of a group with all threads of `team`.
 ///
 /// # Safety
-/// As [`gemm`] for each product; the results share no memory. `product` gives the same whenever it is asked.
+/// As [`gemm`] for each product; the results share no memory.
 ///
 /// # Errors
 /// `product` panicked.
-pub unsafe fn gemm_grouped<'a>(
+pub unsafe fn gemm_grouped(
     team: &Team,
     ws: &mut Workspace,
     isa: Isa,
-    count: usize,
-    product: &(dyn Fn(usize) -> Gemm<'a> + Sync),
+    group: &Group<'_>,
 ) -> Result<(), TaskPanic> {
+    let Group { count, most, product } = *group;
     let share = SHARE.saturating_mul(team.threads());
-    let is_large = |g: &Gemm<'_>| !gemv::fits(g) && g.m.saturating_mul(g.n).saturating_mul(g.k) >= share;
-    let (mut total, mut depth) = (0, 0);
+    let work = |[m, n, k]: [usize; 3]| m.saturating_mul(n).saturating_mul(k);
+    let is_large = |g: &Gemm<'_>| !gemv::fits(g) && work([g.m, g.n, g.k]) >= share;
+    if work(most) >= share {
+        reserve_most(ws, kernels(isa), team.threads(), most);
+    }
+    let mut total = 0;
     ws.ends.clear();
     for i in 0..count {
         let g = product(i);
         if !is_large(&g) {
             total += blocks(&g);
-            depth = depth.max(g.k);
         }
         ws.ends.push(total);
     }
-    ws.reserve_local(team.threads(), slice_len(depth) * kernels(isa).nr);
+    ws.reserve_local(team.threads(), slice_len(most[2]) * kernels(isa).nr);
     // Each worker uses its own.
     let workers = Shared(ws.workers.as_mut_ptr());
     let ends = &ws.ends[..];
@@ -142,7 +157,11 @@ mod tests {
                     // SAFETY: the matrices are as large as said and apart.
                     unsafe {
                         match threads {
-                            Some(_) => gemm_grouped(&team, &mut ws, isa, sizes.len(), &product).unwrap(),
+                            Some(_) => {
+                                let group =
+                                    Group { count: sizes.len(), most: [rows, n, k], product: &product };
+                                gemm_grouped(&team, &mut ws, isa, &group).unwrap();
+                            }
                             None => {
                                 let all = (0..sizes.len()).map(product);
                                 all.for_each(|g| gemm(&team, &mut ws, isa, &g).unwrap());

@@ -22,7 +22,7 @@ mod x86;
 
 use crate::isa::{Isa, IsaKind};
 use crate::team::{TaskPanic, Team};
-pub use grouped::gemm_grouped;
+pub use grouped::{Group, gemm_grouped};
 use kernel::Kernels;
 pub use local::gemm_local;
 use std::ops::Range;

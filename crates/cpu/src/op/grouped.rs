@@ -1,7 +1,7 @@
 //! Linear layers of many experts, on the GEMM.
 
 use super::{Ctx, engine_error};
-use crate::gemm::{Beta, Gemm, MatMut, MatRef, gemm_grouped};
+use crate::gemm::{Beta, Gemm, Group, MatMut, MatRef, gemm_grouped};
 use crate::memory::Span;
 use ironhorse_core::op::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
 use ironhorse_core::{Error, Result, Slot};
@@ -45,10 +45,12 @@ fn writable(m: MatRef) -> MatMut {
 unsafe fn products(
     ctx: &mut Ctx<'_>,
     groups: &Groups<'_>,
+    most: [usize; 3],
     product: &(dyn Fn(usize) -> Gemm<'static> + Sync),
 ) -> Result<()> {
+    let group = Group { count: groups.experts(), most, product };
     // SAFETY: passed on to the caller.
-    unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, groups.experts(), product) }.map_err(engine_error)
+    unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, &group) }.map_err(engine_error)
 }
 
 pub fn grouped_linear_fwd(ctx: &mut Ctx<'_>, op: &GroupedLinearFwd) -> Result<()> {
@@ -61,8 +63,9 @@ pub fn grouped_linear_fwd(ctx: &mut Ctx<'_>, op: &GroupedLinearFwd) -> Result<()
         let c = writable(rows_from(out, rows.start, oc));
         Gemm::new((rows.len(), oc, ic), rows_from(inp, rows.start, ic), b, c)
     };
+    let most = [op.inp.shape.rows(), oc, ic];
     // SAFETY: shapes and aliasing were checked by `Op::check`; the stretches of rows lie in the slots and are disjoint.
-    unsafe { products(ctx, &groups, &product) }
+    unsafe { products(ctx, &groups, most, &product) }
 }
 
 pub fn grouped_linear_bwd_input(ctx: &mut Ctx<'_>, op: &GroupedLinearBwdInput) -> Result<()> {
@@ -75,8 +78,9 @@ pub fn grouped_linear_bwd_input(ctx: &mut Ctx<'_>, op: &GroupedLinearBwdInput) -
         let c = writable(rows_from(d_inp, rows.start, ic));
         Gemm::new((rows.len(), ic, oc), rows_from(d_out, rows.start, oc), b, c)
     };
+    let most = [op.d_inp.shape.rows(), ic, oc];
     // SAFETY: as in `grouped_linear_fwd`.
-    unsafe { products(ctx, &groups, &product) }
+    unsafe { products(ctx, &groups, most, &product) }
 }
 
 pub fn grouped_linear_bwd_weight(ctx: &mut Ctx<'_>, op: &GroupedLinearBwdWeight) -> Result<()> {
@@ -91,6 +95,7 @@ pub fn grouped_linear_bwd_weight(ctx: &mut Ctx<'_>, op: &GroupedLinearBwdWeight)
         let c = writable(rows_from(d_weight, expert * oc, ic));
         Gemm::new((oc, ic, rows.len()), a, rows_from(inp, rows.start, ic), c).beta(beta)
     };
+    let most = [oc, ic, op.inp.shape.rows()];
     // SAFETY: as in `grouped_linear_fwd`; every expert has a weight of its own.
-    unsafe { products(ctx, &groups, &product) }
+    unsafe { products(ctx, &groups, most, &product) }
 }

@@ -11,7 +11,7 @@ use ironhorse_core::op::{
     Accum, AttentionCached, AttentionFwd, CrossEntropy, EmbeddingFwd, LayerNormFwd, LinearFwd, LossMean,
     ResidualLayerNormFwd,
 };
-use ironhorse_core::{Builder, DType, Error, Pool, Precision, Program, Shape, Slot};
+use ironhorse_core::{Builder, DType, Error, Precision, Program, Shape, Slot};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
