@@ -1,5 +1,6 @@
 //! A layer of experts, forward and backward: the same bits for any number of threads, and nothing allocated once it has
 //! run, whatever the routing.
+#![allow(clippy::unwrap_used)]
 
 use ironhorse_core::op::*;
 use ironhorse_core::{Builder, DType, Engine, Pool, Program, Scalars, Slot};
