@@ -64,6 +64,33 @@ impl Builder {
         weight
     }
 
+    /// Adds rows to the parameter table that lie one after the other without gaps, so that an op can take all of them as
+    /// one slot: [`Slot::joined`]. The first starts at a multiple of [`ALIGN`](crate::ALIGN), the others where the one
+    /// before ends, at whole elements only: give ops that read whole vectors the joined slot. Decay is the group's, because
+    /// engines may decide it for several elements at a time.
+    pub fn param_group<N: Into<String>, S: Into<Shape>>(
+        &mut self,
+        params: impl IntoIterator<Item = (N, S)>,
+        decay: bool,
+    ) -> Vec<Slot> {
+        let mut slots: Vec<Slot> = Vec::new();
+        for (name, shape) in params {
+            let slot = self.param(name, shape, decay);
+            if let (Some(before), Some(param)) = (slots.last(), self.params.last_mut()) {
+                param.weight.offset = before.end();
+            }
+            slots.push(self.params.last().map_or(slot, |param| param.weight));
+        }
+        slots
+    }
+
+    /// The gradient of a parameter, or of several seen as one.
+    pub fn grad(&self, weight: Slot) -> Slot {
+        let dtype = self.precision.grads;
+        let offset = weight.offset / weight.dtype.size() * dtype.size();
+        Slot { pool: Pool::Grads, offset, dtype, ..weight }
+    }
+
     /// A pool laid out like the parameters, flat. Declare all parameters first.
     pub fn flat(&self, pool: Pool) -> Slot {
         flat(&self.params, self.precision, pool)
@@ -238,6 +265,36 @@ mod tests {
         assert_eq!(program.origin(&program.nodes()[2]), "z");
         assert_eq!(program.range(Section::Forward), 0..4);
         assert_eq!(program.range(Section::Update), 4..4);
+    }
+
+    #[test]
+    fn a_group_has_no_gaps_inside_and_is_one_slot() {
+        for precision in [Precision::F32, Precision::BF16_F32_GRADS] {
+            let mut b = Builder::with_precision(precision);
+            b.param("before", [3], false);
+            let shapes = [("q", [6, 5]), ("k", [1, 5]), ("v", [1, 5])];
+            let group = b.param_group(shapes, true);
+            let after = b.param("after", [7], false);
+            let size = precision.weights.size();
+            assert_eq!(
+                group.iter().map(|slot| slot.offset / size).collect::<Vec<_>>(),
+                [0, 30, 35].map(|at| at + 64 / size)
+            );
+            assert_eq!((group[0].offset % 64, after.offset), (0, crate::align_up(group[2].end())));
+            let all = Slot::joined(&group, [8, 5]).unwrap();
+            assert_eq!((all.offset, all.end()), (group[0].offset, group[2].end()));
+            let grad = b.grad(all);
+            assert_eq!((grad.pool, grad.dtype, grad.shape), (Pool::Grads, DType::F32, all.shape));
+            assert_eq!(grad.offset / 4, all.offset / size);
+            assert_eq!(
+                Slot::joined(&group, [9, 5]).unwrap_err().to_string(),
+                "program: 40 elements are no [9, 5]"
+            );
+            let apart = Slot::joined(&[group[0], after], [37]).unwrap_err().to_string();
+            assert!(apart.starts_with("program: slots that do not lie one after the other"), "{apart}");
+            assert_eq!(b.flat(Pool::Params).bytes(), crate::align_up(after.end()));
+            assert_eq!(b.params[2].grad().offset, b.grad(group[1]).offset);
+        }
     }
 
     #[test]

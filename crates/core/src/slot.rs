@@ -1,6 +1,6 @@
 //! Slots: where a tensor lives. Plain data, no lifetimes.
 
-use crate::{DType, Shape};
+use crate::{DType, Error, Result, Shape};
 use std::fmt;
 
 /// A memory region an engine keeps for a program. Pools differ in who lays them out and how long they live.
@@ -57,7 +57,8 @@ impl Pool {
     }
 }
 
-/// Every slot starts at a multiple of this many bytes: a cache line, and wider than any vector register.
+/// Every slot starts at a multiple of this many bytes: a cache line, and wider than any vector register. The members of a
+/// [`param_group`](crate::Builder::param_group) after its first do not.
 pub const ALIGN: usize = 64;
 
 /// A tensor's place: pool, byte offset, shape, element type. Always contiguous, row-major.
@@ -103,6 +104,25 @@ impl Slot {
         let shape = shape.into();
         debug_assert_eq!(shape.numel(), self.numel(), "a view keeps the number of elements");
         Self { shape, ..self }
+    }
+
+    /// Slots that lie one after the other without gaps, seen as one.
+    ///
+    /// # Errors
+    /// They do not lie so, or have not as many elements as the shape.
+    pub fn joined(slots: &[Self], shape: impl Into<Shape>) -> Result<Self> {
+        let shape = shape.into();
+        let adjoin = |pair: &[Self]| {
+            pair[0].pool == pair[1].pool && pair[0].dtype == pair[1].dtype && pair[0].end() == pair[1].offset
+        };
+        let Some(first) = slots.first().filter(|_| slots.windows(2).all(adjoin)) else {
+            return Err(Error::Program(format!("slots that do not lie one after the other: {slots:?}")));
+        };
+        let count: usize = slots.iter().map(Self::numel).sum();
+        if count != shape.numel() {
+            return Err(Error::Program(format!("{count} elements are no {shape}")));
+        }
+        Ok(Self { shape, ..*first })
     }
 }
 

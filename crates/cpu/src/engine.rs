@@ -4,7 +4,7 @@ use crate::gemm::Workspace;
 use crate::isa::Isa;
 use crate::limits::Limits;
 use crate::memory::Memory;
-use crate::op::{self, Ctx, Scratch};
+use crate::op::{self, Ctx, RopeTables, Scratch};
 use crate::team::{PerWorker, Team};
 use ironhorse_core::{DType, Engine, Layout, Pool, Program, Result, Scalars, Slot, check_host_len};
 use std::ops::Range;
@@ -35,6 +35,8 @@ pub struct CpuEngine {
     workspace: Workspace,
     scratch: PerWorker<Scratch>,
     partials: Vec<f64>,
+    counts: Vec<i32>,
+    tables: RopeTables,
 }
 
 impl CpuEngine {
@@ -47,7 +49,16 @@ impl CpuEngine {
     pub fn with_isa(threads: usize, isa: Isa) -> Self {
         let team = Team::new(threads);
         let scratch = PerWorker::new(&team, |_| Scratch::default());
-        Self { memory: Memory::new(), team, isa, workspace: Workspace::new(), scratch, partials: Vec::new() }
+        Self {
+            memory: Memory::new(),
+            team,
+            isa,
+            workspace: Workspace::new(),
+            scratch,
+            partials: Vec::new(),
+            counts: Vec::new(),
+            tables: RopeTables::default(),
+        }
     }
 
     /// How many threads work.
@@ -110,6 +121,8 @@ impl Engine for CpuEngine {
             workspace: &mut self.workspace,
             scratch: &mut self.scratch,
             partials: &mut self.partials,
+            counts: &mut self.counts,
+            tables: &mut self.tables,
             program,
             scalars,
         };

@@ -1,4 +1,5 @@
-// embedding_bwd: d_wte[tokens[b,t]] += d_out[b,t]; d_wpe[t] (+)= Σ_b d_out[b,t], rows beyond T become 0 when it overwrites
+// embedding_bwd: d_wte[tokens[b,t]] += d_out[b,t]; d_wpe[t] (+)= Σ_b d_out[b,t], rows beyond T become 0 when it overwrites.
+//        Where d_wte is overwritten it was filled with 0 before; without d_wpe the positions have no kernel
 // moves  2·N·C·sizeof(ACT) bytes, each touched row of d_wte twice, and what the sort moves (under 3 %); bound: memory
 // grid   embedding_bwd_positions: a thread per vector of d_wpe. For d_wte: positions are sorted by token, stable, 8 bits a
 //        pass (sort_count, sort_scan, sort_scatter); embedding_bwd_windows sums 32 sorted positions a block;

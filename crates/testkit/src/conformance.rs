@@ -241,6 +241,11 @@ fn unit(case: &Case) -> DType {
 }
 
 fn read(engine: &mut dyn Engine, slot: Slot) -> Result<Vec<f32>> {
+    if slot.dtype == DType::I32 {
+        let mut data = vec![0; slot.numel()];
+        engine.read_i32(slot, &mut data)?;
+        return Ok(data.into_iter().map(|value| value as f32).collect()); // row numbers: exact up to 2²⁴
+    }
     let mut data = vec![0.0; slot.numel()];
     engine.read_f32(slot, &mut data)?;
     Ok(data)

@@ -110,7 +110,8 @@ fn plain_bf16_conforms() {
 #[test]
 fn truncation_is_caught_in_every_op_that_rounds() {
     let summary = bf16(Round::Truncate, Suite { quick: true, ..Suite::new(Mode::Bf16) });
-    for row in summary.rows().iter().filter(|row| !["fill", "copy", "grad_norm"].contains(&row.op)) {
+    let exact = ["fill", "copy", "permute", "grad_norm", "router_fwd", "route_sort"];
+    for row in summary.rows().iter().filter(|row| !exact.contains(&row.op)) {
         // These are allowed roundings in between, which hide the error of the last one.
         let loose = ["attention_fwd", "attention_bwd", "attention_cached"].contains(&row.op);
         assert!(row.failed > 0 || loose, "{}", row.op);
@@ -171,7 +172,8 @@ impl Broken {
         wanted.map(|arg| arg.slot).collect()
     }
 
-    /// The last f32 of the victim, or one just outside of it. Flat parameter pools end in a gap: there the first.
+    /// The last f32 of the victim, or one just outside of it. Flat parameter pools end in a gap, and what is turned by
+    /// its position ends in values, which stay: there the first.
     fn element(&self, op: &Op) -> Slot {
         let slot = Self::victims(op, self.sabotage)[self.victim];
         let offset = match self.sabotage {
@@ -180,6 +182,7 @@ impl Broken {
             _ if matches!(slot.pool, Pool::Params | Pool::Moment1 | Pool::Moment2 | Pool::Master) => {
                 slot.offset
             }
+            _ if matches!(op, Op::Rope(_)) => slot.offset,
             _ => slot.end() - slot.dtype.size(),
         };
         Slot { offset, shape: Shape::new([1]), ..slot }
@@ -219,8 +222,12 @@ impl Engine for Broken {
         match self.sabotage {
             Sabotage::Skip => self.inner.inner.write_f64(element, &old),
             _ => {
-                // far beyond what bf16 rounds away
-                let by = if element.dtype == DType::BF16 { 0.5 } else { 0.01 };
+                // far beyond what bf16 rounds away; integers are whole
+                let by = match element.dtype {
+                    DType::I32 => 1.0,
+                    DType::BF16 => 0.5,
+                    _ => 0.01,
+                };
                 self.inner.inner.write_f64(element, &[new + by * (new.abs() + 1.0)])
             }
         }
@@ -239,8 +246,11 @@ fn sensitive(cases: &[Case], op: &str) -> Option<Case> {
     };
     // The cache's last place is written by the op, and gradients do not happen to be 0.
     let last = |case: &&Case| op != "attention_cached" || case.name.contains("C48 NH3 at position 36");
-    let wide = |case: &&Case| op != "layernorm_bwd" || !case.name.contains("C1 ");
-    cases.iter().filter(picked).filter(last).find(wide).cloned()
+    let wide = |case: &&Case| !["layernorm_bwd", "rmsnorm_bwd"].contains(&op) || !case.name.contains("C1 ");
+    // The position 0 turns nothing; the one expert of one has the weight 1 and no gradient.
+    let turned = |case: &&Case| op != "rope" || case.name.contains("at position 299");
+    let choice = |case: &&Case| op != "router_bwd" || case.name.contains("K4");
+    cases.iter().filter(picked).filter(last).filter(turned).filter(choice).find(wide).cloned()
 }
 
 fn faults(sabotage: Sabotage) -> Vec<(String, Fault)> {

@@ -5,6 +5,9 @@ use super::*;
 use ironhorse_core::op::*;
 use ironhorse_core::{Builder, DType, Shape};
 
+#[path = "finite_experts.rs"]
+mod experts;
+
 /// Builds a forward and a backward whose slots all keep their contents.
 struct Bench {
     b: Builder,
@@ -70,10 +73,23 @@ fn embedding() {
     let mut k = Bench::new("embedding");
     let (out, wte, wpe) = (k.out([2, 3, 4]), k.inp([5, 4]), k.inp([4, 4]));
     let tokens = k.ints([2, 3], &[4, 0, 4, 2, 4, 0]);
-    k.b.push(EmbeddingFwd { out, tokens, wte, wpe, vocab: 5, at_position: false }).unwrap();
+    k.b.push(EmbeddingFwd { out, tokens, wte, wpe: Some(wpe), vocab: 5, at_position: false }).unwrap();
     let (d_wte, d_wpe, d_out) = (k.out([5, 4]), k.out([4, 4]), k.weigh(out));
-    k.backward(EmbeddingBwd { d_wte, d_wpe, d_out, tokens, accum: Accum::Write });
+    let (accum_wte, accum) = (Accum::Add, Accum::Write);
+    k.backward(EmbeddingBwd { d_wte, d_wpe: Some(d_wpe), d_out, tokens, accum_wte, accum });
     k.check(Scalars::default(), &[(wte, d_wte), (wpe, d_wpe)]);
+}
+
+#[test]
+fn embedding_without_positions() {
+    let mut k = Bench::new("embedding alone");
+    let (out, wte) = (k.out([2, 3, 4]), k.inp([5, 4]));
+    let tokens = k.ints([2, 3], &[4, 0, 4, 2, 4, 0]);
+    k.b.push(EmbeddingFwd { out, tokens, wte, wpe: None, vocab: 5, at_position: false }).unwrap();
+    let (d_wte, d_out) = (k.inp([5, 4]), k.weigh(out)); // what was there goes
+    let (accum_wte, accum) = (Accum::FirstWrites, Accum::Write);
+    k.backward(EmbeddingBwd { d_wte, d_wpe: None, d_out, tokens, accum_wte, accum });
+    k.check(Scalars::default(), &[(wte, d_wte)]);
 }
 
 #[test]
@@ -260,7 +276,7 @@ fn transformer(bug: Bug) -> Program {
     let logits = b.activation([B, T, V + 1], DType::F32);
 
     let forward: [Op; 7] = [
-        EmbeddingFwd { out: x, tokens, wte, wpe, vocab: V, at_position: false }.into(),
+        EmbeddingFwd { out: x, tokens, wte, wpe: Some(wpe), vocab: V, at_position: false }.into(),
         LinearFwd { out: qkv, pre: None, inp: x, weight: w_qkv, bias: Some(b_qkv) }.into(),
         AttentionFwd { out: att, lse, qkv, heads: 2, kv_heads: 2 }.into(),
         ResidualLayerNormFwd {
@@ -307,7 +323,8 @@ fn transformer(bug: Bug) -> Program {
     if bug != Bug::Residual {
         backward.push(Add { out: d_x, a: d_x, b: d_res }.into());
     }
-    backward.push(EmbeddingBwd { d_wte, d_wpe, d_out: d_x, tokens, accum }.into());
+    let d_wpe = Some(d_wpe);
+    backward.push(EmbeddingBwd { d_wte, d_wpe, d_out: d_x, tokens, accum_wte: Accum::Add, accum }.into());
 
     forward.into_iter().for_each(|op| b.push(op).unwrap());
     b.section(Section::Backward);

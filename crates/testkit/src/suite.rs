@@ -67,8 +67,9 @@ impl Suite {
     /// The cases, and those that must be refused, op by op.
     fn cases(&self) -> (Vec<Case>, Vec<Case>) {
         // Other ops do the same in tf32 as in f32.
-        let has =
-            |op: &str| self.mode != Mode::Tf32 || ["linear", "attention"].iter().any(|s| op.starts_with(s));
+        let has = |op: &str| {
+            self.mode != Mode::Tf32 || ["linear", "grouped", "attention"].iter().any(|s| op.starts_with(s))
+        };
         let wanted = |op: &str| has(op) && (self.ops.is_empty() || self.ops.iter().any(|name| name == op));
         let (mut cases, mut refusals) = (Vec::new(), Vec::new());
         for &precision in self.mode.precisions() {

@@ -1,9 +1,10 @@
-//! Token plus position embedding.
+//! Embedding of tokens, with learned positions or without.
 
 use super::spec::{Accum, Checker, OpSpec, slots};
 use crate::{DType, Result, Slot};
 
-/// `out[b,t] = wte[tokens[b,t]] + wpe[t]`; `wpe[position + t]` when decoding token by token.
+/// `out[b,t] = wte[tokens[b,t]] + wpe[t]`; `wpe[position + t]` when decoding token by token. Without `wpe` the token's row
+/// alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EmbeddingFwd {
     /// (B,T,C)
@@ -13,7 +14,7 @@ pub struct EmbeddingFwd {
     /// (V,C)
     pub wte: Slot,
     /// (maxT,C)
-    pub wpe: Slot,
+    pub wpe: Option<Slot>,
     /// Tokens at or beyond this are an input error (V without padding).
     pub vocab: usize,
     /// Start at the scalar `position` instead of 0.
@@ -26,8 +27,11 @@ impl OpSpec for EmbeddingFwd {
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
-        c.same_float(&[("out", &self.out), ("wte", &self.wte), ("wpe", &self.wpe)])?;
-        check_embedding(c, [self.out, self.tokens, self.wte, self.wpe], ["out", "wpe"])?;
+        c.same_float(&[("out", &self.out), ("wte", &self.wte)])?;
+        if let Some(wpe) = &self.wpe {
+            c.same_float(&[("wte", &self.wte), ("wpe", wpe)])?;
+        }
+        check_embedding(c, [self.out, self.tokens, self.wte], self.wpe, ["out", "wpe"])?;
         if self.vocab > self.wte.shape.rows() {
             let what = format!("`vocab` is {}, but `wte` has {} rows", self.vocab, self.wte.shape.rows());
             return Checker(Self::NAME).fail(what);
@@ -41,53 +45,75 @@ impl OpSpec for EmbeddingFwd {
 
     /// Only the rows looked up move.
     fn bytes(&self) -> Option<u64> {
-        Some((3 * self.out.bytes() + self.tokens.bytes()) as u64)
+        let rows = if self.wpe.is_some() { 3 } else { 2 };
+        Some((rows * self.out.bytes() + self.tokens.bytes()) as u64)
     }
 }
 
-/// `d_wte[tokens[b,t]] += d_out[b,t]` and `d_wpe[t] (+)= Σ_b d_out[b,t]`, summed in the order of (b,t).
+/// `d_wte[tokens[b,t]] (+)= d_out[b,t]` and `d_wpe[t] (+)= Σ_b d_out[b,t]`, summed in the order of (b,t).
 ///
-/// `d_wte` is always added to: the tied output head has written it before.
+/// Where the output head is tied, it has written `d_wte` before and this adds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EmbeddingBwd {
-    /// (V,C), added to
+    /// (V,C)
     pub d_wte: Slot,
     /// (maxT,C)
-    pub d_wpe: Slot,
+    pub d_wpe: Option<Slot>,
     /// (B,T,C)
     pub d_out: Slot,
     /// (B,T) i32
     pub tokens: Slot,
+    /// How `d_wte` treats what was there. Rows of tokens that do not occur become 0 when it overwrites.
+    pub accum_wte: Accum,
     /// How `d_wpe` treats what was there. Rows beyond T become 0 when it overwrites.
     pub accum: Accum,
 }
 
 impl OpSpec for EmbeddingBwd {
     const NAME: &'static str = "embedding_bwd";
-    slots!(Update d_wte, Update d_wpe, Read d_out, Read tokens);
+
+    fn visit(&mut self, f: &mut dyn FnMut(&'static str, super::Access, &mut Slot)) {
+        use super::Access::{Read, Update};
+        f("d_wte", self.accum_wte.access(), &mut self.d_wte);
+        if let Some(d_wpe) = &mut self.d_wpe {
+            f("d_wpe", Update, d_wpe);
+        }
+        f("d_out", Read, &mut self.d_out);
+        f("tokens", Read, &mut self.tokens);
+    }
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
         c.same_float(&[("d_out", &self.d_out)])?;
-        c.same_float(&[("d_wte", &self.d_wte), ("d_wpe", &self.d_wpe)])?;
-        let slots = [self.d_out, self.tokens, self.d_wte, self.d_wpe];
-        check_embedding(c, slots, ["d_out", "d_wpe"])
+        c.same_float(&[("d_wte", &self.d_wte)])?;
+        if let Some(d_wpe) = &self.d_wpe {
+            c.same_float(&[("d_wte", &self.d_wte), ("d_wpe", d_wpe)])?;
+        }
+        check_embedding(c, [self.d_out, self.tokens, self.d_wte], self.d_wpe, ["d_out", "d_wpe"])
     }
 
     fn flops(&self) -> u64 {
-        2 * self.d_out.numel() as u64
+        (if self.d_wpe.is_some() { 2 } else { 1 }) * self.d_out.numel() as u64
     }
 
+    /// Only the rows looked up move, and the whole table where it is cleared first.
     fn bytes(&self) -> Option<u64> {
-        Some((5 * self.d_out.bytes() + self.tokens.bytes()) as u64)
+        let rows = if self.d_wpe.is_some() { 5 } else { 3 };
+        let cleared = if self.accum_wte == Accum::Add { 0 } else { self.d_wte.bytes() };
+        Some((rows * self.d_out.bytes() + self.tokens.bytes() + cleared) as u64)
     }
 }
 
-fn check_embedding(c: Checker, [x, tokens, wte, wpe]: [Slot; 4], names: [&str; 2]) -> Result<()> {
-    let [x_name, wpe_name] = names;
+fn check_embedding(
+    c: Checker,
+    [x, tokens, wte]: [Slot; 3],
+    wpe: Option<Slot>,
+    [x_name, wpe_name]: [&str; 2],
+) -> Result<()> {
     c.dtype("tokens", &tokens, DType::I32)?;
     let width = wte.shape.cols();
     c.matrix(x_name, &x, tokens.numel(), width)?;
+    let Some(wpe) = wpe else { return Ok(()) };
     c.matrix(wpe_name, &wpe, wpe.shape.rows(), width)?;
     let seq = tokens.shape.cols();
     if seq > wpe.shape.rows() {

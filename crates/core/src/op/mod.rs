@@ -7,22 +7,34 @@
 mod attention;
 mod elementwise;
 mod embedding;
+mod grouped;
 mod layernorm;
 mod linear;
 mod loss;
 mod memory;
 mod optimizer;
+mod rmsnorm;
+mod rope;
+mod router;
+mod routing;
 mod spec;
+mod swiglu;
 
 pub use attention::{AttentionBwd, AttentionCached, AttentionFwd};
 pub use elementwise::{Add, GeluBwd, GeluFwd};
 pub use embedding::{EmbeddingBwd, EmbeddingFwd};
+pub use grouped::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
 pub use layernorm::{LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd};
 pub use linear::{LinearBwdInput, LinearBwdWeight, LinearFwd};
 pub use loss::{CrossEntropy, LossMean};
 pub use memory::{CopySlot, Fill};
 pub use optimizer::{AdamW, GradNorm};
+pub use rmsnorm::{ResidualRmsNormFwd, RmsNormApply, RmsNormBwd, RmsNormFwd};
+pub use rope::Rope;
+pub use router::{RouterBwd, RouterFwd, RouterLoad};
+pub use routing::{Combine, CombineBwd, Permute, PermuteBwd, RouteSort};
 pub use spec::{Access, Accum, Arg, OpSpec};
+pub use swiglu::{SwigluBwd, SwigluFwd};
 
 use crate::{Result, Slot};
 
@@ -67,15 +79,33 @@ ops!(
     ResidualLayerNormFwd,
     LayerNormApply,
     LayerNormBwd,
+    RmsNormFwd,
+    ResidualRmsNormFwd,
+    RmsNormApply,
+    RmsNormBwd,
     LinearFwd,
     LinearBwdInput,
     LinearBwdWeight,
     GeluFwd,
     GeluBwd,
+    SwigluFwd,
+    SwigluBwd,
     Add,
+    Rope,
     AttentionFwd,
     AttentionBwd,
     AttentionCached,
+    RouterFwd,
+    RouterBwd,
+    RouterLoad,
+    RouteSort,
+    Permute,
+    PermuteBwd,
+    Combine,
+    CombineBwd,
+    GroupedLinearFwd,
+    GroupedLinearBwdInput,
+    GroupedLinearBwdWeight,
     CrossEntropy,
     LossMean,
     GradNorm,
@@ -133,6 +163,7 @@ impl Op {
     pub fn expand(&self) -> Option<Vec<Self>> {
         match self {
             Self::ResidualLayerNormFwd(op) => Some(op.expand()),
+            Self::ResidualRmsNormFwd(op) => Some(op.expand()),
             Self::LinearFwd(op) => op.expand(),
             Self::LinearBwdInput(op) => op.expand(),
             _ => None,

@@ -10,6 +10,7 @@ use crate::isa::Isa;
 use crate::math::{LANES, dot, fma, tree};
 use crate::multiversion;
 use crate::team::{TaskPanic, Team};
+use std::ops::Range;
 
 /// More rows than that are faster packed.
 const MAX_ROWS: usize = 4;
@@ -26,23 +27,32 @@ pub(super) fn fits(g: &Gemm<'_>) -> bool {
 /// # Safety
 /// As [`gemm`](super::gemm), and [`fits`].
 pub(super) unsafe fn gemv(team: &Team, isa: Isa, g: &Gemm<'_>) -> Result<(), TaskPanic> {
-    team.chunks(g.n, BLOCK, |columns, worker| {
-        for j in columns.clone() {
-            // SAFETY: column j < n of b is k contiguous floats.
-            let w = unsafe { std::slice::from_raw_parts(g.b.ptr.add(j * g.b.cs), g.k) };
-            for i in 0..g.m {
-                // SAFETY: row i < m of a is k contiguous floats.
-                let x = unsafe { std::slice::from_raw_parts(g.a.ptr.add(i * g.a.rs), g.k) };
-                let sum = g.alpha * if i == 0 { first_dot(isa, w, x) } else { dot(isa, w, x) };
-                // SAFETY: element (i, j) of c, which is this task's.
-                unsafe {
-                    let c = g.c.ptr.add(i * g.c.rs + j);
-                    *c = if g.beta == Beta::Accumulate { *c + sum } else { sum };
-                }
+    team.chunks(g.n, BLOCK, |block, worker| {
+        // SAFETY: the caller's contract; tasks have different columns.
+        unsafe { columns(isa, g, block.clone()) };
+        g.finish(0..g.m, block, worker);
+    })
+}
+
+/// Some columns of c, on the calling thread, without the epilogue.
+///
+/// # Safety
+/// As [`gemv`], for these columns.
+pub(super) unsafe fn columns(isa: Isa, g: &Gemm<'_>, columns: Range<usize>) {
+    for j in columns {
+        // SAFETY: column j < n of b is k contiguous floats.
+        let w = unsafe { std::slice::from_raw_parts(g.b.ptr.add(j * g.b.cs), g.k) };
+        for i in 0..g.m {
+            // SAFETY: row i < m of a is k contiguous floats.
+            let x = unsafe { std::slice::from_raw_parts(g.a.ptr.add(i * g.a.rs), g.k) };
+            let sum = g.alpha * if i == 0 { first_dot(isa, w, x) } else { dot(isa, w, x) };
+            // SAFETY: element (i, j) of c, which is the caller's.
+            unsafe {
+                let c = g.c.ptr.add(i * g.c.rs + j);
+                *c = if g.beta == Beta::Accumulate { *c + sum } else { sum };
             }
         }
-        g.finish(0..g.m, columns, worker);
-    })
+    }
 }
 
 multiversion! {

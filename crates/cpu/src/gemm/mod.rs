@@ -8,6 +8,7 @@
 //! the slices are added to c in order. So the bits depend neither on the threads nor on the tiles.
 
 mod gemv;
+mod grouped;
 mod kernel;
 mod local;
 mod pack;
@@ -21,6 +22,7 @@ mod x86;
 
 use crate::isa::{Isa, IsaKind};
 use crate::team::{TaskPanic, Team};
+pub use grouped::{Group, gemm_grouped};
 use kernel::Kernels;
 pub use local::gemm_local;
 use std::ops::Range;

@@ -22,9 +22,19 @@ pub(super) fn slice_len(k: usize) -> usize {
     k.div_ceil(k.div_ceil(KC).max(1)).next_multiple_of(8)
 }
 
+/// Makes room for any product of at most this size, whatever its sizes turn out to be.
+pub(super) fn reserve_most(ws: &mut Workspace, kernels: &Kernels, threads: usize, [m, n, k]: [usize; 3]) {
+    let kc = k.next_multiple_of(8).min(KC);
+    // The lesser side is shared: whole panels of it, one slice at least.
+    let shared = (m.min(n) + super::MAX_NR) * kc;
+    let vectors = (MAX_BLOCK[1] * kernels.nr).max(MAX_BLOCK[2] * kernels.mr);
+    let addresses = (vectors * kc.div_ceil(FETCH)).max(kc * vectors.div_ceil(FETCH)) + 2 * fetches(kc).max(1);
+    ws.reserve(shared.max(SHARED_BYTES / size_of::<f32>()), threads, (vectors * kc, addresses));
+}
+
 /// An address that tasks may share. What they may do with it is said where it is made.
 #[derive(Clone, Copy)]
-struct Shared<T>(T);
+pub(super) struct Shared<T>(pub(super) T);
 
 // SAFETY: only a wrapper; every use of the address has its own argument.
 unsafe impl<T> Sync for Shared<T> {}

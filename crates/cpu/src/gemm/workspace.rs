@@ -9,6 +9,8 @@ use crate::buffer::Buffer;
 pub struct Workspace {
     pub(super) shared: Buffer,
     pub(super) workers: Vec<WorkerScratch>,
+    /// How many tasks a group of products has up to each of them.
+    pub(super) ends: Vec<usize>,
 }
 
 /// What one worker needs.
@@ -18,6 +20,8 @@ pub(super) struct WorkerScratch {
     pub(super) block: Buffer,
     /// Addresses to fetch ahead.
     pub(super) fetch: Vec<*const f32>,
+    /// For products that it computes alone.
+    pub(super) local: LocalScratch,
 }
 
 // SAFETY: the addresses are only handed to prefetch instructions, never followed.
@@ -43,6 +47,14 @@ impl Workspace {
             worker.fetch.clear();
             worker.fetch.reserve(fetches);
         }
+    }
+
+    /// Makes room in each of `threads` workers for products of its own that pack so many floats of the right operand.
+    pub(super) fn reserve_local(&mut self, threads: usize, packed: usize) {
+        if self.workers.len() < threads {
+            self.workers.resize_with(threads, WorkerScratch::default);
+        }
+        self.workers.iter_mut().for_each(|worker| worker.local.packed.reserve(packed));
     }
 
     #[cfg(test)]

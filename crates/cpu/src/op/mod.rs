@@ -3,11 +3,17 @@
 mod attention;
 pub(crate) mod elementwise;
 mod embedding;
+mod grouped;
 mod layernorm;
 mod linear;
 mod loss;
 mod memory;
 pub(crate) mod optimizer;
+mod rmsnorm;
+mod rope;
+mod router;
+mod routing;
+mod swiglu;
 
 use crate::gemm::{LocalScratch, Workspace};
 use crate::isa::Isa;
@@ -15,6 +21,7 @@ use crate::memory::{Memory, Span};
 use crate::team::{PerWorker, Team};
 use ironhorse_core::op::Op;
 use ironhorse_core::{Error, Program, Result, Scalars, Slot};
+pub use rope::RopeTables;
 use std::ops::Range;
 
 /// What an op needs besides its slots. Everything in it is kept from step to step.
@@ -25,6 +32,8 @@ pub struct Ctx<'a> {
     pub workspace: &'a mut Workspace,
     pub scratch: &'a mut PerWorker<Scratch>,
     pub partials: &'a mut Vec<f64>,
+    pub counts: &'a mut Vec<i32>,
+    pub tables: &'a mut RopeTables,
     pub program: &'a Program,
     pub scalars: &'a Scalars,
 }
@@ -68,6 +77,15 @@ impl Ctx<'_> {
         }
         Partials { start: self.partials.as_mut_ptr(), len }
     }
+
+    /// Room for so many integers, of any value. Good until it is asked for again.
+    fn counts(&mut self, len: usize) -> Span<i32> {
+        if self.counts.len() < len {
+            self.counts.resize(len, 0);
+        }
+        // SAFETY: `len` integers of a vector that changes only here.
+        unsafe { Span::from_raw(self.counts.as_mut_ptr(), len) }
+    }
 }
 
 /// Partial sums that tasks fill and one thread adds up in order.
@@ -93,9 +111,10 @@ impl Partials {
 
     /// # Safety
     /// All tasks are done, and `Ctx::partials` was not called since.
-    unsafe fn sum(self) -> f64 {
+    unsafe fn sum(self, range: Range<usize>) -> f64 {
         // SAFETY: by the contract nobody writes.
-        unsafe { std::slice::from_raw_parts(self.start, self.len) }.iter().sum()
+        let all = unsafe { std::slice::from_raw_parts(self.start, self.len) };
+        all[range].iter().sum()
     }
 }
 
@@ -118,6 +137,15 @@ fn check_ids(what: &str, ids: &[i32], vocab: usize) -> Result<()> {
     }
 }
 
+/// Refuses numbers of rows or experts that there are not.
+fn check_below(what: &str, numbers: &[i32], count: usize) -> Result<()> {
+    let outside = |&number: &i32| usize::try_from(number).map_or(true, |number| number >= count);
+    match numbers.iter().find(|number| outside(number)) {
+        None => Ok(()),
+        Some(number) => Err(Error::Input(format!("{what} {number} is none of the {count} there are"))),
+    }
+}
+
 fn engine_error(error: impl std::fmt::Display) -> Error {
     Error::Engine { engine: "cpu", what: error.to_string() }
 }
@@ -131,15 +159,33 @@ pub fn run(ctx: &mut Ctx<'_>, op: &Op) -> Result<()> {
         Op::ResidualLayerNormFwd(op) => layernorm::residual_layernorm_fwd(ctx, op),
         Op::LayerNormApply(op) => layernorm::layernorm_apply(ctx, op),
         Op::LayerNormBwd(op) => layernorm::layernorm_bwd(ctx, op),
+        Op::RmsNormFwd(op) => rmsnorm::rmsnorm_fwd(ctx, op),
+        Op::ResidualRmsNormFwd(op) => rmsnorm::residual_rmsnorm_fwd(ctx, op),
+        Op::RmsNormApply(op) => rmsnorm::rmsnorm_apply(ctx, op),
+        Op::RmsNormBwd(op) => rmsnorm::rmsnorm_bwd(ctx, op),
         Op::LinearFwd(op) => linear::linear_fwd(ctx, op),
         Op::LinearBwdInput(op) => linear::linear_bwd_input(ctx, op),
         Op::LinearBwdWeight(op) => linear::linear_bwd_weight(ctx, op),
         Op::GeluFwd(op) => elementwise::gelu_fwd(ctx, op),
         Op::GeluBwd(op) => elementwise::gelu_bwd(ctx, op),
+        Op::SwigluFwd(op) => swiglu::swiglu_fwd(ctx, op),
+        Op::SwigluBwd(op) => swiglu::swiglu_bwd(ctx, op),
         Op::Add(op) => elementwise::add(ctx, op),
+        Op::Rope(op) => rope::rope(ctx, op),
         Op::AttentionFwd(op) => attention::attention_fwd(ctx, op),
         Op::AttentionBwd(op) => attention::attention_bwd(ctx, op),
         Op::AttentionCached(op) => attention::attention_cached(ctx, op),
+        Op::RouterFwd(op) => router::router_fwd(ctx, op),
+        Op::RouterBwd(op) => router::router_bwd(ctx, op),
+        Op::RouterLoad(op) => router::router_load(ctx, op),
+        Op::RouteSort(op) => routing::route_sort(ctx, op),
+        Op::Permute(op) => routing::permute(ctx, op),
+        Op::PermuteBwd(op) => routing::permute_bwd(ctx, op),
+        Op::Combine(op) => routing::combine(ctx, op),
+        Op::CombineBwd(op) => routing::combine_bwd(ctx, op),
+        Op::GroupedLinearFwd(op) => grouped::grouped_linear_fwd(ctx, op),
+        Op::GroupedLinearBwdInput(op) => grouped::grouped_linear_bwd_input(ctx, op),
+        Op::GroupedLinearBwdWeight(op) => grouped::grouped_linear_bwd_weight(ctx, op),
         Op::CrossEntropy(op) => loss::cross_entropy(ctx, op),
         Op::LossMean(op) => loss::loss_mean(ctx, op),
         Op::GradNorm(op) => optimizer::grad_norm(ctx, op),

@@ -69,14 +69,15 @@ multiversion! {
 pub fn grad_norm(ctx: &mut Ctx<'_>, op: &GradNorm) -> Result<()> {
     let (norm, grads) = (ctx.f32(op.norm)?, ctx.f32(op.grads)?);
     let isa = ctx.isa;
-    let partials = ctx.partials(grads.len().div_ceil(NORM_CHUNK));
+    let tasks = grads.len().div_ceil(NORM_CHUNK);
+    let partials = ctx.partials(tasks);
     ctx.chunks(grads.len(), NORM_CHUNK, |r, _| {
         let index = r.start / NORM_CHUNK;
         // SAFETY: nothing writes the gradients while the op runs; tasks write different partial sums.
         unsafe { partials.set(index, sum_sq_streams(isa, grads.get(r))) }
     })?;
     // SAFETY: all tasks are done; one thread, and `norm` shares no memory with the gradients.
-    unsafe { norm.all_mut()[0] = partials.sum().sqrt() as f32 };
+    unsafe { norm.all_mut()[0] = partials.sum(0..tasks).sqrt() as f32 };
     Ok(())
 }
 

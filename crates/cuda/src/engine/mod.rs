@@ -291,7 +291,10 @@ impl Drop for CudaEngine {
 fn context_of(op: &Op) -> Option<usize> {
     match op {
         Op::EmbeddingFwd(op) if op.at_position => {
-            Some((op.wpe.shape.rows() + 1).saturating_sub(op.tokens.shape.cols()))
+            op.wpe.map(|wpe| (wpe.shape.rows() + 1).saturating_sub(op.tokens.shape.cols()))
+        }
+        Op::Rope(op) if op.at_position => {
+            Some((op.context + 1).saturating_sub(op.qkv.shape.dims().get(1).copied().unwrap_or(0)))
         }
         Op::AttentionCached(op) => op.keys.shape.dims().get(1).copied(),
         _ => None,

@@ -1,12 +1,12 @@
-//! Token plus position embedding.
+//! Embedding of tokens, with learned positions or without.
 
 use super::elementwise::ctype;
 use crate::Result;
 use crate::args::Args;
 use crate::kernels::Spec;
 use crate::lower::{Grid, Lower};
-use ironhorse_core::DType;
 use ironhorse_core::op::{EmbeddingBwd, EmbeddingFwd};
+use ironhorse_core::{DType, Slot};
 
 /// Warps of a forward block, a token each.
 const WARPS: usize = 8;
@@ -31,11 +31,11 @@ pub(crate) fn embedding_fwd(cx: &mut Lower<'_>, op: &EmbeddingFwd) -> Result<()>
         return Ok(());
     }
     let mut args = Args::new();
-    for slot in [op.out, op.tokens, op.wte, op.wpe] {
+    for slot in [op.out, op.tokens, op.wte] {
         args = args.ptr(cx.ptr(slot)?);
     }
-    args = args.ptr(cx.scalars).ptr(cx.fault);
-    for size in [rows, seq, width, op.vocab, op.wpe.shape.rows()] {
+    args = args.ptr(cx.opt(op.wpe)?.unwrap_or(0)).ptr(cx.scalars).ptr(cx.fault);
+    for size in [rows, seq, width, op.vocab, op.wpe.map_or(0, |wpe| wpe.shape.rows())] {
         args = args.u32(size as u32);
     }
     let function = cx.kernel(&fwd_spec(op.out.dtype)?, "embedding_fwd")?;
@@ -80,7 +80,13 @@ pub(crate) fn embedding_bwd(cx: &mut Lower<'_>, op: &EmbeddingBwd) -> Result<()>
         vocab: op.d_wte.shape.rows(),
         vector: if vectors { whole } else { 1 },
     };
-    positions(cx, &bwd)?;
+    if let Some(d_wpe) = op.d_wpe {
+        positions(cx, &bwd, d_wpe)?;
+    }
+    if !cx.adds(op.accum_wte) {
+        let at = cx.ptr(op.d_wte)?;
+        cx.zero(at, op.d_wte.bytes());
+    }
     if bwd.n == 0 {
         return Ok(());
     }
@@ -90,10 +96,10 @@ pub(crate) fn embedding_bwd(cx: &mut Lower<'_>, op: &EmbeddingBwd) -> Result<()>
 }
 
 /// `d_wpe`.
-fn positions(cx: &mut Lower<'_>, bwd: &Bwd<'_>) -> Result<()> {
-    let (op, seq, context) = (bwd.op, bwd.op.tokens.shape.cols(), bwd.op.d_wpe.shape.rows());
+fn positions(cx: &mut Lower<'_>, bwd: &Bwd<'_>, d_wpe: Slot) -> Result<()> {
+    let (op, seq, context) = (bwd.op, bwd.op.tokens.shape.cols(), d_wpe.shape.rows());
     let batch = bwd.n.checked_div(seq).unwrap_or(0);
-    let mut args = Args::new().ptr(cx.ptr(op.d_wpe)?).ptr(cx.ptr(op.d_out)?);
+    let mut args = Args::new().ptr(cx.ptr(d_wpe)?).ptr(cx.ptr(op.d_out)?);
     for size in [batch, seq, context, bwd.width] {
         args = args.u32(size as u32);
     }

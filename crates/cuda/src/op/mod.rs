@@ -18,7 +18,7 @@ use crate::device::Device;
 use crate::gemm::Gemms;
 use crate::kernels::Spec;
 use crate::lower::Lower;
-use crate::{Cache, Result};
+use crate::{Cache, Error, Result};
 use ironhorse_core::op::Op;
 use std::rc::Rc;
 
@@ -68,6 +68,26 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::LinearBwdWeight(op) => linear::linear_bwd_weight(cx, op),
         Op::AttentionFwd(op) => attention::attention_fwd(cx, op),
         Op::AttentionBwd(op) => attention::attention_bwd(cx, op),
+        Op::RmsNormFwd(_)
+        | Op::ResidualRmsNormFwd(_)
+        | Op::RmsNormApply(_)
+        | Op::RmsNormBwd(_)
+        | Op::SwigluFwd(_)
+        | Op::SwigluBwd(_)
+        | Op::Rope(_)
+        | Op::RouterFwd(_)
+        | Op::RouterBwd(_)
+        | Op::RouterLoad(_)
+        | Op::RouteSort(_)
+        | Op::Permute(_)
+        | Op::PermuteBwd(_)
+        | Op::Combine(_)
+        | Op::CombineBwd(_)
+        | Op::GroupedLinearFwd(_)
+        | Op::GroupedLinearBwdInput(_)
+        | Op::GroupedLinearBwdWeight(_) => {
+            Err(Error::Unsupported(format!("{} is not on this engine yet", op.name())))
+        }
     }
 }
 

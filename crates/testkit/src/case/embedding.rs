@@ -30,6 +30,11 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     cases.push(fwd(p, [3, 1, 48, 50, 40], Some(0)));
     cases.push(fwd(p, [3, 1, 48, 50, 40], Some(39)));
     cases.push(fwd(p, [1, 7, 33, 50, 40], Some(20)));
+    for shape in SHAPES.into_iter().chain([[2, 64, 768, 1003, 64]]) {
+        cases.push(alone_fwd(p, shape, None));
+        cases.extend(ACCUMS.map(|accum| alone_bwd(p, shape, accum)));
+    }
+    cases.push(alone_fwd(p, [3, 1, 48, 50, 40], Some(1000))); // no table of positions, no end of them
     cases
 }
 
@@ -46,9 +51,10 @@ fn bwd(
     kit.scalars.micro_step = micro_step;
     let op = EmbeddingBwd {
         d_wte: kit.grad([v, c]),
-        d_wpe: kit.grad([context, c]),
+        d_wpe: Some(kit.grad([context, c])),
         d_out: kit.slot([b, t, c]),
         tokens: if hot { kit.i32s([b, t], &vec![v as i32 - 1; b * t]) } else { kit.tokens([b, t], v) },
+        accum_wte: Accum::Add,
         accum,
     };
     kit.finish(op)
@@ -63,9 +69,41 @@ fn fwd(p: Precision, [b, t, c, v, context]: [usize; 5], position: Option<u32>) -
         out: kit.slot([b, t, c]),
         tokens: kit.tokens([b, t], v),
         wte: kit.param([v + 3, c]),
-        wpe: kit.param([context, c]),
+        wpe: Some(kit.param([context, c])),
         vocab: v,
         at_position: position.is_some(),
+    };
+    kit.finish(op)
+}
+
+/// Without positions.
+fn alone_fwd(p: Precision, [b, t, c, v, _]: [usize; 5], position: Option<u32>) -> Case {
+    let at = position.map_or(String::new(), |position| format!(" at position {position}"));
+    let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} V{v} tokens only{at}"));
+    kit.scalars.position = position.unwrap_or(u32::MAX);
+    let op = EmbeddingFwd {
+        out: kit.slot([b, t, c]),
+        tokens: kit.tokens([b, t], v),
+        wte: kit.param([v + 3, c]),
+        wpe: None,
+        vocab: v,
+        at_position: position.is_some(),
+    };
+    kit.finish(op)
+}
+
+/// Without positions, on a table that nobody else writes.
+fn alone_bwd(p: Precision, [b, t, c, v, _]: [usize; 5], (accum_wte, micro_step): (Accum, u32)) -> Case {
+    let name = format!("B{b} T{t} C{c} V{v} tokens only {accum_wte:?} micro-step {micro_step}");
+    let mut kit = Kit::with_precision(p, name);
+    kit.scalars.micro_step = micro_step;
+    let op = EmbeddingBwd {
+        d_wte: kit.grad([v + 3, c]),
+        d_wpe: None,
+        d_out: kit.slot([b, t, c]),
+        tokens: kit.tokens([b, t], v),
+        accum_wte,
+        accum: Accum::Write,
     };
     kit.finish(op)
 }

@@ -91,6 +91,11 @@ impl Kit {
         slot
     }
 
+    /// An i32 slot to be written.
+    pub fn ints(&mut self, shape: impl Into<Shape>) -> Slot {
+        self.typed(shape, DType::I32)
+    }
+
     /// An i32 slot with random values below `limit`; the last one is `limit - 1`.
     pub fn tokens(&mut self, shape: impl Into<Shape>, limit: usize) -> Slot {
         let shape = shape.into();
@@ -159,10 +164,16 @@ impl Kit {
 pub(super) fn overwrites(op: &Op, arg: &Arg, micro_step: u32) -> bool {
     let accum = match (op, arg.name) {
         _ if arg.access != Access::Update => return arg.access == Access::Write,
+        (Op::EmbeddingBwd(op), "d_wte") => op.accum_wte,
         (Op::EmbeddingBwd(op), "d_wpe") => op.accum,
         (Op::LayerNormBwd(op), "d_inp") => op.accum_inp,
         (Op::LayerNormBwd(op), _) => op.accum,
         (Op::LinearBwdWeight(op), _) => op.accum,
+        (Op::RmsNormBwd(op), "d_inp") => op.accum_inp,
+        (Op::RmsNormBwd(op), _) => op.accum,
+        (Op::PermuteBwd(op), _) => op.accum,
+        (Op::GroupedLinearBwdWeight(op), _) => op.accum,
+        (Op::RouterLoad(op), _) => op.accum,
         (Op::LossMean(op), _) => op.accum,
         _ => return false,
     };

@@ -3,6 +3,7 @@
 mod attention;
 mod elementwise;
 mod embedding;
+mod grouped;
 mod kit;
 mod layernorm;
 mod linear;
@@ -10,6 +11,11 @@ mod loss;
 mod memory;
 mod optimizer;
 mod refusal;
+mod rmsnorm;
+mod rope;
+mod router;
+mod routing;
+mod swiglu;
 
 pub use kit::Kit;
 #[cfg(test)]
@@ -83,11 +89,15 @@ impl Case {
         self.op().writes().map(|slot| oracle.read_f64(slot)).collect()
     }
 
-    /// Puts the inputs into an engine's memory, and NaN into the slots written that have none.
+    /// Puts the inputs into an engine's memory, and NaN or the least integer into the slots written that have none.
     pub fn load(&self, engine: &mut dyn Engine) -> Result<()> {
         for slot in self.op().writes() {
-            if !self.inputs.iter().any(|input| input.slot.overlaps(&slot)) {
-                engine.write_f32(slot, &vec![f32::NAN; slot.numel()])?;
+            if self.inputs.iter().any(|input| input.slot.overlaps(&slot)) {
+                continue;
+            }
+            match slot.dtype {
+                DType::I32 => engine.write_i32(slot, &vec![i32::MIN; slot.numel()])?,
+                _ => engine.write_f32(slot, &vec![f32::NAN; slot.numel()])?,
             }
         }
         for input in &self.inputs {
@@ -133,7 +143,7 @@ pub fn all_cases() -> Vec<Case> {
 }
 
 /// The cases in these element types, large ones included, of the ops whose name `wanted` takes. An op that has no slot
-/// in which they differ from a precision before has none: all of `loss_mean` is f32.
+/// in which they differ from a precision before has none: all of `loss_mean` is f32, `route_sort` has only integers.
 pub fn cases_in(precision: Precision, wanted: impl Fn(&str) -> bool) -> Vec<Case> {
     let mut cases = Vec::new();
     for (ops, make) in FAMILIES {
@@ -146,12 +156,18 @@ pub fn cases_in(precision: Precision, wanted: impl Fn(&str) -> bool) -> Vec<Case
 
 /// A family's ops, and what makes its cases.
 type Family = (&'static [&'static str], fn(Precision) -> Vec<Case>);
-const FAMILIES: [Family; 8] = [
+const FAMILIES: [Family; 14] = [
     (&["embedding_fwd", "embedding_bwd"], embedding::cases),
     (&["layernorm_fwd", "residual_layernorm_fwd", "layernorm_apply", "layernorm_bwd"], layernorm::cases),
+    (&["rmsnorm_fwd", "residual_rmsnorm_fwd", "rmsnorm_apply", "rmsnorm_bwd"], rmsnorm::cases),
     (&["linear_fwd", "linear_bwd_input", "linear_bwd_weight"], linear::cases),
     (&["gelu_fwd", "gelu_bwd", "add"], elementwise::cases),
+    (&["swiglu_fwd", "swiglu_bwd"], swiglu::cases),
+    (&["rope"], rope::cases),
     (&["attention_fwd", "attention_bwd", "attention_cached"], attention::cases),
+    (&["router_fwd", "router_bwd", "router_load"], router::cases),
+    (&["route_sort", "permute", "permute_bwd", "combine", "combine_bwd"], routing::cases),
+    (&["grouped_linear_fwd", "grouped_linear_bwd_input", "grouped_linear_bwd_weight"], grouped::cases),
     (&["cross_entropy", "loss_mean"], loss::cases),
     (&["grad_norm", "adamw"], optimizer::cases),
     (&["fill", "copy"], memory::cases),
@@ -179,7 +195,8 @@ mod tests {
     #[test]
     fn bf16_cases_hold_bf16_numbers_and_f32_statistics() {
         let cases = cases_in(Precision::BF16, |_| true);
-        for op in Op::NAMES.iter().filter(|&&op| op != "loss_mean") {
+        let f32_only = ["loss_mean", "router_load", "route_sort"];
+        for op in Op::NAMES.iter().filter(|op| !f32_only.contains(op)) {
             assert!(cases.iter().any(|case| case.op().name() == *op), "{op}");
         }
         for input in cases.iter().flat_map(|case| &case.inputs) {
@@ -188,13 +205,15 @@ mod tests {
             }
         }
         let wide = ["mean", "rstd", "lse", "losses", "norm", "moment1", "moment2", "master"];
+        let wide = [&wide[..], &["probs", "weights", "d_weights", "load"]].concat();
         for arg in cases.iter().flat_map(|case| case.op().args()).filter(|arg| wide.contains(&arg.name)) {
             assert_eq!(arg.slot.dtype, DType::F32, "{}", arg.name);
         }
         let mixed = cases_in(Precision::BF16_F32_GRADS, |_| true);
         let ops: HashSet<_> = mixed.iter().map(|case| case.op().name()).collect();
         let want = ["embedding_bwd", "layernorm_bwd", "linear_bwd_weight", "adamw"];
-        assert_eq!(ops, HashSet::from(want));
+        let want = [&want[..], &["rmsnorm_bwd", "grouped_linear_bwd_weight"]].concat();
+        assert_eq!(ops, HashSet::from_iter(want));
     }
 
     #[test]
@@ -231,6 +250,17 @@ mod tests {
             let b = |op: &Op| matches!(op, Op::ResidualLayerNormFwd(op) if (op.residual == op.b) == want);
             has("residual in place a", &a);
             has("residual in place b", &b);
+            let a = |op: &Op| matches!(op, Op::ResidualRmsNormFwd(op) if (op.residual == op.a) == want);
+            let b = |op: &Op| matches!(op, Op::ResidualRmsNormFwd(op) if (op.residual == op.b) == want);
+            has("residual in place a", &a);
+            has("residual in place b", &b);
+            has("wpe", &|op| matches!(op, Op::EmbeddingFwd(op) if op.wpe.is_some() == want));
+            has("d_wpe", &|op| matches!(op, Op::EmbeddingBwd(op) if op.d_wpe.is_some() == want));
+            has("rope position", &|op| matches!(op, Op::Rope(op) if op.at_position == want));
+            has("rope back", &|op| matches!(op, Op::Rope(op) if op.back == want));
+            has("entropy", &|op| matches!(op, Op::RouterLoad(op) if op.entropy.is_some() == want));
+            has("swiglu in place", &|op| matches!(op, Op::SwigluBwd(op) if (op.d_inp == op.inp) == want));
+            has("combine in place", &|op| matches!(op, Op::CombineBwd(op) if (op.d_rows == op.rows) == want));
         }
         for accum in [Accum::Write, Accum::Add, Accum::FirstWrites] {
             has("accum", &|op| matches!(op, Op::EmbeddingBwd(op) if op.accum == accum));
@@ -238,6 +268,12 @@ mod tests {
             has("accum", &|op| matches!(op, Op::LayerNormBwd(op) if op.accum_inp == accum));
             has("accum", &|op| matches!(op, Op::LinearBwdWeight(op) if op.accum == accum));
             has("accum", &|op| matches!(op, Op::LossMean(op) if op.accum == accum));
+            has("accum", &|op| matches!(op, Op::EmbeddingBwd(op) if op.accum_wte == accum));
+            has("accum", &|op| matches!(op, Op::RmsNormBwd(op) if op.accum == accum));
+            has("accum", &|op| matches!(op, Op::RmsNormBwd(op) if op.accum_inp == accum));
+            has("accum", &|op| matches!(op, Op::PermuteBwd(op) if op.accum == accum));
+            has("accum", &|op| matches!(op, Op::GroupedLinearBwdWeight(op) if op.accum == accum));
+            has("accum", &|op| matches!(op, Op::RouterLoad(op) if op.accum == accum));
         }
     }
 

@@ -4,23 +4,41 @@ use super::{Case, Data, Kit};
 use ironhorse_core::op::{AdamW, GradNorm, Op};
 use ironhorse_core::{Pool, Precision, Scalars};
 
-/// Parameters by (elements, decay): odd sizes leave gaps, and decay changes between neighbours.
-type Table = &'static [(usize, bool)];
-/// Bytes: every parameter starts at a multiple.
+/// Groups of parameters without gaps by (elements of each, decay): odd sizes leave gaps between groups, and decay changes
+/// between neighbours.
+type Table = &'static [(&'static [usize], bool)];
+/// Bytes: every group starts at a multiple.
 const ALIGN: usize = 64;
 
-const ONE: Table = &[(1, true)];
-const FLAT: Table = &[(1003, false)];
-const MIXED: Table = &[(5, true), (231, false), (1, true), (31, true), (129, false), (16, true), (33, false)];
-const LARGE: Table = &[(129, false), (70_001, true), (7, false)];
+const ONE: Table = &[(&[1], true)];
+const FLAT: Table = &[(&[1003], false)];
+const MIXED: Table = &[
+    (&[5], true),
+    (&[231], false),
+    (&[1], true),
+    (&[31], true),
+    (&[129], false),
+    (&[16], true),
+    (&[33], false),
+];
+const LARGE: Table = &[(&[129], false), (&[70_001], true), (&[7], false)];
 /// A matrix, its bias and the next matrix, whole vectors all of them.
-const LAYERS: Table = &[(786_432 / 8, true), (768, false), (147_456, true)];
+const LAYERS: Table = &[(&[786_432 / 8], true), (&[768], false), (&[147_456], true)];
+
+/// Members of a group start anywhere.
+const GROUPS: Table =
+    &[(&[7], false), (&[5, 1, 30, 3], true), (&[9], false), (&[31, 33, 4097], true), (&[2, 2], false)];
 
 pub(super) fn cases(p: Precision) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (name, table) in
-        [("one", ONE), ("flat", FLAT), ("mixed", MIXED), ("large", LARGE), ("layers", LAYERS)]
-    {
+    for (name, table) in [
+        ("one", ONE),
+        ("flat", FLAT),
+        ("mixed", MIXED),
+        ("large", LARGE),
+        ("layers", LAYERS),
+        ("groups", GROUPS),
+    ] {
         for scale in [1.0, 1e-4] {
             cases.push(grad_norm(p, name, table, scale));
         }
@@ -61,9 +79,10 @@ fn settings() -> [(&'static str, Scalars); 6] {
 }
 
 /// Declares the parameters; the op runs over the whole of each pool.
-pub(crate) fn flat_pools(kit: &mut Kit, table: &[(usize, bool)]) -> AdamW {
-    for (i, &(n, decay)) in table.iter().enumerate() {
-        kit.builder.param(format!("param {i}"), [n], decay);
+pub(crate) fn flat_pools(kit: &mut Kit, table: Table) -> AdamW {
+    for (i, &(sizes, decay)) in table.iter().enumerate() {
+        let named = sizes.iter().enumerate().map(|(j, &n)| (format!("param {i}.{j}"), [n]));
+        kit.builder.param_group(named, decay);
     }
     let [params, grads, moment1, moment2, master] =
         [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2, Pool::Master]
@@ -73,17 +92,17 @@ pub(crate) fn flat_pools(kit: &mut Kit, table: &[(usize, bool)]) -> AdamW {
 }
 
 /// Values for a flat pool, with 0 in the gaps.
-fn flat(kit: &mut Kit, table: &[(usize, bool)], lo: f32, hi: f32) -> Vec<f32> {
+fn flat(kit: &mut Kit, table: Table, lo: f32, hi: f32) -> Vec<f32> {
     let mut all = Vec::new();
     let align = ALIGN / kit.builder.precision().weights.size();
-    for &(n, _) in table {
-        all.extend(kit.rng.uniforms(n, lo, hi));
+    for &(sizes, _) in table {
+        all.extend(kit.rng.uniforms(sizes.iter().sum(), lo, hi));
         all.resize(all.len().next_multiple_of(align), 0.0);
     }
     all
 }
 
-fn grad_norm(p: Precision, name: &str, table: &[(usize, bool)], scale: f32) -> Case {
+fn grad_norm(p: Precision, name: &str, table: Table, scale: f32) -> Case {
     let mut kit = Kit::with_precision(p, format!("{name}, gradients of {scale}"));
     let AdamW { norm, grads, .. } = flat_pools(&mut kit, table);
     let values = flat(&mut kit, table, -scale, scale);
@@ -91,7 +110,7 @@ fn grad_norm(p: Precision, name: &str, table: &[(usize, bool)], scale: f32) -> C
     kit.finish(GradNorm { norm, grads })
 }
 
-fn adamw(p: Precision, name: &str, table: &[(usize, bool)], scalars: Scalars, scale: f32) -> Case {
+fn adamw(p: Precision, name: &str, table: Table, scalars: Scalars, scale: f32) -> Case {
     let mut kit = Kit::with_precision(p, name);
     kit.scalars = scalars;
     let op = flat_pools(&mut kit, table);

@@ -2,7 +2,10 @@
 
 use super::{Case, Kit};
 use ironhorse_core::Precision;
-use ironhorse_core::op::{Accum, AttentionCached, CrossEntropy, EmbeddingBwd, EmbeddingFwd};
+use ironhorse_core::op::{
+    Accum, AttentionCached, CrossEntropy, EmbeddingBwd, EmbeddingFwd, GroupedLinearFwd, Rope, RouteSort,
+    RouterFwd,
+};
 
 /// Programs that are right, with an input that is not.
 pub fn refusals() -> Vec<Case> {
@@ -23,6 +26,16 @@ pub fn refusals_in(p: Precision) -> Vec<Case> {
     for position in [5, u32::MAX] {
         cases.push(embedding_fwd(p, 0, position));
         cases.push(attention_cached(p, position));
+        cases.push(rope(p, position));
+    }
+    for logit in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        cases.extend([0, 40].map(|token| router_fwd(p, token, logit)));
+    }
+    for expert in [-1, 4, i32::MIN, i32::MAX] {
+        cases.push(route_sort(p, expert));
+    }
+    for offsets in [[1, 3, 5], [0, 4, 3], [0, 3, 6], [0, -1, 5], [0, i32::MAX, 5], [0, 5, 4]] {
+        cases.push(grouped_linear_fwd(p, offsets));
     }
     cases
 }
@@ -34,7 +47,7 @@ fn embedding_fwd(p: Precision, token: i32, position: u32) -> Case {
         out: kit.slot([2, 1, 3]),
         tokens: kit.i32s([2, 1], &[6, token]),
         wte: kit.param([8, 3]),
-        wpe: kit.param([5, 3]),
+        wpe: Some(kit.param([5, 3])),
         vocab: 7,
         at_position: true,
     };
@@ -45,9 +58,10 @@ fn embedding_bwd(p: Precision, token: i32) -> Case {
     let mut kit = Kit::with_precision(p, format!("token {token} of 8"));
     let op = EmbeddingBwd {
         d_wte: kit.grad([8, 3]),
-        d_wpe: kit.grad([5, 3]),
+        d_wpe: Some(kit.grad([5, 3])),
         d_out: kit.slot([2, 1, 3]),
         tokens: kit.i32s([2, 1], &[7, token]),
+        accum_wte: Accum::Add,
         accum: Accum::Write,
     };
     kit.finish(op)
@@ -71,4 +85,36 @@ fn attention_cached(p: Precision, position: u32) -> Case {
     let [keys, values] = [(); 2].map(|()| kit.cache([2, 5, 3]));
     let (out, qkv) = (kit.slot([2, 1, 3]), kit.slot([2, 1, 9]));
     kit.finish(AttentionCached { out, keys, values, qkv, heads: 1, kv_heads: 1 })
+}
+
+fn rope(p: Precision, position: u32) -> Case {
+    let mut kit = Kit::with_precision(p, format!("position {position} of 5"));
+    kit.scalars.position = position;
+    let qkv = kit.slot([2, 1, 12]);
+    let (base, alpha) = (1e4, 1.0);
+    kit.finish(Rope { qkv, heads: 1, kv_heads: 1, base, alpha, back: false, at_position: true, context: 5 })
+}
+
+fn router_fwd(p: Precision, token: usize, logit: f32) -> Case {
+    let mut kit = Kit::with_precision(p, format!("logit {logit} of token {token}"));
+    let (probs, weights) = (kit.stat([41, 3]), kit.stat([41, 2]));
+    let (experts, logits) = (kit.ints([41, 2]), kit.slot([41, 3]));
+    let mut values = kit.rng.uniforms(41 * 3, -1.0, 1.0);
+    values[3 * token + 1] = logit;
+    kit.set(logits, values);
+    kit.finish(RouterFwd { probs, weights, experts, logits })
+}
+
+fn route_sort(p: Precision, expert: i32) -> Case {
+    let mut kit = Kit::with_precision(p, format!("expert {expert} of 4"));
+    let (order, places, offsets) = (kit.ints([4]), kit.ints([2, 2]), kit.ints([5]));
+    let experts = kit.i32s([2, 2], &[0, 3, 2, expert]);
+    kit.finish(RouteSort { order, places, offsets, experts })
+}
+
+fn grouped_linear_fwd(p: Precision, offsets: [i32; 3]) -> Case {
+    let mut kit = Kit::with_precision(p, format!("offsets {offsets:?} of 5 rows"));
+    let (out, inp, weight) = (kit.slot([5, 2]), kit.slot([5, 3]), kit.param([2, 2, 3]));
+    let offsets = kit.i32s([3], &offsets);
+    kit.finish(GroupedLinearFwd { out, inp, weight, offsets })
 }

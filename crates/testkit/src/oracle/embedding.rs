@@ -6,9 +6,10 @@ use ironhorse_core::{Error, Result};
 
 pub(super) fn fwd(pools: &mut Pools, op: &EmbeddingFwd, step: Step) -> Result<()> {
     let (batch, seq, width) = (op.tokens.shape.rows(), op.tokens.shape.cols(), op.wte.shape.cols());
-    let (tokens, wte, wpe) = (pools.read(op.tokens)?, pools.read(op.wte)?, pools.read(op.wpe)?);
+    let (tokens, wte) = (pools.read(op.tokens)?, pools.read(op.wte)?);
+    let wpe = op.wpe.map(|wpe| pools.read(wpe)).transpose()?;
     let start = if op.at_position { step.scalars.position as usize } else { 0 };
-    let context = op.wpe.shape.rows();
+    let context = op.wpe.map_or(usize::MAX, |wpe| wpe.shape.rows());
     if start + seq > context {
         return Err(Error::Input(format!(
             "positions {start}..{} are beyond the context of {context}",
@@ -20,7 +21,8 @@ pub(super) fn fwd(pools: &mut Pools, op: &EmbeddingFwd, step: Step) -> Result<()
         for t in 0..seq {
             let token = index(tokens[b * seq + t], op.vocab, "token")?;
             for c in 0..width {
-                out[(b * seq + t) * width + c] = wte[token * width + c] + wpe[(start + t) * width + c];
+                let position = wpe.as_ref().map_or(0.0, |wpe| wpe[(start + t) * width + c]);
+                out[(b * seq + t) * width + c] = wte[token * width + c] + position;
             }
         }
     }
@@ -31,7 +33,7 @@ pub(super) fn bwd(pools: &mut Pools, op: &EmbeddingBwd, step: Step) -> Result<()
     let (batch, seq, width) = (op.tokens.shape.rows(), op.tokens.shape.cols(), op.d_wte.shape.cols());
     let (tokens, d_out) = (pools.read(op.tokens)?, pools.read(op.d_out)?);
     let mut d_wte = vec![0.0; op.d_wte.numel()];
-    let mut d_wpe = vec![0.0; op.d_wpe.numel()];
+    let mut d_wpe = vec![0.0; op.d_wpe.map_or(seq * width, |d_wpe| d_wpe.numel())];
     for b in 0..batch {
         for t in 0..seq {
             let token = index(tokens[b * seq + t], op.d_wte.shape.rows(), "token")?;
@@ -42,8 +44,11 @@ pub(super) fn bwd(pools: &mut Pools, op: &EmbeddingBwd, step: Step) -> Result<()
             }
         }
     }
-    pools.store(op.d_wte, &d_wte, true)?;
-    pools.store(op.d_wpe, &d_wpe, op.accum.adds(step.scalars.micro_step))
+    pools.store(op.d_wte, &d_wte, op.accum_wte.adds(step.scalars.micro_step))?;
+    match op.d_wpe {
+        Some(slot) => pools.store(slot, &d_wpe, op.accum.adds(step.scalars.micro_step)),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -58,7 +63,7 @@ mod tests {
             out: kit.slot([2, 1, 2]),
             tokens: kit.i32s([2, 1], &[2, 0]),
             wte: kit.f32s([3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
-            wpe: kit.f32s([2, 2], &[10.0, 20.0, 30.0, 40.0]),
+            wpe: Some(kit.f32s([2, 2], &[10.0, 20.0, 30.0, 40.0])),
             vocab: 3,
             at_position,
         };
@@ -71,6 +76,8 @@ mod tests {
         kit.finish(op).expect_f64(op.out, &[15.0, 26.0, 11.0, 22.0]);
         let (kit, op) = fwd(true, 1);
         kit.finish(op).expect_f64(op.out, &[35.0, 46.0, 31.0, 42.0]);
+        let (kit, op) = fwd(true, 1000);
+        kit.finish(EmbeddingFwd { wpe: None, ..op }).expect_f64(op.out, &[5.0, 6.0, 1.0, 2.0]);
     }
 
     #[test]
@@ -87,14 +94,15 @@ mod tests {
         let mut kit = Kit::new("embedding");
         let op = EmbeddingBwd {
             d_wte: kit.f32s([2, 1], &[100.0, 200.0]),
-            d_wpe: kit.f32s([3, 1], &[7.0, 8.0, 9.0]),
+            d_wpe: Some(kit.f32s([3, 1], &[7.0, 8.0, 9.0])),
             d_out: kit.f32s([2, 2, 1], &[1.0, 2.0, 3.0, 4.0]),
             tokens: kit.i32s([2, 2], &[1, 0, 1, 1]),
+            accum_wte: Accum::Add,
             accum,
         };
         let case = kit.finish(op);
         case.expect_f64(op.d_wte, &[102.0, 208.0]);
-        case.expect_f64(op.d_wpe, &d_wpe.map(f64::from));
+        case.expect_f64(op.d_wpe.unwrap(), &d_wpe.map(f64::from));
     }
 
     #[test]
@@ -102,5 +110,20 @@ mod tests {
         bwd(Accum::Add, [11.0, 14.0, 9.0]);
         bwd(Accum::Write, [4.0, 6.0, 0.0]);
         bwd(Accum::FirstWrites, [4.0, 6.0, 0.0]);
+    }
+
+    /// An untied table: rows of tokens that do not occur become 0.
+    #[test]
+    fn bwd_alone_by_hand() {
+        let mut kit = Kit::new("embedding");
+        let op = EmbeddingBwd {
+            d_wte: kit.f32s([3, 1], &[100.0, 200.0, 300.0]),
+            d_wpe: None,
+            d_out: kit.f32s([1, 3, 1], &[1.0, 2.0, 3.0]),
+            tokens: kit.i32s([1, 3], &[2, 0, 2]),
+            accum_wte: Accum::FirstWrites,
+            accum: Accum::Write,
+        };
+        kit.finish(op).expect_f64(op.d_wte, &[2.0, 0.0, 4.0]);
     }
 }

@@ -3,12 +3,18 @@
 pub(crate) mod attention;
 mod elementwise;
 mod embedding;
+mod grouped;
 pub(crate) mod layernorm;
 mod linear;
 mod loss;
 mod memory;
 mod optimizer;
 mod pools;
+pub(crate) mod rmsnorm;
+mod rope;
+mod router;
+mod routing;
+mod swiglu;
 
 pub(crate) use pools::Pools;
 
@@ -66,22 +72,39 @@ pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
         Op::LayerNormFwd(op) => layernorm::fwd(pools, op),
         Op::LayerNormApply(op) => layernorm::apply(pools, op),
         Op::LayerNormBwd(op) => layernorm::bwd(pools, op, step),
+        Op::RmsNormFwd(op) => rmsnorm::fwd(pools, op),
+        Op::RmsNormApply(op) => rmsnorm::apply(pools, op),
+        Op::RmsNormBwd(op) => rmsnorm::bwd(pools, op, step),
         Op::LinearFwd(op) => linear::fwd(pools, op),
         Op::LinearBwdInput(op) => linear::bwd_input(pools, op),
         Op::LinearBwdWeight(op) => linear::bwd_weight(pools, op, step),
         Op::GeluFwd(op) => elementwise::gelu_fwd(pools, op),
         Op::GeluBwd(op) => elementwise::gelu_bwd(pools, op),
+        Op::SwigluFwd(op) => swiglu::fwd(pools, op),
+        Op::SwigluBwd(op) => swiglu::bwd(pools, op),
         Op::Add(op) => elementwise::add(pools, op),
+        Op::Rope(op) => rope::rope(pools, op, step),
         Op::AttentionFwd(op) => attention::fwd(pools, op),
         Op::AttentionBwd(op) => attention::bwd(pools, op),
         Op::AttentionCached(op) => attention::cached(pools, op, step),
+        Op::RouterFwd(op) => router::fwd(pools, op),
+        Op::RouterBwd(op) => router::bwd(pools, op, step),
+        Op::RouterLoad(op) => router::load(pools, op, step),
+        Op::RouteSort(op) => routing::sort(pools, op),
+        Op::Permute(op) => routing::permute(pools, op),
+        Op::PermuteBwd(op) => routing::permute_bwd(pools, op, step),
+        Op::Combine(op) => routing::combine(pools, op),
+        Op::CombineBwd(op) => routing::combine_bwd(pools, op),
+        Op::GroupedLinearFwd(op) => grouped::fwd(pools, op),
+        Op::GroupedLinearBwdInput(op) => grouped::bwd_input(pools, op),
+        Op::GroupedLinearBwdWeight(op) => grouped::bwd_weight(pools, op, step),
         Op::CrossEntropy(op) => loss::cross_entropy(pools, op, step),
         Op::LossMean(op) => loss::mean(pools, op, step),
         Op::GradNorm(op) => optimizer::grad_norm(pools, op),
         Op::AdamW(op) => optimizer::adamw(pools, op, step),
         Op::Fill(op) => memory::fill(pools, op),
         Op::CopySlot(op) => memory::copy(pools, op),
-        Op::ResidualLayerNormFwd(op) => {
+        Op::ResidualLayerNormFwd(_) | Op::ResidualRmsNormFwd(_) => {
             let what = format!("{op:?} has no expansion");
             Err(Error::Engine { engine: "oracle", what })
         }

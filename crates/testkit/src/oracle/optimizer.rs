@@ -72,7 +72,7 @@ mod tests {
         let s = &mut kit.scalars;
         (s.step, s.lr, s.beta1, s.beta2, s.eps) = (1, 0.5, 0.5, 0.75, 0.0);
         (s.weight_decay, s.grad_clip) = (0.25, 4.0);
-        let op = flat_pools(&mut kit, &[(1, true), (1, false)]);
+        let op = flat_pools(&mut kit, &[(&[1], true), (&[1], false)]);
         let sparse = |a: f32, b: f32| {
             let mut all = vec![0.0; 32];
             (all[0], all[16]) = (a, b);

@@ -101,9 +101,9 @@ impl RoundingEngine {
 
     fn run_tf32(&mut self, twin: &Program, i: usize, scalars: &Scalars) -> Result<()> {
         let operands: &[&str] = match &twin.nodes()[i].op {
-            Op::LinearFwd(_) => &["inp", "weight"],
-            Op::LinearBwdInput(_) => &["d_out", "weight"],
-            Op::LinearBwdWeight(_) => &["d_out", "inp"],
+            Op::LinearFwd(_) | Op::GroupedLinearFwd(_) => &["inp", "weight"],
+            Op::LinearBwdInput(_) | Op::GroupedLinearBwdInput(_) => &["d_out", "weight"],
+            Op::LinearBwdWeight(_) | Op::GroupedLinearBwdWeight(_) => &["d_out", "inp"],
             Op::AttentionFwd(_) | Op::AttentionCached(_) => &["qkv"],
             Op::AttentionBwd(_) => &["d_out", "qkv"],
             _ => &[],

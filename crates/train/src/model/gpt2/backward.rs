@@ -42,9 +42,10 @@ impl Gpt2 {
         self.b.at("embed");
         self.b.push(EmbeddingBwd {
             d_wte: self.grad(self.wte),
-            d_wpe: self.grad(self.wpe),
+            d_wpe: Some(self.grad(self.wpe)),
             d_out: d_res,
             tokens: self.x,
+            accum_wte: Accum::Add, // the head has written it
             accum: Accum::FirstWrites,
         })?;
         Ok(())

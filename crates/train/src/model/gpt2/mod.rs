@@ -11,7 +11,7 @@ use ironhorse_core::op::{
     Accum, AttentionCached, AttentionFwd, CrossEntropy, EmbeddingFwd, LayerNormFwd, LinearFwd, LossMean,
     ResidualLayerNormFwd,
 };
-use ironhorse_core::{Builder, DType, Error, Pool, Precision, Program, Shape, Slot};
+use ironhorse_core::{Builder, DType, Error, Precision, Program, Shape, Slot};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
@@ -199,9 +199,7 @@ impl Gpt2 {
 
     /// Where the gradient of a parameter goes.
     fn grad(&self, weight: Slot) -> Slot {
-        let dtype = self.b.precision().grads;
-        let offset = weight.offset / weight.dtype.size() * dtype.size();
-        Slot { pool: Pool::Grads, offset, dtype, ..weight }
+        self.b.grad(weight)
     }
 
     /// One f32 for each token.
@@ -284,7 +282,7 @@ impl Gpt2 {
             out,
             tokens: self.x,
             wte: self.wte,
-            wpe: self.wpe,
+            wpe: Some(self.wpe),
             vocab: self.config.vocab_size,
             at_position,
         })?;

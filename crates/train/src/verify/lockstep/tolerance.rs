@@ -16,7 +16,7 @@ pub(super) fn tolerance(op: &Op, arg: &Arg, tf32: bool) -> f64 {
     let is_bf16 = op.args().iter().any(|arg| arg.slot.dtype == DType::BF16);
     let single = f32_tolerance(op);
     match op {
-        Op::Fill(_) | Op::CopySlot(_) => single,
+        Op::Fill(_) | Op::CopySlot(_) | Op::RouteSort(_) | Op::Permute(_) => single,
         // probabilities and their gradients are rounded for the second product
         Op::AttentionFwd(_) | Op::AttentionBwd(_) | Op::AttentionCached(_)
             if arg.slot.dtype == DType::BF16 =>
@@ -27,9 +27,14 @@ pub(super) fn tolerance(op: &Op, arg: &Arg, tf32: bool) -> f64 {
         // the value before GELU may be rounded before GELU sees it
         Op::LinearFwd(_) | Op::LinearBwdInput(_) if arg.slot.dtype == DType::BF16 => 1.5 * BF16,
         // statistics of the sum, before or after it is rounded
-        Op::ResidualLayerNormFwd(_) if is_bf16 => 1.5 * BF16,
+        Op::ResidualLayerNormFwd(_) | Op::ResidualRmsNormFwd(_) if is_bf16 => 1.5 * BF16,
         _ if arg.slot.dtype == DType::BF16 => BF16,
+        // integers are the same or wrong
+        _ if arg.slot.dtype == DType::I32 => 0.0,
         Op::LinearFwd(_) | Op::LinearBwdInput(_) | Op::LinearBwdWeight(_) if tf32 => TF32,
+        Op::GroupedLinearFwd(_) | Op::GroupedLinearBwdInput(_) | Op::GroupedLinearBwdWeight(_) if tf32 => {
+            TF32
+        }
         Op::AttentionFwd(_) | Op::AttentionBwd(_) | Op::AttentionCached(_) if tf32 => TF32,
         _ => single,
     }
@@ -39,19 +44,30 @@ pub(super) fn tolerance(op: &Op, arg: &Arg, tf32: bool) -> f64 {
 fn f32_tolerance(op: &Op) -> f64 {
     match op {
         // no arithmetic: the bits must be the same
-        Op::Fill(_) | Op::CopySlot(_) => 0.0,
+        Op::Fill(_) | Op::CopySlot(_) | Op::RouteSort(_) | Op::Permute(_) => 0.0,
         // one rounded addition per element, on both sides
         Op::EmbeddingFwd(_) | Op::Add(_) => 2.2 * UNIT,
         // a few roundings per element
         Op::GeluFwd(_) | Op::GeluBwd(_) | Op::AdamW(_) => 2e-6,
+        Op::SwigluFwd(_) | Op::SwigluBwd(_) | Op::Rope(_) | Op::PermuteBwd(_) | Op::Combine(_) => 2e-6,
         // sums of positive terms
-        Op::LossMean(_) | Op::GradNorm(_) => 5e-6,
+        Op::LossMean(_) | Op::GradNorm(_) | Op::RouterLoad(_) => 5e-6,
         // sums over all tokens, dot products, exponentials of scores: the bound of the design
         Op::EmbeddingBwd(_)
         | Op::LayerNormFwd(_)
         | Op::ResidualLayerNormFwd(_)
         | Op::LayerNormApply(_)
         | Op::LayerNormBwd(_)
+        | Op::RmsNormFwd(_)
+        | Op::ResidualRmsNormFwd(_)
+        | Op::RmsNormApply(_)
+        | Op::RmsNormBwd(_)
+        | Op::RouterFwd(_)
+        | Op::RouterBwd(_)
+        | Op::CombineBwd(_)
+        | Op::GroupedLinearFwd(_)
+        | Op::GroupedLinearBwdInput(_)
+        | Op::GroupedLinearBwdWeight(_)
         | Op::LinearFwd(_)
         | Op::LinearBwdInput(_)
         | Op::LinearBwdWeight(_)

@@ -1,0 +1,139 @@
+//! Rotary position embedding of packed queries and keys.
+
+use super::spec::{Checker, OpSpec, slots};
+use crate::{Result, Slot};
+
+/// Turns every head of queries and keys in place by its position; values stay as they are. The pair `(i, i + HD/2)` of a
+/// head at position `p` turns by the angle `p·θ^(-2i/HD)` with `θ = base·alpha^(HD/(HD-2))`:
+/// `(a, b) → (a·cos - b·sin, a·sin + b·cos)`. Angles, sines and cosines are taken in f64 and rounded to f32.
+///
+/// A rotation's gradient is the rotation back: the backward is the same op with `back` on the gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rope {
+    /// (B,T,W), W = (NH + 2·NKV)·HD: packed as for attention
+    pub qkv: Slot,
+    /// NH
+    pub heads: usize,
+    /// NKV, a divisor of NH
+    pub kv_heads: usize,
+    /// The wavelengths of the pairs run from 2π to 2π·base.
+    pub base: f32,
+    /// Stretches the wavelengths so that a context longer than trained for fits (NTK-aware); 1 changes nothing.
+    pub alpha: f32,
+    /// Turn the other way.
+    pub back: bool,
+    /// Start at the scalar `position` instead of 0.
+    pub at_position: bool,
+    /// Positions at or beyond this are an input error.
+    pub context: usize,
+}
+
+impl Rope {
+    /// HD; 0 where `qkv` is not as wide as its heads ask.
+    pub fn head_dim(&self) -> usize {
+        let parts = self.heads.saturating_add(self.kv_heads.saturating_mul(2));
+        self.qkv.shape.cols().checked_div(parts).unwrap_or(0)
+    }
+
+    /// By what the angle of pair `i` grows from one position to the next.
+    pub fn frequency(&self, i: usize) -> f64 {
+        let hd = self.head_dim() as f64;
+        let theta = f64::from(self.base) * f64::from(self.alpha).powf(hd / (hd - 2.0));
+        theta.powf(-2.0 * i as f64 / hd)
+    }
+}
+
+impl OpSpec for Rope {
+    const NAME: &'static str = "rope";
+    slots!(Update qkv);
+
+    fn check(&self) -> Result<()> {
+        let c = Checker(Self::NAME);
+        c.same_float(&[("qkv", &self.qkv)])?;
+        let [_, seq, width] = *self.qkv.shape.dims() else {
+            return c.fail(format!("`qkv` is {}, expected [B, T, W]", self.qkv.shape));
+        };
+        let (heads, kv_heads) = (self.heads, self.kv_heads);
+        if heads == 0 || kv_heads == 0 || heads % kv_heads != 0 {
+            return c.fail(format!("{kv_heads} heads of keys and values do not divide {heads} heads"));
+        }
+        let parts = heads + 2 * kv_heads;
+        if width % parts != 0 {
+            return c.fail(format!("{heads} + 2·{kv_heads} heads do not divide the width {width}"));
+        }
+        if !(width / parts).is_multiple_of(2) {
+            return c
+                .fail(format!("a head of {} has no pairs to turn: its width must be even", width / parts));
+        }
+        for (name, value) in [("base", self.base), ("alpha", self.alpha)] {
+            if !(value.is_finite() && value > 0.0) {
+                return c.fail(format!("`{name}` is {value}, expected a positive number"));
+            }
+        }
+        if seq > self.context {
+            let context = self.context;
+            return c
+                .fail(format!("sequence length {seq} is beyond the model's context of {context} positions"));
+        }
+        Ok(())
+    }
+
+    fn flops(&self) -> u64 {
+        3 * self.turned()
+    }
+
+    /// Values do not move.
+    fn bytes(&self) -> Option<u64> {
+        Some(2 * self.turned() * self.qkv.dtype.size() as u64)
+    }
+}
+
+impl Rope {
+    /// Elements of queries and keys.
+    fn turned(&self) -> u64 {
+        (self.qkv.shape.rows() * (self.heads + self.kv_heads) * self.head_dim()) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Pool};
+
+    fn rope(shape: [usize; 3], heads: usize, kv_heads: usize) -> Rope {
+        let qkv = Slot { pool: Pool::Io, offset: 0, shape: shape.into(), dtype: DType::F32 };
+        let (base, alpha) = (10_000.0, 1.0);
+        Rope { qkv, heads, kv_heads, base, alpha, back: false, at_position: false, context: 8 }
+    }
+
+    #[test]
+    fn frequencies_are_those_of_the_paper_and_alpha_stretches_them() {
+        let op = rope([1, 8, 3 * 64], 1, 1);
+        assert_eq!(op.frequency(0), 1.0);
+        assert!((op.frequency(16) - 0.01).abs() < 1e-15);
+        // The slowest pair turns alpha times slower: that is what the exponent HD/(HD - 2) is chosen for.
+        let wide = Rope { alpha: 8.0, ..op };
+        assert!((wide.frequency(31) - op.frequency(31) / 8.0).abs() < 1e-15);
+        assert_eq!(wide.frequency(0), 1.0);
+        assert_eq!(Rope { alpha: 8.0, ..rope([1, 8, 6], 1, 1) }.frequency(0), 1.0, "a head of two");
+        assert_eq!(op.bytes(), Some(2 * 8 * 2 * 64 * 4));
+    }
+
+    #[test]
+    fn what_cannot_be_turned_is_refused() {
+        let text = |op: Rope| op.check().unwrap_err().to_string();
+        rope([2, 8, 40], 6, 2).check().unwrap();
+        assert_eq!(
+            text(rope([2, 9, 40], 6, 2)),
+            "rope: sequence length 9 is beyond the model's context of 8 positions"
+        );
+        assert_eq!(text(rope([2, 8, 41], 6, 2)), "rope: 6 + 2·2 heads do not divide the width 41");
+        assert_eq!(
+            text(rope([2, 8, 30], 6, 2)),
+            "rope: a head of 3 has no pairs to turn: its width must be even"
+        );
+        assert_eq!(text(rope([2, 8, 40], 6, 4)), "rope: 4 heads of keys and values do not divide 6 heads");
+        let op = Rope { base: f32::NAN, ..rope([2, 8, 40], 6, 2) };
+        assert_eq!(text(op), "rope: `base` is NaN, expected a positive number");
+    }
+}

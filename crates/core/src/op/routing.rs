@@ -1,0 +1,226 @@
+//! Moving tokens to their experts and back. A route is one choice of a token, numbered `token·K + j`; sorted by expert,
+//! routes are rows of the experts' inputs. `order` leads from a row to its route, `places` from a route to its row.
+
+use super::spec::{Accum, Checker, OpSpec, slots};
+use crate::{DType, Result, Slot};
+
+/// Sorts the routes by expert; those of one expert keep their order. Rows `offsets[e]..offsets[e+1]` are expert e's. An
+/// expert outside the E there are is an input error.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RouteSort {
+    /// (N·K) i32
+    pub order: Slot,
+    /// (N,K) i32
+    pub places: Slot,
+    /// (E+1) i32
+    pub offsets: Slot,
+    /// (N,K) i32
+    pub experts: Slot,
+}
+
+impl OpSpec for RouteSort {
+    const NAME: &'static str = "route_sort";
+    slots!(Write order, Write places, Write offsets, Read experts);
+
+    fn check(&self) -> Result<()> {
+        let c = Checker(Self::NAME);
+        let all = [
+            ("order", &self.order),
+            ("places", &self.places),
+            ("offsets", &self.offsets),
+            ("experts", &self.experts),
+        ];
+        all.iter().try_for_each(|(name, slot)| c.dtype(name, slot, DType::I32))?;
+        c.numel("order", &self.order, self.experts.numel())?;
+        c.numel("places", &self.places, self.experts.numel())?;
+        if self.offsets.numel() < 2 {
+            return c.fail(format!("`offsets` is {}, expected one more than experts", self.offsets.shape));
+        }
+        Ok(())
+    }
+
+    fn flops(&self) -> u64 {
+        0
+    }
+}
+
+/// `out[s] = inp[order[s] / K]`: each token once for each of its experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Permute {
+    /// (N·K,C)
+    pub out: Slot,
+    /// (..,C), N rows
+    pub inp: Slot,
+    /// (N·K) i32
+    pub order: Slot,
+}
+
+impl OpSpec for Permute {
+    const NAME: &'static str = "permute";
+    slots!(Write out, Read inp, Read order);
+
+    fn check(&self) -> Result<()> {
+        let c = Checker(Self::NAME);
+        c.same_float(&[("out", &self.out), ("inp", &self.inp)])?;
+        c.dtype("order", &self.order, DType::I32)?;
+        check_rows(&c, ("out", &self.out), ("inp", &self.inp), ("order", &self.order))
+    }
+
+    fn flops(&self) -> u64 {
+        0
+    }
+}
+
+/// `d_inp[n] (+)= Σ_j d_out[places[n,j]]`, in the order of j.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PermuteBwd {
+    /// (..,C), N rows
+    pub d_inp: Slot,
+    /// (N·K,C)
+    pub d_out: Slot,
+    /// (N,K) i32
+    pub places: Slot,
+    /// How `d_inp` treats what was there.
+    pub accum: Accum,
+}
+
+impl OpSpec for PermuteBwd {
+    const NAME: &'static str = "permute_bwd";
+
+    fn visit(&mut self, f: &mut dyn FnMut(&'static str, super::Access, &mut Slot)) {
+        use super::Access::Read;
+        f("d_inp", self.accum.access(), &mut self.d_inp);
+        f("d_out", Read, &mut self.d_out);
+        f("places", Read, &mut self.places);
+    }
+
+    fn check(&self) -> Result<()> {
+        let c = Checker(Self::NAME);
+        c.same_float(&[("d_out", &self.d_out), ("d_inp", &self.d_inp)])?;
+        check_places(&c, ("d_out", &self.d_out), ("d_inp", &self.d_inp), &self.places)
+    }
+
+    fn flops(&self) -> u64 {
+        self.d_out.numel() as u64
+    }
+}
+
+/// `out[n] = Σ_j weights[n,j]·rows[places[n,j]]`, in the order of j.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Combine {
+    /// (..,C), N rows
+    pub out: Slot,
+    /// (N·K,C)
+    pub rows: Slot,
+    /// (N,K) i32
+    pub places: Slot,
+    /// (N,K) f32
+    pub weights: Slot,
+}
+
+impl OpSpec for Combine {
+    const NAME: &'static str = "combine";
+    slots!(Write out, Read rows, Read places, Read weights);
+
+    fn check(&self) -> Result<()> {
+        let c = Checker(Self::NAME);
+        c.same_float(&[("rows", &self.rows), ("out", &self.out)])?;
+        check_places(&c, ("rows", &self.rows), ("out", &self.out), &self.places)?;
+        check_weights(&c, ("weights", &self.weights), &self.places)
+    }
+
+    fn flops(&self) -> u64 {
+        2 * self.rows.numel() as u64
+    }
+}
+
+/// Gradients of [`Combine`]: `d_rows[places[n,j]] = weights[n,j]·d_out[n]` and
+/// `d_weights[n,j] = d_out[n] · rows[places[n,j]]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CombineBwd {
+    /// (N·K,C)
+    pub d_rows: Slot,
+    /// (N,K) f32
+    pub d_weights: Slot,
+    /// (..,C), N rows
+    pub d_out: Slot,
+    /// (N·K,C), the input of the forward
+    pub rows: Slot,
+    /// (N,K) i32
+    pub places: Slot,
+    /// (N,K) f32
+    pub weights: Slot,
+}
+
+impl OpSpec for CombineBwd {
+    const NAME: &'static str = "combine_bwd";
+    slots!(Write d_rows, Write d_weights, Read d_out, Read rows, Read places, Read weights);
+
+    fn check(&self) -> Result<()> {
+        let c = Checker(Self::NAME);
+        c.same_float(&[("rows", &self.rows), ("d_rows", &self.d_rows), ("d_out", &self.d_out)])?;
+        check_places(&c, ("rows", &self.rows), ("d_out", &self.d_out), &self.places)?;
+        c.matrix("d_rows", &self.d_rows, self.rows.shape.rows(), self.rows.shape.cols())?;
+        check_weights(&c, ("weights", &self.weights), &self.places)?;
+        check_weights(&c, ("d_weights", &self.d_weights), &self.places)
+    }
+
+    fn flops(&self) -> u64 {
+        3 * self.rows.numel() as u64
+    }
+
+    /// A row is not needed any more once its weight has its gradient.
+    fn in_place(&self) -> &'static [(&'static str, &'static str)] {
+        &[("d_rows", "rows")]
+    }
+}
+
+type Named<'a> = (&'a str, &'a Slot);
+
+/// `rows` has a row for each route, `tokens` one for each token, and every token has as many routes.
+fn check_rows(c: &Checker, rows: Named, tokens: Named, routes: Named) -> Result<()> {
+    let (count, n) = (routes.1.numel(), tokens.1.shape.rows());
+    c.matrix(rows.0, rows.1, count, tokens.1.shape.cols())?;
+    if count.checked_rem(n).unwrap_or(count) != 0 || (n > 0 && count == 0) {
+        return c.fail(format!("`{}` has {count} elements, no multiple of {n} tokens", routes.0));
+    }
+    Ok(())
+}
+
+/// The same, with `places` of the shape (N,K).
+fn check_places(c: &Checker, rows: Named, tokens: Named, places: &Slot) -> Result<()> {
+    c.dtype("places", places, DType::I32)?;
+    check_rows(c, rows, tokens, ("places", places))?;
+    c.matrix("places", places, tokens.1.shape.rows(), places.shape.cols())
+}
+
+fn check_weights(c: &Checker, weights: Named, places: &Slot) -> Result<()> {
+    c.all_f32(&[weights])?;
+    c.matrix(weights.0, weights.1, places.shape.rows(), places.shape.cols())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Pool;
+
+    fn slot(offset: usize, shape: [usize; 2], dtype: DType) -> Slot {
+        Slot { pool: Pool::Io, offset, shape: shape.into(), dtype }
+    }
+
+    #[test]
+    fn routes_must_fit_the_tokens() {
+        let op = |tokens, routes| Permute {
+            out: slot(0, [routes, 3], DType::F32),
+            inp: slot(1000, [tokens, 3], DType::F32),
+            order: slot(2000, [1, routes], DType::I32),
+        };
+        for (tokens, routes) in [(4, 8), (1, 1), (0, 0)] {
+            op(tokens, routes).check().unwrap();
+        }
+        let text = |op: Permute| op.check().unwrap_err().to_string();
+        assert_eq!(text(op(4, 6)), "permute: `order` has 6 elements, no multiple of 4 tokens");
+        assert_eq!(text(op(4, 0)), "permute: `order` has 0 elements, no multiple of 4 tokens");
+        assert_eq!(text(op(0, 6)), "permute: `order` has 6 elements, no multiple of 0 tokens");
+    }
+}

@@ -1,0 +1,60 @@
+//! SwiGLU: one half of a row opens the gate for the other.
+
+use super::spec::{Checker, OpSpec, slots};
+use crate::{Result, Slot};
+
+/// `out = silu(gate)·up` with `silu(x) = x / (1 + e^-x)`; `gate` and `up` lie side by side in a row of `inp`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SwigluFwd {
+    /// (..,F)
+    pub out: Slot,
+    /// (..,2F)
+    pub inp: Slot,
+}
+
+impl OpSpec for SwigluFwd {
+    const NAME: &'static str = "swiglu_fwd";
+    slots!(Write out, Read inp);
+
+    fn check(&self) -> Result<()> {
+        let c = Checker(Self::NAME);
+        c.same_float(&[("out", &self.out), ("inp", &self.inp)])?;
+        c.matrix("inp", &self.inp, self.out.shape.rows(), 2 * self.out.shape.cols())
+    }
+
+    fn flops(&self) -> u64 {
+        12 * self.out.numel() as u64
+    }
+}
+
+/// With `s = 1 / (1 + e^-gate)`: `d_gate = d_out·up·s·(1 + gate·(1 - s))` and `d_up = d_out·gate·s`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SwigluBwd {
+    /// (..,2F)
+    pub d_inp: Slot,
+    /// (..,F)
+    pub d_out: Slot,
+    /// (..,2F), the input of the forward
+    pub inp: Slot,
+}
+
+impl OpSpec for SwigluBwd {
+    const NAME: &'static str = "swiglu_bwd";
+    slots!(Write d_inp, Read d_out, Read inp);
+
+    fn check(&self) -> Result<()> {
+        let c = Checker(Self::NAME);
+        c.same_float(&[("d_out", &self.d_out), ("inp", &self.inp), ("d_inp", &self.d_inp)])?;
+        let (rows, width) = (self.d_out.shape.rows(), self.d_out.shape.cols());
+        c.matrix("inp", &self.inp, rows, 2 * width)?;
+        c.matrix("d_inp", &self.d_inp, rows, 2 * width)
+    }
+
+    fn flops(&self) -> u64 {
+        18 * self.d_out.numel() as u64
+    }
+
+    fn in_place(&self) -> &'static [(&'static str, &'static str)] {
+        &[("d_inp", "inp")]
+    }
+}

@@ -1,0 +1,186 @@
+//! Many products at once, of sizes that are known only now: the experts of a layer.
+//!
+//! A product large enough to keep all threads busy is computed like any other, one after the other. All others are cut
+//! into blocks of c, and the blocks of all of them are the tasks of one run: many small experts fill the cores too.
+//!
+//! order  as [`gemm`]: which way a product takes changes no bit, so it may depend on the threads.
+
+use super::plan::{Shared, reserve_most, slice_len};
+use super::workspace::Workspace;
+use super::{Gemm, MatMut, MatRef, gemm, gemm_local, gemv, kernels};
+use crate::isa::Isa;
+use crate::team::{TaskPanic, Team};
+
+/// Multiply-adds for each thread from which on a product is cut up among all threads.
+const SHARE: usize = 1 << 21;
+/// Rows of c in a block, where c is cut by rows.
+const ROWS: usize = 64;
+/// Columns of c in a block, where it is cut by columns: whole panels of every kernel.
+const COLUMNS: usize = 96;
+
+/// Products without epilogues.
+#[derive(Clone, Copy)]
+pub struct Group<'a> {
+    /// How many there are.
+    pub count: usize,
+    /// Rows, columns and steps of any of them are at most these, in this call and in later ones of the same kind: memory is
+    /// taken for the largest at once.
+    pub most: [usize; 3],
+    /// The product of a number below `count`; the same whenever it is asked for.
+    pub product: &'a (dyn Fn(usize) -> Gemm<'static> + Sync),
+}
+
+/// Computes all products of a group with all threads of `team`.
+///
+/// # Safety
+/// As [`gemm`] for each product; the results share no memory.
+///
+/// # Errors
+/// `product` panicked.
+pub unsafe fn gemm_grouped(
+    team: &Team,
+    ws: &mut Workspace,
+    isa: Isa,
+    group: &Group<'_>,
+) -> Result<(), TaskPanic> {
+    let Group { count, most, product } = *group;
+    let share = SHARE.saturating_mul(team.threads());
+    let work = |[m, n, k]: [usize; 3]| m.saturating_mul(n).saturating_mul(k);
+    let is_large = |g: &Gemm<'_>| !gemv::fits(g) && work([g.m, g.n, g.k]) >= share;
+    if work(most) >= share {
+        reserve_most(ws, kernels(isa), team.threads(), most);
+    }
+    let mut total = 0;
+    ws.ends.clear();
+    for i in 0..count {
+        let g = product(i);
+        if !is_large(&g) {
+            total += blocks(&g);
+        }
+        ws.ends.push(total);
+    }
+    ws.reserve_local(team.threads(), slice_len(most[2]) * kernels(isa).nr);
+    // Each worker uses its own.
+    let workers = Shared(ws.workers.as_mut_ptr());
+    let ends = &ws.ends[..];
+    team.run(total, &|task, worker| {
+        let i = ends.partition_point(|&end| end <= task);
+        let g = product(i);
+        let before = if i == 0 { 0 } else { ends[i - 1] };
+        let whole_fits = gemv::fits(&g);
+        // SAFETY: task - before is below the number of blocks of this product.
+        let block = unsafe { block_of(&g, task - before) };
+        // SAFETY: the caller's contract; tasks have disjoint blocks of disjoint results; worker < threads, and no other
+        // task has this worker number.
+        unsafe {
+            if whole_fits && g.k > 0 {
+                gemv::columns(isa, &block, 0..block.n);
+            } else {
+                let scratch = &mut *{ workers }.0.add(worker);
+                gemm_local(&mut scratch.local, isa, &block);
+            }
+        }
+    })?;
+    for g in (0..count).map(product).filter(is_large) {
+        // SAFETY: the caller's contract.
+        unsafe { gemm(team, ws, isa, &g) }?;
+    }
+    Ok(())
+}
+
+/// Whether c is cut by rows, which are contiguous; few rows are not.
+fn by_rows(g: &Gemm<'_>) -> bool {
+    g.m > g.n && !gemv::fits(g)
+}
+
+fn blocks(g: &Gemm<'_>) -> usize {
+    match (g.m, g.n) {
+        (0, _) | (_, 0) => 0,
+        (m, _) if by_rows(g) => m.div_ceil(ROWS),
+        (_, n) => n.div_ceil(COLUMNS),
+    }
+}
+
+/// # Safety
+/// `index` is below [`blocks`]; the addresses are those of the product's matrices.
+unsafe fn block_of<'a>(g: &Gemm<'a>, index: usize) -> Gemm<'a> {
+    let size = if by_rows(g) { ROWS } else { COLUMNS };
+    let first = index * size;
+    // SAFETY: `first` is below m, or below n.
+    unsafe {
+        if by_rows(g) {
+            let a = MatRef { ptr: g.a.ptr.add(first * g.a.rs), ..g.a };
+            let c = MatMut { ptr: g.c.ptr.add(first * g.c.rs), ..g.c };
+            Gemm { m: size.min(g.m - first), a, c, ..*g }
+        } else {
+            let b = MatRef { ptr: g.b.ptr.add(first * g.b.cs), ..g.b };
+            let c = MatMut { ptr: g.c.ptr.add(first), ..g.c };
+            Gemm { n: size.min(g.n - first), b, c, ..*g }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gemm::Beta;
+
+    /// The same bits as one product after the other, for any number of threads; rows of experts from none to many.
+    #[test]
+    fn a_group_is_its_products_one_by_one() {
+        let sizes = [0_usize, 1, 3, 5, 300, 0, 64, 700];
+        let (n, k) = (200, 130);
+        let rows: usize = sizes.iter().sum();
+        let value = |i: usize| (i * 7919 % 1000) as f32 / 500.0 - 1.0;
+        let a: Vec<f32> = (0..rows * k).map(value).collect();
+        let b: Vec<f32> = (0..sizes.len() * n * k).map(|i| value(i + 13)).collect();
+        for isa in Isa::supported() {
+            for (beta, transposed) in [(Beta::Overwrite, true), (Beta::Accumulate, false)] {
+                let run = |c: &mut Vec<f32>, threads: Option<usize>| {
+                    let c = Shared(c.as_mut_ptr());
+                    let (a, b) = (Shared(a.as_ptr()), Shared(b.as_ptr()));
+                    let product = |i: usize| {
+                        let (a, b, c) = ({ a }.0, { b }.0, { c }.0);
+                        let first: usize = sizes[..i].iter().sum();
+                        let left = MatRef::row_major(a.wrapping_add(first * k), k);
+                        let b = b.wrapping_add(i * n * k);
+                        let right = if transposed {
+                            MatRef::row_major(b, k).transposed()
+                        } else {
+                            MatRef::row_major(b, n)
+                        };
+                        let c = MatMut { ptr: c.wrapping_add(first * n), rs: n };
+                        Gemm::new((sizes[i], n, k), left, right, c).beta(beta)
+                    };
+                    let team = Team::new(threads.unwrap_or(2));
+                    let mut ws = Workspace::new();
+                    // SAFETY: the matrices are as large as said and apart.
+                    unsafe {
+                        match threads {
+                            Some(_) => {
+                                let group =
+                                    Group { count: sizes.len(), most: [rows, n, k], product: &product };
+                                gemm_grouped(&team, &mut ws, isa, &group).unwrap();
+                            }
+                            None => {
+                                let all = (0..sizes.len()).map(product);
+                                all.for_each(|g| gemm(&team, &mut ws, isa, &g).unwrap());
+                            }
+                        }
+                    }
+                };
+                let start: Vec<f32> = (0..rows * n).map(|i| value(i + 5)).collect();
+                let mut want = start.clone();
+                run(&mut want, None);
+                for threads in [1, 2, 3, 8, 20] {
+                    let mut got = start.clone();
+                    run(&mut got, Some(threads));
+                    assert!(
+                        got.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits()),
+                        "{isa:?} {threads}"
+                    );
+                }
+            }
+        }
+    }
+}

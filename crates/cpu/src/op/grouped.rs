@@ -1,0 +1,101 @@
+//! Linear layers of many experts, on the GEMM.
+
+use super::{Ctx, engine_error};
+use crate::gemm::{Beta, Gemm, Group, MatMut, MatRef, gemm_grouped};
+use crate::memory::Span;
+use ironhorse_core::op::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
+use ironhorse_core::{Error, Result, Slot};
+use std::ops::Range;
+
+/// The rows of each expert.
+struct Groups<'a>(&'a [i32]);
+
+impl Groups<'_> {
+    /// Refuses offsets that do not cut `rows` into stretches.
+    fn new(ctx: &Ctx<'_>, offsets: Slot, rows: usize) -> Result<Self> {
+        // SAFETY: nothing writes the offsets while the op runs.
+        let offsets = unsafe { ctx.i32(offsets)?.all() };
+        let ends = offsets.first() == Some(&0) && offsets.last().is_some_and(|&end| end as usize == rows);
+        if ends && offsets.is_sorted() {
+            return Ok(Self(offsets));
+        }
+        Err(Error::Input(format!("the offsets of the experts do not cut {rows} rows: {offsets:?}")))
+    }
+
+    fn experts(&self) -> usize {
+        self.0.len() - 1
+    }
+
+    fn rows(&self, expert: usize) -> Range<usize> {
+        self.0[expert] as usize..self.0[expert + 1] as usize
+    }
+}
+
+/// The rows from `first` on.
+fn rows_from(span: Span<f32>, first: usize, cols: usize) -> MatRef {
+    MatRef::row_major(span.ptr().wrapping_add(first * cols).cast_const(), cols)
+}
+
+fn writable(m: MatRef) -> MatMut {
+    MatMut { ptr: m.ptr.cast_mut(), rs: m.rs }
+}
+
+/// # Safety
+/// As [`gemm_grouped`].
+unsafe fn products(
+    ctx: &mut Ctx<'_>,
+    groups: &Groups<'_>,
+    most: [usize; 3],
+    product: &(dyn Fn(usize) -> Gemm<'static> + Sync),
+) -> Result<()> {
+    let group = Group { count: groups.experts(), most, product };
+    // SAFETY: passed on to the caller.
+    unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, &group) }.map_err(engine_error)
+}
+
+pub fn grouped_linear_fwd(ctx: &mut Ctx<'_>, op: &GroupedLinearFwd) -> Result<()> {
+    let (out, inp, weight) = (ctx.f32(op.out)?, ctx.f32(op.inp)?, ctx.f32(op.weight)?);
+    let (ic, oc) = (op.inp.shape.cols(), op.out.shape.cols());
+    let groups = Groups::new(ctx, op.offsets, op.inp.shape.rows())?;
+    let product = |expert: usize| {
+        let rows = groups.rows(expert);
+        let b = rows_from(weight, expert * oc, ic).transposed();
+        let c = writable(rows_from(out, rows.start, oc));
+        Gemm::new((rows.len(), oc, ic), rows_from(inp, rows.start, ic), b, c)
+    };
+    let most = [op.inp.shape.rows(), oc, ic];
+    // SAFETY: shapes and aliasing were checked by `Op::check`; the stretches of rows lie in the slots and are disjoint.
+    unsafe { products(ctx, &groups, most, &product) }
+}
+
+pub fn grouped_linear_bwd_input(ctx: &mut Ctx<'_>, op: &GroupedLinearBwdInput) -> Result<()> {
+    let (d_inp, d_out, weight) = (ctx.f32(op.d_inp)?, ctx.f32(op.d_out)?, ctx.f32(op.weight)?);
+    let (ic, oc) = (op.d_inp.shape.cols(), op.d_out.shape.cols());
+    let groups = Groups::new(ctx, op.offsets, op.d_inp.shape.rows())?;
+    let product = |expert: usize| {
+        let rows = groups.rows(expert);
+        let b = rows_from(weight, expert * oc, ic);
+        let c = writable(rows_from(d_inp, rows.start, ic));
+        Gemm::new((rows.len(), ic, oc), rows_from(d_out, rows.start, oc), b, c)
+    };
+    let most = [op.d_inp.shape.rows(), ic, oc];
+    // SAFETY: as in `grouped_linear_fwd`.
+    unsafe { products(ctx, &groups, most, &product) }
+}
+
+pub fn grouped_linear_bwd_weight(ctx: &mut Ctx<'_>, op: &GroupedLinearBwdWeight) -> Result<()> {
+    let (d_weight, d_out, inp) = (ctx.f32(op.d_weight)?, ctx.f32(op.d_out)?, ctx.f32(op.inp)?);
+    let (ic, oc) = (op.inp.shape.cols(), op.d_out.shape.cols());
+    let groups = Groups::new(ctx, op.offsets, op.inp.shape.rows())?;
+    let adds = op.accum.adds(ctx.scalars.micro_step);
+    let beta = if adds { Beta::Accumulate } else { Beta::Overwrite };
+    let product = |expert: usize| {
+        let rows = groups.rows(expert);
+        let a = rows_from(d_out, rows.start, oc).transposed();
+        let c = writable(rows_from(d_weight, expert * oc, ic));
+        Gemm::new((oc, ic, rows.len()), a, rows_from(inp, rows.start, ic), c).beta(beta)
+    };
+    let most = [oc, ic, op.inp.shape.rows()];
+    // SAFETY: as in `grouped_linear_fwd`; every expert has a weight of its own.
+    unsafe { products(ctx, &groups, most, &product) }
+}

@@ -1,0 +1,109 @@
+//! Rotary position embedding, with tables of cosines and sines that the engine keeps.
+
+use super::{Ctx, engine_error};
+use crate::buffer::Buffer;
+use crate::memory::Span;
+use crate::multiversion;
+use crate::team::Team;
+use ironhorse_core::op::Rope;
+use ironhorse_core::{Error, Result};
+
+/// Tokens a task handles.
+const ROWS: usize = 8;
+/// Positions a task computes the table of.
+const POSITIONS: usize = 64;
+
+/// The tables of all programs that ran so far: they grow in a program's first run only.
+#[derive(Default)]
+pub struct RopeTables(Vec<Table>);
+
+/// For each position the cosines of all pairs, then the sines.
+struct Table {
+    /// HD and the bits of base and alpha.
+    key: (usize, u32, u32),
+    positions: usize,
+    values: Buffer,
+}
+
+impl RopeTables {
+    /// At least `positions` rows of HD floats.
+    fn get(&mut self, team: &Team, op: &Rope, positions: usize) -> Result<&[f32]> {
+        let key = (op.head_dim(), op.base.to_bits(), op.alpha.to_bits());
+        let index = match self.0.iter().position(|table| table.key == key) {
+            Some(index) => index,
+            None => {
+                self.0.push(Table { key, positions: 0, values: Buffer::new() });
+                self.0.len() - 1
+            }
+        };
+        let table = &mut self.0[index];
+        if table.positions < positions {
+            table.values.reserve(positions * op.head_dim());
+            fill(team, op, table.values.as_mut_slice())?;
+            table.positions = positions;
+        }
+        Ok(table.values.as_slice())
+    }
+}
+
+/// Angles in f64, their cosines and sines rounded to f32.
+fn fill(team: &Team, op: &Rope, values: &mut [f32]) -> Result<()> {
+    let (hd, half) = (op.head_dim(), op.head_dim() / 2);
+    let frequencies: Vec<f64> = (0..half).map(|i| op.frequency(i)).collect();
+    // SAFETY: a slice that this function alone holds.
+    let all = unsafe { Span::from_raw(values.as_mut_ptr(), values.len()) };
+    let positions = values.len() / hd.max(1);
+    let task = |range: std::ops::Range<usize>, _: usize| {
+        for position in range {
+            // SAFETY: tasks have disjoint positions.
+            let (cos, sin) = unsafe { all.get_mut(position * hd..(position + 1) * hd) }.split_at_mut(half);
+            for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&frequencies) {
+                let (s, c) = (position as f64 * frequency).sin_cos();
+                (*cos, *sin) = (c as f32, s as f32);
+            }
+        }
+    };
+    team.chunks(positions, POSITIONS, task).map_err(engine_error)
+}
+
+multiversion! {
+    /// Turns the heads of `row` by the angles of `table`; `sign` -1 turns back.
+    fn turn<const FMA: bool>(row: &mut [f32], table: &[f32], sign: f32) {
+        let half = table.len() / 2;
+        let (cos, sin) = table.split_at(half);
+        for head in row.chunks_exact_mut(table.len()) {
+            let (first, second) = head.split_at_mut(half);
+            for (((a, b), c), s) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+                let s = s * sign;
+                (*a, *b) = (*a * c - *b * s, *a * s + *b * c);
+            }
+        }
+    }
+}
+
+pub fn rope(ctx: &mut Ctx<'_>, op: &Rope) -> Result<()> {
+    let qkv = ctx.f32(op.qkv)?;
+    let [_, seq, width] = *op.qkv.shape.dims() else { return Ok(()) };
+    let first = if op.at_position { ctx.scalars.position as usize } else { 0 };
+    if first + seq > op.context {
+        let (last, context) = (first + seq - 1, op.context);
+        return Err(Error::Input(format!("position {last} is beyond the context of {context}")));
+    }
+    let (isa, hd) = (ctx.isa, op.head_dim());
+    if hd == 0 {
+        return Ok(());
+    }
+    // A cache is gone through to its end; a sequence has always the same length.
+    let positions = if op.at_position { op.context } else { seq };
+    let table = ctx.tables.get(ctx.team, op, positions)?;
+    let (turned, sign) = ((op.heads + op.kv_heads) * hd, if op.back { -1.0 } else { 1.0 });
+    let task = |rows: std::ops::Range<usize>, _: usize| {
+        for row in rows {
+            let position = first + row % seq;
+            // SAFETY: tasks have disjoint rows of the only slot.
+            let heads = unsafe { qkv.get_mut(row * width..row * width + turned) };
+            turn(isa, heads, &table[position * hd..(position + 1) * hd], sign);
+        }
+    };
+    ctx.team.chunks(op.qkv.shape.rows(), ROWS, task).map_err(engine_error)
+}

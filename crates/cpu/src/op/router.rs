@@ -1,0 +1,162 @@
+//! The router of a mixture of experts. Tokens are spread over threads.
+
+use super::Ctx;
+use crate::math::{dot_inline, exp_f32, max_inline, sum_inline};
+use crate::multiversion;
+use ironhorse_core::op::{RouterBwd, RouterFwd, RouterLoad};
+use ironhorse_core::{Error, Result};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Tokens a task handles.
+const ROWS: usize = 32;
+
+multiversion! {
+    /// p = softmax(x); says whether all of x are finite.
+    fn softmax<const FMA: bool>(p: &mut [f32], x: &[f32]) -> bool {
+        let max = max_inline(x);
+        for (p, x) in p.iter_mut().zip(x) {
+            *p = exp_f32::<FMA>(x - max);
+        }
+        let sum = sum_inline(p);
+        for p in p.iter_mut() {
+            *p /= sum;
+        }
+        x.iter().fold(true, |all, x| all & x.is_finite())
+    }
+
+    /// d = scale·p·(load - Σ p·load)
+    fn aux_row<const FMA: bool>(d: &mut [f32], p: &[f32], load: &[f32], scale: f32) {
+        let mean = dot_inline::<FMA>(p, load);
+        for ((d, p), load) in d.iter_mut().zip(p).zip(load) {
+            *d = scale * (p * (load - mean));
+        }
+    }
+
+    /// Σ p·load
+    fn balance<const FMA: bool>(p: &[f32], load: &[f32]) -> f32 {
+        dot_inline::<FMA>(p, load)
+    }
+}
+
+/// The largest of the logits that come after `(value, index)` in their order: descending, equal ones by number.
+fn next_largest(x: &[f32], after: Option<(f32, usize)>) -> (f32, usize) {
+    let mut best = (f32::NEG_INFINITY, 0);
+    for (i, &x) in x.iter().enumerate() {
+        let left = after.is_none_or(|(value, index)| x < value || (x == value && i > index));
+        if left && x > best.0 {
+            best = (x, i);
+        }
+    }
+    best
+}
+
+pub fn router_fwd(ctx: &mut Ctx<'_>, op: &RouterFwd) -> Result<()> {
+    let (probs, weights) = (ctx.f32(op.probs)?, ctx.f32(op.weights)?);
+    let (experts, logits) = (ctx.i32(op.experts)?, ctx.f32(op.logits)?);
+    let (isa, all, k) = (ctx.isa, op.probs.shape.cols(), op.experts.shape.cols());
+    let strange = AtomicUsize::new(usize::MAX);
+    ctx.chunks(op.probs.shape.rows(), ROWS, |rows, _| {
+        for row in rows {
+            let (r, chosen) = (row * all..(row + 1) * all, row * k..(row + 1) * k);
+            // SAFETY: tasks have disjoint rows of what is written, which shares no memory with `logits`.
+            let (x, p, w, e) = unsafe {
+                let (w, e) = (weights.get_mut(chosen.clone()), experts.get_mut(chosen));
+                (logits.get(r.clone()), probs.get_mut(r), w, e)
+            };
+            if !softmax(isa, p, x) {
+                strange.fetch_min(row, Ordering::Relaxed);
+                e.fill(0);
+                continue;
+            }
+            let (mut last, mut sum) = (None, 0.0_f32);
+            for (w, e) in w.iter_mut().zip(e) {
+                let (logit, index) = next_largest(x, last);
+                (*w, *e) = (p[index], index as i32);
+                sum += *w;
+                last = Some((logit, index));
+            }
+            w.iter_mut().for_each(|w| *w /= sum);
+        }
+    })?;
+    match strange.into_inner() {
+        usize::MAX => Ok(()),
+        row => {
+            // SAFETY: nothing writes the logits.
+            let x = unsafe { logits.get(row * all..(row + 1) * all) };
+            let logit = x.iter().find(|x| !x.is_finite()).copied().unwrap_or(f32::NAN);
+            Err(Error::Input(format!("router: a logit of token {row} is {logit}")))
+        }
+    }
+}
+
+pub fn router_bwd(ctx: &mut Ctx<'_>, op: &RouterBwd) -> Result<()> {
+    let (d_logits, d_weights) = (ctx.f32(op.d_logits)?, ctx.f32(op.d_weights)?);
+    let (probs, weights) = (ctx.f32(op.probs)?, ctx.f32(op.weights)?);
+    let (experts, load) = (ctx.i32(op.experts)?, ctx.f32(op.load)?);
+    let (isa, all, k) = (ctx.isa, op.probs.shape.cols(), op.experts.shape.cols());
+    let scale = (f64::from(ctx.scalars.loss_scale) * f64::from(op.alpha) * all as f64) as f32;
+    // SAFETY: nothing writes experts and load while the op runs.
+    let (experts, load) = unsafe { (experts.all(), load.all()) };
+    super::check_below("expert", experts, all)?;
+    ctx.chunks(op.probs.shape.rows(), ROWS, |rows, _| {
+        for row in rows {
+            let (r, chosen) = (row * all..(row + 1) * all, row * k..(row + 1) * k);
+            // SAFETY: tasks have disjoint rows of `d_logits`, which shares no memory with anything read.
+            let (d, p, w, d_w) = unsafe {
+                let (w, d_w) = (weights.get(chosen.clone()), d_weights.get(chosen.clone()));
+                (d_logits.get_mut(r.clone()), probs.get(r), w, d_w)
+            };
+            aux_row(isa, d, p, load, scale);
+            let mean: f32 = w.iter().zip(d_w).map(|(w, d)| w * d).sum();
+            for ((&e, w), d_w) in experts[chosen].iter().zip(w).zip(d_w) {
+                d[e as usize] += w * (d_w - mean);
+            }
+        }
+    })
+}
+
+pub fn router_load(ctx: &mut Ctx<'_>, op: &RouterLoad) -> Result<()> {
+    let (load, aux) = (ctx.f32(op.load)?, ctx.f32(op.aux)?);
+    let (probs, offsets) = (ctx.f32(op.probs)?, ctx.i32(op.offsets)?);
+    let entropy = op.entropy.map(|slot| ctx.f32(slot)).transpose()?;
+    let (isa, rows, all) = (ctx.isa, op.probs.shape.rows(), op.probs.shape.cols());
+    let adds = op.accum.adds(ctx.scalars.micro_step);
+    // SAFETY: one thread writes `load`, before the tasks read it; `offsets` is only read.
+    let load = unsafe {
+        let (load, offsets) = (load.all_mut(), offsets.all());
+        for (load, pair) in load.iter_mut().zip(offsets.windows(2)) {
+            *load = (f64::from(pair[1]) - f64::from(pair[0])) as f32 / rows.max(1) as f32;
+        }
+        &*load
+    };
+    // First the sums for `aux`, then those for `entropy`.
+    let tasks = rows.div_ceil(ROWS);
+    let partials = ctx.partials(2 * tasks);
+    ctx.chunks(rows, ROWS, |range, _| {
+        let (task, mut sum, mut bits) = (range.start / ROWS, 0.0, 0.0);
+        for row in range {
+            // SAFETY: nothing writes `probs` while the op runs.
+            let p = unsafe { probs.get(row * all..(row + 1) * all) };
+            sum += f64::from(balance(isa, p, load));
+            if entropy.is_some() {
+                bits -= p.iter().filter(|&&p| p > 0.0).map(|&p| f64::from(p * p.ln())).sum::<f64>();
+            }
+        }
+        // SAFETY: every task has partial sums of its own.
+        unsafe {
+            partials.set(task, sum);
+            partials.set(tasks + task, bits);
+        }
+    })?;
+    let loss_scale = f64::from(ctx.scalars.loss_scale);
+    // SAFETY: all tasks are done; one thread, and the results share no memory with anything else.
+    unsafe {
+        let (sum, bits) = (partials.sum(0..tasks), partials.sum(tasks..2 * tasks));
+        let value = loss_scale * f64::from(op.alpha) * all as f64 * sum;
+        super::store(aux.all_mut(), &[value as f32], adds);
+        if let Some(entropy) = entropy {
+            super::store(entropy.all_mut(), &[(loss_scale * bits) as f32], adds);
+        }
+    }
+    Ok(())
+}

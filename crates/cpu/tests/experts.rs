@@ -1,0 +1,159 @@
+//! A layer of experts, forward and backward: the same bits for any number of threads, and nothing allocated once it has
+//! run, whatever the routing.
+#![allow(clippy::unwrap_used)]
+
+use ironhorse_core::op::*;
+use ironhorse_core::{Builder, DType, Engine, Pool, Program, Scalars, Slot};
+use ironhorse_cpu::CpuEngine;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+struct Counting;
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: hands everything to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const N: usize = 210;
+const C: usize = 80;
+const F: usize = 220;
+const E: usize = 6;
+const K: usize = 3;
+const R: usize = N * K;
+
+/// Norm, rotation, router and experts; every op of the family once. All slots are io: nothing is reused.
+fn layer() -> (Program, Slot, Vec<Slot>) {
+    let mut b = Builder::new();
+    let mut slots = Vec::new();
+    let mut io = |b: &mut Builder, shape: &[usize], dtype| {
+        let slot = match *shape {
+            [n] => b.io(format!("{}", slots.len()), [n], dtype),
+            [n, m] => b.io(format!("{}", slots.len()), [n, m], dtype),
+            [n, m, l] => b.io(format!("{}", slots.len()), [n, m, l], dtype),
+            _ => unreachable!(),
+        };
+        slots.push(slot);
+        slot
+    };
+    let mut f32s = |b: &mut Builder, shape: &[usize]| io(b, shape, DType::F32);
+    let x = f32s(&mut b, &[1, N, C]);
+    let [y, res, inp, d_inp, d_x, out, d_out] = [(); 7].map(|()| f32s(&mut b, &[1, N, C]));
+    let [norm, d_norm] = [(); 2].map(|()| f32s(&mut b, &[C]));
+    let rstd = f32s(&mut b, &[N]);
+    let [gate, d_gate] = [(); 2].map(|()| f32s(&mut b, &[E, C]));
+    let [logits, probs, d_logits] = [(); 3].map(|()| f32s(&mut b, &[N, E]));
+    let [weights, d_weights] = [(); 2].map(|()| f32s(&mut b, &[N, K]));
+    let (load, aux, entropy) = (f32s(&mut b, &[E]), f32s(&mut b, &[1]), f32s(&mut b, &[1]));
+    let [rows_in, rows, d_rows, d_rows_in] = [(); 4].map(|()| f32s(&mut b, &[R, C]));
+    let (h, a, d_h, d_a) =
+        (f32s(&mut b, &[R, 2 * F]), f32s(&mut b, &[R, F]), f32s(&mut b, &[R, 2 * F]), f32s(&mut b, &[R, F]));
+    let [w13, d_w13] = [(); 2].map(|()| f32s(&mut b, &[E, 2 * F, C]));
+    let [w2, d_w2] = [(); 2].map(|()| f32s(&mut b, &[E, C, F]));
+    let [experts, places] = [(); 2].map(|()| io(&mut b, &[N, K], DType::I32));
+    let (order, offsets) = (io(&mut b, &[R], DType::I32), io(&mut b, &[E + 1], DType::I32));
+
+    let (base, alpha) = (1e4, 8.0);
+    let rope =
+        Rope { qkv: y, heads: 3, kv_heads: 1, base, alpha, back: false, at_position: false, context: N };
+    let (accum_inp, accum, eps) = (Accum::Write, Accum::FirstWrites, 1e-5);
+    let ops: Vec<Op> = vec![
+        CopySlot { out: y, inp: x }.into(),
+        rope.into(),
+        Rope { qkv: y, back: true, ..rope }.into(),
+        ResidualRmsNormFwd { residual: res, out: inp, rstd, a: x, b: y, weight: norm, eps }.into(),
+        RmsNormFwd { out: d_inp, rstd, inp: res, weight: norm, eps }.into(),
+        RmsNormApply { out: d_inp, inp: res, rstd, weight: norm }.into(),
+        LinearFwd { out: logits, pre: None, inp, weight: gate, bias: None }.into(),
+        RouterFwd { probs, weights, experts, logits }.into(),
+        RouteSort { order, places, offsets, experts }.into(),
+        RouterLoad { load, aux, entropy: Some(entropy), probs, offsets, alpha: 0.01, accum }.into(),
+        Permute { out: rows_in, inp, order }.into(),
+        GroupedLinearFwd { out: h, inp: rows_in, weight: w13, offsets }.into(),
+        SwigluFwd { out: a, inp: h }.into(),
+        GroupedLinearFwd { out: rows, inp: a, weight: w2, offsets }.into(),
+        Combine { out, rows, places, weights }.into(),
+        CopySlot { out: d_out, inp: out }.into(),
+        CombineBwd { d_rows, d_weights, d_out, rows, places, weights }.into(),
+        GroupedLinearBwdWeight { d_weight: d_w2, d_out: d_rows, inp: a, offsets, accum }.into(),
+        GroupedLinearBwdInput { d_inp: d_a, d_out: d_rows, weight: w2, offsets }.into(),
+        SwigluBwd { d_inp: d_h, d_out: d_a, inp: h }.into(),
+        GroupedLinearBwdWeight { d_weight: d_w13, d_out: d_h, inp: rows_in, offsets, accum }.into(),
+        GroupedLinearBwdInput { d_inp: d_rows_in, d_out: d_h, weight: w13, offsets }.into(),
+        RouterBwd { d_logits, d_weights, probs, weights, experts, load, alpha: 0.01 }.into(),
+        LinearBwdWeight { d_weight: d_gate, d_bias: None, d_out: d_logits, inp, accum }.into(),
+        LinearBwdInput { d_inp, d_out: d_logits, weight: gate, gelu_pre: None }.into(),
+        PermuteBwd { d_inp, d_out: d_rows_in, places, accum: Accum::Add }.into(),
+        RmsNormBwd {
+            d_inp: d_x,
+            d_weight: d_norm,
+            d_out: d_inp,
+            inp: res,
+            rstd,
+            weight: norm,
+            accum_inp,
+            accum,
+        }
+        .into(),
+    ];
+    ops.into_iter().for_each(|op| b.push(op).unwrap());
+    let given = vec![x, norm, gate, w13, w2];
+    (b.finish().unwrap(), gate, given)
+}
+
+fn run(engine: &mut CpuEngine, program: &Program, micro_step: u32) {
+    let scalars = Scalars { loss_scale: 1.0 / N as f32, micro_step, ..Scalars::default() };
+    engine.run(program, 0..program.nodes().len(), &scalars).unwrap();
+}
+
+/// One test, because the counter belongs to the whole process.
+#[test]
+fn a_layer_of_experts() {
+    let (program, gate, given) = layer();
+    let bytes = program.layout().bytes(Pool::Io);
+    let everything = Slot { pool: Pool::Io, offset: 0, shape: [bytes / 4].into(), dtype: DType::F32 };
+    let values = |slot: Slot, seed: usize| -> Vec<f32> {
+        let value = |i: usize| ((i * 7919 + seed * 104_729) % 1000) as f32 / 500.0 - 1.0;
+        (0..slot.numel()).map(value).collect()
+    };
+    let mut first: Option<Vec<u32>> = None;
+    for threads in [1, 2, 3, 8] {
+        let mut engine = CpuEngine::new(threads);
+        engine.reserve(program.layout()).unwrap();
+        for (seed, &slot) in given.iter().enumerate() {
+            engine.write_f32(slot, &values(slot, seed)).unwrap();
+        }
+        run(&mut engine, &program, 0);
+        run(&mut engine, &program, 1);
+        let mut all = vec![0.0; everything.numel()];
+        engine.read_f32(everything, &mut all).unwrap();
+        let bits: Vec<u32> = all.iter().map(|x| x.to_bits()).collect();
+        assert!(*first.get_or_insert_with(|| bits.clone()) == bits, "{threads} threads");
+
+        // Other tokens on other experts, in the end all on the same.
+        let gates: Vec<Vec<f32>> =
+            (0..4).map(|i| if i == 3 { vec![0.0; gate.numel()] } else { values(gate, 10 + i) }).collect();
+        let fewest = (0..5).map(|_| {
+            let before = COUNT.load(Ordering::SeqCst);
+            for gates in &gates {
+                engine.write_f32(gate, gates).unwrap();
+                run(&mut engine, &program, 0);
+            }
+            COUNT.load(Ordering::SeqCst) - before
+        });
+        assert_eq!(fewest.min(), Some(0), "{threads} threads");
+    }
+}

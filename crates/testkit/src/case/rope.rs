@@ -1,0 +1,61 @@
+//! Cases of the rotary position embedding.
+
+use super::{Case, Kit};
+use ironhorse_core::Precision;
+use ironhorse_core::op::Rope;
+
+/// (B, T, HD, NH, NKV)
+const SHAPES: [[usize; 5]; 11] = [
+    [1, 1, 2, 1, 1],
+    [2, 5, 2, 3, 3],
+    [2, 31, 6, 4, 1],
+    [1, 33, 10, 6, 2],
+    [3, 37, 16, 4, 1],
+    [1, 65, 62, 2, 1],
+    [2, 130, 64, 12, 1],
+    [1, 64, 64, 6, 3],
+    [1, 33, 128, 4, 4],
+    [0, 7, 16, 4, 1],
+    [2, 0, 16, 4, 1],
+];
+
+pub(super) fn cases(p: Precision) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for shape in SHAPES {
+        for back in [false, true] {
+            cases.push(rope(p, shape, back, 1.0, None));
+            cases.push(rope(p, shape, back, 8.0, None));
+        }
+    }
+    for (shape, position) in
+        [([3, 1, 16, 4, 1], 0), ([3, 1, 16, 4, 1], 299), ([1, 7, 64, 12, 1], 200), ([2, 1, 64, 6, 3], 32_767)]
+    {
+        cases.push(rope(p, shape, false, 8.0, Some(position)));
+    }
+    cases.push(rope(p, [1, 7, 64, 12, 1], true, 1.0, Some(100)));
+    cases
+}
+
+fn rope(
+    p: Precision,
+    [b, t, hd, heads, kv_heads]: [usize; 5],
+    back: bool,
+    alpha: f32,
+    at: Option<u32>,
+) -> Case {
+    let place = at.map_or(String::new(), |position| format!(" at position {position}"));
+    let name = format!("B{b} T{t} HD{hd} NH{heads} NKV{kv_heads} alpha {alpha} back {back}{place}");
+    let mut kit = Kit::with_precision(p, name);
+    kit.scalars.position = at.unwrap_or(u32::MAX); // must not matter
+    let op = Rope {
+        qkv: kit.slot([b, t, (heads + 2 * kv_heads) * hd]),
+        heads,
+        kv_heads,
+        base: 10_000.0,
+        alpha,
+        back,
+        at_position: at.is_some(),
+        context: at.map_or(t.max(1), |position| position as usize + t),
+    };
+    kit.finish(op)
+}

@@ -1,0 +1,90 @@
+//! Rotary position embedding.
+
+use super::{Pools, Step};
+use ironhorse_core::op::Rope;
+use ironhorse_core::{Error, Result};
+
+pub(super) fn rope(pools: &mut Pools, op: &Rope, step: Step) -> Result<()> {
+    let dims = op.qkv.shape.dims();
+    let (batch, seq, width) = (dims[0], dims[1], dims[2]);
+    let hd = width / (op.heads + 2 * op.kv_heads);
+    let start = if op.at_position { step.scalars.position as usize } else { 0 };
+    if start + seq > op.context {
+        let (end, context) = (start + seq, op.context);
+        return Err(Error::Input(format!("positions {start}..{end} are beyond the context of {context}")));
+    }
+    let theta = f64::from(op.base) * f64::from(op.alpha).powf(hd as f64 / (hd as f64 - 2.0));
+    let mut qkv = pools.read(op.qkv)?;
+    for b in 0..batch {
+        for t in 0..seq {
+            for h in 0..op.heads + op.kv_heads {
+                let head = (b * seq + t) * width + h * hd;
+                for i in 0..hd / 2 {
+                    let angle = (start + t) as f64 / theta.powf(2.0 * i as f64 / hd as f64);
+                    let (sin, cos) = if op.back { (-angle).sin_cos() } else { angle.sin_cos() };
+                    let (x, y) = (qkv[head + i], qkv[head + i + hd / 2]);
+                    qkv[head + i] = x * cos - y * sin;
+                    qkv[head + i + hd / 2] = x * sin + y * cos;
+                }
+            }
+        }
+    }
+    pools.write(op.qkv, &qkv)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Kit;
+    use ironhorse_core::op::Rope;
+
+    fn case(position: u32, back: bool) -> (Kit, Rope) {
+        let mut kit = Kit::new("rope");
+        kit.scalars.position = position;
+        let op = Rope {
+            // two heads of queries, one of keys, one of values; heads of two
+            qkv: kit.f32s([1, 1, 8], &[1.0, 0.0, 0.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
+            heads: 2,
+            kv_heads: 1,
+            base: 10_000.0,
+            alpha: 4.0,
+            back,
+            at_position: true,
+            context: 8,
+        };
+        (kit, op)
+    }
+
+    /// A head of two is one pair, which turns by one radian from position to position.
+    #[test]
+    fn by_hand() {
+        let (sin, cos) = 3.0_f64.sin_cos();
+        let (kit, op) = case(3, false);
+        let want = [cos, sin, -2.0 * sin, 2.0 * cos, 3.0 * cos - 4.0 * sin, 3.0 * sin + 4.0 * cos, 5.0, 6.0];
+        kit.finish(op).expect_within(op.qkv, &want, 1e-12);
+        let (kit, op) = case(3, true);
+        let want = [cos, -sin, 2.0 * sin, 2.0 * cos, 3.0 * cos + 4.0 * sin, -3.0 * sin + 4.0 * cos, 5.0, 6.0];
+        kit.finish(op).expect_within(op.qkv, &want, 1e-12);
+        let (kit, op) = case(8, false);
+        assert!(kit.finish(op).oracle().unwrap_err().to_string().contains("context of 8"));
+    }
+
+    /// Pairs are halves apart; the second of two pairs turns by θ^(-1/2) = (100·4²)^(-1/2) = 1/40.
+    #[test]
+    fn pairs_and_frequencies_by_hand() {
+        let mut kit = Kit::new("rope");
+        let op = Rope {
+            qkv: kit.f32s([1, 2, 12], &[1.0; 24]),
+            heads: 1,
+            kv_heads: 1,
+            base: 100.0,
+            alpha: 4.0,
+            back: false,
+            at_position: false,
+            context: 2,
+        };
+        let ((s, c), (s2, c2)) = (1.0_f64.sin_cos(), (1.0_f64 / 40.0).sin_cos());
+        let turned = [c - s, c2 - s2, s + c, s2 + c2];
+        let want: Vec<f64> = [[1.0; 4], [1.0; 4], [1.0; 4], turned, turned, [1.0; 4]].concat();
+        kit.finish(op).expect_within(op.qkv, &want, 1e-7);
+    }
+}
