@@ -97,7 +97,7 @@ def in_turn(calls: dict[str, Callable[[], object]], repeat: int) -> Times:
         for name, call in calls.items():
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             # So that the launches of a short call are queued before it starts.
-            torch.cuda._sleep(200_000)
+            torch.cuda._sleep(1_000_000)
             start.record()
             call()
             end.record()

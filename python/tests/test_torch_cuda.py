@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import ironhorse.torch as ops
@@ -112,6 +113,7 @@ def test_make_graphed_callables():
 def test_memory_is_torchs_and_comes_back(case):
     arguments = case.arguments(case.shapes[3], "cuda", torch.float32)
     run(case.ours, arguments)
+    gc.collect()  # what earlier tests left in cycles
     torch.cuda.synchronize()
     free, _ = torch.cuda.mem_get_info()
     before = torch.cuda.memory_allocated()
@@ -159,3 +161,63 @@ def test_bits_repeat(case):
     arguments = case.arguments(case.shapes[3], "cuda", torch.bfloat16)
     first, second = run(case.ours, again(arguments)), run(case.ours, again(arguments))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("cols", [1000, 2048, 4096, 8192, 8200, 16384, 20000, 50257, 70001])
+@pytest.mark.parametrize("op", ["softmax", "rmsnorm", "layernorm", "cross_entropy", "fused"])
+def test_long_rows(op, cols, dtype):
+    """Rows that take a block, that no longer fit its registers, and that are read several times."""
+    generator = torch.Generator("cuda").manual_seed(cols)
+    x = torch.randn(5, cols, device="cuda", dtype=torch.float64, generator=generator).to(dtype)
+    w, b = (torch.randn(cols, device="cuda", dtype=torch.float64, generator=generator).to(dtype) for _ in range(2))
+    targets = torch.randint(cols, (5,), device="cuda", generator=generator)
+    F = torch.nn.functional
+    ours, theirs, inputs = {
+        "softmax": (ops.softmax, lambda x: F.softmax(x, -1), [x]),
+        "rmsnorm": (ops.rmsnorm, lambda x, w: F.rms_norm(x, (cols,), w, 1e-6), [x, w]),
+        "layernorm": (ops.layernorm, lambda x, w, b: F.layer_norm(x, (cols,), w, b), [x, w, b]),
+        "cross_entropy": (lambda x: ops.cross_entropy(x, targets, reduction="none"),
+                          lambda x: F.cross_entropy(x, targets, reduction="none"), [x]),
+        "fused": (lambda x, b: ops.fused_scale_bias_relu(x, b, 1.5), lambda x, b: torch.relu(x * 1.5 + b), [x, b]),
+    }[op]  # fmt: skip
+
+    def results(function, inputs, d_y=None):
+        inputs = [t.detach().requires_grad_() for t in inputs]
+        y = function(*inputs)
+        d_y = torch.randn(y.shape, device="cuda", dtype=torch.float64, generator=generator).to(dtype) if d_y is None else d_y
+        return d_y, [y, *torch.autograd.grad(y, inputs, d_y.to(y.dtype))]
+
+    d_y, got = results(ours, inputs)
+    _, torchs = results(theirs, inputs, d_y)
+    _, true = results(theirs, [t.double() for t in inputs], d_y.double())
+    eps = torch.finfo(dtype).eps
+    for i, (mine, his, truth) in enumerate(zip(got, torchs, true, strict=True)):
+        size = truth.norm().clamp_min(1e-30)
+        error, other = ((t.double() - truth).norm() / size for t in (mine, his))
+        assert error <= max(2 * other, eps / 2 if eps > 1e-4 else 20 * eps), f"result {i}: {error:.2e}, torch {other:.2e}"
+
+
+@pytest.mark.parametrize("cols", [8, 24, 64, 1024, 7])
+def test_the_gate_of_fused_scale_bias_relu(cols):
+    """With bits and, for an odd number of columns, without: NaN, one number as the gradient, a gradient at an odd address, again."""
+    x = torch.randn(33, cols, device="cuda", requires_grad=True)
+    bias = torch.randn(cols, device="cuda", requires_grad=True)
+    with torch.no_grad():
+        x[3, 2] = float("nan")
+
+    def check(d_y):
+        want = torch.autograd.grad(torch.relu(x * 2 + bias), (x, bias), d_y)
+        got = torch.autograd.grad(ops.fused_scale_bias_relu(x, bias, 2.0), (x, bias), d_y)
+        for g, w in zip(got, want, strict=True):
+            torch.testing.assert_close(g, w)
+
+    check(torch.randn(33, cols, device="cuda"))
+    check(torch.tensor(1.5, device="cuda").expand(33, cols))
+    check(torch.randn(33 * cols + 1, device="cuda")[1:].view(33, cols))
+    check(torch.randn(cols, 33, device="cuda").t())
+    y = ops.fused_scale_bias_relu(x, bias, 2.0)
+    d_y = torch.randn(33, cols, device="cuda", requires_grad=True)
+    (d_x,) = torch.autograd.grad(y, x, d_y, create_graph=True)
+    (again,) = torch.autograd.grad(d_x.sum(), d_y)
+    torch.testing.assert_close(again, 2.0 * ~(y.detach() <= 0))

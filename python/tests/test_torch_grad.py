@@ -64,6 +64,7 @@ def test_opcheck_of_backward_operators(need, device):
         "silu_bwd": (x, x),
         "gelu_bwd": (x, x, need),
         "swiglu_bwd": (x, x, x, need, True),
+        "fused_scale_bias_relu_gated": (x, row, 2.0),
         "fused_scale_bias_relu_bwd": (x, x, 2.0, True, need),
         "softmax_bwd": (x, x),
         "rmsnorm_bwd": (x, x, row, stat, need, True),

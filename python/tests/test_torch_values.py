@@ -27,7 +27,8 @@ def test_values_and_gradients(case, dtype, device):
             assert mine.shape == theirs.shape and mine.dtype == theirs.dtype == dtype, (shape, i)
             error = distance(mine, true)
             if dtype in LOW:
-                allowed = 2 * distance(theirs, true) + FLOOR * torch.finfo(dtype).eps
+                # A result rounded once may be half a unit off, also where torch's few elements happen to be nearer.
+                allowed = max(2 * distance(theirs, true) + FLOOR * torch.finfo(dtype).eps, torch.finfo(dtype).eps / 2)
             else:
                 allowed = 1e-5 if dtype is torch.float32 else 1e-12
             assert error <= allowed, f"{case.name} {shape} result {i}: {error:.2e}, allowed {allowed:.2e}"

@@ -5,6 +5,8 @@
 //! statistics and what an op keeps for its backward are [`Float::acc`]. A gradient is written, not added to.
 //!
 //! # Ops
+//! On a GPU `scale_bias_relu` can keep the gate of its gradient as bits, which its backward then takes instead of y.
+//!
 //! | forward | backward |
 //! | --- | --- |
 //! | `unary(op, x, y, n)` | `unary_bwd(op, d_y, x, d_x, n)` |

@@ -11,8 +11,10 @@
 //! Shared by all functions here: the work could not be started, or did not end well.
 
 use crate::core::direct::{Array, Attention, Binary, Rope, Rows, Targets, Unary};
-use crate::ops::Result;
+pub use crate::cuda::direct::{Gate, gate_bytes};
+use crate::ops::{Code, OpError, Result};
 use crate::{cpu, cuda};
+use std::ffi::c_void;
 
 /// Where a call works.
 pub enum At<'a> {
@@ -53,10 +55,6 @@ direct! {
     binary(op: Binary, inputs: [Array; 2], y: Array, n: usize);
     /// Of d_y, gate and up: d_gate and d_up, either of which may be null.
     swiglu_bwd(inputs: [Array; 3], outputs: [Array; 2], n: usize);
-    /// Of x and bias: y = relu(x scale + bias).
-    scale_bias_relu(inputs: [Array; 2], y: Array, rows: Rows, scale: f64);
-    /// Of d_y and y: d_x and d_bias, either of which may be null.
-    scale_bias_relu_bwd(inputs: [Array; 2], outputs: [Array; 2], rows: Rows, scale: f64);
     /// y = softmax(x) of each row.
     softmax(x: Array, y: Array, rows: Rows);
     /// Of d_y and y: d_x.
@@ -81,4 +79,58 @@ direct! {
     attention(inputs: [Array; 3], outputs: [Array; 2], shape: &Attention);
     /// Of d_out, q, k, v, out and lse: d_q, d_k and d_v, any of which may be null.
     attention_bwd(inputs: [Array; 6], outputs: [Array; 3], shape: &Attention);
+}
+
+/// Of x and bias: y = relu(x scale + bias), and the gate of its gradient as bits where that is not null.
+///
+/// # Safety
+/// See [the module](self); the gate is null or has [`gate_bytes`].
+///
+/// # Errors
+/// See [the module](self).
+pub unsafe fn scale_bias_relu(
+    at: &At<'_>,
+    inputs: [Array; 2],
+    (y, gate): (Array, *mut c_void),
+    rows: Rows,
+    scale: f64,
+) -> Result {
+    match at {
+        // SAFETY: the caller's.
+        At::Host => Ok(unsafe { cpu::direct::scale_bias_relu(inputs, y, rows, scale) }?),
+        // SAFETY: the caller's.
+        At::Device(at) => Ok(unsafe { cuda::direct::scale_bias_relu(at, inputs, (y, gate), rows, scale) }?),
+    }
+}
+
+/// Of d_y and the gate: d_x and d_bias, either of which may be null. On a GPU d_y may be one number for all elements.
+///
+/// # Safety
+/// See [the module](self).
+///
+/// # Errors
+/// See [the module](self); bits, or one number, on the host.
+pub unsafe fn scale_bias_relu_bwd(
+    at: &At<'_>,
+    (d_y, same): (Array, bool),
+    gate: Gate,
+    outputs: [Array; 2],
+    rows: Rows,
+    scale: f64,
+) -> Result {
+    match (at, gate) {
+        (At::Host, Gate::Result(y)) if !same => {
+            // SAFETY: the caller's.
+            Ok(unsafe { cpu::direct::scale_bias_relu_bwd([d_y, y], outputs, rows, scale) }?)
+        }
+        (At::Host, _) => Err(OpError {
+            code: Code::InvalidValue,
+            text: "fused_scale_bias_relu_bwd: on the host the gate is the result, and d_y as large as it"
+                .into(),
+        }),
+        (At::Device(at), gate) => {
+            // SAFETY: the caller's.
+            Ok(unsafe { cuda::direct::scale_bias_relu_bwd(at, (d_y, same), gate, outputs, rows, scale) }?)
+        }
+    }
 }

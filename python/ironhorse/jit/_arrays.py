@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import InvalidValueError
-from ._types import CODES, Param, element, size_of
+from ._types import same_bits, CODES, Param, element, size_of
 
 
 class Place(NamedTuple):
@@ -110,7 +110,7 @@ def argument(kernel: str, at: int, param: Param, value: Any) -> tuple[Any, Place
     if found is None:
         raise InvalidValueError(f"{where}, got {shown(value)}")
     wanted = element(param.base)
-    if param.base != "void" and wanted is not None and found.code != wanted[0]:
+    if param.base != "void" and wanted is not None and not same_bits(found.code, wanted[0]):
         raise InvalidValueError(f"{where}, got {shown(value)}")
     if not found.contiguous or (found.bytes and not _aligned(found.address, wanted)):
         if param.is_output:

@@ -91,7 +91,7 @@ def raw(name: str) -> Any:
 
 def fake(name: str, shapes: Callable[..., Any]) -> None:
     """What an operator returns, without values."""
-    names = [name] if name.endswith("_bwd") else [name, f"{name}_fwd"]
+    names = [name] if name.endswith(("_bwd", "_gated")) else [name, f"{name}_fwd"]
     for one in names:
         torch.library.register_fake(f"ironhorse::{one}", shapes)
 

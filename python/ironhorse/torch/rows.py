@@ -28,10 +28,12 @@ __all__ = ["fused_op_forward", "fused_scale_bias_relu", "softmax"]
 
 _fused: Op = public("fused_scale_bias_relu")
 _fused_fwd: Op = raw("fused_scale_bias_relu_fwd")
+_fused_gated: Ops = raw("fused_scale_bias_relu_gated")
 _fused_bwd: Ops = raw("fused_scale_bias_relu_bwd")
 _softmax: Op = public("softmax")
 _softmax_fwd: Op = raw("softmax_fwd")
 _softmax_bwd: Op = raw("softmax_bwd")
+
 
 def fused_scale_bias_relu(x: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
     """relu(x · scale + bias), with one bias for each element of the last dimension.
@@ -53,8 +55,13 @@ fused_op_forward = fused_scale_bias_relu
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor, scale: float) -> Tensor:
-        y = _fused_fwd(x, bias, scale)
-        ctx.save_for_backward(y)
+        if x.is_cuda:
+            # One bit an element tells the backward what it needs of y; some shapes have none.
+            y, gate = _fused_gated(x, bias, scale)
+            ctx.save_for_backward(gate if gate.numel() else y)
+        else:
+            y = _fused_fwd(x, bias, scale)
+            ctx.save_for_backward(y)
         ctx.scale = scale
         return y
 
@@ -64,11 +71,17 @@ class _Fused(torch.autograd.Function):
         need_x, need_bias, _ = ctx.needs_input_grad
         if is_grad_enabled():
             # NaN passes, as it does through torch.relu.
-            through = d_y * ~(y.detach() <= 0)
-            d_bias = through.reshape(-1, y.shape[-1]).sum(0) if need_bias else None
+            passes = _opened(y, d_y) if y.dtype is torch.uint8 else ~(y.detach() <= 0)
+            through = d_y * passes
+            d_bias = through.reshape(-1, d_y.shape[-1]).sum(0) if need_bias else None
             return through * ctx.scale if need_x else None, d_bias, None
         d_x, d_bias = _fused_bwd(d_y, y, ctx.scale, need_x, need_bias)
         return only(need_x, d_x), only(need_bias, d_bias), None
+
+
+def _opened(gate: Tensor, like_y: Tensor) -> Tensor:
+    """The bits as booleans: element e is bit e % 8 of byte e // 8."""
+    return (gate.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8, device=gate.device) & 1).view(like_y.shape).bool()
 
 
 def _save_fused(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -76,11 +89,17 @@ def _save_fused(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.scale = inputs[2]
 
 
+def _fake_gated(x: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    bits = x.is_cuda and x.shape[-1] % 8 == 0
+    return like(x), x.new_empty(x.numel() // 8 if bits else 0, dtype=torch.uint8)
+
+
 def _fake_fused_bwd(d_y: Tensor, y: Tensor, scale: float, need_x: bool, need_bias: bool) -> tuple[Tensor, Tensor]:
-    return wanted(need_x, y), y.new_empty(y.shape[-1] if need_bias else 0)
+    return wanted(need_x, d_y), d_y.new_empty(d_y.shape[-1] if need_bias else 0)
 
 
 fake("fused_scale_bias_relu", lambda x, bias, scale: like(x))
+fake("fused_scale_bias_relu_gated", _fake_gated)
 fake("fused_scale_bias_relu_bwd", _fake_fused_bwd)
 _fused_grad: Op = _Fused.apply
 _fused_func: Op = gradient("fused_scale_bias_relu", _save_fused, _Fused.backward)

@@ -130,6 +130,10 @@ template <bool OTHER, bool PACKED> DEVICE void held(const Norm& p) {
 
 // norm_add_held alone uses `other` and `sums`.
 KERNEL __launch_bounds__(THREADS, VECS == 8 ? 1 : 2) norm_held(ARGS) { held<false, true>(NORM); }
+#if VECS == 8
+// Rows of 8 to 32 KB: three of the longest at a time on a multiprocessor, where two of 512 threads would fit.
+KERNEL __launch_bounds__(256, 3) norm_deep(ARGS) { held<false, true>(NORM); }
+#endif
 KERNEL __launch_bounds__(512, 1) norm_edges_held(ARGS) { held<false, false>(NORM); }
 #if VECS <= 4
 KERNEL __launch_bounds__(512, 1) norm_add_held(ARGS) { held<true, true>(NORM); }

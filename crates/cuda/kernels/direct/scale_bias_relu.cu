@@ -1,18 +1,22 @@
 // direct/scale_bias_relu: y = max(x scale + bias, 0) in rows of C; backward g = y > 0 ? d_y : 0, d_x = g scale, d_bias = Σ_rows g.
 // NaN stays NaN and lets its gradient through, as in PyTorch.
 //
-// moves  forward 2·R·C·sizeof(T); backward 3·R·C·sizeof(T), with d_bias and without (2 with d_bias alone), and partial sums of
+// moves  forward 2·R·C·sizeof(T), and R·C/8 where it keeps the gate as bits for the backward; backward with bits 2·R·C·sizeof(T) +
+//        R·C/8, with y instead 3·R·C·sizeof(T), less R·C·sizeof(T) where one number is the whole of d_y, and partial sums of
 //        at most 2·GROUPS·256·N·sizeof(Acc) = 17 MB that mostly stay in L2. Bound: memory. Predicted on an H200 that copies
-//        4.3 TB/s, 8192² f32: forward 537 MB = 0.125 ms, backward 805 MB = 0.187 ms + 0.005 for the sums
+//        4.2 TB/s, 8192² f32: forward 0.128 ms, backward 0.130 ms with bits, 0.192 with y, + 0.005 for the sums
 // grid   a thread owns UNIT columns (a vector, or one element where C or an address does not allow vectors) and walks down
-//        rows; a block is a tile of columns by a group of rows, tiles of a group side by side; any R and C
+//        rows; a block is a tile of columns by a group of rows, tiles of a group side by side; any R and C; bits need
+//        C % 8 == 0
 // order  d_bias: a thread its rows of the group in turn, the threads of a column in turn, then groups: 32 slices in turn and a
 //        tree. Groups depend on R and C only, no atomics: bitwise repeatable
+// bits   element e is bit e % 8 of byte e / 8
 #include "direct.cuh"
 
 constexpr int N = Vec<T>::N;
 constexpr int THREADS = 256;
-constexpr int FWD_AHEAD = 4;  // rows whose loads are in flight in a thread: `AHEAD` in src/direct/scale_bias_relu.rs
+// Rows whose loads are in flight in a thread: `AHEAD` in src/direct/scale_bias_relu.rs. Forward it is one: many short-lived blocks are
+// faster than few with more in flight, 0.1276 against 0.1320 ms with 4.
 constexpr int BWD_AHEAD = 4;
 constexpr int BWD_BLOCKS = sizeof(T) == 4 ? 4 : 3;  // on a multiprocessor: as many as registers allow without spilling
 
@@ -36,64 +40,77 @@ template <int UNIT> DEVICE void write(T* to, const Unit<UNIT>& value) {
 // Below 0 becomes 0; NaN is not below.
 DEVICE Acc relu(Acc x) { return x < 0 ? Acc(0) : x; }
 
-// ROWS rows of a thread, `step` elements apart.
-template <int UNIT, int ROWS> DEVICE void forward_rows(T* y, const T* x, const Acc (&b)[UNIT], u64 step, Acc scale) {
-    Unit<UNIT> v[ROWS];
-#pragma unroll
-    for (int j = 0; j < ROWS; j++) v[j] = read<UNIT>(x + j * step);
-#pragma unroll
-    for (int j = 0; j < ROWS; j++) {
-#pragma unroll
-        for (int i = 0; i < UNIT; i++) v[j].at[i] = from_acc<T>(relu(fma_of(to_acc(v[j].at[i]), scale, b[i])));
-        write<UNIT>(y + j * step, v[j]);
-    }
-}
-
 template <int UNIT>
-DEVICE void forward(T* y, const T* x, const T* bias, u64 rows, u64 cols, Acc scale, u32 tiles) {
+DEVICE void forward(T* y, u8* bits, const T* x, const T* bias, u64 rows, u64 cols, Acc scale, u32 tiles) {
     const u64 col = ((u64)(blockIdx.x % tiles) * blockDim.x + threadIdx.x) * UNIT;
-    const u64 first = (u64)(blockIdx.x / tiles) * (FWD_AHEAD * blockDim.y) + threadIdx.y;
-    if (col >= cols || first >= rows) return;
-    const u64 step = blockDim.y * cols;
-    u64 at = first * cols + col;
-    Unit<UNIT> few;
-    if constexpr (UNIT == N) *static_cast<Vec<T>*>(&few) = load(bias + col);
-    else few.at[0] = bias[col];
-    Acc b[UNIT];
+    const u64 row = (u64)(blockIdx.x / tiles) * blockDim.y + threadIdx.y;
+    if (col >= cols || row >= rows) return;
+    const u64 at = row * cols + col;
+    Unit<UNIT> v = read<UNIT>(x + at), b;
+    if constexpr (UNIT == N) *static_cast<Vec<T>*>(&b) = load(bias + col);
+    else b.at[0] = bias[col];
 #pragma unroll
-    for (int i = 0; i < UNIT; i++) b[i] = to_acc(few.at[i]);
-    const u32 apart = blockDim.y;
-    if (first + (FWD_AHEAD - 1) * apart < rows) {
-        forward_rows<UNIT, FWD_AHEAD>(y + at, x + at, b, step, scale);
-        return;
+    for (int i = 0; i < UNIT; i++) v.at[i] = from_acc<T>(relu(fma_of(to_acc(v.at[i]), scale, to_acc(b.at[i]))));
+    write<UNIT>(y + at, v);
+    if constexpr (UNIT == N) {
+        if (!bits) return;
+        u32 mine = 0;
+#pragma unroll
+        for (int i = 0; i < N; i++) mine |= (u32) !(to_acc(v.at[i]) <= 0) << i;
+        // The lanes of a byte are in one row, because C is a multiple of 8: all of them are here.
+        constexpr u32 LANES = 8 / N;
+        const u32 lane = (threadIdx.y * blockDim.x + threadIdx.x) % WARP, one = lane % LANES;
+        mine <<= one * N;
+#pragma unroll
+        for (u32 d = 1; d < LANES; d *= 2) mine |= __shfl_xor_sync((1u << LANES) - 1 << lane - one, mine, d);
+        if (one == 0) bits[at / 8] = mine;
     }
-#pragma unroll 1
-    for (u64 row = first; row < rows; row += apart, at += step) forward_rows<UNIT, 1>(y + at, x + at, b, step, scale);
 }
 
-template <int UNIT, int ROWS>
-DEVICE void backward_rows(Acc (&sum)[UNIT], T* d_x, const T* d_y, const T* y, u64 step, Acc scale) {
-    Unit<UNIT> g[ROWS], v[ROWS];
+// Where the gate comes from: the forward's result, or its bits.
+template <int UNIT> struct ByResult {
+    using Kept = Unit<UNIT>;
+    const T* y;
+    DEVICE Kept get(u64 at) const { return read<UNIT>(y + at); }
+    DEVICE static bool open(const Kept& kept, int i) { return !(to_acc(kept.at[i]) <= 0); }
+};
+struct ByBits {
+    using Kept = u32;
+    const u8* bits;
+    DEVICE Kept get(u64 at) const { return (u32)bits[at / 8] >> at % 8; }
+    DEVICE static bool open(Kept kept, int i) { return kept >> i & 1; }
+};
+
+// `same`: d_y is one number, and g holds it already.
+template <int UNIT, int ROWS, class Gate>
+DEVICE void backward_rows(Acc (&sum)[UNIT], T* d_x, const T* d_y, u32 same, T one, Gate gate, u64 at, u64 step, Acc scale) {
+    Unit<UNIT> g[ROWS];
+    typename Gate::Kept kept[ROWS];
 #pragma unroll
     for (int j = 0; j < ROWS; j++) {
-        g[j] = read<UNIT>(d_y + j * step);
-        v[j] = read<UNIT>(y + j * step);
+        if (same) {
+#pragma unroll
+            for (int i = 0; i < UNIT; i++) g[j].at[i] = one;
+        } else {
+            g[j] = read<UNIT>(d_y + at + j * step);
+        }
+        kept[j] = gate.get(at + j * step);
     }
 #pragma unroll
     for (int j = 0; j < ROWS; j++) {
 #pragma unroll
         for (int i = 0; i < UNIT; i++) {
-            const Acc d = to_acc(v[j].at[i]) <= 0 ? Acc(0) : to_acc(g[j].at[i]);
+            const Acc d = Gate::open(kept[j], i) ? to_acc(g[j].at[i]) : Acc(0);
             sum[i] += d;
             g[j].at[i] = from_acc<T>(d * scale);
         }
-        if (d_x) write<UNIT>(d_x + j * step, g[j]);
+        if (d_x) write<UNIT>(d_x + at + j * step, g[j]);
     }
 }
 
 // d_x or partials may be null.
-template <int UNIT>
-DEVICE void backward(T* d_x, Acc* partials, const T* d_y, const T* y, u64 rows, u64 cols, u64 group_rows, Acc scale,
+template <int UNIT, class Gate>
+DEVICE void backward(T* d_x, Acc* partials, const T* d_y, u32 same, Gate gate, u64 rows, u64 cols, u64 group_rows, Acc scale,
                      u32 tiles) {
     __shared__ Acc sums[THREADS * UNIT];
     const u32 group = blockIdx.x / tiles;
@@ -101,14 +118,15 @@ DEVICE void backward(T* d_x, Acc* partials, const T* d_y, const T* y, u64 rows, 
     const u64 begin = group * group_rows, last = min(begin + group_rows, rows), step = blockDim.y * cols;
     Acc sum[UNIT] = {};
     if (col < cols) {
+        const T one = *d_y;
         const u32 apart = blockDim.y;
         u64 row = begin + threadIdx.y, at = row * cols + col;
 #pragma unroll 1
         for (; row + (BWD_AHEAD - 1) * apart < last; row += BWD_AHEAD * apart, at += BWD_AHEAD * step)
-            backward_rows<UNIT, BWD_AHEAD>(sum, d_x ? d_x + at : nullptr, d_y + at, y + at, step, scale);
+            backward_rows<UNIT, BWD_AHEAD>(sum, d_x, d_y, same, one, gate, at, step, scale);
 #pragma unroll 1
         for (; row < last; row += apart, at += step)
-            backward_rows<UNIT, 1>(sum, d_x ? d_x + at : nullptr, d_y + at, y + at, step, scale);
+            backward_rows<UNIT, 1>(sum, d_x, d_y, same, one, gate, at, step, scale);
     }
     if (!partials) return;
     if (blockDim.y > 1) {
@@ -130,22 +148,27 @@ DEVICE void backward(T* d_x, Acc* partials, const T* d_y, const T* y, u64 rows, 
 }
 
 KERNEL __launch_bounds__(THREADS)
-    scale_bias_relu_fwd(T* y, const T* x, const T* bias, u64 rows, u64 cols, double scale, u32 tiles) {
-    forward<N>(y, x, bias, rows, cols, (Acc)scale, tiles);
+    scale_bias_relu_fwd(T* y, u8* bits, const T* x, const T* bias, u64 rows, u64 cols, double scale, u32 tiles) {
+    forward<N>(y, bits, x, bias, rows, cols, (Acc)scale, tiles);
 }
 KERNEL __launch_bounds__(THREADS)
-    scale_bias_relu_fwd_any(T* y, const T* x, const T* bias, u64 rows, u64 cols, double scale, u32 tiles) {
-    forward<1>(y, x, bias, rows, cols, (Acc)scale, tiles);
+    scale_bias_relu_fwd_any(T* y, u8*, const T* x, const T* bias, u64 rows, u64 cols, double scale, u32 tiles) {
+    forward<1>(y, nullptr, x, bias, rows, cols, (Acc)scale, tiles);
 }
 KERNEL __launch_bounds__(THREADS, BWD_BLOCKS)
-    scale_bias_relu_bwd(T* d_x, Acc* partials, const T* d_y, const T* y, u64 rows, u64 cols, u64 group_rows, double scale,
-                        u32 tiles) {
-    backward<N>(d_x, partials, d_y, y, rows, cols, group_rows, (Acc)scale, tiles);
+    scale_bias_relu_bwd(T* d_x, Acc* partials, const T* d_y, u32 same, const T* y, u64 rows, u64 cols, u64 group_rows,
+                        double scale, u32 tiles) {
+    backward<N>(d_x, partials, d_y, same, ByResult<N>{y}, rows, cols, group_rows, (Acc)scale, tiles);
 }
 KERNEL __launch_bounds__(THREADS, BWD_BLOCKS)
-    scale_bias_relu_bwd_any(T* d_x, Acc* partials, const T* d_y, const T* y, u64 rows, u64 cols, u64 group_rows,
+    scale_bias_relu_bwd_bits(T* d_x, Acc* partials, const T* d_y, u32 same, const u8* bits, u64 rows, u64 cols,
+                             u64 group_rows, double scale, u32 tiles) {
+    backward<N>(d_x, partials, d_y, same, ByBits{bits}, rows, cols, group_rows, (Acc)scale, tiles);
+}
+KERNEL __launch_bounds__(THREADS, BWD_BLOCKS)
+    scale_bias_relu_bwd_any(T* d_x, Acc* partials, const T* d_y, u32 same, const T* y, u64 rows, u64 cols, u64 group_rows,
                             double scale, u32 tiles) {
-    backward<1>(d_x, partials, d_y, y, rows, cols, group_rows, (Acc)scale, tiles);
+    backward<1>(d_x, partials, d_y, same, ByResult<1>{y}, rows, cols, group_rows, (Acc)scale, tiles);
 }
 
 // d_bias (C) = sums of partials (groups,C): 32 columns a block, 32 slices of the groups

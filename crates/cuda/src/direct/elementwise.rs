@@ -10,14 +10,9 @@ use ironhorse_core::direct::{Array, Binary, Float, Unary};
 
 const FILE: &str = "direct/map.cu";
 
-/// Vectors of 16 bytes for each thread and array: `UNROLL` of map.cu.
-fn unroll(inputs: usize) -> usize {
-    if inputs == 1 { 4 } else { 2 }
-}
-
-/// Blocks for `n` elements of this many inputs.
-fn grid(n: usize, inputs: usize, float: Float) -> Grid {
-    Grid::linear(n.div_ceil(THREADS * unroll(inputs) * 16 / float.size()), THREADS as u32)
+/// Blocks for `n` elements: a thread has 16 bytes.
+fn grid(n: usize, float: Float) -> Grid {
+    Grid::linear(n.div_ceil(THREADS * 16 / float.size()), THREADS as u32)
 }
 
 /// y = op(x); `y` may be `x`.
@@ -36,7 +31,7 @@ pub unsafe fn unary(at: &At<'_>, op: Unary, x: Array, y: Array, n: usize) -> Res
         return Ok(());
     }
     let args = Args::new().ptr(address(y)).ptr(address(x)).u64(n as u64).u32(aligned(&[x, y]).into()).f64(a);
-    at.launch(&Kernel::of(FILE, name, x.float), grid(n, 1, x.float), args)
+    at.launch(&Kernel::of(FILE, name, x.float), grid(n, x.float), args)
 }
 
 /// d_x = d_y op'(x); `d_x` may be `d_y` or `x`. The gradient of a scale reads no `x`.
@@ -74,7 +69,7 @@ fn two(at: &At<'_>, name: &'static str, [a, b]: [Array; 2], y: Array, n: usize) 
     }
     let args = Args::new().ptr(address(y)).ptr(address(a)).ptr(address(b)).u64(n as u64);
     let args = args.u32(aligned(&[a, b, y]).into());
-    at.launch(&Kernel::of(FILE, name, a.float), grid(n, 2, a.float), args)
+    at.launch(&Kernel::of(FILE, name, a.float), grid(n, a.float), args)
 }
 
 /// d_gate = d_y up silu'(gate), d_up = d_y silu(gate); either may be null, or be an input.
@@ -93,7 +88,7 @@ pub unsafe fn swiglu_bwd(
     let arrays = [d_gate, d_up, d_y, gate, up];
     let args = arrays.iter().fold(Args::new(), |args, &array| args.ptr(address(array)));
     let args = args.u64(n as u64).u32(aligned(&arrays).into());
-    at.launch(&Kernel::of(FILE, "swiglu_bwd", d_y.float), grid(n, 3, d_y.float), args)
+    at.launch(&Kernel::of(FILE, "swiglu_bwd", d_y.float), grid(n, d_y.float), args)
 }
 
 /// Every specialisation.

@@ -43,7 +43,7 @@ pub use norm_bwd::{layernorm_bwd, rmsnorm_bwd};
 pub use optimizer::{AdamWStep, adamw_step, grad_clip};
 pub use rope::{rope, rope_angles, rope_freqs};
 pub use route::{Router, aux_loss, softmax_topk};
-pub use scale_bias_relu::{scale_bias_relu, scale_bias_relu_bwd};
+pub use scale_bias_relu::{Gate, gate_bytes, scale_bias_relu, scale_bias_relu_bwd};
 pub use scatter::scatter_add;
 pub use softmax::{softmax, softmax_bwd};
 pub use staging::Staging;

@@ -36,6 +36,7 @@ impl Norm {
         let vector = congruent(&lines);
         let packed = aligned(&[self.x, self.y, other, sums, self.weight, self.bias], cols, float);
         let (name, held) = match (self.residual, packed) {
+            (None, true) if Team::deep(cols, float).is_some() => ("norm_deep", Team::deep(cols, float)),
             (None, true) => {
                 let threads = |vecs| if vecs == 8 { 640 } else { 512 };
                 ("norm_held", Team::held(cols, float, false, 8, threads))

@@ -71,6 +71,13 @@ impl Team {
         })
     }
 
+    /// For rows of 8 to 32 KB, eight vectors of which each of at most 256 threads holds in registers.
+    pub fn deep(cols: usize, float: Float) -> Option<Self> {
+        let slots = cols.div_ceil(lane_width(float));
+        let lanes = slots.div_ceil(8).next_multiple_of(WARP) as u32;
+        (512..=2048).contains(&slots).then_some(Self { vecs: 8, lanes, threads: lanes })
+    }
+
     /// For rows that are streamed: about `each` elements at a time to a thread, at most `most` threads.
     pub fn streamed(cols: usize, each: usize, most: usize) -> Self {
         let wanted = cols.div_ceil(each).max(1);

@@ -2,14 +2,15 @@
 
 use super::gpu::{At, Kernel};
 use super::layout::{Columns, address, aligned};
-use crate::Result;
 use crate::args::Args;
 use crate::kernels::Spec;
 use crate::lower::Grid;
+use crate::{Error, Result};
 use ironhorse_core::direct::{Array, Float, Rows};
+use std::ffi::c_void;
 
 const FILE: &str = "direct/scale_bias_relu.cu";
-/// Rows that a thread has in flight: `FWD_AHEAD` and `BWD_AHEAD` of the kernels.
+/// Rows that a thread of the backward has in flight: `BWD_AHEAD` of the kernels.
 const AHEAD: usize = 4;
 /// Blocks of a backward, about: four on each multiprocessor of a Hopper, four times over, so that fast ones take more.
 const GROUPS: usize = 2048;
@@ -20,14 +21,21 @@ fn unit(arrays: &[Array], cols: usize, float: Float) -> usize {
     if cols.is_multiple_of(vector) && aligned(arrays) { vector } else { 1 }
 }
 
-/// y = relu(x scale + bias), NaN stays NaN; `y` may be `x`.
+/// Bytes of the gate of [`scale_bias_relu`] as bits; 0 where a shape or an address does not allow it.
+pub fn gate_bytes(arrays: &[Array], rows: Rows, float: Float) -> usize {
+    let whole = rows.cols.is_multiple_of(8) && unit(arrays, rows.cols, float) > 1;
+    if whole { rows.elements() / 8 } else { 0 }
+}
+
+/// y = relu(x scale + bias), NaN stays NaN; `y` may be `x`. Where `gate` is not null, it gets one bit an element: whether a
+/// gradient passes.
 ///
 /// # Safety
-/// See [the module](super); x and y: the elements of `rows`, bias: a row.
+/// See [the module](super); x and y: the elements of `rows`, bias: a row, gate: null or [`gate_bytes`], which is not 0.
 pub unsafe fn scale_bias_relu(
     at: &At<'_>,
     [x, bias]: [Array; 2],
-    y: Array,
+    (y, gate): (Array, *mut c_void),
     rows: Rows,
     scale: f64,
 ) -> Result<()> {
@@ -37,10 +45,18 @@ pub unsafe fn scale_bias_relu(
     let unit = unit(&[x, y, bias], rows.cols, x.float);
     let name = if unit == 1 { "scale_bias_relu_fwd_any" } else { "scale_bias_relu_fwd" };
     let columns = Columns::of(rows.cols / unit);
-    let args = [y, x, bias].iter().fold(Args::new(), |args, &array| args.ptr(address(array)));
+    let args = Args::new().ptr(address(y)).ptr(gate.addr() as u64).ptr(address(x)).ptr(address(bias));
     let args = args.u64(rows.rows as u64).u64(rows.cols as u64).f64(scale).u32(columns.tiles as u32);
-    let grid = columns.grid(rows.rows.div_ceil(AHEAD * columns.y));
-    at.launch(&Kernel::of(FILE, name, x.float), grid, args)
+    at.launch(&Kernel::of(FILE, name, x.float), columns.grid(rows.rows.div_ceil(columns.y)), args)
+}
+
+/// What a backward knows of the forward.
+#[derive(Clone, Copy, Debug)]
+pub enum Gate {
+    /// Its result.
+    Result(Array),
+    /// The bits it kept.
+    Bits(*const c_void),
 }
 
 /// How rows are cut for the sums of columns: (groups, rows of each). A function of the shape only, so that sums are the
@@ -52,14 +68,16 @@ fn groups(rows: usize, columns: Columns) -> (usize, usize) {
     (rows.div_ceil(each), each)
 }
 
-/// d_x = g scale, d_bias = Σ g over the rows, with g = d_y where !(y <= 0), else 0. Either output may be null; `d_x` may be
-/// `d_y`.
+/// d_x = g scale, d_bias = Σ g over the rows, with g = d_y where the gate is open (!(y <= 0)), else 0. Either output may be null;
+/// `d_x` may be `d_y`. With `same`, d_y is one number for all elements.
 ///
 /// # Safety
-/// See [the module](super); d_bias: a row, all others: the elements of `rows`.
+/// See [the module](super); d_bias: a row, d_y with `same`: one element, bits: as the forward left them, all others: the elements of
+/// `rows`.
 pub unsafe fn scale_bias_relu_bwd(
     at: &At<'_>,
-    [d_y, y]: [Array; 2],
+    (d_y, same): (Array, bool),
+    gate: Gate,
     [d_x, d_bias]: [Array; 2],
     rows: Rows,
     scale: f64,
@@ -75,12 +93,24 @@ pub unsafe fn scale_bias_relu_bwd(
     if !sums && d_x.at.is_null() {
         return Ok(());
     }
-    let unit = unit(&[d_y, y, d_x], rows.cols, d_y.float);
-    let name = if unit == 1 { "scale_bias_relu_bwd_any" } else { "scale_bias_relu_bwd" };
+    let (kept, arrays) = match gate {
+        Gate::Result(y) => (address(y), [y, d_x]),
+        Gate::Bits(bits) => (bits.addr() as u64, [d_x, d_x]),
+    };
+    let whole = if same { d_x } else { d_y };
+    let unit = unit(&[whole, arrays[0], arrays[1]], rows.cols, d_y.float);
+    let name = match gate {
+        Gate::Result(_) if unit == 1 => "scale_bias_relu_bwd_any",
+        Gate::Result(_) => "scale_bias_relu_bwd",
+        Gate::Bits(_) if unit == 1 => {
+            return Err(Error::Input("fused_scale_bias_relu_bwd: d_y is not aligned as x was".into()));
+        }
+        Gate::Bits(_) => "scale_bias_relu_bwd_bits",
+    };
     let columns = Columns::of(rows.cols / unit);
     let (groups, each) = groups(rows.rows, columns);
     let partials = if sums { at.scratch(groups * rows.cols * d_y.float.acc().size())? } else { 0 };
-    let args = Args::new().ptr(address(d_x)).ptr(partials).ptr(address(d_y)).ptr(address(y));
+    let args = Args::new().ptr(address(d_x)).ptr(partials).ptr(address(d_y)).u32(same.into()).ptr(kept);
     let args = args.u64(rows.rows as u64).u64(rows.cols as u64).u64(each as u64).f64(scale);
     let grid = columns.grid(groups);
     at.launch(&Kernel::of(FILE, name, d_y.float), grid, args.u32(columns.tiles as u32))?;

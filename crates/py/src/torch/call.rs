@@ -85,6 +85,11 @@ impl Call {
         self.moved(&x, strides)
     }
 
+    /// A contiguous copy, in memory of its own.
+    pub fn copied<T: Tensor>(&self, x: &T) -> Result<T> {
+        self.moved(x, &contiguous(x.sizes()))
+    }
+
     fn moved<T: Tensor>(&self, x: &T, strides: &[i64]) -> Result<T> {
         let copy = T::empty(x.sizes(), strides, x.dtype(), x.device())?;
         copy.copy_from(x)?;

@@ -134,13 +134,16 @@ impl Tensor for Handle {
             Device::Cuda(index) => (torch.cuda_type, index),
             _ => (torch.cpu, 0),
         };
-        let (dim, sizes, strides) = (sizes.len() as i64, sizes.as_ptr(), strides.as_ptr());
+        let (dim, sides, steps) = (sizes.len() as i64, sizes.as_ptr(), strides.as_ptr());
         let mut raw = std::ptr::null_mut();
         // SAFETY: both lists have `dim` numbers; torch writes the handle.
         let status = unsafe {
-            (torch.core().aoti_torch_empty_strided)(dim, sizes, strides, number, kind, index, &mut raw)
+            (torch.core().aoti_torch_empty_strided)(dim, sides, steps, number, kind, index, &mut raw)
         };
-        torch.check("aoti_torch_empty_strided", status).map_err(failed)?;
+        torch.check("aoti_torch_empty_strided", status).map_err(|text| {
+            // The one reason there is; torch before 2.13 does not tell us its own words.
+            failed(format!("{text} (out of memory for a new tensor of {sizes:?} {dtype} on {device}?)"))
+        })?;
         // SAFETY: torch just made it for us.
         unsafe { Self::own(raw) }
     }

@@ -181,6 +181,7 @@ impl Entry {
     /// The names it has: itself and, for an op with a gradient, its twin.
     pub fn names(&self) -> Vec<String> {
         let own = self.name.to_owned();
-        if own.ends_with("_bwd") { vec![own] } else { vec![format!("{own}_fwd"), own] }
+        let bare = own.ends_with("_bwd") || own.ends_with("_gated");
+        if bare { vec![own] } else { vec![format!("{own}_fwd"), own] }
     }
 }

@@ -25,7 +25,7 @@ use pyo3::types::PyTuple;
 use std::ffi::CString;
 
 /// Every op.
-static OPS: [Entry; 21] = [
+static OPS: [Entry; 22] = [
     Entry::of::<elementwise::Square>(),
     Entry::of::<elementwise::SquareBwd>(),
     Entry::of::<elementwise::Silu>(),
@@ -35,6 +35,7 @@ static OPS: [Entry; 21] = [
     Entry::of::<elementwise::Swiglu>(),
     Entry::of::<elementwise::SwigluBwd>(),
     Entry::of::<rows::ScaleBiasRelu>(),
+    Entry::of::<rows::ScaleBiasReluGated>(),
     Entry::of::<rows::ScaleBiasReluBwd>(),
     Entry::of::<rows::Softmax>(),
     Entry::of::<rows::SoftmaxBwd>(),

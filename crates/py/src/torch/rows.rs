@@ -2,12 +2,15 @@
 
 use super::call::Call;
 use super::kernel::{Outputs, op};
-use super::tensor::Tensor;
-use ironhorse::direct;
+use super::tensor::{Dtype, Tensor};
+use ironhorse::direct::{self, Gate};
 use ironhorse::ops::Result;
 
 op!(ScaleBiasRelu, "fused_scale_bias_relu", "(Tensor x, Tensor bias, float scale) -> Tensor",
     (x: tensor, bias: tensor, scale: float) scale_bias_relu(x, bias, scale));
+op!(ScaleBiasReluGated, "fused_scale_bias_relu_gated",
+    "(Tensor x, Tensor bias, float scale) -> (Tensor y, Tensor gate)",
+    (x: tensor, bias: tensor, scale: float) scale_bias_relu_gated(x, bias, scale));
 op!(ScaleBiasReluBwd, "fused_scale_bias_relu_bwd",
     "(Tensor d_y, Tensor y, float scale, bool need_x, bool need_bias) -> (Tensor, Tensor)",
     (d_y: tensor, y: tensor, scale: float, need_x: boolean, need_bias: boolean)
@@ -44,22 +47,55 @@ fn scale_bias_relu<T: Tensor>(x: T, bias: T, scale: f64) -> Result<Outputs<T>> {
     call.same("bias", &bias, &[rows.cols as i64])?;
     let (x, bias) = (call.dense(x)?, call.dense(bias)?);
     let y: T = call.out(x.sizes(), call.float)?;
-    let inputs = [x.array(call.float), bias.array(call.float)];
+    let (inputs, outputs) =
+        ([x.array(call.float), bias.array(call.float)], (y.array(call.float), std::ptr::null_mut()));
     // SAFETY: x and y have the rows, bias one row, of the type, side by side, where the call runs; y is new.
-    call.run::<T>(|at| unsafe { direct::scale_bias_relu(at, inputs, y.array(call.float), rows, scale) })?;
+    call.run::<T>(|at| unsafe { direct::scale_bias_relu(at, inputs, outputs, rows, scale) })?;
     Ok([Some(y), None, None])
 }
 
+/// With the gate of the gradient as bits: an eighth of a byte an element for the backward to read, instead of y. Where that is not
+/// to be had, the gate has no elements.
+fn scale_bias_relu_gated<T: Tensor>(x: T, bias: T, scale: f64) -> Result<Outputs<T>> {
+    let call = Call::new("fused_scale_bias_relu", "x", &x)?;
+    let rows = call.rows("x", &x)?;
+    call.same("bias", &bias, &[rows.cols as i64])?;
+    let (x, bias) = (call.dense(x)?, call.dense(bias)?);
+    let y: T = call.out(x.sizes(), call.float)?;
+    let inputs = [x.array(call.float), bias.array(call.float)];
+    let arrays = [inputs[0], inputs[1], y.array(call.float)];
+    let bytes = if call.on_host() { 0 } else { direct::gate_bytes(&arrays, rows, call.float) };
+    let gate = T::empty(&[bytes as i64], &[1], Dtype::U8, y.device())?;
+    let kept = if bytes == 0 { std::ptr::null_mut() } else { gate.data() };
+    // SAFETY: as `scale_bias_relu`; the gate is new and as large as it must be.
+    call.run::<T>(|at| unsafe { direct::scale_bias_relu(at, inputs, (arrays[2], kept), rows, scale) })?;
+    Ok([Some(y), Some(gate), None])
+}
+
+/// `y` is the result of the forward, or its gate.
 fn scale_bias_relu_bwd<T: Tensor>(d_y: T, y: T, scale: f64, need: [bool; 2]) -> Result<Outputs<T>> {
-    let call = Call::new("fused_scale_bias_relu_bwd", "y", &y)?;
-    let rows = call.rows("y", &y)?;
-    call.same("d_y", &d_y, y.sizes())?;
-    let (d_y, y) = (call.dense(d_y)?, call.dense(y)?);
-    let d_x = call.wanted::<T>(need[0], y.sizes(), call.float)?;
+    let call = Call::new("fused_scale_bias_relu_bwd", "d_y", &d_y)?;
+    let rows = call.rows("d_y", &d_y)?;
+    let by_bits = y.dtype() == Dtype::U8;
+    if by_bits {
+        call.sides("y", &y, &[(rows.elements() / 8) as i64])?;
+    } else {
+        call.same("y", &y, d_y.sizes())?;
+    }
+    let d_x = call.wanted::<T>(need[0], d_y.sizes(), call.float)?;
     let d_bias = call.wanted::<T>(need[1], &[rows.cols as i64], call.float)?;
-    let (inputs, outputs) = ([d_y.array(call.float), y.array(call.float)], [d_x.array, d_bias.array]);
+    // What `sum()` sends back is one number seen everywhere.
+    let same = !call.on_host() && d_y.elements() > 0 && d_y.strides().iter().all(|&stride| stride == 0);
+    let y = call.dense(y)?;
+    let d_y = match (same, by_bits && !d_y.data().addr().is_multiple_of(16)) {
+        (true, _) => d_y,
+        (false, true) => call.copied(&d_y)?,
+        (false, false) => call.dense(d_y)?,
+    };
+    let gate = if by_bits { Gate::Bits(y.data()) } else { Gate::Result(y.array(call.float)) };
+    let (d_y, outputs) = ((d_y.array(call.float), same), [d_x.array, d_bias.array]);
     // SAFETY: as forward; what is not wanted is null.
-    call.run::<T>(|at| unsafe { direct::scale_bias_relu_bwd(at, inputs, outputs, rows, scale) })?;
+    call.run::<T>(|at| unsafe { direct::scale_bias_relu_bwd(at, d_y, gate, outputs, rows, scale) })?;
     Ok([Some(d_x.tensor), Some(d_bias.tensor), None])
 }
 
