@@ -92,10 +92,13 @@ def in_turn(calls: dict[str, Callable[[], object]], repeat: int) -> Times:
         for _ in range(3):
             call()
     torch.cuda.synchronize()
+    # More than the L2 cache: what the call before left there would be written back during the next one.
+    other = torch.empty(64 << 20, device="cuda")
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeat):
         for name, call in calls.items():
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            other.zero_()
             # So that the launches of a short call are queued before it starts.
             torch.cuda._sleep(1_000_000)
             start.record()

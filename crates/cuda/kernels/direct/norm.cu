@@ -60,13 +60,21 @@ template <bool PACKED> DEVICE void weights(T (&w)[N], const T* from, int c, Acc 
     }
 }
 
-template <bool PACKED> DEVICE void finish(const Norm& p, T* y, Held& h, const Place& place, Acc mean, Acc rstd) {
+// The weights of a row are on their way while it is summed: 0.1284 against 0.1304 ms, 8192² f32. More vectors leave no registers.
+constexpr bool EARLY = sizeof(T) == 4 ? VECS <= 4 : VECS <= 2;
+struct Weights {
+    Vec<T> v[EARLY ? VECS : 1];
+};
+
+template <bool PACKED>
+DEVICE void finish(const Norm& p, T* y, Held& h, const Weights& early, const Place& place, Acc mean, Acc rstd) {
 #pragma unroll
     for (int i = 0; i < VECS; i++) {
         if (!place.has(i)) continue;
         const int c = place.column(i);
         Vec<T> w, b, out;
-        weights<PACKED>(w.at, p.weight, c, 1);
+        if (PACKED && EARLY) w = early.v[EARLY ? i : 0];
+        else weights<PACKED>(w.at, p.weight, c, 1);
         weights<PACKED>(b.at, LAYER ? p.bias : nullptr, c, 0);
 #pragma unroll
         for (int k = 0; k < N; k++)
@@ -103,6 +111,12 @@ template <bool OTHER, bool PACKED> DEVICE void held(const Norm& p) {
             p.sums[start + place.edge()] = h.edge;
         }
     }
+    Weights early;
+    if constexpr (PACKED && EARLY) {
+#pragma unroll
+        for (int i = 0; i < VECS; i++)
+            if (place.has(i)) weights<true>(early.v[i].at, p.weight, place.column(i), 1);
+    }
     Acc mean = 0, squares = 0;
 #if LAYER
     each(h, [&](T x) { mean += to_acc(x); });
@@ -125,15 +139,11 @@ template <bool OTHER, bool PACKED> DEVICE void held(const Norm& p) {
     const Acc rstd = rstd_of(team_sum(squares, p.lanes, shared[1]), p.cols, p.eps);
     write_statistics(p, team, there, mean, rstd);
     h.forget();
-    finish<PACKED>(p, p.y + start, h, place, mean, rstd);
+    finish<PACKED>(p, p.y + start, h, early, place, mean, rstd);
 }
 
 // norm_add_held alone uses `other` and `sums`.
 KERNEL __launch_bounds__(THREADS, VECS == 8 ? 1 : 2) norm_held(ARGS) { held<false, true>(NORM); }
-#if VECS == 8
-// Rows of 8 to 32 KB: three of the longest at a time on a multiprocessor, where two of 512 threads would fit.
-KERNEL __launch_bounds__(256, 3) norm_deep(ARGS) { held<false, true>(NORM); }
-#endif
 KERNEL __launch_bounds__(512, 1) norm_edges_held(ARGS) { held<false, false>(NORM); }
 #if VECS <= 4
 KERNEL __launch_bounds__(512, 1) norm_add_held(ARGS) { held<true, true>(NORM); }

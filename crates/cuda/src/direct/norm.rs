@@ -36,10 +36,12 @@ impl Norm {
         let vector = congruent(&lines);
         let packed = aligned(&[self.x, self.y, other, sums, self.weight, self.bias], cols, float);
         let (name, held) = match (self.residual, packed) {
-            (None, true) if Team::deep(cols, float).is_some() => ("norm_deep", Team::deep(cols, float)),
             (None, true) => {
                 let threads = |vecs| if vecs == 8 { 640 } else { 512 };
-                ("norm_held", Team::held(cols, float, false, 8, threads))
+                let held = || Team::held(cols, float, false, 8, threads);
+                // With two vectors of 2-byte elements there are registers for the weights.
+                let shallow = (float.size() == 2).then(|| Team::shallow(cols, float, 512)).flatten();
+                ("norm_held", shallow.or_else(held))
             }
             (None, false) => {
                 ("norm_edges_held", Team::held(cols, float, true, 8, |_| 512).filter(|_| vector))

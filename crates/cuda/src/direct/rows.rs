@@ -71,11 +71,15 @@ impl Team {
         })
     }
 
-    /// For rows of 8 to 32 KB, eight vectors of which each of at most 256 threads holds in registers.
-    pub fn deep(cols: usize, float: Float) -> Option<Self> {
+    /// For rows of which each thread of a block of at most `most` holds two vectors; shorter ones are a warp's.
+    pub fn shallow(cols: usize, float: Float, most: usize) -> Option<Self> {
         let slots = cols.div_ceil(lane_width(float));
-        let lanes = slots.div_ceil(8).next_multiple_of(WARP) as u32;
-        (512..=2048).contains(&slots).then_some(Self { vecs: 8, lanes, threads: lanes })
+        let lanes = slots.div_ceil(2).next_multiple_of(WARP);
+        (slots > 4 * WARP && lanes <= most).then_some(Self {
+            vecs: 2,
+            lanes: lanes as u32,
+            threads: lanes as u32,
+        })
     }
 
     /// For rows that are streamed: about `each` elements at a time to a thread, at most `most` threads.
