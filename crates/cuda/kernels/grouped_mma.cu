@@ -144,7 +144,7 @@ DEVICE void write(bf16* to, u64 stride, u32 rows, u32 columns, Result& acc) {
         *reinterpret_cast<u32*>(space + row * PITCH + column * 2) = pack_bf16(a, b);
     });
     __syncthreads();
-#pragma unroll
+#pragma unroll 2
     for (int i = 0; i < BM * BN / 8 / THREADS; i++) {
         const u32 n = i * THREADS + threadIdx.x, row = n / (BN / 8), column = n % (BN / 8) * 8;
         if (row >= rows || column >= columns) continue;

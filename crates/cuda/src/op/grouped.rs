@@ -65,7 +65,9 @@ impl Path {
 
     fn spec(self, input: DType, output: DType) -> Result<Spec> {
         Ok(match self {
-            Self::Any => Spec::new("grouped_any.cu").define("IN", ctype(input)?).define("OUT", ctype(output)?),
+            Self::Any => {
+                Spec::new("grouped_any.cu").define("IN", ctype(input)?).define("OUT", ctype(output)?)
+            }
             Self::Mma => Spec::new("grouped_mma.cu").define("OUT", ctype(output)?),
         })
     }

@@ -35,7 +35,10 @@ impl Tables {
         let key = (op.head_dim(), op.base.to_bits(), op.alpha.to_bits());
         let fits = |table: &&Table| table.key == key && table.positions >= positions;
         if let Some(table) = self.0.iter().find(fits) {
-            return Ok((table.values.address(), table.values.address() + sines_at(op, table.positions) as u64));
+            return Ok((
+                table.values.address(),
+                table.values.address() + sines_at(op, table.positions) as u64,
+            ));
         }
         let values = Buffer::from_host(device, &values(op, positions))?;
         let at = values.address();
@@ -92,7 +95,10 @@ pub(crate) fn rope(cx: &mut Lower<'_>, op: &Rope) -> Result<()> {
 
 pub(super) fn specs() -> Vec<Spec> {
     let types = [DType::F32, DType::BF16];
-    types.into_iter().flat_map(|act| [false, true].into_iter().filter_map(move |v| spec(act, v).ok())).collect()
+    types
+        .into_iter()
+        .flat_map(|act| [false, true].into_iter().filter_map(move |v| spec(act, v).ok()))
+        .collect()
 }
 
 #[cfg(test)]
@@ -104,7 +110,8 @@ mod tests {
     fn tables_hold_cosines_then_sines() {
         let qkv = Slot { pool: Pool::Io, offset: 0, shape: [1, 5, 18].into(), dtype: DType::F32 };
         let (base, alpha) = (10_000.0, 1.0);
-        let op = Rope { qkv, heads: 1, kv_heads: 1, base, alpha, back: false, at_position: false, context: 5 };
+        let op =
+            Rope { qkv, heads: 1, kv_heads: 1, base, alpha, back: false, at_position: false, context: 5 };
         let bytes = values(&op, 5);
         assert_eq!((sines_at(&op, 5), bytes.len()), (64, 128));
         let float = |at: usize| f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());

@@ -141,7 +141,8 @@ pub(crate) fn combine_bwd(cx: &mut Lower<'_>, op: &CombineBwd) -> Result<()> {
 
 pub(super) fn specs() -> Vec<Spec> {
     let types = [DType::F32, DType::BF16];
-    let rows = types.into_iter().flat_map(|act| [false, true].into_iter().filter_map(move |v| spec(act, v).ok()));
+    let rows =
+        types.into_iter().flat_map(|act| [false, true].into_iter().filter_map(move |v| spec(act, v).ok()));
     rows.chain([Spec::new(SORT)]).collect()
 }
 

@@ -41,5 +41,8 @@ fn elementwise(cx: &mut Lower<'_>, name: &'static str, slots: &[Slot], narrow: S
 
 pub(super) fn specs() -> Vec<Spec> {
     let types = [DType::F32, DType::BF16];
-    types.into_iter().flat_map(|act| [false, true].into_iter().filter_map(move |v| spec(act, v).ok())).collect()
+    types
+        .into_iter()
+        .flat_map(|act| [false, true].into_iter().filter_map(move |v| spec(act, v).ok()))
+        .collect()
 }
