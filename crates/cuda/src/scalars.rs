@@ -39,13 +39,17 @@ pub(crate) const FAULT_BYTES: usize = 16;
 pub(crate) fn fault_text(block: &[u8]) -> Option<String> {
     let mut words = block.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
     let [code, value, index, limit] = [(); 4].map(|()| words.next().unwrap_or(0));
-    let what = match code {
+    Some(match code {
         0 => return None,
-        1 => "token",
-        2 => "target",
-        _ => "value",
-    };
-    Some(format!("{what} {value} at index {index} is outside the vocabulary of {limit}"))
+        3 => format!("router: a logit of token {index} is {}", f32::from_bits(value as u32)),
+        4 => format!("expert {value} is none of the {limit} there are"),
+        5 => format!("row {value} is none of the {limit} there are"),
+        6 => format!("the offsets of the experts do not cut {limit} rows: number {index} is {value}"),
+        _ => {
+            let what = if code == 1 { "token" } else { "target" };
+            format!("{what} {value} at index {index} is outside the vocabulary of {limit}")
+        }
+    })
 }
 
 #[cfg(test)]
@@ -65,9 +69,18 @@ mod tests {
 
     #[test]
     fn faults_speak_like_the_cpu_engine() {
-        let block: Vec<u8> = [1_i32, 70000, 5, 50257].iter().flat_map(|word| word.to_le_bytes()).collect();
-        let text = "token 70000 at index 5 is outside the vocabulary of 50257";
-        assert_eq!(fault_text(&block).as_deref(), Some(text));
+        let text = |words: [i32; 4]| {
+            let block: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            fault_text(&block).unwrap_or_default()
+        };
+        let token = "token 70000 at index 5 is outside the vocabulary of 50257";
+        assert_eq!(text([1, 70000, 5, 50257]), token);
+        assert_eq!(text([2, -1, 0, 7]), "target -1 at index 0 is outside the vocabulary of 7");
+        let infinite = f32::NEG_INFINITY.to_bits() as i32;
+        assert_eq!(text([3, infinite, 40, 3]), "router: a logit of token 40 is -inf");
+        assert_eq!(text([4, -1, 3, 4]), "expert -1 is none of the 4 there are");
+        assert_eq!(text([5, 9, 3, 8]), "row 9 is none of the 8 there are");
+        assert_eq!(text([6, 4, 2, 5]), "the offsets of the experts do not cut 5 rows: number 2 is 4");
         assert_eq!(fault_text(&[0; FAULT_BYTES]), None);
     }
 }

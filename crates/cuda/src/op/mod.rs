@@ -5,12 +5,18 @@ mod attention_cached;
 mod elementwise;
 mod embedding;
 mod flash;
+mod grouped;
 mod layernorm;
 mod linear;
 mod loss;
 mod memory;
 mod optimizer;
+mod rmsnorm;
+mod rope;
+mod router;
+mod routing;
 pub(crate) mod sample;
+mod swiglu;
 
 pub(crate) use embedding::{DIGIT_BITS, DIGITS, SORT_BLOCK, WINDOW};
 
@@ -18,7 +24,7 @@ use crate::device::Device;
 use crate::gemm::Gemms;
 use crate::kernels::Spec;
 use crate::lower::Lower;
-use crate::{Cache, Error, Result};
+use crate::{Cache, Result};
 use ironhorse_core::op::Op;
 use std::rc::Rc;
 
@@ -28,11 +34,18 @@ pub(crate) struct Libraries {
     gemms: Option<Gemms>,
     /// cuDNN and its plans.
     pub attention: attention::CudnnLibrary,
+    /// Tables of rotary embeddings.
+    pub rope: rope::Tables,
 }
 
 impl Libraries {
     pub fn new(cache: Cache) -> Self {
-        Self { cache, gemms: None, attention: attention::CudnnLibrary::default() }
+        Self {
+            cache,
+            gemms: None,
+            attention: attention::CudnnLibrary::default(),
+            rope: rope::Tables::default(),
+        }
     }
 
     /// Matrix products.
@@ -68,26 +81,24 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::LinearBwdWeight(op) => linear::linear_bwd_weight(cx, op),
         Op::AttentionFwd(op) => attention::attention_fwd(cx, op),
         Op::AttentionBwd(op) => attention::attention_bwd(cx, op),
-        Op::RmsNormFwd(_)
-        | Op::ResidualRmsNormFwd(_)
-        | Op::RmsNormApply(_)
-        | Op::RmsNormBwd(_)
-        | Op::SwigluFwd(_)
-        | Op::SwigluBwd(_)
-        | Op::Rope(_)
-        | Op::RouterFwd(_)
-        | Op::RouterBwd(_)
-        | Op::RouterLoad(_)
-        | Op::RouteSort(_)
-        | Op::Permute(_)
-        | Op::PermuteBwd(_)
-        | Op::Combine(_)
-        | Op::CombineBwd(_)
-        | Op::GroupedLinearFwd(_)
-        | Op::GroupedLinearBwdInput(_)
-        | Op::GroupedLinearBwdWeight(_) => {
-            Err(Error::Unsupported(format!("{} is not on this engine yet", op.name())))
-        }
+        Op::RmsNormFwd(op) => rmsnorm::rmsnorm_fwd(cx, op),
+        Op::ResidualRmsNormFwd(op) => rmsnorm::residual_rmsnorm_fwd(cx, op),
+        Op::RmsNormApply(op) => rmsnorm::rmsnorm_apply(cx, op),
+        Op::RmsNormBwd(op) => rmsnorm::rmsnorm_bwd(cx, op),
+        Op::SwigluFwd(op) => swiglu::swiglu_fwd(cx, op),
+        Op::SwigluBwd(op) => swiglu::swiglu_bwd(cx, op),
+        Op::Rope(op) => rope::rope(cx, op),
+        Op::RouterFwd(op) => router::router_fwd(cx, op),
+        Op::RouterBwd(op) => router::router_bwd(cx, op),
+        Op::RouterLoad(op) => router::router_load(cx, op),
+        Op::RouteSort(op) => routing::route_sort(cx, op),
+        Op::Permute(op) => routing::permute(cx, op),
+        Op::PermuteBwd(op) => routing::permute_bwd(cx, op),
+        Op::Combine(op) => routing::combine(cx, op),
+        Op::CombineBwd(op) => routing::combine_bwd(cx, op),
+        Op::GroupedLinearFwd(op) => grouped::grouped_linear_fwd(cx, op),
+        Op::GroupedLinearBwdInput(op) => grouped::grouped_linear_bwd_input(cx, op),
+        Op::GroupedLinearBwdWeight(op) => grouped::grouped_linear_bwd_weight(cx, op),
     }
 }
 
@@ -98,12 +109,18 @@ pub(crate) fn all_specs() -> Vec<Spec> {
         elementwise::specs(),
         embedding::specs(),
         flash::specs(),
+        grouped::specs(),
         layernorm::specs(),
         linear::specs(),
         loss::specs(),
         memory::specs(),
         optimizer::specs(),
+        rmsnorm::specs(),
+        rope::specs(),
+        router::specs(),
+        routing::specs(),
         sample::specs(),
+        swiglu::specs(),
     ]
     .concat()
 }

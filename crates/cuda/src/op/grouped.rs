@@ -1,0 +1,185 @@
+//! Linear layers of many experts. Where each expert's rows are is known to the device only, so blocks look for their tiles.
+
+use super::elementwise::ctype;
+use crate::args::Args;
+use crate::kernels::Spec;
+use crate::lower::{Grid, Lower};
+use crate::{Error, Result};
+use ironhorse_core::op::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
+use ironhorse_core::{DType, Slot};
+
+/// `THREADS` of the kernels.
+const THREADS: u32 = 256;
+/// Shared memory any block gets without asking.
+const FREE_SHARED: usize = 48 << 10;
+/// The most experts: their offsets are held in shared memory.
+const MOST_EXPERTS: usize = 2048;
+
+/// The three products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Fwd,
+    BwdInput,
+    BwdWeight,
+}
+
+/// Which kernels compute a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Path {
+    /// grouped_any.cu: f32 arithmetic, any shape.
+    Any,
+    /// grouped_mma.cu: tensor cores, bf16 in whole vectors.
+    Mma,
+}
+
+impl Path {
+    fn choose(g: &Groups, aligned: bool) -> Self {
+        let whole = g.ic.is_multiple_of(8) && g.oc.is_multiple_of(8);
+        if g.dtype == DType::BF16 && whole && aligned { Self::Mma } else { Self::Any }
+    }
+
+    fn name(self, step: Step) -> &'static str {
+        match (self, step) {
+            (Self::Any, Step::Fwd) => "grouped_any_fwd",
+            (Self::Any, Step::BwdInput) => "grouped_any_bwd_input",
+            (Self::Any, Step::BwdWeight) => "grouped_any_bwd_weight",
+            (Self::Mma, Step::Fwd) => "grouped_mma_fwd",
+            (Self::Mma, Step::BwdInput) => "grouped_mma_bwd_input",
+            (Self::Mma, Step::BwdWeight) => "grouped_mma_bwd_weight",
+        }
+    }
+
+    /// Rows and columns of a tile: `BM` and `BN` of the files.
+    fn tile(self) -> [usize; 2] {
+        [128, 128]
+    }
+
+    /// Bytes of dynamic shared memory: what the kernel needs itself, and the offsets.
+    fn shared(self, experts: usize) -> usize {
+        let tiles = match self {
+            Self::Any => 0,
+            Self::Mma => 64 << 10,
+        };
+        tiles + 2 * (experts + 1) * size_of::<u32>()
+    }
+
+    fn spec(self, input: DType, output: DType) -> Result<Spec> {
+        Ok(match self {
+            Self::Any => {
+                Spec::new("grouped_any.cu").define("IN", ctype(input)?).define("OUT", ctype(output)?)
+            }
+            Self::Mma => Spec::new("grouped_mma.cu").define("OUT", ctype(output)?),
+        })
+    }
+}
+
+/// The sizes of one product.
+#[derive(Clone, Copy, Debug)]
+struct Groups {
+    dtype: DType,
+    rows: usize,
+    experts: usize,
+    ic: usize,
+    oc: usize,
+}
+
+impl Groups {
+    /// By `inp` or its gradient, and `weight` or its.
+    fn new(inp: Slot, weight: Slot) -> Result<Self> {
+        let [experts, oc, ic] = *weight.shape.dims() else {
+            return Err(Error::Unsupported(format!("weights of experts are {}", weight.shape)));
+        };
+        if experts > MOST_EXPERTS {
+            return Err(Error::Unsupported(format!("{experts} experts, expected at most {MOST_EXPERTS}")));
+        }
+        Ok(Self { dtype: inp.dtype, rows: inp.shape.rows(), experts, ic, oc })
+    }
+
+    /// The most tiles there can be: every expert may end inside one.
+    fn tiles(&self, step: Step, [tall, wide]: [usize; 2]) -> usize {
+        let by_rows = self.rows / tall + self.experts.min(self.rows);
+        match step {
+            Step::Fwd => by_rows * self.oc.div_ceil(wide),
+            Step::BwdInput => by_rows * self.ic.div_ceil(wide),
+            Step::BwdWeight => self.experts * self.oc.div_ceil(tall) * self.ic.div_ceil(wide),
+        }
+    }
+}
+
+/// Adds the launch of one product; `slots` are the result, the operands and the offsets.
+fn launch(cx: &mut Lower<'_>, g: &Groups, step: Step, slots: [Slot; 4], adds: Option<bool>) -> Result<()> {
+    let addresses = slots.iter().map(|slot| cx.ptr(*slot)).collect::<Result<Vec<_>>>()?;
+    let path = Path::choose(g, addresses[..3].iter().all(|at| at.is_multiple_of(16)));
+    let (name, shared) = (path.name(step), path.shared(g.experts));
+    let function = cx.kernel(&path.spec(g.dtype, slots[0].dtype)?, name)?;
+    if shared > FREE_SHARED {
+        function.allow_shared(shared)?;
+    }
+    let resident = (cx.device.info.sms * function.blocks_per_sm(THREADS, shared)?.max(1)) as usize;
+    let mut args = addresses.into_iter().fold(Args::new(), Args::ptr).ptr(cx.fault);
+    for size in [g.rows, g.experts, g.ic, g.oc] {
+        args = args.u32(size as u32);
+    }
+    args = adds.into_iter().fold(args, |args, adds| args.u32(adds.into()));
+    let blocks = g.tiles(step, path.tile()).min(resident);
+    cx.launch(name, function, Grid::linear(blocks, THREADS).shared(shared), args);
+    Ok(())
+}
+
+pub(crate) fn grouped_linear_fwd(cx: &mut Lower<'_>, op: &GroupedLinearFwd) -> Result<()> {
+    let g = Groups::new(op.inp, op.weight)?;
+    if op.out.numel() == 0 {
+        return Ok(());
+    }
+    launch(cx, &g, Step::Fwd, [op.out, op.inp, op.weight, op.offsets], None)
+}
+
+pub(crate) fn grouped_linear_bwd_input(cx: &mut Lower<'_>, op: &GroupedLinearBwdInput) -> Result<()> {
+    let g = Groups::new(op.d_inp, op.weight)?;
+    if op.d_inp.numel() == 0 {
+        return Ok(());
+    }
+    launch(cx, &g, Step::BwdInput, [op.d_inp, op.d_out, op.weight, op.offsets], None)
+}
+
+pub(crate) fn grouped_linear_bwd_weight(cx: &mut Lower<'_>, op: &GroupedLinearBwdWeight) -> Result<()> {
+    let g = Groups::new(op.inp, op.d_weight)?;
+    if op.d_weight.numel() == 0 {
+        return Ok(());
+    }
+    let adds = cx.adds(op.accum);
+    launch(cx, &g, Step::BwdWeight, [op.d_weight, op.d_out, op.inp, op.offsets], Some(adds))
+}
+
+pub(super) fn specs() -> Vec<Spec> {
+    use DType::{BF16, F32};
+    let all = [(Path::Any, F32, F32), (Path::Any, BF16, BF16), (Path::Any, BF16, F32)];
+    let mma = [(Path::Mma, BF16, BF16), (Path::Mma, BF16, F32)];
+    all.into_iter().chain(mma).filter_map(|(path, input, output)| path.spec(input, output).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODEL: Groups = Groups { dtype: DType::BF16, rows: 65_536, experts: 16, ic: 768, oc: 12_288 };
+
+    #[test]
+    fn tensor_cores_take_whole_vectors_of_bf16() {
+        assert_eq!(Path::choose(&MODEL, true), Path::Mma);
+        assert_eq!(Path::choose(&MODEL, false), Path::Any);
+        assert_eq!(Path::choose(&Groups { ic: 129, ..MODEL }, true), Path::Any);
+        assert_eq!(Path::choose(&Groups { dtype: DType::F32, ..MODEL }, true), Path::Any);
+        assert!(Path::Mma.shared(MOST_EXPERTS) <= 99 << 10, "the smallest of our GPUs");
+        assert!(Path::Any.shared(MOST_EXPERTS) <= FREE_SHARED - (17 << 10), "beside its tiles");
+    }
+
+    #[test]
+    fn there_are_tiles_for_every_way_rows_can_spread() {
+        assert_eq!(MODEL.tiles(Step::Fwd, [128, 128]), (512 + 16) * 96);
+        assert_eq!(MODEL.tiles(Step::BwdInput, [128, 128]), (512 + 16) * 6);
+        assert_eq!(MODEL.tiles(Step::BwdWeight, [128, 128]), 16 * 96 * 6);
+        let thin = Groups { rows: 3, ..MODEL };
+        assert_eq!(thin.tiles(Step::Fwd, [128, 128]), 3 * 96, "an expert each at most");
+    }
+}

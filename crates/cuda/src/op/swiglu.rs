@@ -1,0 +1,48 @@
+//! SwiGLU.
+
+use super::elementwise::ctype;
+use crate::Result;
+use crate::args::Args;
+use crate::kernels::Spec;
+use crate::lower::{Grid, Lower};
+use ironhorse_core::op::{SwigluBwd, SwigluFwd};
+use ironhorse_core::{DType, Slot};
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+
+fn spec(act: DType, vectors: bool) -> Result<Spec> {
+    let spec = Spec::new("swiglu.cu").define("ACT", ctype(act)?);
+    Ok(if vectors { spec.define("VECTORS", 1) } else { spec })
+}
+
+pub(crate) fn swiglu_fwd(cx: &mut Lower<'_>, op: &SwigluFwd) -> Result<()> {
+    elementwise(cx, "swiglu_fwd", &[op.out, op.inp], op.out)
+}
+
+pub(crate) fn swiglu_bwd(cx: &mut Lower<'_>, op: &SwigluBwd) -> Result<()> {
+    elementwise(cx, "swiglu_bwd", &[op.d_inp, op.d_out, op.inp], op.d_out)
+}
+
+/// `narrow` is the one of the slots with rows of F.
+fn elementwise(cx: &mut Lower<'_>, name: &'static str, slots: &[Slot], narrow: Slot) -> Result<()> {
+    if narrow.numel() == 0 {
+        return Ok(());
+    }
+    let addresses = slots.iter().map(|slot| cx.ptr(*slot)).collect::<Result<Vec<_>>>()?;
+    let (width, whole) = (narrow.shape.cols(), 16 / narrow.dtype.size());
+    let vectors = width.is_multiple_of(whole) && addresses.iter().all(|at| at.is_multiple_of(16));
+    let count = narrow.numel() / if vectors { whole } else { 1 };
+    let args = addresses.into_iter().fold(Args::new(), Args::ptr).u64(count as u64).u64(width as u64);
+    let function = cx.kernel(&spec(narrow.dtype, vectors)?, name)?;
+    cx.launch(name, function, Grid::linear(count.div_ceil(THREADS as usize), THREADS), args);
+    Ok(())
+}
+
+pub(super) fn specs() -> Vec<Spec> {
+    let types = [DType::F32, DType::BF16];
+    types
+        .into_iter()
+        .flat_map(|act| [false, true].into_iter().filter_map(move |v| spec(act, v).ok()))
+        .collect()
+}
