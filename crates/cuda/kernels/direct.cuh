@@ -1,5 +1,8 @@
 // What direct kernels share: any of four element types, memory of any alignment.
 //
+// Memory is read and written without hints. Marked "once", on an H200 8192² f32 took 0.1344 ms instead of 0.1273 right after a kernel
+// that had left its own results in L2: they stay there, and what is marked has to do with the rest.
+//
 // T is the type in memory (double, float, bf16 or f16; the constant ELEM), Acc what it is computed in.
 #pragma once
 

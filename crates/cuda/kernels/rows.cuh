@@ -91,7 +91,7 @@ DEVICE Vec<T> filled(T x) {
 // Loads where `there` and else leaves v as it is; without a branch, so that many loads are under way at once.
 DEVICE void load_if(Vec<T>& v, const T* from, bool there) {
     uint4& q = *reinterpret_cast<uint4*>(&v);
-    asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.cs.v4.u32 {%0,%1,%2,%3}, [%4];}"
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.v4.u32 {%0,%1,%2,%3}, [%4];}"
                  : "+r"(q.x), "+r"(q.y), "+r"(q.z), "+r"(q.w)
                  : "l"(from), "r"((u32)there));
 }
@@ -134,7 +134,7 @@ struct Place {
             Vec<T> out;
 #pragma unroll
             for (int k = 0; k < N; k++) out.at[k] = from_acc<T>(f(i, k));
-            store_once(row + column(i), out);
+            ::store(row + column(i), out);
         }
         if (has_edge()) row[edge()] = from_acc<T>(f(0, N));
     }
@@ -178,12 +178,12 @@ template <int W> struct alignas(W * sizeof(T)) Slot {
 template <Cache HINT, int W> DEVICE Slot<W> fetch(const T* from) {
     Slot<W> s;
     if constexpr (W == 1) s.at[0] = from[0];
-    else *reinterpret_cast<Vec<T>*>(&s) = HINT == ONCE ? load_once(from) : load(from);
+    else *reinterpret_cast<Vec<T>*>(&s) = HINT == ONCE ? load(from) : load(from);
     return s;
 }
 template <int W> DEVICE void put(T* to, const Slot<W>& s) {
     if constexpr (W == 1) to[0] = s.at[0];
-    else store_once(to, *reinterpret_cast<const Vec<T>*>(&s));
+    else store(to, *reinterpret_cast<const Vec<T>*>(&s));
 }
 
 // U slots a stride apart, of which those before `end` exist.

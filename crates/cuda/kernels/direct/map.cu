@@ -17,7 +17,7 @@ DEVICE void map(T* const (&out)[OUT], const T* const (&in)[IN], u64 n, u32 align
         const u64 at = first + (u64)threadIdx.x * N;
         Vec<T> v[IN], to[OUT];
 #pragma unroll
-        for (int a = 0; a < IN; a++) v[a] = load_once(in[a] + at);
+        for (int a = 0; a < IN; a++) v[a] = load(in[a] + at);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             Acc x[IN], y[OUT];
@@ -29,7 +29,7 @@ DEVICE void map(T* const (&out)[OUT], const T* const (&in)[IN], u64 n, u32 align
         }
 #pragma unroll
         for (int o = 0; o < OUT; o++)
-            if (OUT == 1 || out[o]) store_once(out[o] + at, to[o]);
+            if (OUT == 1 || out[o]) store(out[o] + at, to[o]);
         return;
     }
     const u64 end = min(n, first + tile);

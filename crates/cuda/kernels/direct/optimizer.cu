@@ -35,7 +35,7 @@ KERNEL __launch_bounds__(THREADS)
     const u64 i = first + threadIdx.x * N;
     if (aligned && i + N <= n) {
         Vec<float> w = load(param + i), one = load(m + i), two = load(v + i);
-        const Vec<float> g = load_once(grad + i);
+        const Vec<float> g = load(grad + i);
 #pragma unroll
         for (int e = 0; e < N; e++) update(w.at[e], g.at[e], one.at[e], two.at[e], k);
         store(param + i, w);

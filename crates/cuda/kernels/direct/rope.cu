@@ -25,8 +25,8 @@ template <bool INTERLEAVED, bool VECTORS> struct Pairs {
     static DEVICE u32 start(u32 pair) { return INTERLEAVED ? 2 * pair : pair; }
     DEVICE void read(const T* from, u32 apart) {
         if constexpr (VECTORS) {
-            v[0] = load_once(from);
-            if constexpr (!ONE) v[1] = load_once(from + apart);
+            v[0] = load(from);
+            if constexpr (!ONE) v[1] = load(from + apart);
         } else {
             v[0].at[0] = from[0];
             v[1].at[0] = from[apart];
@@ -44,8 +44,8 @@ template <bool INTERLEAVED, bool VECTORS> struct Pairs {
     }
     DEVICE void write(T* to, u32 apart) const {
         if constexpr (VECTORS) {
-            store_once(to, v[0]);
-            if constexpr (!ONE) store_once(to + apart, v[1]);
+            store(to, v[0]);
+            if constexpr (!ONE) store(to + apart, v[1]);
         } else {
             to[0] = v[0].at[0];
             to[apart] = v[1].at[0];

@@ -18,7 +18,8 @@ constexpr int THREADS = 256;
 // Rows whose loads are in flight in a thread: `AHEAD` in src/direct/scale_bias_relu.rs. Forward it is one: many short-lived blocks are
 // faster than few with more in flight, 0.1276 against 0.1320 ms with 4.
 constexpr int BWD_AHEAD = 4;
-constexpr int BWD_BLOCKS = sizeof(T) == 4 ? 4 : 3;  // on a multiprocessor: as many as registers allow without spilling
+// On a multiprocessor: as many as registers allow without spilling; with y there is more to hold.
+constexpr int BWD_BLOCKS = sizeof(T) == 4 ? 4 : 3, BWD_Y_BLOCKS = sizeof(T) == 2 ? 2 : BWD_BLOCKS;
 
 // UNIT elements of memory: one, or 16 bytes.
 template <int UNIT> struct Unit {
@@ -28,12 +29,12 @@ template <> struct Unit<N> : Vec<T> {};
 
 template <int UNIT> DEVICE Unit<UNIT> read(const T* from) {
     Unit<UNIT> out;
-    if constexpr (UNIT == N) *static_cast<Vec<T>*>(&out) = load_once(from);
+    if constexpr (UNIT == N) *static_cast<Vec<T>*>(&out) = load(from);
     else out.at[0] = *from;
     return out;
 }
 template <int UNIT> DEVICE void write(T* to, const Unit<UNIT>& value) {
-    if constexpr (UNIT == N) store_once(to, static_cast<const Vec<T>&>(value));
+    if constexpr (UNIT == N) store(to, static_cast<const Vec<T>&>(value));
     else *to = value.at[0];
 }
 
@@ -155,7 +156,7 @@ KERNEL __launch_bounds__(THREADS)
     scale_bias_relu_fwd_any(T* y, u8*, const T* x, const T* bias, u64 rows, u64 cols, double scale, u32 tiles) {
     forward<1>(y, nullptr, x, bias, rows, cols, (Acc)scale, tiles);
 }
-KERNEL __launch_bounds__(THREADS, BWD_BLOCKS)
+KERNEL __launch_bounds__(THREADS, BWD_Y_BLOCKS)
     scale_bias_relu_bwd(T* d_x, Acc* partials, const T* d_y, u32 same, const T* y, u64 rows, u64 cols, u64 group_rows,
                         double scale, u32 tiles) {
     backward<N>(d_x, partials, d_y, same, ByResult<N>{y}, rows, cols, group_rows, (Acc)scale, tiles);

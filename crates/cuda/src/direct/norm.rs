@@ -38,10 +38,7 @@ impl Norm {
         let (name, held) = match (self.residual, packed) {
             (None, true) => {
                 let threads = |vecs| if vecs == 8 { 640 } else { 512 };
-                let held = || Team::held(cols, float, false, 8, threads);
-                // With two vectors of 2-byte elements there are registers for the weights.
-                let shallow = (float.size() == 2).then(|| Team::shallow(cols, float, 512)).flatten();
-                ("norm_held", shallow.or_else(held))
+                ("norm_held", Team::held(cols, float, false, 8, threads))
             }
             (None, false) => {
                 ("norm_edges_held", Team::held(cols, float, true, 8, |_| 512).filter(|_| vector))

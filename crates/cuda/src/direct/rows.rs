@@ -71,17 +71,6 @@ impl Team {
         })
     }
 
-    /// For rows of which each thread of a block of at most `most` holds two vectors; shorter ones are a warp's.
-    pub fn shallow(cols: usize, float: Float, most: usize) -> Option<Self> {
-        let slots = cols.div_ceil(lane_width(float));
-        let lanes = slots.div_ceil(2).next_multiple_of(WARP);
-        (slots > 4 * WARP && lanes <= most).then_some(Self {
-            vecs: 2,
-            lanes: lanes as u32,
-            threads: lanes as u32,
-        })
-    }
-
     /// For rows that are streamed: about `each` elements at a time to a thread, at most `most` threads.
     pub fn streamed(cols: usize, each: usize, most: usize) -> Self {
         let wanted = cols.div_ceil(each).max(1);
