@@ -120,18 +120,18 @@ template <Form FORM> DEVICE void normalise(const Rows& p) {
 }
 #endif
 
-KERNEL __launch_bounds__(WARPS* WARP)
+KERNEL __launch_bounds__(WARPS* WARP, 2)
     rmsnorm_fwd(ACT* out, float* rstd, const ACT* inp, const WEIGHT* weight, float eps, u32 rows, u32 width) {
     normalise<FWD>({out, rstd, inp, nullptr, nullptr, weight, eps, rows, width});
 }
 
-KERNEL __launch_bounds__(WARPS* WARP)
+KERNEL __launch_bounds__(WARPS* WARP, 2)
     residual_rmsnorm_fwd(ACT* residual, ACT* out, float* rstd, const ACT* a, const ACT* b, const WEIGHT* weight, float eps,
                          u32 rows, u32 width) {
     normalise<RESIDUAL>({out, rstd, a, b, residual, weight, eps, rows, width});
 }
 
-KERNEL __launch_bounds__(WARPS* WARP)
+KERNEL __launch_bounds__(WARPS* WARP, 2)
     rmsnorm_apply(ACT* out, const ACT* inp, float* rstd, const WEIGHT* weight, u32 rows, u32 width) {
     normalise<APPLY>({out, rstd, inp, nullptr, nullptr, weight, 0.0f, rows, width});
 }

@@ -2,16 +2,19 @@
 
 use super::elementwise::ctype;
 use crate::args::Args;
+use crate::ffi::driver::Matrix;
 use crate::kernels::Spec;
 use crate::lower::{Grid, Lower};
 use crate::{Error, Result};
 use ironhorse_core::op::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
 use ironhorse_core::{DType, Slot};
 
-/// `THREADS` of the kernels.
-const THREADS: u32 = 256;
+/// Names the fastest kernels that may run: `any`, `mma` or `wgmma`.
+const CHOICE: &str = "IRONHORSE_GROUPED";
 /// Shared memory any block gets without asking.
 const FREE_SHARED: usize = 48 << 10;
+/// Columns of a box of the copy engine: `BK` of grouped_wgmma.cu.
+const BOX: usize = 64;
 /// The most experts: their offsets are held in shared memory.
 const MOST_EXPERTS: usize = 2048;
 
@@ -24,18 +27,38 @@ enum Step {
 }
 
 /// Which kernels compute a product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 enum Path {
     /// grouped_any.cu: f32 arithmetic, any shape.
     Any,
     /// grouped_mma.cu: tensor cores, bf16 in whole vectors.
     Mma,
+    /// grouped_wgmma.cu: Hopper's, bf16 in whole boxes of 64 elements.
+    Wgmma,
 }
 
 impl Path {
-    fn choose(g: &Groups, aligned: bool) -> Self {
-        let whole = g.ic.is_multiple_of(8) && g.oc.is_multiple_of(8);
-        if g.dtype == DType::BF16 && whole && aligned { Self::Mma } else { Self::Any }
+    /// The fastest that takes the shape, up to `most`.
+    fn choose(g: &Groups, aligned: bool, most: Self) -> Self {
+        let bf16 = g.dtype == DType::BF16 && aligned;
+        let whole = |of: usize| [g.ic, g.oc].iter().all(|&size| size > 0 && size.is_multiple_of(of));
+        let takes = |path: &Self| match path {
+            Self::Any => true,
+            Self::Mma => bf16 && whole(8),
+            Self::Wgmma => bf16 && whole(BOX) && g.rows > 0,
+        };
+        let paths = [Self::Wgmma, Self::Mma];
+        paths.into_iter().find(|path| *path <= most && takes(path)).unwrap_or(Self::Any)
+    }
+
+    /// The fastest that may run on a device.
+    fn most(compute: (u32, u32)) -> Self {
+        let choice = std::env::var(CHOICE).ok();
+        match choice.as_deref() {
+            Some("any") => Self::Any,
+            Some("wgmma") if compute == (9, 0) => Self::Wgmma,
+            _ => Self::Mma,
+        }
     }
 
     fn name(self, step: Step) -> &'static str {
@@ -46,12 +69,20 @@ impl Path {
             (Self::Mma, Step::Fwd) => "grouped_mma_fwd",
             (Self::Mma, Step::BwdInput) => "grouped_mma_bwd_input",
             (Self::Mma, Step::BwdWeight) => "grouped_mma_bwd_weight",
+            (Self::Wgmma, Step::Fwd) => "grouped_wgmma_fwd",
+            (Self::Wgmma, Step::BwdInput) => "grouped_wgmma_bwd_input",
+            (Self::Wgmma, Step::BwdWeight) => "grouped_wgmma_bwd_weight",
         }
     }
 
     /// Rows and columns of a tile: `BM` and `BN` of the files.
     fn tile(self) -> [usize; 2] {
-        [128, 128]
+        if self == Self::Wgmma { [128, 256] } else { [128, 128] }
+    }
+
+    /// `THREADS` of the files.
+    fn threads(self) -> u32 {
+        if self == Self::Wgmma { 384 } else { 256 }
     }
 
     /// Bytes of dynamic shared memory: what the kernel needs itself, and the offsets.
@@ -59,6 +90,8 @@ impl Path {
         let tiles = match self {
             Self::Any => 0,
             Self::Mma => 64 << 10,
+            // Stages, their barriers, and what is lost to start at a multiple of 1024.
+            Self::Wgmma => 4 * (48 << 10) + 64 + 1024,
         };
         tiles + 2 * (experts + 1) * size_of::<u32>()
     }
@@ -69,6 +102,7 @@ impl Path {
                 Spec::new("grouped_any.cu").define("IN", ctype(input)?).define("OUT", ctype(output)?)
             }
             Self::Mma => Spec::new("grouped_mma.cu").define("OUT", ctype(output)?),
+            Self::Wgmma => Spec::new("grouped_wgmma.cu").define("OUT", ctype(output)?),
         })
     }
 }
@@ -109,21 +143,40 @@ impl Groups {
 /// Adds the launch of one product; `slots` are the result, the operands and the offsets.
 fn launch(cx: &mut Lower<'_>, g: &Groups, step: Step, slots: [Slot; 4], adds: Option<bool>) -> Result<()> {
     let addresses = slots.iter().map(|slot| cx.ptr(*slot)).collect::<Result<Vec<_>>>()?;
-    let path = Path::choose(g, addresses[..3].iter().all(|at| at.is_multiple_of(16)));
-    let (name, shared) = (path.name(step), path.shared(g.experts));
+    let aligned = addresses[..3].iter().all(|at| at.is_multiple_of(16));
+    let path = Path::choose(g, aligned, Path::most(cx.device.info.compute));
+    let (name, threads, shared) = (path.name(step), path.threads(), path.shared(g.experts));
     let function = cx.kernel(&path.spec(g.dtype, slots[0].dtype)?, name)?;
     if shared > FREE_SHARED {
         function.allow_shared(shared)?;
     }
-    let resident = (cx.device.info.sms * function.blocks_per_sm(THREADS, shared)?.max(1)) as usize;
-    let mut args = addresses.into_iter().fold(Args::new(), Args::ptr).ptr(cx.fault);
+    let resident = (cx.device.info.sms * function.blocks_per_sm(threads, shared)?.max(1)) as usize;
+    let mut args = Args::new().ptr(addresses[0]);
+    for (operand, (slot, &at)) in slots[1..3].iter().zip(&addresses[1..3]).enumerate() {
+        args = if path == Path::Wgmma {
+            let matrix = Matrix { at, rows: slot.numel() / slot.shape.cols(), cols: slot.shape.cols() };
+            args.words(&matrix.tensor_map(cx.device, box_rows(step, operand))?)
+        } else {
+            args.ptr(at)
+        };
+    }
+    args = args.ptr(addresses[3]).ptr(cx.fault);
     for size in [g.rows, g.experts, g.ic, g.oc] {
         args = args.u32(size as u32);
     }
     args = adds.into_iter().fold(args, |args, adds| args.u32(adds.into()));
     let blocks = g.tiles(step, path.tile()).min(resident);
-    cx.launch(name, function, Grid::linear(blocks, THREADS).shared(shared), args);
+    cx.launch(name, function, Grid::linear(blocks, threads).shared(shared), args);
     Ok(())
+}
+
+/// Rows of a box of an operand: a whole tile where they are rows or columns of the result, 64 where they are terms of its sums.
+fn box_rows(step: Step, operand: usize) -> u32 {
+    match (step, operand) {
+        (Step::Fwd | Step::BwdInput, 0) => 128,
+        (Step::Fwd, _) => 256,
+        _ => BOX as u32,
+    }
 }
 
 pub(crate) fn grouped_linear_fwd(cx: &mut Lower<'_>, op: &GroupedLinearFwd) -> Result<()> {
@@ -154,8 +207,11 @@ pub(crate) fn grouped_linear_bwd_weight(cx: &mut Lower<'_>, op: &GroupedLinearBw
 pub(super) fn specs() -> Vec<Spec> {
     use DType::{BF16, F32};
     let all = [(Path::Any, F32, F32), (Path::Any, BF16, BF16), (Path::Any, BF16, F32)];
-    let mma = [(Path::Mma, BF16, BF16), (Path::Mma, BF16, F32)];
-    all.into_iter().chain(mma).filter_map(|(path, input, output)| path.spec(input, output).ok()).collect()
+    let tensor = [Path::Mma, Path::Wgmma].map(|path| [(path, BF16, BF16), (path, BF16, F32)]);
+    all.into_iter()
+        .chain(tensor.concat())
+        .filter_map(|(path, input, output)| path.spec(input, output).ok())
+        .collect()
 }
 
 #[cfg(test)]
@@ -165,11 +221,20 @@ mod tests {
     const MODEL: Groups = Groups { dtype: DType::BF16, rows: 65_536, experts: 16, ic: 768, oc: 12_288 };
 
     #[test]
-    fn tensor_cores_take_whole_vectors_of_bf16() {
-        assert_eq!(Path::choose(&MODEL, true), Path::Mma);
-        assert_eq!(Path::choose(&MODEL, false), Path::Any);
-        assert_eq!(Path::choose(&Groups { ic: 129, ..MODEL }, true), Path::Any);
-        assert_eq!(Path::choose(&Groups { dtype: DType::F32, ..MODEL }, true), Path::Any);
+    fn the_fastest_kernels_that_take_a_shape_are_chosen() {
+        use Path::{Any, Mma, Wgmma};
+        let choose = |g: Groups, aligned| [Wgmma, Mma, Any].map(|most| Path::choose(&g, aligned, most));
+        assert_eq!(choose(MODEL, true), [Wgmma, Mma, Any]);
+        assert_eq!(choose(MODEL, false), [Any; 3]);
+        assert_eq!(choose(Groups { ic: 8, ..MODEL }, true), [Mma, Mma, Any]);
+        assert_eq!(choose(Groups { rows: 0, ..MODEL }, true), [Mma, Mma, Any]);
+        assert_eq!(choose(Groups { ic: 129, ..MODEL }, true), [Any; 3]);
+        assert_eq!(choose(Groups { dtype: DType::F32, ..MODEL }, true), [Any; 3]);
+    }
+
+    #[test]
+    fn tiles_and_offsets_find_room_in_shared_memory() {
+        assert!(Path::Wgmma.shared(MOST_EXPERTS) <= 227 << 10, "of Hopper");
         assert!(Path::Mma.shared(MOST_EXPERTS) <= 99 << 10, "the smallest of our GPUs");
         assert!(Path::Any.shared(MOST_EXPERTS) <= FREE_SHARED - (17 << 10), "beside its tiles");
     }

@@ -3,10 +3,12 @@
 mod memory;
 mod module;
 mod stream;
+mod tensor_map;
 
 pub use memory::{Buffer, Pinned};
 pub use module::{Function, Module};
 pub use stream::{Event, Graph, Stream};
+pub(crate) use tensor_map::Matrix;
 
 use super::library::{DRIVER, functions};
 use crate::{Error, Result};
@@ -63,6 +65,7 @@ functions! {
     fn cuFuncGetAttribute(*mut c_int, u32, CUfunction) -> u32;
     fn cuFuncSetAttribute(CUfunction, u32, c_int) -> u32;
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, CUfunction, c_int, usize) -> u32;
+    fn cuTensorMapEncodeTiled(*mut c_void, u32, u32, *mut c_void, *const u64, *const u64, *const u32, *const u32, u32, u32, u32, u32) -> u32;
     fn cuLaunchKernel(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void) -> u32;
 }
 

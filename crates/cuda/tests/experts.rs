@@ -1,0 +1,141 @@
+//! How fast the ops of a mixture of experts are at the sizes of the 6.9B model, on a real GPU with 16 GiB free:
+//! `cargo test --release -p ironhorse-cuda --test experts -- --ignored --nocapture`
+//!
+//! `IRONHORSE_GROUPED` says which kernels compute the experts' linear layers.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use ironhorse_core::op::{
+    Accum, Combine, CombineBwd, GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd, Permute,
+    PermuteBwd, ResidualRmsNormFwd, RmsNormBwd, Rope, RouteSort, RouterBwd, RouterFwd, RouterLoad, SwigluBwd,
+    SwigluFwd,
+};
+use ironhorse_core::{Builder, DType, Engine, Program, Scalars, Shape, Slot};
+use ironhorse_cuda::{CudaEngine, Settings};
+use ironhorse_testkit::Rng;
+use std::time::Instant;
+
+const TOKENS: usize = 16_384;
+const CHOSEN: usize = 4;
+const ROUTES: usize = TOKENS * CHOSEN;
+const WIDTH: usize = 768;
+const FFN: usize = 6144;
+const EXPERTS: usize = 16;
+const SEQ: usize = 1024;
+/// Queries of 12 heads, keys and values of one.
+const PACKED: usize = 14 * 64;
+
+/// Times each op is run.
+const TIMES: u32 = 20;
+
+/// The expert layer's forward and backward, and slots that get random numbers up to so far from 0.
+fn layer() -> (Program, Vec<(Slot, f32)>) {
+    let mut b = Builder::new();
+    let mut count = 0;
+    let mut slot = |b: &mut Builder, shape: Shape, dtype| {
+        count += 1;
+        b.io(format!("slot {count}"), shape, dtype)
+    };
+    let mut bf16 = |b: &mut Builder, shape: Shape| slot(b, shape, DType::BF16);
+    let [x, y, stream, normal, d_normal, d_stream, mixed, d_mixed] =
+        [(); 8].map(|()| bf16(&mut b, [1, TOKENS, WIDTH].into()));
+    let [rows, results, d_rows, d_results] = [(); 4].map(|()| bf16(&mut b, [ROUTES, WIDTH].into()));
+    let [inner, d_inner] = [(); 2].map(|()| bf16(&mut b, [ROUTES, 2 * FFN].into()));
+    let [gated, d_gated] = [(); 2].map(|()| bf16(&mut b, [ROUTES, FFN].into()));
+    let [up, d_up] = [(); 2].map(|()| bf16(&mut b, [EXPERTS, 2 * FFN, WIDTH].into()));
+    let [down, d_down] = [(); 2].map(|()| bf16(&mut b, [EXPERTS, WIDTH, FFN].into()));
+    let [logits, d_logits] = [(); 2].map(|()| bf16(&mut b, [TOKENS, EXPERTS].into()));
+    let [weight, d_weight] = [(); 2].map(|()| bf16(&mut b, [WIDTH].into()));
+    let qkv = bf16(&mut b, [TOKENS / SEQ, SEQ, PACKED].into());
+    let mut f32s = |b: &mut Builder, shape: Shape| slot(b, shape, DType::F32);
+    let (probs, rstd) = (f32s(&mut b, [TOKENS, EXPERTS].into()), f32s(&mut b, [TOKENS].into()));
+    let [weights, d_weights] = [(); 2].map(|()| f32s(&mut b, [TOKENS, CHOSEN].into()));
+    let (load, aux, entropy) =
+        (f32s(&mut b, [EXPERTS].into()), f32s(&mut b, [1].into()), f32s(&mut b, [1].into()));
+    let mut ints = |b: &mut Builder, shape: Shape| slot(b, shape, DType::I32);
+    let [experts, places] = [(); 2].map(|()| ints(&mut b, [TOKENS, CHOSEN].into()));
+    let (order, offsets) = (ints(&mut b, [ROUTES].into()), ints(&mut b, [EXPERTS + 1].into()));
+
+    let (accum, alpha, eps) = (Accum::Write, 0.01, 1e-5);
+    b.push(ResidualRmsNormFwd { residual: stream, out: normal, rstd, a: x, b: y, weight, eps }).unwrap();
+    let (heads, kv_heads, base) = (12, 1, 1e4);
+    let rope = Rope { qkv, heads, kv_heads, base, alpha: 8.0, back: false, at_position: false, context: SEQ };
+    b.push(rope).unwrap();
+    b.push(RouterFwd { probs, weights, experts, logits }).unwrap();
+    b.push(RouteSort { order, places, offsets, experts }).unwrap();
+    b.push(RouterLoad { load, aux, entropy: Some(entropy), probs, offsets, alpha, accum }).unwrap();
+    b.push(Permute { out: rows, inp: normal, order }).unwrap();
+    b.push(GroupedLinearFwd { out: inner, inp: rows, weight: up, offsets }).unwrap();
+    b.push(SwigluFwd { out: gated, inp: inner }).unwrap();
+    b.push(GroupedLinearFwd { out: results, inp: gated, weight: down, offsets }).unwrap();
+    b.push(Combine { out: mixed, rows: results, places, weights }).unwrap();
+    b.push(CombineBwd { d_rows: d_results, d_weights, d_out: d_mixed, rows: results, places, weights })
+        .unwrap();
+    let d_out = d_results;
+    b.push(GroupedLinearBwdWeight { d_weight: d_down, d_out, inp: gated, offsets, accum }).unwrap();
+    b.push(GroupedLinearBwdInput { d_inp: d_gated, d_out, weight: down, offsets }).unwrap();
+    b.push(SwigluBwd { d_inp: d_inner, d_out: d_gated, inp: inner }).unwrap();
+    let d_out = d_inner;
+    b.push(GroupedLinearBwdWeight { d_weight: d_up, d_out, inp: rows, offsets, accum }).unwrap();
+    b.push(GroupedLinearBwdInput { d_inp: d_rows, d_out, weight: up, offsets }).unwrap();
+    b.push(PermuteBwd { d_inp: d_normal, d_out: d_rows, places, accum }).unwrap();
+    b.push(RouterBwd { d_logits, d_weights, probs, weights, experts, load, alpha }).unwrap();
+    let norm = RmsNormBwd {
+        d_inp: d_stream,
+        d_weight,
+        d_out: d_normal,
+        inp: stream,
+        rstd,
+        weight,
+        accum_inp: accum,
+        accum,
+    };
+    b.push(norm).unwrap();
+    let scale = |fan: usize| 1.7 / (fan as f32).sqrt();
+    let random = vec![
+        (x, 1.0),
+        (y, 1.0),
+        (d_mixed, 1.0),
+        (up, scale(WIDTH)),
+        (down, scale(FFN)),
+        (logits, 2.0),
+        (weight, 1.0),
+        (qkv, 1.0),
+    ];
+    (b.finish().unwrap(), random)
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn speed() {
+    let (program, random) = layer();
+    let mut engine = CudaEngine::new(Settings::default()).unwrap();
+    engine.reserve(program.layout()).unwrap();
+    let mut rng = Rng::new(1);
+    for (slot, range) in random {
+        engine.write_f32(slot, &rng.uniforms(slot.numel(), -range, range)).unwrap();
+    }
+    let scalars = Scalars { loss_scale: 1.0 / TOKENS as f32, ..Scalars::default() };
+    let all = program.nodes().len();
+    engine.run(&program, 0..all, &scalars).unwrap();
+    engine.synchronize().unwrap();
+    println!("{:28} {:>9} {:>9} {:>9}", "op", "ms", "TFLOP/s", "GB/s");
+    let mut total = 0.0;
+    for at in 0..all {
+        let op = &program.nodes()[at].op;
+        let mut time = |times: u32| {
+            let start = Instant::now();
+            for _ in 0..times {
+                engine.run(&program, at..at + 1, &scalars).unwrap();
+            }
+            engine.synchronize().unwrap();
+            start.elapsed().as_secs_f64() / f64::from(times)
+        };
+        time(3);
+        let seconds = time(TIMES);
+        total += seconds;
+        let (flops, bytes) = (op.flops() as f64 / seconds / 1e12, op.bytes() as f64 / seconds / 1e9);
+        println!("{:28} {:9.4} {:9.1} {:9.0}", op.name(), 1e3 * seconds, flops, bytes);
+    }
+    println!("{:28} {:9.4}", "all", 1e3 * total);
+}
