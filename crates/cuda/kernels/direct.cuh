@@ -26,6 +26,12 @@ template <> DEVICE f16 from_float<f16>(float x) {
 
 using T = ELEM;
 
+// A vector in one instruction: of vectors of 2-byte elements the compiler makes four stores of 4 bytes, a quarter slower.
+template <class X> DEVICE void put(X* to, const Vec<X>& value) {
+    const uint4& q = *reinterpret_cast<const uint4*>(&value);
+    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(q.x), "r"(q.y), "r"(q.z), "r"(q.w) : "memory");
+}
+
 template <class X> struct AccOf {
     using type = float;
 };

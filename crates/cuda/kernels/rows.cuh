@@ -134,7 +134,7 @@ struct Place {
             Vec<T> out;
 #pragma unroll
             for (int k = 0; k < N; k++) out.at[k] = from_acc<T>(f(i, k));
-            ::store(row + column(i), out);
+            put(row + column(i), out);
         }
         if (has_edge()) row[edge()] = from_acc<T>(f(0, N));
     }
@@ -183,7 +183,7 @@ template <Cache HINT, int W> DEVICE Slot<W> fetch(const T* from) {
 }
 template <int W> DEVICE void put(T* to, const Slot<W>& s) {
     if constexpr (W == 1) to[0] = s.at[0];
-    else store(to, *reinterpret_cast<const Vec<T>*>(&s));
+    else put(to, *reinterpret_cast<const Vec<T>*>(&s));
 }
 
 // U slots a stride apart, of which those before `end` exist.

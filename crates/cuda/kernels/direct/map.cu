@@ -29,7 +29,7 @@ DEVICE void map(T* const (&out)[OUT], const T* const (&in)[IN], u64 n, u32 align
         }
 #pragma unroll
         for (int o = 0; o < OUT; o++)
-            if (OUT == 1 || out[o]) store(out[o] + at, to[o]);
+            if (OUT == 1 || out[o]) put(out[o] + at, to[o]);
         return;
     }
     const u64 end = min(n, first + tile);

@@ -79,7 +79,7 @@ DEVICE void finish(const Norm& p, T* y, Held& h, const Weights& early, const Pla
 #pragma unroll
         for (int k = 0; k < N; k++)
             out.at[k] = from_acc<T>(normal(to_acc(h.v[i].at[k]), mean, rstd, to_acc(w.at[k]), to_acc(b.at[k])));
-        store(y + c, out);
+        put(y + c, out);
     }
     if (!PACKED && place.has_edge()) {
         const int c = place.edge();
@@ -104,7 +104,7 @@ template <bool OTHER, bool PACKED> DEVICE void held(const Norm& p) {
             load_if(o, p.other + start + place.column(i), place.has(i));
 #pragma unroll
             for (int k = 0; k < N; k++) h.v[i].at[k] = from_acc<T>(to_acc(h.v[i].at[k]) + to_acc(o.at[k]));
-            if (place.has(i)) store(p.sums + start + place.column(i), h.v[i]);
+            if (place.has(i)) put(p.sums + start + place.column(i), h.v[i]);
         }
         if (!PACKED && place.has_edge()) {
             h.edge = from_acc<T>(to_acc(h.edge) + to_acc(p.other[start + place.edge()]));

@@ -44,8 +44,8 @@ template <bool INTERLEAVED, bool VECTORS> struct Pairs {
     }
     DEVICE void write(T* to, u32 apart) const {
         if constexpr (VECTORS) {
-            store(to, v[0]);
-            if constexpr (!ONE) store(to + apart, v[1]);
+            put(to, v[0]);
+            if constexpr (!ONE) put(to + apart, v[1]);
         } else {
             to[0] = v[0].at[0];
             to[apart] = v[1].at[0];

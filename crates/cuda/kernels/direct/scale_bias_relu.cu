@@ -34,7 +34,7 @@ template <int UNIT> DEVICE Unit<UNIT> read(const T* from) {
     return out;
 }
 template <int UNIT> DEVICE void write(T* to, const Unit<UNIT>& value) {
-    if constexpr (UNIT == N) store(to, static_cast<const Vec<T>&>(value));
+    if constexpr (UNIT == N) put(to, static_cast<const Vec<T>&>(value));
     else *to = value.at[0];
 }
 
