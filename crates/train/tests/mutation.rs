@@ -204,7 +204,7 @@ fn key_bytes() -> Vec<u8> {
         decay: "matrices".into(),
     };
     let spec = AnswerKeySpec {
-        config: CONFIG,
+        config: CONFIG.into(),
         batch: 2,
         seq: 3,
         x: &[0, 1, 2, 3, 4, 0],
@@ -249,7 +249,8 @@ fn hf_and_checkpoint() {
     let top = tempfile::tempdir().unwrap();
     let folder = top.path().join("c");
     let trainer = TrainerState { step: 3, ..TrainerState::default() };
-    let parts = CheckpointParts { config: &CONFIG, elem: Elem::F32, trainer: &trainer, tokenizer: None };
+    let parts =
+        CheckpointParts { config: &CONFIG.into(), elem: Elem::F32, trainer: &trainer, tokenizer: None };
     write_checkpoint(&folder, &parts, |_, spec, out| fill(spec, out)).unwrap();
     let read = |name: &str| std::fs::read(folder.join(name)).unwrap();
     let weights = read("model.safetensors");

@@ -9,7 +9,6 @@ use ironhorse::Device;
 use ironhorse::core::{Limits, Node, Pool, Section};
 use ironhorse::cuda::Settings;
 use ironhorse::train::format::ModelChoice;
-use ironhorse::train::model::gpt2;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,9 +17,10 @@ use std::path::PathBuf;
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse plan --model d12 --batch 4 --seq 1024\n  \
                         ironhorse plan --model d12 --batch 64 --seq 1024 --dtype bf16\n  \
-                        ironhorse plan --model d48 --batch 1 --seq 1024 --recompute full")]
+                        ironhorse plan --model d48 --batch 1 --seq 1024 --recompute full\n  \
+                        ironhorse plan --model moe-6.9b --batch 8 --seq 1024 --dtype bf16 --recompute experts")]
 pub struct PlanArgs {
-    /// d12, d24, d36, d48, sizes, a TOML file, or weights
+    /// d12, d24, d36, d48, moe-tiny, moe-6.9b, sizes, a TOML file, or weights
     #[arg(long, default_value = "d12", value_name = "NAME")]
     model: String,
     /// B: sequences per step
@@ -55,6 +55,8 @@ struct PlanReport {
     device: String,
     dtype: Dtype,
     parameters: usize,
+    /// Those that one token meets, where that is not all of them.
+    active_parameters: Option<usize>,
     batch: usize,
     seq: usize,
     ops: usize,
@@ -82,12 +84,9 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
     let choice = ModelChoice::parse(&args.model)?;
     let device = args.device.parse::<Device>()?.resolve();
     let dtype = args.dtype.unwrap_or(if device == Device::Cpu { Dtype::F32 } else { Dtype::Bf16 });
-    let program = gpt2::training(
-        choice.config(),
-        (args.batch, args.seq),
-        args.recompute.into(),
-        dtype.precision(args.accumulate),
-    )?;
+    let config = choice.config();
+    let program =
+        config.training((args.batch, args.seq), args.recompute.into(), dtype.precision(args.accumulate))?;
     let (machine_bytes, limits) = look(args, device, dtype)?;
     let layout = program.layout();
     let least = |limits: &Limits| -> f64 {
@@ -99,6 +98,7 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         device: device.to_string(),
         dtype,
         parameters: program.num_params(),
+        active_parameters: config.active_params(),
         batch: args.batch,
         seq: args.seq,
         ops: program.nodes().len(),
@@ -110,9 +110,10 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         least_ms: limits.as_ref().map(least),
     };
     out::line(format!(
-        "{}  {} parameters  {} ops  {} {}",
+        "{}  {} parameters{}  {} ops  {} {}",
         report.model,
         report.parameters,
+        report.active_parameters.map_or_else(String::new, |active| format!(" ({active} active)")),
         report.ops,
         report.device,
         dtype.name()

@@ -224,7 +224,7 @@ fn training_starts_from_weights_of_every_kind() {
 /// An answer key that holds the weights; training reads nothing else of it.
 fn write_key(weights: &Path, key: &Path) {
     let mut source = open_weights(weights).unwrap();
-    let config = *source.config();
+    let config = source.config();
     let spec = AnswerKeySpec {
         config,
         batch: 1,

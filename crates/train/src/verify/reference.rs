@@ -5,7 +5,7 @@ use crate::format::WeightSource;
 use crate::format::answer_key::AnswerKey;
 use crate::format::debug_state::DebugState;
 use crate::format::llmc_model::check_finite;
-use crate::model::Gpt2Config;
+use crate::model::ModelConfig;
 use crate::{Error, Result};
 use ironhorse_core::Scalars;
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ pub struct Damage {
 /// Answers by tensor name: `act.X`, `dact.X`, `logits`, `loss`, `grad.X`, `losses`, `after.X`.
 pub trait Reference {
     /// The model's sizes.
-    fn config(&self) -> &Gpt2Config;
+    fn config(&self) -> ModelConfig;
     /// B
     fn batch(&self) -> usize;
     /// T
@@ -89,7 +89,7 @@ impl StateReference {
 }
 
 impl Reference for StateReference {
-    fn config(&self) -> &Gpt2Config {
+    fn config(&self) -> ModelConfig {
         self.model.config()
     }
     fn batch(&self) -> usize {
@@ -150,7 +150,7 @@ impl KeyReference {
             return Err(Error::field(key.path(), "metadata `dtype`", format!("{dtype:?}"), expected));
         }
         if let Some(model) = &model
-            && model.config() != key.config()
+            && !model.config().computes_as(key.config())
         {
             let (found, expected) = (model.config().to_json(), key.config().to_json());
             return Err(Error::field(
@@ -187,8 +187,8 @@ impl KeyReference {
 }
 
 impl Reference for KeyReference {
-    fn config(&self) -> &Gpt2Config {
-        self.key.config()
+    fn config(&self) -> ModelConfig {
+        *self.key.config()
     }
     fn batch(&self) -> usize {
         self.key.batch()

@@ -1,9 +1,16 @@
 use serde_json::json;
 
 use super::*;
+use crate::model::Gpt2Config;
 
-const CONFIG: Gpt2Config =
-    Gpt2Config { max_seq_len: 3, vocab_size: 256, padded_vocab_size: 257, n_layer: 1, n_head: 1, n_embd: 2 };
+const CONFIG: ModelConfig = ModelConfig::Gpt2(Gpt2Config {
+    max_seq_len: 3,
+    vocab_size: 256,
+    padded_vocab_size: 257,
+    n_layer: 1,
+    n_head: 1,
+    n_embd: 2,
+});
 
 fn fill(part: Part, spec: &TensorSpec, out: &mut [f32]) -> Result<()> {
     let held = if spec.name == "wte.weight" { 512 } else { out.len() };
