@@ -6,7 +6,7 @@
     python -m ironhorse.export gpt2 --model runs/my-checkpoint --batch 1 --seq 128 --out keys
 
     python -m ironhorse.export moe --model moe-tiny --batch 2 --seq 32 --out keys
-    python -m ironhorse.export moe --model hidden=24,n_layer=2,n_head=6,n_kv_head=3,n_experts=3,top_k=1,ffn=40,vocab_size=99 \\
+    python -m ironhorse.export moe --model C=24,L=2,NH=6,NKV=3,E=3,K=1,F=40,V=99 \\
                                    --batch 3 --seq 11 --init idle --out keys
     python -m ironhorse.export moe --model a-mixtral-or-llama-folder --batch 1 --seq 128 --out keys
 
