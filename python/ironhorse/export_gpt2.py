@@ -72,4 +72,5 @@ def _write(args: Options, info: KeyInfo, tensors: Arrays, staging: Staging) -> d
     write_model(staging.path(bf16_file), config, params, "bf16")
     write_debug_state(staging.path(state_file), config, state)
     write_key(staging.path(key_file), info, tensors)
-    return report_of(args, info, tensors, {name: (staging.path(name).stat().st_size, text) for name, text in what.items()})
+    files = {name: (staging.path(name).stat().st_size, text) for name, text in what.items()}
+    return report_of(args, info, tensors, files)

@@ -1,5 +1,5 @@
-"""The mixture of experts once more, in numpy f64 and nothing but loops over tokens, heads and experts: slow, and written
-from the equations alone, so that it shares no mistake with ironhorse.reference.moe."""
+"""The mixture of experts once more, in numpy f64 and loops over tokens, heads and experts: slow, and written from the
+equations alone, so that it shares no mistake with ironhorse.reference.moe."""
 
 from __future__ import annotations
 
@@ -62,9 +62,7 @@ def moe(row: np.ndarray, p: dict[str, np.ndarray], c: MoEConfig, chosen: list[in
     return out, chosen, probs
 
 
-def run(
-    params: dict[str, np.ndarray], c: MoEConfig, x: np.ndarray, y: np.ndarray, fixed: list[list[list[int]]] | None = None
-) -> dict:
+def run(params: dict[str, np.ndarray], c: MoEConfig, x: np.ndarray, y: np.ndarray, fixed: list | None = None) -> dict:
     """Loss, aux per layer, logits (B·T, V) and choices [layer][token]; `fixed` choices are kept whatever the logits."""
     streams = [params["model.embed_tokens.weight"][row].copy() for row in x]
     aux, choices = [], []

@@ -73,10 +73,11 @@ def test_key(small):
     expected |= {f"act.{name}" for name in acts} | {f"dact.{name}" for name in acts if not name.endswith(".experts")}
     assert set(key) == expected
     assert all(value.dtype == (np.int32 if name in ("x", "y", *whole) else np.float32) for name, value in key.items())
-    assert all(key[f"{kind}.{n}"].shape == s for n, s in param_shapes(config).items() for kind in ("param", "grad", "after"))
+    for name, shape in param_shapes(config).items():
+        assert all(key[f"{kind}.{name}"].shape == shape for kind in ("param", "grad", "after"))
     assert key["aux"].shape == (2,) and key["loss"].shape == () and key["losses"].shape == (10,)
     assert key["logits"].shape == (3, 7, 53) and key["act.layers.0.experts"].shape == (21, 2)
-    assert (meta["format"], meta["version"], meta["model"], meta["dtype"]) == ("ironhorse-answer-key", "1", "moe", "f32")
+    assert meta["format"] == "ironhorse-answer-key" and (meta["version"], meta["model"]) == ("1", "moe")
     assert MoEConfig(**json.loads(meta["config"])) == config and json.loads(meta["acts"]) == acts
     assert json.loads(meta["crc32"]) == {name: zlib.crc32(value.tobytes()) for name, value in key.items()}
     errors, bf16 = json.loads(meta["torch_error"]), json.loads(meta["torch_error_bf16"])
@@ -157,8 +158,8 @@ def test_from_a_hugging_face_folder(small, tmp_path):
     assert np.array_equal(safetensors.numpy.load_file(same)["param.lm_head.weight"], key["param.lm_head.weight"])
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch.manual_seed(0)
-    sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                 vocab_size=50, max_position_embeddings=12, bos_token_id=None, eos_token_id=None)  # fmt: skip
+    sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, vocab_size=50, max_position_embeddings=12, bos_token_id=None, eos_token_id=None)  # fmt: skip
     mixtral = transformers.MixtralConfig(**sizes, num_local_experts=4, num_experts_per_tok=2)
     for name, theirs in (
         ("mixtral", transformers.MixtralForCausalLM(mixtral)),

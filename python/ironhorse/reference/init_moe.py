@@ -94,8 +94,8 @@ class RouterLog:
 def margins(model: MoE, x: Tensor) -> Tensor:
     """(B, T): per token the least distance, over the layers, between neighbours among the K + 1 largest logits.
 
-    The unit is √(Σ_i (gate_i · h_i)²), the larger of the two: how rounding errors of the products add up. Infinite where
-    there is no choice, and for `tied` gates, whose logits are 0 without error.
+    The unit is √(Σ_i (gate_i · h_i)²), the larger of the two: how rounding errors of the products add up. Infinite
+    where there is no choice, and for `tied` gates, whose logits are 0 without error.
     """
     log = RouterLog()
     model(x, log)
@@ -112,11 +112,11 @@ def margins(model: MoE, x: Tensor) -> Tensor:
 
 
 def routed_batch(model: MoE, batch: int, seq: int, seed: int, margin: float = MARGIN) -> tuple[Tensor, Tensor, float]:
-    """x, y (B, T) and the least margin: random tokens, of which those are drawn again whose choice of experts hangs by a
-    thread, because there two correct programs may choose differently and then differ in everything.
+    """x, y (B, T) and the least margin: random tokens, of which those are drawn again whose choice of experts hangs
+    by a thread, because there two correct programs may choose differently and then differ in everything.
 
-    A token changes nothing before itself, so each round draws anew, in every sequence, from its first such token on, and
-    asks a little less of that token. In a large model the rounds are limited, and thin choices remain.
+    A token changes nothing before itself, so each round draws anew, in every sequence, from its first such token on,
+    and asks a little less of that token. In a large model the rounds are limited, and thin choices remain.
     """
     vocab = model.config.vocab_size
     x, y = random_batch(vocab, batch, seq, seed)

@@ -7,18 +7,18 @@
     moe(h) = Σ_j weights_j · w2_e(silu(w1_e h) · w3_e h)      e = experts_j, j = 0..K-1
     loss = mean cross-entropy + Σ_layers aux,  aux = alpha · E · Σ_e f_e · P_e
 
-    | equation                                                     | code             |
-    | rmsnorm: x · w / √(mean(x²) + eps)                           | RMSNorm          |
+    | equation                                                     | code              |
+    | rmsnorm: x · w / √(mean(x²) + eps)                           | RMSNorm           |
     | rope: pair (i, i + HD/2) turns by p · θ^(-2i/HD)             | rope_tables, turn |
-    | probs = softmax(gate h), in f32 at least                     | Router           |
-    | experts = the K largest logits, of equal ones the lower      | choose           |
-    | weights = probs of these, divided by their sum               | Router           |
-    | f_e = share of tokens sent to e, P_e = mean of probs of e    | aux_loss         |
+    | probs = softmax(gate h), in f32 at least                     | SparseMoE         |
+    | experts = the K largest logits, of equal ones the lower      | choose            |
+    | weights = probs of these, divided by their sum               | SparseMoE         |
+    | f_e = share of tokens sent to e, P_e = mean of probs of e    | aux_loss          |
 
-Shapes: B batch, T time, N = B·T tokens, C hidden, NH and NKV heads of width HD, E experts, K of them for a token, F inner
-width, V vocabulary. Parameter names are Hugging Face Mixtral's and Llama's; linear weights are (out, in). In bf16, norms,
-softmax, router and the sum over experts are f32 inside and rounded once. Every activation a check may want to see is
-passed, by name and in execution order, to an optional recorder.
+Shapes: B batch, T time, N = B·T tokens, C hidden, NH and NKV heads of width HD, E experts, K of them for a token, F
+inner width, V vocabulary. Parameter names are Hugging Face Mixtral's and Llama's; linear weights are (out, in). In bf16,
+norms, softmax, router and the sum over experts are f32 inside and rounded once. Every activation a check may want to see
+is passed, by name and in execution order, to an optional recorder.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class MoE(nn.Module):
         return self.lm_head(self.model(tokens, record or _discard)[0])
 
     def loss(self, tokens: Tensor, targets: Tensor, record: Record | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """(logits (B, T, V), mean cross-entropy over the B·T targets plus all of aux, aux (L,)); (0,) without experts."""
+        """(logits (B, T, V), mean cross-entropy over the B·T targets plus all of aux, aux (L,), or (0,) if dense)."""
         x, losses = self.model(tokens, record or _discard)
         logits = self.lm_head(x)
         loss = F.cross_entropy(wide(logits).flatten(0, 1), targets.flatten())

@@ -67,7 +67,9 @@ class Answers:
     act_names: list[str]
 
 
-def compute_answers(model: Model, x: Tensor, y: Tensor, optimizer: AdamW, steps: int, with_acts: bool = True) -> Answers:
+def compute_answers(
+    model: Model, x: Tensor, y: Tensor, optimizer: AdamW, steps: int, with_acts: bool = True
+) -> Answers:
     """Runs `model` on (x, y); trains it for `steps` steps, so its parameters end as the `after.*` tensors.
 
     The first of those steps reuses the gradients of the recorded pass: `losses[0]` is `loss`.
@@ -85,7 +87,7 @@ def compute_answers(model: Model, x: Tensor, y: Tensor, optimizer: AdamW, steps:
 def _answers_of_a_pass(
     model: Model, recorder: Recorder, logits: Tensor, loss: Tensor, aux: list[Tensor]
 ) -> dict[str, Tensor]:
-    """After backward. Gradients are not copied: AdamW only reads them, and zero_grad(set_to_none=True) leaves them to us."""
+    """After backward. No copies: AdamW only reads the gradients, and zero_grad(set_to_none=True) leaves them to us."""
     out: dict[str, Tensor] = {f"act.{name}": value for name, value in recorder.acts().items()}
     out["logits"], out["loss"] = logits.detach(), loss.detach()
     out |= {"aux": value.detach() for value in aux if value.numel()}
@@ -148,9 +150,9 @@ def torch_errors(got: Answers, exact: Answers) -> dict[str, float]:
     """How far PyTorch's answers in f32 or bf16 are from exact ones, per tensor of the key: what a checker derives its
     tolerance from.
 
-    ‖got − exact‖ / ‖exact‖; for `losses` the largest |Δ| / |exact| over the steps; for whole numbers (chosen experts) the
-    share of those that differ. Without this no fixed tolerance is
-    right: the bias of k has gradient zero in exact arithmetic, so Adam steps along its rounding noise.
+    ‖got − exact‖ / ‖exact‖; for `losses` the largest |Δ| / |exact| over the steps; for whole numbers (chosen experts)
+    the share of those that differ. Without this no fixed tolerance is right: the bias of k has gradient zero in exact
+    arithmetic, so Adam steps along its rounding noise.
     """
     errors: dict[str, float] = {}
     for name, reference in exact.tensors.items():
