@@ -1,10 +1,12 @@
 //! A model on an engine: the programs it needs, planned together over one set of weights.
 
+use crate::metrics::null_is_nan;
 use crate::model::{ModelConfig, Recompute, init};
 use crate::{Error, Result};
 use ironhorse_core::{
     Engine, Layout, Pending, Pool, Precision, Program, Scalars, Section, Slot, TokenChoice,
 };
+use serde::{Deserialize, Serialize};
 
 /// Which programs a session is made for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -178,6 +180,21 @@ impl Session {
         Ok((loss, self.engine.finish_read(pending.norm)?))
     }
 
+    /// How the tokens of the last step spread over the experts, layer by layer; waits for the step. Empty without experts.
+    pub fn routing(&mut self) -> Result<Vec<LayerRouting>> {
+        let program = self.train.as_ref().ok_or_else(not_trained)?;
+        let mut layers = Vec::new();
+        while let Some(slot) = program.io(&format!("layers.{}.load", layers.len())) {
+            let mut load = vec![0.0; slot.numel()];
+            self.engine.read_f32(slot, &mut load)?;
+            let l = layers.len();
+            let entropy = self.engine.read_scalar(io(program, &format!("layers.{l}.entropy"))?)?;
+            let aux = self.engine.read_scalar(io(program, &format!("layers.{l}.aux"))?)?;
+            layers.push(LayerRouting { load, entropy, aux });
+        }
+        Ok(layers)
+    }
+
     /// The mean loss of a batch.
     pub fn evaluate(&mut self, x: &[i32], y: &[i32]) -> Result<f32> {
         let Some(program) = &self.eval else {
@@ -225,6 +242,19 @@ impl Session {
         let out = io(self.decode.as_ref().ok_or_else(not_generating)?, "logits")?;
         Ok(self.engine.pick_token(out, vocab, choice)?)
     }
+}
+
+/// How a layer's tokens spread over its experts in a step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LayerRouting {
+    /// The share of the tokens that each expert got in the last micro-step; they sum to K.
+    pub load: Vec<f32>,
+    /// Mean entropy of the router's choice in nats: ln E where it is undecided, 0 where it is sure.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub entropy: f32,
+    /// The auxiliary loss: alpha·K where the load is even, more where it is not.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub aux: f32,
 }
 
 /// An update whose loss and gradient norm are on their way.

@@ -1,9 +1,11 @@
 //! The training loop.
 
+mod balance;
 mod run_folder;
 
 pub use run_folder::{RunFolder, latest_checkpoint};
 
+use self::balance::Balance;
 use crate::data::Loader;
 use crate::format::tokenizer::Tokenizer;
 use crate::generate::{Request, generate};
@@ -120,6 +122,7 @@ pub fn train(
         tokens,
         batches: [(); 2].map(|()| Batches::new(tokens * settings.accumulate as usize)),
         mark: Instant::now(),
+        balance: Balance::default(),
     };
     let mut in_flight: Option<InFlight> = None;
     for step in 0..settings.steps {
@@ -163,6 +166,9 @@ struct InFlight {
     pending: PendingUpdate,
 }
 
+/// Where the engine works by itself, reading how tokens spread makes it wait; so every so many steps.
+const ROUTING_EVERY: u64 = 10;
+
 /// A run under way.
 struct Trainer<'a> {
     session: &'a mut Session,
@@ -176,6 +182,7 @@ struct Trainer<'a> {
     batches: [Batches; 2],
     /// When the step before was done.
     mark: Instant,
+    balance: Balance,
 }
 
 impl Trainer<'_> {
@@ -190,7 +197,11 @@ impl Trainer<'_> {
             self.session.micro_step(x, y, &Scalars { micro_step, ..scalars })?;
         }
         metrics.lr = scalars.lr;
-        Ok(InFlight { metrics, scalars, pending: self.session.start_update(&scalars)? })
+        let pending = self.session.start_update(&scalars)?;
+        if pending.is_ready() || metrics.step.is_multiple_of(ROUTING_EVERY) {
+            metrics.router = self.session.routing()?;
+        }
+        Ok(InFlight { metrics, scalars, pending })
     }
 
     /// Waits for a step and logs it, the last one with its validation loss; one that is not finite ends the run.
@@ -210,6 +221,9 @@ impl Trainer<'_> {
         }
         self.run.log(&metrics)?;
         self.observer.step(&metrics);
+        if let Some(warning) = self.balance.add(&metrics.router, last) {
+            self.observer.note(&format!("step {:>5}  {warning}", metrics.step));
+        }
         let loss = metrics.val_loss.filter(|val| !val.is_finite()).unwrap_or(loss);
         if loss.is_finite() && norm.is_finite() {
             return Ok(());
