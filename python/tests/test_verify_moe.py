@@ -5,7 +5,9 @@ number points to, Hugging Face folders both ways, training. Needs IRONHORSE_BIN.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +136,8 @@ def test_converted_key_is_loaded_by_transformers(keys: dict[str, Path], name: st
     assert run.returncode == 0, run.stderr
     model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(info[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # the default asks for widths that are multiples of 16 bytes
     key = read_safetensors(keys[name]).tensors
     with torch.no_grad():
         logits = model.eval()(torch.from_numpy(key["x"]).long()).logits.numpy()
@@ -168,7 +172,8 @@ def test_a_folder_of_transformers_is_read(experts: int, tmp_path: Path):
 def _copied(keys: dict[str, Path], tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
     folder = tmp_path / "copy"
     shutil.copytree(model_of(keys["small"]), folder)
-    return folder, dict(read_safetensors(folder / "model.safetensors").tensors)
+    tensors = read_safetensors(folder / "model.safetensors").tensors
+    return folder, {name: np.array(tensor) for name, tensor in tensors.items()}  # the file is written over
 
 
 def test_a_missing_expert_is_named(keys: dict[str, Path], tmp_path: Path):
@@ -244,8 +249,9 @@ def test_train_generate_and_back_to_transformers(tmp_path: Path):
             assert sum(layer["load"]) == pytest.approx(2, rel=1e-5) and len(layer["load"]) == 3
             assert 0 < layer["entropy"] <= np.log(3) + 1e-5 and 0.015 < layer["aux"] < 0.06
     checkpoint = tmp_path / "run/checkpoint"
-    written = ironhorse("generate", "--model", checkpoint, "--tokens", 50, "--prompt", "Ivy")
-    assert written.returncode == 0, written.stderr
+    command = [os.environ["IRONHORSE_BIN"], "generate", "--model", str(checkpoint), "--tokens", "50", "--prompt", "Ivy"]
+    written = subprocess.run(command, capture_output=True, timeout=300)  # bytes, and not always UTF-8
+    assert written.returncode == 0 and written.stdout.startswith(b"Ivy"), written.stderr
     again = ironhorse("train", "--init", checkpoint, *flags, "--out", tmp_path / "again")
     assert again.returncode == 0, again.stderr
     model, info = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, output_loading_info=True)

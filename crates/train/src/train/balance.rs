@@ -44,11 +44,13 @@ impl Balance {
     fn look(&mut self) -> Option<String> {
         let mut worst: Option<(f64, usize, usize, f64, f64)> = None;
         let mut wrong = 0;
-        for (l, sums) in self.sums.iter().enumerate().filter(|(l, _)| !self.warned[*l]) {
+        let layers = self.sums.iter().zip(&mut self.warned).enumerate();
+        for (l, (sums, warned)) in layers.filter(|(_, (_, warned))| !**warned) {
             let even = sums.iter().sum::<f64>() / sums.len().max(1) as f64;
             let off = |sum: f64| (even * IDLE / sum).max(sum / (even * FLOODED)); // above 1: out of balance
             let at = (0..sums.len()).max_by(|&a, &b| off(sums[a]).total_cmp(&off(sums[b])));
-            let Some((e, badness)) = at.map(|e| (e, off(sums[e]))).filter(|(_, badness)| *badness > 1.0) else {
+            let Some((e, badness)) = at.map(|e| (e, off(sums[e]))).filter(|(_, badness)| *badness > 1.0)
+            else {
                 continue;
             };
             wrong += 1;
@@ -56,7 +58,7 @@ impl Balance {
                 let share = |sum: f64| 100.0 * sum / f64::from(self.readings);
                 worst = Some((badness, l, e, share(sums[e]), share(even)));
             }
-            self.warned[l] = true;
+            *warned = true;
         }
         let (_, l, e, share, even) = worst?;
         let more = if wrong > 1 { format!("; so are {} other layers", wrong - 1) } else { String::new() };
@@ -86,7 +88,9 @@ mod tests {
         let said = warnings(&layers, 200);
         assert_eq!(said.len(), 1);
         assert!(
-            said[0].starts_with("layer 1 is out of balance: expert 2 gets 2.0 % of the tokens, an even share is 50.0 %;"),
+            said[0].starts_with(
+                "layer 1 is out of balance: expert 2 gets 2.0 % of the tokens, an even share is 50.0 %;"
+            ),
             "{said:?}"
         );
         assert_eq!(warnings(&layers, 9), Vec::<String>::new(), "too few to tell");

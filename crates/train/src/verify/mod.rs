@@ -19,7 +19,7 @@ pub use rounding::{Rounding, RoundingEngine};
 use crate::model::Recompute;
 use crate::session::{Session, SessionSpec, io};
 use crate::{Error, Result};
-use ironhorse_core::{DType, Engine, Pool, Precision, Program, Scalars, Section, Slot, ValueKind};
+use ironhorse_core::{Engine, Pool, Precision, Program, Scalars, Section, Slot, ValueKind};
 use limits::Limits;
 
 /// What counts as equal: relative error of each tensor by norm, and of the loss.
@@ -215,23 +215,10 @@ impl Check<'_> {
     ) -> Result<()> {
         let Some(want) = self.reference.read(name)? else { return Ok(()) };
         self.want = want;
-        self.got.clear();
-        self.got.resize(slot.numel(), 0.0);
-        self.read(session, slot)?;
+        lockstep::read(session.engine(), slot, &mut self.got, &mut Vec::new())?;
         let shape = self.strip_padding(name, slot)?;
         let allowed = self.limits.of(self.reference, name, self.want.len());
         self.rows.push(Row::new(name, program, op, compare(&self.got, &self.want, &shape, allowed)));
-        Ok(())
-    }
-
-    /// Fills `got` with a slot; integers small enough to be exact in f32.
-    fn read(&mut self, session: &mut Session, slot: Slot) -> Result<()> {
-        if slot.dtype != DType::I32 {
-            return Ok(session.engine().read_f32(slot, &mut self.got)?);
-        }
-        let mut ints = vec![0; slot.numel()];
-        session.engine().read_i32(slot, &mut ints)?;
-        self.got.iter_mut().zip(ints).for_each(|(got, int)| *got = int as f32);
         Ok(())
     }
 
