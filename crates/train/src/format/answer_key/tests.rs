@@ -130,7 +130,11 @@ fn broken_metadata_is_named() {
         "k: metadata `format` is missing, expected \"ironhorse-answer-key\""
     );
     assert_eq!(refusal(|p, _| set(p, "version", "2")), "k: metadata `version` is \"2\", expected \"1\"");
-    assert_eq!(refusal(|p, _| set(p, "model", "moe")), "k: metadata `model` is \"moe\", expected \"gpt2\"");
+    assert_eq!(
+        refusal(|p, _| set(p, "model", "bert")),
+        "k: metadata `model` is \"bert\", expected \"gpt2\", \"moe\" or \"llama\""
+    );
+    assert!(refusal(|p, _| set(p, "model", "moe")).contains("expected sizes of a mixture of experts"));
     assert!(refusal(|p, _| set(p, "config", "{\"n_layer\":1}")).contains("n_head|heads|NH is missing"));
     assert!(refusal(|p, _| set(p, "config", "3")).contains("metadata `config` is wrong"));
     assert!(

@@ -56,6 +56,22 @@ fn a_checkpoint_round_trips_and_is_replaced() {
 }
 
 #[test]
+fn a_checkpoint_of_a_mixture_keeps_what_config_json_cannot_say() {
+    let top = tempfile::tempdir().unwrap();
+    let config = ModelConfig::parse(
+        "hidden=6,layers=1,heads=2,head_dim=4,ffn=5,vocab=9,context=7,experts=3,top_k=1,rope_alpha=2.5",
+    )
+    .unwrap();
+    let parts = CheckpointParts { config: &config, elem: Elem::F32, trainer: &state(), tokenizer: None };
+    write_checkpoint(&top.path().join("c"), &parts, |_, _, _| Ok(())).unwrap();
+    let mut checkpoint = Checkpoint::open(&top.path().join("c")).unwrap();
+    assert_eq!(checkpoint.config(), &config);
+    let mut values = vec![1.0; 128 * 6];
+    checkpoint.read_tensor("lm_head.weight", &mut values).unwrap();
+    assert!(values.iter().all(|&value| value == 0.0));
+}
+
+#[test]
 fn a_failed_write_leaves_the_earlier_one() {
     let top = tempfile::tempdir().unwrap();
     let folder = top.path().join("last");

@@ -24,9 +24,9 @@ impl Moe {
         for l in (0..self.layers.len()).rev() {
             let layer = &saved.layers[l];
             self.b.name_grad(format!("layers.{l}.residual_2"), d_res);
-            let d_norm_2 = match layer.mlp {
-                SavedMlp::Dense(mlp) => self.dense_bwd(l, (layer, mlp), d_res, recompute)?,
-                SavedMlp::Experts(mlp) => self.experts_bwd(l, (layer, mlp), d_res, recompute)?,
+            let d_norm_2 = match &layer.mlp {
+                SavedMlp::Dense(mlp) => self.dense_bwd(l, (layer, *mlp), d_res, recompute)?,
+                SavedMlp::Experts(mlp) => self.experts_bwd(l, (layer, **mlp), d_res, recompute)?,
             };
             let name = format!("layers.{l}.post_attention_layernorm");
             self.b.name_grad(&name, d_norm_2);
@@ -139,7 +139,7 @@ impl Moe {
         let p = self.layers[l];
         let name = |part: &str| format!("layers.{l}.{part}");
         self.b.name_grad(name("o_proj"), d_res);
-        let SavedLayer { norm_1, qkv, attn: out, lse, .. } = *saved;
+        let &SavedLayer { norm_1, qkv, attn: out, lse, .. } = saved;
         let d_attn = self.tokens_by(out.shape.cols());
         self.linear_bwd(&name("o_proj"), p.o_proj, [d_attn, d_res, out])?;
         self.b.name_grad(name("attn"), d_attn);

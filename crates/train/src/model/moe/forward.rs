@@ -23,10 +23,11 @@ impl Moe {
         let loss = self.b.io("loss", Shape::new([]), DType::F32);
         let experts = self.config.n_experts > 0;
         let mean = if experts { self.b.io("cross_entropy", Shape::new([]), DType::F32) } else { loss };
-        let saved = self.to_loss(mean, Purpose::Training)?;
+        let saved = self.loss_fwd(mean, Purpose::Training)?;
         let mut sum = mean;
         for layer in &saved.layers {
-            if let SavedMlp::Experts(SavedExperts { spread: Some(Spread { aux, .. }), .. }) = layer.mlp {
+            let SavedMlp::Experts(experts) = &layer.mlp else { continue };
+            if let Some(Spread { aux, .. }) = experts.spread {
                 self.b.push(Add { out: loss, a: sum, b: aux })?;
                 sum = loss;
             }
@@ -37,15 +38,15 @@ impl Moe {
     /// Tokens to the mean cross-entropy.
     pub(super) fn evaluate(&mut self) -> Result<()> {
         let loss = self.b.io("loss", Shape::new([]), DType::F32);
-        self.to_loss(loss, Purpose::Evaluation).map(drop)
+        self.loss_fwd(loss, Purpose::Evaluation).map(drop)
     }
 
-    fn to_loss(&mut self, loss: Slot, purpose: Purpose) -> Result<Saved> {
+    fn loss_fwd(&mut self, loss: Slot, purpose: Purpose) -> Result<Saved> {
         let targets = self.b.io("y", [self.batch, self.seq], DType::I32);
         let losses = self.b.io("losses", [self.batch, self.seq], DType::F32);
         let (layers, norm) = self.blocks(purpose)?;
         let logits = self.tokens_by(self.config.padded_vocab_size());
-        self.to_logits(norm.out, logits)?;
+        self.head_fwd(norm.out, logits)?;
         let (vocab, grad) = (self.config.vocab_size, purpose == Purpose::Training);
         self.b.at("loss");
         self.b.push(CrossEntropy { losses, logits, targets, vocab, grad })?;
@@ -58,10 +59,10 @@ impl Moe {
         let dtype = self.dtype();
         let logits = self.b.io("logits", [self.batch, 1, self.config.padded_vocab_size()], dtype);
         let (_, norm) = self.blocks(Purpose::Decoding)?;
-        self.to_logits(norm.out, logits)
+        self.head_fwd(norm.out, logits)
     }
 
-    fn to_logits(&mut self, inp: Slot, logits: Slot) -> Result<()> {
+    fn head_fwd(&mut self, inp: Slot, logits: Slot) -> Result<()> {
         self.b.at("lm_head");
         self.b.push(LinearFwd { out: logits, pre: None, inp, weight: self.head, bias: None })?;
         self.b.name("logits", logits);
@@ -207,7 +208,8 @@ impl Moe {
                 self.b.push(Combine { out, rows: rows.out, places, weights })?;
                 self.b.name(format!("layers.{l}.moe"), out);
                 let weights = [gate, w13, w2];
-                Ok((out, SavedMlp::Experts(SavedExperts { weights, routes, rows, spread })))
+                let saved = SavedExperts { weights, routes, rows, spread };
+                Ok((out, SavedMlp::Experts(Box::new(saved))))
             }
         }
     }

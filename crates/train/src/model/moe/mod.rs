@@ -146,10 +146,9 @@ struct Spread {
 }
 
 /// A layer's MLP or experts, with its weights.
-#[derive(Clone, Copy)]
 enum SavedMlp {
     Dense(SavedDense),
-    Experts(SavedExperts),
+    Experts(Box<SavedExperts>),
 }
 
 #[derive(Clone, Copy)]
@@ -172,7 +171,6 @@ struct SavedExperts {
     spread: Option<Spread>,
 }
 
-#[derive(Clone, Copy)]
 struct SavedLayer {
     norm_1: Norm,
     /// (B,T,W), turned
