@@ -248,6 +248,7 @@ def test_train_generate_and_back_to_transformers(tmp_path: Path):
         for layer in line["router"]:
             assert sum(layer["load"]) == pytest.approx(2, rel=1e-5) and len(layer["load"]) == 3
             assert 0 < layer["entropy"] <= np.log(3) + 1e-5 and 0.015 < layer["aux"] < 0.06
+    assert (tmp_path / "run/experts.svg").read_text().count("<rect") == 1 + 2 * 3
     checkpoint = tmp_path / "run/checkpoint"
     command = [os.environ["IRONHORSE_BIN"], "generate", "--model", str(checkpoint), "--tokens", "50", "--prompt", "Ivy"]
     written = subprocess.run(command, capture_output=True, timeout=300)  # bytes, and not always UTF-8

@@ -31,9 +31,10 @@ const MOST_STEPS: u64 = u32::MAX as u64;
 #[command(after_help = "Examples:\n  ironhorse train\n  \
     ironhorse train --steps 200 --lr 3e-3 --out runs/quick\n  \
     ironhorse train --model d12 --data 'shards/*_train_*.bin' --val-data 'shards/*_val_*.bin' --tokenizer gpt2_tokenizer.bin\n  \
+    ironhorse train --model hidden=128,layers=4,heads=4,experts=8,top_k=2,ffn=256,vocab=256,context=128\n  \
     ironhorse train --init runs/0001/checkpoint --steps 500\n  \
     ironhorse train --config runs/0001/config.toml --out runs/again\n\n\
-    A run folder holds config.toml (reproduces the run), metrics.jsonl, loss.svg, samples/ and checkpoint/.\n\n\
+    A run folder holds config.toml (reproduces the run), metrics.jsonl, loss.svg, experts.svg (of a mixture of experts), samples/ and checkpoint/.\n\n\
     Exit code: 0 done, 1 the loss or the gradients ran away (the run folder has the log, no checkpoint), 2 could not run.")]
 pub struct TrainArgs {
     /// d12, d24, d36, d48, moe-tiny, moe-6.9b, sizes such as n_layer=2,n_head=4,n_embd=64, a TOML file, or `builtin`

@@ -191,9 +191,12 @@ impl ModelConfig {
     /// The kind that is given, or the one that the keys belong to.
     fn from_pairs(pairs: &Pairs) -> Result<Self> {
         let kind = pairs.iter().find(|(key, _)| key == KIND).map(|(_, kind)| kind);
+        // another spelling of a size that GPT-2 has too is a mistake of whoever describes a GPT-2
         let only_moe = |key: &str| {
-            let known = |keys: &[&[&str]]| keys.iter().any(|names| names.contains(&key));
-            known(&moe::KEYS) && !known(&KEYS)
+            let field = moe::KEYS.iter().find(|names| names.contains(&key)).map(|names| names[0]);
+            let shared = ["n_layer", "n_head", "vocab_size", "max_seq_len"];
+            field.is_some_and(|field| !shared.contains(&field))
+                && !KEYS.iter().any(|names| names.contains(&key))
         };
         let is_moe = match kind {
             Some(Given::Text(kind)) if kind == "moe" || kind == "llama" => true,
@@ -307,6 +310,10 @@ mod tests {
     fn mistakes_are_named() {
         let text = |line: &str| ModelConfig::parse(line).unwrap_err().to_string();
         assert!(text("d13").contains("d48, moe-6.9b, moe-tiny"), "{}", text("d13"));
+        assert!(
+            text("n_layer=1,n_heads=3")
+                .starts_with("unknown key `n_heads`, expected one of: n_layer|layers|")
+        );
         assert_eq!(text("kind=bert"), "kind is \"bert\", expected gpt2, moe or llama");
         assert_eq!(
             text("kind=moe,n_layer=2,n_head=2"),

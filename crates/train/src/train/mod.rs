@@ -194,7 +194,9 @@ impl Trainer<'_> {
             let part = micro_step as usize * self.tokens..(micro_step as usize + 1) * self.tokens;
             let (x, y) = (&mut batches.x[part.clone()], &mut batches.y[part]);
             data.next_batch(x, y)?;
-            self.session.micro_step(x, y, &Scalars { micro_step, ..scalars })?;
+            if let Err(error) = self.session.micro_step(x, y, &Scalars { micro_step, ..scalars }) {
+                return Err(self.diverged(error, metrics.step, &scalars));
+            }
         }
         metrics.lr = scalars.lr;
         let pending = self.session.start_update(&scalars)?;
@@ -231,6 +233,21 @@ impl Trainer<'_> {
         let _ = self.run.curve(); // why the run ended matters more than its picture
         let found = self.find_non_finite(metrics.step, &scalars);
         Err(Error::Diverged { step: metrics.step, loss, norm, found })
+    }
+
+    /// What a step that was refused means: a router chooses no experts by numbers that are not finite, so a model with
+    /// experts that runs away gets no further than that.
+    fn diverged(&mut self, error: Error, step: u64, scalars: &Scalars) -> Error {
+        let batches = &self.batches[(step % 2) as usize];
+        let parts = batches.x.chunks(self.tokens).zip(batches.y.chunks(self.tokens));
+        for (x, y) in parts {
+            if let Ok(Some(found)) = first_non_finite(self.session, x, y, scalars) {
+                let _ = self.run.curve(); // why the run ended matters more than its picture
+                let found = format!("; first not finite: {found}");
+                return Error::Diverged { step, loss: f32::NAN, norm: f32::NAN, found };
+            }
+        }
+        error
     }
 
     /// The first tensor of a step that is not finite. Its update left the weights as they were, so the step can be run

@@ -25,7 +25,7 @@ impl Moe {
             let layer = &saved.layers[l];
             self.b.name_grad(format!("layers.{l}.residual_2"), d_res);
             let d_norm_2 = match &layer.mlp {
-                SavedMlp::Dense(mlp) => self.dense_bwd(l, (layer, *mlp), d_res, recompute)?,
+                SavedMlp::Dense(mlp) => self.dense_bwd(l, (layer, **mlp), d_res, recompute)?,
                 SavedMlp::Experts(mlp) => self.experts_bwd(l, (layer, **mlp), d_res, recompute)?,
             };
             let name = format!("layers.{l}.post_attention_layernorm");

@@ -195,7 +195,7 @@ impl Moe {
                 self.b.name(format!("layers.{l}.mlp_act"), act);
                 let out = self.linear(&format!("layers.{l}.mlp"), act, down)?;
                 let weights = [weight, down];
-                Ok((out, SavedMlp::Dense(SavedDense { weights, gate_up, act })))
+                Ok((out, SavedMlp::Dense(Box::new(SavedDense { weights, gate_up, act }))))
             }
             Mlp::Experts { gate, w13, w2 } => {
                 let routes = self.router(l, inp, gate)?;

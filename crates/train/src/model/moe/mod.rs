@@ -147,7 +147,7 @@ struct Spread {
 
 /// A layer's MLP or experts, with its weights.
 enum SavedMlp {
-    Dense(SavedDense),
+    Dense(Box<SavedDense>),
     Experts(Box<SavedExperts>),
 }
 
