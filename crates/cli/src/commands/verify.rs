@@ -94,6 +94,18 @@ pub enum RecomputeArg {
     Experts,
 }
 
+impl RecomputeArg {
+    /// Its name as a flag.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Gelu => "gelu",
+            Self::Full => "full",
+            Self::Experts => "experts",
+        }
+    }
+}
+
 impl From<RecomputeArg> for Recompute {
     fn from(arg: RecomputeArg) -> Self {
         match arg {

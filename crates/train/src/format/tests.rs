@@ -11,7 +11,7 @@ use super::shards::{ShardKind, ShardWriter};
 use super::tokenizer::Tokenizer;
 use super::*;
 use crate::Result;
-use crate::model::{Gpt2Config, TensorSpec};
+use crate::model::{Gpt2Config, MoeConfig, TensorSpec};
 
 fn config() -> Gpt2Config {
     Gpt2Config::new(3, 5, 1, 1, 4)
@@ -138,6 +138,9 @@ fn what_is_no_model_is_said() {
     assert!(refusal("text").contains("kind of file is not known"));
     assert!(ModelChoice::parse("d99").err().unwrap().to_string().contains("unknown model `d99`"));
     assert_eq!(ModelChoice::parse("d12").unwrap().config().layers(), 12);
+    for (name, config) in MoeConfig::NAMED {
+        assert_eq!(ModelChoice::parse(name).unwrap().config(), config.into(), "{name}");
+    }
     let toml = folder.path().join("sizes.toml").display().to_string();
     assert_eq!(ModelChoice::parse(&toml).unwrap().config().width(), 4);
 }

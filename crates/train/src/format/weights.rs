@@ -7,7 +7,7 @@ use super::checkpoint::Checkpoint;
 use super::hf::HfFolder;
 use super::llmc_model::{ModelFile, check_finite};
 use super::sniff::{Kind, sniff};
-use crate::model::ModelConfig;
+use crate::model::{ModelConfig, MoeConfig};
 use crate::{Error, Result};
 
 /// Something that holds the parameters of a model: a `.bin`, a Hugging Face folder, a checkpoint, an answer key.
@@ -109,7 +109,8 @@ impl ModelChoice {
         let path = Path::new(text);
         if !path.exists() {
             let like_a_path = text.contains(['/', '\\']) || path.extension().is_some();
-            if like_a_path && !text.contains('=') {
+            let named = MoeConfig::named(text).is_some(); // moe-6.9b ends like a file
+            if like_a_path && !named && !text.contains('=') {
                 let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
                 return Err(Error::io(path, "open", missing));
             }
