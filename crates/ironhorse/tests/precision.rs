@@ -6,7 +6,7 @@
 use ironhorse::core::{DType, Engine, Layout, Pool, Precision, Program, Result, Scalars, Slot};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::format::answer_key::AnswerKey;
-use ironhorse::train::model::{Gpt2Config, ModelConfig};
+use ironhorse::train::model::{Gpt2Config, ModelConfig, Recompute};
 use ironhorse::train::rng::Rng;
 use ironhorse::train::session::{Session, SessionSpec};
 use ironhorse::train::verify::{
@@ -276,6 +276,43 @@ fn bf16_agrees_with_a_key_within_what_it_costs() {
         assert!(report.tensors.iter().all(|row| row.comparison.tolerance < 0.2), "{report}");
         assert!(report.to_string().contains("allowed: twice"), "{report}");
     }
+}
+
+/// `small_moe`: two layers, four heads over two of keys and values, 16 channels, two of four experts, batch 2 × 6, two
+/// optimizer steps. Made by
+///
+/// ```text
+/// python -m ironhorse.export moe --model C=16,L=2,NH=4,NKV=2,HD=8,E=4,K=2,F=12,V=40,maxT=8,rope_alpha=2 \
+///     --batch 2 --seq 6 --steps 2 --seed 1 --stem small --out DIR
+/// ```
+fn verify_mixture(engine: Box<dyn Engine>, options: &Options) -> Report {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/fixtures");
+    let key = AnswerKey::open(&fixtures.join("small_moe.key.safetensors")).unwrap();
+    verify(engine, &mut KeyReference::new(key, None).unwrap(), options, &mut cpu).unwrap()
+}
+
+#[test]
+fn a_mixture_agrees_with_its_key() {
+    for recompute in [Recompute::None, Recompute::Gelu, Recompute::Full, Recompute::Experts] {
+        let report = verify_mixture(cpu(), &Options { recompute, ..Options::default() });
+        assert!(report.passed(), "{report}");
+        let compared = |name: &str| report.tensors.iter().any(|row| row.name == name);
+        for name in
+            ["aux", "loss", "act.layers.1.experts", "dact.layers.0.router_logits", "after.lm_head.weight"]
+        {
+            assert!(compared(name), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_mixture_agrees_with_its_key_in_bf16_and_tf32() {
+    let bf16 = Options { precision: Precision::BF16, ..Options::default() };
+    let report = verify_mixture(rounding(Rounding::Bf16), &bf16);
+    assert!(report.passed(), "{report}");
+    let tf32 = Options { tf32: true, ..Options::default() };
+    let report = verify_mixture(rounding(Rounding::Tf32), &tf32);
+    assert!(report.passed(), "{report}");
 }
 
 #[test]
