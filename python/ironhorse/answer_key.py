@@ -60,7 +60,7 @@ def metadata(info: KeyInfo, tensors: Mapping[str, Array]) -> dict[str, str]:
 
 
 def write_key(path: Path | str, info: KeyInfo, tensors: Mapping[str, Array]) -> None:
-    """Writes the key; `tensors` are little-endian f32 (int32 for x, y, chosen experts), already under the key's names."""
+    """Writes the key; `tensors` are little-endian f32 (int32 for x, y and experts), already under the key's names."""
     write_safetensors(path, tensors, metadata(info, tensors))
 
 

@@ -231,9 +231,7 @@ _HF_REQUIRED: dict[str, tuple[Any, ...]] = {
 
 def to_hf_config(config: MoEConfig) -> dict[str, Any]:
     """The config.json of this model: `transformers` computes the same from it. alpha goes into `rope_theta`."""
-    architecture, model_type = (
-        ("MixtralForCausalLM", "mixtral") if config.n_experts else ("LlamaForCausalLM", "llama")
-    )
+    architecture, model_type = ("MixtralForCausalLM", "mixtral") if config.n_experts else ("LlamaForCausalLM", "llama")
     names = _HF_NAMES | (_HF_EXPERTS if config.n_experts else {})
     return {
         "architectures": [architecture],

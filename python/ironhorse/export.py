@@ -343,8 +343,8 @@ def export(
     """Builds a model, lets PyTorch compute its answers on one batch, and writes weights and answer key.
 
     `kind` is gpt2 or moe. `model` is a name (d12, moe-tiny), sizes (text, a GPT2Config or a MoEConfig), or a folder or
-    hub name with weights; the others are the flags of `python -m ironhorse.export`, with `acts` and `bf16` for `--no-acts`
-    and `--no-bf16`. Needs torch.
+    hub name with weights; the others are the flags of `python -m ironhorse.export`, with `acts` and `bf16` for
+    `--no-acts` and `--no-bf16`. Needs torch.
     """
     if kind not in KINDS:
         raise InvalidValueError(f"export: kind is {kind!r}; there are {', '.join(KINDS)}")

@@ -43,9 +43,7 @@ def compute(model: Model, x: torch.Tensor, y: torch.Tensor, args: Options) -> tu
     return answers, errors, errors_bf16
 
 
-def report_of(
-    args: Options, info: KeyInfo, tensors: Arrays, files: Mapping[str, tuple[int, str]]
-) -> dict[str, Any]:
+def report_of(args: Options, info: KeyInfo, tensors: Arrays, files: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
     """What `--json` says; `files` are name -> (bytes, what it is)."""
     return {
         "model": info.config.name,

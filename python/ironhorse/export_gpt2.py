@@ -58,6 +58,7 @@ def _build(args: Options, config: GPT2Config | None, source: str | None) -> GPT2
 
 def _write(args: Options, info: KeyInfo, tensors: Arrays, staging: Staging) -> dict[str, Any]:
     config = info.config
+    assert isinstance(config, GPT2Config)
     base = f"{args.stem}_{config.name}"
     params = under("param.", tensors)
     state = DebugState(tensors["x"], tensors["y"], tensors["logits"], float(tensors["loss"]), under("grad.", tensors))

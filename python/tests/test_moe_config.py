@@ -1,4 +1,4 @@
-"""Sizes of a mixture of experts: every way to write them down, the parameter table, what is said when they are wrong."""
+"""Sizes of a mixture of experts: every way to write them down, the parameter table, what is said of wrong ones."""
 
 from __future__ import annotations
 

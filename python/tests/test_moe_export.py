@@ -159,7 +159,8 @@ def test_from_a_hugging_face_folder(small, tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch.manual_seed(0)
     sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
-                 num_key_value_heads=2, vocab_size=50, max_position_embeddings=12, bos_token_id=None, eos_token_id=None)  # fmt: skip
+                 num_key_value_heads=2, vocab_size=50, max_position_embeddings=12, bos_token_id=None,
+                 eos_token_id=None)  # fmt: skip
     mixtral = transformers.MixtralConfig(**sizes, num_local_experts=4, num_experts_per_tok=2)
     for name, theirs in (
         ("mixtral", transformers.MixtralForCausalLM(mixtral)),

@@ -50,8 +50,8 @@ def init_weights(model: MoE, seed: int, how: str = "mixtral") -> MoE:
     if how in ("idle", "single"):
         _bias_router(model, expert=1 if how == "idle" else config.n_experts - 1, sign=-1.0 if how == "idle" else 1.0)
     if how == "tied":
-        for block in model.model.layers:
-            block.block_sparse_moe.gate.weight.zero_()
+        for gate in gates(model):
+            gate.zero_()
     return model
 
 
@@ -63,12 +63,16 @@ def _std(name: str, param: Tensor, n_layer: int, how: str) -> float:
     return std / math.sqrt(2 * n_layer) if residual else std
 
 
+def gates(model: MoE) -> list[Tensor]:
+    """Each layer's (E, C)."""
+    return [param for name, param in model.named_parameters() if name.endswith(".gate.weight")]
+
+
 def _bias_router(model: MoE, expert: int, sign: float) -> None:
     """A router has no bias: channel 0 of the residual stream becomes large and positive for every token, and only the
     gate of `expert` looks at it."""
     model.model.embed_tokens.weight[:, 0] = 8.0
-    for block in model.model.layers:
-        gate = block.block_sparse_moe.gate.weight
+    for gate in gates(model):
         gate[:, 0] = 0.0
         gate[expert, 0] = 1.5 * sign  # a logit of about 8: the others keep a gradient that can be measured
 
@@ -102,8 +106,8 @@ def margins(model: MoE, x: Tensor) -> Tensor:
     least = torch.full(x.shape, math.inf)
     if model.config.n_experts < 2:
         return least
-    for block, inputs, logits in zip(model.model.layers, log.inputs, log.logits, strict=True):
-        size = (inputs.square() @ block.block_sparse_moe.gate.weight.square().t()).sqrt()
+    for gate, inputs, logits in zip(gates(model), log.inputs, log.logits, strict=True):
+        size = (inputs.square() @ gate.square().t()).sqrt()
         ranked, order = (part[:, : model.config.top_k + 1] for part in logits.sort(dim=-1, descending=True))
         size = size.gather(1, order)
         gap = (ranked[:, :-1] - ranked[:, 1:]) / torch.maximum(size[:, :-1], size[:, 1:])

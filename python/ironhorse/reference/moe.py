@@ -16,9 +16,9 @@
     | f_e = share of tokens sent to e, P_e = mean of probs of e    | aux_loss          |
 
 Shapes: B batch, T time, N = B·T tokens, C hidden, NH and NKV heads of width HD, E experts, K of them for a token, F
-inner width, V vocabulary. Parameter names are Hugging Face Mixtral's and Llama's; linear weights are (out, in). In bf16,
-norms, softmax, router and the sum over experts are f32 inside and rounded once. Every activation a check may want to see
-is passed, by name and in execution order, to an optional recorder.
+inner width, V vocabulary. Parameter names are Hugging Face Mixtral's and Llama's; linear weights are (out, in). In
+bf16, norms, softmax, router and the sum over experts are f32 inside and rounded once. Every activation a check may want
+to see is passed, by name and in execution order, to an optional recorder.
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ def _answers_of_a_pass(
     """After backward. No copies: AdamW only reads the gradients, and zero_grad(set_to_none=True) leaves them to us."""
     out: dict[str, Tensor] = {f"act.{name}": value for name, value in recorder.acts().items()}
     out["logits"], out["loss"] = logits.detach(), loss.detach()
-    out |= {"aux": value.detach() for value in aux if value.numel()}
+    if aux and aux[0].numel():
+        out["aux"] = aux[0].detach()
     out |= {f"dact.{name}": value for name, value in recorder.dacts().items()}
     return out | {f"grad.{name}": param.grad for name, param in model.named_parameters() if param.grad is not None}
 
