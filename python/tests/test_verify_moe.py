@@ -75,6 +75,15 @@ def test_key_with_its_own_folder_agrees(keys: dict[str, Path], name: str, tmp_pa
     assert_passed(verify(tmp_path, "--key", keys[name], "--model", model_of(keys[name])))
 
 
+def test_two_hundred_steps_lie_on_those_of_pytorch(tmp_path: Path):
+    _, key = export(tmp_path / "long", "moe-tiny", 4, 32, "--steps", "200", "--lr", "1e-3", "--no-bf16", "--no-acts")
+    outcome = verify(tmp_path, "--key", key)
+    assert_passed(outcome)
+    losses = outcome.report["losses"]
+    assert losses[-1] < 0.01 * losses[0]
+    assert losses == pytest.approx(read_safetensors(key).tensors["losses"].tolist(), rel=1e-5)
+
+
 def test_lockstep_agrees(keys: dict[str, Path]):
     run = ironhorse("verify", "--lockstep", "--device", "cpu", "--key", keys["small"])
     assert run.returncode == 0, run.stdout + run.stderr
