@@ -232,35 +232,27 @@ impl Trainer<'_> {
         }
         let _ = self.run.curve(); // why the run ended matters more than its picture
         let found = self.find_non_finite(metrics.step, &scalars);
+        let found = found.unwrap_or_else(|| "; run again, the step is finite".into());
         Err(Error::Diverged { step: metrics.step, loss, norm, found })
     }
 
     /// What a step that was refused means: a router chooses no experts by numbers that are not finite, so a model with
     /// experts that runs away gets no further than that.
     fn diverged(&mut self, error: Error, step: u64, scalars: &Scalars) -> Error {
-        let batches = &self.batches[(step % 2) as usize];
-        let parts = batches.x.chunks(self.tokens).zip(batches.y.chunks(self.tokens));
-        for (x, y) in parts {
-            if let Ok(Some(found)) = first_non_finite(self.session, x, y, scalars) {
-                let _ = self.run.curve(); // why the run ended matters more than its picture
-                let found = format!("; first not finite: {found}");
-                return Error::Diverged { step, loss: f32::NAN, norm: f32::NAN, found };
-            }
-        }
-        error
+        let Some(found) = self.find_non_finite(step, scalars) else { return error };
+        let _ = self.run.curve(); // why the run ended matters more than its picture
+        Error::Diverged { step, loss: f32::NAN, norm: f32::NAN, found }
     }
 
-    /// The first tensor of a step that is not finite. Its update left the weights as they were, so the step can be run
-    /// again; only the step after it, which was under way, may have changed them since.
-    fn find_non_finite(&mut self, step: u64, scalars: &Scalars) -> String {
+    /// The first tensor of a step that is not finite, for [`Error::Diverged`]. The update of such a step left the weights as
+    /// they were, so it can be run again; only the step after it, which was under way, may have changed them since.
+    fn find_non_finite(&mut self, step: u64, scalars: &Scalars) -> Option<String> {
         let batches = &self.batches[(step % 2) as usize];
-        let parts = batches.x.chunks(self.tokens).zip(batches.y.chunks(self.tokens));
-        for (x, y) in parts {
-            if let Ok(Some(found)) = first_non_finite(self.session, x, y, scalars) {
-                return format!("; first not finite: {found}");
-            }
-        }
-        "; run again, the step is finite".into()
+        let mut parts = batches.x.chunks(self.tokens).zip(batches.y.chunks(self.tokens));
+        parts.find_map(|(x, y)| match first_non_finite(self.session, x, y, scalars) {
+            Ok(Some(found)) => Some(format!("; first not finite: {found}")),
+            _ => None,
+        })
     }
 
     /// Writes a sample and the loss curve: extras, without which the run goes on and its weights are kept.
