@@ -35,7 +35,7 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from ironhorse.config import GPT2Config  # noqa: E402
 from ironhorse.reference.gpt2 import GPT2  # noqa: E402
-from torch import Tensor  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -66,7 +66,7 @@ def build(args: argparse.Namespace) -> GPT2:
     return model.to(torch.bfloat16) if args.recipe == "bf16" and args.dtype == "bf16" else model
 
 
-def optimizer_of(model: GPT2, args: argparse.Namespace) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module, args: argparse.Namespace) -> torch.optim.Optimizer:
     """AdamW with decay on matrices only, in one kernel for all parameters on a GPU."""
     groups = [
         {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
@@ -109,7 +109,7 @@ def candidates(args: argparse.Namespace) -> tuple[list[str], dict[str, float]]:
     return (ranked if args.sdpa == "both" else ranked[:1]), alone
 
 
-def make_step(args: argparse.Namespace, model: GPT2, x: Tensor, y: Tensor) -> Callable[[], Tensor]:
+def make_step(args: argparse.Namespace, model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Tensor]:
     """One training step; returns the loss, still on the device."""
     optimizer = optimizer_of(model, args)
     use_autocast = args.dtype == "bf16" and args.recipe == "autocast"
@@ -142,15 +142,23 @@ def synchronize(args: argparse.Namespace) -> None:
         torch.cuda.synchronize()
 
 
-def run_one(args: argparse.Namespace, sdpa: str) -> dict[str, Any]:
-    """Compiles with one attention and times it."""
+def fresh_start(args: argparse.Namespace) -> None:
+    """Forgets the model of the run before."""
     torch._dynamo.reset()
-    gc.collect()  # the model of the run before
+    gc.collect()
     if args.device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    model = build(args)
-    vocabulary = GPT2Config.parse(args.model).vocab_size
+
+
+def run_one(args: argparse.Namespace, sdpa: str) -> dict[str, Any]:
+    """Compiles with one attention and times it."""
+    fresh_start(args)
+    return timed(args, sdpa, build(args), GPT2Config.parse(args.model).vocab_size)
+
+
+def timed(args: argparse.Namespace, sdpa: str, model: nn.Module, vocabulary: int) -> dict[str, Any]:
+    """The time of a step of any model whose `loss(x, y)` gives (logits, loss, ..)."""
     tokens = torch.randint(vocabulary, (args.batch, args.seq + 1), device=args.device)
     x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     step = make_step(args, model, x, y)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .config import GPT2Config
+from .config_moe import MoEConfig
 from .formats.header import Array
 from .formats.safetensors import read_safetensors, write_safetensors
 
@@ -23,7 +24,7 @@ VERSION = "1"
 class KeyInfo:
     """The key's metadata, apart from what follows from the tensors."""
 
-    config: GPT2Config
+    config: GPT2Config | MoEConfig
     torch: str  # version
     seed: int
     act_names: list[str]
@@ -32,6 +33,7 @@ class KeyInfo:
     torch_error_bf16: Mapping[str, float] = field(default_factory=dict)
     model: str = "gpt2"
     dtype: str = "f32"
+    router: Mapping[str, float] = field(default_factory=dict)  # how thin the thinnest choice of experts is
 
 
 def crc32_table(tensors: Mapping[str, Array]) -> dict[str, int]:
@@ -53,12 +55,12 @@ def metadata(info: KeyInfo, tensors: Mapping[str, Array]) -> dict[str, str]:
         "optimizer": json_text(dict(info.optimizer)),
         "crc32": json_text(crc32_table(tensors)),
     }
-    errors = {"torch_error": info.torch_error, "torch_error_bf16": info.torch_error_bf16}
-    return strings | {name: json_text(dict(table)) for name, table in errors.items() if table}
+    tables = {"torch_error": info.torch_error, "torch_error_bf16": info.torch_error_bf16, "router": info.router}
+    return strings | {name: json_text(dict(table)) for name, table in tables.items() if table}
 
 
 def write_key(path: Path | str, info: KeyInfo, tensors: Mapping[str, Array]) -> None:
-    """Writes the key; `tensors` are little-endian f32 (and int32 for x and y), already under the key's names."""
+    """Writes the key; `tensors` are little-endian f32 (int32 for x, y and experts), already under the key's names."""
     write_safetensors(path, tensors, metadata(info, tensors))
 
 

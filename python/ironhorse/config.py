@@ -102,9 +102,9 @@ class GPT2Config:
             return from_pairs(_inline_pairs(text), where=f"'{text}'")
         suffix = Path(text).suffix.lower()
         if suffix == ".toml":
-            return from_pairs(_load_toml(text).items(), where=text)
+            return from_pairs(load_toml(text).items(), where=text)
         if suffix == ".json":
-            return _from_json(_load_json(text), where=text)
+            return _from_json(load_json(text), where=text)
         raise ConfigError(
             f"unknown model '{text}'; give {', '.join(NAMED)}, a .toml or .json file, "
             f"or sizes such as n_layer=3,n_head=5,n_embd=80"
@@ -186,7 +186,7 @@ def _inline_pairs(text: str) -> Iterable[tuple[str, Any]]:
         yield key, int(value)
 
 
-def _load_json(path: str) -> Mapping[str, Any]:
+def load_json(path: str) -> Mapping[str, Any]:
     try:
         table = json.loads(_read_text(path))
     except json.JSONDecodeError as error:
@@ -196,7 +196,7 @@ def _load_json(path: str) -> Mapping[str, Any]:
     return table
 
 
-def _load_toml(path: str) -> Mapping[str, Any]:
+def load_toml(path: str) -> Mapping[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:

@@ -5,6 +5,11 @@
                                     --batch 3 --seq 37 --out keys
     python -m ironhorse.export gpt2 --model runs/my-checkpoint --batch 1 --seq 128 --out keys
 
+    python -m ironhorse.export moe --model moe-tiny --batch 2 --seq 32 --out keys
+    python -m ironhorse.export moe --model C=24,L=2,NH=6,NKV=3,E=3,K=1,F=40,V=99 \\
+                                   --batch 3 --seq 11 --init idle --out keys
+    python -m ironhorse.export moe --model a-mixtral-or-llama-folder --batch 1 --seq 128 --out keys
+
 Exit code 0 done, 2 could not run (one line on stderr, no file half-written). IRONHORSE_DEBUG=1 puts the
 traceback above that line.
 
@@ -25,10 +30,12 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from .bridge.tables import Printed, without_dashes
 from .config import NAMED, GPT2Config
+from .config_moe import NAMED as NAMED_MOE
+from .config_moe import MoEConfig
 from .errors import InvalidValueError, IronhorseError, LaunchFailedError, NotAvailableError, OutOfMemoryError
 from .formats.staging import check_writable_file, write_json
 
@@ -73,12 +80,38 @@ class Kind:
 
     help: str
     names: Sequence[str]  # of known sizes
+    sizes: str  # an example
+    weights: str  # whose weights are taken
+    inits: Mapping[str, str]  # kinds of random weights; the first is the default
     parse: Callable[[str], Sizes]
     run: str  # MODULE:FUNCTION(options, config, source) -> report; imported when it is needed, because it needs torch
 
 
 KINDS: dict[str, Kind] = {
-    "gpt2": Kind("a GPT-2 of any size", tuple(NAMED), GPT2Config.parse, "export_gpt2:export_gpt2"),
+    "gpt2": Kind(
+        help="a GPT-2 of any size",
+        names=tuple(NAMED),
+        sizes="n_layer=3,n_head=5,n_embd=80",
+        weights="a Hugging Face GPT-2 folder or hub name",
+        inits={"spread": "leaves no parameter at 0 or 1", "gpt2": "is GPT-2's own"},
+        parse=GPT2Config.parse,
+        run="export_gpt2:export_gpt2",
+    ),
+    "moe": Kind(
+        help="a mixture of experts or, without experts, a Llama",
+        names=tuple(NAMED_MOE),
+        sizes="hidden=64,n_layer=2,n_head=4,n_experts=4,top_k=2,ffn=256",
+        weights="a Hugging Face Mixtral or Llama folder",
+        inits={
+            "spread": "leaves no parameter at 0 or 1",
+            "mixtral": "is Mixtral's own",
+            "idle": "leaves expert 1 without tokens",
+            "single": "sends every token to the last expert first",
+            "tied": "makes all router logits equal",
+        },
+        parse=MoEConfig.parse,
+        run="export_moe:export_moe",
+    ),
 }
 
 
@@ -93,9 +126,9 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line. One subcommand per kind of model."""
     parser = _Parser(prog="python -m ironhorse.export", description="Write weights and answer keys from PyTorch.")
     commands = parser.add_subparsers(dest="kind", required=True, metavar="KIND", parser_class=_Parser)
-    examples = (__doc__ or "\n\n").split("\n\n")[1]
+    examples = dict(zip(KINDS, (__doc__ or "").split("\n\n")[1:], strict=False))  # -OO leaves no docstring
     for name, kind in KINDS.items():
-        command = commands.add_parser(name, help=kind.help, description=examples.replace(" gpt2 ", f" {name} "),
+        command = commands.add_parser(name, help=kind.help, description=examples.get(name),
                                       formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
         _add_flags(command, name, kind)
     return parser
@@ -104,10 +137,11 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_flags(command: argparse.ArgumentParser, name: str, kind: Kind) -> None:
     model = command.add_argument_group("model")
     model.add_argument("--model", help=f"{' '.join(kind.names)} | FILE.toml | FILE.json | "
-                       "n_layer=3,n_head=5,n_embd=80,... | a Hugging Face GPT-2 folder or hub name")  # fmt: skip
-    model.add_argument("--hf", metavar="NAME_OR_FOLDER", help="take the weights from here (needs transformers)")
-    model.add_argument("--init", choices=("spread", "gpt2"), help="random weights: spread (default) leaves no "
-                       "parameter at 0 or 1, gpt2 is GPT-2's own")  # fmt: skip
+                       f"{kind.sizes},... | {kind.weights}")  # fmt: skip
+    model.add_argument("--hf", metavar="NAME_OR_FOLDER", help=f"take the weights from here: {kind.weights}")
+    first = next(iter(kind.inits))
+    inits = ", ".join(f"{init}{' (default)' if init == first else ''} {what}" for init, what in kind.inits.items())
+    model.add_argument("--init", choices=tuple(kind.inits), help=f"random weights: {inits}")
     batch = command.add_argument_group("batch")
     batch.add_argument("--batch", type=int, default=4, metavar="B")
     batch.add_argument("--seq", type=int, default=64, metavar="T")
@@ -145,7 +179,8 @@ def check_args(args: Options) -> None:
         if not (math.isfinite(value) and value >= 0):
             raise IronhorseError(f"--{name.replace('_', '-')} is {value}; it must be a number of 0 or more")
     if args.model is None and args.hf is None:
-        raise IronhorseError("no --model; give d12, sizes such as n_layer=3,n_head=5,n_embd=80, or a folder")
+        kind = KINDS[args.kind]
+        raise IronhorseError(f"no --model; give {kind.names[0]}, sizes such as {kind.sizes}, or a folder")
     if not re.fullmatch(r"[\w.+-]+", args.stem):
         raise IronhorseError(f"--stem is '{args.stem}'; use letters, digits and . _ + - only")
     out = Path(args.out)
@@ -157,18 +192,19 @@ def check_args(args: Options) -> None:
 
 def resolve_model(args: Options) -> tuple[Sizes | None, str | None]:
     """(sizes, None) for a model to be initialised, (sizes or None, source) when weights come from Hugging Face."""
-    if args.hf is None and args.model is not None and _holds_weights(args.model):
+    if args.hf is None and args.model is not None and _holds_weights(args.model, args.kind):
         return None, args.model
     if args.model is not None and args.model.startswith((".", "/", "~")) and not Path(args.model).exists():
         raise IronhorseError(f"--model {args.model}: no such file or folder")
     config = KINDS[args.kind].parse(args.model) if args.model is not None else None
-    if args.hf is not None and not Path(args.hf).is_dir() and not _looks_like_hub_name(args.hf):
-        raise IronhorseError(f"--hf {args.hf}: no such folder, and not a hub name such as openai-community/gpt2")
+    if args.hf is not None and not _holds_weights(args.hf, args.kind):
+        hub = ", and not a hub name such as openai-community/gpt2" if args.kind == "gpt2" else ""
+        raise IronhorseError(f"--hf {args.hf}: no such folder{hub}")
     return config, args.hf
 
 
-def _holds_weights(model: str) -> bool:
-    return Path(model).is_dir() or _looks_like_hub_name(model)
+def _holds_weights(model: str, kind: str) -> bool:
+    return Path(model).is_dir() or (kind == "gpt2" and _looks_like_hub_name(model))
 
 
 def _looks_like_hub_name(text: str) -> bool:
@@ -235,7 +271,7 @@ class Exported(Printed):
 
     kind: str
     name: str  # d12, ..., custom
-    config: Mapping[str, int]
+    config: Mapping[str, int | float]
     parameters: int
     batch: int
     seq: int
@@ -255,17 +291,19 @@ class Exported(Printed):
 
     @property
     def state(self) -> Path:
-        """The debug state, for `ironhorse.verify(model=..., state=...)`."""
+        """The debug state of a GPT-2, for `ironhorse.verify(model=..., state=...)`."""
         return self._ending("_debug_state.bin")
 
     @property
     def model(self) -> Path:
-        """The weights in f32."""
+        """The weights in f32: a .bin file of a GPT-2, a Hugging Face folder of others."""
+        if self.kind != "gpt2":
+            return self._ending("model.safetensors").parent
         return self.state.with_name(self.state.name.replace("_debug_state.bin", ".bin"))
 
     @property
     def model_bf16(self) -> Path:
-        """The weights in bf16."""
+        """The weights of a GPT-2 in bf16."""
         return self._ending("_bf16.bin")
 
     def to_dict(self) -> dict[str, Any]:
@@ -288,7 +326,7 @@ def export(
     model: str | os.PathLike[str] | Sizes | None = None,
     out: str | os.PathLike[str],
     hf: str | os.PathLike[str] | None = None,
-    init: Literal["spread", "gpt2"] | None = None,
+    init: str | None = None,
     batch: int = 4,
     seq: int = 64,
     seed: int = 0,
@@ -302,10 +340,11 @@ def export(
     acts: bool = True,
     bf16: bool = True,
 ) -> Exported:
-    """Builds a model, lets PyTorch compute its answers on one batch, and writes weights, debug state and answer key.
+    """Builds a model, lets PyTorch compute its answers on one batch, and writes weights and answer key.
 
-    `model` is a name (d12), sizes (text or a GPT2Config), or a folder or hub name with weights; the others are the
-    flags of `python -m ironhorse.export`, with `acts` and `bf16` for `--no-acts` and `--no-bf16`. Needs torch.
+    `kind` is gpt2 or moe. `model` is a name (d12, moe-tiny), sizes (text, a GPT2Config or a MoEConfig), or a folder or
+    hub name with weights; the others are the flags of `python -m ironhorse.export`, with `acts` and `bf16` for
+    `--no-acts` and `--no-bf16`. Needs torch.
     """
     if kind not in KINDS:
         raise InvalidValueError(f"export: kind is {kind!r}; there are {', '.join(KINDS)}")
@@ -316,8 +355,9 @@ def export(
     ):  # fmt: skip
         if isinstance(value, bool) or not isinstance(value, types):
             raise InvalidValueError(f"export: {name} is {value!r}, expected a number")
-    if init not in (None, "spread", "gpt2"):
-        raise InvalidValueError(f'export: init is {init!r}; there are "spread" and "gpt2"')
+    inits = KINDS[kind].inits
+    if init is not None and init not in inits:
+        raise InvalidValueError(f"export: init is {init!r}; there are {', '.join(inits)}")
     text: str | os.PathLike[str] | None
     if model is None or isinstance(model, (str, os.PathLike)):
         text = model
@@ -351,7 +391,7 @@ def export(
 
 
 def check_length(seq: int, config: Sizes) -> None:
-    """A sequence cannot be longer than wpe."""
+    """A sequence cannot be longer than the model's positions."""
     if seq > config.max_seq_len:
         raise IronhorseError(
             f"--seq is {seq}, but max_seq_len of this model is {config.max_seq_len}; choose --seq at most that"

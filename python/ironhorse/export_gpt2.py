@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from typing import Any
 
 import numpy as np
@@ -11,16 +9,14 @@ import torch
 
 from .answer_key import KeyInfo, write_key
 from .config import GPT2Config
-from .errors import ConfigError, IronhorseError
+from .errors import ConfigError
 from .export import Options, check_length
+from .export_answers import Arrays, compute, optimizer_of, report_of, under
 from .formats.llmc import DebugState, write_debug_state, write_model
 from .formats.staging import Staging
 from .reference.gpt2 import GPT2
 from .reference.hf import load_hf
 from .reference.init import init_weights, random_batch
-from .reference.train import AdamW, Answers, compute_answers, compute_answers_bf16, torch_errors
-
-Arrays = dict[str, np.ndarray]
 
 
 def export_gpt2(args: Options, config: GPT2Config | None, source: str | None) -> dict[str, Any]:
@@ -35,7 +31,7 @@ def _export(args: Options, config: GPT2Config | None, source: str | None, stagin
     check_length(args.seq, config)
     params = {f"param.{name}": param.detach().clone().numpy() for name, param in model.named_parameters()}
     x, y = random_batch(config.vocab_size, args.batch, args.seq, args.seed)
-    answers, errors, errors_bf16 = _compute(model, x, y, args)
+    answers, errors, errors_bf16 = compute(model, x, y, args)
     tensors: Arrays = {"x": x.numpy().astype(np.int32), "y": y.numpy().astype(np.int32)}
     tensors |= params | {name: value.contiguous().numpy() for name, value in answers.tensors.items()}
     info = KeyInfo(
@@ -43,7 +39,7 @@ def _export(args: Options, config: GPT2Config | None, source: str | None, stagin
         torch=torch.__version__,
         seed=args.seed,
         act_names=answers.act_names,
-        optimizer=_optimizer(args).describe(args.steps),
+        optimizer=optimizer_of(args).describe(args.steps),
         torch_error=errors,
         torch_error_bf16=errors_bf16,
     )
@@ -60,37 +56,12 @@ def _build(args: Options, config: GPT2Config | None, source: str | None) -> GPT2
     return model
 
 
-def _optimizer(args: Options) -> AdamW:
-    return AdamW(args.lr, args.beta1, args.beta2, args.eps, args.weight_decay)
-
-
-Errors = dict[str, float]
-
-
-def _compute(model: GPT2, x: torch.Tensor, y: torch.Tensor, args: Options) -> tuple[Answers, Errors, Errors]:
-    """The f32 answers and how far PyTorch's f32 and bf16 are from exact ones, which f64 computes when there are steps;
-    one forward and backward in f32 is exact enough to judge bf16 by.
-    """
-    job = (x, y, _optimizer(args), args.steps, not args.no_acts)
-    exact_model = copy.deepcopy(model).double() if args.steps else None
-    low_model = None if args.no_bf16 else copy.deepcopy(model)
-    answers = compute_answers(model, *job)
-    for name in ("loss", "losses"):
-        if name in answers.tensors and not answers.tensors[name].isfinite().all():
-            raise IronhorseError(f"the {name} are not finite; choose a smaller --lr or other weights")
-    exact = answers if exact_model is None else compute_answers(exact_model, *job)
-    errors = {} if exact_model is None else torch_errors(answers, exact)
-    errors_bf16 = {} if low_model is None else torch_errors(compute_answers_bf16(low_model, *job), exact)
-    if not all(math.isfinite(error) for error in errors_bf16.values()):
-        errors_bf16 = {}  # beyond what bf16 holds: a checker must find out by itself
-    return answers, errors, errors_bf16
-
-
 def _write(args: Options, info: KeyInfo, tensors: Arrays, staging: Staging) -> dict[str, Any]:
     config = info.config
+    assert isinstance(config, GPT2Config)
     base = f"{args.stem}_{config.name}"
-    params = _under("param.", tensors)
-    state = DebugState(tensors["x"], tensors["y"], tensors["logits"], float(tensors["loss"]), _under("grad.", tensors))
+    params = under("param.", tensors)
+    state = DebugState(tensors["x"], tensors["y"], tensors["logits"], float(tensors["loss"]), under("grad.", tensors))
     what = {
         f"{base}.bin": "weights, f32",
         f"{base}_bf16.bin": "weights, bf16",
@@ -102,20 +73,5 @@ def _write(args: Options, info: KeyInfo, tensors: Arrays, staging: Staging) -> d
     write_model(staging.path(bf16_file), config, params, "bf16")
     write_debug_state(staging.path(state_file), config, state)
     write_key(staging.path(key_file), info, tensors)
-    sizes = {name: staging.path(name).stat().st_size for name in what}
-    return {
-        "model": config.name,
-        "config": config.to_dict(),
-        "parameters": sum(value.size for value in params.values()),
-        "batch": args.batch,
-        "seq": args.seq,
-        "seed": args.seed,
-        "torch": info.torch,
-        "loss": float(tensors["loss"]),
-        "losses": [float(loss) for loss in tensors.get("losses", ())],
-        "files": [{"name": name, "bytes": sizes[name], "what": text} for name, text in what.items()],
-    }
-
-
-def _under(prefix: str, tensors: Arrays) -> Arrays:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    files = {name: (staging.path(name).stat().st_size, text) for name, text in what.items()}
+    return report_of(args, info, tensors, files)

@@ -333,7 +333,7 @@ def test_an_error_of_torch_is_one_line(tmp_path, capsys, monkeypatch):
     def broken(*_: object) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied\nC++ frames follow")
 
-    monkeypatch.setattr("ironhorse.export_gpt2.compute_answers", broken)
+    monkeypatch.setattr("ironhorse.export_answers.compute_answers", broken)
     arguments = ["gpt2", "--model", SMALL, "--seq", "4", "--out", str(tmp_path / "out")]
     assert main(arguments) == 2
     captured = capsys.readouterr()

@@ -2,8 +2,7 @@
 
 use anyhow::Result;
 use ironhorse::core::Engine;
-use ironhorse::train::model::Gpt2Config;
-use ironhorse::train::model::gpt2::Recompute;
+use ironhorse::train::model::{ModelConfig, Recompute};
 use ironhorse::train::session::SessionSpec;
 use serde::Serialize;
 
@@ -54,7 +53,7 @@ const SCRATCH: u64 = 1 << 30;
 
 /// Refuses a run that the engine cannot hold, and says what would fit. The system would often grant the memory and end
 /// the process later.
-pub fn check_memory(engine: &dyn Engine, config: &Gpt2Config, spec: &SessionSpec) -> Result<()> {
+pub fn check_memory(engine: &dyn Engine, config: &ModelConfig, spec: &SessionSpec) -> Result<()> {
     let (has, whose) = match engine.free_memory() {
         Some(free) => (
             (free as u64).saturating_sub(SCRATCH),
@@ -93,14 +92,16 @@ impl std::fmt::Display for NotEnough {
 impl std::error::Error for NotEnough {}
 
 /// The settings nearest to those asked for that need no more than `has` bytes: recomputing first, then smaller batches.
-fn what_fits(config: &Gpt2Config, spec: &SessionSpec, has: u64) -> Option<String> {
+fn what_fits(config: &ModelConfig, spec: &SessionSpec, has: u64) -> Option<String> {
     let (batch, seq) = spec.train?;
     let fits = |batch: usize, recompute: Recompute| {
         let train = Some((batch, seq));
         let spec = SessionSpec { train, eval: spec.eval.and(train), recompute, ..*spec };
         spec.layout(config).is_ok_and(|layout| layout.total() as u64 <= has)
     };
-    for (flag, recompute) in [("gelu", Recompute::Gelu), ("full", Recompute::Full)] {
+    let experts = (config.kind() == "moe").then_some(("experts", Recompute::Experts));
+    let levels = [("gelu", Recompute::Gelu), ("full", Recompute::Full)].into_iter().chain(experts);
+    for (flag, recompute) in levels {
         if spec.recompute != recompute && fits(batch, recompute) {
             return Some(format!("--recompute {flag}"));
         }

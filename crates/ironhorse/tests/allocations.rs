@@ -2,7 +2,7 @@
 
 use ironhorse::core::Scalars;
 use ironhorse::cpu::CpuEngine;
-use ironhorse::train::model::Gpt2Config;
+use ironhorse::train::model::{Gpt2Config, ModelConfig};
 use ironhorse::train::session::{Session, SessionSpec};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,8 +41,10 @@ static COUNTING: Counting = Counting;
 /// One test, because the counters belong to the whole process.
 #[test]
 fn steps_after_the_first_allocate_nothing() {
-    let config = Gpt2Config::new(130, 500, 2, 3, 48);
-    for threads in [1, 2, 3] {
+    let gpt2 = ModelConfig::Gpt2(Gpt2Config::new(130, 500, 2, 3, 48));
+    let sizes = "hidden=48,layers=2,heads=3,kv_heads=1,experts=5,top_k=2,ffn=70,vocab=500,context=130";
+    let experts = ModelConfig::parse(sizes).unwrap();
+    for (threads, config) in [1, 2, 3].into_iter().flat_map(|threads| [(threads, gpt2), (threads, experts)]) {
         let spec = SessionSpec { train: Some((2, 130)), ..SessionSpec::default() };
         LARGE_BYTES.store(0, Ordering::SeqCst);
         let mut session = Session::new(Box::new(CpuEngine::new(threads)), config, &spec).unwrap();
@@ -77,6 +79,6 @@ fn steps_after_the_first_allocate_nothing() {
             (2 + 30 * attempt..32 + 30 * attempt).for_each(&mut step);
             ALLOCATIONS.load(Ordering::SeqCst) - before
         });
-        assert_eq!(fewest.min(), Some(0), "{threads} threads");
+        assert_eq!(fewest.min(), Some(0), "{} with {threads} threads", config.kind());
     }
 }

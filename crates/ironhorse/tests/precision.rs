@@ -3,10 +3,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
-use ironhorse::core::{Engine, Layout, Pool, Precision, Program, Result, Scalars, Slot};
+use ironhorse::core::{DType, Engine, Layout, Pool, Precision, Program, Result, Scalars, Slot};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::format::answer_key::AnswerKey;
-use ironhorse::train::model::Gpt2Config;
+use ironhorse::train::model::{Gpt2Config, ModelConfig, Recompute};
 use ironhorse::train::rng::Rng;
 use ironhorse::train::session::{Session, SessionSpec};
 use ironhorse::train::verify::{
@@ -74,15 +74,26 @@ impl Engine for Wrong {
 }
 
 /// Odd on purpose.
-fn odd() -> Gpt2Config {
-    Gpt2Config::new(40, 203, 2, 5, 40)
+fn odd() -> ModelConfig {
+    Gpt2Config::new(40, 203, 2, 5, 40).into()
+}
+
+/// A mixture of experts and a Llama, with the vocabulary of `odd`.
+fn mixtures() -> [ModelConfig; 2] {
+    let sizes = "hidden=40,layers=2,heads=6,kv_heads=3,head_dim=10,ffn=37,vocab=203,context=40";
+    ["experts=5,top_k=2,aux_alpha=0.1", "kind=llama"]
+        .map(|more| ModelConfig::parse(&format!("{sizes},{more}")).unwrap())
 }
 
 const BATCH: (usize, usize) = (2, 33);
 
 fn session(engine: Box<dyn Engine>, precision: Precision) -> Session {
+    session_of(odd(), engine, precision)
+}
+
+fn session_of(config: ModelConfig, engine: Box<dyn Engine>, precision: Precision) -> Session {
     let spec = SessionSpec { train: Some(BATCH), precision, ..SessionSpec::default() };
-    let mut session = Session::new(engine, odd(), &spec).unwrap();
+    let mut session = Session::new(engine, config, &spec).unwrap();
     session.init(5).unwrap();
     session
 }
@@ -90,7 +101,7 @@ fn session(engine: Box<dyn Engine>, precision: Precision) -> Session {
 fn tokens() -> (Vec<i32>, Vec<i32>) {
     let mut rng = Rng::new(3);
     let count = BATCH.0 * BATCH.1;
-    let stream: Vec<i32> = (0..=count).map(|_| rng.index(odd().vocab_size) as i32).collect();
+    let stream: Vec<i32> = (0..=count).map(|_| rng.index(odd().vocab_size()) as i32).collect();
     (stream[..count].to_vec(), stream[1..].to_vec())
 }
 
@@ -102,8 +113,15 @@ fn scalars(step: u32) -> Scalars {
 #[test]
 fn a_model_learns_in_bf16() {
     let (x, y) = tokens();
-    for precision in [Precision::BF16, Precision::BF16_F32_GRADS] {
-        let mut session = session(rounding(Rounding::Bf16), precision);
+    let [experts, llama] = mixtures();
+    for (config, precision) in [
+        (odd(), Precision::BF16),
+        (odd(), Precision::BF16_F32_GRADS),
+        (experts, Precision::BF16),
+        (experts, Precision::BF16_F32_GRADS),
+        (llama, Precision::BF16),
+    ] {
+        let mut session = session_of(config, rounding(Rounding::Bf16), precision);
         let mut losses = Vec::new();
         for step in 1..=30 {
             session.micro_step(&x, &y, &scalars(step)).unwrap();
@@ -111,10 +129,11 @@ fn a_model_learns_in_bf16() {
         }
         assert!(losses[29] < 0.7 * losses[0], "{losses:?}");
         let [mut rounded, mut master] = [Vec::new(), Vec::new()];
-        let slot = session.train_program().unwrap().params()[0].weight;
+        let param = session.train_program().unwrap().params()[0].clone();
+        let slot = param.weight;
         rounded.resize(slot.numel(), 0.0);
         session.engine().read_f32(slot, &mut rounded).unwrap();
-        session.read_param(Pool::Params, "wte.weight", &mut master).unwrap();
+        session.read_param(Pool::Params, &param.name, &mut master).unwrap();
         assert!(rounded.iter().all(|value| value.to_bits() & 0xffff == 0), "every weight is a bf16");
         assert!(master.iter().any(|value| value.to_bits() & 0xffff != 0), "the master weights are not");
         let far = |(r, m): (&f32, &f32)| (r - m).abs() > m.abs() / 128.0 + 1e-38;
@@ -123,8 +142,17 @@ fn a_model_learns_in_bf16() {
 }
 
 fn run_lockstep(engine: Box<dyn Engine>, precision: Precision, tf32: bool) -> LockstepReport {
+    lockstep_of(odd(), engine, precision, tf32)
+}
+
+fn lockstep_of(
+    config: ModelConfig,
+    engine: Box<dyn Engine>,
+    precision: Precision,
+    tf32: bool,
+) -> LockstepReport {
     let (x, y) = tokens();
-    let mut session = session(engine, precision);
+    let mut session = session_of(config, engine, precision);
     let lockstep = Lockstep { x: &x, y: &y, scalars: scalars(1), passes: 2, tf32 };
     lockstep.run(&mut session, cpu()).unwrap()
 }
@@ -136,6 +164,35 @@ fn the_cpu_agrees_with_itself_to_the_bit() {
     assert!(report.kinds.iter().all(|kind| kind.worst == 0.0), "{report}");
     let kinds: Vec<&str> = report.kinds.iter().map(|kind| kind.op).collect();
     assert!(kinds.contains(&"adamw") && kinds.contains(&"embedding_bwd"), "{kinds:?}");
+    for config in mixtures() {
+        let report = lockstep_of(config, cpu(), Precision::F32, false);
+        assert!(report.passed() && report.kinds.iter().all(|kind| kind.worst == 0.0), "{report}");
+    }
+}
+
+#[test]
+fn rounding_of_mixtures_is_within_the_tolerances_of_lockstep() {
+    for config in mixtures() {
+        for precision in [Precision::BF16, Precision::BF16_F32_GRADS] {
+            let report = lockstep_of(config, rounding(Rounding::Bf16), precision, false);
+            assert!(report.passed(), "{report}");
+        }
+        let report = lockstep_of(config, rounding(Rounding::Tf32), Precision::F32, true);
+        assert!(report.passed(), "{report}");
+    }
+}
+
+#[test]
+fn lockstep_finds_every_wrong_op_of_a_mixture() {
+    let [experts, _] = mixtures();
+    let program = session_of(experts, cpu(), Precision::F32).train_program().unwrap().clone();
+    let floats = |op: usize| program.nodes()[op].op.args()[0].slot.dtype == DType::F32;
+    for op in (0..program.nodes().len()).filter(|&op| floats(op)).step_by(5) {
+        let wrong = Wrong { inner: cpu(), op, element: 0, by: |value| value + 1.0 };
+        let report = lockstep_of(experts, Box::new(wrong), Precision::F32, false);
+        let first = report.first_wrong.as_ref().unwrap_or_else(|| panic!("op {op} passes\n{report}"));
+        assert_eq!((first.index, first.op), (op, program.nodes()[op].op.name()));
+    }
 }
 
 #[test]
@@ -219,6 +276,43 @@ fn bf16_agrees_with_a_key_within_what_it_costs() {
         assert!(report.tensors.iter().all(|row| row.comparison.tolerance < 0.2), "{report}");
         assert!(report.to_string().contains("allowed: twice"), "{report}");
     }
+}
+
+/// `small_moe`: two layers, four heads over two of keys and values, 16 channels, two of four experts, batch 2 × 6, two
+/// optimizer steps. Made by
+///
+/// ```text
+/// python -m ironhorse.export moe --model C=16,L=2,NH=4,NKV=2,HD=8,E=4,K=2,F=12,V=40,maxT=8,rope_alpha=2 \
+///     --batch 2 --seq 6 --steps 2 --seed 1 --stem small --out DIR
+/// ```
+fn verify_mixture(engine: Box<dyn Engine>, options: &Options) -> Report {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/fixtures");
+    let key = AnswerKey::open(&fixtures.join("small_moe.key.safetensors")).unwrap();
+    verify(engine, &mut KeyReference::new(key, None).unwrap(), options, &mut cpu).unwrap()
+}
+
+#[test]
+fn a_mixture_agrees_with_its_key() {
+    for recompute in [Recompute::None, Recompute::Gelu, Recompute::Full, Recompute::Experts] {
+        let report = verify_mixture(cpu(), &Options { recompute, ..Options::default() });
+        assert!(report.passed(), "{report}");
+        let compared = |name: &str| report.tensors.iter().any(|row| row.name == name);
+        for name in
+            ["aux", "loss", "act.layers.1.experts", "dact.layers.0.router_logits", "after.lm_head.weight"]
+        {
+            assert!(compared(name), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_mixture_agrees_with_its_key_in_bf16_and_tf32() {
+    let bf16 = Options { precision: Precision::BF16, ..Options::default() };
+    let report = verify_mixture(rounding(Rounding::Bf16), &bf16);
+    assert!(report.passed(), "{report}");
+    let tf32 = Options { tf32: true, ..Options::default() };
+    let report = verify_mixture(rounding(Rounding::Tf32), &tf32);
+    assert!(report.passed(), "{report}");
 }
 
 #[test]

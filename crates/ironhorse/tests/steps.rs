@@ -5,26 +5,36 @@
 
 use ironhorse::core::{Engine, Pool, Scalars};
 use ironhorse::cpu::CpuEngine;
-use ironhorse::train::model::Gpt2Config;
-use ironhorse::train::model::gpt2::Recompute;
+use ironhorse::train::model::{Gpt2Config, ModelConfig, Recompute};
 use ironhorse::train::rng::Rng;
 use ironhorse::train::session::{Session, SessionSpec};
 use ironhorse_testkit::OracleEngine;
 
 /// Odd on purpose: nothing divides a SIMD width or a tile.
-fn odd() -> Gpt2Config {
-    Gpt2Config::new(70, 203, 3, 5, 40)
+fn odd() -> ModelConfig {
+    Gpt2Config::new(70, 203, 3, 5, 40).into()
 }
 
-fn tokens(config: &Gpt2Config, count: usize, seed: u64) -> (Vec<i32>, Vec<i32>) {
+/// The same of a mixture of experts; its heads are not as wide as the residual stream.
+fn odd_experts() -> ModelConfig {
+    let sizes =
+        "hidden=40,layers=3,heads=6,kv_heads=3,head_dim=10,experts=5,top_k=2,ffn=37,vocab=203,context=70";
+    ModelConfig::parse(&format!("{sizes},aux_alpha=0.1")).unwrap()
+}
+
+fn odd_llama() -> ModelConfig {
+    ModelConfig::parse("hidden=40,layers=3,heads=5,kv_heads=1,ffn=37,vocab=203,context=70").unwrap()
+}
+
+fn tokens(config: &ModelConfig, count: usize, seed: u64) -> (Vec<i32>, Vec<i32>) {
     let mut rng = Rng::new(seed);
-    let stream: Vec<i32> = (0..=count).map(|_| rng.index(config.vocab_size) as i32).collect();
+    let stream: Vec<i32> = (0..=count).map(|_| rng.index(config.vocab_size()) as i32).collect();
     (stream[..count].to_vec(), stream[1..].to_vec())
 }
 
 fn session(
     engine: Box<dyn Engine>,
-    config: Gpt2Config,
+    config: ModelConfig,
     train: (usize, usize),
     recompute: Recompute,
 ) -> Session {
@@ -70,34 +80,45 @@ fn bits(session: &mut Session, pool: Pool) -> Vec<u32> {
 
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
-    let one = run(&mut session(Box::new(CpuEngine::new(1)), odd(), (3, 67), Recompute::None), 3, 67, 3);
-    for threads in [2, 3, 4, 7] {
-        let engine = Box::new(CpuEngine::new(threads));
-        assert_eq!(
-            run(&mut session(engine, odd(), (3, 67), Recompute::None), 3, 67, 3),
-            one,
-            "{threads} threads"
-        );
+    for config in [odd(), odd_experts(), odd_llama()] {
+        let with = |threads| {
+            let engine = Box::new(CpuEngine::new(threads));
+            run(&mut session(engine, config, (3, 67), Recompute::None), 3, 67, 3)
+        };
+        let one = with(1);
+        for threads in [2, 3, 4, 7] {
+            assert_eq!(with(threads), one, "{} with {threads} threads", config.kind());
+        }
     }
 }
 
 #[test]
 fn recomputation_changes_no_bit_and_needs_less_memory() {
-    let mut plain = session(Box::new(CpuEngine::new(2)), odd(), (3, 67), Recompute::None);
-    let want = run(&mut plain, 3, 67, 3);
-    let mut last = plain.train_program().unwrap().layout().bytes(Pool::Activations);
-    for recompute in [Recompute::Gelu, Recompute::Full] {
-        let mut other = session(Box::new(CpuEngine::new(2)), odd(), (3, 67), recompute);
-        assert_eq!(run(&mut other, 3, 67, 3), want, "{recompute:?}");
-        let bytes = other.train_program().unwrap().layout().bytes(Pool::Activations);
-        assert!(bytes < last, "{recompute:?}: {bytes} is not below {last}");
-        last = bytes;
+    let levels = [Recompute::Gelu, Recompute::Full, Recompute::Experts];
+    for (config, levels) in [(odd(), &levels[..2]), (odd_experts(), &levels), (odd_llama(), &levels[..2])] {
+        let mut plain = session(Box::new(CpuEngine::new(2)), config, (3, 67), Recompute::None);
+        let want = run(&mut plain, 3, 67, 3);
+        let mut last = plain.train_program().unwrap().layout().bytes(Pool::Activations);
+        for &recompute in levels {
+            let mut other = session(Box::new(CpuEngine::new(2)), config, (3, 67), recompute);
+            assert_eq!(run(&mut other, 3, 67, 3), want, "{} {recompute:?}", config.kind());
+            let bytes = other.train_program().unwrap().layout().bytes(Pool::Activations);
+            assert!(bytes < last, "{} {recompute:?}: {bytes} is not below {last}", config.kind());
+            last = bytes;
+        }
     }
 }
 
 #[test]
 fn gradients_and_losses_agree_with_the_f64_oracle() {
-    for (batch, seq, config) in [(3, 67, odd()), (1, 1, odd()), (2, 9, Gpt2Config::new(9, 5, 1, 1, 8))] {
+    for (batch, seq, config) in [
+        (3, 67, odd()),
+        (1, 1, odd()),
+        (2, 9, Gpt2Config::new(9, 5, 1, 1, 8).into()),
+        (3, 67, odd_experts()),
+        (1, 1, odd_experts()),
+        (3, 67, odd_llama()),
+    ] {
         let (x, y) = tokens(&config, batch * seq, 5);
         let scalars = scalars(1, batch * seq);
         let [got, want] = [Box::new(CpuEngine::new(2)) as Box<dyn Engine>, Box::new(OracleEngine::new())]
@@ -115,7 +136,15 @@ fn gradients_and_losses_agree_with_the_f64_oracle() {
 
 #[test]
 fn accumulated_gradients_equal_one_large_batch() {
-    let config = odd();
+    // the auxiliary loss of a batch is not the mean of those of its parts
+    let ModelConfig::Moe(mut experts) = odd_experts() else { panic!("a mixture of experts") };
+    experts.aux_alpha = 0.0;
+    for config in [odd(), experts.into(), odd_llama()] {
+        accumulated_equals_whole(config);
+    }
+}
+
+fn accumulated_equals_whole(config: ModelConfig) {
     let (x, y) = tokens(&config, 4 * 31, 9);
     let mut whole = session(Box::new(CpuEngine::new(2)), config, (4, 31), Recompute::None);
     let s = scalars(1, 4 * 31);
@@ -144,7 +173,7 @@ fn accumulated_gradients_equal_one_large_batch() {
 }
 
 /// Each tensor for itself: a large one must not hide a small one.
-fn assert_close_by_tensor(config: &Gpt2Config, got: &[f32], want: &[f32], tolerance: f64) {
+fn assert_close_by_tensor(config: &ModelConfig, got: &[f32], want: &[f32], tolerance: f64) {
     let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
     let mut start = 0;
     for spec in config.tensors() {
@@ -159,8 +188,8 @@ fn assert_close_by_tensor(config: &Gpt2Config, got: &[f32], want: &[f32], tolera
 
 #[test]
 fn the_reported_peak_is_what_the_engine_holds() {
-    for seq in [5, 67] {
-        let mut session = session(Box::new(CpuEngine::new(1)), odd(), (2, seq), Recompute::None);
+    for (seq, config) in [(5, odd()), (67, odd()), (67, odd_experts())] {
+        let mut session = session(Box::new(CpuEngine::new(1)), config, (2, seq), Recompute::None);
         let planned = session.train_program().unwrap().layout().total();
         assert_eq!(session.engine().allocated(), planned);
         run(&mut session, 2, seq, 2);
@@ -170,7 +199,12 @@ fn the_reported_peak_is_what_the_engine_holds() {
 
 #[test]
 fn decoding_with_the_cache_gives_the_logits_of_the_whole_sequence() {
-    let config = odd();
+    for config in [odd(), odd_experts(), odd_llama()] {
+        decoding_equals_whole(config);
+    }
+}
+
+fn decoding_equals_whole(config: ModelConfig) {
     let (x, _) = tokens(&config, 20, 3);
     let spec = SessionSpec { eval: Some((1, 1)), decode: Some(1), ..SessionSpec::default() };
     let mut session = Session::new(Box::new(CpuEngine::new(2)), config, &spec).unwrap();
@@ -179,7 +213,7 @@ fn decoding_with_the_cache_gives_the_logits_of_the_whole_sequence() {
     let mut from_cache = 0.0_f64;
     for t in 0..x.len() - 1 {
         session.decode(&x[t..=t], t, &mut logits).unwrap();
-        let row = &logits[..config.vocab_size];
+        let row = &logits[..config.vocab_size()];
         let sum: f64 = row.iter().map(|&l| f64::from(l).exp()).sum();
         from_cache += sum.ln() - f64::from(row[x[t + 1] as usize]);
     }

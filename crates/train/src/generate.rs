@@ -28,7 +28,7 @@ pub fn generate(
     mut on_token: impl FnMut(u32) -> Result<()>,
 ) -> Result<Vec<u32>> {
     request.sampler.validate()?;
-    let (vocab, context) = (session.config().vocab_size, session.config().max_seq_len);
+    let (vocab, context) = (session.config().vocab_size(), session.config().max_seq_len());
     if request.prompt.is_empty() {
         return Err(Error::Config("the prompt is empty: give at least one token to continue from".into()));
     }

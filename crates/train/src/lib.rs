@@ -6,6 +6,7 @@ pub mod data;
 pub mod error;
 pub mod format;
 pub mod generate;
+pub mod heatmap;
 pub mod metrics;
 pub mod model;
 pub mod plot;

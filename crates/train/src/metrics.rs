@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::format::atomic;
+use crate::session::LayerRouting;
 use crate::{Error, Result};
 
 /// What a training step reports.
@@ -14,7 +15,8 @@ use crate::{Error, Result};
 pub struct Metrics {
     /// The step, from 0.
     pub step: u64,
-    /// Mean training loss of the step's tokens, in nats. Not a number stands in the file as null.
+    /// Mean training loss of the step's tokens, in nats, with the auxiliary loss of every layer of experts. Not a number
+    /// stands in the file as null.
     #[serde(deserialize_with = "null_is_nan")]
     pub loss: f32,
     /// Mean validation loss, on the steps that measured it.
@@ -32,9 +34,12 @@ pub struct Metrics {
     /// Tokens trained on per second.
     #[serde(deserialize_with = "null_is_nan")]
     pub tokens_per_s: f32,
+    /// How the tokens spread over the experts of each layer, on the steps that measured it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub router: Vec<LayerRouting>,
 }
 
-fn null_is_nan<'de, D: Deserializer<'de>>(input: D) -> Result<f32, D::Error> {
+pub(crate) fn null_is_nan<'de, D: Deserializer<'de>>(input: D) -> Result<f32, D::Error> {
     Ok(Option::<f32>::deserialize(input)?.unwrap_or(f32::NAN))
 }
 

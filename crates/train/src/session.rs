@@ -1,11 +1,12 @@
 //! A model on an engine: the programs it needs, planned together over one set of weights.
 
-use crate::model::gpt2::{self, Recompute};
-use crate::model::{Gpt2Config, init};
+use crate::metrics::null_is_nan;
+use crate::model::{ModelConfig, Recompute, init};
 use crate::{Error, Result};
 use ironhorse_core::{
     Engine, Layout, Pending, Pool, Precision, Program, Scalars, Section, Slot, TokenChoice,
 };
+use serde::{Deserialize, Serialize};
 
 /// Which programs a session is made for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,20 +25,17 @@ pub struct SessionSpec {
 
 impl SessionSpec {
     /// What an engine must reserve for such a session.
-    pub fn layout(&self, config: &Gpt2Config) -> Result<Layout> {
+    pub fn layout(&self, config: &ModelConfig) -> Result<Layout> {
         Ok(layout(&self.programs(config)?))
     }
 
     /// Training, evaluation, decoding.
-    fn programs(&self, config: &Gpt2Config) -> Result<[Option<Program>; 3]> {
+    fn programs(&self, config: &ModelConfig) -> Result<[Option<Program>; 3]> {
         config.validate()?;
-        Ok([
-            self.train
-                .map(|batch| gpt2::training(config, batch, self.recompute, self.precision))
-                .transpose()?,
-            self.eval.map(|batch| gpt2::evaluation(config, batch, self.precision)).transpose()?,
-            self.decode.map(|b| gpt2::decoding(config, b, self.precision)).transpose()?,
-        ])
+        let train = self.train.map(|batch| config.training(batch, self.recompute, self.precision));
+        let eval = self.eval.map(|batch| config.evaluation(batch, self.precision));
+        let decode = self.decode.map(|batch| config.decoding(batch, self.precision));
+        Ok([train.transpose()?, eval.transpose()?, decode.transpose()?])
     }
 }
 
@@ -45,10 +43,10 @@ fn layout(programs: &[Option<Program>]) -> Layout {
     programs.iter().flatten().fold(Layout::default(), |all, program| all.union(program.layout()))
 }
 
-/// A GPT-2 on an engine.
+/// A model on an engine.
 pub struct Session {
     engine: Box<dyn Engine>,
-    config: Gpt2Config,
+    config: ModelConfig,
     train: Option<Program>,
     eval: Option<Program>,
     decode: Option<Program>,
@@ -57,7 +55,12 @@ pub struct Session {
 impl Session {
     /// Builds the programs, plans them together and reserves the engine's memory. Weights are 0 until they are
     /// loaded or initialised.
-    pub fn new(mut engine: Box<dyn Engine>, config: Gpt2Config, spec: &SessionSpec) -> Result<Self> {
+    pub fn new(
+        mut engine: Box<dyn Engine>,
+        config: impl Into<ModelConfig>,
+        spec: &SessionSpec,
+    ) -> Result<Self> {
+        let config = config.into();
         let programs = spec.programs(&config)?;
         engine.reserve(&layout(&programs))?;
         let [train, eval, decode] = programs;
@@ -65,7 +68,7 @@ impl Session {
     }
 
     /// The model's sizes.
-    pub fn config(&self) -> &Gpt2Config {
+    pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
@@ -85,12 +88,12 @@ impl Session {
         any.ok_or_else(|| Error::Config("this session has no program".into()))
     }
 
-    /// GPT-2's random start.
+    /// A random start.
     pub fn init(&mut self, seed: u64) -> Result<()> {
         let slots = self.param_slots(Pool::Params)?;
         let masters = self.master_slots()?;
         let mut next = slots.iter().enumerate();
-        init::gpt2(&self.config, seed, |_, values| match next.next() {
+        init::random(&self.config, seed, |_, values| match next.next() {
             Some((i, (_, slot))) => {
                 if let Some((_, master)) = masters.get(i) {
                     self.engine.write_f32(*master, values)?;
@@ -177,6 +180,21 @@ impl Session {
         Ok((loss, self.engine.finish_read(pending.norm)?))
     }
 
+    /// How the tokens of the last step spread over the experts, layer by layer; waits for the step. Empty without experts.
+    pub fn routing(&mut self) -> Result<Vec<LayerRouting>> {
+        let program = self.train.as_ref().ok_or_else(not_trained)?;
+        let mut layers = Vec::new();
+        while let Some(slot) = program.io(&format!("layers.{}.load", layers.len())) {
+            let mut load = vec![0.0; slot.numel()];
+            self.engine.read_f32(slot, &mut load)?;
+            let l = layers.len();
+            let entropy = self.engine.read_scalar(io(program, &format!("layers.{l}.entropy"))?)?;
+            let aux = self.engine.read_scalar(io(program, &format!("layers.{l}.aux"))?)?;
+            layers.push(LayerRouting { load, entropy, aux });
+        }
+        Ok(layers)
+    }
+
     /// The mean loss of a batch.
     pub fn evaluate(&mut self, x: &[i32], y: &[i32]) -> Result<f32> {
         let Some(program) = &self.eval else {
@@ -224,6 +242,19 @@ impl Session {
         let out = io(self.decode.as_ref().ok_or_else(not_generating)?, "logits")?;
         Ok(self.engine.pick_token(out, vocab, choice)?)
     }
+}
+
+/// How a layer's tokens spread over its experts in a step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LayerRouting {
+    /// The share of the tokens that each expert got in the last micro-step; they sum to K.
+    pub load: Vec<f32>,
+    /// Mean entropy of the router's choice in nats: ln E where it is undecided, 0 where it is sure.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub entropy: f32,
+    /// The auxiliary loss: alpha·K where the load is even, more where it is not.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub aux: f32,
 }
 
 /// An update whose loss and gradient norm are on their way.

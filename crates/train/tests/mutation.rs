@@ -10,10 +10,11 @@ use exercise::CONFIG;
 use ironhorse_train::format::answer_key::{AnswerKeySpec, KeyOptimizer, write_answer_key};
 use ironhorse_train::format::checkpoint::{CheckpointParts, TrainerState, write_checkpoint};
 use ironhorse_train::format::debug_state::{DebugStateParts, write_debug_state_to};
+use ironhorse_train::format::hf::config_json;
 use ironhorse_train::format::llmc_model::{ModelOptions, write_model_to};
 use ironhorse_train::format::tokenizer::Tokenizer;
 use ironhorse_train::format::{Elem, Sink};
-use ironhorse_train::model::TensorSpec;
+use ironhorse_train::model::{ModelConfig, TensorSpec};
 
 const CASES: u64 = 12_000;
 
@@ -204,7 +205,7 @@ fn key_bytes() -> Vec<u8> {
         decay: "matrices".into(),
     };
     let spec = AnswerKeySpec {
-        config: CONFIG,
+        config: CONFIG.into(),
         batch: 2,
         seq: 3,
         x: &[0, 1, 2, 3, 4, 0],
@@ -249,7 +250,8 @@ fn hf_and_checkpoint() {
     let top = tempfile::tempdir().unwrap();
     let folder = top.path().join("c");
     let trainer = TrainerState { step: 3, ..TrainerState::default() };
-    let parts = CheckpointParts { config: &CONFIG, elem: Elem::F32, trainer: &trainer, tokenizer: None };
+    let parts =
+        CheckpointParts { config: &CONFIG.into(), elem: Elem::F32, trainer: &trainer, tokenizer: None };
     write_checkpoint(&folder, &parts, |_, spec, out| fill(spec, out)).unwrap();
     let read = |name: &str| std::fs::read(folder.join(name)).unwrap();
     let weights = read("model.safetensors");
@@ -257,8 +259,16 @@ fn hf_and_checkpoint() {
     run("hf weights", &weights, head, exercise::hf_weights);
     let json = read("config.json");
     run("hf config", &json, json.len(), exercise::hf_config);
+    let mixture = config_json(&mixture(), Elem::F32, 3).to_string().into_bytes();
+    run("hf config of a mixture", &mixture, mixture.len(), exercise::hf_config);
     let json = read("trainer.json");
     run("trainer.json", &json, json.len(), exercise::trainer_json);
+}
+
+fn mixture() -> ModelConfig {
+    let sizes =
+        "hidden=16,layers=2,heads=4,kv_heads=2,ffn=5,vocab=9,context=7,experts=3,top_k=2,rope_alpha=1.7";
+    ModelConfig::parse(sizes).unwrap()
 }
 
 #[test]
@@ -269,4 +279,8 @@ fn sizes() {
     run("inline", inline, inline.len(), exercise::sizes);
     let json = CONFIG.to_json().to_string().into_bytes();
     run("json", &json, json.len(), exercise::sizes);
+    let line = mixture().to_line().into_bytes();
+    run("inline mixture", &line, line.len(), exercise::sizes);
+    let json = mixture().to_json().to_string().into_bytes();
+    run("json mixture", &json, json.len(), exercise::sizes);
 }

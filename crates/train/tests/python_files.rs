@@ -25,7 +25,7 @@ fn fixture(name: &str) -> PathBuf {
 fn model_state_and_key_tell_the_same_story() {
     let mut key = AnswerKey::open(&fixture("tiny_custom.key.safetensors")).unwrap();
     let config = Gpt2Config::new(3, 5, 2, 1, 2);
-    assert_eq!(*key.config(), config);
+    assert_eq!(*key.config(), config.into());
     assert_eq!((key.batch(), key.seq()), (2, 3));
     assert!(key.crc_mismatches().unwrap().is_empty());
     assert_eq!(key.optimizer().unwrap().steps, 2);

@@ -59,7 +59,7 @@ def read_hf(folder: Path) -> HfFolder:
         config = from_hf_dict(settings, str(path))
     except ConfigError as error:
         raise FormatError(str(error)) from None
-    file = _read_weights(folder)
+    file = read_weights(folder)
     prefix = PREFIX if f"{PREFIX}wte.weight" in file.tensors else ""
     # before the table is made: it grows with n_layer
     if len(file.tensors) < 12 * config.n_layer:
@@ -134,7 +134,8 @@ def turned(name: str, array: Array) -> Array:
     return array.T if name.endswith(TRANSPOSED) and array.ndim == 2 else array
 
 
-def _read_weights(folder: Path) -> SafetensorsFile:
+def read_weights(folder: Path) -> SafetensorsFile:
+    """All tensors of a folder, from one file or from several."""
     if (folder / WEIGHTS).is_file():
         return read_safetensors(folder / WEIGHTS)
     path = folder / INDEX

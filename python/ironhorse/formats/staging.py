@@ -36,13 +36,18 @@ class Staging:
         return self
 
     def path(self, name: str) -> Path:
-        """Where to write the file that will be called `name`."""
+        """Where to write the file that will be called `name`, which may be in a folder below: `a/b.bin`."""
         if name not in self._names:
             self._names.append(name)
-        return self._temporary(name)
+        path = self._temporary(name)
+        missing = [folder for folder in path.parents if not folder.exists()]
+        self._made = [*missing, *self._made]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
     def _temporary(self, name: str) -> Path:
-        return self.folder / f".{name}.{os.getpid()}-{id(self):x}.tmp"  # other processes and threads have others
+        path = self.folder / name
+        return path.with_name(f".{path.name}.{os.getpid()}-{id(self):x}.tmp")  # other processes and threads have others
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:

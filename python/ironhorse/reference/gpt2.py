@@ -12,6 +12,7 @@ name and in execution order, to an optional recorder.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -132,6 +133,18 @@ class GPT2(nn.Module):
         """(logits (B, T, V), mean cross-entropy over the B*T targets)."""
         logits = self(tokens, record)
         return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def loss_f32(self, tokens: Tensor, targets: Tensor, record: Record | None = None) -> tuple[Tensor, Tensor]:
+        """The same with cross-entropy in f32, whatever the logits are."""
+        logits = self(tokens, record)
+        return logits, F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+    def bf16_copy(self) -> GPT2:
+        """The same model in bf16, with attention that is f32 inside; the textbook's rounds every score to bf16."""
+        low = copy.deepcopy(self).to(torch.bfloat16)
+        for block in low.h:
+            block.attn.attention = fused_attention
+        return low
 
 
 def _discard(name: str, value: Tensor) -> None:

@@ -6,10 +6,12 @@ import copy
 from dataclasses import asdict, dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from .gpt2 import GPT2, fused_attention
+from .gpt2 import GPT2
+from .moe import MoE
+
+Model = GPT2 | MoE  # `loss` gives (logits, loss), a MoE's also the auxiliary loss of each layer, which is part of loss
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Recorder:
         self.kept: dict[str, Tensor] = {}
 
     def __call__(self, name: str, value: Tensor) -> None:
-        value.retain_grad()
+        if value.is_floating_point():  # the experts chosen for a token are numbers without a gradient
+            value.retain_grad()
         self.kept[name] = value
 
     def acts(self) -> dict[str, Tensor]:
@@ -58,39 +61,49 @@ class Recorder:
 
 @dataclass
 class Answers:
-    """Tensors by the key's names: `act.*`, `logits`, `loss`, `dact.*`, `grad.*`, then `losses`, `after.*`."""
+    """Tensors by the key's names: `act.*`, `logits`, `loss`, `aux`, `dact.*`, `grad.*`, then `losses`, `after.*`."""
 
     tensors: dict[str, Tensor]
     act_names: list[str]
 
 
-def compute_answers(model: GPT2, x: Tensor, y: Tensor, optimizer: AdamW, steps: int, with_acts: bool = True) -> Answers:
+def compute_answers(
+    model: Model, x: Tensor, y: Tensor, optimizer: AdamW, steps: int, with_acts: bool = True
+) -> Answers:
     """Runs `model` on (x, y); trains it for `steps` steps, so its parameters end as the `after.*` tensors.
 
     The first of those steps reuses the gradients of the recorded pass: `losses[0]` is `loss`.
     """
     recorder = Recorder()
-    logits, loss = model.loss(x, y, recorder if with_acts else None)
+    logits, loss, *aux = model.loss(x, y, recorder if with_acts else None)
     loss.backward()
-    out: dict[str, Tensor] = {f"act.{name}": value for name, value in recorder.acts().items()}
-    out["logits"], out["loss"] = logits.detach(), loss.detach()
-    out |= {f"dact.{name}": value for name, value in recorder.dacts().items()}
-    # No copy: AdamW only reads the gradients, and zero_grad(set_to_none=True) leaves these tensors to us.
-    out |= {f"grad.{name}": param.grad for name, param in model.named_parameters() if param.grad is not None}
+    out = _answers_of_a_pass(model, recorder, logits, loss, aux)
     if steps:
         out["losses"] = _train(model, x, y, optimizer, steps, loss)
         out |= {f"after.{name}": param.detach() for name, param in model.named_parameters()}
     return Answers(out, list(recorder.kept))
 
 
-def _train(model: GPT2, x: Tensor, y: Tensor, optimizer: AdamW, steps: int, loss: Tensor) -> Tensor:
+def _answers_of_a_pass(
+    model: Model, recorder: Recorder, logits: Tensor, loss: Tensor, aux: list[Tensor]
+) -> dict[str, Tensor]:
+    """After backward. No copies: AdamW only reads the gradients, and zero_grad(set_to_none=True) leaves them to us."""
+    out: dict[str, Tensor] = {f"act.{name}": value for name, value in recorder.acts().items()}
+    out["logits"], out["loss"] = logits.detach(), loss.detach()
+    if aux and aux[0].numel():
+        out["aux"] = aux[0].detach()
+    out |= {f"dact.{name}": value for name, value in recorder.dacts().items()}
+    return out | {f"grad.{name}": param.grad for name, param in model.named_parameters() if param.grad is not None}
+
+
+def _train(model: Model, x: Tensor, y: Tensor, optimizer: AdamW, steps: int, loss: Tensor) -> Tensor:
     """(steps,) losses, each before its update; the model comes in with the first step's gradients in place."""
     adamw = optimizer.build(model)
     losses = [loss.detach()]
     adamw.step()
     for _ in range(steps - 1):
         adamw.zero_grad(set_to_none=True)
-        _, loss = model.loss(x, y)
+        loss = model.loss(x, y)[1]
         losses.append(loss.detach())
         loss.backward()
         adamw.step()
@@ -98,14 +111,12 @@ def _train(model: GPT2, x: Tensor, y: Tensor, optimizer: AdamW, steps: int, loss
 
 
 def compute_answers_bf16(
-    model: GPT2, x: Tensor, y: Tensor, optimizer: AdamW, steps: int, with_acts: bool = True
+    model: Model, x: Tensor, y: Tensor, optimizer: AdamW, steps: int, with_acts: bool = True
 ) -> Answers:
     """The same answers by PyTorch in mixed precision: weights, activations and gradients in bf16, the loss from f32
     logits, AdamW on f32 master weights, which `after.*` are. `model` (f32) stays as it is.
     """
-    low = copy.deepcopy(model).to(torch.bfloat16)
-    for block in low.h:
-        block.attn.attention = fused_attention  # f32 inside; the textbook's rounds every score to bf16
+    low = model.bf16_copy()
     master = copy.deepcopy(model)
     adamw = optimizer.build(master)
     recorder = Recorder()
@@ -113,15 +124,11 @@ def compute_answers_bf16(
     losses = []
     for step in range(max(steps, 1)):
         low.zero_grad(set_to_none=True)
-        logits = low(x, recorder if with_acts and step == 0 else None)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten())
+        logits, loss, *aux = low.loss_f32(x, y, recorder if with_acts and step == 0 else None)
         loss.backward()
         losses.append(loss.detach())
         if step == 0:
-            out |= {f"act.{name}": value for name, value in recorder.acts().items()}
-            out["logits"], out["loss"] = logits.detach(), loss.detach()
-            out |= {f"dact.{name}": value for name, value in recorder.dacts().items()}
-            out |= {f"grad.{name}": param.grad for name, param in low.named_parameters() if param.grad is not None}
+            out = _answers_of_a_pass(low, recorder, logits, loss, aux)
         if steps:
             _step_master(master, low, adamw)
     if steps:
@@ -131,7 +138,7 @@ def compute_answers_bf16(
 
 
 @torch.no_grad()
-def _step_master(master: GPT2, low: GPT2, adamw: torch.optim.AdamW) -> None:
+def _step_master(master: Model, low: Model, adamw: torch.optim.AdamW) -> None:
     """One AdamW step on the f32 weights with the bf16 gradients; the bf16 weights become them, rounded."""
     for exact, rounded in zip(master.parameters(), low.parameters(), strict=True):
         exact.grad = None if rounded.grad is None else rounded.grad.float()
@@ -144,11 +151,15 @@ def torch_errors(got: Answers, exact: Answers) -> dict[str, float]:
     """How far PyTorch's answers in f32 or bf16 are from exact ones, per tensor of the key: what a checker derives its
     tolerance from.
 
-    ‖got − exact‖ / ‖exact‖; for `losses` the largest |Δ| / |exact| over the steps. Without this no fixed tolerance is
-    right: the bias of k has gradient zero in exact arithmetic, so Adam steps along its rounding noise.
+    ‖got − exact‖ / ‖exact‖; for `losses` the largest |Δ| / |exact| over the steps; for whole numbers (chosen experts)
+    the share of those that differ. Without this no fixed tolerance is right: the bias of k has gradient zero in exact
+    arithmetic, so Adam steps along its rounding noise.
     """
     errors: dict[str, float] = {}
     for name, reference in exact.tensors.items():
+        if not reference.is_floating_point():
+            errors[name] = float((got.tensors[name] != reference).double().mean())
+            continue
         delta = got.tensors[name].double() - reference.double()
         if name == "losses":
             errors[name] = float((delta.abs() / reference.abs().clamp_min(1e-300)).max())

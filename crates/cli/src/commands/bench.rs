@@ -9,6 +9,7 @@ use ironhorse::core::{DType, Engine, Limits, Pool, Program, Scalars, Section};
 use ironhorse::train::bench::{Repeat, Timing, time_steps};
 use ironhorse::train::format::ModelChoice;
 use ironhorse::train::format::debug_state::DebugState;
+use ironhorse::train::model::ModelConfig;
 use ironhorse::train::rng::Rng;
 use ironhorse::train::session::{Session, SessionSpec};
 use serde::Serialize;
@@ -22,7 +23,7 @@ const MOST_STEPS: u64 = 1_000_000;
 /// What `bench` and `profile` run.
 #[derive(Args)]
 pub struct Workload {
-    /// d12, d24, d36, d48, sizes such as n_layer=2,n_head=4,n_embd=64, a TOML file, or weights
+    /// d12, d24, d36, d48, moe-tiny, moe-6.9b, sizes such as n_layer=2,n_head=4,n_embd=64, a TOML file, or weights
     #[arg(long, default_value = "d12", value_name = "NAME")]
     pub model: String,
     /// A debug state whose tokens to train on; random tokens if not given
@@ -64,7 +65,7 @@ impl Workload {
     pub fn prepare(&self) -> Result<(Session, Vec<i32>, Vec<i32>)> {
         let engine = self.engine.engine()?;
         let choice = ModelChoice::parse(&self.model)?;
-        let config = *choice.config();
+        let config = choice.config();
         let spec = SessionSpec {
             train: Some((self.batch, self.seq)),
             recompute: self.recompute.into(),
@@ -83,9 +84,9 @@ impl Workload {
         Ok((session, x, y))
     }
 
-    fn tokens(&self, config: &ironhorse::train::model::Gpt2Config) -> Result<(Vec<i32>, Vec<i32>)> {
+    fn tokens(&self, config: &ModelConfig) -> Result<(Vec<i32>, Vec<i32>)> {
         if let Some(path) = &self.data {
-            let mut state = DebugState::open(path, config)?;
+            let mut state = DebugState::open(path, config.gpt2("a debug state")?)?;
             if (state.batch(), state.seq()) != (self.batch, self.seq) {
                 bail!(
                     "{}: holds a batch of {} × {}, expected --batch {} --seq {}",
@@ -100,7 +101,7 @@ impl Workload {
         }
         let mut rng = Rng::new(self.seed).fork(u64::MAX);
         let count = self.batch * self.seq; // `check_memory` has counted them
-        let stream: Vec<i32> = (0..=count).map(|_| rng.index(config.vocab_size) as i32).collect();
+        let stream: Vec<i32> = (0..=count).map(|_| rng.index(config.vocab_size()) as i32).collect();
         Ok((stream[..count].to_vec(), stream[1..].to_vec()))
     }
 
@@ -168,6 +169,8 @@ pub struct BenchArgs {
 struct BenchReport {
     model: String,
     parameters: usize,
+    /// Those that one token meets, where that is not all of them.
+    active_parameters: Option<usize>,
     device: String,
     /// The GPU's name.
     gpu: Option<String>,
@@ -248,7 +251,7 @@ fn report(
     let Measured { startup, peak, memory, limits, dtype } = measured;
     let program = session.train_program()?;
     let (planned_bytes, flops) = (program.layout().total(), step_flops(program));
-    let parameters = program.num_params();
+    let (parameters, active_parameters) = (program.num_params(), session.config().active_params());
     let engine = session.engine();
     let gpu = engine.device_name();
     let on_device = memory.iter().map(|(_, bytes)| *bytes as u64).sum::<u64>();
@@ -263,6 +266,7 @@ fn report(
     Ok(BenchReport {
         model: work.model_name(),
         parameters,
+        active_parameters,
         device: engine.name().to_owned(),
         gpu,
         dtype: work.engine.dtype()?,
@@ -304,9 +308,10 @@ fn print(report: &BenchReport) -> Result<()> {
         None => format!("{} threads", report.threads),
     };
     out::line(format!(
-        "{}  {} parameters  batch {} × {}  {} {}  {with}",
+        "{}  {} parameters{}  batch {} × {}  {} {}  {with}",
         report.model,
         report.parameters,
+        report.active_parameters.map_or_else(String::new, |active| format!(" ({active} active)")),
         report.batch,
         report.seq,
         report.device,

@@ -8,7 +8,7 @@ use ironhorse::train::format::llmc_model::{ModelOptions, write_model};
 use ironhorse::train::format::{Elem, open_weights};
 use std::path::PathBuf;
 
-/// Converts weights between llm.c's model .bin and Hugging Face folders
+/// Converts weights between Hugging Face folders (GPT-2, Mixtral, Llama), checkpoints, answer keys and llm.c's model .bin
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse convert runs/0001/checkpoint model.bin\n  \
                         ironhorse convert gpt2_124M.bin gpt2-folder\n  \
@@ -34,14 +34,15 @@ enum Stored {
 
 pub fn run(args: &ConvertArgs) -> Result<Outcome> {
     let mut source = open_weights(&args.from)?;
-    let config = *source.config();
+    let config = source.config();
     let (elem, name) = match args.dtype {
         Stored::F32 => (Elem::F32, "f32"),
         Stored::Bf16 => (Elem::BF16, "bf16"),
     };
     if args.to.extension().is_some_and(|extension| extension == "bin") {
         let options = ModelOptions { elem, header: None };
-        write_model(&args.to, &config, &options, |spec, out| source.read_tensor(&spec.name, out))?;
+        let gpt2 = config.gpt2("llm.c's .bin")?;
+        write_model(&args.to, gpt2, &options, |spec, out| source.read_tensor(&spec.name, out))?;
     } else {
         let options = HfOptions { elem, eot: None };
         write_hf(&args.to, &config, &options, |spec, out| source.read_tensor(&spec.name, out))?;

@@ -100,11 +100,11 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
             .context("no run below runs/ has a checkpoint; run `ironhorse train` first, or give --model")?,
     };
     let mut source = open_weights(&model)?;
-    let config = *source.config();
+    let config = source.config();
     let mut sampling = args.sampling.clone();
-    sampling.settle(config.vocab_size);
+    sampling.settle(config.vocab_size());
     let sampler = sampling.sampler(args.seed);
-    let tokenizer = find_tokenizer(args, &model, config.vocab_size)?;
+    let tokenizer = find_tokenizer(args, &model, config.vocab_size())?;
     let precision = args.engine.dtype()?.precision(1);
     let spec = SessionSpec { decode: Some(1), precision, ..SessionSpec::default() };
     let engine = args.engine.engine()?;

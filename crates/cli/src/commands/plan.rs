@@ -1,15 +1,16 @@
 //! `ironhorse plan`
 
+use super::verify::RecomputeArg;
 use crate::args::Dtype;
 use crate::hardware::{human_bytes, memory};
 use crate::{Outcome, number, out};
 use anyhow::Result;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use ironhorse::Device;
 use ironhorse::core::{Limits, Node, Pool, Section};
 use ironhorse::cuda::Settings;
 use ironhorse::train::format::ModelChoice;
-use ironhorse::train::model::gpt2;
+use ironhorse::train::model::ModelConfig;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,9 +19,10 @@ use std::path::PathBuf;
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse plan --model d12 --batch 4 --seq 1024\n  \
                         ironhorse plan --model d12 --batch 64 --seq 1024 --dtype bf16\n  \
-                        ironhorse plan --model d48 --batch 1 --seq 1024 --recompute full")]
+                        ironhorse plan --model d48 --batch 1 --seq 1024 --recompute full\n  \
+                        ironhorse plan --model moe-6.9b --batch 8 --seq 1024 --dtype bf16 --recompute experts")]
 pub struct PlanArgs {
-    /// d12, d24, d36, d48, sizes, a TOML file, or weights
+    /// d12, d24, d36, d48, moe-tiny, moe-6.9b, sizes, a TOML file, or weights
     #[arg(long, default_value = "d12", value_name = "NAME")]
     model: String,
     /// B: sequences per step
@@ -30,8 +32,8 @@ pub struct PlanArgs {
     #[arg(long, default_value_t = 64, value_name = "T", value_parser = number::count::<usize>)]
     seq: usize,
     /// Compute again in the backward instead of keeping
-    #[arg(long, value_enum, default_value_t = super::verify::RecomputeArg::None)]
-    recompute: super::verify::RecomputeArg,
+    #[arg(long, value_enum, default_value_t = RecomputeArg::None)]
+    recompute: RecomputeArg,
     /// Micro-steps whose gradients make one step; in bf16 they add up in f32
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = number::count::<u32>)]
     accumulate: u32,
@@ -55,6 +57,8 @@ struct PlanReport {
     device: String,
     dtype: Dtype,
     parameters: usize,
+    /// Those that one token meets, where that is not all of them.
+    active_parameters: Option<usize>,
     batch: usize,
     seq: usize,
     ops: usize,
@@ -63,8 +67,35 @@ struct PlanReport {
     machine_bytes: Option<u64>,
     activation_lower_bound: usize,
     flops: u64,
+    /// What each level of recomputation would need, beside everything else that was asked for.
+    choices: Vec<Choice>,
     /// At the limits measured on this machine; absent where it has no engine for the precision.
     least_ms: Option<f64>,
+}
+
+/// A level of recomputation.
+#[derive(Serialize)]
+struct Choice {
+    recompute: RecomputeArg,
+    activation_bytes: usize,
+    total_bytes: usize,
+    /// Absent where the machine does not say what it has.
+    fits: Option<bool>,
+}
+
+/// What each level would need; one that the model has nothing for is left out.
+fn choices(args: &PlanArgs, config: &ModelConfig, dtype: Dtype, has: Option<u64>) -> Result<Vec<Choice>> {
+    let levels = RecomputeArg::value_variants().iter();
+    let levels = levels.filter(|&&level| level != RecomputeArg::Experts || config.kind() == "moe");
+    let plan = |&recompute: &RecomputeArg| {
+        let precision = dtype.precision(args.accumulate);
+        let layout = *config.training((args.batch, args.seq), recompute.into(), precision)?.layout();
+        let total_bytes = layout.total();
+        let fits = has.map(|has| total_bytes as u64 <= has);
+        let activation_bytes = layout.bytes(Pool::Activations);
+        Ok(Choice { recompute, activation_bytes, total_bytes, fits })
+    };
+    levels.map(plan).collect()
 }
 
 /// The device's memory and, if it can compute in this precision, its limits.
@@ -82,12 +113,9 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
     let choice = ModelChoice::parse(&args.model)?;
     let device = args.device.parse::<Device>()?.resolve();
     let dtype = args.dtype.unwrap_or(if device == Device::Cpu { Dtype::F32 } else { Dtype::Bf16 });
-    let program = gpt2::training(
-        choice.config(),
-        (args.batch, args.seq),
-        args.recompute.into(),
-        dtype.precision(args.accumulate),
-    )?;
+    let config = choice.config();
+    let program =
+        config.training((args.batch, args.seq), args.recompute.into(), dtype.precision(args.accumulate))?;
     let (machine_bytes, limits) = look(args, device, dtype)?;
     let layout = program.layout();
     let least = |limits: &Limits| -> f64 {
@@ -99,6 +127,7 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         device: device.to_string(),
         dtype,
         parameters: program.num_params(),
+        active_parameters: config.active_params(),
         batch: args.batch,
         seq: args.seq,
         ops: program.nodes().len(),
@@ -107,12 +136,14 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         machine_bytes,
         activation_lower_bound: program.activation_lower_bound(),
         flops: Section::ALL.iter().map(|&section| program.flops(section)).sum(),
+        choices: choices(args, &config, dtype, machine_bytes)?,
         least_ms: limits.as_ref().map(least),
     };
     out::line(format!(
-        "{}  {} parameters  {} ops  {} {}",
+        "{}  {} parameters{}  {} ops  {} {}",
         report.model,
         report.parameters,
+        report.active_parameters.map_or_else(String::new, |active| format!(" ({active} active)")),
         report.ops,
         report.device,
         dtype.name()
@@ -133,6 +164,15 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         human_bytes(report.activation_lower_bound as u64),
         human_bytes((layout.bytes(Pool::Activations) - report.activation_lower_bound) as u64)
     ))?;
+    for choice in &report.choices {
+        out::line(format!(
+            "--recompute {:<8} {:>12}  all {:>12}{}",
+            choice.recompute.name(),
+            human_bytes(choice.activation_bytes as u64),
+            human_bytes(choice.total_bytes as u64),
+            choice.fits.map_or("", |fits| if fits { "  fits" } else { "  does not fit" })
+        ))?;
+    }
     let time = match (&limits, report.least_ms) {
         (Some(limits), Some(ms)) => format!(
             "at {device}'s {:.0} GFLOP/s and {:.1} GB/s no less than {ms:.0} ms",

@@ -14,7 +14,7 @@ use ironhorse::train::data::{Loader, LoaderConfig, MemoryTokens, Tokens, open_sh
 use ironhorse::train::format::checkpoint::TrainerState;
 use ironhorse::train::format::tokenizer::Tokenizer;
 use ironhorse::train::format::{ModelChoice, WeightSource, open_weights};
-use ironhorse::train::model::Gpt2Config;
+use ironhorse::train::model::{Gpt2Config, ModelConfig};
 use ironhorse::train::schedule::{Decay, LrSchedule};
 use ironhorse::train::session::{Session, SessionSpec};
 use ironhorse::train::train::{RunFolder, Summary, TrainData, TrainSettings, train};
@@ -31,12 +31,13 @@ const MOST_STEPS: u64 = u32::MAX as u64;
 #[command(after_help = "Examples:\n  ironhorse train\n  \
     ironhorse train --steps 200 --lr 3e-3 --out runs/quick\n  \
     ironhorse train --model d12 --data 'shards/*_train_*.bin' --val-data 'shards/*_val_*.bin' --tokenizer gpt2_tokenizer.bin\n  \
+    ironhorse train --model hidden=128,layers=4,heads=4,experts=8,top_k=2,ffn=256,vocab=256,context=128\n  \
     ironhorse train --init runs/0001/checkpoint --steps 500\n  \
     ironhorse train --config runs/0001/config.toml --out runs/again\n\n\
-    A run folder holds config.toml (reproduces the run), metrics.jsonl, loss.svg, samples/ and checkpoint/.\n\n\
+    A run folder holds config.toml (reproduces the run), metrics.jsonl, loss.svg, experts.svg (of a mixture of experts), samples/ and checkpoint/.\n\n\
     Exit code: 0 done, 1 the loss or the gradients ran away (the run folder has the log, no checkpoint), 2 could not run.")]
 pub struct TrainArgs {
-    /// d12, d24, d36, d48, sizes such as n_layer=2,n_head=4,n_embd=64, a TOML file, or `builtin`
+    /// d12, d24, d36, d48, moe-tiny, moe-6.9b, sizes such as n_layer=2,n_head=4,n_embd=64, a TOML file, or `builtin`
     #[arg(long, default_value = BUILTIN, value_name = "NAME")]
     model: String,
     /// Start from these weights: a model .bin, a Hugging Face folder, a checkpoint
@@ -152,8 +153,8 @@ const RUNS: &str = "runs";
 const BUILTIN: &str = "builtin";
 
 /// The model of `ironhorse train` without flags: learns the built-in stories in less than 90 s on two cores.
-fn builtin_model() -> Gpt2Config {
-    Gpt2Config::new(128, 256, 4, 4, 128)
+fn builtin_model() -> ModelConfig {
+    Gpt2Config::new(128, 256, 4, 4, 128).into()
 }
 
 /// Bytes of built-in stories: more than the default run reads.
@@ -161,11 +162,11 @@ const TRAIN_BYTES: usize = 4 << 20;
 const VAL_BYTES: usize = 1 << 17;
 
 /// Everything that depends on the model, settled; serialised it reproduces the run.
-fn settle(mut args: TrainArgs, config: &Gpt2Config) -> TrainArgs {
-    let small = config.n_embd <= 256;
+fn settle(mut args: TrainArgs, config: &ModelConfig) -> TrainArgs {
+    let small = config.width() <= 256;
     let pick = |a: u64, b: u64| if small { a } else { b };
     args.batch.get_or_insert(pick(8, 4) as usize);
-    args.seq.get_or_insert((pick(128, 64) as usize).min(config.max_seq_len));
+    args.seq.get_or_insert((pick(128, 64) as usize).min(config.max_seq_len()));
     args.steps.get_or_insert(pick(2200, 100));
     args.lr.get_or_insert(if small { 4e-3 } else { 3e-4 });
     args.final_fraction.get_or_insert(if small { 0.02 } else { 0.1 });
@@ -175,7 +176,7 @@ fn settle(mut args: TrainArgs, config: &Gpt2Config) -> TrainArgs {
     args.val_every.get_or_insert(pick(200, 50));
     args.sample_every.get_or_insert(pick(500, 0));
     args.sample_tokens.get_or_insert(pick(700, 64) as usize);
-    args.sampling.settle(config.vocab_size);
+    args.sampling.settle(config.vocab_size());
     args
 }
 
@@ -183,11 +184,11 @@ pub fn run(args: &TrainArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
     let (config, mut weights) = choose_model(args)?;
     let mut args = settle(args.clone(), &config);
-    if args.seq > Some(config.max_seq_len) {
-        bail!("--seq {} is beyond the model's context of {}", args.seq.unwrap_or(0), config.max_seq_len);
+    if args.seq > Some(config.max_seq_len()) {
+        bail!("--seq {} is beyond the model's context of {}", args.seq.unwrap_or(0), config.max_seq_len());
     }
     if args.model != BUILTIN || weights.is_some() {
-        args.model = inline(&config);
+        args.model = config.to_line();
     }
     if let Some(source) = &weights {
         args.init.get_or_insert(source.path().to_owned());
@@ -224,14 +225,14 @@ pub fn run(args: &TrainArgs) -> Result<Outcome> {
 }
 
 /// The sizes, and the weights if there are any.
-fn choose_model(args: &TrainArgs) -> Result<(Gpt2Config, Option<Box<dyn WeightSource>>)> {
+fn choose_model(args: &TrainArgs) -> Result<(ModelConfig, Option<Box<dyn WeightSource>>)> {
     let init = args.init.as_deref().map(open_weights).transpose()?;
     if args.model == BUILTIN {
-        return Ok((init.as_ref().map_or_else(builtin_model, |source| *source.config()), init));
+        return Ok((init.as_ref().map_or_else(builtin_model, |source| source.config()), init));
     }
     let choice = ModelChoice::parse(&args.model)?;
-    let config = *choice.config();
-    if let Some(source) = init.as_ref().filter(|source| *source.config() != config) {
+    let config = choice.config();
+    if let Some(source) = init.as_ref().filter(|source| !source.config().computes_as(&config)) {
         bail!("--init {} has other sizes than --model {}", source.path().display(), args.model);
     }
     Ok(match choice {
@@ -259,10 +260,11 @@ fn train_into(
     let config = session.config();
     let tokens = args.batch.unwrap_or(1) * args.seq.unwrap_or(1);
     out::note(format_args!(
-        "{} parameters, {} layers of {}, {} tokens a step, {} steps → {}",
+        "{} parameters{}, {} layers of {}, {} tokens a step, {} steps → {}",
         config.num_params(),
-        config.n_layer,
-        config.n_embd,
+        config.active_params().map_or_else(String::new, |active| format!(" ({active} active)")),
+        config.layers(),
+        config.width(),
         tokens as u64 * u64::from(args.accumulate),
         settings.steps,
         folder.display()
@@ -347,15 +349,6 @@ fn report(
     Ok(Outcome::Done)
 }
 
-/// Sizes as one line that `--model` understands.
-fn inline(c: &Gpt2Config) -> String {
-    let Gpt2Config { max_seq_len, vocab_size, padded_vocab_size, n_layer, n_head, n_embd } = c;
-    format!(
-        "n_layer={n_layer},n_head={n_head},n_embd={n_embd},vocab_size={vocab_size},max_seq_len={max_seq_len},\
-         padded_vocab_size={padded_vocab_size}"
-    )
-}
-
 fn settings_of(args: &TrainArgs) -> Result<TrainSettings> {
     let steps = args.steps.context("--steps is missing")?;
     Ok(TrainSettings {
@@ -387,12 +380,12 @@ fn settings_of(args: &TrainArgs) -> Result<TrainSettings> {
     })
 }
 
-fn open_data(args: &TrainArgs, config: &Gpt2Config) -> Result<TrainData> {
+fn open_data(args: &TrainArgs, config: &ModelConfig) -> Result<TrainData> {
     let loader = |sources: Vec<Box<dyn Tokens>>, shuffle: bool| {
         let config = LoaderConfig {
             batch: args.batch.unwrap_or(1),
             seq: args.seq.unwrap_or(1),
-            vocab: config.vocab_size,
+            vocab: config.vocab_size(),
             seed: args.seed,
             shuffle,
         };
@@ -403,11 +396,11 @@ fn open_data(args: &TrainArgs, config: &Gpt2Config) -> Result<TrainData> {
     };
     let tokenizer = match &args.tokenizer {
         Some(path) => Some(Tokenizer::open(path)?),
-        None if args.data.is_empty() || config.vocab_size == 256 => Some(Tokenizer::bytes()),
+        None if args.data.is_empty() || config.vocab_size() == 256 => Some(Tokenizer::bytes()),
         None => None,
     };
-    if let Some(tokenizer) = tokenizer.as_ref().filter(|t| t.vocab_size() > config.vocab_size) {
-        bail!("the tokenizer has {} tokens, the model only {}", tokenizer.vocab_size(), config.vocab_size);
+    if let Some(tokenizer) = tokenizer.as_ref().filter(|t| t.vocab_size() > config.vocab_size()) {
+        bail!("the tokenizer has {} tokens, the model only {}", tokenizer.vocab_size(), config.vocab_size());
     }
     if args.data.is_empty() {
         let train = loader(stories(Split::Train, TRAIN_BYTES), true)?;

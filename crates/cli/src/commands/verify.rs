@@ -10,7 +10,7 @@ use ironhorse::cpu::CpuEngine;
 use ironhorse::train::format::answer_key::AnswerKey;
 use ironhorse::train::format::debug_state::DebugState;
 use ironhorse::train::format::{ModelChoice, open_weights};
-use ironhorse::train::model::gpt2::Recompute;
+use ironhorse::train::model::Recompute;
 use ironhorse::train::rng::Rng;
 use ironhorse::train::session::{Session, SessionSpec};
 use ironhorse::train::verify::{
@@ -34,10 +34,12 @@ const SEED: u64 = 1;
     python -m ironhorse.export gpt2 --model d12 --batch 4 --seq 64 --seed 1 --out answers\n  \
     ironhorse verify --model answers/gpt2_d12.bin --state answers/gpt2_d12_debug_state.bin\n  \
     ironhorse verify --key answers/gpt2_d12.key.safetensors --json verify.json\n  \
+    python -m ironhorse.export moe --model moe-tiny --batch 2 --seq 32 --out answers\n  \
+    ironhorse verify --key answers/moe-tiny.key.safetensors\n  \
     ironhorse verify --lockstep --device cuda --dtype bf16 --model d12 --batch 4 --seq 64\n\n\
     Exit code: 0 all agree, 1 something is wrong, 2 could not run.")]
 pub struct VerifyArgs {
-    /// Weights: a model .bin, a Hugging Face folder, a checkpoint; with --lockstep also d12 or sizes, for random ones
+    /// Weights: a model .bin, a Hugging Face folder, a checkpoint; with --lockstep also d12, moe-tiny or sizes, for random ones
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
     /// A debug state made from the model
@@ -84,10 +86,24 @@ pub struct VerifyArgs {
 pub enum RecomputeArg {
     /// Nothing: keep every activation
     None,
-    /// GELU
+    /// GELU or SwiGLU
     Gelu,
-    /// GELU and layernorm
+    /// The norms too, and the rows given to experts
     Full,
+    /// All inside the experts too
+    Experts,
+}
+
+impl RecomputeArg {
+    /// Its name as a flag.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Gelu => "gelu",
+            Self::Full => "full",
+            Self::Experts => "experts",
+        }
+    }
 }
 
 impl From<RecomputeArg> for Recompute {
@@ -96,6 +112,7 @@ impl From<RecomputeArg> for Recompute {
             RecomputeArg::None => Self::None,
             RecomputeArg::Gelu => Self::Gelu,
             RecomputeArg::Full => Self::Full,
+            RecomputeArg::Experts => Self::Experts,
         }
     }
 }
@@ -198,7 +215,7 @@ fn with_answers(
     how: (String, Dtype),
 ) -> Result<Verified> {
     let mut reference = open(args)?;
-    check_memory(engine.as_ref(), reference.config(), &session_spec(reference.as_ref(), options))?;
+    check_memory(engine.as_ref(), &reference.config(), &session_spec(reference.as_ref(), options))?;
     let mut report = verify(engine, reference.as_mut(), options, &mut || cpu(args))?;
     let (mut hints, mut warnings) = (Vec::new(), Vec::new());
     if args.key.is_none() && !report.passed() {
@@ -235,8 +252,8 @@ fn lockstep_with_answers(
 ) -> Result<LockstepReport> {
     let mut reference = open(args)?;
     let spec = session_spec(reference.as_ref(), options);
-    check_memory(engine.as_ref(), reference.config(), &spec)?;
-    let mut session = Session::new(engine, *reference.config(), &spec)?;
+    check_memory(engine.as_ref(), &reference.config(), &spec)?;
+    let mut session = Session::new(engine, reference.config(), &spec)?;
     session.load(Pool::Params, |name, values| reference.read_weight(name, values))?;
     let (x, y, scalars) = (reference.x()?, reference.y()?, reference.optimizer().scalars);
     Ok(lockstep(args, &x, &y, scalars).run(&mut session, cpu(args))?)
@@ -250,7 +267,7 @@ fn lockstep_with_random(
 ) -> Result<LockstepReport> {
     let Some(model) = &args.model else { bail!("give --model NAME or --key FILE with --lockstep") };
     let choice = ModelChoice::parse(&model.to_string_lossy())?;
-    let config = *choice.config();
+    let config = choice.config();
     let Options { recompute, precision, .. } = *options;
     let train = Some((args.batch, args.seq));
     let spec = SessionSpec { train, recompute, precision, ..SessionSpec::default() };
@@ -264,7 +281,7 @@ fn lockstep_with_random(
     }
     let mut rng = Rng::new(SEED).fork(u64::MAX);
     let count = args.batch * args.seq; // `check_memory` has counted them
-    let stream: Vec<i32> = (0..=count).map(|_| rng.index(config.vocab_size) as i32).collect();
+    let stream: Vec<i32> = (0..=count).map(|_| rng.index(config.vocab_size()) as i32).collect();
     let scalars = Scalars { lr: 1e-3, weight_decay: 0.1, grad_clip: 1.0, ..Scalars::default() };
     Ok(lockstep(args, &stream[..count], &stream[1..], scalars).run(&mut session, cpu(args))?)
 }
@@ -282,7 +299,7 @@ fn open(args: &VerifyArgs) -> Result<Box<dyn Reference>> {
     let (Some(model), Some(state)) = (model, &args.state) else {
         bail!("give --state FILE with --model, or --key FILE");
     };
-    let state = DebugState::open(state, model.config())?;
+    let state = DebugState::open(state, model.config().gpt2("a debug state")?)?;
     Ok(Box::new(StateReference::new(model, state)))
 }
 

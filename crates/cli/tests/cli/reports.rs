@@ -117,6 +117,29 @@ fn plan_adds_up_and_recomputing_saves_memory() {
     };
     let (none, gelu, full) = (total("none"), total("gelu"), total("full"));
     assert!(full < gelu && gelu < none, "{full} {gelu} {none}");
+    let levels = |report: &serde_json::Value| -> Vec<(String, u64)> {
+        let choices = report["choices"].as_array().unwrap().iter();
+        choices
+            .map(|c| (c["recompute"].as_str().unwrap().into(), c["total_bytes"].as_u64().unwrap()))
+            .collect()
+    };
+    let want = [("none", none), ("gelu", gelu), ("full", full)].map(|(name, bytes)| (name.to_owned(), bytes));
+    assert_eq!(levels(&place.json("p.json")), want);
+}
+
+#[test]
+fn the_largest_mixture_is_planned_for_one_gpu() {
+    let place = Place::new();
+    let text = place
+        .does("plan --model moe-6.9b --batch 8 --seq 1024 --dtype bf16 --recompute experts --json p.json");
+    let report = place.json("p.json");
+    assert_eq!(report["parameters"], 6_882_678_528_u64);
+    assert_eq!(report["active_parameters"], 1_786_599_168_u64);
+    assert!(report["total_bytes"].as_u64().unwrap() < 110 << 30, "{}", text.text());
+    let sizes: Vec<u64> =
+        report["choices"].as_array().unwrap().iter().map(|c| c["total_bytes"].as_u64().unwrap()).collect();
+    assert!(sizes.len() == 4 && sizes.is_sorted_by(|a, b| a > b), "{sizes:?}");
+    assert_eq!(report["choices"][3]["total_bytes"], report["total_bytes"]);
 }
 
 #[test]

@@ -224,7 +224,7 @@ fn training_starts_from_weights_of_every_kind() {
 /// An answer key that holds the weights; training reads nothing else of it.
 fn write_key(weights: &Path, key: &Path) {
     let mut source = open_weights(weights).unwrap();
-    let config = *source.config();
+    let config = source.config();
     let spec = AnswerKeySpec {
         config,
         batch: 1,
@@ -284,6 +284,40 @@ fn a_run_that_diverges_fails_and_keeps_its_log() {
     assert!(place.path("run/loss.svg").exists() && !place.path("run/checkpoint").exists());
     assert!(last.contains("first not finite: "), "{last}");
     place.does("convert run/before-divergence kept.bin");
+}
+
+#[test]
+fn a_mixture_that_diverges_says_so_too() {
+    let place = Place::new();
+    let model = "hidden=16,layers=1,heads=2,experts=3,top_k=1,ffn=8,vocab=256,context=16";
+    let flags = "--batch 2 --seq 16 --steps 5 --lr 1e15 --grad-clip 0 --sample-tokens 0";
+    let done = place.runs(&format!("train --model {model} {flags} --out run"));
+    assert_eq!(done.code, Some(1), "{}", done.stderr);
+    let last = done.stderr.lines().last().unwrap();
+    assert!(last.starts_with("error: training diverged at step 1: loss NaN"), "{last}");
+    assert!(last.contains("first not finite: "), "{last}");
+    place.refuses("convert run/before-divergence kept.bin", &["holds a GPT-2 only"]);
+    place.does("convert run/before-divergence kept");
+}
+
+#[test]
+fn a_mixture_writes_how_its_tokens_spread() {
+    let place = Place::new();
+    let model = "hidden=16,layers=2,heads=2,experts=4,top_k=2,ffn=8,vocab=256,context=16";
+    let flags = "--batch 2 --seq 16 --steps 3 --accumulate 2 --sample-tokens 4";
+    place.does(&format!("train --model {model} {flags} --out run"));
+    for step in place.metrics("run") {
+        assert_eq!(step.router.len(), 2);
+        for layer in step.router {
+            assert!((layer.load.iter().sum::<f32>() - 2.0).abs() < 1e-5, "{:?}", layer.load);
+            assert!(layer.entropy > 1.0 && layer.entropy <= 4_f32.ln() + 1e-5, "{}", layer.entropy);
+            // alpha·K when even; the mean over the micro-steps
+            assert!((0.015..0.04).contains(&layer.aux), "{}", layer.aux);
+        }
+    }
+    assert!(place.path("run/experts.svg").exists());
+    let text = place.does("generate --model run/checkpoint --tokens 5 --json g.json");
+    assert!(text.stderr.is_empty(), "{}", text.stderr);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use super::safetensors::{Dtype, Header, SafeTensors, TensorInfo, Writer};
 use super::stacked::{expect_numel, filled};
 use super::tokenizer::Tokenizer;
 use super::{Elem, Source, atomic};
-use crate::model::{Gpt2Config, TensorSpec};
+use crate::model::{ModelConfig, TensorSpec};
 use crate::{Error, Result};
 
 const STATE: &str = "state.safetensors";
@@ -57,7 +57,7 @@ pub struct TrainerJson {
     /// Where training stands.
     pub state: TrainerState,
     /// The model's sizes.
-    pub config: Gpt2Config,
+    pub config: ModelConfig,
     /// CRC-32 of the other files.
     pub crc32: BTreeMap<String, u32>,
 }
@@ -74,8 +74,8 @@ impl TrainerJson {
         if file.version != 1 {
             return Err(Error::field(path, "version", file.version, 1));
         }
-        let config = Gpt2Config::from_json(&file.config.to_string())
-            .map_err(|error| Error::field(path, "config", format!("wrong ({error})"), "sizes of a GPT-2"))?;
+        let config = ModelConfig::from_json(&file.config.to_string())
+            .map_err(|error| Error::field(path, "config", format!("wrong ({error})"), "sizes of a model"))?;
         for name in [HF_WEIGHTS, HF_CONFIG, STATE] {
             if !file.crc32.contains_key(name) {
                 return Err(Error::field(path, format!("crc32 of {name}"), "missing", "a number"));
@@ -129,7 +129,7 @@ impl Part {
 #[derive(Clone, Copy, Debug)]
 pub struct CheckpointParts<'a> {
     /// The model's sizes.
-    pub config: &'a Gpt2Config,
+    pub config: &'a ModelConfig,
     /// How the weights are stored: F32 to resume exactly. The moments are always F32.
     pub elem: Elem,
     /// Where training stands.
@@ -169,7 +169,7 @@ pub fn write_checkpoint(
 
 fn write_state(
     folder: &Path,
-    config: &Gpt2Config,
+    config: &ModelConfig,
     fill: &mut impl FnMut(Part, &TensorSpec, &mut [f32]) -> Result<()>,
 ) -> Result<u32> {
     let table = config.tensors();
@@ -214,12 +214,11 @@ impl Checkpoint {
             }
         }
         let mut weights = HfFolder::open(folder)?;
-        let padded_vocab_size = trainer.config.padded_vocab_size;
-        if (Gpt2Config { padded_vocab_size, ..*weights.config() }) != trainer.config {
+        if !weights.config().computes_as(&trainer.config) {
             let expected = format!("that of config.json, {}", weights.config().to_json());
             return Err(Error::field(&path, "config", trainer.config.to_json(), expected));
         }
-        weights.set_padding(padded_vocab_size);
+        weights.set_config(trainer.config);
         let state = SafeTensors::open(&folder.join(STATE))?;
         let tokenizer =
             trainer.crc32.contains_key(TOKENIZER).then(|| Tokenizer::open(&folder.join(TOKENIZER)));
@@ -228,7 +227,7 @@ impl Checkpoint {
     }
 
     /// The model's sizes.
-    pub fn config(&self) -> &Gpt2Config {
+    pub fn config(&self) -> &ModelConfig {
         &self.trainer.config
     }
 

@@ -11,7 +11,7 @@ use super::shards::{ShardKind, ShardWriter};
 use super::tokenizer::Tokenizer;
 use super::*;
 use crate::Result;
-use crate::model::{Gpt2Config, TensorSpec};
+use crate::model::{Gpt2Config, MoeConfig, TensorSpec};
 
 fn config() -> Gpt2Config {
     Gpt2Config::new(3, 5, 1, 1, 4)
@@ -49,7 +49,7 @@ fn write_all(folder: &Path) -> Result<()> {
         shard.finish()?;
     }
     let spec = AnswerKeySpec {
-        config,
+        config: config.into(),
         batch: 1,
         seq: 2,
         x: &[0, 1],
@@ -66,9 +66,10 @@ fn write_all(folder: &Path) -> Result<()> {
         out.iter_mut().enumerate().for_each(|(n, out)| *out = value(name, n));
         Ok(())
     })?;
-    write_hf(&at("hf"), &config, &HfOptions { elem: Elem::F32, eot: None }, fill)?;
+    write_hf(&at("hf"), &config.into(), &HfOptions { elem: Elem::F32, eot: None }, fill)?;
     let trainer = TrainerState::default();
-    let parts = CheckpointParts { config: &config, elem: Elem::F32, trainer: &trainer, tokenizer: None };
+    let parts =
+        CheckpointParts { config: &config.into(), elem: Elem::F32, trainer: &trainer, tokenizer: None };
     write_checkpoint(&at("checkpoint"), &parts, |_, spec, out| fill(spec, out))?;
     std::fs::write(at("sizes.toml"), "n_layer = 1\nn_head = 1\nn_embd = 4\n").unwrap();
     Ok(())
@@ -102,7 +103,7 @@ fn all_weights_read_alike() {
     write_all(folder.path()).unwrap();
     for name in ["model.bin", "a.key.safetensors", "hf", "hf/model.safetensors", "checkpoint"] {
         let choice = ModelChoice::parse(folder.path().join(name).to_str().unwrap()).unwrap();
-        assert_eq!(*choice.config(), config(), "{name}");
+        assert_eq!(choice.config(), config().into(), "{name}");
         let ModelChoice::Weights(mut source) = choice else { panic!("{name} has weights") };
         for spec in config().tensors() {
             let mut out = vec![9.0; spec.shape.numel()];
@@ -136,9 +137,12 @@ fn what_is_no_model_is_said() {
     std::fs::write(folder.path().join("text"), "some text here").unwrap();
     assert!(refusal("text").contains("kind of file is not known"));
     assert!(ModelChoice::parse("d99").err().unwrap().to_string().contains("unknown model `d99`"));
-    assert_eq!(ModelChoice::parse("d12").unwrap().config().n_layer, 12);
+    assert_eq!(ModelChoice::parse("d12").unwrap().config().layers(), 12);
+    for (name, config) in MoeConfig::NAMED {
+        assert_eq!(ModelChoice::parse(name).unwrap().config(), config.into(), "{name}");
+    }
     let toml = folder.path().join("sizes.toml").display().to_string();
-    assert_eq!(ModelChoice::parse(&toml).unwrap().config().n_embd, 4);
+    assert_eq!(ModelChoice::parse(&toml).unwrap().config().width(), 4);
 }
 
 #[test]

@@ -7,16 +7,16 @@ use super::checkpoint::Checkpoint;
 use super::hf::HfFolder;
 use super::llmc_model::{ModelFile, check_finite};
 use super::sniff::{Kind, sniff};
-use crate::model::Gpt2Config;
+use crate::model::{ModelConfig, MoeConfig};
 use crate::{Error, Result};
 
 /// Something that holds the parameters of a model: a `.bin`, a Hugging Face folder, a checkpoint, an answer key.
 pub trait WeightSource {
     /// The model's sizes.
-    fn config(&self) -> &Gpt2Config;
+    fn config(&self) -> ModelConfig;
 
-    /// Fills `out` with a parameter by its name in the parameter table; rows of `wte.weight` beyond the vocabulary
-    /// that the file does not hold are 0.
+    /// Fills `out` with a parameter by its name in the parameter table; rows beyond the vocabulary that the file does not
+    /// hold are 0.
     fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()>;
 
     /// The file or folder.
@@ -26,8 +26,8 @@ pub trait WeightSource {
 macro_rules! weight_source {
     ($($type:ident)*) => {
         $(impl<R: std::io::Read + std::io::Seek> WeightSource for $type<R> {
-            fn config(&self) -> &Gpt2Config {
-                $type::config(self)
+            fn config(&self) -> ModelConfig {
+                $type::config(self).into()
             }
 
             fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
@@ -44,8 +44,8 @@ macro_rules! weight_source {
 weight_source!(ModelFile HfFolder AnswerKey);
 
 impl WeightSource for Checkpoint {
-    fn config(&self) -> &Gpt2Config {
-        Checkpoint::config(self)
+    fn config(&self) -> ModelConfig {
+        *Checkpoint::config(self)
     }
 
     fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
@@ -61,7 +61,7 @@ impl WeightSource for Checkpoint {
 struct Finite<S: ?Sized>(Box<S>);
 
 impl<S: WeightSource + ?Sized> WeightSource for Finite<S> {
-    fn config(&self) -> &Gpt2Config {
+    fn config(&self) -> ModelConfig {
         self.0.config()
     }
 
@@ -97,8 +97,8 @@ pub fn open_weights(path: &Path) -> Result<Box<dyn WeightSource>> {
 
 /// What `--model` was given: sizes to initialise at random, or weights.
 pub enum ModelChoice {
-    /// Sizes only: a name such as d12, `n_layer=...,...`, or a TOML file.
-    Sizes(Gpt2Config),
+    /// Sizes only: a name such as d12 or moe-tiny, `n_layer=...,...`, or a TOML file.
+    Sizes(ModelConfig),
     /// A file or folder with weights.
     Weights(Box<dyn WeightSource>),
 }
@@ -109,22 +109,23 @@ impl ModelChoice {
         let path = Path::new(text);
         if !path.exists() {
             let like_a_path = text.contains(['/', '\\']) || path.extension().is_some();
-            if like_a_path && !text.contains('=') {
+            let named = MoeConfig::named(text).is_some(); // moe-6.9b ends like a file
+            if like_a_path && !named && !text.contains('=') {
                 let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
                 return Err(Error::io(path, "open", missing));
             }
-            return Gpt2Config::parse(text).map(Self::Sizes);
+            return ModelConfig::parse(text).map(Self::Sizes);
         }
         match sniff(path)? {
-            Kind::Toml => Gpt2Config::from_toml_file(path).map(Self::Sizes),
+            Kind::Toml => ModelConfig::from_toml_file(path).map(Self::Sizes),
             _ => open_weights(path).map(Self::Weights),
         }
     }
 
     /// The sizes, in either case.
-    pub fn config(&self) -> &Gpt2Config {
+    pub fn config(&self) -> ModelConfig {
         match self {
-            Self::Sizes(config) => config,
+            Self::Sizes(config) => *config,
             Self::Weights(source) => source.config(),
         }
     }

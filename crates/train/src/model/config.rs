@@ -2,6 +2,7 @@
 
 use ironhorse_core::Shape;
 
+use super::moe::MoeConfig;
 use crate::{Error, Result};
 
 /// The sizes of a GPT-2.
@@ -24,7 +25,7 @@ pub struct Gpt2Config {
 /// One row of the parameter table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// The Hugging Face name without `transformer.`: `h.3.mlp.c_fc.weight`.
+    /// The Hugging Face name; of GPT-2 without `transformer.`: `h.3.mlp.c_fc.weight`.
     pub name: String,
     /// Weights are (out, in).
     pub shape: Shape,
@@ -33,17 +34,17 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    fn new<const N: usize>(name: impl Into<String>, dims: [usize; N]) -> Self {
+    pub(super) fn new<const N: usize>(name: impl Into<String>, dims: [usize; N]) -> Self {
         Self { name: name.into(), shape: Shape::new(dims), decay: N == 2 }
     }
 }
 
 /// V is padded to a multiple of this, so that the output GEMM has round tiles.
-const VOCAB_MULTIPLE: usize = 128;
+pub(super) const VOCAB_MULTIPLE: usize = 128;
 /// More parameters than any machine this runs on can hold: a typing error or a broken header.
-const MAX_PARAMS: u64 = 1 << 40;
+pub(super) const MAX_PARAMS: u64 = 1 << 40;
 /// Far beyond any model that trains, and few enough that tables and programs stay small when the width is tiny.
-const MAX_LAYERS: usize = 1024;
+pub(super) const MAX_LAYERS: usize = 1024;
 
 impl Gpt2Config {
     /// The named sizes: name, layers, heads, width.
@@ -61,7 +62,8 @@ impl Gpt2Config {
         match Self::NAMED.iter().find(|size| size.0 == name) {
             Some(&(_, layers, heads, width)) => Ok(Self::new(1024, 50257, layers, heads, width)),
             None => {
-                let names: Vec<_> = Self::NAMED.iter().map(|size| size.0).collect();
+                let gpt2 = Self::NAMED.iter().map(|size| size.0);
+                let names: Vec<_> = gpt2.chain(MoeConfig::NAMED.iter().map(|size| size.0)).collect();
                 Err(Error::config(format!(
                     "unknown model `{name}`: expected {}, a checkpoint file or folder, a TOML file, or sizes \
                      such as n_layer=2,n_head=4,n_embd=64",
@@ -132,6 +134,11 @@ impl Gpt2Config {
         self.checked_params().and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
     }
 
+    /// How many tensors a layer has.
+    pub fn tensors_per_layer(&self) -> usize {
+        12
+    }
+
     /// The channels of one head (HD).
     pub fn head_dim(&self) -> usize {
         self.n_embd / self.n_head.max(1)
@@ -175,6 +182,7 @@ mod tests {
             config.validate().unwrap();
             let sum: usize = config.tensors().iter().map(|spec| spec.shape.numel()).sum();
             assert_eq!(sum, config.num_params(), "{name}");
+            assert_eq!(config.tensors().len(), 4 + config.n_layer * config.tensors_per_layer());
         }
         // 124,439,808 of GPT-2 plus 47 padded rows
         assert_eq!(Gpt2Config::named("d12").unwrap().num_params(), 124_439_808 + 47 * 768);

@@ -9,7 +9,7 @@ use super::Gpt2Config;
 use crate::{Error, Result};
 
 /// Each size: its key, then the other spellings that are understood.
-const KEYS: [&[&str]; 6] = [
+pub(super) const KEYS: [&[&str]; 6] = [
     &["n_layer", "layers", "depth", "L"],
     &["n_head", "heads", "NH"],
     &["n_embd", "width", "d_model", "C"],
@@ -31,30 +31,21 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn put(&mut self, key: &str, value: Given<'_>) -> Result<()> {
-        if key == "kind" {
+    fn put(&mut self, key: &str, value: &Given) -> Result<()> {
+        if key == KIND {
             return match value {
-                Given::Text("gpt2") => Ok(()),
+                Given::Text(kind) if kind == "gpt2" => Ok(()),
                 other => Err(Error::config(format!("kind is {other}, expected gpt2"))),
             };
         }
         let Some(slot) = KEYS.iter().position(|names| names.contains(&key)) else {
-            let known: Vec<String> = KEYS.iter().map(|names| names.join("|")).collect();
-            return Err(Error::config(format!(
-                "unknown key `{key}`, expected one of: {}, kind",
-                known.join(", ")
-            )));
+            return Err(unknown_key(key, &KEYS));
         };
-        let size = match value {
-            Given::Int(value) => usize::try_from(value).ok(),
-            Given::Text(text) => text.parse().ok(),
-            Given::Other(_) => None,
-        };
-        let Some(size) = size else {
+        let Some(size) = value.size() else {
             return Err(Error::config(format!("{key} is {value}, expected a whole number of at least 1")));
         };
         if self.found[slot].replace(size).is_some() {
-            return Err(Error::config(format!("{} is given twice, expected once", KEYS[slot].join("|"))));
+            return Err(given_twice(KEYS[slot]));
         }
         Ok(())
     }
@@ -79,25 +70,117 @@ impl Sizes {
     }
 }
 
-/// A value as it was given.
-#[derive(Clone, Copy)]
-enum Given<'a> {
-    Int(i64),
-    Text(&'a str),
-    Other(&'a str),
+/// The key that says which model the others are about.
+pub(super) const KIND: &str = "kind";
+
+pub(super) fn unknown_key(key: &str, known: &[&[&str]]) -> Error {
+    let known: Vec<String> = known.iter().map(|names| names.join("|")).collect();
+    Error::config(format!("unknown key `{key}`, expected one of: {}, kind", known.join(", ")))
 }
 
-impl std::fmt::Display for Given<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+pub(super) fn given_twice(names: &[&str]) -> Error {
+    Error::config(format!("{} is given twice, expected once", names.join("|")))
+}
+
+/// A value as it was given.
+#[derive(Clone, Debug)]
+pub(super) enum Given {
+    Int(i64),
+    /// With what its language calls it.
+    Float(f64, &'static str),
+    Text(String),
+    Other(&'static str),
+}
+
+impl Given {
+    /// As a size, if it is one.
+    pub fn size(&self) -> Option<usize> {
         match self {
-            Self::Int(value) => write!(f, "{value}"),
-            Self::Text(text) => write!(f, "{text:?}"),
-            Self::Other(what) => write!(f, "a {what}"),
+            Self::Int(value) => usize::try_from(*value).ok(),
+            Self::Text(text) => text.parse().ok(),
+            Self::Float(..) | Self::Other(_) => None,
+        }
+    }
+
+    /// As a number, if it is one.
+    pub fn number(&self) -> Option<f64> {
+        match self {
+            Self::Int(value) => Some(*value as f64),
+            Self::Float(value, _) => Some(*value),
+            Self::Text(text) => text.parse().ok(),
+            Self::Other(_) => None,
         }
     }
 }
 
+impl std::fmt::Display for Given {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Int(value) => write!(f, "{value}"),
+            Self::Text(text) => write!(f, "{text:?}"),
+            Self::Float(_, what) | Self::Other(what) => write!(f, "a {what}"),
+        }
+    }
+}
+
+/// Keys and values, in the order in which they stand.
+pub(super) type Pairs = Vec<(String, Given)>;
+
+pub(super) fn toml_pairs(text: &str) -> Result<Pairs> {
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+        let start = error.span().map_or(0, |span| span.start);
+        let line = 1 + text.bytes().take(start).filter(|&byte| byte == b'\n').count();
+        Error::config(format!("not TOML, line {line}: {}", one_line(error.message())))
+    })?;
+    let given = |(key, value): (String, toml::Value)| {
+        let given = match value {
+            toml::Value::Integer(value) => Given::Int(value),
+            toml::Value::Float(value) => Given::Float(value, "float"),
+            // in TOML a number in quotes is a mistake; only `kind` is a string
+            toml::Value::String(text) if key == KIND => Given::Text(text),
+            other => Given::Other(other.type_str()),
+        };
+        (key, given)
+    };
+    Ok(table.into_iter().map(given).collect())
+}
+
+pub(super) fn line_pairs(text: &str) -> Result<Pairs> {
+    let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
+    let split = |pair: &str| match pair.split_once('=') {
+        None => Err(Error::config(format!("`{pair}` has no value, expected KEY=NUMBER"))),
+        Some((key, value)) => Ok((key.trim().to_owned(), Given::Text(value.trim().to_owned()))),
+    };
+    pairs.map(split).collect()
+}
+
+pub(super) fn json_pairs(text: &str) -> Result<Pairs> {
+    let map: Map<String, Value> = serde_json::from_str(text)
+        .map_err(|error| Error::config(format!("config is not a JSON object: {error}")))?;
+    let given = |(key, value): (String, Value)| {
+        let given = match value {
+            Value::Number(number) => match number.as_i64() {
+                Some(value) => Given::Int(value),
+                None => number
+                    .as_f64()
+                    .map_or(Given::Other("non-integer"), |value| Given::Float(value, "non-integer")),
+            },
+            Value::String(text) if key == KIND => Given::Text(text),
+            Value::String(_) => Given::Other("string"),
+            _ => Given::Other("non-number"),
+        };
+        (key, given)
+    };
+    Ok(map.into_iter().map(given).collect())
+}
+
 impl Gpt2Config {
+    pub(super) fn from_pairs(pairs: &Pairs) -> Result<Self> {
+        let mut sizes = Sizes::default();
+        pairs.iter().try_for_each(|(key, value)| sizes.put(key, value))?;
+        sizes.finish()
+    }
+
     /// The sizes in a TOML text with the keys of the command line.
     ///
     /// ```
@@ -107,22 +190,7 @@ impl Gpt2Config {
     /// # Ok::<(), ironhorse_train::Error>(())
     /// ```
     pub fn from_toml(text: &str) -> Result<Self> {
-        let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
-            let start = error.span().map_or(0, |span| span.start);
-            let line = 1 + text.bytes().take(start).filter(|&byte| byte == b'\n').count();
-            Error::config(format!("not TOML, line {line}: {}", one_line(error.message())))
-        })?;
-        let mut sizes = Sizes::default();
-        for (key, value) in &table {
-            let given = match value {
-                toml::Value::Integer(value) => Given::Int(*value),
-                // in TOML a number in quotes is a mistake; only `kind` is a string
-                toml::Value::String(text) if key == "kind" => Given::Text(text),
-                other => Given::Other(other.type_str()),
-            };
-            sizes.put(key, given)?;
-        }
-        sizes.finish()
+        Self::from_pairs(&toml_pairs(text)?)
     }
 
     /// The sizes in a TOML file; the error names the file.
@@ -136,40 +204,19 @@ impl Gpt2Config {
         if !text.contains('=') {
             return Self::named(text.trim());
         }
-        let mut sizes = Sizes::default();
-        for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
-            let Some((key, value)) = pair.split_once('=') else {
-                return Err(Error::config(format!("`{pair}` has no value, expected KEY=NUMBER")));
-            };
-            sizes.put(key.trim(), Given::Text(value.trim()))?;
-        }
-        sizes.finish()
+        Self::from_pairs(&line_pairs(text)?)
     }
 
     /// The sizes in a JSON object, as our own files carry them.
     pub fn from_json(text: &str) -> Result<Self> {
-        Self::parse_json(text, |_| true)
+        Self::from_pairs(&json_pairs(text)?)
     }
 
     /// The sizes in a JSON object of another tool: what else it says is ignored.
     pub(crate) fn from_foreign_json(text: &str) -> Result<Self> {
-        Self::parse_json(text, |key| key == "kind" || KEYS.iter().any(|names| names.contains(&key)))
-    }
-
-    fn parse_json(text: &str, wanted: impl Fn(&str) -> bool) -> Result<Self> {
-        let map: Map<String, Value> = serde_json::from_str(text)
-            .map_err(|error| Error::config(format!("config is not a JSON object: {error}")))?;
-        let mut sizes = Sizes::default();
-        for (key, value) in map.iter().filter(|(key, _)| wanted(key)) {
-            let given = match value {
-                Value::Number(number) => number.as_i64().map_or(Given::Other("non-integer"), Given::Int),
-                Value::String(text) if key == "kind" => Given::Text(text),
-                Value::String(_) => Given::Other("string"),
-                _ => Given::Other("non-number"),
-            };
-            sizes.put(key, given)?;
-        }
-        sizes.finish()
+        let mut pairs = json_pairs(text)?;
+        pairs.retain(|(key, _)| key == KIND || KEYS.iter().any(|names| names.contains(&key.as_str())));
+        Self::from_pairs(&pairs)
     }
 
     /// The inverse of [`Gpt2Config::from_json`].

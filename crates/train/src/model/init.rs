@@ -1,17 +1,21 @@
-//! GPT-2's initialisation, seeded and the same on every platform.
+//! How weights start: as GPT-2's do, seeded and the same on every platform.
 
-use super::Gpt2Config;
+use super::ModelConfig;
 use crate::Result;
 use crate::rng::Rng;
 use std::sync::{Mutex, PoisonError};
 
-/// Standard deviation of GPT-2's weights.
+/// Standard deviation of GPT-2's weights, and of Mixtral's.
 const STD: f64 = 0.02;
 
 /// Calls `put(name, values)` for every tensor in model order: normal(0, 0.02), residual projections scaled by 1/√(2L),
 /// norms 1, biases 0, padding rows of the vocabulary 0. Each tensor has its own random stream, so a change of one
 /// size leaves the others alone.
-pub fn gpt2(config: &Gpt2Config, seed: u64, mut put: impl FnMut(&str, &[f32]) -> Result<()>) -> Result<()> {
+pub fn random(
+    config: &ModelConfig,
+    seed: u64,
+    mut put: impl FnMut(&str, &[f32]) -> Result<()>,
+) -> Result<()> {
     let root = Rng::new(seed);
     let mut values = Vec::new();
     for (i, tensor) in config.tensors().iter().enumerate() {
@@ -20,9 +24,9 @@ pub fn gpt2(config: &Gpt2Config, seed: u64, mut put: impl FnMut(&str, &[f32]) ->
         let name = tensor.name.as_str();
         let is_matrix = tensor.shape.dims().len() == 2;
         if is_matrix {
-            let residual = name.ends_with("c_proj.weight");
-            let std = if residual { STD / ((2 * config.n_layer) as f64).sqrt() } else { STD };
-            let real = if name == "wte.weight" { config.vocab_size * config.n_embd } else { values.len() };
+            let residual = RESIDUAL.iter().any(|end| name.ends_with(end));
+            let std = if residual { STD / ((2 * config.layers()) as f64).sqrt() } else { STD };
+            let real: usize = config.unpadded_shape(tensor).iter().product();
             normals(&mut values[..real], root.fork(i as u64), std);
         } else if name.ends_with(".weight") {
             values.fill(1.0);
@@ -31,6 +35,9 @@ pub fn gpt2(config: &Gpt2Config, seed: u64, mut put: impl FnMut(&str, &[f32]) ->
     }
     Ok(())
 }
+
+/// How the names of the matrices end whose products the residual stream adds up.
+const RESIDUAL: [&str; 4] = ["c_proj.weight", "o_proj.weight", ".w2.weight", "down_proj.weight"];
 
 /// Numbers that one thread draws at a time.
 const PIECE: usize = 1 << 16;
@@ -65,6 +72,7 @@ fn normals(values: &mut [f32], mut rng: Rng, std: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Gpt2Config;
 
     #[test]
     fn pieces_are_those_of_one_stream() {
@@ -76,9 +84,9 @@ mod tests {
 
     #[test]
     fn weights_have_gpt2s_spread_and_padding_is_zero() {
-        let config = Gpt2Config::new(16, 1000, 2, 2, 64);
+        let config = ModelConfig::Gpt2(Gpt2Config::new(16, 1000, 2, 2, 64));
         let mut seen = 0;
-        gpt2(&config, 7, |name, values| {
+        random(&config, 7, |name, values| {
             seen += 1;
             let var = values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / values.len() as f64;
             match name {

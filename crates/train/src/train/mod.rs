@@ -1,9 +1,11 @@
 //! The training loop.
 
+mod balance;
 mod run_folder;
 
 pub use run_folder::{RunFolder, latest_checkpoint};
 
+use self::balance::Balance;
 use crate::data::Loader;
 use crate::format::tokenizer::Tokenizer;
 use crate::generate::{Request, generate};
@@ -120,6 +122,7 @@ pub fn train(
         tokens,
         batches: [(); 2].map(|()| Batches::new(tokens * settings.accumulate as usize)),
         mark: Instant::now(),
+        balance: Balance::default(),
     };
     let mut in_flight: Option<InFlight> = None;
     for step in 0..settings.steps {
@@ -163,6 +166,9 @@ struct InFlight {
     pending: PendingUpdate,
 }
 
+/// Where the engine works by itself, reading how tokens spread makes it wait; so every so many steps.
+const ROUTING_EVERY: u64 = 10;
+
 /// A run under way.
 struct Trainer<'a> {
     session: &'a mut Session,
@@ -176,6 +182,7 @@ struct Trainer<'a> {
     batches: [Batches; 2],
     /// When the step before was done.
     mark: Instant,
+    balance: Balance,
 }
 
 impl Trainer<'_> {
@@ -187,10 +194,16 @@ impl Trainer<'_> {
             let part = micro_step as usize * self.tokens..(micro_step as usize + 1) * self.tokens;
             let (x, y) = (&mut batches.x[part.clone()], &mut batches.y[part]);
             data.next_batch(x, y)?;
-            self.session.micro_step(x, y, &Scalars { micro_step, ..scalars })?;
+            if let Err(error) = self.session.micro_step(x, y, &Scalars { micro_step, ..scalars }) {
+                return Err(self.diverged(error, metrics.step, &scalars));
+            }
         }
         metrics.lr = scalars.lr;
-        Ok(InFlight { metrics, scalars, pending: self.session.start_update(&scalars)? })
+        let pending = self.session.start_update(&scalars)?;
+        if pending.is_ready() || metrics.step.is_multiple_of(ROUTING_EVERY) {
+            metrics.router = self.session.routing()?;
+        }
+        Ok(InFlight { metrics, scalars, pending })
     }
 
     /// Waits for a step and logs it, the last one with its validation loss; one that is not finite ends the run.
@@ -210,26 +223,36 @@ impl Trainer<'_> {
         }
         self.run.log(&metrics)?;
         self.observer.step(&metrics);
+        if let Some(warning) = self.balance.add(&metrics.router, last) {
+            self.observer.note(&format!("step {:>5}  {warning}", metrics.step));
+        }
         let loss = metrics.val_loss.filter(|val| !val.is_finite()).unwrap_or(loss);
         if loss.is_finite() && norm.is_finite() {
             return Ok(());
         }
         let _ = self.run.curve(); // why the run ended matters more than its picture
         let found = self.find_non_finite(metrics.step, &scalars);
+        let found = found.unwrap_or_else(|| "; run again, the step is finite".into());
         Err(Error::Diverged { step: metrics.step, loss, norm, found })
     }
 
-    /// The first tensor of a step that is not finite. Its update left the weights as they were, so the step can be run
-    /// again; only the step after it, which was under way, may have changed them since.
-    fn find_non_finite(&mut self, step: u64, scalars: &Scalars) -> String {
+    /// What a step that was refused means: a router chooses no experts by numbers that are not finite, so a model with
+    /// experts that runs away gets no further than that.
+    fn diverged(&mut self, error: Error, step: u64, scalars: &Scalars) -> Error {
+        let Some(found) = self.find_non_finite(step, scalars) else { return error };
+        let _ = self.run.curve(); // why the run ended matters more than its picture
+        Error::Diverged { step, loss: f32::NAN, norm: f32::NAN, found }
+    }
+
+    /// The first tensor of a step that is not finite, for [`Error::Diverged`]. The update of such a step left the weights as
+    /// they were, so it can be run again; only the step after it, which was under way, may have changed them since.
+    fn find_non_finite(&mut self, step: u64, scalars: &Scalars) -> Option<String> {
         let batches = &self.batches[(step % 2) as usize];
-        let parts = batches.x.chunks(self.tokens).zip(batches.y.chunks(self.tokens));
-        for (x, y) in parts {
-            if let Ok(Some(found)) = first_non_finite(self.session, x, y, scalars) {
-                return format!("; first not finite: {found}");
-            }
-        }
-        "; run again, the step is finite".into()
+        let mut parts = batches.x.chunks(self.tokens).zip(batches.y.chunks(self.tokens));
+        parts.find_map(|(x, y)| match first_non_finite(self.session, x, y, scalars) {
+            Ok(Some(found)) => Some(format!("; first not finite: {found}")),
+            _ => None,
+        })
     }
 
     /// Writes a sample and the loss curve: extras, without which the run goes on and its weights are kept.

@@ -5,9 +5,10 @@ use crate::format::atomic;
 use crate::format::checkpoint::{CheckpointParts, Part, TrainerState, write_checkpoint};
 use crate::format::llmc_model::check_finite;
 use crate::format::tokenizer::Tokenizer;
+use crate::heatmap::load_svg;
 use crate::metrics::{Metrics, MetricsWriter};
 use crate::plot::{Series, Style, loss_svg};
-use crate::session::Session;
+use crate::session::{LayerRouting, Session};
 use crate::{Error, Result};
 use ironhorse_core::Pool;
 use std::fs;
@@ -25,7 +26,12 @@ pub struct RunFolder {
     metrics: MetricsWriter,
     train: Vec<(f64, f64)>,
     val: Vec<(f64, f64)>,
+    /// Shares of the experts, layer by layer, as a moving average.
+    load: Vec<Vec<f64>>,
 }
+
+/// How much a reading counts in the average of the experts' shares: about the last fifty matter.
+const NEWEST: f64 = 0.04;
 
 impl RunFolder {
     /// Makes the folder; one that already holds a run is refused unless `overwrite`, which removes
@@ -50,7 +56,7 @@ impl RunFolder {
         fs::create_dir_all(path.join(SAMPLES)).map_err(|source| Error::io(path, "create", source))?;
         atomic::write_file(&path.join("config.toml"), |sink| sink.put(config_toml.as_bytes()))?;
         let metrics = MetricsWriter::create(&path.join(METRICS))?;
-        Ok(Self { path: path.to_owned(), metrics, train: Vec::new(), val: Vec::new() })
+        Ok(Self { path: path.to_owned(), metrics, train: Vec::new(), val: Vec::new(), load: Vec::new() })
     }
 
     /// Where it is.
@@ -63,10 +69,19 @@ impl RunFolder {
         let step = metrics.step as f64;
         self.train.push((step, f64::from(metrics.loss)));
         self.val.extend(metrics.val_loss.map(|loss| (step, f64::from(loss))));
+        if self.load.len() != metrics.router.len() && !metrics.router.is_empty() {
+            let first = |layer: &LayerRouting| layer.load.iter().map(|&load| f64::from(load)).collect();
+            self.load = metrics.router.iter().map(first).collect();
+        }
+        for (mean, layer) in self.load.iter_mut().zip(&metrics.router) {
+            for (mean, &load) in mean.iter_mut().zip(&layer.load) {
+                *mean += NEWEST * (f64::from(load) - *mean);
+            }
+        }
         self.metrics.write(metrics)
     }
 
-    /// Draws `loss.svg`.
+    /// Draws `loss.svg` and, of a model with experts, `experts.svg`.
     pub fn curve(&self) -> Result<()> {
         let series = |name: &str, points: &[(f64, f64)], style| Series {
             name: name.into(),
@@ -77,7 +92,8 @@ impl RunFolder {
         if !self.val.is_empty() {
             all.push(series("validation", &self.val, Style::Dots));
         }
-        loss_svg(&self.path.join("loss.svg"), "loss (nats per token)", &all)
+        loss_svg(&self.path.join("loss.svg"), "loss (nats per token)", &all)?;
+        if self.load.is_empty() { Ok(()) } else { load_svg(&self.path.join("experts.svg"), &self.load) }
     }
 
     /// Writes a sample.

@@ -16,7 +16,7 @@ pub use reference::{Damage, KeyReference, Recipe, Reference, StateReference};
 pub use report::{FirstWrong, Report, Row, RowKind};
 pub use rounding::{Rounding, RoundingEngine};
 
-use crate::model::gpt2::Recompute;
+use crate::model::Recompute;
 use crate::session::{Session, SessionSpec, io};
 use crate::{Error, Result};
 use ironhorse_core::{Engine, Pool, Precision, Program, Scalars, Section, Slot, ValueKind};
@@ -81,7 +81,7 @@ fn answers(
     options: &Options,
     limits: &Limits,
 ) -> Result<(Vec<Row>, Vec<f32>)> {
-    let (config, tokens) = (*reference.config(), reference.batch() * reference.seq());
+    let (config, tokens) = (reference.config(), reference.batch() * reference.seq());
     let mut session = Session::new(engine, config, &session_spec(reference, options))?;
     session.load(Pool::Params, |name, values| reference.read_weight(name, values))?;
     let mut check = Check { reference, options, limits, rows: Vec::new(), want: Vec::new(), got: Vec::new() };
@@ -118,6 +118,8 @@ impl Check<'_> {
         session.engine().write_i32(io(&program, "y")?, &y)?;
         let loss = io(&program, "loss")?;
         let end = program.range(Section::Backward).end;
+        // that of a mixture of experts is a sum of several ops
+        let last_loss = (0..end).rev().find(|&i| program.nodes()[i].op.writes().any(|slot| slot == loss));
         let mut values = program.values().iter().peekable();
         for i in 0..end {
             session.engine().run(&program, i..i + 1, scalars)?;
@@ -129,10 +131,28 @@ impl Check<'_> {
                 };
                 self.tensor(session, &program, i, &name, value.slot)?;
             }
-            if program.nodes()[i].op.writes().any(|slot| slot == loss) {
+            if last_loss == Some(i) {
+                self.aux(session, &program)?;
                 self.tensor(session, &program, i, "loss", loss)?;
             }
         }
+        Ok(())
+    }
+
+    /// Compares the layers' auxiliary losses, which the reference has as one tensor (L).
+    fn aux(&mut self, session: &mut Session, program: &Program) -> Result<()> {
+        let Some(want) = self.reference.read("aux")? else { return Ok(()) };
+        let slots = (0..want.len()).map(|l| io(program, &format!("layers.{l}.aux")));
+        let slots = slots.collect::<Result<Vec<_>>>()?;
+        let got = slots.iter().map(|&slot| Ok(session.engine().read_scalar(slot)?));
+        let got = got.collect::<Result<Vec<_>>>()?;
+        let allowed = self.limits.of(self.reference, "aux", want.len());
+        let comparison = compare(&got, &want, &[want.len()], allowed);
+        // the op of the first layer that is wrong is the one to blame
+        let layer = comparison.first_wrong.as_ref().map_or(0, |wrong| wrong.index[0]);
+        let wrote = |&i: &usize| program.nodes()[i].op.writes().any(|slot| slots.get(layer) == Some(&slot));
+        let op = (0..program.nodes().len()).find(wrote).unwrap_or(0);
+        self.rows.push(Row::new("aux", program, op, comparison));
         Ok(())
     }
 
@@ -195,9 +215,7 @@ impl Check<'_> {
     ) -> Result<()> {
         let Some(want) = self.reference.read(name)? else { return Ok(()) };
         self.want = want;
-        self.got.clear();
-        self.got.resize(slot.numel(), 0.0);
-        session.engine().read_f32(slot, &mut self.got)?;
+        lockstep::read(session.engine(), slot, &mut self.got, &mut Vec::new())?;
         let shape = self.strip_padding(name, slot)?;
         let allowed = self.limits.of(self.reference, name, self.want.len());
         self.rows.push(Row::new(name, program, op, compare(&self.got, &self.want, &shape, allowed)));
@@ -211,7 +229,8 @@ impl Check<'_> {
         if self.got.len() == self.want.len() {
             return Ok(shape);
         }
-        let (vocab, padded) = (config.vocab_size, config.padded_vocab_size);
+        let (vocab, padded) = (config.vocab_size(), config.padded_vocab_size());
+        let param = name.split_once('.').map_or("", |(_, param)| param);
         if name == "logits" {
             let rows = self.got.len() / padded;
             for row in 0..rows {
@@ -221,8 +240,8 @@ impl Check<'_> {
             if let Some(last) = shape.last_mut() {
                 *last = vocab;
             }
-        } else if name.ends_with("wte.weight") {
-            self.got.truncate(vocab * config.n_embd);
+        } else if config.is_vocab_table(param) {
+            self.got.truncate(vocab * config.width());
             shape[0] = vocab;
         }
         if self.got.len() == self.want.len() {

@@ -13,7 +13,7 @@ use ironhorse_train::format::safetensors::SafeTensors;
 use ironhorse_train::format::shards::ShardReader;
 use ironhorse_train::format::tokenizer::Tokenizer;
 use ironhorse_train::format::{Elem, Sink, Source};
-use ironhorse_train::model::Gpt2Config;
+use ironhorse_train::model::{Gpt2Config, ModelConfig};
 use ironhorse_train::{Error, Result};
 
 /// The sizes of every small model below.
@@ -189,12 +189,13 @@ pub fn trainer_json(bytes: &[u8]) -> bool {
 /// All three spellings of sizes.
 pub fn sizes(bytes: &[u8]) -> bool {
     let text = String::from_utf8_lossy(bytes);
-    let parsers: [fn(&str) -> Result<Gpt2Config>; 3] =
-        [Gpt2Config::from_toml, Gpt2Config::parse, Gpt2Config::from_json];
+    let parsers: [fn(&str) -> Result<ModelConfig>; 3] =
+        [ModelConfig::from_toml, ModelConfig::parse, ModelConfig::from_json];
     let accepted = parsers.map(|parse| match parse(&text) {
         Ok(config) => {
             config.validate().expect("accepted, so valid");
-            assert_eq!(Gpt2Config::from_json(&config.to_json().to_string()).unwrap(), config);
+            assert_eq!(ModelConfig::from_json(&config.to_json().to_string()).unwrap(), config);
+            assert_eq!(ModelConfig::parse(&config.to_line()).unwrap(), config);
             true
         }
         Err(error) => refused(error),

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::format::safetensors::Header;
-use crate::model::Gpt2Config;
+use crate::model::ModelConfig;
 use crate::{Error, Result};
 
 /// The value of the metadata `format` that makes a safetensors file an answer key.
@@ -44,7 +44,7 @@ fn matrices() -> String {
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeyMeta {
     /// The model's sizes.
-    pub config: Gpt2Config,
+    pub config: ModelConfig,
     /// The precision PyTorch computed in: "f32", "bf16".
     pub dtype: String,
     /// The seed of weights and tokens.
@@ -66,11 +66,7 @@ impl KeyMeta {
     pub(super) fn parse(header: &Header, path: &Path) -> Result<Self> {
         expect(header, path, "format", FORMAT)?;
         expect(header, path, "version", VERSION)?;
-        expect(header, path, "model", "gpt2")?;
-        let text = need(header, path, "config")?;
-        let config = Gpt2Config::from_foreign_json(text).map_err(|error| {
-            Error::field(path, "metadata `config`", format!("wrong ({error})"), "sizes of a GPT-2")
-        })?;
+        let config = config(header, path)?;
         let seed = header.meta("seed").map(|text| {
             text.parse()
                 .map_err(|_| Error::field(path, "metadata `seed`", format!("{text:?}"), "a whole number"))
@@ -91,6 +87,24 @@ impl KeyMeta {
             torch_error_bf16: json(header, path, "torch_error_bf16")?.unwrap_or_default(),
         })
     }
+}
+
+/// The sizes, of a model whose kind is known.
+fn config(header: &Header, path: &Path) -> Result<ModelConfig> {
+    let (kind, model) = match header.meta("model") {
+        Some("gpt2") => ("gpt2", "a GPT-2"),
+        Some("moe") => ("moe", "a mixture of experts"),
+        Some("llama") => ("llama", "a Llama"),
+        found => {
+            let found = found.map_or("missing".into(), |found| format!("{found:?}"));
+            return Err(Error::field(path, "metadata `model`", found, "\"gpt2\", \"moe\" or \"llama\""));
+        }
+    };
+    let wrong = |found: String| Error::field(path, "metadata `config`", found, format!("sizes of {model}"));
+    let text = need(header, path, "config")?;
+    let config =
+        ModelConfig::from_foreign_json(kind, text).map_err(|error| wrong(format!("wrong ({error})")))?;
+    if config.kind() == kind { Ok(config) } else { Err(wrong(format!("that of a {}", config.kind()))) }
 }
 
 fn need<'a>(header: &'a Header, path: &Path, key: &str) -> Result<&'a str> {

@@ -4,13 +4,12 @@ use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::Path;
 
-use super::key_shape;
 use super::meta::{KeyMeta, KeyOptimizer};
 use crate::Result;
 use crate::format::atomic;
 use crate::format::safetensors::{Dtype, SafeTensors};
 use crate::format::stacked::expect_numel;
-use crate::model::{Gpt2Config, TensorSpec};
+use crate::model::{ModelConfig, TensorSpec};
 
 /// An open answer key, whose tensors are known to be there in their shapes.
 #[derive(Debug)]
@@ -33,9 +32,10 @@ impl<R: Read + Seek> AnswerKey<R> {
     pub fn new(file: SafeTensors<R>) -> Result<Self> {
         let meta = KeyMeta::parse(file.header(), file.path())?;
         let count = file.header().entries().len();
-        // before the parameter table is made: it grows with n_layer
-        if count < 24 * meta.config.n_layer {
-            let expected = format!("at least 24 for each of {} layers", meta.config.n_layer);
+        // before the parameter table is made: it grows with the layers
+        let (per_layer, layers) = (2 * meta.config.tensors_per_layer(), meta.config.layers());
+        if count < per_layer * layers {
+            let expected = format!("at least {per_layer} for each of {layers} layers");
             return Err(file.field("number of tensors", count, expected));
         }
         let mut key = Self { file, meta, batch: 0, seq: 0 };
@@ -46,7 +46,7 @@ impl<R: Read + Seek> AnswerKey<R> {
 
     fn check_batch(&mut self) -> Result<()> {
         let shape = self.file.entry("x")?.shape.clone();
-        let max_seq = self.meta.config.max_seq_len;
+        let max_seq = self.meta.config.max_seq_len();
         match shape[..] {
             [batch, seq] if batch > 0 && (1..=max_seq).contains(&seq) => {
                 (self.batch, self.seq) = (batch, seq)
@@ -57,7 +57,7 @@ impl<R: Read + Seek> AnswerKey<R> {
             }
         }
         self.expect_shape("y", &shape)?;
-        let vocab = self.meta.config.vocab_size;
+        let vocab = self.meta.config.vocab_size();
         for name in ["x", "y"] {
             let tokens = self.file.read_i32(name)?;
             let outside = |token: &i32| !usize::try_from(*token).is_ok_and(|token| token < vocab);
@@ -74,19 +74,22 @@ impl<R: Read + Seek> AnswerKey<R> {
         let table = config.tensors();
         let after = self.file.header().entries().iter().any(|entry| entry.name.starts_with("after."));
         for spec in &table {
-            let shape = key_shape(config, spec);
+            let shape = config.unpadded_shape(spec);
             self.expect_float(&format!("param.{}", spec.name), &shape)?;
             self.expect_float(&format!("grad.{}", spec.name), &shape)?;
             if after {
                 self.expect_float(&format!("after.{}", spec.name), &shape)?;
             }
         }
-        self.expect_float("logits", &[self.batch, self.seq, config.vocab_size])?;
+        self.expect_float("logits", &[self.batch, self.seq, config.vocab_size()])?;
         let loss = self.file.entry("loss")?;
         let scalar: &[usize] = if loss.shape.is_empty() { &[] } else { &[1] };
         self.expect_float("loss", scalar)?;
         for name in &self.meta.acts {
-            self.expect_float_any(&format!("act.{name}"))?;
+            // which experts were chosen is whole numbers
+            if self.file.entry(&format!("act.{name}"))?.dtype != Dtype::I32 {
+                self.expect_float_any(&format!("act.{name}"))?;
+            }
             let gradient = format!("dact.{name}");
             if self.has(&gradient) {
                 self.expect_float(&gradient, &self.file.entry(&format!("act.{name}"))?.shape)?;
@@ -139,7 +142,7 @@ impl<R: Read + Seek> AnswerKey<R> {
     }
 
     /// The model's sizes.
-    pub fn config(&self) -> &Gpt2Config {
+    pub fn config(&self) -> &ModelConfig {
         &self.meta.config
     }
 
@@ -185,15 +188,18 @@ impl<R: Read + Seek> AnswerKey<R> {
 
     /// A tensor by its full name: `act.h.0.ln_1`, `grad.wte.weight`, `logits`. Without padding.
     pub fn read(&mut self, name: &str) -> Result<Vec<f32>> {
+        if self.file.entry(name)?.dtype == Dtype::I32 {
+            return Ok(self.file.read_i32(name)?.into_iter().map(|value| value as f32).collect());
+        }
         self.file.read_f32_vec(name)
     }
 
-    /// Fills `out` with a tensor by its full name. For `param.`, `grad.` and `after.wte.weight`, `out` may have the padded
-    /// size: the rows beyond the vocabulary become 0.
+    /// Fills `out` with a tensor by its full name. For `param.`, `grad.` and `after.` of a table with a row for each token,
+    /// `out` may have the padded size: the rows beyond the vocabulary become 0.
     pub fn read_into(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
         let held = self.file.entry(name)?.numel();
-        let padded = self.meta.config.padded_vocab_size * self.meta.config.n_embd;
-        if name.ends_with(".wte.weight") && !name.starts_with("act.") && out.len() == padded {
+        let param = ["param.", "grad.", "after."].iter().find_map(|prefix| name.strip_prefix(prefix));
+        if param.is_some_and(|param| self.meta.config.is_vocab_table(param)) && out.len() == self.padded() {
             let (rows, padding) = out.split_at_mut(held);
             padding.fill(0.0);
             return self.file.read_f32(name, rows);
@@ -202,10 +208,15 @@ impl<R: Read + Seek> AnswerKey<R> {
         self.file.read_f32(name, out)
     }
 
+    /// Elements of a table with a row for each token, padded.
+    fn padded(&self) -> usize {
+        self.meta.config.padded_vocab_size() * self.meta.config.width()
+    }
+
     /// Reads one parameter by its name in the parameter table, padded.
     pub fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
-        if name == "wte.weight" {
-            expect_numel(name, out.len(), self.meta.config.padded_vocab_size * self.meta.config.n_embd)?;
+        if self.meta.config.is_vocab_table(name) {
+            expect_numel(name, out.len(), self.padded())?;
         }
         self.read_into(&format!("param.{name}"), out)
     }

@@ -4,9 +4,16 @@ use super::*;
 use crate::Result;
 use crate::format::safetensors::{Header, SafeTensors, TensorInfo, Writer};
 use crate::format::{Sink, Source};
+use crate::model::{Gpt2Config, ModelConfig};
 
-const CONFIG: Gpt2Config =
-    Gpt2Config { max_seq_len: 4, vocab_size: 5, padded_vocab_size: 128, n_layer: 1, n_head: 1, n_embd: 2 };
+const CONFIG: ModelConfig = ModelConfig::Gpt2(Gpt2Config {
+    max_seq_len: 4,
+    vocab_size: 5,
+    padded_vocab_size: 128,
+    n_layer: 1,
+    n_head: 1,
+    n_embd: 2,
+});
 const X: [i32; 6] = [0, 1, 2, 3, 4, 0];
 const Y: [i32; 6] = [1, 2, 3, 4, 0, 1];
 
@@ -123,7 +130,11 @@ fn broken_metadata_is_named() {
         "k: metadata `format` is missing, expected \"ironhorse-answer-key\""
     );
     assert_eq!(refusal(|p, _| set(p, "version", "2")), "k: metadata `version` is \"2\", expected \"1\"");
-    assert_eq!(refusal(|p, _| set(p, "model", "moe")), "k: metadata `model` is \"moe\", expected \"gpt2\"");
+    assert_eq!(
+        refusal(|p, _| set(p, "model", "bert")),
+        "k: metadata `model` is \"bert\", expected \"gpt2\", \"moe\" or \"llama\""
+    );
+    assert!(refusal(|p, _| set(p, "model", "moe")).contains("expected sizes of a mixture of experts"));
     assert!(refusal(|p, _| set(p, "config", "{\"n_layer\":1}")).contains("n_head|heads|NH is missing"));
     assert!(refusal(|p, _| set(p, "config", "3")).contains("metadata `config` is wrong"));
     assert!(

@@ -5,19 +5,18 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::key_shape;
 use super::meta::{FORMAT, KeyOptimizer, VERSION};
 use crate::Result;
 use crate::format::safetensors::{Dtype, Header, TensorInfo, Writer};
 use crate::format::stacked::expect_numel;
 use crate::format::{Elem, Sink, atomic};
-use crate::model::Gpt2Config;
+use crate::model::ModelConfig;
 
 /// What an answer key is about; its floats come from a callback.
 #[derive(Clone, Debug)]
 pub struct AnswerKeySpec<'a> {
     /// The model's sizes.
-    pub config: Gpt2Config,
+    pub config: ModelConfig,
     /// Sequences (B).
     pub batch: usize,
     /// Tokens of a sequence (T).
@@ -47,7 +46,7 @@ impl AnswerKeySpec<'_> {
         let params = |prefix: &'static str| {
             table
                 .iter()
-                .map(move |spec| float(format!("{prefix}.{}", spec.name), key_shape(&self.config, spec)))
+                .map(move |spec| float(format!("{prefix}.{}", spec.name), self.config.unpadded_shape(spec)))
         };
         let mut list = vec![
             TensorInfo::new("x", Dtype::I32, [self.batch, self.seq]),
@@ -55,7 +54,7 @@ impl AnswerKeySpec<'_> {
         ];
         list.extend(params("param"));
         list.extend(self.acts.iter().map(|(name, shape)| float(format!("act.{name}"), shape.clone())));
-        list.push(float("logits".into(), vec![self.batch, self.seq, self.config.vocab_size]));
+        list.push(float("logits".into(), vec![self.batch, self.seq, self.config.vocab_size()]));
         list.push(float("loss".into(), vec![]));
         if self.with_dacts {
             list.extend(self.acts.iter().map(|(name, shape)| float(format!("dact.{name}"), shape.clone())));
@@ -73,7 +72,7 @@ impl AnswerKeySpec<'_> {
         let mut pairs = vec![
             ("format".to_owned(), FORMAT.to_owned()),
             ("version".to_owned(), VERSION.to_owned()),
-            ("model".to_owned(), "gpt2".to_owned()),
+            ("model".to_owned(), self.config.kind().to_owned()),
             ("config".to_owned(), self.config.to_json().to_string()),
             ("dtype".to_owned(), self.dtype.to_owned()),
             ("seed".to_owned(), self.seed.to_string()),

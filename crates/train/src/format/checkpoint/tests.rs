@@ -1,9 +1,16 @@
 use serde_json::json;
 
 use super::*;
+use crate::model::Gpt2Config;
 
-const CONFIG: Gpt2Config =
-    Gpt2Config { max_seq_len: 3, vocab_size: 256, padded_vocab_size: 257, n_layer: 1, n_head: 1, n_embd: 2 };
+const CONFIG: ModelConfig = ModelConfig::Gpt2(Gpt2Config {
+    max_seq_len: 3,
+    vocab_size: 256,
+    padded_vocab_size: 257,
+    n_layer: 1,
+    n_head: 1,
+    n_embd: 2,
+});
 
 fn fill(part: Part, spec: &TensorSpec, out: &mut [f32]) -> Result<()> {
     let held = if spec.name == "wte.weight" { 512 } else { out.len() };
@@ -46,6 +53,22 @@ fn a_checkpoint_round_trips_and_is_replaced() {
         }
     }
     assert_eq!(std::fs::read_dir(top.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_checkpoint_of_a_mixture_keeps_what_config_json_cannot_say() {
+    let top = tempfile::tempdir().unwrap();
+    let config = ModelConfig::parse(
+        "hidden=6,layers=1,heads=2,head_dim=4,ffn=5,vocab=9,context=7,experts=3,top_k=1,rope_alpha=2.5",
+    )
+    .unwrap();
+    let parts = CheckpointParts { config: &config, elem: Elem::F32, trainer: &state(), tokenizer: None };
+    write_checkpoint(&top.path().join("c"), &parts, |_, _, _| Ok(())).unwrap();
+    let mut checkpoint = Checkpoint::open(&top.path().join("c")).unwrap();
+    assert_eq!(checkpoint.config(), &config);
+    let mut values = vec![1.0; 128 * 6];
+    checkpoint.read_tensor("lm_head.weight", &mut values).unwrap();
+    assert!(values.iter().all(|&value| value == 0.0));
 }
 
 #[test]

@@ -4,25 +4,48 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::moe_json;
 use crate::format::Elem;
-use crate::model::Gpt2Config;
+use crate::model::{Gpt2Config, ModelConfig};
 use crate::{Error, Result};
 
 /// The file's name in the folder.
 pub const HF_CONFIG: &str = "config.json";
 
 /// Reads the sizes, and refuses settings that would make the model compute something else than ours.
-pub fn parse_config_json(bytes: &[u8], path: &Path) -> Result<Gpt2Config> {
+pub fn parse_config_json(bytes: &[u8], path: &Path) -> Result<ModelConfig> {
     let map: Map<String, Value> = serde_json::from_slice(bytes)
         .map_err(|error| Error::field(path, "content", format!("not valid ({error})"), "a JSON object"))?;
-    check_settings(&map, path)?;
-    let size = |key: &str| match map.get(key) {
+    match map.get("model_type").and_then(Value::as_str) {
+        Some("mixtral" | "llama") => moe_json::parse(&map, path).map(ModelConfig::Moe),
+        _ => parse_gpt2(&map, path).map(ModelConfig::Gpt2),
+    }
+}
+
+/// A size that must be there.
+pub(super) fn size(map: &Map<String, Value>, path: &Path, key: &str) -> Result<usize> {
+    match map.get(key) {
         None => Err(Error::field(path, key, "missing", "a whole number")),
         Some(value) => value
             .as_u64()
             .and_then(|value| usize::try_from(value).ok())
             .ok_or_else(|| Error::field(path, key, value, "a whole number")),
-    };
+    }
+}
+
+fn parse_gpt2(map: &Map<String, Value>, path: &Path) -> Result<Gpt2Config> {
+    // where a key is absent, transformers takes the first value
+    let settings: [(&str, &[Value]); 7] = [
+        ("model_type", &[json!("gpt2"), json!("mixtral"), json!("llama")]),
+        ("activation_function", &[json!("gelu_new"), json!("gelu_pytorch_tanh")]),
+        ("layer_norm_epsilon", &[json!(1e-5)]),
+        ("tie_word_embeddings", &[json!(true)]),
+        ("scale_attn_weights", &[json!(true)]),
+        ("scale_attn_by_inverse_layer_idx", &[json!(false)]),
+        ("add_cross_attention", &[json!(false)]),
+    ];
+    check_settings(map, &settings, path)?;
+    let size = |key: &str| size(map, path, key);
     let positions = if map.contains_key("n_positions") { "n_positions" } else { "n_ctx" };
     let config = Gpt2Config::new(
         size(positions)?,
@@ -41,18 +64,13 @@ pub fn parse_config_json(bytes: &[u8], path: &Path) -> Result<Gpt2Config> {
     Ok(config)
 }
 
-fn check_settings(map: &Map<String, Value>, path: &Path) -> Result<()> {
-    // where a key is absent, transformers takes the first value
-    let settings: [(&str, &[Value]); 7] = [
-        ("model_type", &[json!("gpt2")]),
-        ("activation_function", &[json!("gelu_new"), json!("gelu_pytorch_tanh")]),
-        ("layer_norm_epsilon", &[json!(1e-5)]),
-        ("tie_word_embeddings", &[json!(true)]),
-        ("scale_attn_weights", &[json!(true)]),
-        ("scale_attn_by_inverse_layer_idx", &[json!(false)]),
-        ("add_cross_attention", &[json!(false)]),
-    ];
-    for (key, allowed) in settings {
+/// Refuses values that are not among those that we compute with.
+pub(super) fn check_settings(
+    map: &Map<String, Value>,
+    settings: &[(&str, &[Value])],
+    path: &Path,
+) -> Result<()> {
+    for &(key, allowed) in settings {
         if let Some(value) = map.get(key).filter(|value| !allowed.contains(value)) {
             let list: Vec<_> = allowed.iter().map(Value::to_string).collect();
             return Err(Error::field(path, key, value, list.join(" or ")));
@@ -61,8 +79,24 @@ fn check_settings(map: &Map<String, Value>, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The `config.json` of a model with these sizes.
-pub fn config_json(config: &Gpt2Config, elem: Elem, eot: usize) -> Value {
+/// The `config.json` of a model with these sizes; `eot` is its end-of-text token.
+pub fn config_json(config: &ModelConfig, elem: Elem, eot: usize) -> Value {
+    match config {
+        ModelConfig::Gpt2(config) => gpt2_json(config, elem, eot),
+        ModelConfig::Moe(config) => moe_json::to_json(config, elem, eot),
+    }
+}
+
+/// What transformers calls the type.
+pub(super) fn dtype_name(elem: Elem) -> &'static str {
+    match elem {
+        Elem::F32 => "float32",
+        Elem::BF16 => "bfloat16",
+        Elem::F16 => "float16",
+    }
+}
+
+fn gpt2_json(config: &Gpt2Config, elem: Elem, eot: usize) -> Value {
     json!({
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -82,11 +116,7 @@ pub fn config_json(config: &Gpt2Config, elem: Elem, eot: usize) -> Value {
         "n_positions": config.max_seq_len,
         "scale_attn_weights": true,
         "tie_word_embeddings": true,
-        "torch_dtype": match elem {
-            Elem::F32 => "float32",
-            Elem::BF16 => "bfloat16",
-            Elem::F16 => "float16",
-        },
+        "torch_dtype": dtype_name(elem),
         "use_cache": true,
         "vocab_size": config.vocab_size,
     })

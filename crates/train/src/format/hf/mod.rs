@@ -1,9 +1,11 @@
-//! Hugging Face GPT-2 folders: `model.safetensors` and `config.json`, such that `transformers` loads them as they are.
+//! Hugging Face folders of GPT-2, Mixtral and Llama: `model.safetensors` and `config.json`, such that `transformers` loads
+//! them as they are.
 //!
-//! Their names carry the prefix `transformer.`, their linear layers are stored (in, out), and the token table has V
-//! rows without padding.
+//! Token tables and heads have V rows without padding. The names of GPT-2 carry the prefix `transformer.`, and its linear
+//! layers are stored (in, out).
 
 mod config_json;
+mod moe_json;
 mod reader;
 mod writer;
 
@@ -12,14 +14,23 @@ pub use reader::{HF_WEIGHTS, HfFolder};
 pub use writer::{HfOptions, write_hf};
 pub(super) use writer::{write_config_json, write_weights};
 
-use crate::model::TensorSpec;
+use crate::model::{ModelConfig, TensorSpec};
 
 /// The prefix of `GPT2LMHeadModel`; files of the bare `GPT2Model` lack it.
 const PREFIX: &str = "transformer.";
 
 /// Whether this tensor is stored (in, out) there and (out, in) here.
-fn is_transposed(spec: &TensorSpec) -> bool {
-    spec.name.starts_with("h.") && spec.shape.dims().len() == 2
+fn is_transposed(config: &ModelConfig, spec: &TensorSpec) -> bool {
+    matches!(config, ModelConfig::Gpt2(_)) && spec.name.starts_with("h.") && spec.shape.dims().len() == 2
+}
+
+/// Whose weights they are there.
+fn architecture(config: &ModelConfig) -> &'static str {
+    match config.kind() {
+        "moe" => "MixtralForCausalLM",
+        "llama" => "LlamaForCausalLM",
+        _ => "GPT2LMHeadModel",
+    }
 }
 
 /// `out` (cols, rows) becomes the transpose of `values` (rows, cols).

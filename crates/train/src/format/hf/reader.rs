@@ -5,10 +5,10 @@ use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 
 use super::config_json::{HF_CONFIG, parse_config_json};
-use super::{PREFIX, is_transposed, transpose};
+use super::{PREFIX, architecture, is_transposed, transpose};
 use crate::format::safetensors::SafeTensors;
 use crate::format::stacked::expect_numel;
-use crate::model::{Gpt2Config, TensorSpec};
+use crate::model::{ModelConfig, TensorSpec};
 use crate::{Error, Result};
 
 /// The weights' file in the folder.
@@ -19,7 +19,7 @@ pub const HF_WEIGHTS: &str = "model.safetensors";
 pub struct HfFolder<R = File> {
     folder: PathBuf,
     file: SafeTensors<R>,
-    config: Gpt2Config,
+    config: ModelConfig,
     prefix: &'static str,
     table: Vec<TensorSpec>,
     turned: Vec<f32>,
@@ -37,12 +37,14 @@ impl HfFolder<File> {
 
 impl<R: Read + Seek> HfFolder<R> {
     /// Checks that `file` holds every parameter of a model with these sizes, and none that we would leave out.
-    pub fn new(folder: &Path, config: Gpt2Config, file: SafeTensors<R>) -> Result<Self> {
+    pub fn new(folder: &Path, config: impl Into<ModelConfig>, file: SafeTensors<R>) -> Result<Self> {
+        let config = config.into();
         config.validate()?;
         let count = file.header().entries().len();
-        // before the table is made: it grows with n_layer
-        if count < 12 * config.n_layer {
-            let expected = format!("at least 12 for each of {} layers", config.n_layer);
+        // before the table is made, which grows with the layers and experts; a missing expert is named below
+        let per_layer = config.tensors_per_layer() / if config.kind() == "moe" { 2 } else { 1 };
+        if count < per_layer * config.layers() {
+            let expected = format!("at least {per_layer} for each of {} layers", config.layers());
             return Err(file.field("number of tensors", count, expected));
         }
         let prefixed = file.header().get("transformer.wte.weight").is_some();
@@ -66,13 +68,14 @@ impl<R: Read + Seek> HfFolder<R> {
             !known.contains(name) && !is_buffer(name)
         });
         if let Some(entry) = extra {
-            return Err(file.field("tensor", format!("`{}`", entry.name), "only those of GPT2LMHeadModel"));
+            let expected = format!("only those of {}", architecture(&config));
+            return Err(file.field("tensor", format!("`{}`", entry.name), expected));
         }
         Ok(Self { folder: folder.to_owned(), file, config, prefix, table, turned: Vec::new() })
     }
 
     /// The sizes in `config.json`, with the vocabulary padded.
-    pub fn config(&self) -> &Gpt2Config {
+    pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
@@ -81,25 +84,20 @@ impl<R: Read + Seek> HfFolder<R> {
         &self.folder
     }
 
-    /// The other way to pad the vocabulary, for a checkpoint that knows it.
-    pub(in crate::format) fn set_padding(&mut self, padded_vocab_size: usize) {
-        self.config.padded_vocab_size = padded_vocab_size;
-        self.table[0] = self.config_table_head();
-    }
-
-    fn config_table_head(&self) -> TensorSpec {
-        let shape = [self.config.padded_vocab_size, self.config.n_embd].into();
-        TensorSpec { shape, ..self.table[0].clone() }
+    /// The same sizes as a checkpoint has them, which knows how the vocabulary is padded.
+    pub(in crate::format) fn set_config(&mut self, config: ModelConfig) {
+        self.config = config;
+        self.table = config.tensors();
     }
 
     /// Reads one parameter by its name in the parameter table, turned to (out, in) and padded.
     pub fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
         let Some(spec) = self.table.iter().find(|spec| spec.name == name) else {
-            return Err(Error::Config(format!("no tensor `{name}` in GPT-2")));
+            return Err(Error::Config(format!("no tensor `{name}` in {}", architecture(&self.config))));
         };
         expect_numel(name, out.len(), spec.shape.numel())?;
         let stored = format!("{}{name}", self.prefix);
-        if is_transposed(spec) {
+        if is_transposed(&self.config, spec) {
             let (rows, cols) = (spec.shape.rows(), spec.shape.cols());
             self.turned.resize(out.len(), 0.0);
             self.file.read_f32(&stored, &mut self.turned)?;
@@ -114,19 +112,19 @@ impl<R: Read + Seek> HfFolder<R> {
     }
 }
 
-/// The shape in the file: transposed for linear layers, unpadded for the token table.
-pub(super) fn stored_shape(config: &Gpt2Config, spec: &TensorSpec) -> Vec<usize> {
-    let mut dims = spec.shape.dims().to_vec();
-    if is_transposed(spec) {
+/// The shape in the file: transposed for GPT-2's linear layers, unpadded for tables with a row for each token.
+pub(super) fn stored_shape(config: &ModelConfig, spec: &TensorSpec) -> Vec<usize> {
+    let mut dims = config.unpadded_shape(spec);
+    if is_transposed(config, spec) {
         dims.reverse();
-    }
-    if spec.name == "wte.weight" {
-        dims[0] = config.vocab_size;
     }
     dims
 }
 
-/// Tensors of old files that hold no parameter: causal masks, and the head that is tied to `wte`.
+/// Tensors of old files that hold no parameter: causal masks, frequencies, and GPT-2's head, which is tied to `wte`.
 fn is_buffer(name: &str) -> bool {
-    name == "lm_head.weight" || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias")
+    name == "lm_head.weight"
+        || name.ends_with(".rotary_emb.inv_freq")
+        || name.ends_with(".attn.bias")
+        || name.ends_with(".attn.masked_bias")
 }

@@ -5,8 +5,14 @@ use crate::format::safetensors::{Dtype, Header, SafeTensors, TensorInfo, Writer}
 use crate::format::{Elem, Sink, Source};
 use crate::model::Gpt2Config;
 
-const CONFIG: Gpt2Config =
-    Gpt2Config { max_seq_len: 3, vocab_size: 5, padded_vocab_size: 128, n_layer: 2, n_head: 1, n_embd: 4 };
+const CONFIG: ModelConfig = ModelConfig::Gpt2(Gpt2Config {
+    max_seq_len: 3,
+    vocab_size: 5,
+    padded_vocab_size: 128,
+    n_layer: 2,
+    n_head: 1,
+    n_embd: 4,
+});
 const F32: HfOptions = HfOptions { elem: Elem::F32, eot: None };
 
 /// Small whole numbers that bf16 holds exactly; nothing in the padding.
@@ -107,8 +113,8 @@ fn settings_we_do_not_compute_are_refused() {
         "c: activation_function is \"relu\", expected \"gelu_new\" or \"gelu_pytorch_tanh\""
     );
     assert_eq!(
-        refusal(|j| j["model_type"] = "llama".into()),
-        "c: model_type is \"llama\", expected \"gpt2\""
+        refusal(|j| j["model_type"] = "bert".into()),
+        "c: model_type is \"bert\", expected \"gpt2\" or \"mixtral\" or \"llama\""
     );
     assert_eq!(
         refusal(|j| j["tie_word_embeddings"] = false.into()),
@@ -135,5 +141,101 @@ fn settings_we_do_not_compute_are_refused() {
             .unwrap_err()
             .to_string()
             .contains("config.json: cannot read")
+    );
+}
+
+/// A mixture and a Llama whose every size is another.
+fn mixtures() -> [ModelConfig; 2] {
+    let sizes =
+        "hidden=6,layers=2,heads=4,kv_heads=2,head_dim=8,ffn=5,vocab=9,context=7,rms_eps=2e-6,rope_alpha=3";
+    ["kind=llama", "experts=3,top_k=2,aux_alpha=0.25"]
+        .map(|more| ModelConfig::parse(&format!("{sizes},{more}")).unwrap())
+}
+
+#[test]
+fn mixtures_round_trip_under_their_own_names() {
+    let top = tempfile::tempdir().unwrap();
+    for config in mixtures() {
+        let folder = top.path().join(config.kind());
+        let start = |name: &str| name.bytes().map(usize::from).sum::<usize>() % 1000;
+        let fill = |spec: &TensorSpec, out: &mut [f32]| {
+            let held: usize = config.unpadded_shape(spec).iter().product();
+            out[..held].iter_mut().enumerate().for_each(|(n, value)| *value = (n + start(&spec.name)) as f32);
+            Ok(())
+        };
+        write_hf(&folder, &config, &F32, fill).unwrap();
+        let mut hf = HfFolder::open(&folder).unwrap();
+        assert!(hf.config().computes_as(&config) && config.computes_as(hf.config()));
+        for spec in config.tensors() {
+            let [mut got, mut want] = [9.0, 0.0].map(|value| vec![value; spec.shape.numel()]);
+            hf.read_tensor(&spec.name, &mut got).unwrap();
+            fill(&spec, &mut want).unwrap();
+            assert_eq!(got, want, "{}", spec.name);
+        }
+        let file = SafeTensors::open(&folder.join(HF_WEIGHTS)).unwrap();
+        assert_eq!(file.entry("lm_head.weight").unwrap().shape, [9, 6]);
+        assert_eq!(file.entry("model.layers.1.self_attn.k_proj.weight").unwrap().shape, [16, 6]);
+        let tensor = hf.read_tensor("wte.weight", &mut []).unwrap_err().to_string();
+        assert!(tensor.ends_with("ForCausalLM"), "{tensor}");
+    }
+}
+
+#[test]
+fn a_missing_expert_is_named() {
+    let [_, config] = mixtures();
+    let mut infos: Vec<_> = config
+        .tensors()
+        .iter()
+        .map(|spec| TensorInfo::new(&*spec.name, Dtype::F32, reader::stored_shape(&config, spec)))
+        .collect();
+    let name = "model.layers.1.block_sparse_moe.experts.2.w3.weight";
+    infos.retain(|info| info.name != name);
+    let mut bytes = Vec::new();
+    let mut sink = Sink::new(&mut bytes, Path::new("w"));
+    let mut writer = Writer::new(&mut sink, Header::build(&[], &infos).unwrap()).unwrap();
+    for info in &infos {
+        writer.put_f32(&info.name, &vec![0.0; info.shape.iter().product()]).unwrap();
+    }
+    writer.finish().unwrap();
+    let file = SafeTensors::new(Source::memory(bytes, "w")).unwrap();
+    let text = HfFolder::new(Path::new("hf"), config, file).unwrap_err().to_string();
+    assert_eq!(text, format!("w: tensor `{name}` is missing, expected in the file"));
+}
+
+#[test]
+fn settings_of_mixtures_that_we_do_not_compute_are_refused() {
+    let [llama, mixtral] = mixtures();
+    let parse = |config: &ModelConfig, change: fn(&mut serde_json::Value)| {
+        let mut json = config_json(config, Elem::F32, 4);
+        change(&mut json);
+        parse_config_json(json.to_string().as_bytes(), Path::new("c")).map_err(|error| error.to_string())
+    };
+    for config in [&llama, &mixtral] {
+        assert!(parse(config, |_| {}).unwrap().computes_as(config));
+        let old = parse(config, |j| j["rope_parameters"] = serde_json::Value::Null).unwrap();
+        assert!(old.computes_as(config), "as versions before 5 write it");
+        let refusal = |change| parse(config, change).unwrap_err();
+        assert_eq!(
+            refusal(|j| j["hidden_act"] = "gelu".into()),
+            "c: hidden_act is \"gelu\", expected \"silu\""
+        );
+        assert!(
+            refusal(|j| j["rope_parameters"]["rope_type"] = "yarn".into()).contains("rope_parameters is {")
+        );
+        assert!(
+            refusal(|j| j["rope_parameters"] = 3.into()).contains("rope_parameters is 3, expected null or")
+        );
+        assert!(
+            refusal(|j| j["rms_norm_eps"] = "x".into()).contains("rms_norm_eps is \"x\", expected a number")
+        );
+        assert!(refusal(|j| j["num_key_value_heads"] = 3.into()).contains("expected a divisor of n_head, 4"));
+        assert!(refusal(|j| j["num_attention_heads"] = 0.into()).contains("n_head is 0"));
+        assert!(refusal(|j| j["tie_word_embeddings"] = true.into()).contains("expected false"));
+    }
+    assert!(parse(&mixtral, |j| j["sliding_window"] = 4.into()).unwrap_err().contains("expected null"));
+    assert!(
+        parse(&mixtral, |j| j["num_experts_per_tok"] = 4.into())
+            .unwrap_err()
+            .contains("from 1 to n_experts, 3")
     );
 }

@@ -8,7 +8,7 @@ use super::{PREFIX, is_transposed, transpose};
 use crate::format::safetensors::{Header, TensorInfo, Writer};
 use crate::format::stacked::filled;
 use crate::format::{Elem, atomic};
-use crate::model::{Gpt2Config, TensorSpec};
+use crate::model::{ModelConfig, TensorSpec};
 use crate::{Error, Result};
 
 /// How to write a Hugging Face folder.
@@ -24,7 +24,7 @@ pub struct HfOptions {
 /// the parameter table: (out, in), padded.
 pub fn write_hf(
     folder: &Path,
-    config: &Gpt2Config,
+    config: &ModelConfig,
     options: &HfOptions,
     fill: impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
 ) -> Result<()> {
@@ -38,13 +38,13 @@ pub fn write_hf(
 /// Writes `config.json` and gives its CRC-32.
 pub(in crate::format) fn write_config_json(
     folder: &Path,
-    config: &Gpt2Config,
+    config: &ModelConfig,
     options: &HfOptions,
 ) -> Result<u32> {
     let path = folder.join(HF_CONFIG);
-    let eot = options.eot.map_or(config.vocab_size.saturating_sub(1), |eot| eot as usize);
-    if eot >= config.vocab_size {
-        let expected = format!("below vocab_size, {}", config.vocab_size);
+    let eot = options.eot.map_or(config.vocab_size().saturating_sub(1), |eot| eot as usize);
+    if eot >= config.vocab_size() {
+        let expected = format!("below vocab_size, {}", config.vocab_size());
         return Err(Error::field(&path, "eos_token_id", eot, expected));
     }
     let json = format!("{:#}\n", config_json(config, options.elem, eot));
@@ -57,15 +57,16 @@ pub(in crate::format) fn write_config_json(
 /// Writes `model.safetensors` and gives its CRC-32.
 pub(in crate::format) fn write_weights(
     folder: &Path,
-    config: &Gpt2Config,
+    config: &ModelConfig,
     options: &HfOptions,
     mut fill: impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
 ) -> Result<u32> {
     let table = config.tensors();
     let dtype = options.elem.into();
+    let prefix = if matches!(config, ModelConfig::Gpt2(_)) { PREFIX } else { "" };
     let infos = table
         .iter()
-        .map(|spec| TensorInfo::new(format!("{PREFIX}{}", spec.name), dtype, stored_shape(config, spec)));
+        .map(|spec| TensorInfo::new(format!("{prefix}{}", spec.name), dtype, stored_shape(config, spec)));
     // transformers refuses a file without this entry
     let metadata = [("format".to_owned(), "pt".to_owned())];
     let header = Header::build(&metadata, &infos.collect::<Vec<_>>())?;
@@ -74,8 +75,8 @@ pub(in crate::format) fn write_weights(
         let (mut values, mut turned) = (Vec::new(), Vec::new());
         for spec in &table {
             filled(spec, &mut values, &mut fill)?;
-            let name = format!("{PREFIX}{}", spec.name);
-            if is_transposed(spec) {
+            let name = format!("{prefix}{}", spec.name);
+            if is_transposed(config, spec) {
                 turned.resize(values.len(), 0.0);
                 transpose(&values, spec.shape.rows(), spec.shape.cols(), &mut turned);
                 writer.put_f32(&name, &turned)?;

@@ -3,10 +3,9 @@
 use super::{Affine, Gpt2, Norm, Recompute, Saved, SavedLayer};
 use crate::Result;
 use ironhorse_core::op::{
-    Accum, AdamW, AttentionBwd, EmbeddingBwd, GeluFwd, GradNorm, LayerNormApply, LayerNormBwd,
-    LinearBwdInput, LinearBwdWeight,
+    Accum, AttentionBwd, EmbeddingBwd, GeluFwd, LayerNormApply, LayerNormBwd, LinearBwdInput, LinearBwdWeight,
 };
-use ironhorse_core::{DType, Pool, Section, Shape, Slot};
+use ironhorse_core::{Section, Slot};
 
 impl Gpt2 {
     pub(super) fn backward(&mut self, saved: &Saved, recompute: Recompute) -> Result<()> {
@@ -57,7 +56,7 @@ impl Gpt2 {
         self.b.name_grad(&proj, d_res);
         let gelu = match recompute {
             Recompute::None => saved.gelu,
-            Recompute::Gelu | Recompute::Full => {
+            Recompute::Gelu | Recompute::Full | Recompute::Experts => {
                 let out = self.tokens_by(4 * width);
                 self.b.at(format!("h.{l}.mlp.gelu"));
                 self.b.push(GeluFwd { out, inp: saved.fc })?;
@@ -153,7 +152,7 @@ impl Gpt2 {
 
     /// The normalised activation: kept, or computed again from its input and statistics.
     fn norm_again(&mut self, name: &str, saved: Norm, p: Affine, recompute: Recompute) -> Result<Norm> {
-        if recompute != Recompute::Full {
+        if !recompute.norms() {
             return Ok(saved);
         }
         let Norm { inp, mean, rstd, .. } = saved;
@@ -161,18 +160,5 @@ impl Gpt2 {
         self.b.at(name);
         self.b.push(LayerNormApply { out, inp, mean, rstd, weight: p.weight, bias: p.bias })?;
         Ok(Norm { out, ..saved })
-    }
-
-    pub(super) fn update(&mut self) -> Result<()> {
-        let norm = self.b.io("norm", Shape::new([]), DType::F32);
-        let [params, grads, moment1, moment2] =
-            [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2].map(|pool| self.b.flat(pool));
-        let master = self.b.precision().has_master().then(|| self.b.flat(Pool::Master));
-        self.b.section(Section::Update);
-        self.b.at("grad_norm");
-        self.b.push(GradNorm { norm, grads })?;
-        self.b.at("adamw");
-        self.b.push(AdamW { params, master, grads, moment1, moment2, norm })?;
-        Ok(())
     }
 }

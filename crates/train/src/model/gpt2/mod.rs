@@ -5,31 +5,20 @@
 
 mod backward;
 
+pub use super::Recompute;
+
 use super::Gpt2Config;
+use super::program::{check_batch, push_update};
 use crate::Result;
 use ironhorse_core::op::{
     Accum, AttentionCached, AttentionFwd, CrossEntropy, EmbeddingFwd, LayerNormFwd, LinearFwd, LossMean,
     ResidualLayerNormFwd,
 };
 use ironhorse_core::{Builder, DType, Error, Precision, Program, Shape, Slot};
-use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
 /// LayerNorm's epsilon in every GPT-2.
 pub const LAYERNORM_EPS: f32 = 1e-5;
-
-/// What the backward computes again instead of keeping it from the forward. The results are the same bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Recompute {
-    /// Keep everything.
-    #[default]
-    None,
-    /// Recompute GELU: spares 4C per token and layer.
-    Gelu,
-    /// Recompute GELU and both layernorms: spares 6C per token and layer.
-    Full,
-}
 
 /// A training step: forward with loss, backward, update. Io: `x`, `y`, `losses`, `loss`, `norm`.
 pub fn training(
@@ -41,7 +30,7 @@ pub fn training(
     let mut gpt2 = Gpt2::new(config, (batch, seq), precision)?;
     let saved = gpt2.forward(true)?;
     gpt2.backward(&saved, recompute)?;
-    gpt2.update()?;
+    push_update(&mut gpt2.b)?;
     Ok(gpt2.b.finish()?)
 }
 
@@ -139,17 +128,7 @@ fn check_countable(config: &Gpt2Config, batch: usize, seq: usize) -> Result<()> 
 impl Gpt2 {
     fn new(config: &Gpt2Config, (batch, seq): (usize, usize), precision: Precision) -> Result<Self> {
         config.validate()?;
-        if batch == 0 || seq == 0 {
-            return Err(crate::Error::Config(format!(
-                "batch {batch} × sequence {seq}: both must be at least 1"
-            )));
-        }
-        if seq > config.max_seq_len {
-            return Err(crate::Error::Config(format!(
-                "sequence length {seq} is beyond the model's context of {}; use --seq {} or less",
-                config.max_seq_len, config.max_seq_len
-            )));
-        }
+        check_batch((batch, seq), config.max_seq_len)?;
         check_countable(config, batch, seq)?;
         let mut b = Builder::with_precision(precision);
         let slots: HashMap<String, Slot> = config

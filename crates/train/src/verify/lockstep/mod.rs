@@ -103,9 +103,26 @@ impl Twin {
             Op::AdamW(adamw) if arg.name == "params" => adamw.master.unwrap_or(arg.slot),
             _ => arg.slot,
         };
-        self.got.resize(arg.slot.numel(), 0.0);
-        from.read_f32(arg.slot, &mut self.got)?;
-        self.want.resize(arg.slot.numel(), 0.0);
-        Ok(self.engine.read_f32(self.place(wanted), &mut self.want)?)
+        let place = self.place(wanted);
+        read(from, arg.slot, &mut self.got, &mut self.ints)?;
+        read(self.engine.as_mut(), place, &mut self.want, &mut self.ints)
     }
+}
+
+/// Fills `values` with a tensor; the whole numbers of a program are small enough to be exact in f32.
+pub(super) fn read(
+    engine: &mut dyn Engine,
+    slot: Slot,
+    values: &mut Vec<f32>,
+    ints: &mut Vec<i32>,
+) -> Result<()> {
+    values.clear();
+    if slot.dtype == DType::I32 {
+        ints.resize(slot.numel(), 0);
+        engine.read_i32(slot, ints)?;
+        values.extend(ints.iter().map(|&int| int as f32));
+        return Ok(());
+    }
+    values.resize(slot.numel(), 0.0);
+    Ok(engine.read_f32(slot, values)?)
 }

@@ -1,0 +1,120 @@
+//! The `config.json` of Mixtral and, without experts, of Llama.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::config_json::{check_settings, dtype_name, size};
+use crate::format::Elem;
+use crate::model::MoeConfig;
+use crate::{Error, Result};
+
+/// Reads the sizes, and refuses settings that would make the model compute something else than ours. `rope_theta` becomes
+/// the base, with alpha 1: the same angles.
+pub(super) fn parse(map: &Map<String, Value>, path: &Path) -> Result<MoeConfig> {
+    let settings: [(&str, &[Value]); 7] = [
+        ("hidden_act", &[json!("silu")]),
+        ("tie_word_embeddings", &[json!(false)]),
+        ("attention_bias", &[json!(false)]),
+        ("mlp_bias", &[json!(false)]),
+        ("sliding_window", &[Value::Null]),
+        ("router_jitter_noise", &[json!(0.0), json!(0)]),
+        ("rope_scaling", &[Value::Null]),
+    ];
+    check_settings(map, &settings, path)?;
+    let mixtral = map.get("model_type").and_then(Value::as_str) == Some("mixtral");
+    let given = |key: &str| map.get(key).is_some_and(|value| !value.is_null());
+    let size = |key: &str| size(map, path, key);
+    let size_or = |key: &str, or: usize| if given(key) { size(key) } else { Ok(or) };
+    let number_or = |key: &str, or: f64| match map.get(key).filter(|value| !value.is_null()) {
+        None => Ok(or),
+        Some(value) => value.as_f64().ok_or_else(|| Error::field(path, key, value, "a number")),
+    };
+    let (hidden, n_head) = (size("hidden_size")?, size("num_attention_heads")?);
+    let config = MoeConfig {
+        hidden,
+        n_layer: size("num_hidden_layers")?,
+        n_head,
+        // where a key is absent, what transformers takes
+        n_kv_head: size_or("num_key_value_heads", if mixtral { 8 } else { n_head })?,
+        head_dim: size_or("head_dim", hidden.checked_div(n_head).unwrap_or(0))?,
+        n_experts: if mixtral { size_or("num_local_experts", 8)? } else { 0 },
+        top_k: if mixtral { size_or("num_experts_per_tok", 2)? } else { 0 },
+        ffn: size("intermediate_size")?,
+        vocab_size: size("vocab_size")?,
+        max_seq_len: size("max_position_embeddings")?,
+        rope_base: match rope_theta(map, path)? {
+            Some(theta) => theta,
+            None => number_or("rope_theta", if mixtral { 1e6 } else { 1e4 })?,
+        },
+        rope_alpha: 1.0,
+        rms_eps: number_or("rms_norm_eps", if mixtral { 1e-5 } else { 1e-6 })?,
+        aux_alpha: if mixtral { number_or("router_aux_loss_coef", 0.001)? } else { 0.01 },
+    };
+    match config.problem() {
+        Some((field, found, expected)) => Err(Error::field(path, field, found, expected)),
+        None if mixtral && config.n_experts == 0 => {
+            Err(Error::field(path, "num_local_experts", 0, "at least 1"))
+        }
+        None => Ok(config),
+    }
+}
+
+/// The base where transformers writes it since its version 5.
+fn rope_theta(map: &Map<String, Value>, path: &Path) -> Result<Option<f64>> {
+    let wrong = |value: &Value| {
+        let expected = "null or {\"rope_type\": \"default\", \"rope_theta\": ...}";
+        Error::field(path, "rope_parameters", value, expected)
+    };
+    let Some(value) = map.get("rope_parameters").filter(|value| !value.is_null()) else { return Ok(None) };
+    let rope = value.as_object().ok_or_else(|| wrong(value))?;
+    if rope.get("rope_type").is_some_and(|kind| kind != "default") {
+        return Err(wrong(value));
+    }
+    rope.get("rope_theta").map(|theta| theta.as_f64().ok_or_else(|| wrong(value))).transpose()
+}
+
+pub(super) fn to_json(config: &MoeConfig, elem: Elem, eot: usize) -> Value {
+    let mixtral = config.n_experts > 0;
+    let theta = config.rope_theta();
+    let mut json = json!({
+        "architectures": [if mixtral { "MixtralForCausalLM" } else { "LlamaForCausalLM" }],
+        "model_type": if mixtral { "mixtral" } else { "llama" },
+        "attention_dropout": 0.0,
+        "bos_token_id": eot,
+        "eos_token_id": eot,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": config.hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": config.ffn,
+        "max_position_embeddings": config.max_seq_len,
+        "num_attention_heads": config.n_head,
+        "num_hidden_layers": config.n_layer,
+        "num_key_value_heads": config.n_kv_head,
+        "rms_norm_eps": config.rms_eps,
+        // the first is where versions before 5 look
+        "rope_theta": theta,
+        "rope_parameters": { "rope_theta": theta, "rope_type": "default" },
+        "tie_word_embeddings": false,
+        "torch_dtype": dtype_name(elem),
+        "use_cache": true,
+        "vocab_size": config.vocab_size,
+    });
+    let own = if mixtral {
+        json!({
+            "num_local_experts": config.n_experts,
+            "num_experts_per_tok": config.top_k,
+            "router_aux_loss_coef": config.aux_alpha,
+            "router_jitter_noise": 0.0,
+            "output_router_logits": false,
+            "sliding_window": null,
+        })
+    } else {
+        json!({ "attention_bias": false, "mlp_bias": false })
+    };
+    if let (Some(json), Some(own)) = (json.as_object_mut(), own.as_object()) {
+        json.extend(own.clone());
+    }
+    json
+}

@@ -1,0 +1,294 @@
+"""The mixture-of-experts transformer as a plain nn.Module, written to be read; without experts it is a Llama.
+
+    x = embed_tokens[tokens]
+    for each layer:  x = x + o_proj(attention(rope(qkv(input_layernorm(x)))))
+                     x = x + moe(post_attention_layernorm(x))
+    logits = norm(x) @ lm_headᵀ
+    moe(h) = Σ_j weights_j · w2_e(silu(w1_e h) · w3_e h)      e = experts_j, j = 0..K-1
+    loss = mean cross-entropy + Σ_layers aux,  aux = alpha · E · Σ_e f_e · P_e
+
+    | equation                                                     | code              |
+    | rmsnorm: x · w / √(mean(x²) + eps)                           | RMSNorm           |
+    | rope: pair (i, i + HD/2) turns by p · θ^(-2i/HD)             | rope_tables, turn |
+    | probs = softmax(gate h), in f32 at least                     | SparseMoE         |
+    | experts = the K largest logits, of equal ones the lower      | choose            |
+    | weights = probs of these, divided by their sum               | SparseMoE         |
+    | f_e = share of tokens sent to e, P_e = mean of probs of e    | aux_loss          |
+
+Shapes: B batch, T time, N = B·T tokens, C hidden, NH and NKV heads of width HD, E experts, K of them for a token, F
+inner width, V vocabulary. Parameter names are Hugging Face Mixtral's and Llama's; linear weights are (out, in). In
+bf16, norms, softmax, router and the sum over experts are f32 inside and rounded once. Every activation a check may want
+to see is passed, by name and in execution order, to an optional recorder.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config_moe import NAMED, MoEConfig
+from ..params_moe import param_shapes
+from .gpt2 import Attention, Record, causal_attention, fused_attention
+
+__all__ = ["MoE", "MoEConfig", "NAMED", "aux_loss", "choose", "rope_tables", "turn"]
+
+
+def wide(x: Tensor) -> Tensor:
+    """bf16 as f32; f32 and f64 as they are."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+class RMSNorm(nn.Module):
+    """(.., C) -> (.., C)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = wide(x)
+        rstd = torch.rsqrt(values.pow(2).mean(dim=-1, keepdim=True) + self.eps)
+        return (values * rstd * wide(self.weight)).to(x.dtype)
+
+
+def rope_tables(config: MoEConfig, T: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin (T, HD/2), taken in f64 and rounded to f32 at most."""
+    pairs = torch.arange(0, config.head_dim, 2, device=like.device, dtype=torch.float64)
+    speed = config.rope_theta ** (-pairs / config.head_dim)
+    angles = torch.arange(T, device=like.device, dtype=torch.float64)[:, None] * speed
+    dtype = wide(like.new_empty(0)).dtype
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x (B, heads, T, HD): the pair (i, i + HD/2) turned by its angle, as Hugging Face pairs them."""
+    a, b = wide(x).chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+class SelfAttention(nn.Module):
+    """(B, T, C) -> (B, T, C), causal; query head h reads the head h / (NH/NKV) of keys and values."""
+
+    def __init__(self, config: MoEConfig, attention: Attention) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = config.n_head, config.n_kv_head, config.head_dim
+        self.attention = attention
+        C, q, kv = config.hidden, config.n_head * config.head_dim, config.n_kv_head * config.head_dim
+        self.q_proj = nn.Linear(C, q, bias=False)
+        self.k_proj = nn.Linear(C, kv, bias=False)
+        self.v_proj = nn.Linear(C, kv, bias=False)
+        self.o_proj = nn.Linear(q, C, bias=False)
+
+    def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, T, W) packed to q (B, NH, T, HD), k and v (B, NKV, T, HD)."""
+        parts = qkv.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        q, k, v = parts.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        return q, k, v
+
+    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor], name: str, record: Record) -> Tensor:
+        qkv = torch.cat((self.q_proj(x), self.k_proj(x), self.v_proj(x)), dim=-1)  # (B, T, (NH + 2·NKV)·HD)
+        record(f"{name}.qkv", qkv)
+        q, k, v = self._split(qkv)
+        turned = torch.cat((turn(q, *tables), turn(k, *tables), v), dim=1).transpose(1, 2).flatten(2)
+        record(f"{name}.qkv_rope", turned)
+        q, k, v = self._split(turned)
+        k, v = (part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (k, v))
+        mixed = self.attention(q, k, v).transpose(1, 2).flatten(2)  # (B, T, NH·HD)
+        record(f"{name}.attn", mixed)
+        out = self.o_proj(mixed)
+        record(f"{name}.o_proj", out)
+        return out
+
+
+class MLP(nn.Module):
+    """SwiGLU: (.., C) -> (.., F) -> (.., C)."""
+
+    def __init__(self, config: MoEConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden, config.ffn, bias=False)
+        self.up_proj = nn.Linear(config.hidden, config.ffn, bias=False)
+        self.down_proj = nn.Linear(config.ffn, config.hidden, bias=False)
+
+    def forward(self, x: Tensor, name: str, record: Record) -> Tensor:
+        active = swiglu(self.gate_proj(x), self.up_proj(x))
+        record(f"{name}.mlp_act", active)
+        out = self.down_proj(active)
+        record(f"{name}.mlp", out)
+        return out
+
+
+class Expert(nn.Module):
+    """The same under Mixtral's names: (rows, C) -> (rows, C). Without rows its gradients are 0, not absent."""
+
+    def __init__(self, config: MoEConfig) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(config.hidden, config.ffn, bias=False)
+        self.w2 = nn.Linear(config.ffn, config.hidden, bias=False)
+        self.w3 = nn.Linear(config.hidden, config.ffn, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(swiglu(self.w1(x), self.w3(x)))
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) · up."""
+    return (F.silu(wide(gate)) * wide(up)).to(gate.dtype)
+
+
+def choose(logits: Tensor, top_k: int) -> Tensor:
+    """(N, E) -> (N, K): the largest, descending; of equal ones the lower number first. torch.topk promises no order."""
+    return logits.argsort(dim=-1, descending=True, stable=True)[:, :top_k]
+
+
+def aux_loss(probs: Tensor, experts: Tensor, alpha: float) -> Tensor:
+    """alpha · E · Σ_e f_e · P_e, a scalar; even routing gives alpha · K. The choice f has no gradient, P has."""
+    E = probs.shape[-1]
+    share = F.one_hot(experts.long(), E).sum(dim=1).to(probs.dtype).mean(dim=0)  # (E,), sums to K
+    return alpha * E * (share * probs.mean(dim=0)).sum()
+
+
+class SparseMoE(nn.Module):
+    """Router, experts and the weighted sum: (B, T, C) -> (B, T, C), and the layer's auxiliary loss."""
+
+    def __init__(self, config: MoEConfig) -> None:
+        super().__init__()
+        self.top_k, self.alpha = config.top_k, config.aux_alpha
+        self.gate = nn.Linear(config.hidden, config.n_experts, bias=False)
+        self.experts = nn.ModuleList(Expert(config) for _ in range(config.n_experts))
+        self.fixed: Tensor | None = None  # (N, K), a choice to keep, for finite differences
+
+    def forward(self, x: Tensor, name: str, record: Record) -> tuple[Tensor, Tensor]:
+        tokens = x.flatten(0, -2)  # (N, C)
+        logits = self.gate(tokens)
+        record(f"{name}.router_logits", logits)
+        probs = wide(logits).softmax(dim=-1)
+        record(f"{name}.probs", probs)
+        experts = choose(logits.detach(), self.top_k) if self.fixed is None else self.fixed
+        chosen = probs.gather(1, experts)
+        weights = chosen / chosen.sum(dim=-1, keepdim=True)
+        record(f"{name}.weights", weights)
+        record(f"{name}.experts", experts.int())
+        out = self.combine(self.apply_experts(tokens, experts), weights).view_as(x)
+        record(f"{name}.moe", out)
+        return out, aux_loss(probs, experts, self.alpha)
+
+    def apply_experts(self, tokens: Tensor, experts: Tensor) -> Tensor:
+        """(N, C), (N, K) -> (N, K, C): what each chosen expert makes of the token. No token is dropped."""
+        order = experts.flatten().argsort(stable=True)  # routes n·K + j, those of expert 0 first
+        counts = experts.flatten().bincount(minlength=len(self.experts)).tolist()
+        groups = tokens[order // self.top_k].split(counts)
+        rows = torch.cat([expert(group) for expert, group in zip(self.experts, groups, strict=True)])
+        return rows[order.argsort()].unflatten(0, experts.shape)  # back to the order of routes
+
+    @staticmethod
+    def combine(rows: Tensor, weights: Tensor) -> Tensor:
+        """Σ_j weights_j · rows_j, added in the order of j."""
+        out = weights[:, :1] * wide(rows[:, 0])
+        for j in range(1, weights.shape[1]):
+            out = out + weights[:, j : j + 1] * wide(rows[:, j])
+        return out.to(rows.dtype)
+
+
+class Block(nn.Module):
+    """One layer: attention, then experts or an MLP, each behind a norm and added to the residual stream."""
+
+    def __init__(self, config: MoEConfig, attention: Attention) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden, config.rms_eps)
+        self.self_attn = SelfAttention(config, attention)
+        self.post_attention_layernorm = RMSNorm(config.hidden, config.rms_eps)
+        if config.n_experts:
+            self.block_sparse_moe = SparseMoE(config)
+        else:
+            self.mlp = MLP(config)
+
+    def forward(
+        self, x: Tensor, tables: tuple[Tensor, Tensor], name: str, record: Record
+    ) -> tuple[Tensor, Tensor | None]:
+        normed = self.input_layernorm(x)
+        record(f"{name}.input_layernorm", normed)
+        x = x + self.self_attn(normed, tables, name, record)
+        record(f"{name}.residual_1", x)
+        normed = self.post_attention_layernorm(x)
+        record(f"{name}.post_attention_layernorm", normed)
+        if hasattr(self, "block_sparse_moe"):
+            out, aux = self.block_sparse_moe(normed, name, record)
+        else:
+            out, aux = self.mlp(normed, name, record), None
+        x = x + out
+        record(f"{name}.residual_2", x)
+        return x, aux
+
+
+class Body(nn.Module):
+    """What Hugging Face calls `model`: all but the head."""
+
+    def __init__(self, config: MoEConfig, attention: Attention) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden)
+        self.layers = nn.ModuleList(Block(config, attention) for _ in range(config.n_layer))
+        self.norm = RMSNorm(config.hidden, config.rms_eps)
+
+    def forward(self, tokens: Tensor, record: Record) -> tuple[Tensor, list[Tensor]]:
+        x = self.embed_tokens(tokens)
+        record("embed", x)
+        tables = rope_tables(self.config, tokens.shape[1], x)
+        losses = []
+        for layer, block in enumerate(self.layers):
+            x, aux = block(x, tables, f"layers.{layer}", record)
+            losses += [] if aux is None else [aux]
+        x = self.norm(x)
+        record("norm", x)
+        return x, losses
+
+
+class MoE(nn.Module):
+    """tokens (B, T) -> logits (B, T, V). Weights are torch's own until `init_moe.init_weights` or a load fills them.
+
+    `attention` takes and returns (B, NH, T, HD), keys and values repeated for their groups.
+    """
+
+    def __init__(self, config: MoEConfig, attention: Attention = causal_attention) -> None:
+        super().__init__()
+        self.config = config.validate()
+        self.model = Body(config, attention)
+        self.lm_head = nn.Linear(config.hidden, config.vocab_size, bias=False)
+
+    def forward(self, tokens: Tensor, record: Record | None = None) -> Tensor:
+        return self.lm_head(self.model(tokens, record or _discard)[0])
+
+    def loss(self, tokens: Tensor, targets: Tensor, record: Record | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """(logits (B, T, V), mean cross-entropy over the B·T targets plus all of aux, aux (L,), or (0,) if dense)."""
+        x, losses = self.model(tokens, record or _discard)
+        logits = self.lm_head(x)
+        loss = F.cross_entropy(wide(logits).flatten(0, 1), targets.flatten())
+        aux = torch.stack(losses) if losses else loss.new_zeros(0)
+        return logits, loss + aux.sum(), aux
+
+    loss_f32 = loss  # cross-entropy is never narrower than f32 here
+
+    def bf16_copy(self) -> MoE:
+        """The same model in bf16, with attention that is f32 inside; the textbook's rounds every score to bf16."""
+        low = copy.deepcopy(self).to(torch.bfloat16)
+        for block in low.model.layers:
+            block.self_attn.attention = fused_attention
+        return low
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """In the order of the parameter table, which is not that of the modules: all w2 come after all w1 and w3."""
+        found = dict(super().named_parameters("", recurse, remove_duplicate))
+        for name in param_shapes(self.config):
+            if name in found:
+                yield (f"{prefix}.{name}" if prefix else name), found[name]
+
+
+def _discard(name: str, value: Tensor) -> None:
+    """The recorder of a run nobody watches."""
