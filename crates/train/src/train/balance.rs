@@ -61,7 +61,11 @@ impl Balance {
             *warned = true;
         }
         let (_, l, e, share, even) = worst?;
-        let more = if wrong > 1 { format!("; so are {} other layers", wrong - 1) } else { String::new() };
+        let more = match wrong {
+            1 => String::new(),
+            2 => "; so is one other layer".into(),
+            _ => format!("; so are {} other layers", wrong - 1),
+        };
         Some(format!(
             "layer {l} is out of balance: expert {e} gets {share:.1} % of the tokens, an even share is {even:.1} %{more}; \
              raise aux_alpha if the loss suffers"
@@ -101,7 +105,7 @@ mod tests {
     fn a_flooded_expert_is_named_and_an_even_load_is_not() {
         let said = warnings(&[layer(&[0.9, 0.02, 0.02, 0.02, 0.04]), layer(&[1.0, 0.0, 0.0, 0.0, 0.0])], 50);
         assert_eq!(said.len(), 1);
-        assert!(said[0].contains("expert") && said[0].contains("so are 1 other layers"), "{said:?}");
+        assert!(said[0].contains("expert") && said[0].contains("so is one other layer"), "{said:?}");
         assert_eq!(warnings(&[layer(&[0.3, 0.2, 0.2, 0.15, 0.15])], 500), Vec::<String>::new());
         assert_eq!(warnings(&[], 500), Vec::<String>::new());
     }
