@@ -35,8 +35,10 @@ Example: cargo xtask kernels --arch sm_90a --verbose";
 /// What the engine supports.
 const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"];
 
-/// Kernels that may spill: fallbacks for shapes that no fast kernel takes. In all others a spill is a failure.
-const MAY_SPILL: &[&str] = &[];
+/// What may spill: kernel, architecture, bytes at most. Anything else is a failure. The register allocator for sm_120 needs a few
+/// bytes where those of all others do not.
+const MAY_SPILL: &[(&str, &str, u32)] =
+    &[("cross_entropy_bwd", "sm_120", 16), ("norm_bwd", "sm_120", 16), ("softmax_held", "sm_120", 32)];
 
 /// Begins the last line; [`crate::counts::Dialect::Kernels`] reads it.
 pub const LAST_LINE: &str = "kernels: ";
@@ -231,15 +233,18 @@ fn key(file: &str, parts: &[&str]) -> String {
 }
 
 /// What is wrong, with the number of the build.
-fn faults(builds: &[Build], may_spill: &[&str]) -> Vec<(usize, String)> {
+fn faults(builds: &[Build], may_spill: &[(&str, &str, u32)]) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (i, build) in builds.iter().enumerate() {
         match &build.outcome {
             Err(error) => found.push((i, error.clone())),
             Ok(kernels) => {
-                let spilling = kernels
-                    .iter()
-                    .filter(|kernel| kernel.spills() && !may_spill.contains(&kernel.kernel.as_str()));
+                let allowed = |kernel: &Resources| {
+                    may_spill.iter().any(|&(name, arch, bytes)| {
+                        name == kernel.kernel && arch == build.arch && kernel.spill_stores <= bytes
+                    })
+                };
+                let spilling = kernels.iter().filter(|kernel| kernel.spills() && !allowed(kernel));
                 found.extend(spilling.map(|kernel| {
                     let (stores, loads) = (kernel.spill_stores, kernel.spill_loads);
                     (i, format!("{} spills {stores} bytes out, {loads} back", kernel.kernel))
@@ -316,7 +321,8 @@ mod tests {
         );
         let again = builds(&cache, &compiled);
         assert_eq!(compiled.load(Ordering::Relaxed), 8 + 4, "a.cu and b.cu are not compiled again");
-        assert_eq!(faults(&again, &["g"]).len(), 4, "g may spill");
+        assert_eq!(faults(&again, &[("g", "sm_80", 8)]).len(), 5, "g may spill so much for sm_80");
+        assert_eq!(faults(&again, &[("g", "sm_80", 7)]).len(), 6, "but no more");
         assert_eq!(again.iter().filter(|build| build.cached).count(), 4);
     }
 

@@ -47,6 +47,8 @@ def write_safetensors(
     dtypes: Mapping[str, str] | None = None,
 ) -> None:
     """Writes `tensors`. `dtypes` overrides the type name of single tensors (only BF16 for uint16 makes sense)."""
+    if "__metadata__" in tensors:
+        raise FormatError(f"{path}: no tensor can be called __metadata__: the format keeps its texts there")
     arrays = {name: _little_endian(name, array) for name, array in tensors.items()}
     order = sorted(arrays, key=lambda name: -arrays[name].itemsize)  # stable: keeps the caller's order
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}

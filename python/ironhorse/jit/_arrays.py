@@ -110,7 +110,7 @@ def argument(kernel: str, at: int, param: Param, value: Any) -> tuple[Any, Place
     if found is None:
         raise InvalidValueError(f"{where}, got {shown(value)}")
     wanted = element(param.base)
-    if param.base != "void" and wanted is not None and not same_bits(found.code, wanted[0]):
+    if param.base != "void" and wanted is not None and not same_bits(found.code or "?", wanted[0]):
         raise InvalidValueError(f"{where}, got {shown(value)}")
     if not found.contiguous or (found.bytes and not _aligned(found.address, wanted)):
         if param.is_output:

@@ -19,7 +19,7 @@ from ._step import Step, by_name, elements
 from ._types import DTYPES, Param, element
 
 # Integers that kernels may ask for by name: elements of the first output, and the first input as rows.
-SIZES = ("n", "rows", "cols")
+SIZES = ("n", "N", "rows", "cols")
 
 
 def like(name: str) -> str:
@@ -201,7 +201,7 @@ class Op:
         """The integers that kernels ask for."""
         first = values[self.inputs[0].name].shape
         last = first[-1] if len(first) else 1
-        found: dict[str, Any] = {"n": elements(out), "rows": elements(first[:-1]), "cols": last}
+        found: dict[str, Any] = {"n": elements(out), "N": elements(out), "rows": elements(first[:-1]), "cols": last}
         for name, given in self.sizes.items():
             found[name] = by_name(f"{self.name}: size `{name}`", given, {**values, **found})
         return {name: size for name, size in found.items() if name in self.size_names}
@@ -280,6 +280,11 @@ class Op:
     def _complete(self, args: tuple, kwargs: dict[str, Any]) -> tuple:
         """Arguments in order, with defaults."""
         names = [p.name for p in self.params]
+        # A kernel's argument may be called `in`, which Python cannot say.
+        kwargs = {name.removesuffix("_") if name not in names else name: value for name, value in kwargs.items()}
+        twice = next((name for name in names[: len(args)] if name in kwargs), None)
+        if twice is not None:
+            raise InvalidValueError(f"{self.name}: `{twice}` is given twice, by place and by name")
         if len(args) > len(names) or any(name not in names for name in kwargs):
             odd = next((name for name in kwargs if name not in names), None)
             what = f"no argument `{odd}`" if odd else f"{len(args)} arguments"

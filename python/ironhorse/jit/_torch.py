@@ -41,8 +41,13 @@ def _free(name: str) -> str:
     return free
 
 
+def _escaped(name: str) -> str:
+    """A name that torch's schemas take: `in` is none."""
+    return name + "_" * keyword.iskeyword(name)
+
+
 def _argument(param: Param) -> str:
-    name = param.name + "_" * keyword.iskeyword(param.name)
+    name = _escaped(param.name)
     if param.is_array:
         return f"Tensor {name}"
     kind = param.kind or "f8"  # a number of a template's type
@@ -155,8 +160,8 @@ def _backward_op(op: Op, library: Any, name: str, step: Step) -> tuple[Any, list
     sizes = [name for name in op.size_names if name not in numbers]  # for functions of the launch
     outputs = [p.name for p in step.outputs]
     shapes = [f"SymInt[] shape_{name}" for name in outputs]
-    arguments = [*(f"Tensor {name}" for name in arrays), *map(_argument, step.scalars)]
-    arguments += [*(f"SymInt {name}" for name in sizes), *shapes]
+    arguments = [*(f"Tensor {_escaped(name)}" for name in arrays), *map(_argument, step.scalars)]
+    arguments += [*(f"SymInt {_escaped(name)}" for name in sizes), *shapes]
     numbers += sizes
     if not arrays:
         raise InvalidValueError(f"backward kernel {step.name} reads no array")

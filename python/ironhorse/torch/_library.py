@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import _native
 from ..errors import IronhorseError
@@ -92,8 +93,16 @@ def raw(name: str) -> Any:
 def fake(name: str, shapes: Callable[..., Any]) -> None:
     """What an operator returns, without values."""
     names = [name] if name.endswith(("_bwd", "_gated")) else [name, f"{name}_fwd"]
+
+    def checked(*args: Any) -> Any:
+        # A tensor of the meta device beside real ones comes here instead of to the kernel.
+        devices = {a.device for a in args if isinstance(a, Tensor)}
+        if len(devices) > 1:
+            raise RuntimeError(f"{name}: tensors are on {', '.join(sorted(map(str, devices)))}, expected one device")
+        return shapes(*args)
+
     for one in names:
-        torch.library.register_fake(f"ironhorse::{one}", shapes)
+        torch.library.register_fake(f"ironhorse::{one}", checked)
 
 
 def gradient(name: str, save: Callable[..., None], backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,6 +132,11 @@ def wanted(need: bool, x: Tensor) -> Tensor:
     return like(x) if need else x.new_empty(0)
 
 
+def column_sums(x: Tensor) -> Tensor:
+    """Sums over all but the last dimension, also where that has no elements."""
+    return x.flatten(0, -2).sum(0) if x.dim() > 1 else x
+
+
 def only(need: bool, d: Tensor) -> Tensor | None:
     """A gradient where it is wanted."""
     return d if need else None
@@ -135,6 +149,14 @@ def acc(x: Tensor) -> torch.dtype:
 
 functorch_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 """Whether torch.func is at work, which wants an autograd.Function of its own kind: what `gradient` returns."""
+
+
+
+def forward_mode() -> bool:
+    """Whether torch differentiates forward (dual numbers, torch.func.jvp). Our ops have no such derivative: their
+    autograd.Functions say so, where the bare kernels would silently return a derivative of 0."""
+    return forward_ad._current_level >= 0
+
 
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 

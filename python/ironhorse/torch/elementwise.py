@@ -9,7 +9,21 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-from ._library import Op, Ops, autocast_on, fake, functorch_active, gradient, like, only, promoted, public, raw, wanted
+from ._library import (
+    Op,
+    Ops,
+    autocast_on,
+    fake,
+    forward_mode,
+    functorch_active,
+    gradient,
+    like,
+    only,
+    promoted,
+    public,
+    raw,
+    wanted,
+)
 
 __all__ = ["gelu", "silu", "square", "square_forward", "swiglu"]
 
@@ -34,7 +48,7 @@ def square(x: Tensor) -> Tensor:
     """x². Like torch.square."""
     if is_compiling():
         return _square(x)
-    if x.requires_grad and is_grad_enabled():
+    if x.requires_grad and is_grad_enabled() or forward_mode():
         return _square_func(x) if functorch_active() else _square_grad(x)
     return _square_fwd(x)
 
@@ -68,7 +82,7 @@ def silu(x: Tensor) -> Tensor:
     """x / (1 + e^-x). Like torch.nn.functional.silu."""
     if is_compiling():
         return _silu(x)
-    if x.requires_grad and is_grad_enabled():
+    if x.requires_grad and is_grad_enabled() or forward_mode():
         return _silu_func(x) if functorch_active() else _silu_grad(x)
     return _silu_fwd(x)
 
@@ -103,7 +117,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     tanh = approximate == "tanh"
     if is_compiling():
         return _gelu(x, tanh)
-    if x.requires_grad and is_grad_enabled():
+    if x.requires_grad and is_grad_enabled() or forward_mode():
         return _gelu_func(x, tanh) if functorch_active() else _gelu_grad(x, tanh)
     return _gelu_fwd(x, tanh)
 
@@ -147,7 +161,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
         gate, up = promoted(gate, up)
     if is_compiling():
         return _swiglu(gate, up)
-    if (gate.requires_grad or up.requires_grad) and is_grad_enabled():
+    if (gate.requires_grad or up.requires_grad) and is_grad_enabled() or forward_mode():
         return _swiglu_func(gate, up) if functorch_active() else _swiglu_grad(gate, up)
     return _swiglu_fwd(gate, up)
 

@@ -13,7 +13,21 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-from ._library import Op, Ops, acc, autocast_on, fake, functorch_active, gradient, in_lower, like, only, public, raw
+from ._library import (
+    Op,
+    Ops,
+    acc,
+    autocast_on,
+    fake,
+    forward_mode,
+    functorch_active,
+    gradient,
+    in_lower,
+    like,
+    only,
+    public,
+    raw,
+)
 
 __all__ = ["attention", "causal_attention", "rope", "rope_tables"]
 
@@ -64,7 +78,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, offset:
         return _rope(x, cos, sin, offset, interleaved, False)
     if cos.requires_grad or sin.requires_grad:
         raise RuntimeError("rope: `cos` or `sin` requires grad, expected tables that do not")
-    if x.requires_grad and is_grad_enabled():
+    if x.requires_grad and is_grad_enabled() or forward_mode():
         if functorch_active():
             return _rope_func(x, cos, sin, offset, interleaved, False)
         return _rope_grad(x, cos, sin, offset, interleaved, False)
@@ -114,7 +128,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, scale: float
         q, k, v = in_lower(q), in_lower(k), in_lower(v)
     if is_compiling():
         return _attention(q, k, v, causal, scale)[0]
-    if (q.requires_grad or k.requires_grad or v.requires_grad) and is_grad_enabled():
+    if (q.requires_grad or k.requires_grad or v.requires_grad) and is_grad_enabled() or forward_mode():
         if functorch_active():
             return _attention_func(q, k, v, causal, scale)[0]
         return _attention_grad(q, k, v, causal, scale)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-from ._library import Op, Ops, acc, autocast_on, fake, functorch_active, gradient, like, public, raw
+from ._library import Op, Ops, acc, autocast_on, fake, forward_mode, functorch_active, gradient, like, public, raw
 
 __all__ = ["cross_entropy"]
 
@@ -34,7 +34,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100, red
     wide = autocast_on(logits)
     if is_compiling():
         return _cross_entropy(logits, targets, ignore_index, number, wide)[0]
-    if logits.requires_grad and is_grad_enabled():
+    if logits.requires_grad and is_grad_enabled() or forward_mode():
         if functorch_active():
             return _cross_entropy_func(logits, targets, ignore_index, number, wide)[0]
         return _cross_entropy_grad(logits, targets, ignore_index, number, wide)
@@ -67,7 +67,9 @@ def _gradient(d_loss: Tensor, logits: Tensor, targets: Tensor, inv_count: Tensor
     d = torch.softmax(logits.to(acc(logits)), -1)
     d = d - torch.zeros_like(d).scatter(-1, classes, 1.0)
     factor = d_loss.to(d.dtype) * inv_count if inv_count.dim() == 0 else d_loss.to(d.dtype)
-    return (d * counts * (factor if factor.dim() == 0 else factor.unsqueeze(-1))).to(logits.dtype)
+    d = d * (factor if factor.dim() == 0 else factor.unsqueeze(-1))
+    # Not by multiplying: where nothing counts, the factor is infinite.
+    return torch.where(counts, d, 0).to(logits.dtype)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:

@@ -13,7 +13,9 @@ from ._library import (
     Ops,
     acc,
     autocast_on,
+    column_sums,
     fake,
+    forward_mode,
     functorch_active,
     gradient,
     in_f32,
@@ -37,10 +39,6 @@ def _statistic(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[:-1], dtype=acc(x))
 
 
-def _over_rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1]).sum(0)
-
-
 def rmsnorm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
     """x / √(mean(x²) + eps) · weight along the last dimension.
 
@@ -52,7 +50,7 @@ def rmsnorm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tenso
         x, weight = in_f32(x), in_f32(weight)
     if is_compiling():
         return _rmsnorm(x, weight, eps)[0]
-    if (x.requires_grad or weight.requires_grad) and is_grad_enabled():
+    if (x.requires_grad or weight.requires_grad) and is_grad_enabled() or forward_mode():
         return _rmsnorm_func(x, weight, eps)[0] if functorch_active() else _rmsnorm_grad(x, weight, eps)
     return _rmsnorm_fwd(x, weight, eps)[0]
 
@@ -83,7 +81,7 @@ def _rmsnorm_gradient(d_y: Tensor, x: Tensor, weight: Tensor, eps: float) -> tup
     rstd = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
     normed, g = wide * rstd, d_y * w
     d_x = rstd * (g - normed * (g * normed).mean(-1, keepdim=True))
-    return d_x.to(x.dtype), _over_rows(d_y * normed).to(weight.dtype)
+    return d_x.to(x.dtype), column_sums(d_y * normed).to(weight.dtype)
 
 
 def _save_rmsnorm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -118,7 +116,7 @@ def layernorm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = Non
         x, weight, bias = in_f32(x), in_f32(weight), in_f32(bias)
     if is_compiling():
         return _layernorm(x, weight, bias, eps)[0]
-    if (x.requires_grad or weight.requires_grad or bias.requires_grad) and is_grad_enabled():
+    if (x.requires_grad or weight.requires_grad or bias.requires_grad) and is_grad_enabled() or forward_mode():
         if functorch_active():
             return _layernorm_func(x, weight, bias, eps)[0]
         return _layernorm_grad(x, weight, bias, eps)
@@ -152,7 +150,7 @@ def _layernorm_gradient(d_y: Tensor, x: Tensor, weight: Tensor, eps: float) -> t
     rstd = torch.rsqrt((centred * centred).mean(-1, keepdim=True) + eps)
     normed, g = centred * rstd, d_y * w
     d_x = rstd * (g - g.mean(-1, keepdim=True) - normed * (g * normed).mean(-1, keepdim=True))
-    return d_x.to(x.dtype), _over_rows(d_y * normed).to(weight.dtype), _over_rows(d_y).to(weight.dtype)
+    return d_x.to(x.dtype), column_sums(d_y * normed).to(weight.dtype), column_sums(d_y).to(weight.dtype)
 
 
 def _save_layernorm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:

@@ -12,7 +12,9 @@ from ._library import (
     Op,
     Ops,
     autocast_on,
+    column_sums,
     fake,
+    forward_mode,
     functorch_active,
     gradient,
     in_f32,
@@ -40,11 +42,13 @@ def fused_scale_bias_relu(x: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor
 
     Like torch.relu(x * scale + bias) in one pass. Under autocast x and bias are taken in the wider type.
     """
+    if isinstance(scale, Tensor) and scale.requires_grad:
+        raise RuntimeError("fused_scale_bias_relu: `scale` is a number without a gradient; for a learned one use x * scale")
     if x.dtype is not bias.dtype and autocast_on(x):
         x, bias = promoted(x, bias)
     if is_compiling():
         return _fused(x, bias, scale)
-    if (x.requires_grad or bias.requires_grad) and is_grad_enabled():
+    if (x.requires_grad or bias.requires_grad) and is_grad_enabled() or forward_mode():
         return _fused_func(x, bias, scale) if functorch_active() else _fused_grad(x, bias, scale)
     return _fused_fwd(x, bias, scale)
 
@@ -73,7 +77,7 @@ class _Fused(torch.autograd.Function):
             # NaN passes, as it does through torch.relu.
             passes = _opened(y, d_y) if y.dtype is torch.uint8 else ~(y.detach() <= 0)
             through = d_y * passes
-            d_bias = through.reshape(-1, d_y.shape[-1]).sum(0) if need_bias else None
+            d_bias = column_sums(through) if need_bias else None
             return through * ctx.scale if need_x else None, d_bias, None
         d_x, d_bias = _fused_bwd(d_y, y, ctx.scale, need_x, need_bias)
         return only(need_x, d_x), only(need_bias, d_bias), None
@@ -115,7 +119,7 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
         return softmax(x.unsqueeze(0)).squeeze(0)
     if is_compiling():
         return _softmax(x)
-    if x.requires_grad and is_grad_enabled():
+    if x.requires_grad and is_grad_enabled() or forward_mode():
         return _softmax_func(x) if functorch_active() else _softmax_grad(x)
     return _softmax_fwd(x)
 

@@ -230,13 +230,15 @@ impl Gpu {
         }
     }
 
-    /// Lets launches of a kernel ask for more shared memory.
+    /// Lets launches of a kernel ask for more shared memory. Under the lock, and never less than another thread has asked for.
     fn allow(&self, kernel: &Kernel, loaded: Loaded, shared: u32) -> Result<CUfunction> {
-        // SAFETY: a kernel of this context.
-        let status = unsafe { (self.driver.cuFuncSetAttribute)(loaded.raw, 8, shared as c_int) };
-        self.driver.check("cuFuncSetAttribute", status)?;
         let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
-        kernels.insert(kernel.clone(), Loaded { shared, ..loaded });
+        if kernels.get(kernel).is_none_or(|now| now.shared < shared) {
+            // SAFETY: a kernel of this context.
+            let status = unsafe { (self.driver.cuFuncSetAttribute)(loaded.raw, 8, shared as c_int) };
+            self.driver.check("cuFuncSetAttribute", status)?;
+            kernels.insert(kernel.clone(), Loaded { shared, ..loaded });
+        }
         Ok(loaded.raw)
     }
 

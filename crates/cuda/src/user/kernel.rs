@@ -113,12 +113,13 @@ impl Kernel {
         }
         let _current = self.gpu.enter()?;
         if shared > self.allowed.load(Ordering::Relaxed) {
+            // All there is, not what this launch needs: others may hold the same function of the driver.
+            let most = (self.gpu.info.shared_per_block as u32).saturating_sub(self.static_shared).max(shared);
             // SAFETY: a kernel of this context.
-            let status = unsafe {
-                (self.gpu.driver.cuFuncSetAttribute)(self.raw, MAX_DYNAMIC_SHARED, shared as c_int)
-            };
+            let status =
+                unsafe { (self.gpu.driver.cuFuncSetAttribute)(self.raw, MAX_DYNAMIC_SHARED, most as c_int) };
             self.gpu.driver.check("cuFuncSetAttribute", status).map_err(|error| self.failed(&error))?;
-            self.allowed.fetch_max(shared, Ordering::Relaxed);
+            self.allowed.store(most, Ordering::Relaxed);
         }
         let mut pointers: Vec<*mut c_void> =
             args.iter_mut().map(|arg| std::ptr::from_mut(arg).cast()).collect();
