@@ -467,7 +467,7 @@ def test_ops_that_make_no_sense(options: dict, words: str):
 
 def test_functions_get_what_they_name(stand: Stand):
     op = jit.op(SQUARE, forward="square", grid=lambda nothing: 1)
-    with pytest.raises(InvalidValueError, match="grid asks for `nothing`; there are x, a, y, n, rows, cols"):
+    with pytest.raises(InvalidValueError, match="grid asks for `nothing`; there are x, a, y, n, N, rows, cols"):
         op(np.zeros(3, np.float32), 1.0)
 
 
@@ -578,3 +578,25 @@ except jit._op.NotAvailableError as error: print(error)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env={**os.environ})
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["[ 2.  8. 18.] False", "square: torch is not installed", "check needs torch"]
+
+
+def test_arguments_that_python_cannot_say_and_arguments_given_twice():
+    source = """
+    extern "C" __global__ void twice(const float* in, float* out, int N) {
+        int i = blockIdx.x * blockDim.x + threadIdx.x;
+        if (i < N) out[i] = 2 * in[i];
+    }
+    extern "C" __global__ void twice_bwd(const float* d_out, const float* in, float* d_in, int N) {
+        int i = blockIdx.x * blockDim.x + threadIdx.x;
+        if (i < N) d_in[i] = 2 * d_out[i] + 0 * in[i];
+    }
+    """
+    op = jit.op(source, forward="twice", backward="twice_bwd", cpu=lambda x: 2 * x)
+    x = np.arange(3, dtype=np.float32)
+    assert op(x).tolist() == op(in_=x).tolist() == [0, 2, 4]
+    with pytest.raises(InvalidValueError, match="`in` is given twice"):
+        op(x, in_=x)
+    torch = pytest.importorskip("torch")
+    t = torch.ones(3, requires_grad=True)
+    op(t).sum().backward()
+    assert t.grad.tolist() == [2, 2, 2]

@@ -487,3 +487,9 @@ def test_tensors_are_a_table(small: Exported):
     loaded.tensors["new"] = np.ones(3)
     assert loaded.tensors.shape("new") == (3,) and list(loaded.tensors)[-1] == "new"
     assert loaded.tensors != ironhorse.load(small.key).tensors and repr(loaded.tensors).startswith("<Tensors: ")
+
+
+def test_the_name_of_the_metadata_is_no_tensors(tmp_path):
+    with pytest.raises(ironhorse.IronhorseError, match="__metadata__"):
+        ironhorse.save(tmp_path / "a.safetensors", {"__metadata__": np.zeros(2, np.float32)})
+    assert list(tmp_path.iterdir()) == []

@@ -255,3 +255,41 @@ def test_every_function_is_documented_and_typed():
         assert signature.return_annotation is not inspect.Signature.empty
         assert all(p.annotation is not inspect.Parameter.empty for p in signature.parameters.values()), name
     assert len(CASES) > 12
+
+
+def test_forward_mode_is_refused_and_not_0():
+    x = torch.randn(2, 4)
+    for function in (ops.square, ops.softmax, lambda x: ops.rmsnorm(x, torch.ones(4))):
+        with pytest.raises((NotImplementedError, RuntimeError), match="(?i)jvp|forward"):
+            torch.func.jvp(function, (x,), (torch.ones_like(x),))
+
+
+@pytest.mark.parametrize("call", [
+    lambda x, m: ops.rmsnorm(x, m[0]),
+    lambda x, m: ops.swiglu(x, m),
+    lambda x, m: ops.fused_scale_bias_relu(m, x[0]),
+])  # fmt: skip
+def test_a_meta_tensor_beside_a_real_one_is_refused(call):
+    with pytest.raises(RuntimeError, match="expected one device|is on|on cpu"):
+        call(torch.randn(3, 4), torch.empty(3, 4, device="meta"))
+
+
+def test_a_learned_scale_is_refused():
+    scale = torch.nn.Parameter(torch.tensor(2.0))
+    with pytest.raises(RuntimeError, match="`scale` is a number"):
+        ops.fused_scale_bias_relu(torch.randn(2, 3), torch.zeros(3), scale)
+
+
+def test_nothing_counts_in_cross_entropy_twice():
+    logits = torch.randn(2, 3, requires_grad=True)
+    loss = ops.cross_entropy(logits, torch.tensor([-100, -100]))
+    for create_graph in (False, True):
+        (d,) = torch.autograd.grad(loss, logits, retain_graph=True, create_graph=create_graph)
+        assert d.abs().sum() == 0
+
+
+def test_no_columns_twice():
+    x, w = torch.randn(4, 0, requires_grad=True), torch.ones(0, requires_grad=True)
+    for y in (ops.rmsnorm(x, w), ops.layernorm(x, w, w), ops.fused_scale_bias_relu(x, w)):
+        grads = torch.autograd.grad(y.sum(), (x, w), create_graph=True)
+        assert [g.shape for g in grads] == [x.shape, w.shape]
