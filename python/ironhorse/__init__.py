@@ -7,6 +7,8 @@ needs no torch; the parts that need it import it themselves.
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from .errors import Code, IronhorseError
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from .export import export as export
 
 __version__ = "0.1.0"
+
+# Where the CUDA libraries of this environment's packages are: the interpreter may run without the environment being active.
+os.environ.setdefault("IRONHORSE_PYTHON_PREFIX", sys.prefix)
 
 # Without torch and jit: `import *` should need nothing that may be missing, and not hide another `torch`.
 __all__ = ["Code", "IronhorseError", "__version__", "export", "load", "ops", "save", "verify"]

@@ -26,6 +26,9 @@ from .matmul import gemm, gemm_batched
 from .optimizer import adamw_step, grad_clip, zero_grad
 from .rows import layernorm, rmsnorm, rmsnorm_residual, softmax, softmax_topk
 
+# What bindings of the same C functions elsewhere call them.
+CudaError, CudaErrorCode = IronhorseError, Code
+
 __all__ = [
     "Code",
     "InvalidValueError",

@@ -239,10 +239,17 @@ fn folders(kind: &Kind) -> Vec<Option<PathBuf>> {
     all
 }
 
-/// The `site-packages` of the Python environment in use: the active one, then the one of the `python3` on the path.
+/// Set by the Python package: the environment that it is in, which need not be the active one.
+const PREFIX_VARIABLE: &str = "IRONHORSE_PYTHON_PREFIX";
+
+/// The `site-packages` of the Python environment in use: the one we were imported in, the active one, then the one of the
+/// `python3` on the path.
 fn site_packages() -> Vec<PathBuf> {
-    let mut roots: Vec<PathBuf> =
-        ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(std::env::var_os).map(PathBuf::from).collect();
+    let mut roots: Vec<PathBuf> = [PREFIX_VARIABLE, "VIRTUAL_ENV", "CONDA_PREFIX"]
+        .iter()
+        .filter_map(std::env::var_os)
+        .map(PathBuf::from)
+        .collect();
     roots.push(".venv".into());
     if let Some(path) = std::env::var_os("PATH") {
         let beside = std::env::split_paths(&path).filter(|folder| folder.join("python3").exists());

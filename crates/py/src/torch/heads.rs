@@ -23,7 +23,7 @@ op!(AttentionBwd, "attention_bwd",
     attention_bwd([d_out, q, k, v, out, lse], causal, scale, [need_q, need_k, need_v]));
 
 /// The strides that results in the layout of x have: those of positions before heads where the heads of x lie closer than
-/// its positions, else contiguous. `_layout` of python/ironhorse/torch/_fake.py is the same rule.
+/// its positions, else contiguous. `_layout` of python/ironhorse/torch/heads.py is the same rule.
 fn layout<T: Tensor>(x: &T) -> Vec<i64> {
     match (x.sizes(), x.strides()) {
         (&[_, heads, positions, dim], &[_, head, position, _]) if head < position => {
