@@ -175,16 +175,17 @@ def test_other_threads_run_meanwhile(small: Exported):
     interval = sys.getswitchinterval()
     sys.setswitchinterval(100)  # a thread that keeps the lock keeps it to the end
     try:
-        threads = [threading.Thread(target=ironhorse.verify, args=(small.key,)) for _ in range(4)]
+        threads = [threading.Thread(target=lambda: [ironhorse.verify(small.key) for _ in range(5)]) for _ in range(4)]
         for thread in threads:
             thread.start()
         turns = 0
         while any(thread.is_alive() for thread in threads):
             turns += 1
-            time.sleep(0.0005)
+            time.sleep(0)
     finally:
         sys.setswitchinterval(interval)
-    assert turns > 4
+    # Each of the 20 calls takes the lock twice or so; a turn that needs no more than that would be one between calls.
+    assert turns > 100
 
 
 # ---- export ----------------------------------------------------------------------------------------------------
