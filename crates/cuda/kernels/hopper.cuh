@@ -45,6 +45,21 @@ DEVICE void copy_box(u32 to, const TensorMap& map, i32 x, i32 y, u32 barrier) {
                  : "memory");
 }
 
+// Starts copying a box from shared memory to a map at column x, row y; what lies outside the tensor is left out.
+DEVICE void store_box(const TensorMap& map, i32 x, i32 y, u32 from) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x), "r"(y), "r"(from)
+                 : "memory");
+}
+// Ends a group of such copies of this thread; store_wait<N> waits until all but the last N groups are read from shared memory.
+DEVICE void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int N> DEVICE void store_wait() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+
+// Four 8x8 matrices of 2-byte elements from the registers of a warp, where they lie as products leave them, to shared memory:
+// lane i gives the address of row i%8 of matrix i/8.
+DEVICE void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
 // What ordinary stores wrote to shared memory is seen by products and copies after the next barrier.
 DEVICE void shared_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

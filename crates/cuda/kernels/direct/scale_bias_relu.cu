@@ -3,11 +3,11 @@
 //
 // moves  forward 2·R·C·sizeof(T), and R·C/8 where it keeps the gate as bits for the backward; backward with bits 2·R·C·sizeof(T) +
 //        R·C/8, with y instead 3·R·C·sizeof(T), less R·C·sizeof(T) where one number is the whole of d_y, and partial sums of
-//        at most 2·GROUPS·256·N·sizeof(Acc) = 17 MB that mostly stay in L2. Bound: memory. Predicted on an H200 that copies
-//        4.2 TB/s, 8192² f32: forward 0.128 ms, backward 0.130 ms with bits, 0.192 with y, + 0.005 for the sums
-// grid   a thread owns UNIT columns (a vector, or one element where C or an address does not allow vectors) and walks down
-//        rows; a block is a tile of columns by a group of rows, tiles of a group side by side; any R and C; bits need
-//        C % 8 == 0
+//        at most R·C·sizeof(Acc)/64 that mostly stay in L2. Bound: memory. Predicted on an H200 that copies
+//        4.2 TB/s, 8192² f32: forward 0.128 ms, backward 0.130 ms with bits, 0.192 with y, + 0.006 for the sums
+// grid   a thread owns UNIT columns (a vector, or one element where C or an address does not allow vectors) and, backward,
+//        walks down rows; a block is a tile of columns by a group of rows, tiles of a group side by side; any R and C; bits
+//        need C % 8 == 0
 // order  d_bias: a thread its rows of the group in turn, the threads of a column in turn, then groups: 32 slices in turn and a
 //        tree. Groups depend on R and C only, no atomics: bitwise repeatable
 // bits   element e is bit e % 8 of byte e / 8
@@ -16,10 +16,11 @@
 constexpr int N = Vec<T>::N;
 constexpr int THREADS = 256;
 // Rows whose loads are in flight in a thread: `AHEAD` in src/direct/scale_bias_relu.rs. Forward it is one: many short-lived blocks are
-// faster than few with more in flight, 0.1276 against 0.1320 ms with 4.
-constexpr int BWD_AHEAD = 4;
+// faster than few with more in flight, 0.1276 against 0.1320 ms with 4. So they are backward, but there the sums of a column are to
+// be few: a warp of columns by 16 of rows with 4 in flight each takes 0.1403 ms, 256 threads side by side that walk 0.1508.
+constexpr int BWD_THREADS = 512, BWD_AHEAD = 4;
 // On a multiprocessor: as many as registers allow without spilling; with y there is more to hold.
-constexpr int BWD_BLOCKS = sizeof(T) == 4 ? 4 : 3, BWD_Y_BLOCKS = sizeof(T) == 2 ? 2 : BWD_BLOCKS;
+constexpr int BWD_BLOCKS = 2, BWD_Y_BLOCKS = sizeof(T) == 2 ? 1 : 2;
 
 // UNIT elements of memory: one, or 16 bytes.
 template <int UNIT> struct Unit {
@@ -113,7 +114,7 @@ DEVICE void backward_rows(Acc (&sum)[UNIT], T* d_x, const T* d_y, u32 same, T on
 template <int UNIT, class Gate>
 DEVICE void backward(T* d_x, Acc* partials, const T* d_y, u32 same, Gate gate, u64 rows, u64 cols, u64 group_rows, Acc scale,
                      u32 tiles) {
-    __shared__ Acc sums[THREADS * UNIT];
+    __shared__ Acc sums[BWD_THREADS * UNIT];
     const u32 group = blockIdx.x / tiles;
     const u64 col = ((u64)(blockIdx.x % tiles) * blockDim.x + threadIdx.x) * UNIT;
     const u64 begin = group * group_rows, last = min(begin + group_rows, rows), step = blockDim.y * cols;
@@ -156,17 +157,17 @@ KERNEL __launch_bounds__(THREADS)
     scale_bias_relu_fwd_any(T* y, u8*, const T* x, const T* bias, u64 rows, u64 cols, double scale, u32 tiles) {
     forward<1>(y, nullptr, x, bias, rows, cols, (Acc)scale, tiles);
 }
-KERNEL __launch_bounds__(THREADS, BWD_Y_BLOCKS)
+KERNEL __launch_bounds__(BWD_THREADS, BWD_Y_BLOCKS)
     scale_bias_relu_bwd(T* d_x, Acc* partials, const T* d_y, u32 same, const T* y, u64 rows, u64 cols, u64 group_rows,
                         double scale, u32 tiles) {
     backward<N>(d_x, partials, d_y, same, ByResult<N>{y}, rows, cols, group_rows, (Acc)scale, tiles);
 }
-KERNEL __launch_bounds__(THREADS, BWD_BLOCKS)
+KERNEL __launch_bounds__(BWD_THREADS, BWD_BLOCKS)
     scale_bias_relu_bwd_bits(T* d_x, Acc* partials, const T* d_y, u32 same, const u8* bits, u64 rows, u64 cols,
                              u64 group_rows, double scale, u32 tiles) {
     backward<N>(d_x, partials, d_y, same, ByBits{bits}, rows, cols, group_rows, (Acc)scale, tiles);
 }
-KERNEL __launch_bounds__(THREADS, BWD_BLOCKS)
+KERNEL __launch_bounds__(BWD_THREADS, BWD_BLOCKS)
     scale_bias_relu_bwd_any(T* d_x, Acc* partials, const T* d_y, u32 same, const T* y, u64 rows, u64 cols, u64 group_rows,
                             double scale, u32 tiles) {
     backward<1>(d_x, partials, d_y, same, ByResult<1>{y}, rows, cols, group_rows, (Acc)scale, tiles);

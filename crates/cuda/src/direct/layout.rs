@@ -39,6 +39,12 @@ impl Columns {
         Self { x, y: 1, tiles: units.div_ceil(x) }
     }
 
+    /// For rows of `units`, at least one: a warp side by side, or less, and so many rows that there are up to `threads`.
+    pub fn narrow(units: usize, threads: usize) -> Self {
+        let x = units.div_ceil(units.div_ceil(32));
+        Self { x, y: threads / x, tiles: units.div_ceil(x) }
+    }
+
     /// The grid: `groups` groups of rows, the tiles of a group one after the other.
     pub fn grid(self, groups: usize) -> Grid {
         let line = Grid::linear(groups.saturating_mul(self.tiles), 1);
@@ -55,6 +61,9 @@ mod tests {
         for units in (1..1200).chain([2048, 8191, 8192, 50257, 1 << 24]) {
             let c = Columns::of(units);
             assert!(c.x * c.y <= THREADS && c.y >= 1, "{c:?}");
+            assert!(c.x * c.tiles >= units && c.x * (c.tiles - 1) < units, "{units}: {c:?}");
+            let c = Columns::narrow(units, 512);
+            assert!(c.x * c.y <= 512 && c.y >= 16, "{c:?}");
             assert!(c.x * c.tiles >= units && c.x * (c.tiles - 1) < units, "{units}: {c:?}");
         }
     }

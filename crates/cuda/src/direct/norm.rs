@@ -38,7 +38,14 @@ impl Norm {
         let (name, held) = match (self.residual, packed) {
             (None, true) => {
                 let threads = |vecs| if vecs == 8 { 640 } else { 512 };
-                ("norm_held", Team::held(cols, float, false, 8, threads))
+                let team = Team::held(cols, float, false, 8, threads);
+                let whole = team.is_some_and(|team| {
+                    team.vecs == 4
+                        && team.lanes > 32
+                        && team.lanes.is_power_of_two()
+                        && team.is_full(cols, float)
+                });
+                (if whole { "norm_whole_held" } else { "norm_held" }, team)
             }
             (None, false) => {
                 ("norm_edges_held", Team::held(cols, float, true, 8, |_| 512).filter(|_| vector))

@@ -81,6 +81,11 @@ impl Team {
         Self { vecs: 0, lanes, threads: lanes }
     }
 
+    /// Whether a row of vectors gives each thread as many as it can hold.
+    pub fn is_full(self, cols: usize, float: Float) -> bool {
+        cols == (self.vecs * self.lanes) as usize * lane_width(float)
+    }
+
     /// Rows of a block.
     pub fn rows(self) -> usize {
         if self.lanes as usize <= WARP { (self.threads / self.lanes) as usize } else { 1 }

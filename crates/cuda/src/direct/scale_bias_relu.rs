@@ -12,7 +12,11 @@ use std::ffi::c_void;
 const FILE: &str = "direct/scale_bias_relu.cu";
 /// Rows that a thread of the backward has in flight: `BWD_AHEAD` of the kernels.
 const AHEAD: usize = 4;
-/// Blocks of a backward, about: four on each multiprocessor of a Hopper, four times over, so that fast ones take more.
+/// Threads of its blocks: `BWD_THREADS`.
+const BWD_THREADS: usize = 512;
+/// Blocks of a backward, at most, unless the tiles of one group are more: enough for short-lived ones to keep any GPU busy.
+const BLOCKS: usize = 8192;
+/// Partial sums of a column, at most.
 const GROUPS: usize = 2048;
 
 /// Elements that a thread owns of each row.
@@ -63,7 +67,7 @@ pub enum Gate {
 /// same on every device.
 fn groups(rows: usize, columns: Columns) -> (usize, usize) {
     let least = AHEAD * columns.y;
-    let wanted = (GROUPS / columns.tiles).max(1);
+    let wanted = (BLOCKS / columns.tiles).clamp(1, GROUPS);
     let each = rows.div_ceil(wanted).next_multiple_of(least).max(least);
     (rows.div_ceil(each), each)
 }
@@ -107,7 +111,7 @@ pub unsafe fn scale_bias_relu_bwd(
         }
         Gate::Bits(_) => "scale_bias_relu_bwd_bits",
     };
-    let columns = Columns::of(rows.cols / unit);
+    let columns = Columns::narrow(rows.cols / unit, BWD_THREADS);
     let (groups, each) = groups(rows.rows, columns);
     let partials = if sums { at.scratch(groups * rows.cols * d_y.float.acc().size())? } else { 0 };
     let args = Args::new().ptr(address(d_x)).ptr(partials).ptr(address(d_y)).u32(same.into()).ptr(kept);
@@ -135,10 +139,13 @@ mod tests {
     fn groups_cover_all_rows_and_stay_few() {
         for rows in [1, 2, 3, 31, 33, 8192, 1 << 20, (1 << 33) + 1] {
             for units in [1, 3, 16, 192, 300, 2048, 1 << 24] {
-                let columns = Columns::of(units);
+                let columns = Columns::narrow(units, BWD_THREADS);
                 let (groups, each) = groups(rows, columns);
                 assert!(groups * each >= rows && (groups - 1) * each < rows);
-                assert!(groups * columns.tiles <= GROUPS.max(columns.tiles), "{rows} {units} {groups}");
+                assert!(
+                    groups <= GROUPS && groups * columns.tiles <= BLOCKS.max(columns.tiles),
+                    "{rows} {units}"
+                );
             }
         }
     }

@@ -15,6 +15,10 @@ const CHOICE: &str = "IRONHORSE_GROUPED";
 const FREE_SHARED: usize = 48 << 10;
 /// Columns of a box of the copy engine: `BK` of grouped_wgmma.cu.
 const BOX: usize = 64;
+/// Rows of a box of a result on its way out: `OUTBOX` of grouped_wgmma.cu.
+const OUTBOX_ROWS: u32 = 16;
+/// Shared memory of a block of a Hopper.
+const HOPPER_SHARED: usize = 227 << 10;
 /// The most experts: their offsets are held in shared memory.
 const MOST_EXPERTS: usize = 2048;
 
@@ -45,7 +49,7 @@ impl Path {
         let takes = |path: &Self| match path {
             Self::Any => true,
             Self::Mma => bf16 && whole(8),
-            Self::Wgmma => bf16 && whole(BOX) && g.rows > 0,
+            Self::Wgmma => bf16 && whole(BOX) && g.rows > 0 && Self::Wgmma.shared(g.experts) <= HOPPER_SHARED,
         };
         let paths = [Self::Wgmma, Self::Mma];
         paths.into_iter().find(|path| *path <= most && takes(path)).unwrap_or(Self::Any)
@@ -56,7 +60,8 @@ impl Path {
         let choice = std::env::var(CHOICE).ok();
         match choice.as_deref() {
             Some("any") => Self::Any,
-            Some("wgmma") if compute == (9, 0) => Self::Wgmma,
+            Some("mma") => Self::Mma,
+            _ if compute == (9, 0) => Self::Wgmma,
             _ => Self::Mma,
         }
     }
@@ -90,8 +95,8 @@ impl Path {
         let tiles = match self {
             Self::Any => 0,
             Self::Mma => 64 << 10,
-            // Stages, their barriers, and what is lost to start at a multiple of 1024.
-            Self::Wgmma => 4 * (48 << 10) + 64 + 1024,
+            // Stages, results on their way out, barriers, and what is lost to start at a multiple of 1024.
+            Self::Wgmma => 4 * (48 << 10) + (32 << 10) + 64 + 1024,
         };
         tiles + 2 * (experts + 1) * size_of::<u32>()
     }
@@ -145,29 +150,45 @@ fn launch(cx: &mut Lower<'_>, g: &Groups, step: Step, slots: [Slot; 4], adds: Op
     let addresses = slots.iter().map(|slot| cx.ptr(*slot)).collect::<Result<Vec<_>>>()?;
     let aligned = addresses[..3].iter().all(|at| at.is_multiple_of(16));
     let path = Path::choose(g, aligned, Path::most(cx.device.info.compute));
+    let args = Args::new();
+    let args = if path == Path::Wgmma {
+        let args = mapped_result(cx, args, slots[0])?;
+        mapped_operands(cx, args, step, [slots[1], slots[2]])?
+    } else {
+        args.ptr(addresses[0]).ptr(addresses[1]).ptr(addresses[2])
+    };
+    let args = args.ptr(addresses[3]).ptr(cx.fault);
+    let args = [g.rows, g.experts, g.ic, g.oc].into_iter().fold(args, |args, size| args.u32(size as u32));
+    let args = adds.into_iter().fold(args, |args, adds| args.u32(adds.into()));
     let (name, threads, shared) = (path.name(step), path.threads(), path.shared(g.experts));
     let function = cx.kernel(&path.spec(g.dtype, slots[0].dtype)?, name)?;
     if shared > FREE_SHARED {
         function.allow_shared(shared)?;
     }
     let resident = (cx.device.info.sms * function.blocks_per_sm(threads, shared)?.max(1)) as usize;
-    let mut args = Args::new().ptr(addresses[0]);
-    for (operand, (slot, &at)) in slots[1..3].iter().zip(&addresses[1..3]).enumerate() {
-        args = if path == Path::Wgmma {
-            let matrix = Matrix { at, rows: slot.numel() / slot.shape.cols(), cols: slot.shape.cols() };
-            args.words(&matrix.tensor_map(cx.device, box_rows(step, operand))?)
-        } else {
-            args.ptr(at)
-        };
-    }
-    args = args.ptr(addresses[3]).ptr(cx.fault);
-    for size in [g.rows, g.experts, g.ic, g.oc] {
-        args = args.u32(size as u32);
-    }
-    args = adds.into_iter().fold(args, |args, adds| args.u32(adds.into()));
     let blocks = g.tiles(step, path.tile()).min(resident);
     cx.launch(name, function, Grid::linear(blocks, threads).shared(shared), args);
     Ok(())
+}
+
+/// The address of a result, and the map by which its boxes leave; f32 needs none.
+fn mapped_result(cx: &Lower<'_>, args: Args, slot: Slot) -> Result<Args> {
+    let args = args.ptr(cx.ptr(slot)?);
+    if slot.dtype != DType::BF16 {
+        return Ok(args.words(&[0; 32]));
+    }
+    Ok(args.words(&matrix(cx, slot)?.tensor_map(cx.device, OUTBOX_ROWS)?))
+}
+
+fn mapped_operands(cx: &Lower<'_>, args: Args, step: Step, operands: [Slot; 2]) -> Result<Args> {
+    operands.into_iter().enumerate().try_fold(args, |args, (which, slot)| {
+        Ok(args.words(&matrix(cx, slot)?.tensor_map(cx.device, box_rows(step, which))?))
+    })
+}
+
+fn matrix(cx: &Lower<'_>, slot: Slot) -> Result<Matrix> {
+    let cols = slot.shape.cols();
+    Ok(Matrix { at: cx.ptr(slot)?, rows: slot.numel() / cols, cols })
 }
 
 /// Rows of a box of an operand: a whole tile where they are rows or columns of the result, 64 where they are terms of its sums.
@@ -228,13 +249,14 @@ mod tests {
         assert_eq!(choose(MODEL, false), [Any; 3]);
         assert_eq!(choose(Groups { ic: 8, ..MODEL }, true), [Mma, Mma, Any]);
         assert_eq!(choose(Groups { rows: 0, ..MODEL }, true), [Mma, Mma, Any]);
+        assert_eq!(choose(Groups { experts: 240, ..MODEL }, true), [Wgmma, Mma, Any]);
+        assert_eq!(choose(Groups { experts: 250, ..MODEL }, true), [Mma, Mma, Any], "offsets find no room");
         assert_eq!(choose(Groups { ic: 129, ..MODEL }, true), [Any; 3]);
         assert_eq!(choose(Groups { dtype: DType::F32, ..MODEL }, true), [Any; 3]);
     }
 
     #[test]
     fn tiles_and_offsets_find_room_in_shared_memory() {
-        assert!(Path::Wgmma.shared(MOST_EXPERTS) <= 227 << 10, "of Hopper");
         assert!(Path::Mma.shared(MOST_EXPERTS) <= 99 << 10, "the smallest of our GPUs");
         assert!(Path::Any.shared(MOST_EXPERTS) <= FREE_SHARED - (17 << 10), "beside its tiles");
     }
