@@ -22,6 +22,7 @@ mod oracle;
 mod rng;
 mod suite;
 mod tolerance;
+mod update;
 
 pub use case::{Case, Data, Input, Kit, all_cases, cases_in, refusals, refusals_in};
 pub use conformance::{Check, Fault, Mismatch, Report, check_against, check_engine, check_refusal};
