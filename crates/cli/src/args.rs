@@ -184,6 +184,18 @@ impl MomentsArg {
 }
 
 impl StateArgs {
+    /// What is not the default, to follow a precision in a report.
+    pub fn text(self) -> String {
+        let mut text = String::new();
+        if self.master != MasterArg::F32 {
+            text += &format!(", master {}", self.master.name());
+        }
+        if self.moments != MomentsArg::F32 {
+            text += &format!(", moments {}", self.moments.name());
+        }
+        text
+    }
+
     /// The element types of a training program: [`Dtype::precision`] with these choices.
     pub fn precision(self, dtype: Dtype, micro_steps: u32) -> Result<Precision> {
         let refused = match self {

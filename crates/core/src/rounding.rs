@@ -151,6 +151,15 @@ mod tests {
         assert!(halves_alike < 4, "{halves_alike}");
     }
 
+    /// Runs go on from checkpoints and kernels compute these bits too: they must never change.
+    #[test]
+    fn random_bits_are_what_they_were() {
+        let rounding = RandomRounding::new(7, 3);
+        assert_eq!(rounding.key, [0x819a_aaff, 0xd1ac_c864]);
+        let bits = [0, 5, 1 << 34].map(|index| rounding.moment_bits(index));
+        assert_eq!(bits, [0x8e16_1a5d, 0x62e2_bb1b, 0xd7d5_ec8b]);
+    }
+
     #[test]
     fn what_is_exact_or_not_finite_stays() {
         let rounding = RandomRounding::new(0, 1);

@@ -316,7 +316,7 @@ fn print(report: &BenchReport) -> Result<()> {
         None => format!("{} threads", report.threads),
     };
     out::line(format!(
-        "{}  {} parameters{}  batch {} × {}  {} {}  {with}",
+        "{}  {} parameters{}  batch {} × {}  {} {}{}  {with}",
         report.model,
         report.parameters,
         report.active_parameters.map_or_else(String::new, |active| format!(" ({active} active)")),
@@ -324,6 +324,7 @@ fn print(report: &BenchReport) -> Result<()> {
         report.seq,
         report.device,
         report.dtype.name(),
+        report.state.text(),
     ))?;
     out::line(format!(
         "step      {:.1} ms (median of {}; mean {:.1}, fastest {:.1})",

@@ -142,13 +142,14 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         least_ms: limits.as_ref().map(least),
     };
     out::line(format!(
-        "{}  {} parameters{}  {} ops  {} {}",
+        "{}  {} parameters{}  {} ops  {} {}{}",
         report.model,
         report.parameters,
         report.active_parameters.map_or_else(String::new, |active| format!(" ({active} active)")),
         report.ops,
         report.device,
-        dtype.name()
+        dtype.name(),
+        args.state.text()
     ))?;
     for pool in Pool::ALL.into_iter().filter(|&pool| layout.bytes(pool) > 0) {
         out::line(format!("{:<20} {:>12}", pool.name(), human_bytes(layout.bytes(pool) as u64)))?;
