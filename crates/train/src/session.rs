@@ -264,10 +264,11 @@ pub struct PendingUpdate {
 
 /// Copies weights in, with the master that goes with them.
 fn write_weights(engine: &mut dyn Engine, slot: Slot, master: Option<Slot>, values: &[f32]) -> Result<()> {
-    Ok(match master {
+    match master {
         Some(master) => write_master(engine, [slot, master], is_residual(&master), values)?,
         None => engine.write_f32(slot, values)?,
-    })
+    }
+    Ok(())
 }
 
 fn not_generating() -> Error {
