@@ -132,6 +132,93 @@ impl EngineArgs {
     }
 }
 
+/// What the update keeps beside bf16 weights.
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct StateArgs {
+    /// bf16: how the exact weights are kept that the update works on
+    #[arg(long, value_enum, default_value_t = MasterArg::F32)]
+    pub master: MasterArg,
+    /// bf16: how the two moments of AdamW are kept
+    #[arg(long, value_enum, default_value_t = MomentsArg::F32)]
+    pub moments: MomentsArg,
+}
+
+/// Exact weights beside bf16 ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MasterArg {
+    /// Whole: 4 bytes each; the bf16 weights are rounded at random
+    F32,
+    /// The 16 bits that bf16 weights lack: 2 bytes each; they are rounded to the nearest
+    Residual,
+}
+
+/// Moments of AdamW.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MomentsArg {
+    /// 4 bytes each
+    F32,
+    /// 2 bytes each, rounded at random by seed, step and place
+    Bf16,
+}
+
+impl MasterArg {
+    /// Its name as a flag.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Residual => "residual",
+        }
+    }
+}
+
+impl MomentsArg {
+    /// Its name as a flag.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+impl StateArgs {
+    /// What is not the default, to follow a precision in a report.
+    pub fn text(self) -> String {
+        let mut text = String::new();
+        if self.master != MasterArg::F32 {
+            text += &format!(", master {}", self.master.name());
+        }
+        if self.moments != MomentsArg::F32 {
+            text += &format!(", moments {}", self.moments.name());
+        }
+        text
+    }
+
+    /// The element types of a training program: [`Dtype::precision`] with these choices.
+    pub fn precision(self, dtype: Dtype, micro_steps: u32) -> Result<Precision> {
+        let refused = match self {
+            _ if dtype == Dtype::Bf16 => None,
+            Self { master: MasterArg::Residual, .. } => Some("--master residual"),
+            Self { moments: MomentsArg::Bf16, .. } => Some("--moments bf16"),
+            _ => None,
+        };
+        if let Some(flag) = refused {
+            let name = dtype.name();
+            bail!("{flag} goes with bf16 weights, not {name}; use --dtype bf16 on a GPU, or leave it out");
+        }
+        let mut precision = dtype.precision(micro_steps);
+        if self.master == MasterArg::Residual {
+            precision = precision.with_residual();
+        }
+        if self.moments == MomentsArg::Bf16 {
+            precision = precision.with_bf16_moments();
+        }
+        Ok(precision)
+    }
+}
+
 /// A command line, with the flags that its configuration file stands for.
 #[derive(Debug, Default)]
 pub struct Line {

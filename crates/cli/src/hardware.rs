@@ -1,7 +1,7 @@
 //! What this machine is, as far as the system tells.
 
 use anyhow::Result;
-use ironhorse::core::Engine;
+use ironhorse::core::{Engine, Precision};
 use ironhorse::train::model::{ModelConfig, Recompute};
 use ironhorse::train::session::SessionSpec;
 use serde::Serialize;
@@ -51,14 +51,18 @@ pub fn memory() -> Option<u64> {
 /// What the CUDA engine takes beside its pools: workspaces of the libraries.
 const SCRATCH: u64 = 1 << 30;
 
+/// What a run may use of so many free bytes of a GPU.
+pub fn usable_of_gpu(free: u64) -> u64 {
+    free.saturating_sub(SCRATCH)
+}
+
 /// Refuses a run that the engine cannot hold, and says what would fit. The system would often grant the memory and end
 /// the process later.
 pub fn check_memory(engine: &dyn Engine, config: &ModelConfig, spec: &SessionSpec) -> Result<()> {
     let (has, whose) = match engine.free_memory() {
-        Some(free) => (
-            (free as u64).saturating_sub(SCRATCH),
-            format!("{} has {} free", engine.name(), human_bytes(free as u64)),
-        ),
+        Some(free) => {
+            (usable_of_gpu(free as u64), format!("{} has {} free", engine.name(), human_bytes(free as u64)))
+        }
         None => match memory() {
             Some(has) => (has, format!("the machine has {}", human_bytes(has))),
             None => return Ok(()),
@@ -91,19 +95,32 @@ impl std::fmt::Display for NotEnough {
 
 impl std::error::Error for NotEnough {}
 
-/// The settings nearest to those asked for that need no more than `has` bytes: recomputing first, then smaller batches.
+/// The settings nearest to those asked for that need no more than `has` bytes: recomputing first, then state in 16 bits
+/// where weights have them, then smaller batches.
 fn what_fits(config: &ModelConfig, spec: &SessionSpec, has: u64) -> Option<String> {
     let (batch, seq) = spec.train?;
-    let fits = |batch: usize, recompute: Recompute| {
+    let fits_in = |batch: usize, recompute: Recompute, precision: Precision| {
         let train = Some((batch, seq));
-        let spec = SessionSpec { train, eval: spec.eval.and(train), recompute, ..*spec };
+        let spec = SessionSpec { train, eval: spec.eval.and(train), recompute, precision, ..*spec };
         spec.layout(config).is_ok_and(|layout| layout.total() as u64 <= has)
     };
+    let fits = |batch, recompute| fits_in(batch, recompute, spec.precision);
     let experts = (config.kind() == "moe").then_some(("experts", Recompute::Experts));
     let levels = [("gelu", Recompute::Gelu), ("full", Recompute::Full)].into_iter().chain(experts);
     for (flag, recompute) in levels {
         if spec.recompute != recompute && fits(batch, recompute) {
             return Some(format!("--recompute {flag}"));
+        }
+    }
+    let residual = spec.precision.with_residual();
+    for (flags, precision) in
+        [("--master residual", residual), ("--master residual --moments bf16", residual.with_bf16_moments())]
+    {
+        if spec.precision.has_master()
+            && spec.precision != precision
+            && fits_in(batch, spec.recompute, precision)
+        {
+            return Some(flags.into());
         }
     }
     let halves =

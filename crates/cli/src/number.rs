@@ -64,6 +64,31 @@ pub fn below_1<T: FromStr + Copy + Into<f64>>(text: &str) -> Result<T, String> {
     number(text, |x| (0.0..1.0).contains(&x), "a number of at least 0 and below 1")
 }
 
+/// Bytes: a number with B, KiB, MiB, GiB, TiB, or KB, MB, GB, TB.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    let (digits, unit) =
+        text.trim().split_at(text.trim().find(char::is_alphabetic).unwrap_or(text.trim().len()));
+    let factor = match unit {
+        "B" => 1.0,
+        "KB" => 1e3,
+        "MB" => 1e6,
+        "GB" => 1e9,
+        "TB" => 1e12,
+        "KiB" => 1024.0,
+        "MiB" => 1_048_576.0,
+        "GiB" => 1_073_741_824.0,
+        "TiB" => 1_099_511_627_776.0,
+        _ => 0.0,
+    };
+    let number = digits.trim().parse::<f64>().map_or(0.0, |digits| digits * factor);
+    // beyond 2⁶³ no machine has them
+    if number >= 1.0 && number < 9.2e18 {
+        Ok(number as u64)
+    } else {
+        Err("expected bytes such as 139GiB or 80GB".into())
+    }
+}
+
 fn number<T: FromStr + Copy + Into<f64>>(
     text: &str,
     accepts: impl Fn(f64) -> bool,
@@ -100,6 +125,13 @@ mod tests {
         let most = Err("expected a whole number from 0 to 9223372036854775807".into());
         assert_eq!((seed("9223372036854775808"), seed("-1")), (most.clone(), most));
         assert_eq!((fraction("1"), below_1::<f64>("1").is_err()), (Ok(1.0_f32), true));
+        assert_eq!(
+            (bytes("139GiB"), bytes("0.5 KiB"), bytes("80GB")),
+            (Ok(139 << 30), Ok(512), Ok(80_000_000_000))
+        );
+        for bad in ["", "80", "GiB", "-1GiB", "0B", "1gib", "nanB", "1e30TiB", "infB", "1 GiB of it", "µ"] {
+            assert_eq!(bytes(bad), Err("expected bytes such as 139GiB or 80GB".into()), "{bad}");
+        }
         assert_eq!((probability("1"), probability::<f32>("0").is_err()), (Ok(1.0_f32), true));
     }
 }

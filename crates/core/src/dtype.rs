@@ -12,6 +12,8 @@ pub enum DType {
     BF16,
     /// Signed 32-bit integer: tokens, targets.
     I32,
+    /// Signed 16-bit integer: what a bf16 weight lacks of its f32 master, see [`split_master`](crate::split_master).
+    I16,
 }
 
 impl DType {
@@ -19,7 +21,7 @@ impl DType {
     pub const fn size(self) -> usize {
         match self {
             Self::F32 | Self::I32 => 4,
-            Self::BF16 => 2,
+            Self::BF16 | Self::I16 => 2,
         }
     }
 
@@ -29,30 +31,53 @@ impl DType {
             Self::F32 => "f32",
             Self::BF16 => "bf16",
             Self::I32 => "i32",
+            Self::I16 => "i16",
         }
     }
 }
 
-/// The element types of a program's weights and gradients. Activations have that of the weights.
+/// The element types of what a program keeps for its weights. Activations have that of the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Precision {
     /// Weights and activations. With bf16 the update works on f32 master weights.
     pub weights: DType,
     /// Gradients of the weights.
     pub grads: DType,
+    /// How the master of bf16 weights is kept: whole, f32, or i16, the 16 bits that the weights lack of it.
+    pub master: DType,
+    /// Both moments of AdamW: f32, or with bf16 weights bf16, rounded at random.
+    pub moments: DType,
 }
 
 impl Precision {
     /// Everything in f32.
-    pub const F32: Self = Self { weights: DType::F32, grads: DType::F32 };
+    pub const F32: Self =
+        Self { weights: DType::F32, grads: DType::F32, master: DType::F32, moments: DType::F32 };
     /// Everything in bf16 but sums, statistics, moments and the master weights.
-    pub const BF16: Self = Self { weights: DType::BF16, grads: DType::BF16 };
+    pub const BF16: Self = Self { weights: DType::BF16, grads: DType::BF16, ..Self::F32 };
     /// bf16 with f32 gradients, for steps that add several micro-steps: bf16 sums would lose the small ones.
-    pub const BF16_F32_GRADS: Self = Self { weights: DType::BF16, grads: DType::F32 };
+    pub const BF16_F32_GRADS: Self = Self { weights: DType::BF16, ..Self::F32 };
 
-    /// Whether the update needs f32 master weights.
+    /// The same with 16 bits beside each bf16 weight instead of an f32 master.
+    #[must_use]
+    pub const fn with_residual(self) -> Self {
+        Self { master: DType::I16, ..self }
+    }
+
+    /// The same with bf16 moments.
+    #[must_use]
+    pub const fn with_bf16_moments(self) -> Self {
+        Self { moments: DType::BF16, ..self }
+    }
+
+    /// Whether the update needs master weights.
     pub fn has_master(self) -> bool {
         self.weights != DType::F32
+    }
+
+    /// Whether the master weights are the bf16 weights and 16 bits more.
+    pub fn has_residual(self) -> bool {
+        self.has_master() && self.master == DType::I16
     }
 
     /// The element type in a pool laid out like the parameters.
@@ -60,6 +85,8 @@ impl Precision {
         match pool {
             crate::Pool::Params => self.weights,
             crate::Pool::Grads => self.grads,
+            crate::Pool::Master => self.master,
+            crate::Pool::Moment1 | crate::Pool::Moment2 => self.moments,
             _ => DType::F32,
         }
     }

@@ -28,7 +28,7 @@ pub struct Scalars {
     pub grad_clip: f32,
     /// First position of the tokens given, when decoding with a cache.
     pub position: u32,
-    /// Decides how weights are rounded to bf16 after an update, together with the step and the element's index.
+    /// Decides how weights and moments are rounded to bf16 in an update, together with the step and the element's index.
     pub seed: u64,
 }
 

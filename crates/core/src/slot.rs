@@ -14,7 +14,7 @@ pub enum Pool {
     Moment1,
     /// Second moments of AdamW, laid out like [`Pool::Params`].
     Moment2,
-    /// The weights in f32 where [`Pool::Params`] holds them rounded to bf16, laid out like them.
+    /// The weights in f32 where [`Pool::Params`] holds them rounded to bf16, or what those lack of it, laid out like them.
     Master,
     /// Inputs and results of a step (tokens, targets, loss, norm): live for the whole step.
     Io,

@@ -5,15 +5,14 @@ use crate::program::{Layout, Node, Param, Program, Value};
 use crate::{DType, Pool, Precision, Result, Slot};
 
 impl Slot {
-    /// Where the twin keeps this tensor, in f32 where it was bf16. Tensors that do not overlap do not overlap there
+    /// Where the twin keeps this tensor, in f32 where its elements have 16 bits. Tensors that do not overlap do not overlap there
     /// either. Pools laid out like the parameters stay so; elsewhere a view must begin where its tensor begins, unless
     /// it is bf16.
     #[must_use]
     pub fn widened(self) -> Self {
-        let wide = self.dtype == DType::BF16;
+        let wide = matches!(self.dtype, DType::BF16 | DType::I16);
         let twice = match self.pool {
-            Pool::Params | Pool::Grads => wide,
-            Pool::Moment1 | Pool::Moment2 | Pool::Master => false,
+            Pool::Params | Pool::Grads | Pool::Moment1 | Pool::Moment2 | Pool::Master => wide,
             Pool::Io | Pool::Cache | Pool::Activations => true,
         };
         let offset = if twice { self.offset.saturating_mul(2) } else { self.offset };
@@ -25,8 +24,13 @@ impl Layout {
     /// What the twin of any program with this layout needs at most.
     #[must_use]
     pub fn widened(&self) -> Self {
+        self.widened_where(|_| true)
+    }
+
+    /// What a twin needs that makes moments and master weights wider where `narrow` says so.
+    fn widened_where(&self, narrow: impl Fn(Pool) -> bool) -> Self {
         Self::new(Pool::ALL.map(|pool| match pool {
-            Pool::Moment1 | Pool::Moment2 | Pool::Master => self.bytes(pool),
+            Pool::Moment1 | Pool::Moment2 | Pool::Master if !narrow(pool) => self.bytes(pool),
             _ => self.bytes(pool).saturating_mul(2),
         }))
     }
@@ -34,7 +38,7 @@ impl Layout {
 
 impl Program {
     /// The same ops in the same order, each tensor at [`Slot::widened`], everything in f32. The update changes the master
-    /// weights and leaves the parameters as they are.
+    /// weights, all of them f32, and leaves the parameters as they are.
     pub fn widened(&self) -> Result<Self> {
         let nodes = self.nodes.iter().map(|node| Ok(Node { op: widened(node.op)?, ..*node }));
         let param = |param: &Param| Param {
@@ -50,7 +54,7 @@ impl Program {
             precision: Precision::F32,
             values: self.values.iter().map(|v| Value { slot: v.slot.widened(), ..v.clone() }).collect(),
             io: self.io.iter().map(|(name, slot)| (name.clone(), slot.widened())).collect(),
-            layout: self.layout.widened(),
+            layout: self.layout.widened_where(|pool| self.precision.of(pool).size() == 2),
             activation_lower_bound: self.activation_lower_bound.saturating_mul(2),
         })
     }
@@ -59,7 +63,7 @@ impl Program {
 fn widened(op: Op) -> Result<Op> {
     let mut op = match op {
         Op::AdamW(AdamW { master: Some(master), params, grads, moment1, moment2, norm }) => {
-            // as many as there are parameters, but f32 already
+            // as many as there are parameters, but f32
             let params = Slot { shape: params.shape, ..master };
             AdamW { params, master: None, grads, moment1, moment2, norm }.into()
         }
@@ -78,7 +82,8 @@ mod tests {
 
     #[test]
     fn the_twin_has_the_same_ops_in_f32_over_memory_that_fits() {
-        for precision in [Precision::BF16, Precision::BF16_F32_GRADS] {
+        let small = Precision::BF16.with_residual().with_bf16_moments();
+        for precision in [Precision::BF16, Precision::BF16_F32_GRADS, small] {
             let mut b = Builder::with_precision(precision);
             let w = b.param("w", [33], true);
             let v = b.param("v", [5], true);

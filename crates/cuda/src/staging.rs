@@ -11,6 +11,7 @@ pub(crate) fn to_device(dtype: DType, values: &[f32], bytes: &mut [u8]) {
     match dtype {
         DType::BF16 => each(bytes, values, |value| f32_to_bf16(value).to_le_bytes()),
         DType::I32 => each(bytes, values, |value| (value as i32).to_le_bytes()),
+        DType::I16 => each(bytes, values, |value| (value as i16).to_le_bytes()),
         _ => each(bytes, values, f32::to_le_bytes),
     }
 }
@@ -27,6 +28,7 @@ pub(crate) fn to_host(dtype: DType, bytes: &[u8], values: &mut [f32]) {
     match dtype {
         DType::BF16 => back(bytes, values, |cell| bf16_to_f32(u16::from_le_bytes(cell))),
         DType::I32 => back(bytes, values, |cell| i32::from_le_bytes(cell) as f32),
+        DType::I16 => back(bytes, values, |cell| f32::from(i16::from_le_bytes(cell))),
         _ => back(bytes, values, f32::from_le_bytes),
     }
 }
@@ -122,6 +124,7 @@ mod tests {
             (DType::F32, values),
             (DType::BF16, values.map(|value| bf16_to_f32(f32_to_bf16(value)))),
             (DType::I32, [1.0, -2.0, 3.0, 2_147_483_600.0, 0.0]),
+            (DType::I16, [1.0, -2.0, 3.0, 32_767.0, 0.0]),
         ] {
             let mut bytes = vec![0; values.len() * dtype.size()];
             to_device(dtype, &values, &mut bytes);

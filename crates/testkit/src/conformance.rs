@@ -2,8 +2,9 @@
 
 use crate::Case;
 use crate::tolerance::{Terms, tolerance};
-use ironhorse_core::op::{Access, AdamW, Arg, Op};
-use ironhorse_core::{DType, Engine, Error, Pool, Precision, Result, Shape, Slot, bf16_to_f32, f32_to_bf16};
+use crate::update;
+use ironhorse_core::op::{Access, Arg};
+use ironhorse_core::{DType, Engine, Error, Pool, Precision, Result, Shape, Slot};
 use std::fmt;
 
 /// Fills all memory that is no slot of the case: large, so that reading it by mistake shows.
@@ -101,7 +102,7 @@ pub enum Fault {
         /// What the second run left.
         second: f32,
     },
-    /// A bf16 weight is not what rounding its master at random makes of it.
+    /// A bf16 weight or moment is not what rounding at random makes of it.
     Rounding(String),
 }
 
@@ -171,19 +172,23 @@ pub fn check_against(
         slot: "",
         tolerance: 0.0,
     };
+    let masters = update::masters(engine, case, &expected).map_err(refused)?;
     let written = op.args().into_iter().filter(|arg| arg.access.writes());
     for (arg, want) in written.zip(&expected) {
         let allowed = tolerance(op, &arg, want, terms);
         let got = read(engine, arg.slot).map_err(refused)?;
-        let error = compare(arg.name, want, &got, case.floor, allowed).map_err(mismatch)?;
+        let error = match (&masters, arg.name) {
+            (Some(_), "params") => continue, // compared together with what they lack
+            (Some((want, got)), "master") => compare(arg.name, want, got, case.floor, allowed),
+            _ => compare(arg.name, want, &got, case.floor, allowed),
+        };
+        let error = error.map_err(mismatch)?;
         let now = Report { error, slot: arg.name, tolerance: allowed, ..report.clone() };
         if report.slot.is_empty() || now.share() > report.share() {
             report = now;
         }
     }
-    if let (Op::AdamW(op), false) = (op, case.exact) {
-        check_rounding(engine, case, op).map_err(refused)?.map_err(mismatch)?;
-    }
+    update::check_rounding(engine, case, &expected).map_err(refused)?.map_err(mismatch)?;
     if check.twice {
         prepare(engine, case).map_err(refused)?;
         let again = run(engine, case).map_err(refused)?;
@@ -240,7 +245,7 @@ fn unit(case: &Case) -> DType {
     if bf16 { DType::BF16 } else { DType::F32 }
 }
 
-fn read(engine: &mut dyn Engine, slot: Slot) -> Result<Vec<f32>> {
+pub(crate) fn read(engine: &mut dyn Engine, slot: Slot) -> Result<Vec<f32>> {
     if slot.dtype == DType::I32 {
         let mut data = vec![0; slot.numel()];
         engine.read_i32(slot, &mut data)?;
@@ -286,43 +291,6 @@ fn holder(case: &Case, pool: Pool, word: usize) -> (&'static str, usize) {
     let holds = |arg: &Arg| arg.slot.pool == pool && (arg.slot.offset..arg.slot.end()).contains(&byte);
     let arg = args.into_iter().find(holds);
     arg.map_or((pool.name(), word), |arg| (arg.name, (byte - arg.slot.offset) / size))
-}
-
-/// bf16 weights are their masters rounded to one of the two neighbours, the nearer the likelier: three of four go to the
-/// nearer one, and the errors have no mean. The share is looked at only where there are enough to tell.
-fn check_rounding(engine: &mut dyn Engine, case: &Case, op: &AdamW) -> Result<Result<(), Fault>> {
-    let Some(master) = op.master else { return Ok(Ok(())) };
-    let (params, masters) = (read(engine, op.params)?, read(engine, master)?);
-    let (mut count, mut nearer, mut mean) = (0.0_f64, 0.0, 0.0);
-    for param in case.program.params() {
-        let first = (param.weight.offset - op.params.offset) / param.weight.dtype.size();
-        for i in first..first + param.weight.numel() {
-            let (rounded, exact) = (params[i], masters[i]);
-            let below = bf16_to_f32((exact.to_bits() >> 16) as u16); // towards 0
-            let above = bf16_to_f32(((exact.to_bits() >> 16) as u16).wrapping_add(1));
-            if exact == below && rounded == exact {
-                continue; // nothing to decide
-            }
-            if rounded != below && rounded != above {
-                let what = format!("`params`[{i}] is {rounded:e}, no neighbour of its master {exact:e}");
-                return Ok(Err(Fault::Rounding(what)));
-            }
-            count += 1.0;
-            nearer += f64::from(u8::from(rounded == bf16_to_f32(f32_to_bf16(exact))));
-            mean += f64::from(rounded - exact) / f64::from(above - below).abs();
-        }
-    }
-    let (nearer, mean) = (nearer / count, mean / count);
-    // Standard deviations are below 0.5/√count: six of them.
-    let slack = 3.0 / count.sqrt();
-    if count < 500.0 || ((nearer - 0.75).abs() < slack && mean.abs() < slack) {
-        return Ok(Ok(()));
-    }
-    let what = format!(
-        "`params` are not rounded at random: {nearer:.3} of {count} to the nearer neighbour, expected 0.75; mean error \
-         {mean:.4} of a step, expected 0"
-    );
-    Ok(Err(Fault::Rounding(what)))
 }
 
 /// The error of a slot, or what is wrong with it. Where the oracle has NaN (never written), NaN must still be.

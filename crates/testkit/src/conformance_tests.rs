@@ -3,7 +3,8 @@
 use super::*;
 use crate::oracle::{Step, execute};
 use crate::{Mode, OracleEngine, Rng, Suite, all_cases, cases_in, run_all};
-use ironhorse_core::{Layout, Program, Scalars};
+use ironhorse_core::op::{AdamW, Op};
+use ironhorse_core::{Layout, Program, RandomRounding, Scalars, bf16_to_f32, f32_to_bf16};
 use std::ops::Range;
 use std::sync::LazyLock;
 
@@ -56,6 +57,21 @@ impl Rounding {
     }
 }
 
+impl Rounding {
+    /// A moment, rounded by the bits of its element.
+    fn store_moments(&mut self, slot: Slot, rounding: RandomRounding) -> Result<()> {
+        let which = usize::from(slot.pool == Pool::Moment2);
+        let rounded = |(i, x): (usize, f64)| match self.round {
+            Round::Right | Round::Unseeded => rounding.moments(i as u64, [x as f32; 2])[which],
+            Round::Nearest => f32_to_bf16(x as f32),
+            Round::Truncate => ((x as f32).to_bits() >> 16) as u16,
+        };
+        let values = self.inner.read_f64(slot)?.into_iter().enumerate();
+        let values: Vec<f64> = values.map(|at| bf16_to_f32(rounded(at)).into()).collect();
+        self.inner.write_f64(slot, &values)
+    }
+}
+
 impl Engine for Rounding {
     fn name(&self) -> &str {
         "rounding"
@@ -89,6 +105,10 @@ impl Engine for Rounding {
             let step = Step { params: program.params(), scalars };
             execute(self.inner.pools_mut(), &part, step)?;
             for arg in part.args().iter().filter(|arg| arg.access.writes()) {
+                if let (Pool::Moment1 | Pool::Moment2, DType::BF16) = (arg.slot.pool, arg.slot.dtype) {
+                    self.store_moments(arg.slot, RandomRounding::new(scalars.seed, scalars.step))?;
+                    continue;
+                }
                 self.store(arg.slot, matches!(part, Op::AdamW(_)), &mut rng)?;
             }
         }
@@ -137,6 +157,65 @@ fn weights_rounded_to_the_nearest_are_caught() {
     assert!(!summary.failed.is_empty());
     for mismatch in &summary.failed {
         assert!(mismatch.op == "adamw" && matches!(mismatch.fault, Fault::Rounding(_)), "{mismatch}");
+    }
+}
+
+/// What an engine can get wrong about weights and what they lack, as a change of a pair.
+#[test]
+fn a_wrong_residual_is_caught() {
+    struct Wrong(Rounding, fn(f64, f64) -> [f64; 2]);
+    impl Engine for Wrong {
+        fn name(&self) -> &str {
+            "wrong"
+        }
+        fn reserve(&mut self, layout: &Layout) -> Result<()> {
+            self.0.reserve(layout)
+        }
+        fn allocated(&self) -> usize {
+            self.0.allocated()
+        }
+        fn write_f32(&mut self, slot: Slot, data: &[f32]) -> Result<()> {
+            self.0.write_f32(slot, data)
+        }
+        fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> Result<()> {
+            self.0.read_f32(slot, data)
+        }
+        fn write_i32(&mut self, slot: Slot, data: &[i32]) -> Result<()> {
+            self.0.write_i32(slot, data)
+        }
+        fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> Result<()> {
+            self.0.read_i32(slot, data)
+        }
+        fn synchronize(&mut self) -> Result<()> {
+            self.0.synchronize()
+        }
+        fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()> {
+            self.0.run(program, ops, scalars)?;
+            let Op::AdamW(AdamW { params, master: Some(master), .. }) = program.nodes()[0].op else {
+                return Ok(());
+            };
+            let (mut w, mut r) = (self.0.inner.read_f64(params)?, self.0.inner.read_f64(master)?);
+            for (w, r) in w.iter_mut().zip(&mut r) {
+                [*w, *r] = (self.1)(*w, *r);
+            }
+            self.0.inner.write_f64(params, &w)?;
+            self.0.inner.write_f64(master, &r)
+        }
+    }
+    let case = cases_in(Precision::BF16.with_residual(), |op| op == "adamw");
+    let case = case.iter().find(|case| case.name.starts_with("flat, decay")).unwrap();
+    let check = |wrong| check_engine(&mut Wrong(Rounding::new(Round::Right), wrong), case);
+    let report = check(|w, r| [w, r]).unwrap();
+    assert!(report.tolerance <= 2e-6, "masters are compared as f32");
+    // No residual at all, one that was left as it was cut, one of a weight rounded to even or towards 0.
+    let wrong: [fn(f64, f64) -> [f64; 2]; 3] = [
+        |w, _| [w, 0.0],
+        |w, r| [w, r.abs()],
+        |w, r| [bf16_to_f32(f32_to_bf16(w as f32) - u16::from(r < 0.0)).into(), r],
+    ];
+    for wrong in wrong {
+        let fault = check(wrong).unwrap_err().fault;
+        assert!(matches!(fault, Fault::Value { slot: "master", .. }), "{fault:?}");
     }
 }
 

@@ -19,14 +19,17 @@ pub mod case;
 mod conformance;
 mod finite;
 mod oracle;
+mod residual;
 mod rng;
 mod suite;
 mod tolerance;
+mod update;
 
 pub use case::{Case, Data, Input, Kit, all_cases, cases_in, refusals, refusals_in};
 pub use conformance::{Check, Fault, Mismatch, Report, check_against, check_engine, check_refusal};
 pub use finite::{GradMismatch, OpGradients, ProgramGradients, check_op_gradients, check_program_gradients};
 pub use oracle::OracleEngine;
+pub use residual::check_residual;
 pub use rng::Rng;
 pub use suite::{Mode, Row, Suite, Summary, run_all};
 pub use tolerance::{Terms, tolerance};

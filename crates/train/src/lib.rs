@@ -7,6 +7,7 @@ pub mod error;
 pub mod format;
 pub mod generate;
 pub mod heatmap;
+mod master;
 pub mod metrics;
 pub mod model;
 pub mod plot;

@@ -1,10 +1,11 @@
 //! A model on an engine: the programs it needs, planned together over one set of weights.
 
+use crate::master::{is_residual, read_master, write_master};
 use crate::metrics::null_is_nan;
 use crate::model::{ModelConfig, Recompute, init};
 use crate::{Error, Result};
 use ironhorse_core::{
-    Engine, Layout, Pending, Pool, Precision, Program, Scalars, Section, Slot, TokenChoice,
+    Engine, Layout, Param, Pending, Pool, Precision, Program, Scalars, Section, Slot, TokenChoice,
 };
 use serde::{Deserialize, Serialize};
 
@@ -95,10 +96,7 @@ impl Session {
         let mut next = slots.iter().enumerate();
         init::random(&self.config, seed, |_, values| match next.next() {
             Some((i, (_, slot))) => {
-                if let Some((_, master)) = masters.get(i) {
-                    self.engine.write_f32(*master, values)?;
-                }
-                Ok(self.engine.write_f32(*slot, values)?)
+                write_weights(self.engine.as_mut(), *slot, masters.get(i).map(|(_, master)| *master), values)
             }
             None => Ok(()),
         })
@@ -112,15 +110,12 @@ impl Session {
             values.clear();
             values.resize(slot.numel(), 0.0);
             read(&name, &mut values)?;
-            self.engine.write_f32(slot, &values)?;
-            if let Some((_, master)) = masters.get(i) {
-                self.engine.write_f32(*master, &values)?;
-            }
+            write_weights(self.engine.as_mut(), slot, masters.get(i).map(|(_, master)| *master), &values)?;
         }
         Ok(())
     }
 
-    /// Where the f32 master weights are, if this session trains with them.
+    /// Where the master weights are, if this session trains with them.
     fn master_slots(&self) -> Result<Vec<(String, Slot)>> {
         match &self.train {
             Some(program) if program.precision().has_master() => self.param_slots(Pool::Master),
@@ -136,14 +131,17 @@ impl Session {
 
     /// Copies one tensor out of a pool laid out like the parameters; of the weights the most exact copy there is.
     pub fn read_param(&mut self, pool: Pool, name: &str, values: &mut Vec<f32>) -> Result<()> {
+        let param = self.any_program()?.params().iter().find(|param| param.name == name).cloned();
+        let param = param.ok_or_else(|| Error::Config(format!("the model has no tensor `{name}`")))?;
+        self.read_in_pool(pool, &param, values)
+    }
+
+    /// [`Session::read_param`] by the row of the parameter table.
+    pub(crate) fn read_in_pool(&mut self, pool: Pool, param: &Param, values: &mut Vec<f32>) -> Result<()> {
         let pool = if pool == Pool::Params { self.weights_pool() } else { pool };
-        let program = self.any_program()?;
-        let param = program.params().iter().find(|param| param.name == name);
-        let slot = param.map(|param| param.in_pool(pool));
-        let slot = slot.ok_or_else(|| Error::Config(format!("the model has no tensor `{name}`")))?;
-        values.clear();
-        values.resize(slot.numel(), 0.0);
-        Ok(self.engine.read_f32(slot, values)?)
+        let slot = param.in_pool(pool);
+        let residual = pool == Pool::Master && is_residual(&slot);
+        Ok(read_master(self.engine.as_mut(), [param.weight, slot], residual, values)?)
     }
 
     fn param_slots(&self, pool: Pool) -> Result<Vec<(String, Slot)>> {
@@ -262,6 +260,15 @@ pub struct LayerRouting {
 pub struct PendingUpdate {
     loss: Pending,
     norm: Pending,
+}
+
+/// Copies weights in, with the master that goes with them.
+fn write_weights(engine: &mut dyn Engine, slot: Slot, master: Option<Slot>, values: &[f32]) -> Result<()> {
+    match master {
+        Some(master) => write_master(engine, [slot, master], is_residual(&master), values)?,
+        None => engine.write_f32(slot, values)?,
+    }
+    Ok(())
 }
 
 fn not_generating() -> Error {

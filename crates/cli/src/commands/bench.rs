@@ -1,6 +1,6 @@
 //! `ironhorse bench`
 
-use crate::args::EngineArgs;
+use crate::args::{EngineArgs, StateArgs};
 use crate::hardware::{COMMIT, Hardware, VERSION, check_memory, human_bytes, peak_rss};
 use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
@@ -57,6 +57,8 @@ pub struct Workload {
     #[arg(long, value_enum, default_value_t = super::verify::RecomputeArg::None)]
     pub recompute: super::verify::RecomputeArg,
     #[command(flatten)]
+    pub state: StateArgs,
+    #[command(flatten)]
     pub engine: EngineArgs,
 }
 
@@ -69,7 +71,7 @@ impl Workload {
         let spec = SessionSpec {
             train: Some((self.batch, self.seq)),
             recompute: self.recompute.into(),
-            precision: self.engine.dtype()?.precision(1),
+            precision: self.state.precision(self.engine.dtype()?, 1)?,
             ..SessionSpec::default()
         };
         check_memory(engine.as_ref(), &config, &spec)?;
@@ -175,6 +177,10 @@ struct BenchReport {
     /// The GPU's name.
     gpu: Option<String>,
     dtype: crate::args::Dtype,
+    /// How masters and moments are kept.
+    #[serde(flatten)]
+    state: StateArgs,
+    recompute: super::verify::RecomputeArg,
     fast: bool,
     attention: crate::args::AttentionArg,
     threads: usize,
@@ -270,6 +276,8 @@ fn report(
         device: engine.name().to_owned(),
         gpu,
         dtype: work.engine.dtype()?,
+        state: work.state,
+        recompute: work.recompute,
         fast: work.engine.fast,
         attention: work.engine.attention,
         threads: work.engine.thread_count(),
@@ -308,7 +316,7 @@ fn print(report: &BenchReport) -> Result<()> {
         None => format!("{} threads", report.threads),
     };
     out::line(format!(
-        "{}  {} parameters{}  batch {} × {}  {} {}  {with}",
+        "{}  {} parameters{}  batch {} × {}  {} {}{}  {with}",
         report.model,
         report.parameters,
         report.active_parameters.map_or_else(String::new, |active| format!(" ({active} active)")),
@@ -316,6 +324,7 @@ fn print(report: &BenchReport) -> Result<()> {
         report.seq,
         report.device,
         report.dtype.name(),
+        report.state.text(),
     ))?;
     out::line(format!(
         "step      {:.1} ms (median of {}; mean {:.1}, fastest {:.1})",

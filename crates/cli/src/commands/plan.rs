@@ -1,16 +1,18 @@
 //! `ironhorse plan`
 
+mod choices;
+
+use self::choices::{Asked, Choice, table};
 use super::verify::RecomputeArg;
-use crate::args::Dtype;
-use crate::hardware::{human_bytes, memory};
+use crate::args::{Dtype, StateArgs};
+use crate::hardware::{human_bytes, memory, usable_of_gpu};
 use crate::{Outcome, number, out};
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use ironhorse::Device;
 use ironhorse::core::{Limits, Node, Pool, Section};
 use ironhorse::cuda::Settings;
 use ironhorse::train::format::ModelChoice;
-use ironhorse::train::model::ModelConfig;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,7 +22,8 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:\n  ironhorse plan --model d12 --batch 4 --seq 1024\n  \
                         ironhorse plan --model d12 --batch 64 --seq 1024 --dtype bf16\n  \
                         ironhorse plan --model d48 --batch 1 --seq 1024 --recompute full\n  \
-                        ironhorse plan --model moe-6.9b --batch 8 --seq 1024 --dtype bf16 --recompute experts")]
+                        ironhorse plan --model moe-6.9b --batch 8 --seq 1024 --dtype bf16 --recompute experts\n  \
+                        ironhorse plan --model moe-6.9b --batch 16 --seq 1024 --dtype bf16 --master residual --moments bf16 --memory 139GiB")]
 pub struct PlanArgs {
     /// d12, d24, d36, d48, moe-tiny, moe-6.9b, sizes, a TOML file, or weights
     #[arg(long, default_value = "d12", value_name = "NAME")]
@@ -37,6 +40,11 @@ pub struct PlanArgs {
     /// Micro-steps whose gradients make one step; in bf16 they add up in f32
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = number::count::<u32>)]
     accumulate: u32,
+    #[command(flatten)]
+    state: StateArgs,
+    /// Memory of the device to plan for, such as 139GiB [default: that of the device here]
+    #[arg(long, value_name = "SIZE", value_parser = number::bytes)]
+    memory: Option<u64>,
     /// Where it would run: auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
@@ -56,6 +64,9 @@ struct PlanReport {
     model: String,
     device: String,
     dtype: Dtype,
+    recompute: RecomputeArg,
+    #[serde(flatten)]
+    state: StateArgs,
     parameters: usize,
     /// Those that one token meets, where that is not all of them.
     active_parameters: Option<usize>,
@@ -64,48 +75,31 @@ struct PlanReport {
     ops: usize,
     bytes: BTreeMap<&'static str, usize>,
     total_bytes: usize,
+    /// What the device has, or `--memory`.
     machine_bytes: Option<u64>,
+    /// What of it a run may use: libraries of a GPU need the rest.
+    usable_bytes: Option<u64>,
     activation_lower_bound: usize,
     flops: u64,
-    /// What each level of recomputation would need, beside everything else that was asked for.
+    /// What each way to keep state and each level of recomputation would need, for the rest of what was asked for.
     choices: Vec<Choice>,
     /// At the limits measured on this machine; absent where it has no engine for the precision.
     least_ms: Option<f64>,
-}
-
-/// A level of recomputation.
-#[derive(Serialize)]
-struct Choice {
-    recompute: RecomputeArg,
-    activation_bytes: usize,
-    total_bytes: usize,
-    /// Absent where the machine does not say what it has.
-    fits: Option<bool>,
-}
-
-/// What each level would need; one that the model has nothing for is left out.
-fn choices(args: &PlanArgs, config: &ModelConfig, dtype: Dtype, has: Option<u64>) -> Result<Vec<Choice>> {
-    let levels = RecomputeArg::value_variants().iter();
-    let levels = levels.filter(|&&level| level != RecomputeArg::Experts || config.kind() == "moe");
-    let plan = |&recompute: &RecomputeArg| {
-        let precision = dtype.precision(args.accumulate);
-        let layout = *config.training((args.batch, args.seq), recompute.into(), precision)?.layout();
-        let total_bytes = layout.total();
-        let fits = has.map(|has| total_bytes as u64 <= has);
-        let activation_bytes = layout.bytes(Pool::Activations);
-        Ok(Choice { recompute, activation_bytes, total_bytes, fits })
-    };
-    levels.map(plan).collect()
 }
 
 /// The device's memory and, if it can compute in this precision, its limits.
 fn look(args: &PlanArgs, device: Device, dtype: Dtype) -> Result<(Option<u64>, Option<Limits>)> {
     let mut engine =
         device.engine(args.threads, &Settings { tf32: dtype == Dtype::Tf32, ..Settings::default() })?;
-    let has = engine.free_memory().map(|free| free as u64).or_else(memory);
+    let has = args.memory.or(engine.free_memory().map(|free| free as u64)).or_else(memory);
     let runs = device != Device::Cpu || dtype == Dtype::F32;
     let limits = runs.then(|| engine.measure_limits(dtype.precision(1).weights)).transpose()?;
     Ok((has, limits))
+}
+
+/// What a GPU's libraries take of its memory, in words.
+fn besides(bytes: u64) -> String {
+    if bytes == 0 { String::new() } else { format!(", {} of which its libraries need", human_bytes(bytes)) }
 }
 
 pub fn run(args: &PlanArgs) -> Result<Outcome> {
@@ -114,9 +108,14 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
     let device = args.device.parse::<Device>()?.resolve();
     let dtype = args.dtype.unwrap_or(if device == Device::Cpu { Dtype::F32 } else { Dtype::Bf16 });
     let config = choice.config();
-    let program =
-        config.training((args.batch, args.seq), args.recompute.into(), dtype.precision(args.accumulate))?;
+    let precision = args.state.precision(dtype, args.accumulate)?;
+    let batch = (args.batch, args.seq);
+    let program = config.training(batch, args.recompute.into(), precision)?;
     let (machine_bytes, limits) = look(args, device, dtype)?;
+    // what this machine has no engine for is planned for a GPU
+    let on_gpu = device != Device::Cpu || dtype != Dtype::F32;
+    let usable_bytes = machine_bytes.map(|has| if on_gpu { usable_of_gpu(has) } else { has });
+    let asked = Asked { config: &config, batch, accumulate: args.accumulate, dtype, room: usable_bytes };
     let layout = program.layout();
     let least = |limits: &Limits| -> f64 {
         let seconds = |node: &Node| limits.least_seconds(node.op.flops(), node.op.bytes());
@@ -126,6 +125,8 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         model: args.model.clone(),
         device: device.to_string(),
         dtype,
+        recompute: args.recompute,
+        state: args.state,
         parameters: program.num_params(),
         active_parameters: config.active_params(),
         batch: args.batch,
@@ -134,29 +135,32 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         bytes: Pool::ALL.iter().map(|&pool| (pool.name(), layout.bytes(pool))).collect(),
         total_bytes: layout.total(),
         machine_bytes,
+        usable_bytes,
         activation_lower_bound: program.activation_lower_bound(),
         flops: Section::ALL.iter().map(|&section| program.flops(section)).sum(),
-        choices: choices(args, &config, dtype, machine_bytes)?,
+        choices: asked.choices()?,
         least_ms: limits.as_ref().map(least),
     };
     out::line(format!(
-        "{}  {} parameters{}  {} ops  {} {}",
+        "{}  {} parameters{}  {} ops  {} {}{}",
         report.model,
         report.parameters,
         report.active_parameters.map_or_else(String::new, |active| format!(" ({active} active)")),
         report.ops,
         report.device,
-        dtype.name()
+        dtype.name(),
+        args.state.text()
     ))?;
     for pool in Pool::ALL.into_iter().filter(|&pool| layout.bytes(pool) > 0) {
         out::line(format!("{:<20} {:>12}", pool.name(), human_bytes(layout.bytes(pool) as u64)))?;
     }
-    let fits = match report.machine_bytes {
-        Some(has) if report.total_bytes as u64 > has => {
-            format!("  does not fit: {device} has {}", human_bytes(has))
+    let whose = if args.memory.is_some() { "--memory".into() } else { device.to_string() };
+    let fits = match (report.machine_bytes, report.usable_bytes) {
+        (Some(has), Some(room)) if report.total_bytes as u64 > room => {
+            format!("  does not fit: {whose} has {}{}", human_bytes(has), besides(has - room))
         }
-        Some(has) => format!("  of the {} of {device}", human_bytes(has)),
-        None => String::new(),
+        (Some(has), Some(room)) => format!("  of the {} of {whose}{}", human_bytes(has), besides(has - room)),
+        _ => String::new(),
     };
     out::line(format!("{:<20} {:>12}{fits}", "all", human_bytes(report.total_bytes as u64)))?;
     out::line(format!(
@@ -164,15 +168,7 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         human_bytes(report.activation_lower_bound as u64),
         human_bytes((layout.bytes(Pool::Activations) - report.activation_lower_bound) as u64)
     ))?;
-    for choice in &report.choices {
-        out::line(format!(
-            "--recompute {:<8} {:>12}  all {:>12}{}",
-            choice.recompute.name(),
-            human_bytes(choice.activation_bytes as u64),
-            human_bytes(choice.total_bytes as u64),
-            choice.fits.map_or("", |fits| if fits { "  fits" } else { "  does not fit" })
-        ))?;
-    }
+    table(&report.choices, (args.recompute, args.state)).into_iter().try_for_each(out::line)?;
     let time = match (&limits, report.least_ms) {
         (Some(limits), Some(ms)) => format!(
             "at {device}'s {:.0} GFLOP/s and {:.1} GB/s no less than {ms:.0} ms",

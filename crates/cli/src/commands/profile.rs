@@ -64,6 +64,9 @@ struct ProfileReport {
     device: String,
     gpu: Option<String>,
     dtype: crate::args::Dtype,
+    /// How masters and moments are kept.
+    #[serde(flatten)]
+    state: crate::args::StateArgs,
     batch: usize,
     seq: usize,
     /// A step: on a GPU as training runs it, else the sum of its ops.
@@ -115,6 +118,7 @@ pub fn run(args: &ProfileArgs) -> Result<Outcome> {
         model: work.model_name(),
         device,
         dtype: work.engine.dtype()?,
+        state: work.state,
         batch: work.batch,
         seq: work.seq,
         ms,

@@ -1,7 +1,7 @@
 //! `ironhorse train`
 
 use super::verify::RecomputeArg;
-use crate::args::EngineArgs;
+use crate::args::{EngineArgs, StateArgs};
 use crate::hardware::check_memory;
 use crate::progress::Progress;
 use crate::{Outcome, number, out};
@@ -32,6 +32,7 @@ const MOST_STEPS: u64 = u32::MAX as u64;
     ironhorse train --steps 200 --lr 3e-3 --out runs/quick\n  \
     ironhorse train --model d12 --data 'shards/*_train_*.bin' --val-data 'shards/*_val_*.bin' --tokenizer gpt2_tokenizer.bin\n  \
     ironhorse train --model hidden=128,layers=4,heads=4,experts=8,top_k=2,ffn=256,vocab=256,context=128\n  \
+    ironhorse train --model moe-6.9b --device cuda --batch 8 --seq 1024 --recompute experts --master residual --moments bf16\n  \
     ironhorse train --init runs/0001/checkpoint --steps 500\n  \
     ironhorse train --config runs/0001/config.toml --out runs/again\n\n\
     A run folder holds config.toml (reproduces the run), metrics.jsonl, loss.svg, experts.svg (of a mixture of experts), samples/ and checkpoint/.\n\n\
@@ -121,6 +122,9 @@ pub struct TrainArgs {
     recompute: RecomputeArg,
     #[command(flatten)]
     #[serde(flatten)]
+    state: StateArgs,
+    #[command(flatten)]
+    #[serde(flatten)]
     engine: EngineArgs,
     /// The run folder; the next free number below runs/ if not given
     #[arg(long, value_name = "DIR")]
@@ -198,7 +202,7 @@ pub fn run(args: &TrainArgs) -> Result<Outcome> {
     let mut spec = SessionSpec {
         train: Some((args.batch.unwrap_or(1), args.seq.unwrap_or(1))),
         recompute: args.recompute.into(),
-        precision: args.engine.dtype()?.precision(settings.accumulate),
+        precision: args.state.precision(args.engine.dtype()?, settings.accumulate)?,
         ..SessionSpec::default()
     };
     let engine = args.engine.engine()?;

@@ -1,6 +1,6 @@
 //! `ironhorse verify`
 
-use crate::args::{Dtype, EngineArgs};
+use crate::args::{Dtype, EngineArgs, StateArgs};
 use crate::hardware::check_memory;
 use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
@@ -70,6 +70,8 @@ pub struct VerifyArgs {
     /// Compute again in the backward instead of keeping
     #[arg(long, value_enum, default_value_t = RecomputeArg::None)]
     recompute: RecomputeArg,
+    #[command(flatten)]
+    state_kept: StateArgs,
     #[command(flatten)]
     engine: EngineArgs,
     /// Only the verdict, not the table
@@ -195,7 +197,7 @@ pub fn compute(args: &VerifyArgs, engine: Box<dyn Engine>) -> Result<Verified> {
         tolerance: Tolerance { tensor: args.tolerance, loss: args.loss_tolerance },
         steps: args.steps,
         recompute: args.recompute.into(),
-        precision: dtype.precision(1),
+        precision: args.state_kept.precision(dtype, 1)?,
         tf32: dtype == Dtype::Tf32,
     };
     let how = (engine.name().to_owned(), dtype);

@@ -114,6 +114,16 @@ fn numbers_that_do_not_go_together_are_refused() {
     place.refuses("plan --model n_layer=x,n_head=1,n_embd=8", &["n_layer is \"x\""]);
     place.refuses("plan --model d13", &["unknown model `d13`", "d12, d24, d36, d48"]);
     place.refuses("bench --dtype bf16", &["cpu engine computes in f32 only"]);
+    for command in ["train", "bench", "profile", "plan", "verify --lockstep --model d12"] {
+        let what = ["--master residual goes with bf16 weights, not f32", "--dtype bf16"];
+        place.refuses(&format!("{command} --master residual"), &what);
+        place.refuses(
+            &format!("{command} --moments bf16"),
+            &["--moments bf16 goes with bf16 weights, not f32"],
+        );
+        place.refuses(&format!("{command} --master i16"), &["possible values: f32, residual"]);
+    }
+    place.refuses("plan --memory 80", &["'80'", "expected bytes such as 139GiB or 80GB"]);
     place.refuses("bench --dtype tf32", &["cpu engine computes in f32 only, not tf32"]);
     for device in ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA"] {
         place.refuses(&format!("bench --device {device}"), &["expected auto, cpu, cuda or cuda:N"]);

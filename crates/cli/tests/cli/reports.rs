@@ -138,8 +138,49 @@ fn the_largest_mixture_is_planned_for_one_gpu() {
     assert!(report["total_bytes"].as_u64().unwrap() < 110 << 30, "{}", text.text());
     let sizes: Vec<u64> =
         report["choices"].as_array().unwrap().iter().map(|c| c["total_bytes"].as_u64().unwrap()).collect();
-    assert!(sizes.len() == 4 && sizes.is_sorted_by(|a, b| a > b), "{sizes:?}");
+    assert!(sizes.len() == 16 && sizes[..4].is_sorted_by(|a, b| a > b), "{sizes:?}");
     assert_eq!(report["choices"][3]["total_bytes"], report["total_bytes"]);
+}
+
+#[test]
+fn plan_shows_every_choice_by_category_and_which_fit() {
+    let place = Place::new();
+    let flags =
+        "--dtype bf16 --recompute experts --master residual --moments bf16 --memory 100GiB --threads 1";
+    let text =
+        place.does(&format!("plan --model moe-6.9b --batch 8 --seq 1024 {flags} --json p.json")).text();
+    let report = place.json("p.json");
+    let bytes = |choice: &serde_json::Value, name: &str| choice["bytes"][name].as_u64().unwrap();
+    let choices = report["choices"].as_array().unwrap();
+    let weights = bytes(&choices[0], "weights");
+    let mut seen = std::collections::BTreeSet::new();
+    for choice in choices {
+        let names = ["recompute", "master", "moments"].map(|name| choice[name].as_str().unwrap());
+        seen.insert(names);
+        // 16 bits of every parameter are as much as the weights
+        assert_eq!(bytes(choice, "master"), if names[1] == "residual" { weights } else { 2 * weights });
+        assert_eq!(bytes(choice, "moments"), if names[2] == "bf16" { 2 * weights } else { 4 * weights });
+        let sum: u64 = ["weights", "master", "gradients", "moments", "activations", "other"]
+            .map(|name| bytes(choice, name))
+            .iter()
+            .sum();
+        assert_eq!(sum, choice["total_bytes"].as_u64().unwrap());
+        // a GiB is left to the GPU's libraries
+        assert_eq!(choice["fits"], sum <= 99 << 30, "{choice}");
+    }
+    assert_eq!(seen.len(), 16);
+    let fitting = choices.iter().filter(|choice| choice["fits"] == true).count();
+    assert!(fitting > 3 && fitting < 13, "{fitting}");
+    let asked = choices.iter().find(|c| c["total_bytes"] == report["total_bytes"]).unwrap();
+    let names = ["recompute", "master", "moments"].map(|name| asked[name].as_str().unwrap());
+    assert_eq!(names, ["experts", "residual", "bf16"]);
+    assert_eq!([&report["master"], &report["moments"]], ["residual", "bf16"]);
+    let marked: Vec<&str> = text.lines().filter(|line| line.starts_with("> ")).collect();
+    assert!(marked.len() == 1 && marked[0].starts_with("> experts    residual  bf16"), "{text}");
+    assert!(marked[0].ends_with("  fits") && text.contains("  does not fit"), "{text}");
+    // state of f32 weights is f32: only levels are left to choose
+    place.does(&format!("plan {SMALL} --json p.json"));
+    assert_eq!(place.json("p.json")["choices"].as_array().unwrap().len(), 3);
 }
 
 #[test]

@@ -30,6 +30,7 @@ fn a_run_leaves_everything_behind() {
     }
     let config: toml::Table = String::from_utf8(place.read("run/config.toml")).unwrap().parse().unwrap();
     assert_eq!(config["steps"].as_integer(), Some(6));
+    assert_eq!(["master", "moments"].map(|key| config[key].as_str()), [Some("f32"); 2]);
 
     let summary = place.json("summary.json");
     assert_eq!(summary["steps"], 6);

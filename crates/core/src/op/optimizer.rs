@@ -32,20 +32,25 @@ impl OpSpec for GradNorm {
 /// `g = grad·min(1, grad_clip/(norm + 1e-6))`, `m = β₁m + (1-β₁)g`, `v = β₂v + (1-β₂)g²`,
 /// `w = w - lr·wd·w - lr·(m/(1-β₁ᵗ)) / (√(v/(1-β₂ᵗ)) + eps)`; decay only where the parameter table says so.
 ///
-/// With bf16 parameters `w` is the f32 master, and the parameters become `w` rounded up or down at random, the nearer
-/// the likelier, decided by the scalars `seed` and `step` and the element's index. A norm that is not finite leaves
+/// With bf16 parameters `w` is the master, kept in one of two ways. An f32 `master` holds it whole, and the parameters
+/// become `w` rounded up or down at random, the nearer the likelier, decided by the scalars `seed` and `step` and the
+/// element's index. An i16 `master` holds what the parameters lack: they become `w` rounded to the nearest, and both
+/// together are `w` to the bit ([`split_master`](crate::split_master)).
+///
+/// bf16 moments are widened, used and updated in f32, and rounded at random when they are stored
+/// ([`RandomRounding`](crate::RandomRounding)); the step itself uses them before that. A norm that is not finite leaves
 /// everything as it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
     /// the whole parameter pool, flat
     pub params: Slot,
-    /// the whole pool of master weights, flat, f32; where the parameters are bf16
+    /// the whole pool of master weights, flat, f32 or i16; where the parameters are bf16
     pub master: Option<Slot>,
     /// the whole gradient pool, flat
     pub grads: Slot,
-    /// the whole pool of first moments, flat
+    /// the whole pool of first moments, flat; f32, or bf16 where the parameters are
     pub moment1: Slot,
-    /// the whole pool of second moments, flat
+    /// the whole pool of second moments, flat; like the first
     pub moment2: Slot,
     /// one f32, from [`GradNorm`]
     pub norm: Slot,
@@ -57,13 +62,19 @@ impl OpSpec for AdamW {
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
-        c.all_f32(&[("moment1", &self.moment1), ("moment2", &self.moment2), ("norm", &self.norm)])?;
+        c.all_f32(&[("norm", &self.norm)])?;
         c.same_float(&[("params", &self.params)])?;
+        c.same_float(&[("moment1", &self.moment1), ("moment2", &self.moment2)])?;
+        if self.moment1.dtype == DType::BF16 && self.params.dtype != DType::BF16 {
+            return c.fail(format!("bf16 moments go with bf16 `params`, which are {}", self.params.dtype));
+        }
         c.same_float(&[("grads", &self.grads)])?;
         c.numel("norm", &self.norm, 1)?;
         match &self.master {
             Some(master) if self.params.dtype == DType::BF16 => {
-                c.all_f32(&[("master", master)])?;
+                if !matches!(master.dtype, DType::F32 | DType::I16) {
+                    return c.fail(format!("`master` is {}, expected f32 or i16", master.dtype));
+                }
                 c.numel("master", master, self.params.numel())?;
             }
             None if self.params.dtype == DType::F32 => {}
@@ -75,5 +86,53 @@ impl OpSpec for AdamW {
 
     fn flops(&self) -> u64 {
         14 * self.params.numel() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Pool, Shape};
+
+    fn op(precision: crate::Precision) -> AdamW {
+        let flat = |pool| Slot { pool, offset: 0, shape: Shape::new([64]), dtype: precision.of(pool) };
+        let norm = Slot { pool: Pool::Io, offset: 0, shape: Shape::new([1]), dtype: DType::F32 };
+        AdamW {
+            params: flat(Pool::Params),
+            master: precision.has_master().then(|| flat(Pool::Master)),
+            grads: flat(Pool::Grads),
+            moment1: flat(Pool::Moment1),
+            moment2: flat(Pool::Moment2),
+            norm,
+        }
+    }
+
+    #[test]
+    fn every_choice_of_memory_is_accepted_and_what_does_not_go_together_refused() {
+        use crate::Precision as P;
+        for base in [P::BF16, P::BF16_F32_GRADS] {
+            for precision in [
+                base,
+                base.with_residual(),
+                base.with_bf16_moments(),
+                base.with_residual().with_bf16_moments(),
+            ] {
+                op(precision).check().unwrap();
+            }
+        }
+        let refused = |op: AdamW| op.check().unwrap_err().to_string();
+        let text = "adamw: bf16 moments go with bf16 `params`, which are f32";
+        assert_eq!(refused(op(P::F32.with_bf16_moments())), text);
+        let good = op(P::BF16);
+        let moment2 = Slot { dtype: DType::BF16, ..good.moment2 };
+        assert_eq!(refused(AdamW { moment2, ..good }), "adamw: `moment2` is bf16, expected f32");
+        let master = good.master.map(|slot| Slot { dtype: DType::BF16, ..slot });
+        assert_eq!(refused(AdamW { master, ..good }), "adamw: `master` is bf16, expected f32 or i16");
+        let both = "adamw: `master` goes with bf16 `params`, and only with them";
+        assert_eq!(refused(AdamW { master: None, ..good }), both);
+        let residual = op(P::BF16.with_residual()).master;
+        assert_eq!(refused(AdamW { master: residual, ..op(P::F32) }), both);
+        let short = residual.map(|slot| Slot { shape: Shape::new([63]), ..slot });
+        assert_eq!(refused(AdamW { master: short, ..good }), "adamw: `master` has 63 elements, expected 64");
     }
 }

@@ -6,7 +6,7 @@ use crate::args::Args;
 use crate::kernels::Spec;
 use crate::lower::{Grid, Lower};
 use ironhorse_core::op::{AdamW, GradNorm};
-use ironhorse_core::{DType, Param};
+use ironhorse_core::{DType, Param, Precision};
 
 /// Partial sums of the norm: fixed, so that every device adds in the same order.
 const PARTS: usize = 1024;
@@ -22,8 +22,17 @@ fn norm_spec(grad: DType) -> Result<Spec> {
     Ok(Spec::new("norm.cu").define("GRAD", ctype(grad)?))
 }
 
-fn adamw_spec(param: DType, grad: DType) -> Result<Spec> {
-    Ok(Spec::new("adamw.cu").define("PARAM", ctype(param)?).define("GRAD", ctype(grad)?))
+fn adamw_spec(p: Precision) -> Result<Spec> {
+    // 16 bits that complete a weight are no type that kernels compute with.
+    let master = if p.has_residual() { "i16" } else { "float" };
+    let spec = Spec::new("adamw.cu").define("PARAM", ctype(p.weights)?).define("GRAD", ctype(p.grads)?);
+    Ok(spec.define("MASTER", master).define("MOMENT", ctype(p.moments)?))
+}
+
+/// The element types that an update meets.
+fn precision_of(op: &AdamW) -> Precision {
+    let master = op.master.map_or(DType::F32, |slot| slot.dtype);
+    Precision { weights: op.params.dtype, grads: op.grads.dtype, master, moments: op.moment1.dtype }
 }
 
 pub(crate) fn grad_norm(cx: &mut Lower<'_>, op: &GradNorm) -> Result<()> {
@@ -58,7 +67,7 @@ pub(crate) fn adamw(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
         .ptr(decays)
         .ptr(cx.scalars)
         .u64(n as u64);
-    let function = cx.kernel(&adamw_spec(op.params.dtype, op.grads.dtype)?, "adamw")?;
+    let function = cx.kernel(&adamw_spec(precision_of(op))?, "adamw")?;
     cx.launch("adamw", function, Grid::linear(n.div_ceil(ADAM_BLOCK), ADAM_THREADS), args);
     Ok(())
 }
@@ -83,16 +92,19 @@ fn decay_map(params: &[Param], offset: usize, n: usize) -> Vec<u8> {
 pub(super) fn specs() -> Vec<Spec> {
     let types = [DType::F32, DType::BF16];
     let mut specs: Vec<Spec> = types.into_iter().filter_map(|grad| norm_spec(grad).ok()).collect();
-    for param in types {
-        specs.extend(types.into_iter().filter_map(|grad| adamw_spec(param, grad).ok()));
+    let (narrow, wide) = (Precision::BF16, Precision::BF16_F32_GRADS);
+    let mut all = vec![Precision::F32, Precision { grads: DType::BF16, ..Precision::F32 }];
+    for p in [narrow, wide] {
+        all.extend([p, p.with_residual(), p.with_bf16_moments(), p.with_residual().with_bf16_moments()]);
     }
+    specs.extend(all.into_iter().filter_map(|p| adamw_spec(p).ok()));
     specs
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ironhorse_core::{Pool, Precision, Shape, Slot};
+    use ironhorse_core::{Pool, Shape, Slot};
 
     #[test]
     fn only_strides_of_decayed_parameters_are_marked() {

@@ -50,7 +50,7 @@ impl Kit {
             large: false,
             exact: false,
             precision,
-            name: name + suffix(precision),
+            name: name + &suffix(precision),
             builder: Builder::with_precision(precision),
             given: Vec::new(),
             count: 0,
@@ -181,12 +181,17 @@ pub(super) fn overwrites(op: &Op, arg: &Arg, micro_step: u32) -> bool {
 }
 
 /// What a case in these element types has at the end of its name.
-pub(super) fn suffix(precision: Precision) -> &'static str {
-    match precision {
-        Precision::F32 => "",
-        Precision::BF16 => ", bf16",
-        _ => ", bf16, f32 gradients",
+pub(super) fn suffix(precision: Precision) -> String {
+    let mut text = String::new();
+    for (is_so, part) in [
+        (precision.weights == DType::BF16, ", bf16"),
+        (precision.weights != precision.grads, ", f32 gradients"),
+        (precision.has_residual(), ", residual"),
+        (precision.moments == DType::BF16, ", bf16 moments"),
+    ] {
+        text += if is_so { part } else { "" };
     }
+    text
 }
 
 /// A layout whose parameter pools are larger than any case with this many parameters, gaps between them included.

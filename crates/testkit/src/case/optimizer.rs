@@ -1,8 +1,8 @@
 //! Cases of the gradient norm and AdamW, on whole pools.
 
-use super::{Case, Data, Kit};
+use super::{Case, Data, Kit, is_choice};
 use ironhorse_core::op::{AdamW, GradNorm, Op};
-use ironhorse_core::{Pool, Precision, Scalars};
+use ironhorse_core::{DType, Pool, Precision, Scalars, bf16_to_f32, split_master};
 
 /// Groups of parameters without gaps by (elements of each, decay): odd sizes leave gaps between groups, and decay changes
 /// between neighbours.
@@ -39,10 +39,13 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         ("layers", LAYERS),
         ("groups", GROUPS),
     ] {
-        for scale in [1.0, 1e-4] {
-            cases.push(grad_norm(p, name, table, scale));
+        if !is_choice(p) {
+            cases.extend([1.0, 1e-4].map(|scale| grad_norm(p, name, table, scale)));
         }
-        for (what, scalars) in settings() {
+        // How state is kept does not depend on the settings: two of them are enough for every further way.
+        for (what, scalars) in
+            settings().into_iter().filter(|(what, _)| !is_choice(p) || what.contains("decay"))
+        {
             cases.push(adamw(p, &format!("{name}, {what}"), table, scalars, 1.0));
         }
     }
@@ -121,9 +124,15 @@ fn adamw(p: Precision, name: &str, table: Table, scalars: Scalars, scale: f32) -
     for (slot, lo, hi) in
         [(op.params, -1.0, 1.0), (op.moment1, -scale, scale), (op.moment2, 0.0, scale * scale)]
     {
-        let values = flat(&mut kit, table, lo, hi);
-        if let Some(master) = op.master.filter(|_| slot == op.params) {
-            kit.set(master, values.clone());
+        let mut values = flat(&mut kit, table, lo, hi);
+        match op.master.filter(|_| slot == op.params) {
+            Some(master) if master.dtype == DType::I16 => {
+                let split: Vec<_> = values.iter().map(|&value| split_master(value)).collect();
+                kit.set(master, split.iter().map(|&(_, residual)| residual.into()).collect());
+                values = split.iter().map(|&(weight, _)| bf16_to_f32(weight)).collect();
+            }
+            Some(master) => drop(kit.set(master, values.clone())),
+            None => {}
         }
         kit.set(slot, values);
     }

@@ -2,7 +2,7 @@
 
 use super::{Pools, Step};
 use ironhorse_core::op::{AdamW, GradNorm};
-use ironhorse_core::{Error, Result};
+use ironhorse_core::{DType, Error, Result, bf16_to_f32, f32_to_bf16, join_master, split_master};
 
 /// What PyTorch's `clip_grad_norm_` adds to the norm before it divides.
 const CLIP_EPS: f64 = 1e-6;
@@ -24,7 +24,7 @@ pub(super) fn adamw(pools: &mut Pools, op: &AdamW, step: Step) -> Result<()> {
     let clip = if grad_clip > 0.0 { (grad_clip / (norm + CLIP_EPS)).min(1.0) } else { 1.0 };
     let correction1 = 1.0 - beta1.powi(s.step as i32);
     let correction2 = 1.0 - beta2.powi(s.step as i32);
-    let (mut w, grads) = (pools.read(op.master.unwrap_or(op.params))?, pools.read(op.grads)?);
+    let (mut w, grads) = (read_weights(pools, op)?, pools.read(op.grads)?);
     let (mut m, mut v) = (pools.read(op.moment1)?, pools.read(op.moment2)?);
     for param in step.params {
         let decay = if param.decay { weight_decay } else { 0.0 };
@@ -40,12 +40,35 @@ pub(super) fn adamw(pools: &mut Pools, op: &AdamW, step: Step) -> Result<()> {
             w[i] = w[i] - lr * decay * w[i] - lr * update;
         }
     }
-    pools.write(op.params, &w)?;
-    if let Some(master) = op.master {
-        pools.write(master, &w)?;
-    }
+    write_weights(pools, op, &w)?;
     pools.write(op.moment1, &m)?;
     pools.write(op.moment2, &v)
+}
+
+fn read_weights(pools: &Pools, op: &AdamW) -> Result<Vec<f64>> {
+    let held = pools.read(op.master.unwrap_or(op.params))?;
+    if !op.master.is_some_and(|master| master.dtype == DType::I16) {
+        return Ok(held);
+    }
+    let weights = pools.read(op.params)?;
+    let join = |(&w, &r): (&f64, &f64)| join_master(f32_to_bf16(w as f32), r as i16).into();
+    Ok(weights.iter().zip(&held).map(join).collect())
+}
+
+/// A weight and its residual mean something only together and rounded: here the one place where the oracle rounds.
+fn write_weights(pools: &mut Pools, op: &AdamW, w: &[f64]) -> Result<()> {
+    let Some(master) = op.master else { return pools.write(op.params, w) };
+    if master.dtype != DType::I16 {
+        pools.write(op.params, w)?;
+        return pools.write(master, w);
+    }
+    let split = |&w: &f64| {
+        let (weight, residual) = split_master(w as f32);
+        (f64::from(bf16_to_f32(weight)), f64::from(residual))
+    };
+    let (weights, residuals): (Vec<f64>, Vec<f64>) = w.iter().map(split).unzip();
+    pools.write(op.params, &weights)?;
+    pools.write(master, &residuals)
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use std::time::Instant;
 pub struct TrainSettings {
     /// Optimizer steps.
     pub steps: u64,
-    /// Decides how weights are rounded to bf16, where they are.
+    /// Decides how weights and moments are rounded to bf16, where they are.
     pub seed: u64,
     /// Micro-steps whose gradients make one step.
     pub accumulate: u32,

@@ -42,7 +42,8 @@ pub fn first_non_finite(
 
 fn in_weights(session: &mut Session, program: &Program, values: &mut Vec<f32>) -> Result<Option<String>> {
     let mut pools = vec![Pool::Params];
-    if session.weights_pool() != Pool::Params {
+    // what only completes the weights is a whole number
+    if session.weights_pool() != Pool::Params && !program.precision().has_residual() {
         pools.push(session.weights_pool());
     }
     for param in program.params() {

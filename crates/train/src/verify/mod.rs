@@ -197,8 +197,9 @@ impl Check<'_> {
         }
         if steps == recipe.steps {
             for param in program.params() {
-                let slot = param.in_pool(session.weights_pool());
-                self.tensor(session, &program, adamw, &format!("after.{}", param.name), slot)?;
+                let name = format!("after.{}", param.name);
+                session.read_in_pool(Pool::Params, param, &mut self.got)?;
+                self.compare_got(&program, adamw, &name, param.weight)?;
             }
         }
         Ok(losses)
@@ -213,9 +214,14 @@ impl Check<'_> {
         name: &str,
         slot: Slot,
     ) -> Result<()> {
+        lockstep::read(session.engine(), slot, &mut self.got, &mut Vec::new())?;
+        self.compare_got(program, op, name, slot)
+    }
+
+    /// Compares `got`, of the shape of this slot.
+    fn compare_got(&mut self, program: &Program, op: usize, name: &str, slot: Slot) -> Result<()> {
         let Some(want) = self.reference.read(name)? else { return Ok(()) };
         self.want = want;
-        lockstep::read(session.engine(), slot, &mut self.got, &mut Vec::new())?;
         let shape = self.strip_padding(name, slot)?;
         let allowed = self.limits.of(self.reference, name, self.want.len());
         self.rows.push(Row::new(name, program, op, compare(&self.got, &self.want, &shape, allowed)));

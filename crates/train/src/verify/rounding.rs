@@ -1,10 +1,11 @@
 //! What a lower precision costs, on an engine that computes in f32: everything is stored, or every product's operands
 //! are taken, as the lower precision would have them.
 
-use crate::rng::Rng;
+use crate::master::{is_residual, read_master, write_master};
 use ironhorse_core::op::{AdamW, Op};
 use ironhorse_core::{
-    DType, Engine, Error, Layout, Program, Result, Scalars, Slot, bf16_to_f32, check_host_len, f32_to_bf16,
+    DType, Engine, Error, Layout, Program, RandomRounding, Result, Scalars, Slot, bf16_to_f32,
+    check_host_len, f32_to_bf16,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -70,8 +71,8 @@ impl RoundingEngine {
 
     /// Rounds what an op has written to bf16 tensors.
     fn round_results(&mut self, op: &Op, scalars: &Scalars) -> Result<()> {
-        if let Op::AdamW(AdamW { params, master: Some(master), norm, .. }) = op {
-            return self.round_weights([*params, *master, *norm], scalars);
+        if let Op::AdamW(adamw) = op {
+            return self.round_update(adamw, scalars);
         }
         for arg in op.args() {
             if arg.access.writes() && arg.slot.dtype == DType::BF16 {
@@ -81,22 +82,49 @@ impl RoundingEngine {
         Ok(())
     }
 
-    /// The weights become the master weights, rounded up or down at random.
-    fn round_weights(&mut self, [params, master, norm]: [Slot; 3], scalars: &Scalars) -> Result<()> {
-        if !self.inner.read_scalar(norm.widened())?.is_finite() {
+    /// The inner engine's update is one of f32 master weights: makes them of the weights and what these lack.
+    fn join_masters(&mut self, op: &Op) -> Result<()> {
+        let Op::AdamW(AdamW { params, master: Some(master), .. }) = op else { return Ok(()) };
+        if is_residual(master) {
+            let [params, master] = [params, master].map(|slot| slot.widened());
+            read_master(self.inner.as_mut(), [params, master], true, &mut self.values)?;
+            self.inner.write_f32(master, &self.values)?;
+        }
+        Ok(())
+    }
+
+    /// What an update stores in 16 bits: the weights of the master weights, and moments, with the bits of the CUDA engine.
+    fn round_update(&mut self, op: &AdamW, scalars: &Scalars) -> Result<()> {
+        let Some(master) = op.master else { return Ok(()) };
+        let [params, wide] = [op.params, master].map(Slot::widened);
+        let rounding = RandomRounding::new(scalars.seed, scalars.step);
+        self.values.resize(wide.numel(), 0.0);
+        if is_residual(&master) {
+            self.inner.read_f32(wide, &mut self.values)?;
+            write_master(self.inner.as_mut(), [params, wide], true, &self.values)?;
+        }
+        if !self.inner.read_scalar(op.norm.widened())?.is_finite() {
             return Ok(());
         }
-        self.values.resize(master.numel(), 0.0);
-        self.inner.read_f32(master.widened(), &mut self.values)?;
-        let mut random = Rng::new(scalars.seed).fork(u64::from(scalars.step));
-        for value in &mut self.values {
-            // adding less than one bf16 step and cutting off rounds up as often as the distance says
-            let bits = value.to_bits().wrapping_add((random.next_u64() & 0xffff) as u32);
-            if value.is_finite() {
-                *value = f32::from_bits(bits & 0xffff_0000);
+        if !is_residual(&master) {
+            self.inner.read_f32(wide, &mut self.values)?;
+            for (i, value) in self.values.iter_mut().enumerate() {
+                *value = bf16_to_f32(rounding.weight(i as u64, *value));
             }
+            self.inner.write_f32(params, &self.values)?;
         }
-        self.inner.write_f32(params.widened(), &self.values)
+        if op.moment1.dtype == DType::BF16 {
+            let [first, second] = [op.moment1, op.moment2].map(Slot::widened);
+            let mut squares = vec![0.0; second.numel()];
+            self.inner.read_f32(first, &mut self.values)?;
+            self.inner.read_f32(second, &mut squares)?;
+            for (i, (m, v)) in self.values.iter_mut().zip(&mut squares).enumerate() {
+                [*m, *v] = rounding.moments(i as u64, [*m, *v]).map(bf16_to_f32);
+            }
+            self.inner.write_f32(first, &self.values)?;
+            self.inner.write_f32(second, &squares)?;
+        }
+        Ok(())
     }
 
     fn run_tf32(&mut self, twin: &Program, i: usize, scalars: &Scalars) -> Result<()> {
@@ -165,6 +193,7 @@ impl Engine for RoundingEngine {
         let done = ops.into_iter().try_for_each(|i| match self.rounding {
             Rounding::Tf32 => self.run_tf32(&twin, i, scalars),
             Rounding::Bf16 => {
+                self.join_masters(&program.nodes()[i].op)?;
                 self.inner.run(&twin, i..i + 1, scalars)?;
                 self.round_results(&program.nodes()[i].op, scalars)
             }

@@ -8,6 +8,7 @@ pub use report::{Disagreement, KindRow, LockstepReport};
 
 use super::compare::compare;
 use crate::Result;
+use crate::master::{is_residual, read_master};
 use crate::session::{Session, io};
 use ironhorse_core::op::{Arg, Op};
 use ironhorse_core::{DType, Engine, Program, Scalars, Section, Slot};
@@ -83,7 +84,10 @@ impl Twin {
     fn give_inputs(&mut self, from: &mut dyn Engine, op: &Op) -> Result<()> {
         for arg in op.args().iter().filter(|arg| arg.access.reads()) {
             let to = self.place(arg.slot);
-            if arg.slot.dtype == DType::I32 {
+            if let Some(pair) = residual(op, arg) {
+                read_master(from, pair, true, &mut self.got)?;
+                self.engine.write_f32(to, &self.got)?;
+            } else if arg.slot.dtype == DType::I32 {
                 self.ints.resize(arg.slot.numel(), 0);
                 from.read_i32(arg.slot, &mut self.ints)?;
                 self.engine.write_i32(to, &self.ints)?;
@@ -104,8 +108,19 @@ impl Twin {
             _ => arg.slot,
         };
         let place = self.place(wanted);
-        read(from, arg.slot, &mut self.got, &mut self.ints)?;
+        match residual(op, arg) {
+            Some(pair) => read_master(from, pair, true, &mut self.got)?,
+            None => read(from, arg.slot, &mut self.got, &mut self.ints)?,
+        }
         read(self.engine.as_mut(), place, &mut self.want, &mut self.ints)
+    }
+}
+
+/// The parameters and what they lack of the master weights, if that is what an argument holds.
+fn residual(op: &Op, arg: &Arg) -> Option<[Slot; 2]> {
+    match op {
+        Op::AdamW(adamw) if arg.name == "master" && is_residual(&arg.slot) => Some([adamw.params, arg.slot]),
+        _ => None,
     }
 }
 

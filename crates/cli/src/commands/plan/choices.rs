@@ -1,0 +1,107 @@
+//! Every choice that changes a run's memory: what it needs by category, and whether it fits.
+
+use super::super::verify::RecomputeArg;
+use crate::args::{Dtype, MasterArg, MomentsArg, StateArgs};
+use crate::hardware::human_bytes;
+use anyhow::Result;
+use clap::ValueEnum;
+use ironhorse::core::{Layout, Pool};
+use ironhorse::train::model::ModelConfig;
+use serde::Serialize;
+
+/// What a training step is planned for, whatever is chosen.
+pub struct Asked<'a> {
+    pub config: &'a ModelConfig,
+    pub batch: (usize, usize),
+    pub accumulate: u32,
+    pub dtype: Dtype,
+    /// What may be used, where that is known.
+    pub room: Option<u64>,
+}
+
+/// A choice and what it needs.
+#[derive(Serialize)]
+pub struct Choice {
+    pub recompute: RecomputeArg,
+    #[serde(flatten)]
+    pub state: StateArgs,
+    bytes: Categories,
+    activation_bytes: usize,
+    pub total_bytes: usize,
+    /// Absent where the machine does not say what it has.
+    fits: Option<bool>,
+}
+
+#[derive(Serialize)]
+struct Categories {
+    weights: usize,
+    master: usize,
+    gradients: usize,
+    moments: usize,
+    activations: usize,
+    /// Inputs, results, caches.
+    other: usize,
+}
+
+impl Categories {
+    fn new(layout: &Layout) -> Self {
+        let of = |pool| layout.bytes(pool);
+        Self {
+            weights: of(Pool::Params),
+            master: of(Pool::Master),
+            gradients: of(Pool::Grads),
+            moments: of(Pool::Moment1) + of(Pool::Moment2),
+            activations: of(Pool::Activations),
+            other: of(Pool::Io) + of(Pool::Cache),
+        }
+    }
+}
+
+impl Asked<'_> {
+    /// Every way to keep state, each with every level of recomputation. Levels that the model has nothing for are left
+    /// out, and so are ways that other weights than bf16 ones do not have.
+    pub fn choices(&self) -> Result<Vec<Choice>> {
+        let mut choices = Vec::new();
+        for &master in MasterArg::value_variants() {
+            for &moments in MomentsArg::value_variants() {
+                let state = StateArgs { master, moments };
+                let has = |level: RecomputeArg| level != RecomputeArg::Experts || self.config.kind() == "moe";
+                for &recompute in RecomputeArg::value_variants().iter().filter(|&&level| has(level)) {
+                    if let Ok(precision) = state.precision(self.dtype, self.accumulate) {
+                        let program = self.config.training(self.batch, recompute.into(), precision)?;
+                        choices.push(self.choice(recompute, state, program.layout()));
+                    }
+                }
+            }
+        }
+        Ok(choices)
+    }
+
+    fn choice(&self, recompute: RecomputeArg, state: StateArgs, layout: &Layout) -> Choice {
+        let (bytes, total_bytes) = (Categories::new(layout), layout.total());
+        let fits = self.room.map(|room| total_bytes as u64 <= room);
+        Choice { recompute, state, activation_bytes: bytes.activations, bytes, total_bytes, fits }
+    }
+}
+
+/// The table, with `>` before what was asked for.
+pub fn table(choices: &[Choice], asked: (RecomputeArg, StateArgs)) -> Vec<String> {
+    let names = ["weights", "master", "gradients", "moments", "activations", "other", "all"];
+    let mut head = format!("  {:<10} {:<9} {:<8}", "recompute", "master", "moments");
+    names.iter().for_each(|name| head += &format!(" {name:>11}"));
+    let mut lines = vec![head];
+    for choice in choices {
+        let Categories { weights, master, gradients, moments, activations, other } = choice.bytes;
+        let mark = if (choice.recompute, choice.state) == asked { '>' } else { ' ' };
+        // without a master there is no choice
+        let master_name = if master > 0 { choice.state.master.name() } else { "-" };
+        let (level, moments_name) = (choice.recompute.name(), choice.state.moments.name());
+        let mut line = format!("{mark} {level:<10} {master_name:<9} {moments_name:<8}");
+        for bytes in [weights, master, gradients, moments, activations, other, choice.total_bytes] {
+            line += &format!(" {:>11}", human_bytes(bytes as u64));
+        }
+        line += choice.fits.map_or("", |fits| if fits { "  fits" } else { "  does not fit" });
+        lines.push(line);
+    }
+    lines
+}

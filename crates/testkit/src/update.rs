@@ -1,0 +1,112 @@
+//! What AdamW stores in 16 bits: weights beside their masters, weights and what they lack, moments.
+
+use crate::Case;
+use crate::conformance::{Fault, read};
+use ironhorse_core::op::{AdamW, Op};
+use ironhorse_core::{DType, Engine, RandomRounding, Result, bf16_to_f32, f32_to_bf16, join_master};
+
+/// The masters that the oracle and the engine keep as weights and residuals; `None` where they do not.
+pub(crate) fn masters(
+    engine: &mut dyn Engine,
+    case: &Case,
+    expected: &[Vec<f64>],
+) -> Result<Option<(Vec<f64>, Vec<f32>)>> {
+    let Some(op) = adamw(case) else { return Ok(None) };
+    let Some(master) = op.master.filter(|master| master.dtype == DType::I16) else { return Ok(None) };
+    let join = |weight: f32, residual: f32| join_master(f32_to_bf16(weight), residual as i16);
+    let (want, residuals) = (of(op, expected, "params"), of(op, expected, "master"));
+    let want = want.iter().zip(residuals).map(|(&w, &r)| join(w as f32, r as f32).into()).collect();
+    let (params, residuals) = (read(engine, op.params)?, read(engine, master)?);
+    Ok(Some((want, params.iter().zip(residuals).map(|(&w, r)| join(w, r)).collect())))
+}
+
+/// The op, if the case is one of AdamW that changes something.
+fn adamw(case: &Case) -> Option<&AdamW> {
+    match case.op() {
+        Op::AdamW(op) if !case.exact => Some(op),
+        _ => None,
+    }
+}
+
+/// What the oracle left in one of the slots written.
+fn of<'a>(op: &AdamW, expected: &'a [Vec<f64>], name: &str) -> &'a [f64] {
+    let written = Op::from(*op).args().into_iter().filter(|arg| arg.access.writes());
+    let found = written.zip(expected).find(|(arg, _)| arg.name == name);
+    found.map_or(&[], |(_, values)| values)
+}
+
+/// Weights and moments are rounded as they should be.
+pub(crate) fn check_rounding(
+    engine: &mut dyn Engine,
+    case: &Case,
+    expected: &[Vec<f64>],
+) -> Result<Result<(), Fault>> {
+    let Some(op) = adamw(case) else { return Ok(Ok(())) };
+    let weights = check_weights(engine, case, op)?;
+    if weights.is_err() || op.moment1.dtype != DType::BF16 {
+        return Ok(weights);
+    }
+    check_moments(engine, case, op, expected)
+}
+
+/// Every bf16 moment has the very bits that [`RandomRounding`] makes of the oracle's value, give or take what f32
+/// arithmetic may be off: four roundings of the largest value of the slot.
+fn check_moments(
+    engine: &mut dyn Engine,
+    case: &Case,
+    op: &AdamW,
+    expected: &[Vec<f64>],
+) -> Result<Result<(), Fault>> {
+    let rounding = RandomRounding::new(case.scalars.seed, case.scalars.step);
+    for (which, (name, slot)) in [("moment1", op.moment1), ("moment2", op.moment2)].into_iter().enumerate() {
+        let (got, want) = (read(engine, slot)?, of(op, expected, name));
+        let slack = 2.0_f64.powi(-22) * want.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+        for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
+            let rounded = |x: f64| bf16_to_f32(rounding.moments(i as u64, [x as f32; 2])[which]);
+            let (low, high) = (rounded(want - slack), rounded(want + slack));
+            if !(low..=high).contains(&got) {
+                let what =
+                    format!("`{name}`[{i}] is {got:e}, not {want:e} rounded by its random bits: {low:e}");
+                return Ok(Err(Fault::Rounding(what)));
+            }
+        }
+    }
+    Ok(Ok(()))
+}
+
+/// bf16 weights are their masters rounded to one of the two neighbours, the nearer the likelier: three of four go to the
+/// nearer one, and the errors have no mean. The share is looked at only where there are enough to tell.
+fn check_weights(engine: &mut dyn Engine, case: &Case, op: &AdamW) -> Result<Result<(), Fault>> {
+    let Some(master) = op.master.filter(|master| master.dtype == DType::F32) else { return Ok(Ok(())) };
+    let (params, masters) = (read(engine, op.params)?, read(engine, master)?);
+    let (mut count, mut nearer, mut mean) = (0.0_f64, 0.0, 0.0);
+    for param in case.program.params() {
+        let first = (param.weight.offset - op.params.offset) / param.weight.dtype.size();
+        for i in first..first + param.weight.numel() {
+            let (rounded, exact) = (params[i], masters[i]);
+            let below = bf16_to_f32((exact.to_bits() >> 16) as u16); // towards 0
+            let above = bf16_to_f32(((exact.to_bits() >> 16) as u16).wrapping_add(1));
+            if exact == below && rounded == exact {
+                continue; // nothing to decide
+            }
+            if rounded != below && rounded != above {
+                let what = format!("`params`[{i}] is {rounded:e}, no neighbour of its master {exact:e}");
+                return Ok(Err(Fault::Rounding(what)));
+            }
+            count += 1.0;
+            nearer += f64::from(u8::from(rounded == bf16_to_f32(f32_to_bf16(exact))));
+            mean += f64::from(rounded - exact) / f64::from(above - below).abs();
+        }
+    }
+    let (nearer, mean) = (nearer / count, mean / count);
+    // Standard deviations are below 0.5/√count: six of them.
+    let slack = 3.0 / count.sqrt();
+    if count < 500.0 || ((nearer - 0.75).abs() < slack && mean.abs() < slack) {
+        return Ok(Ok(()));
+    }
+    let what = format!(
+        "`params` are not rounded at random: {nearer:.3} of {count} to the nearer neighbour, expected 0.75; mean error \
+         {mean:.4} of a step, expected 0"
+    );
+    Ok(Err(Fault::Rounding(what)))
+}
