@@ -1,39 +1,56 @@
 //! How weights start: as GPT-2's do, seeded and the same on every platform.
 
-use super::ModelConfig;
+use super::{ModelConfig, TensorSpec};
 use crate::Result;
 use crate::rng::Rng;
+use std::sync::mpsc::sync_channel;
 use std::sync::{Mutex, PoisonError};
 
 /// Standard deviation of GPT-2's weights, and of Mixtral's.
 const STD: f64 = 0.02;
 
+/// Tensors that may wait for their turn while the next one is made.
+const WAITING: usize = 2;
+
 /// Calls `put(name, values)` for every tensor in model order: normal(0, 0.02), residual projections scaled by 1/√(2L),
 /// norms 1, biases 0, padding rows of the vocabulary 0. Each tensor has its own random stream, so a change of one
-/// size leaves the others alone.
+/// size leaves the others alone. The next tensors are made while `put` works.
 pub fn random(
     config: &ModelConfig,
     seed: u64,
     mut put: impl FnMut(&str, &[f32]) -> Result<()>,
 ) -> Result<()> {
     let root = Rng::new(seed);
-    let mut values = Vec::new();
-    for (i, tensor) in config.tensors().iter().enumerate() {
-        values.clear();
-        values.resize(tensor.shape.numel(), 0.0);
-        let name = tensor.name.as_str();
-        let is_matrix = tensor.shape.dims().len() == 2;
-        if is_matrix {
-            let residual = RESIDUAL.iter().any(|end| name.ends_with(end));
-            let std = if residual { STD / ((2 * config.layers()) as f64).sqrt() } else { STD };
-            let real: usize = config.unpadded_shape(tensor).iter().product();
-            normals(&mut values[..real], root.fork(i as u64), std);
-        } else if name.ends_with(".weight") {
-            values.fill(1.0);
+    let tensors = config.tensors();
+    let (made, ready) = sync_channel(WAITING);
+    let all = &tensors;
+    let make = move || {
+        for (i, tensor) in all.iter().enumerate() {
+            // a failure of `put` ends the other side
+            if made.send(values_of(config, tensor, root.fork(i as u64))).is_err() {
+                return;
+            }
         }
-        put(name, &values)?;
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(make);
+        let ready = ready; // gone when this ends, also early: the maker stops then
+        tensors.iter().zip(ready.iter()).try_for_each(|(tensor, values)| put(&tensor.name, &values))
+    })
+}
+
+fn values_of(config: &ModelConfig, tensor: &TensorSpec, rng: Rng) -> Vec<f32> {
+    let name = tensor.name.as_str();
+    let mut values = vec![0.0; tensor.shape.numel()];
+    if tensor.shape.dims().len() == 2 {
+        let residual = RESIDUAL.iter().any(|end| name.ends_with(end));
+        let std = if residual { STD / ((2 * config.layers()) as f64).sqrt() } else { STD };
+        let real: usize = config.unpadded_shape(tensor).iter().product();
+        normals(&mut values[..real], rng, std);
+    } else if name.ends_with(".weight") {
+        values.fill(1.0);
     }
-    Ok(())
+    values
 }
 
 /// How the names of the matrices end whose products the residual stream adds up.
@@ -45,13 +62,11 @@ const PIECE: usize = 1 << 16;
 /// Fills with normal(0, std), on all cores: passing over random words costs little beside making numbers of them, so each
 /// piece starts from the state that the pieces before it would have left.
 fn normals(values: &mut [f32], mut rng: Rng, std: f64) {
-    let start_of = |piece: &[f32]| {
+    let pieces = Mutex::new(values.chunks_mut(PIECE).map(|piece| {
         let start = rng.clone();
         (0..2 * piece.len()).for_each(|_| _ = rng.next_u64());
-        start
-    };
-    let starts: Vec<Rng> = values.chunks(PIECE).map(start_of).collect();
-    let pieces = Mutex::new(starts.into_iter().zip(values.chunks_mut(PIECE)));
+        (start, piece)
+    }));
     let work = || {
         loop {
             let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
