@@ -82,7 +82,7 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     };
     let number = digits.trim().parse::<f64>().map_or(0.0, |digits| digits * factor);
     // beyond 2⁶³ no machine has them
-    if number >= 1.0 && number < 9.2e18 {
+    if (1.0..9.2e18).contains(&number) {
         Ok(number as u64)
     } else {
         Err("expected bytes such as 139GiB or 80GB".into())
