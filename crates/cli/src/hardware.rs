@@ -155,3 +155,33 @@ pub fn human_bytes(bytes: u64) -> String {
 pub const COMMIT: &str = env!("IRONHORSE_COMMIT");
 /// The version of this binary.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_fit_recomputes_first_then_keeps_less_state_then_cuts_the_batch() {
+        let config = ModelConfig::parse("moe-tiny").unwrap();
+        let spec = |recompute, precision| SessionSpec {
+            train: Some((8, 64)),
+            recompute,
+            precision,
+            ..SessionSpec::default()
+        };
+        let needs = |recompute, precision| spec(recompute, precision).layout(&config).unwrap().total() as u64;
+        let bf16 = Precision::BF16;
+        let advice = |recompute, precision, has| what_fits(&config, &spec(recompute, precision), has);
+        let all = Recompute::Experts;
+        let less = needs(Recompute::Gelu, bf16);
+        assert_eq!(advice(Recompute::None, bf16, less).as_deref(), Some("--recompute gelu"));
+        let residual = bf16.with_residual();
+        assert_eq!(advice(all, bf16, needs(all, residual)).as_deref(), Some("--master residual"));
+        let least = needs(all, residual.with_bf16_moments());
+        assert_eq!(advice(all, bf16, least).as_deref(), Some("--master residual --moments bf16"));
+        // f32 weights have no such choice
+        let f32 = needs(all, Precision::F32);
+        assert_eq!(advice(all, Precision::F32, f32 - 1).as_deref(), Some("--batch 4"));
+        assert_eq!(advice(all, bf16, 1), None);
+    }
+}

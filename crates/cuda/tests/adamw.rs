@@ -54,9 +54,7 @@ fn speed() {
         };
         time(3);
         let seconds = time(TIMES);
-        // what is read and written: an f32 master spares reading the weights
-        let reads_weights = if p.has_residual() { 0 } else { params.bytes() as u64 };
-        let bytes = program.nodes()[0].op.bytes() - reads_weights;
+        let bytes = program.nodes()[0].op.bytes();
         println!(
             "{:10} {:10} {:9.3} {:9.0} {:14.1}",
             p.master.name(),

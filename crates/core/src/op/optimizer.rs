@@ -87,6 +87,16 @@ impl OpSpec for AdamW {
     fn flops(&self) -> u64 {
         14 * self.params.numel() as u64
     }
+
+    fn bytes(&self) -> Option<u64> {
+        let [params, grads, moment1, moment2, norm] =
+            [self.params, self.grads, self.moment1, self.moment2, self.norm].map(|slot| slot.bytes() as u64);
+        let master = self.master.map_or(0, |slot| slot.bytes() as u64);
+        // weights beside a whole master are only written
+        let weights =
+            if self.master.is_some_and(|slot| slot.dtype == DType::F32) { params } else { 2 * params };
+        Some(weights + 2 * (master + moment1 + moment2) + grads + norm)
+    }
 }
 
 #[cfg(test)]
@@ -105,6 +115,17 @@ mod tests {
             moment2: flat(Pool::Moment2),
             norm,
         }
+    }
+
+    #[test]
+    fn traffic_is_what_the_choice_of_memory_leaves() {
+        let bf16 = crate::Precision::BF16;
+        let of = |precision| crate::op::Op::from(op(precision)).bytes() - 4; // the norm
+        assert_eq!(of(crate::Precision::F32), 64 * 28);
+        assert_eq!(of(bf16), 64 * 28);
+        assert_eq!(of(bf16.with_residual()), 64 * 26);
+        assert_eq!(of(bf16.with_bf16_moments()), 64 * 20);
+        assert_eq!(of(bf16.with_residual().with_bf16_moments()), 64 * 18);
     }
 
     #[test]
