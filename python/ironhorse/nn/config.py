@@ -37,6 +37,25 @@ class Config:
         """Small enough for tests."""
         return cls(64, 2, 4, 1, 4, 2, 1000, 512, 256, 16, rope_alpha=1.0)
 
+    @classmethod
+    def from_sizes(cls, sizes: MoEConfig) -> Config:
+        """Of the sizes as the rest of ironhorse has them."""
+        return cls(
+            hidden_dim=sizes.hidden,
+            n_layers=sizes.n_layer,
+            n_heads=sizes.n_head,
+            n_kv_heads=sizes.n_kv_head,
+            n_experts=sizes.n_experts,
+            top_k_experts=sizes.top_k,
+            vocab_size=sizes.vocab_size,
+            max_seq_len=sizes.max_seq_len,
+            ffn_dim=sizes.ffn,
+            head_dim=sizes.head_dim,
+            rope_base=sizes.rope_base,
+            rope_alpha=sizes.rope_alpha,
+            rms_eps=sizes.rms_eps,
+        )
+
     def sizes(self) -> MoEConfig:
         """The same as the rest of ironhorse has it. Raises InvalidValueError unless a model of these sizes can exist."""
         sizes = MoEConfig(

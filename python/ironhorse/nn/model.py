@@ -9,12 +9,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .. import _native
 from ..errors import InvalidValueError
+from ..formats.hf_moe import read_hf_moe
 from .attention import KVCache, MQAttention, RopeTables
 from .config import Config
 from .generate import Generates
@@ -100,6 +103,12 @@ class MoETransformer(Generates, Layer):
     def tiny(cls, *, seed: Seed = None, device: str = "auto") -> MoETransformer:
         """A model of `Config.tiny()`."""
         return cls(Config.tiny(), seed=seed, device=device)
+
+    @classmethod
+    def from_folder(cls, folder: str | PathLike[str], *, device: str = "auto") -> MoETransformer:
+        """The model of a Hugging Face folder of a Mixtral, as `ironhorse convert`, `export` and `transformers` write it."""
+        sizes, tensors = read_hf_moe(Path(folder))
+        return cls(Config.from_sizes(sizes), seed=0, device=device).load_tensors(tensors)
 
     def forward(self, x: Any) -> Tensor:
         """x: token numbers (batch, seq)."""
