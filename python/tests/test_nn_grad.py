@@ -198,7 +198,8 @@ def test_block_equals_its_parts_in_torch():
     found = {"y": block.forward(x), "d_x": block.backward(grad, aux_loss_alpha=0.01)}
     assert block.aux_loss() == pytest.approx(aux.item(), rel=1e-6)
     found |= {name: p.grad for name, p in _named(block)}
-    check(found, {"y": y.detach(), "d_x": t_x.grad} | {name: params[f"{name}.weight"].grad for name, _ in _named(block)})
+    want = {name: params[f"{name}.weight"].grad for name, _ in _named(block)}
+    check(found, want | {"y": y.detach(), "d_x": t_x.grad})
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -217,7 +218,7 @@ def test_model_against_the_reference(name: str):
     assert layers == pytest.approx(aux.tolist(), rel=1e-6)
     grads = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     got = {name: parameter.grad for name, parameter in ours.named_parameters()}
-    # What one token's attention does not depend on, and a router with a single weight, have a gradient of rounding alone.
+    # What one token's attention does not depend on, and a router with one weight, have a gradient of rounding alone.
     for key in [key for key, grad in grads.items() if float(grad.abs().max()) < 1e-7]:
         assert float(np.abs(got.pop(key).data).max()) < 1e-6, key
         grads.pop(key)

@@ -57,7 +57,7 @@ class Config:
         )
 
     def sizes(self) -> MoEConfig:
-        """The same as the rest of ironhorse has it. Raises InvalidValueError unless a model of these sizes can exist."""
+        """As the rest of ironhorse has them. Raises InvalidValueError unless a model of these sizes can exist."""
         sizes = MoEConfig(
             hidden=self.hidden_dim,
             n_layer=self.n_layers,

@@ -106,7 +106,7 @@ class MoETransformer(Generates, Layer):
 
     @classmethod
     def from_folder(cls, folder: str | PathLike[str], *, device: str = "auto") -> MoETransformer:
-        """The model of a Hugging Face folder of a Mixtral, as `ironhorse convert`, `export` and `transformers` write it."""
+        """The model of a Hugging Face folder of a Mixtral, as `ironhorse convert` and `transformers` write it."""
         sizes, tensors = read_hf_moe(Path(folder))
         return cls(Config.from_sizes(sizes), seed=0, device=device).load_tensors(tensors)
 
@@ -166,7 +166,7 @@ class MoETransformer(Generates, Layer):
         yield "lm_head.weight", self.lm_head.weight
 
     def load_tensors(self, tensors: Mapping[str, Any]) -> MoETransformer:
-        """Takes the values of all parameters by name, as `ironhorse.load(folder).tensors` has them. Returns the model."""
+        """Takes the values of all parameters by the names of `named_parameters`. Returns the model."""
         found = {name: parameter for name, parameter in self.named_parameters()}
         missing, strange = found.keys() - tensors.keys(), tensors.keys() - found.keys()
         if missing or strange:

@@ -67,8 +67,8 @@ class Router(Layer):
     def backward(self, grad_output: Any, aux_loss_alpha: float = 0.0) -> Tensor:
         """The gradient of x, of the gradient of the weights (tokens, top_k).
 
-        With `aux_loss_alpha`, the gradient of `compute_aux_loss(aux_loss_alpha)` is added. A `grad_output` of the shape of x
-        is taken as a gradient that x has from elsewhere, with none of the weights: what the router adds is added to it.
+        With `aux_loss_alpha`, the gradient of `compute_aux_loss(aux_loss_alpha)` is added. A `grad_output` of the shape
+        of x is taken as a gradient that x has from elsewhere, with none of the weights: what the router adds is added.
         """
         routing = self._kept(self._last)
         grad = floats(grad_output, "Router.backward", "grad_output")
@@ -101,8 +101,8 @@ class Router(Layer):
 class MoELayer(Layer):
     """Router, experts and the weighted sum: (..., hidden_dim) -> (..., hidden_dim).
 
-    The weights of all experts lie in one array for gate, up and down each, so that their products are one call; those of
-    `experts[e]` are views of them. A weight that was replaced is copied there before it is used.
+    The weights of all experts lie in one array for gate, up and down each, so that their products are one call; those
+    of `experts[e]` are views of them. A weight that was replaced is copied there before it is used.
     """
 
     def __init__(self, config: Config, *, seed: Seed = None, device: str = "auto") -> None:

@@ -14,6 +14,7 @@ from ..errors import InvalidValueError
 
 Axis = int | tuple[int, ...] | None
 Array = NDArray[Any]
+Work = Callable[..., Any]
 
 
 class DType(Enum):
@@ -140,7 +141,7 @@ class Tensor:
         """Element by element."""
         return self._binary("div", other, np.divide)
 
-    def _binary(self, name: str, other: Any, by: Callable[..., Array], fast: Callable[..., Array] | None = None) -> Tensor:
+    def _binary(self, name: str, other: Any, by: Work, fast: Work | None = None) -> Tensor:
         right = other._data if isinstance(other, Tensor) else np.asarray(other)
         if fast is not None and self._is_f32() and right.dtype == np.float32 and right.shape == self._data.shape:
             return Tensor._wrap(fast(self._data, right))
@@ -266,7 +267,7 @@ class Tensor:
         return f"Tensor(shape={self.shape}, dtype={self._dtype.name})"
 
 
-def _named(name: str, work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+def _named(name: str, work: Work, *arguments: Any, **named: Any) -> Any:
     """numpy's result, or its complaint as ours."""
     try:
         return work(*arguments, **named)

@@ -105,7 +105,7 @@ class AdamW:
             parameter.zero_grad()
 
     def clip(self, most: float) -> float:
-        """Scales all gradients so that their norm together is at most `most`, if that is above 0. Returns the norm before."""
+        """Scales all gradients so that their norm together is at most `most`, unless that is 0. Returns the norm before."""
         grads = [parameter.grad._data for parameter in self.params if parameter.grad is not None]
         norms = [float(_native.grad_clip(grad, None, None, _NO_LIMIT, None, self.device)) for grad in grads]
         norm = math.hypot(*norms)
@@ -131,8 +131,9 @@ class Trainer:
         self.grad_norm = 0.0  # of the last step, before clipping
         self.scheduler = LRScheduler(config.lr, config.warmup_steps, config.total_steps)
         self.optimizer = AdamW(
-            model.parameters(), config.lr, config.beta1, config.beta2, config.eps, config.weight_decay, device=self.device
-        )
+            model.parameters(), config.lr, config.beta1, config.beta2, config.eps, config.weight_decay,
+            device=self.device,
+        )  # fmt: skip
 
     def get_lr(self) -> float:
         """The learning rate of the next step."""

@@ -1,8 +1,8 @@
-//! The router of a mixture of experts on plain memory of the host: choosing experts, moving tokens to them and back. The rules
-//! are those of `ironhorse_core::op`'s `RouterFwd`, `RouterBwd`, `RouteSort`, `Permute` and `Combine`, the numbers too.
+//! The router of a mixture of experts on plain memory of the host: choosing experts, moving tokens to them and back. The
+//! rules are those of `ironhorse_core::op`'s `RouterFwd`, `RouterBwd`, `RouteSort`, `Permute` and `Combine`.
 //!
-//! N tokens, E experts, K of them for each; C channels. Route `token·K + j` is one choice; sorted by expert, routes are rows of
-//! the experts' inputs: `order` leads from a row to its route, `places` from a route to its row.
+//! N tokens, E experts, K of them for each; C channels. Route `token·K + j` is one choice; sorted by expert, routes are
+//! rows of the experts' inputs: `order` leads from a row to its route, `places` from a route to its row.
 //!
 //! Everything is checked here, so that nothing is unsafe to call: an [`Unfit`] says what does not fit.
 
@@ -365,7 +365,7 @@ pub fn combine_bwd(
         for route in range.start * k..range.end * k {
             let (token, row) = (route / k, places[route] as usize * width);
             let d = &d_out[token * width..(token + 1) * width];
-            // SAFETY: no two routes have the same row, so tasks write disjoint elements; they share no memory with what is read.
+            // SAFETY: no two routes have the same row, so tasks write disjoint elements, which nobody reads.
             let (to, d_weight) =
                 unsafe { (d_rows.get_mut(row..row + width), d_weights.get_mut(route..route + 1)) };
             d_weight[0] = dot(isa, d, &rows[row..row + width]);
