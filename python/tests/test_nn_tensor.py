@@ -70,7 +70,8 @@ def test_elementwise_and_operators():
         (1 - a, 1 - A), (a.mul(b), A * B), (a * b, A * B), (a * 3, A * 3), (3 * a, A * 3), (a.div(b), A / B),
         (a / b, A / B), (a / 2, A / 2), (1 / a, 1 / A), (a.scale(-1.5), A * -1.5), (a.neg(), -A), (-a, -A),
         (a.exp(), np.exp(A)), ((a * a).log(), np.log(A * A)), ((a * a).sqrt(), np.abs(A)), (a**2, A**2),
-        ((a * a).pow(1.5), (A * A) ** 1.5), (a.silu(), A / (1 + np.exp(-A))), (a * Tensor.from_numpy(B[0, 0]), A * B[0, 0]),
+        ((a * a).pow(1.5), (A * A) ** 1.5),
+        (a.silu(), A / (1 + np.exp(-A))), (a * Tensor.from_numpy(B[0, 0]), A * B[0, 0]),
         (a * B, A * B), (B * a, A * B),
     ]:  # fmt: skip
         same(found, want)

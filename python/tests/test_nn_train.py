@@ -1,4 +1,4 @@
-"""ironhorse.nn: the trainer, its optimizer and schedule against PyTorch, sizes, generation, programs of seed 002's shape."""
+"""ironhorse.nn: the trainer, its optimizer and schedule against PyTorch, sizes, generation, seed 002's programs."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_a_folder_of_an_export_gives_its_logits_and_gradients(tmp_path: Path):
 
 
 def test_forward_is_fast_enough_to_notice_a_mistake():
-    """The goal is 1 ms for 2 x 32 tokens on two quiet cores; here the machine may be shared, the build not optimised."""
+    """The goal is 1 ms for 2 x 32 tokens on two quiet cores; here the machine is shared, the build not optimised."""
     model, ids = MoETransformer.tiny(seed=0), tokens(2, 32).astype(np.int32)
     times = []
     for _ in range(50):

@@ -7,7 +7,7 @@
 
 Layers have `forward`, which keeps what `backward` needs; `backward`, which takes the gradient of the result, adds the
 true gradients to `.grad` of the parameters and returns the gradient of the input; and `parameters`. Weights and
-activations are numpy arrays, row-major float32, as `.data` of a `Tensor`: look at them and change them in place. `device`
+activations are numpy arrays, row-major float32, as `.data` of a `Tensor`: look at them, change them in place. `device`
 says where to compute, as in `ironhorse.ops`. This is for building, reading and checking models; the `ironhorse` command
 trains the same model faster, because there a whole step is one program whose memory stays on the device.
 """

@@ -105,7 +105,7 @@ class AdamW:
             parameter.zero_grad()
 
     def clip(self, most: float) -> float:
-        """Scales all gradients so that their norm together is at most `most`, unless that is 0. Returns the norm before."""
+        """Scales all gradients so that their norm is at most `most`, unless that is 0. Returns the norm before."""
         grads = [parameter.grad._data for parameter in self.params if parameter.grad is not None]
         norms = [float(_native.grad_clip(grad, None, None, _NO_LIMIT, None, self.device)) for grad in grads]
         norm = math.hypot(*norms)
