@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from .attention import MQAttention
 from .config import Config
-from .generate import (
+from .generation import (
     GreedySampling,
     SamplingStrategy,
     TemperatureSampling,

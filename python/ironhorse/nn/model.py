@@ -20,7 +20,7 @@ from ..errors import InvalidValueError
 from ..formats.hf_moe import read_hf_moe
 from .attention import KVCache, MQAttention, RopeTables
 from .config import Config
-from .generate import Generates
+from .generation import Generates
 from .layers import F32, I32, Embedding, Layer, Linear, RMSNorm, check_device, floats, token_ids
 from .moe import MoELayer, Router
 from .tensor import Seed, Tensor, generator
