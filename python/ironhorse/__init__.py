@@ -1,7 +1,7 @@
 """ironhorse: transformer training in Rust, checked against PyTorch.
 
 `ironhorse.ops` has the operations for numpy arrays, `ironhorse.torch` those for PyTorch, `ironhorse.jit` makes new ones
-from CUDA source; `verify`, `load`, `save` and `export` deal with models and files. Importing this package is cheap and
+from CUDA source, `ironhorse.nn` is a mixture-of-experts transformer layer by layer; `verify`, `load`, `save` and `export` deal with models and files. Importing this package is cheap and
 needs no torch; the parts that need it import it themselves.
 """
 
@@ -15,6 +15,7 @@ from .errors import Code, IronhorseError
 
 if TYPE_CHECKING:
     from . import jit as jit
+    from . import nn as nn
     from . import ops as ops
     from . import torch as torch
     from .bridge.load import load as load
@@ -28,10 +29,10 @@ __version__ = "0.1.0"
 os.environ.setdefault("IRONHORSE_PYTHON_PREFIX", sys.prefix)
 
 # Without torch and jit: `import *` should need nothing that may be missing, and not hide another `torch`.
-__all__ = ["Code", "IronhorseError", "__version__", "export", "load", "ops", "save", "verify"]
+__all__ = ["Code", "IronhorseError", "__version__", "export", "load", "nn", "ops", "save", "verify"]
 
 # Not at import: the command and the file formats need neither numpy's start-up time nor the native module.
-_MODULES = ("export", "jit", "ops", "torch")
+_MODULES = ("export", "jit", "nn", "ops", "torch")
 _FUNCTIONS = {"load": ".bridge.load", "save": ".bridge.save", "verify": ".bridge.verify"}
 
 

@@ -252,7 +252,7 @@ def test_export_refuses(tmp_path: Path, arguments, says: str):
 
 
 def test_lazy_names_cost_nothing_and_need_no_torch(tmp_path: Path, small: Exported):
-    assert {"export", "jit", "load", "ops", "save", "torch", "verify"} <= set(dir(ironhorse))
+    assert {"export", "jit", "load", "nn", "ops", "save", "torch", "verify"} <= set(dir(ironhorse))
     code = f"""
 import sys
 sys.modules["torch"] = None

@@ -26,7 +26,8 @@ def stubs() -> dict[str, ast.FunctionDef]:
 
 
 def test_what_is_installed():
-    for name in ("py.typed", "_native.pyi", "ops/__init__.py", "formats/__init__.py", "torch/__init__.py", "reference/__init__.py"):
+    packages = ("formats", "nn", "ops", "reference", "torch")
+    for name in ("py.typed", "_native.pyi", *(f"{package}/__init__.py" for package in packages)):
         assert resources.files("ironhorse").joinpath(name).is_file(), name
     assert metadata.version("ironhorse") == ironhorse.__version__ == _native.__version__
     required = [line for line in metadata.requires("ironhorse") or [] if "extra" not in line]
@@ -65,7 +66,8 @@ def test_ops_are_typed_documented_and_in_the_order_of_the_native_functions():
         source = ast.parse(inspect.getsource(sys.modules[function.__module__]))
         typed = [node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == function.__name__]
         assert typed[0].returns is not None, name
-    assert {name for name in stubs() if not name.startswith("torch_")} - {"command", "verify"} <= set(ops.__all__)
+    others = ("torch_", "nn_")  # the parts of ironhorse.torch and ironhorse.nn
+    assert {name for name in stubs() if not name.startswith(others)} - {"command", "verify"} <= set(ops.__all__)
 
 
 def test_importing_needs_neither_torch_nor_numpy():

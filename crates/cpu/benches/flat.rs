@@ -89,7 +89,7 @@ fn main() {
             causal: true,
         };
         time("attention", || flat::attention([x, w, w], y, &at).unwrap());
-        let p = Product { m: ROWS, n: ROWS, k: ROWS, alpha: 1.0, beta: 0.0 };
+        let p = Product { m: ROWS, n: ROWS, k: ROWS, alpha: 1.0, beta: 0.0, transposed: [false; 2] };
         time("gemm 1024^3", || flat::gemm(x, w, y, &p).unwrap());
         let all = Choice { temperature: 1.0, top_k: None, top_p: None };
         let mut seeds: Vec<u64> = (0..ROWS as u64).collect();

@@ -6,6 +6,7 @@
 mod array;
 mod error;
 mod jit;
+mod nn;
 mod ops;
 mod torch;
 
@@ -34,5 +35,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(verify, module)?)?;
     torch::register(module)?;
     jit::register(module)?;
+    nn::register(module)?;
     ops::register(module)
 }

@@ -3,7 +3,7 @@
 use super::elementwise::scale;
 use super::pool::{isa, pieces, with_team};
 use super::{Done, Span};
-use crate::gemm::{self, Beta, Gemm, LocalScratch, MatMut, MatRef, gemm_local};
+use crate::gemm::{self, Beta, Gemm, Group, LocalScratch, MatMut, MatRef, gemm_grouped, gemm_local};
 
 /// Multiply-adds of a product below which waking threads costs more than it gains.
 const WORTH_IT: usize = 1 << 19;
@@ -24,6 +24,8 @@ pub struct Product {
     pub alpha: f32,
     /// Factor of the old c; if 0, it is not read.
     pub beta: f32,
+    /// Whether a lies in memory as \[k, m\], and b as \[n, k\].
+    pub transposed: [bool; 2],
 }
 
 impl Product {
@@ -34,7 +36,11 @@ impl Product {
     fn describe<'a>(&self, a: *const f32, b: *const f32, c: *mut f32) -> Gemm<'a> {
         let k = if self.alpha == 0.0 { 0 } else { self.k };
         let beta = if self.beta == 0.0 { Beta::Overwrite } else { Beta::Accumulate };
-        let (a, b) = (MatRef::row_major(a, self.k), MatRef::row_major(b, self.n));
+        let lies = |ptr, rows, cols, transposed| {
+            if transposed { MatRef::row_major(ptr, rows).transposed() } else { MatRef::row_major(ptr, cols) }
+        };
+        let a = lies(a, self.m, self.k, self.transposed[0]);
+        let b = lies(b, self.k, self.n, self.transposed[1]);
         Gemm::new((self.m, self.n, k), a, b, MatMut { ptr: c, rs: self.n }).alpha(self.alpha).beta(beta)
     }
 }
@@ -81,6 +87,37 @@ pub unsafe fn gemm_batched(a: Span<f32>, b: Span<f32>, c: Span<f32>, batch: usiz
         // SAFETY: as above.
         (0..batch).try_for_each(|i| unsafe { gemm::gemm(team, workspace, isa, &describe(i)) })
     })
+}
+
+/// One product of several, of matrices that begin this many elements into the arrays.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// Its sizes; beta is 0 or 1.
+    pub product: Product,
+    /// Where a, b and c begin.
+    pub from: [usize; 3],
+}
+
+/// Several products of sizes of their own: the experts of a layer.
+///
+/// # Safety
+/// See [the module](super); the matrices of each part lie inside the arrays, and no two parts write the same elements.
+///
+/// # Errors
+/// See [the module](super).
+pub unsafe fn gemm_parts(a: Span<f32>, b: Span<f32>, c: Span<f32>, parts: &[Part]) -> Done {
+    let (a, b, c) = (Address(a.ptr()), Address(b.ptr()), Address(c.ptr()));
+    let product = |i: usize| {
+        let Part { product, from } = &parts[i];
+        product.describe(a.at(from[0]), b.at(from[1]), c.at(from[2]))
+    };
+    let sizes = |part: &Part| [part.product.m, part.product.n, part.product.k];
+    let most =
+        parts.iter().map(sizes).fold([0; 3], |most, part| std::array::from_fn(|i| most[i].max(part[i])));
+    let work = parts.iter().fold(0_usize, |sum, part| sum.saturating_add(part.product.multiply_adds()));
+    let group = Group { count: parts.len(), most, product: &product };
+    // SAFETY: the caller's.
+    with_team(work >= WORTH_IT, |team, workspace| unsafe { gemm_grouped(team, workspace, isa(), &group) })
 }
 
 /// An address that tasks may share: what is done there is settled by the op.

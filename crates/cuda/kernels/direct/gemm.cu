@@ -1,5 +1,5 @@
 // direct/gemm: C = alpha*A.B + beta*C of f32, A (M,K), B (K,N), C (M,N) row-major, `batch` of each one after the other: what
-// runs where there is no cuBLASLt
+// runs where there is no cuBLASLt. A and B may lie transposed: elements are a_row and a_col, b_row and b_col apart.
 //
 // bound  FMA; reads A N/TILE times and B M/TILE times
 // grid   one block of 256 threads per tile of TILE rows and columns of C, 4x4 elements per thread; any sizes
@@ -14,6 +14,7 @@ constexpr int PITCH = TILE + 4;  // rows of A are written down a column of `a`: 
 
 struct Size {
     u64 m, n, k;
+    u64 a_row, a_col, b_row, b_col;
 };
 
 // Rows first.. and columns DEPTH*step.. of A, transposed, and the same of B; zeros outside.
@@ -22,18 +23,19 @@ DEVICE void load_tiles(float (&a)[DEPTH][PITCH], float (&b)[DEPTH][TILE], const 
 #pragma unroll
     for (int i = threadIdx.x; i < TILE * DEPTH; i += 256) {
         u64 r = row + i / DEPTH, k = depth + i % DEPTH;
-        a[i % DEPTH][i / DEPTH] = r < size.m && k < size.k ? from_a[r * size.k + k] : 0.0f;
+        a[i % DEPTH][i / DEPTH] = r < size.m && k < size.k ? from_a[r * size.a_row + k * size.a_col] : 0.0f;
     }
 #pragma unroll
     for (int i = threadIdx.x; i < TILE * DEPTH; i += 256) {
         u64 k = depth + i / TILE, c = col + i % TILE;
-        b[i / TILE][i % TILE] = k < size.k && c < size.n ? from_b[k * size.n + c] : 0.0f;
+        b[i / TILE][i % TILE] = k < size.k && c < size.n ? from_b[k * size.b_row + c * size.b_col] : 0.0f;
     }
 }
 
-KERNEL __launch_bounds__(256) gemm(float* c, const float* a, const float* b, u64 m, u64 n, u64 k, float alpha, float beta) {
+KERNEL __launch_bounds__(256) gemm(float* c, const float* a, const float* b, u64 m, u64 n, u64 k, u64 a_row, u64 a_col,
+                                   u64 b_row, u64 b_col, float alpha, float beta) {
     __shared__ float tile_a[DEPTH][PITCH], tile_b[DEPTH][TILE];
-    const Size size = {m, n, k};
+    const Size size = {m, n, k, a_row, a_col, b_row, b_col};
     const u64 across = (n + TILE - 1) / TILE, down = (m + TILE - 1) / TILE;
     const u64 batch = blockIdx.x / (across * down), tile = blockIdx.x % (across * down);
     const u64 row = tile / across * TILE, col = tile % across * TILE;

@@ -6,8 +6,9 @@ use super::gpu::At;
 use crate::ffi::cublaslt::{Algo, CublasLt, Found as Proposal, check, reduction};
 use crate::{Error, Result};
 use cudarc::cublaslt::sys::{
-    cublasComputeType_t as ComputeType, cublasLtMatmulPreferenceAttributes_t as Preference,
-    cublasLtMatrixLayoutAttribute_t as Layout, cudaDataType_t as DataType,
+    cublasComputeType_t as ComputeType, cublasLtMatmulDescAttributes_t as DescAttribute,
+    cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtMatrixLayoutAttribute_t as Layout,
+    cudaDataType_t as DataType,
 };
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -42,6 +43,8 @@ struct Key {
     gpu: usize,
     /// batch, m, n, k
     sizes: [usize; 4],
+    /// Of A and B.
+    transposed: [bool; 2],
     /// What the addresses of A, B and C are multiples of.
     align: [u32; 3],
 }
@@ -111,7 +114,7 @@ pub(super) fn find(at: &At<'_>, shape: &Gemm, addresses: [u64; 3]) -> Result<Opt
     };
     let align = addresses.map(|address| 1 << address.trailing_zeros().min(ALIGN.trailing_zeros()));
     let sizes = [shape.batch, shape.m, shape.n, shape.k];
-    let key = Key { gpu: at.info().index, sizes, align };
+    let key = Key { gpu: at.info().index, sizes, transposed: shape.transposed, align };
     let mut guard = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let known = guard.get_or_insert_default();
     let plan = match known.plans.get(&key) {
@@ -149,9 +152,22 @@ impl Plan {
         let status = unsafe { (library.cublasLtMatmulDescCreate)(&mut raw, compute, float) };
         check("cublasLtMatmulDescCreate", status)?;
         let desc = Descriptor { raw, destroy: library.cublasLtMatmulDescDestroy };
-        // A row-major matrix is its transpose, column-major: Cᵀ = Bᵀ Aᵀ.
-        let layout = |rows, cols| layout(library, count, [rows, cols]);
-        let layouts = [layout(n, k)?, layout(k, m)?, layout(n, m)?];
+        // A row-major matrix is its transpose, column-major: Cᵀ = Bᵀ Aᵀ. What lies transposed the library transposes back.
+        let [a_transposed, b_transposed] = key.transposed;
+        for (attribute, transposed) in [
+            (DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, b_transposed),
+            (DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, a_transposed),
+        ] {
+            let value = i32::from(transposed).to_ne_bytes(); // CUBLAS_OP_N = 0, CUBLAS_OP_T = 1
+            // SAFETY: the descriptor is alive, the value outlives the call and has the attribute's size.
+            check("cublasLtMatmulDescSetAttribute", unsafe {
+                let (from, bytes) = (value.as_ptr().cast(), value.len());
+                (library.cublasLtMatmulDescSetAttribute)(desc.raw, attribute as u32, from, bytes)
+            })?;
+        }
+        let layout =
+            |rows, cols, swapped| layout(library, count, if swapped { [cols, rows] } else { [rows, cols] });
+        let layouts = [layout(n, k, b_transposed)?, layout(k, m, a_transposed)?, layout(n, m, false)?];
         let preference = preference(library, key.align)?;
         let (mut proposal, mut proposals) = (Proposal::default(), 0);
         let [b, a, c] = &layouts;

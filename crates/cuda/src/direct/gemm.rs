@@ -28,6 +28,8 @@ pub struct Gemm {
     pub alpha: f32,
     /// Factor of the old C; with 0 it is not read.
     pub beta: f32,
+    /// Whether A lies in memory as (k, m), and B as (n, k).
+    pub transposed: [bool; 2],
 }
 
 /// The products of `shape`, in full f32.
@@ -63,12 +65,16 @@ pub unsafe fn gemm(at: &At<'_>, [a, b]: [Array; 2], c: Array, shape: &Gemm) -> R
 
 /// By our kernel.
 fn own(at: &At<'_>, shape: &Gemm, [a, b, c]: [u64; 3]) -> Result<()> {
-    let Gemm { batch, m, n, k, alpha, beta } = *shape;
+    let Gemm { batch, m, n, k, alpha, beta, transposed } = *shape;
     let blocks = batch * m.div_ceil(TILE) * n.div_ceil(TILE);
     if blocks > i32::MAX as usize {
         return Err(Error::Unsupported(format!("gemm: {blocks} blocks are more than a grid holds")));
     }
     let args = Args::new().ptr(c).ptr(a).ptr(b).u64(m as u64).u64(n as u64).u64(k as u64);
+    // From one row and one column of A and of B to the next.
+    let apart = |rows: usize, cols: usize, transposed| if transposed { (1, rows) } else { (cols, 1) };
+    let (a, b) = (apart(m, k, transposed[0]), apart(k, n, transposed[1]));
+    let args = args.u64(a.0 as u64).u64(a.1 as u64).u64(b.0 as u64).u64(b.1 as u64);
     at.launch(&Kernel::new(FILE, "gemm"), Grid::linear(blocks, 256), args.f32(alpha).f32(beta))
 }
 

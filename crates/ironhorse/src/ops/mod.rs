@@ -42,7 +42,7 @@ pub use attention::{attention, flash_attention};
 pub use elementwise::{add, gelu, mul, scale, silu, swiglu};
 pub use error::{Code, OpError, Result};
 pub use loss::{aux_loss_forward, cross_entropy_backward, cross_entropy_forward};
-pub use matmul::{gemm, gemm_batched};
+pub use matmul::{Grouped, gemm, gemm_batched, gemm_grouped, gemm_transposed};
 pub use norm::{layernorm, rmsnorm, rmsnorm_residual};
 pub use optimizer::{adamw_step, grad_clip, scatter_add, scatter_add_rows, zero_grad};
 pub use place::{Place, Stream, cuda_available, place_of};

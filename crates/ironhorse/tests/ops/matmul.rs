@@ -80,3 +80,85 @@ fn without_alpha_nothing_is_read() {
     unsafe { ops::gemm(a.as_ptr(), a.as_ptr(), c.as_mut_ptr(), 2, 2, 2, 1.0, 0.0, S) }.unwrap();
     assert!(c.iter().all(|x| x.is_nan()));
 }
+
+fn transposed(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
+    (0..rows * cols).map(|i| x[i % rows * cols + i / rows]).collect()
+}
+
+fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|&x| f64::from(x)).collect()
+}
+
+/// What lies transposed gives what the same does that does not. Few rows are added up in another order.
+#[test]
+fn gemm_transposed() {
+    for (m, n_, k) in
+        [(1, 1, 1), (31, 33, 17), (1, 257, 33), (129, 1, 65), (300, 65, 70), (5, 6, 0), (0, 4, 4)]
+    {
+        let (a, b, old) = (random(m * k, 1), random(k * n_, 2), random(m * n_, 3));
+        let sizes = [n(m), n(n_), n(k)];
+        for factors in [[1.0, 0.0], [1.0, 1.0], [-2.0, 0.5]] {
+            let mut want = old.clone();
+            // SAFETY: arrays of the size given.
+            unsafe {
+                let [m, n, k] = sizes;
+                let c = want.as_mut_ptr();
+                ops::gemm(a.as_ptr(), b.as_ptr(), c, m, n, k, factors[0], factors[1], S).unwrap();
+            }
+            for swap in [[true, false], [false, true], [true, true]] {
+                let left = if swap[0] { transposed(&a, m, k) } else { a.clone() };
+                let right = if swap[1] { transposed(&b, k, n_) } else { b.clone() };
+                let mut c = old.clone();
+                // SAFETY: arrays of the size given.
+                unsafe {
+                    let from = [left.as_ptr(), right.as_ptr()];
+                    ops::gemm_transposed(from, c.as_mut_ptr(), sizes, swap, factors, S).unwrap();
+                }
+                close(&c, &wide(&want), 2e-6, 1e-6 * (k as f64 + 1.0));
+            }
+        }
+    }
+}
+
+/// Each expert's products are those of `gemm_transposed` on its rows; one without rows is left alone.
+#[test]
+fn gemm_grouped() {
+    use ops::Grouped::{Forward, Input, Weight};
+    let (outs, ins) = (33_usize, 20_usize);
+    for offsets in [vec![0, 5, 5, 37, 64], vec![0, 0, 0, 300], vec![0, 1], vec![0, 0, 0]] {
+        let (experts, rows) = (offsets.len() - 1, offsets[offsets.len() - 1] as usize);
+        let (x, d_y) = (random(rows * ins, 1), random(rows * outs, 2));
+        let (weight, old) = (random(experts * outs * ins, 3), random(experts * outs * ins, 4));
+        let (mut y, mut d_x, mut d_w) = (vec![0.0; rows * outs], vec![0.0; rows * ins], old.clone());
+        let (mut y2, mut d_x2, mut d_w2) = (y.clone(), d_x.clone(), old.clone());
+        let sizes = [n(outs), n(ins)];
+        // SAFETY: arrays of the size given.
+        unsafe {
+            let (x, d_y, w) = (x.as_ptr(), d_y.as_ptr(), weight.as_ptr());
+            ops::gemm_grouped(Forward, [x, w], y.as_mut_ptr(), sizes, &offsets, S).unwrap();
+            ops::gemm_grouped(Input, [d_y, w], d_x.as_mut_ptr(), sizes, &offsets, S).unwrap();
+            ops::gemm_grouped(Weight, [d_y, x], d_w.as_mut_ptr(), sizes, &offsets, S).unwrap();
+            for e in 0..experts {
+                let (first, count) = (offsets[e] as usize, n((offsets[e + 1] - offsets[e]) as usize));
+                let (o, i) = (n(outs), n(ins));
+                let (x, d_y, w) = (x.add(first * ins), d_y.add(first * outs), w.add(e * outs * ins));
+                let (y, d_x) = (y2.as_mut_ptr().add(first * outs), d_x2.as_mut_ptr().add(first * ins));
+                let d_w = d_w2.as_mut_ptr().add(e * outs * ins);
+                let one = ops::gemm_transposed;
+                one([x, w], y, [count, o, i], [false, true], [1.0, 0.0], S).unwrap();
+                one([d_y, w], d_x, [count, i, o], [false, false], [1.0, 0.0], S).unwrap();
+                one([d_y, x], d_w, [o, i, count], [true, false], [1.0, 1.0], S).unwrap();
+            }
+        }
+        for (found, want, depth) in [(y, y2, ins), (d_x, d_x2, outs), (d_w, d_w2, rows)] {
+            close(&found, &wide(&want), 2e-6, 1e-6 * (depth as f64 + 1.0));
+        }
+    }
+    let (x, mut y) = (random(6, 1), [0.0; 6]);
+    for offsets in [&[0, 2, 1][..], &[1, 3], &[], &[0]] {
+        // SAFETY: the offsets are refused before anything is read.
+        let refused =
+            unsafe { ops::gemm_grouped(Forward, [x.as_ptr(); 2], y.as_mut_ptr(), [2, 2], offsets, S) };
+        assert!(refused.unwrap_err().text.contains("`offsets` is"), "{offsets:?}");
+    }
+}

@@ -16,7 +16,7 @@ const LONG: usize = 16 * 1024;
 /// Dimensions that numpy allows.
 const MOST_DIMS: usize = 64;
 /// More arrays than any op has.
-pub(super) const MOST: usize = 8;
+pub(super) const MOST: usize = 10;
 
 /// What arrays of a call may share.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -113,6 +113,11 @@ pub struct Indices {
 }
 
 impl Indices {
+    /// What they are.
+    pub fn values(&self) -> &[i32] {
+        &self.copy
+    }
+
     /// Its first element, to read.
     pub fn at(&self) -> Pointer<i32> {
         Pointer { host: self.copy.as_ptr().cast_mut(), slot: self.slot }

@@ -2,6 +2,8 @@
 
 use super::Pointer;
 use super::call::MOST;
+use ironhorse::cuda;
+use ironhorse::direct::At;
 use ironhorse::ops::{OpError, Staging, Stream};
 
 /// Memory of an array in a call.
@@ -27,8 +29,8 @@ impl Range {
 /// Where an op works: what it gets for the arrays and as its stream.
 pub struct Where {
     stream: Stream,
-    /// Addresses by number of the array; `None` is the host, where arrays are used as they are.
-    device: Option<[usize; MOST]>,
+    /// The GPU, and addresses by number of the array; `None` is the host, where arrays are used as they are.
+    device: Option<(usize, [usize; MOST])>,
 }
 
 impl Where {
@@ -49,8 +51,15 @@ impl Where {
     pub fn write<T>(&self, array: Pointer<T>) -> *mut T {
         match &self.device {
             None => array.host,
-            Some(addresses) => std::ptr::without_provenance_mut(addresses[array.slot]),
+            Some((_, addresses)) => std::ptr::without_provenance_mut(addresses[array.slot]),
         }
+    }
+
+    /// Runs a direct op there.
+    pub fn direct(&self, work: impl FnOnce(&At<'_>) -> Result<(), OpError>) -> Result<(), OpError> {
+        let Some((gpu, _)) = self.device else { return work(&At::Host) };
+        let memory = cuda::direct::StreamMemory::default();
+        work(&At::Device(cuda::direct::At::new(gpu, self.stream.0, &memory)?))
     }
 }
 
@@ -84,7 +93,7 @@ pub(super) fn run(
                 .map_err(named)?;
         }
     }
-    run(&Where { stream: Stream(staging.stream()), device: Some(addresses) })?;
+    run(&Where { stream: Stream(staging.stream()), device: Some((gpu, addresses)) })?;
     for (range, &from) in ranges.iter().zip(&addresses).filter(|(range, _)| range.written) {
         let to = std::ptr::with_exposed_provenance_mut(range.start);
         // SAFETY: the array has this many bytes, may be written, and outlives `staging`, which waits.

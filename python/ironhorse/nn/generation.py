@@ -1,0 +1,162 @@
+"""Continuing a prompt: ways to choose the next token, and the loop. Keys and values of earlier positions are kept."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import ops
+from ..errors import InvalidValueError
+from .attention import KVCache
+from .layers import token_ids
+
+if TYPE_CHECKING:
+    from .model import MoETransformer
+
+Logits = NDArray[np.float32]
+
+
+class SamplingStrategy(ABC):
+    """How the next token is chosen. The same seed chooses the same, run after run."""
+
+    @abstractmethod
+    def pick_token(self, logits: Logits) -> int:
+        """The number of a token, of its logits (vocab_size)."""
+
+
+class GreedySampling(SamplingStrategy):
+    """The likeliest; the lowest number among equals."""
+
+    def pick_token(self, logits: Logits) -> int:
+        """See the class."""
+        return int(ops.argmax(logits[None])[0])
+
+
+class _Drawn(SamplingStrategy):
+    def __init__(self, temperature: float, seed: int) -> None:
+        self.temperature = temperature
+        self._rng = np.random.default_rng(seed)
+
+    def _seed(self) -> NDArray[np.uint64]:
+        return self._rng.integers(0, 2**64, size=1, dtype=np.uint64)
+
+
+class TemperatureSampling(_Drawn):
+    """Drawn from softmax(logits / temperature)."""
+
+    def __init__(self, temperature: float = 1.0, seed: int = 42) -> None:
+        super().__init__(temperature, seed)
+
+    def pick_token(self, logits: Logits) -> int:
+        """See the class."""
+        return int(ops.sample(logits[None], seeds=self._seed(), temperature=self.temperature)[0])
+
+
+class TopKSampling(_Drawn):
+    """Drawn from the k likeliest, or from all if there are fewer."""
+
+    def __init__(self, k: int = 50, temperature: float = 1.0, seed: int = 42) -> None:
+        super().__init__(temperature, seed)
+        self.k = k
+
+    def pick_token(self, logits: Logits) -> int:
+        """See the class."""
+        k = min(self.k, logits.size)
+        return int(ops.topk_sample(logits[None], seeds=self._seed(), k=k, temperature=self.temperature)[0])
+
+
+class TopPSampling(_Drawn):
+    """Drawn from the fewest likeliest that together have the share top_p."""
+
+    def __init__(self, top_p: float = 0.9, temperature: float = 1.0, seed: int = 42) -> None:
+        super().__init__(temperature, seed)
+        self.top_p = top_p
+
+    def pick_token(self, logits: Logits) -> int:
+        """See the class."""
+        return int(ops.topp_sample(logits[None], seeds=self._seed(), p=self.top_p, temperature=self.temperature)[0])
+
+
+def generate(model: MoETransformer, prompt: Sequence[int], max_len: int, strategy: SamplingStrategy) -> list[int]:
+    """The prompt and what the model makes of it, up to `max_len` tokens in all."""
+    config = model.config
+    ids = token_ids(prompt, "generate", "prompt", config.vocab_size)
+    if ids.ndim != 1:
+        raise InvalidValueError(f"generate: `prompt` is {list(ids.shape)}, expected a list of token ids")
+    if max_len > config.max_seq_len:
+        raise InvalidValueError(f"generate: max_len is {max_len}, and max_seq_len is {config.max_seq_len}")
+    tokens: list[int] = ids.tolist()
+    if len(tokens) >= max_len:
+        return tokens
+    width = config.n_kv_heads * config.head_dim
+    caches = [KVCache(1, max_len, width) for _ in range(config.n_layers)]
+    fresh = ids[None]
+    while len(tokens) < max_len:
+        tokens.append(strategy.pick_token(model._fwd(fresh, caches)[0, -1]))
+        fresh = np.array([[tokens[-1]]], np.int32)
+    return tokens
+
+
+def generate_greedy(model: MoETransformer, prompt: Sequence[int], max_len: int) -> list[int]:
+    """Always the likeliest token."""
+    return generate(model, prompt, max_len, GreedySampling())
+
+
+def generate_sample(
+    model: MoETransformer, prompt: Sequence[int], max_len: int, temperature: float = 1.0, seed: int = 42
+) -> list[int]:
+    """Drawn from all tokens."""
+    return generate(model, prompt, max_len, TemperatureSampling(temperature, seed))
+
+
+def generate_top_k(
+    model: MoETransformer, prompt: Sequence[int], max_len: int, k: int = 50, temperature: float = 1.0, seed: int = 42
+) -> list[int]:
+    """Drawn from the k likeliest tokens."""
+    return generate(model, prompt, max_len, TopKSampling(k, temperature, seed))
+
+
+def generate_top_p(
+    model: MoETransformer,
+    prompt: Sequence[int],
+    max_len: int,
+    top_p: float = 0.9,
+    temperature: float = 1.0,
+    seed: int = 42,
+) -> list[int]:
+    """Drawn from the fewest likeliest tokens that together have the share top_p."""
+    return generate(model, prompt, max_len, TopPSampling(top_p, temperature, seed))
+
+
+class Generates:
+    """The same as methods of a model."""
+
+    def generate(self: Any, prompt: Sequence[int], max_len: int, strategy: SamplingStrategy | None = None) -> list[int]:
+        """See the function; greedy unless a strategy is given."""
+        return generate(self, prompt, max_len, GreedySampling() if strategy is None else strategy)
+
+    def generate_greedy(self: Any, prompt: Sequence[int], max_len: int) -> list[int]:
+        """See the function."""
+        return generate_greedy(self, prompt, max_len)
+
+    def generate_sample(
+        self: Any, prompt: Sequence[int], max_len: int, temperature: float = 1.0, seed: int = 42
+    ) -> list[int]:
+        """See the function."""
+        return generate_sample(self, prompt, max_len, temperature, seed)
+
+    def generate_top_k(
+        self: Any, prompt: Sequence[int], max_len: int, k: int = 50, temperature: float = 1.0, seed: int = 42
+    ) -> list[int]:
+        """See the function."""
+        return generate_top_k(self, prompt, max_len, k, temperature, seed)
+
+    def generate_top_p(
+        self: Any, prompt: Sequence[int], max_len: int, top_p: float = 0.9, temperature: float = 1.0, seed: int = 42
+    ) -> list[int]:
+        """See the function."""
+        return generate_top_p(self, prompt, max_len, top_p, temperature, seed)

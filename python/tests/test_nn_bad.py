@@ -1,0 +1,159 @@
+"""What ironhorse.nn refuses: each with the kind of error, and a text that says what is wrong and what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from ironhorse import ops
+from ironhorse.errors import Code, InvalidValueError, IronhorseError, NotAvailableError
+from ironhorse.nn import (
+    Config,
+    Embedding,
+    Linear,
+    MoELayer,
+    MoETransformer,
+    MQAttention,
+    RMSNorm,
+    Router,
+    SwiGLU,
+    Tensor,
+    TrainConfig,
+    Trainer,
+    TransformerBlock,
+)
+from nn_cases import ODD, normal
+
+MODEL = MoETransformer(ODD, seed=0)  # context 16, 53 tokens
+
+
+def trained(**settings: float) -> Trainer:
+    return Trainer(MoETransformer(ODD, seed=0), TrainConfig(**settings))
+
+
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: Router(8, 4, 5), "top_k is 5, expected 1 to 4"),
+    (lambda: Router(8, 4, 0), "top_k is 0, expected a whole number of at least 1"),
+    (lambda: MoETransformer(replace(ODD, top_k_experts=6)), "top_k is 6; it must be from 1 to n_experts, which is 5"),
+    (lambda: MoELayer(replace(ODD, n_experts=0, top_k_experts=0)), "n_experts is 0"),
+    (lambda: MQAttention(replace(ODD, n_kv_heads=4)), "n_kv_head 4 does not divide n_head 6"),
+    (lambda: MQAttention(replace(ODD, head_dim=5)), "head_dim is 5; it must be even"),
+    (lambda: TransformerBlock(replace(ODD, hidden_dim=0)), "hidden is 0"),
+    (lambda: replace(ODD, n_layers=-1).total_params(), "n_layer is -1"),
+    (lambda: Linear(0, 3), "in_features is 0, expected a whole number of at least 1"),
+    (lambda: SwiGLU(4, 2.5), "out_features is 2.5, expected a whole number"),
+    (lambda: RMSNorm(-1), "dim is -1"),
+    (lambda: Embedding(5, True), "hidden_dim is True"),
+    (lambda: Linear(3, 4).forward(normal(2, 5)), r"Linear: `x` is \[2, 5\], expected \[..., 3\]"),
+    (lambda: RMSNorm(3).forward(np.float32(1)), r"RMSNorm: `x` is \[\], expected \[..., 3\]"),
+    (lambda: SwiGLU(3, 4).forward(normal(4)), r"SwiGLU: `x` is \[4\]"),
+    (lambda: MQAttention(ODD).forward(normal(5, 14)), r"`x` is \[5, 14\], expected \[batch, seq, 14\]"),
+    (lambda: TransformerBlock(ODD).forward(normal(2, 5, 13)), r"`x` is \[2, 5, 13\], expected \[..., 14\]"),
+    (lambda: Linear(3, 4).forward(np.array(["a", "b", "c"])), "expected numbers"),
+    (lambda: MODEL.forward([[1, 53]]), "`x` has 53 at position 1, expected 0 to 52"),
+    (lambda: MODEL.forward([[1, 2], [-1, 0]]), "`x` has -1 at position 2, expected 0 to 52"),
+    (lambda: MODEL.forward(np.array([[0.5]])), "`x` has 0.5 at position 0, expected a whole number"),
+    (lambda: MODEL.forward(np.array([[1.0, np.nan]])), "`x` has nan at position 1"),
+    (lambda: MODEL.forward([1, 2]), r"`x` is \[2\], expected \[batch, seq\]"),
+    (lambda: MODEL.forward(np.zeros((2, 0), np.int64)), r"`x` is \[2, 0\]: there are no tokens"),
+    (lambda: MODEL.forward(np.zeros((1, 17), np.int64)), "17 positions, and max_seq_len is 16"),
+    (lambda: MQAttention(ODD).forward(normal(1, 17, 14)), "17 positions, and max_seq_len is 16"),
+    (lambda: MODEL.forward_ids([1, 2, 3], batch=2), "3 token ids, batch 2 and seq_len 1"),
+    (lambda: MODEL.forward_ids([1, 2, 3], batch=0), "batch 0"),
+    (lambda: MODEL.forward_ids([1, 2, 3], batch=1, seq_len=4), "3 token ids, batch 1 and seq_len 4"),
+    (lambda: MODEL.generate([], 5), "no tokens"),
+    (lambda: MODEL.generate([1, 99], 5), "`prompt` has 99 at position 1"),
+    (lambda: MODEL.generate([1], 17), "max_len is 17, and max_seq_len is 16"),
+    (lambda: MODEL.generate_top_p([1], 5, top_p=0.0), "topp_sample: `p` is 0"),
+    (lambda: MODEL.generate_top_k([1], 5, k=0), "topk_sample: `k` is 0"),
+    (lambda: MODEL.generate_sample([1], 5, temperature=-1.0), "sample: `temperature` is -1"),
+    (lambda: MODEL.load_tensors({}), "is missing"),
+    (lambda: Linear(3, 4).backward(normal(2, 4)), "Linear: backward without a forward"),
+    (lambda: MoELayer(ODD).backward(normal(2, 14)), "MoELayer: backward without a forward"),
+    (lambda: Router(8, 4, 2).backward(normal(2, 2)), "Router: backward without a forward"),
+    (lambda: trained(lr=-1.0), "lr is -1.0, expected a number of at least 0"),
+    (lambda: trained(beta2=1.0), "beta2 is 1.0, expected at least 0 and below 1"),
+    (lambda: trained(warmup_steps=5, total_steps=4), "warmup_steps is 5 and total_steps 4"),
+    (lambda: trained(grad_clip=float("nan")), "grad_clip is nan"),
+    (lambda: trained().train_step([[1, 2]], [[1]]), r"`targets` is \[1, 1\], expected \[1, 2\]"),
+    (lambda: trained().train_step([[1, 2]], [[1, 53]]), "`targets` has 53 at position 1"),
+    (lambda: Linear(3, 4, device="gpu"), 'device is "gpu"; there are "auto", "cpu", "cuda" and "cuda:N"'),
+    (lambda: Trainer(MODEL, TrainConfig(), device="tpu"), 'device is "tpu"'),
+]
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_is_refused(number: int):
+    wrong, text = REFUSED[number]
+    with pytest.raises(InvalidValueError, match=text) as caught:
+        wrong()
+    assert isinstance(caught.value, ValueError) and caught.value.code is Code.INVALID_VALUE
+    assert "\n" not in str(caught.value)
+
+
+def test_backward_of_another_shape_is_refused():
+    x = normal(2, 5, 14)
+    for layer in (Linear(14, 14), RMSNorm(14), SwiGLU(14, 3), MQAttention(ODD), MoELayer(ODD), TransformerBlock(ODD)):
+        layer.forward(x)
+        for shape in [(2, 4, 14), (2, 5, 13), (14,)]:
+            with pytest.raises(InvalidValueError):
+                layer.backward(normal(*shape))
+    router = Router(14, 5, 2)
+    router.forward(x)
+    with pytest.raises(InvalidValueError, match=r"`grad_output` is \[3, 2\], expected \[10, 2\]"):
+        router.backward(normal(3, 2))
+
+
+def test_a_router_that_sees_no_number_says_which_token():
+    layer = MoELayer(ODD, seed=1)
+    x = normal(2, 5, 14)
+    x[1, 2, 3] = np.nan
+    with pytest.raises(InvalidValueError, match="router: a logit of token 7 is NaN"):
+        layer.forward(x)
+
+
+def test_a_step_that_diverges_changes_nothing_and_says_so():
+    trainer = trained(lr=1.0)
+    trainer.model.lm_head.weight._data[0, 0] = np.inf
+    before = [p.data.copy() for p in trainer.model.parameters()]
+    with pytest.raises(InvalidValueError, match="step 0 diverged"):
+        trainer.train_step([[1, 2, 3]], [[2, 3, 4]])
+    assert trainer.step == 0
+    assert all((p.data == old).all() for p, old in zip(trainer.model.parameters(), before, strict=True))
+
+
+def test_a_missing_expert_and_another_shape_are_named():
+    tensors = {name: p.data for name, p in MODEL.named_parameters()}
+    name = "model.layers.1.block_sparse_moe.experts.4.w2.weight"
+    with pytest.raises(InvalidValueError, match=f"{name} is missing"):
+        MODEL.load_tensors({key: value for key, value in tensors.items() if key != name})
+    with pytest.raises(InvalidValueError, match="lm_head.bias is not a parameter"):
+        MODEL.load_tensors(tensors | {"lm_head.bias": normal(53)})
+    with pytest.raises(InvalidValueError, match=rf"`{name}` is \[11, 14\], expected \[14, 11\]"):
+        MODEL.load_tensors(tensors | {name: normal(11, 14)})
+
+
+@pytest.mark.skipif(ops.cuda_available(), reason="there is a GPU")
+def test_without_a_gpu_cuda_is_refused_with_the_reason():
+    for make in (
+        lambda: Linear(3, 4, device="cuda"),
+        lambda: MoETransformer.tiny(device="cuda:1"),
+        lambda: Router(8, 4, 2, device="cuda"),
+        lambda: Trainer(MODEL, TrainConfig(), device="cuda"),
+        lambda: MODEL.to("cuda"),
+        lambda: Tensor.ones((2, 2)).silu(device="cuda"),
+    ):
+        with pytest.raises(NotAvailableError) as caught:
+            make()
+        assert isinstance(caught.value, IronhorseError) and caught.value.code is Code.NOT_AVAILABLE
+    assert MODEL.device == "auto" and MODEL.blocks[0].moe.device == "auto"
+
+
+def test_the_device_reaches_every_layer():
+    model = MoETransformer(Config.tiny(), seed=0, device="cpu")
+    layers = list(model._layers())
+    assert len(layers) == 1 + 3 + 2 * (1 + 1 + 1 + 4 + 1 + 1 + 2 + 4 * 4)
+    assert all(layer.device == "cpu" for layer in layers)
+    assert all(layer.device == "auto" for layer in model.to("auto")._layers())

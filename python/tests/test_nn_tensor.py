@@ -1,0 +1,131 @@
+"""ironhorse.nn.tensor: every method against numpy, ownership of memory, types, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ironhorse.errors import InvalidValueError
+from ironhorse.nn.tensor import DType, Tensor
+from nn_cases import normal
+
+A, B = normal(2, 3, 4), normal(2, 3, 4, seed=1)
+
+
+def same(found: Tensor, want: np.ndarray) -> None:
+    assert isinstance(found, Tensor) and found.shape == np.shape(want)
+    assert found.data.flags.c_contiguous
+    np.testing.assert_allclose(found.data, want, rtol=2e-6, atol=1e-7)
+
+
+def test_types_have_the_names_and_types_of_numpy():
+    assert [DType.F32.value, DType.F16.value, DType.I32.value, DType.I64.value] == [
+        "float32", "float16", "int32", "int64",
+    ]  # fmt: skip
+    assert DType.F32.to_numpy() == np.float32 and DType.F16.to_numpy() == np.float16
+    assert DType.I32.to_numpy() == np.int32 and DType.I64.to_numpy() == np.int64
+    assert DType.BF16.value == "bfloat16" and DType.BF16.to_numpy() == np.float32
+
+
+def test_made_with_shape_type_and_values():
+    assert Tensor.zeros((2, 3)).data.tolist() == [[0] * 3] * 2
+    assert Tensor.ones([3], DType.I32).data.dtype == np.int32
+    made = Tensor.zeros((2, 3, 4), DType.F16)
+    assert (made.shape, made.dtype, made.numel, len(made)) == ((2, 3, 4), DType.F16, 24, 2)
+    assert Tensor.zeros((0, 3)).numel == 0
+    assert repr(made) == "Tensor(shape=(2, 3, 4), dtype=F16)"
+
+
+def test_random_numbers_are_normal_and_seeded():
+    one = Tensor.randn((200, 200), seed=1)
+    assert abs(one.data.mean()) < 0.03 and abs(one.data.std() - 1) < 0.03 and one.data.dtype == np.float32
+    assert abs(Tensor.randn_std((200, 200), std=0.5, seed=2).data.std() - 0.5) < 0.02
+    assert abs(Tensor.randn_std((200, 200), DType.F32, 0.25).data.std() - 0.25) < 0.02
+    assert (one.data == Tensor.randn((200, 200), seed=1).data).all()
+    np.random.seed(7)
+    first = Tensor.randn((5,)).data
+    second = Tensor.randn((5,)).data
+    np.random.seed(7)
+    assert (Tensor.randn((5,)).data == first).all() and (first != second).any()
+
+
+def test_memory_is_its_own():
+    array = np.ones((2, 2), np.float32)
+    tensor = Tensor.from_numpy(array)
+    array[0, 0] = 5
+    assert tensor.data[0, 0] == 1
+    copy = tensor.clone()
+    tensor._data[0, 1] = 9
+    assert copy.data[0, 1] == 1 and tensor.data[0, 1] == 9 and tensor.data is tensor._data
+    flat = tensor.reshape((4,))
+    flat.data[0] = 3
+    assert tensor.data[0, 0] == 1
+    ids = Tensor.from_numpy(np.array([[1, 2]]))  # as a program that makes token numbers writes it
+    assert ids.dtype is DType.F32 and Tensor.from_numpy(np.array([1]), DType.I64).data.dtype == np.int64
+
+
+def test_elementwise_and_operators():
+    a, b = Tensor.from_numpy(A), Tensor.from_numpy(B)
+    for found, want in [
+        (a.add(b), A + B), (a + b, A + B), (a + 2, A + 2), (2 + a, A + 2), (a.sub(b), A - B), (a - b, A - B),
+        (1 - a, 1 - A), (a.mul(b), A * B), (a * b, A * B), (a * 3, A * 3), (3 * a, A * 3), (a.div(b), A / B),
+        (a / b, A / B), (a / 2, A / 2), (1 / a, 1 / A), (a.scale(-1.5), A * -1.5), (a.neg(), -A), (-a, -A),
+        (a.exp(), np.exp(A)), ((a * a).log(), np.log(A * A)), ((a * a).sqrt(), np.abs(A)), (a**2, A**2),
+        ((a * a).pow(1.5), (A * A) ** 1.5),
+        (a.silu(), A / (1 + np.exp(-A))), (a * Tensor.from_numpy(B[0, 0]), A * B[0, 0]),
+        (a * B, A * B), (B * a, A * B),
+    ]:  # fmt: skip
+        same(found, want)
+
+
+def test_reductions_and_shapes():
+    a = Tensor.from_numpy(A)
+    for axis, keep in [(None, False), (0, False), (1, True), (-1, False), ((0, 2), False)]:
+        same(a.sum(axis, keep), A.sum(axis, keepdims=keep))
+        same(a.mean(axis=axis, keepdims=keep), A.mean(axis, keepdims=keep))
+        same(a.max(axis=axis, keepdims=keep), A.max(axis, keepdims=keep))
+    assert float(a.sum()) == pytest.approx(float(A.sum()), rel=1e-6)
+    assert a.argmax().data.tolist() == A.argmax(-1).tolist() and a.argmax(axis=0).dtype is DType.I64
+    same(a.transpose(), A.transpose())
+    same(a.transpose((0, 2, 1)), A.transpose(0, 2, 1))
+    same(a.reshape((6, -1)), A.reshape(6, -1))
+    for axis in (-1, 0, 1):
+        want = np.exp(A) / np.exp(A).sum(axis, keepdims=True)
+        same(a.softmax(axis), want)
+
+
+def test_products():
+    a, b = Tensor.from_numpy(A), Tensor.from_numpy(B)
+    same(a[0] @ b[0].transpose(), A[0] @ B[0].T)
+    same(a.matmul(b.transpose((0, 2, 1))), A @ B.transpose(0, 2, 1))
+    same(a @ Tensor.from_numpy(B[0].T), A @ B[0].T)
+    with pytest.raises(InvalidValueError, match="gemm"):
+        a[0] @ b[0]
+
+
+def test_indexing():
+    a = Tensor.from_numpy(A)
+    same(a[1], A[1])
+    same(a[:, 1:, ::2], A[:, 1:, ::2])
+    assert a[1, 2, 3] == A[1, 2, 3] and not isinstance(a[1, 2, 3], Tensor)
+    a[0, 0] = 7
+    assert (a.data[0, 0] == 7).all()
+    assert np.asarray(a).shape == (2, 3, 4) and np.allclose(a, a.data)
+
+
+def test_halves_and_whole_numbers():
+    half = Tensor.from_numpy(A, DType.F16)
+    assert (half + half).dtype is DType.F16 and half.silu().data.dtype == np.float16
+    whole = Tensor.from_numpy(np.array([3, 5]), DType.I32)
+    assert (whole * 2).data.tolist() == [6, 10] and (whole * 2).dtype is DType.I32
+
+
+def test_what_is_refused():
+    a = Tensor.from_numpy(A)
+    with pytest.raises(InvalidValueError, match="add: operands could not be broadcast"):
+        a + Tensor.zeros((5,))
+    with pytest.raises(ValueError, match="reshape: cannot reshape"):
+        a.reshape((5, 5))
+    with pytest.raises(ValueError, match="sum: axis 7"):
+        a.sum(axis=7)
+    with pytest.raises(ValueError, match="softmax"):
+        Tensor.from_numpy(np.float32(1)).softmax()
