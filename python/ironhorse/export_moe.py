@@ -14,7 +14,8 @@ from .config_moe import MoEConfig
 from .errors import ConfigError
 from .export import Options, check_length
 from .export_answers import Arrays, compute, optimizer_of, report_of, under
-from .formats.hf_moe import config_json, read_hf_moe
+from .formats.hf import config_json
+from .formats.hf_moe import read_hf_moe
 from .formats.safetensors import write_safetensors
 from .formats.staging import Staging
 from .params_moe import active_params
@@ -75,7 +76,7 @@ def _write(args: Options, info: KeyInfo, tensors: Arrays, staging: Staging) -> d
         f"{base}.key.safetensors": f"answer key: {len(tensors)} tensors",
     }
     config_file, model_file, key_file = what
-    staging.path(config_file).write_text(config_json(config), encoding="utf-8")
+    staging.path(config_file).write_bytes(config_json(config, {"F32"}))
     write_safetensors(staging.path(model_file), under("param.", tensors), {"format": "pt"})
     write_key(staging.path(key_file), info, tensors)
     files = {name: (staging.path(name).stat().st_size, text) for name, text in what.items()}

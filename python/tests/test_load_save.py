@@ -402,7 +402,7 @@ def test_bad_folders(hf: Path, tmp_path: Path):
         refused(says)
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / part).unlink()
-    refused("cannot read it")
+    refused("missing, but model.safetensors.index.json names it")
 
 
 def refuses(path: Path, what: object, says: str, **options: object) -> None:

@@ -29,7 +29,7 @@ pub(in crate::format) fn is_part_name(name: &str) -> bool {
 }
 
 /// The text of the index: `places` are names of tensors and of their files.
-pub(super) fn index_json(places: &[(String, String)], parameters: usize, bytes: u64) -> String {
+pub(super) fn index_json(places: &[(String, String)], parameters: u64, bytes: u64) -> String {
     // sorted, as transformers writes it
     let map: std::collections::BTreeMap<_, _> = places.iter().map(|(name, file)| (name, file)).collect();
     let json = json!({

@@ -297,9 +297,10 @@ fn several_files_hold_what_one_does() {
         assert!(parts > 5 && names.contains(&HF_INDEX.to_owned()) && !names.contains(&HF_WEIGHTS.to_owned()));
         assert_eq!(names[1], format!("model-00001-of-{parts:05}.safetensors"));
         let index: serde_json::Value = serde_json::from_slice(&files(&folder)[HF_INDEX]).unwrap();
-        let bytes: usize =
+        let numel: usize =
             config.tensors().iter().map(|s| config.unpadded_shape(s).iter().product::<usize>()).sum();
-        assert_eq!(index["metadata"]["total_size"], bytes * elem.size());
+        assert_eq!(index["metadata"]["total_size"], numel * elem.size());
+        assert_eq!(index["metadata"]["total_parameters"], numel);
         let mut hf = HfFolder::open(&folder).unwrap();
         for spec in config.tensors() {
             let [mut got, mut want] = [9.0, 0.0].map(|value| vec![value; spec.shape.numel()]);

@@ -56,8 +56,9 @@ pub fn write_hf(
             write_part(&folder.join(&file), config, options.elem, part, &mut fill)?;
             places.extend(part.iter().map(|spec| (stored_name(config, spec), file.clone())));
         }
-        let bytes = table.iter().map(|spec| stored_bytes(config, options.elem, spec)).sum();
-        let text = index_json(&places, config.num_params(), bytes);
+        let bytes: u64 = table.iter().map(|spec| stored_bytes(config, options.elem, spec)).sum();
+        // what is stored, without the padding of the vocabulary
+        let text = index_json(&places, bytes / options.elem.size() as u64, bytes);
         atomic::write_file(&folder.join(HF_INDEX), |sink| sink.put(text.as_bytes()))
     })
 }
