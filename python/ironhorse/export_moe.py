@@ -19,8 +19,10 @@ from .formats.hf_moe import read_hf_moe
 from .formats.safetensors import write_safetensors
 from .formats.staging import Staging
 from .params_moe import active_params
+from .reference.hf_moe import compute_by_transformers
 from .reference.init_moe import check_routing, init_weights, routed_batch
 from .reference.moe import MoE
+from .reference.train import compute_answers
 
 
 def export_moe(args: Options, config: MoEConfig | None, source: str | None) -> dict[str, Any]:
@@ -37,7 +39,8 @@ def _export(args: Options, config: MoEConfig | None, source: str | None, staging
     x, y, margin = routed_batch(model, args.batch, args.seq, args.seed)
     if source is None:
         check_routing(model, x, args.init or "spread")
-    answers, errors, errors_bf16 = compute(model, x, y, args)
+    by = compute_by_transformers if args.reference == "transformers" else compute_answers
+    answers, errors, errors_bf16 = compute(model, x, y, args, by)
     tensors: Arrays = {"x": x.numpy().astype(np.int32), "y": y.numpy().astype(np.int32)}
     tensors |= params | {name: value.contiguous().numpy() for name, value in answers.tensors.items()}
     info = KeyInfo(
