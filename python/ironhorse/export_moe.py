@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def _export(args: Options, config: MoEConfig | None, source: str | None, staging
         torch_error_bf16=errors_bf16,
         model=config.kind,
         router={"margin": margin} if math.isfinite(margin) else {},
+        reference=f"transformers {version('transformers')}" if args.reference == "transformers" else "",
     )
     return _write(args, info, tensors, staging)
 

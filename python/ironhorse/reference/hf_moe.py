@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..config_moe import MoEConfig
 from ..errors import NotAvailableError
+from ..formats.header import Array
 from ..formats.hf import write_hf
 from .moe import MoE
 from .train import AdamW, Answers, Recorder
@@ -52,11 +53,14 @@ def load(model: MoE) -> nn.Module:
     except ImportError:
         raise NotAvailableError("--reference transformers needs it; pip install transformers") from None
     params = {name: param.detach().numpy() for name, param in model.named_parameters()}
-    with tempfile.TemporaryDirectory() as folder:
-        write_hf(Path(folder), model.config, params, dict.fromkeys(params, "F32"), None)
-        theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, attn_implementation="eager", dtype=torch.float32
-        )
+    # its progress bar is not ours to show; there is no other way to load without
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        theirs = _from_folder(transformers, model.config, params)
+    finally:
+        if shown:
+            transformers.utils.logging.enable_progress_bar()
     if model.config.n_experts:
         experts = getattr(theirs.model.layers[0].mlp, "experts", None)
         if not hasattr(experts, "gate_up_proj"):  # before version 5 experts were modules of their own
@@ -64,7 +68,15 @@ def load(model: MoE) -> nn.Module:
                 f"--reference transformers: {transformers.__version__} is too old; pip install 'transformers>=5'"
             )
         theirs.set_experts_implementation("eager")  # the default asks for widths that are multiples of 16 bytes
-    return theirs.eval()
+    eager: nn.Module = theirs.eval()
+    return eager
+
+
+def _from_folder(transformers: Any, config: MoEConfig, params: dict[str, Array]) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        write_hf(Path(folder), config, params, dict.fromkeys(params, "F32"), None)
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        return load(folder, attn_implementation="eager", dtype=torch.float32)
 
 
 def _loss(theirs: Any, config: MoEConfig, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
