@@ -493,3 +493,9 @@ def test_the_name_of_the_metadata_is_no_tensors(tmp_path):
     with pytest.raises(ironhorse.IronhorseError, match="__metadata__"):
         ironhorse.save(tmp_path / "a.safetensors", {"__metadata__": np.zeros(2, np.float32)})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_masked_arrays_are_refused(tmp_path):
+    with pytest.raises(FormatError, match="a: a masked array, and files hold no masks"):
+        ironhorse.save(tmp_path / "a.safetensors", {"a": np.ma.masked_array(np.ones(3), mask=[0, 1, 0])})
+    assert os.listdir(tmp_path) == []

@@ -15,6 +15,8 @@ pub(super) struct Includes {
     pub system: bool,
     /// Whether every include could be read; where not, nothing is kept.
     pub certain: bool,
+    /// A file that begins with a byte-order mark. NVRTC reads files itself, and takes the mark for a mistake.
+    pub marked: Option<PathBuf>,
     own: bool,
 }
 
@@ -33,6 +35,9 @@ impl Includes {
                         continue;
                     }
                     let Ok(bytes) = std::fs::read(&path) else { continue };
+                    if !here && bytes.starts_with(b"\xef\xbb\xbf") {
+                        found.marked.get_or_insert_with(|| path.clone()); // the first is the one that is meant
+                    }
                     let text = String::from_utf8_lossy(&bytes).into_owned();
                     texts.push((text.clone(), path.parent().map(Path::to_owned)));
                     found.files.insert(path, text);
