@@ -150,4 +150,17 @@ mod tests {
         assert!(!own.system && own.texts().len() == 2);
         assert!(Includes::of("#include <cuda_fp16.h>", &[], &system).system);
     }
+
+    #[test]
+    fn a_byte_order_mark_is_seen_in_the_file_that_is_meant() {
+        let top = tempfile::tempdir().unwrap();
+        let folders = ["a", "b"].map(|name| top.path().join(name));
+        folders.iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
+        std::fs::write(folders[0].join("h.cuh"), "int one;\n").unwrap();
+        std::fs::write(folders[1].join("h.cuh"), "\u{feff}int two;\n").unwrap();
+        let text = "#include \"h.cuh\"\n";
+        assert_eq!(Includes::of(text, &folders, &[]).marked, None);
+        let marked = folders[1].join("h.cuh");
+        assert_eq!(Includes::of(text, &folders[1..], &[]).marked, Some(marked));
+    }
 }

@@ -20,7 +20,10 @@ use std::time::Duration;
 
 /// Headers that any source may include.
 pub(crate) const HEADERS: [(&str, &str); 2] = [
-    ("ironhorse.cuh", include_str!("../../kernels/user/ironhorse.cuh")),
+    (
+        "ironhorse.cuh",
+        concat!(include_str!("../../kernels/floats.cuh"), include_str!("../../kernels/user/ironhorse.cuh"),),
+    ),
     ("prelude.cuh", include_str!("../../kernels/prelude.cuh")),
 ];
 
