@@ -290,7 +290,8 @@ def from_hf_dict(table: Mapping[str, Any], where: str) -> MoEConfig:
     pairs.setdefault("rms_eps", 1e-5 if mixtral else 1e-6)
     absent = mixtral and "num_key_value_heads" not in table
     pairs.setdefault("n_kv_head", 8 if absent else table.get("num_attention_heads"))
-    if "head_dim" not in pairs and type(pairs.get("hidden")) is type(pairs.get("n_head")) is int and pairs["n_head"] > 0:
+    whole = all(type(pairs.get(name)) is int and pairs[name] > 0 for name in ("hidden", "n_head"))
+    if "head_dim" not in pairs and whole:
         pairs["head_dim"] = pairs["hidden"] // pairs["n_head"]
     if mixtral:
         pairs.setdefault("n_experts", 8)

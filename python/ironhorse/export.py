@@ -151,7 +151,8 @@ def _add_flags(command: argparse.ArgumentParser, name: str, kind: Kind) -> None:
     inits = ", ".join(f"{init}{' (default)' if init == first else ''} {what}" for init, what in kind.inits.items())
     default, *others = kind.references
     if others:
-        whose = ", ".join(f"{one}{' (default)' if one == default else ''} {what}" for one, what in kind.references.items())
+        marks = {one: " (default)" if one == default else "" for one in kind.references}
+        whose = ", ".join(f"{one}{marks[one]} {what}" for one, what in kind.references.items())
         model.add_argument("--reference", choices=tuple(kind.references), default=default,
                            help=f"whose code computes the answers: {whose}")  # fmt: skip
     model.add_argument("--init", choices=tuple(kind.inits), help=f"random weights: {inits}")

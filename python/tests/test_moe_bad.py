@@ -1,4 +1,5 @@
-"""Bad input to a mixture of experts, line by line of what was promised: by the command and in Python. Needs IRONHORSE_BIN.
+"""Bad input to a mixture of experts, line by line of what was promised: by the command and in Python. Needs
+IRONHORSE_BIN.
 
 Sizes in config.json and in texts: test_verify_moe.py, test_moe_config.py. Idle experts and all tokens on one expert are
 no errors: test_verify_moe.py and test_verify_hf.py compare them with PyTorch.
@@ -159,7 +160,7 @@ def test_weights_of_another_model(key: Path, checkpoint: Path):
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e38])
 def test_the_router_overflows(key: Path, value: float, tmp_path: Path):
-    """What is no number in a file is refused; what becomes none while it runs is an error of the router, never a choice."""
+    """What is no number in a file is refused; what becomes none in a run is an error of the router, never a choice."""
     loaded = ironhorse.load(key.with_name("moe_custom"))
     loaded.tensors[GATE][...] = value
     loaded.tensors[GATE][0] *= -1

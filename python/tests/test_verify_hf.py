@@ -1,5 +1,5 @@
-"""Answer keys whose every number was computed by `transformers`' own Mixtral and Llama, held against the Rust binary and
-`ironhorse.verify`. Needs IRONHORSE_BIN.
+"""Answer keys whose every number was computed by `transformers`' own Mixtral and Llama, held against the Rust binary
+and `ironhorse.verify`. Needs IRONHORSE_BIN.
 """
 
 from __future__ import annotations

@@ -132,7 +132,8 @@ def save(
         raise InvalidValueError(f"save: format is {kind!r}; there are {', '.join(_WRITERS)}")
     sizes = parse_config(config) if isinstance(config, str) else config
     if sizes is not None and not isinstance(sizes, (GPT2Config, MoEConfig)):
-        raise InvalidValueError(f"save: config is of type {type(sizes).__name__}; expected a GPT2Config, MoEConfig or text")
+        kinds = "a GPT2Config, a MoEConfig or text"
+        raise InvalidValueError(f"save: config is of type {type(sizes).__name__}; expected {kinds}")
     if sizes is None and isinstance(what, Loaded):
         sizes = what.config
     strings: Mapping[str, str] = what.meta if isinstance(what, Loaded) and what.kind == kind else {}

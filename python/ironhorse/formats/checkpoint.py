@@ -78,9 +78,11 @@ def _with_sizes(weights: HfFolder, trainer: Mapping[str, Any], path: Path) -> Hf
         return weights
     table = trainer.get("config")
     try:
-        pairs = {name: value for name, value in table.items() if name != "padded_vocab_size"}  # type: ignore[union-attr]
+        if not isinstance(table, dict):
+            raise ConfigError("not a table")
+        pairs = {name: value for name, value in table.items() if name != "padded_vocab_size"}
         config = from_dict(pairs, kind_of(weights.config), f"{path}: config")
-    except (AttributeError, ConfigError) as error:
+    except ConfigError as error:
         raise FormatError(f"{path}: config is not the sizes of a model ({error})") from None
     if not isinstance(config, MoEConfig) or not config.computes_as(weights.config):
         raise FormatError(f"{path}: config is another model than that of {CONFIG}")

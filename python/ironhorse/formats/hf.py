@@ -1,7 +1,7 @@
-"""Hugging Face folders of GPT-2, Mixtral and Llama: `config.json` and `model.safetensors`, or several files with an index.
+"""Hugging Face folders of GPT-2, Mixtral and Llama: `config.json` and weights in one file, or in several with an index.
 
-GPT-2's names carry the prefix `transformer.` there, its linear layers are stored (in, out), and wte has V rows. Here they
-are parameter name -> array in our shapes, as views: nothing is read before it is looked at.
+GPT-2's names carry the prefix `transformer.` there, its linear layers are stored (in, out), and wte has V rows. Here
+they are parameter name -> array in our shapes, as views: nothing is read before it is looked at.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ def read_hf_moe(folder: Path) -> tuple[MoEConfig, dict[str, Array]]:
     """Sizes and parameters in f32, in the order of the table; every parameter must be there, and none besides."""
     found = read_hf(folder)
     if not isinstance(found.config, MoEConfig):
-        raise FormatError(f"{folder / CONFIG}: model_type is {found.settings.get('model_type')!r}; expected mixtral, llama")
+        kind = found.settings.get("model_type")
+        raise FormatError(f"{folder / CONFIG}: model_type is {kind!r}; expected mixtral or llama")
     params = {
         name: from_bf16(array) if found.dtypes[name] == "BF16" else array.astype("<f4")
         for name, array in found.params.items()

@@ -149,8 +149,8 @@ def acc(x: Tensor) -> torch.dtype:
 
 
 instead = handle_torch_function
-"""What a function returns whose arguments are not tensors but stand for them: one node in a graph of torch.fx, or what a
-subclass of Tensor makes of the call. `stands_in` and `stand_in` say whether one or any of them is such."""
+"""What a function returns whose arguments are not tensors but stand for them: one node in a graph of torch.fx, or what
+a subclass of Tensor makes of the call. `stands_in` and `stand_in` say whether one or any of them is such."""
 
 stands_in: Callable[[object], bool] = has_torch_function_unary
 stand_in: Callable[..., bool] = has_torch_function_variadic
