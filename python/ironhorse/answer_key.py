@@ -34,6 +34,7 @@ class KeyInfo:
     model: str = "gpt2"
     dtype: str = "f32"
     router: Mapping[str, float] = field(default_factory=dict)  # how thin the thinnest choice of experts is
+    reference: str = ""  # whose code computed it, where that is not our reference: transformers 5.22.2
 
 
 def crc32_table(tensors: Mapping[str, Array]) -> dict[str, int]:
@@ -56,6 +57,7 @@ def metadata(info: KeyInfo, tensors: Mapping[str, Array]) -> dict[str, str]:
         "crc32": json_text(crc32_table(tensors)),
     }
     tables = {"torch_error": info.torch_error, "torch_error_bf16": info.torch_error_bf16, "router": info.router}
+    strings |= {"reference": info.reference} if info.reference else {}
     return strings | {name: json_text(dict(table)) for name, table in tables.items() if table}
 
 

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,15 @@ class MoEConfig:
         if self.head_dim % 2:
             raise ConfigError(f"head_dim is {self.head_dim}; it must be even, because RoPE turns pairs")
         return self
+
+    def computes_as(self, other: MoEConfig) -> bool:
+        """Whether both have the same parameters and compute the same logits from them."""
+
+        def plain(config: MoEConfig) -> MoEConfig:
+            return replace(config, rope_base=1.0, rope_alpha=1.0, aux_alpha=0.0)
+
+        same_angles = math.isclose(self.rope_theta, other.rope_theta, rel_tol=1e-12)
+        return plain(self) == plain(other) and same_angles
 
     def to_dict(self) -> dict[str, int | float]:
         """As the answer key stores it."""
@@ -223,29 +232,48 @@ _HF_REQUIRED: dict[str, tuple[Any, ...]] = {
     "tie_word_embeddings": (False,),
     "attention_bias": (False,),
     "mlp_bias": (False,),
-    "sliding_window": (None,),
     "router_jitter_noise": (0, 0.0),
-    "rope_scaling": (None,),
+    "quantization_config": (None,),
 }
 
 
-def to_hf_config(config: MoEConfig) -> dict[str, Any]:
-    """The config.json of this model: `transformers` computes the same from it. alpha goes into `rope_theta`."""
+def to_hf_config(config: MoEConfig, dtype: str = "float32") -> dict[str, Any]:
+    """The config.json of this model, as `ironhorse convert` writes it: `transformers` computes the same from it.
+
+    alpha goes into `rope_theta`.
+    """
     architecture, model_type = ("MixtralForCausalLM", "mixtral") if config.n_experts else ("LlamaForCausalLM", "llama")
-    names = _HF_NAMES | (_HF_EXPERTS if config.n_experts else {})
+    experts = {
+        "num_local_experts": config.n_experts,
+        "num_experts_per_tok": config.top_k,
+        "router_aux_loss_coef": config.aux_alpha,
+        "router_jitter_noise": 0.0,
+        "output_router_logits": False,
+        "sliding_window": None,
+    }
     return {
         "architectures": [architecture],
         "model_type": model_type,
-        **{theirs: getattr(config, ours) for ours, theirs in names.items()},
-        "rope_theta": config.rope_theta,
-        "hidden_act": "silu",
         "attention_dropout": 0.0,
+        "bos_token_id": config.vocab_size - 1,
+        "eos_token_id": config.vocab_size - 1,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": config.hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": config.ffn,
+        "max_position_embeddings": config.max_seq_len,
+        "num_attention_heads": config.n_head,
+        "num_hidden_layers": config.n_layer,
+        "num_key_value_heads": config.n_kv_head,
+        "rms_norm_eps": config.rms_eps,
+        "rope_theta": config.rope_theta,  # where versions before 5 look
+        "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
         "tie_word_embeddings": False,
-        "bos_token_id": None,
-        "eos_token_id": None,
+        "torch_dtype": dtype,
         "use_cache": True,
-        **({"sliding_window": None} if config.n_experts else {"attention_bias": False, "mlp_bias": False}),
-        "torch_dtype": "float32",
+        "vocab_size": config.vocab_size,
+        **(experts if config.n_experts else {"attention_bias": False, "mlp_bias": False}),
     }
 
 
@@ -254,18 +282,43 @@ def from_hf_dict(table: Mapping[str, Any], where: str) -> MoEConfig:
     for key, allowed in _HF_REQUIRED.items():
         if key in table and table[key] not in allowed:
             raise ConfigError(f"{where}: {key} is {table[key]!r}; ironhorse computes only {allowed[0]!r}")
-    rope = table.get("rope_parameters") or {}
-    if not isinstance(rope, Mapping) or rope.get("rope_type", "default") != "default":
-        raise ConfigError(f"{where}: rope_parameters is {rope!r}; ironhorse computes only the rope_type 'default'")
     mixtral = table.get("model_type") == "mixtral"
     names = _HF_NAMES | (_HF_EXPERTS if mixtral else {})
     pairs = {ours: table[theirs] for ours, theirs in names.items() if table.get(theirs) is not None}
-    pairs["rope_base"] = rope.get("rope_theta", table.get("rope_theta", 1e6 if mixtral else 1e4))
-    # what transformers assumes of a file that does not say
+    pairs["rope_base"] = _rope_theta(table, where, 1e6 if mixtral else 1e4)
+    # what transformers assumes of a file that does not say; null is as many as heads
     pairs.setdefault("rms_eps", 1e-5 if mixtral else 1e-6)
-    pairs.setdefault("n_kv_head", table.get("num_attention_heads"))
+    absent = mixtral and "num_key_value_heads" not in table
+    pairs.setdefault("n_kv_head", 8 if absent else table.get("num_attention_heads"))
+    whole = all(type(pairs.get(name)) is int and pairs[name] > 0 for name in ("hidden", "n_head"))
+    if "head_dim" not in pairs and whole:
+        pairs["head_dim"] = pairs["hidden"] // pairs["n_head"]
     if mixtral:
         pairs.setdefault("n_experts", 8)
         pairs.setdefault("top_k", 2)
         pairs.setdefault("aux_alpha", 0.001)
-    return from_pairs(pairs.items(), where)
+    config = from_pairs(pairs.items(), where)
+    if mixtral and config.n_experts == 0:
+        raise ConfigError(f"{where}: num_local_experts is 0; a Mixtral has at least 1")
+    window = table.get("sliding_window") if mixtral else None
+    if window is not None and not (type(window) is int and window >= config.max_seq_len):  # over all of it: none
+        raise ConfigError(
+            f"{where}: sliding_window is {window!r}; ironhorse computes only null, or max_position_embeddings and more"
+        )
+    return config
+
+
+def _rope_theta(table: Mapping[str, Any], where: str, default: float) -> Any:
+    """In `rope_parameters` since transformers 5, whose name was `rope_scaling`; every other kind turns other angles."""
+    theta = table.get("rope_theta")
+    for key in ("rope_parameters", "rope_scaling"):  # the last one wins, as there
+        rope = table.get(key)
+        if rope is None:
+            continue
+        known = {"rope_type": ("default",), "type": ("default",), "partial_rotary_factor": (None, 1.0)}
+        if not isinstance(rope, Mapping) or any(
+            name != "rope_theta" and value not in known.get(name, ()) for name, value in rope.items()
+        ):
+            raise ConfigError(f"{where}: {key} is {rope!r}; ironhorse computes only the rope_type 'default'")
+        theta = rope.get("rope_theta", theta)
+    return default if theta is None else theta

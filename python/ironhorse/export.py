@@ -9,6 +9,7 @@
     python -m ironhorse.export moe --model C=24,L=2,NH=6,NKV=3,E=3,K=1,F=40,V=99 \\
                                    --batch 3 --seq 11 --init idle --out keys
     python -m ironhorse.export moe --model a-mixtral-or-llama-folder --batch 1 --seq 128 --out keys
+    python -m ironhorse.export moe --model moe-tiny --reference transformers --out keys
 
 Exit code 0 done, 2 could not run (one line on stderr, no file half-written). IRONHORSE_DEBUG=1 puts the
 traceback above that line.
@@ -64,6 +65,7 @@ class Options:
     no_acts: bool = False
     no_bf16: bool = False
     json: str | None = None
+    reference: str = "ironhorse"
 
 
 class Sizes(Protocol):
@@ -83,6 +85,7 @@ class Kind:
     sizes: str  # an example
     weights: str  # whose weights are taken
     inits: Mapping[str, str]  # kinds of random weights; the first is the default
+    references: Mapping[str, str]  # whose forward and backward; the first is the default
     parse: Callable[[str], Sizes]
     run: str  # MODULE:FUNCTION(options, config, source) -> report; imported when it is needed, because it needs torch
 
@@ -94,6 +97,7 @@ KINDS: dict[str, Kind] = {
         sizes="n_layer=3,n_head=5,n_embd=80",
         weights="a Hugging Face GPT-2 folder or hub name",
         inits={"spread": "leaves no parameter at 0 or 1", "gpt2": "is GPT-2's own"},
+        references={"ironhorse": "is the model in ironhorse.reference"},
         parse=GPT2Config.parse,
         run="export_gpt2:export_gpt2",
     ),
@@ -108,6 +112,10 @@ KINDS: dict[str, Kind] = {
             "idle": "leaves expert 1 without tokens",
             "single": "sends every token to the last expert first",
             "tied": "makes all router logits equal",
+        },
+        references={
+            "ironhorse": "is the model in ironhorse.reference",
+            "transformers": "is Hugging Face's Mixtral or Llama",
         },
         parse=MoEConfig.parse,
         run="export_moe:export_moe",
@@ -141,6 +149,12 @@ def _add_flags(command: argparse.ArgumentParser, name: str, kind: Kind) -> None:
     model.add_argument("--hf", metavar="NAME_OR_FOLDER", help=f"take the weights from here: {kind.weights}")
     first = next(iter(kind.inits))
     inits = ", ".join(f"{init}{' (default)' if init == first else ''} {what}" for init, what in kind.inits.items())
+    default, *others = kind.references
+    if others:
+        marks = {one: " (default)" if one == default else "" for one in kind.references}
+        whose = ", ".join(f"{one}{marks[one]} {what}" for one, what in kind.references.items())
+        model.add_argument("--reference", choices=tuple(kind.references), default=default,
+                           help=f"whose code computes the answers: {whose}")  # fmt: skip
     model.add_argument("--init", choices=tuple(kind.inits), help=f"random weights: {inits}")
     batch = command.add_argument_group("batch")
     batch.add_argument("--batch", type=int, default=4, metavar="B")
@@ -339,6 +353,7 @@ def export(
     stem: str | None = None,
     acts: bool = True,
     bf16: bool = True,
+    reference: str = "ironhorse",
 ) -> Exported:
     """Builds a model, lets PyTorch compute its answers on one batch, and writes weights and answer key.
 
@@ -358,6 +373,8 @@ def export(
     inits = KINDS[kind].inits
     if init is not None and init not in inits:
         raise InvalidValueError(f"export: init is {init!r}; there are {', '.join(inits)}")
+    if reference not in KINDS[kind].references:
+        raise InvalidValueError(f"export: reference is {reference!r}; there is {', '.join(KINDS[kind].references)}")
     text: str | os.PathLike[str] | None
     if model is None or isinstance(model, (str, os.PathLike)):
         text = model
@@ -369,7 +386,7 @@ def export(
         kind=kind, out=os.fspath(out), model=None if text is None else os.fspath(text),
         hf=None if hf is None else os.fspath(hf), init=init, batch=batch, seq=seq, seed=seed, steps=steps, lr=lr,
         beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, stem=stem if stem is not None else kind,
-        no_acts=not acts, no_bf16=not bf16,
+        no_acts=not acts, no_bf16=not bf16, reference=reference,
     )  # fmt: skip
     names = [field.name for field in fields(Options)]
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,14 +24,16 @@ def optimizer_of(args: Options) -> AdamW:
     return AdamW(args.lr, args.beta1, args.beta2, args.eps, args.weight_decay)
 
 
-def compute(model: Model, x: torch.Tensor, y: torch.Tensor, args: Options) -> tuple[Answers, Errors, Errors]:
+def compute(
+    model: Model, x: torch.Tensor, y: torch.Tensor, args: Options, by: Callable[..., Answers] = compute_answers
+) -> tuple[Answers, Errors, Errors]:
     """The f32 answers and how far PyTorch's f32 and bf16 are from exact ones, which f64 computes when there are steps;
-    one forward and backward in f32 is exact enough to judge bf16 by.
+    one forward and backward in f32 is exact enough to judge bf16 by. `by` computes the f32 answers.
     """
     job = (x, y, optimizer_of(args), args.steps, not args.no_acts)
     exact_model = copy.deepcopy(model).double() if args.steps else None
     low_model = None if args.no_bf16 else copy.deepcopy(model)
-    answers = compute_answers(model, *job)
+    answers = by(model, *job)
     for name in ("loss", "losses"):
         if name in answers.tensors and not answers.tensors[name].isfinite().all():
             raise IronhorseError(f"the {name} are not finite; choose a smaller --lr or other weights")
@@ -40,6 +42,7 @@ def compute(model: Model, x: torch.Tensor, y: torch.Tensor, args: Options) -> tu
     errors_bf16 = {} if low_model is None else torch_errors(compute_answers_bf16(low_model, *job), exact)
     if not all(math.isfinite(error) for error in errors_bf16.values()):
         errors_bf16 = {}  # beyond what bf16 holds: a checker must find out by itself
+    errors_bf16 = {name: error for name, error in errors_bf16.items() if name in answers.tensors}
     return answers, errors, errors_bf16
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ from .config_moe import MoEConfig
 from .errors import ConfigError
 from .export import Options, check_length
 from .export_answers import Arrays, compute, optimizer_of, report_of, under
-from .formats.hf_moe import config_json, read_hf_moe
+from .formats.hf import config_json
+from .formats.hf_moe import read_hf_moe
 from .formats.safetensors import write_safetensors
 from .formats.staging import Staging
 from .params_moe import active_params
+from .reference.hf_moe import compute_by_transformers
 from .reference.init_moe import check_routing, init_weights, routed_batch
 from .reference.moe import MoE
+from .reference.train import compute_answers
 
 
 def export_moe(args: Options, config: MoEConfig | None, source: str | None) -> dict[str, Any]:
@@ -36,7 +40,8 @@ def _export(args: Options, config: MoEConfig | None, source: str | None, staging
     x, y, margin = routed_batch(model, args.batch, args.seq, args.seed)
     if source is None:
         check_routing(model, x, args.init or "spread")
-    answers, errors, errors_bf16 = compute(model, x, y, args)
+    by = compute_by_transformers if args.reference == "transformers" else compute_answers
+    answers, errors, errors_bf16 = compute(model, x, y, args, by)
     tensors: Arrays = {"x": x.numpy().astype(np.int32), "y": y.numpy().astype(np.int32)}
     tensors |= params | {name: value.contiguous().numpy() for name, value in answers.tensors.items()}
     info = KeyInfo(
@@ -49,6 +54,7 @@ def _export(args: Options, config: MoEConfig | None, source: str | None, staging
         torch_error_bf16=errors_bf16,
         model=config.kind,
         router={"margin": margin} if math.isfinite(margin) else {},
+        reference=f"transformers {version('transformers')}" if args.reference == "transformers" else "",
     )
     return _write(args, info, tensors, staging)
 
@@ -75,7 +81,7 @@ def _write(args: Options, info: KeyInfo, tensors: Arrays, staging: Staging) -> d
         f"{base}.key.safetensors": f"answer key: {len(tensors)} tensors",
     }
     config_file, model_file, key_file = what
-    staging.path(config_file).write_text(config_json(config), encoding="utf-8")
+    staging.path(config_file).write_bytes(config_json(config, {"F32"}))
     write_safetensors(staging.path(model_file), under("param.", tensors), {"format": "pt"})
     write_key(staging.path(key_file), info, tensors)
     files = {name: (staging.path(name).stat().st_size, text) for name, text in what.items()}

@@ -49,9 +49,9 @@ def verify(folder: Path, *arguments: object) -> Verified:
     return Verified(run.returncode, json.loads(report.read_text()), run.stdout + run.stderr)
 
 
-def convert(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
+def convert(source: Path, target: Path, *flags: object) -> subprocess.CompletedProcess[str]:
     """`ironhorse convert` between a .bin file and a Hugging Face folder; the kinds follow from the names."""
-    return ironhorse("convert", source, target)
+    return ironhorse("convert", source, target, *flags)
 
 
 def assert_could_not_run(run: subprocess.CompletedProcess[str]) -> None:

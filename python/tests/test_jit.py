@@ -298,3 +298,11 @@ def test_without_a_gpu_it_says_so():
         op(x, 1.0)
     with pytest.raises(NotAvailableError, match="tensors on the CPU, and the op has no cpu= version"):
         op(torch.zeros(4), 1.0)
+
+
+@compiles
+def test_a_file_may_be_called_like_one_of_ours(tmp_path: Path):
+    """`ironhorse.cuh` is whole in itself: it takes no file of that folder for a part of it."""
+    (tmp_path / "floats.cuh").write_text("#define MINE 5\n")
+    text = '#include "ironhorse.cuh"\n#include "floats.cuh"\nKERNEL f(f16* x) { x[0] = from_float<f16>(sqrt_of(float(MINE))); }'
+    assert jit.compile(text, arch=ARCH, include=tmp_path).cubin

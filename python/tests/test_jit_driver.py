@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from jit_driver import build
+from jit_fixtures import compiles
 
 START = r"""
 import ctypes, sys, threading
 import numpy as np
 from ironhorse import jit, ops
-if not ops.cuda_available(): print("skip"); raise SystemExit
+assert ops.cuda_available(), "the driver and NVRTC are here; nothing else is needed"
 driver = ctypes.CDLL(sys.argv[1])
 module = jit.source('''
 extern "C" __global__ void scale(const float* x, float* y, long n, float a) { }
@@ -98,14 +99,32 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
+@compiles
 @pytest.mark.parametrize("part", ["LAUNCHES", "REFUSED", "NUMBERS", "LOST"])
 def test_on_the_stand_in(driver: Path, tmp_path: Path, part: str):
     env = {**os.environ, "IRONHORSE_CUDA_PATH": str(driver.parent), "IRONHORSE_CACHE": str(tmp_path)}
     command = [sys.executable, "-c", START + globals()[part], str(driver)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
-    if done.stdout.startswith("skip"):
-        pytest.skip("NVRTC or cuBLASLt is not here")
     if part == "LOST":
         assert done.stdout.startswith("LaunchFailedError") and "kernel wild: CUDA_ERROR_ILLEGAL_ADDRESS" in done.stdout
         assert "compute-sanitizer" in done.stdout and done.stdout.endswith("alive\n")
+
+
+@compiles
+@pytest.mark.parametrize("nvrtc", [True, False])
+def test_ops_need_the_compiler_and_no_other_library(driver: Path, nvrtc: bool, tmp_path: Path):
+    """In a world where nothing is found but the driver and, or not, NVRTC: no cuBLASLt."""
+    folder = tmp_path / "cuda"
+    folder.mkdir()
+    (folder / driver.name).symlink_to(driver)
+    found = [path for root in sys.path for path in Path(root).glob("nvidia/*/lib/libnvrtc*.so*")]
+    if not found:
+        pytest.skip("NVRTC is not that of a wheel")
+    for path in found if nvrtc else ():
+        (folder / path.name).symlink_to(path)
+    env = {name: value for name, value in os.environ.items() if name not in ("CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV")}
+    env |= {"IRONHORSE_CUDA_PATH": str(folder), "IRONHORSE_PYTHON_PREFIX": str(tmp_path), "LD_LIBRARY_PATH": ""}
+    program = "import ironhorse; print(ironhorse.ops.cuda_available())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=env)
+    assert (done.returncode, done.stdout) == (0, f"{nvrtc}\n"), done.stdout + done.stderr

@@ -402,7 +402,7 @@ def test_bad_folders(hf: Path, tmp_path: Path):
         refused(says)
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / part).unlink()
-    refused("cannot read it")
+    refused("missing, but model.safetensors.index.json names it")
 
 
 def refuses(path: Path, what: object, says: str, **options: object) -> None:
@@ -493,3 +493,9 @@ def test_the_name_of_the_metadata_is_no_tensors(tmp_path):
     with pytest.raises(ironhorse.IronhorseError, match="__metadata__"):
         ironhorse.save(tmp_path / "a.safetensors", {"__metadata__": np.zeros(2, np.float32)})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_masked_arrays_are_refused(tmp_path):
+    with pytest.raises(FormatError, match="a: a masked array, and files hold no masks"):
+        ironhorse.save(tmp_path / "a.safetensors", {"a": np.ma.masked_array(np.ones(3), mask=[0, 1, 0])})
+    assert os.listdir(tmp_path) == []

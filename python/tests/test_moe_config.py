@@ -96,16 +96,39 @@ def test_hugging_face():
         assert from_hf_dict(table | {"rope_parameters": {"rope_theta": theta, "rope_type": "default"}}, "x") == same
 
 
+def test_settings_that_change_nothing():
+    table = to_hf_config(ODD)
+    same = from_hf_dict(table, "x")
+    for change in (
+        {"sliding_window": ODD.max_seq_len},
+        {"rope_scaling": {"rope_type": "default"}},
+        {"quantization_config": None, "attention_dropout": 0.1, "transformers_version": "5.0.0"},
+        {"num_key_value_heads": ODD.n_kv_head, "dtype": "bfloat16"},
+    ):
+        assert from_hf_dict(table | change, "x") == same
+    assert from_hf_dict(table | {"num_key_value_heads": None}, "x").n_kv_head == ODD.n_head
+    del table["num_key_value_heads"]  # then transformers takes 8
+    with pytest.raises(ConfigError, match="n_kv_head 8 does not divide"):
+        from_hf_dict(table, "x")
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"model_type": "gpt2"}, "model_type"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings"),
-        ({"sliding_window": 4096}, "sliding_window"),
+        ({"sliding_window": 3}, "sliding_window is 3"),
+        ({"sliding_window": "all"}, "sliding_window is 'all'"),
+        ({"num_local_experts": 0, "num_experts_per_tok": 0}, "num_local_experts is 0"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"attention_bias": True}, "attention_bias"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rope_parameters"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters"),
+        ({"rope_parameters": [1]}, "rope_parameters"),
+        ({"rope_parameters": {"rope_theta": "much"}}, "rope_base is 'much'"),
         ({"num_experts_per_tok": 9}, "top_k is 9"),
         ({"hidden_size": None}, "hidden not given"),
     ],

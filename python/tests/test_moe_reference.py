@@ -258,11 +258,11 @@ def test_inits():
 def hf_model(model: MoE, folder):
     """Their model, from a folder as we write it."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    from ironhorse.formats.hf_moe import config_json
+    from ironhorse.formats.hf import config_json
     from ironhorse.formats.safetensors import write_safetensors
 
     folder.mkdir()
-    (folder / "config.json").write_text(config_json(model.config))
+    (folder / "config.json").write_bytes(config_json(model.config, {"F32"}))
     params = {name: p.detach().numpy() for name, p in model.named_parameters()}
     write_safetensors(folder / "model.safetensors", params, {"format": "pt"})
     theirs, info = transformers.AutoModelForCausalLM.from_pretrained(

@@ -286,3 +286,21 @@ def test_nothing_is_leaked():
         with pytest.raises(ValueError):
             ops.silu(x, f32(3))
     assert (sys.getrefcount(x), sys.getrefcount(out)) == before
+
+
+@pytest.mark.parametrize("name", ["gelu", "softmax"])
+def test_masked_arrays_are_refused(name: str):
+    """The ops would compute with what the mask hides, and return an array without it."""
+    x = np.ma.masked_array(np.ones((2, 3), np.float32), mask=[[True, False, False], [False] * 3])
+    function = getattr(ops, name)
+    says = "`x` is a masked array, and the ops know no masks; x.filled"
+    with pytest.raises(ops.InvalidValueError, match=says):
+        function(x)
+    with pytest.raises(ops.InvalidValueError, match="`out` is a masked array"):
+        function(np.ones((2, 3), np.float32), np.ma.masked_array(np.ones((2, 3), np.float32)))
+    assert np.array_equal(function(x.filled(1)), function(np.ones((2, 3), np.float32)))
+
+    class Named(np.ndarray):
+        """Any other subclass is its numbers."""
+
+    assert np.array_equal(function(np.ones((2, 3), np.float32).view(Named)), function(x.filled(1)))

@@ -25,6 +25,7 @@ sources!(
     "flash_packed.cuh",
     "flash_strided.cuh",
     "flash_tile.cuh",
+    "floats.cuh",
     "grouped.cuh",
     "hopper.cuh",
     "mma.cuh",

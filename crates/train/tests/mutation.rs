@@ -261,6 +261,8 @@ fn hf_and_checkpoint() {
     run("hf config", &json, json.len(), exercise::hf_config);
     let mixture = config_json(&mixture(), Elem::F32, 3).to_string().into_bytes();
     run("hf config of a mixture", &mixture, mixture.len(), exercise::hf_config);
+    let index = br#"{"metadata":{"total_size":8},"weight_map":{"a":"model-00001-of-00002.safetensors","b":"b.safetensors"}}"#;
+    run("hf index", index, index.len(), exercise::hf_index);
     let json = read("trainer.json");
     run("trainer.json", &json, json.len(), exercise::trainer_json);
 }

@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 
 from ..answer_key import FORMAT as KEY_FORMAT
-from ..config import GPT2Config, from_pairs
+from ..config import GPT2Config
 from ..errors import ConfigError, FormatError, InvalidValueError, IronhorseError
 from ..formats.checkpoint import TRAINER, CheckpointFolder, read_checkpoint
 from ..formats.header import HEADER_BYTES
-from ..formats.hf import CONFIG, INDEX, HfFolder, read_hf
+from ..formats.hf import HfFolder, read_hf
+from ..formats.hf_files import CONFIG, INDEX
 from ..formats.llmc import MODEL_MAGIC, STATE_MAGIC, map_debug_state, map_model
 from ..formats.safetensors import SafetensorsFile, read_safetensors
 from ..formats.shards import NARROW_MAGIC, WIDE_MAGIC, map_shard
 from ..formats.tokenizer import MAGIC as TOKENIZER_MAGIC
 from ..formats.tokenizer import Tokenizer, read_tokenizer
+from ..models import ModelConfig, from_dict
 from .tables import Printed
 from .tensors import Bf16, Framework, Maker, Raw, Tensors
 
@@ -36,14 +38,15 @@ class Loaded(Printed):
     """A file, open. `print` shows what is in it.
 
     `kind` is model, state, key, hf, checkpoint, safetensors, shard or tokenizer. Tensors have the names and shapes of
-    the parameter table: `h.0.attn.c_attn.weight` is (out, in), wte has V rows, whatever the file does. A state and a
+    the parameter table: `h.0.attn.c_attn.weight` is (out, in), wte has V rows, whatever the file does; a mixture of
+    experts and a Llama have Hugging Face's (`model.layers.0.block_sparse_moe.experts.2.w1.weight`). A state and a
     key have `x`, `y`, `logits`, `loss`, `grad.NAME`, a key also `param.NAME`, `act.NAME` and more; a checkpoint has
     `m.NAME` and `v.NAME` beside the parameters; a shard has `tokens`. Any other safetensors file keeps its names.
     """
 
     kind: str
     path: Path
-    config: GPT2Config | None
+    config: ModelConfig | None
     tensors: Tensors
     meta: dict[str, Any]  # metadata of a safetensors file, config.json of a folder, trainer.json of a checkpoint
     tokenizer: Tokenizer | None = None
@@ -94,8 +97,8 @@ def load(
     bf16: Bf16 = "float32",
     check: bool = True,
 ) -> Loaded:
-    """Opens a model .bin (f32 or bf16), debug state, answer key, Hugging Face folder (one file or several), checkpoint,
-    safetensors file, token shard or tokenizer; which one is found out from its content.
+    """Opens a model .bin (f32 or bf16), debug state, answer key, Hugging Face folder of a GPT-2, Mixtral or Llama (one
+    file or several), checkpoint, safetensors file, token shard or tokenizer; which one is found out from its content.
 
     Arrays are numpy's or torch's, made when they are looked at and mapped from the file where its type allows. bf16 is
     bfloat16 in torch; in numpy it becomes float32 (exact), or stays as its `"bits"` (uint16; see
@@ -118,6 +121,8 @@ def load(
 def _load(path: Path, maker: Maker, config: GPT2Config | PathLike | None, check: bool) -> Loaded:
     if path.is_dir():
         return _folder(path, maker, check)
+    if path.name == INDEX:
+        return _folder(path.parent, maker, check)
     with open(path, "rb") as file:
         start = file.read(9)
     magic = int.from_bytes(start[:4], "little", signed=True)
@@ -176,13 +181,14 @@ def _safetensors(path: Path, maker: Maker, check: bool) -> Loaded:
     return Loaded("key", path, _key_config(path, file.metadata), tensors, dict(file.metadata))
 
 
-def _key_config(path: Path, metadata: dict[str, str]) -> GPT2Config | None:
-    if metadata.get("model") != "gpt2":
+def _key_config(path: Path, metadata: dict[str, str]) -> ModelConfig | None:
+    kind = metadata.get("model")
+    if kind not in ("gpt2", "moe", "llama"):
         return None  # a kind of model that has no table here; its tensors have the key's names all the same
     try:
-        return from_pairs(json.loads(metadata["config"]).items(), f"{path}: config")
+        return from_dict(json.loads(metadata["config"]), kind, f"{path}: config")
     except (KeyError, ValueError, AttributeError, ConfigError) as error:
-        raise FormatError(f"{path}: the metadata has no sizes of a GPT-2 ({error})") from None
+        raise FormatError(f"{path}: the metadata has no sizes of a {kind} ({error})") from None
 
 
 def _check_sums(path: Path, file: SafetensorsFile) -> None:
@@ -220,5 +226,8 @@ def _config_of(path: Path, config: PathLike | None) -> GPT2Config:
     if Path(text).suffix == ".bin":
         return map_model(text).config
     if Path(text).is_dir():
-        return read_hf(Path(text)).config
+        found = read_hf(Path(text)).config
+        if not isinstance(found, GPT2Config):
+            raise FormatError(f"{path}: a debug state is of a GPT-2; {text} is a {found.kind}")
+        return found
     return GPT2Config.parse(text)

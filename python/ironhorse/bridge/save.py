@@ -13,17 +13,19 @@ import numpy as np
 
 from ..answer_key import crc32_table, json_text
 from ..config import GPT2Config
+from ..config_moe import MoEConfig
 from ..errors import FormatError, InvalidValueError
 from ..formats.bf16 import from_bf16, to_bf16
 from ..formats.checkpoint import FILES as CHECKPOINT_FILES
 from ..formats.checkpoint import CheckpointFolder, CheckpointParts, write_checkpoint
-from ..formats.hf import CONFIG, WEIGHTS, HfFolder, HfLayout, write_hf
+from ..formats.hf import HfFolder, HfLayout, write_hf
+from ..formats.hf_files import SHARD_SIZE, is_ours, parse_size
 from ..formats.llmc import DebugState, write_debug_state, write_model
 from ..formats.safetensors import write_safetensors
 from ..formats.shards import write_shard
 from ..formats.staging import StagedFolder, Staging
 from ..formats.tokenizer import Tokenizer, write_tokenizer
-from ..params import param_shapes
+from ..models import ModelConfig, kind_of, param_shapes, parse_config
 from .load import Loaded
 from .tables import Printed
 from .tensors import Raw, encode
@@ -56,14 +58,22 @@ class _Job:
     path: Path
     what: object
     raws: dict[str, Raw]
-    config: GPT2Config | None
+    config: ModelConfig | None
     dtype: str | None
     metadata: Mapping[str, str]
+    shard: int  # bytes
 
-    def sizes(self) -> GPT2Config:
+    def sizes(self) -> ModelConfig:
         if self.config is None:
             raise InvalidValueError(f"save: {self.path}: give config=, the sizes of the model")
         return self.config
+
+    def gpt2(self) -> GPT2Config:
+        """For llm.c's files."""
+        sizes = self.sizes()
+        if not isinstance(sizes, GPT2Config):
+            raise FormatError(f"{self.path}: llm.c's .bin holds a GPT-2 only, not a {kind_of(sizes)}; save a folder")
+        return sizes
 
     def params(self) -> dict[str, Raw]:
         """The parameters, checked, in `dtype`."""
@@ -97,18 +107,20 @@ def save(
     *,
     format: Format | None = None,
     dtype: Literal["f32", "bf16"] | None = None,
-    config: GPT2Config | str | None = None,
+    config: ModelConfig | str | None = None,
     metadata: Mapping[str, str] | None = None,
+    shard_size: int | str = SHARD_SIZE,
 ) -> Saved:
     """Writes what `load` gave, tensors by name (numpy or torch), a Tokenizer, or tokens (a row of integers).
 
     `format` follows from the name and from what is saved if it is not given: `.safetensors` and `.key.safetensors`, a
     `.bin` of the kind that was loaded (a model, for anything with parameters), a Hugging Face folder otherwise. A model
-    made from tensors needs `config`, a GPT2Config or text such as "d12". `dtype` is how weights are stored; as they are
-    if not given. `metadata` are strings for a safetensors file.
+    made from tensors needs `config`, a GPT2Config, a MoEConfig or text such as "d12" or "moe-tiny". `dtype` is how
+    weights are stored; as they are if not given. `metadata` are strings for a safetensors file. `shard_size` is the
+    most weights in one file of a Hugging Face folder, bytes or "500MB"; what is more goes into several with an index.
 
     Written beside and renamed: a failure leaves what was there before. Saving what was loaded, unchanged and in its own
-    format, writes the same bytes (a Hugging Face folder of several files becomes one file; zeros pad the vocabulary).
+    format, writes the same bytes (a Hugging Face folder is divided anew; zeros pad the vocabulary).
     """
     if not isinstance(path, (str, os.PathLike)):
         raise InvalidValueError(f"save: path is of type {type(path).__name__}, expected a path")
@@ -118,14 +130,18 @@ def save(
     kind = format if format is not None else _kind(place, what)
     if kind not in _WRITERS:
         raise InvalidValueError(f"save: format is {kind!r}; there are {', '.join(_WRITERS)}")
-    sizes = GPT2Config.parse(config) if isinstance(config, str) else config
+    sizes = parse_config(config) if isinstance(config, str) else config
+    if sizes is not None and not isinstance(sizes, (GPT2Config, MoEConfig)):
+        kinds = "a GPT2Config, a MoEConfig or text"
+        raise InvalidValueError(f"save: config is of type {type(sizes).__name__}; expected {kinds}")
     if sizes is None and isinstance(what, Loaded):
         sizes = what.config
     strings: Mapping[str, str] = what.meta if isinstance(what, Loaded) and what.kind == kind else {}
-    job = _Job(place, what, _tensors(place, what), sizes, dtype, metadata if metadata is not None else strings)
+    strings = metadata if metadata is not None else strings
+    job = _Job(place, what, _tensors(place, what), sizes, dtype, strings, parse_size(shard_size))
     try:
         if kind in _FOLDERS:
-            owned = CHECKPOINT_FILES if kind == "checkpoint" else (CONFIG, WEIGHTS)
+            owned = CHECKPOINT_FILES.__contains__ if kind == "checkpoint" else is_ours
             with StagedFolder(place, owned) as folder:
                 _write(kind, job, folder)
             return Saved(kind, place, sum(entry.stat().st_size for entry in place.iterdir()))
@@ -188,20 +204,22 @@ def _raws(tensors: Any) -> dict[str, Raw]:
 
 
 def _model(job: _Job, path: Path) -> None:
+    sizes = job.gpt2()
     params = job.params()
     dtype = job.dtype or ("bf16" if all(raw.dtype == "BF16" for raw in params.values()) else "f32")
-    write_model(path, job.sizes(), {name: raw.f32_or_bits() for name, raw in params.items()}, dtype)
+    write_model(path, sizes, {name: raw.f32_or_bits() for name, raw in params.items()}, dtype)
 
 
 def _state(job: _Job, path: Path) -> None:
+    sizes = job.gpt2()
     missing = [name for name in ("x", "y", "logits", "loss") if name not in job.raws]
-    missing += [f"grad.{name}" for name in param_shapes(job.sizes()) if f"grad.{name}" not in job.raws]
+    missing += [f"grad.{name}" for name in param_shapes(sizes) if f"grad.{name}" not in job.raws]
     if missing:
         raise FormatError(f"{job.path}: no tensor {missing[0]} to save; a state has x, y, logits, loss, grad.NAME")
     arrays = {name: raw.array for name, raw in job.raws.items()}
-    grads = {name: arrays[f"grad.{name}"] for name in param_shapes(job.sizes())}
+    grads = {name: arrays[f"grad.{name}"] for name in param_shapes(sizes)}
     state = DebugState(arrays["x"], arrays["y"], arrays["logits"], float(arrays["loss"].reshape(())), grads)
-    write_debug_state(path, job.sizes(), state)
+    write_debug_state(path, sizes, state)
 
 
 def _safetensors(job: _Job, path: Path) -> None:
@@ -233,7 +251,7 @@ def _hf(job: _Job, folder: Path) -> None:
     source = job.what.source if isinstance(job.what, Loaded) else None
     layout = _layout(job, source, params) if isinstance(source, HfFolder) else None
     dtypes = {name: raw.dtype for name, raw in params.items()}
-    write_hf(folder, job.sizes(), {name: raw.array for name, raw in params.items()}, dtypes, layout)
+    write_hf(folder, job.sizes(), {name: raw.array for name, raw in params.items()}, dtypes, layout, job.shard)
 
 
 def _checkpoint(job: _Job, folder: Path) -> None:

@@ -156,6 +156,8 @@ def encode(name: str, value: Any, stored: str | None = None) -> Raw:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _from_torch(name, value, stored)
+    if isinstance(value, np.ma.MaskedArray):
+        raise FormatError(f"{name}: a masked array, and files hold no masks; x.filled(value) gives a plain one")
     array = np.asarray(value)
     if array.dtype.name == "bfloat16":
         return Raw(array.view(np.uint16), "BF16")

@@ -127,7 +127,7 @@ def verify(
     lockstep: bool = False,
     batch: int | None = None,
     seq: int | None = None,
-    recompute: Literal["none", "gelu", "full"] = "none",
+    recompute: Literal["none", "gelu", "full", "experts"] = "none",
     attention: Literal["auto", "cudnn", "own"] = "auto",
     fast: bool = False,
     threads: int = 0,
@@ -135,9 +135,9 @@ def verify(
     """Computes what an answer key asks and compares every number with PyTorch's.
 
     Give `key`; or `model` and `state`, a debug state made from it. With `lockstep` the device is compared with the CPU
-    engine instead, op by op from the same inputs: give `key`, or `model` (a file, `d12`, or sizes) with `batch` and
-    `seq`. `tolerance` and `loss_tolerance` are relative errors; tf32 and bf16 are allowed more, derived from what they
-    cost. `steps` is how many optimizer steps of the key to check (all if not given).
+    engine instead, op by op from the same inputs: give `key`, or `model` (a file, `d12`, `moe-tiny`, or sizes) with
+    `batch` and `seq`. `tolerance` and `loss_tolerance` are relative errors; tf32 and bf16 are allowed more, derived
+    from what they cost. `steps` is how many optimizer steps of the key to check (all if not given).
 
     A comparison that fails is a report with `passed` False. Files that cannot be read and arguments that make no sense
     raise IronhorseError. Nothing is printed. The interpreter lock is not held.

@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..config import GPT2Config
-from ..errors import FormatError
-from ..params import param_shapes
+from ..config_moe import MoEConfig
+from ..errors import ConfigError, FormatError
+from ..models import VOCAB_TABLES, ModelConfig, from_dict, kind_of, param_shapes
 from .header import Array
-from .hf import CONFIG, WEIGHTS, HfFolder, HfLayout, parse_json, read_bytes, read_hf, write_hf
+from .hf import HfFolder, HfLayout, read_hf, write_hf
+from .hf_files import CONFIG, WEIGHTS, parse_json, read_bytes
 from .safetensors import read_safetensors, write_safetensors
 from .tokenizer import Tokenizer, read_tokenizer, write_tokenizer
 
@@ -37,7 +38,7 @@ class CheckpointFolder:
     moments: dict[str, Array]
     trainer: dict[str, Any]
     trainer_json: bytes
-    padded: int  # rows of wte's moments in the file
+    padded: int  # rows of the moments of token tables in the file
     tokenizer: Tokenizer | None
 
 
@@ -56,26 +57,43 @@ def read_checkpoint(folder: Path, check: bool = True) -> CheckpointFolder:
         found = crc32_of(folder / name)
         if found != want:
             raise FormatError(f"{folder / name}: crc32 is {found}, expected {want}, as {TRAINER} says; it was changed")
-    weights = read_hf(folder)
+    weights = _with_sizes(read_hf(folder), trainer, path)
     state = read_safetensors(folder / STATE)
     moments: dict[str, Array] = {}
     shapes = param_shapes(weights.config)
     for name, shape in ((f"{part}.{name}", shape) for part in "mv" for name, shape in shapes.items()):
         if name not in state.tensors or state.dtypes[name] != "F32":
             raise FormatError(f"{folder / STATE}: no F32 tensor {name}")
-        moments[name] = state.tensors[name][: shape[0]]  # wte is padded there
+        moments[name] = state.tensors[name][: shape[0]]  # token tables are padded there
         if moments[name].shape != shape:
             raise FormatError(f"{folder / STATE}: {name} is {list(state.tensors[name].shape)}, expected {list(shape)}")
-    padded = len(state.tensors["m.wte.weight"])
+    padded = len(state.tensors[f"m.{next(iter(shapes))}"])  # the first of every table has a row for each token
     tokenizer = read_tokenizer(folder / TOKENIZER) if TOKENIZER in sums else None
     return CheckpointFolder(weights, moments, trainer, text, padded, tokenizer)
+
+
+def _with_sizes(weights: HfFolder, trainer: Mapping[str, Any], path: Path) -> HfFolder:
+    """The sizes of trainer.json, which knows RoPE's alpha apart from its base; config.json must mean the same."""
+    if not isinstance(weights.config, MoEConfig):
+        return weights
+    table = trainer.get("config")
+    try:
+        if not isinstance(table, dict):
+            raise ConfigError("not a table")
+        pairs = {name: value for name, value in table.items() if name != "padded_vocab_size"}
+        config = from_dict(pairs, kind_of(weights.config), f"{path}: config")
+    except ConfigError as error:
+        raise FormatError(f"{path}: config is not the sizes of a model ({error})") from None
+    if not isinstance(config, MoEConfig) or not config.computes_as(weights.config):
+        raise FormatError(f"{path}: config is another model than that of {CONFIG}")
+    return replace(weights, config=config)
 
 
 @dataclass(frozen=True)
 class CheckpointParts:
     """What a checkpoint is written from; `tensors` are parameters and moments."""
 
-    config: GPT2Config
+    config: ModelConfig
     tensors: Mapping[str, Array]
     dtypes: Mapping[str, str]
     layout: HfLayout | None
@@ -92,7 +110,7 @@ def write_checkpoint(folder: Path, parts: CheckpointParts) -> None:
     moments: dict[str, Array] = {}
     for name in (f"{part}.{name}" for part in "mv" for name in names):
         values = np.asarray(parts.tensors[name], "<f4")
-        if name.endswith(".wte.weight"):
+        if name[2:] in VOCAB_TABLES:
             values = np.concatenate([values, np.zeros((parts.padded - len(values), values.shape[1]), "<f4")])
         moments[name] = values
     write_safetensors(folder / STATE, moments)

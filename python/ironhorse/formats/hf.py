@@ -1,32 +1,30 @@
-"""Hugging Face GPT-2 folders: `config.json` and `model.safetensors`, in one file or several with an index.
+"""Hugging Face folders of GPT-2, Mixtral and Llama: `config.json` and weights in one file, or in several with an index.
 
-Their names carry the prefix `transformer.`, their linear layers are stored (in, out), and wte has V rows. Here they are
-parameter name -> array in our shapes, as views: nothing is read before it is looked at.
+GPT-2's names carry the prefix `transformer.` there, its linear layers are stored (in, out), and wte has V rows. Here
+they are parameter name -> array in our shapes, as views: nothing is read before it is looked at.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import GPT2Config, from_hf_dict
+from ..config import GPT2Config
+from ..config_moe import MoEConfig, to_hf_config
 from ..errors import ConfigError, FormatError
-from ..params import param_shapes
+from ..models import ModelConfig, from_hf_dict, kind_of, param_shapes
 from .header import Array
-from .safetensors import SafetensorsFile, read_safetensors, write_safetensors
+from .hf_files import CONFIG, SHARD_SIZE, json_bytes, parse_json, parse_size, read_bytes, read_weights, write_weights
+from .safetensors import SafetensorsFile
 
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 PREFIX = "transformer."
 
-# Hugging Face's Conv1D keeps (in, out); ours, like nn.Linear, is (out, in).
+# Hugging Face's Conv1D keeps (in, out); ours, like nn.Linear, is (out, in). Only GPT-2's names end so.
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-# Tensors of old files that hold no parameter: causal masks, and the head that is tied to wte.
-_BUFFERS = (".attn.bias", ".attn.masked_bias")
+# Tensors of old files that hold no parameter: causal masks and frequencies; GPT-2's head, which is tied to wte.
+_BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 _FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -43,7 +41,7 @@ class HfLayout:
 class HfFolder:
     """`params` are views in our names and shapes; bf16 is uint16, told by `dtypes`."""
 
-    config: GPT2Config
+    config: ModelConfig
     settings: dict[str, Any]  # config.json
     params: dict[str, Array]
     dtypes: dict[str, str]
@@ -60,15 +58,14 @@ def read_hf(folder: Path) -> HfFolder:
     except ConfigError as error:
         raise FormatError(str(error)) from None
     file = read_weights(folder)
-    prefix = PREFIX if f"{PREFIX}wte.weight" in file.tensors else ""
-    # before the table is made: it grows with n_layer
-    if len(file.tensors) < 12 * config.n_layer:
-        raise FormatError(f"{folder}: {len(file.tensors)} tensors, expected 12 for each of {config.n_layer} layers")
+    gpt2 = isinstance(config, GPT2Config)
+    prefix = PREFIX if gpt2 and f"{PREFIX}wte.weight" in file.tensors else ""
+    _check_count(folder, config, file)
     params: dict[str, Array] = {}
     for name, shape in param_shapes(config).items():
         stored = prefix + name
         if stored not in file.tensors:
-            raise FormatError(f"{folder}: no tensor {stored}; is this a GPT-2?")
+            raise FormatError(f"{folder}: no tensor {stored}{'; is this a GPT-2?' if gpt2 else ''}")
         if file.dtypes[stored] not in _FLOATS:
             raise FormatError(f"{folder}: {stored} is {file.dtypes[stored]}, expected {', '.join(_FLOATS)}")
         params[name] = turned(name, file.tensors[stored])
@@ -77,31 +74,55 @@ def read_hf(folder: Path) -> HfFolder:
             raise FormatError(f"{folder}: {stored} is {list(file.tensors[stored].shape)}, expected {want}")
     ours = {prefix + name for name in params}
     for stored in file.tensors:
-        if stored not in ours and stored != "lm_head.weight" and not stored.endswith(_BUFFERS):
-            raise FormatError(f"{folder}: tensor {stored} is not one of GPT2LMHeadModel")
+        if stored not in ours and not stored.endswith(_BUFFERS) and not (gpt2 and stored == "lm_head.weight"):
+            whose = "GPT2LMHeadModel" if gpt2 else f"a {kind_of(config)} of these sizes"
+            raise FormatError(f"{folder}: tensor {stored} is not one of {whose}")
     dtypes = {name: file.dtypes[prefix + name] for name in params}
     layout = HfLayout(text, file.metadata, [name for name in file.tensors if name in ours])
     return HfFolder(config, settings, params, dtypes, layout)
 
 
+def _check_count(folder: Path, config: ModelConfig, file: SafetensorsFile) -> None:
+    """Before the table is made, which grows with the sizes that the file claims."""
+    count = len(file.tensors)
+    if isinstance(config, MoEConfig):
+        expected = 3 + config.n_layer * (7 + 3 * config.n_experts if config.n_experts else 9)
+        if expected > 2 * count:  # fewer are named one by one
+            raise FormatError(f"{folder}: {count} tensors, expected {expected}")
+    elif count < 12 * config.n_layer:
+        raise FormatError(f"{folder}: {count} tensors, expected 12 for each of {config.n_layer} layers")
+
+
 def write_hf(
-    folder: Path, config: GPT2Config, params: Mapping[str, Array], dtypes: Mapping[str, str], layout: HfLayout | None
+    folder: Path,
+    config: ModelConfig,
+    params: Mapping[str, Array],
+    dtypes: Mapping[str, str],
+    layout: HfLayout | None,
+    shard: int | None = None,
 ) -> None:
-    """Writes the two files into a folder that exists; uint16 arrays are bf16 as `dtypes` says."""
+    """Writes the files into a folder that exists; uint16 arrays are bf16 as `dtypes` says.
+
+    `shard` is the most bytes of weights in one of them.
+    """
     kinds = {dtypes[name] for name in param_shapes(config)}
     if not kinds <= set(_FLOATS):
         raise FormatError(f"{folder}: {', '.join(sorted(kinds - set(_FLOATS)))}; weights are {', '.join(_FLOATS)}")
     if layout is None:
-        names = [PREFIX + name for name in param_shapes(config)]
+        prefix = PREFIX if isinstance(config, GPT2Config) else ""
+        names = [prefix + name for name in param_shapes(config)]
         layout = HfLayout(config_json(config, kinds), {"format": "pt"}, names)
     (folder / CONFIG).write_bytes(layout.config_json)
     stored = {name: turned(name, params[name.removeprefix(PREFIX)]) for name in layout.names}
     bf16 = {name: "BF16" for name in stored if dtypes[name.removeprefix(PREFIX)] == "BF16"}
-    write_safetensors(folder / WEIGHTS, stored, layout.metadata, bf16)
+    write_weights(folder, stored, layout.metadata, bf16, shard or parse_size(SHARD_SIZE))
 
 
-def config_json(config: GPT2Config, kinds: set[str]) -> bytes:
+def config_json(config: ModelConfig, kinds: set[str]) -> bytes:
     """The `config.json` of a model with these sizes, as `ironhorse convert` writes it."""
+    dtype = _FLOATS[next(iter(kinds))] if len(kinds) == 1 else "float32"
+    if isinstance(config, MoEConfig):
+        return json_bytes(to_hf_config(config, dtype))
     eot = config.vocab_size - 1
     table = {
         "architectures": ["GPT2LMHeadModel"],
@@ -122,59 +143,13 @@ def config_json(config: GPT2Config, kinds: set[str]) -> bytes:
         "n_positions": config.max_seq_len,
         "scale_attn_weights": True,
         "tie_word_embeddings": True,
-        "torch_dtype": _FLOATS[kinds.pop()] if len(kinds) == 1 else "float32",
+        "torch_dtype": dtype,
         "use_cache": True,
         "vocab_size": config.vocab_size,
     }
-    return (json.dumps(table, indent=2).replace("1e-05", "0.00001") + "\n").encode()  # as Rust writes it
+    return json_bytes(table)
 
 
 def turned(name: str, array: Array) -> Array:
-    """Between (in, out) and (out, in), for the four matrices of a layer; a view."""
+    """Between (in, out) and (out, in), for the four matrices of a layer of GPT-2; a view."""
     return array.T if name.endswith(TRANSPOSED) and array.ndim == 2 else array
-
-
-def read_weights(folder: Path) -> SafetensorsFile:
-    """All tensors of a folder, from one file or from several."""
-    if (folder / WEIGHTS).is_file():
-        return read_safetensors(folder / WEIGHTS)
-    path = folder / INDEX
-    if not path.is_file():
-        raise FormatError(f"{folder}: neither {WEIGHTS} nor {INDEX} in it; save it again with safe_serialization=True")
-    places = parse_json(path, read_bytes(path)).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
-        raise FormatError(f"{path}: weight_map is missing or wrong, expected tensor names and their files")
-    whole = SafetensorsFile({}, {}, {})
-    for name in sorted(set(places.values())):
-        if Path(name).name != name:
-            raise FormatError(f"{path}: the file {name!r} is not in this folder")
-        part = read_safetensors(folder / name)
-        twice = whole.tensors.keys() & part.tensors.keys()
-        if twice:
-            raise FormatError(f"{folder / name}: {min(twice)} is in another file as well")
-        whole.tensors.update(part.tensors)
-        whole.dtypes.update(part.dtypes)
-        whole.metadata.update(part.metadata)
-    missing = [name for name in places if name not in whole.tensors]
-    if missing:
-        raise FormatError(f"{folder / places[missing[0]]}: no tensor {missing[0]}, which the index promises")
-    return whole
-
-
-def read_bytes(path: Path) -> bytes:
-    """A small file, whole."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise FormatError(f"{path}: cannot read it ({error.strerror})") from None
-
-
-def parse_json(path: Path, text: bytes) -> dict[str, Any]:
-    """A JSON object."""
-    try:
-        table = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: not valid JSON ({error})") from None
-    if not isinstance(table, dict):
-        raise FormatError(f"{path}: expected a JSON object")
-    return table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -86,11 +86,11 @@ class StagedFolder:
     """`with StagedFolder(path, owned) as folder: write(folder / "a")`: the whole folder or what was there before.
 
     Written beside under a temporary name, flushed to disk and renamed. An earlier folder is replaced only if it holds
-    nothing except files named in `owned`; if the machine stops between the two renames, it is found beside under
+    nothing except files whose names are `owned`; if the machine stops between the two renames, it is found beside under
     `.NAME.old-*`.
     """
 
-    def __init__(self, path: Path | str, owned: Collection[str]) -> None:
+    def __init__(self, path: Path | str, owned: Callable[[str], bool]) -> None:
         self.path = Path(path).resolve()  # a link stays a link
         self._owned = owned
         self._temporary = self.path.with_name(f".{self.path.name}.tmp-{os.getpid()}-{id(self):x}")
@@ -99,7 +99,7 @@ class StagedFolder:
         if self.path.exists() and not self.path.is_dir():
             raise FormatError(f"{self.path}: is a file; expected a folder or nothing")
         if self.path.is_dir():
-            other = [entry.name for entry in self.path.iterdir() if entry.name not in self._owned]
+            other = [entry.name for entry in self.path.iterdir() if not self._owned(entry.name)]
             if other:
                 raise FormatError(f"{self.path}: not replaced because it holds {other[0]}; give a new folder")
         self._temporary.mkdir()

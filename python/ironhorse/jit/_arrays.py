@@ -40,6 +40,8 @@ def _named(dtype: Any) -> tuple[str | None, str]:
 def place(value: Any) -> Place | None:
     """The memory of an array; None for what is no array."""
     if isinstance(value, np.ndarray):
+        if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):
+            raise InvalidValueError("a masked array, and kernels know no masks; x.filled(value) gives a plain one")
         flags = value.flags
         code, name = _named(value.dtype)
         whole = flags.c_contiguous and flags.aligned

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InvalidValueError, IronhorseError, NotAvailableError
+from . import _given
 from ._op import Op
 
 ODD = (0, 1, 31, 33, 1000003)
@@ -69,8 +70,14 @@ def check(
         import torch
     except ImportError:
         raise NotAvailableError("check needs torch") from None
+    if not isinstance(op, Op):
+        raise InvalidValueError(f"check: op is of type {type(op).__name__}; expected what jit.op made")
+    sizes = _given.sizes("check: sizes", sizes)
     args = op._complete(examples, {})
-    args = [torch.as_tensor(a) if i in op._array_at else a for i, a in enumerate(args)]
+    try:
+        args = [torch.as_tensor(a) if i in op._array_at else a for i, a in enumerate(args)]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidValueError(f"check: an example is no array ({str(error).splitlines()[0]})") from None
     reference = reference or op.cpu
     report = Report(op.name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 from .._native import JitCode, JitKernel, JitSource
 from ..errors import InvalidValueError, NotAvailableError
+from . import _given
 from ._arrays import argument, torch_module
 from ._types import SPELLED, Param, Signature, split_expression
 
 Dims = int | tuple[int, ...]
+OPTIONS = ("name", "folder", "flags", "include", "defines")
 
 
 class Module:
@@ -29,19 +32,18 @@ class Module:
         include: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
         defines: Mapping[str, Any] | None = None,
     ) -> None:
+        self.name = _given.text("name", name)
+        self.text = _given.text(f"{name}: the source", text)
         if isinstance(flags, str):
             raise InvalidValueError(f"flags is {flags!r}; expected a list of flags")
-        if "\0" in text:
-            raise InvalidValueError(f"{name}: the source has a NUL byte")
-        folders = [include] if isinstance(include, (str, os.PathLike)) else list(include)
-        missing = [str(each) for each in folders if not os.path.isdir(each)]
+        folders = _given.paths("include", include)
+        missing = [each for each in folders if not os.path.isdir(each)]
         if missing:
             raise InvalidValueError(f"{name}: include folder {missing[0]} does not exist")
-        folders = [os.path.abspath(each) for each in ([folder] if folder else []) + folders]
-        values = {key: int(value) if isinstance(value, bool) else value for key, value in (defines or {}).items()}
-        self.name, self.text = name, text
-        self.flags = [*flags, *(f"-D{key}={value}" for key, value in values.items())]
-        self._source = JitSource(name, text, folders, self.flags)
+        beside = [_given.path("folder", folder)] if folder else []
+        self._folders = [os.path.abspath(each) for each in beside + folders]
+        self.flags = [*_given.texts("flags", flags), *_defines(defines)]
+        self._source = JitSource(self.name, self.text, self._folders, self.flags)
         self.kernels: tuple[Signature, ...] = tuple(map(Signature.of, self._source.signatures()))
         self._codes: dict[tuple[str, tuple[str, ...]], JitCode] = {}
         self._arches: dict[int, str] = {}
@@ -50,8 +52,20 @@ class Module:
     def __repr__(self) -> str:
         return f"<ironhorse.jit.Module {self.name}: {', '.join(map(str, self.kernels)) or 'no kernels'}>"
 
+    # It never changes: a copy is itself, and what was compiled is not part of a pickle.
+
+    def __copy__(self) -> Module:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Module:
+        return self
+
+    def __reduce__(self) -> tuple:
+        return _restored, (self.text, self.name, self._folders, self.flags)
+
     def arch(self, device: int = 0) -> str:
         """The architecture of a GPU of this machine."""
+        device = _given.index("device", device)
         if device not in self._arches:
             self._arches[device] = JitSource.arch_of(device)
         return self._arches[device]
@@ -62,6 +76,9 @@ class Module:
         `names` are kernels that are not `extern "C"`, and templates with their arguments: "scale<float, 4>". Without
         names: all kernels that are no templates.
         """
+        names = tuple(_given.texts("names", names))
+        if arch is not None:
+            arch = _given.text("arch", arch)
         asked = names or tuple(k.name for k in self.kernels if not k.template and not k.c_linkage)
         key = (arch or self.arch(device), tuple(dict.fromkeys(asked)))
         code = self._codes.get(key)
@@ -73,7 +90,7 @@ class Module:
 
     def find(self, expression: str) -> tuple[Signature, list[str] | None]:
         """A kernel's signature, and its template arguments if the expression has them."""
-        name, arguments = split_expression(expression)
+        name, arguments = split_expression(_given.text("kernel", expression))
         found = [kernel for kernel in self.kernels if kernel.name == name]
         found = found or [kernel for kernel in self.kernels if kernel.name.split("::")[-1] == name]
         if len(found) == 1:
@@ -98,6 +115,7 @@ class Module:
             if arguments is None and found.template:
                 whole += "<>"
             return Kernel(self, whole, params, found.c_linkage)
+        name, signature = _given.text("kernel", name), _given.text("signature", signature)
         read = JitSource("signature", f"__global__ void kernel({signature}) {{}}", [], self.flags).signatures()
         if len(read) != 1 or set("(){};") & set(signature):
             raise InvalidValueError(f"kernel {name}: signature {signature!r} is not a parameter list")
@@ -121,6 +139,23 @@ class Module:
         raise InvalidValueError(f"{self.name}: {text}")
 
 
+def _defines(given: Any) -> list[str]:
+    """-DNAME=VALUE; what C takes as a name, and a number or text on one line."""
+    flags = []
+    for name, value in _given.table("defines", given).items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\([\w, .]*\))?", name):
+            raise InvalidValueError(f"defines: {name!r} is not a name of C")
+        if not isinstance(value, (bool, int, float, str)) or (isinstance(value, str) and "\n" in value):
+            raise InvalidValueError(f"defines: {name} is {value!r}; expected a number or text on one line")
+        flags.append(f"-D{name}={int(value) if isinstance(value, bool) else value}")
+    return [_given.text("defines", flag) for flag in flags]
+
+
+def _restored(text: str, name: str, folders: list[str], flags: list[str]) -> Module:
+    """From a pickle."""
+    return Module(text, name=name, include=folders, flags=flags)
+
+
 class Kernel:
     """A kernel: `kernel[grid, block](x, y, n)` launches it.
 
@@ -141,6 +176,15 @@ class Kernel:
                 text = f"kernel {name}: argument {at + 1} `{param.name}` is {param.type}, which Python cannot give"
                 raise InvalidValueError(text + "; pass pointers and numbers")
 
+    def __copy__(self) -> Kernel:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Kernel:
+        return self
+
+    def __reduce__(self) -> tuple:
+        return Kernel, (self.module, self.name, self.params, self._c_linkage, self._together)
+
     def __repr__(self) -> str:
         return f"<ironhorse.jit.Kernel {self.name}({', '.join(map(str, self.params))})>"
 
@@ -154,6 +198,7 @@ class Kernel:
 
     def on(self, device: int = 0) -> JitKernel:
         """The kernel on a GPU, compiled and loaded at first use; has `registers`, `static_shared`, `max_threads`."""
+        device = _given.index("device", device)
         loaded = self._loaded.get(device)
         if loaded is None:
             code = self.module.compile(*self._together, device=device)
@@ -165,7 +210,7 @@ class Kernel:
     def launch(
         self,
         *args: Any,
-        grid: Dims,
+        grid: Dims | None = None,
         block: Dims = 256,
         shared: int = 0,
         device: int | None = None,
@@ -173,6 +218,8 @@ class Kernel:
     ) -> None:
         """Launches it. `device` is the GPU for numpy arrays; `fresh` names outputs whose contents do not matter."""
         name = self.name
+        if grid is None:
+            raise InvalidValueError(f"kernel {name}: give grid=, the number of blocks")
         if len(args) != len(self.params):
             expected = ", ".join(map(str, self.params))
             raise InvalidValueError(f"kernel {name}: {len(args)} arguments, expected {len(self.params)}: {expected}")
@@ -187,7 +234,7 @@ class Kernel:
                 places.append(found)
             values.append(value if found is None or found.device is not None else (found, param))
         grid, block = dims(name, "grid", grid), dims(name, "block", block)
-        if not isinstance(shared, int) or not 0 <= shared < 1 << 31:
+        if isinstance(shared, bool) or not isinstance(shared, int) or not 0 <= shared < 1 << 31:
             raise InvalidValueError(f"kernel {name}: shared is {shared!r}, expected bytes")
         if index is not None:
             self.on(index).launch(grid, block, shared, current_stream(index), tuple(values))
@@ -233,12 +280,14 @@ def current_stream(device: int) -> int:
 
 def source(text: str, **options: Any) -> Module:
     """CUDA source from a string. Options: `name` for messages, `flags`, `include` (folders), `defines`."""
+    _given.only("source", options, OPTIONS)
     return Module(text, **options)
 
 
 def load(path: str | os.PathLike[str], **options: Any) -> Module:
     """CUDA source from a file; its folder is the first for `#include`. Options as for `source`."""
-    path = Path(path)
+    path = Path(_given.path("load: path", path))
+    _given.only("load", options, OPTIONS)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -250,8 +299,13 @@ def load(path: str | os.PathLike[str], **options: Any) -> Module:
 
 def module_of(given: Module | str | os.PathLike[str], **options: Any) -> Module:
     """A module as it is, a file by its path, or source by its text."""
+    _given.only("jit", options, OPTIONS)
     if isinstance(given, Module):
+        if options:
+            raise InvalidValueError(f"`{next(iter(options))}` belongs to the source; {given!r} was made without it")
         return given
+    if not isinstance(given, (str, os.PathLike)):
+        raise InvalidValueError(f"source is of type {type(given).__name__}; expected CUDA source, a path or a Module")
     is_path = isinstance(given, os.PathLike) or ("\n" not in given and given.endswith((".cu", ".cuh")))
     return load(given, **options) if is_path else Module(str(given), **options)
 

@@ -6,6 +6,8 @@ import inspect
 import keyword
 import math
 import os
+import uuid
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 
 from .._native import cuda_available
 from ..errors import InvalidValueError, NotAvailableError
+from . import _given
 from ._arrays import place, shown, torch_module
 from ._module import Kernel, Module, dims, module_of
 from ._step import Step, by_name, elements
@@ -22,9 +25,13 @@ from ._types import DTYPES, Param, element
 SIZES = ("n", "N", "rows", "cols")
 
 
+# Ops of this process by a mark of their own, which a pickle carries: one that is loaded again is the one that is here.
+_LIVE: weakref.WeakValueDictionary[str, Op] = weakref.WeakValueDictionary()
+
+
 def like(name: str) -> str:
     """The shape of the array of this name, for `out=`."""
-    return name
+    return _given.text("like", name)
 
 
 class Op:
@@ -45,8 +52,12 @@ class Op:
         defaults: Mapping[str, Any],
         cpu: Callable[..., Any] | None,
         name: str | None,
+        mark: str | None = None,
     ) -> None:
         self.module, self.cpu = module, cpu
+        self._made_from = (module, forward, backward, dict(out=out, sizes=sizes, grid=grid, block=block, shared=shared,
+                           zero=frozenset(zero), defaults=defaults, cpu=cpu, name=name))  # fmt: skip
+        self._mark = mark or uuid.uuid4().hex
 
         def step(expression: str) -> Step:
             signature, arguments = module.find(expression)
@@ -72,6 +83,19 @@ class Op:
         self.__doc__ = f"{self.name}({', '.join(map(str, self.params))}) -> {', '.join(map(str, self.outputs))}"
         if torch_module() is not None:
             self._register()
+        _LIVE[self._mark] = self
+
+    # It never changes, and torch knows it by its name: a copy is itself.
+
+    def __copy__(self) -> Op:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Op:
+        return self
+
+    def __reduce__(self) -> tuple:
+        """What it was made of; functions among it must be such that pickle finds by their names."""
+        return _restored, (self._mark, *self._made_from)
 
     # What the kernels say.
 
@@ -194,8 +218,7 @@ class Op:
                 there = ", ".join(values)
                 raise InvalidValueError(f"{self.name}: out of `{name}` is like `{given}`; there are {there}")
             given = values[given]
-        given = getattr(given, "shape", given)
-        return tuple(given) if isinstance(given, (tuple, list)) or hasattr(given, "__iter__") else (given,)
+        return _given.sizes(f"{self.name}: out of `{name}`", getattr(given, "shape", given))
 
     def sizes_of(self, values: Mapping[str, Any], out: Sequence[int]) -> dict[str, int]:
         """The integers that kernels ask for."""
@@ -203,7 +226,8 @@ class Op:
         last = first[-1] if len(first) else 1
         found: dict[str, Any] = {"n": elements(out), "N": elements(out), "rows": elements(first[:-1]), "cols": last}
         for name, given in self.sizes.items():
-            found[name] = by_name(f"{self.name}: size `{name}`", given, {**values, **found})
+            what = f"{self.name}: size `{name}`"
+            (found[name],) = _given.sizes(what, [by_name(what, given, {**values, **found})])
         return {name: size for name, size in found.items() if name in self.size_names}
 
     def kernel(self, step: Step, bound: Mapping[str, str]) -> Kernel:
@@ -275,6 +299,8 @@ class Op:
                     if self.cpu is not None and args[self._array_at[0]].device.type == "cpu":
                         return self._call_cpu(args)
                     return self._overload(*args)
+                if hasattr(type(args[at]), "__torch_function__"):  # stands for a tensor: a graph of torch.fx
+                    return self._overload(*args)
         return self._call_numpy(args)
 
     def _complete(self, args: tuple, kwargs: dict[str, Any]) -> tuple:
@@ -341,6 +367,11 @@ class Op:
                 raise InvalidValueError(f"{text}, expected {want[1]} {list(want[0])}")
 
 
+def _restored(mark: str, module: Module, forward: list[str], backward: list[str], options: dict[str, Any]) -> Op:
+    """From a pickle: the op itself where it was made in this process, else one that is made once."""
+    return _LIVE.get(mark) or Op(module, forward, backward, mark=mark, **options)
+
+
 def _numpy_array(shape: tuple, code: str, zero: bool) -> np.ndarray:
     if code == "bf2":
         raise NotAvailableError("numpy has no bfloat16; use torch")
@@ -400,11 +431,13 @@ def op(
     Further options are those of `source`: `flags`, `include`, `defines`.
     """
     module = module_of(source, **options)
-    forward = [forward] if isinstance(forward, str) else list(forward)
-    backward = [backward] if isinstance(backward, str) else list(backward)
+    forward, backward = _given.texts("forward", forward), _given.texts("backward", backward)
     if not forward:
         raise InvalidValueError("forward names no kernel")
+    if cpu is not None and not callable(cpu):
+        raise InvalidValueError(f"cpu is of type {type(cpu).__name__}; expected a function of the op's arguments")
     return Op(
-        module, forward, backward, out=out, sizes=sizes or {}, grid=grid, block=block, shared=shared,
-        zero=[zero] if isinstance(zero, str) else zero, defaults=defaults or {}, cpu=cpu, name=name,
+        module, forward, backward, out=out, sizes=_given.table("sizes", sizes), grid=grid, block=block, shared=shared,
+        zero=_given.texts("zero", zero), defaults=_given.table("defaults", defaults), cpu=cpu,
+        name=None if name is None else _given.text("name", name),
     )  # fmt: skip

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function_unary, has_torch_function_variadic
 
 from .. import _native
 from ..errors import IronhorseError
@@ -146,6 +147,13 @@ def acc(x: Tensor) -> torch.dtype:
     """The type of sums and statistics."""
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
+
+instead = handle_torch_function
+"""What a function returns whose arguments are not tensors but stand for them: one node in a graph of torch.fx, or what
+a subclass of Tensor makes of the call. `stands_in` and `stand_in` say whether one or any of them is such."""
+
+stands_in: Callable[[object], bool] = has_torch_function_unary
+stand_in: Callable[..., bool] = has_torch_function_variadic
 
 functorch_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 """Whether torch.func is at work, which wants an autograd.Function of its own kind: what `gradient` returns."""

@@ -17,11 +17,14 @@ from ._library import (
     forward_mode,
     functorch_active,
     gradient,
+    instead,
     like,
     only,
     promoted,
     public,
     raw,
+    stand_in,
+    stands_in,
     wanted,
 )
 
@@ -46,6 +49,8 @@ _swiglu_bwd: Ops = raw("swiglu_bwd")
 
 def square(x: Tensor) -> Tensor:
     """x². Like torch.square."""
+    if stands_in(x):
+        return instead(square, (x,), x)
     if is_compiling():
         return _square(x)
     if x.requires_grad and is_grad_enabled() or forward_mode():
@@ -80,6 +85,8 @@ _square_func: Op = gradient("square", _save_x, _Square.backward)
 
 def silu(x: Tensor) -> Tensor:
     """x / (1 + e^-x). Like torch.nn.functional.silu."""
+    if stands_in(x):
+        return instead(silu, (x,), x)
     if is_compiling():
         return _silu(x)
     if x.requires_grad and is_grad_enabled() or forward_mode():
@@ -114,6 +121,8 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """x Φ(x), or its tanh form with approximate="tanh". Like torch.nn.functional.gelu."""
     if approximate != "none" and approximate != "tanh":
         raise ValueError(f"gelu: `approximate` is {approximate!r}, expected 'none' or 'tanh'")
+    if stands_in(x):
+        return instead(gelu, (x,), x, approximate=approximate)
     tanh = approximate == "tanh"
     if is_compiling():
         return _gelu(x, tanh)
@@ -157,6 +166,8 @@ _gelu_func: Op = gradient("gelu", _save_gelu, _Gelu.backward)
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up, of the same shape and type. Under autocast both are taken in the wider type."""
+    if stand_in(gate, up):
+        return instead(swiglu, (gate, up), gate, up)
     if gate.dtype is not up.dtype and autocast_on(gate):
         gate, up = promoted(gate, up)
     if is_compiling():

@@ -23,10 +23,12 @@ from ._library import (
     functorch_active,
     gradient,
     in_lower,
+    instead,
     like,
     only,
     public,
     raw,
+    stand_in,
 )
 
 __all__ = ["attention", "causal_attention", "rope", "rope_tables"]
@@ -74,6 +76,8 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, offset:
     cos and sin are `rope_tables`: (at least offset + positions, head_dim / 2), float32 (float64 for float64). They get
     no gradient.
     """
+    if stand_in(x, cos, sin):
+        return instead(rope, (x, cos, sin), x, cos, sin, interleaved=interleaved, offset=offset)
     if is_compiling():
         return _rope(x, cos, sin, offset, interleaved, False)
     if cos.requires_grad or sin.requires_grad:
@@ -122,6 +126,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, scale: float
     of q's. With `causal` the last query sees all keys, the one before all but the last, and so on; for as many keys as
     queries that is is_causal=True. A query that sees no key gets zeros. Under autocast in its lower precision.
     """
+    if stand_in(q, k, v):
+        return instead(attention, (q, k, v), q, k, v, causal=causal, scale=scale)
     if scale is None:
         scale = 1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
     if autocast_on(q):

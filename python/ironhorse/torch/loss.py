@@ -8,7 +8,21 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-from ._library import Op, Ops, acc, autocast_on, fake, forward_mode, functorch_active, gradient, like, public, raw
+from ._library import (
+    Op,
+    Ops,
+    acc,
+    autocast_on,
+    fake,
+    forward_mode,
+    functorch_active,
+    gradient,
+    instead,
+    like,
+    public,
+    raw,
+    stand_in,
+)
 
 __all__ = ["cross_entropy"]
 
@@ -31,6 +45,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100, red
     number = _REDUCTIONS.get(reduction)
     if number is None:
         raise ValueError(f"cross_entropy: `reduction` is {reduction!r}, expected 'none', 'mean' or 'sum'")
+    if stand_in(logits, targets):
+        given = (logits, targets)
+        return instead(cross_entropy, given, *given, ignore_index=ignore_index, reduction=reduction)
     wide = autocast_on(logits)
     if is_compiling():
         return _cross_entropy(logits, targets, ignore_index, number, wide)[0]

@@ -19,10 +19,12 @@ from ._library import (
     functorch_active,
     gradient,
     in_f32,
+    instead,
     like,
     only,
     public,
     raw,
+    stand_in,
     wanted,
 )
 
@@ -44,6 +46,8 @@ def rmsnorm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tenso
 
     Like torch.nn.functional.rms_norm over one dimension; under autocast in float32.
     """
+    if stand_in(x, weight):
+        return instead(rmsnorm, (x, weight), x, weight, eps=eps)
     if weight is None:
         weight = x.new_ones(x.shape[-1:])
     if autocast_on(x):
@@ -108,6 +112,8 @@ def layernorm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = Non
 
     Like torch.nn.functional.layer_norm over one dimension; under autocast in float32.
     """
+    if stand_in(x, weight, bias):
+        return instead(layernorm, (x, weight, bias), x, weight, bias, eps=eps)
     if weight is None:
         weight = x.new_ones(x.shape[-1:])
     if bias is None:

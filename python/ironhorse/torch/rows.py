@@ -18,11 +18,14 @@ from ._library import (
     functorch_active,
     gradient,
     in_f32,
+    instead,
     like,
     only,
     promoted,
     public,
     raw,
+    stand_in,
+    stands_in,
     wanted,
 )
 
@@ -42,6 +45,8 @@ def fused_scale_bias_relu(x: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor
 
     Like torch.relu(x * scale + bias) in one pass. Under autocast x and bias are taken in the wider type.
     """
+    if stand_in(x, bias, scale):
+        return instead(fused_scale_bias_relu, (x, bias, scale), x, bias, scale=scale)
     if isinstance(scale, Tensor) and scale.requires_grad:
         raise RuntimeError("fused_scale_bias_relu: `scale` is a number without a gradient; for a learned one use x * scale")
     if x.dtype is not bias.dtype and autocast_on(x):
@@ -111,6 +116,8 @@ _fused_func: Op = gradient("fused_scale_bias_relu", _save_fused, _Fused.backward
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """e^x over its sum along `dim`. Like torch.softmax; under autocast in float32."""
+    if stands_in(x):
+        return instead(softmax, (x,), x, dim=dim)
     if autocast_on(x):
         x = in_f32(x)
     if dim != -1 and dim != x.dim() - 1:

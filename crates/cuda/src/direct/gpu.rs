@@ -3,8 +3,9 @@
 use super::memory::Memory;
 use crate::args::Args;
 use crate::cache::Cache;
-use crate::device::{DeviceInfo, choose};
+use crate::device::{Device, DeviceInfo, choose};
 use crate::ffi::driver::Driver;
+use crate::ffi::library::{NVRTC, Open};
 use crate::kernels::{Compiler, Spec};
 use crate::lower::Grid;
 use crate::{Error, Result};
@@ -360,7 +361,10 @@ impl<'a> At<'a> {
 /// Whether there is a GPU that direct ops can use.
 pub fn available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    *AVAILABLE.get_or_init(|| crate::usable(0).is_ok())
+    *AVAILABLE.get_or_init(|| {
+        // matrix products have a kernel of our own where cuBLASLt is missing
+        Device::check(0).and_then(|()| Open::find(NVRTC).map(drop)).is_ok()
+    })
 }
 
 /// The GPU that `address` is memory of; `None` is the host. Asks only a driver that the process has loaded already: without

@@ -15,6 +15,8 @@ pub(super) struct Includes {
     pub system: bool,
     /// Whether every include could be read; where not, nothing is kept.
     pub certain: bool,
+    /// A file that begins with a byte-order mark. NVRTC reads files itself, and takes the mark for a mistake.
+    pub marked: Option<PathBuf>,
     own: bool,
 }
 
@@ -33,6 +35,9 @@ impl Includes {
                         continue;
                     }
                     let Ok(bytes) = std::fs::read(&path) else { continue };
+                    if !here && bytes.starts_with(b"\xef\xbb\xbf") {
+                        found.marked.get_or_insert_with(|| path.clone()); // the first is the one that is meant
+                    }
                     let text = String::from_utf8_lossy(&bytes).into_owned();
                     texts.push((text.clone(), path.parent().map(Path::to_owned)));
                     found.files.insert(path, text);
@@ -144,5 +149,18 @@ mod tests {
         let own = Includes::of("#include \"ironhorse.cuh\"", &[], &system);
         assert!(!own.system && own.texts().len() == 2);
         assert!(Includes::of("#include <cuda_fp16.h>", &[], &system).system);
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_seen_in_the_file_that_is_meant() {
+        let top = tempfile::tempdir().unwrap();
+        let folders = ["a", "b"].map(|name| top.path().join(name));
+        folders.iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
+        std::fs::write(folders[0].join("h.cuh"), "int one;\n").unwrap();
+        std::fs::write(folders[1].join("h.cuh"), "\u{feff}int two;\n").unwrap();
+        let text = "#include \"h.cuh\"\n";
+        assert_eq!(Includes::of(text, &folders, &[]).marked, None);
+        let marked = folders[1].join("h.cuh");
+        assert_eq!(Includes::of(text, &folders[1..], &[]).marked, Some(marked));
     }
 }

@@ -20,7 +20,10 @@ use std::time::Duration;
 
 /// Headers that any source may include.
 pub(crate) const HEADERS: [(&str, &str); 2] = [
-    ("ironhorse.cuh", include_str!("../../kernels/user/ironhorse.cuh")),
+    (
+        "ironhorse.cuh",
+        concat!(include_str!("../../kernels/floats.cuh"), include_str!("../../kernels/user/ironhorse.cuh"),),
+    ),
     ("prelude.cuh", include_str!("../../kernels/prelude.cuh")),
 ];
 
@@ -62,8 +65,13 @@ pub fn arch_of(index: usize) -> Result<String> {
 impl Source {
     /// The kernels that the text defines; those that macros with arguments make are not seen.
     pub fn signatures(&self) -> Vec<Signature> {
-        let includes = Includes::of(&self.text, &self.folders, &[]);
-        signature::read(&self.text, &includes.texts(), &self.flags)
+        let includes = Includes::of(self.plain(), &self.folders, &[]);
+        signature::read(self.plain(), &includes.texts(), &self.flags)
+    }
+
+    /// The text without a byte-order mark, which editors write and NVRTC does not know.
+    fn plain(&self) -> &str {
+        self.text.strip_prefix('\u{feff}').unwrap_or(&self.text)
     }
 
     /// The code for an architecture, with these kernels (`scale<float, 4>`) besides those of C linkage.
@@ -83,14 +91,20 @@ impl Source {
         let system = toolkit_folders(nvrtc.path());
         let decides = |includes: &Includes| {
             let mut parts =
-                vec![self.name.clone(), self.text.clone(), arch.to_owned(), format!("{version:?}")];
+                vec![self.name.clone(), self.plain().to_owned(), arch.to_owned(), format!("{version:?}")];
             parts.extend(self.all_flags(&[]));
             parts.extend(names.iter().cloned());
             parts.extend(HEADERS.iter().map(|(_, text)| (*text).to_owned()));
             parts.extend(includes.parts());
             key(&parts.iter().map(String::as_str).collect::<Vec<_>>())
         };
-        let includes = Includes::of(&self.text, &self.folders, &system);
+        let includes = Includes::of(self.plain(), &self.folders, &system);
+        if let Some(path) = &includes.marked {
+            return Err(Error::Input(format!(
+                "{}: starts with a byte-order mark, which the compiler does not read; save it as UTF-8 without one",
+                path.display()
+            )));
+        }
         let key = decides(&includes);
         let entry = format!("user-{key}.cubin");
         let read = || {
@@ -109,12 +123,12 @@ impl Source {
         }
         let folders = if includes.system { &system[..] } else { &[] };
         let flags = self.all_flags(folders);
-        let unit = Unit { name: &self.name, text: &self.text, headers: &HEADERS, arch, flags: &flags };
+        let unit = Unit { name: &self.name, text: self.plain(), headers: &HEADERS, arch, flags: &flags };
         let (compiled, lowered) = nvrtc.compile_named(&unit, names)?;
         let lowered: Vec<_> = names.iter().cloned().zip(lowered).collect();
         tracing::info!("compiled {} for {arch} in {:?}", self.name, start.elapsed());
         // A header that was saved meanwhile: the code may be that of the old or the new one.
-        if includes.certain && decides(&Includes::of(&self.text, &self.folders, &system)) == key {
+        if includes.certain && decides(&Includes::of(self.plain(), &self.folders, &system)) == key {
             cache.write(&entry, &pack(&lowered, &compiled.log, &compiled.cubin));
         }
         let (cubin, log) = (compiled.cubin, compiled.log);

@@ -196,6 +196,12 @@ impl<'py> Call<'py> {
             let text = format_args!("`{name}` is of type {kind}, expected a numpy array of {}", T::NAME);
             return Err(self.invalid(text));
         };
+        if !array.is_exact_instance_of::<PyUntypedArray>() && self.is_masked(object) {
+            let text = format_args!(
+                "`{name}` is a masked array, and the ops know no masks; x.filled(value) gives a plain one"
+            );
+            return Err(self.invalid(text));
+        }
         let descr = array.dtype();
         let fits = descr.kind() == T::KIND && descr.itemsize() == size_of::<T>() && descr.byteorder() == b'=';
         if fits {
@@ -204,6 +210,12 @@ impl<'py> Call<'py> {
         let text =
             format_args!("`{name}` is {}, expected {} (x.astype(np.{1}) converts)", dtype(&descr), T::NAME);
         Err(self.invalid(text))
+    }
+
+    #[cold]
+    fn is_masked(&self, object: &Bound<'py, PyAny>) -> bool {
+        let masked = self.py.import("numpy.ma").and_then(|ma| ma.getattr("MaskedArray"));
+        masked.and_then(|masked| object.is_instance(&masked)).unwrap_or(false)
     }
 
     fn copy(&self, array: &Bound<'py, PyUntypedArray>) -> PyResult<Bound<'py, PyUntypedArray>> {

@@ -1,6 +1,6 @@
 //! Files and folders that are there whole or not at all: written beside, fsynced, then renamed.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -72,11 +72,15 @@ pub fn write_file<T>(path: &Path, body: impl FnOnce(&mut Sink<'_>) -> Result<T>)
 }
 
 /// Writes a folder through `body`, which is given the temporary folder to fill (its files are fsynced here). What
-/// stood under `path` is replaced, but only if it holds nothing except the files named in `owned`.
+/// stood under `path` is replaced, but only if it holds nothing except files whose names are `owned`.
 ///
 /// Replacing a folder takes two renames: if the machine dies between them, the old one is found beside under
 /// `.NAME.old-*`.
-pub fn write_folder<T>(path: &Path, owned: &[&str], body: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+pub fn write_folder<T>(
+    path: &Path,
+    owned: impl Fn(&str) -> bool,
+    body: impl FnOnce(&Path) -> Result<T>,
+) -> Result<T> {
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let exists = check_replaceable(&target, path, owned)?;
     let temporary = Temporary::new(&target, "tmp")?;
@@ -104,7 +108,7 @@ pub fn write_folder<T>(path: &Path, owned: &[&str], body: impl FnOnce(&Path) -> 
 }
 
 /// Whether there is a folder to replace; an error if it holds files that are not ours to delete.
-fn check_replaceable(target: &Path, path: &Path, owned: &[&str]) -> Result<bool> {
+fn check_replaceable(target: &Path, path: &Path, owned: impl Fn(&str) -> bool) -> Result<bool> {
     let meta = match fs::symlink_metadata(target) {
         Ok(meta) => meta,
         Err(_) => return Ok(false),
@@ -114,7 +118,7 @@ fn check_replaceable(target: &Path, path: &Path, owned: &[&str]) -> Result<bool>
     }
     for entry in fs::read_dir(target).map_err(|source| Error::io(path, "read", source))? {
         let name = entry.map_err(|source| Error::io(path, "read", source))?.file_name();
-        if !owned.iter().any(|own| OsStr::new(own) == name) {
+        if !name.to_str().is_some_and(&owned) {
             return Err(Error::field(
                 path,
                 "folder",
@@ -262,13 +266,17 @@ mod tests {
         let fill = |text: &'static str| {
             move |folder: &Path| write_file(&folder.join("a"), |s| s.put(text.as_bytes()))
         };
-        write_folder(&path, &["a"], fill("one")).unwrap();
-        write_folder(&path, &["a"], fill("two")).unwrap();
+        write_folder(&path, |name| name == "a", fill("one")).unwrap();
+        write_folder(&path, |name| name == "a", fill("two")).unwrap();
         assert_eq!(fs::read(path.join("a")).unwrap(), b"two");
-        let failed: Result<()> = write_folder(&path, &["a"], |folder| {
-            write_file(&folder.join("a"), |s| s.put(b"three"))?;
-            Err(Error::field(&folder.join("a"), "field", 1, 2))
-        });
+        let failed: Result<()> = write_folder(
+            &path,
+            |name| name == "a",
+            |folder| {
+                write_file(&folder.join("a"), |s| s.put(b"three"))?;
+                Err(Error::field(&folder.join("a"), "field", 1, 2))
+            },
+        );
         assert_eq!(
             failed.unwrap_err().to_string(),
             format!("{}: field is 1, expected 2", path.join("a").display())
@@ -281,7 +289,7 @@ mod tests {
     fn a_folder_with_other_files_is_not_replaced() {
         let top = tempfile::tempdir().unwrap();
         fs::write(top.path().join("thesis.tex"), "precious").unwrap();
-        let text = write_folder(top.path(), &["a"], |_| Ok(())).unwrap_err().to_string();
+        let text = write_folder(top.path(), |name| name == "a", |_| Ok(())).unwrap_err().to_string();
         assert!(text.contains("thesis.tex"), "{text}");
         assert_eq!(names(top.path()), ["thesis.tex"]);
     }

@@ -146,25 +146,29 @@ pub fn write_checkpoint(
     mut fill: impl FnMut(Part, &TensorSpec, &mut [f32]) -> Result<()>,
 ) -> Result<()> {
     parts.config.validate()?;
-    atomic::write_folder(folder, &FILES, |folder| {
-        let mut crc32 = BTreeMap::new();
-        let eot = parts.tokenizer.map(|tokenizer| tokenizer.eot);
-        let options = HfOptions { elem: parts.elem, eot };
-        crc32.insert(HF_CONFIG.to_owned(), hf::write_config_json(folder, parts.config, &options)?);
-        let weights = |spec: &TensorSpec, out: &mut [f32]| fill(Part::Weight, spec, out);
-        crc32.insert(HF_WEIGHTS.to_owned(), hf::write_weights(folder, parts.config, &options, weights)?);
-        crc32.insert(STATE.to_owned(), write_state(folder, parts.config, &mut fill)?);
-        if let Some(tokenizer) = parts.tokenizer {
-            let written = atomic::write_file(&folder.join(TOKENIZER), |sink| {
-                tokenizer.write_to(sink)?;
-                Ok(sink.crc32())
-            });
-            crc32.insert(TOKENIZER.to_owned(), written?);
-        }
-        let json = TrainerJson { state: parts.trainer.clone(), config: *parts.config, crc32 };
-        let text = json.to_text()?;
-        atomic::write_file(&folder.join(TRAINER), |sink| sink.put(text.as_bytes()))
-    })
+    atomic::write_folder(
+        folder,
+        |name| FILES.contains(&name),
+        |folder| {
+            let mut crc32 = BTreeMap::new();
+            let eot = parts.tokenizer.map(|tokenizer| tokenizer.eot);
+            let options = HfOptions { eot, ..HfOptions::new(parts.elem) };
+            crc32.insert(HF_CONFIG.to_owned(), hf::write_config_json(folder, parts.config, &options)?);
+            let weights = |spec: &TensorSpec, out: &mut [f32]| fill(Part::Weight, spec, out);
+            crc32.insert(HF_WEIGHTS.to_owned(), hf::write_weights(folder, parts.config, &options, weights)?);
+            crc32.insert(STATE.to_owned(), write_state(folder, parts.config, &mut fill)?);
+            if let Some(tokenizer) = parts.tokenizer {
+                let written = atomic::write_file(&folder.join(TOKENIZER), |sink| {
+                    tokenizer.write_to(sink)?;
+                    Ok(sink.crc32())
+                });
+                crc32.insert(TOKENIZER.to_owned(), written?);
+            }
+            let json = TrainerJson { state: parts.trainer.clone(), config: *parts.config, crc32 };
+            let text = json.to_text()?;
+            atomic::write_file(&folder.join(TRAINER), |sink| sink.put(text.as_bytes()))
+        },
+    )
 }
 
 fn write_state(

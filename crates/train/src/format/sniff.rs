@@ -6,6 +6,7 @@ use std::path::Path;
 use super::Source;
 use super::answer_key;
 use super::header::magic;
+use super::hf;
 use super::safetensors::SafeTensors;
 use crate::{Error, Result};
 
@@ -26,7 +27,7 @@ pub enum Kind {
     AnswerKey,
     /// A Hugging Face folder.
     HfFolder,
-    /// The `model.safetensors` inside a Hugging Face folder.
+    /// The `model.safetensors` inside a Hugging Face folder, or one of several, or their index.
     HfFile,
     /// Any other safetensors file.
     SafeTensors,
@@ -63,6 +64,9 @@ pub fn sniff(path: &Path) -> Result<Kind> {
     if path.extension().is_some_and(|extension| extension == "toml") {
         return Ok(Kind::Toml);
     }
+    if path.file_name().is_some_and(|name| name == hf::HF_INDEX) {
+        return Ok(Kind::HfFile);
+    }
     let mut source = Source::open(path)?;
     if source.len() < 8 {
         return Err(unknown(path, format!("{} bytes long", source.len())));
@@ -92,7 +96,10 @@ fn sniff_safetensors(path: &Path, source: Source) -> Result<Kind> {
     if file.header().meta("format") == Some(answer_key::FORMAT) {
         return Ok(Kind::AnswerKey);
     }
-    let named = path.file_name().is_some_and(|name| name == "model.safetensors");
+    let named = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .is_some_and(|name| name == hf::HF_WEIGHTS || hf::is_part_name(name));
     Ok(if named && path.with_file_name("config.json").exists() { Kind::HfFile } else { Kind::SafeTensors })
 }
 
@@ -111,6 +118,6 @@ fn sniff_folder(path: &Path) -> Result<Kind> {
         path,
         "folder",
         "without config.json",
-        "a checkpoint or a Hugging Face folder: config.json and model.safetensors",
+        "a checkpoint or a Hugging Face folder: config.json and model.safetensors, in one file or several",
     ))
 }

@@ -66,7 +66,7 @@ fn write_all(folder: &Path) -> Result<()> {
         out.iter_mut().enumerate().for_each(|(n, out)| *out = value(name, n));
         Ok(())
     })?;
-    write_hf(&at("hf"), &config.into(), &HfOptions { elem: Elem::F32, eot: None }, fill)?;
+    write_hf(&at("hf"), &config.into(), &HfOptions::new(Elem::F32), fill)?;
     let trainer = TrainerState::default();
     let parts =
         CheckpointParts { config: &config.into(), elem: Elem::F32, trainer: &trainer, tokenizer: None };

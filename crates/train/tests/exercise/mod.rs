@@ -7,7 +7,7 @@ use std::path::Path;
 use ironhorse_train::format::answer_key::AnswerKey;
 use ironhorse_train::format::checkpoint::TrainerJson;
 use ironhorse_train::format::debug_state::{DebugState, DebugStateParts, write_debug_state_to};
-use ironhorse_train::format::hf::{HfFolder, parse_config_json};
+use ironhorse_train::format::hf::{HfFolder, parse_config_json, parse_index};
 use ironhorse_train::format::llmc_model::{ModelFile, ModelOptions, write_model_to};
 use ironhorse_train::format::safetensors::SafeTensors;
 use ironhorse_train::format::shards::ShardReader;
@@ -175,6 +175,15 @@ pub fn hf_weights(bytes: &[u8]) -> bool {
 pub fn hf_config(bytes: &[u8]) -> bool {
     match parse_config_json(bytes, Path::new(NAME)) {
         Ok(config) => config.validate().is_ok() || panic!("accepted but not valid"),
+        Err(error) => refused(error),
+    }
+}
+
+pub fn hf_index(bytes: &[u8]) -> bool {
+    match parse_index(bytes, Path::new(NAME)) {
+        Ok(places) => {
+            places.values().all(|file| Path::new(file).components().count() == 1) || panic!("elsewhere")
+        }
         Err(error) => refused(error),
     }
 }

@@ -14,12 +14,17 @@ pub const HF_CONFIG: &str = "config.json";
 
 /// Reads the sizes, and refuses settings that would make the model compute something else than ours.
 pub fn parse_config_json(bytes: &[u8], path: &Path) -> Result<ModelConfig> {
-    let map: Map<String, Value> = serde_json::from_slice(bytes)
+    let map: Map<String, Value> = serde_json::from_slice(without_bom(bytes))
         .map_err(|error| Error::field(path, "content", format!("not valid ({error})"), "a JSON object"))?;
     match map.get("model_type").and_then(Value::as_str) {
         Some("mixtral" | "llama") => moe_json::parse(&map, path).map(ModelConfig::Moe),
         _ => parse_gpt2(&map, path).map(ModelConfig::Gpt2),
     }
+}
+
+/// Editors put a byte-order mark at the start of a file; JSON has none.
+pub(super) fn without_bom(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)
 }
 
 /// A size that must be there.

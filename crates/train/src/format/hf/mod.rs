@@ -1,17 +1,20 @@
-//! Hugging Face folders of GPT-2, Mixtral and Llama: `model.safetensors` and `config.json`, such that `transformers` loads
-//! them as they are.
+//! Hugging Face folders of GPT-2, Mixtral and Llama: `config.json` and `model.safetensors`, or several files with an index,
+//! such that `transformers` loads them as they are.
 //!
 //! Token tables and heads have V rows without padding. The names of GPT-2 carry the prefix `transformer.`, and its linear
 //! layers are stored (in, out).
 
 mod config_json;
+mod files;
 mod moe_json;
 mod reader;
 mod writer;
 
 pub use config_json::{HF_CONFIG, config_json, parse_config_json};
-pub use reader::{HF_WEIGHTS, HfFolder};
-pub use writer::{HfOptions, write_hf};
+pub(super) use files::is_part_name;
+pub use files::{HF_INDEX, HF_WEIGHTS, WeightFiles, parse_index};
+pub use reader::HfFolder;
+pub use writer::{DEFAULT_SHARD, HfOptions, write_hf};
 pub(super) use writer::{write_config_json, write_weights};
 
 use crate::model::{ModelConfig, TensorSpec};

@@ -12,14 +12,13 @@ use crate::{Error, Result};
 /// Reads the sizes, and refuses settings that would make the model compute something else than ours. `rope_theta` becomes
 /// the base, with alpha 1: the same angles.
 pub(super) fn parse(map: &Map<String, Value>, path: &Path) -> Result<MoeConfig> {
-    let settings: [(&str, &[Value]); 7] = [
+    let settings: [(&str, &[Value]); 6] = [
         ("hidden_act", &[json!("silu")]),
         ("tie_word_embeddings", &[json!(false)]),
         ("attention_bias", &[json!(false)]),
         ("mlp_bias", &[json!(false)]),
-        ("sliding_window", &[Value::Null]),
         ("router_jitter_noise", &[json!(0.0), json!(0)]),
-        ("rope_scaling", &[Value::Null]),
+        ("quantization_config", &[Value::Null]),
     ];
     check_settings(map, &settings, path)?;
     let mixtral = map.get("model_type").and_then(Value::as_str) == Some("mixtral");
@@ -35,15 +34,20 @@ pub(super) fn parse(map: &Map<String, Value>, path: &Path) -> Result<MoeConfig> 
         hidden,
         n_layer: size("num_hidden_layers")?,
         n_head,
-        // where a key is absent, what transformers takes
-        n_kv_head: size_or("num_key_value_heads", if mixtral { 8 } else { n_head })?,
+        // where a key is absent, what transformers takes; null means as many as heads
+        n_kv_head: match map.get("num_key_value_heads") {
+            None if mixtral => 8,
+            None | Some(Value::Null) => n_head,
+            Some(_) => size("num_key_value_heads")?,
+        },
         head_dim: size_or("head_dim", hidden.checked_div(n_head).unwrap_or(0))?,
         n_experts: if mixtral { size_or("num_local_experts", 8)? } else { 0 },
         top_k: if mixtral { size_or("num_experts_per_tok", 2)? } else { 0 },
         ffn: size("intermediate_size")?,
         vocab_size: size("vocab_size")?,
         max_seq_len: size("max_position_embeddings")?,
-        rope_base: match rope_theta(map, path)? {
+        rope_base: match rope_theta(map, path, "rope_scaling")?.or(rope_theta(map, path, "rope_parameters")?)
+        {
             Some(theta) => theta,
             None => number_or("rope_theta", if mixtral { 1e6 } else { 1e4 })?,
         },
@@ -51,27 +55,42 @@ pub(super) fn parse(map: &Map<String, Value>, path: &Path) -> Result<MoeConfig> 
         rms_eps: number_or("rms_norm_eps", if mixtral { 1e-5 } else { 1e-6 })?,
         aux_alpha: if mixtral { number_or("router_aux_loss_coef", 0.001)? } else { 0.01 },
     };
+    // a window that reaches over the whole context is none
+    let window = size_or("sliding_window", usize::MAX)?;
     match config.problem() {
         Some((field, found, expected)) => Err(Error::field(path, field, found, expected)),
         None if mixtral && config.n_experts == 0 => {
             Err(Error::field(path, "num_local_experts", 0, "at least 1"))
         }
+        None if mixtral && window < config.max_seq_len => {
+            let expected = format!("null or at least max_position_embeddings, {}", config.max_seq_len);
+            Err(Error::field(path, "sliding_window", window, expected))
+        }
         None => Ok(config),
     }
 }
 
-/// The base where transformers writes it since its version 5.
-fn rope_theta(map: &Map<String, Value>, path: &Path) -> Result<Option<f64>> {
+/// The base inside `rope_parameters`, where transformers writes it since its version 5, or `rope_scaling`, its name
+/// before. Every other kind of RoPE turns by other angles.
+fn rope_theta(map: &Map<String, Value>, path: &Path, key: &str) -> Result<Option<f64>> {
     let wrong = |value: &Value| {
         let expected = "null or {\"rope_type\": \"default\", \"rope_theta\": ...}";
-        Error::field(path, "rope_parameters", value, expected)
+        Error::field(path, key, value, expected)
     };
-    let Some(value) = map.get("rope_parameters").filter(|value| !value.is_null()) else { return Ok(None) };
+    let Some(value) = map.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
     let rope = value.as_object().ok_or_else(|| wrong(value))?;
-    if rope.get("rope_type").is_some_and(|kind| kind != "default") {
-        return Err(wrong(value));
+    for (name, set) in rope {
+        let known = match name.as_str() {
+            "rope_type" | "type" => set == "default",
+            "rope_theta" => set.is_number(),
+            "partial_rotary_factor" => set.is_null() || set.as_f64() == Some(1.0),
+            _ => false,
+        };
+        if !known {
+            return Err(wrong(value));
+        }
     }
-    rope.get("rope_theta").map(|theta| theta.as_f64().ok_or_else(|| wrong(value))).transpose()
+    Ok(rope.get("rope_theta").and_then(Value::as_f64))
 }
 
 pub(super) fn to_json(config: &MoeConfig, elem: Elem, eot: usize) -> Value {

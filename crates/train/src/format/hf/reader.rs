@@ -5,20 +5,17 @@ use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 
 use super::config_json::{HF_CONFIG, parse_config_json};
+use super::files::WeightFiles;
 use super::{PREFIX, architecture, is_transposed, transpose};
-use crate::format::safetensors::SafeTensors;
 use crate::format::stacked::expect_numel;
 use crate::model::{ModelConfig, TensorSpec};
 use crate::{Error, Result};
-
-/// The weights' file in the folder.
-pub const HF_WEIGHTS: &str = "model.safetensors";
 
 /// An open Hugging Face folder.
 #[derive(Debug)]
 pub struct HfFolder<R = File> {
     folder: PathBuf,
-    file: SafeTensors<R>,
+    files: WeightFiles<R>,
     config: ModelConfig,
     prefix: &'static str,
     table: Vec<TensorSpec>,
@@ -31,47 +28,52 @@ impl HfFolder<File> {
         let path = folder.join(HF_CONFIG);
         let json = std::fs::read(&path).map_err(|source| Error::io(&path, "read", source))?;
         let config = parse_config_json(&json, &path)?;
-        Self::new(folder, config, SafeTensors::open(&folder.join(HF_WEIGHTS))?)
+        Self::new(folder, config, WeightFiles::open(folder)?)
     }
 }
 
 impl<R: Read + Seek> HfFolder<R> {
-    /// Checks that `file` holds every parameter of a model with these sizes, and none that we would leave out.
-    pub fn new(folder: &Path, config: impl Into<ModelConfig>, file: SafeTensors<R>) -> Result<Self> {
-        let config = config.into();
+    /// Checks that the files hold every parameter of a model with these sizes, and none that we would leave out.
+    pub fn new(
+        folder: &Path,
+        config: impl Into<ModelConfig>,
+        files: impl Into<WeightFiles<R>>,
+    ) -> Result<Self> {
+        let (config, files) = (config.into(), files.into());
         config.validate()?;
-        let count = file.header().entries().len();
+        let count = files.entries().count();
         // before the table is made, which grows with the layers and experts; a missing expert is named below
         let per_layer = config.tensors_per_layer() / if config.kind() == "moe" { 2 } else { 1 };
         if count < per_layer * config.layers() {
             let expected = format!("at least {per_layer} for each of {} layers", config.layers());
-            return Err(file.field("number of tensors", count, expected));
+            return Err(files.wrong(None, "number of tensors", count.to_string(), expected));
         }
-        let prefixed = file.header().get("transformer.wte.weight").is_some();
+        let prefixed = files.get("transformer.wte.weight").is_some();
         let prefix = if prefixed { PREFIX } else { "" };
         let table = config.tensors();
         for spec in &table {
             let name = format!("{prefix}{}", spec.name);
-            let entry = file.entry(&name)?;
+            let entry = files.entry(&name, folder)?;
             if entry.shape != stored_shape(&config, spec) {
                 let found = format!("{:?}", entry.shape);
                 let expected = format!("{:?}", stored_shape(&config, spec));
-                return Err(file.field(format!("shape of `{name}`"), found, expected));
+                return Err(files.wrong(Some(&name), &format!("shape of `{name}`"), found, expected));
             }
             if entry.dtype.elem().is_none() {
-                return Err(file.field(format!("dtype of `{name}`"), entry.dtype.name(), "F32, BF16 or F16"));
+                let (found, expected) = (entry.dtype.name().to_owned(), "F32, BF16 or F16".to_owned());
+                return Err(files.wrong(Some(&name), &format!("dtype of `{name}`"), found, expected));
             }
         }
         let known: std::collections::HashSet<&str> = table.iter().map(|spec| &*spec.name).collect();
-        let extra = file.header().entries().iter().find(|entry| {
+        let extra = files.entries().find(|entry| {
             let name = entry.name.strip_prefix(prefix).unwrap_or(&entry.name);
             !known.contains(name) && !is_buffer(name)
         });
         if let Some(entry) = extra {
             let expected = format!("only those of {}", architecture(&config));
-            return Err(file.field("tensor", format!("`{}`", entry.name), expected));
+            return Err(files.wrong(Some(&entry.name), "tensor", format!("`{}`", entry.name), expected));
         }
-        Ok(Self { folder: folder.to_owned(), file, config, prefix, table, turned: Vec::new() })
+        Ok(Self { folder: folder.to_owned(), files, config, prefix, table, turned: Vec::new() })
     }
 
     /// The sizes in `config.json`, with the vocabulary padded.
@@ -100,13 +102,13 @@ impl<R: Read + Seek> HfFolder<R> {
         if is_transposed(&self.config, spec) {
             let (rows, cols) = (spec.shape.rows(), spec.shape.cols());
             self.turned.resize(out.len(), 0.0);
-            self.file.read_f32(&stored, &mut self.turned)?;
+            self.files.read_f32(&stored, &mut self.turned)?;
             transpose(&self.turned, cols, rows, out);
             return Ok(());
         }
-        let held = self.file.entry(&stored)?.numel();
+        let held = self.files.entry(&stored, &self.folder)?.numel();
         let (rows, padding) = out.split_at_mut(held);
-        self.file.read_f32(&stored, rows)?;
+        self.files.read_f32(&stored, rows)?;
         padding.fill(0.0);
         Ok(())
     }

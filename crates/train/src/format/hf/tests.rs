@@ -13,7 +13,7 @@ const CONFIG: ModelConfig = ModelConfig::Gpt2(Gpt2Config {
     n_head: 1,
     n_embd: 4,
 });
-const F32: HfOptions = HfOptions { elem: Elem::F32, eot: None };
+const F32: HfOptions = HfOptions::new(Elem::F32);
 
 /// Small whole numbers that bf16 holds exactly; nothing in the padding.
 fn fill(spec: &TensorSpec, out: &mut [f32]) -> crate::Result<()> {
@@ -27,7 +27,7 @@ fn a_folder_round_trips() {
     let top = tempfile::tempdir().unwrap();
     for elem in [Elem::F32, Elem::BF16] {
         let folder = top.path().join("hf");
-        write_hf(&folder, &CONFIG, &HfOptions { elem, eot: Some(2) }, fill).unwrap();
+        write_hf(&folder, &CONFIG, &HfOptions { eot: Some(2), ..HfOptions::new(elem) }, fill).unwrap();
         let mut hf = HfFolder::open(&folder).unwrap();
         assert_eq!(*hf.config(), CONFIG);
         for spec in CONFIG.tensors() {
@@ -133,9 +133,7 @@ fn settings_we_do_not_compute_are_refused() {
     );
     assert!(parse_config_json(b"[1]", Path::new("c")).is_err());
     let top = tempfile::tempdir().unwrap();
-    assert!(
-        write_hf(&top.path().join("h"), &CONFIG, &HfOptions { elem: Elem::F32, eot: Some(5) }, fill).is_err()
-    );
+    assert!(write_hf(&top.path().join("h"), &CONFIG, &HfOptions { eot: Some(5), ..F32 }, fill).is_err());
     assert!(
         HfFolder::open(&top.path().join("none"))
             .unwrap_err()
@@ -225,6 +223,23 @@ fn settings_of_mixtures_that_we_do_not_compute_are_refused() {
         assert!(
             refusal(|j| j["rope_parameters"] = 3.into()).contains("rope_parameters is 3, expected null or")
         );
+        for rope in [
+            serde_json::json!({"type": "linear", "factor": 2.0}),
+            serde_json::json!({"rope_type": "default", "partial_rotary_factor": 0.5}),
+            serde_json::json!({"full_attention": {"rope_type": "default"}}),
+            serde_json::json!({"rope_theta": "much"}),
+        ] {
+            for key in ["rope_parameters", "rope_scaling"] {
+                let mut json = config_json(config, Elem::F32, 4);
+                json[key] = rope.clone();
+                let text = parse_config_json(json.to_string().as_bytes(), Path::new("c")).unwrap_err();
+                assert!(text.to_string().starts_with(&format!("c: {key} is {{")), "{text}");
+            }
+        }
+        assert!(
+            refusal(|j| j["quantization_config"] = serde_json::json!({"bits": 4}))
+                .contains("quantization_config is {")
+        );
         assert!(
             refusal(|j| j["rms_norm_eps"] = "x".into()).contains("rms_norm_eps is \"x\", expected a number")
         );
@@ -232,10 +247,153 @@ fn settings_of_mixtures_that_we_do_not_compute_are_refused() {
         assert!(refusal(|j| j["num_attention_heads"] = 0.into()).contains("n_head is 0"));
         assert!(refusal(|j| j["tie_word_embeddings"] = true.into()).contains("expected false"));
     }
-    assert!(parse(&mixtral, |j| j["sliding_window"] = 4.into()).unwrap_err().contains("expected null"));
+    assert!(
+        parse(&mixtral, |j| j["sliding_window"] = 6.into())
+            .unwrap_err()
+            .ends_with("sliding_window is 6, expected null or at least max_position_embeddings, 7")
+    );
+    assert!(parse(&mixtral, |j| j["sliding_window"] = 7.into()).unwrap().computes_as(&mixtral));
+    let heads = |change| parse(&mixtral, change).unwrap();
+    let ModelConfig::Moe(null) = heads(|j| j["num_key_value_heads"] = serde_json::Value::Null) else {
+        panic!("a mixture")
+    };
+    assert_eq!(null.n_kv_head, 4);
+    let absent = parse(&mixtral, |j| drop(j.as_object_mut().unwrap().remove("num_key_value_heads")));
+    assert!(absent.unwrap_err().contains("n_kv_head is 8, expected a divisor of n_head, 4"));
     assert!(
         parse(&mixtral, |j| j["num_experts_per_tok"] = 4.into())
             .unwrap_err()
             .contains("from 1 to n_experts, 3")
     );
+}
+
+/// Names of the files, and their bytes.
+fn files(folder: &Path) -> std::collections::BTreeMap<String, Vec<u8>> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    entries.map(|e| (e.file_name().into_string().unwrap(), std::fs::read(e.path()).unwrap())).collect()
+}
+
+fn numbered(spec: &TensorSpec, out: &mut [f32]) -> crate::Result<()> {
+    let start = spec.name.bytes().map(usize::from).sum::<usize>() % 1000;
+    out.iter_mut().enumerate().for_each(|(n, value)| *value = ((n + start) % 251) as f32);
+    Ok(())
+}
+
+/// A mixture in several files, of at most 400 bytes of weights each where a tensor is not larger.
+fn sharded(folder: &Path, elem: Elem) -> ModelConfig {
+    let [_, config] = mixtures();
+    write_hf(folder, &config, &HfOptions { shard: 400, ..HfOptions::new(elem) }, numbered).unwrap();
+    config
+}
+
+#[test]
+fn several_files_hold_what_one_does() {
+    let top = tempfile::tempdir().unwrap();
+    for elem in [Elem::F32, Elem::BF16] {
+        let folder = top.path().join("hf");
+        let config = sharded(&folder, elem);
+        let names: Vec<String> = files(&folder).into_keys().collect();
+        let parts = names.len() - 2;
+        assert!(parts > 5 && names.contains(&HF_INDEX.to_owned()) && !names.contains(&HF_WEIGHTS.to_owned()));
+        assert_eq!(names[1], format!("model-00001-of-{parts:05}.safetensors"));
+        let index: serde_json::Value = serde_json::from_slice(&files(&folder)[HF_INDEX]).unwrap();
+        let numel: usize =
+            config.tensors().iter().map(|s| config.unpadded_shape(s).iter().product::<usize>()).sum();
+        assert_eq!(index["metadata"]["total_size"], numel * elem.size());
+        assert_eq!(index["metadata"]["total_parameters"], numel);
+        let mut hf = HfFolder::open(&folder).unwrap();
+        for spec in config.tensors() {
+            let [mut got, mut want] = [9.0, 0.0].map(|value| vec![value; spec.shape.numel()]);
+            hf.read_tensor(&spec.name, &mut got).unwrap();
+            numbered(&spec, &mut want).unwrap();
+            let held: usize = config.unpadded_shape(&spec).iter().product();
+            assert_eq!(got[..held], want[..held], "{}", spec.name);
+        }
+        for name in [&names[1], HF_INDEX] {
+            let source = crate::format::open_weights(&folder.join(name)).unwrap();
+            assert_eq!(source.path(), folder, "{name}");
+        }
+        // one file again replaces the many
+        write_hf(&folder, &config, &HfOptions::new(elem), numbered).unwrap();
+        assert_eq!(files(&folder).len(), 2);
+    }
+}
+
+#[test]
+fn a_failed_write_of_several_files_leaves_what_was_there() {
+    let top = tempfile::tempdir().unwrap();
+    let folder = top.path().join("hf");
+    let config = sharded(&folder, Elem::F32);
+    let before = files(&folder);
+    let mut left = 9;
+    let failed = write_hf(&folder, &config, &HfOptions { shard: 100, ..F32 }, |_, _| {
+        left -= 1;
+        if left == 0 { Err(crate::Error::Config("no more".into())) } else { Ok(()) }
+    });
+    assert!(failed.is_err());
+    assert_eq!(files(&folder), before);
+    assert_eq!(std::fs::read_dir(top.path()).unwrap().count(), 1, "nothing is left beside");
+}
+
+#[test]
+fn what_is_wrong_with_several_files_is_named() {
+    let top = tempfile::tempdir().unwrap();
+    let folder = top.path().join("hf");
+    let config = sharded(&folder, Elem::F32);
+    let good = files(&folder);
+    let [first, second] = [1, 2].map(|n| good.keys().nth(n).unwrap().clone());
+    let refusal = |change: &dyn Fn()| {
+        change();
+        let text = HfFolder::open(&folder).unwrap_err().to_string();
+        for (name, bytes) in &good {
+            std::fs::write(folder.join(name), bytes).unwrap();
+        }
+        HfFolder::open(&folder).unwrap();
+        text.replace(folder.to_str().unwrap(), "hf")
+    };
+    let index = |change: &dyn Fn(&mut serde_json::Value)| {
+        let mut json = serde_json::from_slice(&good[HF_INDEX]).unwrap();
+        change(&mut json);
+        std::fs::write(folder.join(HF_INDEX), json.to_string()).unwrap();
+    };
+    let table = config.tensors();
+    let name = &table[0].name;
+    let missing = refusal(&|| std::fs::remove_file(folder.join(&second)).unwrap());
+    assert!(
+        missing.starts_with(&format!("hf/{second}: file is missing, expected in the folder")),
+        "{missing}"
+    );
+    let elsewhere = refusal(&|| index(&|j| j["weight_map"][name] = second.clone().into()));
+    assert!(elsewhere.contains(&format!("tensor `{name}` is in this file, but {HF_INDEX} says {second}")));
+    let unknown = refusal(&|| index(&|j| drop(j["weight_map"].as_object_mut().unwrap().remove(name))));
+    assert!(unknown.contains(&format!("tensor `{name}` is in this file, but {HF_INDEX} says nowhere")));
+    let promised = refusal(&|| index(&|j| j["weight_map"]["more"] = first.clone().into()));
+    assert!(promised.contains(&format!("tensor `more` is missing, expected in {first}")), "{promised}");
+    let other = refusal(&|| index(&|j| j["weight_map"]["more"] = "other.safetensors".into()));
+    assert!(other.starts_with("hf/other.safetensors: file is missing"), "{other}");
+    let twice = refusal(&|| std::fs::write(folder.join(&second), &good[&first]).unwrap());
+    assert!(
+        twice.contains(&format!("{second}: tensor `{name}` is also in hf/{first}, expected in one")),
+        "{twice}"
+    );
+    let short = refusal(&|| std::fs::write(folder.join(&first), &good[&first][..80]).unwrap());
+    assert!(short.starts_with(&format!("hf/{first}: ")), "{short}");
+    // an expert that is nowhere, neither in the files nor in the index
+    let expert = "model.layers.1.block_sparse_moe.experts.2.w3.weight";
+    let gone = refusal(&|| {
+        let json: serde_json::Value = serde_json::from_slice(&good[HF_INDEX]).unwrap();
+        let path = folder.join(json["weight_map"][expert].as_str().unwrap());
+        let mut file = SafeTensors::open(&path).unwrap();
+        let kept: Vec<_> = file.header().entries().iter().filter(|e| e.name != expert).cloned().collect();
+        let infos: Vec<_> =
+            kept.iter().map(|e| TensorInfo::new(&*e.name, e.dtype, e.shape.clone())).collect();
+        let mut bytes = Vec::new();
+        let mut sink = Sink::new(&mut bytes, &path);
+        let mut writer = Writer::new(&mut sink, Header::build(&[], &infos).unwrap()).unwrap();
+        kept.iter().for_each(|entry| writer.copy(&mut file, &entry.name).unwrap());
+        writer.finish().unwrap();
+        std::fs::write(&path, bytes).unwrap();
+        index(&|j| drop(j["weight_map"].as_object_mut().unwrap().remove(expert)));
+    });
+    assert_eq!(gone, format!("hf: tensor `{expert}` is missing, expected in one of its files"));
 }

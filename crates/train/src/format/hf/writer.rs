@@ -3,13 +3,17 @@
 use std::path::Path;
 
 use super::config_json::{HF_CONFIG, config_json};
-use super::reader::{HF_WEIGHTS, stored_shape};
+use super::files::{HF_INDEX, HF_WEIGHTS, index_json, is_part_name, part_name};
+use super::reader::stored_shape;
 use super::{PREFIX, is_transposed, transpose};
 use crate::format::safetensors::{Header, TensorInfo, Writer};
 use crate::format::stacked::filled;
 use crate::format::{Elem, atomic};
 use crate::model::{ModelConfig, TensorSpec};
 use crate::{Error, Result};
+
+/// The most bytes of weights in one file where nobody says otherwise: what `transformers` took for long.
+pub const DEFAULT_SHARD: u64 = 5_000_000_000;
 
 /// How to write a Hugging Face folder.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +22,15 @@ pub struct HfOptions {
     pub elem: Elem,
     /// The end-of-text token; the last of the vocabulary if not given, as in GPT-2.
     pub eot: Option<u32>,
+    /// The most bytes of weights in one file; what is more goes into several with an index. A tensor is never split.
+    pub shard: u64,
+}
+
+impl HfOptions {
+    /// Files of at most [`DEFAULT_SHARD`] bytes.
+    pub const fn new(elem: Elem) -> Self {
+        Self { elem, eot: None, shard: DEFAULT_SHARD }
+    }
 }
 
 /// Writes a folder atomically. `fill` is called once per parameter, in model order, with a zeroed buffer of its shape in
@@ -26,13 +39,53 @@ pub fn write_hf(
     folder: &Path,
     config: &ModelConfig,
     options: &HfOptions,
-    fill: impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
+    mut fill: impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
 ) -> Result<()> {
     config.validate()?;
-    atomic::write_folder(folder, &[HF_CONFIG, HF_WEIGHTS], |folder| {
+    let owned = |name: &str| [HF_CONFIG, HF_WEIGHTS, HF_INDEX].contains(&name) || is_part_name(name);
+    atomic::write_folder(folder, owned, |folder| {
         write_config_json(folder, config, options)?;
-        write_weights(folder, config, options, fill).map(drop)
+        let table = config.tensors();
+        let parts = split(config, options, &table);
+        if let [_] = parts[..] {
+            return write_part(&folder.join(HF_WEIGHTS), config, options.elem, &table, &mut fill).map(drop);
+        }
+        let mut places = Vec::new();
+        for (number, part) in parts.iter().enumerate() {
+            let file = part_name(number + 1, parts.len());
+            write_part(&folder.join(&file), config, options.elem, part, &mut fill)?;
+            places.extend(part.iter().map(|spec| (stored_name(config, spec), file.clone())));
+        }
+        let bytes: u64 = table.iter().map(|spec| stored_bytes(config, options.elem, spec)).sum();
+        // what is stored, without the padding of the vocabulary
+        let text = index_json(&places, bytes / options.elem.size() as u64, bytes);
+        atomic::write_file(&folder.join(HF_INDEX), |sink| sink.put(text.as_bytes()))
     })
+}
+
+/// The tensors of each file: as many, in order, as fit; at least one.
+fn split<'a>(config: &ModelConfig, options: &HfOptions, table: &'a [TensorSpec]) -> Vec<&'a [TensorSpec]> {
+    let (mut parts, mut start, mut held) = (Vec::new(), 0, 0u64);
+    for (at, spec) in table.iter().enumerate() {
+        let bytes = stored_bytes(config, options.elem, spec);
+        if at > start && held.saturating_add(bytes) > options.shard {
+            parts.push(&table[start..at]);
+            (start, held) = (at, 0);
+        }
+        held = held.saturating_add(bytes);
+    }
+    parts.push(&table[start..]);
+    parts
+}
+
+fn stored_bytes(config: &ModelConfig, elem: Elem, spec: &TensorSpec) -> u64 {
+    let numel: usize = stored_shape(config, spec).iter().product();
+    numel as u64 * elem.size() as u64
+}
+
+fn stored_name(config: &ModelConfig, spec: &TensorSpec) -> String {
+    let prefix = if matches!(config, ModelConfig::Gpt2(_)) { PREFIX } else { "" };
+    format!("{prefix}{}", spec.name)
 }
 
 /// Writes `config.json` and gives its CRC-32.
@@ -54,28 +107,36 @@ pub(in crate::format) fn write_config_json(
     })
 }
 
-/// Writes `model.safetensors` and gives its CRC-32.
+/// Writes all weights as `model.safetensors` and gives its CRC-32.
 pub(in crate::format) fn write_weights(
     folder: &Path,
     config: &ModelConfig,
     options: &HfOptions,
     mut fill: impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
 ) -> Result<u32> {
-    let table = config.tensors();
-    let dtype = options.elem.into();
-    let prefix = if matches!(config, ModelConfig::Gpt2(_)) { PREFIX } else { "" };
-    let infos = table
+    write_part(&folder.join(HF_WEIGHTS), config, options.elem, &config.tensors(), &mut fill)
+}
+
+/// Writes some of the weights as one file and gives its CRC-32.
+fn write_part(
+    path: &Path,
+    config: &ModelConfig,
+    elem: Elem,
+    part: &[TensorSpec],
+    fill: &mut impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
+) -> Result<u32> {
+    let infos = part
         .iter()
-        .map(|spec| TensorInfo::new(format!("{prefix}{}", spec.name), dtype, stored_shape(config, spec)));
+        .map(|spec| TensorInfo::new(stored_name(config, spec), elem.into(), stored_shape(config, spec)));
     // transformers refuses a file without this entry
     let metadata = [("format".to_owned(), "pt".to_owned())];
     let header = Header::build(&metadata, &infos.collect::<Vec<_>>())?;
-    atomic::write_file(&folder.join(HF_WEIGHTS), |sink| {
+    atomic::write_file(path, |sink| {
         let mut writer = Writer::new(sink, header)?;
         let (mut values, mut turned) = (Vec::new(), Vec::new());
-        for spec in &table {
-            filled(spec, &mut values, &mut fill)?;
-            let name = format!("{prefix}{}", spec.name);
+        for spec in part {
+            filled(spec, &mut values, &mut *fill)?;
+            let name = stored_name(config, spec);
             if is_transposed(config, spec) {
                 turned.resize(values.len(), 0.0);
                 transpose(&values, spec.shape.rows(), spec.shape.cols(), &mut turned);
