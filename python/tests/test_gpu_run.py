@@ -147,6 +147,24 @@ def test_some_stages_only(bundle: Path):
     assert [part["name"] for part in summary(bundle)["parts"]] == ["doctor", "nvidia-smi", "selftest"]
 
 
+def test_mixtures_of_experts_have_a_call_of_their_own(bundle: Path):
+    (bundle / "benches").mkdir()
+    (bundle / "benches" / "gpu_torch_moe.py").write_text(TORCH)
+    keys = bundle / "scratch" / "moe"  # or they would be exported
+    keys.mkdir()
+    for name in ("tiny", "odd", "all", "one", "llama"):
+        (keys / f"{name}.key.safetensors").write_text("")
+    done = run(bundle, "--only", "moe")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = summary(bundle)
+    assert len([part for part in report["parts"] if part["name"].startswith("verify-moe-")]) == 10
+    rows = {f"{row['model']}-{row['batch']}-{row['dtype']}": row for row in report["bench"]}
+    assert list(rows) == ["moe8-16-bf16", "moe8-16-all16", "moe30-20-all16"]
+    assert rows["moe8-16-bf16"]["default_ratio"] == rows["moe8-16-all16"]["default_ratio"] == pytest.approx(1.16)
+    calls = (bundle / "calls").read_text()
+    assert "--master residual --moments bf16 --recompute gelu" in calls and "verify --lockstep" in calls
+
+
 def test_time_that_is_spent_leaves_parts_out(bundle: Path):
     assert run(bundle, "--only", "doctor", "--budget", "0").returncode == 1
     assert summary(bundle)["parts"][0]["status"] == "no-time"

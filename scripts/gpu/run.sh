@@ -6,6 +6,7 @@
 #   bash run.sh --quick                the checks and one comparison, in 3 minutes at most
 #   bash run.sh --only bench           some stages; --bench d12-b64,d12-b4 narrows that one, --no-torch leaves torch out
 #   bash run.sh --only python,ops      the Python, PyTorch, C and jit ops: their tests, then their speeds; 9 minutes at most
+#   bash run.sh --only moe             mixtures of experts: keys, the 6.9B and its first eight layers; 9 minutes at most
 #   bash run.sh --out results          table.txt, summary.json, trace.json and logs.tar.gz go there
 #
 # Every part has its own time limit, log and exit status; a failure stops nothing. The end is a table of all parts.
@@ -13,7 +14,7 @@
 set -u
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-stages="doctor selftest verify lockstep determinism python ops bench profile sanitizer startup precision"
+stages="doctor selftest verify lockstep determinism python ops moe bench profile sanitizer startup precision"
 quick_stages="doctor selftest verify lockstep determinism bench"
 grid="d12-b64 d12-b4 d24-b32 d48-b16"
 out=out quick= only= torch=1 budget= chosen=
@@ -57,11 +58,11 @@ done
 [[ $budget =~ ^[0-9]*$ ]] || refuse "--budget is '$budget', expected seconds"
 wanted=${only:-$stages}
 [[ $quick && ! $only ]] && wanted=$quick_stages
-# Everything is the engine's part; the ops have a call of their own.
-[[ $only ]] || wanted=${wanted/ python ops/}
+# Everything is GPT-2 on the engine; the ops and the mixtures of experts have calls of their own.
+[[ $only ]] || wanted=${wanted/ python ops moe/}
 [[ $chosen ]] || chosen=$grid
 [[ $quick && $chosen == "$grid" ]] && chosen=d12-b64
-budget=${budget:-$([[ $quick ]] && echo 175 || { [[ $only == *ops* ]] && echo 540 || echo 470; })}
+budget=${budget:-$([[ $quick ]] && echo 175 || { [[ $only =~ ops|moe ]] && echo 540 || echo 470; })}
 
 ironhorse=${IRONHORSE_BIN:-$here/ironhorse}
 python=${PYTHON:-python3}
@@ -170,22 +171,73 @@ stage_determinism() {
     done
 }
 
-# The tests of the ops for numpy, PyTorch and C and of user kernels, those that need a GPU included; a part for each file.
+# The tests of the ops for numpy, PyTorch and C and of user kernels, those that need a GPU included; a part for each file, all
+# at once: most of their time is the host's.
 stage_python() {
-    local file name
+    local file name parts=()
     "$python" -c 'import pytest' 2>/dev/null || export PYTHONPATH=$PYTHONPATH:$here/pytest
-    for file in "$here"/python/tests/test_{capi_cuda,ops_cuda,jit,torch}*.py; do
+    for file in "$here"/python/tests/test_{capi_cuda,ops_cuda,nn_cuda,jit,torch}*.py; do
         [[ -e $file ]] || continue
         name=${file##*/test_}
         name=python-${name%.py}
-        attempt "${name//_/-}" 150 "$python" -m pytest -q -p no:cacheprovider --durations=3 "$file"
+        attempt "${name//_/-}" 300 "$python" -m pytest -q -p no:cacheprovider --durations=3 "$file" &
+        parts+=($!)
     done
+    wait "${parts[@]}"
 }
 
 # The speeds of the PyTorch ops beside PyTorch's own, eager and compiled, and of making an op from source.
 stage_ops() {
     attempt ops-torch 240 "$python" "$here/benches/torch_ops.py" --json "$(json ops-torch)"
     attempt ops-jit 60 "$python" "$here/benches/jit.py" --json "$(json ops-jit)"
+}
+
+# Mixtures of experts: name, sizes, B, T, routing. An idle expert and one for each token; all experts; every token on one; a
+# Llama.
+moe_keys="tiny moe-tiny 2 32 spread
+odd C=48,L=2,NH=6,NKV=3,E=3,K=1,F=40,V=99 3 11 idle
+all C=128,L=2,NH=2,NKV=1,head_dim=64,E=8,K=8,F=192,V=300 2 65 spread
+one C=256,L=2,NH=2,NKV=2,head_dim=128,E=4,K=2,F=320,V=512 1 33 single
+llama C=64,L=2,NH=4,NKV=4,E=0,F=128,V=200 2 33 spread"
+
+stage_moe() {
+    local name sizes batch seq init key dtype part flags torch_flags
+    while read -r name sizes batch seq init; do
+        key=$scratch/moe/$name.key.safetensors
+        if [[ ! -e $key ]]; then
+            attempt "export-moe-$name" 60 "$python" -m ironhorse.export moe --model "$sizes" --batch "$batch" --seq "$seq" \
+                --steps 2 --init "$init" --stem "$name" --out "$scratch/moe"
+            mv "$scratch/moe/${name}_"*.key.safetensors "$key" || continue
+        fi
+        for dtype in f32 bf16; do
+            part=moe-$name-$dtype
+            attempt "verify-$part" 30 "$ironhorse" verify --key "$key" --device cuda --dtype $dtype --json "$(json "verify-$part")"
+        done
+    done <<<"$moe_keys"
+    for dtype in "f32" "bf16 --master residual --moments bf16"; do
+        part=lockstep-moe-tiny-${dtype%% *}
+        # shellcheck disable=SC2086  # the flags after the dtype are words of their own
+        attempt "$part" 40 "$ironhorse" verify --lockstep --key "$scratch/moe/tiny.key.safetensors" --device cuda \
+            --dtype $dtype --json "$(json "$part")"
+    done
+    [[ $quick ]] && return
+    # The sizes of the 6.9B with eight of its layers, beside PyTorch; then all of it.
+    flags=(--device cuda --seq 1024 --dtype bf16 --steps 5 --seconds 5)
+    sizes=hidden=768,n_layer=8,n_head=12,n_kv_head=1,head_dim=64,n_experts=16,top_k=4,ffn=6144,vocab_size=32000
+    sizes+=,max_seq_len=32768,rope_alpha=8
+    attempt bench-moe8-b16-bf16 90 "$ironhorse" bench "${flags[@]}" --model "$sizes" --batch 16 \
+        --json "$(json bench-moe8-b16-bf16)"
+    torch_flags=(--model moe-6.9b --layers 8 --batch 16 --seq 1024 --seconds 4 --sdpa cudnn)
+    if [[ $torch ]]; then
+        attempt torch-moe8-b16-bf16 120 "$python" "$here/benches/gpu_torch_moe.py" "${torch_flags[@]}" \
+            --json "$(json torch-moe8-b16-bf16)"
+        attempt torch-moe8-b16-all16 120 "$python" "$here/benches/gpu_torch_moe.py" "${torch_flags[@]}" --recipe bf16 \
+            --json "$(json torch-moe8-b16-all16)"
+    fi
+    attempt bench-moe8-b16-all16 90 "$ironhorse" bench "${flags[@]}" --model "$sizes" --batch 16 --master residual \
+        --moments bf16 --json "$(json bench-moe8-b16-all16)"
+    attempt bench-moe30-b20-all16 150 "$ironhorse" bench "${flags[@]}" --model moe-6.9b --batch 20 --master residual \
+        --moments bf16 --recompute gelu --json "$(json bench-moe30-b20-all16)"
 }
 
 # torch cannot compile d48 in the time there is

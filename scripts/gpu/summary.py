@@ -121,7 +121,7 @@ def comparison(work: Work) -> list[dict[str, Any]]:
     """ironhorse beside PyTorch, a row for each model, batch and precision."""
     configs: list[str] = []
     for part in work.parts:
-        match = re.fullmatch(r"(?:bench|torch)-(d\d+-b\d+-\w+?)(?:-fast)?", part["name"])
+        match = re.fullmatch(r"(?:bench|torch)-((?:d|moe)\d+-b\d+-\w+?)(?:-fast)?", part["name"])
         if match and match[1] not in configs:
             configs.append(match[1])
     rows = []
