@@ -171,19 +171,24 @@ stage_determinism() {
     done
 }
 
-# The tests of the ops for numpy, PyTorch and C and of user kernels, those that need a GPU included; a part for each file, all
-# at once: most of their time is the host's.
+# The tests of the ops for numpy, PyTorch and C and of user kernels, those that need a GPU included; a part for each file. Most of
+# their time is the host's, so all run at once, but for those that watch the GPU's free memory.
 stage_python() {
-    local file name parts=()
+    local file parts=()
     "$python" -c 'import pytest' 2>/dev/null || export PYTHONPATH=$PYTHONPATH:$here/pytest
     for file in "$here"/python/tests/test_{capi_cuda,ops_cuda,nn_cuda,jit,torch}*.py; do
-        [[ -e $file ]] || continue
-        name=${file##*/test_}
-        name=python-${name%.py}
-        attempt "${name//_/-}" 300 "$python" -m pytest -q -p no:cacheprovider --durations=3 "$file" &
+        [[ -e $file && $file != *test_torch_cuda.py ]] || continue
+        test_file "$file" &
         parts+=($!)
     done
-    wait "${parts[@]}"
+    ((${#parts[@]})) && wait "${parts[@]}"
+    file=$here/python/tests/test_torch_cuda.py
+    [[ -e $file ]] && test_file "$file"
+}
+test_file() {
+    local name=${1##*/test_}
+    name=python-${name%.py}
+    attempt "${name//_/-}" 300 "$python" -m pytest -q -p no:cacheprovider --durations=3 "$1"
 }
 
 # The speeds of the PyTorch ops beside PyTorch's own, eager and compiled, and of making an op from source.

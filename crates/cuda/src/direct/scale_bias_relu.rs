@@ -27,7 +27,7 @@ fn unit(arrays: &[Array], cols: usize, float: Float) -> usize {
 
 /// Bytes of the gate of [`scale_bias_relu`] as bits; 0 where a shape or an address does not allow it.
 pub fn gate_bytes(arrays: &[Array], rows: Rows, float: Float) -> usize {
-    let whole = rows.cols.is_multiple_of(8) && unit(arrays, rows.cols, float) > 1;
+    let whole = rows.cols.is_multiple_of(32) && unit(arrays, rows.cols, float) > 1;
     if whole { rows.elements() / 8 } else { 0 }
 }
 
