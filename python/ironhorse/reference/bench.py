@@ -49,13 +49,17 @@ def prepare(model_text: str, batch: int, seq: int, seed: int, folder: Path) -> N
 
 def prepare_moe(config: MoEConfig, batch: int, seq: int, seed: int, folder: Path) -> None:
     """Random tokens as they come: a choice of experts on a thread's edge may fall differently and shows in the loss."""
-    model = init_moe.init_weights(MoE(config), seed)
+    write_moe(init_moe.init_weights(MoE(config), seed), folder / MOE_FOLDER)
     x, y = random_batch(config.vocab_size, batch, seq, seed)
-    (folder / MOE_FOLDER).mkdir()
-    (folder / MOE_FOLDER / "config.json").write_text(config_json(config), encoding="utf-8")
-    params = {name: param.detach().numpy() for name, param in model.named_parameters()}
-    write_safetensors(folder / MOE_FOLDER / "model.safetensors", params, {"format": "pt"})
     write_safetensors(folder / TOKENS_FILE, {"x": x.int().numpy(), "y": y.int().numpy()})
+
+
+def write_moe(model: MoE, folder: Path) -> None:
+    """The weights as a Hugging Face folder."""
+    folder.mkdir()
+    (folder / "config.json").write_text(config_json(model.config), encoding="utf-8")
+    params = {name: param.detach().numpy() for name, param in model.named_parameters()}
+    write_safetensors(folder / "model.safetensors", params, {"format": "pt"})
 
 
 def prepare_gpt2(config: GPT2Config, batch: int, seq: int, seed: int, folder: Path) -> None:
