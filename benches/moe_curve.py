@@ -3,10 +3,11 @@
     python benches/moe_curve.py --steps 1000 --json curve.json --svg curve.svg      # --device cuda for a GPU
 
 Both start from the same weights (written by PyTorch), train on the same batches of the built-in corpus in the same order
-(`ironhorse train --save-batches`), in f32, with the same learning rates, clipping and AdamW. Rounding differs, training
-multiplies differences, and now and then one sends a token to another expert; so PyTorch also trains against itself:
-in f64, and in f32 with another order of summation (the textbook's attention in place of the fused one). How far those part is
-how far two correct programs may.
+(`ironhorse train --save-batches`), in f32, with the same learning rates, clipping and AdamW. Rounding differs, and one day it
+sends a token to another expert: from there on two correct programs part by far more than rounding. So the report says
+for each pair when an expert first got another number of tokens, and how far the losses were apart before and after. And
+PyTorch also trains against itself: in f64, in f32 with the textbook's attention in place of the fused one, and from
+weights nudged by a rounding error.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +68,45 @@ def train_ironhorse(args: argparse.Namespace, folder: Path) -> list[dict[str, An
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
 
 
-def train_torch(folder: Path, rates: list[float], dtype: torch.dtype, attention: Any, device: str) -> list[float]:
-    """The loss of every step, on the batches and with the learning rates of the other side."""
+@dataclass
+class Run:
+    """One training run, step by step: the loss, and how many tokens each expert of each layer got."""
+
+    losses: list[float]
+    loads: list[list[int]]
+
+
+class Loads:
+    """A recorder that counts the tokens of each expert."""
+
+    def __init__(self, experts: int) -> None:
+        self.experts, self.counts = experts, []
+
+    def __call__(self, name: str, value: Tensor) -> None:
+        if name.endswith(".experts"):
+            self.counts += value.flatten().bincount(minlength=self.experts).tolist()
+
+
+def of_metrics(metrics: list[dict[str, Any]], tokens: int) -> Run:
+    """A run of ironhorse, whose loads are shares of the tokens; on a GPU not every step has them."""
+    loads = [[round(share * tokens) for layer in m.get("router", ()) for share in layer["load"]] for m in metrics]
+    return Run([m["loss"] for m in metrics], loads)
+
+
+def train_torch(
+    folder: Path, rates: list[float], dtype: torch.dtype, attention: Any, device: str, nudge: int = 0
+) -> Run:
+    """On the batches and with the learning rates of the other side; `nudge` is a seed of roundings of the weights."""
     config, params = read_hf_moe(folder / "moe")
     model = MoE(config, attention)
     model.load_state_dict({name: torch.from_numpy(value) for name, value in params.items()})
+    if nudge:
+        generator = torch.Generator().manual_seed(nudge)
+        for param in model.parameters():
+            signs = torch.randint(-1, 2, param.shape, generator=generator)
+            param.data *= 1 + signs * 2.0**-24  # rounds to a neighbour or to itself
     model = model.to(device, dtype)
+    loads: list[list[int]] = []
     batches = read_safetensors(folder / "batches.safetensors").tensors
     optimizer = OPTIMIZER.build(model)
     losses: list[Tensor] = []
@@ -79,13 +114,15 @@ def train_torch(folder: Path, rates: list[float], dtype: torch.dtype, attention:
         for group in optimizer.param_groups:
             group["lr"] = rate
         tokens, targets = (torch.from_numpy(part.copy()).long().to(device) for part in (x, y))
-        loss = model.loss(tokens, targets)[1]
+        log = Loads(config.n_experts)
+        loss = model.loss(tokens, targets, log)[1]
+        loads.append(log.counts)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.detach())
-    return [loss.item() for loss in losses]
+    return Run([loss.item() for loss in losses], loads)
 
 
 def gaps(a: list[float], b: list[float]) -> list[float]:
@@ -93,11 +130,20 @@ def gaps(a: list[float], b: list[float]) -> list[float]:
     return [abs(x - y) for x, y in zip(a, b, strict=True)]
 
 
-def summary(values: list[float]) -> dict[str, Any]:
-    """Largest, mean, and the mean over each tenth of the run."""
-    tenth = max(1, len(values) // 10)
-    parts = [statistics.fmean(values[i : i + tenth]) for i in range(0, len(values), tenth)]
-    return {"max": max(values), "mean": statistics.fmean(values), "first": values[0], "mean_by_tenth": parts}
+def compare(a: Run, b: Run) -> dict[str, Any]:
+    """How far two runs are apart: in all, and before and after the first step that sent a token elsewhere."""
+    apart = gaps(a.losses, b.losses)
+    elsewhere = (step for step, (x, y) in enumerate(zip(a.loads, b.loads, strict=True)) if x and y and x != y)
+    first = next(elsewhere, None)
+    before, after = apart[:first], [] if first is None else apart[first:]
+    return {
+        "max": max(apart),
+        "mean": statistics.fmean(apart),
+        "first_step_with_other_experts": first,
+        "max_before": max(before, default=None),
+        "max_after": max(after, default=None),
+        "mean_after": statistics.fmean(after) if after else None,
+    }
 
 
 def curves(args: argparse.Namespace) -> dict[str, Any]:
@@ -109,24 +155,25 @@ def curves(args: argparse.Namespace) -> dict[str, Any]:
         write_moe(init_weights(MoE(config), args.seed), folder / "moe")
         say(f"ironhorse, {args.steps} steps")
         metrics = train_ironhorse(args, folder)
-        rates, ours = [m["lr"] for m in metrics], [m["loss"] for m in metrics]
-        runs = {"ironhorse f32": ours}
-        sides = {"torch f32": (torch.float32, fused_attention), "torch f64": (torch.float64, causal_attention),
-                 "torch f32, other order": (torch.float32, causal_attention)}  # fmt: skip
-        for side, (dtype, attention) in sides.items():
+        rates = [m["lr"] for m in metrics]
+        runs = {"ironhorse f32": of_metrics(metrics, args.batch * args.seq)}
+        sides = {"torch f32": (torch.float32, fused_attention, 0), "torch f64": (torch.float64, causal_attention, 0),
+                 "torch f32, other order": (torch.float32, causal_attention, 0)}  # fmt: skip
+        nudged = {f"torch f32, nudged {n}": (torch.float32, fused_attention, n) for n in range(1, args.nudges + 1)}
+        for side, (dtype, attention, nudge) in (sides | nudged).items():
             say(side)
-            runs[side] = train_torch(folder, rates, dtype, attention, args.device)
-    pairs = [("ironhorse f32", "torch f32"), ("torch f32, other order", "torch f32"), ("ironhorse f32", "torch f64"),
-             ("torch f32", "torch f64"), ("torch f32, other order", "torch f64")]  # fmt: skip
+            runs[side] = train_torch(folder, rates, dtype, attention, args.device, nudge)
+    pairs = [("ironhorse f32", "torch f32"), ("ironhorse f32", "torch f64"), ("torch f32", "torch f64"),
+             ("torch f32, other order", "torch f64"), *((side, "torch f64") for side in nudged)]  # fmt: skip
     keys = ("model", "steps", "batch", "seq", "lr", "warmup", "seed", "threads", "device")
     return {
         "kind": "moe_curve",
         **provenance(),
         "torch": torch.__version__,
         **{key: getattr(args, key) for key in keys},
-        "difference": {f"{a} - {b}": summary(gaps(runs[a], runs[b])) for a, b in pairs},
-        "last_50_mean": {side: statistics.fmean(losses[-50:]) for side, losses in runs.items()},
-        "losses": {side: [round(loss, 7) for loss in losses] for side, losses in runs.items()},
+        "difference": {f"{a} - {b}": compare(runs[a], runs[b]) for a, b in pairs},
+        "last_50_mean": {side: statistics.fmean(run.losses[-50:]) for side, run in runs.items()},
+        "losses": {side: [round(loss, 7) for loss in run.losses] for side, run in runs.items()},
     }
 
 
@@ -140,9 +187,11 @@ def picture(report: dict[str, Any]) -> str:
 
 
 def show(report: dict[str, Any]) -> None:
-    print(f"{'':<44}{'max':>11}{'mean':>11}{'first step':>12}{'last tenth':>12}")
+    print(f"{'':<36}{'max':>10}{'mean':>10}{'other experts from':>20}{'max before':>12}{'max after':>11}")
     for name, row in report["difference"].items():
-        print(f"{name:<44}{row['max']:>11.2e}{row['mean']:>11.2e}{row['first']:>12.1e}{row['mean_by_tenth'][-1]:>12.2e}")
+        first, after = row["first_step_with_other_experts"], row["max_after"]
+        print(f"{name:<36}{row['max']:>10.1e}{row['mean']:>10.1e}{'never' if first is None else first:>20}"
+              f"{row['max_before'] or 0:>12.1e}{after or 0:>11.1e}")  # fmt: skip
     print("mean loss of the last 50 steps: "
           + ", ".join(f"{side} {loss:.4f}" for side, loss in report["last_50_mean"].items()))  # fmt: skip
 
@@ -152,6 +201,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default=MODEL, help="sizes of a mixture of experts with at least 256 tokens")
     for name, value in (("steps", 1000), ("batch", 8), ("seq", 64), ("warmup", 50), ("seed", 1), ("threads", 2)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--nudges", type=int, default=2, metavar="N", help="runs of PyTorch from nudged weights")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--device", default="cpu", help="cpu or cuda, for both sides")
     binary = os.environ.get("IRONHORSE_BIN") or ROOT / "target/release/ironhorse"

@@ -7,7 +7,7 @@ use super::elementwise::scale_in_place;
 use super::{Ctx, Scratch};
 use crate::gemm::{Beta, Gemm, LocalScratch, MatMut, MatRef, gemm_local};
 use crate::isa::Isa;
-use crate::math::{LANES, dot, exp_f32, fma, max_inline, sum_inline};
+use crate::math::{LANES, dot, exp_flush, fma, max_inline, sum_inline};
 use crate::memory::Span;
 use crate::multiversion;
 use ironhorse_core::op::{AttentionBwd, AttentionCached, AttentionFwd};
@@ -24,26 +24,20 @@ fn row_stride(keys: usize) -> usize {
 multiversion! {
     /// s = exp(s·scale - max) with the running maximum, 0 from `seen` on; returns (new maximum, sum).
     fn softmax_row<const FMA: bool>(s: &mut [f32], seen: usize, scale: f32, max_before: f32) -> (f32, f32) {
-        // What is not seen takes part as a copy of what is: in whole vectors, and without the exponentials that underflow,
-        // which are slow.
-        let first = s[0];
-        s[seen..].fill(first);
+        s[seen..].fill(f32::NEG_INFINITY);
         let max = max_before.max(max_inline(s) * scale);
         for s in s.iter_mut() {
-            *s = exp_f32::<FMA>(fma::<FMA>(*s, scale, -max));
+            *s = exp_flush::<FMA>(fma::<FMA>(*s, scale, -max));
         }
-        s[seen..].fill(0.0);
         (max, sum_inline(s))
     }
 
     /// s = exp(s·scale - lse), 0 from `seen` on.
     fn probabilities<const FMA: bool>(s: &mut [f32], seen: usize, scale: f32, lse: f32) {
-        let first = s[0];
-        s[seen..].fill(first);
+        s[seen..].fill(f32::NEG_INFINITY);
         for s in s.iter_mut() {
-            *s = exp_f32::<FMA>(fma::<FMA>(*s, scale, -lse));
+            *s = exp_flush::<FMA>(fma::<FMA>(*s, scale, -lse));
         }
-        s[seen..].fill(0.0);
     }
 
     /// dp = p·(dp - delta)·scale
