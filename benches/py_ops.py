@@ -1,6 +1,8 @@
 """ironhorse.ops against numpy: the cost of a call on 16 elements, and speed on a million. Prints JSON.
 
-    python benches/py_ops.py [--json FILE] [--repeat N]
+    python benches/py_ops.py [--json FILE] [--repeat N] [--threads N]
+
+Ours and numpy's take turns, in batches of a hundredth of a second; the best batch counts. Takes less than a minute.
 """
 
 from __future__ import annotations
@@ -9,22 +11,30 @@ import argparse
 import ctypes
 import ctypes.util
 import json
+import os
 import platform
 import sys
+import time
 import timeit
 from pathlib import Path
 
 import numpy as np
 from ironhorse import _native, ops
 
-MILLION = 1_000_000
+BATCH_S = 0.01
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
-def best(call, repeat: int) -> float:
-    """Seconds of one call: the best of several batches, the batch long enough for the clock."""
-    timer = timeit.Timer(call)
-    loops, _ = timer.autorange()
-    return min(timer.repeat(repeat, loops)) / loops
+def best(repeat: int, *calls) -> list[float]:
+    """Seconds of one call of each: the best of several batches, taken in turns."""
+    timers = [timeit.Timer(call) for call in calls]
+    loops = []
+    for timer in timers:
+        timer.timeit(1)  # the first call makes threads and memory
+        once = min(timer.repeat(3, 1))
+        loops.append(max(1, int(BATCH_S / max(once, 1e-7))))
+    rounds = [[timer.timeit(n) / n for timer, n in zip(timers, loops, strict=True)] for _ in range(repeat)]
+    return [min(times) for times in zip(*rounds, strict=True)]
 
 
 def ctypes_call(x: np.ndarray, out: np.ndarray):
@@ -51,7 +61,8 @@ def calls(repeat: int) -> dict[str, float]:
         "numpy x / (1 + exp(-x))": lambda: x / (1 + np.exp(-x)),
         "numpy add(x, x, out)": lambda: np.add(x, x, out),
     }
-    return {name: round(best(call, repeat) * 1e6, 3) for name, call in cases.items()}
+    times = best(repeat, *cases.values())
+    return {name: round(seconds * 1e6, 3) for name, seconds in zip(cases, times, strict=True)}
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -81,6 +92,14 @@ def speeds(repeat: int) -> list[dict]:
         log_probs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
         return -log_probs[rows, targets].mean(), log_probs
 
+    log_probs = entropy()[1]
+
+    def entropy_backward():
+        d = np.exp(log_probs)
+        d[rows, targets] -= 1
+        d /= 1000
+        return d
+
     def layernorm():
         return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * weight + bias
 
@@ -100,6 +119,7 @@ def speeds(repeat: int) -> list[dict]:
         ),
         "layernorm": (lambda: ops.layernorm(x, weight, bias), layernorm),
         "cross_entropy_forward": (lambda: ops.cross_entropy_forward(x, targets), entropy),
+        "cross_entropy_backward": (lambda: ops.cross_entropy_backward(log_probs, targets), entropy_backward),
         "adamw_step, in place": (
             lambda: ops.adamw_step(p, y, p1, p2, 1e-3, 0.9, 0.999, 1e-8, 0.1, 5),
             adamw,
@@ -109,23 +129,44 @@ def speeds(repeat: int) -> list[dict]:
     }
     results = []
     for name, (ours, theirs) in cases.items():
-        a, b = best(ours, repeat) * 1e3, best(theirs, repeat) * 1e3
+        a, b = (seconds * 1e3 for seconds in best(repeat, ours, theirs))
         results.append({"op": name, "ironhorse_ms": round(a, 4), "numpy_ms": round(b, 4), "times": round(b / a, 2)})
     return results
+
+
+def keep_to(threads: int) -> None:
+    """Starts this program again on so many cores: numpy's BLAS asks for its threads when it is loaded."""
+    cores = sorted(os.sched_getaffinity(0))
+    if not 1 <= threads <= len(cores):
+        raise SystemExit(f"error: --threads is {threads}; this process may use 1 to {len(cores)} cores")
+    if os.environ.get(BLAS_THREADS) != str(threads):
+        os.sched_setaffinity(0, cores[:threads])
+        os.environ[BLAS_THREADS] = str(threads)
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    os.sched_setaffinity(0, cores[:threads])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the result there too")
-    parser.add_argument("--repeat", type=int, default=7, help="batches, of which the best counts (default 7)")
+    parser.add_argument("--repeat", type=int, default=25, help="batches, of which the best counts (default 25)")
+    parser.add_argument("--threads", type=int, help="cores to use (default all)")
     args = parser.parse_args()
+    if args.threads is not None:
+        keep_to(args.threads)
+    from compare_torch import provenance  # after ironhorse: it puts this checkout's python/ first
+
+    start = time.perf_counter()
     versions = {"python": platform.python_version(), "numpy": np.__version__, "ironhorse": _native.__version__}
     record = {
+        **provenance(),
         "versions": versions,
         "machine": platform.machine(),
+        "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "call_us": calls(args.repeat),
         "million": speeds(args.repeat),
     }
+    record["seconds"] = round(time.perf_counter() - start, 1)
     text = json.dumps(record, indent=2)
     print(text)
     if args.json:

@@ -143,6 +143,19 @@ NAMED: dict[str, MoEConfig] = {
 }
 
 
+def describes_moe(text: str) -> bool:
+    """Whether a model's name, sizes or file mean this kind of model rather than GPT-2, which has no `ffn` of its own."""
+    text = text.strip()
+    if text in NAMED:
+        return True
+    if "=" in text and not os.path.exists(text):
+        return any(_FIELD_OF.get(item.partition("=")[0].strip()) == "ffn" for item in text.split(","))
+    if Path(text).suffix.lower() not in (".toml", ".json") or not os.path.exists(text):
+        return False
+    table = load_toml(text) if Path(text).suffix.lower() == ".toml" else load_json(text)
+    return any(_FIELD_OF.get(key) == "ffn" for key in table)
+
+
 def _check_int(field: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{field} is {value!r}; it must be a whole number")

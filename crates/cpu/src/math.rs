@@ -23,29 +23,49 @@ fn limit(x: f32, lo: f32, hi: f32) -> f32 {
     if x > hi { hi } else { x }
 }
 
+/// ln 2 = HI + LO, where n * HI is exact for |n| < 2^15.
+const LN2_HI: f32 = 355.0 / 512.0;
+const LN2_LO: f32 = -2.121_944_4e-4;
+
+/// e^(x - n ln 2) for an n that leaves at most ln 2 / 2: a minimax fit 1 + r + r^2 q(r), relative error 3e-9.
+#[inline(always)]
+fn exp_rest<const FMA: bool>(x: f32, n: f32) -> f32 {
+    let r = fma::<FMA>(n, -LN2_LO, fma::<FMA>(n, -LN2_HI, x));
+    let q = fma::<FMA>(r, 1.381_454e-3, 8.368_745e-3);
+    let q = fma::<FMA>(r, q, 4.166_839e-2);
+    let q = fma::<FMA>(r, q, 1.666_652_1e-1);
+    let q = fma::<FMA>(r, q, 4.999_999_4e-1);
+    fma::<FMA>(r * r, q, r) + 1.0
+}
+
 /// e^x to 1 ulp (2 without FMA or in the subnormal range); 0 below -104, inf above 88.73, NaN for NaN.
 #[inline(always)]
 pub fn exp_f32<const FMA: bool>(x: f32) -> f32 {
     // 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits.
     const ROUND: f32 = 12_582_912.0;
-    // ln 2 = HI + LO, where n * HI is exact for |n| < 2^15.
-    const LN2_HI: f32 = 355.0 / 512.0;
-    const LN2_LO: f32 = -2.121_944_4e-4;
     let x = limit(x, -104.0, 89.0);
     let t = fma::<FMA>(x, std::f32::consts::LOG2_E, ROUND);
-    let n = t - ROUND;
-    let r = fma::<FMA>(n, -LN2_LO, fma::<FMA>(n, -LN2_HI, x));
-    // e^r = 1 + r + r^2 q(r) for |r| <= ln 2 / 2; minimax fit, relative error 3e-9.
-    let q = fma::<FMA>(r, 1.381_454e-3, 8.368_745e-3);
-    let q = fma::<FMA>(r, q, 4.166_839e-2);
-    let q = fma::<FMA>(r, q, 1.666_652_1e-1);
-    let q = fma::<FMA>(r, q, 4.999_999_4e-1);
-    let p = fma::<FMA>(r * r, q, r) + 1.0;
+    let p = exp_rest::<FMA>(x, t - ROUND);
     // 2^n in two factors: n runs from -150 to 128, more than one exponent holds.
     let n = (t.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     let half = n >> 1;
     let power = |n: i32| f32::from_bits((n.wrapping_add(127) << 23) as u32);
     p * power(half) * power(n.wrapping_sub(half))
+}
+
+/// As [`exp_f32`], to the bit, but 0 below -86.6: a quarter fewer operations, and no subnormal number, which are slow. For
+/// sums to which a term below 2^-124 adds nothing.
+#[inline(always)]
+pub fn exp_flush<const FMA: bool>(x: f32) -> f32 {
+    // As in `exp_f32`, with 126 more: the low bits are the exponent of 2^(n - 1), which one factor holds for n from -125
+    // to 128.
+    const ROUND: f32 = 12_582_912.0 + 126.0;
+    const LEAST: f32 = -86.6;
+    let y = limit(x, LEAST, 89.0);
+    let t = fma::<FMA>(y, std::f32::consts::LOG2_E, ROUND);
+    let p = exp_rest::<FMA>(y, t - ROUND);
+    let e = (p + p) * f32::from_bits(t.to_bits() << 23);
+    if x < LEAST { 0.0 } else { e }
 }
 
 /// tanh x to 3 ulp, also relative to small x; ±1 for large x, NaN for NaN.
@@ -277,6 +297,26 @@ mod tests {
             assert_eq!(got[5..8], [f32::INFINITY; 3]);
             assert!(got[8].is_nan());
             assert_eq!(got[9], 1.0);
+        }
+    }
+
+    multiversion! {
+        fn flush_slice<const FMA: bool>(out: &mut [f32], x: &[f32]) {
+            out.iter_mut().zip(x).for_each(|(out, &x)| *out = exp_flush::<FMA>(x));
+        }
+    }
+
+    #[test]
+    fn exp_that_flushes_is_exp_elsewhere() {
+        for isa in Isa::supported() {
+            let mut x = grid(-110.0, 95.0);
+            x.extend([f32::NEG_INFINITY, f32::INFINITY, -1e30, 1e30, -0.0, -86.6, 88.72, 88.73]);
+            let (got, exact) = (apply(flush_slice, isa, &x), apply(exp_slice, isa, &x));
+            for ((&x, &got), &exact) in x.iter().zip(&got).zip(&exact) {
+                let want = if x < -86.6 { 0.0 } else { exact };
+                assert_eq!(got.to_bits(), want.to_bits(), "{isa:?}: e^{x} is {got}, expected {want}");
+            }
+            assert!(apply(flush_slice, isa, &[f32::NAN])[0].is_nan());
         }
     }
 

@@ -5,6 +5,7 @@
 
 A step is: forward, cross-entropy, backward, clip_grad_norm_(1.0), AdamW, zero_grad(set_to_none=True), always on
 the one batch, from the weights `prepare` wrote. `benches/compare_torch.py` runs this alternately with ironhorse.
+GPT-2 is written as llm.c's .bin files, a mixture of experts as a Hugging Face folder with its tokens beside it.
 """
 
 from __future__ import annotations
@@ -23,34 +24,74 @@ import torch
 from torch import Tensor
 
 from ..config import GPT2Config
+from ..config_moe import MoEConfig, describes_moe
+from ..formats.hf_moe import config_json, read_hf_moe
 from ..formats.llmc import DebugState, read_debug_tokens, read_model, write_debug_state, write_model
+from ..formats.safetensors import read_safetensors, write_safetensors
+from . import init_moe
 from .gpt2 import GPT2, fused_attention
 from .init import init_weights, random_batch
-from .train import AdamW, compute_answers
+from .moe import MoE
+from .train import AdamW, Model, compute_answers
 
 MODEL_FILE, STATE_FILE = "model.bin", "state.bin"
+MOE_FOLDER, TOKENS_FILE = "moe", "tokens.safetensors"
 
 
 def prepare(model_text: str, batch: int, seq: int, seed: int, folder: Path) -> None:
     """Writes the weights and the batch both sides start from."""
-    model = init_weights(GPT2(GPT2Config.parse(model_text), fused_attention), seed, "gpt2")
+    folder.mkdir(parents=True, exist_ok=True)
+    if describes_moe(model_text):
+        prepare_moe(MoEConfig.parse(model_text), batch, seq, seed, folder)
+    else:
+        prepare_gpt2(GPT2Config.parse(model_text), batch, seq, seed, folder)
+
+
+def prepare_moe(config: MoEConfig, batch: int, seq: int, seed: int, folder: Path) -> None:
+    """Random tokens as they come: a choice of experts on a thread's edge may fall differently and shows in the loss."""
+    write_moe(init_moe.init_weights(MoE(config), seed), folder / MOE_FOLDER)
+    x, y = random_batch(config.vocab_size, batch, seq, seed)
+    write_safetensors(folder / TOKENS_FILE, {"x": x.int().numpy(), "y": y.int().numpy()})
+
+
+def write_moe(model: MoE, folder: Path) -> None:
+    """The weights as a Hugging Face folder."""
+    folder.mkdir()
+    (folder / "config.json").write_text(config_json(model.config), encoding="utf-8")
+    params = {name: param.detach().numpy() for name, param in model.named_parameters()}
+    write_safetensors(folder / "model.safetensors", params, {"format": "pt"})
+
+
+def prepare_gpt2(config: GPT2Config, batch: int, seq: int, seed: int, folder: Path) -> None:
+    """The batch in a debug state, whose answers are PyTorch's."""
+    model = init_weights(GPT2(config, fused_attention), seed, "gpt2")
     x, y = random_batch(model.config.vocab_size, batch, seq, seed)
     answers = compute_answers(model, x, y, AdamW(), steps=0, with_acts=False).tensors
     grads = {name: answers[f"grad.{name}"].numpy() for name, _ in model.named_parameters()}
     state = DebugState(x.numpy(), y.numpy(), answers["logits"].numpy(), answers["loss"].item(), grads)
     params = {name: param.detach().numpy() for name, param in model.named_parameters()}
-    folder.mkdir(parents=True, exist_ok=True)
     write_model(folder / MODEL_FILE, model.config, params)
     write_debug_state(folder / STATE_FILE, model.config, state)
 
 
-def load(folder: Path) -> tuple[GPT2, Tensor, Tensor]:
+def load(folder: Path) -> tuple[Model, Tensor, Tensor]:
     """The model and the batch of `prepare`."""
+    if (folder / MOE_FOLDER).is_dir():
+        return load_moe(folder)
     file = read_model(folder / MODEL_FILE)
     model = GPT2(file.config, fused_attention)
     model.load_state_dict({name: torch.from_numpy(value) for name, value in file.params.items()})
     x, y = read_debug_tokens(folder / STATE_FILE)
     return model, torch.from_numpy(x).long(), torch.from_numpy(y).long()
+
+
+def load_moe(folder: Path) -> tuple[MoE, Tensor, Tensor]:
+    config, params = read_hf_moe(folder / MOE_FOLDER)
+    model = MoE(config, fused_attention)
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in params.items()})
+    tokens = read_safetensors(folder / TOKENS_FILE).tensors
+    x, y = (torch.from_numpy(tokens[name]).long() for name in ("x", "y"))
+    return model, x, y
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -65,7 +106,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     for _ in range(args.warmup + args.steps):
         start = time.perf_counter()
         with autocast:
-            _, loss = model.loss(x, y)
+            loss = model.loss(x, y)[1]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -9,6 +9,8 @@ use ironhorse::core::{DType, Engine, Limits, Pool, Program, Scalars, Section};
 use ironhorse::train::bench::{Repeat, Timing, time_steps};
 use ironhorse::train::format::ModelChoice;
 use ironhorse::train::format::debug_state::DebugState;
+use ironhorse::train::format::safetensors::SafeTensors;
+use ironhorse::train::format::{Kind, sniff};
 use ironhorse::train::model::ModelConfig;
 use ironhorse::train::rng::Rng;
 use ironhorse::train::session::{Session, SessionSpec};
@@ -26,7 +28,7 @@ pub struct Workload {
     /// d12, d24, d36, d48, moe-tiny, moe-6.9b, sizes such as n_layer=2,n_head=4,n_embd=64, a TOML file, or weights
     #[arg(long, default_value = "d12", value_name = "NAME")]
     pub model: String,
-    /// A debug state whose tokens to train on; random tokens if not given
+    /// A debug state or a safetensors file whose tokens, x and y, to train on; random tokens if not given
     #[arg(long, value_name = "FILE")]
     pub data: Option<PathBuf>,
     /// B: sequences per step
@@ -88,6 +90,9 @@ impl Workload {
 
     fn tokens(&self, config: &ModelConfig) -> Result<(Vec<i32>, Vec<i32>)> {
         if let Some(path) = &self.data {
+            if matches!(sniff(path)?, Kind::SafeTensors | Kind::AnswerKey) {
+                return self.tokens_of(&mut SafeTensors::open(path)?, config.vocab_size());
+            }
             let mut state = DebugState::open(path, config.gpt2("a debug state")?)?;
             if (state.batch(), state.seq()) != (self.batch, self.seq) {
                 bail!(
@@ -105,6 +110,23 @@ impl Workload {
         let count = self.batch * self.seq; // `check_memory` has counted them
         let stream: Vec<i32> = (0..=count).map(|_| rng.index(config.vocab_size()) as i32).collect();
         Ok((stream[..count].to_vec(), stream[1..].to_vec()))
+    }
+
+    /// `x` and `y` of a safetensors file, both (B, T).
+    fn tokens_of(&self, file: &mut SafeTensors, vocab: usize) -> Result<(Vec<i32>, Vec<i32>)> {
+        let mut read = |name: &str| {
+            let shape = file.entry(name)?.shape.clone();
+            if shape != [self.batch, self.seq] {
+                let expected = format!("[{}, {}], --batch and --seq", self.batch, self.seq);
+                return Err(file.field(format!("shape of `{name}`"), format!("{shape:?}"), expected));
+            }
+            let tokens = file.read_i32(name)?;
+            match tokens.iter().find(|&&token| usize::try_from(token).map_or(true, |token| token >= vocab)) {
+                None => Ok(tokens),
+                Some(token) => Err(file.field(format!("tokens `{name}`"), token, format!("0 to {}", vocab - 1))),
+            }
+        };
+        Ok((read("x")?, read("y")?))
     }
 
     /// The optimizer's numbers.

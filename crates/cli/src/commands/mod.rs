@@ -1,5 +1,6 @@
 //! One file per command.
 
+mod batches;
 pub mod bench;
 pub mod convert;
 pub mod doctor;

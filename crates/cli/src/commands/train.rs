@@ -130,6 +130,10 @@ pub struct TrainArgs {
     #[arg(long, value_name = "DIR")]
     #[serde(skip)]
     out: Option<PathBuf>,
+    /// Also write the tokens of every step to this file: x and y, (steps, B, T), for another program to train on
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    save_batches: Option<PathBuf>,
     /// Use the run folder even if it holds a run: its checkpoint and samples are removed
     #[arg(long)]
     #[serde(skip)]
@@ -208,6 +212,10 @@ pub fn run(args: &TrainArgs) -> Result<Outcome> {
     let engine = args.engine.engine()?;
     check_memory(engine.as_ref(), &config, &spec)?;
     let data = open_data(&args, &config)?;
+    if let (Some(path), Some(shape)) = (&args.save_batches, spec.train) {
+        let count = settings.steps.saturating_mul(settings.accumulate.into());
+        super::batches::save(path, &mut open_data(&args, &config)?.train, count, shape.into())?;
+    }
     spec.eval = spec.train.filter(|_| data.val.is_some());
     spec.decode = data.tokenizer.is_some().then_some(1);
     check_memory(engine.as_ref(), &config, &spec)?; // now with what validation and samples need

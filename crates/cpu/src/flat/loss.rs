@@ -3,7 +3,7 @@
 use super::map::map1;
 use super::pool::{isa, row_pieces};
 use super::{Done, Span};
-use crate::math::{LANES, exp_f32, max_inline, tree};
+use crate::math::{LANES, exp_flush, max_inline, tree};
 use crate::multiversion;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,11 +20,11 @@ fn sum_exp<const FMA: bool>(x: &[f32], max: f32) -> f64 {
         let (full, rest) = block.as_chunks::<LANES>();
         for part in full {
             for i in 0..LANES {
-                lanes[i] += exp_f32::<FMA>(part[i] - max);
+                lanes[i] += exp_flush::<FMA>(part[i] - max);
             }
         }
         for (lane, x) in lanes.iter_mut().zip(rest) {
-            *lane += exp_f32::<FMA>(x - max);
+            *lane += exp_flush::<FMA>(x - max);
         }
         // The compiler must not see the tree (see `math::sum_inline`).
         total += f64::from(tree(std::hint::black_box(lanes), |a, b| a + b));
@@ -49,7 +49,7 @@ multiversion! {
     /// d = e^log_probs · scale
     fn backward_row<const FMA: bool>(d: Span<f32>, log_probs: Span<f32>, r: Range<usize>, scale: f32) {
         // SAFETY: the caller's (see `cross_entropy_backward`), passed down.
-        unsafe { map1(d, log_probs, r, |x| exp_f32::<FMA>(x) * scale) }
+        unsafe { map1(d, log_probs, r, |x| exp_flush::<FMA>(x) * scale) }
     }
 }
 

@@ -1,22 +1,20 @@
 //! Many products at once, of sizes that are known only now: the experts of a layer.
 //!
-//! A product large enough to keep all threads busy is computed like any other, one after the other. All others are cut
-//! into blocks of c, and the blocks of all of them are the tasks of one run: many small experts fill the cores too.
+//! Products with a large operand b that keep all threads busy are computed like any other, one after the other. All
+//! others are cut into blocks of c, and the blocks of all of them are the tasks of one run: many small experts fill the
+//! cores too.
 //!
 //! order  as [`gemm`]: which way a product takes changes no bit, so it may depend on the threads.
 
-use super::plan::{Shared, reserve_most, slice_len};
+use super::blocks::{self, Cut};
+use super::plan::{Shared, reserve_most};
 use super::workspace::Workspace;
-use super::{Gemm, MatMut, MatRef, gemm, gemm_local, gemv, kernels};
+use super::{Gemm, gemm, gemv, kernels};
 use crate::isa::Isa;
 use crate::team::{TaskPanic, Team};
 
 /// Multiply-adds for each thread from which on a product is cut up among all threads.
 const SHARE: usize = 1 << 21;
-/// Rows of c in a block, where c is cut by rows.
-const ROWS: usize = 64;
-/// Columns of c in a block, where it is cut by columns: whole panels of every kernel.
-const COLUMNS: usize = 96;
 
 /// Products without epilogues.
 #[derive(Clone, Copy)]
@@ -46,7 +44,8 @@ pub unsafe fn gemm_grouped(
     let Group { count, most, product } = *group;
     let share = SHARE.saturating_mul(team.threads());
     let work = |[m, n, k]: [usize; 3]| m.saturating_mul(n).saturating_mul(k);
-    let is_large = |g: &Gemm<'_>| !gemv::fits(g) && work([g.m, g.n, g.k]) >= share;
+    let is_large = |g: &Gemm<'_>| !gemv::fits(g) && !blocks::fits(g) && work([g.m, g.n, g.k]) >= share;
+    let cut = |g: &Gemm<'_>| Cut::new(g, most[0], team.threads());
     if work(most) >= share {
         reserve_most(ws, kernels(isa), team.threads(), most);
     }
@@ -55,11 +54,11 @@ pub unsafe fn gemm_grouped(
     for i in 0..count {
         let g = product(i);
         if !is_large(&g) {
-            total += blocks(&g);
+            total += cut(&g).blocks(&g);
         }
         ws.ends.push(total);
     }
-    ws.reserve_local(team.threads(), slice_len(most[2]) * kernels(isa).nr);
+    ws.reserve_local(team.threads(), blocks::scratch_len(most[2]));
     // Each worker uses its own.
     let workers = Shared(ws.workers.as_mut_ptr());
     let ends = &ws.ends[..];
@@ -67,18 +66,11 @@ pub unsafe fn gemm_grouped(
         let i = ends.partition_point(|&end| end <= task);
         let g = product(i);
         let before = if i == 0 { 0 } else { ends[i - 1] };
-        let whole_fits = gemv::fits(&g);
-        // SAFETY: task - before is below the number of blocks of this product.
-        let block = unsafe { block_of(&g, task - before) };
-        // SAFETY: the caller's contract; tasks have disjoint blocks of disjoint results; worker < threads, and no other
-        // task has this worker number.
+        // SAFETY: the caller's contract; task - before is below the number of blocks of this product; tasks have disjoint
+        // blocks of disjoint results; worker < threads, and no other task has this worker number.
         unsafe {
-            if whole_fits && g.k > 0 {
-                gemv::columns(isa, &block, 0..block.n);
-            } else {
-                let scratch = &mut *{ workers }.0.add(worker);
-                gemm_local(&mut scratch.local, isa, &block);
-            }
+            let scratch = &mut (*{ workers }.0.add(worker)).local;
+            cut(&g).run(&g, task - before, (isa, scratch, worker));
         }
     })?;
     for g in (0..count).map(product).filter(is_large) {
@@ -88,42 +80,10 @@ pub unsafe fn gemm_grouped(
     Ok(())
 }
 
-/// Whether c is cut by rows, which are contiguous; few rows are not.
-fn by_rows(g: &Gemm<'_>) -> bool {
-    g.m > g.n && !gemv::fits(g)
-}
-
-fn blocks(g: &Gemm<'_>) -> usize {
-    match (g.m, g.n) {
-        (0, _) | (_, 0) => 0,
-        (m, _) if by_rows(g) => m.div_ceil(ROWS),
-        (_, n) => n.div_ceil(COLUMNS),
-    }
-}
-
-/// # Safety
-/// `index` is below [`blocks`]; the addresses are those of the product's matrices.
-unsafe fn block_of<'a>(g: &Gemm<'a>, index: usize) -> Gemm<'a> {
-    let size = if by_rows(g) { ROWS } else { COLUMNS };
-    let first = index * size;
-    // SAFETY: `first` is below m, or below n.
-    unsafe {
-        if by_rows(g) {
-            let a = MatRef { ptr: g.a.ptr.add(first * g.a.rs), ..g.a };
-            let c = MatMut { ptr: g.c.ptr.add(first * g.c.rs), ..g.c };
-            Gemm { m: size.min(g.m - first), a, c, ..*g }
-        } else {
-            let b = MatRef { ptr: g.b.ptr.add(first * g.b.cs), ..g.b };
-            let c = MatMut { ptr: g.c.ptr.add(first), ..g.c };
-            Gemm { n: size.min(g.n - first), b, c, ..*g }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gemm::Beta;
+    use crate::gemm::{Beta, MatMut, MatRef};
 
     /// The same bits as one product after the other, for any number of threads; rows of experts from none to many.
     #[test]

@@ -1,10 +1,17 @@
-//! Small products on one thread, for use inside a task: a is read in place, b too if its rows are contiguous.
+//! Small products on one thread, for use inside a task: a is read in place unless its rows are scattered far, b if its
+//! rows are contiguous.
 
 use super::kernel::Tile;
 use super::plan::slice_len;
 use super::workspace::LocalScratch;
 use super::{Beta, Gemm, kernels};
 use crate::isa::Isa;
+
+/// Rows of a packed at a time: they stay in the second-level cache.
+pub(super) const PACKED_ROWS: usize = 64;
+/// Floats between two steps from which on they are far apart, and columns that make packing pay.
+const FAR: usize = 128;
+const WIDE: usize = 32;
 
 /// Computes `g` on the calling thread; the epilogue is called once, as worker 0.
 ///
@@ -26,47 +33,81 @@ pub unsafe fn gemm_local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>) {
     let panels = vectors.div_ceil(kernels.nr / kernels.lanes);
     let width = vectors.div_ceil(panels) * kernels.lanes;
     let kc = slice_len(g.k);
+    let packs_a = scatters(g);
     if g.b.cs != 1 {
         scratch.packed.reserve(kc * kernels.nr);
     }
+    if packs_a {
+        scratch.packed_a.reserve(kc * PACKED_ROWS);
+    }
+    let chunk = if packs_a { PACKED_ROWS } else { g.m };
     for k0 in (0..g.k).step_by(kc) {
         let k = kc.min(g.k - k0);
-        for column in (0..g.n).step_by(width) {
-            let columns = width.min(g.n - column);
-            // SAFETY: element (k0, column) is inside b; the scratch holds one panel of k steps.
-            let (b, b_rs) = unsafe {
-                let b = g.b.ptr.add(k0 * g.b.rs + column * g.b.cs);
-                if g.b.cs == 1 {
-                    (b, g.b.rs)
+        for first in (0..g.m).step_by(chunk) {
+            let rows = first..g.m.min(first + chunk);
+            // SAFETY: element (first, k0) is inside a; the scratch holds so many rows of k steps.
+            let a = unsafe {
+                let a = g.a.ptr.add(first * g.a.rs + k0 * g.a.cs);
+                if packs_a {
+                    let packed = scratch.packed_a.as_mut_ptr();
+                    (kernels.pack_a)(a, g.a.rs, g.a.cs, rows.len(), k, packed);
+                    // Row i of a panel at + i, a panel after mr rows.
+                    Rows { ptr: packed, rs: 1, cs: kernels.mr, tile: kernels.mr * k }
                 } else {
-                    let packed = scratch.packed.as_mut_ptr();
-                    (kernels.pack_b)(b, g.b.cs, g.b.rs, columns, k, packed);
-                    (packed.cast_const(), kernels.nr)
+                    Rows { ptr: a, rs: g.a.rs, cs: g.a.cs, tile: kernels.mr * g.a.rs }
                 }
             };
-            let vectors = columns.div_ceil(kernels.lanes);
-            for row in (0..g.m).step_by(kernels.mr) {
-                let rows = kernels.mr.min(g.m - row);
-                let tile = Tile {
-                    k,
-                    // SAFETY: row < m, k0 < k.
-                    a: unsafe { g.a.ptr.add(row * g.a.rs + k0 * g.a.cs) },
-                    a_rs: g.a.rs,
-                    a_cs: g.a.cs,
-                    b,
-                    b_rs,
-                    // SAFETY: row < m, column < n.
-                    c: unsafe { g.c.ptr.add(row * g.c.rs + column) },
-                    c_rs: g.c.rs,
-                    last: columns - (vectors - 1) * kernels.lanes,
-                    alpha: g.alpha,
-                    accumulate: g.beta == Beta::Accumulate || k0 > 0,
-                    fetch: std::ptr::null(),
+            for column in (0..g.n).step_by(width) {
+                let columns = width.min(g.n - column);
+                // SAFETY: element (k0, column) is inside b; the scratch holds one panel of k steps.
+                let (b, b_rs) = unsafe {
+                    let b = g.b.ptr.add(k0 * g.b.rs + column * g.b.cs);
+                    if g.b.cs == 1 {
+                        (b, g.b.rs)
+                    } else {
+                        let packed = scratch.packed.as_mut_ptr();
+                        (kernels.pack_b)(b, g.b.cs, g.b.rs, columns, k, packed);
+                        (packed.cast_const(), kernels.nr)
+                    }
                 };
-                // SAFETY: the kernel of the size of the tile, of an `Isa` this machine has.
-                unsafe { (kernels.strided[rows - 1][vectors - 1])(&tile) };
+                let vectors = columns.div_ceil(kernels.lanes);
+                for (i, row) in rows.clone().step_by(kernels.mr).enumerate() {
+                    let height = kernels.mr.min(rows.end - row);
+                    let tile = Tile {
+                        k,
+                        a: a.ptr.wrapping_add(i * a.tile),
+                        a_rs: a.rs,
+                        a_cs: a.cs,
+                        b,
+                        b_rs,
+                        // SAFETY: row < m, column < n.
+                        c: unsafe { g.c.ptr.add(row * g.c.rs + column) },
+                        c_rs: g.c.rs,
+                        last: columns - (vectors - 1) * kernels.lanes,
+                        alpha: g.alpha,
+                        accumulate: g.beta == Beta::Accumulate || k0 > 0,
+                        fetch: std::ptr::null(),
+                    };
+                    // SAFETY: the kernel of the size of the tile, of an `Isa` this machine has.
+                    unsafe { (kernels.strided[height - 1][vectors - 1])(&tile) };
+                }
             }
         }
     }
     g.finish(0..g.m, 0..g.n, 0);
+}
+
+/// Where the tiles of some rows of a begin.
+struct Rows {
+    ptr: *const f32,
+    rs: usize,
+    cs: usize,
+    /// From the first row of a tile to that of the next, in floats.
+    tile: usize,
+}
+
+/// Whether the steps of a row of a lie so far apart that their cache lines push each other out, and are used often
+/// enough that copying them pays.
+fn scatters(g: &Gemm<'_>) -> bool {
+    g.a.rs == 1 && g.a.cs >= FAR && g.n >= WIDE && g.b.cs == 1
 }

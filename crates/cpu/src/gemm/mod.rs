@@ -2,11 +2,13 @@
 //!
 //! The larger of a and b is cut into blocks, one task each; a task packs its block, a slice of k at a time, into
 //! memory of its worker (second-level cache) and multiplies it with the other operand, which all tasks share and
-//! which was packed before, in parallel. Nothing is allocated once the [`Workspace`] has grown.
+//! which was packed before, in parallel. Where b is small a task computes a block of c by itself. Nothing is allocated
+//! once the [`Workspace`] has grown.
 //!
 //! order  k is cut into slices by its length alone; inside a slice each element is one chain of multiply-adds, and
 //! the slices are added to c in order. So the bits depend neither on the threads nor on the tiles.
 
+mod blocks;
 mod gemv;
 mod grouped;
 mod kernel;
@@ -174,6 +176,23 @@ pub unsafe fn gemm(team: &Team, ws: &mut Workspace, isa: Isa, g: &Gemm<'_>) -> R
         // SAFETY: the caller's contract; `fits` was asked.
         return unsafe { gemv::gemv(team, isa, g) };
     }
+    if blocks::fits(g) {
+        // SAFETY: the caller's contract.
+        return unsafe { in_blocks(team, ws, isa, g) };
+    }
     // SAFETY: the caller's contract; m, n and k are not zero.
     unsafe { plan::Plan::new(g, kernels(isa), team.threads()).run(team, ws) }
+}
+
+/// # Safety
+/// As [`gemm`].
+unsafe fn in_blocks(team: &Team, ws: &mut Workspace, isa: Isa, g: &Gemm<'_>) -> Result<(), TaskPanic> {
+    let cut = blocks::Cut::new(g, g.m, team.threads());
+    ws.reserve_local(team.threads(), blocks::scratch_len(g.k));
+    // Each worker uses its own.
+    let workers = plan::Shared(ws.workers.as_mut_ptr());
+    team.run(cut.blocks(g), &|task, worker| {
+        // SAFETY: the caller's contract; tasks have disjoint blocks; worker < threads, and no other task has this number.
+        unsafe { cut.run(g, task, (isa, &mut (*{ workers }.0.add(worker)).local, worker)) };
+    })
 }

@@ -15,6 +15,10 @@ pub(super) unsafe fn pack<const W: usize>(
     k: usize,
     dst: *mut f32,
 ) {
+    if s_w == 1 && count > W {
+        // SAFETY: the caller's contract.
+        return unsafe { pack_rows::<W>(src, s_k, count, k, dst) };
+    }
     for panel in 0..count.div_ceil(W) {
         let lanes = W.min(count - panel * W);
         // SAFETY: panel < the panels of `count`; reads stay below `count` and `k`, writes inside panel `panel`.
@@ -34,6 +38,45 @@ pub(super) unsafe fn pack<const W: usize>(
             }
         }
     }
+}
+
+/// How many steps ahead rows are fetched: they may lie too far apart for the machine to see it coming.
+const AHEAD: usize = 8;
+
+/// Several panels of vectors that lie side by side: each step is read once, as one row.
+///
+/// # Safety
+/// As [`pack`], with stride 1 from one vector to the next.
+#[inline(always)]
+unsafe fn pack_rows<const W: usize>(src: *const f32, s_k: usize, count: usize, k: usize, dst: *mut f32) {
+    let whole = count / W;
+    for p in 0..k {
+        let row = src.wrapping_add(p * s_k);
+        for line in (0..count).step_by(16) {
+            fetch(row.wrapping_add(AHEAD * s_k + line));
+        }
+        for panel in 0..whole {
+            // SAFETY: the panel is full: its W vectors are below `count`, step p is below k.
+            unsafe { std::ptr::copy_nonoverlapping(row.add(panel * W), dst.add((panel * k + p) * W), W) };
+        }
+    }
+    if whole * W < count {
+        // SAFETY: the last panel, which is not full.
+        unsafe { pack_edge::<W>(src.add(whole * W), 1, s_k, count - whole * W, k, dst.add(whole * W * k)) };
+    }
+}
+
+/// Asks for a cache line.
+#[inline(always)]
+fn fetch(p: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint; any address is allowed, and every x86-64 has the instruction.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
 }
 
 /// One panel of `lanes` ≤ W vectors with any strides.

@@ -7,7 +7,7 @@ use crate::team::{TaskPanic, Team};
 use std::ops::Range;
 
 /// Longest slice of k: a panel of b (48 columns) and one of a stream through the first-level cache.
-const KC: usize = 384;
+pub(super) const KC: usize = 384;
 /// Bytes of the shared operand packed at a time, so that it stays in the second-level cache; a longer k takes several
 /// phases.
 const SHARED_BYTES: usize = 1 << 20;

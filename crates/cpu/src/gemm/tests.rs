@@ -119,12 +119,32 @@ fn sizes() -> Vec<(usize, usize, usize)> {
         }
     }
     sizes.extend([(3, 5, 0), (0, 4, 4), (4, 0, 4), (5, 1009, 3), (1009, 5, 3), (1, 1009, 385), (4, 97, 769)]);
-    sizes.extend([(64, 64, 64), (17, 100, 1000), (130, 50, 777), (2, 3, 4000)]);
+    sizes.extend([
+        (64, 64, 64),
+        (17, 100, 1000),
+        (130, 50, 777),
+        (2, 3, 4000),
+        (300, 40, 100),
+        (150, 40, 390),
+    ]);
     sizes
 }
 
 fn isas() -> impl Iterator<Item = Isa> {
     Isa::supported()
+}
+
+/// The product by packed panels, which [`gemm`] takes only where b is large.
+///
+/// # Safety
+/// As [`gemm`].
+unsafe fn planned(team: &Team, ws: &mut Workspace, isa: Isa, g: &Gemm<'_>) -> Result<(), TaskPanic> {
+    if g.m * g.n * g.k == 0 {
+        // SAFETY: the caller's contract.
+        return unsafe { gemm(team, ws, isa, g) };
+    }
+    // SAFETY: the caller's contract; m, n and k are not zero.
+    unsafe { plan::Plan::new(g, kernels(isa), team.threads()).run(team, ws) }
 }
 
 #[test]
@@ -140,6 +160,9 @@ fn agrees_with_f64() {
                         let case = Case { size, layouts: (a, b), beta, alpha };
                         // SAFETY: the matrices of `product` have these sizes and strides.
                         check(&case, isa.name(), |g| unsafe { gemm(&team, &mut ws, isa, g) }.unwrap());
+                        ws.poison();
+                        // SAFETY: as above.
+                        check(&case, isa.name(), |g| unsafe { planned(&team, &mut ws, isa, g) }.unwrap());
                     }
                 }
             }
@@ -156,6 +179,7 @@ fn local_agrees_with_f64() {
                 for b in LAYOUTS {
                     for (beta, alpha) in [(Beta::Overwrite, 0.125), (Beta::Accumulate, 1.0)] {
                         scratch.packed.as_mut_slice().fill(f32::NAN);
+                        scratch.packed_a.as_mut_slice().fill(f32::NAN);
                         let case = Case { size, layouts: (a, b), beta, alpha };
                         // SAFETY: the matrices of `product` have these sizes and strides.
                         check(&case, isa.name(), |g| unsafe { gemm_local(&mut scratch, isa, g) });
@@ -190,23 +214,35 @@ fn bits_do_not_depend_on_threads() {
     let teams: Vec<Team> = [1, 2, 3, 4, 7].into_iter().map(Team::new).collect();
     let mut ws = Workspace::new();
     for isa in isas() {
-        for size in
-            [(3, 200, 500), (9, 100, 400), (61, 331, 1153), (331, 61, 259), (257, 97, 3001), (8, 48, 20000)]
-        {
+        for size in [
+            (3, 200, 500),
+            (9, 100, 400),
+            (61, 331, 1153),
+            (331, 61, 259),
+            (257, 97, 3001),
+            (8, 48, 20000),
+            (300, 40, 500),
+        ] {
             for layouts in [
                 (Layout::Rows, Layout::Columns),
                 (Layout::Rows, Layout::Rows),
                 (Layout::Columns, Layout::Rows),
             ] {
                 let case = Case { size, layouts, beta: Beta::Accumulate, alpha: 1.0 };
-                let bits = |team: &Team, ws: &mut Workspace| {
-                    // SAFETY: the matrices of `product` have these sizes and strides.
-                    let (c, _) = product(&case, |g| unsafe { gemm(team, ws, isa, g) }.unwrap());
-                    c.into_iter().map(f32::to_bits).collect::<Vec<_>>()
-                };
-                let first = bits(&teams[0], &mut ws);
+                let to_bits = |c: Vec<f32>| c.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+                // SAFETY: the matrices of `product` have these sizes and strides.
+                let first = product(&case, |g| unsafe { gemm(&teams[0], &mut ws, isa, g) }.unwrap());
+                let first = to_bits(first.0);
                 for team in &teams[1..] {
-                    assert!(first == bits(team, &mut ws), "{isa:?} {size:?} with {} threads", team.threads());
+                    // SAFETY: as above.
+                    let (c, _) = product(&case, |g| unsafe { gemm(team, &mut ws, isa, g) }.unwrap());
+                    assert!(first == to_bits(c), "{isa:?} {size:?} with {} threads", team.threads());
+                    if size.0 <= 4 {
+                        continue; // of few rows the sum is a tree
+                    }
+                    // SAFETY: as above.
+                    let (c, _) = product(&case, |g| unsafe { planned(team, &mut ws, isa, g) }.unwrap());
+                    assert!(first == to_bits(c), "{isa:?} {size:?} by panels, {} threads", team.threads());
                 }
             }
         }

@@ -49,25 +49,35 @@ impl Workspace {
         }
     }
 
-    /// Makes room in each of `threads` workers for products of its own that pack so many floats of the right operand.
-    pub(super) fn reserve_local(&mut self, threads: usize, packed: usize) {
+    /// Makes room in each of `threads` workers for products of its own that pack so many floats of a and of b.
+    pub(super) fn reserve_local(&mut self, threads: usize, [a, b]: [usize; 2]) {
         if self.workers.len() < threads {
             self.workers.resize_with(threads, WorkerScratch::default);
         }
-        self.workers.iter_mut().for_each(|worker| worker.local.packed.reserve(packed));
+        for worker in &mut self.workers {
+            worker.local.packed_a.reserve(a);
+            worker.local.packed.reserve(b);
+        }
     }
 
     #[cfg(test)]
     pub(super) fn poison(&mut self) {
         self.shared.as_mut_slice().fill(f32::NAN);
-        self.workers.iter_mut().for_each(|worker| worker.block.as_mut_slice().fill(f32::NAN));
+        for worker in &mut self.workers {
+            for buffer in [&mut worker.block, &mut worker.local.packed, &mut worker.local.packed_a] {
+                buffer.as_mut_slice().fill(f32::NAN);
+            }
+        }
     }
 }
 
 /// What [`gemm_local`](super::gemm_local) keeps between calls, one for each worker.
 #[derive(Default)]
 pub struct LocalScratch {
+    /// A panel of b.
     pub(super) packed: Buffer,
+    /// Some rows of a.
+    pub(super) packed_a: Buffer,
 }
 
 impl LocalScratch {
@@ -76,8 +86,9 @@ impl LocalScratch {
         Self::default()
     }
 
-    /// Makes room for products with a right operand of at most `k` by `n`.
+    /// Makes room for products with a right operand of at most `k` by `n`, and as many rows of the left.
     pub fn reserve(&mut self, k: usize, n: usize) {
         self.packed.reserve(k * n.next_multiple_of(super::MAX_NR));
+        self.packed_a.reserve(k * n.next_multiple_of(super::MAX_NR));
     }
 }

@@ -7,7 +7,7 @@ use super::elementwise::scale_in_place;
 use super::{Ctx, Scratch};
 use crate::gemm::{Beta, Gemm, LocalScratch, MatMut, MatRef, gemm_local};
 use crate::isa::Isa;
-use crate::math::{dot, exp_f32, fma, max_inline, sum_inline};
+use crate::math::{LANES, dot, exp_flush, fma, max_inline, sum_inline};
 use crate::memory::Span;
 use crate::multiversion;
 use ironhorse_core::op::{AttentionBwd, AttentionCached, AttentionFwd};
@@ -16,20 +16,27 @@ use ironhorse_core::{Error, Result};
 /// Queries and keys per tile.
 const TILE: usize = 64;
 
+/// Floats from one row of a tile of scores to the next: whole vectors, so that no row has a rest to go through one by one.
+fn row_stride(keys: usize) -> usize {
+    keys.next_multiple_of(LANES)
+}
+
 multiversion! {
-    /// s = exp(s·scale - max) with the running maximum; returns (new maximum, sum).
-    fn softmax_row<const FMA: bool>(s: &mut [f32], scale: f32, max_before: f32) -> (f32, f32) {
+    /// s = exp(s·scale - max) with the running maximum, 0 from `seen` on; returns (new maximum, sum).
+    fn softmax_row<const FMA: bool>(s: &mut [f32], seen: usize, scale: f32, max_before: f32) -> (f32, f32) {
+        s[seen..].fill(f32::NEG_INFINITY);
         let max = max_before.max(max_inline(s) * scale);
         for s in s.iter_mut() {
-            *s = exp_f32::<FMA>(fma::<FMA>(*s, scale, -max));
+            *s = exp_flush::<FMA>(fma::<FMA>(*s, scale, -max));
         }
         (max, sum_inline(s))
     }
 
-    /// s = exp(s·scale - lse)
-    fn probabilities<const FMA: bool>(s: &mut [f32], scale: f32, lse: f32) {
-        for s in s {
-            *s = exp_f32::<FMA>(fma::<FMA>(*s, scale, -lse));
+    /// s = exp(s·scale - lse), 0 from `seen` on.
+    fn probabilities<const FMA: bool>(s: &mut [f32], seen: usize, scale: f32, lse: f32) {
+        s[seen..].fill(f32::NEG_INFINITY);
+        for s in s.iter_mut() {
+            *s = exp_flush::<FMA>(fma::<FMA>(*s, scale, -lse));
         }
     }
 
@@ -185,19 +192,18 @@ unsafe fn forward_tile(
     let o = matrix(out, g.out_at(head, queries.start), g.width);
     for key_tile in 0..=tile {
         let keys = g.tile(key_tile);
-        let s = &mut scratch.tiles[..rows * keys.len()];
-        let s_out = MatMut { ptr: s.as_mut_ptr(), rs: keys.len() };
+        let stride = row_stride(keys.len());
+        let s = &mut scratch.tiles[..rows * stride];
+        let s_out = MatMut { ptr: s.as_mut_ptr(), rs: stride };
         // SAFETY: q and k are only read; the score tile is this worker's own.
         unsafe {
             let q = g.part(qkv, Part::Q, head, queries.start);
             let k = g.part(qkv, Part::K, head, keys.start);
             mm.product([rows, keys.len(), g.head_dim], q, k.transposed(), s_out, Beta::Overwrite);
         }
-        for (i, row) in s.chunks_exact_mut(keys.len()).enumerate() {
-            let (seen, hidden) = row.split_at_mut(visible(&queries, &keys, i));
-            hidden.fill(0.0);
-            let (new_max, row_sum) = softmax_row(isa, seen, g.scale, max[i]);
-            let shrink = (max[i] - new_max).exp(); // 0 for the first tile: exp(-inf)
+        for (i, row) in s.chunks_exact_mut(stride).enumerate() {
+            let (new_max, row_sum) = softmax_row(isa, row, visible(&queries, &keys, i), g.scale, max[i]);
+            let shrink = if key_tile == 0 { 0.0 } else { (max[i] - new_max).exp() };
             sum[i] = sum[i] * shrink + row_sum;
             max[i] = new_max;
             if key_tile > 0 {
@@ -210,7 +216,7 @@ unsafe fn forward_tile(
         // SAFETY: v is only read; these rows of `out` belong to this task.
         unsafe {
             let v = g.part(qkv, Part::V, head, keys.start);
-            let p = MatRef::row_major(s.as_ptr(), keys.len());
+            let p = MatRef::row_major(s.as_ptr(), stride);
             mm.product([rows, g.head_dim, keys.len()], p, v, writable(o), beta);
         }
     }
@@ -267,8 +273,9 @@ unsafe fn backward_head(isa: Isa, scratch: &mut Scratch, g: &Heads, slots: [Span
             let cols = keys.len();
             let [k, v] = [Part::K, Part::V].map(|part| g.part(qkv, part, head, keys.start));
             let [d_k, d_v] = [Part::K, Part::V].map(|part| writable(g.part(d_qkv, part, head, keys.start)));
-            let (p, dp) = (&mut p_tile[..rows * cols], &mut dp_tile[..rows * cols]);
-            let [p_out, dp_out] = [&mut *p, &mut *dp].map(|t| MatMut { ptr: t.as_mut_ptr(), rs: cols });
+            let stride = row_stride(cols);
+            let (p, dp) = (&mut p_tile[..rows * stride], &mut dp_tile[..rows * stride]);
+            let [p_out, dp_out] = [&mut *p, &mut *dp].map(|t| MatMut { ptr: t.as_mut_ptr(), rs: stride });
             // SAFETY: inputs are only read; the tiles are this worker's own.
             unsafe {
                 mm.product([rows, cols, hd], q, k.transposed(), p_out, Beta::Overwrite);
@@ -279,16 +286,17 @@ unsafe fn backward_head(isa: Isa, scratch: &mut Scratch, g: &Heads, slots: [Span
                 let position = head * g.seq + queries.start + i;
                 // SAFETY: only read while the op runs.
                 let row_lse = unsafe { lse.get(position..position + 1)[0] };
-                let (p, dp) = (&mut p[i * cols..(i + 1) * cols], &mut dp[i * cols..(i + 1) * cols]);
-                probabilities(isa, &mut p[..seen], g.scale, row_lse);
-                softmax_bwd_row(isa, &mut dp[..seen], &p[..seen], delta[i], g.scale);
+                let row = i * stride..(i + 1) * stride;
+                let (p, dp) = (&mut p[row.clone()], &mut dp[row]);
+                probabilities(isa, p, seen, g.scale, row_lse);
+                dp[cols..].fill(0.0); // was never written
+                softmax_bwd_row(isa, dp, p, delta[i], g.scale);
                 // The first position sees one key: its softmax is the constant 1, its gradient exactly 0. Rounding
                 // noise in its place would be blown up by AdamW.
                 let seen_dp = if queries.start + i == 0 { 0 } else { seen };
-                p[seen..].fill(0.0);
                 dp[seen_dp..].fill(0.0);
             }
-            let [p, ds] = [&*p, &*dp].map(|t| MatRef::row_major(t.as_ptr(), cols));
+            let [p, ds] = [&*p, &*dp].map(|t| MatRef::row_major(t.as_ptr(), stride));
             // The first tile to reach a gradient writes it: queries see key tile 0 first, keys their own tile of the first
             // head that uses them.
             let beta_q = if key_tile == 0 { Beta::Overwrite } else { Beta::Accumulate };
@@ -343,7 +351,7 @@ pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
                 for (t, score) in scores.iter_mut().enumerate() {
                     *score = dot(isa, q, keys.get(row(t)));
                 }
-                let (_, sum) = softmax_row(isa, scores, g.scale, f32::NEG_INFINITY);
+                let (_, sum) = softmax_row(isa, scores, position + 1, g.scale, f32::NEG_INFINITY);
                 let at = g.out_at(head, 0);
                 let o = out.get_mut(at..at + hd);
                 o.fill(0.0);

@@ -2,7 +2,7 @@
 
 use super::elementwise::scale_in_place;
 use super::{Ctx, check_ids};
-use crate::math::{exp_f32, max, sum_inline};
+use crate::math::{exp_flush, max, sum_inline};
 use crate::multiversion;
 use ironhorse_core::Result;
 use ironhorse_core::op::{CrossEntropy, LossMean};
@@ -18,7 +18,7 @@ multiversion! {
         for x in x.chunks(BLOCK) {
             let exps = &mut block[..x.len()];
             for (e, x) in exps.iter_mut().zip(x) {
-                *e = exp_f32::<FMA>(x - max);
+                *e = exp_flush::<FMA>(x - max);
             }
             total += f64::from(sum_inline(exps));
         }
@@ -30,7 +30,7 @@ multiversion! {
         let mut total = 0.0_f64;
         for x in x.chunks_mut(BLOCK) {
             for x in x.iter_mut() {
-                *x = exp_f32::<FMA>(*x - max);
+                *x = exp_flush::<FMA>(*x - max);
             }
             total += f64::from(sum_inline(x));
         }

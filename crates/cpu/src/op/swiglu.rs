@@ -1,7 +1,7 @@
 //! SwiGLU. Rows are spread over threads.
 
 use super::Ctx;
-use crate::math::{exp_f32, fma};
+use crate::math::{exp_flush, fma};
 use crate::multiversion;
 use ironhorse_core::Result;
 use ironhorse_core::op::{SwigluBwd, SwigluFwd};
@@ -13,14 +13,14 @@ multiversion! {
     /// out = silu(gate)·up
     fn forward<const FMA: bool>(out: &mut [f32], gate: &[f32], up: &[f32]) {
         for ((out, &gate), up) in out.iter_mut().zip(gate).zip(up) {
-            *out = gate / (1.0 + exp_f32::<FMA>(-gate)) * up;
+            *out = gate / (1.0 + exp_flush::<FMA>(-gate)) * up;
         }
     }
 
     /// (gate, up) become (d·up·s·(1 + gate·(1 - s)), d·gate·s) with s = 1/(1 + e^-gate).
     fn backward<const FMA: bool>(gate: &mut [f32], up: &mut [f32], d: &[f32]) {
         for ((gate, up), d) in gate.iter_mut().zip(up).zip(d) {
-            let s = 1.0 / (1.0 + exp_f32::<FMA>(-*gate));
+            let s = 1.0 / (1.0 + exp_flush::<FMA>(-*gate));
             let d_gate = d * *up * (s * fma::<FMA>(*gate, 1.0 - s, 1.0));
             (*gate, *up) = (d_gate, d * *gate * s);
         }
