@@ -150,6 +150,7 @@ def test_some_stages_only(bundle: Path):
 def test_mixtures_of_experts_have_a_call_of_their_own(bundle: Path):
     (bundle / "benches").mkdir()
     (bundle / "benches" / "gpu_torch_moe.py").write_text(TORCH)
+    (bundle / "benches" / "moe_experts.py").write_text("")
     keys = bundle / "scratch" / "moe"  # or they would be exported
     keys.mkdir()
     for name in ("tiny", "odd", "all", "one", "llama"):

@@ -241,6 +241,9 @@ stage_moe() {
     fi
     attempt bench-moe8-b16-all16 90 "$ironhorse" bench "${flags[@]}" --model "$sizes" --batch 16 --master residual \
         --moments bf16 --json "$(json bench-moe8-b16-all16)"
+    attempt experts-moe 100 "$python" "$here/benches/moe_experts.py" --bin "$ironhorse" --device cuda --dtype bf16 --hidden 768 \
+        --heads 12 --ffn 2048 --layers 2 --top-k 4 --vocab 8192 --batch 16 --seq 1024 --steps 5 --rounds 1 \
+        --json "$(json experts-moe)"
     attempt bench-moe30-b20-all16 150 "$ironhorse" bench "${flags[@]}" --model moe-6.9b --batch 20 --master residual \
         --moments bf16 --recompute gelu --json "$(json bench-moe30-b20-all16)"
 }
