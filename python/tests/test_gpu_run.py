@@ -153,12 +153,12 @@ def test_mixtures_of_experts_have_a_call_of_their_own(bundle: Path):
     (bundle / "benches" / "moe_experts.py").write_text("")
     keys = bundle / "scratch" / "moe"  # or they would be exported
     keys.mkdir()
-    for name in ("tiny", "odd", "all", "one", "llama"):
+    for name in ("tiny", "odd", "all", "one", "large", "llama"):
         (keys / f"{name}.key.safetensors").write_text("")
     done = run(bundle, "--only", "moe")
     assert done.returncode == 0, done.stdout + done.stderr
     report = summary(bundle)
-    assert len([part for part in report["parts"] if part["name"].startswith("verify-moe-")]) == 10
+    assert len([part for part in report["parts"] if part["name"].startswith("verify-moe-")]) == 12
     rows = {f"{row['model']}-{row['batch']}-{row['dtype']}": row for row in report["bench"]}
     assert list(rows) == ["moe8-16-bf16", "moe8-16-all16", "moe30-20-all16"]
     assert rows["moe8-16-bf16"]["default_ratio"] == rows["moe8-16-all16"]["default_ratio"] == pytest.approx(1.16)

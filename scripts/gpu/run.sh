@@ -197,12 +197,13 @@ stage_ops() {
     attempt ops-jit 60 "$python" "$here/benches/jit.py" --json "$(json ops-jit)"
 }
 
-# Mixtures of experts: name, sizes, B, T, routing. An idle expert and one for each token; all experts; every token on one; a
-# Llama.
+# Mixtures of experts: name, sizes, B, T, routing. An idle expert and one for each token; all experts; every token on one; a large
+# head; a Llama.
 moe_keys="tiny moe-tiny 2 32 spread
 odd C=48,L=2,NH=6,NKV=3,E=3,K=1,F=40,V=99 3 11 idle
 all C=128,L=2,NH=2,NKV=1,head_dim=64,E=8,K=8,F=192,V=300 2 65 spread
-one C=256,L=2,NH=2,NKV=2,head_dim=128,E=4,K=2,F=320,V=512 1 33 single
+one C=64,L=2,NH=4,NKV=2,E=4,K=2,F=128,V=128 2 33 single
+large C=256,L=2,NH=2,NKV=2,head_dim=128,E=4,K=2,F=320,V=512 1 33 spread
 llama C=64,L=2,NH=4,NKV=4,E=0,F=128,V=200 2 33 spread"
 
 stage_moe() {

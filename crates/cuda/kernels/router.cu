@@ -95,18 +95,21 @@ KERNEL __launch_bounds__(WARPS* WARP)
     const float* const d_w = d_weights + (u64)token * k;
     const i32* const chosen = experts + (u64)token * k;
     const float scale = (float)((double)scalars->loss_scale * (double)alpha * (double)all);
+    // Loads and gradients are counted from those of the first choice: where its p is nearly 1, less their mean they are small
+    // differences of large numbers otherwise.
+    const float top = (u32)chosen[0] < all ? load[chosen[0]] : 0.0f, first = d_w[0];
     float mean = 0.0f, inner = 0.0f;
-    for (u32 e = lane; e < all; e += WARP) mean = __fmaf_rn(p[e], load[e], mean);
+    for (u32 e = lane; e < all; e += WARP) mean = __fmaf_rn(p[e], load[e] - top, mean);
     for (u32 j = lane; j < k; j += WARP) {
-        inner = __fmaf_rn(w[j], d_w[j], inner);
+        inner = __fmaf_rn(w[j], d_w[j] - first, inner);
         if ((u32)chosen[j] >= all) report(fault, 4, chosen[j], (i32)(token * k + j), (i32)all);
     }
     mean = warp_sum(mean);
     inner = warp_sum(inner);
     for (u32 e = lane; e < all; e += WARP) {
-        float d = scale * (p[e] * (load[e] - mean));
+        float d = scale * (p[e] * ((load[e] - top) - mean));
         for (u32 j = 0; j < k; j++)
-            if ((u32)chosen[j] == e) d += w[j] * (d_w[j] - inner);
+            if ((u32)chosen[j] == e) d += w[j] * ((d_w[j] - first) - inner);
         d_logits[(u64)token * all + e] = from_float<LOGIT>(d);
     }
 }

@@ -13,7 +13,9 @@ const MOST_TOKENS: usize = 1 << 28;
 pub fn save(path: &Path, loader: &mut Loader, count: u64, [batch, seq]: [usize; 2]) -> Result<()> {
     let tokens = usize::try_from(count).ok().and_then(|count| count.checked_mul(batch * seq));
     let Some(tokens) = tokens.filter(|&tokens| tokens <= MOST_TOKENS) else {
-        bail!("--save-batches: {count} batches of {batch} x {seq} are more than {MOST_TOKENS} tokens; use fewer --steps");
+        bail!(
+            "--save-batches: {count} batches of {batch} x {seq} are more than {MOST_TOKENS} tokens; use fewer --steps"
+        );
     };
     let (mut x, mut y) = (vec![0; tokens], vec![0; tokens]);
     for (x, y) in x.chunks_mut(batch * seq).zip(y.chunks_mut(batch * seq)) {

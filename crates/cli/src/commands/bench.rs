@@ -123,7 +123,9 @@ impl Workload {
             let tokens = file.read_i32(name)?;
             match tokens.iter().find(|&&token| usize::try_from(token).map_or(true, |token| token >= vocab)) {
                 None => Ok(tokens),
-                Some(token) => Err(file.field(format!("tokens `{name}`"), token, format!("0 to {}", vocab - 1))),
+                Some(token) => {
+                    Err(file.field(format!("tokens `{name}`"), token, format!("0 to {}", vocab - 1)))
+                }
             }
         };
         Ok((read("x")?, read("y")?))

@@ -24,11 +24,15 @@ multiversion! {
         x.iter().fold(true, |all, x| all & x.is_finite())
     }
 
-    /// d = scale·p·(load - Σ p·load)
-    fn aux_row<const FMA: bool>(d: &mut [f32], p: &[f32], load: &[f32], scale: f32) {
-        let mean = dot_inline::<FMA>(p, load);
-        for ((d, p), load) in d.iter_mut().zip(p).zip(load) {
-            *d = scale * (p * (load - mean));
+    /// d = scale·p·(load - Σ p·load), with loads counted from that of the likeliest expert, `top`: where its p is nearly 1,
+    /// its load less the mean is a small difference of large numbers otherwise.
+    fn aux_row<const FMA: bool>(d: &mut [f32], p: &[f32], load: &[f32], top: f32, scale: f32) {
+        for (d, load) in d.iter_mut().zip(load) {
+            *d = load - top;
+        }
+        let mean = dot_inline::<FMA>(p, d);
+        for (d, p) in d.iter_mut().zip(p) {
+            *d = scale * (p * (*d - mean));
         }
     }
 
@@ -102,14 +106,16 @@ pub fn router_bwd(ctx: &mut Ctx<'_>, op: &RouterBwd) -> Result<()> {
         for row in rows {
             let (r, chosen) = (row * all..(row + 1) * all, row * k..(row + 1) * k);
             // SAFETY: tasks have disjoint rows of `d_logits`, which shares no memory with anything read.
-            let (d, p, w, d_w) = unsafe {
+            let (d_row, p, w, d_w) = unsafe {
                 let (w, d_w) = (weights.get(chosen.clone()), d_weights.get(chosen.clone()));
                 (d_logits.get_mut(r.clone()), probs.get(r), w, d_w)
             };
-            aux_row(isa, d, p, load, scale);
-            let mean: f32 = w.iter().zip(d_w).map(|(w, d)| w * d).sum();
-            for ((&e, w), d_w) in experts[chosen].iter().zip(w).zip(d_w) {
-                d[e as usize] += w * (d_w - mean);
+            let chosen = &experts[chosen];
+            aux_row(isa, d_row, p, load, load[chosen[0] as usize], scale);
+            // Counted from the first choice's, as the loads are.
+            let mean: f32 = w.iter().zip(d_w).map(|(w, d)| w * (d - d_w[0])).sum();
+            for ((&e, w), d) in chosen.iter().zip(w).zip(d_w) {
+                d_row[e as usize] += w * ((d - d_w[0]) - mean);
             }
         }
     })

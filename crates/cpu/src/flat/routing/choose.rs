@@ -103,15 +103,22 @@ pub fn choose_bwd(
     let (isa, all, k) = (isa(), sizes.experts, sizes.chosen);
     let rows = d_logits.chunks_exact_mut(all).zip(from.probs.chunks_exact(all));
     for (token, (d, p)) in rows.enumerate() {
-        let mean = dot(isa, p, load);
-        for ((d, p), load) in d.iter_mut().zip(p).zip(load) {
-            *d = scale * (p * (load - mean));
-        }
         let routes = token * k..(token + 1) * k;
         let (w, d_w) = (&from.weights[routes.clone()], &d_weights[routes.clone()]);
-        let mean: f32 = w.iter().zip(d_w).map(|(w, d)| w * d).sum();
-        for ((&e, w), d_w) in from.experts[routes].iter().zip(w).zip(d_w) {
-            d[e as usize] += w * (d_w - mean);
+        let chosen = &from.experts[routes];
+        // Loads and gradients are counted from those of the first choice: where its p is nearly 1, less their mean they
+        // are small differences of large numbers otherwise.
+        let top = load[chosen[0] as usize];
+        for (d, load) in d.iter_mut().zip(load) {
+            *d = load - top;
+        }
+        let mean = dot(isa, p, d);
+        for (d, p) in d.iter_mut().zip(p) {
+            *d = scale * (p * (*d - mean));
+        }
+        let mean: f32 = w.iter().zip(d_w).map(|(w, d)| w * (d - d_w[0])).sum();
+        for ((&e, w), d_weight) in chosen.iter().zip(w).zip(d_w) {
+            d[e as usize] += w * ((d_weight - d_w[0]) - mean);
         }
     }
     Ok(())
