@@ -281,7 +281,7 @@ unsafe fn backward_head(isa: Isa, scratch: &mut Scratch, g: &Heads, slots: [Span
                 mm.product([rows, cols, hd], q, k.transposed(), p_out, Beta::Overwrite);
                 mm.product([rows, cols, hd], d_o, v.transposed(), dp_out, Beta::Overwrite);
             }
-            for i in 0..rows {
+            for (i, &delta) in delta[..rows].iter().enumerate() {
                 let seen = visible(&queries, &keys, i);
                 let position = head * g.seq + queries.start + i;
                 // SAFETY: only read while the op runs.
@@ -290,7 +290,7 @@ unsafe fn backward_head(isa: Isa, scratch: &mut Scratch, g: &Heads, slots: [Span
                 let (p, dp) = (&mut p[row.clone()], &mut dp[row]);
                 probabilities(isa, p, seen, g.scale, row_lse);
                 dp[cols..].fill(0.0); // was never written
-                softmax_bwd_row(isa, dp, p, delta[i], g.scale);
+                softmax_bwd_row(isa, dp, p, delta, g.scale);
                 // The first position sees one key: its softmax is the constant 1, its gradient exactly 0. Rounding
                 // noise in its place would be blown up by AdamW.
                 let seen_dp = if queries.start + i == 0 { 0 } else { seen };

@@ -45,7 +45,7 @@ pub fn cross_entropy(ctx: &mut Ctx<'_>, op: &CrossEntropy) -> Result<()> {
     // SAFETY: nothing writes the targets while the op runs.
     let targets = unsafe { targets.all() };
     check_ids("target", targets, vocab)?;
-    ctx.chunks(targets.len(), 1, |rows, _| {
+    ctx.rows(targets.len(), cols, |rows, _| {
         for row in rows {
             let target = targets[row] as usize;
             // SAFETY: tasks have disjoint rows of `losses` and `logits`, which share no memory.

@@ -24,6 +24,9 @@ use ironhorse_core::{Error, Program, Result, Scalars, Slot};
 pub use rope::RopeTables;
 use std::ops::Range;
 
+/// Elements of a task that goes through rows: some microseconds, where handing a task out takes a tenth of one.
+const TASK: usize = 8192;
+
 /// What an op needs besides its slots. Everything in it is kept from step to step.
 pub struct Ctx<'a> {
     pub memory: &'a Memory,
@@ -57,6 +60,11 @@ impl Ctx<'_> {
     /// Runs `task` on fixed pieces of `0..len`: the pieces do not depend on the number of threads.
     fn chunks(&self, len: usize, chunk: usize, task: impl Fn(Range<usize>, usize) + Sync) -> Result<()> {
         self.team.chunks(len, chunk, task).map_err(engine_error)
+    }
+
+    /// As [`Ctx::chunks`] over rows of `width` elements: as many in a task as make it worth handing out.
+    fn rows(&self, count: usize, width: usize, task: impl Fn(Range<usize>, usize) + Sync) -> Result<()> {
+        self.chunks(count, (TASK / width.max(1)).max(1), task)
     }
 
     /// Room for `tiles` floats and for products up to `side` deep and wide in every worker's scratch: a worker that gets

@@ -10,8 +10,6 @@ use ironhorse_core::Result;
 use ironhorse_core::op::{ResidualRmsNormFwd, RmsNormApply, RmsNormBwd, RmsNormFwd};
 use std::ops::Range;
 
-/// Rows a task handles.
-const ROWS: usize = 8;
 /// Columns a task of the column sums handles.
 const COLS: usize = 64;
 /// Rows summed in one accumulator before it is added to the total: keeps rounding low over many rows.
@@ -85,7 +83,7 @@ pub fn rmsnorm_fwd(ctx: &mut Ctx<'_>, op: &RmsNormFwd) -> Result<()> {
     let (out, rstd) = (ctx.f32(op.out)?, ctx.f32(op.rstd)?);
     let (inp, weight) = (ctx.f32(op.inp)?, ctx.f32(op.weight)?);
     let (isa, width, eps) = (ctx.isa, op.inp.shape.cols(), op.eps);
-    ctx.chunks(op.inp.shape.rows(), ROWS, |rows, _| {
+    ctx.rows(op.inp.shape.rows(), width, |rows, _| {
         for row in rows {
             let r = row * width..(row + 1) * width;
             // SAFETY: tasks have disjoint rows of what is written; written slots share no memory with read ones.
@@ -98,7 +96,7 @@ pub fn residual_rmsnorm_fwd(ctx: &mut Ctx<'_>, op: &ResidualRmsNormFwd) -> Resul
     let (residual, out, rstd) = (ctx.f32(op.residual)?, ctx.f32(op.out)?, ctx.f32(op.rstd)?);
     let (a, b, weight) = (ctx.f32(op.a)?, ctx.f32(op.b)?, ctx.f32(op.weight)?);
     let (isa, width, eps) = (ctx.isa, op.a.shape.cols(), op.eps);
-    ctx.chunks(op.a.shape.rows(), ROWS, |rows, _| {
+    ctx.rows(op.a.shape.rows(), width, |rows, _| {
         for row in rows {
             let r = row * width..(row + 1) * width;
             // SAFETY: tasks have disjoint rows; `residual` is one of its terms or apart from both, every other written
@@ -115,7 +113,7 @@ pub fn rmsnorm_apply(ctx: &mut Ctx<'_>, op: &RmsNormApply) -> Result<()> {
     let (out, inp) = (ctx.f32(op.out)?, ctx.f32(op.inp)?);
     let (rstd, weight) = (ctx.f32(op.rstd)?, ctx.f32(op.weight)?);
     let (isa, width) = (ctx.isa, op.inp.shape.cols());
-    ctx.chunks(op.inp.shape.rows(), ROWS, |rows, _| {
+    ctx.rows(op.inp.shape.rows(), width, |rows, _| {
         for row in rows {
             let r = row * width..(row + 1) * width;
             // SAFETY: tasks have disjoint rows of `out`, which shares no memory with anything read.
@@ -133,7 +131,7 @@ pub fn rmsnorm_bwd(ctx: &mut Ctx<'_>, op: &RmsNormBwd) -> Result<()> {
     // SAFETY: nothing writes the statistic or the weight while the op runs.
     let (rstd, weight) = unsafe { (rstd.all(), weight.all()) };
 
-    ctx.chunks(rows, ROWS, |rows, _| {
+    ctx.rows(rows, width, |rows, _| {
         for row in rows {
             let r = row * width..(row + 1) * width;
             // SAFETY: tasks have disjoint rows of `d_inp`, which shares no memory with anything read.

@@ -10,8 +10,6 @@ use ironhorse_core::{Error, Result};
 
 /// Routes a task of the sort handles.
 const ROUTES: usize = 4096;
-/// Rows or tokens a task that moves them handles.
-const ROWS: usize = 8;
 
 multiversion! {
     /// out = factor·x
@@ -81,7 +79,7 @@ pub fn permute(ctx: &mut Ctx<'_>, op: &Permute) -> Result<()> {
     // SAFETY: nothing writes the order while the op runs.
     let order = unsafe { order.all() };
     check_below("row", order, routes)?;
-    ctx.chunks(routes, ROWS, |rows, _| {
+    ctx.rows(routes, width, |rows, _| {
         for row in rows {
             let token = order[row] as usize / k;
             // SAFETY: tasks have disjoint rows of `out`, which shares no memory with `inp`.
@@ -100,7 +98,7 @@ pub fn permute_bwd(ctx: &mut Ctx<'_>, op: &PermuteBwd) -> Result<()> {
     // SAFETY: nothing writes the places while the op runs.
     let places = unsafe { ctx.i32(op.places)?.all() };
     check_below("row", places, places.len())?;
-    ctx.chunks(op.places.shape.rows(), ROWS, |tokens, _| {
+    ctx.rows(op.places.shape.rows(), k * width, |tokens, _| {
         for token in tokens {
             // SAFETY: tasks have disjoint tokens of `d_inp`, which shares no memory with `d_out`.
             let d = unsafe { d_inp.get_mut(token * width..(token + 1) * width) };
@@ -131,7 +129,7 @@ pub fn combine(ctx: &mut Ctx<'_>, op: &Combine) -> Result<()> {
     // SAFETY: nothing writes places and weights while the op runs.
     let (places, weights) = unsafe { (ctx.i32(op.places)?.all(), weights.all()) };
     check_below("row", places, places.len())?;
-    ctx.chunks(op.places.shape.rows(), ROWS, |tokens, _| {
+    ctx.rows(op.places.shape.rows(), k * width, |tokens, _| {
         for token in tokens {
             // SAFETY: tasks have disjoint tokens of `out`, which shares no memory with `rows`.
             let out = unsafe { out.get_mut(token * width..(token + 1) * width) };
@@ -155,7 +153,7 @@ pub fn combine_bwd(ctx: &mut Ctx<'_>, op: &CombineBwd) -> Result<()> {
     // SAFETY: nothing writes places and weights while the op runs.
     let (places, weights) = unsafe { (ctx.i32(op.places)?.all(), weights.all()) };
     check_permutation(ctx, places)?;
-    ctx.chunks(op.places.shape.rows(), ROWS, |tokens, _| {
+    ctx.rows(op.places.shape.rows(), k * width, |tokens, _| {
         for token in tokens {
             for route in token * k..(token + 1) * k {
                 let row = places[route] as usize * width..(places[route] as usize + 1) * width;

@@ -6,9 +6,6 @@ use crate::multiversion;
 use ironhorse_core::Result;
 use ironhorse_core::op::{SwigluBwd, SwigluFwd};
 
-/// Elements of the narrower tensor a task handles, about.
-const CHUNK: usize = 4096;
-
 multiversion! {
     /// out = silu(gate)·up
     fn forward<const FMA: bool>(out: &mut [f32], gate: &[f32], up: &[f32]) {
@@ -27,14 +24,10 @@ multiversion! {
     }
 }
 
-fn rows_per_task(width: usize) -> usize {
-    (CHUNK / width.max(1)).max(1)
-}
-
 pub fn swiglu_fwd(ctx: &mut Ctx<'_>, op: &SwigluFwd) -> Result<()> {
     let (out, inp) = (ctx.f32(op.out)?, ctx.f32(op.inp)?);
     let (isa, width) = (ctx.isa, op.out.shape.cols());
-    ctx.chunks(op.out.shape.rows(), rows_per_task(width), |rows, _| {
+    ctx.rows(op.out.shape.rows(), width, |rows, _| {
         for row in rows {
             // SAFETY: tasks have disjoint rows of `out`, which shares no memory with `inp`.
             unsafe {
@@ -48,7 +41,7 @@ pub fn swiglu_fwd(ctx: &mut Ctx<'_>, op: &SwigluFwd) -> Result<()> {
 pub fn swiglu_bwd(ctx: &mut Ctx<'_>, op: &SwigluBwd) -> Result<()> {
     let (d_inp, d_out, inp) = (ctx.f32(op.d_inp)?, ctx.f32(op.d_out)?, ctx.f32(op.inp)?);
     let (isa, width) = (ctx.isa, op.d_out.shape.cols());
-    ctx.chunks(op.d_out.shape.rows(), rows_per_task(width), |rows, _| {
+    ctx.rows(op.d_out.shape.rows(), width, |rows, _| {
         for row in rows {
             let r = 2 * row * width..2 * (row + 1) * width;
             // SAFETY: tasks have disjoint rows; `d_inp` is `inp` or apart from it, and apart from `d_out`.
