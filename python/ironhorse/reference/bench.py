@@ -25,7 +25,8 @@ from torch import Tensor
 
 from ..config import GPT2Config
 from ..config_moe import MoEConfig, describes_moe
-from ..formats.hf_moe import config_json, read_hf_moe
+from ..formats.hf import config_json
+from ..formats.hf_moe import read_hf_moe
 from ..formats.llmc import DebugState, read_debug_tokens, read_model, write_debug_state, write_model
 from ..formats.safetensors import read_safetensors, write_safetensors
 from . import init_moe
@@ -57,7 +58,7 @@ def prepare_moe(config: MoEConfig, batch: int, seq: int, seed: int, folder: Path
 def write_moe(model: MoE, folder: Path) -> None:
     """The weights as a Hugging Face folder."""
     folder.mkdir()
-    (folder / "config.json").write_text(config_json(model.config), encoding="utf-8")
+    (folder / "config.json").write_bytes(config_json(model.config, {"F32"}))
     params = {name: param.detach().numpy() for name, param in model.named_parameters()}
     write_safetensors(folder / "model.safetensors", params, {"format": "pt"})
 
