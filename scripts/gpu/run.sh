@@ -202,7 +202,7 @@ stage_ops() {
 moe_keys="tiny moe-tiny 2 32 spread
 odd C=48,L=2,NH=6,NKV=3,E=3,K=1,F=40,V=99 3 11 idle
 all C=128,L=2,NH=2,NKV=1,head_dim=64,E=8,K=8,F=192,V=300 2 65 spread
-one C=64,L=2,NH=4,NKV=2,E=4,K=2,F=128,V=128 2 33 single
+one C=24,L=2,NH=3,HD=8,E=4,K=1,F=20,V=99,maxT=16 3 11 single
 large C=256,L=2,NH=2,NKV=2,head_dim=128,E=4,K=2,F=320,V=512 1 33 spread
 llama C=64,L=2,NH=4,NKV=4,E=0,F=128,V=200 2 33 spread"
 
