@@ -11,6 +11,7 @@ mod limits;
 pub mod math;
 mod memory;
 mod op;
+mod router;
 pub mod team;
 
 pub use engine::CpuEngine;

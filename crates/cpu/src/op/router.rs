@@ -1,8 +1,9 @@
 //! The router of a mixture of experts. Tokens are spread over threads.
 
 use super::Ctx;
-use crate::math::{dot_inline, exp_f32, max_inline, sum_inline};
+use crate::math::dot_inline;
 use crate::multiversion;
+use crate::router::{self, Made};
 use ironhorse_core::op::{RouterBwd, RouterFwd, RouterLoad};
 use ironhorse_core::{Error, Result};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,47 +12,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const ROWS: usize = 32;
 
 multiversion! {
-    /// p = softmax(x); says whether all of x are finite.
-    fn softmax<const FMA: bool>(p: &mut [f32], x: &[f32]) -> bool {
-        let max = max_inline(x);
-        for (p, x) in p.iter_mut().zip(x) {
-            *p = exp_f32::<FMA>(x - max);
-        }
-        let sum = sum_inline(p);
-        for p in p.iter_mut() {
-            *p /= sum;
-        }
-        x.iter().fold(true, |all, x| all & x.is_finite())
-    }
-
-    /// d = scale·p·(load - Σ p·load), with loads counted from that of the likeliest expert, `top`: where its p is nearly 1,
-    /// its load less the mean is a small difference of large numbers otherwise.
-    fn aux_row<const FMA: bool>(d: &mut [f32], p: &[f32], load: &[f32], top: f32, scale: f32) {
-        for (d, load) in d.iter_mut().zip(load) {
-            *d = load - top;
-        }
-        let mean = dot_inline::<FMA>(p, d);
-        for (d, p) in d.iter_mut().zip(p) {
-            *d = scale * (p * (*d - mean));
-        }
-    }
-
     /// Σ p·load
     fn balance<const FMA: bool>(p: &[f32], load: &[f32]) -> f32 {
         dot_inline::<FMA>(p, load)
     }
-}
-
-/// The largest of the logits that come after `(value, index)` in their order: descending, equal ones by number.
-fn next_largest(x: &[f32], after: Option<(f32, usize)>) -> (f32, usize) {
-    let mut best = (f32::NEG_INFINITY, 0);
-    for (i, &x) in x.iter().enumerate() {
-        let left = after.is_none_or(|(value, index)| x < value || (x == value && i > index));
-        if left && x > best.0 {
-            best = (x, i);
-        }
-    }
-    best
 }
 
 pub fn router_fwd(ctx: &mut Ctx<'_>, op: &RouterFwd) -> Result<()> {
@@ -67,19 +31,9 @@ pub fn router_fwd(ctx: &mut Ctx<'_>, op: &RouterFwd) -> Result<()> {
                 let (w, e) = (weights.get_mut(chosen.clone()), experts.get_mut(chosen));
                 (logits.get(r.clone()), probs.get_mut(r), w, e)
             };
-            if !softmax(isa, p, x) {
+            if !router::choose(isa, x, p, w, e) {
                 strange.fetch_min(row, Ordering::Relaxed);
-                e.fill(0);
-                continue;
             }
-            let (mut last, mut sum) = (None, 0.0_f32);
-            for (w, e) in w.iter_mut().zip(e) {
-                let (logit, index) = next_largest(x, last);
-                (*w, *e) = (p[index], index as i32);
-                sum += *w;
-                last = Some((logit, index));
-            }
-            w.iter_mut().for_each(|w| *w /= sum);
         }
     })?;
     match strange.into_inner() {
@@ -106,17 +60,12 @@ pub fn router_bwd(ctx: &mut Ctx<'_>, op: &RouterBwd) -> Result<()> {
         for row in rows {
             let (r, chosen) = (row * all..(row + 1) * all, row * k..(row + 1) * k);
             // SAFETY: tasks have disjoint rows of `d_logits`, which shares no memory with anything read.
-            let (d_row, p, w, d_w) = unsafe {
+            let (d, probs, weights, d_w) = unsafe {
                 let (w, d_w) = (weights.get(chosen.clone()), d_weights.get(chosen.clone()));
                 (d_logits.get_mut(r.clone()), probs.get(r), w, d_w)
             };
-            let chosen = &experts[chosen];
-            aux_row(isa, d_row, p, load, load[chosen[0] as usize], scale);
-            // Counted from the first choice's, as the loads are.
-            let mean: f32 = w.iter().zip(d_w).map(|(w, d)| w * (d - d_w[0])).sum();
-            for ((&e, w), d) in chosen.iter().zip(w).zip(d_w) {
-                d_row[e as usize] += w * ((d - d_w[0]) - mean);
-            }
+            let made = Made { probs, weights, experts: &experts[chosen] };
+            router::choose_bwd(isa, d, d_w, made, (load, scale));
         }
     })
 }

@@ -2,16 +2,7 @@
 
 use super::super::pool::isa;
 use super::{Sizes, Unfit, below, length};
-use crate::math::{dot, max, sum};
-use crate::multiversion;
-
-multiversion! {
-    fn exp_row<const FMA: bool>(p: &mut [f32], x: &[f32], max: f32) {
-        for (p, x) in p.iter_mut().zip(x) {
-            *p = crate::math::exp_f32::<FMA>(x - max);
-        }
-    }
-}
+use crate::router::{self, Made};
 
 /// What a router decides.
 #[derive(Debug)]
@@ -49,34 +40,12 @@ pub fn choose(logits: &[f32], to: &mut Choice<'_>, sizes: Sizes) -> Result<(), U
     let chosen = to.weights.chunks_exact_mut(k).zip(to.experts.chunks_exact_mut(k));
     let rows = logits.chunks_exact(all).zip(to.probs.chunks_exact_mut(all)).zip(chosen);
     for (token, ((x, p), (w, e))) in rows.enumerate() {
-        if let Some(&strange) = x.iter().find(|x| !x.is_finite()) {
+        if !router::choose(isa, x, p, w, e) {
+            let strange = x.iter().find(|x| !x.is_finite()).copied().unwrap_or(f32::NAN);
             return Err(Unfit::Logit(token, strange));
         }
-        exp_row(isa, p, x, max(isa, x));
-        let total = sum(isa, p);
-        p.iter_mut().for_each(|p| *p /= total);
-        let (mut last, mut total) = (None, 0.0_f32);
-        for (w, e) in w.iter_mut().zip(e) {
-            let (logit, index) = next_largest(x, last);
-            (*w, *e) = (p[index], index as i32);
-            total += *w;
-            last = Some((logit, index));
-        }
-        w.iter_mut().for_each(|w| *w /= total);
     }
     Ok(())
-}
-
-/// The largest of the logits that come after `(value, index)` in their order: descending, equal ones by number.
-fn next_largest(x: &[f32], after: Option<(f32, usize)>) -> (f32, usize) {
-    let mut best = (f32::NEG_INFINITY, 0);
-    for (i, &x) in x.iter().enumerate() {
-        let left = after.is_none_or(|(value, index)| x < value || (x == value && i > index));
-        if left && x > best.0 {
-            best = (x, i);
-        }
-    }
-    best
 }
 
 /// The gradient of the logits: through the weights, and through `scale·Σ_e load_e·Σ_n probs_ne`, the balancing loss.
@@ -104,22 +73,9 @@ pub fn choose_bwd(
     let rows = d_logits.chunks_exact_mut(all).zip(from.probs.chunks_exact(all));
     for (token, (d, p)) in rows.enumerate() {
         let routes = token * k..(token + 1) * k;
-        let (w, d_w) = (&from.weights[routes.clone()], &d_weights[routes.clone()]);
-        let chosen = &from.experts[routes];
-        // Loads and gradients are counted from those of the first choice: where its p is nearly 1, less their mean they
-        // are small differences of large numbers otherwise.
-        let top = load[chosen[0] as usize];
-        for (d, load) in d.iter_mut().zip(load) {
-            *d = load - top;
-        }
-        let mean = dot(isa, p, d);
-        for (d, p) in d.iter_mut().zip(p) {
-            *d = scale * (p * (*d - mean));
-        }
-        let mean: f32 = w.iter().zip(d_w).map(|(w, d)| w * (d - d_w[0])).sum();
-        for ((&e, w), d_weight) in chosen.iter().zip(w).zip(d_w) {
-            d[e as usize] += w * ((d_weight - d_w[0]) - mean);
-        }
+        let made =
+            Made { probs: p, weights: &from.weights[routes.clone()], experts: &from.experts[routes.clone()] };
+        router::choose_bwd(isa, d, &d_weights[routes], made, (load, scale));
     }
     Ok(())
 }
