@@ -27,11 +27,13 @@ def optimizer_of(args: Options) -> AdamW:
 def compute(
     model: Model, x: torch.Tensor, y: torch.Tensor, args: Options, by: Callable[..., Answers] = compute_answers
 ) -> tuple[Answers, Errors, Errors]:
-    """The f32 answers and how far PyTorch's f32 and bf16 are from exact ones, which f64 computes when there are steps;
-    one forward and backward in f32 is exact enough to judge bf16 by. `by` computes the f32 answers.
+    """The f32 answers and how far PyTorch's f32 and bf16 are from exact ones, which f64 computes when there are steps
+    or a router, whose gradient cancels; else one forward and backward in f32 is exact enough to judge bf16 by. `by`
+    computes the f32 answers.
     """
     job = (x, y, optimizer_of(args), args.steps, not args.no_acts)
-    exact_model = copy.deepcopy(model).double() if args.steps else None
+    routed = getattr(model.config, "n_experts", 0) > 0
+    exact_model = copy.deepcopy(model).double() if args.steps or routed else None
     low_model = None if args.no_bf16 else copy.deepcopy(model)
     answers = by(model, *job)
     for name in ("loss", "losses"):

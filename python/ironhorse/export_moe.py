@@ -12,7 +12,7 @@ import torch
 
 from .answer_key import KeyInfo, write_key
 from .config_moe import MoEConfig
-from .errors import ConfigError
+from .errors import ConfigError, IronhorseError
 from .export import Options, check_length
 from .export_answers import Arrays, compute, optimizer_of, report_of, under
 from .formats.hf import config_json
@@ -36,6 +36,8 @@ def _export(args: Options, config: MoEConfig | None, source: str | None, staging
     model = _build(args, config, source)
     config = model.config
     check_length(args.seq, config)
+    if args.reference == "transformers" and args.init == "tied" and config.top_k < config.n_experts:
+        raise IronhorseError("--init tied: transformers has no rule for ties; use --reference ironhorse")
     params = {f"param.{name}": param.detach().clone().numpy() for name, param in model.named_parameters()}
     x, y, margin = routed_batch(model, args.batch, args.seq, args.seed)
     if source is None:

@@ -64,6 +64,15 @@ def test_key_agrees(keys: dict[str, Path], name: str, tmp_path: Path):
     assert outcome.report["losses"] == pytest.approx(key["losses"].tolist(), rel=1e-5)
 
 
+@pytest.mark.parametrize("seed", ["1", "2", "3"])
+@pytest.mark.parametrize("init", ["idle", "single"])
+def test_wider_keys_with_odd_routing_agree(init: str, seed: str, tmp_path: Path):
+    flags = ("--steps", "0", "--init", init, "--seed", seed, "--no-bf16")
+    for name, model in {"tiny": "moe-tiny", "gqa": "C=64,L=2,NH=6,NKV=3,HD=16,E=8,K=2,F=64,V=128"}.items():
+        _, key = export(tmp_path / name, model, 2, 32, *flags)
+        assert_passed(verify(tmp_path, "--key", key))
+
+
 @pytest.mark.parametrize("recompute", ["gelu", "full", "experts"])
 @pytest.mark.parametrize("name", ["small", "llama"])
 def test_recomputation_agrees(keys: dict[str, Path], name: str, recompute: str, tmp_path: Path):

@@ -71,10 +71,10 @@ def gates(model: MoE) -> list[Tensor]:
 def _bias_router(model: MoE, expert: int, sign: float) -> None:
     """A router has no bias: channel 0 of the residual stream becomes large and positive for every token, and only the
     gate of `expert` looks at it."""
-    model.model.embed_tokens.weight[:, 0] = 8.0
+    model.model.embed_tokens.weight[:, 0] = 4.0  # more of it would drown the gradients of attention in rounding
     for gate in gates(model):
         gate[:, 0] = 0.0
-        gate[expert, 0] = 1.5 * sign  # a logit of about 8: the others keep a gradient that can be measured
+        gate[expert, 0] = 2.0 * sign  # a logit of about 7: the others keep a gradient that can be measured
 
 
 class RouterLog:

@@ -281,7 +281,7 @@ fn report(
     let Measured { startup, peak, memory, limits, dtype } = measured;
     let program = session.train_program()?;
     let (planned_bytes, flops) = (program.layout().total(), step_flops(program));
-    let (parameters, active_parameters) = (program.num_params(), session.config().active_params());
+    let (parameters, active_parameters) = (session.config().told_params(), session.config().active_params());
     let engine = session.engine();
     let gpu = engine.device_name();
     let on_device = memory.iter().map(|(_, bytes)| *bytes as u64).sum::<u64>();

@@ -74,7 +74,7 @@ pub fn run(args: &ConvertArgs) -> Result<Outcome> {
         let options = HfOptions { shard: args.shard_size, ..HfOptions::new(elem) };
         write_hf(&args.to, &config, &options, |spec, out| source.read_tensor(&spec.name, out))?;
     }
-    out::line(format!("{}: {} parameters as {}", args.to.display(), config.num_params(), name))?;
+    out::line(format!("{}: {} parameters as {}", args.to.display(), config.told_params(), name))?;
     Ok(Outcome::Done)
 }
 

@@ -127,7 +127,7 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         dtype,
         recompute: args.recompute,
         state: args.state,
-        parameters: program.num_params(),
+        parameters: config.told_params(),
         active_parameters: config.active_params(),
         batch: args.batch,
         seq: args.seq,

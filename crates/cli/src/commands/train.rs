@@ -273,7 +273,7 @@ fn train_into(
     let tokens = args.batch.unwrap_or(1) * args.seq.unwrap_or(1);
     out::note(format_args!(
         "{} parameters{}, {} layers of {}, {} tokens a step, {} steps → {}",
-        config.num_params(),
+        config.told_params(),
         config.active_params().map_or_else(String::new, |active| format!(" ({active} active)")),
         config.layers(),
         config.width(),
@@ -344,7 +344,8 @@ fn report(
         }
         _ => out::line(format!("last training loss {:.4} after {seconds:.0} s", summary.last_loss))?,
     }
-    out::line(format!("run        {}   (loss.svg, metrics.jsonl, samples)", run.path().display()))?;
+    let pictures = if run.path().join("experts.svg").exists() { "loss.svg, experts.svg" } else { "loss.svg" };
+    out::line(format!("run        {}   ({pictures}, metrics.jsonl, samples)", run.path().display()))?;
     out::line(format!("continue   ironhorse generate --model {}", checkpoint.display()))?;
     let steps = args.steps.unwrap_or(0);
     let report = TrainReport {

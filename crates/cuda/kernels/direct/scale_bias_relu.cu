@@ -20,7 +20,12 @@ constexpr int THREADS = 256;
 // be few: a warp of columns by 16 of rows with 4 in flight each takes 0.1403 ms, 256 threads side by side that walk 0.1508.
 constexpr int BWD_THREADS = 512, BWD_AHEAD = 4;
 // On a multiprocessor: as many as registers allow without spilling; with y there is more to hold.
-constexpr int BWD_BLOCKS = 2, BWD_Y_BLOCKS = sizeof(T) == 2 ? 1 : 2;
+#if __CUDA_ARCH__ < 900
+constexpr int BWD_BLOCKS = sizeof(T) == 2 ? 1 : 2;
+#else
+constexpr int BWD_BLOCKS = 2;
+#endif
+constexpr int BWD_Y_BLOCKS = sizeof(T) == 2 ? 1 : 2;
 
 // UNIT elements of memory: one, or 16 bytes.
 template <int UNIT> struct Unit {

@@ -80,6 +80,14 @@ impl ModelConfig {
         either!(self, config => config.num_params())
     }
 
+    /// Parameters to tell people of: without the padding of the vocabulary where files have none either.
+    pub fn told_params(&self) -> usize {
+        match self {
+            Self::Gpt2(config) => config.num_params(),
+            Self::Moe(config) => config.total_params(),
+        }
+    }
+
     /// Parameters that one token meets, where that is not all of them; without padding.
     pub fn active_params(&self) -> Option<usize> {
         match self {

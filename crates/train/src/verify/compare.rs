@@ -3,8 +3,9 @@
 use serde::Serialize;
 
 /// An element far off is wrong even when the whole tensor's norm hides it: it may differ by this many times the
-/// tolerance, relative to its own size plus the root mean square of its row or of the tensor, whichever is larger
-/// (rows of an embedding's gradient differ in size by orders of magnitude, and rounding goes with the row).
+/// tolerance, relative to its own size plus the root mean square of its row, its column or the tensor, whichever is
+/// largest (rows of an embedding's gradient differ in size by orders of magnitude, columns of a weight's with the channels
+/// they multiply, and rounding goes with the row and the column).
 const STRAY: f64 = 10.0;
 
 /// How far two tensors may differ.
@@ -110,13 +111,19 @@ pub fn compare(got: &[f32], want: &[f32], shape: &[usize], allowed: impl Into<Al
     let tolerance = if together > 0.0 { relative + together / want_sq.sqrt() } else { relative };
     let rms = (want_sq / want.len().max(1) as f64).sqrt();
     let cols = shape.last().copied().unwrap_or(1).max(1);
+    let square = |w: f32| f64::from(w) * f64::from(w);
+    let rows = (want.len() / cols).max(1) as f64;
+    let mut column = vec![0.0; if rows > 1.0 { cols } else { 0 }];
+    for want in want.chunks(cols) {
+        column.iter_mut().zip(want).for_each(|(sum, &w)| *sum += square(w) / rows);
+    }
     let first_beyond = |factor: f64| {
         got.chunks(cols).zip(want.chunks(cols)).enumerate().find_map(|(row, (got, want))| {
-            let row_sq: f64 = want.iter().map(|&w| f64::from(w) * f64::from(w)).sum();
-            let scale = rms.max((row_sq / want.len() as f64).sqrt());
-            let col = got.iter().zip(want).position(|(&g, &w)| {
+            let row_sq = want.iter().map(|&w| square(w)).sum::<f64>() / cols as f64;
+            let col = got.iter().zip(want).enumerate().position(|(col, (&g, &w))| {
+                let line = row_sq.max(column.get(col).copied().unwrap_or(0.0)).sqrt();
                 let diff = (f64::from(g) - f64::from(w)).abs();
-                diff.is_nan() || diff > slack + factor * relative * (scale + f64::from(w).abs())
+                diff.is_nan() || diff > slack + factor * relative * (rms.max(line) + f64::from(w).abs())
             })?;
             Some(row * cols + col)
         })

@@ -143,12 +143,13 @@ const MOST_FOR_AFTER: f64 = 1e-2;
 const MOST_FOR_ROUTER: f64 = 1e-3;
 
 impl KeyReference {
-    /// With one expert a token its weight is 1 whatever the router says, so only the small auxiliary loss moves the router.
-    /// PyTorch adds to that gradient the rounding of two large terms that cancel: p/p has the derivative 1/p - p/p².
+    /// The weights of the chosen experts have the sum 1, so what moves them are differences: the surer the router, the smaller
+    /// they are beside the terms that PyTorch subtracts (p/Σp has the derivative 1/Σp - p/(Σp)²), until with one expert a token
+    /// only the rounding of those is left beside the auxiliary loss. The key tells how far PyTorch itself is off.
     fn cancels(&self, name: &str) -> bool {
-        let one = matches!(self.key.config(), ModelConfig::Moe(config) if config.top_k == 1);
+        let experts = matches!(self.key.config(), ModelConfig::Moe(config) if config.n_experts > 0);
         let routers = name.starts_with("dact.") && name.ends_with(".router_logits");
-        one && (routers || (name.starts_with("grad.") && name.ends_with(".gate.weight")))
+        experts && (routers || (name.starts_with("grad.") && name.ends_with(".gate.weight")))
     }
 
     /// With a model given, its weights are used and must be those of the key.
