@@ -26,6 +26,7 @@ from ironhorse.nn import (
     TrainConfig,
     Trainer,
     TransformerBlock,
+    generate,
 )
 from nn_cases import ODD, normal
 
@@ -124,6 +125,21 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: MODEL.generate([1] * 17, 16), "`prompt` has 17 tokens, and max_seq_len is 16"),
     (lambda: Linear(3, 4).forward([[1, 2, 3], [4]]), "Linear: `x` is no array; expected numbers, all rows"),
     (lambda: MODEL.forward([[1, 2], [3]]), "MoETransformer: `x` is no array"),
+    (lambda: Tensor([1]).silu(device=None), "silu: device is None"),
+    (lambda: Tensor([1]).softmax(device=3), "softmax: device is 3"),
+    (lambda: Tensor([[1]]).matmul(Tensor([[1]]), device=None), "matmul: device is None"),
+    (lambda: Tensor([2], "int32") * 2**40, "does not fit int32"),
+    (lambda: Tensor([2], "int32") * 2**70, "scale: `other` is of type int, expected numbers"),
+    (lambda: MoETransformer(None), "MoETransformer: config is of type NoneType, expected nn.Config"),
+    (lambda: MoELayer({}), "MoELayer: config is of type dict"),
+    (lambda: Trainer(MODEL, None), "Trainer: config is of type NoneType, expected TrainConfig"),
+    (lambda: Trainer(None, TrainConfig()), "Trainer: model is of type NoneType, expected MoETransformer"),
+    (lambda: AdamW(None), "AdamW: parameters is of type NoneType, expected a list of tensors"),
+    (lambda: AdamW(MODEL), "AdamW: parameters is of type MoETransformer, expected a list of tensors"),
+    (lambda: generate(MODEL, [1], 3, "greedy"), "strategy is of type str, expected SamplingStrategy"),
+    (lambda: MODEL.load_tensors({n: p.data.astype(str) for n, p in MODEL.named_parameters()}), "expected numbers"),
+    (lambda: (MODEL.forward([[1]]), MODEL.total_aux_loss("x")), "alpha is 'x', expected a number"),
+    (lambda: MODEL.backward(MODEL.forward([[1]]), aux_loss_alpha="x"), "aux_loss_alpha is 'x', expected a number"),
     (lambda: MODEL.forward_ids([[1, 2], [3]]), "forward_ids: `token_ids` is no array"),
 ]
 

@@ -119,8 +119,9 @@ def save(
     `format` follows from the name and from what is saved if it is not given: `.safetensors` and `.key.safetensors`, a
     `.bin` of the kind that was loaded (a model, for anything with parameters), a Hugging Face folder otherwise. A model
     made from tensors needs `config`, a GPT2Config, a MoEConfig, an nn.Config or text such as "d12" or "moe-tiny".
-    `dtype` is how weights are stored; as they are if not given. `metadata` are strings for a safetensors file. `shard_size` is the
-    most weights in one file of a Hugging Face folder, bytes or "500MB"; what is more goes into several with an index.
+    `dtype` is how weights are stored; as they are if not given. `metadata` are strings for a safetensors file.
+    `shard_size` is the most weights in one file of a Hugging Face folder, bytes or "500MB"; what is more goes into
+    several with an index.
 
     Written beside and renamed: a failure leaves what was there before. Saving what was loaded, unchanged and in its own
     format, writes the same bytes (a Hugging Face folder is divided anew; zeros pad the vocabulary).

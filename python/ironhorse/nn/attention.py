@@ -63,7 +63,7 @@ class MQAttention(Layer):
     def __init__(
         self, config: Config, *, seed: Seed = None, device: str = "auto", tables: RopeTables | None = None
     ) -> None:
-        sizes, rng = config.sizes(), generator(seed)
+        sizes, rng = Config.sizes_of(config, "MQAttention"), generator(seed)
         self.config, self.hidden_dim = config, config.hidden_dim
         self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
         self.scale, self.device = config.head_dim**-0.5, check_device(device, "MQAttention")

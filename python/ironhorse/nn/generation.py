@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from .. import ops
 from ..errors import InvalidValueError
 from .attention import KVCache
+from .checks import check_count, check_real
 from .layers import token_ids
-from .tensor import check_count, check_real, generator
+from .tensor import generator
 
 if TYPE_CHECKING:
     from .model import MoETransformer
@@ -36,7 +37,8 @@ class GreedySampling(SamplingStrategy):
         """See the class."""
         if not (logits < np.inf).all():  # also if there is a NaN; argmax would take it
             at = int((logits < np.inf).argmin())
-            raise InvalidValueError(f"greedy: the logit of token {at} is {logits[at]}, expected a finite number or -inf")
+            found = f"the logit of token {at} is {logits[at]}"
+            raise InvalidValueError(f"greedy: {found}, expected a finite number or -inf")
         return int(ops.argmax(logits[None])[0])
 
 
@@ -92,6 +94,8 @@ def generate(model: MoETransformer, prompt: Sequence[int], max_len: int, strateg
     if ids.ndim != 1:
         raise InvalidValueError(f"generate: `prompt` is {list(ids.shape)}, expected a list of token ids")
     check_count("generate", "max_len", max_len)
+    if not callable(getattr(strategy, "pick_token", None)):
+        raise InvalidValueError(f"generate: strategy is of type {type(strategy).__name__}, expected SamplingStrategy")
     if len(ids) > config.max_seq_len:
         found = f"`prompt` has {len(ids)} tokens"
         raise InvalidValueError(f"generate: {found}, and max_seq_len is {config.max_seq_len}; shorten it")

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from .. import _native
 from ..errors import InvalidValueError, IronhorseError
-from .tensor import Seed, Tensor, as_array, check_number, generator, normal
+from .checks import check_number, check_text
+from .tensor import Seed, Tensor, as_array, generator, normal
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -25,9 +26,7 @@ INIT_STD = 0.02
 
 def check_device(device: str, who: str) -> str:
     """Raises NotAvailableError, with the reason, unless ops run there, and InvalidValueError if it is no device."""
-    if not isinstance(device, str):
-        kinds = '"auto", "cpu", "cuda" and "cuda:N"'
-        raise InvalidValueError(f"{who}: device is {device!r}; there are {kinds}")
+    check_text(who, device)
     try:
         _native.silu(np.zeros(1, np.float32), None, device)
     except IronhorseError as error:

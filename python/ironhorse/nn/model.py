@@ -21,7 +21,19 @@ from ..formats.hf_moe import read_hf_moe
 from .attention import KVCache, MQAttention, RopeTables
 from .config import Config
 from .generation import Generates
-from .layers import F32, I32, Embedding, Layer, Linear, RMSNorm, check_device, check_sizes, floats, kept_floats, token_ids
+from .layers import (
+    F32,
+    I32,
+    Embedding,
+    Layer,
+    Linear,
+    RMSNorm,
+    check_device,
+    check_sizes,
+    floats,
+    kept_floats,
+    token_ids,
+)
 from .moe import MoELayer, Router
 from .tensor import Seed, Tensor, as_array, generator
 
@@ -34,7 +46,7 @@ class TransformerBlock(Layer):
     def __init__(
         self, config: Config, *, seed: Seed = None, device: str = "auto", tables: RopeTables | None = None
     ) -> None:
-        config.sizes()
+        Config.sizes_of(config, "TransformerBlock")
         rng = generator(seed)
         self.config, self.device = config, check_device(device, "TransformerBlock")
         self.attn_norm = RMSNorm(config.hidden_dim, config.rms_eps, device=device)
@@ -83,7 +95,7 @@ class MoETransformer(Generates, Layer):
     """
 
     def __init__(self, config: Config, *, seed: Seed = None, device: str = "auto") -> None:
-        sizes, rng = config.sizes(), generator(seed)
+        sizes, rng = Config.sizes_of(config, "MoETransformer"), generator(seed)
         self.config, self.device = config, check_device(device, "MoETransformer")
         tables = RopeTables(sizes)
         self.embedding = Embedding(config.vocab_size, config.hidden_dim, seed=rng, device=device)
@@ -175,7 +187,9 @@ class MoETransformer(Generates, Layer):
             first = f"{min(missing)} is missing" if missing else f"{min(strange)} is not a parameter of this model"
             raise InvalidValueError(f"load_tensors: {first}")
         for name, parameter in found.items():
-            value = np.asarray(tensors[name])
+            value = as_array(tensors[name], "load_tensors", name)
+            if value.dtype.kind in "OSUcMm":
+                raise InvalidValueError(f"load_tensors: `{name}` is of type {value.dtype}, expected numbers")
             if value.shape != parameter.shape:
                 shapes = f"is {list(value.shape)}, expected {list(parameter.shape)}"
                 raise InvalidValueError(f"load_tensors: `{name}` {shapes}")

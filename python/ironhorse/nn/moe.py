@@ -15,6 +15,7 @@ import numpy as np
 
 from .. import _native
 from ..errors import InvalidValueError
+from .checks import check_real
 from .config import Config
 from .layers import F32, I32, INIT_STD, Layer, Linear, SwiGLU, check_device, check_sizes, floats, kept_floats
 from .stacked import Stacked
@@ -83,6 +84,7 @@ class Router(Layer):
 
     def _bwd(self, d_weights: F32, alpha: float, add_to: F32 | None = None) -> F32:
         r = self._kept(self._last)
+        check_real("Router.backward", "aux_loss_alpha", alpha)
         scale = alpha * self.n_experts / max(len(r.x), 1)
         d_logits = _native.nn_route_bwd(d_weights, r.probs, r.weights, r.experts, r.load(), scale)
         return self.gate._bwd(d_logits, add_to)
@@ -95,6 +97,7 @@ class Router(Layer):
         """The load-balancing loss of the last forward; 0 before there was one."""
         if self._last is None:
             return 0.0
+        check_real("aux_loss", "alpha", alpha)
         aux, _, _ = _native.aux_loss_forward(self._last.probs, self._last.experts, alpha=alpha, device=self.device)
         return float(aux)
 
@@ -103,19 +106,20 @@ class MoELayer(Layer):
     """Router, experts and the weighted sum: (..., hidden_dim) -> (..., hidden_dim).
 
     The weights of all experts lie in one array for gate, up and down each, so that their products are one call; those
-    of `experts[e]` are views of them. What was replaced, be it a weight, a layer or an expert, is copied there before it
-    is used.
+    of `experts[e]` are views of them. What was replaced, a weight, a layer or an expert, is copied there before
+    it is used.
     """
 
     def __init__(self, config: Config, *, seed: Seed = None, device: str = "auto") -> None:
-        config.sizes()
+        Config.sizes_of(config, "MoELayer")
         self.device = check_device(device, "MoELayer")
         rng, C, F, E = generator(seed), config.hidden_dim, config.ffn_dim, config.n_experts
         self.config, self.hidden_dim, self.ffn_dim = config, C, F
         self.n_experts, self.top_k = E, config.top_k_experts
         self.router = Router(C, E, config.top_k_experts, seed=rng, device=device)
         stacks = [normal(shape, INIT_STD, rng) for shape in ((E, F, C), (E, F, C), (E, C, F))]
-        self.experts = [SwiGLU._view(*(stack[e] for stack in stacks), device) for e in range(E)]
+        gate, up, down = stacks
+        self.experts = [SwiGLU._view(gate[e], up[e], down[e], device) for e in range(E)]
         self._stacked = Stacked(stacks, self.experts)
         self._last: tuple[Routing, F32, F32, F32, F32, F32] | None = None  # rows, gate, up, their product, down
 

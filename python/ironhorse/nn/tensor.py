@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from .. import _native
 from ..errors import InvalidValueError
+from .checks import check_count, check_number, check_real, check_text
 
 Axis = int | tuple[int, ...] | None
 Array = NDArray[Any]
@@ -177,7 +177,7 @@ class Tensor:
         check_real("scale", "scalar", scalar)
         if self._is_f32():
             return self._of(_native.scale(self._data, None, float(scalar)))
-        return self._of(self._data * scalar)
+        return self._of(_named("scale", np.multiply, self._data, _operand(scalar, "scale")))
 
     def neg(self) -> Tensor:
         """Times -1."""
@@ -218,18 +218,20 @@ class Tensor:
 
     def silu(self, *, device: str = "auto") -> Tensor:
         """x / (1 + e^-x)."""
-        return self._of(_native.silu(self._single(), None, device))
+        return self._of(_native.silu(self._single(), None, check_text("silu", device)))
 
     def softmax(self, axis: int = -1, *, device: str = "auto") -> Tensor:
         """Along an axis."""
         if self._data.ndim == 0:
             raise InvalidValueError("softmax: the tensor has no dimensions")
+        check_text("softmax", device)
         moved = _named("softmax", np.moveaxis, self._single(), axis, -1)
         return self._of(np.moveaxis(_native.softmax(moved, None, None, None, device), -1, axis))
 
     def matmul(self, other: Tensor | Array, *, device: str = "auto") -> Tensor:
         """The product of matrices; of stacks of them, one by one."""
         a, b = self._data, _operand(other, "matmul")
+        check_text("matmul", device)
         if a.dtype == b.dtype == np.float32 and a.ndim == b.ndim == 2:
             return self._of(_native.gemm(a, b, device=device))
         if a.dtype == b.dtype == np.float32 and a.ndim == b.ndim == 3 and a.shape[0] == b.shape[0]:
@@ -251,7 +253,8 @@ class Tensor:
         return self.neg().add(other)
 
     def __mul__(self, other: Tensor | float) -> Tensor:
-        return self.scale(other) if isinstance(other, (int, float, np.number)) else self.mul(other)
+        plain = isinstance(other, (int, float, np.number)) and not isinstance(other, bool)
+        return self.scale(other) if plain else self.mul(other)
 
     __rmul__ = __mul__
 
@@ -310,7 +313,9 @@ def as_array(x: Any, op: str, name: str) -> Array:
         return x._data
     try:
         return np.asarray(x)
-    except (ValueError, TypeError, OverflowError, RuntimeError):  # the last is torch's, of what needs a gradient
+    except RuntimeError as error:  # torch's, of what needs a gradient
+        raise InvalidValueError(f"{op}: `{name}`: {error}") from None
+    except (ValueError, TypeError, OverflowError):
         raise InvalidValueError(f"{op}: `{name}` is no array; expected numbers, all rows of the same length") from None
 
 
@@ -351,28 +356,6 @@ def _fitting(array: Array, dtype: DType, op: str) -> Array:
         wrong = array.ravel()[int(np.argmin(good.ravel()))]
         raise InvalidValueError(f"{op}: {wrong} does not fit {dtype.value}")
     return array.astype(target, order="C")
-
-
-def check_real(who: str, name: str, value: Any) -> Any:
-    """Refuses what is no number; returns it."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise InvalidValueError(f"{who}: {name} is {value!r}, expected a number")
-    return value
-
-
-def check_number(who: str, name: str, value: Any, below: float = math.inf) -> Any:
-    """Refuses what is no finite number of at least 0, or not below a limit; returns it."""
-    if not 0 <= check_real(who, name, value) < below:  # also if it is a NaN
-        limit = "a number of at least 0" if below == math.inf else f"at least 0 and below {below}"
-        raise InvalidValueError(f"{who}: {name} is {value}, expected {limit}")
-    return value
-
-
-def check_count(who: str, name: str, value: Any) -> Any:
-    """Refuses what is no whole number of at least 0; returns it."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-        raise InvalidValueError(f"{who}: {name} is {value!r}, expected a whole number of at least 0")
-    return value
 
 
 Seed = int | np.random.Generator | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 
 from .. import _native
 from ..errors import InvalidValueError
+from .checks import check_count, check_number
 from .layers import check_device, floats, token_ids
 from .model import MoETransformer
-from .tensor import Tensor, check_count, check_number
+from .tensor import Tensor
 
 _NO_LIMIT = float(np.finfo(np.float32).max)  # of a norm: it is computed and nothing is scaled
 
@@ -76,7 +78,7 @@ class AdamW:
 
     def __init__(
         self,
-        parameters: list[Tensor],
+        parameters: Iterable[Tensor],
         lr: float = 1e-4,
         beta1: float = 0.9,
         beta2: float = 0.95,
@@ -89,6 +91,9 @@ class AdamW:
             check_number("AdamW", name, value)
         for name, value in (("beta1", beta1), ("beta2", beta2)):
             check_number("AdamW", name, value, below=1)
+        if isinstance(parameters, Tensor) or not isinstance(parameters, Iterable):
+            found = type(parameters).__name__
+            raise InvalidValueError(f"AdamW: parameters is of type {found}, expected a list of tensors")
         parameters = list(parameters)
         for i, parameter in enumerate(parameters):
             if not isinstance(parameter, Tensor):
@@ -137,6 +142,10 @@ class Trainer:
     """
 
     def __init__(self, model: MoETransformer, config: TrainConfig, *, device: str | None = None) -> None:
+        for name, value, kind in (("model", model, MoETransformer), ("config", config, TrainConfig)):
+            if not isinstance(value, kind):
+                found = f"{name} is of type {type(value).__name__}"
+                raise InvalidValueError(f"Trainer: {found}, expected {kind.__name__}")
         self.model, self.config = model, config.check()
         if device is not None:
             model.to(device)
