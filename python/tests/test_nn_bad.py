@@ -10,9 +10,12 @@ import pytest
 from ironhorse import ops
 from ironhorse.errors import Code, InvalidValueError, IronhorseError, NotAvailableError
 from ironhorse.nn import (
+    AdamW,
     Config,
     Embedding,
+    GreedySampling,
     Linear,
+    LRScheduler,
     MoELayer,
     MoETransformer,
     MQAttention,
@@ -23,6 +26,7 @@ from ironhorse.nn import (
     TrainConfig,
     Trainer,
     TransformerBlock,
+    generate,
 )
 from nn_cases import ODD, normal
 
@@ -43,7 +47,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: TransformerBlock(replace(ODD, hidden_dim=0)), "hidden is 0"),
     (lambda: replace(ODD, n_layers=-1).total_params(), "n_layer is -1"),
     (lambda: Linear(0, 3), "in_features is 0, expected a whole number of at least 1"),
-    (lambda: SwiGLU(4, 2.5), "out_features is 2.5, expected a whole number"),
+    (lambda: SwiGLU(4, 2.5), "SwiGLU: ffn_dim is 2.5, expected a whole number"),
     (lambda: RMSNorm(-1), "dim is -1"),
     (lambda: Embedding(5, True), "hidden_dim is True"),
     (lambda: Linear(3, 4).forward(normal(2, 5)), r"Linear: `x` is \[2, 5\], expected \[..., 3\]"),
@@ -61,7 +65,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: MODEL.forward(np.zeros((1, 17), np.int64)), "17 positions, and max_seq_len is 16"),
     (lambda: MQAttention(ODD).forward(normal(1, 17, 14)), "17 positions, and max_seq_len is 16"),
     (lambda: MODEL.forward_ids([1, 2, 3], batch=2), "3 token ids, batch 2 and seq_len 1"),
-    (lambda: MODEL.forward_ids([1, 2, 3], batch=0), "batch 0"),
+    (lambda: MODEL.forward_ids([1, 2, 3], batch=0), "batch is 0, expected a whole number of at least 1"),
     (lambda: MODEL.forward_ids([1, 2, 3], batch=1, seq_len=4), "3 token ids, batch 1 and seq_len 4"),
     (lambda: MODEL.generate([], 5), "no tokens"),
     (lambda: MODEL.generate([1, 99], 5), "`prompt` has 99 at position 1"),
@@ -81,7 +85,75 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: trained().train_step([[1, 2]], [[1, 53]]), "`targets` has 53 at position 1"),
     (lambda: Linear(3, 4, device="gpu"), 'device is "gpu"; there are "auto", "cpu", "cuda" and "cuda:N"'),
     (lambda: Trainer(MODEL, TrainConfig(), device="tpu"), 'device is "tpu"'),
+    # a layer is named where its device is wrong
+    (lambda: Linear(3, 4, device="gpu"), "^Linear: device"),
+    (lambda: SwiGLU(3, 4, device="gpu"), "^SwiGLU: device"),
+    (lambda: Embedding(3, 4, device="gpu"), "^Embedding: device"),
+    (lambda: RMSNorm(3, device="gpu"), "^RMSNorm: device"),
+    (lambda: Router(8, 4, 2, device="gpu"), "^Router: device"),
+    (lambda: MQAttention(ODD, device="gpu"), "^MQAttention: device"),
+    (lambda: MoELayer(ODD, device="gpu"), "^MoELayer: device"),
+    (lambda: TransformerBlock(ODD, device="gpu"), "^TransformerBlock: device"),
+    (lambda: MoETransformer(ODD, device="gpu"), "^MoETransformer: device"),
+    (lambda: MODEL.to("gpu"), "^MoETransformer.to: device"),
+    (lambda: MODEL.to(None), "^MoETransformer.to: device is None; there are"),
+    (lambda: Linear(3, 4, device=None), "^Linear: device is None; there are"),
+    # numbers that are none, and numbers out of range
+    (lambda: AdamW([], device="tpu"), '^AdamW: device is "tpu"'),
+    (lambda: AdamW([], lr=-1), "AdamW: lr is -1, expected a number of at least 0"),
+    (lambda: AdamW([], lr="x"), "AdamW: lr is 'x', expected a number"),
+    (lambda: AdamW([], beta1=1.0), "AdamW: beta1 is 1.0, expected at least 0 and below 1"),
+    (lambda: AdamW([], eps=float("nan")), "AdamW: eps is nan"),
+    (lambda: AdamW([3]), "AdamW: parameter 0 is of type int, expected Tensor"),
+    (lambda: AdamW([]).step(-1.0), "AdamW.step: lr is -1.0"),
+    (lambda: RMSNorm(3, eps=-1), "RMSNorm: eps is -1, expected a number of at least 0"),
+    (lambda: RMSNorm(3, eps="x"), "RMSNorm: eps is 'x', expected a number"),
+    (lambda: LRScheduler(1.0, 5, 10).get_lr(-1), "get_lr: step is -1, expected a whole number of at least 0"),
+    (lambda: LRScheduler(-1.0, 5, 10), "LRScheduler: lr is -1.0"),
+    (lambda: LRScheduler(1.0, 11, 10), "warmup_steps is 11 and total_steps 10"),
+    (lambda: trained(lr="x"), "TrainConfig: lr is 'x', expected a number"),
+    (lambda: trained(warmup_steps=1.5), "TrainConfig: warmup_steps is 1.5, expected a whole number"),
+    (lambda: setattr(trained(), "step", -1), "Trainer: step is -1, expected a whole number of at least 0"),
+    (lambda: MODEL.forward_ids([1, 2], batch=2.0), "forward_ids: batch is 2.0, expected a whole number"),
+    (lambda: MODEL.forward_ids([1, 2], seq_len=2.0), "forward_ids: seq_len is 2.0, expected a whole number"),
+    (lambda: Linear(3, 4, seed=-1), "seed is -1, expected a whole number of at least 0"),
+    (lambda: MoETransformer.tiny(seed="x"), "seed is 'x', expected a whole number of at least 0"),
+    (lambda: MODEL.generate_sample([1], 5, seed=-1), "seed is -1"),
+    (lambda: MODEL.generate_sample([1], 5, temperature="x"), "TemperatureSampling: temperature is 'x'"),
+    (lambda: MODEL.generate_top_k([1], 5, k=2.5), "TopKSampling: k is 2.5"),
+    (lambda: MODEL.generate([1], 5.0), "max_len is 5.0, expected a whole number"),
+    (lambda: MODEL.generate([1] * 17, 16), "`prompt` has 17 tokens, and max_seq_len is 16"),
+    (lambda: Linear(3, 4).forward([[1, 2, 3], [4]]), "Linear: `x` is no array; expected numbers, all rows"),
+    (lambda: MODEL.forward([[1, 2], [3]]), "MoETransformer: `x` is no array"),
+    (lambda: Tensor([1]).silu(device=None), "silu: device is None"),
+    (lambda: Tensor([1]).softmax(device=3), "softmax: device is 3"),
+    (lambda: Tensor([[1]]).matmul(Tensor([[1]]), device=None), "matmul: device is None"),
+    (lambda: Tensor([2], "int32") * 2**40, "does not fit int32"),
+    (lambda: Tensor([2], "int32") * 2**70, "scale: `other` is of type int, expected numbers"),
+    (lambda: MoETransformer(None), "MoETransformer: config is of type NoneType, expected nn.Config"),
+    (lambda: MoELayer({}), "MoELayer: config is of type dict"),
+    (lambda: Trainer(MODEL, None), "Trainer: config is of type NoneType, expected TrainConfig"),
+    (lambda: Trainer(None, TrainConfig()), "Trainer: model is of type NoneType, expected MoETransformer"),
+    (lambda: AdamW(None), "AdamW: parameters is of type NoneType, expected a list of tensors"),
+    (lambda: AdamW(MODEL), "AdamW: parameters is of type MoETransformer, expected a list of tensors"),
+    (lambda: generate(MODEL, [1], 3, "greedy"), "strategy is of type str, expected SamplingStrategy"),
+    (lambda: MODEL.load_tensors({n: p.data.astype(str) for n, p in MODEL.named_parameters()}), "expected numbers"),
+    (lambda: (MODEL.forward([[1]]), MODEL.total_aux_loss("x")), "alpha is 'x', expected a number"),
+    (lambda: MODEL.backward(MODEL.forward([[1]]), aux_loss_alpha="x"), "aux_loss_alpha is 'x', expected a number"),
+    (lambda: MODEL.forward_ids([[1, 2], [3]]), "forward_ids: `token_ids` is no array"),
 ]
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_greedy_refuses_logits_that_are_no_numbers_as_sampling_does(wrong: float):
+    model = MoETransformer(ODD, seed=0)
+    model.lm_head.weight.data[7] = np.nan
+    for way in (model.generate_greedy, model.generate_sample):
+        with pytest.raises(InvalidValueError, match="logit"):
+            way([1], 5)
+    with pytest.raises(InvalidValueError, match=f"greedy: the logit of token 1 is {wrong}, expected a finite number"):
+        GreedySampling().pick_token(np.array([0, wrong, 1], np.float32))
+    assert GreedySampling().pick_token(np.array([-np.inf, 0, -1], np.float32)) == 1
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))

@@ -275,7 +275,7 @@ def test_a_replaced_expert_weight_is_used():
         expert.down.weight = Tensor.zeros(expert.down.weight.shape)
     assert not layer.forward(x).data.any()
     layer.experts[0].down.weight._data = np.ones((14, 11), np.float32)
-    assert layer.forward(x).data.any() and layer._weights[2][0].all()
+    assert layer.forward(x).data.any() and layer._stacked._stacks[2][0].all()
     layer.experts[1].gate.weight = Tensor.zeros((3, 4))
-    with pytest.raises(ValueError, match=r"a weight of expert 1 is \[3, 4\], expected \[11, 14\]"):
+    with pytest.raises(ValueError, match=r"`gate` of expert 1 has a weight that is \[3, 4\], expected \[11, 14\]"):
         layer.forward(x)

@@ -129,3 +129,92 @@ def test_what_is_refused():
         a.sum(axis=7)
     with pytest.raises(ValueError, match="softmax"):
         Tensor.from_numpy(np.float32(1)).softmax()
+
+
+def test_arrays_and_lists_are_operands():
+    a = Tensor.from_numpy(A[0])
+    for found, want in [
+        (a @ B[0].T, A[0] @ B[0].T), (B[0] @ a.transpose(), B[0] @ A[0].T), (a @ B[0].T.tolist(), A[0] @ B[0].T),
+        (B[0].tolist() @ a.transpose(), B[0] @ A[0].T), (a * [1, 2, 3, 4], A[0] * [1, 2, 3, 4]),
+        ([1, 2, 3, 4] * a, A[0] * [1, 2, 3, 4]), (a + [1, 2, 3, 4], A[0] + [1, 2, 3, 4]),
+        ([1, 2, 3, 4] - a, [1, 2, 3, 4] - A[0]), ([1, 2, 3, 4] / a, [1, 2, 3, 4] / A[0]),
+        (B[0] / a, B[0] / A[0]), (B[0] - a, B[0] - A[0]), ((a * a) ** [1, 2, 3, 4], (A[0] ** 2) ** [1, 2, 3, 4]),
+    ]:  # fmt: skip
+        same(found, want)
+
+
+@pytest.mark.parametrize("wrong", ["x", None, [[1, 2], [3]], 1j, object(), ["a"]])
+def test_operands_that_are_no_numbers_are_refused(wrong: object):
+    a = Tensor.from_numpy(A[0])
+    for name in ("add", "sub", "mul", "div", "pow", "matmul", "scale", "__mul__", "__rsub__", "__rtruediv__"):
+        with pytest.raises(InvalidValueError):
+            getattr(a, name)(wrong)
+    for make in (lambda: Tensor(wrong), lambda: wrong @ a, lambda: a.__setitem__(0, wrong)):
+        with pytest.raises(InvalidValueError):
+            make()
+
+
+def test_types_by_name():
+    for name in ("float32", "F32"):
+        assert Tensor(A, name).dtype is Tensor.zeros((2,), name).dtype is DType.F32
+    assert Tensor.from_numpy([1], "int64").data.dtype == np.int64 and Tensor.ones((1,), "I32").dtype is DType.I32
+    for wrong in ("float", None, 3, "f32 "):
+        with pytest.raises(InvalidValueError, match="dtype is .*; there are float32, float16, bfloat16, int32, int64"):
+            Tensor(A, wrong)
+
+
+def test_whole_numbers_are_never_cut_off():
+    for dtype in (DType.I32, DType.I64):
+        whole = Tensor([[3, 4], [1, 2]], dtype)
+        W = whole.data
+        for found, want in [
+            (whole / 2, W / 2), (1 / whole, 1 / W), (whole.div(whole), W / W), (whole.mean(), W.mean()),
+            (whole.mean(axis=0), W.mean(0)), (whole.exp(), np.exp(W)), (whole.sqrt(), np.sqrt(W)),
+            (whole.log(), np.log(W)), (whole * 0.5, W * 0.5), (whole.scale(0.5), W * 0.5), (whole + 0.5, W + 0.5),
+            (whole - 0.5, W - 0.5), (0.5 - whole, 0.5 - W), (whole**0.5, W**0.5), (whole.silu(), W / (1 + np.exp(-W))),
+            (whole.softmax(), np.exp(W) / np.exp(W).sum(-1, keepdims=True)),
+            (whole @ np.array([[0.5], [1]]), W @ np.array([[0.5], [1]])),
+            (np.array([[0.5, 1]]) @ whole, np.array([[0.5, 1]]) @ W),
+        ]:  # fmt: skip
+            assert found.dtype is DType.F32
+            same(found, want)
+        for found, want in [(whole + 1, W + 1), (whole.sum(), W.sum()), (whole.max(0), W.max(0)), (whole @ W, W @ W)]:
+            assert found.dtype is dtype
+            same(found, want)
+        with pytest.raises(InvalidValueError, match="0.5 does not fit int"):
+            whole[0, 0] = 0.5
+        with pytest.raises(InvalidValueError, match="pow"):
+            whole**-1
+    with pytest.raises(InvalidValueError, match="4294967294 does not fit int32"):
+        Tensor([2**31 - 1] * 2, DType.I32).sum()
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (0.5, DType.I32), (np.nan, DType.I32), (np.inf, DType.I64), (2**31, DType.I32), (-(2**31) - 1, DType.I32),
+        (2.0**31, DType.I32), (2.0**63, DType.I64), (np.uint64(2**63), DType.I64), (2**70, DType.I64),
+        (1e39, DType.F32), (70000.0, DType.F16), (1 + 1j, DType.F32), ("1", DType.F32),
+    ],
+)  # fmt: skip
+def test_values_that_do_not_fit_are_refused(value: object, dtype: DType):
+    with pytest.raises(InvalidValueError):
+        Tensor.from_numpy(np.array([1, value]) if not isinstance(value, str) else [value], dtype)
+
+
+def test_values_that_fit_are_taken():
+    for value, dtype in [
+        (2**31 - 1, DType.I32), (-(2**31), DType.I32), (-(2.0**31), DType.I32), (-(2.0**63), DType.I64),
+        (np.inf, DType.F16), (0.1, DType.F16), (65504, DType.F16), (True, DType.I32), (np.uint8(200), DType.I32),
+    ]:  # fmt: skip
+        assert Tensor([value], dtype).data[0] == dtype.to_numpy().type(value)
+    assert np.isnan(Tensor([np.nan]).data[0]) and Tensor([]).shape == (0,) and Tensor(3).shape == ()
+
+
+def test_shapes_that_are_none_are_refused():
+    for make in (
+        lambda: Tensor.zeros((-1,)), lambda: Tensor.ones("x"), lambda: Tensor.randn((2.5,)),
+        lambda: Tensor.ones((4,)).reshape("x"), lambda: Tensor.randn((2,), seed=-1),
+    ):  # fmt: skip
+        with pytest.raises(InvalidValueError):
+            make()

@@ -259,3 +259,16 @@ def test_the_example_learns():
 def test_is_part_of_the_package():
     assert ironhorse.nn.MoETransformer is MoETransformer and "nn" in dir(ironhorse)
     assert replace(Config.tiny(), n_layers=1).n_layers == 1
+
+
+def test_a_step_that_is_set_reaches_the_bias_correction():
+    ids = tokens(2, 6, vocab=53)
+    trainer = Trainer(MoETransformer(ODD, seed=1), TrainConfig(lr=1e-3, warmup_steps=0, grad_clip=0.0))
+    trainer.step = 9
+    before = trainer.model.final_norm.weight.data.copy()
+    trainer.train_step(ids, ids)
+    assert trainer.step == trainer.optimizer.t == 10
+    grad = trainer.model.final_norm.weight.grad.data.astype(np.float64)
+    lr = trainer.scheduler.get_lr(9)
+    m, v = 0.1 * grad / (1 - 0.9**10), 0.05 * grad**2 / (1 - 0.95**10)
+    np.testing.assert_allclose(trainer.model.final_norm.weight.data, before - lr * m / (np.sqrt(v) + 1e-8), rtol=1e-6)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from ..models import ModelConfig, kind_of, param_shapes, parse_config
 from .load import Loaded
 from .tables import Printed
 from .tensors import Raw, encode
+
+if TYPE_CHECKING:
+    from ..nn.config import Config
 
 PathLike = str | os.PathLike[str]
 Format = Literal["model", "state", "key", "hf", "checkpoint", "safetensors", "shard", "tokenizer"]
@@ -107,7 +110,7 @@ def save(
     *,
     format: Format | None = None,
     dtype: Literal["f32", "bf16"] | None = None,
-    config: ModelConfig | str | None = None,
+    config: ModelConfig | Config | str | None = None,
     metadata: Mapping[str, str] | None = None,
     shard_size: int | str = SHARD_SIZE,
 ) -> Saved:
@@ -115,9 +118,10 @@ def save(
 
     `format` follows from the name and from what is saved if it is not given: `.safetensors` and `.key.safetensors`, a
     `.bin` of the kind that was loaded (a model, for anything with parameters), a Hugging Face folder otherwise. A model
-    made from tensors needs `config`, a GPT2Config, a MoEConfig or text such as "d12" or "moe-tiny". `dtype` is how
-    weights are stored; as they are if not given. `metadata` are strings for a safetensors file. `shard_size` is the
-    most weights in one file of a Hugging Face folder, bytes or "500MB"; what is more goes into several with an index.
+    made from tensors needs `config`, a GPT2Config, a MoEConfig, an nn.Config or text such as "d12" or "moe-tiny".
+    `dtype` is how weights are stored; as they are if not given. `metadata` are strings for a safetensors file.
+    `shard_size` is the most weights in one file of a Hugging Face folder, bytes or "500MB"; what is more goes into
+    several with an index.
 
     Written beside and renamed: a failure leaves what was there before. Saving what was loaded, unchanged and in its own
     format, writes the same bytes (a Hugging Face folder is divided anew; zeros pad the vocabulary).
@@ -131,8 +135,10 @@ def save(
     if kind not in _WRITERS:
         raise InvalidValueError(f"save: format is {kind!r}; there are {', '.join(_WRITERS)}")
     sizes = parse_config(config) if isinstance(config, str) else config
+    if hasattr(sizes, "sizes"):  # an nn.Config; its module is not imported for this, since it loads the extension
+        sizes = sizes.sizes()
     if sizes is not None and not isinstance(sizes, (GPT2Config, MoEConfig)):
-        kinds = "a GPT2Config, a MoEConfig or text"
+        kinds = "a GPT2Config, a MoEConfig, an nn.Config or text"
         raise InvalidValueError(f"save: config is of type {type(sizes).__name__}; expected {kinds}")
     if sizes is None and isinstance(what, Loaded):
         sizes = what.config

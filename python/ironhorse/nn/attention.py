@@ -10,7 +10,7 @@ from .. import _native
 from ..config_moe import MoEConfig
 from ..errors import InvalidValueError
 from .config import Config
-from .layers import F32, Layer, Linear, check_device, floats
+from .layers import F32, Layer, Linear, check_device, floats, kept_floats
 from .tensor import Seed, Tensor, generator
 
 
@@ -63,22 +63,21 @@ class MQAttention(Layer):
     def __init__(
         self, config: Config, *, seed: Seed = None, device: str = "auto", tables: RopeTables | None = None
     ) -> None:
-        sizes, rng = config.sizes(), generator(seed)
+        sizes, rng = Config.sizes_of(config, "MQAttention"), generator(seed)
         self.config, self.hidden_dim = config, config.hidden_dim
         self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
-        self.scale = config.head_dim**-0.5
+        self.scale, self.device = config.head_dim**-0.5, check_device(device, "MQAttention")
         C, q, kv = config.hidden_dim, config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
         self.w_q = Linear(C, q, seed=rng, device=device)
         self.w_k = Linear(C, kv, seed=rng, device=device)
         self.w_v = Linear(C, kv, seed=rng, device=device)
         self.w_o = Linear(q, C, seed=rng, device=device)
-        self.device = check_device(device)
         self._tables = RopeTables(sizes) if tables is None else tables
         self._last: tuple[F32, F32, F32, F32, F32] | None = None  # turned q and k, v, out, lse
 
     def forward(self, x: Any) -> Tensor:
         """(batch, seq, hidden_dim) -> the same."""
-        x = floats(x, "MQAttention", "x", self.hidden_dim)
+        x = kept_floats(x, "MQAttention", "x", self.hidden_dim)
         if x.ndim != 3:
             raise InvalidValueError(f"MQAttention: `x` is {list(x.shape)}, expected [batch, seq, {self.hidden_dim}]")
         return Tensor._wrap(self._fwd(x))

@@ -81,6 +81,13 @@ class Config:
             raise InvalidValueError("Config: n_experts is 0; a model of this module has at least one expert")
         return sizes
 
+    @staticmethod
+    def sizes_of(config: Config, who: str) -> MoEConfig:
+        """The same, of what may be no Config."""
+        if not isinstance(config, Config):
+            raise InvalidValueError(f"{who}: config is of type {type(config).__name__}, expected nn.Config")
+        return config.sizes()
+
     def total_params(self) -> int:
         """All parameters."""
         return total_params(self.sizes())

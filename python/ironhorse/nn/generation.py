@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from .. import ops
 from ..errors import InvalidValueError
 from .attention import KVCache
+from .checks import check_count, check_real
 from .layers import token_ids
+from .tensor import generator
 
 if TYPE_CHECKING:
     from .model import MoETransformer
@@ -33,13 +35,17 @@ class GreedySampling(SamplingStrategy):
 
     def pick_token(self, logits: Logits) -> int:
         """See the class."""
+        if not (logits < np.inf).all():  # also if there is a NaN; argmax would take it
+            at = int((logits < np.inf).argmin())
+            found = f"the logit of token {at} is {logits[at]}"
+            raise InvalidValueError(f"greedy: {found}, expected a finite number or -inf")
         return int(ops.argmax(logits[None])[0])
 
 
 class _Drawn(SamplingStrategy):
     def __init__(self, temperature: float, seed: int) -> None:
-        self.temperature = temperature
-        self._rng = np.random.default_rng(seed)
+        self.temperature = check_real(type(self).__name__, "temperature", temperature)
+        self._rng = generator(seed)
 
     def _seed(self) -> NDArray[np.uint64]:
         return self._rng.integers(0, 2**64, size=1, dtype=np.uint64)
@@ -61,7 +67,7 @@ class TopKSampling(_Drawn):
 
     def __init__(self, k: int = 50, temperature: float = 1.0, seed: int = 42) -> None:
         super().__init__(temperature, seed)
-        self.k = k
+        self.k = check_count("TopKSampling", "k", k)
 
     def pick_token(self, logits: Logits) -> int:
         """See the class."""
@@ -74,7 +80,7 @@ class TopPSampling(_Drawn):
 
     def __init__(self, top_p: float = 0.9, temperature: float = 1.0, seed: int = 42) -> None:
         super().__init__(temperature, seed)
-        self.top_p = top_p
+        self.top_p = check_real("TopPSampling", "top_p", top_p)
 
     def pick_token(self, logits: Logits) -> int:
         """See the class."""
@@ -87,6 +93,12 @@ def generate(model: MoETransformer, prompt: Sequence[int], max_len: int, strateg
     ids = token_ids(prompt, "generate", "prompt", config.vocab_size)
     if ids.ndim != 1:
         raise InvalidValueError(f"generate: `prompt` is {list(ids.shape)}, expected a list of token ids")
+    check_count("generate", "max_len", max_len)
+    if not callable(getattr(strategy, "pick_token", None)):
+        raise InvalidValueError(f"generate: strategy is of type {type(strategy).__name__}, expected SamplingStrategy")
+    if len(ids) > config.max_seq_len:
+        found = f"`prompt` has {len(ids)} tokens"
+        raise InvalidValueError(f"generate: {found}, and max_seq_len is {config.max_seq_len}; shorten it")
     if max_len > config.max_seq_len:
         raise InvalidValueError(f"generate: max_len is {max_len}, and max_seq_len is {config.max_seq_len}")
     tokens: list[int] = ids.tolist()

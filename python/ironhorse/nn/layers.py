@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _native
-from ..errors import InvalidValueError
-from .tensor import Seed, Tensor, generator, normal
+from ..errors import InvalidValueError, IronhorseError
+from .checks import check_number, check_text
+from .tensor import Seed, Tensor, as_array, generator, normal
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -23,15 +24,19 @@ I32 = NDArray[np.int32]
 INIT_STD = 0.02
 
 
-def check_device(device: str) -> str:
+def check_device(device: str, who: str) -> str:
     """Raises NotAvailableError, with the reason, unless ops run there, and InvalidValueError if it is no device."""
-    _native.silu(np.zeros(1, np.float32), None, device)
+    check_text(who, device)
+    try:
+        _native.silu(np.zeros(1, np.float32), None, device)
+    except IronhorseError as error:
+        raise type(error)(f"{who}: {str(error).removeprefix('silu: ')}") from None
     return device
 
 
 def floats(x: Any, op: str, name: str, last: int | None = None) -> F32:
     """The array of a tensor, or of what numpy can make one of; its last dimension has `last` elements."""
-    array = x._data if isinstance(x, Tensor) else np.asarray(x)
+    array = as_array(x, op, name)
     if array.dtype != np.float32:
         if array.dtype.kind not in "fiu":
             raise InvalidValueError(f"{op}: `{name}` is of type {array.dtype}, expected numbers")
@@ -41,9 +46,16 @@ def floats(x: Any, op: str, name: str, last: int | None = None) -> F32:
     return array
 
 
+def kept_floats(x: Any, op: str, name: str, last: int | None = None) -> F32:
+    """As `floats`, for what a layer keeps until its backward: a change that the caller makes later is none of it."""
+    array = floats(x, op, name, last)
+    given = x._data if isinstance(x, Tensor) else x
+    return array.copy() if not isinstance(given, (list, tuple)) and np.may_share_memory(array, given) else array
+
+
 def token_ids(x: Any, op: str, name: str, vocab: int) -> I32:
     """Token numbers from 0 to vocab - 1; floats are fine if they are whole."""
-    array = x._data if isinstance(x, Tensor) else np.asarray(x)
+    array = as_array(x, op, name)
     if array.size == 0:
         raise InvalidValueError(f"{op}: `{name}` is {list(array.shape)}: there are no tokens")
     if array.dtype.kind not in "iuf":
@@ -95,7 +107,7 @@ class Layer(ABC):
 
     def to(self, device: str) -> Any:
         """Computes on `device` from now on. Returns the layer."""
-        check_device(device)
+        check_device(device, f"{type(self).__name__}.to")
         for layer in self._layers():
             layer.device = device
         return self
@@ -121,7 +133,7 @@ class Embedding(Layer):
         check_sizes("Embedding", vocab_size=vocab_size, hidden_dim=hidden_dim)
         self.vocab_size, self.hidden_dim = vocab_size, hidden_dim
         self.weight = Tensor._wrap(normal((vocab_size, hidden_dim), INIT_STD, generator(seed)))
-        self.device = check_device(device)
+        self.device = check_device(device, "Embedding")
         self._ids: I32 | None = None
 
     def forward(self, x: Any) -> Tensor:
@@ -162,14 +174,14 @@ class RMSNorm(Layer):
 
     def __init__(self, dim: int, eps: float = 1e-6, *, device: str = "auto") -> None:
         check_sizes("RMSNorm", dim=dim)
-        self.dim, self.eps = dim, eps
+        self.dim, self.eps = dim, check_number("RMSNorm", "eps", eps)
         self.weight = Tensor.ones((dim,))
-        self.device = check_device(device)
+        self.device = check_device(device, "RMSNorm")
         self._last: tuple[F32, F32] | None = None  # x, 1 / root mean square
 
     def forward(self, x: Any) -> Tensor:
         """(..., dim) -> (..., dim)."""
-        return Tensor._wrap(self._fwd(floats(x, "RMSNorm", "x", self.dim)))
+        return Tensor._wrap(self._fwd(kept_floats(x, "RMSNorm", "x", self.dim)))
 
     def _fwd(self, x: F32) -> F32:
         y, rstd = _native.nn_rmsnorm(x, self.weight._data, self.eps, self.device)
@@ -199,7 +211,7 @@ class Linear(Layer):
     ) -> None:
         check_sizes("Linear", in_features=in_features, out_features=out_features)
         weight = normal((out_features, in_features), INIT_STD, generator(seed))
-        self._setup(weight, Tensor.zeros((out_features,)) if bias else None, check_device(device))
+        self._setup(weight, Tensor.zeros((out_features,)) if bias else None, check_device(device, "Linear"))
 
     def _setup(self, weight: F32, bias: Tensor | None, device: str) -> None:
         self.out_features, self.in_features = weight.shape
@@ -217,7 +229,7 @@ class Linear(Layer):
 
     def forward(self, x: Any) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
-        return Tensor._wrap(self._fwd(floats(x, "Linear", "x", self.in_features)))
+        return Tensor._wrap(self._fwd(kept_floats(x, "Linear", "x", self.in_features)))
 
     def _fwd(self, x: F32) -> F32:
         self._x = x
@@ -253,12 +265,12 @@ class SwiGLU(Layer):
     """down(silu(gate(x)) · up(x)): (..., hidden_dim) -> (..., hidden_dim)."""
 
     def __init__(self, hidden_dim: int, ffn_dim: int, *, seed: Seed = None, device: str = "auto") -> None:
+        check_sizes("SwiGLU", hidden_dim=hidden_dim, ffn_dim=ffn_dim)
         rng = generator(seed)
-        self.hidden_dim, self.ffn_dim = hidden_dim, ffn_dim
+        self.hidden_dim, self.ffn_dim, self.device = hidden_dim, ffn_dim, check_device(device, "SwiGLU")
         self.gate = Linear(hidden_dim, ffn_dim, seed=rng, device=device)
         self.up = Linear(hidden_dim, ffn_dim, seed=rng, device=device)
         self.down = Linear(ffn_dim, hidden_dim, seed=rng, device=device)
-        self.device = device
         self._last: tuple[F32, F32] | None = None  # gate(x), up(x)
 
     @classmethod
@@ -272,7 +284,7 @@ class SwiGLU(Layer):
 
     def forward(self, x: Any) -> Tensor:
         """(..., hidden_dim) -> (..., hidden_dim)."""
-        return Tensor._wrap(self._fwd(floats(x, "SwiGLU", "x", self.hidden_dim)))
+        return Tensor._wrap(self._fwd(kept_floats(x, "SwiGLU", "x", self.hidden_dim)))
 
     def _fwd(self, x: F32) -> F32:
         self._last = gate, up = self.gate._fwd(x), self.up._fwd(x)

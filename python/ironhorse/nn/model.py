@@ -21,9 +21,21 @@ from ..formats.hf_moe import read_hf_moe
 from .attention import KVCache, MQAttention, RopeTables
 from .config import Config
 from .generation import Generates
-from .layers import F32, I32, Embedding, Layer, Linear, RMSNorm, check_device, floats, token_ids
+from .layers import (
+    F32,
+    I32,
+    Embedding,
+    Layer,
+    Linear,
+    RMSNorm,
+    check_device,
+    check_sizes,
+    floats,
+    kept_floats,
+    token_ids,
+)
 from .moe import MoELayer, Router
-from .tensor import Seed, Tensor, generator
+from .tensor import Seed, Tensor, as_array, generator
 
 __all__ = ["Config", "MQAttention", "MoELayer", "MoETransformer", "Router", "TransformerBlock"]
 
@@ -34,18 +46,17 @@ class TransformerBlock(Layer):
     def __init__(
         self, config: Config, *, seed: Seed = None, device: str = "auto", tables: RopeTables | None = None
     ) -> None:
-        config.sizes()
+        Config.sizes_of(config, "TransformerBlock")
         rng = generator(seed)
-        self.config = config
+        self.config, self.device = config, check_device(device, "TransformerBlock")
         self.attn_norm = RMSNorm(config.hidden_dim, config.rms_eps, device=device)
         self.attention = MQAttention(config, seed=rng, device=device, tables=tables)
         self.ffn_norm = RMSNorm(config.hidden_dim, config.rms_eps, device=device)
         self.moe = MoELayer(config, seed=rng, device=device)
-        self.device = device
 
     def forward(self, x: Any) -> Tensor:
         """(batch, seq, hidden_dim) -> the same."""
-        x, C = floats(x, "TransformerBlock", "x", self.config.hidden_dim), self.config.hidden_dim
+        x, C = kept_floats(x, "TransformerBlock", "x", self.config.hidden_dim), self.config.hidden_dim
         if x.ndim != 3:
             raise InvalidValueError(f"TransformerBlock: `x` is {list(x.shape)}, expected [batch, seq, {C}]")
         return Tensor._wrap(self._fwd(x))
@@ -84,8 +95,8 @@ class MoETransformer(Generates, Layer):
     """
 
     def __init__(self, config: Config, *, seed: Seed = None, device: str = "auto") -> None:
-        sizes, rng = config.sizes(), generator(seed)
-        self.config, self.device = config, check_device(device)
+        sizes, rng = Config.sizes_of(config, "MoETransformer"), generator(seed)
+        self.config, self.device = config, check_device(device, "MoETransformer")
         tables = RopeTables(sizes)
         self.embedding = Embedding(config.vocab_size, config.hidden_dim, seed=rng, device=device)
         self.blocks = [
@@ -119,10 +130,13 @@ class MoETransformer(Generates, Layer):
 
     def forward_ids(self, token_ids: Sequence[int], batch: int = 1, seq_len: int | None = None) -> Tensor:
         """Tokens of `batch` sequences, one after the other; seq_len is their number over batch unless given."""
-        ids = np.asarray(token_ids._data if isinstance(token_ids, Tensor) else token_ids)
+        ids = as_array(token_ids, "forward_ids", "token_ids")
+        check_sizes("forward_ids", batch=batch)
         if seq_len is None:
-            seq_len = ids.size // batch if batch > 0 else 0
-        if batch < 1 or seq_len < 1 or ids.size != batch * seq_len:
+            seq_len = ids.size // batch
+        else:
+            check_sizes("forward_ids", seq_len=seq_len)
+        if seq_len < 1 or ids.size != batch * seq_len:
             found = f"{ids.size} token ids, batch {batch} and seq_len {seq_len}"
             raise InvalidValueError(f"forward_ids: {found}, expected batch · seq_len ids, at least one")
         return self.forward(ids.reshape(batch, seq_len))
@@ -173,7 +187,9 @@ class MoETransformer(Generates, Layer):
             first = f"{min(missing)} is missing" if missing else f"{min(strange)} is not a parameter of this model"
             raise InvalidValueError(f"load_tensors: {first}")
         for name, parameter in found.items():
-            value = np.asarray(tensors[name])
+            value = as_array(tensors[name], "load_tensors", name)
+            if value.dtype.kind in "OSUcMm":
+                raise InvalidValueError(f"load_tensors: `{name}` is of type {value.dtype}, expected numbers")
             if value.shape != parameter.shape:
                 shapes = f"is {list(value.shape)}, expected {list(parameter.shape)}"
                 raise InvalidValueError(f"load_tensors: `{name}` {shapes}")

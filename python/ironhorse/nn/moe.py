@@ -15,8 +15,10 @@ import numpy as np
 
 from .. import _native
 from ..errors import InvalidValueError
+from .checks import check_real
 from .config import Config
-from .layers import F32, I32, INIT_STD, Layer, Linear, SwiGLU, check_device, check_sizes, floats
+from .layers import F32, I32, INIT_STD, Layer, Linear, SwiGLU, check_device, check_sizes, floats, kept_floats
+from .stacked import Stacked
 from .tensor import Seed, Tensor, generator, normal
 
 
@@ -46,17 +48,17 @@ class Router(Layer):
         if top_k > n_experts:
             raise InvalidValueError(f"Router: top_k is {top_k}, expected 1 to {n_experts}, the number of experts")
         self.hidden_dim, self.n_experts, self.top_k = hidden_dim, n_experts, top_k
+        self.device = check_device(device, "Router")
         self.gate = Linear(hidden_dim, n_experts, seed=seed, device=device)
-        self.device = check_device(device)
         self._last: Routing | None = None
         self._shape: tuple[int, ...] = ()
 
     def forward(self, x: Any) -> tuple[F32, list[list[int]]]:
         """(..., hidden_dim) -> weights (tokens, top_k), and for each token its top_k experts, the likeliest first."""
-        x = floats(x, "Router", "x", self.hidden_dim)
+        x = kept_floats(x, "Router", "x", self.hidden_dim)
         routing = self._fwd(x.reshape(-1, self.hidden_dim))
         self._shape = x.shape
-        return routing.weights, routing.experts.tolist()
+        return routing.weights.copy(), routing.experts.tolist()
 
     def _fwd(self, x: F32) -> Routing:
         """x (tokens, hidden_dim)."""
@@ -82,6 +84,7 @@ class Router(Layer):
 
     def _bwd(self, d_weights: F32, alpha: float, add_to: F32 | None = None) -> F32:
         r = self._kept(self._last)
+        check_real("Router.backward", "aux_loss_alpha", alpha)
         scale = alpha * self.n_experts / max(len(r.x), 1)
         d_logits = _native.nn_route_bwd(d_weights, r.probs, r.weights, r.experts, r.load(), scale)
         return self.gate._bwd(d_logits, add_to)
@@ -94,6 +97,7 @@ class Router(Layer):
         """The load-balancing loss of the last forward; 0 before there was one."""
         if self._last is None:
             return 0.0
+        check_real("aux_loss", "alpha", alpha)
         aux, _, _ = _native.aux_loss_forward(self._last.probs, self._last.experts, alpha=alpha, device=self.device)
         return float(aux)
 
@@ -102,61 +106,40 @@ class MoELayer(Layer):
     """Router, experts and the weighted sum: (..., hidden_dim) -> (..., hidden_dim).
 
     The weights of all experts lie in one array for gate, up and down each, so that their products are one call; those
-    of `experts[e]` are views of them. A weight that was replaced is copied there before it is used.
+    of `experts[e]` are views of them. What was replaced, a weight, a layer or an expert, is copied there before
+    it is used.
     """
 
     def __init__(self, config: Config, *, seed: Seed = None, device: str = "auto") -> None:
-        config.sizes()
+        Config.sizes_of(config, "MoELayer")
+        self.device = check_device(device, "MoELayer")
         rng, C, F, E = generator(seed), config.hidden_dim, config.ffn_dim, config.n_experts
         self.config, self.hidden_dim, self.ffn_dim = config, C, F
         self.n_experts, self.top_k = E, config.top_k_experts
         self.router = Router(C, E, config.top_k_experts, seed=rng, device=device)
-        self._weights = [normal(shape, INIT_STD, rng) for shape in ((E, F, C), (E, F, C), (E, C, F))]
-        self._grads: list[F32] = []
-        gate, up, down = self._weights
+        stacks = [normal(shape, INIT_STD, rng) for shape in ((E, F, C), (E, F, C), (E, C, F))]
+        gate, up, down = stacks
         self.experts = [SwiGLU._view(gate[e], up[e], down[e], device) for e in range(E)]
-        self.device = check_device(device)
-        self._views = [
-            (linear, part, e)
-            for e, expert in enumerate(self.experts)
-            for part, linear in enumerate((expert.gate, expert.up, expert.down))
-        ]
-        self._known = [linear.weight._data for linear, _, _ in self._views]
+        self._stacked = Stacked(stacks, self.experts)
         self._last: tuple[Routing, F32, F32, F32, F32, F32] | None = None  # rows, gate, up, their product, down
 
-    def _stacks(self) -> list[F32]:
-        """The weights of all experts, after a look whether one was replaced."""
-        for i, (linear, part, e) in enumerate(self._views):
-            if linear.weight._data is not self._known[i]:
-                view = self._weights[part][e]
-                if linear.weight.shape != view.shape:
-                    found, expected = list(linear.weight.shape), list(view.shape)
-                    raise InvalidValueError(f"MoELayer: a weight of expert {e} is {found}, expected {expected}")
-                view[...] = linear.weight._data
-                linear.weight._data = self._known[i] = view
-        return self._weights
+    def __getstate__(self) -> dict[str, Any]:
+        """For copy and pickle. A copied view is no view of the copied stack, so stacks are made anew."""
+        return {name: value for name, value in vars(self).items() if name != "_stacked"}
 
-    def _grad_stacks(self) -> list[F32]:
-        """The gradients of all experts, with those of each expert as views."""
-        if not self._grads:
-            self._grads = [np.zeros_like(weight) for weight in self._weights]
-        for linear, part, e in self._views:
-            weight, view = linear.weight, self._grads[part][e]
-            if weight.grad is None:
-                view.fill(0)
-                weight.grad = Tensor._wrap(view)
-            elif weight.grad._data.base is not self._grads[part]:
-                view[...] = weight.grad._data
-                weight.grad._data = view
-        return self._grads
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        E, F, C = self.n_experts, self.ffn_dim, self.hidden_dim
+        self._stacked = Stacked([np.empty(shape, np.float32) for shape in ((E, F, C), (E, F, C), (E, C, F))])
+        self._stacked.weights(self.experts)
 
     def forward(self, x: Any) -> Tensor:
         """(..., hidden_dim) -> (..., hidden_dim)."""
-        return Tensor._wrap(self._fwd(floats(x, "MoELayer", "x", self.hidden_dim)))
+        return Tensor._wrap(self._fwd(kept_floats(x, "MoELayer", "x", self.hidden_dim)))
 
     def _fwd(self, x: F32) -> F32:
         routing, device = self.router._fwd(x.reshape(-1, self.hidden_dim)), self.device
-        w_gate, w_up, w_down = self._stacks()
+        w_gate, w_up, w_down = self._stacked.weights(self.experts)
         offsets = routing.offsets
         rows = _native.nn_permute(routing.x, routing.order)
         gate = _native.nn_grouped(rows, w_gate, offsets, device)
@@ -176,7 +159,8 @@ class MoELayer(Layer):
         if grad.size != routing.x.size:
             expected = [len(routing.x), self.hidden_dim]
             raise InvalidValueError(f"MoELayer.backward: `grad_output` is {list(grad.shape)}, expected {expected}")
-        (w_gate, w_up, w_down), (g_gate, g_up, g_down) = self._stacks(), self._grad_stacks()
+        w_gate, w_up, w_down = self._stacked.weights(self.experts)
+        g_gate, g_up, g_down = self._stacked.grads()
         offsets, device = routing.offsets, self.device
         flat = grad.reshape(-1, self.hidden_dim)
         d_made, d_weights = _native.nn_combine_bwd(flat, made, routing.places, routing.weights)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from .. import _native
 from ..errors import InvalidValueError
+from .checks import check_count, check_number, check_real, check_text
 
 Axis = int | tuple[int, ...] | None
 Array = NDArray[Any]
@@ -26,9 +27,23 @@ class DType(Enum):
     I32 = "int32"
     I64 = "int64"
 
+    @classmethod
+    def of(cls, dtype: DType | str) -> DType:
+        """A type, or its name here ("F32") or in numpy ("float32")."""
+        if isinstance(dtype, cls):
+            return dtype
+        for one in cls:
+            if dtype in (one.value, one.name):
+                return one
+        names = ", ".join(one.value for one in cls)
+        raise InvalidValueError(f"Tensor: dtype is {dtype!r}; there are {names}")
+
     def to_numpy(self) -> np.dtype[Any]:
         """numpy's type; it has no bfloat16, whose values are kept as float32."""
         return np.dtype(np.float32 if self is DType.BF16 else self.value)
+
+
+WHOLE = (DType.I32, DType.I64)
 
 
 class Tensor:
@@ -40,9 +55,9 @@ class Tensor:
     __slots__ = ("_data", "_dtype", "grad")
     __array_priority__ = 1000  # numpy's operators leave `array * tensor` to us
 
-    def __init__(self, data: Any, dtype: DType = DType.F32) -> None:
-        self._data: Array = np.array(data, dtype=dtype.to_numpy(), order="C")
-        self._dtype = dtype
+    def __init__(self, data: Any, dtype: DType | str = DType.F32) -> None:
+        self._dtype = DType.of(dtype)
+        self._data: Array = _fitting(as_array(data, "Tensor", "data"), self._dtype, "Tensor").copy()
         self.grad: Tensor | None = None
 
     @classmethod
@@ -53,7 +68,11 @@ class Tensor:
         return made
 
     def _of(self, data: Any) -> Tensor:
-        """A result of the same type."""
+        """A result of the same type; of whole numbers it may be fractions, which are F32."""
+        data = np.asarray(data)
+        if self._dtype in WHOLE:
+            dtype = DType.F32 if data.dtype.kind == "f" else self._dtype
+            return Tensor._wrap(np.ascontiguousarray(_fitting(data, dtype, "Tensor")).reshape(data.shape), dtype)
         return Tensor._wrap(np.asarray(data, dtype=self._dtype.to_numpy(), order="C"), self._dtype)
 
     @property
@@ -77,31 +96,34 @@ class Tensor:
         return self._data.size
 
     @classmethod
-    def zeros(cls, shape: Sequence[int], dtype: DType = DType.F32) -> Tensor:
+    def zeros(cls, shape: Sequence[int], dtype: DType | str = DType.F32) -> Tensor:
         """All 0."""
-        return cls._wrap(np.zeros(shape, dtype.to_numpy()), dtype)
+        return cls._wrap(_named("zeros", np.zeros, shape, DType.of(dtype).to_numpy()), DType.of(dtype))
 
     @classmethod
-    def ones(cls, shape: Sequence[int], dtype: DType = DType.F32) -> Tensor:
+    def ones(cls, shape: Sequence[int], dtype: DType | str = DType.F32) -> Tensor:
         """All 1."""
-        return cls._wrap(np.ones(shape, dtype.to_numpy()), dtype)
+        return cls._wrap(_named("ones", np.ones, shape, DType.of(dtype).to_numpy()), DType.of(dtype))
 
     @classmethod
-    def randn(cls, shape: Sequence[int], dtype: DType = DType.F32, *, seed: int | None = None) -> Tensor:
+    def randn(cls, shape: Sequence[int], dtype: DType | str = DType.F32, *, seed: int | None = None) -> Tensor:
         """Normally distributed, deviation 1; see `randn_std`."""
         return cls.randn_std(shape, dtype, 1.0, seed=seed)
 
     @classmethod
     def randn_std(
-        cls, shape: Sequence[int], dtype: DType = DType.F32, std: float = 1.0, *, seed: int | None = None
+        cls, shape: Sequence[int], dtype: DType | str = DType.F32, std: float = 1.0, *, seed: int | None = None
     ) -> Tensor:
         """Normally distributed around 0. Without a seed they come from `np.random`, which `np.random.seed` sets."""
-        values = normal(shape, std, generator(seed))
-        return cls._wrap(values.astype(dtype.to_numpy(), copy=False), dtype)
+        kind = DType.of(dtype)
+        if kind in WHOLE:
+            raise InvalidValueError(f"randn: dtype is {kind.value}, expected one of fractions")
+        values = _named("randn", normal, shape, check_number("randn", "std", std), generator(seed))
+        return cls._wrap(values.astype(kind.to_numpy(), copy=False), kind)
 
     @classmethod
-    def from_numpy(cls, arr: Any, dtype: DType = DType.F32) -> Tensor:
-        """A copy of an array, converted to `dtype`."""
+    def from_numpy(cls, arr: Any, dtype: DType | str = DType.F32) -> Tensor:
+        """A copy of an array, converted to `dtype`, which must have its values: refused is 0.5 or 2³¹ as int32."""
         return cls(arr, dtype)
 
     def numpy(self) -> Array:
@@ -119,7 +141,7 @@ class Tensor:
 
     def reshape(self, shape: Sequence[int]) -> Tensor:
         """The same elements in another shape; a copy."""
-        return self._of(_named("reshape", self._data.reshape, tuple(shape)).copy())
+        return self._of(_named("reshape", self._data.reshape, shape).copy())
 
     def transpose(self, axes: Sequence[int] | None = None) -> Tensor:
         """The axes in this order, or reversed."""
@@ -142,7 +164,7 @@ class Tensor:
         return self._binary("div", other, np.divide)
 
     def _binary(self, name: str, other: Any, by: Work, fast: Work | None = None) -> Tensor:
-        right = other._data if isinstance(other, Tensor) else np.asarray(other)
+        right = _operand(other, name)
         if fast is not None and self._is_f32() and right.dtype == np.float32 and right.shape == self._data.shape:
             return Tensor._wrap(fast(self._data, right))
         return self._of(_named(name, by, self._data, right))
@@ -152,9 +174,10 @@ class Tensor:
 
     def scale(self, scalar: float) -> Tensor:
         """Times a number."""
+        check_real("scale", "scalar", scalar)
         if self._is_f32():
             return self._of(_native.scale(self._data, None, float(scalar)))
-        return self._of(self._data * scalar)
+        return self._of(_named("scale", np.multiply, self._data, _operand(scalar, "scale")))
 
     def neg(self) -> Tensor:
         """Times -1."""
@@ -174,7 +197,7 @@ class Tensor:
 
     def pow(self, exponent: float) -> Tensor:
         """To the power of `exponent`."""
-        return self._of(np.power(self._data, exponent))
+        return self._of(_named("pow", np.power, self._data, _operand(exponent, "pow")))
 
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Over an axis, or all."""
@@ -195,18 +218,20 @@ class Tensor:
 
     def silu(self, *, device: str = "auto") -> Tensor:
         """x / (1 + e^-x)."""
-        return self._of(_native.silu(self._single(), None, device))
+        return self._of(_native.silu(self._single(), None, check_text("silu", device)))
 
     def softmax(self, axis: int = -1, *, device: str = "auto") -> Tensor:
         """Along an axis."""
         if self._data.ndim == 0:
             raise InvalidValueError("softmax: the tensor has no dimensions")
+        check_text("softmax", device)
         moved = _named("softmax", np.moveaxis, self._single(), axis, -1)
         return self._of(np.moveaxis(_native.softmax(moved, None, None, None, device), -1, axis))
 
-    def matmul(self, other: Tensor, *, device: str = "auto") -> Tensor:
+    def matmul(self, other: Tensor | Array, *, device: str = "auto") -> Tensor:
         """The product of matrices; of stacks of them, one by one."""
-        a, b = self._data, other._data
+        a, b = self._data, _operand(other, "matmul")
+        check_text("matmul", device)
         if a.dtype == b.dtype == np.float32 and a.ndim == b.ndim == 2:
             return self._of(_native.gemm(a, b, device=device))
         if a.dtype == b.dtype == np.float32 and a.ndim == b.ndim == 3 and a.shape[0] == b.shape[0]:
@@ -228,7 +253,8 @@ class Tensor:
         return self.neg().add(other)
 
     def __mul__(self, other: Tensor | float) -> Tensor:
-        return self.mul(other) if isinstance(other, (Tensor, np.ndarray)) else self.scale(other)
+        plain = isinstance(other, (int, float, np.number)) and not isinstance(other, bool)
+        return self.scale(other) if plain else self.mul(other)
 
     __rmul__ = __mul__
 
@@ -236,7 +262,7 @@ class Tensor:
         return self.div(other)
 
     def __rtruediv__(self, other: float) -> Tensor:
-        return self._of(np.divide(other, self._data))
+        return self._of(_named("div", np.divide, _operand(other, "div"), self._data))
 
     def __pow__(self, exponent: float) -> Tensor:
         return self.pow(exponent)
@@ -244,15 +270,21 @@ class Tensor:
     def __neg__(self) -> Tensor:
         return self.neg()
 
-    def __matmul__(self, other: Tensor) -> Tensor:
+    def __matmul__(self, other: Tensor | Array) -> Tensor:
         return self.matmul(other)
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        left = _operand(other, "matmul")
+        return Tensor(left, DType.F32 if self._dtype in WHOLE and left.dtype.kind == "f" else self._dtype).matmul(self)
 
     def __getitem__(self, key: Any) -> Any:
         found = self._data[key._data if isinstance(key, Tensor) else key]
         return self._of(found.copy()) if isinstance(found, np.ndarray) else found
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._data[key] = value._data if isinstance(value, Tensor) else value
+        values = _fitting(_operand(value, "setitem"), self._dtype, "setitem")
+        place = key._data if isinstance(key, Tensor) else key
+        _named("setitem", self._data.__setitem__, place, values)
 
     def __len__(self) -> int:
         return len(self._data)
@@ -271,8 +303,59 @@ def _named(name: str, work: Work, *arguments: Any, **named: Any) -> Any:
     """numpy's result, or its complaint as ours."""
     try:
         return work(*arguments, **named)
-    except ValueError as error:  # an axis that does not exist is one too
+    except (ValueError, TypeError, OverflowError) as error:  # an axis that does not exist is one too
         raise InvalidValueError(f"{name}: {error}") from None
+
+
+def as_array(x: Any, op: str, name: str) -> Array:
+    """The array of a tensor, or of what numpy can make one of."""
+    if isinstance(x, Tensor):
+        return x._data
+    try:
+        return np.asarray(x)
+    except RuntimeError as error:  # torch's, of what needs a gradient
+        raise InvalidValueError(f"{op}: `{name}`: {error}") from None
+    except (ValueError, TypeError, OverflowError):
+        raise InvalidValueError(f"{op}: `{name}` is no array; expected numbers, all rows of the same length") from None
+
+
+def _operand(x: Any, op: str) -> Array:
+    """Of an operator: numbers."""
+    array = as_array(x, op, "other")
+    if array.dtype.kind not in "fiub":
+        raise InvalidValueError(f"{op}: `other` is of type {_type_of(x, array)}, expected numbers")
+    return array
+
+
+def _type_of(x: Any, array: Array) -> str:
+    return str(array.dtype) if isinstance(x, (np.ndarray, list, tuple)) else type(x).__name__
+
+
+def _fitting(array: Array, dtype: DType, op: str) -> Array:
+    """As `dtype`, row-major. Refuses what it does not have: rounding to the nearest fraction is fine, nothing else."""
+    target = dtype.to_numpy()
+    if array.dtype == target:
+        return np.asarray(array, order="C")
+    if array.dtype.kind not in "fiub":
+        raise InvalidValueError(f"{op}: the elements are of type {array.dtype}, expected numbers")
+    if dtype in WHOLE:
+        limit = np.iinfo(target)
+        # As floats, 2^63 - 1 would be 2^63; the limits below and above are powers of two, which are exact.
+        if array.dtype.kind == "f":
+            good = (array >= float(limit.min)) & (array < -float(limit.min)) & (array == np.floor(array))
+        elif array.dtype.kind == "u":
+            good = array <= np.uint64(limit.max)
+        elif array.dtype.kind == "i" and array.dtype.itemsize > target.itemsize:
+            good = (array >= limit.min) & (array <= limit.max)
+        else:
+            good = np.ones(array.shape, bool)
+    else:
+        with np.errstate(over="ignore"):
+            good = np.isfinite(array.astype(target)) | ~np.isfinite(array)
+    if not good.all():
+        wrong = array.ravel()[int(np.argmin(good.ravel()))]
+        raise InvalidValueError(f"{op}: {wrong} does not fit {dtype.value}")
+    return array.astype(target, order="C")
 
 
 Seed = int | np.random.Generator | None
@@ -282,7 +365,9 @@ def generator(seed: Seed) -> np.random.Generator:
     """Of a seed; without one, of numpy's global generator, so that `np.random.seed` decides."""
     if isinstance(seed, np.random.Generator):
         return seed
-    return np.random.default_rng(np.random.randint(0, 2**32, size=4, dtype=np.uint32) if seed is None else seed)
+    if seed is None:
+        return np.random.default_rng(np.random.randint(0, 2**32, size=4, dtype=np.uint32))
+    return np.random.default_rng(check_count("random numbers", "seed", seed))
 
 
 def normal(shape: Sequence[int], std: float, rng: np.random.Generator) -> NDArray[np.float32]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 
 from .. import _native
 from ..errors import InvalidValueError
-from .layers import floats, token_ids
+from .checks import check_count, check_number
+from .layers import check_device, floats, token_ids
 from .model import MoETransformer
 from .tensor import Tensor
 
@@ -39,27 +41,32 @@ class TrainConfig:
     def check(self) -> TrainConfig:
         """Raises InvalidValueError unless one can train with these; returns self."""
         for name in ("lr", "eps", "weight_decay", "grad_clip", "aux_loss_alpha"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise InvalidValueError(f"TrainConfig: {name} is {value}, expected a number of at least 0")
+            check_number("TrainConfig", name, getattr(self, name))
         for name in ("beta1", "beta2"):
-            value = getattr(self, name)
-            if not 0 <= value < 1:
-                raise InvalidValueError(f"TrainConfig: {name} is {value}, expected at least 0 and below 1")
-        if self.warmup_steps < 0 or self.total_steps < self.warmup_steps:
-            found = f"warmup_steps is {self.warmup_steps} and total_steps {self.total_steps}"
-            raise InvalidValueError(f"TrainConfig: {found}, expected 0 to total_steps of them")
+            check_number("TrainConfig", name, getattr(self, name), below=1)
+        _check_steps("TrainConfig", self.warmup_steps, self.total_steps)
         return self
+
+
+def _check_steps(who: str, warmup_steps: int, total_steps: int) -> None:
+    check_count(who, "warmup_steps", warmup_steps)
+    check_count(who, "total_steps", total_steps)
+    if total_steps < warmup_steps:
+        found = f"warmup_steps is {warmup_steps} and total_steps {total_steps}"
+        raise InvalidValueError(f"{who}: {found}, expected 0 to total_steps of them")
 
 
 class LRScheduler:
     """From 0 to `lr` in a line over `warmup_steps`, then down to 0 along a cosine until `total_steps`."""
 
     def __init__(self, lr: float, warmup_steps: int, total_steps: int) -> None:
+        check_number("LRScheduler", "lr", lr)
+        _check_steps("LRScheduler", warmup_steps, total_steps)
         self.lr, self.warmup_steps, self.total_steps = lr, warmup_steps, total_steps
 
     def get_lr(self, step: int) -> float:
         """The rate of step number `step`, which count from 0."""
+        check_count("LRScheduler.get_lr", "step", step)
         if step < self.warmup_steps:
             return self.lr * step / self.warmup_steps
         share = min((step - self.warmup_steps) / max(self.total_steps - self.warmup_steps, 1), 1.0)
@@ -71,7 +78,7 @@ class AdamW:
 
     def __init__(
         self,
-        parameters: list[Tensor],
+        parameters: Iterable[Tensor],
         lr: float = 1e-4,
         beta1: float = 0.9,
         beta2: float = 0.95,
@@ -80,7 +87,18 @@ class AdamW:
         *,
         device: str = "auto",
     ) -> None:
-        self.params, self.lr, self.device = parameters, lr, device
+        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            check_number("AdamW", name, value)
+        for name, value in (("beta1", beta1), ("beta2", beta2)):
+            check_number("AdamW", name, value, below=1)
+        if isinstance(parameters, Tensor) or not isinstance(parameters, Iterable):
+            found = type(parameters).__name__
+            raise InvalidValueError(f"AdamW: parameters is of type {found}, expected a list of tensors")
+        parameters = list(parameters)
+        for i, parameter in enumerate(parameters):
+            if not isinstance(parameter, Tensor):
+                raise InvalidValueError(f"AdamW: parameter {i} is of type {type(parameter).__name__}, expected Tensor")
+        self.params, self.lr, self.device = parameters, lr, check_device(device, "AdamW")
         self.beta1, self.beta2, self.eps, self.weight_decay = beta1, beta2, eps, weight_decay
         self.m = [np.zeros_like(parameter._data) for parameter in parameters]
         self.v = [np.zeros_like(parameter._data) for parameter in parameters]
@@ -88,8 +106,8 @@ class AdamW:
 
     def step(self, lr: float | None = None) -> None:
         """One update by the gradients there are, with `lr` or the rate given at the start."""
+        lr = check_number("AdamW.step", "lr", self.lr if lr is None else lr)
         self.t += 1
-        lr = self.lr if lr is None else lr
         for parameter, m, v in zip(self.params, self.m, self.v, strict=True):
             if parameter.grad is None:
                 continue
@@ -119,21 +137,35 @@ class AdamW:
 class Trainer:
     """Trains a model: cross-entropy and the load-balancing losses, all gradients, clipping, AdamW.
 
-    `step` counts the steps done and may be set, to go on where another run ended. `device` is the model's unless given.
+    `step` counts the steps done and may be set, to go on where another run ended: the learning rate and the bias
+    correction of AdamW follow it. `device` is the model's unless given.
     """
 
     def __init__(self, model: MoETransformer, config: TrainConfig, *, device: str | None = None) -> None:
+        for name, value, kind in (("model", model, MoETransformer), ("config", config, TrainConfig)):
+            if not isinstance(value, kind):
+                found = f"{name} is of type {type(value).__name__}"
+                raise InvalidValueError(f"Trainer: {found}, expected {kind.__name__}")
         self.model, self.config = model, config.check()
         if device is not None:
             model.to(device)
         self.device = model.device
-        self.step = 0
+        self._step = 0
         self.grad_norm = 0.0  # of the last step, before clipping
         self.scheduler = LRScheduler(config.lr, config.warmup_steps, config.total_steps)
         self.optimizer = AdamW(
             model.parameters(), config.lr, config.beta1, config.beta2, config.eps, config.weight_decay,
             device=self.device,
         )  # fmt: skip
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self._step
+
+    @step.setter
+    def step(self, done: int) -> None:
+        self._step = self.optimizer.t = check_count("Trainer", "step", done)
 
     def get_lr(self) -> float:
         """The learning rate of the next step."""
@@ -156,7 +188,7 @@ class Trainer:
             found = f"the loss is {loss} and the norm of the gradients {self.grad_norm}"
             raise InvalidValueError(f"train_step: step {self.step} diverged: {found}; lower lr, raise warmup_steps")
         self.optimizer.step(self.get_lr())
-        self.step += 1
+        self._step += 1
         return loss
 
     def _compute_loss(self, logits: Any, targets: Any) -> tuple[float, Tensor]:

@@ -1,0 +1,39 @@
+"""Arguments that are numbers or a device: refused, with the name of who was asked, unless they are right."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidValueError
+
+
+def check_text(who: str, device: Any) -> str:
+    """Refuses a device that is no text; returns it. Whether there is such a device is asked where it is used."""
+    if not isinstance(device, str):
+        raise InvalidValueError(f'{who}: device is {device!r}; there are "auto", "cpu", "cuda" and "cuda:N"')
+    return device
+
+
+def check_real(who: str, name: str, value: Any) -> Any:
+    """Refuses what is no number; returns it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise InvalidValueError(f"{who}: {name} is {value!r}, expected a number")
+    return value
+
+
+def check_number(who: str, name: str, value: Any, below: float = math.inf) -> Any:
+    """Refuses what is no finite number of at least 0, or not below a limit; returns it."""
+    if not 0 <= check_real(who, name, value) < below:  # also if it is a NaN
+        limit = "a number of at least 0" if below == math.inf else f"at least 0 and below {below}"
+        raise InvalidValueError(f"{who}: {name} is {value}, expected {limit}")
+    return value
+
+
+def check_count(who: str, name: str, value: Any) -> Any:
+    """Refuses what is no whole number of at least 0; returns it."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        raise InvalidValueError(f"{who}: {name} is {value!r}, expected a whole number of at least 0")
+    return value
