@@ -123,8 +123,11 @@ def test_ops_need_the_compiler_and_no_other_library(driver: Path, nvrtc: bool, t
         pytest.skip("NVRTC is not that of a wheel")
     for path in found if nvrtc else ():
         (folder / path.name).symlink_to(path)
-    env = {name: value for name, value in os.environ.items() if name not in ("CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV")}
-    env |= {"IRONHORSE_CUDA_PATH": str(folder), "IRONHORSE_PYTHON_PREFIX": str(tmp_path), "LD_LIBRARY_PATH": ""}
-    program = "import ironhorse; print(ironhorse.ops.cuda_available())"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=env)
+    places = ("CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+    env = {name: value for name, value in os.environ.items() if name not in places}
+    env |= {"IRONHORSE_CUDA_PATH": str(folder), "IRONHORSE_PYTHON_PREFIX": str(tmp_path)}
+    env |= {"LD_LIBRARY_PATH": "", "PATH": str(folder)}
+    program = [sys.executable, "-c", "import ironhorse; print(ironhorse.ops.cuda_available())"]
+    # not where we are: a .venv there is looked into as well
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, env=env, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"{nvrtc}\n"), done.stdout + done.stderr
