@@ -13,6 +13,8 @@ pub struct Request<'a> {
     pub vocab: usize,
     /// The most tokens to add.
     pub tokens: usize,
+    /// How far back the model may look, at most its own context: positions that it never saw in training mislead it.
+    pub context: Option<usize>,
     /// Stop before this token (the end of a text).
     pub stop: Option<u32>,
     /// How to choose.
@@ -28,7 +30,8 @@ pub fn generate(
     mut on_token: impl FnMut(u32) -> Result<()>,
 ) -> Result<Vec<u32>> {
     request.sampler.validate()?;
-    let (vocab, context) = (session.config().vocab_size(), session.config().max_seq_len());
+    let (vocab, own) = (session.config().vocab_size(), session.config().max_seq_len());
+    let context = request.context.map_or(own, |context| context.clamp(1, own));
     if request.prompt.is_empty() {
         return Err(Error::Config("the prompt is empty: give at least one token to continue from".into()));
     }

@@ -68,6 +68,9 @@ pub struct GenerateArgs {
     /// The most tokens to write
     #[arg(long, default_value_t = 600, value_name = "N", value_parser = number::count_or_0::<usize>)]
     tokens: usize,
+    /// The most tokens to look back on; if not given, as many as a run's checkpoint was trained with, else the model's context
+    #[arg(long, value_name = "N", value_parser = number::count::<usize>)]
+    context: Option<usize>,
     /// Tokenizer file; the model's own if not given
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
@@ -92,6 +95,12 @@ struct GenerateReport {
     tokens_per_s: f64,
 }
 
+/// The length of the sequences that a run's checkpoint was trained with.
+fn trained_context(model: &Path) -> Option<usize> {
+    let checkpoint = Checkpoint::open(model).ok()?;
+    checkpoint.trainer().settings.get("seq")?.as_u64().map(|seq| seq as usize)
+}
+
 pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
     let model = match &args.model {
@@ -101,10 +110,10 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     };
     let mut source = open_weights(&model)?;
     let config = source.config();
-    let mut sampling = args.sampling.clone();
-    sampling.settle(config.vocab_size());
-    let sampler = sampling.sampler(args.seed);
     let tokenizer = find_tokenizer(args, &model, config.vocab_size())?;
+    let mut sampling = args.sampling.clone();
+    sampling.settle(tokenizer.vocab_size());
+    let sampler = sampling.sampler(args.seed);
     let precision = args.engine.dtype()?.precision(1);
     let spec = SessionSpec { decode: Some(1), precision, ..SessionSpec::default() };
     let engine = args.engine.engine()?;
@@ -123,6 +132,7 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
         prompt: &prompt,
         vocab: tokenizer.vocab_size(),
         tokens: args.tokens,
+        context: args.context.or_else(|| trained_context(&model)),
         stop: Some(tokenizer.eot),
         sampler,
     };

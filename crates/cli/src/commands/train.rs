@@ -184,7 +184,8 @@ fn settle(mut args: TrainArgs, config: &ModelConfig) -> TrainArgs {
     args.val_every.get_or_insert(pick(200, 50));
     args.sample_every.get_or_insert(pick(500, 0));
     args.sample_tokens.get_or_insert(pick(700, 64) as usize);
-    args.sampling.settle(config.vocab_size());
+    // The built-in stories are bytes, whatever the model's vocabulary.
+    args.sampling.settle(if args.data.is_empty() { 256 } else { config.vocab_size() });
     args
 }
 

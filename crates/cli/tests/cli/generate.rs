@@ -53,9 +53,11 @@ fn weights_of_every_kind_write_the_same() {
     let place = Place::with_run();
     place.does("convert run/checkpoint w.bin");
     place.does("convert run/checkpoint hf");
-    let own = place.does(MODEL).stdout;
+    // a checkpoint alone knows how long the sequences were that it was trained with
+    let own = place.does(&format!("{MODEL} --context 32")).stdout;
     for model in ["w.bin", "hf", "run/checkpoint/model.safetensors"] {
-        assert_eq!(place.does(&format!("generate --tokens 40 --model {model}")).stdout, own, "{model}");
+        let text = place.does(&format!("generate --tokens 40 --context 32 --model {model}")).stdout;
+        assert_eq!(text, own, "{model}");
     }
 }
 
@@ -80,4 +82,18 @@ fn a_prompt_that_is_not_cut_by_bpe_is_said_to_be() {
     assert!(note("--tokenizer words.bin --prompt the").contains("greedily"));
     assert_eq!(note("--tokenizer words.bin"), "");
     assert_eq!(note("--prompt the"), "", "bytes are exact");
+}
+
+/// A model may have more context than it was trained with; text that looked further back would meet positions it never saw.
+#[test]
+fn text_looks_back_as_far_as_the_training_did() {
+    let place = Place::new();
+    let model = "--model hidden=16,layers=1,heads=2,kv_heads=1,experts=2,top_k=1,ffn=16,vocab=256,context=64";
+    place
+        .does(&format!("train {model} --seq 16 --batch 2 --steps 2 --sample-tokens 0 --threads 1 --out run"));
+    let line = "generate --model run/checkpoint --tokens 60 --seed 4 --threads 1 --temperature 1";
+    let text = |flags: &str| place.does(&format!("{line} {flags}")).stdout;
+    assert_eq!(text(""), text("--context 16"));
+    assert_ne!(text(""), text("--context 64"), "the model's own context is not what it was trained with");
+    assert_eq!(text("--context 64"), text("--context 4000"), "never more than the model has");
 }

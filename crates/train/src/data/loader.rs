@@ -173,6 +173,11 @@ impl Loader {
         self.start_epoch(0);
     }
 
+    /// T: tokens per window.
+    pub fn seq(&self) -> usize {
+        self.config.seq
+    }
+
     /// Where the loader stands.
     pub fn state(&self) -> LoaderState {
         LoaderState { epoch: self.epoch, position: self.position, fingerprint: self.fingerprint }

@@ -331,6 +331,7 @@ fn sample(
         prompt,
         vocab: tokenizer.vocab_size(),
         tokens: settings.sample_tokens,
+        context: Some(data.train.seq()),
         stop: Some(tokenizer.eot),
         sampler: settings.sampler,
     };
