@@ -33,7 +33,7 @@ const TILES: [[usize; 4]; 9] = [
 ];
 
 /// (B, T, C, NH, NKV): fewer heads of keys and values than of queries, for every kind of kernel.
-const GROUPED: [[usize; 5]; 14] = [
+const GROUPED: [[usize; 5]; 15] = [
     [2, 1, 8, 4, 1],
     [2, 33, 30, 6, 2],
     [1, 70, 102, 6, 3],
@@ -46,6 +46,7 @@ const GROUPED: [[usize; 5]; 14] = [
     [1, 20, 1028, 4, 2],
     [1, 128, 768, 12, 4],
     [2, 256, 768, 12, 4],
+    [1, 550, 64, 4, 1],
     [0, 7, 48, 6, 2],
     [2, 0, 48, 6, 2],
 ];

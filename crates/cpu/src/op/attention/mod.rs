@@ -1,59 +1,30 @@
-//! Causal attention by tiles of queries and keys with a running softmax: memory grows with T, not T².
+//! Causal attention by tiles of queries and chunks of keys with a running softmax: memory grows with T, not T².
+//!
+//! Scores stand with a row for each key and a column for each query: then the softmax goes down columns, many queries at
+//! once, and all but one of the products find their operands as they lie.
 //!
 //! Forward tasks are (sequence, head, tile of queries). In the backward a task owns a head of keys and values with all
 //! heads of queries it serves, because every tile of them adds to its gradients: one owner, one order, the same bits.
+
+mod cached;
+mod softmax;
 
 use super::elementwise::scale_in_place;
 use super::{Ctx, Scratch};
 use crate::gemm::{Beta, Gemm, LocalScratch, MatMut, MatRef, gemm_local};
 use crate::isa::Isa;
-use crate::math::{LANES, dot, exp_flush, fma, max_inline, sum_inline};
+use crate::math::dot;
 use crate::memory::Span;
-use crate::multiversion;
-use ironhorse_core::op::{AttentionBwd, AttentionCached, AttentionFwd};
-use ironhorse_core::{Error, Result};
+pub use cached::attention_cached;
+use ironhorse_core::Result;
+use ironhorse_core::op::{AttentionBwd, AttentionFwd};
+use softmax::{row_stride, softmax_bwd_columns, softmax_columns};
+use std::ops::Range;
 
-/// Queries and keys per tile.
+/// Queries per tile.
 const TILE: usize = 64;
-
-/// Floats from one row of a tile of scores to the next: whole vectors, so that no row has a rest to go through one by one.
-fn row_stride(keys: usize) -> usize {
-    keys.next_multiple_of(LANES)
-}
-
-multiversion! {
-    /// s = exp(s·scale - max) with the running maximum, 0 from `seen` on; returns (new maximum, sum).
-    fn softmax_row<const FMA: bool>(s: &mut [f32], seen: usize, scale: f32, max_before: f32) -> (f32, f32) {
-        s[seen..].fill(f32::NEG_INFINITY);
-        let max = max_before.max(max_inline(s) * scale);
-        for s in s.iter_mut() {
-            *s = exp_flush::<FMA>(fma::<FMA>(*s, scale, -max));
-        }
-        (max, sum_inline(s))
-    }
-
-    /// s = exp(s·scale - lse), 0 from `seen` on.
-    fn probabilities<const FMA: bool>(s: &mut [f32], seen: usize, scale: f32, lse: f32) {
-        s[seen..].fill(f32::NEG_INFINITY);
-        for s in s.iter_mut() {
-            *s = exp_flush::<FMA>(fma::<FMA>(*s, scale, -lse));
-        }
-    }
-
-    /// dp = p·(dp - delta)·scale
-    fn softmax_bwd_row<const FMA: bool>(dp: &mut [f32], p: &[f32], delta: f32, scale: f32) {
-        for (dp, p) in dp.iter_mut().zip(p) {
-            *dp = p * (*dp - delta) * scale;
-        }
-    }
-
-    /// out += factor·x
-    fn axpy<const FMA: bool>(out: &mut [f32], factor: f32, x: &[f32]) {
-        for (out, x) in out.iter_mut().zip(x) {
-            *out = fma::<FMA>(factor, *x, *out);
-        }
-    }
-}
+/// Keys per chunk: its scores stay in the second-level cache.
+const CHUNK: usize = 256;
 
 /// The sizes of one attention, and where a head lies in the packed tensors. A `head` counts the heads of the queries of
 /// all sequences; W = (NH + 2·NKV)·HD.
@@ -87,8 +58,19 @@ impl Heads {
     }
 
     /// Positions of a tile.
-    fn tile(&self, index: usize) -> std::ops::Range<usize> {
+    fn tile(&self, index: usize) -> Range<usize> {
         index * TILE..self.seq.min((index + 1) * TILE)
+    }
+
+    /// The keys that some query of a tile sees, a chunk at a time.
+    fn chunks(&self, queries: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+        let end = queries.end;
+        (0..end).step_by(CHUNK).map(move |first| first..end.min(first + CHUNK))
+    }
+
+    /// Floats of a chunk of scores, at most.
+    fn scores(&self) -> usize {
+        CHUNK.min(self.seq) * row_stride(TILE.min(self.seq))
     }
 
     /// Heads of queries that use the same keys and values.
@@ -97,7 +79,7 @@ impl Heads {
     }
 
     /// The heads of queries that a head of keys and values serves.
-    fn group(&self, kv_head: usize) -> std::ops::Range<usize> {
+    fn group(&self, kv_head: usize) -> Range<usize> {
         kv_head * self.share()..(kv_head + 1) * self.share()
     }
 
@@ -139,9 +121,13 @@ fn writable(m: MatRef) -> MatMut {
     MatMut { ptr: m.ptr.cast_mut(), rs: m.rs }
 }
 
-/// Columns of row `i` of the query tile that it may see in the key tile.
-fn visible(queries: &std::ops::Range<usize>, keys: &std::ops::Range<usize>, i: usize) -> usize {
-    (queries.start + i + 1).saturating_sub(keys.start).min(keys.len())
+/// Sets the scores of keys that come after their query.
+fn hide(s: &mut [f32], stride: usize, queries: &Range<usize>, keys: &Range<usize>, value: f32) {
+    let first = keys.start.max(queries.start + 1);
+    for key in first..keys.end {
+        let row = (key - keys.start) * stride;
+        s[row..row + key - queries.start].fill(value);
+    }
 }
 
 /// A product of tiles; `beta` says whether `c` is added to.
@@ -165,7 +151,7 @@ pub fn attention_fwd(ctx: &mut Ctx<'_>, op: &AttentionFwd) -> Result<()> {
     let (out, lse, qkv) = (ctx.f32(op.out)?, ctx.f32(op.lse)?, ctx.f32(op.qkv)?);
     let [batch, seq, width] = *op.out.shape.dims() else { return Ok(()) };
     let (g, isa) = (Heads::new(seq, width, op.heads, op.kv_heads), ctx.isa);
-    ctx.reserve_scratch(TILE * TILE, g.head_dim.max(TILE));
+    ctx.reserve_scratch(g.scores(), g.head_dim.max(TILE));
     let (tiles, scratch) = (g.tiles(), &*ctx.scratch);
     // Long tiles (late queries) first, so that the short ones fill the gaps at the end.
     ctx.chunks(batch * op.heads * tiles, 1, |task, worker| {
@@ -188,35 +174,32 @@ unsafe fn forward_tile(
     let queries = g.tile(tile);
     let rows = queries.len();
     let mut mm = Tiles { isa, scratch: &mut scratch.gemm };
-    let (mut max, mut sum) = ([f32::NEG_INFINITY; TILE], [0.0_f32; TILE]);
+    let (mut max, mut sum) = ([f32::NEG_INFINITY; TILE], [0.0; TILE]);
+    let stride = row_stride(rows);
     let o = matrix(out, g.out_at(head, queries.start), g.width);
-    for key_tile in 0..=tile {
-        let keys = g.tile(key_tile);
-        let stride = row_stride(keys.len());
-        let s = &mut scratch.tiles[..rows * stride];
+    let q = g.part(qkv, Part::Q, head, queries.start);
+    for keys in g.chunks(&queries) {
+        let s = &mut scratch.tiles[..keys.len() * stride];
         let s_out = MatMut { ptr: s.as_mut_ptr(), rs: stride };
-        // SAFETY: q and k are only read; the score tile is this worker's own.
+        // SAFETY: q and k are only read; the scores are this worker's own.
         unsafe {
-            let q = g.part(qkv, Part::Q, head, queries.start);
             let k = g.part(qkv, Part::K, head, keys.start);
-            mm.product([rows, keys.len(), g.head_dim], q, k.transposed(), s_out, Beta::Overwrite);
+            mm.product([keys.len(), rows, g.head_dim], k, q.transposed(), s_out, Beta::Overwrite);
         }
-        for (i, row) in s.chunks_exact_mut(stride).enumerate() {
-            let (new_max, row_sum) = softmax_row(isa, row, visible(&queries, &keys, i), g.scale, max[i]);
-            let shrink = if key_tile == 0 { 0.0 } else { (max[i] - new_max).exp() };
-            sum[i] = sum[i] * shrink + row_sum;
-            max[i] = new_max;
-            if key_tile > 0 {
+        hide(s, stride, &queries, &keys, f32::NEG_INFINITY);
+        let shrink = softmax_columns(isa, s, stride, g.scale, &mut max, &mut sum);
+        if keys.start > 0 {
+            for (i, shrink) in shrink[..rows].iter().enumerate() {
                 let at = g.out_at(head, queries.start + i);
                 // SAFETY: this row of `out` belongs to this task.
-                scale_in_place(isa, unsafe { out.get_mut(at..at + g.head_dim) }, shrink);
+                scale_in_place(isa, unsafe { out.get_mut(at..at + g.head_dim) }, *shrink);
             }
         }
-        let beta = if key_tile == 0 { Beta::Overwrite } else { Beta::Accumulate };
+        let beta = if keys.start == 0 { Beta::Overwrite } else { Beta::Accumulate };
         // SAFETY: v is only read; these rows of `out` belong to this task.
         unsafe {
             let v = g.part(qkv, Part::V, head, keys.start);
-            let p = MatRef::row_major(s.as_ptr(), stride);
+            let p = MatRef::row_major(s.as_ptr(), stride).transposed();
             mm.product([rows, g.head_dim, keys.len()], p, v, writable(o), beta);
         }
     }
@@ -235,7 +218,7 @@ pub fn attention_bwd(ctx: &mut Ctx<'_>, op: &AttentionBwd) -> Result<()> {
     let (out, lse) = (ctx.f32(op.out)?, ctx.f32(op.lse)?);
     let [batch, seq, width] = *op.out.shape.dims() else { return Ok(()) };
     let (g, isa) = (Heads::new(seq, width, op.heads, op.kv_heads), ctx.isa);
-    ctx.reserve_scratch(2 * TILE * TILE, g.head_dim.max(TILE));
+    ctx.reserve_scratch(2 * g.scores(), g.head_dim.max(TILE));
     let scratch = &*ctx.scratch;
     ctx.chunks(batch * op.kv_heads, 1, |task, worker| {
         for head in g.group(task.start) {
@@ -246,119 +229,65 @@ pub fn attention_bwd(ctx: &mut Ctx<'_>, op: &AttentionBwd) -> Result<()> {
     })
 }
 
-/// Writes a head's gradient of queries, and its share of the keys' and values': the first head of a group overwrites,
-/// the others add.
+/// Writes a head's gradient of queries, and adds its share of the keys' and values'; the first head of a group begins
+/// with zeros there.
 ///
 /// # Safety
 /// This task alone uses `scratch` and this head of `d_qkv`, with its keys and values.
 unsafe fn backward_head(isa: Isa, scratch: &mut Scratch, g: &Heads, slots: [Span<f32>; 5], head: usize) {
     let [d_qkv, d_out, qkv, out, lse] = slots;
-    let (p_tile, dp_tile) = scratch.tiles.split_at_mut(TILE * TILE);
+    let (p_scores, dp_scores) = scratch.tiles.split_at_mut(g.scores());
     let mut mm = Tiles { isa, scratch: &mut scratch.gemm };
     let hd = g.head_dim;
+    if head.is_multiple_of(g.share()) {
+        for at in (0..g.seq).flat_map(|t| [Part::K, Part::V].map(|part| g.qkv_at(part, head, t))) {
+            // SAFETY: these keys and values belong to this task.
+            unsafe { d_qkv.get_mut(at..at + hd) }.fill(0.0);
+        }
+    }
     for tile in 0..g.tiles() {
         let queries = g.tile(tile);
         let rows = queries.len();
-        let mut delta = [0.0_f32; TILE];
+        let stride = row_stride(rows);
+        let (mut delta, mut row_lse) = ([0.0; TILE], [0.0; TILE]);
         for (i, delta) in delta[..rows].iter_mut().enumerate() {
             let at = g.out_at(head, queries.start + i);
             // SAFETY: only read while the op runs.
             *delta = unsafe { dot(isa, d_out.get(at..at + hd), out.get(at..at + hd)) };
         }
+        let positions = head * g.seq + queries.start..head * g.seq + queries.end;
+        // SAFETY: only read while the op runs.
+        row_lse[..rows].copy_from_slice(unsafe { lse.get(positions) });
         let d_o = matrix(d_out, g.out_at(head, queries.start), g.width);
         let q = g.part(qkv, Part::Q, head, queries.start);
         let d_q = writable(g.part(d_qkv, Part::Q, head, queries.start));
-        for key_tile in 0..=tile {
-            let keys = g.tile(key_tile);
+        for keys in g.chunks(&queries) {
             let cols = keys.len();
             let [k, v] = [Part::K, Part::V].map(|part| g.part(qkv, part, head, keys.start));
             let [d_k, d_v] = [Part::K, Part::V].map(|part| writable(g.part(d_qkv, part, head, keys.start)));
-            let stride = row_stride(cols);
-            let (p, dp) = (&mut p_tile[..rows * stride], &mut dp_tile[..rows * stride]);
+            let (p, dp) = (&mut p_scores[..cols * stride], &mut dp_scores[..cols * stride]);
             let [p_out, dp_out] = [&mut *p, &mut *dp].map(|t| MatMut { ptr: t.as_mut_ptr(), rs: stride });
-            // SAFETY: inputs are only read; the tiles are this worker's own.
+            // SAFETY: inputs are only read; the scores are this worker's own.
             unsafe {
-                mm.product([rows, cols, hd], q, k.transposed(), p_out, Beta::Overwrite);
-                mm.product([rows, cols, hd], d_o, v.transposed(), dp_out, Beta::Overwrite);
+                mm.product([cols, rows, hd], k, q.transposed(), p_out, Beta::Overwrite);
+                mm.product([cols, rows, hd], v, d_o.transposed(), dp_out, Beta::Overwrite);
             }
-            for (i, &delta) in delta[..rows].iter().enumerate() {
-                let seen = visible(&queries, &keys, i);
-                let position = head * g.seq + queries.start + i;
-                // SAFETY: only read while the op runs.
-                let row_lse = unsafe { lse.get(position..position + 1)[0] };
-                let row = i * stride..(i + 1) * stride;
-                let (p, dp) = (&mut p[row.clone()], &mut dp[row]);
-                probabilities(isa, p, seen, g.scale, row_lse);
-                dp[cols..].fill(0.0); // was never written
-                softmax_bwd_row(isa, dp, p, delta, g.scale);
+            softmax_bwd_columns(isa, p, dp, stride, g.scale, &mut row_lse, &mut delta);
+            hide(p, stride, &queries, &keys, 0.0);
+            hide(dp, stride, &queries, &keys, 0.0);
+            if queries.start == 0 {
                 // The first position sees one key: its softmax is the constant 1, its gradient exactly 0. Rounding
                 // noise in its place would be blown up by AdamW.
-                let seen_dp = if queries.start + i == 0 { 0 } else { seen };
-                dp[seen_dp..].fill(0.0);
+                dp[0] = 0.0;
             }
             let [p, ds] = [&*p, &*dp].map(|t| MatRef::row_major(t.as_ptr(), stride));
-            // The first tile to reach a gradient writes it: queries see key tile 0 first, keys their own tile of the first
-            // head that uses them.
-            let beta_q = if key_tile == 0 { Beta::Overwrite } else { Beta::Accumulate };
-            let beta_kv = if key_tile == tile && head.is_multiple_of(g.share()) {
-                Beta::Overwrite
-            } else {
-                Beta::Accumulate
-            };
+            let beta = if keys.start == 0 { Beta::Overwrite } else { Beta::Accumulate };
             // SAFETY: these parts of `d_qkv` belong to this task.
             unsafe {
-                mm.product([rows, hd, cols], ds, k, d_q, beta_q);
-                mm.product([cols, hd, rows], ds.transposed(), q, d_k, beta_kv);
-                mm.product([cols, hd, rows], p.transposed(), d_o, d_v, beta_kv);
+                mm.product([rows, hd, cols], ds.transposed(), k, d_q, beta);
+                mm.product([cols, hd, rows], ds, q, d_k, Beta::Accumulate);
+                mm.product([cols, hd, rows], p, d_o, d_v, Beta::Accumulate);
             }
         }
     }
-}
-
-pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
-    let (out, qkv) = (ctx.f32(op.out)?, ctx.f32(op.qkv)?);
-    let (keys, values) = (ctx.f32(op.keys)?, ctx.f32(op.values)?);
-    let (&[batch, context, width], &[_, _, out_width]) = (op.keys.shape.dims(), op.out.shape.dims()) else {
-        return Ok(());
-    };
-    let position = ctx.scalars.position as usize;
-    if position >= context {
-        return Err(Error::Input(format!("position {position} is beyond the context of {context}")));
-    }
-    let (g, isa) = (Heads::new(1, out_width, op.heads, op.kv_heads), ctx.isa);
-    ctx.reserve_scratch(context, 0);
-    let scratch = &*ctx.scratch;
-    // A task is a head of keys and values with all heads of queries it serves.
-    ctx.chunks(batch * op.kv_heads, 1, |task, worker| {
-        let (b, h, hd) = (task.start / g.kv_heads, task.start % g.kv_heads, g.head_dim);
-        let row = |position: usize| {
-            let first = (b * context + position) * width + h * hd;
-            first..first + hd
-        };
-        let part = |part, head| {
-            let first = g.qkv_at(part, head, 0);
-            first..first + hd
-        };
-        // SAFETY: the team runs one task at a time per worker; a task owns its head of the cache and its heads of `out`,
-        // and the mutable pieces of the cache are gone before it is read.
-        unsafe {
-            let first = g.group(task.start).start;
-            keys.get_mut(row(position)).copy_from_slice(qkv.get(part(Part::K, first)));
-            values.get_mut(row(position)).copy_from_slice(qkv.get(part(Part::V, first)));
-            let scores = &mut scratch.get(worker).tiles[..=position];
-            for head in g.group(task.start) {
-                let q = qkv.get(part(Part::Q, head));
-                for (t, score) in scores.iter_mut().enumerate() {
-                    *score = dot(isa, q, keys.get(row(t)));
-                }
-                let (_, sum) = softmax_row(isa, scores, position + 1, g.scale, f32::NEG_INFINITY);
-                let at = g.out_at(head, 0);
-                let o = out.get_mut(at..at + hd);
-                o.fill(0.0);
-                for (t, score) in scores.iter().enumerate() {
-                    axpy(isa, o, *score / sum, values.get(row(t)));
-                }
-            }
-        }
-    })
 }

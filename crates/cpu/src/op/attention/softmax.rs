@@ -1,0 +1,89 @@
+//! The softmax of scores that stand with a row for each key and a column for each query, forward and backward: many
+//! queries at once.
+
+use super::TILE;
+use crate::math::{LANES, exp_flush, fma};
+use crate::multiversion;
+
+/// Keys summed in one accumulator before it is added to the total: keeps rounding low over many keys.
+const BLOCK: usize = 32;
+
+/// Floats from one row of scores to the next: whole vectors, so that no row has a rest to go through one by one.
+pub(super) fn row_stride(queries: usize) -> usize {
+    queries.next_multiple_of(LANES)
+}
+
+/// A number for each query of a tile.
+pub(super) type Column = [f32; TILE];
+
+/// Some columns of a row.
+#[inline(always)]
+fn part(row: &mut [f32], first: usize) -> &mut [f32; LANES] {
+    match row[first..].first_chunk_mut() {
+        Some(part) => part,
+        None => unreachable!("rows are whole vectors"),
+    }
+}
+
+multiversion! {
+    /// s = exp(s·scale - max) with the running maximum of each column. Returns what sums so far shrink by.
+    pub(super) fn softmax_columns<const FMA: bool>(
+        s: &mut [f32],
+        stride: usize,
+        scale: f32,
+        max: &mut Column,
+        sum: &mut Column,
+    ) -> Column {
+        let mut shrink = [0.0; TILE];
+        for first in (0..stride).step_by(LANES) {
+            let mut greatest = [f32::NEG_INFINITY; LANES];
+            for row in s.chunks_exact_mut(stride) {
+                for (greatest, s) in greatest.iter_mut().zip(part(row, first)) {
+                    *greatest = if *s > *greatest { *s } else { *greatest };
+                }
+            }
+            let (max, sum, shrink) = (part(max, first), part(sum, first), part(&mut shrink, first));
+            for i in 0..LANES {
+                let new = max[i].max(greatest[i] * scale);
+                shrink[i] = exp_flush::<FMA>(max[i] - new);
+                max[i] = new;
+                sum[i] *= shrink[i];
+            }
+            for rows in s.chunks_mut(stride * BLOCK) {
+                let mut block = [0.0; LANES];
+                for row in rows.chunks_exact_mut(stride) {
+                    let row = part(row, first);
+                    for i in 0..LANES {
+                        row[i] = exp_flush::<FMA>(fma::<FMA>(row[i], scale, -max[i]));
+                        block[i] += row[i];
+                    }
+                }
+                for i in 0..LANES {
+                    sum[i] += block[i];
+                }
+            }
+        }
+        shrink
+    }
+
+    /// p = exp(p·scale - lse), dp = p·(dp - delta)·scale
+    pub(super) fn softmax_bwd_columns<const FMA: bool>(
+        p: &mut [f32],
+        dp: &mut [f32],
+        stride: usize,
+        scale: f32,
+        lse: &mut Column,
+        delta: &mut Column,
+    ) {
+        for first in (0..stride).step_by(LANES) {
+            let (lse, delta) = (part(lse, first), part(delta, first));
+            for (p, dp) in p.chunks_exact_mut(stride).zip(dp.chunks_exact_mut(stride)) {
+                let (p, dp) = (part(p, first), part(dp, first));
+                for i in 0..LANES {
+                    p[i] = exp_flush::<FMA>(fma::<FMA>(p[i], scale, -lse[i]));
+                    dp[i] = p[i] * (dp[i] - delta[i]) * scale;
+                }
+            }
+        }
+    }
+}
