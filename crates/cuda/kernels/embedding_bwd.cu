@@ -5,7 +5,7 @@
 //        pass (sort_count, sort_scan, sort_scatter); embedding_bwd_windows sums 32 sorted positions a block;
 //        embedding_bwd_joins adds up what tokens have in more than one window. Any shape
 // order  by position within a window, windows in 8 slices, slices in turn: repeatable, also when all tokens are equal
-#include "prelude.cuh"
+#include "scan.cuh"
 
 constexpr int WINDOW = 32;
 constexpr int SORT_BLOCK = 1024;
@@ -63,29 +63,7 @@ KERNEL __launch_bounds__(SORT_BLOCK) sort_count(u32* counts, const u32* keys, u3
     if (threadIdx.x < DIGITS) counts[threadIdx.x * gridDim.x + blockIdx.x] = seen[threadIdx.x];
 }
 
-// counts becomes, in place, the sum of all before. One block, each thread a stretch.
-KERNEL __launch_bounds__(1024) sort_scan(u32* counts, u32 n) {
-    __shared__ u32 warps[WARP];
-    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const u32 each = (n + 1023) / 1024, begin = min(threadIdx.x * each, n), end = min(begin + each, n);
-    u32 total = 0;
-    for (u32 i = begin; i < end; i++) total += counts[i];
-    u32 sum = total;  // of this and all lower lanes
-#pragma unroll
-    for (int d = 1; d < WARP; d <<= 1) {
-        const u32 below = __shfl_up_sync(0xffffffffu, sum, d);
-        if (lane >= d) sum += below;
-    }
-    if (lane == WARP - 1) warps[warp] = sum;
-    __syncthreads();
-    u32 before = sum - total;
-    for (u32 w = 0; w < warp; w++) before += warps[w];
-    for (u32 i = begin; i < end; i++) {
-        const u32 count = counts[i];
-        counts[i] = before;
-        before += count;
-    }
-}
+KERNEL __launch_bounds__(1024) sort_scan(u32* counts, u32 n) { scan(counts, n); }
 
 // Moves each key and its position behind all with a lower digit and all equal ones before it. `from` is null in the
 // first pass: then a key's position is its index.

@@ -4,7 +4,7 @@
 // grid   three launches: route_count (each block a stretch of `rounds`·blockDim routes), route_scan (one block),
 //        route_scatter. Shared memory: 4·E bytes, and 4·E for each warp of route_scatter
 // order  integers: counts are exact in any order, ranks within a stretch by position
-#include "prelude.cuh"
+#include "scan.cuh"
 
 // The expert of a route; one that does not exist counts as the last, so that rows stay a permutation.
 DEVICE u32 expert_at(const i32* experts, u32 i, u32 all) { return min((u32)experts[i], all - 1); }
@@ -24,29 +24,7 @@ KERNEL __launch_bounds__(1024) route_count(u32* counts, const i32* experts, Faul
     for (u32 e = threadIdx.x; e < all; e += blockDim.x) counts[e * gridDim.x + blockIdx.x] = seen[e];
 }
 
-// counts becomes, in place, the sum of all before. One block, each thread a stretch.
-KERNEL __launch_bounds__(1024) route_scan(u32* counts, u32 n) {
-    __shared__ u32 warps[WARP];
-    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const u32 each = (n + 1023) / 1024, begin = min(threadIdx.x * each, n), end = min(begin + each, n);
-    u32 total = 0;
-    for (u32 i = begin; i < end; i++) total += counts[i];
-    u32 sum = total;  // of this and all lower lanes
-#pragma unroll
-    for (int d = 1; d < WARP; d <<= 1) {
-        const u32 below = __shfl_up_sync(0xffffffffu, sum, d);
-        if (lane >= d) sum += below;
-    }
-    if (lane == WARP - 1) warps[warp] = sum;
-    __syncthreads();
-    u32 before = sum - total;
-    for (u32 w = 0; w < warp; w++) before += warps[w];
-    for (u32 i = begin; i < end; i++) {
-        const u32 count = counts[i];
-        counts[i] = before;
-        before += count;
-    }
-}
+KERNEL __launch_bounds__(1024) route_scan(u32* counts, u32 n) { scan(counts, n); }
 
 KERNEL __launch_bounds__(1024) route_scatter(i32* order, i32* places, i32* offsets, const i32* experts, const u32* starts,
                                              u32 routes, u32 all, u32 rounds) {

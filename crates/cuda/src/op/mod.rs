@@ -10,6 +10,7 @@ mod layernorm;
 mod linear;
 mod loss;
 mod memory;
+mod norm_rows;
 mod optimizer;
 mod rmsnorm;
 mod rope;

@@ -1,0 +1,173 @@
+//! How the kernels of layernorm and rmsnorm are launched; they take the same arguments, with and without a mean and a bias.
+
+use super::elementwise::ctype;
+use crate::Result;
+use crate::args::Args;
+use crate::kernels::Spec;
+use crate::lower::{Grid, Lower};
+use ironhorse_core::op::Accum;
+use ironhorse_core::{DType, Slot};
+
+/// `WARPS` of norm_rows.cuh, a row each.
+const FWD_WARPS: usize = 8;
+/// `WARPS` of layernorm_bwd.cu and rmsnorm_bwd.cu.
+const BWD_WARPS: usize = 4;
+/// Widths whose rows are kept in registers; a kernel is compiled for each width met.
+const FAST: std::ops::RangeInclusive<usize> = 256..=3072;
+/// The most partial rows of column sums on the path for any width.
+const MOST_PARTIALS: usize = 512;
+
+/// Names of files and kernels.
+pub(super) struct Names {
+    pub fwd_file: &'static str,
+    pub bwd_file: &'static str,
+    /// With a width, and without: rows, columns; and what adds up the partial sums of both.
+    pub bwd: &'static str,
+    pub bwd_rows: &'static str,
+    pub bwd_columns: &'static str,
+    pub bwd_sums: &'static str,
+}
+
+/// The width as a constant of the kernel, where rows are whole vectors.
+fn with_width(spec: Spec, width: usize) -> (Spec, bool) {
+    if width.is_multiple_of(8) && FAST.contains(&width) {
+        (spec.define("WIDTH", width), true)
+    } else {
+        (spec, false)
+    }
+}
+
+impl Names {
+    fn fwd_spec(&self, act: DType, weight: DType, width: usize) -> Result<Spec> {
+        let spec = Spec::new(self.fwd_file).define("ACT", ctype(act)?).define("WEIGHT", ctype(weight)?);
+        Ok(with_width(spec, width).0)
+    }
+
+    fn bwd_spec(&self, [act, weight, grad]: [DType; 3], width: usize) -> Result<(Spec, bool)> {
+        let spec = Spec::new(self.bwd_file)
+            .define("ACT", ctype(act)?)
+            .define("WEIGHT", ctype(weight)?)
+            .define("GRAD", ctype(grad)?);
+        Ok(with_width(spec, width))
+    }
+
+    pub(super) fn specs(&self) -> Vec<Spec> {
+        use DType::{BF16, F32};
+        let mut specs = Vec::new();
+        for width in [1, 256, 768, 1024, 1280, 1600, 2048, 3072] {
+            for types in [[F32; 3], [BF16; 3], [BF16, BF16, F32]] {
+                specs.extend(self.fwd_spec(types[0], types[1], width).ok());
+                specs.extend(self.bwd_spec(types, width).ok().map(|(spec, _)| spec));
+            }
+        }
+        specs.dedup();
+        specs
+    }
+
+    /// A kernel of `fwd_file` with these slots as its first arguments.
+    pub(super) fn forward(
+        &self,
+        cx: &mut Lower<'_>,
+        kernel: &'static str,
+        slots: &[Slot],
+        (inp, weight): (Slot, Slot),
+        eps: Option<f32>,
+    ) -> Result<()> {
+        let (rows, width) = (inp.shape.rows(), inp.shape.cols());
+        if rows == 0 {
+            return Ok(());
+        }
+        let args = pointers(cx, Args::new(), slots)?;
+        let args = eps.into_iter().fold(args, Args::f32).u32(rows as u32).u32(width as u32);
+        let function = cx.kernel(&self.fwd_spec(inp.dtype, weight.dtype, width)?, kernel)?;
+        cx.launch(kernel, function, Grid::linear(rows.div_ceil(FWD_WARPS), 32 * FWD_WARPS as u32), args);
+        Ok(())
+    }
+}
+
+fn pointers(cx: &mut Lower<'_>, args: Args, slots: &[Slot]) -> Result<Args> {
+    slots.iter().try_fold(args, |args, &slot| Ok(args.ptr(cx.ptr(slot)?)))
+}
+
+/// A backward: of layernorm the statistics are mean and rstd and the sums d_weight and d_bias, of rmsnorm the first of the
+/// sums and the last of the statistics.
+pub(super) struct Backward<'a> {
+    pub names: &'a Names,
+    pub d_inp: Slot,
+    pub d_out: Slot,
+    pub inp: Slot,
+    pub statistics: &'a [Slot],
+    pub weight: Slot,
+    pub sums: &'a [Slot],
+    pub accum_inp: Accum,
+    pub accum: Accum,
+}
+
+/// Address and number of the partial rows of all sums.
+type Partials = (u64, usize);
+
+impl Backward<'_> {
+    pub(super) fn launch(&self, cx: &mut Lower<'_>) -> Result<()> {
+        let (rows, width) = self.size();
+        let types = [self.inp.dtype, self.weight.dtype, self.sums[0].dtype];
+        let (spec, fast) = self.names.bwd_spec(types, width)?;
+        let (partials, count) = match (rows, fast) {
+            (0, _) => (0, 0),
+            (_, true) => self.fast(cx, &spec)?,
+            (_, false) => self.any(cx, &spec)?,
+        };
+        let args = pointers(cx, Args::new(), self.sums)?.ptr(partials);
+        let args = args.u32(count as u32).u32(width as u32).u32(cx.adds(self.accum).into());
+        let function = cx.kernel(&spec, self.names.bwd_sums)?;
+        let grid = Grid::linear((self.sums.len() * width).div_ceil(32), 1024);
+        cx.launch(self.names.bwd_sums, function, grid, args);
+        Ok(())
+    }
+
+    fn size(&self) -> (usize, usize) {
+        (self.inp.shape.rows(), self.inp.shape.cols())
+    }
+
+    fn scratch(&self, cx: &mut Lower<'_>, count: usize) -> Result<u64> {
+        cx.scratch(count * self.sums.len() * self.inp.shape.cols() * size_of::<f32>())
+    }
+
+    fn fast(&self, cx: &mut Lower<'_>, spec: &Spec) -> Result<Partials> {
+        let (rows, _) = self.size();
+        let threads = 32 * BWD_WARPS as u32;
+        let function = cx.kernel(spec, self.names.bwd)?;
+        let resident = cx.device.info.sms * function.blocks_per_sm(threads, 0)?.max(1);
+        // A block without rows would only write zeros, so there is at most one per row.
+        let count = rows.div_ceil(BWD_WARPS).min(resident as usize);
+        let partials = self.scratch(cx, count)?;
+        let args = pointers(cx, Args::new(), &[self.d_inp])?.ptr(partials);
+        let args = pointers(cx, args, &[self.d_out, self.inp])?;
+        let args = pointers(cx, args, self.statistics)?;
+        let args = pointers(cx, args, &[self.weight])?;
+        let args = args.u32(rows as u32).u32(cx.adds(self.accum_inp).into());
+        cx.launch(self.names.bwd, function, Grid::linear(count, threads), args);
+        Ok((partials, count))
+    }
+
+    fn any(&self, cx: &mut Lower<'_>, spec: &Spec) -> Result<Partials> {
+        let (rows, width) = self.size();
+        let args = pointers(cx, Args::new(), &[self.d_inp, self.d_out, self.inp])?;
+        let args = pointers(cx, args, self.statistics)?;
+        let args = pointers(cx, args, &[self.weight])?;
+        let args = args.u32(rows as u32).u32(width as u32).u32(cx.adds(self.accum_inp).into());
+        let function = cx.kernel(spec, self.names.bwd_rows)?;
+        let grid = Grid::linear(rows.div_ceil(BWD_WARPS), 32 * BWD_WARPS as u32);
+        cx.launch(self.names.bwd_rows, function, grid, args);
+
+        let chunk = rows.div_ceil(MOST_PARTIALS).max(64);
+        let count = rows.div_ceil(chunk);
+        let partials = self.scratch(cx, count)?;
+        let args = pointers(cx, Args::new().ptr(partials), &[self.d_out, self.inp])?;
+        let args = pointers(cx, args, self.statistics)?;
+        let args = args.u32(rows as u32).u32(width as u32).u32(chunk as u32);
+        let function = cx.kernel(spec, self.names.bwd_columns)?;
+        let grid = Grid { grid: [width.div_ceil(32) as u32, count as u32, 1], block: [256, 1, 1], shared: 0 };
+        cx.launch(self.names.bwd_columns, function, grid, args);
+        Ok((partials, count))
+    }
+}
