@@ -16,10 +16,10 @@ from pathlib import Path
 
 # Steps at each end whose losses are averaged: a batch more or less easy is no fall.
 ENDS = 10
-# Random weights give ln V; a byte's own frequency is worth a factor of two, which 300 steps learn many times over.
+# Random weights give ln V; 300 steps learn more of the built-in stories than how often each byte comes, half of that.
 FALL = 0.5
-# The same weights on the same batches. In bf16 the weights are rounded anew from the master, to the nearest where training
-# rounded at random: 2^-9 of a weight on average, and a loss is no more exact than its weights; 4 times that.
+# The same weights on the same batches. In bf16 the weights are rounded anew from the master, to the nearest where
+# training rounded at random: 2^-9 of a weight on average, and a loss is no more exact than its weights; 4 times that.
 SAME_LOSS = 4 * 2**-9
 
 
