@@ -143,7 +143,7 @@ fn the_keys_of_a_config_are_the_flags_and_older_spellings_are_read() {
     let keys: Vec<&str> = text.lines().filter_map(|line| Some(line.split_once(" = ")?.0)).collect();
     assert!(keys.contains(&"no-graphs") && keys.contains(&"grad-clip"), "{keys:?}");
     assert!(!keys.iter().any(|key| key.contains('_')), "{keys:?}");
-    place.write("old.toml", &text.replace("no-graphs = false", "no_graphs = true"));
+    place.write("old.toml", text.replace("no-graphs = false", "no_graphs = true"));
     place.does("train --config old.toml --out again");
     let again = String::from_utf8(place.read("again/config.toml")).unwrap();
     assert_eq!(again, text.replace("no-graphs = false", "no-graphs = true"));
