@@ -1,4 +1,4 @@
-"""`ironhorse.verify` and `ironhorse.export` in this process. Loading and saving: test_load_save.py."""
+"""`ironhorse.verify` and `ironhorse.export` in this process. Loading and saving: test_load_save*.py."""
 
 from __future__ import annotations
 

@@ -37,6 +37,22 @@ if command == "bench":
     report = dict(tokens_per_s=rate, ms_per_step=1e3 * tokens / rate, peak_bytes=20 * 2**30, loss=3.5, losses=losses)
 if command == "verify" and "bf16" in line and broken("verify"):
     report.update(verdict="fail", first_wrong=dict(op="gelu_fwd", tensor="act.h.0.gelu", index=[0, 3]))
+if command == "train":
+    run = pathlib.Path(value("--out"))
+    run.mkdir(parents=True)
+    losses = [7 - 6 * i / 299 for i in range(int(value("--steps")))]
+    if broken("train") and "--init" not in line:
+        losses[40] = None
+    steps = [dict(step=i, loss=loss) for i, loss in enumerate(losses)]
+    ended = 2.5 if "--init" in line and broken("init") else 2.0
+    steps[0]["val_loss"], steps[-1]["val_loss"] = ended if "--init" in line else 7.0, ended
+    (run / "metrics.jsonl").write_text("".join(json.dumps(step) + "\\n" for step in steps))
+    report = dict()
+if command == "generate":
+    tokens = list(range(int(value("--tokens"))))
+    if value("--device") == "cpu" and broken("generate"):
+        tokens[17] = 99
+    report = dict(tokens=tokens)
 if command == "doctor" and broken("doctor"):
     print("error: no driver")
     sys.exit(2)
@@ -69,8 +85,8 @@ def script(path: Path, text: str) -> None:
 def bundle(tmp_path: Path) -> Path:
     folder = tmp_path / "a bundle"  # paths may have spaces
     (folder / "keys").mkdir(parents=True)
-    for name in ("run.sh", "summary.py"):
-        shutil.copy(ROOT / "scripts" / "gpu" / name, folder)
+    for file in (ROOT / "scripts" / "gpu").iterdir():
+        shutil.copy(file, folder)
     script(folder / "ironhorse", IRONHORSE.format(python=sys.executable))
     (folder / "gpu_torch.py").write_text(TORCH)
     (folder / "keys" / "odd.key.safetensors").write_text("")
@@ -82,12 +98,13 @@ def bundle(tmp_path: Path) -> Path:
     return folder
 
 
-def run(bundle: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def run(bundle: Path, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "PATH": f"{bundle / 'bin'}:{os.environ['PATH']}",
         "PYTHON": sys.executable,
         "IRONHORSE_SCRATCH": str(bundle / "scratch"),
+        **variables,
     }
     environment.pop("IRONHORSE_BIN", None)
     command = ["bash", str(bundle / "run.sh"), "--out", str(bundle / "out"), *flags]
@@ -147,23 +164,69 @@ def test_some_stages_only(bundle: Path):
     assert [part["name"] for part in summary(bundle)["parts"]] == ["doctor", "nvidia-smi", "selftest"]
 
 
-def test_mixtures_of_experts_have_a_call_of_their_own(bundle: Path):
+MOE_KEYS = "tiny odd all one large llama token three idle gqa single mixtral theirs".split()
+
+
+@pytest.fixture
+def moe_bundle(bundle: Path) -> Path:
     (bundle / "benches").mkdir()
     (bundle / "benches" / "gpu_torch_moe.py").write_text(TORCH)
     (bundle / "benches" / "moe_experts.py").write_text("")
     keys = bundle / "scratch" / "moe"  # or they would be exported
     keys.mkdir()
-    for name in ("tiny", "odd", "all", "one", "large", "llama"):
+    for name in MOE_KEYS:
         (keys / f"{name}.key.safetensors").write_text("")
-    done = run(bundle, "--only", "moe")
+    return bundle
+
+
+def test_mixtures_of_experts_have_a_call_of_their_own(moe_bundle: Path):
+    done = run(moe_bundle, "--only", "moe")
     assert done.returncode == 0, done.stdout + done.stderr
-    report = summary(bundle)
-    assert len([part for part in report["parts"] if part["name"].startswith("verify-moe-")]) == 12
+    report = summary(moe_bundle)
+    parts = {part["name"]: part for part in report["parts"]}
+    assert all(part["status"] == "ok" for part in parts.values())
+    verified = {f"verify-moe-{name}-{dtype}" for name in MOE_KEYS for dtype in ("f32", "bf16")}
+    assert {name for name in parts if name.startswith("verify-moe-")} == verified
+    for name in ("f32", "bf16", "all16"):
+        assert parts[f"check-moe-{name}-loss"]["figure"] == "passed: loss 6.9097 to 1.0903 in 300 steps"
+        assert parts[f"check-moe-{name}-on"]["figure"].startswith("passed: validation loss 2.000000")
+        assert parts[f"check-moe-{name}-drawn"]["figure"] == "passed: 200 tokens equal"
+    assert parts["check-moe-f32-cpu"]["figure"] == "passed: 200 tokens equal"
     rows = {f"{row['model']}-{row['batch']}-{row['dtype']}": row for row in report["bench"]}
     assert list(rows) == ["moe8-16-bf16", "moe8-16-all16", "moe30-20-all16"]
     assert rows["moe8-16-bf16"]["default_ratio"] == rows["moe8-16-all16"]["default_ratio"] == pytest.approx(1.16)
-    calls = (bundle / "calls").read_text()
+    calls = (moe_bundle / "calls").read_text()
     assert "--master residual --moments bf16 --recompute gelu" in calls and "verify --lockstep" in calls
+    assert "train --device cuda --dtype bf16 --master residual --moments bf16" in calls
+
+
+def test_a_mixture_that_trains_wrongly_is_named(moe_bundle: Path):
+    for word in ("train", "init", "generate"):
+        (moe_bundle / f"break-{word}").touch()
+    assert run(moe_bundle, "--only", "moe", "--quick").returncode == 1
+    parts = {part["name"]: part for part in summary(moe_bundle)["parts"]}
+    assert parts["check-moe-f32-loss"]["figure"] == "failed: 300 losses, not finite at steps [40]"
+    assert parts["check-moe-f32-on"]["figure"].startswith("failed: validation loss 2.000000, after loading 2.500000")
+    different = "failed: token 17 of 200 is 17 in text-moe-f32-greedy, 99 in text-moe-f32-cpu"
+    assert parts["check-moe-f32-cpu"]["figure"] == different
+    assert not any(name.startswith("bench") for name in parts), "--quick is short"
+
+
+def test_what_a_machine_lacks_is_said(moe_bundle: Path):
+    python = moe_bundle / "bin" / "python"  # one without transformers
+    script(python, f"""#!/bin/sh\n[ "$3" = transformers ] && exit 1\nexec {sys.executable} "$@"\n""")
+    (moe_bundle / "scratch" / "moe" / "mixtral.key.safetensors").unlink()
+    done = run(moe_bundle, "--only", "moe", "--quick", PYTHON=str(python), IRONHORSE_DEVICE="cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    parts = {part["name"]: part for part in summary(moe_bundle)["parts"]}
+    for name in ("export-moe-mixtral", "verify-moe-mixtral-f32", "verify-moe-mixtral-bf16"):
+        assert (parts[name]["status"], parts[name]["figure"]) == ("absent", "skipped: no transformers")
+    assert parts["verify-moe-theirs-f32"]["status"] == "ok"
+    for name in ("verify-moe-tiny-bf16", "lockstep-moe-tiny-bf16", "train-moe-bf16", "train-moe-all16"):
+        assert parts[name]["figure"] == "skipped: the CPU computes in f32 only"
+    absent = sum(part["status"] == "absent" for part in parts.values())
+    assert f"{len(parts) - absent} passed, 0 failed, {absent} skipped" in done.stdout
+    assert "--device cuda" not in (moe_bundle / "calls").read_text()
 
 
 def test_time_that_is_spent_leaves_parts_out(bundle: Path):

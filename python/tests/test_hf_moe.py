@@ -23,7 +23,7 @@ from ironhorse.formats.bf16 import from_bf16
 from ironhorse.formats.hf_files import INDEX, json_bytes, parse_size
 from ironhorse.formats.safetensors import read_safetensors, write_safetensors
 from ironhorse.models import param_shapes, parse_config
-from test_load_save import same_folders
+from load_save_files import same_folders
 
 transformers = pytest.importorskip("transformers")
 

@@ -189,6 +189,32 @@ def test_whole_numbers_are_never_cut_off():
         Tensor([2**31 - 1] * 2, DType.I32).sum()
 
 
+@pytest.mark.parametrize("dtype", [DType.I32, DType.I64])
+def test_whole_numbers_do_not_wrap(dtype: DType):
+    low, high = np.iinfo(dtype.to_numpy()).min, np.iinfo(dtype.to_numpy()).max
+    half = Tensor([3, high // 2 + 1], dtype)
+    for op, work, value in [
+        ("add", lambda: half + half, high + 1), ("mul", lambda: half.mul(half), None),
+        ("sub", lambda: Tensor([0, low], dtype) - Tensor([0, 1], dtype), low - 1),
+        ("sub", lambda: np.array([0], half.data.dtype) - Tensor([low], dtype), -low),
+        ("neg", lambda: -Tensor([1, low], dtype), -low), ("pow", lambda: half**2, None),
+        ("pow", lambda: Tensor([2], dtype) ** 10**9, None), ("matmul", lambda: half @ half, None),
+        ("sum", lambda: Tensor([high, 1, 1], dtype).sum(), high + 2),
+        ("scale", lambda: Tensor([low], dtype).scale(np.array(-1, half.data.dtype)[()]), -low),
+    ]:  # fmt: skip
+        says = "does not fit int" if value is None else f"{value} does not fit int"
+        with pytest.raises(InvalidValueError, match=f"^(?:{op}|Tensor): .*{says}"):
+            work()
+    for found, want in [  # to the very limits
+        (half + high // 2, [high // 2 + 3, high]), (Tensor([low + 1], dtype) - 1, [low]),
+        (-1 - Tensor([low], dtype), [high]), (Tensor([low // 2], dtype) * 2, [low]), (-Tensor([high], dtype), [-high]),
+        (Tensor([-1, 0, 1], dtype) ** (10**9 + 1), [-1, 0, 1]), (Tensor([high, 1, -1], dtype).sum(), high),
+        (Tensor([high, 1, -1], dtype) @ np.array([1, 1, 1], half.data.dtype), high),
+        (Tensor([low // 2, 5], dtype).mul(Tensor([2, 0], dtype)), [low, 0]), (Tensor([], dtype) * 2, []),
+    ]:  # fmt: skip
+        assert found.data.tolist() == want and found.dtype is dtype
+
+
 @pytest.mark.parametrize(
     ("value", "dtype"),
     [

@@ -6,7 +6,8 @@
 #   bash run.sh --quick                the checks and one comparison, in 3 minutes at most
 #   bash run.sh --only bench           some stages; --bench d12-b64,d12-b4 narrows that one, --no-torch leaves torch out
 #   bash run.sh --only python,ops      the Python, PyTorch, C and jit ops: their tests, then their speeds; 9 minutes at most
-#   bash run.sh --only moe             mixtures of experts: keys, the 6.9B and its first eight layers; 9 minutes at most
+#   bash run.sh --only moe             mixtures of experts: keys, a training, the 6.9B and its first eight layers; 9 minutes at most;
+#                                      with --quick the keys and the training; IRONHORSE_DEVICE=cpu rehearses those two
 #   bash run.sh --out results          table.txt, summary.json, trace.json and logs.tar.gz go there
 #
 # Every part has its own time limit, log and exit status; a failure stops nothing. The end is a table of all parts.
@@ -109,6 +110,12 @@ attempt() {
     return "$status"
 }
 
+# absent NAME WHY: a row for what this machine has not got the means for
+absent() {
+    echo "skipped: $2" | tee "$work/$1.log"
+    record "$1" absent 0
+}
+
 # find_keys: puts every answer key there is into keys
 find_keys() {
     local key
@@ -197,57 +204,9 @@ stage_ops() {
     attempt ops-jit 60 "$python" "$here/benches/jit.py" --json "$(json ops-jit)"
 }
 
-# Mixtures of experts: name, sizes, B, T, routing. An idle expert and one for each token; all experts; every token on one; a large
-# head; a Llama.
-moe_keys="tiny moe-tiny 2 32 spread
-odd C=48,L=2,NH=6,NKV=3,E=3,K=1,F=40,V=99 3 11 idle
-all C=128,L=2,NH=2,NKV=1,head_dim=64,E=8,K=8,F=192,V=300 2 65 spread
-one C=24,L=2,NH=3,HD=8,E=4,K=1,F=20,V=99,maxT=16 3 11 single
-large C=256,L=2,NH=2,NKV=2,head_dim=128,E=4,K=2,F=320,V=512 1 33 spread
-llama C=64,L=2,NH=4,NKV=4,E=0,F=128,V=200 2 33 spread"
-
-stage_moe() {
-    local name sizes batch seq init key dtype part flags torch_flags
-    while read -r name sizes batch seq init; do
-        key=$scratch/moe/$name.key.safetensors
-        if [[ ! -e $key ]]; then
-            attempt "export-moe-$name" 60 "$python" -m ironhorse.export moe --model "$sizes" --batch "$batch" --seq "$seq" \
-                --steps 2 --init "$init" --stem "$name" --out "$scratch/moe"
-            mv "$scratch/moe/${name}_"*.key.safetensors "$key" || continue
-        fi
-        for dtype in f32 bf16; do
-            part=moe-$name-$dtype
-            attempt "verify-$part" 30 "$ironhorse" verify --key "$key" --device cuda --dtype $dtype --json "$(json "verify-$part")"
-        done
-    done <<<"$moe_keys"
-    for dtype in "f32" "bf16 --master residual --moments bf16"; do
-        part=lockstep-moe-tiny-${dtype%% *}
-        # shellcheck disable=SC2086  # the flags after the dtype are words of their own
-        attempt "$part" 40 "$ironhorse" verify --lockstep --key "$scratch/moe/tiny.key.safetensors" --device cuda \
-            --dtype $dtype --json "$(json "$part")"
-    done
-    [[ $quick ]] && return
-    # The sizes of the 6.9B with eight of its layers, beside PyTorch; then all of it.
-    flags=(--device cuda --seq 1024 --dtype bf16 --steps 5 --seconds 5)
-    sizes=hidden=768,n_layer=8,n_head=12,n_kv_head=1,head_dim=64,n_experts=16,top_k=4,ffn=6144,vocab_size=32000
-    sizes+=,max_seq_len=32768,rope_alpha=8
-    attempt bench-moe8-b16-bf16 90 "$ironhorse" bench "${flags[@]}" --model "$sizes" --batch 16 \
-        --json "$(json bench-moe8-b16-bf16)"
-    torch_flags=(--model moe-6.9b --layers 8 --batch 16 --seq 1024 --seconds 4 --sdpa cudnn)
-    if [[ $torch ]]; then
-        attempt torch-moe8-b16-bf16 120 "$python" "$here/benches/gpu_torch_moe.py" "${torch_flags[@]}" \
-            --json "$(json torch-moe8-b16-bf16)"
-        attempt torch-moe8-b16-all16 120 "$python" "$here/benches/gpu_torch_moe.py" "${torch_flags[@]}" --recipe bf16 \
-            --json "$(json torch-moe8-b16-all16)"
-    fi
-    attempt bench-moe8-b16-all16 90 "$ironhorse" bench "${flags[@]}" --model "$sizes" --batch 16 --master residual \
-        --moments bf16 --json "$(json bench-moe8-b16-all16)"
-    attempt experts-moe 100 "$python" "$here/benches/moe_experts.py" --bin "$ironhorse" --device cuda --dtype bf16 --hidden 768 \
-        --heads 12 --ffn 2048 --layers 2 --top-k 4 --vocab 8192 --batch 16 --seq 1024 --steps 5 --rounds 1 \
-        --json "$(json experts-moe)"
-    attempt bench-moe30-b20-all16 150 "$ironhorse" bench "${flags[@]}" --model moe-6.9b --batch 20 --master residual \
-        --moments bf16 --recompute gelu --json "$(json bench-moe30-b20-all16)"
-}
+# stage_moe, a file of its own
+# shellcheck source=scripts/gpu/moe.sh
+. "$here/moe.sh"
 
 # torch cannot compile d48 in the time there is
 has_torch() { [[ $torch && $1 != d48-* ]]; }
@@ -328,7 +287,7 @@ stage_sanitizer() {
     done
     for tool in memcheck racecheck; do
         if [[ ! $found ]]; then
-            record "sanitizer-$tool" absent 0
+            absent "sanitizer-$tool" "no compute-sanitizer"
             continue
         fi
         # racecheck cannot follow the asynchronous copies inside cuDNN's kernels; ours are what is checked

@@ -56,8 +56,11 @@ def figure(work: Work, name: str) -> str:
         return found[-1].strip("= ") if found else ""
     if kind == "sanitizer":
         found = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: *(.*)", work.log(name))
-        return found[-1] if found else ""
-    return ""
+        if found:
+            return found[-1]
+    # a verdict in words, or why there is none
+    found = re.findall(r"^(?:skipped|passed|failed): .*$", work.log(name), re.MULTILINE)
+    return found[-1] if found else ""
 
 
 def speed_figure(report: dict[str, Any]) -> str:
@@ -170,7 +173,9 @@ def table(parts: list[dict[str, Any]], rows: list[dict[str, Any]], seconds: int)
     if rows:
         lines += ["", *comparison_table(rows)]
     bad = [part["name"] for part in parts if not passed(part)]
-    lines += ["", f"{len(parts) - len(bad)} passed, {len(bad)} failed in {seconds} s"]
+    absent = sum(part["status"] == "absent" for part in parts)
+    counts = f"{len(parts) - len(bad) - absent} passed, {len(bad)} failed{f', {absent} skipped' if absent else ''}"
+    lines += ["", f"{counts} in {seconds} s"]
     if bad:
         lines.append(f"failed: {', '.join(bad)}")
     return "\n".join(lines)

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// Where to compute.
 #[derive(Args, Clone, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub struct EngineArgs {
     /// auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto", value_name = "DEVICE")]

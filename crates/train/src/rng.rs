@@ -59,6 +59,11 @@ impl Rng {
         out
     }
 
+    /// Passes over as many words as the leap is long.
+    pub(crate) fn leap(&mut self, leap: &Leap) {
+        self.s = leap.image(self.s);
+    }
+
     /// A number in `0..n`, each equally likely. `below(0)` is 0.
     pub fn below(&mut self, n: u64) -> u64 {
         if n == 0 {
@@ -104,9 +109,55 @@ impl Rng {
     }
 }
 
+/// A number of steps of the generator at once. A step moves and adds bits modulo 2 only, so any number of steps is one
+/// matrix of 256 × 256 bits.
+pub(crate) struct Leap {
+    /// The state that each single bit leads to.
+    of_bit: Vec<[u64; 4]>,
+}
+
+impl Leap {
+    /// Over 2^log2 words.
+    pub(crate) fn over_pow2(log2: u32) -> Self {
+        let step = |bit: usize| {
+            let mut rng = Rng { s: [0; 4] };
+            rng.s[bit / 64] = 1 << (bit % 64);
+            rng.next_u64();
+            rng.s
+        };
+        let mut leap = Self { of_bit: (0..256).map(step).collect() };
+        for _ in 0..log2 {
+            leap = Self { of_bit: leap.of_bit.iter().map(|&s| leap.image(s)).collect() };
+        }
+        leap
+    }
+
+    fn image(&self, s: [u64; 4]) -> [u64; 4] {
+        let mut sum = [0; 4];
+        for (bit, of_bit) in self.of_bit.iter().enumerate() {
+            let mask = (s[bit / 64] >> (bit % 64) & 1).wrapping_neg(); // all ones where the bit is set
+            sum.iter_mut().zip(of_bit).for_each(|(sum, word)| *sum ^= word & mask);
+        }
+        sum
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_leap_is_as_many_words() {
+        for log2 in [0, 1, 7, 17] {
+            let (mut leaping, leap) = (Rng::new(11), Leap::over_pow2(log2));
+            let mut walking = leaping.clone();
+            for _ in 0..3 {
+                leaping.leap(&leap);
+                (0..1_u32 << log2).for_each(|_| _ = walking.next_u64());
+                assert_eq!(leaping, walking, "{log2}");
+            }
+        }
+    }
 
     #[test]
     fn golden_values() {

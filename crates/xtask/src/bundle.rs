@@ -38,8 +38,10 @@ const KEYS: [(&str, &str, usize, usize); 2] = [
 const KEY_STEPS: usize = 5;
 
 /// Files as they are: in the repository, in the folder.
-const FILES: [(&str, &str); 3] = [
+const FILES: [(&str, &str); 5] = [
     ("scripts/gpu/run.sh", MARK),
+    ("scripts/gpu/moe.sh", "moe.sh"),
+    ("scripts/gpu/moe_check.py", "moe_check.py"),
     ("scripts/gpu/summary.py", "summary.py"),
     ("benches/gpu_torch.py", "gpu_torch.py"),
 ];
@@ -283,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_in_is_there_and_run_sh_is_bash() {
+    fn what_goes_in_is_there_and_scripts_are_bash() {
         let repo = Repo::find().unwrap();
         for (from, _) in FILES {
             assert!(repo.root().join(from).is_file(), "{from}");
@@ -291,10 +293,11 @@ mod tests {
         for (from, _) in FOLDERS {
             assert!(repo.root().join(from).is_dir(), "{from}");
         }
-        let script = repo.root().join("scripts/gpu/run.sh");
-        let checked = Command::new("bash").arg("-n").arg(script).output();
-        let checked = checked.expect("bash, which runs the script too");
-        assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+        for (script, _) in FILES.iter().filter(|(from, _)| from.ends_with(".sh")) {
+            let checked = Command::new("bash").arg("-n").arg(repo.root().join(script)).output();
+            let checked = checked.expect("bash, which runs the script too");
+            assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from .. import _native
 from ..errors import InvalidValueError
 from .checks import check_count, check_number, check_real, check_text
+from .whole import check_fits
 
 Axis = int | tuple[int, ...] | None
 Array = NDArray[Any]
@@ -153,7 +155,7 @@ class Tensor:
 
     def sub(self, other: Tensor | float) -> Tensor:
         """Element by element."""
-        return self._binary("sub", other, np.subtract)
+        return self._of(_arithmetic("sub", np.subtract, self._data, _operand(other, "sub"), bound=np.add))
 
     def mul(self, other: Tensor | float) -> Tensor:
         """Element by element."""
@@ -167,7 +169,7 @@ class Tensor:
         right = _operand(other, name)
         if fast is not None and self._is_f32() and right.dtype == np.float32 and right.shape == self._data.shape:
             return Tensor._wrap(fast(self._data, right))
-        return self._of(_named(name, by, self._data, right))
+        return self._of(_arithmetic(name, by, self._data, right))
 
     def _is_f32(self) -> bool:
         return self._data.dtype == np.float32
@@ -177,11 +179,11 @@ class Tensor:
         check_real("scale", "scalar", scalar)
         if self._is_f32():
             return self._of(_native.scale(self._data, None, float(scalar)))
-        return self._of(_named("scale", np.multiply, self._data, _operand(scalar, "scale")))
+        return self._of(_arithmetic("scale", np.multiply, self._data, _operand(scalar, "scale")))
 
     def neg(self) -> Tensor:
         """Times -1."""
-        return self._of(-self._data)
+        return self._of(_arithmetic("neg", np.negative, self._data, bound=np.positive))
 
     def exp(self) -> Tensor:
         """e to the power of each."""
@@ -197,11 +199,11 @@ class Tensor:
 
     def pow(self, exponent: float) -> Tensor:
         """To the power of `exponent`."""
-        return self._of(_named("pow", np.power, self._data, _operand(exponent, "pow")))
+        return self._of(_arithmetic("pow", np.power, self._data, _operand(exponent, "pow")))
 
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Over an axis, or all."""
-        return self._of(_named("sum", np.sum, self._data, axis, keepdims=keepdims))
+        return self._of(_arithmetic("sum", partial(np.sum, axis=axis, keepdims=keepdims), self._data))
 
     def mean(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Over an axis, or all."""
@@ -236,7 +238,7 @@ class Tensor:
             return self._of(_native.gemm(a, b, device=device))
         if a.dtype == b.dtype == np.float32 and a.ndim == b.ndim == 3 and a.shape[0] == b.shape[0]:
             return self._of(_native.gemm_batched(a, b, device=device))
-        return self._of(_named("matmul", np.matmul, a, b))
+        return self._of(_arithmetic("matmul", np.matmul, a, b))
 
     def _single(self) -> Array:
         return self._data if self._is_f32() else self._data.astype(np.float32)
@@ -250,7 +252,7 @@ class Tensor:
         return self.sub(other)
 
     def __rsub__(self, other: float) -> Tensor:
-        return self.neg().add(other)
+        return self._of(_arithmetic("sub", np.subtract, _operand(other, "sub"), self._data, bound=np.add))
 
     def __mul__(self, other: Tensor | float) -> Tensor:
         plain = isinstance(other, (int, float, np.number)) and not isinstance(other, bool)
@@ -305,6 +307,13 @@ def _named(name: str, work: Work, *arguments: Any, **named: Any) -> Any:
         return work(*arguments, **named)
     except (ValueError, TypeError, OverflowError) as error:  # an axis that does not exist is one too
         raise InvalidValueError(f"{name}: {error}") from None
+
+
+def _arithmetic(name: str, work: Work, *operands: Array, bound: Work | None = None) -> Array:
+    """numpy's result; refused where whole numbers do not fit it. `bound` as in `check_fits`, `work` if not given."""
+    found = np.asarray(_named(name, work, *operands))
+    check_fits(name, found, (work, bound or work), operands)
+    return found
 
 
 def as_array(x: Any, op: str, name: str) -> Array:

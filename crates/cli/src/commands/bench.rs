@@ -93,7 +93,7 @@ impl Workload {
             if matches!(sniff(path)?, Kind::SafeTensors | Kind::AnswerKey) {
                 return self.tokens_of(&mut SafeTensors::open(path)?, config.vocab_size());
             }
-            let mut state = DebugState::open(path, config.gpt2("a debug state")?)?;
+            let mut state = DebugState::open(path, config.gpt2("a debug state", "use an answer key")?)?;
             if (state.batch(), state.seq()) != (self.batch, self.seq) {
                 bail!(
                     "{}: holds a batch of {} × {}, expected --batch {} --seq {}",

@@ -1,7 +1,7 @@
 //! `ironhorse convert`
 
 use crate::{Outcome, out};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use ironhorse::train::format::hf::{HfOptions, write_hf};
 use ironhorse::train::format::llmc_model::{ModelOptions, write_model};
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 pub struct ConvertArgs {
     /// A model .bin, a Hugging Face folder, a checkpoint or an answer key
     from: PathBuf,
-    /// A name ending in .bin for llm.c's format, any other for a Hugging Face folder
+    /// A name ending in .bin for llm.c's format, any other but .safetensors for a Hugging Face folder
     to: PathBuf,
     /// How to store the weights
     #[arg(long, value_enum, default_value_t = Stored::F32)]
@@ -60,6 +60,12 @@ fn parse_size(text: &str) -> std::result::Result<u64, String> {
 }
 
 pub fn run(args: &ConvertArgs) -> Result<Outcome> {
+    if args.to.extension().is_some_and(|extension| extension == "safetensors") {
+        bail!(
+            "{}: a single .safetensors file has no sizes; name a folder, which gets config.json and model.safetensors",
+            args.to.display()
+        );
+    }
     let mut source = open_weights(&args.from)?;
     let config = source.config();
     let (elem, name) = match args.dtype {
@@ -68,7 +74,7 @@ pub fn run(args: &ConvertArgs) -> Result<Outcome> {
     };
     if args.to.extension().is_some_and(|extension| extension == "bin") {
         let options = ModelOptions { elem, header: None };
-        let gpt2 = config.gpt2("llm.c's .bin")?;
+        let gpt2 = config.gpt2("llm.c's .bin", "name a Hugging Face folder, without .bin")?;
         write_model(&args.to, gpt2, &options, |spec, out| source.read_tensor(&spec.name, out))?;
     } else {
         let options = HfOptions { shard: args.shard_size, ..HfOptions::new(elem) };

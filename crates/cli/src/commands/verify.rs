@@ -301,7 +301,7 @@ fn open(args: &VerifyArgs) -> Result<Box<dyn Reference>> {
     let (Some(model), Some(state)) = (model, &args.state) else {
         bail!("give --state FILE with --model, or --key FILE");
     };
-    let state = DebugState::open(state, model.config().gpt2("a debug state")?)?;
+    let state = DebugState::open(state, model.config().gpt2("a debug state", "use an answer key")?)?;
     Ok(Box::new(StateReference::new(model, state)))
 }
 

@@ -20,6 +20,20 @@ fn there_and_back_are_the_same_bytes() {
 }
 
 #[test]
+fn a_single_safetensors_file_is_refused_and_a_mixture_is_sent_to_a_folder() {
+    let place = Place::with_run();
+    place.refuses("convert run/checkpoint y.safetensors", &["y.safetensors", "name a folder"]);
+    let model = "hidden=16,layers=1,heads=2,experts=3,top_k=1,ffn=8,vocab=256,context=16";
+    place.does(&format!("train --model {model} --batch 2 --seq 16 --steps 1 --sample-tokens 0 --out moe"));
+    let refused = place.runs("convert moe/checkpoint moe.bin");
+    assert_eq!(
+        refused.stderr,
+        "error: llm.c's .bin holds a GPT-2 only, not a model of kind moe; name a Hugging Face folder, without .bin\n"
+    );
+    place.does("convert moe/checkpoint moe-folder");
+}
+
+#[test]
 fn an_earlier_result_is_replaced_but_nothing_else() {
     let place = Place::with_run();
     place.does("convert run/checkpoint hf");

@@ -137,6 +137,19 @@ fn the_config_of_a_run_reproduces_it() {
 }
 
 #[test]
+fn the_keys_of_a_config_are_the_flags_and_older_spellings_are_read() {
+    let place = Place::with_run();
+    let text = String::from_utf8(place.read("run/config.toml")).unwrap();
+    let keys: Vec<&str> = text.lines().filter_map(|line| Some(line.split_once(" = ")?.0)).collect();
+    assert!(keys.contains(&"no-graphs") && keys.contains(&"grad-clip"), "{keys:?}");
+    assert!(!keys.iter().any(|key| key.contains('_')), "{keys:?}");
+    place.write("old.toml", text.replace("no-graphs = false", "no_graphs = true"));
+    place.does("train --config old.toml --out again");
+    let again = String::from_utf8(place.read("again/config.toml")).unwrap();
+    assert_eq!(again, text.replace("no-graphs = false", "no-graphs = true"));
+}
+
+#[test]
 fn the_config_of_a_run_from_weights_reproduces_it() {
     let place = Place::with_run();
     // weights may come by either flag; the configuration must name them in both cases
@@ -297,7 +310,7 @@ fn a_mixture_that_diverges_says_so_too() {
     let last = done.stderr.lines().last().unwrap();
     assert!(last.starts_with("error: training diverged at step 1: loss NaN"), "{last}");
     assert!(last.contains("first not finite: "), "{last}");
-    place.refuses("convert run/before-divergence kept.bin", &["holds a GPT-2 only"]);
+    place.refuses("convert run/before-divergence kept.bin", &["holds a GPT-2 only", "folder"]);
     place.does("convert run/before-divergence kept");
 }
 

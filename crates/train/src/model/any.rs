@@ -156,12 +156,12 @@ impl ModelConfig {
         }
     }
 
-    /// The sizes of a GPT-2, for files that hold no other model.
-    pub fn gpt2(&self, what: &str) -> Result<&Gpt2Config> {
+    /// The sizes of a GPT-2, for files that hold no other model; `instead` says what does.
+    pub fn gpt2(&self, what: &str, instead: &str) -> Result<&Gpt2Config> {
         match self {
             Self::Gpt2(config) => Ok(config),
             Self::Moe(_) => Err(Error::Config(format!(
-                "{what} holds a GPT-2 only, not a model of kind {}; use a Hugging Face folder or an answer key",
+                "{what} holds a GPT-2 only, not a model of kind {}; {instead}",
                 self.kind()
             ))),
         }

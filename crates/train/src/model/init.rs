@@ -2,9 +2,10 @@
 
 use super::{ModelConfig, TensorSpec};
 use crate::Result;
-use crate::rng::Rng;
-use std::sync::mpsc::sync_channel;
-use std::sync::{Mutex, PoisonError};
+use crate::parallel::{self, PIECE};
+use crate::rng::{Leap, Rng};
+use std::sync::LazyLock;
+use std::sync::mpsc::{channel, sync_channel};
 
 /// Standard deviation of GPT-2's weights, and of Mixtral's.
 const STD: f64 = 0.02;
@@ -23,11 +24,14 @@ pub fn random(
     let root = Rng::new(seed);
     let tensors = config.tensors();
     let (made, ready) = sync_channel(WAITING);
+    let (done, used) = channel(); // memory goes round: fresh pages for every tensor would cost as much as its conversion
     let all = &tensors;
     let make = move || {
         for (i, tensor) in all.iter().enumerate() {
+            let mut values: Vec<f32> = used.try_recv().unwrap_or_default();
+            fill(config, tensor, root.fork(i as u64), &mut values);
             // a failure of `put` ends the other side
-            if made.send(values_of(config, tensor, root.fork(i as u64))).is_err() {
+            if made.send(values).is_err() {
                 return;
             }
         }
@@ -35,52 +39,48 @@ pub fn random(
     std::thread::scope(|scope| {
         scope.spawn(make);
         let ready = ready; // gone when this ends, also early: the maker stops then
-        tensors.iter().zip(ready.iter()).try_for_each(|(tensor, values)| put(&tensor.name, &values))
+        tensors.iter().zip(ready.iter()).try_for_each(|(tensor, values)| {
+            put(&tensor.name, &values)?;
+            let _ = done.send(values); // the maker may have made its last
+            Ok(())
+        })
     })
 }
 
-fn values_of(config: &ModelConfig, tensor: &TensorSpec, rng: Rng) -> Vec<f32> {
+/// Makes `values` those of the tensor, whatever it held.
+fn fill(config: &ModelConfig, tensor: &TensorSpec, rng: Rng, values: &mut Vec<f32>) {
     let name = tensor.name.as_str();
-    let mut values = vec![0.0; tensor.shape.numel()];
+    values.resize(tensor.shape.numel(), 0.0);
     if tensor.shape.dims().len() == 2 {
         let residual = RESIDUAL.iter().any(|end| name.ends_with(end));
         let std = if residual { STD / ((2 * config.layers()) as f64).sqrt() } else { STD };
         let real: usize = config.unpadded_shape(tensor).iter().product();
-        normals(&mut values[..real], rng, std);
-    } else if name.ends_with(".weight") {
-        values.fill(1.0);
+        let (drawn, padding) = values.split_at_mut(real);
+        normals(drawn, rng, std);
+        padding.fill(0.0);
+    } else {
+        values.fill(if name.ends_with(".weight") { 1.0 } else { 0.0 });
     }
-    values
 }
 
 /// How the names of the matrices end whose products the residual stream adds up.
 const RESIDUAL: [&str; 4] = ["c_proj.weight", "o_proj.weight", ".w2.weight", "down_proj.weight"];
 
-/// Numbers that one thread draws at a time.
-const PIECE: usize = 1 << 16;
+/// Over the words of a piece: a number takes two.
+static LEAP: LazyLock<Leap> = LazyLock::new(|| Leap::over_pow2((2 * PIECE).ilog2()));
+const _: () = assert!(PIECE.is_power_of_two());
 
-/// Fills with normal(0, std), on all cores: passing over random words costs little beside making numbers of them, so each
-/// piece starts from the state that the pieces before it would have left.
+/// Fills with normal(0, std), on all cores: each piece starts from the state that the pieces before it would have left.
 fn normals(values: &mut [f32], mut rng: Rng, std: f64) {
-    let pieces = Mutex::new(values.chunks_mut(PIECE).map(|piece| {
+    let pieces = values.chunks_mut(PIECE).map(|piece| {
         let start = rng.clone();
-        (0..2 * piece.len()).for_each(|_| _ = rng.next_u64());
+        if piece.len() == PIECE {
+            rng.leap(&LEAP);
+        }
         (start, piece)
-    }));
-    let work = || {
-        loop {
-            let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some((mut rng, piece)) = next else { break };
-            piece.iter_mut().for_each(|value| *value = (rng.normal() * std) as f32);
-        }
-    };
-    let helpers = std::thread::available_parallelism().map_or(1, usize::from) - 1;
-    std::thread::scope(|scope| {
-        for _ in 0..helpers {
-            // where no more threads are to be had, those there are do the work
-            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
-        }
-        work();
+    });
+    parallel::for_each(pieces, |(mut rng, piece)| {
+        piece.iter_mut().for_each(|value| *value = (rng.normal() * std) as f32);
     });
 }
 
@@ -95,6 +95,33 @@ mod tests {
         normals(&mut pieced, Rng::new(3), 0.5);
         let mut rng = Rng::new(3);
         assert!(pieced.iter().all(|&value| value == (rng.normal() * 0.5) as f32));
+    }
+
+    #[test]
+    fn every_tensor_is_that_of_its_own_stream() {
+        // large, small and padded tensors in turn: memory that goes round must not show what it held
+        let config = ModelConfig::Gpt2(Gpt2Config::new(16, 1000, 3, 2, 128));
+        let tensors = config.tensors();
+        let mut seen = 0;
+        random(&config, 7, |name, values| {
+            let mut rng = Rng::new(7).fork(seen as u64);
+            let tensor = &tensors[seen];
+            assert_eq!((name, values.len()), (tensor.name.as_str(), tensor.shape.numel()));
+            let real: usize = config.unpadded_shape(tensor).iter().product();
+            for (i, &value) in values.iter().enumerate() {
+                let std = if name.ends_with("c_proj.weight") { 0.02 / 6_f64.sqrt() } else { 0.02 };
+                let want = match tensor.shape.dims().len() {
+                    2 if i < real => (rng.normal() * std) as f32,
+                    1 if name.ends_with(".weight") => 1.0,
+                    _ => 0.0,
+                };
+                assert_eq!(value.to_bits(), want.to_bits(), "{name} {i}");
+            }
+            seen += 1;
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(seen, tensors.len());
     }
 
     #[test]
