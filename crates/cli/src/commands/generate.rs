@@ -6,9 +6,8 @@ use crate::{Outcome, number, out};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use ironhorse::core::Pool;
-use ironhorse::train::format::checkpoint::Checkpoint;
 use ironhorse::train::format::tokenizer::Tokenizer;
-use ironhorse::train::format::{Kind, open_weights, sniff};
+use ironhorse::train::format::{WeightSource, open_weights};
 use ironhorse::train::generate::{Request, generate};
 use ironhorse::train::sample::Sampler;
 use ironhorse::train::session::{Session, SessionSpec};
@@ -95,10 +94,14 @@ struct GenerateReport {
     tokens_per_s: f64,
 }
 
-/// The length of the sequences that a run's checkpoint was trained with.
-fn trained_context(model: &Path) -> Option<usize> {
-    let checkpoint = Checkpoint::open(model).ok()?;
-    checkpoint.trainer().settings.get("seq")?.as_u64().map(|seq| seq as usize)
+/// How far back to look: as far as asked for, or as long as the sequences were that a checkpoint was trained with.
+fn context(args: &GenerateArgs, source: &dyn WeightSource) -> Option<usize> {
+    let own = source.config().max_seq_len();
+    if let Some(asked) = args.context.filter(|&asked| asked > own) {
+        out::note(format_args!("--context is {asked}; the model looks back {own} tokens at most"));
+    }
+    let trained = || source.checkpoint()?.1.settings.get("seq")?.as_u64().map(|seq| seq as usize);
+    args.context.or_else(trained)
 }
 
 pub fn run(args: &GenerateArgs) -> Result<Outcome> {
@@ -110,7 +113,8 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     };
     let mut source = open_weights(&model)?;
     let config = source.config();
-    let tokenizer = find_tokenizer(args, &model, config.vocab_size())?;
+    let tokenizer = find_tokenizer(args, source.as_ref(), &model)?;
+    let context = context(args, source.as_ref());
     let mut sampling = args.sampling.clone();
     sampling.settle(tokenizer.vocab_size());
     let sampler = sampling.sampler(args.seed);
@@ -132,7 +136,7 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
         prompt: &prompt,
         vocab: tokenizer.vocab_size(),
         tokens: args.tokens,
-        context: args.context.or_else(|| trained_context(&model)),
+        context,
         stop: Some(tokenizer.eot),
         sampler,
     };
@@ -159,13 +163,12 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
 }
 
 /// The one given, the checkpoint's own, a file beside the weights, or bytes for a model of 256 tokens.
-fn find_tokenizer(args: &GenerateArgs, model: &Path, vocab: usize) -> Result<Tokenizer> {
+fn find_tokenizer(args: &GenerateArgs, source: &dyn WeightSource, model: &Path) -> Result<Tokenizer> {
+    let vocab = source.config().vocab_size();
     if let Some(path) = &args.tokenizer {
         return check(Tokenizer::open(path)?, vocab);
     }
-    if sniff(model)? == Kind::Checkpoint
-        && let Some(tokenizer) = Checkpoint::open(model)?.tokenizer()
-    {
+    if let Some((Some(tokenizer), _)) = source.checkpoint() {
         return check(tokenizer.clone(), vocab);
     }
     let folder = if model.is_dir() { Some(model) } else { model.parent() };

@@ -290,10 +290,22 @@ fn train_into(
     let arguments = serde_json::to_value(args)?;
     let state =
         |step| TrainerState { step, data: data_state, rng: serde_json::Value::Null, settings: arguments };
+    let tokenizer = data.tokenizer.as_ref();
     let summary = match summary {
-        Err(error @ Error::Diverged { step, .. }) => {
+        Ok(summary) => summary,
+        Err(error) => {
             // an update that is not finite is never made, so the weights are worth keeping
-            match run.checkpoint_before_divergence(&mut session, data.tokenizer.as_ref(), &state(step)) {
+            let kept = match error {
+                _ if run.steps() == 0 => return Err(error.into()), // nothing was learnt
+                Error::Diverged { step, .. } => {
+                    run.checkpoint_before_divergence(&mut session, tokenizer, &state(step))
+                }
+                _ => {
+                    let _ = run.curve(); // why the run ended matters more than its picture
+                    run.checkpoint_before_error(&mut session, tokenizer, &state(run.steps()))
+                }
+            };
+            match kept {
                 Ok(path) => {
                     out::note(format_args!("the weights as they were are kept in {}", path.display()))
                 }
@@ -301,9 +313,8 @@ fn train_into(
             }
             return Err(error.into());
         }
-        summary => summary?,
     };
-    let checkpoint = run.checkpoint(&mut session, data.tokenizer.as_ref(), &state(settings.steps))?;
+    let checkpoint = run.checkpoint(&mut session, tokenizer, &state(settings.steps))?;
     report(args, &run, &checkpoint, &summary, started.elapsed().as_secs_f64())
 }
 

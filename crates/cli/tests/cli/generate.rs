@@ -96,4 +96,19 @@ fn text_looks_back_as_far_as_the_training_did() {
     assert_eq!(text(""), text("--context 16"));
     assert_ne!(text(""), text("--context 64"), "the model's own context is not what it was trained with");
     assert_eq!(text("--context 64"), text("--context 4000"), "never more than the model has");
+    let told = place.does(&format!("{line} --context 4000")).stderr;
+    assert!(told.contains("--context is 4000; the model looks back 64 tokens at most"), "{told}");
+}
+
+/// The optimizer's state is twice as large as the weights; writing text needs none of it.
+#[test]
+fn text_needs_the_weights_of_a_checkpoint_only() {
+    let place = Place::with_run();
+    let text = place.does(&format!("{MODEL} --seed 3")).stdout;
+    place.write("run/checkpoint/state.safetensors", "spoilt");
+    assert_eq!(place.does(&format!("{MODEL} --seed 3")).stdout, text);
+    std::fs::remove_file(place.path("run/checkpoint/state.safetensors")).unwrap();
+    assert_eq!(place.does(&format!("{MODEL} --seed 3")).stdout, text);
+    place.write("run/checkpoint/tokenizer.bin", "spoilt");
+    place.refuses(MODEL, &["tokenizer.bin", "crc32"]);
 }

@@ -314,6 +314,45 @@ fn a_mixture_that_diverges_says_so_too() {
     place.does("convert run/before-divergence kept");
 }
 
+/// The router refuses numbers that are not finite in the validation too, which may come before the next step.
+#[test]
+fn a_mixture_whose_validation_diverges_says_so_too() {
+    let place = Place::new();
+    let model = "hidden=16,layers=1,heads=2,experts=3,top_k=1,ffn=8,vocab=256,context=16";
+    let flags = "--batch 2 --seq 16 --lr 1e15 --grad-clip 0 --sample-tokens 0 --val-batches 1";
+    for steps in ["--steps 1", "--steps 5 --val-every 1"] {
+        let done = place.runs(&format!("train --model {model} {flags} {steps} --out run --overwrite"));
+        assert_eq!(done.code, Some(1), "{}", done.stderr);
+        let last = done.stderr.lines().last().unwrap();
+        assert!(last.starts_with("error: training diverged at step "), "{last}");
+        assert!(last.contains("first not finite: ") && last.contains("lower --lr"), "{last}");
+        place.does("convert run/before-divergence kept");
+        std::fs::remove_dir_all(place.path("kept")).unwrap();
+    }
+}
+
+/// What was learnt before a batch that cannot be read is not lost.
+#[test]
+fn a_run_that_meets_bad_data_keeps_its_weights() {
+    let place = Place::new();
+    let mut tokens: Vec<u32> = (0..2000).map(|i| i * 7 % 256).collect();
+    tokens[1000] = 300;
+    place.shard("bad.bin", &tokens);
+    let line = format!("train {TINY} --steps 500 --sample-every 0 --data bad.bin --out run");
+    let done = place.runs(&line);
+    assert_eq!(done.code, Some(2), "{}", done.stderr);
+    assert!(done.stderr.contains("kept in run/before-error"), "{}", done.stderr);
+    assert!(done.stderr.ends_with("error: bad.bin: token 1000 is 300, expected < 256\n"), "{}", done.stderr);
+    assert!(place.path("run/loss.svg").exists() && !place.path("run/checkpoint").exists());
+    let steps = place.metrics("run").len() as u64;
+    assert!(steps > 0);
+    assert_eq!(place.json("run/before-error/trainer.json")["step"], steps);
+    place.does("generate --model run/before-error --tokens 2");
+    // another run in its place leaves nothing of it
+    place.does(&format!("train {TINY} --out run --overwrite"));
+    assert!(!place.path("run/before-error").exists());
+}
+
 #[test]
 fn a_mixture_writes_how_its_tokens_spread() {
     let place = Place::new();

@@ -200,17 +200,30 @@ pub struct Checkpoint {
     folder: PathBuf,
     trainer: TrainerJson,
     weights: HfFolder<File>,
-    state: SafeTensors<File>,
+    /// Only where it was asked for.
+    state: Option<SafeTensors<File>>,
     tokenizer: Option<Tokenizer>,
 }
 
 impl Checkpoint {
     /// Opens a folder; reads every file once to compare its checksum.
     pub fn open(folder: &Path) -> Result<Self> {
+        let mut checkpoint = Self::open_but(folder, None)?;
+        checkpoint.state = Some(SafeTensors::open(&folder.join(STATE))?);
+        Ok(checkpoint)
+    }
+
+    /// Opens a folder for its weights: the optimizer's state, twice their size, is neither read nor needed.
+    pub fn open_weights(folder: &Path) -> Result<Self> {
+        Self::open_but(folder, Some(STATE))
+    }
+
+    /// Checks every file but one. There is no state yet.
+    fn open_but(folder: &Path, unread: Option<&str>) -> Result<Self> {
         let path = folder.join(TRAINER);
         let json = std::fs::read(&path).map_err(|source| Error::io(&path, "read", source))?;
         let trainer = TrainerJson::parse(&json, &path)?;
-        for (name, &want) in &trainer.crc32 {
+        for (name, &want) in trainer.crc32.iter().filter(|(name, _)| Some(name.as_str()) != unread) {
             let path = folder.join(name);
             let found = crc32_of(&path)?;
             if found != want {
@@ -223,11 +236,10 @@ impl Checkpoint {
             return Err(Error::field(&path, "config", trainer.config.to_json(), expected));
         }
         weights.set_config(trainer.config);
-        let state = SafeTensors::open(&folder.join(STATE))?;
         let tokenizer =
             trainer.crc32.contains_key(TOKENIZER).then(|| Tokenizer::open(&folder.join(TOKENIZER)));
         let tokenizer = tokenizer.transpose()?;
-        Ok(Self { folder: folder.to_owned(), trainer, weights, state, tokenizer })
+        Ok(Self { folder: folder.to_owned(), trainer, weights, state: None, tokenizer })
     }
 
     /// The model's sizes.
@@ -261,7 +273,10 @@ impl Checkpoint {
             return self.read_tensor(&spec.name, out);
         }
         expect_numel(&spec.name, out.len(), spec.shape.numel())?;
-        self.state.read_f32(&part.name(spec), out)
+        let Some(state) = &mut self.state else {
+            return Err(Error::Config(format!("{}: was opened for its weights only", self.folder.display())));
+        };
+        state.read_f32(&part.name(spec), out)
     }
 }
 

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use super::answer_key::AnswerKey;
-use super::checkpoint::Checkpoint;
+use super::checkpoint::{Checkpoint, TrainerState};
 use super::hf::HfFolder;
 use super::llmc_model::{ModelFile, check_finite};
 use super::sniff::{Kind, sniff};
+use super::tokenizer::Tokenizer;
 use crate::model::{ModelConfig, MoeConfig};
 use crate::{Error, Result};
 
@@ -21,6 +22,11 @@ pub trait WeightSource {
 
     /// The file or folder.
     fn path(&self) -> &Path;
+
+    /// The tokenizer and the trainer's state of a checkpoint; other weights have none.
+    fn checkpoint(&self) -> Option<(Option<&Tokenizer>, &TrainerState)> {
+        None
+    }
 }
 
 macro_rules! weight_source {
@@ -55,6 +61,10 @@ impl WeightSource for Checkpoint {
     fn path(&self) -> &Path {
         Checkpoint::path(self)
     }
+
+    fn checkpoint(&self) -> Option<(Option<&Tokenizer>, &TrainerState)> {
+        Some((self.tokenizer(), self.trainer()))
+    }
 }
 
 /// Refuses NaN and infinite weights.
@@ -73,6 +83,10 @@ impl<S: WeightSource + ?Sized> WeightSource for Finite<S> {
     fn path(&self) -> &Path {
         self.0.path()
     }
+
+    fn checkpoint(&self) -> Option<(Option<&Tokenizer>, &TrainerState)> {
+        self.0.checkpoint()
+    }
 }
 
 /// Opens the weights in a file or folder of any kind. NaN and infinite weights are an error when they are read.
@@ -81,7 +95,7 @@ pub fn open_weights(path: &Path) -> Result<Box<dyn WeightSource>> {
         Kind::Model => Box::new(ModelFile::open(path)?),
         Kind::HfFolder => Box::new(HfFolder::open(path)?),
         Kind::HfFile => Box::new(HfFolder::open(path.parent().unwrap_or(Path::new(".")))?),
-        Kind::Checkpoint => Box::new(Checkpoint::open(path)?),
+        Kind::Checkpoint => Box::new(Checkpoint::open_weights(path)?),
         Kind::AnswerKey => Box::new(AnswerKey::open(path)?),
         other => {
             return Err(Error::field(

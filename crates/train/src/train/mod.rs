@@ -129,7 +129,7 @@ pub fn train(
         let mut metrics = Metrics { step, ..Metrics::default() };
         if settings.validates_before(step) {
             trainer.land(in_flight.take(), data, false)?;
-            metrics.val_loss = validate(trainer.session, data, settings.val_batches)?;
+            metrics.val_loss = trainer.validate(data, step)?;
             trainer.summary.first_val_loss = trainer.summary.first_val_loss.or(metrics.val_loss);
             trainer.mark = Instant::now();
         }
@@ -218,11 +218,14 @@ impl Trainer<'_> {
         metrics.tokens_per_s = (self.tokens * self.settings.accumulate as usize) as f32 / seconds;
         self.summary.last_loss = loss;
         if last {
-            metrics.val_loss = validate(self.session, data, self.settings.val_batches)?;
+            let validated = self.validate(data, metrics.step);
+            if validated.is_err() {
+                self.log(&metrics)?; // the step was made
+            }
+            metrics.val_loss = validated?;
             self.summary.last_val_loss = metrics.val_loss;
         }
-        self.run.log(&metrics)?;
-        self.observer.step(&metrics);
+        self.log(&metrics)?;
         if let Some(warning) = self.balance.add(&metrics.router, last) {
             self.observer.note(&format!("step {:>5}  {warning}", metrics.step));
         }
@@ -234,6 +237,20 @@ impl Trainer<'_> {
         let found = self.find_non_finite(metrics.step, &scalars);
         let found = found.unwrap_or_else(|| "; run again, the step is finite".into());
         Err(Error::Diverged { step: metrics.step, loss, norm, found })
+    }
+
+    fn log(&mut self, metrics: &Metrics) -> Result<()> {
+        self.run.log(metrics)?;
+        self.observer.step(metrics);
+        Ok(())
+    }
+
+    /// The validation loss; if the model is refused there because it ran away, that is why.
+    fn validate(&mut self, data: &mut TrainData, step: u64) -> Result<Option<f32>> {
+        validate(self.session, data, self.settings.val_batches).map_err(|error| {
+            let scalars = scalars_of(self.settings, step, self.tokens);
+            self.diverged(error, step, &scalars)
+        })
     }
 
     /// What a step that was refused means: a router chooses no experts by numbers that are not finite, so a model with

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 const CHECKPOINT: &str = "checkpoint";
 const BEFORE_DIVERGENCE: &str = "before-divergence";
+const BEFORE_ERROR: &str = "before-error";
 const METRICS: &str = "metrics.jsonl";
 const SAMPLES: &str = "samples";
 
@@ -35,7 +36,7 @@ const NEWEST: f64 = 0.04;
 
 impl RunFolder {
     /// Makes the folder; one that already holds a run is refused unless `overwrite`, which removes
-    /// its checkpoint and samples.
+    /// its checkpoints and samples.
     pub fn create(path: &Path, config_toml: &str, overwrite: bool) -> Result<Self> {
         let holds_run = path.join(METRICS).exists();
         if holds_run && !overwrite {
@@ -45,7 +46,7 @@ impl RunFolder {
             )));
         }
         // what an earlier run left must not pass for this one's
-        for old in [CHECKPOINT, SAMPLES].into_iter().filter(|_| holds_run) {
+        for old in [CHECKPOINT, BEFORE_DIVERGENCE, BEFORE_ERROR, SAMPLES].into_iter().filter(|_| holds_run) {
             match fs::remove_dir_all(path.join(old)) {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
                     return Err(Error::io(&path.join(old), "remove", error));
@@ -120,6 +121,21 @@ impl RunFolder {
         trainer: &TrainerState,
     ) -> Result<PathBuf> {
         self.checkpoint_in(BEFORE_DIVERGENCE, session, tokenizer, trainer)
+    }
+
+    /// The same for a run that something else ended.
+    pub fn checkpoint_before_error(
+        &self,
+        session: &mut Session,
+        tokenizer: Option<&Tokenizer>,
+        trainer: &TrainerState,
+    ) -> Result<PathBuf> {
+        self.checkpoint_in(BEFORE_ERROR, session, tokenizer, trainer)
+    }
+
+    /// Steps logged so far.
+    pub fn steps(&self) -> u64 {
+        self.train.len() as u64
     }
 
     fn checkpoint_in(
