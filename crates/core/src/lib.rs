@@ -23,6 +23,7 @@ mod engine;
 mod error;
 mod limits;
 pub mod op;
+pub mod parallel;
 pub mod planner;
 mod program;
 mod rounding;

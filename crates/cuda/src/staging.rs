@@ -3,6 +3,7 @@
 use crate::Result;
 use crate::device::Device;
 use crate::ffi::driver::{Event, Pinned, Stream};
+use ironhorse_core::parallel::{self, PIECE};
 use ironhorse_core::{DType, bf16_to_f32, f32_to_bf16};
 use std::rc::Rc;
 
@@ -16,11 +17,14 @@ pub(crate) fn to_device(dtype: DType, values: &[f32], bytes: &mut [u8]) {
     }
 }
 
-fn each<const N: usize>(bytes: &mut [u8], values: &[f32], convert: impl Fn(f32) -> [u8; N]) {
+/// On all cores where there is much: one core converts slower than the device takes it.
+fn each<const N: usize>(bytes: &mut [u8], values: &[f32], convert: impl Fn(f32) -> [u8; N] + Sync) {
     let (cells, _) = bytes.as_chunks_mut();
-    for (cell, &value) in cells.iter_mut().zip(values) {
-        *cell = convert(value);
-    }
+    parallel::for_each(cells.chunks_mut(PIECE).zip(values.chunks(PIECE)), |(cells, values)| {
+        for (cell, &value) in cells.iter_mut().zip(values) {
+            *cell = convert(value);
+        }
+    });
 }
 
 /// What [`to_device`] wrote, as values.
@@ -33,11 +37,13 @@ pub(crate) fn to_host(dtype: DType, bytes: &[u8], values: &mut [f32]) {
     }
 }
 
-fn back<const N: usize>(bytes: &[u8], values: &mut [f32], convert: impl Fn([u8; N]) -> f32) {
+fn back<const N: usize>(bytes: &[u8], values: &mut [f32], convert: impl Fn([u8; N]) -> f32 + Sync) {
     let (cells, _) = bytes.as_chunks();
-    for (value, &cell) in values.iter_mut().zip(cells) {
-        *value = convert(cell);
-    }
+    parallel::for_each(values.chunks_mut(PIECE).zip(cells.chunks(PIECE)), |(values, cells)| {
+        for (value, &cell) in values.iter_mut().zip(cells) {
+            *value = convert(cell);
+        }
+    });
 }
 
 /// Bytes of one buffer: transfers larger than that go in pieces.
@@ -126,11 +132,15 @@ mod tests {
             (DType::I32, [1.0, -2.0, 3.0, 2_147_483_600.0, 0.0]),
             (DType::I16, [1.0, -2.0, 3.0, 32_767.0, 0.0]),
         ] {
-            let mut bytes = vec![0; values.len() * dtype.size()];
-            to_device(dtype, &values, &mut bytes);
-            let mut back = [0.0; 5];
-            to_host(dtype, &bytes, &mut back);
-            assert_eq!(back.map(f32::to_bits), kept.map(f32::to_bits), "{dtype}");
+            // few, and enough for several cores with a rest
+            for times in [1, PIECE] {
+                let (values, kept) = (values.repeat(times), kept.repeat(times));
+                let mut bytes = vec![0; values.len() * dtype.size()];
+                to_device(dtype, &values, &mut bytes);
+                let mut back = vec![0.0; values.len()];
+                to_host(dtype, &bytes, &mut back);
+                assert!(back.iter().zip(&kept).all(|(a, b)| a.to_bits() == b.to_bits()), "{dtype} {times}");
+            }
         }
     }
 }

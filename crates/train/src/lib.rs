@@ -10,7 +10,6 @@ pub mod heatmap;
 mod master;
 pub mod metrics;
 pub mod model;
-mod parallel;
 pub mod plot;
 pub mod rng;
 pub mod sample;

@@ -2,8 +2,8 @@
 
 use super::{ModelConfig, TensorSpec};
 use crate::Result;
-use crate::parallel::{self, PIECE};
 use crate::rng::{Leap, Rng};
+use ironhorse_core::parallel::{self, PIECE};
 use std::sync::LazyLock;
 use std::sync::mpsc::{channel, sync_channel};
 

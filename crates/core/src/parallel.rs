@@ -4,10 +4,10 @@ use std::sync::{Mutex, PoisonError};
 
 /// Numbers that one thread takes at a time: much more than it costs to take them, and few enough for every core to have
 /// some of a matrix.
-pub(crate) const PIECE: usize = 1 << 16;
+pub const PIECE: usize = 1 << 16;
 
 /// Calls `work` once for every item, on all cores; in which order and where is left open.
-pub(crate) fn for_each<T: Send>(items: impl ExactSizeIterator<Item = T> + Send, work: impl Fn(T) + Sync) {
+pub fn for_each<T: Send>(items: impl ExactSizeIterator<Item = T> + Send, work: impl Fn(T) + Sync) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let helpers = cores.min(items.len()).saturating_sub(1);
     let items = Mutex::new(items);
