@@ -283,7 +283,8 @@ fn every_step_has_its_own_time() {
     let mut sorted = times.clone();
     sorted.sort_by(f32::total_cmp);
     let median = sorted[sorted.len() / 2];
-    assert!(times.iter().all(|ms| *ms > 0.1 * median), "{times:?}");
+    // a step logged with the time of another took microseconds; a busy machine makes others ten times slower
+    assert!(times.iter().all(|ms| *ms > 0.01 * median), "{times:?}");
 }
 
 #[test]
