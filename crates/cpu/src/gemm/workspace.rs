@@ -35,6 +35,12 @@ impl Workspace {
         Self::default()
     }
 
+    /// So many floats of any value, for use between products.
+    pub fn floats(&mut self, len: usize) -> *mut f32 {
+        self.shared.reserve(len);
+        self.shared.as_mut_ptr()
+    }
+
     /// Makes room for a shared operand of `shared` floats, and in each of `threads` workers for a block of so many
     /// floats and so many addresses.
     pub(super) fn reserve(&mut self, shared: usize, threads: usize, (block, fetches): (usize, usize)) {

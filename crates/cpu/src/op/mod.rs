@@ -86,6 +86,12 @@ impl Ctx<'_> {
         Partials { start: self.partials.as_mut_ptr(), len }
     }
 
+    /// Room for so many floats, of any value. Good until it is asked for again, and until a product of the whole team.
+    fn floats(&mut self, len: usize) -> Span<f32> {
+        // SAFETY: `len` floats of the workspace, which nothing else uses meanwhile.
+        unsafe { Span::from_raw(self.workspace.floats(len), len) }
+    }
+
     /// Room for so many integers, of any value. Good until it is asked for again.
     fn counts(&mut self, len: usize) -> Span<i32> {
         if self.counts.len() < len {

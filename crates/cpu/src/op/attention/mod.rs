@@ -3,13 +3,14 @@
 //! Scores stand with a row for each key and a column for each query: then the softmax goes down columns, many queries at
 //! once, and all but one of the products find their operands as they lie.
 //!
-//! Forward tasks are (sequence, head, tile of queries). In the backward a task owns a head of keys and values with all
-//! heads of queries it serves, because every tile of them adds to its gradients: one owner, one order, the same bits.
+//! Forward tasks are (sequence, head, tile of queries). In the backward a task is a head of queries, because every tile of
+//! them adds to the gradients of its keys and values: one owner, one order, the same bits. Heads that share keys and values
+//! have gradients of their own, added up in the end: one head of keys and values keeps all cores busy too.
 
 mod cached;
 mod softmax;
 
-use super::elementwise::scale_in_place;
+use super::elementwise::{add_in_place, scale_in_place};
 use super::{Ctx, Scratch};
 use crate::gemm::{Beta, Gemm, LocalScratch, MatMut, MatRef, gemm_local};
 use crate::isa::Isa;
@@ -76,6 +77,11 @@ impl Heads {
     /// Heads of queries that use the same keys and values.
     fn share(&self) -> usize {
         self.heads / self.kv_heads
+    }
+
+    /// Floats of the gradients of a head's keys and values.
+    fn kv_len(&self) -> usize {
+        2 * self.seq * self.head_dim
     }
 
     /// The heads of queries that a head of keys and values serves.
@@ -219,31 +225,65 @@ pub fn attention_bwd(ctx: &mut Ctx<'_>, op: &AttentionBwd) -> Result<()> {
     let [batch, seq, width] = *op.out.shape.dims() else { return Ok(()) };
     let (g, isa) = (Heads::new(seq, width, op.heads, op.kv_heads), ctx.isa);
     ctx.reserve_scratch(2 * g.scores(), g.head_dim.max(TILE));
+    if seq == 0 {
+        return Ok(());
+    }
+    let shared = g.share() > 1;
+    let own = ctx.floats(if shared { batch * g.heads * g.kv_len() } else { 0 });
     let scratch = &*ctx.scratch;
-    ctx.chunks(batch * op.kv_heads, 1, |task, worker| {
-        for head in g.group(task.start) {
-            // SAFETY: the team runs one task at a time per worker; a task owns its head of keys and values in `d_qkv` and
-            // the queries it serves, which share no memory with anything read.
-            unsafe { backward_head(isa, scratch.get(worker), &g, [d_qkv, d_out, qkv, out, lse], head) }
+    ctx.chunks(batch * g.heads, 1, |task, worker| {
+        let head = task.start;
+        let d_kv = if shared {
+            let first = head * g.kv_len();
+            [first, first + g.kv_len() / 2].map(|first| writable(matrix(own, first, g.head_dim)))
+        } else {
+            [Part::K, Part::V].map(|part| writable(g.part(d_qkv, part, head, 0)))
+        };
+        // SAFETY: the team runs one task at a time per worker; a task owns its head of queries in `d_qkv` and the keys and
+        // values in `d_kv`, which share no memory with anything read.
+        unsafe { backward_head(isa, scratch.get(worker), &g, [d_qkv, d_out, qkv, out, lse], (head, d_kv)) }
+    })?;
+    if !shared {
+        return Ok(());
+    }
+    let (kv_heads, hd) = (g.kv_heads, g.head_dim);
+    ctx.rows(batch * kv_heads * seq, 2 * g.share() * hd, |rows, _| {
+        for row in rows {
+            let (kv_head, t) = (row / seq, row % seq);
+            let first = kv_head / kv_heads * g.heads + kv_head % kv_heads * g.share();
+            for (half, part) in [Part::K, Part::V].into_iter().enumerate() {
+                let to = g.qkv_at(part, first, t);
+                // SAFETY: this row of `d_qkv` belongs to this task; the heads' own gradients are only read.
+                let to = unsafe { d_qkv.get_mut(to..to + hd) };
+                for head in first..first + g.share() {
+                    let from = head * g.kv_len() + (half * seq + t) * hd;
+                    // SAFETY: as above.
+                    let from = unsafe { own.get(from..from + hd) };
+                    if head == first { to.copy_from_slice(from) } else { add_in_place(isa, to, from) }
+                }
+            }
         }
     })
 }
 
-/// Writes a head's gradient of queries, and adds its share of the keys' and values'; the first head of a group begins
-/// with zeros there.
+/// Writes a head's gradient of queries, and of the keys and values that it uses.
 ///
 /// # Safety
-/// This task alone uses `scratch` and this head of `d_qkv`, with its keys and values.
-unsafe fn backward_head(isa: Isa, scratch: &mut Scratch, g: &Heads, slots: [Span<f32>; 5], head: usize) {
+/// This task alone uses `scratch`, this head of the queries in `d_qkv`, and `d_kv`, a row of HD for each position.
+unsafe fn backward_head(
+    isa: Isa,
+    scratch: &mut Scratch,
+    g: &Heads,
+    slots: [Span<f32>; 5],
+    (head, d_kv): (usize, [MatMut; 2]),
+) {
     let [d_qkv, d_out, qkv, out, lse] = slots;
     let (p_scores, dp_scores) = scratch.tiles.split_at_mut(g.scores());
     let mut mm = Tiles { isa, scratch: &mut scratch.gemm };
     let hd = g.head_dim;
-    if head.is_multiple_of(g.share()) {
-        for at in (0..g.seq).flat_map(|t| [Part::K, Part::V].map(|part| g.qkv_at(part, head, t))) {
-            // SAFETY: these keys and values belong to this task.
-            unsafe { d_qkv.get_mut(at..at + hd) }.fill(0.0);
-        }
+    for row in d_kv.into_iter().flat_map(|d| (0..g.seq).map(move |t| d.ptr.wrapping_add(t * d.rs))) {
+        // SAFETY: a row of the gradients that belong to this task.
+        unsafe { std::slice::from_raw_parts_mut(row, hd) }.fill(0.0);
     }
     for tile in 0..g.tiles() {
         let queries = g.tile(tile);
@@ -264,7 +304,7 @@ unsafe fn backward_head(isa: Isa, scratch: &mut Scratch, g: &Heads, slots: [Span
         for keys in g.chunks(&queries) {
             let cols = keys.len();
             let [k, v] = [Part::K, Part::V].map(|part| g.part(qkv, part, head, keys.start));
-            let [d_k, d_v] = [Part::K, Part::V].map(|part| writable(g.part(d_qkv, part, head, keys.start)));
+            let [d_k, d_v] = d_kv.map(|d| MatMut { ptr: d.ptr.wrapping_add(keys.start * d.rs), ..d });
             let (p, dp) = (&mut p_scores[..cols * stride], &mut dp_scores[..cols * stride]);
             let [p_out, dp_out] = [&mut *p, &mut *dp].map(|t| MatMut { ptr: t.as_mut_ptr(), rs: stride });
             // SAFETY: inputs are only read; the scores are this worker's own.
@@ -282,7 +322,7 @@ unsafe fn backward_head(isa: Isa, scratch: &mut Scratch, g: &Heads, slots: [Span
             }
             let [p, ds] = [&*p, &*dp].map(|t| MatRef::row_major(t.as_ptr(), stride));
             let beta = if keys.start == 0 { Beta::Overwrite } else { Beta::Accumulate };
-            // SAFETY: these parts of `d_qkv` belong to this task.
+            // SAFETY: these gradients belong to this task.
             unsafe {
                 mm.product([rows, hd, cols], ds.transposed(), k, d_q, beta);
                 mm.product([cols, hd, rows], ds, q, d_k, Beta::Accumulate);
