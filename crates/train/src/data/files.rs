@@ -1,6 +1,5 @@
 //! Which files a list of patterns means.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};

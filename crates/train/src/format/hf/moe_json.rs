@@ -65,7 +65,10 @@ pub(super) fn parse(map: &Map<String, Value>, path: &Path) -> Result<MoeConfig> 
             false if mixtral => 131_072,
             false => 2048,
         },
-        rope_base: match rope_theta(map, path, "rope_scaling")?.or(rope_theta(map, path, "rope_parameters")?)
+        // of two tables the second is meant, as there
+        rope_base: match rope_theta(map, path, "rope_scaling")?
+            .or(rope_theta(map, path, "rope_parameters")?)
+            .flatten()
         {
             Some(theta) => theta,
             None => number_or("rope_theta", if mixtral { 1e6 } else { 1e4 })?,
@@ -90,8 +93,8 @@ pub(super) fn parse(map: &Map<String, Value>, path: &Path) -> Result<MoeConfig> 
 }
 
 /// The base inside `rope_parameters`, where transformers writes it since its version 5, or `rope_scaling`, its name
-/// before. Every other kind of RoPE turns by other angles.
-fn rope_theta(map: &Map<String, Value>, path: &Path, key: &str) -> Result<Option<f64>> {
+/// before. None without such a table, Some(None) if it says no base. Every other kind of RoPE turns by other angles.
+fn rope_theta(map: &Map<String, Value>, path: &Path, key: &str) -> Result<Option<Option<f64>>> {
     let wrong = |value: &Value| {
         let expected = "null or {\"rope_type\": \"default\", \"rope_theta\": ...}";
         Error::field(path, key, value, expected)
@@ -109,7 +112,7 @@ fn rope_theta(map: &Map<String, Value>, path: &Path, key: &str) -> Result<Option
             return Err(wrong(value));
         }
     }
-    Ok(rope.get("rope_theta").and_then(Value::as_f64))
+    Ok(Some(rope.get("rope_theta").and_then(Value::as_f64)))
 }
 
 pub(super) fn to_json(config: &MoeConfig, elem: Elem) -> Value {
@@ -216,6 +219,12 @@ mod tests {
             let config = config.unwrap();
             assert_eq!((config.max_seq_len, config.vocab_size), (context, 32_000));
         }
+        // of two tables the second is meant, even if it leaves the base to what is said outside
+        let two =
+            [("rope_parameters", json!({"rope_theta": 7.0})), ("rope_scaling", json!({"type": "default"}))];
+        let outside = ("rope_theta", json!(5.0));
+        assert_eq!(parsed(4, &[two.as_slice(), &[outside]].concat()).unwrap().rope_base, 5.0);
+        assert_eq!(parsed(4, &two[..1]).unwrap().rope_base, 7.0);
         // transformers cannot build such a model either
         let text = parsed(4, &[("rope_parameters", json!({"rope_theta": null}))]).unwrap_err();
         assert!(text.starts_with("c: rope_parameters is {\"rope_theta\":null}, expected"), "{text}");
