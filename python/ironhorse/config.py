@@ -125,7 +125,11 @@ def from_hf_dict(table: Mapping[str, Any], where: str) -> GPT2Config:
         if key in table and table[key] not in allowed:
             raise ConfigError(f"{where}: {key} is {table[key]!r}; ironhorse computes only {allowed[0]!r}")
     pairs = [(key, value) for key, value in table.items() if key in _FIELD_OF]
-    config = from_pairs(pairs, where, twice=True)
+    try:
+        config = from_pairs(pairs, where, twice=True)
+    except ConfigError as error:
+        theirs = "n_positions" if "n_positions" in table else "n_ctx"
+        raise ConfigError(str(error).replace(f"{where}: max_seq_len is", f"{where}: {theirs} is")) from None
     inner = table.get("n_inner")
     if inner not in (None, 4 * config.n_embd):
         raise ConfigError(f"{where}: n_inner is {inner!r}; ironhorse computes only 4*n_embd = {4 * config.n_embd}")

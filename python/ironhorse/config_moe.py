@@ -297,9 +297,17 @@ def from_hf_dict(table: Mapping[str, Any], where: str) -> MoEConfig:
             raise ConfigError(f"{where}: {key} is {table[key]!r}; ironhorse computes only {allowed[0]!r}")
     mixtral = table.get("model_type") == "mixtral"
     names = _HF_NAMES | (_HF_EXPERTS if mixtral else {})
+    for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        if table.get(key) is None:
+            raise ConfigError(f"{where}: {key} is {'null' if key in table else 'missing'}; it must be a whole number")
+    for key in ("max_position_embeddings", "vocab_size"):  # may be absent; transformers does not take null either
+        if key in table and table[key] is None:
+            raise ConfigError(f"{where}: {key} is null; it must be a whole number")
     pairs = {ours: table[theirs] for ours, theirs in names.items() if table.get(theirs) is not None}
     pairs["rope_base"] = _rope_theta(table, where, 1e6 if mixtral else 1e4)
     # what transformers assumes of a file that does not say; null is as many as heads
+    pairs.setdefault("vocab_size", 32000)
+    pairs.setdefault("max_seq_len", 131072 if mixtral else 2048)
     pairs.setdefault("rms_eps", 1e-5 if mixtral else 1e-6)
     absent = mixtral and "num_key_value_heads" not in table
     pairs.setdefault("n_kv_head", 8 if absent else table.get("num_attention_heads"))
@@ -310,15 +318,24 @@ def from_hf_dict(table: Mapping[str, Any], where: str) -> MoEConfig:
         pairs.setdefault("n_experts", 8)
         pairs.setdefault("top_k", 2)
         pairs.setdefault("aux_alpha", 0.001)
-    config = from_pairs(pairs.items(), where)
-    if mixtral and config.n_experts == 0:
-        raise ConfigError(f"{where}: num_local_experts is 0; a Mixtral has at least 1")
+        if pairs["n_experts"] == 0:
+            raise ConfigError(f"{where}: num_local_experts is 0; a Mixtral has at least 1")
+    try:
+        config = _complete(_DEFAULTS | pairs)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {_their_words(str(error))}") from None
     window = table.get("sliding_window") if mixtral else None
     if window is not None and not (type(window) is int and window >= config.max_seq_len):  # over all of it: none
         raise ConfigError(
             f"{where}: sliding_window is {window!r}; ironhorse computes only null, or max_position_embeddings and more"
         )
     return config
+
+
+def _their_words(text: str) -> str:
+    """Our names of sizes as those of the file."""
+    names = _HF_NAMES | _HF_EXPERTS | {"rope_base": "rope_theta"}
+    return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), text)
 
 
 def _rope_theta(table: Mapping[str, Any], where: str, default: float) -> Any:
@@ -333,5 +350,7 @@ def _rope_theta(table: Mapping[str, Any], where: str, default: float) -> Any:
             name != "rope_theta" and value not in known.get(name, ()) for name, value in rope.items()
         ):
             raise ConfigError(f"{where}: {key} is {rope!r}; ironhorse computes only the rope_type 'default'")
-        theta = rope.get("rope_theta", theta)
+        theta = rope.get("rope_theta", table.get("rope_theta"))
+        if "rope_theta" in rope and theta is None:  # transformers cannot build such a model either
+            raise ConfigError(f"{where}: rope_theta in {key} is null; it must be a number, or be left out")
     return default if theta is None else theta

@@ -12,6 +12,7 @@ from . import config_moe as moe
 from . import params, params_moe
 from .config import GPT2Config
 from .config_moe import MoEConfig
+from .errors import ConfigError
 
 ModelConfig: TypeAlias = GPT2Config | MoEConfig
 
@@ -49,8 +50,14 @@ def from_dict(table: Mapping[str, Any], kind: object, where: str) -> ModelConfig
 
 def from_hf_dict(table: Mapping[str, Any], where: str) -> ModelConfig:
     """A Hugging Face config.json."""
-    if table.get("model_type") in ("mixtral", "llama"):
+    kind = table.get("model_type")
+    if kind in ("mixtral", "llama"):
         return moe.from_hf_dict(table, where)
+    known = "gpt2, mixtral or llama"
+    if "model_type" not in table and "n_embd" not in table:  # GPT-2's own size tells it as well
+        raise ConfigError(f"{where}: model_type is missing; expected {known}")
+    if "model_type" in table and kind != "gpt2":
+        raise ConfigError(f"{where}: model_type is {kind!r}; expected {known}")
     return gpt2.from_hf_dict(table, where)
 
 

@@ -81,6 +81,7 @@ def test_hugging_face_config_json(tmp_path):
         ({"model_type": "llama"}, "model_type"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings"),
         ({"n_ctx": 38}, "both mean max_seq_len"),
+        ({"n_positions": 0, "n_ctx": 0}, "json: n_positions is 0"),
     ],
 )
 def test_hugging_face_config_of_another_model(tmp_path, change: dict, says: str):

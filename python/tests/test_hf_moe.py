@@ -165,6 +165,9 @@ def _damage(folder: Path, what: str) -> None:
         else:
             tensors["lm_head.weight"] = np.zeros((99, 24), np.float32)
         write_safetensors(file, tensors, {"format": "pt"})
+    elif what == "index":
+        (folder / INDEX).unlink()
+        return
     else:
         index["weight_map"] = None
     (folder / INDEX).write_text(json.dumps(index))
@@ -180,6 +183,7 @@ def _damage(folder: Path, what: str) -> None:
         ("expert", "experts.2.w3.weight` is missing", "no tensor model.layers.1.block_sparse_moe.experts.2.w3.weight"),
         ("shape", "experts.2.w3.weight` is [24, 20], expected [20, 24]", "is [24, 20], expected [20, 24]"),
         ("twice", "tensor `lm_head.weight` is also in", "lm_head.weight is in another file as well"),
+        ("index", "index.json: file is missing, expected in the folder", "index.json: missing, but model-00001-of-"),
         ("map", "weight_map is null", "weight_map is missing or wrong"),
     ],
 )
@@ -218,12 +222,31 @@ def test_load_and_save(theirs: dict[str, Path], name: str, framework: str, tmp_p
     for flags, size in (((), "5GB"), (("--shard-size", SHARD), SHARD)):
         ironhorse.save(tmp_path / "python", dict(loaded.tensors), config=loaded.config, dtype=dtype, shard_size=size)
         assert convert(theirs[name], tmp_path / "rust", "--dtype", dtype, *flags).returncode == 0
+        table = json.loads((tmp_path / "rust/config.json").read_text())
+        assert (table["bos_token_id"], table["eos_token_id"]) == (1, 2)  # tensors alone say nothing of these
+        (tmp_path / "rust/config.json").write_bytes(json_bytes(table | {"bos_token_id": 98, "eos_token_id": 98}))
         assert same_folders(tmp_path / "python", tmp_path / "rust")
         saved = ironhorse.save(tmp_path / "python", loaded, shard_size=size)  # keeps their config.json
         assert (tmp_path / "python/config.json").read_bytes() == (theirs[name] / "config.json").read_bytes()
         assert saved.bytes == sum(file.stat().st_size for file in (tmp_path / "python").iterdir())
         assert torch.equal(logits(opened(tmp_path / "python")), logits(opened(theirs[name])))
     assert ironhorse.load(tmp_path / "python" / INDEX).kind == "hf"
+
+
+@pytest.mark.parametrize("said", [{"bos_token_id": 1, "eos_token_id": [2, 7]}, {"eos_token_id": None}, {}])
+def test_the_tokens_around_a_text_are_kept(theirs: dict[str, Path], said: dict, tmp_path: Path):
+    folder = tmp_path / "said"
+    shutil.copytree(theirs["mixtral-f32"], folder)
+    table = json.loads((folder / "config.json").read_text())
+    table = {key: value for key, value in table.items() if key not in ("bos_token_id", "eos_token_id")}
+    (folder / "config.json").write_text(json.dumps(table | said))
+    ironhorse.save(tmp_path / "python", ironhorse.load(folder), dtype="bf16")
+    assert convert(folder, tmp_path / "rust", "--dtype", "bf16").returncode == 0
+    assert same_folders(tmp_path / "python", tmp_path / "rust")
+    for made in ("python", "rust"):
+        found = json.loads((tmp_path / made / "config.json").read_text())
+        assert {key: found[key] for key in ("bos_token_id", "eos_token_id") if key in found} == said
+        assert opened(tmp_path / made).config.eos_token_id == opened(folder).config.eos_token_id
 
 
 def test_a_model_from_tensors_by_name(tmp_path: Path):
@@ -306,6 +329,10 @@ def test_checkpoints(checkpoint: Path, tmp_path: Path):
     ironhorse.save(tmp_path / "plain", loaded, format="hf", shard_size="20KB")
     assert convert(checkpoint, tmp_path / "rust", "--shard-size", "20KB").returncode == 0
     assert same_folders(tmp_path / "plain", tmp_path / "rust")
+    assert (tmp_path / "plain/tokenizer.bin").read_bytes() == (checkpoint / "tokenizer.bin").read_bytes()
+    assert opened(tmp_path / "plain").config.eos_token_id == 0  # of bytes
+    ironhorse.save(tmp_path / "narrow", loaded, dtype="bf16")
+    assert opened(tmp_path / "narrow").config.eos_token_id == 0
     assert torch.equal(logits(opened(tmp_path / "plain")), logits(opened(checkpoint)))
     other = json.loads((checkpoint / "trainer.json").read_text())
     other["config"]["n_head"] = 2

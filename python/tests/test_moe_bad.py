@@ -17,9 +17,10 @@ import pytest
 from cli import assert_could_not_run
 from cli import ironhorse as command
 from ironhorse.answer_key import json_text, rewrite_key
-from ironhorse.errors import Code, IronhorseError
+from ironhorse.errors import Code, FormatError, IronhorseError
 from ironhorse.formats.checkpoint import crc32_of
 from ironhorse.formats.safetensors import read_safetensors, write_safetensors
+from ironhorse.nn import MoETransformer
 from test_moe_export import SMALL, export
 
 SIZES = "hidden=24,layers=2,heads=6,kv_heads={kv},head_dim=4,experts=3,top_k={k},ffn=20,vocab=256,context=32"
@@ -132,7 +133,7 @@ def test_checkpoints(checkpoint: Path, what: str, tmp_path: Path):
         says, python = f"shape of `{GATE}` is [2, 24], expected [3, 24]", f"{GATE} is [2, 24], expected [3, 24]"
     else:
         tensors[GATE][2, 1] = np.nan
-        says, python = f"{GATE}[49] is NaN, expected a finite number", None
+        says, python = f"{GATE}[2, 1] is NaN, expected a finite number", None
     folder = tmp_path / "checkpoint"
     _changed_checkpoint(checkpoint, folder, tensors)
     flags = ["--batch", 1, "--seq", 4, "--steps", 1, "--sample-tokens", 0, "--out", tmp_path / "run"]
@@ -149,6 +150,23 @@ def test_checkpoints(checkpoint: Path, what: str, tmp_path: Path):
         with pytest.raises(IronhorseError) as caught:
             ironhorse.load(folder)
         assert python in str(caught.value)
+    with pytest.raises(FormatError) as caught:
+        MoETransformer.from_folder(folder)
+    assert (python or says) in str(caught.value)
+
+
+def test_a_flipped_bit(checkpoint: Path, tmp_path: Path):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint, folder)
+    MoETransformer.from_folder(folder)
+    bits = bytearray((folder / "model.safetensors").read_bytes())
+    bits[-7] ^= 1
+    (folder / "model.safetensors").write_bytes(bits)
+    run = command("generate", "--model", folder, "--prompt", "a", "--tokens", 2)
+    assert_could_not_run(run)
+    assert "model.safetensors: crc32 is" in run.stderr
+    with pytest.raises(FormatError, match=r"model\.safetensors: crc32 is .*as trainer.json says"):
+        MoETransformer.from_folder(folder)
 
 
 def test_weights_of_another_model(key: Path, checkpoint: Path):
@@ -165,7 +183,7 @@ def test_the_router_overflows(key: Path, value: float, tmp_path: Path):
     loaded.tensors[GATE][...] = value
     loaded.tensors[GATE][0] *= -1
     ironhorse.save(tmp_path / "model", loaded)
-    says = "router: a logit of token 0 is" if value == 3e38 else f"{GATE}[0] is"
+    says = "router: a logit of token 0 is" if value == 3e38 else f"{GATE}[0, 0] is"
     run = command("verify", "--key", key, "--model", tmp_path / "model")
     assert_could_not_run(run)
     assert says in run.stderr

@@ -9,6 +9,7 @@ from math import prod
 import pytest
 from ironhorse.config_moe import ALIASES, NAMED, MoEConfig, from_hf_dict, to_hf_config
 from ironhorse.errors import ConfigError
+from ironhorse.models import from_hf_dict as any_from_hf_dict
 from ironhorse.params_moe import active_params, decays, param_shapes, total_params
 
 TEXT = "C=24,L=3,NH=6,NKV=2,HD=10,E=5,K=2,F=28,V=99,maxT=37,rope_base=5000,rope_alpha=2.5,rms_eps=1e-6,aux_alpha=0.03"
@@ -108,7 +109,7 @@ def test_settings_that_change_nothing():
         assert from_hf_dict(table | change, "x") == same
     assert from_hf_dict(table | {"num_key_value_heads": None}, "x").n_kv_head == ODD.n_head
     del table["num_key_value_heads"]  # then transformers takes 8
-    with pytest.raises(ConfigError, match="n_kv_head 8 does not divide"):
+    with pytest.raises(ConfigError, match="num_key_value_heads 8 does not divide num_attention_heads 6"):
         from_hf_dict(table, "x")
 
 
@@ -128,14 +129,34 @@ def test_settings_that_change_nothing():
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rope_parameters"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters"),
         ({"rope_parameters": [1]}, "rope_parameters"),
-        ({"rope_parameters": {"rope_theta": "much"}}, "rope_base is 'much'"),
-        ({"num_experts_per_tok": 9}, "top_k is 9"),
-        ({"hidden_size": None}, "hidden not given"),
+        ({"rope_parameters": {"rope_theta": "much"}}, "rope_theta is 'much'"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9; it must be from 1 to num_local_experts, which is"),
+        ({"hidden_size": None}, "hidden_size is null"),
+        ({"num_local_experts": 0}, "num_local_experts is 0; a Mixtral has at least 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
+        ({"max_position_embeddings": None}, "max_position_embeddings is null"),
+        ({"rope_parameters": {"rope_theta": None}}, "rope_theta in rope_parameters is null"),
     ],
 )
 def test_hugging_face_config_of_another_model(change: dict, says: str):
     with pytest.raises(ConfigError, match=says):
         from_hf_dict(to_hf_config(ODD) | change, "x")
+
+
+@pytest.mark.parametrize("config", [ODD, DENSE])
+def test_a_hugging_face_config_that_does_not_say(config: MoEConfig):
+    table = to_hf_config(config)
+    for key in ("max_position_embeddings", "vocab_size"):
+        del table[key]
+    found = from_hf_dict(table, "x")
+    assert (found.max_seq_len, found.vocab_size) == (131072 if config.n_experts else 2048, 32000)  # as transformers
+    # of two tables the second is meant, even if it leaves the base to what is said outside
+    two = {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 7.0}, "rope_scaling": {"type": "default"}}
+    assert from_hf_dict(table | two, "x").rope_base == 5.0
+    del table["model_type"]
+    with pytest.raises(ConfigError, match="x: model_type is missing; expected gpt2, mixtral or llama"):
+        any_from_hf_dict(table, "x")
 
 
 @pytest.mark.parametrize(

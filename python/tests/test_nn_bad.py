@@ -186,6 +186,13 @@ def test_a_router_that_sees_no_number_says_which_token():
         layer.forward(x)
 
 
+def test_a_router_in_a_model_says_which_block():
+    model = MoETransformer(ODD, seed=1)
+    model.blocks[1].moe.router.gate.weight._data[0, 0] = np.nan
+    with pytest.raises(InvalidValueError, match="^model.layers.1: router: a logit of token 0 is NaN"):
+        model.forward_ids([1, 2, 3])
+
+
 def test_a_step_that_diverges_changes_nothing_and_says_so():
     trainer = trained(lr=1.0)
     trainer.model.lm_head.weight._data[0, 0] = np.inf

@@ -217,9 +217,9 @@ def test_another_shape_is_named(keys: dict[str, Path], tmp_path: Path):
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("num_experts_per_tok", 6, "top_k is 6, expected from 1 to n_experts, 5"),
-        ("num_key_value_heads", 4, "n_kv_head is 4, expected a divisor of n_head, 6"),
-        ("num_local_experts", 0, "expected 0 in a model without experts"),
+        ("num_experts_per_tok", 6, "num_experts_per_tok is 6, expected from 1 to num_local_experts, 5"),
+        ("num_key_value_heads", 4, "num_key_value_heads is 4, expected a divisor of num_attention_heads, 6"),
+        ("num_local_experts", 0, "num_local_experts is 0, expected at least 1"),
         ("sliding_window", 8, "sliding_window is 8, expected null"),
         ("hidden_act", "gelu", 'hidden_act is "gelu", expected "silu"'),
         ("rope_scaling", {"rope_type": "yarn"}, "expected null"),

@@ -10,7 +10,7 @@ use exercise::CONFIG;
 use ironhorse_train::format::answer_key::{AnswerKeySpec, KeyOptimizer, write_answer_key};
 use ironhorse_train::format::checkpoint::{CheckpointParts, TrainerState, write_checkpoint};
 use ironhorse_train::format::debug_state::{DebugStateParts, write_debug_state_to};
-use ironhorse_train::format::hf::config_json;
+use ironhorse_train::format::hf::{TextTokens, config_json};
 use ironhorse_train::format::llmc_model::{ModelOptions, write_model_to};
 use ironhorse_train::format::tokenizer::Tokenizer;
 use ironhorse_train::format::{Elem, Sink};
@@ -259,7 +259,7 @@ fn hf_and_checkpoint() {
     run("hf weights", &weights, head, exercise::hf_weights);
     let json = read("config.json");
     run("hf config", &json, json.len(), exercise::hf_config);
-    let mixture = config_json(&mixture(), Elem::F32, 3).to_string().into_bytes();
+    let mixture = config_json(&mixture(), Elem::F32, &TextTokens::Eot(3)).to_string().into_bytes();
     run("hf config of a mixture", &mixture, mixture.len(), exercise::hf_config);
     let index = br#"{"metadata":{"total_size":8},"weight_map":{"a":"model-00001-of-00002.safetensors","b":"b.safetensors"}}"#;
     run("hf index", index, index.len(), exercise::hf_index);

@@ -14,7 +14,7 @@ import numpy as np
 from ..answer_key import FORMAT as KEY_FORMAT
 from ..config import GPT2Config
 from ..errors import ConfigError, FormatError, InvalidValueError, IronhorseError
-from ..formats.checkpoint import TRAINER, CheckpointFolder, read_checkpoint
+from ..formats.checkpoint import TOKENIZER, TRAINER, CheckpointFolder, read_checkpoint
 from ..formats.header import HEADER_BYTES
 from ..formats.hf import HfFolder, read_hf
 from ..formats.hf_files import CONFIG, INDEX
@@ -159,7 +159,8 @@ def _folder(path: Path, maker: Maker, check: bool) -> Loaded:
     if (path / CONFIG).exists():
         weights = read_hf(path)
         tensors = Tensors(_hf_raws(weights), maker)
-        return Loaded("hf", path, weights.config, tensors, weights.settings, source=weights)
+        tokenizer = read_tokenizer(path / TOKENIZER) if (path / TOKENIZER).exists() else None
+        return Loaded("hf", path, weights.config, tensors, weights.settings, tokenizer, weights)
     if (path / "checkpoint").is_dir():
         raise FormatError(f"{path}: a run; load its checkpoint, {path / 'checkpoint'}")
     raise FormatError(f"{path}: no {CONFIG} in it; expected a checkpoint or a Hugging Face folder")

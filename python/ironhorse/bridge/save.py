@@ -17,8 +17,8 @@ from ..config_moe import MoEConfig
 from ..errors import FormatError, InvalidValueError
 from ..formats.bf16 import from_bf16, to_bf16
 from ..formats.checkpoint import FILES as CHECKPOINT_FILES
-from ..formats.checkpoint import CheckpointFolder, CheckpointParts, write_checkpoint
-from ..formats.hf import HfFolder, HfLayout, write_hf
+from ..formats.checkpoint import TOKENIZER, CheckpointFolder, CheckpointParts, write_checkpoint
+from ..formats.hf import HfFolder, HfLayout, text_tokens, write_hf
 from ..formats.hf_files import SHARD_SIZE, is_ours, parse_size
 from ..formats.llmc import DebugState, write_debug_state, write_model
 from ..formats.safetensors import write_safetensors
@@ -77,6 +77,15 @@ class _Job:
         if not isinstance(sizes, GPT2Config):
             raise FormatError(f"{self.path}: llm.c's .bin holds a GPT-2 only, not a {kind_of(sizes)}; save a folder")
         return sizes
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Goes beside the weights of what was loaded with one."""
+        return self.what.tokenizer if isinstance(self.what, Loaded) else None
+
+    def owns(self, name: str) -> bool:
+        """Whether this file of a Hugging Face folder may be replaced; a tokenizer only by another."""
+        return is_ours(name) or (name == TOKENIZER and self.tokenizer is not None)
 
     def params(self) -> dict[str, Raw]:
         """The parameters, checked, in `dtype`."""
@@ -147,8 +156,7 @@ def save(
     job = _Job(place, what, _tensors(place, what), sizes, dtype, strings, parse_size(shard_size))
     try:
         if kind in _FOLDERS:
-            owned = CHECKPOINT_FILES.__contains__ if kind == "checkpoint" else is_ours
-            with StagedFolder(place, owned) as folder:
+            with StagedFolder(place, CHECKPOINT_FILES.__contains__ if kind == "checkpoint" else job.owns) as folder:
                 _write(kind, job, folder)
             return Saved(kind, place, sum(entry.stat().st_size for entry in place.iterdir()))
         if place.is_dir():
@@ -257,7 +265,11 @@ def _hf(job: _Job, folder: Path) -> None:
     source = job.what.source if isinstance(job.what, Loaded) else None
     layout = _layout(job, source, params) if isinstance(source, HfFolder) else None
     dtypes = {name: raw.dtype for name, raw in params.items()}
-    write_hf(folder, job.sizes(), {name: raw.array for name, raw in params.items()}, dtypes, layout, job.shard)
+    tokens = text_tokens(source.settings) if isinstance(source, HfFolder) else source.text_tokens() if source else None
+    arrays = {name: raw.array for name, raw in params.items()}
+    write_hf(folder, job.sizes(), arrays, dtypes, layout, job.shard, tokens)
+    if job.tokenizer is not None:
+        write_tokenizer(folder / TOKENIZER, job.tokenizer)
 
 
 def _checkpoint(job: _Job, folder: Path) -> None:
@@ -278,6 +290,7 @@ def _checkpoint(job: _Job, folder: Path) -> None:
             tensors={name: raw.array for name, raw in (job.raws | params).items()},
             dtypes={name: raw.dtype for name, raw in params.items()},
             layout=_layout(job, source.weights, params),
+            tokens=source.text_tokens(),
             trainer=job.what.meta,
             trainer_json=source.trainer_json,
             padded=source.padded,

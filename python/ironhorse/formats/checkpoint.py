@@ -19,7 +19,7 @@ from ..config_moe import MoEConfig
 from ..errors import ConfigError, FormatError
 from ..models import VOCAB_TABLES, ModelConfig, from_dict, kind_of, param_shapes
 from .header import Array
-from .hf import HfFolder, HfLayout, read_hf, write_hf
+from .hf import HfFolder, HfLayout, read_hf, text_tokens, tokenizer_tokens, write_hf
 from .hf_files import CONFIG, WEIGHTS, parse_json, read_bytes
 from .safetensors import read_safetensors, write_safetensors
 from .tokenizer import Tokenizer, read_tokenizer, write_tokenizer
@@ -40,6 +40,10 @@ class CheckpointFolder:
     trainer_json: bytes
     padded: int  # rows of the moments of token tables in the file
     tokenizer: Tokenizer | None
+
+    def text_tokens(self) -> dict[str, Any]:
+        """The tokens before and after a text: the tokenizer's, or what config.json says."""
+        return text_tokens(self.weights.settings) if self.tokenizer is None else tokenizer_tokens(self.tokenizer.eot)
 
 
 def read_checkpoint(folder: Path, check: bool = True) -> CheckpointFolder:
@@ -97,6 +101,7 @@ class CheckpointParts:
     tensors: Mapping[str, Array]
     dtypes: Mapping[str, str]
     layout: HfLayout | None
+    tokens: Mapping[str, Any]  # before and after a text
     trainer: Mapping[str, Any]
     trainer_json: bytes  # as it was read, kept where nothing in it changes
     padded: int
@@ -106,7 +111,7 @@ class CheckpointParts:
 def write_checkpoint(folder: Path, parts: CheckpointParts) -> None:
     """Writes all files into a folder that exists, with new checksums."""
     names = list(param_shapes(parts.config))
-    write_hf(folder, parts.config, parts.tensors, parts.dtypes, parts.layout)
+    write_hf(folder, parts.config, parts.tensors, parts.dtypes, parts.layout, tokens=parts.tokens)
     moments: dict[str, Array] = {}
     for name in (f"{part}.{name}" for part in "mv" for name in names):
         values = np.asarray(parts.tensors[name], "<f4")

@@ -25,6 +25,8 @@ PREFIX = "transformer."
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 # Tensors of old files that hold no parameter: causal masks and frequencies; GPT-2's head, which is tied to wte.
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+# The tokens before and after a text. Ours computes nothing from them, but transformers stops writing at the second.
+_TEXT_TOKENS = ("bos_token_id", "eos_token_id")
 _FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -100,10 +102,11 @@ def write_hf(
     dtypes: Mapping[str, str],
     layout: HfLayout | None,
     shard: int | None = None,
+    tokens: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes the files into a folder that exists; uint16 arrays are bf16 as `dtypes` says.
 
-    `shard` is the most bytes of weights in one of them.
+    `shard` is the most bytes of weights in one of them; `tokens` are those of `config_json`.
     """
     kinds = {dtypes[name] for name in param_shapes(config)}
     if not kinds <= set(_FLOATS):
@@ -111,20 +114,41 @@ def write_hf(
     if layout is None:
         prefix = PREFIX if isinstance(config, GPT2Config) else ""
         names = [prefix + name for name in param_shapes(config)]
-        layout = HfLayout(config_json(config, kinds), {"format": "pt"}, names)
+        layout = HfLayout(config_json(config, kinds, tokens), {"format": "pt"}, names)
     (folder / CONFIG).write_bytes(layout.config_json)
     stored = {name: turned(name, params[name.removeprefix(PREFIX)]) for name in layout.names}
     bf16 = {name: "BF16" for name in stored if dtypes[name.removeprefix(PREFIX)] == "BF16"}
     write_weights(folder, stored, layout.metadata, bf16, shard or parse_size(SHARD_SIZE))
 
 
-def config_json(config: ModelConfig, kinds: set[str]) -> bytes:
-    """The `config.json` of a model with these sizes, as `ironhorse convert` writes it."""
+def text_tokens(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens before and after a text as a config.json says them; what it does not say is absent."""
+    return {key: settings[key] for key in _TEXT_TOKENS if key in settings}
+
+
+def tokenizer_tokens(eot: int) -> dict[str, Any]:
+    """The same where a tokenizer says them."""
+    return dict.fromkeys(_TEXT_TOKENS, eot)
+
+
+def config_json(config: ModelConfig, kinds: set[str], tokens: Mapping[str, Any] | None = None) -> bytes:
+    """The `config.json` of a model with these sizes, as `ironhorse convert` writes it.
+
+    `tokens` are what `text_tokens` gave; without them the last of the vocabulary is meant, as in GPT-2.
+    """
+    table = _config_table(config, kinds)
+    if tokens is not None:
+        kept = {key: value for key, value in table.items() if key not in _TEXT_TOKENS or key in tokens}
+        table = {key: tokens[key] if key in _TEXT_TOKENS else value for key, value in kept.items()}
+    return json_bytes(table)
+
+
+def _config_table(config: ModelConfig, kinds: set[str]) -> dict[str, Any]:
     dtype = _FLOATS[next(iter(kinds))] if len(kinds) == 1 else "float32"
     if isinstance(config, MoEConfig):
-        return json_bytes(to_hf_config(config, dtype))
+        return to_hf_config(config, dtype)
     eot = config.vocab_size - 1
-    table = {
+    return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "activation_function": "gelu_new",
@@ -147,7 +171,6 @@ def config_json(config: ModelConfig, kinds: set[str]) -> bytes:
         "use_cache": True,
         "vocab_size": config.vocab_size,
     }
-    return json_bytes(table)
 
 
 def turned(name: str, array: Array) -> Array:

@@ -117,7 +117,7 @@ class MoETransformer(Generates, Layer):
 
     @classmethod
     def from_folder(cls, folder: str | PathLike[str], *, device: str = "auto") -> MoETransformer:
-        """The model of a Hugging Face folder of a Mixtral, as `ironhorse convert` and `transformers` write it."""
+        """The model of a Mixtral's folder, as `ironhorse convert` and `transformers` write it, or of a checkpoint."""
         sizes, tensors = read_hf_moe(Path(folder))
         return cls(Config.from_sizes(sizes), seed=0, device=device).load_tensors(tensors)
 
@@ -148,7 +148,10 @@ class MoETransformer(Generates, Layer):
             raise InvalidValueError(f"MoETransformer: {found} positions, and max_seq_len is {most}")
         x = self.embedding._fwd(ids)
         for i, block in enumerate(self.blocks):
-            x = block._fwd(x, caches[i] if caches else None)
+            try:
+                x = block._fwd(x, caches[i] if caches else None)
+            except InvalidValueError as error:
+                raise InvalidValueError(f"model.layers.{i}: {error}") from None
         if caches:  # only the last position is asked for its successor
             x = x[:, -1:]
         return self.lm_head._fwd(self.final_norm._fwd(x))

@@ -77,7 +77,12 @@ pub fn run(args: &ConvertArgs) -> Result<Outcome> {
         let gpt2 = config.gpt2("llm.c's .bin", "name a Hugging Face folder, without .bin")?;
         write_model(&args.to, gpt2, &options, |spec, out| source.read_tensor(&spec.name, out))?;
     } else {
-        let options = HfOptions { shard: args.shard_size, ..HfOptions::new(elem) };
+        let options = HfOptions {
+            elem,
+            tokens: source.text_tokens(),
+            tokenizer: source.tokenizer()?,
+            shard: args.shard_size,
+        };
         write_hf(&args.to, &config, &options, |spec, out| source.read_tensor(&spec.name, out))?;
     }
     out::line(format!("{}: {} parameters as {}", args.to.display(), config.told_params(), name))?;

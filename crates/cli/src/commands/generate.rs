@@ -100,7 +100,7 @@ fn context(args: &GenerateArgs, source: &dyn WeightSource) -> Option<usize> {
     if let Some(asked) = args.context.filter(|&asked| asked > own) {
         out::note(format_args!("--context is {asked}; the model looks back {own} tokens at most"));
     }
-    let trained = || source.checkpoint()?.1.settings.get("seq")?.as_u64().map(|seq| seq as usize);
+    let trained = || source.trainer()?.settings.get("seq")?.as_u64().map(|seq| seq as usize);
     args.context.or_else(trained)
 }
 
@@ -168,8 +168,8 @@ fn find_tokenizer(args: &GenerateArgs, source: &dyn WeightSource, model: &Path) 
     if let Some(path) = &args.tokenizer {
         return check(Tokenizer::open(path)?, vocab);
     }
-    if let Some((Some(tokenizer), _)) = source.checkpoint() {
-        return check(tokenizer.clone(), vocab);
+    if let Some(tokenizer) = source.tokenizer()? {
+        return check(tokenizer, vocab);
     }
     let folder = if model.is_dir() { Some(model) } else { model.parent() };
     for name in ["tokenizer.bin", "gpt2_tokenizer.bin"] {

@@ -100,7 +100,7 @@ fn data_is_checked() {
         assert_eq!(place.files(), before);
     }
     place.refuses(&format!("train {TINY} --data short.bin"), &["16 tokens", "at least 17", "smaller seq"]);
-    place.refuses(&format!("train {TINY} --data nowhere/*.bin"), &["nowhere/: cannot open folder"]);
+    place.refuses(&format!("train {TINY} --data nowhere/*.bin"), &["nowhere/: no such folder"]);
     place.refuses(&format!("train {TINY} --data *.txt"), &["no file matches `*.txt`"]);
     let mut shorter = place.read("wide.bin");
     shorter.pop();

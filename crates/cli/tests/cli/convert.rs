@@ -46,3 +46,29 @@ fn an_earlier_result_is_replaced_but_nothing_else() {
         place.read("w.bin")[..8].chunks(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect();
     assert_eq!(header, [20240326, 5]);
 }
+
+#[test]
+fn a_folder_keeps_the_tokens_that_begin_and_end_a_text_and_the_tokenizer() {
+    let place = Place::with_run();
+    let tokens = |config: &str| {
+        let json: serde_json::Value = serde_json::from_slice(&place.read(config)).unwrap();
+        [json["bos_token_id"].clone(), json["eos_token_id"].clone()].map(|id| id.to_string())
+    };
+    // of a run: its tokenizer's end of text, byte 0
+    place.does("convert run/checkpoint hf");
+    assert_eq!(tokens("hf/config.json"), ["0", "0"]);
+    assert!(place.read("hf/tokenizer.bin") == place.read("run/checkpoint/tokenizer.bin"));
+    let config = String::from_utf8(place.read("hf/config.json")).unwrap();
+    let config = config.replace("bos_token_id\": 0", "bos_token_id\": 1");
+    place.write("hf/config.json", config.replace("eos_token_id\": 0", "eos_token_id\": [2, 3]"));
+    place.does("convert hf next --dtype bf16");
+    assert_eq!(tokens("next/config.json"), ["1", "[2,3]"]);
+    assert!(place.read("next/tokenizer.bin") == place.read("run/checkpoint/tokenizer.bin"));
+    // the folder alone is enough to write text
+    place.does("generate --model next --tokens 3");
+    // llm.c's file has no such tokens: the last one, as in GPT-2
+    place.does("convert run/checkpoint w.bin");
+    place.does("convert w.bin bare");
+    assert_eq!(tokens("bare/config.json"), ["255", "255"]);
+    place.refuses("train --model none.toml --steps 1", &["none.toml: no such file"]);
+}

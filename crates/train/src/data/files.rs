@@ -1,6 +1,5 @@
 //! Which files a list of patterns means.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
@@ -44,7 +43,7 @@ fn no_match(pattern: &str) -> Error {
     if folder.is_dir() {
         Error::Config(format!("no file matches `{pattern}`, expected at least one"))
     } else {
-        Error::io(folder, "open folder", io::ErrorKind::NotFound.into())
+        Error::config(format!("{}: no such folder", folder.display()))
     }
 }
 
@@ -72,8 +71,8 @@ mod tests {
         for (pattern, text) in [
             (format!("{root}/*.bin"), "*.bin`"),
             (format!("{root}/train.bin"), "train.bin`"),
-            (format!("{root}/nowhere/*.bin"), "nowhere/: cannot open folder"),
-            (format!("{root}/nowhere/train.bin"), "nowhere/: cannot open folder"),
+            (format!("{root}/nowhere/*.bin"), "nowhere/: no such folder"),
+            (format!("{root}/nowhere/train.bin"), "nowhere/: no such folder"),
             (format!("{root}/[a.bin"), "not a file pattern"),
         ] {
             let error = expand_globs(std::slice::from_ref(&pattern)).unwrap_err().to_string();

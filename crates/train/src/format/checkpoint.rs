@@ -10,17 +10,16 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::hf::{self, HF_CONFIG, HF_WEIGHTS, HfFolder, HfOptions};
+use super::hf::{self, HF_CONFIG, HF_WEIGHTS, HfFolder, HfOptions, TextTokens};
 use super::safetensors::{Dtype, Header, SafeTensors, TensorInfo, Writer};
 use super::stacked::{expect_numel, filled};
-use super::tokenizer::Tokenizer;
+use super::tokenizer::{TOKENIZER, Tokenizer};
 use super::{Elem, Source, atomic};
 use crate::model::{ModelConfig, TensorSpec};
 use crate::{Error, Result};
 
 const STATE: &str = "state.safetensors";
 const TRAINER: &str = "trainer.json";
-const TOKENIZER: &str = "tokenizer.bin";
 const FILES: [&str; 5] = [HF_WEIGHTS, HF_CONFIG, STATE, TRAINER, TOKENIZER];
 const FORMAT: &str = "ironhorse-checkpoint";
 
@@ -151,8 +150,8 @@ pub fn write_checkpoint(
         |name| FILES.contains(&name),
         |folder| {
             let mut crc32 = BTreeMap::new();
-            let eot = parts.tokenizer.map(|tokenizer| tokenizer.eot);
-            let options = HfOptions { eot, ..HfOptions::new(parts.elem) };
+            let tokens = parts.tokenizer.map_or(TextTokens::Last, |it| TextTokens::Eot(it.eot));
+            let options = HfOptions { tokens, ..HfOptions::new(parts.elem) };
             crc32.insert(HF_CONFIG.to_owned(), hf::write_config_json(folder, parts.config, &options)?);
             let weights = |spec: &TensorSpec, out: &mut [f32]| fill(Part::Weight, spec, out);
             crc32.insert(HF_WEIGHTS.to_owned(), hf::write_weights(folder, parts.config, &options, weights)?);
@@ -255,6 +254,14 @@ impl Checkpoint {
     /// The tokenizer, if there is one.
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         self.tokenizer.as_ref()
+    }
+
+    /// The tokens before and after a text: the tokenizer's, or what `config.json` says.
+    pub fn text_tokens(&self) -> TextTokens {
+        match &self.tokenizer {
+            Some(tokenizer) => TextTokens::Eot(tokenizer.eot),
+            None => self.weights.text_tokens().clone(),
+        }
     }
 
     /// The folder.

@@ -81,7 +81,7 @@ impl<R: Read + Seek> ModelFile<R> {
         expect_numel(name, out.len(), spec.shape.numel())?;
         self.source.read_f32(HEADER_BYTES + offset * self.elem.size() as u64, self.elem, out)?;
         if self.require_finite {
-            check_finite(self.source.path(), name, out)?;
+            check_finite_in(self.source.path(), name, out, || row_len(spec))?;
         }
         Ok(())
     }
@@ -101,10 +101,27 @@ impl<R: Read + Seek> ModelFile<R> {
 
 /// Refuses NaN and infinity, naming the tensor and the index of the first.
 pub fn check_finite(path: &Path, name: &str, values: &[f32]) -> Result<()> {
-    match values.iter().position(|value| !value.is_finite()) {
-        None => Ok(()),
-        Some(index) => Err(Error::field(path, format!("{name}[{index}]"), values[index], "a finite number")),
-    }
+    check_finite_in(path, name, values, || 1)
+}
+
+/// The same, naming row and column of a matrix. `cols` is how long a row is, 1 for a vector; asked only if needed.
+pub(crate) fn check_finite_in(
+    path: &Path,
+    name: &str,
+    values: &[f32],
+    cols: impl FnOnce() -> usize,
+) -> Result<()> {
+    let Some(index) = values.iter().position(|value| !value.is_finite()) else { return Ok(()) };
+    let place = match cols() {
+        0 | 1 => format!("{name}[{index}]"),
+        cols => format!("{name}[{}, {}]", index / cols, index % cols),
+    };
+    Err(Error::field(path, place, values[index], "a finite number"))
+}
+
+/// How long a row of a matrix is; 1 for a vector.
+pub(crate) fn row_len(spec: &TensorSpec) -> usize {
+    if spec.shape.dims().len() == 1 { 1 } else { spec.shape.cols() }
 }
 
 /// How to write a model file.
@@ -269,7 +286,7 @@ mod tests {
         open(broken.clone()).unwrap().for_each_tensor(|_, _| Ok(())).unwrap();
         let mut strict = open(broken).unwrap().require_finite(true);
         let text = strict.for_each_tensor(|_, _| Ok(())).unwrap_err().to_string();
-        assert_eq!(text, "m.bin: wpe.weight[2] is NaN, expected a finite number");
+        assert_eq!(text, "m.bin: wpe.weight[0, 2] is NaN, expected a finite number");
     }
 
     #[test]

@@ -129,7 +129,8 @@ fn what_is_no_model_is_said() {
     };
     assert!(refusal("u16.bin").contains("kind of file is a token shard, expected weights"));
     assert!(refusal("checkpoint/state.safetensors").contains("without a config.json beside it"));
-    assert!(refusal("gone.bin").contains("gone.bin: cannot open:"));
+    assert!(refusal("gone.bin").ends_with("gone.bin: no such file"));
+    assert!(refusal("gone.toml").ends_with("gone.toml: no such file"));
     std::fs::create_dir(folder.path().join("empty")).unwrap();
     assert!(refusal("empty").contains("folder is without config.json, expected a checkpoint or"));
     std::fs::write(folder.path().join("short"), [1, 2, 3]).unwrap();
@@ -150,12 +151,17 @@ fn weights_that_are_no_numbers_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.bin");
     write_model(&path, &config(), &ModelOptions { elem: Elem::BF16, header: None }, |spec, out| {
-        if spec.name == "ln_f.bias" {
-            out[3] = f32::INFINITY;
+        match spec.name.as_str() {
+            "ln_f.bias" => out[3] = f32::INFINITY,
+            "wpe.weight" => out[6] = f32::NAN,
+            _ => {}
         }
         Ok(())
     })
     .unwrap();
     let text = open_weights(&path).unwrap().read_tensor("ln_f.bias", &mut [0.0; 4]).unwrap_err().to_string();
     assert!(text.ends_with("m.bin: ln_f.bias[3] is inf, expected a finite number"), "{text}");
+    let text =
+        open_weights(&path).unwrap().read_tensor("wpe.weight", &mut [0.0; 12]).unwrap_err().to_string();
+    assert!(text.ends_with("m.bin: wpe.weight[1, 2] is NaN, expected a finite number"), "{text}");
 }

@@ -9,6 +9,9 @@ use super::header::{BinHeader, HEADER_BYTES, magic};
 use super::{Sink, Source, atomic};
 use crate::{Error, Result};
 
+/// The file's name beside weights.
+pub const TOKENIZER: &str = "tokenizer.bin";
+
 /// The bytes of every token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tokenizer {

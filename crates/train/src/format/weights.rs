@@ -4,10 +4,10 @@ use std::path::Path;
 
 use super::answer_key::AnswerKey;
 use super::checkpoint::{Checkpoint, TrainerState};
-use super::hf::HfFolder;
-use super::llmc_model::{ModelFile, check_finite};
+use super::hf::{HfFolder, TextTokens};
+use super::llmc_model::{ModelFile, check_finite_in, row_len};
 use super::sniff::{Kind, sniff};
-use super::tokenizer::Tokenizer;
+use super::tokenizer::{TOKENIZER, Tokenizer};
 use crate::model::{ModelConfig, MoeConfig};
 use crate::{Error, Result};
 
@@ -23,9 +23,19 @@ pub trait WeightSource {
     /// The file or folder.
     fn path(&self) -> &Path;
 
-    /// The tokenizer and the trainer's state of a checkpoint; other weights have none.
-    fn checkpoint(&self) -> Option<(Option<&Tokenizer>, &TrainerState)> {
+    /// The tokens before and after a text.
+    fn text_tokens(&self) -> TextTokens {
+        TextTokens::Last
+    }
+
+    /// Where training stood, of a checkpoint.
+    fn trainer(&self) -> Option<&TrainerState> {
         None
+    }
+
+    /// The tokenizer that lies in the same folder, if there is one.
+    fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+        Ok(None)
     }
 }
 
@@ -47,7 +57,30 @@ macro_rules! weight_source {
     };
 }
 
-weight_source!(ModelFile HfFolder AnswerKey);
+weight_source!(ModelFile AnswerKey);
+
+impl<R: std::io::Read + std::io::Seek> WeightSource for HfFolder<R> {
+    fn config(&self) -> ModelConfig {
+        *HfFolder::config(self)
+    }
+
+    fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
+        HfFolder::read_tensor(self, name, out)
+    }
+
+    fn path(&self) -> &Path {
+        HfFolder::path(self)
+    }
+
+    fn text_tokens(&self) -> TextTokens {
+        HfFolder::text_tokens(self).clone()
+    }
+
+    fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+        let path = self.path().join(TOKENIZER);
+        path.exists().then(|| Tokenizer::open(&path)).transpose()
+    }
+}
 
 impl WeightSource for Checkpoint {
     fn config(&self) -> ModelConfig {
@@ -62,8 +95,16 @@ impl WeightSource for Checkpoint {
         Checkpoint::path(self)
     }
 
-    fn checkpoint(&self) -> Option<(Option<&Tokenizer>, &TrainerState)> {
-        Some((self.tokenizer(), self.trainer()))
+    fn text_tokens(&self) -> TextTokens {
+        Checkpoint::text_tokens(self)
+    }
+
+    fn trainer(&self) -> Option<&TrainerState> {
+        Some(Checkpoint::trainer(self))
+    }
+
+    fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+        Ok(Checkpoint::tokenizer(self).cloned())
     }
 }
 
@@ -77,15 +118,24 @@ impl<S: WeightSource + ?Sized> WeightSource for Finite<S> {
 
     fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
         self.0.read_tensor(name, out)?;
-        check_finite(self.0.path(), name, out)
+        let shape = |name: &str| self.0.config().tensors().into_iter().find(|spec| spec.name == name);
+        check_finite_in(self.0.path(), name, out, || shape(name).map_or(1, |spec| row_len(&spec)))
     }
 
     fn path(&self) -> &Path {
         self.0.path()
     }
 
-    fn checkpoint(&self) -> Option<(Option<&Tokenizer>, &TrainerState)> {
-        self.0.checkpoint()
+    fn text_tokens(&self) -> TextTokens {
+        self.0.text_tokens()
+    }
+
+    fn trainer(&self) -> Option<&TrainerState> {
+        self.0.trainer()
+    }
+
+    fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+        self.0.tokenizer()
     }
 }
 
@@ -125,8 +175,7 @@ impl ModelChoice {
             let like_a_path = text.contains(['/', '\\']) || path.extension().is_some();
             let named = MoeConfig::named(text).is_some(); // moe-6.9b ends like a file
             if like_a_path && !named && !text.contains('=') {
-                let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
-                return Err(Error::io(path, "open", missing));
+                return Err(Error::config(format!("{text}: no such file")));
             }
             return ModelConfig::parse(text).map(Self::Sizes);
         }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::moe_json;
+use super::{TextTokens, moe_json};
 use crate::format::Elem;
 use crate::model::{Gpt2Config, ModelConfig};
 use crate::{Error, Result};
@@ -18,6 +18,10 @@ pub fn parse_config_json(bytes: &[u8], path: &Path) -> Result<ModelConfig> {
         .map_err(|error| Error::field(path, "content", format!("not valid ({error})"), "a JSON object"))?;
     match map.get("model_type").and_then(Value::as_str) {
         Some("mixtral" | "llama") => moe_json::parse(&map, path).map(ModelConfig::Moe),
+        // GPT-2's own size tells it as well
+        None if !map.contains_key("model_type") && !map.contains_key("n_embd") => {
+            Err(Error::field(path, "model_type", "missing", "\"gpt2\", \"mixtral\" or \"llama\""))
+        }
         _ => parse_gpt2(&map, path).map(ModelConfig::Gpt2),
     }
 }
@@ -59,14 +63,33 @@ fn parse_gpt2(map: &Map<String, Value>, path: &Path) -> Result<Gpt2Config> {
         size("n_head")?,
         size("n_embd")?,
     );
-    if let Some((field, found, expected)) = config.problem() {
-        return Err(Error::field(path, field, found, expected));
+    if let Some(problem) = config.problem() {
+        return Err(wrong_size(path, problem, &[("max_seq_len", positions)]));
     }
     let inner = map.get("n_inner").filter(|value| !value.is_null());
     if let Some(inner) = inner.filter(|inner| inner.as_u64() != Some(4 * config.n_embd as u64)) {
         return Err(Error::field(path, "n_inner", inner, format!("null or {}", 4 * config.n_embd)));
     }
     Ok(config)
+}
+
+/// A problem of a model's sizes in the file's words: `names` are ours and theirs.
+pub(super) fn wrong_size(
+    path: &Path,
+    (field, found, expected): (&str, String, String),
+    names: &[(&str, &str)],
+) -> Error {
+    let theirs =
+        |word: &str| names.iter().find(|(ours, _)| *ours == word).map(|(_, theirs)| (*theirs).to_owned());
+    // words end where no letter of a name follows
+    let expected: String = expected
+        .split_inclusive(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+        .map(|part| {
+            let word = part.trim_end_matches(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+            theirs(word).map_or(part.to_owned(), |name| name + &part[word.len()..])
+        })
+        .collect();
+    Error::field(path, theirs(field).unwrap_or(field.to_owned()), found, expected)
 }
 
 /// Refuses values that are not among those that we compute with.
@@ -84,12 +107,14 @@ pub(super) fn check_settings(
     Ok(())
 }
 
-/// The `config.json` of a model with these sizes; `eot` is its end-of-text token.
-pub fn config_json(config: &ModelConfig, elem: Elem, eot: usize) -> Value {
-    match config {
-        ModelConfig::Gpt2(config) => gpt2_json(config, elem, eot),
-        ModelConfig::Moe(config) => moe_json::to_json(config, elem, eot),
-    }
+/// The `config.json` of a model with these sizes.
+pub fn config_json(config: &ModelConfig, elem: Elem, tokens: &TextTokens) -> Value {
+    let mut json = match config {
+        ModelConfig::Gpt2(config) => gpt2_json(config, elem),
+        ModelConfig::Moe(config) => moe_json::to_json(config, elem),
+    };
+    tokens.put(&mut json, config.vocab_size());
+    json
 }
 
 /// What transformers calls the type.
@@ -101,7 +126,7 @@ pub(super) fn dtype_name(elem: Elem) -> &'static str {
     }
 }
 
-fn gpt2_json(config: &Gpt2Config, elem: Elem, eot: usize) -> Value {
+fn gpt2_json(config: &Gpt2Config, elem: Elem) -> Value {
     json!({
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -109,8 +134,8 @@ fn gpt2_json(config: &Gpt2Config, elem: Elem, eot: usize) -> Value {
         "attn_pdrop": 0.0,
         "embd_pdrop": 0.0,
         "resid_pdrop": 0.0,
-        "bos_token_id": eot,
-        "eos_token_id": eot,
+        "bos_token_id": null,
+        "eos_token_id": null,
         "initializer_range": 0.02,
         "layer_norm_epsilon": 1e-5,
         "n_ctx": config.max_seq_len,

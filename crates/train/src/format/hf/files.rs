@@ -28,6 +28,13 @@ pub(in crate::format) fn is_part_name(name: &str) -> bool {
     middle.and_then(|middle| middle.split_once("-of-")).is_some_and(|(n, of)| digits(n) && digits(of))
 }
 
+/// The first file of several in a folder.
+fn first_part(folder: &Path) -> Option<String> {
+    let names =
+        std::fs::read_dir(folder).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter(|name| is_part_name(name)).min()
+}
+
 /// The text of the index: `places` are names of tensors and of their files.
 pub(super) fn index_json(places: &[(String, String)], parameters: u64, bytes: u64) -> String {
     // sorted, as transformers writes it
@@ -51,7 +58,16 @@ impl WeightFiles<File> {
     pub(super) fn open(folder: &Path) -> Result<Self> {
         let (one, index) = (folder.join(HF_WEIGHTS), folder.join(HF_INDEX));
         if one.exists() || !index.exists() {
-            return Ok(SafeTensors::open(&one)?.into());
+            let part = if one.exists() { None } else { first_part(folder) };
+            return match part {
+                Some(part) => {
+                    let expected = format!(
+                        "in the folder, to say which tensor is in which file, because {part} is there"
+                    );
+                    Err(Error::field(&index, "file", "missing", expected))
+                }
+                None => Ok(SafeTensors::open(&one)?.into()),
+            };
         }
         let bytes = std::fs::read(&index).map_err(|source| Error::io(&index, "read", source))?;
         let places = parse_index(&bytes, &index)?;

@@ -8,12 +8,14 @@ mod config_json;
 mod files;
 mod moe_json;
 mod reader;
+mod text_tokens;
 mod writer;
 
 pub use config_json::{HF_CONFIG, config_json, parse_config_json};
 pub(super) use files::is_part_name;
 pub use files::{HF_INDEX, HF_WEIGHTS, WeightFiles, parse_index};
 pub use reader::HfFolder;
+pub use text_tokens::TextTokens;
 pub use writer::{DEFAULT_SHARD, HfOptions, write_hf};
 pub(super) use writer::{write_config_json, write_weights};
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::config_json::{HF_CONFIG, parse_config_json};
 use super::files::WeightFiles;
-use super::{PREFIX, architecture, is_transposed, transpose};
+use super::{PREFIX, TextTokens, architecture, is_transposed, transpose};
 use crate::format::stacked::expect_numel;
 use crate::model::{ModelConfig, TensorSpec};
 use crate::{Error, Result};
@@ -17,6 +17,7 @@ pub struct HfFolder<R = File> {
     folder: PathBuf,
     files: WeightFiles<R>,
     config: ModelConfig,
+    tokens: TextTokens,
     prefix: &'static str,
     table: Vec<TensorSpec>,
     turned: Vec<f32>,
@@ -28,7 +29,8 @@ impl HfFolder<File> {
         let path = folder.join(HF_CONFIG);
         let json = std::fs::read(&path).map_err(|source| Error::io(&path, "read", source))?;
         let config = parse_config_json(&json, &path)?;
-        Self::new(folder, config, WeightFiles::open(folder)?)
+        let found = Self::new(folder, config, WeightFiles::open(folder)?)?;
+        Ok(Self { tokens: TextTokens::parse(&json), ..found })
     }
 }
 
@@ -73,12 +75,18 @@ impl<R: Read + Seek> HfFolder<R> {
             let expected = format!("only those of {}", architecture(&config));
             return Err(files.wrong(Some(&entry.name), "tensor", format!("`{}`", entry.name), expected));
         }
-        Ok(Self { folder: folder.to_owned(), files, config, prefix, table, turned: Vec::new() })
+        let (folder, tokens) = (folder.to_owned(), TextTokens::default());
+        Ok(Self { folder, files, config, tokens, prefix, table, turned: Vec::new() })
     }
 
     /// The sizes in `config.json`, with the vocabulary padded.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// The tokens before and after a text, as `config.json` says them.
+    pub fn text_tokens(&self) -> &TextTokens {
+        &self.tokens
     }
 
     /// The folder.

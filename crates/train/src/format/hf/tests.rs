@@ -27,7 +27,8 @@ fn a_folder_round_trips() {
     let top = tempfile::tempdir().unwrap();
     for elem in [Elem::F32, Elem::BF16] {
         let folder = top.path().join("hf");
-        write_hf(&folder, &CONFIG, &HfOptions { eot: Some(2), ..HfOptions::new(elem) }, fill).unwrap();
+        write_hf(&folder, &CONFIG, &HfOptions { tokens: TextTokens::Eot(2), ..HfOptions::new(elem) }, fill)
+            .unwrap();
         let mut hf = HfFolder::open(&folder).unwrap();
         assert_eq!(*hf.config(), CONFIG);
         for spec in CONFIG.tensors() {
@@ -102,7 +103,7 @@ fn names_without_prefix_and_buffers_are_understood() {
 #[test]
 fn settings_we_do_not_compute_are_refused() {
     let parse = |change: fn(&mut serde_json::Value)| {
-        let mut json = config_json(&CONFIG, Elem::F32, 4);
+        let mut json = config_json(&CONFIG, Elem::F32, &TextTokens::Eot(4));
         change(&mut json);
         parse_config_json(json.to_string().as_bytes(), Path::new("c")).map_err(|error| error.to_string())
     };
@@ -133,7 +134,10 @@ fn settings_we_do_not_compute_are_refused() {
     );
     assert!(parse_config_json(b"[1]", Path::new("c")).is_err());
     let top = tempfile::tempdir().unwrap();
-    assert!(write_hf(&top.path().join("h"), &CONFIG, &HfOptions { eot: Some(5), ..F32 }, fill).is_err());
+    assert!(
+        write_hf(&top.path().join("h"), &CONFIG, &HfOptions { tokens: TextTokens::Eot(5), ..F32 }, fill)
+            .is_err()
+    );
     assert!(
         HfFolder::open(&top.path().join("none"))
             .unwrap_err()
@@ -204,7 +208,7 @@ fn a_missing_expert_is_named() {
 fn settings_of_mixtures_that_we_do_not_compute_are_refused() {
     let [llama, mixtral] = mixtures();
     let parse = |config: &ModelConfig, change: fn(&mut serde_json::Value)| {
-        let mut json = config_json(config, Elem::F32, 4);
+        let mut json = config_json(config, Elem::F32, &TextTokens::Eot(4));
         change(&mut json);
         parse_config_json(json.to_string().as_bytes(), Path::new("c")).map_err(|error| error.to_string())
     };
@@ -230,7 +234,7 @@ fn settings_of_mixtures_that_we_do_not_compute_are_refused() {
             serde_json::json!({"rope_theta": "much"}),
         ] {
             for key in ["rope_parameters", "rope_scaling"] {
-                let mut json = config_json(config, Elem::F32, 4);
+                let mut json = config_json(config, Elem::F32, &TextTokens::Eot(4));
                 json[key] = rope.clone();
                 let text = parse_config_json(json.to_string().as_bytes(), Path::new("c")).unwrap_err();
                 assert!(text.to_string().starts_with(&format!("c: {key} is {{")), "{text}");
@@ -243,8 +247,10 @@ fn settings_of_mixtures_that_we_do_not_compute_are_refused() {
         assert!(
             refusal(|j| j["rms_norm_eps"] = "x".into()).contains("rms_norm_eps is \"x\", expected a number")
         );
-        assert!(refusal(|j| j["num_key_value_heads"] = 3.into()).contains("expected a divisor of n_head, 4"));
-        assert!(refusal(|j| j["num_attention_heads"] = 0.into()).contains("n_head is 0"));
+        assert!(
+            refusal(|j| j["num_key_value_heads"] = 3.into()).contains("a divisor of num_attention_heads, 4")
+        );
+        assert!(refusal(|j| j["num_attention_heads"] = 0.into()).contains("c: num_attention_heads is 0"));
         assert!(refusal(|j| j["tie_word_embeddings"] = true.into()).contains("expected false"));
     }
     assert!(
@@ -259,11 +265,15 @@ fn settings_of_mixtures_that_we_do_not_compute_are_refused() {
     };
     assert_eq!(null.n_kv_head, 4);
     let absent = parse(&mixtral, |j| drop(j.as_object_mut().unwrap().remove("num_key_value_heads")));
-    assert!(absent.unwrap_err().contains("n_kv_head is 8, expected a divisor of n_head, 4"));
+    assert!(
+        absent
+            .unwrap_err()
+            .contains("num_key_value_heads is 8, expected a divisor of num_attention_heads, 4")
+    );
     assert!(
         parse(&mixtral, |j| j["num_experts_per_tok"] = 4.into())
             .unwrap_err()
-            .contains("from 1 to n_experts, 3")
+            .ends_with("c: num_experts_per_tok is 4, expected from 1 to num_local_experts, 3")
     );
 }
 
@@ -378,6 +388,9 @@ fn what_is_wrong_with_several_files_is_named() {
     );
     let short = refusal(&|| std::fs::write(folder.join(&first), &good[&first][..80]).unwrap());
     assert!(short.starts_with(&format!("hf/{first}: ")), "{short}");
+    let lost = refusal(&|| std::fs::remove_file(folder.join(HF_INDEX)).unwrap());
+    assert!(lost.starts_with(&format!("hf/{HF_INDEX}: file is missing, expected in the folder")), "{lost}");
+    assert!(lost.ends_with(&format!("because {first} is there")), "{lost}");
     // an expert that is nowhere, neither in the files nor in the index
     let expert = "model.layers.1.block_sparse_moe.experts.2.w3.weight";
     let gone = refusal(&|| {

@@ -5,9 +5,10 @@ use std::path::Path;
 use super::config_json::{HF_CONFIG, config_json};
 use super::files::{HF_INDEX, HF_WEIGHTS, index_json, is_part_name, part_name};
 use super::reader::stored_shape;
-use super::{PREFIX, is_transposed, transpose};
+use super::{PREFIX, TextTokens, is_transposed, transpose};
 use crate::format::safetensors::{Header, TensorInfo, Writer};
 use crate::format::stacked::filled;
+use crate::format::tokenizer::{TOKENIZER, Tokenizer};
 use crate::format::{Elem, atomic};
 use crate::model::{ModelConfig, TensorSpec};
 use crate::{Error, Result};
@@ -16,12 +17,14 @@ use crate::{Error, Result};
 pub const DEFAULT_SHARD: u64 = 5_000_000_000;
 
 /// How to write a Hugging Face folder.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct HfOptions {
     /// How the numbers stand in the file: F32 or BF16.
     pub elem: Elem,
-    /// The end-of-text token; the last of the vocabulary if not given, as in GPT-2.
-    pub eot: Option<u32>,
+    /// The tokens before and after a text.
+    pub tokens: TextTokens,
+    /// Goes beside the weights, where `generate` looks for it.
+    pub tokenizer: Option<Tokenizer>,
     /// The most bytes of weights in one file; what is more goes into several with an index. A tensor is never split.
     pub shard: u64,
 }
@@ -29,7 +32,7 @@ pub struct HfOptions {
 impl HfOptions {
     /// Files of at most [`DEFAULT_SHARD`] bytes.
     pub const fn new(elem: Elem) -> Self {
-        Self { elem, eot: None, shard: DEFAULT_SHARD }
+        Self { elem, tokens: TextTokens::Last, tokenizer: None, shard: DEFAULT_SHARD }
     }
 }
 
@@ -42,9 +45,15 @@ pub fn write_hf(
     mut fill: impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
 ) -> Result<()> {
     config.validate()?;
-    let owned = |name: &str| [HF_CONFIG, HF_WEIGHTS, HF_INDEX].contains(&name) || is_part_name(name);
+    let owned = |name: &str| {
+        let ours = [HF_CONFIG, HF_WEIGHTS, HF_INDEX].contains(&name) || is_part_name(name);
+        ours || (name == TOKENIZER && options.tokenizer.is_some()) // never lost, only replaced
+    };
     atomic::write_folder(folder, owned, |folder| {
         write_config_json(folder, config, options)?;
+        if let Some(tokenizer) = &options.tokenizer {
+            tokenizer.write(&folder.join(TOKENIZER))?;
+        }
         let table = config.tensors();
         let parts = split(config, options, &table);
         if let [_] = parts[..] {
@@ -95,12 +104,13 @@ pub(in crate::format) fn write_config_json(
     options: &HfOptions,
 ) -> Result<u32> {
     let path = folder.join(HF_CONFIG);
-    let eot = options.eot.map_or(config.vocab_size().saturating_sub(1), |eot| eot as usize);
-    if eot >= config.vocab_size() {
+    if let TextTokens::Eot(eot) = options.tokens
+        && eot as usize >= config.vocab_size()
+    {
         let expected = format!("below vocab_size, {}", config.vocab_size());
         return Err(Error::field(&path, "eos_token_id", eot, expected));
     }
-    let json = format!("{:#}\n", config_json(config, options.elem, eot));
+    let json = format!("{:#}\n", config_json(config, options.elem, &options.tokens));
     atomic::write_file(&path, |sink| {
         sink.put(json.as_bytes())?;
         Ok(sink.crc32())
