@@ -81,7 +81,7 @@ impl<R: Read + Seek> ModelFile<R> {
         expect_numel(name, out.len(), spec.shape.numel())?;
         self.source.read_f32(HEADER_BYTES + offset * self.elem.size() as u64, self.elem, out)?;
         if self.require_finite {
-            check_finite_in(self.source.path(), name, out, || row_len(spec))?;
+            check_finite(self.source.path(), name, out, || row_len(spec))?;
         }
         Ok(())
     }
@@ -99,13 +99,9 @@ impl<R: Read + Seek> ModelFile<R> {
     }
 }
 
-/// Refuses NaN and infinity, naming the tensor and the index of the first.
-pub fn check_finite(path: &Path, name: &str, values: &[f32]) -> Result<()> {
-    check_finite_in(path, name, values, || 1)
-}
-
-/// The same, naming row and column of a matrix. `cols` is how long a row is, 1 for a vector; asked only if needed.
-pub(crate) fn check_finite_in(
+/// Refuses NaN and infinity, naming the tensor and the place of the first: row and column of a matrix. `cols` is how long a
+/// row is, 1 for a vector; asked only if needed.
+pub(crate) fn check_finite(
     path: &Path,
     name: &str,
     values: &[f32],

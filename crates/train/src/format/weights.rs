@@ -5,7 +5,7 @@ use std::path::Path;
 use super::answer_key::AnswerKey;
 use super::checkpoint::{Checkpoint, TrainerState};
 use super::hf::{HfFolder, TextTokens};
-use super::llmc_model::{ModelFile, check_finite_in, row_len};
+use super::llmc_model::{ModelFile, check_finite, row_len};
 use super::sniff::{Kind, sniff};
 use super::tokenizer::{TOKENIZER, Tokenizer};
 use crate::model::{ModelConfig, MoeConfig};
@@ -119,7 +119,7 @@ impl<S: WeightSource + ?Sized> WeightSource for Finite<S> {
     fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
         self.0.read_tensor(name, out)?;
         let shape = |name: &str| self.0.config().tensors().into_iter().find(|spec| spec.name == name);
-        check_finite_in(self.0.path(), name, out, || shape(name).map_or(1, |spec| row_len(&spec)))
+        check_finite(self.0.path(), name, out, || shape(name).map_or(1, |spec| row_len(&spec)))
     }
 
     fn path(&self) -> &Path {

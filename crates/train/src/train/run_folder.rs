@@ -3,7 +3,7 @@
 use crate::format::Elem;
 use crate::format::atomic;
 use crate::format::checkpoint::{CheckpointParts, Part, TrainerState, write_checkpoint};
-use crate::format::llmc_model::{check_finite_in, row_len};
+use crate::format::llmc_model::{check_finite, row_len};
 use crate::format::tokenizer::Tokenizer;
 use crate::heatmap::load_svg;
 use crate::metrics::{Metrics, MetricsWriter};
@@ -156,7 +156,7 @@ impl RunFolder {
                 Part::V => Pool::Moment2,
             };
             session.read_param(pool, &spec.name, &mut values)?;
-            check_finite_in(&path, &spec.name, &values, || row_len(spec))?;
+            check_finite(&path, &spec.name, &values, || row_len(spec))?;
             out.copy_from_slice(&values);
             Ok(())
         })?;

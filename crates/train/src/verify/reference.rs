@@ -4,7 +4,7 @@ use super::compare::{Comparison, compare};
 use crate::format::WeightSource;
 use crate::format::answer_key::AnswerKey;
 use crate::format::debug_state::DebugState;
-use crate::format::llmc_model::{check_finite_in, row_len};
+use crate::format::llmc_model::{check_finite, row_len};
 use crate::model::ModelConfig;
 use crate::{Error, Result};
 use ironhorse_core::Scalars;
@@ -219,7 +219,7 @@ impl Reference for KeyReference {
                 self.key.read_tensor(name, values)?;
                 let table = || self.key.config().tensors();
                 let cols = || table().iter().find(|spec| spec.name == name).map_or(1, row_len);
-                check_finite_in(self.key.path(), &format!("param.{name}"), values, cols)
+                check_finite(self.key.path(), &format!("param.{name}"), values, cols)
             }
         }
     }
