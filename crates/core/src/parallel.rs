@@ -8,8 +8,10 @@ pub const PIECE: usize = 1 << 16;
 
 /// Calls `work` once for every item, on all cores; in which order and where is left open.
 pub fn for_each<T: Send>(items: impl ExactSizeIterator<Item = T> + Send, work: impl Fn(T) + Sync) {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let helpers = cores.min(items.len()).saturating_sub(1);
+    let helpers = match items.len() {
+        0 | 1 => 0, // asking for the cores reads files: too much for a loss that is read in every step
+        len => std::thread::available_parallelism().map_or(1, usize::from).min(len) - 1,
+    };
     let items = Mutex::new(items);
     let take = || {
         loop {

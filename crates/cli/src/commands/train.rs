@@ -17,7 +17,7 @@ use ironhorse::train::format::{ModelChoice, WeightSource, open_weights};
 use ironhorse::train::model::{Gpt2Config, ModelConfig};
 use ironhorse::train::schedule::{Decay, LrSchedule};
 use ironhorse::train::session::{Session, SessionSpec};
-use ironhorse::train::train::{RunFolder, Summary, TrainData, TrainSettings, train};
+use ironhorse::train::train::{Ending, RunFolder, Summary, TrainData, TrainSettings, train};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -298,11 +298,11 @@ fn train_into(
             let kept = match error {
                 _ if run.steps() == 0 => return Err(error.into()), // nothing was learnt
                 Error::Diverged { step, .. } => {
-                    run.checkpoint_before_divergence(&mut session, tokenizer, &state(step))
+                    run.checkpoint(Ending::Diverged, &mut session, tokenizer, &state(step))
                 }
                 _ => {
                     let _ = run.curve(); // why the run ended matters more than its picture
-                    run.checkpoint_before_error(&mut session, tokenizer, &state(run.steps()))
+                    run.checkpoint(Ending::Failed, &mut session, tokenizer, &state(run.steps()))
                 }
             };
             match kept {
@@ -314,7 +314,7 @@ fn train_into(
             return Err(error.into());
         }
     };
-    let checkpoint = run.checkpoint(&mut session, tokenizer, &state(settings.steps))?;
+    let checkpoint = run.checkpoint(Ending::Done, &mut session, tokenizer, &state(settings.steps))?;
     report(args, &run, &checkpoint, &summary, started.elapsed().as_secs_f64())
 }
 

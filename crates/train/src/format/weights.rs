@@ -40,7 +40,7 @@ pub trait WeightSource {
 }
 
 macro_rules! weight_source {
-    ($($type:ident)*) => {
+    ($($type:ident { $($more:tt)* })*) => {
         $(impl<R: std::io::Read + std::io::Seek> WeightSource for $type<R> {
             fn config(&self) -> ModelConfig {
                 $type::config(self).into()
@@ -53,32 +53,24 @@ macro_rules! weight_source {
             fn path(&self) -> &Path {
                 $type::path(self)
             }
+
+            $($more)*
         })*
     };
 }
 
-weight_source!(ModelFile AnswerKey);
+weight_source! {
+    ModelFile {}
+    AnswerKey {}
+    HfFolder {
+        fn text_tokens(&self) -> TextTokens {
+            HfFolder::text_tokens(self).clone()
+        }
 
-impl<R: std::io::Read + std::io::Seek> WeightSource for HfFolder<R> {
-    fn config(&self) -> ModelConfig {
-        *HfFolder::config(self)
-    }
-
-    fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
-        HfFolder::read_tensor(self, name, out)
-    }
-
-    fn path(&self) -> &Path {
-        HfFolder::path(self)
-    }
-
-    fn text_tokens(&self) -> TextTokens {
-        HfFolder::text_tokens(self).clone()
-    }
-
-    fn tokenizer(&self) -> Result<Option<Tokenizer>> {
-        let path = self.path().join(TOKENIZER);
-        path.exists().then(|| Tokenizer::open(&path)).transpose()
+        fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+            let path = self.path().join(TOKENIZER);
+            path.exists().then(|| Tokenizer::open(&path)).transpose()
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 mod balance;
 mod run_folder;
 
-pub use run_folder::{RunFolder, latest_checkpoint};
+pub use run_folder::{Ending, RunFolder, latest_checkpoint};
 
 use self::balance::Balance;
 use crate::data::Loader;

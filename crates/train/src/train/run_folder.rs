@@ -16,10 +16,31 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 const CHECKPOINT: &str = "checkpoint";
-const BEFORE_DIVERGENCE: &str = "before-divergence";
-const BEFORE_ERROR: &str = "before-error";
 const METRICS: &str = "metrics.jsonl";
 const SAMPLES: &str = "samples";
+
+/// How a run ended, which decides where its checkpoint goes: nobody continues from one that went wrong unasked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// All steps were made.
+    Done,
+    /// Numbers were no longer finite.
+    Diverged,
+    /// Something else went wrong.
+    Failed,
+}
+
+impl Ending {
+    const ALL: [Self; 3] = [Self::Done, Self::Diverged, Self::Failed];
+
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Done => CHECKPOINT,
+            Self::Diverged => "before-divergence",
+            Self::Failed => "before-error",
+        }
+    }
+}
 
 /// A run's folder, open for writing.
 pub struct RunFolder {
@@ -46,7 +67,7 @@ impl RunFolder {
             )));
         }
         // what an earlier run left must not pass for this one's
-        for old in [CHECKPOINT, BEFORE_DIVERGENCE, BEFORE_ERROR, SAMPLES].into_iter().filter(|_| holds_run) {
+        for old in Ending::ALL.map(Ending::folder).into_iter().chain([SAMPLES]).filter(|_| holds_run) {
             match fs::remove_dir_all(path.join(old)) {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
                     return Err(Error::io(&path.join(old), "remove", error));
@@ -58,6 +79,11 @@ impl RunFolder {
         atomic::write_file(&path.join("config.toml"), |sink| sink.put(config_toml.as_bytes()))?;
         let metrics = MetricsWriter::create(&path.join(METRICS))?;
         Ok(Self { path: path.to_owned(), metrics, train: Vec::new(), val: Vec::new(), load: Vec::new() })
+    }
+
+    /// Steps logged so far.
+    pub fn steps(&self) -> u64 {
+        self.train.len() as u64
     }
 
     /// Where it is.
@@ -103,51 +129,17 @@ impl RunFolder {
         atomic::write_file(&path, |sink| sink.put(text.as_bytes()))
     }
 
-    /// Writes the checkpoint: weights, moments and the trainer's state. Numbers that are not finite are refused.
+    /// Writes a checkpoint: weights, moments and the trainer's state. Numbers that are not finite are refused.
     pub fn checkpoint(
         &self,
-        session: &mut Session,
-        tokenizer: Option<&Tokenizer>,
-        trainer: &TrainerState,
-    ) -> Result<PathBuf> {
-        self.checkpoint_in(CHECKPOINT, session, tokenizer, trainer)
-    }
-
-    /// The same for a run that diverged, in a folder of its own: nobody continues from it unasked.
-    pub fn checkpoint_before_divergence(
-        &self,
-        session: &mut Session,
-        tokenizer: Option<&Tokenizer>,
-        trainer: &TrainerState,
-    ) -> Result<PathBuf> {
-        self.checkpoint_in(BEFORE_DIVERGENCE, session, tokenizer, trainer)
-    }
-
-    /// The same for a run that something else ended.
-    pub fn checkpoint_before_error(
-        &self,
-        session: &mut Session,
-        tokenizer: Option<&Tokenizer>,
-        trainer: &TrainerState,
-    ) -> Result<PathBuf> {
-        self.checkpoint_in(BEFORE_ERROR, session, tokenizer, trainer)
-    }
-
-    /// Steps logged so far.
-    pub fn steps(&self) -> u64 {
-        self.train.len() as u64
-    }
-
-    fn checkpoint_in(
-        &self,
-        name: &str,
+        ending: Ending,
         session: &mut Session,
         tokenizer: Option<&Tokenizer>,
         trainer: &TrainerState,
     ) -> Result<PathBuf> {
         let config = *session.config();
         let parts = CheckpointParts { config: &config, elem: Elem::F32, trainer, tokenizer };
-        let path = self.path.join(name);
+        let path = self.path.join(ending.folder());
         let mut values = Vec::new();
         write_checkpoint(&path, &parts, |part, spec, out| {
             let pool = match part {

@@ -312,7 +312,7 @@ unsafe fn backward_head(
                 mm.product([cols, rows, hd], k, q.transposed(), p_out, Beta::Overwrite);
                 mm.product([cols, rows, hd], v, d_o.transposed(), dp_out, Beta::Overwrite);
             }
-            softmax_bwd_columns(isa, p, dp, stride, g.scale, &mut row_lse, &mut delta);
+            softmax_bwd_columns(isa, p, dp, stride, g.scale, &row_lse, &delta);
             hide(p, stride, &queries, &keys, 0.0);
             hide(dp, stride, &queries, &keys, 0.0);
             if queries.start == 0 {

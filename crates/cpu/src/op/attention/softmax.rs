@@ -18,7 +18,16 @@ pub(super) type Column = [f32; TILE];
 
 /// Some columns of a row.
 #[inline(always)]
-fn part(row: &mut [f32], first: usize) -> &mut [f32; LANES] {
+fn part(row: &[f32], first: usize) -> &[f32; LANES] {
+    match row[first..].first_chunk() {
+        Some(part) => part,
+        None => unreachable!("rows are whole vectors"),
+    }
+}
+
+/// The same, to write.
+#[inline(always)]
+fn part_mut(row: &mut [f32], first: usize) -> &mut [f32; LANES] {
     match row[first..].first_chunk_mut() {
         Some(part) => part,
         None => unreachable!("rows are whole vectors"),
@@ -37,12 +46,13 @@ multiversion! {
         let mut shrink = [0.0; TILE];
         for first in (0..stride).step_by(LANES) {
             let mut greatest = [f32::NEG_INFINITY; LANES];
-            for row in s.chunks_exact_mut(stride) {
+            for row in s.chunks_exact(stride) {
                 for (greatest, s) in greatest.iter_mut().zip(part(row, first)) {
                     *greatest = if *s > *greatest { *s } else { *greatest };
                 }
             }
-            let (max, sum, shrink) = (part(max, first), part(sum, first), part(&mut shrink, first));
+            let (max, sum, shrink) =
+                (part_mut(max, first), part_mut(sum, first), part_mut(&mut shrink, first));
             for i in 0..LANES {
                 let new = max[i].max(greatest[i] * scale);
                 shrink[i] = exp_flush::<FMA>(max[i] - new);
@@ -52,7 +62,7 @@ multiversion! {
             for rows in s.chunks_mut(stride * BLOCK) {
                 let mut block = [0.0; LANES];
                 for row in rows.chunks_exact_mut(stride) {
-                    let row = part(row, first);
+                    let row = part_mut(row, first);
                     for i in 0..LANES {
                         row[i] = exp_flush::<FMA>(fma::<FMA>(row[i], scale, -max[i]));
                         block[i] += row[i];
@@ -72,13 +82,13 @@ multiversion! {
         dp: &mut [f32],
         stride: usize,
         scale: f32,
-        lse: &mut Column,
-        delta: &mut Column,
+        lse: &Column,
+        delta: &Column,
     ) {
         for first in (0..stride).step_by(LANES) {
             let (lse, delta) = (part(lse, first), part(delta, first));
             for (p, dp) in p.chunks_exact_mut(stride).zip(dp.chunks_exact_mut(stride)) {
-                let (p, dp) = (part(p, first), part(dp, first));
+                let (p, dp) = (part_mut(p, first), part_mut(dp, first));
                 for i in 0..LANES {
                     p[i] = exp_flush::<FMA>(fma::<FMA>(p[i], scale, -lse[i]));
                     dp[i] = p[i] * (dp[i] - delta[i]) * scale;
