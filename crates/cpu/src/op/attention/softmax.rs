@@ -5,9 +5,6 @@ use super::TILE;
 use crate::math::{LANES, exp_flush, fma};
 use crate::multiversion;
 
-/// Keys summed in one accumulator before it is added to the total: keeps rounding low over many keys.
-const BLOCK: usize = 32;
-
 /// Floats from one row of scores to the next: whole vectors, so that no row has a rest to go through one by one.
 pub(super) fn row_stride(queries: usize) -> usize {
     queries.next_multiple_of(LANES)
@@ -59,17 +56,17 @@ multiversion! {
                 max[i] = new;
                 sum[i] *= shrink[i];
             }
-            for rows in s.chunks_mut(stride * BLOCK) {
-                let mut block = [0.0; LANES];
-                for row in rows.chunks_exact_mut(stride) {
-                    let row = part_mut(row, first);
-                    for i in 0..LANES {
-                        row[i] = exp_flush::<FMA>(fma::<FMA>(row[i], scale, -max[i]));
-                        block[i] += row[i];
-                    }
-                }
+            // What each addition loses is kept and added later: a sum that is off shows in the gradient of the keys' bias,
+            // which is zero but for rounding, and which AdamW makes steps of.
+            let mut lost = [0.0; LANES];
+            for row in s.chunks_exact_mut(stride) {
+                let row = part_mut(row, first);
                 for i in 0..LANES {
-                    sum[i] += block[i];
+                    row[i] = exp_flush::<FMA>(fma::<FMA>(row[i], scale, -max[i]));
+                    let add = row[i] - lost[i];
+                    let total = sum[i] + add;
+                    lost[i] = (total - sum[i]) - add;
+                    sum[i] = total;
                 }
             }
         }
