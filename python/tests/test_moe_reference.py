@@ -15,7 +15,7 @@ from ironhorse.params_moe import activation_names, param_shapes
 from ironhorse.reference.init import random_batch
 from ironhorse.reference.init_moe import INITS, RouterLog, check_routing, init_weights, margins, routed_batch
 from ironhorse.reference.moe import MoE, aux_loss, choose, rope_tables, turn
-from ironhorse.reference.train import AdamW, Recorder, compute_answers, compute_answers_bf16
+from ironhorse.reference.train import AdamW, Recorder, compute_answers, compute_answers_bf16, nearby
 
 # No two sizes equal where they could be confused; NH·HD is not C.
 BASE = MoEConfig(
@@ -237,6 +237,14 @@ def test_bf16_is_close(config: MoEConfig):
     wide = ("probs", "weights")
     assert all(low.tensors[f"act.{n}"].dtype == (torch.float32 if n.endswith(wide) else torch.bfloat16)
                for n in low.act_names if not n.endswith(".experts"))  # fmt: skip
+
+
+def test_nearby_moves_weights_by_half_a_rounding():
+    model = init_weights(MoE(BASE), 1, "spread")
+    one, again, other = nearby(model, 1), nearby(model, 1), nearby(model, 2)
+    for start, a, b, c in zip(*(m.parameters() for m in (model, one, again, other)), strict=True):
+        assert torch.equal(a, b) and not torch.equal(a, c) and not torch.equal(a, start)
+        assert ((a - start).abs() <= 2**-9 * 1.001 * start.abs()).all()
 
 
 def test_inits():

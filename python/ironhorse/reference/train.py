@@ -150,13 +150,24 @@ def _step_master(master: Model, low: Model, adamw: torch.optim.AdamW) -> None:
         rounded.copy_(exact)
 
 
-def torch_errors(got: Answers, exact: Answers) -> dict[str, float]:
+@torch.no_grad()
+def nearby(model: Model, seed: int) -> Model:
+    """A copy whose weights lie up to half a rounding to bf16 away, so that everything is rounded another way."""
+    generator = torch.Generator().manual_seed(seed)
+    moved = copy.deepcopy(model)
+    for param in moved.parameters():
+        param.mul_(1 + 2**-9 * (2 * torch.rand(param.shape, generator=generator) - 1))
+    return moved
+
+
+def torch_errors(got: Answers, exact: Answers, beside: Answers | None = None) -> dict[str, float]:
     """How far PyTorch's answers in f32 or bf16 are from exact ones, per tensor of the key: what a checker derives its
     tolerance from.
 
-    ‖got − exact‖ / ‖exact‖; for `losses` the largest |Δ| / |exact| over the steps; for whole numbers (chosen experts)
-    the share of those that differ. Without this no fixed tolerance is right: the bias of k has gradient zero in exact
-    arithmetic, so Adam steps along its rounding noise. Tensors that only one of them has are left out.
+    ‖got − exact‖ / ‖beside‖, which is `exact` unless given; for `losses` the largest |Δ| / |beside| over the steps; for
+    whole numbers (chosen experts) the share of those that differ. Without this no fixed tolerance is right: the bias of
+    k has gradient zero in exact arithmetic, so Adam steps along its rounding noise. Tensors that only one of them has
+    are left out.
     """
     errors: dict[str, float] = {}
     for name, reference in exact.tensors.items():
@@ -166,9 +177,10 @@ def torch_errors(got: Answers, exact: Answers) -> dict[str, float]:
             errors[name] = float((got.tensors[name] != reference).double().mean())
             continue
         delta = got.tensors[name].double() - reference.double()
+        size = (exact if beside is None else beside).tensors[name].double()
         if name == "losses":
-            errors[name] = float((delta.abs() / reference.abs().clamp_min(1e-300)).max())
+            errors[name] = float((delta.abs() / size.abs().clamp_min(1e-300)).max())
         else:
-            size, off = float(reference.norm()), float(delta.norm())
-            errors[name] = off / size if size > 0 else off
+            norm, off = float(size.norm()), float(delta.norm())
+            errors[name] = off / norm if norm > 0 else off
     return errors
