@@ -238,13 +238,14 @@ def print_comparison(report: dict[str, Any]) -> None:
           f"{report['rounds']} rounds of {report['steps']} steps  torch {report['torch']}")  # fmt: skip
     print(f"{hardware['cpu']}, {hardware['cores']} cores, {' '.join(hardware['flags']) or 'no avx512, no amx'}")
     print(f"commit {report['commit']}\n")
-    print(f"{'':<{NAME_WIDTH}}{'ms/step':>10}{'fastest':>10}{'tokens/s':>10}{'speed':>10}{'peak MiB':>10}{'last loss':>12}"
-          f"{'loss diff':>11}")  # fmt: skip
+    print(f"{'':<{NAME_WIDTH}}{'ms/step':>10}{'fastest':>10}{'tokens/s':>10}{'speed':>10}{'peak MiB':>10}"
+          f"{'last loss':>12}{'loss diff':>11}")  # fmt: skip
     for row in rows:
         speed = row["speed_vs_torch_f32"]
         print(f"{row['name']:<{NAME_WIDTH}}{figure(row['ms_per_step']):>10}{figure(row['ms_fastest']):>10}"
-              f"{figure(row['tokens_per_s']):>10}{'-' if speed is None else figure(speed) + 'x':>10}{row['peak_bytes'] / 2**20:>10.0f}"
-              f"{row['losses'][-1]:>12.6f}{row['loss_max_rel_diff']:>11.1e}")  # fmt: skip
+              f"{figure(row['tokens_per_s']):>10}{'-' if speed is None else figure(speed) + 'x':>10}"
+              f"{row['peak_bytes'] / 2**20:>10.0f}{row['losses'][-1]:>12.6f}"
+              f"{row['loss_max_rel_diff']:>11.1e}")  # fmt: skip
     print(f"\nspeed and loss difference are against {rows[0]['name']}")
     iron = next((row["name"] for row in rows if row["name"].startswith("ironhorse")), None)
     if report["ratio_vs_torch_default"] is not None:

@@ -2,12 +2,12 @@
 
     python benches/moe_curve.py --steps 1000 --json curve.json --svg curve.svg      # --device cuda for a GPU
 
-Both start from the same weights (written by PyTorch), train on the same batches of the built-in corpus in the same order
-(`ironhorse train --save-batches`), in f32, with the same learning rates, clipping and AdamW. Rounding differs, and one day it
-sends a token to another expert: from there on two correct programs part by far more than rounding. So the report says
-for each pair when an expert first got another number of tokens, and how far the losses were apart before and after. And
-PyTorch also trains against itself: in f64, in f32 with the textbook's attention in place of the fused one, and from
-weights nudged by a rounding error.
+Both start from the same weights (written by PyTorch), train on the same batches of the built-in corpus in the same
+order (`ironhorse train --save-batches`), in f32, with the same learning rates, clipping and AdamW. Rounding differs,
+and one day it sends a token to another expert: from there on two correct programs part by far more than rounding. So
+the report says for each pair when an expert first got another number of tokens, and how far the losses were apart
+before and after. And PyTorch also trains against itself: in f64, in f32 with the textbook's attention in place of the
+fused one, and from weights nudged by a rounding error.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ from ironhorse.reference.train import AdamW  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 # moe-tiny with bytes for tokens
-MODEL = "hidden=64,n_layer=2,n_head=4,n_kv_head=1,head_dim=16,n_experts=4,top_k=2,ffn=256,vocab_size=256,max_seq_len=512"
+MODEL = (
+    "hidden=64,n_layer=2,n_head=4,n_kv_head=1,head_dim=16,n_experts=4,top_k=2,ffn=256,vocab_size=256,max_seq_len=512"
+)
 OPTIMIZER = AdamW(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
 CLIP = 1.0
 
@@ -54,8 +56,8 @@ def train_ironhorse(args: argparse.Namespace, folder: Path) -> list[dict[str, An
         "init": folder / "moe", "out": folder / "run", "save-batches": folder / "batches.safetensors",
         "steps": args.steps, "batch": args.batch, "seq": args.seq, "lr": args.lr, "warmup": args.warmup,
         "final-fraction": 0.1, "beta1": OPTIMIZER.beta1, "beta2": OPTIMIZER.beta2, "eps": OPTIMIZER.eps,
-        "weight-decay": OPTIMIZER.weight_decay, "grad-clip": CLIP, "val-batches": 0, "sample-tokens": 0, "sample-every": 0,
-        "seed": args.seed, "device": args.device, "threads": args.threads,
+        "weight-decay": OPTIMIZER.weight_decay, "grad-clip": CLIP, "val-batches": 0, "sample-tokens": 0,
+        "sample-every": 0, "seed": args.seed, "device": args.device, "threads": args.threads,
     }  # fmt: skip
     command = [str(args.bin), "train", *(str(part) for name, value in options.items() for part in (f"--{name}", value))]
     try:

@@ -3,10 +3,10 @@
     python benches/moe_experts.py --json experts.json                                    # CPU: E = 4 to 64 of moe-tiny
     python benches/moe_experts.py --device cuda --dtype bf16 --hidden 768 --ffn 2048 --layers 4 --batch 16 --seq 1024
 
-ironhorse alone. Each E is profiled op by op (`ironhorse profile --json`), the values of E in turn over the rounds, and every
-op gets its least median over the rounds. Three parts of a step are told apart: all that handles tokens, which should not
-grow; the gradients' norm and AdamW, which handle every parameter once and grow with E; and the weights' own traffic
-inside the products, which the rows of an expert share: with few rows for each expert it shows.
+ironhorse alone. Each E is profiled op by op (`ironhorse profile --json`), the values of E in turn over the rounds, and
+every op gets its least median over the rounds. Three parts of a step are told apart: all that handles tokens, which
+should not grow; the gradients' norm and AdamW, which handle every parameter once and grow with E; and the weights' own
+traffic inside the products, which the rows of an expert share: with few rows for each expert it shows.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for row in rows:
         row["tokens_ratio"] = row["tokens_ms"] / rows[0]["tokens_ms"]
         row["products_ratio"] = row["products_ms"] / rows[0]["products_ms"]
-    keys = ("hidden", "layers", "heads", "top_k", "ffn", "vocab", "batch", "seq", "device", "dtype", "threads", "rounds")
+    keys = "hidden layers heads top_k ffn vocab batch seq device dtype threads rounds".split()
     return {"kind": "moe_experts", **provenance(), "gpu": profiles[args.experts[0]][0].get("gpu"),
             **{key: getattr(args, key) for key in keys}, "rows": rows}  # fmt: skip
 
@@ -78,15 +78,21 @@ def show(report: dict[str, Any]) -> None:
     print(f"\nhidden {report['hidden']}, ffn {report['ffn']}, {report['layers']} layers, top-{report['top_k']}, "
           f"{report['batch']} x {report['seq']} tokens, {report['gpu'] or str(report['threads']) + ' threads'}, "
           f"{report['dtype']}\n")  # fmt: skip
-    print(f"{'E':>4}{'rows each':>11}{'token ops ms':>14}{'ratio':>8}{'of it products':>16}{'ratio':>8}{'update ms':>11}")
+    print(f"{'E':>4}{'rows each':>11}{'token ops ms':>14}{'ratio':>8}"
+          f"{'of it products':>16}{'ratio':>8}{'update ms':>11}")  # fmt: skip
     for row in report["rows"]:
-        print(f"{row['experts']:>4}{row['rows_per_expert']:>11.0f}{figure(row['tokens_ms']):>14}{row['tokens_ratio']:>8.2f}"
-              f"{figure(row['products_ms']):>16}{row['products_ratio']:>8.2f}{figure(row['update_ms']):>11}")  # fmt: skip
+        print(f"{row['experts']:>4}{row['rows_per_expert']:>11.0f}{figure(row['tokens_ms']):>14}"
+              f"{row['tokens_ratio']:>8.2f}{figure(row['products_ms']):>16}{row['products_ratio']:>8.2f}"
+              f"{figure(row['update_ms']):>11}")  # fmt: skip
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experts", type=lambda text: [int(part) for part in text.split(",")], default=[4, 8, 16, 32, 64])
+    parser.add_argument("--experts", type=numbers, default=[4, 8, 16, 32, 64])
     sizes = {"hidden": 64, "layers": 2, "heads": 4, "top_k": 2, "ffn": 256, "vocab": 1000, "batch": 8, "seq": 512}
     for name, value in (sizes | {"steps": 20, "rounds": 3, "threads": cores()}).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)

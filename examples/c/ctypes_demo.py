@@ -28,7 +28,7 @@ print("ironhorse", lib.ih_version().decode())
 
 x, out = array([0.0, 1.0, -1.0, 2.0]), array([0.0] * 4)
 check(lib.cuda_silu(x, out, 4, None))
-assert all(abs(o - v / (1 + math.exp(-v))) < 1e-6 for v, o in zip(x, out))
+assert all(abs(o - v / (1 + math.exp(-v))) < 1e-6 for v, o in zip(x, out, strict=True))
 
 check(lib.cuda_softmax(x, out, 2, 2, None))
 assert abs(sum(out) - 2) < 1e-6

@@ -1,5 +1,6 @@
 """A layer with a fused op of ours, trained like any other: on the GPU where there is one, else on the CPU.
 
+Usage:
     python examples/python/custom_layer.py [--steps N] [--compile]
 """
 

@@ -1,5 +1,6 @@
 """From a .cu file to a trained layer: a fused bias + squared ReLU as an op, checked, trained, timed.
 
+Usage:
     python examples/python/jit_layer.py          # on CUDA where there is a GPU, else on the CPU
     python examples/python/jit_layer.py --json numbers.json
 """

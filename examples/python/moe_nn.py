@@ -1,5 +1,6 @@
 """A small mixture of experts learns to spell words that it sees, and shows where its tokens go.
 
+Usage:
     python examples/python/moe_nn.py [--steps N] [--device auto|cpu|cuda]
 """
 

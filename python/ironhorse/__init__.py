@@ -1,8 +1,9 @@
 """ironhorse: transformer training in Rust, checked against PyTorch.
 
 `ironhorse.ops` has the operations for numpy arrays, `ironhorse.torch` those for PyTorch, `ironhorse.jit` makes new ones
-from CUDA source, `ironhorse.nn` is a mixture-of-experts transformer layer by layer; `verify`, `load`, `save` and `export` deal with models and files. Importing this package is cheap and
-needs no torch; the parts that need it import it themselves.
+from CUDA source, `ironhorse.nn` is a mixture-of-experts transformer layer by layer; `verify`, `load`, `save` and
+`export` deal with models and files. Importing this package is cheap and needs no torch; the parts that need it import
+it themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where the CUDA libraries of this environment's packages are: the interpreter may run without the environment being active.
+# Where the CUDA libraries of this environment's packages are: the interpreter may run without it being active.
 os.environ.setdefault("IRONHORSE_PYTHON_PREFIX", sys.prefix)
 
 # Without torch and jit: `import *` should need nothing that may be missing, and not hide another `torch`.

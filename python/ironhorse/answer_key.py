@@ -66,9 +66,7 @@ def write_key(path: Path | str, info: KeyInfo, tensors: Mapping[str, Array]) -> 
     write_safetensors(path, tensors, metadata(info, tensors))
 
 
-def rewrite_key(
-    source: Path | str, target: Path | str, changes: Mapping[str, Array], refresh_crc: bool = True
-) -> None:
+def rewrite_key(source: Path | str, target: Path | str, changes: Mapping[str, Array], refresh_crc: bool = True) -> None:
     """Copies a key with some tensors replaced, for tests of a checker.
 
     With `refresh_crc=False` the checksums stay those of the original, as after damage to the file; otherwise

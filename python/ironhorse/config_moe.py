@@ -144,7 +144,7 @@ NAMED: dict[str, MoEConfig] = {
 
 
 def describes_moe(text: str) -> bool:
-    """Whether a model's name, sizes or file mean this kind of model rather than GPT-2, which has no `ffn` of its own."""
+    """Whether a model's name, sizes or file mean this kind of model, not GPT-2, which has no `ffn` of its own."""
     text = text.strip()
     if text in NAMED:
         return True

@@ -1,14 +1,18 @@
-"""Shared pieces of the tests: one small odd model, exported once."""
+"""Fixtures of several test files: one small odd model, exported once, files of every kind, what ironhorse.jit needs."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from ironhorse.config import GPT2Config
 from ironhorse.export import main as export_main
+
+if TYPE_CHECKING:
+    from jit_cases import Stand
 
 try:
     import torch
@@ -60,3 +64,47 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """The small model, exported with everything on; tests must not change its files."""
     folder = tmp_path_factory.mktemp("small") / "out"
     return export(folder, SMALL, SMALL_BATCH, SMALL_SEQ, "--seed", "3", "--weight-decay", "0.1")
+
+
+# What is below is made by modules that need torch, imported where a test asks for it.
+
+
+@pytest.fixture(scope="module")
+def hf(small: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small model as transformers writes it: the folders `one`, `many` and `bf16`."""
+    from load_save_files import write_hf_folders
+
+    folder = tmp_path_factory.mktemp("hf")
+    write_hf_folders(small, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that `ironhorse train` wrote."""
+    from load_save_files import trained_checkpoint
+
+    return trained_checkpoint(tmp_path_factory.mktemp("train") / "run")
+
+
+@pytest.fixture
+def files(small: Exported, tmp_path: Path) -> dict[str, Path]:
+    """A file of each kind that is one file."""
+    from load_save_files import write_files
+
+    return write_files(small, tmp_path)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of compiled kernels of the test's own."""
+    monkeypatch.setenv("IRONHORSE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
+    """A stand-in for the GPU, for ironhorse.jit."""
+    from jit_fixtures import stand_for_gpu
+
+    return stand_for_gpu(monkeypatch)

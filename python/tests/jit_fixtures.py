@@ -1,8 +1,6 @@
-"""What the tests of ironhorse.jit share: whether NVRTC is here, a cache of their own, a stand-in for the GPU."""
+"""What the tests of ironhorse.jit share: whether NVRTC is here, a stand-in for the GPU. conftest.py has fixtures."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from ironhorse import jit
@@ -25,14 +23,7 @@ def can_compile() -> bool:
 compiles = pytest.mark.skipif(not can_compile(), reason="NVRTC is not here")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("IRONHORSE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
+def stand_for_gpu(monkeypatch: pytest.MonkeyPatch) -> Stand:
     """A stand-in for the GPU; torch's CUDA implementations run on tensors of the CPU."""
     stand, define = Stand(), _torch._define
     monkeypatch.setattr(jit.Kernel, "on", lambda kernel, device=0: stand.on(kernel, device))

@@ -1,4 +1,4 @@
-"""Files of every kind, for the tests of `ironhorse.load` and `ironhorse.save`."""
+"""Files of every kind, for the tests of `ironhorse.load` and `ironhorse.save`; conftest.py has the fixtures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import numpy as np
-import pytest
 import safetensors.torch
 import torch
 from conftest import Exported
@@ -16,8 +15,7 @@ from ironhorse.formats.shards import write_shard
 from ironhorse.formats.tokenizer import Tokenizer, write_tokenizer
 
 
-@pytest.fixture(scope="module")
-def hf(small: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_hf_folders(small: Exported, folder: Path) -> None:
     """The small model as transformers writes it."""
     import transformers
 
@@ -28,36 +26,31 @@ def hf(small: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from ironhorse.reference.hf import to_hf_state
 
     model.load_state_dict(to_hf_state(params))
-    folder = tmp_path_factory.mktemp("hf")
     model.save_pretrained(folder / "one")
     model.save_pretrained(folder / "many", max_shard_size="10KB")
     model.bfloat16().save_pretrained(folder / "bf16")
     assert (folder / "many" / "model.safetensors.index.json").is_file()
-    return folder
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that `ironhorse train` wrote."""
-    out = tmp_path_factory.mktemp("train") / "run"
+def trained_checkpoint(out: Path) -> Path:
+    """A checkpoint that `ironhorse train --out` wrote."""
     sizes = "n_layer=1,n_head=2,n_embd=32,vocab_size=256,max_seq_len=32"
     line = f"ironhorse train --model {sizes} --batch 2 --seq 16 --steps 2 --sample-tokens 0 --device cpu --out {out}"
     assert _native.command(line.split()) == 0
     return out / "checkpoint"
 
 
-@pytest.fixture
-def files(small: Exported, tmp_path: Path) -> dict[str, Path]:
-    """A file of each kind that is one file."""
-    write_shard(tmp_path / "narrow.bin", np.array([1, 50256, 65535]))
-    write_shard(tmp_path / "wide.bin", np.array([1, 2]), wide=True)
-    write_tokenizer(tmp_path / "tokenizer.bin", Tokenizer((b"a", b"\xff\x00", b"<|endoftext|>"), 2))
+def write_files(small: Exported, folder: Path) -> dict[str, Path]:
+    """A file of each kind that is one file, by the names of KINDS."""
+    write_shard(folder / "narrow.bin", np.array([1, 50256, 65535]))
+    write_shard(folder / "wide.bin", np.array([1, 2]), wide=True)
+    write_tokenizer(folder / "tokenizer.bin", Tokenizer((b"a", b"\xff\x00", b"<|endoftext|>"), 2))
     values = {"b": torch.randn(3, 2).bfloat16(), "a": torch.arange(4), "half": torch.randn(5).half()}
-    safetensors.torch.save_file(values, tmp_path / "any.safetensors", {"note": "x"})
+    safetensors.torch.save_file(values, folder / "any.safetensors", {"note": "x"})
     return {
         "model": small.model, "bf16": small.model_bf16, "state": small.state, "key": small.key,
-        "narrow": tmp_path / "narrow.bin", "wide": tmp_path / "wide.bin", "tokenizer": tmp_path / "tokenizer.bin",
-        "safetensors": tmp_path / "any.safetensors",
+        "narrow": folder / "narrow.bin", "wide": folder / "wide.bin", "tokenizer": folder / "tokenizer.bin",
+        "safetensors": folder / "any.safetensors",
     }  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""The C library on memory of a GPU: every function gives there what it gives on the host. Needs a GPU, PyTorch and the library
-(IRONHORSE_LIB, or libironhorse.so of the release build)."""
+"""The C library on memory of a GPU: every function gives there what it gives on the host. Needs a GPU, PyTorch and the
+library (IRONHORSE_LIB, or libironhorse.so of the release build)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CASES = {
     "cuda_rmsnorm": lambda: [f(37, 333), f(333, seed=1), empty(37, 333), 37, 333, 1e-5],
     "cuda_rmsnorm_residual": lambda: [
         f(37, 333), f(37, 333, seed=1), f(333, seed=2), empty(37, 333), empty(37, 333), 37, 333, 1e-5,
-    ],  # fmt: skip
+    ],
     "cuda_layernorm": lambda: [f(37, 333), f(333, seed=1), f(333, seed=2), empty(37, 333), 37, 333, 1e-5],
     "cuda_gemm": lambda: [f(37, 65), f(65, 33, seed=1), Out(f(37, 33, seed=2)), 37, 33, 65, 0.5, 0.25],
     "cuda_gemm_batched": lambda: [f(3, 7, 5), f(3, 5, 9, seed=1), empty(3, 7, 9), 3, 7, 9, 5, 1.0, 0.0],
@@ -76,25 +76,26 @@ CASES = {
     "cuda_rope_forward_half": lambda: [f(2, 9, 3, 32), f(64, 16, high=60.0), empty(2, 9, 3, 32), 2, 9, 3, 32, 5],
     "cuda_rope_qk": lambda: [
         f(2, 9, 4, 8), f(2, 9, 2, 8, seed=1), f(64, 4), empty(2, 9, 4, 8), empty(2, 9, 2, 8), 2, 9, 4, 2, 8, 3,
-    ],  # fmt: skip
+    ],
     "cuda_rope_qk_half": lambda: [
         f(2, 9, 4, 8), f(2, 9, 2, 8, seed=1), f(64, 4), empty(2, 9, 4, 8), empty(2, 9, 2, 8), 2, 9, 4, 2, 8, 3,
-    ],  # fmt: skip
+    ],
     "cuda_flash_attention": lambda: [
         f(2, 67, 3, 48), f(2, 67, 3, 48, seed=1), f(2, 67, 3, 48, seed=2), empty(2, 67, 3, 48), 2, 67, 3, 48, 0.2, 1,
-    ],  # fmt: skip
+    ],
     "cuda_attention": lambda: [
-        f(2, 7, 4, 24), f(2, 67, 2, 24, seed=1), f(2, 67, 2, 24, seed=2), empty(2, 7, 4, 24), 2, 7, 67, 4, 2, 24, 0.2, 1,
-    ],  # fmt: skip
+        f(2, 7, 4, 24), f(2, 67, 2, 24, seed=1), f(2, 67, 2, 24, seed=2), empty(2, 7, 4, 24),
+        2, 7, 67, 4, 2, 24, 0.2, 1,
+    ],
     "cuda_cross_entropy_forward": lambda: [f(37, 333), TARGETS, empty(1), empty(37, 333), 37, 333],
     "cuda_cross_entropy_backward": lambda: [f(37, 333, low=-9.0, high=0.0), TARGETS, empty(37, 333), 37, 333, 0.1],
     "cuda_aux_loss_forward": lambda: [
         f(37, 8, low=0.0, high=0.3), (TARGETS % 8).repeat(2), empty(1), empty(8), empty(8), 37, 8, 2, 0.01,
-    ],  # fmt: skip
+    ],
     "cuda_adamw_step": lambda: [
         Out(f(1003)), f(1003, seed=1), Out(f(1003, seed=2)), Out(f(1003, seed=3, low=0.0)),
         1e-2, 0.9, 0.95, 1e-8, 0.1, 7, long(1003),
-    ],  # fmt: skip
+    ],
     "cuda_zero_grad": lambda: [empty(1003), long(1003)],
     "cuda_grad_clip": lambda: [Out(f(100003)), Out(np.zeros(391, np.float32)), empty(1), 1.5, long(100003)],
     "cuda_scatter_add": lambda: [f(9, 33), ints(4, 0, 4, 4, 2, 0, 6, 1, 4), Out(f(7, 33, seed=1)), 9, 33],
@@ -103,7 +104,7 @@ CASES = {
     "cuda_sample": lambda: [f(4, 1003), Out(np.zeros(4, np.int32)), SEEDS, 4, 1003, 0.8],
     "cuda_topk_sample": lambda: [f(4, 1003), Out(np.zeros(4, np.int32)), SEEDS, 4, 1003, 50, 0.8],
     "cuda_topp_sample": lambda: [f(4, 1003), Out(np.zeros(4, np.int32)), SEEDS, 4, 1003, 0.9, 0.8],
-}
+}  # fmt: skip
 
 
 def pointer(array: np.ndarray | torch.Tensor) -> c_void_p:

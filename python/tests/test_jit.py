@@ -1,5 +1,6 @@
-"""ironhorse.jit: source, compiling, the cache and bare kernels, without a GPU. Compiling is real (NVRTC, for a named architecture);
-launches go to a stand-in that computes on the host what the kernels compute. test_jit_cuda.py has the real ones."""
+"""ironhorse.jit: source, compiling, the cache and bare kernels, without a GPU. Compiling is real (NVRTC, for a named
+architecture); launches go to a stand-in that computes on the host what the kernels compute. test_jit_cuda.py has the
+real ones."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ import torch
 from ironhorse import jit
 from ironhorse.errors import InvalidValueError, NotAvailableError
 from jit_cases import AFFINE, ROWS, SQUARE, Stand
-from jit_fixtures import ARCH, F32, cache, compiles, stand  # noqa: F401, fixtures among them
+from jit_fixtures import ARCH, F32, compiles
 
+pytestmark = pytest.mark.usefixtures("cache")
 
 # Reading source.
 
@@ -102,13 +104,13 @@ def test_errors_show_file_line_and_caret(tmp_path: Path):
     assert (second.file, second.line) == (str(path), 3)
     shown = second.source.splitlines()
     assert shown[0].strip() == "x[0] = frob(1) + 2;" and shown[1].index("^") == shown[0].index("frob")
-    assert f"{path}:3: error: identifier \"frob\" is undefined" in str(error) and "^" in str(error)
+    assert f'{path}:3: error: identifier "frob" is undefined' in str(error) and "^" in str(error)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 @compiles
 def test_other_errors():
-    with pytest.raises(jit.CompileError, match="kernel square<nope>: error: identifier \"nope\""):
+    with pytest.raises(jit.CompileError, match='kernel square<nope>: error: identifier "nope"'):
         jit.compile(SQUARE, "square<nope>", arch=ARCH)
     with pytest.raises(jit.CompileError, match="unrecognized option --nonsense"):
         jit.compile(F32, arch=ARCH, flags=["--nonsense"])
@@ -304,5 +306,6 @@ def test_without_a_gpu_it_says_so():
 def test_a_file_may_be_called_like_one_of_ours(tmp_path: Path):
     """`ironhorse.cuh` is whole in itself: it takes no file of that folder for a part of it."""
     (tmp_path / "floats.cuh").write_text("#define MINE 5\n")
-    text = '#include "ironhorse.cuh"\n#include "floats.cuh"\nKERNEL f(f16* x) { x[0] = from_float<f16>(sqrt_of(float(MINE))); }'
+    text = '#include "ironhorse.cuh"\n#include "floats.cuh"\n'
+    text += "KERNEL f(f16* x) { x[0] = from_float<f16>(sqrt_of(float(MINE))); }"
     assert jit.compile(text, arch=ARCH, include=tmp_path).cubin

@@ -10,7 +10,9 @@ import pytest
 import torch
 from ironhorse import jit
 from ironhorse.errors import InvalidValueError, NotAvailableError
-from jit_fixtures import ARCH, cache, compiles  # noqa: F401, a fixture among them
+from jit_fixtures import ARCH, compiles
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 S = "__global__ void s(const float* x, float* y, long n) {}"
 SIZED = "__global__ void s(const float* x, float* y, int k) {}"
@@ -99,7 +101,7 @@ def test_files_that_are_not_there(tmp_path: Path):
         jit.load(tmp_path / "latin.cu")
 
 
-MARKED = '__global__ void s(float* y) { y[0] = 1; }\n'
+MARKED = "__global__ void s(float* y) { y[0] = 1; }\n"
 
 
 @compiles

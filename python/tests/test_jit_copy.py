@@ -14,7 +14,8 @@ import pytest
 import torch
 from ironhorse import jit
 from jit_cases import SQUARE
-from jit_fixtures import cache  # noqa: F401, a fixture
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 PARTS = '#include "part.cuh"\n__global__ void twice(const float* x, float* y, long n) { y[0] = TWO * FOUR * x[0]; }'
 

@@ -1,5 +1,5 @@
-"""ironhorse.jit: ops and their gradients, without a GPU: launches go to a stand-in that computes on the host what the kernels
-compute. test_jit_cuda.py has the real ones."""
+"""ironhorse.jit: ops and their gradients, without a GPU: launches go to a stand-in that computes on the host what the
+kernels compute. test_jit_cuda.py has the real ones."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import torch
 from ironhorse import jit
 from ironhorse.errors import InvalidValueError, NotAvailableError
 from jit_cases import AFFINE, ROWS, SQUARE, Stand
-from jit_fixtures import ARCH, cache, compiles, stand  # noqa: F401, fixtures among them
+from jit_fixtures import ARCH, compiles
 
+pytestmark = pytest.mark.usefixtures("cache")
 
 # Ops.
 

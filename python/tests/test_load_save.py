@@ -20,7 +20,7 @@ from ironhorse.formats.llmc import read_model
 from ironhorse.formats.safetensors import read_safetensors
 from ironhorse.formats.tokenizer import Tokenizer
 from ironhorse.params import param_shapes
-from load_save_files import KINDS, checkpoint, files, hf, same_folders  # noqa: F401, fixtures among them
+from load_save_files import KINDS, same_folders
 
 NAMES = list(param_shapes(SMALL_CONFIG))
 

@@ -15,7 +15,7 @@ from conftest import SMALL_CONFIG, Exported
 from ironhorse.bridge import Loaded
 from ironhorse.errors import Code, FormatError, IronhorseError
 from ironhorse.formats.tokenizer import Tokenizer
-from load_save_files import KINDS, checkpoint, files, hf  # noqa: F401, fixtures among them
+from load_save_files import KINDS
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -77,8 +77,8 @@ def test_picture_and_summary(trained):
     script, _, metrics = trained
     losses = [m["loss"] for m in metrics]
     sides = ("ironhorse f32", "torch f32", "torch f64", "torch f32, other order")
-    report = {"steps": STEPS, "losses": {side: losses if side != "torch f64" else [x + 1 for x in losses] for side in sides}}
-    svg = script.picture(report)
+    apart = {side: losses if side != "torch f64" else [x + 1 for x in losses] for side in sides}
+    svg = script.picture({"steps": STEPS, "losses": apart})
     assert svg.startswith("<svg") and svg.count("<path") > 6 and "nan" not in svg
     a, b = script.Run([1.0, 2.0, 5.0], [[1, 1]] * 3), script.Run([1.0, 2.5, 3.0], [[1, 1], [1, 1], [2, 0]])
     found = script.compare(a, b)
@@ -109,7 +109,8 @@ def test_bench_refuses_bad_tokens(tmp_path, what: str):
 def test_experts_table(tmp_path, capsys):
     script = module("moe_experts")
     sizes = ["--hidden", "16", "--ffn", "16", "--heads", "2", "--vocab", "40", "--batch", "1", "--seq", "16"]
-    quick = ["--experts", "2,6", "--steps", "2", "--rounds", "2", "--threads", "1", "--bin", os.environ["IRONHORSE_BIN"]]
+    binary = os.environ["IRONHORSE_BIN"]
+    quick = ["--experts", "2,6", "--steps", "2", "--rounds", "2", "--threads", "1", "--bin", binary]
     assert script.main([*sizes, *quick, "--json", str(tmp_path / "r.json")]) == 0
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert [row["experts"] for row in rows] == [2, 6] and rows[0]["tokens_ratio"] == 1

@@ -178,7 +178,7 @@ def test_overlaps():
         ("`p` is 0", ops.topp_sample, (f32(2, 4), None, None, None, None, 0.0)),
         ("`p` is NaN", ops.topp_sample, (f32(2, 4), None, None, None, None, float("nan"))),
         ("NaN", ops.sample, (np.full((2, 4), np.nan, np.float32),)),
-        ("device is \"gpu\"", lambda x: ops.silu(x, device="gpu"), (f32(1),)),
+        ('device is "gpu"', lambda x: ops.silu(x, device="gpu"), (f32(1),)),
         ("needs a `c`", lambda: ops.gemm(f32(1, 1), f32(1, 1), beta=1.0), ()),
     ],
 )

@@ -7,9 +7,9 @@ import subprocess
 import sys
 import threading
 
+import ironhorse.torch as ops
 import pytest
 import torch
-import ironhorse.torch as ops
 from torch_cases import BY_NAME, CASES, again, each_case, each_device, run, tensors
 
 

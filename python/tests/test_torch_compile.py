@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ironhorse.torch as ops
 import pytest
 import torch
-import ironhorse.torch as ops
 from torch import nn
 from torch_cases import BY_NAME, again, distance, each_case, each_device, run
 

@@ -185,7 +185,8 @@ def test_long_rows(op, cols, dtype):
     def results(function, inputs, d_y=None):
         inputs = [t.detach().requires_grad_() for t in inputs]
         y = function(*inputs)
-        d_y = torch.randn(y.shape, device="cuda", dtype=torch.float64, generator=generator).to(dtype) if d_y is None else d_y
+        if d_y is None:
+            d_y = torch.randn(y.shape, device="cuda", dtype=torch.float64, generator=generator).to(dtype)
         return d_y, [y, *torch.autograd.grad(y, inputs, d_y.to(y.dtype))]
 
     d_y, got = results(ours, inputs)
@@ -195,12 +196,13 @@ def test_long_rows(op, cols, dtype):
     for i, (mine, his, truth) in enumerate(zip(got, torchs, true, strict=True)):
         size = truth.norm().clamp_min(1e-30)
         error, other = ((t.double() - truth).norm() / size for t in (mine, his))
-        assert error <= max(2 * other, eps / 2 if eps > 1e-4 else 20 * eps), f"result {i}: {error:.2e}, torch {other:.2e}"
+        bound = max(2 * other, eps / 2 if eps > 1e-4 else 20 * eps)
+        assert error <= bound, f"result {i}: {error:.2e}, torch {other:.2e}"
 
 
 @pytest.mark.parametrize("cols", [8, 24, 64, 1024, 7])
 def test_the_gate_of_fused_scale_bias_relu(cols):
-    """With bits and, for an odd number of columns, without: NaN, one number as the gradient, a gradient at an odd address, again."""
+    """With bits and, for odd columns, without: NaN, one number as the gradient, a gradient at an odd address, again."""
     x = torch.randn(33, cols, device="cuda", requires_grad=True)
     bias = torch.randn(cols, device="cuda", requires_grad=True)
     with torch.no_grad():

@@ -50,7 +50,8 @@ class Block(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.rand(6))
         self.linear = torch.nn.Linear(6, 6)
 
-    def forward(self, x):  # torch 2.11 cannot pickle a traced module with annotations that are strings, as they are here
+    # torch 2.11 cannot pickle a traced module with annotations that are strings, as they are here.
+    def forward(self, x):
         y = ops.softmax(silu(self.linear(ops.rmsnorm(x, self.weight))), dim=0)
         return ops.gelu(y, approximate="tanh") + ops.square_forward(x)
 

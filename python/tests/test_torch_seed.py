@@ -8,12 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ironhorse.torch as custom_ops
 import pytest
 import torch
 from torch import nn
 from torch_cases import each_device
-
-import ironhorse.torch as custom_ops
 
 ROOT = Path(__file__).parents[2]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ironhorse.torch as ops
 import pytest
 import torch
-import ironhorse.torch as ops
 from torch_cases import BY_NAME, CASES, LOW, again, distance, each_case, each_device, each_float, run
 
 # Below this share of the type's rounding step, errors are not compared.

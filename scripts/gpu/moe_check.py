@@ -46,7 +46,7 @@ def continued(run: Path, following: Path) -> tuple[bool, str]:
 
 def same(one: Path, other: Path) -> tuple[bool, str]:
     a, b = (json.loads(path.read_text())["tokens"] for path in (one, other))
-    for at, (left, right) in enumerate(zip(a, b)):
+    for at, (left, right) in enumerate(zip(a, b, strict=False)):
         if left != right:
             return False, f"token {at} of {len(a)} is {left} in {one.stem}, {right} in {other.stem}"
     return len(a) == len(b) > 0, f"{len(a)} tokens equal" if len(a) == len(b) else f"{len(a)} tokens beside {len(b)}"

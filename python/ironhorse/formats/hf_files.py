@@ -108,7 +108,7 @@ def write_weights(
 def json_bytes(table: Mapping[str, Any]) -> bytes:
     """JSON as Rust writes it, whose numbers look a little different: 0.00001 and 1e-6, not 1e-05 and 1e-06."""
     text = json.dumps(table, indent=2, ensure_ascii=False)
-    number = r'(?<=[\s])(-?)(\d)(?:\.(\d+))?e([+-])0*(\d+)(?=[,\s])'  # outside of strings: one stands on each line
+    number = r"(?<=[\s])(-?)(\d)(?:\.(\d+))?e([+-])0*(\d+)(?=[,\s])"  # outside of strings: one stands on each line
     return (re.sub(number, _rust_number, text) + "\n").encode()
 
 

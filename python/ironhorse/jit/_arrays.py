@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import InvalidValueError
-from ._types import same_bits, CODES, Param, element, size_of
+from ._types import CODES, Param, element, same_bits, size_of
 
 
 class Place(NamedTuple):
@@ -30,7 +30,7 @@ def torch_module() -> Any:
     return sys.modules.get("torch")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _named(dtype: Any) -> tuple[str | None, str]:
     """Code and name of an element type of numpy or torch; one in the other byte order has no code."""
     name = str(dtype).removeprefix("torch.")

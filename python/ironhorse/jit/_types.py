@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 
 from ..errors import InvalidValueError
 
@@ -36,12 +36,12 @@ def size_of(code: str) -> int:
 
 
 def same_bits(found: str, wanted: str) -> bool:
-    """Whether an array of one type can be given for another: the same, or an integer of the same size, because torch has hardly any
-    unsigned tensors."""
+    """Whether an array of one type can be given for another: the same, or an integer of the same size, because torch
+    has hardly any unsigned tensors."""
     return found == wanted or (found[0] in "iu" and wanted[0] in "iu" and found[1:] == wanted[1:])
 
 
-@lru_cache(maxsize=None)
+@cache
 def element(base: str) -> tuple[str, int] | None:
     """Code and lanes of a C type: `float4` is ("f4", 4); None for a type that arrays do not have."""
     base = base.removeprefix("std::").removeprefix("cuda::")

@@ -1,5 +1,6 @@
 """The transformer: embedding, blocks of attention and experts, norm, head.
 
+From tokens to logits:
     x = embedding[tokens]
     for each block:  x = x + attention(attn_norm(x))
                      x = x + moe(ffn_norm(x))
@@ -99,9 +100,7 @@ class MoETransformer(Generates, Layer):
         self.config, self.device = config, check_device(device, "MoETransformer")
         tables = RopeTables(sizes)
         self.embedding = Embedding(config.vocab_size, config.hidden_dim, seed=rng, device=device)
-        self.blocks = [
-            TransformerBlock(config, seed=rng, device=device, tables=tables) for _ in range(config.n_layers)
-        ]
+        self.blocks = [TransformerBlock(config, seed=rng, device=device, tables=tables) for _ in range(config.n_layers)]
         self.final_norm = RMSNorm(config.hidden_dim, config.rms_eps, device=device)
         self.lm_head = Linear(config.hidden_dim, config.vocab_size, seed=rng, device=device)
 

@@ -1,5 +1,6 @@
 """The router and the experts it sends tokens to.
 
+For each token x:
     probs = softmax(gate x)                       over all experts, in f32
     experts = the K largest logits                of equal ones the lower number first
     weights = probs of these, over their sum
@@ -41,9 +42,7 @@ class Routing(NamedTuple):
 class Router(Layer):
     """Which experts a token goes to, and with which weights."""
 
-    def __init__(
-        self, hidden_dim: int, n_experts: int, top_k: int, *, seed: Seed = None, device: str = "auto"
-    ) -> None:
+    def __init__(self, hidden_dim: int, n_experts: int, top_k: int, *, seed: Seed = None, device: str = "auto") -> None:
         check_sizes("Router", hidden_dim=hidden_dim, n_experts=n_experts, top_k=top_k)
         if top_k > n_experts:
             raise InvalidValueError(f"Router: top_k is {top_k}, expected 1 to {n_experts}, the number of experts")

@@ -81,9 +81,7 @@ def rope_qk(
     device: Device = "auto",
 ) -> tuple[F32, F32]:
     """rope_forward of q and of k, which may have fewer heads. Returns (q_out, k_out)."""
-    return _native.rope_qk(
-        q, k, freqs, q_out, k_out, batch, seq, q_heads, kv_heads, head_dim, offset, half, device
-    )
+    return _native.rope_qk(q, k, freqs, q_out, k_out, batch, seq, q_heads, kv_heads, head_dim, offset, half, device)
 
 
 def flash_attention(

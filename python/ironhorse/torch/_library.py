@@ -159,7 +159,6 @@ functorch_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transfo
 """Whether torch.func is at work, which wants an autograd.Function of its own kind: what `gradient` returns."""
 
 
-
 def forward_mode() -> bool:
     """Whether torch differentiates forward (dual numbers, torch.func.jvp). Our ops have no such derivative: their
     autograd.Functions say so, where the bare kernels would silently return a derivative of 0."""

@@ -39,6 +39,7 @@ _attention: Ops = public("attention")
 _attention_fwd: Ops = raw("attention_fwd")
 _attention_bwd: Ops = raw("attention_bwd")
 
+
 def _layout(x: Tensor) -> Tensor:
     """A fake as large as x, which lies as results of x do: `layout` of crates/py/src/torch/heads.rs."""
     if x.dim() == 4 and x.stride(1) < x.stride(2):
@@ -58,7 +59,8 @@ def rope_tables(
 ) -> tuple[Tensor, Tensor]:
     """cos and sin (seq, head_dim / 2) for `rope`: of p / (base alpha^(d / (d - 2)))^(2 i / d) at position p.
 
-    d is head_dim. alpha is the NTK factor, 1 for none. The angles are computed in float64. float64 tensors need tables of float64.
+    d is head_dim. alpha is the NTK factor, 1 for none. The angles are computed in float64. float64 tensors need tables
+    of float64.
     """
     if head_dim % 2 != 0:
         raise ValueError(f"rope_tables: `head_dim` is {head_dim}, expected an even number")
@@ -91,9 +93,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, offset:
 
 class _Rope(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, offset: int, interleaved: bool, back: bool
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, offset: int, interleaved: bool, back: bool) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.how = offset, interleaved, back
         return _rope_fwd(x, cos, sin, offset, interleaved, back)

@@ -37,6 +37,7 @@ _layernorm: Ops = public("layernorm")
 _layernorm_fwd: Ops = raw("layernorm_fwd")
 _layernorm_bwd: Ops = raw("layernorm_bwd")
 
+
 def _statistic(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[:-1], dtype=acc(x))
 

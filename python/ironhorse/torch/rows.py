@@ -48,7 +48,9 @@ def fused_scale_bias_relu(x: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor
     if stand_in(x, bias, scale):
         return instead(fused_scale_bias_relu, (x, bias, scale), x, bias, scale=scale)
     if isinstance(scale, Tensor) and scale.requires_grad:
-        raise RuntimeError("fused_scale_bias_relu: `scale` is a number without a gradient; for a learned one use x * scale")
+        raise RuntimeError(
+            "fused_scale_bias_relu: `scale` is a number without a gradient; for a learned one use x * scale"
+        )
     if x.dtype is not bias.dtype and autocast_on(x):
         x, bias = promoted(x, bias)
     if is_compiling():
