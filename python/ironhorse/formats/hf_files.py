@@ -48,9 +48,9 @@ def read_weights(folder: Path) -> SafetensorsFile:
         return read_safetensors(folder / WEIGHTS)
     path = folder / INDEX
     if not path.is_file():
-        part = min((entry.name for entry in folder.iterdir() if is_part_name(entry.name)), default=None)
-        if part is not None:
-            raise FormatError(f"{path}: missing, but {part} is there; the index says which tensor is in which file")
+        alone = min((entry.name for entry in folder.iterdir() if is_part_name(entry.name)), default=None)
+        if alone is not None:
+            raise FormatError(f"{path}: missing, but {alone} is there; the index says which tensor is in which file")
         raise FormatError(f"{folder}: neither {WEIGHTS} nor {INDEX} in it; save it again with safe_serialization=True")
     places = parse_json(path, read_bytes(path)).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(file, str) for file in places.values()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..errors import InvalidValueError, IronhorseError, NotAvailableError
@@ -73,9 +74,9 @@ def check(
     if not isinstance(op, Op):
         raise InvalidValueError(f"check: op is of type {type(op).__name__}; expected what jit.op made")
     sizes = _given.sizes("check: sizes", sizes)
-    args = op._complete(examples, {})
+    given = op._complete(examples, {})
     try:
-        args = [torch.as_tensor(a) if i in op._array_at else a for i, a in enumerate(args)]
+        args: list[Any] = [torch.as_tensor(a) if i in op._array_at else a for i, a in enumerate(given)]
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidValueError(f"check: an example is no array ({str(error).splitlines()[0]})") from None
     reference = reference or op.cpu
@@ -108,7 +109,7 @@ def check(
     for size in sizes:
         for symbol in symbols:
             name = f"size {symbol} -> {size}" if len(symbols) > 1 else f"size {size}"
-            note(name, lambda size=size, symbol=symbol: _resized(op, args, symbol, size, symbols, reference, tolerance))
+            note(name, partial(_resized, op, args, symbol, size, symbols, reference, tolerance))
     note("not contiguous", lambda: _layouts(op, args, tolerance))
     note("offset by one element", lambda: _layouts(op, args, tolerance, shift=True))
     if show:
@@ -122,7 +123,7 @@ class _Skip(Exception):
     pass
 
 
-def _tuple(result: Any) -> tuple:
+def _tuple(result: Any) -> tuple[Any, ...]:
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 

@@ -36,7 +36,7 @@ class CompileError(IronhorseError, ValueError):
         said = "\n" + "\n".join(map(str, errors)) if errors else f": {log}"
         super().__init__(f"{file} does not compile for {arch}{said}")
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[type[CompileError], tuple[str, str, str]]:
         return CompileError, (self.file, self.arch, self.log)
 
 

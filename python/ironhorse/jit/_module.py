@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from .._native import JitCode, JitKernel, JitSource
 from ..errors import InvalidValueError, NotAvailableError
 from . import _given
-from ._arrays import argument, torch_module
+from ._arrays import Place, argument, torch_module
 from ._types import SPELLED, Param, Signature, split_expression
 
 Dims = int | tuple[int, ...]
@@ -60,7 +60,7 @@ class Module:
     def __deepcopy__(self, memo: Any) -> Module:
         return self
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Callable[..., Module], tuple[str, str, list[str], list[str]]]:
         return _restored, (self.text, self.name, self._folders, self.flags)
 
     def arch(self, device: int = 0) -> str:
@@ -182,7 +182,7 @@ class Kernel:
     def __deepcopy__(self, memo: Any) -> Kernel:
         return self
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[type[Kernel], tuple[Any, ...]]:
         return Kernel, (self.module, self.name, self.params, self._c_linkage, self._together)
 
     def __repr__(self) -> str:
@@ -191,7 +191,7 @@ class Kernel:
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         raise InvalidValueError(f"kernel {self.name}: give grid and block: kernel[grid, block](...)")
 
-    def __getitem__(self, shape: Dims | tuple) -> _Bound:
+    def __getitem__(self, shape: tuple[Dims, Dims] | tuple[Dims, Dims, int]) -> _Bound:
         if not isinstance(shape, tuple) or len(shape) not in (2, 3):
             raise InvalidValueError(f"kernel {self.name}: expected kernel[grid, block] or kernel[grid, block, shared]")
         return _Bound(self, *shape)
@@ -223,26 +223,26 @@ class Kernel:
         if len(args) != len(self.params):
             expected = ", ".join(map(str, self.params))
             raise InvalidValueError(f"kernel {name}: {len(args)} arguments, expected {len(self.params)}: {expected}")
-        values, places, index = [], [], None
+        values: list[Any] = []  # as they are passed
+        arrays: list[tuple[int, Place, Param]] = []  # of these; a Place keeps its memory alive
+        index: int | None = None
         for at, (param, value) in enumerate(zip(self.params, args, strict=True)):
             value, found = argument(name, at, param, value)
             if found is not None:
-                if places and found.device != index:
+                if arrays and found.device != index:
                     both = " and ".join("the host" if d is None else f"cuda:{d}" for d in (index, found.device))
                     raise InvalidValueError(f"kernel {name}: arrays are on {both}, expected one place (`{param.name}`)")
                 index = found.device
-                places.append(found)
-            values.append(value if found is None or found.device is not None else (found, param))
+                arrays.append((at, found, param))
+            values.append(value)
         grid, block = dims(name, "grid", grid), dims(name, "block", block)
         if isinstance(shared, bool) or not isinstance(shared, int) or not 0 <= shared < 1 << 31:
             raise InvalidValueError(f"kernel {name}: shared is {shared!r}, expected bytes")
         if index is not None:
             self.on(index).launch(grid, block, shared, current_stream(index), tuple(values))
             return
-        for at, value in enumerate(values):
-            if isinstance(value, tuple):
-                found, param = value
-                values[at] = (found.address, found.bytes, param.name not in fresh, param.is_output)
+        for at, array, param in arrays:
+            values[at] = (array.address, array.bytes, param.name not in fresh, param.is_output)
         self.on(device or 0).launch_host(grid, block, shared, tuple(values))
 
 
@@ -267,7 +267,7 @@ def dims(kernel: str, what: str, given: Any) -> tuple[int, int, int]:
         whole = ()
     if not 1 <= len(whole) <= 3 or any(not 0 <= size < 1 << 32 for size in whole):
         raise InvalidValueError(f"kernel {kernel}: {what} is {given!r}, expected one to three sizes")
-    return (*whole, 1, 1)[:3]  # type: ignore[return-value]
+    return (*whole, 1, 1)[:3]
 
 
 def current_stream(device: int) -> int:
@@ -275,7 +275,8 @@ def current_stream(device: int) -> int:
     torch = torch_module()
     if torch is None or not torch.cuda.is_initialized():
         return 0
-    return torch.cuda.current_stream(device).cuda_stream
+    stream: int = torch.cuda.current_stream(device).cuda_stream
+    return stream
 
 
 def source(text: str, **options: Any) -> Module:

@@ -24,6 +24,10 @@ from ._types import DTYPES, Param, element
 # Integers that kernels may ask for by name: elements of the first output, and the first input as rows.
 SIZES = ("n", "N", "rows", "cols")
 
+# A step by its id, element types of its arrays, and template parameters known before.
+_PlanKey = tuple[int, tuple[tuple[str, str | None], ...], tuple[tuple[str, str], ...]]
+_ShapeAndType = tuple[tuple[int, ...], str]
+
 
 # Ops of this process by a mark of their own, which a pickle carries: one that is loaded again is the one that is here.
 _LIVE: weakref.WeakValueDictionary[str, Op] = weakref.WeakValueDictionary()
@@ -74,8 +78,8 @@ class Op:
         self.sizes, self.zero, self.defaults = dict(sizes), frozenset(zero), dict(defaults)
         self._read_forward(out)
         self._read_backward()
-        self._kernels: dict[tuple, Kernel] = {}
-        self._plans: dict[tuple, tuple[dict[str, str], dict[str, str]]] = {}
+        self._kernels: dict[tuple[int, tuple[tuple[str, str], ...]], Kernel] = {}
+        self._plans: dict[_PlanKey, tuple[dict[str, str], dict[str, str]]] = {}
         self._tensor: Any = None  # torch.Tensor, once registered with torch
         self._overload: Any = None
         self.__signature__ = self._python_signature()
@@ -93,7 +97,7 @@ class Op:
     def __deepcopy__(self, memo: Any) -> Op:
         return self
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Callable[..., Op], tuple[Any, ...]]:
         """What it was made of; functions among it must be such that pickle finds by their names."""
         return _restored, (self._mark, *self._made_from)
 
@@ -188,7 +192,9 @@ class Op:
                 raise InvalidValueError(f"{self.name}: `{param.name}` is {dtype}; kernels take {there}")
         return found
 
-    def plan(self, step: Step, codes: Mapping[str, str | None], known: Mapping[str, str] = {}) -> tuple[dict, dict]:
+    def plan(
+        self, step: Step, codes: Mapping[str, str | None], known: Mapping[str, str] = {}
+    ) -> tuple[dict[str, str], dict[str, str]]:
         """Template parameters, and element types of the outputs. Refuses arrays of other types than the kernel's."""
         key = (id(step), tuple(codes.items()), tuple(known.items()))
         if key not in self._plans:
@@ -261,7 +267,9 @@ class Op:
         args = (values[p.name] for p in step.signature.params)
         kernel.launch(*args, grid=grid, block=block, shared=shared, fresh=fresh)
 
-    def run_forward(self, args: Sequence[Any], make: Callable[[tuple, str, bool], Any], run: bool = True) -> list[Any]:
+    def run_forward(
+        self, args: Sequence[Any], make: Callable[[tuple[int, ...], str, bool], Any], run: bool = True
+    ) -> list[Any]:
         """The outputs, made by `make(shape, element type, zero)` and filled by the kernels where `run`."""
         values = {p.name: value for p, value in zip(self.params, args, strict=True)}
         codes = self.codes(values, self.inputs)
@@ -303,7 +311,7 @@ class Op:
                     return self._overload(*args)
         return self._call_numpy(args)
 
-    def _complete(self, args: tuple, kwargs: dict[str, Any]) -> tuple:
+    def _complete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Arguments in order, with defaults."""
         names = [p.name for p in self.params]
         # A kernel's argument may be called `in`, which Python cannot say.
@@ -357,7 +365,7 @@ class Op:
         self.check_result([(r.shape, r.dtype.name) for r in results], [(e.shape, e.dtype.name) for e in expected])
         return results[0] if len(results) == 1 else tuple(results)
 
-    def check_result(self, found: list[tuple], expected: list[tuple]) -> None:
+    def check_result(self, found: list[_ShapeAndType], expected: list[_ShapeAndType]) -> None:
         """Refuses what a CPU version made unless it is what the kernels make."""
         if len(found) != len(expected):
             raise InvalidValueError(f"{self.name}: cpu= gave {len(found)} results, expected {len(expected)}")
@@ -372,7 +380,7 @@ def _restored(mark: str, module: Module, forward: list[str], backward: list[str]
     return _LIVE.get(mark) or Op(module, forward, backward, mark=mark, **options)
 
 
-def _numpy_array(shape: tuple, code: str, zero: bool) -> np.ndarray:
+def _numpy_array(shape: tuple[int, ...], code: str, zero: bool) -> np.ndarray:
     if code == "bf2":
         raise NotAvailableError("numpy has no bfloat16; use torch")
     return np.zeros(shape, DTYPES[code]) if zero else np.empty(shape, DTYPES[code])

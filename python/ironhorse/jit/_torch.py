@@ -13,12 +13,15 @@ from ..errors import InvalidValueError, NotAvailableError
 from ._types import CODES, DTYPES, Param
 
 if TYPE_CHECKING:
-    from ._op import Op, Step
+    from ._op import Op
+    from ._step import Step
 
+_Function = Callable[..., Any]
 NAMESPACE = "ironhorse_jit"
 _TAKEN: set[str] = set()
 _LIBRARIES: list[Any] = []  # an operator is gone when its library is
 _LOCK = threading.Lock()
+_Backward = tuple[Any, list[str], list[str], list[str]]  # operator, arrays, numbers, outputs; all by name
 _CODE = {getattr(torch, name): code for name, code in CODES.items() if hasattr(torch, name)}
 
 
@@ -28,7 +31,8 @@ def code_of(tensor: torch.Tensor) -> str | None:
 
 
 def dtype_of(code: str) -> torch.dtype:
-    return getattr(torch, DTYPES[code])
+    dtype: torch.dtype = getattr(torch, DTYPES[code])
+    return dtype
 
 
 def _free(name: str) -> str:
@@ -62,7 +66,7 @@ def _one(outputs: Sequence[Any]) -> Any:
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
-def _define(library: Any, name: str, schema: str, cuda: Callable, cpu: Callable, fake: Callable) -> Any:
+def _define(library: Any, name: str, schema: str, cuda: _Function, cpu: _Function, fake: _Function) -> Any:
     library.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(name, cuda, "CUDA")
     library.impl(name, cpu, "CPU")
@@ -70,8 +74,8 @@ def _define(library: Any, name: str, schema: str, cuda: Callable, cpu: Callable,
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
-def _maker(device: torch.device) -> Callable[[tuple, str, bool], torch.Tensor]:
-    def make(shape: tuple, code: str, zero: bool) -> torch.Tensor:
+def _maker(device: torch.device) -> Callable[[tuple[int, ...], str, bool], torch.Tensor]:
+    def make(shape: tuple[int, ...], code: str, zero: bool) -> torch.Tensor:
         new = torch.zeros if zero else torch.empty
         return new(shape, dtype=dtype_of(code), device=device)
 
@@ -84,7 +88,7 @@ def _device(op: Op, args: Sequence[Any]) -> torch.device:
     if not isinstance(args[at], torch.Tensor):
         text = f"{op.name}: `{op.params[at].name}` is of type {type(args[at]).__name__}"
         raise InvalidValueError(f"{text}; expected a tensor like the others")
-    device = args[at].device
+    device: torch.device = args[at].device
     for other in op._array_at[1:]:
         if getattr(args[other], "device", device) != device:
             first, second = op.params[at].name, op.params[other].name
@@ -102,9 +106,12 @@ def checked_cpu(op: Op, args: Sequence[Any]) -> Any:
     _device(op, args)
     result = op.cpu(*args)
     results = result if isinstance(result, (tuple, list)) else (result,)
-    name = lambda t: str(t.dtype).removeprefix("torch.")  # noqa: E731
-    op.check_result([(r.shape, name(r)) for r in results], [(e.shape, name(e)) for e in expected])
+    op.check_result(list(map(_shape_and_type, results)), list(map(_shape_and_type, expected)))
     return result
+
+
+def _shape_and_type(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
+    return tensor.shape, str(tensor.dtype).removeprefix("torch.")
 
 
 def register(op: Op) -> None:
@@ -153,8 +160,8 @@ def _own(result: Any, args: Sequence[Any]) -> Any:
     return _one(owned)
 
 
-def _backward_op(op: Op, library: Any, name: str, step: Step) -> tuple[Any, list[str], list[str], list[str]]:
-    """A backward kernel as an operator: (operator, arrays, numbers, outputs), all by name."""
+def _backward_op(op: Op, library: Any, name: str, step: Step) -> _Backward:
+    """A backward kernel as an operator."""
     arrays = [p.name for p in step.arrays]
     numbers = [p.name for p in step.scalars]
     sizes = [name for name in op.size_names if name not in numbers]  # for functions of the launch
@@ -243,7 +250,7 @@ def _elsewhere(work: Callable[[], Any]) -> Any:
     return result
 
 
-def _gradient(op: Op, library: Any, name: str, backward: list[tuple], on_cpu: Any) -> None:
+def _gradient(op: Op, library: Any, name: str, backward: list[_Backward], on_cpu: Any) -> None:
     inputs = {p.name for p in op.inputs}
     writes = {output for _, _, _, outputs in backward for output in outputs}
     arrays = {array for _, arrays, _, _ in backward for array in arrays}

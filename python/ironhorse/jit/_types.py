@@ -30,6 +30,10 @@ _SIXTEEN = {"half2": ("f2", 2), "__half2": ("f2", 2), "__nv_bfloat162": ("bf2", 
 _INTEGER_WORDS = {"signed", "unsigned", "char", "short", "int", "long"}
 
 
+# A kernel as Rust reads it: the fields of Signature, with those of Template and of Param.
+Read = tuple[str, int, bool, list[tuple[str, str, str]], list[tuple[str, str, int, bool]]]
+
+
 def size_of(code: str) -> int:
     """Bytes of an element."""
     return 1 if code == "?" else int(code[-1])
@@ -119,7 +123,7 @@ class Signature:
     params: tuple[Param, ...]
 
     @classmethod
-    def of(cls, read: tuple) -> Signature:
+    def of(cls, read: Read) -> Signature:
         name, line, c_linkage, template, params = read
         return cls(name, line, c_linkage, tuple(Template(*t) for t in template), tuple(Param(*p) for p in params))
 

@@ -36,7 +36,8 @@ class Routing(NamedTuple):
 
     def load(self) -> F32:
         """(E): the share of the tokens sent to each expert; they sum to K."""
-        return np.diff(self.offsets).astype(np.float32) / np.float32(max(len(self.x), 1))
+        load: F32 = np.diff(self.offsets).astype(np.float32) / np.float32(max(len(self.x), 1))
+        return load
 
 
 class Router(Layer):
@@ -183,4 +184,5 @@ class MoELayer(Layer):
 
     def expert_load(self) -> F32:
         """(n_experts): the share of the tokens of the last forward sent to each expert; they sum to top_k."""
-        return self.router._kept(self.router._last).load()
+        last: Routing = self.router._kept(self.router._last)
+        return last.load()

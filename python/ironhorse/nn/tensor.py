@@ -255,8 +255,9 @@ class Tensor:
         return self._of(_arithmetic("sub", np.subtract, _operand(other, "sub"), self._data, bound=np.add))
 
     def __mul__(self, other: Tensor | float) -> Tensor:
-        plain = isinstance(other, (int, float, np.number)) and not isinstance(other, bool)
-        return self.scale(other) if plain else self.mul(other)
+        if isinstance(other, (int, float, np.number)) and not isinstance(other, bool):
+            return self.scale(other)
+        return self.mul(other)
 
     __rmul__ = __mul__
 

@@ -87,8 +87,8 @@ def _loss(theirs: Any, config: MoEConfig, x: Tensor, y: Tensor) -> tuple[Tensor,
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
     found = theirs(x, use_cache=False, output_router_logits=True)
-    balance = [load_balancing_loss_func((one,), config.n_experts, config.top_k) for one in found.router_logits]
-    aux = config.aux_alpha * torch.stack(balance)
+    balance = (load_balancing_loss_func((one,), config.n_experts, config.top_k) for one in found.router_logits)
+    aux = config.aux_alpha * torch.stack([torch.as_tensor(one) for one in balance])  # its type says it may be 0
     loss = F.cross_entropy(found.logits.flatten(0, 1), y.flatten()) + aux.sum()
     return found.logits, loss, aux
 

@@ -111,16 +111,19 @@ def gradient(name: str, save: Callable[..., None], backward: Callable[..., Any])
     torch.library.register_autograd(f"ironhorse::{name}", backward, setup_context=save)
     bare = raw(f"{name}_fwd")
 
+    back = backward  # under its own name the class could not see it
+
     class Transformed(torch.autograd.Function):
         generate_vmap_rule = True
         setup_context = staticmethod(save)
+        backward = staticmethod(back)
 
         @staticmethod
         def forward(*args: Any) -> Any:
             return bare(*args)
 
-    Transformed.backward = staticmethod(backward)  # type: ignore[method-assign]
-    return Transformed.apply  # type: ignore[no-any-return]
+    apply: Callable[..., Any] = Transformed.apply
+    return apply
 
 
 def like(x: Tensor) -> Tensor:
@@ -162,7 +165,8 @@ functorch_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transfo
 def forward_mode() -> bool:
     """Whether torch differentiates forward (dual numbers, torch.func.jvp). Our ops have no such derivative: their
     autograd.Functions say so, where the bare kernels would silently return a derivative of 0."""
-    return forward_ad._current_level >= 0
+    level: int = forward_ad._current_level
+    return level >= 0
 
 
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
@@ -172,7 +176,8 @@ def autocast_on(x: Tensor) -> bool:
     """Whether autocast is on where x is."""
     if not torch.compiler.is_compiling() and not _any_autocast():
         return False
-    return torch.is_autocast_enabled(x.device.type)
+    on: bool = torch.is_autocast_enabled(x.device.type)
+    return on
 
 
 def in_f32(x: Tensor) -> Tensor:
