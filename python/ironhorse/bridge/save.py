@@ -144,9 +144,8 @@ def save(
     if kind not in _WRITERS:
         raise InvalidValueError(f"save: format is {kind!r}; there are {', '.join(_WRITERS)}")
     sizes = parse_config(config) if isinstance(config, str) else config
-    if sizes is not None and hasattr(
-        sizes, "sizes"
-    ):  # an nn.Config; its module is not imported for this, since it loads the extension
+    # An nn.Config has `sizes`; its module is not imported for this, since it loads the extension.
+    if sizes is not None and hasattr(sizes, "sizes"):
         sizes = sizes.sizes()
     if sizes is not None and not isinstance(sizes, (GPT2Config, MoEConfig)):
         kinds = "a GPT2Config, a MoEConfig, an nn.Config or text"

@@ -180,7 +180,7 @@ class Op:
         for param in params:
             value = values[param.name]
             if isinstance(value, np.ndarray):
-                found[param.name] = place(value).code  # type: ignore[union-attr]
+                found[param.name] = place(value).code  # type: ignore[union-attr] # never None for an array
             elif self._tensor is not None and isinstance(value, self._tensor):
                 found[param.name] = _torch_code(value)
             else:

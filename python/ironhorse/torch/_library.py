@@ -36,7 +36,7 @@ SHIM_SINCE = (2, 10)
 
 
 def _version(text: str) -> tuple[int, int]:
-    major, minor = re.match(r"(\d+)\.(\d+)", text).groups()  # type: ignore[union-attr]
+    major, minor = re.match(r"(\d+)\.(\d+)", text).groups()  # type: ignore[union-attr] # all of torch's match
     return int(major), int(minor)
 
 
