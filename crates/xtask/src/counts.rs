@@ -1,4 +1,4 @@
-//! How many tests passed, read from what cargo and pytest print.
+//! How many tests passed, read from what cargo, pytest and the Python linters print.
 
 use crate::kernels::LAST_LINE;
 use std::fmt;
@@ -44,6 +44,8 @@ pub enum Dialect {
     Pytest,
     /// `cargo xtask kernels`: one line at the end.
     Kernels,
+    /// ruff and mypy: one line at the end that says how much is wrong. What is right are files, not tests.
+    Lint,
 }
 
 impl Dialect {
@@ -65,6 +67,11 @@ impl Dialect {
             Self::Kernels => {
                 if let Some(found) = kernels_line(&line) {
                     *counts = found;
+                }
+            }
+            Self::Lint => {
+                if let Some(failed) = lint_line(&line) {
+                    *counts = Counts { failed, ..Counts::default() };
                 }
             }
         }
@@ -121,6 +128,19 @@ fn kernels_line(line: &str) -> Option<Counts> {
         }
     }
     Some(counts)
+}
+
+/// `Found 3 errors.`, `Found 3 errors in 2 files (checked 79 source files)`,
+/// `2 files would be reformatted, 146 files already formatted`
+fn lint_line(line: &str) -> Option<usize> {
+    let line = line.trim();
+    if let Some(rest) = line.strip_prefix("Found ") {
+        let (number, word) = number_and_word(rest)?;
+        return word.starts_with("error").then_some(number);
+    }
+    let (number, word) = number_and_word(line)?;
+    (word.starts_with("file would be reformatted") || word.starts_with("files would be reformatted"))
+        .then_some(number)
 }
 
 /// `12 passed` → (12, "passed")
@@ -208,6 +228,24 @@ error: 1 target failed:
         let line = format!("\n{LAST_LINE}{}\n", Counts { passed: 540, failed: 2, skipped: 0 });
         assert_eq!(counts(Dialect::Kernels, &line), (540, 2, 0));
         assert_eq!(counts(Dialect::Kernels, "3 passed, 0 failed\nkernels: none"), (0, 0, 0));
+    }
+
+    #[test]
+    fn linters_say_how_much_is_wrong() {
+        for (line, want) in [
+            ("Found 62 errors.", 62),
+            ("Found 1 error.", 1),
+            ("Found 57 errors in 16 files (checked 79 source files)", 57),
+            ("\u{1b}[1m\u{1b}[91mFound 1 error in 1 file (checked 79 source files)\u{1b}[0m", 1),
+            ("22 files would be reformatted, 126 files already formatted", 22),
+            ("1 file would be reformatted", 1),
+            ("All checks passed!", 0),
+            ("148 files already formatted", 0),
+            ("Success: no issues found in 79 source files", 0),
+            ("Found out of 3 errors", 0),
+        ] {
+            assert_eq!(counts(Dialect::Lint, line), (0, want, 0), "{line}");
+        }
     }
 
     #[test]

@@ -31,7 +31,7 @@ struct Command {
 const COMMANDS: [Command; 7] = [
     Command {
         name: "test",
-        summary: "every check there is: set-up, fmt, clippy, kernels, tests, doctests, build, pytest",
+        summary: "every check there is: set-up, fmt, ruff, mypy, clippy, kernels, tests, doctests, build, pytest",
         help: stages::HELP,
         run: stages::test,
     },

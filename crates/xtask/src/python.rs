@@ -13,9 +13,9 @@ use std::time::Duration;
 
 /// Help of `cargo xtask setup`.
 pub const HELP: &str = "\
-Makes the Python environment .venv in the root of the repository, with what the tests need (torch, numpy, pytest,
-safetensors, transformers, NVRTC, maturin), builds this package's wheel and installs it there. Downloads nothing when
-what the tests need has not changed.
+Makes the Python environment .venv in the root of the repository, with what the checks need (torch, numpy, pytest,
+safetensors, transformers, NVRTC, maturin, ruff, mypy), builds this package's wheel and installs it there. Downloads
+nothing when what the checks need has not changed.
 
 Usage: cargo xtask setup
 
@@ -24,7 +24,7 @@ The download is large (PyTorch) the first time. To start over, delete .venv.";
 
 /// The oldest Python the package supports.
 const OLDEST: (u32, u32) = (3, 10);
-/// What the tests need.
+/// What the checks need.
 const REQUIREMENTS: &str = "python/requirements-test.txt";
 /// Holds the hash of what the environment was made from; written last.
 const STAMP: &str = "ironhorse.stamp";

@@ -17,6 +17,9 @@ stops at the first that fails:
 
   setup    the Python environment (see cargo xtask setup)
   fmt      cargo fmt --check
+  ruff     the Python code, linted
+  ruff-fmt the same, its formatting
+  mypy     the types of the Python package
   clippy   cargo clippy on all targets, warnings are errors
   kernels  every CUDA kernel compiled for every architecture (see cargo xtask kernels); needs no GPU
   test     unit and integration tests of all crates
@@ -30,7 +33,7 @@ as one failed.
 
 Usage: cargo xtask test [--no-python] [--stage NAME]...
 
-  --no-python    leave setup, kernels, wheel and pytest out
+  --no-python    leave setup, ruff, ruff-fmt, mypy, kernels, wheel and pytest out
   --stage NAME   run only this stage; may be given several times
 
 Examples:
@@ -49,14 +52,19 @@ struct Stage {
 enum Work {
     Setup,
     Cargo(&'static [&'static str], Dialect),
+    /// A Python module with its arguments.
+    Lint(&'static [&'static str]),
     Kernels,
     Wheel,
     Pytest,
 }
 
-const STAGES: [Stage; 9] = [
+const STAGES: [Stage; 12] = [
     Stage { name: "setup", python: true, work: Work::Setup },
     Stage { name: "fmt", python: false, work: Work::Cargo(&["fmt", "--all", "--check"], Dialect::Silent) },
+    Stage { name: "ruff", python: true, work: Work::Lint(&["ruff", "check"]) },
+    Stage { name: "ruff-fmt", python: true, work: Work::Lint(&["ruff", "format", "--check"]) },
+    Stage { name: "mypy", python: true, work: Work::Lint(&["mypy"]) },
     Stage {
         name: "clippy",
         python: false,
@@ -113,7 +121,8 @@ pub fn test(repo: &Repo, args: Args) -> Result<bool> {
     out::line(table(&done, &stages));
     if no_python {
         out::line(
-            "\nTHE PYTHON PART WAS LEFT OUT (--no-python): nothing was compared with PyTorch, no kernel was compiled.",
+            "\nTHE PYTHON PART WAS LEFT OUT (--no-python): nothing was compared with PyTorch, no kernel was compiled, \
+             no Python checked.",
         );
     }
     let mut total = Counts::default();
@@ -159,6 +168,10 @@ fn run_stage(repo: &Repo, stage: &Stage, (number, of): (usize, usize)) -> Done {
             announce(shown(&command));
             run_counted(&mut command, dialect)
         }
+        Work::Lint(args) => lint(repo, args).and_then(|mut command| {
+            announce(shown(&command));
+            run_counted(&mut command, Dialect::Lint)
+        }),
         Work::Kernels if cfg!(target_os = "macos") => {
             announce("left out: NVRTC does not exist for this system".into());
             Ok((true, Counts { skipped: 1, ..Counts::default() }))
@@ -187,6 +200,16 @@ fn run_stage(repo: &Repo, stage: &Stage, (number, of): (usize, usize)) -> Done {
     let verdict = if passed { "passed" } else { "FAILED" };
     out::line(format!("<== {} {verdict} in {}", stage.name, seconds(time)));
     Done { name: stage.name, passed, time, counts }
+}
+
+fn lint(repo: &Repo, args: &[&str]) -> Result<Command> {
+    ensure!(python_of(&repo.venv()).exists(), "there is no .venv yet: cargo xtask setup");
+    let mut python = repo.python();
+    python.arg("-m").args(args);
+    if std::io::stdout().is_terminal() {
+        python.env("FORCE_COLOR", "1");
+    }
+    Ok(python)
 }
 
 fn pytest(repo: &Repo) -> Result<Command> {
@@ -236,7 +259,10 @@ mod tests {
 
     #[test]
     fn stages_are_chosen_in_their_order() {
-        let all = ["setup", "fmt", "clippy", "kernels", "test", "doctest", "build", "wheel", "pytest"];
+        let all = [
+            "setup", "fmt", "ruff", "ruff-fmt", "mypy", "clippy", "kernels", "test", "doctest", "build",
+            "wheel", "pytest",
+        ];
         assert_eq!(chosen("").unwrap(), (all.to_vec(), false));
         assert_eq!(chosen("--no-python").unwrap(), (vec!["fmt", "clippy", "test", "doctest", "build"], true));
         assert_eq!(chosen("--stage pytest --stage fmt").unwrap(), (vec!["fmt", "pytest"], false));
@@ -263,7 +289,9 @@ mod tests {
             Done { name: "fmt", passed: true, time: Duration::from_millis(1500), counts: Counts::default() },
             Done { name: "test", passed: false, time: Duration::from_secs(62), counts },
         ];
-        let stages = [STAGES[1], STAGES[4], STAGES[8]];
+        let stages = STAGES.map(|stage| stage.name);
+        let stages =
+            ["fmt", "test", "pytest"].map(|name| STAGES[stages.iter().position(|&s| s == name).unwrap()]);
         let want = "
 stage     result          time   tests
 fmt       passed         1.5 s
