@@ -2,7 +2,7 @@
 
 use crate::args::{Args, unknown};
 use crate::counts::{Counts, Dialect};
-use crate::process::{run_counted, shown};
+use crate::process::{output_of, run_counted, shown};
 use crate::repo::{Repo, python_of};
 use crate::{kernels, out, python};
 use anyhow::{Result, bail, ensure};
@@ -53,7 +53,7 @@ enum Work {
     Setup,
     Cargo(&'static [&'static str], Dialect),
     /// A Python module with its arguments.
-    Lint(&'static [&'static str]),
+    Lint(&'static str, &'static [&'static str]),
     Kernels,
     Wheel,
     Pytest,
@@ -62,9 +62,9 @@ enum Work {
 const STAGES: [Stage; 12] = [
     Stage { name: "setup", python: true, work: Work::Setup },
     Stage { name: "fmt", python: false, work: Work::Cargo(&["fmt", "--all", "--check"], Dialect::Silent) },
-    Stage { name: "ruff", python: true, work: Work::Lint(&["ruff", "check"]) },
-    Stage { name: "ruff-fmt", python: true, work: Work::Lint(&["ruff", "format", "--check"]) },
-    Stage { name: "mypy", python: true, work: Work::Lint(&["mypy"]) },
+    Stage { name: "ruff", python: true, work: Work::Lint("ruff", &["check"]) },
+    Stage { name: "ruff-fmt", python: true, work: Work::Lint("ruff", &["format", "--check"]) },
+    Stage { name: "mypy", python: true, work: Work::Lint("mypy", &[]) },
     Stage {
         name: "clippy",
         python: false,
@@ -168,7 +168,7 @@ fn run_stage(repo: &Repo, stage: &Stage, (number, of): (usize, usize)) -> Done {
             announce(shown(&command));
             run_counted(&mut command, dialect)
         }
-        Work::Lint(args) => lint(repo, args).and_then(|mut command| {
+        Work::Lint(module, args) => lint(repo, module, args).and_then(|mut command| {
             announce(shown(&command));
             run_counted(&mut command, Dialect::Lint)
         }),
@@ -202,10 +202,12 @@ fn run_stage(repo: &Repo, stage: &Stage, (number, of): (usize, usize)) -> Done {
     Done { name: stage.name, passed, time, counts }
 }
 
-fn lint(repo: &Repo, args: &[&str]) -> Result<Command> {
+fn lint(repo: &Repo, module: &str, args: &[&str]) -> Result<Command> {
     ensure!(python_of(&repo.venv()).exists(), "there is no .venv yet: cargo xtask setup");
+    let there = output_of(repo.python().args(["-c", &format!("import {module}")])).is_some();
+    ensure!(there, "{module} is not in .venv yet: cargo xtask setup");
     let mut python = repo.python();
-    python.arg("-m").args(args);
+    python.args(["-m", module]).args(args);
     if std::io::stdout().is_terminal() {
         python.env("FORCE_COLOR", "1");
     }
