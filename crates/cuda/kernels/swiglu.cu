@@ -1,21 +1,15 @@
 // swiglu_fwd: out (rows,F) = silu(gate)·up with silu(x) = x·s(x), s the logistic function; a row of inp is [gate | up]
-// swiglu_bwd: d_gate = d_out·up·s·(1 + gate·(1 - s)), d_up = d_out·gate·s
-// moves  3 and 5 times rows·F·sizeof(ACT) bytes; bound: memory
+// swiglu_bwd: d_gate = d_out·up·s·(1 + gate·(1 - s)), d_up = d_out·gate·s; act, if there is one, is the forward's result
+// moves  3 and 5, with act 6, times rows·F·sizeof(ACT) bytes; bound: memory
 // grid   a thread per vector of F with VECTORS (needs F % (16 / sizeof(ACT)) == 0), else per element; any shape
-// order  elementwise; the gradient may lie in place of inp
-#include "prelude.cuh"
+// order  elementwise; the gradient may lie in place of inp, act in place of d_out
+#include "swiglu.cuh"
 
 #ifdef VECTORS
 constexpr int N = Vec<ACT>::N;
 #else
 constexpr int N = 1;
 #endif
-
-// 1/(1 + e^-z). bf16 results hide what the fast forms lose; f32 ones would show it.
-DEVICE float logistic(float z) {
-    if constexpr (sizeof(ACT) == 2) return __fdividef(1.0f, 1.0f + __expf(-z));
-    return 1.0f / (1.0f + expf(-z));
-}
 
 // Calls f(element of the narrow row, element of its gate) for this thread's vector of `count`.
 template <class F> DEVICE void each(u64 count, u64 width, F f) {
@@ -31,25 +25,27 @@ KERNEL __launch_bounds__(256) swiglu_fwd(ACT* out, const ACT* inp, u64 count, u6
         load_floats(gate, inp + wide);
         load_floats(up, inp + wide + width);
 #pragma unroll
-        for (int k = 0; k < N; k++) y[k] = gate[k] * logistic(gate[k]) * up[k];
+        for (int k = 0; k < N; k++) y[k] = swiglu<ACT>(gate[k], up[k]);
         store_floats(out + at, y);
     });
 }
 
-KERNEL __launch_bounds__(256) swiglu_bwd(ACT* d_inp, const ACT* d_out, const ACT* inp, u64 count, u64 width) {
+KERNEL __launch_bounds__(256) swiglu_bwd(ACT* d_inp, ACT* act, const ACT* d_out, const ACT* inp, u64 count, u64 width) {
     each(count, width, [=](u64 at, u64 wide) {
-        float d[N], gate[N], up[N];
+        float d[N], gate[N], up[N], y[N];
         load_floats(d, d_out + at);
         load_floats(gate, inp + wide);
         load_floats(up, inp + wide + width);
 #pragma unroll
         for (int k = 0; k < N; k++) {
-            const float s = logistic(gate[k]);
+            const float s = logistic<ACT>(gate[k]);
+            y[k] = gate[k] * s * up[k];
             const float d_gate = d[k] * up[k] * (s * __fmaf_rn(gate[k], 1.0f - s, 1.0f));
             up[k] = d[k] * (gate[k] * s);
             gate[k] = d_gate;
         }
         store_floats(d_inp + wide, gate);
         store_floats(d_inp + wide + width, up);
+        if (act) store_floats(act + at, y);
     });
 }

@@ -65,16 +65,16 @@ fn layer() -> (Program, Vec<(Slot, f32)>) {
     b.push(RouteSort { order, places, offsets, experts }).unwrap();
     b.push(RouterLoad { load, aux, entropy: Some(entropy), probs, offsets, alpha, accum }).unwrap();
     b.push(Permute { out: rows, inp: normal, order }).unwrap();
-    b.push(GroupedLinearFwd { out: inner, inp: rows, weight: up, offsets }).unwrap();
+    b.push(GroupedLinearFwd { out: inner, act: None, inp: rows, weight: up, offsets }).unwrap();
     b.push(SwigluFwd { out: gated, inp: inner }).unwrap();
-    b.push(GroupedLinearFwd { out: results, inp: gated, weight: down, offsets }).unwrap();
+    b.push(GroupedLinearFwd { out: results, act: None, inp: gated, weight: down, offsets }).unwrap();
     b.push(Combine { out: mixed, rows: results, places, weights }).unwrap();
     b.push(CombineBwd { d_rows: d_results, d_weights, d_out: d_mixed, rows: results, places, weights })
         .unwrap();
     let d_out = d_results;
     b.push(GroupedLinearBwdWeight { d_weight: d_down, d_out, inp: gated, offsets, accum }).unwrap();
     b.push(GroupedLinearBwdInput { d_inp: d_gated, d_out, weight: down, offsets }).unwrap();
-    b.push(SwigluBwd { d_inp: d_inner, d_out: d_gated, inp: inner }).unwrap();
+    b.push(SwigluBwd { d_inp: d_inner, act: None, d_out: d_gated, inp: inner }).unwrap();
     let d_out = d_inner;
     b.push(GroupedLinearBwdWeight { d_weight: d_up, d_out, inp: rows, offsets, accum }).unwrap();
     b.push(GroupedLinearBwdInput { d_inp: d_rows, d_out, weight: up, offsets }).unwrap();

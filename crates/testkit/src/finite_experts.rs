@@ -56,7 +56,7 @@ fn swiglu() {
     let (out, inp) = (k.out([3, 5]), k.inp([3, 10]));
     k.b.push(SwigluFwd { out, inp }).unwrap();
     let (d_inp, d_out) = (k.out([3, 10]), k.weigh(out));
-    k.backward(SwigluBwd { d_inp, d_out, inp });
+    k.backward(SwigluBwd { d_inp, act: None, d_out, inp });
     k.check(Scalars::default(), &[(inp, d_inp)]);
 }
 
@@ -132,9 +132,9 @@ fn mixture_of_experts() {
         let (x, h, a, rows, out) =
             (k.out([r, C]), k.out([r, 2 * F]), k.out([r, F]), k.out([r, C]), k.out([N, C]));
         k.b.push(Permute { out: x, inp, order }).unwrap();
-        k.b.push(GroupedLinearFwd { out: h, inp: x, weight: w13, offsets }).unwrap();
+        k.b.push(GroupedLinearFwd { out: h, act: None, inp: x, weight: w13, offsets }).unwrap();
         k.b.push(SwigluFwd { out: a, inp: h }).unwrap();
-        k.b.push(GroupedLinearFwd { out: rows, inp: a, weight: w2, offsets }).unwrap();
+        k.b.push(GroupedLinearFwd { out: rows, act: None, inp: a, weight: w2, offsets }).unwrap();
         k.b.push(Combine { out, rows, places, weights }).unwrap();
         k.functional.push((route.aux, vec![1.0]));
         let d_out = k.weigh(out);
@@ -147,7 +147,7 @@ fn mixture_of_experts() {
         k.backward(CombineBwd { d_rows, d_weights, d_out, rows, places, weights });
         k.backward(GroupedLinearBwdWeight { d_weight: d_w2, d_out: d_rows, inp: a, offsets, accum });
         k.backward(GroupedLinearBwdInput { d_inp: d_a, d_out: d_rows, weight: w2, offsets });
-        k.backward(SwigluBwd { d_inp: d_h, d_out: d_a, inp: h });
+        k.backward(SwigluBwd { d_inp: d_h, act: None, d_out: d_a, inp: h });
         k.backward(GroupedLinearBwdWeight { d_weight: d_w13, d_out: d_h, inp: x, offsets, accum });
         k.backward(GroupedLinearBwdInput { d_inp: d_x, d_out: d_h, weight: w13, offsets });
         k.backward(route.bwd(d_logits, d_weights));

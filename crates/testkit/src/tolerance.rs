@@ -138,6 +138,8 @@ fn between(op: &Op, arg: &str) -> f64 {
         // GELU of `pre` as stored or as computed: x·gelu'(x)/gelu(x) is at most 1.3 for positive x, and negative ones
         // weigh little.
         (Op::LinearFwd(op), "out") if op.pre.is_some() => 1.3 * BF16_UNIT + FAST_TANH,
+        // SwiGLU of gate and up as stored or as computed: as GELU, and the rounding of up.
+        (Op::GroupedLinearFwd(_), "act") => 2.3 * BF16_UNIT + FAST_TANH,
         // The product may be stored before it is multiplied by gelu'.
         (Op::LinearBwdInput(op), "d_inp") if op.gelu_pre.is_some() => BF16_UNIT + FAST_TANH,
         // Probabilities are rounded before they meet the values on tensor cores.

@@ -4,13 +4,16 @@
 //! the last ends with the rows. Offsets that say something else are an input error.
 
 use super::spec::{Accum, Checker, OpSpec, slots};
+use super::swiglu::SwigluFwd;
 use crate::{DType, Result, Slot};
 
-/// `out[r] = weight[e]·inp[r]` for the rows r of each expert e.
+/// `out[r] = weight[e]·inp[r]` for the rows r of each expert e; with `act` given, `act` gets SwiGLU of `out`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GroupedLinearFwd {
     /// (rows,OC)
     pub out: Slot,
+    /// (rows,OC/2), `silu(gate)·up` where a row of `out` is gate and up side by side; its presence asks for it
+    pub act: Option<Slot>,
     /// (rows,C)
     pub inp: Slot,
     /// (E,OC,C)
@@ -21,16 +24,20 @@ pub struct GroupedLinearFwd {
 
 impl OpSpec for GroupedLinearFwd {
     const NAME: &'static str = "grouped_linear_fwd";
-    slots!(Write out, Read inp, Read weight, Read offsets);
+    slots!(Write out, Write act, Read inp, Read weight, Read offsets);
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
         c.same_float(&[("out", &self.out), ("inp", &self.inp), ("weight", &self.weight)])?;
+        if let Some(out) = self.act {
+            SwigluFwd { out, inp: self.out }.check_as(&c, ["act", "out"])?;
+        }
         check_groups(&c, ("out", &self.out), ("inp", &self.inp), ("weight", &self.weight), &self.offsets)
     }
 
     fn flops(&self) -> u64 {
-        2 * self.out.numel() as u64 * self.inp.shape.cols() as u64
+        let swiglu = self.act.map_or(0, |out| SwigluFwd { out, inp: self.out }.flops());
+        2 * self.out.numel() as u64 * self.inp.shape.cols() as u64 + swiglu
     }
 }
 
@@ -145,6 +152,7 @@ mod tests {
     fn work_is_counted_by_rows_not_by_experts() {
         let op = |experts: usize| GroupedLinearFwd {
             out: slot([10, 3], DType::F32),
+            act: None,
             inp: slot([10, 5], DType::F32),
             weight: slot([experts, 3, 5], DType::F32),
             offsets: slot([experts + 1], DType::I32),
@@ -157,5 +165,22 @@ mod tests {
         let flat = GroupedLinearFwd { weight: slot([12, 5], DType::F32), ..op(4) };
         let text = flat.check().unwrap_err().to_string();
         assert_eq!(text, "grouped_linear_fwd: `weight` is [12, 5], expected [E, OC, C]");
+    }
+
+    #[test]
+    fn a_gate_and_what_it_opens_for_are_halves_of_a_row() {
+        let op = |oc: usize, width: usize| GroupedLinearFwd {
+            out: slot([10, oc], DType::F32),
+            act: Some(slot([10, width], DType::F32)),
+            inp: slot([10, 5], DType::F32),
+            weight: slot([2, oc, 5], DType::F32),
+            offsets: slot([3], DType::I32),
+        };
+        op(4, 2).check().unwrap();
+        assert_eq!(op(4, 2).flops(), 400 + 240);
+        for (oc, width) in [(4, 4), (3, 1), (4, 1)] {
+            let text = op(oc, width).check().unwrap_err().to_string();
+            assert!(text.starts_with("grouped_linear_fwd: `out`"), "{text}");
+        }
     }
 }

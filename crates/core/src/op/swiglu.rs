@@ -17,9 +17,7 @@ impl OpSpec for SwigluFwd {
     slots!(Write out, Read inp);
 
     fn check(&self) -> Result<()> {
-        let c = Checker(Self::NAME);
-        c.same_float(&[("out", &self.out), ("inp", &self.inp)])?;
-        c.matrix("inp", &self.inp, self.out.shape.rows(), 2 * self.out.shape.cols())
+        self.check_as(&Checker(Self::NAME), ["out", "inp"])
     }
 
     fn flops(&self) -> u64 {
@@ -27,11 +25,22 @@ impl OpSpec for SwigluFwd {
     }
 }
 
-/// With `s = 1 / (1 + e^-gate)`: `d_gate = d_out·up·s·(1 + gate·(1 - s))` and `d_up = d_out·gate·s`.
+impl SwigluFwd {
+    /// With the names that an op has for them.
+    pub(super) fn check_as(&self, c: &Checker, [out, inp]: [&'static str; 2]) -> Result<()> {
+        c.same_float(&[(out, &self.out), (inp, &self.inp)])?;
+        c.matrix(inp, &self.inp, self.out.shape.rows(), 2 * self.out.shape.cols())
+    }
+}
+
+/// With `s = 1 / (1 + e^-gate)`: `d_gate = d_out·up·s·(1 + gate·(1 - s))` and `d_up = d_out·gate·s`; with `act` given, `act`
+/// gets the forward's result again, which costs next to nothing here.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SwigluBwd {
     /// (..,2F)
     pub d_inp: Slot,
+    /// (..,F), may lie in place of `d_out`
+    pub act: Option<Slot>,
     /// (..,F)
     pub d_out: Slot,
     /// (..,2F), the input of the forward
@@ -40,14 +49,18 @@ pub struct SwigluBwd {
 
 impl OpSpec for SwigluBwd {
     const NAME: &'static str = "swiglu_bwd";
-    slots!(Write d_inp, Read d_out, Read inp);
+    slots!(Write d_inp, Write act, Read d_out, Read inp);
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
         c.same_float(&[("d_out", &self.d_out), ("inp", &self.inp), ("d_inp", &self.d_inp)])?;
         let (rows, width) = (self.d_out.shape.rows(), self.d_out.shape.cols());
         c.matrix("inp", &self.inp, rows, 2 * width)?;
-        c.matrix("d_inp", &self.d_inp, rows, 2 * width)
+        c.matrix("d_inp", &self.d_inp, rows, 2 * width)?;
+        match self.act {
+            Some(out) => SwigluFwd { out, inp: self.inp }.check_as(&c, ["act", "inp"]),
+            None => Ok(()),
+        }
     }
 
     fn flops(&self) -> u64 {
@@ -55,6 +68,6 @@ impl OpSpec for SwigluBwd {
     }
 
     fn in_place(&self) -> &'static [(&'static str, &'static str)] {
-        &[("d_inp", "inp")]
+        &[("d_inp", "inp"), ("act", "d_out")]
     }
 }

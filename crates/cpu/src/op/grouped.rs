@@ -1,9 +1,10 @@
 //! Linear layers of many experts, on the GEMM.
 
+use super::swiglu::swiglu_fwd;
 use super::{Ctx, engine_error};
 use crate::gemm::{Beta, Gemm, Group, MatMut, MatRef, gemm_grouped};
 use crate::memory::Span;
-use ironhorse_core::op::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
+use ironhorse_core::op::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd, SwigluFwd};
 use ironhorse_core::{Error, Result, Slot};
 use std::ops::Range;
 
@@ -65,7 +66,11 @@ pub fn grouped_linear_fwd(ctx: &mut Ctx<'_>, op: &GroupedLinearFwd) -> Result<()
     };
     let most = [op.inp.shape.rows(), oc, ic];
     // SAFETY: shapes and aliasing were checked by `Op::check`; the stretches of rows lie in the slots and are disjoint.
-    unsafe { products(ctx, &groups, most, &product) }
+    unsafe { products(ctx, &groups, most, &product) }?;
+    match op.act {
+        Some(act) => swiglu_fwd(ctx, &SwigluFwd { out: act, inp: op.out }),
+        None => Ok(()),
+    }
 }
 
 pub fn grouped_linear_bwd_input(ctx: &mut Ctx<'_>, op: &GroupedLinearBwdInput) -> Result<()> {

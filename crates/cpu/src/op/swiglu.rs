@@ -22,6 +22,16 @@ multiversion! {
             (*gate, *up) = (d_gate, d * *gate * s);
         }
     }
+
+    /// The same, and d becomes what `forward` gives.
+    fn backward_again<const FMA: bool>(gate: &mut [f32], up: &mut [f32], d: &mut [f32]) {
+        for ((gate, up), d) in gate.iter_mut().zip(up).zip(d) {
+            let open = 1.0 + exp_flush::<FMA>(-*gate);
+            let (s, act) = (1.0 / open, *gate / open * *up);
+            let d_gate = *d * *up * (s * fma::<FMA>(*gate, 1.0 - s, 1.0));
+            (*gate, *up, *d) = (d_gate, *d * *gate * s, act);
+        }
+    }
 }
 
 pub fn swiglu_fwd(ctx: &mut Ctx<'_>, op: &SwigluFwd) -> Result<()> {
@@ -40,17 +50,28 @@ pub fn swiglu_fwd(ctx: &mut Ctx<'_>, op: &SwigluFwd) -> Result<()> {
 
 pub fn swiglu_bwd(ctx: &mut Ctx<'_>, op: &SwigluBwd) -> Result<()> {
     let (d_inp, d_out, inp) = (ctx.f32(op.d_inp)?, ctx.f32(op.d_out)?, ctx.f32(op.inp)?);
+    let act = op.act.map(|slot| ctx.f32(slot)).transpose()?;
     let (isa, width) = (ctx.isa, op.d_out.shape.cols());
     ctx.rows(op.d_out.shape.rows(), width, |rows, _| {
         for row in rows {
             let r = 2 * row * width..2 * (row + 1) * width;
-            // SAFETY: tasks have disjoint rows; `d_inp` is `inp` or apart from it, and apart from `d_out`.
+            let narrow = row * width..(row + 1) * width;
+            // SAFETY: tasks have disjoint rows; `d_inp` is `inp` or apart from it, `act` is `d_out` or apart from it, and
+            // those two are apart from these.
             unsafe {
                 if !d_inp.is(inp) {
                     d_inp.get_mut(r.clone()).copy_from_slice(inp.get(r.clone()));
                 }
                 let (gate, up) = d_inp.get_mut(r).split_at_mut(width);
-                backward(isa, gate, up, d_out.get(row * width..(row + 1) * width));
+                match act {
+                    None => backward(isa, gate, up, d_out.get(narrow)),
+                    Some(act) => {
+                        if !act.is(d_out) {
+                            act.get_mut(narrow.clone()).copy_from_slice(d_out.get(narrow.clone()));
+                        }
+                        backward_again(isa, gate, up, act.get_mut(narrow));
+                    }
+                }
             }
         }
     })

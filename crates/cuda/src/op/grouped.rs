@@ -1,31 +1,34 @@
 //! Linear layers of many experts. Where each expert's rows are is known to the device only, so blocks look for their tiles.
 
 use super::elementwise::ctype;
+use super::swiglu::swiglu_fwd;
 use crate::args::Args;
 use crate::ffi::driver::Matrix;
 use crate::kernels::Spec;
 use crate::lower::{Grid, Lower};
 use crate::{Error, Result};
-use ironhorse_core::op::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
+use ironhorse_core::op::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd, SwigluFwd};
 use ironhorse_core::{DType, Slot};
 
 /// Names the fastest kernels that may run: `any`, `mma` or `wgmma`.
 const CHOICE: &str = "IRONHORSE_GROUPED";
 /// Shared memory any block gets without asking.
 const FREE_SHARED: usize = 48 << 10;
-/// Columns of a box of the copy engine: `BK` of grouped_wgmma.cu.
+/// Columns of a box of the copy engine: `BK` of grouped_hopper.cuh.
 const BOX: usize = 64;
-/// Rows of a box of a result on its way out: `OUTBOX` of grouped_wgmma.cu.
+/// Rows of a box of a result on its way out: `OUTBOX` of grouped_hopper.cuh.
 const OUTBOX_ROWS: u32 = 16;
 /// Shared memory of a block of a Hopper.
 const HOPPER_SHARED: usize = 227 << 10;
 /// The most experts: their offsets are held in shared memory.
 const MOST_EXPERTS: usize = 2048;
 
-/// The three products.
+/// The three products, and the forward with SwiGLU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Fwd,
+    /// grouped_swiglu.cu, Hopper's only.
+    Swiglu,
     BwdInput,
     BwdWeight,
 }
@@ -68,6 +71,7 @@ impl Path {
 
     fn name(self, step: Step) -> &'static str {
         match (self, step) {
+            (_, Step::Swiglu) => "grouped_swiglu_fwd",
             (Self::Any, Step::Fwd) => "grouped_any_fwd",
             (Self::Any, Step::BwdInput) => "grouped_any_bwd_input",
             (Self::Any, Step::BwdWeight) => "grouped_any_bwd_weight",
@@ -95,14 +99,15 @@ impl Path {
         let tiles = match self {
             Self::Any => 0,
             Self::Mma => 64 << 10,
-            // Stages, results on their way out, barriers, and what is lost to start at a multiple of 1024.
+            // Stages, results on their way out, barriers, and what is lost to start at a multiple of 1024; with SwiGLU less.
             Self::Wgmma => 4 * (48 << 10) + (32 << 10) + 64 + 1024,
         };
         tiles + 2 * (experts + 1) * size_of::<u32>()
     }
 
-    fn spec(self, input: DType, output: DType) -> Result<Spec> {
+    fn spec(self, step: Step, input: DType, output: DType) -> Result<Spec> {
         Ok(match self {
+            _ if step == Step::Swiglu => Spec::new("grouped_swiglu.cu"),
             Self::Any => {
                 Spec::new("grouped_any.cu").define("IN", ctype(input)?).define("OUT", ctype(output)?)
             }
@@ -138,18 +143,30 @@ impl Groups {
     fn tiles(&self, step: Step, [tall, wide]: [usize; 2]) -> usize {
         let by_rows = self.rows / tall + self.experts.min(self.rows);
         match step {
-            Step::Fwd => by_rows * self.oc.div_ceil(wide),
+            Step::Fwd | Step::Swiglu => by_rows * self.oc.div_ceil(wide),
             Step::BwdInput => by_rows * self.ic.div_ceil(wide),
             Step::BwdWeight => self.experts * self.oc.div_ceil(tall) * self.ic.div_ceil(wide),
         }
     }
 }
 
-/// Adds the launch of one product; `slots` are the result, the operands and the offsets.
-fn launch(cx: &mut Lower<'_>, g: &Groups, step: Step, slots: [Slot; 4], adds: Option<bool>) -> Result<()> {
+/// The kernels for a product of these slots: the result, the operands and the offsets.
+fn path_of(cx: &Lower<'_>, g: &Groups, slots: &[Slot]) -> Result<Path> {
     let addresses = slots.iter().map(|slot| cx.ptr(*slot)).collect::<Result<Vec<_>>>()?;
-    let aligned = addresses[..3].iter().all(|at| at.is_multiple_of(16));
-    let path = Path::choose(g, aligned, Path::most(cx.device.info.compute));
+    let aligned = addresses.iter().all(|at| at.is_multiple_of(16));
+    Ok(Path::choose(g, aligned, Path::most(cx.device.info.compute)))
+}
+
+/// Adds the launch of one product; `slots` are the result, the operands and the offsets. `more` adds what only its kernel takes.
+fn launch(
+    cx: &mut Lower<'_>,
+    g: &Groups,
+    step: Step,
+    slots: [Slot; 4],
+    more: impl FnOnce(Args) -> Args,
+) -> Result<()> {
+    let addresses = slots.iter().map(|slot| cx.ptr(*slot)).collect::<Result<Vec<_>>>()?;
+    let path = path_of(cx, g, &slots[..3])?;
     let args = Args::new();
     let args = if path == Path::Wgmma {
         let args = mapped_result(cx, args, slots[0])?;
@@ -159,15 +176,14 @@ fn launch(cx: &mut Lower<'_>, g: &Groups, step: Step, slots: [Slot; 4], adds: Op
     };
     let args = args.ptr(addresses[3]).ptr(cx.fault);
     let args = [g.rows, g.experts, g.ic, g.oc].into_iter().fold(args, |args, size| args.u32(size as u32));
-    let args = adds.into_iter().fold(args, |args, adds| args.u32(adds.into()));
     let (name, threads, shared) = (path.name(step), path.threads(), path.shared(g.experts));
-    let function = cx.kernel(&path.spec(g.dtype, slots[0].dtype)?, name)?;
+    let function = cx.kernel(&path.spec(step, g.dtype, slots[0].dtype)?, name)?;
     if shared > FREE_SHARED {
         function.allow_shared(shared)?;
     }
     let resident = (cx.device.info.sms * function.blocks_per_sm(threads, shared)?.max(1)) as usize;
     let blocks = g.tiles(step, path.tile()).min(resident);
-    cx.launch(name, function, Grid::linear(blocks, threads).shared(shared), args);
+    cx.launch(name, function, Grid::linear(blocks, threads).shared(shared), more(args));
     Ok(())
 }
 
@@ -194,8 +210,9 @@ fn matrix(cx: &Lower<'_>, slot: Slot) -> Result<Matrix> {
 /// Rows of a box of an operand: a whole tile where they are rows or columns of the result, 64 where they are terms of its sums.
 fn box_rows(step: Step, operand: usize) -> u32 {
     match (step, operand) {
-        (Step::Fwd | Step::BwdInput, 0) => 128,
+        (Step::Fwd | Step::Swiglu | Step::BwdInput, 0) => 128,
         (Step::Fwd, _) => 256,
+        (Step::Swiglu, _) => 128, // gates, and as many ups
         _ => BOX as u32,
     }
 }
@@ -205,7 +222,15 @@ pub(crate) fn grouped_linear_fwd(cx: &mut Lower<'_>, op: &GroupedLinearFwd) -> R
     if op.out.numel() == 0 {
         return Ok(());
     }
-    launch(cx, &g, Step::Fwd, [op.out, op.inp, op.weight, op.offsets], None)
+    let slots = [op.out, op.inp, op.weight, op.offsets];
+    let Some(act) = op.act else { return launch(cx, &g, Step::Fwd, slots, |args| args) };
+    let whole = act.shape.cols().is_multiple_of(BOX);
+    if whole && path_of(cx, &g, &[op.out, op.inp, op.weight, act])? == Path::Wgmma {
+        let to = cx.ptr(act)?;
+        return launch(cx, &g, Step::Swiglu, slots, |args| args.ptr(to));
+    }
+    launch(cx, &g, Step::Fwd, slots, |args| args)?;
+    swiglu_fwd(cx, &SwigluFwd { out: act, inp: op.out })
 }
 
 pub(crate) fn grouped_linear_bwd_input(cx: &mut Lower<'_>, op: &GroupedLinearBwdInput) -> Result<()> {
@@ -213,7 +238,7 @@ pub(crate) fn grouped_linear_bwd_input(cx: &mut Lower<'_>, op: &GroupedLinearBwd
     if op.d_inp.numel() == 0 {
         return Ok(());
     }
-    launch(cx, &g, Step::BwdInput, [op.d_inp, op.d_out, op.weight, op.offsets], None)
+    launch(cx, &g, Step::BwdInput, [op.d_inp, op.d_out, op.weight, op.offsets], |args| args)
 }
 
 pub(crate) fn grouped_linear_bwd_weight(cx: &mut Lower<'_>, op: &GroupedLinearBwdWeight) -> Result<()> {
@@ -222,16 +247,17 @@ pub(crate) fn grouped_linear_bwd_weight(cx: &mut Lower<'_>, op: &GroupedLinearBw
         return Ok(());
     }
     let adds = cx.adds(op.accum);
-    launch(cx, &g, Step::BwdWeight, [op.d_weight, op.d_out, op.inp, op.offsets], Some(adds))
+    launch(cx, &g, Step::BwdWeight, [op.d_weight, op.d_out, op.inp, op.offsets], |args| args.u32(adds.into()))
 }
 
 pub(super) fn specs() -> Vec<Spec> {
     use DType::{BF16, F32};
     let all = [(Path::Any, F32, F32), (Path::Any, BF16, BF16), (Path::Any, BF16, F32)];
     let tensor = [Path::Mma, Path::Wgmma].map(|path| [(path, BF16, BF16), (path, BF16, F32)]);
-    all.into_iter()
-        .chain(tensor.concat())
-        .filter_map(|(path, input, output)| path.spec(input, output).ok())
+    let plain = all.into_iter().chain(tensor.concat());
+    plain
+        .filter_map(|(path, input, output)| path.spec(Step::Fwd, input, output).ok())
+        .chain(Path::Wgmma.spec(Step::Swiglu, BF16, BF16))
         .collect()
 }
 

@@ -10,7 +10,7 @@ use ironhorse_core::{DType, Slot};
 
 /// `WARPS` of norm_rows.cuh, a row each.
 const FWD_WARPS: usize = 8;
-/// `WARPS` of layernorm_bwd.cu and rmsnorm_bwd.cu.
+/// `WARPS` of norm_bwd.cuh.
 const BWD_WARPS: usize = 4;
 /// Widths whose rows are kept in registers; a kernel is compiled for each width met.
 const FAST: std::ops::RangeInclusive<usize> = 256..=3072;

@@ -17,19 +17,20 @@ fn spec(act: DType, vectors: bool) -> Result<Spec> {
 }
 
 pub(crate) fn swiglu_fwd(cx: &mut Lower<'_>, op: &SwigluFwd) -> Result<()> {
-    elementwise(cx, "swiglu_fwd", &[op.out, op.inp], op.out)
+    elementwise(cx, "swiglu_fwd", &[Some(op.out), Some(op.inp)], op.out)
 }
 
 pub(crate) fn swiglu_bwd(cx: &mut Lower<'_>, op: &SwigluBwd) -> Result<()> {
-    elementwise(cx, "swiglu_bwd", &[op.d_inp, op.d_out, op.inp], op.d_out)
+    elementwise(cx, "swiglu_bwd", &[Some(op.d_inp), op.act, Some(op.d_out), Some(op.inp)], op.d_out)
 }
 
-/// `narrow` is the one of the slots with rows of F.
-fn elementwise(cx: &mut Lower<'_>, name: &'static str, slots: &[Slot], narrow: Slot) -> Result<()> {
+/// `narrow` is the one of the slots with rows of F. A slot that is not there has the address 0.
+fn elementwise(cx: &mut Lower<'_>, name: &'static str, slots: &[Option<Slot>], narrow: Slot) -> Result<()> {
     if narrow.numel() == 0 {
         return Ok(());
     }
-    let addresses = slots.iter().map(|slot| cx.ptr(*slot)).collect::<Result<Vec<_>>>()?;
+    let address = |slot: &Option<Slot>| Ok(cx.opt(*slot)?.unwrap_or(0));
+    let addresses = slots.iter().map(address).collect::<Result<Vec<_>>>()?;
     let (width, whole) = (narrow.shape.cols(), 16 / narrow.dtype.size());
     let vectors = width.is_multiple_of(whole) && addresses.iter().all(|at| at.is_multiple_of(16));
     let count = narrow.numel() / if vectors { whole } else { 1 };

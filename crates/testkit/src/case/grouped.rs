@@ -7,7 +7,7 @@ use ironhorse_core::op::{Accum, GroupedLinearBwdInput, GroupedLinearBwdWeight, G
 /// Rows of each expert, C, OC.
 type Groups = (&'static [usize], usize, usize);
 
-const SHAPES: [Groups; 16] = [
+const SHAPES: [Groups; 17] = [
     (&[1], 1, 1),
     (&[1, 1, 1], 129, 33),
     (&[31, 0, 33], 5, 33),
@@ -23,6 +23,7 @@ const SHAPES: [Groups; 16] = [
     (&[17, 100, 11], 256, 64),
     (&[16, 3, 0, 45], 128, 192),
     (&[2, 2], 768, 1024),
+    (&[130, 0, 3, 200], 128, 384),
     (&[0, 500, 12], 31, 50),
 ];
 
@@ -33,12 +34,12 @@ const WIDE: [Groups; 3] =
 pub(super) fn cases(p: Precision) -> Vec<Case> {
     let mut cases = Vec::new();
     for groups in SHAPES {
-        cases.push(fwd(p, groups));
+        cases.extend(fwds(p, groups));
         cases.push(bwd_input(p, groups));
         cases.extend(ACCUMS.map(|accum| bwd_weight(p, groups, accum)));
     }
     for groups in WIDE {
-        cases.push(fwd(p, groups));
+        cases.extend(fwds(p, groups));
         cases.push(bwd_input(p, groups));
         cases.push(bwd_weight(p, groups, (Accum::FirstWrites, 0)));
         cases.push(bwd_weight(p, groups, (Accum::FirstWrites, 1)));
@@ -60,11 +61,18 @@ fn offsets(kit: &mut Kit, (rows, ..): Groups) -> ironhorse_core::Slot {
     kit.i32s([ends.len()], &ends)
 }
 
-fn fwd(p: Precision, groups: Groups) -> Case {
-    let mut kit = kit(p, groups, "");
+/// With SwiGLU too, where rows have two halves.
+fn fwds(p: Precision, groups: Groups) -> Vec<Case> {
+    let halves = groups.2.is_multiple_of(2);
+    [false, true].into_iter().filter(|&act| halves || !act).map(|act| fwd(p, groups, act)).collect()
+}
+
+fn fwd(p: Precision, groups: Groups, act: bool) -> Case {
+    let mut kit = kit(p, groups, if act { " SwiGLU" } else { "" });
     let (rows, c, oc) = (groups.0.iter().sum(), groups.1, groups.2);
     let op = GroupedLinearFwd {
         out: kit.slot([rows, oc]),
+        act: act.then(|| kit.slot([rows, oc / 2])),
         inp: kit.slot([rows, c]),
         weight: kit.param([groups.0.len(), oc, c]),
         offsets: offsets(&mut kit, groups),

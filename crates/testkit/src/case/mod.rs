@@ -275,6 +275,10 @@ mod tests {
             has("rope back", &|op| matches!(op, Op::Rope(op) if op.back == want));
             has("entropy", &|op| matches!(op, Op::RouterLoad(op) if op.entropy.is_some() == want));
             has("swiglu in place", &|op| matches!(op, Op::SwigluBwd(op) if (op.d_inp == op.inp) == want));
+            has("swiglu again", &|op| matches!(op, Op::SwigluBwd(op) if op.act.is_some() == want));
+            let again = |op: &Op| matches!(op, Op::SwigluBwd(op) if (op.act == Some(op.d_out)) == want);
+            has("swiglu again in place", &again);
+            has("experts' swiglu", &|op| matches!(op, Op::GroupedLinearFwd(op) if op.act.is_some() == want));
             has("combine in place", &|op| matches!(op, Op::CombineBwd(op) if (op.d_rows == op.rows) == want));
         }
         for accum in [Accum::Write, Accum::Add, Accum::FirstWrites] {

@@ -116,5 +116,5 @@ fn grouped_linear_fwd(p: Precision, offsets: [i32; 3]) -> Case {
     let mut kit = Kit::with_precision(p, format!("offsets {offsets:?} of 5 rows"));
     let (out, inp, weight) = (kit.slot([5, 2]), kit.slot([5, 3]), kit.param([2, 2, 3]));
     let offsets = kit.i32s([3], &offsets);
-    kit.finish(GroupedLinearFwd { out, inp, weight, offsets })
+    kit.finish(GroupedLinearFwd { out, act: None, inp, weight, offsets })
 }

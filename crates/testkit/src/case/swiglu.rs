@@ -12,11 +12,21 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     let mut cases = Vec::new();
     for shape in SHAPES {
         cases.push(fwd(p, shape, 8.0));
-        cases.extend([false, true].map(|in_place| bwd(p, shape, in_place, 8.0)));
+        for act in [Act::Left, Act::Apart, Act::InPlace] {
+            cases.extend([false, true].map(|in_place| bwd(p, shape, in_place, act, 8.0)));
+        }
     }
     cases.push(fwd(p, [3, 65], 1e4)); // the exponential overflows; the gate is open or shut
-    cases.push(bwd(p, [3, 65], false, 1e4));
+    cases.push(bwd(p, [3, 65], false, Act::Apart, 1e4));
     cases
+}
+
+/// Where the backward puts the forward's result.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Act {
+    Left,
+    Apart,
+    InPlace,
 }
 
 fn fwd(p: Precision, [rows, width]: [usize; 2], range: f32) -> Case {
@@ -26,10 +36,16 @@ fn fwd(p: Precision, [rows, width]: [usize; 2], range: f32) -> Case {
     kit.finish(op)
 }
 
-fn bwd(p: Precision, [rows, width]: [usize; 2], in_place: bool, range: f32) -> Case {
-    let mut kit = Kit::with_precision(p, format!("rows {rows} F{width} in place {in_place} range {range}"));
+fn bwd(p: Precision, [rows, width]: [usize; 2], in_place: bool, act: Act, range: f32) -> Case {
+    let name = format!("rows {rows} F{width} in place {in_place} act {act:?} range {range}");
+    let mut kit = Kit::with_precision(p, name);
     let (d_out, inp) = (kit.slot([rows, width]), kit.slot([rows, 2 * width]));
     let d_inp = if in_place { inp } else { kit.slot([rows, 2 * width]) };
     kit.random(inp, -range, range);
-    kit.finish(SwigluBwd { d_inp, d_out, inp })
+    let act = match act {
+        Act::Left => None,
+        Act::Apart => Some(kit.slot([rows, width])),
+        Act::InPlace => Some(d_out),
+    };
+    kit.finish(SwigluBwd { d_inp, act, d_out, inp })
 }

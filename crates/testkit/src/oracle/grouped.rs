@@ -1,7 +1,7 @@
 //! Linear layers of many experts.
 
-use super::{Pools, Step};
-use ironhorse_core::op::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
+use super::{Pools, Step, swiglu};
+use ironhorse_core::op::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd, SwigluFwd};
 use ironhorse_core::{Error, Result, Slot};
 
 pub(super) fn fwd(pools: &mut Pools, op: &GroupedLinearFwd) -> Result<()> {
@@ -13,7 +13,11 @@ pub(super) fn fwd(pools: &mut Pools, op: &GroupedLinearFwd) -> Result<()> {
             out[r * oc + o] = (0..ic).map(|i| inp[r * ic + i] * weight[(e * oc + o) * ic + i]).sum();
         }
     }
-    pools.write(op.out, &out)
+    pools.write(op.out, &out)?;
+    match op.act {
+        Some(act) => swiglu::fwd(pools, &SwigluFwd { out: act, inp: op.out }),
+        None => Ok(()),
+    }
 }
 
 pub(super) fn bwd_input(pools: &mut Pools, op: &GroupedLinearBwdInput) -> Result<()> {
@@ -67,6 +71,7 @@ mod tests {
         let mut kit = Kit::new("grouped");
         let op = GroupedLinearFwd {
             out: kit.slot([3, 1]),
+            act: None,
             inp: kit.f32s([3, 2], &[1.0, 1.0, 2.0, 3.0, 4.0, 5.0]),
             weight: kit.f32s([3, 1, 2], &WEIGHT),
             offsets: kit.i32s([4], &[0, 1, 1, 3]),

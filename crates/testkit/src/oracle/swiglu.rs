@@ -24,6 +24,9 @@ pub(super) fn fwd(pools: &mut Pools, op: &SwigluFwd) -> Result<()> {
 pub(super) fn bwd(pools: &mut Pools, op: &SwigluBwd) -> Result<()> {
     let width = op.d_out.shape.cols();
     let (d_out, inp) = (pools.read(op.d_out)?, pools.read(op.inp)?);
+    if let Some(act) = op.act {
+        fwd(pools, &SwigluFwd { out: act, inp: op.inp })?;
+    }
     let mut d_inp = vec![0.0; op.d_inp.numel()];
     for r in 0..op.d_out.shape.rows() {
         for c in 0..width {
@@ -58,7 +61,7 @@ mod tests {
             let d_inp = if in_place { inp } else { kit.slot([1, 4]) };
             let d_out = kit.f32s([1, 2], &[2.0, 1.0]);
             let want = [10.0, 4.0 * (0.75 + ln3 * 3.0 / 16.0), 0.0, 0.75 * ln3];
-            kit.finish(SwigluBwd { d_inp, d_out, inp }).expect_within(d_inp, &want, 1e-6);
+            kit.finish(SwigluBwd { d_inp, act: None, d_out, inp }).expect_within(d_inp, &want, 1e-6);
         }
     }
 }

@@ -72,7 +72,7 @@ impl Moe {
         self.b.name_grad(format!("layers.{l}.mlp_act"), d_act);
         self.b.at(format!("layers.{l}.mlp_act"));
         // in place: nothing reads the forward's value any more
-        self.b.push(SwigluBwd { d_inp: gate_up, d_out: d_act, inp: gate_up })?;
+        self.b.push(SwigluBwd { d_inp: gate_up, act: None, d_out: d_act, inp: gate_up })?;
         let inp = self.norm_2_again(l, saved, recompute)?;
         let d_norm = self.tokens_by(self.config.hidden);
         self.linear_bwd(&format!("layers.{l}.mlp.gate_up"), weight, [d_norm, gate_up, inp])?;
@@ -94,11 +94,8 @@ impl Moe {
         self.b.name_grad(name("moe"), d_res);
         let norm = self.norm_2_again(l, saved, recompute)?;
         let rows = match recompute {
-            Recompute::None => rows,
-            Recompute::Gelu => Rows { act: self.swiglu(l, rows.w13)?, ..rows },
-            Recompute::Full => {
-                Rows { inp: self.permuted(l, norm, order)?, act: self.swiglu(l, rows.w13)?, ..rows }
-            }
+            Recompute::None | Recompute::Gelu => rows,
+            Recompute::Full => Rows { inp: self.permuted(l, norm, order)?, ..rows },
             Recompute::Experts => self.experts(l, norm, &routes, [w13, w2])?,
         };
         let d_weights = self.table(self.config.top_k, DType::F32);
@@ -108,11 +105,21 @@ impl Moe {
         self.b.name_grad(name("weights"), d_weights);
 
         let d_act = self.routes_by(self.config.ffn);
-        self.grouped_bwd(&name("experts.w2"), w2, [d_act, d_rows, rows.act], offsets)?;
+        // SwiGLU's gradient has all that SwiGLU itself needs at hand: what was not kept is had in its place.
+        let again = matches!(recompute, Recompute::Gelu | Recompute::Full);
+        if !again {
+            self.grouped_bwd_weight(&name("experts.w2"), w2, [d_rows, rows.act], offsets)?;
+        }
+        self.grouped_bwd_input(&name("experts.w2"), w2, [d_act, d_rows], offsets)?;
         self.b.at(name("experts.act"));
-        self.b.push(SwigluBwd { d_inp: rows.w13, d_out: d_act, inp: rows.w13 })?;
+        let act = again.then_some(d_act);
+        self.b.push(SwigluBwd { d_inp: rows.w13, act, d_out: d_act, inp: rows.w13 })?;
+        if let Some(act) = act {
+            self.grouped_bwd_weight(&name("experts.w2"), w2, [d_rows, act], offsets)?;
+        }
         let d_inp = self.routes_by(self.config.hidden);
-        self.grouped_bwd(&name("experts.w1_w3"), w13, [d_inp, rows.w13, rows.inp], offsets)?;
+        self.grouped_bwd_weight(&name("experts.w1_w3"), w13, [rows.w13, rows.inp], offsets)?;
+        self.grouped_bwd_input(&name("experts.w1_w3"), w13, [d_inp, rows.w13], offsets)?;
 
         let dtype = self.dtype();
         let d_logits = self.table(self.config.n_experts, dtype);
@@ -169,18 +176,27 @@ impl Moe {
     }
 
     /// The same for the experts' layers.
-    fn grouped_bwd(
+    fn grouped_bwd_weight(
         &mut self,
         name: &str,
         weight: Slot,
-        [d_inp, d_out, inp]: [Slot; 3],
+        [d_out, inp]: [Slot; 2],
         offsets: Slot,
     ) -> Result<()> {
         let (d_weight, accum) = (self.b.grad(weight), Accum::FirstWrites);
         self.b.at(name);
-        self.b.push(GroupedLinearBwdWeight { d_weight, d_out, inp, offsets, accum })?;
-        self.b.push(GroupedLinearBwdInput { d_inp, d_out, weight, offsets })?;
-        Ok(())
+        Ok(self.b.push(GroupedLinearBwdWeight { d_weight, d_out, inp, offsets, accum })?)
+    }
+
+    fn grouped_bwd_input(
+        &mut self,
+        name: &str,
+        weight: Slot,
+        [d_inp, d_out]: [Slot; 2],
+        offsets: Slot,
+    ) -> Result<()> {
+        self.b.at(name);
+        Ok(self.b.push(GroupedLinearBwdInput { d_inp, d_out, weight, offsets })?)
     }
 
     fn rmsnorm_bwd(

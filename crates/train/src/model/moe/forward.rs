@@ -256,13 +256,12 @@ impl Moe {
     ) -> Result<Rows> {
         let Routes { order, offsets, .. } = *routes;
         let inp = self.permuted(l, tokens, order)?;
-        let wide = self.routes_by(2 * self.config.ffn);
+        let [wide, act] = [2, 1].map(|times| self.routes_by(times * self.config.ffn));
         self.b.at(format!("layers.{l}.experts.w1_w3"));
-        self.b.push(GroupedLinearFwd { out: wide, inp, weight: w13, offsets })?;
-        let act = self.swiglu(l, wide)?;
+        self.b.push(GroupedLinearFwd { out: wide, act: Some(act), inp, weight: w13, offsets })?;
         let out = self.routes_by(self.config.hidden);
         self.b.at(format!("layers.{l}.experts.w2"));
-        self.b.push(GroupedLinearFwd { out, inp: act, weight: w2, offsets })?;
+        self.b.push(GroupedLinearFwd { out, act: None, inp: act, weight: w2, offsets })?;
         Ok(Rows { inp, w13: wide, act, out })
     }
 
@@ -270,13 +269,6 @@ impl Moe {
         let out = self.routes_by(self.config.hidden);
         self.b.at(format!("layers.{l}.experts.rows"));
         self.b.push(Permute { out, inp, order })?;
-        Ok(out)
-    }
-
-    pub(super) fn swiglu(&mut self, l: usize, inp: Slot) -> Result<Slot> {
-        let out = self.routes_by(self.config.ffn);
-        self.b.at(format!("layers.{l}.experts.act"));
-        self.b.push(SwigluFwd { out, inp })?;
         Ok(out)
     }
 }
