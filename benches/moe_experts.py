@@ -27,7 +27,7 @@ from ironhorse.errors import IronhorseError  # noqa: E402
 from ironhorse.formats.staging import check_writable_file, write_json  # noqa: E402
 
 UPDATE = ("grad_norm", "adamw")  # ops over parameters, not tokens
-PRODUCTS = "grouped_linear"  # ops of the experts' products
+PRODUCTS = "grouped_linear"  # ops of the experts' products; that of w1 and w3 has SwiGLU's forward with it
 
 
 def model_of(args: argparse.Namespace, experts: int) -> str:

@@ -111,6 +111,18 @@ def test_errors_in_bf16_are_not_those_of_one_throw(tmp_path: Path):
     assert all(once[name] <= error for name, error in recorded.items() if name in once)
 
 
+def test_errors_in_bf16_need_no_activations_in_the_key(tmp_path: Path):
+    """A throw that sends a token to another expert is left out, and which experts were chosen is an activation: with
+    this many experts some throws do.
+    """
+    sizes = "C=14,L=4,NH=2,HD=6,E=16,K=4,F=12,V=99,maxT=64"
+    keys = [export(tmp_path / name, sizes, 2, 64, "--steps", "0", *flags)[1]
+            for name, flags in (("with", ()), ("without", ("--no-acts",)))]  # fmt: skip
+    recorded = [json.loads(read_safetensors(path).metadata["torch_error_bf16"]) for path in keys]
+    kept = {name: error for name, error in recorded[0].items() if not name.startswith(("act.", "dact."))}
+    assert recorded[1] == kept and len(kept) < len(recorded[0])
+
+
 def test_the_key_can_be_recomputed_from_the_files(small):
     """From the Hugging Face folder, in f64: loss, then AdamW written out by hand."""
     _, path = small

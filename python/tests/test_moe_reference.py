@@ -239,7 +239,7 @@ def test_bf16_is_close(config: MoEConfig):
                for n in low.act_names if not n.endswith(".experts"))  # fmt: skip
 
 
-def test_nearby_moves_weights_by_half_a_rounding():
+def test_nearby_moves_weights_as_far_as_bf16_would():
     model = init_weights(MoE(BASE), 1, "spread")
     one, again, other = nearby(model, 1), nearby(model, 1), nearby(model, 2)
     for start, a, b, c in zip(*(m.parameters() for m in (model, one, again, other)), strict=True):

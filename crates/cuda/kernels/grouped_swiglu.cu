@@ -18,7 +18,7 @@ constexpr int THREADS = 3 * GROUP;
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // Registers of a thread that copies or takes, and of one that multiplies: together those of the block.
-constexpr int FEW = 80, MANY = 208;
+constexpr int FEW = 88, MANY = 208;
 constexpr u32 HALF = BN / 2;                // columns of act in a tile
 constexpr u32 AT_ONCE = 4;                  // rows that a warp takes at once
 constexpr u32 STEP = TAKERS * AT_ONCE;      // and all of them together

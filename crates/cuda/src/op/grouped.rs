@@ -40,7 +40,7 @@ enum Path {
     Any,
     /// grouped_mma.cu: tensor cores, bf16 in whole vectors.
     Mma,
-    /// grouped_wgmma.cu: Hopper's, bf16 in whole boxes of 64 elements.
+    /// grouped_wgmma.cu, and grouped_swiglu.cu: Hopper's, bf16 in whole boxes of 64 elements.
     Wgmma,
 }
 
@@ -150,7 +150,7 @@ impl Groups {
     }
 }
 
-/// The kernels for a product of these slots: the result, the operands and the offsets.
+/// The kernels for a product, by its sizes and by where what it reads and writes begins.
 fn path_of(cx: &Lower<'_>, g: &Groups, slots: &[Slot]) -> Result<Path> {
     let addresses = slots.iter().map(|slot| cx.ptr(*slot)).collect::<Result<Vec<_>>>()?;
     let aligned = addresses.iter().all(|at| at.is_multiple_of(16));

@@ -28,8 +28,12 @@ const SHAPES: [Groups; 17] = [
 ];
 
 /// As models have them.
-const WIDE: [Groups; 3] =
-    [(&[100, 0, 300, 112], 768, 1536), (&[128, 128], 3072, 768), (&[1, 1, 1, 1], 768, 12_288)];
+const WIDE: [Groups; 4] = [
+    (&[100, 0, 300, 112], 768, 1536),
+    (&[128, 128], 3072, 768),
+    (&[1, 1, 1, 1], 768, 12_288),
+    (&[300, 0, 724], 64, 12_800), // several whole tiles for every block of a large GPU
+];
 
 pub(super) fn cases(p: Precision) -> Vec<Case> {
     let mut cases = Vec::new();

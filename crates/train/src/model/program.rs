@@ -5,8 +5,8 @@ use ironhorse_core::op::{AdamW, GradNorm};
 use ironhorse_core::{Builder, DType, Pool, Section, Shape};
 use serde::{Deserialize, Serialize};
 
-/// What the backward computes again instead of keeping it from the forward. The results are the same bits. Each level
-/// includes the ones before.
+/// What the backward computes again instead of keeping it from the forward. The results are the same bits, on engines that
+/// compute what follows a product from the product as it is stored. Each level includes the ones before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {

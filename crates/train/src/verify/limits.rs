@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 /// We may err this many times as much as PyTorch in the same precision, or as rounding does on the CPU.
 const TIMES: f64 = 2.0;
-/// One rounding to bf16, and one to tf32 by cutting off: a derived error may be small by chance, for a scalar above all.
+/// A common rounding to bf16, half of the largest, and one to tf32 by cutting off: a derived error may be small by chance, for a scalar above all.
 const BF16_FLOOR: f64 = 1.0 / 512.0;
 const TF32_FLOOR: f64 = 1.0 / 1024.0;
 /// Master weights are f32: what bf16 costs them is where AdamW steps to. Where a gradient is noise, one side goes up and

@@ -175,7 +175,7 @@ impl Moe {
         Ok(())
     }
 
-    /// The same for the experts' layers.
+    /// The gradient of the weights of the experts' layers.
     fn grouped_bwd_weight(
         &mut self,
         name: &str,
@@ -188,6 +188,7 @@ impl Moe {
         Ok(self.b.push(GroupedLinearBwdWeight { d_weight, d_out, inp, offsets, accum })?)
     }
 
+    /// The gradient of what the experts' layers were given.
     fn grouped_bwd_input(
         &mut self,
         name: &str,

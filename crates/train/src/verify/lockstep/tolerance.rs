@@ -5,7 +5,7 @@ use ironhorse_core::op::{Arg, Op};
 
 /// Half the distance from 1 to the next f32: the most one rounding can be off.
 const UNIT: f64 = 5.960_464_477_539_063e-8;
-/// Twice the most that one rounding to bf16 can be off. Over a tensor, rounding to the nearest is 0.4 of it and rounding at
+/// The most that one rounding to bf16 can be off. Over a tensor, rounding to the nearest is 0.4 of it and rounding at
 /// random 0.6, so an op may round once more inside.
 const BF16: f64 = 1.0 / 256.0;
 /// Operands cut to 10 bits after the point are off by up to 2⁻¹⁰, each of two, all in one direction.
