@@ -20,7 +20,7 @@ Errors = dict[str, float]
 Job = tuple[torch.Tensor, torch.Tensor, AdamW, int, bool]  # x, y, optimizer, steps, whether with activations
 
 # PyTorch's error in bf16 is one throw of the dice. For a tensor of many independent numbers each throw gives the same;
-# where one number or one direction outweighs the rest, it is anything: 0.16 to 8.2 % over ten seeds of a key (ADR 0009).
+# where one number or one direction outweighs the rest, it is anything: 0.16 to 8.2 % in ten seeds of a key (ADR 0009).
 # The largest of this many is recorded, for models small enough to afford it; larger ones have one throw.
 THROWS = 8
 THROWS_UP_TO = 2_000_000  # parameters
@@ -40,13 +40,7 @@ def compute(
     """
     optimizer, routed = optimizer_of(args), getattr(model.config, "n_experts", 0) > 0
     job: Job = (x, y, optimizer, args.steps, not args.no_acts)
-    looked_at: Job = (
-        x,
-        y,
-        optimizer,
-        args.steps,
-        routed or not args.no_acts,
-    )  # which experts were chosen is among the acts
+    looked_at: Job = (x, y, optimizer, args.steps, routed or not args.no_acts)  # chosen experts are among the acts
     in_f64 = bool(args.steps) or routed
     start = copy.deepcopy(model)
     answers = by(model, *job)

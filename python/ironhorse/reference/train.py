@@ -152,7 +152,7 @@ def _step_master(master: Model, low: Model, adamw: torch.optim.AdamW) -> None:
 
 @torch.no_grad()
 def nearby(model: Model, seed: int) -> Model:
-    """A copy whose weights are up to 2⁻⁹ of themselves away, as far as bf16 would move them: all is rounded another way."""
+    """A copy with weights up to 2⁻⁹ of themselves away, as far as bf16 would move them: all is rounded another way."""
     generator = torch.Generator().manual_seed(seed)
     moved = copy.deepcopy(model)
     for param in moved.parameters():
