@@ -1,5 +1,5 @@
 // The bias of a linear layer where the matrix product does not handle it. IN is the element type read, OUT the one written.
-#include "prelude.cuh"
+#include "partials.cuh"
 
 constexpr int WARPS = 8;
 constexpr int AHEAD = 4;  // loads in flight per thread
@@ -71,20 +71,9 @@ KERNEL __launch_bounds__(WARPS * WARP)
 // grid   ceil(C / 32) blocks of 1024 threads: 32 columns by 32 slices of the chunks
 // order  every 32nd chunk in turn, then a fixed tree over the slices
 KERNEL __launch_bounds__(1024) bias_finish(OUT* d_bias, const float* partials, u32 chunks, u64 cols, u32 adds) {
-    __shared__ float sums[WARP][WARP + 1];
-    const u32 lane = threadIdx.x % WARP, slice = threadIdx.x / WARP;
-    const u64 col = (u64)blockIdx.x * WARP + lane;
-    float sum = 0;
-    if (col < cols) {
-#pragma unroll 4
-        for (u32 c = slice; c < chunks; c += WARP) sum += partials[c * cols + col];
-    }
-    sums[slice][lane] = sum;
-    __syncthreads();
-    // Each warp now owns one column: its slices lie one per lane.
-    const u64 mine = (u64)blockIdx.x * WARP + slice;
-    float total = warp_sum(sums[lane][slice]);
-    if (lane == 0 && mine < cols) {
+    float total = column_sum<4>(partials, chunks, cols);
+    const u64 mine = own_column();
+    if (threadIdx.x % WARP == 0 && mine < cols) {
         if (adds) total += to_float(d_bias[mine]);
         d_bias[mine] = from_float<OUT>(total);
     }

@@ -6,7 +6,7 @@
 // order  each group its rows in turn, groups in turn, then the blocks in a fixed tree: repeatable on one kind of device
 #pragma once
 
-#include "prelude.cuh"
+#include "partials.cuh"
 
 constexpr int WARPS = 4;
 constexpr int SUMS = CENTRED ? 2 : 1;  // over rows: d_weight, and d_bias
@@ -35,22 +35,12 @@ DEVICE float gradient(float g, float x, float dot, float sum, float rstd) {
     return ((CENTRED ? g - sum : g) - x * dot) * rstd;
 }
 
-// d_weight and d_bias from `count` partial rows: 32 columns a block, 32 rows at a time.
+// d_weight and d_bias from `count` partial rows.
 DEVICE void add_partials(GRAD* d_weight, GRAD* d_bias, const float* partials, u32 count, u32 width, u32 adds) {
-    __shared__ float tile[WARP][WARP + 1];
-    const u32 lane = threadIdx.x % WARP, slice = threadIdx.x / WARP;
-    const u64 column = (u64)blockIdx.x * WARP + lane, columns = SUMS * (u64)width;
-    float sum = 0.0f;
-    if (column < columns) {
-#pragma unroll 8
-        for (u32 row = slice; row < count; row += WARP) sum += partials[row * columns + column];
-    }
-    tile[slice][lane] = sum;
-    __syncthreads();
-    // Turned round, so that each warp adds up one column.
-    sum = warp_sum(tile[lane][slice]);
-    const u64 mine = (u64)blockIdx.x * WARP + slice;
-    if (lane == 0 && mine < columns) {
+    const u64 columns = SUMS * (u64)width;
+    const float sum = column_sum(partials, count, columns);
+    const u64 mine = own_column();
+    if (threadIdx.x % WARP == 0 && mine < columns) {
         GRAD* const to = !CENTRED || mine < width ? d_weight + mine : d_bias + (mine - width);
         *to = from_float<GRAD>(adds ? to_float(*to) + sum : sum);
     }

@@ -32,6 +32,7 @@ sources!(
     "mma.cuh",
     "norm_bwd.cuh",
     "norm_rows.cuh",
+    "partials.cuh",
     "rows.cuh",
     "sample.cuh",
     "scan.cuh",

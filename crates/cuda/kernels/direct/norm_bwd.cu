@@ -8,6 +8,7 @@
 // order  each team its rows in turn, teams in turn, then norm_bwd_sums adds the blocks in a fixed tree: repeatable on one kind
 //        of device
 #include "copy.cuh"
+#include "partials.cuh"
 #include "rows.cuh"
 
 struct Bwd {
@@ -246,22 +247,12 @@ KERNEL __launch_bounds__(256) norm_bwd_columns(Acc* partials, const T* d_y, cons
     if (LAYER) to[cols] = biases.total();
 }
 
-// d_weight and d_bias from `count` partial rows of [d_weight | d_bias]: 32 columns a block, 32 rows at a time.
+// d_weight and d_bias from `count` partial rows of [d_weight | d_bias].
 KERNEL __launch_bounds__(1024) norm_bwd_sums(T* d_weight, T* d_bias, const Acc* partials, u32 count, u64 cols) {
-    __shared__ Acc tile[WARP][WARP + 1];
-    const u32 lane = threadIdx.x % WARP, slice = threadIdx.x / WARP;
-    const u64 column = (u64)blockIdx.x * WARP + lane, columns = cols * (1 + LAYER);
-    Acc sum = 0;
-    if (column < columns) {
-#pragma unroll 8
-        for (u32 row = slice; row < count; row += WARP) sum += partials[row * columns + column];
-    }
-    tile[slice][lane] = sum;
-    __syncthreads();
-    // Turned round, so that each warp adds up one column.
-    sum = warp_sum(tile[lane][slice]);
-    const u64 mine = (u64)blockIdx.x * WARP + slice;
-    if (lane > 0 || mine >= columns) return;
+    const u64 columns = cols * (1 + LAYER);
+    const Acc sum = column_sum(partials, count, columns);
+    const u64 mine = own_column();
+    if (threadIdx.x % WARP > 0 || mine >= columns) return;
     T* to = mine < cols ? d_weight : d_bias;
     if (to) to[mine < cols ? mine : mine - cols] = from_acc<T>(sum);
 }

@@ -12,6 +12,7 @@
 //        tree. Groups depend on R and C only, no atomics: bitwise repeatable
 // bits   element e is bit e % 32 of word e / 32
 #include "direct.cuh"
+#include "partials.cuh"
 
 constexpr int N = Vec<T>::N;
 constexpr int THREADS = 256;
@@ -180,20 +181,9 @@ KERNEL __launch_bounds__(BWD_THREADS, BWD_BLOCKS)
     backward<1>(d_x, partials, d_y, same, ByResult<1>{y}, rows, cols, group_rows, (Acc)scale, tiles);
 }
 
-// d_bias (C) = sums of partials (groups,C): 32 columns a block, 32 slices of the groups
+// d_bias (C) = sums of partials (groups,C)
 KERNEL __launch_bounds__(1024) scale_bias_relu_sums(T* d_bias, const Acc* partials, u32 groups, u64 cols) {
-    __shared__ Acc sums[WARP][WARP + 1];
-    const u32 lane = threadIdx.x % WARP, slice = threadIdx.x / WARP;
-    const u64 col = (u64)blockIdx.x * WARP + lane;
-    Acc sum = 0;
-    if (col < cols) {
-#pragma unroll 8
-        for (u32 g = slice; g < groups; g += WARP) sum += partials[g * cols + col];
-    }
-    sums[slice][lane] = sum;
-    __syncthreads();
-    // Each warp now owns one column: its slices lie one per lane.
-    const u64 mine = (u64)blockIdx.x * WARP + slice;
-    const Acc total = warp_sum(sums[lane][slice]);
-    if (lane == 0 && mine < cols) d_bias[mine] = from_acc<T>(total);
+    const Acc total = column_sum(partials, groups, cols);
+    const u64 mine = own_column();
+    if (threadIdx.x % WARP == 0 && mine < cols) d_bias[mine] = from_acc<T>(total);
 }
