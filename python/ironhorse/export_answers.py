@@ -41,9 +41,9 @@ def compute(
     or a router, whose gradient cancels; else one forward and backward in f32 is exact enough to judge bf16 by. `by`
     computes the f32 answers.
     """
-    optimizer, routed = optimizer_of(args), getattr(model.config, "n_experts", 0) > 0
-    job: Job = (x, y, optimizer, args.steps, not args.no_acts)
-    looked_at: Job = (x, y, optimizer, args.steps, routed or not args.no_acts)  # chosen experts are among the acts
+    routed = getattr(model.config, "n_experts", 0) > 0
+    # the experts chosen are among the activations
+    job: Job = (x, y, optimizer_of(args), args.steps, routed or not args.no_acts)
     in_f64 = bool(args.steps) or routed
     start = copy.deepcopy(model)
     answers = by(model, *job)
@@ -52,16 +52,20 @@ def compute(
             raise IronhorseError(f"the {name} are not finite; choose a smaller --lr or other weights")
 
     def exact_of(some: Model) -> Answers:
-        return compute_answers(copy.deepcopy(some).double() if in_f64 else copy.deepcopy(some), *looked_at)
+        return compute_answers(copy.deepcopy(some).double() if in_f64 else copy.deepcopy(some), *job)
 
     exact = exact_of(start) if in_f64 else answers
     errors = torch_errors(answers, exact) if in_f64 else {}
     if routed:
         _mend(answers, exact, errors)
-    errors_bf16 = {} if args.no_bf16 else _errors_bf16(start, exact, exact_of, looked_at)
+    errors_bf16 = {} if args.no_bf16 else _errors_bf16(start, exact, exact_of, job)
     if not all(math.isfinite(error) for error in errors_bf16.values()):
         errors_bf16 = {}  # beyond what bf16 holds: a checker must find out by itself
-    errors_bf16 = {name: error for name, error in errors_bf16.items() if name in answers.tensors}
+    if args.no_acts:
+        kept = {name: value for name, value in answers.tensors.items() if not name.startswith(("act.", "dact."))}
+        answers = Answers(kept, [])
+    here = answers.tensors
+    errors, errors_bf16 = ({name: e for name, e in all_of.items() if name in here} for all_of in (errors, errors_bf16))
     return answers, errors, errors_bf16
 
 
@@ -69,8 +73,11 @@ def _mend(answers: Answers, exact: Answers, errors: Errors) -> None:
     """Puts f64's answers in place of those of one pass that f32 loses digits of: where a router is sure or all tokens
     are alike, gradients are small differences of large terms. The weights of chosen experts have the sum 1, so their
     router learns from p/Σp, whose derivative is 1/Σp - p/(Σp)²; with one expert a token nothing is left of that but
-    rounding. PyTorch's f32 may have no digit right there, and is no answer.
+    rounding. PyTorch's f32 may have no digit right there, and is no answer. Where f64 sends a token to another expert
+    than f32 does, its answers are those of another question, and f32's stand.
     """
+    if any(errors[name] > 0 for name, value in answers.tensors.items() if not value.is_floating_point()):
+        return
     for name, value in answers.tensors.items():
         if name.startswith(("act.", "dact.", "grad.")) and value.is_floating_point() and errors[name] > LOST:
             answers.tensors[name] = exact.tensors[name].to(value.dtype)

@@ -15,12 +15,13 @@ import torch
 from ironhorse.config_moe import NAMED, MoEConfig
 from ironhorse.errors import FormatError, IronhorseError
 from ironhorse.export import main
+from ironhorse.export_answers import _mend
 from ironhorse.formats.hf_moe import read_hf_moe
 from ironhorse.formats.safetensors import read_safetensors, write_safetensors
 from ironhorse.formats.staging import Staging
 from ironhorse.params_moe import activation_names, param_shapes, total_params
 from ironhorse.reference.moe import MoE
-from ironhorse.reference.train import AdamW, compute_answers, compute_answers_bf16, nearby, torch_errors
+from ironhorse.reference.train import AdamW, Answers, compute_answers, compute_answers_bf16, nearby, torch_errors
 
 SMALL = "C=14,L=2,NH=6,NKV=3,HD=4,E=5,K=2,F=11,V=53,maxT=16,rope_alpha=2.5,aux_alpha=0.3"
 ODD = {  # name: model, B, T, further flags
@@ -127,6 +128,17 @@ def test_answers_are_those_of_f64_where_f32_lost_digits(tmp_path: Path):
     assert lost < set(plain)
     for name, value in plain.items():
         assert np.array_equal(key[name], exact[name].float() if name in lost else value), name
+
+
+def test_answers_of_f64_are_not_those_of_other_experts():
+    def answers(experts: list[int], gradient: float) -> Answers:
+        tensors = {"act.layers.0.experts": torch.tensor(experts), "grad.w": torch.tensor([gradient])}
+        return Answers(tensors, ["layers.0.experts"])
+
+    for chosen, want in (([0, 1], 2.0), ([0, 2], 3.0)):
+        got, exact = answers([0, 1], 3.0), answers(chosen, 2.0)
+        _mend(got, exact, torch_errors(got, exact))
+        assert got.tensors["grad.w"].item() == want
 
 
 def test_errors_in_bf16_need_no_activations_in_the_key(tmp_path: Path):
