@@ -86,6 +86,33 @@ pub struct Timed {
     pub ns: u64,
 }
 
+/// Host memory that an engine copies its pools into; see [`Engine::snapshot`].
+pub trait HostMemory: Send {
+    /// Its contents.
+    fn bytes(&self) -> &[u8];
+
+    /// Its contents, to change.
+    fn bytes_mut(&mut self) -> &mut [u8];
+
+    /// Whether the device writes to it by itself, at the full speed of its bus.
+    fn is_pinned(&self) -> bool {
+        false
+    }
+}
+
+impl HostMemory for Vec<u8> {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+/// Makes host memory of so many bytes; see [`Engine::host_memory`].
+pub type MakeHostMemory = Box<dyn FnOnce(usize) -> Result<Box<dyn HostMemory>> + Send>;
+
 /// Runs programs over memory it owns. Object-safe: models and training never name an engine.
 pub trait Engine: Send {
     /// "cpu", "cuda:0", ...
@@ -113,6 +140,62 @@ pub trait Engine: Send {
 
     /// Copies integers out of an i32 slot.
     fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> Result<()>;
+
+    /// Copies a slot out as it is stored, little-endian: nothing is widened or rounded.
+    fn read_bytes(&mut self, slot: Slot, out: &mut [u8]) -> Result<()> {
+        check_host_bytes(&slot, out.len())?;
+        if slot.dtype == DType::I32 {
+            let mut values = vec![0; slot.numel()];
+            self.read_i32(slot, &mut values)?;
+            return put_bytes(out, &values, i32::to_le_bytes);
+        }
+        let mut values = vec![0.0; slot.numel()];
+        self.read_f32(slot, &mut values)?;
+        match slot.dtype {
+            DType::BF16 => put_bytes(out, &values, |value| crate::f32_to_bf16(value).to_le_bytes()),
+            DType::I16 => put_bytes(out, &values, |value| (value as i16).to_le_bytes()),
+            _ => put_bytes(out, &values, f32::to_le_bytes),
+        }
+    }
+
+    /// Copies bytes in that [`Engine::read_bytes`] copied out.
+    fn write_bytes(&mut self, slot: Slot, data: &[u8]) -> Result<()> {
+        check_host_bytes(&slot, data.len())?;
+        match slot.dtype {
+            DType::I32 => self.write_i32(slot, &take_bytes(data, i32::from_le_bytes)),
+            DType::BF16 => {
+                self.write_f32(slot, &take_bytes(data, |cell| crate::bf16_to_f32(u16::from_le_bytes(cell))))
+            }
+            DType::I16 => {
+                self.write_f32(slot, &take_bytes(data, |cell| f32::from(i16::from_le_bytes(cell))))
+            }
+            _ => self.write_f32(slot, &take_bytes(data, f32::from_le_bytes)),
+        }
+    }
+
+    /// What makes host memory for [`Engine::snapshot`], on any thread: page-locking many gigabytes takes seconds.
+    fn host_memory(&self) -> MakeHostMemory {
+        Box::new(|bytes| {
+            let mut memory = Vec::new();
+            memory.try_reserve_exact(bytes).map_err(|_| no_host_memory(bytes))?;
+            memory.resize(bytes, 0_u8);
+            Ok(Box::new(memory))
+        })
+    }
+
+    /// Copies slots out as they are stored, one after the other without gaps. Waits for everything asked for before.
+    fn snapshot(&mut self, slots: &[Slot], memory: &mut dyn HostMemory) -> Result<()> {
+        let mut rest = memory.bytes_mut();
+        for &slot in slots {
+            let held = rest.len();
+            let Some((now, later)) = rest.split_at_mut_checked(slot.bytes()) else {
+                return check_host_bytes(&slot, held);
+            };
+            self.read_bytes(slot, now)?;
+            rest = later;
+        }
+        Ok(())
+    }
 
     /// Runs the ops of this index range. May return before they are done; reads wait for them.
     fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()>;
@@ -220,4 +303,27 @@ pub fn check_host_len(slot: &Slot, len: usize) -> Result<()> {
         return Ok(());
     }
     Err(Error::Input(format!("a buffer of {len} elements does not fit a slot of {}", slot.shape)))
+}
+
+/// The error of asking for more host memory than there is.
+pub fn no_host_memory(bytes: usize) -> Error {
+    Error::Input(format!("{} MiB of host memory cannot be allocated", bytes.div_ceil(1 << 20)))
+}
+
+/// The refusal where a host buffer does not have a slot's bytes.
+pub fn check_host_bytes(slot: &Slot, bytes: usize) -> Result<()> {
+    if slot.bytes() == bytes {
+        return Ok(());
+    }
+    let want = slot.bytes();
+    Err(Error::Input(format!("a buffer of {bytes} bytes does not fit a slot of {}: {want} bytes", slot.shape)))
+}
+
+fn put_bytes<T: Copy, const N: usize>(out: &mut [u8], values: &[T], convert: impl Fn(T) -> [u8; N]) -> Result<()> {
+    out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(cell, &value)| *cell = convert(value));
+    Ok(())
+}
+
+fn take_bytes<T, const N: usize>(data: &[u8], convert: impl Fn([u8; N]) -> T) -> Vec<T> {
+    data.as_chunks().0.iter().map(|&cell| convert(cell)).collect()
 }

@@ -6,7 +6,7 @@ use crate::limits::Limits;
 use crate::memory::Memory;
 use crate::op::{self, Ctx, RopeTables, Scratch};
 use crate::team::{PerWorker, Team};
-use ironhorse_core::{DType, Engine, Layout, Pool, Program, Result, Scalars, Slot, check_host_len};
+use ironhorse_core::{DType, Engine, Layout, Pool, Program, Result, Scalars, Slot, check_host_bytes, check_host_len};
 use std::ops::Range;
 
 /// Runs programs on all cores, with the same bits for any number of threads.
@@ -96,6 +96,20 @@ impl Engine for CpuEngine {
         check_host_len(&slot, data.len())?;
         // SAFETY: as in `write_f32`.
         data.copy_from_slice(unsafe { self.memory.f32(slot)?.all() });
+        Ok(())
+    }
+
+    fn read_bytes(&mut self, slot: Slot, out: &mut [u8]) -> Result<()> {
+        check_host_bytes(&slot, out.len())?;
+        if slot.dtype == DType::I32 {
+            // SAFETY: as in `write_f32`.
+            let values = unsafe { self.memory.i32(slot)?.all() };
+            out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(cell, value)| *cell = value.to_le_bytes());
+        } else {
+            // SAFETY: as in `write_f32`.
+            let values = unsafe { self.memory.f32(slot)?.all() };
+            out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(cell, value)| *cell = value.to_le_bytes());
+        }
         Ok(())
     }
 

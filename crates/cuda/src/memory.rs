@@ -1,10 +1,39 @@
 //! The pools of a plan on the device, and scratch memory that ops share.
 
 use crate::device::Device;
-use crate::ffi::driver::{Buffer, Stream};
+use crate::ffi::driver::{Buffer, Pinned, Stream};
 use crate::{Error, Result};
-use ironhorse_core::{Layout, Pool, Slot};
+use ironhorse_core::{HostMemory, Layout, Pool, Slot};
 use std::rc::Rc;
+
+/// Page-locked host memory that may go to another thread: for snapshots, which a thread writes to disk.
+#[derive(Debug)]
+pub(crate) struct PinnedMemory(Pinned);
+
+// SAFETY: the memory has opened the device for itself, so no other value shares its `Rc`; every call makes the device
+// current on the thread it is made on.
+unsafe impl Send for PinnedMemory {}
+
+impl PinnedMemory {
+    /// Opens the device once more (its primary context is shared) and allocates.
+    pub fn new(device: usize, bytes: usize) -> Result<Self> {
+        Pinned::unwritten(&Device::open(device)?, bytes).map(Self)
+    }
+}
+
+impl HostMemory for PinnedMemory {
+    fn bytes(&self) -> &[u8] {
+        self.0.as_slice()
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.0.as_mut_slice()
+    }
+
+    fn is_pinned(&self) -> bool {
+        true
+    }
+}
 
 /// All pools of an engine.
 #[derive(Debug, Default)]

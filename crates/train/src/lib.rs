@@ -12,10 +12,10 @@ pub mod metrics;
 pub mod model;
 pub mod plot;
 pub mod rng;
+pub mod run;
 pub mod sample;
 pub mod schedule;
 pub mod session;
-pub mod train;
 pub mod verify;
 
 pub use error::{Error, Result};

@@ -34,9 +34,19 @@ pub struct Metrics {
     /// Tokens trained on per second.
     #[serde(deserialize_with = "null_is_nan")]
     pub tokens_per_s: f32,
+    /// The loss or the gradient norm was not finite: the step changed nothing.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub bad: bool,
+    /// How far the loss stands out from those before it, where it does: a robust z-score.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spike: Option<f32>,
     /// How the tokens spread over the experts of each layer, on the steps that measured it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub router: Vec<LayerRouting>,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 pub(crate) fn null_is_nan<'de, D: Deserializer<'de>>(input: D) -> Result<f32, D::Error> {
@@ -49,34 +59,70 @@ pub struct MetricsWriter {
     path: PathBuf,
     file: File,
     line: Vec<u8>,
+    /// Lines that the disk did not take yet.
+    unwritten: Vec<u8>,
+    /// Bytes of whole lines in the file.
+    len: u64,
 }
 
 impl MetricsWriter {
-    /// Starts a new file; one that is there is replaced.
+    /// Starts a new file; one that is there is emptied.
     pub fn create(path: &Path) -> Result<Self> {
-        let file = File::create(path).map_err(|e| Error::io(path, "create", e))?;
-        Ok(Self { path: path.to_owned(), file, line: Vec::new() })
+        File::create(path).map_err(|e| Error::io(path, "create", e))?;
+        Self::append(path)
     }
 
     /// Continues a file at `next_step`: later steps, and a line torn by a crash, are dropped. No file is a new file.
-    pub fn resume(path: &Path, next_step: u64) -> Result<Self> {
-        let old = if path.exists() { read_metrics(path)? } else { Vec::new() };
-        let mut line = Vec::new();
-        atomic::write_file(path, |sink| {
-            old.iter().filter(|m| m.step < next_step).try_for_each(|metrics| {
-                encode(path, metrics, &mut line)?;
-                sink.put(&line)
-            })
-        })?;
-        let file = File::options().append(true).open(path).map_err(|e| Error::io(path, "open", e))?;
-        Ok(Self { path: path.to_owned(), file, line })
+    /// Gives the steps that stay.
+    pub fn resume(path: &Path, next_step: u64) -> Result<(Self, Vec<Metrics>)> {
+        let text = if path.exists() { read_text(path)? } else { String::new() };
+        let (mut kept, mut lines) = (Vec::new(), String::new());
+        for (line, metrics) in lines_of(path, &text) {
+            let metrics = metrics?;
+            if metrics.step < next_step {
+                lines.extend([line, "\n"]);
+                kept.push(metrics);
+            }
+        }
+        atomic::write_file(path, |sink| sink.put(lines.as_bytes()))?;
+        Ok((Self::append(path)?, kept))
     }
 
-    /// Writes one line and flushes it, so that whoever follows the file sees it now.
+    fn append(path: &Path) -> Result<Self> {
+        let opened = File::options().append(true).open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
+        let (len, file) = opened.map_err(|e| Error::io(path, "open", e))?;
+        Ok(Self { path: path.to_owned(), file, line: Vec::new(), unwritten: Vec::new(), len })
+    }
+
+    /// Writes one line at once, so that whoever follows the file sees it now. A line that the disk does not take is
+    /// kept and written with the next one; the file never holds part of a line.
     pub fn write(&mut self, metrics: &impl Serialize) -> Result<()> {
         encode(&self.path, metrics, &mut self.line)?;
-        let written = self.file.write_all(&self.line).and_then(|()| self.file.flush());
-        written.map_err(|e| Error::io(&self.path, "write", e))
+        self.unwritten.extend_from_slice(&self.line);
+        self.flush()
+    }
+
+    /// Writes what the disk did not take before.
+    pub fn flush(&mut self) -> Result<()> {
+        if self.unwritten.is_empty() {
+            return Ok(());
+        }
+        match self.file.write_all(&self.unwritten) {
+            Ok(()) => {
+                self.len += self.unwritten.len() as u64;
+                self.unwritten.clear();
+                Ok(())
+            }
+            Err(error) => {
+                let _ = self.file.set_len(self.len); // what was written of a line
+                Err(Error::io(&self.path, "write", error))
+            }
+        }
+    }
+
+    /// The file, for another thread to sync.
+    pub fn handle(&self) -> Option<File> {
+        self.file.try_clone().ok()
     }
 }
 
@@ -91,14 +137,23 @@ fn encode(path: &Path, metrics: &impl Serialize, line: &mut Vec<u8>) -> Result<(
 
 /// Reads a metrics file. A last line without its line end (the run was killed while writing) is left out.
 pub fn read_metrics(path: &Path) -> Result<Vec<Metrics>> {
-    let text = fs::read_to_string(path).map_err(|e| Error::io(path, "read", e))?;
+    lines_of(path, &read_text(path)?).map(|(_, metrics)| metrics).collect()
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    fs::read_to_string(path).map_err(|e| Error::io(path, "read", e))
+}
+
+/// The whole lines of a file, as they are and as what they say.
+fn lines_of<'a>(path: &'a Path, text: &'a str) -> impl Iterator<Item = (&'a str, Result<Metrics>)> {
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-    let parse = |(i, line): (usize, &str)| {
-        serde_json::from_str(line).map_err(|e| {
+    let lines = whole.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    lines.map(move |(i, line)| {
+        let parsed = serde_json::from_str(line).map_err(|e| {
             Error::field(path, format!("line {}", i + 1), e, "one JSON object with a step's metrics")
-        })
-    };
-    whole.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(parse).collect()
+        });
+        (line, parsed)
+    })
 }
 
 #[cfg(test)]
@@ -128,10 +183,11 @@ mod tests {
     fn resume_drops_later_steps_and_the_torn_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("metrics.jsonl");
-        let mut writer = MetricsWriter::resume(&path, 0).unwrap();
+        let (mut writer, _) = MetricsWriter::resume(&path, 0).unwrap();
         (0..5).for_each(|i| writer.write(&step(i)).unwrap());
         writer.file.write_all(b"{\"step\":5,\"lo").unwrap();
-        let mut writer = MetricsWriter::resume(&path, 3).unwrap();
+        let (mut writer, kept) = MetricsWriter::resume(&path, 3).unwrap();
+        assert_eq!(kept, [step(0), step(1), step(2)]);
         writer.write(&step(3)).unwrap();
         assert_eq!(read_metrics(&path).unwrap(), [step(0), step(1), step(2), step(3)]);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);

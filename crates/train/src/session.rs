@@ -1,5 +1,6 @@
 //! A model on an engine: the programs it needs, planned together over one set of weights.
 
+use crate::format::checkpoint::{Checkpoint, CheckpointParts, widen};
 use crate::master::{is_residual, read_master, write_master};
 use crate::metrics::null_is_nan;
 use crate::model::{ModelConfig, Recompute, init};
@@ -142,6 +143,65 @@ impl Session {
         let slot = param.in_pool(pool);
         let residual = pool == Pool::Master && is_residual(&slot);
         Ok(read_master(self.engine.as_mut(), [param.weight, slot], residual, values)?)
+    }
+
+    /// The pools that make up the state of training, the weights first, each as one flat slot.
+    pub fn state_slots(&self) -> Result<Vec<Slot>> {
+        let program = self.train_program()?;
+        let pools = CheckpointParts::pools(program.precision());
+        Ok(pools.into_iter().map(|pool| program.flat(pool)).collect())
+    }
+
+    /// Copies one tensor of a pool out as the engine stores it.
+    pub fn read_state(&mut self, pool: Pool, index: usize, bytes: &mut Vec<u8>) -> Result<()> {
+        let slot = self.state_slot(pool, index)?;
+        bytes.clear();
+        bytes.resize(slot.bytes(), 0);
+        Ok(self.engine.read_bytes(slot, bytes)?)
+    }
+
+    /// Copies one tensor of a pool in that [`Session::read_state`] copied out.
+    pub fn write_state(&mut self, pool: Pool, index: usize, bytes: &[u8]) -> Result<()> {
+        let slot = self.state_slot(pool, index)?;
+        Ok(self.engine.write_bytes(slot, bytes)?)
+    }
+
+    fn state_slot(&self, pool: Pool, index: usize) -> Result<Slot> {
+        let param = self.train_program()?.params().get(index);
+        param.map(|param| param.in_pool(pool)).ok_or_else(|| {
+            ironhorse_core::Error::Program(format!("the model has no tensor number {index}")).into()
+        })
+    }
+
+    /// Takes over the state of a checkpoint of the same model: byte for byte where the element types are the same, else
+    /// converted. Says whether it was byte for byte.
+    pub fn restore(&mut self, checkpoint: &mut Checkpoint) -> Result<bool> {
+        let precision = self.train_program()?.precision();
+        let table = self.config.tensors();
+        let theirs = checkpoint.precision()?;
+        let same = CheckpointParts::pools(precision) == CheckpointParts::pools(theirs)
+            && CheckpointParts::pools(precision).iter().all(|&pool| precision.of(pool) == theirs.of(pool));
+        let mut bytes = Vec::new();
+        if same {
+            for pool in CheckpointParts::pools(precision) {
+                for (index, spec) in table.iter().enumerate() {
+                    checkpoint.read_pool(pool, spec, &mut bytes)?;
+                    self.write_state(pool, index, &bytes)?;
+                }
+            }
+            return Ok(true);
+        }
+        self.load(Pool::Params, |name, values| checkpoint.read_tensor(name, values))?;
+        for pool in [Pool::Moment1, Pool::Moment2] {
+            for (index, spec) in table.iter().enumerate() {
+                checkpoint.read_pool(pool, spec, &mut bytes)?;
+                let mut values = vec![0.0; spec.shape.numel()];
+                widen(theirs.of(pool), &bytes, &mut values);
+                let slot = self.state_slot(pool, index)?;
+                self.engine.write_f32(slot, &values)?;
+            }
+        }
+        Ok(false)
     }
 
     fn param_slots(&self, pool: Pool) -> Result<Vec<(String, Slot)>> {

@@ -1,9 +1,13 @@
 //! The engine as the core knows it: every method calls the one that does the work and turns its error into the core's.
 
 use super::CudaEngine;
+use crate::memory::PinnedMemory;
 use crate::staging::{to_device, to_host};
 use crate::{Error, Result};
-use ironhorse_core::{DType, Engine, Layout, Pending, Program, Scalars, Slot, Timed, TokenChoice};
+use ironhorse_core::{
+    DType, Engine, HostMemory, Layout, MakeHostMemory, Pending, Program, Scalars, Slot, Timed, TokenChoice,
+    check_host_bytes,
+};
 use std::ops::Range;
 
 impl Engine for CudaEngine {
@@ -53,6 +57,25 @@ impl Engine for CudaEngine {
                 *value = i32::from_le_bytes([from[0], from[1], from[2], from[3]]);
             }
         })?)
+    }
+
+    fn read_bytes(&mut self, slot: Slot, out: &mut [u8]) -> ironhorse_core::Result<()> {
+        check_host_bytes(&slot, out.len())?;
+        Ok(self.read(slot, slot.numel(), |range, from| out[range].copy_from_slice(from))?)
+    }
+
+    fn write_bytes(&mut self, slot: Slot, data: &[u8]) -> ironhorse_core::Result<()> {
+        check_host_bytes(&slot, data.len())?;
+        Ok(self.write(slot, slot.numel(), |range, to| to.copy_from_slice(&data[range]))?)
+    }
+
+    fn host_memory(&self) -> MakeHostMemory {
+        let index = self.device.info.index;
+        Box::new(move |bytes| Ok(Box::new(PinnedMemory::new(index, bytes)?)))
+    }
+
+    fn snapshot(&mut self, slots: &[Slot], memory: &mut dyn HostMemory) -> ironhorse_core::Result<()> {
+        Ok(self.copy_out(slots, memory)?)
     }
 
     fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> ironhorse_core::Result<()> {

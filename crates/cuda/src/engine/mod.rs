@@ -22,7 +22,9 @@ use crate::scalars::{FAULT_BYTES, SCALAR_BYTES, fault_text, scalar_block};
 use crate::staging::Staging;
 use crate::{Cache, Error, Result, Settings};
 use ironhorse_core::op::Op;
-use ironhorse_core::{DType, Layout, Pending, Program, Scalars, Slot, TokenChoice, check_host_len};
+use ironhorse_core::{
+    DType, HostMemory, Layout, Pending, Program, Scalars, Slot, TokenChoice, check_host_bytes, check_host_len,
+};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
@@ -213,6 +215,26 @@ impl CudaEngine {
         self.device.make_current()?;
         let from = self.memory.address(slot)?;
         self.staging.download(&self.stream, from, slot.bytes(), take)?;
+        self.fault_now()
+    }
+
+    /// Slots one after the other, by the device itself where the memory is page-locked.
+    fn copy_out(&mut self, slots: &[Slot], memory: &mut dyn HostMemory) -> Result<()> {
+        let pinned = memory.is_pinned();
+        let mut rest = memory.bytes_mut();
+        self.device.make_current()?;
+        for &slot in slots {
+            let held = rest.len();
+            let Some((now, later)) = rest.split_at_mut_checked(slot.bytes()) else {
+                return Ok(check_host_bytes(&slot, held)?);
+            };
+            if pinned {
+                self.stream.download_now(now, self.memory.address(slot)?)?;
+            } else {
+                self.read(slot, slot.numel(), |range, from| now[range].copy_from_slice(from))?;
+            }
+            rest = later;
+        }
         self.fault_now()
     }
 

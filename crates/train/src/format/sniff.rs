@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::Source;
 use super::answer_key;
+use super::checkpoint::{CHECKPOINTS, is_run};
 use super::header::magic;
 use super::hf;
 use super::safetensors::SafeTensors;
@@ -33,6 +34,8 @@ pub enum Kind {
     SafeTensors,
     /// One of our checkpoint folders.
     Checkpoint,
+    /// The folder of a run, with checkpoints in it.
+    Run,
     /// Sizes in a TOML file.
     Toml,
 }
@@ -50,6 +53,7 @@ impl fmt::Display for Kind {
             Self::HfFile => "the weights of a Hugging Face folder",
             Self::SafeTensors => "a safetensors file without a config.json beside it",
             Self::Checkpoint => "a checkpoint",
+            Self::Run => "a run",
             Self::Toml => "a TOML file",
         })
     }
@@ -110,14 +114,13 @@ fn sniff_folder(path: &Path) -> Result<Kind> {
     if path.join("config.json").exists() {
         return Ok(Kind::HfFolder);
     }
-    let inside = path.join("checkpoint");
-    if inside.is_dir() {
-        return Err(Error::field(path, "folder", "a run", format!("its checkpoint, {}", inside.display())));
+    if is_run(path) || path.join(CHECKPOINTS).is_dir() {
+        return Ok(Kind::Run);
     }
     Err(Error::field(
         path,
         "folder",
         "without config.json",
-        "a checkpoint or a Hugging Face folder: config.json and model.safetensors, in one file or several",
+        "a run, a checkpoint or a Hugging Face folder: config.json and model.safetensors, in one file or several",
     ))
 }

@@ -11,7 +11,7 @@ use super::tokenizer::{TOKENIZER, Tokenizer};
 use crate::model::{ModelConfig, MoeConfig};
 use crate::{Error, Result};
 
-/// Something that holds the parameters of a model: a `.bin`, a Hugging Face folder, a checkpoint, an answer key.
+/// Something that holds the parameters of a model: a `.bin`, a Hugging Face folder, a run, a checkpoint, an answer key.
 pub trait WeightSource {
     /// The model's sizes.
     fn config(&self) -> ModelConfig;
@@ -138,13 +138,14 @@ pub fn open_weights(path: &Path) -> Result<Box<dyn WeightSource>> {
         Kind::HfFolder => Box::new(HfFolder::open(path)?),
         Kind::HfFile => Box::new(HfFolder::open(path.parent().unwrap_or(Path::new(".")))?),
         Kind::Checkpoint => Box::new(Checkpoint::open_weights(path)?),
+        Kind::Run => Box::new(Checkpoint::of_run(path)?),
         Kind::AnswerKey => Box::new(AnswerKey::open(path)?),
         other => {
             return Err(Error::field(
                 path,
                 "kind of file",
                 other,
-                "weights: a model .bin, a Hugging Face folder, a checkpoint or an answer key",
+                "weights: a model .bin, a Hugging Face folder, a run, a checkpoint or an answer key",
             ));
         }
     };

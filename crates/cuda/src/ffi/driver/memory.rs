@@ -78,11 +78,17 @@ pub struct Pinned {
 impl Pinned {
     /// Zeroed memory.
     pub fn new(device: &Rc<Device>, bytes: usize) -> Result<Self> {
+        let memory = Self::unwritten(device, bytes)?;
+        // SAFETY: just allocated with this size.
+        unsafe { std::ptr::write_bytes(memory.start, 0, bytes.max(1)) };
+        Ok(memory)
+    }
+
+    /// Memory whose contents are whatever the driver gave.
+    pub fn unwritten(device: &Rc<Device>, bytes: usize) -> Result<Self> {
         device.make_current()?;
         let mut start: *mut c_void = std::ptr::null_mut();
         call!(device, cuMemHostAlloc(&mut start, bytes.max(1), 0))?;
-        // SAFETY: just allocated with this size.
-        unsafe { std::ptr::write_bytes(start.cast::<u8>(), 0, bytes.max(1)) };
         Ok(Self { device: device.clone(), start: start.cast(), bytes })
     }
 
@@ -98,7 +104,7 @@ impl Pinned {
 
     /// Its contents. The caller has waited for every copy into it.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: allocated with this size, initialised in `new`.
+        // SAFETY: allocated with this size; the system's memory holds bytes, whoever wrote them.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 

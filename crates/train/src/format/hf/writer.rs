@@ -54,21 +54,7 @@ pub fn write_hf(
         if let Some(tokenizer) = &options.tokenizer {
             tokenizer.write(&folder.join(TOKENIZER))?;
         }
-        let table = config.tensors();
-        let parts = split(config, options, &table);
-        if let [_] = parts[..] {
-            return write_part(&folder.join(HF_WEIGHTS), config, options.elem, &table, &mut fill).map(drop);
-        }
-        let mut places = Vec::new();
-        for (number, part) in parts.iter().enumerate() {
-            let file = part_name(number + 1, parts.len());
-            write_part(&folder.join(&file), config, options.elem, part, &mut fill)?;
-            places.extend(part.iter().map(|spec| (stored_name(config, spec), file.clone())));
-        }
-        let bytes: u64 = table.iter().map(|spec| stored_bytes(config, options.elem, spec)).sum();
-        // what is stored, without the padding of the vocabulary
-        let text = index_json(&places, bytes / options.elem.size() as u64, bytes);
-        atomic::write_file(&folder.join(HF_INDEX), |sink| sink.put(text.as_bytes()))
+        write_weights(folder, config, options, &mut fill).map(drop)
     })
 }
 
@@ -117,14 +103,35 @@ pub(in crate::format) fn write_config_json(
     })
 }
 
-/// Writes all weights as `model.safetensors` and gives its CRC-32.
+/// Writes all weights, in one file or several with their index, and gives each file's name and CRC-32.
 pub(in crate::format) fn write_weights(
     folder: &Path,
     config: &ModelConfig,
     options: &HfOptions,
-    mut fill: impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
-) -> Result<u32> {
-    write_part(&folder.join(HF_WEIGHTS), config, options.elem, &config.tensors(), &mut fill)
+    fill: &mut impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
+) -> Result<Vec<(String, u32)>> {
+    let table = config.tensors();
+    let parts = split(config, options, &table);
+    if let [_] = parts[..] {
+        let crc = write_part(&folder.join(HF_WEIGHTS), config, options.elem, &table, fill)?;
+        return Ok(vec![(HF_WEIGHTS.to_owned(), crc)]);
+    }
+    let (mut places, mut files) = (Vec::new(), Vec::new());
+    for (number, part) in parts.iter().enumerate() {
+        let file = part_name(number + 1, parts.len());
+        let crc = write_part(&folder.join(&file), config, options.elem, part, fill)?;
+        places.extend(part.iter().map(|spec| (stored_name(config, spec), file.clone())));
+        files.push((file, crc));
+    }
+    let bytes: u64 = table.iter().map(|spec| stored_bytes(config, options.elem, spec)).sum();
+    // what is stored, without the padding of the vocabulary
+    let text = index_json(&places, bytes / options.elem.size() as u64, bytes);
+    let crc = atomic::write_file(&folder.join(HF_INDEX), |sink| {
+        sink.put(text.as_bytes())?;
+        Ok(sink.crc32())
+    })?;
+    files.push((HF_INDEX.to_owned(), crc));
+    Ok(files)
 }
 
 /// Writes some of the weights as one file and gives its CRC-32.

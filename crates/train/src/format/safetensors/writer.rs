@@ -66,6 +66,16 @@ impl<'a, 'out> Writer<'a, 'out> {
         self.sink.put_i32(values)
     }
 
+    /// Writes the next tensor from its bytes, as they are.
+    pub fn put_bytes(&mut self, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<()> {
+        let ours = self.expect(name, bytes.len() / dtype.size())?;
+        if ours != dtype {
+            let field = format!("dtype of `{name}`");
+            return Err(Error::field(self.sink.path(), field, dtype.name(), ours.name()));
+        }
+        self.sink.put(bytes)
+    }
+
     /// Copies the next tensor from another file, byte for byte.
     pub fn copy<R: Read + Seek>(&mut self, from: &mut SafeTensors<R>, name: &str) -> Result<()> {
         let entry = from.entry(name)?;

@@ -1,0 +1,87 @@
+//! Which checkpoints a run has. What counts is what is whole, not what a name says.
+
+use std::path::{Path, PathBuf};
+
+use super::{Checkpoint, TRAINER};
+use crate::{Error, Result};
+
+/// The folder of a run's checkpoints.
+pub const CHECKPOINTS: &str = "checkpoints";
+/// Where a run of an earlier version has its only one.
+const EARLIER: &str = "checkpoint";
+
+/// The name of the checkpoint after so many steps.
+pub fn step_name(step: u64) -> String {
+    format!("step-{step:06}")
+}
+
+/// The steps of a checkpoint's name.
+fn step_of(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("step-").filter(|digits| digits.len() >= 6)?;
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
+}
+
+/// The folders below `run` that are named and shaped like checkpoints, the one with the most steps first. Whether
+/// their files are whole is not looked at.
+pub fn checkpoints_of(run: &Path) -> Vec<(u64, PathBuf)> {
+    let entries = std::fs::read_dir(run.join(CHECKPOINTS)).into_iter().flatten().flatten();
+    let mut found: Vec<(u64, PathBuf)> = entries
+        .filter_map(|entry| Some((step_of(entry.file_name().to_str()?)?, entry.path())))
+        .filter(|(_, path)| path.join(TRAINER).is_file())
+        .collect();
+    found.sort_by(|a, b| b.0.cmp(&a.0));
+    found
+}
+
+/// Whether a folder is that of a run.
+pub fn is_run(path: &Path) -> bool {
+    let has = |name: &str| path.join(name).exists();
+    has("config.toml") && (has("run.json") || has("metrics.jsonl"))
+}
+
+/// Opens the newest checkpoint of a run that `open` accepts; `damaged` hears of those that were passed over.
+pub fn open_latest<T>(
+    run: &Path,
+    open: impl Fn(&Path) -> Result<T>,
+    mut damaged: impl FnMut(&Error),
+) -> Result<Option<T>> {
+    let earlier = run.join(EARLIER);
+    let candidates = checkpoints_of(run).into_iter().map(|(_, path)| path);
+    for path in candidates.chain(earlier.join(TRAINER).is_file().then_some(earlier)) {
+        match open(&path) {
+            Ok(found) => return Ok(Some(found)),
+            Err(error) => damaged(&error),
+        }
+    }
+    Ok(None)
+}
+
+/// The newest run below `runs` that has a checkpoint, by when the checkpoint was written.
+pub fn newest_run(runs: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(runs).ok()?;
+    let written = |run: &Path| {
+        let (_, newest) = checkpoints_of(run).into_iter().next().unwrap_or((0, run.join(EARLIER)));
+        std::fs::metadata(newest.join(TRAINER)).and_then(|meta| meta.modified()).ok()
+    };
+    let runs = entries.flatten().map(|entry| entry.path()).filter_map(|run| Some((written(&run)?, run)));
+    runs.max().map(|(_, run)| run)
+}
+
+impl Checkpoint {
+    /// The newest whole checkpoint of a run, opened for its weights.
+    pub fn of_run(run: &Path) -> Result<Self> {
+        let mut first = None;
+        let found = open_latest(run, Self::open_weights, |error| {
+            first.get_or_insert_with(|| error.to_string());
+        })?;
+        found.ok_or_else(|| match first {
+            Some(damage) => Error::field(run, "run", format!("without a whole checkpoint ({damage})"), "one"),
+            None => Error::field(
+                run,
+                "run",
+                "without a checkpoint: it ended before its first was written",
+                "a run with one, a checkpoint or a Hugging Face folder",
+            ),
+        })
+    }
+}

@@ -1,0 +1,163 @@
+//! `trainer.json`: where training stands, and what the other files must be.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use ironhorse_core::{DType, Precision};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::super::hf::{HF_CONFIG, HF_INDEX, HF_WEIGHTS};
+use super::is_ours;
+use crate::model::ModelConfig;
+use crate::{Error, Result};
+
+const FORMAT: &str = "ironhorse-checkpoint";
+/// Version 1 had f32 weights and moments only and was never read back by training: its weights are still read.
+const VERSION: u32 = 2;
+
+/// The lowest validation loss of a run so far.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// Steps done when it was measured.
+    pub step: u64,
+    /// The loss.
+    pub val_loss: f32,
+}
+
+/// Where training stands. What data loader, random numbers and settings need to go on is theirs to define.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TrainerState {
+    /// Steps done.
+    pub step: u64,
+    /// The position in the data.
+    pub data: Value,
+    /// The state of the random numbers.
+    pub rng: Value,
+    /// The lowest validation loss so far.
+    #[serde(default)]
+    pub best: Option<Best>,
+    /// Steps in a row, up to this one, whose loss or gradient norm was not finite.
+    #[serde(default)]
+    pub bad_in_a_row: u32,
+    /// Times the run went back to a checkpoint because of such steps.
+    #[serde(default)]
+    pub rollbacks: u32,
+    /// The settings of the run.
+    pub settings: Value,
+}
+
+/// The element types of a run, by name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PrecisionNames {
+    weights: String,
+    grads: String,
+    master: String,
+    moments: String,
+}
+
+/// The file as it is written.
+#[derive(Serialize, Deserialize)]
+struct TrainerFile {
+    format: String,
+    version: u32,
+    #[serde(flatten)]
+    state: TrainerState,
+    config: Value,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    precision: Option<PrecisionNames>,
+    #[serde(default)]
+    bytes: BTreeMap<String, u64>,
+    crc32: BTreeMap<String, u32>,
+}
+
+/// What `trainer.json` says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainerJson {
+    /// Where training stands.
+    pub state: TrainerState,
+    /// The model's sizes.
+    pub config: ModelConfig,
+    /// The element types of the run; `None` in files of version 1.
+    pub precision: Option<Precision>,
+    /// Sizes of the other files; empty in files of version 1.
+    pub bytes: BTreeMap<String, u64>,
+    /// CRC-32 of the other files.
+    pub crc32: BTreeMap<String, u32>,
+}
+
+impl TrainerJson {
+    /// Parses and checks the file's bytes.
+    pub fn parse(bytes: &[u8], path: &Path) -> Result<Self> {
+        let file: TrainerFile = serde_json::from_slice(bytes).map_err(|error| {
+            Error::field(path, "content", format!("not valid ({error})"), "the JSON of a checkpoint")
+        })?;
+        if file.format != FORMAT {
+            return Err(Error::field(path, "format", format!("{:?}", file.format), format!("{FORMAT:?}")));
+        }
+        if !(1..=VERSION).contains(&file.version) {
+            return Err(Error::field(path, "version", file.version, format!("1 to {VERSION}")));
+        }
+        let config = ModelConfig::from_json(&file.config.to_string())
+            .map_err(|error| Error::field(path, "config", format!("wrong ({error})"), "sizes of a model"))?;
+        let has = |name: &str| file.crc32.contains_key(name);
+        for (name, there) in [(HF_CONFIG, has(HF_CONFIG)), (HF_WEIGHTS, has(HF_WEIGHTS) || has(HF_INDEX))] {
+            if !there {
+                return Err(Error::field(path, format!("crc32 of {name}"), "missing", "a number"));
+            }
+        }
+        if let Some(name) = file.crc32.keys().chain(file.bytes.keys()).find(|name| !is_ours(name)) {
+            let expected = "files of a checkpoint, such as model.safetensors";
+            return Err(Error::field(path, "crc32", format!("of {name:?}"), expected));
+        }
+        if file.version > 1
+            && let Some(name) = file.crc32.keys().find(|name| !file.bytes.contains_key(name.as_str()))
+        {
+            return Err(Error::field(path, format!("bytes of {name}"), "missing", "a number"));
+        }
+        let precision = match &file.precision {
+            Some(names) => Some(precision_of(names, path)?),
+            None if file.version == 1 => None,
+            None => return Err(Error::field(path, "precision", "missing", "the run's element types")),
+        };
+        let TrainerFile { state, bytes, crc32, .. } = file;
+        Ok(Self { state, config, precision, bytes, crc32 })
+    }
+
+    /// The file's text. The same state gives the same bytes.
+    pub(super) fn to_text(&self) -> Result<String> {
+        let file = TrainerFile {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            state: self.state.clone(),
+            config: self.config.to_json(),
+            precision: self.precision.map(|precision| PrecisionNames {
+                weights: precision.weights.name().to_owned(),
+                grads: precision.grads.name().to_owned(),
+                master: precision.master.name().to_owned(),
+                moments: precision.moments.name().to_owned(),
+            }),
+            bytes: self.bytes.clone(),
+            crc32: self.crc32.clone(),
+        };
+        let text = serde_json::to_string_pretty(&file);
+        text.map_err(|error| Error::Config(format!("the trainer's state is not JSON: {error}")))
+    }
+}
+
+fn precision_of(names: &PrecisionNames, path: &Path) -> Result<Precision> {
+    let dtype = |field: &str, name: &str, allowed: &[DType]| {
+        allowed.iter().copied().find(|dtype| dtype.name() == name).ok_or_else(|| {
+            let expected = allowed.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(" or ");
+            Error::field(path, format!("precision.{field}"), format!("{name:?}"), expected)
+        })
+    };
+    let floats = [DType::F32, DType::BF16];
+    Ok(Precision {
+        weights: dtype("weights", &names.weights, &floats)?,
+        grads: dtype("grads", &names.grads, &floats)?,
+        master: dtype("master", &names.master, &[DType::F32, DType::I16])?,
+        moments: dtype("moments", &names.moments, &floats)?,
+    })
+}

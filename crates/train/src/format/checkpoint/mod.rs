@@ -1,0 +1,69 @@
+//! Our checkpoints: a Hugging Face folder with everything beside it that training needs to go on, to the bit.
+//!
+//! ```text
+//! config.json, model.safetensors     the weights as the engine holds them (f32 or bf16), for `transformers` as they are
+//! master.safetensors                 beside bf16 weights: the f32 masters, or the 16 bits that the weights lack
+//! state.safetensors                  AdamW's moments, m.NAME and v.NAME, in the type they are kept in
+//! tokenizer.bin                      optional
+//! trainer.json                       written last: step, data position, settings, size and checksum of every other file
+//! ```
+//!
+//! Weights, masters and state beyond [`PART_BYTES`] go into several files, `state-00001-of-00003.safetensors`. A folder
+//! without its `trainer.json`, or with a file that has another size or checksum than it says, is not a checkpoint.
+
+mod latest;
+mod manifest;
+mod reader;
+mod writer;
+
+pub use latest::{CHECKPOINTS, checkpoints_of, is_run, newest_run, open_latest, step_name};
+pub use manifest::{Best, TrainerJson, TrainerState};
+pub use reader::Checkpoint;
+pub(crate) use writer::widen;
+pub use writer::{CheckpointParts, Written, checkpoint_bytes, write_checkpoint};
+
+use super::hf::{self, HF_CONFIG, HF_INDEX, HF_WEIGHTS};
+use super::tokenizer::TOKENIZER;
+use crate::model::TensorSpec;
+use ironhorse_core::Pool;
+
+/// The manifest, which makes a folder a checkpoint.
+pub const TRAINER: &str = "trainer.json";
+/// The most bytes of tensors in one file. A tensor is never split.
+pub const PART_BYTES: u64 = 4 << 30;
+
+const MASTER: &str = "master";
+const STATE: &str = "state";
+
+/// Whether a file of this name is one of a checkpoint's.
+pub(super) fn is_ours(name: &str) -> bool {
+    [HF_CONFIG, HF_WEIGHTS, HF_INDEX, TOKENIZER, TRAINER].contains(&name)
+        || hf::is_part_name(name)
+        || is_state(name)
+        || is_part_of(name, MASTER)
+}
+
+/// Whether a file holds AdamW's state, which only training needs.
+fn is_state(name: &str) -> bool {
+    is_part_of(name, STATE)
+}
+
+/// `STEM.safetensors` or `STEM-00001-of-00003.safetensors`.
+fn is_part_of(name: &str, stem: &str) -> bool {
+    let Some(rest) = name.strip_prefix(stem).and_then(|rest| rest.strip_suffix(".safetensors")) else {
+        return false;
+    };
+    rest.is_empty() || hf::is_part_name(&format!("model{rest}.safetensors"))
+}
+
+/// The name of a parameter's tensor in one of the pools beside the weights.
+fn stored_name(pool: Pool, spec: &TensorSpec) -> String {
+    match pool {
+        Pool::Moment1 => format!("m.{}", spec.name),
+        Pool::Moment2 => format!("v.{}", spec.name),
+        _ => spec.name.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

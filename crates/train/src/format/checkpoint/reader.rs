@@ -1,0 +1,187 @@
+//! Reading a checkpoint.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use ironhorse_core::{DType, Pool, Precision, f32_to_bf16, join_master};
+
+use super::super::Source;
+use super::super::hf::{HfFolder, TextTokens};
+use super::super::safetensors::SafeTensors;
+use super::super::stacked::expect_numel;
+use super::super::tokenizer::{TOKENIZER, Tokenizer};
+use super::writer::stored_dtype;
+use super::{MASTER, STATE, TRAINER, TrainerJson, TrainerState, is_part_of, is_state, stored_name};
+use crate::model::{ModelConfig, TensorSpec};
+use crate::{Error, Result};
+
+/// An open checkpoint, whose files have the sizes and checksums they were written with.
+#[derive(Debug)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    trainer: TrainerJson,
+    weights: HfFolder<File>,
+    master: Vec<SafeTensors<File>>,
+    /// Empty where only the weights were asked for.
+    state: Vec<SafeTensors<File>>,
+    tokenizer: Option<Tokenizer>,
+}
+
+impl Checkpoint {
+    /// Opens a folder; reads every file once to compare its checksum.
+    pub fn open(folder: &Path) -> Result<Self> {
+        Self::open_those(folder, |_| true)
+    }
+
+    /// Opens a folder for its weights: the optimizer's state, up to four times their size, is neither read nor needed.
+    pub fn open_weights(folder: &Path) -> Result<Self> {
+        Self::open_those(folder, |name| !is_state(name))
+    }
+
+    /// What a folder's manifest says; looks at no other file but for its size.
+    pub fn manifest(folder: &Path) -> Result<TrainerJson> {
+        let path = folder.join(TRAINER);
+        let json = std::fs::read(&path).map_err(|source| Error::io(&path, "read", source))?;
+        let trainer = TrainerJson::parse(&json, &path)?;
+        for (name, &want) in &trainer.bytes {
+            let path = folder.join(name);
+            let meta = std::fs::metadata(&path).map_err(|source| Error::io(&path, "open", source))?;
+            if meta.len() != want {
+                let expected = format!("{want} bytes, as trainer.json says");
+                return Err(Error::field(&path, "file size", format!("{} bytes", meta.len()), expected));
+            }
+        }
+        Ok(trainer)
+    }
+
+    fn open_those(folder: &Path, wanted: impl Fn(&str) -> bool) -> Result<Self> {
+        let path = folder.join(TRAINER);
+        let json = std::fs::read(&path).map_err(|source| Error::io(&path, "read", source))?;
+        let trainer = TrainerJson::parse(&json, &path)?;
+        for (name, &want) in trainer.crc32.iter().filter(|(name, _)| wanted(name)) {
+            let path = folder.join(name);
+            let found = crc32_of(&path)?;
+            if found != want {
+                return Err(Error::field(&path, "crc32", found, format!("{want}, as trainer.json says")));
+            }
+        }
+        let mut weights = HfFolder::open(folder)?;
+        if !weights.config().computes_as(&trainer.config) {
+            let expected = format!("that of config.json, {}", weights.config().to_json());
+            return Err(Error::field(&path, "config", trainer.config.to_json(), expected));
+        }
+        weights.set_config(trainer.config);
+        let those = |stem: &str| {
+            let names = trainer.crc32.keys().filter(|name| is_part_of(name, stem) && wanted(name));
+            names.map(|name| SafeTensors::open(&folder.join(name))).collect::<Result<Vec<_>>>()
+        };
+        let (master, state) = (those(MASTER)?, those(STATE)?);
+        let tokenizer =
+            trainer.crc32.contains_key(TOKENIZER).then(|| Tokenizer::open(&folder.join(TOKENIZER)));
+        let tokenizer = tokenizer.transpose()?;
+        Ok(Self { folder: folder.to_owned(), trainer, weights, master, state, tokenizer })
+    }
+
+    /// The model's sizes.
+    pub fn config(&self) -> &ModelConfig {
+        &self.trainer.config
+    }
+
+    /// Where training stood.
+    pub fn trainer(&self) -> &TrainerState {
+        &self.trainer.state
+    }
+
+    /// The element types of the run; an error for a checkpoint of an earlier version, which did not keep them.
+    pub fn precision(&self) -> Result<Precision> {
+        self.trainer.precision.ok_or_else(|| {
+            let found = "of version 1, which has only the weights in full";
+            Error::field(&self.folder, "checkpoint", found, "one to resume from; start from it with --init")
+        })
+    }
+
+    /// The tokenizer, if there is one.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
+    }
+
+    /// The tokens before and after a text: the tokenizer's, or what `config.json` says.
+    pub fn text_tokens(&self) -> TextTokens {
+        match &self.tokenizer {
+            Some(tokenizer) => TextTokens::Eot(tokenizer.eot),
+            None => self.weights.text_tokens().clone(),
+        }
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Reads one parameter by its name in the parameter table, as exactly as it is stored: from the master weights
+    /// where there are any.
+    pub fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
+        let precision = self.trainer.precision.unwrap_or_default();
+        let Some(file) = self.master.iter_mut().find(|file| file.header().get(name).is_some()) else {
+            return self.weights.read_tensor(name, out);
+        };
+        if !precision.has_residual() {
+            return file.read_f32(name, out);
+        }
+        let mut bytes = Vec::new();
+        read_bytes(file, name, DType::I16, &mut bytes)?;
+        expect_numel(name, out.len(), bytes.len() / 2)?;
+        self.weights.read_tensor(name, out)?;
+        for (value, &cell) in out.iter_mut().zip(bytes.as_chunks().0) {
+            *value = join_master(f32_to_bf16(*value), i16::from_le_bytes(cell));
+        }
+        Ok(())
+    }
+
+    /// Reads one tensor of a pool as the engine stores it.
+    pub fn read_pool(&mut self, pool: Pool, spec: &TensorSpec, bytes: &mut Vec<u8>) -> Result<()> {
+        let dtype = self.precision()?.of(pool);
+        if pool == Pool::Params {
+            let mut values = vec![0.0; spec.shape.numel()];
+            self.weights.read_tensor(&spec.name, &mut values)?;
+            bytes.clear();
+            match dtype {
+                DType::BF16 => bytes.extend(values.iter().flat_map(|&v| f32_to_bf16(v).to_le_bytes())),
+                _ => bytes.extend(values.iter().flat_map(|&value| value.to_le_bytes())),
+            }
+            return Ok(());
+        }
+        let name = stored_name(pool, spec);
+        let files = if pool == Pool::Master { &mut self.master } else { &mut self.state };
+        let Some(file) = files.iter_mut().find(|file| file.header().get(&name).is_some()) else {
+            let expected = "in the checkpoint, opened with its state";
+            return Err(Error::field(&self.folder, format!("tensor `{name}`"), "missing", expected));
+        };
+        read_bytes(file, &name, dtype, bytes)?;
+        expect_numel(&name, bytes.len() / dtype.size(), spec.shape.numel())
+    }
+}
+
+/// A tensor's bytes; its type must be the one of the pool.
+fn read_bytes(file: &mut SafeTensors<File>, name: &str, dtype: DType, bytes: &mut Vec<u8>) -> Result<()> {
+    let (found, want) = (file.entry(name)?.dtype, stored_dtype(dtype));
+    if found != want {
+        return Err(file.field(format!("dtype of `{name}`"), found.name(), want.name()));
+    }
+    bytes.clear();
+    file.for_each_chunk(name, |chunk| {
+        bytes.extend_from_slice(chunk);
+        Ok(())
+    })
+}
+
+fn crc32_of(path: &Path) -> Result<u32> {
+    let mut source = Source::open(path)?;
+    let mut crc = crc32fast::Hasher::new();
+    let len = source.len();
+    source.for_each_chunk(0, len, |chunk| {
+        crc.update(chunk);
+        Ok(())
+    })?;
+    Ok(crc.finalize())
+}

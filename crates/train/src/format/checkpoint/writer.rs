@@ -1,0 +1,246 @@
+//! Writing a checkpoint.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use ironhorse_core::parallel::{self, PIECE};
+use ironhorse_core::{DType, Pool, Precision, bf16_to_f32};
+
+use super::super::hf::{self, HF_CONFIG, HfOptions, TextTokens};
+use super::super::safetensors::{Dtype, Header, TensorInfo, Writer};
+use super::super::tokenizer::{TOKENIZER, Tokenizer};
+use super::super::{Elem, atomic};
+use super::{MASTER, STATE, TRAINER, TrainerJson, TrainerState, is_ours, stored_name};
+use crate::model::{ModelConfig, TensorSpec};
+use crate::{Error, Result};
+
+/// What goes into a checkpoint besides the tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckpointParts<'a> {
+    /// The model's sizes.
+    pub config: &'a ModelConfig,
+    /// The element types of the pools. Every tensor is stored in the type it is kept in.
+    pub precision: Precision,
+    /// Where training stands.
+    pub trainer: &'a TrainerState,
+    /// The tokenizer, for `generate`.
+    pub tokenizer: Option<&'a Tokenizer>,
+    /// The most bytes of tensors in one file: [`super::PART_BYTES`].
+    pub part_bytes: u64,
+}
+
+impl CheckpointParts<'_> {
+    /// The pools that are stored, the weights first.
+    pub fn pools(precision: Precision) -> Vec<Pool> {
+        let master = precision.has_master().then_some(Pool::Master);
+        [Pool::Params].into_iter().chain(master).chain([Pool::Moment1, Pool::Moment2]).collect()
+    }
+}
+
+/// What was written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Tensors with a NaN or an infinity in them. They are written as they are: losing a run would be worse.
+    pub non_finite: Vec<String>,
+}
+
+/// About how many bytes a checkpoint of this model takes.
+pub fn checkpoint_bytes(config: &ModelConfig, precision: Precision) -> u64 {
+    let element: usize = CheckpointParts::pools(precision).iter().map(|&pool| precision.of(pool).size()).sum();
+    config.num_params() as u64 * element as u64 + (1 << 20)
+}
+
+/// Writes a checkpoint atomically, replacing an earlier one of the name. `read(pool, index, bytes)` gives a tensor of the
+/// parameter table as the engine stores it.
+pub fn write_checkpoint(
+    folder: &Path,
+    parts: &CheckpointParts<'_>,
+    mut read: impl FnMut(Pool, usize, &mut Vec<u8>) -> Result<()>,
+) -> Result<Written> {
+    parts.config.validate()?;
+    atomic::write_folder(folder, is_ours, |folder| {
+        let mut job = Job { folder, parts, table: parts.config.tensors(), crc32: BTreeMap::new(), non_finite: vec![] };
+        job.weights(&mut read)?;
+        if parts.precision.has_master() {
+            job.pools(MASTER, &[Pool::Master], &mut read)?;
+        }
+        job.pools(STATE, &[Pool::Moment1, Pool::Moment2], &mut read)?;
+        if let Some(tokenizer) = parts.tokenizer {
+            let crc = atomic::write_file(&folder.join(TOKENIZER), |sink| {
+                tokenizer.write_to(sink)?;
+                Ok(sink.crc32())
+            })?;
+            job.crc32.insert(TOKENIZER.to_owned(), crc);
+        }
+        job.finish()
+    })
+}
+
+/// A checkpoint being written.
+struct Job<'a> {
+    folder: &'a Path,
+    parts: &'a CheckpointParts<'a>,
+    table: Vec<TensorSpec>,
+    crc32: BTreeMap<String, u32>,
+    non_finite: Vec<String>,
+}
+
+type ReadTensor<'a> = &'a mut dyn FnMut(Pool, usize, &mut Vec<u8>) -> Result<()>;
+
+impl Job<'_> {
+    /// The weights and `config.json`, as Hugging Face stores them.
+    fn weights(&mut self, read: ReadTensor<'_>) -> Result<()> {
+        let Self { folder, parts, .. } = *self;
+        let dtype = parts.precision.weights;
+        let elem = if dtype == DType::BF16 { Elem::BF16 } else { Elem::F32 };
+        let tokens = parts.tokenizer.map_or(TextTokens::Last, |it| TextTokens::Eot(it.eot));
+        let options = HfOptions { tokens, shard: parts.part_bytes, ..HfOptions::new(elem) };
+        let crc = hf::write_config_json(folder, parts.config, &options)?;
+        self.crc32.insert(HF_CONFIG.to_owned(), crc);
+        let (mut bytes, mut index) = (Vec::new(), 0);
+        let non_finite = &mut self.non_finite;
+        let mut fill = |spec: &TensorSpec, out: &mut [f32]| {
+            read(Pool::Params, index, &mut bytes)?;
+            expect_bytes(spec, dtype, &bytes)?;
+            index += 1;
+            widen(dtype, &bytes, out);
+            if !all_finite(out) {
+                non_finite.push(spec.name.clone());
+            }
+            Ok(())
+        };
+        self.crc32.extend(hf::write_weights(folder, parts.config, &options, &mut fill)?);
+        Ok(())
+    }
+
+    /// Whole pools, byte for byte, in one file or several.
+    fn pools(&mut self, stem: &str, pools: &[Pool], read: ReadTensor<'_>) -> Result<()> {
+        let precision = self.parts.precision;
+        let tensors: Vec<(Pool, usize)> =
+            pools.iter().flat_map(|&pool| (0..self.table.len()).map(move |index| (pool, index))).collect();
+        let size = |&(pool, index): &(Pool, usize)| {
+            (self.table[index].shape.numel() * precision.of(pool).size()) as u64
+        };
+        let (mut files, mut held) = (vec![Vec::new()], 0);
+        for tensor in &tensors {
+            if held > 0 && held + size(tensor) > self.parts.part_bytes {
+                files.push(Vec::new());
+                held = 0;
+            }
+            held += size(tensor);
+            if let Some(file) = files.last_mut() {
+                file.push(*tensor);
+            }
+        }
+        let count = files.len();
+        for (number, tensors) in files.iter().enumerate() {
+            let name = match count {
+                1 => format!("{stem}.safetensors"),
+                _ => format!("{stem}-{:05}-of-{count:05}.safetensors", number + 1),
+            };
+            let crc = self.file(&name, tensors, read)?;
+            self.crc32.insert(name, crc);
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, name: &str, tensors: &[(Pool, usize)], read: ReadTensor<'_>) -> Result<u32> {
+        let precision = self.parts.precision;
+        let infos = tensors.iter().map(|&(pool, index)| {
+            let spec = &self.table[index];
+            TensorInfo::new(stored_name(pool, spec), stored_dtype(precision.of(pool)), spec.shape.dims())
+        });
+        let header = Header::build(&[], &infos.collect::<Vec<_>>())?;
+        atomic::write_file(&self.folder.join(name), |sink| {
+            let mut writer = Writer::new(sink, header)?;
+            let mut bytes = Vec::new();
+            for &(pool, index) in tensors {
+                let (spec, dtype) = (&self.table[index], precision.of(pool));
+                read(pool, index, &mut bytes)?;
+                expect_bytes(spec, dtype, &bytes)?;
+                let name = stored_name(pool, spec);
+                if !bytes_finite(dtype, &bytes) {
+                    self.non_finite.push(name.clone());
+                }
+                writer.put_bytes(&name, stored_dtype(dtype), &bytes)?;
+            }
+            writer.finish()?;
+            Ok(sink.crc32())
+        })
+    }
+
+    /// The manifest, which makes the folder a checkpoint.
+    fn finish(self) -> Result<Written> {
+        let mut bytes = BTreeMap::new();
+        for name in self.crc32.keys() {
+            let path = self.folder.join(name);
+            let meta = std::fs::metadata(&path).map_err(|source| Error::io(&path, "read", source))?;
+            bytes.insert(name.clone(), meta.len());
+        }
+        let total = bytes.values().sum();
+        let json = TrainerJson {
+            state: self.parts.trainer.clone(),
+            config: *self.parts.config,
+            precision: Some(self.parts.precision),
+            bytes,
+            crc32: self.crc32,
+        };
+        let text = json.to_text()?;
+        atomic::write_file(&self.folder.join(TRAINER), |sink| sink.put(text.as_bytes()))?;
+        Ok(Written { bytes: total, non_finite: self.non_finite })
+    }
+}
+
+/// The safetensors type of an element type.
+pub(super) fn stored_dtype(dtype: DType) -> Dtype {
+    match dtype {
+        DType::BF16 => Dtype::BF16,
+        DType::I16 => Dtype::I16,
+        DType::I32 => Dtype::I32,
+        _ => Dtype::F32,
+    }
+}
+
+fn expect_bytes(spec: &TensorSpec, dtype: DType, bytes: &[u8]) -> Result<()> {
+    let want = spec.shape.numel() * dtype.size();
+    if bytes.len() == want {
+        return Ok(());
+    }
+    let text = format!("`{}` has {} bytes, expected {want}", spec.name, bytes.len());
+    Err(ironhorse_core::Error::Program(text).into())
+}
+
+/// Numbers as f32, which holds both types exactly.
+pub(crate) fn widen(dtype: DType, bytes: &[u8], out: &mut [f32]) {
+    fn each<const N: usize>(bytes: &[u8], out: &mut [f32], convert: impl Fn([u8; N]) -> f32 + Sync) {
+        let (cells, _) = bytes.as_chunks();
+        parallel::for_each(out.chunks_mut(PIECE).zip(cells.chunks(PIECE)), |(out, cells)| {
+            out.iter_mut().zip(cells).for_each(|(out, &cell)| *out = convert(cell));
+        });
+    }
+    match dtype {
+        DType::BF16 => each(bytes, out, |cell| bf16_to_f32(u16::from_le_bytes(cell))),
+        DType::I16 => each(bytes, out, |cell| f32::from(i16::from_le_bytes(cell))),
+        _ => each(bytes, out, f32::from_le_bytes),
+    }
+}
+
+fn all_finite(values: &[f32]) -> bool {
+    values.iter().fold(true, |all, value| all & value.is_finite())
+}
+
+fn bytes_finite(dtype: DType, bytes: &[u8]) -> bool {
+    const EXPONENT: u16 = 0x7f80;
+    match dtype {
+        DType::F32 => {
+            bytes.as_chunks::<4>().0.iter().fold(true, |all, &cell| all & f32::from_le_bytes(cell).is_finite())
+        }
+        DType::BF16 => {
+            let finite = |&cell: &[u8; 2]| u16::from_le_bytes(cell) & EXPONENT != EXPONENT;
+            bytes.as_chunks::<2>().0.iter().fold(true, |all, cell| all & finite(cell))
+        }
+        _ => true,
+    }
+}

@@ -1,0 +1,316 @@
+//! The folder of a run: settings, metrics, curve, samples, checkpoints. One process at a time holds it.
+
+use crate::format::atomic;
+use crate::format::checkpoint::{CHECKPOINTS, checkpoints_of, is_run};
+use crate::heatmap::load_svg;
+use crate::metrics::{Metrics, MetricsWriter};
+use crate::plot::{Series, Style, loss_svg};
+use crate::session::LayerRouting;
+use crate::{Error, Result};
+use std::fs::{self, File, TryLockError};
+use std::io::{ErrorKind, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+const CONFIG: &str = "config.toml";
+const METRICS: &str = "metrics.jsonl";
+const SAMPLES: &str = "samples";
+const LOCK: &str = "lock";
+/// Where `--overwrite` puts the run that was there until the new one has a checkpoint.
+const PREVIOUS: &str = "previous";
+/// A file of this name asks for a save.
+const SAVE: &str = "SAVE";
+/// Everything a run writes into its folder, those of earlier versions included.
+const OURS: [&str; 12] = [
+    CONFIG,
+    METRICS,
+    SAMPLES,
+    CHECKPOINTS,
+    super::provenance::RUN_JSON,
+    super::provenance::ALGORITHMS,
+    super::black_box::BAD,
+    "loss.svg",
+    "experts.svg",
+    "checkpoint",
+    "before-divergence",
+    "before-error",
+];
+
+/// A run's folder, open for writing and locked.
+pub struct RunFolder {
+    path: PathBuf,
+    /// Held until the run ends, however it ends.
+    _lock: File,
+    metrics: MetricsWriter,
+    train: Vec<(f64, f64)>,
+    val: Vec<(f64, f64)>,
+    /// Shares of the experts, layer by layer, as a moving average.
+    load: Vec<Vec<f64>>,
+}
+
+/// How much a reading counts in the average of the experts' shares: about the last fifty matter.
+const NEWEST: f64 = 0.04;
+
+impl RunFolder {
+    /// Makes the folder, or takes an empty one. One that holds a run is refused unless `overwrite`, which puts the old
+    /// run aside until this one has a checkpoint; one that holds anything else is refused.
+    pub fn create(path: &Path, config_toml: &str, overwrite: bool) -> Result<Self> {
+        fs::create_dir_all(path).map_err(|source| Error::io(path, "create", source))?;
+        check_free(path, overwrite)?;
+        let lock = lock(path)?;
+        check_free(path, overwrite)?; // again: another process may have been between the look and the lock
+        if is_run(path) {
+            put_aside(path)?;
+        }
+        fs::create_dir_all(path.join(SAMPLES)).map_err(|source| Error::io(path, "create", source))?;
+        atomic::write_file(&path.join(CONFIG), |sink| sink.put(config_toml.as_bytes()))?;
+        let metrics = MetricsWriter::create(&path.join(METRICS))?;
+        Ok(Self::with(path, lock, metrics))
+    }
+
+    /// Takes the folder of a run that is to go on, and sweeps what a killed process left in it.
+    pub fn open(path: &Path) -> Result<Self> {
+        if !is_run(path) {
+            return Err(Error::field(path, "folder", "not a run", "one with config.toml and metrics.jsonl"));
+        }
+        let lock = lock(path)?;
+        for folder in [path.to_owned(), path.join(CHECKPOINTS), path.join(SAMPLES)] {
+            atomic::sweep(&folder);
+        }
+        fs::create_dir_all(path.join(SAMPLES)).map_err(|source| Error::io(path, "create", source))?;
+        let (metrics, _) = MetricsWriter::resume(&path.join(METRICS), u64::MAX)?;
+        Ok(Self::with(path, lock, metrics))
+    }
+
+    fn with(path: &Path, lock: File, metrics: MetricsWriter) -> Self {
+        let (train, val, load) = (Vec::new(), Vec::new(), Vec::new());
+        Self { path: path.to_owned(), _lock: lock, metrics, train, val, load }
+    }
+
+    /// Cuts the log back to the steps before `step` and gives them.
+    pub fn cut_back(&mut self, step: u64) -> Result<Vec<Metrics>> {
+        let (writer, kept) = MetricsWriter::resume(&self.path.join(METRICS), step)?;
+        self.metrics = writer;
+        (self.train, self.val, self.load) = (Vec::new(), Vec::new(), Vec::new());
+        kept.iter().for_each(|metrics| self.remember(metrics));
+        Ok(kept)
+    }
+
+    /// Replaces the settings: those of a resumed run may differ where they may.
+    pub fn set_config(&self, config_toml: &str) -> Result<()> {
+        atomic::write_file(&self.path.join(CONFIG), |sink| sink.put(config_toml.as_bytes()))
+    }
+
+    /// Steps logged so far.
+    pub fn steps(&self) -> u64 {
+        self.train.len() as u64
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Appends a step to `metrics.jsonl`. Where the disk refuses, the line is kept and written with the next one.
+    pub fn log(&mut self, metrics: &Metrics) -> Result<()> {
+        self.remember(metrics);
+        self.metrics.write(metrics)
+    }
+
+    /// Writes lines that the disk refused before.
+    pub fn flush(&mut self) -> Result<()> {
+        self.metrics.flush()
+    }
+
+    /// The log's file, for another thread to sync.
+    pub(super) fn log_handle(&self) -> Option<File> {
+        self.metrics.handle()
+    }
+
+    fn remember(&mut self, metrics: &Metrics) {
+        let step = metrics.step as f64;
+        self.train.push((step, f64::from(metrics.loss)));
+        self.val.extend(metrics.val_loss.map(|loss| (step, f64::from(loss))));
+        if self.load.len() != metrics.router.len() && !metrics.router.is_empty() {
+            let first = |layer: &LayerRouting| layer.load.iter().map(|&load| f64::from(load)).collect();
+            self.load = metrics.router.iter().map(first).collect();
+        }
+        for (mean, layer) in self.load.iter_mut().zip(&metrics.router) {
+            for (mean, &load) in mean.iter_mut().zip(&layer.load) {
+                *mean += NEWEST * (f64::from(load) - *mean);
+            }
+        }
+    }
+
+    /// Whether somebody put a file `SAVE` into the folder, which is then removed.
+    pub(super) fn take_save(&self) -> bool {
+        let path = self.path.join(SAVE);
+        path.exists() && fs::remove_file(path).is_ok()
+    }
+
+    /// Draws `loss.svg` and, of a model with experts, `experts.svg`.
+    pub fn curve(&self) -> Result<()> {
+        let series = |name: &str, points: &[(f64, f64)], style| Series {
+            name: name.into(),
+            points: points.iter().copied().filter(|(_, loss)| loss.is_finite()).collect(),
+            style,
+        };
+        let mut all = vec![series("training", &self.train, Style::Smoothed)];
+        if !self.val.is_empty() {
+            all.push(series("validation", &self.val, Style::Dots));
+        }
+        loss_svg(&self.path.join("loss.svg"), "loss (nats per token)", &all)?;
+        if self.load.is_empty() { Ok(()) } else { load_svg(&self.path.join("experts.svg"), &self.load) }
+    }
+
+    fn sample_path(&self, step: u64) -> PathBuf {
+        self.path.join(SAMPLES).join(format!("step-{step:06}.txt"))
+    }
+
+    /// Whether there is a sample after this many steps.
+    pub(super) fn has_sample(&self, step: u64) -> bool {
+        self.sample_path(step).exists()
+    }
+
+    /// Writes a sample.
+    pub fn sample(&self, step: u64, text: &str) -> Result<()> {
+        atomic::write_file(&self.sample_path(step), |sink| sink.put(text.as_bytes()))
+    }
+
+    /// Removes the run that `--overwrite` put aside, now that this one has a checkpoint.
+    pub(super) fn forget_previous(&self) -> Result<()> {
+        remove_if_there(&self.path.join(PREVIOUS))
+    }
+}
+
+/// Refuses a folder that holds a run which is not to be overwritten, or anything else of somebody's.
+fn check_free(path: &Path, overwrite: bool) -> Result<()> {
+    if is_run(path) {
+        return match overwrite {
+            true => Ok(()),
+            false => Err(Error::Config(format!(
+                "{}: holds a run already; go on with --resume {}, choose another --out or add --overwrite",
+                path.display(),
+                path.display()
+            ))),
+        };
+    }
+    let entries = fs::read_dir(path).map_err(|source| Error::io(path, "read", source))?;
+    let theirs = entries.flatten().map(|entry| entry.file_name()).find(|name| name != LOCK && name != PREVIOUS);
+    match theirs {
+        None => Ok(()),
+        Some(name) => Err(Error::field(
+            path,
+            "folder",
+            format!("not a run and holds {}", name.display()),
+            "an empty or new folder for --out",
+        )),
+    }
+}
+
+/// Takes the lock of a run's folder: the system gives it back when the process ends, however it ends.
+fn lock(path: &Path) -> Result<File> {
+    let at = path.join(LOCK);
+    let opened = File::options().read(true).write(true).create(true).truncate(false).open(&at);
+    let mut file = opened.map_err(|source| Error::io(&at, "create", source))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            let _ = file.read_to_string(&mut holder); // only to say who
+            let holder = if holder.trim().is_empty() { "another process" } else { holder.trim() };
+            return Err(Error::field(path, "run", format!("in use by {holder}"), "one at a time"));
+        }
+        // a file system without locks: better to train without one than not at all
+        Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
+        Err(TryLockError::Error(source)) => return Err(Error::io(&at, "lock", source)),
+    }
+    let said = format!("process {} on {}\n", std::process::id(), super::provenance::host());
+    let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(said.as_bytes()));
+    Ok(file)
+}
+
+/// Moves a run into `previous/`. What was there before is removed, unless the run has no checkpoint: then it, and not
+/// what it replaced, is the one without worth.
+fn put_aside(path: &Path) -> Result<()> {
+    let previous = path.join(PREVIOUS);
+    let keep_older = previous.exists() && checkpoints_of(path).is_empty() && !checkpoints_of(&previous).is_empty();
+    if !keep_older {
+        remove_if_there(&previous)?;
+        fs::create_dir(&previous).map_err(|source| Error::io(&previous, "create", source))?;
+    }
+    for name in OURS.iter().map(|name| path.join(name)).filter(|name| name.exists()) {
+        let to = previous.join(name.file_name().unwrap_or_default());
+        if keep_older {
+            remove_if_there(&name)?;
+        } else {
+            fs::rename(&name, &to).map_err(|source| Error::io(&name, "put aside", source))?;
+        }
+    }
+    Ok(())
+}
+
+fn remove_if_there(path: &Path) -> Result<()> {
+    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    match removed {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io(path, "remove", error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_of_somebody_is_left_alone() {
+        let top = tempfile::tempdir().unwrap();
+        for name in ["thesis.tex", "config.toml"] {
+            let mine = top.path().join(format!("of-{name}"));
+            fs::create_dir(&mine).unwrap();
+            fs::write(mine.join(name), "precious").unwrap();
+            for overwrite in [false, true] {
+                let text = RunFolder::create(&mine, "steps = 1\n", overwrite).err().unwrap().to_string();
+                assert!(text.contains(&format!("not a run and holds {name}")), "{text}");
+            }
+            assert_eq!(fs::read_dir(&mine).unwrap().count(), 1, "nothing was put there");
+            assert_eq!(fs::read_to_string(mine.join(name)).unwrap(), "precious");
+        }
+    }
+
+    #[test]
+    fn two_never_share_a_folder() {
+        let top = tempfile::tempdir().unwrap();
+        let path = top.path().join("run");
+        let first = RunFolder::create(&path, "steps = 1\n", false).unwrap();
+        for second in [RunFolder::create(&path, "", true), RunFolder::open(&path)] {
+            let text = second.err().unwrap().to_string();
+            assert!(text.contains("in use by process"), "{text}");
+        }
+        assert_eq!(fs::read_to_string(path.join(CONFIG)).unwrap(), "steps = 1\n");
+        drop(first);
+        let text = RunFolder::create(&path, "", false).err().unwrap().to_string();
+        assert!(text.contains("holds a run already; go on with --resume"), "{text}");
+        RunFolder::open(&path).unwrap();
+    }
+
+    #[test]
+    fn an_overwritten_run_is_kept_until_the_new_one_has_a_checkpoint() {
+        let top = tempfile::tempdir().unwrap();
+        let path = top.path().join("run");
+        drop(RunFolder::create(&path, "steps = 1\n", false).unwrap());
+        let old = path.join(CHECKPOINTS).join("step-000005");
+        fs::create_dir_all(&old).unwrap();
+        fs::write(old.join("trainer.json"), "{}").unwrap();
+        fs::write(path.join("notes.txt"), "mine").unwrap();
+        let kept = path.join(PREVIOUS).join(CHECKPOINTS).join("step-000005");
+        for _ in 0..2 {
+            // the second finds a run without a checkpoint and must not let it push the good one out
+            let run = RunFolder::create(&path, "steps = 2\n", true).unwrap();
+            assert!(kept.exists() && checkpoints_of(&path).is_empty());
+            assert_eq!(run.steps(), 0);
+        }
+        RunFolder::open(&path).unwrap().forget_previous().unwrap();
+        assert!(!path.join(PREVIOUS).exists());
+        assert_eq!(fs::read_to_string(path.join("notes.txt")).unwrap(), "mine");
+    }
+}
