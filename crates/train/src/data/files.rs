@@ -1,29 +1,26 @@
 //! Which files a list of patterns means.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// The files that match the patterns, sorted, each once. A pattern that matches nothing, or whose folder is missing, is
-/// an error: a misspelt path must not train on less data in silence.
-pub fn expand_globs(patterns: &[String]) -> Result<Vec<PathBuf>> {
+/// The files that match the patterns, sorted, each once. What is the name of a file means that file, whatever
+/// characters it holds; a pattern matches names in UTF-8 only. A pattern that matches nothing, or whose folder is missing, is an error: a misspelt path must
+/// not train on less data in silence.
+pub fn expand_globs<P: AsRef<OsStr>>(patterns: &[P]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for pattern in patterns {
-        let paths = glob::glob(pattern)
-            .map_err(|e| Error::Config(format!("`{pattern}` is not a file pattern: {e}")))?;
-        let before = files.len();
-        for path in paths {
-            let path = path.map_err(|e| {
-                let at = e.path().to_owned();
-                Error::io(&at, "list", e.into())
-            })?;
-            if path.is_file() {
-                files.push(path);
-            }
+        let pattern = pattern.as_ref();
+        if Path::new(pattern).is_file() {
+            files.push(pattern.into());
+            continue;
         }
-        if files.len() == before {
-            return Err(no_match(pattern));
-        }
+        let Some(pattern) = pattern.to_str() else {
+            let text = "is not the name of a file, expected one, or a pattern in UTF-8";
+            return Err(Error::config(format!("`{}` {text}", pattern.display())));
+        };
+        expand(pattern, &mut files)?;
     }
     if files.is_empty() {
         return Err(Error::Config("no data files given, expected at least one path or pattern".into()));
@@ -31,6 +28,23 @@ pub fn expand_globs(patterns: &[String]) -> Result<Vec<PathBuf>> {
     files.sort();
     files.dedup();
     Ok(files)
+}
+
+/// Adds the files that match a pattern.
+fn expand(pattern: &str, files: &mut Vec<PathBuf>) -> Result<()> {
+    let paths =
+        glob::glob(pattern).map_err(|e| Error::Config(format!("`{pattern}` is not a file pattern: {e}")))?;
+    let before = files.len();
+    for path in paths {
+        let path = path.map_err(|e| {
+            let at = e.path().to_owned();
+            Error::io(&at, "list", e.into())
+        })?;
+        if path.is_file() {
+            files.push(path);
+        }
+    }
+    if files.len() == before { Err(no_match(pattern)) } else { Ok(()) }
 }
 
 /// Why a pattern matched no file: it is a folder, its folder is missing, or nothing in there has such a name.
@@ -78,6 +92,27 @@ mod tests {
             let error = expand_globs(std::slice::from_ref(&pattern)).unwrap_err().to_string();
             assert!(error.contains(text), "{error}");
         }
-        assert!(expand_globs(&[]).is_err());
+        assert!(expand_globs::<String>(&[]).is_err());
+    }
+
+    #[test]
+    fn the_name_of_a_file_is_no_pattern() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run[1].bin");
+        std::fs::write(&path, "").unwrap();
+        assert_eq!(expand_globs(&[&path]).unwrap(), [path]);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn names_need_not_be_utf8() {
+        use std::os::unix::ffi::OsStrExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(OsStr::from_bytes(b"a\xff.bin"));
+        let text = expand_globs(&[&path]).unwrap_err().to_string();
+        assert!(text.contains("is not the name of a file"), "{text}");
+        std::fs::write(&path, "").unwrap();
+        assert_eq!(expand_globs(&[&path]).unwrap(), [path.clone()]);
+        assert!(expand_globs(&[dir.path().join("*.bin")]).is_err(), "a pattern matches names in UTF-8");
     }
 }

@@ -6,13 +6,16 @@ mod grammar;
 pub mod loader;
 mod permute;
 mod plots;
+mod shard_pool;
 mod world;
 
-use crate::format::shards::ShardReader;
+use std::ffi::OsStr;
+
 use crate::{Error, Result};
 
 pub use files::expand_globs;
 pub use loader::{Loader, LoaderConfig, LoaderState};
+pub use shard_pool::OPEN_SHARDS;
 
 /// A long row of tokens that can be read anywhere: a shard file, or memory.
 pub trait Tokens: Send {
@@ -75,25 +78,9 @@ impl Tokens for MemoryTokens {
     }
 }
 
-impl Tokens for ShardReader {
-    fn len(&self) -> u64 {
-        self.num_tokens() as u64
-    }
-
-    fn read_at(&mut self, start: u64, out: &mut [u32]) -> Result<()> {
-        // A start beyond the address space is beyond the shard too; its reader says so.
-        ShardReader::read_at(self, usize::try_from(start).unwrap_or(usize::MAX), out)
-    }
-
-    fn name(&self) -> String {
-        self.path().display().to_string()
-    }
-}
-
-/// Opens every shard that the patterns name.
-pub fn open_shards(patterns: &[String]) -> Result<Vec<Box<dyn Tokens>>> {
-    let paths = expand_globs(patterns)?;
-    paths.iter().map(|path| Ok(Box::new(ShardReader::open(path)?) as Box<dyn Tokens>)).collect()
+/// Opens every shard that the patterns name. However many there are, at most [`OPEN_SHARDS`] are open at a time.
+pub fn open_shards<P: AsRef<OsStr>>(patterns: &[P]) -> Result<Vec<Box<dyn Tokens>>> {
+    shard_pool::open(&expand_globs(patterns)?)
 }
 
 #[cfg(test)]
