@@ -5,6 +5,7 @@ pub mod answer_key;
 pub mod atomic;
 pub mod checkpoint;
 pub mod debug_state;
+pub mod disk;
 mod elem;
 mod header;
 pub mod hf;
