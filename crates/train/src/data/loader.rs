@@ -4,6 +4,7 @@
 //! visits each window once, in the order of a keyed permutation: no table, however many windows there are. A batch that
 //! the epoch cannot fill goes on with the next epoch, so no window is dropped.
 
+use std::ops::Range;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -32,34 +33,27 @@ pub struct LoaderConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoaderState {
-    /// Epochs finished.
-    pub epoch: u64,
-    /// Windows of this epoch already given out.
-    pub position: u64,
-    /// Hash of what decides the order: T, the seed, the lengths of the sources.
+    /// Samples (windows) given out since the start of epoch 0.
+    pub samples: u64,
+    /// Hash of what decides the order: T, the seed, the lengths of the sources; and of what they hold, if
+    /// [`Loader::set_content`] was told.
     pub fingerprint: u64,
 }
 
-/// One source's part in an epoch.
-#[derive(Clone, Copy, Debug)]
-struct Span {
-    /// Number, within the epoch, of the source's first window.
-    first: u64,
-    /// Token at which that window starts.
-    phase: u64,
-}
+/// Epochs that a position may lie from the start: they are walked one by one, so a damaged number must not take hours.
+const MOST_EPOCHS: u64 = 100_000_000;
 
 /// Gives out batches of (x, y), y being x one token later.
 pub struct Loader {
     config: LoaderConfig,
     sources: Vec<Box<dyn Tokens>>,
-    fingerprint: u64,
-    epoch: u64,
+    /// Hash of T, the seed and the lengths of the sources.
+    shape: u64,
+    /// Hash of what the sources hold.
+    content: Option<u64>,
+    epoch: Epoch,
+    /// Windows of this epoch already given out.
     position: u64,
-    /// Windows in this epoch.
-    windows: u64,
-    spans: Vec<Span>,
-    order: Permutation,
     /// One window and the token after it.
     window: Vec<u32>,
 }
@@ -82,37 +76,18 @@ impl Loader {
             )));
         }
         let parts = [config.seq as u64, config.seed, u64::from(config.shuffle)];
-        let fingerprint =
-            parts.into_iter().chain(sources.iter().map(|s| s.len())).fold(0, |h, v| mix64(h ^ mix64(v)));
-        let mut loader = Self {
+        let shape = hash(parts.into_iter().chain(sources.iter().map(|s| s.len())));
+        let mut epoch = Epoch::new(sources.len());
+        epoch.start(0, 0, &config, &sources);
+        Ok(Self {
             config,
-            spans: Vec::with_capacity(sources.len()),
             sources,
-            fingerprint,
-            epoch: 0,
+            shape,
+            content: None,
+            epoch,
             position: 0,
-            windows: 0,
-            order: Permutation::new(1, &mut Rng::new(0)),
             window: vec![0; config.seq + 1],
-        };
-        loader.start_epoch(0);
-        Ok(loader)
-    }
-
-    /// Draws the phases and the order of an epoch.
-    fn start_epoch(&mut self, epoch: u64) {
-        let mut rng = Rng::new(self.config.seed).fork(epoch);
-        let seq = self.config.seq as u64;
-        (self.epoch, self.position, self.windows) = (epoch, 0, 0);
-        self.spans.clear();
-        for source in &self.sources {
-            // Starts at which a window and its last target still fit.
-            let starts = source.len().saturating_sub(seq);
-            let phase = if self.config.shuffle { rng.below(starts.min(seq)) } else { 0 };
-            self.spans.push(Span { first: self.windows, phase });
-            self.windows += starts.saturating_sub(phase).div_ceil(seq);
-        }
-        self.order = Permutation::new(self.windows, &mut rng);
+        })
     }
 
     /// Fills `x` and `y`, B*T tokens each, row by row. Allocates nothing.
@@ -135,14 +110,12 @@ impl Loader {
 
     /// Reads the next window of the order and checks its tokens.
     fn next_window(&mut self) -> Result<()> {
-        if self.position == self.windows {
-            self.start_epoch(self.epoch + 1);
+        if self.position == self.epoch.windows {
+            let (number, before) = (self.epoch.number + 1, self.samples());
+            self.epoch.start(number, before, &self.config, &self.sources);
+            self.position = 0;
         }
-        let number = if self.config.shuffle { self.order.at(self.position) } else { self.position };
-        // The last source that starts at or before the window; sources without windows lie before it.
-        let index = self.spans.partition_point(|s| s.first <= number) - 1;
-        let span = self.spans[index];
-        let start = span.phase + (number - span.first) * self.config.seq as u64;
+        let (index, start) = self.epoch.place(self.position, &self.config);
         let (source, vocab) = (&mut self.sources[index], self.config.vocab);
         source.read_at(start, &mut self.window)?;
         if let Some(bad) = self.window.iter().position(|&token| token as usize >= vocab) {
@@ -160,7 +133,7 @@ impl Loader {
 
     /// Whole batches in this epoch, at least 1 (then the last one starts the data again).
     pub fn len_batches(&self) -> u64 {
-        (self.windows / self.config.batch as u64).max(1)
+        (self.epoch.windows / self.config.batch as u64).max(1)
     }
 
     /// Tokens in all sources together.
@@ -170,7 +143,8 @@ impl Loader {
 
     /// Goes back to the start of epoch 0: what validation does each time.
     pub fn rewind(&mut self) {
-        self.start_epoch(0);
+        self.epoch.start(0, 0, &self.config, &self.sources);
+        self.position = 0;
     }
 
     /// T: tokens per window.
@@ -178,30 +152,179 @@ impl Loader {
         self.config.seq
     }
 
+    /// Samples (windows) given out since the start of epoch 0.
+    pub fn samples(&self) -> u64 {
+        self.epoch.before + self.position
+    }
+
+    /// The epoch, from 0, that the last sample came from.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.number
+    }
+
+    /// Makes the state depend on what the sources hold, not only on their lengths: `content` is a hash of it, such as
+    /// [`survey::fingerprint`](super::survey::fingerprint).
+    pub fn set_content(&mut self, content: &str) {
+        let bytes = content.as_bytes().iter().map(|&byte| u64::from(byte));
+        self.content = Some(hash(bytes));
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.content.map_or(self.shape, |content| hash([self.shape, content].into_iter()))
+    }
+
     /// Where the loader stands.
     pub fn state(&self) -> LoaderState {
-        LoaderState { epoch: self.epoch, position: self.position, fingerprint: self.fingerprint }
+        LoaderState { samples: self.samples(), fingerprint: self.fingerprint() }
     }
 
     /// Continues where a loader of the same data, T and seed stood; the batch size may differ.
     pub fn restore(&mut self, state: LoaderState) -> Result<()> {
-        if state.fingerprint != self.fingerprint {
+        if state.fingerprint != self.fingerprint() {
             return Err(Error::Config(
                 "data: the checkpoint was written with other data files, seq, seed or shuffle; give the same to resume"
                     .into(),
             ));
         }
-        let stood = self.state();
-        self.start_epoch(state.epoch);
-        if state.position > self.windows {
-            let (found, most) = (state.position, self.windows);
-            self.start_epoch(stood.epoch);
-            self.position = stood.position;
-            return Err(Error::Config(format!("data: position is {found}, expected at most {most} windows")));
+        self.seek(state.samples)
+    }
+
+    /// Passes over the next `samples` samples without reading them.
+    pub fn skip(&mut self, samples: u64) -> Result<()> {
+        self.seek(self.samples().saturating_add(samples))
+    }
+
+    /// Goes to where a loader stands that has given out this many samples.
+    fn seek(&mut self, samples: u64) -> Result<()> {
+        let (number, before) = self.find(samples)?;
+        if number != self.epoch.number {
+            self.epoch.start(number, before, &self.config, &self.sources);
         }
-        self.position = state.position;
+        self.position = samples - before;
         Ok(())
     }
+
+    /// The epoch that sample number `samples - 1` is of, and the number of samples before it. Epochs differ in length,
+    /// because of the phases, so they are walked from this one, or from the first.
+    fn find(&self, samples: u64) -> Result<(u64, u64)> {
+        let (mut number, mut before) = match self.epoch.before {
+            here if here < samples => (self.epoch.number, here),
+            _ => (0, 0),
+        };
+        let seq = self.config.seq as u64;
+        // the fewest windows an epoch can have: with the largest phases
+        let fewest = |source: &dyn Tokens| {
+            let starts = source.len().saturating_sub(seq);
+            let most = if self.config.shuffle { starts.min(seq).saturating_sub(1) } else { 0 };
+            (starts - most).div_ceil(seq)
+        };
+        let fewest: u64 = self.sources.iter().map(|source| fewest(source.as_ref())).sum();
+        if !self.config.shuffle {
+            // every epoch has the same windows
+            let whole = (samples - before).saturating_sub(1) / fewest.max(1);
+            return Ok((number + whole, before + whole * fewest));
+        }
+        if (samples - before) / fewest.max(1) > MOST_EPOCHS {
+            return Err(Error::Config(format!(
+                "data: position is {samples} samples, expected at most {MOST_EPOCHS} times the data"
+            )));
+        }
+        loop {
+            let (windows, _) = draw(number, &self.config, &self.sources, |_| {});
+            if samples - before <= windows {
+                return Ok((number, before));
+            }
+            (number, before) = (number + 1, before + windows);
+        }
+    }
+
+    /// Where these samples, numbered from 0 over the whole run, come from: "train_000.bin token 12288".
+    pub fn describe(&self, samples: Range<u64>) -> Result<Vec<String>> {
+        let mut texts = Vec::new();
+        let mut epoch = Epoch::new(self.sources.len());
+        for sample in samples {
+            if sample < epoch.before || sample - epoch.before >= epoch.windows {
+                // the epoch of a sample is where a loader stands that has just given it out
+                let (number, before) = self.find(sample.saturating_add(1))?;
+                epoch.start(number, before, &self.config, &self.sources);
+            }
+            let (index, start) = epoch.place(sample - epoch.before, &self.config);
+            let name = self.sources[index].name();
+            let short = Path::new(&name).file_name().map(|file| file.display().to_string());
+            texts.push(format!("{} token {start}", short.unwrap_or(name)));
+        }
+        Ok(texts)
+    }
+}
+
+/// Mixes numbers into one.
+fn hash(values: impl Iterator<Item = u64>) -> u64 {
+    values.fold(0, |h, v| mix64(h ^ mix64(v)))
+}
+
+/// One pass through the data.
+struct Epoch {
+    number: u64,
+    /// Windows in the epochs before.
+    before: u64,
+    /// Windows in this epoch.
+    windows: u64,
+    spans: Vec<Span>,
+    order: Permutation,
+}
+
+/// One source's part in an epoch.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    /// Number, within the epoch, of the source's first window.
+    first: u64,
+    /// Token at which that window starts.
+    phase: u64,
+}
+
+impl Epoch {
+    /// An epoch without windows, and room for so many sources.
+    fn new(sources: usize) -> Self {
+        let order = Permutation::new(1, &mut Rng::new(0));
+        Self { number: 0, before: 0, windows: 0, spans: Vec::with_capacity(sources), order }
+    }
+
+    /// Draws the phases and the order of an epoch. Allocates nothing.
+    fn start(&mut self, number: u64, before: u64, config: &LoaderConfig, sources: &[Box<dyn Tokens>]) {
+        self.spans.clear();
+        let (windows, mut rng) = draw(number, config, sources, |span| self.spans.push(span));
+        (self.number, self.before, self.windows) = (number, before, windows);
+        self.order = Permutation::new(windows, &mut rng);
+    }
+
+    /// The source of the window at this place of the order, and the token at which the window starts.
+    fn place(&self, position: u64, config: &LoaderConfig) -> (usize, u64) {
+        let number = if config.shuffle { self.order.at(position) } else { position };
+        // The last source that starts at or before the window; sources without windows lie before it.
+        let index = self.spans.partition_point(|s| s.first <= number) - 1;
+        let span = self.spans[index];
+        (index, span.phase + (number - span.first) * config.seq as u64)
+    }
+}
+
+/// Draws the phases of an epoch. Gives its number of windows, and the generator that draws the order next.
+fn draw(
+    number: u64,
+    config: &LoaderConfig,
+    sources: &[Box<dyn Tokens>],
+    mut each: impl FnMut(Span),
+) -> (u64, Rng) {
+    let mut rng = Rng::new(config.seed).fork(number);
+    let seq = config.seq as u64;
+    let mut windows = 0;
+    for source in sources {
+        // Starts at which a window and its last target still fit.
+        let starts = source.len().saturating_sub(seq);
+        let phase = if config.shuffle { rng.below(starts.min(seq)) } else { 0 };
+        each(Span { first: windows, phase });
+        windows += starts.saturating_sub(phase).div_ceil(seq);
+    }
+    (windows, rng)
 }
 
 #[cfg(test)]

@@ -37,10 +37,11 @@ fn every_window_once_per_epoch() {
         let mut loader = loader(&lens, config(1, seq, true));
         let mut orders = Vec::new();
         for epoch in 0..4 {
-            loader.start_epoch(epoch);
-            let windows = loader.windows;
-            let order = starts(&mut loader, windows);
-            assert_eq!(loader.state().epoch, epoch);
+            let first = batch(&mut loader).0[0];
+            let windows = loader.epoch.windows;
+            let mut order = vec![first];
+            order.extend(starts(&mut loader, windows - 1));
+            assert_eq!(loader.epoch(), epoch);
             let mut sorted = order.clone();
             sorted.sort_unstable();
             // Inside a source, windows lie side by side and leave less than a window free at either end.
@@ -107,8 +108,8 @@ fn restore_refuses_other_data() {
     same.restore(state).unwrap();
     let first = batch(&mut same);
     let stood = same.state();
-    let text = same.restore(LoaderState { position: 10_000, ..state }).unwrap_err().to_string();
-    assert!(text.contains("position is 10000"), "{text}");
+    let text = same.restore(LoaderState { samples: u64::MAX, ..state }).unwrap_err().to_string();
+    assert!(text.contains("position is 18446744073709551615 samples"), "{text}");
     assert_eq!(same.state(), stood);
     same.restore(state).unwrap();
     assert_eq!(batch(&mut same), first);
@@ -161,4 +162,136 @@ fn bad_settings_are_named() {
     let mut good = loader(&[9], config(1, 5, true));
     let text = good.next_batch(&mut [0; 5], &mut [0; 4]).unwrap_err().to_string();
     assert!(text.contains("`y` has 4 elements, expected 1 x 5"), "{text}");
+}
+
+/// The numbers of all windows that these loaders give out, by their first tokens.
+fn rows(loader: &mut Loader, batches: usize) -> Vec<i32> {
+    let seq = loader.config.seq;
+    (0..batches).flat_map(|_| batch(loader).0.chunks(seq).map(|row| row[0]).collect::<Vec<_>>()).collect()
+}
+
+#[test]
+fn the_number_of_samples_is_the_position() {
+    for shuffle in [true, false] {
+        // an epoch has 15 or 16 windows, which no batch size here divides throughout
+        let lens = [40, 3, 47];
+        let all = rows(&mut loader(&lens, config(1, 5, shuffle)), 400);
+        for size in [1, 3, 4, 7, 50] {
+            let mut running = loader(&lens, config(size, 5, shuffle));
+            for done in 0..300 / size {
+                let samples = (done * size) as u64;
+                assert_eq!(running.samples(), samples);
+                let mut restored = loader(&lens, config(size, 5, shuffle));
+                restored.restore(running.state()).unwrap();
+                assert_eq!(restored.state(), running.state());
+                assert_eq!(
+                    (restored.epoch(), restored.len_batches()),
+                    (running.epoch(), running.len_batches())
+                );
+                let want = &all[done * size..(done + 2) * size];
+                assert_eq!(rows(&mut restored, 2), want, "size {size} after {samples}");
+                rows(&mut running, 1);
+            }
+        }
+        // another batch size goes on with the same samples
+        let mut four = loader(&lens, config(4, 5, shuffle));
+        rows(&mut four, 13);
+        let mut three = loader(&lens, config(3, 5, shuffle));
+        three.restore(four.state()).unwrap();
+        assert_eq!(rows(&mut three, 5), all[52..67]);
+    }
+}
+
+#[test]
+fn skipping_is_running_on() {
+    for shuffle in [true, false] {
+        let all = rows(&mut loader(&[40, 47], config(1, 5, shuffle)), 400);
+        let mut at = 0;
+        let mut skipping = loader(&[40, 47], config(1, 5, shuffle));
+        for skip in [0, 1, 16, 17, 18, 100, 0, 33, 2] {
+            skipping.skip(skip).unwrap();
+            at += skip as usize;
+            assert_eq!(starts(&mut skipping, 3), all[at..at + 3], "at {at}");
+            at += 3;
+        }
+        // back to the start, from a later epoch
+        let start = LoaderState { samples: 0, ..skipping.state() };
+        skipping.restore(start).unwrap();
+        assert_eq!(starts(&mut skipping, 50), all[..50]);
+        assert_eq!(skipping.skip(u64::MAX).is_err(), shuffle);
+    }
+}
+
+#[test]
+fn a_hundred_thousand_epochs_are_found_quickly() {
+    let lens = [12, 9, 30];
+    let mut far = loader(&lens, config(1, 5, true));
+    let from = std::time::Instant::now();
+    far.skip(800_000).unwrap();
+    assert!(far.epoch() > 90_000, "{}", far.epoch());
+    assert!(from.elapsed().as_secs_f64() < 1.0, "{:?}", from.elapsed());
+    let mut restored = loader(&lens, config(1, 5, true));
+    restored.restore(far.state()).unwrap();
+    assert_eq!(starts(&mut restored, 20), starts(&mut far, 20));
+    // file order needs no walk
+    let mut validation = loader(&lens, config(1, 5, false));
+    validation.skip(u64::MAX / 2).unwrap();
+    assert_eq!(validation.samples(), u64::MAX / 2);
+}
+
+#[test]
+fn the_state_knows_the_contents() {
+    let state = loader(&[200], config(1, 5, true)).state();
+    let with = |content: &str| {
+        let mut loader = loader(&[200], config(1, 5, true));
+        loader.set_content(content);
+        loader
+    };
+    let known = with("abc").state();
+    assert_ne!(known, state);
+    with("abc").restore(known).unwrap();
+    for (mut other, state) in [(with("abd"), known), (with("abc"), state), (with(""), state)] {
+        assert!(other.restore(state).unwrap_err().to_string().contains("other data files"));
+    }
+    let mut again = with("first");
+    again.set_content("abc");
+    assert_eq!(again.state(), known, "the last one counts");
+    let text = r#"{"samples": 1, "fingerprint": 2, "epoch": 3}"#;
+    assert!(serde_json::from_str::<LoaderState>(text).unwrap_err().to_string().contains("epoch"));
+}
+
+/// The orders of before positions were counted in samples: a checkpoint's batches must stay what they were.
+#[test]
+fn the_order_stays() {
+    let order = starts(&mut loader(&[40, 3, 47], config(1, 5, true)), 24);
+    assert_eq!(
+        order,
+        [
+            2038, 15, 2018, 30, 25, 20, 2003, 5, 2013, 10, 2028, 2033, 2008, 0, 2023, 6, 2032, 2037, 11, 31,
+            2017, 26, 2012, 2022
+        ]
+    );
+}
+
+#[test]
+fn samples_are_described() {
+    for shuffle in [true, false] {
+        let mut loader = loader(&[40, 3, 47], config(1, 5, shuffle));
+        let texts = loader.describe(0..60).unwrap();
+        let stood = loader.state();
+        for (sample, text) in texts.iter().enumerate() {
+            let first = batch(&mut loader).0[0];
+            assert_eq!(
+                *text,
+                format!("shard_{}.bin token {}", first / 1000, first % 1000),
+                "sample {sample}"
+            );
+        }
+        assert_eq!(loader.describe(7..9).unwrap(), texts[7..9]);
+        assert!(loader.describe(9..9).unwrap().is_empty());
+        loader.restore(stood).unwrap();
+    }
+    let source = MemoryTokens::new("data/fine/train_000.bin", vec![0; 50]);
+    let loader = Loader::new(vec![Box::new(source)], config(1, 5, false)).unwrap();
+    assert_eq!(loader.describe(3..4).unwrap(), ["train_000.bin token 15"]);
 }

@@ -7,6 +7,7 @@ pub mod loader;
 mod permute;
 mod plots;
 mod shard_pool;
+pub mod survey;
 mod world;
 
 use std::ffi::OsStr;
@@ -16,6 +17,7 @@ use crate::{Error, Result};
 pub use files::expand_globs;
 pub use loader::{Loader, LoaderConfig, LoaderState};
 pub use shard_pool::OPEN_SHARDS;
+pub use survey::{SourceFacts, survey};
 
 /// A long row of tokens that can be read anywhere: a shard file, or memory.
 pub trait Tokens: Send {

@@ -1,0 +1,258 @@
+//! What the data holds, found out before the first step: every shard is read once, hashed, and its tokens checked.
+//!
+//! A cache remembers the result by path, length, time of change and inode, so that the next start is immediate.
+
+mod cache;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+
+use serde::{Deserialize, Serialize, Serializer};
+use sha2::{Digest, Sha256};
+
+use self::cache::{Cache, Stamp};
+use crate::format::Source;
+use crate::format::shards::{ShardKind, ShardReader, check_tokens};
+use crate::{Error, Result};
+
+/// Bytes read at a time by each thread; a multiple of both token sizes.
+const PIECE: usize = 8 << 20;
+
+/// What one source of tokens holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceFacts {
+    /// The file, as an absolute path; a name for what is built in.
+    #[serde(serialize_with = "lossy")]
+    pub path: PathBuf,
+    /// How many tokens there are.
+    pub tokens: u64,
+    /// The length of the file.
+    pub bytes: u64,
+    /// The largest token.
+    pub max_token: u32,
+    /// SHA-256 of the file's bytes in hexadecimal, as `sha256sum` prints it.
+    pub sha256: String,
+}
+
+/// A report is written also when a path is not UTF-8.
+fn lossy<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&path.to_string_lossy())
+}
+
+/// Reads every shard once, on all cores, and refuses the first token at or above `vocab`. Files that `cache` (a JSON
+/// file) knows and that have not changed are not read; a cache that cannot be read or written costs only time.
+///
+/// `progress` is told how many bytes were read, of how many that must be; if all is known, it is not called.
+pub fn survey(
+    paths: &[PathBuf],
+    vocab: usize,
+    cache: Option<&Path>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Vec<SourceFacts>> {
+    let mut cache = Cache::read(cache);
+    let mut known: Vec<Option<SourceFacts>> = Vec::with_capacity(paths.len());
+    let mut tasks = Vec::new();
+    for (index, path) in paths.iter().enumerate() {
+        let absolute = std::path::absolute(path).map_err(|source| Error::io(path, "find", source))?;
+        let meta = std::fs::metadata(&absolute).map_err(|source| Error::io(path, "open", source))?;
+        // a token that is too large is looked for again: its position is not in the cache
+        let facts = cache.get(&absolute, Stamp::of(&meta)).filter(|facts| (facts.max_token as usize) < vocab);
+        if facts.is_none() {
+            tasks.push(Task { index, path, absolute, bytes: meta.len() });
+        }
+        known.push(facts);
+    }
+    let mut first_error = None;
+    for (index, result) in read_all(&tasks, vocab, progress) {
+        match result {
+            Ok((facts, stamp)) => {
+                cache.put(&facts, stamp);
+                known[index] = Some(facts);
+            }
+            // in the order of the paths
+            Err(error) => first_error = first_error.or(Some(error)),
+        }
+    }
+    cache.write();
+    match first_error {
+        Some(error) => Err(error),
+        None => Ok(known.into_iter().flatten().collect()),
+    }
+}
+
+/// A shard to read.
+struct Task<'a> {
+    index: usize,
+    /// What messages call it.
+    path: &'a Path,
+    absolute: PathBuf,
+    bytes: u64,
+}
+
+/// What came of it.
+type Outcome = Result<(SourceFacts, Stamp)>;
+
+/// What a thread tells the one that asked.
+enum News {
+    Read(u64),
+    Done(usize, Box<Outcome>),
+}
+
+/// Reads the shards on all cores, by index. After an error, later shards are left out and earlier ones finished, so
+/// that the error is always that of the first bad shard.
+fn read_all(tasks: &[Task], vocab: usize, progress: &mut dyn FnMut(u64, u64)) -> BTreeMap<usize, Outcome> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let all = tasks.iter().map(|task| task.bytes).sum();
+    let (next, first_bad) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
+    let (sender, receiver) = channel();
+    let work = |sender: Sender<News>| {
+        let mut piece = Vec::new();
+        while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let wanted = || task.index < first_bad.load(Ordering::Relaxed);
+            let mut told = |bytes| {
+                // nobody listens any more only after a panic of `progress`
+                let _ = sender.send(News::Read(bytes));
+                wanted()
+            };
+            let Some(outcome) = read(task, vocab, &mut piece, &mut told).transpose() else { continue };
+            if outcome.is_err() {
+                first_bad.fetch_min(task.index, Ordering::Relaxed);
+            }
+            let _ = sender.send(News::Done(task.index, Box::new(outcome)));
+        }
+    };
+    let mut outcomes = BTreeMap::new();
+    std::thread::scope(|scope| {
+        let work = &work;
+        let mut threads = 0;
+        for _ in 0..cores.min(tasks.len()) {
+            let sender = sender.clone();
+            let started = std::thread::Builder::new().spawn_scoped(scope, move || work(sender));
+            threads += usize::from(started.is_ok());
+        }
+        if threads == 0 {
+            // where no thread is to be had, this one does the work and tells afterwards
+            work(sender.clone());
+        }
+        drop(sender);
+        let mut done = 0;
+        for news in receiver {
+            match news {
+                News::Read(bytes) => {
+                    done += bytes;
+                    progress(done, all);
+                }
+                News::Done(index, outcome) => drop(outcomes.insert(index, *outcome)),
+            }
+        }
+    });
+    outcomes
+}
+
+/// Reads one shard. `told` hears of every piece and says whether the result is still wanted; if not, there is none.
+fn read(
+    task: &Task,
+    vocab: usize,
+    piece: &mut Vec<u8>,
+    told: &mut dyn FnMut(u64) -> bool,
+) -> Result<Option<(SourceFacts, Stamp)>> {
+    let path = task.path;
+    let cannot_read = |source| Error::io(path, "read", source);
+    let file = File::open(&task.absolute).map_err(|source| Error::io(path, "open", source))?;
+    let meta = file.metadata().map_err(cannot_read)?;
+    if meta.is_dir() {
+        return Err(Error::field(path, "path", "a folder", "a file"));
+    }
+    let stamp = Stamp::of(&meta);
+    let shard = ShardReader::new(Source::new(&file, path)?)?;
+    let (kind, tokens) = (shard.kind(), shard.num_tokens() as u64);
+    // the reader checked that the file is as long as this
+    let (bytes, header) = (meta.len(), meta.len() - tokens * kind.size() as u64);
+    let mut from = &file;
+    from.seek(SeekFrom::Start(0)).map_err(cannot_read)?;
+    let (mut hash, mut max_token, mut at) = (Sha256::new(), 0, 0);
+    while at < bytes {
+        piece.resize(PIECE.min(usize::try_from(bytes - at).unwrap_or(PIECE)), 0);
+        from.read_exact(piece).map_err(cannot_read)?;
+        hash.update(&piece[..]);
+        // the header is shorter than a piece, so only the first piece holds some of it
+        let skip = header.saturating_sub(at).min(piece.len() as u64);
+        let first = (at + skip - header) / kind.size() as u64;
+        max_token = max_token.max(check_piece(path, kind, first, &piece[skip as usize..], vocab)?);
+        at += piece.len() as u64;
+        if !told(piece.len() as u64) {
+            return Ok(None);
+        }
+    }
+    let after = file.metadata().map_err(cannot_read)?;
+    if Stamp::of(&after) != stamp {
+        return Err(Error::field(path, "file", "changed while it was read", "data that stays as it is"));
+    }
+    let sha256 = hex(&hash.finalize());
+    Ok(Some((SourceFacts { path: task.absolute.clone(), tokens, bytes, max_token, sha256 }, stamp)))
+}
+
+/// The largest of these tokens; `first` is the position of the first. An error if one is outside the vocabulary.
+fn check_piece(path: &Path, kind: ShardKind, first: u64, bytes: &[u8], vocab: usize) -> Result<u32> {
+    match kind {
+        ShardKind::U16 => {
+            let tokens = bytes.as_chunks::<2>().0.iter().map(|word| u16::from_le_bytes(*word).into());
+            largest(path, first, tokens, vocab)
+        }
+        ShardKind::U32 => {
+            let tokens = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+            largest(path, first, tokens, vocab)
+        }
+    }
+}
+
+fn largest(path: &Path, first: u64, tokens: impl Iterator<Item = u32> + Clone, vocab: usize) -> Result<u32> {
+    // the largest is found quickly; where it stands is asked only if it is too large
+    let largest = tokens.clone().max().unwrap_or(0);
+    let bad = (largest as usize >= vocab)
+        .then(|| tokens.enumerate().find(|&(_, token)| token as usize >= vocab))
+        .flatten();
+    match bad {
+        Some((index, token)) => check_tokens(path, first as usize + index, &[token], vocab).map(|()| largest),
+        None => Ok(largest),
+    }
+}
+
+/// What a source in memory holds whose tokens are bytes: the built-in stories.
+pub fn facts_of_memory(name: &str, bytes: &[u8]) -> SourceFacts {
+    SourceFacts {
+        path: name.into(),
+        tokens: bytes.len() as u64,
+        bytes: bytes.len() as u64,
+        max_token: bytes.iter().copied().max().unwrap_or(0).into(),
+        sha256: hex(&Sha256::digest(bytes)),
+    }
+}
+
+/// SHA-256, in hexadecimal, over the hashes and lengths of the sources in their order. Where the files lie and what
+/// they are called does not matter.
+pub fn fingerprint(facts: &[SourceFacts]) -> String {
+    let mut hash = Sha256::new();
+    for facts in facts {
+        hash.update(facts.sha256.as_bytes());
+        hash.update(facts.tokens.to_le_bytes());
+    }
+    hex(&hash.finalize())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        // writing to a string does not fail
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests;
