@@ -118,6 +118,14 @@ pub fn write_folder<T>(
     synced.map(|()| value)
 }
 
+/// Removes a folder. A crash on the way leaves it whole under its name or hidden, where [`sweep`] finds it; never in part.
+pub fn remove_folder(path: &Path) -> Result<()> {
+    let aside = hidden(path, "tmp")?;
+    fs::rename(path, &aside).map_err(|source| Error::io(path, "remove", source))?;
+    drop(Temporary { path: aside, keep: false });
+    Ok(())
+}
+
 /// Removes an old folder. It is renamed first: what is called `.NAME.old-*` is always whole, so [`sweep`] may put it
 /// back. Errors leave a name behind that [`sweep`] removes.
 fn discard(target: &Path, old: &Path) {

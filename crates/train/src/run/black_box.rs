@@ -1,0 +1,223 @@
+//! The black box of a step whose loss or gradient norm was not finite: its tokens, its numbers and the weights it ran on,
+//! so that `ironhorse verify --replay` can run it again anywhere.
+
+use crate::format::atomic;
+use crate::format::safetensors::{Dtype, Header, SafeTensors, TensorInfo, Writer};
+use crate::model::Recompute;
+use crate::{Error, Result};
+use ironhorse_core::Scalars;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// The folder of a run's black boxes.
+pub const BAD: &str = "bad";
+const FORMAT: &str = "ironhorse-black-box";
+const BATCH: &str = "batch.safetensors";
+const WEIGHTS: &str = "weights";
+
+/// What is known about a bad step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BadStep {
+    /// The step, from 0.
+    pub step: u64,
+    /// Its loss: a number, or the text "NaN", "inf", "-inf".
+    pub loss: String,
+    /// Its gradient norm, likewise.
+    pub norm: String,
+    /// The first number that was not finite when the step was run again at once; empty if there was none.
+    pub found: String,
+    /// The engine it ran on.
+    pub device: String,
+    /// The precision of weights and activations.
+    pub dtype: String,
+    /// What the backward computed again.
+    pub recompute: Recompute,
+    /// Sequences of a micro-step.
+    pub batch: usize,
+    /// Tokens of a sequence.
+    pub seq: usize,
+    /// Micro-steps of the step.
+    pub accumulate: u32,
+    /// The samples of the step, by their numbers in the whole run: the first, and the first after.
+    pub samples: (u64, u64),
+    /// The scalars of the step, by name.
+    pub scalars: StepScalars,
+    /// The checkpoint with the weights, seen from the black box's folder.
+    pub weights: PathBuf,
+    /// CRC-32 of that checkpoint's `trainer.json`.
+    pub weights_crc32: u32,
+}
+
+/// The numbers of a step that its ops read.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepScalars {
+    /// Optimizer step, from 1.
+    pub step: u32,
+    /// Multiplies each row's loss and gradient.
+    pub loss_scale: f32,
+    /// Learning rate.
+    pub lr: f32,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// AdamW's epsilon.
+    pub eps: f32,
+    /// Decoupled weight decay.
+    pub weight_decay: f32,
+    /// Largest gradient norm.
+    pub grad_clip: f32,
+    /// Seed of random rounding.
+    pub seed: u64,
+}
+
+impl From<&Scalars> for StepScalars {
+    fn from(s: &Scalars) -> Self {
+        Self {
+            step: s.step,
+            loss_scale: s.loss_scale,
+            lr: s.lr,
+            beta1: s.beta1,
+            beta2: s.beta2,
+            eps: s.eps,
+            weight_decay: s.weight_decay,
+            grad_clip: s.grad_clip,
+            seed: s.seed,
+        }
+    }
+}
+
+impl From<&StepScalars> for Scalars {
+    fn from(s: &StepScalars) -> Self {
+        Self {
+            step: s.step,
+            micro_step: 0,
+            loss_scale: s.loss_scale,
+            lr: s.lr,
+            beta1: s.beta1,
+            beta2: s.beta2,
+            eps: s.eps,
+            weight_decay: s.weight_decay,
+            grad_clip: s.grad_clip,
+            position: 0,
+            seed: s.seed,
+        }
+    }
+}
+
+/// A black box as it is read back.
+#[derive(Clone, Debug)]
+pub struct BlackBox {
+    /// What is known about the step.
+    pub bad: BadStep,
+    /// Tokens, all micro-steps one after the other.
+    pub x: Vec<i32>,
+    /// Targets, likewise.
+    pub y: Vec<i32>,
+    /// The checkpoint with the weights.
+    pub weights: PathBuf,
+}
+
+/// The folder of a step's black box.
+pub(super) fn folder_of(run: &Path, step: u64) -> PathBuf {
+    run.join(BAD).join(format!("step-{step:06}"))
+}
+
+/// Where a black box has its own weights.
+pub(super) fn weights_of(folder: &Path) -> PathBuf {
+    folder.join(WEIGHTS)
+}
+
+/// Writes the tokens and numbers of a bad step; its weights are at `bad.weights` by then.
+pub(super) fn write(folder: &Path, bad: &BadStep, x: &[i32], y: &[i32]) -> Result<PathBuf> {
+    let text = serde_json::to_string(bad)
+        .map_err(|error| Error::Config(format!("the bad step is not JSON: {error}")))?;
+    let metadata = [("format".to_owned(), FORMAT.to_owned()), ("step".to_owned(), text)];
+    let shape = [bad.accumulate as usize, bad.batch, bad.seq];
+    let tensors = [TensorInfo::new("x", Dtype::I32, shape), TensorInfo::new("y", Dtype::I32, shape)];
+    let header = Header::build(&metadata, &tensors)?;
+    let path = folder.join(BATCH);
+    atomic::write_file(&path, |sink| {
+        let mut writer = Writer::new(sink, header)?;
+        writer.put_i32("x", x)?;
+        writer.put_i32("y", y)?;
+        writer.finish()
+    })?;
+    Ok(path)
+}
+
+/// Removes the weights of all black boxes but that of `step`: one set is enough to find out what happened.
+pub(super) fn forget_weights(run: &Path, step: u64) {
+    let keep = folder_of(run, step);
+    for entry in std::fs::read_dir(run.join(BAD)).into_iter().flatten().flatten() {
+        let weights = weights_of(&entry.path());
+        if entry.path() != keep && weights.is_dir() {
+            let _ = atomic::remove_folder(&weights); // only space is lost
+        }
+    }
+}
+
+impl BlackBox {
+    /// Reads a black box: its file, or the folder that holds it.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = if path.is_dir() { path.join(BATCH) } else { path.to_owned() };
+        let mut tensors = SafeTensors::open(&file)?;
+        let said = tensors.header().meta("format").unwrap_or("missing").to_owned();
+        if said != FORMAT {
+            return Err(Error::field(&file, "format", said, FORMAT));
+        }
+        let text = tensors.header().meta("step").unwrap_or_default().to_owned();
+        let bad: BadStep = serde_json::from_str(&text).map_err(|error| {
+            Error::field(&file, "step", format!("not valid ({error})"), "the JSON of a bad step")
+        })?;
+        let (x, y) = (tensors.read_i32("x")?, tensors.read_i32("y")?);
+        let tokens = (bad.accumulate as usize).checked_mul(bad.batch).and_then(|rows| rows.checked_mul(bad.seq));
+        if tokens != Some(x.len()) || x.len() != y.len() || x.is_empty() {
+            let expected = format!("{} x {} x {}", bad.accumulate, bad.batch, bad.seq);
+            return Err(Error::field(&file, "tokens", x.len(), expected));
+        }
+        let weights = file.parent().unwrap_or(Path::new(".")).join(&bad.weights);
+        Ok(Self { bad, x, y, weights })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bad() -> BadStep {
+        BadStep {
+            step: 7,
+            loss: "NaN".into(),
+            norm: "inf".into(),
+            found: String::new(),
+            device: "cpu".into(),
+            dtype: "f32".into(),
+            recompute: Recompute::None,
+            batch: 2,
+            seq: 3,
+            accumulate: 1,
+            samples: (14, 16),
+            scalars: (&Scalars::default()).into(),
+            weights: WEIGHTS.into(),
+            weights_crc32: 5,
+        }
+    }
+
+    #[test]
+    fn a_black_box_comes_back() {
+        let top = tempfile::tempdir().unwrap();
+        let tokens = [1, 2, 3, 4, 5, 6];
+        let path = write(top.path(), &bad(), &tokens, &tokens).unwrap();
+        for place in [path.as_path(), top.path()] {
+            let read = BlackBox::open(place).unwrap();
+            assert_eq!((&read.bad, &read.x[..], &read.y[..]), (&bad(), &tokens[..], &tokens[..]));
+            assert_eq!(read.weights, top.path().join(WEIGHTS));
+            assert_eq!(Scalars::from(&read.bad.scalars), Scalars::default());
+        }
+        let wrong = BadStep { batch: 3, ..bad() };
+        assert!(write(top.path(), &wrong, &tokens, &tokens).is_err());
+        std::fs::write(&path, b"nonsense").unwrap();
+        assert!(BlackBox::open(&path).is_err());
+    }
+}
