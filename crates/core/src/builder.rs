@@ -104,6 +104,11 @@ impl Builder {
         slot
     }
 
+    /// An input or result by its name.
+    pub fn find_io(&self, name: &str) -> Option<Slot> {
+        self.io.iter().find(|(io, _)| io == name).map(|(_, slot)| *slot)
+    }
+
     /// Memory that keeps its contents from run to run.
     pub fn cache(&mut self, shape: impl Into<Shape>, dtype: DType) -> Slot {
         let slot = Slot { pool: Pool::Cache, offset: self.cache_end, shape: shape.into(), dtype };

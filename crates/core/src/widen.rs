@@ -62,10 +62,10 @@ impl Program {
 
 fn widened(op: Op) -> Result<Op> {
     let mut op = match op {
-        Op::AdamW(AdamW { master: Some(master), params, grads, moment1, moment2, norm }) => {
+        Op::AdamW(adamw @ AdamW { master: Some(master), .. }) => {
             // as many as there are parameters, but f32
-            let params = Slot { shape: params.shape, ..master };
-            AdamW { params, master: None, grads, moment1, moment2, norm }.into()
+            let params = Slot { shape: adamw.params.shape, ..master };
+            AdamW { params, master: None, ..adamw }.into()
         }
         other => other,
     };
@@ -87,17 +87,17 @@ mod tests {
             let mut b = Builder::with_precision(precision);
             let w = b.param("w", [33], true);
             let v = b.param("v", [5], true);
-            let norm = b.io("norm", [1], DType::F32);
+            let [norm, halt, loss] = ["norm", "halt", "loss"].map(|name| b.io(name, [1], DType::F32));
             let x = b.activation([33], DType::BF16);
             let y = b.activation([33], DType::BF16);
             b.push(GeluFwd { out: x, inp: w }).unwrap();
             b.push(GeluFwd { out: y, inp: x }).unwrap();
             b.section(Section::Update);
             let grads = b.flat(Pool::Grads);
-            b.push(GradNorm { norm, grads }).unwrap();
+            b.push(GradNorm { norm, halt, grads, loss }).unwrap();
             let [params, master, moment1, moment2] =
                 [Pool::Params, Pool::Master, Pool::Moment1, Pool::Moment2].map(|pool| b.flat(pool));
-            b.push(AdamW { params, master: Some(master), grads, moment1, moment2, norm }).unwrap();
+            b.push(AdamW { params, master: Some(master), grads, moment1, moment2, norm, halt }).unwrap();
             let program = b.finish().unwrap();
             let twin = program.widened().unwrap();
             assert_eq!(twin.nodes().len(), program.nodes().len());

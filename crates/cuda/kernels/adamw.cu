@@ -1,5 +1,6 @@
 // adamw: g = grad·min(1, grad_clip/(norm + 1e-6)), m = β₁m + (1-β₁)g, v = β₂v + (1-β₂)g²,
-//        w = w - lr·wd·w - lr·(m/(1-β₁ᵗ)) / (√(v/(1-β₂ᵗ)) + eps) over flat pools; a norm that is not finite changes nothing
+//        w = w - lr·wd·w - lr·(m/(1-β₁ᵗ)) / (√(v/(1-β₂ᵗ)) + eps) over flat pools; a norm that is not finite or a
+//        halt that is not 0 changes nothing
 //        PARAM weights, GRAD gradients; MASTER float or i16, what bf16 weights lack of it; MOMENT float or bf16
 // moves  n·(sizeof(GRAD) + 2·sizeof(MASTER) + 4·sizeof(MOMENT)) bytes, with bf16 parameters 2·n more, with i16 4·n; bound: memory
 // grid   a block takes 2048 elements, a thread 8: 4 of each half, so that every access of a warp is one stretch, or 8 in a
@@ -156,9 +157,10 @@ DEVICE void store_moment(bf16& one, bf16& two, u64 i, float m, float v, const St
 
 // `decays` has a bit for each 16 elements. `master` is the parameters themselves where they are f32.
 KERNEL __launch_bounds__(THREADS) adamw(PARAM* params, MASTER* master, const GRAD* grads, MOMENT* moment1, MOMENT* moment2,
-                                        const float* norm, const u32* decays, const Scalars* scalars, u64 n) {
+                                        const float* norm, const float* halt, const u32* decays, const Scalars* scalars,
+                                        u64 n) {
     const float total = *norm;
-    if (!(fabsf(total) <= 3.4028234e38f)) return;
+    if (*halt != 0.0f || !(fabsf(total) <= 3.4028234e38f)) return;
     const u64 first = (u64)blockIdx.x * (HALVES * THREADS * N) + threadIdx.x * N;
     if (first >= n) return;
     float w[HALVES][N], g[HALVES][N], m[HALVES][N], v[HALVES][N];

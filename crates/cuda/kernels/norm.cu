@@ -1,4 +1,4 @@
-// grad_norm: norm = √Σ g² over one flat pool
+// grad_norm: norm = √Σ g² over one flat pool; halt = 1 if it was not 0 or if the norm or the loss is not finite, else 0
 // moves  n·sizeof(GRAD) bytes; bound: memory
 // grid   grad_norm_parts: a fixed number of blocks, whatever the device; grad_norm_total: one block; any n
 // order  each thread its vectors in turn, a tree over the block, then over the blocks: the same on every device.
@@ -8,6 +8,8 @@
 
 constexpr int THREADS = 512;
 constexpr int N = Vec<GRAD>::N;
+
+DEVICE bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 
 KERNEL __launch_bounds__(THREADS) grad_norm_parts(double* parts, const GRAD* grads, u64 n) {
     __shared__ double shared[THREADS];
@@ -34,10 +36,15 @@ KERNEL __launch_bounds__(THREADS) grad_norm_parts(double* parts, const GRAD* gra
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 
-KERNEL __launch_bounds__(THREADS) grad_norm_total(float* norm, const double* parts, u32 count) {
+KERNEL __launch_bounds__(THREADS) grad_norm_total(float* norm, float* halt, const float* loss,
+                                                  const double* parts, u32 count) {
     __shared__ double shared[THREADS];
     double sum = 0.0;
     for (u32 i = threadIdx.x; i < count; i += THREADS) sum += parts[i];
     block_sum_f64<THREADS>(sum, shared);
-    if (threadIdx.x == 0) *norm = (float)sqrt(sum);
+    if (threadIdx.x == 0) {
+        const float total = (float)sqrt(sum);
+        *norm = total;
+        *halt = *halt == 0.0f && is_finite(total) && is_finite(*loss) ? 0.0f : 1.0f;
+    }
 }

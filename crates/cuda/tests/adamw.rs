@@ -35,11 +35,11 @@ fn speed() {
     {
         let mut b = Builder::with_precision(p);
         b.param("w", [PARAMS], true);
-        let norm = b.io("norm", [1], DType::F32);
+        let [norm, halt] = ["norm", "halt"].map(|name| b.io(name, [1], DType::F32));
         let [params, grads, moment1, moment2, master] =
             [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2, Pool::Master].map(|pool| b.flat(pool));
         b.section(Section::Update);
-        b.push(AdamW { params, master: Some(master), grads, moment1, moment2, norm }).unwrap();
+        b.push(AdamW { params, master: Some(master), grads, moment1, moment2, norm, halt }).unwrap();
         let program = b.finish().unwrap();
         let mut engine = engine();
         engine.reserve(program.layout()).unwrap();

@@ -204,12 +204,12 @@ fn bf16_moments_have_no_mean_error_and_the_spread_of_their_roundings() {
         for precision in [NARROW, NARROW.with_bf16_moments()] {
             let mut b = Builder::with_precision(precision);
             b.param("w", [N], false);
-            let norm = b.io("norm", [1], DType::F32);
+            let [norm, halt] = ["norm", "halt"].map(|name| b.io(name, [1], DType::F32));
             let [params, grads, moment1, moment2, master] =
                 [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2, Pool::Master]
                     .map(|pool| b.flat(pool));
             b.section(Section::Update);
-            b.push(AdamW { params, master: Some(master), grads, moment1, moment2, norm }).unwrap();
+            b.push(AdamW { params, master: Some(master), grads, moment1, moment2, norm, halt }).unwrap();
             let program = b.finish().unwrap();
             let mut engine = rounding();
             engine.reserve(program.layout()).unwrap();

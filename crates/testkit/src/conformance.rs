@@ -293,16 +293,17 @@ fn holder(case: &Case, pool: Pool, word: usize) -> (&'static str, usize) {
     arg.map_or((pool.name(), word), |arg| (arg.name, (byte - arg.slot.offset) / size))
 }
 
-/// The error of a slot, or what is wrong with it. Where the oracle has NaN (never written), NaN must still be.
+/// The error of a slot, or what is wrong with it. Where the oracle has NaN (never written), NaN must still be; where it
+/// has an infinity, the same one.
 fn compare(slot: &'static str, want: &[f64], got: &[f32], floor: f64, tolerance: f64) -> Result<f64, Fault> {
     let (mut size, mut off) = (0.0_f64, 0.0_f64);
     let (mut worst, mut at) = (0.0, 0);
     for (index, (&want, &got)) in want.iter().zip(got).enumerate() {
         let got = f64::from(got);
-        if want.is_nan() && got.is_nan() {
+        if want.is_nan() && got.is_nan() || want.is_infinite() && got == want {
             continue;
         }
-        if want.is_nan() || !got.is_finite() {
+        if !want.is_finite() || !got.is_finite() {
             return Err(Fault::NotFinite { slot, index, want, got });
         }
         size += want * want;

@@ -329,7 +329,10 @@ fn sensitive(cases: &[Case], op: &str) -> Option<Case> {
     // The position 0 turns nothing; the one expert of one has the weight 1 and no gradient.
     let turned = |case: &&Case| op != "rope" || case.name.contains("at position 299");
     let choice = |case: &&Case| op != "router_bwd" || case.name.contains("K4");
-    cases.iter().filter(picked).filter(last).filter(turned).filter(choice).find(wide).cloned()
+    // What was not 0 becomes 1: leaving it as it was shows.
+    let halted = |case: &&Case| op != "grad_norm" || case.name.contains("halted by any value");
+    let fitting = cases.iter().filter(picked).filter(last).filter(turned).filter(choice);
+    fitting.filter(halted).find(wide).cloned()
 }
 
 fn faults(sabotage: Sabotage) -> Vec<(String, Fault)> {

@@ -27,10 +27,10 @@ impl Run {
         for (i, (n, decay)) in SIZES.into_iter().enumerate() {
             b.param(format!("{i}"), [n], decay);
         }
-        let norm = b.io("norm", [1], DType::F32);
+        let [norm, halt] = ["norm", "halt"].map(|name| b.io(name, [1], DType::F32));
         let [params, grads, moment1, moment2, master] =
             [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2, Pool::Master].map(|pool| b.flat(pool));
-        let op = AdamW { params, master: Some(master), grads, moment1, moment2, norm };
+        let op = AdamW { params, master: Some(master), grads, moment1, moment2, norm, halt };
         b.section(Section::Update);
         b.push(op)?;
         let program = b.finish()?;

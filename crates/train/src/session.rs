@@ -238,6 +238,13 @@ impl Session {
         Ok((loss, self.engine.finish_read(pending.norm)?))
     }
 
+    /// Lets updates be made again after one whose loss or gradient norm was not finite. Neither that update nor any started
+    /// before this call changes weights or moments.
+    pub fn clear_halt(&mut self) -> Result<()> {
+        let program = self.train.as_ref().ok_or_else(not_trained)?;
+        Ok(self.engine.write_f32(io(program, "halt")?, &[0.0])?)
+    }
+
     /// How the tokens of the last step spread over the experts, layer by layer; waits for the step. Empty without experts.
     pub fn routing(&mut self) -> Result<Vec<LayerRouting>> {
         let program = self.train.as_ref().ok_or_else(not_trained)?;

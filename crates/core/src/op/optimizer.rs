@@ -3,24 +3,31 @@
 use super::spec::{Checker, OpSpec, slots};
 use crate::{DType, Result, Slot};
 
-/// `norm = √Σ g²` over every gradient, summed in a fixed order.
+/// `norm = √Σ g²` over every gradient, summed in a fixed order; `halt = 1` where `halt` was not 0 already or where the norm
+/// or the loss is not finite. Only the host clears `halt`, so no update after a bad one is made until the host has seen it,
+/// however many are in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GradNorm {
     /// one f32
     pub norm: Slot,
+    /// one f32: 0, or 1 where [`AdamW`] must change nothing
+    pub halt: Slot,
     /// the whole gradient pool, flat
     pub grads: Slot,
+    /// one f32, the loss that the gradients are of
+    pub loss: Slot,
 }
 
 impl OpSpec for GradNorm {
     const NAME: &'static str = "grad_norm";
-    slots!(Write norm, Read grads);
+    slots!(Write norm, Update halt, Read grads, Read loss);
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
         c.same_float(&[("grads", &self.grads)])?;
-        c.all_f32(&[("norm", &self.norm)])?;
-        c.numel("norm", &self.norm, 1)
+        let scalars = [("norm", &self.norm), ("halt", &self.halt), ("loss", &self.loss)];
+        c.all_f32(&scalars)?;
+        scalars.iter().try_for_each(|(name, slot)| c.numel(name, slot, 1))
     }
 
     fn flops(&self) -> u64 {
@@ -38,8 +45,8 @@ impl OpSpec for GradNorm {
 /// together are `w` to the bit ([`split_master`](crate::split_master)).
 ///
 /// bf16 moments are widened, used and updated in f32, and rounded at random when they are stored
-/// ([`RandomRounding`](crate::RandomRounding)); the step itself uses them before that. A norm that is not finite leaves
-/// everything as it is.
+/// ([`RandomRounding`](crate::RandomRounding)); the step itself uses them before that. A norm that is not finite and a
+/// `halt` that is not 0 leave everything as it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
     /// the whole parameter pool, flat
@@ -54,15 +61,17 @@ pub struct AdamW {
     pub moment2: Slot,
     /// one f32, from [`GradNorm`]
     pub norm: Slot,
+    /// one f32, from [`GradNorm`]: nothing is changed unless it is 0
+    pub halt: Slot,
 }
 
 impl OpSpec for AdamW {
     const NAME: &'static str = "adamw";
-    slots!(Update params, Update master, Read grads, Update moment1, Update moment2, Read norm);
+    slots!(Update params, Update master, Read grads, Update moment1, Update moment2, Read norm, Read halt);
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
-        c.all_f32(&[("norm", &self.norm)])?;
+        c.all_f32(&[("norm", &self.norm), ("halt", &self.halt)])?;
         c.same_float(&[("params", &self.params)])?;
         c.same_float(&[("moment1", &self.moment1), ("moment2", &self.moment2)])?;
         if self.moment1.dtype == DType::BF16 && self.params.dtype != DType::BF16 {
@@ -70,6 +79,7 @@ impl OpSpec for AdamW {
         }
         c.same_float(&[("grads", &self.grads)])?;
         c.numel("norm", &self.norm, 1)?;
+        c.numel("halt", &self.halt, 1)?;
         match &self.master {
             Some(master) if self.params.dtype == DType::BF16 => {
                 if !matches!(master.dtype, DType::F32 | DType::I16) {
@@ -89,13 +99,14 @@ impl OpSpec for AdamW {
     }
 
     fn bytes(&self) -> Option<u64> {
-        let [params, grads, moment1, moment2, norm] =
-            [self.params, self.grads, self.moment1, self.moment2, self.norm].map(|slot| slot.bytes() as u64);
+        let [params, grads, moment1, moment2, norm, halt] =
+            [self.params, self.grads, self.moment1, self.moment2, self.norm, self.halt]
+                .map(|slot| slot.bytes() as u64);
         let master = self.master.map_or(0, |slot| slot.bytes() as u64);
         // weights beside a whole master are only written
         let weights =
             if self.master.is_some_and(|slot| slot.dtype == DType::F32) { params } else { 2 * params };
-        Some(weights + 2 * (master + moment1 + moment2) + grads + norm)
+        Some(weights + 2 * (master + moment1 + moment2) + grads + norm + halt)
     }
 }
 
@@ -106,21 +117,22 @@ mod tests {
 
     fn op(precision: crate::Precision) -> AdamW {
         let flat = |pool| Slot { pool, offset: 0, shape: Shape::new([64]), dtype: precision.of(pool) };
-        let norm = Slot { pool: Pool::Io, offset: 0, shape: Shape::new([1]), dtype: DType::F32 };
+        let one = |offset| Slot { pool: Pool::Io, offset, shape: Shape::new([1]), dtype: DType::F32 };
         AdamW {
             params: flat(Pool::Params),
             master: precision.has_master().then(|| flat(Pool::Master)),
             grads: flat(Pool::Grads),
             moment1: flat(Pool::Moment1),
             moment2: flat(Pool::Moment2),
-            norm,
+            norm: one(0),
+            halt: one(64),
         }
     }
 
     #[test]
     fn traffic_is_what_the_choice_of_memory_leaves() {
         let bf16 = crate::Precision::BF16;
-        let of = |precision| crate::op::Op::from(op(precision)).bytes() - 4; // the norm
+        let of = |precision| crate::op::Op::from(op(precision)).bytes() - 8; // the norm and whether to halt
         assert_eq!(of(crate::Precision::F32), 64 * 28);
         assert_eq!(of(bf16), 64 * 28);
         assert_eq!(of(bf16.with_residual()), 64 * 26);

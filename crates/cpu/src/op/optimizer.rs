@@ -76,19 +76,26 @@ pub fn grad_norm(ctx: &mut Ctx<'_>, op: &GradNorm) -> Result<()> {
         // SAFETY: nothing writes the gradients while the op runs; tasks write different partial sums.
         unsafe { partials.set(index, sum_sq_streams(isa, grads.get(r))) }
     })?;
-    // SAFETY: all tasks are done; one thread, and `norm` shares no memory with the gradients.
-    unsafe { norm.all_mut()[0] = partials.sum(0..tasks).sqrt() as f32 };
+    let (halt, loss) = (ctx.f32(op.halt)?, ctx.f32(op.loss)?);
+    // SAFETY: all tasks are done; one thread, and the three slots share no memory.
+    unsafe {
+        let total = partials.sum(0..tasks).sqrt() as f32;
+        norm.all_mut()[0] = total;
+        let halt = &mut halt.all_mut()[0];
+        let bad = !total.is_finite() || !loss.all()[0].is_finite();
+        *halt = if *halt != 0.0 || bad { 1.0 } else { 0.0 };
+    }
     Ok(())
 }
 
 pub fn adamw(ctx: &mut Ctx<'_>, op: &AdamW) -> Result<()> {
     let (w, g, norm) = (ctx.f32(op.params)?, ctx.f32(op.grads)?, ctx.f32(op.norm)?);
-    let (m, v) = (ctx.f32(op.moment1)?, ctx.f32(op.moment2)?);
+    let (m, v, halt) = (ctx.f32(op.moment1)?, ctx.f32(op.moment2)?, ctx.f32(op.halt)?);
     let (s, isa, params) = (*ctx.scalars, ctx.isa, ctx.program.params());
-    // SAFETY: nothing writes the norm while the op runs.
-    let norm = unsafe { norm.all()[0] };
-    if !norm.is_finite() {
-        return Ok(()); // a step that went wrong must not spoil the weights
+    // SAFETY: nothing writes the norm or `halt` while the op runs.
+    let (norm, halt) = unsafe { (norm.all()[0], halt.all()[0]) };
+    if halt != 0.0 || !norm.is_finite() {
+        return Ok(()); // neither a step that went wrong nor one after it may change the weights
     }
     let clip = if s.grad_clip > 0.0 { (s.grad_clip / (norm + CLIP_EPS)).min(1.0) } else { 1.0 };
     let correction = |beta: f64| 1.0 - beta.powi(s.step.min(i32::MAX as u32) as i32);

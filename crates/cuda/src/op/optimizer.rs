@@ -43,7 +43,8 @@ pub(crate) fn grad_norm(cx: &mut Lower<'_>, op: &GradNorm) -> Result<()> {
     let args = Args::new().ptr(parts).ptr(cx.ptr(op.grads)?).u64(n as u64);
     let function = cx.kernel(&spec, "grad_norm_parts")?;
     cx.launch("grad_norm_parts", function, Grid::linear(count, NORM_THREADS), args);
-    let args = Args::new().ptr(cx.ptr(op.norm)?).ptr(parts).u32(count as u32);
+    let args = Args::new().ptr(cx.ptr(op.norm)?).ptr(cx.ptr(op.halt)?).ptr(cx.ptr(op.loss)?);
+    let args = args.ptr(parts).u32(count as u32);
     let function = cx.kernel(&spec, "grad_norm_total")?;
     cx.launch("grad_norm_total", function, Grid::linear(1, NORM_THREADS), args);
     Ok(())
@@ -64,6 +65,7 @@ pub(crate) fn adamw(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
         .ptr(cx.ptr(op.moment1)?)
         .ptr(cx.ptr(op.moment2)?)
         .ptr(cx.ptr(op.norm)?)
+        .ptr(cx.ptr(op.halt)?)
         .ptr(decays)
         .ptr(cx.scalars)
         .u64(n as u64);

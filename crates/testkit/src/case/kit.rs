@@ -198,10 +198,10 @@ pub(super) fn suffix(precision: Precision) -> String {
 fn margin(precision: Precision, params: usize) -> Layout {
     let mut b = Builder::with_precision(precision);
     b.param("all", [params + 128 * GUARD], false);
-    let norm = b.io("norm", [1], DType::F32);
+    let [norm, halt] = ["norm", "halt"].map(|name| b.io(name, [1], DType::F32));
     let [params, grads, moment1, moment2, master] =
         [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2, Pool::Master].map(|pool| b.flat(pool));
     let master = precision.has_master().then_some(master);
-    b.push(AdamW { params, master, grads, moment1, moment2, norm }).expect("flat pools fit adamw");
+    b.push(AdamW { params, master, grads, moment1, moment2, norm, halt }).expect("flat pools fit adamw");
     *b.finish().expect("one op over io and parameters").layout()
 }

@@ -40,7 +40,7 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         ("groups", GROUPS),
     ] {
         if !is_choice(p) {
-            cases.extend([1.0, 1e-4].map(|scale| grad_norm(p, name, table, scale)));
+            cases.extend([1.0, 1e-4].map(|scale| grad_norm(p, name, table, scale, Bad::default())));
         }
         // How state is kept does not depend on the settings: two of them are enough for every further way.
         for (what, scalars) in
@@ -53,14 +53,49 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     let clip = Scalars { grad_clip: 1e-5, ..base() };
     cases.push(adamw(p, "mixed, clipped tiny gradients", MIXED, clip, 1e-5));
     // A step that is left out changes nothing.
-    for norm in [f32::NAN, f32::INFINITY] {
-        let mut case = adamw(p, &format!("mixed, norm {norm}"), MIXED, base(), 1.0);
+    for (norm, halt) in [(f32::NAN, 0.0), (f32::INFINITY, 0.0), (1.0, 1.0), (1.0, f32::NAN)] {
+        let mut case = adamw(p, &format!("mixed, norm {norm}, halt {halt}"), MIXED, base(), 1.0);
         let Op::AdamW(op) = *case.op() else { continue };
-        for input in case.inputs.iter_mut().filter(|input| input.slot == op.norm) {
-            input.data = Data::F32(vec![norm]);
+        for (slot, value) in [(op.norm, norm), (op.halt, halt)] {
+            for input in case.inputs.iter_mut().filter(|input| input.slot == slot) {
+                input.data = Data::F32(vec![value]);
+            }
         }
         case.exact = true;
         cases.push(case);
+    }
+    if !is_choice(p) {
+        cases.extend(bad_steps(p));
+    }
+    cases
+}
+
+/// What a gradient norm meets besides gradients.
+#[derive(Clone, Copy, Default)]
+struct Bad {
+    halt: f32,
+    loss: f32,
+    /// the last gradient
+    grad: Option<f32>,
+}
+
+/// Steps that must not be made, or that follow such a one.
+fn bad_steps(p: Precision) -> Vec<Case> {
+    let none = Bad::default();
+    let mut cases = Vec::new();
+    for (name, bad) in [
+        ("halted", Bad { halt: 1.0, ..none }),
+        ("halted by any value", Bad { halt: 0.5, ..none }),
+        ("halted by NaN", Bad { halt: f32::NAN, ..none }),
+        ("loss NaN", Bad { loss: f32::NAN, ..none }),
+        ("loss inf", Bad { loss: f32::INFINITY, ..none }),
+        ("loss -inf", Bad { loss: f32::NEG_INFINITY, ..none }),
+        ("largest loss", Bad { loss: f32::MAX, ..none }),
+        ("gradient NaN", Bad { grad: Some(f32::NAN), ..none }),
+        ("gradient inf", Bad { grad: Some(f32::INFINITY), ..none }),
+        ("gradient NaN, halted, loss NaN", Bad { halt: 1.0, loss: f32::NAN, grad: Some(f32::NAN) }),
+    ] {
+        cases.push(grad_norm(p, &format!("flat, {name}"), FLAT, 1.0, bad));
     }
     cases
 }
@@ -91,7 +126,7 @@ pub(crate) fn flat_pools(kit: &mut Kit, table: Table) -> AdamW {
         [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2, Pool::Master]
             .map(|pool| kit.builder.flat(pool));
     let master = kit.builder.precision().has_master().then_some(master);
-    AdamW { params, master, grads, moment1, moment2, norm: kit.stat([1]) }
+    AdamW { params, master, grads, moment1, moment2, norm: kit.stat([1]), halt: kit.stat([1]) }
 }
 
 /// Values for a flat pool, with 0 in the gaps.
@@ -105,12 +140,18 @@ fn flat(kit: &mut Kit, table: Table, lo: f32, hi: f32) -> Vec<f32> {
     all
 }
 
-fn grad_norm(p: Precision, name: &str, table: Table, scale: f32) -> Case {
+fn grad_norm(p: Precision, name: &str, table: Table, scale: f32, bad: Bad) -> Case {
     let mut kit = Kit::with_precision(p, format!("{name}, gradients of {scale}"));
-    let AdamW { norm, grads, .. } = flat_pools(&mut kit, table);
-    let values = flat(&mut kit, table, -scale, scale);
+    let AdamW { norm, halt, grads, .. } = flat_pools(&mut kit, table);
+    let loss = kit.stat([1]);
+    let mut values = flat(&mut kit, table, -scale, scale);
+    if let (Some(last), Some(grad)) = (values.last_mut(), bad.grad) {
+        *last = grad;
+    }
     kit.set(grads, values);
-    kit.finish(GradNorm { norm, grads })
+    kit.set(halt, vec![bad.halt]);
+    kit.set(loss, vec![bad.loss]);
+    kit.finish(GradNorm { norm, halt, grads, loss })
 }
 
 fn adamw(p: Precision, name: &str, table: Table, scalars: Scalars, scale: f32) -> Case {
@@ -121,6 +162,7 @@ fn adamw(p: Precision, name: &str, table: Table, scalars: Scalars, scale: f32) -
     let grads = kit.set(op.grads, values);
     let norm = grads.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
     kit.set(op.norm, vec![norm as f32]);
+    kit.set(op.halt, vec![0.0]);
     for (slot, lo, hi) in
         [(op.params, -1.0, 1.0), (op.moment1, -scale, scale), (op.moment2, 0.0, scale * scale)]
     {

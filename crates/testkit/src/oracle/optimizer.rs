@@ -9,7 +9,12 @@ const CLIP_EPS: f64 = 1e-6;
 
 pub(super) fn grad_norm(pools: &mut Pools, op: &GradNorm) -> Result<()> {
     let sum: f64 = pools.read(op.grads)?.iter().map(|g| g * g).sum();
-    pools.write(op.norm, &[sum.sqrt()])
+    // the norm and the loss are f32: beyond its range they are infinite
+    let norm = if (sum.sqrt() as f32).is_infinite() { f64::INFINITY } else { sum.sqrt() };
+    let halted = pools.read(op.halt)?[0] != 0.0;
+    let bad = !norm.is_finite() || !pools.read(op.loss)?[0].is_finite();
+    pools.write(op.norm, &[norm])?;
+    pools.write(op.halt, &[f64::from(u8::from(halted || bad))])
 }
 
 /// Only elements of the parameter table change; the gaps that alignment leaves stay as they are.
@@ -18,7 +23,7 @@ pub(super) fn adamw(pools: &mut Pools, op: &AdamW, step: Step) -> Result<()> {
     let [lr, eps, weight_decay, grad_clip] = [s.lr, s.eps, s.weight_decay, s.grad_clip].map(f64::from);
     let (beta1, beta2) = (s.beta1, s.beta2);
     let norm = pools.read(op.norm)?[0];
-    if !norm.is_finite() {
+    if !norm.is_finite() || pools.read(op.halt)?[0] != 0.0 {
         return Ok(());
     }
     let clip = if grad_clip > 0.0 { (grad_clip / (norm + CLIP_EPS)).min(1.0) } else { 1.0 };
@@ -81,7 +86,29 @@ mod tests {
     fn grad_norm_by_hand() {
         let mut kit = Kit::new("norm");
         let (norm, grads) = (kit.slot([1]), kit.f32s([3], &[3.0, 0.0, -4.0]));
-        kit.finish(GradNorm { norm, grads }).expect_f64(norm, &[5.0]);
+        let (halt, loss) = (kit.f32s([1], &[0.0]), kit.f32s([1], &[2.0]));
+        let case = kit.finish(GradNorm { norm, halt, grads, loss });
+        case.expect_f64(norm, &[5.0]);
+        case.expect_f64(halt, &[0.0]);
+    }
+
+    #[test]
+    fn halt_by_hand() {
+        let huge = f32::MAX;
+        for (before, loss, grad, after) in [
+            (0.0, 2.0, 3.0, 0.0),
+            (1.0, 2.0, 3.0, 1.0),
+            (0.0, f32::NAN, 3.0, 1.0),
+            (0.0, f32::NEG_INFINITY, 3.0, 1.0),
+            (0.0, 2.0, f32::NAN, 1.0),
+            (0.0, 2.0, f32::INFINITY, 1.0),
+            (0.0, huge, huge, 1.0), // √2 times the largest f32 is none
+        ] {
+            let mut kit = Kit::new("halt");
+            let (norm, grads) = (kit.slot([1]), kit.f32s([2], &[grad, grad]));
+            let (halt, loss) = (kit.f32s([1], &[before]), kit.f32s([1], &[loss]));
+            kit.finish(GradNorm { norm, halt, grads, loss }).expect_f64(halt, &[after]);
+        }
     }
 
     /// Two parameters of one element, 16 elements apart; only the first decays. All numbers are powers of two.
@@ -106,6 +133,7 @@ mod tests {
         kit.set(op.moment1, sparse(0.0, 8.0));
         kit.set(op.moment2, sparse(0.0, 4.0));
         kit.set(op.norm, vec![8.0]);
+        kit.set(op.halt, vec![0.0]);
         let wide = |a, b| sparse(a, b).into_iter().map(f64::from).collect::<Vec<_>>();
         let case = kit.finish(op);
         case.expect_within(op.params, &wide(13.5, 14.75), 1e-6);

@@ -42,16 +42,26 @@ pub(super) fn check_batch((batch, seq): (usize, usize), context: usize) -> Resul
     Ok(())
 }
 
-/// The update: gradient norm and AdamW over everything. Io: `norm`.
+/// Declares the io `halt`: not 0 from a bad step on until the host clears it. Every program of a model declares it, and
+/// before any other io: programs of one session share the memory of their io, and it is the one that must keep its
+/// contents while others run.
+pub(super) fn declare_halt(b: &mut Builder) {
+    b.io("halt", Shape::new([]), DType::F32);
+}
+
+/// The update: gradient norm and AdamW over everything, unless the `loss` or the norm is not finite. Io: `norm`.
 pub(super) fn push_update(b: &mut Builder) -> Result<()> {
     let norm = b.io("norm", Shape::new([]), DType::F32);
+    let undeclared = |name| ironhorse_core::Error::Program(format!("no io is called `{name}`"));
+    let find = |name| b.find_io(name).ok_or_else(|| undeclared(name));
+    let (loss, halt) = (find("loss")?, find("halt")?);
     let [params, grads, moment1, moment2] =
         [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2].map(|pool| b.flat(pool));
     let master = b.precision().has_master().then(|| b.flat(Pool::Master));
     b.section(Section::Update);
     b.at("grad_norm");
-    b.push(GradNorm { norm, grads })?;
+    b.push(GradNorm { norm, halt, grads, loss })?;
     b.at("adamw");
-    b.push(AdamW { params, master, grads, moment1, moment2, norm })?;
+    b.push(AdamW { params, master, grads, moment1, moment2, norm, halt })?;
     Ok(())
 }

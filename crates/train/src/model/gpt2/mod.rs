@@ -8,7 +8,7 @@ mod backward;
 pub use super::Recompute;
 
 use super::Gpt2Config;
-use super::program::{check_batch, push_update};
+use super::program::{check_batch, declare_halt, push_update};
 use crate::Result;
 use ironhorse_core::op::{
     Accum, AttentionCached, AttentionFwd, CrossEntropy, EmbeddingFwd, LayerNormFwd, LinearFwd, LossMean,
@@ -20,7 +20,7 @@ use std::collections::HashMap;
 /// LayerNorm's epsilon in every GPT-2.
 pub const LAYERNORM_EPS: f32 = 1e-5;
 
-/// A training step: forward with loss, backward, update. Io: `x`, `y`, `losses`, `loss`, `norm`.
+/// A training step: forward with loss, backward, update. Io: `x`, `y`, `losses`, `loss`, `norm`, `halt`.
 pub fn training(
     config: &Gpt2Config,
     (batch, seq): (usize, usize),
@@ -131,6 +131,7 @@ impl Gpt2 {
         check_batch((batch, seq), config.max_seq_len)?;
         check_countable(config, batch, seq)?;
         let mut b = Builder::with_precision(precision);
+        declare_halt(&mut b);
         let slots: HashMap<String, Slot> = config
             .tensors()
             .into_iter()

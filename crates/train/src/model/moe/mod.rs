@@ -22,11 +22,11 @@ pub(crate) use config::{EMBED, HEAD};
 pub(super) use config_text::KEYS;
 
 use super::Recompute;
-use super::program::{check_batch, push_update};
+use super::program::{check_batch, declare_halt, push_update};
 use crate::{Error, Result};
 use ironhorse_core::{Builder, DType, Precision, Program, Slot};
 
-/// A training step: forward with loss, backward, update. Io: `x`, `y`, `losses`, `cross_entropy`, `loss`, `norm`; with
+/// A training step: forward with loss, backward, update. Io: `x`, `y`, `losses`, `cross_entropy`, `loss`, `norm`, `halt`; with
 /// experts, for each layer N `layers.N.load` (E), `layers.N.aux` and `layers.N.entropy`. `loss` is the cross-entropy and
 /// every layer's `aux`.
 pub fn training(
@@ -216,6 +216,7 @@ impl Moe {
         check_batch((batch, seq), config.max_seq_len)?;
         check_countable(config, batch, seq)?;
         let mut b = Builder::with_precision(precision);
+        declare_halt(&mut b);
         let (c, f, e) = (config.hidden, config.ffn, config.n_experts);
         let mut groups = config.groups().into_iter().map(|group| {
             let decay = group.iter().any(|tensor| tensor.decay);
