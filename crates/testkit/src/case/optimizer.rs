@@ -97,6 +97,8 @@ fn bad_steps(p: Precision) -> Vec<Case> {
     ] {
         cases.push(grad_norm(p, &format!("flat, {name}"), FLAT, 1.0, bad));
     }
+    // Squares beyond what f32 holds, of a norm that it does hold; a norm that it does not hold; squares that vanish in f32.
+    cases.extend([1e25, 3e38, 1e-25].map(|scale| grad_norm(p, "flat", FLAT, scale, none)));
     cases
 }
 
