@@ -3,7 +3,7 @@
 use super::Problem;
 use crate::Cache;
 use crate::DeviceInfo;
-use crate::cache::key;
+use crate::cache::{CHOICES, key};
 use crate::ffi::cublaslt::Algo;
 use serde::{Deserialize, Serialize};
 
@@ -63,7 +63,7 @@ impl Place {
     }
 
     fn entry(&self, problem: &Problem) -> String {
-        format!("gemm-{}.json", key(&[&self.describe(problem), &VERSION.to_string()]))
+        format!("{CHOICES}{}.json", key(&[&self.describe(problem), &VERSION.to_string()]))
     }
 
     /// The stored choice, if there is one that reads.
