@@ -128,6 +128,5 @@ def test_ops_need_the_compiler_and_no_other_library(driver: Path, nvrtc: bool, t
     env |= {"IRONHORSE_CUDA_PATH": str(folder), "IRONHORSE_PYTHON_PREFIX": str(tmp_path)}
     env |= {"LD_LIBRARY_PATH": "", "PATH": str(folder)}
     program = [sys.executable, "-c", "import ironhorse; print(ironhorse.ops.cuda_available())"]
-    # not where we are: a .venv there is looked into as well
     done = subprocess.run(program, capture_output=True, text=True, timeout=120, env=env, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"{nvrtc}\n"), done.stdout + done.stderr
