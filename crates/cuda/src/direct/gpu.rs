@@ -12,6 +12,7 @@ use crate::{Error, Result};
 use cudarc::driver::sys::{CUcontext, CUfunction, CUmodule, CUstream};
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
+use std::hash::Hash;
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
 /// More than any machine has.
@@ -24,7 +25,7 @@ pub struct Gpu {
     /// What it is.
     pub info: DeviceInfo,
     context: CUcontext,
-    kernels: RwLock<HashMap<Kernel, Loaded>>,
+    kernels: RwLock<HashMap<Kernel, Loaded<CUfunction>>>,
     /// Streams that nobody uses at the moment.
     streams: Mutex<Vec<FreeStream>>,
     compiler: Mutex<(Compiler, HashMap<Spec, Module>)>,
@@ -36,11 +37,39 @@ struct Module(CUmodule);
 #[derive(Clone, Copy, Debug)]
 struct FreeStream(CUstream);
 
-#[derive(Clone, Copy, Debug)]
-struct Loaded {
-    raw: CUfunction,
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Loaded<F> {
+    raw: F,
     /// The most dynamic shared memory a launch may ask for so far.
     shared: u32,
+}
+
+/// Dynamic shared memory that every kernel may use.
+const SHARED: u32 = 48 << 10;
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`
+const MAX_DYNAMIC_SHARED: u32 = 8;
+
+/// Adds a kernel. Two threads can load the same one at once: what the first has been allowed since then must stay known, so
+/// that the second does not lower it.
+fn add<K: Eq + Hash, F: Copy>(kernels: &mut HashMap<K, Loaded<F>>, kernel: K, raw: F) -> Loaded<F> {
+    *kernels.entry(kernel).or_insert(Loaded { raw, shared: SHARED })
+}
+
+/// Lets a kernel use more shared memory by `set`; never less than it may already.
+fn raise<K: Eq + Hash, F: Copy>(
+    kernels: &mut HashMap<K, Loaded<F>>,
+    kernel: &K,
+    shared: u32,
+    set: impl FnOnce(F) -> Result<()>,
+) -> Result<()> {
+    match kernels.get_mut(kernel) {
+        Some(loaded) if loaded.shared < shared => {
+            set(loaded.raw)?;
+            loaded.shared = shared;
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 // SAFETY: handles of the driver, which may be used from any thread; they are never destroyed.
@@ -232,18 +261,18 @@ impl Gpu {
     }
 
     /// Lets launches of a kernel ask for more shared memory. Under the lock, and never less than another thread has asked for.
-    fn allow(&self, kernel: &Kernel, loaded: Loaded, shared: u32) -> Result<CUfunction> {
+    fn allow(&self, kernel: &Kernel, loaded: Loaded<CUfunction>, shared: u32) -> Result<CUfunction> {
         let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
-        if kernels.get(kernel).is_none_or(|now| now.shared < shared) {
+        raise(&mut kernels, kernel, shared, |raw| {
             // SAFETY: a kernel of this context.
-            let status = unsafe { (self.driver.cuFuncSetAttribute)(loaded.raw, 8, shared as c_int) };
-            self.driver.check("cuFuncSetAttribute", status)?;
-            kernels.insert(kernel.clone(), Loaded { shared, ..loaded });
-        }
+            let status =
+                unsafe { (self.driver.cuFuncSetAttribute)(raw, MAX_DYNAMIC_SHARED, shared as c_int) };
+            self.driver.check("cuFuncSetAttribute", status)
+        })?;
         Ok(loaded.raw)
     }
 
-    fn load(&self, kernel: &Kernel) -> Result<Loaded> {
+    fn load(&self, kernel: &Kernel) -> Result<Loaded<CUfunction>> {
         let mut guard = self.compiler.lock().unwrap_or_else(PoisonError::into_inner);
         let (compiler, modules) = &mut *guard;
         let spec = kernel.spec();
@@ -260,9 +289,8 @@ impl Gpu {
         // SAFETY: the module is loaded; the driver writes the handle.
         let status = unsafe { (self.driver.cuModuleGetFunction)(&mut raw, module.0, name.as_ptr()) };
         self.driver.check("cuModuleGetFunction", status)?;
-        let loaded = Loaded { raw, shared: 48 << 10 };
-        self.kernels.write().unwrap_or_else(PoisonError::into_inner).insert(kernel.clone(), loaded);
-        Ok(loaded)
+        let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(add(&mut kernels, kernel.clone(), raw))
     }
 
     fn module(&self, cubin: &[u8]) -> Result<Module> {
@@ -399,4 +427,33 @@ fn loaded_driver() -> Option<&'static Driver> {
         return None;
     }
     DRIVER.get_or_init(|| Driver::load().ok()).as_ref()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two threads load a kernel at once; the first is allowed more before the second adds it to the map.
+    #[test]
+    fn what_one_thread_was_allowed_no_other_lowers() {
+        let mut kernels = HashMap::new();
+        let mut driver = SHARED;
+        assert_eq!(add(&mut kernels, "k", 7).shared, SHARED);
+        let mut ask = |kernels: &mut HashMap<_, _>, shared: u32| {
+            raise(kernels, &"k", shared, |raw| {
+                assert_eq!(raw, 7);
+                driver = shared;
+                Ok(())
+            })
+            .unwrap();
+            driver
+        };
+        assert_eq!(ask(&mut kernels, 100 << 10), 100 << 10);
+        assert_eq!(add(&mut kernels, "k", 7), Loaded { raw: 7, shared: 100 << 10 });
+        assert_eq!(ask(&mut kernels, 60 << 10), 100 << 10, "a smaller launch lowers nothing");
+        assert_eq!(ask(&mut kernels, 200 << 10), 200 << 10);
+        let refused = raise(&mut kernels, &"k", 300 << 10, |_| Err(Error::Unsupported("too much".into())));
+        assert!(refused.is_err());
+        assert_eq!(kernels["k"].shared, 200 << 10, "what the driver refused is not remembered as allowed");
+    }
 }
