@@ -260,6 +260,20 @@ pub trait Engine: Send {
         0
     }
 
+    /// Every algorithm chosen so far that decides bits and that another run might not choose by itself, by name, sorted. Both
+    /// parts mean something to the engine only; handed to [`Engine::set_choices`] they make another run compute the same
+    /// bits on the same device with the same libraries.
+    fn choices(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
+    /// Gives the algorithms to use, from [`Engine::choices`] of another run, before anything was run: what was chosen
+    /// already stays. What was chosen on another device or with another version of a library, or does not read, is left out
+    /// with a warning that bits may differ.
+    fn set_choices(&mut self, _choices: &[(String, String)]) -> Result<()> {
+        Ok(())
+    }
+
     /// The device's own name, where it has one besides [`Engine::name`].
     fn device_name(&self) -> Option<String> {
         None

@@ -23,6 +23,15 @@ impl Engine for CudaEngine {
         self.memory.allocated() + self.scratch.allocated()
     }
 
+    fn choices(&self) -> Vec<(String, String)> {
+        self.libraries.choices()
+    }
+
+    fn set_choices(&mut self, choices: &[(String, String)]) -> ironhorse_core::Result<()> {
+        self.libraries.set_choices(choices);
+        Ok(())
+    }
+
     fn free_memory(&self) -> Option<usize> {
         self.device.memory().ok().map(|(free, _)| free)
     }

@@ -19,9 +19,11 @@ use crate::ffi::cublaslt::{Algo, Handle, Operands, Product};
 use crate::ffi::driver::Stream;
 use crate::launch::Call;
 use crate::{Cache, Result};
-use std::collections::HashMap;
+use search::By;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
-use store::{Choice, Place};
+use std::sync::Once;
+use store::{Choice, Given, Place};
 
 /// Operations from which on an unmeasured choice is stored too, so that a later run, with more memory free or with other
 /// proposals, computes the same bits. The library's first proposal for smaller ones hangs on its version alone.
@@ -32,16 +34,35 @@ pub(crate) struct Gemms {
     handle: Rc<Handle>,
     place: Place,
     cache: Cache,
+    /// Those of another run.
+    given: Given,
     /// `None`: the library has nothing for it.
     plans: HashMap<Problem, Option<Choice>>,
 }
 
 impl Gemms {
-    /// Opens the library.
-    pub fn open(device: &Rc<Device>, cache: &Cache) -> Result<Self> {
+    /// Opens the library; `given` are choices of another run.
+    pub fn open(device: &Rc<Device>, cache: &Cache, given: &[(String, String)]) -> Result<Self> {
         let handle = Handle::new(device)?;
         let place = Place::new(&device.info, handle.version());
-        Ok(Self { handle, place, cache: cache.clone(), plans: HashMap::new() })
+        let plans = HashMap::new();
+        let mut gemms = Self { handle, place, cache: cache.clone(), given: Given::default(), plans };
+        gemms.give(given);
+        Ok(gemms)
+    }
+
+    /// Adds choices of another run, for problems that come up from now on.
+    pub fn give(&mut self, choices: &[(String, String)]) {
+        self.given.add(&self.place, choices);
+    }
+
+    /// What was chosen so far and what was handed in, by name.
+    pub fn choices(&self) -> Vec<(String, String)> {
+        let mut all: BTreeMap<String, String> = self.given.all().collect();
+        let chosen = self.plans.iter().filter_map(|(problem, choice)| Some((problem, choice.as_ref()?)));
+        let kept = chosen.filter(|(problem, choice)| is_stored(problem, choice));
+        all.extend(kept.filter_map(|(problem, choice)| self.place.pack(problem, choice)));
+        all.into_iter().collect()
     }
 
     /// A product at these addresses, with the best algorithm there is. `None` if the library has none, or if a plainer
@@ -59,12 +80,12 @@ impl Gemms {
         Ok(Some(Prepared { product, algo: choice.best.algo, at }))
     }
 
-    /// The best algorithm: remembered, stored, or searched for.
+    /// The best algorithm: remembered, handed in, stored, or searched for.
     fn choose(&mut self, bench: &mut Bench<'_>, problem: &Problem, at: &At) -> Result<Option<Choice>> {
         if let Some(known) = self.plans.get(problem) {
             return Ok(known.clone());
         }
-        let choice = match self.stored(bench, problem, at)? {
+        let choice = match self.known(bench, problem, at)? {
             Some(choice) => Some(choice),
             None => self.search(bench, problem, at)?,
         };
@@ -72,9 +93,28 @@ impl Gemms {
         Ok(choice)
     }
 
-    /// The stored choice, if the library still takes it.
-    fn stored(&self, bench: &Bench<'_>, problem: &Problem, at: &At) -> Result<Option<Choice>> {
-        let Some(mut choice) = self.place.read(&self.cache, problem) else { return Ok(None) };
+    /// The choice that was handed in, else the stored one, if the library takes it. What was handed in is stored too.
+    fn known(&self, bench: &Bench<'_>, problem: &Problem, at: &At) -> Result<Option<Choice>> {
+        let stored = self.place.read(&self.cache, problem);
+        if let Some(given) = self.given.get(&self.place, problem)
+            && let Some(choice) = self.accepted(bench, problem, at, given.clone())?
+        {
+            if stored.is_none() {
+                self.place.write(&self.cache, problem, &choice);
+            }
+            return Ok(Some(choice));
+        }
+        stored.map_or(Ok(None), |stored| self.accepted(bench, problem, at, stored))
+    }
+
+    /// A choice of an earlier run, if the library still takes it.
+    fn accepted(
+        &self,
+        bench: &Bench<'_>,
+        problem: &Problem,
+        at: &At,
+        mut choice: Choice,
+    ) -> Result<Option<Choice>> {
         let product = Product::new(&self.handle, &problem.describe(at))?;
         let limit = workspace_limit(bench.device);
         match product.accepts(&choice.best.algo).filter(|&bytes| bytes <= limit) {
@@ -83,7 +123,9 @@ impl Gemms {
                 Ok(Some(choice))
             }
             None => {
-                tracing::warn!("{problem}: cuBLASLt refuses the stored algorithm; searching again");
+                tracing::warn!(
+                    "{problem}: cuBLASLt refuses the algorithm of an earlier run; bits may differ"
+                );
                 Ok(None)
             }
         }
@@ -91,12 +133,17 @@ impl Gemms {
 
     fn search(&mut self, bench: &mut Bench<'_>, problem: &Problem, at: &At) -> Result<Option<Choice>> {
         let start = std::time::Instant::now();
-        let Some(mut choice) = search::search(bench, &self.handle, problem, at)? else {
+        let by = if self.cache.keeps() { By::Time } else { By::Order };
+        let Some(mut choice) = search::search(bench, &self.handle, problem, at, by)? else {
             tracing::debug!("{problem}: cuBLASLt has no algorithm");
             return Ok(None);
         };
+        if by == By::Order {
+            warn_unkept();
+            return Ok(Some(choice));
+        }
         let Some(ms) = choice.best.ms else {
-            if problem.flops() >= STORED {
+            if is_stored(problem, &choice) {
                 self.place.write(&self.cache, problem, &choice);
             }
             return Ok(Some(choice));
@@ -116,9 +163,30 @@ impl Gemms {
             tflops(ms),
             start.elapsed()
         );
-        self.place.write(&self.cache, problem, &choice);
-        Ok(Some(choice))
+        if self.place.write(&self.cache, problem, &choice) {
+            return Ok(Some(choice));
+        }
+        // A later run would measure again and might choose otherwise.
+        warn_unkept();
+        search::search(bench, &self.handle, problem, at, By::Order)
     }
+}
+
+/// Whether a choice is kept for later runs: the others hang on the library's version alone.
+fn is_stored(problem: &Problem, choice: &Choice) -> bool {
+    choice.best.ms.is_some() || problem.flops() >= STORED
+}
+
+/// Says once that nothing is measured.
+fn warn_unkept() {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        tracing::warn!(
+            "chosen algorithms cannot be kept: matrix products use cuBLASLt's first proposals, unmeasured, so that every \
+             run computes the same bits; {} names a folder to keep measured ones in",
+            crate::cache::CACHE_VARIABLE
+        );
+    });
 }
 
 /// A product with its algorithm and addresses; the workspace is still to be given.

@@ -76,13 +76,23 @@ fn guess_ms(problem: &Problem) -> f64 {
     problem.flops() / rate
 }
 
-/// The best algorithm for a product; `None` if the library has none. Unmeasured where measuring is not worth it or
-/// memory is short.
+/// How to choose among what the library proposes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    /// The fastest, by measuring: another run may find another one.
+    Time,
+    /// The first that repeats itself, in the library's order: the same for every run with this version of it.
+    Order,
+}
+
+/// An algorithm for a product; `None` if the library has none. The first proposal, unmeasured, where measuring is not worth
+/// it or memory is short.
 pub(crate) fn search(
     bench: &mut Bench<'_>,
     handle: &Rc<Handle>,
     problem: &Problem,
     at: &At,
+    by: By,
 ) -> Result<Option<Choice>> {
     let limit = workspace_limit(bench.device);
     let product = Product::new(handle, &problem.describe(at))?;
@@ -96,7 +106,10 @@ pub(crate) fn search(
     found.truncate(tries as usize);
     let Some(arena) = bench.arena(problem, at, limit)? else { return Ok(Some(unmeasured)) };
     let product = Product::new(handle, &problem.describe(&arena.at))?;
-    let timed = bench.race(problem, &product, &found, &arena)?;
+    let timed = match by {
+        By::Time => bench.race(problem, &product, &found, &arena)?,
+        By::Order => found.iter().map(|found| candidate(found, None)).collect(),
+    };
     let first_ms = timed.iter().find(|timed| timed.algo == first.algo).and_then(|timed| timed.ms);
     let mut timed = timed.into_iter();
     let best = loop {

@@ -6,6 +6,7 @@ use crate::DeviceInfo;
 use crate::cache::{CHOICES, key};
 use crate::ffi::cublaslt::Algo;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// An algorithm and how long it took.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,6 +37,53 @@ impl Choice {
     }
 }
 
+/// Choices handed in, by name. They are those of another run, so nothing about them is taken for granted.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Given(BTreeMap<String, Choice>);
+
+impl Given {
+    /// Adds those made in this place; warns once about all others.
+    pub fn add(&mut self, place: &Place, choices: &[(String, String)]) {
+        let mut refused = Vec::new();
+        for (name, text) in choices {
+            match place.parse(name, text) {
+                Some(choice) => drop(self.0.insert(name.clone(), choice)),
+                None => refused.push(name.as_str()),
+            }
+        }
+        if let Some(first) = refused.first() {
+            tracing::warn!(
+                "{} of {} algorithms handed in are not for this device and library ({}), such as `{first}`: they are \
+                 chosen anew, and bits may differ",
+                refused.len(),
+                choices.len(),
+                place.0
+            );
+        }
+    }
+
+    /// The choice for a problem.
+    pub fn get(&self, place: &Place, problem: &Problem) -> Option<&Choice> {
+        self.0.get(&place.name(problem))
+    }
+
+    /// All of them, as they were handed in.
+    pub fn all(&self) -> impl Iterator<Item = (String, String)> {
+        self.0.iter().filter_map(|(name, choice)| {
+            let problem = name.strip_prefix(NAME)?;
+            Some((name.clone(), text(problem, choice)?))
+        })
+    }
+}
+
+/// What names of handed-in choices begin with: other libraries may have choices too.
+const NAME: &str = "gemm ";
+
+fn text(problem: &str, choice: &Choice) -> Option<String> {
+    let entry = Entry { version: VERSION, problem: problem.into(), choice: choice.clone() };
+    serde_json::to_string_pretty(&entry).ok()
+}
+
 /// The form of an entry; one of another form is not read.
 const VERSION: u32 = 1;
 
@@ -62,6 +110,24 @@ impl Place {
         format!("{problem} on {}", self.0)
     }
 
+    /// What a choice is called when it is handed from run to run.
+    fn name(&self, problem: &Problem) -> String {
+        format!("{NAME}{}", self.describe(problem))
+    }
+
+    /// A choice to hand to another run: its name, and the text that is stored.
+    pub fn pack(&self, problem: &Problem, choice: &Choice) -> Option<(String, String)> {
+        Some((self.name(problem), text(&self.describe(problem), choice)?))
+    }
+
+    /// A choice that was handed in, if it was made in this place and is what its name says.
+    fn parse(&self, name: &str, text: &str) -> Option<Choice> {
+        let problem = name.strip_prefix(NAME)?;
+        problem.strip_suffix(&self.0)?.strip_suffix(" on ")?;
+        let entry: Entry = serde_json::from_str(text).ok()?;
+        (entry.version == VERSION && entry.problem == problem).then_some(entry.choice)
+    }
+
     fn entry(&self, problem: &Problem) -> String {
         format!("{CHOICES}{}.json", key(&[&self.describe(problem), &VERSION.to_string()]))
     }
@@ -72,12 +138,10 @@ impl Place {
         (entry.version == VERSION && entry.problem == self.describe(problem)).then_some(entry.choice)
     }
 
-    /// Keeps a choice.
-    pub fn write(&self, cache: &Cache, problem: &Problem, choice: &Choice) {
-        let entry = Entry { version: VERSION, problem: self.describe(problem), choice: choice.clone() };
-        if let Ok(text) = serde_json::to_vec_pretty(&entry) {
-            cache.write(&self.entry(problem), &text);
-        }
+    /// Keeps a choice; whether that was possible.
+    pub fn write(&self, cache: &Cache, problem: &Problem, choice: &Choice) -> bool {
+        let text = text(&self.describe(problem), choice);
+        text.is_some_and(|text| cache.write(&self.entry(problem), text.as_bytes()))
     }
 }
 
@@ -139,6 +203,49 @@ mod tests {
         bytes[20] ^= 1;
         std::fs::write(&path, bytes).unwrap();
         assert_eq!(here.read(&cache, &problem()), None);
+    }
+
+    #[test]
+    fn handed_in_choices_are_those_of_the_run_before() {
+        let (here, beaten) = (place("H200", 130_100), Choice { rival_ms: Some(0.01), ..choice() });
+        let plain = problem().extra(Extra::Bias);
+        let mut packed = vec![here.pack(&problem(), &beaten).unwrap(), here.pack(&plain, &choice()).unwrap()];
+        let mut given = Given::default();
+        given.add(&here, &packed);
+        assert_eq!(given.get(&here, &problem()), Some(&beaten), "that two kernels were faster is part of it");
+        assert_eq!(given.get(&here, &plain), Some(&choice()));
+        assert_eq!(given.get(&here, &problem().adds(true)), None);
+        packed.sort();
+        assert_eq!(given.all().collect::<Vec<_>>(), packed, "the same texts, sorted by name");
+        // What is handed on is what is stored.
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(Some(folder.path()));
+        assert!(here.write(&cache, &plain, &choice()));
+        let stored = String::from_utf8(cache.read(&here.entry(&plain)).unwrap()).unwrap();
+        assert_eq!(here.pack(&plain, &choice()).unwrap().1, stored);
+    }
+
+    #[test]
+    fn choices_of_another_place_or_form_are_left_out() {
+        let here = place("H200", 130_100);
+        let (name, text) = here.pack(&problem(), &choice()).unwrap();
+        for other in [place("H100", 130_100), place("H200", 130_200)] {
+            let mut given = Given::default();
+            given.add(&here, &[other.pack(&problem(), &choice()).unwrap()]);
+            assert!(given.0.is_empty());
+            // Renamed to this place, it still says what it is for.
+            given.add(&here, &[(name.clone(), other.pack(&problem(), &choice()).unwrap().1)]);
+            assert!(given.0.is_empty());
+        }
+        let version = text.replace("\"version\": 1", "\"version\": 2");
+        assert_ne!(version, text);
+        let bare = name.strip_prefix(NAME).unwrap();
+        for (name, text) in
+            [(&*name, &*version), (&name, ""), (&name, "{}"), (bare, &text), ("gemm ", &text), ("", &text)]
+        {
+            assert_eq!(here.parse(name, text), None, "{name}: {text}");
+        }
+        assert_eq!(here.parse(&name, &text), Some(choice()));
     }
 
     #[test]

@@ -33,6 +33,8 @@ use std::rc::Rc;
 pub(crate) struct Libraries {
     pub cache: Cache,
     gemms: Option<Gemms>,
+    /// Algorithms handed in, until matrix products are first needed.
+    given: Vec<(String, String)>,
     /// cuDNN and its plans.
     pub attention: attention::CudnnLibrary,
     /// Tables of rotary embeddings.
@@ -44,6 +46,7 @@ impl Libraries {
         Self {
             cache,
             gemms: None,
+            given: Vec::new(),
             attention: attention::CudnnLibrary::default(),
             rope: rope::Tables::default(),
         }
@@ -53,7 +56,25 @@ impl Libraries {
     pub fn gemms(&mut self, device: &Rc<Device>) -> Result<&mut Gemms> {
         match &mut self.gemms {
             Some(gemms) => Ok(gemms),
-            none => Ok(none.insert(Gemms::open(device, &self.cache)?)),
+            none => Ok(none.insert(Gemms::open(device, &self.cache, &std::mem::take(&mut self.given))?)),
+        }
+    }
+
+    /// See [`Engine::choices`](ironhorse_core::Engine::choices): the algorithms of matrix products, and whether one fused
+    /// product or two kernels were faster. Nothing else is timed or depends on free memory: cuDNN's plans are the first
+    /// that its heuristics name for the shape, and our own kernels are chosen by shape and device.
+    pub fn choices(&self) -> Vec<(String, String)> {
+        self.gemms.as_ref().map_or_else(|| self.given.clone(), Gemms::choices)
+    }
+
+    /// See [`Engine::set_choices`](ironhorse_core::Engine::set_choices).
+    pub fn set_choices(&mut self, choices: &[(String, String)]) {
+        match &mut self.gemms {
+            Some(gemms) => gemms.give(choices),
+            None => {
+                self.given = choices.to_vec();
+                self.given.sort();
+            }
         }
     }
 }
