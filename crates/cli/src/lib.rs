@@ -7,11 +7,12 @@ mod hardware;
 mod number;
 mod out;
 mod progress;
+mod signals;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Trains transformers and proves that it computes what PyTorch computes.
 #[derive(Parser)]
@@ -20,7 +21,7 @@ use std::path::PathBuf;
     after_help = "Start here:\n  ironhorse train       trains a small model on built-in stories, then writes\n  \
                         ironhorse generate    continues from the newest run\n  \
                         ironhorse doctor      what this machine has and what will be used\n\n\
-                        Exit code: 0 done, 1 the check failed, 2 could not run."
+                        Exit code: 0 done, 1 the check failed, 2 could not run, 3 stopped early, can be resumed."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -32,6 +33,9 @@ struct Cli {
     /// Say what is chosen and why; twice for every step of the way
     #[arg(long, short, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
+    /// The command line as it was given.
+    #[arg(skip)]
+    line: Vec<OsString>,
 }
 
 #[derive(Subcommand)]
@@ -53,6 +57,8 @@ pub(crate) enum Outcome {
     Done,
     /// The check failed.
     Failed,
+    /// Stopped early; can be resumed.
+    Stopped,
 }
 
 /// All flags. A number below 0 is a value that a flag may refuse, not an unknown flag.
@@ -74,10 +80,11 @@ enum Asked {
 
 /// The command line. Help and version are printed as they are; a wrong flag becomes one line.
 fn parse(args: impl Iterator<Item = OsString>) -> anyhow::Result<Asked> {
-    let line = args::expand_config(args)?;
+    let given: Vec<OsString> = args.collect();
+    let line = args::expand_config(given.iter().cloned())?;
     let matches = command().try_get_matches_from(&line.args).and_then(|m| Cli::from_arg_matches(&m));
     match matches {
-        Ok(cli) => Ok(Asked::Run(Box::new(cli))),
+        Ok(cli) => Ok(Asked::Run(Box::new(Cli { line: given, ..cli }))),
         Err(error)
             if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand =>
         {
@@ -117,9 +124,21 @@ fn usage_error(error: &clap::Error, line: &args::Line) -> String {
     }
 }
 
-fn run(command: Command) -> anyhow::Result<Outcome> {
+/// The flags of `train` with those that a run's `config.toml` stands for.
+fn parse_train(line: &[OsString], config: &Path) -> anyhow::Result<commands::train::TrainArgs> {
+    let with_config = line.iter().cloned().chain(["--config".into(), config.into()]);
+    match parse(with_config)? {
+        Asked::Run(cli) => match cli.command {
+            Command::Train(args) => Ok(*args),
+            _ => anyhow::bail!("not a training run"),
+        },
+        Asked::Told(_) => anyhow::bail!("not a training run"),
+    }
+}
+
+fn run(command: Command, line: &[OsString]) -> anyhow::Result<Outcome> {
     match command {
-        Command::Train(args) => commands::train::run(&args),
+        Command::Train(args) => commands::train::run(&args, line),
         Command::Generate(args) => commands::generate::run(&args),
         Command::Verify(args) => commands::verify::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
@@ -132,13 +151,17 @@ fn run(command: Command) -> anyhow::Result<Outcome> {
 }
 
 /// Runs the command line, its first word the name of the program, and says the exit code: 0 done, 1 the check failed,
-/// 2 could not run. Prints to standard output and error; ends no process.
+/// 2 could not run, 3 stopped early, can be resumed. Prints to standard output and error; ends no process.
 pub fn main_with(args: impl IntoIterator<Item = OsString>) -> u8 {
     let done = parse(args.into_iter()).and_then(|asked| match asked {
         Asked::Told(code) => Ok(code),
         Asked::Run(cli) => {
             out::log_level(cli.verbose);
-            run(cli.command).map(|outcome| u8::from(matches!(outcome, Outcome::Failed)))
+            run(cli.command, &cli.line).map(|outcome| match outcome {
+                Outcome::Done => 0,
+                Outcome::Failed => 1,
+                Outcome::Stopped => 3,
+            })
         }
     });
     done.unwrap_or_else(|error| match error.downcast_ref::<ironhorse::train::Error>() {

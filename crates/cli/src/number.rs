@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// The most threads that can be asked for.
 const MOST_THREADS: u64 = 1024;
@@ -37,6 +38,54 @@ pub fn seed(text: &str) -> Result<u64, String> {
 /// Threads; 0 means one for each core.
 pub fn threads(text: &str) -> Result<usize, String> {
     whole(0..=MOST_THREADS)(text)
+}
+
+/// A length of time as a flag gives it; in config.toml it is a text such as `3h55m`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Time(pub Duration);
+
+impl serde::Serialize for Time {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl std::fmt::Display for Time {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let seconds = self.0.as_secs();
+        for (value, unit) in [(seconds / 3600, "h"), (seconds / 60 % 60, "m")] {
+            if value > 0 {
+                write!(f, "{value}{unit}")?;
+            }
+        }
+        if seconds % 60 > 0 || seconds == 0 { write!(f, "{}s", seconds % 60) } else { Ok(()) }
+    }
+}
+
+/// A length of time: whole numbers with `d`, `h`, `m` or `s`, the largest first, such as `3h55m`.
+pub fn duration(text: &str) -> Result<Time, String> {
+    let wrong = || "expected a time such as 3h55m, 90m or 45s".to_owned();
+    let (mut rest, mut total, mut below) = (text, 0_u64, u64::MAX);
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
+        let value: u64 = rest[..digits].parse().map_err(|_| wrong())?;
+        let mut chars = rest[digits..].chars();
+        let unit = match chars.next() {
+            Some('d') => 86_400,
+            Some('h') => 3600,
+            Some('m') => 60,
+            Some('s') => 1,
+            _ => return Err(wrong()),
+        };
+        if unit >= below {
+            return Err(wrong());
+        }
+        below = unit;
+        total = value.checked_mul(unit).and_then(|part| total.checked_add(part)).ok_or_else(wrong)?;
+        rest = chars.as_str();
+    }
+    // no run lasts longer than a century, and sums with the present must not overflow
+    if total == 0 || total > 100 * 366 * 86_400 { Err(wrong()) } else { Ok(Time(Duration::from_secs(total))) }
 }
 
 /// A finite number of at least 0.
@@ -133,5 +182,17 @@ mod tests {
             assert_eq!(bytes(bad), Err("expected bytes such as 139GiB or 80GB".into()), "{bad}");
         }
         assert_eq!((probability("1"), probability::<f32>("0").is_err()), (Ok(1.0_f32), true));
+    }
+
+    #[test]
+    fn times_are_read_and_written_alike() {
+        let seconds = |text: &str| duration(text).map(|time| time.0.as_secs());
+        for (text, want) in [("3h55m", 14_100), ("90m", 5400), ("45s", 45), ("2d", 172_800), ("1h1s", 3601)] {
+            assert_eq!(seconds(text), Ok(want), "{text}");
+            assert_eq!(seconds(&duration(text).unwrap().to_string()), Ok(want), "{text}");
+        }
+        for text in ["", "5", "m", "-3m", "3m2h", "1m1m", "0s", "99999999999999999999h", "3 h", "1.5h", "900000d"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
     }
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What errors call it.
 const STDOUT: &str = "standard output";
@@ -42,6 +43,7 @@ pub fn log_level(verbose: u8) {
         1 => LevelFilter::INFO,
         _ => LevelFilter::DEBUG,
     };
+    VERBOSE.store(verbose > 0, Ordering::Relaxed);
     // a second subscriber is refused, which only a test could try
     let _ = tracing_subscriber::fmt()
         .with_max_level(level)
@@ -49,6 +51,14 @@ pub fn log_level(verbose: u8) {
         .with_target(false)
         .without_time()
         .try_init();
+}
+
+/// Set by `-v`.
+static VERBOSE: AtomicBool = AtomicBool::new(false);
+
+/// Whether `-v` was given.
+pub fn is_verbose() -> bool {
+    VERBOSE.load(Ordering::Relaxed)
 }
 
 /// Whether the error is only that nobody reads standard output any more. Any other pipe that breaks is an error.

@@ -1,9 +1,10 @@
 //! How a run shows itself: a progress bar on a terminal, plain lines elsewhere.
 
+use crate::commands::train::saved_line;
 use crate::out;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ironhorse::train::metrics::Metrics;
-use ironhorse::train::train::Observer;
+use ironhorse::train::run::{Observer, SaveStats};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
@@ -14,13 +15,15 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 pub struct Progress {
     bar: Option<ProgressBar>,
     total: u64,
+    /// The step it starts at.
+    first: u64,
     started: Instant,
     last_line: Option<Instant>,
 }
 
 impl Progress {
-    /// For a run of so many steps.
-    pub fn new(total: u64) -> Self {
+    /// For a run of so many steps that starts at step `first`.
+    pub fn new(total: u64, first: u64) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
             let template = "{bar:30.cyan/dim} {pos}/{len}  {msg}  ETA {eta}";
@@ -29,7 +32,11 @@ impl Progress {
             );
             bar
         });
-        Self { bar, total, started: Instant::now(), last_line: None }
+        if let Some(bar) = &bar {
+            bar.set_position(first);
+            bar.reset_eta();
+        }
+        Self { bar, total, first, started: Instant::now(), last_line: None }
     }
 
     fn print(&self, text: &str) {
@@ -47,7 +54,8 @@ impl Progress {
     }
 
     fn eta(&self, done: u64) -> String {
-        let left = self.started.elapsed().as_secs_f64() / done.max(1) as f64 * (self.total - done) as f64;
+        let made = done.saturating_sub(self.first).max(1);
+        let left = self.started.elapsed().as_secs_f64() / made as f64 * self.total.saturating_sub(done) as f64;
         format!("{left:.0}s")
     }
 }
@@ -78,6 +86,12 @@ impl Observer for Progress {
 
     fn note(&mut self, text: &str) {
         self.print(text);
+    }
+
+    fn saved(&mut self, step: u64, stats: &SaveStats) {
+        if out::is_verbose() {
+            self.print(&saved_line(step, stats));
+        }
     }
 
     fn sample(&mut self, step: u64, text: &str) {

@@ -10,10 +10,10 @@ use std::path::PathBuf;
 
 /// Converts weights between Hugging Face folders (GPT-2, Mixtral, Llama), checkpoints, answer keys and llm.c's model .bin
 #[derive(Args)]
-#[command(after_help = "Examples:\n  ironhorse convert runs/0001/checkpoint model.bin\n  \
+#[command(after_help = "Examples:\n  ironhorse convert runs/0001 model.bin\n  \
                         ironhorse convert gpt2_124M.bin gpt2-folder\n  \
                         ironhorse convert gpt2_124M.bin gpt2_124M_bf16.bin --dtype bf16\n  \
-                        ironhorse convert runs/0001/checkpoint mixtral-folder --dtype bf16 --shard-size 2GB")]
+                        ironhorse convert runs/0001 mixtral-folder --dtype bf16 --shard-size 2GB")]
 pub struct ConvertArgs {
     /// A model .bin, a Hugging Face folder, a checkpoint or an answer key
     from: PathBuf,

@@ -11,7 +11,7 @@ use ironhorse::train::format::{WeightSource, open_weights};
 use ironhorse::train::generate::{Request, generate};
 use ironhorse::train::sample::Sampler;
 use ironhorse::train::session::{Session, SessionSpec};
-use ironhorse::train::train::latest_checkpoint;
+use ironhorse::train::format::checkpoint::newest_run;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -58,7 +58,7 @@ impl SamplingArgs {
                         for a BPE vocabulary the tokens\nspell the prompt but are not always those that BPE would choose."
 )]
 pub struct GenerateArgs {
-    /// A checkpoint, a Hugging Face folder or a model .bin; the newest below runs/ if not given
+    /// A run, a checkpoint, a Hugging Face folder or a model .bin; the newest run below runs/ if not given
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
     /// What to continue
@@ -108,10 +108,13 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
     let model = match &args.model {
         Some(path) => path.clone(),
-        None => latest_checkpoint(Path::new("runs"))
+        None => newest_run(Path::new("runs"))
             .context("no run below runs/ has a checkpoint; run `ironhorse train` first, or give --model")?,
     };
     let mut source = open_weights(&model)?;
+    if args.model.is_none() {
+        out::note(format_args!("model: {}", source.path().display()));
+    }
     let config = source.config();
     let tokenizer = find_tokenizer(args, source.as_ref(), &model)?;
     let context = context(args, source.as_ref());

@@ -147,6 +147,11 @@ impl Loader {
         self.position = 0;
     }
 
+    /// B: windows per batch.
+    pub fn batch(&self) -> usize {
+        self.config.batch
+    }
+
     /// T: tokens per window.
     pub fn seq(&self) -> usize {
         self.config.seq

@@ -74,7 +74,7 @@ impl RunFolder {
         }
         let lock = lock(path)?;
         for folder in [path.to_owned(), path.join(CHECKPOINTS), path.join(SAMPLES)] {
-            atomic::sweep(&folder);
+            let _ = atomic::sweep(&folder); // what cannot be removed does no harm
         }
         fs::create_dir_all(path.join(SAMPLES)).map_err(|source| Error::io(path, "create", source))?;
         let (metrics, _) = MetricsWriter::resume(&path.join(METRICS), u64::MAX)?;
@@ -90,6 +90,7 @@ impl RunFolder {
     pub fn cut_back(&mut self, step: u64) -> Result<Vec<Metrics>> {
         let (writer, kept) = MetricsWriter::resume(&self.path.join(METRICS), step)?;
         self.metrics = writer;
+        self.remove_samples_after(step);
         (self.train, self.val, self.load) = (Vec::new(), Vec::new(), Vec::new());
         kept.iter().for_each(|metrics| self.remember(metrics));
         Ok(kept)
@@ -160,6 +161,17 @@ impl RunFolder {
         }
         loss_svg(&self.path.join("loss.svg"), "loss (nats per token)", &all)?;
         if self.load.is_empty() { Ok(()) } else { load_svg(&self.path.join("experts.svg"), &self.load) }
+    }
+
+    /// Samples of a past that is no more; one that cannot be removed does no harm.
+    fn remove_samples_after(&self, step: u64) {
+        for entry in fs::read_dir(self.path.join(SAMPLES)).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let of = name.to_str().and_then(|name| name.strip_prefix("step-")?.strip_suffix(".txt")?.parse::<u64>().ok());
+            if of.is_some_and(|of| of > step) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
     }
 
     fn sample_path(&self, step: u64) -> PathBuf {

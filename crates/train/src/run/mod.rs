@@ -1,22 +1,39 @@
-//! The training loop.
+//! A training run: the loop, its folder, its checkpoints, and what happens when something goes wrong.
+//!
+//! ```text
+//! trainer.rs   the loop             saver.rs       checkpoints, written by a thread     control.rs  stops and saves asked for
+//! bad_step.rs  steps not finite     black_box.rs   what is kept of them                 spikes.rs   losses that stand out
+//! folder.rs    the run's folder     provenance.rs  run.json, algorithms.json            balance.rs  loads of the experts
+//! ```
 
+mod bad_step;
 mod balance;
-mod run_folder;
+mod black_box;
+mod control;
+mod folder;
+mod provenance;
+mod saver;
+mod spikes;
+mod trainer;
 
-pub use run_folder::{Ending, RunFolder, latest_checkpoint};
+pub use black_box::{BAD, BadStep, BlackBox};
+pub use control::{Control, StopReason};
+pub use folder::RunFolder;
+pub use provenance::{InitFacts, RunJson, Started, host, read_algorithms, utc};
+pub use saver::{SaveSettings, SaveStats, Saver};
 
-use self::balance::Balance;
 use crate::data::Loader;
+use crate::format::checkpoint::{Best, TrainerState};
 use crate::format::tokenizer::Tokenizer;
-use crate::generate::{Request, generate};
 use crate::metrics::Metrics;
+use crate::model::Recompute;
 use crate::sample::Sampler;
 use crate::schedule::LrSchedule;
-use crate::session::{PendingUpdate, Session};
-use crate::verify::first_non_finite;
-use crate::{Error, Result};
+use crate::session::Session;
+use crate::Result;
 use ironhorse_core::Scalars;
-use std::time::Instant;
+use serde_json::Value;
+use std::path::PathBuf;
 
 /// The numbers of a run.
 #[derive(Clone, Debug)]
@@ -39,6 +56,10 @@ pub struct TrainSettings {
     pub weight_decay: f32,
     /// Largest gradient norm; 0 turns clipping off.
     pub grad_clip: f32,
+    /// Steps in a row that may be skipped because their loss or gradient norm is not finite.
+    pub bad_steps: u32,
+    /// What the backward computes again; only told to black boxes.
+    pub recompute: Recompute,
     /// Validate every so many steps; 0 means only before the first and after the last.
     pub val_every: u64,
     /// Batches of a validation.
@@ -80,216 +101,84 @@ pub trait Observer {
     fn sample(&mut self, step: u64, text: &str);
     /// Something did not work that the run can do without.
     fn note(&mut self, text: &str);
+    /// A checkpoint is on the disk.
+    fn saved(&mut self, _step: u64, _stats: &SaveStats) {}
 }
 
 /// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// All steps were made.
+    Done,
+    /// It was stopped and can go on where it was.
+    Stopped(StopReason),
+}
+
+/// What a run has to show.
 #[derive(Clone, Debug)]
 pub struct Summary {
+    /// How it ended.
+    pub ending: Ending,
+    /// Steps made, those of earlier starts included.
+    pub steps: u64,
+    /// The last checkpoint.
+    pub checkpoint: PathBuf,
     /// Validation loss before the first step.
     pub first_val_loss: Option<f32>,
     /// Validation loss after the last step.
     pub last_val_loss: Option<f32>,
+    /// The lowest validation loss.
+    pub best: Option<Best>,
     /// Training loss of the last step.
     pub last_loss: f32,
     /// The text written after the last step.
     pub sample: String,
+    /// Steps of this start that were skipped because they were not finite.
+    pub bad_steps: u64,
+    /// What saving cost.
+    pub saves: SaveStats,
 }
 
-/// Trains; everything worth keeping goes into the run folder as it happens.
+/// Everything a run works with.
+pub struct Job<'a> {
+    /// The model on its engine, with the weights to start from.
+    pub session: &'a mut Session,
+    /// What it learns from, at the place where it starts.
+    pub data: &'a mut TrainData,
+    /// Its numbers.
+    pub settings: &'a TrainSettings,
+    /// Its folder.
+    pub folder: &'a mut RunFolder,
+    /// Writes its checkpoints.
+    pub saver: &'a mut Saver,
+    /// What is asked of it from outside.
+    pub control: &'a Control,
+    /// Who watches.
+    pub observer: &'a mut dyn Observer,
+    /// Where it stands: of a new run the default with its settings, of a resumed one what its checkpoint says.
+    pub state: TrainerState,
+}
+
+/// Trains; everything worth keeping goes into the run's folder as it happens.
 ///
 /// One step is always in flight: the device works on it while the host prepares the next batch and reads the results of
-/// the one before. Where the results are needed at once (validation, samples, the end) the run waits for them.
-pub fn train(
-    session: &mut Session,
-    data: &mut TrainData,
-    settings: &TrainSettings,
-    run: &mut RunFolder,
-    observer: &mut dyn Observer,
-) -> Result<Summary> {
-    settings.schedule.validate()?;
-    settings.sampler.validate()?;
-    // a prompt that cannot be encoded is refused now, not after hours
-    let prompt = prompt_of(data, settings)?;
-    let tokens = session.train_program()?.io("x").map_or(0, |slot| slot.numel());
-    let summary =
-        Summary { first_val_loss: None, last_val_loss: None, last_loss: f32::NAN, sample: String::new() };
-    let mut trainer = Trainer {
-        session,
-        settings,
-        run,
-        observer,
-        summary,
-        tokens,
-        batches: [(); 2].map(|()| Batches::new(tokens * settings.accumulate as usize)),
-        mark: Instant::now(),
-        balance: Balance::default(),
-    };
-    let mut in_flight: Option<InFlight> = None;
-    for step in 0..settings.steps {
-        let mut metrics = Metrics { step, ..Metrics::default() };
-        if settings.validates_before(step) {
-            trainer.land(in_flight.take(), data, false)?;
-            metrics.val_loss = trainer.validate(data, step)?;
-            trainer.summary.first_val_loss = trainer.summary.first_val_loss.or(metrics.val_loss);
-            trainer.mark = Instant::now();
-        }
-        let started = trainer.start(metrics, &mut data.train)?;
-        trainer.land(in_flight.replace(started), data, false)?;
-        let last = step + 1 == settings.steps;
-        if last || (settings.sample_every > 0 && (step + 1).is_multiple_of(settings.sample_every)) {
-            trainer.land(in_flight.take(), data, last)?;
-            trainer.sample(step, data, &prompt);
-            trainer.mark = Instant::now();
-        } else if in_flight.as_ref().is_some_and(|step| step.pending.is_ready()) {
-            trainer.land(in_flight.take(), data, false)?; // the engine worked while it was asked to: nothing is in flight
-        }
-    }
-    Ok(trainer.summary)
+/// the one before. Where the results are needed at once (validation, samples, checkpoints, the end) the run waits for them.
+pub fn train(job: Job<'_>) -> Result<Summary> {
+    job.settings.schedule.validate()?;
+    job.settings.sampler.validate()?;
+    trainer::Trainer::new(job)?.run()
 }
 
-/// The tokens of one step, kept until its results are known: a step that goes wrong is run again to find out where.
-struct Batches {
-    x: Vec<i32>,
-    y: Vec<i32>,
+/// What a resumed run goes on from: cuts the log back and puts the data where the checkpoint's were.
+pub fn restore_position(state: &TrainerState, data: &mut TrainData) -> Result<()> {
+    let position = serde_json::from_value(state.data.clone())
+        .map_err(|error| crate::Error::Config(format!("the checkpoint's position in the data is not valid: {error}")))?;
+    data.train.restore(position)
 }
 
-impl Batches {
-    fn new(tokens: usize) -> Self {
-        Self { x: vec![0; tokens], y: vec![0; tokens] }
-    }
-}
-
-/// A step whose results are on their way.
-struct InFlight {
-    metrics: Metrics,
-    scalars: Scalars,
-    pending: PendingUpdate,
-}
-
-/// Where the engine works by itself, reading how tokens spread makes it wait; so every so many steps.
-const ROUTING_EVERY: u64 = 10;
-
-/// A run under way.
-struct Trainer<'a> {
-    session: &'a mut Session,
-    settings: &'a TrainSettings,
-    run: &'a mut RunFolder,
-    observer: &'a mut dyn Observer,
-    summary: Summary,
-    /// Tokens of a micro-step.
-    tokens: usize,
-    /// Of the even and of the odd steps.
-    batches: [Batches; 2],
-    /// When the step before was done.
-    mark: Instant,
-    balance: Balance,
-}
-
-impl Trainer<'_> {
-    /// Gives a step to the engine.
-    fn start(&mut self, mut metrics: Metrics, data: &mut Loader) -> Result<InFlight> {
-        let scalars = scalars_of(self.settings, metrics.step, self.tokens);
-        let batches = &mut self.batches[(metrics.step % 2) as usize];
-        for micro_step in 0..self.settings.accumulate {
-            let part = micro_step as usize * self.tokens..(micro_step as usize + 1) * self.tokens;
-            let (x, y) = (&mut batches.x[part.clone()], &mut batches.y[part]);
-            data.next_batch(x, y)?;
-            if let Err(error) = self.session.micro_step(x, y, &Scalars { micro_step, ..scalars }) {
-                return Err(self.diverged(error, metrics.step, &scalars));
-            }
-        }
-        metrics.lr = scalars.lr;
-        let pending = self.session.start_update(&scalars)?;
-        if pending.is_ready() || metrics.step.is_multiple_of(ROUTING_EVERY) {
-            metrics.router = self.session.routing()?;
-        }
-        Ok(InFlight { metrics, scalars, pending })
-    }
-
-    /// Waits for a step and logs it, the last one with its validation loss; one that is not finite ends the run.
-    fn land(&mut self, step: Option<InFlight>, data: &mut TrainData, last: bool) -> Result<()> {
-        let Some(InFlight { mut metrics, scalars, pending }) = step else { return Ok(()) };
-        let (loss, norm) = self.session.finish_update(pending)?;
-        let now = Instant::now();
-        let seconds = now.duration_since(self.mark).as_secs_f32();
-        self.mark = now;
-        (metrics.loss, metrics.grad_norm) = (loss, Some(norm));
-        metrics.ms = seconds * 1e3;
-        metrics.tokens_per_s = (self.tokens * self.settings.accumulate as usize) as f32 / seconds;
-        self.summary.last_loss = loss;
-        if last {
-            let validated = self.validate(data, metrics.step);
-            if validated.is_err() {
-                self.log(&metrics)?; // the step was made
-            }
-            metrics.val_loss = validated?;
-            self.summary.last_val_loss = metrics.val_loss;
-        }
-        self.log(&metrics)?;
-        if let Some(warning) = self.balance.add(&metrics.router, last) {
-            self.observer.note(&format!("step {:>5}  {warning}", metrics.step));
-        }
-        let loss = metrics.val_loss.filter(|val| !val.is_finite()).unwrap_or(loss);
-        if loss.is_finite() && norm.is_finite() {
-            return Ok(());
-        }
-        let _ = self.run.curve(); // why the run ended matters more than its picture
-        let found = self.find_non_finite(metrics.step, &scalars);
-        let found = found.unwrap_or_else(|| "; run again, the step is finite".into());
-        Err(Error::Diverged { step: metrics.step, loss, norm, found })
-    }
-
-    fn log(&mut self, metrics: &Metrics) -> Result<()> {
-        self.run.log(metrics)?;
-        self.observer.step(metrics);
-        Ok(())
-    }
-
-    /// The validation loss; if the model is refused there because it ran away, that is why.
-    fn validate(&mut self, data: &mut TrainData, step: u64) -> Result<Option<f32>> {
-        validate(self.session, data, self.settings.val_batches).map_err(|error| {
-            let scalars = scalars_of(self.settings, step, self.tokens);
-            self.diverged(error, step, &scalars)
-        })
-    }
-
-    /// What a step that was refused means: a router chooses no experts by numbers that are not finite, so a model with
-    /// experts that runs away gets no further than that.
-    fn diverged(&mut self, error: Error, step: u64, scalars: &Scalars) -> Error {
-        let Some(found) = self.find_non_finite(step, scalars) else { return error };
-        let _ = self.run.curve(); // why the run ended matters more than its picture
-        Error::Diverged { step, loss: f32::NAN, norm: f32::NAN, found }
-    }
-
-    /// The first tensor of a step that is not finite, for [`Error::Diverged`]. The update of such a step left the weights as
-    /// they were, so it can be run again; only the step after it, which was under way, may have changed them since.
-    fn find_non_finite(&mut self, step: u64, scalars: &Scalars) -> Option<String> {
-        let batches = &self.batches[(step % 2) as usize];
-        let mut parts = batches.x.chunks(self.tokens).zip(batches.y.chunks(self.tokens));
-        parts.find_map(|(x, y)| match first_non_finite(self.session, x, y, scalars) {
-            Ok(Some(found)) => Some(format!("; first not finite: {found}")),
-            _ => None,
-        })
-    }
-
-    /// Writes a sample and the loss curve: extras, without which the run goes on and its weights are kept.
-    fn sample(&mut self, step: u64, data: &TrainData, prompt: &[u32]) {
-        match sample(self.session, data, self.settings, prompt) {
-            Ok(text) if text.is_empty() => {}
-            Ok(text) => {
-                if let Err(error) = self.run.sample(step + 1, &text) {
-                    let what = format!("the sample after step {} is not kept: {error}", step + 1);
-                    self.observer.note(&what);
-                }
-                self.observer.sample(step + 1, &text);
-                self.summary.sample = text;
-            }
-            Err(error) => self.observer.note(&format!("no sample after step {}: {error}", step + 1)),
-        }
-        if let Err(error) = self.run.curve() {
-            self.observer.note(&format!("no loss curve after step {}: {error}", step + 1));
-        }
-    }
+/// The state of a new run.
+pub fn new_state(settings: Value) -> TrainerState {
+    TrainerState { settings, ..TrainerState::default() }
 }
 
 fn scalars_of(settings: &TrainSettings, step: u64, tokens: usize) -> Scalars {
@@ -306,54 +195,6 @@ fn scalars_of(settings: &TrainSettings, step: u64, tokens: usize) -> Scalars {
         position: 0,
         seed: settings.seed,
     }
-}
-
-/// The mean loss over the first batches of the validation data; the same batches every time.
-fn validate(session: &mut Session, data: &mut TrainData, batches: u64) -> Result<Option<f32>> {
-    let Some(val) = &mut data.val else { return Ok(None) };
-    let batches = batches.min(val.len_batches());
-    if batches == 0 {
-        return Ok(None);
-    }
-    val.rewind();
-    let tokens = session.eval_tokens()?;
-    let (mut x, mut y) = (vec![0; tokens], vec![0; tokens]);
-    let mut sum = 0.0_f64;
-    for _ in 0..batches {
-        val.next_batch(&mut x, &mut y)?;
-        sum += f64::from(session.evaluate(&x, &y)?);
-    }
-    Ok(Some((sum / batches as f64) as f32))
-}
-
-/// What samples continue: the start of a text, then the prompt. Empty without a tokenizer.
-fn prompt_of(data: &TrainData, settings: &TrainSettings) -> Result<Vec<u32>> {
-    let Some(tokenizer) = data.tokenizer.as_ref() else { return Ok(Vec::new()) };
-    let mut prompt = tokenizer.encode(settings.prompt.as_bytes())?;
-    prompt.insert(0, tokenizer.eot);
-    Ok(prompt)
-}
-
-/// Draws a sample; empty when none is wanted.
-fn sample(
-    session: &mut Session,
-    data: &TrainData,
-    settings: &TrainSettings,
-    prompt: &[u32],
-) -> Result<String> {
-    let Some(tokenizer) = data.tokenizer.as_ref().filter(|_| settings.sample_tokens > 0) else {
-        return Ok(String::new());
-    };
-    let request = Request {
-        prompt,
-        vocab: tokenizer.vocab_size(),
-        tokens: settings.sample_tokens,
-        context: Some(data.train.seq()),
-        stop: Some(tokenizer.eot),
-        sampler: settings.sampler,
-    };
-    let tokens = generate(session, &request, |_| Ok(()))?;
-    Ok(settings.prompt.clone() + &tokenizer.decode_lossy(&tokens)?)
 }
 
 #[cfg(test)]
@@ -380,6 +221,8 @@ mod tests {
             eps: 1e-8,
             weight_decay: 0.0,
             grad_clip: 0.0,
+            bad_steps: 3,
+            recompute: Recompute::None,
             val_every: 2,
             val_batches: 1,
             sample_every: 0,

@@ -40,9 +40,9 @@ pub struct TrainerState {
     /// Steps in a row, up to this one, whose loss or gradient norm was not finite.
     #[serde(default)]
     pub bad_in_a_row: u32,
-    /// Times the run went back to a checkpoint because of such steps.
+    /// The step at which too many of them made the run go back to a checkpoint, while that is not long past.
     #[serde(default)]
-    pub rollbacks: u32,
+    pub rolled_back_from: Option<u64>,
     /// The settings of the run.
     pub settings: Value,
 }

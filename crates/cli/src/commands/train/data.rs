@@ -1,0 +1,112 @@
+//! What a run learns from: shards or the built-in stories, looked through before the first step.
+
+use super::TrainArgs;
+use anyhow::{Result, bail};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ironhorse::train::data::corpus::{Split, corpus};
+use ironhorse::train::data::survey::{facts_of_memory, fingerprint};
+use ironhorse::train::data::{
+    Loader, LoaderConfig, MemoryTokens, SourceFacts, Tokens, expand_globs, open_shards, survey,
+};
+use ironhorse::train::format::tokenizer::Tokenizer;
+use ironhorse::train::model::ModelConfig;
+use ironhorse::train::run::TrainData;
+use std::path::PathBuf;
+
+/// Bytes of built-in stories: more than the default run reads.
+const TRAIN_BYTES: usize = 4 << 20;
+const VAL_BYTES: usize = 1 << 17;
+
+/// The data of a run, and what they are.
+pub struct Opened {
+    pub data: TrainData,
+    pub train: Vec<SourceFacts>,
+    pub val: Vec<SourceFacts>,
+}
+
+/// Opens the data; every token of every shard is checked against the vocabulary.
+pub fn open(args: &TrainArgs, config: &ModelConfig) -> Result<Opened> {
+    let tokenizer = match &args.tokenizer {
+        Some(path) => Some(Tokenizer::open(path)?),
+        None if args.data.is_empty() || config.vocab_size() == 256 => Some(Tokenizer::bytes()),
+        None => None,
+    };
+    if let Some(tokenizer) = tokenizer.as_ref().filter(|t| t.vocab_size() > config.vocab_size()) {
+        bail!("the tokenizer has {} tokens, the model only {}", tokenizer.vocab_size(), config.vocab_size());
+    }
+    let own = args.data.is_empty();
+    let (train, train_facts) = match own {
+        true => stories(args, config, Split::Train)?,
+        false => shards(args, config, &args.data, true)?,
+    };
+    let (val, val_facts) = match (args.val_data.is_empty(), own) {
+        (true, true) => stories(args, config, Split::Validation).map(|(loader, facts)| (Some(loader), facts))?,
+        (true, false) => (None, Vec::new()),
+        (false, _) => {
+            shards(args, config, &args.val_data, false).map(|(loader, facts)| (Some(loader), facts))?
+        }
+    };
+    Ok(Opened { data: TrainData { train, val, tokenizer }, train: train_facts, val: val_facts })
+}
+
+fn loader(
+    args: &TrainArgs,
+    config: &ModelConfig,
+    sources: Vec<Box<dyn Tokens>>,
+    shuffle: bool,
+    facts: &[SourceFacts],
+) -> Result<Loader> {
+    let config = LoaderConfig {
+        batch: args.batch.unwrap_or(1),
+        seq: args.seq.unwrap_or(1),
+        vocab: config.vocab_size(),
+        seed: args.seed,
+        shuffle,
+    };
+    let mut loader = Loader::new(sources, config)?;
+    loader.set_content(&fingerprint(facts));
+    Ok(loader)
+}
+
+fn stories(args: &TrainArgs, config: &ModelConfig, split: Split) -> Result<(Loader, Vec<SourceFacts>)> {
+    let (name, bytes, shuffle) = match split {
+        Split::Train => ("built-in stories", TRAIN_BYTES, true),
+        Split::Validation => ("built-in stories, validation", VAL_BYTES, false),
+    };
+    let text = corpus(args.seed, split, bytes);
+    let facts = vec![facts_of_memory(name, &text)];
+    let sources: Vec<Box<dyn Tokens>> = vec![Box::new(MemoryTokens::from_bytes("built-in stories", &text))];
+    Ok((loader(args, config, sources, shuffle, &facts)?, facts))
+}
+
+fn shards(
+    args: &TrainArgs,
+    config: &ModelConfig,
+    patterns: &[String],
+    shuffle: bool,
+) -> Result<(Loader, Vec<SourceFacts>)> {
+    let sources = open_shards(patterns)?;
+    let mut bar = None;
+    let cache = cache_file();
+    let facts = survey(&expand_globs(patterns)?, config.vocab_size(), cache.as_deref(), &mut |done, all| {
+        bar.get_or_insert_with(|| progress(all)).set_position(done);
+    })?;
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    Ok((loader(args, config, sources, shuffle, &facts)?, facts))
+}
+
+/// Shown while shards are read that no earlier run has read.
+fn progress(bytes: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(bytes), ProgressDrawTarget::stderr());
+    let template = "checking the data {bar:30.cyan/dim} {bytes}/{total_bytes}  {bytes_per_sec}  ETA {eta}";
+    bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar
+}
+
+/// Where it is remembered which shards were read, so that the next start need not.
+fn cache_file() -> Option<PathBuf> {
+    let folder = ironhorse::cuda::Cache::open(None).folder()?.to_owned();
+    Some(folder.join("data.json"))
+}

@@ -1,0 +1,329 @@
+//! `ironhorse train`
+//!
+//! ```text
+//! args.rs    the flags, which are also the run's config.toml      data.rs    shards or stories, looked through before the first step
+//! resume.rs  going on with a run, and what may change then        report.rs  what is printed at the end; run.json
+//! ```
+
+mod args;
+mod data;
+mod report;
+mod resume;
+
+pub use args::TrainArgs;
+pub use report::saved_line;
+
+use self::args::ScheduleArg;
+use crate::hardware::{check_memory, human_bytes};
+use crate::progress::Progress;
+use crate::signals::Handlers;
+use crate::{Outcome, out};
+use anyhow::{Context, Result, bail};
+use ironhorse::core::{Engine, Pool, Precision};
+use ironhorse::train::format::checkpoint::{TrainerState, checkpoint_bytes};
+use ironhorse::train::format::disk::free_bytes;
+use ironhorse::train::format::{ModelChoice, WeightSource, open_weights};
+use ironhorse::train::model::{Gpt2Config, ModelConfig};
+use ironhorse::train::run::{self, Control, Job, RunFolder, RunJson, SaveSettings, Saver, TrainSettings};
+use ironhorse::train::schedule::{Decay, LrSchedule};
+use ironhorse::train::session::{Session, SessionSpec};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Where runs go, and what `--model` is, if not given.
+pub const RUNS: &str = "runs";
+const BUILTIN: &str = "builtin";
+
+/// The model of `ironhorse train` without flags: learns the built-in stories in less than 90 s on two cores.
+fn builtin_model() -> ModelConfig {
+    Gpt2Config::new(128, 256, 4, 4, 128).into()
+}
+
+/// Everything that depends on the model, settled; serialised it reproduces the run.
+fn settle(mut args: TrainArgs, config: &ModelConfig) -> TrainArgs {
+    let small = config.width() <= 256;
+    let pick = |a: u64, b: u64| if small { a } else { b };
+    args.batch.get_or_insert(pick(8, 4) as usize);
+    args.seq.get_or_insert((pick(128, 64) as usize).min(config.max_seq_len()));
+    args.steps.get_or_insert(pick(2200, 100));
+    args.lr.get_or_insert(if small { 4e-3 } else { 3e-4 });
+    args.final_fraction.get_or_insert(if small { 0.02 } else { 0.1 });
+    args.beta2.get_or_insert(if small { 0.98 } else { 0.95 });
+    let steps = args.steps.unwrap_or(1);
+    args.warmup.get_or_insert(pick(100, 20).min(steps / 5));
+    args.val_every.get_or_insert(pick(200, 50));
+    args.sample_every.get_or_insert(pick(500, 0));
+    args.sample_tokens.get_or_insert(pick(700, 64) as usize);
+    // The built-in stories are bytes, whatever the model's vocabulary.
+    args.sampling.settle(if args.data.is_empty() { 256 } else { config.vocab_size() });
+    args
+}
+
+/// Runs the command; `line` is the command line as it was given.
+pub fn run(args: &TrainArgs, line: &[OsString]) -> Result<Outcome> {
+    match &args.resume {
+        Some(run) => resume::run(run, args, line),
+        None => start(args, line),
+    }
+}
+
+/// A new run.
+fn start(args: &TrainArgs, line: &[OsString]) -> Result<Outcome> {
+    out::check_json_below(args.json.as_deref(), args.out.as_deref())?;
+    let (config, mut weights) = choose_model(args)?;
+    let mut args = settle(args.clone(), &config);
+    if args.seq > Some(config.max_seq_len()) {
+        bail!("--seq {} is beyond the model's context of {}", args.seq.unwrap_or(0), config.max_seq_len());
+    }
+    if args.model != BUILTIN || weights.is_some() {
+        args.model = config.to_line();
+    }
+    if let Some(source) = &weights {
+        args.init.get_or_insert(source.path().to_owned());
+    }
+    args.refuse_unwritable_paths()?;
+    let mut prepared = Prepared::new(&args, config)?;
+    match &mut weights {
+        Some(source) => prepared.session.load(Pool::Params, |name, values| source.read_tensor(name, values))?,
+        None => prepared.session.init(args.seed)?,
+    }
+    if let (Some(path), Some(shape)) = (&args.save_batches, prepared.spec.train) {
+        let count = prepared.settings.steps.saturating_mul(prepared.settings.accumulate.into());
+        super::batches::save(path, &mut data::open(&args, &config)?.data.train, count, shape.into())?;
+    }
+
+    let (path, fresh) = match &args.out {
+        Some(path) => (path.clone(), !path.exists()),
+        None => (next_run(Path::new(RUNS))?, true),
+    };
+    let result = new_folder(&path, &args, line, weights.as_deref(), &mut prepared)
+        .and_then(|folder| prepared.train(&args, folder, run::new_state(serde_json::to_value(&args)?)));
+    if result.is_err() && fresh {
+        remove_unused(&path);
+    }
+    result
+}
+
+/// Makes the folder of a new run, with what it is made of.
+fn new_folder(
+    path: &Path,
+    args: &TrainArgs,
+    line: &[OsString],
+    weights: Option<&dyn WeightSource>,
+    prepared: &mut Prepared,
+) -> Result<RunFolder> {
+    if args.overwrite
+        && let (Some(Ok(init)), Ok(out)) =
+            (args.init.as_ref().map(std::fs::canonicalize), path.canonicalize())
+        && init.starts_with(&out)
+    {
+        bail!("--init lies inside --out, which --overwrite would remove; choose another --out");
+    }
+    let text = toml::to_string_pretty(args).context("the settings are not TOML")?;
+    check_space(path, args, prepared.session.config(), prepared.spec.precision)?;
+    let folder = RunFolder::create(path, &text, args.overwrite)?;
+    let mut json = RunJson::new(report::started(line, prepared.session.engine(), 0));
+    json.init = weights.map(|source| ironhorse::train::run::InitFacts::of(source.path())).transpose()?;
+    json.data = std::mem::take(&mut prepared.facts.0);
+    json.val_data = std::mem::take(&mut prepared.facts.1);
+    json.write(path)?;
+    Ok(folder)
+}
+
+/// What a run needs, whether it is new or goes on.
+struct Prepared {
+    settings: TrainSettings,
+    spec: SessionSpec,
+    session: Session,
+    data: run::TrainData,
+    /// What the data are: of training and of validation.
+    facts: (Vec<ironhorse::train::data::SourceFacts>, Vec<ironhorse::train::data::SourceFacts>),
+}
+
+impl Prepared {
+    /// Opens engine and data and plans the programs. The weights are not there yet.
+    fn new(args: &TrainArgs, config: ModelConfig) -> Result<Self> {
+        Self::with_choices(args, config, &[])
+    }
+
+    /// The same with the algorithms of an earlier start.
+    fn with_choices(args: &TrainArgs, config: ModelConfig, choices: &[(String, String)]) -> Result<Self> {
+        let settings = settings_of(args)?;
+        settings.schedule.validate()?;
+        let mut spec = SessionSpec {
+            train: Some((args.batch.unwrap_or(1), args.seq.unwrap_or(1))),
+            recompute: args.recompute.into(),
+            precision: args.state.precision(args.engine.dtype()?, settings.accumulate)?,
+            ..SessionSpec::default()
+        };
+        let mut engine: Box<dyn Engine> = args.engine.engine()?;
+        check_memory(engine.as_ref(), &config, &spec)?;
+        let opened = data::open(args, &config)?;
+        spec.eval = spec.train.filter(|_| opened.data.val.is_some());
+        spec.decode = opened.data.tokenizer.is_some().then_some(1);
+        check_memory(engine.as_ref(), &config, &spec)?; // now with what validation and samples need
+        engine.set_choices(choices)?;
+        let session = Session::new(engine, config, &spec)?;
+        Ok(Self { settings, spec, session, data: opened.data, facts: (opened.train, opened.val) })
+    }
+
+    /// Trains and reports.
+    fn train(mut self, args: &TrainArgs, mut folder: RunFolder, state: TrainerState) -> Result<Outcome> {
+        let config = self.session.config();
+        let tokens = args.batch.unwrap_or(1) * args.seq.unwrap_or(1);
+        let from = if state.step > 0 { format!(" from step {}", state.step) } else { String::new() };
+        out::note(format_args!(
+            "{} parameters{}, {} layers of {}, {} tokens a step, {} steps{from} → {}",
+            config.told_params(),
+            config.active_params().map_or_else(String::new, |active| format!(" ({active} active)")),
+            config.layers(),
+            config.width(),
+            tokens as u64 * u64::from(args.accumulate),
+            self.settings.steps,
+            folder.path().display()
+        ));
+        let control = Control::default().with_time(args.max_time.map(|time| time.0));
+        let _handlers = Handlers::install(&control).context("cannot listen to signals")?;
+        let saves = SaveSettings {
+            every: args.save_every,
+            minutes: args.save_minutes,
+            keep: args.keep,
+            sync: args.save_sync,
+            ..SaveSettings::default()
+        };
+        let tokenizer = self.data.tokenizer.clone();
+        let mut saver = Saver::new(&self.session, folder.path(), tokenizer.as_ref(), saves, state.step)?;
+        let started = Instant::now();
+        let mut progress = Progress::new(self.settings.steps, state.step);
+        let summary = run::train(Job {
+            session: &mut self.session,
+            data: &mut self.data,
+            settings: &self.settings,
+            folder: &mut folder,
+            saver: &mut saver,
+            control: &control,
+            observer: &mut progress,
+            state,
+        });
+        progress.finish();
+        report::report(args, &folder, &summary?, started.elapsed().as_secs_f64())
+    }
+}
+
+/// The sizes, and the weights if there are any.
+fn choose_model(args: &TrainArgs) -> Result<(ModelConfig, Option<Box<dyn WeightSource>>)> {
+    let init = args.init.as_deref().map(open_weights).transpose()?;
+    if args.model == BUILTIN {
+        return Ok((init.as_ref().map_or_else(builtin_model, |source| source.config()), init));
+    }
+    let choice = ModelChoice::parse(&args.model)?;
+    let config = choice.config();
+    if let Some(source) = init.as_ref().filter(|source| !source.config().computes_as(&config)) {
+        bail!("--init {} has other sizes than --model {}", source.path().display(), args.model);
+    }
+    Ok(match choice {
+        ModelChoice::Weights(source) => (config, init.or(Some(source))),
+        ModelChoice::Sizes(_) => (config, init),
+    })
+}
+
+/// Refuses a run whose first checkpoint the disk has no room for; warns if it has none for all that are kept.
+fn check_space(path: &Path, args: &TrainArgs, config: &ModelConfig, precision: Precision) -> Result<()> {
+    let (one, free) = (checkpoint_bytes(config, precision), free_bytes(path)?);
+    if one > free {
+        bail!(
+            "{}: the disk has {} free, a checkpoint of this run takes {}; choose another --out",
+            path.display(),
+            human_bytes(free),
+            human_bytes(one)
+        );
+    }
+    // those kept, the best, and the one being written
+    let most = if args.keep == 0 { u64::MAX } else { one.saturating_mul(args.keep as u64 + 2) };
+    if args.keep > 0 && most > free {
+        out::note(format_args!(
+            "the disk has {} free; with --keep {} this run's checkpoints may take {}",
+            human_bytes(free),
+            args.keep,
+            human_bytes(most)
+        ));
+    }
+    Ok(())
+}
+
+/// Removes the folder of a run that failed before its first step, so that it is not in the way of the next try.
+fn remove_unused(folder: &Path) {
+    let steps = std::fs::metadata(folder.join("metrics.jsonl")).map_or(0, |meta| meta.len());
+    if steps == 0 {
+        // what cannot be removed does no harm
+        let _ = std::fs::remove_dir_all(folder);
+        let _ = std::fs::remove_dir(RUNS); // if it is empty
+    }
+}
+
+fn settings_of(args: &TrainArgs) -> Result<TrainSettings> {
+    let steps = args.steps.context("--steps is missing")?;
+    Ok(TrainSettings {
+        seed: args.seed,
+        steps,
+        accumulate: args.accumulate,
+        schedule: LrSchedule {
+            kind: match args.schedule {
+                ScheduleArg::Cosine => Decay::Cosine,
+                ScheduleArg::Linear => Decay::Linear,
+                ScheduleArg::Constant => Decay::Constant,
+            },
+            peak: args.lr.context("--lr is missing")?,
+            warmup_steps: args.warmup.unwrap_or(0),
+            total_steps: steps,
+            final_fraction: args.final_fraction.context("--final-fraction is missing")?,
+        },
+        beta1: args.beta1,
+        beta2: args.beta2.context("--beta2 is missing")?,
+        eps: args.eps,
+        weight_decay: args.weight_decay,
+        grad_clip: args.grad_clip,
+        bad_steps: args.bad_steps,
+        recompute: args.recompute.into(),
+        val_every: args.val_every.unwrap_or(0),
+        val_batches: args.val_batches,
+        sample_every: args.sample_every.unwrap_or(0),
+        sample_tokens: args.sample_tokens.unwrap_or(0),
+        prompt: args.prompt.clone(),
+        sampler: args.sampling.sampler(args.seed),
+    })
+}
+
+/// Makes the folder of the first number below `runs` that is not taken. Making it is what takes it: two runs that
+/// start at once get two folders.
+fn next_run(runs: &Path) -> Result<PathBuf> {
+    std::fs::create_dir_all(runs).with_context(|| format!("{}: cannot create", runs.display()))?;
+    let mut number = 1_u32;
+    loop {
+        let path = runs.join(format!("{number:04}"));
+        match std::fs::create_dir(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
+            made => return made.with_context(|| format!("{}: cannot create", path.display())).map(|()| path),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn runs_that_start_at_once_get_folders_of_their_own() {
+        let place = tempfile::tempdir().unwrap();
+        let runs = place.path().join("runs");
+        let made: Vec<PathBuf> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| next_run(&runs).unwrap())).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let different: BTreeSet<&PathBuf> = made.iter().collect();
+        assert_eq!(different.len(), 8, "{made:?}");
+        assert_eq!(different.last().unwrap().file_name().unwrap(), "0008");
+    }
+}

@@ -1,0 +1,130 @@
+//! What a run says at its end, and of what it is made.
+
+use super::TrainArgs;
+use crate::hardware::{COMMIT, Hardware, human_bytes};
+use crate::{Outcome, out, signals};
+use anyhow::Result;
+use ironhorse::core::Engine;
+use ironhorse::train::format::checkpoint::Best;
+use ironhorse::train::run::{Ending, RunFolder, SaveStats, Started, StopReason, Summary, host, utc};
+use serde::Serialize;
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+#[derive(Serialize)]
+struct TrainReport<'a> {
+    run: &'a Path,
+    checkpoint: &'a Path,
+    ending: &'static str,
+    stopped_by: Option<String>,
+    steps: u64,
+    seconds: f64,
+    first_val_loss: Option<f32>,
+    last_val_loss: Option<f32>,
+    best: Option<Best>,
+    last_loss: f32,
+    bad_steps: u64,
+    saves: &'a SaveStats,
+    sample: &'a str,
+}
+
+/// Prints how a run ended, and what to do with it.
+pub fn report(args: &TrainArgs, folder: &RunFolder, summary: &Summary, seconds: f64) -> Result<Outcome> {
+    let run = folder.path();
+    if !summary.sample.is_empty() && summary.ending == Ending::Done {
+        out::line(format!("\n{}\n", summary.sample.trim_end()))?;
+    }
+    let stopped_by = match summary.ending {
+        Ending::Done => None,
+        Ending::Stopped(StopReason::Asked(signal)) => Some(signals::name(signal)),
+        Ending::Stopped(StopReason::Time(_)) => Some("--max-time".to_owned()),
+    };
+    match (&stopped_by, summary.first_val_loss, summary.last_val_loss) {
+        (Some(by), _, _) => {
+            let all = args.steps.unwrap_or(0);
+            out::line(format!("stopped by {by} after {} of {all} steps; everything is kept", summary.steps))?;
+        }
+        (None, Some(first), Some(last)) => {
+            out::line(format!("validation loss {first:.4} → {last:.4} in {seconds:.0} s"))?
+        }
+        _ => out::line(format!("last training loss {:.4} after {seconds:.0} s", summary.last_loss))?,
+    }
+    if summary.bad_steps > 0 {
+        out::line(format!("skipped    {} steps that were not finite (bad/)", summary.bad_steps))?;
+    }
+    let pictures = if run.join("experts.svg").exists() { "loss.svg, experts.svg" } else { "loss.svg" };
+    out::line(format!("run        {}   ({pictures}, metrics.jsonl, samples, checkpoints)", run.display()))?;
+    match stopped_by {
+        Some(_) => out::line(format!("resume     ironhorse train --resume {}", quoted(run)))?,
+        None => out::line(format!("write      ironhorse generate --model {}", quoted(run)))?,
+    }
+    let report = TrainReport {
+        run,
+        checkpoint: &summary.checkpoint,
+        ending: if summary.ending == Ending::Done { "done" } else { "stopped" },
+        stopped_by,
+        steps: summary.steps,
+        seconds,
+        first_val_loss: summary.first_val_loss,
+        last_val_loss: summary.last_val_loss,
+        best: summary.best,
+        last_loss: summary.last_loss,
+        bad_steps: summary.bad_steps,
+        saves: &summary.saves,
+        sample: &summary.sample,
+    };
+    out::json(args.json.as_deref(), &report)?;
+    Ok(if summary.ending == Ending::Done { Outcome::Done } else { Outcome::Stopped })
+}
+
+/// A path as a shell takes it.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-".contains(c);
+    if text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
+}
+
+/// One start of a run, for `run.json`.
+pub fn started(line: &[OsString], engine: &mut dyn Engine, step: u64) -> Started {
+    let unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let folder = std::env::current_dir().unwrap_or_default();
+    Started {
+        unix_s,
+        time: utc(unix_s),
+        command: line.iter().map(|arg| arg.to_string_lossy().into_owned()).collect(),
+        folder: folder.to_string_lossy().into_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        commit: COMMIT.to_owned(),
+        host: host(),
+        device: engine.name().to_owned(),
+        hardware: hardware(engine),
+        step,
+        changes: Vec::new(),
+    }
+}
+
+/// The machine and, of a GPU, the libraries in use.
+fn hardware(engine: &mut dyn Engine) -> serde_json::Value {
+    let mut json = serde_json::to_value(Hardware::detect()).unwrap_or_default();
+    if let Some(name) = engine.device_name() {
+        let libraries = ironhorse::cuda::libraries().into_iter();
+        let libraries = libraries.filter_map(|library| {
+            let (version, path) = library.found.ok()?;
+            Some((library.name.to_owned(), serde_json::json!({ "version": version, "path": path })))
+        });
+        json["gpu"] = name.into();
+        json["libraries"] = serde_json::Value::Object(libraries.collect());
+    }
+    json
+}
+
+/// What a save says, with `-v`.
+pub fn saved_line(step: u64, stats: &SaveStats) -> String {
+    format!(
+        "step {step:>5}  saved {} in {:.1} s, the step held up for {:.0} ms at most",
+        human_bytes(stats.bytes),
+        stats.write_s,
+        stats.held_up_ms
+    )
+}

@@ -1,0 +1,193 @@
+//! `ironhorse train --resume`: the run's own config.toml is what counts; what may differ is decided key by key.
+
+use super::{Prepared, RUNS, TrainArgs, check_space, report};
+use crate::{Outcome, out};
+use anyhow::{Context, Result, bail};
+use ironhorse::train::format::checkpoint::{Checkpoint, is_run, newest_run, open_latest};
+use ironhorse::train::metrics::read_metrics;
+use ironhorse::train::run::{RunFolder, RunJson, read_algorithms, restore_position};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// What a setting that differs from the run's does to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    /// The weights stay equal to those of the uninterrupted run, bit for bit.
+    Harmless,
+    /// The run goes on, but not as it would have; said.
+    Said,
+    /// The data may be elsewhere, but must be the same tokens, which is checked.
+    SameTokens,
+}
+
+/// The keys of config.toml that may change. Any other is a different run.
+const MAY_CHANGE: [(&str, Change); 31] = [
+    ("save-every", Change::Harmless),
+    ("save-minutes", Change::Harmless),
+    ("keep", Change::Harmless),
+    ("save-sync", Change::Harmless),
+    ("max-time", Change::Harmless),
+    ("threads", Change::Harmless),
+    ("val-every", Change::Harmless),
+    ("val-batches", Change::Harmless),
+    ("sample-every", Change::Harmless),
+    ("sample-tokens", Change::Harmless),
+    ("prompt", Change::Harmless),
+    ("tokenizer", Change::Harmless),
+    ("temperature", Change::Harmless),
+    ("top-k", Change::Harmless),
+    ("top-p", Change::Harmless),
+    ("greedy", Change::Harmless),
+    ("bad-steps", Change::Harmless),
+    ("data", Change::SameTokens),
+    ("val-data", Change::SameTokens),
+    ("steps", Change::Said),
+    ("lr", Change::Said),
+    ("warmup", Change::Said),
+    ("schedule", Change::Said),
+    ("final-fraction", Change::Said),
+    ("weight-decay", Change::Said),
+    ("grad-clip", Change::Said),
+    ("device", Change::Said),
+    ("fast", Change::Said),
+    ("attention", Change::Said),
+    ("no-graphs", Change::Said),
+    ("recompute", Change::Said),
+];
+
+/// Goes on with a run.
+pub fn run(named: &Path, given: &TrainArgs, line: &[OsString]) -> Result<Outcome> {
+    let path = find(named)?;
+    out::check_json_below(given.json.as_deref(), None)?;
+    let (args, changes) = settings(&path, given, line)?;
+    let mut folder = RunFolder::open(&path)?;
+    let damaged = |error: &ironhorse::train::Error| out::note(format_args!("passed over a checkpoint: {error}"));
+    let Some(mut checkpoint) = open_latest(&path, Checkpoint::open, damaged)? else {
+        bail!(
+            "{}: has no whole checkpoint to resume from; start again with: ironhorse train --config {} --out NEW",
+            path.display(),
+            path.join("config.toml").display()
+        );
+    };
+    let state = checkpoint.trainer().clone();
+    let steps = args.steps.unwrap_or(0);
+    if state.step > steps {
+        bail!("--steps is {steps}, but {} has made {} steps already", path.display(), state.step);
+    }
+    if state.step == steps && is_complete(&path, &args)? {
+        out::line(format!("{}: all {steps} steps are made; give a larger --steps to go on", path.display()))?;
+        return Ok(Outcome::Done);
+    }
+    let mut prepared = Prepared::with_choices(&args, *checkpoint.config(), &read_algorithms(&path)?)?;
+    check_space(&path, &args, checkpoint.config(), prepared.spec.precision)?;
+    let exact = prepared.session.restore(&mut checkpoint)?;
+    restore_position(&state, &mut prepared.data)
+        .with_context(|| format!("{}: cannot go on where the data were", path.display()))?;
+    let mut state = state;
+    state.settings = serde_json::to_value(&args)?;
+
+    let mut json = RunJson::read(&path)?.unwrap_or_else(|| RunJson::new(report::started(line, prepared.session.engine(), 0)));
+    let mut started = report::started(line, prepared.session.engine(), state.step);
+    say_changes(&changes, &json, &started.device, exact);
+    started.changes = changes.iter().map(|(_, text)| text.clone()).collect();
+    json.resumes.push(started);
+    json.write(&path)?;
+    if !changes.is_empty() {
+        folder.set_config(&toml::to_string_pretty(&args).context("the settings are not TOML")?)?;
+    }
+    folder.cut_back(state.step)?;
+    prepared.train(&args, folder, state)
+}
+
+/// The run that is meant: the one named, or the newest.
+fn find(named: &Path) -> Result<PathBuf> {
+    if named.as_os_str().is_empty() {
+        return newest_run(Path::new(RUNS)).context(
+            "no run below runs/ has a checkpoint to resume from; name one with --resume RUN, or start one with `ironhorse train`",
+        );
+    }
+    // a checkpoint inside a run means the run
+    let inside = named.ancestors().skip(1).take(2).find(|folder| is_run(folder));
+    match (is_run(named), inside) {
+        (true, _) => Ok(named.to_owned()),
+        (false, Some(run)) => {
+            bail!("{}: is inside a run; resume the run with --resume {}", named.display(), run.display())
+        }
+        (false, None) if !named.exists() => bail!("{}: no such run", named.display()),
+        (false, None) => bail!("{}: is not a run: it has no config.toml and metrics.jsonl", named.display()),
+    }
+}
+
+/// The settings of the run with what the line changes, and those changes; a change that would make another run of it is
+/// refused.
+fn settings(path: &Path, given: &TrainArgs, line: &[OsString]) -> Result<(TrainArgs, Vec<(Change, String)>)> {
+    let config = path.join("config.toml");
+    if line.iter().any(|arg| arg.to_string_lossy().starts_with("--config")) {
+        bail!("--config does not go with --resume: {} is what counts", config.display());
+    }
+    let own = crate::parse_train(&["ironhorse".into(), "train".into()], &config)?;
+    let mut args = crate::parse_train(line, &config)?;
+    (args.json, args.resume) = (given.json.clone(), None);
+    let (before, now) = (toml::Table::try_from(&own)?, toml::Table::try_from(&args)?);
+    let mut keys: Vec<&String> = before.keys().chain(now.keys()).collect();
+    keys.sort();
+    keys.dedup();
+    let mut changes = Vec::new();
+    for key in keys.into_iter().filter(|key| before.get(*key) != now.get(*key)) {
+        let text = |table: &toml::Table| table.get(key).map_or_else(|| "not set".into(), ToString::to_string);
+        let text = format!("{key}: {} → {}", text(&before), text(&now));
+        match MAY_CHANGE.iter().find(|(may, _)| may == key) {
+            Some((_, change)) => changes.push((*change, text)),
+            None => bail!(
+                "--{key} cannot change when a run is resumed ({text}); leave it out, or start a new run from these weights with \
+                 --init {}",
+                path.display()
+            ),
+        }
+    }
+    Ok((args, changes))
+}
+
+/// Whether a run whose steps are made has its last validation too.
+fn is_complete(path: &Path, args: &TrainArgs) -> Result<bool> {
+    let log = read_metrics(&path.join("metrics.jsonl"))?;
+    let validates = args.val_batches > 0 && (args.data.is_empty() || !args.val_data.is_empty());
+    let last = log.last().filter(|last| Some(last.step + 1) == args.steps);
+    Ok(last.is_some_and(|last| !validates || last.val_loss.is_some() || last.bad))
+}
+
+/// Says what is not as it was.
+fn say_changes(changes: &[(Change, String)], json: &RunJson, device: &str, exact: bool) {
+    for (change, text) in changes {
+        let what = match change {
+            Change::Harmless => "changed",
+            Change::Said => "changed, so the run will not be what it would have been",
+            Change::SameTokens => "changed, the tokens are the same",
+        };
+        out::note(format_args!("{what}: {text}"));
+    }
+    let kind = |device: &str| device.split(':').next().unwrap_or_default().to_owned();
+    if kind(json.device()) != kind(device) {
+        out::note(format_args!(
+            "the run was on {} and goes on on {device}: its bits may differ from there on",
+            json.device()
+        ));
+    } else if !exact {
+        out::note("the state was kept in other element types and is converted: its bits may differ from there on");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_that_may_change_is_a_flag() {
+        let command = crate::command();
+        let train = command.find_subcommand("train").unwrap();
+        let flags: Vec<&str> = train.get_arguments().filter_map(clap::Arg::get_long).collect();
+        for (key, _) in MAY_CHANGE {
+            assert!(flags.contains(&key), "{key}");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Steps whose loss or gradient norm is not finite. They change nothing: the engine halts updates by itself, the step in
+//! flight included, until it is told to go on. Such a step is skipped; after too many in a row the run goes back to its last
+//! good checkpoint and past those batches, once; then it ends.
+
+use super::black_box::{self, BadStep};
+use super::trainer::Trainer;
+use crate::data::LoaderState;
+use crate::format::checkpoint::{Checkpoint, TRAINER, checkpoints_of};
+use crate::metrics::Metrics;
+use crate::verify::first_non_finite;
+use crate::{Error, Result};
+use ironhorse_core::{DType, Scalars};
+use std::path::{Path, PathBuf};
+
+/// Good steps after which a run that went back may go back again.
+const FORGIVEN_AFTER: u64 = 100;
+/// Files of a step that a note about a spike names at most.
+const NAMED: usize = 3;
+
+/// A bad step.
+pub(super) struct Bad {
+    pub metrics: Metrics,
+    pub scalars: Scalars,
+    /// Where the data stand after it.
+    pub position: LoaderState,
+}
+
+impl Trainer<'_> {
+    /// What a step that the engine refused means: a router chooses no experts by numbers that are not finite, so a model
+    /// with experts that runs away gets no further than that. Any other refusal stays an error.
+    pub fn bad_by_error(&mut self, step: u64, error: Error) -> Result<Bad> {
+        let Some((_, position)) = self.fetched.filter(|(fetched, _)| *fetched >= step) else { return Err(error) };
+        if self.find_non_finite(step).is_none() {
+            return Err(error);
+        }
+        let scalars = super::scalars_of(self.job.settings, step, self.tokens);
+        let metrics = Metrics {
+            step,
+            loss: f32::NAN,
+            grad_norm: Some(f32::NAN),
+            lr: scalars.lr,
+            ms: f32::NAN,
+            tokens_per_s: f32::NAN,
+            ..Metrics::default()
+        };
+        // of an earlier step than the one fetched last: its own batches end where the later one's begin
+        let batch = self.job.settings.accumulate as u64 * self.job.data.train.batch() as u64;
+        let later = self.fetched.map_or(0, |(fetched, _)| fetched - step);
+        let position = LoaderState { samples: position.samples - later * batch, ..position };
+        Ok(Bad { metrics, scalars, position })
+    }
+
+    /// The first number of a step that is not finite. The step left the weights as they were, so it can be run again.
+    pub fn find_non_finite(&mut self, step: u64) -> Option<String> {
+        let scalars = super::scalars_of(self.job.settings, step, self.tokens);
+        let batches = &self.batches[(step % 2) as usize];
+        let mut parts = batches.x.chunks(self.tokens).zip(batches.y.chunks(self.tokens));
+        parts.find_map(|(x, y)| first_non_finite(self.job.session, x, y, &scalars).ok().flatten())
+    }
+
+    /// Skips a bad step; gives the step to go on with if the run goes back to a checkpoint.
+    pub fn skip(&mut self, bad: Bad) -> Result<Option<u64>> {
+        self.job.session.clear_halt()?;
+        let Bad { mut metrics, scalars, position } = bad;
+        let step = metrics.step;
+        let norm = metrics.grad_norm.unwrap_or(f32::NAN);
+        let first = self.bad_in_a_row == 0;
+        let found = if first { self.find_non_finite(step) } else { None };
+        match self.black_box(step, (metrics.loss, norm), &scalars, found.as_deref(), position) {
+            Ok(path) => {
+                let found = match (&found, first) {
+                    (Some(found), _) => format!("; first not finite: {found}"),
+                    (None, true) => "; run again at once it is finite".to_owned(),
+                    (None, false) => String::new(),
+                };
+                self.job.observer.note(&format!(
+                    "step {step:>5}  skipped, nothing was changed: loss {}, gradient norm {norm}{found}; look into it with: \
+                     ironhorse verify --replay {}",
+                    metrics.loss,
+                    path.display()
+                ));
+            }
+            Err(error) => self.job.observer.note(&format!(
+                "step {step:>5}  skipped, nothing was changed: loss {}, gradient norm {norm}; its black box is not written: \
+                 {error}",
+                metrics.loss
+            )),
+        }
+        metrics.bad = true;
+        self.log(&metrics);
+        self.summary.bad_steps += 1;
+        self.bad_in_a_row += 1;
+        (self.landed, self.position) = (step + 1, position);
+        if self.bad_in_a_row <= self.job.settings.bad_steps {
+            return Ok(None);
+        }
+        let found = found.map_or_else(String::new, |found| format!("; first not finite: {found}"));
+        let diverged = Error::Diverged { step, loss: metrics.loss, norm, found };
+        self.go_back(step, diverged).map(Some)
+    }
+
+    /// A validation loss that is not finite: the weights are spoilt though every step was finite. Gives the step to go on
+    /// with.
+    pub fn not_finite(&mut self, step: u64, loss: f32) -> Result<u64> {
+        self.job.observer.note(&format!("step {step:>5}  the validation loss is {loss}"));
+        let found = self.find_non_finite(step.saturating_sub(1));
+        let found = found.map_or_else(String::new, |found| format!("; first not finite: {found}"));
+        self.go_back(step, Error::Diverged { step, loss, norm: f32::NAN, found })
+    }
+
+    /// Goes back to the newest whole checkpoint from before the bad steps and past their batches; `why` if that was done
+    /// already or there is none.
+    fn go_back(&mut self, step: u64, why: Error) -> Result<u64> {
+        if self.rolled_back_from.is_some() {
+            return Err(why);
+        }
+        self.job.saver.finish(self.job.folder, self.job.observer);
+        let before = step + 1 - u64::from(self.bad_in_a_row).min(step + 1);
+        let earlier = checkpoints_of(self.job.folder.path()).into_iter().filter(|(at, _)| *at <= before);
+        let Some(mut checkpoint) = earlier.map(|(_, path)| path).find_map(|path| Checkpoint::open(&path).ok()) else {
+            return Err(why);
+        };
+        let state = checkpoint.trainer().clone();
+        self.job.session.restore(&mut checkpoint)?;
+        self.job.saver.forget_after(state.step)?;
+        self.cut_back(state.step)?;
+        self.job.data.train.restore(self.position)?;
+        self.fetched = None;
+        self.rolled_back_from = Some(step);
+        (self.landed, self.best, self.bad_in_a_row) = (state.step, state.best, 0);
+        self.job.observer.note(&format!(
+            "step {step:>5}  {why}; going back to the checkpoint of step {} and past those batches",
+            state.step
+        ));
+        Ok(state.step)
+    }
+
+    /// A run that has come far past the steps it went back from may go back again.
+    pub fn forget_rollback(&mut self) {
+        self.rolled_back_from = self.rolled_back_from.filter(|from| self.landed <= from + FORGIVEN_AFTER);
+    }
+
+    /// Writes the black box of a bad step, the first of a row with the weights that all of them ran on.
+    fn black_box(
+        &mut self,
+        step: u64,
+        (loss, norm): (f32, f32),
+        scalars: &Scalars,
+        found: Option<&str>,
+        position: LoaderState,
+    ) -> Result<PathBuf> {
+        let run = self.job.folder.path().to_owned();
+        let folder = black_box::folder_of(&run, step);
+        std::fs::create_dir_all(&folder).map_err(|source| Error::io(&folder, "create", source))?;
+        let first = step - u64::from(self.bad_in_a_row).min(step);
+        let weights = black_box::weights_of(&black_box::folder_of(&run, first));
+        if self.bad_in_a_row == 0 {
+            let state = self.state();
+            self.job.saver.save_to(&weights, self.job.session, &state)?;
+            black_box::forget_weights(&run, step);
+        }
+        let precision = self.job.session.train_program()?.precision();
+        let (batch, seq) = (self.job.data.train.batch(), self.job.data.train.seq());
+        let bad = BadStep {
+            step,
+            loss: loss.to_string(),
+            norm: norm.to_string(),
+            found: found.unwrap_or_default().to_owned(),
+            device: self.job.session.engine().name().to_owned(),
+            dtype: if precision.weights == DType::BF16 { "bf16".into() } else { "f32".into() },
+            recompute: self.job.settings.recompute,
+            batch,
+            seq,
+            accumulate: self.job.settings.accumulate,
+            samples: (self.position.samples, position.samples),
+            scalars: scalars.into(),
+            weights: relative(&folder, &weights),
+            weights_crc32: std::fs::read(weights.join(TRAINER)).map_or(0, |bytes| crc32fast::hash(&bytes)),
+        };
+        let batches = &self.batches[(step % 2) as usize];
+        black_box::write(&folder, &bad, &batches.x, &batches.y)?;
+        Ok(folder)
+    }
+
+    /// Says where a loss comes from that stands out from those before it.
+    pub fn note_spike(&mut self, metrics: &mut Metrics, position: LoaderState) {
+        let Some(score) = self.spikes.add(metrics.loss) else { return };
+        metrics.spike = Some(score);
+        let samples = self.position.samples..position.samples;
+        let places = self.job.data.train.describe(samples.clone()).unwrap_or_default();
+        let more = if places.len() > NAMED { ", ..." } else { "" };
+        self.job.observer.note(&format!(
+            "step {:>5}  the loss jumps to {:.4} ({score:.0} deviations above the median); samples {} to {}: {}{more}",
+            metrics.step,
+            metrics.loss,
+            samples.start,
+            samples.end.saturating_sub(1),
+            places.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", "),
+        ));
+    }
+}
+
+/// A folder beside another, seen from that other.
+fn relative(from: &Path, to: &Path) -> PathBuf {
+    match (to.strip_prefix(from), to.parent().and_then(Path::file_name), to.file_name()) {
+        (Ok(inside), _, _) => inside.to_owned(),
+        (_, Some(folder), Some(name)) => Path::new("..").join(folder).join(name),
+        _ => to.to_owned(),
+    }
+}

@@ -1,0 +1,527 @@
+//! The loop.
+
+use super::balance::Balance;
+use super::bad_step::Bad;
+use super::spikes::Spikes;
+use super::{Ending, Job, StopReason, Summary, provenance, scalars_of};
+use crate::data::LoaderState;
+use crate::format::checkpoint::{Best, TrainerState};
+use crate::generate::{Request, generate};
+use crate::metrics::Metrics;
+use crate::session::PendingUpdate;
+use crate::{Error, Result};
+use ironhorse_core::Scalars;
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Where the engine works by itself, reading how tokens spread makes it wait; so every so many steps.
+const ROUTING_EVERY: u64 = 10;
+
+/// The tokens of one step, kept until its results are known: a step that goes wrong is run again to find out where.
+pub(super) struct Batches {
+    pub x: Vec<i32>,
+    pub y: Vec<i32>,
+}
+
+/// A step whose results are on their way.
+pub(super) struct InFlight {
+    pub metrics: Metrics,
+    pub scalars: Scalars,
+    /// Where the data stand after it.
+    pub position: LoaderState,
+    pending: PendingUpdate,
+}
+
+/// What a validation gave.
+enum Validated {
+    /// The loss; `None` if there is nothing to validate on.
+    Loss(Option<f32>),
+    /// The run is to stop.
+    Stopped,
+}
+
+/// A run under way.
+pub(super) struct Trainer<'a> {
+    pub job: Job<'a>,
+    prompt: Vec<u32>,
+    pub summary: Summary,
+    /// Tokens of a micro-step.
+    pub tokens: usize,
+    /// Of the even and of the odd steps.
+    pub batches: [Batches; 2],
+    /// The step whose tokens were read last, and where the data stand after them.
+    pub fetched: Option<(u64, LoaderState)>,
+    /// Steps whose results are known, and where the data stand after them.
+    pub landed: u64,
+    pub position: LoaderState,
+    pub best: Option<Best>,
+    pub bad_in_a_row: u32,
+    pub rolled_back_from: Option<u64>,
+    /// The last step's line, of a run that was stopped before its last validation.
+    unlogged: Option<Metrics>,
+    /// When the step before was done.
+    pub mark: Instant,
+    balance: Balance,
+    pub spikes: Spikes,
+    /// Algorithms written to the folder so far.
+    choices: usize,
+    log_failed: bool,
+}
+
+impl<'a> Trainer<'a> {
+    pub fn new(job: Job<'a>) -> Result<Self> {
+        // a prompt that cannot be encoded is refused now, not after hours
+        let prompt = prompt_of(&job)?;
+        let tokens = job.session.train_program()?.io("x").map_or(0, |slot| slot.numel());
+        let all = tokens * job.settings.accumulate as usize;
+        let TrainerState { step, best, bad_in_a_row, rolled_back_from, .. } = job.state;
+        let summary = Summary {
+            ending: Ending::Done,
+            steps: step,
+            checkpoint: PathBuf::new(),
+            first_val_loss: None,
+            last_val_loss: None,
+            best,
+            last_loss: f32::NAN,
+            sample: String::new(),
+            bad_steps: 0,
+            saves: Default::default(),
+        };
+        let mut trainer = Self {
+            prompt,
+            summary,
+            tokens,
+            batches: [(); 2].map(|()| Batches { x: vec![0; all], y: vec![0; all] }),
+            fetched: None,
+            landed: step,
+            position: job.data.train.state(),
+            best,
+            bad_in_a_row,
+            rolled_back_from,
+            unlogged: None,
+            mark: Instant::now(),
+            balance: Balance::default(),
+            spikes: Spikes::default(),
+            choices: 0,
+            log_failed: false,
+            job,
+        };
+        if step > 0 {
+            trainer.cut_back(step)?;
+        }
+        Ok(trainer)
+    }
+
+    /// Cuts the folder back to the steps before `step`, and what the run remembers of them.
+    pub fn cut_back(&mut self, step: u64) -> Result<()> {
+        let kept = self.job.folder.cut_back(step)?;
+        self.spikes = Spikes::default();
+        for metrics in &kept {
+            self.spikes.add(metrics.loss);
+        }
+        self.summary.first_val_loss = kept.first().and_then(|metrics| metrics.val_loss);
+        if let Some(last) = kept.last() {
+            self.summary.last_loss = last.loss;
+            if step == self.job.settings.steps {
+                self.unlogged = Some(last.clone()); // its line gets the last validation
+            }
+        }
+        if self.unlogged.is_some() {
+            self.job.folder.cut_back(step - 1)?;
+        }
+        Ok(())
+    }
+
+    pub fn run(mut self) -> Result<Summary> {
+        let mut in_flight = None;
+        let ended = self.steps(&mut in_flight);
+        if ended.is_err() {
+            self.rescue(in_flight.take());
+        }
+        ended?;
+        self.summary.steps = self.landed;
+        self.summary.best = self.best;
+        self.summary.saves = self.job.saver.stats().clone();
+        Ok(self.summary)
+    }
+
+    /// All steps, from where the run stands to its end or until it is to stop.
+    fn steps(&mut self, in_flight: &mut Option<InFlight>) -> Result<()> {
+        let settings = self.job.settings;
+        let mut step = self.landed;
+        self.job.saver.prepare(self.job.session, self.job.observer);
+        loop {
+            self.job.saver.poll(self.job.folder, self.job.observer);
+            let last = step == settings.steps;
+            let stop = self.job.control.stop_reason();
+            let asked = self.job.control.take_save();
+            let save = if last { None } else { self.job.saver.due(step, false, asked, self.job.folder) };
+            let validates = !last && settings.validates_before(step);
+            let samples = !last && self.samples_at(step);
+            if (last || stop.is_some() || save.is_some() || validates || samples)
+                && let Some(back) = self.settle(in_flight, last)?
+            {
+                step = back;
+                continue;
+            }
+            if last {
+                return self.end();
+            }
+            if let Some(reason) = stop {
+                return self.stop(reason);
+            }
+            let mut metrics = Metrics { step, ..Metrics::default() };
+            let mut improved = false;
+            if validates {
+                match self.validate(step)? {
+                    Validated::Stopped => continue,
+                    Validated::Loss(Some(loss)) if !loss.is_finite() => {
+                        step = self.not_finite(step, loss)?;
+                        continue;
+                    }
+                    Validated::Loss(loss) => metrics.val_loss = loss,
+                }
+                improved = self.improves(step, metrics.val_loss);
+                self.summary.first_val_loss = self.summary.first_val_loss.or(metrics.val_loss);
+                self.mark = Instant::now();
+            }
+            let save = save.or_else(|| self.job.saver.due(step, improved, false, self.job.folder));
+            if save.is_some() {
+                let state = self.state();
+                self.job.saver.save(self.job.session, &state, self.job.folder, self.job.observer);
+                self.mark = Instant::now();
+            }
+            if samples {
+                self.sample(step);
+                self.mark = Instant::now();
+            }
+            step = self.make(step, metrics, in_flight)?;
+        }
+    }
+
+    /// Gives a step to the engine and takes over the one before. Gives the next step: the one after, the same again if the
+    /// one before was bad, or an earlier one if the run went back to a checkpoint.
+    fn make(&mut self, step: u64, metrics: Metrics, in_flight: &mut Option<InFlight>) -> Result<u64> {
+        let started = self.start(metrics);
+        if let Some(previous) = in_flight.take()
+            && let Some(bad) = self.land(previous, true)?
+        {
+            if let Ok(started) = started {
+                // nothing of it was applied; it is made again
+                let _ = self.job.session.finish_update(started.pending);
+            }
+            return Ok(self.skip(bad)?.unwrap_or(step));
+        }
+        match started {
+            Ok(started) => *in_flight = Some(started),
+            Err(error) => {
+                let bad = self.bad_by_error(step, error)?;
+                return Ok(self.skip(bad)?.unwrap_or(step + 1));
+            }
+        }
+        if in_flight.as_ref().is_some_and(|step| step.pending.is_ready()) {
+            // the engine worked while it was asked to: nothing is in flight
+            return Ok(self.settle(in_flight, false)?.unwrap_or(step + 1));
+        }
+        Ok(step + 1)
+    }
+
+    /// Gives a step to the engine.
+    fn start(&mut self, mut metrics: Metrics) -> Result<InFlight> {
+        let step = metrics.step;
+        let scalars = scalars_of(self.job.settings, step, self.tokens);
+        let batches = &mut self.batches[(step % 2) as usize];
+        let pieces = batches.x.chunks_mut(self.tokens).zip(batches.y.chunks_mut(self.tokens));
+        if self.fetched.is_none_or(|(fetched, _)| fetched != step) {
+            for (x, y) in pieces {
+                self.job.data.train.next_batch(x, y)?;
+            }
+            self.fetched = Some((step, self.job.data.train.state()));
+        }
+        let pieces = batches.x.chunks(self.tokens).zip(batches.y.chunks(self.tokens));
+        for (micro_step, (x, y)) in pieces.enumerate() {
+            let scalars = Scalars { micro_step: micro_step as u32, ..scalars };
+            self.job.session.micro_step(x, y, &scalars)?;
+        }
+        metrics.lr = scalars.lr;
+        let pending = self.job.session.start_update(&scalars)?;
+        if pending.is_ready() || step.is_multiple_of(ROUTING_EVERY) {
+            metrics.router = self.job.session.routing()?;
+        }
+        let position = self.fetched.map_or(self.position, |(_, position)| position);
+        Ok(InFlight { metrics, scalars, position, pending })
+    }
+
+    /// Waits for the step in flight, if one is; gives the step to go on with if the run went back to a checkpoint. The last
+    /// step's line waits for its validation.
+    fn settle(&mut self, in_flight: &mut Option<InFlight>, last: bool) -> Result<Option<u64>> {
+        let Some(step) = in_flight.take() else { return Ok(None) };
+        match self.land(step, !last)? {
+            Some(bad) => self.skip(bad),
+            None => Ok(None),
+        }
+    }
+
+    /// Waits for a step and logs it; one that is not finite is given back.
+    fn land(&mut self, step: InFlight, log: bool) -> Result<Option<Bad>> {
+        let InFlight { mut metrics, scalars, position, pending } = step;
+        let (loss, norm) = match self.job.session.finish_update(pending) {
+            Ok(results) => results,
+            Err(error) => return self.bad_by_error(metrics.step, error).map(Some),
+        };
+        let now = Instant::now();
+        let seconds = now.duration_since(self.mark).as_secs_f32();
+        self.mark = now;
+        (metrics.loss, metrics.grad_norm) = (loss, Some(norm));
+        metrics.ms = seconds * 1e3;
+        metrics.tokens_per_s = (self.tokens * self.job.settings.accumulate as usize) as f32 / seconds;
+        if !(loss.is_finite() && norm.is_finite()) {
+            return Ok(Some(Bad { metrics, scalars, position }));
+        }
+        self.note_spike(&mut metrics, position);
+        self.summary.last_loss = loss;
+        (self.landed, self.position, self.bad_in_a_row) = (metrics.step + 1, position, 0);
+        self.forget_rollback();
+        if log {
+            self.log(&metrics);
+        } else {
+            self.unlogged = Some(metrics.clone());
+        }
+        if let Some(warning) = self.balance.add(&metrics.router, !log) {
+            self.job.observer.note(&format!("step {:>5}  {warning}", metrics.step));
+        }
+        if self.choices == 0 {
+            self.keep_choices();
+        }
+        Ok(None)
+    }
+
+    /// Writes the algorithms that the engine chose, if there are new ones.
+    fn keep_choices(&mut self) {
+        let choices = self.job.session.engine().choices();
+        if choices.len() == self.choices {
+            return;
+        }
+        match provenance::write_algorithms(self.job.folder.path(), &choices) {
+            Ok(()) => self.choices = choices.len(),
+            Err(error) => self.job.observer.note(&format!("the chosen algorithms are not kept: {error}")),
+        }
+    }
+
+    /// Logs a step. Where the disk refuses, the line is kept and written with the next one.
+    pub fn log(&mut self, metrics: &Metrics) {
+        match self.job.folder.log(metrics) {
+            Ok(()) => self.log_failed = false,
+            Err(error) if !self.log_failed => {
+                self.log_failed = true;
+                let text = format!("step {:>5}  the log waits in memory, tried again: {error}", metrics.step);
+                self.job.observer.note(&text);
+            }
+            Err(_) => {}
+        }
+        self.job.observer.step(metrics);
+    }
+
+    /// Where the run stands, for a checkpoint.
+    pub fn state(&self) -> TrainerState {
+        TrainerState {
+            step: self.landed,
+            data: serde_json::to_value(self.position).unwrap_or_default(),
+            rng: json!({ "seed": self.job.settings.seed, "kind": "counted by step and sample" }),
+            best: self.best,
+            bad_in_a_row: self.bad_in_a_row,
+            rolled_back_from: self.rolled_back_from,
+            settings: self.job.state.settings.clone(),
+        }
+    }
+
+    /// Whether a validation loss is the lowest so far, which is then remembered.
+    fn improves(&mut self, step: u64, loss: Option<f32>) -> bool {
+        let Some(val_loss) = loss.filter(|loss| loss.is_finite()) else { return false };
+        // measured again after a resume it is the same value, and a best still
+        let better = self.best.is_none_or(|best| val_loss < best.val_loss || best.step == step);
+        if better {
+            self.best = Some(Best { step, val_loss });
+        }
+        better && step > 0
+    }
+
+    /// Ends a run that is to stop: the step in flight is made, a checkpoint is written.
+    fn stop(&mut self, reason: StopReason) -> Result<()> {
+        self.summary.ending = Ending::Stopped(reason);
+        self.save_last()?;
+        self.finish_folder();
+        Ok(())
+    }
+
+    /// Ends a run whose steps are all made: last validation, last checkpoint, sample.
+    fn end(&mut self) -> Result<()> {
+        let steps = self.job.settings.steps;
+        let validated = self.validate(steps)?;
+        let mut metrics = self.unlogged.take();
+        match validated {
+            Validated::Stopped => {
+                if let Some(metrics) = &metrics {
+                    self.log(metrics); // written again with the validation when the run goes on
+                }
+                let reason = self.job.control.stop_reason().unwrap_or(StopReason::Asked(0));
+                return self.stop(reason);
+            }
+            Validated::Loss(loss) => {
+                self.summary.last_val_loss = loss;
+                if let Some(metrics) = &mut metrics {
+                    metrics.val_loss = loss;
+                }
+                self.improves(steps, loss);
+            }
+        }
+        if let Some(metrics) = &metrics {
+            self.log(metrics);
+        }
+        self.save_last()?;
+        if let Some(loss) = self.summary.last_val_loss.filter(|loss| !loss.is_finite()) {
+            self.finish_folder();
+            let found = self.find_non_finite(steps.saturating_sub(1)).unwrap_or_default();
+            return Err(Error::Diverged { step: steps, loss, norm: f32::NAN, found });
+        }
+        self.sample(steps);
+        self.finish_folder();
+        Ok(())
+    }
+
+    fn save_last(&mut self) -> Result<()> {
+        self.keep_choices();
+        let state = self.state();
+        let place = self.job.saver.save_last(self.job.session, &state, self.job.folder, self.job.observer)?;
+        self.summary.checkpoint = place;
+        Ok(())
+    }
+
+    /// What a run leaves besides its checkpoints; without it the run is whole.
+    fn finish_folder(&mut self) {
+        if let Err(error) = self.job.folder.flush() {
+            self.job.observer.note(&format!("the last lines of the log are not written: {error}"));
+        }
+        if let Err(error) = self.job.folder.curve() {
+            self.job.observer.note(&format!("no loss curve: {error}"));
+        }
+    }
+
+    /// After an error: keeps what was learnt since the last checkpoint.
+    fn rescue(&mut self, in_flight: Option<InFlight>) {
+        if let Some(step) = in_flight {
+            // good or bad, what it left is what is kept
+            let landed = self.land(step, true);
+            if !matches!(landed, Ok(None)) {
+                let _ = self.job.session.clear_halt();
+            }
+        }
+        self.finish_folder();
+        if self.landed == 0 || self.job.saver.last_step() == Some(self.landed) {
+            self.job.saver.finish(self.job.folder, self.job.observer);
+            return;
+        }
+        // a run that is started again has its tries again
+        (self.bad_in_a_row, self.rolled_back_from) = (0, None);
+        match self.save_last() {
+            Ok(()) => {
+                let place = self.summary.checkpoint.display();
+                self.job.observer.note(&format!("the run as it was after step {} is kept in {place}", self.landed));
+            }
+            Err(error) => self.job.observer.note(&format!("the run as it was is not kept: {error}")),
+        }
+    }
+
+    /// The mean loss over the first batches of the validation data; the same batches every time.
+    fn validate(&mut self, step: u64) -> Result<Validated> {
+        let Some(val) = &mut self.job.data.val else { return Ok(Validated::Loss(None)) };
+        let batches = self.job.settings.val_batches.min(val.len_batches());
+        if batches == 0 {
+            return Ok(Validated::Loss(None));
+        }
+        val.rewind();
+        let tokens = self.job.session.eval_tokens()?;
+        let (mut x, mut y) = (vec![0; tokens], vec![0; tokens]);
+        let mut sum = 0.0_f64;
+        for _ in 0..batches {
+            if self.job.control.stop_reason().is_some() {
+                return Ok(Validated::Stopped);
+            }
+            val.next_batch(&mut x, &mut y)?;
+            match self.job.session.evaluate(&x, &y) {
+                Ok(loss) => sum += f64::from(loss),
+                // a router chooses no experts by numbers that are not finite: that is how such a model shows itself
+                Err(error) => {
+                    let found = self.find_non_finite(step.saturating_sub(1));
+                    return if found.is_some() { Ok(Validated::Loss(Some(f32::NAN))) } else { Err(error) };
+                }
+            }
+        }
+        Ok(Validated::Loss(Some((sum / batches as f64) as f32)))
+    }
+
+    /// Whether a sample is to be drawn before this step.
+    fn samples_at(&self, step: u64) -> bool {
+        let every = self.job.settings.sample_every;
+        every > 0 && step > 0 && step.is_multiple_of(every) && !self.job.folder.has_sample(step)
+    }
+
+    /// Writes a sample and the loss curve: extras, without which the run goes on. One that is interrupted is drawn again
+    /// when the run goes on.
+    fn sample(&mut self, step: u64) {
+        match self.draw() {
+            Ok(None) => {}
+            Ok(Some(text)) if text.is_empty() => {}
+            Ok(Some(text)) => {
+                if let Err(error) = self.job.folder.sample(step, &text) {
+                    self.job.observer.note(&format!("the sample after step {step} is not kept: {error}"));
+                }
+                self.job.observer.sample(step, &text);
+                self.summary.sample = text;
+            }
+            Err(error) => self.job.observer.note(&format!("no sample after step {step}: {error}")),
+        }
+        if let Err(error) = self.job.folder.curve() {
+            self.job.observer.note(&format!("no loss curve after step {step}: {error}"));
+        }
+    }
+
+    /// Draws a sample; empty when none is wanted, `None` if the run is to stop.
+    fn draw(&mut self) -> Result<Option<String>> {
+        let settings = self.job.settings;
+        let Some(tokenizer) = self.job.data.tokenizer.as_ref().filter(|_| settings.sample_tokens > 0) else {
+            return Ok(Some(String::new()));
+        };
+        let request = Request {
+            prompt: &self.prompt,
+            vocab: tokenizer.vocab_size(),
+            tokens: settings.sample_tokens,
+            context: Some(self.job.data.train.seq()),
+            stop: Some(tokenizer.eot),
+            sampler: settings.sampler,
+        };
+        let control = self.job.control;
+        let done = self.landed == settings.steps; // nothing waits for the end of the last sample
+        let drawn = generate(self.job.session, &request, |_| match control.stop_reason() {
+            Some(_) if !done => Err(Error::Config(STOPPED.into())),
+            _ => Ok(()),
+        });
+        match drawn {
+            Ok(tokens) => Ok(Some(settings.prompt.clone() + &tokenizer.decode_lossy(&tokens)?)),
+            Err(Error::Config(text)) if text == STOPPED => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// How a sample that is interrupted says so.
+const STOPPED: &str = "the run is to stop";
+
+/// What samples continue: the start of a text, then the prompt. Empty without a tokenizer.
+fn prompt_of(job: &Job<'_>) -> Result<Vec<u32>> {
+    let Some(tokenizer) = job.data.tokenizer.as_ref() else { return Ok(Vec::new()) };
+    let mut prompt = tokenizer.encode(job.settings.prompt.as_bytes())?;
+    prompt.insert(0, tokenizer.eot);
+    Ok(prompt)
+}
