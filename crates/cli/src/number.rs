@@ -7,27 +7,37 @@ use std::time::Duration;
 /// The most threads that can be asked for.
 const MOST_THREADS: u64 = 1024;
 
-/// A whole number in this range.
+/// A whole number in this range, as an unsigned type.
 pub fn whole<T: TryFrom<u64>>(
     range: RangeInclusive<u64>,
 ) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
     move |text| {
-        let number = text.parse().ok().filter(|number| range.contains(number));
-        number.and_then(|number| T::try_from(number).ok()).ok_or_else(|| match *range.end() {
-            u64::MAX => format!("expected a whole number of at least {}", range.start()),
-            most => format!("expected a whole number from {} to {most}", range.start()),
-        })
+        parse(text, &range)
+            .ok_or_else(|| format!("expected a whole number from {} to {}", range.start(), range.end()))
     }
+}
+
+fn parse<T: TryFrom<u64>>(text: &str, range: &RangeInclusive<u64>) -> Option<T> {
+    let number = text.parse().ok().filter(|number| range.contains(number))?;
+    T::try_from(number).ok()
 }
 
 /// A count: at least 1.
 pub fn count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
-    whole(1..=u64::MAX)(text)
+    at_least(1, text)
 }
 
 /// A whole number where 0 means something.
 pub fn count_or_0<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
-    whole(0..=u64::MAX)(text)
+    at_least(0, text)
+}
+
+/// A whole number that a run folder can keep: in TOML they have a sign, so 2⁶³ and more do not fit.
+fn at_least<T: TryFrom<u64>>(least: u64, text: &str) -> Result<T, String> {
+    let most = (0..u64::BITS).rev().map(|bits| u64::MAX >> bits).rfind(|&most| T::try_from(most).is_ok());
+    let most = most.unwrap_or(0).min(i64::MAX as u64);
+    parse(text, &(least..=most))
+        .ok_or_else(|| format!("expected a whole number of at least {least}, at most {most}"))
 }
 
 /// A seed. Run folders keep it as TOML, whose whole numbers have a sign.
@@ -157,7 +167,13 @@ mod tests {
     #[test]
     fn edges() {
         assert_eq!(count::<usize>("1"), Ok(1));
-        assert_eq!(count::<u32>("4294967296"), Err("expected a whole number of at least 1".into()));
+        let refusal = |most: &str| format!("expected a whole number of at least 1, at most {most}");
+        assert_eq!((count("4294967295"), count::<u32>("4294967296")), (Ok(u32::MAX), Err(refusal("4294967295"))));
+        // what a run's config.toml can hold
+        assert_eq!(count("9223372036854775807"), Ok(i64::MAX as u64));
+        assert_eq!(count::<u64>("9223372036854775808"), Err(refusal("9223372036854775807")));
+        assert_eq!(count_or_0("0"), Ok(0_u64));
+        assert!(count_or_0::<u64>("18446744073709551615").is_err());
         for bad in ["0", "-1", "1.5", "", "many", "99999999999999999999"] {
             assert!(count::<u64>(bad).is_err(), "{bad}");
         }

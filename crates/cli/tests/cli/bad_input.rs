@@ -67,6 +67,11 @@ fn numbers_out_of_range_are_refused_by_their_flag() {
         ("train --accumulate 0", "a whole number of at least 1"),
         ("train --warmup -1", "a whole number of at least 0"),
         ("train --val-every -1", "a whole number of at least 0"),
+        // TOML's whole numbers end at 2⁶³ - 1, and config.toml must be able to hold every flag
+        ("train --val-every 9223372036854775808", "at most 9223372036854775807"),
+        ("train --warmup 18446744073709551615", "at most 9223372036854775807"),
+        ("train --batch 9223372036854775808", "at most 9223372036854775807"),
+        ("train --accumulate 4294967296", "at most 4294967295"),
         ("train --val-batches -1", "a whole number of at least 0"),
         ("train --sample-tokens x", "a whole number of at least 0"),
         ("train --seed -1", "a whole number from 0 to 9223372036854775807"),
@@ -138,7 +143,7 @@ fn what_no_machine_can_hold_is_refused() {
             &format!("{command} --batch 1000000000000 --seq 1024"),
             &["batch 1000000000000 × sequence 1024", "smaller"],
         );
-        place.refuses(&format!("{command} --batch 18446744073709551615 --seq 1024"), &["smaller"]);
+        place.refuses(&format!("{command} --batch 9223372036854775807 --seq 1024"), &["smaller"]);
     }
     place.refuses(
         "plan --model n_layer=1,n_head=1,n_embd=10000000",
