@@ -78,6 +78,25 @@ pub fn check_json(path: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
+/// The same where the command will make `folder` before it writes the file: the file may lie in it though it is not
+/// there yet.
+#[allow(dead_code, reason = "called by `train`")]
+pub fn check_json_in(path: Option<&Path>, folder: Option<&Path>) -> Result<()> {
+    let absolute = |path: &Path| std::path::absolute(path).ok();
+    let inside = match (path.and_then(absolute), folder.and_then(absolute)) {
+        (Some(path), Some(folder)) => path.parent() == Some(&folder) && !folder.exists(),
+        _ => false,
+    };
+    if inside { Ok(()) } else { check_json(path) }
+}
+
+/// Writes a path into a report, for `#[serde(serialize_with = ...)]`: one that is not UTF-8 is no reason to lose the
+/// report.
+#[allow(dead_code, reason = "called by `train`")]
+pub fn lossy_path<P: AsRef<Path> + ?Sized, S: serde::Serializer>(path: &P, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&path.as_ref().to_string_lossy())
+}
+
 /// Writes a value as JSON, if a file was asked for.
 pub fn json(path: Option<&Path>, value: &impl Serialize) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
@@ -96,5 +115,32 @@ mod tests {
         assert!(is_closed_pipe(&cannot_print(broken())));
         assert!(!is_closed_pipe(&cannot_print(ErrorKind::StorageFull.into())));
         assert!(!is_closed_pipe(&Error::io(Path::new("fifo"), "write", broken())));
+    }
+
+    #[test]
+    fn json_may_lie_in_a_folder_that_will_be_made() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        let check = |json: &str, folder: Option<&str>| {
+            check_json_in(Some(&at(json)), folder.map(at).as_deref()).map_err(|error| error.to_string())
+        };
+        assert_eq!(check("runs/x/summary.json", Some("runs/x")), Ok(()));
+        assert_eq!(check("runs/./x/summary.json", Some("runs/x/")), Ok(()));
+        assert_eq!(check("summary.json", Some("runs/x")), Ok(()));
+        assert_eq!(check_json_in(None, Some(&at("runs/x"))).map_err(|error| error.to_string()), Ok(()));
+        // folders that nobody will make
+        for (json, folder) in [
+            ("runs/x/summary.json", None),
+            ("runs/x/summary.json", Some("runs/y")),
+            ("runs/summary.json", Some("runs/x")),
+            ("runs/x/more/summary.json", Some("runs/x")),
+        ] {
+            let text = check(json, folder).unwrap_err();
+            assert!(text.contains("summary.json: cannot create"), "{text}");
+        }
+        // a folder that is there is tried
+        std::fs::create_dir_all(at("there/summary.json")).unwrap();
+        assert!(check("there/summary.json", Some("there")).unwrap_err().contains("is a folder"));
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1, "nothing is made");
     }
 }
