@@ -244,16 +244,15 @@ pub fn expand_config(args: impl Iterator<Item = OsString>) -> Result<Line> {
     let mut file = None;
     let mut rest = args;
     while let Some(arg) = rest.next() {
-        let text = arg.to_string_lossy();
-        if text == "--" {
+        if arg == "--" {
             kept.push(arg);
             kept.extend(rest);
             break;
         }
-        if text == "--config" {
+        if arg == "--config" {
             file = Some(rest.next().context("--config needs a file")?);
-        } else if let Some(path) = text.strip_prefix("--config=") {
-            file = Some(path.into());
+        } else if let Some(path) = arg.as_encoded_bytes().strip_prefix(b"--config=") {
+            file = Some(os_string(path)?);
         } else {
             kept.push(arg);
         }
@@ -262,13 +261,44 @@ pub fn expand_config(args: impl Iterator<Item = OsString>) -> Result<Line> {
     let text = std::fs::read_to_string(&path).with_context(|| format!("{}: cannot read", path.display()))?;
     let mut flags = flags_of(&text).with_context(|| path.display().to_string())?;
     let given = |flag: &str| {
-        kept.iter().any(|arg| arg.to_string_lossy().split('=').next().is_some_and(|start| start == flag))
+        let is_given = |arg: &OsString| {
+            let rest = arg.as_encoded_bytes().strip_prefix(flag.as_bytes());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"="))
+        };
+        kept.iter().any(is_given)
     };
     flags.retain(|(key, _)| !given(&flag_of(key)));
     let after_command = kept.len().min(2);
     let keys = flags.iter().map(|(key, _)| key.clone()).collect();
     kept.splice(after_command..after_command, flags.into_iter().map(|(_, flag)| flag.into()));
     Ok(Line { args: kept, config: Some((path, keys)) })
+}
+
+/// The rest of an argument, as it was given.
+#[cfg(unix)]
+fn os_string(bytes: &[u8]) -> Result<OsString> {
+    use std::os::unix::ffi::OsStrExt;
+    Ok(std::ffi::OsStr::from_bytes(bytes).to_owned())
+}
+
+#[cfg(not(unix))]
+fn os_string(bytes: &[u8]) -> Result<OsString> {
+    Ok(std::str::from_utf8(bytes).context("--config=FILE is not UTF-8; write --config FILE")?.into())
+}
+
+/// Refuses paths that config.toml, which is UTF-8, could not hold: the run could not be made again from it. Each comes
+/// with its flag.
+#[allow(dead_code, reason = "called by `train`")]
+pub fn check_utf8<'a>(paths: impl IntoIterator<Item = (&'a str, &'a Path)>) -> Result<()> {
+    for (flag, path) in paths {
+        if path.to_str().is_none() {
+            bail!(
+                "{flag} {}: the path is not UTF-8, so config.toml cannot hold it; rename it, or give a link to it",
+                path.display()
+            );
+        }
+    }
+    Ok(())
 }
 
 fn flag_of(key: &str) -> String {
@@ -349,8 +379,35 @@ mod tests {
         );
         assert_eq!(line.key_of("--val-every"), Some((path.as_path(), "val_every")));
         assert_eq!(line.key_of("--steps"), None);
+        // a flag is not given by one that begins like it
+        let line = ["ironhorse", "train", "--steps-more", "--config", path.to_str().unwrap()];
+        let line = expand_config(line.iter().map(OsString::from)).unwrap();
+        assert!(line.args.contains(&"--steps=3".into()));
         let missing = ["ironhorse", "train", "--config=no-such-file.toml"];
         let error = expand_config(missing.iter().map(OsString::from)).unwrap_err();
         assert!(format!("{error:#}").starts_with("no-such-file.toml: cannot read"));
+    }
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn paths_need_not_be_utf8() {
+        use std::os::unix::ffi::{OsStrExt, OsStringExt};
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(std::ffi::OsStr::from_bytes(b"c\xff.toml"));
+        std::fs::write(&path, "steps = 3\n").unwrap();
+        let mut joined = OsString::from("--config=");
+        joined.push(&path);
+        let out = OsString::from_vec(b"--out=r\xfe".to_vec());
+        for config in [vec![joined], vec!["--config".into(), path.clone().into()]] {
+            let line = ["ironhorse".into(), "train".into(), out.clone()].into_iter().chain(config);
+            let line = expand_config(line).unwrap();
+            assert_eq!(
+                line.args,
+                [OsString::from("ironhorse"), "train".into(), "--steps=3".into(), out.clone()]
+            );
+            assert_eq!(line.key_of("--steps").unwrap().0, path);
+        }
+        let text = check_utf8([("--out", Path::new("a")), ("--init", &path)]).unwrap_err().to_string();
+        assert!(text.starts_with("--init ") && text.contains("config.toml cannot hold it"), "{text}");
+        assert!(check_utf8([("--init", Path::new("a"))]).is_ok());
     }
 }

@@ -268,7 +268,7 @@ fn lockstep_with_random(
     options: &Options,
 ) -> Result<LockstepReport> {
     let Some(model) = &args.model else { bail!("give --model NAME or --key FILE with --lockstep") };
-    let choice = ModelChoice::parse(&model.to_string_lossy())?;
+    let choice = ModelChoice::parse_os(model.as_os_str())?;
     let config = choice.config();
     let Options { recompute, precision, .. } = *options;
     let train = Some((args.batch, args.seq));

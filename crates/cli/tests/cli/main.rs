@@ -6,6 +6,7 @@ mod bad_input;
 mod config;
 mod convert;
 mod generate;
+mod paths;
 mod pipes;
 mod place;
 mod reports;

@@ -1,5 +1,6 @@
 //! One way to read weights, whatever file they are in.
 
+use std::ffi::OsStr;
 use std::path::Path;
 
 use super::answer_key::AnswerKey;
@@ -163,7 +164,13 @@ pub enum ModelChoice {
 impl ModelChoice {
     /// Understands a name, sizes in one line, or a path.
     pub fn parse(text: &str) -> Result<Self> {
-        let path = Path::new(text);
+        Self::parse_os(text.as_ref())
+    }
+
+    /// The same of a command-line argument: a file's name need not be UTF-8.
+    pub fn parse_os(argument: &OsStr) -> Result<Self> {
+        let (path, text) = (Path::new(argument), argument.to_string_lossy());
+        let text = text.as_ref();
         if !path.exists() {
             let like_a_path = text.contains(['/', '\\']) || path.extension().is_some();
             let named = MoeConfig::named(text).is_some(); // moe-6.9b ends like a file
