@@ -268,9 +268,10 @@ pub fn expand_config(args: impl Iterator<Item = OsString>) -> Result<Line> {
         kept.iter().any(is_given)
     };
     flags.retain(|(key, _)| !given(&flag_of(key)));
-    let after_command = kept.len().min(2);
+    // flags go anywhere behind the command, but not behind `--`
+    let end = kept.iter().position(|arg| arg == "--").unwrap_or(kept.len());
     let keys = flags.iter().map(|(key, _)| key.clone()).collect();
-    kept.splice(after_command..after_command, flags.into_iter().map(|(_, flag)| flag.into()));
+    kept.splice(end..end, flags.into_iter().map(|(_, flag)| flag.into()));
     Ok(Line { args: kept, config: Some((path, keys)) })
 }
 
@@ -288,7 +289,6 @@ fn os_string(bytes: &[u8]) -> Result<OsString> {
 
 /// Refuses paths that config.toml, which is UTF-8, could not hold: the run could not be made again from it. Each comes
 /// with its flag.
-#[allow(dead_code, reason = "called by `train`")]
 pub fn check_utf8<'a>(paths: impl IntoIterator<Item = (&'a str, &'a Path)>) -> Result<()> {
     for (flag, path) in paths {
         if path.to_str().is_none() {
@@ -375,7 +375,7 @@ mod tests {
         let line = expand_config(line.iter().map(OsString::from)).unwrap();
         assert_eq!(
             line.args,
-            ["ironhorse", "train", "--val-every=2", "--steps=5", "--data", "b", "--", "--seq"]
+            ["ironhorse", "train", "--steps=5", "--data", "b", "--val-every=2", "--", "--seq"]
         );
         assert_eq!(line.key_of("--val-every"), Some((path.as_path(), "val_every")));
         assert_eq!(line.key_of("--steps"), None);
@@ -402,7 +402,7 @@ mod tests {
             let line = expand_config(line).unwrap();
             assert_eq!(
                 line.args,
-                [OsString::from("ironhorse"), "train".into(), "--steps=3".into(), out.clone()]
+                [OsString::from("ironhorse"), "train".into(), out.clone(), "--steps=3".into()]
             );
             assert_eq!(line.key_of("--steps").unwrap().0, path);
         }

@@ -80,7 +80,6 @@ pub fn check_json(path: Option<&Path>) -> Result<()> {
 
 /// The same where the command will make `folder` before it writes the file: the file may lie in it though it is not
 /// there yet.
-#[allow(dead_code, reason = "called by `train`")]
 pub fn check_json_in(path: Option<&Path>, folder: Option<&Path>) -> Result<()> {
     let absolute = |path: &Path| std::path::absolute(path).ok();
     let inside = match (path.and_then(absolute), folder.and_then(absolute)) {
@@ -92,7 +91,6 @@ pub fn check_json_in(path: Option<&Path>, folder: Option<&Path>) -> Result<()> {
 
 /// Writes a path into a report, for `#[serde(serialize_with = ...)]`: one that is not UTF-8 is no reason to lose the
 /// report.
-#[allow(dead_code, reason = "called by `train`")]
 pub fn lossy_path<P: AsRef<Path> + ?Sized, S: serde::Serializer>(path: &P, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(&path.as_ref().to_string_lossy())
 }

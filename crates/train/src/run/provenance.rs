@@ -2,10 +2,11 @@
 //! it computes with, so that an emptied cache changes no bits.
 
 use crate::data::survey::SourceFacts;
-use crate::format::atomic;
+use crate::format::{Source, atomic};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use std::path::Path;
 
 /// The name of the file.
@@ -49,6 +50,33 @@ pub struct InitFacts {
     pub path: String,
     /// SHA-256 over its files of weights, in the order of their names.
     pub sha256: String,
+}
+
+impl InitFacts {
+    /// Reads the weights once. Of a folder the safetensors files count.
+    pub fn of(path: &Path) -> Result<Self> {
+        let mut files = match std::fs::read_dir(path) {
+            Ok(entries) => entries
+                .flatten()
+                .map(|entry| entry.path())
+                .filter(|file| file.extension().is_some_and(|extension| extension == "safetensors"))
+                .collect(),
+            Err(_) => vec![path.to_owned()],
+        };
+        files.sort();
+        let mut hash = Sha256::new();
+        for file in files {
+            let mut source = Source::open(&file)?;
+            let len = source.len();
+            source.for_each_chunk(0, len, |chunk| {
+                hash.update(chunk);
+                Ok(())
+            })?;
+        }
+        let sha256 = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        Ok(Self { path: path.to_string_lossy().into_owned(), sha256 })
+    }
 }
 
 /// What `run.json` says.

@@ -14,6 +14,7 @@ pub use args::TrainArgs;
 pub use report::saved_line;
 
 use self::args::ScheduleArg;
+use crate::args::check_utf8;
 use crate::hardware::{check_memory, human_bytes};
 use crate::progress::Progress;
 use crate::signals::Handlers;
@@ -24,7 +25,7 @@ use ironhorse::train::format::checkpoint::{TrainerState, checkpoint_bytes};
 use ironhorse::train::format::disk::free_bytes;
 use ironhorse::train::format::{ModelChoice, WeightSource, open_weights};
 use ironhorse::train::model::{Gpt2Config, ModelConfig};
-use ironhorse::train::run::{self, Control, Job, RunFolder, RunJson, SaveSettings, Saver, TrainSettings};
+use ironhorse::train::run::{self, Control, InitFacts, Job, RunFolder, RunJson, SaveSettings, Saver, TrainSettings};
 use ironhorse::train::schedule::{Decay, LrSchedule};
 use ironhorse::train::session::{Session, SessionSpec};
 use std::ffi::OsString;
@@ -70,7 +71,7 @@ pub fn run(args: &TrainArgs, line: &[OsString]) -> Result<Outcome> {
 
 /// A new run.
 fn start(args: &TrainArgs, line: &[OsString]) -> Result<Outcome> {
-    out::check_json_below(args.json.as_deref(), args.out.as_deref())?;
+    out::check_json_in(args.json.as_deref(), args.out.as_deref())?;
     let (config, mut weights) = choose_model(args)?;
     let mut args = settle(args.clone(), &config);
     if args.seq > Some(config.max_seq_len()) {
@@ -82,7 +83,8 @@ fn start(args: &TrainArgs, line: &[OsString]) -> Result<Outcome> {
     if let Some(source) = &weights {
         args.init.get_or_insert(source.path().to_owned());
     }
-    args.refuse_unwritable_paths()?;
+    let paths = [("--init", &args.init), ("--tokenizer", &args.tokenizer)];
+    check_utf8(paths.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))))?;
     let mut prepared = Prepared::new(&args, config)?;
     match &mut weights {
         Some(source) => prepared.session.load(Pool::Params, |name, values| source.read_tensor(name, values))?,
@@ -124,7 +126,7 @@ fn new_folder(
     check_space(path, args, prepared.session.config(), prepared.spec.precision)?;
     let folder = RunFolder::create(path, &text, args.overwrite)?;
     let mut json = RunJson::new(report::started(line, prepared.session.engine(), 0));
-    json.init = weights.map(|source| ironhorse::train::run::InitFacts::of(source.path())).transpose()?;
+    json.init = weights.map(|source| InitFacts::of(source.path())).transpose()?;
     json.data = std::mem::take(&mut prepared.facts.0);
     json.val_data = std::mem::take(&mut prepared.facts.1);
     json.write(path)?;

@@ -14,7 +14,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 #[derive(Serialize)]
 struct TrainReport<'a> {
+    #[serde(serialize_with = "out::lossy_path")]
     run: &'a Path,
+    #[serde(serialize_with = "out::lossy_path")]
     checkpoint: &'a Path,
     ending: &'static str,
     stopped_by: Option<String>,
@@ -108,7 +110,7 @@ pub fn started(line: &[OsString], engine: &mut dyn Engine, step: u64) -> Started
 fn hardware(engine: &mut dyn Engine) -> serde_json::Value {
     let mut json = serde_json::to_value(Hardware::detect()).unwrap_or_default();
     if let Some(name) = engine.device_name() {
-        let libraries = ironhorse::cuda::libraries().into_iter();
+        let libraries = ironhorse::cuda::report::libraries().into_iter();
         let libraries = libraries.filter_map(|library| {
             let (version, path) = library.found.ok()?;
             Some((library.name.to_owned(), serde_json::json!({ "version": version, "path": path })))

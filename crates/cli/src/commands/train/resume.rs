@@ -58,7 +58,7 @@ const MAY_CHANGE: [(&str, Change); 31] = [
 /// Goes on with a run.
 pub fn run(named: &Path, given: &TrainArgs, line: &[OsString]) -> Result<Outcome> {
     let path = find(named)?;
-    out::check_json_below(given.json.as_deref(), None)?;
+    out::check_json_in(given.json.as_deref(), None)?;
     let (args, changes) = settings(&path, given, line)?;
     let mut folder = RunFolder::open(&path)?;
     let damaged = |error: &ironhorse::train::Error| out::note(format_args!("passed over a checkpoint: {error}"));
