@@ -107,6 +107,8 @@ def test_no_dimensions_and_no_elements():
     refused("softmax: `x` has no dimensions", ops.softmax, x)
     assert ops.softmax(f32(3, 0)).shape == (3, 0) and ops.softmax(f32(0, 3)).shape == (0, 3)
     assert ops.gemm(f32(2, 0), f32(0, 3)).tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert ops.rmsnorm(f32(3, 0), f32(0)).shape == (3, 0) and ops.rmsnorm(f32(0, 3), f32(3)).shape == (0, 3)
+    assert ops.layernorm(f32(3, 0), f32(0), f32(0)).shape == (3, 0)
     assert ops.argmax(f32(0, 3)).shape == (0,)
     assert ops.zero_grad(f32(0)).size == 0
     with pytest.raises(IronhorseError):
@@ -161,6 +163,8 @@ def test_overlaps():
         ("`targets` is int64, expected int32", ops.cross_entropy_forward, (f32(2, 5), np.zeros(2, np.int64))),
         ("`targets` has 5 at position 1, expected 0 to 4", ops.cross_entropy_forward, (f32(2, 5), i32(0, 5))),
         ("`targets` has -1 at position 0", ops.cross_entropy_backward, (f32(2, 5), i32(-1, 0))),
+        ("`logits` has 2 rows of 0 classes", ops.cross_entropy_forward, (f32(2, 0), i32(0, 0))),
+        ("`log_probs` has 2 rows of 0 classes", ops.cross_entropy_backward, (f32(2, 0), i32(0, 0))),
         ("`loss` is [2], expected []", ops.cross_entropy_forward, (f32(2, 5), i32(0, 0), f32(2))),
         ("`idx` has 9 at position 0, expected 0 to 8", ops.scatter_add, (f32(1, 3), i32(9), f32(9, 3))),
         ("`grad_weight` is [9, 4], expected rows of 3", ops.scatter_add, (f32(1, 3), i32(0), f32(9, 4))),

@@ -293,3 +293,21 @@ def test_no_columns_twice():
     for y in (ops.rmsnorm(x, w), ops.layernorm(x, w, w), ops.fused_scale_bias_relu(x, w)):
         grads = torch.autograd.grad(y.sum(), (x, w), create_graph=True)
         assert [g.shape for g in grads] == [x.shape, w.shape]
+
+
+@each_device
+def test_no_columns_leave_no_memory_unwritten(device):
+    """What is kept of each row is NaN, the mean of nothing; softmax and norms of nothing are nothing, as in torch."""
+    x, w = torch.empty(4, 0, device=device), torch.ones(0, device=device)
+    for _ in range(8):
+        torch.full((64,), 7.0, device=device)  # memory that is not zero, given back
+        y, rstd = torch.ops.ironhorse.rmsnorm(x, w, 1e-6)
+        assert y.shape == x.shape and rstd.shape == (4,) and rstd.isnan().all()
+        y, mean, rstd = torch.ops.ironhorse.layernorm(x, w, w, 1e-5)
+        assert y.shape == x.shape and mean.isnan().all() and rstd.isnan().all()
+    assert ops.softmax(x).shape == x.shape
+    zero = torch.zeros(4, dtype=torch.long, device=device)
+    for reduction in ("mean", "sum", "none"):
+        _refused(lambda r=reduction: ops.cross_entropy(x, zero, reduction=r), "4 rows of 0 classes", "at least 1 class")
+    nothing = torch.empty(0, 0, device=device)
+    assert ops.cross_entropy(nothing, zero[:0]).isnan() and ops.cross_entropy(nothing, zero[:0], reduction="sum") == 0

@@ -38,9 +38,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100, red
     """-log softmax(logits)[target] of each row, as their mean, their sum, or each of them ("none").
 
     Like torch.nn.functional.cross_entropy with class numbers (int64 or int32), but the classes are always the last
-    dimension: logits (..., classes), targets (...). Rows whose target is `ignore_index` do not count. A target that is
-    no class is an error on the CPU; on a GPU, which nobody waits for, its loss and gradient are NaN. The maths are
-    float32 also for less precise logits; under autocast the loss is float32 too.
+    dimension: logits (..., classes), targets (...). Rows whose target is `ignore_index` do not count. Rows without
+    classes are an error. A target that is no class is one on the CPU; on a GPU, which nobody waits for, its loss and
+    gradient are NaN. The maths are float32 also for less precise logits; under autocast the loss is float32 too.
     """
     number = _REDUCTIONS.get(reduction)
     if number is None:

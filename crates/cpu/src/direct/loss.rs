@@ -2,7 +2,7 @@
 
 use super::elem::Elem;
 use super::map::{largest, map, sum_exp};
-use super::ptr::{Classes, Ptr, read, write};
+use super::ptr::{Classes, Ptr, fill_nan, read, write};
 use super::real::Real;
 use super::{by_type, versions};
 use crate::flat::Done;
@@ -24,7 +24,7 @@ versions! {
 }
 
 /// losses\[row\] = lse\[row\] - logits\[row, target\], lse = ln Σ e^logits; 0 where the target is `ignore`, NaN where it is
-/// not a column. `lse` may be null.
+/// not a column. `lse` may be null. Without columns both are NaN.
 ///
 /// # Safety
 /// See [the module](super); targets, losses and lse: rows.
@@ -40,6 +40,8 @@ pub unsafe fn cross_entropy(
 ) -> Done {
     let (isa, cols, targets) = (isa(), rows.cols, Classes::of(targets));
     if cols == 0 {
+        // SAFETY: the caller's.
+        unsafe { fill_nan([losses, lse], rows.rows) };
         return Ok(());
     }
     by_type!(logits.float, T => {

@@ -3,7 +3,7 @@
 use super::columns::rows_and_columns;
 use super::elem::Elem;
 use super::map::{map, total};
-use super::ptr::Ptr;
+use super::ptr::{Ptr, fill_nan};
 use super::real::Real;
 use super::{by_type, versions};
 use crate::flat::Done;
@@ -109,7 +109,8 @@ versions! {
     }
 }
 
-/// y = x rstd weight with rstd = 1 / √(mean(x²) + eps) of each row; `y` may be `x`, `rstd` may be null.
+/// y = x rstd weight with rstd = 1 / √(mean(x²) + eps) of each row; `y` may be `x`, `rstd` may be null. Without columns
+/// `rstd` is NaN: the mean of nothing is.
 ///
 /// # Safety
 /// See [the module](super); weight: cols, rstd: rows.
@@ -119,6 +120,8 @@ versions! {
 pub unsafe fn rmsnorm([x, weight]: [Array; 2], [y, rstd]: [Array; 2], rows: Rows, eps: f64) -> Done {
     let (isa, cols) = (isa(), rows.cols);
     if cols == 0 {
+        // SAFETY: the caller's.
+        unsafe { fill_nan([rstd], rows.rows) };
         return Ok(());
     }
     by_type!(x.float, T => {
@@ -166,7 +169,7 @@ pub unsafe fn rmsnorm_bwd(
 }
 
 /// y = (x - mean) rstd weight + bias with rstd = 1 / √(var + eps) of each row, var over cols, not cols - 1; `y` may be `x`,
-/// `mean` and `rstd` may be null.
+/// `mean` and `rstd` may be null. Without columns they are NaN.
 ///
 /// # Safety
 /// See [the module](super); weight and bias: cols, mean and rstd: rows.
@@ -181,6 +184,8 @@ pub unsafe fn layernorm(
 ) -> Done {
     let (isa, cols) = (isa(), rows.cols);
     if cols == 0 {
+        // SAFETY: the caller's.
+        unsafe { fill_nan([mean, rstd], rows.rows) };
         return Ok(());
     }
     by_type!(x.float, T => {

@@ -107,6 +107,17 @@ pub unsafe fn write(array: Array, index: usize, x: f64) {
     by_type!(array.float, T => unsafe { Ptr::of(array).at(index).set(T::store(Real::of(x))) })
 }
 
+/// NaN in every element of some arrays, where they are wanted: what is computed from nothing.
+///
+/// # Safety
+/// Arrays that are not null have `len` elements, which nobody else uses.
+pub unsafe fn fill_nan<const N: usize>(arrays: [Array; N], len: usize) {
+    for array in arrays {
+        // SAFETY: the caller's.
+        (0..len).for_each(|i| unsafe { write(array, i, f64::NAN) });
+    }
+}
+
 /// Class numbers that tasks share.
 #[derive(Clone, Copy)]
 pub enum Classes {

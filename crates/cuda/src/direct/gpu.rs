@@ -10,6 +10,7 @@ use crate::kernels::{Compiler, Spec};
 use crate::lower::Grid;
 use crate::{Error, Result};
 use cudarc::driver::sys::{CUcontext, CUfunction, CUmodule, CUstream};
+use ironhorse_core::direct::Array;
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
 use std::hash::Hash;
@@ -376,12 +377,31 @@ impl<'a> At<'a> {
     /// # Safety
     /// `bytes` of device memory from `at` on.
     pub unsafe fn zero(&self, at: *mut c_void, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.set_bytes(at, 0, bytes) }
+    }
+
+    /// NaN in every element of some arrays, where they are not null: what is computed from nothing.
+    ///
+    /// # Safety
+    /// Arrays that are not null have `len` elements of device memory.
+    pub(super) unsafe fn fill_nan<const N: usize>(&self, arrays: [Array; N], len: usize) -> Result<()> {
+        for array in arrays.into_iter().filter(|array| !array.at.is_null()) {
+            // All bits set are a NaN in every type. SAFETY: the caller's.
+            unsafe { self.set_bytes(array.at, 0xff, len * array.float.size())? };
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// `bytes` of device memory from `at` on.
+    unsafe fn set_bytes(&self, at: *mut c_void, value: u8, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
         // SAFETY: the caller's.
         let status =
-            unsafe { (self.gpu.driver.cuMemsetD8Async)(at.addr() as u64, 0, bytes, self.stream.cast()) };
+            unsafe { (self.gpu.driver.cuMemsetD8Async)(at.addr() as u64, value, bytes, self.stream.cast()) };
         self.gpu.driver.check("cuMemsetD8Async", status)
     }
 }

@@ -30,7 +30,7 @@ fn targets_of(targets: Targets) -> (u64, u32) {
 }
 
 /// losses = lse - logits\[target\], lse = log Σ e^logits, per row: 0 where the target is `ignore`, NaN where it is none of the
-/// columns. Null `losses` or `lse` are not written.
+/// columns. Null `losses` or `lse` are not written. Without columns both are NaN.
 ///
 /// # Safety
 /// See [the module](super); logits: rows·cols, targets, losses and lse: rows elements.
@@ -43,7 +43,8 @@ pub unsafe fn cross_entropy(
     ignore: i64,
 ) -> Result<()> {
     if empty(rows) {
-        return Ok(());
+        // SAFETY: rows elements, by the contract.
+        return unsafe { at.fill_nan([losses, lse], rows.rows) };
     }
     // Four vectors at a time to a thread; a long row has several rounds, for which 256 threads leave more blocks to work
     // beside each other, unless there are too few rows for that.

@@ -28,7 +28,8 @@ impl Norm {
     fn launch(&self, at: &At<'_>) -> Result<()> {
         let (Rows { rows, cols }, float) = (self.rows, self.x.float);
         if empty(self.rows) {
-            return Ok(());
+            // The mean of nothing. SAFETY: rows elements, by the contract.
+            return unsafe { at.fill_nan([self.mean, self.rstd], rows) };
         }
         let none = Array::none(float);
         let [other, sums] = self.residual.unwrap_or([none; 2]);
@@ -66,7 +67,7 @@ impl Norm {
 }
 
 /// y = x rstd weight, rstd = 1 / √(mean(x²) + eps), in each row; `y` may be `x`. A null `weight` is 1; a null `rstd` is not
-/// written.
+/// written. Without columns `rstd` is NaN.
 ///
 /// # Safety
 /// See [the module](super); x and y: rows·cols, weight: cols, rstd: rows elements.
@@ -98,7 +99,7 @@ pub unsafe fn rmsnorm_residual(
 }
 
 /// y = (x - mean) rstd weight + bias, rstd = 1 / √(var + eps), in each row; var is divided by cols. `y` may be `x`. A null
-/// `weight` is 1, a null `bias` 0; null `mean` and `rstd` are not written.
+/// `weight` is 1, a null `bias` 0; null `mean` and `rstd` are not written. Without columns they are NaN.
 ///
 /// # Safety
 /// See [the module](super); x and y: rows·cols, weight and bias: cols, mean and rstd: rows elements.

@@ -2,7 +2,7 @@
 //! of a wrong one is said with each function.
 
 use super::check::Check;
-use super::place::{Place, run};
+use super::place::run;
 use super::{Result, Stream};
 use crate::core::direct::{Array, Rows};
 use crate::cpu::flat::{self, Router};
@@ -16,7 +16,7 @@ use crate::cuda::direct;
 /// See [the module](super); logits and log_probs: rows·vocab, targets: rows, loss: 1 element.
 ///
 /// # Errors
-/// See [the module](super); a target is not in 0..vocab.
+/// See [the module](super); a target is not in 0..vocab, or there are rows and vocab is 0.
 #[allow(clippy::too_many_arguments)] // the order of the C function
 pub unsafe fn cross_entropy_forward(
     logits: *const f32,
@@ -29,15 +29,15 @@ pub unsafe fn cross_entropy_forward(
 ) -> Result {
     let mut c = Check::new("cross_entropy_forward");
     let (rows, vocab) = (c.size("rows", rows)?, c.size("vocab", vocab)?);
+    if rows > 0 && vocab == 0 {
+        return c.refuse("vocab", 0, "at least 1: no target is a class");
+    }
     let n = c.product("logits", &[rows, vocab])?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {
         let (x, t) = (c.input("logits", logits, n)?, c.input("targets", targets, rows)?);
         let (mean, y) = (c.output("loss", loss, rows.min(1))?, c.output("log_probs", log_probs, n)?);
         let place = c.place(&[("logits", "log_probs")], stream)?;
-        if place != Place::Host && rows > 0 && vocab == 0 {
-            return c.refuse("vocab", 0, "at least 1");
-        }
         run(
             place,
             stream,
@@ -62,7 +62,7 @@ pub unsafe fn cross_entropy_forward(
 /// See [the module](super); log_probs and d_logits: rows·vocab, targets: rows elements.
 ///
 /// # Errors
-/// See [the module](super); a target is not in 0..vocab.
+/// See [the module](super); a target is not in 0..vocab, or there are rows and vocab is 0.
 #[allow(clippy::too_many_arguments)] // the order of the C function
 pub unsafe fn cross_entropy_backward(
     log_probs: *const f32,
@@ -75,6 +75,9 @@ pub unsafe fn cross_entropy_backward(
 ) -> Result {
     let mut c = Check::new("cross_entropy_backward");
     let (rows, vocab) = (c.size("rows", rows)?, c.size("vocab", vocab)?);
+    if rows > 0 && vocab == 0 {
+        return c.refuse("vocab", 0, "at least 1: no target is a class");
+    }
     let n = c.product("log_probs", &[rows, vocab])?;
     // SAFETY: the caller's, which the checks complete.
     unsafe {

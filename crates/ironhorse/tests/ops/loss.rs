@@ -45,6 +45,24 @@ fn cross_entropy() {
 }
 
 #[test]
+fn cross_entropy_needs_a_class() {
+    let (targets, mut loss) = ([0; 3], [7.0]);
+    let none = std::ptr::null_mut();
+    // SAFETY: no logits, a target a row, one loss.
+    let said = unsafe {
+        let t = targets.as_ptr();
+        [
+            ops::cross_entropy_forward(none, t, loss.as_mut_ptr(), none, 3, 0, S),
+            ops::cross_entropy_backward(none, t, none, 3, 0, 1.0, S),
+        ]
+    };
+    for (said, op) in said.into_iter().zip(["forward", "backward"]) {
+        let want = format!("cross_entropy_{op}: `vocab` is 0, expected at least 1: no target is a class");
+        assert_eq!(said.unwrap_err().to_string(), want);
+    }
+}
+
+#[test]
 fn aux_loss() {
     for (rows, experts, k) in [(1, 1, 1), (31, 8, 2), (1000, 33, 3), (5, 4, 0), (0, 4, 2), (3, 0, 0)] {
         let probs: Vec<f32> = random(rows * experts, 1).iter().map(|x| x.abs()).collect();

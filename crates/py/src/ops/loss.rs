@@ -5,6 +5,14 @@ use crate::array::{Call, Sharing, Size, rows_of};
 use ironhorse::ops;
 use pyo3::prelude::*;
 
+/// Refuses rows without classes: there is nothing that a target could name.
+fn has_classes(call: &Call<'_>, name: &str, rows: i64, vocab: i64) -> PyResult<()> {
+    if rows > 0 && vocab == 0 {
+        return Err(call.invalid(format_args!("`{name}` has {rows} rows of 0 classes, expected at least 1")));
+    }
+    Ok(())
+}
+
 /// log_probs = log softmax(logits); loss = mean of -log_probs at the targets
 #[pyfunction]
 #[pyo3(signature = (logits, targets, loss=None, log_probs=None, rows=None, vocab=None, device="auto"))]
@@ -20,6 +28,7 @@ pub fn cross_entropy_forward<'py>(
     let mut call = Call::new(logits.py(), "cross_entropy_forward", device)?;
     let logits = call.input::<f32>("logits", logits)?;
     let (rows, vocab) = rows_of(&call, ("logits", &logits), (rows, vocab))?;
+    has_classes(&call, "logits", rows, vocab)?;
     let targets = call.input::<i32>("targets", targets)?;
     let targets = call.indices(("targets", &targets), rows, vocab)?;
     let loss = call.output_or_filled("loss", loss, &[], f32::NAN)?;
@@ -57,6 +66,7 @@ pub fn cross_entropy_backward<'py>(
     let mut call = Call::new(log_probs.py(), "cross_entropy_backward", device)?;
     let log_probs = call.input::<f32>("log_probs", log_probs)?;
     let (rows, vocab) = rows_of(&call, ("log_probs", &log_probs), (rows, vocab))?;
+    has_classes(&call, "log_probs", rows, vocab)?;
     let targets = call.input::<i32>("targets", targets)?;
     let targets = call.indices(("targets", &targets), rows, vocab)?;
     let d_logits = call.output_or_new::<f32>("d_logits", d_logits, log_probs.shape())?;

@@ -77,6 +77,10 @@ fn cross_entropy<T: Tensor>(
     let call = Call::new("cross_entropy", "logits", &logits)?;
     let reduction = Reduction::new(call.op, reduction)?;
     let rows = call.rows("logits", &logits)?;
+    if rows.rows > 0 && rows.cols == 0 {
+        let found = format_args!("{} rows of 0 classes", rows.rows);
+        return refuse(call.op, "logits", found, "at least 1 class in the last dimension");
+    }
     let sizes = logits.sizes()[..logits.sizes().len() - 1].to_vec();
     call.sides("targets", &targets, &sizes)?;
     let (logits, targets) = (call.dense(logits)?, call.dense(targets)?);

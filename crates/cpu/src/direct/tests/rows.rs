@@ -116,8 +116,7 @@ fn rmsnorm_both_ways() {
         // SAFETY: the memory of the case.
         let call =
             |from: &[Array], to: &[Array]| unsafe { rmsnorm([from[0], from[1]], [to[0], to[1]], r, EPS) };
-        let kept = if cols == 0 { 0 } else { rows };
-        let outputs = vec![(Elements, n), (Sums, kept)];
+        let outputs = vec![(Elements, n), (Sums, rows)];
         let case = Case { inputs: elements(&[x.clone(), w.clone()]), outputs, call: &call };
         let got = run(&case, Float::F64, &[]);
         close(&got[0], &rms_ref(&x, &w), 1e-12, "rmsnorm");
@@ -163,8 +162,7 @@ fn layernorm_both_ways() {
         let call = |from: &[Array], to: &[Array]| unsafe {
             layernorm([from[0], from[1], from[2]], [to[0], to[1], to[2]], r, EPS)
         };
-        let kept = if cols == 0 { 0 } else { rows };
-        let outputs = vec![(Elements, n), (Sums, kept), (Sums, kept)];
+        let outputs = vec![(Elements, n), (Sums, rows), (Sums, rows)];
         let case = Case { inputs: elements(&[x.clone(), w.clone(), b.clone()]), outputs, call: &call };
         let got = run(&case, Float::F64, &[]);
         close(&got[0], &layer_ref(&x, &w, &b), 1e-12, "layernorm");
@@ -391,4 +389,32 @@ fn threads_change_no_bit() {
         scale_bias_relu_bwd([from[0], from[1]], [Array::none(from[0].float), to[2]], r, 0.5)
     };
     threads_agree(&Case { call: &call, ..case }, "rmsnorm_bwd, scale_bias_relu_bwd");
+}
+
+/// Rows without columns: what is kept of each row is NaN, not what the memory held. Sums over rows have nothing to sum.
+#[test]
+fn rows_without_columns_leave_nothing_unwritten() {
+    let (rows, float) = (3, Float::F64);
+    let r = Rows { rows, cols: 0 };
+    let targets = [0_i64, 1, -100];
+    let nothing = Array::none(float);
+    let mut kept = [[7.0_f64; 3]; 5];
+    let arrays: Vec<Array> =
+        kept.iter_mut().map(|row| Array { at: row.as_mut_ptr().cast(), float }).collect();
+    // SAFETY: a number a row of what is kept; nothing else has elements.
+    unsafe {
+        rmsnorm([nothing; 2], [nothing, arrays[0]], r, EPS).unwrap();
+        layernorm([nothing; 3], [nothing, arrays[1], arrays[2]], r, EPS).unwrap();
+        let at = Targets::I64(targets.as_ptr());
+        cross_entropy(nothing, at, [arrays[3], arrays[4]], r, -100).unwrap();
+        // Null is not written, and results without elements are no trouble.
+        rmsnorm([nothing; 2], [nothing; 2], r, EPS).unwrap();
+        layernorm([nothing; 3], [nothing; 3], r, EPS).unwrap();
+        cross_entropy(nothing, at, [nothing; 2], r, -100).unwrap();
+        softmax(nothing, nothing, r).unwrap();
+        softmax_bwd([nothing; 2], nothing, r).unwrap();
+        rmsnorm_bwd([nothing, nothing, nothing, arrays[0]], [nothing; 2], r).unwrap();
+        layernorm_bwd([nothing, nothing, nothing, arrays[1], arrays[2]], [nothing; 3], r).unwrap();
+    }
+    assert!(kept.iter().flatten().all(|value| value.is_nan()), "{kept:?}");
 }
