@@ -74,7 +74,7 @@ mkdir -p "$out" && out=$(cd "$out" && pwd) || refuse "--out $out cannot be made"
 scratch=${IRONHORSE_SCRATCH:-${TMPDIR:-/tmp}/ironhorse-gpu}
 export IRONHORSE_CACHE=${IRONHORSE_CACHE:-$scratch/cache}
 export PYTHONPATH=$here/python${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
-mkdir -p "$scratch/keys" "$IRONHORSE_CACHE" || refuse "$scratch cannot be made"
+mkdir -p "$scratch/keys" || refuse "$scratch cannot be made"
 work=$(mktemp -d) || refuse "no temporary folder can be made"
 began=$(date +%s)
 warm_pid=
