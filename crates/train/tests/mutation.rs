@@ -8,6 +8,7 @@ use std::path::Path;
 
 use exercise::CONFIG;
 use ironhorse_train::format::answer_key::{AnswerKeySpec, KeyOptimizer, write_answer_key};
+use ironhorse_core::Precision;
 use ironhorse_train::format::checkpoint::{CheckpointParts, TrainerState, write_checkpoint};
 use ironhorse_train::format::debug_state::{DebugStateParts, write_debug_state_to};
 use ironhorse_train::format::hf::{TextTokens, config_json};
@@ -250,9 +251,16 @@ fn hf_and_checkpoint() {
     let top = tempfile::tempdir().unwrap();
     let folder = top.path().join("c");
     let trainer = TrainerState { step: 3, ..TrainerState::default() };
-    let parts =
-        CheckpointParts { config: &CONFIG.into(), elem: Elem::F32, trainer: &trainer, tokenizer: None };
-    write_checkpoint(&folder, &parts, |_, spec, out| fill(spec, out)).unwrap();
+    let sizes = CONFIG.into();
+    let parts = CheckpointParts::new(&sizes, Precision::F32, &trainer);
+    let table = CONFIG.tensors();
+    let read = |_, index: usize, bytes: &mut Vec<u8>| {
+        let mut values = vec![0.0; table[index].shape.numel()];
+        fill(&table[index], &mut values)?;
+        *bytes = values.iter().flat_map(|value: &f32| value.to_le_bytes()).collect();
+        Ok(())
+    };
+    write_checkpoint(&folder, &parts, read).unwrap();
     let read = |name: &str| std::fs::read(folder.join(name)).unwrap();
     let weights = read("model.safetensors");
     let head = 8 + u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;

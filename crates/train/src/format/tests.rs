@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::answer_key::{AnswerKeySpec, write_answer_key};
 use super::checkpoint::{CheckpointParts, TrainerState, write_checkpoint};
+use ironhorse_core::Precision;
 use super::debug_state::{DebugStateParts, write_debug_state};
 use super::hf::{HfOptions, write_hf};
 use super::llmc_model::{ModelOptions, write_model};
@@ -68,9 +69,23 @@ fn write_all(folder: &Path) -> Result<()> {
     })?;
     write_hf(&at("hf"), &config.into(), &HfOptions::new(Elem::F32), fill)?;
     let trainer = TrainerState::default();
-    let parts =
-        CheckpointParts { config: &config.into(), elem: Elem::F32, trainer: &trainer, tokenizer: None };
-    write_checkpoint(&at("checkpoint"), &parts, |_, spec, out| fill(spec, out))?;
+    let sizes = config.into();
+    let parts = CheckpointParts::new(&sizes, Precision::F32, &trainer);
+    let table = config.tensors();
+    let read = |_, index: usize, bytes: &mut Vec<u8>| {
+        let mut values = vec![0.0; table[index].shape.numel()];
+        fill(&table[index], &mut values)?;
+        *bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Ok(())
+    };
+    write_checkpoint(&at("checkpoint"), &parts, read)?;
+    // a run with a torn checkpoint and the whole one
+    for name in ["step-000007", "step-000009"] {
+        write_checkpoint(&at("run/checkpoints").join(name), &parts, read)?;
+    }
+    std::fs::write(at("run/checkpoints/step-000009/model.safetensors"), "torn").unwrap();
+    std::fs::write(at("run/config.toml"), "").unwrap();
+    std::fs::write(at("run/metrics.jsonl"), "").unwrap();
     std::fs::write(at("sizes.toml"), "n_layer = 1\nn_head = 1\nn_embd = 4\n").unwrap();
     Ok(())
 }
@@ -90,6 +105,8 @@ fn every_kind_is_told_apart() {
         ("hf/model.safetensors", Kind::HfFile),
         ("checkpoint", Kind::Checkpoint),
         ("checkpoint/state.safetensors", Kind::SafeTensors),
+        ("run", Kind::Run),
+        ("run/checkpoints/step-000007", Kind::Checkpoint),
         ("sizes.toml", Kind::Toml),
     ];
     for (name, kind) in kinds {
@@ -101,7 +118,7 @@ fn every_kind_is_told_apart() {
 fn all_weights_read_alike() {
     let folder = tempfile::tempdir().unwrap();
     write_all(folder.path()).unwrap();
-    for name in ["model.bin", "a.key.safetensors", "hf", "hf/model.safetensors", "checkpoint"] {
+    for name in ["model.bin", "a.key.safetensors", "hf", "hf/model.safetensors", "checkpoint", "run"] {
         let choice = ModelChoice::parse(folder.path().join(name).to_str().unwrap()).unwrap();
         assert_eq!(choice.config(), config().into(), "{name}");
         let ModelChoice::Weights(mut source) = choice else { panic!("{name} has weights") };
@@ -132,7 +149,7 @@ fn what_is_no_model_is_said() {
     assert!(refusal("gone.bin").ends_with("gone.bin: no such file"));
     assert!(refusal("gone.toml").ends_with("gone.toml: no such file"));
     std::fs::create_dir(folder.path().join("empty")).unwrap();
-    assert!(refusal("empty").contains("folder is without config.json, expected a checkpoint or"));
+    assert!(refusal("empty").contains("folder is without config.json, expected a run, a checkpoint or"));
     std::fs::write(folder.path().join("short"), [1, 2, 3]).unwrap();
     assert!(refusal("short").contains("kind of file is 3 bytes long"));
     std::fs::write(folder.path().join("text"), "some text here").unwrap();

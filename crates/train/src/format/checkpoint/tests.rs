@@ -1,7 +1,12 @@
+use std::path::Path;
+
+use ironhorse_core::{DType, Precision, f32_to_bf16, join_master};
 use serde_json::json;
 
 use super::*;
-use crate::model::Gpt2Config;
+use crate::format::tokenizer::Tokenizer;
+use crate::model::{Gpt2Config, ModelConfig};
+use crate::{Error, Result};
 
 const CONFIG: ModelConfig = ModelConfig::Gpt2(Gpt2Config {
     max_seq_len: 3,
@@ -12,11 +17,31 @@ const CONFIG: ModelConfig = ModelConfig::Gpt2(Gpt2Config {
     n_embd: 2,
 });
 
-fn fill(part: Part, spec: &TensorSpec, out: &mut [f32]) -> Result<()> {
-    let held = if spec.name == "wte.weight" { 512 } else { out.len() };
-    let start = part.name(spec).len();
-    (0..held).for_each(|n| out[n] = (n + start) as f32);
-    Ok(())
+const PRECISIONS: [Precision; 4] = [
+    Precision::F32,
+    Precision::BF16,
+    Precision::BF16_F32_GRADS.with_residual(),
+    Precision::BF16.with_residual().with_bf16_moments(),
+];
+
+/// Bytes that are different in every tensor; rows beyond the vocabulary are 0.
+fn bytes_of(precision: Precision, pool: Pool, spec: &TensorSpec) -> Vec<u8> {
+    let held = if spec.name == "wte.weight" { 512 } else { spec.shape.numel() };
+    let start = pool.index() + spec.name.len();
+    let value = |n: usize| if n < held { (n + start) as f32 } else { 0.0 };
+    let values = (0..spec.shape.numel()).map(value);
+    match precision.of(pool) {
+        DType::F32 => values.flat_map(f32::to_le_bytes).collect(),
+        DType::BF16 => values.flat_map(|value| f32_to_bf16(value).to_le_bytes()).collect(),
+        _ => values.flat_map(|value| (value as i16 - 300).to_le_bytes()).collect(),
+    }
+}
+
+fn read(precision: Precision) -> impl Fn(Pool, usize, &mut Vec<u8>) -> Result<()> {
+    move |pool, index, bytes| {
+        *bytes = bytes_of(precision, pool, &CONFIG.tensors()[index]);
+        Ok(())
+    }
 }
 
 fn state() -> TrainerState {
@@ -24,14 +49,17 @@ fn state() -> TrainerState {
         step: 42,
         data: json!({"shard": 1, "position": u64::MAX}),
         rng: json!([1, 2]),
+        best: Some(Best { step: 40, val_loss: 0.1 }),
+        bad_in_a_row: 2,
+        rolled_back_from: Some(39),
         settings: json!({"lr": 0.1 + 0.2}),
     }
 }
 
-fn write(folder: &Path, trainer: &TrainerState) -> Result<()> {
+fn write(folder: &Path, trainer: &TrainerState) -> Result<Written> {
     let tokenizer = Tokenizer::bytes();
-    let parts = CheckpointParts { config: &CONFIG, elem: Elem::F32, trainer, tokenizer: Some(&tokenizer) };
-    write_checkpoint(folder, &parts, fill)
+    let parts = CheckpointParts { tokenizer: Some(&tokenizer), ..CheckpointParts::new(&CONFIG, Precision::F32, trainer) };
+    write_checkpoint(folder, &parts, read(Precision::F32))
 }
 
 #[test]
@@ -39,20 +67,91 @@ fn a_checkpoint_round_trips_and_is_replaced() {
     let top = tempfile::tempdir().unwrap();
     let folder = top.path().join("step_42");
     write(&folder, &TrainerState::default()).unwrap();
-    write(&folder, &state()).unwrap();
+    assert_eq!(write(&folder, &state()).unwrap().non_finite, Vec::<String>::new());
     let mut checkpoint = Checkpoint::open(&folder).unwrap();
     assert_eq!(checkpoint.trainer(), &state());
     assert_eq!(checkpoint.config(), &CONFIG);
     assert_eq!(checkpoint.tokenizer(), Some(&Tokenizer::bytes()));
+    let mut bytes = Vec::new();
     for spec in CONFIG.tensors() {
-        for part in [Part::Weight, Part::M, Part::V] {
-            let (mut want, mut got) = (vec![0.0; spec.shape.numel()], vec![9.0; spec.shape.numel()]);
-            fill(part, &spec, &mut want).unwrap();
-            checkpoint.read_part(part, &spec, &mut got).unwrap();
-            assert_eq!(got, want, "{part:?} {}", spec.name);
+        let mut values = vec![9.0; spec.shape.numel()];
+        checkpoint.read_tensor(&spec.name, &mut values).unwrap();
+        let stored: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        assert_eq!(stored, bytes_of(Precision::F32, Pool::Params, &spec), "{}", spec.name);
+        for pool in CheckpointParts::pools(Precision::F32) {
+            checkpoint.read_pool(pool, &spec, &mut bytes).unwrap();
+            assert_eq!(bytes, bytes_of(Precision::F32, pool, &spec), "{pool:?} {}", spec.name);
         }
     }
     assert_eq!(std::fs::read_dir(top.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn every_pool_comes_back_byte_for_byte_in_files_of_any_size() {
+    let top = tempfile::tempdir().unwrap();
+    for (number, precision) in PRECISIONS.into_iter().enumerate() {
+        for part_bytes in [PART_BYTES, 1000, 1] {
+            let folder = top.path().join(format!("{number}-{part_bytes}"));
+            let state = state();
+            let parts = CheckpointParts { part_bytes, ..CheckpointParts::new(&CONFIG, precision, &state) };
+            let written = write_checkpoint(&folder, &parts, read(precision)).unwrap();
+            let mut checkpoint = Checkpoint::open(&folder).unwrap();
+            assert_eq!(checkpoint.precision().unwrap(), precision);
+            let sizes = |name: &str| std::fs::metadata(folder.join(name)).unwrap().len();
+            let manifest = Checkpoint::manifest(&folder).unwrap();
+            assert_eq!(manifest.bytes.keys().map(|name| sizes(name)).sum::<u64>(), written.bytes);
+            assert_eq!(manifest.bytes.len() > 5, part_bytes < PART_BYTES);
+            let mut bytes = Vec::new();
+            for spec in CONFIG.tensors() {
+                for pool in CheckpointParts::pools(precision) {
+                    checkpoint.read_pool(pool, &spec, &mut bytes).unwrap();
+                    assert_eq!(bytes, bytes_of(precision, pool, &spec), "{precision:?} {pool:?} {}", spec.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn weights_are_read_from_the_master() {
+    let top = tempfile::tempdir().unwrap();
+    let state = state();
+    for precision in PRECISIONS.into_iter().skip(1) {
+        let folder = top.path().join(format!("{}-{}", precision.master, precision.moments));
+        write_checkpoint(&folder, &CheckpointParts::new(&CONFIG, precision, &state), read(precision)).unwrap();
+        let mut checkpoint = Checkpoint::open_weights(&folder).unwrap();
+        for spec in CONFIG.tensors() {
+            let (weights, master) =
+                (bytes_of(precision, Pool::Params, &spec), bytes_of(precision, Pool::Master, &spec));
+            let want: Vec<f32> = match precision.has_residual() {
+                false => master.as_chunks().0.iter().map(|&cell| f32::from_le_bytes(cell)).collect(),
+                true => std::iter::zip(weights.as_chunks().0, master.as_chunks().0)
+                    .map(|(&w, &m)| join_master(u16::from_le_bytes(w), i16::from_le_bytes(m)))
+                    .collect(),
+            };
+            let mut got = vec![9.0; want.len()];
+            checkpoint.read_tensor(&spec.name, &mut got).unwrap();
+            assert_eq!(got, want, "{precision:?} {}", spec.name);
+            // the optimizer's state is not opened
+            assert!(checkpoint.read_pool(Pool::Moment1, &spec, &mut Vec::new()).is_err());
+        }
+    }
+}
+
+#[test]
+fn numbers_that_are_not_finite_are_named_and_kept() {
+    let top = tempfile::tempdir().unwrap();
+    let state = state();
+    let parts = CheckpointParts::new(&CONFIG, Precision::F32, &state);
+    let written = write_checkpoint(&top.path().join("c"), &parts, |pool, index, bytes| {
+        read(Precision::F32)(pool, index, bytes)?;
+        if pool == Pool::Moment2 && index == 3 {
+            bytes[4..8].copy_from_slice(&f32::INFINITY.to_le_bytes());
+        }
+        Ok(())
+    });
+    assert_eq!(written.unwrap().non_finite, [format!("v.{}", CONFIG.tensors()[3].name)]);
+    Checkpoint::open(&top.path().join("c")).unwrap();
 }
 
 #[test]
@@ -62,8 +161,14 @@ fn a_checkpoint_of_a_mixture_keeps_what_config_json_cannot_say() {
         "hidden=6,layers=1,heads=2,head_dim=4,ffn=5,vocab=9,context=7,experts=3,top_k=1,rope_alpha=2.5",
     )
     .unwrap();
-    let parts = CheckpointParts { config: &config, elem: Elem::F32, trainer: &state(), tokenizer: None };
-    write_checkpoint(&top.path().join("c"), &parts, |_, _, _| Ok(())).unwrap();
+    let state = state();
+    let parts = CheckpointParts::new(&config, Precision::F32, &state);
+    let table = config.tensors();
+    let zeros = |_, index: usize, bytes: &mut Vec<u8>| {
+        *bytes = vec![0; 4 * table[index].shape.numel()];
+        Ok(())
+    };
+    write_checkpoint(&top.path().join("c"), &parts, zeros).unwrap();
     let mut checkpoint = Checkpoint::open(&top.path().join("c")).unwrap();
     assert_eq!(checkpoint.config(), &config);
     let mut values = vec![1.0; 128 * 6];
@@ -76,14 +181,11 @@ fn a_failed_write_leaves_the_earlier_one() {
     let top = tempfile::tempdir().unwrap();
     let folder = top.path().join("last");
     write(&folder, &state()).unwrap();
-    let parts = CheckpointParts {
-        config: &CONFIG,
-        elem: Elem::F32,
-        trainer: &TrainerState::default(),
-        tokenizer: None,
-    };
-    let failed = write_checkpoint(&folder, &parts, |part, spec, out| {
-        if part == Part::V { Err(Error::Config("device lost".into())) } else { fill(part, spec, out) }
+    let other = TrainerState::default();
+    let parts = CheckpointParts::new(&CONFIG, Precision::F32, &other);
+    let failed = write_checkpoint(&folder, &parts, |pool, index, bytes| match pool {
+        Pool::Moment2 => Err(Error::Config("device lost".into())),
+        _ => read(Precision::F32)(pool, index, bytes),
     });
     assert_eq!(failed.unwrap_err().to_string(), "device lost");
     assert_eq!(Checkpoint::open(&folder).unwrap().trainer().step, 42);
@@ -101,7 +203,7 @@ fn damage_is_named() {
         std::fs::write(folder.join(file), bytes).unwrap();
         Checkpoint::open(&folder).unwrap_err().to_string()
     };
-    for file in [HF_WEIGHTS, HF_CONFIG, STATE, TOKENIZER] {
+    for file in [HF_WEIGHTS, HF_CONFIG, "state.safetensors", TOKENIZER] {
         let text = refusal(file, |bytes| *bytes.last_mut().unwrap() ^= 1);
         assert!(text.contains(file) && text.contains("crc32 is"), "{text}");
     }
@@ -110,10 +212,10 @@ fn damage_is_named() {
     let version = |bytes: &mut Vec<u8>| {
         *bytes = String::from_utf8(std::mem::take(bytes))
             .unwrap()
-            .replace("\"version\": 1", "\"version\": 9")
+            .replace("\"version\": 2", "\"version\": 9")
             .into();
     };
-    assert!(refusal(TRAINER, version).contains("version is 9, expected 1"));
+    assert!(refusal(TRAINER, version).contains("version is 9, expected 1 to 2"));
     let vocabulary = |bytes: &mut Vec<u8>| {
         *bytes = String::from_utf8(std::mem::take(bytes))
             .unwrap()
@@ -131,4 +233,30 @@ fn damage_is_named() {
     let folder = top.path().join("c");
     std::fs::remove_file(folder.join(TRAINER)).unwrap();
     assert!(Checkpoint::open(&folder).unwrap_err().to_string().contains("trainer.json: cannot read"));
+}
+
+#[test]
+fn what_is_whole_counts_and_not_what_a_name_says() {
+    let run = tempfile::tempdir().unwrap();
+    let at = |name: &str| run.path().join(CHECKPOINTS).join(name);
+    for step in [5, 20, 100, 1_000_000] {
+        write(&at(&step_name(step)), &TrainerState { step, ..state() }).unwrap();
+    }
+    std::fs::create_dir(at("step-000200")).unwrap(); // no manifest
+    write(&at(".step-000300.tmp-0"), &state()).unwrap();
+    write(&at("step-x"), &state()).unwrap();
+    let steps = || checkpoints_of(run.path()).into_iter().map(|(step, _)| step).collect::<Vec<_>>();
+    assert_eq!(steps(), [1_000_000, 100, 20, 5]);
+    std::fs::write(at("step-1000000").join("state.safetensors"), "torn").unwrap();
+    let mut flipped = std::fs::read(at("step-000100").join("model.safetensors")).unwrap();
+    *flipped.last_mut().unwrap() ^= 1;
+    std::fs::write(at("step-000100").join("model.safetensors"), flipped).unwrap();
+    let mut passed_over = 0;
+    let latest = open_latest(run.path(), Checkpoint::open, |_| passed_over += 1).unwrap().unwrap();
+    assert_eq!((latest.trainer().step, passed_over), (20, 2));
+    assert!(Checkpoint::manifest(&at("step-1000000")).unwrap_err().to_string().contains("file size is 4 bytes"));
+    // only its state is torn
+    assert_eq!(Checkpoint::of_run(run.path()).unwrap().trainer().step, 1_000_000);
+    let empty = tempfile::tempdir().unwrap();
+    assert!(Checkpoint::of_run(empty.path()).unwrap_err().to_string().contains("without a checkpoint"));
 }

@@ -29,7 +29,12 @@ pub struct CheckpointParts<'a> {
     pub part_bytes: u64,
 }
 
-impl CheckpointParts<'_> {
+impl<'a> CheckpointParts<'a> {
+    /// Without a tokenizer, in files of the usual size.
+    pub fn new(config: &'a ModelConfig, precision: Precision, trainer: &'a TrainerState) -> Self {
+        Self { config, precision, trainer, tokenizer: None, part_bytes: super::PART_BYTES }
+    }
+
     /// The pools that are stored, the weights first.
     pub fn pools(precision: Precision) -> Vec<Pool> {
         let master = precision.has_master().then_some(Pool::Master);
