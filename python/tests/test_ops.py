@@ -308,3 +308,17 @@ def test_samples_follow_the_distribution(op, keys: dict, allowed: int):
     np.testing.assert_array_equal(out, drawn)
     assert (op(logits, seeds=seeds, temperature=0.0, **keys) == 1).all()
     assert set(op(logits, **keys)) <= set(kept)
+
+
+def test_top_p_is_another_name_of_p():
+    logits = np.random.default_rng(6).standard_normal((50, 9)).astype(np.float32)
+    seeds = np.arange(50, dtype=np.uint64)
+    for share in (0.3, 0.9, 1.0):
+        want = ops.topp_sample(logits, seeds=seeds, p=share)
+        np.testing.assert_array_equal(ops.topp_sample(logits, seeds=seeds, top_p=share), want)
+        np.testing.assert_array_equal(ops.topp_sample(logits, None, seeds, None, None, share), want)
+    np.testing.assert_array_equal(
+        ops.topp_sample(logits, seeds=seeds), ops.topp_sample(logits, seeds=seeds, top_p=0.9)
+    )
+    with pytest.raises(ops.IronhorseError, match="expected only one"):
+        ops.topp_sample(logits, seeds=seeds, p=0.9, top_p=0.9)

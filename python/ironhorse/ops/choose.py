@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 
 from .. import _native
+from ..errors import InvalidValueError
 from ._types import F32, I32, U64, Device
 
 
@@ -56,12 +57,20 @@ def topp_sample(
     seeds: U64 | None = None,
     rows: int | None = None,
     vocab: int | None = None,
-    p: float = 0.9,
+    p: float | None = None,
     temperature: float = 1.0,
     *,
+    top_p: float | None = None,
     device: Device = "auto",
 ) -> I32:
-    """As `sample`, from the fewest largest of each row that together have at least the share p."""
+    """As `sample`, from the fewest largest of each row that together have at least the share p, 0.9 if not given.
+
+    `top_p` is another name of p.
+    """
+    if p is not None and top_p is not None:
+        raise InvalidValueError(f"topp_sample: `p` is {p} and `top_p` is {top_p}, expected only one: they are the same")
+    if p is None:
+        p = 0.9 if top_p is None else top_p
     if seeds is None:
         seeds = _seeds(logits, rows)
     return _native.topp_sample(logits, out, seeds, rows, vocab, p, temperature, device)
