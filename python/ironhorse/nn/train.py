@@ -102,7 +102,7 @@ class AdamW:
         self.beta1, self.beta2, self.eps, self.weight_decay = beta1, beta2, eps, weight_decay
         self.m = [np.zeros_like(parameter._data) for parameter in parameters]
         self.v = [np.zeros_like(parameter._data) for parameter in parameters]
-        self.t = 0  # updates so far
+        self.t = 0  # updates that m and v have seen: the bias correction follows it
 
     def step(self, lr: float | None = None) -> None:
         """One update by the gradients there are, with `lr` or the rate given at the start."""
@@ -137,8 +137,9 @@ class AdamW:
 class Trainer:
     """Trains a model: cross-entropy and the load-balancing losses, all gradients, clipping, AdamW.
 
-    `step` counts the steps done and may be set, to go on where another run ended: the learning rate and the bias
-    correction of AdamW follow it. `device` is the model's unless given.
+    `step` counts the steps done and may be set, to go on where another run ended: the learning rate follows it. The
+    bias correction of AdamW follows `optimizer.t`, the number of updates that its moments have seen: whoever loads
+    `optimizer.m` and `optimizer.v` of that run sets `optimizer.t` with them. `device` is the model's unless given.
     """
 
     def __init__(self, model: MoETransformer, config: TrainConfig, *, device: str | None = None) -> None:
@@ -165,7 +166,8 @@ class Trainer:
 
     @step.setter
     def step(self, done: int) -> None:
-        self._step = self.optimizer.t = check_count("Trainer", "step", done)
+        # not the optimizer's count: moments that are still 0 would be scaled as if they had seen so many updates
+        self._step = check_count("Trainer", "step", done)
 
     def get_lr(self) -> float:
         """The learning rate of the next step."""
