@@ -168,7 +168,10 @@ mod tests {
     fn edges() {
         assert_eq!(count::<usize>("1"), Ok(1));
         let refusal = |most: &str| format!("expected a whole number of at least 1, at most {most}");
-        assert_eq!((count("4294967295"), count::<u32>("4294967296")), (Ok(u32::MAX), Err(refusal("4294967295"))));
+        assert_eq!(
+            (count("4294967295"), count::<u32>("4294967296")),
+            (Ok(u32::MAX), Err(refusal("4294967295")))
+        );
         // what a run's config.toml can hold
         assert_eq!(count("9223372036854775807"), Ok(i64::MAX as u64));
         assert_eq!(count::<u64>("9223372036854775808"), Err(refusal("9223372036854775807")));
@@ -207,7 +210,9 @@ mod tests {
             assert_eq!(seconds(text), Ok(want), "{text}");
             assert_eq!(seconds(&duration(text).unwrap().to_string()), Ok(want), "{text}");
         }
-        for text in ["", "5", "m", "-3m", "3m2h", "1m1m", "0s", "99999999999999999999h", "3 h", "1.5h", "900000d"] {
+        for text in
+            ["", "5", "m", "-3m", "3m2h", "1m1m", "0s", "99999999999999999999h", "3 h", "1.5h", "900000d"]
+        {
             assert!(duration(text).is_err(), "{text}");
         }
     }

@@ -55,7 +55,8 @@ impl Progress {
 
     fn eta(&self, done: u64) -> String {
         let made = done.saturating_sub(self.first).max(1);
-        let left = self.started.elapsed().as_secs_f64() / made as f64 * self.total.saturating_sub(done) as f64;
+        let left =
+            self.started.elapsed().as_secs_f64() / made as f64 * self.total.saturating_sub(done) as f64;
         format!("{left:.0}s")
     }
 }

@@ -166,9 +166,7 @@ pub trait Engine: Send {
             DType::BF16 => {
                 self.write_f32(slot, &take_bytes(data, |cell| crate::bf16_to_f32(u16::from_le_bytes(cell))))
             }
-            DType::I16 => {
-                self.write_f32(slot, &take_bytes(data, |cell| f32::from(i16::from_le_bytes(cell))))
-            }
+            DType::I16 => self.write_f32(slot, &take_bytes(data, |cell| f32::from(i16::from_le_bytes(cell)))),
             _ => self.write_f32(slot, &take_bytes(data, f32::from_le_bytes)),
         }
     }
@@ -330,10 +328,17 @@ pub fn check_host_bytes(slot: &Slot, bytes: usize) -> Result<()> {
         return Ok(());
     }
     let want = slot.bytes();
-    Err(Error::Input(format!("a buffer of {bytes} bytes does not fit a slot of {}: {want} bytes", slot.shape)))
+    Err(Error::Input(format!(
+        "a buffer of {bytes} bytes does not fit a slot of {}: {want} bytes",
+        slot.shape
+    )))
 }
 
-fn put_bytes<T: Copy, const N: usize>(out: &mut [u8], values: &[T], convert: impl Fn(T) -> [u8; N]) -> Result<()> {
+fn put_bytes<T: Copy, const N: usize>(
+    out: &mut [u8],
+    values: &[T],
+    convert: impl Fn(T) -> [u8; N],
+) -> Result<()> {
     out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(cell, &value)| *cell = convert(value));
     Ok(())
 }

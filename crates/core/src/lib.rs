@@ -34,8 +34,8 @@ mod widen;
 pub use builder::Builder;
 pub use dtype::{DType, Precision, bf16_to_f32, f32_to_bf16};
 pub use engine::{
-    Engine, HostMemory, MakeHostMemory, Pending, Scalars, Timed, TokenChoice, check_host_bytes, check_host_len,
-    no_host_memory,
+    Engine, HostMemory, MakeHostMemory, Pending, Scalars, Timed, TokenChoice, check_host_bytes,
+    check_host_len, no_host_memory,
 };
 pub use error::{Error, Result};
 pub use limits::Limits;

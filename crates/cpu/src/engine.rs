@@ -6,7 +6,9 @@ use crate::limits::Limits;
 use crate::memory::Memory;
 use crate::op::{self, Ctx, RopeTables, Scratch};
 use crate::team::{PerWorker, Team};
-use ironhorse_core::{DType, Engine, Layout, Pool, Program, Result, Scalars, Slot, check_host_bytes, check_host_len};
+use ironhorse_core::{
+    DType, Engine, Layout, Pool, Program, Result, Scalars, Slot, check_host_bytes, check_host_len,
+};
 use std::ops::Range;
 
 /// Runs programs on all cores, with the same bits for any number of threads.
@@ -104,11 +106,19 @@ impl Engine for CpuEngine {
         if slot.dtype == DType::I32 {
             // SAFETY: as in `write_f32`.
             let values = unsafe { self.memory.i32(slot)?.all() };
-            out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(cell, value)| *cell = value.to_le_bytes());
+            out.as_chunks_mut()
+                .0
+                .iter_mut()
+                .zip(values)
+                .for_each(|(cell, value)| *cell = value.to_le_bytes());
         } else {
             // SAFETY: as in `write_f32`.
             let values = unsafe { self.memory.f32(slot)?.all() };
-            out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(cell, value)| *cell = value.to_le_bytes());
+            out.as_chunks_mut()
+                .0
+                .iter_mut()
+                .zip(values)
+                .for_each(|(cell, value)| *cell = value.to_le_bytes());
         }
         Ok(())
     }

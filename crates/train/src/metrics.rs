@@ -89,7 +89,8 @@ impl MetricsWriter {
     }
 
     fn append(path: &Path) -> Result<Self> {
-        let opened = File::options().append(true).open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
+        let opened =
+            File::options().append(true).open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
         let (len, file) = opened.map_err(|e| Error::io(path, "open", e))?;
         Ok(Self { path: path.to_owned(), file, line: Vec::new(), unwritten: Vec::new(), len })
     }

@@ -7,8 +7,8 @@ mod exercise;
 use std::path::Path;
 
 use exercise::CONFIG;
-use ironhorse_train::format::answer_key::{AnswerKeySpec, KeyOptimizer, write_answer_key};
 use ironhorse_core::Precision;
+use ironhorse_train::format::answer_key::{AnswerKeySpec, KeyOptimizer, write_answer_key};
 use ironhorse_train::format::checkpoint::{CheckpointParts, TrainerState, write_checkpoint};
 use ironhorse_train::format::debug_state::{DebugStateParts, write_debug_state_to};
 use ironhorse_train::format::hf::{TextTokens, config_json};

@@ -3,12 +3,15 @@
 use super::Place;
 use super::place::TINY;
 
+/// The newest checkpoint of [`Place::with_run`].
+const LAST: &str = "run/checkpoints/step-000006";
+
 #[test]
 fn a_damaged_checkpoint_is_refused_whatever_file_is_needed() {
     // state.safetensors is neither read nor needed here: `text_needs_the_weights_of_a_checkpoint_only`
     for file in ["model.safetensors", "config.json", "tokenizer.bin", "trainer.json"] {
         let place = Place::with_run();
-        let path = format!("run/checkpoint/{file}");
+        let path = format!("{LAST}/{file}");
         let sound = place.read(&path);
         let mut flipped = sound.clone();
         flipped[sound.len() / 2] ^= 0x10;
@@ -18,14 +21,14 @@ fn a_damaged_checkpoint_is_refused_whatever_file_is_needed() {
                 continue; // the file of the checksums has none itself: a changed setting is still JSON
             }
             place.write(&path, bytes);
-            for command in ["generate --model run/checkpoint", "train --init run/checkpoint --out next"] {
-                place.refuses(command, &[&format!("{path}: "), "expected"]);
+            for command in ["generate --model", "train --out next --init"] {
+                place.refuses(&format!("{command} {LAST}"), &[&format!("{path}: "), "expected"]);
             }
         }
         std::fs::remove_file(place.path(&path)).unwrap();
         if file != "trainer.json" {
             // without that one it is a Hugging Face folder
-            place.refuses("generate --model run/checkpoint", &[&path, "No such file"]);
+            place.refuses(&format!("generate --model {LAST}"), &[&path, "No such file"]);
         }
     }
 }
@@ -40,9 +43,8 @@ fn files_of_the_wrong_kind_are_refused() {
         ("nope", "nope: cannot open: No such file or directory (os error 2)\n"),
         ("empty", "empty: kind of file is 0 bytes long, expected"),
         ("text.txt", "text.txt: kind of file is not known"),
-        ("folder", "folder: folder is without config.json, expected a checkpoint"),
-        ("run", "run: folder is a run, expected its checkpoint"),
-        ("run/checkpoint/tokenizer.bin", "kind of file is a tokenizer, expected weights"),
+        ("folder", "folder: folder is without config.json, expected a run, a checkpoint"),
+        ("run/checkpoints/step-000006/tokenizer.bin", "kind of file is a tokenizer, expected weights"),
     ] {
         place.refuses(&format!("generate --model {file}"), &[texts]);
         place.refuses(&format!("train --init {file} --out next"), &[texts]);
@@ -65,16 +67,13 @@ fn files_of_the_wrong_kind_are_refused() {
 #[test]
 fn weights_of_other_sizes_are_refused() {
     let place = Place::with_run();
-    place.refuses(
-        &format!("train {TINY} --model d12 --init run/checkpoint"),
-        &["other sizes than --model d12"],
-    );
+    place.refuses(&format!("train {TINY} --model d12 --init run"), &["other sizes than --model d12"]);
 }
 
 #[test]
 fn weights_that_are_not_numbers_are_refused() {
     let place = Place::with_run();
-    place.does("convert run/checkpoint w.bin");
+    place.does("convert run w.bin");
     let mut bytes = place.read("w.bin");
     bytes[1024 + 4 * 77..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
     place.write("w.bin", bytes);
@@ -124,7 +123,7 @@ fn places_that_cannot_be_written_are_found_before_the_work() {
     ] {
         for command in [
             format!("train {TINY} --out next"),
-            "generate --model run/checkpoint".into(),
+            "generate --model run".into(),
             "bench".into(),
             "profile".into(),
             "plan".into(),
@@ -134,9 +133,9 @@ fn places_that_cannot_be_written_are_found_before_the_work() {
             place.refuses(&format!("{command} --json {json}"), &[text]);
         }
     }
-    place.refuses("convert run/checkpoint nowhere/w.bin", &["nowhere/w.bin: cannot create"]);
-    place.refuses("convert run/checkpoint file", &["file: path is a file, expected a folder"]);
-    place.refuses("convert run/checkpoint run", &["run: folder is not replaced because it holds"]);
+    place.refuses("convert run nowhere/w.bin", &["nowhere/w.bin: cannot create"]);
+    place.refuses("convert run file", &["file: path is a file, expected a folder"]);
+    place.refuses("convert run run", &["run: folder is not replaced because it holds"]);
 }
 
 /// A file system where nobody may write, not even root.
@@ -146,7 +145,7 @@ fn places_where_nobody_may_write_are_named() {
     let place = Place::with_run();
     place.refuses(&format!("train {TINY} --out /proc/ironhorse"), &["/proc/ironhorse", "cannot create"]);
     place.refuses("doctor --json /proc/ironhorse.json", &["/proc/ironhorse.json", "cannot create"]);
-    place.refuses("convert run/checkpoint /proc/ironhorse.bin", &["/proc/ironhorse.bin", "cannot create"]);
+    place.refuses("convert run /proc/ironhorse.bin", &["/proc/ironhorse.bin", "cannot create"]);
 }
 
 /// The same by permissions, for users whom they bind.
@@ -171,7 +170,7 @@ fn permissions_are_respected() {
         &["locked/run: cannot create: Permission denied"],
     );
     place.refuses("doctor --json locked/d.json", &["locked/d.json: cannot create: Permission denied"]);
-    let weights = place.read("run/checkpoint/model.safetensors");
+    let weights = place.weights("run");
     place.write("w.safetensors", weights);
     forbid("w.safetensors", 0o000);
     let done = place.runs("generate --model w.safetensors");

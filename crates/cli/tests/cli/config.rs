@@ -30,10 +30,10 @@ fn mistakes_are_named_with_file_and_key() {
 #[test]
 fn every_command_reads_one() {
     let place = Place::with_run();
-    place.write("g.toml", "model = \"run/checkpoint\"\ntokens = 12\ngreedy = true\nprompt = \"--x = 1\"\n");
+    place.write("g.toml", "model = \"run\"\ntokens = 12\ngreedy = true\nprompt = \"--x = 1\"\n");
     let text = place.does("generate --config g.toml").stdout;
     assert!(text.starts_with(b"--x = 1"));
-    let mut same = place.command("generate --model run/checkpoint --tokens 12 --greedy");
+    let mut same = place.command("generate --model run --tokens 12 --greedy");
     assert_eq!(same.args(["--prompt", "--x = 1"]).output().unwrap().stdout, text);
     let other = place.does("generate --config g.toml --prompt y").stdout;
     assert!(other.starts_with(b"y"), "flags on the line win");

@@ -5,7 +5,7 @@ use super::Place;
 #[test]
 fn there_and_back_are_the_same_bytes() {
     let place = Place::with_run();
-    place.does("convert run/checkpoint a.bin");
+    place.does("convert run a.bin");
     place.does("convert a.bin hf");
     place.does("convert hf b.bin");
     assert!(place.read("a.bin") == place.read("b.bin"));
@@ -22,25 +22,25 @@ fn there_and_back_are_the_same_bytes() {
 #[test]
 fn a_single_safetensors_file_is_refused_and_a_mixture_is_sent_to_a_folder() {
     let place = Place::with_run();
-    place.refuses("convert run/checkpoint y.safetensors", &["y.safetensors", "name a folder"]);
+    place.refuses("convert run y.safetensors", &["y.safetensors", "name a folder"]);
     let model = "hidden=16,layers=1,heads=2,experts=3,top_k=1,ffn=8,vocab=256,context=16";
     place.does(&format!("train --model {model} --batch 2 --seq 16 --steps 1 --sample-tokens 0 --out moe"));
-    let refused = place.runs("convert moe/checkpoint moe.bin");
+    let refused = place.runs("convert moe moe.bin");
     assert_eq!(
         refused.stderr,
         "error: llm.c's .bin holds a GPT-2 only, not a model of kind moe; name a Hugging Face folder, without .bin\n"
     );
-    place.does("convert moe/checkpoint moe-folder");
+    place.does("convert moe moe-folder");
 }
 
 #[test]
 fn an_earlier_result_is_replaced_but_nothing_else() {
     let place = Place::with_run();
-    place.does("convert run/checkpoint hf");
-    place.does("convert run/checkpoint hf --dtype bf16");
+    place.does("convert run hf");
+    place.does("convert run hf --dtype bf16");
     place.write("hf/notes.txt", "precious");
-    place.refuses("convert run/checkpoint hf", &["hf: folder is not replaced because it holds notes.txt"]);
-    place.does("convert run/checkpoint w.bin");
+    place.refuses("convert run hf", &["hf: folder is not replaced because it holds notes.txt"]);
+    place.does("convert run w.bin");
     place.does("convert w.bin w.bin --dtype bf16");
     let header: Vec<i32> =
         place.read("w.bin")[..8].chunks(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect();
@@ -55,19 +55,19 @@ fn a_folder_keeps_the_tokens_that_begin_and_end_a_text_and_the_tokenizer() {
         [json["bos_token_id"].clone(), json["eos_token_id"].clone()].map(|id| id.to_string())
     };
     // of a run: its tokenizer's end of text, byte 0
-    place.does("convert run/checkpoint hf");
+    place.does("convert run hf");
     assert_eq!(tokens("hf/config.json"), ["0", "0"]);
-    assert!(place.read("hf/tokenizer.bin") == place.read("run/checkpoint/tokenizer.bin"));
+    assert!(place.read("hf/tokenizer.bin") == place.read("run/checkpoints/step-000006/tokenizer.bin"));
     let config = String::from_utf8(place.read("hf/config.json")).unwrap();
     let config = config.replace("bos_token_id\": 0", "bos_token_id\": 1");
     place.write("hf/config.json", config.replace("eos_token_id\": 0", "eos_token_id\": [2, 3]"));
     place.does("convert hf next --dtype bf16");
     assert_eq!(tokens("next/config.json"), ["1", "[2,3]"]);
-    assert!(place.read("next/tokenizer.bin") == place.read("run/checkpoint/tokenizer.bin"));
+    assert!(place.read("next/tokenizer.bin") == place.read("run/checkpoints/step-000006/tokenizer.bin"));
     // the folder alone is enough to write text
     place.does("generate --model next --tokens 3");
     // llm.c's file has no such tokens: the last one, as in GPT-2
-    place.does("convert run/checkpoint w.bin");
+    place.does("convert run w.bin");
     place.does("convert w.bin bare");
     assert_eq!(tokens("bare/config.json"), ["255", "255"]);
     place.refuses("train --model none.toml --steps 1", &["none.toml: no such file"]);

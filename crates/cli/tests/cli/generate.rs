@@ -3,7 +3,7 @@
 use super::Place;
 use ironhorse::train::format::tokenizer::Tokenizer;
 
-const MODEL: &str = "generate --model run/checkpoint --tokens 40";
+const MODEL: &str = "generate --model run --tokens 40";
 
 #[test]
 fn a_seed_decides_the_text() {
@@ -40,22 +40,22 @@ fn the_prompt_comes_first_whatever_its_bytes() {
 #[test]
 fn text_goes_on_beyond_the_context() {
     let place = Place::with_run();
-    place.does("generate --model run/checkpoint --tokens 150 --seed 3 --json g.json");
+    place.does("generate --model run --tokens 150 --seed 3 --json g.json");
     let report = place.json("g.json");
     let tokens = report["tokens"].as_array().unwrap();
     assert!(tokens.len() > 32, "the context is 32, got {}", tokens.len());
     assert!(report["tokens_per_s"].as_f64().unwrap() > 0.0 && report["text"].is_string());
-    assert_eq!(place.does("generate --model run/checkpoint --tokens 0").stdout, b"\n");
+    assert_eq!(place.does("generate --model run --tokens 0").stdout, b"\n");
 }
 
 #[test]
 fn weights_of_every_kind_write_the_same() {
     let place = Place::with_run();
-    place.does("convert run/checkpoint w.bin");
-    place.does("convert run/checkpoint hf");
+    place.does("convert run w.bin");
+    place.does("convert run hf");
     // a checkpoint alone knows how long the sequences were that it was trained with
     let own = place.does(&format!("{MODEL} --context 32")).stdout;
-    for model in ["w.bin", "hf", "run/checkpoint/model.safetensors"] {
+    for model in ["w.bin", "hf", "run/checkpoints/step-000006/model.safetensors"] {
         let text = place.does(&format!("generate --tokens 40 --context 32 --model {model}")).stdout;
         assert_eq!(text, own, "{model}");
     }
@@ -65,10 +65,15 @@ fn weights_of_every_kind_write_the_same() {
 fn what_is_missing_is_said() {
     let place = Place::with_run();
     place.refuses("generate", &["no run below runs/", "ironhorse train"]);
-    place.refuses("generate --model run", &["run: folder is a run", "run/checkpoint"]);
+    std::fs::rename(place.path("run/checkpoints"), place.path("aside")).unwrap();
+    place.refuses("generate --model run", &["run: run is without a checkpoint"]);
+    std::fs::rename(place.path("aside"), place.path("run/checkpoints")).unwrap();
     place.refuses("generate --model nope", &["nope: cannot open: No such file"]);
     place.refuses("generate --model run/config.toml", &["run/config.toml", "TOML", "expected weights"]);
-    place.refuses("generate --model run/checkpoint/tokenizer.bin", &["a tokenizer, expected weights"]);
+    place.refuses(
+        "generate --model run/checkpoints/step-000006/tokenizer.bin",
+        &["a tokenizer, expected weights"],
+    );
     place.refuses(&format!("{MODEL} --tokenizer run/loss.svg"), &["run/loss.svg", "20240328"]);
 }
 
@@ -91,7 +96,7 @@ fn text_looks_back_as_far_as_the_training_did() {
     let model = "--model hidden=16,layers=1,heads=2,kv_heads=1,experts=2,top_k=1,ffn=16,vocab=256,context=64";
     place
         .does(&format!("train {model} --seq 16 --batch 2 --steps 2 --sample-tokens 0 --threads 1 --out run"));
-    let line = "generate --model run/checkpoint --tokens 60 --seed 4 --threads 1 --temperature 1";
+    let line = "generate --model run --tokens 60 --seed 4 --threads 1 --temperature 1";
     let text = |flags: &str| place.does(&format!("{line} {flags}")).stdout;
     assert_eq!(text(""), text("--context 16"));
     assert_ne!(text(""), text("--context 64"), "the model's own context is not what it was trained with");
@@ -105,10 +110,12 @@ fn text_looks_back_as_far_as_the_training_did() {
 fn text_needs_the_weights_of_a_checkpoint_only() {
     let place = Place::with_run();
     let text = place.does(&format!("{MODEL} --seed 3")).stdout;
-    place.write("run/checkpoint/state.safetensors", "spoilt");
+    place.write("run/checkpoints/step-000006/state.safetensors", "spoilt");
     assert_eq!(place.does(&format!("{MODEL} --seed 3")).stdout, text);
-    std::fs::remove_file(place.path("run/checkpoint/state.safetensors")).unwrap();
+    std::fs::remove_file(place.path("run/checkpoints/step-000006/state.safetensors")).unwrap();
     assert_eq!(place.does(&format!("{MODEL} --seed 3")).stdout, text);
-    place.write("run/checkpoint/tokenizer.bin", "spoilt");
-    place.refuses(MODEL, &["tokenizer.bin", "crc32"]);
+    place.write("run/checkpoints/step-000006/tokenizer.bin", "spoilt");
+    let newest = "generate --model run/checkpoints/step-000006 --tokens 40";
+    place.refuses(newest, &["tokenizer.bin", "crc32"]);
+    place.does(MODEL); // the run has an earlier one that is whole
 }

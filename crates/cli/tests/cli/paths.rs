@@ -23,7 +23,7 @@ fn folders_and_files_need_not_be_utf8() {
     // only these two: a name that was mangled would be a third
     assert_eq!(std::fs::read_dir(&top).unwrap().count(), 2);
 
-    let model = top.join(&run).join("checkpoint");
+    let model = top.join(&run);
     let mut command = place.command("generate --tokens 3");
     let done: Done = command.arg("--model").arg(&model).output().unwrap().into();
     assert_eq!(done.code, Some(0), "{}", done.stderr);

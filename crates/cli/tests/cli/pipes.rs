@@ -18,7 +18,7 @@ fn closed() -> Stdio {
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
     let place = Place::with_run();
-    for line in ["doctor --threads 1", "plan --threads 1", "--help", "generate --model run/checkpoint"] {
+    for line in ["doctor --threads 1", "plan --threads 1", "--help", "generate --model run"] {
         let done: Done = place.command(line).stdout(closed()).output().unwrap().into();
         assert_eq!((done.code, &*done.stderr), (Some(0), ""), "{line}");
     }
@@ -26,7 +26,7 @@ fn a_reader_that_goes_away_is_no_error() {
     assert_eq!(command.stdout(closed()).stderr(closed()).status().unwrap().code(), Some(0));
     assert_eq!(place.weights("quiet"), place.weights("run"));
     assert_eq!(place.json("q.json")["steps"], 6);
-    let mut command = place.command("generate --model run/checkpoint --tokens 9 --json g.json");
+    let mut command = place.command("generate --model run --tokens 9 --json g.json");
     assert_eq!(command.stdout(closed()).status().unwrap().code(), Some(0));
     assert!(place.json("g.json")["text"].is_string());
 }
@@ -44,7 +44,7 @@ fn a_check_that_fails_fails_even_when_nobody_reads() {
 fn output_that_cannot_be_written_is_said() {
     let place = Place::with_run();
     let error = "error: standard output: cannot write: No space left on device (os error 28)\n";
-    for line in ["doctor --threads 1", "generate --model run/checkpoint"] {
+    for line in ["doctor --threads 1", "generate --model run"] {
         let done: Done = place.command(line).stdout(full()).output().unwrap().into();
         assert_eq!((done.code, &*done.stderr), (Some(2), error), "{line}");
     }
@@ -79,12 +79,14 @@ fn a_full_disk_leaves_no_half_checkpoint() {
     let last = done.stderr.lines().last().unwrap();
     assert_eq!(done.code, Some(2), "{}", done.stderr);
     assert!(
-        last.starts_with("error: run/checkpoint/model.safetensors: cannot write: File too large"),
+        last.starts_with(
+            "error: run/checkpoints/step-000006/model.safetensors: cannot write: File too large"
+        ),
         "{last}"
     );
     assert_eq!(place.metrics("run").len(), 6, "the log was small enough");
     let left = place.files();
-    assert!(left.keys().all(|path| !path.to_string_lossy().contains("checkpoint")), "{:?}", left.keys());
+    assert!(left.keys().all(|path| !path.to_string_lossy().contains("step-")), "{:?}", left.keys());
     let done = on_a_full_disk(&place, 0, &format!("train {TINY} --out nothing"));
     assert_eq!((done.code, place.path("nothing").exists()), (Some(2), false), "{}", done.stderr);
 }
@@ -96,7 +98,7 @@ fn a_full_disk_leaves_other_files_alone() {
     let done = on_a_full_disk(&place, 60, &format!("train {TINY} --seed 5 --out other"));
     assert_eq!(done.code, Some(2), "{}", done.stderr);
     assert!(before.iter().all(|(path, content)| place.files().get(path) == Some(content)));
-    let done = on_a_full_disk(&place, 60, "convert run/checkpoint w.bin");
+    let done = on_a_full_disk(&place, 60, "convert run w.bin");
     assert_eq!((done.code, place.path("w.bin").exists()), (Some(2), false), "{}", done.stderr);
     assert!(done.stderr.starts_with("error: w.bin: cannot write: File too large"), "{}", done.stderr);
 }

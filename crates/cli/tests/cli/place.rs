@@ -1,5 +1,6 @@
 //! A folder of its own for each test, and the binary run in it.
 
+use ironhorse::train::format::checkpoint::checkpoints_of;
 use ironhorse::train::format::shards::{ShardKind, ShardWriter};
 use ironhorse::train::metrics::{Metrics, read_metrics};
 use serde_json::Value;
@@ -143,7 +144,14 @@ impl Place {
     }
 
     pub fn weights(&self, run: &str) -> Vec<u8> {
-        self.read(&format!("{run}/checkpoint/model.safetensors"))
+        self.read(&format!("{}/model.safetensors", self.last(run)))
+    }
+
+    /// The newest checkpoint of a run.
+    pub fn last(&self, run: &str) -> String {
+        let all = checkpoints_of(&self.path(run));
+        let (_, newest) = all.first().unwrap_or_else(|| panic!("{run} has no checkpoint"));
+        format!("{run}/checkpoints/{}", newest.file_name().unwrap().to_str().unwrap())
     }
 
     pub fn shard(&self, name: &str, tokens: &[u32]) {

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use super::answer_key::{AnswerKeySpec, write_answer_key};
 use super::checkpoint::{CheckpointParts, TrainerState, write_checkpoint};
-use ironhorse_core::Precision;
 use super::debug_state::{DebugStateParts, write_debug_state};
 use super::hf::{HfOptions, write_hf};
 use super::llmc_model::{ModelOptions, write_model};
@@ -13,6 +12,7 @@ use super::tokenizer::Tokenizer;
 use super::*;
 use crate::Result;
 use crate::model::{Gpt2Config, MoeConfig, TensorSpec};
+use ironhorse_core::Precision;
 
 fn config() -> Gpt2Config {
     Gpt2Config::new(3, 5, 1, 1, 4)
@@ -80,6 +80,7 @@ fn write_all(folder: &Path) -> Result<()> {
     };
     write_checkpoint(&at("checkpoint"), &parts, read)?;
     // a run with a torn checkpoint and the whole one
+    std::fs::create_dir_all(at("run/checkpoints")).unwrap();
     for name in ["step-000007", "step-000009"] {
         write_checkpoint(&at("run/checkpoints").join(name), &parts, read)?;
     }

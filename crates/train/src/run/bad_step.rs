@@ -29,7 +29,9 @@ impl Trainer<'_> {
     /// What a step that the engine refused means: a router chooses no experts by numbers that are not finite, so a model
     /// with experts that runs away gets no further than that. Any other refusal stays an error.
     pub fn bad_by_error(&mut self, step: u64, error: Error) -> Result<Bad> {
-        let Some((_, position)) = self.fetched.filter(|(fetched, _)| *fetched >= step) else { return Err(error) };
+        let Some((_, position)) = self.fetched.filter(|(fetched, _)| *fetched >= step) else {
+            return Err(error);
+        };
         if self.find_non_finite(step).is_none() {
             return Err(error);
         }
@@ -117,7 +119,9 @@ impl Trainer<'_> {
         self.job.saver.finish(self.job.folder, self.job.observer);
         let before = step + 1 - u64::from(self.bad_in_a_row).min(step + 1);
         let earlier = checkpoints_of(self.job.folder.path()).into_iter().filter(|(at, _)| *at <= before);
-        let Some(mut checkpoint) = earlier.map(|(_, path)| path).find_map(|path| Checkpoint::open(&path).ok()) else {
+        let Some(mut checkpoint) =
+            earlier.map(|(_, path)| path).find_map(|path| Checkpoint::open(&path).ok())
+        else {
             return Err(why);
         };
         let state = checkpoint.trainer().clone();

@@ -171,7 +171,8 @@ impl BlackBox {
             Error::field(&file, "step", format!("not valid ({error})"), "the JSON of a bad step")
         })?;
         let (x, y) = (tensors.read_i32("x")?, tensors.read_i32("y")?);
-        let tokens = (bad.accumulate as usize).checked_mul(bad.batch).and_then(|rows| rows.checked_mul(bad.seq));
+        let tokens =
+            (bad.accumulate as usize).checked_mul(bad.batch).and_then(|rows| rows.checked_mul(bad.seq));
         if tokens != Some(x.len()) || x.len() != y.len() || x.is_empty() {
             let expected = format!("{} x {} x {}", bad.accumulate, bad.batch, bad.seq);
             return Err(Error::field(&file, "tokens", x.len(), expected));

@@ -167,7 +167,9 @@ impl RunFolder {
     fn remove_samples_after(&self, step: u64) {
         for entry in fs::read_dir(self.path.join(SAMPLES)).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            let of = name.to_str().and_then(|name| name.strip_prefix("step-")?.strip_suffix(".txt")?.parse::<u64>().ok());
+            let of = name
+                .to_str()
+                .and_then(|name| name.strip_prefix("step-")?.strip_suffix(".txt")?.parse::<u64>().ok());
             if of.is_some_and(|of| of > step) {
                 let _ = fs::remove_file(entry.path());
             }
@@ -207,7 +209,8 @@ fn check_free(path: &Path, overwrite: bool) -> Result<()> {
         };
     }
     let entries = fs::read_dir(path).map_err(|source| Error::io(path, "read", source))?;
-    let theirs = entries.flatten().map(|entry| entry.file_name()).find(|name| name != LOCK && name != PREVIOUS);
+    let theirs =
+        entries.flatten().map(|entry| entry.file_name()).find(|name| name != LOCK && name != PREVIOUS);
     match theirs {
         None => Ok(()),
         Some(name) => Err(Error::field(
@@ -245,7 +248,8 @@ fn lock(path: &Path) -> Result<File> {
 /// what it replaced, is the one without worth.
 fn put_aside(path: &Path) -> Result<()> {
     let previous = path.join(PREVIOUS);
-    let keep_older = previous.exists() && checkpoints_of(path).is_empty() && !checkpoints_of(&previous).is_empty();
+    let keep_older =
+        previous.exists() && checkpoints_of(path).is_empty() && !checkpoints_of(&previous).is_empty();
     if !keep_older {
         remove_if_there(&previous)?;
         fs::create_dir(&previous).map_err(|source| Error::io(&previous, "create", source))?;

@@ -22,6 +22,7 @@ pub use folder::RunFolder;
 pub use provenance::{InitFacts, RunJson, Started, host, read_algorithms, utc};
 pub use saver::{SaveSettings, SaveStats, Saver};
 
+use crate::Result;
 use crate::data::Loader;
 use crate::format::checkpoint::{Best, TrainerState};
 use crate::format::tokenizer::Tokenizer;
@@ -30,7 +31,6 @@ use crate::model::Recompute;
 use crate::sample::Sampler;
 use crate::schedule::LrSchedule;
 use crate::session::Session;
-use crate::Result;
 use ironhorse_core::Scalars;
 use serde_json::Value;
 use std::path::PathBuf;
@@ -171,8 +171,9 @@ pub fn train(job: Job<'_>) -> Result<Summary> {
 
 /// What a resumed run goes on from: cuts the log back and puts the data where the checkpoint's were.
 pub fn restore_position(state: &TrainerState, data: &mut TrainData) -> Result<()> {
-    let position = serde_json::from_value(state.data.clone())
-        .map_err(|error| crate::Error::Config(format!("the checkpoint's position in the data is not valid: {error}")))?;
+    let position = serde_json::from_value(state.data.clone()).map_err(|error| {
+        crate::Error::Config(format!("the checkpoint's position in the data is not valid: {error}"))
+    })?;
     data.train.restore(position)
 }
 

@@ -186,7 +186,7 @@ mod tests {
             (951_782_399, "2000-02-28 23:59:59"),
             (951_782_400, "2000-02-29 00:00:00"),
             (1_709_164_800, "2024-02-29 00:00:00"),
-            (1_794_783_599, "2026-11-15 23:59:59"),
+            (1_794_787_199, "2026-11-15 23:59:59"),
             (4_102_444_800, "2100-01-01 00:00:00"),
         ] {
             assert_eq!(utc(seconds), text);
@@ -204,7 +204,9 @@ mod tests {
         let read = RunJson::read(top.path()).unwrap().unwrap();
         assert_eq!((&read, read.device()), (&run, "cuda:0"));
         std::fs::write(top.path().join(RUN_JSON), "{").unwrap();
-        assert!(RunJson::read(top.path()).unwrap_err().to_string().contains("run.json: content is not valid"));
+        assert!(
+            RunJson::read(top.path()).unwrap_err().to_string().contains("run.json: content is not valid")
+        );
         let choices = vec![("gemm a".to_owned(), "text".to_owned())];
         assert!(read_algorithms(top.path()).unwrap().is_empty());
         write_algorithms(top.path(), &choices).unwrap();

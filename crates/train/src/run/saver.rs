@@ -3,8 +3,8 @@
 use super::{Observer, RunFolder};
 use crate::format::atomic;
 use crate::format::checkpoint::{
-    CHECKPOINTS, Checkpoint, CheckpointParts, PART_BYTES, TrainerState, Written, checkpoint_bytes, checkpoints_of,
-    step_name, write_checkpoint,
+    CHECKPOINTS, Checkpoint, CheckpointParts, PART_BYTES, TrainerState, Written, checkpoint_bytes,
+    checkpoints_of, step_name, write_checkpoint,
 };
 use crate::format::disk::free_bytes;
 use crate::format::tokenizer::Tokenizer;
@@ -184,7 +184,9 @@ impl Saver {
 
     /// Begins to make the snapshot's memory, which can take seconds, unless there is too little for it.
     pub(super) fn prepare(&mut self, session: &mut Session, observer: &mut dyn Observer) {
-        if !matches!(self.memory, Memory::Unmade) || (self.settings.every == 0 && self.settings.minutes == 0.0) {
+        if !matches!(self.memory, Memory::Unmade)
+            || (self.settings.every == 0 && self.settings.minutes == 0.0)
+        {
             return;
         }
         self.make_memory(session, observer);
@@ -285,9 +287,8 @@ impl Saver {
         let (plan, state, log) = (self.plan.clone(), state.clone(), folder.log_handle());
         let step = state.step;
         let thread = std::thread::spawn(move || {
-            let written = plan.write(&state, log, |pool, index, bytes| {
-                plan.tensor(memory.bytes(), pool, index, bytes)
-            });
+            let written =
+                plan.write(&state, log, |pool, index, bytes| plan.tensor(memory.bytes(), pool, index, bytes));
             (memory, written)
         });
         self.memory = Memory::Away;
@@ -360,7 +361,8 @@ impl Saver {
         if let Some(first) = written.non_finite.first() {
             let more = written.non_finite.len() - 1;
             let more = if more > 0 { format!(" and {more} more tensors") } else { String::new() };
-            observer.note(&format!("step {step:>5}  saved with numbers that are not finite in `{first}`{more}"));
+            observer
+                .note(&format!("step {step:>5}  saved with numbers that are not finite in `{first}`{more}"));
         }
         observer.saved(step, &self.stats);
         if let Err(error) = folder.forget_previous() {

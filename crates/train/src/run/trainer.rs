@@ -1,7 +1,7 @@
 //! The loop.
 
-use super::balance::Balance;
 use super::bad_step::Bad;
+use super::balance::Balance;
 use super::spikes::Spikes;
 use super::{Ending, Job, StopReason, Summary, provenance, scalars_of};
 use crate::data::LoaderState;
@@ -67,6 +67,8 @@ pub(super) struct Trainer<'a> {
     /// Algorithms written to the folder so far.
     choices: usize,
     log_failed: bool,
+    /// The last save failed everywhere: it is not tried once more.
+    unsaved: bool,
 }
 
 impl<'a> Trainer<'a> {
@@ -105,6 +107,7 @@ impl<'a> Trainer<'a> {
             spikes: Spikes::default(),
             choices: 0,
             log_failed: false,
+            unsaved: false,
             job,
         };
         if step > 0 {
@@ -393,8 +396,9 @@ impl<'a> Trainer<'a> {
     fn save_last(&mut self) -> Result<()> {
         self.keep_choices();
         let state = self.state();
-        let place = self.job.saver.save_last(self.job.session, &state, self.job.folder, self.job.observer)?;
-        self.summary.checkpoint = place;
+        let saved = self.job.saver.save_last(self.job.session, &state, self.job.folder, self.job.observer);
+        self.unsaved = saved.is_err();
+        self.summary.checkpoint = saved?;
         Ok(())
     }
 
@@ -418,7 +422,7 @@ impl<'a> Trainer<'a> {
             }
         }
         self.finish_folder();
-        if self.landed == 0 || self.job.saver.last_step() == Some(self.landed) {
+        if self.landed == 0 || self.unsaved || self.job.saver.last_step() == Some(self.landed) {
             self.job.saver.finish(self.job.folder, self.job.observer);
             return;
         }
@@ -427,7 +431,9 @@ impl<'a> Trainer<'a> {
         match self.save_last() {
             Ok(()) => {
                 let place = self.summary.checkpoint.display();
-                self.job.observer.note(&format!("the run as it was after step {} is kept in {place}", self.landed));
+                self.job
+                    .observer
+                    .note(&format!("the run as it was after step {} is kept in {place}", self.landed));
             }
             Err(error) => self.job.observer.note(&format!("the run as it was is not kept: {error}")),
         }

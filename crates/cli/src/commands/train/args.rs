@@ -3,8 +3,9 @@
 use super::super::generate::SamplingArgs;
 use super::super::verify::RecomputeArg;
 use super::BUILTIN;
-use crate::args::{EngineArgs, StateArgs};
+use crate::args::{EngineArgs, StateArgs, check_utf8};
 use crate::number::{self, Time};
+use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -41,11 +42,11 @@ pub struct TrainArgs {
     /// Token shards to train on, as paths or patterns; the built-in stories if not given
     #[arg(long, value_name = "GLOB", num_args = 1..)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub data: Vec<String>,
+    pub data: Vec<PathBuf>,
     /// Token shards to validate on
     #[arg(long, value_name = "GLOB", num_args = 1..)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub val_data: Vec<String>,
+    pub val_data: Vec<PathBuf>,
     /// Tokenizer file, to write samples as text
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -160,6 +161,17 @@ pub struct TrainArgs {
     pub json: Option<PathBuf>,
 }
 
+impl TrainArgs {
+    /// Refuses paths that config.toml could not hold.
+    pub fn check_paths(&self) -> Result<()> {
+        let lists = [("--data", &self.data), ("--val-data", &self.val_data)];
+        let lists =
+            lists.into_iter().flat_map(|(flag, paths)| paths.iter().map(move |path| (flag, path.as_path())));
+        let single = [("--init", &self.init), ("--tokenizer", &self.tokenizer)];
+        check_utf8(lists.chain(single.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)))))
+    }
+}
+
 /// Shapes of the learning rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -171,4 +183,3 @@ pub enum ScheduleArg {
     /// Flat
     Constant,
 }
-

@@ -40,7 +40,9 @@ pub fn open(args: &TrainArgs, config: &ModelConfig) -> Result<Opened> {
         false => shards(args, config, &args.data, true)?,
     };
     let (val, val_facts) = match (args.val_data.is_empty(), own) {
-        (true, true) => stories(args, config, Split::Validation).map(|(loader, facts)| (Some(loader), facts))?,
+        (true, true) => {
+            stories(args, config, Split::Validation).map(|(loader, facts)| (Some(loader), facts))?
+        }
         (true, false) => (None, Vec::new()),
         (false, _) => {
             shards(args, config, &args.val_data, false).map(|(loader, facts)| (Some(loader), facts))?
@@ -82,7 +84,7 @@ fn stories(args: &TrainArgs, config: &ModelConfig, split: Split) -> Result<(Load
 fn shards(
     args: &TrainArgs,
     config: &ModelConfig,
-    patterns: &[String],
+    patterns: &[PathBuf],
     shuffle: bool,
 ) -> Result<(Loader, Vec<SourceFacts>)> {
     let sources = open_shards(patterns)?;

@@ -14,7 +14,6 @@ pub use args::TrainArgs;
 pub use report::saved_line;
 
 use self::args::ScheduleArg;
-use crate::args::check_utf8;
 use crate::hardware::{check_memory, human_bytes};
 use crate::progress::Progress;
 use crate::signals::Handlers;
@@ -25,7 +24,9 @@ use ironhorse::train::format::checkpoint::{TrainerState, checkpoint_bytes};
 use ironhorse::train::format::disk::free_bytes;
 use ironhorse::train::format::{ModelChoice, WeightSource, open_weights};
 use ironhorse::train::model::{Gpt2Config, ModelConfig};
-use ironhorse::train::run::{self, Control, InitFacts, Job, RunFolder, RunJson, SaveSettings, Saver, TrainSettings};
+use ironhorse::train::run::{
+    self, Control, InitFacts, Job, RunFolder, RunJson, SaveSettings, Saver, TrainSettings,
+};
 use ironhorse::train::schedule::{Decay, LrSchedule};
 use ironhorse::train::session::{Session, SessionSpec};
 use std::ffi::OsString;
@@ -83,11 +84,12 @@ fn start(args: &TrainArgs, line: &[OsString]) -> Result<Outcome> {
     if let Some(source) = &weights {
         args.init.get_or_insert(source.path().to_owned());
     }
-    let paths = [("--init", &args.init), ("--tokenizer", &args.tokenizer)];
-    check_utf8(paths.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))))?;
+    args.check_paths()?;
     let mut prepared = Prepared::new(&args, config)?;
     match &mut weights {
-        Some(source) => prepared.session.load(Pool::Params, |name, values| source.read_tensor(name, values))?,
+        Some(source) => {
+            prepared.session.load(Pool::Params, |name, values| source.read_tensor(name, values))?
+        }
         None => prepared.session.init(args.seed)?,
     }
     if let (Some(path), Some(shape)) = (&args.save_batches, prepared.spec.train) {

@@ -61,7 +61,8 @@ pub fn run(named: &Path, given: &TrainArgs, line: &[OsString]) -> Result<Outcome
     out::check_json_in(given.json.as_deref(), None)?;
     let (args, changes) = settings(&path, given, line)?;
     let mut folder = RunFolder::open(&path)?;
-    let damaged = |error: &ironhorse::train::Error| out::note(format_args!("passed over a checkpoint: {error}"));
+    let damaged =
+        |error: &ironhorse::train::Error| out::note(format_args!("passed over a checkpoint: {error}"));
     let Some(mut checkpoint) = open_latest(&path, Checkpoint::open, damaged)? else {
         bail!(
             "{}: has no whole checkpoint to resume from; start again with: ironhorse train --config {} --out NEW",
@@ -86,7 +87,8 @@ pub fn run(named: &Path, given: &TrainArgs, line: &[OsString]) -> Result<Outcome
     let mut state = state;
     state.settings = serde_json::to_value(&args)?;
 
-    let mut json = RunJson::read(&path)?.unwrap_or_else(|| RunJson::new(report::started(line, prepared.session.engine(), 0)));
+    let mut json = RunJson::read(&path)?
+        .unwrap_or_else(|| RunJson::new(report::started(line, prepared.session.engine(), 0)));
     let mut started = report::started(line, prepared.session.engine(), state.step);
     say_changes(&changes, &json, &started.device, exact);
     started.changes = changes.iter().map(|(_, text)| text.clone()).collect();
@@ -173,7 +175,9 @@ fn say_changes(changes: &[(Change, String)], json: &RunJson, device: &str, exact
             json.device()
         ));
     } else if !exact {
-        out::note("the state was kept in other element types and is converted: its bits may differ from there on");
+        out::note(
+            "the state was kept in other element types and is converted: its bits may differ from there on",
+        );
     }
 }
 

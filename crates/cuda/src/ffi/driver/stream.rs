@@ -96,7 +96,8 @@ impl Stream {
 
     /// Copies into page-locked memory and waits, so that the slice is never written to after the call.
     pub fn download_now(&self, to: &mut [u8], from: u64) -> Result<()> {
-        let queued = call!(self.device, cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, to.len(), self.raw));
+        let queued =
+            call!(self.device, cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, to.len(), self.raw));
         let done = self.synchronize(); // also where the copy was refused: nothing may still be on its way
         queued.and(done)
     }

@@ -33,7 +33,7 @@ fn bytes_of(precision: Precision, pool: Pool, spec: &TensorSpec) -> Vec<u8> {
     match precision.of(pool) {
         DType::F32 => values.flat_map(f32::to_le_bytes).collect(),
         DType::BF16 => values.flat_map(|value| f32_to_bf16(value).to_le_bytes()).collect(),
-        _ => values.flat_map(|value| (value as i16 - 300).to_le_bytes()).collect(),
+        _ => values.flat_map(|value| (-37 * value as i16).to_le_bytes()).collect(),
     }
 }
 
@@ -58,7 +58,10 @@ fn state() -> TrainerState {
 
 fn write(folder: &Path, trainer: &TrainerState) -> Result<Written> {
     let tokenizer = Tokenizer::bytes();
-    let parts = CheckpointParts { tokenizer: Some(&tokenizer), ..CheckpointParts::new(&CONFIG, Precision::F32, trainer) };
+    let parts = CheckpointParts {
+        tokenizer: Some(&tokenizer),
+        ..CheckpointParts::new(&CONFIG, Precision::F32, trainer)
+    };
     write_checkpoint(folder, &parts, read(Precision::F32))
 }
 
@@ -105,7 +108,12 @@ fn every_pool_comes_back_byte_for_byte_in_files_of_any_size() {
             for spec in CONFIG.tensors() {
                 for pool in CheckpointParts::pools(precision) {
                     checkpoint.read_pool(pool, &spec, &mut bytes).unwrap();
-                    assert_eq!(bytes, bytes_of(precision, pool, &spec), "{precision:?} {pool:?} {}", spec.name);
+                    assert_eq!(
+                        bytes,
+                        bytes_of(precision, pool, &spec),
+                        "{precision:?} {pool:?} {}",
+                        spec.name
+                    );
                 }
             }
         }
@@ -118,7 +126,8 @@ fn weights_are_read_from_the_master() {
     let state = state();
     for precision in PRECISIONS.into_iter().skip(1) {
         let folder = top.path().join(format!("{}-{}", precision.master, precision.moments));
-        write_checkpoint(&folder, &CheckpointParts::new(&CONFIG, precision, &state), read(precision)).unwrap();
+        write_checkpoint(&folder, &CheckpointParts::new(&CONFIG, precision, &state), read(precision))
+            .unwrap();
         let mut checkpoint = Checkpoint::open_weights(&folder).unwrap();
         for spec in CONFIG.tensors() {
             let (weights, master) =
@@ -239,6 +248,7 @@ fn damage_is_named() {
 fn what_is_whole_counts_and_not_what_a_name_says() {
     let run = tempfile::tempdir().unwrap();
     let at = |name: &str| run.path().join(CHECKPOINTS).join(name);
+    std::fs::create_dir(run.path().join(CHECKPOINTS)).unwrap();
     for step in [5, 20, 100, 1_000_000] {
         write(&at(&step_name(step)), &TrainerState { step, ..state() }).unwrap();
     }
@@ -254,7 +264,9 @@ fn what_is_whole_counts_and_not_what_a_name_says() {
     let mut passed_over = 0;
     let latest = open_latest(run.path(), Checkpoint::open, |_| passed_over += 1).unwrap().unwrap();
     assert_eq!((latest.trainer().step, passed_over), (20, 2));
-    assert!(Checkpoint::manifest(&at("step-1000000")).unwrap_err().to_string().contains("file size is 4 bytes"));
+    assert!(
+        Checkpoint::manifest(&at("step-1000000")).unwrap_err().to_string().contains("file size is 4 bytes")
+    );
     // only its state is torn
     assert_eq!(Checkpoint::of_run(run.path()).unwrap().trainer().step, 1_000_000);
     let empty = tempfile::tempdir().unwrap();

@@ -53,7 +53,8 @@ pub struct Written {
 
 /// About how many bytes a checkpoint of this model takes.
 pub fn checkpoint_bytes(config: &ModelConfig, precision: Precision) -> u64 {
-    let element: usize = CheckpointParts::pools(precision).iter().map(|&pool| precision.of(pool).size()).sum();
+    let element: usize =
+        CheckpointParts::pools(precision).iter().map(|&pool| precision.of(pool).size()).sum();
     config.num_params() as u64 * element as u64 + (1 << 20)
 }
 
@@ -66,7 +67,8 @@ pub fn write_checkpoint(
 ) -> Result<Written> {
     parts.config.validate()?;
     atomic::write_folder(folder, is_ours, |folder| {
-        let mut job = Job { folder, parts, table: parts.config.tensors(), crc32: BTreeMap::new(), non_finite: vec![] };
+        let mut job =
+            Job { folder, parts, table: parts.config.tensors(), crc32: BTreeMap::new(), non_finite: vec![] };
         job.weights(&mut read)?;
         if parts.precision.has_master() {
             job.pools(MASTER, &[Pool::Master], &mut read)?;
@@ -239,9 +241,11 @@ fn all_finite(values: &[f32]) -> bool {
 fn bytes_finite(dtype: DType, bytes: &[u8]) -> bool {
     const EXPONENT: u16 = 0x7f80;
     match dtype {
-        DType::F32 => {
-            bytes.as_chunks::<4>().0.iter().fold(true, |all, &cell| all & f32::from_le_bytes(cell).is_finite())
-        }
+        DType::F32 => bytes
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .fold(true, |all, &cell| all & f32::from_le_bytes(cell).is_finite()),
         DType::BF16 => {
             let finite = |&cell: &[u8; 2]| u16::from_le_bytes(cell) & EXPONENT != EXPONENT;
             bytes.as_chunks::<2>().0.iter().fold(true, |all, cell| all & finite(cell))
