@@ -206,6 +206,7 @@ impl<'a> Trainer<'a> {
     /// Gives a step to the engine and takes over the one before. Gives the next step: the one after, the same again if the
     /// one before was bad, or an earlier one if the run went back to a checkpoint.
     fn make(&mut self, step: u64, metrics: Metrics, in_flight: &mut Option<InFlight>) -> Result<u64> {
+        let val_loss = metrics.val_loss;
         let started = self.start(metrics);
         if let Some(previous) = in_flight.take()
             && let Some(bad) = self.land(previous, true)?
@@ -219,13 +220,15 @@ impl<'a> Trainer<'a> {
         match started {
             Ok(started) => *in_flight = Some(started),
             Err(error) => {
-                let bad = self.bad_by_error(step, error)?;
+                let mut bad = self.bad_by_error(step, error)?;
+                bad.metrics.val_loss = val_loss;
                 return Ok(self.skip(bad)?.unwrap_or(step + 1));
             }
         }
         if in_flight.as_ref().is_some_and(|step| step.pending.is_ready()) {
             // the engine worked while it was asked to: nothing is in flight
-            return Ok(self.settle(in_flight, false)?.unwrap_or(step + 1));
+            let last = step + 1 == self.job.settings.steps;
+            return Ok(self.settle(in_flight, last)?.unwrap_or(step + 1));
         }
         Ok(step + 1)
     }
@@ -271,7 +274,11 @@ impl<'a> Trainer<'a> {
         let InFlight { mut metrics, scalars, position, pending } = step;
         let (loss, norm) = match self.job.session.finish_update(pending) {
             Ok(results) => results,
-            Err(error) => return self.bad_by_error(metrics.step, error).map(Some),
+            Err(error) => {
+                let mut bad = self.bad_by_error(metrics.step, error)?;
+                bad.metrics.val_loss = metrics.val_loss;
+                return Ok(Some(bad));
+            }
         };
         let now = Instant::now();
         let seconds = now.duration_since(self.mark).as_secs_f32();
@@ -385,7 +392,8 @@ impl<'a> Trainer<'a> {
         self.save_last()?;
         if let Some(loss) = self.summary.last_val_loss.filter(|loss| !loss.is_finite()) {
             self.finish_folder();
-            let found = self.find_non_finite(steps.saturating_sub(1)).unwrap_or_default();
+            let found = self.find_non_finite(steps.saturating_sub(1));
+            let found = found.map_or_else(String::new, |found| format!("; first not finite: {found}"));
             return Err(Error::Diverged { step: steps, loss, norm: f32::NAN, found });
         }
         self.sample(steps);
@@ -420,6 +428,9 @@ impl<'a> Trainer<'a> {
             if !matches!(landed, Ok(None)) {
                 let _ = self.job.session.clear_halt();
             }
+        }
+        if let Some(metrics) = self.unlogged.take() {
+            self.log(&metrics); // its validation failed
         }
         self.finish_folder();
         if self.landed == 0 || self.unsaved || self.job.saver.last_step() == Some(self.landed) {
