@@ -98,7 +98,9 @@ impl Trainer<'_> {
         }
         let found = found.map_or_else(String::new, |found| format!("; first not finite: {found}"));
         let diverged = Error::Diverged { step, loss: metrics.loss, norm, found };
-        self.go_back(step, diverged).map(Some)
+        // the newest that may be taken has the weights that the first of the row ran on
+        let below = self.landed - u64::from(self.bad_in_a_row).min(self.landed) + 1;
+        self.go_back(step, below, diverged).map(Some)
     }
 
     /// A validation loss that is not finite: the weights are spoilt though every step was finite. Gives the step to go on
@@ -107,21 +109,20 @@ impl Trainer<'_> {
         self.job.observer.note(&format!("step {step:>5}  the validation loss is {loss}"));
         let found = self.find_non_finite(step.saturating_sub(1));
         let found = found.map_or_else(String::new, |found| format!("; first not finite: {found}"));
-        self.go_back(step, Error::Diverged { step, loss, norm: f32::NAN, found })
+        // the weights that were validated are those from before the bad steps, if there were any
+        let below = step - u64::from(self.bad_in_a_row).min(step);
+        self.go_back(step, below, Error::Diverged { step, loss, norm: f32::NAN, found })
     }
 
-    /// Goes back to the newest whole checkpoint from before the bad steps and past their batches; `why` if that was done
-    /// already or there is none.
-    fn go_back(&mut self, step: u64, why: Error) -> Result<u64> {
+    /// Goes back to the newest whole checkpoint of less than `below` steps, and past the batches since; `why` if that was
+    /// done already or there is none.
+    fn go_back(&mut self, step: u64, below: u64, why: Error) -> Result<u64> {
         if self.rolled_back_from.is_some() {
             return Err(why);
         }
         self.job.saver.finish(self.job.folder, self.job.observer);
-        let before = step + 1 - u64::from(self.bad_in_a_row).min(step + 1);
-        let earlier = checkpoints_of(self.job.folder.path()).into_iter().filter(|(at, _)| *at <= before);
-        let Some(mut checkpoint) =
-            earlier.map(|(_, path)| path).find_map(|path| Checkpoint::open(&path).ok())
-        else {
+        let earlier = checkpoints_of(self.job.folder.path()).into_iter().filter(|(at, _)| *at < below);
+        let Some(mut checkpoint) = earlier.map(|(_, path)| path).find_map(|path| good(&path)) else {
             return Err(why);
         };
         let state = checkpoint.trainer().clone();
@@ -202,6 +203,21 @@ impl Trainer<'_> {
             places.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", "),
         ));
     }
+}
+
+/// A whole checkpoint whose weights are finite. One that was saved after the weights were spoilt is whole, too.
+fn good(path: &Path) -> Option<Checkpoint> {
+    let mut checkpoint = Checkpoint::open(path).ok()?;
+    let mut values = Vec::new();
+    for spec in checkpoint.config().tensors() {
+        values.clear();
+        values.resize(spec.shape.numel(), 0.0);
+        checkpoint.read_tensor(&spec.name, &mut values).ok()?;
+        if values.iter().any(|value| !value.is_finite()) {
+            return None;
+        }
+    }
+    Some(checkpoint)
 }
 
 /// A folder beside another, seen from that other.

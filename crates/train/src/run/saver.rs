@@ -393,9 +393,10 @@ impl Saver {
         Ok(())
     }
 
-    /// Removes the checkpoints after `step`: those of a past that the run went back from.
+    /// Removes the checkpoints after `step`: those of a past that the run went back from. The one of `step` has the weights
+    /// of the run as it is now, but not its place in the data: it is due again.
     pub(super) fn forget_after(&mut self, step: u64) -> Result<()> {
-        self.last_step = Some(step);
+        self.last_step = None;
         for (_, path) in checkpoints_of(&self.plan.run).into_iter().filter(|(at, _)| *at > step) {
             atomic::remove_folder(&path)?;
         }

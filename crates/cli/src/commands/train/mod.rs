@@ -235,6 +235,9 @@ fn choose_model(args: &TrainArgs) -> Result<(ModelConfig, Option<Box<dyn WeightS
 /// Refuses a run whose first checkpoint the disk has no room for; warns if it has none for all that are kept.
 fn check_space(path: &Path, args: &TrainArgs, config: &ModelConfig, precision: Precision) -> Result<()> {
     let (one, free) = (checkpoint_bytes(config, precision), free_bytes(path)?);
+    if free == 0 {
+        return Ok(()); // a full disk, or a file system that says nothing: making the folder will tell
+    }
     if one > free {
         bail!(
             "{}: the disk has {} free, a checkpoint of this run takes {}; choose another --out",
