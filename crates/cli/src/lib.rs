@@ -153,6 +153,7 @@ fn run(command: Command, line: &[OsString]) -> anyhow::Result<Outcome> {
 /// Runs the command line, its first word the name of the program, and says the exit code: 0 done, 1 the check failed,
 /// 2 could not run, 3 stopped early, can be resumed. Prints to standard output and error; ends no process.
 pub fn main_with(args: impl IntoIterator<Item = OsString>) -> u8 {
+    out::running(); // from here on
     let done = parse(args.into_iter()).and_then(|asked| match asked {
         Asked::Told(code) => Ok(code),
         Asked::Run(cli) => {

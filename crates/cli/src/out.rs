@@ -7,7 +7,9 @@ use serde::Serialize;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// What errors call it.
 const STDOUT: &str = "standard output";
@@ -52,6 +54,13 @@ pub fn log_level(verbose: u8) {
         .without_time()
         .try_init();
 }
+
+/// How long the command has been running.
+pub fn running() -> Duration {
+    STARTED.get_or_init(Instant::now).elapsed()
+}
+
+static STARTED: OnceLock<Instant> = OnceLock::new();
 
 /// Set by `-v`.
 static VERBOSE: AtomicBool = AtomicBool::new(false);

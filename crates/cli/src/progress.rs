@@ -19,6 +19,8 @@ pub struct Progress {
     first: u64,
     started: Instant,
     last_line: Option<Instant>,
+    /// Seconds from the start of the process to the first step that was done.
+    first_step_s: Option<f64>,
 }
 
 impl Progress {
@@ -36,7 +38,7 @@ impl Progress {
             bar.set_position(first);
             bar.reset_eta();
         }
-        Self { bar, total, first, started: Instant::now(), last_line: None }
+        Self { bar, total, first, started: Instant::now(), last_line: None, first_step_s: None }
     }
 
     fn print(&self, text: &str) {
@@ -53,6 +55,11 @@ impl Progress {
         }
     }
 
+    /// Seconds from the start of the process to the first step that was done.
+    pub fn first_step_s(&self) -> Option<f64> {
+        self.first_step_s
+    }
+
     fn eta(&self, done: u64) -> String {
         let made = done.saturating_sub(self.first).max(1);
         let left =
@@ -63,6 +70,7 @@ impl Progress {
 
 impl Observer for Progress {
     fn step(&mut self, m: &Metrics) {
+        self.first_step_s.get_or_insert_with(|| out::running().as_secs_f64());
         let norm = m.grad_norm.unwrap_or(f32::NAN);
         let message =
             format!("loss {:.4}  norm {norm:.3}  lr {:.2e}  {:.0} tok/s", m.loss, m.lr, m.tokens_per_s);

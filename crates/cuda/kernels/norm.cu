@@ -1,4 +1,5 @@
-// grad_norm: norm = √Σ g² over one flat pool; halt = 1 if it was not 0 or if the norm or the loss is not finite, else 0
+// grad_norm: norm = √Σ g² over one flat pool; halt = 1 if it was not 0, if the norm or the loss is not finite, or if a kernel
+//        of the step reported a fault (a router that met a NaN), else 0
 // moves  n·sizeof(GRAD) bytes; bound: memory
 // grid   grad_norm_parts: a fixed number of blocks, whatever the device; grad_norm_total: one block; any n
 // order  each thread its vectors in turn, a tree over the block, then over the blocks: the same on every device.
@@ -45,7 +46,7 @@ KERNEL __launch_bounds__(THREADS) grad_norm_parts(double* parts, const GRAD* gra
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 
-KERNEL __launch_bounds__(THREADS) grad_norm_total(float* norm, float* halt, const float* loss,
+KERNEL __launch_bounds__(THREADS) grad_norm_total(float* norm, float* halt, const float* loss, const Fault* fault,
                                                   const double* parts, u32 count) {
     __shared__ double shared[THREADS];
     double sum = 0.0;
@@ -54,6 +55,7 @@ KERNEL __launch_bounds__(THREADS) grad_norm_total(float* norm, float* halt, cons
     if (threadIdx.x == 0) {
         const float total = (float)sqrt(sum);
         *norm = total;
-        *halt = *halt == 0.0f && is_finite(total) && is_finite(*loss) ? 0.0f : 1.0f;
+        const bool good = is_finite(total) && is_finite(*loss) && fault->code == 0;
+        *halt = *halt == 0.0f && good ? 0.0f : 1.0f;
     }
 }

@@ -38,10 +38,11 @@ const KEYS: [(&str, &str, usize, usize); 2] = [
 const KEY_STEPS: usize = 5;
 
 /// Files as they are: in the repository, in the folder.
-const FILES: [(&str, &str); 5] = [
+const FILES: [(&str, &str); 6] = [
     ("scripts/gpu/run.sh", MARK),
     ("scripts/gpu/moe.sh", "moe.sh"),
     ("scripts/gpu/moe_check.py", "moe_check.py"),
+    ("scripts/gpu/runs.sh", "runs.sh"),
     ("scripts/gpu/summary.py", "summary.py"),
     ("benches/gpu_torch.py", "gpu_torch.py"),
 ];

@@ -93,7 +93,8 @@ fn data_is_checked() {
     for out in ["", "--out run"] {
         let before = place.files();
         let done = place.runs(&format!("train {TINY} --seq 32 --batch 12 --data wide.bin {out}"));
-        let error = "error: wide.bin: token at position 200 is 256, expected below the vocabulary size, 256\n";
+        let error =
+            "error: wide.bin: token at position 200 is 256, expected below the vocabulary size, 256\n";
         assert_eq!((done.code, done.stderr.as_str()), (Some(2), error));
         assert_eq!(place.files(), before);
     }

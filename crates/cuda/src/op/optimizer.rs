@@ -44,7 +44,7 @@ pub(crate) fn grad_norm(cx: &mut Lower<'_>, op: &GradNorm) -> Result<()> {
     let function = cx.kernel(&spec, "grad_norm_parts")?;
     cx.launch("grad_norm_parts", function, Grid::linear(count, NORM_THREADS), args);
     let args = Args::new().ptr(cx.ptr(op.norm)?).ptr(cx.ptr(op.halt)?).ptr(cx.ptr(op.loss)?);
-    let args = args.ptr(parts).u32(count as u32);
+    let args = args.ptr(cx.fault).ptr(parts).u32(count as u32);
     let function = cx.kernel(&spec, "grad_norm_total")?;
     cx.launch("grad_norm_total", function, Grid::linear(1, NORM_THREADS), args);
     Ok(())

@@ -211,7 +211,7 @@ impl Prepared {
             state,
         });
         progress.finish();
-        report::report(args, &folder, &summary?, started.elapsed().as_secs_f64())
+        report::report(args, &folder, &summary?, started.elapsed().as_secs_f64(), progress.first_step_s())
     }
 }
 

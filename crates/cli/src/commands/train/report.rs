@@ -22,6 +22,8 @@ struct TrainReport<'a> {
     stopped_by: Option<String>,
     steps: u64,
     seconds: f64,
+    /// Seconds from the start of the process to the end of the first step.
+    first_step_s: Option<f64>,
     first_val_loss: Option<f32>,
     last_val_loss: Option<f32>,
     best: Option<Best>,
@@ -32,7 +34,13 @@ struct TrainReport<'a> {
 }
 
 /// Prints how a run ended, and what to do with it.
-pub fn report(args: &TrainArgs, folder: &RunFolder, summary: &Summary, seconds: f64) -> Result<Outcome> {
+pub fn report(
+    args: &TrainArgs,
+    folder: &RunFolder,
+    summary: &Summary,
+    seconds: f64,
+    first_step_s: Option<f64>,
+) -> Result<Outcome> {
     let run = folder.path();
     if !summary.sample.is_empty() && summary.ending == Ending::Done {
         out::line(format!("\n{}\n", summary.sample.trim_end()))?;
@@ -68,6 +76,7 @@ pub fn report(args: &TrainArgs, folder: &RunFolder, summary: &Summary, seconds: 
         stopped_by,
         steps: summary.steps,
         seconds,
+        first_step_s,
         first_val_loss: summary.first_val_loss,
         last_val_loss: summary.last_val_loss,
         best: summary.best,
