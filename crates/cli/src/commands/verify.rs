@@ -1,5 +1,7 @@
 //! `ironhorse verify`
 
+mod replay;
+
 use crate::args::{Dtype, EngineArgs, StateArgs};
 use crate::hardware::check_memory;
 use crate::{Outcome, number, out};
@@ -36,7 +38,8 @@ const SEED: u64 = 1;
     ironhorse verify --key answers/gpt2_d12.key.safetensors --json verify.json\n  \
     python -m ironhorse.export moe --model moe-tiny --batch 2 --seq 32 --out answers\n  \
     ironhorse verify --key answers/moe-tiny.key.safetensors\n  \
-    ironhorse verify --lockstep --device cuda --dtype bf16 --model d12 --batch 4 --seq 64\n\n\
+    ironhorse verify --lockstep --device cuda --dtype bf16 --model d12 --batch 4 --seq 64\n  \
+    ironhorse verify --replay runs/0001/bad/step-000073\n\n\
     Exit code: 0 all agree, 1 something is wrong, 2 could not run.")]
 pub struct VerifyArgs {
     /// Weights: a model .bin, a Hugging Face folder, a checkpoint; with --lockstep also d12, moe-tiny or sizes, for random ones
@@ -51,6 +54,16 @@ pub struct VerifyArgs {
     /// Compare with the CPU engine instead, op by op from the same inputs
     #[arg(long)]
     lockstep: bool,
+    /// Run a bad step of a training run again, from its black box RUN/bad/step-N: on the device it ran on (or --device), in
+    /// f32 on the CPU and in f64; says whether the data, the numerics or the hardware is at fault
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = [
+        "model", "state", "key", "lockstep", "steps", "tolerance", "loss_tolerance", "recompute", "dtype", "master", "moments",
+        "fast", "attention", "no_graphs",
+    ])]
+    replay: Option<PathBuf>,
+    /// With --replay: leave f64 out, which is slow for large models
+    #[arg(long, requires = "replay")]
+    no_oracle: bool,
     /// With --lockstep and no answers: B, sequences of random tokens
     #[arg(long, value_name = "B", default_value_t = 4, value_parser = number::count::<usize>, requires = "lockstep", conflicts_with_all = ["key", "state"])]
     batch: usize,
@@ -167,6 +180,9 @@ impl Verified {
 
 pub fn run(args: &VerifyArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
+    if let Some(path) = &args.replay {
+        return replay::run(path, args);
+    }
     let done = compute(args, args.engine()?)?;
     for warning in &done.warnings {
         out::note(warning);
@@ -192,6 +208,9 @@ impl VerifyArgs {
 /// Verifies and prints nothing.
 pub fn compute(args: &VerifyArgs, engine: Box<dyn Engine>) -> Result<Verified> {
     let begin = Instant::now();
+    if args.replay.is_some() {
+        bail!("--replay is a command: ironhorse verify --replay FOLDER");
+    }
     let dtype = args.engine.exact_dtype()?;
     let options = Options {
         tolerance: Tolerance { tensor: args.tolerance, loss: args.loss_tolerance },

@@ -8,8 +8,9 @@ use crate::data::LoaderState;
 use crate::format::checkpoint::{Checkpoint, TRAINER, checkpoints_of};
 use crate::metrics::Metrics;
 use crate::verify::first_non_finite;
+use crate::verify::replay::dtype_name;
 use crate::{Error, Result};
-use ironhorse_core::{DType, Scalars};
+use ironhorse_core::Scalars;
 use std::path::{Path, PathBuf};
 
 /// Good steps after which a run that went back may go back again.
@@ -54,10 +55,18 @@ impl Trainer<'_> {
 
     /// The first number of a step that is not finite. The step left the weights as they were, so it can be run again.
     pub fn find_non_finite(&mut self, step: u64) -> Option<String> {
+        self.search(step).map(|(_, found)| found)
+    }
+
+    /// The same with the micro-step that it is in.
+    fn search(&mut self, step: u64) -> Option<(u32, String)> {
         let scalars = super::scalars_of(self.job.settings, step, self.tokens);
         let batches = &self.batches[(step % 2) as usize];
-        let mut parts = batches.x.chunks(self.tokens).zip(batches.y.chunks(self.tokens));
-        parts.find_map(|(x, y)| first_non_finite(self.job.session, x, y, &scalars).ok().flatten())
+        let mut parts = (0..).zip(batches.x.chunks(self.tokens).zip(batches.y.chunks(self.tokens)));
+        parts.find_map(|(micro_step, (x, y))| {
+            let found = first_non_finite(self.job.session, x, y, &scalars).ok().flatten()?;
+            Some((micro_step, found))
+        })
     }
 
     /// Skips a bad step; gives the step to go on with if the run goes back to a checkpoint.
@@ -67,8 +76,10 @@ impl Trainer<'_> {
         let step = metrics.step;
         let norm = metrics.grad_norm.unwrap_or(f32::NAN);
         let first = self.bad_in_a_row == 0;
-        let found = if first { self.find_non_finite(step) } else { None };
-        match self.black_box(step, (metrics.loss, norm), &scalars, found.as_deref(), position) {
+        let found = if first { self.search(step) } else { None };
+        let written = self.black_box(step, (metrics.loss, norm), &scalars, found.clone(), position);
+        let found = found.map(|(_, found)| found);
+        match written {
             Ok(path) => {
                 let found = match (&found, first) {
                     (Some(found), _) => format!("; first not finite: {found}"),
@@ -151,7 +162,7 @@ impl Trainer<'_> {
         step: u64,
         (loss, norm): (f32, f32),
         scalars: &Scalars,
-        found: Option<&str>,
+        found: Option<(u32, String)>,
         position: LoaderState,
     ) -> Result<PathBuf> {
         let run = self.job.folder.path().to_owned();
@@ -170,9 +181,11 @@ impl Trainer<'_> {
             step,
             loss: loss.to_string(),
             norm: norm.to_string(),
-            found: found.unwrap_or_default().to_owned(),
+            looked: self.bad_in_a_row == 0,
+            micro_step: found.as_ref().map(|(micro_step, _)| *micro_step),
+            found: found.map(|(_, found)| found).unwrap_or_default(),
             device: self.job.session.engine().name().to_owned(),
-            dtype: if precision.weights == DType::BF16 { "bf16".into() } else { "f32".into() },
+            dtype: self.job.state.settings["dtype"].as_str().unwrap_or(dtype_name(precision)).to_owned(),
             recompute: self.job.settings.recompute,
             batch,
             seq,

@@ -24,8 +24,14 @@ pub struct BadStep {
     pub loss: String,
     /// Its gradient norm, likewise.
     pub norm: String,
-    /// The first number that was not finite when the step was run again at once; empty if there was none.
+    /// Whether the step was run again at once; of several bad steps in a row only the first is.
+    #[serde(default)]
+    pub looked: bool,
+    /// The first number that was not finite then; empty if there was none.
     pub found: String,
+    /// The micro-step it was in, where one was found.
+    #[serde(default)]
+    pub micro_step: Option<u32>,
     /// The engine it ran on.
     pub device: String,
     /// The precision of weights and activations.
@@ -191,7 +197,9 @@ mod tests {
             step: 7,
             loss: "NaN".into(),
             norm: "inf".into(),
+            looked: true,
             found: String::new(),
+            micro_step: None,
             device: "cpu".into(),
             dtype: "f32".into(),
             recompute: Recompute::None,

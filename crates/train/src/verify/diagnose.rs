@@ -1,46 +1,124 @@
-//! Where a number that is none comes from.
+//! Finds where a NaN or infinity first appears.
 
 use crate::Result;
 use crate::session::{Session, io};
 use ironhorse_core::{DType, Pool, Program, Scalars, Section, Shape, Slot};
+use serde::Serialize;
+use std::fmt;
 
 /// Numbers looked at in one go: logits of a large batch are more than the host should hold.
 const CHUNK: usize = 1 << 24;
 
-/// The first number that is not finite in a training step on this batch: a weight, or what an op of the forward or
-/// backward writes. `None` if there is none. Gradients of the session are overwritten; its weights stay as they are.
+/// The first number of a step that is not finite.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "in", rename_all = "lowercase")]
+pub enum NonFinite {
+    /// A weight, before the step.
+    Weight {
+        /// The parameter.
+        name: String,
+        /// The pool: the weights, or their master.
+        pool: &'static str,
+        /// Where in the tensor.
+        element: Vec<usize>,
+        /// "NaN", "inf" or "-inf".
+        value: String,
+    },
+    /// What an op wrote.
+    Op {
+        /// The op's place in the program.
+        index: usize,
+        /// Its name.
+        op: &'static str,
+        /// The part of the model it comes from.
+        origin: String,
+        /// `forward` or `backward`.
+        section: &'static str,
+        /// The argument it wrote.
+        argument: &'static str,
+        /// Where in the tensor.
+        element: Vec<usize>,
+        /// "NaN", "inf" or "-inf".
+        value: String,
+    },
+}
+
+impl fmt::Display for NonFinite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Weight { name, pool, element, value } => {
+                write!(f, "{name} at {element:?} of the {pool} is {value} before the step")
+            }
+            Self::Op { index, op, origin, section, argument, element, value } => {
+                write!(
+                    f,
+                    "{op} at {origin} ({section}, op {index}) wrote {value} to `{argument}` at {element:?}"
+                )
+            }
+        }
+    }
+}
+
+/// [`find_non_finite`] in words.
 pub fn first_non_finite(
     session: &mut Session,
     x: &[i32],
     y: &[i32],
     scalars: &Scalars,
 ) -> Result<Option<String>> {
-    let program = session.train_program()?.clone();
-    let mut values = Vec::new();
-    if let Some(found) = in_weights(session, &program, &mut values)? {
+    Ok(find_non_finite(session, x, y, scalars)?.map(|found| found.to_string()))
+}
+
+/// The first number that is not finite in a training step on this batch: a weight, or what an op of the forward or
+/// backward writes. `None` if there is none. Gradients of the session are overwritten; its weights stay as they are.
+pub fn find_non_finite(
+    session: &mut Session,
+    x: &[i32],
+    y: &[i32],
+    scalars: &Scalars,
+) -> Result<Option<NonFinite>> {
+    if let Some(found) = in_weights(session)? {
         return Ok(Some(found));
     }
     // the first micro-step writes gradients, so that what was there before cannot be what is found
-    let scalars = Scalars { micro_step: 0, ..*scalars };
+    in_ops(session, x, y, &Scalars { micro_step: 0, ..*scalars })
+}
+
+/// Runs forward and backward of a micro-step op by op, up to the first that writes a number that is not finite.
+pub(super) fn in_ops(
+    session: &mut Session,
+    x: &[i32],
+    y: &[i32],
+    scalars: &Scalars,
+) -> Result<Option<NonFinite>> {
+    let program = session.train_program()?.clone();
+    let mut values = Vec::new();
     session.engine().write_i32(io(&program, "x")?, x)?;
     session.engine().write_i32(io(&program, "y")?, y)?;
-    for i in 0..program.range(Section::Backward).end {
-        session.engine().run(&program, i..i + 1, &scalars)?;
-        let node = &program.nodes()[i];
+    for index in 0..program.range(Section::Backward).end {
+        session.engine().run(&program, index..index + 1, scalars)?;
+        let node = &program.nodes()[index];
         for arg in node.op.args().iter().filter(|arg| arg.access.writes() && arg.slot.dtype != DType::I32) {
-            if let Some((index, value)) = find(session, arg.slot, &mut values)? {
-                let (op, origin, section) = (node.op.name(), program.origin(node), node.section);
-                let argument = arg.name;
-                return Ok(Some(format!(
-                    "{op} at {origin} ({section}, op {i}) wrote {value} to `{argument}` at {index:?}"
-                )));
+            if let Some((element, value)) = find(session, arg.slot, &mut values)? {
+                return Ok(Some(NonFinite::Op {
+                    index,
+                    op: node.op.name(),
+                    origin: program.origin(node).to_owned(),
+                    section: node.section.name(),
+                    argument: arg.name,
+                    element,
+                    value: value.to_string(),
+                }));
             }
         }
     }
     Ok(None)
 }
 
-fn in_weights(session: &mut Session, program: &Program, values: &mut Vec<f32>) -> Result<Option<String>> {
+/// The first weight that is not finite.
+pub(super) fn in_weights(session: &mut Session) -> Result<Option<NonFinite>> {
+    let program: Program = session.train_program()?.clone();
+    let mut values = Vec::new();
     let mut pools = vec![Pool::Params];
     // what only completes the weights is a whole number
     if session.weights_pool() != Pool::Params && !program.precision().has_residual() {
@@ -48,9 +126,9 @@ fn in_weights(session: &mut Session, program: &Program, values: &mut Vec<f32>) -
     }
     for param in program.params() {
         for &pool in &pools {
-            if let Some((index, value)) = find(session, param.in_pool(pool), values)? {
-                let (name, pool) = (&param.name, pool.name());
-                return Ok(Some(format!("{name} at {index:?} of the {pool} is {value} before the step")));
+            if let Some((element, value)) = find(session, param.in_pool(pool), &mut values)? {
+                let (name, pool) = (param.name.clone(), pool.name());
+                return Ok(Some(NonFinite::Weight { name, pool, element, value: value.to_string() }));
             }
         }
     }

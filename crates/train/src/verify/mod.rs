@@ -5,11 +5,12 @@ mod diagnose;
 mod limits;
 mod lockstep;
 mod reference;
+pub mod replay;
 mod report;
 mod rounding;
 
 pub use compare::{Allowed, Comparison, Worst, compare, ulp_distance};
-pub use diagnose::first_non_finite;
+pub use diagnose::{NonFinite, find_non_finite, first_non_finite};
 pub use limits::Basis;
 pub use lockstep::{Disagreement, KindRow, Lockstep, LockstepReport};
 pub use reference::{Damage, KeyReference, Recipe, Reference, StateReference};

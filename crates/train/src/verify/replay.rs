@@ -1,0 +1,542 @@
+//! Runs a step again whose loss or gradient norm was not finite, from its black box: where it ran, in f32 on the CPU and in
+//! f64. What is finite where says whether the data, the numerics or the hardware is at fault.
+
+use super::diagnose::{self, NonFinite, find_non_finite};
+use crate::format::checkpoint::{Checkpoint, CheckpointParts, TRAINER};
+use crate::model::ModelConfig;
+use crate::run::{BadStep, BlackBox};
+use crate::session::{Session, SessionSpec, io};
+use crate::{Error, Result};
+use ironhorse_core::op::Op;
+use ironhorse_core::{DType, Engine, Pool, Precision, Scalars, Section};
+use serde::Serialize;
+use serde_json::Value;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// What a run of the step is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// The same kind of device and the same element types: does it repeat?
+    Same,
+    /// Another device in the same element types.
+    Other,
+    /// The CPU in f32: is it the precision?
+    F32,
+    /// The oracle in f64: is it the data or the weights?
+    F64,
+}
+
+/// An engine and what it is for.
+pub struct Place {
+    /// The engine.
+    pub engine: Box<dyn Engine>,
+    /// What it is for.
+    pub role: Role,
+    /// The arithmetic, for people: "bf16", "f64".
+    pub dtype: String,
+}
+
+/// How the step went somewhere.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Rerun {
+    /// What it was for.
+    pub role: Role,
+    /// The engine.
+    pub engine: String,
+    /// The arithmetic.
+    pub dtype: String,
+    /// The micro-steps that were run: the first, and the first after. All, or the one that is known to be bad.
+    pub micro_steps: (u32, u32),
+    /// Whether loss, gradient norm and everything before them are finite.
+    pub finite: bool,
+    /// The loss of what was run: a number, or "NaN", "inf", "-inf".
+    pub loss: String,
+    /// The norm of its gradients, likewise.
+    pub norm: String,
+    /// The first number that is not finite; `None` if all are, or if that was not so when the ops ran one by one.
+    pub found: Option<NonFinite>,
+    /// Wall time in seconds.
+    pub seconds: f64,
+}
+
+/// A black box whose weights are there.
+pub struct Replay {
+    bad: BadStep,
+    x: Vec<i32>,
+    y: Vec<i32>,
+    weights: PathBuf,
+    config: ModelConfig,
+    precision: Precision,
+    settings: Value,
+}
+
+impl Replay {
+    /// Opens a black box and makes sure that its weights are those the step ran on.
+    pub fn open(path: &Path) -> Result<Self> {
+        let BlackBox { bad, x, y, weights } = BlackBox::open(path)?;
+        let manifest = weights.join(TRAINER);
+        let Ok(bytes) = std::fs::read(&manifest) else {
+            let expected = "the checkpoint the step ran on; a run keeps that of its latest bad steps only";
+            return Err(Error::field(path, "weights", format!("gone ({})", weights.display()), expected));
+        };
+        let found = crc32fast::hash(&bytes);
+        if found != bad.weights_crc32 {
+            let expected = format!("{}, as the black box says: these are other weights", bad.weights_crc32);
+            return Err(Error::field(&manifest, "crc32", found, expected));
+        }
+        let checkpoint = Checkpoint::open_weights(&weights)?;
+        let config = *checkpoint.config();
+        let outside =
+            |token: &&i32| usize::try_from(**token).map_or(true, |token| token >= config.vocab_size());
+        if let Some(token) = x.iter().chain(&y).find(outside) {
+            return Err(Error::field(path, "token", token, format!("0 to {}", config.vocab_size() - 1)));
+        }
+        let (precision, settings) = (checkpoint.precision()?, checkpoint.trainer().settings.clone());
+        Ok(Self { bad, x, y, weights, config, precision, settings })
+    }
+
+    /// What is known about the step.
+    pub fn bad(&self) -> &BadStep {
+        &self.bad
+    }
+
+    /// The model's sizes.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The settings of the run that wrote it.
+    pub fn settings(&self) -> &Value {
+        &self.settings
+    }
+
+    /// The element types that a role asks for.
+    pub fn precision(&self, role: Role) -> Precision {
+        match role {
+            Role::Same | Role::Other => self.precision,
+            Role::F32 | Role::F64 => Precision::F32,
+        }
+    }
+
+    /// The session that a role asks for.
+    pub fn spec(&self, role: Role) -> SessionSpec {
+        SessionSpec {
+            train: Some((self.bad.batch, self.bad.seq)),
+            recompute: self.bad.recompute,
+            precision: self.precision(role),
+            ..SessionSpec::default()
+        }
+    }
+
+    /// Runs the step. `only` is a micro-step that is known to be bad: the others are left out.
+    pub fn run(&self, place: Place, only: Option<u32>) -> Result<Rerun> {
+        let begin = Instant::now();
+        let Place { engine, role, dtype } = place;
+        let name = engine.name().to_owned();
+        let mut session = Session::new(engine, self.config, &self.spec(role))?;
+        self.load(&mut session)?;
+        let only = only.filter(|&micro_step| micro_step < self.bad.accumulate);
+        let range = only.map_or((0, self.bad.accumulate), |only| (only, only + 1));
+        let mut rerun = Rerun {
+            role,
+            engine: name,
+            dtype,
+            micro_steps: range,
+            finite: true,
+            loss: f32::NAN.to_string(),
+            norm: f32::NAN.to_string(),
+            found: None,
+            seconds: 0.0,
+        };
+        let whole = role == Role::Same || role == Role::Other;
+        if !whole {
+            rerun.found = diagnose::in_weights(&mut session)?;
+        }
+        for micro_step in range.0..range.1 {
+            let scalars = Scalars { micro_step: micro_step - range.0, ..Scalars::from(&self.bad.scalars) };
+            let (x, y) = self.tokens(micro_step);
+            if whole {
+                self.run_whole(&mut session, (x, y), &scalars, &mut rerun)?;
+            } else {
+                self.run_ops(&mut session, (x, y), &scalars, &mut rerun)?;
+            }
+            if !rerun.finite {
+                rerun.micro_steps = (micro_step, micro_step + 1);
+                break;
+            }
+        }
+        rerun.seconds = begin.elapsed().as_secs_f64();
+        Ok(rerun)
+    }
+
+    /// The tokens and targets of a micro-step.
+    fn tokens(&self, micro_step: u32) -> (&[i32], &[i32]) {
+        let tokens = self.bad.batch * self.bad.seq;
+        let range = micro_step as usize * tokens..(micro_step as usize + 1) * tokens;
+        (&self.x[range.clone()], &self.y[range])
+    }
+
+    /// A micro-step as training runs it; where that is not finite, op by op to find out where.
+    fn run_whole(
+        &self,
+        session: &mut Session,
+        (x, y): (&[i32], &[i32]),
+        scalars: &Scalars,
+        rerun: &mut Rerun,
+    ) -> Result<()> {
+        let ran = session.micro_step(x, y, scalars).and_then(|()| results(session, scalars, rerun));
+        if ran.is_ok() && rerun.finite {
+            return Ok(());
+        }
+        rerun.finite = false;
+        let found = find_non_finite(session, x, y, scalars);
+        match (ran, found) {
+            (Ok(()), found) => rerun.found = found?,
+            // a router chooses no experts by numbers that are not finite
+            (Err(_), Ok(Some(found))) => rerun.found = Some(found),
+            (Err(error), _) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// A micro-step op by op, each looked at: in f64 a step is too slow to be run twice.
+    fn run_ops(
+        &self,
+        session: &mut Session,
+        (x, y): (&[i32], &[i32]),
+        scalars: &Scalars,
+        rerun: &mut Rerun,
+    ) -> Result<()> {
+        let found = diagnose::in_ops(session, x, y, scalars)?;
+        let rest = match &found {
+            Some(NonFinite::Op { index, .. }) => {
+                let program = session.train_program()?.clone();
+                session.engine().run(&program, index + 1..program.range(Section::Backward).end, scalars)
+            }
+            _ => Ok(()),
+        };
+        if rest.is_ok() {
+            results(session, scalars, rerun)?;
+        }
+        if rerun.found.is_none() {
+            rerun.found = found;
+        }
+        rerun.finite &= rerun.found.is_none();
+        Ok(())
+    }
+
+    /// The weights: byte for byte where the element types are those of the run, else as exactly as they are known.
+    fn load(&self, session: &mut Session) -> Result<()> {
+        let mut checkpoint = Checkpoint::open_weights(&self.weights)?;
+        let precision = session.train_program()?.precision();
+        if precision != self.precision {
+            return session.load(Pool::Params, |name, values| checkpoint.read_tensor(name, values));
+        }
+        let mut bytes = Vec::new();
+        let kept = |pool: &Pool| matches!(pool, Pool::Params | Pool::Master);
+        for pool in CheckpointParts::pools(precision).into_iter().filter(kept) {
+            for (index, spec) in self.config.tensors().iter().enumerate() {
+                checkpoint.read_pool(pool, spec, &mut bytes)?;
+                session.write_state(pool, index, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Loss and gradient norm of the micro-steps so far.
+fn results(session: &mut Session, scalars: &Scalars, rerun: &mut Rerun) -> Result<()> {
+    let program = session.train_program()?.clone();
+    let update = program.range(Section::Update);
+    for index in update.filter(|&index| matches!(program.nodes()[index].op, Op::GradNorm(_))) {
+        session.engine().run(&program, index..index + 1, scalars)?;
+    }
+    let loss = session.engine().read_scalar(io(&program, "loss")?)?;
+    let norm = session.engine().read_scalar(io(&program, "norm")?)?;
+    (rerun.loss, rerun.norm) = (loss.to_string(), norm.to_string());
+    rerun.finite = loss.is_finite() && norm.is_finite();
+    Ok(())
+}
+
+/// What follows from the runs of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cause {
+    /// Not finite in f64 either: a weight that is not finite, or numbers without bound.
+    DataOrWeights,
+    /// Finite in f64, not in the precision of the run.
+    Overflow,
+    /// It repeats; what of the two it is was not found out.
+    DataOrNumerics,
+    /// Engines disagree in the same precision.
+    Engine,
+    /// It did not repeat on the same kind of device in the same precision.
+    HardwareOrRace,
+    /// Finite wherever it was run, and the device of the run was not there.
+    Unknown,
+}
+
+/// All runs of a bad step, and what follows from them.
+#[derive(Clone, Debug, Serialize)]
+pub struct ReplayReport {
+    /// What was known about the step.
+    pub step: BadStep,
+    /// How it went, wherever it was run.
+    pub reruns: Vec<Rerun>,
+    /// Where it was not run, and why.
+    pub left_out: Vec<(String, String)>,
+    /// Whether the step was finite everywhere.
+    pub finite: bool,
+    /// What follows.
+    pub cause: Cause,
+    /// The same in words.
+    pub verdict: String,
+}
+
+impl ReplayReport {
+    /// Draws the conclusion.
+    pub fn new(step: BadStep, reruns: Vec<Rerun>, left_out: Vec<(String, String)>) -> Self {
+        let (cause, verdict) = judge(&step, &reruns);
+        let finite = reruns.iter().all(|rerun| rerun.finite);
+        Self { step, reruns, left_out, finite, cause, verdict }
+    }
+}
+
+fn judge(step: &BadStep, reruns: &[Rerun]) -> (Cause, String) {
+    let of = |role: Role| reruns.iter().find(|rerun| rerun.role == role);
+    let (same, in_f64) = (of(Role::Same), of(Role::F64));
+    let on_cpu = of(Role::F32).or(same.filter(|same| same.engine == "cpu"));
+    let ran = format!("{} in {}", step.device, step.dtype);
+    let start = match same {
+        Some(same) if same.finite => return did_not_repeat(step, &ran, reruns),
+        Some(_) => format!("it repeats on {ran}, so it is the data or the numerics, not the hardware"),
+        None if reruns.iter().all(|rerun| rerun.finite) => {
+            return (Cause::Unknown, not_here(step, &ran, reruns));
+        }
+        None => format!("it is not finite here either, though {ran} was not run"),
+    };
+    if let Some(NonFinite::Weight { name, .. }) =
+        reruns.iter().filter(|rerun| rerun.role != Role::Other).find_map(|rerun| rerun.found.as_ref())
+    {
+        let text = format!(
+            "{start}: the weights are not finite before the step (`{name}`); resume from an earlier checkpoint"
+        );
+        return (Cause::DataOrWeights, text);
+    }
+    match (on_cpu.map(|run| run.finite), in_f64.map(|run| run.finite)) {
+        (_, Some(false)) => {
+            let text =
+                "not finite in f64 either, so no precision would help: look at the weights and at the data";
+            (Cause::DataOrWeights, format!("{start}; {text}"))
+        }
+        (Some(false), Some(true)) => {
+            (Cause::Overflow, format!("{start}; finite in f64, so the numbers go beyond what f32 holds"))
+        }
+        (Some(true), _) if step.dtype != "f32" => {
+            let also = if in_f64.is_some() { " and in f64" } else { "" };
+            let text =
+                format!("finite in f32 on the CPU{also}, so the numbers go beyond what {} holds", step.dtype);
+            (Cause::Overflow, format!("{start}; {text}"))
+        }
+        (Some(true), _) => {
+            let text = format!(
+                "finite in the same precision on the CPU: the engines disagree; ironhorse verify --lockstep --device {} finds \
+                 the op",
+                step.device.split(':').next().unwrap_or_default()
+            );
+            (Cause::Engine, format!("{start}; {text}"))
+        }
+        (_, Some(true)) => (Cause::Overflow, format!("{start}; finite in f64, so the precision is at fault")),
+        _ => (Cause::DataOrNumerics, format!("{start}; which of them, a run in f64 would tell")),
+    }
+}
+
+fn did_not_repeat(step: &BadStep, ran: &str, reruns: &[Rerun]) -> (Cause, String) {
+    let mut text = format!(
+        "it did not repeat on {ran}: the same weights and tokens are finite there, which points to hardware (memory, heat, \
+         power) or a race"
+    );
+    if !step.found.is_empty() {
+        text += "; when it happened it was run again at once and was not finite then, so a fault that has gone since";
+    }
+    if let Some(other) = reruns.iter().find(|rerun| !rerun.finite) {
+        text += &format!("; {} in {} is not finite, though", other.engine, other.dtype);
+    }
+    (Cause::HardwareOrRace, text)
+}
+
+fn not_here(step: &BadStep, ran: &str, reruns: &[Rerun]) -> String {
+    let places: Vec<String> = reruns.iter().map(|run| format!("{} in {}", run.engine, run.dtype)).collect();
+    let likely = match (step.looked, step.found.is_empty()) {
+        (false, _) => "",
+        (true, true) => {
+            "; when it happened, running it again at once was finite, which points to hardware or a race"
+        }
+        (true, false) => {
+            "; when it happened, running it again at once was not finite, which points to an overflow of that precision"
+        }
+    };
+    format!(
+        "finite wherever it was run ({}), so weights and data are not at fault; it ran on {ran}, which was not run here, so \
+         whether it repeats there (overflow) or not (hardware) cannot be told{likely}",
+        places.join(", ")
+    )
+}
+
+impl fmt::Display for ReplayReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let BadStep { loss, norm, device, dtype, accumulate, .. } = &self.step;
+        writeln!(
+            f,
+            "{:<14} {:<6} {:>11} {:>10} {:>10}  first not finite",
+            "ran on", "dtype", "micro-steps", "loss", "norm"
+        )?;
+        let found = match (self.step.looked, self.step.found.as_str()) {
+            (false, _) => "not looked for",
+            (true, "") => "run again at once it was finite",
+            (true, found) => found,
+        };
+        let (all, run) = (format!("all {accumulate}"), format!("{device}, then"));
+        let (loss, norm) = (short(loss), short(norm));
+        writeln!(f, "{run:<14} {dtype:<6} {all:>11} {loss:>10} {norm:>10}  {found}")?;
+        for run in &self.reruns {
+            let (first, after) = run.micro_steps;
+            let which = match after - first {
+                1 if *accumulate > 1 => format!("number {first}"),
+                count => format!("all {count}"),
+            };
+            let found = match (&run.found, run.finite) {
+                (Some(found), _) => found.to_string(),
+                (None, true) => "all is finite".into(),
+                (None, false) if *accumulate > 1 => {
+                    "each op by itself is finite: the sum over the micro-steps is not".into()
+                }
+                (None, false) => "each op run by itself is finite".into(),
+            };
+            let (loss, norm) = (short(&run.loss), short(&run.norm));
+            let Rerun { engine, dtype, .. } = run;
+            writeln!(f, "{engine:<14} {dtype:<6} {which:>11} {loss:>10} {norm:>10}  {found}")?;
+        }
+        for (place, why) in &self.left_out {
+            writeln!(f, "{place:<21} not run: {why}")?;
+        }
+        write!(f, "{}", self.verdict)
+    }
+}
+
+/// A number for a narrow column. What f64 holds and f32 does not was read as the largest f32.
+fn short(number: &str) -> String {
+    match number.parse::<f32>() {
+        Ok(value) if value.is_finite() && value.abs() == f32::MAX => ">3.4e38".into(),
+        Ok(value) if value.is_finite() && !(1e-3..1e5).contains(&value.abs()) && value != 0.0 => {
+            format!("{value:.3e}")
+        }
+        Ok(value) if value.is_finite() => format!("{value:.5}"),
+        _ => number.to_owned(),
+    }
+}
+
+/// The name of an arithmetic: that of the weights.
+pub fn dtype_name(precision: Precision) -> &'static str {
+    if precision.weights == DType::BF16 { "bf16" } else { "f32" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Recompute;
+    use ironhorse_core::Scalars;
+
+    fn step(device: &str, dtype: &str, found: &str) -> BadStep {
+        BadStep {
+            step: 7,
+            loss: "NaN".into(),
+            norm: "inf".into(),
+            looked: true,
+            found: found.into(),
+            micro_step: None,
+            device: device.into(),
+            dtype: dtype.into(),
+            recompute: Recompute::None,
+            batch: 2,
+            seq: 3,
+            accumulate: 1,
+            samples: (14, 16),
+            scalars: (&Scalars::default()).into(),
+            weights: "weights".into(),
+            weights_crc32: 5,
+        }
+    }
+
+    fn rerun(role: Role, engine: &str, dtype: &str, finite: bool) -> Rerun {
+        let (loss, norm) = if finite { ("3", "1") } else { ("NaN", "NaN") };
+        Rerun {
+            role,
+            engine: engine.into(),
+            dtype: dtype.into(),
+            micro_steps: (0, 1),
+            finite,
+            loss: loss.into(),
+            norm: norm.into(),
+            found: None,
+            seconds: 0.0,
+        }
+    }
+
+    #[test]
+    fn numbers_fit_their_columns() {
+        let long = f32::MAX.to_string();
+        let numbers = ["NaN", "-inf", "0", "5.5349646", "0.00012", "123456.7", &long];
+        let want = ["NaN", "-inf", "0.00000", "5.53496", "1.200e-4", "1.235e5", ">3.4e38"];
+        assert_eq!(numbers.map(short), want);
+    }
+
+    #[test]
+    fn every_outcome_has_its_cause() {
+        let cuda = |finite| rerun(Role::Same, "cuda:0", "bf16", finite);
+        let f32 = |finite| rerun(Role::F32, "cpu", "f32", finite);
+        let f64 = |finite| rerun(Role::F64, "oracle", "f64", finite);
+        let cpu = |finite| rerun(Role::Same, "cpu", "f32", finite);
+        let bf16 = step("cuda:0", "bf16", "");
+        for (step, reruns, cause, says) in [
+            (&bf16, vec![cuda(false), f32(true), f64(true)], Cause::Overflow, "beyond what bf16 holds"),
+            (&bf16, vec![cuda(false), f32(false), f64(true)], Cause::Overflow, "beyond what f32 holds"),
+            (
+                &bf16,
+                vec![cuda(false), f32(false), f64(false)],
+                Cause::DataOrWeights,
+                "not finite in f64 either",
+            ),
+            (&bf16, vec![cuda(false), f32(false)], Cause::DataOrNumerics, "it repeats on cuda:0 in bf16"),
+            (&bf16, vec![cuda(true), f32(true), f64(true)], Cause::HardwareOrRace, "did not repeat"),
+            (&bf16, vec![f32(true), f64(true)], Cause::Unknown, "cannot be told"),
+            (&bf16, vec![f32(false), f64(false)], Cause::DataOrWeights, "was not run"),
+            (&step("cpu", "f32", ""), vec![cpu(false), f64(true)], Cause::Overflow, "beyond what f32 holds"),
+            (&step("cpu", "f32", "x"), vec![cpu(true), f64(true)], Cause::HardwareOrRace, "has gone since"),
+            (
+                &step("cuda:0", "f32", ""),
+                vec![rerun(Role::Same, "cuda:0", "f32", false), f32(true), f64(true)],
+                Cause::Engine,
+                "--lockstep --device cuda finds",
+            ),
+        ] {
+            let report =
+                ReplayReport::new(step.clone(), reruns, vec![("oracle in f64".into(), "--no-oracle".into())]);
+            assert_eq!(report.cause, cause, "{report}");
+            assert!(report.verdict.contains(says), "{report}");
+            assert!(report.to_string().contains("not run: --no-oracle"), "{report}");
+        }
+        let weight = NonFinite::Weight {
+            name: "wte".into(),
+            pool: "params",
+            element: vec![0, 1],
+            value: "NaN".into(),
+        };
+        let report = ReplayReport::new(bf16, vec![Rerun { found: Some(weight), ..cuda(false) }], vec![]);
+        assert_eq!(report.cause, Cause::DataOrWeights);
+        assert!(report.verdict.contains("`wte`"), "{report}");
+    }
+}
