@@ -191,6 +191,7 @@ impl<'a> Trainer<'a> {
             }
             let save = save.or_else(|| self.job.saver.due(step, improved, false, self.job.folder));
             if save.is_some() {
+                self.keep_choices(); // before the checkpoint: a run that is killed after it is resumed with them
                 let state = self.state();
                 self.job.saver.save(self.job.session, &state, self.job.folder, self.job.observer);
                 self.mark = Instant::now();
