@@ -197,7 +197,9 @@ impl<'a> Trainer<'a> {
                 self.mark = Instant::now();
             }
             if samples {
-                self.sample(step);
+                if !self.sample(step) {
+                    continue; // to stop before this step, so that the sample is drawn again when the run goes on
+                }
                 self.mark = Instant::now();
             }
             step = self.make(step, metrics, in_flight)?;
@@ -485,11 +487,10 @@ impl<'a> Trainer<'a> {
         every > 0 && step > 0 && step.is_multiple_of(every) && !self.job.folder.has_sample(step)
     }
 
-    /// Writes a sample and the loss curve: extras, without which the run goes on. One that is interrupted is drawn again
-    /// when the run goes on.
-    fn sample(&mut self, step: u64) {
+    /// Writes a sample and the loss curve: extras, without which the run goes on. False if the run is to stop.
+    fn sample(&mut self, step: u64) -> bool {
         match self.draw() {
-            Ok(None) => {}
+            Ok(None) => return false,
             Ok(Some(text)) if text.is_empty() => {}
             Ok(Some(text)) => {
                 if let Err(error) = self.job.folder.sample(step, &text) {
@@ -503,6 +504,7 @@ impl<'a> Trainer<'a> {
         if let Err(error) = self.job.folder.curve() {
             self.job.observer.note(&format!("no loss curve after step {step}: {error}"));
         }
+        true
     }
 
     /// Draws a sample; empty when none is wanted, `None` if the run is to stop.
