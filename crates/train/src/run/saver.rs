@@ -413,8 +413,10 @@ impl Saver {
     ) -> Result<PathBuf> {
         self.finish(folder, observer);
         let place = self.plan.place(state.step);
-        if self.last_step == Some(state.step) && Checkpoint::manifest(&place).is_ok() {
-            return Ok(place); // written on the way, with the same state
+        // written on the way; one of a stop in the last validation does not have its loss yet
+        let same = || Checkpoint::manifest(&place).is_ok_and(|manifest| manifest.state == *state);
+        if self.last_step == Some(state.step) && same() {
+            return Ok(place);
         }
         let mut first = None;
         for _ in 0..2 {
