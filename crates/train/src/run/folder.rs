@@ -7,6 +7,7 @@ use crate::metrics::{Metrics, MetricsWriter};
 use crate::plot::{Series, Style, loss_svg};
 use crate::session::LayerRouting;
 use crate::{Error, Result};
+use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -15,25 +16,29 @@ const CONFIG: &str = "config.toml";
 const METRICS: &str = "metrics.jsonl";
 const SAMPLES: &str = "samples";
 const LOCK: &str = "lock";
+/// How a lock says who holds it.
+const HOLDER: &str = "process ";
 /// Where `--overwrite` puts the run that was there until the new one has a checkpoint.
 const PREVIOUS: &str = "previous";
 /// A file of this name asks for a save.
 const SAVE: &str = "SAVE";
-/// Everything a run writes into its folder, those of earlier versions included.
+/// Everything a run writes into its folder, those of earlier versions included. The first [`WITH_WEIGHTS`] hold weights:
+/// they are put aside first, so that a process which is killed on the way leaves them together.
 const OURS: [&str; 12] = [
-    CONFIG,
-    METRICS,
-    SAMPLES,
     CHECKPOINTS,
-    super::provenance::RUN_JSON,
-    super::provenance::ALGORITHMS,
     super::black_box::BAD,
-    "loss.svg",
-    "experts.svg",
     "checkpoint",
     "before-divergence",
     "before-error",
+    METRICS,
+    SAMPLES,
+    super::provenance::RUN_JSON,
+    super::provenance::ALGORITHMS,
+    "loss.svg",
+    "experts.svg",
+    CONFIG,
 ];
+const WITH_WEIGHTS: usize = 5;
 
 /// A run's folder, open for writing and locked.
 pub struct RunFolder {
@@ -58,7 +63,8 @@ impl RunFolder {
         check_free(path, overwrite)?;
         let lock = lock(path)?;
         check_free(path, overwrite)?; // again: another process may have been between the look and the lock
-        if is_run(path) {
+        let _ = atomic::sweep(path); // of a process that was killed while it began
+        if OURS.iter().any(|name| path.join(name).exists()) {
             put_aside(path)?;
         }
         fs::create_dir_all(path.join(SAMPLES)).map_err(|source| Error::io(path, "create", source))?;
@@ -80,6 +86,16 @@ impl RunFolder {
         fs::create_dir_all(path.join(SAMPLES)).map_err(|source| Error::io(path, "create", source))?;
         let (metrics, _) = MetricsWriter::resume(&path.join(METRICS), u64::MAX)?;
         Ok(Self::with(path, lock, metrics))
+    }
+
+    /// Removes the folder of a run that failed before its first step, so that it is not in the way of the next try. One
+    /// that another process holds by now, or that has steps, is left alone; what cannot be removed does no harm.
+    pub fn remove_unused(path: &Path) {
+        if let Ok(_lock) = lock(path)
+            && fs::metadata(path.join(METRICS)).map_or(0, |meta| meta.len()) == 0
+        {
+            let _ = fs::remove_dir_all(path);
+        }
     }
 
     fn with(path: &Path, lock: File, metrics: MetricsWriter) -> Self {
@@ -210,8 +226,13 @@ fn check_free(path: &Path, overwrite: bool) -> Result<()> {
         };
     }
     let entries = fs::read_dir(path).map_err(|source| Error::io(path, "read", source))?;
-    let theirs =
-        entries.flatten().map(|entry| entry.file_name()).find(|name| name != LOCK && name != PREVIOUS);
+    let begun = begun_by_us(path);
+    let ours = |name: &OsStr| {
+        name == LOCK
+            || name == PREVIOUS
+            || begun && OURS[WITH_WEIGHTS..].iter().any(|ours| name == *ours || is_temporary(name, ours))
+    };
+    let theirs = entries.flatten().map(|entry| entry.file_name()).find(|name| !ours(name));
     match theirs {
         None => Ok(()),
         Some(name) => Err(Error::field(
@@ -221,6 +242,18 @@ fn check_free(path: &Path, overwrite: bool) -> Result<()> {
             "an empty or new folder for --out",
         )),
     }
+}
+
+/// Whether a process of ours began a run in this folder: then what it left, killed before its first step, is not in the
+/// way of the next.
+fn begun_by_us(path: &Path) -> bool {
+    fs::read_to_string(path.join(LOCK)).is_ok_and(|text| text.starts_with(HOLDER) && text.contains(" on "))
+}
+
+/// Whether `name` is that of a file `ours` while it is being written.
+fn is_temporary(name: &OsStr, ours: &str) -> bool {
+    let rest = name.to_str().and_then(|name| name.strip_prefix('.')?.strip_prefix(ours));
+    rest.is_some_and(|rest| rest.starts_with(".tmp-"))
 }
 
 /// Takes the lock of a run's folder: the system gives it back when the process ends, however it ends.
@@ -240,7 +273,7 @@ fn lock(path: &Path) -> Result<File> {
         Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
         Err(TryLockError::Error(source)) => return Err(Error::io(&at, "lock", source)),
     }
-    let said = format!("process {} on {}\n", std::process::id(), super::provenance::host());
+    let said = format!("{HOLDER}{} on {}\n", std::process::id(), super::provenance::host());
     let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(said.as_bytes()));
     Ok(file)
 }
@@ -308,6 +341,47 @@ mod tests {
         let text = RunFolder::create(&path, "", false).err().unwrap().to_string();
         assert!(text.contains("holds a run already; go on with --resume"), "{text}");
         RunFolder::open(&path).unwrap();
+    }
+
+    #[test]
+    fn a_start_that_was_killed_is_not_in_the_way() {
+        let top = tempfile::tempdir().unwrap();
+        let begun: [&[&str]; 4] = [
+            &[],
+            &[".config.toml.tmp-0123456789abcdef0123456789abcdef"],
+            &["config.toml"],
+            &["config.toml", "metrics.jsonl", ".run.json.tmp-0123456789abcdef0123456789abcdef"],
+        ];
+        for (i, names) in begun.iter().enumerate() {
+            let path = top.path().join(i.to_string());
+            fs::create_dir_all(path.join(SAMPLES)).unwrap();
+            fs::write(path.join(LOCK), "process 1 on here\n").unwrap();
+            names.iter().for_each(|name| fs::write(path.join(name), "").unwrap());
+            let overwrite = names.contains(&"metrics.jsonl");
+            drop(RunFolder::create(&path, "steps = 1\n", overwrite).unwrap());
+            let hidden = fs::read_dir(&path).unwrap().flatten().map(|entry| entry.file_name());
+            assert_eq!(hidden.filter(|name| name.to_string_lossy().starts_with('.')).count(), 0, "{names:?}");
+            // what is somebody's is still in the way
+            fs::remove_file(path.join(CONFIG)).unwrap();
+            fs::write(path.join("thesis.tex"), "precious").unwrap();
+            assert!(RunFolder::create(&path, "", true).is_err());
+        }
+    }
+
+    #[test]
+    fn only_a_folder_that_nobody_uses_is_removed() {
+        let top = tempfile::tempdir().unwrap();
+        let path = top.path().join("run");
+        let held = RunFolder::create(&path, "steps = 1\n", false).unwrap();
+        RunFolder::remove_unused(&path);
+        assert!(path.join(CONFIG).exists(), "another process holds it");
+        drop(held);
+        fs::write(path.join(METRICS), "a step\n").unwrap();
+        RunFolder::remove_unused(&path);
+        assert!(path.join(CONFIG).exists(), "it has steps");
+        fs::write(path.join(METRICS), "").unwrap();
+        RunFolder::remove_unused(&path);
+        assert!(!path.exists());
     }
 
     #[test]

@@ -104,7 +104,8 @@ fn start(args: &TrainArgs, line: &[OsString]) -> Result<Outcome> {
     let result = new_folder(&path, &args, line, weights.as_deref(), &mut prepared)
         .and_then(|folder| prepared.train(&args, folder, run::new_state(serde_json::to_value(&args)?)));
     if result.is_err() && fresh {
-        remove_unused(&path);
+        RunFolder::remove_unused(&path);
+        let _ = std::fs::remove_dir(RUNS); // if it is empty
     }
     result
 }
@@ -257,16 +258,6 @@ fn check_space(path: &Path, args: &TrainArgs, config: &ModelConfig, precision: P
         ));
     }
     Ok(())
-}
-
-/// Removes the folder of a run that failed before its first step, so that it is not in the way of the next try.
-fn remove_unused(folder: &Path) {
-    let steps = std::fs::metadata(folder.join("metrics.jsonl")).map_or(0, |meta| meta.len());
-    if steps == 0 {
-        // what cannot be removed does no harm
-        let _ = std::fs::remove_dir_all(folder);
-        let _ = std::fs::remove_dir(RUNS); // if it is empty
-    }
 }
 
 fn settings_of(args: &TrainArgs) -> Result<TrainSettings> {
