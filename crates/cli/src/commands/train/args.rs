@@ -6,6 +6,7 @@ use super::BUILTIN;
 use crate::args::{EngineArgs, StateArgs, check_utf8};
 use crate::number::{self, Time};
 use anyhow::Result;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -140,7 +141,7 @@ pub struct TrainArgs {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_time: Option<Time>,
     /// Go on with a run where it stopped, with its own settings; the newest below runs/ if not named
-    #[arg(long, value_name = "RUN", num_args = 0..=1, default_missing_value = "", conflicts_with_all = ["out", "overwrite", "save_batches"])]
+    #[arg(long, value_name = "RUN", num_args = 0..=1, default_missing_value = "", value_parser = OsStringValueParser::new().map(PathBuf::from), conflicts_with_all = ["out", "overwrite", "save_batches"])]
     #[serde(skip)]
     pub resume: Option<PathBuf>,
     /// The run folder; the next free number below runs/ if not given
