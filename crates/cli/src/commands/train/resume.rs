@@ -3,7 +3,7 @@
 use super::{Prepared, RUNS, TrainArgs, check_space, report};
 use crate::{Outcome, out};
 use anyhow::{Context, Result, bail};
-use ironhorse::train::format::checkpoint::{Checkpoint, is_run, newest_run, open_latest};
+use ironhorse::train::format::checkpoint::{Checkpoint, is_run, newest_run, open_latest, step_name};
 use ironhorse::train::metrics::read_metrics;
 use ironhorse::train::run::{RunFolder, RunJson, read_algorithms, restore_position};
 use std::ffi::OsString;
@@ -75,7 +75,7 @@ pub fn run(named: &Path, given: &TrainArgs, line: &[OsString]) -> Result<Outcome
     if state.step > steps {
         bail!("--steps is {steps}, but {} has made {} steps already", path.display(), state.step);
     }
-    if state.step == steps && is_complete(&path, &args)? {
+    if state.step == steps && is_complete(&path, &args, checkpoint.config().vocab_size())? {
         out::line(format!("{}: all {steps} steps are made; give a larger --steps to go on", path.display()))?;
         return Ok(Outcome::Done);
     }
@@ -150,12 +150,16 @@ fn settings(path: &Path, given: &TrainArgs, line: &[OsString]) -> Result<(TrainA
     Ok((args, changes))
 }
 
-/// Whether a run whose steps are made has its last validation too.
-fn is_complete(path: &Path, args: &TrainArgs) -> Result<bool> {
+/// Whether a run whose steps are made has its last validation and its last sample too.
+fn is_complete(path: &Path, args: &TrainArgs, vocab: usize) -> Result<bool> {
     let log = read_metrics(&path.join("metrics.jsonl"))?;
     let validates = args.val_batches > 0 && (args.data.is_empty() || !args.val_data.is_empty());
     let last = log.last().filter(|last| Some(last.step + 1) == args.steps);
-    Ok(last.is_some_and(|last| !validates || last.val_loss.is_some() || last.bad))
+    // as data.rs decides whether there is a tokenizer
+    let has_tokenizer = args.tokenizer.is_some() || args.data.is_empty() || vocab == 256;
+    let samples = args.sample_tokens != Some(0) && has_tokenizer;
+    let sampled = path.join("samples").join(format!("{}.txt", step_name(args.steps.unwrap_or(0)))).exists();
+    Ok((sampled || !samples) && last.is_some_and(|last| !validates || last.val_loss.is_some() || last.bad))
 }
 
 /// Says what is not as it was.
