@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -12,6 +13,9 @@ def main() -> int:
 
     # Python's handler would only run after the call; Ctrl-C must end a training run at once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # `resume-check` starts the command again, as processes that it can kill: it must know by which interpreter.
+    if sys.executable:
+        os.environ["IRONHORSE_PYTHON"] = sys.executable
     return _native.command(["ironhorse", *sys.argv[1:]])
 
 

@@ -49,6 +49,7 @@ enum Command {
     Convert(commands::convert::ConvertArgs),
     Doctor(commands::doctor::DoctorArgs),
     Selftest(commands::selftest::SelftestArgs),
+    ResumeCheck(Box<commands::resume_check::ResumeCheckArgs>),
 }
 
 /// What a command found, where it did what it was asked.
@@ -147,6 +148,7 @@ fn run(command: Command, line: &[OsString]) -> anyhow::Result<Outcome> {
         Command::Convert(args) => commands::convert::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Selftest(args) => commands::selftest::run(&args),
+        Command::ResumeCheck(args) => commands::resume_check::run(&args),
     }
 }
 

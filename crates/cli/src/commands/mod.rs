@@ -7,6 +7,7 @@ pub mod doctor;
 pub mod generate;
 pub mod plan;
 pub mod profile;
+pub mod resume_check;
 pub mod selftest;
 pub mod train;
 pub mod verify;

@@ -35,7 +35,7 @@ use std::time::Instant;
 
 /// Where runs go, and what `--model` is, if not given.
 pub const RUNS: &str = "runs";
-const BUILTIN: &str = "builtin";
+pub const BUILTIN: &str = "builtin";
 
 /// The model of `ironhorse train` without flags: learns the built-in stories in less than 90 s on two cores.
 fn builtin_model() -> ModelConfig {

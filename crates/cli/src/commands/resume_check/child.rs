@@ -1,0 +1,209 @@
+//! Training runs as processes of their own, which can be watched, stopped and killed.
+
+use anyhow::{Context, Result, bail};
+use ironhorse::train::format::checkpoint::checkpoints_of;
+use ironhorse::train::run::RunJson;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// The Python interpreter, where the command runs inside one: the wheel's `_command.py` sets it. The executable of this
+/// process is then not one that knows our flags.
+const PYTHON: &str = "IRONHORSE_PYTHON";
+/// Where kernels are kept that were compiled.
+const CACHE: &str = "IRONHORSE_CACHE";
+/// Between two looks at a run.
+const LOOK: Duration = Duration::from_micros(200);
+/// The end of a log that holds at least its last line.
+const TAIL: u64 = 1 << 18;
+/// Lines that are shown of a process that failed.
+const SHOWN: usize = 5;
+
+/// This command once more.
+fn own_command() -> Result<Command> {
+    if let Some(python) = std::env::var_os(PYTHON).filter(|python| !python.is_empty()) {
+        let mut command = Command::new(python);
+        command.args(["-m", "ironhorse._command"]);
+        return Ok(command);
+    }
+    Ok(Command::new(std::env::current_exe().context("cannot find the executable of this command")?))
+}
+
+/// How a process of a run begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// A new run in a new folder.
+    New,
+    /// From the beginning, in the folder of a run that has no checkpoint.
+    Again,
+    /// From its newest checkpoint.
+    Resume,
+}
+
+/// How a wait for a moment of a run ended.
+#[derive(Debug)]
+pub enum Waited {
+    /// The moment came.
+    Came,
+    /// The process ended before.
+    Ended(ExitStatus),
+}
+
+/// A training run, made by one process after the other.
+pub struct Run {
+    config: PathBuf,
+    pub folder: PathBuf,
+}
+
+impl Run {
+    /// With the settings of this configuration file, in this folder, which is not there yet.
+    pub fn new(config: &Path, folder: &Path) -> Self {
+        Self { config: config.to_owned(), folder: folder.to_owned() }
+    }
+
+    /// What its processes print.
+    fn printed(&self) -> PathBuf {
+        self.folder.with_extension("log")
+    }
+
+    /// How its next process must begin.
+    pub fn next_start(&self) -> Start {
+        match (checkpoints_of(&self.folder).is_empty(), self.folder.exists()) {
+            (false, _) => Start::Resume,
+            (true, true) => Start::Again,
+            (true, false) => Start::New,
+        }
+    }
+
+    /// Starts a process; `cache` is its kernel cache in place of the user's.
+    pub fn start(&self, start: Start, cache: Option<&Path>) -> Result<Process> {
+        let mut command = own_command()?;
+        command.arg("train");
+        match start {
+            Start::Resume => command.arg("--resume").arg(&self.folder),
+            Start::New | Start::Again => {
+                command.arg("--config").arg(&self.config).arg("--out").arg(&self.folder)
+            }
+        };
+        if start == Start::Again {
+            command.arg("--overwrite");
+        }
+        if let Some(cache) = cache {
+            command.env(CACHE, cache);
+        }
+        let printed = self.printed();
+        let open = || File::options().create(true).append(true).open(&printed);
+        let log = open().and_then(|log| Ok((log.try_clone()?, log)));
+        let (out, err) = log.with_context(|| format!("{}: cannot create", printed.display()))?;
+        let child = command.stdin(Stdio::null()).stdout(out).stderr(err).spawn();
+        Ok(Process(child.with_context(|| format!("cannot start {}", command.get_program().display()))?))
+    }
+
+    /// Starts a process and lets it end, which must be well.
+    pub fn complete(&self, start: Start, cache: Option<&Path>) -> Result<()> {
+        let status = self.start(start, cache)?.wait()?;
+        if status.code() == Some(0) { Ok(()) } else { self.failed(status) }
+    }
+
+    /// The error of a process that ended otherwise than it should, with what it said.
+    pub fn failed<T>(&self, status: ExitStatus) -> Result<T> {
+        let text = fs::read_to_string(self.printed()).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        let last = lines[lines.len().saturating_sub(SHOWN)..].join(" | ");
+        bail!("a training process of {} ended with {status}: {last}", self.folder.display())
+    }
+
+    /// The last step in its log.
+    pub fn logged(&self) -> Option<u64> {
+        let mut file = File::open(self.folder.join("metrics.jsonl")).ok()?;
+        let length = file.metadata().ok()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).ok()?;
+        let text = String::from_utf8_lossy(&bytes);
+        // without what is being written
+        let line = text.get(..text.rfind('\n')?)?.lines().next_back()?;
+        serde_json::from_str::<serde_json::Value>(line).ok()?["step"].as_u64()
+    }
+
+    /// The steps from which it was resumed.
+    pub fn resumed_from(&self) -> Result<Vec<u64>> {
+        let json = RunJson::read(&self.folder)?;
+        Ok(json.map_or_else(Vec::new, |json| json.resumes.iter().map(|start| start.step).collect()))
+    }
+
+    /// The hidden names in the folder of its checkpoints: of one that is being written or removed.
+    pub fn hidden(&self) -> Vec<OsString> {
+        let entries = fs::read_dir(self.folder.join("checkpoints")).into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name());
+        names.filter(|name| name.as_encoded_bytes().starts_with(b".step-")).collect()
+    }
+}
+
+/// A process of a run; killed when it is dropped before its end.
+pub struct Process(Child);
+
+impl Process {
+    /// Waits until it ends.
+    pub fn wait(mut self) -> Result<ExitStatus> {
+        self.0.wait().context("cannot wait for a training process")
+    }
+
+    /// Waits for a moment of the run, or for its end.
+    pub fn wait_for(&mut self, mut came: impl FnMut() -> bool) -> Result<Waited> {
+        loop {
+            if came() {
+                return Ok(Waited::Came);
+            }
+            if let Some(status) = self.0.try_wait().context("cannot wait for a training process")? {
+                return Ok(Waited::Ended(status));
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Lets so much time pass, unless it ends before.
+    pub fn wait_until(&mut self, moment: Instant) -> Result<Waited> {
+        self.wait_for(|| Instant::now() >= moment)
+    }
+
+    /// Kills it, as SIGKILL does: it has no chance to save. `None` if it had ended by itself.
+    pub fn kill(mut self) -> Result<Option<ExitStatus>> {
+        let ended = self.0.try_wait().context("cannot wait for a training process")?;
+        if ended.is_some() {
+            return Ok(ended);
+        }
+        self.0.kill().context("cannot kill a training process")?;
+        let status = self.0.wait().context("cannot wait for a training process")?;
+        // it may have come to its end between the look and the kill
+        Ok(status.code().map(|_| status))
+    }
+
+    /// Asks it to stop, as `kill` does. It has not been waited for, so its number is still its own.
+    #[cfg(unix)]
+    pub fn terminate(&self) -> Result<()> {
+        use rustix::process::{Pid, Signal, kill_process};
+        let pid =
+            i32::try_from(self.0.id()).ok().and_then(Pid::from_raw).context("a process without a number")?;
+        kill_process(pid, Signal::TERM).context("cannot signal a training process")
+    }
+
+    /// This system has no such signal.
+    #[cfg(not(unix))]
+    pub fn terminate(&self) -> Result<()> {
+        bail!("this system has no SIGTERM")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // it has ended already, except after an error
+        if let Ok(None) = self.0.try_wait() {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+}
