@@ -44,6 +44,8 @@ pub enum Dialect {
     Pytest,
     /// `cargo xtask kernels`: one line at the end.
     Kernels,
+    /// `ironhorse resume-check --torture`: the last line.
+    Torture,
     /// ruff and mypy: one line at the end that says how much is wrong. What is right are files, not tests.
     Lint,
 }
@@ -66,6 +68,11 @@ impl Dialect {
             }
             Self::Kernels => {
                 if let Some(found) = kernels_line(&line) {
+                    *counts = found;
+                }
+            }
+            Self::Torture => {
+                if let Some(found) = passed_and_failed(&line) {
                     *counts = found;
                 }
             }
@@ -119,8 +126,13 @@ fn pytest_line(line: &str) -> Option<Counts> {
 
 /// `kernels: 540 passed, 0 failed`
 fn kernels_line(line: &str) -> Option<Counts> {
+    passed_and_failed(line.trim().strip_prefix(LAST_LINE)?)
+}
+
+/// `20 passed, 0 failed`
+fn passed_and_failed(line: &str) -> Option<Counts> {
     let mut counts = Counts::default();
-    for part in line.trim().strip_prefix(LAST_LINE)?.split(',') {
+    for part in line.split(',') {
         match number_and_word(part)? {
             (n, "passed") => counts.passed = n,
             (n, "failed") => counts.failed = n,
@@ -228,6 +240,12 @@ error: 1 target failed:
         let line = format!("\n{LAST_LINE}{}\n", Counts { passed: 540, failed: 2, skipped: 0 });
         assert_eq!(counts(Dialect::Kernels, &line), (540, 2, 0));
         assert_eq!(counts(Dialect::Kernels, "3 passed, 0 failed\nkernels: none"), (0, 0, 0));
+    }
+
+    #[test]
+    fn torture_ends_with_its_counts() {
+        let output = "20 rounds in 31 s: 47 kills (21 during a save), 44 resumes, 3 restarts, 1 differences\n19 passed, 1 failed\n";
+        assert_eq!(counts(Dialect::Torture, output), (19, 1, 0));
     }
 
     #[test]

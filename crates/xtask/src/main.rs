@@ -14,6 +14,7 @@ mod python;
 mod repo;
 mod stages;
 mod tools;
+mod torture;
 
 use crate::args::Args;
 use crate::repo::Repo;
@@ -28,10 +29,10 @@ struct Command {
     run: fn(&Repo, Args) -> Result<bool>,
 }
 
-const COMMANDS: [Command; 7] = [
+const COMMANDS: [Command; 8] = [
     Command {
         name: "test",
-        summary: "every check there is: set-up, fmt, ruff, mypy, clippy, kernels, tests, doctests, build, pytest",
+        summary: "every check there is: set-up, fmt, ruff, mypy, clippy, kernels, tests, doctests, build, torture, pytest",
         help: stages::HELP,
         run: stages::test,
     },
@@ -52,6 +53,12 @@ const COMMANDS: [Command; 7] = [
         summary: "one folder with all that a run on a GPU machine needs",
         help: bundle::HELP,
         run: bundle::run,
+    },
+    Command {
+        name: "torture",
+        summary: "training runs killed at random moments, resumed, compared byte by byte",
+        help: torture::HELP,
+        run: torture::torture,
     },
     Command {
         name: "deny",

@@ -4,7 +4,7 @@ use crate::args::{Args, unknown};
 use crate::counts::{Counts, Dialect};
 use crate::process::{output_of, run_counted, shown};
 use crate::repo::{Repo, python_of};
-use crate::{kernels, out, python};
+use crate::{kernels, out, python, torture};
 use anyhow::{Result, bail, ensure};
 use std::io::IsTerminal;
 use std::process::Command;
@@ -25,6 +25,7 @@ stops at the first that fails:
   test     unit and integration tests of all crates
   doctest  the examples in the documentation
   build    the ironhorse binary, release
+  torture  20 training runs of it, killed at random moments and resumed (see cargo xtask torture)
   wheel    the Python package, built and installed into .venv
   pytest   the Python tests, and that binary against PyTorch
 
@@ -55,11 +56,15 @@ enum Work {
     /// A Python module with its arguments.
     Lint(&'static str, &'static [&'static str]),
     Kernels,
+    Torture,
     Wheel,
     Pytest,
 }
 
-const STAGES: [Stage; 12] = [
+/// Rounds of the torture stage, and the seed of their moments.
+const TORTURE: (u64, u64) = (20, 1);
+
+const STAGES: [Stage; 13] = [
     Stage { name: "setup", python: true, work: Work::Setup },
     Stage { name: "fmt", python: false, work: Work::Cargo(&["fmt", "--all", "--check"], Dialect::Silent) },
     Stage { name: "ruff", python: true, work: Work::Lint("ruff", &["check"]) },
@@ -94,6 +99,7 @@ const STAGES: [Stage; 12] = [
         python: false,
         work: Work::Cargo(&["build", "--release", "--package", "ironhorse-cli"], Dialect::Silent),
     },
+    Stage { name: "torture", python: false, work: Work::Torture },
     Stage { name: "wheel", python: true, work: Work::Wheel },
     Stage { name: "pytest", python: true, work: Work::Pytest },
 ];
@@ -180,6 +186,15 @@ fn run_stage(repo: &Repo, stage: &Stage, (number, of): (usize, usize)) -> Done {
             announce("cargo xtask kernels".into());
             run_counted(&mut command, Dialect::Kernels)
         }),
+        Work::Torture => repo.binary().and_then(|binary| {
+            ensure!(
+                binary.is_file(),
+                "the binary is not built: cargo xtask test --stage build --stage torture"
+            );
+            let mut command = torture::command(&binary, TORTURE.0, TORTURE.1, &["--device=cpu".to_owned()]);
+            announce(shown(&command));
+            run_counted(&mut command, Dialect::Torture)
+        }),
         Work::Wheel => {
             announce("pip install .".into());
             python::wheel(repo).map(|()| (true, Counts::default()))
@@ -263,10 +278,13 @@ mod tests {
     fn stages_are_chosen_in_their_order() {
         let all = [
             "setup", "fmt", "ruff", "ruff-fmt", "mypy", "clippy", "kernels", "test", "doctest", "build",
-            "wheel", "pytest",
+            "torture", "wheel", "pytest",
         ];
         assert_eq!(chosen("").unwrap(), (all.to_vec(), false));
-        assert_eq!(chosen("--no-python").unwrap(), (vec!["fmt", "clippy", "test", "doctest", "build"], true));
+        assert_eq!(
+            chosen("--no-python").unwrap(),
+            (vec!["fmt", "clippy", "test", "doctest", "build", "torture"], true)
+        );
         assert_eq!(chosen("--stage pytest --stage fmt").unwrap(), (vec!["fmt", "pytest"], false));
         assert!(all.iter().all(|name| HELP.contains(&format!("\n  {name} "))), "the help lists every stage");
     }
