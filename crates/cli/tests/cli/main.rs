@@ -5,12 +5,17 @@ mod bad_files;
 mod bad_input;
 mod config;
 mod convert;
+mod disk;
 mod generate;
 mod paths;
 mod pipes;
 mod place;
 mod reports;
+mod resume;
+mod resume_check;
+mod running;
 mod selftest;
+mod stops;
 mod train;
 mod verify;
 
