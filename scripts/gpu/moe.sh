@@ -104,7 +104,7 @@ train_moe_run() {
     train=(train "${engine[@]}" "$@" --batch 8 --seq 64 --sample-tokens 0)
     attempt "train-moe-$name" 45 "$ironhorse" "${train[@]}" --model moe-tiny --steps 300 --out "$run" || return
     attempt "check-moe-$name-loss" 10 "${check[@]}" fell "$run"
-    attempt "train-moe-$name-on" 30 "$ironhorse" "${train[@]}" --init "$run/checkpoint" --steps 30 --out "$run-on" &&
+    attempt "train-moe-$name-on" 30 "$ironhorse" "${train[@]}" --init "$run" --steps 30 --out "$run-on" &&
         attempt "check-moe-$name-on" 10 "${check[@]}" continued "$run" "$run-on"
     moe_text "$name-greedy" "${engine[@]}" --greedy
     moe_text "$name-drawn" "${engine[@]}" --temperature 0.8 --seed 7
@@ -118,7 +118,7 @@ train_moe_run() {
 moe_text() {
     local part=text-moe-$1
     shift
-    attempt "$part" 30 "$ironhorse" generate --model "$run/checkpoint" --prompt "Ivy was" --tokens 200 "$@" --json "$(json "$part")"
+    attempt "$part" 30 "$ironhorse" generate --model "$run" --prompt "Ivy was" --tokens 200 "$@" --json "$(json "$part")"
 }
 
 # The sizes of the 6.9B with eight of its layers, beside PyTorch; then all of it.

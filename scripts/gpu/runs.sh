@@ -18,7 +18,7 @@ stage_runs() {
         # shellcheck disable=SC2086  # flags are words of their own
         attempt "resume-$name" 90 "$ironhorse" resume-check --device "$runs_device" $flags --json "$(json "resume-$name")"
     done <<<"$resume_checks"
-    attempt torture 150 "$ironhorse" resume-check --torture 12 --seed 1 --device "$runs_device" --json "$(json torture)"
+    attempt torture 150 "$ironhorse" resume-check --torture 12 --torture-seed 1 --device "$runs_device" --json "$(json torture)"
     [[ $quick || $runs_device == cpu ]] || saving_costs
 }
 
