@@ -68,7 +68,7 @@ impl std::fmt::Display for Time {
                 write!(f, "{value}{unit}")?;
             }
         }
-        if seconds % 60 > 0 || seconds == 0 { write!(f, "{}s", seconds % 60) } else { Ok(()) }
+        if !seconds.is_multiple_of(60) || seconds == 0 { write!(f, "{}s", seconds % 60) } else { Ok(()) }
     }
 }
 

@@ -29,7 +29,7 @@ pub fn checkpoints_of(run: &Path) -> Vec<(u64, PathBuf)> {
         .filter_map(|entry| Some((step_of(entry.file_name().to_str()?)?, entry.path())))
         .filter(|(_, path)| path.join(TRAINER).is_file())
         .collect();
-    found.sort_by(|a, b| b.0.cmp(&a.0));
+    found.sort_by_key(|(step, _)| std::cmp::Reverse(*step));
     found
 }
 
