@@ -21,7 +21,7 @@ enum Change {
 }
 
 /// The keys of config.toml that may change. Any other is a different run.
-const MAY_CHANGE: [(&str, Change); 31] = [
+const MAY_CHANGE: [(&str, Change); 34] = [
     ("save-every", Change::Harmless),
     ("save-minutes", Change::Harmless),
     ("keep", Change::Harmless),
@@ -49,6 +49,9 @@ const MAY_CHANGE: [(&str, Change); 31] = [
     ("weight-decay", Change::Said),
     ("grad-clip", Change::Said),
     ("device", Change::Said),
+    ("dtype", Change::Said),
+    ("master", Change::Said),
+    ("moments", Change::Said),
     ("fast", Change::Said),
     ("attention", Change::Said),
     ("no-graphs", Change::Said),
