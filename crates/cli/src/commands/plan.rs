@@ -1,8 +1,10 @@
 //! `ironhorse plan`
 
 mod choices;
+mod disk;
 
 use self::choices::{Asked, Choice, table};
+use self::disk::Disk;
 use super::verify::RecomputeArg;
 use crate::args::{Dtype, StateArgs};
 use crate::hardware::{human_bytes, memory, usable_of_gpu};
@@ -42,6 +44,9 @@ pub struct PlanArgs {
     accumulate: u32,
     #[command(flatten)]
     state: StateArgs,
+    /// Checkpoints that are kept besides the best, as `train --keep`; 0 keeps all
+    #[arg(long, default_value_t = 2, value_name = "K", value_parser = number::count_or_0::<usize>)]
+    keep: usize,
     /// Memory of the device to plan for, such as 139GiB [default: that of the device here]
     #[arg(long, value_name = "SIZE", value_parser = number::bytes)]
     memory: Option<u64>,
@@ -81,6 +86,7 @@ struct PlanReport {
     usable_bytes: Option<u64>,
     activation_lower_bound: usize,
     flops: u64,
+    disk: Disk,
     /// What each way to keep state and each level of recomputation would need, for the rest of what was asked for.
     choices: Vec<Choice>,
     /// At the limits measured on this machine; absent where it has no engine for the precision.
@@ -138,6 +144,7 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         usable_bytes,
         activation_lower_bound: program.activation_lower_bound(),
         flops: Section::ALL.iter().map(|&section| program.flops(section)).sum(),
+        disk: Disk::new(&config, precision, layout, args.keep),
         choices: asked.choices()?,
         least_ms: limits.as_ref().map(least),
     };
@@ -169,6 +176,7 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         human_bytes((layout.bytes(Pool::Activations) - report.activation_lower_bound) as u64)
     ))?;
     table(&report.choices, (args.recompute, args.state)).into_iter().try_for_each(out::line)?;
+    report.disk.lines().into_iter().try_for_each(out::line)?;
     let time = match (&limits, report.least_ms) {
         (Some(limits), Some(ms)) => format!(
             "at {device}'s {:.0} GFLOP/s and {:.1} GB/s no less than {ms:.0} ms",
