@@ -163,8 +163,15 @@ impl Place {
 fn check(args: &TrainArgs, place: &Path) -> Result<bool> {
     let settings = settle(args.clone());
     let steps = settings.steps.unwrap_or(STEPS);
-    if steps < KILLS + 1 {
-        bail!("--steps is {steps}, expected at least {} to interrupt a run between", KILLS + 1);
+    if steps < KILLS + 2 {
+        bail!("--steps is {steps}, expected at least {} to interrupt a run between", KILLS + 2);
+    }
+    if settings.save_every + KILLS >= steps {
+        bail!(
+            "--save-every is {}, expected at most {}: the runs are interrupted after their first checkpoint",
+            settings.save_every,
+            steps - KILLS - 1
+        );
     }
     let config = place.join("settings.toml");
     write_config(&settings, &config)?;
