@@ -90,6 +90,15 @@ def test_the_command():
         assert ran.returncode == 0 and ran.stdout
 
 
+def test_the_command_stops_and_resumes_training():
+    """`resume-check` starts this interpreter again, stops it by SIGTERM, kills it, and resumes."""
+    sizes = "n_layer=1,n_head=2,n_embd=32,vocab_size=256,max_seq_len=32"
+    flags = ["--model", sizes, "--batch", "2", "--seq", "16", "--val-batches", "4", "--steps", "60", "--device", "cpu"]
+    done = python("-m", "ironhorse._command", "resume-check", *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SIGTERM" in done.stdout and "SIGKILL" in done.stdout and "PASS" in done.stdout
+
+
 def test_the_command_in_this_process_returns(capfd: pytest.CaptureFixture[str]):
     assert _native.command(["ironhorse", "--version"]) == 0
     assert capfd.readouterr().out.startswith("ironhorse ")

@@ -60,3 +60,21 @@ fn a_few_rounds_of_torture_pass() {
     assert_eq!(place.files().len(), 1, "only the report is left: {:?}", place.files().keys());
     assert!(leftovers(&place).is_empty());
 }
+
+#[test]
+fn inside_python_the_interpreter_is_started_again() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    // what an interpreter does with `-m ironhorse._command train ...`
+    let binary = super::place::ironhorse().get_program().to_str().unwrap().to_owned();
+    place.write("python", format!("#!/bin/sh\n[ \"$1 $2\" = '-m ironhorse._command' ] || exit 9\necho started >>starts\nshift 2\nexec '{binary}' \"$@\"\n"));
+    std::fs::set_permissions(place.path("python"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = place.command(&format!("resume-check {SMALL} --steps 40 --folder work"));
+    let done: super::place::Done =
+        command.env("IRONHORSE_PYTHON", place.path("python")).output().unwrap().into();
+    assert_eq!(done.code, Some(0), "{} {}", done.text(), done.stderr);
+    assert!(
+        String::from_utf8(place.read("starts")).unwrap().lines().count() >= 7,
+        "every process of every run"
+    );
+}
