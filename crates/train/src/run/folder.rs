@@ -79,7 +79,11 @@ impl RunFolder {
             return Err(Error::field(path, "folder", "not a run", "one with config.toml and metrics.jsonl"));
         }
         let lock = lock(path)?;
-        let boxes = fs::read_dir(path.join(super::black_box::BAD)).into_iter().flatten().flatten().map(|entry| entry.path());
+        let boxes = fs::read_dir(path.join(super::black_box::BAD))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path());
         for folder in [path.to_owned(), path.join(CHECKPOINTS), path.join(SAMPLES)].into_iter().chain(boxes) {
             let _ = atomic::sweep(&folder); // what cannot be removed does no harm
         }
