@@ -21,6 +21,8 @@ pub struct Progress {
     last_line: Option<Instant>,
     /// Seconds from the start of the process to the first step that was done.
     first_step_s: Option<f64>,
+    /// The same for the last.
+    last_step_s: Option<f64>,
 }
 
 impl Progress {
@@ -38,7 +40,15 @@ impl Progress {
             bar.set_position(first);
             bar.reset_eta();
         }
-        Self { bar, total, first, started: Instant::now(), last_line: None, first_step_s: None }
+        Self {
+            bar,
+            total,
+            first,
+            started: Instant::now(),
+            last_line: None,
+            first_step_s: None,
+            last_step_s: None,
+        }
     }
 
     fn print(&self, text: &str) {
@@ -60,6 +70,11 @@ impl Progress {
         self.first_step_s
     }
 
+    /// Seconds from the end of the first step to the end of the last, saves and validations on the way included.
+    pub fn steps_s(&self) -> Option<f64> {
+        Some(self.last_step_s? - self.first_step_s?)
+    }
+
     fn eta(&self, done: u64) -> String {
         let made = done.saturating_sub(self.first).max(1);
         let left =
@@ -70,7 +85,9 @@ impl Progress {
 
 impl Observer for Progress {
     fn step(&mut self, m: &Metrics) {
-        self.first_step_s.get_or_insert_with(|| out::running().as_secs_f64());
+        let now = out::running().as_secs_f64();
+        self.first_step_s.get_or_insert(now);
+        self.last_step_s = Some(now);
         let norm = m.grad_norm.unwrap_or(f32::NAN);
         let message =
             format!("loss {:.4}  norm {norm:.3}  lr {:.2e}  {:.0} tok/s", m.loss, m.lr, m.tokens_per_s);

@@ -212,7 +212,12 @@ impl Prepared {
             state,
         });
         progress.finish();
-        report::report(args, &folder, &summary?, started.elapsed().as_secs_f64(), progress.first_step_s())
+        let times = report::Times {
+            seconds: started.elapsed().as_secs_f64(),
+            first_step_s: progress.first_step_s(),
+            steps_s: progress.steps_s(),
+        };
+        report::report(args, &folder, &summary?, times)
     }
 }
 

@@ -12,6 +12,17 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// How long a run took.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Times {
+    /// The whole run.
+    pub seconds: f64,
+    /// From the start of the process to the end of the first step.
+    pub first_step_s: Option<f64>,
+    /// From the end of the first step to the end of the last, saves and validations on the way included.
+    pub steps_s: Option<f64>,
+}
+
 #[derive(Serialize)]
 struct TrainReport<'a> {
     #[serde(serialize_with = "out::lossy_path")]
@@ -21,9 +32,8 @@ struct TrainReport<'a> {
     ending: &'static str,
     stopped_by: Option<String>,
     steps: u64,
-    seconds: f64,
-    /// Seconds from the start of the process to the end of the first step.
-    first_step_s: Option<f64>,
+    #[serde(flatten)]
+    times: Times,
     first_val_loss: Option<f32>,
     last_val_loss: Option<f32>,
     best: Option<Best>,
@@ -34,13 +44,8 @@ struct TrainReport<'a> {
 }
 
 /// Prints how a run ended, and what to do with it.
-pub fn report(
-    args: &TrainArgs,
-    folder: &RunFolder,
-    summary: &Summary,
-    seconds: f64,
-    first_step_s: Option<f64>,
-) -> Result<Outcome> {
+pub fn report(args: &TrainArgs, folder: &RunFolder, summary: &Summary, times: Times) -> Result<Outcome> {
+    let seconds = times.seconds;
     let run = folder.path();
     if !summary.sample.is_empty() && summary.ending == Ending::Done {
         out::line(format!("\n{}\n", summary.sample.trim_end()))?;
@@ -75,8 +80,7 @@ pub fn report(
         ending: if summary.ending == Ending::Done { "done" } else { "stopped" },
         stopped_by,
         steps: summary.steps,
-        seconds,
-        first_step_s,
+        times,
         first_val_loss: summary.first_val_loss,
         last_val_loss: summary.last_val_loss,
         best: summary.best,
