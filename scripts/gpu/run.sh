@@ -9,6 +9,7 @@
 #   bash run.sh --only moe             mixtures of experts: keys, a training, the 6.9B and its first eight layers; 9 minutes at most;
 #                                      with --quick the keys and the training; IRONHORSE_DEVICE=cpu rehearses those two
 #   bash run.sh --only runs            interrupted runs: equal to the bit, killed at random, what saving costs; 9 minutes at most
+#   bash run.sh --only f32             f32 and tf32: attention, keys, profiles and speeds, tensor cores or not; 5 minutes at most
 #   bash run.sh --out results          table.txt, summary.json, trace.json and logs.tar.gz go there
 #
 # Every part has its own time limit, log and exit status; a failure stops nothing. The end is a table of all parts.
@@ -16,7 +17,7 @@
 set -u
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-stages="doctor selftest verify lockstep determinism python ops moe runs bench profile sanitizer startup precision"
+stages="doctor selftest verify lockstep determinism python ops moe runs f32 bench profile sanitizer startup precision"
 quick_stages="doctor selftest verify lockstep determinism bench"
 grid="d12-b64 d12-b4 d24-b32 d48-b16"
 out=out quick= only= torch=1 budget= chosen=
@@ -60,8 +61,8 @@ done
 [[ $budget =~ ^[0-9]*$ ]] || refuse "--budget is '$budget', expected seconds"
 wanted=${only:-$stages}
 [[ $quick && ! $only ]] && wanted=$quick_stages
-# Everything is GPT-2 on the engine; the ops and the mixtures of experts have calls of their own.
-[[ $only ]] || wanted=${wanted/ python ops moe runs/}
+# Everything is GPT-2 on the engine; the ops, the mixtures of experts, runs and f32 have calls of their own.
+[[ $only ]] || wanted=${wanted/ python ops moe runs f32/}
 [[ $chosen ]] || chosen=$grid
 [[ $quick && $chosen == "$grid" ]] && chosen=d12-b64
 budget=${budget:-$([[ $quick ]] && echo 175 || { [[ $only =~ ops|moe|runs ]] && echo 540 || echo 470; })}
@@ -211,6 +212,10 @@ stage_ops() {
 # stage_runs, likewise
 # shellcheck source=scripts/gpu/runs.sh
 . "$here/runs.sh"
+
+# stage_f32, a file of its own
+# shellcheck source=scripts/gpu/f32.sh
+. "$here/f32.sh"
 
 # torch cannot compile d48 in the time there is
 has_torch() { [[ $torch && $1 != d48-* ]]; }

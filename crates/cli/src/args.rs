@@ -44,6 +44,20 @@ pub enum AttentionArg {
     Cudnn,
     /// our flash-attention kernels
     Own,
+    /// those of our kernels that use no tensor cores
+    Plain,
+}
+
+impl AttentionArg {
+    /// As the CUDA engine calls it.
+    pub fn setting(self) -> Attention {
+        match self {
+            Self::Auto => Attention::Auto,
+            Self::Cudnn => Attention::Cudnn,
+            Self::Own => Attention::Own,
+            Self::Plain => Attention::Plain,
+        }
+    }
 }
 
 /// Precisions.
@@ -114,11 +128,7 @@ impl EngineArgs {
         Settings {
             tf32: self.dtype == Some(Dtype::Tf32),
             fast: self.fast,
-            attention: match self.attention {
-                AttentionArg::Auto => Attention::Auto,
-                AttentionArg::Cudnn => Attention::Cudnn,
-                AttentionArg::Own => Attention::Own,
-            },
+            attention: self.attention.setting(),
             graphs: !self.no_graphs,
             ..Settings::default()
         }

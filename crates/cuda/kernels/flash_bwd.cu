@@ -1,22 +1,28 @@
-// flash_bwd: gradients of flash_fwd from q, k, v, d_out, lse and delta = sum(d_out*out), bf16 or f16 on tensor cores
+// flash_bwd: gradients of flash_fwd from q, k, v, d_out, lse and delta = sum(d_out*out), on tensor cores
 //
 //   p = exp(scale*q.k - lse), ds = p*(d_out.v - delta), d_q = scale*ds.k, d_k = scale*ds^T.q, d_v = p^T.d_out
 //
-// moves  2*B*T*(2*W + C) + 8*B*NH*T bytes at least, passing tiles again per block (mostly from L2); bound: tensor cores
-// grid   flash_bwd_kv: one block of 4 warps per head of keys and BM keys, passing over the queries of all heads that see
-//        them;
+// moves  sizeof(ELEM)*B*T*(2*W + C) + 8*B*NH*T bytes at least, passing tiles again per block (mostly from L2); bound:
+//        tensor cores
+// grid   flash_bwd_kv: one block per head of keys and BM keys, passing over the queries of all heads that see them;
 //        flash_bwd_q: the same per BM queries over the keys they see. Each makes p and ds anew: 7 products where 5 would
-//        do, but every sum stays in the registers of one warp. Needs HD % 16 == 0, HD <= 128, any lengths
-// order  passing positions ascending in f32, head of queries by head; p and ds rounded to ELEM; no atomics: bitwise
+//        do, but every sum stays in the registers of one warp. Needs HD % 16 == 0 (f32: 32), HD <= 128, any lengths
+// order  passing positions ascending in f32, head of queries by head; p and ds rounded as operands; no atomics: bitwise
 //        repeatable
 //
 // Positions beyond the last are zeros in shared memory, lse and delta too: queries there add nothing, and no query sees
 // keys there.
+//
+// TERMS, where given, is the number of products of tf32 for one of f32 (flash_tile_f32.cuh); else ELEM is bf16 or f16.
+#ifdef TERMS
+#include "flash_tile_f32.cuh"
+#else
 #include "flash_tile.cuh"
+#endif
 
 constexpr int BM = 16 * MT * WARPS;
-constexpr int BN = 64;  // passing positions per stage
-constexpr int CN = 32;  // of them worked on at a time, as many as registers hold
+constexpr int BN = BWD_STAGE;  // passing positions per stage
+constexpr int CN = BWD_PART;   // of them worked on at a time
 
 extern __shared__ uint4 shared[];
 
@@ -29,12 +35,12 @@ struct Bwd {
     Shape shape;
 };
 
-// lse times log2(e) and delta of the queries: per row where rows are queries, per column of a stage where columns are.
+// lse times POWER and delta of the queries: per row where rows are queries, per column of a stage where columns are.
 template <bool KEYS> struct Stats {
     float lse[MT][2], delta[MT][2];
     const float* stage;  // lse of the BN passing queries, then delta
 
-    DEVICE float lse_of(int m, int h, int column) const { return KEYS ? stage[column] * LOG2E : lse[m][h]; }
+    DEVICE float lse_of(int m, int h, int column) const { return KEYS ? stage[column] * POWER : lse[m][h]; }
     DEVICE float delta_of(int m, int h, int column) const { return KEYS ? stage[BN + column] : delta[m][h]; }
 };
 
@@ -48,12 +54,12 @@ template <class F> DEVICE void each(int row, int column, F f) {
             for (int e = 0; e < 4; ++e) f(m, n, e, row + 16 * m + row_of(e), column + 8 * n + column_of(e));
 }
 
-// p = 2^(s*scale2 - lse), in the place of s; 0 for keys the query does not see. `c` is the first column in its stage.
+// p = power(s*scale2 - lse), in the place of s; 0 for keys the query does not see. `c` is the first column in its stage.
 template <bool KEYS>
 DEVICE void weights(float (&s)[MT][CN / 8][4], const Stats<KEYS>& stats, const Shape& shape, int c, int row, int column) {
-    float scale2 = shape.scale * LOG2E;
+    float scale2 = shape.scale * POWER;
     each(row, c, [&](int m, int n, int e, int, int at) {
-        s[m][n][e] = exp2_flush(fmaf(s[m][n][e], scale2, -stats.lse_of(m, e / 2, at)));
+        s[m][n][e] = power(fmaf(s[m][n][e], scale2, -stats.lse_of(m, e / 2, at)));
     });
     if (KEYS ? shape.sees(column) >= row + 16 * MT : shape.sees(row) >= column + CN) return;
     each(row, column, [&](int m, int n, int e, int r, int col) {
@@ -104,10 +110,12 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
         load_tile<BN>(to, KEYS ? q : k, KEYS ? shape.q_stride(at) : shape.k_stride(at), j * BN, length);
         load_tile<BN>(to + BN * PITCH, KEYS ? d_out : v, KEYS ? shape.out_stride(at) : shape.v_stride(at), j * BN, length);
         if constexpr (KEYS) {
-            static_assert(THREADS == 2 * BN, "one thread per lse and delta");
+            static_assert(THREADS >= 2 * BN, "one thread per lse and delta");
             u32 query = j * BN + threadIdx.x % BN;
             const float* from = (threadIdx.x < BN ? op.lse : op.delta) + at.row + (size_t)head * q_len;
-            cp_async4(shared_address(columns + i % 2 * 2 * BN + threadIdx.x), from + (query < q_len ? query : 0), query < q_len);
+            if (THREADS == 2 * BN || threadIdx.x < 2 * BN)
+                cp_async4(shared_address(columns + i % 2 * 2 * BN + threadIdx.x), from + (query < q_len ? query : 0),
+                          query < q_len);
         }
         cp_commit();
     };
@@ -125,12 +133,12 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
 #pragma unroll
         for (int i = 0; i < 2 * MT; ++i) {
             u32 query = first + row + 16 * (i / 2) + row_of(i % 2 * 2);
-            stats.lse[i / 2][i % 2] = query < q_len ? op.lse[at.row + query] * LOG2E : 0.0f;
+            stats.lse[i / 2][i % 2] = query < q_len ? op.lse[at.row + query] * POWER : 0.0f;
             stats.delta[i / 2][i % 2] = query < q_len ? op.delta[at.row + query] : 0.0f;
         }
     }
     // With two results to keep, d_k and d_v, there are no registers left to hold rows in.
-    Rows<!KEYS> rows1{a1, row}, rows2{a2, row};
+    Rows<!KEYS && BWD_HELD> rows1{a1, row}, rows2{a2, row};
     rows1.hold();
     rows2.hold();
     float acc1[MT][HD / 8][4] = {}, acc2[MT][HD / 8][4] = {};
@@ -170,12 +178,12 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
     }
 }
 
-KERNEL __launch_bounds__(THREADS, 2) flash_bwd_kv(D_QKV_PARAMETERS, const ELEM* d_out, QKV_PARAMETERS, const float* lse,
+KERNEL __launch_bounds__(THREADS, BLOCKS) flash_bwd_kv(D_QKV_PARAMETERS, const ELEM* d_out, QKV_PARAMETERS, const float* lse,
                                                   const float* delta, SHAPE_PARAMETERS) {
     backward<true>({D_QKV, d_out, QKV, lse, delta, SHAPE});
 }
 
-KERNEL __launch_bounds__(THREADS, 2) flash_bwd_q(D_QKV_PARAMETERS, const ELEM* d_out, QKV_PARAMETERS, const float* lse,
+KERNEL __launch_bounds__(THREADS, BLOCKS) flash_bwd_q(D_QKV_PARAMETERS, const ELEM* d_out, QKV_PARAMETERS, const float* lse,
                                                  const float* delta, SHAPE_PARAMETERS) {
     backward<false>({D_QKV, d_out, QKV, lse, delta, SHAPE});
 }

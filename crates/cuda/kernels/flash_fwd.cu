@@ -1,24 +1,29 @@
-// flash_fwd: out = softmax(scale*q.k^T).v and lse = log(sum(exp(scale*q.k^T))), bf16 or f16 on tensor cores
+// flash_fwd: out = softmax(scale*q.k^T).v and lse = log(sum(exp(scale*q.k^T))) on tensor cores: bf16, f16, or f32 as tf32
 //
-// moves  2*B*T*(W + C) + 4*B*NH*T bytes at least, keys and values again per tile of queries (mostly from L2); bound: tensor cores
-// grid   one block of 4 warps per head and BM queries, 16*MT of them per warp, passing over tiles of BN keys that are
-//        copied while the tile before is worked on; needs HD % 16 == 0, HD <= 128, any lengths
-// order  keys ascending in f32, weights rounded to ELEM; no atomics: bitwise repeatable
+// moves  sizeof(ELEM)*B*T*(W + C) + 4*B*NH*T bytes at least, keys and values again per tile of queries (mostly from L2);
+//        bound: tensor cores
+// grid   one block per head and BM queries, 16*MT of them per warp, passing over tiles of BN keys that are copied while
+//        the tile before is worked on; needs HD % 16 == 0 (f32: 32), HD <= 128, any lengths
+// order  keys ascending in f32, weights rounded to the operands' type; no atomics: bitwise repeatable
+//
+// TERMS, where given, is the number of products of tf32 for one of f32 (flash_tile_f32.cuh); else ELEM is bf16 or f16.
 //
 // Positions beyond the last are zeros in shared memory, and no query sees keys there.
+#ifdef TERMS
+#include "flash_tile_f32.cuh"
+#else
 #include "flash_tile.cuh"
+#endif
 
 constexpr int BM = 16 * MT * WARPS;
-constexpr int BN = 64;
-// Where k and v have strides of their own, compilers for the newest GPUs find no registers for queries of this width.
-constexpr bool HELD = !(STRIDED && HD == 64 && __CUDA_ARCH__ >= 1000);
+constexpr int BN = FWD_STAGE;
 
 extern __shared__ uint4 shared[];
 
 // The score of a key that is not seen.
 DEVICE float hidden() { return -__int_as_float(0x7f800000); }
 
-// s becomes 2^(scale2*(s - maximum)); the running maximum, sum and results follow. A lane's sum is of its own columns.
+// s becomes power(scale2*(s - maximum)); the running maximum, sum and results follow. A lane's sum is of its own columns.
 DEVICE void softmax(float (&s)[MT][BN / 8][4], float (&acc)[MT][HD / 8][4], float (&maximum)[MT][2],
                     float (&sum)[MT][2], float scale2) {
 #pragma unroll
@@ -32,14 +37,14 @@ DEVICE void softmax(float (&s)[MT][BN / 8][4], float (&acc)[MT][HD / 8][4], floa
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
             // In the engine every query sees key 0, which is in the first tile; else 0 stands for -inf.
             float shift = STRIDED && top == hidden() ? 0.0f : top * scale2;
-            float shrink = exp2_flush(fmaf(maximum[m][h], scale2, -shift));  // 0 as long as the maximum was -inf
+            float shrink = power(fmaf(maximum[m][h], scale2, -shift));  // 0 as long as the maximum was -inf
             maximum[m][h] = top;
             float part = 0.0f;
 #pragma unroll
             for (int n = 0; n < BN / 8; ++n)
 #pragma unroll
                 for (int e = 2 * h; e < 2 * h + 2; ++e) {
-                    s[m][n][e] = exp2_flush(fmaf(s[m][n][e], scale2, -shift));
+                    s[m][n][e] = power(fmaf(s[m][n][e], scale2, -shift));
                     part += s[m][n][e];
                 }
             sum[m][h] = fmaf(sum[m][h], shrink, part);
@@ -81,7 +86,7 @@ DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shap
     load_tile<BN>(v, in.v(at), shape.v_stride(at), 0, kv_len);
     cp_commit();
 
-    Rows<HELD> queries{q, row};
+    Rows<FWD_HELD> queries{q, row};
     queries.hold();
     float acc[MT][HD / 8][4] = {}, maximum[MT][2], sum[MT][2] = {};
 #pragma unroll
@@ -100,10 +105,15 @@ DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shap
         scores<BN>(s, queries, k + stage, 0);
         if (STRIDED && shape.scale < 0.0f) negate(s);
         if (!shape.sees_all(key + BN, first + row)) mask(s, shape, first + row, key);
-        softmax(s, acc, maximum, sum, shape.steepness() * LOG2E);
+        softmax(s, acc, maximum, sum, shape.steepness() * POWER);
         weighted<BN>(acc, s, v + stage, 0);
     }
 
+    if constexpr (SHORT) {
+        u32 block = blockIdx.x;
+        asm volatile("" : "+r"(block));  // unknown to the compiler, which else would keep what it knows
+        at = shape.head(work_of(block, tiles, shape.total, shape.group).head, HD);
+    }
     float factor[MT][2];
 #pragma unroll
     for (int m = 0; m < MT; ++m)
@@ -114,11 +124,11 @@ DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shap
             factor[m][h] = STRIDED && whole == 0.0f ? 0.0f : 1.0f / whole;
             u32 query = first + row + 16 * m + row_of(2 * h);
             if (lane() % 4 != 0 || query >= q_len || (STRIDED && lse == nullptr)) continue;
-            lse[at.row + query] = fmaf(maximum[m][h], shape.steepness(), logf(whole));
+            lse[at.row + query] = log_of_sum(whole, maximum[m][h], shape.steepness());
         }
     store_tile(out + at.out, shape.out_stride(at), first, q_len, acc, factor, tile_q, row);
 }
 
-KERNEL __launch_bounds__(THREADS, 2) flash_fwd(ELEM* out, float* lse, QKV_PARAMETERS, SHAPE_PARAMETERS) {
+KERNEL __launch_bounds__(THREADS, BLOCKS) flash_fwd(ELEM* out, float* lse, QKV_PARAMETERS, SHAPE_PARAMETERS) {
     forward(out, lse, QKV, SHAPE);
 }

@@ -5,7 +5,7 @@
 // one chunk elsewhere (an odd number of chunks then).
 //
 // A warp owns 16*MT rows of the resident tile; scores are float[MT][N/8][4] and results float[MT][HD/8][4] in the
-// layout of mma's c: of 16 rows and 8 columns, element e is at row row_of(e), column column_of(e).
+// layout of mma's c: of 16 rows and 8 columns, element e is at row row_of(e), column column_of(e) of mma.cuh.
 #pragma once
 
 #ifndef ELEM
@@ -24,9 +24,23 @@ constexpr int CHUNKS = HD / 8;
 constexpr bool SWIZZLE = HD % 64 == 0;
 constexpr int PITCH = (SWIZZLE ? HD : HD + 8) * 2;  // bytes from row to row
 
-DEVICE u32 lane() { return threadIdx.x % WARP; }
-DEVICE int row_of(int e) { return lane() / 4 + e / 2 * 8; }
-DEVICE int column_of(int e) { return lane() % 4 * 2 + e % 2; }
+// Positions that pass by: per stage of the forward, per stage of the backward, and of these at a time, as many as
+// registers hold.
+constexpr int FWD_STAGE = 64;
+constexpr int BWD_STAGE = 64;
+constexpr int BWD_PART = 32;
+constexpr int BLOCKS = 2;  // per multiprocessor
+// Whether rows are held in registers. Where k and v have strides of their own, compilers for the newest GPUs find none for
+// queries of this width.
+constexpr bool FWD_HELD = !(STRIDED && HD == 64 && __CUDA_ARCH__ >= 1000);
+constexpr bool BWD_HELD = true;
+constexpr bool SHORT = false;  // of registers for what is used after the passes only
+
+// Weights are powers of 2.
+constexpr float POWER = LOG2E;
+DEVICE float power(float x) { return exp2_flush(x); }
+// The logarithm of `sum` weights relative to that of the score `maximum`.
+DEVICE float log_of_sum(float sum, float maximum, float scale) { return fmaf(maximum, scale, logf(sum)); }
 
 // Byte of a tile where a chunk starts.
 DEVICE u32 chunk_at(u32 row, u32 chunk) { return row * PITCH + (SWIZZLE ? chunk ^ row % 8 : chunk) * 16; }

@@ -18,7 +18,6 @@ static_assert(BM * PITCH <= STAGES * STAGE && BM == BN, "the result has room");
 
 extern __shared__ uint4 shared[];  // the stages, then the groups
 
-DEVICE u32 lane() { return threadIdx.x % WARP; }
 DEVICE u32 warp_row() { return threadIdx.x / WARP / 4 * WM; }
 DEVICE u32 warp_column() { return threadIdx.x / WARP % 4 * WN; }
 

@@ -6,9 +6,16 @@
 //   mma             c (16x8) += a (16x16) . b (16x8)
 //                   a[0] (g, 2t..), a[1] (g+8, 2t..), a[2] (g, 2t+8..), a[3] (g+8, 2t+8..)
 //                   b0 (2t.., g), b1 (2t+8.., g);  c[0..1] (g, 2t..), c[2..3] (g+8, 2t..)
+//   mma_tf32        c (16x8) += a (16x8) . b (8x8)
+//                   a[0] (g, t), a[1] (g+8, t), a[2] (g, t+4), a[3] (g+8, t+4);  b[0] (t, g), b[1] (t+4, g);  c as above
 #pragma once
 
 #include "copy.cuh"
+
+DEVICE u32 lane() { return threadIdx.x % WARP; }
+// Where element e of a lane's c is.
+DEVICE int row_of(int e) { return lane() / 4 + e / 2 * 8; }
+DEVICE int column_of(int e) { return lane() % 4 * 2 + e % 2; }
 
 DEVICE void ldmatrix(u32 (&r)[4], u32 from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -35,6 +42,23 @@ template <class E> DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32
     if constexpr (IS_BF16<E>) MMA("bf16");
     else MMA("f16");
 }
+
+// Of operands the lowest 13 bits do not count.
+DEVICE void mma_tf32(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+// The nearest tf32, of two the one further from zero; NaN stays NaN. Several instructions.
+DEVICE u32 round_tf32(float x) {
+    u32 out;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out) : "f"(x));
+    return out;
+}
+// A number whose upper bits are a tf32 near x, in one instruction: cutting off the rest takes half a step on average,
+// between a third and two thirds of one as the mantissa is, so that much is added before. Off by two thirds of a step at most
+// and not in one direction; by norm 5 % more than rounding to the nearest. NaN and infinity stay what they are.
+DEVICE u32 near_tf32(float x) { return __float_as_uint(x * (1.0f + 11.0f / 32768.0f)); }
 
 // Two floats rounded to E, the first in the low half.
 template <class E> DEVICE u32 pack(float low, float high) {

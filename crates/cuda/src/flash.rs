@@ -1,7 +1,7 @@
 //! Which of the kernels flash_*.cu runs an attention: shared by the engine's ops and the direct ones.
 //!
-//! Heads of bf16 (and, direct, f16) whose width is a multiple of 16 up to 128 go to the tensor cores (`flash_fwd.cu`,
-//! `flash_bwd.cu`), other heads of up to 256 channels to f32 tiles (`flash_f32.cu`), wider ones to one warp per position
+//! Tensor cores (`flash_fwd.cu`, `flash_bwd.cu`) take heads of up to 128 channels: a multiple of 16 in bf16 (and, direct, f16),
+//! of 32 in f32. Other heads of up to 256 channels go to f32 tiles (`flash_f32.cu`), wider ones to one warp per position
 //! (`flash_any.cu`). The backward is three launches: row sums of `d_out·out`, then `d_k` and `d_v`, then `d_q`; nothing is
 //! added atomically.
 
@@ -32,11 +32,33 @@ impl Step {
     }
 }
 
+/// What tensor cores may be handed for a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operands {
+    /// bf16 or f16, as they are.
+    Half,
+    /// f32, rounded.
+    Tf32,
+    /// f32 in two parts of tf32: three products, which keep f32's digits.
+    TwoTf32,
+}
+
+impl Operands {
+    /// Products of tf32 for one of f32: `TERMS` of flash_tile_f32.cuh.
+    fn terms(self) -> Option<u32> {
+        match self {
+            Self::Half => None,
+            Self::Tf32 => Some(1),
+            Self::TwoTf32 => Some(3),
+        }
+    }
+}
+
 /// Which kernels run a shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
     /// Tensor cores, heads of exactly this many channels.
-    Tensor(usize),
+    Tensor(Operands, usize),
     /// Tiles of f32, heads padded to this many channels.
     Tiles(usize),
     /// One warp per position.
@@ -50,6 +72,8 @@ pub(crate) struct Plan {
     pub name: &'static str,
     /// The width as a constant of the file.
     pub width: Option<(&'static str, u32)>,
+    /// The constant `TERMS`, where operands are tf32.
+    pub terms: Option<u32>,
     /// Positions per block.
     pub rows: usize,
     pub threads: u32,
@@ -57,30 +81,32 @@ pub(crate) struct Plan {
 }
 
 impl Path {
-    /// The fastest for heads of this width that finds room in `shared` bytes per block; `half`: tensor cores take them.
-    pub fn choose(half: bool, head_dim: usize, shared: usize) -> Self {
-        let tensor = half && head_dim > 0 && head_dim.is_multiple_of(16) && head_dim <= 128;
+    /// The fastest for heads of this width that finds room in `shared` bytes per block; without `operands` no tensor cores.
+    pub fn choose(operands: Option<Operands>, head_dim: usize, shared: usize) -> Self {
+        let tensor = operands.filter(|&operands| {
+            let step = if operands == Operands::Half { 16 } else { 32 };
+            head_dim > 0 && head_dim.is_multiple_of(step) && head_dim <= 128
+        });
         let tiles = [64, 128, 256].into_iter().find(|&wide| head_dim <= wide);
         let fits = |path: &Self| Step::ALL.iter().all(|&step| path.plan(step).shared <= shared);
-        let fast = [tensor.then_some(Self::Tensor(head_dim)), tiles.map(Self::Tiles)];
+        let fast = [tensor.map(|operands| Self::Tensor(operands, head_dim)), tiles.map(Self::Tiles)];
         fast.into_iter().flatten().find(fits).unwrap_or(Self::Any)
     }
 
     pub fn plan(self, step: Step) -> Plan {
         match self {
-            // The sizes are those of flash_tile.cuh and the files that use it.
-            Self::Tensor(head_dim) => {
-                let rows = if head_dim <= 64 { 128 } else { 64 };
-                let pitch = 2 * if head_dim % 64 == 0 { head_dim } else { head_dim + 8 };
+            Self::Tensor(operands, head_dim) => {
+                let Tile { rows, stage, threads, pitch } = Tile::of(operands, head_dim, step);
                 let (resident, stats) =
-                    if step == Step::Fwd { (1, 0) } else { (2, 4 * 64 * size_of::<f32>()) };
+                    if step == Step::Fwd { (1, 0) } else { (2, 4 * stage * size_of::<f32>()) };
                 Plan {
                     file: if step == Step::Fwd { "flash_fwd.cu" } else { "flash_bwd.cu" },
                     name: step.name(["flash_fwd", "flash_bwd_kv", "flash_bwd_q"]),
                     width: Some(("HD", head_dim as u32)),
+                    terms: operands.terms(),
                     rows,
-                    threads: 128,
-                    shared: (resident * rows + 4 * 64) * pitch + stats,
+                    threads,
+                    shared: (resident * rows + 4 * stage) * pitch + stats,
                 }
             }
             // The sizes are those of flash_f32.cu.
@@ -90,6 +116,7 @@ impl Path {
                     file: "flash_f32.cu",
                     name: step.name(["flash_f32_fwd", "flash_f32_bwd_kv", "flash_f32_bwd_q"]),
                     width: Some(("HDP", wide as u32)),
+                    terms: None,
                     rows,
                     threads: 256,
                     shared: 4 * rows * (tiles * (wide + 4) + rows + 4),
@@ -99,6 +126,7 @@ impl Path {
                 file: ANY,
                 name: step.name(["flash_any_fwd", "flash_any_bwd_kv", "flash_any_bwd_q"]),
                 width: None,
+                terms: None,
                 rows: 1,
                 threads: ANY_THREADS,
                 shared: 0,
@@ -110,7 +138,41 @@ impl Path {
     pub fn blocks(self, step: Step, heads: usize, positions: usize) -> Result<usize> {
         match self {
             Self::Any => blocks(heads * positions * 32, ANY_THREADS as usize),
-            Self::Tensor(_) | Self::Tiles(_) => blocks(heads * positions.div_ceil(self.plan(step).rows), 1),
+            Self::Tensor(..) | Self::Tiles(_) => blocks(heads * positions.div_ceil(self.plan(step).rows), 1),
+        }
+    }
+}
+
+/// Sizes of the kernels on tensor cores.
+struct Tile {
+    /// Positions per block.
+    rows: usize,
+    /// Positions that pass by at a time.
+    stage: usize,
+    threads: u32,
+    /// Bytes of a position in shared memory.
+    pitch: usize,
+}
+
+impl Tile {
+    fn of(operands: Operands, head_dim: usize, step: Step) -> Self {
+        let narrow = head_dim <= 64;
+        match operands {
+            // The sizes are those of flash_tile.cuh.
+            Operands::Half => {
+                let pitch = 2 * if head_dim.is_multiple_of(64) { head_dim } else { head_dim + 8 };
+                Self { rows: if narrow { 128 } else { 64 }, stage: 64, threads: 128, pitch }
+            }
+            // The sizes are those of flash_tile_f32.cuh.
+            Operands::Tf32 | Operands::TwoTf32 => {
+                let two_tiles = operands == Operands::Tf32 && narrow;
+                Self {
+                    rows: if narrow && !two_tiles { 64 } else { 128 },
+                    stage: if two_tiles && step == Step::Fwd { 64 } else { 32 },
+                    threads: if narrow { 128 } else { 256 },
+                    pitch: 4 * head_dim,
+                }
+            }
         }
     }
 }
@@ -160,23 +222,37 @@ mod tests {
 
     /// What a block may have on the smallest of our GPUs (8.6, 8.9, 12.0).
     const LEAST_SHARED: usize = 99 << 10;
+    /// The same on 9.0.
+    const HOPPER_SHARED: usize = 227 << 10;
 
     #[test]
     fn every_width_has_its_kernels_on_every_gpu() {
         for head_dim in 0..=300 {
-            let f32 = Path::choose(false, head_dim, LEAST_SHARED);
-            let bf16 = Path::choose(true, head_dim, LEAST_SHARED);
+            let plain = Path::choose(None, head_dim, LEAST_SHARED);
+            let bf16 = Path::choose(Some(Operands::Half), head_dim, LEAST_SHARED);
             let tensor = [16, 32, 48, 64, 80, 96, 112, 128].contains(&head_dim);
-            assert_eq!(bf16, if tensor { Path::Tensor(head_dim) } else { f32 });
-            assert_eq!(f32 == Path::Any, head_dim > 256);
+            assert_eq!(bf16, if tensor { Path::Tensor(Operands::Half, head_dim) } else { plain });
+            assert_eq!(plain == Path::Any, head_dim > 256);
+            for operands in [Operands::Tf32, Operands::TwoTf32] {
+                let f32 = |shared| Path::choose(Some(operands), head_dim, shared);
+                let on_tensor_cores = |some: &[usize]| {
+                    if some.contains(&head_dim) { Path::Tensor(operands, head_dim) } else { plain }
+                };
+                assert_eq!(f32(LEAST_SHARED), on_tensor_cores(&[32, 64]));
+                assert_eq!(f32(HOPPER_SHARED), on_tensor_cores(&[32, 64, 96, 128]));
+            }
         }
     }
 
     #[test]
     fn shared_memory_is_what_the_kernels_lay_out() {
         let shared = |path: Path, step| path.plan(step).shared;
-        assert_eq!(shared(Path::Tensor(64), Step::Fwd), (128 + 4 * 64) * 128);
-        assert_eq!(shared(Path::Tensor(128), Step::BwdKv), (2 * 64 + 4 * 64) * 256 + 1024);
+        assert_eq!(shared(Path::Tensor(Operands::Half, 64), Step::Fwd), (128 + 4 * 64) * 128);
+        assert_eq!(shared(Path::Tensor(Operands::Half, 128), Step::BwdKv), (2 * 64 + 4 * 64) * 256 + 1024);
+        assert_eq!(shared(Path::Tensor(Operands::Tf32, 64), Step::Fwd), (128 + 4 * 64) * 256);
+        assert_eq!(shared(Path::Tensor(Operands::Tf32, 64), Step::BwdQ), (2 * 128 + 4 * 32) * 256 + 512);
+        assert_eq!(shared(Path::Tensor(Operands::TwoTf32, 64), Step::BwdQ), (2 * 64 + 4 * 32) * 256 + 512);
+        assert_eq!(shared(Path::Tensor(Operands::TwoTf32, 128), Step::Fwd), (128 + 4 * 32) * 512);
         assert_eq!(shared(Path::Tiles(64), Step::BwdQ), 4 * (4 * 64 * 68 + 64 * 68));
     }
 

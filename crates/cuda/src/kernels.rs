@@ -25,6 +25,7 @@ sources!(
     "flash_packed.cuh",
     "flash_strided.cuh",
     "flash_tile.cuh",
+    "flash_tile_f32.cuh",
     "floats.cuh",
     "grouped.cuh",
     "grouped_hopper.cuh",

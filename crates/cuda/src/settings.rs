@@ -12,6 +12,8 @@ pub enum Attention {
     Cudnn,
     /// Our own flash-attention kernels.
     Own,
+    /// Those of them that use no tensor cores.
+    Plain,
 }
 
 /// How the engine works.

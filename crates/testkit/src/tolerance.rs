@@ -93,7 +93,7 @@ fn exact_tolerance(op: &Op) -> f64 {
     }
 }
 
-/// What matrix products on tensor cores add: nothing in f32, where none are used.
+/// What matrix products on tensor cores add: nothing in f32, where none are used, or as many as keep its digits.
 fn products(op: &Op, terms: Terms) -> f64 {
     let bf16 = op.args().iter().any(|arg| arg.slot.dtype == DType::BF16);
     match op {

@@ -41,6 +41,7 @@ const KEY_STEPS: usize = 5;
 const FILES: [(&str, &str); 6] = [
     ("scripts/gpu/run.sh", MARK),
     ("scripts/gpu/moe.sh", "moe.sh"),
+    ("scripts/gpu/f32.sh", "f32.sh"),
     ("scripts/gpu/moe_check.py", "moe_check.py"),
     ("scripts/gpu/runs.sh", "runs.sh"),
     ("scripts/gpu/summary.py", "summary.py"),

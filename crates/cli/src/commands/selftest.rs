@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ironhorse::Device;
 use ironhorse::core::op::Op;
 use ironhorse::core::{Engine, Precision};
-use ironhorse::cuda::{Attention, Settings};
+use ironhorse::cuda::Settings;
 use ironhorse_testkit::{Fault, Mode, Suite, Summary};
 use serde::Serialize;
 use std::io::IsTerminal;
@@ -181,11 +181,7 @@ fn settings(args: &SelftestArgs, tf32: bool) -> Settings {
     Settings {
         tf32,
         fast: args.fast,
-        attention: match args.attention {
-            AttentionArg::Auto => Attention::Auto,
-            AttentionArg::Cudnn => Attention::Cudnn,
-            AttentionArg::Own => Attention::Own,
-        },
+        attention: args.attention.setting(),
         graphs: !args.no_graphs,
         ..Settings::default()
     }

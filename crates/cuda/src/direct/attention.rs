@@ -2,7 +2,7 @@
 
 use super::gpu::{At, Kernel};
 use crate::args::Args;
-use crate::flash::{ANY, ANY_THREADS, Group, Path, Step, blocks, wide_lanes};
+use crate::flash::{ANY, ANY_THREADS, Group, Operands, Path, Plan, Step, blocks, wide_lanes};
 use crate::kernels::Spec;
 use crate::lower::Grid;
 use crate::{Error, Result};
@@ -119,7 +119,7 @@ impl Call<'_> {
         let plan = path.plan(step);
         let (heads, positions) = self.owned(step);
         let grid = Grid::linear(path.blocks(step, heads, positions)?, plan.threads).shared(plan.shared);
-        let kernel = kernel(plan.file, plan.name, self.float, plan.width);
+        let kernel = planned(&plan, self.float);
         self.at.launch(&kernel, grid, args.words(&self.words(step)))
     }
 
@@ -133,7 +133,7 @@ impl Call<'_> {
             None => ("flash_delta", args, 32),
         };
         let grid = Grid::linear(blocks(heads * positions * lanes, ANY_THREADS as usize)?, ANY_THREADS);
-        self.at.launch(&kernel(ANY, name, self.float, None), grid, args.words(&self.words(Step::Fwd)))
+        self.at.launch(&kernel(ANY, name, self.float), grid, args.words(&self.words(Step::Fwd)))
     }
 
     /// `Shape` of flash_strided.cuh.
@@ -148,19 +148,29 @@ fn path(float: Float, shape: &Attention, aligned: bool, shared: usize) -> Path {
     if float == Float::F64 || shape.q_len == 0 || shape.kv_len == 0 || shape.head_dim == 0 {
         return Path::Any;
     }
-    let half = matches!(float, Float::BF16 | Float::F16) && aligned;
-    Path::choose(half, shape.head_dim, shared)
+    Path::choose(operands(float).filter(|_| aligned), shape.head_dim, shared)
 }
 
-fn kernel(
-    file: &'static str,
-    name: &'static str,
-    float: Float,
-    width: Option<(&'static str, u32)>,
-) -> Kernel {
+/// What tensor cores are handed.
+fn operands(float: Float) -> Option<Operands> {
+    match float {
+        Float::BF16 | Float::F16 => Some(Operands::Half),
+        Float::F32 => Some(Operands::TwoTf32),
+        Float::F64 => None,
+    }
+}
+
+fn kernel(file: &'static str, name: &'static str, float: Float) -> Kernel {
     let mut kernel = Kernel::of(file, name, float);
     kernel.types[1] = ("DIRECT", "1");
-    width.into_iter().fold(kernel, |kernel, (name, value)| kernel.number(name, value))
+    kernel
+}
+
+/// A kernel with its constants.
+fn planned(plan: &Plan, float: Float) -> Kernel {
+    let terms = plan.terms.map(|terms| ("TERMS", terms));
+    let numbers = plan.width.into_iter().chain(terms);
+    numbers.fold(kernel(plan.file, plan.name, float), |kernel, (name, value)| kernel.number(name, value))
 }
 
 /// `Shape` of flash_strided.cuh, in its order.
@@ -190,10 +200,11 @@ pub(super) fn specs() -> Vec<Spec> {
     let mut specs = Vec::new();
     for float in Float::ALL {
         for head_dim in [16, 32, 48, 64, 80, 96, 112, 128, 24, 72, 256, 257] {
-            let half = matches!(float, Float::BF16 | Float::F16);
-            let path = if float == Float::F64 { Path::Any } else { Path::choose(half, head_dim, usize::MAX) };
-            let plans = Step::ALL.map(|step| path.plan(step));
-            specs.extend(plans.map(|plan| kernel(plan.file, plan.name, float, plan.width).spec()));
+            for operands in [operands(float), None] {
+                let any = float == Float::F64;
+                let path = if any { Path::Any } else { Path::choose(operands, head_dim, usize::MAX) };
+                specs.extend(Step::ALL.map(|step| planned(&path.plan(step), float).spec()));
+            }
         }
     }
     specs.sort();
@@ -247,7 +258,8 @@ mod tests {
         assert!(!aligned(&Attention { q: odd, ..at }, &[array(32)]));
         assert!(aligned(&Attention { q: odd, out: odd, q_len: 1, ..at }, &[array(32)]));
         assert!(!aligned(&Attention { head_dim: 60, ..at }, &[array(32)]));
-        assert_eq!(path(Float::F16, &at, true, usize::MAX), Path::Tensor(64));
+        assert_eq!(path(Float::F16, &at, true, usize::MAX), Path::Tensor(Operands::Half, 64));
+        assert_eq!(path(Float::F32, &at, true, usize::MAX), Path::Tensor(Operands::TwoTf32, 64));
         assert_eq!(path(Float::F16, &at, false, usize::MAX), Path::Tiles(64));
         assert_eq!(path(Float::F64, &at, true, usize::MAX), Path::Any);
         assert_eq!(path(Float::F32, &Attention { kv_len: 0, ..at }, true, usize::MAX), Path::Any);

@@ -57,7 +57,7 @@ fn by_cudnn(
     name: &'static str,
     prepare: impl FnOnce(&mut Lower<'_>) -> Result<Calls>,
 ) -> Result<bool> {
-    if cx.settings.attention == Attention::Own {
+    if matches!(cx.settings.attention, Attention::Own | Attention::Plain) {
         return Ok(false);
     }
     match prepare(cx) {

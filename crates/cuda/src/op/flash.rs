@@ -1,10 +1,10 @@
 //! Our own attention in programs: the kernels that [`crate::flash`] chooses, on packed q, k and v.
 
-use crate::Result;
 use crate::args::Args;
-use crate::flash::{ANY, ANY_THREADS, Group, Path, Plan, Step, blocks, wide_lanes};
+use crate::flash::{ANY, ANY_THREADS, Group, Operands, Path, Plan, Step, blocks, wide_lanes};
 use crate::kernels::Spec;
 use crate::lower::{Grid, Lower};
+use crate::{Attention, Result, Settings};
 use ironhorse_core::op::{AttentionBwd, AttentionFwd};
 use ironhorse_core::{DType, Slot};
 
@@ -62,10 +62,11 @@ impl Heads {
 
 fn spec(plan: &Plan, dtype: DType) -> Spec {
     let spec = Spec::new(plan.file);
-    match plan.width {
-        Some((name @ "HD", width)) => spec.define(name, width), // these files are of bf16
-        Some((name, width)) => elem(spec, dtype).define(name, width),
-        None => elem(spec, dtype),
+    match (plan.width, plan.terms) {
+        (Some((name, width)), Some(terms)) => spec.define(name, width).define("TERMS", terms), // of f32
+        (Some((name @ "HD", width)), None) => spec.define(name, width),                        // of bf16
+        (Some((name, width)), None) => elem(spec, dtype).define(name, width),
+        (None, _) => elem(spec, dtype),
     }
 }
 
@@ -73,9 +74,20 @@ fn elem(spec: Spec, dtype: DType) -> Spec {
     spec.define("ELEM", if dtype == DType::BF16 { "bf16" } else { "float" })
 }
 
+/// What tensor cores are handed, if they may be used.
+fn operands(dtype: DType, settings: &Settings) -> Option<Operands> {
+    match dtype {
+        _ if settings.attention == Attention::Plain => None,
+        DType::BF16 => Some(Operands::Half),
+        DType::F32 if settings.tf32 => Some(Operands::Tf32),
+        DType::F32 => Some(Operands::TwoTf32),
+        _ => None,
+    }
+}
+
 /// Adds the launch of one kernel; `args` are its addresses.
 fn launch(cx: &mut Lower<'_>, g: &Heads, step: Step, args: Args) -> Result<()> {
-    let path = Path::choose(g.dtype == DType::BF16, g.head_dim, cx.device.info.shared_per_block);
+    let path = Path::choose(operands(g.dtype, cx.settings), g.head_dim, cx.device.info.shared_per_block);
     let plan = path.plan(step);
     let count = path.blocks(step, g.total(step), g.seq)?;
     let kernel = cx.kernel(&spec(&plan, g.dtype), plan.name)?;
@@ -122,9 +134,15 @@ pub(super) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<()>
 /// What heads of GPT-2 and the generic shapes use: each of the tiles with each type.
 pub(super) fn specs() -> Vec<Spec> {
     let mut specs = Vec::new();
-    for dtype in [DType::F32, DType::BF16] {
+    let plain = [(DType::F32, None), (DType::BF16, None)];
+    let on_tensor_cores = [
+        (DType::BF16, Some(Operands::Half)),
+        (DType::F32, Some(Operands::Tf32)),
+        (DType::F32, Some(Operands::TwoTf32)),
+    ];
+    for (dtype, operands) in plain.into_iter().chain(on_tensor_cores) {
         for head_dim in [16, 32, 40, 48, 64, 72, 80, 96, 112, 128, 256, 257] {
-            let path = Path::choose(dtype == DType::BF16, head_dim, usize::MAX);
+            let path = Path::choose(operands, head_dim, usize::MAX);
             specs.extend(Step::ALL.map(|step| spec(&path.plan(step), dtype)));
         }
     }

@@ -121,10 +121,12 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         cases.push(fwd(p, size, 1.0));
         cases.push(bwd(p, size, 1.0));
     }
-    for spread in [4.0, 10.0] {
-        let size = [1, 65, 64, 4].into();
-        cases.push(fwd(p, size, spread)); // scores beyond 100: exp overflows unless the maximum is subtracted
-        cases.push(bwd(p, size, spread));
+    // Scores beyond 100: exp overflows unless the maximum is subtracted. Heads of 16 and of 64, which other kernels do.
+    for size in [[1, 65, 64, 4], [1, 65, 128, 2]].map(Size::from) {
+        for spread in [4.0, 10.0] {
+            cases.push(fwd(p, size, spread));
+            cases.push(bwd(p, size, spread));
+        }
     }
     let caches = CACHES.map(|(shape, positions)| (Size::from(shape), positions));
     let grouped = GROUPED_CACHES.map(|(shape, positions)| (Size::from(shape), positions));
