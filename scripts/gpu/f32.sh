@@ -10,6 +10,8 @@ stage_f32() {
         test_attention "$dtype" auto
     done
     test_attention f32 plain
+    attempt selftest-linear-tf32 60 "$ironhorse" selftest --device cuda --dtype tf32 --op linear_fwd --op linear_bwd_input \
+        --op linear_bwd_weight --json "$(json selftest-linear-tf32)"
     for dtype in tf32 f32; do
         profile_f32 "$dtype" auto
         profile_f32 "$dtype" plain
@@ -57,9 +59,10 @@ verify_f32() {
 
 profile_f32() {
     local name=profile-$1$(as "$2")
-    attempt "$name" 60 "$ironhorse" profile --device cuda --model d12 --batch 32 --seq 1024 --dtype "$1" --attention "$2" \
+    # -v: what the search for algorithms found, two kernels or one
+    attempt "$name" 60 "$ironhorse" -v profile --device cuda --model d12 --batch 32 --seq 1024 --dtype "$1" --attention "$2" \
         --steps 2 --json "$(json "$name")"
-    sed -n '/ms/p' "$work/$name.log" | head -n 24
+    grep -E 'in two kernels|attention|linear|gelu|norm|entropy|adamw' "$work/$name.log" | cut -c 1-150 | head -n 40
 }
 
 bench_f32() {

@@ -17,7 +17,7 @@ pub(crate) fn linear_fwd(cx: &mut Lower<'_>, op: &LinearFwd) -> Result<()> {
     let Some(pre) = op.pre else {
         return product_and_bias(cx, &sizes, &At { d: cx.ptr(op.out)?, bias, ..at });
     };
-    if fuses_gelu(op.out) {
+    if fuses_gelu(cx, op.out) {
         let fused = At { d: cx.ptr(op.out)?, bias, aux: cx.ptr(pre)?, ..at };
         let problem = Problem::forward(&sizes, &fused).extra(Extra::Gelu { bias: bias != 0 });
         if library(cx, "linear_fwd_gelu", &problem, &fused)? {
@@ -31,7 +31,7 @@ pub(crate) fn linear_fwd(cx: &mut Lower<'_>, op: &LinearFwd) -> Result<()> {
 pub(crate) fn linear_bwd_input(cx: &mut Lower<'_>, op: &LinearBwdInput) -> Result<()> {
     let sizes = sizes(cx, op.d_inp, op.d_out.shape.cols(), op.d_inp);
     let at = At { a: cx.ptr(op.weight)?, b: cx.ptr(op.d_out)?, d: cx.ptr(op.d_inp)?, ..At::default() };
-    if let Some(pre) = op.gelu_pre.filter(|_| fuses_gelu(op.d_inp)) {
+    if let Some(pre) = op.gelu_pre.filter(|_| fuses_gelu(cx, op.d_inp)) {
         let fused = At { aux: cx.ptr(pre)?, ..at };
         let problem = Problem::input_gradient(&sizes, &fused).extra(Extra::GeluGrad);
         if library(cx, "linear_bwd_input_gelu", &problem, &fused)? {
@@ -65,9 +65,9 @@ pub(super) fn specs() -> Vec<Spec> {
     crate::gemm::specs()
 }
 
-/// The library's GELU is good for results rounded to bf16; f32 ones get the more accurate kernel.
-fn fuses_gelu(out: Slot) -> bool {
-    out.dtype == DType::BF16
+/// The library's GELU is good for results rounded to bf16 or made of rounded operands; f32 ones get the more accurate kernel.
+fn fuses_gelu(cx: &Lower<'_>, out: Slot) -> bool {
+    out.dtype == DType::BF16 || cx.settings.tf32
 }
 
 /// Sizes of a layer by a tensor with its input's shape.
