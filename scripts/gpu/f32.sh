@@ -3,8 +3,8 @@
 
 stage_f32() {
     local dtype
-    # Made while the GPU does something else: the answers of the whole 124M, too large to travel.
-    make_d12_key &
+    # Made while the GPU does something else.
+    make_f32_keys &
     local maker=$!
     for dtype in f32 tf32; do
         test_attention "$dtype" auto
@@ -28,11 +28,20 @@ stage_f32() {
     done
 }
 
-make_d12_key() {
-    [[ -e $scratch/f32/d12.key.safetensors ]] && return
-    mkdir -p "$scratch/f32"
-    attempt export-d12 90 "$python" -m ironhorse.export gpt2 --model d12 --batch 2 --seq 128 --steps 2 --no-acts --no-bf16 \
-        --stem d12 --out "$scratch/f32" && mv "$scratch"/f32/d12_*.key.safetensors "$scratch/f32/d12.key.safetensors"
+# The whole 124M, too large to travel, and a small one with its head size.
+make_f32_keys() {
+    f32_key small n_layer=2,n_head=2,n_embd=128,vocab_size=515,max_seq_len=128 1 128
+    f32_key d12 d12 2 128 --no-acts
+}
+# f32_key NAME SIZES B T FLAG...
+f32_key() {
+    local name=$1 sizes=$2 batch=$3 seq=$4 folder=$scratch/f32
+    shift 4
+    [[ -e $folder/$name.key.safetensors ]] && return
+    mkdir -p "$folder"
+    attempt "export-$name" 90 "$python" -m ironhorse.export gpt2 --model "$sizes" --batch "$batch" --seq "$seq" --steps 2 \
+        --no-bf16 --stem "$name" --out "$folder" "$@" &&
+        mv "$folder/${name}_"*.key.safetensors "$folder/$name.key.safetensors"
 }
 
 # as ATTENTION: a suffix for what is not the default
@@ -46,14 +55,14 @@ test_attention() {
 
 verify_f32() {
     local key dtype name
-    for key in "$here"/keys/*.key.safetensors "$scratch/f32/d12.key.safetensors"; do
+    for key in "$scratch"/f32/*.key.safetensors; do
         for dtype in f32 tf32; do
             name=verify-$(key_name "$key")-$dtype
             attempt "$name" 60 "$ironhorse" verify --key "$key" --device cuda --dtype "$dtype" --json "$(json "$name")"
         done
     done
     name=lockstep-small-f32
-    attempt "$name" 40 "$ironhorse" verify --lockstep --key "$here/keys/small_custom.key.safetensors" --device cuda --dtype f32 \
+    attempt "$name" 40 "$ironhorse" verify --lockstep --key "$scratch/f32/small.key.safetensors" --device cuda --dtype f32 \
         --json "$(json "$name")"
 }
 
