@@ -10,8 +10,10 @@ stage_f32() {
         test_attention "$dtype" auto
     done
     test_attention f32 plain
-    attempt selftest-linear-tf32 60 "$ironhorse" selftest --device cuda --dtype tf32 --op linear_fwd --op linear_bwd_input \
-        --op linear_bwd_weight --json "$(json selftest-linear-tf32)"
+    for dtype in f32 tf32; do
+        attempt "selftest-linear-$dtype" 60 "$ironhorse" selftest --device cuda --dtype "$dtype" --op linear_fwd \
+            --op linear_bwd_input --op linear_bwd_weight --json "$(json "selftest-linear-$dtype")"
+    done
     for dtype in tf32 f32; do
         profile_f32 "$dtype" auto
         profile_f32 "$dtype" plain
@@ -44,6 +46,8 @@ f32_key() {
         mv "$folder/${name}_"*.key.safetensors "$folder/$name.key.safetensors"
 }
 
+# plain: no tensor cores but those of cuBLASLt in tf32, what f32 had before
+products() { [[ $1 != plain ]] || echo library; }
 # as ATTENTION: a suffix for what is not the default
 as() { [[ $1 == auto ]] || echo "-$1"; }
 
@@ -69,14 +73,14 @@ verify_f32() {
 profile_f32() {
     local name=profile-$1$(as "$2")
     # -v: what the search for algorithms found, two kernels or one
-    attempt "$name" 60 "$ironhorse" -v profile --device cuda --model d12 --batch 32 --seq 1024 --dtype "$1" --attention "$2" \
+    attempt "$name" 60 env IRONHORSE_F32_PRODUCTS="$(products "$2")" "$ironhorse" -v profile --device cuda --model d12 --batch 32 --seq 1024 --dtype "$1" --attention "$2" \
         --steps 2 --json "$(json "$name")"
-    grep -E 'in two kernels|attention|linear|gelu|norm|entropy|adamw' "$work/$name.log" | cut -c 1-150 | head -n 40
+    grep -E 'in two kernels|attention|linear|gemm|gelu|norm|entropy|adamw' "$work/$name.log" | cut -c 1-150 | head -n 40
 }
 
 bench_f32() {
     local name=bench-d12-b32-$1$(as "$2") steps=30
     [[ $1 == f32 ]] && steps=10
-    attempt "$name" 60 "$ironhorse" bench --device cuda --model d12 --batch 32 --seq 1024 --dtype "$1" --attention "$2" \
+    attempt "$name" 60 env IRONHORSE_F32_PRODUCTS="$(products "$2")" "$ironhorse" bench --device cuda --model d12 --batch 32 --seq 1024 --dtype "$1" --attention "$2" \
         --steps "$steps" --warmup 2 --json "$(json "$name")"
 }

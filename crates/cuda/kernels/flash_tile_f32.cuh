@@ -1,11 +1,8 @@
 // Tiles of f32 in shared memory and the two products of attention as tf32 on tensor cores, for heads of HD channels: the
 // interface of flash_tile.cuh.
 //
-// TERMS is 1 or 3. With 1, operands become tf32 (11 bits): rounded where that is done once, near_tf32 elsewhere. With 3, an
-// operand x is big + small, both tf32, where big is x rounded and small what is left of it (12 bits, of which one is cut off
-// at times: 2^-24 of x); a product is small.big + big.small + big.big, and what is left out is below 2^-22 of it. Tensor
-// cores cut off sums instead of rounding them, which over many terms adds up in one direction: so sums of few terms start
-// from zero (8 of scores, a tile's of results), and are added to the whole by an ordinary, rounded addition.
+// TERMS and what is computed: tf32.cuh. In f32 sums of few terms start from zero (8 of scores, a tile's of results) and are
+// added to the whole by rounded additions.
 //
 // A tile holds positions as rows of HD channels, 16 bytes at a time exchanged by row, so that the same chunk of 8 rows and
 // two chunks of every other row lie in different banks. Rows are read by ldmatrix, to which a float is two neighbours. For
@@ -19,10 +16,9 @@
 #define ELEM float
 
 #include "flash.cuh"
-#include "mma.cuh"
+#include "tf32.cuh"
 
 static_assert(HD % 32 == 0 && HD <= 128, "what fragments are made of and registers have room for");
-static_assert(TERMS == 1 || TERMS == 3, "tf32 or f32");
 
 constexpr int MT = TERMS == 1 && HD <= 64 ? 2 : 1;  // two tiles of 16 rows share what is read of the passing tile
 constexpr int WARPS = HD <= 64 ? 4 : 8;
@@ -54,12 +50,6 @@ DEVICE float log_of_sum(float sum, float maximum, float scale) {
 // Byte of a tile where a chunk starts.
 DEVICE u32 chunk_at(u32 row, u32 chunk) { return row * PITCH + (chunk ^ row % 8) * 16; }
 
-DEVICE void read(float (&to)[4], u32 from) {
-    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
-                 : "r"(from)
-                 : "memory");
-}
 DEVICE void write(u32 to, const float (&from)[4]) {
     asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(from[0]), "f"(from[1]), "f"(from[2]), "f"(from[3])
                  : "memory");
@@ -76,36 +66,7 @@ template <int ROWS> DEVICE void load_tile(u32 to, const float* from, size_t stri
     }
 }
 
-// N numbers of an operand.
-template <int N> struct Split {
-    u32 big[N], small[N];
-
-    // The numbers in the place of `big`.
-    DEVICE void split() {
-#pragma unroll
-        for (int i = 0; i < N; ++i) set(i, __uint_as_float(big[i]));
-    }
-    DEVICE void set(int i, float x) {
-        if constexpr (TERMS == 1) {
-            big[i] = near_tf32(x);
-        } else {
-            // As round_tf32 in two instructions. A NaN may become 0 here; then it is in `small`.
-            big[i] = __float_as_uint(x) + 0x1000 & 0xffffe000;
-            small[i] = __float_as_uint(x - __uint_as_float(big[i]));
-        }
-    }
-};
-
-// c += a . b, of 8 terms, by tensor cores alone
-DEVICE void chain(float (&c)[4], const Split<4>& a, const Split<2>& b) {
-    if constexpr (TERMS == 3) {
-        mma_tf32(c, a.small, b.big);
-        mma_tf32(c, a.big, b.small);
-    }
-    mma_tf32(c, a.big, b.big);
-}
-
-// The same, in f32 added to what was there by a rounded addition.
+// c += a . b, of 8 terms, in f32 by a rounded addition
 DEVICE void product(float (&c)[4], const Split<4>& a, const Split<2>& b) {
     if constexpr (TERMS == 1) {
         chain(c, a, b);

@@ -3,16 +3,19 @@
 //! ```text
 //! problem.rs  what a product is        search.rs  timing what the library proposes
 //! store.rs    choices on disk          column_sums.rs  the bias gradient's own kernel
+//! split.rs    f32 on tensor cores
 //! ```
 
 mod column_sums;
 mod problem;
 mod search;
+mod split;
 mod store;
 
-pub(crate) use column_sums::{ColumnSums, spec, specs};
+pub(crate) use column_sums::{ColumnSums, spec};
 pub(crate) use problem::{At, Extra, Problem, Sizes};
 pub(crate) use search::{Bench, workspace_limit};
+pub(crate) use split::{split_product, splits};
 
 use crate::device::Device;
 use crate::ffi::cublaslt::{Algo, Handle, Operands, Product};
@@ -24,6 +27,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::Once;
 use store::{Choice, Given, Place};
+
+/// Every specialisation in use.
+pub(crate) fn specs() -> Vec<crate::kernels::Spec> {
+    let mut specs = column_sums::specs();
+    specs.extend(split::specs());
+    specs
+}
 
 /// Operations from which on an unmeasured choice is stored too, so that a later run, with more memory free or with other
 /// proposals, computes the same bits. The library's first proposal for smaller ones hangs on its version alone.

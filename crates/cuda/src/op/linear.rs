@@ -2,7 +2,9 @@
 
 use super::elementwise;
 use crate::args::Args;
-use crate::gemm::{At, Bench, ColumnSums, Extra, Problem, Sizes, spec, workspace_limit};
+use crate::gemm::{
+    At, Bench, ColumnSums, Extra, Problem, Sizes, spec, split_product, splits, workspace_limit,
+};
 use crate::kernels::Spec;
 use crate::lower::{Grid, Lower};
 use crate::{Error, Result};
@@ -49,15 +51,16 @@ pub(crate) fn linear_bwd_weight(cx: &mut Lower<'_>, op: &LinearBwdWeight) -> Res
     let sizes = sizes(cx, op.inp, op.d_out.shape.cols(), op.d_weight);
     let adds = cx.adds(op.accum);
     let at = At { a: cx.ptr(op.inp)?, b: cx.ptr(op.d_out)?, d: cx.ptr(op.d_weight)?, ..At::default() };
+    let plain = Problem::weight_gradient(&sizes, &at).adds(adds);
     if let Some(d_bias) = op.d_bias {
         let fused = At { bias: cx.ptr(d_bias)?, ..at };
         let problem = Problem::weight_gradient(&sizes, &fused).extra(Extra::BiasGrad);
-        if !adds && library(cx, "linear_bwd_weight_bias", &problem, &fused)? {
+        if !adds && !splits(&plain) && library(cx, "linear_bwd_weight_bias", &problem, &fused)? {
             return Ok(());
         }
         bias_gradient(cx, op.d_out, d_bias, adds)?;
     }
-    product(cx, "linear_bwd_weight", &Problem::weight_gradient(&sizes, &at).adds(adds), &at)
+    product(cx, "linear_bwd_weight", &plain, &at)
 }
 
 /// Every specialisation these launchers ask for.
@@ -105,7 +108,7 @@ fn product(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &At) -
         }
         return Ok(());
     }
-    if library(cx, name, problem, at)? {
+    if split_product(cx, problem, at)? || library(cx, name, problem, at)? {
         return Ok(());
     }
     tracing::debug!("{problem}: by our own kernel");
@@ -128,7 +131,8 @@ fn product_and_bias(cx: &mut Lower<'_>, sizes: &Sizes, at: &At) -> Result<()> {
     if at.bias == 0 {
         return product(cx, "linear_fwd", &problem, at);
     }
-    if library(cx, "linear_fwd_bias", &problem.extra(Extra::Bias), at)? {
+    let biased = problem.extra(Extra::Bias);
+    if split_product(cx, &biased, at)? || library(cx, "linear_fwd_bias", &biased, at)? {
         return Ok(());
     }
     if sizes.rows == 0 || sizes.oc == 0 {

@@ -1,0 +1,119 @@
+//! Products in f32 on tensor cores: three of tf32 each, by our own kernel (`gemm_tf32.cu`).
+//!
+//! The library computes them on CUDA cores, at two thirds of the speed or less.
+
+use super::{At, Extra, Problem};
+use crate::Result;
+use crate::args::Args;
+use crate::kernels::Spec;
+use crate::lower::{Grid, Lower};
+use ironhorse_core::DType;
+
+const FILE: &str = "gemm_tf32.cu";
+/// `library` leaves products in f32 to cuBLASLt.
+const CHOICE: &str = "IRONHORSE_F32_PRODUCTS";
+/// Rows and columns of a block's tile, and terms of a stage: constants of the file.
+const TILE: usize = 128;
+const DEPTH: usize = 32;
+const STAGES: usize = 3;
+const THREADS: u32 = 256;
+/// Operations from which on tiles are worth it.
+const LEAST_FLOPS: f64 = 1e8;
+/// Blocks to cut terms in slices for: a number, not the device's, so that the order of summation does not depend on it.
+const BLOCKS: usize = 1584;
+/// Terms of a slice at least.
+const LEAST_SPAN: usize = 512;
+
+/// Whether the kernel takes a product.
+fn takes(problem: &Problem) -> bool {
+    let Problem { m, n, k, inputs, output, tf32, extra, align, .. } = *problem;
+    let [a, b, d, _] = align;
+    (inputs, output, tf32) == (DType::F32, DType::F32, false)
+        && matches!(extra, Extra::None | Extra::Bias)
+        && [m, n, k].into_iter().all(|size| size.is_multiple_of(4) && size < 1 << 30)
+        && [a, b, d].into_iter().all(|bytes| bytes >= 16)
+        && m.div_ceil(TILE) * n.div_ceil(TILE) < 1 << 20
+        && problem.flops() >= LEAST_FLOPS
+}
+
+/// Terms of a slice, and how many slices there are. Only products of few tiles and many terms are cut.
+fn slices(problem: &Problem) -> (usize, usize) {
+    let tiles = problem.m.div_ceil(TILE) * problem.n.div_ceil(TILE);
+    let most = if problem.extra == Extra::None { problem.k / LEAST_SPAN } else { 1 };
+    let wanted = if tiles < BLOCKS / 2 { BLOCKS / tiles } else { 1 };
+    let span = problem.k.div_ceil(wanted.clamp(1, most.max(1))).next_multiple_of(DEPTH);
+    (span, problem.k.div_ceil(span))
+}
+
+fn spec([along_a, along_b]: [bool; 2]) -> Spec {
+    Spec::new(FILE).define("ALONG_A", u32::from(along_a)).define("ALONG_B", u32::from(along_b))
+}
+
+/// Every specialisation: the three products of a layer.
+pub(super) fn specs() -> Vec<Spec> {
+    [[true, true], [false, true], [false, false]].map(spec).into()
+}
+
+/// Whether a product is done so.
+pub(crate) fn splits(problem: &Problem) -> bool {
+    takes(problem) && !std::env::var(CHOICE).is_ok_and(|choice| choice == "library")
+}
+
+/// Adds the launches of a product; `false` if the kernel does not take it, or is not asked for.
+pub(crate) fn split_product(cx: &mut Lower<'_>, problem: &Problem, at: &At) -> Result<bool> {
+    if !splits(problem) {
+        return Ok(false);
+    }
+    let Problem { m, n, k, adds, .. } = *problem;
+    let [[a_k, a_m], [b_k, b_n]] = problem.strides();
+    let along = [a_k == 1, b_k == 1];
+    let [lda, ldb] = [if along[0] { a_m } else { a_k }, if along[1] { b_n } else { b_k }];
+    let shared = STAGES * 2 * TILE * DEPTH * size_of::<f32>();
+    let (span, slices) = slices(problem);
+    let parts = if slices > 1 { cx.scratch(slices * m * n * size_of::<f32>())? } else { 0 };
+    let kernel = cx.kernel(&spec(along), "gemm_tf32")?;
+    kernel.allow_shared(shared)?;
+    let args = Args::new().ptr(at.d).ptr(parts).ptr(at.a).ptr(at.b).ptr(at.bias);
+    let args = args.u32(m as u32).u32(n as u32).u32(k as u32).u64(lda as u64).u64(ldb as u64);
+    let args = args.u32(span as u32).u32((adds && slices == 1).into());
+    let blocks = m.div_ceil(TILE) * n.div_ceil(TILE) * slices;
+    cx.launch("gemm_tf32", kernel, Grid::linear(blocks, THREADS).shared(shared), args);
+    if slices > 1 {
+        let kernel = cx.kernel(&spec(along), "gemm_tf32_sum")?;
+        let args = Args::new().ptr(at.d).ptr(parts).u64((m * n) as u64).u32(slices as u32).u32(adds.into());
+        cx.launch("gemm_tf32_sum", kernel, Grid::linear((m * n).div_ceil(4 * 256), 256), args);
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gemm::Sizes;
+
+    fn sizes(rows: usize, ic: usize, oc: usize) -> Sizes {
+        Sizes { rows, ic, oc, inputs: DType::F32, output: DType::F32, tf32: false }
+    }
+
+    #[test]
+    fn few_tiles_of_many_terms_are_cut() {
+        let at = At { a: 64, b: 64, d: 64, ..At::default() };
+        let layer = sizes(32768, 768, 3072);
+        assert_eq!(slices(&Problem::forward(&layer, &at)), (768, 1));
+        assert_eq!(slices(&Problem::input_gradient(&layer, &at)), (3072, 1));
+        let (span, count) = slices(&Problem::weight_gradient(&layer, &at));
+        assert_eq!((span % DEPTH, count), (0, 11));
+        assert!(span * (count - 1) < 32768 && span * count >= 32768);
+        assert_eq!(slices(&Problem::weight_gradient(&sizes(256, 768, 768), &at)).1, 1);
+    }
+
+    #[test]
+    fn odd_sizes_and_other_types_are_left_to_the_library() {
+        let at = At { a: 64, b: 64, d: 64, ..At::default() };
+        assert!(takes(&Problem::forward(&sizes(4096, 768, 3072), &at)));
+        assert!(!takes(&Problem::forward(&sizes(4096, 768, 3070), &at)));
+        assert!(!takes(&Problem::forward(&sizes(4096, 768, 3072), &At { a: 8, ..at })));
+        assert!(!takes(&Problem::forward(&Sizes { tf32: true, ..sizes(4096, 768, 3072) }, &at)));
+        assert!(!takes(&Problem::forward(&sizes(16, 768, 768), &at)), "too small");
+    }
+}
