@@ -30,10 +30,10 @@ stage_f32() {
     done
 }
 
-# The whole 124M, too large to travel, and a small one with its head size.
+# A small one with the head size of GPT-2, and the whole 124M, too large to travel: enough tokens to cut weight gradients in slices.
 make_f32_keys() {
     f32_key small n_layer=2,n_head=2,n_embd=128,vocab_size=515,max_seq_len=128 1 128
-    f32_key d12 d12 2 128 --no-acts
+    f32_key d12 d12 2 512 --no-acts
 }
 # f32_key NAME SIZES B T FLAG...
 f32_key() {
