@@ -10,6 +10,10 @@
 // order  passing positions ascending in f32, head of queries by head; p and ds rounded as operands; no atomics: bitwise
 //        repeatable
 //
+// In f32 and tf32 flash_bwd_q runs first and corrects delta: d_k's sum over the keys, the gradient of a bias of them, is zero
+// because each query's ds add up to zero, and AdamW makes steps of what is left of that. Rounding leaves delta off by more
+// than the sum of ds, so what ds add up to with it, nothing but that error (p adds up to 1), is added to it.
+//
 // Positions beyond the last are zeros in shared memory, lse and delta too: queries there add nothing, and no query sees
 // keys there.
 //
@@ -31,7 +35,7 @@ struct Bwd {
     const ELEM* d_out;
     Qkv<const ELEM> in;
     const float* lse;
-    const float* delta;
+    float* delta;
     Shape shape;
 };
 
@@ -80,6 +84,17 @@ DEVICE void slopes(float (&dp)[MT][CN / 8][4], const float (&p)[MT][CN / 8][4], 
     each(row, column, [&](int m, int n, int e, int r, int col) {
         if (shape.sees_one(KEYS ? col : r)) dp[m][n][e] = 0.0f;
     });
+}
+
+// sum += ds of each row
+DEVICE void add_rows(float (&sum)[MT][2], const float (&ds)[MT][CN / 8][4]) {
+#pragma unroll
+    for (int i = 0; i < 2 * MT; ++i) {
+        float part = 0.0f;
+#pragma unroll
+        for (int n = 0; n < CN / 8; ++n) part += ds[i / 2][n][i % 2 * 2] + ds[i / 2][n][i % 2 * 2 + 1];
+        sum[i / 2][i % 2] += part;
+    }
 }
 
 // Rows are keys (KEYS) or queries, resident as tiles a1 (k or q) and a2 (v or d_out); columns are the other, passing as
@@ -142,6 +157,8 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
     rows1.hold();
     rows2.hold();
     float acc1[MT][HD / 8][4] = {}, acc2[MT][HD / 8][4] = {};
+    constexpr bool CORRECTS = BALANCED && !KEYS;
+    float sum[MT][2] = {};  // of a lane's ds
     int r = first + row;
     for (u32 i = 0; i < length * share; ++i) {
         cp_wait<0>();
@@ -160,10 +177,21 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
             if constexpr (KEYS) weighted<CN>(acc2, p, b2, c);
             scores<CN>(ds, rows2, b2, c);
             slopes<KEYS>(ds, p, stats, shape, c, r, column);
-            weighted<CN>(acc1, ds, b1, c);
+            if constexpr (CORRECTS) add_rows(sum, ds);
+            weighted<CN, KEYS>(acc1, ds, b1, c);
         }
     }
 
+    if constexpr (CORRECTS) {
+#pragma unroll
+        for (int i = 0; i < 2 * MT; ++i) {
+            float whole = sum[i / 2][i % 2];
+            whole += __shfl_xor_sync(0xffffffffu, whole, 1);
+            whole += __shfl_xor_sync(0xffffffffu, whole, 2);
+            u32 query = first + row + 16 * (i / 2) + row_of(i % 2 * 2);
+            if (lane() % 4 == 0 && query < q_len) op.delta[place.row + query] = stats.delta[i / 2][i % 2] + whole;
+        }
+    }
     float factor[MT][2];
 #pragma unroll
     for (int i = 0; i < 2 * MT; ++i) factor[i / 2][i % 2] = shape.scale;
@@ -179,11 +207,11 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
 }
 
 KERNEL __launch_bounds__(THREADS, BLOCKS) flash_bwd_kv(D_QKV_PARAMETERS, const ELEM* d_out, QKV_PARAMETERS, const float* lse,
-                                                  const float* delta, SHAPE_PARAMETERS) {
+                                                  float* delta, SHAPE_PARAMETERS) {
     backward<true>({D_QKV, d_out, QKV, lse, delta, SHAPE});
 }
 
 KERNEL __launch_bounds__(THREADS, BLOCKS) flash_bwd_q(D_QKV_PARAMETERS, const ELEM* d_out, QKV_PARAMETERS, const float* lse,
-                                                 const float* delta, SHAPE_PARAMETERS) {
+                                                 float* delta, SHAPE_PARAMETERS) {
     backward<false>({D_QKV, d_out, QKV, lse, delta, SHAPE});
 }

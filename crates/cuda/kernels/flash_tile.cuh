@@ -34,6 +34,7 @@ constexpr int BLOCKS = 2;  // per multiprocessor
 // queries of this width.
 constexpr bool FWD_HELD = !(STRIDED && HD == 64 && __CUDA_ARCH__ >= 1000);
 constexpr bool BWD_HELD = true;
+constexpr bool BALANCED = false;  // operands are rounded more than delta
 constexpr bool SHORT = false;  // of registers for what is used after the passes only
 
 // Weights are powers of 2.
@@ -107,7 +108,7 @@ template <int N, bool HELD> DEVICE void scores(float (&s)[MT][N / 8][4], const R
 }
 
 // acc += w . rows row.. of tile b (N of them); w is rounded to ELEM
-template <int N> DEVICE void weighted(float (&acc)[MT][HD / 8][4], const float (&w)[MT][N / 8][4], u32 b, u32 row) {
+template <int N, bool = false> DEVICE void weighted(float (&acc)[MT][HD / 8][4], const float (&w)[MT][N / 8][4], u32 b, u32 row) {
 #pragma unroll
     for (int k = 0; k < N / 16; ++k) {
         // The layout of two results side by side is that of a left operand.

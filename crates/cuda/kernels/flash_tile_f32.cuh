@@ -35,6 +35,7 @@ constexpr int BLOCKS = HD > 64 ? 1 : LARGE ? 4 - MT : __CUDA_ARCH__ == 800 ? 2 :
 // Rows are read at every use: registers are short, and reads few where rows meet many columns.
 constexpr bool FWD_HELD = false;
 constexpr bool BWD_HELD = false;
+constexpr bool BALANCED = true;     // flash_bwd.cu
 constexpr bool SHORT = TERMS == 3;  // of registers: what is used after the passes only is found again then
 
 // Weights are powers of 2 in tf32. In f32 the factor's rounding would cost large scores their last bits.
@@ -96,14 +97,14 @@ template <bool HELD> struct Rows {
         if constexpr (TERMS == 1) {
             cp_wait<0>();
             __syncthreads();
-            // Only this warp reads these rows, again and again.
+            // Only this warp reads these rows, again and again. As passing tiles are: scores are the same in every kernel.
 #pragma unroll 4
             for (int i = lane(); i < 16 * MT * CHUNKS; i += WARP) {
                 u32 at = tile + row * PITCH + i * 16;
                 float y[4];
                 read(y, at);
 #pragma unroll
-                for (int n = 0; n < 4; ++n) y[n] = __uint_as_float(round_tf32(y[n]));
+                for (int n = 0; n < 4; ++n) y[n] = __uint_as_float(near_tf32(y[n]));
                 write(at, y);
             }
             __syncwarp();
@@ -147,14 +148,19 @@ template <int N, bool HELD> DEVICE void scores(float (&s)[MT][N / 8][4], const R
     }
 }
 
-// acc += w . rows row.. of tile b (N of them)
-template <int N> DEVICE void weighted(float (&acc)[MT][HD / 8][4], const float (&w)[MT][N / 8][4], u32 b, u32 row) {
+// acc += w . rows row.. of tile b (N of them). Where EXACT, w is not rounded but split in two, in tf32 too: errors of b are the same
+// for all rows of w, and where those add up to zero, so do the results.
+template <int N, bool EXACT = false> DEVICE void weighted(float (&acc)[MT][HD / 8][4], const float (&w)[MT][N / 8][4], u32 b, u32 row) {
     u32 t = lane() % 4 * 2, g = lane() / 4;
     u32 even = b + row * PITCH + chunk_at(t, g), odd = b + row * PITCH + chunk_at(t + 1, g);
     // The layout of results is that of a left operand, if its terms are taken in this order.
     auto left = [&](Split<4>(&x)[MT], int k) {
 #pragma unroll
-        for (int i = 0; i < 4 * MT; ++i) x[i / 4].set(i % 4, w[i / 4][k][i % 2 * 2 + i % 4 / 2]);
+        for (int i = 0; i < 4 * MT; ++i) {
+            float y = w[i / 4][k][i % 2 * 2 + i % 4 / 2];
+            if constexpr (EXACT) x[i / 4].set_both(i % 4, y);
+            else x[i / 4].set(i % 4, y);
+        }
     };
     // Adds rows 8k.. of channels 32n.. to four times MT sums, which `sums` gives.
     auto step = [&](const Split<4>(&x)[MT], int k, int n, auto sums) {
@@ -167,7 +173,10 @@ template <int N> DEVICE void weighted(float (&acc)[MT][HD / 8][4], const float (
             z.set(0, y[0][j]);
             z.set(1, y[1][j]);
 #pragma unroll
-            for (int m = 0; m < MT; ++m) chain(sums(m, j), x[m], z);
+            for (int m = 0; m < MT; ++m) {
+                if constexpr (EXACT && TERMS == 1) mma_tf32(sums(m, j), x[m].small, z.big);
+                chain(sums(m, j), x[m], z);
+            }
         }
     };
     if constexpr (TERMS == 1) {

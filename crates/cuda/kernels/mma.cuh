@@ -49,12 +49,6 @@ DEVICE void mma_tf32(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// The nearest tf32, of two the one further from zero; NaN stays NaN. Several instructions.
-DEVICE u32 round_tf32(float x) {
-    u32 out;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out) : "f"(x));
-    return out;
-}
 // A number whose upper bits are a tf32 near x, in one instruction: cutting off the rest takes half a step on average,
 // between a third and two thirds of one as the mantissa is, so that much is added before. Off by two thirds of a step at most
 // and not in one direction; by norm 5 % more than rounding to the nearest. NaN and infinity stay what they are.

@@ -1,10 +1,10 @@
 // Products of f32 as products of tf32 on tensor cores (sm_80 and newer).
 //
-// TERMS is 1 or 3. With 1, operands become tf32 (11 bits): rounded where that is done once, near_tf32 elsewhere. With 3, an
-// operand x is big + small, both tf32, where big is x rounded and small what is left of it (12 bits, of which one is cut off
-// at times: 2^-24 of x); a product is small.big + big.small + big.big, and what is left out is below 2^-22 of it. Tensor
-// cores cut off sums instead of rounding them, which over many terms adds up in one direction: so sums of few terms should
-// start from zero, and be added to the whole by an ordinary, rounded addition.
+// TERMS is 1 or 3. With 1, operands become tf32 (11 bits) by near_tf32. With 3, an operand x is big + small, both tf32, where
+// big is x rounded and small what is left of it (12 bits, of which one is cut off at times: 2^-24 of x); a product is
+// small.big + big.small + big.big, and what is left out is below 2^-22 of it. Tensor cores cut off sums instead of rounding
+// them, which over many terms adds up in one direction: so sums of few terms should start from zero, and be added to the
+// whole by an ordinary, rounded addition.
 #pragma once
 
 #include "mma.cuh"
@@ -27,13 +27,13 @@ template <int N> struct Split {
         for (int i = 0; i < N; ++i) set(i, __uint_as_float(big[i]));
     }
     DEVICE void set(int i, float x) {
-        if constexpr (TERMS == 1) {
-            big[i] = near_tf32(x);
-        } else {
-            // As round_tf32 in two instructions. A NaN may become 0 here; then it is in `small`.
-            big[i] = __float_as_uint(x) + 0x1000 & 0xffffe000;
-            small[i] = __float_as_uint(x - __uint_as_float(big[i]));
-        }
+        if constexpr (TERMS == 1) big[i] = near_tf32(x);
+        else set_both(i, x);
+    }
+    // The nearest tf32, in two instructions, and the rest. A NaN may become 0 here; then it is in `small`.
+    DEVICE void set_both(int i, float x) {
+        big[i] = __float_as_uint(x) + 0x1000 & 0xffffe000;
+        small[i] = __float_as_uint(x - __uint_as_float(big[i]));
     }
 };
 

@@ -59,10 +59,11 @@ pub unsafe fn attention_bwd(
     }
     let args = [d_q, d_k, d_v, d_out, q, k, v, lse].into_iter();
     let args = args.fold(Args::new(), |args, array| args.ptr(address(array))).ptr(delta);
-    if keys > 0 && (wanted(d_k) || wanted(d_v)) {
-        call.launch(Step::BwdKv, args.clone())?;
+    // First d_q, which may correct delta. Without it d_k is as near, but not to the same last bits.
+    if queries > 0 && wanted(d_q) {
+        call.launch(Step::BwdQ, args.clone())?;
     }
-    if queries > 0 && wanted(d_q) { call.launch(Step::BwdQ, args) } else { Ok(()) }
+    if keys > 0 && (wanted(d_k) || wanted(d_v)) { call.launch(Step::BwdKv, args) } else { Ok(()) }
 }
 
 /// Whether kernels can count what there is.

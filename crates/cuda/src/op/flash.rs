@@ -127,8 +127,8 @@ pub(super) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<()>
     let (d_out, lse) = (cx.ptr(op.d_out)?, cx.ptr(op.lse)?);
     let delta = row_sums(cx, &g, d_out, cx.ptr(op.out)?)?;
     let args = Args::new().ptr(cx.ptr(op.d_qkv)?).ptr(d_out).ptr(cx.ptr(op.qkv)?).ptr(lse).ptr(delta);
-    launch(cx, &g, Step::BwdKv, args.clone())?;
-    launch(cx, &g, Step::BwdQ, args)
+    launch(cx, &g, Step::BwdQ, args.clone())?; // first: it may correct delta
+    launch(cx, &g, Step::BwdKv, args)
 }
 
 /// What heads of GPT-2 and the generic shapes use: each of the tiles with each type.
