@@ -9,16 +9,12 @@
 // ALONG_A and ALONG_B say of an operand in memory whether terms lie side by side. Rows of the mma are columns of d (b's), so that
 // its neighbours are d's.
 #define TERMS 3
+#include "gemm_tf32.cuh"
 #include "tf32.cuh"
 
-constexpr int TILE = 128;
-constexpr int DEPTH = 32;  // terms of a stage
 constexpr int STAGES = 3;
 constexpr int THREADS = 256;
-constexpr int MT = 4, NT = 4;              // a warp's part: 64 rows and 32 columns of mma
-constexpr u32 BYTES = TILE * DEPTH * 4;    // of an operand's stage
-constexpr u32 BAND = 8;                    // tiles along n
-constexpr u32 ALONG_PITCH = DEPTH * 4, ACROSS_PITCH = TILE * 4;
+constexpr int MT = 4, NT = 4;  // a warp's part: 64 rows and 32 columns of mma
 
 // What a lane holds of neighbours in d.
 constexpr int WIDE = ALONG_A ? 2 : 4;
@@ -27,23 +23,6 @@ struct alignas(4 * WIDE) Neighbours {
 };
 
 extern __shared__ uint4 shared[];
-
-// Where chunks of 16 bytes are: exchanged by row, so that what 8 lanes read is in different banks.
-DEVICE u32 along_at(u32 row, u32 chunk) { return row * ALONG_PITCH + (chunk ^ row % 8) * 16; }
-DEVICE u32 across_at(u32 term, u32 chunk) { return term * ACROSS_PITCH + (chunk ^ term % 4 * 2) * 16; }
-
-// Starts copying terms from.. of positions first.. of an operand; zeros beyond.
-template <bool ALONG> DEVICE void load_tile(u32 to, const float* x, u64 ld, u32 first, u32 count, u32 from, u32 end) {
-#pragma unroll
-    for (int i = 0; i < TILE * DEPTH / 4 / THREADS; ++i) {
-        u32 n = i * THREADS + threadIdx.x;
-        u32 row = ALONG ? n / 8 : n / 32, chunk = ALONG ? n % 8 : n % 32;
-        u32 position = first + (ALONG ? row : chunk * 4), term = from + (ALONG ? chunk * 4 : row);
-        bool inside = position < count && term < end;
-        u64 at = ALONG ? position * ld + term : term * ld + position;
-        cp_async16(to + (ALONG ? along_at(row, chunk) : across_at(row, chunk)), x + (inside ? at : 0), inside);
-    }
-}
 
 // Two tiles of 16 rows from `row` on, terms 8s..: lane (g, t) holds terms t and t+4. Across, of 32 rows the one of tile i, half h
 // and place g is 4g + 2i + h.
@@ -88,18 +67,14 @@ template <bool ALONG> DEVICE void right(Split<2> (&x)[NT], u32 tile, u32 column,
 KERNEL __launch_bounds__(THREADS, 1)
     gemm_tf32(float* d, float* parts, const float* a, const float* b, const float* bias, u32 m, u32 n, u32 k, u64 lda, u64 ldb,
               u32 span, u32 adds) {
-    u32 tiles_m = (m + TILE - 1) / TILE, tiles_n = (n + TILE - 1) / TILE, tiles = tiles_m * tiles_n;
-    u32 slice = blockIdx.x / tiles, block = blockIdx.x % tiles;
-    u32 band = block / (BAND * tiles_m) * BAND, rest = block % (BAND * tiles_m), high = min(BAND, tiles_n - band);
-    u32 n0 = (band + rest % high) * TILE, m0 = rest / high * TILE;
+    Place at = place_of(blockIdx.x, m, n, k, span);
     u32 warp = threadIdx.x / WARP, row = warp / 4 * 64, column = warp % 4 * 32;
-    u32 base = shared_address(shared), first = slice * span, end = min(k, first + span);
-    u32 steps = (end - first + DEPTH - 1) / DEPTH;
+    u32 base = shared_address(shared), steps = at.steps;
     auto pass = [&](u32 i) {
         if (i < steps) {
-            u32 to = base + i % STAGES * 2 * BYTES, from = first + i * DEPTH;
-            load_tile<ALONG_B>(to, b, ldb, n0, n, from, end);
-            load_tile<ALONG_A>(to + BYTES, a, lda, m0, m, from, end);
+            u32 to = base + i % STAGES * 2 * BYTES, from = at.first + i * DEPTH;
+            load_tile<ALONG_B, THREADS>(to, b, ldb, at.n0, n, from, at.end);
+            load_tile<ALONG_A, THREADS>(to + BYTES, a, lda, at.m0, m, from, at.end);
         }
         cp_commit();
     };
@@ -129,17 +104,17 @@ KERNEL __launch_bounds__(THREADS, 1)
         for (int e = 0; e < MT * NT * 4; ++e) acc[e / 16][e / 4 % 4][e % 4] += part[e / 16][e / 4 % 4][e % 4];
     }
 
-    float* to = parts == nullptr ? d : parts + (u64)slice * m * n;
+    float* to = parts == nullptr ? d : parts + (u64)at.slice * m * n;
     u32 g = lane() / 4, t = lane() % 4;
 #pragma unroll
     for (int i = 0; i < 2 * MT; ++i) {
-        u32 at = n0 + row + (ALONG_B ? 8 * i + g : i / 4 * 32 + 4 * g + i % 4);
-        if (at >= n) continue;
+        u32 line = at.n0 + row + (ALONG_B ? 8 * i + g : i / 4 * 32 + 4 * g + i % 4);
+        if (line >= n) continue;
 #pragma unroll
         for (int j = 0; j < 8 / WIDE; ++j) {
-            u32 c = m0 + column + (ALONG_A ? 8 * j + 2 * t : 8 * t + 4 * j);
+            u32 c = at.m0 + column + (ALONG_A ? 8 * j + 2 * t : 8 * t + 4 * j);
             if (c >= m) continue;
-            Neighbours* place = reinterpret_cast<Neighbours*>(to + (u64)at * m + c);
+            Neighbours* place = reinterpret_cast<Neighbours*>(to + (u64)line * m + c);
             Neighbours x, old;
             if (adds) old = *place;
 #pragma unroll
@@ -151,25 +126,4 @@ KERNEL __launch_bounds__(THREADS, 1)
             *place = x;
         }
     }
-}
-
-// d (+)= the sum of `slices` parts of `count` elements
-// moves  4*(slices + 1)*count bytes; bound: memory
-// grid   a thread for every four elements, 256 to a block
-// order  slices in turn
-KERNEL __launch_bounds__(256) gemm_tf32_sum(float* d, const float* parts, u64 count, u32 slices, u32 adds) {
-    u64 at = ((u64)blockIdx.x * 256 + threadIdx.x) * 4;
-    if (at >= count) return;
-    Vec<float> sum = load(parts + at);
-    for (u32 i = 1; i < slices; ++i) {
-        Vec<float> x = load(parts + i * count + at);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sum.at[e] += x.at[e];
-    }
-    if (adds) {
-        Vec<float> x = load(d + at);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sum.at[e] += x.at[e];
-    }
-    store(d + at, sum);
 }

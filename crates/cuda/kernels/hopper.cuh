@@ -27,6 +27,10 @@ DEVICE void barrier_expect(u32 barrier, u32 bytes) {
 DEVICE void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// Arrives when the copies this thread started by cp_async are here.
+DEVICE void barrier_arrive_copied(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 // Waits for the end of the phase of this parity: that of a new barrier is 0.
 DEVICE void barrier_wait(u32 barrier, u32 parity) {
     asm volatile(
@@ -65,6 +69,14 @@ DEVICE uint4 load_shared(u32 from) {
     uint4 x;
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from) : "memory");
     return x;
+}
+
+DEVICE void store_shared(u32 to, const u32 (&x)[4]) {
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+}
+// 8 bytes of it.
+DEVICE void load_pair(u32& a, u32& b, u32 from) {
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(a), "=r"(b) : "r"(from) : "memory");
 }
 
 // What ordinary stores wrote to shared memory is seen by products and copies after the next barrier.
@@ -111,6 +123,19 @@ template <bool A_ALONG, bool B_ALONG> DEVICE void product_256(float (&c)[128], u
         "%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}, %128, %129, p, 1, 1, %131, %132;\n}"
         : ACC32(0), ACC32(32), ACC32(64), ACC32(96)
         : "l"(a), "l"(b), "r"(adds), "n"(A_ALONG ? 0 : 1), "n"(B_ALONG ? 0 : 1));
+}
+
+// c (64x128) = a (64x8)·b (8x128) in tf32, plus c where `adds`. Of a, warp i of the group has rows 16i.. in its registers as mma_tf32
+// does (mma.cuh); rows of b's tile are columns of the result, 32 terms wide. c is as above.
+DEVICE void product_tf32(float (&c)[64], const u32 (&a)[4], u64 b, u32 adds) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,"
+        "%61,%62,%63}, {%64,%65,%66,%67}, %68, p, 1, 1;\n}"
+        : ACC32(0), ACC32(32)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
 }
 #undef ACC32
 #undef ACC8

@@ -1,4 +1,4 @@
-//! Products in f32 on tensor cores: three of tf32 each, by our own kernel (`gemm_tf32.cu`).
+//! Products in f32 on tensor cores: three of tf32 each, by our own kernels (`gemm_tf32_wgmma.cu` on Hopper, else `gemm_tf32.cu`).
 //!
 //! The library computes them on CUDA cores, at two thirds of the speed or less.
 
@@ -9,14 +9,13 @@ use crate::kernels::Spec;
 use crate::lower::{Grid, Lower};
 use ironhorse_core::DType;
 
-const FILE: &str = "gemm_tf32.cu";
-/// `library` leaves products in f32 to cuBLASLt.
+/// `library` leaves products in f32 to cuBLASLt, `mma` keeps to what all GPUs have.
 const CHOICE: &str = "IRONHORSE_F32_PRODUCTS";
-/// Rows and columns of a block's tile, and terms of a stage: constants of the file.
+/// Rows and columns of a block's tile, and terms of a stage: constants of the files.
 const TILE: usize = 128;
 const DEPTH: usize = 32;
-const STAGES: usize = 3;
-const THREADS: u32 = 256;
+/// Bytes of a stage of one operand.
+const BYTES: usize = TILE * DEPTH * size_of::<f32>();
 /// Operations from which on tiles are worth it.
 const LEAST_FLOPS: f64 = 1e8;
 /// Blocks to cut terms in slices for: a number, not the device's, so that the order of summation does not depend on it.
@@ -45,13 +44,47 @@ fn slices(problem: &Problem) -> (usize, usize) {
     (span, problem.k.div_ceil(span))
 }
 
-fn spec([along_a, along_b]: [bool; 2]) -> Spec {
-    Spec::new(FILE).define("ALONG_A", u32::from(along_a)).define("ALONG_B", u32::from(along_b))
+/// Which of the kernels: they give results of the same order of summation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Path {
+    Mma,
+    Wgmma,
+}
+
+impl Path {
+    const ALL: [Self; 2] = [Self::Mma, Self::Wgmma];
+
+    fn choose(compute: (u32, u32)) -> Self {
+        let may = compute == (9, 0) && !std::env::var(CHOICE).is_ok_and(|choice| choice == "mma");
+        if may { Self::Wgmma } else { Self::Mma }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Mma => "gemm_tf32",
+            Self::Wgmma => "gemm_tf32_wgmma",
+        }
+    }
+
+    fn spec(self, [along_a, along_b]: [bool; 2]) -> Spec {
+        let file = if self == Self::Mma { "gemm_tf32.cu" } else { "gemm_tf32_wgmma.cu" };
+        Spec::new(file).define("ALONG_A", u32::from(along_a)).define("ALONG_B", u32::from(along_b))
+    }
+
+    /// For `tiles` tiles: one to a block, or as many blocks as find place that walk over them.
+    fn grid(self, tiles: usize, sms: u32) -> Grid {
+        match self {
+            Self::Mma => Grid::linear(tiles, 256).shared(3 * 2 * BYTES),
+            // 1024: stages start at a multiple of it
+            Self::Wgmma => Grid::linear(tiles.min(sms as usize), 384).shared(4 * 3 * BYTES + 1024),
+        }
+    }
 }
 
 /// Every specialisation: the three products of a layer.
 pub(super) fn specs() -> Vec<Spec> {
-    [[true, true], [false, true], [false, false]].map(spec).into()
+    let along = [[true, true], [false, true], [false, false]];
+    Path::ALL.into_iter().flat_map(|path| along.map(|along| path.spec(along))).collect()
 }
 
 /// Whether a product is done so.
@@ -68,18 +101,20 @@ pub(crate) fn split_product(cx: &mut Lower<'_>, problem: &Problem, at: &At) -> R
     let [[a_k, a_m], [b_k, b_n]] = problem.strides();
     let along = [a_k == 1, b_k == 1];
     let [lda, ldb] = [if along[0] { a_m } else { a_k }, if along[1] { b_n } else { b_k }];
-    let shared = STAGES * 2 * TILE * DEPTH * size_of::<f32>();
     let (span, slices) = slices(problem);
     let parts = if slices > 1 { cx.scratch(slices * m * n * size_of::<f32>())? } else { 0 };
-    let kernel = cx.kernel(&spec(along), "gemm_tf32")?;
-    kernel.allow_shared(shared)?;
+    let info = &cx.device.info;
+    let (path, tiles) = (Path::choose(info.compute), m.div_ceil(TILE) * n.div_ceil(TILE) * slices);
+    let grid = path.grid(tiles, info.sms);
+    let kernel = cx.kernel(&path.spec(along), path.name())?;
+    kernel.allow_shared(grid.shared as usize)?;
     let args = Args::new().ptr(at.d).ptr(parts).ptr(at.a).ptr(at.b).ptr(at.bias);
     let args = args.u32(m as u32).u32(n as u32).u32(k as u32).u64(lda as u64).u64(ldb as u64);
     let args = args.u32(span as u32).u32((adds && slices == 1).into());
-    let blocks = m.div_ceil(TILE) * n.div_ceil(TILE) * slices;
-    cx.launch("gemm_tf32", kernel, Grid::linear(blocks, THREADS).shared(shared), args);
+    let args = if path == Path::Wgmma { args.u32(tiles as u32) } else { args };
+    cx.launch(path.name(), kernel, grid, args);
     if slices > 1 {
-        let kernel = cx.kernel(&spec(along), "gemm_tf32_sum")?;
+        let kernel = cx.kernel(&path.spec(along), "gemm_tf32_sum")?;
         let args = Args::new().ptr(at.d).ptr(parts).u64((m * n) as u64).u32(slices as u32).u32(adds.into());
         cx.launch("gemm_tf32_sum", kernel, Grid::linear((m * n).div_ceil(4 * 256), 256), args);
     }
