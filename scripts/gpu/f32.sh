@@ -2,28 +2,29 @@
 # f32 and tf32: attention's cases, answer keys, then GPT-2 124M with B = 32 with tensor cores and without, beside PyTorch.
 
 stage_f32() {
-    local dtype
-    # Made while the GPU does something else.
+    local dtype products
+    # The keys first: the largest takes half a minute. The rest of the checks meanwhile.
     make_f32_keys &
     local maker=$!
     for dtype in f32 tf32; do
         test_attention "$dtype" auto
     done
-    test_attention f32 plain
-    for dtype in f32 tf32; do
-        attempt "selftest-linear-$dtype" 60 "$ironhorse" selftest --device cuda --dtype "$dtype" --op linear_fwd \
-            --op linear_bwd_input --op linear_bwd_weight --json "$(json "selftest-linear-$dtype")"
+    for products in "" mma; do
+        test_linear f32 "$products"
     done
-    for dtype in tf32 f32; do
-        profile_f32 "$dtype" auto
-        profile_f32 "$dtype" plain
-    done
+    test_linear tf32 ""
     wait "$maker"
     verify_f32
     # nothing else runs from here on
-    for dtype in tf32 f32; do
+    for dtype in f32 tf32; do
         bench_f32 "$dtype" auto
+    done
+    bench_f32 f32 auto mma
+    for dtype in f32 tf32; do
+        profile_f32 "$dtype" auto
         bench_f32 "$dtype" plain
+    done
+    for dtype in f32 tf32; do
         [[ $torch ]] || continue
         torch_run d12-b32 --dtype "$dtype" --steps 3 --seconds 3 --warmup 2 --json "$(json "torch-d12-b32-$dtype")"
         attempt "torch-d12-b32-$dtype" 90 "${torch_command[@]}"
@@ -46,10 +47,10 @@ f32_key() {
         mv "$folder/${name}_"*.key.safetensors "$folder/$name.key.safetensors"
 }
 
-# plain: no tensor cores but those of cuBLASLt in tf32, what f32 had before
-products() { [[ $1 != plain ]] || echo library; }
-# as ATTENTION: a suffix for what is not the default
-as() { [[ $1 == auto ]] || echo "-$1"; }
+# products ATTENTION [PRODUCTS]: plain has no tensor cores but those of cuBLASLt in tf32, what f32 had before
+products() { [[ $1 == plain ]] && echo library || echo "${2:-}"; }
+# as ATTENTION [PRODUCTS]: a suffix for what is not the default
+as() { echo "$([[ $1 == auto ]] || echo "-$1")${2:+-$2}"; }
 
 test_attention() {
     local name=selftest-attention-$1$(as "$2")
@@ -57,30 +58,52 @@ test_attention() {
         --json "$(json "$name")"
 }
 
+# test_linear DTYPE PRODUCTS
+test_linear() {
+    local name=selftest-linear-$1$(as auto "$2")
+    attempt "$name" 60 env IRONHORSE_F32_PRODUCTS="$2" "$ironhorse" selftest --device cuda --dtype "$1" --op linear_fwd \
+        --op linear_bwd_input --op linear_bwd_weight --json "$(json "$name")"
+}
+
+# As it is and without our tensor cores: what fails in both is no matter of these. Then PyTorch's own errors beside them.
 verify_f32() {
-    local key dtype name
-    for key in "$scratch"/f32/*.key.safetensors; do
-        for dtype in f32 tf32; do
-            name=verify-$(key_name "$key")-$dtype
-            attempt "$name" 60 "$ironhorse" verify --key "$key" --device cuda --dtype "$dtype" --json "$(json "$name")"
+    local key=$scratch/f32/d12.key.safetensors dtype attention name
+    for dtype in f32 tf32; do
+        for attention in auto plain; do
+            verify_one d12 "$dtype" "$attention"
         done
+        [[ $torch && -e $key ]] || continue
+        name=torch-error-d12-$dtype
+        attempt "$name" 60 "$python" "$here/torch_error.py" "$key" --dtype "$dtype" --verify "$(json "verify-d12-$dtype")" \
+            --verify "$(json "verify-d12-$dtype-plain")" --json "$(json "$name")" && head -n 16 "$work/$name.log"
+    done
+    for dtype in f32 tf32; do
+        verify_one small "$dtype" auto
     done
     name=lockstep-small-f32
     attempt "$name" 40 "$ironhorse" verify --lockstep --key "$scratch/f32/small.key.safetensors" --device cuda --dtype f32 \
         --json "$(json "$name")"
 }
+# verify_one KEY DTYPE ATTENTION
+verify_one() {
+    local name=verify-$1-$2$(as "$3")
+    attempt "$name" 60 env IRONHORSE_F32_PRODUCTS="$(products "$3")" "$ironhorse" verify --key "$scratch/f32/$1.key.safetensors" \
+        --device cuda --dtype "$2" --attention "$3" --json "$(json "$name")"
+    grep WRONG "$work/$name.log" | cut -c 1-130 | head -n 12
+}
 
 profile_f32() {
     local name=profile-$1$(as "$2")
     # -v: what the search for algorithms found, two kernels or one
-    attempt "$name" 60 env IRONHORSE_F32_PRODUCTS="$(products "$2")" "$ironhorse" -v profile --device cuda --model d12 --batch 32 --seq 1024 --dtype "$1" --attention "$2" \
-        --steps 2 --json "$(json "$name")"
-    grep -E 'in two kernels|attention|linear|gemm|gelu|norm|entropy|adamw' "$work/$name.log" | cut -c 1-150 | head -n 40
+    attempt "$name" 60 env IRONHORSE_F32_PRODUCTS="$(products "$2")" "$ironhorse" -v profile --device cuda --model d12 --batch 32 \
+        --seq 1024 --dtype "$1" --attention "$2" --steps 2 --json "$(json "$name")"
+    grep -E 'in two kernels|attention|flash|linear|gemm|gelu|norm|entropy|adamw' "$work/$name.log" | cut -c 1-150 | head -n 40
 }
 
+# bench_f32 DTYPE ATTENTION [PRODUCTS]
 bench_f32() {
-    local name=bench-d12-b32-$1$(as "$2") steps=30
+    local name=bench-d12-b32-$1$(as "$2" "${3:-}") steps=30
     [[ $1 == f32 ]] && steps=10
-    attempt "$name" 60 env IRONHORSE_F32_PRODUCTS="$(products "$2")" "$ironhorse" bench --device cuda --model d12 --batch 32 --seq 1024 --dtype "$1" --attention "$2" \
-        --steps "$steps" --warmup 2 --json "$(json "$name")"
+    attempt "$name" 60 env IRONHORSE_F32_PRODUCTS="$(products "$2" "${3:-}")" "$ironhorse" bench --device cuda --model d12 --batch 32 \
+        --seq 1024 --dtype "$1" --attention "$2" --steps "$steps" --warmup 2 --json "$(json "$name")"
 }

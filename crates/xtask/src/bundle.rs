@@ -45,6 +45,7 @@ const FILES: [(&str, &str); 6] = [
     ("scripts/gpu/moe_check.py", "moe_check.py"),
     ("scripts/gpu/runs.sh", "runs.sh"),
     ("scripts/gpu/summary.py", "summary.py"),
+    ("scripts/gpu/torch_error.py", "torch_error.py"),
     ("benches/gpu_torch.py", "gpu_torch.py"),
 ];
 /// Folders as they are, without what Python compiled: in the repository, in the folder.
