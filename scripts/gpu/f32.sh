@@ -22,7 +22,6 @@ stage_f32() {
     bench_f32 f32 auto mma
     for dtype in f32 tf32; do
         profile_f32 "$dtype" auto
-        bench_f32 "$dtype" plain
     done
     for dtype in f32 tf32; do
         [[ $torch ]] || continue

@@ -38,7 +38,7 @@ const KEYS: [(&str, &str, usize, usize); 2] = [
 const KEY_STEPS: usize = 5;
 
 /// Files as they are: in the repository, in the folder.
-const FILES: [(&str, &str); 7] = [
+const FILES: [(&str, &str); 8] = [
     ("scripts/gpu/run.sh", MARK),
     ("scripts/gpu/moe.sh", "moe.sh"),
     ("scripts/gpu/f32.sh", "f32.sh"),
