@@ -317,8 +317,6 @@ def test_top_p_is_another_name_of_p():
         want = ops.topp_sample(logits, seeds=seeds, p=share)
         np.testing.assert_array_equal(ops.topp_sample(logits, seeds=seeds, top_p=share), want)
         np.testing.assert_array_equal(ops.topp_sample(logits, None, seeds, None, None, share), want)
-    np.testing.assert_array_equal(
-        ops.topp_sample(logits, seeds=seeds), ops.topp_sample(logits, seeds=seeds, top_p=0.9)
-    )
+    np.testing.assert_array_equal(ops.topp_sample(logits, seeds=seeds), ops.topp_sample(logits, seeds=seeds, top_p=0.9))
     with pytest.raises(ops.IronhorseError, match="expected only one"):
         ops.topp_sample(logits, seeds=seeds, p=0.9, top_p=0.9)
