@@ -3,7 +3,7 @@
     python -m ironhorse.export gpt2 --model d12 --batch 4 --seq 64 --seed 0 --out keys
     python -m ironhorse.export gpt2 --model n_layer=3,n_head=5,n_embd=80,vocab_size=1003,max_seq_len=37 \\
                                     --batch 3 --seq 37 --out keys
-    python -m ironhorse.export gpt2 --model runs/my-checkpoint --batch 1 --seq 128 --out keys
+    python -m ironhorse.export gpt2 --model runs/my-run --batch 1 --seq 128 --out keys
 
     python -m ironhorse.export moe --model moe-tiny --batch 2 --seq 32 --out keys
     python -m ironhorse.export moe --model C=24,L=2,NH=6,NKV=3,E=3,K=1,F=40,V=99 \\
@@ -95,7 +95,7 @@ KINDS: dict[str, Kind] = {
         help="a GPT-2 of any size",
         names=tuple(NAMED),
         sizes="n_layer=3,n_head=5,n_embd=80",
-        weights="a Hugging Face GPT-2 folder or hub name",
+        weights="a run, a checkpoint, a Hugging Face GPT-2 folder or hub name",
         inits={"spread": "leaves no parameter at 0 or 1", "gpt2": "is GPT-2's own"},
         references={"ironhorse": "is the model in ironhorse.reference"},
         parse=GPT2Config.parse,
@@ -105,7 +105,7 @@ KINDS: dict[str, Kind] = {
         help="a mixture of experts or, without experts, a Llama",
         names=tuple(NAMED_MOE),
         sizes="hidden=64,n_layer=2,n_head=4,n_experts=4,top_k=2,ffn=256",
-        weights="a Hugging Face Mixtral or Llama folder",
+        weights="a run, a checkpoint, a Hugging Face Mixtral or Llama folder",
         inits={
             "spread": "leaves no parameter at 0 or 1",
             "mixtral": "is Mixtral's own",

@@ -54,6 +54,11 @@ def convert(source: Path, target: Path, *flags: object) -> subprocess.CompletedP
     return ironhorse("convert", source, target, *flags)
 
 
+def newest_checkpoint(run: Path) -> Path:
+    """The checkpoint of a run with the most steps."""
+    return max((run / "checkpoints").glob("step-*"), key=lambda folder: int(folder.name[5:]))
+
+
 def assert_could_not_run(run: subprocess.CompletedProcess[str]) -> None:
     """Exit code 2, one line on stderr, no panic."""
     assert run.returncode == 2, f"exit {run.returncode}\n{run.stdout}{run.stderr}"

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import safetensors.torch
 import torch
+from cli import newest_checkpoint
 from conftest import Exported
 from ironhorse import _native
 from ironhorse.formats.llmc import read_model
@@ -37,7 +38,7 @@ def trained_checkpoint(out: Path) -> Path:
     sizes = "n_layer=1,n_head=2,n_embd=32,vocab_size=256,max_seq_len=32"
     line = f"ironhorse train --model {sizes} --batch 2 --seq 16 --steps 2 --sample-tokens 0 --device cpu --out {out}"
     assert _native.command(line.split()) == 0
-    return out / "checkpoint"
+    return newest_checkpoint(out)
 
 
 def write_files(small: Exported, folder: Path) -> dict[str, Path]:

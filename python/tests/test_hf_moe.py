@@ -15,7 +15,7 @@ import ironhorse._native
 import numpy as np
 import pytest
 import torch
-from cli import assert_could_not_run, convert
+from cli import assert_could_not_run, convert, newest_checkpoint
 from ironhorse.config import GPT2Config
 from ironhorse.config_moe import NAMED, MoEConfig
 from ironhorse.errors import FormatError, IronhorseError
@@ -317,7 +317,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = "hidden=24,layers=2,heads=4,kv_heads=2,experts=3,top_k=2,ffn=20,vocab=256,context=32,rope_alpha=2"
     flags = "--batch 2 --seq 16 --steps 2 --sample-tokens 0 --device cpu --out"
     assert ironhorse._native.command(["ironhorse", "train", "--model", sizes, *flags.split(), str(out)]) == 0
-    return out / "checkpoint"
+    return newest_checkpoint(out)
 
 
 def test_checkpoints(checkpoint: Path, tmp_path: Path):
@@ -331,7 +331,7 @@ def test_checkpoints(checkpoint: Path, tmp_path: Path):
     assert same_folders(tmp_path / "plain", tmp_path / "rust")
     assert (tmp_path / "plain/tokenizer.bin").read_bytes() == (checkpoint / "tokenizer.bin").read_bytes()
     assert opened(tmp_path / "plain").config.eos_token_id == 0  # of bytes
-    ironhorse.save(tmp_path / "narrow", loaded, dtype="bf16")
+    ironhorse.save(tmp_path / "narrow", loaded, format="hf", dtype="bf16")
     assert opened(tmp_path / "narrow").config.eos_token_id == 0
     assert torch.equal(logits(opened(tmp_path / "plain")), logits(opened(checkpoint)))
     other = json.loads((checkpoint / "trainer.json").read_text())

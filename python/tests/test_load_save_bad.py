@@ -75,9 +75,9 @@ def test_bad_folders(hf: Path, tmp_path: Path):
     folder = tmp_path / "f"
     folder.mkdir()
     refused("no config.json")
-    (folder / "checkpoint").mkdir()
-    refused("a run; load its checkpoint")
-    (folder / "checkpoint").rmdir()
+    (folder / "checkpoints").mkdir()
+    refused("a run without a checkpoint: it ended before its first was written")
+    (folder / "checkpoints").rmdir()
     shutil.copy(hf / "one" / "config.json", folder)
     refused("neither model.safetensors")
     (folder / "model.safetensors").write_bytes(b"12")

@@ -14,7 +14,7 @@ from pathlib import Path
 import ironhorse
 import numpy as np
 import pytest
-from cli import assert_could_not_run
+from cli import assert_could_not_run, newest_checkpoint
 from cli import ironhorse as command
 from ironhorse.answer_key import json_text, rewrite_key
 from ironhorse.errors import Code, FormatError, IronhorseError
@@ -40,7 +40,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = ["--batch", 2, "--seq", 16, "--steps", 1, "--sample-tokens", 0, "--out", out]
     run = command("train", "--model", GOOD, *flags)
     assert run.returncode == 0, run.stderr
-    return out / "checkpoint"
+    return newest_checkpoint(out)
 
 
 def refused_in_python(says: str, **arguments: object) -> None:
@@ -91,7 +91,9 @@ def test_ids_of_a_dataset_out_of_range(tmp_path: Path):
     data = ["--data", tmp_path / "tokens.bin", "--val-data", tmp_path / "tokens.bin"]
     run = command("train", "--model", GOOD, *data, "--batch", 2, "--seq", 8, "--steps", 2, "--out", tmp_path / "run")
     assert run.returncode == 2 and "panicked" not in run.stderr  # below a line that says what is trained
-    assert run.stderr.splitlines()[-1].endswith("tokens.bin: token 2 is 300, expected < 256")
+    assert run.stderr.splitlines()[-1].endswith(
+        "tokens.bin: token 2 is 300, expected < 256"
+    )
 
 
 def test_context_exceeded(key: Path, tmp_path: Path):
@@ -114,10 +116,11 @@ def test_context_exceeded(key: Path, tmp_path: Path):
 
 
 def _changed_checkpoint(checkpoint: Path, folder: Path, tensors: dict[str, np.ndarray]) -> None:
-    """With checksums that agree, so that the content is looked at."""
+    """With sizes and checksums that agree, so that the content is looked at."""
     shutil.copytree(checkpoint, folder)
     write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
     trainer = json.loads((folder / "trainer.json").read_text())
+    trainer["bytes"]["model.safetensors"] = (folder / "model.safetensors").stat().st_size
     trainer["crc32"]["model.safetensors"] = crc32_of(folder / "model.safetensors")
     (folder / "trainer.json").write_text(json.dumps(trainer))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli import Verified, assert_could_not_run, convert, ironhorse, one_changed, verify
+from cli import Verified, assert_could_not_run, convert, ironhorse, newest_checkpoint, one_changed, verify
 from conftest import Exported, export
 from ironhorse.answer_key import rewrite_key
 from ironhorse.formats.llmc import read_debug_state, read_model, write_debug_state, write_model
@@ -333,12 +333,11 @@ def test_trained_checkpoint_opens_in_transformers(odd: Exported, tmp_path: Path)
         ironhorse("train", "--model", model, "--data", tmp_path / "x_train.bin", "--val-data", tmp_path / "x_val.bin",
                   "--batch", 2, "--seq", 16, "--steps", 3, "--device", "cpu", "--out", tmp_path / "run")
     )  # fmt: skip
-    checkpoints = sorted(path.parent for path in (tmp_path / "run").rglob("config.json"))
-    assert checkpoints, "no checkpoint folder with a config.json in the run's folder"
+    checkpoint = newest_checkpoint(tmp_path / "run")
     tokens = rng.integers(0, 1003, (2, 16))
-    logits = hf_logits(checkpoints[-1], tokens)
+    logits = hf_logits(checkpoint, tokens)
     assert logits.shape == (2, 16, 1003) and np.isfinite(logits).all()
     before = read_model(odd.model).params["h.0.mlp.c_fc.weight"]
-    after = read_safetensors(checkpoints[-1] / "model.safetensors").tensors
+    after = read_safetensors(checkpoint / "model.safetensors").tensors
     name = next(n for n in after if n.endswith("h.0.mlp.c_fc.weight"))
     assert after[name].shape == before.T.shape and not np.array_equal(after[name], before.T)

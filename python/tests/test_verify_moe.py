@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli import Verified, assert_could_not_run, convert, ironhorse, one_changed, verify
+from cli import Verified, assert_could_not_run, convert, ironhorse, newest_checkpoint, one_changed, verify
 from ironhorse.answer_key import rewrite_key
 from ironhorse.config_moe import MoEConfig
 from ironhorse.formats.safetensors import read_safetensors, write_safetensors
@@ -267,7 +267,7 @@ def test_train_generate_and_back_to_transformers(tmp_path: Path):
             assert sum(layer["load"]) == pytest.approx(2, rel=1e-5) and len(layer["load"]) == 3
             assert 0 < layer["entropy"] <= np.log(3) + 1e-5 and 0.015 < layer["aux"] < 0.06
     assert (tmp_path / "run/experts.svg").read_text().count("<rect") == 1 + 2 * 3
-    checkpoint = tmp_path / "run/checkpoint"
+    checkpoint = newest_checkpoint(tmp_path / "run")
     command = [os.environ["IRONHORSE_BIN"], "generate", "--model", str(checkpoint), "--tokens", "50", "--prompt", "Ivy"]
     written = subprocess.run(command, capture_output=True, timeout=300)  # bytes, and not always UTF-8
     assert written.returncode == 0 and written.stdout.startswith(b"Ivy"), written.stderr

@@ -14,9 +14,10 @@ import numpy as np
 from ..answer_key import FORMAT as KEY_FORMAT
 from ..config import GPT2Config
 from ..errors import ConfigError, FormatError, InvalidValueError, IronhorseError
-from ..formats.checkpoint import TOKENIZER, TRAINER, CheckpointFolder, read_checkpoint
+from ..formats.checkpoint import TOKENIZER, CheckpointFolder
+from ..formats.folders import open_folder
 from ..formats.header import HEADER_BYTES
-from ..formats.hf import HfFolder, read_hf
+from ..formats.hf import HfFolder
 from ..formats.hf_files import CONFIG, INDEX
 from ..formats.llmc import MODEL_MAGIC, STATE_MAGIC, map_debug_state, map_model
 from ..formats.safetensors import SafetensorsFile, read_safetensors
@@ -41,7 +42,8 @@ class Loaded(Printed):
     the parameter table: `h.0.attn.c_attn.weight` is (out, in), wte has V rows, whatever the file does; a mixture of
     experts and a Llama have Hugging Face's (`model.layers.0.block_sparse_moe.experts.2.w1.weight`). A state and a
     key have `x`, `y`, `logits`, `loss`, `grad.NAME`, a key also `param.NAME`, `act.NAME` and more; a checkpoint has
-    `m.NAME` and `v.NAME` beside the parameters; a shard has `tokens`. Any other safetensors file keeps its names.
+    `m.NAME` and `v.NAME` beside the parameters, which are its exact ones: the f32 masters of bf16 weights; a shard has
+    `tokens`. Any other safetensors file keeps its names. `path` is what was read: of a run, the checkpoint.
     """
 
     kind: str
@@ -98,13 +100,14 @@ def load(
     check: bool = True,
 ) -> Loaded:
     """Opens a model .bin (f32 or bf16), debug state, answer key, Hugging Face folder of a GPT-2, Mixtral or Llama (one
-    file or several), checkpoint, safetensors file, token shard or tokenizer; which one is found out from its content.
+    file or several), checkpoint, run, safetensors file, token shard or tokenizer; which one is found out from its
+    content. Of a run it is the newest checkpoint that is whole; a warning names damaged ones that are newer.
 
     Arrays are numpy's or torch's, made when they are looked at and mapped from the file where its type allows. bf16 is
     bfloat16 in torch; in numpy it becomes float32 (exact), or stays as its `"bits"` (uint16; see
     `ironhorse.formats.bf16`), or with `"ml_dtypes"` that package's bfloat16. A debug state does not say how large its
     model is: `config` is a GPT2Config, sizes, or the model's file; if not given, the model .bin beside it tells.
-    `check` compares the checksums that keys and checkpoints carry, which reads them whole.
+    `check` compares the checksums (and sizes) that keys and checkpoints carry, which reads them whole.
     """
     maker = Maker(framework, bf16).check()
     if not isinstance(path, (str, os.PathLike)):
@@ -145,29 +148,30 @@ def _load(path: Path, maker: Maker, config: GPT2Config | PathLike | None, check:
     found = f"{size} bytes" if size < HEADER_BYTES else f"it starts with {magic}"
     raise FormatError(
         f"{path}: not a file of ours ({found}); expected a .bin (model, debug state, tokenizer, shard), "
-        "a safetensors file, a checkpoint or a Hugging Face folder"
+        "a safetensors file, a run, a checkpoint or a Hugging Face folder"
     )
 
 
 def _folder(path: Path, maker: Maker, check: bool) -> Loaded:
-    if (path / TRAINER).exists():
-        checkpoint = read_checkpoint(path, check)
-        weights = checkpoint.weights
-        raws = _hf_raws(weights) | {name: Raw(array, "F32") for name, array in checkpoint.moments.items()}
-        tensors = Tensors(raws, maker)
-        return Loaded("checkpoint", path, weights.config, tensors, checkpoint.trainer, checkpoint.tokenizer, checkpoint)
-    if (path / CONFIG).exists():
-        weights = read_hf(path)
-        tensors = Tensors(_hf_raws(weights), maker)
-        tokenizer = read_tokenizer(path / TOKENIZER) if (path / TOKENIZER).exists() else None
-        return Loaded("hf", path, weights.config, tensors, weights.settings, tokenizer, weights)
-    if (path / "checkpoint").is_dir():
-        raise FormatError(f"{path}: a run; load its checkpoint, {path / 'checkpoint'}")
-    raise FormatError(f"{path}: no {CONFIG} in it; expected a checkpoint or a Hugging Face folder")
+    found = open_folder(path, check)
+    if isinstance(found, CheckpointFolder):
+        tensors = Tensors(_checkpoint_raws(found), maker)
+        return Loaded("checkpoint", found.path, found.weights.config, tensors, found.trainer, found.tokenizer, found)
+    tensors = Tensors(_hf_raws(found), maker)
+    tokenizer = read_tokenizer(path / TOKENIZER) if (path / TOKENIZER).exists() else None
+    return Loaded("hf", path, found.config, tensors, found.settings, tokenizer, found)
 
 
 def _hf_raws(weights: HfFolder) -> dict[str, Raw]:
     return {name: Raw(array, weights.dtypes[name]) for name, array in weights.params.items()}
+
+
+def _checkpoint_raws(found: CheckpointFolder) -> dict[str, Raw]:
+    raws = _hf_raws(found.weights)
+    for name, master in found.master.items():
+        residual = master.dtype == np.int16
+        raws[name] = Raw(raws[name].array, "F32", master) if residual else Raw(master, "F32")
+    return raws | {name: Raw(array, found.moments_dtype) for name, array in found.moments.items()}
 
 
 def _safetensors(path: Path, maker: Maker, check: bool) -> Loaded:
@@ -227,8 +231,9 @@ def _config_of(path: Path, config: PathLike | None) -> GPT2Config:
     if Path(text).suffix == ".bin":
         return map_model(text).config
     if Path(text).is_dir():
-        found = read_hf(Path(text)).config
-        if not isinstance(found, GPT2Config):
-            raise FormatError(f"{path}: a debug state is of a GPT-2; {text} is a {found.kind}")
-        return found
+        found = open_folder(Path(text), check=False, state=False)
+        sizes = found.weights.config if isinstance(found, CheckpointFolder) else found.config
+        if not isinstance(sizes, GPT2Config):
+            raise FormatError(f"{path}: a debug state is of a GPT-2; {text} is a {sizes.kind}")
+        return sizes
     return GPT2Config.parse(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,8 +16,7 @@ from ..config import GPT2Config
 from ..config_moe import MoEConfig
 from ..errors import FormatError, InvalidValueError
 from ..formats.bf16 import from_bf16, to_bf16
-from ..formats.checkpoint import FILES as CHECKPOINT_FILES
-from ..formats.checkpoint import TOKENIZER, CheckpointFolder, CheckpointParts, write_checkpoint
+from ..formats.checkpoint import TOKENIZER, CheckpointFolder, CheckpointParts, is_checkpoint_file, write_checkpoint
 from ..formats.hf import HfFolder, HfLayout, text_tokens, write_hf
 from ..formats.hf_files import SHARD_SIZE, is_ours, parse_size
 from ..formats.llmc import DebugState, write_debug_state, write_model
@@ -128,7 +127,9 @@ def save(
     `format` follows from the name and from what is saved if it is not given: `.safetensors` and `.key.safetensors`, a
     `.bin` of the kind that was loaded (a model, for anything with parameters), a Hugging Face folder otherwise. A model
     made from tensors needs `config`, a GPT2Config, a MoEConfig, an nn.Config or text such as "d12" or "moe-tiny".
-    `dtype` is how weights are stored; as they are if not given. `metadata` are strings for a safetensors file.
+    `dtype` is how weights are stored; as they are if not given. `metadata` are strings for a safetensors file. A
+    checkpoint keeps the types of its run: changed weights are written to the f32 masters and, rounded, to the bf16
+    weights.
     `shard_size` is the most weights in one file of a Hugging Face folder, bytes or "500MB"; what is more goes into
     several with an index.
 
@@ -157,7 +158,7 @@ def save(
     job = _Job(place, what, _tensors(place, what), sizes, dtype, strings, parse_size(shard_size))
     try:
         if kind in _FOLDERS:
-            with StagedFolder(place, CHECKPOINT_FILES.__contains__ if kind == "checkpoint" else job.owns) as folder:
+            with StagedFolder(place, is_checkpoint_file if kind == "checkpoint" else job.owns) as folder:
                 _write(kind, job, folder)
             return Saved(kind, place, sum(entry.stat().st_size for entry in place.iterdir()))
         if place.is_dir():
@@ -254,9 +255,9 @@ def _key(job: _Job, path: Path) -> None:
     write_safetensors(path, {name: raw.array for name, raw in job.raws.items()}, metadata, bf16)
 
 
-def _layout(job: _Job, weights: HfFolder | None, params: Mapping[str, Raw]) -> HfLayout | None:
+def _layout(job: _Job, weights: HfFolder, params: Mapping[str, Raw]) -> HfLayout | None:
     """That of the files it came from, where they describe the same model in the same type."""
-    if weights is None or weights.config != job.config:
+    if weights.config != job.config:
         return None
     return weights.layout if all(raw.dtype == weights.dtypes[name] for name, raw in params.items()) else None
 
@@ -277,27 +278,26 @@ def _checkpoint(job: _Job, folder: Path) -> None:
     source = job.what.source if isinstance(job.what, Loaded) else None
     if not isinstance(source, CheckpointFolder) or not isinstance(job.what, Loaded):
         raise FormatError(f'{job.path}: only a checkpoint that was loaded can be saved as one; use format="hf"')
-    params = job.params()
+    stored = {dtype.lower() for dtype in source.weights.dtypes.values()}
+    if job.dtype is not None and stored != {job.dtype}:
+        found = " and ".join(sorted(stored))
+        raise FormatError(f"{job.path}: a checkpoint keeps its types, and the weights of this one are {found}; "
+                          f'format="hf" writes weights alone in {job.dtype}')  # fmt: skip
+    if job.config != source.weights.config:
+        raise FormatError(f'{job.path}: a checkpoint keeps its sizes; format="hf" writes weights with others')
+    params = replace(job, dtype=None).params()
     missing = [name for name in source.moments if name not in job.raws]
     if missing:
         raise FormatError(f"{job.path}: no tensor {missing[0]} to save")
     for name, was in source.moments.items():
-        if job.raws[name].array.shape != was.shape:
-            raise FormatError(f"{job.path}: {name} is {list(job.raws[name].array.shape)}, expected {list(was.shape)}")
-    write_checkpoint(
-        folder,
-        CheckpointParts(
-            config=job.sizes(),
-            tensors={name: raw.array for name, raw in (job.raws | params).items()},
-            dtypes={name: raw.dtype for name, raw in params.items()},
-            layout=_layout(job, source.weights, params),
-            tokens=source.text_tokens(),
-            trainer=job.what.meta,
-            trainer_json=source.trainer_json,
-            padded=source.padded,
-            tokenizer=job.what.tokenizer,
-        ),
-    )
+        raw = job.raws[name]
+        if raw.array.shape != was.shape:
+            raise FormatError(f"{job.path}: {name} is {list(raw.array.shape)}, expected {list(was.shape)}")
+        if raw.array.dtype.kind != "f" and raw.dtype != "BF16":
+            raise FormatError(f"{job.path}: {name} is {raw.array.dtype}, expected floats")
+    raws = job.raws | params
+    tensors, dtypes = ({name: raw.array for name, raw in raws.items()}, {name: raw.dtype for name, raw in raws.items()})
+    write_checkpoint(folder, CheckpointParts(source, tensors, dtypes, job.what.meta, job.what.tokenizer))
 
 
 def _shard(job: _Job, path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import FormatError, InvalidValueError, NotAvailableError
-from ..formats.bf16 import from_bf16, to_bf16
+from ..formats.bf16 import from_bf16, join_master, to_bf16
 from ..formats.header import Array
 from .tables import Printed, table
 
@@ -26,10 +26,18 @@ _NAME_OF = {
 
 @dataclass(frozen=True)
 class Raw:
-    """A tensor as a file holds it: `array` may be a view of the mapped file; bf16 is uint16 with dtype "BF16"."""
+    """A tensor as a file holds it: `array` may be a view of the mapped file; bf16 is uint16 with dtype "BF16".
+
+    With a `residual` it is an F32 tensor, kept as bf16 in `array` and the 16 bits that those lack; `whole` joins them.
+    """
 
     array: Array
     dtype: str
+    residual: Array | None = None
+
+    def whole(self) -> Raw:
+        """The same without a residual."""
+        return self if self.residual is None else Raw(join_master(self.array, self.residual), self.dtype)
 
     @staticmethod
     def of(array: Array) -> Raw:
@@ -63,6 +71,7 @@ class Maker:
 
     def make(self, raw: Raw) -> Any:
         """The array of one tensor."""
+        raw = raw.whole()
         if self.framework == "torch":
             return _to_torch(raw)
         if raw.dtype != "BF16" or self.bf16 == "bits":
@@ -116,7 +125,7 @@ class Tensors(MutableMapping[str, Any], Printed):
     def raw(self, name: str) -> Raw:
         """The tensor as a file would hold it; one that was bf16 in its file is bf16 again."""
         if name not in self._made:
-            return self._raws[name]
+            return self._raws[name].whole()
         return encode(name, self._made[name], self._raws[name].dtype or None)
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -116,7 +116,8 @@ class MoETransformer(Generates, Layer):
 
     @classmethod
     def from_folder(cls, folder: str | PathLike[str], *, device: str = "auto") -> MoETransformer:
-        """The model of a Mixtral's folder, as `ironhorse convert` and `transformers` write it, or of a checkpoint."""
+        """The model of a Mixtral's folder, as `ironhorse convert` and `transformers` write it, of a checkpoint, or of a
+        run's newest one."""
         sizes, tensors = read_hf_moe(Path(folder))
         return cls(Config.from_sizes(sizes), seed=0, device=device).load_tensors(tensors)
 

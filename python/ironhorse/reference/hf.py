@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from ..config import GPT2Config, from_hf_dict
-from ..errors import IronhorseError
+from ..errors import FormatError, IronhorseError
+from ..formats.folders import read_f32, sniff_folder
 from ..formats.hf import TRANSPOSED
 from ..params import param_shapes
 from .gpt2 import GPT2
@@ -38,10 +40,13 @@ def to_hf_state(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_hf(source: str) -> GPT2:
-    """A GPT-2 from a local folder or from the hub, by `transformers` (imported only here)."""
+    """A GPT-2 from a run or a checkpoint, or by `transformers` (imported only here) from a folder or from the hub."""
     folder = Path(source)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise IronhorseError(f"{source}: no config.json in it; give a folder that save_pretrained wrote")
+    kind = sniff_folder(folder) if folder.is_dir() else "hf"
+    if kind is None:
+        raise IronhorseError(f"{source}: no config.json in it; give a run, or a folder that save_pretrained wrote")
+    if kind != "hf":
+        return _load_checkpoint(folder)
     try:
         import transformers
     except ImportError:
@@ -59,3 +64,13 @@ def load_hf(source: str) -> GPT2:
     ours = GPT2(config)
     ours.load_state_dict(from_hf_state(model.state_dict(), config, source))
     return ours
+
+
+def _load_checkpoint(folder: Path) -> GPT2:
+    """transformers would take the weights, and not the masters that they were rounded from."""
+    config, params = read_f32(folder)
+    if not isinstance(config, GPT2Config):
+        raise FormatError(f"{folder}: a {config.kind}, expected a GPT-2; export it with `ironhorse.export moe`")
+    model = GPT2(config)
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in params.items()})
+    return model
