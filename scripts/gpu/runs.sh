@@ -38,10 +38,24 @@ saving_costs() {
     done
     attempt resume-124m 60 "$ironhorse" train --resume "$runs/saves-2" --steps $((steps + 50)) --json "$(json resume-124m)"
     rm -rf "$runs"/*-[12]
-    attempt save-6.9b 170 "$ironhorse" train --model moe-6.9b --data "$runs/tokens.bin" --batch 16 --seq 1024 --dtype bf16 --device cuda \
-        --master residual --moments bf16 --recompute gelu --val-batches 0 --sample-tokens 0 --steps 30 --save-minutes 0 --save-every 30 \
-        --lr 1e-4 -v --out "$runs/large" --json "$(json save-6.9b)"
+    export ironhorse work runs
+    export -f save_large
+    attempt save-6.9b 150 bash -c save_large
     rm -rf "$runs"
+}
+
+# How long the save of the 6.9B holds a step up: one save, ended once its copy is made; the disk has no room for two.
+save_large() {
+    local log=$work/large.log
+    "$ironhorse" train --model moe-6.9b --data "$runs/tokens.bin" --batch 16 --seq 1024 --dtype bf16 --device cuda --master residual \
+        --moments bf16 --recompute gelu --val-batches 0 --sample-tokens 0 --steps 1000 --save-minutes 0 --save-every 60 --lr 1e-4 -v \
+        --out "$runs/large" >"$log" 2>&1 &
+    until grep -q "to host memory" "$log"; do
+        kill -0 $! || break
+        sleep 1
+    done
+    kill -9 $!
+    grep "to host memory" "$log"
 }
 
 # make_shard FILE: two million tokens of any kind

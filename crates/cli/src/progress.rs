@@ -1,6 +1,7 @@
 //! How a run shows itself: a progress bar on a terminal, plain lines elsewhere.
 
 use crate::commands::train::saved_line;
+use crate::hardware::human_bytes;
 use crate::out;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ironhorse::train::metrics::Metrics;
@@ -112,6 +113,16 @@ impl Observer for Progress {
 
     fn note(&mut self, text: &str) {
         self.print(text);
+    }
+
+    fn copied(&mut self, step: u64, bytes: u64, took: Duration) {
+        if out::is_verbose() {
+            let (ms, rate) = (took.as_secs_f64() * 1e3, bytes as f64 / took.as_secs_f64().max(1e-9) / 1e9);
+            let size = human_bytes(bytes);
+            self.print(&format!(
+                "step {step:>5}  copied {size} to host memory in {ms:.0} ms ({rate:.1} GB/s), being written"
+            ));
+        }
     }
 
     fn saved(&mut self, step: u64, stats: &SaveStats) {

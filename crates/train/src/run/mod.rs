@@ -34,6 +34,7 @@ use crate::session::Session;
 use ironhorse_core::Scalars;
 use serde_json::Value;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The numbers of a run.
 #[derive(Clone, Debug)]
@@ -101,6 +102,8 @@ pub trait Observer {
     fn sample(&mut self, step: u64, text: &str);
     /// Something did not work that the run can do without.
     fn note(&mut self, text: &str);
+    /// The state was copied to host memory; from here on the run goes on and a thread writes.
+    fn copied(&mut self, _step: u64, _bytes: u64, _took: Duration) {}
     /// A checkpoint is on the disk.
     fn saved(&mut self, _step: u64, _stats: &SaveStats) {}
 }

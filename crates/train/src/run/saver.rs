@@ -49,7 +49,8 @@ pub struct SaveStats {
     pub failed: u64,
     /// Bytes of the last one.
     pub bytes: u64,
-    /// The longest that a step was held up, in milliseconds: the copy to host memory.
+    /// The longest that a step was held up, in milliseconds: the copy to host memory, and the wait for that memory where it
+    /// was still being allocated.
     pub held_up_ms: f64,
     /// How long the steps were held up together, in milliseconds, waiting for earlier saves included.
     pub held_up_total_ms: f64,
@@ -283,7 +284,8 @@ impl Saver {
             self.memory = Memory::Ready(memory);
             return Err(error.into());
         }
-        self.stats.held_up_ms = self.stats.held_up_ms.max(copy.elapsed().as_secs_f64() * 1e3);
+        observer.copied(state.step, memory.bytes().len() as u64, copy.elapsed());
+        self.stats.held_up_ms = self.stats.held_up_ms.max(began.elapsed().as_secs_f64() * 1e3);
         let (plan, state, log) = (self.plan.clone(), state.clone(), folder.log_handle());
         let step = state.step;
         let thread = std::thread::spawn(move || {
