@@ -3,6 +3,7 @@
 //! ```text
 //! trainer.rs   the loop             saver.rs       checkpoints, written by a thread     control.rs  stops and saves asked for
 //! bad_step.rs  steps not finite     black_box.rs   what is kept of them                 spikes.rs   losses that stand out
+//! measure.rs   validation, samples  save_plan.rs   what saves share, and their room
 //! folder.rs    the run's folder     provenance.rs  run.json, algorithms.json            balance.rs  loads of the experts
 //! ```
 
@@ -11,7 +12,9 @@ mod balance;
 mod black_box;
 mod control;
 mod folder;
+mod measure;
 mod provenance;
+mod save_plan;
 mod saver;
 mod spikes;
 mod trainer;

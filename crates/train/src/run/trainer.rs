@@ -2,11 +2,11 @@
 
 use super::bad_step::Bad;
 use super::balance::Balance;
+use super::measure::{Validated, prompt_of};
 use super::spikes::Spikes;
 use super::{Ending, Job, StopReason, Summary, provenance, scalars_of};
 use crate::data::LoaderState;
 use crate::format::checkpoint::{Best, TrainerState};
-use crate::generate::{Request, generate};
 use crate::metrics::Metrics;
 use crate::session::PendingUpdate;
 use crate::{Error, Result};
@@ -33,18 +33,10 @@ pub(super) struct InFlight {
     pending: PendingUpdate,
 }
 
-/// What a validation gave.
-enum Validated {
-    /// The loss; `None` if there is nothing to validate on.
-    Loss(Option<f32>),
-    /// The run is to stop.
-    Stopped,
-}
-
 /// A run under way.
 pub(super) struct Trainer<'a> {
     pub job: Job<'a>,
-    prompt: Vec<u32>,
+    pub prompt: Vec<u32>,
     pub summary: Summary,
     /// Tokens of a micro-step.
     pub tokens: usize,
@@ -452,96 +444,4 @@ impl<'a> Trainer<'a> {
             Err(error) => self.job.observer.note(&format!("the run as it was is not kept: {error}")),
         }
     }
-
-    /// The mean loss over the first batches of the validation data; the same batches every time.
-    fn validate(&mut self, step: u64) -> Result<Validated> {
-        let Some(val) = &mut self.job.data.val else { return Ok(Validated::Loss(None)) };
-        let batches = self.job.settings.val_batches.min(val.len_batches());
-        if batches == 0 {
-            return Ok(Validated::Loss(None));
-        }
-        val.rewind();
-        let tokens = self.job.session.eval_tokens()?;
-        let (mut x, mut y) = (vec![0; tokens], vec![0; tokens]);
-        let mut sum = 0.0_f64;
-        for _ in 0..batches {
-            if self.job.control.stop_reason().is_some() {
-                return Ok(Validated::Stopped);
-            }
-            val.next_batch(&mut x, &mut y)?;
-            match self.job.session.evaluate(&x, &y) {
-                Ok(loss) => sum += f64::from(loss),
-                // a router chooses no experts by numbers that are not finite: that is how such a model shows itself
-                Err(error) => {
-                    let found = self.find_non_finite(step.saturating_sub(1));
-                    return if found.is_some() { Ok(Validated::Loss(Some(f32::NAN))) } else { Err(error) };
-                }
-            }
-        }
-        Ok(Validated::Loss(Some((sum / batches as f64) as f32)))
-    }
-
-    /// Whether a sample is to be drawn before this step.
-    fn samples_at(&self, step: u64) -> bool {
-        let every = self.job.settings.sample_every;
-        every > 0 && step > 0 && step.is_multiple_of(every) && !self.job.folder.has_sample(step)
-    }
-
-    /// Writes a sample and the loss curve: extras, without which the run goes on. False if the run is to stop.
-    fn sample(&mut self, step: u64) -> bool {
-        match self.draw() {
-            Ok(None) => return false,
-            Ok(Some(text)) if text.is_empty() => {}
-            Ok(Some(text)) => {
-                if let Err(error) = self.job.folder.sample(step, &text) {
-                    self.job.observer.note(&format!("the sample after step {step} is not kept: {error}"));
-                }
-                self.job.observer.sample(step, &text);
-                self.summary.sample = text;
-            }
-            Err(error) => self.job.observer.note(&format!("no sample after step {step}: {error}")),
-        }
-        if let Err(error) = self.job.folder.curve() {
-            self.job.observer.note(&format!("no loss curve after step {step}: {error}"));
-        }
-        true
-    }
-
-    /// Draws a sample; empty when none is wanted, `None` if the run is to stop.
-    fn draw(&mut self) -> Result<Option<String>> {
-        let settings = self.job.settings;
-        let Some(tokenizer) = self.job.data.tokenizer.as_ref().filter(|_| settings.sample_tokens > 0) else {
-            return Ok(Some(String::new()));
-        };
-        let request = Request {
-            prompt: &self.prompt,
-            vocab: tokenizer.vocab_size(),
-            tokens: settings.sample_tokens,
-            context: Some(self.job.data.train.seq()),
-            stop: Some(tokenizer.eot),
-            sampler: settings.sampler,
-        };
-        let control = self.job.control;
-        let done = self.landed == settings.steps; // nothing waits for the end of the last sample
-        let drawn = generate(self.job.session, &request, |_| match control.stop_reason() {
-            Some(_) if !done => Err(Error::Config(STOPPED.into())),
-            _ => Ok(()),
-        });
-        match drawn {
-            Ok(tokens) => Ok(Some(settings.prompt.clone() + &tokenizer.decode_lossy(&tokens)?)),
-            Err(Error::Config(text)) if text == STOPPED => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-/// How a sample that is interrupted says so.
-const STOPPED: &str = "the run is to stop";
-
-/// What samples continue: the start of a text, then the prompt. Empty without a tokenizer.
-fn prompt_of(job: &Job<'_>) -> Result<Vec<u32>> {
-    let Some(tokenizer) = job.data.tokenizer.as_ref() else { return Ok(Vec::new()) };
-    let mut prompt = tokenizer.encode(job.settings.prompt.as_bytes())?;
-    prompt.insert(0, tokenizer.eot);
-    Ok(prompt)
 }

@@ -1,0 +1,115 @@
+//! What every save of a run shares: where checkpoints go, what is in them, and what room there is for them.
+
+use crate::format::checkpoint::{
+    CHECKPOINTS, CheckpointParts, TrainerState, Written, checkpoint_bytes, step_name, write_checkpoint,
+};
+use crate::format::disk::free_bytes;
+use crate::format::tokenizer::Tokenizer;
+use crate::model::ModelConfig;
+use crate::{Error, Result};
+use ironhorse_core::{Param, Pool, Precision};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// What every save of a run shares, on this thread and on the one that writes.
+pub(super) struct Plan {
+    pub run: PathBuf,
+    pub config: ModelConfig,
+    pub precision: Precision,
+    pub params: Vec<Param>,
+    pub pools: Vec<(Pool, usize)>,
+    pub tokenizer: Option<Tokenizer>,
+    pub part_bytes: u64,
+}
+
+impl Plan {
+    pub fn place(&self, step: u64) -> PathBuf {
+        self.run.join(CHECKPOINTS).join(step_name(step))
+    }
+
+    /// Refuses to begin what the disk has no room for.
+    pub fn check_space(&self) -> Result<()> {
+        let (needs, has) = (checkpoint_bytes(&self.config, self.precision), free_bytes(&self.run)?);
+        if needs <= has {
+            return Ok(());
+        }
+        let found = format!("{} free", gib(has));
+        Err(Error::field(&self.run, "disk", found, format!("{} for a checkpoint", gib(needs))))
+    }
+
+    /// A tensor of the snapshot.
+    pub fn tensor(&self, snapshot: &[u8], pool: Pool, index: usize, bytes: &mut Vec<u8>) -> Result<()> {
+        let start = self.pools.iter().find(|(held, _)| *held == pool).map(|&(_, start)| start);
+        let found = start.zip(self.params.get(index)).and_then(|(start, param)| {
+            let slot = param.in_pool(pool);
+            snapshot.get(start + slot.offset..start + slot.offset + slot.bytes())
+        });
+        let Some(found) = found else {
+            let text = format!("the snapshot has no tensor number {index} of the {}", pool.name());
+            return Err(ironhorse_core::Error::Program(text).into());
+        };
+        bytes.clear();
+        bytes.extend_from_slice(found);
+        Ok(())
+    }
+
+    /// Writes the checkpoint of a step to its place in the run.
+    pub fn write(
+        &self,
+        state: &TrainerState,
+        log: Option<File>,
+        read: impl FnMut(Pool, usize, &mut Vec<u8>) -> Result<()>,
+    ) -> Result<Written> {
+        if let Some(log) = log {
+            let _ = log.sync_data(); // the steps before a checkpoint must not be missing from the log after a power cut
+        }
+        let folder = self.run.join(CHECKPOINTS);
+        std::fs::create_dir_all(&folder).map_err(|source| Error::io(&folder, "create", source))?;
+        self.write_to(&self.place(state.step), state, read)
+    }
+
+    pub fn write_to(
+        &self,
+        place: &Path,
+        state: &TrainerState,
+        read: impl FnMut(Pool, usize, &mut Vec<u8>) -> Result<()>,
+    ) -> Result<Written> {
+        let parts = CheckpointParts {
+            config: &self.config,
+            precision: self.precision,
+            trainer: state,
+            tokenizer: self.tokenizer.as_ref(),
+            part_bytes: self.part_bytes,
+        };
+        write_checkpoint(place, &parts, read)
+    }
+
+    /// Where the last checkpoint goes when the run's folder does not take it: home, temporary folder, memory.
+    pub fn other_places(&self, step: u64) -> Vec<PathBuf> {
+        let run = std::path::absolute(&self.run).unwrap_or_else(|_| self.run.clone());
+        let name = run.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned());
+        let home = std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
+        let folders = home.into_iter().chain([std::env::temp_dir(), PathBuf::from("/dev/shm")]);
+        let needs = checkpoint_bytes(&self.config, self.precision);
+        folders
+            .filter(|folder| folder.is_dir() && free_bytes(folder).is_ok_and(|free| free > needs))
+            .map(|folder| folder.join(format!("ironhorse-rescued-{name}-{}", step_name(step))))
+            .filter(|place| !place.exists())
+            .collect()
+    }
+}
+
+pub(super) fn gib(bytes: u64) -> String {
+    let mib = bytes as f64 / f64::from(1 << 20);
+    if mib < 1024.0 { format!("{mib:.1} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
+}
+
+/// Host memory that can be taken now, where the system tells: of the machine, or of the container it runs in.
+pub(super) fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("MemAvailable"))?;
+    let machine = line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024;
+    let number = |file: &str| std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+    let container = number("/sys/fs/cgroup/memory.max").zip(number("/sys/fs/cgroup/memory.current"));
+    Some(container.map_or(machine, |(most, now)| machine.min(most.saturating_sub(now))))
+}
