@@ -17,8 +17,8 @@
 #![forbid(unsafe_code)]
 
 mod builder;
-pub mod direct;
 mod dtype;
+pub mod eager;
 mod engine;
 mod error;
 mod limits;

@@ -2,7 +2,7 @@
 //! chosen at run time.
 
 pub mod buffer;
-pub mod direct;
+pub mod eager;
 mod engine;
 pub mod flat;
 pub mod gemm;

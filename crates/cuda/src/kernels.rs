@@ -153,7 +153,7 @@ fn text_of(file: &str) -> Result<&'static str> {
 /// Every specialisation in use: what `cargo xtask test` compiles for all architectures.
 pub fn check_specs() -> Vec<Spec> {
     let mut all = crate::op::all_specs();
-    all.extend(crate::direct::specs());
+    all.extend(crate::eager::specs());
     all.push(Spec::new(crate::limits::LIMITS));
     all
 }

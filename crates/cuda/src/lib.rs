@@ -11,7 +11,7 @@ mod args;
 mod cache;
 mod cudnn;
 mod device;
-pub mod direct;
+pub mod eager;
 mod engine;
 mod error;
 pub mod ffi;

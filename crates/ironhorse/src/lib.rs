@@ -5,7 +5,7 @@
 
 pub mod device;
 #[allow(unsafe_code)]
-pub mod direct;
+pub mod eager;
 #[allow(unsafe_code)]
 pub mod ops;
 

@@ -9,6 +9,7 @@ use crate::isa::Isa;
 use crate::math::{LANES, tree};
 use crate::multiversion;
 use crate::team::TaskPanic;
+use ironhorse_core::eager::uniform_of_seed;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Logits whose weights are added before the sum joins the total.
@@ -39,15 +40,6 @@ pub struct Refused {
     pub row: usize,
     /// What is wrong with it.
     pub why: &'static str,
-}
-
-/// The random number in [0, 1) of a seed: the first output of the SplitMix64 generator in that state, its upper 53 bits
-/// divided by 2⁵³.
-pub fn uniform_of_seed(seed: u64) -> f64 {
-    let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
 }
 
 /// e^x for x <= 0, to 1e-14; 0 below -708.

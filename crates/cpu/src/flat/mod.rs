@@ -33,14 +33,14 @@ pub use crate::memory::Span;
 pub use crate::team::TaskPanic;
 pub use argmax::argmax;
 pub use attention::{Attention, attention};
-pub use choose::{Choice, Refused, choose, uniform_of_seed};
+pub use choose::{Choice, Refused, choose};
 pub use elementwise::{add, gelu, mul, scale, silu, swiglu};
 pub use loss::{Router, aux_loss_forward, cross_entropy_backward, cross_entropy_forward};
 pub use matmul::{Part, Product, gemm, gemm_batched, gemm_parts};
 pub use norm::{layernorm, rmsnorm, rmsnorm_residual};
 pub use optimizer::{AdamWStep, adamw_step, grad_clip, zero_grad};
 pub use pool::{set_threads, threads};
-pub use rope::{Pairs, Rope, rope_base, rope_forward, rope_freqs};
+pub use rope::{Pairs, Rope, rope_forward, rope_freqs};
 pub use scatter::scatter_add;
 pub use softmax::{softmax, softmax_topk};
 

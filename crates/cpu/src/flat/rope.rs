@@ -6,14 +6,7 @@ use super::{Done, Span};
 use crate::isa::Isa;
 use crate::multiversion;
 
-/// Which elements of a head are rotated together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pairs {
-    /// 2i and 2i + 1: the original paper, Meta's LLaMA code.
-    Interleaved,
-    /// i and i + head_dim / 2: GPT-NeoX, Hugging Face.
-    Halves,
-}
+pub use ironhorse_core::eager::Pairs;
 
 /// The sizes of one call.
 #[derive(Clone, Copy, Debug)]
@@ -48,15 +41,7 @@ multiversion! {
     }
 }
 
-/// The base with its NTK factor: base · alpha^(d/(d-2)), d = head_dim.
-pub fn rope_base(head_dim: usize, base: f32, alpha: f32) -> f64 {
-    let d = head_dim as f64;
-    // With d = 2 there is one frequency, 1, whatever the base.
-    let stretch = if head_dim > 2 { f64::from(alpha).powf(d / (d - 2.0)) } else { 1.0 };
-    f64::from(base) * stretch
-}
-
-/// freqs\[p, i\] = p / (base · alpha^(d/(d-2)))^(2i/d) for p < max_seq, i < d/2, d = head_dim: the angles. Computed in
+/// freqs\[p, i\] = p / base^(2i/d) for p < max_seq, i < d/2, d = head_dim: the angles. Computed in
 /// f64, rounded once.
 ///
 /// # Safety
@@ -64,9 +49,8 @@ pub fn rope_base(head_dim: usize, base: f32, alpha: f32) -> f64 {
 ///
 /// # Errors
 /// See [the module](super).
-pub unsafe fn rope_freqs(freqs: Span<f32>, head_dim: usize, base: f32, alpha: f32) -> Done {
+pub unsafe fn rope_freqs(freqs: Span<f32>, head_dim: usize, base: f64) -> Done {
     let (half, d) = (head_dim / 2, head_dim as f64);
-    let base = rope_base(head_dim, base, alpha);
     let steps: Vec<f64> = (0..half).map(|i| 1.0 / base.powf(2.0 * i as f64 / d)).collect();
     row_pieces(freqs.len().checked_div(half).unwrap_or(0), half, 1, |positions| {
         for p in positions {

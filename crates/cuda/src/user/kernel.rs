@@ -1,7 +1,7 @@
 //! A kernel of a user's code on a GPU, and its launch.
 
 use super::Code;
-use crate::direct::Gpu;
+use crate::eager::Gpu;
 use crate::{Error, Result};
 use cudarc::driver::sys::{CUfunction, CUmodule};
 use std::collections::HashMap;

@@ -10,7 +10,7 @@ pub use kernel::{Arg, Dims, HostArray, Kernel};
 pub use signature::{Parameter, Signature, TemplateParameter};
 
 use crate::cache::{Cache, key};
-use crate::direct::Gpu;
+use crate::eager::Gpu;
 use crate::ffi::nvrtc::{Nvrtc, Source as Unit};
 use crate::{Error, Result};
 use includes::Includes;

@@ -3,9 +3,9 @@
 use super::check::Check;
 use super::place::run;
 use super::{Result, Stream};
-use crate::core::direct::{self as plain, Array, Float, Strides};
+use crate::core::eager::{self as plain, Array, Float, Strides};
 use crate::cpu::flat::{self, Attention};
-use crate::cuda::direct;
+use crate::cuda::eager;
 
 /// out = softmax(scale Q Kᵀ) V for each sequence and head; all four (batch, seq, heads, head_dim). `causal` other than 0:
 /// position i sees positions up to i only. PyTorch's usual scale is 1 / √head_dim.
@@ -107,19 +107,32 @@ unsafe fn dispatch(
             || Ok(flat::attention([x, y, z], o, &at)?),
             |gpu| {
                 let (inputs, lse) = ([q, k, v].map(Array::f32), Array::none(Float::F32));
-                direct::attention(gpu, inputs, [Array::f32_mut(out), lse], &strided(&at))
+                eager::attention(gpu, inputs, [Array::f32_mut(out), lse], &strided(&at))
             },
         )
     }
 }
 
 /// The same for arrays (batch, length, heads, head_dim) of a GPU.
-fn strided(at: &Attention) -> plain::Attention {
+fn strided(at: &Attention) -> plain::AttentionShape {
     let Attention { batch, heads, kv_heads, q_len, kv_len, head_dim, scale, causal } = *at;
     let (q, k) = (
         Strides::position_major(heads, q_len, head_dim),
         Strides::position_major(kv_heads, kv_len, head_dim),
     );
     let scale = scale.into();
-    plain::Attention { batch, heads, kv_heads, q_len, kv_len, head_dim, scale, causal, q, k, v: k, out: q }
+    plain::AttentionShape {
+        batch,
+        heads,
+        kv_heads,
+        q_len,
+        kv_len,
+        head_dim,
+        scale,
+        causal,
+        q,
+        k,
+        v: k,
+        out: q,
+    }
 }

@@ -3,9 +3,9 @@
 use super::check::Check;
 use super::place::run;
 use super::{Result, Stream};
-use crate::core::direct::{Array, Binary, Unary};
+use crate::core::eager::{Array, BinaryFn, UnaryFn};
 use crate::cpu::flat;
-use crate::cuda::direct;
+use crate::cuda::eager;
 
 /// out\[i\] = x / (1 + e^-x), x = input\[i\], i < n.
 ///
@@ -25,7 +25,7 @@ pub unsafe fn silu(input: *const f32, out: *mut f32, n: i64, stream: Stream) -> 
             place,
             stream,
             || Ok(flat::silu(x, y)?),
-            |at| direct::unary(at, Unary::Silu, Array::f32(input), Array::f32_mut(out), n),
+            |at| eager::unary(at, UnaryFn::Silu, Array::f32(input), Array::f32_mut(out), n),
         )
     }
 }
@@ -49,7 +49,7 @@ pub unsafe fn gelu(input: *const f32, out: *mut f32, n: i64, stream: Stream) -> 
             place,
             stream,
             || Ok(flat::gelu(x, y)?),
-            |at| direct::unary(at, Unary::GeluTanh, Array::f32(input), Array::f32_mut(out), n),
+            |at| eager::unary(at, UnaryFn::GeluTanh, Array::f32(input), Array::f32_mut(out), n),
         )
     }
 }
@@ -72,7 +72,7 @@ pub unsafe fn scale(input: *const f32, out: *mut f32, scale: f32, n: i64, stream
             place,
             stream,
             || Ok(flat::scale(x, y, scale)?),
-            |at| direct::unary(at, Unary::Scale(scale.into()), Array::f32(input), Array::f32_mut(out), n),
+            |at| eager::unary(at, UnaryFn::Scale(scale.into()), Array::f32(input), Array::f32_mut(out), n),
         )
     }
 }
@@ -95,7 +95,7 @@ pub unsafe fn add(a: *const f32, b: *const f32, out: *mut f32, n: i64, stream: S
             place,
             stream,
             || Ok(flat::add(x, z, y)?),
-            |at| direct::binary(at, Binary::Add, [a, b].map(Array::f32), Array::f32_mut(out), n),
+            |at| eager::binary(at, BinaryFn::Add, [a, b].map(Array::f32), Array::f32_mut(out), n),
         )
     }
 }
@@ -118,7 +118,7 @@ pub unsafe fn mul(a: *const f32, b: *const f32, out: *mut f32, n: i64, stream: S
             place,
             stream,
             || Ok(flat::mul(x, z, y)?),
-            |at| direct::binary(at, Binary::Mul, [a, b].map(Array::f32), Array::f32_mut(out), n),
+            |at| eager::binary(at, BinaryFn::Mul, [a, b].map(Array::f32), Array::f32_mut(out), n),
         )
     }
 }
@@ -141,7 +141,7 @@ pub unsafe fn swiglu(gate: *const f32, up: *const f32, out: *mut f32, n: i64, st
             place,
             stream,
             || Ok(flat::swiglu(x, z, y)?),
-            |at| direct::binary(at, Binary::Swiglu, [gate, up].map(Array::f32), Array::f32_mut(out), n),
+            |at| eager::binary(at, BinaryFn::Swiglu, [gate, up].map(Array::f32), Array::f32_mut(out), n),
         )
     }
 }

@@ -57,6 +57,17 @@ impl From<TaskPanic> for OpError {
     }
 }
 
+impl From<crate::cpu::eager::Failed> for OpError {
+    fn from(error: crate::cpu::eager::Failed) -> Self {
+        use crate::cpu::eager::Failed;
+        let code = match error {
+            Failed::Panic(_) => Code::LaunchFailed,
+            Failed::Unsupported(_) | Failed::Row { .. } => Code::InvalidValue,
+        };
+        Self { code, text: error.to_string() }
+    }
+}
+
 impl From<crate::cuda::Error> for OpError {
     fn from(error: crate::cuda::Error) -> Self {
         use crate::cuda::Error;

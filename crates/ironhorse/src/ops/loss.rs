@@ -4,9 +4,9 @@
 use super::check::Check;
 use super::place::run;
 use super::{Result, Stream};
-use crate::core::direct::{Array, Rows};
+use crate::core::eager::{Array, Rows};
 use crate::cpu::flat::{self, Router};
-use crate::cuda::direct;
+use crate::cuda::eager;
 
 /// log_probs = log softmax(logits) for each of `rows` rows of `vocab`; loss\[0\] = mean over the rows of
 /// -log_probs\[r, targets\[r\]\] (`reduction="mean"` in PyTorch). `log_probs` may be `logits`. Nothing happens if rows is 0. On a
@@ -48,7 +48,7 @@ pub unsafe fn cross_entropy_forward(
             |at| {
                 let outputs = [Array::f32_mut(loss), Array::f32_mut(log_probs)];
                 let rows = Rows { rows, cols: vocab };
-                direct::cross_entropy_log_probs(at, Array::f32(logits), targets, outputs, rows)
+                eager::cross_entropy_log_probs(at, Array::f32(logits), targets, outputs, rows)
             },
         )
     }
@@ -94,7 +94,7 @@ pub unsafe fn cross_entropy_backward(
             |at| {
                 let (log_probs, d_logits) = (Array::f32(log_probs), Array::f32_mut(d_logits));
                 let rows = Rows { rows, cols: vocab };
-                direct::cross_entropy_log_probs_bwd(at, log_probs, targets, d_logits, rows, scale.into())
+                eager::cross_entropy_log_probs_bwd(at, log_probs, targets, d_logits, rows, scale.into())
             },
         )
     }
@@ -145,9 +145,9 @@ pub unsafe fn aux_loss_forward(
                 Ok(flat::aux_loss_forward(&router, loss, [f, p], alpha)?)
             },
             |at| {
-                let router = direct::Router { probs: Array::f32(probs), chosen: idx, rows, experts, k };
+                let router = eager::Router { probs: Array::f32(probs), chosen: idx, rows, experts, k };
                 let means = [Array::f32_mut(f_counts), Array::f32_mut(p_means)];
-                direct::aux_loss(at, &router, Array::f32_mut(aux), means, alpha.into())
+                eager::aux_loss(at, &router, Array::f32_mut(aux), means, alpha.into())
             },
         )
     }

@@ -3,9 +3,9 @@
 use super::check::Check;
 use super::place::run;
 use super::{Result, Stream};
-use crate::core::direct::Array;
+use crate::core::eager::Array;
 use crate::cpu::flat::{self, Part, Product};
-use crate::cuda::direct;
+use crate::cuda::eager;
 
 /// C = alpha A B + beta C with A (M, K), B (K, N), C (M, N), row-major. With beta = 0 the old C is not read; with alpha = 0
 /// neither are A and B.
@@ -98,12 +98,12 @@ unsafe fn product(
         let y = c.input("B", b, c.product("B", &[batch, k, n])?)?;
         let z = c.output("C", out, outputs)?;
         let place = c.place(&[], stream)?;
-        let shape = direct::Gemm { batch, m, n, k, alpha, beta, transposed };
+        let shape = eager::Gemm { batch, m, n, k, alpha, beta, transposed };
         run(
             place,
             stream,
             || Ok(flat::gemm_batched(x, y, z, batch, &Product { m, n, k, alpha, beta, transposed })?),
-            |at| direct::gemm(at, [Array::f32(a), Array::f32(b)], Array::f32_mut(out), &shape),
+            |at| eager::gemm(at, [Array::f32(a), Array::f32(b)], Array::f32_mut(out), &shape),
         )
     }
 }
@@ -164,10 +164,10 @@ pub unsafe fn gemm_grouped(
             |at| {
                 parts.iter().try_for_each(|Part { product, from }| {
                     let Product { m, n, k, alpha, beta, transposed } = *product;
-                    let shape = direct::Gemm { batch: 1, m, n, k, alpha, beta, transposed };
+                    let shape = eager::Gemm { batch: 1, m, n, k, alpha, beta, transposed };
                     let (a, b) = (a.wrapping_add(from[0]), b.wrapping_add(from[1]));
                     let to = out.wrapping_add(from[2]);
-                    direct::gemm(at, [Array::f32(a), Array::f32(b)], Array::f32_mut(to), &shape)
+                    eager::gemm(at, [Array::f32(a), Array::f32(b)], Array::f32_mut(to), &shape)
                 })
             },
         )

@@ -36,8 +36,9 @@ mod rope;
 mod sample;
 mod softmax;
 
-pub use crate::cpu::flat::{Pairs, set_threads, threads, uniform_of_seed};
-pub use crate::cuda::direct::Staging;
+pub use crate::core::eager::{Pairs, uniform_of_seed};
+pub use crate::cpu::flat::{set_threads, threads};
+pub use crate::cuda::eager::Staging;
 pub use attention::{attention, flash_attention};
 pub use elementwise::{add, gelu, mul, scale, silu, swiglu};
 pub use error::{Code, OpError, Result};

@@ -3,9 +3,9 @@
 use super::check::Check;
 use super::place::run;
 use super::{Result, Stream};
-use crate::core::direct::{Array, Float, Rows};
+use crate::core::eager::{Array, Float, Rows};
 use crate::cpu::flat;
-use crate::cuda::direct;
+use crate::cuda::eager;
 
 /// out\[r\] = x / √(mean(x²) + eps) · weight, x = input\[r\], for each of `rows` rows of `dim`. `out` may be `input`.
 ///
@@ -39,7 +39,7 @@ pub unsafe fn rmsnorm(
             |at| {
                 let inputs = [Array::f32(input), Array::f32(weight)];
                 let outputs = [Array::f32_mut(out), Array::none(Float::F32)];
-                direct::rmsnorm(at, inputs, outputs, Rows { rows, cols: dim }, eps.into())
+                eager::rmsnorm(at, inputs, outputs, Rows { rows, cols: dim }, eps.into())
             },
         )
     }
@@ -84,7 +84,7 @@ pub unsafe fn rmsnorm_residual(
             |at| {
                 let inputs = [Array::f32(input), Array::f32(residual), Array::f32(weight)];
                 let outputs = [Array::f32_mut(out), Array::f32_mut(residual_out)];
-                direct::rmsnorm_residual(at, inputs, outputs, Rows { rows, cols: dim }, eps.into())
+                eager::rmsnorm_residual(at, inputs, outputs, Rows { rows, cols: dim }, eps.into())
             },
         )
     }
@@ -128,7 +128,7 @@ pub unsafe fn layernorm(
                 let inputs = [Array::f32(input), Array::f32(weight), Array::f32(bias)];
                 let none = Array::none(Float::F32);
                 let outputs = [Array::f32_mut(out), none, none];
-                direct::layernorm(at, inputs, outputs, Rows { rows, cols: dim }, eps.into())
+                eager::layernorm(at, inputs, outputs, Rows { rows, cols: dim }, eps.into())
             },
         )
     }

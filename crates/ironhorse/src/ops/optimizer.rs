@@ -4,7 +4,7 @@ use super::check::Check;
 use super::place::{Place, run};
 use super::{Result, Stream};
 use crate::cpu::flat::{self, AdamWStep};
-use crate::cuda::direct;
+use crate::cuda::eager;
 
 /// One step of PyTorch's AdamW: param = param (1 - lr weight_decay); m = beta1 m + (1 - beta1) grad; v = beta2 v +
 /// (1 - beta2) grad²; param = param - lr / (1 - beta1^step) · m / (√v / √(1 - beta2^step) + eps). `step` counts from 1.
@@ -51,8 +51,8 @@ pub unsafe fn adamw_step(
                 Ok(flat::adamw_step(w, g, one, two, &numbers)?)
             },
             |at| {
-                let numbers = direct::AdamWStep { lr, beta1, beta2, eps, weight_decay, step };
-                direct::adamw_step(at, [param, m, v], grad, n, &numbers)
+                let numbers = eager::AdamWStep { lr, beta1, beta2, eps, weight_decay, step };
+                eager::adamw_step(at, [param, m, v], grad, n, &numbers)
             },
         )
     }
@@ -104,7 +104,7 @@ pub unsafe fn grad_clip(
             place,
             stream,
             || Ok(flat::grad_clip(all, norm, clip)?),
-            |at| direct::grad_clip(at, grad, total_norm, clip, n),
+            |at| eager::grad_clip(at, grad, total_norm, clip, n),
         )
     }
 }
@@ -186,7 +186,7 @@ unsafe fn scatter(
             place,
             stream,
             || Ok(flat::scatter_add(from, by, to, dim)?),
-            |at| direct::scatter_add(at, (grad_out, idx), grad_weight, [n_idx, dim], rows),
+            |at| eager::scatter_add(at, (grad_out, idx), grad_weight, [n_idx, dim], rows),
         )
     }
 }

@@ -1,7 +1,7 @@
 //! Where memory is: the one place that decides which engine an op runs on.
 
 use super::error::{OpError, Result};
-use crate::cuda::direct;
+use crate::cuda::eager;
 use std::ffi::c_void;
 
 /// A CUDA stream as a C program has it; null is the default stream. Without meaning for memory of the host.
@@ -33,7 +33,7 @@ pub enum Place {
 
 /// Where `address` is. Without a driver in the process everything is the host's.
 pub fn place_of(address: *const c_void) -> Place {
-    match direct::device_of(address) {
+    match eager::device_of(address) {
         Some(index) => Place::Device(index as u32),
         None => Place::Host,
     }
@@ -41,7 +41,7 @@ pub fn place_of(address: *const c_void) -> Place {
 
 /// Whether ops run on a CUDA device here.
 pub fn cuda_available() -> bool {
-    direct::available()
+    eager::available()
 }
 
 /// The common place of the arrays of a call.
@@ -68,13 +68,13 @@ pub(super) fn run(
     place: Place,
     stream: Stream,
     host: impl FnOnce() -> Result,
-    device: impl FnOnce(&direct::At<'_>) -> crate::cuda::Result<()>,
+    device: impl FnOnce(&eager::At<'_>) -> crate::cuda::Result<()>,
 ) -> Result {
     match place {
         Place::Host => host(),
         Place::Device(index) => {
-            let memory = direct::StreamMemory::default();
-            let at = direct::At::new(index as usize, stream.0, &memory)?;
+            let memory = eager::StreamMemory::default();
+            let at = eager::At::new(index as usize, stream.0, &memory)?;
             Ok(device(&at)?)
         }
     }

@@ -3,9 +3,9 @@
 use super::check::Check;
 use super::place::run;
 use super::{Pairs, Result, Stream};
-use crate::core::direct::{Array, Rope as Turn};
+use crate::core::eager::{Array, RopeFreqs, RopeShape as Turn};
 use crate::cpu::flat::{self, Rope};
-use crate::cuda::direct;
+use crate::cuda::eager;
 
 /// The angles: freqs\[p, i\] = p / (base · alpha^(d / (d - 2)))^(2 i / d) for p < max_seq, i < d / 2, d = head_dim. alpha is
 /// the NTK factor, 1 for none. Computed in f64 and rounded once.
@@ -36,8 +36,8 @@ pub unsafe fn rope_freqs(
         run(
             place,
             stream,
-            || Ok(flat::rope_freqs(table, head_dim, base, alpha)?),
-            |at| direct::rope_freqs(at, freqs, max_seq, head_dim, flat::rope_base(head_dim, base, alpha)),
+            || Ok(flat::rope_freqs(table, head_dim, RopeFreqs::base(head_dim, base, alpha))?),
+            |at| eager::rope_freqs(at, freqs, max_seq, head_dim, RopeFreqs::base(head_dim, base, alpha)),
         )
     }
 }
@@ -177,7 +177,7 @@ unsafe fn one(
             place,
             stream,
             || Ok(flat::rope_forward(x, by, y, &r)?),
-            |at| direct::rope_angles(at, &arrays, freqs, r.offset, &turn(&r)),
+            |at| eager::rope_angles(at, &arrays, freqs, r.offset, &turn(&r)),
         )
     }
 }
@@ -213,7 +213,7 @@ unsafe fn two(
                 flat::rope_forward(from_q, by, to_q, &of_q)?;
                 Ok(flat::rope_forward(from_k, by, to_k, &of_k)?)
             },
-            |at| direct::rope_angles(at, &arrays, freqs, of_q.offset, &turn(&of_q)),
+            |at| eager::rope_angles(at, &arrays, freqs, of_q.offset, &turn(&of_q)),
         )
     }
 }
@@ -231,9 +231,8 @@ fn sizes(c: &Check, [batch, seq, heads, head_dim, offset]: [i64; 5], pairs: Pair
 
 /// The sizes as a device's op has them.
 fn turn(r: &Rope) -> Turn {
-    let interleaved = r.pairs == Pairs::Interleaved;
-    let &Rope { batch, seq, heads, head_dim, .. } = r;
-    Turn { batch, seq, heads, head_dim, interleaved, back: false }
+    let &Rope { batch, seq, heads, head_dim, pairs, .. } = r;
+    Turn { batch, seq, heads, head_dim, pairs }
 }
 
 /// How much of the table a call with `n` elements uses.

@@ -6,9 +6,9 @@ use super::check::Check;
 use super::error::OpError;
 use super::place::run;
 use super::{Result, Stream};
-use crate::core::direct::{Array, Rows};
+use crate::core::eager::{Array, Rows};
 use crate::cpu::flat::{self, Choice};
-use crate::cuda::direct;
+use crate::cuda::eager;
 
 /// out\[b\] = index of the largest of logits\[b\], the lowest among equals, the first NaN if there is one (as in PyTorch and
 /// numpy); `batch` rows of `vocab`.
@@ -29,7 +29,7 @@ pub unsafe fn argmax(logits: *const f32, out: *mut i32, batch: i64, vocab: i64, 
             place,
             stream,
             || Ok(flat::argmax(x, indices)?),
-            |at| direct::argmax(at, Array::f32(logits), out, size),
+            |at| eager::argmax(at, Array::f32(logits), out, size),
         )
     }
 }
@@ -145,8 +145,8 @@ unsafe fn draw(
             },
             |at| {
                 let Choice { temperature, top_k, top_p } = choice;
-                let choice = direct::Choice { temperature, top_k, top_p };
-                direct::choose(at, Array::f32(logits), seeds, out, size, &choice)
+                let choice = eager::Choice { temperature, top_k, top_p };
+                eager::choose(at, Array::f32(logits), seeds, out, size, &choice)
             },
         )
     }

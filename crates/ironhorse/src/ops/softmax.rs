@@ -3,9 +3,9 @@
 use super::check::Check;
 use super::place::run;
 use super::{Result, Stream};
-use crate::core::direct::{Array, Rows};
+use crate::core::eager::{Array, Rows};
 use crate::cpu::flat;
-use crate::cuda::direct;
+use crate::cuda::eager;
 
 /// out\[r\] = softmax(input\[r\]) for each of `rows` rows of `cols`. `out` may be `input`. As in PyTorch, a row with NaN or
 /// +inf, or of -inf alone, becomes NaN.
@@ -27,7 +27,7 @@ pub unsafe fn softmax(input: *const f32, out: *mut f32, rows: i64, cols: i64, st
             place,
             stream,
             || Ok(flat::softmax(x, y, rows)?),
-            |at| direct::softmax(at, Array::f32(input), Array::f32_mut(out), Rows { rows, cols }),
+            |at| eager::softmax(at, Array::f32(input), Array::f32_mut(out), Rows { rows, cols }),
         )
     }
 }
@@ -70,7 +70,7 @@ pub unsafe fn softmax_topk(
             || Ok(flat::softmax_topk(x, w, i, rows, k)?),
             |at| {
                 let (input, weights) = (Array::f32(input), Array::f32_mut(weights));
-                direct::softmax_topk(at, input, weights, idx, Rows { rows, cols }, k)
+                eager::softmax_topk(at, input, weights, idx, Rows { rows, cols }, k)
             },
         )
     }

@@ -3,7 +3,7 @@
 use super::Pointer;
 use super::call::MOST;
 use ironhorse::cuda;
-use ironhorse::direct::At;
+use ironhorse::eager::At;
 use ironhorse::ops::{OpError, Staging, Stream};
 
 /// Memory of an array in a call.
@@ -58,8 +58,8 @@ impl Where {
     /// Runs a direct op there.
     pub fn direct(&self, work: impl FnOnce(&At<'_>) -> Result<(), OpError>) -> Result<(), OpError> {
         let Some((gpu, _)) = self.device else { return work(&At::Host) };
-        let memory = cuda::direct::StreamMemory::default();
-        work(&At::Device(cuda::direct::At::new(gpu, self.stream.0, &memory)?))
+        let memory = cuda::eager::StreamMemory::default();
+        work(&At::Device(cuda::eager::At::new(gpu, self.stream.0, &memory)?))
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::{Object, Result, Two};
 use crate::array::{Array as NumpyArray, Call, Sharing, count_is};
-use ironhorse::core::direct::{Array, Attention, Rope, Strides};
-use ironhorse::direct;
+use ironhorse::core::eager::{Array, AttentionShape, Pairs, RopeShape, Strides};
+use ironhorse::eager;
 use pyo3::prelude::*;
 
 /// Pairs (i, i + head_dim / 2) of each head turned by the angle of their position, or back. cos and sin are tables
@@ -37,12 +37,12 @@ pub fn nn_rope<'py>(
     let y = call.output_or_new::<f32>("y", None, x.shape())?;
     let (from, tables, to) = (x.at(), [cos.at(), sin.at()], y.at());
     let heads = width / (2 * half);
-    let shape = Rope { batch, seq, heads, head_dim: 2 * half, interleaved: false, back };
+    let shape = RopeShape { batch, seq, heads, head_dim: 2 * half, pairs: Pairs::Halves };
     call.run(Sharing::Nothing, x.len(), |on| {
         let [cos, sin] = tables.map(|table| Array::f32(on.read(table).wrapping_add(offset * half)));
         let (x, y) = (Array::f32(on.read(from)), Array::f32_mut(on.write(to)));
         // SAFETY: x and y have the sizes of the shape, the tables offset + seq rows; y is new.
-        on.direct(|at| unsafe { direct::rope(at, [x, cos, sin], y, &shape) })
+        on.direct(|at| unsafe { eager::rope(at, [x, cos, sin], y, &shape, back) })
     })?;
     Ok(y.object())
 }
@@ -70,7 +70,7 @@ pub fn nn_attention<'py>(
         let inputs = inputs.map(|input| Array::f32(on.read(input)));
         let outputs = outputs.map(|output| Array::f32_mut(on.write(output)));
         // SAFETY: `sizes` saw that the inputs have those of the shape; outputs are new.
-        on.direct(|at| unsafe { direct::attention(at, inputs, outputs, &shape) })
+        on.direct(|at| unsafe { eager::attention(at, inputs, outputs, &shape) })
     })?;
     Ok((out.object(), lse.object()))
 }
@@ -104,7 +104,7 @@ pub fn nn_attention_bwd<'py>(
         let inputs = inputs.map(|input| Array::f32(on.read(input)));
         let outputs = outputs.map(|output| Array::f32_mut(on.write(output)));
         // SAFETY: as forward.
-        on.direct(|at| unsafe { direct::attention_bwd(at, inputs, outputs, &shape) })
+        on.direct(|at| unsafe { eager::attention_bwd(at, inputs, outputs, &shape) })
     })?;
     Ok((d_q.object(), d_k.object(), d_v.object()))
 }
@@ -114,7 +114,7 @@ fn sizes(
     call: &Call<'_>,
     [q, k, v]: [&NumpyArray<'_, f32>; 3],
     [heads, kv_heads]: [usize; 2],
-) -> PyResult<Attention> {
+) -> PyResult<AttentionShape> {
     let &[batch, q_len, width] = q.shape() else { return Err(shape_of(call, "q", q)) };
     let &[_, kv_len, _] = k.shape() else { return Err(shape_of(call, "k", k)) };
     if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) || !width.is_multiple_of(heads) {
@@ -128,7 +128,7 @@ fn sizes(
         Strides::position_major(heads, q_len, head_dim),
         Strides::position_major(kv_heads, kv_len, head_dim),
     );
-    Ok(Attention {
+    Ok(AttentionShape {
         batch,
         heads,
         kv_heads,

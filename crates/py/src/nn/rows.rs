@@ -2,8 +2,8 @@
 
 use super::{Object, Two};
 use crate::array::{Call, Sharing, rows_of};
-use ironhorse::core::direct::{Array, Rows};
-use ironhorse::direct;
+use ironhorse::core::eager::{Array, Rows};
+use ironhorse::eager;
 use pyo3::prelude::*;
 
 /// y = x / sqrt(mean(x^2) + eps) weight in each row, and what was multiplied with, one number a row
@@ -22,7 +22,7 @@ pub fn nn_rmsnorm<'py>(x: &Object<'py>, weight: &Object<'py>, eps: f64, device: 
         let inputs = [Array::f32(on.read(from)), Array::f32(on.read(by))];
         let outputs = [Array::f32_mut(on.write(to)), Array::f32_mut(on.write(kept))];
         // SAFETY: x and y have the rows, weight one row, rstd one number a row; outputs are new.
-        on.direct(|at| unsafe { direct::rmsnorm(at, inputs, outputs, shape, eps) })
+        on.direct(|at| unsafe { eager::rmsnorm(at, inputs, outputs, shape, eps) })
     })?;
     Ok((y.object(), rstd.object()))
 }
@@ -52,7 +52,7 @@ pub fn nn_rmsnorm_bwd<'py>(
         let inputs = inputs.map(|input| Array::f32(on.read(input)));
         let outputs = outputs.map(|output| Array::f32_mut(on.write(output)));
         // SAFETY: as forward.
-        on.direct(|at| unsafe { direct::rmsnorm_bwd(at, inputs, outputs, shape) })
+        on.direct(|at| unsafe { eager::rmsnorm_bwd(at, inputs, outputs, shape) })
     })?;
     Ok((d_x.object(), d_weight.object()))
 }
@@ -73,7 +73,7 @@ pub fn nn_swiglu_bwd<'py>(d_y: &Object<'py>, gate: &Object<'py>, up: &Object<'py
         let inputs = inputs.map(|input| Array::f32(on.read(input)));
         let outputs = outputs.map(|output| Array::f32_mut(on.write(output)));
         // SAFETY: all have n elements; outputs are new.
-        on.direct(|at| unsafe { direct::swiglu_bwd(at, inputs, outputs, n) })
+        on.direct(|at| unsafe { eager::swiglu_bwd(at, inputs, outputs, n) })
     })?;
     Ok((d_gate.object(), d_up.object()))
 }

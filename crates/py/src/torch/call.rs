@@ -1,9 +1,9 @@
 //! One call of an op: the checks all ops share, its new tensors, and where it runs.
 
 use super::tensor::{Device, Dtype, Tensor, contiguous, invalid, is_contiguous, lies_as, refuse};
-use ironhorse::core::direct::{Array, Float, Rows};
+use ironhorse::core::eager::{Array, Float, Rows};
 use ironhorse::cuda;
-use ironhorse::direct::At;
+use ironhorse::eager::At;
 use ironhorse::ops::Result;
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -136,7 +136,7 @@ impl Call {
                 let Ok(gpu) = usize::try_from(index) else {
                     return invalid(format!("{}: there is no GPU {index}", self.op));
                 };
-                let at = At::Device(cuda::direct::At::new(gpu, T::stream(index)?, &memory)?);
+                let at = At::Device(cuda::eager::At::new(gpu, T::stream(index)?, &memory)?);
                 T::detached(|| work(&at))
             }
             _ => T::detached(|| work(&At::Host)),
@@ -162,8 +162,8 @@ struct Scratch<T> {
     taken: RefCell<Vec<T>>,
 }
 
-impl<T: Tensor> cuda::direct::Memory for Scratch<T> {
-    fn take(&self, _: &cuda::direct::Gpu, _: *mut c_void, bytes: usize) -> cuda::Result<u64> {
+impl<T: Tensor> cuda::eager::Memory for Scratch<T> {
+    fn take(&self, _: &cuda::eager::Gpu, _: *mut c_void, bytes: usize) -> cuda::Result<u64> {
         let tensor = T::empty(&[bytes as i64], &[1], Dtype::U8, self.device)
             .map_err(|error| cuda::Error::OutOfMemory(error.text))?;
         let address = tensor.data().addr() as u64;

@@ -2,7 +2,7 @@
 
 use super::abi::{RawTensor, Torch};
 use super::tensor::{Device, Dtype, Tensor, failed};
-use ironhorse::core::direct::Float;
+use ironhorse::core::eager::Float;
 use ironhorse::ops::Result;
 use std::ffi::c_void;
 

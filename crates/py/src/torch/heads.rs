@@ -4,8 +4,8 @@
 use super::call::Call;
 use super::kernel::{Outputs, op};
 use super::tensor::{Tensor, contiguous, refuse};
-use ironhorse::core::direct::{Attention, Rope, Strides};
-use ironhorse::direct;
+use ironhorse::core::eager::{AttentionShape, Pairs, RopeShape, Strides};
+use ironhorse::eager;
 use ironhorse::ops::Result;
 
 op!(RopeOp, "rope",
@@ -61,13 +61,12 @@ fn rope<T: Tensor>([x, cos, sin]: [T; 3], offset: i64, interleaved: bool, back: 
         [batch, heads] if positions_first => (batch, heads),
         _ => (outer.iter().product(), 1),
     };
-    let shape = Rope {
+    let shape = RopeShape {
         batch: batch as usize,
         seq: seq as usize,
         heads: heads as usize,
         head_dim: head_dim as usize,
-        interleaved,
-        back,
+        pairs: if interleaved { Pairs::Interleaved } else { Pairs::Halves },
     };
     let table = |tensor: &T| {
         let mut array = tensor.array(call.acc());
@@ -77,7 +76,7 @@ fn rope<T: Tensor>([x, cos, sin]: [T; 3], offset: i64, interleaved: bool, back: 
     };
     let inputs = [x.array(call.float), table(&cos), table(&sin)];
     // SAFETY: x and y lie as the shape says, the tables have offset + seq rows, where the call runs; y is new.
-    call.run::<T>(|at| unsafe { direct::rope(at, inputs, y.array(call.float), &shape) })?;
+    call.run::<T>(|at| unsafe { eager::rope(at, inputs, y.array(call.float), &shape, back) })?;
     Ok([Some(y), None, None])
 }
 
@@ -86,7 +85,7 @@ fn strides_of(strides: &[i64]) -> Strides {
 }
 
 /// The sizes of a call, checked; strides are filled in by the caller.
-fn shape_of<T: Tensor>(call: &Call, [q, k, v]: [&T; 3], causal: bool, scale: f64) -> Result<Attention> {
+fn shape_of<T: Tensor>(call: &Call, [q, k, v]: [&T; 3], causal: bool, scale: f64) -> Result<AttentionShape> {
     let expected = "(batch, heads, positions, head_dim)";
     let &[batch, heads, q_len, head_dim] = q.sizes() else {
         return refuse(call.op, "q", format_args!("{:?}", q.sizes()), expected);
@@ -104,7 +103,7 @@ fn shape_of<T: Tensor>(call: &Call, [q, k, v]: [&T; 3], causal: bool, scale: f64
             format_args!("a divisor of q's {heads}"),
         );
     }
-    Ok(Attention {
+    Ok(AttentionShape {
         batch: batch as usize,
         heads: heads as usize,
         kv_heads: kv_heads as usize,
@@ -144,7 +143,7 @@ fn attention<T: Tensor>([q, k, v]: [T; 3], causal: bool, scale: f64) -> Result<O
     let inputs = [q.array(call.float), k.array(call.float), v.array(call.float)];
     let outputs = [out.array(call.float), lse.array(call.acc())];
     // SAFETY: all lie as the shape says, where the call runs; outputs are new.
-    call.run::<T>(|at| unsafe { direct::attention(at, inputs, outputs, &shape) })?;
+    call.run::<T>(|at| unsafe { eager::attention(at, inputs, outputs, &shape) })?;
     Ok([Some(out), Some(lse), None])
 }
 
@@ -180,6 +179,6 @@ fn attention_bwd<T: Tensor>(
     let inputs = [d_o, q_, k_, v_, o, lse.array(call.acc())];
     let outputs = [d_q.array, d_k.array, d_v.array];
     // SAFETY: as forward; what is not wanted is null.
-    call.run::<T>(|at| unsafe { direct::attention_bwd(at, inputs, outputs, &shape) })?;
+    call.run::<T>(|at| unsafe { eager::attention_bwd(at, inputs, outputs, &shape) })?;
     Ok([Some(d_q.tensor), Some(d_k.tensor), Some(d_v.tensor)])
 }

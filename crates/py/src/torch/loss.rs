@@ -3,8 +3,8 @@
 use super::call::Call;
 use super::kernel::{Outputs, op};
 use super::tensor::{Dtype, Tensor, refuse};
-use ironhorse::core::direct::{Array, Rows, Targets};
-use ironhorse::direct;
+use ironhorse::core::eager::{Array, Rows, Targets};
+use ironhorse::eager;
 use ironhorse::ops::Result;
 
 op!(CrossEntropy, "cross_entropy",
@@ -97,13 +97,11 @@ fn cross_entropy<T: Tensor>(
     call.run::<T>(|at| {
         let outputs = [losses.array(acc), lse.array(acc)];
         // SAFETY: logits have the rows, the others one element a row, side by side, where the call runs; outputs are new.
-        unsafe { direct::cross_entropy(at, logits.array(call.float), classes, outputs, rows, ignore)? };
+        unsafe { eager::cross_entropy(at, logits.array(call.float), classes, outputs, rows, ignore)? };
         let Some(loss) = &loss else { return Ok(()) };
         let (outputs, mean) = ([loss.array(out), inv_count.array], reduction == Reduction::Mean);
         // SAFETY: as above; one element each.
-        unsafe {
-            direct::cross_entropy_mean(at, losses.array(acc), classes, outputs, rows.rows, ignore, mean)
-        }
+        unsafe { eager::cross_entropy_mean(at, losses.array(acc), classes, outputs, rows.rows, ignore, mean) }
     })?;
     let loss = match loss {
         Some(loss) => loss,
@@ -140,6 +138,6 @@ fn cross_entropy_bwd<T: Tensor>(tensors: [T; 5], ignore: i64, reduction: i64) ->
     let inputs = [d_loss.array(loss_type), logits.array(call.float), lse.array(call.acc()), factor];
     let d = d_logits.array(call.float);
     // SAFETY: as forward.
-    call.run::<T>(|at| unsafe { direct::cross_entropy_bwd(at, inputs, classes, d, rows, ignore, each) })?;
+    call.run::<T>(|at| unsafe { eager::cross_entropy_bwd(at, inputs, classes, d, rows, ignore, each) })?;
     Ok([Some(d_logits), None, None])
 }

@@ -1,7 +1,7 @@
 //! A tensor by its Python object: the way to torch where its C interface is too old.
 
 use super::tensor::{Device, Dtype, Tensor, failed};
-use ironhorse::core::direct::Float;
+use ironhorse::core::eager::Float;
 use ironhorse::ops::Result;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

@@ -3,7 +3,7 @@
 use super::call::Call;
 use super::kernel::{Outputs, op};
 use super::tensor::{Dtype, Tensor};
-use ironhorse::direct::{self, Gate};
+use ironhorse::eager::{self, Gate};
 use ironhorse::ops::Result;
 
 op!(ScaleBiasRelu, "fused_scale_bias_relu", "(Tensor x, Tensor bias, float scale) -> Tensor",
@@ -50,7 +50,7 @@ fn scale_bias_relu<T: Tensor>(x: T, bias: T, scale: f64) -> Result<Outputs<T>> {
     let (inputs, outputs) =
         ([x.array(call.float), bias.array(call.float)], (y.array(call.float), std::ptr::null_mut()));
     // SAFETY: x and y have the rows, bias one row, of the type, side by side, where the call runs; y is new.
-    call.run::<T>(|at| unsafe { direct::scale_bias_relu(at, inputs, outputs, rows, scale) })?;
+    call.run::<T>(|at| unsafe { eager::scale_bias_relu(at, inputs, outputs, rows, scale) })?;
     Ok([Some(y), None, None])
 }
 
@@ -64,11 +64,11 @@ fn scale_bias_relu_gated<T: Tensor>(x: T, bias: T, scale: f64) -> Result<Outputs
     let y: T = call.out(x.sizes(), call.float)?;
     let inputs = [x.array(call.float), bias.array(call.float)];
     let arrays = [inputs[0], inputs[1], y.array(call.float)];
-    let bytes = if call.on_host() { 0 } else { direct::gate_bytes(&arrays, rows, call.float) };
+    let bytes = if call.on_host() { 0 } else { eager::gate_bytes(&arrays, rows, call.float) };
     let gate = T::empty(&[bytes as i64], &[1], Dtype::U8, y.device())?;
     let kept = if bytes == 0 { std::ptr::null_mut() } else { gate.data() };
     // SAFETY: as `scale_bias_relu`; the gate is new and as large as it must be.
-    call.run::<T>(|at| unsafe { direct::scale_bias_relu(at, inputs, (arrays[2], kept), rows, scale) })?;
+    call.run::<T>(|at| unsafe { eager::scale_bias_relu(at, inputs, (arrays[2], kept), rows, scale) })?;
     Ok([Some(y), Some(gate), None])
 }
 
@@ -95,7 +95,7 @@ fn scale_bias_relu_bwd<T: Tensor>(d_y: T, y: T, scale: f64, need: [bool; 2]) -> 
     let gate = if by_bits { Gate::Bits(y.data()) } else { Gate::Result(y.array(call.float)) };
     let (d_y, outputs) = ((d_y.array(call.float), same), [d_x.array, d_bias.array]);
     // SAFETY: as forward; what is not wanted is null.
-    call.run::<T>(|at| unsafe { direct::scale_bias_relu_bwd(at, d_y, gate, outputs, rows, scale) })?;
+    call.run::<T>(|at| unsafe { eager::scale_bias_relu_bwd(at, d_y, gate, outputs, rows, scale) })?;
     Ok([Some(d_x.tensor), Some(d_bias.tensor), None])
 }
 
@@ -105,7 +105,7 @@ fn softmax<T: Tensor>(x: T) -> Result<Outputs<T>> {
     let x = call.dense(x)?;
     let y: T = call.out(x.sizes(), call.float)?;
     // SAFETY: both have the rows, of the type, side by side, where the call runs; y is new.
-    call.run::<T>(|at| unsafe { direct::softmax(at, x.array(call.float), y.array(call.float), rows) })?;
+    call.run::<T>(|at| unsafe { eager::softmax(at, x.array(call.float), y.array(call.float), rows) })?;
     Ok([Some(y), None, None])
 }
 
@@ -117,7 +117,7 @@ fn softmax_bwd<T: Tensor>(d_y: T, y: T) -> Result<Outputs<T>> {
     let d_x: T = call.out(y.sizes(), call.float)?;
     let inputs = [d_y.array(call.float), y.array(call.float)];
     // SAFETY: as forward.
-    call.run::<T>(|at| unsafe { direct::softmax_bwd(at, inputs, d_x.array(call.float), rows) })?;
+    call.run::<T>(|at| unsafe { eager::softmax_bwd(at, inputs, d_x.array(call.float), rows) })?;
     Ok([Some(d_x), None, None])
 }
 
@@ -130,7 +130,7 @@ fn rmsnorm<T: Tensor>(x: T, weight: T, eps: f64) -> Result<Outputs<T>> {
     let inputs = [x.array(call.float), weight.array(call.float)];
     let outputs = [y.array(call.float), rstd.array(call.acc())];
     // SAFETY: x and y have the rows, weight one row, rstd one number a row, side by side, where the call runs; outputs are new.
-    call.run::<T>(|at| unsafe { direct::rmsnorm(at, inputs, outputs, rows, eps) })?;
+    call.run::<T>(|at| unsafe { eager::rmsnorm(at, inputs, outputs, rows, eps) })?;
     Ok([Some(y), Some(rstd), None])
 }
 
@@ -146,7 +146,7 @@ fn rmsnorm_bwd<T: Tensor>([d_y, x, weight, rstd]: [T; 4], need: [bool; 2]) -> Re
     let inputs =
         [d_y.array(call.float), x.array(call.float), weight.array(call.float), rstd.array(call.acc())];
     // SAFETY: as forward; what is not wanted is null.
-    call.run::<T>(|at| unsafe { direct::rmsnorm_bwd(at, inputs, [d_x.array, d_weight.array], rows) })?;
+    call.run::<T>(|at| unsafe { eager::rmsnorm_bwd(at, inputs, [d_x.array, d_weight.array], rows) })?;
     Ok([Some(d_x.tensor), Some(d_weight.tensor), None])
 }
 
@@ -161,7 +161,7 @@ fn layernorm<T: Tensor>(x: T, weight: T, bias: T, eps: f64) -> Result<Outputs<T>
     let inputs = [x.array(call.float), weight.array(call.float), bias.array(call.float)];
     let outputs = [y.array(call.float), mean.array(call.acc()), rstd.array(call.acc())];
     // SAFETY: as `rmsnorm`.
-    call.run::<T>(|at| unsafe { direct::layernorm(at, inputs, outputs, rows, eps) })?;
+    call.run::<T>(|at| unsafe { eager::layernorm(at, inputs, outputs, rows, eps) })?;
     Ok([Some(y), Some(mean), Some(rstd)])
 }
 
@@ -181,6 +181,6 @@ fn layernorm_bwd<T: Tensor>([d_y, x, weight, mean, rstd]: [T; 5], need: [bool; 3
     let inputs = [arrays[0], arrays[1], arrays[2], mean.array(call.acc()), rstd.array(call.acc())];
     let outputs = [d_x.array, d_weight.array, d_bias.array];
     // SAFETY: as `rmsnorm_bwd`.
-    call.run::<T>(|at| unsafe { direct::layernorm_bwd(at, inputs, outputs, rows) })?;
+    call.run::<T>(|at| unsafe { eager::layernorm_bwd(at, inputs, outputs, rows) })?;
     Ok([Some(d_x.tensor), Some(d_weight.tensor), Some(d_bias.tensor)])
 }

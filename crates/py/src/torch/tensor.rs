@@ -1,6 +1,6 @@
 //! What ops need of a tensor, whoever holds it: libtorch's C interface ([`super::handle`]) or Python ([`super::object`]).
 
-use ironhorse::core::direct::{Array, Float};
+use ironhorse::core::eager::{Array, Float};
 use ironhorse::ops::{Code, OpError, Result};
 use std::ffi::c_void;
 use std::fmt::{self, Display};

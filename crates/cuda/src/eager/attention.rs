@@ -1,0 +1,289 @@
+//! AttentionShape with any strides and lengths: the kernels that [`crate::flash`] chooses.
+
+use super::gpu::{At, Kernel};
+use crate::args::Args;
+use crate::flash::{ANY, ANY_THREADS, Group, Operands, Path, Plan, Step, blocks, wide_lanes};
+use crate::kernels::Spec;
+use crate::lower::Grid;
+use crate::{Error, Result};
+use ironhorse_core::eager::{Array, AttentionShape, Float, Strides};
+
+/// Positions of a sequence that kernels count to.
+const MOST_POSITIONS: usize = 1 << 30;
+
+fn address(array: Array) -> u64 {
+    array.at.addr() as u64
+}
+
+/// out = softmax(scale q kᵀ) v and lse, the logarithm of the softmax's denominator, which may be null.
+///
+/// # Safety
+/// See [the module](super); sizes and strides are those of `shape`.
+pub unsafe fn attention(
+    at: &At<'_>,
+    [q, k, v]: [Array; 3],
+    [out, lse]: [Array; 2],
+    shape: &AttentionShape,
+) -> Result<()> {
+    check(shape)?;
+    if shape.batch * shape.heads * shape.q_len == 0 {
+        return Ok(());
+    }
+    let call = Call { at, shape, float: q.float, aligned: aligned(shape, &[q, k, v, out]) };
+    let args = [out, lse, q, k, v].into_iter().fold(Args::new(), |args, array| args.ptr(address(array)));
+    call.launch(Step::Fwd, args)
+}
+
+/// d_q, d_k and d_v from d_out and what [`attention`] was given and made; those that are null are not written.
+///
+/// # Safety
+/// See [the module](super); sizes and strides are those of `shape`.
+pub unsafe fn attention_bwd(
+    at: &At<'_>,
+    [d_out, q, k, v, out, lse]: [Array; 6],
+    [d_q, d_k, d_v]: [Array; 3],
+    shape: &AttentionShape,
+) -> Result<()> {
+    check(shape)?;
+    let wanted = |array: Array| !array.at.is_null();
+    let queries = shape.batch * shape.heads * shape.q_len;
+    let keys = shape.batch * shape.kv_heads * shape.kv_len;
+    if shape.heads == 0 && keys > 0 && (wanted(d_k) || wanted(d_v)) {
+        return Err(Error::Unsupported("attention_bwd: there are heads of keys, but none of queries".into()));
+    }
+    let given = [d_out, q, k, v, out, d_q, d_k, d_v];
+    let call = Call { at, shape, float: q.float, aligned: aligned(shape, &given) };
+    let delta = at.scratch(queries * q.float.acc().size())?;
+    if queries > 0 {
+        call.row_sums(delta, d_out, out)?;
+    }
+    let args = [d_q, d_k, d_v, d_out, q, k, v, lse].into_iter();
+    let args = args.fold(Args::new(), |args, array| args.ptr(address(array))).ptr(delta);
+    // First d_q, which may correct delta. Without it d_k is as near, but not to the same last bits.
+    if queries > 0 && wanted(d_q) {
+        call.launch(Step::BwdQ, args.clone())?;
+    }
+    if keys > 0 && (wanted(d_k) || wanted(d_v)) { call.launch(Step::BwdKv, args) } else { Ok(()) }
+}
+
+/// Whether kernels can count what there is.
+fn check(shape: &AttentionShape) -> Result<()> {
+    let AttentionShape { batch, heads, kv_heads, q_len, kv_len, head_dim, .. } = *shape;
+    let fits = q_len < MOST_POSITIONS && kv_len < MOST_POSITIONS && head_dim < MOST_POSITIONS;
+    let fits = fits && batch.checked_mul(heads.max(kv_heads)).is_some_and(|n| n <= u32::MAX as usize);
+    if !fits {
+        return Err(Error::Unsupported(format!(
+            "attention of {batch} sequences, {heads} heads of {head_dim}, {q_len} queries and {kv_len} keys"
+        )));
+    }
+    if heads > 0 && (kv_heads == 0 || !heads.is_multiple_of(kv_heads)) {
+        return Err(Error::Unsupported(format!(
+            "attention of {heads} heads to {kv_heads}, which do not divide them"
+        )));
+    }
+    Ok(())
+}
+
+/// Whether every row of every array starts at a multiple of 16 bytes and has whole vectors of them.
+fn aligned(shape: &AttentionShape, arrays: &[Array]) -> bool {
+    let AttentionShape { batch, heads, kv_heads, q_len, kv_len, head_dim, q, k, v, out, .. } = *shape;
+    let Some(first) = arrays.first() else { return false };
+    let vector = 16 / first.float.size();
+    let steps = |s: Strides, heads: usize, len: usize| [(s.batch, batch), (s.head, heads), (s.position, len)];
+    let queries = [steps(q, heads, q_len), steps(out, heads, q_len)];
+    let keys = [steps(k, kv_heads, kv_len), steps(v, kv_heads, kv_len)];
+    let mut all = queries.iter().chain(&keys).flatten();
+    head_dim.is_multiple_of(vector)
+        && arrays.iter().all(|array| array.at.addr().is_multiple_of(16))
+        && all.all(|&(stride, count)| count <= 1 || stride.is_multiple_of(vector))
+}
+
+/// One attention on its way to the stream.
+struct Call<'a> {
+    at: &'a At<'a>,
+    shape: &'a AttentionShape,
+    float: Float,
+    /// See [`aligned`].
+    aligned: bool,
+}
+
+impl Call<'_> {
+    /// Heads of the whole batch that a kernel has blocks for, and positions of each: those whose rows it writes.
+    fn owned(&self, step: Step) -> (usize, usize) {
+        let AttentionShape { batch, heads, kv_heads, q_len, kv_len, .. } = *self.shape;
+        if step == Step::BwdKv { (batch * kv_heads, kv_len) } else { (batch * heads, q_len) }
+    }
+
+    /// Puts one of the three kernels on the stream; `args` are its addresses.
+    fn launch(&self, step: Step, args: Args) -> Result<()> {
+        let path = path(self.float, self.shape, self.aligned, self.at.info().shared_per_block);
+        let plan = path.plan(step);
+        let (heads, positions) = self.owned(step);
+        let grid = Grid::linear(path.blocks(step, heads, positions)?, plan.threads).shared(plan.shared);
+        let kernel = planned(&plan, self.float);
+        self.at.launch(&kernel, grid, args.words(&self.words(step)))
+    }
+
+    /// Sums `d_out·out` per head and query.
+    fn row_sums(&self, delta: u64, d_out: Array, out: Array) -> Result<()> {
+        let (heads, positions) = self.owned(Step::Fwd);
+        let args = Args::new().ptr(delta).ptr(address(d_out)).ptr(address(out));
+        let wide = wide_lanes(self.shape.head_dim, self.float.size()).filter(|_| self.aligned);
+        let (name, args, lanes) = match wide {
+            Some(lanes) => ("flash_delta_wide", args.u32(lanes as u32), lanes),
+            None => ("flash_delta", args, 32),
+        };
+        let grid = Grid::linear(blocks(heads * positions * lanes, ANY_THREADS as usize)?, ANY_THREADS);
+        self.at.launch(&kernel(ANY, name, self.float), grid, args.words(&self.words(Step::Fwd)))
+    }
+
+    /// `Shape` of flash_strided.cuh.
+    fn words(&self, step: Step) -> Vec<u32> {
+        let (total, _) = self.owned(step);
+        words(self.shape, self.float, step, total, self.aligned, self.at.info().l2)
+    }
+}
+
+/// Which kernels run an attention: without keys or without queries there is nothing to fill tiles with.
+fn path(float: Float, shape: &AttentionShape, aligned: bool, shared: usize) -> Path {
+    if float == Float::F64 || shape.q_len == 0 || shape.kv_len == 0 || shape.head_dim == 0 {
+        return Path::Any;
+    }
+    Path::choose(operands(float).filter(|_| aligned), shape.head_dim, shared)
+}
+
+/// What tensor cores are handed.
+fn operands(float: Float) -> Option<Operands> {
+    match float {
+        Float::BF16 | Float::F16 => Some(Operands::Half),
+        Float::F32 => Some(Operands::TwoTf32),
+        Float::F64 => None,
+    }
+}
+
+fn kernel(file: &'static str, name: &'static str, float: Float) -> Kernel {
+    let mut kernel = Kernel::of(file, name, float);
+    kernel.types[1] = ("DIRECT", "1");
+    kernel
+}
+
+/// A kernel with its constants.
+fn planned(plan: &Plan, float: Float) -> Kernel {
+    let terms = plan.terms.map(|terms| ("TERMS", terms));
+    let numbers = plan.width.into_iter().chain(terms);
+    numbers.fold(kernel(plan.file, plan.name, float), |kernel, (name, value)| kernel.number(name, value))
+}
+
+/// `Shape` of flash_strided.cuh, in its order.
+fn words(
+    shape: &AttentionShape,
+    float: Float,
+    step: Step,
+    total: usize,
+    aligned: bool,
+    l2: usize,
+) -> Vec<u32> {
+    let AttentionShape { heads, kv_heads, q_len, kv_len, head_dim, scale, causal, .. } = *shape;
+    let passed = if step == Step::BwdKv { q_len } else { kv_len };
+    let share = heads.checked_div(kv_heads).unwrap_or(0).max(1);
+    let group = Group { l2, bytes: 2 * passed * head_dim * float.size(), share, total }.heads(step);
+    // Every query sees the keys up to its own number plus this.
+    let shift = if causal { kv_len as i64 - q_len as i64 } else { kv_len as i64 } as i32;
+    let both = |x: u64| [x as u32, (x >> 32) as u32];
+    let strides = [shape.q, shape.k, shape.v, shape.out];
+    let strides = strides.into_iter().flat_map(|s| [s.batch, s.head, s.position]);
+    let mut words: Vec<u32> = strides.flat_map(|stride| both(stride as u64)).collect();
+    words.extend(both(scale.to_bits()));
+    // Hidden scores are -inf, and stay so times anything but 0.
+    let steep = (scale as f32).abs().max(f32::MIN_POSITIVE);
+    let steep = if scale.is_nan() { f32::NAN } else { steep };
+    words.extend([(scale as f32).to_bits(), steep.to_bits(), q_len as u32, kv_len as u32]);
+    words.extend([shift.cast_unsigned(), heads as u32, kv_heads as u32, head_dim as u32]);
+    words.extend([total as u32, group as u32, aligned.into(), 0]);
+    words
+}
+
+/// Each of the tiles with each type.
+pub(super) fn specs() -> Vec<Spec> {
+    let mut specs = Vec::new();
+    for float in Float::ALL {
+        for head_dim in [16, 32, 48, 64, 80, 96, 112, 128, 24, 72, 256, 257] {
+            for operands in [operands(float), None] {
+                let any = float == Float::F64;
+                let path = if any { Path::Any } else { Path::choose(operands, head_dim, usize::MAX) };
+                specs.extend(Step::ALL.map(|step| planned(&path.plan(step), float).spec()));
+            }
+        }
+    }
+    specs.sort();
+    specs.dedup();
+    specs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape() -> AttentionShape {
+        let (q, kv) = (Strides::position_major(8, 100, 64), Strides::head_major(2, 300, 64));
+        AttentionShape {
+            batch: 3,
+            heads: 8,
+            kv_heads: 2,
+            q_len: 100,
+            kv_len: 300,
+            head_dim: 64,
+            scale: -0.125,
+            causal: true,
+            q,
+            k: kv,
+            v: kv,
+            out: q,
+        }
+    }
+
+    #[test]
+    fn the_struct_has_the_size_and_order_of_the_kernels() {
+        let at = shape();
+        let words = words(&at, Float::BF16, Step::BwdKv, 6, true, 50 << 20);
+        assert_eq!(words.len() * 4, 152);
+        assert_eq!(words[..6], [51200, 0, 64, 0, 512, 0]);
+        assert_eq!(words[26..28], [(-0.125_f32).to_bits(), 0.125_f32.to_bits()]);
+        assert_eq!(words[28..34], [100, 300, 200, 8, 2, 64]);
+        assert_eq!(words[34..], [6, 6, 1, 0]);
+        let rest = super::words(
+            &AttentionShape { causal: false, scale: 0.0, ..at },
+            Float::F32,
+            Step::Fwd,
+            24,
+            false,
+            1,
+        );
+        assert_eq!(rest[26..31], [0, f32::MIN_POSITIVE.to_bits(), 100, 300, 300]);
+    }
+
+    #[test]
+    fn tensor_cores_need_aligned_rows() {
+        let array = |at: usize| Array { at: std::ptr::without_provenance_mut(at), float: Float::BF16 };
+        let at = shape();
+        assert!(aligned(&at, &[array(32)]));
+        assert!(!aligned(&at, &[array(32), array(8)]));
+        let odd = Strides { position: 68, ..at.q };
+        assert!(!aligned(&AttentionShape { q: odd, ..at }, &[array(32)]));
+        assert!(aligned(&AttentionShape { q: odd, out: odd, q_len: 1, ..at }, &[array(32)]));
+        assert!(!aligned(&AttentionShape { head_dim: 60, ..at }, &[array(32)]));
+        assert_eq!(path(Float::F16, &at, true, usize::MAX), Path::Tensor(Operands::Half, 64));
+        assert_eq!(path(Float::F32, &at, true, usize::MAX), Path::Tensor(Operands::TwoTf32, 64));
+        assert_eq!(path(Float::F16, &at, false, usize::MAX), Path::Tiles(64));
+        assert_eq!(path(Float::F64, &at, true, usize::MAX), Path::Any);
+        assert_eq!(path(Float::F32, &AttentionShape { kv_len: 0, ..at }, true, usize::MAX), Path::Any);
+    }
+
+    #[test]
+    fn heads_of_keys_divide_those_of_queries() {
+        assert!(check(&shape()).is_ok());
+        assert!(check(&AttentionShape { kv_heads: 3, ..shape() }).is_err());
+        assert!(check(&AttentionShape { kv_heads: 0, ..shape() }).is_err());
+        assert!(check(&AttentionShape { q_len: 1 << 30, ..shape() }).is_err());
+    }
+}

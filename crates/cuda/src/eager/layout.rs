@@ -1,0 +1,70 @@
+//! How threads lie over memory.
+
+use crate::lower::Grid;
+use ironhorse_core::eager::Array;
+
+/// Threads of a block, at most.
+pub(super) const THREADS: usize = 256;
+
+/// Whether all start at multiples of 16 bytes; no memory does.
+pub(super) fn aligned(arrays: &[Array]) -> bool {
+    arrays.iter().all(|array| array.at.addr().is_multiple_of(16))
+}
+
+/// As a kernel's argument.
+pub(super) fn address(array: Array) -> u64 {
+    array.at.addr() as u64
+}
+
+/// Threads that each own a unit (an element or a vector) of the columns of a matrix and walk down rows. Neighbouring
+/// threads touch neighbouring memory, also across the end of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Columns {
+    /// Threads side by side; a block has as many rows of them as fit.
+    pub x: usize,
+    /// Rows of threads.
+    pub y: usize,
+    /// Blocks that a row of the matrix needs.
+    pub tiles: usize,
+}
+
+impl Columns {
+    /// For rows of `units`, at least one.
+    pub fn of(units: usize) -> Self {
+        if units <= THREADS {
+            return Self { x: units, y: THREADS / units, tiles: 1 };
+        }
+        let tiles = units.div_ceil(THREADS);
+        let x = units.div_ceil(tiles).next_multiple_of(32);
+        Self { x, y: 1, tiles: units.div_ceil(x) }
+    }
+
+    /// For rows of `units`, at least one: a warp side by side, or less, and so many rows that there are up to `threads`.
+    pub fn narrow(units: usize, threads: usize) -> Self {
+        let x = units.div_ceil(units.div_ceil(32));
+        Self { x, y: threads / x, tiles: units.div_ceil(x) }
+    }
+
+    /// The grid: `groups` groups of rows, the tiles of a group one after the other.
+    pub fn grid(self, groups: usize) -> Grid {
+        let line = Grid::linear(groups.saturating_mul(self.tiles), 1);
+        Grid { block: [self.x as u32, self.y as u32, 1], ..line }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_cover_every_unit_once() {
+        for units in (1..1200).chain([2048, 8191, 8192, 50257, 1 << 24]) {
+            let c = Columns::of(units);
+            assert!(c.x * c.y <= THREADS && c.y >= 1, "{c:?}");
+            assert!(c.x * c.tiles >= units && c.x * (c.tiles - 1) < units, "{units}: {c:?}");
+            let c = Columns::narrow(units, 512);
+            assert!(c.x * c.y <= 512 && c.y >= 16, "{c:?}");
+            assert!(c.x * c.tiles >= units && c.x * (c.tiles - 1) < units, "{units}: {c:?}");
+        }
+    }
+}
