@@ -20,6 +20,10 @@ single moe-tiny 2 32 single ironhorse
 mixtral C=64,L=2,NH=6,NKV=3,HD=16,E=4,K=2,F=96,V=200 2 33 spread transformers
 theirs C=64,L=2,NH=2,NKV=1,HD=128,E=0,F=128,V=200 2 33 spread transformers"
 
+# The sizes of the 6.9B with eight of its layers.
+moe8=hidden=768,n_layer=8,n_head=12,n_kv_head=1,head_dim=64,n_experts=16,top_k=4,ffn=6144,vocab_size=32000
+moe8+=,max_seq_len=32768,rope_alpha=8
+
 # Precisions of a run: name, dtype, further flags.
 moe_runs="f32 f32
 bf16 bf16
@@ -121,13 +125,11 @@ moe_text() {
     attempt "$part" 30 "$ironhorse" generate --model "$run" --prompt "Ivy was" --tokens 200 "$@" --json "$(json "$part")"
 }
 
-# The sizes of the 6.9B with eight of its layers, beside PyTorch; then all of it.
+# Eight layers of the 6.9B beside PyTorch; then all of it.
 time_moe() {
-    local sizes flags torch_flags
+    local flags torch_flags
     flags=(--device cuda --seq 1024 --dtype bf16 --steps 5 --seconds 5)
-    sizes=hidden=768,n_layer=8,n_head=12,n_kv_head=1,head_dim=64,n_experts=16,top_k=4,ffn=6144,vocab_size=32000
-    sizes+=,max_seq_len=32768,rope_alpha=8
-    attempt bench-moe8-b16-bf16 90 "$ironhorse" bench "${flags[@]}" --model "$sizes" --batch 16 \
+    attempt bench-moe8-b16-bf16 90 "$ironhorse" bench "${flags[@]}" --model "$moe8" --batch 16 \
         --json "$(json bench-moe8-b16-bf16)"
     torch_flags=(--model moe-6.9b --layers 8 --batch 16 --seq 1024 --seconds 4 --sdpa cudnn)
     if [[ $torch ]]; then
@@ -136,7 +138,7 @@ time_moe() {
         attempt torch-moe8-b16-all16 120 "$python" "$here/benches/gpu_torch_moe.py" "${torch_flags[@]}" --recipe bf16 \
             --json "$(json torch-moe8-b16-all16)"
     fi
-    attempt bench-moe8-b16-all16 90 "$ironhorse" bench "${flags[@]}" --model "$sizes" --batch 16 --master residual \
+    attempt bench-moe8-b16-all16 90 "$ironhorse" bench "${flags[@]}" --model "$moe8" --batch 16 --master residual \
         --moments bf16 --json "$(json bench-moe8-b16-all16)"
     attempt experts-moe 100 "$python" "$here/benches/moe_experts.py" --bin "$ironhorse" --device cuda --dtype bf16 --hidden 768 \
         --heads 12 --ffn 2048 --layers 2 --top-k 4 --vocab 8192 --batch 16 --seq 1024 --steps 5 --rounds 1 \

@@ -10,6 +10,8 @@
 #                                      with --quick the keys and the training; IRONHORSE_DEVICE=cpu rehearses those two
 #   bash run.sh --only runs            interrupted runs: equal to the bit, killed at random, what saving costs; 9 minutes at most
 #   bash run.sh --only f32             f32 and tf32: attention, keys, profiles and speeds, tensor cores or not; 5 minutes at most
+#   bash run.sh --only table           the rows of the README's GPU table, each beside PyTorch; 9 minutes at most
+#   bash run.sh --only compare         IRONHORSE_BEFORE=BINARY: that build and this one in turns; 5 minutes at most
 #   bash run.sh --out results          table.txt, summary.json, trace.json and logs.tar.gz go there
 #
 # Every part has its own time limit, log and exit status; a failure stops nothing. The end is a table of all parts.
@@ -17,7 +19,7 @@
 set -u
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-stages="doctor selftest verify lockstep determinism python ops moe runs f32 bench profile sanitizer startup precision"
+stages="doctor selftest verify lockstep determinism python ops moe runs f32 table compare bench profile sanitizer startup precision"
 quick_stages="doctor selftest verify lockstep determinism bench"
 grid="d12-b64 d12-b4 d24-b32 d48-b16"
 out=out quick= only= torch=1 budget= chosen=
@@ -62,10 +64,10 @@ done
 wanted=${only:-$stages}
 [[ $quick && ! $only ]] && wanted=$quick_stages
 # Everything is GPT-2 on the engine; the ops, the mixtures of experts, runs and f32 have calls of their own.
-[[ $only ]] || wanted=${wanted/ python ops moe runs f32/}
+[[ $only ]] || wanted=${wanted/ python ops moe runs f32 table compare/}
 [[ $chosen ]] || chosen=$grid
 [[ $quick && $chosen == "$grid" ]] && chosen=d12-b64
-budget=${budget:-$([[ $quick ]] && echo 175 || { [[ $only =~ ops|moe|runs ]] && echo 540 || echo 470; })}
+budget=${budget:-$([[ $quick ]] && echo 175 || { [[ $only =~ ops|moe|runs|table|compare ]] && echo 540 || echo 470; })}
 
 ironhorse=${IRONHORSE_BIN:-$here/ironhorse}
 python=${PYTHON:-python3}
@@ -209,6 +211,9 @@ stage_ops() {
 # stage_moe, a file of its own
 # shellcheck source=scripts/gpu/moe.sh
 . "$here/moe.sh"
+# stage_table and stage_compare, likewise
+# shellcheck source=scripts/gpu/table.sh
+. "$here/table.sh"
 # stage_runs, likewise
 # shellcheck source=scripts/gpu/runs.sh
 . "$here/runs.sh"

@@ -38,13 +38,15 @@ const KEYS: [(&str, &str, usize, usize); 2] = [
 const KEY_STEPS: usize = 5;
 
 /// Files as they are: in the repository, in the folder.
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 10] = [
     ("scripts/gpu/run.sh", MARK),
     ("scripts/gpu/moe.sh", "moe.sh"),
     ("scripts/gpu/f32.sh", "f32.sh"),
     ("scripts/gpu/moe_check.py", "moe_check.py"),
     ("scripts/gpu/runs.sh", "runs.sh"),
     ("scripts/gpu/summary.py", "summary.py"),
+    ("scripts/gpu/table.sh", "table.sh"),
+    ("scripts/gpu/table.py", "table.py"),
     ("scripts/gpu/torch_error.py", "torch_error.py"),
     ("benches/gpu_torch.py", "gpu_torch.py"),
 ];
