@@ -1,7 +1,7 @@
 //! The oracle conforms; engines broken on purpose do not.
 
 use super::*;
-use crate::oracle::{Step, execute};
+use crate::oracle::{Step, execute, parts};
 use crate::{Mode, OracleEngine, Rng, Suite, all_cases, cases_in, run_all};
 use ironhorse_core::op::{AdamW, Op};
 use ironhorse_core::{Layout, Program, RandomRounding, Scalars, bf16_to_f32, f32_to_bf16};
@@ -101,7 +101,7 @@ impl Engine for Rounding {
         let op = program.nodes()[0].op;
         self.runs += u64::from(self.round == Round::Unseeded);
         let mut rng = Rng::new(scalars.seed + self.runs);
-        for part in op.expand().unwrap_or_else(|| vec![op]) {
+        for part in parts(&op) {
             let step = Step { params: program.params(), scalars };
             execute(self.inner.pools_mut(), &part, step)?;
             for arg in part.args().iter().filter(|arg| arg.access.writes()) {

@@ -1,5 +1,6 @@
 //! Causal self-attention over packed queries, keys and values; softmax runs online, no T×T buffer exists.
 
+use super::numerics::{Arithmetic, BF16_UNIT, Numerics, Product};
 use super::spec::{Checker, OpSpec, slots};
 use crate::{Result, Slot};
 
@@ -28,6 +29,16 @@ impl OpSpec for AttentionFwd {
         c.same_float(&[("qkv", &self.qkv), ("out", &self.out)])?;
         check_packed(&c, &self.qkv, &self.out, [self.heads, self.kv_heads])?;
         check_lse(&c, &self.lse, &self.out, self.heads)
+    }
+
+    fn numerics(&self, arg: &str) -> Numerics {
+        // exp(score - lse) turns the absolute error of a score, up to 110 in the cases, into a relative one.
+        let scores = Numerics::new(Arithmetic::Sum(1e-5)).product(Product::Attention);
+        match arg {
+            "lse" => scores.bf16_engines(1e-4),
+            // Probabilities are rounded before they meet the values on tensor cores.
+            _ => scores.inner_roundings(1.0).bf16_engines(2.0 * BF16_UNIT),
+        }
     }
 
     fn flops(&self) -> u64 {
@@ -66,6 +77,13 @@ impl OpSpec for AttentionBwd {
         c.shape("d_qkv", &self.d_qkv, self.qkv.shape)?;
         c.shape("d_out", &self.d_out, self.out.shape)?;
         check_lse(&c, &self.lse, &self.out, self.heads)
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        // Probabilities (for d_v) and score gradients (for d_q and d_k) are rounded; a library may round the latter twice, or
+        // each head's share of d_k and d_v where heads share keys and values.
+        let scores = Numerics::new(Arithmetic::Sum(1e-5)).product(Product::Attention);
+        scores.inner_roundings(2.0).bf16_engines(2.0 * BF16_UNIT)
     }
 
     fn flops(&self) -> u64 {
@@ -109,6 +127,16 @@ impl OpSpec for AttentionCached {
         let width = width / self.heads * self.kv_heads;
         c.shape("keys", &self.keys, [batch, context, width])?;
         c.shape("values", &self.values, [batch, context, width])
+    }
+
+    fn numerics(&self, arg: &str) -> Numerics {
+        match arg {
+            "keys" | "values" => Numerics::EXACT,
+            _ => Numerics::new(Arithmetic::Sum(1e-5))
+                .product(Product::CachedAttention)
+                .inner_roundings(1.0)
+                .bf16_engines(2.0 * BF16_UNIT),
+        }
     }
 
     fn flops(&self) -> u64 {

@@ -1,7 +1,11 @@
 //! Elementwise ops: GELU (tanh form) and addition.
 
+use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Checker, OpSpec, slots};
 use crate::{Result, Slot};
+
+/// tanh of a few roundings per element; 1 + tanh cancels for negative inputs, but those results are small.
+const GELU: Numerics = Numerics::new(Arithmetic::Elementwise(1e-6)).fast_tanh();
 
 /// `out = 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,6 +22,10 @@ impl OpSpec for GeluFwd {
 
     fn check(&self) -> Result<()> {
         same_size(Self::NAME, &[("out", &self.out), ("inp", &self.inp)])
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        GELU
     }
 
     fn flops(&self) -> u64 {
@@ -48,6 +56,10 @@ impl OpSpec for GeluBwd {
         same_size(Self::NAME, &[("d_inp", &self.d_inp), ("d_out", &self.d_out), ("inp", &self.inp)])
     }
 
+    fn numerics(&self, _: &str) -> Numerics {
+        GELU
+    }
+
     fn flops(&self) -> u64 {
         30 * self.inp.numel() as u64
     }
@@ -74,6 +86,10 @@ impl OpSpec for Add {
 
     fn check(&self) -> Result<()> {
         same_size(Self::NAME, &[("out", &self.out), ("a", &self.a), ("b", &self.b)])
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        Numerics::new(Arithmetic::Addition)
     }
 
     fn flops(&self) -> u64 {

@@ -1,5 +1,6 @@
 //! Embedding of tokens, with learned positions or without.
 
+use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Accum, Checker, OpSpec, slots};
 use crate::{DType, Result, Slot};
 
@@ -39,6 +40,10 @@ impl OpSpec for EmbeddingFwd {
         Ok(())
     }
 
+    fn numerics(&self, _: &str) -> Numerics {
+        Numerics::new(Arithmetic::Addition)
+    }
+
     fn flops(&self) -> u64 {
         self.out.numel() as u64
     }
@@ -71,16 +76,7 @@ pub struct EmbeddingBwd {
 
 impl OpSpec for EmbeddingBwd {
     const NAME: &'static str = "embedding_bwd";
-
-    fn visit(&mut self, f: &mut dyn FnMut(&'static str, super::Access, &mut Slot)) {
-        use super::Access::{Read, Update};
-        f("d_wte", self.accum_wte.access(), &mut self.d_wte);
-        if let Some(d_wpe) = &mut self.d_wpe {
-            f("d_wpe", Update, d_wpe);
-        }
-        f("d_out", Read, &mut self.d_out);
-        f("tokens", Read, &mut self.tokens);
-    }
+    slots!(Accumulate(accum_wte) d_wte, Accumulate(accum) d_wpe, Read d_out, Read tokens);
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
@@ -90,6 +86,11 @@ impl OpSpec for EmbeddingBwd {
             c.same_float(&[("d_wte", &self.d_wte), ("d_wpe", d_wpe)])?;
         }
         check_embedding(c, [self.d_out, self.tokens, self.d_wte], self.d_wpe, ["d_out", "d_wpe"])
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        // Sums of at most two thousand terms: about F32_UNIT·√terms/2 if summed in order.
+        Numerics::new(Arithmetic::Sum(2e-6))
     }
 
     fn flops(&self) -> u64 {

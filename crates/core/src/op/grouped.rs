@@ -3,6 +3,8 @@
 //! `offsets` (E+1) says where the stretches lie: rows `offsets[e]..offsets[e+1]` are expert e's, the first begins at 0 and
 //! the last ends with the rows. Offsets that say something else are an input error.
 
+use super::linear;
+use super::numerics::{BF16_UNIT, Numerics};
 use super::spec::{Accum, Checker, OpSpec, slots};
 use super::swiglu::SwigluFwd;
 use crate::{DType, Result, Slot};
@@ -33,6 +35,15 @@ impl OpSpec for GroupedLinearFwd {
             SwigluFwd { out, inp: self.out }.check_as(&c, ["act", "out"])?;
         }
         check_groups(&c, ("out", &self.out), ("inp", &self.inp), ("weight", &self.weight), &self.offsets)
+    }
+
+    fn numerics(&self, arg: &str) -> Numerics {
+        let product = linear::PRODUCT;
+        match arg {
+            // SwiGLU of gate and up as stored or as computed: as GELU in `LinearFwd`, and the rounding of up.
+            "act" => product.inner_roundings(2.3).fast_tanh().bf16_engines(1.5 * BF16_UNIT),
+            _ => product,
+        }
     }
 
     fn flops(&self) -> u64 {
@@ -70,6 +81,10 @@ impl OpSpec for GroupedLinearBwdInput {
         )
     }
 
+    fn numerics(&self, _: &str) -> Numerics {
+        linear::PRODUCT
+    }
+
     fn flops(&self) -> u64 {
         2 * self.d_out.numel() as u64 * self.d_inp.shape.cols() as u64
     }
@@ -93,14 +108,7 @@ pub struct GroupedLinearBwdWeight {
 
 impl OpSpec for GroupedLinearBwdWeight {
     const NAME: &'static str = "grouped_linear_bwd_weight";
-
-    fn visit(&mut self, f: &mut dyn FnMut(&'static str, super::Access, &mut Slot)) {
-        use super::Access::Read;
-        f("d_weight", self.accum.access(), &mut self.d_weight);
-        f("d_out", Read, &mut self.d_out);
-        f("inp", Read, &mut self.inp);
-        f("offsets", Read, &mut self.offsets);
-    }
+    slots!(Accumulate(accum) d_weight, Read d_out, Read inp, Read offsets);
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
@@ -113,6 +121,10 @@ impl OpSpec for GroupedLinearBwdWeight {
             ("d_weight", &self.d_weight),
             &self.offsets,
         )
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        linear::weight_gradient(self.accum)
     }
 
     fn flops(&self) -> u64 {

@@ -1,8 +1,18 @@
 //! Layer normalisation over the last dimension, alone and fused with the residual add before it.
 
+use super::numerics::{Arithmetic, BF16_UNIT, Numerics};
 use super::spec::{Accum, Checker, OpSpec, slots};
-use super::{Add, Op};
 use crate::{Result, Slot};
+
+/// Sums over a row, with x - mean cancelling digits where the mean is larger than the spread.
+const LAYERNORM: Numerics = Numerics::new(Arithmetic::Sum(5e-6));
+
+/// A norm of a sum. PyTorch stores the sum and normalises what it stored; a fused kernel may keep the f32 sum, and so may
+/// the statistics.
+pub(super) fn residual_numerics(norm: Numerics, arg: &str) -> Numerics {
+    let norm = norm.bf16_engines(1.5 * BF16_UNIT);
+    if arg == "residual" { norm } else { norm.inner_roundings(1.0) }
+}
 
 /// `out = (inp - mean) * rstd * weight + bias` per row of C; keeps `mean` and `rstd`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,6 +40,10 @@ impl OpSpec for LayerNormFwd {
     fn check(&self) -> Result<()> {
         check_normalise(&Checker(Self::NAME), &self.out, &self.inp, [&self.weight, &self.bias])?;
         check_stats(&Checker(Self::NAME), &self.inp, &self.mean, &self.rstd)
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        LAYERNORM
     }
 
     fn flops(&self) -> u64 {
@@ -73,6 +87,10 @@ impl OpSpec for ResidualLayerNormFwd {
         check_stats(&c, &self.a, &self.mean, &self.rstd)
     }
 
+    fn numerics(&self, arg: &str) -> Numerics {
+        residual_numerics(LAYERNORM, arg)
+    }
+
     fn flops(&self) -> u64 {
         9 * self.a.numel() as u64
     }
@@ -80,16 +98,6 @@ impl OpSpec for ResidualLayerNormFwd {
     /// The sum may replace either term.
     fn in_place(&self) -> &'static [(&'static str, &'static str)] {
         &[("residual", "a"), ("residual", "b")]
-    }
-}
-
-impl ResidualLayerNormFwd {
-    pub(super) fn expand(&self) -> Vec<Op> {
-        let Self { residual, out, mean, rstd, a, b, weight, bias, eps } = *self;
-        vec![
-            Add { out: residual, a, b }.into(),
-            LayerNormFwd { out, mean, rstd, inp: residual, weight, bias, eps }.into(),
-        ]
     }
 }
 
@@ -117,6 +125,10 @@ impl OpSpec for LayerNormApply {
     fn check(&self) -> Result<()> {
         check_normalise(&Checker(Self::NAME), &self.out, &self.inp, [&self.weight, &self.bias])?;
         check_stats(&Checker(Self::NAME), &self.inp, &self.mean, &self.rstd)
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        LAYERNORM
     }
 
     fn flops(&self) -> u64 {
@@ -152,18 +164,10 @@ pub struct LayerNormBwd {
 
 impl OpSpec for LayerNormBwd {
     const NAME: &'static str = "layernorm_bwd";
-
-    fn visit(&mut self, f: &mut dyn FnMut(&'static str, super::Access, &mut Slot)) {
-        use super::Access::Read;
-        f("d_inp", self.accum_inp.access(), &mut self.d_inp);
-        f("d_weight", self.accum.access(), &mut self.d_weight);
-        f("d_bias", self.accum.access(), &mut self.d_bias);
-        f("d_out", Read, &mut self.d_out);
-        f("inp", Read, &mut self.inp);
-        f("mean", Read, &mut self.mean);
-        f("rstd", Read, &mut self.rstd);
-        f("weight", Read, &mut self.weight);
-    }
+    slots!(
+        Accumulate(accum_inp) d_inp, Accumulate(accum) d_weight, Accumulate(accum) d_bias, Read d_out, Read inp, Read mean,
+        Read rstd, Read weight
+    );
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
@@ -175,6 +179,10 @@ impl OpSpec for LayerNormBwd {
         c.shape("d_weight", &self.d_weight, self.weight.shape)?;
         c.shape("d_bias", &self.d_bias, self.weight.shape)?;
         check_stats(&c, &self.inp, &self.mean, &self.rstd)
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        LAYERNORM
     }
 
     fn flops(&self) -> u64 {

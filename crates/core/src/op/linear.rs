@@ -1,8 +1,16 @@
 //! Linear layers: forward with bias and optional GELU, and the two gradients.
 
+use super::numerics::{Arithmetic, BF16_UNIT, Numerics, Product};
 use super::spec::{Accum, Checker, OpSpec, slots};
-use super::{GeluBwd, GeluFwd, Op};
 use crate::{Result, Slot};
+
+/// Dot products of up to 3072 terms.
+pub(super) const PRODUCT: Numerics = Numerics::new(Arithmetic::Sum(3e-6)).product(Product::Linear);
+
+/// A weight's gradient. Where the old one is not added inside the product's kernel, the product is rounded before it.
+pub(super) fn weight_gradient(accum: Accum) -> Numerics {
+    if accum == Accum::Write { PRODUCT } else { PRODUCT.inner_roundings(1.0) }
+}
 
 /// `out = inp · weightᵀ + bias`; with `pre` given, `pre` gets that and `out = gelu(pre)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,15 +45,21 @@ impl OpSpec for LinearFwd {
         Ok(())
     }
 
+    fn numerics(&self, arg: &str) -> Numerics {
+        let product = PRODUCT.bf16_engines(1.5 * BF16_UNIT);
+        match (arg, self.pre) {
+            // GELU of `pre` as stored or as computed: x·gelu'(x)/gelu(x) is at most 1.3 for positive x, and negative ones
+            // weigh little.
+            ("out", Some(_)) => product.inner_roundings(1.3).fast_tanh(),
+            // Where the bias is not added inside the product's kernel, the product is rounded before it: cuBLASLt does so in
+            // some of its own kernels too, and PyTorch's addmm with it.
+            _ if self.bias.is_some() => product.inner_roundings(1.0),
+            _ => product,
+        }
+    }
+
     fn flops(&self) -> u64 {
         product_flops(&self.out, self.inp.shape.cols())
-    }
-}
-
-impl LinearFwd {
-    pub(super) fn expand(&self) -> Option<Vec<Op>> {
-        let pre = self.pre?;
-        Some(vec![Self { out: pre, pre: None, ..*self }.into(), GeluFwd { out: self.out, inp: pre }.into()])
     }
 }
 
@@ -76,18 +90,14 @@ impl OpSpec for LinearBwdInput {
         Ok(())
     }
 
+    fn numerics(&self, _: &str) -> Numerics {
+        let product = PRODUCT.bf16_engines(1.5 * BF16_UNIT);
+        // The product may be stored before it is multiplied by gelu'.
+        if self.gelu_pre.is_some() { product.inner_roundings(1.0).fast_tanh() } else { product }
+    }
+
     fn flops(&self) -> u64 {
         product_flops(&self.d_out, self.d_inp.shape.cols())
-    }
-}
-
-impl LinearBwdInput {
-    pub(super) fn expand(&self) -> Option<Vec<Op>> {
-        let inp = self.gelu_pre?;
-        Some(vec![
-            Self { gelu_pre: None, ..*self }.into(),
-            GeluBwd { d_inp: self.d_inp, d_out: self.d_inp, inp }.into(),
-        ])
     }
 }
 
@@ -108,16 +118,7 @@ pub struct LinearBwdWeight {
 
 impl OpSpec for LinearBwdWeight {
     const NAME: &'static str = "linear_bwd_weight";
-
-    fn visit(&mut self, f: &mut dyn FnMut(&'static str, super::Access, &mut Slot)) {
-        use super::Access::Read;
-        f("d_weight", self.accum.access(), &mut self.d_weight);
-        if let Some(d_bias) = &mut self.d_bias {
-            f("d_bias", self.accum.access(), d_bias);
-        }
-        f("d_out", Read, &mut self.d_out);
-        f("inp", Read, &mut self.inp);
-    }
+    slots!(Accumulate(accum) d_weight, Accumulate(accum) d_bias, Read d_out, Read inp);
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
@@ -130,6 +131,10 @@ impl OpSpec for LinearBwdWeight {
             c.same_float(&[("d_weight", &self.d_weight), ("d_bias", d_bias)])?;
         }
         Ok(())
+    }
+
+    fn numerics(&self, arg: &str) -> Numerics {
+        if arg == "d_weight" { weight_gradient(self.accum) } else { PRODUCT }
     }
 
     fn flops(&self) -> u64 {

@@ -1,6 +1,7 @@
 //! Softmax cross-entropy, forward and gradient in one visit of each row, and the mean over rows.
 
-use super::spec::{Accum, Checker, OpSpec};
+use super::numerics::{Arithmetic, Numerics};
+use super::spec::{Accum, Checker, OpSpec, slots};
 use crate::{DType, Result, Slot};
 
 /// `losses = logsumexp(logits) - logits[target]` per row over the first `vocab` columns. With `grad`, the same visit
@@ -44,6 +45,11 @@ impl OpSpec for CrossEntropy {
         Ok(())
     }
 
+    fn numerics(&self, _: &str) -> Numerics {
+        // As attention, with logits at most 30 apart.
+        Numerics::new(Arithmetic::Sum(3e-6))
+    }
+
     fn flops(&self) -> u64 {
         (if self.grad { 8 } else { 5 }) * self.logits.numel() as u64
     }
@@ -62,16 +68,17 @@ pub struct LossMean {
 
 impl OpSpec for LossMean {
     const NAME: &'static str = "loss_mean";
-
-    fn visit(&mut self, f: &mut dyn FnMut(&'static str, super::Access, &mut Slot)) {
-        f("loss", self.accum.access(), &mut self.loss);
-        f("losses", super::Access::Read, &mut self.losses);
-    }
+    slots!(Accumulate(accum) loss, Read losses);
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
         c.all_f32(&[("loss", &self.loss), ("losses", &self.losses)])?;
         c.numel("loss", &self.loss, 1)
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        // Up to 250,000 terms: asks for partial sums or a wider accumulator, as it should.
+        Numerics::new(Arithmetic::PositiveSum(2e-6))
     }
 
     fn flops(&self) -> u64 {

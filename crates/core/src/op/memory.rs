@@ -1,5 +1,6 @@
 //! Fills and copies.
 
+use super::numerics::Numerics;
 use super::spec::{Checker, OpSpec, slots};
 use crate::{Result, Slot};
 
@@ -18,6 +19,10 @@ impl OpSpec for Fill {
 
     fn check(&self) -> Result<()> {
         Checker(Self::NAME).same_float(&[("out", &self.out)])
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        Numerics::EXACT
     }
 
     fn flops(&self) -> u64 {
@@ -42,6 +47,10 @@ impl OpSpec for CopySlot {
         let c = Checker(Self::NAME);
         c.dtype("out", &self.out, self.inp.dtype)?;
         c.numel("out", &self.out, self.inp.numel())
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        Numerics::EXACT
     }
 
     fn flops(&self) -> u64 {

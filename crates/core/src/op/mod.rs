@@ -12,6 +12,7 @@ mod layernorm;
 mod linear;
 mod loss;
 mod memory;
+mod numerics;
 mod optimizer;
 mod rmsnorm;
 mod rope;
@@ -28,6 +29,7 @@ pub use layernorm::{LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNor
 pub use linear::{LinearBwdInput, LinearBwdWeight, LinearFwd};
 pub use loss::{CrossEntropy, LossMean};
 pub use memory::{CopySlot, Fill};
+pub use numerics::{Arithmetic, BF16_UNIT, F32_UNIT, Numerics, Product};
 pub use optimizer::{AdamW, GradNorm};
 pub use rmsnorm::{ResidualRmsNormFwd, RmsNormApply, RmsNormBwd, RmsNormFwd};
 pub use rope::Rope;
@@ -149,6 +151,11 @@ impl Op {
         spec::check_aliasing(self)
     }
 
+    /// How exact what it writes to the argument of this name can be.
+    pub fn numerics(&self, arg: &str) -> Numerics {
+        self.spec().numerics_dyn(arg)
+    }
+
     /// Floating-point operations (a multiply-add is two).
     pub fn flops(&self) -> u64 {
         self.spec().flops_dyn()
@@ -157,16 +164,5 @@ impl Op {
     /// The least bytes it must move: each slot read once and written once.
     pub fn bytes(&self) -> u64 {
         self.spec().bytes_dyn().unwrap_or_else(|| self.args().iter().map(Arg::traffic).sum())
-    }
-
-    /// A fused op written out in smaller ones; `None` for an op that is not fused.
-    pub fn expand(&self) -> Option<Vec<Self>> {
-        match self {
-            Self::ResidualLayerNormFwd(op) => Some(op.expand()),
-            Self::ResidualRmsNormFwd(op) => Some(op.expand()),
-            Self::LinearFwd(op) => op.expand(),
-            Self::LinearBwdInput(op) => op.expand(),
-            _ => None,
-        }
     }
 }

@@ -1,5 +1,6 @@
 //! The update: global gradient norm and AdamW over all parameters at once.
 
+use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Checker, OpSpec, slots};
 use crate::{DType, Result, Slot};
 
@@ -28,6 +29,11 @@ impl OpSpec for GradNorm {
         let scalars = [("norm", &self.norm), ("halt", &self.halt), ("loss", &self.loss)];
         c.all_f32(&scalars)?;
         scalars.iter().try_for_each(|(name, slot)| c.numel(name, slot, 1))
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        // Up to 250,000 terms: asks for partial sums or a wider accumulator, as it should.
+        Numerics::new(Arithmetic::PositiveSum(2e-6))
     }
 
     fn flops(&self) -> u64 {
@@ -92,6 +98,11 @@ impl OpSpec for AdamW {
         }
         let flat = [("grads", &self.grads), ("moment1", &self.moment1), ("moment2", &self.moment2)];
         flat.iter().try_for_each(|(name, slot)| c.numel(name, slot, self.params.numel()))
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        // A dozen roundings per element.
+        Numerics::new(Arithmetic::Elementwise(2e-6)).random_rounding()
     }
 
     fn flops(&self) -> u64 {

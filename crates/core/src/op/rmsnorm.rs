@@ -1,8 +1,12 @@
 //! Normalisation by the root mean square over the last dimension, alone and fused with the residual add before it.
 
+use super::layernorm::residual_numerics;
+use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Accum, Checker, OpSpec, slots};
-use super::{Add, Op};
 use crate::{Result, Slot};
+
+/// Sums of squares over a row: nothing cancels in the forward.
+const RMSNORM: Numerics = Numerics::new(Arithmetic::Sum(3e-6));
 
 /// `out = inp · rstd · weight` per row of C with `rstd = 1 / √(mean(inp²) + eps)`; keeps `rstd`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,6 +29,10 @@ impl OpSpec for RmsNormFwd {
 
     fn check(&self) -> Result<()> {
         check_normalise(&Checker(Self::NAME), [&self.out, &self.inp, &self.weight, &self.rstd])
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        RMSNORM
     }
 
     fn flops(&self) -> u64 {
@@ -64,6 +72,10 @@ impl OpSpec for ResidualRmsNormFwd {
         check_rstd(&c, &self.a, &self.rstd)
     }
 
+    fn numerics(&self, arg: &str) -> Numerics {
+        residual_numerics(RMSNORM, arg)
+    }
+
     fn flops(&self) -> u64 {
         5 * self.a.numel() as u64
     }
@@ -71,13 +83,6 @@ impl OpSpec for ResidualRmsNormFwd {
     /// The sum may replace either term.
     fn in_place(&self) -> &'static [(&'static str, &'static str)] {
         &[("residual", "a"), ("residual", "b")]
-    }
-}
-
-impl ResidualRmsNormFwd {
-    pub(super) fn expand(&self) -> Vec<Op> {
-        let Self { residual, out, rstd, a, b, weight, eps } = *self;
-        vec![Add { out: residual, a, b }.into(), RmsNormFwd { out, rstd, inp: residual, weight, eps }.into()]
     }
 }
 
@@ -100,6 +105,10 @@ impl OpSpec for RmsNormApply {
 
     fn check(&self) -> Result<()> {
         check_normalise(&Checker(Self::NAME), [&self.out, &self.inp, &self.weight, &self.rstd])
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        RMSNORM
     }
 
     fn flops(&self) -> u64 {
@@ -131,16 +140,9 @@ pub struct RmsNormBwd {
 
 impl OpSpec for RmsNormBwd {
     const NAME: &'static str = "rmsnorm_bwd";
-
-    fn visit(&mut self, f: &mut dyn FnMut(&'static str, super::Access, &mut Slot)) {
-        use super::Access::Read;
-        f("d_inp", self.accum_inp.access(), &mut self.d_inp);
-        f("d_weight", self.accum.access(), &mut self.d_weight);
-        f("d_out", Read, &mut self.d_out);
-        f("inp", Read, &mut self.inp);
-        f("rstd", Read, &mut self.rstd);
-        f("weight", Read, &mut self.weight);
-    }
+    slots!(
+        Accumulate(accum_inp) d_inp, Accumulate(accum) d_weight, Read d_out, Read inp, Read rstd, Read weight
+    );
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
@@ -151,6 +153,10 @@ impl OpSpec for RmsNormBwd {
         c.same_float(&[("d_weight", &self.d_weight)])?;
         c.shape("d_weight", &self.d_weight, self.weight.shape)?;
         check_rstd(&c, &self.inp, &self.rstd)
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        RMSNORM
     }
 
     fn flops(&self) -> u64 {

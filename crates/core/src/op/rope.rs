@@ -1,5 +1,6 @@
 //! Rotary position embedding of packed queries and keys.
 
+use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Checker, OpSpec, slots};
 use crate::{Result, Slot};
 
@@ -76,6 +77,11 @@ impl OpSpec for Rope {
                 .fail(format!("sequence length {seq} is beyond the model's context of {context} positions"));
         }
         Ok(())
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        // Sine and cosine rounded once, two products and a sum: at most 3 F32_UNIT, the largest where the sum cancels.
+        Numerics::new(Arithmetic::Elementwise(2e-7))
     }
 
     fn flops(&self) -> u64 {

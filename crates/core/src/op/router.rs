@@ -1,7 +1,11 @@
 //! The router of a mixture of experts: softmax, the K most likely experts of each token, and the loss that balances them.
 
+use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Accum, Checker, OpSpec, slots};
 use crate::{DType, Result, Slot};
+
+/// Exponentials of logits at most 30 apart, sums of at most 128 of them; gradients are differences of them.
+const SOFTMAX: Numerics = Numerics::new(Arithmetic::Sum(2e-6));
 
 /// Per token: `probs = softmax(logits)` over all experts in f32; `experts` the K largest of `logits`, descending, of equal
 /// ones the lower number first; `weights` their probabilities over the sum of these.
@@ -29,6 +33,10 @@ impl OpSpec for RouterFwd {
         c.same_float(&[("logits", &self.logits)])?;
         check_routed(&c, [&self.probs, &self.weights, &self.experts])?;
         c.matrix("logits", &self.logits, self.probs.shape.rows(), self.probs.shape.cols())
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        SOFTMAX
     }
 
     fn flops(&self) -> u64 {
@@ -79,6 +87,10 @@ impl OpSpec for RouterBwd {
         check_alpha(&c, self.alpha)
     }
 
+    fn numerics(&self, _: &str) -> Numerics {
+        SOFTMAX
+    }
+
     fn flops(&self) -> u64 {
         6 * self.probs.numel() as u64 + 5 * self.weights.numel() as u64
     }
@@ -107,17 +119,7 @@ pub struct RouterLoad {
 
 impl OpSpec for RouterLoad {
     const NAME: &'static str = "router_load";
-
-    fn visit(&mut self, f: &mut dyn FnMut(&'static str, super::Access, &mut Slot)) {
-        use super::Access::{Read, Write};
-        f("load", Write, &mut self.load);
-        f("aux", self.accum.access(), &mut self.aux);
-        if let Some(entropy) = &mut self.entropy {
-            f("entropy", self.accum.access(), entropy);
-        }
-        f("probs", Read, &mut self.probs);
-        f("offsets", Read, &mut self.offsets);
-    }
+    slots!(Write load, Accumulate(accum) aux, Accumulate(accum) entropy, Read probs, Read offsets);
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
@@ -132,6 +134,10 @@ impl OpSpec for RouterLoad {
         c.dtype("offsets", &self.offsets, DType::I32)?;
         c.numel("offsets", &self.offsets, experts + 1)?;
         check_alpha(&c, self.alpha)
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        Numerics::new(Arithmetic::PositiveSum(2e-6))
     }
 
     fn flops(&self) -> u64 {

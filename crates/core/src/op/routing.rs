@@ -1,8 +1,12 @@
 //! Moving tokens to their experts and back. A route is one choice of a token, numbered `token·K + j`; sorted by expert,
 //! routes are rows of the experts' inputs. `order` leads from a row to its route, `places` from a route to its row.
 
+use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Accum, Checker, OpSpec, slots};
 use crate::{DType, Result, Slot};
+
+/// Sums of as many terms as experts are chosen, in their order.
+const FEW_TERMS: Numerics = Numerics::new(Arithmetic::Elementwise(1e-6));
 
 /// Sorts the routes by expert; those of one expert keep their order. Rows `offsets[e]..offsets[e+1]` are expert e's. An
 /// expert outside the E there are is an input error.
@@ -39,6 +43,10 @@ impl OpSpec for RouteSort {
         Ok(())
     }
 
+    fn numerics(&self, _: &str) -> Numerics {
+        Numerics::EXACT
+    }
+
     fn flops(&self) -> u64 {
         0
     }
@@ -66,6 +74,10 @@ impl OpSpec for Permute {
         check_rows(&c, ("out", &self.out), ("inp", &self.inp), ("order", &self.order))
     }
 
+    fn numerics(&self, _: &str) -> Numerics {
+        Numerics::EXACT
+    }
+
     fn flops(&self) -> u64 {
         0
     }
@@ -86,18 +98,16 @@ pub struct PermuteBwd {
 
 impl OpSpec for PermuteBwd {
     const NAME: &'static str = "permute_bwd";
-
-    fn visit(&mut self, f: &mut dyn FnMut(&'static str, super::Access, &mut Slot)) {
-        use super::Access::Read;
-        f("d_inp", self.accum.access(), &mut self.d_inp);
-        f("d_out", Read, &mut self.d_out);
-        f("places", Read, &mut self.places);
-    }
+    slots!(Accumulate(accum) d_inp, Read d_out, Read places);
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
         c.same_float(&[("d_out", &self.d_out), ("d_inp", &self.d_inp)])?;
         check_places(&c, ("d_out", &self.d_out), ("d_inp", &self.d_inp), &self.places)
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        FEW_TERMS
     }
 
     fn flops(&self) -> u64 {
@@ -127,6 +137,10 @@ impl OpSpec for Combine {
         c.same_float(&[("rows", &self.rows), ("out", &self.out)])?;
         check_places(&c, ("rows", &self.rows), ("out", &self.out), &self.places)?;
         check_weights(&c, ("weights", &self.weights), &self.places)
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        FEW_TERMS
     }
 
     fn flops(&self) -> u64 {
@@ -163,6 +177,11 @@ impl OpSpec for CombineBwd {
         c.matrix("d_rows", &self.d_rows, self.rows.shape.rows(), self.rows.shape.cols())?;
         check_weights(&c, ("weights", &self.weights), &self.places)?;
         check_weights(&c, ("d_weights", &self.d_weights), &self.places)
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        // The gradient of a weight is a dot product.
+        Numerics::new(Arithmetic::Sum(3e-6))
     }
 
     fn flops(&self) -> u64 {

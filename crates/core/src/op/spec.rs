@@ -1,6 +1,6 @@
 //! What every op must say about itself, and the checks they share.
 
-use super::Op;
+use super::{Numerics, Op};
 use crate::{DType, Error, Result, Shape, Slot};
 
 /// How an op uses a slot.
@@ -10,14 +10,24 @@ pub enum Access {
     Read,
     /// Overwritten without being read.
     Write,
-    /// Read and written: accumulated into, or changed in place.
+    /// Changed in place.
     Update,
+    /// Overwritten or added to.
+    Accumulate(Accum),
 }
 
 impl Access {
-    /// Whether the old contents matter.
+    /// Whether the old contents matter in some micro-step.
     pub fn reads(self) -> bool {
-        self != Self::Write
+        !matches!(self, Self::Write | Self::Accumulate(Accum::Write))
+    }
+
+    /// Whether the old contents matter in this micro-step.
+    pub fn reads_at(self, micro_step: u32) -> bool {
+        match self {
+            Self::Accumulate(accum) => accum.adds(micro_step),
+            other => other.reads(),
+        }
     }
 
     /// Whether the contents change.
@@ -41,7 +51,7 @@ impl Arg {
     /// Bytes this argument moves at the least.
     pub(super) fn traffic(&self) -> u64 {
         let once = self.slot.bytes() as u64;
-        if self.access == Access::Update { 2 * once } else { once }
+        if self.access.reads() && self.access.writes() { 2 * once } else { once }
     }
 }
 
@@ -58,11 +68,6 @@ pub enum Accum {
 }
 
 impl Accum {
-    /// How a gradient with this treatment is used.
-    pub(super) fn access(self) -> Access {
-        if self == Self::Write { Access::Write } else { Access::Update }
-    }
-
     /// Whether this run adds, given the index of the micro-step.
     pub fn adds(self, micro_step: u32) -> bool {
         match self {
@@ -81,6 +86,8 @@ pub trait OpSpec: Copy {
     fn visit(&mut self, f: &mut dyn FnMut(&'static str, Access, &mut Slot));
     /// Shapes and element types.
     fn check(&self) -> Result<()>;
+    /// How exact what it writes to this field can be.
+    fn numerics(&self, arg: &str) -> Numerics;
     /// Floating-point operations.
     fn flops(&self) -> u64;
     /// Least bytes moved, where it is not simply every slot once.
@@ -98,6 +105,7 @@ pub(super) trait DynSpec {
     fn name(&self) -> &'static str;
     fn visit_dyn(&mut self, f: &mut dyn FnMut(&'static str, Access, &mut Slot));
     fn check_dyn(&self) -> Result<()>;
+    fn numerics_dyn(&self, arg: &str) -> Numerics;
     fn flops_dyn(&self) -> u64;
     fn bytes_dyn(&self) -> Option<u64>;
     fn in_place_dyn(&self) -> &'static [(&'static str, &'static str)];
@@ -112,6 +120,9 @@ impl<T: OpSpec> DynSpec for T {
     }
     fn check_dyn(&self) -> Result<()> {
         self.check()
+    }
+    fn numerics_dyn(&self, arg: &str) -> Numerics {
+        self.numerics(arg)
     }
     fn flops_dyn(&self) -> u64 {
         self.flops()
@@ -141,15 +152,17 @@ impl SlotField for Option<Slot> {
     }
 }
 
-/// Writes the `visit` method of an [`OpSpec`] from a list of `Access field`.
+/// Writes the `visit` method of an [`OpSpec`] from a list of `Access field`, where `Accumulate(a) field` names the field
+/// that holds its [`Accum`].
 macro_rules! slots {
-    ($($access:ident $field:ident),* $(,)?) => {
+    ($($access:ident $(($accum:ident))? $field:ident),* $(,)?) => {
         fn visit(
             &mut self,
             f: &mut dyn FnMut(&'static str, $crate::op::Access, &mut $crate::Slot),
         ) {
-            $(if let Some(slot) = $crate::op::spec::SlotField::slot_mut(&mut self.$field) {
-                f(stringify!($field), $crate::op::Access::$access, slot);
+            $(let access = $crate::op::Access::$access $((self.$accum))?;
+            if let Some(slot) = $crate::op::spec::SlotField::slot_mut(&mut self.$field) {
+                f(stringify!($field), access, slot);
             })*
         }
     };

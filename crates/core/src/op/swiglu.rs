@@ -1,7 +1,11 @@
 //! SwiGLU: one half of a row opens the gate for the other.
 
+use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Checker, OpSpec, slots};
 use crate::{Result, Slot};
+
+/// exp of a few roundings per element; the logistic function is half of a tanh.
+const SWIGLU: Numerics = Numerics::new(Arithmetic::Elementwise(1e-6)).fast_tanh();
 
 /// `out = silu(gate)·up` with `silu(x) = x / (1 + e^-x)`; `gate` and `up` lie side by side in a row of `inp`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,6 +22,10 @@ impl OpSpec for SwigluFwd {
 
     fn check(&self) -> Result<()> {
         self.check_as(&Checker(Self::NAME), ["out", "inp"])
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        SWIGLU
     }
 
     fn flops(&self) -> u64 {
@@ -61,6 +69,10 @@ impl OpSpec for SwigluBwd {
             Some(out) => SwigluFwd { out, inp: self.inp }.check_as(&c, ["act", "inp"]),
             None => Ok(()),
         }
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        SWIGLU
     }
 
     fn flops(&self) -> u64 {

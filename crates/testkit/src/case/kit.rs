@@ -2,7 +2,7 @@
 
 use super::{Case, Data, Input};
 use crate::Rng;
-use ironhorse_core::op::{Access, AdamW, Arg, Op};
+use ironhorse_core::op::{AdamW, Op};
 use ironhorse_core::{
     Builder, DType, Layout, Param, Pool, Precision, Scalars, Shape, Slot, bf16_to_f32, f32_to_bf16,
 };
@@ -145,8 +145,7 @@ impl Kit {
         let op = op.into();
         for arg in op.args() {
             let given = self.given.iter().any(|input| input.slot == arg.slot);
-            let reads = arg.access.reads() && !overwrites(&op, &arg, self.scalars.micro_step);
-            if reads && !given && arg.slot.numel() > 0 {
+            if arg.access.reads_at(self.scalars.micro_step) && !given && arg.slot.numel() > 0 {
                 self.random(arg.slot, -1.0, 1.0);
             }
         }
@@ -158,26 +157,6 @@ impl Kit {
         let Self { name, scalars, given: inputs, floor, scores, large, exact, .. } = self;
         Case { name, program, scalars, inputs, reserve, floor, scores, large, exact }
     }
-}
-
-/// Whether the op overwrites this slot without reading it, in this micro-step.
-pub(super) fn overwrites(op: &Op, arg: &Arg, micro_step: u32) -> bool {
-    let accum = match (op, arg.name) {
-        _ if arg.access != Access::Update => return arg.access == Access::Write,
-        (Op::EmbeddingBwd(op), "d_wte") => op.accum_wte,
-        (Op::EmbeddingBwd(op), "d_wpe") => op.accum,
-        (Op::LayerNormBwd(op), "d_inp") => op.accum_inp,
-        (Op::LayerNormBwd(op), _) => op.accum,
-        (Op::LinearBwdWeight(op), _) => op.accum,
-        (Op::RmsNormBwd(op), "d_inp") => op.accum_inp,
-        (Op::RmsNormBwd(op), _) => op.accum,
-        (Op::PermuteBwd(op), _) => op.accum,
-        (Op::GroupedLinearBwdWeight(op), _) => op.accum,
-        (Op::RouterLoad(op), _) => op.accum,
-        (Op::LossMean(op), _) => op.accum,
-        _ => return false,
-    };
-    !accum.adds(micro_step)
 }
 
 /// What a case in these element types has at the end of its name.

@@ -3,6 +3,7 @@
 pub(crate) mod attention;
 mod elementwise;
 mod embedding;
+mod fused;
 mod grouped;
 pub(crate) mod layernorm;
 mod linear;
@@ -16,6 +17,7 @@ mod router;
 mod routing;
 mod swiglu;
 
+pub(crate) use fused::parts;
 pub(crate) use pools::Pools;
 
 use ironhorse_core::op::Op;
@@ -63,9 +65,6 @@ impl OracleEngine {
 /// Runs one op; a fused one by its parts.
 pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
     op.check()?;
-    if let Some(parts) = op.expand() {
-        return parts.iter().try_for_each(|part| execute(pools, part, step));
-    }
     match op {
         Op::EmbeddingFwd(op) => embedding::fwd(pools, op, step),
         Op::EmbeddingBwd(op) => embedding::bwd(pools, op, step),
@@ -75,8 +74,8 @@ pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
         Op::RmsNormFwd(op) => rmsnorm::fwd(pools, op),
         Op::RmsNormApply(op) => rmsnorm::apply(pools, op),
         Op::RmsNormBwd(op) => rmsnorm::bwd(pools, op, step),
-        Op::LinearFwd(op) => linear::fwd(pools, op),
-        Op::LinearBwdInput(op) => linear::bwd_input(pools, op),
+        Op::LinearFwd(op) if op.pre.is_none() => linear::fwd(pools, op),
+        Op::LinearBwdInput(op) if op.gelu_pre.is_none() => linear::bwd_input(pools, op),
         Op::LinearBwdWeight(op) => linear::bwd_weight(pools, op, step),
         Op::GeluFwd(op) => elementwise::gelu_fwd(pools, op),
         Op::GeluBwd(op) => elementwise::gelu_bwd(pools, op),
@@ -104,10 +103,10 @@ pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
         Op::AdamW(op) => optimizer::adamw(pools, op, step),
         Op::Fill(op) => memory::fill(pools, op),
         Op::CopySlot(op) => memory::copy(pools, op),
-        Op::ResidualLayerNormFwd(_) | Op::ResidualRmsNormFwd(_) => {
-            let what = format!("{op:?} has no expansion");
-            Err(Error::Engine { engine: "oracle", what })
-        }
+        Op::ResidualLayerNormFwd(_)
+        | Op::ResidualRmsNormFwd(_)
+        | Op::LinearFwd(_)
+        | Op::LinearBwdInput(_) => parts(op).iter().try_for_each(|part| execute(pools, part, step)),
     }
 }
 

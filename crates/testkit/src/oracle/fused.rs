@@ -1,0 +1,35 @@
+//! Fused ops written out in smaller ones.
+
+use ironhorse_core::op::{Add, GeluBwd, GeluFwd, LayerNormFwd, LinearBwdInput, LinearFwd, Op, RmsNormFwd};
+
+/// The ops that a fused one consists of, in order; an op that is not fused is its only part.
+pub(crate) fn parts(op: &Op) -> Vec<Op> {
+    match *op {
+        Op::ResidualLayerNormFwd(op) => vec![
+            Add { out: op.residual, a: op.a, b: op.b }.into(),
+            LayerNormFwd {
+                out: op.out,
+                mean: op.mean,
+                rstd: op.rstd,
+                inp: op.residual,
+                weight: op.weight,
+                bias: op.bias,
+                eps: op.eps,
+            }
+            .into(),
+        ],
+        Op::ResidualRmsNormFwd(op) => vec![
+            Add { out: op.residual, a: op.a, b: op.b }.into(),
+            RmsNormFwd { out: op.out, rstd: op.rstd, inp: op.residual, weight: op.weight, eps: op.eps }
+                .into(),
+        ],
+        Op::LinearFwd(op @ LinearFwd { pre: Some(pre), .. }) => {
+            vec![LinearFwd { out: pre, pre: None, ..op }.into(), GeluFwd { out: op.out, inp: pre }.into()]
+        }
+        Op::LinearBwdInput(op @ LinearBwdInput { gelu_pre: Some(inp), .. }) => vec![
+            LinearBwdInput { gelu_pre: None, ..op }.into(),
+            GeluBwd { d_inp: op.d_inp, d_out: op.d_inp, inp }.into(),
+        ],
+        op => vec![op],
+    }
+}
