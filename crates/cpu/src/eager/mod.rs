@@ -40,6 +40,9 @@ pub use rope::rope;
 pub use run::{Failed, Run};
 pub use softmax::{softmax, softmax_bwd};
 
+pub use crate::flat::{routing, set_threads, threads};
+pub use crate::memory::Span;
+
 /// As [`multiversion!`](crate::multiversion), for functions with one type parameter. `SET` gives each set of instructions its
 /// own closures: one that is called from a single place is inlined, however large, and only then becomes vector code.
 macro_rules! versions {
