@@ -4,7 +4,7 @@ use crate::commands::train::saved_line;
 use crate::hardware::human_bytes;
 use crate::out;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use ironhorse::train::metrics::Metrics;
+use ironhorse::train::run::metrics::Metrics;
 use ironhorse::train::run::{Observer, SaveStats};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};

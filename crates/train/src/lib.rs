@@ -1,4 +1,12 @@
 //! Models, file formats, data, the training loop and verification. Names no engine.
+//!
+//! ```text
+//! model/     GPT-2 and mixtures of experts as programs of ops        format/   weights, checkpoints, tokenizers, shards on disk
+//! session/   a model on an engine: its programs over one set of weights
+//! data/      token shards, built-in stories, the order of batches    run/      a training run: loop, folder, saves, bad steps
+//! generate/  writing text                                            verify/   answer keys, lockstep, replay of bad steps
+//! picture/   the SVG pictures of runs and profiles                   bench.rs  timing of steps and kernels
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod bench;
@@ -6,15 +14,10 @@ pub mod data;
 pub mod error;
 pub mod format;
 pub mod generate;
-pub mod heatmap;
-mod master;
-pub mod metrics;
 pub mod model;
-pub mod plot;
+pub mod picture;
 pub mod rng;
 pub mod run;
-pub mod sample;
-pub mod schedule;
 pub mod session;
 pub mod verify;
 

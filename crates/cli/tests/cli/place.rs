@@ -2,7 +2,7 @@
 
 use ironhorse::train::format::checkpoint::checkpoints_of;
 use ironhorse::train::format::shards::{ShardKind, ShardWriter};
-use ironhorse::train::metrics::{Metrics, read_metrics};
+use ironhorse::train::run::metrics::{Metrics, read_metrics};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

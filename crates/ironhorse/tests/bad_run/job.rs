@@ -5,13 +5,13 @@ use ironhorse::core::Pool;
 use ironhorse::train::Error;
 use ironhorse::train::data::{Loader, LoaderConfig, MemoryTokens};
 use ironhorse::train::format::checkpoint::{Checkpoint, checkpoints_of, open_latest};
-use ironhorse::train::metrics::{Metrics, read_metrics};
+use ironhorse::train::generate::sample::Sampler;
 use ironhorse::train::model::{Gpt2Config, Recompute};
+use ironhorse::train::run::metrics::{Metrics, read_metrics};
+use ironhorse::train::run::schedule::{Decay, LrSchedule};
 use ironhorse::train::run::{
     self, Control, Job, Observer, RunFolder, SaveSettings, Saver, Summary, TrainData, TrainSettings,
 };
-use ironhorse::train::sample::Sampler;
-use ironhorse::train::schedule::{Decay, LrSchedule};
 use ironhorse::train::session::{Session, SessionSpec};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use ironhorse::ops;
-use ironhorse::train::sample::{Sampler, Scratch};
+use ironhorse::train::generate::sample::{Sampler, Scratch};
 
 fn draw(logits: &[f32], seeds: &[u64], s: &Sampler) -> ops::Result<Vec<i32>> {
     let mut out = vec![-1; seeds.len()];

@@ -6,7 +6,7 @@ use super::black_box::{self, BadStep};
 use super::trainer::Trainer;
 use crate::data::LoaderState;
 use crate::format::checkpoint::{Checkpoint, TRAINER, checkpoints_of};
-use crate::metrics::Metrics;
+use crate::run::metrics::Metrics;
 use crate::verify::first_non_finite;
 use crate::verify::replay::dtype_name;
 use crate::{Error, Result};

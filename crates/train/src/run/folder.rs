@@ -2,9 +2,9 @@
 
 use crate::format::atomic;
 use crate::format::checkpoint::{CHECKPOINTS, checkpoints_of, is_run};
-use crate::heatmap::load_svg;
-use crate::metrics::{Metrics, MetricsWriter};
-use crate::plot::{Series, Style, loss_svg};
+use crate::picture::load_svg;
+use crate::picture::{Series, Style, loss_svg};
+use crate::run::metrics::{Metrics, MetricsWriter};
 use crate::session::LayerRouting;
 use crate::{Error, Result};
 use std::ffi::OsStr;

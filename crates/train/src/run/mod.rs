@@ -13,9 +13,11 @@ mod black_box;
 mod control;
 mod folder;
 mod measure;
+pub mod metrics;
 mod provenance;
 mod save_plan;
 mod saver;
+pub mod schedule;
 mod spikes;
 mod trainer;
 
@@ -29,10 +31,10 @@ use crate::Result;
 use crate::data::Loader;
 use crate::format::checkpoint::{Best, TrainerState};
 use crate::format::tokenizer::Tokenizer;
-use crate::metrics::Metrics;
+use crate::generate::sample::Sampler;
 use crate::model::Recompute;
-use crate::sample::Sampler;
-use crate::schedule::LrSchedule;
+use crate::run::metrics::Metrics;
+use crate::run::schedule::LrSchedule;
 use crate::session::Session;
 use ironhorse_core::Scalars;
 use serde_json::Value;
@@ -207,7 +209,7 @@ fn scalars_of(settings: &TrainSettings, step: u64, tokens: usize) -> Scalars {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::Decay;
+    use crate::run::schedule::Decay;
 
     #[test]
     fn no_validation_is_run_for_nothing() {

@@ -7,7 +7,7 @@ use super::spikes::Spikes;
 use super::{Ending, Job, StopReason, Summary, provenance, scalars_of};
 use crate::data::LoaderState;
 use crate::format::checkpoint::{Best, TrainerState};
-use crate::metrics::Metrics;
+use crate::run::metrics::Metrics;
 use crate::session::PendingUpdate;
 use crate::{Error, Result};
 use ironhorse_core::Scalars;

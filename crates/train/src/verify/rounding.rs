@@ -1,7 +1,7 @@
 //! What a lower precision costs, on an engine that computes in f32: everything is stored, or every product's operands
 //! are taken, as the lower precision would have them.
 
-use crate::master::{is_residual, read_master, write_master};
+use crate::session::master::{is_residual, read_master, write_master};
 use ironhorse_core::op::{AdamW, Op};
 use ironhorse_core::{
     DType, Engine, Error, Layout, Program, RandomRounding, Result, Scalars, Slot, bf16_to_f32,

@@ -24,10 +24,10 @@ use ironhorse::train::format::checkpoint::{TrainerState, checkpoint_bytes};
 use ironhorse::train::format::disk::free_bytes;
 use ironhorse::train::format::{ModelChoice, WeightSource, open_weights};
 use ironhorse::train::model::{Gpt2Config, ModelConfig};
+use ironhorse::train::run::schedule::{Decay, LrSchedule};
 use ironhorse::train::run::{
     self, Control, InitFacts, Job, RunFolder, RunJson, SaveSettings, Saver, TrainSettings,
 };
-use ironhorse::train::schedule::{Decay, LrSchedule};
 use ironhorse::train::session::{Session, SessionSpec};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

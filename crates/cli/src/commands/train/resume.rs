@@ -4,7 +4,7 @@ use super::{Prepared, RUNS, TrainArgs, check_space, report};
 use crate::{Outcome, out};
 use anyhow::{Context, Result, bail};
 use ironhorse::train::format::checkpoint::{Checkpoint, is_run, newest_run, open_latest, step_name};
-use ironhorse::train::metrics::read_metrics;
+use ironhorse::train::run::metrics::read_metrics;
 use ironhorse::train::run::{RunFolder, RunJson, read_algorithms, restore_position};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

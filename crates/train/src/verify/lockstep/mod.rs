@@ -8,7 +8,7 @@ pub use report::{Disagreement, KindRow, LockstepReport};
 
 use super::compare::compare;
 use crate::Result;
-use crate::master::{is_residual, read_master};
+use crate::session::master::{is_residual, read_master};
 use crate::session::{Session, io};
 use ironhorse_core::op::{Arg, Op};
 use ironhorse_core::{DType, Engine, Program, Scalars, Section, Slot};

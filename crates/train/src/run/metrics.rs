@@ -4,10 +4,10 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use crate::format::atomic;
-use crate::session::LayerRouting;
+use crate::session::{LayerRouting, null_is_nan};
 use crate::{Error, Result};
 
 /// What a training step reports.
@@ -47,10 +47,6 @@ pub struct Metrics {
 
 fn is_false(value: &bool) -> bool {
     !value
-}
-
-pub(crate) fn null_is_nan<'de, D: Deserializer<'de>>(input: D) -> Result<f32, D::Error> {
-    Ok(Option::<f32>::deserialize(input)?.unwrap_or(f32::NAN))
 }
 
 /// Appends steps to a metrics file.

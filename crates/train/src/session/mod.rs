@@ -1,14 +1,18 @@
 //! A model on an engine: the programs it needs, planned together over one set of weights.
 
+pub(crate) mod master;
+mod routing;
+
+pub use routing::LayerRouting;
+pub(crate) use routing::null_is_nan;
+
+use self::master::{is_residual, read_master, write_master};
 use crate::format::checkpoint::{Checkpoint, CheckpointParts, widen};
-use crate::master::{is_residual, read_master, write_master};
-use crate::metrics::null_is_nan;
 use crate::model::{ModelConfig, Recompute, init};
 use crate::{Error, Result};
 use ironhorse_core::{
     Engine, Layout, Param, Pending, Pool, Precision, Program, Scalars, Section, Slot, TokenChoice,
 };
-use serde::{Deserialize, Serialize};
 
 /// Which programs a session is made for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -307,19 +311,6 @@ impl Session {
         let out = io(self.decode.as_ref().ok_or_else(not_generating)?, "logits")?;
         Ok(self.engine.pick_token(out, vocab, choice)?)
     }
-}
-
-/// How a layer's tokens spread over its experts in a step.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct LayerRouting {
-    /// The share of the tokens that each expert got in the last micro-step; they sum to K.
-    pub load: Vec<f32>,
-    /// Mean entropy of the router's choice in nats: ln E where it is undecided, 0 where it is sure.
-    #[serde(deserialize_with = "null_is_nan")]
-    pub entropy: f32,
-    /// The auxiliary loss: alpha·K where the load is even, more where it is not.
-    #[serde(deserialize_with = "null_is_nan")]
-    pub aux: f32,
 }
 
 /// An update whose loss and gradient norm are on their way.

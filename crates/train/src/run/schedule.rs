@@ -20,7 +20,7 @@ pub enum Decay {
 /// The learning rate as a function of the step.
 ///
 /// ```
-/// use ironhorse_train::schedule::{Decay, LrSchedule};
+/// use ironhorse_train::run::schedule::{Decay, LrSchedule};
 /// let lr = LrSchedule { kind: Decay::Linear, peak: 1.0, warmup_steps: 2, total_steps: 5, final_fraction: 0.25 };
 /// let rates: Vec<f32> = (0..5).map(|step| lr.at(step)).collect();
 /// assert_eq!(rates, [0.5, 1.0, 0.75, 0.5, 0.25]);

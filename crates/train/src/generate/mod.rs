@@ -1,6 +1,8 @@
 //! Writing text: feed the prompt, then draw one token after the other.
 
-use crate::sample::{Sampler, Scratch};
+pub mod sample;
+
+use self::sample::{Sampler, Scratch};
 use crate::session::Session;
 use crate::{Error, Result};
 
