@@ -1,0 +1,79 @@
+//! The programs of both families, op by op: a change of how they are built must not change what is built. Where a program
+//! is meant to change, the test prints the new digests.
+
+use ironhorse_core::{Precision, Program};
+use ironhorse_train::model::{ModelConfig, Recompute};
+use sha2::{Digest, Sha256};
+use std::fmt::Write;
+
+/// Everything that an engine or a report can see of a program, except its random id.
+fn dump(program: &Program, into: &mut String) {
+    for node in program.nodes() {
+        writeln!(into, "{} {} {:?}", node.section, program.origin(node), node.op).unwrap();
+    }
+    for param in program.params() {
+        writeln!(into, "{param:?}").unwrap();
+    }
+    for value in program.values() {
+        writeln!(into, "{value:?}").unwrap();
+    }
+    for io in ["halt", "x", "y", "losses", "loss", "cross_entropy", "norm", "logits", "layers.1.aux"] {
+        writeln!(into, "{io} {:?}", program.io(io)).unwrap();
+    }
+    writeln!(into, "{:?} {:?}", program.layout(), program.precision()).unwrap();
+}
+
+/// The digests of a model's training steps, one for each level of recomputation, its evaluation and its decoding, each in
+/// every precision.
+fn digests(sizes: &str) -> Vec<String> {
+    let config = ModelConfig::parse(sizes).unwrap();
+    let precisions = [Precision::F32, Precision::BF16];
+    let levels = [Recompute::None, Recompute::Gelu, Recompute::Full, Recompute::Experts];
+    let made = |make: &dyn Fn(Precision) -> Program| {
+        let mut text = String::new();
+        precisions.iter().for_each(|&precision| dump(&make(precision), &mut text));
+        Sha256::digest(text).iter().take(8).map(|byte| format!("{byte:02x}")).collect::<String>()
+    };
+    let training =
+        levels.iter().map(|&level| made(&|precision| config.training((2, 7), level, precision).unwrap()));
+    let evaluation = made(&|precision| config.evaluation((3, 5), precision).unwrap());
+    let decoding = made(&|precision| config.decoding(2, precision).unwrap());
+    training.chain([evaluation, decoding]).collect()
+}
+
+/// Of a GPT-2, a mixture of experts and a Llama: training at the four levels of recomputation, evaluation, decoding.
+const EXPECTED: [[&str; 6]; 3] = [
+    [
+        "08c28eed6d5a35e8",
+        "21c014cb2971b67a",
+        "a706558114200ad8",
+        "a706558114200ad8",
+        "8daa9d0e5ce24388",
+        "379a0fadf0daea47",
+    ],
+    [
+        "64d05b88ed8a0ab3",
+        "c773cf053dd52bdc",
+        "43f3ebc5d416a751",
+        "04486e30a9bbb0e2",
+        "1bb33b9270a9dcd4",
+        "fb5d2145e5a01ebb",
+    ],
+    [
+        "cc2353976372f7dd",
+        "3fa65ccf27f5239f",
+        "70a5af9c2a001664",
+        "70a5af9c2a001664",
+        "3442df7a045d2e9b",
+        "556ff743a2adc524",
+    ],
+];
+
+#[test]
+fn programs_are_the_same_op_by_op() {
+    let experts =
+        "hidden=24,layers=2,heads=6,kv_heads=3,head_dim=8,experts=5,top_k=2,ffn=20,vocab=99,context=16";
+    let llama = "hidden=24,layers=3,heads=4,ffn=37,vocab=203,context=19,rope_alpha=2";
+    let made = ["n_layer=3,n_head=5,n_embd=40,vocab_size=300,max_seq_len=16", experts, llama].map(digests);
+    assert_eq!(made, EXPECTED);
+}
