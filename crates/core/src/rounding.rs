@@ -1,5 +1,5 @@
 //! How AdamW stores 32-bit numbers in 16-bit slots: masters that lose nothing, and moments rounded at random.
-//! `cuda/kernels/adamw.cu` computes the same bits.
+//! `cuda/kernels/optimizer/adamw.cu` computes the same bits.
 
 /// The bf16 weight (its bits) nearest to a master, and what it lacks, so that [`join_master`] gives the master back.
 ///

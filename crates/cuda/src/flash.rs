@@ -1,16 +1,16 @@
 //! Which of the kernels flash_*.cu runs an attention: shared by the engine's ops and the direct ones.
 //!
-//! Tensor cores (`flash_fwd.cu`, `flash_bwd.cu`) take heads of up to 128 channels: a multiple of 16 in bf16 (and, direct, f16),
-//! of 32 in f32. Other heads of up to 256 channels go to f32 tiles (`flash_f32.cu`), wider ones to one warp per position
-//! (`flash_any.cu`). The backward is three launches: row sums of `d_out·out`, then `d_q`, then `d_k` and `d_v`; nothing is
+//! Tensor cores (`attention/flash_fwd.cu`, `attention/flash_bwd.cu`) take heads of up to 128 channels: a multiple of 16 in bf16 (and, direct, f16),
+//! of 32 in f32. Other heads of up to 256 channels go to f32 tiles (`attention/flash_f32.cu`), wider ones to one warp per position
+//! (`attention/flash_any.cu`). The backward is three launches: row sums of `d_out·out`, then `d_q`, then `d_k` and `d_v`; nothing is
 //! added atomically.
 
 use crate::{Error, Result};
 
-/// Threads of the kernels of `flash_any.cu`: one warp per position.
+/// Threads of the kernels of `attention/flash_any.cu`: one warp per position.
 pub(crate) const ANY_THREADS: u32 = 256;
 /// The file of those, and of the row sums.
-pub(crate) const ANY: &str = "flash_any.cu";
+pub(crate) const ANY: &str = "attention/flash_any.cu";
 
 /// The three kernels of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub(crate) enum Operands {
 }
 
 impl Operands {
-    /// Products of tf32 for one of f32: `TERMS` of flash_tile_f32.cuh.
+    /// Products of tf32 for one of f32: `TERMS` of attention/tile_f32.cuh.
     fn terms(self) -> Option<u32> {
         match self {
             Self::Half => None,
@@ -100,7 +100,7 @@ impl Path {
                 let (resident, stats) =
                     if step == Step::Fwd { (1, 0) } else { (2, 4 * stage * size_of::<f32>()) };
                 Plan {
-                    file: if step == Step::Fwd { "flash_fwd.cu" } else { "flash_bwd.cu" },
+                    file: if step == Step::Fwd { "attention/flash_fwd.cu" } else { "attention/flash_bwd.cu" },
                     name: step.name(["flash_fwd", "flash_bwd_kv", "flash_bwd_q"]),
                     width: Some(("HD", head_dim as u32)),
                     terms: operands.terms(),
@@ -109,11 +109,11 @@ impl Path {
                     shared: (resident * rows + 4 * stage) * pitch + stats,
                 }
             }
-            // The sizes are those of flash_f32.cu.
+            // The sizes are those of attention/flash_f32.cu.
             Self::Tiles(wide) => {
                 let (rows, tiles) = (4096 / wide, if step == Step::Fwd { 3 } else { 4 });
                 Plan {
-                    file: "flash_f32.cu",
+                    file: "attention/flash_f32.cu",
                     name: step.name(["flash_f32_fwd", "flash_f32_bwd_kv", "flash_f32_bwd_q"]),
                     width: Some(("HDP", wide as u32)),
                     terms: None,
@@ -158,12 +158,12 @@ impl Tile {
     fn of(operands: Operands, head_dim: usize, step: Step) -> Self {
         let narrow = head_dim <= 64;
         match operands {
-            // The sizes are those of flash_tile.cuh.
+            // The sizes are those of attention/tile_half.cuh.
             Operands::Half => {
                 let pitch = 2 * if head_dim.is_multiple_of(64) { head_dim } else { head_dim + 8 };
                 Self { rows: if narrow { 128 } else { 64 }, stage: 64, threads: 128, pitch }
             }
-            // The sizes are those of flash_tile_f32.cuh.
+            // The sizes are those of attention/tile_f32.cuh.
             Operands::Tf32 | Operands::TwoTf32 => {
                 let two_tiles = operands == Operands::Tf32 && narrow;
                 Self {

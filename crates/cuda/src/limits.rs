@@ -14,7 +14,7 @@ use ironhorse_core::{Builder, DType, Program, Slot};
 use std::rc::Rc;
 
 /// The kernels of measurements.
-pub(crate) const LIMITS: &str = "limits.cu";
+pub(crate) const LIMITS: &str = "common/limits.cu";
 /// How long a measurement takes at least: rates fall once the chip is warm and draws all the power it may.
 const LEAST_MS: f32 = 300.0;
 const WARMUP: usize = 3;

@@ -22,9 +22,9 @@ pub(crate) struct Lower<'a> {
     pub scratch: &'a mut Scratch,
     /// Constant data uploaded for this lowering; lives as long as its launches.
     pub constants: &'a mut Vec<Buffer>,
-    /// Address of the scalar block (`struct Scalars` of prelude.cuh).
+    /// Address of the scalar block (`struct Scalars` of common/prelude.cuh).
     pub scalars: u64,
-    /// Address of the fault block (`struct Fault` of prelude.cuh).
+    /// Address of the fault block (`struct Fault` of common/prelude.cuh).
     pub fault: u64,
     /// The stream launches go to; a search for the fastest algorithm may run there now.
     pub stream: &'a Stream,

@@ -2,7 +2,7 @@
 
 use ironhorse_core::Scalars;
 
-/// `struct Scalars` of prelude.cuh, word by word.
+/// `struct Scalars` of common/prelude.cuh, word by word.
 pub(crate) const SCALAR_BYTES: usize = 64;
 
 /// The block for these scalars. What needs f64 (1 - βᵗ) is computed here.

@@ -137,7 +137,7 @@ impl Call<'_> {
         self.at.launch(&kernel(ANY, name, self.float), grid, args.words(&self.words(Step::Fwd)))
     }
 
-    /// `Shape` of flash_strided.cuh.
+    /// `Shape` of attention/strided.cuh.
     fn words(&self, step: Step) -> Vec<u32> {
         let (total, _) = self.owned(step);
         words(self.shape, self.float, step, total, self.aligned, self.at.info().l2)
@@ -163,7 +163,7 @@ fn operands(float: Float) -> Option<Operands> {
 
 fn kernel(file: &'static str, name: &'static str, float: Float) -> Kernel {
     let mut kernel = Kernel::of(file, name, float);
-    kernel.types[1] = ("DIRECT", "1");
+    kernel.types[1] = ("EAGER", "1");
     kernel
 }
 
@@ -174,7 +174,7 @@ fn planned(plan: &Plan, float: Float) -> Kernel {
     numbers.fold(kernel(plan.file, plan.name, float), |kernel, (name, value)| kernel.number(name, value))
 }
 
-/// `Shape` of flash_strided.cuh, in its order.
+/// `Shape` of attention/strided.cuh, in its order.
 fn words(
     shape: &AttentionShape,
     float: Float,

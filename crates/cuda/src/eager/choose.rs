@@ -8,7 +8,7 @@ use crate::kernels::Spec;
 use crate::lower::Grid;
 use ironhorse_core::eager::{Array, Float, Rows};
 
-const FILE: &str = "direct/choose.cu";
+const FILE: &str = "sampling/eager.cu";
 
 /// How to draw; the rules are those of `ironhorse_cpu::flat::Choice`.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use crate::kernels::Spec;
 use crate::lower::Grid;
 use ironhorse_core::eager::{Array, BinaryFn, Float, UnaryFn};
 
-const FILE: &str = "direct/map.cu";
+const FILE: &str = "elementwise/eager.cu";
 
 /// Blocks for `n` elements: a thread has 16 bytes.
 fn grid(n: usize, float: Float) -> Grid {

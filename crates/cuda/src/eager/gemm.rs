@@ -9,8 +9,8 @@ use crate::lower::Grid;
 use crate::{Error, Result};
 use ironhorse_core::eager::{Array, UnaryFn};
 
-const FILE: &str = "direct/gemm.cu";
-/// Rows and columns of C per block: `TILE` of gemm.cu.
+const FILE: &str = "product/eager_gemm.cu";
+/// Rows and columns of C per block: `TILE` of product/eager_gemm.cu.
 const TILE: usize = 64;
 
 /// C = alpha A B + beta C with A (m, k), B (k, n), C (m, n), row-major; `batch` of each lie one after the other.

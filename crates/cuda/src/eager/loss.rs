@@ -9,7 +9,7 @@ use crate::kernels::Spec;
 use crate::lower::Grid;
 use ironhorse_core::eager::{Array, Float, Rows, Targets};
 
-const FILE: &str = "direct/cross_entropy.cu";
+const FILE: &str = "loss/eager_cross_entropy.cu";
 
 /// The numbers of `any_at` in cross_entropy.cu.
 fn number_of(float: Float) -> u32 {

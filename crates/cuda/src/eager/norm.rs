@@ -7,9 +7,9 @@ use crate::args::Args;
 use crate::kernels::Spec;
 use ironhorse_core::eager::{Array, Float, Rows};
 
-const FILE: &str = "direct/norm.cu";
+const FILE: &str = "norm/eager_fwd.cu";
 
-/// One call of norm.cu.
+/// One call of norm/eager_fwd.cu.
 struct Norm {
     layer: bool,
     x: Array,

@@ -8,8 +8,8 @@ use crate::kernels::Spec;
 use crate::lower::Grid;
 use ironhorse_core::eager::{Array, Float, Rows};
 
-const FILE: &str = "direct/norm_bwd.cu";
-/// Threads of a block: `THREADS` of norm_bwd.cu.
+const FILE: &str = "norm/eager_bwd.cu";
+/// Threads of a block: `THREADS` of norm/eager_bwd.cu.
 const THREADS: usize = 640;
 /// Rows whose columns one block of `norm_bwd_columns` sums, at least.
 const CHUNK: usize = 64;
@@ -19,7 +19,7 @@ fn most_vecs(float: Float) -> u32 {
     if float.size() == 2 { 2 } else { 4 }
 }
 
-/// One call of norm_bwd.cu.
+/// One call of norm/eager_bwd.cu.
 struct Bwd {
     layer: bool,
     d_y: Array,

@@ -7,7 +7,7 @@ use crate::args::Args;
 use crate::kernels::Spec;
 use crate::lower::Grid;
 
-const FILE: &str = "direct/optimizer.cu";
+const FILE: &str = "optimizer/eager.cu";
 /// Elements of a thread: `N` of the kernels.
 const EACH: usize = 4;
 /// Blocks that make partial sums of a norm; on every device, so that sums are the same.

@@ -8,11 +8,11 @@ use crate::lower::Grid;
 use crate::{Error, Result};
 use ironhorse_core::eager::{Array, Float, Pairs, RopeShape};
 
-const FILE: &str = "direct/rope.cu";
-const TABLE: &str = "direct/rope_table.cu";
-/// Positions of a thread: `AHEAD` of rope.cu.
+const FILE: &str = "rope/eager.cu";
+const TABLE: &str = "rope/tables.cu";
+/// Positions of a thread: `AHEAD` of rope/eager.cu.
 const AHEAD: usize = 2;
-/// Rows of a thread: `ROWS` of rope_table.cu.
+/// Rows of a thread: `ROWS` of rope/tables.cu.
 const ROWS: usize = 64;
 
 /// A size that kernels count in 32 bits.

@@ -8,7 +8,7 @@ use crate::kernels::Spec;
 use crate::lower::Grid;
 use ironhorse_core::eager::{Array, Float, Rows};
 
-const FILE: &str = "direct/route.cu";
+const FILE: &str = "experts/eager_router.cu";
 
 /// Per row the k largest, largest first, the lower index first among equals, NaN before all: `weights` are their softmax
 /// among themselves, `indices` where they stand.

@@ -1,4 +1,4 @@
-//! How rows are split among threads: the host's half of `rows.cuh`.
+//! How rows are split among threads: the host's half of `common/rows.cuh`.
 
 use crate::lower::Grid;
 use ironhorse_core::eager::{Array, Float, Rows};

@@ -9,7 +9,7 @@ use crate::{Error, Result};
 use ironhorse_core::eager::{Array, Float, Gate, Rows};
 use std::ffi::c_void;
 
-const FILE: &str = "direct/scale_bias_relu.cu";
+const FILE: &str = "elementwise/scale_bias_relu.cu";
 /// Rows that a thread of the backward has in flight: `BWD_AHEAD` of the kernels.
 const AHEAD: usize = 4;
 /// Threads of its blocks: `BWD_THREADS`.

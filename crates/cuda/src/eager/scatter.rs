@@ -8,8 +8,8 @@ use crate::lower::Grid;
 use crate::op::{DIGIT_BITS, DIGITS, SORT_BLOCK, WINDOW};
 use crate::{Error, Result};
 
-const FEW: &str = "direct/scatter.cu";
-const MANY: &str = "embedding_bwd.cu";
+const FEW: &str = "embedding/scatter_few.cu";
+const MANY: &str = "embedding/bwd.cu";
 /// Indices up to which comparing each with each beats sorting.
 const FEW_INDICES: usize = 512;
 

@@ -7,9 +7,9 @@ use crate::args::Args;
 use crate::kernels::Spec;
 use ironhorse_core::eager::{Array, Float, Rows};
 
-pub(super) const FILE: &str = "direct/softmax.cu";
+pub(super) const FILE: &str = "loss/softmax.cu";
 
-/// Threads of a block that holds a row, by vectors to a thread: `THREADS` of softmax.cu.
+/// Threads of a block that holds a row, by vectors to a thread: `THREADS` of loss/softmax.cu.
 pub(super) fn threads(at: &At<'_>) -> impl Fn(u32) -> usize {
     let wide = if at.info().compute.0 >= 10 { 768 } else { 1024 };
     move |vecs| if vecs == 8 { wide } else { 512 }

@@ -63,7 +63,7 @@ impl ColumnSums {
 
     /// The two launches; there is at least one row and one column.
     pub fn steps(&self, kernels: &mut Kernels, device: &Rc<Device>, scratch: u64) -> Result<[Step; 2]> {
-        let spec = spec("bias.cu", self.inputs, self.output)?;
+        let spec = spec("product/bias.cu", self.inputs, self.output)?;
         let Division { vector, tiles, chunks, chunk_rows } = self.division();
         let name = if vector { "bias_partials" } else { "bias_partials_any" };
         let partials = kernels.get(device, &spec, name)?;
@@ -93,7 +93,8 @@ pub(crate) fn spec(file: &'static str, inputs: DType, output: DType) -> Result<S
 pub(crate) fn specs() -> Vec<Spec> {
     let types = [DType::F32, DType::BF16];
     let pairs = types.into_iter().flat_map(|inputs| types.map(|output| (inputs, output)));
-    let files = |(inputs, output)| ["bias.cu", "gemm.cu"].map(|file| spec(file, inputs, output));
+    let files =
+        |(inputs, output)| ["product/bias.cu", "product/gemm_any.cu"].map(|file| spec(file, inputs, output));
     pairs.flat_map(files).flatten().collect()
 }
 

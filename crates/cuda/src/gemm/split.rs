@@ -1,4 +1,4 @@
-//! Products in f32 on tensor cores: three of tf32 each, by our own kernels (`gemm_tf32_wgmma.cu` on Hopper, else `gemm_tf32.cu`).
+//! Products in f32 on tensor cores: three of tf32 each, by our own kernels (`product/gemm_tf32_wgmma.cu` on Hopper, else `product/gemm_tf32.cu`).
 //!
 //! The library computes them on CUDA cores, at two thirds of the speed or less.
 
@@ -67,7 +67,7 @@ impl Path {
     }
 
     fn spec(self, [along_a, along_b]: [bool; 2]) -> Spec {
-        let file = if self == Self::Mma { "gemm_tf32.cu" } else { "gemm_tf32_wgmma.cu" };
+        let file = if self == Self::Mma { "product/gemm_tf32.cu" } else { "product/gemm_tf32_wgmma.cu" };
         Spec::new(file).define("ALONG_A", u32::from(along_a)).define("ALONG_B", u32::from(along_b))
     }
 

@@ -8,11 +8,11 @@ use crate::lower::{Grid, Lower};
 use ironhorse_core::DType;
 use ironhorse_core::op::AttentionCached;
 
-/// `THREADS` of attention_cached.cu.
+/// `THREADS` of attention/cached.cu.
 const THREADS: usize = 512;
 
 fn spec(act: DType, vectors: bool) -> Result<Spec> {
-    let spec = Spec::new("attention_cached.cu").define("ACT", ctype(act)?);
+    let spec = Spec::new("attention/cached.cu").define("ACT", ctype(act)?);
     Ok(if vectors { spec.define("VECTORS", 1) } else { spec })
 }
 

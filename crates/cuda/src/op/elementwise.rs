@@ -17,7 +17,7 @@ pub(super) fn per_vector(slot: &Slot) -> Grid {
 }
 
 fn spec(dtype: DType) -> Result<Spec> {
-    Ok(Spec::new("gelu.cu").define("ACT", ctype(dtype)?))
+    Ok(Spec::new("elementwise/gelu.cu").define("ACT", ctype(dtype)?))
 }
 
 pub(crate) fn gelu_fwd(cx: &mut Lower<'_>, op: &GeluFwd) -> Result<()> {

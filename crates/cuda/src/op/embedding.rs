@@ -10,18 +10,18 @@ use ironhorse_core::{DType, Slot};
 
 /// Warps of a forward block, a token each.
 const WARPS: usize = 8;
-/// `WINDOW`, `SORT_BLOCK`, `DIGITS` and the bits of a digit in embedding_bwd.cu.
+/// `WINDOW`, `SORT_BLOCK`, `DIGITS` and the bits of a digit in embedding/bwd.cu.
 pub(crate) const WINDOW: usize = 32;
 pub(crate) const SORT_BLOCK: usize = 1024;
 pub(crate) const DIGITS: usize = 256;
 pub(crate) const DIGIT_BITS: u32 = 8;
 
 fn fwd_spec(act: DType) -> Result<Spec> {
-    Ok(Spec::new("embedding.cu").define("ACT", ctype(act)?))
+    Ok(Spec::new("embedding/fwd.cu").define("ACT", ctype(act)?))
 }
 
 fn bwd_spec(act: DType, grad: DType, vectors: bool) -> Result<Spec> {
-    let spec = Spec::new("embedding_bwd.cu").define("ACT", ctype(act)?).define("GRAD", ctype(grad)?);
+    let spec = Spec::new("embedding/bwd.cu").define("ACT", ctype(act)?).define("GRAD", ctype(grad)?);
     Ok(if vectors { spec.define("VECTORS", 1) } else { spec })
 }
 

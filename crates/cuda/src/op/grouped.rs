@@ -14,9 +14,9 @@ use ironhorse_core::{DType, Slot};
 const CHOICE: &str = "IRONHORSE_GROUPED";
 /// Shared memory any block gets without asking.
 const FREE_SHARED: usize = 48 << 10;
-/// Columns of a box of the copy engine: `BK` of grouped_hopper.cuh.
+/// Columns of a box of the copy engine: `BK` of experts/grouped_hopper.cuh.
 const BOX: usize = 64;
-/// Rows of a box of a result on its way out: `OUTBOX` of grouped_hopper.cuh.
+/// Rows of a box of a result on its way out: `OUTBOX` of experts/grouped_hopper.cuh.
 const OUTBOX_ROWS: u32 = 16;
 /// Shared memory of a block of a Hopper.
 const HOPPER_SHARED: usize = 227 << 10;
@@ -27,7 +27,7 @@ const MOST_EXPERTS: usize = 2048;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Fwd,
-    /// grouped_swiglu.cu, Hopper's only.
+    /// experts/grouped_swiglu.cu, Hopper's only.
     Swiglu,
     BwdInput,
     BwdWeight,
@@ -36,11 +36,11 @@ enum Step {
 /// Which kernels compute a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 enum Path {
-    /// grouped_any.cu: f32 arithmetic, any shape.
+    /// experts/grouped_any.cu: f32 arithmetic, any shape.
     Any,
-    /// grouped_mma.cu: tensor cores, bf16 in whole vectors.
+    /// experts/grouped_mma.cu: tensor cores, bf16 in whole vectors.
     Mma,
-    /// grouped_wgmma.cu, and grouped_swiglu.cu: Hopper's, bf16 in whole boxes of 64 elements.
+    /// experts/grouped_wgmma.cu, and experts/grouped_swiglu.cu: Hopper's, bf16 in whole boxes of 64 elements.
     Wgmma,
 }
 
@@ -107,12 +107,12 @@ impl Path {
 
     fn spec(self, step: Step, input: DType, output: DType) -> Result<Spec> {
         Ok(match self {
-            _ if step == Step::Swiglu => Spec::new("grouped_swiglu.cu"),
+            _ if step == Step::Swiglu => Spec::new("experts/grouped_swiglu.cu"),
             Self::Any => {
-                Spec::new("grouped_any.cu").define("IN", ctype(input)?).define("OUT", ctype(output)?)
+                Spec::new("experts/grouped_any.cu").define("IN", ctype(input)?).define("OUT", ctype(output)?)
             }
-            Self::Mma => Spec::new("grouped_mma.cu").define("OUT", ctype(output)?),
-            Self::Wgmma => Spec::new("grouped_wgmma.cu").define("OUT", ctype(output)?),
+            Self::Mma => Spec::new("experts/grouped_mma.cu").define("OUT", ctype(output)?),
+            Self::Wgmma => Spec::new("experts/grouped_wgmma.cu").define("OUT", ctype(output)?),
         })
     }
 }

@@ -7,8 +7,8 @@ use crate::lower::Lower;
 use ironhorse_core::op::{LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd};
 
 const NAMES: Names = Names {
-    fwd_file: "layernorm.cu",
-    bwd_file: "layernorm_bwd.cu",
+    fwd_file: "norm/layernorm.cu",
+    bwd_file: "norm/layernorm_bwd.cu",
     bwd: "layernorm_bwd",
     bwd_rows: "layernorm_bwd_rows",
     bwd_columns: "layernorm_bwd_columns",

@@ -112,7 +112,7 @@ fn product(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &At) -
         return Ok(());
     }
     tracing::debug!("{problem}: by our own kernel");
-    let function = cx.kernel(&spec("gemm.cu", problem.inputs, problem.output)?, "gemm_any")?;
+    let function = cx.kernel(&spec("product/gemm_any.cu", problem.inputs, problem.output)?, "gemm_any")?;
     let tiles = problem.m.div_ceil(32) as u64 * problem.n.div_ceil(32) as u64;
     if tiles > i32::MAX as u64 {
         return Err(Error::Unsupported(format!("{problem}: too large for our own kernel")));
@@ -138,7 +138,7 @@ fn product_and_bias(cx: &mut Lower<'_>, sizes: &Sizes, at: &At) -> Result<()> {
     if sizes.rows == 0 || sizes.oc == 0 {
         return Ok(());
     }
-    let function = cx.kernel(&spec("bias.cu", sizes.inputs, sizes.output)?, "bias_rows")?;
+    let function = cx.kernel(&spec("product/bias.cu", sizes.inputs, sizes.output)?, "bias_rows")?;
     let args = Args::new().ptr(at.d).ptr(at.bias).u64(sizes.rows as u64).u64(sizes.oc as u64);
     cx.launch("bias_rows", function, Grid::linear(sizes.rows.min(4096), 256), args);
     let plain = At { bias: 0, ..*at };

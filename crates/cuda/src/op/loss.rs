@@ -10,11 +10,11 @@ use ironhorse_core::op::{CrossEntropy, LossMean};
 
 /// Most warps of a block of `cross_entropy_shared`.
 const MOST_WARPS: usize = 24;
-/// Shared memory that kernel needs beside the row: `struct Shared` of classifier.cu, in steps of 16.
+/// Shared memory that kernel needs beside the row: `struct Shared` of loss/cross_entropy.cu, in steps of 16.
 const TOTALS: usize = 528;
 
 fn spec(dtype: DType) -> Result<Spec> {
-    Ok(Spec::new("classifier.cu").define("ACT", ctype(dtype)?))
+    Ok(Spec::new("loss/cross_entropy.cu").define("ACT", ctype(dtype)?))
 }
 
 pub(crate) fn cross_entropy(cx: &mut Lower<'_>, op: &CrossEntropy) -> Result<()> {
@@ -66,14 +66,14 @@ pub(crate) fn loss_mean(cx: &mut Lower<'_>, op: &LossMean) -> Result<()> {
         .ptr(cx.scalars)
         .u64(op.losses.numel() as u64)
         .u32(cx.adds(op.accum).into());
-    let function = cx.kernel(&Spec::new("loss.cu"), "loss_mean")?;
+    let function = cx.kernel(&Spec::new("loss/mean.cu"), "loss_mean")?;
     cx.launch("loss_mean", function, Grid::linear(1, 1024), args);
     Ok(())
 }
 
 pub(super) fn specs() -> Vec<Spec> {
     let mut specs: Vec<Spec> = [DType::F32, DType::BF16].into_iter().filter_map(|d| spec(d).ok()).collect();
-    specs.push(Spec::new("loss.cu"));
+    specs.push(Spec::new("loss/mean.cu"));
     specs
 }
 

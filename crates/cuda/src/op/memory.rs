@@ -9,7 +9,7 @@ use ironhorse_core::DType;
 use ironhorse_core::op::{CopySlot, Fill};
 
 fn spec(dtype: DType) -> Result<Spec> {
-    Ok(Spec::new("memory.cu").define("ACT", ctype(dtype)?))
+    Ok(Spec::new("common/fill.cu").define("ACT", ctype(dtype)?))
 }
 
 pub(crate) fn fill(cx: &mut Lower<'_>, op: &Fill) -> Result<()> {

@@ -8,9 +8,9 @@ use crate::lower::{Grid, Lower};
 use ironhorse_core::op::Accum;
 use ironhorse_core::{DType, Slot};
 
-/// `WARPS` of norm_rows.cuh, a row each.
+/// `WARPS` of norm/rows_fwd.cuh, a row each.
 const FWD_WARPS: usize = 8;
-/// `WARPS` of norm_bwd.cuh.
+/// `WARPS` of norm/rows_bwd.cuh.
 const BWD_WARPS: usize = 4;
 /// Widths whose rows are kept in registers; a kernel is compiled for each width met.
 const FAST: std::ops::RangeInclusive<usize> = 256..=3072;

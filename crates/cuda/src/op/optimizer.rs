@@ -10,22 +10,23 @@ use ironhorse_core::{DType, Param, Precision};
 
 /// Partial sums of the norm: fixed, so that every device adds in the same order.
 const PARTS: usize = 1024;
-/// `THREADS` of norm.cu.
+/// `THREADS` of optimizer/grad_norm.cu.
 const NORM_THREADS: u32 = 512;
-/// Elements and threads of a block of adamw.cu.
+/// Elements and threads of a block of optimizer/adamw.cu.
 const ADAM_BLOCK: usize = 2048;
 const ADAM_THREADS: u32 = 256;
 /// Elements that share a bit of the decay map. Parameters start at multiples of this (64 bytes at most 4 wide).
 const STRIDE: usize = 16;
 
 fn norm_spec(grad: DType) -> Result<Spec> {
-    Ok(Spec::new("norm.cu").define("GRAD", ctype(grad)?))
+    Ok(Spec::new("optimizer/grad_norm.cu").define("GRAD", ctype(grad)?))
 }
 
 fn adamw_spec(p: Precision) -> Result<Spec> {
     // 16 bits that complete a weight are no type that kernels compute with.
     let master = if p.has_residual() { "i16" } else { "float" };
-    let spec = Spec::new("adamw.cu").define("PARAM", ctype(p.weights)?).define("GRAD", ctype(p.grads)?);
+    let spec =
+        Spec::new("optimizer/adamw.cu").define("PARAM", ctype(p.weights)?).define("GRAD", ctype(p.grads)?);
     Ok(spec.define("MASTER", master).define("MOMENT", ctype(p.moments)?))
 }
 

@@ -7,8 +7,8 @@ use crate::lower::Lower;
 use ironhorse_core::op::{ResidualRmsNormFwd, RmsNormApply, RmsNormBwd, RmsNormFwd};
 
 const NAMES: Names = Names {
-    fwd_file: "rmsnorm.cu",
-    bwd_file: "rmsnorm_bwd.cu",
+    fwd_file: "norm/rmsnorm.cu",
+    bwd_file: "norm/rmsnorm_bwd.cu",
     bwd: "rmsnorm_bwd",
     bwd_rows: "rmsnorm_bwd_rows",
     bwd_columns: "rmsnorm_bwd_columns",

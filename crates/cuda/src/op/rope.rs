@@ -68,7 +68,7 @@ fn values(op: &Rope, positions: usize) -> Vec<u8> {
 }
 
 fn spec(act: DType, vectors: bool) -> Result<Spec> {
-    let spec = Spec::new("rope.cu").define("ACT", ctype(act)?);
+    let spec = Spec::new("rope/packed.cu").define("ACT", ctype(act)?);
     Ok(if vectors { spec.define("VECTORS", 1) } else { spec })
 }
 

@@ -8,15 +8,15 @@ use crate::lower::{Grid, Lower};
 use ironhorse_core::DType;
 use ironhorse_core::op::{RouterBwd, RouterFwd, RouterLoad};
 
-/// `WARPS` of router.cu, a token each.
+/// `WARPS` of experts/router.cu, a token each.
 const WARPS: usize = 8;
-/// `LOAD_THREADS` of router.cu.
+/// `LOAD_THREADS` of experts/router.cu.
 const LOAD_THREADS: usize = 256;
 /// The most blocks that sum probabilities.
 const MOST_PARTIALS: usize = 256;
 
 fn spec(logit: DType) -> Result<Spec> {
-    Ok(Spec::new("router.cu").define("LOGIT", ctype(logit)?))
+    Ok(Spec::new("experts/router.cu").define("LOGIT", ctype(logit)?))
 }
 
 fn per_token(tokens: usize) -> Grid {

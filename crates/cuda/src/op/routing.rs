@@ -8,14 +8,14 @@ use crate::{Error, Result};
 use ironhorse_core::op::{Combine, CombineBwd, Permute, PermuteBwd, RouteSort};
 use ironhorse_core::{DType, Slot};
 
-/// `WARPS` of routing.cu, a row each.
+/// `WARPS` of experts/permute.cu, a row each.
 const WARPS: usize = 8;
 /// Shared memory that the counters of a block of `route_scatter` may take.
 const COUNTERS: usize = 48 << 10;
 /// About the most blocks of a sort: the scan over their counts is one block's work.
 const MOST_BLOCKS: usize = 128;
 
-const SORT: &str = "route_sort.cu";
+const SORT: &str = "experts/sort.cu";
 
 /// How a sort is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub(crate) fn route_sort(cx: &mut Lower<'_>, op: &RouteSort) -> Result<()> {
 }
 
 fn spec(act: DType, vectors: bool) -> Result<Spec> {
-    let spec = Spec::new("routing.cu").define("ACT", ctype(act)?);
+    let spec = Spec::new("experts/permute.cu").define("ACT", ctype(act)?);
     Ok(if vectors { spec.define("VECTORS", 1) } else { spec })
 }
 

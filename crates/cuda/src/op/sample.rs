@@ -23,7 +23,7 @@ pub(crate) struct Row {
 }
 
 fn spec(dtype: DType) -> Result<Spec> {
-    Ok(Spec::new("sample.cu").define("ACT", ctype(dtype)?))
+    Ok(Spec::new("sampling/sample.cu").define("ACT", ctype(dtype)?))
 }
 
 /// Chooses a token of the row. The settings were validated by the caller.

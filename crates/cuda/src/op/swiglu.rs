@@ -12,7 +12,7 @@ use ironhorse_core::{DType, Slot};
 const THREADS: u32 = 256;
 
 fn spec(act: DType, vectors: bool) -> Result<Spec> {
-    let spec = Spec::new("swiglu.cu").define("ACT", ctype(act)?);
+    let spec = Spec::new("elementwise/swiglu.cu").define("ACT", ctype(act)?);
     Ok(if vectors { spec.define("VECTORS", 1) } else { spec })
 }
 

@@ -19,13 +19,14 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Headers that any source may include.
-pub(crate) const HEADERS: [(&str, &str); 2] = [
-    (
-        "ironhorse.cuh",
-        concat!(include_str!("../../kernels/floats.cuh"), include_str!("../../kernels/user/ironhorse.cuh"),),
+pub(crate) const HEADERS: [(&str, &str); 1] = [(
+    "ironhorse.cuh",
+    concat!(
+        include_str!("../../kernels/common/prelude.cuh"),
+        include_str!("../../kernels/common/floats.cuh"),
+        include_str!("../../kernels/common/ironhorse.cuh"),
     ),
-    ("prelude.cuh", include_str!("../../kernels/prelude.cuh")),
-];
+)];
 
 /// What to compile.
 #[derive(Clone, Debug, Default)]

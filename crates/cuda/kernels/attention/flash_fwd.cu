@@ -1,0 +1,134 @@
+// flash_fwd: out = softmax(scale*q.k^T).v and lse = log(sum(exp(scale*q.k^T))) on tensor cores: bf16, f16, or f32 as tf32
+//
+// moves  sizeof(ELEM)*B*T*(W + C) + 4*B*NH*T bytes at least, keys and values again per tile of queries (mostly from L2);
+//        bound: tensor cores
+// grid   one block per head and BM queries, 16*MT of them per warp, passing over tiles of BN keys that are copied while
+//        the tile before is worked on; needs HD % 16 == 0 (f32: 32), HD <= 128, any lengths
+// order  keys ascending in f32, weights rounded to the operands' type; no atomics: bitwise repeatable
+//
+// TERMS, where given, is the number of products of tf32 for one of f32 (attention/tile_f32.cuh); else ELEM is bf16 or f16.
+//
+// Positions beyond the last are zeros in shared memory, and no query sees keys there.
+#ifdef TERMS
+#include "attention/tile_f32.cuh"
+#else
+#include "attention/tile_half.cuh"
+#endif
+
+constexpr int BM = 16 * MT * WARPS;
+constexpr int BN = FWD_STAGE;
+
+extern __shared__ uint4 shared[];
+
+// The score of a key that is not seen.
+DEVICE float hidden() { return -__int_as_float(0x7f800000); }
+
+// s becomes power(scale2*(s - maximum)); the running maximum, sum and results follow. A lane's sum is of its own columns.
+DEVICE void softmax(float (&s)[MT][BN / 8][4], float (&acc)[MT][HD / 8][4], float (&maximum)[MT][2],
+                    float (&sum)[MT][2], float scale2) {
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float top = maximum[m][h];
+#pragma unroll
+            for (int n = 0; n < BN / 8; ++n) top = fmaxf(top, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            // In the engine every query sees key 0, which is in the first tile; else 0 stands for -inf.
+            float shift = STRIDED && top == hidden() ? 0.0f : top * scale2;
+            float shrink = power(fmaf(maximum[m][h], scale2, -shift));  // 0 as long as the maximum was -inf
+            maximum[m][h] = top;
+            float part = 0.0f;
+#pragma unroll
+            for (int n = 0; n < BN / 8; ++n)
+#pragma unroll
+                for (int e = 2 * h; e < 2 * h + 2; ++e) {
+                    s[m][n][e] = power(fmaf(s[m][n][e], scale2, -shift));
+                    part += s[m][n][e];
+                }
+            sum[m][h] = fmaf(sum[m][h], shrink, part);
+#pragma unroll
+            for (int n = 0; n < HD / 8; ++n) {
+                acc[m][n][2 * h] *= shrink;
+                acc[m][n][2 * h + 1] *= shrink;
+            }
+        }
+}
+
+// The running maximum is one of scores times something positive.
+DEVICE void negate(float (&s)[MT][BN / 8][4]) {
+#pragma unroll
+    for (int i = 0; i < MT * BN / 2; ++i) s[i / (BN / 2)][i / 4 % (BN / 8)][i % 4] *= -1.0f;
+}
+
+// Hides keys that queries do not see; `query` is the first of the warp, `key` that of the tile.
+DEVICE void mask(float (&s)[MT][BN / 8][4], const Shape& shape, int query, int key) {
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int n = 0; n < BN / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (shape.hides(key, 8 * n + column_of(e), query + 16 * m + row_of(e))) s[m][n][e] = hidden();
+}
+
+DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shape& shape) {
+    u8* tile_q = reinterpret_cast<u8*>(shared);
+    u32 q = shared_address(tile_q), k = q + BM * PITCH, v = k + 2 * BN * PITCH;  // k and v: two stages each
+    u32 q_len = shape.q_len(), kv_len = shape.kv_len(), tiles = (q_len + BM - 1) / BM;
+    Work work = work_of(blockIdx.x, tiles, shape.total, shape.group);
+    Head at = shape.head(work.head, HD);
+    u32 first = (tiles - 1 - work.tile) * BM, row = threadIdx.x / WARP * 16 * MT;
+    u32 passes = shape.passes(min(first + BM, q_len) - 1, BN);
+    load_tile<BM>(q, in.q(at), shape.q_stride(at), first, q_len);
+    load_tile<BN>(k, in.k(at), shape.k_stride(at), 0, kv_len);
+    load_tile<BN>(v, in.v(at), shape.v_stride(at), 0, kv_len);
+    cp_commit();
+
+    Rows<FWD_HELD> queries{q, row};
+    queries.hold();
+    float acc[MT][HD / 8][4] = {}, maximum[MT][2], sum[MT][2] = {};
+#pragma unroll
+    for (int m = 0; m < MT; ++m) maximum[m][0] = maximum[m][1] = hidden();
+    for (u32 j = 0; j < passes; ++j) {
+        cp_wait<0>();
+        __syncthreads();  // tile j is here, and all are done with tile j-1, whose place the next copies take
+        u32 stage = j % 2 * BN * PITCH, other = BN * PITCH - stage, key = j * BN;
+        if (j + 1 < passes) {
+            load_tile<BN>(k + other, in.k(at), shape.k_stride(at), key + BN, kv_len);
+            load_tile<BN>(v + other, in.v(at), shape.v_stride(at), key + BN, kv_len);
+            cp_commit();
+        }
+        if (shape.sees_none(key, first + row + 16 * MT)) continue;  // no query of this warp sees these
+        float s[MT][BN / 8][4] = {};
+        scores<BN>(s, queries, k + stage, 0);
+        if (STRIDED && shape.scale < 0.0f) negate(s);
+        if (!shape.sees_all(key + BN, first + row)) mask(s, shape, first + row, key);
+        softmax(s, acc, maximum, sum, shape.steepness() * POWER);
+        weighted<BN>(acc, s, v + stage, 0);
+    }
+
+    if constexpr (SHORT) {
+        u32 block = blockIdx.x;
+        asm volatile("" : "+r"(block));  // unknown to the compiler, which else would keep what it knows
+        at = shape.head(work_of(block, tiles, shape.total, shape.group).head, HD);
+    }
+    float factor[MT][2];
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float whole = sum[m][h] + __shfl_xor_sync(0xffffffffu, sum[m][h], 1);
+            whole += __shfl_xor_sync(0xffffffffu, whole, 2);
+            factor[m][h] = STRIDED && whole == 0.0f ? 0.0f : 1.0f / whole;
+            u32 query = first + row + 16 * m + row_of(2 * h);
+            if (lane() % 4 != 0 || query >= q_len || (STRIDED && lse == nullptr)) continue;
+            lse[at.row + query] = log_of_sum(whole, maximum[m][h], shape.steepness());
+        }
+    store_tile(out + at.out, shape.out_stride(at), first, q_len, acc, factor, tile_q, row);
+}
+
+KERNEL __launch_bounds__(THREADS, BLOCKS) flash_fwd(ELEM* out, float* lse, QKV_PARAMETERS, SHAPE_PARAMETERS) {
+    forward(out, lse, QKV, SHAPE);
+}

@@ -1,0 +1,141 @@
+// What only Hopper has (sm_90a): the bulk tensor copy engine, barriers in shared memory that count its bytes, and products
+// issued by a warpgroup of four warps.
+//
+// Tiles lie in shared memory as the copy engine writes them with a swizzle of 128 bytes: rows of 128 bytes (64 elements), whose
+// chunks of 16 bytes are exchanged by the number of the row modulo 8. A tile starts at a multiple of 1024 bytes.
+#pragma once
+
+#include "common/async_copy.cuh"
+
+// A tensor map as the driver makes it; passed to a kernel by value.
+struct alignas(64) TensorMap {
+    u64 words[16];
+};
+
+// A barrier of `count` arrivals, and of the bytes it is told to expect.
+DEVICE void barrier_init(u32 barrier, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+// What was initialised is seen by the copy engine and by all threads after the next barrier of the block.
+DEVICE void barrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+DEVICE void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+DEVICE void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Arrives when the copies this thread started by cp_async are here.
+DEVICE void barrier_arrive_copied(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+// Waits for the end of the phase of this parity: that of a new barrier is 0.
+DEVICE void barrier_wait(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n}" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+}
+
+// Starts copying the box of a map at column x, row y; its bytes count for the barrier. Zeros arrive from outside the tensor.
+DEVICE void copy_box(u32 to, const TensorMap& map, i32 x, i32 y, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+                 "l"(&map), "r"(x), "r"(y), "r"(barrier)
+                 : "memory");
+}
+
+// Starts copying a box from shared memory to a map at column x, row y; what lies outside the tensor is left out.
+DEVICE void store_box(const TensorMap& map, i32 x, i32 y, u32 from) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x), "r"(y), "r"(from)
+                 : "memory");
+}
+// Ends a group of such copies of this thread; store_wait<N> waits until all but the last N groups are read from shared memory.
+DEVICE void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int N> DEVICE void store_wait() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+
+// Four 8x8 matrices of 2-byte elements from the registers of a warp, where they lie as products leave them, to shared memory:
+// lane i gives the address of row i%8 of matrix i/8.
+DEVICE void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// 16 bytes of shared memory.
+DEVICE uint4 load_shared(u32 from) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from) : "memory");
+    return x;
+}
+
+DEVICE void store_shared(u32 to, const u32 (&x)[4]) {
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+}
+// 8 bytes of it.
+DEVICE void load_pair(u32& a, u32& b, u32 from) {
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(a), "=r"(b) : "r"(from) : "memory");
+}
+
+// What ordinary stores wrote to shared memory is seen by products and copies after the next barrier.
+DEVICE void shared_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// A barrier of some of the block's threads.
+template <int ID, int COUNT> DEVICE void named_barrier() {
+    asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(COUNT) : "memory");
+}
+
+template <int COUNT> DEVICE void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT> DEVICE void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+
+// How a product finds its operand: its address; `across`, bytes from 64 elements of a row to the next 64, where rows are terms of
+// the sums (else it has no meaning); and bytes from 8 rows to the next, 1024.
+DEVICE u64 operand(u32 address, u32 across) {
+    return (u64)(address >> 4 & 0x3fff) | (u64)(across >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+}
+
+DEVICE void product_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> DEVICE void product_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+
+// Results that products may still be writing: what uses them stays behind this, what makes them before it.
+template <int N> DEVICE void hold(float (&c)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
+}
+
+#define ACC8(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
+#define ACC32(i) ACC8(i), ACC8(i + 8), ACC8(i + 16), ACC8(i + 24)
+
+// c (64x256) = a (64x16)·b (16x256), plus c where `adds`. Where A_ALONG rows of a's tile are rows of the result and 64 terms
+// wide, else they are terms; the same for b and columns. Thread i of the group has, of 8 columns at a time, in rows
+// i/32·16 + i%32/4 (c[0], c[1]) and 8 further down (c[2], c[3]) columns i%4·2 and the next.
+template <bool A_ALONG, bool B_ALONG> DEVICE void product_256(float (&c)[128], u64 a, u64 b, u32 adds) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %130, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,"
+        "%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,"
+        "%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,"
+        "%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}, %128, %129, p, 1, 1, %131, %132;\n}"
+        : ACC32(0), ACC32(32), ACC32(64), ACC32(96)
+        : "l"(a), "l"(b), "r"(adds), "n"(A_ALONG ? 0 : 1), "n"(B_ALONG ? 0 : 1));
+}
+
+// c (64x128) = a (64x8)·b (8x128) in tf32, plus c where `adds`. Of a, warp i of the group has rows 16i.. in its registers as mma_tf32
+// does (common/mma.cuh); rows of b's tile are columns of the result, 32 terms wide. c is as above.
+DEVICE void product_tf32(float (&c)[64], const u32 (&a)[4], u64 b, u32 adds) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,"
+        "%61,%62,%63}, {%64,%65,%66,%67}, %68, p, 1, 1;\n}"
+        : ACC32(0), ACC32(32)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
+#undef ACC32
+#undef ACC8

@@ -1,0 +1,216 @@
+// Products of many experts' rows on Hopper: one warp starts copies, STAGES steps of 64 terms ahead; two groups of four warps multiply,
+// 64x256 of a tile of 128x256 each. Results wait in BOXES boxes of each warp on their way out, and where TAKEN other warps look at them
+// there. A file that includes this says what STAGES, BOXES and TAKEN are: 48 KB a stage, 16 KB a box, together less than 227 KB.
+#pragma once
+
+#include "experts/grouped.cuh"
+#include "common/hopper.cuh"
+
+constexpr int GROUP = 128;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+constexpr int BM = 128, BN = 256, BK = 64;
+constexpr int BOX = BK * BK * 2;  // bytes of 64 rows of 64 elements
+constexpr int TILE_A = BM * BK * 2, TILE_B = BN * BK * 2, STAGE = TILE_A + TILE_B;
+constexpr int OUTBOX = 16 * BK * 2;  // bytes of 16 rows of 64 results, BOXES of them to a warp that multiplies
+constexpr int WORKERS = 2 * GROUP / WARP;     // warps that multiply
+constexpr int TAKERS = GROUP / WARP - 1;      // beside the one that copies
+constexpr int OUTBOXES = BOXES * WORKERS * OUTBOX;
+
+extern __shared__ uint4 shared[];  // up to the next multiple of 1024: nothing; then stages, outboxes, barriers, groups
+
+struct Space {
+    u32 stages;  // address of the first
+    u32 outboxes;
+    u32 full, empty;  // addresses of the first of STAGES barriers each
+    u32 filled, taken;  // of WORKERS each, where TAKEN: a warp's boxes are full, and those who look at them have seen them
+    u32* groups;
+
+    DEVICE u32 boxes(u32 worker) const { return outboxes + worker * BOXES * OUTBOX; }
+    DEVICE u32 a(u32 stage) const { return stages + stage * STAGE; }
+    DEVICE u32 b(u32 stage) const { return stages + stage * STAGE + TILE_A; }
+};
+
+// Where everything is; barriers are ready when it returns and the block has met.
+DEVICE Space prepare() {
+    u8* const start = reinterpret_cast<u8*>(shared);
+    const u32 gap = (1024 - shared_address(start) % 1024) % 1024;
+    const u32 stages = shared_address(start) + gap, outboxes = stages + STAGES * STAGE, full = outboxes + OUTBOXES;
+    u8* const groups = start + gap + STAGES * STAGE + OUTBOXES + 16 * (STAGES + (TAKEN ? WORKERS : 0));
+    const u32 filled = full + 16 * STAGES;
+    const Space space{stages, outboxes, full, full + 8 * STAGES, filled, filled + 8 * WORKERS, reinterpret_cast<u32*>(groups)};
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(space.full + 8 * s, 1);
+            barrier_init(space.empty + 8 * s, WORKERS);
+        }
+        for (int w = 0; TAKEN && w < WORKERS; w++) {
+            barrier_init(space.filled + 8 * w, 1);
+            barrier_init(space.taken + 8 * w, TAKERS);
+        }
+        barrier_init_fence();
+    }
+    return space;
+}
+
+// Which stage is next, and how often all were gone through.
+struct Turn {
+    u32 stage = 0, round = 0;
+    DEVICE void next() {
+        if (++stage == STAGES) {
+            stage = 0;
+            round ^= 1;
+        }
+    }
+};
+
+// The work of a tile: where its operands start in their tensors, and its terms.
+struct Work {
+    i32 a_line, a_term;  // first row (or column) of the result, first term, as places in the tensor of the left operand
+    i32 b_line, b_term;
+    u32 terms;
+};
+
+// Starts the copies of a tile. HALVES: the second half of the right operand's lines starts at `second`.
+template <bool A_ALONG, bool B_ALONG, bool HALVES = false>
+DEVICE void copy_tile(const Space& space, Turn& turn, const TensorMap& a, const TensorMap& b, const Work& work, i32 second = 0) {
+    for (u32 k = 0; k < work.terms; k += BK, turn.next()) {
+        const u32 full = space.full + 8 * turn.stage, to_a = space.a(turn.stage), to_b = space.b(turn.stage);
+        barrier_wait(space.empty + 8 * turn.stage, turn.round ^ 1);
+        barrier_expect(full, STAGE);
+        if constexpr (A_ALONG) {
+            copy_box(to_a, a, work.a_term + (i32)k, work.a_line, full);
+        } else {
+#pragma unroll
+            for (int i = 0; i < BM / BK; i++) copy_box(to_a + i * BOX, a, work.a_line + i * BK, work.a_term + (i32)k, full);
+        }
+        if constexpr (B_ALONG) {
+            copy_box(to_b, b, work.b_term + (i32)k, work.b_line, full);
+            if constexpr (HALVES) copy_box(to_b + TILE_B / 2, b, work.b_term + (i32)k, second, full);
+        } else {
+#pragma unroll
+            for (int i = 0; i < BN / BK; i++) copy_box(to_b + i * BOX, b, work.b_line + i * BK, work.b_term + (i32)k, full);
+        }
+    }
+}
+
+// Zeros for the terms from `first` on of a stage whose rows are terms. All threads that multiply take part.
+DEVICE void clear_terms(const Space& space, u32 stage, u32 first) {
+    u8* const start = reinterpret_cast<u8*>(shared) + (space.a(stage) - shared_address(shared));
+    const u32 chunks = (BK - first) * 8;  // of 16 bytes in each box
+    for (u32 i = threadIdx.x - GROUP; i < chunks * (STAGE / BOX); i += 2 * GROUP)
+        *reinterpret_cast<uint4*>(start + i / chunks * BOX + first * 128 + i % chunks * 16) = uint4{0, 0, 0, 0};
+    shared_fence();
+    named_barrier<1, 2 * GROUP>();
+}
+
+// acc = this group's rows of a tile; there is at least one term. `meanwhile` is called while the last products are under way.
+template <bool A_ALONG, bool B_ALONG, class F>
+DEVICE void multiply(float (&acc)[128], const Space& space, Turn& turn, u32 terms, F meanwhile) {
+    const u32 group = threadIdx.x / GROUP - 1;
+    u32 before = 0;
+    for (u32 k = 0; k < terms; k += BK, turn.next()) {
+        barrier_wait(space.full + 8 * turn.stage, turn.round);
+        if (!A_ALONG && terms - k < BK) clear_terms(space, turn.stage, terms - k);
+        const u32 a = space.a(turn.stage) + group * BOX, b = space.b(turn.stage);
+        product_fence();
+#pragma unroll
+        for (int s = 0; s < BK / 16; s++) {
+            // 16 terms further: 32 bytes where they lie along a row, 16 rows where they are rows.
+            const u64 left = operand(a + s * (A_ALONG ? 32 : 2048), A_ALONG ? 16 : BOX);
+            const u64 right = operand(b + s * (B_ALONG ? 32 : 2048), B_ALONG ? 16 : BOX);
+            product_256<A_ALONG, B_ALONG>(acc, left, right, k > 0 || s > 0);
+        }
+        product_commit();
+        if (k > 0) {
+            product_wait<1>();  // that of the stage before is done
+            if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * before);
+        }
+        before = turn.stage;
+    }
+    meanwhile();
+    product_wait<0>();
+    hold(acc);
+    if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * before);
+}
+
+// Where a result goes.
+struct Target {
+    const TensorMap& map;  // of boxes of 16 rows and 64 columns
+    bf16* at;              // the first element of the tensor
+    u64 stride;
+};
+
+// What is on its way out of a warp.
+struct Outbox {
+    u32 address;
+    u32 turn = 0;
+
+    DEVICE explicit Outbox(const Space& space) : address(space.boxes((threadIdx.x - GROUP) / WARP)) {}
+
+    // 64 columns from x on, pairs of 8 columns at a time, of this warp's 16 rows from y on, of which `rows` exist.
+    DEVICE void write(const Target& to, u32 x, u32 y, i32 rows, const u32 (&pairs)[8][2]) {
+        if (rows < 16) return write_some(to, x, y, rows, pairs);
+        const u32 box = next();
+        fill(box, pairs);
+        send(to, x, y, box);
+    }
+
+    // From registers.
+    DEVICE void write_some(const Target& to, u32 x, u32 y, i32 rows, const u32 (&pairs)[8][2]) const {
+        const u32 lane = threadIdx.x % WARP;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const i32 row = (i32)(lane / 4) + 8 * h;
+            u32* const line = reinterpret_cast<u32*>(to.at + (y + (u64)row) * to.stride + x + lane % 4 * 2);
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+                if (row < rows) line[4 * n] = pairs[n][h];
+        }
+    }
+
+    // The box that has been on its way for the longest time, when it is out.
+    DEVICE u32 next() {
+        if (threadIdx.x % WARP == 0) store_wait<BOXES - 1>();
+        __syncwarp();
+        const u32 box = address + turn * OUTBOX;
+        turn = (turn + 1) % BOXES;
+        return box;
+    }
+
+    DEVICE void fill(u32 box, const u32 (&pairs)[8][2]) const {
+        const u32 lane = threadIdx.x % WARP, row = lane % 16;
+#pragma unroll
+        for (int n = 0; n < 8; n += 2) {
+            const u32 chunk = (n + lane / 16) ^ row % 8;
+            store_matrices(box + row * 128 + chunk * 16, pairs[n][0], pairs[n][1], pairs[n + 1][0], pairs[n + 1][1]);
+        }
+    }
+
+    DEVICE void send(const Target& to, u32 x, u32 y, u32 box) const {
+        shared_fence();
+        __syncwarp();
+        if (threadIdx.x % WARP == 0) {
+            store_box(to.map, (i32)x, (i32)y, box);
+            store_commit();
+        }
+    }
+
+    // All boxes are out.
+    DEVICE void close() {
+        if (threadIdx.x % WARP == 0) store_wait<0>();
+    }
+};
+
+// This warp's rows of a tile begin at this one.
+DEVICE u32 own_rows() { return (threadIdx.x - GROUP) / WARP * 16; }
+
+// Columns 64·J to 64·J + 63 of the tile, rounded.
+template <int J> DEVICE void rounded(u32 (&pairs)[8][2], const float (&acc)[128]) {
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) pairs[n][h] = pack_bf16(acc[32 * J + 4 * n + 2 * h], acc[32 * J + 4 * n + 2 * h + 1]);
+}
+#endif

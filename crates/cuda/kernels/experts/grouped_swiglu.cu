@@ -1,0 +1,131 @@
+// grouped_swiglu_fwd: out[r] = weight[e]·inp[r] for the rows r of each expert e, weight (E,2F,C); act = silu(gate)·up, where a row of
+//                     out is [gate | up]; bf16, Hopper only
+// moves  each operand once per tile, mostly from L2; bound: tensor cores
+// grid   a block on each multiprocessor: one warp starts copies, three steps of 64 terms ahead; two groups of four warps multiply,
+//        64x256 of a tile of 128x256 each; three warps do the rest while the next tile is multiplied; all walk over the tiles.
+//        Needs C % 64 == 0, F % 64 == 0, arrays at multiples of 16 bytes
+// order  a product's terms in turn, 16 at a time, in f32; the rest elementwise: the bits of experts/grouped_wgmma.cu and then elementwise/swiglu.cu
+//
+// The exponentials of a tile take a fifth of the time of its products (768 terms) where the warps that multiply compute them, and the
+// tensor cores wait. Here gates and ups stay in the boxes they leave by until the warps beside the one that copies have taken them.
+constexpr int STAGES = 3, BOXES = 4;
+constexpr bool TAKEN = true;
+#include "experts/grouped_hopper.cuh"
+#include "elementwise/swiglu.cuh"
+
+constexpr int THREADS = 3 * GROUP;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Registers of a thread that copies or takes, and of one that multiplies: together those of the block.
+constexpr int FEW = 88, MANY = 208;
+constexpr u32 HALF = BN / 2;                // columns of act in a tile
+constexpr u32 AT_ONCE = 4;                  // rows that a warp takes at once
+constexpr u32 STEP = TAKERS * AT_ONCE;      // and all of them together
+static_assert(AT_ONCE * TAKERS <= 16, "each that takes has rows of every warp that multiplies");
+
+DEVICE u32 gated(u32 gate, u32 up) {
+    const float low = swiglu<bf16>(__uint_as_float(gate << 16), __uint_as_float(up << 16));
+    return pack_bf16(low, swiglu<bf16>(__uint_as_float(gate & 0xffff0000u), __uint_as_float(up & 0xffff0000u)));
+}
+
+// act from gates and ups in AT_ONCE rows of boxes, of which `rows` exist and `columns` of HALF: two rows at a time, 8 columns a lane.
+// All is read before anything is written, so that much is under way at once.
+DEVICE void take(bf16* act, u64 f, u32 boxes, u32 first, i32 rows, u32 columns) {
+    const u32 lane = threadIdx.x % WARP, chunk = lane % 16;
+    uint4 gate[AT_ONCE / 2], up[AT_ONCE / 2];
+#pragma unroll
+    for (u32 i = 0; i < AT_ONCE / 2; i++) {
+        const u32 row = first + 2 * i + lane / 16;
+        const u32 at = boxes + chunk / 8 * OUTBOX + row * 128 + ((chunk % 8) ^ row % 8) * 16;
+        gate[i] = load_shared(at);
+        up[i] = load_shared(at + 2 * OUTBOX);
+    }
+#pragma unroll
+    for (u32 i = 0; i < AT_ONCE / 2; i++)
+        gate[i] = {gated(gate[i].x, up[i].x), gated(gate[i].y, up[i].y), gated(gate[i].z, up[i].z), gated(gate[i].w, up[i].w)};
+#pragma unroll
+    for (u32 i = 0; i < AT_ONCE / 2; i++) {
+        const u32 row = 2 * i + lane / 16;
+        if ((i32)row < rows && chunk * 8 < columns) *reinterpret_cast<uint4*>(act + row * f + chunk * 8) = gate[i];
+    }
+}
+
+// Gates of HALF columns from x on, then ups of the same columns; f is where ups start. They also stay in the boxes.
+template <int J = 0>
+DEVICE void write_halves(Outbox& outbox, const Target& to, u32 x, u32 f, u32 y, u32 rows, const float (&acc)[128]) {
+    if constexpr (J < BN / BK) {
+        u32 pairs[8][2];
+        rounded<J>(pairs, acc);
+        const u32 box = outbox.next(), column = x + J % 2 * BK, row = y + own_rows();
+        const i32 there = column < f ? (i32)rows - (i32)own_rows() : 0;
+        outbox.fill(box, pairs);
+        if (there >= 16) outbox.send(to, column + J / 2 * f, row, box);
+        else store_commit(), outbox.write_some(to, column + J / 2 * f, row, there, pairs);
+        write_halves<J + 1>(outbox, to, x, f, y, rows, acc);
+    }
+}
+
+// out (rows,2F) and act (rows,F) from inp (rows,k) and the experts' weights (2F,k)
+DEVICE void swiglu_product(const Target& out, bf16* act, const TensorMap& inp, const TensorMap& weight, const i32* offsets,
+                           Fault* fault, u32 rows, u32 experts, u32 f, u32 k) {
+    const Space space = prepare();
+    const Groups groups = read_groups<BM>(space.groups, offsets, experts, rows, fault);
+    const u32 columns = (f + HALF - 1) / HALF;
+    const u64 tiles = (u64)groups.tiles * columns;
+    const auto first_row = [&](const Tile& tile) { return groups.first(tile.expert) + tile.row * BM; };
+    const auto rows_left = [&](const Tile& tile) { return groups.rows(tile.expert) - tile.row * BM; };
+    const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    Turn turn;
+    if (threadIdx.x < GROUP) {
+        fewer_registers<FEW>();
+        if (threadIdx.x == 0) {
+            for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
+                const Tile tile = groups.tile(t, columns);
+                const i32 line = (i32)(tile.expert * 2 * f + tile.column * HALF);
+                copy_tile<true, true, true>(space, turn, inp, weight, {(i32)first_row(tile), 0, line, 0, k}, line + (i32)f);
+            }
+        } else if (warp > 0) {
+            u32 parity = 0;
+            for (u64 t = blockIdx.x; t < tiles; t += gridDim.x, parity ^= 1) {
+                const Tile tile = groups.tile(t, columns);
+                const u32 column = tile.column * HALF, there = rows_left(tile);
+                bf16* const to = act + first_row(tile) * (u64)f + column;
+                u32 before = WORKERS;
+                for (u32 row = (warp - 1) * AT_ONCE; row < BM; row += STEP) {
+                    const u32 worker = row / 16;
+                    if (worker != before) barrier_wait(space.filled + 8 * worker, parity);
+                    before = worker;
+                    take(to + row * (u64)f, f, space.boxes(worker), row % 16, (i32)there - (i32)row, f - column);
+                    __syncwarp();
+                    if (lane == 0 && (row + STEP) / 16 != worker) barrier_arrive(space.taken + 8 * worker);
+                }
+            }
+        }
+    } else {
+        more_registers<MANY>();
+        Outbox outbox(space);
+        const u32 worker = warp - GROUP / WARP;
+        u32 parity = 1;
+        for (u64 t = blockIdx.x; t < tiles; t += gridDim.x, parity ^= 1) {
+            Tile tile;
+            float acc[128];
+            multiply<true, true>(acc, space, turn, k, [&] { tile = groups.tile(t, columns); });
+            barrier_wait(space.taken + 8 * worker, parity);  // what the boxes held before
+            write_halves(outbox, out, tile.column * HALF, f, first_row(tile), rows_left(tile), acc);
+            __syncwarp();
+            if (lane == 0) barrier_arrive(space.filled + 8 * worker);
+        }
+        outbox.close();
+    }
+}
+#endif
+
+KERNEL __launch_bounds__(THREADS, 1)
+    grouped_swiglu_fwd(bf16* out, const __grid_constant__ TensorMap result, const __grid_constant__ TensorMap inp,
+                       const __grid_constant__ TensorMap weight, const i32* offsets, Fault* fault, u32 rows, u32 experts, u32 ic,
+                       u32 oc, bf16* act) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    swiglu_product({result, out, oc}, act, inp, weight, offsets, fault, rows, experts, oc / 2, ic);
+#endif
+}

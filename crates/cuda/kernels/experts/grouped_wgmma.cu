@@ -1,0 +1,183 @@
+// grouped_wgmma_fwd:        out[r] = weight[e]·inp[r] for the rows r of each expert e; weight (E,OC,C); bf16, Hopper only
+// grouped_wgmma_bwd_input:  d_inp[r] = d_out[r]·weight[e]
+// grouped_wgmma_bwd_weight: d_weight[e] (+)= Σ_r d_out[r]ᵀ·inp[r] over the rows of each expert
+// moves  each operand once per tile, mostly from L2; bound: tensor cores
+// grid   a block on each multiprocessor: one warp starts copies, four steps of 64 terms ahead; two groups of four warps
+//        multiply, 64x256 of a tile of 128x256 each, and walk over the tiles; needs C % 64 == 0, OC % 64 == 0, arrays at
+//        multiples of 16 bytes
+// order  a product's terms in turn, 16 at a time, in f32: repeatable
+//
+// A tile may reach beyond the last row of its expert: those rows are read, but not written. Where rows are terms of the sums
+// (bwd_weight), those of other experts become zeros before they are used. Results in bf16 leave through shared memory by the copy
+// engine, while the next tile is multiplied; stored from registers, a tile's 64 KB kept the tensor cores waiting for 4,400 cycles
+// of 16,700 (768 terms).
+constexpr int STAGES = 4, BOXES = 2;
+constexpr bool TAKEN = false;
+#include "experts/grouped_hopper.cuh"
+
+constexpr int THREADS = 3 * GROUP;
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// The part of the tile at column x, row y that exists: `rows` and `columns`.
+template <int J = 0>
+DEVICE void write(Outbox& outbox, const Target& to, u32 x, u32 y, u32 rows, u32 columns, const float (&acc)[128]) {
+    if constexpr (J < BN / BK) {
+        u32 pairs[8][2];
+        rounded<J>(pairs, acc);
+        if (J * BK < columns) outbox.write(to, x + J * BK, y + own_rows(), (i32)rows - (i32)own_rows(), pairs);
+        write<J + 1>(outbox, to, x, y, rows, columns, acc);
+    }
+}
+
+DEVICE u32 own_row() { return own_rows() + threadIdx.x % WARP / 4; }
+
+// f32 leaves from registers.
+DEVICE void write_weight(Outbox& outbox, const TensorMap& map, bf16* at, u64 stride, u32 x, u32 y, u32 rows, u32 columns,
+                         const float (&acc)[128]) {
+    write(outbox, {map, at, stride}, x, y, rows, columns, acc);
+}
+DEVICE void write_weight(Outbox&, const TensorMap&, float* at, u64 stride, u32 x, u32 y, u32 rows, u32 columns,
+                         const float (&acc)[128]) {
+    float* const to = at + y * stride + x;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const u32 row = own_row() + 8 * h;
+        float* const line = to + row * stride + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < BN / 8; n++)
+            if (row < rows && 8 * n < columns)
+                *reinterpret_cast<float2*>(line + 8 * n) = make_float2(acc[4 * n + 2 * h], acc[4 * n + 2 * h + 1]);
+    }
+}
+
+DEVICE void write_zeros(OUT* to, u64 stride, u32 rows, u32 columns) {
+    for (u32 i = threadIdx.x - GROUP; i < BM * BN; i += 2 * GROUP)
+        if (i / BN < rows && i % BN < columns) to[i / BN * stride + i % BN] = from_float<OUT>(0.0f);
+}
+
+// acc += what is there already.
+DEVICE void add_old(float (&acc)[128], const bf16* from, u64 stride, u32 rows, u32 columns) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const u32 row = own_row() + 8 * h;
+        const bf16* const line = from + row * stride + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < BN / 8; n++) {
+            const bool inside = row < rows && 8 * n < columns;
+            const u32 old = inside ? *reinterpret_cast<const u32*>(line + 8 * n) : 0;
+            acc[4 * n + 2 * h] += __uint_as_float(old << 16);
+            acc[4 * n + 2 * h + 1] += __uint_as_float(old & 0xffff0000u);
+        }
+    }
+}
+DEVICE void add_old(float (&acc)[128], const float* from, u64 stride, u32 rows, u32 columns) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const u32 row = own_row() + 8 * h;
+        const float* const line = from + row * stride + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < BN / 8; n++) {
+            const bool inside = row < rows && 8 * n < columns;
+            const float2 old = inside ? *reinterpret_cast<const float2*>(line + 8 * n) : make_float2(0.0f, 0.0f);
+            acc[4 * n + 2 * h] += old.x;
+            acc[4 * n + 2 * h + 1] += old.y;
+        }
+    }
+}
+
+// Registers of a thread that copies, and of one that multiplies: together those of the block.
+constexpr int FEW = 40, MANY = 232;
+
+// out (rows,n) from inp (rows,k) and the experts' weights: (n,k) where ALONG, else (k,n)
+template <bool ALONG>
+DEVICE void rows_product(const Target& out, const TensorMap& inp, const TensorMap& weight, const i32* offsets, Fault* fault,
+                         u32 rows, u32 experts, u32 n, u32 k) {
+    const Space space = prepare();
+    const Groups groups = read_groups<BM>(space.groups, offsets, experts, rows, fault);
+    const u32 columns = (n + BN - 1) / BN;
+    const u64 tiles = (u64)groups.tiles * columns;
+    Turn turn;
+    if (threadIdx.x < GROUP) {
+        fewer_registers<FEW>();
+        if (threadIdx.x != 0) return;
+        for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
+            const Tile tile = groups.tile(t, columns);
+            const i32 row = (i32)(groups.first(tile.expert) + tile.row * BM), column = (i32)(tile.column * BN);
+            const i32 first = (i32)(tile.expert * (ALONG ? n : k));
+            const Work work{row, 0, ALONG ? first + column : column, ALONG ? 0 : first, k};
+            copy_tile<true, ALONG>(space, turn, inp, weight, work);
+        }
+    } else {
+        more_registers<MANY>();
+        Outbox outbox(space);
+        for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
+            u32 first, there, column;
+            float acc[128];
+            multiply<true, ALONG>(acc, space, turn, k, [&] {
+                const Tile tile = groups.tile(t, columns);
+                first = groups.first(tile.expert) + tile.row * BM;
+                there = groups.rows(tile.expert) - tile.row * BM;
+                column = tile.column * BN;
+            });
+            write(outbox, out, column, first, there, n - column, acc);
+        }
+        outbox.close();
+    }
+}
+
+#define ROWS_PRODUCT(ALONG, N, K) rows_product<ALONG>({result, out, N}, inp, weight, offsets, fault, rows, experts, N, K);
+#else
+#define ROWS_PRODUCT(ALONG, N, K)
+#endif
+
+KERNEL __launch_bounds__(THREADS, 1)
+    grouped_wgmma_fwd(bf16* out, const __grid_constant__ TensorMap result, const __grid_constant__ TensorMap inp,
+                      const __grid_constant__ TensorMap weight, const i32* offsets, Fault* fault, u32 rows, u32 experts, u32 ic,
+                      u32 oc) {
+    ROWS_PRODUCT(true, oc, ic)
+}
+
+KERNEL __launch_bounds__(THREADS, 1)
+    grouped_wgmma_bwd_input(bf16* out, const __grid_constant__ TensorMap result, const __grid_constant__ TensorMap inp,
+                            const __grid_constant__ TensorMap weight, const i32* offsets, Fault* fault, u32 rows, u32 experts,
+                            u32 ic, u32 oc) {
+    ROWS_PRODUCT(false, ic, oc)
+}
+
+KERNEL __launch_bounds__(THREADS, 1)
+    grouped_wgmma_bwd_weight(OUT* d_weight, const __grid_constant__ TensorMap result, const __grid_constant__ TensorMap d_out, const __grid_constant__ TensorMap inp,
+                             const i32* offsets, Fault* fault, u32 rows, u32 experts, u32 ic, u32 oc, u32 adds) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    const Space space = prepare();
+    const Groups groups = read_groups<BM>(space.groups, offsets, experts, rows, fault);
+    const u32 tall = (oc + BM - 1) / BM, wide = (ic + BN - 1) / BN;
+    const u64 tiles = groups.fine ? (u64)experts * tall * wide : 0;
+    Turn turn;
+    if (threadIdx.x < GROUP) {
+        fewer_registers<FEW>();
+        if (threadIdx.x != 0) return;
+        for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
+            const u32 expert = (u32)(t / (tall * wide)), inside = (u32)(t - (u64)expert * tall * wide);
+            const i32 row = (i32)(inside / wide * BM), column = (i32)(inside % wide * BN), first = (i32)groups.first(expert);
+            copy_tile<false, false>(space, turn, d_out, inp, {row, first, column, first, groups.rows(expert)});
+        }
+    } else {
+        more_registers<MANY>();
+        Outbox outbox(space);
+        for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
+            const u32 expert = (u32)(t / (tall * wide)), inside = (u32)(t - (u64)expert * tall * wide);
+            const u32 row = inside / wide * BM, column = inside % wide * BN, terms = groups.rows(expert);
+            OUT* const to = d_weight + ((u64)expert * oc + row) * ic + column;
+            if (terms == 0) {
+                if (!adds) write_zeros(to, ic, oc - row, ic - column);
+                continue;
+            }
+            float acc[128];
+            multiply<false, false>(acc, space, turn, terms, [] {});
+            if (adds) add_old(acc, to, ic, oc - row, ic - column);
+            write_weight(outbox, result, d_weight, ic, column, expert * oc + row, oc - row, ic - column, acc);
+        }
+        outbox.close();
+    }
+#endif
+}

@@ -1,0 +1,194 @@
+// cross_entropy: per row losses = log Σ exp(x) - x[target] over the first `vocab` columns; with `grad` the row becomes
+//                (softmax - onehot)·loss_scale, its padding 0
+// moves  rows·padded·sizeof(ACT) bytes once, twice with `grad`; bound: memory
+// grid   cross_entropy_shared: as many blocks as the device holds, each walks over rows and keeps one in shared memory;
+//        needs 16-byte rows that fit. cross_entropy_any: a block per row, which it reads for each pass; any shape
+// order  a thread its columns in turn, then a butterfly over lanes, then over warps: repeatable
+#include "common/async_copy.cuh"
+
+constexpr int N = Vec<ACT>::N;
+// Below every finite logit, and finite, so that differences to it are no NaN.
+constexpr float LEAST = -3.4e38f;
+
+// A maximum and the sum of exp(x - maximum).
+struct Sum {
+    float max;
+    float sum;
+};
+
+DEVICE void raise(Sum& s, float max) {
+    if (max > s.max) {
+        s.sum *= exp2_fast((s.max - max) * LOG2E);
+        s.max = max;
+    }
+}
+
+// One total for the block. `shared` has two turns, so that one barrier a row is enough; `x_target` goes along with it.
+struct Shared {
+    Sum warps[2][WARP];
+    float x_target[2];
+};
+static_assert((sizeof(Shared) + 15) / 16 * 16 == 528, "TOTALS of src/op/loss.rs");
+
+DEVICE Sum block_sum(Sum s, float& x_target, Shared& shared, int turn) {
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const float top = warp_max(s.max);
+    const float sum = warp_sum(s.sum * exp2_fast((s.max - top) * LOG2E));
+    if (lane == 0) shared.warps[turn][warp] = {top, sum};
+    if (threadIdx.x == 0) shared.x_target[turn] = x_target;
+    __syncthreads();
+    Sum mine = {LEAST, 0.0f};
+    if (lane < blockDim.x / WARP) mine = shared.warps[turn][lane];
+    x_target = shared.x_target[turn];
+    const float max = warp_max(mine.max);
+    return {max, warp_sum(mine.sum * exp2_fast((mine.max - max) * LOG2E))};
+}
+
+// The row's target, or -1 for one that is none.
+DEVICE i32 checked(const i32* targets, u32 row, u32 vocab, Fault* fault) {
+    const i32 target = targets[row];
+    if ((u32)target < vocab) return target;
+    if (threadIdx.x == 0) report(fault, 2, target, (i32)row, (i32)vocab);
+    return -1;
+}
+
+DEVICE void write_loss(float* losses, u32 row, i32 target, float x_target, Sum total) {
+    if (threadIdx.x == 0) losses[row] = target < 0 ? 0.0f : logf(total.sum) - (x_target - total.max);
+}
+
+// exp(x - max)/sum·scale. A bf16 result hides the rounding of the form with everything in the exponent.
+struct Scales {
+    float max, inverse, scale, offset;
+};
+DEVICE Scales scales(Sum total, float scale) {
+    const float inverse = 1.0f / total.sum;
+    return {total.max, inverse, scale, log2f(inverse * fabsf(scale)) - total.max * LOG2E};
+}
+DEVICE float gradient(float x, const Scales& s) {
+    if constexpr (sizeof(ACT) == 2) return copysignf(exp2_fast(__fmaf_rn(x, LOG2E, s.offset)), s.scale);
+    return exp2_fast((x - s.max) * LOG2E) * (s.inverse * s.scale);
+}
+DEVICE float target_gradient(float x, const Scales& s) {
+    return (exp2_fast((x - s.max) * LOG2E) * s.inverse - 1.0f) * s.scale;
+}
+
+// A row arrives in quarters, so that the first can be summed while the last is under way.
+constexpr int QUARTERS = 4;
+
+// Each thread copies, sums and overwrites its own vectors only: within a row just the totals need a barrier. Where the
+// gradient of a vector is out, the same vector of the next row is asked for in its place.
+KERNEL __launch_bounds__(768, 2)
+    cross_entropy_shared(float* losses, ACT* logits, const i32* targets, const Scalars* scalars, Fault* fault, u32 rows,
+                         u32 vocab, u32 padded, u32 grad) {
+    extern __shared__ uint4 row_space[];
+    __shared__ Shared shared;
+    ACT* const cell = reinterpret_cast<ACT*>(row_space);
+    const u32 cell_address = shared_address(row_space);
+    const u32 used = (vocab + N - 1) / N;  // vectors with at least one logit
+    const u32 rounds = (used + blockDim.x - 1) / blockDim.x;
+    const float scale = scalars->loss_scale;
+    const auto quarter = [=](int q) { return rounds * q / QUARTERS * blockDim.x + threadIdx.x; };
+    const auto limit = [=](int q) { return min(rounds * (q + 1) / QUARTERS * blockDim.x, used); };
+
+    u32 row = blockIdx.x;
+    for (int q = 0; q < QUARTERS; q++) {
+        for (u32 v = quarter(q); v < limit(q); v += blockDim.x)
+            cp_async16(cell_address + v * 16, logits + (u64)row * padded + v * N);
+        cp_commit();
+    }
+    for (int turn = 0; row < rows; row += gridDim.x, turn ^= 1) {
+        ACT* const line = logits + (u64)row * padded;
+        const i32 target = checked(targets, row, vocab, fault);
+        // Read before the barrier: after it the row changes.
+        float x_target = threadIdx.x == 0 && target >= 0 ? to_float(line[target]) : 0.0f;
+        Sum mine = {LEAST, 0.0f};
+#pragma unroll
+        for (int q = 0; q < QUARTERS; q++) {
+            if (q == 0) cp_wait<3>();
+            if (q == 1) cp_wait<2>();
+            if (q == 2) cp_wait<1>();
+            if (q == 3) cp_wait<0>();
+            for (u32 v = quarter(q); v < limit(q); v += blockDim.x) {
+                float x[N];
+                load_floats(x, cell + v * N);
+                if ((v + 1) * N > vocab) {
+#pragma unroll
+                    for (int k = 0; k < N; k++)
+                        if (v * N + k >= vocab) x[k] = -__int_as_float(0x7f800000);
+                }
+                float max = x[0];
+#pragma unroll
+                for (int k = 1; k < N; k++) max = fmaxf(max, x[k]);
+                raise(mine, max);
+                float sum = 0.0f;
+#pragma unroll
+                for (int k = 0; k < N; k++) sum += exp2_fast((x[k] - mine.max) * LOG2E);
+                mine.sum += sum;
+            }
+        }
+        const Sum total = block_sum(mine, x_target, shared, turn);
+        write_loss(losses, row, target, x_target, total);
+        const Scales s = scales(total, scale);
+        const u32 next = row + gridDim.x;
+        const ACT* const next_line = logits + (u64)next * padded;
+        const bool more = next < rows;
+#pragma unroll 1
+        for (int q = 0; q < QUARTERS; q++) {
+            for (u32 v = quarter(q); v < limit(q); v += blockDim.x) {
+                if (grad) {
+                    float x[N], y[N];
+                    load_floats(x, cell + v * N);
+#pragma unroll
+                    for (int k = 0; k < N; k++) y[k] = gradient(x[k], s);
+                    if ((u32)target / N == v) {
+#pragma unroll
+                        for (int k = 0; k < N; k++)
+                            if (v * N + k == (u32)target) y[k] = target_gradient(x[k], s);
+                    }
+                    if ((v + 1) * N > vocab) {
+#pragma unroll
+                        for (int k = 0; k < N; k++)
+                            if (v * N + k >= vocab) y[k] = 0.0f;
+                    }
+                    Vec<ACT> out;
+                    round_to(out, y);
+                    store_once(line + v * N, out);
+                }
+                if (more) cp_async16(cell_address + v * 16, next_line + v * N);
+            }
+            cp_commit();
+        }
+        if (grad) {
+            const float zero[N] = {};
+            for (u32 v = used + threadIdx.x; v < padded / N; v += blockDim.x) store_floats(line + v * N, zero);
+        }
+    }
+    cp_wait<0>();
+}
+
+KERNEL __launch_bounds__(1024) cross_entropy_any(float* losses, ACT* logits, const i32* targets, const Scalars* scalars,
+                                                 Fault* fault, u32 rows, u32 vocab, u32 padded, u32 grad) {
+    __shared__ Shared shared;
+    const u32 row = blockIdx.x;
+    ACT* const line = logits + (u64)row * padded;
+    const i32 target = checked(targets, row, vocab, fault);
+    float x_target = threadIdx.x == 0 && target >= 0 ? to_float(line[target]) : 0.0f;
+    Sum mine = {LEAST, 0.0f};
+    for (u32 c = threadIdx.x; c < vocab; c += blockDim.x) {
+        const float x = to_float(line[c]);
+        raise(mine, x);
+        mine.sum += exp2_fast((x - mine.max) * LOG2E);
+    }
+    const Sum total = block_sum(mine, x_target, shared, 0);
+    write_loss(losses, row, target, x_target, total);
+    if (!grad) return;
+    const Scales s = scales(total, scalars->loss_scale);
+    for (u32 c = threadIdx.x; c < padded; c += blockDim.x) {
+        float y = 0.0f;
+        if (c < vocab) {
+            const float x = to_float(line[c]);
+            y = c == (u32)target ? target_gradient(x, s) : gradient(x, s);
+        }
+        line[c] = from_float<ACT>(y);
+    }
+}

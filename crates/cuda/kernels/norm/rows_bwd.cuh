@@ -1,0 +1,241 @@
+// The backward of rows normalised by their mean and variance (CENTRED), or by their root mean square: what norm/layernorm_bwd.cu and
+// norm/rmsnorm_bwd.cu share. They say which, before they include this.
+// moves  (3 or, adding, 4)·rows·width·sizeof(ACT) bytes and the partial sums; bound: memory
+// grid   with WIDTH (needs WIDTH % 8 == 0): as many blocks as the device holds, a group of GROUP warps per row, column
+//        sums kept in registers, one partial row per block. Without: rows, then columns
+// order  each group its rows in turn, groups in turn, then the blocks in a fixed tree: repeatable on one kind of device
+#pragma once
+
+#include "common/partials.cuh"
+
+constexpr int WARPS = 4;
+constexpr int SUMS = CENTRED ? 2 : 1;  // over rows: d_weight, and d_bias
+
+struct Backward {
+    ACT* d_inp;
+    float* partials;  // rows of [d_weight | d_bias]
+    const ACT* d_out;
+    const ACT* inp;
+    const float* mean;  // null unless CENTRED
+    const float* rstd;
+    const WEIGHT* weight;
+    u32 rows;
+    u32 width;
+    u32 adds;
+
+    DEVICE float mean_of(u32 row) const {
+        if constexpr (CENTRED) return mean[row];
+        else return 0.0f;
+    }
+};
+
+DEVICE float normal(float x, float mean, float rstd) { return (CENTRED ? x - mean : x) * rstd; }
+// The gradient of an element: g is d_out·w, x normal, dot the mean of g·x and sum that of g.
+DEVICE float gradient(float g, float x, float dot, float sum, float rstd) {
+    return ((CENTRED ? g - sum : g) - x * dot) * rstd;
+}
+
+// d_weight and d_bias from `count` partial rows.
+DEVICE void add_partials(GRAD* d_weight, GRAD* d_bias, const float* partials, u32 count, u32 width, u32 adds) {
+    const u64 columns = SUMS * (u64)width;
+    const float sum = column_sum(partials, count, columns);
+    const u64 mine = own_column();
+    if (threadIdx.x % WARP == 0 && mine < columns) {
+        GRAD* const to = !CENTRED || mine < width ? d_weight + mine : d_bias + (mine - width);
+        *to = from_float<GRAD>(adds ? to_float(*to) + sum : sum);
+    }
+}
+
+#ifdef WIDTH
+constexpr int N = Vec<ACT>::N;
+constexpr int VECS = WIDTH / N;
+// Warps that share a row: few, but enough that a lane has at most 24 columns; their sums stay in registers.
+constexpr int columns_per_lane(int warps) { return (VECS + warps * WARP - 1) / (warps * WARP) * N; }
+constexpr int GROUP = columns_per_lane(1) <= 24 ? 1 : columns_per_lane(2) <= 24 ? 2 : 4;
+constexpr int STRIDE = GROUP * WARP;
+constexpr int PER_LANE = (VECS + STRIDE - 1) / STRIDE;
+constexpr bool FULL = VECS % STRIDE == 0;
+// The next row is fetched while this one is worked on, where registers allow.
+constexpr bool AHEAD = sizeof(ACT) == 2;
+
+// The weights of a vector's columns, as they are in memory.
+struct alignas(N * sizeof(WEIGHT) >= 16 ? 16 : 8) Packed {
+    WEIGHT at[N];
+};
+
+struct Row {
+    Vec<ACT> x[PER_LANE];
+    Vec<ACT> d[PER_LANE];
+    float mean;
+    float rstd;
+};
+
+DEVICE void fetch(Row& r, const Backward& p, u32 row, int first) {
+    const u64 start = (u64)row * WIDTH;
+    r.mean = p.mean_of(row);
+    r.rstd = p.rstd[row];
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++) {
+        const int v = first + i * STRIDE;
+        if (FULL || v < VECS) {
+            r.x[i] = load(p.inp + start + v * N);
+            r.d[i] = load(p.d_out + start + v * N);
+        }
+    }
+}
+
+// Makes the compiler forget what it derived from v: converting again costs less than registers to remember it in.
+template <class T> DEVICE void forget(Vec<T>& v) {
+    uint4& q = *reinterpret_cast<uint4*>(&v);
+    asm volatile("" : "+r"(q.x), "+r"(q.y), "+r"(q.z), "+r"(q.w));
+}
+
+// What the warps of a row tell each other.
+struct alignas(4 * SUMS) Told {
+    float at[SUMS];
+};
+
+// The sums over the warps of a row. `turn` alternates, so that one barrier a row is enough.
+DEVICE void group_sum(Told& x, Told (*shared)[WARPS], int warp, int turn) {
+#pragma unroll
+    for (float& sum : x.at) sum = warp_sum(sum);
+    if constexpr (GROUP > 1) {
+        if (threadIdx.x % WARP == 0) shared[turn][warp] = x;
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + warp / GROUP), "n"(GROUP * WARP) : "memory");
+        x = {};
+#pragma unroll
+        for (int k = 0; k < GROUP; k++) {
+            const Told part = shared[turn][warp / GROUP * GROUP + k];
+#pragma unroll
+            for (int s = 0; s < SUMS; s++) x.at[s] += part.at[s];
+        }
+    }
+}
+
+DEVICE void differentiate(const Backward& p) {
+    __shared__ float columns[SUMS * WIDTH];
+    __shared__ Told told[2][WARPS];
+    const int warp = threadIdx.x / WARP, group = warp / GROUP;
+    const int first = threadIdx.x % STRIDE;
+    float d_weight[PER_LANE][N] = {}, d_bias[PER_LANE][N] = {};
+    Packed w[PER_LANE];
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++)
+        if (FULL || first + i * STRIDE < VECS) w[i] = *(const Packed*)(p.weight + (first + i * STRIDE) * N);
+
+    const u32 step = gridDim.x * (WARPS / GROUP);
+    u32 row = blockIdx.x * (WARPS / GROUP) + group;
+    Row now, next;
+    if (AHEAD && row < p.rows) fetch(now, p, row, first);
+    for (int turn = 0; row < p.rows; row += step, turn ^= 1) {
+        const u64 start = (u64)row * WIDTH;
+        if (!AHEAD) fetch(now, p, row, first);
+        Vec<ACT> old[PER_LANE];
+        if (p.adds) {
+#pragma unroll
+            for (int i = 0; i < PER_LANE; i++)
+                if (FULL || first + i * STRIDE < VECS) old[i] = load(p.d_inp + start + (first + i * STRIDE) * N);
+        }
+        if (AHEAD && row + step < p.rows) fetch(next, p, row + step, first);
+        float dot = 0.0f, sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+            if (!FULL && first + i * STRIDE >= VECS) continue;
+#pragma unroll
+            for (int k = 0; k < N; k++) {
+                const float d = to_float(now.d[i].at[k]), g = d * to_float(w[i].at[k]);
+                const float x = normal(to_float(now.x[i].at[k]), now.mean, now.rstd);
+                dot = __fmaf_rn(g, x, dot);
+                d_weight[i][k] = __fmaf_rn(d, x, d_weight[i][k]);
+                if constexpr (CENTRED) {
+                    sum += g;
+                    d_bias[i][k] += d;
+                }
+            }
+        }
+        Told total;
+        total.at[0] = dot;
+        if constexpr (CENTRED) total.at[1] = sum;
+        group_sum(total, told, warp, turn);
+        dot = total.at[0] / WIDTH;
+        if constexpr (CENTRED) sum = total.at[1] / WIDTH;
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+            if (!FULL && first + i * STRIDE >= VECS) continue;
+            float y[N];
+            forget(now.x[i]);
+            forget(now.d[i]);
+#pragma unroll
+            for (int k = 0; k < N; k++) {
+                const float x = normal(to_float(now.x[i].at[k]), now.mean, now.rstd);
+                y[k] = gradient(to_float(now.d[i].at[k]) * to_float(w[i].at[k]), x, dot, sum, now.rstd);
+                if (p.adds) y[k] += to_float(old[i].at[k]);
+            }
+            store_floats(p.d_inp + start + (first + i * STRIDE) * N, y);
+        }
+        if (AHEAD) now = next;
+    }
+    for (int turn = 0; turn < WARPS / GROUP; turn++) {
+        if (group == turn) {
+#pragma unroll
+            for (int i = 0; i < PER_LANE; i++) {
+                if (!FULL && first + i * STRIDE >= VECS) continue;
+#pragma unroll
+                for (int k = 0; k < N; k++) {
+                    const int c = (first + i * STRIDE) * N + k;
+                    columns[c] = turn ? columns[c] + d_weight[i][k] : d_weight[i][k];
+                    if constexpr (CENTRED) columns[WIDTH + c] = turn ? columns[WIDTH + c] + d_bias[i][k] : d_bias[i][k];
+                }
+            }
+        }
+        __syncthreads();
+    }
+    for (int c = threadIdx.x; c < SUMS * WIDTH; c += WARPS * WARP) p.partials[(u64)blockIdx.x * SUMS * WIDTH + c] = columns[c];
+}
+#else
+// A warp per row.
+DEVICE void differentiate_rows(const Backward& p) {
+    const u32 row = blockIdx.x * WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (row >= p.rows) return;
+    const u64 start = (u64)row * p.width;
+    const float mean = p.mean_of(row), rstd = p.rstd[row];
+    float dot = 0.0f, sum = 0.0f;
+    for (u32 c = lane; c < p.width; c += WARP) {
+        const float g = to_float(p.d_out[start + c]) * to_float(p.weight[c]);
+        dot = __fmaf_rn(g, normal(to_float(p.inp[start + c]), mean, rstd), dot);
+        if constexpr (CENTRED) sum += g;
+    }
+    dot = warp_sum(dot) / p.width;
+    if constexpr (CENTRED) sum = warp_sum(sum) / p.width;
+    for (u32 c = lane; c < p.width; c += WARP) {
+        const float g = to_float(p.d_out[start + c]) * to_float(p.weight[c]);
+        const float y = gradient(g, normal(to_float(p.inp[start + c]), mean, rstd), dot, sum, rstd);
+        p.d_inp[start + c] = from_float<ACT>(p.adds ? to_float(p.d_inp[start + c]) + y : y);
+    }
+}
+
+// A block sums 32 columns of `chunk` rows: 8 warps take every eighth row, then add up in turn.
+DEVICE void sum_columns(const Backward& p, u32 chunk) {
+    __shared__ float tile[SUMS][8][WARP];
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const u32 column = blockIdx.x * WARP + lane;
+    const u32 begin = blockIdx.y * chunk, end = p.rows - begin < chunk ? p.rows : begin + chunk;
+    float dot = 0.0f, sum = 0.0f;
+    if (column < p.width) {
+        for (u32 row = begin + warp; row < end; row += 8) {
+            const u64 at = (u64)row * p.width + column;
+            const float d = to_float(p.d_out[at]);
+            dot = __fmaf_rn(d, normal(to_float(p.inp[at]), p.mean_of(row), p.rstd[row]), dot);
+            if constexpr (CENTRED) sum += d;
+        }
+    }
+    tile[0][warp][lane] = dot;
+    if constexpr (CENTRED) tile[1][warp][lane] = sum;
+    __syncthreads();
+    if (warp < SUMS && column < p.width) {
+        float total = 0.0f;
+        for (int k = 0; k < 8; k++) total += tile[warp][k][lane];
+        p.partials[((u64)blockIdx.y * SUMS + warp) * p.width + column] = total;
+    }
+}
+#endif
