@@ -246,7 +246,7 @@ fn index_of(buffers: &[Slot], slot: &Slot) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::{Add, Fill, GeluFwd};
+    use crate::op::{Act, ActFwd, Add, Fill};
 
     #[test]
     fn planned_programs_reuse_memory_and_keep_their_values() {
@@ -254,9 +254,9 @@ mod tests {
         let out = b.io("out", [100], DType::F32);
         let [x, y, z] = [(); 3].map(|()| b.activation([100], DType::F32));
         b.push(Fill { out: x, value: 1.0 }).unwrap();
-        b.push(GeluFwd { out: y, inp: x }).unwrap();
+        b.push(ActFwd { out: y, inp: x, act: Act::Gelu }).unwrap();
         b.at("z");
-        b.push(GeluFwd { out: z, inp: y }).unwrap();
+        b.push(ActFwd { out: z, inp: y, act: Act::Gelu }).unwrap();
         b.name("z", z);
         b.push(Add { out, a: z, b: z }).unwrap();
         let program = b.finish().unwrap();
@@ -307,7 +307,7 @@ mod tests {
         let mut b = Builder::new();
         let [x, y] = [(); 2].map(|()| b.activation([4], DType::F32));
         b.at("h.0");
-        b.push(GeluFwd { out: y, inp: x }).unwrap();
+        b.push(ActFwd { out: y, inp: x, act: Act::Gelu }).unwrap();
         let error = b.finish().unwrap_err().to_string();
         assert_eq!(error, "program: gelu_fwd at h.0 reads `inp` before any op has written it");
     }
@@ -317,11 +317,11 @@ mod tests {
         let mut b = Builder::new();
         let x = b.activation([4], DType::F32);
         let y = b.activation([5], DType::F32);
-        let error = b.push(GeluFwd { out: y, inp: x }).unwrap_err().to_string();
+        let error = b.push(ActFwd { out: y, inp: x, act: Act::Gelu }).unwrap_err().to_string();
         assert_eq!(error, "gelu_fwd: `inp` has 4 elements, expected 5");
         let tail = Slot { offset: x.offset + 4, shape: Shape::new([3]), ..x };
         let head = Slot { shape: Shape::new([3]), ..x };
-        let error = b.push(GeluFwd { out: tail, inp: head }).unwrap_err().to_string();
+        let error = b.push(ActFwd { out: tail, inp: head, act: Act::Gelu }).unwrap_err().to_string();
         assert_eq!(error, "gelu_fwd: `out` and `inp` share memory");
     }
 }

@@ -1,14 +1,14 @@
 //! The language both engines speak: a training step is a [`Program`], a flat list of ops over memory planned once.
 //!
 //! ```
-//! use ironhorse_core::{Builder, DType, Pool, op::{Fill, GeluFwd}};
+//! use ironhorse_core::{Builder, DType, Pool, op::{Act, ActFwd, Fill}};
 //!
 //! let mut b = Builder::new();
 //! let out = b.io("out", [2, 3], DType::F32);
 //! let x = b.activation([2, 3], DType::F32);
 //! b.push(Fill { out: x, value: 1.0 })?;
 //! b.at("h.0.mlp.gelu");
-//! b.push(GeluFwd { out, inp: x })?;
+//! b.push(ActFwd { out, inp: x, act: Act::Gelu })?;
 //! let program = b.finish()?;
 //! assert_eq!(program.nodes().len(), 2);
 //! assert_eq!(program.layout().bytes(Pool::Activations), 24);

@@ -77,7 +77,7 @@ fn widened(op: Op) -> Result<Op> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::{GeluFwd, GradNorm};
+    use crate::op::{Act, ActFwd, GradNorm};
     use crate::{Builder, Section};
 
     #[test]
@@ -90,8 +90,8 @@ mod tests {
             let [norm, halt, loss] = ["norm", "halt", "loss"].map(|name| b.io(name, [1], DType::F32));
             let x = b.activation([33], DType::BF16);
             let y = b.activation([33], DType::BF16);
-            b.push(GeluFwd { out: x, inp: w }).unwrap();
-            b.push(GeluFwd { out: y, inp: x }).unwrap();
+            b.push(ActFwd { out: x, inp: w, act: Act::Gelu }).unwrap();
+            b.push(ActFwd { out: y, inp: x, act: Act::Gelu }).unwrap();
             b.section(Section::Update);
             let grads = b.flat(Pool::Grads);
             b.push(GradNorm { norm, halt, grads, loss }).unwrap();

@@ -57,7 +57,7 @@ fn program([n, c, f, e, k]: Size) -> (Program, Vec<Slot>) {
         SwigluBwd { d_inp: d_h, act: None, d_out: a, inp: h }.into(),
         LinearFwd { out: h, pre: None, inp: rows, weight: dense, bias: None }.into(),
         GroupedLinearFwd { out: h, act: None, inp: rows, weight: w13, offsets }.into(),
-        LinearBwdInput { d_inp: d_rows, d_out: h, weight: dense, gelu_pre: None }.into(),
+        LinearBwdInput { d_inp: d_rows, d_out: h, weight: dense, pre: None }.into(),
         GroupedLinearBwdInput { d_inp: d_rows, d_out: h, weight: w13, offsets }.into(),
         LinearBwdWeight { d_weight: d_dense, d_bias: None, d_out: h, inp: rows, accum }.into(),
         GroupedLinearBwdWeight { d_weight: d_w13, d_out: h, inp: rows, offsets, accum }.into(),

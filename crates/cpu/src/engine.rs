@@ -14,7 +14,7 @@ use std::ops::Range;
 /// Runs programs on all cores, with the same bits for any number of threads.
 ///
 /// ```
-/// use ironhorse_core::{Builder, DType, Engine, Scalars, op::{Fill, GeluFwd}};
+/// use ironhorse_core::{Builder, DType, Engine, Scalars, op::Fill};
 /// use ironhorse_cpu::CpuEngine;
 ///
 /// let mut b = Builder::new();

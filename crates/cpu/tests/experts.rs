@@ -95,7 +95,7 @@ fn layer() -> (Program, Slot, Vec<Slot>) {
         GroupedLinearBwdInput { d_inp: d_rows_in, d_out: d_h, weight: w13, offsets }.into(),
         RouterBwd { d_logits, d_weights, probs, weights, experts, load, alpha: 0.01 }.into(),
         LinearBwdWeight { d_weight: d_gate, d_bias: None, d_out: d_logits, inp, accum }.into(),
-        LinearBwdInput { d_inp, d_out: d_logits, weight: gate, gelu_pre: None }.into(),
+        LinearBwdInput { d_inp, d_out: d_logits, weight: gate, pre: None }.into(),
         PermuteBwd { d_inp, d_out: d_rows_in, places, accum: Accum::Add }.into(),
         RmsNormBwd {
             d_inp: d_x,

@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use ironhorse_core::op::LinearFwd;
+use ironhorse_core::op::{Act, LinearFwd, PreAct};
 use ironhorse_core::{Builder, DType, Engine, Precision, Scalars};
 use ironhorse_cuda::{CudaEngine, Settings};
 use ironhorse_testkit::Rng;
@@ -20,7 +20,8 @@ fn run(cache: &Path, given: &[(String, String)]) -> (Vec<(String, String)>, Vec<
     let (weight, bias) = (b.param("w", [oc, ic], true), b.param("b", [oc], false));
     let inp = b.io("x", [ROWS, ic], DType::BF16);
     let [pre, out] = ["pre", "out"].map(|name| b.io(name, [ROWS, oc], DType::BF16));
-    b.push(LinearFwd { out, pre: Some(pre), inp, weight, bias: Some(bias) }).unwrap();
+    b.push(LinearFwd { out, pre: Some(PreAct { act: Act::Gelu, slot: pre }), inp, weight, bias: Some(bias) })
+        .unwrap();
     let program = b.finish().unwrap();
     let settings = Settings { cache: Some(cache.to_owned()), ..Settings::default() };
     let mut engine = CudaEngine::new(settings).unwrap();

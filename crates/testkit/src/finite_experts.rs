@@ -152,7 +152,7 @@ fn mixture_of_experts() {
         k.backward(GroupedLinearBwdInput { d_inp: d_x, d_out: d_h, weight: w13, offsets });
         k.backward(route.bwd(d_logits, d_weights));
         k.backward(LinearBwdWeight { d_weight: d_gate, d_bias: None, d_out: d_logits, inp, accum });
-        k.backward(LinearBwdInput { d_inp, d_out: d_logits, weight: gate, gelu_pre: None });
+        k.backward(LinearBwdInput { d_inp, d_out: d_logits, weight: gate, pre: None });
         k.backward(PermuteBwd { d_inp, d_out: d_x, places, accum: Accum::Add });
         let scalars = Scalars { loss_scale: 1.0 / N as f32, ..Scalars::default() };
         k.check(scalars, &[(inp, d_inp), (gate, d_gate), (w13, d_w13), (w2, d_w2)]);

@@ -156,38 +156,49 @@ fn linear() {
     k.b.push(LinearFwd { out, pre: None, inp, weight, bias: Some(bias) }).unwrap();
     let (d_inp, d_weight, d_bias) = (k.out([2, 2, 5]), k.out([3, 5]), k.out([3]));
     let d_out = k.weigh(out);
-    k.backward(LinearBwdInput { d_inp, d_out, weight, gelu_pre: None });
+    k.backward(LinearBwdInput { d_inp, d_out, weight, pre: None });
     k.backward(LinearBwdWeight { d_weight, d_bias: Some(d_bias), d_out, inp, accum: Accum::Write });
     k.check(Scalars::default(), &[(inp, d_inp), (weight, d_weight), (bias, d_bias)]);
 }
 
-/// A linear layer with GELU, then another: the MLP, with the GELU's gradient fused into the second layer's.
+/// A linear layer with activation, then another: the MLP, with the activation's gradient fused into the second layer's.
 #[test]
 fn mlp() {
-    let mut k = Bench::new("mlp");
-    let (hidden, pre, out) = (k.out([4, 6]), k.out([4, 6]), k.out([4, 3]));
-    let (inp, w1, b1, w2) = (k.inp([4, 3]), k.inp([6, 3]), k.inp([6]), k.inp([3, 6]));
-    k.b.push(LinearFwd { out: hidden, pre: Some(pre), inp, weight: w1, bias: Some(b1) }).unwrap();
-    k.b.push(LinearFwd { out, pre: None, inp: hidden, weight: w2, bias: None }).unwrap();
-    let (d_pre, d_inp, d_out) = (k.out([4, 6]), k.out([4, 3]), k.weigh(out));
-    let (d_w1, d_b1, d_w2) = (k.out([6, 3]), k.out([6]), k.out([3, 6]));
-    let accum = Accum::Write;
-    k.backward(LinearBwdWeight { d_weight: d_w2, d_bias: None, d_out, inp: hidden, accum });
-    k.backward(LinearBwdInput { d_inp: d_pre, d_out, weight: w2, gelu_pre: Some(pre) });
-    k.backward(LinearBwdWeight { d_weight: d_w1, d_bias: Some(d_b1), d_out: d_pre, inp, accum });
-    k.backward(LinearBwdInput { d_inp, d_out: d_pre, weight: w1, gelu_pre: None });
-    k.check(Scalars::default(), &[(inp, d_inp), (w1, d_w1), (b1, d_b1), (w2, d_w2)]);
+    for &act in Act::ALL {
+        let mut k = Bench::new("mlp");
+        let (hidden, pre, out) = (k.out([4, 6]), k.out([4, 6]), k.out([4, 3]));
+        let (inp, w1, b1, w2) = (k.inp([4, 3]), k.inp([6, 3]), k.inp([6]), k.inp([3, 6]));
+        k.b.push(LinearFwd {
+            out: hidden,
+            pre: Some(PreAct { act, slot: pre }),
+            inp,
+            weight: w1,
+            bias: Some(b1),
+        })
+        .unwrap();
+        k.b.push(LinearFwd { out, pre: None, inp: hidden, weight: w2, bias: None }).unwrap();
+        let (d_pre, d_inp, d_out) = (k.out([4, 6]), k.out([4, 3]), k.weigh(out));
+        let (d_w1, d_b1, d_w2) = (k.out([6, 3]), k.out([6]), k.out([3, 6]));
+        let accum = Accum::Write;
+        k.backward(LinearBwdWeight { d_weight: d_w2, d_bias: None, d_out, inp: hidden, accum });
+        k.backward(LinearBwdInput { d_inp: d_pre, d_out, weight: w2, pre: Some(PreAct { act, slot: pre }) });
+        k.backward(LinearBwdWeight { d_weight: d_w1, d_bias: Some(d_b1), d_out: d_pre, inp, accum });
+        k.backward(LinearBwdInput { d_inp, d_out: d_pre, weight: w1, pre: None });
+        k.check(Scalars::default(), &[(inp, d_inp), (w1, d_w1), (b1, d_b1), (w2, d_w2)]);
+    }
 }
 
 #[test]
-fn gelu_and_add() {
-    let mut k = Bench::new("gelu");
-    let (hidden, out, inp, other) = (k.out([13]), k.out([13]), k.inp([13]), k.inp([13]));
-    k.b.push(GeluFwd { out: hidden, inp }).unwrap();
-    k.b.push(Add { out, a: hidden, b: other }).unwrap();
-    let (d_inp, d_out) = (k.out([13]), k.weigh(out));
-    k.backward(GeluBwd { d_inp, d_out, inp });
-    k.check(Scalars::default(), &[(inp, d_inp), (other, d_out)]);
+fn activation_and_add() {
+    for &act in Act::ALL {
+        let mut k = Bench::new("gelu");
+        let (hidden, out, inp, other) = (k.out([13]), k.out([13]), k.inp([13]), k.inp([13]));
+        k.b.push(ActFwd { out: hidden, inp, act }).unwrap();
+        k.b.push(Add { out, a: hidden, b: other }).unwrap();
+        let (d_inp, d_out) = (k.out([13]), k.weigh(out));
+        k.backward(ActBwd { d_inp, d_out, inp, act });
+        k.check(Scalars::default(), &[(inp, d_inp), (other, d_out)]);
+    }
 }
 
 #[test]
@@ -227,10 +238,10 @@ fn cross_entropy() {
 fn a_wrong_gradient_is_caught() {
     let mut k = Bench::new("wrong");
     let (hidden, out, inp) = (k.out([5]), k.out([5]), k.inp([5]));
-    k.b.push(GeluFwd { out: hidden, inp }).unwrap();
-    k.b.push(GeluFwd { out, inp: hidden }).unwrap();
+    k.b.push(ActFwd { out: hidden, inp, act: Act::Gelu }).unwrap();
+    k.b.push(ActFwd { out, inp: hidden, act: Act::Gelu }).unwrap();
     let (d_inp, d_out) = (k.out([5]), k.weigh(out));
-    k.backward(GeluBwd { d_inp, d_out, inp });
+    k.backward(ActBwd { d_inp, d_out, inp, act: Act::Gelu });
     let program = &k.b.finish().unwrap();
     let (inputs, functional, scalars) = (&k.inputs[..], &k.functional[..], Scalars::default());
     let gradients = &[(inp, d_inp)];
@@ -301,7 +312,7 @@ fn transformer(bug: Bug) -> Program {
     let qkv_bias = (bug != Bug::Missing).then_some(d_b_qkv);
     let mut backward: Vec<Op> = vec![
         LinearBwdWeight { d_weight: d_wte, d_bias: None, d_out: logits, inp: ln, accum }.into(),
-        LinearBwdInput { d_inp: d_ln, d_out: logits, weight: wte, gelu_pre: None }.into(),
+        LinearBwdInput { d_inp: d_ln, d_out: logits, weight: wte, pre: None }.into(),
         LayerNormBwd {
             d_inp: d_res,
             d_weight: d_ln_w,
@@ -318,7 +329,7 @@ fn transformer(bug: Bug) -> Program {
         CopySlot { out: d_att, inp: d_res }.into(),
         AttentionBwd { d_qkv, d_out: d_att, qkv, out: att, lse, heads: 2, kv_heads: 2 }.into(),
         LinearBwdWeight { d_weight: d_w_qkv, d_bias: qkv_bias, d_out: d_qkv, inp: x, accum }.into(),
-        LinearBwdInput { d_inp: d_x, d_out: d_qkv, weight: w_qkv, gelu_pre: None }.into(),
+        LinearBwdInput { d_inp: d_x, d_out: d_qkv, weight: w_qkv, pre: None }.into(),
     ];
     if bug != Bug::Residual {
         backward.push(Add { out: d_x, a: d_x, b: d_res }.into());

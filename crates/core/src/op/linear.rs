@@ -1,5 +1,6 @@
-//! Linear layers: forward with bias and optional GELU, and the two gradients.
+//! Linear layers: forward with bias and optional activation, and the two gradients.
 
+use super::activation::PreAct;
 use super::numerics::{Arithmetic, BF16_UNIT, Numerics, Product};
 use super::spec::{Accum, Checker, OpSpec, slots};
 use crate::{Result, Slot};
@@ -12,13 +13,13 @@ pub(super) fn weight_gradient(accum: Accum) -> Numerics {
     if accum == Accum::Write { PRODUCT } else { PRODUCT.inner_roundings(1.0) }
 }
 
-/// `out = inp · weightᵀ + bias`; with `pre` given, `pre` gets that and `out = gelu(pre)`.
+/// `out = inp · weightᵀ + bias`; with `pre` given, `pre` gets that and `out = act(pre)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearFwd {
     /// (..,OC)
     pub out: Slot,
-    /// (..,OC), the value before GELU; its presence asks for GELU
-    pub pre: Option<Slot>,
+    /// (..,OC), the value before the activation; its presence asks for the activation
+    pub pre: Option<PreAct>,
     /// (..,C)
     pub inp: Slot,
     /// (OC,C)
@@ -34,7 +35,7 @@ impl OpSpec for LinearFwd {
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
         let (rows, oc) = check_product(&c, ("out", &self.out), ("inp", &self.inp), ("weight", &self.weight))?;
-        if let Some(pre) = &self.pre {
+        if let Some(PreAct { slot: pre, .. }) = &self.pre {
             c.matrix("pre", pre, rows, oc)?;
             c.same_float(&[("out", &self.out), ("pre", pre)])?;
         }
@@ -48,9 +49,8 @@ impl OpSpec for LinearFwd {
     fn numerics(&self, arg: &str) -> Numerics {
         let product = PRODUCT.bf16_engines(1.5 * BF16_UNIT);
         match (arg, self.pre) {
-            // GELU of `pre` as stored or as computed: x·gelu'(x)/gelu(x) is at most 1.3 for positive x, and negative ones
-            // weigh little.
-            ("out", Some(_)) => product.inner_roundings(1.3).fast_tanh(),
+            // The activation of `pre` as stored or as computed.
+            ("out", Some(pre)) => pre.act.after(product.inner_roundings(pre.act.gain())),
             // Where the bias is not added inside the product's kernel, the product is rounded before it: cuBLASLt does so in
             // some of its own kernels too, and PyTorch's addmm with it.
             _ if self.bias.is_some() => product.inner_roundings(1.0),
@@ -63,7 +63,7 @@ impl OpSpec for LinearFwd {
     }
 }
 
-/// `d_inp = d_out · weight`; with `gelu_pre` given, also `· gelu'(gelu_pre)`: the input was `gelu(gelu_pre)`.
+/// `d_inp = d_out · weight`; with `pre` given, also `· act'(pre)`: the input was `act(pre)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearBwdInput {
     /// (..,C)
@@ -73,27 +73,30 @@ pub struct LinearBwdInput {
     /// (OC,C)
     pub weight: Slot,
     /// (..,C)
-    pub gelu_pre: Option<Slot>,
+    pub pre: Option<PreAct>,
 }
 
 impl OpSpec for LinearBwdInput {
     const NAME: &'static str = "linear_bwd_input";
-    slots!(Write d_inp, Read d_out, Read weight, Read gelu_pre);
+    slots!(Write d_inp, Read d_out, Read weight, Read pre);
 
     fn check(&self) -> Result<()> {
         let c = Checker(Self::NAME);
         check_product(&c, ("d_out", &self.d_out), ("d_inp", &self.d_inp), ("weight", &self.weight))?;
-        if let Some(pre) = &self.gelu_pre {
-            c.matrix("gelu_pre", pre, self.d_inp.shape.rows(), self.d_inp.shape.cols())?;
-            c.same_float(&[("d_inp", &self.d_inp), ("gelu_pre", pre)])?;
+        if let Some(PreAct { slot: pre, .. }) = &self.pre {
+            c.matrix("pre", pre, self.d_inp.shape.rows(), self.d_inp.shape.cols())?;
+            c.same_float(&[("d_inp", &self.d_inp), ("pre", pre)])?;
         }
         Ok(())
     }
 
     fn numerics(&self, _: &str) -> Numerics {
         let product = PRODUCT.bf16_engines(1.5 * BF16_UNIT);
-        // The product may be stored before it is multiplied by gelu'.
-        if self.gelu_pre.is_some() { product.inner_roundings(1.0).fast_tanh() } else { product }
+        match self.pre {
+            // The product may be stored before it is multiplied by act'.
+            Some(pre) => pre.act.after(product.inner_roundings(1.0)),
+            None => product,
+        }
     }
 
     fn flops(&self) -> u64 {

@@ -4,6 +4,7 @@
 //! least work it must do ([`Op::flops`], [`Op::bytes`]). Engines match on the enum; both call `check` through the
 //! builder, so both refuse the same things with the same words.
 
+mod activation;
 mod attention;
 mod elementwise;
 mod embedding;
@@ -21,8 +22,9 @@ mod routing;
 mod spec;
 mod swiglu;
 
+pub use activation::{Act, ActBwd, ActFwd, PreAct};
 pub use attention::{AttentionBwd, AttentionCached, AttentionFwd};
-pub use elementwise::{Add, GeluBwd, GeluFwd};
+pub use elementwise::Add;
 pub use embedding::{EmbeddingBwd, EmbeddingFwd};
 pub use grouped::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
 pub use layernorm::{LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd};
@@ -57,7 +59,10 @@ macro_rules! ops {
 
         impl Op {
             /// Every op's name, in the order of the enum.
-            pub const NAMES: &'static [&'static str] = &[$($name::NAME,)*];
+            pub const NAMES: &'static [&'static str] = {
+                const COUNT: usize = 0 $(+ $name::NAMES.len())*;
+                &spec::concat::<COUNT>(&[$($name::NAMES,)*])
+            };
 
             fn spec(&self) -> &dyn spec::DynSpec {
                 match self {
@@ -88,8 +93,8 @@ ops!(
     LinearFwd,
     LinearBwdInput,
     LinearBwdWeight,
-    GeluFwd,
-    GeluBwd,
+    ActFwd,
+    ActBwd,
     SwigluFwd,
     SwigluBwd,
     Add,
@@ -119,7 +124,7 @@ ops!(
 impl Op {
     /// The op's name: the same stem in Rust, CUDA, Python and tests.
     pub fn name(&self) -> &'static str {
-        self.spec().name()
+        self.spec().name_dyn()
     }
 
     /// Its slots with their names and how they are used, in declaration order.

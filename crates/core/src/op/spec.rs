@@ -82,6 +82,12 @@ impl Accum {
 pub trait OpSpec: Copy {
     /// Its name.
     const NAME: &'static str;
+    /// The names it can have, where they depend on a field.
+    const NAMES: &'static [&'static str] = &[Self::NAME];
+    /// The name it has.
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
     /// Calls `f` for every slot with its name and use.
     fn visit(&mut self, f: &mut dyn FnMut(&'static str, Access, &mut Slot));
     /// Shapes and element types.
@@ -102,7 +108,7 @@ pub trait OpSpec: Copy {
 
 /// Object-safe face of [`OpSpec`].
 pub(super) trait DynSpec {
-    fn name(&self) -> &'static str;
+    fn name_dyn(&self) -> &'static str;
     fn visit_dyn(&mut self, f: &mut dyn FnMut(&'static str, Access, &mut Slot));
     fn check_dyn(&self) -> Result<()>;
     fn numerics_dyn(&self, arg: &str) -> Numerics;
@@ -112,8 +118,8 @@ pub(super) trait DynSpec {
 }
 
 impl<T: OpSpec> DynSpec for T {
-    fn name(&self) -> &'static str {
-        T::NAME
+    fn name_dyn(&self) -> &'static str {
+        self.name()
     }
     fn visit_dyn(&mut self, f: &mut dyn FnMut(&'static str, Access, &mut Slot)) {
         self.visit(f);
@@ -133,6 +139,22 @@ impl<T: OpSpec> DynSpec for T {
     fn in_place_dyn(&self) -> &'static [(&'static str, &'static str)] {
         self.in_place()
     }
+}
+
+/// All lists in one, which must have `N` elements.
+pub(super) const fn concat<const N: usize>(lists: &[&[&'static str]]) -> [&'static str; N] {
+    let mut all = [""; N];
+    let (mut count, mut list) = (0, 0);
+    while list < lists.len() {
+        let mut i = 0;
+        while i < lists[list].len() {
+            all[count] = lists[list][i];
+            count += 1;
+            i += 1;
+        }
+        list += 1;
+    }
+    all
 }
 
 /// A field that holds a slot, or may hold one.

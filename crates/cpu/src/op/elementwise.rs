@@ -1,25 +1,26 @@
-//! GELU and addition.
+//! Activations and addition.
 
 use super::Ctx;
+use crate::isa::Isa;
 use crate::math::{gelu, gelu_grad, gelu_slice};
 use crate::memory::Span;
 use crate::multiversion;
 use ironhorse_core::Result;
-use ironhorse_core::op::{Add, GeluBwd, GeluFwd};
+use ironhorse_core::op::{Act, ActBwd, ActFwd, Add};
 
 /// Elements a task handles: small enough to balance, large enough to be worth a hand-out.
 const CHUNK: usize = 8192;
 
 multiversion! {
     /// x = gelu(x)
-    pub fn gelu_in_place<const FMA: bool>(x: &mut [f32]) {
+    fn gelu_in_place<const FMA: bool>(x: &mut [f32]) {
         for x in x {
             *x = gelu::<FMA>(*x);
         }
     }
 
     /// d = d * gelu'(x)
-    pub fn gelu_grad_in_place<const FMA: bool>(d: &mut [f32], x: &[f32]) {
+    fn gelu_grad_in_place<const FMA: bool>(d: &mut [f32], x: &[f32]) {
         for (d, x) in d.iter_mut().zip(x) {
             *d *= gelu_grad::<FMA>(*x);
         }
@@ -47,22 +48,43 @@ multiversion! {
     }
 }
 
-pub fn gelu_fwd(ctx: &mut Ctx<'_>, op: &GeluFwd) -> Result<()> {
+/// `out = act(x)`
+pub fn act_into(act: Act, isa: Isa, out: &mut [f32], x: &[f32]) {
+    match act {
+        Act::Gelu => gelu_slice(isa, out, x),
+    }
+}
+
+/// `x = act(x)`
+fn act_in_place(act: Act, isa: Isa, x: &mut [f32]) {
+    match act {
+        Act::Gelu => gelu_in_place(isa, x),
+    }
+}
+
+/// `d = d · act'(x)`
+pub fn act_grad_in_place(act: Act, isa: Isa, d: &mut [f32], x: &[f32]) {
+    match act {
+        Act::Gelu => gelu_grad_in_place(isa, d, x),
+    }
+}
+
+pub fn act_fwd(ctx: &mut Ctx<'_>, op: &ActFwd) -> Result<()> {
     let (out, inp) = (ctx.f32(op.out)?, ctx.f32(op.inp)?);
     let isa = ctx.isa;
     ctx.chunks(out.len(), CHUNK, |r, _| {
         // SAFETY: tasks have disjoint ranges; `out` and `inp` are the same window or apart (check_aliasing).
         unsafe {
             if out.is(inp) {
-                gelu_in_place(isa, out.get_mut(r));
+                act_in_place(op.act, isa, out.get_mut(r));
             } else {
-                gelu_slice(isa, out.get_mut(r.clone()), inp.get(r));
+                act_into(op.act, isa, out.get_mut(r.clone()), inp.get(r));
             }
         }
     })
 }
 
-pub fn gelu_bwd(ctx: &mut Ctx<'_>, op: &GeluBwd) -> Result<()> {
+pub fn act_bwd(ctx: &mut Ctx<'_>, op: &ActBwd) -> Result<()> {
     let (d_inp, d_out, inp) = (ctx.f32(op.d_inp)?, ctx.f32(op.d_out)?, ctx.f32(op.inp)?);
     let isa = ctx.isa;
     ctx.chunks(d_inp.len(), CHUNK, |r, _| {
@@ -71,7 +93,7 @@ pub fn gelu_bwd(ctx: &mut Ctx<'_>, op: &GeluBwd) -> Result<()> {
             if !d_inp.is(d_out) {
                 d_inp.get_mut(r.clone()).copy_from_slice(d_out.get(r.clone()));
             }
-            gelu_grad_in_place(isa, d_inp.get_mut(r.clone()), inp.get(r));
+            act_grad_in_place(op.act, isa, d_inp.get_mut(r.clone()), inp.get(r));
         }
     })
 }
@@ -89,13 +111,7 @@ pub fn add(ctx: &mut Ctx<'_>, op: &Add) -> Result<()> {
 ///
 /// # Safety
 /// Nobody else uses this range of `out`; it is the same window as a term or shares no memory with it.
-pub unsafe fn add_range(
-    isa: crate::isa::Isa,
-    out: Span<f32>,
-    a: Span<f32>,
-    b: Span<f32>,
-    r: std::ops::Range<usize>,
-) {
+pub unsafe fn add_range(isa: Isa, out: Span<f32>, a: Span<f32>, b: Span<f32>, r: std::ops::Range<usize>) {
     // SAFETY: by the contract; each branch makes one mutable slice that meets no other slice.
     unsafe {
         if out.is(a) && out.is(b) {

@@ -1,9 +1,8 @@
-//! Linear layers on the GEMM, with bias and GELU applied while a block of the result is still in cache.
+//! Linear layers on the GEMM, with bias and activation applied while a block of the result is still in cache.
 
-use super::elementwise::{add_in_place, gelu_grad_in_place};
+use super::elementwise::{act_grad_in_place, act_into, add_in_place};
 use super::{Ctx, engine_error};
 use crate::gemm::{Beta, Gemm, MatMut, MatRef, gemm};
-use crate::math::gelu_slice;
 use crate::memory::Span;
 use ironhorse_core::Result;
 use ironhorse_core::op::{LinearBwdInput, LinearBwdWeight, LinearFwd};
@@ -30,10 +29,10 @@ unsafe fn product(ctx: &mut Ctx<'_>, product: Gemm<'_>) -> Result<()> {
 
 pub fn linear_fwd(ctx: &mut Ctx<'_>, op: &LinearFwd) -> Result<()> {
     let (out, inp, weight) = (ctx.f32(op.out)?, ctx.f32(op.inp)?, ctx.f32(op.weight)?);
-    let pre = op.pre.map(|slot| ctx.f32(slot)).transpose()?;
+    let pre = op.pre.map(|pre| Ok((pre.act, ctx.f32(pre.slot)?))).transpose()?;
     let bias = op.bias.map(|slot| ctx.f32(slot)).transpose()?;
     let (rows, ic, oc) = (op.inp.shape.rows(), op.inp.shape.cols(), op.weight.shape.rows());
-    let (isa, sums) = (ctx.isa, pre.unwrap_or(out));
+    let (isa, sums) = (ctx.isa, pre.map_or(out, |(_, pre)| pre));
     let finish = |rows: Range<usize>, cols: Range<usize>, _: usize| {
         for row in rows {
             let r = row * oc + cols.start..row * oc + cols.end;
@@ -42,8 +41,8 @@ pub fn linear_fwd(ctx: &mut Ctx<'_>, op: &LinearFwd) -> Result<()> {
                 if let Some(bias) = bias {
                     add_in_place(isa, sums.get_mut(r.clone()), bias.get(cols.clone()));
                 }
-                if let Some(pre) = pre {
-                    gelu_slice(isa, out.get_mut(r.clone()), pre.get(r));
+                if let Some((act, pre)) = pre {
+                    act_into(act, isa, out.get_mut(r.clone()), pre.get(r));
                 }
             }
         }
@@ -59,15 +58,15 @@ pub fn linear_fwd(ctx: &mut Ctx<'_>, op: &LinearFwd) -> Result<()> {
 
 pub fn linear_bwd_input(ctx: &mut Ctx<'_>, op: &LinearBwdInput) -> Result<()> {
     let (d_inp, d_out, weight) = (ctx.f32(op.d_inp)?, ctx.f32(op.d_out)?, ctx.f32(op.weight)?);
-    let pre = op.gelu_pre.map(|slot| ctx.f32(slot)).transpose()?;
+    let pre = op.pre.map(|pre| Ok((pre.act, ctx.f32(pre.slot)?))).transpose()?;
     let (rows, ic, oc) = (op.d_inp.shape.rows(), op.d_inp.shape.cols(), op.d_out.shape.cols());
     let isa = ctx.isa;
     let finish = |rows: Range<usize>, cols: Range<usize>, _: usize| {
-        let Some(pre) = pre else { return };
+        let Some((act, pre)) = pre else { return };
         for row in rows {
             let r = row * ic + cols.start..row * ic + cols.end;
             // SAFETY: the region is final and belongs to the calling task; `pre` is only read.
-            unsafe { gelu_grad_in_place(isa, d_inp.get_mut(r.clone()), pre.get(r)) };
+            unsafe { act_grad_in_place(act, isa, d_inp.get_mut(r.clone()), pre.get(r)) };
         }
     };
     let c = MatMut { ptr: d_inp.ptr(), rs: ic };

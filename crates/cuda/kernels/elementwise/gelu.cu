@@ -1,5 +1,5 @@
-// gelu_fwd: out = x·s(2u), u = √(2/π)·(x + 0.044715·x³), s the logistic function: the tanh form of GELU
-// gelu_bwd: d_inp = d_out·(s + x·s·(1 - s)·2u')
+// NAME_fwd: out = f(inp) for each activation f below
+// NAME_bwd: d_inp = d_out·f'(inp)
 // add:      out = a + b
 // moves  2, 3, 3 times n·sizeof(ACT) bytes; bound: memory
 // grid   a thread per 16 bytes, the last one takes the rest; any n; in place is fine
@@ -16,17 +16,20 @@ DEVICE float logistic(float z) {
     return 1.0f / (1.0f + expf(-z));
 }
 
-DEVICE float gelu(float x) { return x * logistic(2.0f * ROOT * (x + CUBE * x * x * x)); }
+// x·s(2u), u = √(2/π)·(x + 0.044715·x³), s the logistic function: the tanh form of GELU. Its slope is s + x·s·(1 - s)·2u'.
+struct Gelu {
+    static DEVICE float value(float x) { return x * logistic(2.0f * ROOT * (x + CUBE * x * x * x)); }
 
-DEVICE float gelu_grad(float x) {
-    const float z = 2.0f * ROOT * (x + CUBE * x * x * x);
-    // From e^-|z|, so that s·(1 - s) loses no digits where s is near 1.
-    const float t = sizeof(ACT) == 2 ? __expf(-fabsf(z)) : expf(-fabsf(z));
-    const float p = sizeof(ACT) == 2 ? __fdividef(1.0f, 1.0f + t) : 1.0f / (1.0f + t);
-    // Beyond 30 s·(1 - s) is 0; the bound keeps 0·∞ away.
-    const float y = fminf(fmaxf(x, -30.0f), 30.0f);
-    return (z < 0.0f ? t * p : p) + t * p * p * y * (2.0f * ROOT * (1.0f + 3.0f * CUBE * y * y));
-}
+    static DEVICE float slope(float x) {
+        const float z = 2.0f * ROOT * (x + CUBE * x * x * x);
+        // From e^-|z|, so that s·(1 - s) loses no digits where s is near 1.
+        const float t = sizeof(ACT) == 2 ? __expf(-fabsf(z)) : expf(-fabsf(z));
+        const float p = sizeof(ACT) == 2 ? __fdividef(1.0f, 1.0f + t) : 1.0f / (1.0f + t);
+        // Beyond 30 s·(1 - s) is 0; the bound keeps 0·∞ away.
+        const float y = fminf(fmaxf(x, -30.0f), 30.0f);
+        return (z < 0.0f ? t * p : p) + t * p * p * y * (2.0f * ROOT * (1.0f + 3.0f * CUBE * y * y));
+    }
+};
 
 // Calls f(i, count) for this thread's stretch: count is N or, at the end, fewer.
 template <class F> DEVICE void stretch(u64 n, F f) {
@@ -34,35 +37,40 @@ template <class F> DEVICE void stretch(u64 n, F f) {
     if (i < n) f(i, n - i < N ? (int)(n - i) : N);
 }
 
-KERNEL gelu_fwd(ACT* out, const ACT* inp, u64 n) {
+template <class F> DEVICE void act_fwd(ACT* out, const ACT* inp, u64 n) {
     stretch(n, [=](u64 i, int count) {
         if (count == N) {
             float x[N];
             load_floats(x, inp + i);
 #pragma unroll
-            for (int k = 0; k < N; k++) x[k] = gelu(x[k]);
+            for (int k = 0; k < N; k++) x[k] = F::value(x[k]);
             store_floats(out + i, x);
         } else {
-            for (int k = 0; k < count; k++) out[i + k] = from_float<ACT>(gelu(to_float(inp[i + k])));
+            for (int k = 0; k < count; k++) out[i + k] = from_float<ACT>(F::value(to_float(inp[i + k])));
         }
     });
 }
 
-KERNEL gelu_bwd(ACT* d_inp, const ACT* d_out, const ACT* inp, u64 n) {
+template <class F> DEVICE void act_bwd(ACT* d_inp, const ACT* d_out, const ACT* inp, u64 n) {
     stretch(n, [=](u64 i, int count) {
         if (count == N) {
             float d[N], x[N];
             load_floats(d, d_out + i);
             load_floats(x, inp + i);
 #pragma unroll
-            for (int k = 0; k < N; k++) d[k] *= gelu_grad(x[k]);
+            for (int k = 0; k < N; k++) d[k] *= F::slope(x[k]);
             store_floats(d_inp + i, d);
         } else {
             for (int k = 0; k < count; k++)
-                d_inp[i + k] = from_float<ACT>(to_float(d_out[i + k]) * gelu_grad(to_float(inp[i + k])));
+                d_inp[i + k] = from_float<ACT>(to_float(d_out[i + k]) * F::slope(to_float(inp[i + k])));
         }
     });
 }
+
+#define ACTIVATION(NAME, F)                                                                     \
+    KERNEL NAME##_fwd(ACT* out, const ACT* inp, u64 n) { act_fwd<F>(out, inp, n); }              \
+    KERNEL NAME##_bwd(ACT* d_inp, const ACT* d_out, const ACT* inp, u64 n) { act_bwd<F>(d_inp, d_out, inp, n); }
+ACTIVATION(gelu, Gelu)
 
 KERNEL add(ACT* out, const ACT* a, const ACT* b, u64 n) {
     stretch(n, [=](u64 i, int count) {

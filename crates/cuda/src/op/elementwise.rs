@@ -1,11 +1,11 @@
-//! GELU and addition.
+//! Activations and addition.
 
 use crate::Result;
 use crate::args::Args;
 use crate::kernels::Spec;
 pub(super) use crate::kernels::ctype;
 use crate::lower::{Grid, Lower};
-use ironhorse_core::op::{Add, GeluBwd, GeluFwd};
+use ironhorse_core::op::{ActBwd, ActFwd, Add, OpSpec};
 use ironhorse_core::{DType, Slot};
 
 /// Threads of a block.
@@ -20,12 +20,13 @@ fn spec(dtype: DType) -> Result<Spec> {
     Ok(Spec::new("elementwise/gelu.cu").define("ACT", ctype(dtype)?))
 }
 
-pub(crate) fn gelu_fwd(cx: &mut Lower<'_>, op: &GeluFwd) -> Result<()> {
-    elementwise(cx, "gelu_fwd", op.out, &[op.inp])
+/// The kernel has the name of the op, which is that of its activation.
+pub(crate) fn act_fwd(cx: &mut Lower<'_>, op: &ActFwd) -> Result<()> {
+    elementwise(cx, op.name(), op.out, &[op.inp])
 }
 
-pub(crate) fn gelu_bwd(cx: &mut Lower<'_>, op: &GeluBwd) -> Result<()> {
-    elementwise(cx, "gelu_bwd", op.d_inp, &[op.d_out, op.inp])
+pub(crate) fn act_bwd(cx: &mut Lower<'_>, op: &ActBwd) -> Result<()> {
+    elementwise(cx, op.name(), op.d_inp, &[op.d_out, op.inp])
 }
 
 pub(crate) fn add(cx: &mut Lower<'_>, op: &Add) -> Result<()> {

@@ -8,7 +8,7 @@ use crate::gemm::{
 use crate::kernels::Spec;
 use crate::lower::{Grid, Lower};
 use crate::{Error, Result};
-use ironhorse_core::op::{GeluBwd, GeluFwd, LinearBwdInput, LinearBwdWeight, LinearFwd};
+use ironhorse_core::op::{Act, ActBwd, ActFwd, LinearBwdInput, LinearBwdWeight, LinearFwd, PreAct};
 use ironhorse_core::{DType, Slot};
 use std::rc::Rc;
 
@@ -16,10 +16,10 @@ pub(crate) fn linear_fwd(cx: &mut Lower<'_>, op: &LinearFwd) -> Result<()> {
     let sizes = sizes(cx, op.inp, op.weight.shape.rows(), op.out);
     let at = At { a: cx.ptr(op.weight)?, b: cx.ptr(op.inp)?, ..At::default() };
     let bias = cx.opt(op.bias)?.unwrap_or(0);
-    let Some(pre) = op.pre else {
+    let Some(PreAct { act, slot: pre }) = op.pre else {
         return product_and_bias(cx, &sizes, &At { d: cx.ptr(op.out)?, bias, ..at });
     };
-    if fuses_gelu(cx, op.out) {
+    if fuses(cx, act, op.out) {
         let fused = At { d: cx.ptr(op.out)?, bias, aux: cx.ptr(pre)?, ..at };
         let problem = Problem::forward(&sizes, &fused).extra(Extra::Gelu { bias: bias != 0 });
         if library(cx, "linear_fwd_gelu", &problem, &fused)? {
@@ -27,22 +27,24 @@ pub(crate) fn linear_fwd(cx: &mut Lower<'_>, op: &LinearFwd) -> Result<()> {
         }
     }
     product_and_bias(cx, &sizes, &At { d: cx.ptr(pre)?, bias, ..at })?;
-    elementwise::gelu_fwd(cx, &GeluFwd { out: op.out, inp: pre })
+    elementwise::act_fwd(cx, &ActFwd { out: op.out, inp: pre, act })
 }
 
 pub(crate) fn linear_bwd_input(cx: &mut Lower<'_>, op: &LinearBwdInput) -> Result<()> {
     let sizes = sizes(cx, op.d_inp, op.d_out.shape.cols(), op.d_inp);
     let at = At { a: cx.ptr(op.weight)?, b: cx.ptr(op.d_out)?, d: cx.ptr(op.d_inp)?, ..At::default() };
-    if let Some(pre) = op.gelu_pre.filter(|_| fuses_gelu(cx, op.d_inp)) {
-        let fused = At { aux: cx.ptr(pre)?, ..at };
+    if let Some(pre) = op.pre.filter(|pre| fuses(cx, pre.act, op.d_inp)) {
+        let fused = At { aux: cx.ptr(pre.slot)?, ..at };
         let problem = Problem::input_gradient(&sizes, &fused).extra(Extra::GeluGrad);
         if library(cx, "linear_bwd_input_gelu", &problem, &fused)? {
             return Ok(());
         }
     }
     product(cx, "linear_bwd_input", &Problem::input_gradient(&sizes, &at), &at)?;
-    match op.gelu_pre {
-        Some(inp) => elementwise::gelu_bwd(cx, &GeluBwd { d_inp: op.d_inp, d_out: op.d_inp, inp }),
+    match op.pre {
+        Some(PreAct { act, slot: inp }) => {
+            elementwise::act_bwd(cx, &ActBwd { d_inp: op.d_inp, d_out: op.d_inp, inp, act })
+        }
         None => Ok(()),
     }
 }
@@ -68,9 +70,10 @@ pub(super) fn specs() -> Vec<Spec> {
     crate::gemm::specs()
 }
 
-/// The library's GELU is good for results rounded to bf16 or made of rounded operands; f32 ones get the more accurate kernel.
-fn fuses_gelu(cx: &Lower<'_>, out: Slot) -> bool {
-    out.dtype == DType::BF16 || cx.settings.tf32
+/// Whether the library has this activation in its epilogue, accurate enough: its GELU is good for results rounded to bf16
+/// or made of rounded operands; f32 ones get the more accurate kernel.
+fn fuses(cx: &Lower<'_>, act: Act, out: Slot) -> bool {
+    act == Act::Gelu && (out.dtype == DType::BF16 || cx.settings.tf32)
 }
 
 /// Sizes of a layer by a tensor with its input's shape.

@@ -2,7 +2,7 @@
 
 use super::{ACCUMS, Case, Kit};
 use ironhorse_core::Precision;
-use ironhorse_core::op::{Accum, LinearBwdInput, LinearBwdWeight, LinearFwd};
+use ironhorse_core::op::{Accum, Act, LinearBwdInput, LinearBwdWeight, LinearFwd, PreAct};
 
 /// (B, T, C, OC)
 const SHAPES: [[usize; 4]; 10] = [
@@ -37,20 +37,28 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     let mut cases = Vec::new();
     for shape in SHAPES {
         for present in [false, true] {
-            cases.push(fwd(p, shape, present, false));
-            cases.push(fwd(p, shape, present, true));
-            cases.push(bwd_input(p, shape, present));
+            cases.extend(acts().map(|act| fwd(p, shape, present, act)));
             cases.extend(ACCUMS.map(|accum| bwd_weight(p, shape, present, accum)));
         }
+        cases.extend(acts().map(|act| bwd_input(p, shape, act)));
     }
     for shape in WIDE {
-        cases.push(fwd(p, shape, true, false));
-        cases.push(fwd(p, shape, true, true));
-        cases.push(bwd_input(p, shape, true));
+        cases.extend(acts().map(|act| fwd(p, shape, true, act)));
+        cases.extend(Act::ALL.iter().map(|&act| bwd_input(p, shape, Some(act))));
         cases.push(bwd_weight(p, shape, true, (Accum::FirstWrites, 0)));
         cases.push(bwd_weight(p, shape, true, (Accum::FirstWrites, 1)));
     }
     cases
+}
+
+/// No activation, then each.
+fn acts() -> impl Iterator<Item = Option<Act>> {
+    [None].into_iter().chain(Act::ALL.iter().copied().map(Some))
+}
+
+/// A case's name for what [`acts`] gives.
+fn fused(act: Option<Act>) -> String {
+    act.map_or_else(|| "gelu false".into(), |act| format!("{} true", act.name()))
 }
 
 fn bwd_weight(
@@ -73,12 +81,12 @@ fn bwd_weight(
     kit.finish(op)
 }
 
-fn fwd(p: Precision, [b, t, c, oc]: [usize; 4], bias: bool, gelu: bool) -> Case {
-    let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} OC{oc} bias {bias} gelu {gelu}"));
+fn fwd(p: Precision, [b, t, c, oc]: [usize; 4], bias: bool, act: Option<Act>) -> Case {
+    let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} OC{oc} bias {bias} {}", fused(act)));
     kit.large = is_large([b, t, c, oc]);
     let op = LinearFwd {
         out: kit.slot([b, t, oc]),
-        pre: gelu.then(|| kit.slot([b, t, oc])),
+        pre: act.map(|act| PreAct { act, slot: kit.slot([b, t, oc]) }),
         inp: kit.slot([b, t, c]),
         weight: kit.param([oc, c]),
         bias: bias.then(|| kit.param([oc])),
@@ -86,17 +94,17 @@ fn fwd(p: Precision, [b, t, c, oc]: [usize; 4], bias: bool, gelu: bool) -> Case 
     kit.finish(op)
 }
 
-fn bwd_input(p: Precision, [b, t, c, oc]: [usize; 4], gelu: bool) -> Case {
-    let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} OC{oc} gelu {gelu}"));
+fn bwd_input(p: Precision, [b, t, c, oc]: [usize; 4], act: Option<Act>) -> Case {
+    let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} OC{oc} {}", fused(act)));
     kit.large = is_large([b, t, c, oc]);
     let op = LinearBwdInput {
         d_inp: kit.slot([b, t, c]),
         d_out: kit.slot([b, t, oc]),
         weight: kit.param([oc, c]),
-        gelu_pre: gelu.then(|| kit.slot([b, t, c])),
+        pre: act.map(|act| PreAct { act, slot: kit.slot([b, t, c]) }),
     };
-    if let Some(pre) = op.gelu_pre {
-        kit.random(pre, -4.0, 4.0);
+    if let Some(pre) = op.pre {
+        kit.random(pre.slot, -4.0, 4.0);
     }
     kit.finish(op)
 }

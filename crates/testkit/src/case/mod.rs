@@ -1,5 +1,6 @@
 //! Conformance cases: programs of one op with every input given.
 
+mod activation;
 mod attention;
 mod elementwise;
 mod embedding;
@@ -23,7 +24,7 @@ pub(crate) use optimizer::flat_pools;
 pub use refusal::{refusals, refusals_in};
 
 use crate::OracleEngine;
-use ironhorse_core::op::{Accum, Op};
+use ironhorse_core::op::{Accum, ActBwd, ActFwd, Op, OpSpec};
 use ironhorse_core::{DType, Engine, Layout, Pool, Precision, Program, Result, Scalars, Slot};
 
 /// The contents of a slot before the op runs.
@@ -157,12 +158,14 @@ pub fn cases_in(precision: Precision, wanted: impl Fn(&str) -> bool) -> Vec<Case
 
 /// A family's ops, and what makes its cases.
 type Family = (&'static [&'static str], fn(Precision) -> Vec<Case>);
-const FAMILIES: [Family; 14] = [
+const FAMILIES: [Family; 16] = [
     (&["embedding_fwd", "embedding_bwd"], embedding::cases),
     (&["layernorm_fwd", "residual_layernorm_fwd", "layernorm_apply", "layernorm_bwd"], layernorm::cases),
     (&["rmsnorm_fwd", "residual_rmsnorm_fwd", "rmsnorm_apply", "rmsnorm_bwd"], rmsnorm::cases),
     (&["linear_fwd", "linear_bwd_input", "linear_bwd_weight"], linear::cases),
-    (&["gelu_fwd", "gelu_bwd", "add"], elementwise::cases),
+    (ActFwd::NAMES, activation::fwd_cases),
+    (ActBwd::NAMES, activation::bwd_cases),
+    (&["add"], elementwise::cases),
     (&["swiglu_fwd", "swiglu_bwd"], swiglu::cases),
     (&["rope"], rope::cases),
     (&["attention_fwd", "attention_bwd", "attention_cached"], attention::cases),
@@ -250,15 +253,15 @@ mod tests {
         for want in [false, true] {
             has("pre", &|op| matches!(op, Op::LinearFwd(op) if op.pre.is_some() == want));
             has("bias", &|op| matches!(op, Op::LinearFwd(op) if op.bias.is_some() == want));
-            has("gelu_pre", &|op| matches!(op, Op::LinearBwdInput(op) if op.gelu_pre.is_some() == want));
+            has("pre", &|op| matches!(op, Op::LinearBwdInput(op) if op.pre.is_some() == want));
             has("d_bias", &|op| matches!(op, Op::LinearBwdWeight(op) if op.d_bias.is_some() == want));
             has("grad", &|op| matches!(op, Op::CrossEntropy(op) if op.grad == want));
             let padded =
                 |op: &Op| matches!(op, Op::CrossEntropy(op) if (op.vocab < op.logits.shape.cols()) == want);
             has("padding", &padded);
             has("position", &|op| matches!(op, Op::EmbeddingFwd(op) if op.at_position == want));
-            has("gelu in place", &|op| matches!(op, Op::GeluFwd(op) if (op.out == op.inp) == want));
-            has("gelu_bwd in place", &|op| matches!(op, Op::GeluBwd(op) if (op.d_inp == op.d_out) == want));
+            has("act_fwd in place", &|op| matches!(op, Op::ActFwd(op) if (op.out == op.inp) == want));
+            has("act_bwd in place", &|op| matches!(op, Op::ActBwd(op) if (op.d_inp == op.d_out) == want));
             has("add in place a", &|op| matches!(op, Op::Add(op) if (op.out == op.a) == want));
             has("add in place b", &|op| matches!(op, Op::Add(op) if (op.out == op.b) == want));
             let a = |op: &Op| matches!(op, Op::ResidualLayerNormFwd(op) if (op.residual == op.a) == want);

@@ -1,6 +1,8 @@
 //! Fused ops written out in smaller ones.
 
-use ironhorse_core::op::{Add, GeluBwd, GeluFwd, LayerNormFwd, LinearBwdInput, LinearFwd, Op, RmsNormFwd};
+use ironhorse_core::op::{
+    ActBwd, ActFwd, Add, LayerNormFwd, LinearBwdInput, LinearFwd, Op, PreAct, RmsNormFwd,
+};
 
 /// The ops that a fused one consists of, in order; an op that is not fused is its only part.
 pub(crate) fn parts(op: &Op) -> Vec<Op> {
@@ -23,12 +25,13 @@ pub(crate) fn parts(op: &Op) -> Vec<Op> {
             RmsNormFwd { out: op.out, rstd: op.rstd, inp: op.residual, weight: op.weight, eps: op.eps }
                 .into(),
         ],
-        Op::LinearFwd(op @ LinearFwd { pre: Some(pre), .. }) => {
-            vec![LinearFwd { out: pre, pre: None, ..op }.into(), GeluFwd { out: op.out, inp: pre }.into()]
-        }
-        Op::LinearBwdInput(op @ LinearBwdInput { gelu_pre: Some(inp), .. }) => vec![
-            LinearBwdInput { gelu_pre: None, ..op }.into(),
-            GeluBwd { d_inp: op.d_inp, d_out: op.d_inp, inp }.into(),
+        Op::LinearFwd(op @ LinearFwd { pre: Some(PreAct { act, slot }), .. }) => vec![
+            LinearFwd { out: slot, pre: None, ..op }.into(),
+            ActFwd { out: op.out, inp: slot, act }.into(),
+        ],
+        Op::LinearBwdInput(op @ LinearBwdInput { pre: Some(PreAct { act, slot: inp }), .. }) => vec![
+            LinearBwdInput { pre: None, ..op }.into(),
+            ActBwd { d_inp: op.d_inp, d_out: op.d_inp, inp, act }.into(),
         ],
         op => vec![op],
     }

@@ -59,7 +59,7 @@ pub(super) fn bwd_weight(pools: &mut Pools, op: &LinearBwdWeight, step: Step) ->
 #[cfg(test)]
 mod tests {
     use crate::Kit;
-    use ironhorse_core::op::{Accum, LinearBwdInput, LinearBwdWeight, LinearFwd};
+    use ironhorse_core::op::{Accum, Act, LinearBwdInput, LinearBwdWeight, LinearFwd, PreAct};
 
     const INP: [f32; 4] = [1.0, 2.0, 3.0, 4.0]; // (2,2)
     const WEIGHT: [f32; 6] = [1.0, 0.0, 0.0, 1.0, 1.0, -1.0]; // (3,2)
@@ -79,7 +79,13 @@ mod tests {
         let mut kit = Kit::new("linear");
         let (out, pre) = (kit.slot([1, 2]), kit.slot([1, 2]));
         let (inp, weight) = (kit.f32s([1, 1], &[0.5]), kit.f32s([2, 1], &[2.0, -2.0]));
-        let case = kit.finish(LinearFwd { out, pre: Some(pre), inp, weight, bias: None });
+        let case = kit.finish(LinearFwd {
+            out,
+            pre: Some(PreAct { act: Act::Gelu, slot: pre }),
+            inp,
+            weight,
+            bias: None,
+        });
         case.expect_f64(pre, &[1.0, -1.0]);
         case.expect_within(out, &[0.841192, -0.158808], 1e-6);
     }
@@ -90,12 +96,17 @@ mod tests {
         let mut kit = Kit::new("linear");
         let (d_inp, d_out) = (kit.slot([1, 2]), kit.f32s([1, 3], &[1.0, 2.0, 3.0]));
         let weight = kit.f32s([3, 2], &WEIGHT);
-        let case = kit.finish(LinearBwdInput { d_inp, d_out, weight, gelu_pre: None });
+        let case = kit.finish(LinearBwdInput { d_inp, d_out, weight, pre: None });
         case.expect_f64(d_inp, &[4.0, -1.0]);
         let mut kit = Kit::new("linear");
         let (d_inp, d_out) = (kit.slot([1, 2]), kit.f32s([1, 3], &[1.0, 2.0, 3.0]));
         let (weight, pre) = (kit.f32s([3, 2], &WEIGHT), kit.f32s([1, 2], &[0.0, 1.0]));
-        let case = kit.finish(LinearBwdInput { d_inp, d_out, weight, gelu_pre: Some(pre) });
+        let case = kit.finish(LinearBwdInput {
+            d_inp,
+            d_out,
+            weight,
+            pre: Some(PreAct { act: Act::Gelu, slot: pre }),
+        });
         case.expect_within(d_inp, &[2.0, -1.0829641], 1e-6);
     }
 

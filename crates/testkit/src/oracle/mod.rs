@@ -1,5 +1,6 @@
 //! The oracle: every op straight from its documented formula, in f64, in the plainest code. Slow and right.
 
+mod activation;
 pub(crate) mod attention;
 mod elementwise;
 mod embedding;
@@ -75,10 +76,10 @@ pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
         Op::RmsNormApply(op) => rmsnorm::apply(pools, op),
         Op::RmsNormBwd(op) => rmsnorm::bwd(pools, op, step),
         Op::LinearFwd(op) if op.pre.is_none() => linear::fwd(pools, op),
-        Op::LinearBwdInput(op) if op.gelu_pre.is_none() => linear::bwd_input(pools, op),
+        Op::LinearBwdInput(op) if op.pre.is_none() => linear::bwd_input(pools, op),
         Op::LinearBwdWeight(op) => linear::bwd_weight(pools, op, step),
-        Op::GeluFwd(op) => elementwise::gelu_fwd(pools, op),
-        Op::GeluBwd(op) => elementwise::gelu_bwd(pools, op),
+        Op::ActFwd(op) => activation::fwd(pools, op),
+        Op::ActBwd(op) => activation::bwd(pools, op),
         Op::SwigluFwd(op) => swiglu::fwd(pools, op),
         Op::SwigluBwd(op) => swiglu::bwd(pools, op),
         Op::Add(op) => elementwise::add(pools, op),

@@ -3,7 +3,8 @@
 use super::{Affine, Gpt2, Norm, Recompute, Saved, SavedLayer};
 use crate::Result;
 use ironhorse_core::op::{
-    Accum, AttentionBwd, EmbeddingBwd, GeluFwd, LayerNormApply, LayerNormBwd, LinearBwdInput, LinearBwdWeight,
+    Accum, Act, ActFwd, AttentionBwd, EmbeddingBwd, LayerNormApply, LayerNormBwd, LinearBwdInput,
+    LinearBwdWeight, PreAct,
 };
 use ironhorse_core::{Section, Slot};
 
@@ -20,12 +21,7 @@ impl Gpt2 {
             inp: saved.ln_f.out,
             accum: Accum::FirstWrites,
         })?;
-        self.b.push(LinearBwdInput {
-            d_inp: d_ln_f,
-            d_out: saved.logits,
-            weight: self.wte,
-            gelu_pre: None,
-        })?;
+        self.b.push(LinearBwdInput { d_inp: d_ln_f, d_out: saved.logits, weight: self.wte, pre: None })?;
         self.b.name_grad("ln_f", d_ln_f);
 
         // The gradient of the residual stream: one buffer that every block adds to on the way down.
@@ -59,12 +55,17 @@ impl Gpt2 {
             Recompute::Gelu | Recompute::Full | Recompute::Experts => {
                 let out = self.tokens_by(4 * width);
                 self.b.at(format!("h.{l}.mlp.gelu"));
-                self.b.push(GeluFwd { out, inp: saved.fc })?;
+                self.b.push(ActFwd { out, inp: saved.fc, act: Act::Gelu })?;
                 out
             }
         };
         let d_fc = self.tokens_by(4 * width);
-        self.linear_bwd(&proj, p.mlp_proj, [d_fc, d_res, gelu], Some(saved.fc))?;
+        self.linear_bwd(
+            &proj,
+            p.mlp_proj,
+            [d_fc, d_res, gelu],
+            Some(PreAct { act: Act::Gelu, slot: saved.fc }),
+        )?;
         self.b.name_grad(&fc, d_fc);
         let norm = self.norm_again(&ln_2, saved.ln_2, p.ln_2, recompute)?;
         let d_ln_2 = self.tokens_by(width);
@@ -112,7 +113,7 @@ impl Gpt2 {
         name: &str,
         p: Affine,
         [d_inp, d_out, inp]: [Slot; 3],
-        gelu_pre: Option<Slot>,
+        pre: Option<PreAct>,
     ) -> Result<()> {
         self.b.at(name);
         self.b.push(LinearBwdWeight {
@@ -122,7 +123,7 @@ impl Gpt2 {
             inp,
             accum: Accum::FirstWrites,
         })?;
-        self.b.push(LinearBwdInput { d_inp, d_out, weight: p.weight, gelu_pre })?;
+        self.b.push(LinearBwdInput { d_inp, d_out, weight: p.weight, pre })?;
         Ok(())
     }
 

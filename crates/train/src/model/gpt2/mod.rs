@@ -11,8 +11,8 @@ use super::Gpt2Config;
 use super::program::{check_batch, declare_halt, push_update};
 use crate::Result;
 use ironhorse_core::op::{
-    Accum, AttentionCached, AttentionFwd, CrossEntropy, EmbeddingFwd, LayerNormFwd, LinearFwd, LossMean,
-    ResidualLayerNormFwd,
+    Accum, Act, AttentionCached, AttentionFwd, CrossEntropy, EmbeddingFwd, LayerNormFwd, LinearFwd, LossMean,
+    PreAct, ResidualLayerNormFwd,
 };
 use ironhorse_core::{Builder, DType, Error, Precision, Program, Shape, Slot};
 use std::collections::HashMap;
@@ -249,7 +249,13 @@ impl Gpt2 {
         let p = self.layers[l].c_fc;
         let (pre, out) = (self.tokens_by(4 * self.config.n_embd), self.tokens_by(4 * self.config.n_embd));
         self.b.at(format!("h.{l}.mlp.c_fc"));
-        self.b.push(LinearFwd { out, pre: Some(pre), inp, weight: p.weight, bias: Some(p.bias) })?;
+        self.b.push(LinearFwd {
+            out,
+            pre: Some(PreAct { act: Act::Gelu, slot: pre }),
+            inp,
+            weight: p.weight,
+            bias: Some(p.bias),
+        })?;
         self.b.name(format!("h.{l}.mlp.c_fc"), pre);
         self.b.name(format!("h.{l}.mlp.gelu"), out);
         Ok((pre, out))

@@ -171,7 +171,7 @@ impl Moe {
         let (d_weight, accum) = (self.b.grad(weight), Accum::FirstWrites);
         self.b.at(name);
         self.b.push(LinearBwdWeight { d_weight, d_bias: None, d_out, inp, accum })?;
-        self.b.push(LinearBwdInput { d_inp, d_out, weight, gelu_pre: None })?;
+        self.b.push(LinearBwdInput { d_inp, d_out, weight, pre: None })?;
         Ok(())
     }
 

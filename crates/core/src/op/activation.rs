@@ -1,0 +1,189 @@
+//! Activations, element by element: alone here, and fused into the linear layers before and after them.
+//!
+//! A new one is a variant of [`Act`] with its [`Facts`], and a formula in each engine and in the oracle.
+
+use super::elementwise::same_size;
+use super::numerics::{Arithmetic, Numerics};
+use super::spec::{OpSpec, SlotField, slots};
+use crate::{Result, Slot};
+
+/// An activation function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Act {
+    /// The tanh form of GELU: `0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`.
+    Gelu,
+}
+
+/// What is known of an activation besides its formula.
+struct Facts {
+    name: &'static str,
+    /// Names of the forward and the backward op.
+    ops: [&'static str; 2],
+    /// Floating-point operations per element, forward and backward.
+    flops: [u64; 2],
+    numerics: Numerics,
+    /// The largest x·f'(x)/f(x) that weighs in a result: how much of a relative error of the input shows in the output.
+    gain: f64,
+}
+
+const GELU: Facts = Facts {
+    name: "gelu",
+    ops: ["gelu_fwd", "gelu_bwd"],
+    flops: [20, 30],
+    // tanh of a few roundings per element; 1 + tanh cancels for negative inputs, but those results are small.
+    numerics: Numerics::new(Arithmetic::Elementwise(1e-6)).fast_tanh(),
+    // For positive x; negative ones weigh little.
+    gain: 1.3,
+};
+
+impl Act {
+    /// Every activation.
+    pub const ALL: &'static [Self] = &[Self::Gelu];
+
+    const fn facts(self) -> &'static Facts {
+        match self {
+            Self::Gelu => &GELU,
+        }
+    }
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        self.facts().name
+    }
+
+    /// The activation of this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|act| act.name() == name)
+    }
+
+    /// See [`Facts::gain`].
+    pub(super) const fn gain(self) -> f64 {
+        self.facts().gain
+    }
+
+    /// These numerics with what the activation adds to them.
+    pub(super) fn after(self, numerics: Numerics) -> Numerics {
+        Numerics { fast_tanh: self.facts().numerics.fast_tanh, ..numerics }
+    }
+}
+
+/// The names of the forward (0) or backward (1) ops of all activations.
+const fn op_names(which: usize) -> [&'static str; Act::ALL.len()] {
+    let mut names = [""; Act::ALL.len()];
+    let mut i = 0;
+    while i < names.len() {
+        names[i] = Act::ALL[i].facts().ops[which];
+        i += 1;
+    }
+    names
+}
+
+/// The input of an activation that is fused into a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PreAct {
+    /// Which activation.
+    pub act: Act,
+    /// The values before it.
+    pub slot: Slot,
+}
+
+impl SlotField for Option<PreAct> {
+    fn slot_mut(&mut self) -> Option<&mut Slot> {
+        self.as_mut().map(|pre| &mut pre.slot)
+    }
+}
+
+/// `out = act(inp)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ActFwd {
+    /// any shape
+    pub out: Slot,
+    /// the same size
+    pub inp: Slot,
+    /// Which activation.
+    pub act: Act,
+}
+
+impl OpSpec for ActFwd {
+    const NAME: &'static str = "act_fwd";
+    const NAMES: &'static [&'static str] = &op_names(0);
+    slots!(Write out, Read inp);
+
+    fn name(&self) -> &'static str {
+        self.act.facts().ops[0]
+    }
+
+    fn check(&self) -> Result<()> {
+        same_size(self.name(), &[("out", &self.out), ("inp", &self.inp)])
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        self.act.facts().numerics
+    }
+
+    fn flops(&self) -> u64 {
+        self.act.facts().flops[0] * self.inp.numel() as u64
+    }
+
+    fn in_place(&self) -> &'static [(&'static str, &'static str)] {
+        &[("out", "inp")]
+    }
+}
+
+/// `d_inp = d_out · act'(inp)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ActBwd {
+    /// any shape
+    pub d_inp: Slot,
+    /// the same size
+    pub d_out: Slot,
+    /// the input of the forward
+    pub inp: Slot,
+    /// Which activation.
+    pub act: Act,
+}
+
+impl OpSpec for ActBwd {
+    const NAME: &'static str = "act_bwd";
+    const NAMES: &'static [&'static str] = &op_names(1);
+    slots!(Write d_inp, Read d_out, Read inp);
+
+    fn name(&self) -> &'static str {
+        self.act.facts().ops[1]
+    }
+
+    fn check(&self) -> Result<()> {
+        same_size(self.name(), &[("d_inp", &self.d_inp), ("d_out", &self.d_out), ("inp", &self.inp)])
+    }
+
+    fn numerics(&self, _: &str) -> Numerics {
+        self.act.facts().numerics
+    }
+
+    fn flops(&self) -> u64 {
+        self.act.facts().flops[1] * self.inp.numel() as u64
+    }
+
+    fn in_place(&self) -> &'static [(&'static str, &'static str)] {
+        &[("d_inp", "d_out")]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::Op;
+
+    #[test]
+    fn every_activation_is_found_by_its_name_and_names_its_ops() {
+        for &act in Act::ALL {
+            assert_eq!(Act::parse(act.name()), Some(act));
+            for (op, suffix) in act.facts().ops.iter().zip(["_fwd", "_bwd"]) {
+                assert_eq!(*op, act.name().to_owned() + suffix);
+                assert!(Op::NAMES.contains(op));
+            }
+        }
+        assert_eq!(Act::parse("tanh"), None);
+        assert!(!Op::NAMES.contains(&"act_fwd"));
+    }
+}
