@@ -30,6 +30,35 @@ pub enum Error {
         /// What would have been right.
         expected: String,
     },
+    /// A size or argument has a value it must not have.
+    #[error("{field} is {found}, expected {expected}")]
+    Input {
+        /// Its name: "n_layer", "batch", ...
+        field: String,
+        /// What was given.
+        found: String,
+        /// What would have been right.
+        expected: String,
+    },
+    /// A file or folder that the user named does not exist.
+    #[error("{}: no such file", path.display())]
+    NotFound {
+        /// Its name.
+        path: PathBuf,
+    },
+    /// A name that means nothing here.
+    #[error("unknown {what} `{name}`, expected {expected}")]
+    Unknown {
+        /// What it was to name: "model", "key", "tensor".
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// Names that are known.
+        expected: String,
+    },
+    /// Something that can be asked for but that we do not do.
+    #[error("{0}")]
+    Unsupported(String),
     /// A setting given by the user makes no sense.
     #[error("{0}")]
     Config(String),
@@ -61,6 +90,33 @@ impl Error {
     /// A setting that makes no sense; the text may hold what the user typed.
     pub fn config(text: impl AsRef<str>) -> Self {
         Self::Config(one_line(text.as_ref(), 1000))
+    }
+
+    /// A size or argument with a wrong value: what was found and what was expected.
+    pub fn input(field: impl Into<String>, found: impl ToString, expected: impl ToString) -> Self {
+        Self::Input {
+            field: one_line(&field.into(), 300),
+            found: one_line(&found.to_string(), 300),
+            expected: one_line(&expected.to_string(), 1000),
+        }
+    }
+
+    /// A name that is not known, and those that are.
+    pub fn unknown(what: &'static str, name: &str, expected: impl ToString) -> Self {
+        Self::Unknown { what, name: one_line(name, 300), expected: one_line(&expected.to_string(), 1000) }
+    }
+
+    /// The same error, about the content of a file.
+    pub fn in_file(self, path: &Path) -> Self {
+        match self {
+            Self::Input { field, found, expected } => {
+                Self::Field { path: path.to_owned(), field, found, expected }
+            }
+            other @ (Self::Unknown { .. } | Self::Unsupported(_) | Self::Config(_)) => {
+                Self::Config(format!("{}: {other}", path.display()))
+            }
+            other => other,
+        }
     }
 
     /// A wrong field in a file: what was found and what was expected.

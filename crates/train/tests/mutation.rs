@@ -287,7 +287,7 @@ fn sizes() {
     run("toml", toml, toml.len(), exercise::sizes);
     let inline = b"n_layer=3,n_head=5,n_embd=40,vocab_size=300,max_seq_len=16";
     run("inline", inline, inline.len(), exercise::sizes);
-    let json = CONFIG.to_json().to_string().into_bytes();
+    let json = ModelConfig::from(CONFIG).to_json().to_string().into_bytes();
     run("json", &json, json.len(), exercise::sizes);
     let line = mixture().to_line().into_bytes();
     run("inline mixture", &line, line.len(), exercise::sizes);

@@ -222,8 +222,7 @@ pub fn write_debug_state_to(
 mod tests {
     use super::*;
 
-    const CONFIG: Gpt2Config =
-        Gpt2Config { max_seq_len: 4, vocab_size: 5, padded_vocab_size: 7, n_layer: 2, n_head: 1, n_embd: 2 };
+    const CONFIG: Gpt2Config = Gpt2Config { padded_vocab_size: 7, ..Gpt2Config::new(4, 5, 2, 1, 2) };
 
     /// B 2, T 3; written without the code under test.
     fn bytes() -> Vec<u8> {

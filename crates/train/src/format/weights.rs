@@ -9,7 +9,7 @@ use super::hf::{HfFolder, TextTokens};
 use super::llmc_model::{ModelFile, check_finite, row_len};
 use super::sniff::{Kind, sniff};
 use super::tokenizer::{TOKENIZER, Tokenizer};
-use crate::model::{ModelConfig, MoeConfig};
+use crate::model::ModelConfig;
 use crate::{Error, Result};
 
 /// Something that holds the parameters of a model: a `.bin`, a Hugging Face folder, a run, a checkpoint, an answer key.
@@ -134,7 +134,12 @@ impl<S: WeightSource + ?Sized> WeightSource for Finite<S> {
 
 /// Opens the weights in a file or folder of any kind. NaN and infinite weights are an error when they are read.
 pub fn open_weights(path: &Path) -> Result<Box<dyn WeightSource>> {
-    let source: Box<dyn WeightSource> = match sniff(path)? {
+    open_kind(path, sniff(path)?)
+}
+
+/// The same of a file whose kind is known.
+fn open_kind(path: &Path, kind: Kind) -> Result<Box<dyn WeightSource>> {
+    let source: Box<dyn WeightSource> = match kind {
         Kind::Model => Box::new(ModelFile::open(path)?),
         Kind::HfFolder => Box::new(HfFolder::open(path)?),
         Kind::HfFile => Box::new(HfFolder::open(path.parent().unwrap_or(Path::new(".")))?),
@@ -173,15 +178,15 @@ impl ModelChoice {
         let text = text.as_ref();
         if !path.exists() {
             let like_a_path = text.contains(['/', '\\']) || path.extension().is_some();
-            let named = MoeConfig::named(text).is_some(); // moe-6.9b ends like a file
+            let named = ModelConfig::named(text).is_some(); // moe-6.9b ends like a file
             if like_a_path && !named && !text.contains('=') {
-                return Err(Error::config(format!("{text}: no such file")));
+                return Err(Error::NotFound { path: path.to_owned() });
             }
             return ModelConfig::parse(text).map(Self::Sizes);
         }
         match sniff(path)? {
             Kind::Toml => ModelConfig::from_toml_file(path).map(Self::Sizes),
-            _ => open_weights(path).map(Self::Weights),
+            kind => open_kind(path, kind).map(Self::Weights),
         }
     }
 

@@ -1,238 +1,344 @@
-//! The sizes of a GPT-2 and its parameter table.
+//! A model of any family: what sessions, files and commands need of one without knowing which it is.
 
-use ironhorse_core::Shape;
-
-use super::moe::MoeConfig;
+use super::describe::{self, Described, position};
+use super::notation::{KIND, Notation, Pairs};
+use super::{Gpt2Config, MoeConfig, Recompute, TensorSpec, gpt2, moe};
 use crate::{Error, Result};
+use ironhorse_core::{Precision, Program};
+use serde_json::{Map, Value};
+use std::path::Path;
 
-/// The sizes of a GPT-2.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Gpt2Config {
-    /// The longest sequence the position table holds (maxT).
-    pub max_seq_len: usize,
-    /// Tokens of the vocabulary (V).
-    pub vocab_size: usize,
-    /// Rows of the token table in memory (Vp): V rounded up, the rows beyond V are zero.
-    pub padded_vocab_size: usize,
-    /// Transformer blocks (L).
-    pub n_layer: usize,
-    /// Attention heads (NH).
-    pub n_head: usize,
-    /// Channels (C).
-    pub n_embd: usize,
+/// The named models: their names, and their sizes as [`ModelConfig::parse`] reads them.
+const NAMED: [(&[&str], &str); 6] = [
+    (&["d12", "gpt2"], "n_layer=12,n_head=12,n_embd=768"),
+    (&["d24", "gpt2-medium"], "n_layer=24,n_head=16,n_embd=1024"),
+    (&["d36", "gpt2-large"], "n_layer=36,n_head=20,n_embd=1280"),
+    (&["d48", "gpt2-xl"], "n_layer=48,n_head=25,n_embd=1600"),
+    // 6.9 billion parameters, 1.8 of them active
+    (&["moe-6.9b"], "hidden=768,n_layer=30,n_head=12,n_experts=16,top_k=4,ffn=6144,rope_alpha=8"),
+    (
+        &["moe-tiny"],
+        "hidden=64,n_layer=2,n_head=4,n_experts=4,top_k=2,ffn=256,vocab_size=1000,max_seq_len=512",
+    ),
+];
+
+/// The sizes of a model of any family.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ModelConfig {
+    /// GPT-2.
+    Gpt2(Gpt2Config),
+    /// A mixture of experts, or the dense Llama.
+    Moe(MoeConfig),
 }
 
-/// One row of the parameter table.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorSpec {
-    /// The Hugging Face name; of GPT-2 without `transformer.`: `h.3.mlp.c_fc.weight`.
-    pub name: String,
-    /// Weights are (out, in).
-    pub shape: Shape,
-    /// Whether weight decay applies: to matrices, not to biases and norms.
-    pub decay: bool,
-}
-
-impl TensorSpec {
-    pub(super) fn new<const N: usize>(name: impl Into<String>, dims: [usize; N]) -> Self {
-        Self { name: name.into(), shape: Shape::new(dims), decay: N == 2 }
+impl From<Gpt2Config> for ModelConfig {
+    fn from(config: Gpt2Config) -> Self {
+        Self::Gpt2(config)
     }
 }
 
-/// V is padded to a multiple of this, so that the output GEMM has round tiles.
-pub(super) const VOCAB_MULTIPLE: usize = 128;
-/// More parameters than any machine this runs on can hold: a typing error or a broken header.
-pub(super) const MAX_PARAMS: u64 = 1 << 40;
-/// Far beyond any model that trains, and few enough that tables and programs stay small when the width is tiny.
-pub(super) const MAX_LAYERS: usize = 1024;
-
-impl Gpt2Config {
-    /// The named sizes: name, layers, heads, width.
-    pub const NAMED: [(&'static str, usize, usize, usize); 4] =
-        [("d12", 12, 12, 768), ("d24", 24, 16, 1024), ("d36", 36, 20, 1280), ("d48", 48, 25, 1600)];
-
-    /// Sizes with the vocabulary padded to a multiple of 128.
-    pub fn new(max_seq_len: usize, vocab_size: usize, n_layer: usize, n_head: usize, n_embd: usize) -> Self {
-        let padded_vocab_size = vocab_size.checked_next_multiple_of(VOCAB_MULTIPLE).unwrap_or(vocab_size);
-        Self { max_seq_len, vocab_size, padded_vocab_size, n_layer, n_head, n_embd }
+impl From<MoeConfig> for ModelConfig {
+    fn from(config: MoeConfig) -> Self {
+        Self::Moe(config)
     }
+}
 
-    /// One of the GPT-2 sizes: d12, d24, d36, d48.
-    pub fn named(name: &str) -> Result<Self> {
-        match Self::NAMED.iter().find(|size| size.0 == name) {
-            Some(&(_, layers, heads, width)) => Ok(Self::new(1024, 50257, layers, heads, width)),
-            None => {
-                let gpt2 = Self::NAMED.iter().map(|size| size.0);
-                let names: Vec<_> = gpt2.chain(MoeConfig::NAMED.iter().map(|size| size.0)).collect();
-                Err(Error::config(format!(
-                    "unknown model `{name}`: expected {}, a checkpoint file or folder, a TOML file, or sizes \
-                     such as n_layer=2,n_head=4,n_embd=64",
-                    names.join(", ")
-                )))
-            }
+impl From<&Self> for ModelConfig {
+    fn from(config: &Self) -> Self {
+        *config
+    }
+}
+
+impl From<&Gpt2Config> for ModelConfig {
+    fn from(config: &Gpt2Config) -> Self {
+        Self::Gpt2(*config)
+    }
+}
+
+/// Evaluates an expression with the configuration of whichever family it is.
+macro_rules! either {
+    ($self:expr, $config:ident => $value:expr) => {
+        match $self {
+            ModelConfig::Gpt2($config) => $value,
+            ModelConfig::Moe($config) => $value,
+        }
+    };
+}
+
+impl ModelConfig {
+    /// `gpt2`, `moe` or `llama`.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Gpt2(_) => "gpt2",
+            Self::Moe(config) => config.kind(),
         }
     }
 
-    /// Refuses sizes that no model can have. Everything below relies on it: after it no product overflows.
+    /// Refuses sizes that no model can have.
     pub fn validate(&self) -> Result<()> {
-        match self.problem() {
-            None => Ok(()),
-            Some((field, found, expected)) => {
-                Err(Error::config(format!("{field} is {found}, expected {expected}")))
-            }
-        }
-    }
-
-    /// What is wrong, as (field, found, expected), for readers that name their file as well.
-    pub(crate) fn problem(&self) -> Option<(&'static str, String, String)> {
-        let fields = [
-            ("max_seq_len", self.max_seq_len),
-            ("vocab_size", self.vocab_size),
-            ("n_layer", self.n_layer),
-            ("n_head", self.n_head),
-            ("n_embd", self.n_embd),
-        ];
-        if let Some((name, _)) = fields.iter().find(|field| field.1 == 0) {
-            return Some((name, "0".into(), "at least 1".into()));
-        }
-        if self.padded_vocab_size < self.vocab_size {
-            let expected = format!("at least vocab_size, {}", self.vocab_size);
-            return Some(("padded_vocab_size", self.padded_vocab_size.to_string(), expected));
-        }
-        if self.vocab_size > i32::MAX as usize {
-            return Some(("vocab_size", self.vocab_size.to_string(), format!("at most {}", i32::MAX)));
-        }
-        if !self.n_embd.is_multiple_of(self.n_head) {
-            let expected = format!("a divisor of n_embd, {}", self.n_embd);
-            return Some(("n_head", self.n_head.to_string(), expected));
-        }
-        if self.n_layer > MAX_LAYERS {
-            return Some(("n_layer", self.n_layer.to_string(), format!("at most {MAX_LAYERS}")));
-        }
-        match self.checked_params() {
-            Some(count) if count <= MAX_PARAMS => None,
-            count => Some((
-                "number of parameters",
-                count.map_or("more than 2^64".into(), |count| count.to_string()),
-                format!("at most 2^40 (n_layer {}, n_embd {})", self.n_layer, self.n_embd),
-            )),
-        }
-    }
-
-    fn checked_params(&self) -> Option<u64> {
-        let c = self.n_embd as u64;
-        let tables = (self.padded_vocab_size as u64).checked_add(self.max_seq_len as u64)?.checked_mul(c)?;
-        // per block: 12 C*C of matrices and 13 C of biases and norms
-        let block = c.checked_mul(12)?.checked_add(13)?.checked_mul(c)?;
-        let blocks = block.checked_mul(self.n_layer as u64)?;
-        tables.checked_add(blocks)?.checked_add(c.checked_mul(2)?)
-    }
-
-    /// Parameters in memory, the padding of the vocabulary included. 0 for sizes that `validate` refuses as too
-    /// large to count.
-    pub fn num_params(&self) -> usize {
-        self.checked_params().and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
-    }
-
-    /// How many tensors a layer has.
-    pub fn tensors_per_layer(&self) -> usize {
-        12
-    }
-
-    /// The channels of one head (HD).
-    pub fn head_dim(&self) -> usize {
-        self.n_embd / self.n_head.max(1)
+        either!(self, config => config.validate())
     }
 
     /// The parameter table in model order. Call `validate` first: the table of absurd sizes is absurd.
     pub fn tensors(&self) -> Vec<TensorSpec> {
-        let c = self.n_embd;
-        let mut table = Vec::with_capacity(4 + 12 * self.n_layer);
-        table.push(TensorSpec::new("wte.weight", [self.padded_vocab_size, c]));
-        table.push(TensorSpec::new("wpe.weight", [self.max_seq_len, c]));
-        for layer in 0..self.n_layer {
-            let name = |part: &str| format!("h.{layer}.{part}");
-            table.push(TensorSpec::new(name("ln_1.weight"), [c]));
-            table.push(TensorSpec::new(name("ln_1.bias"), [c]));
-            table.push(TensorSpec::new(name("attn.c_attn.weight"), [3 * c, c]));
-            table.push(TensorSpec::new(name("attn.c_attn.bias"), [3 * c]));
-            table.push(TensorSpec::new(name("attn.c_proj.weight"), [c, c]));
-            table.push(TensorSpec::new(name("attn.c_proj.bias"), [c]));
-            table.push(TensorSpec::new(name("ln_2.weight"), [c]));
-            table.push(TensorSpec::new(name("ln_2.bias"), [c]));
-            table.push(TensorSpec::new(name("mlp.c_fc.weight"), [4 * c, c]));
-            table.push(TensorSpec::new(name("mlp.c_fc.bias"), [4 * c]));
-            table.push(TensorSpec::new(name("mlp.c_proj.weight"), [c, 4 * c]));
-            table.push(TensorSpec::new(name("mlp.c_proj.bias"), [c]));
+        either!(self, config => config.tensors())
+    }
+
+    /// How many tensors a layer has: files with fewer are refused before a table is made of what their header claims.
+    pub fn tensors_per_layer(&self) -> usize {
+        either!(self, config => config.tensors_per_layer())
+    }
+
+    /// Parameters in memory, the padding of the vocabulary included.
+    pub fn num_params(&self) -> usize {
+        either!(self, config => config.num_params())
+    }
+
+    /// Parameters as reports count them: without the padding of the vocabulary where files have none either.
+    pub fn told_params(&self) -> usize {
+        match self {
+            Self::Gpt2(config) => config.num_params(),
+            Self::Moe(config) => config.total_params(),
         }
-        table.push(TensorSpec::new("ln_f.weight", [c]));
-        table.push(TensorSpec::new("ln_f.bias", [c]));
-        table
+    }
+
+    /// Parameters that one token meets, where that is not all of them; without padding.
+    pub fn active_params(&self) -> Option<usize> {
+        match self {
+            Self::Moe(config) if config.n_experts > 0 => Some(config.active_params()),
+            _ => None,
+        }
+    }
+
+    /// V
+    pub fn vocab_size(&self) -> usize {
+        either!(self, config => config.vocab_size)
+    }
+
+    /// Vp: V and its padding in memory.
+    pub fn padded_vocab_size(&self) -> usize {
+        match self {
+            Self::Gpt2(config) => config.padded_vocab_size,
+            Self::Moe(config) => config.padded_vocab_size(),
+        }
+    }
+
+    /// maxT
+    pub fn max_seq_len(&self) -> usize {
+        either!(self, config => config.max_seq_len)
+    }
+
+    /// L
+    pub fn layers(&self) -> usize {
+        either!(self, config => config.n_layer)
+    }
+
+    /// C
+    pub fn width(&self) -> usize {
+        match self {
+            Self::Gpt2(config) => config.n_embd,
+            Self::Moe(config) => config.hidden,
+        }
+    }
+
+    /// Whether a parameter has a row for each token: V of them in files, Vp in memory.
+    pub fn is_vocab_table(&self, name: &str) -> bool {
+        match self {
+            Self::Gpt2(_) => name == gpt2::EMBED,
+            Self::Moe(_) => name == moe::EMBED || name == moe::HEAD,
+        }
+    }
+
+    /// The shape of a parameter without the padding of the vocabulary.
+    pub fn unpadded_shape(&self, spec: &TensorSpec) -> Vec<usize> {
+        let mut dims = spec.shape.dims().to_vec();
+        if self.is_vocab_table(&spec.name) {
+            dims[0] = self.vocab_size();
+        }
+        dims
+    }
+
+    /// Whether both have the same parameters and compute the same logits from them. Files say the same in different ways:
+    /// Hugging Face's have no padding, one number for RoPE's base and alpha, and without experts no auxiliary loss.
+    pub fn computes_as(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Gpt2(a), Self::Gpt2(b)) => {
+                *a == Gpt2Config { padded_vocab_size: a.padded_vocab_size, ..*b }
+            }
+            (Self::Moe(a), Self::Moe(b)) => a.computes_as(b),
+            _ => false,
+        }
+    }
+
+    /// The sizes of a GPT-2, for files that hold no other model; `instead` says what does.
+    pub fn gpt2(&self, what: &str, instead: &str) -> Result<&Gpt2Config> {
+        match self {
+            Self::Gpt2(config) => Ok(config),
+            Self::Moe(_) => Err(Error::Unsupported(format!(
+                "{what} holds a GPT-2 only, not a model of kind {}; {instead}",
+                self.kind()
+            ))),
+        }
+    }
+
+    /// A training step: forward with loss, backward, update. Io: `x`, `y`, `losses`, `loss`, `norm`.
+    pub fn training(
+        &self,
+        batch: (usize, usize),
+        recompute: Recompute,
+        precision: Precision,
+    ) -> Result<Program> {
+        match self {
+            Self::Gpt2(config) => gpt2::training(config, batch, recompute, precision),
+            Self::Moe(config) => moe::training(config, batch, recompute, precision),
+        }
+    }
+
+    /// The loss of a batch, nothing kept for a backward. Io: `x`, `y`, `losses`, `loss`.
+    pub fn evaluation(&self, batch: (usize, usize), precision: Precision) -> Result<Program> {
+        match self {
+            Self::Gpt2(config) => gpt2::evaluation(config, batch, precision),
+            Self::Moe(config) => moe::evaluation(config, batch, precision),
+        }
+    }
+
+    /// One token for each of `batch` sequences at the scalar `position`, over a key/value cache. Io: `x`, `logits`.
+    pub fn decoding(&self, batch: usize, precision: Precision) -> Result<Program> {
+        match self {
+            Self::Gpt2(config) => gpt2::decoding(config, batch, precision),
+            Self::Moe(config) => moe::decoding(config, batch, precision),
+        }
+    }
+
+    /// The kinds that a description may name.
+    fn kinds() -> String {
+        [Gpt2Config::KINDS, MoeConfig::KINDS].concat().join(" or ")
+    }
+
+    /// Reads a description of this kind.
+    fn of_kind(kind: &str, pairs: &Pairs) -> Option<Result<Self>> {
+        match kind {
+            _ if Gpt2Config::KINDS.contains(&kind) => Some(describe::read(pairs).map(Self::Gpt2)),
+            _ if MoeConfig::KINDS.contains(&kind) => Some(describe::read(pairs).map(Self::Moe)),
+            _ => None,
+        }
+    }
+
+    /// Reads a description of the kind that it names, or that its keys belong to.
+    fn from_pairs(pairs: &Pairs) -> Result<Self> {
+        // Another spelling of a size that GPT-2 has too does not make a mixture: it is a mistake in describing a GPT-2.
+        let is_shared = |at: usize| position::<Gpt2Config>(MoeConfig::FIELDS[at].names[0]).is_some();
+        let only_moe = |key: &str| {
+            position::<Gpt2Config>(key).is_none()
+                && position::<MoeConfig>(key).is_some_and(|at| !is_shared(at))
+        };
+        let kind = match pairs.iter().find(|(key, _)| key == KIND) {
+            Some((_, given)) => given.word().unwrap_or_default(),
+            None if pairs.iter().any(|(key, _)| only_moe(key)) => "moe",
+            None => "gpt2",
+        };
+        Self::of_kind(kind, pairs).unwrap_or_else(|| {
+            let given = pairs.iter().find(|(key, _)| key == KIND).map(|(_, given)| given.to_string());
+            Err(Error::input(KIND, given.unwrap_or_default(), Self::kinds()))
+        })
+    }
+
+    /// The sizes in a text. With a `kind` (`gpt2`, `moe`, `llama`) only a model of that family is accepted.
+    pub fn from_text(text: &str, notation: Notation, kind: Option<&str>) -> Result<Self> {
+        let pairs = notation.pairs(text)?;
+        match kind {
+            None => Self::from_pairs(&pairs),
+            Some(kind) => Self::of_kind(kind, &pairs)
+                .unwrap_or_else(|| Err(Error::input(KIND, format!("{kind:?}"), Self::kinds()))),
+        }
+    }
+
+    /// The sizes in a TOML text with the keys of the command line.
+    ///
+    /// ```
+    /// use ironhorse_train::model::ModelConfig;
+    /// let text = "hidden = 64\nlayers = 2\nheads = 4\nexperts = 8\ntop_k = 2\nffn = 256\nrope_alpha = 1.5";
+    /// assert_eq!(ModelConfig::from_toml(text)?.kind(), "moe");
+    /// # Ok::<(), ironhorse_train::Error>(())
+    /// ```
+    pub fn from_toml(text: &str) -> Result<Self> {
+        Self::from_text(text, Notation::Toml, None)
+    }
+
+    /// The sizes in a TOML file; the error names the file.
+    pub fn from_toml_file(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(|source| Error::io(path, "read", source))?;
+        Self::from_toml(&text).map_err(|error| error.in_file(path))
+    }
+
+    /// A named model or sizes in one line: `d12`, `gpt2`, `moe-tiny`, `n_layer=3,n_head=5,n_embd=40`,
+    /// `hidden=64,n_layer=2,n_head=4,n_experts=4,top_k=2,ffn=256`.
+    pub fn parse(text: &str) -> Result<Self> {
+        if text.contains('=') {
+            return Self::from_text(text, Notation::Line, None);
+        }
+        Self::named(text.trim()).unwrap_or_else(|| {
+            let names: Vec<_> = NAMED.iter().map(|(names, _)| names.join("|")).collect();
+            let expected = format!(
+                "{}, a checkpoint file or folder, a TOML file, or sizes such as n_layer=2,n_head=4,n_embd=64",
+                names.join(", ")
+            );
+            Err(Error::unknown("model", text.trim(), expected))
+        })
+    }
+
+    /// The model of this name, if there is one.
+    pub fn named(name: &str) -> Option<Result<Self>> {
+        let (_, sizes) = NAMED.iter().find(|(names, _)| names.contains(&name))?;
+        Some(Self::from_text(sizes, Notation::Line, None))
+    }
+
+    /// The names of all named models, each model's first name first.
+    pub fn names() -> impl Iterator<Item = &'static [&'static str]> {
+        NAMED.iter().map(|(names, _)| *names)
+    }
+
+    /// The keys of a description of this kind, each with its other spellings after it; empty for an unknown kind.
+    pub fn keys(kind: &str) -> Vec<&'static [&'static str]> {
+        fn of<C: Described>() -> Vec<&'static [&'static str]> {
+            C::FIELDS.iter().map(|field| field.names).collect()
+        }
+        match kind {
+            _ if Gpt2Config::KINDS.contains(&kind) => of::<Gpt2Config>(),
+            _ if MoeConfig::KINDS.contains(&kind) => of::<MoeConfig>(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The sizes in a JSON object, as our own files carry them.
+    pub fn from_json(text: &str) -> Result<Self> {
+        Self::from_text(text, Notation::Json, None)
+    }
+
+    /// The sizes in a JSON object of another tool, of a model of this kind: keys that we do not know are ignored.
+    pub(crate) fn from_foreign_json(kind: &str, text: &str) -> Result<Self> {
+        let mut pairs = Notation::Json.pairs(text)?;
+        let known = Self::keys(kind);
+        pairs.retain(|(key, _)| key == KIND || known.iter().any(|names| names.contains(&key.as_str())));
+        Self::of_kind(kind, &pairs).unwrap_or_else(|| Err(Error::input(KIND, kind, Self::kinds())))
+    }
+
+    /// The inverse of [`ModelConfig::from_json`].
+    pub fn to_json(&self) -> Value {
+        Value::Object(self.to_map())
+    }
+
+    fn to_map(self) -> Map<String, Value> {
+        either!(&self, config => describe::to_json(config))
+    }
+
+    /// The sizes in one line, as [`ModelConfig::parse`] reads them.
+    pub fn to_line(&self) -> String {
+        let pairs = self.to_map().into_iter().map(|(key, value)| format!("{key}={value}"));
+        pairs.collect::<Vec<_>>().join(",")
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_table_adds_up() {
-        for (name, ..) in Gpt2Config::NAMED {
-            let config = Gpt2Config::named(name).unwrap();
-            config.validate().unwrap();
-            let sum: usize = config.tensors().iter().map(|spec| spec.shape.numel()).sum();
-            assert_eq!(sum, config.num_params(), "{name}");
-            assert_eq!(config.tensors().len(), 4 + config.n_layer * config.tensors_per_layer());
-        }
-        // 124,439,808 of GPT-2 plus 47 padded rows
-        assert_eq!(Gpt2Config::named("d12").unwrap().num_params(), 124_439_808 + 47 * 768);
-    }
-
-    #[test]
-    fn only_matrices_decay() {
-        let table = Gpt2Config::new(8, 5, 1, 1, 2).tensors();
-        let decayed: Vec<_> = table.iter().filter(|spec| spec.decay).map(|spec| &*spec.name).collect();
-        assert_eq!(
-            decayed,
-            [
-                "wte.weight",
-                "wpe.weight",
-                "h.0.attn.c_attn.weight",
-                "h.0.attn.c_proj.weight",
-                "h.0.mlp.c_fc.weight",
-                "h.0.mlp.c_proj.weight"
-            ]
-        );
-    }
-
-    fn refusal(config: Gpt2Config) -> String {
-        config.validate().unwrap_err().to_string()
-    }
-
-    #[test]
-    fn senseless_sizes_are_refused() {
-        let good = Gpt2Config::new(8, 200, 3, 5, 40);
-        good.validate().unwrap();
-        assert_eq!(good.padded_vocab_size, 256);
-        assert_eq!(refusal(Gpt2Config { n_head: 0, ..good }), "n_head is 0, expected at least 1");
-        assert_eq!(refusal(Gpt2Config { n_embd: 0, ..good }), "n_embd is 0, expected at least 1");
-        assert_eq!(
-            refusal(Gpt2Config { n_head: 3, ..good }),
-            "n_head is 3, expected a divisor of n_embd, 40"
-        );
-        assert_eq!(
-            refusal(Gpt2Config { padded_vocab_size: 199, ..good }),
-            "padded_vocab_size is 199, expected at least vocab_size, 200"
-        );
-        assert!(refusal(Gpt2Config { n_embd: usize::MAX, n_head: 1, ..good }).contains("more than 2^64"));
-        assert!(refusal(Gpt2Config { n_embd: 1 << 20, n_head: 1, ..good }).contains("at most 2^40"));
-        assert!(refusal(Gpt2Config { n_layer: usize::MAX, ..good }).contains("n_layer"));
-        assert!(refusal(Gpt2Config::new(8, usize::MAX, 1, 1, 1)).contains("vocab_size"));
-    }
-
-    #[test]
-    fn an_unknown_name_lists_the_possible() {
-        let text = Gpt2Config::named("d13").unwrap_err().to_string();
-        assert!(text.contains("d13") && text.contains("d12, d24, d36, d48"), "{text}");
-    }
-}
+#[path = "config_tests.rs"]
+mod tests;

@@ -1,14 +1,17 @@
 //! Models: their sizes and parameter tables, how they start, and the programs that train and run them.
 
-mod any;
 mod config;
-mod config_text;
+pub(crate) mod describe;
 pub mod gpt2;
 pub mod init;
 pub mod moe;
+pub(crate) mod notation;
 mod program;
+mod tensor_spec;
 
-pub use any::ModelConfig;
-pub use config::{Gpt2Config, TensorSpec};
+pub use config::ModelConfig;
+pub use gpt2::Gpt2Config;
 pub use moe::MoeConfig;
+pub use notation::Notation;
 pub use program::Recompute;
+pub use tensor_spec::TensorSpec;

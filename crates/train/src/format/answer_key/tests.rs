@@ -6,14 +6,7 @@ use crate::format::safetensors::{Header, SafeTensors, TensorInfo, Writer};
 use crate::format::{Sink, Source};
 use crate::model::{Gpt2Config, ModelConfig};
 
-const CONFIG: ModelConfig = ModelConfig::Gpt2(Gpt2Config {
-    max_seq_len: 4,
-    vocab_size: 5,
-    padded_vocab_size: 128,
-    n_layer: 1,
-    n_head: 1,
-    n_embd: 2,
-});
+const CONFIG: ModelConfig = ModelConfig::Gpt2(Gpt2Config::new(4, 5, 1, 1, 2));
 const X: [i32; 6] = [0, 1, 2, 3, 4, 0];
 const Y: [i32; 6] = [1, 2, 3, 4, 0, 1];
 

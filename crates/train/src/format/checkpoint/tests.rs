@@ -8,14 +8,8 @@ use crate::format::tokenizer::Tokenizer;
 use crate::model::{Gpt2Config, ModelConfig};
 use crate::{Error, Result};
 
-const CONFIG: ModelConfig = ModelConfig::Gpt2(Gpt2Config {
-    max_seq_len: 3,
-    vocab_size: 256,
-    padded_vocab_size: 257,
-    n_layer: 1,
-    n_head: 1,
-    n_embd: 2,
-});
+const CONFIG: ModelConfig =
+    ModelConfig::Gpt2(Gpt2Config { padded_vocab_size: 257, ..Gpt2Config::new(3, 256, 1, 1, 2) });
 
 const PRECISIONS: [Precision; 4] = [
     Precision::F32,

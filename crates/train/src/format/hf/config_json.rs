@@ -1,29 +1,90 @@
-//! `config.json`: the sizes, and the settings under which our arithmetic is theirs.
+//! `config.json`: the sizes of a model, and the settings under which our arithmetic is that of `transformers`. Each family
+//! that `transformers` knows is one file beside this one.
 
 use std::path::Path;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use super::{TextTokens, moe_json};
+use super::TextTokens;
+use super::{gpt2::Gpt2, llama::Llama, mixtral::Mixtral};
 use crate::format::Elem;
-use crate::model::{Gpt2Config, ModelConfig};
+use crate::model::ModelConfig;
+use crate::model::describe::{Described, Filling};
 use crate::{Error, Result};
 
 /// The file's name in the folder.
 pub const HF_CONFIG: &str = "config.json";
 
-/// Reads the sizes, and refuses settings that would make the model compute something else than ours.
+/// How `transformers` describes a family of models. Which key holds which size is in the table of `Config`.
+pub(super) trait Family {
+    /// Our description of it.
+    type Config: Described + Into<ModelConfig>;
+    /// The value of `model_type`.
+    const MODEL_TYPE: &'static str;
+    /// The value of `architectures`.
+    const ARCHITECTURE: &'static str;
+    /// Fields of ours that its files do not have: they keep our defaults.
+    const WITHOUT: &'static [&'static str] = &[];
+
+    /// The configuration, if models of this family are what it describes.
+    fn of(config: &ModelConfig) -> Option<&Self::Config>;
+
+    /// Settings that change what is computed, each with the values that we compute. Where a key is absent, transformers
+    /// takes the first.
+    fn settings() -> Vec<(&'static str, Vec<Value>)>;
+
+    /// Fills in what transformers takes for keys that are absent, and refuses what we do not compute.
+    fn prepare(_map: &mut Map<String, Value>, _path: &Path) -> Result<()> {
+        Ok(())
+    }
+
+    /// Refuses a file whose other keys contradict its sizes.
+    fn check(_map: &Map<String, Value>, _config: &Self::Config, _path: &Path) -> Result<()> {
+        Ok(())
+    }
+
+    /// The file in the order of its keys; sizes are null and filled in from the table.
+    fn template(config: &Self::Config) -> Value;
+}
+
+/// A [`Family`] as a value.
+struct Entry {
+    model_type: &'static str,
+    architecture: &'static str,
+    read: fn(&Map<String, Value>, &Path) -> Result<ModelConfig>,
+    /// `None` for a model of another family.
+    write: fn(&ModelConfig) -> Option<Value>,
+}
+
+impl Entry {
+    const fn of<F: Family>() -> Self {
+        let (model_type, architecture) = (F::MODEL_TYPE, F::ARCHITECTURE);
+        Self { model_type, architecture, read: read::<F>, write: write::<F> }
+    }
+}
+
+const FAMILIES: [Entry; 3] = [Entry::of::<Gpt2>(), Entry::of::<Mixtral>(), Entry::of::<Llama>()];
+
+/// The value of `architectures` for such a model.
+pub(super) fn architecture(config: &ModelConfig) -> &'static str {
+    FAMILIES.iter().find(|family| (family.write)(config).is_some()).map_or("", |family| family.architecture)
+}
+
+/// Reads the sizes, and refuses settings under which transformers would compute something else than we do.
 pub fn parse_config_json(bytes: &[u8], path: &Path) -> Result<ModelConfig> {
     let map: Map<String, Value> = serde_json::from_slice(without_bom(bytes))
         .map_err(|error| Error::field(path, "content", format!("not valid ({error})"), "a JSON object"))?;
-    match map.get("model_type").and_then(Value::as_str) {
-        Some("mixtral" | "llama") => moe_json::parse(&map, path).map(ModelConfig::Moe),
-        // GPT-2's own size tells it as well
-        None if !map.contains_key("model_type") && !map.contains_key("n_embd") => {
-            Err(Error::field(path, "model_type", "missing", "\"gpt2\", \"mixtral\" or \"llama\""))
-        }
-        _ => parse_gpt2(&map, path).map(ModelConfig::Gpt2),
-    }
+    let family = match map.get("model_type") {
+        // old files of GPT-2 do not say it, but only GPT-2 has this size
+        None if map.contains_key("n_embd") => FAMILIES.first(),
+        kind => FAMILIES.iter().find(|family| kind.is_some_and(|kind| kind == family.model_type)),
+    };
+    let Some(family) = family else {
+        let found = map.get("model_type").map_or("missing".into(), Value::to_string);
+        let known: Vec<_> = FAMILIES.iter().map(|family| format!("{:?}", family.model_type)).collect();
+        return Err(Error::field(path, "model_type", found, known.join(" or ")));
+    };
+    (family.read)(&map, path)
 }
 
 /// Editors put a byte-order mark at the start of a file; JSON has none.
@@ -31,123 +92,81 @@ pub(super) fn without_bom(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)
 }
 
-/// A size that must be there.
-pub(super) fn size(map: &Map<String, Value>, path: &Path, key: &str) -> Result<usize> {
-    match map.get(key) {
-        None => Err(Error::field(path, key, "missing", "a whole number")),
-        Some(value) => value
-            .as_u64()
-            .and_then(|value| usize::try_from(value).ok())
-            .ok_or_else(|| Error::field(path, key, value, "a whole number")),
-    }
-}
-
-fn parse_gpt2(map: &Map<String, Value>, path: &Path) -> Result<Gpt2Config> {
-    // where a key is absent, transformers takes the first value
-    let settings: [(&str, &[Value]); 7] = [
-        ("model_type", &[json!("gpt2"), json!("mixtral"), json!("llama")]),
-        ("activation_function", &[json!("gelu_new"), json!("gelu_pytorch_tanh")]),
-        ("layer_norm_epsilon", &[json!(1e-5)]),
-        ("tie_word_embeddings", &[json!(true)]),
-        ("scale_attn_weights", &[json!(true)]),
-        ("scale_attn_by_inverse_layer_idx", &[json!(false)]),
-        ("add_cross_attention", &[json!(false)]),
-    ];
-    check_settings(map, &settings, path)?;
-    let size = |key: &str| size(map, path, key);
-    let positions = if map.contains_key("n_positions") { "n_positions" } else { "n_ctx" };
-    let config = Gpt2Config::new(
-        size(positions)?,
-        size("vocab_size")?,
-        size("n_layer")?,
-        size("n_head")?,
-        size("n_embd")?,
-    );
-    if let Some(problem) = config.problem() {
-        return Err(wrong_size(path, problem, &[("max_seq_len", positions)]));
-    }
-    let inner = map.get("n_inner").filter(|value| !value.is_null());
-    if let Some(inner) = inner.filter(|inner| inner.as_u64() != Some(4 * config.n_embd as u64)) {
-        return Err(Error::field(path, "n_inner", inner, format!("null or {}", 4 * config.n_embd)));
-    }
-    Ok(config)
-}
-
-/// A problem of a model's sizes in the file's words: `names` are ours and theirs.
-pub(super) fn wrong_size(
-    path: &Path,
-    (field, found, expected): (&str, String, String),
-    names: &[(&str, &str)],
-) -> Error {
-    let theirs =
-        |word: &str| names.iter().find(|(ours, _)| *ours == word).map(|(_, theirs)| (*theirs).to_owned());
-    // words end where no letter of a name follows
-    let expected: String = expected
-        .split_inclusive(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
-        .map(|part| {
-            let word = part.trim_end_matches(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-            theirs(word).map_or(part.to_owned(), |name| name + &part[word.len()..])
-        })
-        .collect();
-    Error::field(path, theirs(field).unwrap_or(field.to_owned()), found, expected)
-}
-
-/// Refuses values that are not among those that we compute with.
-pub(super) fn check_settings(
-    map: &Map<String, Value>,
-    settings: &[(&str, &[Value])],
-    path: &Path,
-) -> Result<()> {
-    for &(key, allowed) in settings {
+fn read<F: Family>(map: &Map<String, Value>, path: &Path) -> Result<ModelConfig> {
+    for (key, allowed) in F::settings() {
         if let Some(value) = map.get(key).filter(|value| !allowed.contains(value)) {
             let list: Vec<_> = allowed.iter().map(Value::to_string).collect();
             return Err(Error::field(path, key, value, list.join(" or ")));
         }
     }
-    Ok(())
+    let mut map = map.clone();
+    F::prepare(&mut map, path)?;
+    let mut filling = Filling::<F::Config>::new();
+    let mut names = Vec::new();
+    for (at, field) in F::Config::FIELDS.iter().enumerate() {
+        let [ours, theirs] = [field.names, field.hf];
+        if theirs.is_empty() || F::WITHOUT.contains(&ours[0]) {
+            continue;
+        }
+        let key = *theirs.iter().find(|key| map.contains_key(**key)).unwrap_or(&theirs[0]);
+        let value = map.get(key);
+        let value = value.ok_or_else(|| Error::field(path, key, "missing", (field.expected)()))?;
+        filling.set(at, key, &value.into()).map_err(|error| error.in_file(path))?;
+        for other in theirs {
+            if let Some(found) = map.get(*other).filter(|found| *found != value) {
+                return Err(Error::field(path, *other, found, format!("{value}, as {key} says")));
+            }
+        }
+        names.push((ours[0], key));
+    }
+    let config = filling.finish().map_err(|error| in_words_of_the_file(error, &names).in_file(path))?;
+    F::check(&map, &config, path)?;
+    Ok(config.into())
+}
+
+/// An error about our fields with the keys of the file instead; `names` are ours and theirs.
+fn in_words_of_the_file(error: Error, names: &[(&str, &str)]) -> Error {
+    let Error::Input { field, found, expected } = error else { return error };
+    let theirs = |word: &str| {
+        let found = names.iter().find(|(ours, _)| *ours == word);
+        found.map_or(word, |(_, theirs)| theirs).to_owned()
+    };
+    let in_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let expected: String = expected
+        .split_inclusive(|c: char| !in_name(c))
+        .map(|part| {
+            let word = part.trim_end_matches(|c: char| !in_name(c));
+            format!("{}{}", theirs(word), &part[word.len()..])
+        })
+        .collect();
+    Error::Input { field: theirs(&field), found, expected }
+}
+
+fn write<F: Family>(config: &ModelConfig) -> Option<Value> {
+    let config = F::of(config)?;
+    let mut json = F::template(config);
+    let map = json.as_object_mut()?;
+    map.insert("architectures".into(), vec![F::ARCHITECTURE].into());
+    map.insert("model_type".into(), F::MODEL_TYPE.into());
+    for field in F::Config::FIELDS {
+        for key in field.hf {
+            if let Some(value) = map.get_mut(*key).filter(|value| value.is_null()) {
+                *value = (field.get)(config);
+            }
+        }
+    }
+    Some(json)
 }
 
 /// The `config.json` of a model with these sizes.
 pub fn config_json(config: &ModelConfig, elem: Elem, tokens: &TextTokens) -> Value {
-    let mut json = match config {
-        ModelConfig::Gpt2(config) => gpt2_json(config, elem),
-        ModelConfig::Moe(config) => moe_json::to_json(config, elem),
-    };
-    tokens.put(&mut json, config.vocab_size());
-    json
-}
-
-/// What transformers calls the type.
-pub(super) fn dtype_name(elem: Elem) -> &'static str {
-    match elem {
+    let mut json = FAMILIES.iter().find_map(|family| (family.write)(config)).unwrap_or_default();
+    json["torch_dtype"] = match elem {
         Elem::F32 => "float32",
         Elem::BF16 => "bfloat16",
         Elem::F16 => "float16",
     }
-}
-
-fn gpt2_json(config: &Gpt2Config, elem: Elem) -> Value {
-    json!({
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "activation_function": "gelu_new",
-        "attn_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "resid_pdrop": 0.0,
-        "bos_token_id": null,
-        "eos_token_id": null,
-        "initializer_range": 0.02,
-        "layer_norm_epsilon": 1e-5,
-        "n_ctx": config.max_seq_len,
-        "n_embd": config.n_embd,
-        "n_head": config.n_head,
-        "n_inner": null,
-        "n_layer": config.n_layer,
-        "n_positions": config.max_seq_len,
-        "scale_attn_weights": true,
-        "tie_word_embeddings": true,
-        "torch_dtype": dtype_name(elem),
-        "use_cache": true,
-        "vocab_size": config.vocab_size,
-    })
+    .into();
+    tokens.put(&mut json, config.vocab_size());
+    json
 }

@@ -6,7 +6,9 @@
 
 mod config_json;
 mod files;
-mod moe_json;
+mod gpt2;
+mod llama;
+mod mixtral;
 mod reader;
 mod text_tokens;
 mod writer;
@@ -27,15 +29,6 @@ const PREFIX: &str = "transformer.";
 /// Whether this tensor is stored (in, out) there and (out, in) here.
 fn is_transposed(config: &ModelConfig, spec: &TensorSpec) -> bool {
     matches!(config, ModelConfig::Gpt2(_)) && spec.name.starts_with("h.") && spec.shape.dims().len() == 2
-}
-
-/// Whose weights they are there.
-fn architecture(config: &ModelConfig) -> &'static str {
-    match config.kind() {
-        "moe" => "MixtralForCausalLM",
-        "llama" => "LlamaForCausalLM",
-        _ => "GPT2LMHeadModel",
-    }
 }
 
 /// `out` (cols, rows) becomes the transpose of `values` (rows, cols).

@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 
-use super::config_json::{HF_CONFIG, parse_config_json};
+use super::config_json::{HF_CONFIG, architecture, parse_config_json};
 use super::files::WeightFiles;
-use super::{PREFIX, TextTokens, architecture, is_transposed, transpose};
+use super::{PREFIX, TextTokens, is_transposed, transpose};
 use crate::format::stacked::expect_numel;
 use crate::model::{ModelConfig, TensorSpec};
 use crate::{Error, Result};
@@ -103,7 +103,8 @@ impl<R: Read + Seek> HfFolder<R> {
     /// Reads one parameter by its name in the parameter table, turned to (out, in) and padded.
     pub fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
         let Some(spec) = self.table.iter().find(|spec| spec.name == name) else {
-            return Err(Error::Config(format!("no tensor `{name}` in {}", architecture(&self.config))));
+            let expected = format!("one of the parameter table of {}", architecture(&self.config));
+            return Err(Error::unknown("tensor", name, expected));
         };
         expect_numel(name, out.len(), spec.shape.numel())?;
         let stored = format!("{}{name}", self.prefix);

@@ -5,14 +5,7 @@ use crate::format::safetensors::{Dtype, Header, SafeTensors, TensorInfo, Writer}
 use crate::format::{Elem, Sink, Source};
 use crate::model::Gpt2Config;
 
-const CONFIG: ModelConfig = ModelConfig::Gpt2(Gpt2Config {
-    max_seq_len: 3,
-    vocab_size: 5,
-    padded_vocab_size: 128,
-    n_layer: 2,
-    n_head: 1,
-    n_embd: 4,
-});
+const CONFIG: ModelConfig = ModelConfig::Gpt2(Gpt2Config::new(3, 5, 2, 1, 4));
 const F32: HfOptions = HfOptions::new(Elem::F32);
 
 /// Small whole numbers that bf16 holds exactly; nothing in the padding.

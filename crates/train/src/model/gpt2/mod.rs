@@ -4,10 +4,12 @@
 //! each of them; B, T, C, V, L, NH are defined in `docs/names.md`.
 
 mod backward;
+mod config;
 
 pub use super::Recompute;
+pub(crate) use config::EMBED;
+pub use config::Gpt2Config;
 
-use super::Gpt2Config;
 use super::program::{check_batch, declare_halt, push_update};
 use crate::Result;
 use ironhorse_core::op::{

@@ -1,187 +1,116 @@
-//! The sizes of a mixture of experts, or of the dense Llama shape that it is without experts, and its parameter table.
+//! The description of a mixture of experts, which without experts is a dense Llama, and its parameter table.
 
 use crate::model::TensorSpec;
-use crate::model::config::{MAX_LAYERS, MAX_PARAMS, VOCAB_MULTIPLE};
+use crate::model::describe::{
+    self, Described, Field, MAX_LAYERS, MAX_SIZE, above_0, at_least_0, check_params, described, factor,
+    padded, size,
+};
 use crate::{Error, Result};
 
-/// The sizes and constants of a mixture of experts.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MoeConfig {
-    /// Channels of the residual stream (C).
-    pub hidden: usize,
-    /// Transformer blocks (L).
-    pub n_layer: usize,
-    /// Heads of queries (NH).
-    pub n_head: usize,
-    /// Heads of keys and values (NKV), a divisor of NH.
-    pub n_kv_head: usize,
-    /// The width of a head (HD), even; NH·HD need not be C.
-    pub head_dim: usize,
-    /// Experts of a layer (E); 0 is the dense Llama shape.
-    pub n_experts: usize,
-    /// Experts of a token (K); 0 without experts.
-    pub top_k: usize,
-    /// The width inside an expert, or inside the MLP (F).
-    pub ffn: usize,
-    /// Tokens of the vocabulary (V).
-    pub vocab_size: usize,
-    /// The longest sequence (maxT).
-    pub max_seq_len: usize,
-    /// RoPE's base.
-    pub rope_base: f64,
-    /// Stretches RoPE's wavelengths for longer contexts (NTK-aware); 1 changes nothing.
-    pub rope_alpha: f64,
-    /// Added to the mean of the squares in every norm.
-    pub rms_eps: f64,
-    /// Weight of each layer's load-balancing loss.
-    pub aux_alpha: f64,
+described! {
+    /// The sizes and constants of a mixture of experts.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    MoeConfig {
+        /// Channels of the residual stream (C).
+        hidden: usize = None, ["hidden_dim", "hidden_size", "n_embd", "width", "d_model", "C"],
+            hf ["hidden_size"], size(1, MAX_SIZE);
+        /// Transformer blocks (L).
+        n_layer: usize = None, ["n_layers", "layers", "depth", "L"], hf ["num_hidden_layers"], size(1, MAX_LAYERS);
+        /// Query heads (NH).
+        n_head: usize = None, ["n_heads", "heads", "NH"], hf ["num_attention_heads"], size(1, MAX_SIZE);
+        /// Key and value heads (NKV), a divisor of NH.
+        n_kv_head: usize = Some(1), ["n_kv_heads", "kv_heads", "NKV"], hf ["num_key_value_heads"], size(1, MAX_SIZE);
+        /// The width of a head (HD), even. NH·HD need not be C; where it is not given, it is C / NH.
+        head_dim: usize = Some(0), ["HD"], hf ["head_dim"], size(1, MAX_SIZE);
+        /// Experts of a layer (E); 0 is the dense Llama.
+        n_experts: usize = Some(0), ["experts", "E"], hf ["num_local_experts"], size(0, MAX_EXPERTS);
+        /// Experts of a token (K); 0 without experts.
+        top_k: usize = Some(0), ["top_k_experts", "K"], hf ["num_experts_per_tok"], size(0, usize::MAX);
+        /// The width inside an expert, or inside the MLP (F).
+        ffn: usize = None, ["ffn_dim", "intermediate_size", "F"], hf ["intermediate_size"], size(1, MAX_SIZE);
+        /// Tokens of the vocabulary (V).
+        vocab_size: usize = Some(32000), ["vocabulary", "vocab", "V"], hf ["vocab_size"], size(1, MAX_SIZE);
+        /// The longest sequence (maxT).
+        max_seq_len: usize = Some(32768), ["block_size", "n_positions", "n_ctx", "context", "maxT"],
+            hf ["max_position_embeddings"], size(1, MAX_SIZE);
+        /// RoPE's base.
+        rope_base: f64 = Some(10_000.0), ["rope_theta"], hf ["rope_theta"], above_0;
+        /// Stretches RoPE's wavelengths for longer contexts (NTK-aware); 1 changes nothing.
+        rope_alpha: f64 = Some(1.0), [], hf [], above_0;
+        /// Added to the mean of the squares in every norm.
+        rms_eps: f64 = Some(1e-5), ["rms_norm_eps"], hf ["rms_norm_eps"], above_0;
+        /// Weight of each layer's load-balancing loss.
+        aux_alpha: f64 = Some(0.01), ["aux_loss_alpha"], hf ["router_aux_loss_coef"], at_least_0;
+    }
 }
 
-/// Weights of more experts than this are a typing error; a table of them stays small.
+/// More experts than this are a typing error; a parameter table of them stays small.
 const MAX_EXPERTS: usize = 4096;
 
-impl MoeConfig {
-    /// 6.9 billion parameters, 1.8 of them active.
-    const LARGE: Self = Self {
-        hidden: 768,
-        n_layer: 30,
-        n_head: 12,
-        n_kv_head: 1,
-        head_dim: 64,
-        n_experts: 16,
-        top_k: 4,
-        ffn: 6144,
-        vocab_size: 32000,
-        max_seq_len: 32768,
-        rope_base: 10_000.0,
-        rope_alpha: 8.0,
-        rms_eps: 1e-5,
-        aux_alpha: 0.01,
-    };
+impl Described for MoeConfig {
+    const KINDS: &'static [&'static str] = &["moe", "llama"];
+    const FIELDS: &'static [Field<Self>] = Self::TABLE;
 
-    /// Small enough for tests.
-    const TINY: Self = Self {
-        hidden: 64,
-        n_layer: 2,
-        n_head: 4,
-        n_kv_head: 1,
-        head_dim: 16,
-        n_experts: 4,
-        top_k: 2,
-        ffn: 256,
-        vocab_size: 1000,
-        max_seq_len: 512,
-        rope_alpha: 1.0,
-        ..Self::LARGE
-    };
-
-    /// The named sizes.
-    pub const NAMED: [(&'static str, Self); 2] = [("moe-6.9b", Self::LARGE), ("moe-tiny", Self::TINY)];
-
-    /// One of the named sizes.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::NAMED.iter().find(|size| size.0 == name).map(|size| size.1)
+    fn blank() -> Self {
+        Self::BLANK
     }
 
-    /// Refuses sizes that no model can have. Everything below relies on it: after it no product overflows.
-    pub fn validate(&self) -> Result<()> {
-        match self.problem() {
-            None => Ok(()),
-            Some((field, found, expected)) => {
-                Err(Error::config(format!("{field} is {found}, expected {expected}")))
-            }
+    fn complete(&mut self, given: impl Fn(&str) -> bool) -> Result<()> {
+        if given("head_dim") {
+            return Ok(());
         }
+        let Self { hidden, n_head, .. } = *self;
+        if n_head == 0 || !hidden.is_multiple_of(n_head) {
+            let expected = format!("a divisor of hidden, {hidden}, or a head_dim");
+            return Err(Error::input("n_head", n_head, expected));
+        }
+        self.head_dim = hidden / n_head;
+        Ok(())
     }
 
-    /// What is wrong, as (field, found, expected), for readers that name their file as well.
-    pub(crate) fn problem(&self) -> Option<(&'static str, String, String)> {
-        self.size_problem().or_else(|| self.number_problem()).or_else(|| match self.checked_params() {
-            Some(count) if count <= MAX_PARAMS => None,
-            count => Some((
-                "number of parameters",
-                count.map_or("more than 2^64".into(), |count| count.to_string()),
-                format!("at most 2^40 (n_layer {}, hidden {})", self.n_layer, self.hidden),
-            )),
-        })
-    }
-
-    fn size_problem(&self) -> Option<(&'static str, String, String)> {
-        let wrong =
-            |field: &'static str, found: usize, expected: String| Some((field, found.to_string(), expected));
-        let sizes = [
-            ("hidden", self.hidden),
-            ("n_layer", self.n_layer),
-            ("n_head", self.n_head),
-            ("n_kv_head", self.n_kv_head),
-            ("head_dim", self.head_dim),
-            ("ffn", self.ffn),
-            ("vocab_size", self.vocab_size),
-            ("max_seq_len", self.max_seq_len),
-        ];
-        if let Some((name, _)) = sizes.into_iter().find(|size| size.1 == 0) {
-            return wrong(name, 0, "at least 1".into());
-        }
-        // with 32 bits each, no product of two of them overflows
-        if let Some((name, size)) = sizes.into_iter().find(|size| size.1 > i32::MAX as usize - VOCAB_MULTIPLE)
-        {
-            return wrong(name, size, format!("at most {}", i32::MAX as usize - VOCAB_MULTIPLE));
-        }
-        if self.n_layer > MAX_LAYERS {
-            return wrong("n_layer", self.n_layer, format!("at most {MAX_LAYERS}"));
-        }
-        if self.n_experts > MAX_EXPERTS {
-            return wrong("n_experts", self.n_experts, format!("at most {MAX_EXPERTS}"));
-        }
-        match (self.n_experts, self.top_k) {
+    fn check(&self) -> Result<()> {
+        let Self { hidden, n_layer, n_head, n_kv_head, head_dim, n_experts, top_k, .. } = *self;
+        match (n_experts, top_k) {
             (0, 0) => {}
-            (0, k) => return wrong("top_k", k, "0 in a model without experts".into()),
-            (e, k) if k == 0 || k > e => return wrong("top_k", k, format!("from 1 to n_experts, {e}")),
+            (0, k) => return Err(Error::input("top_k", k, "0 in a model without experts")),
+            (e, k) if k == 0 || k > e => {
+                return Err(Error::input("top_k", k, format!("from 1 to n_experts, {e}")));
+            }
             _ => {}
         }
-        if !self.n_head.is_multiple_of(self.n_kv_head) {
-            return wrong("n_kv_head", self.n_kv_head, format!("a divisor of n_head, {}", self.n_head));
+        if !n_head.is_multiple_of(n_kv_head) {
+            return Err(Error::input("n_kv_head", n_kv_head, format!("a divisor of n_head, {n_head}")));
         }
-        if !self.head_dim.is_multiple_of(2) {
-            return wrong("head_dim", self.head_dim, "an even number: RoPE turns pairs".into());
+        if !head_dim.is_multiple_of(2) {
+            return Err(Error::input("head_dim", head_dim, "an even number: RoPE turns pairs"));
         }
-        None
+        check_params(self.count_params(), [("n_layer", n_layer), ("hidden", hidden)])
+    }
+}
+
+impl MoeConfig {
+    /// Refuses sizes that no model can have. Everything below relies on it: after it no product overflows.
+    pub fn validate(&self) -> Result<()> {
+        describe::validate(self)
     }
 
-    fn number_problem(&self) -> Option<(&'static str, String, String)> {
-        let positive =
-            [("rope_base", self.rope_base), ("rope_alpha", self.rope_alpha), ("rms_eps", self.rms_eps)];
-        // the ops take f32
-        let wrong = positive.iter().find(|(_, value)| !((*value as f32).is_finite() && *value as f32 > 0.0));
-        if let Some((name, value)) = wrong {
-            return Some((name, value.to_string(), "a number above 0".into()));
-        }
-        if !((self.aux_alpha as f32).is_finite() && self.aux_alpha >= 0.0) {
-            return Some(("aux_alpha", self.aux_alpha.to_string(), "a number of at least 0".into()));
-        }
-        None
-    }
-
-    fn checked_params(&self) -> Option<u64> {
-        let [c, f, hd] = [self.hidden, self.ffn, self.head_dim].map(|size| size as u64);
-        let q = (self.n_head as u64).checked_mul(hd)?;
-        let kv = (self.n_kv_head as u64).checked_mul(hd)?;
-        let attention = q.checked_add(kv)?.checked_mul(2)?.checked_mul(c)?;
-        let mlps = (self.n_experts.max(1) as u64).checked_mul(3)?.checked_mul(f)?.checked_mul(c)?;
-        let gate = (self.n_experts as u64).checked_mul(c)?;
-        let block = attention.checked_add(mlps)?.checked_add(gate)?.checked_add(c.checked_mul(2)?)?;
-        let tables = (self.padded_vocab_size() as u64).checked_mul(2)?.checked_mul(c)?;
-        block.checked_mul(self.n_layer as u64)?.checked_add(tables)?.checked_add(c)
+    fn count_params(&self) -> u128 {
+        let [c, f, hd, experts] = [self.hidden, self.ffn, self.head_dim, self.n_experts].map(factor);
+        let attention = 2 * (factor(self.n_head) + factor(self.n_kv_head)) * hd * c;
+        let mlps = experts.max(1) * 3 * f * c + experts * c;
+        let tables = 2 * factor(self.padded_vocab_size()) * c;
+        factor(self.n_layer) * (attention + mlps + 2 * c) + tables + c
     }
 
     /// Rows of the token table and of the head in memory (Vp): V rounded up, the rows beyond V are zero.
     pub fn padded_vocab_size(&self) -> usize {
-        self.vocab_size.checked_next_multiple_of(VOCAB_MULTIPLE).unwrap_or(self.vocab_size)
+        padded(self.vocab_size)
     }
 
     /// Parameters in memory, the padding of the vocabulary included. 0 for sizes that `validate` refuses as too large
     /// to count.
     pub fn num_params(&self) -> usize {
-        self.checked_params().and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
+        usize::try_from(self.count_params()).unwrap_or(0)
     }
 
     /// All parameters, without padding.
@@ -275,13 +204,35 @@ pub(crate) const HEAD: &str = "lm_head.weight";
 mod tests {
     use super::*;
 
-    const TINY: MoeConfig = MoeConfig::TINY;
+    const TINY: MoeConfig = MoeConfig {
+        hidden: 64,
+        n_layer: 2,
+        n_head: 4,
+        head_dim: 16,
+        n_experts: 4,
+        top_k: 2,
+        ffn: 256,
+        vocab_size: 1000,
+        max_seq_len: 512,
+        ..MoeConfig::BLANK
+    };
+    const LARGE: MoeConfig = MoeConfig {
+        hidden: 768,
+        n_layer: 30,
+        n_head: 12,
+        head_dim: 64,
+        n_experts: 16,
+        top_k: 4,
+        ffn: 6144,
+        rope_alpha: 8.0,
+        ..MoeConfig::BLANK
+    };
 
     #[test]
     fn the_table_adds_up() {
         let dense = MoeConfig { n_experts: 0, top_k: 0, ..TINY };
         let odd = MoeConfig { n_head: 6, n_kv_head: 3, hidden: 40, n_experts: 3, top_k: 1, ..TINY };
-        for config in [MoeConfig::LARGE, TINY, dense, odd] {
+        for config in [LARGE, TINY, dense, odd] {
             config.validate().unwrap();
             let table = config.tensors();
             let sum: usize = table.iter().map(|spec| spec.shape.numel()).sum();
@@ -292,8 +243,8 @@ mod tests {
             let norms = table.iter().filter(|spec| !spec.decay).count();
             assert_eq!(norms, 2 * config.n_layer + 1, "only norms do not decay");
         }
-        assert_eq!(MoeConfig::LARGE.total_params(), 6_882_678_528);
-        assert_eq!(MoeConfig::LARGE.active_params(), 1_786_599_168);
+        assert_eq!(LARGE.total_params(), 6_882_678_528);
+        assert_eq!(LARGE.active_params(), 1_786_599_168);
         assert_eq!(TINY.num_params() - TINY.total_params(), 2 * 24 * 64);
         assert_eq!(dense.active_params(), dense.total_params());
     }

@@ -14,12 +14,10 @@
 
 mod backward;
 mod config;
-mod config_text;
 mod forward;
 
 pub use config::MoeConfig;
 pub(crate) use config::{EMBED, HEAD};
-pub(super) use config_text::KEYS;
 
 use super::Recompute;
 use super::program::{check_batch, declare_halt, push_update};

@@ -1,0 +1,139 @@
+use super::*;
+
+fn moe(text: &str) -> MoeConfig {
+    match ModelConfig::parse(text).unwrap() {
+        ModelConfig::Moe(config) => config,
+        ModelConfig::Gpt2(_) => panic!("{text} is a GPT-2"),
+    }
+}
+
+#[test]
+fn the_keys_say_which_model_it_is() {
+    let parse = |text: &str| ModelConfig::parse(text).unwrap();
+    assert_eq!(parse("d24").kind(), "gpt2");
+    assert_eq!(parse("moe-tiny").kind(), "moe");
+    assert_eq!(parse("n_layer=3,n_head=5,n_embd=40").kind(), "gpt2");
+    assert_eq!(parse("kind=llama,n_layer=3,n_head=5,n_embd=40,ffn=8").kind(), "llama");
+    let config = moe("hidden=40, layers=3, heads=4, kv_heads=2, experts=3, top_k=1, ffn=9, aux_alpha=0.5,");
+    assert_eq!((config.head_dim, config.n_kv_head, config.aux_alpha), (10, 2, 0.5));
+    assert_eq!((config.vocab_size, config.max_seq_len, config.rms_eps), (32000, 32768, 1e-5));
+}
+
+#[test]
+fn every_spelling_leads_back_to_the_same_sizes() {
+    let odd = MoeConfig { rope_alpha: 1.7, rms_eps: 3e-7, ..moe("moe-tiny") };
+    for config in [odd.into(), Gpt2Config::new(16, 300, 3, 5, 40).into()] {
+        let config: ModelConfig = config;
+        assert_eq!(ModelConfig::from_json(&config.to_json().to_string()).unwrap(), config);
+        assert_eq!(ModelConfig::parse(&config.to_line()).unwrap(), config, "{}", config.to_line());
+        let toml = config.to_line().replace(',', "\n");
+        assert_eq!(ModelConfig::from_toml(&toml).unwrap(), config);
+    }
+}
+
+#[test]
+fn mistakes_are_named() {
+    let text = |line: &str| ModelConfig::parse(line).unwrap_err().to_string();
+    assert!(text("d13").contains("d48|gpt2-xl, moe-6.9b, moe-tiny, a checkpoint"), "{}", text("d13"));
+    assert!(
+        text("n_layer=1,n_heads=3")
+            .starts_with("unknown key `n_heads`, expected one of: max_seq_len|block_size|")
+    );
+    assert_eq!(text("kind=bert"), "kind is \"bert\", expected gpt2 or moe or llama");
+    assert_eq!(
+        text("kind=moe,n_layer=2,n_head=2"),
+        "hidden|hidden_dim|hidden_size|n_embd|width|d_model|C is missing, expected a whole number"
+    );
+    assert!(text("kind=moe,n_layers=2,L=2").contains("n_layer|n_layers|layers|depth|L is given twice"));
+    assert_eq!(text("ffn=1.5"), "ffn is \"1.5\", expected a whole number");
+    assert_eq!(text("ffn=4,rope_alpha=x"), "rope_alpha is \"x\", expected a number");
+    assert!(text("ffn=4,wpe=3").starts_with("unknown key `wpe`, expected one of: hidden|"));
+    assert_eq!(
+        text("hidden=64,layers=1,heads=3,ffn=4"),
+        "n_head is 3, expected a divisor of hidden, 64, or a head_dim"
+    );
+    assert_eq!(
+        text("hidden=64,layers=1,heads=4,ffn=4,experts=2,top_k=3"),
+        "top_k is 3, expected from 1 to n_experts, 2"
+    );
+}
+
+const WANT: ModelConfig = ModelConfig::Gpt2(Gpt2Config::new(16, 300, 3, 5, 40));
+
+#[test]
+fn every_spelling_is_understood() {
+    let spellings = [
+        ["n_layer", "n_head", "n_embd", "vocab_size", "max_seq_len"],
+        ["layers", "heads", "width", "vocabulary", "block_size"],
+        ["depth", "NH", "d_model", "vocab", "context"],
+        ["L", "NH", "C", "V", "maxT"],
+    ];
+    for keys in spellings {
+        let pairs: Vec<_> = keys.iter().zip([3, 5, 40, 300, 16]).map(|(k, v)| format!("{k}={v}")).collect();
+        assert_eq!(ModelConfig::parse(&pairs.join(",")).unwrap(), WANT);
+        assert_eq!(ModelConfig::from_toml(&format!("kind=\"gpt2\"\n{}", pairs.join("\n"))).unwrap(), WANT);
+    }
+    assert_eq!(ModelConfig::from_json(&WANT.to_json().to_string()).unwrap(), WANT);
+    assert_eq!(ModelConfig::parse("d24").unwrap().width(), 1024);
+    assert_eq!(ModelConfig::parse("kind=gpt2, L=1, NH=1, C=2,").unwrap().vocab_size(), 50257);
+}
+
+#[test]
+fn mistakes_of_a_gpt2_are_named() {
+    let inline = |text: &str| ModelConfig::parse(text).unwrap_err().to_string();
+    assert!(
+        inline("n_layers=3").starts_with("unknown key `n_layers`, expected one of: max_seq_len|block_size|")
+    );
+    assert_eq!(inline("n_layer=x"), "n_layer is \"x\", expected a whole number");
+    assert_eq!(inline("n_layer=-3"), "n_layer is \"-3\", expected a whole number");
+    assert_eq!(inline("n_layer=3,L=3"), "n_layer|layers|depth|L is given twice, expected once");
+    assert_eq!(inline("n_layer=3,n_head=1"), "n_embd|width|d_model|C is missing, expected a whole number");
+    assert_eq!(inline("n_layer=3,n_head"), "`n_head` is without a value, expected KEY=NUMBER");
+    assert_eq!(inline("n_layer=3,n_head=3,n_embd=40"), "n_head is 3, expected a divisor of n_embd, 40");
+    assert!(inline("n_layer=99999999999999999999").contains("expected a whole number"));
+
+    let toml = |text: &str| ModelConfig::from_toml(text).unwrap_err().to_string();
+    assert!(
+        toml("n_layer = 3\nn_layer = 4").starts_with("config is not TOML (line 2: "),
+        "{}",
+        toml("n_layer = 3\nn_layer = 4")
+    );
+    assert!(toml("\n\n= 3").starts_with("config is not TOML (line 3: "));
+    assert_eq!(toml("n_layer = \"3\""), "n_layer is \"3\", expected a whole number");
+    assert_eq!(toml("n_layer = 1.5"), "n_layer is 1.5, expected a whole number");
+    assert!(toml("[model]\nn_layer = 1").contains("unknown key `model`"));
+    assert_eq!(toml("").lines().count(), 1);
+}
+
+#[test]
+fn a_toml_file_is_named_in_the_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("small.toml");
+    assert!(matches!(ModelConfig::from_toml_file(&path), Err(Error::Io { .. })));
+    std::fs::write(&path, "n_layer = 0\nn_head = 1\nn_embd = 1\n").unwrap();
+    let text = ModelConfig::from_toml_file(&path).unwrap_err().to_string();
+    assert!(text.contains("small.toml: n_layer is 0"), "{text}");
+}
+
+#[test]
+fn every_named_model_is_valid_under_each_of_its_names() {
+    for names in ModelConfig::names() {
+        let config = ModelConfig::parse(names[0]).unwrap();
+        for name in names {
+            assert_eq!(ModelConfig::parse(&format!(" {name} ")).unwrap(), config, "{name}");
+        }
+    }
+    assert_eq!(ModelConfig::parse("gpt2-xl").unwrap(), Gpt2Config::new(1024, 50257, 48, 25, 1600).into());
+    assert_eq!(moe("moe-6.9b").total_params(), 6_882_678_528);
+}
+
+#[test]
+fn a_kind_may_be_demanded() {
+    let read = |text: &str, kind| ModelConfig::from_text(text, Notation::Line, Some(kind));
+    let text = |text: &str, kind| read(text, kind).unwrap_err().to_string();
+    assert_eq!(text("kind=moe", "gpt2"), "kind is \"moe\", expected gpt2");
+    assert_eq!(text("kind=gpt2", "llama"), "kind is \"gpt2\", expected moe or llama");
+    assert_eq!(text("L=1", "bert"), "kind is \"bert\", expected gpt2 or moe or llama");
+    assert!(text("C=24,L=3,NH=6", "moe").starts_with("ffn|ffn_dim|intermediate_size|F is missing"));
+    assert_eq!(read("C=24,L=3,NH=6", "gpt2").unwrap().kind(), "gpt2");
+}
