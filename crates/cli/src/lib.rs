@@ -203,13 +203,16 @@ pub enum Cause {
 /// nothing. That something is wrong is a report, not an error.
 pub fn verify_with(args: impl IntoIterator<Item = OsString>) -> Result<String, Refusal> {
     let line = ["ironhorse".into(), "verify".into()].into_iter().chain(args);
-    let refuse = |cause: Cause, error: &anyhow::Error| {
+    let refuse = |error: &anyhow::Error| {
+        use ironhorse::core::Error as Core;
         let known = match error.downcast_ref::<ironhorse::train::Error>() {
             Some(ironhorse::train::Error::Core(core)) => Some(core),
             _ => error.downcast_ref::<ironhorse::core::Error>(),
         };
         let cause = match known {
-            Some(ironhorse::core::Error::Engine { .. }) => cause,
+            Some(Core::NoDevice { .. }) => Cause::NoDevice,
+            Some(Core::OutOfMemory { .. }) => Cause::Memory,
+            Some(Core::Unsupported { .. } | Core::DeviceLost { .. }) => Cause::Device,
             _ if error.is::<hardware::NotEnough>() => Cause::Memory,
             _ => Cause::Input,
         };
@@ -223,14 +226,14 @@ pub fn verify_with(args: impl IntoIterator<Item = OsString>) -> Result<String, R
             return Err(Refusal { cause: Cause::Input, text: usage_error(&error, &args::Line::default()) });
         }
     };
-    let engine = args.engine().map_err(|error| refuse(Cause::NoDevice, &error))?;
-    let done = commands::verify::compute(&args, engine).map_err(|error| refuse(Cause::Device, &error))?;
+    let engine = args.engine().map_err(|error| refuse(&error))?;
+    let done = commands::verify::compute(&args, engine).map_err(|error| refuse(&error))?;
     let text = done.text(false);
     let json = serde_json::to_value(done).map(|mut value| {
         value["text"] = text.into();
         value.to_string()
     });
-    json.map_err(|error| refuse(Cause::Device, &error.into()))
+    json.map_err(|error| refuse(&error.into()))
 }
 
 /// The causes in one line; one that the text before it already quotes is left out.

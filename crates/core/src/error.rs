@@ -21,12 +21,43 @@ pub enum Error {
     /// An input value is out of range: a token beyond the vocabulary, a position beyond the context.
     #[error("{0}")]
     Input(String),
-    /// The engine cannot do this here: not supported, not enough memory, device lost.
+    /// There is no such device on this machine, or its driver or a library is missing.
     #[error("{engine} engine: {what}")]
-    Engine {
+    NoDevice {
         /// The engine's name.
         engine: &'static str,
-        /// What it cannot do and what to do about it.
+        /// What is missing and how to get it.
         what: String,
     },
+    /// The engine cannot do this: an element type, a size, an architecture.
+    #[error("{engine} engine: {what}")]
+    Unsupported {
+        /// The engine's name.
+        engine: &'static str,
+        /// What it cannot do and what to use instead.
+        what: String,
+    },
+    /// The device has too little memory.
+    #[error("{engine} engine: {what}")]
+    OutOfMemory {
+        /// The engine's name.
+        engine: &'static str,
+        /// How much was asked for and what to make smaller.
+        what: String,
+    },
+    /// The device failed in the middle of its work and may not answer any more.
+    #[error("{engine} engine: {what}")]
+    DeviceLost {
+        /// The engine's name.
+        engine: &'static str,
+        /// Which call failed and how.
+        what: String,
+    },
+}
+
+impl Error {
+    /// Whether the device failed, as opposed to a request that was refused.
+    pub fn is_device_lost(&self) -> bool {
+        matches!(self, Self::DeviceLost { .. })
+    }
 }

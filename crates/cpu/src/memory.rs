@@ -22,7 +22,7 @@ impl Memory {
         for pool in Pool::ALL {
             let bytes = layout.bytes(pool);
             let floats = bytes.div_ceil(size_of::<f32>());
-            self.pools[pool.index()].grow(floats).ok_or_else(|| Error::Engine {
+            self.pools[pool.index()].grow(floats).ok_or_else(|| Error::OutOfMemory {
                 engine: "cpu",
                 what: format!(
                     "cannot allocate {bytes} bytes for {}; use a smaller batch, sequence or model",
@@ -57,16 +57,14 @@ impl Memory {
         let buffer = &self.pools[slot.pool.index()];
         let inside = slot.end() <= bytes_of(buffer) && slot.offset.is_multiple_of(size_of::<T>());
         if !right_type || !inside {
-            return Err(Error::Engine {
-                engine: "cpu",
-                what: if right_type {
-                    format!(
-                        "slot {slot:?} lies outside its pool of {} bytes; reserve the program first",
-                        bytes_of(buffer)
-                    )
-                } else {
-                    format!("this engine does not compute in {}; use --dtype f32", slot.dtype)
-                },
+            return Err(if right_type {
+                let held = bytes_of(buffer);
+                Error::Program(format!(
+                    "{slot:?} is outside its pool of {held} bytes; reserve the program first"
+                ))
+            } else {
+                let what = format!("this engine does not compute in {}; use --dtype f32", slot.dtype);
+                Error::Unsupported { engine: "cpu", what }
             });
         }
         let start = buffer.start().wrapping_byte_add(slot.offset).cast();

@@ -82,12 +82,61 @@ pub enum Error {
     Core(#[from] ironhorse_core::Error),
 }
 
+/// Driver codes that say that there is no device to use; all others mean that one failed.
+const NO_DEVICE: [&str; 8] = [
+    "CUDA_ERROR_NO_DEVICE",
+    "CUDA_ERROR_INVALID_DEVICE",
+    "CUDA_ERROR_DEVICE_NOT_LICENSED",
+    "CUDA_ERROR_DEVICE_UNAVAILABLE",
+    "CUDA_ERROR_NOT_INITIALIZED",
+    "CUDA_ERROR_SYSTEM_NOT_READY",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+    "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
+];
+/// `CUBLAS_STATUS_ALLOC_FAILED`.
+const CUBLAS_ALLOC_FAILED: i64 = 3;
+
 impl From<Error> for ironhorse_core::Error {
     fn from(error: Error) -> Self {
+        let (engine, what) = ("cuda", error.to_string());
         match error {
             Error::Core(error) => error,
             Error::Input(what) => Self::Input(what),
-            other => Self::Engine { engine: "cuda", what: other.to_string() },
+            Error::LibraryMissing { .. } | Error::SymbolMissing { .. } | Error::NoDevice(_) => {
+                Self::NoDevice { engine, what }
+            }
+            Error::Driver { name, .. } if NO_DEVICE.contains(&name.as_str()) => {
+                Self::NoDevice { engine, what }
+            }
+            Error::Driver { name, .. } if name == "CUDA_ERROR_OUT_OF_MEMORY" => {
+                Self::OutOfMemory { engine, what }
+            }
+            Error::Library { library: "cuBLASLt", status: CUBLAS_ALLOC_FAILED, .. }
+            | Error::OutOfMemory(_) => Self::OutOfMemory { engine, what },
+            Error::Compile { .. } | Error::Unsupported(_) => Self::Unsupported { engine, what },
+            Error::Driver { .. } | Error::Library { .. } => Self::DeviceLost { engine, what },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ironhorse_core::Error as Core;
+
+    #[test]
+    fn codes_of_the_driver_become_what_a_caller_can_act_on() {
+        let driver =
+            |name: &str| Core::from(Error::Driver { call: "cuX", name: name.into(), text: "text".into() });
+        assert!(matches!(driver("CUDA_ERROR_OUT_OF_MEMORY"), Core::OutOfMemory { .. }));
+        assert!(matches!(driver("CUDA_ERROR_INVALID_DEVICE"), Core::NoDevice { .. }));
+        let lost = driver("CUDA_ERROR_ILLEGAL_ADDRESS");
+        assert!(lost.is_device_lost());
+        assert_eq!(lost.to_string(), "cuda engine: cuX failed: CUDA_ERROR_ILLEGAL_ADDRESS (text)");
+        let library = |library, status| {
+            Core::from(Error::Library { library, call: "call", status, detail: String::new() })
+        };
+        assert!(matches!(library("cuBLASLt", 3), Core::OutOfMemory { .. }));
+        assert!(library("cuDNN", 3).is_device_lost());
     }
 }

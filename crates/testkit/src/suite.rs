@@ -4,7 +4,7 @@ use crate::case::is_choice;
 use crate::conformance::{Check, Fault, Mismatch, Report, check_against, check_refusal};
 use crate::{Case, cases_in, refusals_in};
 use ironhorse_core::op::Op;
-use ironhorse_core::{Engine, Error, Layout, Precision, Result};
+use ironhorse_core::{Engine, Layout, Precision, Result};
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -252,7 +252,9 @@ impl Summary {
     /// Notes a failure, and finds out whether the engine survived it: a GPU that faulted answers nothing any more.
     fn fail(&mut self, engine: &mut dyn Engine, mismatch: Mismatch) {
         let refused = matches!(mismatch.fault, Fault::Refused(_) | Fault::NotRefused(_));
-        if let (true, Err(error @ Error::Engine { .. })) = (refused, engine.synchronize()) {
+        if let (true, Err(error)) = (refused, engine.synchronize())
+            && error.is_device_lost()
+        {
             self.stopped = Some(format!("{error}; last was {} ({})", mismatch.op, mismatch.case));
         }
         self.failed.push(mismatch);

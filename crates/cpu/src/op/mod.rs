@@ -160,8 +160,9 @@ fn check_below(what: &str, numbers: &[i32], count: usize) -> Result<()> {
     }
 }
 
+/// A worker thread panicked: what it left half done cannot be trusted.
 fn engine_error(error: impl std::fmt::Display) -> Error {
-    Error::Engine { engine: "cpu", what: error.to_string() }
+    Error::DeviceLost { engine: "cpu", what: error.to_string() }
 }
 
 /// Runs one op.

@@ -19,6 +19,17 @@ pub enum Code {
 }
 
 impl Code {
+    /// What a failure of an engine is to C and Python.
+    pub fn of(error: &crate::core::Error) -> Self {
+        use crate::core::Error;
+        match error {
+            Error::NoDevice { .. } => Self::NotAvailable,
+            Error::OutOfMemory { .. } => Self::OutOfMemory,
+            Error::Input(_) => Self::InvalidValue,
+            _ => Self::LaunchFailed,
+        }
+    }
+
     /// As C sees it.
     pub fn as_i32(self) -> i32 {
         self as i32
@@ -70,15 +81,7 @@ impl From<crate::cpu::eager::Failed> for OpError {
 
 impl From<crate::cuda::Error> for OpError {
     fn from(error: crate::cuda::Error) -> Self {
-        use crate::cuda::Error;
-        let code = match error {
-            Error::LibraryMissing { .. } | Error::SymbolMissing { .. } | Error::NoDevice(_) => {
-                Code::NotAvailable
-            }
-            Error::OutOfMemory(_) => Code::OutOfMemory,
-            Error::Input(_) => Code::InvalidValue,
-            _ => Code::LaunchFailed,
-        };
-        Self { code, text: error.to_string() }
+        let text = error.to_string();
+        Self { code: Code::of(&error.into()), text }
     }
 }

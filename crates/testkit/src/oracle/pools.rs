@@ -61,9 +61,9 @@ impl Pools {
         if slot.offset.is_multiple_of(CELL) && slot.end() <= held {
             return Ok(());
         }
-        let what =
-            format!("{slot:?} does not lie in its pool of {held} bytes: reserve the program's layout first");
-        Err(Error::Engine { engine: "oracle", what })
+        Err(Error::Program(format!(
+            "{slot:?} is outside its pool of {held} bytes; reserve the program first"
+        )))
     }
 }
 
@@ -88,6 +88,6 @@ mod tests {
         let last = Slot { offset: narrow.offset + 4, shape: Shape::new([1]), ..narrow };
         assert_eq!(pools.read(last).unwrap(), [7.0]);
         let beyond = Slot { offset: narrow.offset + 64, ..narrow };
-        assert!(pools.read(beyond).unwrap_err().to_string().contains("reserve the program's layout first"));
+        assert!(pools.read(beyond).unwrap_err().to_string().contains("reserve the program first"));
     }
 }

@@ -52,7 +52,7 @@ impl RoundingEngine {
         };
         if weights != fits {
             let what = format!("made for programs in {fits}, not in {weights}");
-            return Err(Error::Engine { engine: "rounding", what });
+            return Err(Error::Unsupported { engine: "rounding", what });
         }
         if !self.twins.contains_key(&program.id()) {
             let twin = if self.rounding == Rounding::Bf16 { program.widened()? } else { program.clone() };
