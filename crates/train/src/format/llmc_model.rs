@@ -232,7 +232,7 @@ mod tests {
                 .contains("h.2.ln_1.weight")
         );
         let text = model.read_tensor("ln_f.bias", &mut [0.0; 3]).unwrap_err().to_string();
-        assert_eq!(text, "tensor `ln_f.bias`: the buffer has 3 elements, expected 4");
+        assert_eq!(text, "size of the buffer for tensor `ln_f.bias` is 3, expected 4 elements");
     }
 
     #[test]

@@ -51,9 +51,7 @@ impl Stacked {
     /// The place of a tensor in [`Stacked::tensors`].
     pub fn find(&self, name: &str) -> Result<usize> {
         let found = self.by_name.get(name).copied();
-        found.ok_or_else(|| {
-            Error::Config(format!("no tensor `{name}`, expected a name such as wte.weight or h.0.ln_1.bias"))
-        })
+        found.ok_or_else(|| Error::unknown("tensor", name, "a name such as wte.weight or h.0.ln_1.bias"))
     }
 }
 
@@ -73,7 +71,11 @@ pub(super) fn expect_numel(name: &str, found: usize, expected: usize) -> Result<
     if found == expected {
         return Ok(());
     }
-    Err(Error::Config(format!("tensor `{name}`: the buffer has {found} elements, expected {expected}")))
+    Err(Error::input(
+        format!("size of the buffer for tensor `{name}`"),
+        found,
+        format!("{expected} elements"),
+    ))
 }
 
 #[cfg(test)]

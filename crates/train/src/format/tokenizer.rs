@@ -96,7 +96,7 @@ impl Tokenizer {
         for (index, &id) in ids.iter().enumerate() {
             let Some(token) = self.tokens.get(id as usize) else {
                 let last = self.tokens.len().saturating_sub(1);
-                return Err(Error::Config(format!("token {index} is {id}, expected 0 to {last}")));
+                return Err(Error::input(format!("token {index}"), id, format!("0 to {last}")));
             };
             bytes.extend_from_slice(token);
         }
@@ -125,10 +125,8 @@ impl Tokenizer {
             let most = longest.min(text.len() - at);
             let found = (1..=most).rev().find_map(|len| index.get(&text[at..at + len]).map(|&id| (id, len)));
             let Some((id, len)) = found else {
-                return Err(Error::Config(format!(
-                    "byte {at} of the text, {:#04x}, is in no token of the vocabulary",
-                    text[at]
-                )));
+                let found = format!("{:#04x}, which is in no token of the vocabulary", text[at]);
+                return Err(Error::input(format!("byte {at} of the text"), found, "a byte of a token"));
             };
             ids.push(id);
             at += len;
@@ -229,7 +227,8 @@ mod tests {
         let tokenizer = read(bytes(5, 4, &TOKENS)).unwrap();
         assert_eq!(tokenizer.encode("abbaé".as_bytes()).unwrap(), [2, 1, 0, 3]);
         let text = tokenizer.encode(b"abc").unwrap_err().to_string();
-        assert_eq!(text, "byte 2 of the text, 0x63, is in no token of the vocabulary");
+        let found = "0x63, which is in no token of the vocabulary, expected a byte of a token";
+        assert_eq!(text, format!("byte 2 of the text is {found}"));
         assert!(tokenizer.encode(b"<|end|>").is_err());
         assert_eq!(tokenizer.decode(&[0, 9]).unwrap_err().to_string(), "token 1 is 9, expected 0 to 4");
     }

@@ -1,17 +1,18 @@
 //! Models: their sizes and parameter tables, how they start, and the programs that train and run them.
 
+mod blocks;
 mod config;
 pub(crate) mod describe;
 pub mod gpt2;
 pub mod init;
 pub mod moe;
 pub(crate) mod notation;
-mod program;
+mod recompute;
 mod tensor_spec;
 
 pub use config::ModelConfig;
 pub use gpt2::Gpt2Config;
 pub use moe::MoeConfig;
 pub use notation::Notation;
-pub use program::Recompute;
+pub use recompute::Recompute;
 pub use tensor_spec::TensorSpec;

@@ -153,19 +153,18 @@ impl Header {
             let begin = end;
             let bytes = byte_len(tensor.dtype, &tensor.shape).and_then(|bytes| begin.checked_add(bytes));
             end = bytes.ok_or_else(|| {
-                Error::Config(format!("tensor `{}` of shape {:?} is too large", tensor.name, tensor.shape))
+                let field = format!("shape of tensor `{}`", tensor.name);
+                Error::input(field, format!("{:?}", tensor.shape), "a file of less than 2^64 bytes")
             })?;
             let entry =
                 json!({"dtype": tensor.dtype.name(), "shape": tensor.shape, "data_offsets": [begin, end]});
             if map.insert(tensor.name.clone(), entry).is_some() {
-                return Err(Error::Config(format!("tensor `{}` is given twice", tensor.name)));
+                return Err(Error::input(format!("tensor `{}`", tensor.name), "given twice", "once"));
             }
         }
         let mut raw = Value::Object(map).to_string().into_bytes();
         raw.resize(raw.len().next_multiple_of(8), b' ');
-        Self::parse(raw, end).map_err(|wrong| {
-            Error::Config(format!("{} is {}, expected {}", wrong.field, wrong.found, wrong.expected))
-        })
+        Self::parse(raw, end).map_err(|wrong| Error::input(wrong.field, wrong.found, wrong.expected))
     }
 
     /// The tensors in the order of the header.

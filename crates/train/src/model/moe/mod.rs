@@ -20,88 +20,85 @@ pub use config::MoeConfig;
 pub(crate) use config::{EMBED, HEAD};
 
 use super::Recompute;
-use super::program::{check_batch, declare_halt, push_update};
-use crate::{Error, Result};
-use ironhorse_core::{Builder, DType, Precision, Program, Slot};
+use super::blocks::{Attention, Blocks, Head, Linear, Norm, NormWeights, Purpose, Setup};
+use crate::Result;
+use ironhorse_core::{DType, Precision, Program, Slot};
 
 /// A training step: forward with loss, backward, update. Io: `x`, `y`, `losses`, `cross_entropy`, `loss`, `norm`, `halt`; with
 /// experts, for each layer N `layers.N.load` (E), `layers.N.aux` and `layers.N.entropy`. `loss` is the cross-entropy and
 /// every layer's `aux`.
 pub fn training(
     config: &MoeConfig,
-    (batch, seq): (usize, usize),
+    batch: (usize, usize),
     recompute: Recompute,
     precision: Precision,
 ) -> Result<Program> {
-    let mut moe = Moe::new(config, (batch, seq), precision)?;
+    let mut moe = Moe::new(config, batch, precision)?;
     let saved = moe.forward()?;
     moe.backward(&saved, recompute)?;
-    push_update(&mut moe.b)?;
-    Ok(moe.b.finish()?)
+    moe.net.update()?;
+    moe.net.finish()
 }
 
 /// The cross-entropy of a batch as `loss`, nothing kept for a backward. Io: `x`, `y`, `losses`, `loss`.
-pub fn evaluation(config: &MoeConfig, (batch, seq): (usize, usize), precision: Precision) -> Result<Program> {
-    let mut moe = Moe::new(config, (batch, seq), precision)?;
-    moe.evaluate()?;
-    Ok(moe.b.finish()?)
+pub fn evaluation(config: &MoeConfig, batch: (usize, usize), precision: Precision) -> Result<Program> {
+    let mut moe = Moe::new(config, batch, precision)?;
+    let loss = moe.net.scalar("loss");
+    moe.loss_fwd(loss, Purpose::Evaluation)?;
+    moe.net.finish()
 }
 
 /// One token for each of `batch` sequences at the scalar `position`, over a key/value cache. Io: `x`, `logits`.
 pub fn decoding(config: &MoeConfig, batch: usize, precision: Precision) -> Result<Program> {
     let mut moe = Moe::new(config, (batch, 1), precision)?;
-    moe.decode()?;
-    Ok(moe.b.finish()?)
+    let logits = moe.net.logits_io(moe.head);
+    let (_, norm) = moe.blocks(Purpose::Decoding)?;
+    moe.net.logits(norm.out, logits, moe.head)?;
+    moe.net.finish()
 }
 
-/// What makes a row of C of a row of C between the two norms.
+/// The part of a layer after the attention.
 #[derive(Clone, Copy)]
 enum Mlp {
-    Dense {
-        /// (2F,C), gate above up
-        gate_up: Slot,
-        /// (C,F)
-        down: Slot,
-    },
-    Experts {
-        /// (E,C)
-        gate: Slot,
-        /// (E,2F,C), w1 above w3
-        w13: Slot,
-        /// (E,C,F)
-        w2: Slot,
-    },
+    Dense(Dense),
+    Experts(Experts),
+}
+
+#[derive(Clone, Copy)]
+struct Dense {
+    /// (2F,C), gate above up
+    gate_up: Linear,
+    /// (C,F)
+    down: Linear,
+}
+
+#[derive(Clone, Copy)]
+struct Experts {
+    /// (E,C), the router
+    gate: Linear,
+    /// (E,2F,C), w1 above w3
+    w13: Slot,
+    /// (E,C,F)
+    w2: Slot,
 }
 
 #[derive(Clone, Copy)]
 struct Layer {
-    input_layernorm: Slot,
+    input_layernorm: NormWeights,
     /// (W,C)
-    qkv: Slot,
-    o_proj: Slot,
-    post_attention_layernorm: Slot,
+    qkv: Linear,
+    o_proj: Linear,
+    post_attention_layernorm: NormWeights,
     mlp: Mlp,
 }
 
 struct Moe {
-    b: Builder,
+    net: Blocks,
     config: MoeConfig,
-    batch: usize,
-    seq: usize,
-    x: Slot,
     embed: Slot,
     layers: Vec<Layer>,
-    norm: Slot,
+    norm: NormWeights,
     head: Slot,
-}
-
-/// A normalised activation with what its backward needs.
-#[derive(Clone, Copy)]
-struct Norm {
-    /// (B,T,C), the residual stream that went in
-    inp: Slot,
-    out: Slot,
-    rstd: Slot,
 }
 
 /// Where the tokens went.
@@ -143,16 +140,14 @@ struct Spread {
     aux: Slot,
 }
 
-/// A layer's MLP or experts, with its weights.
+/// What a layer's MLP or experts leave for the backward.
 enum SavedMlp {
-    Dense(Box<SavedDense>),
-    Experts(Box<SavedExperts>),
+    Dense(Dense, SavedDense),
+    Experts(Experts, Box<SavedExperts>),
 }
 
 #[derive(Clone, Copy)]
 struct SavedDense {
-    /// gate_up, down
-    weights: [Slot; 2],
     /// (B,T,2F)
     gate_up: Slot,
     /// (B,T,F)
@@ -161,8 +156,6 @@ struct SavedDense {
 
 #[derive(Clone, Copy)]
 struct SavedExperts {
-    /// gate, w13, w2
-    weights: [Slot; 3],
     routes: Routes,
     rows: Rows,
     /// In training only.
@@ -171,10 +164,8 @@ struct SavedExperts {
 
 struct SavedLayer {
     norm_1: Norm,
-    /// (B,T,W), turned
-    qkv: Slot,
-    attn: Slot,
-    lse: Slot,
+    /// Of the rotated q, k and v.
+    attn: Attention,
     norm_2: Norm,
     mlp: SavedMlp,
 }
@@ -182,99 +173,78 @@ struct SavedLayer {
 /// What the forward leaves for the backward.
 struct Saved {
     layers: Vec<SavedLayer>,
-    norm: Norm,
-    /// (B,T,Vp), its gradient after the loss
-    logits: Slot,
+    head: Head,
 }
 
-/// Refuses batches whose bytes or operations 64 bits cannot count, or whose routes 32 bits cannot.
-fn check_countable(config: &MoeConfig, batch: usize, seq: usize) -> Result<()> {
-    let tokens = batch as f64 * seq as f64;
-    let width = config.hidden + config.qkv_width() + config.ffn * config.top_k.max(1) + config.n_experts;
+fn setup(config: &MoeConfig) -> Setup {
     let (layers, rows) = (config.n_layer as f64 + 1.0, config.top_k.max(1) as f64);
-    let floats = 64.0 * (width as f64 + rows * config.hidden as f64 + 1.0) * layers
-        + 4.0 * config.padded_vocab_size() as f64;
-    let flops =
-        tokens * (16.0 * config.num_params() as f64 + 32.0 * seq as f64 * config.qkv_width() as f64 * layers);
-    let routes = tokens * rows;
-    if 4.0 * tokens * floats < usize::MAX as f64 / 4.0
-        && flops < u64::MAX as f64 / 4.0
-        && routes < f64::from(i32::MAX)
-    {
-        return Ok(());
+    let width = config.hidden + config.qkv_width() + config.ffn * config.top_k.max(1) + config.n_experts;
+    Setup {
+        groups: config.groups(),
+        width: config.hidden,
+        context: config.max_seq_len,
+        floats: 64.0 * (width as f64 + rows * config.hidden as f64 + 1.0) * layers
+            + 4.0 * config.padded_vocab_size() as f64,
+        flops: 16.0 * config.num_params() as f64,
+        attention_flops: 32.0 * config.qkv_width() as f64 * layers,
+        routes: rows,
     }
-    Err(Error::Config(format!(
-        "batch {batch} × sequence {seq} is beyond what any machine can hold; use a smaller batch or sequence"
-    )))
 }
 
 impl Moe {
-    fn new(config: &MoeConfig, (batch, seq): (usize, usize), precision: Precision) -> Result<Self> {
+    fn new(config: &MoeConfig, batch: (usize, usize), precision: Precision) -> Result<Self> {
         config.validate()?;
-        check_batch((batch, seq), config.max_seq_len)?;
-        check_countable(config, batch, seq)?;
-        let mut b = Builder::with_precision(precision);
-        declare_halt(&mut b);
+        let net = Blocks::new(setup(config), batch, precision)?;
         let (c, f, e) = (config.hidden, config.ffn, config.n_experts);
-        let mut groups = config.groups().into_iter().map(|group| {
-            let decay = group.iter().any(|tensor| tensor.decay);
-            b.param_group(group.into_iter().map(|tensor| (tensor.name, tensor.shape)), decay)
-        });
-        // the groups come in the order of the table
-        let mut next = |shape: &[usize]| -> Result<Slot> {
-            let group = groups.next().unwrap_or_default();
-            Ok(match *shape {
-                [rows] => Slot::joined(&group, [rows])?,
-                [rows, cols] => Slot::joined(&group, [rows, cols])?,
-                _ => Slot::joined(&group, [shape[0], shape[1], shape[2]])?,
+        let q = config.n_head * config.head_dim;
+        let norm = |name: &str| -> Result<NormWeights> {
+            Ok(NormWeights { weight: net.weight(name, [c])?, bias: None, eps: config.rms_eps as f32 })
+        };
+        let layer = |l: usize| -> Result<Layer> {
+            // a group is called by its first tensor
+            let name = |part: &str| format!("model.layers.{l}.{part}.weight");
+            let linear = |part: &str, dims: [usize; 2]| -> Result<Linear> {
+                Ok(Linear { weight: net.weight(&name(part), dims)?, bias: None })
+            };
+            let mlp = if e == 0 {
+                Mlp::Dense(Dense {
+                    gate_up: linear("mlp.gate_proj", [2 * f, c])?,
+                    down: linear("mlp.down_proj", [c, f])?,
+                })
+            } else {
+                let experts = |part: &str, dims: [usize; 3]| {
+                    net.weight(&name(&format!("block_sparse_moe.experts.0.{part}")), dims)
+                };
+                Mlp::Experts(Experts {
+                    gate: linear("block_sparse_moe.gate", [e, c])?,
+                    w13: experts("w1", [e, 2 * f, c])?,
+                    w2: experts("w2", [e, c, f])?,
+                })
+            };
+            Ok(Layer {
+                input_layernorm: norm(&name("input_layernorm"))?,
+                qkv: linear("self_attn.q_proj", [config.qkv_width(), c])?,
+                o_proj: linear("self_attn.o_proj", [c, q])?,
+                post_attention_layernorm: norm(&name("post_attention_layernorm"))?,
+                mlp,
             })
         };
-        let q = config.n_head * config.head_dim;
-        let embed = next(&[config.padded_vocab_size(), c])?;
-        let mut layers = Vec::with_capacity(config.n_layer);
-        for _ in 0..config.n_layer {
-            layers.push(Layer {
-                input_layernorm: next(&[c])?,
-                qkv: next(&[config.qkv_width(), c])?,
-                o_proj: next(&[c, q])?,
-                post_attention_layernorm: next(&[c])?,
-                mlp: if e == 0 {
-                    Mlp::Dense { gate_up: next(&[2 * f, c])?, down: next(&[c, f])? }
-                } else {
-                    Mlp::Experts { gate: next(&[e, c])?, w13: next(&[e, 2 * f, c])?, w2: next(&[e, c, f])? }
-                },
-            });
-        }
-        let (norm, head) = (next(&[c])?, next(&[config.padded_vocab_size(), c])?);
-        drop(groups);
-        let x = b.io("x", [batch, seq], DType::I32);
-        Ok(Self { b, config: *config, batch, seq, x, embed, layers, norm, head })
+        let layers = (0..config.n_layer).map(layer).collect::<Result<_>>()?;
+        let vocab = config.padded_vocab_size();
+        let (embed, head) = (net.weight(EMBED, [vocab, c])?, net.weight(HEAD, [vocab, c])?);
+        let norm = norm("model.norm.weight")?;
+        Ok(Self { net, config: *config, embed, layers, norm, head })
     }
 
-    /// The element type of activations.
-    fn dtype(&self) -> DType {
-        self.b.precision().weights
-    }
-
-    /// A fresh (B,T,cols) activation.
-    fn tokens_by(&mut self, cols: usize) -> Slot {
-        let dtype = self.dtype();
-        self.b.activation([self.batch, self.seq, cols], dtype)
-    }
-
-    /// A fresh (N·K,cols) activation.
+    /// A new (N·K,cols) activation.
     fn routes_by(&mut self, cols: usize) -> Slot {
-        let dtype = self.dtype();
-        self.b.activation([self.batch * self.seq * self.config.top_k, cols], dtype)
+        let (rows, dtype) = (self.net.tokens() * self.config.top_k, self.net.dtype());
+        self.net.b.activation([rows, cols], dtype)
     }
 
-    /// A fresh (N,cols) buffer of this type.
+    /// A new (N,cols) buffer of this type.
     fn table(&mut self, cols: usize, dtype: DType) -> Slot {
-        self.b.activation([self.batch * self.seq, cols], dtype)
-    }
-
-    fn eps(&self) -> f32 {
-        self.config.rms_eps as f32
+        self.net.b.activation([self.net.tokens(), cols], dtype)
     }
 
     fn aux_alpha(&self) -> f32 {

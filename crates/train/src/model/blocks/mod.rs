@@ -1,0 +1,333 @@
+//! What the programs of all models are built from: weights by their names, and the layers that the models share, forward and
+//! backward.
+
+mod norm;
+
+pub(super) use norm::{Norm, NormWeights};
+
+use super::TensorSpec;
+use crate::{Error, Result};
+use ironhorse_core::op::{
+    Accum, AdamW, AttentionBwd, AttentionCached, AttentionFwd, CrossEntropy, EmbeddingBwd, EmbeddingFwd,
+    GradNorm, LinearBwdInput, LinearBwdWeight, LinearFwd, LossMean, PreAct,
+};
+use ironhorse_core::{Builder, DType, Pool, Precision, Program, Section, Shape, Slot};
+use std::collections::HashMap;
+
+/// What a forward is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Training,
+    Evaluation,
+    /// One token for each sequence, over a key/value cache.
+    Decoding,
+}
+
+/// A program under construction.
+pub(super) struct Blocks {
+    pub b: Builder,
+    /// B and T.
+    batch: (usize, usize),
+    /// C
+    width: usize,
+    /// (B,T) i32, the tokens.
+    x: Slot,
+    weights: HashMap<String, Vec<Slot>>,
+}
+
+/// A linear layer: weight (out, in) and bias.
+#[derive(Clone, Copy)]
+pub(super) struct Linear {
+    pub weight: Slot,
+    pub bias: Option<Slot>,
+}
+
+/// An attention's result with what its backward needs.
+#[derive(Clone, Copy)]
+pub(super) struct Attention {
+    /// (B,T,W)
+    pub qkv: Slot,
+    /// (B,T,NH·HD)
+    pub out: Slot,
+    /// (B,NH,T) f32; `None` when decoding.
+    lse: Option<Slot>,
+    heads: Heads,
+}
+
+/// Heads of queries and of keys and values, and how wide each is.
+#[derive(Clone, Copy)]
+pub(super) struct Heads {
+    pub query: usize,
+    pub kv: usize,
+    pub dim: usize,
+}
+
+/// The head's result with what its backward needs.
+#[derive(Clone, Copy)]
+pub(super) struct Head {
+    pub norm: Norm,
+    /// (B,T,Vp), its gradient after the loss.
+    pub logits: Slot,
+}
+
+/// What a model needs for its programs, apart from its layers.
+pub(super) struct Setup {
+    /// The parameter table by groups: the tensors of a group are adjacent in memory.
+    pub groups: Vec<Vec<TensorSpec>>,
+    /// C
+    pub width: usize,
+    /// maxT
+    pub context: usize,
+    /// The most numbers that a token's activations may have: an upper bound.
+    pub floats: f64,
+    /// The most operations that a token may cost, apart from those of attention: an upper bound.
+    pub flops: f64,
+    /// The most operations of attention that a token may cost for each position: an upper bound.
+    pub attention_flops: f64,
+    /// How many indices of 32 bits a token needs.
+    pub routes: f64,
+}
+
+impl Setup {
+    /// Refuses a batch that is empty or longer than the context, or whose bytes or operations 64 bits cannot count, or
+    /// whose routes 32 bits cannot. Sizes and addresses rely on it.
+    fn check_batch(&self, (batch, seq): (usize, usize)) -> Result<()> {
+        for (name, size) in [("batch", batch), ("sequence length", seq)] {
+            if size == 0 {
+                return Err(Error::input(name, size, "at least 1"));
+            }
+        }
+        if seq > self.context {
+            return Err(Error::input(
+                format!("sequence length {seq}"),
+                format!("beyond the model's context of {}", self.context),
+                format!("--seq {} or less", self.context),
+            ));
+        }
+        let tokens = batch as f64 * seq as f64;
+        let fits = 4.0 * tokens * self.floats < usize::MAX as f64 / 4.0
+            && tokens * (self.flops + self.attention_flops * seq as f64) < u64::MAX as f64 / 4.0
+            && tokens * self.routes < f64::from(i32::MAX);
+        if fits {
+            return Ok(());
+        }
+        Err(Error::input(
+            format!("batch {batch} × sequence {seq}"),
+            "beyond what any machine can hold",
+            "a smaller batch or sequence",
+        ))
+    }
+}
+
+impl Blocks {
+    pub fn new(setup: Setup, batch: (usize, usize), precision: Precision) -> Result<Self> {
+        setup.check_batch(batch)?;
+        let mut b = Builder::with_precision(precision);
+        // `halt` is not 0 from a bad step on until the host clears it. Every program of a model declares it, and before
+        // any other io: programs of one session share the memory of their io, and this one must keep its contents while
+        // others run.
+        b.io("halt", Shape::new([]), DType::F32);
+        let mut weights = HashMap::new();
+        for group in setup.groups {
+            let decay = group.iter().any(|tensor| tensor.decay);
+            let name = group.first().map(|tensor| tensor.name.clone()).unwrap_or_default();
+            let slots = b.param_group(group.into_iter().map(|tensor| (tensor.name, tensor.shape)), decay);
+            weights.insert(name, slots);
+        }
+        let x = b.io("x", [batch.0, batch.1], DType::I32);
+        Ok(Self { b, batch, width: setup.width, x, weights })
+    }
+
+    /// The group of parameters whose first is called so, as one tensor of this shape.
+    pub fn weight(&self, name: &str, shape: impl Into<Shape>) -> Result<Slot> {
+        let missing = || ironhorse_core::Error::Program(format!("the parameter table has no {name}"));
+        Ok(Slot::joined(self.weights.get(name).ok_or_else(missing)?, shape)?)
+    }
+
+    /// The element type of activations.
+    pub fn dtype(&self) -> DType {
+        self.b.precision().weights
+    }
+
+    /// N: how many tokens a batch has.
+    pub fn tokens(&self) -> usize {
+        self.batch.0 * self.batch.1
+    }
+
+    /// A new (B,T,cols) activation.
+    pub fn tokens_by(&mut self, cols: usize) -> Slot {
+        let dtype = self.dtype();
+        self.b.activation([self.batch.0, self.batch.1, cols], dtype)
+    }
+
+    /// A new (B,T,C) activation.
+    pub fn hidden(&mut self) -> Slot {
+        self.tokens_by(self.width)
+    }
+
+    /// One f32 for each token.
+    fn per_token(&mut self) -> Slot {
+        self.b.activation([self.batch.0, self.batch.1], DType::F32)
+    }
+
+    /// A scalar that the host reads.
+    pub fn scalar(&mut self, name: impl Into<String>) -> Slot {
+        self.b.io(name, Shape::new([]), DType::F32)
+    }
+
+    pub fn embed(&mut self, wte: Slot, wpe: Option<Slot>, vocab: usize, at_position: bool) -> Result<Slot> {
+        let (out, tokens) = (self.hidden(), self.x);
+        self.b.at("embed");
+        self.b.push(EmbeddingFwd { out, tokens, wte, wpe, vocab, at_position })?;
+        self.b.name("embed", out);
+        Ok(out)
+    }
+
+    /// The gradient of the token table goes where the head has written its own if both are `tied`.
+    pub fn embed_bwd(&mut self, wte: Slot, wpe: Option<Slot>, d_out: Slot, tied: bool) -> Result<()> {
+        self.b.name_grad("embed", d_out);
+        self.b.at("embed");
+        self.b.push(EmbeddingBwd {
+            d_wte: self.b.grad(wte),
+            d_wpe: wpe.map(|wpe| self.b.grad(wpe)),
+            d_out,
+            tokens: self.x,
+            accum_wte: if tied { Accum::Add } else { Accum::FirstWrites },
+            accum: Accum::FirstWrites,
+        })?;
+        Ok(())
+    }
+
+    pub fn linear(&mut self, name: &str, inp: Slot, p: Linear) -> Result<Slot> {
+        let out = self.tokens_by(p.weight.shape.rows());
+        self.linear_into(name, out, inp, p)?;
+        self.b.name(name, out);
+        Ok(out)
+    }
+
+    /// A linear layer whose result has no name.
+    pub fn linear_into(&mut self, name: &str, out: Slot, inp: Slot, p: Linear) -> Result<()> {
+        self.b.at(name);
+        self.b.push(LinearFwd { out, pre: None, inp, weight: p.weight, bias: p.bias })?;
+        Ok(())
+    }
+
+    /// Both gradients of a linear layer; `[d_inp, d_out, inp]`. With `pre`, the input was the activation of that.
+    pub fn linear_bwd(
+        &mut self,
+        name: &str,
+        p: Linear,
+        [d_inp, d_out, inp]: [Slot; 3],
+        pre: Option<PreAct>,
+    ) -> Result<()> {
+        let (d_weight, d_bias) = (self.b.grad(p.weight), p.bias.map(|bias| self.b.grad(bias)));
+        self.b.at(name);
+        self.b.push(LinearBwdWeight { d_weight, d_bias, d_out, inp, accum: Accum::FirstWrites })?;
+        self.b.push(LinearBwdInput { d_inp, d_out, weight: p.weight, pre })?;
+        Ok(())
+    }
+
+    /// Causal attention over the batch or, when decoding, over a cache of `context` positions.
+    pub fn attention(
+        &mut self,
+        name: &str,
+        qkv: Slot,
+        heads: Heads,
+        cached: Option<usize>,
+    ) -> Result<Attention> {
+        let Heads { query, kv: kv_heads, dim } = heads;
+        let Some(context) = cached else {
+            let out = self.tokens_by(query * dim);
+            let lse = self.b.activation([self.batch.0, query, self.batch.1], DType::F32);
+            self.b.at(name);
+            self.b.push(AttentionFwd { out, lse, qkv, heads: query, kv_heads })?;
+            self.b.name(name, out);
+            return Ok(Attention { qkv, out, lse: Some(lse), heads });
+        };
+        let (batch, dtype) = (self.batch.0, self.dtype());
+        let [keys, values] = [(); 2].map(|()| self.b.cache([batch, context, kv_heads * dim], dtype));
+        let out = self.tokens_by(query * dim);
+        self.b.at(name);
+        self.b.push(AttentionCached { out, keys, values, qkv, heads: query, kv_heads })?;
+        Ok(Attention { qkv, out, lse: None, heads })
+    }
+
+    /// Gives the gradient of q, k and v.
+    pub fn attention_bwd(&mut self, name: &str, saved: &Attention, d_out: Slot) -> Result<Slot> {
+        let Attention { qkv, out, lse, heads } = *saved;
+        let no_lse = || ironhorse_core::Error::Program(format!("{name}: a backward without a forward"));
+        let (d_qkv, lse) = (self.tokens_by(qkv.shape.cols()), lse.ok_or_else(no_lse)?);
+        self.b.at(name);
+        self.b.push(AttentionBwd { d_qkv, d_out, qkv, out, lse, heads: heads.query, kv_heads: heads.kv })?;
+        Ok(d_qkv)
+    }
+
+    /// Declares what a loss needs of the host: `y` and `losses`.
+    pub fn loss_io(&mut self) -> [Slot; 2] {
+        let (batch, seq) = self.batch;
+        [self.b.io("y", [batch, seq], DType::I32), self.b.io("losses", [batch, seq], DType::F32)]
+    }
+
+    /// The mean cross-entropy; in training the logits become their gradient.
+    pub fn loss(
+        &mut self,
+        (norm, head): (Norm, Slot),
+        [targets, losses, loss]: [Slot; 3],
+        vocab: usize,
+        purpose: Purpose,
+    ) -> Result<Head> {
+        let logits = self.tokens_by(head.shape.rows());
+        self.logits(norm.out, logits, head)?;
+        self.b.at("loss");
+        let grad = purpose == Purpose::Training;
+        self.b.push(CrossEntropy { losses, logits, targets, vocab, grad })?;
+        self.b.push(LossMean { loss, losses, accum: Accum::FirstWrites })?;
+        Ok(Head { norm, logits })
+    }
+
+    /// Declares the logits of one token for each sequence.
+    pub fn logits_io(&mut self, head: Slot) -> Slot {
+        let dtype = self.dtype();
+        self.b.io("logits", [self.batch.0, 1, head.shape.rows()], dtype)
+    }
+
+    pub fn logits(&mut self, inp: Slot, logits: Slot, head: Slot) -> Result<()> {
+        self.linear_into("lm_head", logits, inp, Linear { weight: head, bias: None })?;
+        self.b.name("logits", logits);
+        Ok(())
+    }
+
+    /// The backward of the head and the last norm. Gives the gradient of the residual stream: one buffer that every block
+    /// adds to on the way down.
+    pub fn head_bwd(&mut self, name: &str, saved: &Head, head: Slot) -> Result<Slot> {
+        self.b.section(Section::Backward);
+        let d_norm = self.hidden();
+        let head = Linear { weight: head, bias: None };
+        self.linear_bwd("lm_head", head, [d_norm, saved.logits, saved.norm.out], None)?;
+        self.b.name_grad(name, d_norm);
+        let d_res = self.hidden();
+        self.norm_bwd(name, &saved.norm, [d_res, d_norm], Accum::Write)?;
+        Ok(d_res)
+    }
+
+    /// The update: gradient norm and AdamW over everything, unless the `loss` or the norm is not finite. Io: `norm`.
+    pub fn update(&mut self) -> Result<()> {
+        let norm = self.scalar("norm");
+        let undeclared = |name| ironhorse_core::Error::Program(format!("no io is called `{name}`"));
+        let find = |name| self.b.find_io(name).ok_or_else(|| undeclared(name));
+        let (loss, halt) = (find("loss")?, find("halt")?);
+        let [params, grads, moment1, moment2] =
+            [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2].map(|pool| self.b.flat(pool));
+        let master = self.b.precision().has_master().then(|| self.b.flat(Pool::Master));
+        self.b.section(Section::Update);
+        self.b.at("grad_norm");
+        self.b.push(GradNorm { norm, halt, grads, loss })?;
+        self.b.at("adamw");
+        self.b.push(AdamW { params, master, grads, moment1, moment2, norm, halt })?;
+        Ok(())
+    }
+
+    pub fn finish(self) -> Result<Program> {
+        Ok(self.b.finish()?)
+    }
+}

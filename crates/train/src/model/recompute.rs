@@ -1,0 +1,27 @@
+//! Activation checkpointing: what a training step recomputes.
+
+use serde::{Deserialize, Serialize};
+
+/// What the backward computes again instead of keeping it from the forward. The results are the same bits, on engines that
+/// compute what follows a product from the product as it is stored. Each level includes the ones before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Keep everything.
+    #[default]
+    None,
+    /// Recompute GELU or SwiGLU: spares 4C per token and layer of GPT-2, F per token and expert of a mixture.
+    Gelu,
+    /// Recompute both norms and, of a mixture, the rows given to experts: spares 2C more, or C per token and expert.
+    Full,
+    /// Recompute everything inside the experts: spares 2F + C more per token and expert, for a third of their forward
+    /// and backward. Of a model without experts the same as `Full`.
+    Experts,
+}
+
+impl Recompute {
+    /// Whether norms are recomputed.
+    pub(super) fn norms(self) -> bool {
+        matches!(self, Self::Full | Self::Experts)
+    }
+}
