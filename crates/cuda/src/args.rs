@@ -1,10 +1,12 @@
-//! Kernel arguments: values packed as the driver wants them.
+//! The shape and the arguments of a kernel launch, as the driver takes them.
+
+use ironhorse_core::eager::Array;
 
 /// The arguments of one launch, in order. Sizes and order must be those of the kernel's signature.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Args {
     bytes: Vec<u64>,
-    /// Which of them belong to the argument before them.
+    /// Indices of words that continue the argument before them.
     inner: Vec<usize>,
 }
 
@@ -17,6 +19,16 @@ impl Args {
     pub fn ptr(mut self, address: u64) -> Self {
         self.bytes.push(address);
         self
+    }
+
+    /// A pointer as the caller of an eager op gave it.
+    pub fn at<T>(self, pointer: *const T) -> Self {
+        self.ptr(pointer.addr() as u64)
+    }
+
+    /// The addresses of arrays of an eager op.
+    pub fn arrays<const N: usize>(self, arrays: [Array; N]) -> Self {
+        arrays.into_iter().fold(self, |args, array| args.at(array.at))
     }
 
     /// `unsigned int` or `int`.
@@ -50,11 +62,36 @@ impl Args {
         self
     }
 
-    /// Addresses of the values, as `cuLaunchKernel` takes them. Valid as long as `self` is not changed.
+    /// Addresses of the values, as `cuLaunchKernel` takes them; valid until `self` changes.
     pub fn pointers(&mut self) -> Vec<*mut std::ffi::c_void> {
         let inner = &self.inner;
         let values = self.bytes.iter_mut().enumerate().filter(|(at, _)| !inner.contains(at));
         values.map(|(_, value)| std::ptr::from_mut(value).cast()).collect()
+    }
+}
+
+/// The shape of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+}
+
+impl Grid {
+    /// A row of blocks.
+    pub fn linear(blocks: usize, threads: u32) -> Self {
+        Self {
+            grid: [u32::try_from(blocks.max(1)).unwrap_or(u32::MAX), 1, 1],
+            block: [threads, 1, 1],
+            shared: 0,
+        }
+    }
+
+    /// With this much dynamic shared memory.
+    pub fn shared(self, bytes: usize) -> Self {
+        Self { shared: bytes as u32, ..self }
     }
 }
 
@@ -67,7 +104,7 @@ mod tests {
         let mut args = Args::new().u32(7).words(&[1, 2, 3]).f32(1.0);
         let at = args.pointers();
         assert_eq!(at.len(), 3);
-        // SAFETY: two words of the struct follow each other in memory that `args` owns.
+        // SAFETY: `args` owns the words that follow each other in memory.
         let read = |at: *mut std::ffi::c_void, i: usize| unsafe { *at.cast::<u32>().add(i) };
         assert_eq!([0, 1, 2].map(|i| read(at[1], i)), [1, 2, 3]);
         assert_eq!((read(at[0], 0), read(at[2], 0)), (7, 1.0_f32.to_bits()));

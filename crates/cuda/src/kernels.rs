@@ -1,13 +1,11 @@
-//! Our kernels: the sources, which specialisations there are, and compiling them at first use.
+//! Our kernels: their sources, a file with its constants, and compiling it.
 
 use crate::cache::{Cache, key};
-use crate::device::Device;
-use crate::ffi::driver::{Function, Module};
-use crate::ffi::nvrtc::{Nvrtc, Source};
+use crate::ffi::nvrtc::{Compiled, Nvrtc, Source};
 use crate::{Error, Result};
 use ironhorse_core::DType;
-use std::collections::HashMap;
-use std::rc::Rc;
+use ironhorse_core::eager::Float;
+use std::fmt;
 
 macro_rules! sources {
     ($($file:literal),* $(,)?) => {
@@ -93,7 +91,37 @@ pub struct Spec {
     /// The file of `kernels/`.
     pub file: &'static str,
     /// `-DNAME=VALUE`, in order.
-    pub defines: Vec<(&'static str, String)>,
+    pub defines: Vec<(&'static str, Value)>,
+}
+
+/// The value of a constant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Value {
+    /// The name of a type.
+    Word(&'static str),
+    /// A number.
+    Number(u32),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Word(word) => f.write_str(word),
+            Self::Number(number) => number.fmt(f),
+        }
+    }
+}
+
+impl From<&'static str> for Value {
+    fn from(word: &'static str) -> Self {
+        Self::Word(word)
+    }
+}
+
+impl From<u32> for Value {
+    fn from(number: u32) -> Self {
+        Self::Number(number)
+    }
 }
 
 impl Spec {
@@ -102,14 +130,24 @@ impl Spec {
         Self { file, defines: Vec::new() }
     }
 
+    /// A file with the constant `ELEM`: the element type of an eager op.
+    pub fn of(file: &'static str, float: Float) -> Self {
+        Self::new(file).define("ELEM", float.ctype())
+    }
+
     /// With one more constant.
-    pub fn define(mut self, name: &'static str, value: impl ToString) -> Self {
-        self.defines.push((name, value.to_string()));
+    pub fn define(mut self, name: &'static str, value: impl Into<Value>) -> Self {
+        self.defines.push((name, value.into()));
         self
     }
 
+    /// One of the file's kernels.
+    pub(crate) fn kernel(self, name: &'static str) -> Kernel {
+        Kernel { spec: self, name }
+    }
+
     /// The compiler's flags.
-    fn flags(&self) -> Vec<String> {
+    pub fn flags(&self) -> Vec<String> {
         let mut flags: Vec<String> =
             ["--std=c++17", "--extra-device-vectorization", "-default-device", "--ptxas-options=-v"]
                 .map(String::from)
@@ -119,21 +157,31 @@ impl Spec {
     }
 
     /// Compiles for an architecture; returns device code and the compiler's resource report.
-    pub fn compile(&self, nvrtc: &Nvrtc, arch: &str) -> Result<crate::ffi::nvrtc::Compiled> {
+    pub fn compile(&self, nvrtc: &Nvrtc, arch: &str) -> Result<Compiled> {
         let text = text_of(self.file)?;
-        let headers: Vec<(&str, &str)> =
-            KERNEL_FILES.iter().copied().filter(|(name, _)| name.ends_with(".cuh")).collect();
+        let headers: Vec<(&str, &str)> = headers().collect();
         nvrtc.compile(&Source { name: self.file, text, headers: &headers, arch, flags: &self.flags() })
     }
 
-    /// Everything that decides the device code.
+    /// A key of everything that decides the device code.
     fn key(&self, arch: &str, (major, minor): (i32, i32)) -> Result<String> {
         let flags = self.flags().join(" ");
         let version = format!("{major}.{minor}");
         let mut parts = vec![self.file, text_of(self.file)?, &flags, arch, &version];
-        parts.extend(KERNEL_FILES.iter().filter(|(name, _)| name.ends_with(".cuh")).map(|(_, text)| *text));
+        parts.extend(headers().map(|(_, text)| text));
         Ok(key(&parts))
     }
+}
+
+/// A kernel: its file with constants, and its name there.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Kernel {
+    pub spec: Spec,
+    pub name: &'static str,
+}
+
+fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
+    KERNEL_FILES.iter().copied().filter(|(name, _)| name.ends_with(".cuh"))
 }
 
 /// What kernels call an element type.
@@ -150,30 +198,23 @@ fn text_of(file: &str) -> Result<&'static str> {
     found.map(|(_, text)| *text).ok_or_else(|| Error::Unsupported(format!("there is no kernel file {file}")))
 }
 
-/// Every specialisation in use: what `cargo xtask test` compiles for all architectures.
-pub fn check_specs() -> Vec<Spec> {
-    let mut all = crate::op::all_specs();
-    all.extend(crate::eager::specs());
-    all.push(Spec::new(crate::limits::LIMITS));
-    all
-}
-
-/// Device code by specialisation: read from the cache, or compiled and kept there.
-#[derive(Debug)]
+/// Device code of a specialisation: read from the cache, or compiled and kept there.
+#[derive(Debug, Default)]
 pub(crate) struct Compiler {
-    cache: Cache,
     nvrtc: Option<Nvrtc>,
-    /// NVRTC's version decides the device code, so the cache asks for it even when nothing is compiled.
+    /// NVRTC's version decides the device code, so it is part of a key even when nothing is compiled.
     version: Option<(i32, i32)>,
 }
 
 impl Compiler {
-    pub fn new(cache: Cache) -> Self {
-        Self { cache, nvrtc: None, version: None }
-    }
-
-    /// Gives the code of a specialisation to `load`; what is cached and does not load is compiled again.
-    pub fn load<M>(&mut self, spec: &Spec, arch: &str, load: impl Fn(&[u8]) -> Result<M>) -> Result<M> {
+    /// Passes the code of a specialisation to `load`; cached code that does not load is compiled again.
+    pub fn load<M>(
+        &mut self,
+        spec: &Spec,
+        arch: &str,
+        cache: &Cache,
+        load: impl Fn(&[u8]) -> Result<M>,
+    ) -> Result<M> {
         let nvrtc = match &self.nvrtc {
             Some(nvrtc) => nvrtc,
             None => self.nvrtc.insert(Nvrtc::load()?),
@@ -184,7 +225,7 @@ impl Compiler {
         };
         let stem = spec.file.trim_end_matches(".cu").replace('/', "-");
         let entry = format!("{stem}-{}.cubin", spec.key(arch, version)?);
-        if let Some(cubin) = self.cache.read(&entry) {
+        if let Some(cubin) = cache.read(&entry) {
             match load(&cubin) {
                 Ok(module) => return Ok(module),
                 Err(error) => tracing::warn!("cached {entry} does not load ({error}); compiling again"),
@@ -193,40 +234,7 @@ impl Compiler {
         let start = std::time::Instant::now();
         let compiled = spec.compile(nvrtc, arch)?;
         tracing::info!("compiled {} {:?} in {:?}", spec.file, spec.defines, start.elapsed());
-        self.cache.write(&entry, &compiled.cubin);
+        cache.write(&entry, &compiled.cubin);
         load(&compiled.cubin)
-    }
-}
-
-/// The modules of one device.
-#[derive(Debug)]
-pub(crate) struct Kernels {
-    compiler: Compiler,
-    modules: HashMap<Spec, Rc<Module>>,
-    functions: HashMap<(Spec, &'static str), Function>,
-}
-
-impl Kernels {
-    pub fn new(cache: Cache) -> Self {
-        Self { compiler: Compiler::new(cache), modules: HashMap::new(), functions: HashMap::new() }
-    }
-
-    /// A kernel, compiled or read from the cache at its first use.
-    pub fn get(&mut self, device: &Rc<Device>, spec: &Spec, name: &'static str) -> Result<Function> {
-        if let Some(function) = self.functions.get(&(spec.clone(), name)) {
-            return Ok(function.clone());
-        }
-        let module = match self.modules.get(spec) {
-            Some(module) => module.clone(),
-            None => {
-                let arch = device.info.arch();
-                let module = self.compiler.load(spec, &arch, |cubin| Module::load(device, cubin))?;
-                self.modules.insert(spec.clone(), module.clone());
-                module
-            }
-        };
-        let function = module.function(name)?;
-        self.functions.insert((spec.clone(), name), function.clone());
-        Ok(function)
     }
 }

@@ -1,8 +1,8 @@
 //! What a program becomes on the device: a list of launches with every address and size filled in.
 
 use crate::Result;
-use crate::args::Args;
-use crate::ffi::driver::{Function, Stream};
+use crate::args::{Args, Grid};
+use crate::device::{Function, Stream};
 use std::rc::Rc;
 
 /// One thing to put on the stream.
@@ -18,7 +18,7 @@ pub(crate) struct Launch {
 pub(crate) enum Work {
     Kernel(KernelLaunch),
     /// A library call: cuBLASLt, cuDNN.
-    Call(Rc<dyn Call>),
+    Call(Rc<dyn LibraryCall>),
     /// `bytes` of zero at an address.
     Zero {
         at: u64,
@@ -33,17 +33,14 @@ pub(crate) enum Work {
 }
 
 /// A library call that was prepared for fixed addresses; it may be captured into a graph.
-pub(crate) trait Call {
+pub(crate) trait LibraryCall {
     fn enqueue(&self, stream: &Stream) -> Result<()>;
 }
 
 /// One of our kernels with its arguments.
 pub(crate) struct KernelLaunch {
     pub function: Function,
-    pub grid: [u32; 3],
-    pub block: [u32; 3],
-    /// Dynamic shared memory in bytes; more than 48 KiB needs [`Function::allow_shared`].
-    pub shared: u32,
+    pub grid: Grid,
     pub args: Args,
 }
 
@@ -51,9 +48,7 @@ impl Launch {
     /// Puts it on the stream.
     pub fn enqueue(&mut self, stream: &Stream) -> Result<()> {
         match &mut self.work {
-            Work::Kernel(kernel) => {
-                stream.launch(&kernel.function, kernel.grid, kernel.block, kernel.shared, &mut kernel.args)
-            }
+            Work::Kernel(kernel) => stream.launch(kernel.function, kernel.grid, &mut kernel.args),
             Work::Call(call) => call.enqueue(stream),
             Work::Zero { at, bytes } => stream.zero(*at, *bytes),
             Work::Copy { to, from, bytes } => stream.copy(*to, *from, *bytes),

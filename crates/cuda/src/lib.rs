@@ -9,24 +9,25 @@
 
 mod args;
 mod cache;
+mod cublaslt;
 mod cudnn;
 mod device;
 pub mod eager;
 mod engine;
 mod error;
+mod error_kind;
 pub mod ffi;
 mod flash;
 mod gemm;
 mod kernels;
 mod launch;
-mod limits;
-mod lower;
+mod measure;
 mod memory;
 mod op;
-mod profile;
 pub mod report;
 mod scalars;
 mod settings;
+mod specs;
 mod staging;
 pub mod user;
 
@@ -34,8 +35,10 @@ pub use cache::Cache;
 pub use device::DeviceInfo;
 pub use engine::CudaEngine;
 pub use error::{Error, Result};
-pub use kernels::{KERNEL_FILES, Spec, check_specs};
+pub use error_kind::ErrorKind;
+pub use kernels::{KERNEL_FILES, Spec, Value};
 pub use settings::{Attention, Settings};
+pub use specs::check_specs;
 
 /// Whether the engine can run on this GPU: the driver, a GPU new enough, the compiler and the matrix products.
 pub fn usable(index: usize) -> Result<()> {

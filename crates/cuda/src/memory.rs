@@ -1,23 +1,17 @@
 //! The pools of a plan on the device, and scratch memory that ops share.
 
-use crate::device::Device;
-use crate::ffi::driver::{Buffer, Pinned, Stream};
+use crate::device::{Buffer, Device, Pinned, Stream};
 use crate::{Error, Result};
 use ironhorse_core::{HostMemory, Layout, Pool, Slot};
-use std::rc::Rc;
 
-/// Page-locked host memory that may go to another thread: for snapshots, which a thread writes to disk.
+/// Page-locked host memory for snapshots, which another thread writes to disk.
 #[derive(Debug)]
 pub(crate) struct PinnedMemory(Pinned);
 
-// SAFETY: the memory has opened the device for itself, so no other value shares its `Rc`; every call makes the device
-// current on the thread it is made on.
-unsafe impl Send for PinnedMemory {}
-
 impl PinnedMemory {
-    /// Opens the device once more (its primary context is shared) and allocates.
-    pub fn new(device: usize, bytes: usize) -> Result<Self> {
-        Pinned::unwritten(&Device::open(device)?, bytes).map(Self)
+    /// Uninitialised memory.
+    pub fn new(device: &'static Device, bytes: usize) -> Result<Self> {
+        Pinned::unwritten(device, bytes).map(Self)
     }
 }
 
@@ -49,7 +43,7 @@ impl Memory {
 
     /// Makes each pool at least as large as the layout asks: new memory is zero, what was there stays. Addresses change,
     /// also if it fails halfway.
-    pub fn grow(&mut self, device: &Rc<Device>, stream: &Stream, layout: &Layout) -> Result<()> {
+    pub fn grow(&mut self, device: &'static Device, stream: &Stream, layout: &Layout) -> Result<()> {
         let sizes = Pool::ALL.map(|pool| (self.bytes(pool), layout.bytes(pool)));
         let needs = most_at_once(&sizes);
         if needs > device.memory()?.0 {
@@ -113,7 +107,7 @@ pub(crate) struct Scratch {
 
 impl Scratch {
     /// An address with at least this many bytes.
-    pub fn at_least(&mut self, device: &Rc<Device>, bytes: usize) -> Result<u64> {
+    pub fn at_least(&mut self, device: &'static Device, bytes: usize) -> Result<u64> {
         if let Some(last) = self.buffers.last().filter(|last| last.bytes() >= bytes) {
             return Ok(last.address());
         }
@@ -134,12 +128,6 @@ impl Scratch {
     }
 }
 
-/// Bytes for people.
-pub(crate) fn human(bytes: usize) -> String {
-    let gib = bytes as f64 / (1_u64 << 30) as f64;
-    if gib >= 0.1 { format!("{gib:.1} GiB") } else { format!("{:.1} MiB", gib * 1024.0) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,11 +138,5 @@ mod tests {
         assert_eq!(most_at_once(&[(4, 5), (0, 7)]), 8, "5, of which 4 come back, then 7");
         assert_eq!(most_at_once(&[(6, 8), (9, 9), (9, 3)]), 8);
         assert_eq!(most_at_once(&[]), 0);
-    }
-
-    #[test]
-    fn bytes_are_readable() {
-        assert_eq!(human(3 << 29), "1.5 GiB");
-        assert_eq!(human(1 << 20), "1.0 MiB");
     }
 }

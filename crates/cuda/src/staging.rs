@@ -1,11 +1,9 @@
 //! Page-locked memory that copies go through, so that the host never waits for the device inside a step.
 
 use crate::Result;
-use crate::device::Device;
-use crate::ffi::driver::{Event, Pinned, Stream};
+use crate::device::{Device, Event, Pinned, Stream};
 use ironhorse_core::parallel::{self, PIECE};
 use ironhorse_core::{DType, bf16_to_f32, f32_to_bf16};
-use std::rc::Rc;
 
 /// Values as the device stores them. The element type is chosen outside the loops, so that each of them is a plain one.
 pub(crate) fn to_device(dtype: DType, values: &[f32], bytes: &mut [u8]) {
@@ -59,7 +57,7 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    pub fn new(device: &Rc<Device>, stream: &Stream) -> Result<Self> {
+    pub fn new(device: &'static Device, stream: &Stream) -> Result<Self> {
         let ring = (0..BUFFERS)
             .map(|_| {
                 let event = Event::new(device, false)?;
@@ -107,7 +105,7 @@ impl Staging {
                 let (buffer, done) = &self.ring[slot(self.next, started)];
                 done.synchronize()?;
                 let range = piece(started);
-                stream.download(buffer, from + range.start as u64, range.len())?;
+                stream.download(buffer, 0, from + range.start as u64, range.len())?;
                 done.record(stream)?;
                 started += 1;
             }

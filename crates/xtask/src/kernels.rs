@@ -200,8 +200,8 @@ fn build(
 ) -> Build {
     let defines: Vec<String> = spec.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let defines = defines.join(" ");
-    let key = key(spec.file, &[&defines, arch, version]);
-    let entry = format!("{}-{arch}-{key}.log", spec.file.trim_end_matches(".cu"));
+    let key = key(spec.file, &[&spec.flags().join(" "), arch, version]);
+    let entry = format!("{}-{arch}-{key}.log", spec.file.trim_end_matches(".cu").replace('/', "-"));
     let kept = cache.read(&entry).and_then(|log| String::from_utf8(log).ok());
     let cached = kept.is_some();
     let log = match kept {
@@ -222,11 +222,10 @@ fn build(
     Build { warnings, cached, ..Build::new(spec.file, defines, arch, outcome) }
 }
 
-/// Everything that decides the device code; the flags stand in the engine's kernels.rs.
+/// A key of everything that decides the device code.
 fn key(file: &str, parts: &[&str]) -> String {
     let texts = KERNEL_FILES.iter().filter(|(name, _)| *name == file || name.ends_with(".cuh"));
     let mut all: Vec<&str> = texts.map(|(_, text)| *text).collect();
-    all.push(include_str!("../../cuda/src/kernels.rs"));
     all.push(file);
     all.extend(parts);
     fingerprint(&all)

@@ -19,10 +19,9 @@ pub(crate) use attention_fwd::Shape;
 pub(crate) use graph::Role;
 pub(crate) use plan::{Execution, Handle, Plan};
 
+use crate::device::{Stream, human};
 use crate::ffi::cudnn::Cudnn;
-use crate::ffi::driver::Stream;
 use crate::ffi::library::{NVRTC, Open};
-use crate::memory::human;
 use crate::{Error, Result};
 use plan::Target;
 use std::collections::HashMap;

@@ -2,9 +2,9 @@
 
 use super::descriptor::{Attribute, Descriptor, Kind};
 use super::graph::{ALIGNMENT, Graph, Role};
+use crate::device::Stream;
 use crate::ffi::cudnn::Cudnn;
-use crate::ffi::driver::Stream;
-use crate::launch::Call;
+use crate::launch::LibraryCall;
 use crate::{Error, Result};
 use cudarc::cudnn::sys::cudnnBackendAttributeType_t as Type;
 use cudarc::cudnn::sys::cudnnBackendHeurMode_t as Heuristic;
@@ -234,7 +234,7 @@ impl Execution {
     }
 }
 
-impl Call for Execution {
+impl LibraryCall for Execution {
     fn enqueue(&self, stream: &Stream) -> Result<()> {
         if self.handle.stream != stream.raw.cast() {
             return Err(Error::Unsupported("cuDNN was opened for another stream".into()));

@@ -1,69 +1,53 @@
-//! AttentionShape with any strides and lengths: the kernels that [`crate::flash`] chooses.
+//! Attention with any strides and lengths, by the kernels that [`crate::flash`] chooses.
 
-use super::gpu::{At, Kernel};
-use crate::args::Args;
+use super::layout::{aligned, lane_width, pointers};
+use super::{At, Launch};
+use crate::args::{Args, Grid};
 use crate::flash::{ANY, ANY_THREADS, Group, Operands, Path, Plan, Step, blocks, wide_lanes};
 use crate::kernels::Spec;
-use crate::lower::Grid;
 use crate::{Error, Result};
-use ironhorse_core::eager::{Array, AttentionShape, Float, Strides};
+use ironhorse_core::eager::{Array, Attention, AttentionBwd, AttentionShape, Float, Strides};
 
 /// Positions of a sequence that kernels count to.
 const MOST_POSITIONS: usize = 1 << 30;
 
-fn address(array: Array) -> u64 {
-    array.at.addr() as u64
+impl Launch for Attention {
+    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+        let Self { q, k, v, out, lse, shape } = self;
+        check(shape)?;
+        if shape.batch * shape.heads * shape.q_len == 0 {
+            return Ok(());
+        }
+        let call = Flash { at, shape, float: q.float, aligned: rows_are_aligned(shape, &[*q, *k, *v, *out]) };
+        call.launch(Step::Fwd, pointers([*out, *lse, *q, *k, *v]))
+    }
 }
 
-/// out = softmax(scale q kᵀ) v and lse, the logarithm of the softmax's denominator, which may be null.
-///
-/// # Safety
-/// See [the module](super); sizes and strides are those of `shape`.
-pub unsafe fn attention(
-    at: &At<'_>,
-    [q, k, v]: [Array; 3],
-    [out, lse]: [Array; 2],
-    shape: &AttentionShape,
-) -> Result<()> {
-    check(shape)?;
-    if shape.batch * shape.heads * shape.q_len == 0 {
-        return Ok(());
+impl Launch for AttentionBwd {
+    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+        let Self { d_out, q, k, v, out, lse, d_q, d_k, d_v, ref shape } = *self;
+        check(shape)?;
+        let queries = shape.batch * shape.heads * shape.q_len;
+        let keys = shape.batch * shape.kv_heads * shape.kv_len;
+        let for_keys = keys > 0 && (d_k.is_some() || d_v.is_some());
+        if shape.heads == 0 && for_keys {
+            return Err(Error::Unsupported(
+                "attention_bwd: there are heads of keys, but none of queries".into(),
+            ));
+        }
+        let aligned = rows_are_aligned(shape, &[d_out, q, k, v, out, d_q, d_k, d_v]);
+        let call = Flash { at, shape, float: q.float, aligned };
+        let delta = at.scratch(queries * q.float.acc().size())?;
+        if queries > 0 {
+            call.row_sums(delta, d_out, out)?;
+        }
+        let args = pointers([d_q, d_k, d_v, d_out, q, k, v, lse]).ptr(delta);
+        // First d_q, which may correct delta. Without it d_k is as accurate, but may differ in its last bits.
+        if queries > 0 && d_q.is_some() {
+            call.launch(Step::BwdQ, args.clone())?;
+        }
+        if for_keys { call.launch(Step::BwdKv, args) } else { Ok(()) }
     }
-    let call = Call { at, shape, float: q.float, aligned: aligned(shape, &[q, k, v, out]) };
-    let args = [out, lse, q, k, v].into_iter().fold(Args::new(), |args, array| args.ptr(address(array)));
-    call.launch(Step::Fwd, args)
-}
-
-/// d_q, d_k and d_v from d_out and what [`attention`] was given and made; those that are null are not written.
-///
-/// # Safety
-/// See [the module](super); sizes and strides are those of `shape`.
-pub unsafe fn attention_bwd(
-    at: &At<'_>,
-    [d_out, q, k, v, out, lse]: [Array; 6],
-    [d_q, d_k, d_v]: [Array; 3],
-    shape: &AttentionShape,
-) -> Result<()> {
-    check(shape)?;
-    let wanted = |array: Array| !array.at.is_null();
-    let queries = shape.batch * shape.heads * shape.q_len;
-    let keys = shape.batch * shape.kv_heads * shape.kv_len;
-    if shape.heads == 0 && keys > 0 && (wanted(d_k) || wanted(d_v)) {
-        return Err(Error::Unsupported("attention_bwd: there are heads of keys, but none of queries".into()));
-    }
-    let given = [d_out, q, k, v, out, d_q, d_k, d_v];
-    let call = Call { at, shape, float: q.float, aligned: aligned(shape, &given) };
-    let delta = at.scratch(queries * q.float.acc().size())?;
-    if queries > 0 {
-        call.row_sums(delta, d_out, out)?;
-    }
-    let args = [d_q, d_k, d_v, d_out, q, k, v, lse].into_iter();
-    let args = args.fold(Args::new(), |args, array| args.ptr(address(array))).ptr(delta);
-    // First d_q, which may correct delta. Without it d_k is as near, but not to the same last bits.
-    if queries > 0 && wanted(d_q) {
-        call.launch(Step::BwdQ, args.clone())?;
-    }
-    if keys > 0 && (wanted(d_k) || wanted(d_v)) { call.launch(Step::BwdKv, args) } else { Ok(()) }
 }
 
 /// Whether kernels can count what there is.
@@ -85,29 +69,29 @@ fn check(shape: &AttentionShape) -> Result<()> {
 }
 
 /// Whether every row of every array starts at a multiple of 16 bytes and has whole vectors of them.
-fn aligned(shape: &AttentionShape, arrays: &[Array]) -> bool {
+fn rows_are_aligned(shape: &AttentionShape, arrays: &[Array]) -> bool {
     let AttentionShape { batch, heads, kv_heads, q_len, kv_len, head_dim, q, k, v, out, .. } = *shape;
     let Some(first) = arrays.first() else { return false };
-    let vector = 16 / first.float.size();
+    let vector = lane_width(first.float);
     let steps = |s: Strides, heads: usize, len: usize| [(s.batch, batch), (s.head, heads), (s.position, len)];
     let queries = [steps(q, heads, q_len), steps(out, heads, q_len)];
     let keys = [steps(k, kv_heads, kv_len), steps(v, kv_heads, kv_len)];
     let mut all = queries.iter().chain(&keys).flatten();
     head_dim.is_multiple_of(vector)
-        && arrays.iter().all(|array| array.at.addr().is_multiple_of(16))
+        && aligned(arrays)
         && all.all(|&(stride, count)| count <= 1 || stride.is_multiple_of(vector))
 }
 
 /// One attention on its way to the stream.
-struct Call<'a> {
+struct Flash<'a> {
     at: &'a At<'a>,
     shape: &'a AttentionShape,
     float: Float,
-    /// See [`aligned`].
+    /// See [`rows_are_aligned`].
     aligned: bool,
 }
 
-impl Call<'_> {
+impl Flash<'_> {
     /// Heads of the whole batch that a kernel has blocks for, and positions of each: those whose rows it writes.
     fn owned(&self, step: Step) -> (usize, usize) {
         let AttentionShape { batch, heads, kv_heads, q_len, kv_len, .. } = *self.shape;
@@ -120,21 +104,21 @@ impl Call<'_> {
         let plan = path.plan(step);
         let (heads, positions) = self.owned(step);
         let grid = Grid::linear(path.blocks(step, heads, positions)?, plan.threads).shared(plan.shared);
-        let kernel = planned(&plan, self.float);
+        let kernel = planned(&plan, self.float).kernel(plan.name);
         self.at.launch(&kernel, grid, args.words(&self.words(step)))
     }
 
     /// Sums `d_out·out` per head and query.
     fn row_sums(&self, delta: u64, d_out: Array, out: Array) -> Result<()> {
         let (heads, positions) = self.owned(Step::Fwd);
-        let args = Args::new().ptr(delta).ptr(address(d_out)).ptr(address(out));
+        let args = Args::new().ptr(delta).arrays([d_out, out]);
         let wide = wide_lanes(self.shape.head_dim, self.float.size()).filter(|_| self.aligned);
         let (name, args, lanes) = match wide {
             Some(lanes) => ("flash_delta_wide", args.u32(lanes as u32), lanes),
             None => ("flash_delta", args, 32),
         };
         let grid = Grid::linear(blocks(heads * positions * lanes, ANY_THREADS as usize)?, ANY_THREADS);
-        self.at.launch(&kernel(ANY, name, self.float), grid, args.words(&self.words(Step::Fwd)))
+        self.at.launch(&spec(ANY, self.float).kernel(name), grid, args.words(&self.words(Step::Fwd)))
     }
 
     /// `Shape` of attention/strided.cuh.
@@ -161,17 +145,15 @@ fn operands(float: Float) -> Option<Operands> {
     }
 }
 
-fn kernel(file: &'static str, name: &'static str, float: Float) -> Kernel {
-    let mut kernel = Kernel::of(file, name, float);
-    kernel.types[1] = ("EAGER", "1");
-    kernel
+fn spec(file: &'static str, float: Float) -> Spec {
+    Spec::of(file, float).define("EAGER", 1)
 }
 
-/// A kernel with its constants.
-fn planned(plan: &Plan, float: Float) -> Kernel {
+/// A file with the constants of a plan.
+fn planned(plan: &Plan, float: Float) -> Spec {
     let terms = plan.terms.map(|terms| ("TERMS", terms));
     let numbers = plan.width.into_iter().chain(terms);
-    numbers.fold(kernel(plan.file, plan.name, float), |kernel, (name, value)| kernel.number(name, value))
+    numbers.fold(spec(plan.file, float), |spec, (name, value)| spec.define(name, value))
 }
 
 /// `Shape` of attention/strided.cuh, in its order.
@@ -211,7 +193,7 @@ pub(super) fn specs() -> Vec<Spec> {
             for operands in [operands(float), None] {
                 let any = float == Float::F64;
                 let path = if any { Path::Any } else { Path::choose(operands, head_dim, usize::MAX) };
-                specs.extend(Step::ALL.map(|step| planned(&path.plan(step), float).spec()));
+                specs.extend(Step::ALL.map(|step| planned(&path.plan(step), float)));
             }
         }
     }
@@ -266,12 +248,12 @@ mod tests {
     fn tensor_cores_need_aligned_rows() {
         let array = |at: usize| Array { at: std::ptr::without_provenance_mut(at), float: Float::BF16 };
         let at = shape();
-        assert!(aligned(&at, &[array(32)]));
-        assert!(!aligned(&at, &[array(32), array(8)]));
+        assert!(rows_are_aligned(&at, &[array(32)]));
+        assert!(!rows_are_aligned(&at, &[array(32), array(8)]));
         let odd = Strides { position: 68, ..at.q };
-        assert!(!aligned(&AttentionShape { q: odd, ..at }, &[array(32)]));
-        assert!(aligned(&AttentionShape { q: odd, out: odd, q_len: 1, ..at }, &[array(32)]));
-        assert!(!aligned(&AttentionShape { head_dim: 60, ..at }, &[array(32)]));
+        assert!(!rows_are_aligned(&AttentionShape { q: odd, ..at }, &[array(32)]));
+        assert!(rows_are_aligned(&AttentionShape { q: odd, out: odd, q_len: 1, ..at }, &[array(32)]));
+        assert!(!rows_are_aligned(&AttentionShape { head_dim: 60, ..at }, &[array(32)]));
         assert_eq!(path(Float::F16, &at, true, usize::MAX), Path::Tensor(Operands::Half, 64));
         assert_eq!(path(Float::F32, &at, true, usize::MAX), Path::Tensor(Operands::TwoTf32, 64));
         assert_eq!(path(Float::F16, &at, false, usize::MAX), Path::Tiles(64));

@@ -1,19 +1,36 @@
-//! How threads lie over memory.
+//! Addresses of arrays as kernels take them, and how threads are laid over memory.
 
-use crate::lower::Grid;
-use ironhorse_core::eager::Array;
+use crate::args::{Args, Grid};
+use ironhorse_core::eager::{Array, Float};
 
+/// Bytes of a vector: one load or store of a thread.
+pub(super) const VECTOR: usize = 16;
 /// Threads of a block, at most.
 pub(super) const THREADS: usize = 256;
 
-/// Whether all start at multiples of 16 bytes; no memory does.
-pub(super) fn aligned(arrays: &[Array]) -> bool {
-    arrays.iter().all(|array| array.at.addr().is_multiple_of(16))
-}
-
-/// As a kernel's argument.
+/// The address of an array as a kernel's argument.
 pub(super) fn address(array: Array) -> u64 {
     array.at.addr() as u64
+}
+
+/// The first arguments of a kernel: addresses of arrays.
+pub(super) fn pointers<const N: usize>(arrays: [Array; N]) -> Args {
+    Args::new().arrays(arrays)
+}
+
+/// Whether all arrays start at multiples of 16 bytes; null does.
+pub(super) fn aligned(arrays: &[Array]) -> bool {
+    arrays.iter().all(|array| array.at.addr().is_multiple_of(VECTOR))
+}
+
+/// Elements of a vector.
+pub(super) fn lane_width(float: Float) -> usize {
+    VECTOR / float.size()
+}
+
+/// Whether every row of all these arrays consists of whole vectors and starts at a multiple of 16 bytes.
+pub(super) fn whole_vectors(arrays: &[Array], cols: usize, float: Float) -> bool {
+    cols.is_multiple_of(lane_width(float)) && aligned(arrays)
 }
 
 /// Threads that each own a unit (an element or a vector) of the columns of a matrix and walk down rows. Neighbouring

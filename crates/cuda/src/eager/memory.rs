@@ -1,43 +1,35 @@
-//! Memory for the time of one call.
+//! Memory for the duration of one call.
 
-use super::gpu::Gpu;
 use crate::Result;
+use crate::device::Stream;
 use std::cell::RefCell;
-use std::ffi::c_void;
 
-/// Who gives memory that a call needs besides its arrays.
+/// Gives the device memory that a call needs besides its arrays.
 pub trait Memory {
-    /// `bytes` of device memory, aligned to 256 bytes, not zeroed, good for work put on `stream` before the call returns.
-    fn take(&self, gpu: &Gpu, stream: *mut c_void, bytes: usize) -> Result<u64>;
+    /// `bytes` of device memory, aligned to 256 bytes, not zeroed, valid for work put on `stream` before the call returns.
+    fn take(&self, stream: &Stream, bytes: usize) -> Result<u64>;
 }
 
-/// Memory of the driver's pool, in the order of the stream: given back, again in that order, when this is dropped.
+/// Memory of the driver's pool in the order of the stream; freed, in that order too, when this is dropped.
 #[derive(Debug, Default)]
 pub struct StreamMemory {
-    taken: RefCell<Vec<Taken>>,
-}
-
-#[derive(Debug)]
-struct Taken {
-    gpu: &'static Gpu,
-    stream: *mut c_void,
-    address: u64,
+    taken: RefCell<Vec<(Stream, u64)>>,
 }
 
 impl Memory for StreamMemory {
-    fn take(&self, gpu: &Gpu, stream: *mut c_void, bytes: usize) -> Result<u64> {
-        let gpu = Gpu::open(gpu.info.index)?;
-        let address = gpu.allocate(stream, bytes)?;
-        self.taken.borrow_mut().push(Taken { gpu, stream, address });
+    fn take(&self, stream: &Stream, bytes: usize) -> Result<u64> {
+        let _current = stream.device().enter()?;
+        let address = stream.allocate(bytes)?;
+        self.taken.borrow_mut().push((Stream::borrowed(stream.device(), stream.raw()), address));
         Ok(address)
     }
 }
 
 impl Drop for StreamMemory {
     fn drop(&mut self) {
-        for Taken { gpu, stream, address } in self.taken.get_mut().drain(..) {
-            // Nothing can be done about a failure; the driver frees it when the process ends.
-            let _ = gpu.free(stream, address);
+        for (stream, address) in self.taken.get_mut().drain(..) {
+            // A failure has no remedy here; the driver frees the memory when the process ends.
+            let _ = stream.device().enter().and_then(|_current| stream.free(address));
         }
     }
 }

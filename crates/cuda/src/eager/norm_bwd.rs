@@ -1,50 +1,47 @@
 //! Gradients of RMS and layer normalisation.
 
-use super::gpu::{At, Kernel};
-use super::rows::{Team, address, aligned, congruent, empty, lane_width};
+use super::layout::{lane_width, pointers, whole_vectors};
+use super::rows::{Team, congruent, empty};
+use super::{At, Launch};
 use crate::Result;
-use crate::args::Args;
-use crate::kernels::Spec;
-use crate::lower::Grid;
-use ironhorse_core::eager::{Array, Float, Rows};
+use crate::args::{Args, Grid};
+use crate::kernels::{Kernel, Spec};
+use ironhorse_core::eager::{Array, Float, LayerNormBwd, RmsNormBwd, Rows};
 
-const FILE: &str = "norm/eager_bwd.cu";
 /// Threads of a block: `THREADS` of norm/eager_bwd.cu.
 const THREADS: usize = 640;
 /// Rows whose columns one block of `norm_bwd_columns` sums, at least.
 const CHUNK: usize = 64;
 
-/// Vectors to a thread, the most: 16 columns, or 8 of f64.
+/// `LAYER` is 1 for a layer norm, 0 for an RMS norm; `VECS` compiles the kernel that holds a row in registers.
+fn spec(float: Float, layer: bool, vecs: Option<u32>) -> Spec {
+    let spec = Spec::of("norm/eager_bwd.cu", float).define("LAYER", u32::from(layer));
+    vecs.into_iter().fold(spec, |spec, vecs| spec.define("VECS", vecs))
+}
+
+/// The most vectors of a thread: 16 columns, or 8 of f64.
 fn most_vecs(float: Float) -> u32 {
     if float.size() == 2 { 2 } else { 4 }
 }
 
-/// One call of norm/eager_bwd.cu.
-struct Bwd {
+/// One call of norm/eager_bwd.cu: a layer norm, of which an RMS norm is the one without mean and bias.
+struct Backward<'a> {
+    op: &'a LayerNormBwd,
     layer: bool,
-    d_y: Array,
-    x: Array,
-    weight: Array,
-    mean: Array,
-    rstd: Array,
-    d_x: Array,
-    d_weight: Array,
-    d_bias: Array,
-    rows: Rows,
 }
 
-impl Bwd {
-    fn kernel(&self, name: &'static str) -> Kernel {
-        Kernel::of(FILE, name, self.x.float).number("LAYER", self.layer.into())
+impl Backward<'_> {
+    fn kernel(&self, name: &'static str, vecs: Option<u32>) -> Kernel {
+        spec(self.op.x.float, self.layer, vecs).kernel(name)
     }
 
     /// Sums per column: of the weight, and of the bias.
     fn columns(&self) -> usize {
-        self.rows.cols * if self.layer { 2 } else { 1 }
+        self.op.rows.cols * if self.layer { 2 } else { 1 }
     }
 
     fn wants_sums(&self) -> bool {
-        !self.d_weight.at.is_null() || !self.d_bias.at.is_null()
+        self.op.d_weight.is_some() || self.op.d_bias.is_some()
     }
 
     /// Memory for so many partial rows.
@@ -52,13 +49,13 @@ impl Bwd {
         if !self.wants_sums() {
             return Ok(0);
         }
-        at.scratch(count * self.columns() * self.x.float.acc().size())
+        at.scratch(count * self.columns() * self.op.x.float.acc().size())
     }
 
     /// The team of a row, if it is not too wide.
     fn team(&self) -> Option<Team> {
-        let float = self.x.float;
-        let slots = self.rows.cols.div_ceil(lane_width(float));
+        let float = self.op.x.float;
+        let slots = self.op.rows.cols.div_ceil(lane_width(float));
         let most = most_vecs(float);
         for vecs in [1, 2, 4].into_iter().filter(|&vecs| vecs <= most) {
             let lanes = slots.div_ceil(vecs as usize).next_power_of_two();
@@ -71,50 +68,43 @@ impl Bwd {
     }
 
     fn launch(&self, at: &At<'_>) -> Result<()> {
-        let Rows { rows, cols } = self.rows;
-        if empty(self.rows) {
-            // Sums over no rows.
-            for array in [self.d_weight, self.d_bias].into_iter().filter(|array| !array.at.is_null()) {
-                // SAFETY: cols elements, by the contract.
-                unsafe { at.zero(array.at, cols * array.float.size())? };
-            }
-            return Ok(());
+        let LayerNormBwd { d_y, x, weight, d_x, d_weight, d_bias, rows: Rows { rows, cols }, .. } = *self.op;
+        if empty(self.op.rows) {
+            return at.fill_zero([d_weight, d_bias], cols); // sums over no rows
         }
-        let acc = self.x.float.acc().size();
+        let acc = x.float.acc().size();
         let limit = at.info().shared_per_block;
         let team = self.team().filter(|_| self.columns() * acc <= limit);
         let Some(team) = team else { return self.wide(at) };
         // Two rows of x and d_y for each team.
         let staged = 4 * team.vecs as usize * 16 * team.threads as usize;
-        let vector =
-            aligned(&[self.d_y, self.x, self.d_x, self.weight], cols, self.x.float) && staged <= limit;
+        let vector = whole_vectors(&[d_y, x, d_x, weight], cols, x.float) && staged <= limit;
         let shared = (self.columns() * acc).max(if vector { staged } else { 0 });
         // Registers of the kernel: 80 a thread, 96 with sums for a bias.
         let resident = if self.layer { 640 } else { 768 } / team.threads as usize;
-        // Each block has a kilobyte of its own besides.
+        // The system takes another kilobyte of shared memory for each block.
         let blocks = resident.min((limit + 1024) / (shared + 1024)).max(1) * at.info().sms as usize;
         let blocks = blocks.min(rows.div_ceil(team.rows()));
         let partials = self.partials(at, blocks)?;
-        let kernel = self.kernel("norm_bwd").number("VECS", team.vecs);
+        let kernel = self.kernel("norm_bwd", Some(team.vecs));
         let args = self.args(partials, team.lanes).u32(vector.into());
         at.launch(&kernel, Grid::linear(blocks, team.threads).shared(shared), args)?;
         self.sums(at, partials, blocks)
     }
 
     fn args(&self, partials: u64, lanes: u32) -> Args {
-        let args =
-            Args::new().ptr(address(self.d_x)).ptr(partials).ptr(address(self.d_y)).ptr(address(self.x));
-        let args = args.ptr(address(self.weight)).ptr(address(self.mean)).ptr(address(self.rstd));
-        args.u64(self.rows.rows as u64).u64(self.rows.cols as u64).u32(lanes)
+        let LayerNormBwd { d_y, x, weight, mean, rstd, d_x, rows: Rows { rows, cols }, .. } = *self.op;
+        let args = pointers([d_x]).ptr(partials).arrays([d_y, x, weight, mean, rstd]);
+        args.u64(rows as u64).u64(cols as u64).u32(lanes)
     }
 
-    /// Rows of any width: d_x and the sums by a kernel of their own.
+    /// Rows of any width: one kernel for d_x, another for the sums.
     fn wide(&self, at: &At<'_>) -> Result<()> {
-        let Rows { rows, cols } = self.rows;
-        let vector = congruent(&[self.d_y, self.x, self.d_x]);
-        if !self.d_x.at.is_null() {
+        let LayerNormBwd { d_y, x, mean, rstd, d_x, rows: Rows { rows, cols }, .. } = *self.op;
+        let vector = congruent(&[d_y, x, d_x]);
+        if d_x.is_some() {
             let args = self.args(0, 512).u32(vector.into());
-            at.launch(&self.kernel("norm_bwd_rows"), Grid::linear(rows, 512), args)?;
+            at.launch(&self.kernel("norm_bwd_rows", None), Grid::linear(rows, 512), args)?;
         }
         if !self.wants_sums() {
             return Ok(());
@@ -122,12 +112,11 @@ impl Bwd {
         let chunk = rows.div_ceil(256).max(CHUNK);
         let chunks = rows.div_ceil(chunk);
         let partials = self.partials(at, chunks)?;
-        let args = Args::new().ptr(partials).ptr(address(self.d_y)).ptr(address(self.x));
-        let args = args.ptr(address(self.mean)).ptr(address(self.rstd));
+        let args = Args::new().ptr(partials).arrays([d_y, x, mean, rstd]);
         let args = args.u64(rows as u64).u64(cols as u64).u64(chunk as u64);
         let grid =
             Grid { grid: [cols.div_ceil(256) as u32, chunks as u32, 1], block: [256, 1, 1], shared: 0 };
-        at.launch(&self.kernel("norm_bwd_columns"), grid, args)?;
+        at.launch(&self.kernel("norm_bwd_columns", None), grid, args)?;
         self.sums(at, partials, chunks)
     }
 
@@ -135,49 +124,36 @@ impl Bwd {
         if !self.wants_sums() {
             return Ok(());
         }
-        let args = Args::new().ptr(address(self.d_weight)).ptr(address(self.d_bias)).ptr(partials);
-        let args = args.u32(count as u32).u64(self.rows.cols as u64);
-        at.launch(&self.kernel("norm_bwd_sums"), Grid::linear(self.columns().div_ceil(32), 1024), args)
+        let args = pointers([self.op.d_weight, self.op.d_bias]).ptr(partials);
+        let args = args.u32(count as u32).u64(self.op.rows.cols as u64);
+        at.launch(&self.kernel("norm_bwd_sums", None), Grid::linear(self.columns().div_ceil(32), 1024), args)
     }
 }
 
-/// The gradient of [`rmsnorm`](super::rmsnorm), from the `rstd` it kept. What is null is not written; a null `weight` is 1.
-///
-/// # Safety
-/// See [the module](super); d_y, x and d_x: rows·cols, weight and d_weight: cols, rstd: rows elements.
-pub unsafe fn rmsnorm_bwd(
-    at: &At<'_>,
-    [d_y, x, weight, rstd]: [Array; 4],
-    [d_x, d_weight]: [Array; 2],
-    rows: Rows,
-) -> Result<()> {
-    let none = Array::none(x.float);
-    Bwd { layer: false, d_y, x, weight, mean: none, rstd, d_x, d_weight, d_bias: none, rows }.launch(at)
+/// A null `weight` is 1.
+impl Launch for RmsNormBwd {
+    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+        let Self { d_y, x, weight, rstd, d_x, d_weight, rows } = *self;
+        let none = Array::none(x.float);
+        let op = &LayerNormBwd { d_y, x, weight, mean: none, rstd, d_x, d_weight, d_bias: none, rows };
+        Backward { op, layer: false }.launch(at)
+    }
 }
 
-/// The gradient of [`layernorm`](super::layernorm), from the `mean` and `rstd` it kept. What is null is not written; a null
-/// `weight` is 1.
-///
-/// # Safety
-/// See [the module](super); d_y, x and d_x: rows·cols, weight, d_weight and d_bias: cols, mean and rstd: rows elements.
-pub unsafe fn layernorm_bwd(
-    at: &At<'_>,
-    [d_y, x, weight, mean, rstd]: [Array; 5],
-    [d_x, d_weight, d_bias]: [Array; 3],
-    rows: Rows,
-) -> Result<()> {
-    Bwd { layer: true, d_y, x, weight, mean, rstd, d_x, d_weight, d_bias, rows }.launch(at)
+/// A null `weight` is 1.
+impl Launch for LayerNormBwd {
+    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+        Backward { op: self, layer: true }.launch(at)
+    }
 }
 
 /// Every specialisation.
 pub(super) fn specs() -> Vec<Spec> {
     let mut all = Vec::new();
     for float in Float::ALL {
-        for layer in [0, 1] {
-            let kernel = Kernel::of(FILE, "", float).number("LAYER", layer);
-            let vecs = [1, 2, 4].into_iter().filter(|&vecs| vecs <= most_vecs(float));
-            all.extend(vecs.map(|vecs| kernel.clone().number("VECS", vecs).spec()));
-            all.push(kernel.spec());
+        for layer in [false, true] {
+            let vecs = [1, 2, 4].into_iter().filter(|&vecs| vecs <= most_vecs(float)).map(Some);
+            all.extend(vecs.chain([None]).map(|vecs| spec(float, layer, vecs)));
         }
     }
     all

@@ -1,42 +1,25 @@
-//! How rows are split among threads: the host's half of `common/rows.cuh`.
+//! How rows are split among threads: the host side of `common/rows.cuh`.
 
-use crate::lower::Grid;
+use super::layout::{VECTOR, lane_width};
+use crate::args::Grid;
 use ironhorse_core::eager::{Array, Float, Rows};
 
-/// Bytes of a vector.
-const VECTOR: usize = 16;
 const WARP: usize = 32;
 /// Threads of a block whose rows need a warp or less each.
 const SMALL_BLOCK: usize = 128;
 
-/// An address as kernels take it.
-pub(super) fn address(array: Array) -> u64 {
-    array.at.addr() as u64
-}
-
-/// Elements of a vector.
-pub(super) fn lane_width(float: Float) -> usize {
-    VECTOR / float.size()
-}
-
-/// Whether rows of all these arrays start equally far from a multiple of 16 bytes, so that one split into vectors fits
-/// all. Null is no array.
+/// Whether rows of all these arrays start at the same offset from a multiple of 16 bytes, so that one split into vectors
+/// fits all of them. Null is ignored.
 pub(super) fn congruent(arrays: &[Array]) -> bool {
-    let mut offsets = arrays.iter().filter(|array| !array.at.is_null()).map(|array| array.at.addr() % VECTOR);
+    let mut offsets = arrays.iter().filter(|array| array.is_some()).map(|array| array.at.addr() % VECTOR);
     let first = offsets.next().unwrap_or(0);
     offsets.all(|offset| offset == first)
-}
-
-/// Whether every row of all these starts at a multiple of 16 bytes.
-pub(super) fn aligned(arrays: &[Array], cols: usize, float: Float) -> bool {
-    cols.is_multiple_of(lane_width(float))
-        && arrays.iter().all(|array| array.at.addr().is_multiple_of(VECTOR))
 }
 
 /// Threads to a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Team {
-    /// Vectors a thread holds; 0: none, the row is streamed.
+    /// Vectors that a thread holds in registers; 0 if the row is streamed.
     pub vecs: u32,
     /// A power of two up to a warp, or a whole block.
     pub lanes: u32,
@@ -45,7 +28,7 @@ pub(super) struct Team {
 }
 
 impl Team {
-    /// For rows held in registers, up to `most` vectors by each of up to `threads(vecs)` threads; `None` if they do not
+    /// For rows held in registers, up to `most` vectors in each of up to `threads(vecs)` threads; `None` if they do not
     /// fit.
     pub fn held(
         cols: usize,
@@ -104,6 +87,7 @@ pub(super) fn empty(rows: Rows) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::layout::whole_vectors;
     use super::*;
 
     #[test]
@@ -132,6 +116,6 @@ mod tests {
         let at = |address: usize| Array { at: std::ptr::without_provenance_mut(address), float: Float::F32 };
         assert!(congruent(&[at(0x1004), at(0x2014), Array::none(Float::F32)]));
         assert!(!congruent(&[at(0x1004), at(0x2010)]));
-        assert!(aligned(&[at(0x1000)], 8, Float::F32) && !aligned(&[at(0x1000)], 6, Float::F32));
+        assert!(whole_vectors(&[at(0x1000)], 8, Float::F32) && !whole_vectors(&[at(0x1000)], 6, Float::F32));
     }
 }

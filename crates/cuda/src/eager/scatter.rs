@@ -1,20 +1,20 @@
 //! The gradient of an embedding table, f32.
 
-use super::gpu::{At, Kernel};
-use super::layout::THREADS;
-use crate::args::Args;
-use crate::kernels::Spec;
-use crate::lower::Grid;
+use super::layout::{THREADS, whole_vectors};
+use super::{At, Launch};
+use crate::args::{Args, Grid};
+use crate::kernels::{Kernel, Spec};
 use crate::op::{DIGIT_BITS, DIGITS, SORT_BLOCK, WINDOW};
 use crate::{Error, Result};
+use ironhorse_core::eager::{Array, Float, ScatterAdd};
 
 const FEW: &str = "embedding/scatter_few.cu";
 const MANY: &str = "embedding/bwd.cu";
 /// Indices up to which comparing each with each beats sorting.
 const FEW_INDICES: usize = 512;
 
-/// One call.
-struct Scatter<'a> {
+/// One call that sorts its indices.
+struct Sorted<'a> {
     at: &'a At<'a>,
     /// Indices.
     n: u32,
@@ -24,59 +24,51 @@ struct Scatter<'a> {
     vectors: bool,
 }
 
-/// Memory of a call that sorts.
+/// The scratch memory of such a call.
 struct Space {
     counts: u64,
-    /// Nobody reads it: what kernels of the engine report strange indices to.
+    /// Where the engine's kernels report indices that are out of range; nobody reads it.
     fault: u64,
-    /// Two of each: a pass sorts from one into the other.
+    /// Two lists of each: a pass sorts from one into the other.
     keys: [u64; 2],
     positions: [u64; 2],
     edges: u64,
 }
 
-/// table\[idx\[i\]\] += rows\[i\], i < n, rows of `width`. An index that is not in 0..limit is skipped; without a limit only
-/// negative ones are. Repeatable; up to 512 indices in the order of i, beyond that in windows of 32 of each index.
-///
-/// # Safety
-/// See [the module](super); rows: n·width, idx: n elements, each index below the limit a row of the table.
-pub unsafe fn scatter_add(
-    at: &At<'_>,
-    (rows, idx): (*const f32, *const i32),
-    table: *mut f32,
-    [n, width]: [usize; 2],
-    limit: Option<usize>,
-) -> Result<()> {
-    if n == 0 || width == 0 {
-        return Ok(());
+/// Repeatable: up to 512 indices are added in their order, more of them in windows of 32 of each index. Indices that are not
+/// in 0..table_rows are skipped; without `table_rows` only negative ones are.
+impl Launch for ScatterAdd {
+    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+        let Self { rows, indices, table, n, width, table_rows } = *self;
+        if n == 0 || width == 0 {
+            return Ok(());
+        }
+        let too_large =
+            |what: &str, size: usize| Error::Input(format!("scatter_add: {what} is {size}: too large"));
+        // No index reaches 2³¹; a negative one does when it is read as unsigned.
+        let limit = table_rows.map_or(1 << 31, |limit| limit.min(1 << 31) as u32);
+        let vectors = whole_vectors(&[Array::f32(rows), Array::f32_mut(table)], width, Float::F32);
+        let count = u32::try_from(n).ok().filter(|&n| n < 1 << 31).ok_or_else(|| too_large("n_idx", n))?;
+        if n <= FEW_INDICES {
+            let args = Args::new().at(table).at(rows).at(indices).u32(count).u64(width as u64).u32(limit);
+            let line = Grid::linear(width.div_ceil(THREADS), THREADS as u32);
+            let grid = Grid { grid: [line.grid[0], count, 1], ..line };
+            return at.launch(&Spec::new(FEW).kernel("scatter_few"), grid, args);
+        }
+        // blockIdx.y is below 65,536.
+        if width.div_ceil(if vectors { 4 } else { 1 }).div_ceil(32) > 65_535 {
+            return Err(too_large("dim", width));
+        }
+        let sorted = Sorted { at, n: count, width, limit, vectors };
+        let space = sorted.space()?;
+        let lists = sorted.sort(indices.addr() as u64, &space)?;
+        sorted.windows(&space, lists, rows.addr() as u64, table.addr() as u64)
     }
-    let too_large =
-        |what: &str, size: usize| Error::Input(format!("scatter_add: {what} is {size}: too large"));
-    // No index reaches 2³¹; a negative one does when it is read without its sign.
-    let limit = limit.map_or(1 << 31, |limit| limit.min(1 << 31) as u32);
-    let aligned = [rows.addr(), table.addr()].iter().all(|address| address.is_multiple_of(16));
-    let vectors = width.is_multiple_of(4) && aligned;
-    let count = u32::try_from(n).ok().filter(|&n| n < 1 << 31).ok_or_else(|| too_large("n_idx", n))?;
-    let [rows, idx, table] = [rows.addr(), idx.addr(), table.addr()].map(|address| address as u64);
-    if n <= FEW_INDICES {
-        let args = Args::new().ptr(table).ptr(rows).ptr(idx).u32(count).u64(width as u64).u32(limit);
-        let line = Grid::linear(width.div_ceil(THREADS), THREADS as u32);
-        let grid = Grid { grid: [line.grid[0], count, 1], ..line };
-        return at.launch(&Kernel::new(FEW, "scatter_few"), grid, args);
-    }
-    // Blocks lie 65,535 high at most.
-    if width.div_ceil(if vectors { 4 } else { 1 }).div_ceil(32) > 65_535 {
-        return Err(too_large("dim", width));
-    }
-    let call = Scatter { at, n: count, width, limit, vectors };
-    let space = call.space()?;
-    let (keys, sorted) = call.sort(idx, &space)?;
-    call.windows(&space, [keys, sorted], rows, table)
 }
 
-impl Scatter<'_> {
+impl Sorted<'_> {
     fn kernel(&self, name: &'static str) -> Kernel {
-        many(name, self.vectors)
+        many(self.vectors).kernel(name)
     }
 
     fn space(&self) -> Result<Space> {
@@ -88,8 +80,7 @@ impl Scatter<'_> {
         let part = |index: usize| start + (index * list) as u64;
         let counts_at = part(4);
         let fault = counts_at + counts as u64;
-        // SAFETY: inside the memory just taken.
-        unsafe { self.at.zero(std::ptr::without_provenance_mut(fault as usize), 16)? };
+        self.at.stream.zero(fault, 16)?;
         Ok(Space {
             counts: counts_at,
             fault,
@@ -99,8 +90,8 @@ impl Scatter<'_> {
         })
     }
 
-    /// Sorts positions by index, equal ones in the order they stand; returns the addresses of indices and positions.
-    fn sort(&self, idx: u64, space: &Space) -> Result<(u64, u64)> {
+    /// Sorts positions by index, stable; returns the addresses of indices and positions.
+    fn sort(&self, idx: u64, space: &Space) -> Result<[u64; 2]> {
         let blocks = (self.n as usize).div_ceil(SORT_BLOCK);
         let grid = Grid::linear(blocks, SORT_BLOCK as u32);
         // `limit` itself is the key of an index that is skipped.
@@ -117,10 +108,10 @@ impl Scatter<'_> {
             self.at.launch(&self.kernel("sort_scatter"), grid, args)?;
             (keys, from) = (space.keys[to], space.positions[to]);
         }
-        Ok((keys, from))
+        Ok([keys, from])
     }
 
-    /// Adds up, window by window, then what indices have in more than one.
+    /// Adds up window by window, then the sums of indices that lie in more than one window.
     fn windows(&self, space: &Space, [keys, sorted]: [u64; 2], rows: u64, table: u64) -> Result<()> {
         let units = self.width.div_ceil(if self.vectors { 4 } else { 1 });
         let windows = (self.n as usize).div_ceil(WINDOW) as u32;
@@ -139,15 +130,15 @@ impl Scatter<'_> {
     }
 }
 
-/// A kernel of the engine's embedding gradient, for f32.
-fn many(name: &'static str, vectors: bool) -> Kernel {
-    let kernel = Kernel { types: [("ACT", "float"), ("GRAD", "float")], ..Kernel::new(MANY, name) };
-    if vectors { kernel.number("VECTORS", 1) } else { kernel }
+/// The module of the engine's embedding gradient, for f32.
+fn many(vectors: bool) -> Spec {
+    let spec = Spec::new(MANY).define("ACT", "float").define("GRAD", "float");
+    if vectors { spec.define("VECTORS", 1) } else { spec }
 }
 
-/// Every specialisation that the engine has not.
+/// The specialisation that the engine does not compile already.
 pub(super) fn specs() -> Vec<Spec> {
-    vec![Kernel::new(FEW, "").spec()]
+    vec![Spec::new(FEW)]
 }
 
 #[cfg(test)]
@@ -156,9 +147,9 @@ mod tests {
 
     #[test]
     fn the_engine_compiles_the_sorting_kernels_too() {
-        let engine = crate::op::all_specs();
+        let engine = crate::op::specs();
         for vectors in [false, true] {
-            assert!(engine.contains(&many("", vectors).spec()));
+            assert!(engine.contains(&many(vectors)));
         }
     }
 }

@@ -1,82 +1,91 @@
-//! Softmax over rows.
+//! Softmax of rows, and the kernels that [`super::loss`] shares with it.
 
-use super::gpu::{At, Kernel};
-use super::rows::{Team, address, congruent, empty};
+use super::layout::{pointers, whole_vectors};
+use super::rows::{Team, congruent, empty};
+use super::{At, Launch};
 use crate::Result;
 use crate::args::Args;
 use crate::kernels::Spec;
-use ironhorse_core::eager::{Array, Float, Rows};
+use ironhorse_core::eager::{Array, Float, Rows, Softmax, SoftmaxBwd};
 
-pub(super) const FILE: &str = "loss/softmax.cu";
-
-/// Threads of a block that holds a row, by vectors to a thread: `THREADS` of loss/softmax.cu.
-pub(super) fn threads(at: &At<'_>) -> impl Fn(u32) -> usize {
-    let wide = if at.info().compute.0 >= 10 { 768 } else { 1024 };
-    move |vecs| if vecs == 8 { wide } else { 512 }
+/// A kernel of loss/softmax.cu, in two forms: for rows held in registers (VECS vectors in each thread), and for all others.
+#[derive(Clone, Copy)]
+pub(super) enum Form {
+    Forward,
+    Backward,
+    Log,
 }
 
-/// Whether rows of all arrays of a call may have edges: they do not all start at a multiple of 16 bytes.
-pub(super) fn edges(x: Array, cols: usize) -> bool {
-    !super::rows::aligned(&[x], cols, x.float)
-}
+impl Form {
+    fn names(self) -> [&'static str; 2] {
+        match self {
+            Self::Forward => ["softmax_held", "softmax_any"],
+            Self::Backward => ["softmax_bwd_held", "softmax_bwd_any"],
+            Self::Log => ["log_softmax_held", "log_softmax_any"],
+        }
+    }
 
-/// y = softmax(x) in each row; `y` may be `x`. As in PyTorch, a row with NaN or +inf, or of -inf alone, becomes NaN.
-///
-/// # Safety
-/// See [the module](super); both rows·cols elements.
-pub unsafe fn softmax(at: &At<'_>, x: Array, y: Array, rows: Rows) -> Result<()> {
-    if empty(rows) {
-        return Ok(());
+    fn spec(self, float: Float, vecs: Option<u32>) -> Spec {
+        let spec = Spec::of("loss/softmax.cu", float);
+        let spec = vecs.into_iter().fold(spec, |spec, vecs| spec.define("VECS", vecs));
+        if matches!(self, Self::Log) { spec.define("LOG", 1) } else { spec }
     }
-    let vector = congruent(&[x, y]);
-    let held = Team::held(rows.cols, x.float, edges(x, rows.cols), 8, threads(at)).filter(|_| vector);
-    let args = Args::new().ptr(address(y)).ptr(address(x)).u64(rows.rows as u64);
-    match held {
-        Some(team) => {
-            let kernel = Kernel::of(FILE, "softmax_held", x.float).number("VECS", team.vecs);
-            at.launch(&kernel, team.grid(rows.rows), args.u32(rows.cols as u32).u32(team.lanes))
-        }
-        None => {
-            let team = Team::streamed(rows.cols, 32, 512);
-            let args = args.u64(rows.cols as u64).u32(team.lanes).u32(vector.into());
-            at.launch(&Kernel::of(FILE, "softmax_any", x.float), team.grid(rows.rows), args)
-        }
-    }
-}
 
-/// d_x = y (d_y - Σ d_y y) in each row; `d_x` may be `d_y` or `y`.
-///
-/// # Safety
-/// See [the module](super); all rows·cols elements.
-pub unsafe fn softmax_bwd(at: &At<'_>, [d_y, y]: [Array; 2], d_x: Array, rows: Rows) -> Result<()> {
-    if empty(rows) || d_x.at.is_null() {
-        return Ok(());
-    }
-    let vector = congruent(&[d_y, y, d_x]);
-    // Two arrays are held: 1024 threads with four vectors of each.
-    let held = Team::held(rows.cols, y.float, edges(y, rows.cols), 4, |_| 1024).filter(|_| vector);
-    let args = Args::new().ptr(address(d_x)).ptr(address(d_y)).ptr(address(y)).u64(rows.rows as u64);
-    match held {
-        Some(team) => {
-            let kernel = Kernel::of(FILE, "softmax_bwd_held", y.float).number("VECS", team.vecs);
-            at.launch(&kernel, team.grid(rows.rows), args.u32(rows.cols as u32).u32(team.lanes))
+    /// The threads that hold a row of `x`, if they can.
+    fn team(self, at: &At<'_>, x: Array, cols: usize) -> Option<Team> {
+        let edges = !whole_vectors(&[x], cols, x.float);
+        // `THREADS` of loss/softmax.cu; fewer of the newest GPUs, where the kernels need more registers.
+        let wide = if at.info().compute.0 >= 10 { 768 } else { 1024 };
+        match self {
+            // Two arrays are held: 1024 threads with four vectors of each.
+            Self::Backward => Team::held(cols, x.float, edges, 4, |_| 1024),
+            _ => Team::held(cols, x.float, edges, 8, |vecs| if vecs == 8 { wide } else { 512 }),
         }
-        None => {
-            let team = Team::streamed(rows.cols, 32, 512);
-            let args = args.u64(rows.cols as u64).u32(team.lanes).u32(vector.into());
-            at.launch(&Kernel::of(FILE, "softmax_bwd_any", y.float), team.grid(rows.rows), args)
+    }
+
+    /// Launches for `arrays`, which all have these rows; `args` are the addresses.
+    pub fn launch(self, at: &At<'_>, arrays: &[Array], rows: Rows, args: Args) -> Result<()> {
+        let (x, vector) = (arrays[0], congruent(arrays));
+        let ([held, any], args) = (self.names(), args.u64(rows.rows as u64));
+        match self.team(at, x, rows.cols).filter(|_| vector) {
+            Some(team) => {
+                let kernel = self.spec(x.float, Some(team.vecs)).kernel(held);
+                at.launch(&kernel, team.grid(rows.rows), args.u32(rows.cols as u32).u32(team.lanes))
+            }
+            None => {
+                let team = Team::streamed(rows.cols, 32, 512);
+                let args = args.u64(rows.cols as u64).u32(team.lanes).u32(vector.into());
+                at.launch(&self.spec(x.float, None).kernel(any), team.grid(rows.rows), args)
+            }
         }
     }
 }
 
-/// Every specialisation.
+/// As in PyTorch, a row with NaN or +inf, or of -inf alone, becomes NaN.
+impl Launch for Softmax {
+    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+        let Self { x, y, rows } = *self;
+        if empty(rows) {
+            return Ok(());
+        }
+        Form::Forward.launch(at, &[x, y], rows, pointers([y, x]))
+    }
+}
+
+impl Launch for SoftmaxBwd {
+    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+        let Self { d_y, y, d_x, rows } = *self;
+        if empty(rows) || !d_x.is_some() {
+            return Ok(());
+        }
+        Form::Backward.launch(at, &[y, d_y, d_x], rows, pointers([d_x, d_y, y]))
+    }
+}
+
+/// Every specialisation; logarithms of f32 only.
 pub(super) fn specs() -> Vec<Spec> {
-    let each = |float: Float| {
-        let held = [1, 2, 4, 8].map(|vecs| Kernel::of(FILE, "", float).number("VECS", vecs));
-        held.into_iter().chain([Kernel::of(FILE, "", float)])
-    };
-    let mut all: Vec<Kernel> = Float::ALL.into_iter().flat_map(each).collect();
-    // What `cross_entropy_log_probs` uses.
-    all.extend(each(Float::F32).map(|kernel| kernel.number("LOG", 1)));
-    all.iter().map(Kernel::spec).collect()
+    let vecs = [Some(1), Some(2), Some(4), Some(8), None];
+    let each = |form: Form, float| vecs.map(|vecs| form.spec(float, vecs));
+    let plain = Float::ALL.into_iter().flat_map(|float| each(Form::Forward, float));
+    plain.chain(each(Form::Log, Float::F32)).collect()
 }

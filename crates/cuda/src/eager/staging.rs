@@ -1,18 +1,21 @@
-//! Direct ops on memory of the host: copied to a GPU, computed there, copied back.
+//! Eager ops on host memory: copied to a GPU, computed there, copied back.
 
-use super::gpu::Gpu;
+use crate::device::{Device, Stream};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::sync::{Mutex, PoisonError};
 
-/// One call's stream and device memory; both are given back when this is dropped, after all work is done.
+/// The stream and the device memory of one call; both are given back when this is dropped, after all work is done.
 #[derive(Debug)]
 pub struct Staging {
-    gpu: &'static Gpu,
-    stream: *mut c_void,
+    stream: ManuallyDrop<Stream>,
     taken: Vec<u64>,
 }
+
+/// Streams that no call uses at the moment.
+static IDLE: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
 
 /// Whether a GPU can be used, asked once.
 fn usable(index: usize) -> Result<()> {
@@ -28,23 +31,37 @@ impl Staging {
     /// The reason why that GPU cannot be used.
     pub fn new(index: usize) -> Result<Self> {
         usable(index)?;
-        let gpu = Gpu::open(index)?;
-        Ok(Self { gpu, stream: gpu.take_stream()?, taken: Vec::new() })
+        let device = Device::open(index)?;
+        let idle = {
+            let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+            let found = idle.iter().position(|stream| stream.device().info.index == index);
+            found.map(|at| idle.swap_remove(at))
+        };
+        let stream = match idle {
+            Some(stream) => stream,
+            None => {
+                let _current = device.enter()?;
+                Stream::new(device)?
+            }
+        };
+        Ok(Self { stream: ManuallyDrop::new(stream), taken: Vec::new() })
     }
 
-    /// What ops on this memory must be given.
+    /// The stream for ops on this memory.
     pub fn stream(&self) -> *mut c_void {
-        self.stream
+        self.stream.raw()
     }
 
-    /// Device memory with whatever it held; 0 bytes are null.
+    /// Uninitialised device memory; null for 0 bytes.
     ///
     /// # Errors
-    /// There is not enough.
+    /// Not enough memory.
     pub fn allocate(&mut self, bytes: usize) -> Result<*mut c_void> {
-        let address = self.gpu.allocate(self.stream, bytes)?;
+        let _current = self.stream.device().enter()?;
+        let address = self.stream.allocate(bytes)?;
         self.taken.push(address);
-        let address = usize::try_from(address).map_err(|_| Error::Input("no such address".into()))?;
+        let address = usize::try_from(address)
+            .map_err(|_| Error::Input(format!("address {address:#x} does not fit a pointer")))?;
         Ok(std::ptr::without_provenance_mut(address))
     }
 
@@ -54,13 +71,11 @@ impl Staging {
     /// `bytes` of memory on both sides; `from` is not written before [`Self::wait`] or the drop.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver refuses the copy.
     pub unsafe fn upload(&self, to: *mut c_void, from: *const u8, bytes: usize) -> Result<()> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: the caller's.
-        unsafe { self.gpu.upload(self.stream, to.addr() as u64, from, bytes) }
+        let _current = self.stream.device().enter()?;
+        // SAFETY: the caller of `upload` guarantees both sides; `wait` or the drop outlasts the copy.
+        unsafe { self.stream.upload_from(to.addr() as u64, from, bytes) }
     }
 
     /// Puts a copy of device memory to the host on the stream.
@@ -69,33 +84,36 @@ impl Staging {
     /// `bytes` of memory on both sides; nobody uses `to` before [`Self::wait`] or the drop.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver refuses the copy.
     pub unsafe fn download(&self, to: *mut u8, from: *const c_void, bytes: usize) -> Result<()> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: the caller's.
-        unsafe { self.gpu.download(self.stream, to, from.addr() as u64, bytes) }
+        let _current = self.stream.device().enter()?;
+        // SAFETY: the caller of `download` guarantees both sides; `wait` or the drop outlasts the copy.
+        unsafe { self.stream.download_to(to, from.addr() as u64, bytes) }
     }
 
-    /// Waits for all of it.
+    /// Waits until all work of the stream is done.
     ///
     /// # Errors
     /// What went wrong on the device.
     pub fn wait(&self) -> Result<()> {
-        self.gpu.wait(self.stream)
+        let _current = self.stream.device().enter()?;
+        self.stream.synchronize()
     }
 }
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        for &address in &self.taken {
-            // Nothing can be done about a failure; the driver frees it when the process ends.
-            let _ = self.gpu.free(self.stream, address);
+        if let Ok(_current) = self.stream.device().enter() {
+            for &address in &self.taken {
+                // A failure has no remedy here; the driver frees the memory when the process ends.
+                let _ = self.stream.free(address);
+            }
         }
-        // The host's memory may go away after this. A stream that fails is not used again.
-        if self.gpu.wait(self.stream).is_ok() {
-            self.gpu.give_stream(self.stream);
+        // The host's memory may be freed after this. A stream that failed is not used again, and not destroyed either.
+        if self.wait().is_ok() {
+            // SAFETY: `self.stream` is not used after this line.
+            let stream = unsafe { ManuallyDrop::take(&mut self.stream) };
+            IDLE.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
         }
     }
 }

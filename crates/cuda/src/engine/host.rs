@@ -79,8 +79,8 @@ impl Engine for CudaEngine {
     }
 
     fn host_memory(&self) -> MakeHostMemory {
-        let index = self.device.info.index;
-        Box::new(move |bytes| Ok(Box::new(PinnedMemory::new(index, bytes)?)))
+        let device = self.device;
+        Box::new(move |bytes| Ok(Box::new(PinnedMemory::new(device, bytes)?)))
     }
 
     fn snapshot(&mut self, slots: &[Slot], memory: &mut dyn HostMemory) -> ironhorse_core::Result<()> {
@@ -137,16 +137,16 @@ impl Engine for CudaEngine {
     }
 
     fn datasheet_flops(&self, dtype: DType) -> Option<f64> {
-        crate::limits::datasheet_flops(&self.device.info.name, dtype, self.settings.tf32)
+        super::limits::datasheet_flops(&self.device.info.name, dtype, self.settings.tf32)
     }
 
     fn measure_flops(&mut self, dtype: DType) -> ironhorse_core::Result<f64> {
-        let device = self.device.clone();
+        let device = self.device;
         Ok(device.aside(|| self.product_rate(dtype))?)
     }
 
     fn measure_bandwidth(&mut self) -> ironhorse_core::Result<f64> {
-        let device = self.device.clone();
+        let device = self.device;
         Ok(device.aside(|| self.copy_rate())?)
     }
 }

@@ -1,7 +1,7 @@
 //! A range of ops as launches: run one by one at first, recorded and replayed from then on.
 
 use crate::Result;
-use crate::ffi::driver::{Buffer, Graph, Stream};
+use crate::device::{Buffer, Graph, Stream};
 use crate::launch::Launch;
 use std::sync::atomic::{AtomicBool, Ordering};
 

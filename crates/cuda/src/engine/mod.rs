@@ -2,22 +2,23 @@
 //!
 //! ```text
 //! mod.rs      what it holds, and the work behind each request
-//! host.rs     the engine as the core knows it
+//! host.rs     the `Engine` trait of the core
 //! lowered.rs  a range of ops as launches, and as a graph
+//! profile.rs  the time of each kernel, and what memory holds
+//! limits.rs   the fastest the device can be: measured, and by its datasheet
 //! ```
 
 mod host;
+mod limits;
 mod lowered;
+mod profile;
 
 pub(crate) use lowered::Lowered;
 
-use crate::device::Device;
-use crate::ffi::driver::{Buffer, Event, Pinned, Stream};
-use crate::kernels::Kernels;
-use crate::lower::Lower;
-use crate::memory::{Memory, Scratch, human};
+use crate::device::{Buffer, Device, Event, Pinned, Stream, human};
+use crate::memory::{Memory, Scratch};
 use crate::op::sample::{Row, sample};
-use crate::op::{self, Libraries};
+use crate::op::{self, Libraries, Lower};
 use crate::scalars::{FAULT_BYTES, SCALAR_BYTES, fault_text, scalar_block};
 use crate::staging::Staging;
 use crate::{Cache, Error, Result, Settings};
@@ -27,7 +28,6 @@ use ironhorse_core::{
 };
 use std::collections::HashMap;
 use std::ops::Range;
-use std::rc::Rc;
 use std::time::Instant;
 
 /// Runs programs on one GPU.
@@ -40,7 +40,6 @@ pub struct CudaEngine {
     // Launches hold functions, buffers and library handles: they go before what they point into.
     pub(crate) lowered: HashMap<Key, Lowered>,
     pub(crate) libraries: Libraries,
-    pub(crate) kernels: Kernels,
     pub(crate) scratch: Scratch,
     pub(crate) memory: Memory,
     pub(crate) scalars: Buffer,
@@ -49,7 +48,7 @@ pub struct CudaEngine {
     staging: Staging,
     results: Results,
     pub(crate) stream: Stream,
-    pub(crate) device: Rc<Device>,
+    pub(crate) device: &'static Device,
 }
 
 // SAFETY: every `Rc` and raw handle inside is reachable only through this engine, so all of them move together; each
@@ -80,24 +79,25 @@ impl CudaEngine {
         let start = Instant::now();
         let device = Device::open(settings.device)?;
         tracing::info!("{} opened in {:?}", device.info.name, start.elapsed());
-        let stream = Stream::new(&device)?;
+        let stream = Stream::new(device)?;
         let cache = Cache::open(settings.cache.as_deref());
-        let fault = Buffer::new(&device, FAULT_BYTES)?;
+        device.keep_code_in(cache.clone());
+        device.restart_peak();
+        let fault = Buffer::new(device, FAULT_BYTES)?;
         stream.zero(fault.address(), FAULT_BYTES)?;
         let ring = (0..RESULTS)
-            .map(|_| Ok((Pinned::new(&device, FAULT_BYTES + 4)?, Event::new(&device, false)?)))
+            .map(|_| Ok((Pinned::new(device, FAULT_BYTES + 4)?, Event::new(device, false)?)))
             .collect::<Result<_>>()?;
         Ok(Self {
             name: format!("cuda:{}", settings.device),
             lowered: HashMap::new(),
-            libraries: Libraries::new(cache.clone()),
-            kernels: Kernels::new(cache),
+            libraries: Libraries::new(cache),
             scratch: Scratch::default(),
             memory: Memory::default(),
-            scalars: Buffer::new(&device, SCALAR_BYTES)?,
+            scalars: Buffer::new(device, SCALAR_BYTES)?,
             scalars_held: None,
             fault,
-            staging: Staging::new(&device, &stream)?,
+            staging: Staging::new(device, &stream)?,
             results: Results { ring, next: 0 },
             stream,
             device,
@@ -114,11 +114,10 @@ impl CudaEngine {
         for i in key.ops.clone() {
             let op = &program.nodes()[i].op;
             let mut cx = Lower {
-                device: &self.device,
+                device: self.device,
                 settings: &self.settings,
                 program,
                 memory: &self.memory,
-                kernels: &mut self.kernels,
                 libraries: &mut self.libraries,
                 scratch: &mut self.scratch,
                 constants: &mut lowered.constants,
@@ -248,8 +247,8 @@ impl CudaEngine {
         let ticket = self.results.next;
         self.results.next += 1;
         let (buffer, done) = &self.results.ring[(ticket % RESULTS) as usize];
-        self.stream.download(buffer, self.fault.address(), FAULT_BYTES)?;
-        self.stream.download_at(buffer, FAULT_BYTES, from, 4)?;
+        self.stream.download(buffer, 0, self.fault.address(), FAULT_BYTES)?;
+        self.stream.download(buffer, FAULT_BYTES, from, 4)?;
         done.record(&self.stream)?;
         Ok(Pending::Queued(ticket))
     }
@@ -277,9 +276,9 @@ impl CudaEngine {
             return Err(Error::Input(format!("{vocab} tokens to choose from, but {cols} logits")));
         }
         self.device.make_current()?;
-        let out = self.scratch.at_least(&self.device, 4)?;
+        let out = self.scratch.at_least(self.device, 4)?;
         let row = Row { out, logits: self.memory.address(logits)?, dtype: logits.dtype, vocab };
-        sample((&self.device, &self.stream), &mut self.kernels, &row, choice)?;
+        sample(&self.stream, &row, choice)?;
         let mut token = [0; 4];
         self.staging.download(&self.stream, out, 4, |range, from| token[range].copy_from_slice(from))?;
         self.fault_now()?;
@@ -294,7 +293,7 @@ impl CudaEngine {
         self.device.make_current()?;
         if self.memory.must_grow(layout) {
             self.forget_launches()?; // addresses change, also where only some of the pools can grow
-            self.memory.grow(&self.device, &self.stream, layout)?;
+            self.memory.grow(self.device, &self.stream, layout)?;
         }
         tracing::debug!("{}: {} reserved", self.name, human(self.memory.allocated()));
         Ok(())

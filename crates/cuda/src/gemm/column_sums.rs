@@ -1,13 +1,11 @@
 //! The bias gradient: column sums of the output's gradient, in two launches with partial sums between them.
 
-use crate::args::Args;
+use crate::args::{Args, Grid};
 use crate::device::Device;
-use crate::ffi::driver::Function;
-use crate::kernels::{Kernels, Spec, ctype};
-use crate::lower::Grid;
+use crate::device::Function;
+use crate::kernels::{Spec, ctype};
 use crate::{Error, Result};
 use ironhorse_core::DType;
-use std::rc::Rc;
 
 /// A tensor whose columns are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,12 +60,12 @@ impl ColumnSums {
     }
 
     /// The two launches; there is at least one row and one column.
-    pub fn steps(&self, kernels: &mut Kernels, device: &Rc<Device>, scratch: u64) -> Result<[Step; 2]> {
+    pub fn steps(&self, device: &'static Device, scratch: u64) -> Result<[Step; 2]> {
         let spec = spec("product/bias.cu", self.inputs, self.output)?;
         let Division { vector, tiles, chunks, chunk_rows } = self.division();
         let name = if vector { "bias_partials" } else { "bias_partials_any" };
-        let partials = kernels.get(device, &spec, name)?;
-        let finish = kernels.get(device, &spec, "bias_finish")?;
+        let partials = device.function(&spec.clone().kernel(name))?;
+        let finish = device.function(&spec.kernel("bias_finish"))?;
         let (rows, cols) = (self.rows as u64, self.cols as u64);
         let first = Args::new().ptr(scratch).ptr(self.x).u64(rows).u64(cols).u64(chunk_rows as u64);
         let grid = Grid { grid: [size(tiles)?, size(chunks)?, 1], block: [THREADS, 1, 1], shared: 0 };

@@ -12,20 +12,20 @@ mod search;
 mod split;
 mod store;
 
-pub(crate) use column_sums::{ColumnSums, spec};
+pub(crate) use column_sums::{ColumnSums, Step, spec};
 pub(crate) use problem::{At, Extra, Problem, Sizes};
 pub(crate) use search::{Bench, workspace_limit};
 pub(crate) use split::{split_product, splits};
 
+use crate::cublaslt::{Handle, Operands, Product};
 use crate::device::Device;
-use crate::ffi::cublaslt::{Algo, Handle, Operands, Product};
-use crate::ffi::driver::Stream;
-use crate::launch::Call;
+use crate::device::Stream;
+use crate::ffi::cublaslt::Algo;
+use crate::launch::LibraryCall;
 use crate::{Cache, Result};
 use search::By;
 use std::collections::{BTreeMap, HashMap};
-use std::rc::Rc;
-use std::sync::Once;
+use std::sync::{Arc, Once};
 use store::{Choice, Given, Place};
 
 /// Every specialisation in use.
@@ -41,7 +41,7 @@ const STORED: f64 = 1e6;
 
 /// The library on one device, and what was chosen so far.
 pub(crate) struct Gemms {
-    handle: Rc<Handle>,
+    handle: Arc<Handle>,
     place: Place,
     cache: Cache,
     /// Those of another run.
@@ -52,7 +52,7 @@ pub(crate) struct Gemms {
 
 impl Gemms {
     /// Opens the library; `given` are choices of another run.
-    pub fn open(device: &Rc<Device>, cache: &Cache, given: &[(String, String)]) -> Result<Self> {
+    pub fn open(device: &'static Device, cache: &Cache, given: &[(String, String)]) -> Result<Self> {
         let handle = Handle::new(device)?;
         let place = Place::new(&device.info, handle.version());
         let plans = HashMap::new();
@@ -86,7 +86,7 @@ impl Gemms {
         let beta = if problem.adds { 1.0 } else { 0.0 };
         let At { a, b, d, .. } = *at;
         let workspace_bytes = choice.best.workspace;
-        let at = Operands { a, b, d, beta, workspace: 0, workspace_bytes };
+        let at = Operands { a, b, d, alpha: 1.0, beta, workspace: 0, workspace_bytes };
         Ok(Some(Prepared { product, algo: choice.best.algo, at }))
     }
 
@@ -219,7 +219,7 @@ impl Prepared {
     }
 }
 
-impl Call for Prepared {
+impl LibraryCall for Prepared {
     fn enqueue(&self, stream: &Stream) -> Result<()> {
         self.product.enqueue(&self.algo, &self.at, stream)
     }

@@ -8,7 +8,7 @@
 //! | d_inp = d_out · weight | C by rows | weight | d_out | OC |
 //! | d_weight = d_outᵀ · inp | C by OC | inp | d_out, transposed | rows |
 
-use crate::ffi::cublaslt::{Description, Epilogue, Matrix};
+use crate::cublaslt::{Description, Epilogue, Matrix};
 use ironhorse_core::DType;
 use std::fmt;
 
@@ -170,7 +170,7 @@ impl Problem {
     pub fn describe(&self, at: &At) -> Description {
         let epilogue = Epilogue { code: self.extra.code(), bias: at.bias, aux: at.aux };
         let Self { transposed, tf32, .. } = *self;
-        Description { a: self.a(), b: self.b(), d: self.d(), transposed, tf32, epilogue }
+        Description { a: self.a(), b: self.b(), d: self.d(), batch: 1, transposed, tf32, epilogue }
     }
 
     /// Whether the library can be asked: sizes it takes, and the leading dimension GELU's side matrix needs.

@@ -5,15 +5,15 @@
 use super::column_sums::ColumnSums;
 use super::problem::{ALIGN, At, Extra, Problem, bytes_of};
 use super::store::{Candidate, Choice};
-use crate::args::Args;
+use crate::args::{Args, Grid};
+use crate::cublaslt::{Handle, Operands, Product, Wanted};
 use crate::device::Device;
-use crate::ffi::cublaslt::{Found, Handle, Operands, Product, Wanted, reduction};
-use crate::ffi::driver::{Buffer, Event, Pinned, Stream};
-use crate::kernels::{Kernels, Spec};
-use crate::limits::{LIMITS, fill_with_noise};
+use crate::device::{Buffer, Event, Pinned, Stream};
+use crate::ffi::cublaslt::{Found, reduction};
+use crate::measure::{self, fill_with_noise};
 use crate::{Error, Result};
 use ironhorse_core::DType;
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// Proposals asked for.
 const PROPOSALS: usize = 16;
@@ -36,9 +36,8 @@ const RESERVE: usize = 256 << 20;
 
 /// What timings need.
 pub(crate) struct Bench<'a> {
-    pub device: &'a Rc<Device>,
+    pub device: &'static Device,
     pub stream: &'a Stream,
-    pub kernels: &'a mut Kernels,
 }
 
 /// Memory a product is timed in.
@@ -89,7 +88,7 @@ pub(crate) enum By {
 /// it or memory is short.
 pub(crate) fn search(
     bench: &mut Bench<'_>,
-    handle: &Rc<Handle>,
+    handle: &Arc<Handle>,
     problem: &Problem,
     at: &At,
     by: By,
@@ -175,25 +174,25 @@ impl Bench<'_> {
         candidate: &Candidate,
         arena: &Arena,
     ) -> Result<bool> {
-        let checksum = self.kernels.get(self.device, &Spec::new(LIMITS), "limits_checksum")?;
+        let checksum = self.device.function(&measure::spec().kernel("limits_checksum"))?;
         let (start, bytes) = arena.written;
         self.stream.zero(arena.sums, 16)?;
         for sum in [arena.sums, arena.sums + 8] {
             self.noise(start, bytes)?; // what is added to, and the side matrices read
             product.enqueue(&candidate.algo, &operands(problem, candidate.workspace, arena), self.stream)?;
             let mut args = Args::new().ptr(sum).ptr(start).u64(bytes as u64 / 16);
-            self.stream.launch(&checksum, [self.blocks(), 1, 1], [256, 1, 1], 0, &mut args)?;
+            self.stream.launch(checksum, Grid::linear(self.blocks(), 256), &mut args)?;
         }
         let host = Pinned::new(self.device, 16)?;
-        self.stream.download(&host, arena.sums, 16)?;
+        self.stream.download(&host, 0, arena.sums, 16)?;
         self.stream.synchronize()?;
         let (first, second) = host.as_slice().split_at(8);
         Ok(first == second)
     }
 
     /// Blocks of a kernel that fills the device.
-    fn blocks(&self) -> u32 {
-        (8 * self.device.info.sms).max(1)
+    fn blocks(&self) -> usize {
+        8 * self.device.info.sms as usize
     }
 
     /// Milliseconds of one run, the mean of a few in a row.
@@ -249,7 +248,7 @@ impl Bench<'_> {
     }
 
     fn noise(&mut self, at: u64, bytes: usize) -> Result<()> {
-        fill_with_noise((self.device, self.stream), self.kernels, at, bytes)
+        fill_with_noise(self.stream, at, bytes)
     }
 
     /// Milliseconds of what a plainer product leaves to a kernel. GELU's kernels move as many bytes a second as a copy.
@@ -274,11 +273,9 @@ impl Bench<'_> {
         if sums.scratch() > limit {
             return Ok(None);
         }
-        let mut steps = sums.steps(self.kernels, self.device, arena.workspace)?;
+        let mut steps = sums.steps(self.device, arena.workspace)?;
         let mut run = |stream: &Stream| {
-            steps.iter_mut().try_for_each(|(_, function, shape, args)| {
-                stream.launch(function, shape.grid, shape.block, shape.shared, args)
-            })
+            steps.iter_mut().try_for_each(|(_, function, grid, args)| stream.launch(*function, *grid, args))
         };
         run(self.stream)?;
         let (start, end) = (Event::new(self.device, true)?, Event::new(self.device, true)?);
@@ -301,7 +298,7 @@ impl Bench<'_> {
 fn operands(problem: &Problem, workspace_bytes: usize, arena: &Arena) -> Operands {
     let At { a, b, d, .. } = arena.at;
     let beta = if problem.adds { 1.0 } else { 0.0 };
-    Operands { a, b, d, beta, workspace: arena.workspace, workspace_bytes }
+    Operands { a, b, d, alpha: 1.0, beta, workspace: arena.workspace, workspace_bytes }
 }
 
 /// The middle of some measurements; the first, from the first round, counts only if it is alone.

@@ -2,11 +2,12 @@
 //!
 //! The library computes them on CUDA cores, at two thirds of the speed or less.
 
+use super::column_sums::Step;
 use super::{At, Extra, Problem};
 use crate::Result;
-use crate::args::Args;
+use crate::args::{Args, Grid};
+use crate::device::Device;
 use crate::kernels::Spec;
-use crate::lower::{Grid, Lower};
 use ironhorse_core::DType;
 
 /// `library` leaves products in f32 to cuBLASLt, `mma` keeps to what all GPUs have.
@@ -92,33 +93,37 @@ pub(crate) fn splits(problem: &Problem) -> bool {
     takes(problem) && !std::env::var(CHOICE).is_ok_and(|choice| choice == "library")
 }
 
-/// Adds the launches of a product; `false` if the kernel does not take it, or is not asked for.
-pub(crate) fn split_product(cx: &mut Lower<'_>, problem: &Problem, at: &At) -> Result<bool> {
+/// The launches of a product; none if the kernels do not take it, or are not asked for. `scratch` gives device memory.
+pub(crate) fn split_product(
+    device: &'static Device,
+    problem: &Problem,
+    at: &At,
+    scratch: impl FnOnce(usize) -> Result<u64>,
+) -> Result<Vec<Step>> {
     if !splits(problem) {
-        return Ok(false);
+        return Ok(Vec::new());
     }
     let Problem { m, n, k, adds, .. } = *problem;
     let [[a_k, a_m], [b_k, b_n]] = problem.strides();
     let along = [a_k == 1, b_k == 1];
     let [lda, ldb] = [if along[0] { a_m } else { a_k }, if along[1] { b_n } else { b_k }];
     let (span, slices) = slices(problem);
-    let parts = if slices > 1 { cx.scratch(slices * m * n * size_of::<f32>())? } else { 0 };
-    let info = &cx.device.info;
-    let (path, tiles) = (Path::choose(info.compute), m.div_ceil(TILE) * n.div_ceil(TILE) * slices);
-    let grid = path.grid(tiles, info.sms);
-    let kernel = cx.kernel(&path.spec(along), path.name())?;
-    kernel.allow_shared(grid.shared as usize)?;
+    let parts = if slices > 1 { scratch(slices * m * n * size_of::<f32>())? } else { 0 };
+    let path = Path::choose(device.info.compute);
+    let tiles = m.div_ceil(TILE) * n.div_ceil(TILE) * slices;
+    let grid = path.grid(tiles, device.info.sms);
+    let function = |name| device.function(&path.spec(along).kernel(name));
     let args = Args::new().ptr(at.d).ptr(parts).ptr(at.a).ptr(at.b).ptr(at.bias);
     let args = args.u32(m as u32).u32(n as u32).u32(k as u32).u64(lda as u64).u64(ldb as u64);
     let args = args.u32(span as u32).u32((adds && slices == 1).into());
     let args = if path == Path::Wgmma { args.u32(tiles as u32) } else { args };
-    cx.launch(path.name(), kernel, grid, args);
+    let mut steps = vec![(path.name(), function(path.name())?, grid, args)];
     if slices > 1 {
-        let kernel = cx.kernel(&path.spec(along), "gemm_tf32_sum")?;
         let args = Args::new().ptr(at.d).ptr(parts).u64((m * n) as u64).u32(slices as u32).u32(adds.into());
-        cx.launch("gemm_tf32_sum", kernel, Grid::linear((m * n).div_ceil(4 * 256), 256), args);
+        let grid = Grid::linear((m * n).div_ceil(4 * 256), 256);
+        steps.push(("gemm_tf32_sum", function("gemm_tf32_sum")?, grid, args));
     }
-    Ok(true)
+    Ok(steps)
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Causal attention: cuDNN where it is present and takes the shape, else our own kernels.
 
 use super::flash;
+use super::lower::Lower;
 use crate::cudnn::{Direction, DqSum, Execution, Handle, Plan, Role, Session, Shape};
-use crate::launch::Call;
-use crate::lower::Lower;
+use crate::launch::LibraryCall;
 use crate::{Attention, Error, Result};
 use ironhorse_core::op::{AttentionBwd, AttentionFwd};
 use ironhorse_core::{DType, Slot};
@@ -49,7 +49,7 @@ pub(crate) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<()>
     flash::attention_bwd(cx, op)
 }
 
-type Calls = Vec<Rc<dyn Call>>;
+type Calls = Vec<Rc<dyn LibraryCall>>;
 
 /// Adds cuDNN's calls if the settings ask for them and they can be had. Nothing is added before all are ready.
 fn by_cudnn(

@@ -1,10 +1,10 @@
 //! Attention of one new position over a cache.
 
 use super::elementwise::ctype;
+use super::lower::Lower;
 use crate::Result;
-use crate::args::Args;
+use crate::args::{Args, Grid};
 use crate::kernels::Spec;
-use crate::lower::{Grid, Lower};
 use ironhorse_core::DType;
 use ironhorse_core::op::AttentionCached;
 
@@ -37,7 +37,6 @@ pub(crate) fn attention_cached(cx: &mut Lower<'_>, op: &AttentionCached) -> Resu
     }
     let shared = (head_dim.next_multiple_of(4) + THREADS * per_thread) * size_of::<f32>();
     let function = cx.kernel(&spec(op.out.dtype, vectors)?, "attention_cached")?;
-    function.allow_shared(shared)?;
     cx.launch(
         "attention_cached",
         function,

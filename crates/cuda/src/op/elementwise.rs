@@ -1,10 +1,10 @@
 //! Activations and addition.
 
+use super::lower::Lower;
 use crate::Result;
-use crate::args::Args;
+use crate::args::{Args, Grid};
 use crate::kernels::Spec;
 pub(super) use crate::kernels::ctype;
-use crate::lower::{Grid, Lower};
 use ironhorse_core::op::{ActBwd, ActFwd, Add, OpSpec};
 use ironhorse_core::{DType, Slot};
 

@@ -1,10 +1,10 @@
 //! Embedding of tokens, with learned positions or without.
 
 use super::elementwise::ctype;
+use super::lower::Lower;
 use crate::Result;
-use crate::args::Args;
+use crate::args::{Args, Grid};
 use crate::kernels::Spec;
-use crate::lower::{Grid, Lower};
 use ironhorse_core::op::{EmbeddingBwd, EmbeddingFwd};
 use ironhorse_core::{DType, Slot};
 
@@ -138,9 +138,9 @@ fn sort(cx: &mut Lower<'_>, bwd: &Bwd<'_>, space: &Space) -> Result<(u64, u64)> 
     for pass in 0..passes {
         let (shift, to) = (pass * DIGIT_BITS, (pass % 2) as usize);
         let args = Args::new().ptr(space.counts).ptr(keys).u32(n).u32(vocab).u32(shift).ptr(cx.fault);
-        cx.launch("sort_count", count.clone(), grid, args);
+        cx.launch("sort_count", count, grid, args);
         let args = Args::new().ptr(space.counts).u32((DIGITS * blocks) as u32);
-        cx.launch("sort_scan", scan.clone(), Grid::linear(1, 1024), args);
+        cx.launch("sort_scan", scan, Grid::linear(1, 1024), args);
         let args = Args::new()
             .ptr(space.keys[to])
             .ptr(space.positions[to])
@@ -150,7 +150,7 @@ fn sort(cx: &mut Lower<'_>, bwd: &Bwd<'_>, space: &Space) -> Result<(u64, u64)> 
             .u32(n)
             .u32(vocab)
             .u32(shift);
-        cx.launch("sort_scatter", scatter.clone(), grid, args);
+        cx.launch("sort_scatter", scatter, grid, args);
         (keys, from) = (space.keys[to], space.positions[to]);
     }
     Ok((keys, from))

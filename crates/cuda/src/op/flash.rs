@@ -1,15 +1,12 @@
 //! Our own attention in programs: the kernels that [`crate::flash`] chooses, on packed q, k and v.
 
-use crate::args::Args;
+use super::lower::Lower;
+use crate::args::{Args, Grid};
 use crate::flash::{ANY, ANY_THREADS, Group, Operands, Path, Plan, Step, blocks, wide_lanes};
 use crate::kernels::Spec;
-use crate::lower::{Grid, Lower};
 use crate::{Attention, Result, Settings};
 use ironhorse_core::op::{AttentionBwd, AttentionFwd};
 use ironhorse_core::{DType, Slot};
-
-/// Shared memory any block gets without asking.
-const FREE_SHARED: usize = 48 << 10;
 
 /// The sizes of one attention.
 #[derive(Clone, Copy, Debug)]
@@ -91,9 +88,6 @@ fn launch(cx: &mut Lower<'_>, g: &Heads, step: Step, args: Args) -> Result<()> {
     let plan = path.plan(step);
     let count = path.blocks(step, g.total(step), g.seq)?;
     let kernel = cx.kernel(&spec(&plan, g.dtype), plan.name)?;
-    if plan.shared > FREE_SHARED {
-        kernel.allow_shared(plan.shared)?;
-    }
     cx.launch(plan.name, kernel, Grid::linear(count, plan.threads).shared(plan.shared), g.args(args, step));
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! Layer normalisation.
 
+use super::lower::Lower;
 use super::norm_rows::{Backward, Names};
 use crate::Result;
 use crate::kernels::Spec;
-use crate::lower::Lower;
 use ironhorse_core::op::{LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd};
 
 const NAMES: Names = Names {

@@ -1,12 +1,12 @@
 //! Linear layers: cuBLASLt with bias and GELU in its epilogue where it has them, else with kernels of our own around it.
 
 use super::elementwise;
-use crate::args::Args;
+use super::lower::Lower;
+use crate::args::{Args, Grid};
 use crate::gemm::{
     At, Bench, ColumnSums, Extra, Problem, Sizes, spec, split_product, splits, workspace_limit,
 };
 use crate::kernels::Spec;
-use crate::lower::{Grid, Lower};
 use crate::{Error, Result};
 use ironhorse_core::op::{Act, ActBwd, ActFwd, LinearBwdInput, LinearBwdWeight, LinearFwd, PreAct};
 use ironhorse_core::{DType, Slot};
@@ -87,7 +87,7 @@ fn library(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &At) -
     if !problem.is_askable() {
         return Ok(false);
     }
-    let mut bench = Bench { device: cx.device, stream: cx.stream, kernels: cx.kernels };
+    let mut bench = Bench { device: cx.device, stream: cx.stream };
     let gemms = cx.libraries.gemms(cx.device)?;
     let Some(prepared) = gemms.prepare(&mut bench, problem, at)? else { return Ok(false) };
     // The same size for all, so that scratch memory does not grow piece by piece.
@@ -97,6 +97,14 @@ fn library(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &At) -
     };
     cx.call(name, Rc::new(prepared.with_workspace(workspace)));
     Ok(true)
+}
+
+/// A product by our f32 kernels on tensor cores; `false` if they do not take it.
+fn split(cx: &mut Lower<'_>, problem: &Problem, at: &At) -> Result<bool> {
+    let steps = split_product(cx.device, problem, at, |bytes| cx.scratch(bytes))?;
+    let some = !steps.is_empty();
+    cx.launch_all(steps);
+    Ok(some)
 }
 
 /// A product without extras: by the library, or else by our kernel.
@@ -111,7 +119,7 @@ fn product(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &At) -
         }
         return Ok(());
     }
-    if split_product(cx, problem, at)? || library(cx, name, problem, at)? {
+    if split(cx, problem, at)? || library(cx, name, problem, at)? {
         return Ok(());
     }
     tracing::debug!("{problem}: by our own kernel");
@@ -135,7 +143,7 @@ fn product_and_bias(cx: &mut Lower<'_>, sizes: &Sizes, at: &At) -> Result<()> {
         return product(cx, "linear_fwd", &problem, at);
     }
     let biased = problem.extra(Extra::Bias);
-    if split_product(cx, &biased, at)? || library(cx, "linear_fwd_bias", &biased, at)? {
+    if split(cx, &biased, at)? || library(cx, "linear_fwd_bias", &biased, at)? {
         return Ok(());
     }
     if sizes.rows == 0 || sizes.oc == 0 {
@@ -161,8 +169,6 @@ fn bias_gradient(cx: &mut Lower<'_>, d_out: Slot, d_bias: Slot, adds: bool) -> R
     let (inputs, output) = (d_out.dtype, d_bias.dtype);
     let sums = ColumnSums { rows, cols, inputs, output, x, sums: to, adds };
     let scratch = cx.scratch(sums.scratch())?;
-    for (name, function, grid, args) in sums.steps(cx.kernels, cx.device, scratch)? {
-        cx.launch(name, function, grid, args);
-    }
+    cx.launch_all(sums.steps(cx.device, scratch)?);
     Ok(())
 }

@@ -1,10 +1,10 @@
 //! Softmax cross-entropy and the mean.
 
 use super::elementwise::ctype;
+use super::lower::Lower;
 use crate::Result;
-use crate::args::Args;
+use crate::args::{Args, Grid};
 use crate::kernels::Spec;
-use crate::lower::{Grid, Lower};
 use ironhorse_core::DType;
 use ironhorse_core::op::{CrossEntropy, LossMean};
 
@@ -37,7 +37,6 @@ pub(crate) fn cross_entropy(cx: &mut Lower<'_>, op: &CrossEntropy) -> Result<()>
     if row_bytes.is_multiple_of(16) && row_bytes + TOTALS <= cx.device.info.shared_per_block {
         let threads = 32 * warps((op.vocab * op.logits.dtype.size()).div_ceil(16)) as u32;
         let function = cx.kernel(&spec, "cross_entropy_shared")?;
-        function.allow_shared(row_bytes)?;
         let resident = cx.device.info.sms * function.blocks_per_sm(threads, row_bytes)?.max(1);
         let grid = Grid::linear(rows.min(resident as usize), threads).shared(row_bytes);
         cx.launch("cross_entropy_shared", function, grid, args);

@@ -1,10 +1,10 @@
 //! Fills and copies.
 
 use super::elementwise::{ctype, per_vector};
+use super::lower::Lower;
 use crate::Result;
 use crate::args::Args;
 use crate::kernels::Spec;
-use crate::lower::Lower;
 use ironhorse_core::DType;
 use ironhorse_core::op::{CopySlot, Fill};
 

@@ -9,6 +9,7 @@ mod grouped;
 mod layernorm;
 mod linear;
 mod loss;
+mod lower;
 mod memory;
 mod norm_rows;
 mod optimizer;
@@ -20,14 +21,13 @@ pub(crate) mod sample;
 mod swiglu;
 
 pub(crate) use embedding::{DIGIT_BITS, DIGITS, SORT_BLOCK, WINDOW};
+pub(crate) use lower::Lower;
 
 use crate::device::Device;
 use crate::gemm::Gemms;
 use crate::kernels::Spec;
-use crate::lower::Lower;
 use crate::{Cache, Result};
 use ironhorse_core::op::Op;
-use std::rc::Rc;
 
 /// The libraries ops call, opened at first use.
 pub(crate) struct Libraries {
@@ -53,7 +53,7 @@ impl Libraries {
     }
 
     /// Matrix products.
-    pub fn gemms(&mut self, device: &Rc<Device>) -> Result<&mut Gemms> {
+    pub fn gemms(&mut self, device: &'static Device) -> Result<&mut Gemms> {
         match &mut self.gemms {
             Some(gemms) => Ok(gemms),
             none => Ok(none.insert(Gemms::open(device, &self.cache, &std::mem::take(&mut self.given))?)),
@@ -125,7 +125,7 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
 }
 
 /// Every specialisation the launchers ask for.
-pub(crate) fn all_specs() -> Vec<Spec> {
+pub(crate) fn specs() -> Vec<Spec> {
     [
         attention_cached::specs(),
         elementwise::specs(),

@@ -1,10 +1,10 @@
 //! How the kernels of layernorm and rmsnorm are launched; they take the same arguments, with and without a mean and a bias.
 
 use super::elementwise::ctype;
+use super::lower::Lower;
 use crate::Result;
-use crate::args::Args;
+use crate::args::{Args, Grid};
 use crate::kernels::Spec;
-use crate::lower::{Grid, Lower};
 use ironhorse_core::op::Accum;
 use ironhorse_core::{DType, Slot};
 
@@ -31,7 +31,7 @@ pub(super) struct Names {
 /// The width as a constant of the kernel, where rows are whole vectors.
 fn with_width(spec: Spec, width: usize) -> (Spec, bool) {
     if width.is_multiple_of(8) && FAST.contains(&width) {
-        (spec.define("WIDTH", width), true)
+        (spec.define("WIDTH", width as u32), true)
     } else {
         (spec, false)
     }

@@ -1,10 +1,10 @@
 //! Global gradient norm and AdamW over all parameters.
 
 use super::elementwise::ctype;
+use super::lower::Lower;
 use crate::Result;
-use crate::args::Args;
+use crate::args::{Args, Grid};
 use crate::kernels::Spec;
-use crate::lower::{Grid, Lower};
 use ironhorse_core::op::{AdamW, GradNorm};
 use ironhorse_core::{DType, Param, Precision};
 

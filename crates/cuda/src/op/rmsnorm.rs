@@ -1,9 +1,9 @@
 //! Normalisation by the root mean square.
 
+use super::lower::Lower;
 use super::norm_rows::{Backward, Names};
 use crate::Result;
 use crate::kernels::Spec;
-use crate::lower::Lower;
 use ironhorse_core::op::{ResidualRmsNormFwd, RmsNormApply, RmsNormBwd, RmsNormFwd};
 
 const NAMES: Names = Names {

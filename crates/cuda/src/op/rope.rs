@@ -1,15 +1,14 @@
 //! Rotary position embedding, with tables of cosines and sines that stay on the device.
 
 use super::elementwise::ctype;
+use super::lower::Lower;
 use crate::Result;
-use crate::args::Args;
+use crate::args::{Args, Grid};
+use crate::device::Buffer;
 use crate::device::Device;
-use crate::ffi::driver::Buffer;
 use crate::kernels::Spec;
-use crate::lower::{Grid, Lower};
 use ironhorse_core::DType;
 use ironhorse_core::op::Rope;
-use std::rc::Rc;
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -31,7 +30,7 @@ type Key = (usize, u32, u32);
 
 impl Tables {
     /// Addresses of cosines and sines of at least so many positions.
-    fn get(&mut self, device: &Rc<Device>, op: &Rope, positions: usize) -> Result<(u64, u64)> {
+    fn get(&mut self, device: &'static Device, op: &Rope, positions: usize) -> Result<(u64, u64)> {
         let key = (op.head_dim(), op.base.to_bits(), op.alpha.to_bits());
         let fits = |table: &&Table| table.key == key && table.positions >= positions;
         if let Some(table) = self.0.iter().find(fits) {

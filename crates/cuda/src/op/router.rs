@@ -1,10 +1,10 @@
 //! The router of a mixture of experts.
 
 use super::elementwise::ctype;
+use super::lower::Lower;
 use crate::Result;
-use crate::args::Args;
+use crate::args::{Args, Grid};
 use crate::kernels::Spec;
-use crate::lower::{Grid, Lower};
 use ironhorse_core::DType;
 use ironhorse_core::op::{RouterBwd, RouterFwd, RouterLoad};
 

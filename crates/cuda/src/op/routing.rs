@@ -1,9 +1,9 @@
 //! Moving tokens to their experts and back.
 
 use super::elementwise::ctype;
-use crate::args::Args;
+use super::lower::Lower;
+use crate::args::{Args, Grid};
 use crate::kernels::Spec;
-use crate::lower::{Grid, Lower};
 use crate::{Error, Result};
 use ironhorse_core::op::{Combine, CombineBwd, Permute, PermuteBwd, RouteSort};
 use ironhorse_core::{DType, Slot};

@@ -2,12 +2,10 @@
 
 use super::elementwise::ctype;
 use crate::Result;
-use crate::args::Args;
-use crate::device::Device;
-use crate::ffi::driver::Stream;
-use crate::kernels::{Kernels, Spec};
+use crate::args::{Args, Grid};
+use crate::device::Stream;
+use crate::kernels::Spec;
 use ironhorse_core::{DType, TokenChoice};
-use std::rc::Rc;
 
 /// Threads of the one block that looks at the row.
 const THREADS: u32 = 1024;
@@ -27,12 +25,7 @@ fn spec(dtype: DType) -> Result<Spec> {
 }
 
 /// Chooses a token of the row. The settings were validated by the caller.
-pub(crate) fn sample(
-    (device, stream): (&Rc<Device>, &Stream),
-    kernels: &mut Kernels,
-    row: &Row,
-    choice: &TokenChoice,
-) -> Result<()> {
+pub(crate) fn sample(stream: &Stream, row: &Row, choice: &TokenChoice) -> Result<()> {
     let mut args = Args::new()
         .ptr(row.out)
         .ptr(row.logits)
@@ -41,8 +34,8 @@ pub(crate) fn sample(
         .f32(choice.temperature)
         .u32(choice.top_k.map_or(0, |k| k.min(u32::MAX as usize) as u32))
         .f32(choice.top_p.unwrap_or(0.0));
-    let function = kernels.get(device, &spec(row.dtype)?, "sample")?;
-    stream.launch(&function, [1; 3], [THREADS, 1, 1], 0, &mut args)
+    let function = stream.device().function(&spec(row.dtype)?.kernel("sample"))?;
+    stream.launch(function, Grid::linear(1, THREADS), &mut args)
 }
 
 pub(super) fn specs() -> Vec<Spec> {

@@ -1,10 +1,10 @@
 //! SwiGLU.
 
 use super::elementwise::ctype;
+use super::lower::Lower;
 use crate::Result;
-use crate::args::Args;
+use crate::args::{Args, Grid};
 use crate::kernels::Spec;
-use crate::lower::{Grid, Lower};
 use ironhorse_core::op::{SwigluBwd, SwigluFwd};
 use ironhorse_core::{DType, Slot};
 

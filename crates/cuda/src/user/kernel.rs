@@ -1,31 +1,26 @@
 //! A kernel of a user's code on a GPU, and its launch.
 
 use super::Code;
-use crate::eager::Gpu;
+use crate::args::Grid;
+use crate::device::{Device, Stream};
+use crate::ffi::driver::call;
 use crate::{Error, Result};
-use cudarc::driver::sys::{CUfunction, CUmodule};
-use std::collections::HashMap;
-use std::ffi::{CString, c_int, c_void};
+use cudarc::driver::sys::{CUfunction, CUfunction_attribute_enum as Attribute};
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Sizes in x, y and z.
 pub type Dims = [u32; 3];
 
 /// The largest grid.
 const MOST_BLOCKS: Dims = [0x7fff_ffff, 0xffff, 0xffff];
-/// Dynamic shared memory that needs no permission.
+/// Shared memory that needs no permission.
 const SHARED: u32 = 48 << 10;
-/// `CU_FUNC_ATTRIBUTE_...`
-const MAX_THREADS: u32 = 0;
-const STATIC_SHARED: u32 = 1;
-const REGISTERS: u32 = 4;
-const MAX_DYNAMIC_SHARED: u32 = 8;
 
 /// A kernel, loaded for the life of the process: work that uses it may be under way or recorded in a graph.
 #[derive(Debug)]
 pub struct Kernel {
-    gpu: &'static Gpu,
+    device: &'static Device,
     name: String,
     raw: CUfunction,
     /// Threads that a block may have with the registers it needs.
@@ -38,7 +33,7 @@ pub struct Kernel {
     allowed: AtomicU32,
 }
 
-// SAFETY: a handle of the driver, which may be used from any thread and is never destroyed.
+// SAFETY: a handle of the driver, which allows its use from any thread; it is never destroyed.
 unsafe impl Send for Kernel {}
 // SAFETY: as above; what changes is atomic.
 unsafe impl Sync for Kernel {}
@@ -65,33 +60,27 @@ pub struct HostArray {
     pub written: bool,
 }
 
-#[derive(Clone, Copy)]
-struct Module(CUmodule);
-// SAFETY: a handle of the driver, which may be used from any thread and is never destroyed.
-unsafe impl Send for Module {}
-
 impl Kernel {
     /// A kernel of code on a GPU. `name` is what messages call it, `lowered` what the code calls it.
     pub fn load(index: usize, code: &Code, name: &str, lowered: &str) -> Result<Self> {
-        let gpu = Gpu::open(index)?;
-        let _current = gpu.enter()?;
-        let module = module(gpu, code)?;
-        let text = CString::new(lowered).map_err(|_| Error::Input(format!("kernel name {lowered:?}")))?;
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: the module is loaded; the driver writes the handle.
-        let status = unsafe { (gpu.driver.cuModuleGetFunction)(&mut raw, module.0, text.as_ptr()) };
-        gpu.driver.check("cuModuleGetFunction", status)?;
-        let ask = |what: u32| -> Result<u32> {
+        let device = Device::open(index)?;
+        let _current = device.enter()?;
+        let raw = device.users_module(&code.key, &code.cubin)?.function(device, lowered)?;
+        let ask = |attribute: Attribute| -> Result<u32> {
             let mut value = 0;
-            // SAFETY: the driver writes the value.
-            let status = unsafe { (gpu.driver.cuFuncGetAttribute)(&mut value, what, raw) };
-            gpu.driver.check("cuFuncGetAttribute", status)?;
+            call!(device, cuFuncGetAttribute(&mut value, attribute as u32, raw))?;
             Ok(value.max(0) as u32)
         };
-        let (max_threads, registers, static_shared) =
-            (ask(MAX_THREADS)?, ask(REGISTERS)?, ask(STATIC_SHARED)?);
-        let allowed = AtomicU32::new(SHARED.saturating_sub(static_shared));
-        Ok(Self { gpu, name: name.to_owned(), raw, max_threads, registers, static_shared, allowed })
+        let static_shared = ask(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
+        Ok(Self {
+            device,
+            name: name.to_owned(),
+            raw,
+            max_threads: ask(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+            registers: ask(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+            static_shared,
+            allowed: AtomicU32::new(SHARED.saturating_sub(static_shared)),
+        })
     }
 
     /// Puts a launch on a stream of the GPU. A grid without blocks does nothing.
@@ -111,38 +100,22 @@ impl Kernel {
         if grid.contains(&0) {
             return Ok(());
         }
-        let _current = self.gpu.enter()?;
+        let _current = self.device.enter()?;
         if shared > self.allowed.load(Ordering::Relaxed) {
             // All there is, not what this launch needs: others may hold the same function of the driver.
-            let most = (self.gpu.info.shared_per_block as u32).saturating_sub(self.static_shared).max(shared);
-            // SAFETY: a kernel of this context.
-            let status =
-                unsafe { (self.gpu.driver.cuFuncSetAttribute)(self.raw, MAX_DYNAMIC_SHARED, most as c_int) };
-            self.gpu.driver.check("cuFuncSetAttribute", status).map_err(|error| self.failed(&error))?;
+            let most =
+                (self.device.info.shared_per_block as u32).saturating_sub(self.static_shared).max(shared);
+            let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as u32;
+            call!(self.device, cuFuncSetAttribute(self.raw, attribute, most as c_int))
+                .map_err(|error| self.failed(&error))?;
             self.allowed.store(most, Ordering::Relaxed);
         }
         let mut pointers: Vec<*mut c_void> =
             args.iter_mut().map(|arg| std::ptr::from_mut(arg).cast()).collect();
-        let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
-        // SAFETY: the caller's.
-        let status = unsafe {
-            let pointers = pointers.as_mut_ptr();
-            let none = std::ptr::null_mut();
-            (self.gpu.driver.cuLaunchKernel)(
-                self.raw,
-                gx,
-                gy,
-                gz,
-                bx,
-                by,
-                bz,
-                shared,
-                stream.cast(),
-                pointers,
-                none,
-            )
-        };
-        self.gpu.driver.check("cuLaunchKernel", status).map_err(|error| self.failed(&error))
+        let stream = Stream::borrowed(self.device, stream);
+        // SAFETY: the caller of `launch` guarantees the arguments.
+        let launched = unsafe { stream.launch_raw(self.raw, Grid { grid, block, shared }, &mut pointers) };
+        launched.map_err(|error| self.failed(&error))
     }
 
     /// Copies arrays of the host to the GPU, launches, copies back what was written, and waits. An array that occurs
@@ -153,19 +126,16 @@ impl Kernel {
     pub unsafe fn launch_host(&self, grid: Dims, block: Dims, shared: u32, args: &[Arg]) -> Result<()> {
         self.check(grid, block, shared)?;
         let arrays = distinct(args).map_err(|text| Error::Input(format!("kernel {}: {text}", self.name)))?;
-        let _current = self.gpu.enter()?;
-        let mut held = Held { gpu: self.gpu, memory: Vec::with_capacity(arrays.len()) };
-        let driver = &self.gpu.driver;
-        let default = std::ptr::null_mut();
+        let _current = self.device.enter()?;
+        let stream = Stream::default_of(self.device);
+        let mut held = Held { stream, memory: Vec::with_capacity(arrays.len()) };
         for array in &arrays {
-            let address = self.gpu.allocate(default, array.bytes)?;
+            let address = held.stream.allocate(array.bytes)?;
             held.memory.push(address);
-            if array.bytes > 0 && array.read {
-                let from = std::ptr::without_provenance::<c_void>(array.start);
-                // SAFETY: both are `bytes` large; the wait below, also after a failure, outlasts the copy.
-                let status =
-                    unsafe { (driver.cuMemcpyHtoDAsync_v2)(address, from, array.bytes, default.cast()) };
-                driver.check("cuMemcpyHtoD", status)?;
+            if array.read {
+                let from = std::ptr::without_provenance(array.start);
+                // SAFETY: both sides have `bytes` bytes; `held` waits before this function returns, also after a failure.
+                unsafe { held.stream.upload_from(address, from, array.bytes)? };
             }
         }
         let mut values: Vec<u64> = args
@@ -180,18 +150,17 @@ impl Kernel {
                 }
             })
             .collect();
-        // SAFETY: the caller's; addresses are those of the copies.
-        unsafe { self.launch(grid, block, shared, default, &mut values)? };
+        // SAFETY: the caller of `launch_host` guarantees the arguments; addresses are those of the copies.
+        unsafe { self.launch(grid, block, shared, std::ptr::null_mut(), &mut values)? };
         for (array, &address) in arrays.iter().zip(&held.memory) {
-            if array.bytes > 0 && array.written {
-                let to = std::ptr::without_provenance_mut::<c_void>(array.start);
-                // SAFETY: both are `bytes` large; the wait below outlasts the copy.
-                let status =
-                    unsafe { (driver.cuMemcpyDtoHAsync_v2)(to, address, array.bytes, default.cast()) };
-                driver.check("cuMemcpyDtoH", status).map_err(|error| self.failed(&error))?;
+            if array.written {
+                let to = std::ptr::without_provenance_mut(array.start);
+                // SAFETY: both sides have `bytes` bytes; `held` waits before this function returns.
+                let copied = unsafe { held.stream.download_to(to, address, array.bytes) };
+                copied.map_err(|error| self.failed(&error))?;
             }
         }
-        held.wait().map_err(|error| self.failed(&error))
+        held.stream.synchronize().map_err(|error| self.failed(&error))
     }
 
     /// Refuses what the driver would refuse with fewer words.
@@ -217,11 +186,11 @@ impl Kernel {
             let (name, most) = (["x", "y", "z"][axis], MOST_BLOCKS[axis]);
             return refuse(format!("a grid of {grid:?} has too many blocks in {name}; {most} is the most"));
         }
-        let most = (self.gpu.info.shared_per_block as u64).saturating_sub(u64::from(self.static_shared));
+        let most = (self.device.info.shared_per_block as u64).saturating_sub(u64::from(self.static_shared));
         if u64::from(shared) > most {
             return refuse(format!(
                 "{shared} bytes of dynamic shared memory; {most} is the most on {}, besides {} that it declares",
-                self.gpu.info.name, self.static_shared
+                self.device.info.name, self.static_shared
             ));
         }
         Ok(())
@@ -229,40 +198,15 @@ impl Kernel {
 
     /// The error with the kernel's name, and with advice where the kernel itself went wrong.
     fn failed(&self, error: &Error) -> Error {
-        let Error::Driver { call, name, text } = error else { return error.clone() };
-        let lost = [
-            "ILLEGAL_ADDRESS",
-            "MISALIGNED",
-            "ILLEGAL_INSTRUCTION",
-            "LAUNCH_FAILED",
-            "ASSERT",
-            "LAUNCH_TIMEOUT",
-        ];
-        let advice = if lost.iter().any(|word| name.contains(word)) {
+        let advice = if error.is_kernel_fault() {
             "; this or an earlier kernel read or wrote where it must not: the GPU is lost to this process, restart it; \
              `compute-sanitizer python ...` names the line"
         } else {
             ""
         };
+        let Error::Driver { call, name, text } = error else { return error.clone() };
         Error::Driver { call, name: format!("kernel {}: {name}", self.name), text: format!("{text}{advice}") }
     }
-}
-
-/// The loaded module of code; the same code is loaded once for a GPU.
-fn module(gpu: &'static Gpu, code: &Code) -> Result<Module> {
-    type Modules = Mutex<HashMap<(usize, String), Module>>;
-    static MODULES: OnceLock<Modules> = OnceLock::new();
-    let mut modules = MODULES.get_or_init(Modules::default).lock().unwrap_or_else(PoisonError::into_inner);
-    let place = (gpu.info.index, code.key.clone());
-    if let Some(module) = modules.get(&place) {
-        return Ok(*module);
-    }
-    let mut raw = std::ptr::null_mut();
-    // SAFETY: the context is current (the caller entered it); the driver copies the code.
-    let status = unsafe { (gpu.driver.cuModuleLoadData)(&mut raw, code.cubin.as_ptr().cast()) };
-    gpu.driver.check("cuModuleLoadData", status)?;
-    modules.insert(place, Module(raw));
-    Ok(Module(raw))
 }
 
 /// The arrays among arguments, each once. Two that share a part are refused where one is written.
@@ -290,26 +234,18 @@ fn distinct(args: &[Arg]) -> Result<Vec<HostArray>, String> {
     Ok(arrays)
 }
 
-/// Device memory of a call; given back after everything on the stream is done.
+/// Device memory of a call on the default stream; freed once everything on it is done.
 struct Held {
-    gpu: &'static Gpu,
+    stream: Stream,
     memory: Vec<u64>,
-}
-
-impl Held {
-    fn wait(&self) -> Result<()> {
-        // SAFETY: the default stream.
-        let status = unsafe { (self.gpu.driver.cuStreamSynchronize)(std::ptr::null_mut()) };
-        self.gpu.driver.check("cuStreamSynchronize", status)
-    }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // After a failure copies may still run; they use arrays of the caller.
-        let _ = self.wait();
+        // After a failure copies to and from the caller's arrays may still be running.
+        let _ = self.stream.synchronize();
         for &address in &self.memory {
-            let _ = self.gpu.free(std::ptr::null_mut(), address);
+            let _ = self.stream.free(address);
         }
     }
 }

@@ -10,7 +10,7 @@ pub use kernel::{Arg, Dims, HostArray, Kernel};
 pub use signature::{Parameter, Signature, TemplateParameter};
 
 use crate::cache::{Cache, key};
-use crate::eager::Gpu;
+use crate::device::Device;
 use crate::ffi::nvrtc::{Nvrtc, Source as Unit};
 use crate::{Error, Result};
 use includes::Includes;
@@ -60,7 +60,7 @@ pub struct Code {
 
 /// The architecture of a GPU of this machine.
 pub fn arch_of(index: usize) -> Result<String> {
-    Gpu::open(index).map(|gpu| gpu.info.arch())
+    Device::open(index).map(|device| device.info.arch())
 }
 
 impl Source {

@@ -163,7 +163,7 @@ struct Scratch<T> {
 }
 
 impl<T: Tensor> cuda::eager::Memory for Scratch<T> {
-    fn take(&self, _: &cuda::eager::Gpu, _: *mut c_void, bytes: usize) -> cuda::Result<u64> {
+    fn take(&self, _: &cuda::eager::Stream, bytes: usize) -> cuda::Result<u64> {
         let tensor = T::empty(&[bytes as i64], &[1], Dtype::U8, self.device)
             .map_err(|error| cuda::Error::OutOfMemory(error.text))?;
         let address = tensor.data().addr() as u64;

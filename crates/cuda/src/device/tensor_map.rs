@@ -1,19 +1,16 @@
-//! Descriptions of matrices for the bulk tensor copy engine of Hopper.
+//! Tensor maps: matrices as the TMA of Hopper copies them.
 
-use super::call;
+use super::Device;
 use crate::Result;
-use crate::device::Device;
+use crate::ffi::driver::call;
+use cudarc::driver::sys::{
+    CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+    CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B,
+};
 use std::ffi::c_void;
-use std::rc::Rc;
 
-/// `CU_TENSOR_MAP_DATA_TYPE_BFLOAT16`
-const BFLOAT16: u32 = 9;
-/// `CU_TENSOR_MAP_SWIZZLE_128B`
-const SWIZZLE_128: u32 = 3;
-/// `CU_TENSOR_MAP_L2_PROMOTION_L2_256B`
-const PROMOTE_256: u32 = 3;
-
-/// Elements of bf16 in a row of a box: 128 bytes.
+/// Columns of the box that one TMA copy moves: 128 bytes of bf16.
 const BOX_COLUMNS: u32 = 64;
 
 /// `CUtensorMap`.
@@ -32,9 +29,9 @@ pub(crate) struct Matrix {
 }
 
 impl Matrix {
-    /// The map that copies boxes of `box_rows` rows of 64 elements into swizzled rows of 128 bytes, as the words of a kernel
+    /// The tensor map for copies of `box_rows` rows by 64 columns into swizzled rows of 128 bytes, as the words of a kernel
     /// argument.
-    pub fn tensor_map(&self, device: &Rc<Device>, box_rows: u32) -> Result<[u32; 32]> {
+    pub fn tensor_map(&self, device: &Device, box_rows: u32) -> Result<[u32; 32]> {
         let mut raw = Raw([0; 16]);
         let (sizes, strides) = ([self.cols as u64, self.rows as u64], [2 * self.cols as u64]);
         let (boxes, steps) = ([BOX_COLUMNS, box_rows], [1_u32; 2]);
@@ -42,7 +39,7 @@ impl Matrix {
             device,
             cuTensorMapEncodeTiled(
                 std::ptr::from_mut(&mut raw).cast::<c_void>(),
-                BFLOAT16,
+                CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 as u32,
                 2,
                 std::ptr::without_provenance_mut::<c_void>(self.at as usize),
                 sizes.as_ptr(),
@@ -50,8 +47,8 @@ impl Matrix {
                 boxes.as_ptr(),
                 steps.as_ptr(),
                 0,
-                SWIZZLE_128,
-                PROMOTE_256,
+                CU_TENSOR_MAP_SWIZZLE_128B as u32,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B as u32,
                 0,
             )
         )?;

@@ -1,20 +1,16 @@
 //! What this GPU can do at most: measured, and as its maker says.
 
+use super::CudaEngine;
 use crate::args::Args;
-use crate::device::Device;
-use crate::engine::CudaEngine;
-use crate::ffi::driver::{Buffer, Event, Stream};
-use crate::kernels::{Kernels, Spec};
+use crate::device::{Buffer, Event, Stream};
 use crate::launch::Launch;
-use crate::lower::Lower;
+use crate::measure::{self, fill_with_noise, full_grid};
 use crate::memory::{Memory, Scratch};
+use crate::op::Lower;
 use crate::{Error, Result};
 use ironhorse_core::op::LinearFwd;
 use ironhorse_core::{Builder, DType, Program, Slot};
-use std::rc::Rc;
 
-/// The kernels of measurements.
-pub(crate) const LIMITS: &str = "common/limits.cu";
 /// How long a measurement takes at least: rates fall once the chip is warm and draws all the power it may.
 const LEAST_MS: f32 = 300.0;
 const WARMUP: usize = 3;
@@ -24,7 +20,6 @@ const BATCH: usize = 10;
 const COPY_BYTES: usize = 2 << 30;
 /// Sides of the product, the largest that there is room for.
 const SIDES: [usize; 3] = [8192, 4096, 2048];
-const THREADS: u32 = 512;
 
 /// Dense bf16 matrix products in units of 1e12 per second, by the word in the GPU's name; tf32 runs at half of that.
 /// Of cards of one name the more specific comes first.
@@ -63,14 +58,12 @@ impl CudaEngine {
         self.device.make_current()?;
         let (free, _) = self.device.memory()?;
         let bytes = COPY_BYTES.min(free / 4) & !0xff;
-        let (to, from) = (Buffer::new(&self.device, bytes)?, Buffer::new(&self.device, bytes)?);
+        let (to, from) = (Buffer::new(self.device, bytes)?, Buffer::new(self.device, bytes)?);
         self.stream.zero(from.address(), bytes)?;
-        let copy = self.kernels.get(&self.device, &Spec::new(LIMITS), "limits_copy")?;
+        let copy = self.device.function(&measure::spec().kernel("limits_copy"))?;
         let mut args = Args::new().ptr(to.address()).ptr(from.address()).u64(bytes as u64 / 16);
-        let blocks = self.device.info.sms * 8;
-        let ms = median_ms(&self.stream, || {
-            self.stream.launch(&copy, [blocks, 1, 1], [THREADS, 1, 1], 0, &mut args)
-        })?;
+        let grid = full_grid(&self.stream);
+        let ms = median_ms(&self.stream, || self.stream.launch(copy, grid, &mut args))?;
         Ok(2.0 * bytes as f64 / (f64::from(ms) * 1e-3))
     }
 
@@ -84,18 +77,16 @@ impl CudaEngine {
         })?;
         let (program, [inp, weight]) = product(side, dtype)?;
         let (mut memory, mut scratch) = (Memory::default(), Scratch::default());
-        memory.grow(&self.device, &self.stream, program.layout())?;
+        memory.grow(self.device, &self.stream, program.layout())?;
         for slot in [inp, weight] {
-            let (at, bytes) = (memory.address(slot)?, slot.bytes());
-            fill_with_noise((&self.device, &self.stream), &mut self.kernels, at, bytes)?;
+            fill_with_noise(&self.stream, memory.address(slot)?, slot.bytes())?;
         }
         let (mut constants, mut launches) = (Vec::new(), Vec::<Launch>::new());
         let mut cx = Lower {
-            device: &self.device,
+            device: self.device,
             settings: &self.settings,
             program: &program,
             memory: &memory,
-            kernels: &mut self.kernels,
             libraries: &mut self.libraries,
             scratch: &mut scratch,
             constants: &mut constants,
@@ -111,18 +102,6 @@ impl CudaEngine {
         let ms = median_ms(stream, || launches.iter_mut().try_for_each(|launch| launch.enqueue(stream)))?;
         Ok(program.nodes()[0].op.flops() as f64 / (f64::from(ms) * 1e-3))
     }
-}
-
-/// Fills memory with numbers that cost as much power as real ones.
-pub(crate) fn fill_with_noise(
-    (device, stream): (&Rc<Device>, &Stream),
-    kernels: &mut Kernels,
-    at: u64,
-    bytes: usize,
-) -> Result<()> {
-    let noise = kernels.get(device, &Spec::new(LIMITS), "limits_noise")?;
-    let mut args = Args::new().ptr(at).u64(bytes as u64 / 16);
-    stream.launch(&noise, [8 * device.info.sms, 1, 1], [THREADS, 1, 1], 0, &mut args)
 }
 
 /// A program of one product of square matrices, and its two inputs.

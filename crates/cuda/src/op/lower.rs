@@ -1,10 +1,11 @@
 //! Lowering: turning ops into launches. Everything a launcher in `op/*.rs` may use is here.
 
-use crate::args::Args;
-use crate::device::Device;
-use crate::ffi::driver::{Buffer, Function, Stream};
-use crate::kernels::{Kernels, Spec};
-use crate::launch::{Call, KernelLaunch, Launch, Work};
+use super::Libraries;
+use crate::args::{Args, Grid};
+use crate::device::{Buffer, Device, Function, Stream};
+use crate::gemm::Step;
+use crate::kernels::Spec;
+use crate::launch::{KernelLaunch, Launch, LibraryCall, Work};
 use crate::memory::{Memory, Scratch};
 use crate::{Result, Settings};
 use ironhorse_core::op::Accum;
@@ -13,12 +14,11 @@ use std::rc::Rc;
 
 /// What launchers work with while a program is lowered.
 pub(crate) struct Lower<'a> {
-    pub device: &'a Rc<Device>,
+    pub device: &'static Device,
     pub settings: &'a Settings,
     pub program: &'a Program,
     pub memory: &'a Memory,
-    pub kernels: &'a mut Kernels,
-    pub libraries: &'a mut crate::op::Libraries,
+    pub libraries: &'a mut Libraries,
     pub scratch: &'a mut Scratch,
     /// Constant data uploaded for this lowering; lives as long as its launches.
     pub constants: &'a mut Vec<Buffer>,
@@ -51,9 +51,9 @@ impl Lower<'_> {
         accum.adds(self.micro_step)
     }
 
-    /// A kernel of `kernels/*.cu`, compiled now if this is its first use.
+    /// A kernel of `kernels/`, compiled now if this is its first use.
     pub fn kernel(&mut self, spec: &Spec, name: &'static str) -> Result<Function> {
-        self.kernels.get(self.device, spec, name)
+        self.device.function(&spec.clone().kernel(name))
     }
 
     /// Memory for the duration of one op: the next op may get the same. Not zeroed; aligned to 256 bytes.
@@ -70,14 +70,18 @@ impl Lower<'_> {
     }
 
     /// Adds a kernel launch.
-    pub fn launch(&mut self, name: &'static str, function: Function, shape: Grid, args: Args) {
-        let Grid { grid, block, shared } = shape;
-        let work = Work::Kernel(KernelLaunch { function, grid, block, shared, args });
+    pub fn launch(&mut self, name: &'static str, function: Function, grid: Grid, args: Args) {
+        let work = Work::Kernel(KernelLaunch { function, grid, args });
         self.out.push(Launch { op: self.op, name, work });
     }
 
-    /// Adds a library call.
-    pub fn call(&mut self, name: &'static str, call: Rc<dyn Call>) {
+    /// Adds several kernel launches.
+    pub fn launch_all(&mut self, steps: impl IntoIterator<Item = Step>) {
+        steps.into_iter().for_each(|(name, function, grid, args)| self.launch(name, function, grid, args));
+    }
+
+    /// Adds a call of a library.
+    pub fn call(&mut self, name: &'static str, call: Rc<dyn LibraryCall>) {
         self.out.push(Launch { op: self.op, name, work: Work::Call(call) });
     }
 
@@ -89,29 +93,5 @@ impl Lower<'_> {
     /// Adds a copy within the device.
     pub fn copy(&mut self, to: u64, from: u64, bytes: usize) {
         self.out.push(Launch { op: self.op, name: "copy", work: Work::Copy { to, from, bytes } });
-    }
-}
-
-/// The shape of a launch.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Grid {
-    pub grid: [u32; 3],
-    pub block: [u32; 3],
-    pub shared: u32,
-}
-
-impl Grid {
-    /// A row of blocks.
-    pub fn linear(blocks: usize, threads: u32) -> Self {
-        Self {
-            grid: [u32::try_from(blocks.max(1)).unwrap_or(u32::MAX), 1, 1],
-            block: [threads, 1, 1],
-            shared: 0,
-        }
-    }
-
-    /// With this much dynamic shared memory.
-    pub fn shared(self, bytes: usize) -> Self {
-        Self { shared: bytes as u32, ..self }
     }
 }

@@ -1,14 +1,4 @@
-//! The driver: contexts, memory, streams, events, graphs, modules.
-
-mod memory;
-mod module;
-mod stream;
-mod tensor_map;
-
-pub use memory::{Buffer, Pinned};
-pub use module::{Function, Module};
-pub use stream::{Event, Graph, Stream};
-pub(crate) use tensor_map::Matrix;
+//! The functions of the driver, and what their status codes mean.
 
 use super::library::{DRIVER, functions};
 use crate::{Error, Result};

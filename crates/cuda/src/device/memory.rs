@@ -1,23 +1,22 @@
-//! Memory on the device, and page-locked memory on the host.
+//! Memory of the device, and page-locked memory of the host.
 
-use super::{OUT_OF_MEMORY, Stream, call};
+use super::{Device, Stream};
 use crate::Result;
-use crate::device::Device;
+use crate::ffi::driver::{OUT_OF_MEMORY, call};
 use cudarc::driver::sys::CUdeviceptr;
 use std::ffi::c_void;
-use std::rc::Rc;
 
 /// Device memory.
 #[derive(Debug)]
 pub struct Buffer {
-    device: Rc<Device>,
+    device: &'static Device,
     address: CUdeviceptr,
     bytes: usize,
 }
 
 impl Buffer {
-    /// Memory with whatever it held; 0 bytes give a null address.
-    pub fn new(device: &Rc<Device>, bytes: usize) -> Result<Self> {
+    /// Uninitialised memory; 0 bytes give a null address.
+    pub fn new(device: &'static Device, bytes: usize) -> Result<Self> {
         let mut address = 0;
         if bytes > 0 {
             device.make_current()?;
@@ -27,20 +26,18 @@ impl Buffer {
                 return Err(device.out_of_memory(bytes));
             }
             device.driver.check("cuMemAlloc", status)?;
-            device.took(bytes);
+            device.count_allocated(bytes);
         }
-        Ok(Self { device: device.clone(), address, bytes })
+        Ok(Self { device, address, bytes })
     }
 
     /// A copy of host data.
-    pub fn from_host(device: &Rc<Device>, bytes: &[u8]) -> Result<Self> {
+    pub fn from_host(device: &'static Device, bytes: &[u8]) -> Result<Self> {
         let buffer = Self::new(device, bytes.len())?;
         if !bytes.is_empty() {
             let stream = Stream::default_of(device);
-            call!(
-                device,
-                cuMemcpyHtoDAsync_v2(buffer.address, bytes.as_ptr().cast(), bytes.len(), stream.raw)
-            )?;
+            // SAFETY: the buffer is as large as `bytes`, which outlives the wait below.
+            unsafe { stream.upload_from(buffer.address, bytes.as_ptr(), bytes.len())? };
             stream.synchronize()?;
         }
         Ok(buffer)
@@ -62,34 +59,37 @@ impl Drop for Buffer {
         if self.address != 0 {
             let _ = self.device.make_current();
             let _ = call!(self.device, cuMemFree_v2(self.address));
-            self.device.gave_back(self.bytes);
+            self.device.count_freed(self.bytes);
         }
     }
 }
 
-/// Page-locked host memory: copies to and from it run beside the host.
+/// Page-locked host memory: the device copies to and from it while the host goes on.
 #[derive(Debug)]
 pub struct Pinned {
-    device: Rc<Device>,
+    device: &'static Device,
     start: *mut u8,
     bytes: usize,
 }
 
+// SAFETY: nothing but this value has the address, and every call makes the device current on its own thread.
+unsafe impl Send for Pinned {}
+
 impl Pinned {
     /// Zeroed memory.
-    pub fn new(device: &Rc<Device>, bytes: usize) -> Result<Self> {
+    pub fn new(device: &'static Device, bytes: usize) -> Result<Self> {
         let memory = Self::unwritten(device, bytes)?;
         // SAFETY: just allocated with this size.
         unsafe { std::ptr::write_bytes(memory.start, 0, bytes.max(1)) };
         Ok(memory)
     }
 
-    /// Memory whose contents are whatever the driver gave.
-    pub fn unwritten(device: &Rc<Device>, bytes: usize) -> Result<Self> {
+    /// Memory with whatever contents the driver returned.
+    pub fn unwritten(device: &'static Device, bytes: usize) -> Result<Self> {
         device.make_current()?;
         let mut start: *mut c_void = std::ptr::null_mut();
         call!(device, cuMemHostAlloc(&mut start, bytes.max(1), 0))?;
-        Ok(Self { device: device.clone(), start: start.cast(), bytes })
+        Ok(Self { device, start: start.cast(), bytes })
     }
 
     /// Its address on the host.
@@ -104,13 +104,13 @@ impl Pinned {
 
     /// Its contents. The caller has waited for every copy into it.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: allocated with this size; the system's memory holds bytes, whoever wrote them.
+        // SAFETY: allocated with this size; the driver's memory is initialised, whoever wrote it.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 
     /// Its contents, to change. The caller has waited for every copy out of it.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and exclusive.
+        // SAFETY: as above, and `&mut self` makes the access exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 }

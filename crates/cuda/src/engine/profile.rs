@@ -1,11 +1,11 @@
 //! Kernel by kernel: when each ran and which op asked for it; and what the device's memory holds.
 
+use super::{CudaEngine, Key};
 use crate::Result;
-use crate::engine::{CudaEngine, Key};
+use crate::args::{Args, Grid};
+use crate::device::Event;
 use crate::ffi::cupti::{Activity, Recorder};
-use crate::ffi::driver::Event;
-use crate::kernels::Spec;
-use crate::limits::LIMITS;
+use crate::measure;
 use ironhorse_core::{Engine, Pool, Program, Scalars, Timed};
 use std::ops::Range;
 
@@ -64,14 +64,14 @@ impl CudaEngine {
     /// An event before and after each launch. A launch's time includes the gap before the next one, about a
     /// microsecond. The device is held up first, so that it never waits for the host.
     fn with_events(&mut self, key: &Key) -> Result<Vec<Timed>> {
-        let wait = self.kernels.get(&self.device, &Spec::new(LIMITS), "limits_wait")?;
+        let wait = self.device.function(&measure::spec().kernel("limits_wait"))?;
         let Some(lowered) = self.lowered.get_mut(key) else { return Ok(Vec::new()) };
         let stream = &self.stream;
         let launches = &mut lowered.launches;
         let events: Vec<Event> =
-            (0..=launches.len()).map(|_| Event::new(&self.device, true)).collect::<Result<_>>()?;
+            (0..=launches.len()).map(|_| Event::new(self.device, true)).collect::<Result<_>>()?;
         let ahead = QUEUE.min(launches.len() as u64) * NS_PER_LAUNCH;
-        stream.launch(&wait, [1; 3], [1; 3], 0, &mut crate::args::Args::new().u64(ahead))?;
+        stream.launch(wait, Grid::linear(1, 1), &mut Args::new().u64(ahead))?;
         events[0].record(stream)?;
         for (launch, event) in launches.iter_mut().zip(&events[1..]) {
             launch.enqueue(stream)?;
@@ -95,7 +95,7 @@ impl CudaEngine {
             Pool::ALL.iter().map(|&pool| (pool.name().to_owned(), self.memory.bytes(pool))).collect();
         all.push(("scratch".into(), self.scratch.allocated()));
         let constants = self.lowered.values().flat_map(|lowered| &lowered.constants);
-        all.push(("constants".into(), constants.map(crate::ffi::driver::Buffer::bytes).sum()));
+        all.push(("constants".into(), constants.map(crate::device::Buffer::bytes).sum()));
         let ours: usize = all.iter().map(|(_, bytes)| bytes).sum();
         // The driver counts other processes on this device too.
         if let Ok((free, total)) = self.device.memory() {

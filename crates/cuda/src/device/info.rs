@@ -1,0 +1,133 @@
+//! The GPUs that the driver sees, and what each of them is.
+
+use crate::ffi::driver::Driver;
+use crate::{Error, Result};
+use cudarc::driver::sys::{CUdevice, CUdevice_attribute_enum as Attribute};
+use std::ffi::CStr;
+
+/// What a GPU is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Its index.
+    pub index: usize,
+    /// Its name.
+    pub name: String,
+    /// Compute capability.
+    pub compute: (u32, u32),
+    /// Multiprocessors.
+    pub sms: u32,
+    /// Bytes of memory.
+    pub memory: usize,
+    /// Bytes of L2 cache.
+    pub l2: usize,
+    /// Bytes of shared memory that a block may ask for.
+    pub shared_per_block: usize,
+}
+
+impl DeviceInfo {
+    /// The architecture NVRTC compiles for: `sm_90a`, `sm_80`.
+    pub fn arch(&self) -> String {
+        let (major, minor) = self.compute;
+        format!("sm_{major}{minor}{}", if self.compute == (9, 0) { "a" } else { "" })
+    }
+}
+
+/// The oldest driver that is supported: that of CUDA 12.0, version 525.
+const LEAST_DRIVER: u32 = 12000;
+/// The oldest compute capability that is supported: the first with bf16 tensor cores.
+const LEAST_COMPUTE: (u32, u32) = (8, 0);
+
+/// All GPUs of this machine.
+pub(super) fn list() -> Result<Vec<DeviceInfo>> {
+    let driver = start()?;
+    (0..count(&driver)?).map(|index| describe(&driver, index).map(|(info, _)| info)).collect()
+}
+
+/// A GPU by index, if it exists and is new enough.
+pub(super) fn choose(index: usize) -> Result<(Driver, DeviceInfo, CUdevice)> {
+    let driver = start()?;
+    let count = count(&driver)?;
+    if count == 0 {
+        return Err(Error::NoDevice(
+            "the driver sees no GPU (is CUDA_VISIBLE_DEVICES empty?); use --device cpu".into(),
+        ));
+    }
+    if index >= count {
+        let last = count - 1;
+        return Err(Error::NoDevice(format!(
+            "there is no GPU {index}: this machine has {count}, cuda:0 to cuda:{last}"
+        )));
+    }
+    let (info, raw) = describe(&driver, index)?;
+    if info.compute < LEAST_COMPUTE {
+        return Err(Error::NoDevice(format!(
+            "{} has compute capability {}.{}; bf16 tensor cores need 8.0 or newer; use --device cpu",
+            info.name, info.compute.0, info.compute.1
+        )));
+    }
+    Ok((driver, info, raw))
+}
+
+/// Loads the driver and initialises it.
+fn start() -> Result<Driver> {
+    let driver = Driver::load()?;
+    let mut version = 0;
+    // SAFETY: the driver writes the version.
+    driver.check("cuDriverGetVersion", unsafe { (driver.cuDriverGetVersion)(&mut version) })?;
+    let version = version.max(0) as u32;
+    if version < LEAST_DRIVER {
+        return Err(Error::NoDevice(format!(
+            "the NVIDIA driver is too old: it supports CUDA {}.{}, 12.0 is needed; install driver 525 or newer",
+            version / 1000,
+            version % 1000 / 10
+        )));
+    }
+    // SAFETY: the flags must be 0.
+    driver.check("cuInit", unsafe { (driver.cuInit)(0) }).map_err(|error| {
+        Error::NoDevice(format!("{error}: no usable GPU; check nvidia-smi, or use --device cpu"))
+    })?;
+    Ok(driver)
+}
+
+fn count(driver: &Driver) -> Result<usize> {
+    let mut count = 0;
+    // SAFETY: the driver writes the count.
+    driver.check("cuDeviceGetCount", unsafe { (driver.cuDeviceGetCount)(&mut count) })?;
+    Ok(count.max(0) as usize)
+}
+
+fn describe(driver: &Driver, index: usize) -> Result<(DeviceInfo, CUdevice)> {
+    let mut raw = 0;
+    // SAFETY: the driver writes the handle.
+    driver.check("cuDeviceGet", unsafe { (driver.cuDeviceGet)(&mut raw, index as i32) })?;
+    let mut name = [0_i8; 256];
+    // SAFETY: the driver writes at most 256 bytes and terminates them with 0.
+    let status = unsafe { (driver.cuDeviceGetName)(name.as_mut_ptr().cast(), 256, raw) };
+    driver.check("cuDeviceGetName", status)?;
+    // SAFETY: terminated with 0 by the driver; the array was zeroed before.
+    let name = unsafe { CStr::from_ptr(name.as_ptr().cast()) }.to_string_lossy().into_owned();
+    let attribute = |which: Attribute| -> Result<u32> {
+        let mut value = 0;
+        // SAFETY: the driver writes the value.
+        let status = unsafe { (driver.cuDeviceGetAttribute)(&mut value, which as u32, raw) };
+        driver.check("cuDeviceGetAttribute", status)?;
+        Ok(value.max(0) as u32)
+    };
+    let mut memory = 0;
+    // SAFETY: the driver writes the size.
+    driver.check("cuDeviceTotalMem", unsafe { (driver.cuDeviceTotalMem_v2)(&mut memory, raw) })?;
+    let info = DeviceInfo {
+        index,
+        name,
+        compute: (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        sms: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        memory,
+        l2: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
+        shared_per_block: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?
+            as usize,
+    };
+    Ok((info, raw))
+}

@@ -1,0 +1,24 @@
+//! Kernels that only measurements use: noise to compute with, a checksum, a copy, a pause.
+
+use crate::Result;
+use crate::args::{Args, Grid};
+use crate::device::Stream;
+use crate::kernels::Spec;
+
+const THREADS: u32 = 512;
+
+/// The module of these kernels.
+pub(crate) fn spec() -> Spec {
+    Spec::new("common/limits.cu")
+}
+
+/// A grid of a size that fills the stream's device.
+pub(crate) fn full_grid(stream: &Stream) -> Grid {
+    Grid::linear(8 * stream.device().info.sms as usize, THREADS)
+}
+
+/// Fills memory with numbers that cost as much power as real ones.
+pub(crate) fn fill_with_noise(stream: &Stream, at: u64, bytes: usize) -> Result<()> {
+    let noise = stream.device().function(&spec().kernel("limits_noise"))?;
+    stream.launch(noise, full_grid(stream), &mut Args::new().ptr(at).u64(bytes as u64 / 16))
+}
