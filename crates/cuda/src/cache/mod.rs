@@ -6,17 +6,22 @@
 //!
 //! ```text
 //! files.rs  the folder and its files, which no other user can have made    mac.rs  the code at the end of an entry
+//! entries.rs  which files are entries, and which are removed first
 //! ```
 
+mod entries;
 mod files;
 mod mac;
 
+pub(crate) use entries::CHOICES;
+
+use entries::{entries, evict, remove_leftovers};
 use sha2::{Digest, Sha256};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 /// The variable that moves the folder.
 pub const CACHE_VARIABLE: &str = "IRONHORSE_CACHE";
@@ -130,8 +135,6 @@ impl Kept {
 const KEY: &str = "key";
 /// Bytes kept unless [`LIMIT_VARIABLE`] says otherwise.
 const LIMIT: u64 = 1 << 30;
-/// Age from which on a file written aside is that of a process that was killed.
-const LEFTOVER: Duration = Duration::from_secs(3600);
 
 /// A full, read-only or refused folder fails for every entry: one line is enough.
 fn warn_once(folder: &Path, error: &std::io::Error) {
@@ -192,65 +195,6 @@ fn can_write(folder: &Path) -> bool {
     aside(folder, b"").and_then(std::fs::remove_file).inspect_err(|error| warn_once(folder, error)).is_ok()
 }
 
-/// Removes what killed processes had written aside.
-fn remove_leftovers(folder: &Path, now: SystemTime) {
-    let Ok(all) = std::fs::read_dir(folder) else { return };
-    for entry in all.flatten().filter(|entry| is_aside(&entry.file_name().to_string_lossy())) {
-        let written = entry.metadata().and_then(|metadata| metadata.modified());
-        let age = written.ok().and_then(|written| now.duration_since(written).ok());
-        if age.is_some_and(|age| age > LEFTOVER) {
-            let _ = std::fs::remove_file(entry.path());
-        }
-    }
-}
-
-/// Whether a file is named as [`aside`] names those it writes.
-fn is_aside(file: &str) -> bool {
-    let name = file.strip_prefix('.').and_then(|rest| rest.strip_suffix(".new"));
-    name.is_some_and(is_key)
-}
-
-/// Whether a file is named as entries are: what it is, the [`key`] of what decided it, an extension. Anything else in the
-/// folder is not ours to remove.
-fn is_entry(file: &str) -> bool {
-    let key = file.rsplit_once('.').and_then(|(stem, _)| stem.rsplit_once('-'));
-    key.is_some_and(|(what, key)| !what.is_empty() && !what.starts_with('.') && is_key(key))
-}
-
-fn is_key(text: &str) -> bool {
-    text.len() == 32 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-fn entries(folder: &Path) -> impl Iterator<Item = std::fs::DirEntry> {
-    let all = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    all.filter(|entry| is_entry(&entry.file_name().to_string_lossy()))
-}
-
-/// Removes entries until all together have at most `limit` bytes: those used longest ago first, but chosen algorithms,
-/// which are small and decide the bits of results, after all others; never `newest`.
-fn evict(folder: &Path, limit: u64, newest: &str) {
-    let mut all = Vec::new();
-    for entry in entries(folder) {
-        let Ok(metadata) = entry.metadata() else { continue };
-        let (name, used) = (entry.file_name().to_string_lossy().into_owned(), metadata.modified().ok());
-        all.push((name.starts_with(CHOICES), used, name, metadata.len()));
-    }
-    let mut total: u64 = all.iter().map(|(.., bytes)| bytes).sum();
-    all.sort();
-    for (_, _, name, bytes) in all.into_iter().filter(|(_, _, name, _)| name != newest) {
-        if total <= limit {
-            return;
-        }
-        if std::fs::remove_file(folder.join(&name)).is_ok() {
-            tracing::debug!("cache entry {name} evicted");
-            total -= bytes;
-        }
-    }
-}
-
-/// What entries with chosen algorithms are called before the key.
-pub(crate) const CHOICES: &str = "gemm-";
-
 fn default_folder() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set(CACHE_VARIABLE)
@@ -271,6 +215,7 @@ pub(crate) fn key(parts: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::entries::LEFTOVER;
     use super::*;
 
     fn names(folder: &Path) -> Vec<String> {
@@ -375,7 +320,7 @@ mod tests {
         let name = |what: &str| format!("{what}-{}.x", key(&[what]));
         let aged = |what: &str, seconds: u64| {
             let file = std::fs::File::options().write(true).open(folder.path().join(name(what))).unwrap();
-            file.set_modified(SystemTime::now() - Duration::from_secs(seconds)).unwrap();
+            file.set_modified(SystemTime::now() - std::time::Duration::from_secs(seconds)).unwrap();
         };
         std::fs::write(folder.path().join("thesis.tex"), [0; 5000]).unwrap();
         for (what, age) in [("gemm", 900), ("one", 400), ("two", 300), ("three", 200)] {

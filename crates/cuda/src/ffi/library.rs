@@ -2,10 +2,11 @@
 //! Python environment. Loading a library runs its code, so only absolute places are searched: nothing that depends on the
 //! folder a program happens to be started in.
 
+use super::search::{Variable, absolute_folders, folders};
 use crate::{Error, Result};
-use std::ffi::{OsString, c_int};
+use std::ffi::c_int;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 /// The variable that names folders to look in first, separated like PATH.
 pub const PATH_VARIABLE: &str = "IRONHORSE_CUDA_PATH";
@@ -149,7 +150,8 @@ impl Open {
     /// Looks everywhere and opens the first that loads.
     pub fn find(kind: Kind) -> Result<Self> {
         let variable: Variable<'_> = &|name| std::env::var_os(name);
-        let (named, others) = (named_folders(variable), folders(variable, &kind));
+        let (named, others) =
+            (absolute_folders(variable, PATH_VARIABLE), folders(variable, kind.pip_folders));
         let major = if kind == DRIVER { None } else { driver_major() };
         let mut refused = String::new();
         for (folder, file) in kind.places(major, &named, &others) {
@@ -216,83 +218,6 @@ pub(crate) fn is_loaded(kind: Kind) -> bool {
 #[cfg(not(unix))]
 pub(crate) fn is_loaded(_kind: Kind) -> bool {
     true
-}
-
-/// The value of an environment variable.
-type Variable<'a> = &'a dyn Fn(&str) -> Option<OsString>;
-
-/// The absolute ones of the folders that a variable names, separated like PATH. Relative ones are refused: what they mean
-/// depends on the current folder, which may be anybody's.
-fn absolute_folders(variable: Variable<'_>, name: &'static str) -> Vec<PathBuf> {
-    let Some(given) = variable(name) else { return Vec::new() };
-    let all = std::env::split_paths(&given).filter(|folder| !folder.as_os_str().is_empty());
-    let (absolute, relative): (Vec<_>, Vec<_>) = all.partition(|folder| folder.is_absolute());
-    if let Some(folder) = relative.first() {
-        note_relative(name, folder);
-    }
-    absolute
-}
-
-/// Says that a relative folder is not searched, once for each variable.
-fn note_relative(name: &'static str, folder: &Path) {
-    static NOTED: Mutex<Vec<&str>> = Mutex::new(Vec::new());
-    let mut noted = NOTED.lock().unwrap_or_else(PoisonError::into_inner);
-    if !noted.contains(&name) {
-        noted.push(name);
-        let folder = folder.display();
-        tracing::warn!(
-            "{name} has the relative folder {folder}, which is not searched for libraries; make it absolute"
-        );
-    }
-}
-
-/// The folders of [`PATH_VARIABLE`].
-fn named_folders(variable: Variable<'_>) -> Vec<PathBuf> {
-    absolute_folders(variable, PATH_VARIABLE)
-}
-
-/// Where else to look, in order; `None` is the loader's own path.
-fn folders(variable: Variable<'_>, kind: &Kind) -> Vec<Option<PathBuf>> {
-    let mut all = vec![None];
-    for name in ["CUDA_HOME", "CUDA_PATH"] {
-        for home in absolute_folders(variable, name).into_iter().take(1) {
-            for below in ["lib64", "lib", "extras/CUPTI/lib64", "bin"] {
-                all.push(Some(home.join(below)));
-            }
-        }
-    }
-    all.push(Some("/usr/local/cuda/lib64".into()));
-    all.push(Some("/usr/local/cuda/extras/CUPTI/lib64".into()));
-    for site in site_packages(variable) {
-        all.extend(kind.pip_folders.iter().map(|below| Some(site.join(below))));
-    }
-    all
-}
-
-/// Set by the Python package: the environment that it is in, which need not be the active one.
-const PREFIX_VARIABLE: &str = "IRONHORSE_PYTHON_PREFIX";
-
-/// The `site-packages` of the Python environment in use: the one we were imported in, the active one, then the one of the
-/// `python3` on the path.
-fn site_packages(variable: Variable<'_>) -> Vec<PathBuf> {
-    let active = [PREFIX_VARIABLE, "VIRTUAL_ENV", "CONDA_PREFIX"];
-    let mut roots: Vec<PathBuf> = active.iter().flat_map(|&name| absolute_folders(variable, name)).collect();
-    if let Some(path) = variable("PATH") {
-        let all = std::env::split_paths(&path).filter(|folder| folder.is_absolute()); // "." is common there
-        let beside = all.filter(|folder| folder.join("python3").exists());
-        roots.extend(beside.filter_map(|folder| folder.parent().map(Path::to_owned)));
-    }
-    let mut sites = Vec::new();
-    for root in roots {
-        let Ok(entries) = std::fs::read_dir(root.join("lib")) else { continue };
-        for entry in entries.flatten() {
-            let is_python = entry.file_name().to_string_lossy().starts_with("python3");
-            let site = ["site-packages", "dist-packages"].map(|name| entry.path().join(name));
-            sites.extend(site.into_iter().filter(|site| is_python && site.join("nvidia").is_dir()));
-        }
-    }
-    sites.dedup();
-    sites
 }
 
 #[cfg(unix)]
@@ -380,42 +305,6 @@ mod tests {
             assert_eq!(new[7..], ["-/libnvrtc.so.12", "pip/libnvrtc.so.12"]);
         }
         assert_eq!(places(None)[3..6], ["-/libnvrtc.so.13", "-/libnvrtc.so.12", "-/libnvrtc.so"]);
-    }
-
-    /// An environment with NVIDIA's libraries, and the folder of NVRTC in it.
-    fn environment(root: &Path) -> PathBuf {
-        let folder = root.join("lib/python3.12/site-packages").join(NVRTC.pip_folders[0]);
-        std::fs::create_dir_all(&folder).unwrap();
-        folder
-    }
-
-    #[test]
-    fn a_venv_in_the_current_folder_is_not_searched() {
-        // Tests run in the folder of the crate; an environment below it is reached by relative paths only from there.
-        let here = tempfile::tempdir_in(std::env::current_dir().unwrap()).unwrap();
-        let relative = PathBuf::from(here.path().file_name().unwrap()).join(".venv");
-        let absolute = environment(&here.path().join(".venv"));
-        assert!(relative.is_dir(), "it is there, and only not looked at");
-        std::fs::create_dir_all(relative.join("bin")).unwrap();
-        std::fs::write(relative.join("bin/python3"), b"").unwrap();
-        let searched = |name: &'static str, value: PathBuf| {
-            let variable = move |asked: &str| (asked == name).then(|| value.clone().into_os_string());
-            let mut all = named_folders(&variable);
-            all.extend(folders(&variable, &NVRTC).into_iter().flatten());
-            assert!(all.iter().all(|folder| folder.is_absolute()), "{name}: {all:?}");
-            all
-        };
-        let nothing = searched("", PathBuf::new());
-        for name in [PATH_VARIABLE, "CUDA_HOME", "CUDA_PATH", PREFIX_VARIABLE, "VIRTUAL_ENV", "CONDA_PREFIX"]
-        {
-            assert_eq!(searched(name, relative.clone()), nothing, "{name}");
-            assert_eq!(searched(name, PathBuf::new()), nothing, "{name}");
-            assert!(searched(name, here.path().join(".venv")).len() > nothing.len(), "{name}");
-        }
-        assert_eq!(searched("PATH", relative.join("bin")), nothing);
-        for (name, value) in [("VIRTUAL_ENV", ".venv"), (PREFIX_VARIABLE, ".venv"), ("PATH", ".venv/bin")] {
-            assert!(searched(name, here.path().join(value)).contains(&absolute), "{name}");
-        }
     }
 
     #[test]

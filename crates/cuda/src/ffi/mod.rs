@@ -6,3 +6,4 @@ pub mod cupti;
 pub mod driver;
 pub mod library;
 pub mod nvrtc;
+mod search;

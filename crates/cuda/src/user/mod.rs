@@ -5,6 +5,7 @@
 mod includes;
 mod kernel;
 mod signature;
+mod tokens;
 
 pub use kernel::{Arg, Dims, HostArray, Kernel};
 pub use signature::{Parameter, Signature, TemplateParameter};
