@@ -1,4 +1,4 @@
-"""Two loss curves over each other and, below, how far they are apart, as an SVG drawn by hand."""
+"""Two loss curves in one frame and, below, how far they are apart, as SVG."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 
 WIDTH, LEFT, RIGHT = 860, 72, 828
 UPPER, LOWER = (64, 300), (350, 500)  # top and bottom of the two frames
-COLORS = ("#d1495b", "#00798c", "#8d96a3", "#edae49")
+# colours and dashes as in crates/train/src/picture/svg.rs
+COLORS = ("#2563eb", "#ea580c", "#059669", "#9333ea")
+DASHES = ("", "7 4", "2 4", "10 4 2 4")
 
 
 def draw(title: str, curves: dict[str, list[float]], gaps: dict[str, list[float]]) -> str:
@@ -31,13 +33,12 @@ def draw(title: str, curves: dict[str, list[float]], gaps: dict[str, list[float]
         x = LEFT + (RIGHT - LEFT) * number / max(steps - 1, 1)
         parts.append(f'<text x="{min(x, RIGHT):.0f}" y="520" text-anchor="middle">{number}</text>')
     for i, (name, curve) in enumerate(curves.items()):
-        dashes = ' stroke-dasharray="5 5"' if i else ""  # the first one shows through
         line = [(n, _y(v, low, high, UPPER)) for n, v in enumerate(curve)]
-        parts.append(_path(line, steps, COLORS[i], f'stroke-width="{2 - i * 0.5}"{dashes}'))
+        parts.append(_path(line, steps, COLORS[i], f'stroke-width="{2 - i * 0.5}" stroke-dasharray="{DASHES[i]}"'))
         parts.append(_legend(name, COLORS[i], LEFT + 260 * i, 50))
     for i, (name, gap) in enumerate(gaps.items()):
         line = [(n, _y(math.log10(v), *decades, LOWER)) for n, v in enumerate(gap) if v > 0]
-        parts.append(_path(line, steps, COLORS[i + 1], 'stroke-width="1"'))
+        parts.append(_path(line, steps, COLORS[i + 1], f'stroke-width="1" stroke-dasharray="{DASHES[i + 1]}"'))
         parts.append(_legend(name, COLORS[i + 1], LEFT + 260 * i, 338))
     return "\n".join([*parts, "</svg>\n"])
 

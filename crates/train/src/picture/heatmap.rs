@@ -1,12 +1,9 @@
-//! A picture of how tokens spread over experts: a row for each layer, a column for each expert.
+//! How tokens spread over experts: a row for each layer, a column for each expert.
 
-use std::fmt::Write as _;
+use super::svg::{self, Anchor, COLOURS, GRID, INK, PALE, SMALL, Svg};
+use crate::Result;
 use std::path::Path;
 
-use crate::Result;
-use crate::format::atomic;
-
-/// The picture's measures.
 const CELL_HEIGHT: f64 = 24.0;
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 90.0;
@@ -14,69 +11,51 @@ const TOP: f64 = 84.0;
 const RIGHT: f64 = 30.0;
 /// Narrower cells have no room for a number.
 const LEAST_FOR_TEXT: f64 = 34.0;
+/// From this distance to an even share, in units of full colour, a triangle points up or down.
+const FAR: f64 = 0.25;
 
-/// Draws the shares (layers × experts) and writes them to `path`, aside first and then renamed.
+/// Draws the loads (layers × experts) and writes them to `path`. The loads of a layer are made to sum to 100 %, whatever
+/// number of experts a token gets.
 pub fn load_svg(path: &Path, load: &[Vec<f64>]) -> Result<()> {
-    let svg = render(load);
-    atomic::write_file(path, |sink| sink.put(svg.as_bytes()))
+    svg::write(path, &render(load))
 }
 
 fn render(load: &[Vec<f64>]) -> String {
     let experts = load.first().map_or(1, Vec::len).max(1);
     let cell = (WIDTH - LEFT - RIGHT) / experts as f64;
     let height = TOP + CELL_HEIGHT * load.len() as f64 + 30.0;
-    let mut svg = String::new();
-    let _ = write!(
-        svg,
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" font-family="Inter, system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif">
-<title>load of the experts</title>
-<rect width="{WIDTH}" height="{height}" rx="10" fill="#ffffff"/>
-<text x="{LEFT}" y="36" font-size="19" font-weight="600" fill="#111827">load of the experts</text>
-<text x="{LEFT}" y="58" font-size="13" fill="#6b7280">percent of the tokens that each expert gets; white is an even share, blue less, orange more</text>
-"##
-    );
+    let what = "share of the routed tokens in percent, each layer sums to 100; white is an even share, orange and \u{25b2} more, \
+                blue and \u{25bc} less";
+    let mut svg = Svg::new([WIDTH, height], LEFT, "load of the experts", what);
     for e in (0..experts).filter(|_| cell >= LEAST_FOR_TEXT) {
         let x = LEFT + cell * (e as f64 + 0.5);
-        let _ = writeln!(
-            svg,
-            r##"<text x="{x:.1}" y="{:.1}" font-size="11" text-anchor="middle" fill="#6b7280">{e}</text>"##,
-            TOP - 6.0
-        );
+        svg.text([x, TOP - 6.0], &e.to_string(), (SMALL, PALE, Anchor::Middle));
     }
     for (l, row) in load.iter().enumerate() {
         let y = TOP + CELL_HEIGHT * l as f64;
-        let _ = writeln!(
-            svg,
-            r##"<text x="{:.1}" y="{:.1}" font-size="11" text-anchor="end" fill="#6b7280">layer {l}</text>"##,
-            LEFT - 8.0,
-            y + 16.0
-        );
-        let even = row.iter().sum::<f64>() / row.len().max(1) as f64;
-        for (e, &share) in row.iter().enumerate() {
-            draw_cell(&mut svg, [LEFT + cell * e as f64, y, cell], share, even);
+        svg.text([LEFT - 8.0, y + 16.0], &format!("layer {l}"), (SMALL, PALE, Anchor::End));
+        let sum = row.iter().sum::<f64>();
+        for (e, &load) in row.iter().enumerate() {
+            let share = if sum > 0.0 { load / sum } else { 0.0 };
+            draw_cell(&mut svg, [LEFT + cell * e as f64, y, cell], share, 1.0 / row.len() as f64);
         }
     }
-    svg.push_str("</svg>\n");
-    svg
+    svg.finish()
 }
 
-fn draw_cell(svg: &mut String, [x, y, width]: [f64; 3], share: f64, even: f64) {
+fn draw_cell(svg: &mut Svg, [x, y, width]: [f64; 3], share: f64, even: f64) {
     // equal steps of colour for equal factors; four times or a quarter of the even share is full colour
-    let off = if even > 0.0 { (share / even).max(1e-3).log2() / 2.0 } else { 0.0 };
-    let (colour, opacity) = (if off > 0.0 { "#ea580c" } else { "#2563eb" }, off.abs().min(1.0));
-    let height = CELL_HEIGHT;
-    let _ = writeln!(
-        svg,
-        r##"<rect x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height}" fill="{colour}" fill-opacity="{opacity:.3}" stroke="#e5e7eb"/>"##
-    );
+    let off = (share / even).max(1e-3).log2() / 2.0;
+    let (colour, opacity) = (if off > 0.0 { COLOURS[1] } else { COLOURS[0] }, off.abs().min(1.0));
+    let style = format!(r#"fill="{colour}" fill-opacity="{opacity:.3}" stroke="{GRID}""#);
+    svg.rect([x, y], [width, CELL_HEIGHT], &style);
+    if off.abs() >= FAR && width >= 8.0 {
+        let at = if off > 0.0 { y + 8.0 } else { y + 3.0 };
+        svg.triangle([x + 2.0, at], off > 0.0);
+    }
     if width >= LEAST_FOR_TEXT {
-        let _ = writeln!(
-            svg,
-            r##"<text x="{:.1}" y="{:.1}" font-size="11" text-anchor="middle" fill="#111827">{:.1}</text>"##,
-            x + width / 2.0,
-            y + 16.0,
-            100.0 * share
-        );
+        let text = format!("{:.1}", 100.0 * share);
+        svg.text([x + width / 2.0, y + 16.0], &text, (SMALL, INK, Anchor::Middle));
     }
 }
 
@@ -85,16 +64,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_expert_has_a_cell_and_its_share() {
+    fn every_expert_has_a_cell_and_its_share_of_a_hundred() {
+        // two experts for each token: the loads sum to 2, the shares to 100
         let svg = render(&[vec![0.5, 0.5, 0.5, 0.5], vec![1.0, 0.25, 0.75, 0.0]]);
         assert_eq!(svg.matches("<rect").count(), 1 + 8);
-        for text in
-            ["layer 1", ">50.0<", ">100.0<", ">0.0<", "fill-opacity=\"1.000\"", "fill-opacity=\"0.000\""]
-        {
+        for text in ["layer 1", ">25.0<", ">50.0<", ">12.5<", ">37.5<", ">0.0<", "each layer sums to 100"] {
             assert!(svg.contains(text), "{text}");
         }
+        assert!(svg.contains("fill-opacity=\"1.000\"") && svg.contains("fill-opacity=\"0.000\""));
         let many = render(&[vec![1.0 / 64.0; 64]]);
         assert_eq!((many.matches("<rect").count(), many.matches("text-anchor=\"middle\"").count()), (65, 0));
-        assert!(!render(&[]).contains("NaN"));
+        assert!(!render(&[]).contains("NaN") && !render(&[vec![0.0; 3]]).contains("NaN"));
+    }
+
+    #[test]
+    fn more_and_less_are_told_apart_without_colour() {
+        let svg = render(&[vec![0.7, 0.1, 0.1, 0.1]]);
+        assert_eq!((svg.matches("l-3 -5z").count(), svg.matches("l-3 5z").count()), (1, 3));
+        assert_eq!(render(&[vec![0.25; 4]]).matches("l-3").count(), 0);
     }
 }

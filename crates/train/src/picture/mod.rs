@@ -1,6 +1,16 @@
-//! The SVG pictures of runs and profiles.
+//! The SVG pictures of runs and profiles, in one style, readable in black and white.
+//!
+//! ```text
+//! svg.rs     page, colours, dashes, text       curves.rs   loss over the steps       bars.rs  time by op or kernel
+//! axis.rs    round ticks and their labels      heatmap.rs  load of the experts
+//! ```
 
+mod axis;
+mod bars;
 mod curves;
 mod heatmap;
-pub use curves::*;
-pub use heatmap::*;
+mod svg;
+
+pub use bars::{Bar, Bars, bars_svg};
+pub use curves::{Series, Style, loss_svg};
+pub use heatmap::load_svg;
