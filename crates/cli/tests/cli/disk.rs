@@ -68,7 +68,7 @@ fn a_disk_of_3_mib_loses_nothing() {
         done.stderr
     );
     assert!(
-        done.stderr.contains("the checkpoint is at ") && done.stderr.contains("to go on from it"),
+        done.stderr.contains("the checkpoint is at ") && done.stderr.contains("to resume from it"),
         "{}",
         done.stderr
     );

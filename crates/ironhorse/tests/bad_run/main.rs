@@ -277,7 +277,7 @@ fn an_overflowed_second_moment_is_saved_and_named() {
     let run = top.path().join("run");
     let spec = Spec { overflow: true, ..Spec::default() };
     let done = train(&run, &spec, Meanwhile::StopAt(5, 1));
-    assert!(done.says("saved with numbers that are not finite in `v."), "{:#?}", done.notes);
+    assert!(done.says("saved with NaN or infinity in `v."), "{:#?}", done.notes);
     assert_eq!(done.summary().bad_steps, 0, "{:#?}", done.notes);
     let whole = top.path().join("whole");
     train(&whole, &spec, Meanwhile::Nothing).summary();

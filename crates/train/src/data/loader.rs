@@ -2,7 +2,7 @@
 //!
 //! An epoch cuts every source into windows of T tokens, starting at a phase drawn anew for each epoch and source, and
 //! visits each window once, in the order of a keyed permutation: no table, however many windows there are. A batch that
-//! the epoch cannot fill goes on with the next epoch, so no window is dropped.
+//! the epoch cannot fill continues with the next epoch, so no window is dropped.
 
 use std::ops::Range;
 use std::path::Path;
@@ -29,7 +29,7 @@ pub struct LoaderConfig {
     pub shuffle: bool,
 }
 
-/// Where a loader stands, for a checkpoint.
+/// The position of a loader, for a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoaderState {
@@ -40,7 +40,7 @@ pub struct LoaderState {
     pub fingerprint: u64,
 }
 
-/// Epochs that a position may lie from the start: they are walked one by one, so a damaged number must not take hours.
+/// The largest epoch of a position: epochs are walked one by one, so a damaged number must not take hours.
 const MOST_EPOCHS: u64 = 100_000_000;
 
 /// Gives out batches of (x, y), y being x one token later.
@@ -178,7 +178,7 @@ impl Loader {
         self.content.map_or(self.shape, |content| hash([self.shape, content].into_iter()))
     }
 
-    /// Where the loader stands.
+    /// The loader's position.
     pub fn state(&self) -> LoaderState {
         LoaderState { samples: self.samples(), fingerprint: self.fingerprint() }
     }
@@ -199,7 +199,7 @@ impl Loader {
         self.seek(self.samples().saturating_add(samples))
     }
 
-    /// Goes to where a loader stands that has given out this many samples.
+    /// Moves to the position after this many samples.
     fn seek(&mut self, samples: u64) -> Result<()> {
         let (number, before) = self.find(samples)?;
         if number != self.epoch.number {
@@ -249,7 +249,7 @@ impl Loader {
         let mut epoch = Epoch::new(self.sources.len());
         for sample in samples {
             if sample < epoch.before || sample - epoch.before >= epoch.windows {
-                // the epoch of a sample is where a loader stands that has just given it out
+                // the epoch of a sample is that of the loader right after it
                 let (number, before) = self.find(sample.saturating_add(1))?;
                 epoch.start(number, before, &self.config, &self.sources);
             }
@@ -305,7 +305,7 @@ impl Epoch {
     /// The source of the window at this place of the order, and the token at which the window starts.
     fn place(&self, position: u64, config: &LoaderConfig) -> (usize, u64) {
         let number = if config.shuffle { self.order.at(position) } else { position };
-        // The last source that starts at or before the window; sources without windows lie before it.
+        // The last source that starts at or before the window; sources without windows come before it.
         let index = self.spans.partition_point(|s| s.first <= number) - 1;
         let span = self.spans[index];
         (index, span.phase + (number - span.first) * config.seq as u64)

@@ -23,7 +23,7 @@ impl Permutation {
         Self { n, half: bits.div_ceil(2).max(1), keys: [(); ROUNDS].map(|()| rng.next_u64()) }
     }
 
-    /// What stands at place `i` of the order. `i` must be below n.
+    /// The element at place `i` of the order. `i` must be below n.
     pub(super) fn at(&self, i: u64) -> u64 {
         debug_assert!(i < self.n, "place {i} of {}", self.n);
         let mask = (1_u64 << self.half) - 1;

@@ -1,5 +1,5 @@
-//! Steps whose loss or gradient norm is not finite. They change nothing: the engine halts updates by itself, the step in
-//! flight included, until it is told to go on. Such a step is skipped; after too many in a row the run goes back to its last
+//! Bad steps, whose loss or gradient norm is NaN or infinite. They change nothing: the engine halts updates by itself, the step in
+//! flight included, until the halt is cleared. Such a step is skipped; after too many in a row the run goes back to its last
 //! good checkpoint and past those batches, once; then it ends.
 
 use super::black_box::{self, BadStep};
@@ -27,7 +27,7 @@ pub(super) struct Bad {
 }
 
 impl Trainer<'_> {
-    /// What a step that the engine refused means: a router chooses no experts by numbers that are not finite, so a model
+    /// What a step that the engine refused means: a router refuses NaN or infinite logits, so a model
     /// with experts that runs away gets no further than that. Any other refusal stays an error.
     pub fn bad_by_error(&mut self, step: u64, error: Error) -> Result<Bad> {
         let Some((_, position)) = self.fetched.filter(|(fetched, _)| *fetched >= step) else {
@@ -53,7 +53,7 @@ impl Trainer<'_> {
         Ok(Bad { metrics, scalars, position })
     }
 
-    /// The first number of a step that is not finite. The step left the weights as they were, so it can be run again.
+    /// The first NaN or infinity of a step. The step left the weights as they were, so it can be run again.
     pub fn find_non_finite(&mut self, step: u64) -> Option<String> {
         self.search(step).map(|(_, found)| found)
     }
@@ -69,7 +69,7 @@ impl Trainer<'_> {
         })
     }
 
-    /// Skips a bad step; gives the step to go on with if the run goes back to a checkpoint.
+    /// Skips a bad step; gives the next step if the run goes back to a checkpoint.
     pub fn skip(&mut self, bad: Bad) -> Result<Option<u64>> {
         self.job.session.clear_halt()?;
         let Bad { mut metrics, scalars, position } = bad;
@@ -114,7 +114,7 @@ impl Trainer<'_> {
         self.go_back(step, below, diverged).map(Some)
     }
 
-    /// A validation loss that is not finite: the weights are spoilt though every step was finite. Gives the step to go on
+    /// A NaN or infinite validation loss: the weights are damaged though every step was finite. Gives the next step
     /// with.
     pub fn not_finite(&mut self, step: u64, loss: f32) -> Result<u64> {
         self.job.observer.note(&format!("step {step:>5}  the validation loss is {loss}"));
@@ -191,7 +191,7 @@ impl Trainer<'_> {
             seq,
             accumulate: self.job.settings.accumulate,
             samples: (self.position.samples, position.samples),
-            scalars: scalars.into(),
+            scalars: *scalars,
             weights: relative(&folder, &weights),
             weights_crc32: std::fs::read(weights.join(TRAINER)).map_or(0, |bytes| crc32fast::hash(&bytes)),
         };

@@ -1,4 +1,4 @@
-//! The black box of a step whose loss or gradient norm was not finite: its tokens, its numbers and the weights it ran on,
+//! The black box of a step whose loss or gradient norm was NaN or infinite: its tokens, its numbers and the weights it ran on,
 //! so that `ironhorse verify --replay` can run it again anywhere.
 
 use crate::format::atomic;
@@ -27,7 +27,7 @@ pub struct BadStep {
     /// Whether the step was run again at once; of several bad steps in a row only the first is.
     #[serde(default)]
     pub looked: bool,
-    /// The first number that was not finite then; empty if there was none.
+    /// The first NaN or infinity found then; empty if none was found.
     pub found: String,
     /// The micro-step it was in, where one was found.
     #[serde(default)]
@@ -47,68 +47,31 @@ pub struct BadStep {
     /// The samples of the step, by their numbers in the whole run: the first, and the first after.
     pub samples: (u64, u64),
     /// The scalars of the step, by name.
-    pub scalars: StepScalars,
+    #[serde(with = "ScalarsJson")]
+    pub scalars: Scalars,
     /// The checkpoint with the weights, seen from the black box's folder.
     pub weights: PathBuf,
     /// CRC-32 of that checkpoint's `trainer.json`.
     pub weights_crc32: u32,
 }
 
-/// The numbers of a step that its ops read.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StepScalars {
-    /// Optimizer step, from 1.
-    pub step: u32,
-    /// Multiplies each row's loss and gradient.
-    pub loss_scale: f32,
-    /// Learning rate.
-    pub lr: f32,
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// AdamW's epsilon.
-    pub eps: f32,
-    /// Decoupled weight decay.
-    pub weight_decay: f32,
-    /// Largest gradient norm.
-    pub grad_clip: f32,
-    /// Seed of random rounding.
-    pub seed: u64,
-}
-
-impl From<&Scalars> for StepScalars {
-    fn from(s: &Scalars) -> Self {
-        Self {
-            step: s.step,
-            loss_scale: s.loss_scale,
-            lr: s.lr,
-            beta1: s.beta1,
-            beta2: s.beta2,
-            eps: s.eps,
-            weight_decay: s.weight_decay,
-            grad_clip: s.grad_clip,
-            seed: s.seed,
-        }
-    }
-}
-
-impl From<&StepScalars> for Scalars {
-    fn from(s: &StepScalars) -> Self {
-        Self {
-            step: s.step,
-            micro_step: 0,
-            loss_scale: s.loss_scale,
-            lr: s.lr,
-            beta1: s.beta1,
-            beta2: s.beta2,
-            eps: s.eps,
-            weight_decay: s.weight_decay,
-            grad_clip: s.grad_clip,
-            position: 0,
-            seed: s.seed,
-        }
-    }
+/// [`Scalars`] as JSON writes them: those of a whole step, so without micro-step and position.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Scalars")]
+struct ScalarsJson {
+    step: u32,
+    #[serde(skip)]
+    micro_step: u32,
+    loss_scale: f32,
+    lr: f32,
+    beta1: f64,
+    beta2: f64,
+    eps: f32,
+    weight_decay: f32,
+    grad_clip: f32,
+    #[serde(skip)]
+    position: u32,
+    seed: u64,
 }
 
 /// A black box as it is read back.
@@ -207,7 +170,7 @@ mod tests {
             seq: 3,
             accumulate: 1,
             samples: (14, 16),
-            scalars: (&Scalars::default()).into(),
+            scalars: Scalars::default(),
             weights: WEIGHTS.into(),
             weights_crc32: 5,
         }
@@ -222,7 +185,7 @@ mod tests {
             let read = BlackBox::open(place).unwrap();
             assert_eq!((&read.bad, &read.x[..], &read.y[..]), (&bad(), &tokens[..], &tokens[..]));
             assert_eq!(read.weights, top.path().join(WEIGHTS));
-            assert_eq!(Scalars::from(&read.bad.scalars), Scalars::default());
+            assert_eq!(read.bad.scalars, Scalars::default());
         }
         let wrong = BadStep { batch: 3, ..bad() };
         assert!(write(top.path(), &wrong, &tokens, &tokens).is_err());

@@ -1,4 +1,4 @@
-//! What is asked of a run from outside while it runs: to stop, or to save.
+//! Requests to a running run: to stop, or to save.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,9 +16,9 @@ pub struct Control {
 /// Why a run stops before its last step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// Somebody asked; the number is what was stored in [`Control::stop_flag`], such as a signal's.
+    /// It was asked to; the number is what was stored in [`Control::stop_flag`], such as a signal's.
     Asked(usize),
-    /// The time given to it is over.
+    /// Its time limit is reached.
     Time(Duration),
 }
 
@@ -29,12 +29,12 @@ impl Control {
         Self { deadline: time.map(|time| (Instant::now() + time, time)), ..self }
     }
 
-    /// To be set to anything but 0 to stop the run.
+    /// Set it to any number but 0 to stop the run.
     pub fn stop_flag(&self) -> Arc<AtomicUsize> {
         self.stop.clone()
     }
 
-    /// To be set to save now and go on.
+    /// Set it to save now and continue.
     pub fn save_flag(&self) -> Arc<AtomicBool> {
         self.save.clone()
     }

@@ -15,8 +15,8 @@ use crate::{Error, Result};
 pub struct Metrics {
     /// The step, from 0.
     pub step: u64,
-    /// Mean training loss of the step's tokens, in nats, with the auxiliary loss of every layer of experts. Not a number
-    /// stands in the file as null.
+    /// Mean training loss of the step's tokens, in nats, with the auxiliary loss of every layer of experts. NaN is
+    /// written as null.
     #[serde(deserialize_with = "null_is_nan")]
     pub loss: f32,
     /// Mean validation loss, on the steps that measured it.
@@ -34,10 +34,10 @@ pub struct Metrics {
     /// Tokens trained on per second.
     #[serde(deserialize_with = "null_is_nan")]
     pub tokens_per_s: f32,
-    /// The loss or the gradient norm was not finite: the step changed nothing.
+    /// The loss or the gradient norm was NaN or infinite: the step changed nothing.
     #[serde(default, skip_serializing_if = "is_false")]
     pub bad: bool,
-    /// How far the loss stands out from those before it, where it does: a robust z-score.
+    /// The robust z-score of an outlier loss.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spike: Option<f32>,
     /// How the tokens spread over the experts of each layer, on the steps that measured it.
@@ -62,7 +62,7 @@ pub struct MetricsWriter {
 }
 
 impl MetricsWriter {
-    /// Starts a new file; one that is there is emptied.
+    /// Starts a new file; an existing one is emptied.
     pub fn create(path: &Path) -> Result<Self> {
         File::create(path).map_err(|e| Error::io(path, "create", e))?;
         Self::append(path)

@@ -1,22 +1,23 @@
 //! A training run: the loop, its folder, its checkpoints, and what happens when something goes wrong.
 //!
 //! ```text
-//! trainer.rs   the loop             saver.rs       checkpoints, written by a thread     control.rs  stops and saves asked for
-//! bad_step.rs  steps not finite     black_box.rs   what is kept of them                 spikes.rs   losses that stand out
-//! measure.rs   validation, samples  save_plan.rs   what saves share, and their room
-//! folder.rs    the run's folder     provenance.rs  run.json, algorithms.json            balance.rs  loads of the experts
+//! trainer.rs   the loop                 ending.rs      done, stopped or failed             control.rs   stop and save requests
+//! schedule.rs  the learning rate        measure.rs     validation and samples              metrics.rs   metrics.jsonl
+//! bad_step.rs  NaN or infinite steps    black_box.rs   what is kept of them                spikes.rs    outlier losses
+//! save/        checkpoints by a thread  folder/        the run's folder and its lock       balance.rs   loads of the experts
+//! provenance.rs  run.json, algorithms.json
 //! ```
 
 mod bad_step;
 mod balance;
 mod black_box;
 mod control;
+mod ending;
 mod folder;
 mod measure;
 pub mod metrics;
 mod provenance;
-mod save_plan;
-mod saver;
+mod save;
 pub mod schedule;
 mod spikes;
 mod trainer;
@@ -25,7 +26,7 @@ pub use black_box::{BAD, BadStep, BlackBox};
 pub use control::{Control, StopReason};
 pub use folder::RunFolder;
 pub use provenance::{InitFacts, RunJson, Started, host, read_algorithms, utc};
-pub use saver::{SaveSettings, SaveStats, Saver};
+pub use save::{SaveSettings, SaveStats, Saver};
 
 use crate::Result;
 use crate::data::Loader;
@@ -41,7 +42,7 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The numbers of a run.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct TrainSettings {
     /// Optimizer steps.
@@ -58,13 +59,13 @@ pub struct TrainSettings {
     pub beta2: f64,
     /// AdamW's epsilon.
     pub eps: f32,
-    /// Decay of matrices.
+    /// Weight decay, of 2-D tensors only.
     pub weight_decay: f32,
     /// Largest gradient norm; 0 turns clipping off.
     pub grad_clip: f32,
-    /// Steps in a row that may be skipped because their loss or gradient norm is not finite.
+    /// Steps in a row that may be skipped because their loss or gradient norm is NaN or infinite.
     pub bad_steps: u32,
-    /// What the backward computes again; only told to black boxes.
+    /// What the backward recomputes; recorded in black boxes only.
     pub recompute: Recompute,
     /// Validate every so many steps; 0 means only before the first and after the last.
     pub val_every: u64,
@@ -99,15 +100,15 @@ pub struct TrainData {
     pub tokenizer: Option<Tokenizer>,
 }
 
-/// Who watches a run: a progress bar, a log, nobody.
+/// Follows a run: a progress bar, a log, or nothing.
 pub trait Observer {
     /// A step is done.
     fn step(&mut self, metrics: &Metrics);
     /// A sample was written at this step.
     fn sample(&mut self, step: u64, text: &str);
-    /// Something did not work that the run can do without.
+    /// Something failed that the run can do without.
     fn note(&mut self, text: &str);
-    /// The state was copied to host memory; from here on the run goes on and a thread writes.
+    /// The state was copied to host memory; training continues while a thread writes it.
     fn copied(&mut self, _step: u64, _bytes: u64, _took: Duration) {}
     /// A checkpoint is on the disk.
     fn saved(&mut self, _step: u64, _stats: &SaveStats) {}
@@ -118,11 +119,11 @@ pub trait Observer {
 pub enum Ending {
     /// All steps were made.
     Done,
-    /// It was stopped and can go on where it was.
+    /// It was stopped and can be resumed.
     Stopped(StopReason),
 }
 
-/// What a run has to show.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Summary {
     /// How it ended.
@@ -141,7 +142,7 @@ pub struct Summary {
     pub last_loss: f32,
     /// The text written after the last step.
     pub sample: String,
-    /// Steps of this start that were skipped because they were not finite.
+    /// Steps of this start that were skipped because they were NaN or infinite.
     pub bad_steps: u64,
     /// What saving cost.
     pub saves: SaveStats,
@@ -153,17 +154,17 @@ pub struct Job<'a> {
     pub session: &'a mut Session,
     /// What it learns from, at the place where it starts.
     pub data: &'a mut TrainData,
-    /// Its numbers.
+    /// Its settings.
     pub settings: &'a TrainSettings,
     /// Its folder.
     pub folder: &'a mut RunFolder,
     /// Writes its checkpoints.
     pub saver: &'a mut Saver,
-    /// What is asked of it from outside.
+    /// Requests to stop or to save.
     pub control: &'a Control,
-    /// Who watches.
+    /// Follows the run.
     pub observer: &'a mut dyn Observer,
-    /// Where it stands: of a new run the default with its settings, of a resumed one what its checkpoint says.
+    /// How far it has come: the default with its settings for a new run, that of the checkpoint for a resumed one.
     pub state: TrainerState,
 }
 
@@ -177,7 +178,7 @@ pub fn train(job: Job<'_>) -> Result<Summary> {
     trainer::Trainer::new(job)?.run()
 }
 
-/// What a resumed run goes on from: cuts the log back and puts the data where the checkpoint's were.
+/// Moves the data to the position of a checkpoint.
 pub fn restore_position(state: &TrainerState, data: &mut TrainData) -> Result<()> {
     let position = serde_json::from_value(state.data.clone()).map_err(|error| {
         crate::Error::Config(format!("the checkpoint's position in the data is not valid: {error}"))

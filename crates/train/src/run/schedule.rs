@@ -69,7 +69,7 @@ impl LrSchedule {
         if step < self.warmup_steps {
             return (peak * (step + 1) as f64 / self.warmup_steps as f64) as f32;
         }
-        // The step that has the peak, and how far from it to the last step this one lies.
+        // The step that has the peak, and how far this one is from it to the last step.
         let top = self.warmup_steps.saturating_sub(1);
         let span = self.total_steps.saturating_sub(1).saturating_sub(top);
         let progress = if span == 0 { 0.0 } else { ((step - top) as f64 / span as f64).min(1.0) };

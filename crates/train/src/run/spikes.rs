@@ -1,4 +1,4 @@
-//! Tells a loss that stands out from those before it, by a robust z-score: the distance from the median in units of the
+//! Detects outlier losses by a robust z-score: the distance from the median in units of the
 //! median absolute deviation, which a few outliers do not move.
 
 use std::collections::VecDeque;

@@ -4,18 +4,18 @@ use super::bad_step::Bad;
 use super::balance::Balance;
 use super::measure::{Validated, prompt_of};
 use super::spikes::Spikes;
-use super::{Ending, Job, StopReason, Summary, provenance, scalars_of};
+use super::{Ending, Job, Summary, provenance, scalars_of};
+use crate::Result;
 use crate::data::LoaderState;
 use crate::format::checkpoint::{Best, TrainerState};
 use crate::run::metrics::Metrics;
 use crate::session::PendingUpdate;
-use crate::{Error, Result};
 use ironhorse_core::Scalars;
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Where the engine works by itself, reading how tokens spread makes it wait; so every so many steps.
+/// Steps between readings of the router's load where the engine is asynchronous: reading it waits for the device.
 const ROUTING_EVERY: u64 = 10;
 
 /// The tokens of one step, kept until its results are known: a step that goes wrong is run again to find out where.
@@ -51,7 +51,7 @@ pub(super) struct Trainer<'a> {
     pub bad_in_a_row: u32,
     pub rolled_back_from: Option<u64>,
     /// The last step's line, of a run that was stopped before its last validation.
-    unlogged: Option<Metrics>,
+    pub unlogged: Option<Metrics>,
     /// When the step before was done.
     pub mark: Instant,
     balance: Balance,
@@ -60,7 +60,7 @@ pub(super) struct Trainer<'a> {
     choices: usize,
     log_failed: bool,
     /// The last save failed everywhere: it is not tried once more.
-    unsaved: bool,
+    pub unsaved: bool,
 }
 
 impl<'a> Trainer<'a> {
@@ -141,7 +141,7 @@ impl<'a> Trainer<'a> {
         Ok(self.summary)
     }
 
-    /// All steps, from where the run stands to its end or until it is to stop.
+    /// All remaining steps, until the end or a request to stop.
     fn steps(&mut self, in_flight: &mut Option<InFlight>) -> Result<()> {
         let settings = self.job.settings;
         let mut step = self.landed;
@@ -190,7 +190,7 @@ impl<'a> Trainer<'a> {
             }
             if samples {
                 if !self.sample(step) {
-                    continue; // to stop before this step, so that the sample is drawn again when the run goes on
+                    continue; // to stop before this step, so that the sample is drawn again when the run is resumed
                 }
                 self.mark = Instant::now();
             }
@@ -198,7 +198,7 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Gives a step to the engine and takes over the one before. Gives the next step: the one after, the same again if the
+    /// Starts a step on the engine and finishes the one before. Gives the next step: the one after, the same again if the
     /// one before was bad, or an earlier one if the run went back to a checkpoint.
     fn make(&mut self, step: u64, metrics: Metrics, in_flight: &mut Option<InFlight>) -> Result<u64> {
         let val_loss = metrics.val_loss;
@@ -254,7 +254,7 @@ impl<'a> Trainer<'a> {
         Ok(InFlight { metrics, scalars, position, pending })
     }
 
-    /// Waits for the step in flight, if one is; gives the step to go on with if the run went back to a checkpoint. The last
+    /// Waits for the step in flight, if one is; gives the next step if the run went back to a checkpoint. The last
     /// step's line waits for its validation.
     fn settle(&mut self, in_flight: &mut Option<InFlight>, last: bool) -> Result<Option<u64>> {
         let Some(step) = in_flight.take() else { return Ok(None) };
@@ -264,8 +264,8 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Waits for a step and logs it; one that is not finite is given back.
-    fn land(&mut self, step: InFlight, log: bool) -> Result<Option<Bad>> {
+    /// Waits for a step and logs it; a NaN or infinite one is given back.
+    pub fn land(&mut self, step: InFlight, log: bool) -> Result<Option<Bad>> {
         let InFlight { mut metrics, scalars, position, pending } = step;
         let (loss, norm) = match self.job.session.finish_update(pending) {
             Ok(results) => results,
@@ -303,7 +303,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Writes the algorithms that the engine chose, if there are new ones.
-    fn keep_choices(&mut self) {
+    pub fn keep_choices(&mut self) {
         let choices = self.job.session.engine().choices();
         if choices.len() == self.choices {
             return;
@@ -328,7 +328,7 @@ impl<'a> Trainer<'a> {
         self.job.observer.step(metrics);
     }
 
-    /// Where the run stands, for a checkpoint.
+    /// The state of the run, for a checkpoint.
     pub fn state(&self) -> TrainerState {
         TrainerState {
             step: self.landed,
@@ -342,7 +342,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Whether a validation loss is the lowest so far, which is then remembered.
-    fn improves(&mut self, step: u64, loss: Option<f32>) -> bool {
+    pub fn improves(&mut self, step: u64, loss: Option<f32>) -> bool {
         let Some(val_loss) = loss.filter(|loss| loss.is_finite()) else { return false };
         // measured again after a resume it is the same value, and a best still
         let better = self.best.is_none_or(|best| val_loss < best.val_loss || best.step == step);
@@ -350,98 +350,5 @@ impl<'a> Trainer<'a> {
             self.best = Some(Best { step, val_loss });
         }
         better && step > 0
-    }
-
-    /// Ends a run that is to stop: the step in flight is made, a checkpoint is written.
-    fn stop(&mut self, reason: StopReason) -> Result<()> {
-        self.summary.ending = Ending::Stopped(reason);
-        self.save_last()?;
-        self.finish_folder();
-        Ok(())
-    }
-
-    /// Ends a run whose steps are all made: last validation, last checkpoint, sample.
-    fn end(&mut self) -> Result<()> {
-        let steps = self.job.settings.steps;
-        let validated = self.validate(steps)?;
-        let mut metrics = self.unlogged.take();
-        match validated {
-            Validated::Stopped => {
-                if let Some(metrics) = &metrics {
-                    self.log(metrics); // written again with the validation when the run goes on
-                }
-                let reason = self.job.control.stop_reason().unwrap_or(StopReason::Asked(0));
-                return self.stop(reason);
-            }
-            Validated::Loss(loss) => {
-                self.summary.last_val_loss = loss;
-                if let Some(metrics) = &mut metrics {
-                    metrics.val_loss = loss;
-                }
-                self.improves(steps, loss);
-            }
-        }
-        if let Some(metrics) = &metrics {
-            self.log(metrics);
-        }
-        self.save_last()?;
-        if let Some(loss) = self.summary.last_val_loss.filter(|loss| !loss.is_finite()) {
-            self.finish_folder();
-            let found = self.find_non_finite(steps.saturating_sub(1));
-            let found = found.map_or_else(String::new, |found| format!("; first not finite: {found}"));
-            return Err(Error::Diverged { step: steps, loss, norm: f32::NAN, found });
-        }
-        self.sample(steps);
-        self.finish_folder();
-        Ok(())
-    }
-
-    fn save_last(&mut self) -> Result<()> {
-        self.keep_choices();
-        let state = self.state();
-        let saved = self.job.saver.save_last(self.job.session, &state, self.job.folder, self.job.observer);
-        self.unsaved = saved.is_err();
-        self.summary.checkpoint = saved?;
-        Ok(())
-    }
-
-    /// What a run leaves besides its checkpoints; without it the run is whole.
-    fn finish_folder(&mut self) {
-        if let Err(error) = self.job.folder.flush() {
-            self.job.observer.note(&format!("the last lines of the log are not written: {error}"));
-        }
-        if let Err(error) = self.job.folder.curve() {
-            self.job.observer.note(&format!("no loss curve: {error}"));
-        }
-    }
-
-    /// After an error: keeps what was learnt since the last checkpoint.
-    fn rescue(&mut self, in_flight: Option<InFlight>) {
-        if let Some(step) = in_flight {
-            // good or bad, what it left is what is kept
-            let landed = self.land(step, true);
-            if !matches!(landed, Ok(None)) {
-                let _ = self.job.session.clear_halt();
-            }
-        }
-        if let Some(metrics) = self.unlogged.take() {
-            self.log(&metrics); // its validation failed
-        }
-        self.finish_folder();
-        if self.landed == 0 || self.unsaved || self.job.saver.last_step() == Some(self.landed) {
-            self.job.saver.finish(self.job.folder, self.job.observer);
-            return;
-        }
-        // a run that is started again has its tries again
-        (self.bad_in_a_row, self.rolled_back_from) = (0, None);
-        match self.save_last() {
-            Ok(()) => {
-                let place = self.summary.checkpoint.display();
-                self.job
-                    .observer
-                    .note(&format!("the run as it was after step {} is kept in {place}", self.landed));
-            }
-            Err(error) => self.job.observer.note(&format!("the run as it was is not kept: {error}")),
-        }
     }
 }

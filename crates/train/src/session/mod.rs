@@ -177,7 +177,7 @@ impl Session {
         })
     }
 
-    /// Takes over the state of a checkpoint of the same model: byte for byte where the element types are the same, else
+    /// Restores the state of a checkpoint of the same model: byte for byte where the element types are the same, else
     /// converted. Says whether it was byte for byte.
     pub fn restore(&mut self, checkpoint: &mut Checkpoint) -> Result<bool> {
         let precision = self.train_program()?.precision();
@@ -242,7 +242,7 @@ impl Session {
         Ok((loss, self.engine.finish_read(pending.norm)?))
     }
 
-    /// Lets updates be made again after one whose loss or gradient norm was not finite. Neither that update nor any started
+    /// Allows updates again after one whose loss or gradient norm was NaN or infinite. Neither that update nor any started
     /// before this call changes weights or moments.
     pub fn clear_halt(&mut self) -> Result<()> {
         let program = self.train.as_ref().ok_or_else(not_trained)?;

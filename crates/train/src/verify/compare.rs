@@ -30,7 +30,7 @@ impl From<f64> for Allowed {
 pub struct Comparison {
     /// Dimensions.
     pub shape: Vec<usize>,
-    /// ‖got − want‖ / ‖want‖; not a number when either holds one that is not.
+    /// ‖got − want‖ / ‖want‖; NaN if either holds a NaN.
     pub rel_error: f64,
     /// What it may be.
     pub tolerance: f64,
@@ -69,7 +69,7 @@ pub struct Worst {
     pub expected: f32,
     /// The engine's value.
     pub got: f32,
-    /// How many f32 lie between them.
+    /// Their distance in representable f32 values.
     pub ulps: u64,
 }
 
@@ -137,7 +137,7 @@ pub fn compare(got: &[f32], want: &[f32], shape: &[usize], allowed: impl Into<Al
     Comparison { shape, rel_error, tolerance, ratio, worst, first_wrong, pass }
 }
 
-/// How many representable f32 lie between two values; `u64::MAX` when either is not a number.
+/// The distance of two values in representable f32 values; `u64::MAX` if either is NaN.
 pub fn ulp_distance(a: f32, b: f32) -> u64 {
     if a.is_nan() || b.is_nan() {
         return u64::MAX;
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_none_never_passes() {
+    fn nan_never_passes() {
         let result = compare(&[1.0, f32::NAN], &[1.0, 2.0], &[2], 1e-5);
         assert!(!result.pass && result.rel_error.is_nan());
         assert_eq!(result.first_wrong.unwrap().index, [1]);

@@ -9,7 +9,7 @@ use std::fmt;
 /// Numbers looked at in one go: logits of a large batch are more than the host should hold.
 const CHUNK: usize = 1 << 24;
 
-/// The first number of a step that is not finite.
+/// The first NaN or infinity of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "in", rename_all = "lowercase")]
 pub enum NonFinite {
@@ -69,8 +69,8 @@ pub fn first_non_finite(
     Ok(find_non_finite(session, x, y, scalars)?.map(|found| found.to_string()))
 }
 
-/// The first number that is not finite in a training step on this batch: a weight, or what an op of the forward or
-/// backward writes. `None` if there is none. Gradients of the session are overwritten; its weights stay as they are.
+/// The first NaN or infinity in a training step on this batch: a weight, or what an op of the forward or
+/// backward writes. `None` if everything is finite. Gradients of the session are overwritten; its weights stay as they are.
 pub fn find_non_finite(
     session: &mut Session,
     x: &[i32],
@@ -84,7 +84,7 @@ pub fn find_non_finite(
     in_ops(session, x, y, &Scalars { micro_step: 0, ..*scalars })
 }
 
-/// Runs forward and backward of a micro-step op by op, up to the first that writes a number that is not finite.
+/// Runs forward and backward of a micro-step op by op, up to the first that writes a NaN or infinity.
 pub(super) fn in_ops(
     session: &mut Session,
     x: &[i32],
@@ -115,7 +115,7 @@ pub(super) fn in_ops(
     Ok(None)
 }
 
-/// The first weight that is not finite.
+/// The first NaN or infinite weight.
 pub(super) fn in_weights(session: &mut Session) -> Result<Option<NonFinite>> {
     let program: Program = session.train_program()?.clone();
     let mut values = Vec::new();
@@ -135,7 +135,7 @@ pub(super) fn in_weights(session: &mut Session) -> Result<Option<NonFinite>> {
     Ok(None)
 }
 
-/// The first number of a tensor that is not finite, with its index.
+/// The first NaN or infinity of a tensor, with its index.
 fn find(session: &mut Session, slot: Slot, values: &mut Vec<f32>) -> Result<Option<(Vec<usize>, f32)>> {
     for start in (0..slot.numel()).step_by(CHUNK) {
         let len = CHUNK.min(slot.numel() - start);

@@ -19,7 +19,7 @@ pub(super) struct Stamp {
     bytes: u64,
     /// Time of the last change, in nanoseconds since 1970.
     modified_ns: i64,
-    /// 0 where there is none.
+    /// 0 where the system has none.
     inode: u64,
 }
 

@@ -29,7 +29,7 @@ pub struct Lockstep<'a> {
 }
 
 impl Lockstep<'_> {
-    /// Runs the session's engine and `other`, an engine that computes in f32, op by op. The session goes on from its own
+    /// Runs the session's engine and `other`, an engine that computes in f32, op by op. The session continues with its own
     /// results.
     pub fn run(&self, session: &mut Session, other: Box<dyn Engine>) -> Result<LockstepReport> {
         let program = session.train_program()?.clone();

@@ -1,45 +1,22 @@
 //! The folder of a run: settings, metrics, curve, samples, checkpoints. One process at a time holds it.
 
+mod claim;
+
+use self::claim::{EXPERTS_SVG, LOSS_SVG, OURS, PREVIOUS, check_free, lock, put_aside, remove_if_there};
 use crate::format::atomic;
-use crate::format::checkpoint::{CHECKPOINTS, checkpoints_of, is_run};
-use crate::picture::load_svg;
-use crate::picture::{Series, Style, loss_svg};
+use crate::format::checkpoint::{CHECKPOINTS, is_run};
+use crate::picture::{Series, Style, load_svg, loss_svg};
 use crate::run::metrics::{Metrics, MetricsWriter};
 use crate::session::LayerRouting;
 use crate::{Error, Result};
-use std::ffi::OsStr;
-use std::fs::{self, File, TryLockError};
-use std::io::{ErrorKind, Read, Seek, Write};
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 const CONFIG: &str = "config.toml";
 const METRICS: &str = "metrics.jsonl";
 const SAMPLES: &str = "samples";
-const LOCK: &str = "lock";
-/// How a lock says who holds it.
-const HOLDER: &str = "process ";
-/// Where `--overwrite` puts the run that was there until the new one has a checkpoint.
-const PREVIOUS: &str = "previous";
 /// A file of this name asks for a save.
 const SAVE: &str = "SAVE";
-/// Everything a run writes into its folder, those of earlier versions included. The first [`WITH_WEIGHTS`] hold weights:
-/// they are put aside first, so that a process which is killed on the way leaves them together.
-const OURS: [&str; 12] = [
-    CHECKPOINTS,
-    super::black_box::BAD,
-    "checkpoint",
-    "before-divergence",
-    "before-error",
-    METRICS,
-    SAMPLES,
-    super::provenance::RUN_JSON,
-    super::provenance::ALGORITHMS,
-    "loss.svg",
-    "experts.svg",
-    CONFIG,
-];
-const WITH_WEIGHTS: usize = 5;
-
 /// A run's folder, open for writing and locked.
 pub struct RunFolder {
     path: PathBuf,
@@ -73,7 +50,7 @@ impl RunFolder {
         Ok(Self::with(path, lock, metrics))
     }
 
-    /// Takes the folder of a run that is to go on, and sweeps what a killed process left in it.
+    /// Takes the folder of a run that is resumed, and removes temporary files of a killed process.
     pub fn open(path: &Path) -> Result<Self> {
         if !is_run(path) {
             return Err(Error::field(path, "folder", "not a run", "one with config.toml and metrics.jsonl"));
@@ -92,7 +69,7 @@ impl RunFolder {
         Ok(Self::with(path, lock, metrics))
     }
 
-    /// Removes the folder of a run that failed before its first step, so that it is not in the way of the next try. One
+    /// Removes the folder of a run that failed before its first step, so that the next try can use the name. One
     /// that another process holds by now, or that has steps, is left alone; what cannot be removed does no harm.
     pub fn remove_unused(path: &Path) {
         if let Ok(_lock) = lock(path)
@@ -163,7 +140,7 @@ impl RunFolder {
         }
     }
 
-    /// Whether somebody put a file `SAVE` into the folder, which is then removed.
+    /// Whether there is a file `SAVE` in the folder, which is then removed.
     pub(super) fn take_save(&self) -> bool {
         let path = self.path.join(SAVE);
         path.exists() && fs::remove_file(path).is_ok()
@@ -180,11 +157,11 @@ impl RunFolder {
         if !self.val.is_empty() {
             all.push(series("validation", &self.val, Style::Dots));
         }
-        loss_svg(&self.path.join("loss.svg"), "loss (nats per token)", &all)?;
-        if self.load.is_empty() { Ok(()) } else { load_svg(&self.path.join("experts.svg"), &self.load) }
+        loss_svg(&self.path.join(LOSS_SVG), "loss (nats per token)", &all)?;
+        if self.load.is_empty() { Ok(()) } else { load_svg(&self.path.join(EXPERTS_SVG), &self.load) }
     }
 
-    /// Samples of a past that is no more; one that cannot be removed does no harm.
+    /// Removes samples of steps that were undone; one that cannot be removed does no harm.
     fn remove_samples_after(&self, step: u64) {
         for entry in fs::read_dir(self.path.join(SAMPLES)).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -217,106 +194,14 @@ impl RunFolder {
     }
 }
 
-/// Refuses a folder that holds a run which is not to be overwritten, or anything else of somebody's.
-fn check_free(path: &Path, overwrite: bool) -> Result<()> {
-    if is_run(path) {
-        return match overwrite {
-            true => Ok(()),
-            false => Err(Error::Config(format!(
-                "{}: holds a run already; go on with --resume {}, choose another --out or add --overwrite",
-                path.display(),
-                path.display()
-            ))),
-        };
-    }
-    let entries = fs::read_dir(path).map_err(|source| Error::io(path, "read", source))?;
-    let begun = begun_by_us(path);
-    let ours = |name: &OsStr| {
-        name == LOCK
-            || name == PREVIOUS
-            || begun && OURS[WITH_WEIGHTS..].iter().any(|ours| name == *ours || is_temporary(name, ours))
-    };
-    let theirs = entries.flatten().map(|entry| entry.file_name()).find(|name| !ours(name));
-    match theirs {
-        None => Ok(()),
-        Some(name) => Err(Error::field(
-            path,
-            "folder",
-            format!("not a run and holds {}", name.display()),
-            "an empty or new folder for --out",
-        )),
-    }
-}
-
-/// Whether a process of ours began a run in this folder: then what it left, killed before its first step, is not in the
-/// way of the next.
-fn begun_by_us(path: &Path) -> bool {
-    fs::read_to_string(path.join(LOCK)).is_ok_and(|text| text.starts_with(HOLDER) && text.contains(" on "))
-}
-
-/// Whether `name` is that of a file `ours` while it is being written.
-fn is_temporary(name: &OsStr, ours: &str) -> bool {
-    let rest = name.to_str().and_then(|name| name.strip_prefix('.')?.strip_prefix(ours));
-    rest.is_some_and(|rest| rest.starts_with(".tmp-"))
-}
-
-/// Takes the lock of a run's folder: the system gives it back when the process ends, however it ends.
-fn lock(path: &Path) -> Result<File> {
-    let at = path.join(LOCK);
-    let opened = File::options().read(true).write(true).create(true).truncate(false).open(&at);
-    let mut file = opened.map_err(|source| Error::io(&at, "create", source))?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            let mut holder = String::new();
-            let _ = file.read_to_string(&mut holder); // only to say who
-            let holder = if holder.trim().is_empty() { "another process" } else { holder.trim() };
-            return Err(Error::field(path, "run", format!("in use by {holder}"), "one at a time"));
-        }
-        // a file system without locks: better to train without one than not at all
-        Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
-        Err(TryLockError::Error(source)) => return Err(Error::io(&at, "lock", source)),
-    }
-    let said = format!("{HOLDER}{} on {}\n", std::process::id(), super::provenance::host());
-    let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(said.as_bytes()));
-    Ok(file)
-}
-
-/// Moves a run into `previous/`. What was there before is removed, unless the run has no checkpoint: then it, and not
-/// what it replaced, is the one without worth.
-fn put_aside(path: &Path) -> Result<()> {
-    let previous = path.join(PREVIOUS);
-    let keep_older =
-        previous.exists() && checkpoints_of(path).is_empty() && !checkpoints_of(&previous).is_empty();
-    if !keep_older {
-        remove_if_there(&previous)?;
-        fs::create_dir(&previous).map_err(|source| Error::io(&previous, "create", source))?;
-    }
-    for name in OURS.iter().map(|name| path.join(name)).filter(|name| name.exists()) {
-        let to = previous.join(name.file_name().unwrap_or_default());
-        if keep_older {
-            remove_if_there(&name)?;
-        } else {
-            fs::rename(&name, &to).map_err(|source| Error::io(&name, "put aside", source))?;
-        }
-    }
-    Ok(())
-}
-
-fn remove_if_there(path: &Path) -> Result<()> {
-    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
-    match removed {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io(path, "remove", error)),
-        _ => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::claim::LOCK;
     use super::*;
+    use crate::format::checkpoint::checkpoints_of;
 
     #[test]
-    fn a_folder_of_somebody_is_left_alone() {
+    fn a_folder_that_is_not_ours_is_left_alone() {
         let top = tempfile::tempdir().unwrap();
         for name in ["thesis.tex", "config.toml"] {
             let mine = top.path().join(format!("of-{name}"));
@@ -343,7 +228,7 @@ mod tests {
         assert_eq!(fs::read_to_string(path.join(CONFIG)).unwrap(), "steps = 1\n");
         drop(first);
         let text = RunFolder::create(&path, "", false).err().unwrap().to_string();
-        assert!(text.contains("holds a run already; go on with --resume"), "{text}");
+        assert!(text.contains("holds a run already; continue it with --resume"), "{text}");
         RunFolder::open(&path).unwrap();
     }
 
@@ -365,7 +250,7 @@ mod tests {
             drop(RunFolder::create(&path, "steps = 1\n", overwrite).unwrap());
             let hidden = fs::read_dir(&path).unwrap().flatten().map(|entry| entry.file_name());
             assert_eq!(hidden.filter(|name| name.to_string_lossy().starts_with('.')).count(), 0, "{names:?}");
-            // what is somebody's is still in the way
+            // a file that is not ours is still refused
             fs::remove_file(path.join(CONFIG)).unwrap();
             fs::write(path.join("thesis.tex"), "precious").unwrap();
             assert!(RunFolder::create(&path, "", true).is_err());

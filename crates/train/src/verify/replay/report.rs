@@ -1,271 +1,16 @@
-//! Runs a step again whose loss or gradient norm was not finite, from its black box: where it ran, in f32 on the CPU and in
-//! f64. What is finite where says whether the data, the numerics or the hardware is at fault.
+//! What follows from the replays of a bad step.
 
-use super::diagnose::{self, NonFinite, find_non_finite};
-use crate::format::checkpoint::{Checkpoint, CheckpointParts, TRAINER};
-use crate::model::ModelConfig;
-use crate::run::{BadStep, BlackBox};
-use crate::session::{Session, SessionSpec, io};
-use crate::{Error, Result};
-use ironhorse_core::op::Op;
-use ironhorse_core::{DType, Engine, Pool, Precision, Scalars, Section};
+use super::super::diagnose::NonFinite;
+use super::{Rerun, Role};
+use crate::run::BadStep;
 use serde::Serialize;
-use serde_json::Value;
 use std::fmt;
-use std::path::{Path, PathBuf};
-use std::time::Instant;
-
-/// What a run of the step is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// The same kind of device and the same element types: does it repeat?
-    Same,
-    /// Another device in the same element types.
-    Other,
-    /// The CPU in f32: is it the precision?
-    F32,
-    /// The oracle in f64: is it the data or the weights?
-    F64,
-}
-
-/// An engine and what it is for.
-pub struct Place {
-    /// The engine.
-    pub engine: Box<dyn Engine>,
-    /// What it is for.
-    pub role: Role,
-    /// The arithmetic, for people: "bf16", "f64".
-    pub dtype: String,
-}
-
-/// How the step went somewhere.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Rerun {
-    /// What it was for.
-    pub role: Role,
-    /// The engine.
-    pub engine: String,
-    /// The arithmetic.
-    pub dtype: String,
-    /// The micro-steps that were run: the first, and the first after. All, or the one that is known to be bad.
-    pub micro_steps: (u32, u32),
-    /// Whether loss, gradient norm and everything before them are finite.
-    pub finite: bool,
-    /// The loss of what was run: a number, or "NaN", "inf", "-inf".
-    pub loss: String,
-    /// The norm of its gradients, likewise.
-    pub norm: String,
-    /// The first number that is not finite; `None` if all are, or if that was not so when the ops ran one by one.
-    pub found: Option<NonFinite>,
-    /// Wall time in seconds.
-    pub seconds: f64,
-}
-
-/// A black box whose weights are there.
-pub struct Replay {
-    bad: BadStep,
-    x: Vec<i32>,
-    y: Vec<i32>,
-    weights: PathBuf,
-    config: ModelConfig,
-    precision: Precision,
-    settings: Value,
-}
-
-impl Replay {
-    /// Opens a black box and makes sure that its weights are those the step ran on.
-    pub fn open(path: &Path) -> Result<Self> {
-        let BlackBox { bad, x, y, weights } = BlackBox::open(path)?;
-        let manifest = weights.join(TRAINER);
-        let Ok(bytes) = std::fs::read(&manifest) else {
-            let expected = "the checkpoint the step ran on; a run keeps that of its latest bad steps only";
-            return Err(Error::field(path, "weights", format!("gone ({})", weights.display()), expected));
-        };
-        let found = crc32fast::hash(&bytes);
-        if found != bad.weights_crc32 {
-            let expected = format!("{}, as the black box says: these are other weights", bad.weights_crc32);
-            return Err(Error::field(&manifest, "crc32", found, expected));
-        }
-        let checkpoint = Checkpoint::open_weights(&weights)?;
-        let config = *checkpoint.config();
-        let outside =
-            |token: &&i32| usize::try_from(**token).map_or(true, |token| token >= config.vocab_size());
-        if let Some(token) = x.iter().chain(&y).find(outside) {
-            return Err(Error::field(path, "token", token, format!("0 to {}", config.vocab_size() - 1)));
-        }
-        let (precision, settings) = (checkpoint.precision()?, checkpoint.trainer().settings.clone());
-        Ok(Self { bad, x, y, weights, config, precision, settings })
-    }
-
-    /// What is known about the step.
-    pub fn bad(&self) -> &BadStep {
-        &self.bad
-    }
-
-    /// The model's sizes.
-    pub fn config(&self) -> &ModelConfig {
-        &self.config
-    }
-
-    /// The settings of the run that wrote it.
-    pub fn settings(&self) -> &Value {
-        &self.settings
-    }
-
-    /// The element types that a role asks for.
-    pub fn precision(&self, role: Role) -> Precision {
-        match role {
-            Role::Same | Role::Other => self.precision,
-            Role::F32 | Role::F64 => Precision::F32,
-        }
-    }
-
-    /// The session that a role asks for.
-    pub fn spec(&self, role: Role) -> SessionSpec {
-        SessionSpec {
-            train: Some((self.bad.batch, self.bad.seq)),
-            recompute: self.bad.recompute,
-            precision: self.precision(role),
-            ..SessionSpec::default()
-        }
-    }
-
-    /// Runs the step. `only` is a micro-step that is known to be bad: the others are left out.
-    pub fn run(&self, place: Place, only: Option<u32>) -> Result<Rerun> {
-        let begin = Instant::now();
-        let Place { engine, role, dtype } = place;
-        let name = engine.name().to_owned();
-        let mut session = Session::new(engine, self.config, &self.spec(role))?;
-        self.load(&mut session)?;
-        let only = only.filter(|&micro_step| micro_step < self.bad.accumulate);
-        let range = only.map_or((0, self.bad.accumulate), |only| (only, only + 1));
-        let mut rerun = Rerun {
-            role,
-            engine: name,
-            dtype,
-            micro_steps: range,
-            finite: true,
-            loss: f32::NAN.to_string(),
-            norm: f32::NAN.to_string(),
-            found: None,
-            seconds: 0.0,
-        };
-        let whole = role == Role::Same || role == Role::Other;
-        if !whole {
-            rerun.found = diagnose::in_weights(&mut session)?;
-        }
-        for micro_step in range.0..range.1 {
-            let scalars = Scalars { micro_step: micro_step - range.0, ..Scalars::from(&self.bad.scalars) };
-            let (x, y) = self.tokens(micro_step);
-            if whole {
-                self.run_whole(&mut session, (x, y), &scalars, &mut rerun)?;
-            } else {
-                self.run_ops(&mut session, (x, y), &scalars, &mut rerun)?;
-            }
-            if !rerun.finite {
-                rerun.micro_steps = (micro_step, micro_step + 1);
-                break;
-            }
-        }
-        rerun.seconds = begin.elapsed().as_secs_f64();
-        Ok(rerun)
-    }
-
-    /// The tokens and targets of a micro-step.
-    fn tokens(&self, micro_step: u32) -> (&[i32], &[i32]) {
-        let tokens = self.bad.batch * self.bad.seq;
-        let range = micro_step as usize * tokens..(micro_step as usize + 1) * tokens;
-        (&self.x[range.clone()], &self.y[range])
-    }
-
-    /// A micro-step as training runs it; where that is not finite, op by op to find out where.
-    fn run_whole(
-        &self,
-        session: &mut Session,
-        (x, y): (&[i32], &[i32]),
-        scalars: &Scalars,
-        rerun: &mut Rerun,
-    ) -> Result<()> {
-        let ran = session.micro_step(x, y, scalars).and_then(|()| results(session, scalars, rerun));
-        if ran.is_ok() && rerun.finite {
-            return Ok(());
-        }
-        rerun.finite = false;
-        let found = find_non_finite(session, x, y, scalars);
-        match (ran, found) {
-            (Ok(()), found) => rerun.found = found?,
-            // a router chooses no experts by numbers that are not finite
-            (Err(_), Ok(Some(found))) => rerun.found = Some(found),
-            (Err(error), _) => return Err(error),
-        }
-        Ok(())
-    }
-
-    /// A micro-step op by op, each looked at: in f64 a step is too slow to be run twice.
-    fn run_ops(
-        &self,
-        session: &mut Session,
-        (x, y): (&[i32], &[i32]),
-        scalars: &Scalars,
-        rerun: &mut Rerun,
-    ) -> Result<()> {
-        let found = diagnose::in_ops(session, x, y, scalars)?;
-        let rest = match &found {
-            Some(NonFinite::Op { index, .. }) => {
-                let program = session.train_program()?.clone();
-                session.engine().run(&program, index + 1..program.range(Section::Backward).end, scalars)
-            }
-            _ => Ok(()),
-        };
-        if rest.is_ok() {
-            results(session, scalars, rerun)?;
-        }
-        if rerun.found.is_none() {
-            rerun.found = found;
-        }
-        rerun.finite &= rerun.found.is_none();
-        Ok(())
-    }
-
-    /// The weights: byte for byte where the element types are those of the run, else as exactly as they are known.
-    fn load(&self, session: &mut Session) -> Result<()> {
-        let mut checkpoint = Checkpoint::open_weights(&self.weights)?;
-        let precision = session.train_program()?.precision();
-        if precision != self.precision {
-            return session.load(Pool::Params, |name, values| checkpoint.read_tensor(name, values));
-        }
-        let mut bytes = Vec::new();
-        let kept = |pool: &Pool| matches!(pool, Pool::Params | Pool::Master);
-        for pool in CheckpointParts::pools(precision).into_iter().filter(kept) {
-            for (index, spec) in self.config.tensors().iter().enumerate() {
-                checkpoint.read_pool(pool, spec, &mut bytes)?;
-                session.write_state(pool, index, &bytes)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Loss and gradient norm of the micro-steps so far.
-fn results(session: &mut Session, scalars: &Scalars, rerun: &mut Rerun) -> Result<()> {
-    let program = session.train_program()?.clone();
-    let update = program.range(Section::Update);
-    for index in update.filter(|&index| matches!(program.nodes()[index].op, Op::GradNorm(_))) {
-        session.engine().run(&program, index..index + 1, scalars)?;
-    }
-    let loss = session.engine().read_scalar(io(&program, "loss")?)?;
-    let norm = session.engine().read_scalar(io(&program, "norm")?)?;
-    (rerun.loss, rerun.norm) = (loss.to_string(), norm.to_string());
-    rerun.finite = loss.is_finite() && norm.is_finite();
-    Ok(())
-}
 
 /// What follows from the runs of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cause {
-    /// Not finite in f64 either: a weight that is not finite, or numbers without bound.
+    /// Not finite in f64 either: a NaN or infinite weight, or unbounded values.
     DataOrWeights,
     /// Finite in f64, not in the precision of the run.
     Overflow,
@@ -439,11 +184,6 @@ fn short(number: &str) -> String {
     }
 }
 
-/// The name of an arithmetic: that of the weights.
-pub fn dtype_name(precision: Precision) -> &'static str {
-    if precision.weights == DType::BF16 { "bf16" } else { "f32" }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -465,7 +205,7 @@ mod tests {
             seq: 3,
             accumulate: 1,
             samples: (14, 16),
-            scalars: (&Scalars::default()).into(),
+            scalars: Scalars::default(),
             weights: "weights".into(),
             weights_crc32: 5,
         }

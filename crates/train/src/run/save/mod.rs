@@ -1,15 +1,20 @@
-//! Writes checkpoints while the run goes on: the step waits for a copy to host memory, a thread writes it.
+//! Writes checkpoints asynchronously: the step waits only for a copy to host memory, a thread writes it.
 
-use super::save_plan::{Plan, available_memory, gib};
+mod keep;
+mod last;
+mod memory;
+mod plan;
+
+use self::memory::Memory;
+use self::plan::Plan;
 use super::{Observer, RunFolder};
-use crate::format::atomic;
-use crate::format::checkpoint::{Checkpoint, PART_BYTES, TrainerState, Written, checkpoints_of};
+use crate::format::checkpoint::{PART_BYTES, TrainerState, Written};
 use crate::format::tokenizer::Tokenizer;
 use crate::session::Session;
 use crate::{Error, Result};
 use ironhorse_core::{HostMemory, Pool, Slot};
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -23,7 +28,7 @@ pub struct SaveSettings {
     pub minutes: f64,
     /// The newest that are kept, besides the best; 0 keeps all.
     pub keep: usize,
-    /// Always hold the step up until a checkpoint is written.
+    /// Always wait until a checkpoint is written.
     pub sync: bool,
     /// The most bytes of tensors in one file.
     pub part_bytes: u64,
@@ -44,10 +49,10 @@ pub struct SaveStats {
     pub failed: u64,
     /// Bytes of the last one.
     pub bytes: u64,
-    /// The longest that a step was held up, in milliseconds: the copy to host memory, and the wait for that memory where it
+    /// The longest wait of a step, in milliseconds: the copy to host memory, and the wait for that memory where it
     /// was still being allocated.
     pub held_up_ms: f64,
-    /// How long the steps were held up together, in milliseconds, waiting for earlier saves included.
+    /// All waits of steps together, in milliseconds, waiting for earlier saves included.
     pub held_up_total_ms: f64,
     /// Seconds the last one took from the copy to its rename.
     pub write_s: f64,
@@ -60,7 +65,7 @@ pub(super) enum Why {
     Steps,
     /// `--save-minutes`: put off while the one before is being written.
     Minutes,
-    /// Somebody asked.
+    /// A signal or a file asked for it.
     Asked,
     /// The validation loss is the lowest so far; only as long as saving takes a small share of the time.
     Best,
@@ -72,23 +77,6 @@ const RETRY: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_secs(1);
 /// A new best is saved if saves take less than one part in so many of the time.
 const BEST_SHARE: u32 = 20;
-/// Snapshots take at most this share of the memory that is free, in percent.
-const MEMORY_PERCENT: u64 = 60;
-
-/// Where the snapshot's memory is.
-enum Memory {
-    /// Nobody needed it yet.
-    Unmade,
-    /// A thread is making it.
-    Making(JoinHandle<ironhorse_core::Result<Box<dyn HostMemory>>>),
-    /// Ready for a copy.
-    Ready(Box<dyn HostMemory>),
-    /// With the thread that writes.
-    Away,
-    /// There is too little: the step waits for the disk.
-    None,
-}
-
 /// A checkpoint being written.
 struct Writing {
     step: u64,
@@ -180,22 +168,6 @@ impl Saver {
         self.make_memory(session, observer);
     }
 
-    fn make_memory(&mut self, session: &mut Session, observer: &mut dyn Observer) {
-        let bytes: usize = self.slots.iter().map(Slot::bytes).sum();
-        let free = available_memory();
-        if free.is_some_and(|free| bytes as u64 > free / 100 * MEMORY_PERCENT) {
-            let (needs, has) = (gib(bytes as u64), gib(free.unwrap_or(0)));
-            observer.note(&format!(
-                "saving will hold the step up until the disk has it (as --save-sync does): a copy of the state needs {needs} \
-                 of host memory and {has} are free"
-            ));
-            self.memory = Memory::None;
-            return;
-        }
-        let make = session.engine().host_memory();
-        self.memory = Memory::Making(std::thread::spawn(move || make(bytes)));
-    }
-
     /// Whether a checkpoint of this step is due, and why. `best`: the validation loss is the lowest so far.
     pub(super) fn due(&mut self, step: u64, best: bool, asked: bool, folder: &RunFolder) -> Option<Why> {
         if self.looked.elapsed() >= LOOK {
@@ -227,7 +199,7 @@ impl Saver {
     }
 
     /// Saves on the way: holds up only for the copy, and for an earlier save that is still being written where this one
-    /// must not be put off. What goes wrong is said and tried again later.
+    /// must not be put off. A failure is reported and tried again later.
     pub(super) fn save(
         &mut self,
         session: &mut Session,
@@ -285,23 +257,7 @@ impl Saver {
         Ok(())
     }
 
-    /// The snapshot's memory, waited for if it is being made; `None` where there is too little.
-    fn take_memory(&mut self, observer: &mut dyn Observer) -> Option<Box<dyn HostMemory>> {
-        match std::mem::replace(&mut self.memory, Memory::None) {
-            Memory::Ready(memory) => Some(memory),
-            Memory::Making(thread) => match thread.join() {
-                Ok(Ok(memory)) => Some(memory),
-                Ok(Err(error)) => {
-                    observer.note(&format!("saving will hold the step up until the disk has it: {error}"));
-                    None
-                }
-                Err(_) => None,
-            },
-            Memory::Unmade | Memory::Away | Memory::None => None,
-        }
-    }
-
-    /// Takes over a checkpoint that is written by now.
+    /// Finishes a save whose thread has ended.
     pub(super) fn poll(&mut self, folder: &RunFolder, observer: &mut dyn Observer) {
         if self.writing.as_ref().is_some_and(|writing| writing.thread.is_finished()) {
             self.finish(folder, observer);
@@ -350,92 +306,15 @@ impl Saver {
         if let Some(first) = written.non_finite.first() {
             let more = written.non_finite.len() - 1;
             let more = if more > 0 { format!(" and {more} more tensors") } else { String::new() };
-            observer
-                .note(&format!("step {step:>5}  saved with numbers that are not finite in `{first}`{more}"));
+            observer.note(&format!("step {step:>5}  saved with NaN or infinity in `{first}`{more}"));
         }
         observer.saved(step, &self.stats);
         if let Err(error) = folder.forget_previous() {
             observer.note(&format!("step {step:>5}  the run before cannot be removed: {error}"));
         }
-        if let Err(error) = self.tidy() {
+        if let Err(error) = keep::tidy(&self.plan.run, self.settings.keep) {
             observer.note(&format!("step {step:>5}  an old checkpoint cannot be removed: {error}"));
         }
-    }
-
-    /// Removes all checkpoints but the newest and the best.
-    fn tidy(&self) -> Result<()> {
-        if self.settings.keep == 0 {
-            return Ok(());
-        }
-        let all = checkpoints_of(&self.plan.run);
-        let manifest = |path: &PathBuf| Checkpoint::manifest(path).ok();
-        let bests = all.iter().filter_map(|(step, path)| {
-            let best = manifest(path)?.state.best.filter(|best| best.step == *step)?;
-            Some((best.val_loss, *step))
-        });
-        let best = bests.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, step)| step);
-        let whole = all.iter().filter(|(_, path)| manifest(path).is_some()).map(|(step, _)| *step);
-        let newest: Vec<u64> = whole.take(self.settings.keep).collect();
-        for (_, path) in all.iter().filter(|(step, _)| !newest.contains(step) && best != Some(*step)) {
-            atomic::remove_folder(path)?;
-        }
-        Ok(())
-    }
-
-    /// Removes the checkpoints after `step`: those of a past that the run went back from. The one of `step` has the weights
-    /// of the run as it is now, but not its place in the data: it is due again.
-    pub(super) fn forget_after(&mut self, step: u64) -> Result<()> {
-        self.last_step = None;
-        for (_, path) in checkpoints_of(&self.plan.run).into_iter().filter(|(at, _)| *at > step) {
-            atomic::remove_folder(&path)?;
-        }
-        Ok(())
-    }
-
-    /// The last save of a run, which must not be lost: waits, tries twice, then elsewhere. Gives where it is.
-    pub(super) fn save_last(
-        &mut self,
-        session: &mut Session,
-        state: &TrainerState,
-        folder: &RunFolder,
-        observer: &mut dyn Observer,
-    ) -> Result<PathBuf> {
-        self.finish(folder, observer);
-        let place = self.plan.place(state.step);
-        // written on the way; one of a stop in the last validation does not have its loss yet
-        let same = || Checkpoint::manifest(&place).is_ok_and(|manifest| manifest.state == *state);
-        if self.last_step == Some(state.step) && same() {
-            return Ok(place);
-        }
-        let mut first = None;
-        for _ in 0..2 {
-            let began = Instant::now();
-            let read = |pool: Pool, index: usize, bytes: &mut Vec<u8>| session.read_state(pool, index, bytes);
-            match self.plan.write(state, folder.log_handle(), read) {
-                Ok(written) => {
-                    self.written(state.step, &written, began, folder, observer);
-                    return Ok(place);
-                }
-                Err(error) => {
-                    self.stats.failed += 1;
-                    first.get_or_insert(error);
-                }
-            }
-        }
-        let error = first.unwrap_or_else(|| Error::Config("the checkpoint was not written".into()));
-        observer.note(&format!("step {:>5}  not saved: {error}", state.step));
-        for place in self.plan.other_places(state.step) {
-            let read = |pool: Pool, index: usize, bytes: &mut Vec<u8>| session.read_state(pool, index, bytes);
-            if self.plan.write_to(&place, state, read).is_ok() {
-                observer.note(&format!(
-                    "the checkpoint is at {} instead; move it to {} to go on from it",
-                    place.display(),
-                    self.plan.place(state.step).display()
-                ));
-                return Ok(place);
-            }
-        }
-        Err(error)
     }
 
     /// Writes the state to another folder, for a black box.

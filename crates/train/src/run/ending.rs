@@ -1,0 +1,101 @@
+//! How a run ends: all steps made, stopped, or by an error.
+
+use super::measure::Validated;
+use super::trainer::{InFlight, Trainer};
+use super::{Ending, StopReason};
+use crate::{Error, Result};
+
+impl Trainer<'_> {
+    /// Ends a run that is to stop: the step in flight is made, a checkpoint is written.
+    pub fn stop(&mut self, reason: StopReason) -> Result<()> {
+        self.summary.ending = Ending::Stopped(reason);
+        self.save_last()?;
+        self.finish_folder();
+        Ok(())
+    }
+
+    /// Ends a run whose steps are all made: last validation, last checkpoint, sample.
+    pub fn end(&mut self) -> Result<()> {
+        let steps = self.job.settings.steps;
+        let validated = self.validate(steps)?;
+        let mut metrics = self.unlogged.take();
+        match validated {
+            Validated::Stopped => {
+                if let Some(metrics) = &metrics {
+                    self.log(metrics); // written again with the validation when the run is resumed
+                }
+                let reason = self.job.control.stop_reason().unwrap_or(StopReason::Asked(0));
+                return self.stop(reason);
+            }
+            Validated::Loss(loss) => {
+                self.summary.last_val_loss = loss;
+                if let Some(metrics) = &mut metrics {
+                    metrics.val_loss = loss;
+                }
+                self.improves(steps, loss);
+            }
+        }
+        if let Some(metrics) = &metrics {
+            self.log(metrics);
+        }
+        self.save_last()?;
+        if let Some(loss) = self.summary.last_val_loss.filter(|loss| !loss.is_finite()) {
+            self.finish_folder();
+            let found = self.find_non_finite(steps.saturating_sub(1));
+            let found = found.map_or_else(String::new, |found| format!("; first not finite: {found}"));
+            return Err(Error::Diverged { step: steps, loss, norm: f32::NAN, found });
+        }
+        self.sample(steps);
+        self.finish_folder();
+        Ok(())
+    }
+
+    fn save_last(&mut self) -> Result<()> {
+        self.keep_choices();
+        let state = self.state();
+        let saved = self.job.saver.save_last(self.job.session, &state, self.job.folder, self.job.observer);
+        self.unsaved = saved.is_err();
+        self.summary.checkpoint = saved?;
+        Ok(())
+    }
+
+    /// Writes the rest of the log and the loss curve; the run is complete without them.
+    fn finish_folder(&mut self) {
+        if let Err(error) = self.job.folder.flush() {
+            self.job.observer.note(&format!("the last lines of the log are not written: {error}"));
+        }
+        if let Err(error) = self.job.folder.curve() {
+            self.job.observer.note(&format!("no loss curve: {error}"));
+        }
+    }
+
+    /// After an error: saves what was learnt since the last checkpoint.
+    pub fn rescue(&mut self, in_flight: Option<InFlight>) {
+        if let Some(step) = in_flight {
+            // good or bad, what it left is what is kept
+            let landed = self.land(step, true);
+            if !matches!(landed, Ok(None)) {
+                let _ = self.job.session.clear_halt();
+            }
+        }
+        if let Some(metrics) = self.unlogged.take() {
+            self.log(&metrics); // its validation failed
+        }
+        self.finish_folder();
+        if self.landed == 0 || self.unsaved || self.job.saver.last_step() == Some(self.landed) {
+            self.job.saver.finish(self.job.folder, self.job.observer);
+            return;
+        }
+        // a resumed run may again skip as many bad steps
+        (self.bad_in_a_row, self.rolled_back_from) = (0, None);
+        match self.save_last() {
+            Ok(()) => {
+                let place = self.summary.checkpoint.display();
+                self.job
+                    .observer
+                    .note(&format!("the run as it was after step {} is kept in {place}", self.landed));
+            }
+            Err(error) => self.job.observer.note(&format!("the run as it was is not kept: {error}")),
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The last save of a run, which must not be lost.
+
+use super::{Observer, RunFolder, Saver};
+use crate::format::checkpoint::{Checkpoint, TrainerState};
+use crate::session::Session;
+use crate::{Error, Result};
+use ironhorse_core::Pool;
+use std::path::PathBuf;
+use std::time::Instant;
+
+impl Saver {
+    /// The last save of a run, which must not be lost: waits, tries twice, then elsewhere. Gives where it is.
+    pub(in crate::run) fn save_last(
+        &mut self,
+        session: &mut Session,
+        state: &TrainerState,
+        folder: &RunFolder,
+        observer: &mut dyn Observer,
+    ) -> Result<PathBuf> {
+        self.finish(folder, observer);
+        let place = self.plan.place(state.step);
+        // written on the way; one of a stop in the last validation does not have its loss yet
+        let same = || Checkpoint::manifest(&place).is_ok_and(|manifest| manifest.state == *state);
+        if self.last_step == Some(state.step) && same() {
+            return Ok(place);
+        }
+        let mut first = None;
+        for _ in 0..2 {
+            let began = Instant::now();
+            let read = |pool: Pool, index: usize, bytes: &mut Vec<u8>| session.read_state(pool, index, bytes);
+            match self.plan.write(state, folder.log_handle(), read) {
+                Ok(written) => {
+                    self.written(state.step, &written, began, folder, observer);
+                    return Ok(place);
+                }
+                Err(error) => {
+                    self.stats.failed += 1;
+                    first.get_or_insert(error);
+                }
+            }
+        }
+        let error = first.unwrap_or_else(|| Error::Config("the checkpoint was not written".into()));
+        observer.note(&format!("step {:>5}  not saved: {error}", state.step));
+        for place in self.plan.other_places(state.step) {
+            let read = |pool: Pool, index: usize, bytes: &mut Vec<u8>| session.read_state(pool, index, bytes);
+            if self.plan.write_to(&place, state, read).is_ok() {
+                observer.note(&format!(
+                    "the checkpoint is at {} instead; move it to {} to resume from it",
+                    place.display(),
+                    self.plan.place(state.step).display()
+                ));
+                return Ok(place);
+            }
+        }
+        Err(error)
+    }
+}
