@@ -145,7 +145,6 @@ fn a_key_cannot_allow_itself_everything() {
     assert_eq!((tolerance("losses"), tolerance("after.h.0.attn.c_attn.bias")), (1e-4, 1e-2));
     assert_eq!((tolerance("loss"), tolerance("after.wte.weight")), (1e-6, 1e-5));
     assert!(done.text().lines().next().unwrap().contains("allowed"), "{}", done.text());
-    assert!(!place.does(&format!("verify {STATE}")).text().contains("allowed"));
 }
 
 #[test]
@@ -225,4 +224,24 @@ fn lockstep_needs_a_model_and_only_it_takes_a_batch() {
     );
     let done = place.runs(&format!("verify --lockstep --device cpu --model {SIZES} --seq 4 --steps 0"));
     assert_eq!((done.code, done.text().contains("nothing was compared")), (Some(1), true));
+}
+
+#[test]
+fn every_row_says_what_it_is_allowed_and_why() {
+    let place = with_fixtures();
+    let text = place.does(&format!("verify {STATE}")).text();
+    let rows = text.lines().skip(1).take_while(|line| !line.is_empty());
+    assert!(rows.clone().count() > 3 && rows.clone().all(|row| row.contains("  fixed  ")), "{text}");
+    assert!(text.contains("allowed, fixed: 1e-5 of a tensor's norm, 1e-6 of the loss"), "{text}");
+    assert!(!text.contains("allowed, steps"), "{text}");
+    let text = place.does("verify --key small_custom.key.safetensors --json v.json").text();
+    let row = text.lines().find(|line| line.starts_with("after.h.0.attn.c_attn.bias")).unwrap();
+    assert!(row.contains("  steps  "), "{row}");
+    for says in ["allowed, fixed: ", "allowed, steps: 3 times PyTorch's own f32 error", "% of it used"] {
+        assert!(text.contains(says), "{text}");
+    }
+    let largest = text.lines().find(|line| line.starts_with("PASS")).unwrap();
+    assert!(largest.contains("largest relative error") && largest.contains(", allowed "), "{largest}");
+    let report = place.json("v.json");
+    assert!(report["tensors"].as_array().unwrap().iter().all(|row| row["reason"].is_string()), "{report}");
 }

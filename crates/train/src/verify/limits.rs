@@ -1,7 +1,7 @@
 //! How far each tensor may be from the reference's: fixed in f32, derived from what the precision costs below it.
 
 use super::compare::Allowed;
-use super::reference::Reference;
+use super::reference::{self, MOST_FOR_LOSSES, MOST_FOR_ROUTER, ROUTER_ERRORS, Reference, TORCH_ERRORS};
 use super::rounding::{Rounding, RoundingEngine};
 use super::{Options, Tolerance, answers};
 use crate::Result;
@@ -18,8 +18,8 @@ const TF32_FLOOR: f64 = 1.0 / 1024.0;
 /// the other down; that many elements may on top of what PyTorch showed, and one in so many.
 const STRAYING: f64 = 2.0;
 const ONE_STRAYS_IN: f64 = 1000.0;
-/// No tensor may be further off than this, whatever a key claims: a check that any number passes is none. A bias that
-/// starts at 0 and whose gradient is rounding noise ends anywhere within the steps taken, hence the larger one.
+/// No tensor may be further off than this, whatever a key claims: a check must be able to fail. A bias that starts at 0 and
+/// whose gradient is rounding noise ends anywhere within the steps taken, hence the larger one.
 const MOST: f64 = 0.5;
 const MOST_FOR_AFTER: f64 = 2.0;
 
@@ -35,15 +35,74 @@ pub enum Basis {
     Simulation,
 }
 
-impl Basis {
-    /// A sentence for the report; `None` where the tolerances are the usual ones.
-    pub(super) fn text(self) -> Option<&'static str> {
+/// Why one tensor is allowed the error that it is allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reason {
+    /// `--tolerance`, or `--loss-tolerance` for the loss.
+    Fixed,
+    /// Optimizer steps amplify rounding: three times PyTorch's own f32 error.
+    Steps,
+    /// A router's gradient is what is left where nearly all cancels: twice PyTorch's own f32 error.
+    Router,
+    /// Twice PyTorch's own error in bf16, and one rounding.
+    Bf16,
+    /// Twice the error of the same rounding simulated on the CPU, and one rounding.
+    Simulated,
+    /// Files are compared bit by bit.
+    Bits,
+}
+
+impl Reason {
+    /// Every reason, in the order in which a report explains them.
+    pub(super) const ALL: [Self; 6] =
+        [Self::Fixed, Self::Steps, Self::Router, Self::Bf16, Self::Simulated, Self::Bits];
+
+    /// Of a tensor whose error may be `allowed`, where single steps in f32 may err by `base`.
+    pub(super) fn of(basis: Basis, name: &str, allowed: f64, base: f64) -> Self {
+        match basis {
+            _ if allowed == base => Self::Fixed,
+            Basis::PyTorch => Self::Bf16,
+            Basis::Simulation => Self::Simulated,
+            Basis::Fixed if name == "losses" || name.starts_with("after.") => Self::Steps,
+            Basis::Fixed => Self::Router,
+        }
+    }
+
+    /// As the table calls it.
+    pub(super) fn word(self) -> &'static str {
         match self {
-            Self::Fixed => None,
-            Self::PyTorch => Some("allowed: twice PyTorch's own error in bf16, and one rounding"),
-            Self::Simulation => {
-                Some("allowed: twice the error of the same rounding simulated on the CPU, and one rounding")
+            Self::Fixed => "fixed",
+            Self::Steps => "steps",
+            Self::Router => "router",
+            Self::Bf16 => "bf16",
+            Self::Simulated => "simulated",
+            Self::Bits => "bits",
+        }
+    }
+
+    /// A sentence for the verdict.
+    pub(super) fn text(self, tolerance: Tolerance) -> String {
+        match self {
+            Self::Fixed => format!(
+                "{:e} of a tensor's norm, {:e} of the loss (--tolerance, --loss-tolerance)",
+                tolerance.tensor, tolerance.loss
+            ),
+            Self::Steps => format!(
+                "{TORCH_ERRORS} times PyTorch's own f32 error, because optimizer steps amplify rounding; at most {:e} for \
+                 losses, {:e} for weights",
+                MOST_FOR_LOSSES,
+                reference::MOST_FOR_AFTER
+            ),
+            Self::Router => format!(
+                "{ROUTER_ERRORS} times PyTorch's own f32 error, because nearly all of a router's gradient cancels; at most \
+                 {MOST_FOR_ROUTER:e}"
+            ),
+            Self::Bf16 => "twice PyTorch's own error in bf16, and one rounding".into(),
+            Self::Simulated => {
+                "twice the error of the same rounding simulated on the CPU, and one rounding".into()
             }
+            Self::Bits => "files are compared bit by bit".into(),
         }
     }
 }
@@ -93,13 +152,13 @@ impl Limits {
         if self.basis == Basis::Fixed {
             return Allowed { relative, element, elements: 0.0 };
         }
-        // a tensor's error in tf32 is no matter of chance
+        // of a tensor in tf32 the error is not random
         let tf32_tensor = self.floor == TF32_FLOOR && !is_loss;
         let floor = if after || tf32_tensor { relative } else { self.floor };
         let error = self.errors.get(name).copied().unwrap_or(0.0);
         let most = if after { MOST_FOR_AFTER } else { MOST };
         Allowed {
-            // `min` also turns an error that is not a number into the most
+            // `min` also turns a NaN into the most
             relative: relative.max((TIMES * error + floor).min(most)),
             element: 2.0 * element,
             elements: if after { STRAYING + numel as f64 / ONE_STRAYS_IN } else { 0.0 },

@@ -11,7 +11,7 @@ mod rounding;
 
 pub use compare::{Allowed, Comparison, Worst, compare, ulp_distance};
 pub use diagnose::{NonFinite, find_non_finite, first_non_finite};
-pub use limits::Basis;
+pub use limits::{Basis, Reason};
 pub use lockstep::{Disagreement, KindRow, Lockstep, LockstepReport};
 pub use reference::{Damage, KeyReference, Recipe, Reference, StateReference};
 pub use report::{FirstWrong, Report, Row, RowKind};
@@ -72,7 +72,9 @@ pub fn verify(
     let limits = Limits::new(reference, options, cpu)?;
     let (rows, losses) = answers(engine, reference, options, &limits)?;
     let damage = reference.damage()?;
-    Ok(Report::new(rows, losses, damage, limits.basis))
+    let mut report = Report::new(rows, losses, limits.basis, options.tolerance);
+    report.add_damage(damage);
+    Ok(report)
 }
 
 /// Computes what the reference has answers for: the comparisons, and the loss of each step.
@@ -149,7 +151,7 @@ impl Check<'_> {
         let got = got.collect::<Result<Vec<_>>>()?;
         let allowed = self.limits.of(self.reference, "aux", want.len());
         let comparison = compare(&got, &want, &[want.len()], allowed);
-        // the op of the first layer that is wrong is the one to blame
+        // blame the op of the first wrong layer
         let layer = comparison.first_wrong.as_ref().map_or(0, |wrong| wrong.index[0]);
         let wrote = |&i: &usize| program.nodes()[i].op.writes().any(|slot| slots.get(layer) == Some(&slot));
         let op = (0..program.nodes().len()).find(wrote).unwrap_or(0);
@@ -161,7 +163,7 @@ impl Check<'_> {
         let program = session.train_program()?.clone();
         for param in program.params() {
             let slot = param.grad();
-            // The op that wrote it last is the one to blame.
+            // Blame the op that wrote it last.
             let last = (0..program.range(Section::Backward).end)
                 .rev()
                 .find(|&i| program.nodes()[i].op.writes().any(|written| written.overlaps(&slot)));

@@ -26,7 +26,7 @@ pub struct Damage {
     pub tensor: String,
     /// What is wrong.
     pub what: String,
-    /// The numbers, where both sides are there to compare.
+    /// The comparison, where both sides are available.
     pub comparison: Comparison,
 }
 
@@ -56,7 +56,7 @@ pub trait Reference {
     fn slack_of(&self, _name: &str) -> f64 {
         0.0
     }
-    /// How far PyTorch in bf16 is from exact answers, by tensor; `None` where nobody has measured.
+    /// How far PyTorch in bf16 is from exact answers, by tensor; `None` where it was not measured.
     fn bf16_errors(&self) -> Option<&BTreeMap<String, f64>> {
         None
     }
@@ -134,15 +134,15 @@ pub struct KeyReference {
     model: Option<Box<dyn WeightSource>>,
 }
 
-/// How many times PyTorch's own distance from f64 we may differ from PyTorch after optimizer steps: DESIGN.md allows us
-/// twice its error, and PyTorch itself is once away.
-const TORCH_ERRORS: f64 = 3.0;
+/// How many times PyTorch's own distance from f64 we may differ from PyTorch after optimizer steps: we allow
+/// ourselves twice its error, and PyTorch itself is once away.
+pub(super) const TORCH_ERRORS: f64 = 3.0;
 /// The same for a router's gradient, whose answer is PyTorch's in f64 where it matters.
-const ROUTER_ERRORS: f64 = 2.0;
-/// What a key may claim at most for `losses`, for `after.*` and for routers: a check that any number passes is none.
-const MOST_FOR_LOSSES: f64 = 1e-4;
-const MOST_FOR_AFTER: f64 = 1e-2;
-const MOST_FOR_ROUTER: f64 = 1e-3;
+pub(super) const ROUTER_ERRORS: f64 = 2.0;
+/// What a key may claim at most for `losses`, for `after.*` and for routers: a check must be able to fail.
+pub(super) const MOST_FOR_LOSSES: f64 = 1e-4;
+pub(super) const MOST_FOR_AFTER: f64 = 1e-2;
+pub(super) const MOST_FOR_ROUTER: f64 = 1e-3;
 
 impl KeyReference {
     /// The weights of the chosen experts have the sum 1, so what moves them are differences: the surer the router, the smaller

@@ -2,7 +2,7 @@
 
 use super::Tolerance;
 use super::compare::{Comparison, Worst};
-use super::limits::Basis;
+use super::limits::{Basis, Reason};
 use super::reference::Damage;
 use ironhorse_core::Program;
 use serde::Serialize;
@@ -58,6 +58,8 @@ pub struct Row {
     /// How it compares.
     #[serde(flatten)]
     pub comparison: Comparison,
+    /// Why its error may be what `tolerance` says.
+    pub reason: Reason,
     /// The op that completes it.
     pub op: String,
     /// Where in the model that op comes from.
@@ -79,6 +81,7 @@ impl Row {
             name: name.to_owned(),
             kind: RowKind::of(name),
             comparison,
+            reason: Reason::Fixed,
             op: node.op.name().to_owned(),
             origin: program.origin(node).to_owned(),
             section: node.section.name().to_owned(),
@@ -91,6 +94,7 @@ impl Row {
         Self {
             kind: RowKind::of(&damage.tensor),
             comparison: damage.comparison,
+            reason: Reason::Bits,
             op: "file".into(),
             origin: damage.tensor.trim_start_matches("param.").to_owned(),
             section: "file".into(),
@@ -100,16 +104,15 @@ impl Row {
         }
     }
 
-    /// The tolerance, where it is not the default; files are compared bit by bit.
-    fn allowed(&self) -> Option<f64> {
-        let default = match self.kind {
-            RowKind::Loss | RowKind::Losses => Tolerance::default().loss,
-            _ => Tolerance::default().tensor,
-        };
-        Some(self.comparison.tolerance).filter(|&tolerance| tolerance != default && self.op != "file")
+    /// What the error may be of such a tensor after one step in f32.
+    fn base(&self, tolerance: Tolerance) -> f64 {
+        match self.kind {
+            RowKind::Loss | RowKind::Losses => tolerance.loss,
+            _ => tolerance.tensor,
+        }
     }
 
-    /// Says that the file, not the engine, is to blame for this answer.
+    /// Marks this answer as damaged in the file: the engine is not at fault.
     pub(super) fn blame_file(&mut self, what: String) {
         self.section = "file".into();
         self.note = Some(what);
@@ -153,13 +156,23 @@ pub struct Report {
     pub losses: Vec<f32>,
     /// Where the tolerances come from.
     pub tolerances: Basis,
+    /// What one step in f32 is held to.
+    #[serde(skip)]
+    tolerance: Tolerance,
 }
 
 impl Report {
-    pub(super) fn new(tensors: Vec<Row>, losses: Vec<f32>, damage: Vec<Damage>, tolerances: Basis) -> Self {
-        let mut report = Self { verdict: "", first_wrong: None, tensors, losses, tolerances };
-        report.add_damage(damage);
-        report
+    /// The report of these comparisons; [`Report::add_damage`] then judges.
+    pub(super) fn new(
+        mut tensors: Vec<Row>,
+        losses: Vec<f32>,
+        tolerances: Basis,
+        tolerance: Tolerance,
+    ) -> Self {
+        for row in &mut tensors {
+            row.reason = Reason::of(tolerances, &row.name, row.comparison.tolerance, row.base(tolerance));
+        }
+        Self { verdict: "", first_wrong: None, tensors, losses, tolerances, tolerance }
     }
 
     /// Adds what the files say about being damaged or not belonging together, and judges anew.
@@ -207,6 +220,16 @@ impl Report {
 }
 
 impl Report {
+    /// What the words of the column "because" mean, of those that occur.
+    fn reasons(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for reason in Reason::ALL {
+            if self.tensors.iter().any(|row| row.reason == reason) {
+                write!(f, "\nallowed, {}: {}", reason.word(), reason.text(self.tolerance))?;
+            }
+        }
+        Ok(())
+    }
+
     /// The verdict, and what is wrong first: the last lines of the table.
     pub fn verdict(&self) -> impl fmt::Display {
         Verdict(self)
@@ -218,28 +241,20 @@ struct Verdict<'a>(&'a Report);
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.tensors.iter().map(|row| row.name.len()).max().unwrap_or(6).max(6);
-        // the column is there where a row was not held to the default
-        let some_allowed = self.tensors.iter().any(|row| row.allowed().is_some());
-        let allowed = |text: String| if some_allowed { format!("  {text:>8}") } else { String::new() };
         writeln!(
             f,
-            "{:width$}  {:>18}  {:>9}{}  {:<52}  verdict",
-            "tensor",
-            "shape",
-            "rel error",
-            allowed("allowed".into()),
-            "worst element"
+            "{:width$}  {:>18}  {:>9}  {:>8}  {:<9}  {:<52}  verdict",
+            "tensor", "shape", "rel error", "allowed", "because", "worst element"
         )?;
         for row in &self.tensors {
             let c = &row.comparison;
             let worst = c.worst.as_ref().map(element_text).or_else(|| row.note.clone()).unwrap_or_default();
             let verdict = if c.pass { "ok" } else { "WRONG" };
-            let shape = format!("{:?}", c.shape);
-            let allowed = allowed(row.allowed().map_or_else(String::new, |x| format!("{x:.1e}")));
+            let (shape, because) = (format!("{:?}", c.shape), row.reason.word());
             writeln!(
                 f,
-                "{:width$}  {shape:>18}  {:>9.2e}{allowed}  {worst:<52}  {verdict}",
-                row.name, c.rel_error
+                "{:width$}  {shape:>18}  {:>9.2e}  {:>8.1e}  {because:<9}  {worst:<52}  {verdict}",
+                row.name, c.rel_error, c.tolerance
             )?;
         }
         write!(f, "\n{}", self.verdict())
@@ -254,19 +269,19 @@ impl fmt::Display for Verdict<'_> {
             None if report.tensors.is_empty() => write!(f, "FAIL: nothing was compared"),
             None => {
                 write!(f, "PASS: {} tensors agree", report.tensors.len())?;
-                match report.worst() {
-                    Some(row) => {
-                        write!(f, "; largest relative error {:.2e} in {}", row.comparison.rel_error, row.name)
-                    }
-                    None => Ok(()),
-                }?;
-                match (report.tolerances.text(), report.closest()) {
-                    (Some(basis), Some(row)) => {
-                        let (ratio, name) = (100.0 * row.comparison.ratio, &row.name);
-                        write!(f, "\n{basis}; at most {ratio:.0} % of it used, in {name}")
-                    }
-                    _ => Ok(()),
+                if let Some(row) = report.worst() {
+                    let Row { comparison: c, reason, name, .. } = row;
+                    let (error, allowed, because) = (c.rel_error, c.tolerance, reason.word());
+                    write!(
+                        f,
+                        "; largest relative error {error:.2e} in {name}, allowed {allowed:.1e} ({because})"
+                    )?;
                 }
+                if let Some(row) = report.closest() {
+                    let (ratio, name) = (100.0 * row.comparison.ratio, &row.name);
+                    write!(f, "\nclosest to what it is allowed: {name}, {ratio:.0} % of it used")?;
+                }
+                report.reasons(f)
             }
             Some(first) => {
                 writeln!(f, "FAIL: {bad} of {} tensors are wrong", report.tensors.len())?;
@@ -279,10 +294,10 @@ impl fmt::Display for Verdict<'_> {
                 if let (Some(index), Some(expected), Some(got)) = (&first.index, first.expected, first.got) {
                     write!(f, "\nfirst wrong element: {index:?} expected {expected:e}, got {got:e}")?;
                 }
-                match &first.note {
-                    Some(note) => write!(f, "\n{note}"),
-                    None => Ok(()),
+                if let Some(note) = &first.note {
+                    write!(f, "\n{note}")?;
                 }
+                report.reasons(f)
             }
         }
     }
