@@ -1,7 +1,9 @@
 /* One attention layer in C: RMS norm, projections, rotary embedding, causal attention with grouped heads, residual, and
  * the next token.
  *
- *     gcc -I crates/capi/include examples/c/attention_block.c -L target/release -lironhorse -lm -o attention_block
+ *     cargo build --release -p ironhorse-capi
+ *     gcc -I crates/capi/include examples/c/attention_block.c -L target/release -Wl,-rpath,"$PWD/target/release" -lironhorse -lm -o attention_block
+ *     ./attention_block
  */
 #include <math.h>
 #include <stdio.h>

@@ -1,10 +1,16 @@
-"""The C library from Python by ctypes alone: python3 examples/c/ctypes_demo.py path/to/libironhorse.so"""
+"""The C library from Python by ctypes alone:
+
+    cargo build --release -p ironhorse-capi
+    python3 examples/c/ctypes_demo.py target/release/libironhorse.so
+"""
 
 import ctypes
 import math
 import sys
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 
+if len(sys.argv) != 2:
+    sys.exit(f"usage: python3 {sys.argv[0]} target/release/libironhorse.so (cargo build --release -p ironhorse-capi makes it)")
 lib = ctypes.CDLL(sys.argv[1])
 lib.ih_version.restype = c_char_p
 lib.ih_last_error.restype = c_char_p

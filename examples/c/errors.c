@@ -1,6 +1,8 @@
 /* What bad arguments get: a code, a sentence, and nothing written.
  *
- *     gcc -I crates/capi/include examples/c/errors.c -L target/release -lironhorse -o errors
+ *     cargo build --release -p ironhorse-capi
+ *     gcc -I crates/capi/include examples/c/errors.c -L target/release -Wl,-rpath,"$PWD/target/release" -lironhorse -o errors
+ *     ./errors
  */
 #include <stdint.h>
 #include <stdio.h>

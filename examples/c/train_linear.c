@@ -1,6 +1,8 @@
 /* A classifier trained in C: logits = x W, cross entropy, its gradient, clipping, AdamW.
  *
- *     gcc -I crates/capi/include examples/c/train_linear.c -L target/release -lironhorse -o train_linear
+ *     cargo build --release -p ironhorse-capi
+ *     gcc -I crates/capi/include examples/c/train_linear.c -L target/release -Wl,-rpath,"$PWD/target/release" -lironhorse -o train_linear
+ *     ./train_linear
  */
 #include <stdio.h>
 #include <stdlib.h>

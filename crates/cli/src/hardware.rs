@@ -1,4 +1,4 @@
-//! What this machine is, as far as the system tells.
+//! The machine: processor, memory, and whether a run fits into it.
 
 use anyhow::Result;
 use ironhorse::core::{Engine, Precision};
@@ -15,14 +15,14 @@ pub struct Hardware {
     pub cores: usize,
     /// The instruction set the CPU engine chose.
     pub isa: &'static str,
-    /// Memory in bytes, where the system tells.
+    /// Memory in bytes; `None` where the system does not say.
     pub memory_bytes: Option<u64>,
     /// Operating system and architecture.
     pub system: String,
 }
 
 impl Hardware {
-    /// Looks at this machine.
+    /// Describes this machine.
     pub fn detect() -> Self {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {
@@ -48,16 +48,16 @@ pub fn memory() -> Option<u64> {
     Some(machine.min(container.unwrap_or(u64::MAX)))
 }
 
-/// What the CUDA engine takes beside its pools: workspaces of the libraries.
+/// Device memory that the CUDA engine needs beside its pools: workspaces of the libraries.
 const SCRATCH: u64 = 1 << 30;
 
-/// What a run may use of so many free bytes of a GPU.
+/// How many of a GPU's free bytes a run may use.
 pub fn usable_of_gpu(free: u64) -> u64 {
     free.saturating_sub(SCRATCH)
 }
 
-/// Refuses a run that the engine cannot hold, and says what would fit. The system would often grant the memory and end
-/// the process later.
+/// Refuses a run that does not fit into memory, and says what would fit. Otherwise the system would often grant the
+/// memory and kill the process later.
 pub fn check_memory(engine: &dyn Engine, config: &ModelConfig, spec: &SessionSpec) -> Result<()> {
     let (has, whose) = match engine.free_memory() {
         Some(free) => {
@@ -128,7 +128,7 @@ fn what_fits(config: &ModelConfig, spec: &SessionSpec, has: u64) -> Option<Strin
     halves.filter(|&batch| fits(batch, spec.recompute)).map(|batch| format!("--batch {batch}")).next()
 }
 
-/// The most memory this process ever held, where the system tells.
+/// The peak memory of this process; `None` where the system does not say.
 pub fn peak_rss() -> Option<u64> {
     kibibytes("/proc/self/status", "VmHWM")
 }
@@ -139,7 +139,7 @@ fn kibibytes(file: &str, field: &str) -> Option<u64> {
     Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
 }
 
-/// Bytes for people.
+/// Bytes as text, such as `1.5 GiB`.
 pub fn human_bytes(bytes: u64) -> String {
     let (mut value, mut unit) = (bytes as f64, "B");
     for next in ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"] {

@@ -3,13 +3,17 @@
 
 mod args;
 mod commands;
+mod failure;
 mod hardware;
 mod number;
 mod out;
 mod progress;
 mod signals;
+mod usage;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+pub use failure::{Cause, Refusal};
+
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -19,7 +23,7 @@ use std::path::{Path, PathBuf};
 #[command(name = "ironhorse", version, args_override_self = true, max_term_width = 110)]
 #[command(
     after_help = "Start here:\n  ironhorse train       trains a small model on built-in stories, then writes\n  \
-                        ironhorse generate    continues from the newest run\n  \
+                        ironhorse generate    writes text with the newest run\n  \
                         ironhorse doctor      what this machine has and what will be used\n\n\
                         Exit code: 0 done, 1 the check failed, 2 could not run, 3 stopped early, can be resumed."
 )]
@@ -27,11 +31,11 @@ struct Cli {
     #[command(subcommand)]
     command: Command,
     /// TOML file whose keys are the flags of the command; flags on the line win
-    #[arg(long, global = true, value_name = "FILE")]
-    #[allow(dead_code, reason = "for the help; `args::expand_config` takes it off the line")]
+    #[arg(long, global = true, value_name = "FILE", help_heading = GENERAL)]
+    #[allow(dead_code, reason = "for the help; `args::config_file::expand_config` takes it off the line")]
     config: Option<PathBuf>,
-    /// Say what is chosen and why; twice for every step of the way
-    #[arg(long, short, global = true, action = clap::ArgAction::Count)]
+    /// Log what is chosen and why; -vv logs every decision
+    #[arg(long, short, global = true, action = clap::ArgAction::Count, help_heading = GENERAL)]
     verbose: u8,
     /// The command line as it was given.
     #[arg(skip)]
@@ -52,7 +56,7 @@ enum Command {
     ResumeCheck(Box<commands::resume_check::ResumeCheckArgs>),
 }
 
-/// What a command found, where it did what it was asked.
+/// How a command ended that did not fail.
 pub(crate) enum Outcome {
     /// Done, or the check passed.
     Done,
@@ -62,9 +66,14 @@ pub(crate) enum Outcome {
     Stopped,
 }
 
+/// The heading of flags that every command has.
+const GENERAL: &str = "General";
+
 /// All flags. A number below 0 is a value that a flag may refuse, not an unknown flag.
 fn command() -> clap::Command {
-    Cli::command().mut_subcommands(|command| {
+    let help = clap::Arg::new("help").short('h').long("help").help("Print help").help_heading(GENERAL);
+    let help = help.action(clap::ArgAction::Help).global(true);
+    Cli::command().disable_help_flag(true).arg(help).mut_subcommands(|command| {
         command.mut_args(|arg| {
             let takes_values = arg.get_action().takes_values();
             arg.allow_negative_numbers(takes_values)
@@ -82,7 +91,7 @@ enum Asked {
 /// The command line. Help and version are printed as they are; a wrong flag becomes one line.
 fn parse(args: impl Iterator<Item = OsString>) -> anyhow::Result<Asked> {
     let given: Vec<OsString> = args.collect();
-    let line = args::expand_config(given.iter().cloned())?;
+    let line = args::config_file::expand_config(given.iter().cloned())?;
     let matches = command().try_get_matches_from(&line.args).and_then(|m| Cli::from_arg_matches(&m));
     match matches {
         Ok(cli) => Ok(Asked::Run(Box::new(Cli { line: given, ..cli }))),
@@ -92,40 +101,11 @@ fn parse(args: impl Iterator<Item = OsString>) -> anyhow::Result<Asked> {
             let _ = error.print(); // to a reader that went away
             Ok(Asked::Told(u8::try_from(error.exit_code()).unwrap_or(2)))
         }
-        Err(error) => Err(anyhow::anyhow!(usage_error(&error, &line))),
+        Err(error) => Err(anyhow::anyhow!(usage::one_line(&error, &line))),
     }
 }
 
-/// What clap says in paragraphs, in one line; a wrong key of the configuration file is said to be one.
-fn usage_error(error: &clap::Error, line: &args::Line) -> String {
-    let paragraphs = error.to_string();
-    let mut text = String::new();
-    let mut between = "";
-    for part in paragraphs.lines().map(str::trim) {
-        if part.starts_with("Usage:") || part.starts_with("For more information") {
-            break;
-        }
-        if part.is_empty() {
-            between = "; ";
-            continue;
-        }
-        text += if part.starts_with('[') { " " } else { between };
-        text += part;
-        // a list follows a colon, one item to a line
-        between = if part.ends_with(':') { " " } else { ", " };
-    }
-    let text = text.strip_prefix("error: ").unwrap_or(&text);
-    let flag = match error.get(ContextKind::InvalidArg) {
-        Some(ContextValue::String(flag)) => flag.split([' ', '=']).next(),
-        _ => None,
-    };
-    match flag.and_then(|flag| line.key_of(flag)) {
-        Some((path, key)) => format!("{}: key `{key}`: {text}", path.display()),
-        None => format!("{text} (see --help)"),
-    }
-}
-
-/// The flags of `train` with those that a run's `config.toml` stands for.
+/// The flags of `train`, with those of a run's `config.toml`.
 fn parse_train(line: &[OsString], config: &Path) -> anyhow::Result<commands::train::TrainArgs> {
     let with_config = line.iter().cloned().chain(["--config".into(), config.into()]);
     match parse(with_config)? {
@@ -155,7 +135,7 @@ fn run(command: Command, line: &[OsString]) -> anyhow::Result<Outcome> {
 /// Runs the command line, its first word the name of the program, and says the exit code: 0 done, 1 the check failed,
 /// 2 could not run, 3 stopped early, can be resumed. Prints to standard output and error; ends no process.
 pub fn main_with(args: impl IntoIterator<Item = OsString>) -> u8 {
-    out::running(); // from here on
+    out::begin();
     let done = parse(args.into_iter()).and_then(|asked| match asked {
         Asked::Told(code) => Ok(code),
         Asked::Run(cli) => {
@@ -167,100 +147,32 @@ pub fn main_with(args: impl IntoIterator<Item = OsString>) -> u8 {
             })
         }
     });
-    done.unwrap_or_else(|error| match error.downcast_ref::<ironhorse::train::Error>() {
-        Some(closed) if out::is_closed_pipe(closed) => 0,
-        known => {
-            out::note(format_args!("error: {}", one_line(&error)));
-            let diverged = matches!(known, Some(ironhorse::train::Error::Diverged { .. }));
-            if diverged { 1 } else { 2 }
-        }
-    })
-}
-
-/// Why there is no report.
-#[derive(Debug)]
-pub struct Refusal {
-    /// What kind of reason.
-    pub cause: Cause,
-    /// One line.
-    pub text: String,
-}
-
-/// What kind of reason.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
-    /// An argument or a file.
-    Input,
-    /// The device is not there.
-    NoDevice,
-    /// The device stopped in the middle.
-    Device,
-    /// Too large for the device.
-    Memory,
+    done.unwrap_or_else(|error| failure::report(&error))
 }
 
 /// `ironhorse verify` for another language: `args` are its flags, the report is JSON with the table as `text`. Prints
-/// nothing. That something is wrong is a report, not an error.
+/// nothing. A failed verification is a report, not an error.
 pub fn verify_with(args: impl IntoIterator<Item = OsString>) -> Result<String, Refusal> {
     let line = ["ironhorse".into(), "verify".into()].into_iter().chain(args);
-    let refuse = |error: &anyhow::Error| {
-        use ironhorse::core::Error as Core;
-        let known = match error.downcast_ref::<ironhorse::train::Error>() {
-            Some(ironhorse::train::Error::Core(core)) => Some(core),
-            _ => error.downcast_ref::<ironhorse::core::Error>(),
-        };
-        let cause = match known {
-            Some(Core::NoDevice { .. }) => Cause::NoDevice,
-            Some(Core::OutOfMemory { .. }) => Cause::Memory,
-            Some(Core::Unsupported { .. } | Core::DeviceLost { .. }) => Cause::Device,
-            _ if error.is::<hardware::NotEnough>() => Cause::Memory,
-            _ => Cause::Input,
-        };
-        Refusal { cause, text: one_line(error) }
-    };
     let found = command().try_get_matches_from(line).and_then(|m| Cli::from_arg_matches(&m));
     let args = match found.map(|cli| cli.command) {
         Ok(Command::Verify(args)) => args,
-        Ok(_) => return Err(Refusal { cause: Cause::Input, text: "not a verification".into() }),
-        Err(error) => {
-            return Err(Refusal { cause: Cause::Input, text: usage_error(&error, &args::Line::default()) });
-        }
+        Ok(_) => return Err(Refusal::input("not the flags of a verification")),
+        Err(error) => return Err(Refusal::input(usage::one_line(&error, &Default::default()))),
     };
-    let engine = args.engine().map_err(|error| refuse(&error))?;
-    let done = commands::verify::compute(&args, engine).map_err(|error| refuse(&error))?;
+    let engine = args.engine().map_err(|error| Refusal::of(&error))?;
+    let done = commands::verify::compute(&args, engine).map_err(|error| Refusal::of(&error))?;
     let text = done.text(false);
     let json = serde_json::to_value(done).map(|mut value| {
         value["text"] = text.into();
         value.to_string()
     });
-    json.map_err(|error| refuse(&error.into()))
-}
-
-/// The causes in one line; one that the text before it already quotes is left out.
-fn one_line(error: &anyhow::Error) -> String {
-    let mut line = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if line.is_empty() {
-            line = cause;
-        } else if !line.ends_with(&cause) {
-            line = format!("{line}: {cause}");
-        }
-    }
-    let mut escaped = String::with_capacity(line.len());
-    for c in line.chars() {
-        match c {
-            '\n' => escaped.push(' '),
-            c if c.is_control() => escaped.extend(c.escape_default()),
-            c => escaped.push(c),
-        }
-    }
-    escaped
+    json.map_err(|error| Refusal::of(&error.into()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anyhow::Context;
 
     #[test]
     fn flags_are_consistent() {
@@ -279,15 +191,5 @@ mod tests {
         }
         let large = ["--lockstep", "--device=cpu", "--model=d48", "--batch=100000", "--seq=1024"];
         assert_eq!(refused(&large).cause, Cause::Memory);
-    }
-
-    #[test]
-    fn a_cause_is_said_once() {
-        let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
-        let error = ironhorse::train::Error::io("a\x1b\nb".as_ref(), "open", missing());
-        let line = one_line(&anyhow::Error::new(error));
-        assert_eq!(line, format!("a\\u{{1b}} b: cannot open: {}", missing()));
-        let error = Err::<(), _>(missing()).context("c.toml: cannot read").unwrap_err();
-        assert_eq!(one_line(&error), format!("c.toml: cannot read: {}", missing()));
     }
 }

@@ -1,4 +1,6 @@
-//! Standard output and error that do not panic when the reader goes away, and JSON files.
+//! Standard output and error that do not panic when the reader goes away, and reports as JSON.
+//!
+//! A report goes to standard output with `--json -`; what is written for people then goes to standard error.
 
 use anyhow::{Context, Result};
 use ironhorse::train::Error;
@@ -11,19 +13,33 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// What errors call it.
+/// Its name in errors.
 const STDOUT: &str = "standard output";
+/// The file name that means standard output.
+const DASH: &str = "-";
 
-/// Prints a line. That nobody reads any more (`ironhorse ... | head`) is no error: the command still has a result.
+/// Set while standard output belongs to the JSON report.
+static JSON_ON_STDOUT: AtomicBool = AtomicBool::new(false);
+
+/// Prints a line for people. A reader who stopped reading (`ironhorse ... | head`) is not an error: the command still
+/// has a result.
 pub fn line(text: impl Display) -> Result<()> {
-    match writeln!(io::stdout().lock(), "{text}") {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(cannot_print(error).into()),
+    match piece(format!("{text}\n").as_bytes()) {
+        Err(error) if !is_closed_pipe(&error) => Err(error.into()),
         _ => Ok(()),
     }
 }
 
-/// Prints without a line end, at once.
+/// Prints without a line end and flushes.
 pub fn piece(text: &[u8]) -> Result<(), Error> {
+    if JSON_ON_STDOUT.load(Ordering::Relaxed) {
+        let _ = io::stderr().lock().write_all(text); // a closed standard error must not end a run
+        return Ok(());
+    }
+    to_stdout(text)
+}
+
+fn to_stdout(text: &[u8]) -> Result<(), Error> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text).and_then(|()| stdout.flush()).map_err(cannot_print)
 }
@@ -32,7 +48,7 @@ fn cannot_print(error: io::Error) -> Error {
     Error::io(Path::new(STDOUT), "write", error)
 }
 
-/// Tells the person who waits. A closed standard error must not end a run.
+/// Prints a line to standard error. A closed standard error must not end a run.
 pub fn note(text: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
@@ -55,7 +71,13 @@ pub fn log_level(verbose: u8) {
         .try_init();
 }
 
-/// How long the command has been running.
+/// To be called at the start of a command: the Python package runs several in one process.
+pub fn begin() {
+    running(); // from here on
+    JSON_ON_STDOUT.store(false, Ordering::Relaxed);
+}
+
+/// How long the process has been running commands.
 pub fn running() -> Duration {
     STARTED.get_or_init(Instant::now).elapsed()
 }
@@ -70,14 +92,24 @@ pub fn is_verbose() -> bool {
     VERBOSE.load(Ordering::Relaxed)
 }
 
-/// Whether the error is only that nobody reads standard output any more. Any other pipe that breaks is an error.
+/// Whether the error is only that the reader of standard output went away. Any other broken pipe is an error.
 pub fn is_closed_pipe(error: &Error) -> bool {
     matches!(error, Error::Io { path, source, .. }
         if path == Path::new(STDOUT) && source.kind() == ErrorKind::BrokenPipe)
 }
 
-/// Finds out before the work whether the JSON file can be written after it.
+/// Finds out before the work whether the report can be written after it. With `-` standard output is kept for it.
 pub fn check_json(path: Option<&Path>) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    if path == Path::new(DASH) {
+        JSON_ON_STDOUT.store(true, Ordering::Relaxed);
+        return Ok(());
+    }
+    check_file(Some(path))
+}
+
+/// Finds out before the work whether a file can be written after it.
+pub fn check_file(path: Option<&Path>) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     // opening a device or a pipe can have an effect
     let special = path.metadata().is_ok_and(|meta| !meta.is_file() && !meta.is_dir());
@@ -87,8 +119,7 @@ pub fn check_json(path: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// The same where the command will make `folder` before it writes the file: the file may lie in it though it is not
-/// there yet.
+/// The same for a command that creates `folder` before it writes the report: the report may be inside it.
 pub fn check_json_in(path: Option<&Path>, folder: Option<&Path>) -> Result<()> {
     let absolute = |path: &Path| std::path::absolute(path).ok();
     let inside = match (path.and_then(absolute), folder.and_then(absolute)) {
@@ -98,17 +129,19 @@ pub fn check_json_in(path: Option<&Path>, folder: Option<&Path>) -> Result<()> {
     if inside { Ok(()) } else { check_json(path) }
 }
 
-/// Writes a path into a report, for `#[serde(serialize_with = ...)]`: one that is not UTF-8 is no reason to lose the
-/// report.
+/// Writes a path into a report, for `#[serde(serialize_with = ...)]`. Bytes that are not UTF-8 are replaced.
 pub fn lossy_path<P: AsRef<Path> + ?Sized, S: serde::Serializer>(path: &P, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(&path.as_ref().to_string_lossy())
 }
 
-/// Writes a value as JSON, if a file was asked for.
+/// Writes a report as JSON, if it was asked for: to the file, or to standard output for `-`.
 pub fn json(path: Option<&Path>, value: &impl Serialize) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
-    let mut text = serde_json::to_string_pretty(value).context("the figures are not JSON")?;
+    let mut text = serde_json::to_string_pretty(value).context("the report cannot be written as JSON")?;
     text.push('\n');
+    if path == Path::new(DASH) {
+        return Ok(to_stdout(text.as_bytes())?);
+    }
     Ok(atomic::write_file(path, |sink| sink.put(text.as_bytes()))?)
 }
 
@@ -135,7 +168,7 @@ mod tests {
         assert_eq!(check("runs/./x/summary.json", Some("runs/x/")), Ok(()));
         assert_eq!(check("summary.json", Some("runs/x")), Ok(()));
         assert_eq!(check_json_in(None, Some(&at("runs/x"))).map_err(|error| error.to_string()), Ok(()));
-        // folders that nobody will make
+        // folders that no command creates
         for (json, folder) in [
             ("runs/x/summary.json", None),
             ("runs/x/summary.json", Some("runs/y")),

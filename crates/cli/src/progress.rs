@@ -1,6 +1,5 @@
-//! How a run shows itself: a progress bar on a terminal, plain lines elsewhere.
+//! Progress of a run: a bar on a terminal, plain lines elsewhere.
 
-use crate::commands::train::saved_line;
 use crate::hardware::human_bytes;
 use crate::out;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -137,4 +136,14 @@ impl Observer for Progress {
             self.print(&format!("step {step:>5}  sample: {}…", first.replace('\n', " ")));
         }
     }
+}
+
+/// One save, as printed with `-v`.
+fn saved_line(step: u64, stats: &SaveStats) -> String {
+    format!(
+        "step {step:>5}  saved {} in {:.1} s, a step waited for {:.0} ms at most",
+        human_bytes(stats.bytes),
+        stats.write_s,
+        stats.held_up_ms
+    )
 }

@@ -1,8 +1,8 @@
-//! Signals of the system, turned into what a run looks at between steps.
+//! Signals, turned into flags that a run checks between steps.
 
 use ironhorse::train::run::Control;
 
-/// The signals' names, for people.
+/// The name of a signal.
 pub fn name(number: usize) -> String {
     #[cfg(unix)]
     {
@@ -16,7 +16,7 @@ pub fn name(number: usize) -> String {
 }
 
 /// While it lives, SIGINT, SIGTERM and SIGUSR1 ask the run to stop, SIGUSR2 to save; a second SIGINT ends the process at
-/// once. Afterwards they do what they did before.
+/// once. Dropping it restores the previous handlers.
 #[cfg(unix)]
 pub struct Handlers(Vec<signal_hook::SigId>);
 
@@ -29,7 +29,7 @@ impl Handlers {
         use std::sync::Arc;
         use std::sync::atomic::AtomicBool;
 
-        /// What shells say of a process that SIGINT ended.
+        /// The exit code by which shells report SIGINT.
         const INTERRUPTED: i32 = 130;
         let mut handlers = Self(Vec::new());
         let interrupted = Arc::new(AtomicBool::new(false));

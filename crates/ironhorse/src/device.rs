@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 /// Where programs run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
-    /// The best there is on this machine.
+    /// The first GPU that can be used, else the CPU.
     #[default]
     Auto,
     /// The CPU engine.
@@ -38,7 +38,7 @@ impl Device {
     }
 }
 
-/// The first GPU if the CUDA engine can run on it. A GPU that is there but cannot be used is worth a warning.
+/// The first GPU if the CUDA engine can run on it. Warns about a GPU that cannot be used.
 fn best() -> Device {
     match ironhorse_cuda::usable(0) {
         Ok(()) => Device::Cuda(0),

@@ -59,10 +59,10 @@ pub enum Error {
     /// Something that can be asked for but that we do not do.
     #[error("{0}")]
     Unsupported(String),
-    /// A setting given by the user makes no sense.
+    /// A setting given by the user is invalid.
     #[error("{0}")]
     Config(String),
-    /// Training ran away.
+    /// The loss or the gradients became NaN or infinite, and skipping steps did not help.
     #[error(
         "training diverged at step {step}: loss {loss}, gradient norm {norm}{found}; lower --lr, raise --warmup, or set --grad-clip"
     )]
@@ -73,9 +73,12 @@ pub enum Error {
         loss: f32,
         /// Its gradient norm.
         norm: f32,
-        /// Where the first number is that is not finite, with its own separator; empty if it is not known.
+        /// Where the first NaN or infinity is, with its own separator; empty if it is not known.
         found: String,
     },
+    /// The caller asked to stop before the work was done; nothing is wrong.
+    #[error("stopped before it was done")]
+    Stopped,
     /// The program or engine refused.
     #[error(transparent)]
     Core(#[from] ironhorse_core::Error),
@@ -87,7 +90,7 @@ impl Error {
         Self::Io { path: path.to_owned(), action, source }
     }
 
-    /// A setting that makes no sense; the text may hold what the user typed.
+    /// An invalid setting; the text may hold what the user typed.
     pub fn config(text: impl AsRef<str>) -> Self {
         Self::Config(one_line(text.as_ref(), 1000))
     }
@@ -135,7 +138,7 @@ impl Error {
     }
 }
 
-/// Text from a file may hold anything: control characters are escaped and what is long is cut.
+/// Text from a file may hold anything: control characters are escaped and long text is cut.
 fn one_line(text: &str, most: usize) -> String {
     let mut line = String::new();
     for c in text.chars() {

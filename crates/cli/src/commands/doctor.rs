@@ -17,7 +17,7 @@ pub struct DoctorArgs {
     /// Threads to measure with; 0 means one for each core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = number::threads)]
     threads: usize,
-    /// Also write the figures to this file
+    /// Also write the figures to this file as JSON; - means standard output, and the text for people goes to standard error
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -56,10 +56,13 @@ struct LibraryReport {
     error: Option<String>,
 }
 
-/// The GPUs as far as the CUDA engine can use them, its libraries, and what it will choose.
-fn look_for_gpus(report: &mut Report) {
+/// Adds the GPUs as far as the CUDA engine can use them, its libraries, and what it will choose. Gives whether there is a
+/// GPU at all.
+fn look_for_gpus(report: &mut Report) -> bool {
     let libraries = cuda::report::libraries();
-    match cuda::devices() {
+    let devices = cuda::devices();
+    let found = devices.as_ref().is_ok_and(|gpus| !gpus.is_empty());
+    match devices {
         Ok(gpus) => {
             for gpu in &gpus {
                 let usable = cuda::usable(gpu.index);
@@ -108,6 +111,25 @@ fn look_for_gpus(report: &mut Report) {
             LibraryReport { name: library.name, purpose: library.purpose, version, path, error }
         })
         .collect();
+    found
+}
+
+/// The libraries. Without a GPU those that are missing are shown only with `-v`: nothing needs them.
+fn print_libraries(report: &Report) -> Result<()> {
+    let has_gpu = report.devices.iter().any(|device| device.device.starts_with("cuda:"));
+    for library in &report.libraries {
+        let what = match (&library.version, &library.path) {
+            (Some(version), Some(path)) => format!("{version}, {path}"),
+            _ if !has_gpu && !out::is_verbose() => continue,
+            _ => format!(
+                "missing, needed for {}: {}",
+                library.purpose,
+                library.error.as_deref().unwrap_or("not found")
+            ),
+        };
+        out::line(format!("library      {:<17} {what}", library.name))?;
+    }
+    Ok(())
 }
 
 pub fn run(args: &DoctorArgs) -> Result<Outcome> {
@@ -133,7 +155,7 @@ pub fn run(args: &DoctorArgs) -> Result<Outcome> {
         auto_why: None,
         hardware,
     };
-    look_for_gpus(&mut report);
+    let gpu_is_there = look_for_gpus(&mut report);
     let h = &report.hardware;
     out::line(format!("ironhorse    {} ({})", report.version, report.commit))?;
     out::line(format!("system       {}", h.system))?;
@@ -144,25 +166,22 @@ pub fn run(args: &DoctorArgs) -> Result<Outcome> {
         "measured     {:.0} GFLOP/s f32 multiply-add, {:.1} GB/s memory, {} threads",
         report.gflops_possible, report.gb_per_s_possible, report.threads
     ))?;
-    for device in &report.devices {
+    for device in report.devices.iter().filter(|device| device.available || gpu_is_there) {
         let mark = if device.available { "yes" } else { "no " };
         out::line(format!("device       {:<7} {mark}  {}", device.device, device.why))?;
     }
-    for library in &report.libraries {
-        let what = match (&library.version, &library.path) {
-            (Some(version), Some(path)) => format!("{version}, {path}"),
-            _ => {
-                format!("none, for {}: {}", library.purpose, library.error.as_deref().unwrap_or("not found"))
-            }
-        };
-        out::line(format!("library      {:<17} {what}", library.name))?;
+    if !gpu_is_there {
+        out::line(
+            "device       cuda    no   no NVIDIA GPU: everything runs on the CPU (-v shows what was looked for)",
+        )?;
     }
+    print_libraries(&report)?;
     for (choice, what) in &report.choices {
         out::line(format!("gpu          {choice:<10} {what}"))?;
     }
     match &report.kernel_cache {
         Some(folder) => out::line(format!("kernel cache {}", folder.display()))?,
-        None => out::line("kernel cache none can be written: kernels are compiled again in every run")?,
+        None => out::line("kernel cache no folder can be written: kernels are compiled again in every run")?,
     }
     if let Some(why) = &report.auto_why {
         out::line(why)?;

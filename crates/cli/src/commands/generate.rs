@@ -1,12 +1,12 @@
 //! `ironhorse generate`
 
-use crate::args::EngineArgs;
+use crate::args::{EngineArgs, heading};
 use crate::hardware::check_memory;
 use crate::{Outcome, number, out};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use ironhorse::core::Pool;
-use ironhorse::train::format::checkpoint::newest_run;
+use ironhorse::train::format::checkpoint::{TrainerState, newest_run};
 use ironhorse::train::format::tokenizer::Tokenizer;
 use ironhorse::train::format::{WeightSource, open_weights};
 use ironhorse::train::generate::sample::Sampler;
@@ -19,8 +19,9 @@ use std::time::Instant;
 /// How to choose tokens.
 #[derive(Args, Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
+#[command(next_help_heading = heading::SAMPLING)]
 pub struct SamplingArgs {
-    /// Logits are divided by this; 0 is greedy. 0.35 if not given where tokens are bytes, 0.8 elsewhere
+    /// Sampling temperature; 0 is greedy [default: 0.35 where tokens are bytes, 0.8 elsewhere]
     #[arg(long, value_name = "X", value_parser = number::at_least_0::<f32>)]
     temperature: Option<f32>,
     /// Keep only the K most likely tokens
@@ -58,30 +59,30 @@ impl SamplingArgs {
                         for a BPE vocabulary the tokens\nspell the prompt but are not always those that BPE would choose."
 )]
 pub struct GenerateArgs {
-    /// A run, a checkpoint, a Hugging Face folder or a model .bin; the newest run below runs/ if not given
-    #[arg(long, value_name = "FILE")]
+    /// A run, a checkpoint, a Hugging Face folder or a model .bin [default: the newest run below runs/]
+    #[arg(long, help_heading = heading::MODEL, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// What to continue
-    #[arg(long, default_value = "", value_name = "TEXT", allow_hyphen_values = true)]
+    /// The text to continue
+    #[arg(long, help_heading = heading::SAMPLING, default_value = "", value_name = "TEXT", allow_hyphen_values = true)]
     prompt: String,
     /// The most tokens to write
-    #[arg(long, default_value_t = 600, value_name = "N", value_parser = number::count_or_0::<usize>)]
+    #[arg(long, help_heading = heading::SAMPLING, default_value_t = 600, value_name = "N", value_parser = number::count_or_0::<usize>)]
     tokens: usize,
-    /// The most tokens to look back on; if not given, as many as a run's checkpoint was trained with, else the model's context
-    #[arg(long, value_name = "N", value_parser = number::count::<usize>)]
+    /// Context length in tokens [default: the sequence length a run was trained with, else the model's context]
+    #[arg(long, help_heading = heading::SAMPLING, value_name = "N", value_parser = number::count::<usize>)]
     context: Option<usize>,
-    /// Tokenizer file; the model's own if not given
-    #[arg(long, value_name = "FILE")]
+    /// Tokenizer file [default: the one beside the model]
+    #[arg(long, help_heading = heading::MODEL, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// Seed of the random choices
-    #[arg(long, default_value_t = 1, value_name = "S", value_parser = number::seed)]
+    /// Random seed
+    #[arg(long, help_heading = heading::SAMPLING, default_value_t = 1, value_name = "S", value_parser = number::seed)]
     seed: u64,
     #[command(flatten)]
     engine: EngineArgs,
-    /// Also write text, tokens and speed to this file
-    #[arg(long, value_name = "FILE")]
+    /// Also write text, tokens and speed to this file as JSON; - means standard output, and the text for people goes to standard error
+    #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
@@ -112,9 +113,6 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
             .context("no run below runs/ has a checkpoint; run `ironhorse train` first, or give --model")?,
     };
     let mut source = open_weights(&model)?;
-    if args.model.is_none() {
-        out::note(format_args!("model: {}", source.path().display()));
-    }
     let config = source.config();
     let tokenizer = find_tokenizer(args, source.as_ref(), &model)?;
     let context = context(args, source.as_ref());
@@ -128,6 +126,7 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     let mut session = Session::new(engine, config, &spec)?;
     session.load(Pool::Params, |name, values| source.read_tensor(name, values))?;
 
+    name_model(&model, source.as_ref());
     let mut prompt = vec![tokenizer.eot];
     prompt.extend(tokenizer.encode(args.prompt.as_bytes())?);
     if !args.prompt.is_empty() && tokenizer != Tokenizer::bytes() {
@@ -147,7 +146,7 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     out::piece(args.prompt.as_bytes())?;
     let tokens = generate(&mut session, &request, |token| {
         match out::piece(&tokenizer.decode(&[token])?) {
-            // nobody reads along, but the file is still wanted
+            // the reader went away, but the report is still wanted
             Err(error) if args.json.is_some() && out::is_closed_pipe(&error) => Ok(()),
             written => written,
         }
@@ -163,6 +162,19 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     };
     out::json(args.json.as_deref(), &report)?;
     Ok(Outcome::Done)
+}
+
+/// Says which checkpoint of a run was taken, and if the run is not finished.
+fn name_model(model: &Path, source: &dyn WeightSource) {
+    if source.path() == model {
+        return;
+    }
+    let steps = |state: &TrainerState| Some((state.step, state.settings.get("steps")?.as_u64()?));
+    let unfinished = source.trainer().and_then(steps).filter(|(step, steps)| step < steps);
+    let unfinished = unfinished.map_or_else(String::new, |(step, steps)| {
+        format!(", of a run that was stopped after {step} of {steps} steps")
+    });
+    out::note(format_args!("model: {}{unfinished}", source.path().display()));
 }
 
 /// The one given, the checkpoint's own, a file beside the weights, or bytes for a model of 256 tokens.

@@ -3,10 +3,10 @@
 mod choices;
 mod disk;
 
-use self::choices::{Asked, Choice, table};
+use self::choices::{Asked, Choice, advice, table};
 use self::disk::Disk;
 use super::verify::RecomputeArg;
-use crate::args::{Dtype, StateArgs};
+use crate::args::{Dtype, StateArgs, heading};
 use crate::hardware::{human_bytes, memory, usable_of_gpu};
 use crate::{Outcome, number, out};
 use anyhow::Result;
@@ -28,39 +28,39 @@ use std::path::PathBuf;
                         ironhorse plan --model moe-6.9b --batch 16 --seq 1024 --dtype bf16 --master residual --moments bf16 --memory 139GiB")]
 pub struct PlanArgs {
     /// d12, d24, d36, d48, moe-tiny, moe-6.9b, sizes, a TOML file, or weights
-    #[arg(long, default_value = "d12", value_name = "NAME")]
+    #[arg(long, help_heading = heading::MODEL, default_value = "d12", value_name = "NAME")]
     model: String,
-    /// B: sequences per step
-    #[arg(long, default_value_t = 4, value_name = "B", value_parser = number::count::<usize>)]
+    /// Micro-batch size: sequences of one forward and backward pass
+    #[arg(long, help_heading = heading::STEPS, default_value_t = 4, value_name = "B", value_parser = number::count::<usize>)]
     batch: usize,
-    /// T: tokens per sequence
-    #[arg(long, default_value_t = 64, value_name = "T", value_parser = number::count::<usize>)]
+    /// Sequence length in tokens
+    #[arg(long, help_heading = heading::STEPS, default_value_t = 64, value_name = "T", value_parser = number::count::<usize>)]
     seq: usize,
-    /// Compute again in the backward instead of keeping
-    #[arg(long, value_enum, default_value_t = RecomputeArg::None)]
+    /// Activation checkpointing: what the backward pass recomputes instead of keeping it in memory
+    #[arg(long, help_heading = heading::MEMORY, value_enum, default_value_t = RecomputeArg::None)]
     recompute: RecomputeArg,
-    /// Micro-steps whose gradients make one step; in bf16 they add up in f32
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = number::count::<u32>)]
+    /// Gradient accumulation: micro-steps that make up one optimizer step; with bf16 weights gradients are then f32
+    #[arg(long, help_heading = heading::STEPS, default_value_t = 1, value_name = "N", value_parser = number::count::<u32>)]
     accumulate: u32,
     #[command(flatten)]
     state: StateArgs,
-    /// Checkpoints that are kept besides the best, as `train --keep`; 0 keeps all
-    #[arg(long, default_value_t = 2, value_name = "K", value_parser = number::count_or_0::<usize>)]
+    /// Checkpoints that are kept besides the best one, as `train --keep`; 0 keeps all
+    #[arg(long, help_heading = heading::CHECKPOINTS, default_value_t = 2, value_name = "K", value_parser = number::count_or_0::<usize>)]
     keep: usize,
     /// Memory of the device to plan for, such as 139GiB [default: that of the device here]
-    #[arg(long, value_name = "SIZE", value_parser = number::bytes)]
+    #[arg(long, help_heading = heading::DEVICE, value_name = "SIZE", value_parser = number::bytes)]
     memory: Option<u64>,
     /// Where it would run: auto, cpu, cuda or cuda:N
-    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    #[arg(long, help_heading = heading::DEVICE, default_value = "auto", value_name = "DEVICE")]
     device: String,
     /// Precision to plan for, also one that this machine has no engine for [default: bf16 on a GPU, f32 on the CPU]
-    #[arg(long, value_enum)]
+    #[arg(long, help_heading = heading::DEVICE, value_enum)]
     dtype: Option<Dtype>,
     /// Threads to measure this machine's limits with; 0 means one for each core
-    #[arg(long, default_value_t = 0, value_name = "N", value_parser = number::threads)]
+    #[arg(long, help_heading = heading::DEVICE, default_value_t = 0, value_name = "N", value_parser = number::threads)]
     threads: usize,
-    /// Also write the figures to this file
-    #[arg(long, value_name = "FILE")]
+    /// Also write the figures to this file as JSON; - means standard output, and the text for people goes to standard error
+    #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
@@ -169,21 +169,27 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         (Some(has), Some(room)) => format!("  of the {} of {whose}{}", human_bytes(has), besides(has - room)),
         _ => String::new(),
     };
-    out::line(format!("{:<20} {:>12}{fits}", "all", human_bytes(report.total_bytes as u64)))?;
-    out::line(format!(
-        "activations: {} are alive at the fullest op, so the plan wastes {}",
-        human_bytes(report.activation_lower_bound as u64),
-        human_bytes((layout.bytes(Pool::Activations) - report.activation_lower_bound) as u64)
-    ))?;
+    out::line(format!("{:<20} {:>12}{fits}", "total", human_bytes(report.total_bytes as u64)))?;
+    let unused = layout.bytes(Pool::Activations) - report.activation_lower_bound;
+    if unused > 0 {
+        out::line(format!(
+            "activations: at most {} are needed at once, the layout adds {}",
+            human_bytes(report.activation_lower_bound as u64),
+            human_bytes(unused as u64)
+        ))?;
+    }
+    out::line("")?;
     table(&report.choices, (args.recompute, args.state)).into_iter().try_for_each(out::line)?;
+    out::line(advice(&report.choices, (args.recompute, args.state)))?;
+    out::line("")?;
     report.disk.lines().into_iter().try_for_each(out::line)?;
     let time = match (&limits, report.least_ms) {
         (Some(limits), Some(ms)) => format!(
-            "at {device}'s {:.0} GFLOP/s and {:.1} GB/s no less than {ms:.0} ms",
+            "at the measured {:.0} GFLOP/s and {:.1} GB/s of {device} it takes at least {ms:.0} ms",
             limits.flops_per_s / 1e9,
             limits.bytes_per_s / 1e9
         ),
-        _ => format!("how long that takes was not measured: {device} does not compute in {}", dtype.name()),
+        _ => format!("its time was not measured: {device} does not compute in {}", dtype.name()),
     };
     out::line(format!("a step needs {:.1} GFLOP; {time}", report.flops as f64 / 1e9))?;
     out::json(args.json.as_deref(), &report)?;

@@ -52,7 +52,7 @@ pub struct SelftestArgs {
     /// GPU: launch every kernel by itself instead of replaying CUDA graphs
     #[arg(long)]
     no_graphs: bool,
-    /// Also write every case to this file
+    /// Also write every case to this file as JSON; - means standard output, and the text for people goes to standard error
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }

@@ -2,7 +2,7 @@
 
 mod replay;
 
-use crate::args::{Dtype, EngineArgs, StateArgs};
+use crate::args::{Dtype, EngineArgs, StateArgs, heading};
 use crate::hardware::check_memory;
 use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
@@ -43,55 +43,55 @@ const SEED: u64 = 1;
     Exit code: 0 all agree, 1 something is wrong, 2 could not run.")]
 pub struct VerifyArgs {
     /// Weights: a model .bin, a Hugging Face folder, a checkpoint; with --lockstep also d12, moe-tiny or sizes, for random ones
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = heading::CHECKS, value_name = "FILE")]
     model: Option<PathBuf>,
     /// A debug state made from the model
-    #[arg(long, value_name = "FILE", conflicts_with = "key", requires = "model")]
+    #[arg(long, help_heading = heading::CHECKS, value_name = "FILE", conflicts_with = "key", requires = "model")]
     state: Option<PathBuf>,
     /// An answer key; its weights are used unless --model is given, and then both must agree
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = heading::CHECKS, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Compare with the CPU engine instead, op by op from the same inputs
-    #[arg(long)]
+    #[arg(long, help_heading = heading::CHECKS)]
     lockstep: bool,
     /// Run a bad step of a training run again, from its black box RUN/bad/step-N: on the device it ran on (or --device), in
     /// f32 on the CPU and in f64; says whether the data, the numerics or the hardware is at fault
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = [
+    #[arg(long, help_heading = heading::CHECKS, value_name = "FOLDER", conflicts_with_all = [
         "model", "state", "key", "lockstep", "steps", "tolerance", "loss_tolerance", "recompute", "dtype", "master", "moments",
         "fast", "attention", "no_graphs",
     ])]
     replay: Option<PathBuf>,
     /// With --replay: leave f64 out, which is slow for large models
-    #[arg(long, requires = "replay")]
+    #[arg(long, help_heading = heading::CHECKS, requires = "replay")]
     no_oracle: bool,
-    /// With --lockstep and no answers: B, sequences of random tokens
-    #[arg(long, value_name = "B", default_value_t = 4, value_parser = number::count::<usize>, requires = "lockstep", conflicts_with_all = ["key", "state"])]
+    /// With --lockstep and no answers: batch size, in sequences of random tokens
+    #[arg(long, help_heading = heading::STEPS, value_name = "B", default_value_t = 4, value_parser = number::count::<usize>, requires = "lockstep", conflicts_with_all = ["key", "state"])]
     batch: usize,
-    /// With --lockstep and no answers: T, tokens of a sequence
-    #[arg(long, value_name = "T", default_value_t = 64, value_parser = number::count::<usize>, requires = "lockstep", conflicts_with_all = ["key", "state"])]
+    /// With --lockstep and no answers: sequence length in tokens
+    #[arg(long, help_heading = heading::STEPS, value_name = "T", default_value_t = 64, value_parser = number::count::<usize>, requires = "lockstep", conflicts_with_all = ["key", "state"])]
     seq: usize,
     /// Optimizer steps: those of a key to check (all if not given), or of a state to take, for their losses; with
     /// --lockstep how often to run (2 if not given)
-    #[arg(long, value_name = "N", value_parser = number::whole::<usize>(0..=MOST_STEPS))]
+    #[arg(long, help_heading = heading::STEPS, value_name = "N", value_parser = number::whole::<usize>(0..=MOST_STEPS))]
     steps: Option<usize>,
     /// Largest relative error of a tensor, by norm; tf32 and bf16 are allowed more, derived from what they cost
-    #[arg(long, value_name = "X", default_value_t = 1e-5, value_parser = number::at_least_0::<f64>)]
+    #[arg(long, help_heading = heading::CHECKS, value_name = "X", default_value_t = 1e-5, value_parser = number::at_least_0::<f64>)]
     tolerance: f64,
     /// Largest relative error of the loss
-    #[arg(long, value_name = "X", default_value_t = 1e-6, value_parser = number::at_least_0::<f64>)]
+    #[arg(long, help_heading = heading::CHECKS, value_name = "X", default_value_t = 1e-6, value_parser = number::at_least_0::<f64>)]
     loss_tolerance: f64,
-    /// Compute again in the backward instead of keeping
-    #[arg(long, value_enum, default_value_t = RecomputeArg::None)]
+    /// Activation checkpointing: what the backward pass recomputes instead of keeping it in memory
+    #[arg(long, help_heading = heading::MEMORY, value_enum, default_value_t = RecomputeArg::None)]
     recompute: RecomputeArg,
     #[command(flatten)]
     state_kept: StateArgs,
     #[command(flatten)]
     engine: EngineArgs,
     /// Only the verdict, not the table
-    #[arg(long)]
+    #[arg(long, help_heading = heading::OUTPUT)]
     quiet: bool,
-    /// Also write the table to this file
-    #[arg(long, value_name = "FILE")]
+    /// Also write the table to this file as JSON; - means standard output, and the text for people goes to standard error
+    #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
@@ -242,8 +242,10 @@ fn with_answers(
     if args.key.is_none() && !report.passed() {
         match explain_state(args, &mut report) {
             Ok(hint) => hints.extend(hint),
-            Err(error) => warnings
-                .push(format!("the answer key beside the state does not help: {}", crate::one_line(&error))),
+            Err(error) => warnings.push(format!(
+                "the answer key beside the state does not help: {}",
+                crate::failure::one_line(&error)
+            )),
         }
     }
     if args.state.is_some() && args.steps > Some(0) {
@@ -326,7 +328,7 @@ fn open(args: &VerifyArgs) -> Result<Box<dyn Reference>> {
 
 /// A debug state holds no weights and no activations, so it cannot tell a wrong weight from a wrong op. The answer key
 /// that our exporter writes beside it can: weights that are not the key's go into the report. Gives what to do next; an
-/// error is about that key only, and what was found stands without it.
+/// error is about that key only, and what was found is valid without it.
 fn explain_state(args: &VerifyArgs, report: &mut Report) -> Result<Option<String>> {
     let (Some(model), Some(state)) = (args.model.as_deref(), args.state.as_deref()) else { return Ok(None) };
     let Some(key) = key_beside(state) else {

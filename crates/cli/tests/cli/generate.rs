@@ -85,8 +85,8 @@ fn a_prompt_that_is_not_cut_by_bpe_is_said_to_be() {
     tokenizer.write(&place.path("words.bin")).unwrap();
     let note = |flags: &str| place.does(&format!("{MODEL} {flags}")).stderr;
     assert!(note("--tokenizer words.bin --prompt the").contains("greedily"));
-    assert_eq!(note("--tokenizer words.bin"), "");
-    assert_eq!(note("--prompt the"), "", "bytes are exact");
+    assert!(!note("--tokenizer words.bin").contains("greedily"));
+    assert!(!note("--prompt the").contains("greedily"), "bytes are exact");
 }
 
 /// A model may have more context than it was trained with; text that looked further back would meet positions it never saw.

@@ -213,3 +213,20 @@ fn of_many_that_start_at_once_in_one_folder_one_trains() {
     assert_eq!(steps_logged(&place.path("run")), 2000);
     assert_eq!(checkpoints(&place.path("run")), [2000]);
 }
+
+#[test]
+fn a_signal_before_the_first_step_leaves_a_run_that_can_be_resumed() {
+    for signal in [Signal::TERM, Signal::INT, Signal::USR1] {
+        let place = Place::new();
+        let mut running = Running::start(&place, &format!("train {ENDLESS} --out run"));
+        running.wait_for_handlers();
+        running.signal(signal);
+        let done = running.end();
+        assert_eq!(done.code, Some(3), "{} {}", done.text(), done.stderr);
+        let made = steps_made(&done.text());
+        let steps = made + 3;
+        place.does(&format!("train --resume run --steps {steps}"));
+        place.does(&format!("train {ENDLESS} --steps {steps} --out whole"));
+        assert_equal(&place.path("run"), &place.path("whole"), steps);
+    }
+}

@@ -1,4 +1,4 @@
-//! What a run looks at on its way: the validation loss, and samples.
+//! What a run measures between steps: the validation loss, and samples.
 
 use super::Job;
 use super::trainer::Trainer;
@@ -32,7 +32,7 @@ impl Trainer<'_> {
             val.next_batch(&mut x, &mut y)?;
             match self.job.session.evaluate(&x, &y) {
                 Ok(loss) => sum += f64::from(loss),
-                // a router chooses no experts by numbers that are not finite: that is how such a model shows itself
+                // a router refuses NaN or infinite logits: this is how a diverged mixture of experts shows
                 Err(error) => {
                     let found = self.find_non_finite(step.saturating_sub(1));
                     return if found.is_some() { Ok(Validated::Loss(Some(f32::NAN))) } else { Err(error) };
@@ -48,7 +48,7 @@ impl Trainer<'_> {
         every > 0 && step > 0 && step.is_multiple_of(every) && !self.job.folder.has_sample(step)
     }
 
-    /// Writes a sample and the loss curve: extras, without which the run goes on. False if the run is to stop.
+    /// Writes a sample and the loss curve; if that fails, the run continues without. False if the run is to stop.
     pub fn sample(&mut self, step: u64) -> bool {
         match self.draw() {
             Ok(None) => return false,
@@ -85,19 +85,16 @@ impl Trainer<'_> {
         let control = self.job.control;
         let done = self.landed == settings.steps; // nothing waits for the end of the last sample
         let drawn = generate(self.job.session, &request, |_| match control.stop_reason() {
-            Some(_) if !done => Err(Error::Config(STOPPED.into())),
+            Some(_) if !done => Err(Error::Stopped),
             _ => Ok(()),
         });
         match drawn {
             Ok(tokens) => Ok(Some(settings.prompt.clone() + &tokenizer.decode_lossy(&tokens)?)),
-            Err(Error::Config(text)) if text == STOPPED => Ok(None),
+            Err(Error::Stopped) => Ok(None),
             Err(error) => Err(error),
         }
     }
 }
-
-/// How a sample that is interrupted says so.
-const STOPPED: &str = "the run is to stop";
 
 /// What samples continue: the start of a text, then the prompt. Empty without a tokenizer.
 pub(super) fn prompt_of(job: &Job<'_>) -> Result<Vec<u32>> {

@@ -1,4 +1,4 @@
-//! Every choice that changes a run's memory: what it needs by category, and whether it fits.
+//! Every choice that changes the memory of a run: what it needs by category, whether it fits, and which to take.
 
 use super::super::verify::RecomputeArg;
 use crate::args::{Dtype, MasterArg, MomentsArg, StateArgs};
@@ -84,9 +84,34 @@ impl Asked<'_> {
     }
 }
 
-/// The table, with `>` before what was asked for.
+/// The choice to recommend: the one asked for if it fits; else, of those that fit, the one that costs the least, first in
+/// recomputation, which costs time, then in precision of the state. In one line.
+pub fn advice(choices: &[Choice], asked: (RecomputeArg, StateArgs)) -> String {
+    let flags = |choice: &Choice| {
+        let mut flags = format!("--recompute {}", choice.recompute.name());
+        if choice.state.master != MasterArg::F32 {
+            flags += &format!(" --master {}", choice.state.master.name());
+        }
+        if choice.state.moments != MomentsArg::F32 {
+            flags += &format!(" --moments {}", choice.state.moments.name());
+        }
+        flags
+    };
+    let is_asked = |choice: &&Choice| (choice.recompute, choice.state) == asked;
+    let fitting: Vec<&Choice> = choices.iter().filter(|choice| choice.fits == Some(true)).collect();
+    match (fitting.iter().find(|choice| is_asked(choice)), fitting.first()) {
+        _ if choices.iter().all(|choice| choice.fits.is_none()) => {
+            "recommended: unknown, because the memory of the device is not known; give --memory SIZE".into()
+        }
+        (Some(choice), _) => format!("recommended: {} (what was asked for: it fits)", flags(choice)),
+        (None, Some(choice)) => format!("recommended: {}, which fits", flags(choice)),
+        (None, None) => "recommended: a smaller --batch, --seq or --model; no row fits".into(),
+    }
+}
+
+/// The table, with `>` before what was asked for, and what its columns mean.
 pub fn table(choices: &[Choice], asked: (RecomputeArg, StateArgs)) -> Vec<String> {
-    let names = ["weights", "master", "gradients", "moments", "activations", "other", "all"];
+    let names = ["weights", "master", "gradients", "moments", "activations", "other", "total"];
     let mut head = format!("  {:<10} {:<9} {:<8}", "recompute", "master", "moments");
     names.iter().for_each(|name| head += &format!(" {name:>11}"));
     let mut lines = vec![head];
@@ -103,5 +128,6 @@ pub fn table(choices: &[Choice], asked: (RecomputeArg, StateArgs)) -> Vec<String
         line += choice.fits.map_or("", |fits| if fits { "  fits" } else { "  does not fit" });
         lines.push(line);
     }
+    lines.push("legend: > is what was asked for; recompute is activation checkpointing; master and moments are AdamW's state".into());
     lines
 }

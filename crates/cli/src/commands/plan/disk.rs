@@ -14,7 +14,7 @@ pub struct Disk {
     keep: usize,
     /// The most at a time: those kept, the best, and the one being written. Absent where all are kept.
     kept_bytes: Option<u64>,
-    /// The copy that a thread writes while training goes on; `--save-sync` and machines with less do without.
+    /// The copy that a thread writes while training continues; not needed with `--save-sync`.
     save_memory_bytes: u64,
 }
 
@@ -35,7 +35,7 @@ impl Disk {
         let one = human_bytes(self.checkpoint_bytes);
         let all = match self.kept_bytes {
             Some(bytes) => format!(
-                "at most {} at a time with --keep {}: {} kept, the best, and the one being written",
+                "at most {} at a time with --keep {}: the newest {}, the best, and the one being written",
                 human_bytes(bytes),
                 self.keep,
                 self.keep
@@ -46,7 +46,7 @@ impl Disk {
         [
             format!("{:<20} {one:>12}  on the disk; {all}", "a checkpoint"),
             format!(
-                "{:<20} {copy:>12}  of host memory, for the copy that is written while training goes on",
+                "{:<20} {copy:>12}  of host memory: the copy that is written while training continues",
                 "a save"
             ),
         ]

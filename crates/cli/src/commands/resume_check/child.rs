@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 /// The Python interpreter, where the command runs inside one: the wheel's `_command.py` sets it. The executable of this
 /// process is then not one that knows our flags.
 const PYTHON: &str = "IRONHORSE_PYTHON";
-/// Where kernels are kept that were compiled.
+/// The environment variable of the kernel cache.
 const CACHE: &str = "IRONHORSE_CACHE";
-/// Between two looks at a run.
+/// Time between two checks of a run.
 const LOOK: Duration = Duration::from_micros(200);
 /// The end of a log that holds at least its last line.
 const TAIL: u64 = 1 << 18;

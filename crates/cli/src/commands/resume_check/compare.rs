@@ -34,7 +34,7 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// Whether there is none.
+    /// Whether nothing differs.
     pub fn is_none(&self) -> bool {
         self.first.is_none() && self.files > 0 && self.fields > 0
     }

@@ -20,7 +20,7 @@ const EMPTY_CACHE: u64 = 4;
 /// Between two lines of progress.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// What takes turns: settings, and the run with them that nobody interrupted.
+/// Settings, and the uninterrupted run with them; rounds use them in turn.
 struct Kind {
     name: &'static str,
     settings: TrainArgs,
@@ -159,7 +159,7 @@ fn kinds(args: &TrainArgs, place: &Path) -> Result<Vec<Kind>> {
 }
 
 impl Kind {
-    /// Makes the run that nobody interrupts, once.
+    /// Makes the uninterrupted run, once.
     fn train(&mut self, place: &Path) -> Result<()> {
         if self.reference.is_some() {
             return Ok(());

@@ -3,7 +3,7 @@
 use super::super::generate::SamplingArgs;
 use super::super::verify::RecomputeArg;
 use super::BUILTIN;
-use crate::args::{EngineArgs, StateArgs, check_utf8};
+use crate::args::{EngineArgs, StateArgs, check_utf8, heading};
 use crate::number::{self, Time};
 use anyhow::Result;
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -22,101 +22,101 @@ const MOST_STEPS: u64 = u32::MAX as u64;
     ironhorse train --model d12 --data 'shards/*_train_*.bin' --val-data 'shards/*_val_*.bin' --tokenizer gpt2_tokenizer.bin\n  \
     ironhorse train --model hidden=128,layers=4,heads=4,experts=8,top_k=2,ffn=256,vocab=256,context=128\n  \
     ironhorse train --model moe-6.9b --device cuda --batch 8 --seq 1024 --recompute experts --master residual --moments bf16\n  \
-    ironhorse train --resume                      goes on with the newest run where it stopped, to the bit\n  \
+    ironhorse train --resume                      resumes the newest run; the result is the same to the bit\n  \
     ironhorse train --resume runs/0001 --steps 5000\n  \
     ironhorse train --init runs/0001 --steps 500  a new run from the weights of another\n  \
     ironhorse train --config runs/0001/config.toml --out runs/again\n\n\
     A run folder holds config.toml (reproduces the run), run.json (what it ran on), metrics.jsonl, loss.svg, experts.svg (of a mixture\n\
-    of experts), samples/, checkpoints/step-N/ and, of steps that were not finite, bad/.\n\n\
+    of experts), samples/, checkpoints/step-N/ and, of NaN or infinite steps, bad/.\n\n\
     SIGINT (Ctrl-C), SIGTERM, SIGUSR1 and --max-time stop after the step in flight and save; a second Ctrl-C ends at once. SIGUSR2 or\n\
-    a file SAVE in the run folder saves and goes on.\n\n\
-    Exit code: 0 done, 1 the loss or the gradients ran away (the run folder has the log and a checkpoint), 2 could not run, 3 stopped\n\
+    a file SAVE in the run folder saves and continues.\n\n\
+    Exit code: 0 done, 1 training diverged (the run folder has the log and a checkpoint), 2 could not run, 3 stopped\n\
     early, can be resumed.")]
 pub struct TrainArgs {
     /// d12, d24, d36, d48, moe-tiny, moe-6.9b, sizes such as n_layer=2,n_head=4,n_embd=64, a TOML file, or `builtin`
-    #[arg(long, default_value = BUILTIN, value_name = "NAME")]
+    #[arg(long, help_heading = heading::MODEL, default_value = BUILTIN, value_name = "NAME")]
     pub model: String,
     /// Start from these weights: a model .bin, a Hugging Face folder, a run, a checkpoint
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = heading::MODEL, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init: Option<PathBuf>,
-    /// Token shards to train on, as paths or patterns; the built-in stories if not given
-    #[arg(long, value_name = "GLOB", num_args = 1..)]
+    /// Token shards to train on, as paths or patterns [default: built-in stories, one token per byte]
+    #[arg(long, help_heading = heading::DATA, value_name = "GLOB", num_args = 1..)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub data: Vec<PathBuf>,
     /// Token shards to validate on
-    #[arg(long, value_name = "GLOB", num_args = 1..)]
+    #[arg(long, help_heading = heading::DATA, value_name = "GLOB", num_args = 1..)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub val_data: Vec<PathBuf>,
     /// Tokenizer file, to write samples as text
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = heading::DATA, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<PathBuf>,
-    /// B: sequences per micro-step
-    #[arg(long, value_name = "B", value_parser = number::count::<usize>)]
+    /// Micro-batch size: sequences of one forward and backward pass
+    #[arg(long, help_heading = heading::STEPS, value_name = "B", value_parser = number::count::<usize>)]
     pub batch: Option<usize>,
-    /// T: tokens per sequence
-    #[arg(long, value_name = "T", value_parser = number::count::<usize>)]
+    /// Sequence length in tokens
+    #[arg(long, help_heading = heading::STEPS, value_name = "T", value_parser = number::count::<usize>)]
     pub seq: Option<usize>,
-    /// Micro-steps whose gradients make one step
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = number::count::<u32>)]
+    /// Gradient accumulation: micro-steps that make up one optimizer step
+    #[arg(long, help_heading = heading::STEPS, default_value_t = 1, value_name = "N", value_parser = number::count::<u32>)]
     pub accumulate: u32,
     /// Optimizer steps
-    #[arg(long, value_name = "N", value_parser = number::whole::<u64>(1..=MOST_STEPS))]
+    #[arg(long, help_heading = heading::STEPS, value_name = "N", value_parser = number::whole::<u64>(1..=MOST_STEPS))]
     pub steps: Option<u64>,
     /// Peak learning rate
-    #[arg(long, value_name = "X", value_parser = number::at_least_0::<f32>)]
+    #[arg(long, help_heading = heading::OPTIMIZER, value_name = "X", value_parser = number::at_least_0::<f32>)]
     pub lr: Option<f32>,
-    /// How the learning rate falls after the warm-up
-    #[arg(long, value_enum, default_value_t = ScheduleArg::Cosine)]
+    /// Learning-rate decay after the warm-up
+    #[arg(long, help_heading = heading::OPTIMIZER, value_enum, default_value_t = ScheduleArg::Cosine)]
     pub schedule: ScheduleArg,
-    /// Steps of linear warm-up
-    #[arg(long, value_name = "N", value_parser = number::count_or_0::<u64>)]
+    /// Steps of linear warm-up [default: 100 for small models, 20 for others, at most half of --steps]
+    #[arg(long, help_heading = heading::OPTIMIZER, value_name = "N", value_parser = number::count_or_0::<u64>)]
     pub warmup: Option<u64>,
-    /// Last learning rate over the peak
-    #[arg(long, value_name = "X", value_parser = number::fraction::<f32>)]
+    /// Learning rate of the last step, as a fraction of --lr
+    #[arg(long, help_heading = heading::OPTIMIZER, value_name = "X", value_parser = number::fraction::<f32>)]
     pub final_fraction: Option<f32>,
-    /// Decay of matrices
-    #[arg(long, default_value_t = 0.1, value_name = "X", value_parser = number::at_least_0::<f32>)]
+    /// Weight decay (decoupled), of 2-D tensors only
+    #[arg(long, help_heading = heading::OPTIMIZER, default_value_t = 0.1, value_name = "X", value_parser = number::at_least_0::<f32>)]
     pub weight_decay: f32,
     /// AdamW's beta1
-    #[arg(long, default_value_t = 0.9, value_name = "X", value_parser = number::below_1::<f64>)]
+    #[arg(long, help_heading = heading::OPTIMIZER, default_value_t = 0.9, value_name = "X", value_parser = number::below_1::<f64>)]
     pub beta1: f64,
     /// AdamW's beta2
-    #[arg(long, value_name = "X", value_parser = number::below_1::<f64>)]
+    #[arg(long, help_heading = heading::OPTIMIZER, value_name = "X", value_parser = number::below_1::<f64>)]
     pub beta2: Option<f64>,
     /// AdamW's epsilon
-    #[arg(long, default_value_t = 1e-8, value_name = "X", value_parser = number::above_0::<f32>)]
+    #[arg(long, help_heading = heading::OPTIMIZER, default_value_t = 1e-8, value_name = "X", value_parser = number::above_0::<f32>)]
     pub eps: f32,
-    /// Largest gradient norm; 0 turns clipping off
-    #[arg(long, default_value_t = 1.0, value_name = "X", value_parser = number::at_least_0::<f32>)]
+    /// Clip gradients to this norm; 0 turns clipping off
+    #[arg(long, help_heading = heading::OPTIMIZER, default_value_t = 1.0, value_name = "X", value_parser = number::at_least_0::<f32>)]
     pub grad_clip: f32,
-    /// Steps in a row that may be skipped because their loss or gradient norm is not finite
-    #[arg(long, default_value_t = 3, value_name = "N", value_parser = number::count_or_0::<u32>)]
+    /// Steps in a row that may be skipped because their loss or gradient norm is NaN or infinite
+    #[arg(long, help_heading = heading::OPTIMIZER, default_value_t = 3, value_name = "N", value_parser = number::count_or_0::<u32>)]
     pub bad_steps: u32,
-    /// Validate every so many steps; 0 means only first and last
-    #[arg(long, value_name = "N", value_parser = number::count_or_0::<u64>)]
+    /// Steps between validations; 0 means only before the first and after the last step
+    #[arg(long, help_heading = heading::VALIDATION, value_name = "N", value_parser = number::count_or_0::<u64>)]
     pub val_every: Option<u64>,
-    /// Batches of a validation; 0 turns it off
-    #[arg(long, default_value_t = 32, value_name = "N", value_parser = number::count_or_0::<u64>)]
+    /// Batches per validation; 0 turns validation off
+    #[arg(long, help_heading = heading::VALIDATION, default_value_t = 32, value_name = "N", value_parser = number::count_or_0::<u64>)]
     pub val_batches: u64,
-    /// Write a sample every so many steps; 0 means only at the end
-    #[arg(long, value_name = "N", value_parser = number::count_or_0::<u64>)]
+    /// Steps between samples; 0 means only one at the end
+    #[arg(long, help_heading = heading::VALIDATION, value_name = "N", value_parser = number::count_or_0::<u64>)]
     pub sample_every: Option<u64>,
-    /// Tokens of a sample; 0 writes none
-    #[arg(long, value_name = "N", value_parser = number::count_or_0::<usize>)]
+    /// Tokens per sample; 0 turns samples off
+    #[arg(long, help_heading = heading::VALIDATION, value_name = "N", value_parser = number::count_or_0::<usize>)]
     pub sample_tokens: Option<usize>,
-    /// What samples begin with
-    #[arg(long, default_value = "", value_name = "TEXT", allow_hyphen_values = true)]
+    /// Text that samples begin with
+    #[arg(long, help_heading = heading::VALIDATION, default_value = "", value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: String,
     #[command(flatten)]
     #[serde(flatten)]
     pub sampling: SamplingArgs,
-    /// Seed of weights, data order and samples
-    #[arg(long, default_value_t = 1, value_name = "S", value_parser = number::seed)]
+    /// Random seed of weights, data order and samples
+    #[arg(long, help_heading = heading::STEPS, default_value_t = 1, value_name = "S", value_parser = number::seed)]
     pub seed: u64,
-    /// Compute again in the backward instead of keeping
-    #[arg(long, value_enum, default_value_t = RecomputeArg::None)]
+    /// Activation checkpointing: what the backward pass recomputes instead of keeping it in memory
+    #[arg(long, help_heading = heading::MEMORY, value_enum, default_value_t = RecomputeArg::None)]
     pub recompute: RecomputeArg,
     #[command(flatten)]
     #[serde(flatten)]
@@ -124,40 +124,40 @@ pub struct TrainArgs {
     #[command(flatten)]
     #[serde(flatten)]
     pub engine: EngineArgs,
-    /// Save a checkpoint every so many steps; 0 leaves it to --save-minutes
-    #[arg(long, default_value_t = 0, value_name = "N", value_parser = number::count_or_0::<u64>)]
+    /// Steps between checkpoints; 0 leaves it to --save-minutes
+    #[arg(long, help_heading = heading::CHECKPOINTS, default_value_t = 0, value_name = "N", value_parser = number::count_or_0::<u64>)]
     pub save_every: u64,
-    /// Save a checkpoint every so many minutes; 0 turns it off
-    #[arg(long, default_value_t = 10.0, value_name = "M", value_parser = number::at_least_0::<f64>)]
+    /// Minutes between checkpoints; 0 turns it off
+    #[arg(long, help_heading = heading::CHECKPOINTS, default_value_t = 10.0, value_name = "M", value_parser = number::at_least_0::<f64>)]
     pub save_minutes: f64,
-    /// Checkpoints to keep: the newest so many, and the one with the lowest validation loss; 0 keeps all
-    #[arg(long, default_value_t = 2, value_name = "K", value_parser = number::count_or_0::<usize>)]
+    /// Checkpoints to keep: the newest ones, besides the one with the lowest validation loss; 0 keeps all
+    #[arg(long, help_heading = heading::CHECKPOINTS, default_value_t = 2, value_name = "K", value_parser = number::count_or_0::<usize>)]
     pub keep: usize,
-    /// Hold the step up until a checkpoint is on the disk: spares the host memory of a copy
-    #[arg(long)]
+    /// Write checkpoints synchronously: training waits for the disk, and no copy in host memory is needed
+    #[arg(long, help_heading = heading::CHECKPOINTS)]
     pub save_sync: bool,
-    /// Stop and save after this long, such as 3h55m, 90m or 45s
-    #[arg(long, value_name = "TIME", value_parser = number::duration)]
+    /// Save and stop after this long, such as 3h55m, 90m or 45s
+    #[arg(long, help_heading = heading::CHECKPOINTS, value_name = "TIME", value_parser = number::duration)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_time: Option<Time>,
-    /// Go on with a run where it stopped, with its own settings; the newest below runs/ if not named
-    #[arg(long, value_name = "RUN", num_args = 0..=1, default_missing_value = "", value_parser = OsStringValueParser::new().map(PathBuf::from), conflicts_with_all = ["out", "overwrite", "save_batches"])]
+    /// Resume a run where it stopped, with its own settings [default RUN: the newest below runs/]
+    #[arg(long, help_heading = heading::CHECKPOINTS, value_name = "RUN", num_args = 0..=1, default_missing_value = "", value_parser = OsStringValueParser::new().map(PathBuf::from), conflicts_with_all = ["out", "overwrite", "save_batches"])]
     #[serde(skip)]
     pub resume: Option<PathBuf>,
-    /// The run folder; the next free number below runs/ if not given
-    #[arg(long, value_name = "DIR")]
+    /// The run folder [default: the next free number below runs/]
+    #[arg(long, help_heading = heading::OUTPUT, value_name = "DIR")]
     #[serde(skip)]
     pub out: Option<PathBuf>,
-    /// Also write the tokens of every step to this file: x and y, (steps, B, T), for another program to train on
-    #[arg(long, value_name = "FILE")]
+    /// Also write the tokens of every step to this safetensors file: x and y, (steps, B, T), for another program to train on
+    #[arg(long, help_heading = heading::DATA, value_name = "FILE")]
     #[serde(skip)]
     pub save_batches: Option<PathBuf>,
-    /// Use the run folder even if it holds a run, which is removed once the new one has a checkpoint
-    #[arg(long)]
+    /// Replace the run in the run folder; it is removed once the new run has a checkpoint
+    #[arg(long, help_heading = heading::OUTPUT)]
     #[serde(skip)]
     pub overwrite: bool,
-    /// Also write the summary to this file
-    #[arg(long, value_name = "FILE")]
+    /// Also write the summary to this file as JSON; - means standard output, and the text for people goes to standard error
+    #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
     #[serde(skip)]
     pub json: Option<PathBuf>,
 }
@@ -177,10 +177,10 @@ impl TrainArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScheduleArg {
-    /// Half a cosine
+    /// Half a cosine wave
     Cosine,
     /// A straight line
     Linear,
-    /// Flat
+    /// None: the rate stays at --lr
     Constant,
 }

@@ -1,4 +1,4 @@
-//! What a run learns from: shards or the built-in stories, looked through before the first step.
+//! Training data: shards or the built-in stories, checked before the first step.
 
 use super::TrainArgs;
 use anyhow::{Result, bail};
@@ -10,7 +10,8 @@ use ironhorse::train::data::{
 };
 use ironhorse::train::format::tokenizer::Tokenizer;
 use ironhorse::train::model::ModelConfig;
-use ironhorse::train::run::TrainData;
+use ironhorse::train::run::{Control, TrainData};
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 /// Bytes of built-in stories: more than the default run reads.
@@ -24,8 +25,8 @@ pub struct Opened {
     pub val: Vec<SourceFacts>,
 }
 
-/// Opens the data; every token of every shard is checked against the vocabulary.
-pub fn open(args: &TrainArgs, config: &ModelConfig) -> Result<Opened> {
+/// Opens the data; every token of every shard is checked against the vocabulary, unless `control` stops it.
+pub fn open(args: &TrainArgs, config: &ModelConfig, control: &Control) -> Result<Opened> {
     let tokenizer = match &args.tokenizer {
         Some(path) => Some(Tokenizer::open(path)?),
         None if args.data.is_empty() || config.vocab_size() == 256 => Some(Tokenizer::bytes()),
@@ -37,16 +38,15 @@ pub fn open(args: &TrainArgs, config: &ModelConfig) -> Result<Opened> {
     let own = args.data.is_empty();
     let (train, train_facts) = match own {
         true => stories(args, config, Split::Train)?,
-        false => shards(args, config, &args.data, true)?,
+        false => shards((args, config), &args.data, true, control)?,
     };
     let (val, val_facts) = match (args.val_data.is_empty(), own) {
         (true, true) => {
             stories(args, config, Split::Validation).map(|(loader, facts)| (Some(loader), facts))?
         }
         (true, false) => (None, Vec::new()),
-        (false, _) => {
-            shards(args, config, &args.val_data, false).map(|(loader, facts)| (Some(loader), facts))?
-        }
+        (false, _) => shards((args, config), &args.val_data, false, control)
+            .map(|(loader, facts)| (Some(loader), facts))?,
     };
     Ok(Opened { data: TrainData { train, val, tokenizer }, train: train_facts, val: val_facts })
 }
@@ -82,24 +82,26 @@ fn stories(args: &TrainArgs, config: &ModelConfig, split: Split) -> Result<(Load
 }
 
 fn shards(
-    args: &TrainArgs,
-    config: &ModelConfig,
+    (args, config): (&TrainArgs, &ModelConfig),
     patterns: &[PathBuf],
     shuffle: bool,
+    control: &Control,
 ) -> Result<(Loader, Vec<SourceFacts>)> {
     let sources = open_shards(patterns)?;
     let mut bar = None;
     let cache = cache_file();
     let facts = survey(&expand_globs(patterns)?, config.vocab_size(), cache.as_deref(), &mut |done, all| {
         bar.get_or_insert_with(|| progress(all)).set_position(done);
-    })?;
+        if control.stop_reason().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
+    let facts = facts?;
     Ok((loader(args, config, sources, shuffle, &facts)?, facts))
 }
 
-/// Shown while shards are read that no earlier run has read.
+/// Shown while shards are read for the first time.
 fn progress(bytes: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(bytes), ProgressDrawTarget::stderr());
     let template = "checking the data {bar:30.cyan/dim} {bytes}/{total_bytes}  {bytes_per_sec}  ETA {eta}";
@@ -107,7 +109,7 @@ fn progress(bytes: u64) -> ProgressBar {
     bar
 }
 
-/// Where it is remembered which shards were read, so that the next start need not.
+/// The cache of shards that were checked already.
 fn cache_file() -> Option<PathBuf> {
     let folder = ironhorse::cuda::Cache::open(None).folder()?.to_owned();
     Some(folder.join("data.json"))

@@ -1,17 +1,18 @@
 //! `ironhorse train`
 //!
 //! ```text
-//! args.rs    the flags, which are also the run's config.toml      data.rs    shards or stories, looked through before the first step
-//! resume.rs  going on with a run, and what may change then        report.rs  what is printed at the end; run.json
+//! args.rs    the flags, which are also the run's config.toml     data.rs    shards or stories, checked before the first step
+//! resume.rs  resuming a run, and what may change then            report.rs  what is printed at the end; run.json
+//! defaults.rs  settings that depend on the model and the steps
 //! ```
 
 mod args;
 mod data;
+mod defaults;
 mod report;
 mod resume;
 
 pub use args::TrainArgs;
-pub use report::saved_line;
 
 use self::args::ScheduleArg;
 use crate::hardware::{check_memory, human_bytes};
@@ -23,7 +24,7 @@ use ironhorse::core::{Engine, Pool, Precision};
 use ironhorse::train::format::checkpoint::{TrainerState, checkpoint_bytes};
 use ironhorse::train::format::disk::free_bytes;
 use ironhorse::train::format::{ModelChoice, WeightSource, open_weights};
-use ironhorse::train::model::{Gpt2Config, ModelConfig};
+use ironhorse::train::model::ModelConfig;
 use ironhorse::train::run::schedule::{Decay, LrSchedule};
 use ironhorse::train::run::{
     self, Control, InitFacts, Job, RunFolder, RunJson, SaveSettings, Saver, TrainSettings,
@@ -37,44 +38,23 @@ use std::time::Instant;
 pub const RUNS: &str = "runs";
 pub const BUILTIN: &str = "builtin";
 
-/// The model of `ironhorse train` without flags: learns the built-in stories in less than 90 s on two cores.
-fn builtin_model() -> ModelConfig {
-    Gpt2Config::new(128, 256, 4, 4, 128).into()
-}
-
-/// Everything that depends on the model, settled; serialised it reproduces the run.
-fn settle(mut args: TrainArgs, config: &ModelConfig) -> TrainArgs {
-    let small = config.width() <= 256;
-    let pick = |a: u64, b: u64| if small { a } else { b };
-    args.batch.get_or_insert(pick(8, 4) as usize);
-    args.seq.get_or_insert((pick(128, 64) as usize).min(config.max_seq_len()));
-    args.steps.get_or_insert(pick(2200, 100));
-    args.lr.get_or_insert(if small { 4e-3 } else { 3e-4 });
-    args.final_fraction.get_or_insert(if small { 0.02 } else { 0.1 });
-    args.beta2.get_or_insert(if small { 0.98 } else { 0.95 });
-    let steps = args.steps.unwrap_or(1);
-    args.warmup.get_or_insert(pick(100, 20).min(steps / 5));
-    args.val_every.get_or_insert(pick(200, 50));
-    args.sample_every.get_or_insert(pick(500, 0));
-    args.sample_tokens.get_or_insert(pick(700, 64) as usize);
-    // The built-in stories are bytes, whatever the model's vocabulary.
-    args.sampling.settle(if args.data.is_empty() { 256 } else { config.vocab_size() });
-    args
-}
-
 /// Runs the command; `line` is the command line as it was given.
 pub fn run(args: &TrainArgs, line: &[OsString]) -> Result<Outcome> {
+    // from the start: a signal while the data is checked ends the command well, too
+    let control = Control::default();
+    let _handlers = Handlers::install(&control).context("cannot listen to signals")?;
     match &args.resume {
-        Some(run) => resume::run(run, args, line),
-        None => start(args, line),
+        Some(run) => resume::run(run, args, line, &control),
+        None => start(args, line, &control),
     }
 }
 
 /// A new run.
-fn start(args: &TrainArgs, line: &[OsString]) -> Result<Outcome> {
+fn start(args: &TrainArgs, line: &[OsString], control: &Control) -> Result<Outcome> {
     out::check_json_in(args.json.as_deref(), args.out.as_deref())?;
     let (config, mut weights) = choose_model(args)?;
-    let mut args = settle(args.clone(), &config);
+    refuse_stories_for(args, &config, weights.as_deref())?;
+    let mut args = defaults::settle(args.clone(), &config);
     if args.seq > Some(config.max_seq_len()) {
         bail!("--seq {} is beyond the model's context of {}", args.seq.unwrap_or(0), config.max_seq_len());
     }
@@ -85,7 +65,7 @@ fn start(args: &TrainArgs, line: &[OsString]) -> Result<Outcome> {
         args.init.get_or_insert(source.path().to_owned());
     }
     args.check_paths()?;
-    let mut prepared = Prepared::new(&args, config)?;
+    let mut prepared = Prepared::new(&args, config, control, &[])?;
     match &mut weights {
         Some(source) => {
             prepared.session.load(Pool::Params, |name, values| source.read_tensor(name, values))?
@@ -94,7 +74,12 @@ fn start(args: &TrainArgs, line: &[OsString]) -> Result<Outcome> {
     }
     if let (Some(path), Some(shape)) = (&args.save_batches, prepared.spec.train) {
         let count = prepared.settings.steps.saturating_mul(prepared.settings.accumulate.into());
-        super::batches::save(path, &mut data::open(&args, &config)?.data.train, count, shape.into())?;
+        super::batches::save(
+            path,
+            &mut data::open(&args, &config, control)?.data.train,
+            count,
+            shape.into(),
+        )?;
     }
 
     let (path, fresh) = match &args.out {
@@ -123,7 +108,7 @@ fn new_folder(
             (args.init.as_ref().map(std::fs::canonicalize), path.canonicalize())
         && init.starts_with(&out)
     {
-        bail!("--init lies inside --out, which --overwrite would remove; choose another --out");
+        bail!("--init is inside --out, which --overwrite would remove; choose another --out");
     }
     let text = toml::to_string_pretty(args).context("the settings are not TOML")?;
     check_space(path, args, prepared.session.config(), prepared.spec.precision)?;
@@ -136,8 +121,9 @@ fn new_folder(
     Ok(folder)
 }
 
-/// What a run needs, whether it is new or goes on.
+/// What a run needs, whether it is new or resumed.
 struct Prepared {
+    control: Control,
     settings: TrainSettings,
     spec: SessionSpec,
     session: Session,
@@ -147,13 +133,14 @@ struct Prepared {
 }
 
 impl Prepared {
-    /// Opens engine and data and plans the programs. The weights are not there yet.
-    fn new(args: &TrainArgs, config: ModelConfig) -> Result<Self> {
-        Self::with_choices(args, config, &[])
-    }
-
-    /// The same with the algorithms of an earlier start.
-    fn with_choices(args: &TrainArgs, config: ModelConfig, choices: &[(String, String)]) -> Result<Self> {
+    /// Opens engine and data and plans the programs; weights are loaded later. `choices` are the algorithms of an earlier
+    /// start.
+    fn new(
+        args: &TrainArgs,
+        config: ModelConfig,
+        control: &Control,
+        choices: &[(String, String)],
+    ) -> Result<Self> {
         let settings = settings_of(args)?;
         settings.schedule.validate()?;
         let mut spec = SessionSpec {
@@ -164,13 +151,14 @@ impl Prepared {
         };
         let mut engine: Box<dyn Engine> = args.engine.engine()?;
         check_memory(engine.as_ref(), &config, &spec)?;
-        let opened = data::open(args, &config)?;
+        let opened = data::open(args, &config, control)?;
         spec.eval = spec.train.filter(|_| opened.data.val.is_some());
         spec.decode = opened.data.tokenizer.is_some().then_some(1);
         check_memory(engine.as_ref(), &config, &spec)?; // now with what validation and samples need
         engine.set_choices(choices)?;
         let session = Session::new(engine, config, &spec)?;
-        Ok(Self { settings, spec, session, data: opened.data, facts: (opened.train, opened.val) })
+        let (control, facts) = (control.clone(), (opened.train, opened.val));
+        Ok(Self { control, settings, spec, session, data: opened.data, facts })
     }
 
     /// Trains and reports.
@@ -188,8 +176,7 @@ impl Prepared {
             self.settings.steps,
             folder.path().display()
         ));
-        let control = Control::default().with_time(args.max_time.map(|time| time.0));
-        let _handlers = Handlers::install(&control).context("cannot listen to signals")?;
+        let control = self.control.with_time(args.max_time.map(|time| time.0));
         let saves = SaveSettings {
             every: args.save_every,
             minutes: args.save_minutes,
@@ -225,7 +212,7 @@ impl Prepared {
 fn choose_model(args: &TrainArgs) -> Result<(ModelConfig, Option<Box<dyn WeightSource>>)> {
     let init = args.init.as_deref().map(open_weights).transpose()?;
     if args.model == BUILTIN {
-        return Ok((init.as_ref().map_or_else(builtin_model, |source| source.config()), init));
+        return Ok((init.as_ref().map_or_else(defaults::builtin_model, |source| source.config()), init));
     }
     let choice = ModelChoice::parse(&args.model)?;
     let config = choice.config();
@@ -236,6 +223,24 @@ fn choose_model(args: &TrainArgs) -> Result<(ModelConfig, Option<Box<dyn WeightS
         ModelChoice::Weights(source) => (config, init.or(Some(source))),
         ModelChoice::Sizes(_) => (config, init),
     })
+}
+
+/// Refuses to train weights of another vocabulary on the built-in stories, whose tokens are bytes: most likely `--data`
+/// was forgotten.
+fn refuse_stories_for(
+    args: &TrainArgs,
+    config: &ModelConfig,
+    weights: Option<&dyn WeightSource>,
+) -> Result<()> {
+    let Some(weights) = weights.filter(|_| args.data.is_empty() && config.vocab_size() != 256) else {
+        return Ok(());
+    };
+    bail!(
+        "{}: has a vocabulary of {} tokens, and the built-in stories are bytes; give the shards to train on with --data \
+         'shards/*_train_*.bin' --val-data 'shards/*_val_*.bin', and --tokenizer FILE for samples",
+        weights.path().display(),
+        config.vocab_size()
+    );
 }
 
 /// Refuses a run whose first checkpoint the disk has no room for; warns if it has none for all that are kept.

@@ -1,7 +1,7 @@
-//! What a run says at its end, and of what it is made.
+//! What is printed at the end of a run, and its provenance.
 
 use super::TrainArgs;
-use crate::hardware::{COMMIT, Hardware, human_bytes};
+use crate::hardware::{COMMIT, Hardware};
 use crate::{Outcome, out, signals};
 use anyhow::Result;
 use ironhorse::core::Engine;
@@ -66,13 +66,20 @@ pub fn report(args: &TrainArgs, folder: &RunFolder, summary: &Summary, times: Ti
         _ => out::line(format!("last training loss {:.4} after {seconds:.0} s", summary.last_loss))?,
     }
     if summary.bad_steps > 0 {
-        out::line(format!("skipped    {} steps that were not finite (bad/)", summary.bad_steps))?;
+        out::line(format!(
+            "skipped    {} steps with a NaN or infinite loss or gradient norm (bad/)",
+            summary.bad_steps
+        ))?;
     }
     let pictures = if run.join("experts.svg").exists() { "loss.svg, experts.svg" } else { "loss.svg" };
     out::line(format!("run        {}   ({pictures}, metrics.jsonl, samples, checkpoints)", run.display()))?;
     match stopped_by {
         Some(_) => out::line(format!("resume     ironhorse train --resume {}", quoted(run)))?,
-        None => out::line(format!("write      ironhorse generate --model {}", quoted(run)))?,
+        None => {
+            let more = args.steps.unwrap_or(1).saturating_mul(2);
+            out::line(format!("write text ironhorse generate --model {}", quoted(run)))?;
+            out::line(format!("train on   ironhorse train --resume {} --steps {more}", quoted(run)))?;
+        }
     }
     let report = TrainReport {
         run,
@@ -132,14 +139,4 @@ fn hardware(engine: &mut dyn Engine) -> serde_json::Value {
         json["libraries"] = serde_json::Value::Object(libraries.collect());
     }
     json
-}
-
-/// What a save says, with `-v`.
-pub fn saved_line(step: u64, stats: &SaveStats) -> String {
-    format!(
-        "step {step:>5}  saved {} in {:.1} s, the step held up for {:.0} ms at most",
-        human_bytes(stats.bytes),
-        stats.write_s,
-        stats.held_up_ms
-    )
 }

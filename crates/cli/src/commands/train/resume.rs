@@ -1,11 +1,11 @@
 //! `ironhorse train --resume`: the run's own config.toml is what counts; what may differ is decided key by key.
 
-use super::{Prepared, RUNS, TrainArgs, check_space, report};
+use super::{Prepared, RUNS, TrainArgs, check_space, defaults, report};
 use crate::{Outcome, out};
 use anyhow::{Context, Result, bail};
 use ironhorse::train::format::checkpoint::{Checkpoint, is_run, newest_run, open_latest, step_name};
 use ironhorse::train::run::metrics::read_metrics;
-use ironhorse::train::run::{RunFolder, RunJson, read_algorithms, restore_position};
+use ironhorse::train::run::{Control, RunFolder, RunJson, read_algorithms, restore_position};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 enum Change {
     /// The weights stay equal to those of the uninterrupted run, bit for bit.
     Harmless,
-    /// The run goes on, but not as it would have; said.
+    /// The run continues differently from the uninterrupted one; the user is told.
     Said,
     /// The data may be elsewhere, but must be the same tokens, which is checked.
     SameTokens,
@@ -58,11 +58,12 @@ const MAY_CHANGE: [(&str, Change); 34] = [
     ("recompute", Change::Said),
 ];
 
-/// Goes on with a run.
-pub fn run(named: &Path, given: &TrainArgs, line: &[OsString]) -> Result<Outcome> {
+/// Resumes a run.
+pub fn run(named: &Path, given: &TrainArgs, line: &[OsString], control: &Control) -> Result<Outcome> {
     let path = find(named)?;
     out::check_json_in(given.json.as_deref(), None)?;
-    let (args, changes) = settings(&path, given, line)?;
+    let (mut args, changes) = settings(&path, given, line)?;
+    defaults::shorten_warmup(&mut args);
     let mut folder = RunFolder::open(&path)?;
     let damaged =
         |error: &ironhorse::train::Error| out::note(format_args!("passed over a checkpoint: {error}"));
@@ -79,14 +80,18 @@ pub fn run(named: &Path, given: &TrainArgs, line: &[OsString]) -> Result<Outcome
         bail!("--steps is {steps}, but {} has made {} steps already", path.display(), state.step);
     }
     if state.step == steps && is_complete(&path, &args, checkpoint.config().vocab_size())? {
-        out::line(format!("{}: all {steps} steps are made; give a larger --steps to go on", path.display()))?;
+        out::line(format!(
+            "{}: all {steps} steps are made; give a larger --steps to continue",
+            path.display()
+        ))?;
         return Ok(Outcome::Done);
     }
-    let mut prepared = Prepared::with_choices(&args, *checkpoint.config(), &read_algorithms(&path)?)?;
+    let algorithms = read_algorithms(&path)?;
+    let mut prepared = Prepared::new(&args, *checkpoint.config(), control, &algorithms)?;
     check_space(&path, &args, checkpoint.config(), prepared.spec.precision)?;
     let exact = prepared.session.restore(&mut checkpoint)?;
     restore_position(&state, &mut prepared.data)
-        .with_context(|| format!("{}: cannot go on where the data were", path.display()))?;
+        .with_context(|| format!("{}: cannot restore the position in the data", path.display()))?;
     let mut state = state;
     state.settings = serde_json::to_value(&args)?;
 
@@ -165,7 +170,7 @@ fn is_complete(path: &Path, args: &TrainArgs, vocab: usize) -> Result<bool> {
     Ok((sampled || !samples) && last.is_some_and(|last| !validates || last.val_loss.is_some() || last.bad))
 }
 
-/// Says what is not as it was.
+/// Reports what has changed.
 fn say_changes(changes: &[(Change, String)], json: &RunJson, device: &str, exact: bool) {
     for (change, text) in changes {
         let what = match change {
@@ -178,7 +183,7 @@ fn say_changes(changes: &[(Change, String)], json: &RunJson, device: &str, exact
     let kind = |device: &str| device.split(':').next().unwrap_or_default().to_owned();
     if kind(json.device()) != kind(device) {
         out::note(format_args!(
-            "the run was on {} and goes on on {device}: its bits may differ from there on",
+            "the run was on {} and continues on {device}: its bits may differ from there on",
             json.device()
         ));
     } else if !exact {

@@ -1,8 +1,9 @@
 //! `ironhorse verify --replay`: runs a bad step again from its black box.
 
 use super::VerifyArgs;
+use crate::failure::one_line;
 use crate::hardware::{check_memory, human_bytes, memory};
-use crate::{Outcome, one_line, out};
+use crate::{Outcome, out};
 use anyhow::{Result, bail};
 use ironhorse::Device;
 use ironhorse::core::{Engine, Layout, Program, Scalars, Section, Slot};
@@ -79,7 +80,7 @@ fn kind(device: &str) -> &str {
 /// The runs so far.
 struct Again<'a> {
     replay: &'a Replay,
-    /// The micro-step that was not finite somewhere: the others need not be run.
+    /// The micro-step that was NaN or infinite somewhere: the others need not be run.
     only: Option<u32>,
     reruns: Vec<Rerun>,
     left_out: Vec<(String, String)>,
@@ -142,7 +143,7 @@ fn settings(said: &Value, dtype: &str) -> Settings {
     }
 }
 
-/// The algorithms of the run that the black box lies in, RUN/bad/step-N; without them the engine chooses for itself.
+/// The algorithms of the run that the black box RUN/bad/step-N belongs to; without them the engine chooses for itself.
 fn algorithms(path: &Path) -> Vec<(String, String)> {
     let file = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let folder = if path.is_dir() { Some(file.as_path()) } else { file.parent() };

@@ -1,4 +1,4 @@
-//! What the data holds, found out before the first step: every shard is read once, hashed, and its tokens checked.
+//! Checks the data before the first step: every shard is read once, hashed, and its tokens checked.
 //!
 //! A cache remembers the result by path, length, time of change and inode, so that the next start is immediate.
 
@@ -7,6 +7,7 @@ mod cache;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -47,12 +48,13 @@ fn lossy<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
 /// Reads every shard once, on all cores, and refuses the first token at or above `vocab`. Files that `cache` (a JSON
 /// file) knows and that have not changed are not read; a cache that cannot be read or written costs only time.
 ///
-/// `progress` is told how many bytes were read, of how many that must be; if all is known, it is not called.
+/// `progress` is told how many bytes were read, of how many that must be, and may break the survey off, which then gives
+/// [`Error::Stopped`]; if all files are known, it is not called.
 pub fn survey(
     paths: &[PathBuf],
     vocab: usize,
     cache: Option<&Path>,
-    progress: &mut dyn FnMut(u64, u64),
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Vec<SourceFacts>> {
     let mut cache = Cache::read(cache);
     let mut known: Vec<Option<SourceFacts>> = Vec::with_capacity(paths.len());
@@ -68,7 +70,8 @@ pub fn survey(
         known.push(facts);
     }
     let mut first_error = None;
-    for (index, result) in read_all(&tasks, vocab, progress) {
+    let (outcomes, flow) = read_all(&tasks, vocab, progress);
+    for (index, result) in outcomes {
         match result {
             Ok((facts, stamp)) => {
                 cache.put(&facts, stamp);
@@ -80,6 +83,7 @@ pub fn survey(
     }
     cache.write();
     match first_error {
+        _ if flow.is_break() => Err(Error::Stopped),
         Some(error) => Err(error),
         None => Ok(known.into_iter().flatten().collect()),
     }
@@ -105,7 +109,11 @@ enum News {
 
 /// Reads the shards on all cores, by index. After an error, later shards are left out and earlier ones finished, so
 /// that the error is always that of the first bad shard.
-fn read_all(tasks: &[Task], vocab: usize, progress: &mut dyn FnMut(u64, u64)) -> BTreeMap<usize, Outcome> {
+fn read_all(
+    tasks: &[Task],
+    vocab: usize,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> (BTreeMap<usize, Outcome>, ControlFlow<()>) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let all = tasks.iter().map(|task| task.bytes).sum();
     let (next, first_bad) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
@@ -115,7 +123,7 @@ fn read_all(tasks: &[Task], vocab: usize, progress: &mut dyn FnMut(u64, u64)) ->
         while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
             let wanted = || task.index < first_bad.load(Ordering::Relaxed);
             let mut told = |bytes| {
-                // nobody listens any more only after a panic of `progress`
+                // the receiver is gone only after a panic of `progress`
                 let _ = sender.send(News::Read(bytes));
                 wanted()
             };
@@ -126,7 +134,7 @@ fn read_all(tasks: &[Task], vocab: usize, progress: &mut dyn FnMut(u64, u64)) ->
             let _ = sender.send(News::Done(task.index, Box::new(outcome)));
         }
     };
-    let mut outcomes = BTreeMap::new();
+    let (mut outcomes, mut flow) = (BTreeMap::new(), ControlFlow::Continue(()));
     std::thread::scope(|scope| {
         let work = &work;
         let mut threads = 0;
@@ -136,7 +144,7 @@ fn read_all(tasks: &[Task], vocab: usize, progress: &mut dyn FnMut(u64, u64)) ->
             threads += usize::from(started.is_ok());
         }
         if threads == 0 {
-            // where no thread is to be had, this one does the work and tells afterwards
+            // where no thread can be started, this one does the work and reports afterwards
             work(sender.clone());
         }
         drop(sender);
@@ -145,16 +153,22 @@ fn read_all(tasks: &[Task], vocab: usize, progress: &mut dyn FnMut(u64, u64)) ->
             match news {
                 News::Read(bytes) => {
                     done += bytes;
-                    progress(done, all);
+                    if flow.is_continue() {
+                        flow = progress(done, all);
+                    }
+                    if flow.is_break() {
+                        first_bad.store(0, Ordering::Relaxed); // no shard is wanted any more
+                    }
                 }
                 News::Done(index, outcome) => drop(outcomes.insert(index, *outcome)),
             }
         }
     });
-    outcomes
+    (outcomes, flow)
 }
 
-/// Reads one shard. `told` hears of every piece and says whether the result is still wanted; if not, there is none.
+/// Reads one shard. `told` is called for every piece and says whether the result is still wanted; if not, the
+/// result is `None`.
 fn read(
     task: &Task,
     vocab: usize,
@@ -212,7 +226,7 @@ fn check_piece(path: &Path, kind: ShardKind, first: u64, bytes: &[u8], vocab: us
 }
 
 fn largest(path: &Path, first: u64, tokens: impl Iterator<Item = u32> + Clone, vocab: usize) -> Result<u32> {
-    // the largest is found quickly; where it stands is asked only if it is too large
+    // the largest is found quickly; its position is looked for only if it is too large
     let largest = tokens.clone().max().unwrap_or(0);
     let bad = (largest as usize >= vocab)
         .then(|| tokens.enumerate().find(|&(_, token)| token as usize >= vocab))
@@ -234,7 +248,7 @@ pub fn facts_of_memory(name: &str, bytes: &[u8]) -> SourceFacts {
     }
 }
 
-/// SHA-256, in hexadecimal, over the hashes and lengths of the sources in their order. Where the files lie and what
+/// SHA-256, in hexadecimal, over the hashes and lengths of the sources in their order. Where the files are and what
 /// they are called does not matter.
 pub fn fingerprint(facts: &[SourceFacts]) -> String {
     let mut hash = Sha256::new();

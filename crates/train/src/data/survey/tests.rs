@@ -15,6 +15,7 @@ fn run(paths: &[PathBuf], vocab: usize, cache: Option<&Path>) -> (Result<Vec<Sou
     let facts = survey(paths, vocab, cache, &mut |done, all| {
         assert!(done > last && done <= all);
         (last, whole) = (done, all);
+        ControlFlow::Continue(())
     });
     assert!(facts.is_err() || last == whole);
     (facts, last)
@@ -165,4 +166,18 @@ fn the_fingerprint_is_of_the_contents() {
     assert_ne!(print(&[("a", "x"), ("b", "y")]), print(&[("a", "y"), ("b", "x")]));
     assert_ne!(print(&[("a", "x")]), print(&[("a", "x"), ("b", "")]));
     assert_eq!(print(&[("a", "x")]).len(), 64);
+}
+
+#[test]
+fn a_survey_that_is_broken_off_says_so_and_reads_no_further() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths: Vec<PathBuf> = (0..3).map(|i| folder.path().join(format!("{i}.bin"))).collect();
+    paths.iter().for_each(|path| write(path, ShardKind::U16, &[1, 2, 3]));
+    let mut calls = 0;
+    let stopped = survey(&paths, 10, None, &mut |_, _| {
+        calls += 1;
+        ControlFlow::Break(())
+    });
+    assert!(matches!(stopped, Err(Error::Stopped)), "{stopped:?}");
+    assert_eq!(calls, 1);
 }

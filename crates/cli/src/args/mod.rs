@@ -1,0 +1,263 @@
+//! Flags that commands share: where to compute and in which precision; `config_file.rs` reads flags from a file.
+
+pub mod config_file;
+
+use crate::number;
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use ironhorse::Device;
+use ironhorse::core::{Engine, Precision};
+use ironhorse::cuda::{Attention, Settings};
+use serde::Serialize;
+use std::path::Path;
+
+/// Headings of the help, in the order in which `train` shows them.
+pub mod heading {
+    pub const MODEL: &str = "Model";
+    pub const DATA: &str = "Data";
+    pub const STEPS: &str = "Batches and steps";
+    pub const OPTIMIZER: &str = "Optimizer (AdamW)";
+    pub const VALIDATION: &str = "Validation and samples";
+    pub const SAMPLING: &str = "Sampling";
+    pub const MEMORY: &str = "Memory";
+    pub const DEVICE: &str = "Device";
+    pub const CHECKPOINTS: &str = "Checkpoints, stopping and resuming";
+    pub const CHECKS: &str = "What to compare";
+    pub const OUTPUT: &str = "Output";
+}
+
+/// Where to compute.
+#[derive(Args, Clone, Debug, Serialize)]
+#[command(next_help_heading = heading::DEVICE)]
+#[serde(rename_all = "kebab-case")]
+pub struct EngineArgs {
+    /// auto, cpu, cuda or cuda:N
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    pub device: String,
+    /// CPU threads; 0 means one for each core
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = number::threads)]
+    pub threads: usize,
+    /// Precision of weights and activations [default: bf16 on a GPU, f32 on the CPU]
+    #[arg(long, value_enum)]
+    dtype: Option<Dtype>,
+    /// GPU: allow results whose last bits differ from run to run, where that is faster
+    #[arg(long)]
+    pub fast: bool,
+    /// GPU: which attention runs
+    #[arg(long, value_enum, default_value_t = AttentionArg::Auto)]
+    pub attention: AttentionArg,
+    /// GPU: launch every kernel by itself instead of replaying CUDA graphs
+    #[arg(long)]
+    pub no_graphs: bool,
+}
+
+/// Attention on the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AttentionArg {
+    /// cuDNN where it is installed and supports the shape, else our kernels
+    Auto,
+    /// cuDNN; an error where it is missing or does not support the shape
+    Cudnn,
+    /// our flash-attention kernels
+    Own,
+    /// our kernels without tensor cores
+    Plain,
+}
+
+impl AttentionArg {
+    /// As the CUDA engine names it.
+    pub fn setting(self) -> Attention {
+        match self {
+            Self::Auto => Attention::Auto,
+            Self::Cudnn => Attention::Cudnn,
+            Self::Own => Attention::Own,
+            Self::Plain => Attention::Plain,
+        }
+    }
+}
+
+/// Precisions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// IEEE single precision
+    F32,
+    /// f32 whose products round their operands to 10 bits (GPU)
+    Tf32,
+    /// bfloat16 with f32 sums
+    Bf16,
+}
+
+impl Dtype {
+    /// Its name as a flag.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Tf32 => "tf32",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+impl Dtype {
+    /// The element types of a program in this precision. Gradients that add up over micro-steps are f32.
+    pub fn precision(self, micro_steps: u32) -> Precision {
+        match self {
+            Self::F32 | Self::Tf32 => Precision::F32,
+            Self::Bf16 if micro_steps > 1 => Precision::BF16_F32_GRADS,
+            Self::Bf16 => Precision::BF16,
+        }
+    }
+}
+
+impl EngineArgs {
+    /// The device asked for.
+    pub fn device(&self) -> Result<Device> {
+        let device = self.device.parse::<Device>()?.resolve();
+        match self.dtype {
+            Some(dtype @ (Dtype::Bf16 | Dtype::Tf32)) if device == Device::Cpu => {
+                bail!("the cpu engine computes in f32 only, not {}; use --dtype f32", dtype.name())
+            }
+            _ => Ok(device),
+        }
+    }
+
+    /// The precision asked for, or the one that suits the device.
+    pub fn dtype(&self) -> Result<Dtype> {
+        let default = if self.device()? == Device::Cpu { Dtype::F32 } else { Dtype::Bf16 };
+        Ok(self.dtype.unwrap_or(default))
+    }
+
+    /// The precision asked for, or f32: checks are exact unless asked otherwise.
+    pub fn exact_dtype(&self) -> Result<Dtype> {
+        self.device()?;
+        Ok(self.dtype.unwrap_or(Dtype::F32))
+    }
+
+    /// The engine asked for.
+    pub fn engine(&self) -> Result<Box<dyn Engine>> {
+        Ok(self.device()?.engine(self.threads, &self.cuda_settings())?)
+    }
+
+    /// What the flags say about the CUDA engine.
+    pub fn cuda_settings(&self) -> Settings {
+        Settings {
+            tf32: self.dtype == Some(Dtype::Tf32),
+            fast: self.fast,
+            attention: self.attention.setting(),
+            graphs: !self.no_graphs,
+            ..Settings::default()
+        }
+    }
+
+    /// How many threads the CPU engine has: those asked for, which [`number::threads`] limits, or one for each core.
+    pub fn thread_count(&self) -> usize {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            threads => threads,
+        }
+    }
+}
+
+/// What the update keeps beside bf16 weights.
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[command(next_help_heading = heading::MEMORY)]
+pub struct StateArgs {
+    /// With bf16 weights: how the master weights that AdamW updates are stored
+    #[arg(long, value_enum, default_value_t = MasterArg::F32)]
+    pub master: MasterArg,
+    /// With bf16 weights: how the two moments of AdamW are stored
+    #[arg(long, value_enum, default_value_t = MomentsArg::F32)]
+    pub moments: MomentsArg,
+}
+
+/// Master weights beside bf16 weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MasterArg {
+    /// f32, 4 bytes each; the bf16 weights are rounded stochastically
+    F32,
+    /// Only the 16 low bits that bf16 weights lack, 2 bytes each; the bf16 weights are rounded to nearest
+    Residual,
+}
+
+/// Moments of AdamW.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MomentsArg {
+    /// 4 bytes each
+    F32,
+    /// 2 bytes each, rounded stochastically; the random bits depend on seed, step and index only
+    Bf16,
+}
+
+impl MasterArg {
+    /// Its name as a flag.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Residual => "residual",
+        }
+    }
+}
+
+impl MomentsArg {
+    /// Its name as a flag.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+impl StateArgs {
+    /// What is not the default, to follow a precision in a report.
+    pub fn text(self) -> String {
+        let mut text = String::new();
+        if self.master != MasterArg::F32 {
+            text += &format!(", master {}", self.master.name());
+        }
+        if self.moments != MomentsArg::F32 {
+            text += &format!(", moments {}", self.moments.name());
+        }
+        text
+    }
+
+    /// The element types of a training program: [`Dtype::precision`] with these choices.
+    pub fn precision(self, dtype: Dtype, micro_steps: u32) -> Result<Precision> {
+        let refused = match self {
+            _ if dtype == Dtype::Bf16 => None,
+            Self { master: MasterArg::Residual, .. } => Some("--master residual"),
+            Self { moments: MomentsArg::Bf16, .. } => Some("--moments bf16"),
+            _ => None,
+        };
+        if let Some(flag) = refused {
+            let name = dtype.name();
+            bail!("{flag} goes with bf16 weights, not {name}; use --dtype bf16 on a GPU, or leave it out");
+        }
+        let mut precision = dtype.precision(micro_steps);
+        if self.master == MasterArg::Residual {
+            precision = precision.with_residual();
+        }
+        if self.moments == MomentsArg::Bf16 {
+            precision = precision.with_bf16_moments();
+        }
+        Ok(precision)
+    }
+}
+
+/// Refuses paths that config.toml, which is UTF-8, could not hold: the run could not be made again from it. Each comes
+/// with its flag.
+pub fn check_utf8<'a>(paths: impl IntoIterator<Item = (&'a str, &'a Path)>) -> Result<()> {
+    for (flag, path) in paths {
+        if path.to_str().is_none() {
+            bail!(
+                "{flag} {}: the path is not UTF-8, so config.toml cannot hold it; rename it, or give a link to it",
+                path.display()
+            );
+        }
+    }
+    Ok(())
+}
