@@ -11,3 +11,4 @@ pub mod resume_check;
 pub mod selftest;
 pub mod train;
 pub mod verify;
+mod workload;

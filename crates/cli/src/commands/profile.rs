@@ -3,7 +3,8 @@
 mod group;
 mod trace;
 
-use super::bench::{Workload, flops_before, limits_after, memory_map, step_flops};
+use super::workload::{Utilization, Workload, flops_before, limits_after, memory_map, model_flops};
+use crate::args::heading;
 use crate::hardware::{COMMIT, Hardware, VERSION, human_bytes};
 use crate::{Outcome, number, out};
 use anyhow::Result;
@@ -11,6 +12,7 @@ use clap::Args;
 use group::{Group, Style, groups, idle, of_kernels, of_ops, table};
 use ironhorse::core::{Limits, Program, Section};
 use ironhorse::train::bench::{Recording, profile_steps, time_steps};
+use ironhorse::train::picture::{Bar, Bars, bars_svg};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -19,19 +21,23 @@ use std::path::{Path, PathBuf};
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse profile --model d12 --batch 4 --seq 64\n  \
                         ironhorse profile --model d12 --seq 1024 --batch 1 --json profile.json\n  \
+                        ironhorse profile --model d12 --svg profile.svg\n  \
                         ironhorse profile --device cuda --batch 64 --seq 1024 --trace step.json\n\n\
                         Open the trace at ui.perfetto.dev.")]
 pub struct ProfileArgs {
     #[command(flatten)]
     work: Workload,
     /// Rows of each table
-    #[arg(long, default_value_t = 30, value_name = "N", value_parser = number::count::<usize>)]
+    #[arg(long, help_heading = heading::OUTPUT, default_value_t = 30, value_name = "N", value_parser = number::count::<usize>)]
     top: usize,
     /// Write one step as a Chrome trace: what ran when
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Also write the figures, op by op, to this file
-    #[arg(long, value_name = "FILE")]
+    /// Draw the longest ops, or kernels of a GPU, as bars
+    #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Also write the figures, op by op, to this file as JSON; - means standard output, and the text for people goes to standard error
+    #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
@@ -64,7 +70,7 @@ struct ProfileReport {
     device: String,
     gpu: Option<String>,
     dtype: crate::args::Dtype,
-    /// How masters and moments are kept.
+    /// How master weights and moments are stored.
     #[serde(flatten)]
     state: crate::args::StateArgs,
     batch: usize,
@@ -74,8 +80,8 @@ struct ProfileReport {
     tokens_per_s: f64,
     gflops_possible: f64,
     gb_per_s_possible: f64,
-    mfu: f64,
-    mfu_datasheet: Option<f64>,
+    #[serde(flatten)]
+    utilization: Utilization,
     top_kernel: Option<String>,
     top_kernel_share: f64,
     busy: Option<Busy>,
@@ -92,7 +98,8 @@ struct ProfileReport {
 
 pub fn run(args: &ProfileArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
-    out::check_json(args.trace.as_deref())?;
+    out::check_file(args.trace.as_deref())?;
+    out::check_file(args.svg.as_deref())?;
     let work = &args.work;
     let dtype = work.element()?;
     let (mut session, x, y) = work.prepare()?;
@@ -111,7 +118,7 @@ pub fn run(args: &ProfileArgs) -> Result<Outcome> {
     let program = session.train_program()?;
     let figures =
         Figures { program, recording: &recording, limits, step: step.map(|t| t.as_secs_f64() * 1e3) };
-    let (ms, flops) = (figures.ms(), step_flops(program));
+    let (ms, model_flops) = (figures.ms(), model_flops(&session)?);
     let by_kernel = figures.by_kernel();
     let top = by_kernel.iter().find(|group| group.calls > 0);
     let report = ProfileReport {
@@ -125,8 +132,7 @@ pub fn run(args: &ProfileArgs) -> Result<Outcome> {
         tokens_per_s: x.len() as f64 / ms * 1e3,
         gflops_possible: limits.flops_per_s / 1e9,
         gb_per_s_possible: limits.bytes_per_s / 1e9,
-        mfu: flops / (ms / 1e3) / limits.flops_per_s,
-        mfu_datasheet: datasheet.map(|peak| flops / (ms / 1e3) / peak),
+        utilization: Utilization::new(model_flops / (ms / 1e3), datasheet, &limits),
         top_kernel: top.map(|group| group.name.clone()),
         top_kernel_share: top.map_or(0.0, |group| group.share),
         busy: gpu.is_some().then(|| figures.busy()),
@@ -145,8 +151,40 @@ pub fn run(args: &ProfileArgs) -> Result<Outcome> {
     if let Some(path) = &args.trace {
         write_trace(path, &report, program, &recording)?;
     }
+    if let Some(path) = &args.svg {
+        draw(path, &report, args.top)?;
+    }
     out::json(args.json.as_deref(), &report)?;
     Ok(Outcome::Done)
+}
+
+/// Draws the longest kernels, or ops where the engine does not tell kernels apart.
+fn draw(path: &Path, report: &ProfileReport, top: usize) -> Result<()> {
+    let (what, groups) = match report.gpu {
+        Some(_) => ("kernel", &report.by_kernel),
+        None => ("op", &report.by_kind),
+    };
+    let bar = |group: &Group| Bar {
+        name: group.name.clone(),
+        ms: group.ms,
+        of_possible: group.known_part(),
+        note: format!("{:.1} %", group.share * 100.0),
+    };
+    let device = report.gpu.as_ref().unwrap_or(&report.device);
+    let picture = Bars {
+        title: format!("{}: time of a training step by {what}", report.model),
+        subtitle: format!(
+            "batch {} × {}, {} on {device}, {:.1} ms a step, {}",
+            report.batch,
+            report.seq,
+            report.dtype.name(),
+            report.ms,
+            report.utilization.text()
+        ),
+        bars: groups.iter().take(top).map(bar).collect(),
+    };
+    bars_svg(path, &picture)?;
+    out::line(format!("\n{}: the longest {what}s as bars", path.display()))
 }
 
 fn write_trace(path: &Path, report: &ProfileReport, program: &Program, recording: &Recording) -> Result<()> {
@@ -178,7 +216,7 @@ impl Figures<'_> {
         self.step.unwrap_or_else(|| self.kernel_ms())
     }
 
-    /// What shares are of. Kernels timed one by one may take longer than a step in which they overlap.
+    /// The whole of which shares are computed. Kernels timed one by one may take longer than a step in which they overlap.
     fn whole_ms(&self) -> f64 {
         self.ms().max(self.kernel_ms())
     }
@@ -241,7 +279,7 @@ impl Figures<'_> {
     }
 }
 
-/// `h.3.mlp.c_fc` belongs to `h.3`; everything else stands for itself.
+/// `h.3.mlp.c_fc` belongs to `h.3`; any other origin is its own group.
 fn layer_of(program: &Program, op: usize) -> String {
     let origin = program.origin(&program.nodes()[op]);
     match origin.strip_prefix("h.").and_then(|rest| rest.split_once('.')) {
@@ -270,8 +308,10 @@ fn print(report: &ProfileReport, work: &Workload, top: usize) -> Result<()> {
         _ => {
             out::line(format!("{head}  {:.1} ms a step, op by op (median of {})", report.ms, work.steps))?;
             out::line(format!(
-                "possible here: {:.0} GFLOP/s, {:.1} GB/s (measured)\n",
-                report.gflops_possible, report.gb_per_s_possible
+                "{}; measured peaks: {:.0} GFLOP/s, {:.1} GB/s\n",
+                report.utilization.text(),
+                report.gflops_possible,
+                report.gb_per_s_possible
             ))?;
         }
     }
@@ -299,15 +339,12 @@ fn print(report: &ProfileReport, work: &Workload, top: usize) -> Result<()> {
 }
 
 fn print_gpu(report: &ProfileReport, head: &str, gpu: &str, busy: &Busy) -> Result<()> {
-    let datasheet = report
-        .mfu_datasheet
-        .map_or_else(String::new, |mfu| format!(", {:.1} % of the datasheet's peak", mfu * 100.0));
     out::line(format!("{head}  {} {}  {gpu}", report.device, report.dtype.name()))?;
     out::line(format!(
-        "{:.2} ms a step  {:.0} tokens/s  MFU {:.1} % of measured{datasheet}  top kernel {:.1} %",
+        "{:.2} ms a step  {:.0} tokens/s  {}  top kernel {:.1} %",
         report.ms,
         report.tokens_per_s,
-        report.mfu * 100.0,
+        report.utilization.text(),
         report.top_kernel_share * 100.0
     ))?;
     out::line(format!(
@@ -319,7 +356,7 @@ fn print_gpu(report: &ProfileReport, head: &str, gpu: &str, busy: &Busy) -> Resu
         busy.recorded_idle_share * 100.0
     ))?;
     out::line(format!(
-        "possible here: {:.0} TFLOP/s, {:.2} TB/s (measured)\n",
+        "measured peaks: {:.0} TFLOP/s, {:.2} TB/s\n",
         report.gflops_possible / 1e3,
         report.gb_per_s_possible / 1e3
     ))

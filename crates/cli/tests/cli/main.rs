@@ -7,6 +7,7 @@ mod config;
 mod convert;
 mod disk;
 mod generate;
+mod newcomer;
 mod paths;
 mod pipes;
 mod place;

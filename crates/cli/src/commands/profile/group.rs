@@ -5,7 +5,7 @@ use anyhow::Result;
 use ironhorse::core::{Limits, Program, Timed};
 use serde::Serialize;
 
-/// What shares a name.
+/// All ops or kernels of one name.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Group {
     pub name: String,
@@ -35,6 +35,11 @@ pub struct Work {
 }
 
 impl Group {
+    /// The part of its time that it would need at the device's limits; `None` where what it computes is not known.
+    pub fn known_part(&self) -> Option<f64> {
+        self.known.then_some(self.of_possible)
+    }
+
     fn add(&mut self, work: &Work, limits: &Limits) {
         self.calls += 1;
         self.ms += work.seconds * 1e3;
@@ -93,7 +98,7 @@ pub fn of_ops(program: &Program, op_ns: &[u64], name: impl Fn(usize) -> String) 
     .collect()
 }
 
-/// The work of each kernel. What it computes is known if it is its op's only one, or if the op is a matter of
+/// The work of each kernel. What it computes is known if it is its op's only kernel, or if the op is bound by
 /// arithmetic and this kernel takes most of its time.
 pub fn of_kernels(
     program: &Program,
@@ -118,7 +123,7 @@ pub fn of_kernels(
     kernels.iter().map(|kernel| (kernel.name.clone(), work(kernel))).collect()
 }
 
-/// How a table looks.
+/// How a table is printed.
 #[derive(Clone, Copy)]
 pub struct Style {
     /// Rates in TFLOP/s and TB/s instead of GFLOP/s and GB/s.

@@ -1,0 +1,219 @@
+//! What `bench` and `profile` run, and how they count it.
+
+use super::verify::RecomputeArg;
+use crate::args::{EngineArgs, StateArgs, heading};
+use crate::hardware::check_memory;
+use crate::number;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use ironhorse::core::{DType, Engine, Limits, Pool, Program, Scalars, Section};
+use ironhorse::train::bench::Repeat;
+use ironhorse::train::format::ModelChoice;
+use ironhorse::train::format::debug_state::DebugState;
+use ironhorse::train::format::safetensors::SafeTensors;
+use ironhorse::train::format::{Kind, sniff};
+use ironhorse::train::model::{ModelConfig, Recompute};
+use ironhorse::train::rng::Rng;
+use ironhorse::train::session::{Session, SessionSpec};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The most steps to time.
+const MOST_STEPS: u64 = 1_000_000;
+
+/// What `bench` and `profile` run.
+#[derive(Args)]
+pub struct Workload {
+    /// d12, d24, d36, d48, moe-tiny, moe-6.9b, sizes such as n_layer=2,n_head=4,n_embd=64, a TOML file, or weights
+    #[arg(long, help_heading = heading::MODEL, default_value = "d12", value_name = "NAME")]
+    pub model: String,
+    /// A debug state or a safetensors file with the tokens x and y to train on [default: random tokens]
+    #[arg(long, help_heading = heading::DATA, value_name = "FILE")]
+    pub data: Option<PathBuf>,
+    /// Batch size: sequences per step
+    #[arg(long, help_heading = heading::STEPS, default_value_t = 4, value_name = "B", value_parser = number::count::<usize>)]
+    pub batch: usize,
+    /// Sequence length in tokens
+    #[arg(long, help_heading = heading::STEPS, default_value_t = 64, value_name = "T", value_parser = number::count::<usize>)]
+    pub seq: usize,
+    /// Steps to time, at least
+    #[arg(long, help_heading = heading::STEPS, default_value_t = 10, value_name = "N", value_parser = number::whole::<usize>(1..=MOST_STEPS))]
+    pub steps: usize,
+    /// Seconds to time, at least: a GPU slows down once it is warm
+    #[arg(long, help_heading = heading::STEPS, default_value_t = 0.0, value_name = "S", value_parser = number::at_least_0::<f32>)]
+    pub seconds: f32,
+    /// Steps before timing starts
+    #[arg(long, help_heading = heading::STEPS, default_value_t = 2, value_name = "N", value_parser = number::whole::<usize>(0..=MOST_STEPS))]
+    pub warmup: usize,
+    /// Clip gradients to this norm; 0 turns clipping off
+    #[arg(long, help_heading = heading::OPTIMIZER, default_value_t = 1.0, value_name = "X", value_parser = number::at_least_0::<f32>)]
+    pub grad_clip: f32,
+    /// Learning rate
+    #[arg(long, help_heading = heading::OPTIMIZER, default_value_t = 1e-4, value_name = "X", value_parser = number::at_least_0::<f32>)]
+    pub lr: f32,
+    /// Seed of random weights and tokens
+    #[arg(long, help_heading = heading::STEPS, default_value_t = 1, value_name = "S", value_parser = number::seed)]
+    pub seed: u64,
+    /// Activation checkpointing: what the backward pass recomputes instead of keeping it in memory
+    #[arg(long, help_heading = heading::MEMORY, value_enum, default_value_t = RecomputeArg::None)]
+    pub recompute: RecomputeArg,
+    #[command(flatten)]
+    pub state: StateArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+impl Workload {
+    /// The model on the engine, with weights, and a batch of (x, y).
+    pub fn prepare(&self) -> Result<(Session, Vec<i32>, Vec<i32>)> {
+        let engine = self.engine.engine()?;
+        let choice = ModelChoice::parse(&self.model)?;
+        let config = choice.config();
+        let spec = SessionSpec {
+            train: Some((self.batch, self.seq)),
+            recompute: self.recompute.into(),
+            precision: self.state.precision(self.engine.dtype()?, 1)?,
+            ..SessionSpec::default()
+        };
+        check_memory(engine.as_ref(), &config, &spec)?;
+        let (x, y) = self.tokens(&config)?;
+        let mut session = Session::new(engine, config, &spec)?;
+        match choice {
+            ModelChoice::Sizes(_) => session.init(self.seed)?,
+            ModelChoice::Weights(mut source) => {
+                session.load(Pool::Params, |name, values| source.read_tensor(name, values))?;
+            }
+        }
+        Ok((session, x, y))
+    }
+
+    fn tokens(&self, config: &ModelConfig) -> Result<(Vec<i32>, Vec<i32>)> {
+        if let Some(path) = &self.data {
+            if matches!(sniff(path)?, Kind::SafeTensors | Kind::AnswerKey) {
+                return self.tokens_of(&mut SafeTensors::open(path)?, config.vocab_size());
+            }
+            let mut state = DebugState::open(path, config.gpt2("a debug state", "use an answer key")?)?;
+            if (state.batch(), state.seq()) != (self.batch, self.seq) {
+                bail!(
+                    "{}: holds a batch of {} × {}, expected --batch {} --seq {}",
+                    path.display(),
+                    state.batch(),
+                    state.seq(),
+                    self.batch,
+                    self.seq
+                );
+            }
+            return Ok((state.x()?, state.y()?));
+        }
+        let mut rng = Rng::new(self.seed).fork(u64::MAX);
+        let count = self.batch * self.seq; // `check_memory` has counted them
+        let stream: Vec<i32> = (0..=count).map(|_| rng.index(config.vocab_size()) as i32).collect();
+        Ok((stream[..count].to_vec(), stream[1..].to_vec()))
+    }
+
+    /// `x` and `y` of a safetensors file, both (B, T).
+    fn tokens_of(&self, file: &mut SafeTensors, vocab: usize) -> Result<(Vec<i32>, Vec<i32>)> {
+        let mut read = |name: &str| {
+            let shape = file.entry(name)?.shape.clone();
+            if shape != [self.batch, self.seq] {
+                let expected = format!("[{}, {}], --batch and --seq", self.batch, self.seq);
+                return Err(file.field(format!("shape of `{name}`"), format!("{shape:?}"), expected));
+            }
+            let tokens = file.read_i32(name)?;
+            match tokens.iter().find(|&&token| usize::try_from(token).map_or(true, |token| token >= vocab)) {
+                None => Ok(tokens),
+                Some(token) => {
+                    Err(file.field(format!("tokens `{name}`"), token, format!("0 to {}", vocab - 1)))
+                }
+            }
+        };
+        Ok((read("x")?, read("y")?))
+    }
+
+    /// The optimizer's numbers.
+    pub fn scalars(&self) -> Scalars {
+        Scalars { lr: self.lr, grad_clip: self.grad_clip, ..Scalars::default() }
+    }
+
+    /// How often to run.
+    pub fn repeat(&self) -> Repeat {
+        let time = Duration::try_from_secs_f32(self.seconds).unwrap_or(Duration::MAX);
+        Repeat { warmup: self.warmup, steps: self.steps, time }
+    }
+
+    /// The name of the model without folders.
+    pub fn model_name(&self) -> String {
+        std::path::Path::new(&self.model)
+            .file_name()
+            .map_or_else(|| self.model.clone(), |name| name.to_string_lossy().into_owned())
+    }
+
+    /// The element type whose limits count.
+    pub fn element(&self) -> Result<DType> {
+        Ok(self.engine.dtype()?.precision(1).weights)
+    }
+}
+
+/// The rate of arithmetic before the work is timed. A machine shared with others is faster at one moment than at
+/// another; a GPU is ours alone, and loading its libraries belongs to the time it takes to start.
+pub fn flops_before(engine: &mut dyn Engine, dtype: DType) -> Result<f64> {
+    if engine.device_name().is_some() { Ok(0.0) } else { Ok(engine.measure_flops(dtype)?) }
+}
+
+/// The limits, once the work has been timed.
+pub fn limits_after(engine: &mut dyn Engine, dtype: DType, before: f64) -> Result<Limits> {
+    let mut limits = engine.measure_limits(dtype)?;
+    limits.flops_per_s = limits.flops_per_s.max(before);
+    Ok(limits)
+}
+
+/// Operations of a whole step.
+pub fn step_flops(program: &Program) -> f64 {
+    Section::ALL.iter().map(|&section| program.flops(section)).sum::<u64>() as f64
+}
+
+/// Operations that the model itself asks for in a step: forward and backward, without the optimizer and without what is
+/// recomputed to save memory. Attention counts the causal half only.
+pub fn model_flops(session: &Session) -> Result<f64> {
+    let program = session.train_program()?;
+    let [batch, seq] = *program.io("x").context("the training program has no input `x`")?.shape.dims() else {
+        bail!("the input `x` of the training program is not (B, T)");
+    };
+    let plain = session.config().training((batch, seq), Recompute::None, program.precision())?;
+    Ok((plain.flops(Section::Forward) + plain.flops(Section::Backward)) as f64)
+}
+
+/// How much of the device's arithmetic a step uses.
+#[derive(Clone, Copy, Serialize)]
+pub struct Utilization {
+    /// Model FLOPs utilization: the model's operations per second over the peak of the device's datasheet in this element
+    /// type (dense). `None` where no datasheet peak is known, as for CPUs.
+    pub mfu: Option<f64>,
+    /// The same over the rate of a large matrix product measured on this machine.
+    pub of_measured_peak: f64,
+}
+
+impl Utilization {
+    /// Of so many model operations per second.
+    pub fn new(model_flops_per_s: f64, datasheet: Option<f64>, measured: &Limits) -> Self {
+        Self {
+            mfu: datasheet.map(|peak| model_flops_per_s / peak),
+            of_measured_peak: model_flops_per_s / measured.flops_per_s,
+        }
+    }
+
+    /// In words; MFU is left out where it is not known.
+    pub fn text(self) -> String {
+        let mfu = self
+            .mfu
+            .map_or_else(String::new, |mfu| format!("MFU {:.1} % of the datasheet peak, ", mfu * 100.0));
+        format!("{mfu}{:.1} % of the measured peak", self.of_measured_peak * 100.0)
+    }
+}
+
+/// Memory by category, for JSON.
+pub fn memory_map(memory: &[(String, usize)]) -> Map<String, Value> {
+    memory.iter().map(|(name, bytes)| (name.clone(), (*bytes).into())).collect()
+}
