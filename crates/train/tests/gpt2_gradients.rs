@@ -1,9 +1,8 @@
-//! The backward that the GPT-2 builder writes out, against finite differences of its forward, in f64.
+//! The backward of GPT-2, against finite differences of its forward, in f64.
 
 use ironhorse_core::Precision;
 use ironhorse_testkit::{ProgramGradients, check_program_gradients};
-use ironhorse_train::model::Gpt2Config;
-use ironhorse_train::model::gpt2::{Recompute, training};
+use ironhorse_train::model::{Gpt2Config, ModelConfig, Recompute};
 
 #[test]
 fn every_gradient_of_gpt2_is_the_derivative_of_its_loss() {
@@ -13,7 +12,8 @@ fn every_gradient_of_gpt2_is_the_derivative_of_its_loss() {
         (Gpt2Config::new(6, 13, 3, 5, 10), 3, 5),
     ] {
         for recompute in [Recompute::None, Recompute::Gelu, Recompute::Full] {
-            let program = training(&config, (batch, seq), recompute, Precision::F32).unwrap();
+            let model = ModelConfig::from(config);
+            let program = model.training((batch, seq), recompute, Precision::F32).unwrap();
             let at = |i: usize| ((i * 7 + 3) % config.vocab_size) as i32;
             let check = ProgramGradients {
                 program: &program,

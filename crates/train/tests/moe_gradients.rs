@@ -1,26 +1,18 @@
-//! The backward that the builder of mixtures writes out, against finite differences of its forward, in f64: the loss and
+//! The backward of mixtures, against finite differences of its forward, in f64: the loss and
 //! every layer's auxiliary loss, through experts and router.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
 use ironhorse_core::Precision;
 use ironhorse_testkit::{ProgramGradients, check_program_gradients};
-use ironhorse_train::model::moe::{MoeConfig, training};
 use ironhorse_train::model::{ModelConfig, Recompute};
 
-fn config(sizes: &str) -> MoeConfig {
-    match ModelConfig::parse(sizes).unwrap() {
-        ModelConfig::Moe(config) => config,
-        ModelConfig::Gpt2(_) => panic!("{sizes} is a GPT-2"),
-    }
-}
-
 fn check(sizes: &str, batch: usize, seq: usize) {
-    let config = config(sizes);
+    let config = ModelConfig::parse(sizes).unwrap();
     let all = [Recompute::None, Recompute::Gelu, Recompute::Full, Recompute::Experts];
     for recompute in all {
-        let program = training(&config, (batch, seq), recompute, Precision::F32).unwrap();
-        let at = |i: usize| ((i * 7 + 3) % config.vocab_size) as i32;
+        let program = config.training((batch, seq), recompute, Precision::F32).unwrap();
+        let at = |i: usize| ((i * 7 + 3) % config.vocab_size()) as i32;
         let check = ProgramGradients {
             program: &program,
             tokens: &(0..batch * seq).map(at).collect::<Vec<_>>(),

@@ -1,5 +1,6 @@
 //! A model of any family: what sessions, files and commands need of one without knowing which it is.
 
+use super::decoder::{self, Plan};
 use super::describe::{self, Described, position};
 use super::notation::{KIND, Notation, Pairs};
 use super::{Gpt2Config, MoeConfig, Recompute, TensorSpec, gpt2, moe};
@@ -181,33 +182,31 @@ impl ModelConfig {
         }
     }
 
-    /// A training step: forward with loss, backward, update. Io: `x`, `y`, `losses`, `loss`, `norm`.
+    fn plan(&self) -> Result<Plan> {
+        self.validate()?;
+        Ok(either!(self, config => config.plan()))
+    }
+
+    /// A training step: forward with loss, backward, update. Io: `x`, `y`, `losses`, `loss`, `norm`, `halt`; with experts
+    /// also `cross_entropy` and, for each layer N, `layers.N.load` (E), `layers.N.aux` and `layers.N.entropy`. `loss` is
+    /// the cross-entropy and every layer's `aux`.
     pub fn training(
         &self,
         batch: (usize, usize),
         recompute: Recompute,
         precision: Precision,
     ) -> Result<Program> {
-        match self {
-            Self::Gpt2(config) => gpt2::training(config, batch, recompute, precision),
-            Self::Moe(config) => moe::training(config, batch, recompute, precision),
-        }
+        decoder::training(self.plan()?, batch, recompute, precision)
     }
 
-    /// The loss of a batch, nothing kept for a backward. Io: `x`, `y`, `losses`, `loss`.
+    /// The cross-entropy of a batch as `loss`, nothing kept for a backward. Io: `x`, `y`, `losses`, `loss`.
     pub fn evaluation(&self, batch: (usize, usize), precision: Precision) -> Result<Program> {
-        match self {
-            Self::Gpt2(config) => gpt2::evaluation(config, batch, precision),
-            Self::Moe(config) => moe::evaluation(config, batch, precision),
-        }
+        decoder::evaluation(self.plan()?, batch, precision)
     }
 
     /// One token for each of `batch` sequences at the scalar `position`, over a key/value cache. Io: `x`, `logits`.
     pub fn decoding(&self, batch: usize, precision: Precision) -> Result<Program> {
-        match self {
-            Self::Gpt2(config) => gpt2::decoding(config, batch, precision),
-            Self::Moe(config) => moe::decoding(config, batch, precision),
-        }
+        decoder::decoding(self.plan()?, batch, precision)
     }
 
     /// The kinds that a description may name.
@@ -243,13 +242,25 @@ impl ModelConfig {
         })
     }
 
-    /// The sizes in a text. With a `kind` (`gpt2`, `moe`, `llama`) only a model of that family is accepted.
+    /// The sizes in a text; a line without `=` is the name of a model. With a `kind` (`gpt2`, `moe`, `llama`) only a model
+    /// of that family is accepted.
     pub fn from_text(text: &str, notation: Notation, kind: Option<&str>) -> Result<Self> {
+        let unknown_kind = |kind: &str| Err(Error::input(KIND, format!("{kind:?}"), Self::kinds()));
+        if notation == Notation::Line && !text.contains('=') {
+            let config = Self::of_name(text.trim())?;
+            return match kind {
+                Some(kind) if Self::keys(kind) != Self::keys(config.kind()) => Err(Error::input(
+                    "model",
+                    format!("{}, a {}", text.trim(), config.kind()),
+                    format!("a {kind}"),
+                )),
+                _ => Ok(config),
+            };
+        }
         let pairs = notation.pairs(text)?;
         match kind {
             None => Self::from_pairs(&pairs),
-            Some(kind) => Self::of_kind(kind, &pairs)
-                .unwrap_or_else(|| Err(Error::input(KIND, format!("{kind:?}"), Self::kinds()))),
+            Some(kind) => Self::of_kind(kind, &pairs).unwrap_or_else(|| unknown_kind(kind)),
         }
     }
 
@@ -274,16 +285,17 @@ impl ModelConfig {
     /// A named model or sizes in one line: `d12`, `gpt2`, `moe-tiny`, `n_layer=3,n_head=5,n_embd=40`,
     /// `hidden=64,n_layer=2,n_head=4,n_experts=4,top_k=2,ffn=256`.
     pub fn parse(text: &str) -> Result<Self> {
-        if text.contains('=') {
-            return Self::from_text(text, Notation::Line, None);
-        }
-        Self::named(text.trim()).unwrap_or_else(|| {
+        Self::from_text(text, Notation::Line, None)
+    }
+
+    fn of_name(name: &str) -> Result<Self> {
+        Self::named(name).unwrap_or_else(|| {
             let names: Vec<_> = NAMED.iter().map(|(names, _)| names.join("|")).collect();
             let expected = format!(
                 "{}, a checkpoint file or folder, a TOML file, or sizes such as n_layer=2,n_head=4,n_embd=64",
                 names.join(", ")
             );
-            Err(Error::unknown("model", text.trim(), expected))
+            Err(Error::unknown("model", name, expected))
         })
     }
 
@@ -320,7 +332,8 @@ impl ModelConfig {
         let mut pairs = Notation::Json.pairs(text)?;
         let known = Self::keys(kind);
         pairs.retain(|(key, _)| key == KIND || known.iter().any(|names| names.contains(&key.as_str())));
-        Self::of_kind(kind, &pairs).unwrap_or_else(|| Err(Error::input(KIND, kind, Self::kinds())))
+        Self::of_kind(kind, &pairs)
+            .unwrap_or_else(|| Err(Error::input(KIND, format!("{kind:?}"), Self::kinds())))
     }
 
     /// The inverse of [`ModelConfig::from_json`].

@@ -133,6 +133,8 @@ fn a_kind_may_be_demanded() {
     let text = |text: &str, kind| read(text, kind).unwrap_err().to_string();
     assert_eq!(text("kind=moe", "gpt2"), "kind is \"moe\", expected gpt2");
     assert_eq!(text("kind=gpt2", "llama"), "kind is \"gpt2\", expected moe or llama");
+    assert_eq!(text("d12", "moe"), "model is d12, a gpt2, expected a moe");
+    assert_eq!(read("moe-tiny", "llama").unwrap().kind(), "moe");
     assert_eq!(text("L=1", "bert"), "kind is \"bert\", expected gpt2 or moe or llama");
     assert!(text("C=24,L=3,NH=6", "moe").starts_with("ffn|ffn_dim|intermediate_size|F is missing"));
     assert_eq!(read("C=24,L=3,NH=6", "gpt2").unwrap().kind(), "gpt2");

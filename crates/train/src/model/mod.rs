@@ -2,6 +2,7 @@
 
 mod blocks;
 mod config;
+mod decoder;
 pub(crate) mod describe;
 pub mod gpt2;
 pub mod init;

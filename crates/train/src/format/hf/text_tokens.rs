@@ -1,5 +1,5 @@
-//! Between which tokens a text stands: `bos_token_id` and `eos_token_id` of a `config.json`. Ours computes nothing from
-//! them, but `transformers` stops writing at the second.
+//! The tokens before and after a text: `bos_token_id` and `eos_token_id` of a `config.json`. We compute nothing from them,
+//! but `transformers` stops generating at the second.
 
 use serde_json::{Map, Value, json};
 
@@ -15,13 +15,13 @@ pub enum TextTokens {
     Last,
     /// A tokenizer's end-of-text token for both.
     Eot(u32),
-    /// As another `config.json` says them, bos and eos: a number, a list or null; none where the key is absent.
+    /// As another `config.json` says them, bos and eos: a number, a list or null; `None` where the key is absent.
     Said([Option<Value>; 2]),
 }
 
 impl TextTokens {
     /// Those of a `config.json`.
-    pub(super) fn parse(bytes: &[u8]) -> Self {
+    pub fn parse(bytes: &[u8]) -> Self {
         let map: Map<String, Value> = serde_json::from_slice(without_bom(bytes)).unwrap_or_default();
         Self::Said(KEYS.map(|key| map.get(key).cloned()))
     }

@@ -70,10 +70,24 @@ pub(super) struct Head {
     pub logits: Slot,
 }
 
+/// What a loss needs of the host.
+pub(super) struct LossIo {
+    /// (B,T) i32
+    targets: Slot,
+    /// (B,T) f32
+    losses: Slot,
+    /// The mean cross-entropy.
+    pub mean: Slot,
+    /// The same, and auxiliary losses if there are any.
+    pub loss: Slot,
+}
+
 /// What a model needs for its programs, apart from its layers.
 pub(super) struct Setup {
     /// The parameter table by groups: the tensors of a group are adjacent in memory.
     pub groups: Vec<Vec<TensorSpec>>,
+    /// L
+    pub layers: usize,
     /// C
     pub width: usize,
     /// maxT
@@ -120,7 +134,8 @@ impl Setup {
 }
 
 impl Blocks {
-    pub fn new(setup: Setup, batch: (usize, usize), precision: Precision) -> Result<Self> {
+    /// A program with the parameters of `setup`, whose groups it takes.
+    pub fn new(setup: &mut Setup, batch: (usize, usize), precision: Precision) -> Result<Self> {
         setup.check_batch(batch)?;
         let mut b = Builder::with_precision(precision);
         // `halt` is not 0 from a bad step on until the host clears it. Every program of a model declares it, and before
@@ -128,7 +143,7 @@ impl Blocks {
         // others run.
         b.io("halt", Shape::new([]), DType::F32);
         let mut weights = HashMap::new();
-        for group in setup.groups {
+        for group in std::mem::take(&mut setup.groups) {
             let decay = group.iter().any(|tensor| tensor.decay);
             let name = group.first().map(|tensor| tensor.name.clone()).unwrap_or_default();
             let slots = b.param_group(group.into_iter().map(|tensor| (tensor.name, tensor.shape)), decay);
@@ -142,6 +157,23 @@ impl Blocks {
     pub fn weight(&self, name: &str, shape: impl Into<Shape>) -> Result<Slot> {
         let missing = || ironhorse_core::Error::Program(format!("the parameter table has no {name}"));
         Ok(Slot::joined(self.weights.get(name).ok_or_else(missing)?, shape)?)
+    }
+
+    /// A linear layer: `NAME.weight` and, where there is one, `NAME.bias`.
+    pub fn linear_weights(&self, name: &str, [rows, cols]: [usize; 2]) -> Result<Linear> {
+        let weight = self.weight(&format!("{name}.weight"), [rows, cols])?;
+        Ok(Linear { weight, bias: self.bias(name, rows)? })
+    }
+
+    /// A norm: `NAME.weight` and, of LayerNorm, `NAME.bias`.
+    pub fn norm_weights(&self, name: &str, eps: f32) -> Result<NormWeights> {
+        let weight = self.weight(&format!("{name}.weight"), [self.width])?;
+        Ok(NormWeights { weight, bias: self.bias(name, self.width)?, eps })
+    }
+
+    fn bias(&self, name: &str, rows: usize) -> Result<Option<Slot>> {
+        let name = format!("{name}.bias");
+        self.weights.contains_key(&name).then(|| self.weight(&name, [rows])).transpose()
     }
 
     /// The element type of activations.
@@ -175,8 +207,9 @@ impl Blocks {
         self.b.io(name, Shape::new([]), DType::F32)
     }
 
-    pub fn embed(&mut self, wte: Slot, wpe: Option<Slot>, vocab: usize, at_position: bool) -> Result<Slot> {
-        let (out, tokens) = (self.hidden(), self.x);
+    /// The embedding of the tokens, with learned positions if there are any: from 0 on or, when decoding, at `position`.
+    pub fn embed(&mut self, wte: Slot, wpe: Option<Slot>, vocab: usize, decoding: bool) -> Result<Slot> {
+        let (out, tokens, at_position) = (self.hidden(), self.x, decoding && wpe.is_some());
         self.b.at("embed");
         self.b.push(EmbeddingFwd { out, tokens, wte, wpe, vocab, at_position })?;
         self.b.name("embed", out);
@@ -262,20 +295,35 @@ impl Blocks {
         Ok(d_qkv)
     }
 
-    /// Declares what a loss needs of the host: `y` and `losses`.
-    pub fn loss_io(&mut self) -> [Slot; 2] {
+    /// Declares what a loss needs of the host, in this `order`; `cross_entropy` only if the loss `has_aux`.
+    pub fn loss_io(&mut self, order: &[&str], has_aux: bool) -> Result<LossIo> {
         let (batch, seq) = self.batch;
-        [self.b.io("y", [batch, seq], DType::I32), self.b.io("losses", [batch, seq], DType::F32)]
+        let mut declared = HashMap::new();
+        for &name in order.iter().filter(|name| has_aux || **name != "cross_entropy") {
+            declared.insert(
+                name,
+                match name {
+                    "y" => self.b.io(name, [batch, seq], DType::I32),
+                    "losses" => self.b.io(name, [batch, seq], DType::F32),
+                    _ => self.scalar(name),
+                },
+            );
+        }
+        let undeclared = |name| ironhorse_core::Error::Program(format!("no io is called `{name}`"));
+        let find = |name| declared.get(name).copied().ok_or_else(|| undeclared(name));
+        let (targets, losses, loss) = (find("y")?, find("losses")?, find("loss")?);
+        Ok(LossIo { targets, losses, mean: find("cross_entropy").unwrap_or(loss), loss })
     }
 
     /// The mean cross-entropy; in training the logits become their gradient.
     pub fn loss(
         &mut self,
         (norm, head): (Norm, Slot),
-        [targets, losses, loss]: [Slot; 3],
+        io: &LossIo,
         vocab: usize,
         purpose: Purpose,
     ) -> Result<Head> {
+        let LossIo { targets, losses, mean: loss, .. } = *io;
         let logits = self.tokens_by(head.shape.rows());
         self.logits(norm.out, logits, head)?;
         self.b.at("loss");

@@ -1,10 +1,13 @@
-//! The description of a GPT-2 and its parameter table.
+//! GPT-2: its description, its parameter table and the plan of its decoder.
 
-use crate::model::TensorSpec;
-use crate::model::describe::{
+use super::TensorSpec;
+use super::blocks::{Heads, Setup};
+use super::decoder::{MlpKind, Names, Plan};
+use super::describe::{
     self, Described, Field, MAX_LAYERS, MAX_SIZE, check_params, described, factor, padded, size,
 };
 use crate::{Error, Result};
+use ironhorse_core::op::Act;
 
 described! {
     /// The sizes of a GPT-2.
@@ -126,10 +129,52 @@ impl Gpt2Config {
         table.push(TensorSpec::new("ln_f.bias", [c]));
         table
     }
+
+    pub(super) fn plan(&self) -> Plan {
+        let (layers, width) = (self.n_layer as f64, self.n_embd as f64);
+        let setup = Setup {
+            groups: self.tensors().into_iter().map(|tensor| vec![tensor]).collect(),
+            layers: self.n_layer,
+            width: self.n_embd,
+            context: self.max_seq_len,
+            // the buffers of a layer are less than 64 (C + 1) numbers, of logits there are less than 4
+            floats: 64.0 * (width + 1.0) * (layers + 1.0) + 4.0 * self.padded_vocab_size as f64,
+            flops: 16.0 * self.num_params() as f64,
+            attention_flops: 32.0 * width * layers,
+            routes: 0.0,
+        };
+        Plan {
+            setup,
+            names: &NAMES,
+            heads: Heads { query: self.n_head, kv: self.n_head, dim: self.head_dim() },
+            rope: None,
+            norm_eps: LAYERNORM_EPS,
+            vocab: [self.vocab_size, self.padded_vocab_size],
+            ffn: 4 * self.n_embd,
+            mlp: MlpKind::Plain(Act::Gelu),
+        }
+    }
 }
 
+/// LayerNorm's epsilon in every GPT-2.
+pub const LAYERNORM_EPS: f32 = 1e-5;
+
 /// The token table, which is also the head: V rows in files, Vp in memory.
-pub(crate) const EMBED: &str = "wte.weight";
+pub(super) const EMBED: &str = "wte.weight";
+
+const NAMES: Names = Names {
+    layers: ["h", "h"],
+    embed: EMBED,
+    positions: Some("wpe.weight"),
+    norm_1: "ln_1",
+    qkv: ["attn.c_attn", "attn.c_attn"],
+    attn: "attn.sdpa",
+    proj: ["attn.c_proj", "attn.c_proj"],
+    norm_2: "ln_2",
+    last_norm: ["ln_f", "ln_f"],
+    head: EMBED,
+    io: &["y", "losses", "loss"],
+};
 
 #[cfg(test)]
 mod tests {

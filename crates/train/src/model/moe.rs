@@ -1,7 +1,10 @@
-//! The description of a mixture of experts, which without experts is a dense Llama, and its parameter table.
+//! A mixture of experts, which without experts is a dense Llama: its description, its parameter table and the plan of its
+//! decoder.
 
-use crate::model::TensorSpec;
-use crate::model::describe::{
+use super::TensorSpec;
+use super::blocks::{Heads, Setup};
+use super::decoder::{MlpKind, Names, Plan};
+use super::describe::{
     self, Described, Field, MAX_LAYERS, MAX_SIZE, above_0, at_least_0, check_params, described, factor,
     padded, size,
 };
@@ -163,7 +166,7 @@ impl MoeConfig {
 
     /// The parameter table by groups: the tensors of a group lie in memory without gaps, so that ops see q, k and v as
     /// one (W,C), the experts' w1 and w3 as one (E,2F,C) and their w2 as one (E,C,F).
-    pub(super) fn groups(&self) -> Vec<Vec<TensorSpec>> {
+    fn groups(&self) -> Vec<Vec<TensorSpec>> {
         let (c, f, vocab) = (self.hidden, self.ffn, self.padded_vocab_size());
         let (q, kv) = (self.n_head * self.head_dim, self.n_kv_head * self.head_dim);
         let mut groups = vec![vec![TensorSpec::new(EMBED, [vocab, c])]];
@@ -194,11 +197,55 @@ impl MoeConfig {
         groups.push(vec![TensorSpec::new(HEAD, [vocab, c])]);
         groups
     }
+
+    pub(super) fn plan(&self) -> Plan {
+        let (layers, rows) = (self.n_layer as f64 + 1.0, self.top_k.max(1) as f64);
+        let width = self.hidden + self.qkv_width() + self.ffn * self.top_k.max(1) + self.n_experts;
+        let setup = Setup {
+            groups: self.groups(),
+            layers: self.n_layer,
+            width: self.hidden,
+            context: self.max_seq_len,
+            floats: 64.0 * (width as f64 + rows * self.hidden as f64 + 1.0) * layers
+                + 4.0 * self.padded_vocab_size() as f64,
+            flops: 16.0 * self.num_params() as f64,
+            attention_flops: 32.0 * self.qkv_width() as f64 * layers,
+            routes: rows,
+        };
+        let aux_alpha = self.aux_alpha as f32;
+        Plan {
+            setup,
+            names: &NAMES,
+            heads: Heads { query: self.n_head, kv: self.n_kv_head, dim: self.head_dim },
+            rope: Some([self.rope_base as f32, self.rope_alpha as f32]),
+            norm_eps: self.rms_eps as f32,
+            vocab: [self.vocab_size, self.padded_vocab_size()],
+            ffn: self.ffn,
+            mlp: match self.n_experts {
+                0 => MlpKind::Swiglu,
+                count => MlpKind::Experts { count, top_k: self.top_k, aux_alpha },
+            },
+        }
+    }
 }
 
 /// The token table and the head: V rows in files, Vp in memory.
-pub(crate) const EMBED: &str = "model.embed_tokens.weight";
-pub(crate) const HEAD: &str = "lm_head.weight";
+pub(super) const EMBED: &str = "model.embed_tokens.weight";
+pub(super) const HEAD: &str = "lm_head.weight";
+
+const NAMES: Names = Names {
+    layers: ["model.layers", "layers"],
+    embed: EMBED,
+    positions: None,
+    norm_1: "input_layernorm",
+    qkv: ["self_attn.q_proj", "qkv"],
+    attn: "attn",
+    proj: ["self_attn.o_proj", "o_proj"],
+    norm_2: "post_attention_layernorm",
+    last_norm: ["model.norm", "norm"],
+    head: HEAD,
+    io: &["loss", "cross_entropy", "y", "losses"],
+};
 
 #[cfg(test)]
 mod tests {

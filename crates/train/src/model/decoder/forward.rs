@@ -1,0 +1,110 @@
+//! The forward: for training, for a loss alone, and token by token.
+
+use super::{Decoder, Mlp, MlpKind, Saved, SavedLayer, SavedMlp};
+use crate::Result;
+use crate::model::blocks::{Linear, Norm, Purpose};
+use ironhorse_core::Slot;
+use ironhorse_core::op::{Add, LinearFwd, PreAct, Rope, SwigluFwd};
+
+impl Decoder {
+    /// Tokens to the loss, which in training includes every layer's auxiliary loss.
+    pub(super) fn forward(&mut self, purpose: Purpose) -> Result<Saved> {
+        let with_aux = purpose == Purpose::Training && matches!(self.plan.mlp, MlpKind::Experts { .. });
+        let io = self.net.loss_io(self.plan.names.io, with_aux)?;
+        let (layers, norm) = self.blocks(purpose)?;
+        let head = self.net.loss((norm, self.head), &io, self.plan.vocab[0], purpose)?;
+        let mut sum = io.mean;
+        for layer in &layers {
+            if let SavedMlp::Experts(experts) = &layer.mlp
+                && let Some(aux) = experts.aux()
+            {
+                self.net.b.push(Add { out: io.loss, a: sum, b: aux })?;
+                sum = io.loss;
+            }
+        }
+        Ok(Saved { layers, head })
+    }
+
+    /// Everything between the tokens and the head.
+    pub(super) fn blocks(&mut self, purpose: Purpose) -> Result<(Vec<SavedLayer>, Norm)> {
+        let decoding = purpose == Purpose::Decoding;
+        let (names, heads) = (self.plan.names, self.plan.heads);
+        let cached = decoding.then_some(self.plan.setup.context);
+        let embed = self.net.embed(self.embed, self.positions, self.plan.vocab[0], decoding)?;
+        let mut layers = Vec::with_capacity(self.layers.len());
+        let mut norm_1 = self.net.norm(&self.name(0, names.norm_1), embed, self.layers[0].norm_1)?;
+        for l in 0..self.layers.len() {
+            let p = self.layers[l];
+            let qkv = self.net.linear(&self.name(l, names.qkv[1]), norm_1.out, p.qkv)?;
+            self.rotate(l, qkv, decoding)?;
+            let attn = self.net.attention(&self.name(l, names.attn), qkv, heads, cached)?;
+            let proj = self.net.linear(&self.name(l, names.proj[1]), attn.out, p.proj)?;
+            let called = ["residual_1", names.norm_2].map(|part| self.name(l, part));
+            let norm_2 = self.net.residual_norm(called, [norm_1.inp, proj], p.norm_2)?;
+            let (out, mlp) = self.mlp(l, norm_2.out, purpose)?;
+            let (next, weights) = match self.layers.get(l + 1) {
+                Some(next) => (self.name(l + 1, names.norm_1), next.norm_1),
+                None => (names.last_norm[1].into(), self.norm),
+            };
+            layers.push(SavedLayer { norm_1, attn, norm_2, mlp });
+            let called = [self.name(l, "residual_2"), next];
+            norm_1 = self.net.residual_norm(called, [norm_2.inp, out], weights)?;
+        }
+        Ok((layers, norm_1))
+    }
+
+    /// Rotates q and k by their positions, in place.
+    fn rotate(&mut self, l: usize, qkv: Slot, at_position: bool) -> Result<()> {
+        let Some(rope) = self.rope(qkv) else { return Ok(()) };
+        let name = self.name(l, "qkv_rope");
+        self.net.b.at(&name);
+        self.net.b.push(Rope { at_position, ..rope })?;
+        self.net.b.name(name, qkv);
+        Ok(())
+    }
+
+    /// The rotation from position 0 on, where positions are rotations.
+    pub(super) fn rope(&self, qkv: Slot) -> Option<Rope> {
+        let [base, alpha] = self.plan.rope?;
+        let (heads, context) = (self.plan.heads, self.plan.setup.context);
+        let (heads, kv_heads) = (heads.query, heads.kv);
+        Some(Rope { qkv, heads, kv_heads, base, alpha, back: false, at_position: false, context })
+    }
+
+    fn mlp(&mut self, l: usize, inp: Slot, purpose: Purpose) -> Result<(Slot, SavedMlp)> {
+        let ffn = self.plan.ffn;
+        match self.layers[l].mlp {
+            Mlp::Plain { act: f, fc: Linear { weight, bias }, proj } => {
+                let [pre, act] = [(); 2].map(|()| self.net.tokens_by(ffn));
+                let [fc, gelu] = ["mlp.c_fc", "mlp.gelu"].map(|part| self.name(l, part));
+                self.net.b.at(&fc);
+                self.net.b.push(LinearFwd {
+                    out: act,
+                    pre: Some(PreAct { act: f, slot: pre }),
+                    inp,
+                    weight,
+                    bias,
+                })?;
+                self.net.b.name(fc, pre);
+                self.net.b.name(gelu, act);
+                let out = self.net.linear(&self.name(l, "mlp.c_proj"), act, proj)?;
+                Ok((out, SavedMlp::Dense { pre, act }))
+            }
+            Mlp::Swiglu { gate_up, down } => {
+                let pre = self.net.tokens_by(2 * ffn);
+                self.net.linear_into(&self.name(l, "mlp.gate_up"), pre, inp, gate_up)?;
+                let act = self.net.tokens_by(ffn);
+                let name = self.name(l, "mlp_act");
+                self.net.b.at(&name);
+                self.net.b.push(SwigluFwd { out: act, inp: pre })?;
+                self.net.b.name(name, act);
+                let out = self.net.linear(&self.name(l, "mlp"), act, down)?;
+                Ok((out, SavedMlp::Dense { pre, act }))
+            }
+            Mlp::Experts(weights) => {
+                let (out, saved) = self.experts_fwd(l, inp, weights, purpose)?;
+                Ok((out, SavedMlp::Experts(Box::new(saved))))
+            }
+        }
+    }
+}

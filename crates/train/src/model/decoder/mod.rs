@@ -1,0 +1,222 @@
+//! The one transformer that all families are: a decoder whose plan says which norms, positions and MLPs it has. Forward and
+//! backward are written out op by op.
+//!
+//! The names given to activations are those of the reference models in Python, so an answer key can be compared with
+//! each of them; B, T, C, V, L, NH, NKV, HD, E, K, F and N are defined in `docs/names.md`.
+//!
+//! | equation | op |
+//! | --- | --- |
+//! | x = embed\[tokens\], plus positions\[t\] in GPT-2 | `embedding_fwd` |
+//! | h = x + proj(attention(rope(qkv(norm(x))))), without rope in GPT-2 | `linear_fwd`, `rope`, `attention_fwd`, `residual_..._fwd` |
+//! | y = h + c_proj(gelu(c_fc(norm(h)))) in GPT-2 | `linear_fwd` |
+//! | y = h + down(silu(gate norm(h)) · up norm(h)) in Llama | `linear_fwd`, `swiglu_fwd` |
+//! | p = softmax(gate norm(h)), the K largest, their weights, in a mixture | `linear_fwd`, `router_fwd` |
+//! | aux = alpha · E · Σ_e f_e · P_e | `router_load` |
+//! | y = h + Σ_j weights_j · w2_e(silu(w1_e x) · w3_e x) | `route_sort`, `permute`, `grouped_linear_fwd`, `swiglu_fwd`, `combine` |
+//! | loss = mean cross-entropy + Σ_layers aux | `cross_entropy`, `loss_mean`, `add` |
+
+mod backward;
+mod experts;
+mod forward;
+
+use super::Recompute;
+use super::blocks::{Attention, Blocks, Head, Heads, Linear, Norm, NormWeights, Purpose, Setup};
+use crate::Result;
+use experts::{Experts, SavedExperts};
+use ironhorse_core::op::Act;
+use ironhorse_core::{Precision, Program, Slot};
+
+/// What a family calls its parameters and activations.
+pub(super) struct Names {
+    /// Before the number of a layer: of parameters, and of activations.
+    pub layers: [&'static str; 2],
+    pub embed: &'static str,
+    /// The table of learned positions; `None` where positions are rotations.
+    pub positions: Option<&'static str>,
+    pub norm_1: &'static str,
+    /// The first parameter of q, k and v, and their activation.
+    pub qkv: [&'static str; 2],
+    /// The activation of the attention.
+    pub attn: &'static str,
+    /// The parameter and the activation of the projection after the attention.
+    pub proj: [&'static str; 2],
+    pub norm_2: &'static str,
+    /// The parameter and the activation of the last norm.
+    pub last_norm: [&'static str; 2],
+    /// The output head; the same parameter as `embed` where they are tied.
+    pub head: &'static str,
+    /// What a loss needs of the host, in the order of its memory.
+    pub io: &'static [&'static str],
+}
+
+/// The part of a layer after the attention.
+#[derive(Clone, Copy)]
+pub(super) enum MlpKind {
+    /// c_proj(act(c_fc x))
+    Plain(Act),
+    /// down(silu(gate x) · up x)
+    Swiglu,
+    /// A mixture of `count` experts, of which a token meets `top_k`.
+    Experts { count: usize, top_k: usize, aux_alpha: f32 },
+}
+
+/// Everything that makes a family and a size.
+pub(super) struct Plan {
+    pub setup: Setup,
+    pub names: &'static Names,
+    pub heads: Heads,
+    /// RoPE's base and alpha; `None` where positions are learned.
+    pub rope: Option<[f32; 2]>,
+    pub norm_eps: f32,
+    /// V, and Vp with its padding.
+    pub vocab: [usize; 2],
+    /// F
+    pub ffn: usize,
+    pub mlp: MlpKind,
+}
+
+pub(super) fn training(
+    plan: Plan,
+    batch: (usize, usize),
+    recompute: Recompute,
+    precision: Precision,
+) -> Result<Program> {
+    let mut decoder = Decoder::new(plan, batch, precision)?;
+    let saved = decoder.forward(Purpose::Training)?;
+    decoder.backward(&saved, recompute)?;
+    decoder.net.update()?;
+    decoder.net.finish()
+}
+
+pub(super) fn evaluation(plan: Plan, batch: (usize, usize), precision: Precision) -> Result<Program> {
+    let mut decoder = Decoder::new(plan, batch, precision)?;
+    decoder.forward(Purpose::Evaluation)?;
+    decoder.net.finish()
+}
+
+pub(super) fn decoding(plan: Plan, batch: usize, precision: Precision) -> Result<Program> {
+    let mut decoder = Decoder::new(plan, (batch, 1), precision)?;
+    let logits = decoder.net.logits_io(decoder.head);
+    let (_, norm) = decoder.blocks(Purpose::Decoding)?;
+    decoder.net.logits(norm.out, logits, decoder.head)?;
+    decoder.net.finish()
+}
+
+/// The weights of the part of a layer after the attention.
+#[derive(Clone, Copy)]
+enum Mlp {
+    Plain {
+        act: Act,
+        /// (4C,C)
+        fc: Linear,
+        /// (C,4C)
+        proj: Linear,
+    },
+    Swiglu {
+        /// (2F,C), gate above up
+        gate_up: Linear,
+        /// (C,F)
+        down: Linear,
+    },
+    Experts(Experts),
+}
+
+#[derive(Clone, Copy)]
+struct Layer {
+    norm_1: NormWeights,
+    /// (W,C)
+    qkv: Linear,
+    proj: Linear,
+    norm_2: NormWeights,
+    mlp: Mlp,
+}
+
+struct Decoder {
+    net: Blocks,
+    plan: Plan,
+    embed: Slot,
+    positions: Option<Slot>,
+    layers: Vec<Layer>,
+    norm: NormWeights,
+    head: Slot,
+}
+
+/// What the MLP or the experts of a layer leave for the backward.
+enum SavedMlp {
+    /// Before and after the activation.
+    Dense {
+        pre: Slot,
+        act: Slot,
+    },
+    Experts(Box<SavedExperts>),
+}
+
+struct SavedLayer {
+    norm_1: Norm,
+    /// Of the rotated q, k and v.
+    attn: Attention,
+    norm_2: Norm,
+    mlp: SavedMlp,
+}
+
+/// What the forward leaves for the backward.
+struct Saved {
+    layers: Vec<SavedLayer>,
+    head: Head,
+}
+
+impl Decoder {
+    fn new(mut plan: Plan, batch: (usize, usize), precision: Precision) -> Result<Self> {
+        let (names, layers) = (plan.names, plan.setup.layers);
+        let (width, context) = (plan.setup.width, plan.setup.context);
+        let net = Blocks::new(&mut plan.setup, batch, precision)?;
+        let vocab = [plan.vocab[1], width];
+        let positions = names.positions.map(|name| net.weight(name, [context, width])).transpose()?;
+        let layers = (0..layers).map(|l| layer(&net, &plan, l)).collect::<Result<_>>()?;
+        let norm = net.norm_weights(names.last_norm[0], plan.norm_eps)?;
+        let (embed, head) = (net.weight(names.embed, vocab)?, net.weight(names.head, vocab)?);
+        Ok(Self { net, plan, embed, positions, layers, norm, head })
+    }
+
+    /// The name of a layer's activation.
+    fn name(&self, l: usize, part: &str) -> String {
+        format!("{}.{l}.{part}", self.plan.names.layers[1])
+    }
+}
+
+/// The weights of a layer, by their names.
+fn layer(net: &Blocks, plan: &Plan, l: usize) -> Result<Layer> {
+    let Plan { names, heads, ffn, norm_eps, .. } = *plan;
+    let c = plan.setup.width;
+    let name = |part: &str| format!("{}.{l}.{part}", names.layers[0]);
+    let linear = |part: &str, dims: [usize; 2]| net.linear_weights(&name(part), dims);
+    let mlp = match plan.mlp {
+        MlpKind::Plain(act) => {
+            Mlp::Plain { act, fc: linear("mlp.c_fc", [ffn, c])?, proj: linear("mlp.c_proj", [c, ffn])? }
+        }
+        MlpKind::Swiglu => Mlp::Swiglu {
+            gate_up: linear("mlp.gate_proj", [2 * ffn, c])?,
+            down: linear("mlp.down_proj", [c, ffn])?,
+        },
+        MlpKind::Experts { count, top_k, aux_alpha } => {
+            let expert = |part: &str, dims: [usize; 3]| {
+                net.weight(&name(&format!("block_sparse_moe.experts.0.{part}.weight")), dims)
+            };
+            Mlp::Experts(Experts {
+                gate: linear("block_sparse_moe.gate", [count, c])?,
+                w13: expert("w1", [count, 2 * ffn, c])?,
+                w2: expert("w2", [count, c, ffn])?,
+                top_k,
+                aux_alpha,
+            })
+        }
+    };
+    let rows = (heads.query + 2 * heads.kv) * heads.dim;
+    Ok(Layer {
+        norm_1: net.norm_weights(&name(names.norm_1), norm_eps)?,
+        qkv: linear(names.qkv[0], [rows, c])?,
+        proj: linear(names.proj[0], [c, heads.query * heads.dim])?,
+        norm_2: net.norm_weights(&name(names.norm_2), norm_eps)?,
+        mlp,
+    })
+}
