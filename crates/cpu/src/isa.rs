@@ -80,7 +80,9 @@ pub const PORTABLE_FMA: bool = cfg!(target_arch = "aarch64");
 /// Compiles a function once for each set of instructions and picks the right one by an [`Isa`] in front of the
 /// arguments. The body sees `const FMA: bool`: whether [`fma`](crate::math::fma) is one instruction.
 ///
-/// The body and all it calls must be `#[inline(always)]`, or they are compiled for the portable set only.
+/// The body and all it calls must be `#[inline(always)]`, or they are compiled for the portable set only. Type parameters
+/// come after `FMA`. `SET` gives each set of instructions its own closures: a closure that is called from a single place is
+/// inlined, however large, and only then becomes vector code.
 ///
 /// ```
 /// ironhorse_cpu::multiversion! {
@@ -97,37 +99,37 @@ pub const PORTABLE_FMA: bool = cfg!(target_arch = "aarch64");
 /// ```
 #[macro_export]
 macro_rules! multiversion {
-    ($($(#[$meta:meta])* $vis:vis fn $name:ident<const $fma:ident: bool>($($arg:ident: $ty:ty),* $(,)?)
-        $(-> $ret:ty)? $body:block)*) => {$(
+    ($($(#[$meta:meta])* $vis:vis fn $name:ident<const $fma:ident: bool $(, $g:ident: $bound:ident)*>(
+        $($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block)*) => {$(
         $(#[$meta])*
         #[allow(clippy::too_many_arguments)]
-        $vis fn $name(isa: $crate::isa::Isa, $($arg: $ty),*) $(-> $ret)? {
+        $vis fn $name<$($g: $bound),*>(isa: $crate::isa::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
-            #[allow(clippy::too_many_arguments)]
-            fn body<const $fma: bool>($($arg: $ty),*) $(-> $ret)? $body
+            #[allow(clippy::too_many_arguments, clippy::extra_unused_type_parameters)]
+            fn body<const $fma: bool, const SET: u8, $($g: $bound),*>($($arg: $ty),*) $(-> $ret)? $body
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
             #[allow(clippy::too_many_arguments)]
-            fn avx512($($arg: $ty),*) $(-> $ret)? {
-                body::<true>($($arg),*)
+            fn avx512<$($g: $bound),*>($($arg: $ty),*) $(-> $ret)? {
+                body::<true, 2, $($g),*>($($arg),*)
             }
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
             #[allow(clippy::too_many_arguments)]
-            fn avx2($($arg: $ty),*) $(-> $ret)? {
-                body::<true>($($arg),*)
+            fn avx2<$($g: $bound),*>($($arg: $ty),*) $(-> $ret)? {
+                body::<true, 1, $($g),*>($($arg),*)
             }
 
             match isa.kind() {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: an `Isa` of this kind exists only where these instructions were detected.
-                $crate::isa::IsaKind::Avx512 => unsafe { avx512($($arg),*) },
+                $crate::isa::IsaKind::Avx512 => unsafe { avx512::<$($g),*>($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: an `Isa` of this kind exists only where these instructions were detected.
-                $crate::isa::IsaKind::Avx2Fma => unsafe { avx2($($arg),*) },
-                _ => body::<{ $crate::isa::PORTABLE_FMA }>($($arg),*),
+                $crate::isa::IsaKind::Avx2Fma => unsafe { avx2::<$($g),*>($($arg),*) },
+                _ => body::<{ $crate::isa::PORTABLE_FMA }, 0, $($g),*>($($arg),*),
             }
         }
     )*};

@@ -4,14 +4,13 @@
 pub mod buffer;
 pub mod eager;
 mod engine;
-pub mod flat;
 pub mod gemm;
 pub mod isa;
+mod kernel;
 mod limits;
 pub mod math;
 mod memory;
 mod op;
-mod router;
 pub mod team;
 
 pub use engine::CpuEngine;

@@ -4,6 +4,7 @@ use crate::buffer::Buffer;
 use crate::gemm::{Gemm, MatMut, MatRef, Workspace, gemm};
 use crate::isa::Isa;
 use crate::math::fma;
+use crate::memory::Span;
 use crate::multiversion;
 use crate::team::Team;
 use std::hint::black_box;
@@ -103,24 +104,12 @@ fn product_rate(team: &Team, isa: Isa) -> f64 {
 
 fn stream_rate(team: &Team, isa: Isa) -> f64 {
     let (mut a, b) = (Buffer::zeroed(STREAM), Buffer::zeroed(STREAM));
-    let target = Target(a.as_mut_ptr());
+    let target = Span::of_slice(a.as_mut_slice());
     best((3 * STREAM * size_of::<f32>()) as f64, || {
         let _ = team.chunks(STREAM, STREAM_CHUNK, |r, _| {
             // SAFETY: tasks have disjoint ranges of `a`, which outlives the run.
-            let a = unsafe { std::slice::from_raw_parts_mut(target.at(r.start), r.len()) };
+            let a = unsafe { target.get_mut(r.clone()) };
             update(isa, a, &b.as_slice()[r], 3.0);
         });
     })
-}
-
-#[derive(Clone, Copy)]
-struct Target(*mut f32);
-
-// SAFETY: an address; tasks use disjoint parts of what it points to.
-unsafe impl Sync for Target {}
-
-impl Target {
-    fn at(&self, index: usize) -> *mut f32 {
-        self.0.wrapping_add(index)
-    }
 }

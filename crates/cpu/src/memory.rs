@@ -1,6 +1,7 @@
 //! The engine's pools, and spans: typed windows into them that tasks on several threads share.
 
 use crate::buffer::Buffer;
+use ironhorse_core::eager::Array;
 use ironhorse_core::{DType, Error, Layout, Pool, Result, Slot};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -79,19 +80,32 @@ fn bytes_of(buffer: &Buffer) -> usize {
 /// Element types for which every bit pattern is a value.
 pub trait Word: Copy {}
 impl Word for f32 {}
+impl Word for f64 {}
 impl Word for i32 {}
+impl Word for i64 {}
 impl Word for u64 {}
 
-/// A window into a pool. `Copy` and shareable: who writes which part is settled by the op.
+/// A window: an address and a length, `Copy` and shared between tasks. The op that made it decides which task writes which
+/// part.
 ///
-/// `Op::check` has made sure that what an op writes shares no memory with anything else it uses, so the only duty
-/// left to an op is that its tasks write disjoint parts.
-#[derive(Clone, Copy, Debug)]
+/// For windows into an engine's pools `Op::check` has made sure that what an op writes shares no memory with anything else it
+/// uses; for eager ops the caller of `Run::run` guarantees it.
+///
+/// A window of an optional array that is not given has a null address: [`Span::is_some`] is false, and nothing may be read
+/// from it or written to it.
+#[derive(Debug)]
 pub struct Span<T> {
     start: *mut T,
     len: usize,
     of: PhantomData<T>,
 }
+
+impl<T> Clone for Span<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Span<T> {}
 
 // SAFETY: a span is an address and a length; using it is unsafe and bound to the rules of `get` and `get_mut`.
 unsafe impl<T> Send for Span<T> {}
@@ -102,11 +116,28 @@ impl<T: Word> Span<T> {
     /// The window of `len` elements at `start`.
     ///
     /// # Safety
-    /// Unless `len` is 0, `start` is aligned and the elements are memory of this process that stays allocated, and
-    /// holds values, for as long as the span is used; what is only read may be read-only memory.
+    /// Unless `len` is 0 or `start` is null, `start` is aligned and the elements are memory of this process that stays
+    /// allocated, and holds values, for as long as the span is used; what is only read may be read-only memory.
     pub unsafe fn from_raw(start: *mut T, len: usize) -> Self {
-        let start = if len == 0 { std::ptr::dangling_mut() } else { start };
         Self { start, len, of: PhantomData }
+    }
+
+    /// An array that is not given.
+    pub(crate) fn none(len: usize) -> Self {
+        Self { start: std::ptr::null_mut(), len, of: PhantomData }
+    }
+
+    /// The window of a slice that this caller holds alone while the span is used.
+    pub(crate) fn of_slice(x: &mut [T]) -> Self {
+        Self { start: x.as_mut_ptr(), len: x.len(), of: PhantomData }
+    }
+
+    /// The window of the first `len` elements of an array of an eager op.
+    ///
+    /// # Safety
+    /// The array's elements have type `T`; the rest as in [`Span::from_raw`].
+    pub(crate) unsafe fn of(array: Array, len: usize) -> Self {
+        Self { start: array.at.cast(), len, of: PhantomData }
     }
 
     /// How many elements.
@@ -114,9 +145,14 @@ impl<T: Word> Span<T> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(self) -> bool {
         self.len == 0
+    }
+
+    /// Whether the array is given.
+    pub(crate) fn is_some(self) -> bool {
+        !self.start.is_null()
     }
 
     /// The address of the first element.
@@ -124,19 +160,33 @@ impl<T: Word> Span<T> {
         self.start
     }
 
-    /// Whether both are the same window.
-    pub fn is(self, other: Self) -> bool {
-        std::ptr::eq(self.start, other.start)
+    /// The window of some of the elements.
+    #[inline(always)]
+    pub(crate) fn part(self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len, "span range out of bounds");
+        let start = if self.is_some() { self.start.wrapping_add(range.start) } else { self.start };
+        Self { start, len: range.len(), of: PhantomData }
+    }
+
+    /// The window of row `index`, where each row has `cols` elements.
+    #[inline(always)]
+    pub(crate) fn row(self, index: usize, cols: usize) -> Self {
+        self.part(index * cols..(index + 1) * cols)
     }
 
     /// Elements to read.
     ///
     /// # Safety
     /// While the slice lives nobody writes this range.
+    #[inline(always)]
     pub unsafe fn get<'a>(self, range: Range<usize>) -> &'a [T] {
         assert!(range.start <= range.end && range.end <= self.len, "span range out of bounds");
-        // SAFETY: `span` checked that the window lies in its pool, the line above that the range lies in the window;
-        // any bit pattern is a `Word`; the caller rules out writers.
+        if range.is_empty() {
+            return &[];
+        }
+        assert!(self.is_some(), "an array that is not given");
+        // SAFETY: whoever made the span guarantees its memory; the range lies in it; any bit pattern is a `Word`; the caller
+        // rules out writers.
         unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
     }
 
@@ -144,8 +194,13 @@ impl<T: Word> Span<T> {
     ///
     /// # Safety
     /// While the slice lives nobody else reads or writes this range.
+    #[inline(always)]
     pub unsafe fn get_mut<'a>(self, range: Range<usize>) -> &'a mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "span range out of bounds");
+        if range.is_empty() {
+            return &mut [];
+        }
+        assert!(self.is_some(), "an array that is not given");
         // SAFETY: as in `get`; the caller rules out every other use.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
@@ -154,6 +209,7 @@ impl<T: Word> Span<T> {
     ///
     /// # Safety
     /// As [`Span::get`].
+    #[inline(always)]
     pub unsafe fn all<'a>(self) -> &'a [T] {
         // SAFETY: passed on to the caller.
         unsafe { self.get(0..self.len) }
@@ -163,8 +219,31 @@ impl<T: Word> Span<T> {
     ///
     /// # Safety
     /// As [`Span::get_mut`].
+    #[inline(always)]
     pub unsafe fn all_mut<'a>(self) -> &'a mut [T] {
         // SAFETY: passed on to the caller.
         unsafe { self.get_mut(0..self.len) }
+    }
+
+    /// One element.
+    ///
+    /// # Safety
+    /// As [`Span::get`].
+    #[inline(always)]
+    pub(crate) unsafe fn value(self, index: usize) -> T {
+        // SAFETY: passed on to the caller.
+        unsafe { self.get(index..index + 1)[0] }
+    }
+
+    /// Writes one element, if the array is given.
+    ///
+    /// # Safety
+    /// As [`Span::get_mut`].
+    #[inline(always)]
+    pub(crate) unsafe fn set(self, index: usize, value: T) {
+        if self.is_some() {
+            // SAFETY: passed on to the caller.
+            unsafe { self.get_mut(index..index + 1)[0] = value };
+        }
     }
 }

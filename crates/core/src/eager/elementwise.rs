@@ -1,6 +1,7 @@
 //! Elementwise ops.
 
 use super::{Array, Rows};
+use crate::op::Act;
 use std::ffi::c_void;
 
 /// A function of one number. Each has a derivative: see [`UnaryBwd`].
@@ -8,8 +9,8 @@ use std::ffi::c_void;
 pub enum UnaryFn {
     /// x / (1 + e^-x)
     Silu,
-    /// x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2
-    GeluTanh,
+    /// An activation that models use too.
+    Act(Act),
     /// x (1 + erf(x / √2)) / 2
     GeluErf,
     /// x²

@@ -1,117 +1,125 @@
-//! AttentionShape by tiles of queries and keys with a running softmax: memory grows with the sequence, not its square.
+//! Attention, and its gradients.
 
-use super::by_type;
-use super::elem::Elem;
-use super::ptr::Ptr;
-use super::real::{Mat, Real};
-use super::tiles::{Products, Scratch, Shape, TILE, load_rows, scale, softmax_row, store_rows, tile};
-use crate::flat::Done;
-use crate::flat::pool::{isa, with_team};
-use crate::gemm::Beta;
-use crate::isa::Isa;
-use crate::team::PerWorker;
-use ironhorse_core::eager::{Array, AttentionShape};
+use super::{Failed, Run, Span, by_type};
+use crate::kernel::attention::{Backward, FewQueries, Forward, Heads, Room, Scratch};
+use crate::kernel::elem::Elem;
+use crate::kernel::real::Real;
+use crate::team::shared::{Shared, with_team};
+use crate::team::{PerWorker, Split};
+use ironhorse_core::eager::{Array, Attention, AttentionBwd, AttentionShape, Strides};
 
-/// out = softmax(scale q kᵀ) v, lse = ln Σ e^(scale q kᵀ); see [`AttentionShape`]. `lse` may be null.
-///
-/// # Safety
-/// See [the module](super); sizes as in [`AttentionShape`].
-///
-/// # Errors
-/// See [the module](super).
-pub unsafe fn attention(qkv: [Array; 3], [out, lse]: [Array; 2], shape: &AttentionShape) -> Done {
-    by_type!(out.float, T => {
-        let kept = Ptr::<<T as Elem>::Acc>::of(lse);
-        // SAFETY: the caller's.
-        unsafe { run(qkv.map(Ptr::<T>::of), Ptr::of(out), kept, Shape(*shape)) }
-    })
+/// Multiply-adds below which waking threads costs more than it gains.
+const WORTH_IT: usize = 1 << 18;
+
+fn is_large(a: &AttentionShape) -> bool {
+    [a.batch, a.heads, a.q_len, a.kv_len].iter().fold(a.head_dim, |x, &y| x.saturating_mul(y)) >= WORTH_IT
 }
 
+/// The window of an array of heads: up to its last element.
+///
 /// # Safety
-/// As [`attention`].
-unsafe fn run<T: Elem<Acc = A>, A: Real>(qkv: [Ptr<T>; 3], out: Ptr<T>, lse: Ptr<A>, shape: Shape) -> Done {
-    let (isa, tiles, heads) = (isa(), shape.0.q_len.div_ceil(TILE), shape.0.batch * shape.0.heads);
-    if heads * tiles * shape.0.head_dim == 0 {
-        return Ok(());
-    }
-    with_team(shape.large(), |team, _| {
-        let scratch = PerWorker::new(team, |_| Scratch::new(shape.0.head_dim));
-        // Late queries see more: they come first, so that the short tasks fill the gaps at the end.
-        team.chunks(heads * tiles, 1, |task, worker| {
-            let (head, index) = (task.start / tiles, tiles - 1 - task.start % tiles);
-            // SAFETY: the team runs one task at a time per worker, and the scratch belongs to this run; tasks own disjoint
-            // rows of what is written.
-            unsafe { tile_fwd(isa, scratch.get(worker), qkv, (out, lse), &shape, [head, index]) }
-        })
-    })
+/// The array has these sizes.
+unsafe fn window<T: Elem>(a: Array, s: Strides, [batch, heads, len, head_dim]: [usize; 4]) -> Span<T> {
+    let last = |count: usize, stride: usize| count.saturating_sub(1) * stride;
+    let end = last(batch, s.batch) + last(heads, s.head) + last(len, s.position) + head_dim;
+    let empty = batch * heads * len == 0;
+    // SAFETY: guaranteed by the caller.
+    unsafe { Span::of(a, if empty { 0 } else { end }) }
 }
 
-/// # Safety
-/// This task alone uses `scratch` and the rows of `out` and `lse` of this head and tile.
-unsafe fn tile_fwd<T: Elem<Acc = A>, A: Real>(
-    isa: Isa,
-    scratch: &mut Scratch<A>,
-    [q, k, v]: [Ptr<T>; 3],
-    (out, lse): (Ptr<T>, Ptr<A>),
-    shape: &Shape,
-    [head, index]: [usize; 2],
-) {
-    let (a, hd) = (&shape.0, shape.0.head_dim);
-    let queries = tile(index, a.q_len);
-    let rows = queries.len();
-    let [q_tile, k_tile, v_tile, o_tile, ..] = &mut scratch.rows;
-    let scores = &mut scratch.scores[0];
-    let mut products = Products { scratch: &mut scratch.gemm, isa };
-    let (mut max, mut sum) = ([A::NEG_INFINITY; TILE], [A::ZERO; TILE]);
-    // SAFETY: these queries exist, and are only read.
-    unsafe { load_rows(isa, q_tile, q.at(shape.query(a.q, head, queries.start)), a.q.position, rows, hd) };
-    o_tile.fill(A::ZERO);
-    // The last query of the tile sees the most.
-    let seen_by_tile = shape.sees(queries.end - 1);
-    for start in (0..seen_by_tile).step_by(TILE) {
-        let cols = TILE.min(seen_by_tile - start);
-        let s = &mut scores[..rows * cols];
-        let s_mat = Mat::new(s, cols);
-        // SAFETY: these keys and values exist, and are only read; the tiles are this worker's own.
+/// The windows of a forward, and of what has the layout of its arrays.
+struct Windows(AttentionShape);
+
+impl Windows {
+    fn of_queries(&self) -> [usize; 4] {
+        [self.0.batch, self.0.heads, self.0.q_len, self.0.head_dim]
+    }
+
+    fn of_keys(&self) -> [usize; 4] {
+        [self.0.batch, self.0.kv_heads, self.0.kv_len, self.0.head_dim]
+    }
+
+    /// # Safety
+    /// The arrays have these sizes.
+    unsafe fn forward<T: Elem>(&self, [q, k, v, out, lse]: [Array; 5]) -> Forward<T> {
+        let a = &self.0;
+        // SAFETY: guaranteed by the caller.
         unsafe {
-            load_rows(isa, k_tile, k.at(shape.key(a.k, head, start)), a.k.position, cols, hd);
-            load_rows(isa, v_tile, v.at(shape.key(a.v, head, start)), a.v.position, cols, hd);
-            let ab = [Mat::new(q_tile, hd), Mat::new(k_tile, hd).transposed()];
-            products.multiply([rows, cols, hd], A::of(a.scale), ab, s_mat, Beta::Overwrite);
-        }
-        for (i, row) in s.chunks_exact_mut(cols).enumerate() {
-            let seen = shape.sees(queries.start + i).saturating_sub(start).min(cols);
-            let (seen, hidden) = row.split_at_mut(seen);
-            hidden.fill(A::ZERO);
-            if seen.is_empty() {
-                continue;
-            }
-            let (new_max, row_sum) = softmax_row(isa, seen, max[i]);
-            let shrink = A::of((max[i] - new_max).wide().exp()); // 0 for the first tile: e^-inf
-            sum[i] = sum[i] * shrink + row_sum;
-            max[i] = new_max;
-            if start > 0 {
-                scale(isa, &mut o_tile[i * hd..(i + 1) * hd], shrink);
+            Forward {
+                shape: Heads(*a),
+                q: window(q, a.q, self.of_queries()),
+                k: window(k, a.k, self.of_keys()),
+                v: window(v, a.v, self.of_keys()),
+                out: window(out, a.out, self.of_queries()),
+                lse: Span::of(lse, a.batch * a.heads * a.q_len),
             }
         }
-        // SAFETY: as above.
-        unsafe {
-            let ab = [s_mat, Mat::new(v_tile, hd)];
-            products.multiply([rows, hd, cols], A::ONE, ab, Mat::new(o_tile, hd), Beta::Accumulate);
-        }
     }
-    for i in 0..rows {
-        let sees = shape.sees(queries.start + i) > 0;
-        if sees {
-            scale(isa, &mut o_tile[i * hd..(i + 1) * hd], A::ONE / sum[i]);
+}
+
+impl Run for Attention {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let (a, isa) = (&self.shape, Shared.isa());
+        let heads = a.batch * a.heads;
+        if heads * a.q_len * a.head_dim == 0 {
+            return Ok(());
         }
-        let kept = if sees { A::of(max[i].wide() + sum[i].wide().ln()) } else { A::NEG_INFINITY };
-        // SAFETY: this element belongs to this task.
-        unsafe { lse.at(head * a.q_len + queries.start + i).set(kept) };
+        by_type!(self.q.float, T => {
+            type Acc = <T as Elem>::Acc;
+            // SAFETY: guaranteed by the caller of `run`.
+            let call = unsafe { Windows(*a).forward::<T>([self.q, self.k, self.v, self.out, self.lse]) };
+            with_team(is_large(a), |team, _| {
+                if a.q_len <= FewQueries::MOST {
+                    let room = PerWorker::new(team, |_| Room::<Acc>::new(a.kv_len, a.head_dim));
+                    return team.chunks(heads * a.q_len, 1, |task, worker| {
+                        let at = [task.start / a.q_len, task.start % a.q_len];
+                        // SAFETY: the team runs one task at a time per worker, and the memory belongs to this run; tasks own
+                        // disjoint rows of what is written.
+                        unsafe { FewQueries::run(isa, room.get(worker), &call, at) }
+                    });
+                }
+                let scratch = PerWorker::new(team, |_| Scratch::new::<T>(&call.shape));
+                team.chunks(heads * call.shape.tiles(), 1, |task, worker| {
+                    // SAFETY: as above.
+                    unsafe { call.tile(isa, scratch.get(worker), task.start) }
+                })
+            })?;
+        });
+        Ok(())
     }
-    // SAFETY: these rows belong to this task.
-    unsafe {
-        let first = shape.query(a.out, head, queries.start);
-        store_rows(isa, out.at(first), o_tile, a.out.position, rows, hd);
+}
+
+impl Run for AttentionBwd {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let (a, isa) = (&self.shape, Shared.isa());
+        if a.batch * a.heads * a.head_dim == 0 {
+            return Ok(());
+        }
+        by_type!(self.q.float, T => {
+            // SAFETY: guaranteed by the caller of `run`.
+            let call = unsafe {
+                let windows = Windows(*a);
+                let from = windows.forward::<T>([self.q, self.k, self.v, self.out, self.lse]);
+                let d_out = window(self.d_out, a.out, windows.of_queries());
+                let d_q = window(self.d_q, a.q, windows.of_queries());
+                let [d_k, d_v] = [(self.d_k, a.k), (self.d_v, a.v)].map(|(d, s)| window(d, s, windows.of_keys()));
+                Backward { from, d_out, d_q, d_k, d_v }
+            };
+            let mut own = vec![Real::of(0.0); call.own_elements()];
+            let own = Span::of_slice(&mut own);
+            with_team(is_large(a), |team, _| {
+                let scratch = PerWorker::new(team, |_| Scratch::new::<T>(&call.from.shape));
+                team.chunks(a.batch * a.heads, 1, |task, worker| {
+                    // SAFETY: the team runs one task at a time per worker, and the memory belongs to this run; tasks own
+                    // disjoint heads of what is written.
+                    unsafe { call.head(isa, scratch.get(worker), own, task.start) }
+                })
+            })?;
+            if !own.is_empty() {
+                // SAFETY: all heads are done.
+                unsafe { call.gather(&Shared, own) }?;
+            }
+        });
+        Ok(())
     }
 }

@@ -3,11 +3,11 @@
 //! Rows are cut into at most 64 chunks, by their number and length alone. A task adds its rows, 64 at a time in the type of
 //! sums, these in f64; the chunks are added in order. So the bits do not depend on the threads.
 
-use super::elem::Elem;
-use super::ptr::Ptr;
-use super::real::Real;
-use crate::flat::Done;
-use crate::flat::pool::pieces;
+use super::Span;
+use crate::kernel::elem::Elem;
+use crate::kernel::real::Real;
+use crate::team::shared::Shared;
+use crate::team::{Done, Split};
 use ironhorse_core::eager::Rows;
 
 /// Chunks at most.
@@ -17,50 +17,35 @@ const CHUNK: usize = 1 << 14;
 /// Rows added before the sum joins the f64 total.
 const SPELL: usize = 64;
 
-/// The sums of a task: `N` rows of `cols`; empty where the gradient is not wanted.
-pub struct Sums<A, const N: usize> {
-    spell: [Vec<A>; N],
-}
-
-impl<A: Real, const N: usize> Sums<A, N> {
-    /// To add a row to.
-    pub fn get(&mut self) -> &mut [Vec<A>; N] {
-        &mut self.spell
-    }
-}
-
-/// Runs `task(row, sums)` on every row and writes the N sums down the columns to `to`, as far as they are wanted.
+/// Runs `task(row, sums)` on every row and writes the N sums down the columns to those of `to` that are given. The sums of a
+/// gradient that is not given are empty.
 ///
 /// # Safety
-/// `to`: cols each, or null; nobody else uses them.
+/// `to`: cols each, or not given; nobody else uses them.
 pub unsafe fn rows_and_columns<T: Elem, const N: usize>(
     rows: Rows,
     weight: usize,
-    to: [Ptr<T>; N],
-    task: impl Fn(usize, &mut Sums<T::Acc, N>) + Sync,
+    to: [Span<T>; N],
+    task: impl Fn(usize, &mut [Vec<T::Acc>; N]) + Sync,
 ) -> Done {
     let cols = rows.cols;
     let chunk = rows.rows.div_ceil(CHUNKS).max(CHUNK / cols.max(1)).max(1);
     let chunks = rows.rows.div_ceil(chunk);
-    let lengths = to.map(|x| if x.wanted() { cols } else { 0 });
-    let mut partials = lengths.map(|len| vec![0.0_f64; chunks * len]);
-    let mut shared = [None; N];
-    shared.iter_mut().zip(&mut partials).for_each(|(at, x)| *at = Some(Ptr::of_slice(x)));
-    pieces(chunks, 1, chunk.saturating_mul(cols).saturating_mul(weight), |range| {
+    let lengths = to.map(|x| if x.is_some() { cols } else { 0 });
+    let mut partials = lengths.map(|len| vec![0.0_f64; chunks.max(1) * len]);
+    let shared = partials.each_mut().map(|x| Span::of_slice(x));
+    let work = chunk.saturating_mul(cols).saturating_mul(weight);
+    Shared.pieces(chunks, 1, work, |range| {
         for number in range {
-            let mut sums = Sums { spell: lengths.map(|len| vec![T::Acc::ZERO; len]) };
+            let mut sums = lengths.map(|len| vec![T::Acc::ZERO; len]);
             let end = rows.rows.min((number + 1) * chunk);
-            let mut row = number * chunk;
-            while row < end {
-                let stop = end.min(row + SPELL);
-                (row..stop).for_each(|row| task(row, &mut sums));
-                row = stop;
-                for ((spell, at), &len) in sums.spell.iter_mut().zip(shared).zip(&lengths) {
-                    let Some(at) = at else { continue };
+            for first in (number * chunk..end).step_by(SPELL) {
+                (first..end.min(first + SPELL)).for_each(|row| task(row, &mut sums));
+                for (sums, partial) in sums.iter_mut().zip(shared) {
                     // SAFETY: chunk `number` of the partial sums is this task's.
-                    let partial = unsafe { at.at(number * len).slice_mut(len) };
-                    for (partial, spell) in partial.iter_mut().zip(spell) {
-                        *partial += std::mem::take(spell).wide();
+                    let partial = unsafe { partial.row(number, sums.len()).all_mut() };
+                    for (partial, sum) in partial.iter_mut().zip(sums) {
+                        *partial += std::mem::take(sum).wide();
                     }
                 }
             }
@@ -71,9 +56,8 @@ pub unsafe fn rows_and_columns<T: Elem, const N: usize>(
             let (first, later) = partials.split_at_mut(number * len);
             first[..len].iter_mut().zip(&later[..len]).for_each(|(sum, x)| *sum += x);
         }
-        partials.resize(partials.len().max(len), 0.0);
-        // SAFETY: the tasks are done; the caller's.
-        let to = unsafe { to.slice_mut(len) };
+        // SAFETY: the tasks are done; nobody else uses the results, as the caller guarantees.
+        let to = unsafe { to.get_mut(0..len) };
         to.iter_mut().zip(&*partials).for_each(|(to, &sum)| *to = T::store(T::Acc::of(sum)));
     }
     Ok(())

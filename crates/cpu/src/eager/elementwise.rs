@@ -1,159 +1,129 @@
-//! Element by element, and the gradients.
+//! Elementwise ops.
 
-use super::elem::Elem;
-use super::map::map;
-use super::ptr::Ptr;
-use super::real::{Real, gelu_erf, gelu_erf_grad, gelu_tanh, gelu_tanh_grad, silu, silu_grad};
-use super::{by_type, versions};
-use crate::flat::pool::{isa, pieces};
-use crate::flat::{self, Done, Span};
-use ironhorse_core::eager::{Array, BinaryFn, Float, UnaryFn};
+use super::columns::rows_and_columns;
+use super::{Failed, Run, Span, by_type};
+use crate::kernel::elem::Elem;
+use crate::kernel::elementwise::{self as kernel, relu_sums};
+use crate::kernel::real::Real;
+use crate::team::Split;
+use crate::team::shared::Shared;
+use ironhorse_core::eager::{
+    Array, Binary, BinaryFn, Gate, ScaleBiasRelu, ScaleBiasReluBwd, SwigluBwd, Unary, UnaryBwd, UnaryFn,
+};
 
 /// Elements a task handles.
 const CHUNK: usize = 1 << 14;
 
-versions! {
-    fn unary_piece<T: Elem, const FMA: bool>(op: UnaryFn, x: Ptr<T>, y: Ptr<T>, n: usize) {
-        // SAFETY: the caller's (see `unary`), passed down.
-        unsafe {
-            match op {
-                UnaryFn::Silu => map([x], [y], n, |[x]| [silu::<_, FMA>(x)]),
-                UnaryFn::GeluTanh => map([x], [y], n, |[x]| [gelu_tanh::<_, FMA>(x)]),
-                UnaryFn::GeluErf => map([x], [y], n, |[x]| [gelu_erf::<_, FMA>(x)]),
-                UnaryFn::Square => map([x], [y], n, |[x]| [x * x]),
-                UnaryFn::Scale(a) => map([x], [y], n, |[x]| [T::Acc::of(a) * x]),
-            }
-        }
-    }
+/// How much an element costs, in light operations.
+fn weight(op: UnaryFn) -> usize {
+    if matches!(op, UnaryFn::Square | UnaryFn::Scale(_)) { 1 } else { 12 }
+}
 
-    fn unary_bwd_piece<T: Elem, const FMA: bool>(op: UnaryFn, from: [Ptr<T>; 2], d_x: Ptr<T>, n: usize) {
-        // SAFETY: the caller's (see `unary_bwd`), passed down.
-        unsafe {
-            match op {
-                UnaryFn::Silu => map(from, [d_x], n, |[d, x]| [d * silu_grad::<_, FMA>(x)[1]]),
-                UnaryFn::GeluTanh => map(from, [d_x], n, |[d, x]| [d * gelu_tanh_grad::<_, FMA>(x)]),
-                UnaryFn::GeluErf => map(from, [d_x], n, |[d, x]| [d * gelu_erf_grad::<_, FMA>(x)]),
-                UnaryFn::Square => map(from, [d_x], n, |[d, x]| [d * (x + x)]),
-                UnaryFn::Scale(a) => map([from[0]], [d_x], n, |[d]| [T::Acc::of(a) * d]),
-            }
-        }
-    }
-
-    fn binary_piece<T: Elem, const FMA: bool>(op: BinaryFn, from: [Ptr<T>; 2], y: Ptr<T>, n: usize) {
-        // SAFETY: the caller's (see `binary`), passed down.
-        unsafe {
-            match op {
-                BinaryFn::Add => map(from, [y], n, |[a, b]| [a + b]),
-                BinaryFn::Mul => map(from, [y], n, |[a, b]| [a * b]),
-                BinaryFn::Swiglu => map(from, [y], n, |[a, b]| [silu::<_, FMA>(a) * b]),
-            }
-        }
-    }
-
-    fn swiglu_bwd_piece<T: Elem, const FMA: bool>(from: [Ptr<T>; 3], to: [Ptr<T>; 2], n: usize) {
-        // SAFETY: the caller's (see `swiglu_bwd`), passed down.
-        unsafe {
-            map(from, to, n, |[d, gate, up]| {
-                let [silu, slope] = silu_grad::<_, FMA>(gate);
-                [d * up * slope, d * silu]
-            });
-        }
+impl Run for Unary {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let (isa, n, op) = (Shared.isa(), self.n, self.op);
+        by_type!(self.x.float, T => {
+            // SAFETY: guaranteed by the caller of `run`; tasks have disjoint ranges.
+            let [x, y] = unsafe { [self.x, self.y].map(|a| Span::<T>::of(a, n)) };
+            Shared.pieces(n, CHUNK, weight(op), |r| {
+                kernel::unary(isa, op, x.part(r.clone()), y.part(r));
+            })?;
+        });
+        Ok(())
     }
 }
 
-/// # Safety
-/// `array` is f32 and has n elements.
-unsafe fn span(array: Array, n: usize) -> Span<f32> {
-    // SAFETY: the caller's.
-    unsafe { Span::from_raw(array.at.cast(), n) }
-}
-
-/// y = op(x); `y` may be `x`.
-///
-/// # Safety
-/// See [the module](super); both n elements.
-///
-/// # Errors
-/// See [the module](super).
-pub unsafe fn unary(op: UnaryFn, x: Array, y: Array, n: usize) -> Done {
-    // SAFETY: the caller's; tasks have disjoint ranges.
-    unsafe {
-        match (x.float, op) {
-            (Float::F32, UnaryFn::Silu) => return flat::silu(span(x, n), span(y, n)),
-            (Float::F32, UnaryFn::GeluTanh) => return flat::gelu(span(x, n), span(y, n)),
-            (Float::F32, UnaryFn::Scale(a)) => return flat::scale(span(x, n), span(y, n), a as f32),
-            _ => {}
-        }
+impl Run for UnaryBwd {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let (isa, n, op) = (Shared.isa(), if self.d_x.is_some() { self.n } else { 0 }, self.op);
+        by_type!(self.d_y.float, T => {
+            // SAFETY: guaranteed by the caller of `run`; tasks have disjoint ranges.
+            let [d_y, x, d_x] = unsafe { [self.d_y, self.x, self.d_x].map(|a| Span::<T>::of(a, n)) };
+            Shared.pieces(n, CHUNK, weight(op), |r| {
+                kernel::unary_bwd(isa, op, [d_y, x].map(|x| x.part(r.clone())), d_x.part(r));
+            })?;
+        });
+        Ok(())
     }
-    let (isa, weight) = (isa(), if op == UnaryFn::Square { 1 } else { 12 });
-    by_type!(x.float, T => {
-        let (x, y) = (Ptr::<T>::of(x), Ptr::of(y));
-        pieces(n, CHUNK, weight, |r| unary_piece(isa, op, x.at(r.start), y.at(r.start), r.len()))
-    })
 }
 
-/// d_x = d_y op'(x); `d_x` may be `d_y` or `x`. `Scale` does not read x.
-///
-/// # Safety
-/// See [the module](super); all n elements.
-///
-/// # Errors
-/// See [the module](super).
-pub unsafe fn unary_bwd(op: UnaryFn, [d_y, x]: [Array; 2], d_x: Array, n: usize) -> Done {
-    if d_x.at.is_null() {
-        return Ok(());
+impl Run for Binary {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let (isa, n, op) = (Shared.isa(), self.n, self.op);
+        let weight = if op == BinaryFn::Swiglu { 12 } else { 1 };
+        by_type!(self.a.float, T => {
+            // SAFETY: guaranteed by the caller of `run`; tasks have disjoint ranges.
+            let [a, b, y] = unsafe { [self.a, self.b, self.y].map(|a| Span::<T>::of(a, n)) };
+            Shared.pieces(n, CHUNK, weight, |r| {
+                kernel::binary(isa, op, [a, b].map(|x| x.part(r.clone())), y.part(r));
+            })?;
+        });
+        Ok(())
     }
-    let (isa, weight) = (isa(), if op == UnaryFn::Square { 1 } else { 12 });
-    by_type!(d_y.float, T => {
-        let (from, d_x) = ([d_y, x].map(Ptr::<T>::of), Ptr::of(d_x));
-        pieces(n, CHUNK, weight, |r| {
-            unary_bwd_piece(isa, op, from.map(|x| x.at(r.start)), d_x.at(r.start), r.len());
-        })
-    })
 }
 
-/// y = op(a, b); `y` may be `a` or `b`.
-///
-/// # Safety
-/// See [the module](super); all n elements.
-///
-/// # Errors
-/// See [the module](super).
-pub unsafe fn binary(op: BinaryFn, [a, b]: [Array; 2], y: Array, n: usize) -> Done {
-    if a.float == Float::F32 {
-        // SAFETY: the caller's.
-        let (a, b, y) = unsafe { (span(a, n), span(b, n), span(y, n)) };
-        // SAFETY: the caller's.
-        return unsafe {
-            match op {
-                BinaryFn::Add => flat::add(a, b, y),
-                BinaryFn::Mul => flat::mul(a, b, y),
-                BinaryFn::Swiglu => flat::swiglu(a, b, y),
+impl Run for SwigluBwd {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let (isa, n) = (Shared.isa(), self.n);
+        by_type!(self.d_y.float, T => {
+            // SAFETY: guaranteed by the caller of `run`; tasks have disjoint ranges.
+            let (from, to) = unsafe {
+                let to = [self.d_gate, self.d_up, Array::none(self.d_y.float)];
+                let window = |a: Array| Span::<T>::of(a, n);
+                ([self.d_y, self.gate, self.up].map(window), to.map(window))
+            };
+            Shared.pieces(n, CHUNK, 12, |r| {
+                kernel::swiglu_bwd(isa, from.map(|x| x.part(r.clone())), to.map(|x| x.part(r.clone())));
+            })?;
+        });
+        Ok(())
+    }
+}
+
+impl Run for ScaleBiasRelu {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let (isa, n, cols, scale) = (Shared.isa(), self.rows.elements(), self.rows.cols, self.scale);
+        by_type!(self.x.float, T => {
+            // SAFETY: guaranteed by the caller of `run`; rows have one task each.
+            let ([x, y], bias) = unsafe {
+                ([self.x, self.y].map(|a| Span::<T>::of(a, n)), Span::of(self.bias, cols))
+            };
+            Shared.rows(self.rows.rows, cols, 1, |row| {
+                kernel::scale_bias_relu(isa, [x.row(row, cols), bias], y.row(row, cols), Real::of(scale));
+            })?;
+        });
+        Ok(())
+    }
+}
+
+impl Run for ScaleBiasReluBwd {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let y = match self.gate {
+            Gate::Result(y) if !self.expanded => y,
+            _ => {
+                return Err(Failed::Unsupported(
+                    "fused_scale_bias_relu_bwd: on the host `d_y` must have every element, and the gate must be the result",
+                ));
             }
         };
+        let (isa, n, cols) = (Shared.isa(), self.rows.elements(), self.rows.cols);
+        by_type!(y.float, T => {
+            // SAFETY: guaranteed by the caller of `run`; rows of `d_x` are written by one task each, after they were read.
+            unsafe {
+                let [d_y, y, d_x] = [self.d_y, y, self.d_x].map(|a| Span::<T>::of(a, n));
+                let d_bias = Span::<T>::of(self.d_bias, cols);
+                let factor = <T as Elem>::Acc::of(self.scale);
+                rows_and_columns(self.rows, 2, [d_bias], |row, [sums]| {
+                    let [d_y, y, d_x] = [d_y, y, d_x].map(|x| x.row(row, cols));
+                    if d_bias.is_some() {
+                        relu_sums(isa, sums, d_y.all(), y.all());
+                    }
+                    if d_x.is_some() {
+                        kernel::scale_bias_relu_bwd(isa, [d_y, y], d_x, factor);
+                    }
+                })?;
+            }
+        });
+        Ok(())
     }
-    let (isa, weight) = (isa(), if op == BinaryFn::Swiglu { 12 } else { 1 });
-    by_type!(a.float, T => {
-        let (from, y) = ([a, b].map(Ptr::<T>::of), Ptr::of(y));
-        pieces(n, CHUNK, weight, |r| {
-            binary_piece(isa, op, from.map(|x| x.at(r.start)), y.at(r.start), r.len());
-        })
-    })
-}
-
-/// d_gate = d_y up silu'(gate), d_up = d_y silu(gate); each may be the same array as an input.
-///
-/// # Safety
-/// See [the module](super); all n elements.
-///
-/// # Errors
-/// See [the module](super).
-pub unsafe fn swiglu_bwd(from: [Array; 3], to: [Array; 2], n: usize) -> Done {
-    let isa = isa();
-    by_type!(from[0].float, T => {
-        let (from, to) = (from.map(Ptr::<T>::of), to.map(Ptr::of));
-        pieces(n, CHUNK, 12, |r| {
-            swiglu_bwd_piece(isa, from.map(|x| x.at(r.start)), to.map(|x| x.at(r.start)), r.len());
-        })
-    })
 }

@@ -1,148 +1,224 @@
-//! Cross entropy of rows of logits, and the gradient.
+//! Losses.
 
-use super::elem::Elem;
-use super::map::{largest, map, sum_exp};
-use super::ptr::{Classes, Ptr, fill_nan, read, write};
-use super::real::Real;
-use super::{by_type, versions};
-use crate::flat::Done;
-use crate::flat::pool::{isa, row_pieces};
-use ironhorse_core::eager::{Array, Rows, Targets};
+use super::{Failed, Run, Span, by_type, fill_nan, read, write};
+use crate::kernel::elem::Elem;
+use crate::kernel::loss as kernel;
+use crate::kernel::real::Real;
+use crate::team::Split;
+use crate::team::shared::Shared;
+use ironhorse_core::eager::{
+    AuxLoss, CrossEntropy, CrossEntropyBwd, CrossEntropyMean, LogProbs, LogProbsBwd, Rows, Targets,
+};
 
-versions! {
-    /// The largest of a row, and ln Σ e^(x - largest).
-    fn row_sum<T: Elem, const FMA: bool>(x: &[T]) -> [f64; 2] {
-        let max = largest(x);
-        [max.wide(), sum_exp::<_, FMA>(x, max).ln()]
+/// The class indices of rows, shared between tasks.
+#[derive(Clone, Copy)]
+enum Classes {
+    I32(Span<i32>),
+    I64(Span<i64>),
+}
+
+impl Classes {
+    /// # Safety
+    /// There are `rows` indices.
+    unsafe fn of(targets: Targets, rows: usize) -> Self {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            match targets {
+                Targets::I32(at) => Self::I32(Span::from_raw(at.cast_mut(), rows)),
+                Targets::I64(at) => Self::I64(Span::from_raw(at.cast_mut(), rows)),
+            }
+        }
     }
 
-    /// d = e^(x - lse) factor
-    fn d_row<T: Elem, const FMA: bool>(x: Ptr<T>, d: Ptr<T>, cols: usize, lse: T::Acc, factor: T::Acc) {
-        // SAFETY: the caller's (see `cross_entropy_bwd`), passed down.
-        unsafe { map([x], [d], cols, |[x]| [(x - lse).exp::<FMA>() * factor]) }
+    /// The class of a row.
+    ///
+    /// # Safety
+    /// Nobody writes it.
+    unsafe fn get(self, row: usize) -> i64 {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            match self {
+                Self::I32(all) => all.value(row).into(),
+                Self::I64(all) => all.value(row),
+            }
+        }
     }
 }
 
-/// losses\[row\] = lse\[row\] - logits\[row, target\], lse = ln Σ e^logits; 0 where the target is `ignore`, NaN where it is
-/// not a column. `lse` may be null. Without columns both are NaN.
-///
-/// # Safety
-/// See [the module](super); targets, losses and lse: rows.
-///
-/// # Errors
-/// See [the module](super).
-pub unsafe fn cross_entropy(
-    logits: Array,
-    targets: Targets,
-    [losses, lse]: [Array; 2],
-    rows: Rows,
-    ignore: i64,
-) -> Done {
-    let (isa, cols, targets) = (isa(), rows.cols, Classes::of(targets));
-    if cols == 0 {
-        // SAFETY: the caller's.
-        unsafe { fill_nan([losses, lse], rows.rows) };
-        return Ok(());
-    }
-    by_type!(logits.float, T => {
-        type Acc = <T as Elem>::Acc;
-        let (logits, losses, lse) = (Ptr::<T>::of(logits), Ptr::of(losses), Ptr::of(lse));
-        row_pieces(rows.rows, cols, 16, |range| {
-            for row in range {
-                // SAFETY: the caller's; tasks have disjoint rows.
+impl Run for CrossEntropy {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let (isa, ignore, Rows { rows, cols }) = (Shared.isa(), self.ignore, self.rows);
+        if cols == 0 {
+            // SAFETY: guaranteed by the caller of `run`.
+            unsafe { fill_nan([self.losses, self.lse], rows) };
+            return Ok(());
+        }
+        // SAFETY: guaranteed by the caller of `run`.
+        let targets = unsafe { Classes::of(self.targets, rows) };
+        by_type!(self.logits.float, T => {
+            type Acc = <T as Elem>::Acc;
+            // SAFETY: guaranteed by the caller of `run`.
+            let (logits, [losses, lse]) = unsafe {
+                (Span::<T>::of(self.logits, rows * cols), [self.losses, self.lse].map(|a| Span::<Acc>::of(a, rows)))
+            };
+            Shared.rows(rows, cols, 16, |row| {
+                // SAFETY: guaranteed by the caller of `run`; rows have one task each.
                 unsafe {
-                    let (x, target) = (logits.at(row * cols).slice(cols), targets.get(row));
-                    let [max, log_sum] = row_sum(isa, x);
-                    let at_target = usize::try_from(target).ok().and_then(|i| x.get(i));
-                    let loss = match at_target {
+                    let (x, target) = (logits.row(row, cols).all(), targets.get(row));
+                    let (max, log_sum) = kernel::log_sum(isa, x);
+                    let loss = match usize::try_from(target).ok().and_then(|i| x.get(i)) {
                         _ if target == ignore => 0.0,
                         Some(x) => log_sum - (x.load().wide() - max),
                         None => f64::NAN,
                     };
-                    losses.at(row).set(Acc::of(loss));
-                    lse.at(row).set(Acc::of(max + log_sum));
+                    losses.set(row, Acc::of(loss));
+                    lse.set(row, Acc::of(max + log_sum));
                 }
-            }
-        })
-    })
+            })?;
+        });
+        Ok(())
+    }
 }
 
-/// loss\[0\] = Σ losses, divided by the number of targets that are not `ignore` if `mean`; inv_count\[0\] is that factor. No such
-/// target: the mean is NaN. `loss` is of any type, and either may be null.
-///
-/// # Safety
-/// See [the module](super); losses and targets: rows.
-///
-/// # Errors
-/// See [the module](super).
-pub unsafe fn cross_entropy_mean(
-    losses: Array,
-    targets: Targets,
-    [loss, inv_count]: [Array; 2],
-    rows: usize,
-    ignore: i64,
-    mean: bool,
-) -> Done {
-    let targets = Classes::of(targets);
-    // SAFETY: the caller's; one thread.
-    unsafe {
-        let total: f64 = (0..rows).map(|row| read(losses, row)).sum();
-        let count = if mean { (0..rows).filter(|&row| targets.get(row) != ignore).count() } else { 1 };
-        write(loss, 0, total / count as f64);
-        write(inv_count, 0, 1.0 / count as f64);
+impl Run for CrossEntropyMean {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let rows = 0..self.rows;
+        // SAFETY: guaranteed by the caller of `run`; one thread.
+        unsafe {
+            let targets = Classes::of(self.targets, self.rows);
+            let total: f64 = rows.clone().map(|row| read(self.losses, row)).sum();
+            let counts = |row: &usize| targets.get(*row) != self.ignore;
+            let count = if self.mean { rows.filter(counts).count() } else { 1 };
+            write(self.loss, 0, total / count as f64);
+            write(self.inv_count, 0, 1.0 / count as f64);
+        }
+        Ok(())
     }
-    Ok(())
 }
 
-/// d_logits = (e^(logits - lse) - onehot(target)) d_loss\[per_row ? row : 0\] inv_count\[0\]; no inv_count is 1. 0 where the
-/// target is `ignore`, NaN where it is not a column. `d_logits` may be `logits`; `d_loss` is of any type.
-///
-/// # Safety
-/// See [the module](super); targets and lse: rows, d_loss: rows or 1, inv_count: 1 or null.
-///
-/// # Errors
-/// See [the module](super).
-pub unsafe fn cross_entropy_bwd(
-    [d_loss, logits, lse, inv_count]: [Array; 4],
-    targets: Targets,
-    d_logits: Array,
-    rows: Rows,
-    ignore: i64,
-    per_row: bool,
-) -> Done {
-    let (isa, cols, targets) = (isa(), rows.cols, Classes::of(targets));
-    if d_logits.at.is_null() || rows.elements() == 0 {
-        return Ok(());
-    }
-    // SAFETY: the caller's.
-    let share = if inv_count.at.is_null() { 1.0 } else { unsafe { read(inv_count, 0) } };
-    // SAFETY: the caller's; there is a row.
-    let d_losses: Vec<f64> =
-        (0..if per_row { rows.rows } else { 1 }).map(|row| unsafe { read(d_loss, row) } * share).collect();
-    by_type!(logits.float, T => {
-        type Acc = <T as Elem>::Acc;
-        let (logits, lse, to) = (Ptr::<T>::of(logits), Ptr::<Acc>::of(lse), Ptr::of(d_logits));
-        row_pieces(rows.rows, cols, 12, |range| {
-            for row in range {
-                let (x, to) = (logits.at(row * cols), to.at(row * cols));
+impl Run for CrossEntropyBwd {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let (isa, ignore, per_row) = (Shared.isa(), self.ignore, self.per_row);
+        let Rows { rows, cols } = self.rows;
+        if !self.d_logits.is_some() || rows * cols == 0 {
+            return Ok(());
+        }
+        // SAFETY: guaranteed by the caller of `run`; there is a row.
+        let (targets, d_losses) = unsafe {
+            let share = if self.inv_count.is_some() { read(self.inv_count, 0) } else { 1.0 };
+            let d_loss = |row| read(self.d_loss, row) * share;
+            let d_losses: Vec<f64> = (0..if per_row { rows } else { 1 }).map(d_loss).collect();
+            (Classes::of(self.targets, rows), d_losses)
+        };
+        by_type!(self.logits.float, T => {
+            type Acc = <T as Elem>::Acc;
+            // SAFETY: guaranteed by the caller of `run`.
+            let ([logits, to], lse) = unsafe {
+                ([self.logits, self.d_logits].map(|a| Span::<T>::of(a, rows * cols)), Span::<Acc>::of(self.lse, rows))
+            };
+            Shared.rows(rows, cols, 12, |row| {
+                let (x, to) = (logits.row(row, cols), to.row(row, cols));
                 let factor = d_losses[if per_row { row } else { 0 }];
-                // SAFETY: the caller's; tasks have disjoint rows, and no slice lives while another is written.
+                // SAFETY: guaranteed by the caller of `run`; rows have one task each, and no slice lives while another is
+                // written.
                 unsafe {
-                    let (target, lse) = (targets.get(row), lse.at(row).get());
-                    if target == ignore {
-                        to.slice_mut(cols).fill(T::store(Acc::ZERO));
-                        continue;
-                    }
-                    let Some(at) = usize::try_from(target).ok().filter(|&i| i < cols) else {
-                        to.slice_mut(cols).fill(T::store(Acc::of(f64::NAN)));
-                        continue;
+                    let (target, lse) = (targets.get(row), lse.value(row));
+                    let Some(at) = usize::try_from(target).ok().filter(|&i| i < cols && target != ignore) else {
+                        let value = if target == ignore { 0.0 } else { f64::NAN };
+                        return to.all_mut().fill(T::store(Acc::of(value)));
                     };
-                    let log_p = x.at(at).get().load().wide() - lse.wide();
-                    d_row(isa, x, to, cols, lse, Acc::of(factor));
+                    let log_p = x.value(at).load().wide() - lse.wide();
+                    kernel::cross_entropy_d_row(isa, x, to, lse, Acc::of(factor));
                     // p - 1 = e^log_p - 1 without the cancellation when p is near 1.
-                    to.at(at).set(T::store(Acc::of(log_p.exp_m1() * factor)));
+                    to.set(at, T::store(Acc::of(log_p.exp_m1() * factor)));
                 }
+            })?;
+        });
+        Ok(())
+    }
+}
+
+impl Run for LogProbs {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let (isa, Rows { rows, cols }) = (Shared.isa(), self.rows);
+        if rows == 0 {
+            return Ok(());
+        }
+        // SAFETY: guaranteed by the caller of `run`.
+        let ([logits, log_probs], targets) = unsafe {
+            let windows = [self.logits, self.log_probs].map(|a| Span::<f32>::of(a, rows * cols));
+            (windows, Span::from_raw(self.targets.cast_mut(), rows))
+        };
+        let mut losses = vec![0.0; rows];
+        let shared = Span::of_slice(&mut losses);
+        Shared.rows(rows, cols, 16, |row| {
+            // SAFETY: guaranteed by the caller of `run`; rows have one task each.
+            unsafe {
+                let target = targets.value(row) as usize;
+                shared.set(
+                    row,
+                    kernel::log_probs_row(isa, logits.row(row, cols), log_probs.row(row, cols), target),
+                );
             }
-        })
-    })
+        })?;
+        // SAFETY: the tasks are done; `loss` shares no memory with the other arrays.
+        unsafe { write(self.loss, 0, losses.iter().sum::<f64>() / rows as f64) };
+        Ok(())
+    }
+}
+
+impl Run for LogProbsBwd {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let (isa, scale, Rows { rows, cols }) = (Shared.isa(), self.scale as f32, self.rows);
+        // SAFETY: guaranteed by the caller of `run`.
+        let ([log_probs, d_logits], targets) = unsafe {
+            let windows = [self.log_probs, self.d_logits].map(|a| Span::<f32>::of(a, rows * cols));
+            (windows, Span::from_raw(self.targets.cast_mut(), rows))
+        };
+        Shared.rows(rows, cols, 8, |row| {
+            let (x, d) = (log_probs.row(row, cols), d_logits.row(row, cols));
+            // SAFETY: guaranteed by the caller of `run`; rows have one task each.
+            unsafe {
+                let target = targets.value(row) as usize;
+                let kept = x.value(target);
+                kernel::log_probs_d_row(isa, x, d, scale);
+                // Here p - 1 = e^l - 1 without the cancellation when p is near 1.
+                d.set(target, (f64::from(kept).exp_m1() * f64::from(scale)) as f32);
+            }
+        })?;
+        Ok(())
+    }
+}
+
+impl Run for AuxLoss {
+    /// On one thread. An expert chosen twice by a token counts once.
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let (tokens, all) = (self.tokens as f64, self.experts);
+        // SAFETY: guaranteed by the caller of `run`.
+        let (probs, chosen) = unsafe {
+            let chosen = Span::from_raw(self.chosen.cast_mut(), self.tokens * self.k);
+            (Span::<f32>::of(self.probs, self.tokens * all).all(), chosen.all())
+        };
+        let (mut counts, mut sums) = (vec![0_u64; all], vec![0.0_f64; all]);
+        for row in probs.chunks_exact(all.max(1)) {
+            sums.iter_mut().zip(row).for_each(|(sum, &p)| *sum += f64::from(p));
+        }
+        for row in chosen.chunks_exact(self.k.max(1)) {
+            let first = row.iter().enumerate().filter(|&(i, e)| !row[..i].contains(e));
+            first.for_each(|(_, &e)| counts[e as usize] += 1);
+        }
+        let mut total = 0.0;
+        for (e, (&count, sum)) in counts.iter().zip(sums).enumerate() {
+            let (fraction, mean) = (count as f64 / tokens, sum / tokens);
+            total += fraction * mean;
+            // SAFETY: guaranteed by the caller of `run`.
+            unsafe {
+                write(self.fractions, e, fraction);
+                write(self.means, e, mean);
+            }
+        }
+        // SAFETY: guaranteed by the caller of `run`.
+        unsafe { write(self.loss, 0, f64::from(self.alpha as f32) * all as f64 * total) };
+        Ok(())
+    }
 }

@@ -1,63 +1,91 @@
-//! Rotary position embedding; its gradient turns the other way.
+//! Rotary position embedding.
 
-use super::elem::Elem;
-use super::ptr::Ptr;
-use super::real::Real;
-use super::tiles::{narrow, widen};
-use super::{by_type, versions};
-use crate::flat::Done;
-use crate::flat::pool::{isa, row_pieces};
-use ironhorse_core::eager::{Array, Pairs, RopeShape};
+use super::{Failed, Run, Span, by_type};
+use crate::kernel::elem::Elem;
+use crate::kernel::elementwise::{narrow, widen};
+use crate::kernel::real::Real;
+use crate::kernel::rope::rotate;
+use crate::kernel::trig::sin_cos_slice;
+use crate::team::Split;
+use crate::team::shared::Shared;
+use ironhorse_core::eager::{Rope, RopeAngles, RopeFreqs};
 
-versions! {
-    fn rotate_interleaved<A: Real, const FMA: bool>(heads: &mut [A], sin: &[A], cos: &[A]) {
-        for head in heads.chunks_exact_mut(2 * sin.len()) {
-            for ((pair, &s), &c) in head.as_chunks_mut::<2>().0.iter_mut().zip(sin).zip(cos) {
-                let [a, b] = *pair;
-                *pair = [a * c - b * s, a * s + b * c];
-            }
+impl Run for Rope {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let (isa, s, back) = (Shared.isa(), self.shape, self.back);
+        let (half, width, tokens) = (s.head_dim / 2, s.heads * s.head_dim, s.batch * s.seq);
+        if half == 0 || width == 0 || !self.y.is_some() {
+            return Ok(());
         }
-    }
-
-    fn rotate_halves<A: Real, const FMA: bool>(heads: &mut [A], sin: &[A], cos: &[A]) {
-        for head in heads.chunks_exact_mut(2 * sin.len()) {
-            let (first, second) = head.split_at_mut(sin.len());
-            for (((a, b), &s), &c) in first.iter_mut().zip(second).zip(sin).zip(cos) {
-                (*a, *b) = (*a * c - *b * s, *a * s + *b * c);
-            }
-        }
+        by_type!(self.x.float, T => {
+            type Acc = <T as Elem>::Acc;
+            // SAFETY: guaranteed by the caller of `run`.
+            let ([x, y], [cos, sin]) = unsafe {
+                let tables = [self.cos, self.sin].map(|a| Span::<Acc>::of(a, s.seq * half));
+                ([self.x, self.y].map(|a| Span::<T>::of(a, tokens * width)), tables)
+            };
+            let rows = ((1 << 15) / width).max(1);
+            Shared.pieces(tokens, rows, 2 * width, |tokens| {
+                let mut token = vec![Acc::ZERO; width];
+                for t in tokens {
+                    // SAFETY: guaranteed by the caller of `run`; tokens have one task each and are read before they are written.
+                    unsafe {
+                        let angles = [cos, sin].map(|x| x.row(t % s.seq, half).all());
+                        widen(isa, &mut token, x.row(t, width).all());
+                        rotate(isa, s.pairs, &mut token, angles, back);
+                        narrow(isa, y.row(t, width).all_mut(), &token);
+                    }
+                }
+            })?;
+        });
+        Ok(())
     }
 }
 
-/// y = x, each pair of a head turned by the angle of its position; `y` may be `x`.
-///
-/// # Safety
-/// See [the module](super); sizes as in [`RopeShape`].
-///
-/// # Errors
-/// See [the module](super).
-pub unsafe fn rope([x, cos, sin]: [Array; 3], y: Array, shape: &RopeShape, back: bool) -> Done {
-    let (isa, half, width) = (isa(), shape.head_dim / 2, shape.heads * shape.head_dim);
-    if half == 0 || width == 0 || y.at.is_null() {
-        return Ok(());
-    }
-    by_type!(x.float, T => {
-        type Acc = <T as Elem>::Acc;
-        let (x, y, cos, sin) = (Ptr::<T>::of(x), Ptr::<T>::of(y), Ptr::<Acc>::of(cos), Ptr::<Acc>::of(sin));
-        let rotate = if shape.pairs == Pairs::Interleaved { rotate_interleaved::<Acc> } else { rotate_halves::<Acc> };
-        row_pieces(shape.batch * shape.seq, width, 2, |tokens| {
-            let (mut token, mut turn) = (vec![Acc::ZERO; width], vec![Acc::ZERO; half]);
-            for t in tokens {
-                let angles = t % shape.seq * half;
-                // SAFETY: the caller's; tasks have disjoint tokens, each read before it is written.
-                unsafe {
-                    let (cos, sin) = (cos.at(angles).slice(half), sin.at(angles).slice(half));
-                    turn.iter_mut().zip(sin).for_each(|(turn, &s)| *turn = if back { -s } else { s });
-                    widen(isa, &mut token, x.at(t * width).slice(width));
-                    rotate(isa, &mut token, &turn, cos);
-                    narrow(isa, y.at(t * width).slice_mut(width), &token);
+impl Run for RopeAngles {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let (isa, s, offset) = (Shared.isa(), self.shape, self.offset);
+        let (half, width) = (s.head_dim / 2, s.heads * s.head_dim);
+        let n = s.batch * s.seq * width;
+        if n == 0 {
+            return Ok(());
+        }
+        // SAFETY: guaranteed by the caller of `run`.
+        let ([x, y], angles) = unsafe {
+            let angles = Span::from_raw(self.angles.cast_mut(), (offset + s.seq) * half);
+            ([self.x, self.y].map(|a| Span::<f32>::of(a, n)), angles)
+        };
+        Shared.pieces(s.seq, 8, s.batch * width * 6, |positions| {
+            let (mut sin, mut cos) = (vec![0.0; half], vec![0.0; half]);
+            for t in positions {
+                // SAFETY: nobody writes the angles.
+                sin_cos_slice(&mut sin, &mut cos, unsafe { angles.row(offset + t, half).all() });
+                for token in (0..s.batch).map(|b| b * s.seq + t) {
+                    let (x, y) = (x.row(token, width), y.row(token, width));
+                    // SAFETY: tokens have one task each; `y` is `x` or shares no memory with it.
+                    unsafe {
+                        x.ptr().copy_to(y.ptr(), width);
+                        rotate(isa, s.pairs, y.all_mut(), [&cos, &sin], false);
+                    }
                 }
             }
-        })
-    })
+        })?;
+        Ok(())
+    }
+}
+
+impl Run for RopeFreqs {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let (half, d) = (self.head_dim / 2, self.head_dim as f64);
+        let steps: Vec<f64> = (0..half).map(|i| 1.0 / self.base.powf(2.0 * i as f64 / d)).collect();
+        // SAFETY: guaranteed by the caller of `run`.
+        let freqs = unsafe { Span::from_raw(self.freqs, self.positions * half) };
+        let positions = if half == 0 { 0 } else { self.positions };
+        Shared.rows(positions, half, 1, |p| {
+            // SAFETY: positions have one task each.
+            let row = unsafe { freqs.row(p, half).all_mut() };
+            row.iter_mut().zip(&steps).for_each(|(angle, step)| *angle = (p as f64 * step) as f32);
+        })?;
+        Ok(())
+    }
 }

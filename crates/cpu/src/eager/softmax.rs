@@ -1,75 +1,59 @@
-//! Softmax over rows, and the gradient.
+//! Softmax over rows, and the top-k choice of a router.
 
-use super::elem::Elem;
-use super::map::{largest, map, sum_exp, total2};
-use super::ptr::Ptr;
-use super::real::Real;
-use super::{by_type, versions};
-use crate::flat::pool::{isa, row_pieces};
-use crate::flat::{self, Done, Span};
-use ironhorse_core::eager::{Array, Float, Rows};
+use super::{Failed, Run, Span, by_type};
+use crate::kernel::softmax as kernel;
+use crate::kernel::topk::{largest_columns, top_weights};
+use crate::team::Split;
+use crate::team::shared::Shared;
+use ironhorse_core::eager::{Rows, Softmax, SoftmaxBwd, SoftmaxTopk};
 
-versions! {
-    fn softmax_row<T: Elem, const FMA: bool>(x: Ptr<T>, y: Ptr<T>, cols: usize) {
-        // SAFETY: the caller's (see `softmax`), passed down; the slice ends before `map` writes.
-        unsafe {
-            let row = x.slice(cols);
-            let max = largest(row);
-            let factor = T::Acc::of(1.0 / sum_exp::<_, FMA>(row, max));
-            map([x], [y], cols, |[x]| [(x - max).exp::<FMA>() * factor]);
-        }
-    }
-
-    fn softmax_bwd_row<T: Elem, const FMA: bool>(from: [Ptr<T>; 2], d_x: Ptr<T>, cols: usize) {
-        // SAFETY: the caller's (see `softmax_bwd`), passed down; the slices end before `map` writes.
-        unsafe {
-            let [d_y, y] = from.map(|x| x.slice(cols));
-            let mean = T::Acc::of(total2(d_y, y, |[d, y], sum| T::Acc::fma::<FMA>(d, y, sum)));
-            map(from, [d_x], cols, |[d, y]| [y * (d - mean)]);
-        }
+impl Run for Softmax {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let (isa, Rows { rows, cols }) = (Shared.isa(), self.rows);
+        by_type!(self.x.float, T => {
+            // SAFETY: guaranteed by the caller of `run`; rows have one task each.
+            let [x, y] = unsafe { [self.x, self.y].map(|a| Span::<T>::of(a, rows * cols)) };
+            Shared.rows(rows, cols, 16, |row| kernel::softmax(isa, x.row(row, cols), y.row(row, cols)))?;
+        });
+        Ok(())
     }
 }
 
-/// y = softmax(x) in each row; `y` may be `x`. A row with NaN or +inf, or of -inf alone, becomes NaN.
-///
-/// # Safety
-/// See [the module](super).
-///
-/// # Errors
-/// See [the module](super).
-pub unsafe fn softmax(x: Array, y: Array, rows: Rows) -> Done {
-    if x.float == Float::F32 {
-        // SAFETY: the caller's.
-        unsafe {
-            let [x, y] = [x, y].map(|a| Span::from_raw(a.at.cast(), rows.elements()));
-            return flat::softmax(x, y, rows.rows);
-        }
+impl Run for SoftmaxBwd {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let (isa, cols) = (Shared.isa(), self.rows.cols);
+        let rows = if self.d_x.is_some() { self.rows.rows } else { 0 };
+        by_type!(self.y.float, T => {
+            // SAFETY: guaranteed by the caller of `run`; rows have one task each.
+            let [d_y, y, d_x] = unsafe { [self.d_y, self.y, self.d_x].map(|a| Span::<T>::of(a, rows * cols)) };
+            Shared.rows(rows, cols, 4, |row| {
+                kernel::softmax_bwd(isa, [d_y, y].map(|x| x.row(row, cols)), d_x.row(row, cols));
+            })?;
+        });
+        Ok(())
     }
-    let (isa, cols) = (isa(), rows.cols);
-    by_type!(x.float, T => {
-        let (x, y) = (Ptr::<T>::of(x), Ptr::of(y));
-        row_pieces(rows.rows, cols, 24, |range| {
-            range.for_each(|row| softmax_row(isa, x.at(row * cols), y.at(row * cols), cols));
-        })
-    })
 }
 
-/// d_x = y (d_y - Σ d_y y) in each row; `d_x` may be `d_y` or `y`.
-///
-/// # Safety
-/// See [the module](super).
-///
-/// # Errors
-/// See [the module](super).
-pub unsafe fn softmax_bwd(from: [Array; 2], d_x: Array, rows: Rows) -> Done {
-    if d_x.at.is_null() {
-        return Ok(());
+impl Run for SoftmaxTopk {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        let (isa, k, Rows { rows, cols }) = (Shared.isa(), self.k, self.rows);
+        // SAFETY: guaranteed by the caller of `run`.
+        let (x, weights, indices) = unsafe {
+            let weights = Span::<f32>::of(self.weights, rows * k);
+            (Span::<f32>::of(self.x, rows * cols), weights, Span::from_raw(self.indices, rows * k))
+        };
+        // A task is several rows, which share the list of columns.
+        Shared.pieces(rows, ((1 << 12) / cols.max(1)).max(1), cols.saturating_mul(16), |range| {
+            let mut order = Vec::with_capacity(cols);
+            for row in range {
+                // SAFETY: rows have one task each; what is written shares no memory with `x`.
+                let (x, weights, indices) = unsafe {
+                    (x.row(row, cols).all(), weights.row(row, k).all_mut(), indices.row(row, k).all_mut())
+                };
+                largest_columns(isa, x, k, &mut order);
+                top_weights(x, &order[..k], weights, indices);
+            }
+        })?;
+        Ok(())
     }
-    let (isa, cols) = (isa(), rows.cols);
-    by_type!(d_x.float, T => {
-        let (from, d_x) = (from.map(Ptr::<T>::of), Ptr::of(d_x));
-        row_pieces(rows.rows, cols, 4, |range| {
-            range.for_each(|row| softmax_bwd_row(isa, from.map(|x| x.at(row * cols)), d_x.at(row * cols), cols));
-        })
-    })
 }

@@ -1,13 +1,14 @@
 //! Few rows times a matrix whose columns are contiguous (token-by-token generation): b is streamed once, unpacked.
 //!
-//! order  as [`math::dot`](crate::math::dot): 32 lanes over k and a fixed tree, whatever m and the threads.
+//! order  as `kernel::map::dot`: 32 lanes over k and a fixed tree, whatever m and the threads.
 
 // Lanes are numbered: an index says more than an iterator here.
 #![allow(clippy::needless_range_loop)]
 
 use super::{Beta, Gemm};
 use crate::isa::Isa;
-use crate::math::{LANES, dot, fma, tree};
+use crate::kernel::map::{LANES, dot, tree};
+use crate::math::fma;
 use crate::multiversion;
 use crate::team::{TaskPanic, Team};
 use std::ops::Range;

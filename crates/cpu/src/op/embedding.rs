@@ -1,12 +1,11 @@
 //! Embedding of tokens, with learned positions or without.
 
-use super::elementwise::{add_in_place, add_into};
 use super::{Ctx, check_ids};
+use crate::kernel::elementwise::{add_to, binary};
+use ironhorse_core::eager::BinaryFn;
 use ironhorse_core::op::{EmbeddingBwd, EmbeddingFwd};
 use ironhorse_core::{Error, Result};
 
-/// Tokens a forward task handles.
-const ROWS: usize = 16;
 /// Columns a backward task handles: a task owns its columns of every row, so no two add to the same element.
 const COLS: usize = 64;
 /// Elements a task that clears handles.
@@ -25,18 +24,12 @@ pub fn embedding_fwd(ctx: &mut Ctx<'_>, op: &EmbeddingFwd) -> Result<()> {
     // SAFETY: nothing writes the tokens while the op runs.
     let ids = unsafe { tokens.all() };
     check_ids("token", ids, op.vocab)?;
-    ctx.chunks(ids.len(), ROWS, |rows, _| {
-        for row in rows {
-            let (token, position) = (ids[row] as usize, first + row % seq);
-            // SAFETY: tasks have disjoint rows of `out`, which shares no memory with the tables.
-            unsafe {
-                let te = wte.get(token * width..(token + 1) * width);
-                let out = out.get_mut(row * width..(row + 1) * width);
-                match wpe {
-                    Some(wpe) => add_into(isa, out, te, wpe.get(position * width..(position + 1) * width)),
-                    None => out.copy_from_slice(te),
-                }
-            }
+    ctx.rows(ids.len(), width, |row| {
+        let (te, out) = (wte.row(ids[row] as usize, width), out.row(row, width));
+        match wpe {
+            Some(wpe) => binary(isa, BinaryFn::Add, [te, wpe.row(first + row % seq, width)], out),
+            // SAFETY: rows have one task each; `out` shares no memory with the table (`Op::check`).
+            None => unsafe { out.all_mut().copy_from_slice(te.all()) },
         }
     })
 }
@@ -64,9 +57,9 @@ pub fn embedding_bwd(ctx: &mut Ctx<'_>, op: &EmbeddingBwd) -> Result<()> {
             }
             for (row, &id) in ids.iter().enumerate() {
                 let d = d_out.get(piece(row));
-                add_in_place(isa, d_wte.get_mut(piece(id as usize)), d);
+                add_to(isa, d_wte.get_mut(piece(id as usize)), d);
                 if let Some(d_wpe) = d_wpe {
-                    add_in_place(isa, d_wpe.get_mut(piece(row % seq)), d);
+                    add_to(isa, d_wpe.get_mut(piece(row % seq)), d);
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! Linear layers of many experts, on the GEMM.
 
-use super::swiglu::swiglu_fwd;
+use super::elementwise::swiglu_fwd;
 use super::{Ctx, engine_error};
 use crate::gemm::{Beta, Gemm, Group, MatMut, MatRef, gemm_grouped};
 use crate::memory::Span;

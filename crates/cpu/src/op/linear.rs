@@ -1,17 +1,14 @@
 //! Linear layers on the GEMM, with bias and activation applied while a block of the result is still in cache.
 
-use super::elementwise::{act_grad_in_place, act_into, add_in_place};
+use super::columns::column_sums;
 use super::{Ctx, engine_error};
 use crate::gemm::{Beta, Gemm, MatMut, MatRef, gemm};
+use crate::kernel::elementwise::{add_to, unary, unary_bwd};
 use crate::memory::Span;
 use ironhorse_core::Result;
+use ironhorse_core::eager::UnaryFn;
 use ironhorse_core::op::{LinearBwdInput, LinearBwdWeight, LinearFwd};
 use std::ops::Range;
-
-/// Columns a task of the bias gradient handles.
-const COLS: usize = 64;
-/// Rows summed in one accumulator before it is added to the total: keeps rounding low over many rows.
-const BLOCK: usize = 32;
 
 /// A whole slot as rows of `cols`.
 fn rows_of(span: Span<f32>, cols: usize) -> MatRef {
@@ -39,10 +36,10 @@ pub fn linear_fwd(ctx: &mut Ctx<'_>, op: &LinearFwd) -> Result<()> {
             // SAFETY: the region is final and belongs to the calling task; written slots share no memory with read ones.
             unsafe {
                 if let Some(bias) = bias {
-                    add_in_place(isa, sums.get_mut(r.clone()), bias.get(cols.clone()));
+                    add_to(isa, sums.get_mut(r.clone()), bias.get(cols.clone()));
                 }
                 if let Some((act, pre)) = pre {
-                    act_into(act, isa, out.get_mut(r.clone()), pre.get(r));
+                    unary(isa, UnaryFn::Act(act), pre.part(r.clone()), out.part(r));
                 }
             }
         }
@@ -65,8 +62,9 @@ pub fn linear_bwd_input(ctx: &mut Ctx<'_>, op: &LinearBwdInput) -> Result<()> {
         let Some((act, pre)) = pre else { return };
         for row in rows {
             let r = row * ic + cols.start..row * ic + cols.end;
-            // SAFETY: the region is final and belongs to the calling task; `pre` is only read.
-            unsafe { act_grad_in_place(act, isa, d_inp.get_mut(r.clone()), pre.get(r)) };
+            // The region is final and belongs to the calling task; `pre` is only read.
+            let d_inp = d_inp.part(r.clone());
+            unary_bwd(isa, UnaryFn::Act(act), [d_inp, pre.part(r)], d_inp);
         }
     };
     let c = MatMut { ptr: d_inp.ptr(), rs: ic };
@@ -83,32 +81,15 @@ pub fn linear_bwd_weight(ctx: &mut Ctx<'_>, op: &LinearBwdWeight) -> Result<()> 
     let (rows, ic, oc) = (op.inp.shape.rows(), op.inp.shape.cols(), op.d_out.shape.cols());
     let adds = op.accum.adds(ctx.scalars.micro_step);
     if let Some(d_bias) = op.d_bias {
-        column_sums(ctx, ctx.f32(d_bias)?, d_out, rows, adds)?;
+        let isa = ctx.isa;
+        column_sums(ctx, [ctx.f32(d_bias)?], rows, adds, |row, cols, [sums]| {
+            // SAFETY: nothing writes `d_out` while the op runs.
+            add_to(isa, sums, unsafe { d_out.get(row * oc + cols.start..row * oc + cols.end) });
+        })?;
     }
     let c = MatMut { ptr: d_weight.ptr(), rs: ic };
     let beta = if adds { Beta::Accumulate } else { Beta::Overwrite };
     let g = Gemm::new((oc, ic, rows), rows_of(d_out, oc).transposed(), rows_of(inp, ic), c).beta(beta);
     // SAFETY: shapes and aliasing were checked by `Op::check`.
     unsafe { product(ctx, g) }
-}
-
-/// `sums (+)= Σ_rows x`; each task owns some columns.
-fn column_sums(ctx: &Ctx<'_>, sums: Span<f32>, x: Span<f32>, rows: usize, adds: bool) -> Result<()> {
-    let (isa, width) = (ctx.isa, sums.len());
-    ctx.chunks(width, COLS, |cols, _| {
-        let n = cols.len();
-        let mut total = [0.0_f32; COLS];
-        for first in (0..rows).step_by(BLOCK) {
-            let mut block = [0.0_f32; COLS];
-            for row in first..rows.min(first + BLOCK) {
-                // SAFETY: nothing writes `x` while the op runs.
-                add_in_place(isa, &mut block[..n], unsafe {
-                    x.get(row * width + cols.start..row * width + cols.end)
-                });
-            }
-            add_in_place(isa, &mut total[..n], &block[..n]);
-        }
-        // SAFETY: tasks have disjoint columns.
-        super::store(unsafe { sums.get_mut(cols) }, &total[..n], adds);
-    })
 }

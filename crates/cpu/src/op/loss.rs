@@ -1,42 +1,10 @@
 //! Softmax cross-entropy and the mean.
 
-use super::elementwise::scale_in_place;
 use super::{Ctx, check_ids};
-use crate::math::{exp_flush, max, sum_inline};
-use crate::multiversion;
+use crate::kernel::elementwise::scale_by;
+use crate::kernel::softmax::{exp_in_place, row_sum};
 use ironhorse_core::Result;
 use ironhorse_core::op::{CrossEntropy, LossMean};
-
-/// Columns summed in f32 before they are added to an f64: keeps the sum of 50,000 exponentials exact to f32.
-const BLOCK: usize = 512;
-
-multiversion! {
-    /// Σ exp(x - max), leaving x alone.
-    fn sum_exp<const FMA: bool>(x: &[f32], max: f32) -> f64 {
-        let mut total = 0.0_f64;
-        let mut block = [0.0_f32; BLOCK];
-        for x in x.chunks(BLOCK) {
-            let exps = &mut block[..x.len()];
-            for (e, x) in exps.iter_mut().zip(x) {
-                *e = exp_flush::<FMA>(x - max);
-            }
-            total += f64::from(sum_inline(exps));
-        }
-        total
-    }
-
-    /// x = exp(x - max); returns their sum.
-    fn exp_in_place<const FMA: bool>(x: &mut [f32], max: f32) -> f64 {
-        let mut total = 0.0_f64;
-        for x in x.chunks_mut(BLOCK) {
-            for x in x.iter_mut() {
-                *x = exp_flush::<FMA>(*x - max);
-            }
-            total += f64::from(sum_inline(x));
-        }
-        total
-    }
-}
 
 pub fn cross_entropy(ctx: &mut Ctx<'_>, op: &CrossEntropy) -> Result<()> {
     let (losses, logits, targets) = (ctx.f32(op.losses)?, ctx.f32(op.logits)?, ctx.i32(op.targets)?);
@@ -45,27 +13,19 @@ pub fn cross_entropy(ctx: &mut Ctx<'_>, op: &CrossEntropy) -> Result<()> {
     // SAFETY: nothing writes the targets while the op runs.
     let targets = unsafe { targets.all() };
     check_ids("target", targets, vocab)?;
-    ctx.rows(targets.len(), cols, |rows, _| {
-        for row in rows {
-            let target = targets[row] as usize;
-            // SAFETY: tasks have disjoint rows of `losses` and `logits`, which share no memory.
-            unsafe {
-                let loss = &mut losses.get_mut(row..row + 1)[0];
-                if !grad {
-                    let x = logits.get(row * cols..row * cols + vocab);
-                    let max = max(isa, x);
-                    *loss = (sum_exp(isa, x, max).ln() - f64::from(x[target] - max)) as f32;
-                    continue;
-                }
-                let (x, padding) = logits.get_mut(row * cols..(row + 1) * cols).split_at_mut(vocab);
-                let max = max(isa, x);
-                let shifted = x[target] - max;
-                let sum = exp_in_place(isa, x, max);
-                *loss = (sum.ln() - f64::from(shifted)) as f32;
-                scale_in_place(isa, x, (f64::from(loss_scale) / sum) as f32);
+    ctx.rows(targets.len(), cols, |row| {
+        let (target, row_of) = (targets[row] as usize, row * cols..(row + 1) * cols);
+        // SAFETY: rows have one task each; `losses` and `logits` share no memory (`Op::check`).
+        unsafe {
+            let (x, padding) = logits.get_mut(row_of).split_at_mut(vocab);
+            let logit = x[target];
+            let (max, sum) = if grad { exp_in_place(isa, x) } else { row_sum(isa, x) };
+            let shifted = f64::from(logit - max);
+            losses.set(row, (sum.ln() - shifted) as f32);
+            if grad {
+                scale_by(isa, x, (f64::from(loss_scale) / sum) as f32);
                 // (p - 1)·scale, rounded once
-                let p = f64::from(shifted).exp() / sum;
-                x[target] = ((p - 1.0) * f64::from(loss_scale)) as f32;
+                x[target] = ((shifted.exp() / sum - 1.0) * f64::from(loss_scale)) as f32;
                 padding.fill(0.0);
             }
         }

@@ -1,24 +1,24 @@
 //! The ops on the CPU, one file per family, and what they share.
 
 mod attention;
-pub(crate) mod elementwise;
+mod columns;
+mod elementwise;
 mod embedding;
 mod grouped;
-mod layernorm;
 mod linear;
 mod loss;
 mod memory;
-pub(crate) mod optimizer;
-mod rmsnorm;
+mod norm;
+mod optimizer;
 mod rope;
 mod router;
 mod routing;
-mod swiglu;
 
-use crate::gemm::{LocalScratch, Workspace};
+use crate::gemm::Workspace;
 use crate::isa::Isa;
+use crate::kernel::attention::{Room, Scratch as AttentionScratch};
 use crate::memory::{Memory, Span};
-use crate::team::{PerWorker, Team};
+use crate::team::{Done, PerWorker, Split, Team};
 use ironhorse_core::op::Op;
 use ironhorse_core::{Error, Program, Result, Scalars, Slot};
 pub use rope::RopeTables;
@@ -44,8 +44,8 @@ pub struct Ctx<'a> {
 /// A worker's own memory; grows in the first step only.
 #[derive(Default)]
 pub struct Scratch {
-    pub gemm: LocalScratch,
-    pub tiles: Vec<f32>,
+    attention: AttentionScratch<f32>,
+    room: Room<f32>,
 }
 
 impl Ctx<'_> {
@@ -62,15 +62,30 @@ impl Ctx<'_> {
         self.team.chunks(len, chunk, task).map_err(engine_error)
     }
 
-    /// As [`Ctx::chunks`] over rows of `width` elements: as many in a task as make it worth handing out.
-    fn rows(&self, count: usize, width: usize, task: impl Fn(Range<usize>, usize) + Sync) -> Result<()> {
-        self.chunks(count, (TASK / width.max(1)).max(1), task)
+    /// Runs `task` on each of `count` rows of `width` elements: as many in a task as make it worth handing out.
+    fn rows(&self, count: usize, width: usize, task: impl Fn(usize) + Sync) -> Result<()> {
+        self.done(self.split().rows(count, width, 1, task))
+    }
+
+    /// How kernels run tasks.
+    fn split(&self) -> OnTeam<'_> {
+        OnTeam { team: self.team, isa: self.isa }
+    }
+
+    fn done(&self, done: Done) -> Result<()> {
+        done.map_err(engine_error)
+    }
+
+    /// The window of an optional slot.
+    fn f32_or_none(&self, slot: Option<Slot>) -> Result<Span<f32>> {
+        slot.map_or(Ok(Span::none(0)), |slot| self.f32(slot))
     }
 
     /// Room for `tiles` floats and for products up to `side` deep and wide in every worker's scratch: a worker that gets
     /// no task now must not have to grow in a later step.
     fn reserve_scratch(&mut self, tiles: usize, side: usize) {
         for scratch in self.scratch.iter_mut() {
+            let scratch = &mut scratch.attention;
             if scratch.tiles.len() < tiles {
                 scratch.tiles.resize(tiles, 0.0);
             }
@@ -78,12 +93,12 @@ impl Ctx<'_> {
         }
     }
 
-    /// Room for partial sums, one per task.
-    fn partials(&mut self, len: usize) -> Partials {
+    /// Room for partial sums, one per task. Good until it is asked for again.
+    fn partials(&mut self, len: usize) -> Span<f64> {
         if self.partials.len() < len {
             self.partials.resize(len, 0.0);
         }
-        Partials { start: self.partials.as_mut_ptr(), len }
+        Span::of_slice(&mut self.partials[..len])
     }
 
     /// Room for so many floats, of any value. Good until it is asked for again, and until a product of the whole team.
@@ -97,38 +112,28 @@ impl Ctx<'_> {
         if self.counts.len() < len {
             self.counts.resize(len, 0);
         }
-        // SAFETY: `len` integers of a vector that changes only here.
-        unsafe { Span::from_raw(self.counts.as_mut_ptr(), len) }
+        Span::of_slice(&mut self.counts[..len])
     }
 }
 
-/// Partial sums that tasks fill and one thread adds up in order.
+/// [`Split`] on an engine's team: everything is handed out, however small.
 #[derive(Clone, Copy)]
-struct Partials {
-    start: *mut f64,
-    len: usize,
+pub struct OnTeam<'a> {
+    team: &'a Team,
+    isa: Isa,
 }
 
-// SAFETY: an address and a length; `set` and `sum` are unsafe and say who may call when.
-unsafe impl Send for Partials {}
-// SAFETY: as above.
-unsafe impl Sync for Partials {}
-
-impl Partials {
-    /// # Safety
-    /// No other task uses this index, and `Ctx::partials` is not called again before the last use.
-    unsafe fn set(self, index: usize, value: f64) {
-        assert!(index < self.len, "partial sum out of range");
-        // SAFETY: in bounds by the line above, exclusive by the contract.
-        unsafe { *self.start.add(index) = value };
+impl Split for OnTeam<'_> {
+    fn isa(&self) -> Isa {
+        self.isa
     }
 
-    /// # Safety
-    /// All tasks are done, and `Ctx::partials` was not called since.
-    unsafe fn sum(self, range: Range<usize>) -> f64 {
-        // SAFETY: by the contract nobody writes.
-        let all = unsafe { std::slice::from_raw_parts(self.start, self.len) };
-        all[range].iter().sum()
+    fn pieces(&self, len: usize, chunk: usize, _: usize, task: impl Fn(Range<usize>) + Sync) -> Done {
+        self.team.chunks(len, chunk, |range, _| task(range))
+    }
+
+    fn rows(&self, count: usize, width: usize, _: usize, task: impl Fn(usize) + Sync) -> Done {
+        self.pieces(count, (TASK / width.max(1)).max(1), 1, |range| range.for_each(&task))
     }
 }
 
@@ -151,12 +156,12 @@ fn check_ids(what: &str, ids: &[i32], vocab: usize) -> Result<()> {
     }
 }
 
-/// Refuses numbers of rows or experts that there are not.
+/// Refuses indices of rows or experts that are out of range.
 fn check_below(what: &str, numbers: &[i32], count: usize) -> Result<()> {
     let outside = |&number: &i32| usize::try_from(number).map_or(true, |number| number >= count);
     match numbers.iter().find(|number| outside(number)) {
         None => Ok(()),
-        Some(number) => Err(Error::Input(format!("{what} {number} is none of the {count} there are"))),
+        Some(number) => Err(Error::Input(format!("{what} index {number} is out of range 0..{count}"))),
     }
 }
 
@@ -170,21 +175,21 @@ pub fn run(ctx: &mut Ctx<'_>, op: &Op) -> Result<()> {
     match op {
         Op::EmbeddingFwd(op) => embedding::embedding_fwd(ctx, op),
         Op::EmbeddingBwd(op) => embedding::embedding_bwd(ctx, op),
-        Op::LayerNormFwd(op) => layernorm::layernorm_fwd(ctx, op),
-        Op::ResidualLayerNormFwd(op) => layernorm::residual_layernorm_fwd(ctx, op),
-        Op::LayerNormApply(op) => layernorm::layernorm_apply(ctx, op),
-        Op::LayerNormBwd(op) => layernorm::layernorm_bwd(ctx, op),
-        Op::RmsNormFwd(op) => rmsnorm::rmsnorm_fwd(ctx, op),
-        Op::ResidualRmsNormFwd(op) => rmsnorm::residual_rmsnorm_fwd(ctx, op),
-        Op::RmsNormApply(op) => rmsnorm::rmsnorm_apply(ctx, op),
-        Op::RmsNormBwd(op) => rmsnorm::rmsnorm_bwd(ctx, op),
+        Op::LayerNormFwd(op) => norm::layernorm_fwd(ctx, op),
+        Op::ResidualLayerNormFwd(op) => norm::residual_layernorm_fwd(ctx, op),
+        Op::LayerNormApply(op) => norm::layernorm_apply(ctx, op),
+        Op::LayerNormBwd(op) => norm::layernorm_bwd(ctx, op),
+        Op::RmsNormFwd(op) => norm::rmsnorm_fwd(ctx, op),
+        Op::ResidualRmsNormFwd(op) => norm::residual_rmsnorm_fwd(ctx, op),
+        Op::RmsNormApply(op) => norm::rmsnorm_apply(ctx, op),
+        Op::RmsNormBwd(op) => norm::rmsnorm_bwd(ctx, op),
         Op::LinearFwd(op) => linear::linear_fwd(ctx, op),
         Op::LinearBwdInput(op) => linear::linear_bwd_input(ctx, op),
         Op::LinearBwdWeight(op) => linear::linear_bwd_weight(ctx, op),
         Op::ActFwd(op) => elementwise::act_fwd(ctx, op),
         Op::ActBwd(op) => elementwise::act_bwd(ctx, op),
-        Op::SwigluFwd(op) => swiglu::swiglu_fwd(ctx, op),
-        Op::SwigluBwd(op) => swiglu::swiglu_bwd(ctx, op),
+        Op::SwigluFwd(op) => elementwise::swiglu_fwd(ctx, op),
+        Op::SwigluBwd(op) => elementwise::swiglu_bwd(ctx, op),
         Op::Add(op) => elementwise::add(ctx, op),
         Op::Rope(op) => rope::rope(ctx, op),
         Op::AttentionFwd(op) => attention::attention_fwd(ctx, op),

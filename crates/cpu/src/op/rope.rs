@@ -2,9 +2,10 @@
 
 use super::{Ctx, engine_error};
 use crate::buffer::Buffer;
+use crate::kernel::rope::rotate;
 use crate::memory::Span;
-use crate::multiversion;
 use crate::team::Team;
+use ironhorse_core::eager::Pairs;
 use ironhorse_core::op::Rope;
 use ironhorse_core::{Error, Result};
 
@@ -50,9 +51,7 @@ impl RopeTables {
 fn fill(team: &Team, op: &Rope, values: &mut [f32]) -> Result<()> {
     let (hd, half) = (op.head_dim(), op.head_dim() / 2);
     let frequencies: Vec<f64> = (0..half).map(|i| op.frequency(i)).collect();
-    // SAFETY: a slice that this function alone holds.
-    let all = unsafe { Span::from_raw(values.as_mut_ptr(), values.len()) };
-    let positions = values.len() / hd.max(1);
+    let (positions, all) = (values.len() / hd.max(1), Span::of_slice(values));
     let task = |range: std::ops::Range<usize>, _: usize| {
         for position in range {
             // SAFETY: tasks have disjoint positions.
@@ -64,21 +63,6 @@ fn fill(team: &Team, op: &Rope, values: &mut [f32]) -> Result<()> {
         }
     };
     team.chunks(positions, POSITIONS, task).map_err(engine_error)
-}
-
-multiversion! {
-    /// Turns the heads of `row` by the angles of `table`; `sign` -1 turns back.
-    fn turn<const FMA: bool>(row: &mut [f32], table: &[f32], sign: f32) {
-        let half = table.len() / 2;
-        let (cos, sin) = table.split_at(half);
-        for head in row.chunks_exact_mut(table.len()) {
-            let (first, second) = head.split_at_mut(half);
-            for (((a, b), c), s) in first.iter_mut().zip(second).zip(cos).zip(sin) {
-                let s = s * sign;
-                (*a, *b) = (*a * c - *b * s, *a * s + *b * c);
-            }
-        }
-    }
 }
 
 pub fn rope(ctx: &mut Ctx<'_>, op: &Rope) -> Result<()> {
@@ -96,13 +80,14 @@ pub fn rope(ctx: &mut Ctx<'_>, op: &Rope) -> Result<()> {
     // A cache is gone through to its end; a sequence has always the same length.
     let positions = if op.at_position { op.context } else { seq };
     let table = ctx.tables.get(ctx.team, op, positions)?;
-    let (turned, sign) = ((op.heads + op.kv_heads) * hd, if op.back { -1.0 } else { 1.0 });
+    let turned = (op.heads + op.kv_heads) * hd;
     let task = |rows: std::ops::Range<usize>, _: usize| {
         for row in rows {
             let position = first + row % seq;
             // SAFETY: tasks have disjoint rows of the only slot.
             let heads = unsafe { qkv.get_mut(row * width..row * width + turned) };
-            turn(isa, heads, &table[position * hd..(position + 1) * hd], sign);
+            let (cos, sin) = table[position * hd..(position + 1) * hd].split_at(hd / 2);
+            rotate(isa, Pairs::Halves, heads, [cos, sin], op.back);
         }
     };
     ctx.team.chunks(op.qkv.shape.rows(), ROWS, task).map_err(engine_error)

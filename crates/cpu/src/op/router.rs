@@ -1,22 +1,14 @@
 //! The router of a mixture of experts. Tokens are spread over threads.
 
 use super::Ctx;
-use crate::math::dot_inline;
-use crate::multiversion;
-use crate::router::{self, Made};
+use crate::kernel::map::dot;
+use crate::kernel::routing::{self, Made};
 use ironhorse_core::op::{RouterBwd, RouterFwd, RouterLoad};
 use ironhorse_core::{Error, Result};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Tokens a task handles.
 const ROWS: usize = 32;
-
-multiversion! {
-    /// Σ p·load
-    fn balance<const FMA: bool>(p: &[f32], load: &[f32]) -> f32 {
-        dot_inline::<FMA>(p, load)
-    }
-}
 
 pub fn router_fwd(ctx: &mut Ctx<'_>, op: &RouterFwd) -> Result<()> {
     let (probs, weights) = (ctx.f32(op.probs)?, ctx.f32(op.weights)?);
@@ -31,7 +23,7 @@ pub fn router_fwd(ctx: &mut Ctx<'_>, op: &RouterFwd) -> Result<()> {
                 let (w, e) = (weights.get_mut(chosen.clone()), experts.get_mut(chosen));
                 (logits.get(r.clone()), probs.get_mut(r), w, e)
             };
-            if !router::choose(isa, x, p, w, e) {
+            if !routing::choose(isa, x, p, w, e) {
                 strange.fetch_min(row, Ordering::Relaxed);
             }
         }
@@ -65,7 +57,7 @@ pub fn router_bwd(ctx: &mut Ctx<'_>, op: &RouterBwd) -> Result<()> {
                 (d_logits.get_mut(r.clone()), probs.get(r), w, d_w)
             };
             let made = Made { probs, weights, experts: &experts[chosen] };
-            router::choose_bwd(isa, d, d_w, made, (load, scale));
+            routing::choose_bwd(isa, d, d_w, made, (load, scale));
         }
     })
 }
@@ -92,7 +84,7 @@ pub fn router_load(ctx: &mut Ctx<'_>, op: &RouterLoad) -> Result<()> {
         for row in range {
             // SAFETY: nothing writes `probs` while the op runs.
             let p = unsafe { probs.get(row * all..(row + 1) * all) };
-            sum += f64::from(balance(isa, p, load));
+            sum += f64::from(dot(isa, p, load));
             if entropy.is_some() {
                 bits -= p.iter().filter(|&&p| p > 0.0).map(|&p| f64::from(p * p.ln())).sum::<f64>();
             }
@@ -106,7 +98,8 @@ pub fn router_load(ctx: &mut Ctx<'_>, op: &RouterLoad) -> Result<()> {
     let loss_scale = f64::from(ctx.scalars.loss_scale);
     // SAFETY: all tasks are done; one thread, and the results share no memory with anything else.
     unsafe {
-        let (sum, bits) = (partials.sum(0..tasks), partials.sum(tasks..2 * tasks));
+        let (sums, bits) = partials.all().split_at(tasks);
+        let (sum, bits) = (sums.iter().sum::<f64>(), bits.iter().sum::<f64>());
         let value = loss_scale * f64::from(op.alpha) * all as f64 * sum;
         super::store(aux.all_mut(), &[value as f32], adds);
         if let Some(entropy) = entropy {

@@ -8,9 +8,11 @@
 //! memory and a partition into tasks that does not depend on the number of threads, or does not matter.
 
 mod per_worker;
+pub(crate) mod shared;
 
 pub use per_worker::PerWorker;
 
+use crate::isa::Isa;
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
@@ -42,6 +44,22 @@ impl std::error::Error for TaskPanic {}
 thread_local! {
     /// Which team's task this thread is inside of (0: none), and as which worker.
     static INSIDE: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
+}
+
+/// What a run of tasks returns.
+pub(crate) type Done = Result<(), TaskPanic>;
+
+/// How the rows or elements of an op become tasks, and which instructions the tasks use. The engine runs them on its team,
+/// eager ops on the team of the process where they are large enough. The pieces never depend on the number of threads.
+pub(crate) trait Split: Sync {
+    /// The instructions to use.
+    fn isa(&self) -> Isa;
+
+    /// Runs `task` on pieces of `0..len`. `weight`: the work of an element, counted in loads, stores and operations.
+    fn pieces(&self, len: usize, chunk: usize, weight: usize, task: impl Fn(Range<usize>) + Sync) -> Done;
+
+    /// Runs `task` on each of `count` rows of `width` elements, several rows in a task if they are short.
+    fn rows(&self, count: usize, width: usize, weight: usize, task: impl Fn(usize) + Sync) -> Done;
 }
 
 /// State word: bit 0 the gate is open; bits 1..=15 workers inside; bit 16 shut down; bits 17.. number of the run.

@@ -4,6 +4,7 @@ use super::check::Check;
 use super::place::run;
 use super::{Result, Stream};
 use crate::core::eager::{Array, BinaryFn, UnaryFn};
+use crate::core::op::Act;
 use crate::cpu::flat;
 use crate::cuda::eager;
 
@@ -49,7 +50,7 @@ pub unsafe fn gelu(input: *const f32, out: *mut f32, n: i64, stream: Stream) -> 
             place,
             stream,
             || Ok(flat::gelu(x, y)?),
-            |at| eager::unary(at, UnaryFn::GeluTanh, Array::f32(input), Array::f32_mut(out), n),
+            |at| eager::unary(at, UnaryFn::Act(Act::Gelu), Array::f32(input), Array::f32_mut(out), n),
         )
     }
 }

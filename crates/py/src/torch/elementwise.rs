@@ -4,6 +4,7 @@ use super::call::Call;
 use super::kernel::{Outputs, op};
 use super::tensor::Tensor;
 use ironhorse::core::eager::{BinaryFn, UnaryFn};
+use ironhorse::core::op::Act;
 use ironhorse::eager;
 use ironhorse::ops::Result;
 
@@ -26,7 +27,7 @@ op!(SwigluBwd, "swiglu_bwd",
     swiglu_bwd([d_y, gate, up], [need_gate, need_up]));
 
 fn gelu(tanh: bool) -> UnaryFn {
-    if tanh { UnaryFn::GeluTanh } else { UnaryFn::GeluErf }
+    if tanh { UnaryFn::Act(Act::Gelu) } else { UnaryFn::GeluErf }
 }
 
 fn unary<T: Tensor>(op: &'static str, f: UnaryFn, x: T) -> Result<Outputs<T>> {

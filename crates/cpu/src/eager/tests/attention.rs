@@ -1,5 +1,5 @@
+use super::calls::{attention, attention_bwd};
 use super::*;
-use crate::eager::{attention, attention_bwd};
 use ironhorse_core::eager::{AttentionShape, Strides};
 
 fn shape(

@@ -1,14 +1,15 @@
+use super::calls::{binary, swiglu_bwd, unary, unary_bwd};
 use super::*;
-use crate::eager::{binary, swiglu_bwd, unary, unary_bwd};
 use ironhorse_core::eager::{BinaryFn, UnaryFn};
+use ironhorse_core::op::Act;
 
 const OPS: [UnaryFn; 5] =
-    [UnaryFn::Silu, UnaryFn::GeluTanh, UnaryFn::GeluErf, UnaryFn::Square, UnaryFn::Scale(-0.75)];
+    [UnaryFn::Silu, UnaryFn::Act(Act::Gelu), UnaryFn::GeluErf, UnaryFn::Square, UnaryFn::Scale(-0.75)];
 
 fn reference(op: UnaryFn, x: f64) -> f64 {
     match op {
         UnaryFn::Silu => x / (1.0 + (-x).exp()),
-        UnaryFn::GeluTanh => {
+        UnaryFn::Act(Act::Gelu) => {
             let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
             0.5 * x * (1.0 + u.tanh())
         }
@@ -85,7 +86,7 @@ fn special_values_are_those_of_pytorch() {
                 call: &backward,
             };
             let d = &run(&case, float, &[])[0];
-            if matches!(op, UnaryFn::Silu | UnaryFn::GeluTanh | UnaryFn::GeluErf) {
+            if matches!(op, UnaryFn::Silu | UnaryFn::Act(Act::Gelu) | UnaryFn::GeluErf) {
                 assert!(
                     y[1] == f64::INFINITY && (y[2] / 1e30 - 1.0).abs() < 0.01 && y[3] == 0.0,
                     "{op:?} {y:?}"

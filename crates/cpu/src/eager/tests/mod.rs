@@ -3,13 +3,14 @@
 #![allow(clippy::unwrap_used)]
 
 mod attention;
+mod calls;
 mod elementwise;
 mod rows;
 
-use super::elem::{Bf16, Elem, F16};
-use super::ptr::{read, write};
-use super::real::Real;
-use crate::flat::{Done, set_threads};
+use super::{read, set_threads, write};
+use crate::kernel::elem::{Bf16, Elem, F16};
+use crate::kernel::real::Real;
+use calls::Done;
 use ironhorse_core::eager::{Array, Float};
 use std::sync::Mutex;
 

@@ -1,8 +1,8 @@
-use super::*;
-use crate::eager::{
+use super::calls::{
     cross_entropy, cross_entropy_bwd, cross_entropy_mean, layernorm, layernorm_bwd, rmsnorm, rmsnorm_bwd,
     rope, scale_bias_relu, scale_bias_relu_bwd, softmax, softmax_bwd,
 };
+use super::*;
 use ironhorse_core::eager::{Pairs, RopeShape, Rows, Targets};
 
 const SIZES: [(usize, usize); 8] = [(0, 3), (3, 0), (1, 1), (3, 31), (5, 33), (2, 1), (7, 129), (67, 5)];

@@ -1,0 +1,191 @@
+//! The gradients of attention.
+
+use super::softmax::{row_stride, softmax_bwd_columns};
+use super::{Forward, Scratch, TILE, row_mut};
+use crate::gemm::Beta;
+use crate::isa::Isa;
+use crate::kernel::elem::Elem;
+use crate::kernel::elementwise::{add_to, narrow};
+use crate::kernel::map::dot;
+use crate::kernel::real::{Mat, Real};
+use crate::memory::Span;
+use crate::team::{Done, Split};
+use std::ops::Range;
+
+/// The windows of a backward; the gradients are optional.
+#[derive(Clone, Copy)]
+pub struct Backward<T: Elem> {
+    /// `out` and `lse` are the results of the forward.
+    pub from: Forward<T>,
+    pub d_out: Span<T>,
+    pub d_q: Span<T>,
+    pub d_k: Span<T>,
+    pub d_v: Span<T>,
+}
+
+impl<T: Elem> Backward<T> {
+    /// Elements of the gradients of keys and values that every head of queries needs of its own before they are added up;
+    /// 0 where a head writes the result at once.
+    pub fn own_elements(&self) -> usize {
+        let s = &self.from.shape;
+        let direct = T::IS_ACC && s.share() == 1;
+        if direct { 0 } else { s.0.batch * s.0.heads * s.kv_elements() }
+    }
+
+    /// The gradients of `head`: of its queries, and of the keys and values that it uses.
+    ///
+    /// # Safety
+    /// The caller may read the inputs and alone uses `scratch`, this head of `d_q`, and its part of `own`
+    /// ([`Backward::own_elements`]) or, where that is empty, its head of `d_k` and `d_v`.
+    pub unsafe fn head(&self, isa: Isa, scratch: &mut Scratch<T::Acc>, own: Span<T::Acc>, head: usize) {
+        let (s, a, hd) = (&self.from.shape, &self.from.shape.0, self.from.shape.0.head_dim);
+        let d_kv = self.keys_and_values(own, head);
+        for d in d_kv.into_iter().flatten() {
+            // SAFETY: rows of the gradients that belong to this task.
+            (0..a.kv_len).for_each(|t| unsafe { row_mut(d, t, hd) }.fill(T::Acc::ZERO));
+        }
+        let [alpha, factor] = s.factors::<T::Acc>();
+        let (scale, one) = (T::Acc::of(a.scale), T::Acc::ONE);
+        let (p_scores, dp_scores) = scratch.tiles.split_at_mut(s.scores());
+        let [q_room, k_room, v_room, d_q_room, d_o_room] = &mut scratch.wide;
+        for queries in (0..s.tiles()).map(|tile| s.tile(tile)) {
+            let (rows, stride) = (queries.len(), row_stride(queries.len()));
+            let to = self.from.queries(self.d_q, a.q, head, &queries);
+            let d_q = self.d_q.is_some().then(|| to.matrix(d_q_room));
+            // SAFETY: the inputs are only read; the widened rows are this worker's own.
+            let ((lse, delta), q, d_o) = unsafe {
+                let q = self.from.queries(self.from.q, a.q, head, &queries).load(isa, q_room);
+                let d_o = self.from.queries(self.d_out, a.out, head, &queries).load(isa, d_o_room);
+                (self.columns(isa, head, &queries), q, d_o)
+            };
+            if let Some(d_q) = d_q.filter(|_| s.sees(queries.end - 1) == 0) {
+                // SAFETY: these rows belong to this task.
+                (0..rows).for_each(|i| unsafe { row_mut(d_q, i, hd) }.fill(T::Acc::ZERO));
+            }
+            for keys in s.chunks(&queries) {
+                let cols = keys.len();
+                let (p, dp) = (&mut p_scores[..cols * stride], &mut dp_scores[..cols * stride]);
+                let [p_mat, ds] = [Mat::new(p, stride), Mat::new(dp, stride)];
+                let [k, v] = self.from.keys([keys.start, head], cols);
+                let [d_k, d_v] = d_kv.map(|d| d.map(|d| d.from_row(keys.start)));
+                let beta = if keys.start == 0 { Beta::Overwrite } else { Beta::Accumulate };
+                let mm = &mut scratch.gemm;
+                // SAFETY: the inputs are only read; scores, widened rows and gradients belong to this task.
+                unsafe {
+                    let (k, v) = (k.load(isa, k_room), v.load(isa, v_room));
+                    T::Acc::product(
+                        (mm, isa),
+                        [cols, rows, hd],
+                        alpha,
+                        [k, q.transposed()],
+                        p_mat,
+                        Beta::Overwrite,
+                    );
+                    T::Acc::product(
+                        (mm, isa),
+                        [cols, rows, hd],
+                        one,
+                        [v, d_o.transposed()],
+                        ds,
+                        Beta::Overwrite,
+                    );
+                    softmax_bwd_columns(isa, p, dp, stride, [factor, scale], &lse, &delta);
+                    s.hide(p, &queries, &keys, T::Acc::ZERO);
+                    s.hide(dp, &queries, &keys, T::Acc::ZERO);
+                    if keys.start == 0 {
+                        // The softmax of one score is the constant 1: its gradient is exactly 0. Rounding noise in its
+                        // place would be blown up by AdamW.
+                        let single = queries.clone().enumerate().filter(|&(_, t)| s.sees(t) == 1);
+                        single.for_each(|(i, _)| dp[i] = T::Acc::ZERO);
+                    }
+                    if let Some(d_q) = d_q {
+                        T::Acc::product((mm, isa), [rows, hd, cols], one, [ds.transposed(), k], d_q, beta);
+                    }
+                    if let Some(d_k) = d_k {
+                        T::Acc::product((mm, isa), [cols, hd, rows], one, [ds, q], d_k, Beta::Accumulate);
+                    }
+                    if let Some(d_v) = d_v {
+                        T::Acc::product(
+                            (mm, isa),
+                            [cols, hd, rows],
+                            one,
+                            [p_mat, d_o],
+                            d_v,
+                            Beta::Accumulate,
+                        );
+                    }
+                }
+            }
+            if d_q.is_some() {
+                // SAFETY: these rows belong to this task.
+                unsafe { to.store(isa, d_q_room) };
+            }
+        }
+    }
+
+    /// Where a head sums the gradients of its keys and values.
+    fn keys_and_values(&self, own: Span<T::Acc>, head: usize) -> [Option<Mat<T::Acc>>; 2] {
+        let (s, a) = (&self.from.shape, &self.from.shape.0);
+        let mut half = 0;
+        [(self.d_k, a.k), (self.d_v, a.v)].map(|(d, strides)| {
+            let first = head * s.kv_elements() + half * a.kv_len * a.head_dim;
+            half += 1;
+            let there = if own.is_empty() {
+                let ptr = d.ptr().wrapping_add(s.key(strides, head, 0)).cast();
+                Mat { ptr, rs: strides.position, cs: 1 }
+            } else {
+                Mat { ptr: own.ptr().wrapping_add(first), rs: a.head_dim, cs: 1 }
+            };
+            d.is_some().then_some(there)
+        })
+    }
+
+    /// The lse of each query of a tile, and Σ d_out out.
+    ///
+    /// # Safety
+    /// The caller may read `lse`, `d_out` and `out`.
+    unsafe fn columns(
+        &self,
+        isa: Isa,
+        head: usize,
+        queries: &Range<usize>,
+    ) -> ([T::Acc; TILE], [T::Acc; TILE]) {
+        let a = &self.from.shape.0;
+        let (mut lse, mut delta) = ([T::Acc::ZERO; TILE], [T::Acc::ZERO; TILE]);
+        let [d_out, out] = [self.d_out, self.from.out].map(|x| self.from.queries(x, a.out, head, queries));
+        for (i, t) in queries.clone().enumerate() {
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                delta[i] = dot(isa, d_out.row(i).all(), out.row(i).all());
+                lse[i] = self.from.lse.value(head * a.q_len + t);
+            }
+        }
+        (lse, delta)
+    }
+
+    /// Adds up what the heads of queries have in `own`, and writes it to `d_k` and `d_v`.
+    ///
+    /// # Safety
+    /// [`Backward::head`] is done for every head; the caller alone uses `own`, `d_k` and `d_v`.
+    pub unsafe fn gather(&self, on: &impl Split, own: Span<T::Acc>) -> Done {
+        let (s, a, isa) = (&self.from.shape, &self.from.shape.0, on.isa());
+        let (hd, share) = (a.head_dim, s.share());
+        on.rows(a.batch * a.kv_heads * a.kv_len, 2 * share * hd, 1, |row| {
+            let (kv_head, t) = (row / a.kv_len, row % a.kv_len);
+            let first = kv_head / a.kv_heads * a.heads + kv_head % a.kv_heads * share;
+            for (half, (d, strides)) in [(self.d_k, a.k), (self.d_v, a.v)].into_iter().enumerate() {
+                if !d.is_some() {
+                    continue;
+                }
+                let at = |head: usize| own.row((head * s.kv_elements() / hd) + half * a.kv_len + t, hd);
+                let to = s.key(strides, first, t);
+                // SAFETY: this row of the gradient, and of every head's own gradient, belongs to this task.
+                unsafe {
+                    let sum = at(first).all_mut();
+                    (first + 1..first + share).for_each(|head| add_to(isa, sum, at(head).all()));
+                    narrow(isa, d.get_mut(to..to + hd), sum);
+                }
+            }
+        })
+    }
+}

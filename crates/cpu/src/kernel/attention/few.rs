@@ -1,0 +1,87 @@
+//! Attention of single queries: one new position against the keys and values that are kept.
+
+use super::Forward;
+use crate::isa::Isa;
+use crate::kernel::elem::Elem;
+use crate::kernel::elementwise::{add_scaled, narrow};
+use crate::kernel::map::{dot, largest, sum_inline};
+use crate::kernel::real::Real;
+use crate::multiversion;
+
+multiversion! {
+    /// s = exp(s·scale - max); returns max and the sum.
+    fn softmax_row<const FMA: bool, A: Real>(s: &mut [A], scale: A) -> (A, A) {
+        let max = largest(s) * scale;
+        for s in s.iter_mut() {
+            *s = A::fma::<FMA>(*s, scale, -max).exp_flush::<FMA>();
+        }
+        (max, A::of(sum_inline(s, usize::MAX)))
+    }
+}
+
+/// Attention with no more than this many queries, a query at a time: tiles would be empty for the most part.
+pub struct FewQueries;
+
+impl FewQueries {
+    /// Queries up to which this is faster.
+    pub const MOST: usize = 4;
+
+    /// Query `position` of `head`.
+    ///
+    /// # Safety
+    /// The caller may read q, k and v, and alone uses this row of `out` and this element of `lse`.
+    pub unsafe fn run<T: Elem>(
+        isa: Isa,
+        room: &mut Room<T::Acc>,
+        call: &Forward<T>,
+        [head, position]: [usize; 2],
+    ) {
+        let (s, a, hd) = (&call.shape, &call.shape.0, call.shape.0.head_dim);
+        let (seen, [alpha, factor]) = (s.sees(position), s.factors::<T::Acc>());
+        let scores = &mut room.scores[..seen];
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let at = s.query(a.q, head, position);
+            let q = call.q.get(at..at + hd);
+            for (t, score) in scores.iter_mut().enumerate() {
+                let at = s.key(a.k, head, t);
+                *score = alpha * dot(isa, q, call.k.get(at..at + hd));
+            }
+            let (max, sum) = softmax_row(isa, scores, factor);
+            let out = &mut room.out[..hd];
+            out.fill(T::Acc::ZERO);
+            for (t, score) in scores.iter().enumerate() {
+                let at = s.key(a.v, head, t);
+                add_scaled(isa, out, *score / sum, call.v.get(at..at + hd));
+            }
+            let at = s.query(a.out, head, position);
+            narrow(isa, call.out.get_mut(at..at + hd), out);
+            let lse = if seen == 0 { T::Acc::NEG_INFINITY } else { max + sum.ln() };
+            call.lse.set(head * a.q_len + position, lse);
+        }
+    }
+}
+
+/// A worker's own memory for single queries.
+#[derive(Default)]
+pub struct Room<A> {
+    scores: Vec<A>,
+    out: Vec<A>,
+}
+
+impl<A: Real> Room<A> {
+    /// Room for so many keys and elements of a head.
+    pub fn new(keys: usize, head_dim: usize) -> Self {
+        Self { scores: vec![A::ZERO; keys], out: vec![A::ZERO; head_dim] }
+    }
+
+    /// Makes room for so many keys and elements of a head.
+    pub fn reserve(&mut self, keys: usize, head_dim: usize) {
+        if self.scores.len() < keys {
+            self.scores.resize(keys, A::ZERO);
+        }
+        if self.out.len() < head_dim {
+            self.out.resize(head_dim, A::ZERO);
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Attention by tiles of queries and chunks of keys with a running softmax: memory grows with the sequence, not its square.
+//!
+//! Scores have a row for each key and a column for each query: the softmax then goes down columns, many queries at once, and
+//! all but one of the products find their operands as they are in memory.
+//!
+//! Forward tasks are (sequence, head, tile of queries). In the backward a task is a head of queries, because every tile of
+//! queries adds to the gradients of its keys and values: one owner, one order, the same bits. Heads that share keys and
+//! values have gradients of their own, added up in the end.
+//!
+//! Elements that are not computed in their own type are widened into scratch memory, a tile at a time.
+
+mod backward;
+mod few;
+mod softmax;
+
+pub use backward::Backward;
+pub use few::{FewQueries, Room};
+
+use super::elem::Elem;
+use super::elementwise::{narrow, scale_by, widen};
+use super::real::{Mat, Real};
+use crate::gemm::{Beta, LocalScratch};
+use crate::isa::Isa;
+use crate::memory::Span;
+use ironhorse_core::eager::{AttentionShape, Strides};
+use softmax::{row_stride, softmax_columns};
+use std::ops::Range;
+
+/// Queries per tile.
+pub const TILE: usize = 64;
+/// Keys per chunk: its scores stay in the second-level cache.
+const CHUNK: usize = 256;
+
+/// The sizes of one attention. A `head` counts the heads of the queries of all sequences.
+#[derive(Clone, Copy)]
+pub struct Heads(pub AttentionShape);
+
+impl Heads {
+    /// Tiles of queries.
+    pub fn tiles(&self) -> usize {
+        self.0.q_len.div_ceil(TILE)
+    }
+
+    /// Positions of a tile.
+    fn tile(&self, index: usize) -> Range<usize> {
+        index * TILE..self.0.q_len.min((index + 1) * TILE)
+    }
+
+    /// How many keys the query at `position` sees.
+    fn sees(&self, position: usize) -> usize {
+        let a = &self.0;
+        if a.causal { (a.kv_len + position + 1).saturating_sub(a.q_len) } else { a.kv_len }
+    }
+
+    /// The keys that some query of a tile sees, a chunk at a time.
+    fn chunks(&self, queries: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+        let end = self.sees(queries.end - 1);
+        (0..end).step_by(CHUNK).map(move |first| first..end.min(first + CHUNK))
+    }
+
+    /// Elements of a chunk of scores, at most.
+    pub fn scores(&self) -> usize {
+        CHUNK.min(self.0.kv_len) * row_stride(TILE.min(self.0.q_len))
+    }
+
+    /// Heads of queries that use the same keys and values.
+    pub fn share(&self) -> usize {
+        self.0.heads / self.0.kv_heads.max(1)
+    }
+
+    /// Elements of the gradients of a head's keys and values.
+    pub fn kv_elements(&self) -> usize {
+        2 * self.0.kv_len * self.0.head_dim
+    }
+
+    /// First element of (batch, head of queries, position).
+    pub fn query(&self, strides: Strides, head: usize, position: usize) -> usize {
+        let (b, h) = (head / self.0.heads, head % self.0.heads);
+        b * strides.batch + h * strides.head + position * strides.position
+    }
+
+    /// First element of (batch, head of keys that this head of queries uses, position).
+    pub fn key(&self, strides: Strides, head: usize, position: usize) -> usize {
+        let (b, h) = (head / self.0.heads, head % self.0.heads / self.share());
+        b * strides.batch + h * strides.head + position * strides.position
+    }
+
+    /// Factors of the products and of the softmax, whose product is the scale. The softmax takes its maximum before it
+    /// scales, which is right for a positive factor only.
+    fn factors<A: Real>(&self) -> [A; 2] {
+        let scale = A::of(self.0.scale);
+        if scale > A::ZERO { [A::ONE, scale] } else { [scale, A::ONE] }
+    }
+
+    /// Sets the scores of keys that come after what their query sees.
+    fn hide<A: Real>(&self, s: &mut [A], queries: &Range<usize>, keys: &Range<usize>, value: A) {
+        let (a, stride) = (&self.0, row_stride(queries.len()));
+        if !a.causal {
+            return;
+        }
+        for (key, row) in keys.clone().zip(s.chunks_exact_mut(stride)) {
+            // Queries before this one do not see the key.
+            let first = (key + a.q_len).saturating_sub(a.kv_len + queries.start);
+            row[..first.min(queries.len())].fill(value);
+        }
+    }
+}
+
+/// A worker's own memory.
+#[derive(Default)]
+pub struct Scratch<A> {
+    pub gemm: LocalScratch,
+    /// Scores.
+    pub tiles: Vec<A>,
+    /// Widened rows; empty where elements are computed in their own type.
+    wide: [Vec<A>; 5],
+}
+
+impl<A: Real> Scratch<A> {
+    /// For a forward or backward with these sizes.
+    pub fn new<T: Elem<Acc = A>>(shape: &Heads) -> Self {
+        let hd = if T::IS_ACC { 0 } else { shape.0.head_dim };
+        Self {
+            gemm: LocalScratch::new(),
+            tiles: vec![A::ZERO; 2 * shape.scores()],
+            wide: [TILE, CHUNK, CHUNK, TILE, TILE].map(|rows| vec![A::ZERO; rows * hd]),
+        }
+    }
+}
+
+/// Rows of `hd` elements in memory, `stride` apart.
+#[derive(Clone, Copy)]
+struct Rows<T> {
+    at: Span<T>,
+    first: usize,
+    stride: usize,
+    count: usize,
+    hd: usize,
+}
+
+impl<T: Elem> Rows<T> {
+    fn row(&self, i: usize) -> Span<T> {
+        let first = self.first + i * self.stride;
+        self.at.part(first..first + self.hd)
+    }
+
+    /// As a matrix of what is computed in: in place, or `room`, which [`Rows::load`] and [`Rows::store`] use.
+    fn matrix(&self, room: &mut [T::Acc]) -> Mat<T::Acc> {
+        if T::IS_ACC {
+            Mat { ptr: self.at.ptr().wrapping_add(self.first).cast(), rs: self.stride, cs: 1 }
+        } else {
+            Mat::new(room, self.hd)
+        }
+    }
+
+    /// Widens the rows into `room` unless they can be used in place.
+    ///
+    /// # Safety
+    /// Nobody writes the rows.
+    unsafe fn load(&self, isa: Isa, room: &mut [T::Acc]) -> Mat<T::Acc> {
+        if !T::IS_ACC {
+            for (i, to) in room.chunks_exact_mut(self.hd).take(self.count).enumerate() {
+                // SAFETY: guaranteed by the caller.
+                widen(isa, to, unsafe { self.row(i).all() });
+            }
+        }
+        self.matrix(room)
+    }
+
+    /// Rounds `room` into the rows unless they were used in place.
+    ///
+    /// # Safety
+    /// The caller alone uses the rows.
+    unsafe fn store(&self, isa: Isa, room: &[T::Acc]) {
+        if !T::IS_ACC {
+            for (i, from) in room.chunks_exact(self.hd).take(self.count).enumerate() {
+                // SAFETY: guaranteed by the caller.
+                narrow(isa, unsafe { self.row(i).all_mut() }, from);
+            }
+        }
+    }
+}
+
+/// Row `i` of a matrix whose columns are side by side.
+///
+/// # Safety
+/// It has `len` elements that the caller alone uses.
+unsafe fn row_mut<'a, A>(m: Mat<A>, i: usize, len: usize) -> &'a mut [A] {
+    // SAFETY: guaranteed by the caller.
+    unsafe { std::slice::from_raw_parts_mut(m.ptr.wrapping_add(i * m.rs), len) }
+}
+
+/// The windows of a forward.
+#[derive(Clone, Copy)]
+pub struct Forward<T: Elem> {
+    pub shape: Heads,
+    pub q: Span<T>,
+    pub k: Span<T>,
+    pub v: Span<T>,
+    pub out: Span<T>,
+    /// (batch, heads, q_len), optional
+    pub lse: Span<T::Acc>,
+}
+
+impl<T: Elem> Forward<T> {
+    fn keys(&self, [at, head]: [usize; 2], count: usize) -> [Rows<T>; 2] {
+        let (s, a) = (&self.shape, &self.shape.0);
+        [(self.k, a.k), (self.v, a.v)].map(|(x, strides)| Rows {
+            at: x,
+            first: s.key(strides, head, at),
+            stride: strides.position,
+            count,
+            hd: a.head_dim,
+        })
+    }
+
+    /// The rows of queries, or of what has their layout.
+    fn queries(&self, at: Span<T>, strides: Strides, head: usize, queries: &Range<usize>) -> Rows<T> {
+        let first = self.shape.query(strides, head, queries.start);
+        Rows { at, first, stride: strides.position, count: queries.len(), hd: self.shape.0.head_dim }
+    }
+
+    /// Task `number` of `batch · heads · tiles`: late queries, which see more keys, first, so that short tasks fill the gaps
+    /// at the end.
+    ///
+    /// # Safety
+    /// The caller may read q, k and v, and alone uses `scratch` and the rows of `out` and `lse` of this head and tile.
+    pub unsafe fn tile(&self, isa: Isa, scratch: &mut Scratch<T::Acc>, number: usize) {
+        let (s, a, hd) = (&self.shape, &self.shape.0, self.shape.0.head_dim);
+        let (head, tile) = (number / s.tiles(), s.tiles() - 1 - number % s.tiles());
+        let queries = s.tile(tile);
+        let (rows, stride) = (queries.len(), row_stride(queries.len()));
+        let (mut max, mut sum) = ([T::Acc::NEG_INFINITY; TILE], [T::Acc::ZERO; TILE]);
+        let [alpha, factor] = s.factors();
+        let [q_room, k_room, v_room, o_room, _] = &mut scratch.wide;
+        let out = self.queries(self.out, a.out, head, &queries);
+        let o = out.matrix(o_room);
+        // SAFETY: guaranteed by the caller.
+        let q = unsafe { self.queries(self.q, a.q, head, &queries).load(isa, q_room) };
+        for keys in s.chunks(&queries) {
+            let scores = &mut scratch.tiles[..keys.len() * stride];
+            let beta = if keys.start == 0 { Beta::Overwrite } else { Beta::Accumulate };
+            // SAFETY: the inputs are only read; scores, widened rows and this part of `out` belong to this task.
+            unsafe {
+                let [k, v] = self.keys([keys.start, head], keys.len());
+                let (k, v) = (k.load(isa, k_room), v.load(isa, v_room));
+                let p = Mat::new(scores, stride);
+                let mm = &mut scratch.gemm;
+                T::Acc::product(
+                    (mm, isa),
+                    [keys.len(), rows, hd],
+                    alpha,
+                    [k, q.transposed()],
+                    p,
+                    Beta::Overwrite,
+                );
+                s.hide(scores, &queries, &keys, T::Acc::NEG_INFINITY);
+                let shrink = softmax_columns(isa, scores, stride, factor, &mut max, &mut sum);
+                if keys.start > 0 {
+                    (0..rows).for_each(|i| scale_by(isa, row_mut(o, i, hd), shrink[i]));
+                }
+                T::Acc::product((mm, isa), [rows, hd, keys.len()], T::Acc::ONE, [p.transposed(), v], o, beta);
+            }
+        }
+        for (i, position) in queries.enumerate() {
+            // SAFETY: this row and this element belong to this task.
+            unsafe {
+                let row = row_mut(o, i, hd);
+                let kept = if s.sees(position) == 0 {
+                    row.fill(T::Acc::ZERO);
+                    T::Acc::NEG_INFINITY
+                } else {
+                    scale_by(isa, row, T::Acc::ONE / sum[i]);
+                    max[i] + sum[i].ln()
+                };
+                self.lse.set(head * a.q_len + position, kept);
+            }
+        }
+        // SAFETY: these rows belong to this task.
+        unsafe { out.store(isa, o_room) };
+    }
+}

@@ -1,0 +1,96 @@
+//! The softmax of scores that have a row for each key and a column for each query, forward and backward: many queries at
+//! once.
+
+use super::TILE;
+use crate::kernel::map::LANES;
+use crate::kernel::real::Real;
+use crate::multiversion;
+
+/// Elements from one row of scores to the next: whole vectors, so that no row has a remainder.
+pub(super) fn row_stride(queries: usize) -> usize {
+    queries.next_multiple_of(LANES)
+}
+
+/// Some columns of a row.
+#[inline(always)]
+fn part<A>(row: &[A], first: usize) -> &[A; LANES] {
+    match row[first..].first_chunk() {
+        Some(part) => part,
+        None => unreachable!("rows are whole vectors"),
+    }
+}
+
+/// Some columns of a row, to write.
+#[inline(always)]
+fn part_mut<A>(row: &mut [A], first: usize) -> &mut [A; LANES] {
+    match row[first..].first_chunk_mut() {
+        Some(part) => part,
+        None => unreachable!("rows are whole vectors"),
+    }
+}
+
+multiversion! {
+    /// s = exp(s·scale - max) with the running maximum of each column. Returns what sums so far shrink by.
+    pub(super) fn softmax_columns<const FMA: bool, A: Real>(
+        s: &mut [A],
+        stride: usize,
+        scale: A,
+        max: &mut [A; TILE],
+        sum: &mut [A; TILE],
+    ) -> [A; TILE] {
+        let mut shrink = [A::ZERO; TILE];
+        for first in (0..stride).step_by(LANES) {
+            let mut greatest = [A::NEG_INFINITY; LANES];
+            for row in s.chunks_exact(stride) {
+                for (greatest, s) in greatest.iter_mut().zip(part(row, first)) {
+                    *greatest = if *s > *greatest { *s } else { *greatest };
+                }
+            }
+            let (max, sum, shrink) =
+                (part_mut(max, first), part_mut(sum, first), part_mut(&mut shrink, first));
+            for i in 0..LANES {
+                let new = greatest[i] * scale;
+                let new = if new > max[i] { new } else { max[i] };
+                shrink[i] = (max[i] - new).exp_flush::<FMA>();
+                max[i] = new;
+                sum[i] = sum[i] * shrink[i];
+            }
+            // What each addition loses is kept and added later: a sum that is off shows in the gradient of the keys' bias,
+            // which is zero but for rounding, and which AdamW makes steps of.
+            let mut lost = [A::ZERO; LANES];
+            for row in s.chunks_exact_mut(stride) {
+                let row = part_mut(row, first);
+                for i in 0..LANES {
+                    row[i] = A::fma::<FMA>(row[i], scale, -max[i]).exp_flush::<FMA>();
+                    let add = row[i] - lost[i];
+                    let total = sum[i] + add;
+                    lost[i] = (total - sum[i]) - add;
+                    sum[i] = total;
+                }
+            }
+        }
+        shrink
+    }
+
+    /// p = exp(p·factor - lse), dp = p·(dp - delta)·scale
+    pub(super) fn softmax_bwd_columns<const FMA: bool, A: Real>(
+        p: &mut [A],
+        dp: &mut [A],
+        stride: usize,
+        factors: [A; 2],
+        lse: &[A; TILE],
+        delta: &[A; TILE],
+    ) {
+        let [factor, scale] = factors;
+        for first in (0..stride).step_by(LANES) {
+            let (lse, delta) = (part(lse, first), part(delta, first));
+            for (p, dp) in p.chunks_exact_mut(stride).zip(dp.chunks_exact_mut(stride)) {
+                let (p, dp) = (part_mut(p, first), part_mut(dp, first));
+                for i in 0..LANES {
+                    p[i] = A::fma::<FMA>(p[i], factor, -lse[i]).exp_flush::<FMA>();
+                    dp[i] = p[i] * (dp[i] - delta[i]) * scale;
+                }
+            }
+        }
+    }
+}

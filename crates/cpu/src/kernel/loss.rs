@@ -1,0 +1,47 @@
+//! Rows of cross entropy.
+
+use super::elem::Elem;
+use super::map::map;
+use super::real::Real;
+use super::softmax::row_sum;
+use crate::isa::Isa;
+use crate::math::exp_flush;
+use crate::memory::Span;
+use crate::multiversion;
+
+multiversion! {
+    /// d = e^(x - lse) factor
+    pub fn cross_entropy_d_row<const FMA: bool, T: Elem>(x: Span<T>, d: Span<T>, lse: T::Acc, factor: T::Acc) {
+        // SAFETY: the caller alone uses `d`, which is `x` or shares no memory with it.
+        unsafe { map([x], [d], |[x]| [(x - lse).exp::<FMA>() * factor]) }
+    }
+
+    /// out = x - max - log_sum
+    fn shift<const FMA: bool>(x: Span<f32>, out: Span<f32>, max: f32, log_sum: f32) {
+        // SAFETY: as in `cross_entropy_d_row`.
+        unsafe { map([x], [out], |[x]| [(x - max) - log_sum]) }
+    }
+
+    /// d = e^log_probs · scale
+    pub fn log_probs_d_row<const FMA: bool>(log_probs: Span<f32>, d: Span<f32>, scale: f32) {
+        // SAFETY: as in `cross_entropy_d_row`.
+        unsafe { map([log_probs], [d], |[x]| [exp_flush::<FMA>(x) * scale]) }
+    }
+}
+
+/// The largest of a row, and ln Σ e^(x - largest).
+pub fn log_sum<T: Elem>(isa: Isa, x: &[T]) -> (f64, f64) {
+    let (max, sum) = row_sum(isa, x);
+    (max.wide(), sum.ln())
+}
+
+/// log_probs = log softmax(x) of a row; returns the loss of its target.
+///
+/// # Safety
+/// The caller alone uses `log_probs`, which is `x` or shares no memory with it.
+pub unsafe fn log_probs_row(isa: Isa, x: Span<f32>, log_probs: Span<f32>, target: usize) -> f64 {
+    // SAFETY: guaranteed by the caller; the slice ends before anything is written.
+    let (at_target, (max, log_sum)) = unsafe { (x.value(target), log_sum(isa, x.all())) };
+    shift(isa, x, log_probs, max as f32, log_sum as f32);
+    log_sum - (f64::from(at_target) - max)
+}

@@ -1,0 +1,239 @@
+//! Loops over elements, and sums of them, that become vector code inside [`multiversion!`](crate::multiversion).
+
+// Lanes are numbered: an index says more than an iterator here.
+#![allow(clippy::needless_range_loop)]
+
+use super::elem::Elem;
+use super::real::Real;
+use crate::memory::Span;
+use crate::multiversion;
+
+/// Lanes of sums and maxima.
+pub const LANES: usize = 32;
+/// Elements that are read, computed and written together.
+const STEP: usize = 32;
+/// Elements of a block of exponentials: they stay in the first-level cache.
+pub const BLOCK: usize = 512;
+
+/// How long a sum in the type of sums may become before it joins an f64 total.
+pub trait Order {
+    /// Elements per sum.
+    const BLOCK: usize;
+    /// The lanes of the two sums of a layer norm's row.
+    const NARROW: bool;
+}
+
+/// One sum over the whole row: rows of a model, which have some thousand elements.
+pub struct Whole;
+
+impl Order for Whole {
+    const BLOCK: usize = usize::MAX;
+    const NARROW: bool = true;
+}
+
+/// Sums of 4096 elements, added in f64: rows of any length.
+pub struct Blocks;
+
+impl Order for Blocks {
+    const BLOCK: usize = 4096;
+    const NARROW: bool = false;
+}
+
+/// outputs\[i\] = f(inputs\[i\]) for every i. An output may be the same window as an input: elements are read before they are
+/// written. An output that is not given is not written.
+///
+/// # Safety
+/// The caller may read the inputs and alone uses the outputs; an output that is not the same window as an input shares no
+/// memory with it.
+#[inline(always)]
+pub unsafe fn map<T: Elem, const IN: usize, const OUT: usize>(
+    inputs: [Span<T>; IN],
+    outputs: [Span<T>; OUT],
+    f: impl Fn([T::Acc; IN]) -> [T::Acc; OUT],
+) {
+    let len = inputs[0].len();
+    assert!(inputs.iter().chain(&outputs).all(|x| x.len() == len), "windows of different lengths");
+    let (from, to) = (inputs.map(Span::ptr), outputs.map(Span::ptr));
+    let mut start = 0;
+    while start < len {
+        let n = STEP.min(len - start);
+        let (mut wide, mut made) = ([[T::Acc::ZERO; STEP]; IN], [[T::Acc::ZERO; STEP]; OUT]);
+        for k in 0..IN {
+            // SAFETY: start + n is at most the length; nothing is written before the last element was read.
+            unsafe {
+                if n == STEP {
+                    let x = from[k].add(start).cast::<[T; STEP]>().read();
+                    (0..STEP).for_each(|i| wide[k][i] = x[i].load());
+                } else {
+                    (0..n).for_each(|i| wide[k][i] = from[k].add(start + i).read().load());
+                }
+            }
+        }
+        for i in 0..STEP {
+            let mut x = [T::Acc::ZERO; IN];
+            for k in 0..IN {
+                x[k] = wide[k][i];
+            }
+            let y = f(x);
+            for k in 0..OUT {
+                made[k][i] = y[k];
+            }
+        }
+        for k in 0..OUT {
+            // SAFETY: as above, and the caller alone uses the outputs.
+            unsafe {
+                if to[k].is_null() {
+                    continue;
+                }
+                if n == STEP {
+                    to[k].add(start).cast::<[T; STEP]>().write(made[k].map(T::store));
+                } else {
+                    (0..n).for_each(|i| to[k].add(start + i).write(T::store(made[k][i])));
+                }
+            }
+        }
+        start += n;
+    }
+}
+
+/// The lanes combined by a fixed tree: 32 to 16 to 8 ...
+#[inline(always)]
+pub fn tree<A: Copy, const W: usize>(mut lanes: [A; W], join: impl Fn(A, A) -> A) -> A {
+    let mut width = W / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = join(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// `OUT` sums over slices of equal length, each of what `add` adds to it. Element i of a block goes to lane i mod `W`, the
+/// lanes are joined by a tree, and blocks of `block` elements are added in f64.
+#[inline(always)]
+pub fn totals<T: Elem, const IN: usize, const OUT: usize, const W: usize>(
+    x: [&[T]; IN],
+    block: usize,
+    add: impl Fn([T::Acc; IN], [T::Acc; OUT]) -> [T::Acc; OUT],
+) -> [f64; OUT] {
+    let len = x[0].len();
+    let x = x.map(|x| &x[..len]);
+    let mut total = [0.0; OUT];
+    let mut start = 0;
+    while start < len {
+        let end = len.min(start.saturating_add(block));
+        let parts = x.map(|x| x[start..end].as_chunks::<W>());
+        let mut lanes = [[T::Acc::ZERO; W]; OUT];
+        for number in 0..parts[0].0.len() {
+            let chunk = parts.map(|(full, _)| &full[number]);
+            for i in 0..W {
+                let sums = add(chunk.map(|x| x[i].load()), lane(&lanes, i));
+                (0..OUT).for_each(|k| lanes[k][i] = sums[k]);
+            }
+        }
+        for i in 0..parts[0].1.len() {
+            let sums = add(parts.map(|(_, rest)| rest[i].load()), lane(&lanes, i));
+            (0..OUT).for_each(|k| lanes[k][i] = sums[k]);
+        }
+        for k in 0..OUT {
+            // The compiler must not see that the tree adds pairs: it would add in pairs from the start, two lanes at a time.
+            total[k] += tree(std::hint::black_box(lanes[k]), |a, b| a + b).wide();
+        }
+        start = end;
+    }
+    total
+}
+
+/// Lane `i` of every sum.
+#[inline(always)]
+fn lane<A: Real, const W: usize, const OUT: usize>(lanes: &[[A; W]; OUT], i: usize) -> [A; OUT] {
+    let mut one = [A::ZERO; OUT];
+    for k in 0..OUT {
+        one[k] = lanes[k][i];
+    }
+    one
+}
+
+/// Σ x y in the type of sums.
+#[inline(always)]
+pub fn dot_inline<T: Elem, const FMA: bool>(x: &[T], y: &[T]) -> T::Acc {
+    let sums = totals::<T, 2, 1, LANES>([x, y], usize::MAX, |[x, y], [sum]| [T::Acc::fma::<FMA>(x, y, sum)]);
+    T::Acc::of(sums[0])
+}
+
+/// Σ x, in blocks.
+#[inline(always)]
+pub fn sum_inline<T: Elem>(x: &[T], block: usize) -> f64 {
+    totals::<T, 1, 1, LANES>([x], block, |[x], [sum]| [sum + x])[0]
+}
+
+/// The largest; -inf for none. NaN is passed over.
+#[inline(always)]
+pub fn largest<T: Elem>(x: &[T]) -> T::Acc {
+    let greater = |a: T::Acc, b: T::Acc| if b > a { b } else { a };
+    let mut lanes = [T::Acc::NEG_INFINITY; LANES];
+    let (full, rest) = x.as_chunks::<LANES>();
+    for part in full {
+        for i in 0..LANES {
+            lanes[i] = greater(lanes[i], part[i].load());
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane = greater(*lane, x.load());
+    }
+    tree(lanes, greater)
+}
+
+multiversion! {
+    /// Σ x y in the type of sums
+    pub fn dot<const FMA: bool, T: Elem>(x: &[T], y: &[T]) -> T::Acc {
+        dot_inline::<T, FMA>(x, y)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::Isa;
+
+    multiversion! {
+        fn sum<const FMA: bool>(x: &[f32]) -> f32 {
+            sum_inline(x, usize::MAX) as f32
+        }
+
+        fn greatest<const FMA: bool>(x: &[f32]) -> f32 {
+            largest(x)
+        }
+    }
+
+    fn random(len: usize) -> Vec<f32> {
+        let mut state = 99_u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..len).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn reductions_agree_with_f64_and_between_instruction_sets() {
+        for len in [0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 1000, 50257] {
+            let x = random(len);
+            let y: Vec<f32> = x.iter().map(|x| 0.3 - x).collect();
+            let exact: f64 = x.iter().map(|&x| f64::from(x)).sum();
+            let exact_dot: f64 = x.iter().zip(&y).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum();
+            let best = Isa::detect();
+            for isa in Isa::supported() {
+                let close = |got: f64, want: f64| (got - want).abs() <= 1e-5 * (len as f64).sqrt() + 1e-7;
+                assert!(close(f64::from(sum(isa, &x)), exact));
+                assert!(close(f64::from(dot(isa, &x, &y)), exact_dot));
+                assert_eq!(greatest(isa, &x), x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+                assert_eq!(sum(isa, &x).to_bits(), sum(best, &x).to_bits());
+                if isa != Isa::PORTABLE {
+                    assert_eq!(dot(isa, &x, &y).to_bits(), dot(best, &x, &y).to_bits());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The update: the norm of the gradients, and AdamW.
+
+use super::map::tree;
+use crate::math::fma;
+use crate::multiversion;
+
+/// Elements whose squares one task sums; the partial sums are added in order.
+pub const NORM_CHUNK: usize = 1 << 16;
+/// Elements one AdamW task updates: four streams of 64 KiB.
+pub const ADAM_CHUNK: usize = 1 << 14;
+/// What PyTorch's clip_grad_norm_ adds to the norm before dividing.
+pub const CLIP_EPS: f32 = 1e-6;
+
+/// The settings of a step of AdamW.
+#[derive(Clone, Copy)]
+pub struct AdamWSettings {
+    pub lr: f32,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f32,
+    pub weight_decay: f32,
+    /// The number of the step, from 1.
+    pub step: i32,
+    /// Gradients are multiplied by this: clipping.
+    pub grad_scale: f32,
+}
+
+/// The constants of a step, the same for every element.
+#[derive(Clone, Copy)]
+pub struct Coefficients {
+    /// 1 - lr·decay
+    pub keep: f32,
+    pub beta2: f32,
+    /// 1 - β₁ and 1 - β₂, rounded once
+    pub rest1: f32,
+    pub rest2: f32,
+    /// lr / (1 - β₁ᵗ)
+    pub step_size: f32,
+    /// 1 / √(1 - β₂ᵗ)
+    pub root_correction: f32,
+    pub eps: f32,
+    /// gradients are multiplied by this: clipping
+    pub grad_scale: f32,
+}
+
+impl Coefficients {
+    /// With weight decay.
+    pub fn new(s: &AdamWSettings) -> Self {
+        let (lr, correction) = (f64::from(s.lr), |beta: f64| 1.0 - beta.powi(s.step));
+        Self {
+            keep: (1.0 - lr * f64::from(s.weight_decay)) as f32,
+            beta2: s.beta2 as f32,
+            rest1: (1.0 - s.beta1) as f32,
+            rest2: (1.0 - s.beta2) as f32,
+            step_size: (lr / correction(s.beta1)) as f32,
+            root_correction: (1.0 / correction(s.beta2).sqrt()) as f32,
+            eps: s.eps,
+            grad_scale: s.grad_scale,
+        }
+    }
+}
+
+/// Places a task reads at once: one stream per core does not fill the memory's bandwidth.
+const STREAMS: usize = 4;
+const LANES: usize = 16;
+
+multiversion! {
+    /// Σ x² in f64, reading four places of x at a time.
+    pub fn sum_sq_streams<const FMA: bool>(x: &[f32]) -> f64 {
+        let quarter = x.len() / (STREAMS * LANES) * LANES;
+        let (parts, rest) = x.split_at(STREAMS * quarter);
+        let [a, b, c, d]: [&[[f32; LANES]]; STREAMS] =
+            std::array::from_fn(|s| parts[s * quarter..(s + 1) * quarter].as_chunks().0);
+        let mut sums = [[0.0_f64; LANES]; STREAMS];
+        for (((a, b), c), d) in a.iter().zip(b).zip(c).zip(d) {
+            for i in 0..LANES {
+                sums[0][i] += f64::from(a[i]) * f64::from(a[i]);
+                sums[1][i] += f64::from(b[i]) * f64::from(b[i]);
+                sums[2][i] += f64::from(c[i]) * f64::from(c[i]);
+                sums[3][i] += f64::from(d[i]) * f64::from(d[i]);
+            }
+        }
+        let mut tail = [0.0_f64; super::map::LANES];
+        for (i, &x) in rest.iter().enumerate() {
+            tail[i % super::map::LANES] += f64::from(x) * f64::from(x);
+        }
+        sums.iter().flatten().sum::<f64>() + tree(tail, |a, b| a + b)
+    }
+
+    /// One stretch of AdamW.
+    pub fn adamw_stretch<const FMA: bool>(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], k: Coefficients) {
+        for (((w, g), m), v) in w.iter_mut().zip(g).zip(m.iter_mut()).zip(v.iter_mut()) {
+            let g = g * k.grad_scale;
+            *m = fma::<FMA>(k.rest1, g - *m, *m);
+            *v = fma::<FMA>(k.beta2, *v, k.rest2 * (g * g));
+            let denominator = fma::<FMA>(v.sqrt(), k.root_correction, k.eps);
+            *w = fma::<FMA>(*w, k.keep, -(k.step_size * (*m / denominator)));
+        }
+    }
+}

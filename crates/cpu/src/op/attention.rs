@@ -1,0 +1,109 @@
+//! Causal attention on packed queries, keys and values: (B, T, W) with W = (NH + 2·NKV)·HD.
+
+use super::Ctx;
+use crate::kernel::attention::{Backward, FewQueries, Forward, Heads, TILE};
+use crate::memory::Span;
+use ironhorse_core::eager::{AttentionShape, Strides};
+use ironhorse_core::op::{AttentionBwd, AttentionCached, AttentionFwd};
+use ironhorse_core::{Error, Result, Slot};
+
+/// Sizes and strides of an attention whose output is `out` (B, T, C).
+fn shape(out: Slot, heads: usize, kv_heads: usize) -> Heads {
+    let &[batch, seq, width] = out.shape.dims() else {
+        unreachable!("`Op::check` asks for three dimensions")
+    };
+    let head_dim = width / heads;
+    let packed = (heads + 2 * kv_heads) * head_dim;
+    let [qkv, out] =
+        [packed, width].map(|position| Strides { batch: seq * position, head: head_dim, position });
+    Heads(AttentionShape {
+        batch,
+        heads,
+        kv_heads,
+        q_len: seq,
+        kv_len: seq,
+        head_dim,
+        scale: f64::from(1.0 / (head_dim as f32).sqrt()),
+        causal: true,
+        q: qkv,
+        k: qkv,
+        v: qkv,
+        out,
+    })
+}
+
+/// Queries, keys and values in a packed tensor.
+fn unpacked(qkv: Span<f32>, s: &Heads) -> [Span<f32>; 3] {
+    let AttentionShape { heads, kv_heads, head_dim, .. } = s.0;
+    [0, heads, heads + kv_heads].map(|before| qkv.part((before * head_dim).min(qkv.len())..qkv.len()))
+}
+
+pub fn attention_fwd(ctx: &mut Ctx<'_>, op: &AttentionFwd) -> Result<()> {
+    let (out, lse, qkv) = (ctx.f32(op.out)?, ctx.f32(op.lse)?, ctx.f32(op.qkv)?);
+    let (shape, isa) = (shape(op.out, op.heads, op.kv_heads), ctx.isa);
+    let [q, k, v] = unpacked(qkv, &shape);
+    ctx.reserve_scratch(shape.scores(), shape.0.head_dim.max(TILE));
+    let (call, scratch) = (Forward { shape, q, k, v, out, lse }, &*ctx.scratch);
+    ctx.chunks(shape.0.batch * op.heads * shape.tiles(), 1, |task, worker| {
+        // SAFETY: the team runs one task at a time per worker; tasks own disjoint rows of `out` and `lse`, which share no
+        // memory with `qkv` (`Op::check`).
+        unsafe { call.tile(isa, &mut scratch.get(worker).attention, task.start) }
+    })
+}
+
+pub fn attention_bwd(ctx: &mut Ctx<'_>, op: &AttentionBwd) -> Result<()> {
+    let (d_qkv, d_out, qkv) = (ctx.f32(op.d_qkv)?, ctx.f32(op.d_out)?, ctx.f32(op.qkv)?);
+    let (out, lse) = (ctx.f32(op.out)?, ctx.f32(op.lse)?);
+    let (shape, isa) = (shape(op.out, op.heads, op.kv_heads), ctx.isa);
+    let ([q, k, v], [d_q, d_k, d_v]) = (unpacked(qkv, &shape), unpacked(d_qkv, &shape));
+    ctx.reserve_scratch(2 * shape.scores(), shape.0.head_dim.max(TILE));
+    let call = Backward { from: Forward { shape, q, k, v, out, lse }, d_out, d_q, d_k, d_v };
+    let own = ctx.floats(call.own_elements());
+    let scratch = &*ctx.scratch;
+    ctx.chunks(shape.0.batch * op.heads, 1, |task, worker| {
+        // SAFETY: the team runs one task at a time per worker; a task owns its head of the gradients and of `own`, which
+        // share no memory with anything read (`Op::check`).
+        unsafe { call.head(isa, &mut scratch.get(worker).attention, own, task.start) }
+    })?;
+    if own.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: all heads are done.
+    ctx.done(unsafe { call.gather(&ctx.split(), own) })
+}
+
+/// One new position against keys and values that are kept: generation.
+pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
+    let (out, qkv) = (ctx.f32(op.out)?, ctx.f32(op.qkv)?);
+    let (keys, values) = (ctx.f32(op.keys)?, ctx.f32(op.values)?);
+    let &[batch, context, width] = op.keys.shape.dims() else { return Ok(()) };
+    let position = ctx.scalars.position as usize;
+    if position >= context {
+        return Err(Error::Input(format!("position {position} is beyond the context of {context}")));
+    }
+    let (packed, isa) = (shape(op.out, op.heads, op.kv_heads), ctx.isa);
+    let [q, k, v] = unpacked(qkv, &packed);
+    let cache = Strides { batch: context * width, head: packed.0.head_dim, position: width };
+    let shape = Heads(AttentionShape { kv_len: position + 1, k: cache, v: cache, ..packed.0 });
+    let call = Forward { shape, q, k: keys, v: values, out, lse: Span::none(batch * op.heads) };
+    for scratch in ctx.scratch.iter_mut() {
+        scratch.room.reserve(context, packed.0.head_dim);
+    }
+    let (scratch, hd) = (&*ctx.scratch, packed.0.head_dim);
+    // A task is a head of keys and values with all heads of queries it serves.
+    ctx.chunks(batch * op.kv_heads, 1, |task, worker| {
+        let (b, h) = (task.start / op.kv_heads, task.start % op.kv_heads);
+        let first = b * op.heads + h * shape.share();
+        // SAFETY: the team runs one task at a time per worker; a task owns its head of the cache and its heads of `out`, and
+        // the mutable pieces of the cache are gone before it is read.
+        unsafe {
+            for (kept, new, strides) in [(keys, k, packed.0.k), (values, v, packed.0.v)] {
+                let (to, from) = (shape.key(cache, first, position), packed.key(strides, first, 0));
+                kept.get_mut(to..to + hd).copy_from_slice(new.get(from..from + hd));
+            }
+            for head in first..first + shape.share() {
+                FewQueries::run(isa, &mut scratch.get(worker).room, &call, [head, 0]);
+            }
+        }
+    })
+}

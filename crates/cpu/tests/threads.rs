@@ -1,0 +1,39 @@
+//! Every conformance case gives the same bits with 1, 2 and 5 threads, on every instruction set of this machine.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+use ironhorse_core::{Engine, Layout, Precision};
+use ironhorse_cpu::CpuEngine;
+use ironhorse_cpu::isa::Isa;
+use ironhorse_testkit::{Case, cases_in};
+
+/// FNV-1a of what the op leaves in the slots it writes.
+fn digest(engine: &mut CpuEngine, case: &Case) -> u64 {
+    case.load(engine).unwrap();
+    engine.run(&case.program, 0..1, &case.scalars).unwrap();
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for slot in case.op().writes() {
+        let mut bytes = vec![0; slot.bytes()];
+        engine.read_bytes(slot, &mut bytes).unwrap();
+        bytes.iter().for_each(|&byte| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    }
+    hash
+}
+
+/// Prints the digest of each case with `DIGESTS=1` and `--nocapture`: to compare the bits of two commits.
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    let cases = cases_in(Precision::F32, |_| true);
+    let layout = cases.iter().fold(Layout::default(), |all, case| all.union(&case.reserve));
+    let print = std::env::var_os("DIGESTS").is_some();
+    for isa in Isa::supported() {
+        let mut engines = [1, 2, 5].map(|threads| CpuEngine::with_isa(threads, isa));
+        engines.iter_mut().for_each(|engine| engine.reserve(&layout).unwrap());
+        for (index, case) in cases.iter().enumerate() {
+            let [one, two, five] = engines.each_mut().map(|engine| digest(engine, case));
+            assert!(one == two && one == five, "{} ({}) on {}", case.op().name(), case.name, isa.name());
+            if print {
+                println!("DIGEST {} {index} {} ({}) {one:016x}", isa.name(), case.op().name(), case.name);
+            }
+        }
+    }
+}
