@@ -1,7 +1,7 @@
 //! Attention, and its gradients.
 
 use super::{Failed, Run, Span, by_type};
-use crate::kernel::attention::{Backward, FewQueries, Forward, Heads, Room, Scratch};
+use crate::kernel::attention::{Backward, FEW, Forward, Heads, Room, Scratch, one_query};
 use crate::kernel::elem::Elem;
 use crate::kernel::real::Real;
 use crate::team::shared::{Shared, with_team};
@@ -69,13 +69,13 @@ impl Run for Attention {
             // SAFETY: guaranteed by the caller of `run`.
             let call = unsafe { Windows(*a).forward::<T>([self.q, self.k, self.v, self.out, self.lse]) };
             with_team(is_large(a), |team, _| {
-                if a.q_len <= FewQueries::MOST {
+                if a.q_len <= FEW {
                     let room = PerWorker::new(team, |_| Room::<Acc>::new(a.kv_len, a.head_dim));
                     return team.chunks(heads * a.q_len, 1, |task, worker| {
                         let at = [task.start / a.q_len, task.start % a.q_len];
                         // SAFETY: the team runs one task at a time per worker, and the memory belongs to this run; tasks own
                         // disjoint rows of what is written.
-                        unsafe { FewQueries::run(isa, room.get(worker), &call, at) }
+                        unsafe { one_query(isa, room.get(worker), &call, at) }
                     });
                 }
                 let scratch = PerWorker::new(team, |_| Scratch::new::<T>(&call.shape));

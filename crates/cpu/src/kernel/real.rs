@@ -25,7 +25,7 @@ impl<A> Mat<A> {
     }
 
     /// The rows from `first` on.
-    pub fn from_row(self, first: usize) -> Self {
+    pub fn rows_from(self, first: usize) -> Self {
         Self { ptr: self.ptr.wrapping_add(first * self.rs), ..self }
     }
 

@@ -1,7 +1,7 @@
 //! Causal attention on packed queries, keys and values: (B, T, W) with W = (NH + 2·NKV)·HD.
 
 use super::Ctx;
-use crate::kernel::attention::{Backward, FewQueries, Forward, Heads, TILE};
+use crate::kernel::attention::{Backward, Forward, Heads, TILE, one_query};
 use crate::memory::Span;
 use ironhorse_core::eager::{AttentionShape, Strides};
 use ironhorse_core::op::{AttentionBwd, AttentionCached, AttentionFwd};
@@ -102,7 +102,7 @@ pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
                 kept.get_mut(to..to + hd).copy_from_slice(new.get(from..from + hd));
             }
             for head in first..first + shape.share() {
-                FewQueries::run(isa, &mut scratch.get(worker).room, &call, [head, 0]);
+                one_query(isa, &mut scratch.get(worker).room, &call, [head, 0]);
             }
         }
     })

@@ -67,7 +67,7 @@ impl<T: Elem> Backward<T> {
                 let (p, dp) = (&mut p_scores[..cols * stride], &mut dp_scores[..cols * stride]);
                 let [p_mat, ds] = [Mat::new(p, stride), Mat::new(dp, stride)];
                 let [k, v] = self.from.keys([keys.start, head], cols);
-                let [d_k, d_v] = d_kv.map(|d| d.map(|d| d.from_row(keys.start)));
+                let [d_k, d_v] = d_kv.map(|d| d.map(|d| d.rows_from(keys.start)));
                 let beta = if keys.start == 0 { Beta::Overwrite } else { Beta::Accumulate };
                 let mm = &mut scratch.gemm;
                 // SAFETY: the inputs are only read; scores, widened rows and gradients belong to this task.

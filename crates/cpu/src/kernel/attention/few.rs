@@ -19,46 +19,41 @@ multiversion! {
     }
 }
 
-/// Attention with no more than this many queries, a query at a time: tiles would be empty for the most part.
-pub struct FewQueries;
+/// Queries up to which one at a time is faster than a tile, which would be empty for the most part.
+pub const FEW: usize = 4;
 
-impl FewQueries {
-    /// Queries up to which this is faster.
-    pub const MOST: usize = 4;
-
-    /// Query `position` of `head`.
-    ///
-    /// # Safety
-    /// The caller may read q, k and v, and alone uses this row of `out` and this element of `lse`.
-    pub unsafe fn run<T: Elem>(
-        isa: Isa,
-        room: &mut Room<T::Acc>,
-        call: &Forward<T>,
-        [head, position]: [usize; 2],
-    ) {
-        let (s, a, hd) = (&call.shape, &call.shape.0, call.shape.0.head_dim);
-        let (seen, [alpha, factor]) = (s.sees(position), s.factors::<T::Acc>());
-        let scores = &mut room.scores[..seen];
-        // SAFETY: guaranteed by the caller.
-        unsafe {
-            let at = s.query(a.q, head, position);
-            let q = call.q.get(at..at + hd);
-            for (t, score) in scores.iter_mut().enumerate() {
-                let at = s.key(a.k, head, t);
-                *score = alpha * dot(isa, q, call.k.get(at..at + hd));
-            }
-            let (max, sum) = softmax_row(isa, scores, factor);
-            let out = &mut room.out[..hd];
-            out.fill(T::Acc::ZERO);
-            for (t, score) in scores.iter().enumerate() {
-                let at = s.key(a.v, head, t);
-                add_scaled(isa, out, *score / sum, call.v.get(at..at + hd));
-            }
-            let at = s.query(a.out, head, position);
-            narrow(isa, call.out.get_mut(at..at + hd), out);
-            let lse = if seen == 0 { T::Acc::NEG_INFINITY } else { max + sum.ln() };
-            call.lse.set(head * a.q_len + position, lse);
+/// Attention of query `position` of `head`.
+///
+/// # Safety
+/// The caller may read q, k and v, and alone uses this row of `out` and this element of `lse`.
+pub unsafe fn one_query<T: Elem>(
+    isa: Isa,
+    room: &mut Room<T::Acc>,
+    call: &Forward<T>,
+    [head, position]: [usize; 2],
+) {
+    let (s, a, hd) = (&call.shape, &call.shape.0, call.shape.0.head_dim);
+    let (seen, [alpha, factor]) = (s.sees(position), s.factors::<T::Acc>());
+    let scores = &mut room.scores[..seen];
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let at = s.query(a.q, head, position);
+        let q = call.q.get(at..at + hd);
+        for (t, score) in scores.iter_mut().enumerate() {
+            let at = s.key(a.k, head, t);
+            *score = alpha * dot(isa, q, call.k.get(at..at + hd));
         }
+        let (max, sum) = softmax_row(isa, scores, factor);
+        let out = &mut room.out[..hd];
+        out.fill(T::Acc::ZERO);
+        for (t, score) in scores.iter().enumerate() {
+            let at = s.key(a.v, head, t);
+            add_scaled(isa, out, *score / sum, call.v.get(at..at + hd));
+        }
+        let at = s.query(a.out, head, position);
+        narrow(isa, call.out.get_mut(at..at + hd), out);
+        let lse = if seen == 0 { T::Acc::NEG_INFINITY } else { max + sum.ln() };
+        call.lse.set(head * a.q_len + position, lse);
     }
 }
 

@@ -14,7 +14,7 @@ mod few;
 mod softmax;
 
 pub use backward::Backward;
-pub use few::{FewQueries, Room};
+pub use few::{FEW, Room, one_query};
 
 use super::elem::Elem;
 use super::elementwise::{narrow, scale_by, widen};
