@@ -12,7 +12,7 @@ pub enum Error {
     /// A library is not on this machine.
     #[error("{library} was not found; looked for {names} in {looked}; {install}")]
     LibraryMissing {
-        /// The library's name for people.
+        /// The library's name in messages.
         library: &'static str,
         /// The file names tried.
         names: String,
@@ -24,7 +24,7 @@ pub enum Error {
     /// A library lacks a function we call.
     #[error("{library} at {} has no `{symbol}`: it is too old; {install}", path.display())]
     SymbolMissing {
-        /// The library's name for people.
+        /// The library's name in messages.
         library: &'static str,
         /// The file.
         path: PathBuf,

@@ -1,8 +1,8 @@
-//! Which of the kernels flash_*.cu runs an attention: shared by the engine's ops and the direct ones.
+//! Which of the kernels in `kernels/attention` runs an attention: shared by the engine and eager ops.
 //!
-//! Tensor cores (`attention/flash_fwd.cu`, `attention/flash_bwd.cu`) take heads of up to 128 channels: a multiple of 16 in bf16 (and, direct, f16),
-//! of 32 in f32. Other heads of up to 256 channels go to f32 tiles (`attention/flash_f32.cu`), wider ones to one warp per position
-//! (`attention/flash_any.cu`). The backward is three launches: row sums of `d_out·out`, then `d_q`, then `d_k` and `d_v`; nothing is
+//! Tensor cores (`flash_fwd.cu`, `flash_bwd.cu`) take heads of up to 128 channels: a multiple of 16 in bf16 and f16, of 32 in
+//! f32. Other heads of up to 256 channels go to f32 tiles (`flash_f32.cu`), wider ones to one warp per position
+//! (`flash_any.cu`). The backward is three launches: row sums of `d_out·out`, then `d_q`, then `d_k` and `d_v`; nothing is
 //! added atomically.
 
 use crate::{Error, Result};

@@ -26,6 +26,7 @@ mod memory;
 mod op;
 pub mod report;
 mod scalars;
+mod scatter;
 mod settings;
 mod specs;
 mod staging;

@@ -49,7 +49,7 @@ fn version(kind: Kind, open: &Open) -> Result<String> {
         } else if kind == library::CUDNN {
             number(open.symbol::<unsafe extern "C" fn() -> usize>("cudnnGetVersion")?(), 10_000, 100)
         } else if Open::find(library::DRIVER).is_err() {
-            // CUPTI calls itself without end where there is no driver.
+            // Without a driver CUPTI recurses endlessly.
             "version not asked for without a driver".into()
         } else {
             let mut version = 0_u32;

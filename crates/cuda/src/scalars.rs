@@ -42,8 +42,8 @@ pub(crate) fn fault_text(block: &[u8]) -> Option<String> {
     Some(match code {
         0 => return None,
         3 => format!("router: a logit of token {index} is {}", f32::from_bits(value as u32)),
-        4 => format!("expert {value} is none of the {limit} there are"),
-        5 => format!("row {value} is none of the {limit} there are"),
+        4 => format!("expert index {value} is out of range 0..{limit}"),
+        5 => format!("row index {value} is out of range 0..{limit}"),
         6 => format!("the offsets of the experts do not cut {limit} rows: number {index} is {value}"),
         _ => {
             let what = if code == 1 { "token" } else { "target" };
@@ -78,8 +78,8 @@ mod tests {
         assert_eq!(text([2, -1, 0, 7]), "target -1 at index 0 is outside the vocabulary of 7");
         let infinite = f32::NEG_INFINITY.to_bits() as i32;
         assert_eq!(text([3, infinite, 40, 3]), "router: a logit of token 40 is -inf");
-        assert_eq!(text([4, -1, 3, 4]), "expert -1 is none of the 4 there are");
-        assert_eq!(text([5, 9, 3, 8]), "row 9 is none of the 8 there are");
+        assert_eq!(text([4, -1, 3, 4]), "expert index -1 is out of range 0..4");
+        assert_eq!(text([5, 9, 3, 8]), "row index 9 is out of range 0..8");
         assert_eq!(text([6, 4, 2, 5]), "the offsets of the experts do not cut 5 rows: number 2 is 4");
         assert_eq!(fault_text(&[0; FAULT_BYTES]), None);
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 #[cfg(unix)]
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 
-/// Makes the folder for this user alone where there is none; refuses one that others own or can write to.
+/// Creates the folder for this user alone if it does not exist; refuses one that others own or can write to.
 pub(super) fn make_folder(folder: &Path) -> Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true);

@@ -101,7 +101,7 @@ impl Descriptor {
         about: impl Fn() -> String,
     ) -> Result<()> {
         self.trace(|| format!("{name:?} = {}", about()));
-        // SAFETY: by the contract; the descriptor is alive.
+        // SAFETY: the caller guarantees the type and the number of the values; the descriptor is alive.
         let status = unsafe {
             (self.cudnn.cudnnBackendSetAttribute)(self.raw, name as u32, kind as u32, count as i64, values)
         };
@@ -151,7 +151,7 @@ impl Descriptor {
     /// `into` has room for `most` values of the type.
     unsafe fn get_raw(&self, name: Attribute, kind: Type, most: usize, into: *mut c_void) -> Result<usize> {
         let mut count = 0_i64;
-        // SAFETY: by the contract; the descriptor is alive, the count is written.
+        // SAFETY: the caller guarantees the type and room for the values; the descriptor is alive, the library writes the count.
         let status = unsafe {
             (self.cudnn.cudnnBackendGetAttribute)(
                 self.raw,

@@ -6,7 +6,7 @@
 //! attention_*.rs the two graphs
 //! plan.rs        heuristics, the plan, its execution
 //! ```
-//! Set `IRONHORSE_CUDNN_TRACE=1` and debug logging to see every step; `CUDNN_LOGLEVEL_DBG=2` makes cuDNN itself speak.
+//! Set `IRONHORSE_CUDNN_TRACE=1` and debug logging to see every step; `CUDNN_LOGLEVEL_DBG=2` makes cuDNN log its own steps.
 
 mod attention_bwd;
 mod attention_fwd;

@@ -55,7 +55,7 @@ impl Launch for GroupedGemm<'_> {
             |x: Array, elements: usize| Array { at: x.at.wrapping_byte_add(elements * x.float.size()), ..x };
         self.parts.iter().try_for_each(|part| {
             let (a, b, c) = (from(self.a, part.a), from(self.b, part.b), from(self.c, part.c));
-            // SAFETY: guaranteed by the caller of `launch`: every part lies within the arrays.
+            // SAFETY: guaranteed by the caller of `launch`: every part is within the arrays.
             unsafe { Gemm { a, b, c, shape: part.shape }.launch(at) }
         })
     }

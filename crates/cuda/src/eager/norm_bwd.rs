@@ -44,7 +44,7 @@ impl Backward<'_> {
         self.op.d_weight.is_some() || self.op.d_bias.is_some()
     }
 
-    /// Memory for so many partial rows.
+    /// Memory for `count` partial rows.
     fn partials(&self, at: &At<'_>, count: usize) -> Result<u64> {
         if !self.wants_sums() {
             return Ok(0);

@@ -38,7 +38,7 @@ impl Team {
         threads: impl Fn(u32) -> usize,
     ) -> Option<Self> {
         let n = lane_width(float);
-        // Up to 2·N - 2 elements stand before and after the vectors, each held by a thread of its own.
+        // Up to 2·N - 2 elements are before and after the vectors, each held by a thread of its own.
         let least = if edges { (2 * n - 2).next_power_of_two() } else { 1 };
         let slots = cols.div_ceil(n);
         for vecs in [1, 2, 4] {

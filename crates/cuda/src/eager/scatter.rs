@@ -3,8 +3,9 @@
 use super::layout::{THREADS, whole_vectors};
 use super::{At, Launch};
 use crate::args::{Args, Grid};
-use crate::kernels::{Kernel, Spec};
-use crate::op::{DIGIT_BITS, DIGITS, SORT_BLOCK, WINDOW};
+use crate::kernels::Spec;
+use crate::scalars::FAULT_BYTES;
+use crate::scatter::{ScatterMemory, SortedScatter};
 use crate::{Error, Result};
 use ironhorse_core::eager::{Array, Float, ScatterAdd};
 
@@ -12,28 +13,6 @@ const FEW: &str = "embedding/scatter_few.cu";
 const MANY: &str = "embedding/bwd.cu";
 /// Indices up to which comparing each with each beats sorting.
 const FEW_INDICES: usize = 512;
-
-/// One call that sorts its indices.
-struct Sorted<'a> {
-    at: &'a At<'a>,
-    /// Indices.
-    n: u32,
-    width: usize,
-    /// Indices that are not below are skipped.
-    limit: u32,
-    vectors: bool,
-}
-
-/// The scratch memory of such a call.
-struct Space {
-    counts: u64,
-    /// Where the engine's kernels report indices that are out of range; nobody reads it.
-    fault: u64,
-    /// Two lists of each: a pass sorts from one into the other.
-    keys: [u64; 2],
-    positions: [u64; 2],
-    edges: u64,
-}
 
 /// Repeatable: up to 512 indices are added in their order, more of them in windows of 32 of each index. Indices that are not
 /// in 0..table_rows are skipped; without `table_rows` only negative ones are.
@@ -59,74 +38,15 @@ impl Launch for ScatterAdd {
         if width.div_ceil(if vectors { 4 } else { 1 }).div_ceil(32) > 65_535 {
             return Err(too_large("dim", width));
         }
-        let sorted = Sorted { at, n: count, width, limit, vectors };
-        let space = sorted.space()?;
-        let lists = sorted.sort(indices.addr() as u64, &space)?;
-        sorted.windows(&space, lists, rows.addr() as u64, table.addr() as u64)
-    }
-}
-
-impl Sorted<'_> {
-    fn kernel(&self, name: &'static str) -> Kernel {
-        many(self.vectors).kernel(name)
-    }
-
-    fn space(&self) -> Result<Space> {
-        let n = self.n as usize;
-        let list = (n * size_of::<u32>()).next_multiple_of(256);
-        let counts = (DIGITS * n.div_ceil(SORT_BLOCK) * size_of::<u32>()).next_multiple_of(256);
-        let edges = 2 * n.div_ceil(WINDOW) * self.width * size_of::<f32>();
-        let start = self.at.scratch(4 * list + counts + 256 + edges)?;
-        let part = |index: usize| start + (index * list) as u64;
-        let counts_at = part(4);
-        let fault = counts_at + counts as u64;
-        self.at.stream.zero(fault, 16)?;
-        Ok(Space {
-            counts: counts_at,
-            fault,
-            keys: [part(0), part(1)],
-            positions: [part(2), part(3)],
-            edges: fault + 256,
-        })
-    }
-
-    /// Sorts positions by index, stable; returns the addresses of indices and positions.
-    fn sort(&self, idx: u64, space: &Space) -> Result<[u64; 2]> {
-        let blocks = (self.n as usize).div_ceil(SORT_BLOCK);
-        let grid = Grid::linear(blocks, SORT_BLOCK as u32);
-        // `limit` itself is the key of an index that is skipped.
-        let passes = (u32::BITS - self.limit.leading_zeros()).div_ceil(DIGIT_BITS).max(1);
-        let (mut keys, mut from) = (idx, 0);
-        for pass in 0..passes {
-            let (shift, to) = (pass * DIGIT_BITS, (pass % 2) as usize);
-            let args = Args::new().ptr(space.counts).ptr(keys).u32(self.n).u32(self.limit).u32(shift);
-            self.at.launch(&self.kernel("sort_count"), grid, args.ptr(space.fault))?;
-            let args = Args::new().ptr(space.counts).u32((DIGITS * blocks) as u32);
-            self.at.launch(&self.kernel("sort_scan"), Grid::linear(1, 1024), args)?;
-            let args = Args::new().ptr(space.keys[to]).ptr(space.positions[to]).ptr(keys).ptr(from);
-            let args = args.ptr(space.counts).u32(self.n).u32(self.limit).u32(shift);
-            self.at.launch(&self.kernel("sort_scatter"), grid, args)?;
-            (keys, from) = (space.keys[to], space.positions[to]);
-        }
-        Ok([keys, from])
-    }
-
-    /// Adds up window by window, then the sums of indices that lie in more than one window.
-    fn windows(&self, space: &Space, [keys, sorted]: [u64; 2], rows: u64, table: u64) -> Result<()> {
-        let units = self.width.div_ceil(if self.vectors { 4 } else { 1 });
-        let windows = (self.n as usize).div_ceil(WINDOW) as u32;
-        let threads = units.next_multiple_of(32).min(256);
-        let shape = |high: usize, threads: usize| Grid {
-            grid: [windows, high as u32, 1],
-            block: [threads as u32, 1, 1],
-            shared: 0,
-        };
-        let sizes = |args: Args| args.u32(self.n).u32(self.limit).u32(self.width as u32);
-        let args = sizes(Args::new().ptr(table).ptr(space.edges).ptr(rows).ptr(keys).ptr(sorted));
-        let kernel = self.kernel("embedding_bwd_windows");
-        self.at.launch(&kernel, shape(units.div_ceil(threads), threads), args)?;
-        let args = sizes(Args::new().ptr(table).ptr(space.edges).ptr(keys));
-        self.at.launch(&self.kernel("embedding_bwd_joins"), shape(units.div_ceil(32), 256), args)
+        let scatter = SortedScatter { n, width, limit, unit: if vectors { 4 } else { 1 } };
+        let scratch = at.scratch(FAULT_BYTES + scatter.scratch())?;
+        // Indices that are out of range are reported behind the rest, where nothing reads them.
+        let fault = scratch + scatter.scratch() as u64;
+        at.stream.zero(fault, FAULT_BYTES)?;
+        let [indices, rows] = [indices.addr(), rows.addr()].map(|address| address as u64);
+        let memory = ScatterMemory { indices, rows, table: table.addr() as u64, fault, scratch };
+        let mut steps = scatter.steps(&memory).into_iter();
+        steps.try_for_each(|(name, grid, args)| at.launch(&many(vectors).kernel(name), grid, args))
     }
 }
 

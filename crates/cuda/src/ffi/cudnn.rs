@@ -25,7 +25,7 @@ functions! {
 impl Cudnn {
     /// 91400 for 9.14.0.
     pub fn version(&self) -> usize {
-        // SAFETY: it takes nothing and reads a constant.
+        // SAFETY: the function has no arguments and returns a constant.
         unsafe { (self.cudnnGetVersion)() }
     }
 
@@ -48,11 +48,11 @@ impl Cudnn {
 }
 
 /// # Safety
-/// Null, or ended with 0.
+/// `words` is null or a text that ends with 0.
 unsafe fn text(words: *const c_char) -> String {
     if words.is_null() {
         return String::new();
     }
-    // SAFETY: by the contract.
+    // SAFETY: the caller guarantees the terminating 0.
     unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned()
 }

@@ -234,7 +234,7 @@ unsafe extern "C" fn take_buffer(
 /// # Safety
 /// `record` is a record of CUPTI: it starts with its kind, and is at least as long as our struct for that kind.
 unsafe fn read_record(record: *const c_void, collected: &mut Collected) {
-    // SAFETY: by the contract; unaligned reads, as CUPTI packs records to 8 bytes.
+    // SAFETY: the caller guarantees a record of this kind; unaligned reads, as CUPTI packs records to 8 bytes.
     unsafe {
         match record.cast::<u32>().read_unaligned() {
             CONCURRENT_KERNEL => {

@@ -14,7 +14,7 @@ pub const PATH_VARIABLE: &str = "IRONHORSE_CUDA_PATH";
 /// A library we can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind {
-    /// Its name for people.
+    /// Its name in messages.
     pub name: &'static str,
     /// File names, best first.
     pub files: &'static [&'static str],
@@ -192,7 +192,7 @@ impl Open {
     /// # Safety
     /// `F` is the function's true signature, and is not called after `self` is gone.
     pub unsafe fn symbol<F: Copy>(&self, symbol: &'static str) -> Result<F> {
-        // SAFETY: by the contract.
+        // SAFETY: the caller guarantees that `F` is the signature of this function.
         unsafe { self.library.get::<F>(symbol.as_bytes()) }.map(|found| *found).map_err(|_| {
             Error::SymbolMissing {
                 library: self.kind.name,
@@ -224,13 +224,13 @@ pub(crate) fn is_loaded(_kind: Kind) -> bool {
 unsafe fn open(path: &Path) -> Result<libloading::Library, libloading::Error> {
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
     // Global, because NVIDIA's libraries look for each other's symbols.
-    // SAFETY: by the caller.
+    // SAFETY: the caller guarantees that the initialisers of the library may run.
     unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_GLOBAL) }.map(Into::into)
 }
 
 #[cfg(not(unix))]
 unsafe fn open(path: &Path) -> Result<libloading::Library, libloading::Error> {
-    // SAFETY: by the caller.
+    // SAFETY: the caller guarantees that the initialisers of the library may run.
     unsafe { libloading::Library::new(path) }
 }
 

@@ -36,7 +36,7 @@ pub(crate) fn specs() -> Vec<crate::kernels::Spec> {
 }
 
 /// Operations from which on an unmeasured choice is stored too, so that a later run, with more memory free or with other
-/// proposals, computes the same bits. The library's first proposal for smaller ones hangs on its version alone.
+/// proposals, computes the same bits. The library's first proposal for smaller ones depends on its version alone.
 const STORED: f64 = 1e6;
 
 /// The library on one device, and what was chosen so far.
@@ -75,7 +75,7 @@ impl Gemms {
         all.into_iter().collect()
     }
 
-    /// A product at these addresses, with the best algorithm there is. `None` if the library has none, or if a plainer
+    /// A product at these addresses, with the best algorithm there is. `None` if the library has none, or if a simpler
     /// product and a kernel for the rest are faster.
     pub fn prepare(&mut self, bench: &mut Bench<'_>, problem: &Problem, at: &At) -> Result<Option<Prepared>> {
         let Some(choice) = self.choose(bench, problem, at)? else { return Ok(None) };
@@ -182,7 +182,7 @@ impl Gemms {
     }
 }
 
-/// Whether a choice is kept for later runs: the others hang on the library's version alone.
+/// Whether a choice is kept for later runs: the others depend on the library's version alone.
 fn is_stored(problem: &Problem, choice: &Choice) -> bool {
     choice.best.ms.is_some() || problem.flops() >= STORED
 }

@@ -142,13 +142,13 @@ impl Problem {
         Self { adds, ..self }
     }
 
-    /// A as it lies in memory.
+    /// A as it is stored.
     pub fn a(&self) -> Matrix {
         let (rows, cols) = if self.transposed[0] { (self.k, self.m) } else { (self.m, self.k) };
         Matrix { dtype: self.inputs, rows, cols, ld: rows }
     }
 
-    /// B as it lies in memory.
+    /// B as it is stored.
     pub fn b(&self) -> Matrix {
         let (rows, cols) = if self.transposed[1] { (self.n, self.k) } else { (self.k, self.n) };
         Matrix { dtype: self.inputs, rows, cols, ld: rows }

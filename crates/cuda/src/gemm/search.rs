@@ -1,4 +1,4 @@
-//! Finding the fastest algorithm: the library proposes, a stopwatch decides.
+//! Finding the fastest algorithm: the library proposes candidates, measurements decide.
 //!
 //! Timings run in memory of their own, filled with noise: no slot is written, and the power drawn is that of real numbers.
 
@@ -29,7 +29,7 @@ const FINALISTS: usize = 4;
 const ROUNDS: usize = 3;
 /// Milliseconds to spend on one finalist, about.
 const FINAL_MS: f64 = 12.0;
-/// Slower than the best by this factor after the first round: out.
+/// A candidate slower than the best by this factor after the first round is dropped.
 const HOPELESS: f32 = 1.1;
 /// Device memory a search leaves free.
 const RESERVE: usize = 256 << 20;
@@ -65,7 +65,7 @@ pub(crate) fn wanted(problem: &Problem, workspace: usize) -> Wanted {
     Wanted { workspace, reductions: reduction::COMPUTE_TYPE | output, align: [a, b, d], count: PROPOSALS }
 }
 
-/// Milliseconds such a product takes on a good day; only decides how often to repeat.
+/// A rough guess of the milliseconds of a product; only decides how often to repeat it.
 fn guess_ms(problem: &Problem) -> f64 {
     let rate = match (problem.inputs, problem.tf32) {
         (DType::F32, false) => 4e10,
@@ -151,7 +151,7 @@ impl Bench<'_> {
         let best = timed.first().map_or(0.0, |timed| timed.1[0]);
         let finalists = timed.iter().take(FINALISTS).filter(|timed| timed.1[0] <= best * HOPELESS).count();
         if finalists > 1 {
-            // In turn, so that a clock that changes is unfair to none.
+            // In turn, so that a change of the clock affects all alike.
             let rounds = (FINAL_MS / guess_ms(problem)).clamp(1.0, ROUNDS as f64) as usize;
             for _ in 0..rounds {
                 for (found, ms) in &mut timed[..finalists] {
@@ -219,7 +219,7 @@ impl Bench<'_> {
         let all = results + up(a) + up(b) + RESERVE <= free;
         let own = if all { up(a) + up(b) } else { 0 };
         let fits = all || (results + RESERVE <= free && at.a != 0 && at.b != 0);
-        // What is free may be in pieces, so that even a size that fits can be refused.
+        // Free memory may be fragmented, so that even a size that fits can be refused.
         let buffer = match Buffer::new(self.device, if fits { own + results } else { 0 }) {
             Ok(buffer) if fits => buffer,
             Ok(_) | Err(Error::OutOfMemory(_)) => {

@@ -72,7 +72,7 @@ impl Path {
         Spec::new(file).define("ALONG_A", u32::from(along_a)).define("ALONG_B", u32::from(along_b))
     }
 
-    /// For `tiles` tiles: one to a block, or as many blocks as find place that walk over them.
+    /// For `tiles` tiles: one to a block, or as many persistent blocks as the device holds.
     fn grid(self, tiles: usize, sms: u32) -> Grid {
         match self {
             Self::Mma => Grid::linear(tiles, 256).shared(3 * 2 * BYTES),

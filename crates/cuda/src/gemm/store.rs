@@ -37,7 +37,7 @@ impl Choice {
     }
 }
 
-/// Choices handed in, by name. They are those of another run, so nothing about them is taken for granted.
+/// Choices handed in, by name. They are those of another run, so everything about them is checked.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Given(BTreeMap<String, Choice>);
 
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn names_stay_the_same() {
-        // A change here makes every stored choice forgotten; then VERSION is to change too.
+        // A change here invalidates every stored choice; VERSION must change with it.
         let text = place("H200", 130_100).describe(&problem());
         assert_eq!(text, "3072x65536x768 TN bf16->bf16 +bias+gelu on H200, sm_90, 132 SMs, cuBLASLt 130100");
     }

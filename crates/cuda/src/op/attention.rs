@@ -10,7 +10,7 @@ use ironhorse_core::{DType, Slot};
 use std::collections::HashSet;
 use std::rc::Rc;
 
-/// Scratch memory the backward may use; larger batches are worked off in parts.
+/// Scratch memory the backward may use; larger batches are computed in parts.
 const MOST_SCRATCH: usize = 512 << 20;
 /// Bytes of a bf16 element.
 const BF16_BYTES: u64 = 2;
@@ -76,7 +76,7 @@ fn by_cudnn(
     }
 }
 
-/// Whether an error means that cuDNN cannot do it. Too little memory or a device in trouble would stop our kernels too.
+/// Whether an error means that cuDNN cannot do it. Too little memory or a lost device would stop our kernels too.
 fn is_refusal(error: &Error) -> bool {
     use Error::{Library, LibraryMissing, SymbolMissing, Unsupported};
     matches!(error, Unsupported(_) | LibraryMissing { .. } | SymbolMissing { .. } | Library { .. })

@@ -23,7 +23,7 @@ pub(crate) fn attention_cached(cx: &mut Lower<'_>, op: &AttentionCached) -> Resu
     }
     let head_dim = width / op.kv_heads;
     let whole = 16 / op.out.dtype.size();
-    // Heads lie side by side, so all of them start at whole vectors when one is made of them.
+    // Heads are contiguous, so all of them are aligned if one head is a multiple of a vector.
     let vectors = head_dim.is_multiple_of(whole);
     let per_thread = if vectors { whole } else { 1 };
     let scores = cx.scratch(batch * op.heads * context * size_of::<f32>())?;

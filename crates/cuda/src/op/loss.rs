@@ -48,7 +48,7 @@ pub(crate) fn cross_entropy(cx: &mut Lower<'_>, op: &CrossEntropy) -> Result<()>
     Ok(())
 }
 
-/// Warps of a block for a row of so many vectors: those that leave the fewest lanes idle in the last round.
+/// Warps of a block for a row of this many vectors: those that leave the fewest lanes idle in the last round.
 fn warps(vectors: usize) -> usize {
     let all = vectors.div_ceil(32).max(1);
     if all <= MOST_WARPS {

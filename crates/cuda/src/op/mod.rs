@@ -6,21 +6,18 @@ mod elementwise;
 mod embedding;
 mod flash;
 mod grouped;
-mod layernorm;
 mod linear;
 mod loss;
 mod lower;
 mod memory;
-mod norm_rows;
+mod norm;
 mod optimizer;
-mod rmsnorm;
 mod rope;
 mod router;
 mod routing;
 pub(crate) mod sample;
 mod swiglu;
 
-pub(crate) use embedding::{DIGIT_BITS, DIGITS, SORT_BLOCK, WINDOW};
 pub(crate) use lower::Lower;
 
 use crate::device::Device;
@@ -84,10 +81,10 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
     match op {
         Op::EmbeddingFwd(op) => embedding::embedding_fwd(cx, op),
         Op::EmbeddingBwd(op) => embedding::embedding_bwd(cx, op),
-        Op::LayerNormFwd(op) => layernorm::layernorm_fwd(cx, op),
-        Op::ResidualLayerNormFwd(op) => layernorm::residual_layernorm_fwd(cx, op),
-        Op::LayerNormApply(op) => layernorm::layernorm_apply(cx, op),
-        Op::LayerNormBwd(op) => layernorm::layernorm_bwd(cx, op),
+        Op::LayerNormFwd(op) => norm::layernorm_fwd(cx, op),
+        Op::ResidualLayerNormFwd(op) => norm::residual_layernorm_fwd(cx, op),
+        Op::LayerNormApply(op) => norm::layernorm_apply(cx, op),
+        Op::LayerNormBwd(op) => norm::layernorm_bwd(cx, op),
         Op::ActFwd(op) => elementwise::act_fwd(cx, op),
         Op::ActBwd(op) => elementwise::act_bwd(cx, op),
         Op::Add(op) => elementwise::add(cx, op),
@@ -103,10 +100,10 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::LinearBwdWeight(op) => linear::linear_bwd_weight(cx, op),
         Op::AttentionFwd(op) => attention::attention_fwd(cx, op),
         Op::AttentionBwd(op) => attention::attention_bwd(cx, op),
-        Op::RmsNormFwd(op) => rmsnorm::rmsnorm_fwd(cx, op),
-        Op::ResidualRmsNormFwd(op) => rmsnorm::residual_rmsnorm_fwd(cx, op),
-        Op::RmsNormApply(op) => rmsnorm::rmsnorm_apply(cx, op),
-        Op::RmsNormBwd(op) => rmsnorm::rmsnorm_bwd(cx, op),
+        Op::RmsNormFwd(op) => norm::rmsnorm_fwd(cx, op),
+        Op::ResidualRmsNormFwd(op) => norm::residual_rmsnorm_fwd(cx, op),
+        Op::RmsNormApply(op) => norm::rmsnorm_apply(cx, op),
+        Op::RmsNormBwd(op) => norm::rmsnorm_bwd(cx, op),
         Op::SwigluFwd(op) => swiglu::swiglu_fwd(cx, op),
         Op::SwigluBwd(op) => swiglu::swiglu_bwd(cx, op),
         Op::Rope(op) => rope::rope(cx, op),
@@ -132,12 +129,11 @@ pub(crate) fn specs() -> Vec<Spec> {
         embedding::specs(),
         flash::specs(),
         grouped::specs(),
-        layernorm::specs(),
         linear::specs(),
         loss::specs(),
         memory::specs(),
+        norm::specs(),
         optimizer::specs(),
-        rmsnorm::specs(),
         rope::specs(),
         router::specs(),
         routing::specs(),

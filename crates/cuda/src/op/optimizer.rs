@@ -23,7 +23,7 @@ fn norm_spec(grad: DType) -> Result<Spec> {
 }
 
 fn adamw_spec(p: Precision) -> Result<Spec> {
-    // 16 bits that complete a weight are no type that kernels compute with.
+    // The 16 bits that complete a bf16 weight are not a type that kernels compute with.
     let master = if p.has_residual() { "i16" } else { "float" };
     let spec =
         Spec::new("optimizer/adamw.cu").define("PARAM", ctype(p.weights)?).define("GRAD", ctype(p.grads)?);

@@ -29,7 +29,7 @@ struct Table {
 type Key = (usize, u32, u32);
 
 impl Tables {
-    /// Addresses of cosines and sines of at least so many positions.
+    /// Addresses of cosines and sines of at least `positions` positions.
     fn get(&mut self, device: &'static Device, op: &Rope, positions: usize) -> Result<(u64, u64)> {
         let key = (op.head_dim(), op.base.to_bits(), op.alpha.to_bits());
         let fits = |table: &&Table| table.key == key && table.positions >= positions;
@@ -76,7 +76,7 @@ pub(crate) fn rope(cx: &mut Lower<'_>, op: &Rope) -> Result<()> {
     if op.qkv.numel() == 0 {
         return Ok(());
     }
-    // A cache is gone through to its end; a sequence has always the same length.
+    // With a cache all positions of the context occur; a sequence always has the same length.
     let positions = if op.at_position { op.context } else { seq };
     let (cosines, sines) = cx.libraries.rope.get(cx.device, op, positions)?;
     let (at, half, whole) = (cx.ptr(op.qkv)?, op.head_dim() / 2, 16 / op.qkv.dtype.size());

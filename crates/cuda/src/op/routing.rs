@@ -21,7 +21,7 @@ const SORT: &str = "experts/sort.cu";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sort {
     threads: usize,
-    /// Times a block takes as many routes as it has threads.
+    /// How many times a block takes as many routes as it has threads.
     rounds: usize,
     blocks: usize,
     /// Bytes of shared memory of `route_scatter`.

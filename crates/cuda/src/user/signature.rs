@@ -12,7 +12,7 @@ pub struct Signature {
     pub line: u32,
     /// Whether the name in the code is the name in the text.
     pub c_linkage: bool,
-    /// Its template parameters, in order; empty for one that is no template.
+    /// Its template parameters, in order; empty if it is not a template.
     pub template: Vec<TemplateParameter>,
     /// Its arguments, in order.
     pub parameters: Vec<Parameter>,

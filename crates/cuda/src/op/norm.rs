@@ -1,11 +1,14 @@
-//! How the kernels of layernorm and rmsnorm are launched; they take the same arguments, with and without a mean and a bias.
+//! Layer norm and RMS norm. Their kernels take the same arguments, with and without a mean and a bias.
 
 use super::elementwise::ctype;
 use super::lower::Lower;
 use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
-use ironhorse_core::op::Accum;
+use ironhorse_core::op::{
+    Accum, LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd, ResidualRmsNormFwd,
+    RmsNormApply, RmsNormBwd, RmsNormFwd,
+};
 use ironhorse_core::{DType, Slot};
 
 /// `WARPS` of norm/rows_fwd.cuh, a row each.
@@ -18,15 +21,33 @@ const FAST: std::ops::RangeInclusive<usize> = 256..=3072;
 const MOST_PARTIALS: usize = 512;
 
 /// Names of files and kernels.
-pub(super) struct Names {
-    pub fwd_file: &'static str,
-    pub bwd_file: &'static str,
+struct Names {
+    fwd_file: &'static str,
+    bwd_file: &'static str,
     /// With a width, and without: rows, columns; and what adds up the partial sums of both.
-    pub bwd: &'static str,
-    pub bwd_rows: &'static str,
-    pub bwd_columns: &'static str,
-    pub bwd_sums: &'static str,
+    bwd: &'static str,
+    bwd_rows: &'static str,
+    bwd_columns: &'static str,
+    bwd_sums: &'static str,
 }
+
+const LAYER: Names = Names {
+    fwd_file: "norm/layernorm.cu",
+    bwd_file: "norm/layernorm_bwd.cu",
+    bwd: "layernorm_bwd",
+    bwd_rows: "layernorm_bwd_rows",
+    bwd_columns: "layernorm_bwd_columns",
+    bwd_sums: "layernorm_bwd_sums",
+};
+
+const RMS: Names = Names {
+    fwd_file: "norm/rmsnorm.cu",
+    bwd_file: "norm/rmsnorm_bwd.cu",
+    bwd: "rmsnorm_bwd",
+    bwd_rows: "rmsnorm_bwd_rows",
+    bwd_columns: "rmsnorm_bwd_columns",
+    bwd_sums: "rmsnorm_bwd_sums",
+};
 
 /// The width as a constant of the kernel, where rows are whole vectors.
 fn with_width(spec: Spec, width: usize) -> (Spec, bool) {
@@ -51,7 +72,7 @@ impl Names {
         Ok(with_width(spec, width))
     }
 
-    pub(super) fn specs(&self) -> Vec<Spec> {
+    fn specs(&self) -> Vec<Spec> {
         use DType::{BF16, F32};
         let mut specs = Vec::new();
         for width in [1, 256, 768, 1024, 1280, 1600, 2048, 3072] {
@@ -65,7 +86,7 @@ impl Names {
     }
 
     /// A kernel of `fwd_file` with these slots as its first arguments.
-    pub(super) fn forward(
+    fn forward(
         &self,
         cx: &mut Lower<'_>,
         kernel: &'static str,
@@ -91,23 +112,23 @@ fn pointers(cx: &mut Lower<'_>, args: Args, slots: &[Slot]) -> Result<Args> {
 
 /// A backward: of layernorm the statistics are mean and rstd and the sums d_weight and d_bias, of rmsnorm the first of the
 /// sums and the last of the statistics.
-pub(super) struct Backward<'a> {
-    pub names: &'a Names,
-    pub d_inp: Slot,
-    pub d_out: Slot,
-    pub inp: Slot,
-    pub statistics: &'a [Slot],
-    pub weight: Slot,
-    pub sums: &'a [Slot],
-    pub accum_inp: Accum,
-    pub accum: Accum,
+struct Backward<'a> {
+    names: &'a Names,
+    d_inp: Slot,
+    d_out: Slot,
+    inp: Slot,
+    statistics: &'a [Slot],
+    weight: Slot,
+    sums: &'a [Slot],
+    accum_inp: Accum,
+    accum: Accum,
 }
 
 /// Address and number of the partial rows of all sums.
 type Partials = (u64, usize);
 
 impl Backward<'_> {
-    pub(super) fn launch(&self, cx: &mut Lower<'_>) -> Result<()> {
+    fn launch(&self, cx: &mut Lower<'_>) -> Result<()> {
         let (rows, width) = self.size();
         let types = [self.inp.dtype, self.weight.dtype, self.sums[0].dtype];
         let (spec, fast) = self.names.bwd_spec(types, width)?;
@@ -170,4 +191,68 @@ impl Backward<'_> {
         cx.launch(self.names.bwd_columns, function, grid, args);
         Ok((partials, count))
     }
+}
+
+pub(crate) fn layernorm_fwd(cx: &mut Lower<'_>, op: &LayerNormFwd) -> Result<()> {
+    let slots = [op.out, op.mean, op.rstd, op.inp, op.weight, op.bias];
+    LAYER.forward(cx, "layernorm_fwd", &slots, (op.inp, op.weight), Some(op.eps))
+}
+
+pub(crate) fn residual_layernorm_fwd(cx: &mut Lower<'_>, op: &ResidualLayerNormFwd) -> Result<()> {
+    let slots = [op.residual, op.out, op.mean, op.rstd, op.a, op.b, op.weight, op.bias];
+    LAYER.forward(cx, "residual_layernorm_fwd", &slots, (op.a, op.weight), Some(op.eps))
+}
+
+pub(crate) fn layernorm_apply(cx: &mut Lower<'_>, op: &LayerNormApply) -> Result<()> {
+    let slots = [op.out, op.inp, op.mean, op.rstd, op.weight, op.bias];
+    LAYER.forward(cx, "layernorm_apply", &slots, (op.inp, op.weight), None)
+}
+
+pub(crate) fn layernorm_bwd(cx: &mut Lower<'_>, op: &LayerNormBwd) -> Result<()> {
+    Backward {
+        names: &LAYER,
+        d_inp: op.d_inp,
+        d_out: op.d_out,
+        inp: op.inp,
+        statistics: &[op.mean, op.rstd],
+        weight: op.weight,
+        sums: &[op.d_weight, op.d_bias],
+        accum_inp: op.accum_inp,
+        accum: op.accum,
+    }
+    .launch(cx)
+}
+
+pub(crate) fn rmsnorm_fwd(cx: &mut Lower<'_>, op: &RmsNormFwd) -> Result<()> {
+    let slots = [op.out, op.rstd, op.inp, op.weight];
+    RMS.forward(cx, "rmsnorm_fwd", &slots, (op.inp, op.weight), Some(op.eps))
+}
+
+pub(crate) fn residual_rmsnorm_fwd(cx: &mut Lower<'_>, op: &ResidualRmsNormFwd) -> Result<()> {
+    let slots = [op.residual, op.out, op.rstd, op.a, op.b, op.weight];
+    RMS.forward(cx, "residual_rmsnorm_fwd", &slots, (op.a, op.weight), Some(op.eps))
+}
+
+pub(crate) fn rmsnorm_apply(cx: &mut Lower<'_>, op: &RmsNormApply) -> Result<()> {
+    let slots = [op.out, op.inp, op.rstd, op.weight];
+    RMS.forward(cx, "rmsnorm_apply", &slots, (op.inp, op.weight), None)
+}
+
+pub(crate) fn rmsnorm_bwd(cx: &mut Lower<'_>, op: &RmsNormBwd) -> Result<()> {
+    Backward {
+        names: &RMS,
+        d_inp: op.d_inp,
+        d_out: op.d_out,
+        inp: op.inp,
+        statistics: &[op.rstd],
+        weight: op.weight,
+        sums: &[op.d_weight],
+        accum_inp: op.accum_inp,
+        accum: op.accum,
+    }
+    .launch(cx)
+}
+
+pub(super) fn specs() -> Vec<Spec> {
+    [LAYER.specs(), RMS.specs()].concat()
 }
