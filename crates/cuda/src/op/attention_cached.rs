@@ -3,7 +3,7 @@
 use super::elementwise::ctype;
 use super::lower::Lower;
 use crate::Result;
-use crate::args::{Args, Grid};
+use crate::args::Grid;
 use crate::kernels::Spec;
 use ironhorse_core::DType;
 use ironhorse_core::op::AttentionCached;
@@ -27,23 +27,13 @@ pub(crate) fn attention_cached(cx: &mut Lower<'_>, op: &AttentionCached) -> Resu
     let vectors = head_dim.is_multiple_of(whole);
     let per_thread = if vectors { whole } else { 1 };
     let scores = cx.scratch(batch * op.heads * context * size_of::<f32>())?;
-    let mut args = Args::new();
-    for slot in [op.out, op.keys, op.values, op.qkv] {
-        args = args.ptr(cx.ptr(slot)?);
-    }
-    args = args.ptr(scores).ptr(cx.scalars);
+    let mut args = cx.pointers(&[op.out, op.keys, op.values, op.qkv])?.ptr(scores).ptr(cx.scalars);
     for size in [op.heads, op.kv_heads, head_dim, context] {
         args = args.u32(size as u32);
     }
     let shared = (head_dim.next_multiple_of(4) + THREADS * per_thread) * size_of::<f32>();
-    let function = cx.kernel(&spec(op.out.dtype, vectors)?, "attention_cached")?;
-    cx.launch(
-        "attention_cached",
-        function,
-        Grid::linear(batch * op.heads, THREADS as u32).shared(shared),
-        args,
-    );
-    Ok(())
+    let grid = Grid::linear(batch * op.heads, THREADS as u32).shared(shared);
+    cx.launch(&spec(op.out.dtype, vectors)?, "attention_cached", grid, args)
 }
 
 pub(super) fn specs() -> Vec<Spec> {

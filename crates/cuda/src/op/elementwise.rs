@@ -41,9 +41,7 @@ fn elementwise(cx: &mut Lower<'_>, name: &'static str, out: Slot, inputs: &[Slot
     for input in inputs {
         args = args.ptr(cx.ptr(*input)?);
     }
-    let function = cx.kernel(&spec(out.dtype)?, name)?;
-    cx.launch(name, function, per_vector(&out), args.u64(out.numel() as u64));
-    Ok(())
+    cx.launch(&spec(out.dtype)?, name, per_vector(&out), args.u64(out.numel() as u64))
 }
 
 pub(super) fn specs() -> Vec<Spec> {

@@ -3,7 +3,7 @@
 use super::elementwise::ctype;
 use super::lower::Lower;
 use crate::Result;
-use crate::args::{Args, Grid};
+use crate::args::Grid;
 use crate::kernels::Spec;
 use crate::scatter::{ScatterMemory, SortedScatter};
 use ironhorse_core::op::{EmbeddingBwd, EmbeddingFwd};
@@ -26,18 +26,16 @@ pub(crate) fn embedding_fwd(cx: &mut Lower<'_>, op: &EmbeddingFwd) -> Result<()>
     if rows == 0 || width == 0 {
         return Ok(());
     }
-    let mut args = Args::new();
-    for slot in [op.out, op.tokens, op.wte] {
-        args = args.ptr(cx.ptr(slot)?);
-    }
-    args = args.ptr(cx.opt(op.wpe)?.unwrap_or(0)).ptr(cx.scalars).ptr(cx.fault);
+    let mut args = cx
+        .pointers(&[op.out, op.tokens, op.wte])?
+        .ptr(cx.opt(op.wpe)?.unwrap_or(0))
+        .ptr(cx.scalars)
+        .ptr(cx.fault);
     for size in [rows, seq, width, op.vocab, op.wpe.map_or(0, |wpe| wpe.shape.rows())] {
         args = args.u32(size as u32);
     }
-    let function = cx.kernel(&fwd_spec(op.out.dtype)?, "embedding_fwd")?;
     let grid = Grid::linear(rows.div_ceil(WARPS), 32 * WARPS as u32);
-    cx.launch("embedding_fwd", function, grid, args.u32(op.at_position.into()));
-    Ok(())
+    cx.launch(&fwd_spec(op.out.dtype)?, "embedding_fwd", grid, args.u32(op.at_position.into()))
 }
 
 pub(crate) fn embedding_bwd(cx: &mut Lower<'_>, op: &EmbeddingBwd) -> Result<()> {
@@ -63,8 +61,7 @@ pub(crate) fn embedding_bwd(cx: &mut Lower<'_>, op: &EmbeddingBwd) -> Result<()>
     let (indices, rows, scratch) = (cx.ptr(op.tokens)?, cx.ptr(op.d_out)?, cx.scratch(scatter.scratch())?);
     for (name, grid, args) in scatter.steps(&ScatterMemory { indices, rows, table, fault: cx.fault, scratch })
     {
-        let function = cx.kernel(&spec, name)?;
-        cx.launch(name, function, grid, args);
+        cx.launch(&spec, name, grid, args)?;
     }
     Ok(())
 }
@@ -73,14 +70,14 @@ pub(crate) fn embedding_bwd(cx: &mut Lower<'_>, op: &EmbeddingBwd) -> Result<()>
 fn positions(cx: &mut Lower<'_>, op: &EmbeddingBwd, d_wpe: Slot, spec: &Spec, unit: usize) -> Result<()> {
     let (seq, context, width) = (op.tokens.shape.cols(), d_wpe.shape.rows(), d_wpe.shape.cols());
     let batch = op.tokens.numel().checked_div(seq).unwrap_or(0);
-    let mut args = Args::new().ptr(cx.ptr(d_wpe)?).ptr(cx.ptr(op.d_out)?);
+    let mut args = cx.pointers(&[d_wpe, op.d_out])?;
     for size in [batch, seq, context, width] {
         args = args.u32(size as u32);
     }
     let args = args.u32(cx.adds(op.accum).into());
     let function = cx.kernel(spec, "embedding_bwd_positions")?;
     let grid = Grid::linear((context * width).div_ceil(128 * unit), 128);
-    cx.launch("embedding_bwd_positions", function, grid, args);
+    cx.launch_function("embedding_bwd_positions", function, grid, args);
     Ok(())
 }
 

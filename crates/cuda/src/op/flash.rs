@@ -87,15 +87,14 @@ fn launch(cx: &mut Lower<'_>, g: &Heads, step: Step, args: Args) -> Result<()> {
     let path = Path::choose(operands(g.dtype, cx.settings), g.head_dim, cx.device.info.shared_per_block);
     let plan = path.plan(step);
     let count = path.blocks(step, g.total(step), g.seq)?;
-    let kernel = cx.kernel(&spec(&plan, g.dtype), plan.name)?;
-    cx.launch(plan.name, kernel, Grid::linear(count, plan.threads).shared(plan.shared), g.args(args, step));
-    Ok(())
+    let grid = Grid::linear(count, plan.threads).shared(plan.shared);
+    cx.launch(&spec(&plan, g.dtype), plan.name, grid, g.args(args, step))
 }
 
 /// `out` and `lse` of [`AttentionFwd`].
 pub(super) fn attention_fwd(cx: &mut Lower<'_>, op: &AttentionFwd) -> Result<()> {
     let Some(g) = Heads::new(cx, op.out, op.heads, op.kv_heads) else { return Ok(()) };
-    let args = Args::new().ptr(cx.ptr(op.out)?).ptr(cx.ptr(op.lse)?).ptr(cx.ptr(op.qkv)?);
+    let args = cx.pointers(&[op.out, op.lse, op.qkv])?;
     launch(cx, &g, Step::Fwd, args)
 }
 
@@ -108,10 +107,10 @@ fn row_sums(cx: &mut Lower<'_>, g: &Heads, d_out: u64, out: u64) -> Result<u64> 
         Some(lanes) => ("flash_delta_wide", lanes, lanes),
         None => ("flash_delta", g.head_dim, 32),
     };
-    let kernel = cx.kernel(&elem(Spec::new(ANY), g.dtype), name)?;
     let args = Args::new().ptr(delta).ptr(d_out).ptr(out).u32(g.seq as u32).u32(g.heads as u32);
     let args = args.u32(last as u32).u32(total as u32);
-    cx.launch(name, kernel, Grid::linear(blocks(rows * lanes, ANY_THREADS as usize)?, ANY_THREADS), args);
+    let grid = Grid::linear(blocks(rows * lanes, ANY_THREADS as usize)?, ANY_THREADS);
+    cx.launch(&elem(Spec::new(ANY), g.dtype), name, grid, args)?;
     Ok(delta)
 }
 

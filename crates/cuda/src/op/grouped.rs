@@ -12,10 +12,10 @@ use ironhorse_core::{DType, Slot};
 
 /// Names the fastest kernels that may run: `any`, `mma` or `wgmma`.
 const CHOICE: &str = "IRONHORSE_GROUPED";
-/// Columns of a box of the copy engine: `BK` of experts/grouped_hopper.cuh.
+/// Columns of a TMA copy: `BK` of experts/grouped_hopper.cuh.
 const BOX: usize = 64;
-/// Rows of a box of a result on its way out: `OUTBOX` of experts/grouped_hopper.cuh.
-const OUTBOX_ROWS: u32 = 16;
+/// Rows of a TMA store of results: those of `STORE_TILE` of experts/grouped_hopper.cuh.
+const STORE_ROWS: u32 = 16;
 /// Shared memory of a block of a Hopper.
 const HOPPER_SHARED: usize = 227 << 10;
 /// The most experts: their offsets are held in shared memory.
@@ -38,7 +38,7 @@ enum Path {
     Any,
     /// experts/grouped_mma.cu: tensor cores, bf16 in whole vectors.
     Mma,
-    /// experts/grouped_wgmma.cu, and experts/grouped_swiglu.cu: Hopper's, bf16 in whole boxes of 64 elements.
+    /// experts/grouped_wgmma.cu and experts/grouped_swiglu.cu: Hopper only, bf16, multiples of 64 columns.
     Wgmma,
 }
 
@@ -178,17 +178,17 @@ fn launch(
     let function = cx.kernel(&path.spec(step, g.dtype, slots[0].dtype)?, name)?;
     let resident = (cx.device.info.sms * function.blocks_per_sm(threads, shared)?.max(1)) as usize;
     let blocks = g.tiles(step, path.tile()).min(resident);
-    cx.launch(name, function, Grid::linear(blocks, threads).shared(shared), more(args));
+    cx.launch_function(name, function, Grid::linear(blocks, threads).shared(shared), more(args));
     Ok(())
 }
 
-/// The address of a result, and the map by which its boxes leave; f32 needs none.
+/// The address of a result, and its tensor map for TMA stores; f32 needs none.
 fn mapped_result(cx: &Lower<'_>, args: Args, slot: Slot) -> Result<Args> {
     let args = args.ptr(cx.ptr(slot)?);
     if slot.dtype != DType::BF16 {
         return Ok(args.words(&[0; 32]));
     }
-    Ok(args.words(&matrix(cx, slot)?.tensor_map(cx.device, OUTBOX_ROWS)?))
+    Ok(args.words(&matrix(cx, slot)?.tensor_map(cx.device, STORE_ROWS)?))
 }
 
 fn mapped_operands(cx: &Lower<'_>, args: Args, step: Step, operands: [Slot; 2]) -> Result<Args> {
@@ -202,7 +202,7 @@ fn matrix(cx: &Lower<'_>, slot: Slot) -> Result<Matrix> {
     Ok(Matrix { at: cx.ptr(slot)?, rows: slot.numel() / cols, cols })
 }
 
-/// Rows of a box of an operand: a whole tile where they are rows or columns of the result, 64 where they are terms of its sums.
+/// Rows of a TMA copy of an operand: a whole tile if they are rows or columns of the result, 64 if they are terms of its sums.
 fn box_rows(step: Step, operand: usize) -> u32 {
     match (step, operand) {
         (Step::Fwd | Step::Swiglu | Step::BwdInput, 0) => 128,

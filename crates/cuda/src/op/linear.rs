@@ -132,7 +132,7 @@ fn product(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &At) -
     let args = Args::new().ptr(at.d).ptr(at.a).ptr(at.b);
     let args = args.u64(problem.m as u64).u64(problem.n as u64).u64(problem.k as u64);
     let args = args.u64(a_k).u64(a_m).u64(b_k).u64(b_n).u32(problem.adds.into());
-    cx.launch("gemm_any", function, Grid::linear(tiles as usize, 256), args);
+    cx.launch_function("gemm_any", function, Grid::linear(tiles as usize, 256), args);
     Ok(())
 }
 
@@ -149,9 +149,9 @@ fn product_and_bias(cx: &mut Lower<'_>, sizes: &Sizes, at: &At) -> Result<()> {
     if sizes.rows == 0 || sizes.oc == 0 {
         return Ok(());
     }
-    let function = cx.kernel(&spec("product/bias.cu", sizes.inputs, sizes.output)?, "bias_rows")?;
     let args = Args::new().ptr(at.d).ptr(at.bias).u64(sizes.rows as u64).u64(sizes.oc as u64);
-    cx.launch("bias_rows", function, Grid::linear(sizes.rows.min(4096), 256), args);
+    let grid = Grid::linear(sizes.rows.min(4096), 256);
+    cx.launch(&spec("product/bias.cu", sizes.inputs, sizes.output)?, "bias_rows", grid, args)?;
     let plain = At { bias: 0, ..*at };
     product(cx, "linear_fwd", &Problem::forward(sizes, &plain).adds(true), &plain)
 }

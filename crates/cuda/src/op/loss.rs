@@ -3,7 +3,7 @@
 use super::elementwise::ctype;
 use super::lower::Lower;
 use crate::Result;
-use crate::args::{Args, Grid};
+use crate::args::Grid;
 use crate::kernels::Spec;
 use ironhorse_core::DType;
 use ironhorse_core::op::{CrossEntropy, LossMean};
@@ -22,10 +22,8 @@ pub(crate) fn cross_entropy(cx: &mut Lower<'_>, op: &CrossEntropy) -> Result<()>
     if rows == 0 {
         return Ok(());
     }
-    let args = Args::new()
-        .ptr(cx.ptr(op.losses)?)
-        .ptr(cx.ptr(op.logits)?)
-        .ptr(cx.ptr(op.targets)?)
+    let args = cx.pointers(&[op.losses, op.logits, op.targets])?;
+    let args = args
         .ptr(cx.scalars)
         .ptr(cx.fault)
         .u32(rows as u32)
@@ -39,11 +37,10 @@ pub(crate) fn cross_entropy(cx: &mut Lower<'_>, op: &CrossEntropy) -> Result<()>
         let function = cx.kernel(&spec, "cross_entropy_shared")?;
         let resident = cx.device.info.sms * function.blocks_per_sm(threads, row_bytes)?.max(1);
         let grid = Grid::linear(rows.min(resident as usize), threads).shared(row_bytes);
-        cx.launch("cross_entropy_shared", function, grid, args);
+        cx.launch_function("cross_entropy_shared", function, grid, args);
     } else {
         let threads = op.vocab.div_ceil(32).clamp(1, 32) as u32 * 32;
-        let function = cx.kernel(&spec, "cross_entropy_any")?;
-        cx.launch("cross_entropy_any", function, Grid::linear(rows, threads), args);
+        cx.launch(&spec, "cross_entropy_any", Grid::linear(rows, threads), args)?;
     }
     Ok(())
 }
@@ -59,15 +56,9 @@ fn warps(vectors: usize) -> usize {
 }
 
 pub(crate) fn loss_mean(cx: &mut Lower<'_>, op: &LossMean) -> Result<()> {
-    let args = Args::new()
-        .ptr(cx.ptr(op.loss)?)
-        .ptr(cx.ptr(op.losses)?)
-        .ptr(cx.scalars)
-        .u64(op.losses.numel() as u64)
-        .u32(cx.adds(op.accum).into());
-    let function = cx.kernel(&Spec::new("loss/mean.cu"), "loss_mean")?;
-    cx.launch("loss_mean", function, Grid::linear(1, 1024), args);
-    Ok(())
+    let args = cx.pointers(&[op.loss, op.losses])?;
+    let args = args.ptr(cx.scalars).u64(op.losses.numel() as u64).u32(cx.adds(op.accum).into());
+    cx.launch(&Spec::new("loss/mean.cu"), "loss_mean", Grid::linear(1, 1024), args)
 }
 
 pub(super) fn specs() -> Vec<Spec> {

@@ -69,15 +69,29 @@ impl Lower<'_> {
         Ok(address)
     }
 
-    /// Adds a kernel launch.
-    pub fn launch(&mut self, name: &'static str, function: Function, grid: Grid, args: Args) {
+    /// The addresses of slots as the first arguments of a kernel.
+    pub fn pointers(&self, slots: &[Slot]) -> Result<Args> {
+        slots.iter().try_fold(Args::new(), |args, &slot| Ok(args.ptr(self.ptr(slot)?)))
+    }
+
+    /// Adds a launch of a kernel, compiled now if this is its first use.
+    pub fn launch(&mut self, spec: &Spec, name: &'static str, grid: Grid, args: Args) -> Result<()> {
+        let function = self.kernel(spec, name)?;
+        self.launch_function(name, function, grid, args);
+        Ok(())
+    }
+
+    /// Adds a launch of a kernel that is loaded.
+    pub fn launch_function(&mut self, name: &'static str, function: Function, grid: Grid, args: Args) {
         let work = Work::Kernel(KernelLaunch { function, grid, args });
         self.out.push(Launch { op: self.op, name, work });
     }
 
     /// Adds several kernel launches.
     pub fn launch_all(&mut self, steps: impl IntoIterator<Item = Step>) {
-        steps.into_iter().for_each(|(name, function, grid, args)| self.launch(name, function, grid, args));
+        steps
+            .into_iter()
+            .for_each(|(name, function, grid, args)| self.launch_function(name, function, grid, args));
     }
 
     /// Adds a call of a library.

@@ -22,9 +22,8 @@ pub(crate) fn fill(cx: &mut Lower<'_>, op: &Fill) -> Result<()> {
         cx.zero(out, bytes);
         return Ok(());
     }
-    let function = cx.kernel(&spec(op.out.dtype)?, "fill")?;
-    cx.launch("fill", function, per_vector(&op.out), Args::new().ptr(out).u64(n as u64).f32(op.value));
-    Ok(())
+    let grid = per_vector(&op.out);
+    cx.launch(&spec(op.out.dtype)?, "fill", grid, Args::new().ptr(out).u64(n as u64).f32(op.value))
 }
 
 pub(crate) fn copy(cx: &mut Lower<'_>, op: &CopySlot) -> Result<()> {

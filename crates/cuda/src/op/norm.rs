@@ -100,9 +100,8 @@ impl Names {
         }
         let args = pointers(cx, Args::new(), slots)?;
         let args = eps.into_iter().fold(args, Args::f32).u32(rows as u32).u32(width as u32);
-        let function = cx.kernel(&self.fwd_spec(inp.dtype, weight.dtype, width)?, kernel)?;
-        cx.launch(kernel, function, Grid::linear(rows.div_ceil(FWD_WARPS), 32 * FWD_WARPS as u32), args);
-        Ok(())
+        let grid = Grid::linear(rows.div_ceil(FWD_WARPS), 32 * FWD_WARPS as u32);
+        cx.launch(&self.fwd_spec(inp.dtype, weight.dtype, width)?, kernel, grid, args)
     }
 }
 
@@ -139,10 +138,8 @@ impl Backward<'_> {
         };
         let args = pointers(cx, Args::new(), self.sums)?.ptr(partials);
         let args = args.u32(count as u32).u32(width as u32).u32(cx.adds(self.accum).into());
-        let function = cx.kernel(&spec, self.names.bwd_sums)?;
         let grid = Grid::linear((self.sums.len() * width).div_ceil(32), 1024);
-        cx.launch(self.names.bwd_sums, function, grid, args);
-        Ok(())
+        cx.launch(&spec, self.names.bwd_sums, grid, args)
     }
 
     fn size(&self) -> (usize, usize) {
@@ -166,7 +163,7 @@ impl Backward<'_> {
         let args = pointers(cx, args, self.statistics)?;
         let args = pointers(cx, args, &[self.weight])?;
         let args = args.u32(rows as u32).u32(cx.adds(self.accum_inp).into());
-        cx.launch(self.names.bwd, function, Grid::linear(count, threads), args);
+        cx.launch_function(self.names.bwd, function, Grid::linear(count, threads), args);
         Ok((partials, count))
     }
 
@@ -176,9 +173,8 @@ impl Backward<'_> {
         let args = pointers(cx, args, self.statistics)?;
         let args = pointers(cx, args, &[self.weight])?;
         let args = args.u32(rows as u32).u32(width as u32).u32(cx.adds(self.accum_inp).into());
-        let function = cx.kernel(spec, self.names.bwd_rows)?;
         let grid = Grid::linear(rows.div_ceil(BWD_WARPS), 32 * BWD_WARPS as u32);
-        cx.launch(self.names.bwd_rows, function, grid, args);
+        cx.launch(spec, self.names.bwd_rows, grid, args)?;
 
         let chunk = rows.div_ceil(MOST_PARTIALS).max(64);
         let count = rows.div_ceil(chunk);
@@ -186,9 +182,8 @@ impl Backward<'_> {
         let args = pointers(cx, Args::new().ptr(partials), &[self.d_out, self.inp])?;
         let args = pointers(cx, args, self.statistics)?;
         let args = args.u32(rows as u32).u32(width as u32).u32(chunk as u32);
-        let function = cx.kernel(spec, self.names.bwd_columns)?;
         let grid = Grid { grid: [width.div_ceil(32) as u32, count as u32, 1], block: [256, 1, 1], shared: 0 };
-        cx.launch(self.names.bwd_columns, function, grid, args);
+        cx.launch(spec, self.names.bwd_columns, grid, args)?;
         Ok((partials, count))
     }
 }

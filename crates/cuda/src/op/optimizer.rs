@@ -42,13 +42,10 @@ pub(crate) fn grad_norm(cx: &mut Lower<'_>, op: &GradNorm) -> Result<()> {
     let count = n.div_ceil(vector * NORM_THREADS as usize).clamp(1, PARTS);
     let parts = cx.scratch(count * size_of::<f64>())?;
     let args = Args::new().ptr(parts).ptr(cx.ptr(op.grads)?).u64(n as u64);
-    let function = cx.kernel(&spec, "grad_norm_parts")?;
-    cx.launch("grad_norm_parts", function, Grid::linear(count, NORM_THREADS), args);
-    let args = Args::new().ptr(cx.ptr(op.norm)?).ptr(cx.ptr(op.halt)?).ptr(cx.ptr(op.loss)?);
+    cx.launch(&spec, "grad_norm_parts", Grid::linear(count, NORM_THREADS), args)?;
+    let args = cx.pointers(&[op.norm, op.halt, op.loss])?;
     let args = args.ptr(cx.fault).ptr(parts).u32(count as u32);
-    let function = cx.kernel(&spec, "grad_norm_total")?;
-    cx.launch("grad_norm_total", function, Grid::linear(1, NORM_THREADS), args);
-    Ok(())
+    cx.launch(&spec, "grad_norm_total", Grid::linear(1, NORM_THREADS), args)
 }
 
 pub(crate) fn adamw(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
@@ -70,9 +67,8 @@ pub(crate) fn adamw(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
         .ptr(decays)
         .ptr(cx.scalars)
         .u64(n as u64);
-    let function = cx.kernel(&adamw_spec(precision_of(op))?, "adamw")?;
-    cx.launch("adamw", function, Grid::linear(n.div_ceil(ADAM_BLOCK), ADAM_THREADS), args);
-    Ok(())
+    let grid = Grid::linear(n.div_ceil(ADAM_BLOCK), ADAM_THREADS);
+    cx.launch(&adamw_spec(precision_of(op))?, "adamw", grid, args)
 }
 
 /// A bit for each [`STRIDE`] elements of the flat pool, set where weight decay applies; whole 32-bit words.

@@ -87,9 +87,8 @@ pub(crate) fn rope(cx: &mut Lower<'_>, op: &Rope) -> Result<()> {
     let args = Args::new().ptr(at).ptr(cosines).ptr(sines).ptr(scalars).u64(count as u64);
     let args = args.u32(per_token as u32).u32(half as u32).u64(width as u64).u64(seq as u64);
     let args = args.f32(if op.back { -1.0 } else { 1.0 });
-    let function = cx.kernel(&spec(op.qkv.dtype, vectors)?, "rope")?;
-    cx.launch("rope", function, Grid::linear(count.div_ceil(THREADS as usize), THREADS), args);
-    Ok(())
+    let grid = Grid::linear(count.div_ceil(THREADS as usize), THREADS);
+    cx.launch(&spec(op.qkv.dtype, vectors)?, "rope", grid, args)
 }
 
 pub(super) fn specs() -> Vec<Spec> {

@@ -28,14 +28,9 @@ pub(crate) fn router_fwd(cx: &mut Lower<'_>, op: &RouterFwd) -> Result<()> {
     if tokens == 0 {
         return Ok(());
     }
-    let mut args = Args::new();
-    for slot in [op.probs, op.weights, op.experts, op.logits] {
-        args = args.ptr(cx.ptr(slot)?);
-    }
+    let args = cx.pointers(&[op.probs, op.weights, op.experts, op.logits])?;
     let args = args.ptr(cx.fault).u32(tokens as u32).u32(all as u32).u32(k as u32);
-    let function = cx.kernel(&spec(op.logits.dtype)?, "router_fwd")?;
-    cx.launch("router_fwd", function, per_token(tokens), args);
-    Ok(())
+    cx.launch(&spec(op.logits.dtype)?, "router_fwd", per_token(tokens), args)
 }
 
 pub(crate) fn router_bwd(cx: &mut Lower<'_>, op: &RouterBwd) -> Result<()> {
@@ -43,15 +38,10 @@ pub(crate) fn router_bwd(cx: &mut Lower<'_>, op: &RouterBwd) -> Result<()> {
     if tokens == 0 {
         return Ok(());
     }
-    let mut args = Args::new();
-    for slot in [op.d_logits, op.d_weights, op.probs, op.weights, op.experts, op.load] {
-        args = args.ptr(cx.ptr(slot)?);
-    }
+    let args = cx.pointers(&[op.d_logits, op.d_weights, op.probs, op.weights, op.experts, op.load])?;
     let args = args.ptr(cx.scalars).ptr(cx.fault).f32(op.alpha);
     let args = args.u32(tokens as u32).u32(all as u32).u32(k as u32);
-    let function = cx.kernel(&spec(op.d_logits.dtype)?, "router_bwd")?;
-    cx.launch("router_bwd", function, per_token(tokens), args);
-    Ok(())
+    cx.launch(&spec(op.d_logits.dtype)?, "router_bwd", per_token(tokens), args)
 }
 
 pub(crate) fn router_load(cx: &mut Lower<'_>, op: &RouterLoad) -> Result<()> {
@@ -64,15 +54,12 @@ pub(crate) fn router_load(cx: &mut Lower<'_>, op: &RouterLoad) -> Result<()> {
         let args = Args::new().ptr(partials).ptr(probs).ptr(offsets);
         let args = args.u64(op.probs.numel() as u64).u64(chunk as u64);
         let args = args.u32(tokens as u32).u32(all as u32).u32(op.entropy.is_some().into());
-        let function = cx.kernel(&spec, "router_load_parts")?;
-        cx.launch("router_load_parts", function, Grid::linear(blocks, LOAD_THREADS as u32), args);
+        cx.launch(&spec, "router_load_parts", Grid::linear(blocks, LOAD_THREADS as u32), args)?;
     }
-    let args = Args::new().ptr(cx.ptr(op.load)?).ptr(cx.ptr(op.aux)?).ptr(cx.opt(op.entropy)?.unwrap_or(0));
+    let args = cx.pointers(&[op.load, op.aux])?.ptr(cx.opt(op.entropy)?.unwrap_or(0));
     let args = args.ptr(partials).ptr(offsets).ptr(cx.scalars).u32(blocks as u32).f32(op.alpha);
     let args = args.u32(tokens as u32).u32(all as u32).u32(cx.adds(op.accum).into());
-    let function = cx.kernel(&spec, "router_load")?;
-    cx.launch("router_load", function, Grid::linear(1, LOAD_THREADS as u32), args);
-    Ok(())
+    cx.launch(&spec, "router_load", Grid::linear(1, LOAD_THREADS as u32), args)
 }
 
 /// Elements of a block and how many blocks there are.

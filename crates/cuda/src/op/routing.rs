@@ -55,16 +55,12 @@ pub(crate) fn route_sort(cx: &mut Lower<'_>, op: &RouteSort) -> Result<()> {
     let grid = Grid::linear(sort.blocks, sort.threads as u32);
     let sizes = |args: Args| args.u32(routes as u32).u32(experts as u32).u32(sort.rounds as u32);
 
-    let function = cx.kernel(&spec, "route_count")?;
     let args = sizes(Args::new().ptr(counts).ptr(from).ptr(cx.fault));
-    cx.launch("route_count", function, grid.shared(experts * size_of::<u32>()), args);
-    let function = cx.kernel(&spec, "route_scan")?;
+    cx.launch(&spec, "route_count", grid.shared(experts * size_of::<u32>()), args)?;
     let args = Args::new().ptr(counts).u32((sort.blocks * experts) as u32);
-    cx.launch("route_scan", function, Grid::linear(1, 1024), args);
-    let function = cx.kernel(&spec, "route_scatter")?;
-    let args = Args::new().ptr(cx.ptr(op.order)?).ptr(cx.ptr(op.places)?).ptr(offsets).ptr(from).ptr(counts);
-    cx.launch("route_scatter", function, grid.shared(sort.shared), sizes(args));
-    Ok(())
+    cx.launch(&spec, "route_scan", Grid::linear(1, 1024), args)?;
+    let args = cx.pointers(&[op.order, op.places])?.ptr(offsets).ptr(from).ptr(counts);
+    cx.launch(&spec, "route_scatter", grid.shared(sort.shared), sizes(args))
 }
 
 fn spec(act: DType, vectors: bool) -> Result<Spec> {
@@ -85,7 +81,7 @@ fn rows_spec(cx: &Lower<'_>, rows: &[Slot]) -> Result<Spec> {
 /// A launch with a warp for each of `rows`; nothing where there is nothing to move.
 fn launch(cx: &mut Lower<'_>, name: &'static str, spec: &Spec, rows: usize, args: Args) -> Result<()> {
     let function = cx.kernel(spec, name)?;
-    cx.launch(name, function, Grid::linear(rows.div_ceil(WARPS), 32 * WARPS as u32), args);
+    cx.launch_function(name, function, Grid::linear(rows.div_ceil(WARPS), 32 * WARPS as u32), args);
     Ok(())
 }
 
@@ -95,7 +91,7 @@ pub(crate) fn permute(cx: &mut Lower<'_>, op: &Permute) -> Result<()> {
         return Ok(());
     }
     let spec = rows_spec(cx, &[op.out, op.inp])?;
-    let args = Args::new().ptr(cx.ptr(op.out)?).ptr(cx.ptr(op.inp)?).ptr(cx.ptr(op.order)?).ptr(cx.fault);
+    let args = cx.pointers(&[op.out, op.inp, op.order])?.ptr(cx.fault);
     let args = args.u32(routes as u32).u32((routes / op.inp.shape.rows().max(1)) as u32).u64(width as u64);
     launch(cx, "permute", &spec, routes, args)
 }
@@ -106,7 +102,7 @@ pub(crate) fn permute_bwd(cx: &mut Lower<'_>, op: &PermuteBwd) -> Result<()> {
         return Ok(());
     }
     let spec = rows_spec(cx, &[op.d_inp, op.d_out])?;
-    let args = Args::new().ptr(cx.ptr(op.d_inp)?).ptr(cx.ptr(op.d_out)?).ptr(cx.ptr(op.places)?);
+    let args = cx.pointers(&[op.d_inp, op.d_out, op.places])?;
     let args = args.ptr(cx.fault).u32(tokens as u32).u32(k as u32).u64(width as u64);
     launch(cx, "permute_bwd", &spec, tokens, args.u32(cx.adds(op.accum).into()))
 }
@@ -117,10 +113,7 @@ pub(crate) fn combine(cx: &mut Lower<'_>, op: &Combine) -> Result<()> {
         return Ok(());
     }
     let spec = rows_spec(cx, &[op.out, op.rows])?;
-    let mut args = Args::new();
-    for slot in [op.out, op.rows, op.places, op.weights] {
-        args = args.ptr(cx.ptr(slot)?);
-    }
+    let args = cx.pointers(&[op.out, op.rows, op.places, op.weights])?;
     let args = args.ptr(cx.fault).u32(tokens as u32).u32(k as u32).u64(width as u64);
     launch(cx, "combine", &spec, tokens, args)
 }
@@ -131,10 +124,7 @@ pub(crate) fn combine_bwd(cx: &mut Lower<'_>, op: &CombineBwd) -> Result<()> {
         return Ok(());
     }
     let spec = rows_spec(cx, &[op.d_rows, op.d_out, op.rows])?;
-    let mut args = Args::new();
-    for slot in [op.d_rows, op.d_weights, op.d_out, op.rows, op.places, op.weights] {
-        args = args.ptr(cx.ptr(slot)?);
-    }
+    let args = cx.pointers(&[op.d_rows, op.d_weights, op.d_out, op.rows, op.places, op.weights])?;
     let args = args.ptr(cx.fault).u32(tokens as u32).u32(k as u32).u64(width as u64);
     launch(cx, "combine_bwd", &spec, tokens, args)
 }

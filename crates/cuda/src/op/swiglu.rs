@@ -35,9 +35,8 @@ fn elementwise(cx: &mut Lower<'_>, name: &'static str, slots: &[Option<Slot>], n
     let vectors = width.is_multiple_of(whole) && addresses.iter().all(|at| at.is_multiple_of(16));
     let count = narrow.numel() / if vectors { whole } else { 1 };
     let args = addresses.into_iter().fold(Args::new(), Args::ptr).u64(count as u64).u64(width as u64);
-    let function = cx.kernel(&spec(narrow.dtype, vectors)?, name)?;
-    cx.launch(name, function, Grid::linear(count.div_ceil(THREADS as usize), THREADS), args);
-    Ok(())
+    let grid = Grid::linear(count.div_ceil(THREADS as usize), THREADS);
+    cx.launch(&spec(narrow.dtype, vectors)?, name, grid, args)
 }
 
 pub(super) fn specs() -> Vec<Spec> {
