@@ -5,6 +5,7 @@
 #   bash run.sh                        everything about training, in 8 minutes at most
 #   bash run.sh --quick                the checks and one comparison, in 3 minutes at most
 #   bash run.sh --only bench           some stages; --bench d12-b64,d12-b4 narrows that one, --no-torch leaves torch out
+#   bash run.sh --only rust            the Rust tests that need a GPU; 5 minutes at most
 #   bash run.sh --only python,ops      the Python, PyTorch, C and jit ops: their tests, then their speeds; 9 minutes at most
 #   bash run.sh --only moe             mixtures of experts: keys, a training, the 6.9B and its first eight layers; 9 minutes at most;
 #                                      with --quick the keys and the training; IRONHORSE_DEVICE=cpu rehearses those two
@@ -19,7 +20,7 @@
 set -u
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-stages="doctor selftest verify lockstep determinism python ops moe runs f32 table compare bench profile sanitizer startup precision"
+stages="doctor selftest verify lockstep determinism rust python ops moe runs f32 table compare bench profile sanitizer startup precision"
 quick_stages="doctor selftest verify lockstep determinism bench"
 grid="d12-b64 d12-b4 d24-b32 d48-b16"
 out=out quick= only= torch=1 budget= chosen=
@@ -63,8 +64,8 @@ done
 [[ $budget =~ ^[0-9]*$ ]] || refuse "--budget is '$budget', expected seconds"
 wanted=${only:-$stages}
 [[ $quick && ! $only ]] && wanted=$quick_stages
-# Everything is GPT-2 on the engine; the ops, the mixtures of experts, runs and f32 have calls of their own.
-[[ $only ]] || wanted=${wanted/ python ops moe runs f32 table compare/}
+# Everything is GPT-2 on the engine; the Rust tests, the ops, the mixtures of experts, runs and f32 have calls of their own.
+[[ $only ]] || wanted=${wanted/ rust python ops moe runs f32 table compare/}
 [[ $chosen ]] || chosen=$grid
 [[ $quick && $chosen == "$grid" ]] && chosen=d12-b64
 budget=${budget:-$([[ $quick ]] && echo 175 || { [[ $only =~ ops|moe|runs|table|compare ]] && echo 540 || echo 470; })}
@@ -179,6 +180,15 @@ stage_determinism() {
     for name in determinism-1 determinism-2 determinism-nographs; do
         attempt $name 40 "$ironhorse" bench --device cuda --model d12 --batch 8 --seq 1024 --dtype bf16 --warmup 0 \
             --steps 8 $([[ $name == *nographs ]] && echo --no-graphs) --json "$(json $name)"
+    done
+}
+
+# The tests of the Rust crates that are marked as in need of a GPU or of cuDNN: each program of rust.tar.gz is a part.
+stage_rust() {
+    local program
+    attempt rust-unpack 30 tar -xzf "$here/rust.tar.gz" -C "$scratch" || return
+    for program in "$scratch"/rust/*; do
+        attempt "rust-${program##*/}" 120 "$program" --ignored --test-threads 1
     done
 }
 

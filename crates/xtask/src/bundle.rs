@@ -2,8 +2,8 @@
 
 use crate::args::{Args, unknown};
 use crate::process::{output_of, run as run_command, shown};
-use crate::repo::{Repo, python_of};
-use crate::{out, python};
+use crate::repo::{Profile, Repo, python_of};
+use crate::{gpu_tests, out, python};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,8 @@ use std::process::Command;
 pub const HELP: &str = "\
 Makes one folder with all that a run on a GPU machine needs: the release binary, stripped; run.sh, which checks and
 measures everything and prints a table; the PyTorch side of the benchmarks; the Python package with its native module,
-the C library, the Python tests and pytest; answer keys of small models made here. The machine needs an NVIDIA driver and a Python with PyTorch, neither Rust nor a network.
+the C library, the Python tests and pytest; the Rust tests that need a GPU; answer keys of small models made here. The
+machine needs an NVIDIA driver and a Python with PyTorch, neither Rust nor a network.
 
 Usage: cargo xtask gpu-bundle [--out DIR] [--no-build]
 
@@ -59,6 +60,8 @@ const FOLDERS: [(&str, &str); 4] = [
 ];
 /// pytest and what it needs, for machines that have none.
 const PYTEST: [&str; 6] = ["pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"];
+/// Keeps the names of functions for backtraces.
+const STRIP: &str = "--strip-debug";
 /// Packages built for the folder.
 const PACKAGES: [&str; 3] = ["ironhorse-cli", "ironhorse-py", "ironhorse-capi"];
 
@@ -94,10 +97,11 @@ pub fn run(repo: &Repo, mut args: Args) -> Result<bool> {
     for (from, to) in FOLDERS {
         copy_package(&repo.root().join(from), &folder.join(to))?;
     }
-    let built = repo.binary()?;
-    binary(&built, &folder.join("ironhorse"))?;
-    binary(&built.with_file_name("lib_native.so"), &folder.join("python/ironhorse/_native.abi3.so"))?;
-    binary(&built.with_file_name("libironhorse.so"), &folder.join("libironhorse.so"))?;
+    let built = repo.binary(Profile::Release)?;
+    binary(&built, &folder.join("ironhorse"), STRIP)?;
+    binary(&built.with_file_name("lib_native.so"), &folder.join("python/ironhorse/_native.abi3.so"), STRIP)?;
+    binary(&built.with_file_name("libironhorse.so"), &folder.join("libironhorse.so"), STRIP)?;
+    rust_tests(repo, &folder)?;
     pytest(repo, &folder.join("pytest"))?;
     KEYS.iter().try_for_each(|key| answer_key(repo, &folder, key))?;
     let files = list(&folder)?;
@@ -129,11 +133,23 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The Rust tests that need a GPU, packed: unpacked they would take a third of the folder.
+fn rust_tests(repo: &Repo, folder: &Path) -> Result<()> {
+    let unpacked = folder.join("rust");
+    for program in gpu_tests::build(repo)? {
+        binary(&program.file, &unpacked.join(program.name), "--strip-all")?;
+    }
+    let mut tar = Command::new("tar");
+    tar.args(["-czf", "rust.tar.gz", "rust"]).current_dir(folder);
+    ensure!(run_command(&mut tar)?, "`{}` failed (its message is above)", shown(&tar));
+    fs::remove_dir_all(&unpacked).with_context(|| format!("{}: cannot delete", unpacked.display()))
+}
+
 /// Something cargo built, without debug information, which is most of it.
-fn binary(from: &Path, to: &Path) -> Result<()> {
+fn binary(from: &Path, to: &Path, strip: &str) -> Result<()> {
     ensure!(from.is_file(), "{} is not built: leave --no-build out", from.display());
     copy(from, to)?;
-    if output_of(Command::new("strip").arg("--strip-debug").arg(to)).is_none() {
+    if output_of(Command::new("strip").arg(strip).arg(to)).is_none() {
         out::line("there is no `strip` that takes the binaries: they keep their debug information");
     }
     Ok(())

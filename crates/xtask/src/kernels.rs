@@ -18,13 +18,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Help of `cargo xtask kernels`.
 pub const HELP: &str = "\
-Compiles every specialisation of the CUDA kernels with NVRTC, for every architecture, and prints the registers, shared
+Compiles every specialisation of the CUDA kernels with NVRTC, for sm_80 and sm_90a, and prints the registers, shared
 memory and spills of each kernel. Needs no GPU. Fails when one does not compile, or when a kernel that is not in the
 list of those that may spills registers. What did not change since the last run is not compiled again.
 
-Usage: cargo xtask kernels [--arch ARCH]... [--verbose] [--json FILE]
+Usage: cargo xtask kernels [--all | --arch ARCH]... [--verbose] [--json FILE]
 
-  --arch ARCH   only this architecture; may be given several times
+  --all         all six architectures
+  --arch ARCH   this architecture instead; may be given several times
   --verbose     one row for each build, not the worst of each kernel
   --json FILE   every build of every kernel
 
@@ -34,6 +35,8 @@ Example: cargo xtask kernels --arch sm_90a --verbose";
 
 /// What the engine supports.
 const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"];
+/// The two whose code differs most: the oldest, without TMA and wgmma, and the one that the benchmarks run on.
+const DEFAULT: [&str; 2] = ["sm_80", "sm_90a"];
 
 /// What may spill: kernel, architecture, bytes at most. Anything else is a failure. The register allocator for sm_120 needs a few
 /// bytes where those of all others do not.
@@ -113,6 +116,7 @@ fn parse(mut args: Args) -> Result<Options> {
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--arch" => options.architectures.push(args.value("--arch")?),
+            "--all" => options.architectures.extend(ARCHITECTURES.map(String::from)),
             "--verbose" => options.verbose = true,
             "--json" => options.json = Some(args.value("--json")?.into()),
             _ => return unknown(&arg),
@@ -122,7 +126,7 @@ fn parse(mut args: Args) -> Result<Options> {
         bail!("--arch is '{other}', expected one such as {}", ARCHITECTURES.join(", "));
     }
     if options.architectures.is_empty() {
-        options.architectures = ARCHITECTURES.map(String::from).into();
+        options.architectures = DEFAULT.map(String::from).into();
     }
     Ok(options)
 }
@@ -336,7 +340,8 @@ mod tests {
     #[test]
     fn flags_are_read() {
         let parsed = |text: &str| parse(Args::new(text.split_whitespace().map(str::to_owned)));
-        assert_eq!(parsed("").unwrap().architectures, ARCHITECTURES);
+        assert_eq!(parsed("").unwrap().architectures, DEFAULT);
+        assert_eq!(parsed("--all").unwrap().architectures, ARCHITECTURES);
         let options = parsed("--arch sm_90a --verbose --json k.json").unwrap();
         assert_eq!((options.architectures, options.verbose), (vec!["sm_90a".to_owned()], true));
         assert_eq!(options.json, Some("k.json".into()));

@@ -5,13 +5,16 @@
 mod args;
 mod bundle;
 mod counts;
+mod gpu_tests;
 mod kernel_table;
 mod kernels;
 mod out;
 mod process;
 mod ptxas;
+mod pytest;
 mod python;
 mod repo;
+mod report;
 mod stages;
 mod tools;
 mod torture;
@@ -32,7 +35,7 @@ struct Command {
 const COMMANDS: [Command; 8] = [
     Command {
         name: "test",
-        summary: "every check there is: set-up, fmt, ruff, mypy, clippy, kernels, tests, doctests, build, torture, pytest",
+        summary: "all checks: set-up, fmt, ruff, mypy, clippy, kernels, tests, doctests, build, torture, pytest",
         help: stages::HELP,
         run: stages::test,
     },

@@ -65,6 +65,14 @@ fn copy_lines(
     Ok(())
 }
 
+/// Runs to the end; whether it ended with 0, and all that it printed.
+pub fn captured(command: &mut Command) -> Result<(bool, String)> {
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("cannot start `{}`", shown(command)))?;
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    Ok((output.status.success(), text.concat()))
+}
+
 /// What the program prints, where it can be started and ends with 0.
 pub fn output_of(command: &mut Command) -> Option<String> {
     let output = command.stdin(Stdio::null()).output().ok().filter(|output| output.status.success())?;

@@ -3,7 +3,7 @@
 use crate::args::Args;
 use crate::out;
 use crate::process::{output_of, run};
-use crate::repo::{Repo, python_of};
+use crate::repo::{Profile, Repo, python_of};
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::OsString;
 use std::fs;
@@ -34,19 +34,22 @@ const ATTEMPTS: u32 = 3;
 /// `cargo xtask setup`
 pub fn setup_command(repo: &Repo, args: Args) -> Result<bool> {
     args.end()?;
+    out::line("==> 1/2 .venv: Python and the packages of python/requirements-test.txt");
     setup(repo)?;
-    wheel(repo)?;
+    out::line("==> 2/2 ironhorse: the wheel, release build");
+    wheel(repo, Profile::Release)?;
     out::line("the Python environment is ready: .venv");
     Ok(true)
 }
 
-/// Builds the wheel and installs it into the environment: what the tests import is what users get.
-pub fn wheel(repo: &Repo) -> Result<()> {
+/// Builds the wheel and installs it into the environment: the tests import an installed package, as users do.
+pub fn wheel(repo: &Repo, profile: Profile) -> Result<()> {
     ensure!(python_of(&repo.venv()).exists(), "there is no .venv yet: cargo xtask setup");
     // The requirements bring maturin, so that nothing has to be downloaded to build in. The version is that of the wheel
     // before, which pip would take for the same.
     let install = ["install", "--no-deps", "--no-build-isolation", "--force-reinstall", "."];
-    pip(repo, &install, 1).context("the wheel could not be built and installed (the messages are above)")
+    pip(repo, &install, profile, 1)
+        .context("the wheel could not be built and installed (the messages are above)")
 }
 
 /// Makes or updates the environment, without this package.
@@ -66,8 +69,41 @@ pub fn setup(repo: &Repo) -> Result<()> {
         return Ok(());
     }
     let _ = fs::remove_file(&stamp_file);
-    pip(repo, &["install", "-r", REQUIREMENTS], ATTEMPTS)?;
+    let missing = missing(repo, &wanted);
+    if missing.is_empty() {
+        out::line(".venv has every package already");
+    } else {
+        out::line(format!("to install: {} (PyTorch is a large download)", missing.join(", ")));
+        pip(repo, &["install", "-r", REQUIREMENTS], Profile::Release, ATTEMPTS)?;
+    }
     fs::write(&stamp_file, stamp).context("cannot write to .venv")
+}
+
+/// The requirements that the environment does not meet; all of them where it cannot tell.
+fn missing(repo: &Repo, wanted: &str) -> Vec<String> {
+    let lines = wanted.lines().map(str::trim);
+    let all: Vec<String> =
+        lines.filter(|line| !line.is_empty() && !line.starts_with(['#', '-'])).map(String::from).collect();
+    // `packaging` comes with pytest; without it, pip decides.
+    let script = "\
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from packaging.requirements import Requirement
+for text in sys.argv[1:]:
+    need = Requirement(text)
+    if need.marker and not need.marker.evaluate():
+        continue
+    try:
+        there = need.specifier.contains(version(need.name), prereleases=True)
+    except PackageNotFoundError:
+        there = False
+    if not there:
+        print(text)
+";
+    match output_of(repo.python().args(["-c", script]).args(&all)) {
+        Some(text) => text.lines().map(str::to_owned).collect(),
+        None => all,
+    }
 }
 
 fn create(venv: &Path) -> Result<()> {
@@ -122,10 +158,11 @@ fn search_path(repo: &Repo) -> Result<OsString> {
 }
 
 /// Runs pip in the environment, up to `attempts` times: a download of gigabytes does not always go through.
-fn pip(repo: &Repo, args: &[&str], attempts: u32) -> Result<()> {
+fn pip(repo: &Repo, args: &[&str], profile: Profile, attempts: u32) -> Result<()> {
     for attempt in 1..=attempts {
         let mut pip = repo.python();
         pip.env("PATH", search_path(repo)?);
+        pip.env("MATURIN_PEP517_ARGS", format!("--profile {}", profile.name()));
         pip.args(["-m", "pip", "--disable-pip-version-check", "--retries", "5", "--timeout", "60"]);
         if run(pip.args(args))? {
             return Ok(());

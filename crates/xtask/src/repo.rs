@@ -5,6 +5,32 @@ use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// How something is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Optimised, with the checks of a debug build; shares what `cargo test` compiles.
+    Dev,
+    /// What users get.
+    Release,
+}
+
+impl Profile {
+    /// Its name to cargo.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dev => "dev",
+            Self::Release => "release",
+        }
+    }
+
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Dev => "debug",
+            Self::Release => "release",
+        }
+    }
+}
+
 /// The checkout this command works on.
 pub struct Repo {
     root: PathBuf,
@@ -62,9 +88,10 @@ impl Repo {
         folder.context("`cargo metadata` does not say where the target folder is")
     }
 
-    /// The release build of `ironhorse`.
-    pub fn binary(&self) -> Result<PathBuf> {
-        Ok(self.target()?.join("release").join(format!("ironhorse{}", std::env::consts::EXE_SUFFIX)))
+    /// The build of `ironhorse` in this profile.
+    pub fn binary(&self, profile: Profile) -> Result<PathBuf> {
+        let name = format!("ironhorse{}", std::env::consts::EXE_SUFFIX);
+        Ok(self.target()?.join(profile.folder()).join(name))
     }
 }
 
@@ -103,6 +130,6 @@ mod tests {
     fn the_repository_is_found() {
         let repo = Repo::find().unwrap();
         assert!(repo.root().join("rust-toolchain.toml").is_file());
-        assert!(repo.binary().unwrap().ends_with("release/ironhorse"));
+        assert!(repo.binary(Profile::Release).unwrap().ends_with("release/ironhorse"));
     }
 }

@@ -3,17 +3,19 @@
 use crate::args::{Args, unknown};
 use crate::counts::{Counts, Dialect};
 use crate::process::{output_of, run_counted, shown};
-use crate::repo::{Repo, python_of};
-use crate::{kernels, out, python, torture};
-use anyhow::{Result, bail, ensure};
+use crate::repo::{Profile, Repo, python_of};
+use crate::report::{self, Done, seconds};
+use crate::{kernels, out, pytest, python, torture};
+use anyhow::{Context, Result, bail, ensure};
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Help of `cargo xtask test`.
 pub const HELP: &str = "\
-Every check there is. Sets up the Python environment .venv the first time, then runs the stages in this order and
-stops at the first that fails:
+All checks. Sets up the Python environment .venv the first time, then runs the stages in this order and stops at the
+first that fails:
 
   setup    the Python environment (see cargo xtask setup)
   fmt      cargo fmt --check
@@ -21,31 +23,57 @@ stops at the first that fails:
   ruff-fmt the same, its formatting
   mypy     the types of the Python package
   clippy   cargo clippy on all targets, warnings are errors
-  kernels  every CUDA kernel compiled for every architecture (see cargo xtask kernels); needs no GPU
+  kernels  the CUDA kernels compiled for sm_80 and sm_90a (see cargo xtask kernels); needs no GPU
   test     unit and integration tests of all crates
   doctest  the examples in the documentation
-  build    the ironhorse binary, release
-  torture  20 training runs of it, killed at random moments and resumed (see cargo xtask torture)
+  build    the ironhorse binary
+  torture  10 training runs of it, killed at random moments and resumed (see cargo xtask torture)
   wheel    the Python package, built and installed into .venv
   pytest   the Python tests, and that binary against PyTorch
 
-The last line is `N passed, N failed`, with `, N skipped` if any were; a stage that fails without counting tests counts
-as one failed.
+Binary and wheel are built like the tests (profile dev, optimised), so that nothing is compiled twice. The end is a table
+of the stages with their times; the last line is `N passed, N failed`, with `, N skipped` if any were. A stage that fails
+without counting tests counts as one failed.
 
-Usage: cargo xtask test [--no-python] [--stage NAME]...
+Usage: cargo xtask test [--quick | --all] [--no-python] [--stage NAME]... [--json FILE]
 
+  --quick        for the inner loop: setup to clippy, then the unit tests that take seconds
+  --all          kernels for all six architectures, 100 torture runs, binary and wheel as released
   --no-python    leave setup, ruff, ruff-fmt, mypy, kernels, wheel and pytest out
   --stage NAME   run only this stage; may be given several times
+  --json FILE    the table, for programs
 
 Examples:
   cargo xtask test
+  cargo xtask test --quick
   cargo xtask test --stage build --stage wheel --stage pytest";
+
+/// How much is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Depth {
+    Quick,
+    Usual,
+    All,
+}
+
+impl Depth {
+    /// How the binary and the wheel are built.
+    fn profile(self) -> Profile {
+        if self == Self::All { Profile::Release } else { Profile::Dev }
+    }
+
+    fn torture_rounds(self) -> u64 {
+        if self == Self::All { 100 } else { 10 }
+    }
+}
 
 /// One stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stage {
     name: &'static str,
     python: bool,
+    /// Whether `--quick` has it.
+    quick: bool,
     work: Work,
 }
 
@@ -56,80 +84,79 @@ enum Work {
     /// A Python module with its arguments.
     Lint(&'static str, &'static [&'static str]),
     Kernels,
+    Tests,
+    Build,
     Torture,
     Wheel,
     Pytest,
 }
 
-/// Rounds of the torture stage, and the seed of their moments.
-const TORTURE: (u64, u64) = (20, 1);
+/// The seed of the moments at which the torture stage kills.
+const TORTURE_SEED: u64 = 1;
+const CLIPPY: Work =
+    Work::Cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], Dialect::Silent);
+const DOCTESTS: Work = Work::Cargo(&["test", "--workspace", "--no-fail-fast", "--doc"], Dialect::Cargo);
+/// All tests but the doctests, which are a stage of their own; examples are built.
+const TESTS: &[&str] = &["test", "--workspace", "--no-fail-fast", "--tests", "--examples"];
+/// Unit tests alone, without those of testkit: the oracle against itself takes minutes.
+const QUICK_TESTS: &[&str] =
+    &["test", "--workspace", "--exclude", "ironhorse-testkit", "--no-fail-fast", "--lib", "--bins"];
 
 const STAGES: [Stage; 13] = [
-    Stage { name: "setup", python: true, work: Work::Setup },
-    Stage { name: "fmt", python: false, work: Work::Cargo(&["fmt", "--all", "--check"], Dialect::Silent) },
-    Stage { name: "ruff", python: true, work: Work::Lint("ruff", &["check"]) },
-    Stage { name: "ruff-fmt", python: true, work: Work::Lint("ruff", &["format", "--check"]) },
-    Stage { name: "mypy", python: true, work: Work::Lint("mypy", &[]) },
+    Stage { name: "setup", python: true, quick: true, work: Work::Setup },
     Stage {
-        name: "clippy",
+        name: "fmt",
         python: false,
-        work: Work::Cargo(
-            &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
-            Dialect::Silent,
-        ),
+        quick: true,
+        work: Work::Cargo(&["fmt", "--all", "--check"], Dialect::Silent),
     },
+    Stage { name: "ruff", python: true, quick: true, work: Work::Lint("ruff", &["check"]) },
+    Stage { name: "ruff-fmt", python: true, quick: true, work: Work::Lint("ruff", &["format", "--check"]) },
+    Stage { name: "mypy", python: true, quick: true, work: Work::Lint("mypy", &[]) },
+    Stage { name: "clippy", python: false, quick: true, work: CLIPPY },
     // Its compiler comes with the Python environment.
-    Stage { name: "kernels", python: true, work: Work::Kernels },
-    Stage {
-        name: "test",
-        python: false,
-        // Not the doctests, which are a stage of their own; examples are built.
-        work: Work::Cargo(
-            &["test", "--workspace", "--no-fail-fast", "--tests", "--examples"],
-            Dialect::Cargo,
-        ),
-    },
-    Stage {
-        name: "doctest",
-        python: false,
-        work: Work::Cargo(&["test", "--workspace", "--no-fail-fast", "--doc"], Dialect::Cargo),
-    },
-    Stage {
-        name: "build",
-        python: false,
-        work: Work::Cargo(&["build", "--release", "--package", "ironhorse-cli"], Dialect::Silent),
-    },
-    Stage { name: "torture", python: false, work: Work::Torture },
-    Stage { name: "wheel", python: true, work: Work::Wheel },
-    Stage { name: "pytest", python: true, work: Work::Pytest },
+    Stage { name: "kernels", python: true, quick: false, work: Work::Kernels },
+    Stage { name: "test", python: false, quick: true, work: Work::Tests },
+    Stage { name: "doctest", python: false, quick: false, work: DOCTESTS },
+    Stage { name: "build", python: false, quick: false, work: Work::Build },
+    Stage { name: "torture", python: false, quick: false, work: Work::Torture },
+    Stage { name: "wheel", python: true, quick: false, work: Work::Wheel },
+    Stage { name: "pytest", python: true, quick: false, work: Work::Pytest },
 ];
 
-/// A stage that was run.
-struct Done {
-    name: &'static str,
-    passed: bool,
-    time: Duration,
-    counts: Counts,
+/// What the command line asks for.
+struct Asked {
+    stages: Vec<Stage>,
+    depth: Depth,
+    no_python: bool,
+    json: Option<PathBuf>,
 }
 
 /// `cargo xtask test`
 pub fn test(repo: &Repo, args: Args) -> Result<bool> {
-    let (stages, no_python) = choose(args)?;
+    let Asked { stages, depth, no_python, json } = choose(args)?;
     let mut done: Vec<Done> = Vec::new();
     for (i, stage) in stages.iter().enumerate() {
-        let one = run_stage(repo, stage, (i + 1, stages.len()));
-        let passed = one.passed;
-        done.push(one);
-        if !passed {
+        out::bytes(format!("\n==> {}/{} {}: ", i + 1, stages.len(), stage.name).as_bytes());
+        done.push(run_stage(repo, stage, depth));
+        if done.last().is_some_and(|one| !one.passed) {
             break;
         }
     }
-    out::line(table(&done, &stages));
+    let names: Vec<&'static str> = stages.iter().map(|stage| stage.name).collect();
+    out::line(report::table(&done, &names));
+    if let Some(path) = json {
+        let text = serde_json::to_string_pretty(&report::json(&done, &names))?;
+        std::fs::write(&path, text).with_context(|| format!("{}: cannot write", path.display()))?;
+    }
     if no_python {
         out::line(
             "\nTHE PYTHON PART WAS LEFT OUT (--no-python): nothing was compared with PyTorch, no kernel was compiled, \
              no Python checked.",
         );
+    }
+    if depth == Depth::Quick {
+        out::line("\nONLY THE QUICK PART WAS RUN (--quick): before a commit, cargo xtask test");
     }
     let mut total = Counts::default();
     done.iter().for_each(|one| total += one.counts);
@@ -137,13 +164,18 @@ pub fn test(repo: &Repo, args: Args) -> Result<bool> {
     Ok(done.iter().all(|one| one.passed))
 }
 
-/// The stages asked for, in their order, and whether the Python part is left out.
-fn choose(mut args: Args) -> Result<(Vec<Stage>, bool)> {
-    let (mut no_python, mut only) = (false, Vec::new());
+/// What is asked for, with the stages in their order.
+fn choose(mut args: Args) -> Result<Asked> {
+    let (mut depth, mut no_python, mut only, mut json) = (Depth::Usual, false, Vec::new(), None);
     while let Some(arg) = args.next() {
         match arg.as_str() {
+            "--quick" | "--all" => {
+                ensure!(depth == Depth::Usual, "--quick and --all exclude each other");
+                depth = if arg == "--all" { Depth::All } else { Depth::Quick };
+            }
             "--no-python" => no_python = true,
             "--stage" => only.push(args.value("--stage")?),
+            "--json" => json = Some(args.value("--json")?.into()),
             _ => return unknown(&arg),
         }
     }
@@ -153,58 +185,22 @@ fn choose(mut args: Args) -> Result<(Vec<Stage>, bool)> {
             bail!("there is no stage '{name}'; there are {}", names.join(", "));
         };
         ensure!(!(no_python && stage.python), "--no-python leaves out --stage {name}: choose one of the two");
+        ensure!(
+            depth != Depth::Quick || stage.quick,
+            "--quick leaves out --stage {name}: choose one of the two"
+        );
     }
     let wanted = |stage: &&Stage| {
-        (only.is_empty() || only.iter().any(|name| name == stage.name)) && !(no_python && stage.python)
+        (only.is_empty() || only.iter().any(|name| name == stage.name))
+            && !(no_python && stage.python)
+            && (depth != Depth::Quick || stage.quick)
     };
-    Ok((STAGES.iter().filter(wanted).copied().collect(), no_python))
+    Ok(Asked { stages: STAGES.iter().filter(wanted).copied().collect(), depth, no_python, json })
 }
 
-fn run_stage(repo: &Repo, stage: &Stage, (number, of): (usize, usize)) -> Done {
-    let start = Instant::now();
-    let announce = |what: String| out::line(format!("\n==> {number}/{of} {}: {what}", stage.name));
-    let outcome = match stage.work {
-        Work::Setup => {
-            announce("the Python environment .venv".into());
-            python::setup(repo).map(|()| (true, Counts::default()))
-        }
-        Work::Cargo(args, dialect) => {
-            let mut command = repo.cargo();
-            command.args(args);
-            announce(shown(&command));
-            run_counted(&mut command, dialect)
-        }
-        Work::Lint(module, args) => lint(repo, module, args).and_then(|mut command| {
-            announce(shown(&command));
-            run_counted(&mut command, Dialect::Lint)
-        }),
-        Work::Kernels if cfg!(target_os = "macos") => {
-            announce("left out: NVRTC does not exist for this system".into());
-            Ok((true, Counts { skipped: 1, ..Counts::default() }))
-        }
-        Work::Kernels => kernels::command(repo).and_then(|mut command| {
-            announce("cargo xtask kernels".into());
-            run_counted(&mut command, Dialect::Kernels)
-        }),
-        Work::Torture => repo.binary().and_then(|binary| {
-            ensure!(
-                binary.is_file(),
-                "the binary is not built: cargo xtask test --stage build --stage torture"
-            );
-            let mut command = torture::command(&binary, TORTURE.0, TORTURE.1, &["--device=cpu".to_owned()]);
-            announce(shown(&command));
-            run_counted(&mut command, Dialect::Torture)
-        }),
-        Work::Wheel => {
-            announce("pip install .".into());
-            python::wheel(repo).map(|()| (true, Counts::default()))
-        }
-        Work::Pytest => pytest(repo).and_then(|mut command| {
-            announce(shown(&command));
-            run_counted(&mut command, Dialect::Pytest)
-        }),
-    };
-    let (passed, mut counts) = outcome.unwrap_or_else(|error| {
+fn run_stage(repo: &Repo, stage: &Stage, depth: Depth) -> Done {
+    let (start, cpu) = (Instant::now(), report::children_cpu());
+    let (passed, mut counts) = run_work(repo, stage.work, depth).unwrap_or_else(|error| {
         out::line(format!("error: {error:#}"));
         (false, Counts::default())
     });
@@ -214,7 +210,68 @@ fn run_stage(repo: &Repo, stage: &Stage, (number, of): (usize, usize)) -> Done {
     let time = start.elapsed();
     let verdict = if passed { "passed" } else { "FAILED" };
     out::line(format!("<== {} {verdict} in {}", stage.name, seconds(time)));
-    Done { name: stage.name, passed, time, counts }
+    let cpu = report::children_cpu().zip(cpu).map(|(after, before)| after.saturating_sub(before));
+    Done { name: stage.name, passed, time, cpu, counts }
+}
+
+/// Says what it does, and does it: whether all passed, and the tests.
+fn run_work(repo: &Repo, work: Work, depth: Depth) -> Result<(bool, Counts)> {
+    let counted = |mut command: Command, dialect| {
+        out::line(shown(&command));
+        run_counted(&mut command, dialect)
+    };
+    let cargo = |args: &[&str]| {
+        let mut command = repo.cargo();
+        command.args(args);
+        command
+    };
+    let profile = depth.profile();
+    match work {
+        Work::Setup => {
+            out::line("the Python environment .venv");
+            python::setup(repo).map(|()| (true, Counts::default()))
+        }
+        Work::Cargo(args, dialect) => counted(cargo(args), dialect),
+        Work::Tests => {
+            counted(cargo(if depth == Depth::Quick { QUICK_TESTS } else { TESTS }), Dialect::Cargo)
+        }
+        Work::Build => counted(
+            cargo(&["build", "--profile", profile.name(), "--package", "ironhorse-cli"]),
+            Dialect::Silent,
+        ),
+        Work::Lint(module, args) => counted(lint(repo, module, args)?, Dialect::Lint),
+        Work::Kernels if cfg!(target_os = "macos") => {
+            out::line("left out: NVRTC does not exist for this system");
+            Ok((true, Counts { skipped: 1, ..Counts::default() }))
+        }
+        Work::Kernels => {
+            let mut command = kernels::command(repo)?;
+            command.args((depth == Depth::All).then_some("--all"));
+            counted(command, Dialect::Kernels)
+        }
+        Work::Torture => {
+            let flags = ["--device=cpu".to_owned()];
+            let command =
+                torture::command(&built(repo, profile)?, depth.torture_rounds(), TORTURE_SEED, &flags);
+            counted(command, Dialect::Torture)
+        }
+        Work::Wheel => {
+            out::line(format!("pip install . (profile {})", profile.name()));
+            python::wheel(repo, profile).map(|()| (true, Counts::default()))
+        }
+        Work::Pytest => {
+            out::line("pytest python/tests, in pieces");
+            pytest::run(repo, &built(repo, profile)?)
+        }
+    }
+}
+
+/// The binary of the stage `build`.
+fn built(repo: &Repo, profile: Profile) -> Result<PathBuf> {
+    let binary = repo.binary(profile)?;
+    let shown = binary.display();
+    ensure!(binary.is_file(), "{shown} is not built: add --stage build");
+    Ok(binary)
 }
 
 fn lint(repo: &Repo, module: &str, args: &[&str]) -> Result<Command> {
@@ -229,49 +286,13 @@ fn lint(repo: &Repo, module: &str, args: &[&str]) -> Result<Command> {
     Ok(python)
 }
 
-fn pytest(repo: &Repo) -> Result<Command> {
-    let binary = repo.binary()?;
-    ensure!(binary.is_file(), "the binary is not built: cargo xtask test --stage build --stage pytest");
-    ensure!(python_of(&repo.venv()).exists(), "there is no .venv yet: cargo xtask setup");
-    let mut python = repo.python();
-    python.args(["-m", "pytest", "python/tests"]).env("IRONHORSE_BIN", binary);
-    if std::io::stdout().is_terminal() {
-        python.arg("--color=yes");
-    }
-    Ok(python)
-}
-
-/// A row for each stage, those that were not reached too.
-fn table(done: &[Done], stages: &[Stage]) -> String {
-    let mut text = format!("\n{:<10}{:<10}{:>10}   tests\n", "stage", "result", "time");
-    for stage in stages {
-        let row = match done.iter().find(|one| one.name == stage.name) {
-            Some(one) => {
-                let verdict = if one.passed { "passed" } else { "FAILED" };
-                let tests =
-                    if one.counts == Counts::default() { String::new() } else { one.counts.to_string() };
-                format!("{:<10}{verdict:<10}{:>10}   {tests}", one.name, seconds(one.time))
-            }
-            None => format!("{:<10}{:<10}", stage.name, "not run"),
-        };
-        text += row.trim_end();
-        text.push('\n');
-    }
-    let total: Duration = done.iter().map(|one| one.time).sum();
-    text + &format!("{:<20}{:>10}", "total", seconds(total))
-}
-
-fn seconds(time: Duration) -> String {
-    format!("{:.1} s", time.as_secs_f64())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn chosen(text: &str) -> Result<(Vec<&'static str>, bool)> {
-        let (stages, no_python) = choose(Args::new(text.split_whitespace().map(str::to_owned)))?;
-        Ok((stages.iter().map(|stage| stage.name).collect(), no_python))
+    fn chosen(text: &str) -> Result<Vec<&'static str>> {
+        let asked = choose(Args::new(text.split_whitespace().map(str::to_owned)))?;
+        Ok(asked.stages.iter().map(|stage| stage.name).collect())
     }
 
     #[test]
@@ -280,13 +301,23 @@ mod tests {
             "setup", "fmt", "ruff", "ruff-fmt", "mypy", "clippy", "kernels", "test", "doctest", "build",
             "torture", "wheel", "pytest",
         ];
-        assert_eq!(chosen("").unwrap(), (all.to_vec(), false));
-        assert_eq!(
-            chosen("--no-python").unwrap(),
-            (vec!["fmt", "clippy", "test", "doctest", "build", "torture"], true)
-        );
-        assert_eq!(chosen("--stage pytest --stage fmt").unwrap(), (vec!["fmt", "pytest"], false));
+        assert_eq!(chosen("").unwrap(), all);
+        assert_eq!(chosen("--all").unwrap(), all);
+        assert_eq!(chosen("--no-python").unwrap(), ["fmt", "clippy", "test", "doctest", "build", "torture"]);
+        let quick = ["setup", "fmt", "ruff", "ruff-fmt", "mypy", "clippy", "test"];
+        assert_eq!(chosen("--quick --json x").unwrap(), quick);
+        assert_eq!(chosen("--stage pytest --stage fmt").unwrap(), ["fmt", "pytest"]);
         assert!(all.iter().all(|name| HELP.contains(&format!("\n  {name} "))), "the help lists every stage");
+    }
+
+    #[test]
+    fn only_everything_is_built_as_released() {
+        assert_eq!([Depth::Quick, Depth::Usual].map(Depth::profile), [Profile::Dev; 2]);
+        assert_eq!(Depth::All.profile(), Profile::Release);
+        for depth in [Depth::Usual, Depth::All] {
+            let named = format!("{} t", depth.torture_rounds());
+            assert!(HELP.contains(&named), "the help says {named}");
+        }
     }
 
     #[test]
@@ -295,29 +326,12 @@ mod tests {
             ("--stage lint", "there is no stage 'lint'; there are setup, fmt,"),
             ("--stage", "--stage needs a value"),
             ("--fast", "unknown argument '--fast'"),
+            ("--quick --all", "--quick and --all exclude each other"),
             ("--no-python --stage pytest", "--no-python leaves out --stage pytest"),
+            ("--quick --stage kernels", "--quick leaves out --stage kernels"),
         ] {
             let error = chosen(text).unwrap_err().to_string();
             assert!(error.starts_with(want), "{text}: {error}");
         }
-    }
-
-    #[test]
-    fn the_table_shows_what_was_not_reached() {
-        let counts = Counts { passed: 5, failed: 1, skipped: 0 };
-        let done = [
-            Done { name: "fmt", passed: true, time: Duration::from_millis(1500), counts: Counts::default() },
-            Done { name: "test", passed: false, time: Duration::from_secs(62), counts },
-        ];
-        let stages = STAGES.map(|stage| stage.name);
-        let stages =
-            ["fmt", "test", "pytest"].map(|name| STAGES[stages.iter().position(|&s| s == name).unwrap()]);
-        let want = "
-stage     result          time   tests
-fmt       passed         1.5 s
-test      FAILED        62.0 s   5 passed, 1 failed
-pytest    not run
-total                   63.5 s";
-        assert_eq!(table(&done, &stages), want);
     }
 }

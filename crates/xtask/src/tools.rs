@@ -2,7 +2,7 @@
 
 use crate::args::{Args, unknown};
 use crate::process::{output_of, run, shown};
-use crate::repo::Repo;
+use crate::repo::{Profile, Repo};
 use crate::{out, python};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
@@ -122,7 +122,10 @@ pub fn bench(repo: &Repo, args: Args) -> Result<bool> {
         bail!("the release build failed (cargo's messages are above)");
     }
     let mut compare = repo.python();
-    compare.arg("benches/compare_torch.py").args(args.rest()).env("IRONHORSE_BIN", repo.binary()?);
+    compare
+        .arg("benches/compare_torch.py")
+        .args(args.rest())
+        .env("IRONHORSE_BIN", repo.binary(Profile::Release)?);
     out::line(format!("==> {}", shown(&compare)));
     run(&mut compare)
 }

@@ -3,7 +3,7 @@
 use crate::args::{Args, unknown};
 use crate::out;
 use crate::process::{run, shown};
-use crate::repo::Repo;
+use crate::repo::{Profile, Repo};
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -75,7 +75,7 @@ pub fn torture(repo: &Repo, args: Args) -> Result<bool> {
             let mut build = repo.cargo();
             build.args(["build", "--release", "--package", "ironhorse-cli"]);
             ensure!(run(&mut build)?, "`{}` failed", shown(&build));
-            repo.binary()?
+            repo.binary(Profile::Release)?
         }
     };
     ensure!(binary.is_file(), "{}: no such file", binary.display());

@@ -1,0 +1,119 @@
+//! What `cargo xtask test` prints and writes at the end: every stage with its result, its times and its counts.
+
+use crate::counts::Counts;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// A stage that was run.
+pub struct Done {
+    /// Its name.
+    pub name: &'static str,
+    /// Whether all of it passed.
+    pub passed: bool,
+    /// From start to end.
+    pub time: Duration,
+    /// What its processes used of all cores, where the system says it.
+    pub cpu: Option<Duration>,
+    /// The tests in it.
+    pub counts: Counts,
+}
+
+/// User and system time of all child processes that have ended (Linux).
+pub fn children_cpu() -> Option<Duration> {
+    /// Clock ticks of /proc a second, on every Linux.
+    const TICKS: u64 = 100;
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The name of the program is in brackets and may hold anything; cutime and cstime are fields 16 and 17.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let ticks: Vec<u64> =
+        fields.split_whitespace().skip(13).take(2).map(str::parse).collect::<Result<_, _>>().ok()?;
+    (ticks.len() == 2).then(|| Duration::from_millis(ticks.iter().sum::<u64>() * 1000 / TICKS))
+}
+
+/// A row for each stage, those that were not reached too.
+pub fn table(done: &[Done], stages: &[&'static str]) -> String {
+    let mut text = format!("\n{:<10}{:<10}{:>10}{:>10}   tests\n", "stage", "result", "time", "cpu");
+    let cpu = |time: Option<Duration>| time.map_or_else(String::new, seconds);
+    for &stage in stages {
+        let row = match done.iter().find(|one| one.name == stage) {
+            Some(one) => {
+                let verdict = if one.passed { "passed" } else { "FAILED" };
+                let tests =
+                    if one.counts == Counts::default() { String::new() } else { one.counts.to_string() };
+                format!("{stage:<10}{verdict:<10}{:>10}{:>10}   {tests}", seconds(one.time), cpu(one.cpu))
+            }
+            None => format!("{stage:<10}{:<10}", "not run"),
+        };
+        text += row.trim_end();
+        text.push('\n');
+    }
+    let (time, used) = (done.iter().map(|one| one.time).sum(), done.iter().map(|one| one.cpu).sum());
+    text += format!("{:<20}{:>10}{:>10}", "total", seconds(time), cpu(used)).trim_end();
+    text
+}
+
+/// The same for programs.
+pub fn json(done: &[Done], stages: &[&'static str]) -> Value {
+    let stage = |&name: &&'static str| match done.iter().find(|one| one.name == name) {
+        Some(one) => json!({
+            "stage": name,
+            "result": if one.passed { "passed" } else { "failed" },
+            "seconds": one.time.as_secs_f64(),
+            "cpu_seconds": one.cpu.map(|time| time.as_secs_f64()),
+            "passed": one.counts.passed,
+            "failed": one.counts.failed,
+            "skipped": one.counts.skipped,
+        }),
+        None => json!({ "stage": name, "result": "not run" }),
+    };
+    let total: Duration = done.iter().map(|one| one.time).sum();
+    json!({ "seconds": total.as_secs_f64(), "stages": stages.iter().map(stage).collect::<Vec<_>>() })
+}
+
+/// `62.0 s`
+pub fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn done() -> [Done; 2] {
+        let counts = Counts { passed: 5, failed: 1, skipped: 0 };
+        let time = Duration::from_millis(1500);
+        let cpu = Some(Duration::from_secs(100));
+        [
+            Done { name: "fmt", passed: true, time, cpu: None, counts: Counts::default() },
+            Done { name: "test", passed: false, time: Duration::from_secs(62), cpu, counts },
+        ]
+    }
+
+    #[test]
+    fn the_table_shows_what_was_not_reached() {
+        let want = "
+stage     result          time       cpu   tests
+fmt       passed         1.5 s
+test      FAILED        62.0 s   100.0 s   5 passed, 1 failed
+pytest    not run
+total                   63.5 s";
+        assert_eq!(table(&done(), &["fmt", "test", "pytest"]), want);
+    }
+
+    #[test]
+    fn json_has_every_stage() {
+        let json = json(&done(), &["fmt", "test", "pytest"]);
+        assert_eq!(json["stages"][1]["cpu_seconds"], 100.0);
+        assert_eq!(json["stages"][1]["failed"], 1);
+        assert_eq!(json["stages"][2]["result"], "not run");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_time_of_children_grows() {
+        let before = children_cpu().unwrap();
+        let busy = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done";
+        assert!(std::process::Command::new("sh").args(["-c", busy]).status().unwrap().success());
+        assert!(children_cpu().unwrap() > before);
+    }
+}
