@@ -28,8 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "python"))
 
-from ironhorse.config import GPT2Config  # noqa: E402
-from ironhorse.config_moe import MoEConfig, describes_moe  # noqa: E402
+from ironhorse.config import GPT2Config, MoEConfig, parse_config  # noqa: E402
 from ironhorse.errors import IronhorseError  # noqa: E402
 from ironhorse.formats.staging import check_writable_file, write_json  # noqa: E402
 
@@ -149,7 +148,11 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         prepare = [sys.executable, "-m", "ironhorse.reference.bench", "prepare", "--model", args.model]
         prepare += ["--batch", str(args.batch), "--seq", str(args.seq), "--out", name]
         run_child(prepare, args.threads)
-        files = ("moe", "tokens.safetensors") if describes_moe(args.model) else ("model.bin", "state.bin")
+        files = (
+            ("moe", "tokens.safetensors")
+            if isinstance(parse_config(args.model), MoEConfig)
+            else ("model.bin", "state.bin")
+        )
         data = {"model": folder / files[0], "data": folder / files[1], "batch": args.batch, "seq": args.seq}
         for number in range(args.rounds):
             for side in (*f32, *bf16, *iron):
@@ -233,7 +236,7 @@ def figure(value: float) -> str:
 
 def print_comparison(report: dict[str, Any]) -> None:
     hardware, rows = report["hardware"], report["rows"]
-    kind = "" if describes_moe(report["model"]) else "GPT-2 "
+    kind = "" if isinstance(parse_config(report["model"]), MoEConfig) else "GPT-2 "
     print(f"\n{kind}{report['model']}  B={report['batch']} T={report['seq']}  {report['threads']} threads  "
           f"{report['rounds']} rounds of {report['steps']} steps  torch {report['torch']}")  # fmt: skip
     print(f"{hardware['cpu']}, {hardware['cores']} cores, {' '.join(hardware['flags']) or 'no avx512, no amx'}")
@@ -417,9 +420,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         check_writable_file(args.json, "--json")
     if not args.torch_only and not args.bin.is_file():
         raise IronhorseError("no ironhorse binary; `cargo build --release`, then give --bin or IRONHORSE_BIN")
-    if args.scaling and describes_moe(args.model):
+    if args.scaling and isinstance(parse_config(args.model), MoEConfig):
         raise IronhorseError("--scaling is for GPT-2; benches/moe_experts.py varies the experts of a mixture")
-    config = (MoEConfig if describes_moe(args.model) else GPT2Config).parse(args.model)
+    config = parse_config(args.model)
     if not args.scaling and args.seq > config.max_seq_len:
         raise IronhorseError(f"--seq is {args.seq}, but max_seq_len of {args.model} is {config.max_seq_len}")
     return args

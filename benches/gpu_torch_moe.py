@@ -28,9 +28,9 @@ sys.path[:0] = [str(HERE)]
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from gpu_torch import BACKENDS, MODES, fresh_start, show, timed  # noqa: E402
-from ironhorse.config_moe import MoEConfig  # noqa: E402
+from ironhorse.config import MoEConfig  # noqa: E402
 from ironhorse.errors import IronhorseError  # noqa: E402
-from ironhorse.params_moe import active_params, total_params  # noqa: E402
+from ironhorse.params import active_params, total_params  # noqa: E402
 from ironhorse.reference.moe import MoE, aux_loss, rope_tables  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402

@@ -30,9 +30,9 @@ sys.path[:0] = [str(HERE), str(ROOT / "python")]
 import torch  # noqa: E402
 from compare_torch import provenance, say  # noqa: E402
 from curve_svg import draw  # noqa: E402
-from ironhorse.config_moe import MoEConfig  # noqa: E402
+from ironhorse.config import MoEConfig  # noqa: E402
 from ironhorse.errors import IronhorseError  # noqa: E402
-from ironhorse.formats.hf_moe import read_hf_moe  # noqa: E402
+from ironhorse.formats.folders import read_hf_moe  # noqa: E402
 from ironhorse.formats.safetensors import read_safetensors  # noqa: E402
 from ironhorse.formats.staging import check_writable_file, write_json  # noqa: E402
 from ironhorse.reference.bench import write_moe  # noqa: E402

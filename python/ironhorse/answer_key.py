@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .config import GPT2Config
-from .config_moe import MoEConfig
+from .config import ModelConfig
 from .formats.header import Array
 from .formats.safetensors import read_safetensors, write_safetensors
 
@@ -24,7 +23,7 @@ VERSION = "1"
 class KeyInfo:
     """The key's metadata, apart from what follows from the tensors."""
 
-    config: GPT2Config | MoEConfig
+    config: ModelConfig
     torch: str  # version
     seed: int
     act_names: list[str]

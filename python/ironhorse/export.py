@@ -28,15 +28,12 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from .bridge.tables import Printed, without_dashes
-from .config import NAMED, GPT2Config
-from .config_moe import NAMED as NAMED_MOE
-from .config_moe import MoEConfig
+from .config import NAMED, GPT2Config, ModelConfig, MoEConfig
 from .errors import InvalidValueError, IronhorseError, LaunchFailedError, NotAvailableError, OutOfMemoryError
 from .formats.staging import check_writable_file, write_json
 
@@ -68,14 +65,6 @@ class Options:
     reference: str = "ironhorse"
 
 
-class Sizes(Protocol):
-    """The sizes of a model of any kind: a dataclass such as GPT2Config."""
-
-    @property
-    def max_seq_len(self) -> int:
-        """The longest sequence."""
-
-
 @dataclass(frozen=True)
 class Kind:
     """A kind of model that can be exported."""
@@ -86,24 +75,22 @@ class Kind:
     weights: str  # whose weights are taken
     inits: Mapping[str, str]  # kinds of random weights; the first is the default
     references: Mapping[str, str]  # whose forward and backward; the first is the default
-    parse: Callable[[str], Sizes]
-    run: str  # MODULE:FUNCTION(options, config, source) -> report; imported when it is needed, because it needs torch
+    parse: Callable[[str], ModelConfig]
 
 
 KINDS: dict[str, Kind] = {
     "gpt2": Kind(
         help="a GPT-2 of any size",
-        names=tuple(NAMED),
+        names=tuple(name for name, config in NAMED.items() if isinstance(config, GPT2Config)),
         sizes="n_layer=3,n_head=5,n_embd=80",
         weights="a run, a checkpoint, a Hugging Face GPT-2 folder or hub name",
         inits={"spread": "leaves no parameter at 0 or 1", "gpt2": "is GPT-2's own"},
         references={"ironhorse": "is the model in ironhorse.reference"},
         parse=GPT2Config.parse,
-        run="export_gpt2:export_gpt2",
     ),
     "moe": Kind(
         help="a mixture of experts or, without experts, a Llama",
-        names=tuple(NAMED_MOE),
+        names=tuple(name for name, config in NAMED.items() if isinstance(config, MoEConfig)),
         sizes="hidden=64,n_layer=2,n_head=4,n_experts=4,top_k=2,ffn=256",
         weights="a run, a checkpoint, a Hugging Face Mixtral or Llama folder",
         inits={
@@ -118,7 +105,6 @@ KINDS: dict[str, Kind] = {
             "transformers": "is Hugging Face's Mixtral or Llama",
         },
         parse=MoEConfig.parse,
-        run="export_moe:export_moe",
     ),
 }
 
@@ -204,7 +190,7 @@ def check_args(args: Options) -> None:
         check_writable_file(args.json, "--json", will_be_made=out)
 
 
-def resolve_model(args: Options) -> tuple[Sizes | None, str | None]:
+def resolve_model(args: Options) -> tuple[ModelConfig | None, str | None]:
     """(sizes, None) for a model to be initialised, (sizes or None, source) when weights come from Hugging Face."""
     if args.hf is None and args.model is not None and _holds_weights(args.model, args.kind):
         return None, args.model
@@ -257,13 +243,11 @@ def run(args: Options) -> dict[str, Any]:
         check_length(args.seq, config)
     if source is not None and args.init is not None:
         raise IronhorseError(f"--init {args.init}: {source} has weights of its own; leave --init out")
-    module, function = KINDS[args.kind].run.split(":")
     try:
-        work = getattr(import_module(f".{module}", "ironhorse"), function)
+        from .export_model import export_model  # not before: it needs torch
     except ModuleNotFoundError as error:
         raise NotAvailableError(f"export needs {error.name}; pip install {error.name}") from None
-    report: dict[str, Any] = work(args, config, source)
-    return report
+    return export_model(args, config, source)
 
 
 def _first_line(error: Exception) -> str:
@@ -337,7 +321,7 @@ class Exported(Printed):
 def export(
     kind: str = "gpt2",
     *,
-    model: str | os.PathLike[str] | Sizes | None = None,
+    model: str | os.PathLike[str] | ModelConfig | None = None,
     out: str | os.PathLike[str],
     hf: str | os.PathLike[str] | None = None,
     init: str | None = None,
@@ -407,7 +391,7 @@ def export(
     return Exported(kind=kind, name=report["model"], losses=tuple(report["losses"]), files=files, **same)
 
 
-def check_length(seq: int, config: Sizes) -> None:
+def check_length(seq: int, config: ModelConfig) -> None:
     """A sequence cannot be longer than the model's positions."""
     if seq > config.max_seq_len:
         raise IronhorseError(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from ironhorse.config_moe import MoEConfig
+from ironhorse.config import MoEConfig
 
 
 def rms(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:

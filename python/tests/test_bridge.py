@@ -244,7 +244,7 @@ def test_export_is_a_module_and_a_function():
         ({"weight_decay": -1}, "weight_decay is -1"),
         ({"model": None}, "no model"),
         ({"model": 12}, "model is of type int"),
-        ({"model": "d13"}, "unknown model 'd13'"),
+        ({"model": "d13"}, "unknown model `d13`"),
         ({"init": "zeros"}, "init is 'zeros'"),
         ({"stem": "a/b"}, "stem is 'a/b'"),
         ({"hf": "./no-such-folder"}, "no such folder"),

@@ -13,6 +13,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 import torch
+from activations import activation_names
 from conftest import SMALL, SMALL_BATCH, SMALL_CONFIG, SMALL_SEQ, Exported, export
 from ironhorse.answer_key import rewrite_key
 from ironhorse.export import main
@@ -20,12 +21,12 @@ from ironhorse.formats.bf16 import from_bf16, to_bf16
 from ironhorse.formats.llmc import read_debug_state, read_model
 from ironhorse.formats.safetensors import read_safetensors
 from ironhorse.formats.staging import Staging, write_json
-from ironhorse.params import activation_names, param_shapes
+from ironhorse.params import param_shapes
 from ironhorse.reference.gpt2 import GPT2
 from ironhorse.reference.train import AdamW
 
 NAMES = list(param_shapes(SMALL_CONFIG))
-ACTS = activation_names(SMALL_CONFIG.n_layer)
+ACTS = activation_names(SMALL_CONFIG)
 B, T, V = SMALL_BATCH, SMALL_SEQ, SMALL_CONFIG.vocab_size
 
 
@@ -248,7 +249,7 @@ def test_rewrite_key(small: Exported, tmp_path):
         (["--model", "d12", "--hf", "nowhere"], "no such folder"),
         (["--model", "./nowhere"], "no such file or folder"),
         (["--model", "nowhere.toml"], "cannot read"),
-        (["--model", "n_layer=1,n_head=3,n_embd=8"], "does not divide"),
+        (["--model", "n_layer=1,n_head=3,n_embd=8"], "n_head is 3, expected a divisor of n_embd, 8"),
         (["--model", SMALL, "--seq", "4", "--lr", "1e30"], "not finite"),
         (["--model", "n_layer=1,n_head=1,n_embd=1000000000"], "out of memory"),
         ([], "no --model"),
@@ -276,7 +277,7 @@ def test_a_failed_export_leaves_the_old_files(tmp_path, monkeypatch):
     def disk_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ironhorse.export_gpt2.write_key", disk_full)
+    monkeypatch.setattr("ironhorse.export_model.write_key", disk_full)
     assert main(["gpt2", "--model", SMALL, "--seq", "4", "--out", str(good.folder)]) == 2
     assert {path.name: path.read_bytes() for path in good.folder.iterdir()} == before
 
@@ -301,7 +302,7 @@ def test_a_failure_after_the_writing_leaves_no_temporary_file(tmp_path, monkeypa
 
 
 def test_json_path_is_checked_before_the_work(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("ironhorse.export_gpt2.export_gpt2", lambda *_: pytest.fail("the work was done"))
+    monkeypatch.setattr("ironhorse.export_model.export_model", lambda *_: pytest.fail("the work was done"))
     for bad in (tmp_path, tmp_path / "missing" / "report.json", tmp_path / "out", tmp_path / "deep"):
         out = tmp_path / ("deep/out" if bad.name == "deep" else "out")
         assert main(["gpt2", "--model", SMALL, "--seq", "4", "--out", str(out), "--json", str(bad)]) == 2
@@ -354,6 +355,6 @@ def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_as_a_command(tmp_path):
     """The real thing once, in a process of its own: exit code and one line, no traceback."""
     refused = run_command("gpt2", "--model", "d13", "--out", str(tmp_path / "out"))
-    assert (refused.returncode, refused.stdout) == (2, "") and refused.stderr.startswith("error: unknown model 'd13'")
+    assert (refused.returncode, refused.stdout) == (2, "") and refused.stderr.startswith("error: unknown model `d13`")
     helped = run_command("gpt2", "--help")
     assert helped.returncode == 0 and "--weight-decay" in helped.stdout and "n_layer=3,n_head=5" in helped.stdout

@@ -16,13 +16,12 @@ import numpy as np
 import pytest
 import torch
 from cli import assert_could_not_run, convert, newest_checkpoint
-from ironhorse.config import GPT2Config
-from ironhorse.config_moe import NAMED, MoEConfig
+from ironhorse.config import NAMED, GPT2Config, MoEConfig, parse_config
 from ironhorse.errors import FormatError, IronhorseError
 from ironhorse.formats.bf16 import from_bf16
-from ironhorse.formats.hf_files import INDEX, json_bytes, parse_size
+from ironhorse.formats.hf_files import INDEX, parse_size
 from ironhorse.formats.safetensors import read_safetensors, write_safetensors
-from ironhorse.models import param_shapes, parse_config
+from ironhorse.params import param_shapes
 from load_save_files import same_folders
 
 transformers = pytest.importorskip("transformers")
@@ -222,9 +221,11 @@ def test_load_and_save(theirs: dict[str, Path], name: str, framework: str, tmp_p
     for flags, size in (((), "5GB"), (("--shard-size", SHARD), SHARD)):
         ironhorse.save(tmp_path / "python", dict(loaded.tensors), config=loaded.config, dtype=dtype, shard_size=size)
         assert convert(theirs[name], tmp_path / "rust", "--dtype", dtype, *flags).returncode == 0
-        table = json.loads((tmp_path / "rust/config.json").read_text())
-        assert (table["bos_token_id"], table["eos_token_id"]) == (1, 2)  # tensors alone say nothing of these
-        (tmp_path / "rust/config.json").write_bytes(json_bytes(table | {"bos_token_id": 98, "eos_token_id": 98}))
+        text = (tmp_path / "rust/config.json").read_text()
+        for token in ('"bos_token_id": 1,', '"eos_token_id": 2,'):  # tensors alone say nothing of these
+            assert token in text
+            text = text.replace(token, f"{token[:15]} 98,")
+        (tmp_path / "rust/config.json").write_text(text)
         assert same_folders(tmp_path / "python", tmp_path / "rust")
         saved = ironhorse.save(tmp_path / "python", loaded, shard_size=size)  # keeps their config.json
         assert (tmp_path / "python/config.json").read_bytes() == (theirs[name] / "config.json").read_bytes()
@@ -300,14 +301,6 @@ def test_a_byte_order_mark_before_json(theirs: dict[str, Path], tmp_path: Path):
     assert ironhorse.load(folder).config.kind == "llama"
     run = convert(folder, tmp_path / "out")
     assert run.returncode == 0, run.stderr
-
-
-def test_numbers_look_like_those_of_rust():
-    values = [1e-5, 1.5e-5, 1e-6, 2.25e-7, 1e16, 0.0001, -1e-5, 1e-30, 12345.678]
-    texts = "0.00001 0.000015 1e-6 2.25e-7 1e16 0.0001 -0.00001 1e-30 12345.678".split()
-    found = json_bytes({"numbers": values, "text": "1e-05 stays"}).decode()
-    assert [line.strip(" ,") for line in found.splitlines()[2 : 2 + len(values)]] == texts
-    assert '"1e-05 stays"' in found
 
 
 @pytest.fixture(scope="module")

@@ -86,7 +86,7 @@ def test_bad_folders(hf: Path, tmp_path: Path):
     refused("not valid JSON")
     settings = json.loads((hf / "one" / "config.json").read_text())
     for changes, says in (
-        ({"activation_function": "relu"}, "ironhorse computes only 'gelu_new'"),
+        ({"activation_function": "relu"}, 'activation_function is "relu", expected "gelu_new"'),
         ({"n_layer": 1}, "h.1.* is not one of"),
         ({"n_layer": 2**31 - 200}, "tensors, expected 12 for each"),
         ({"n_embd": 24}, r"wte.weight is \[131, 12\], expected \[131, 24\]"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ironhorse.config_moe import MoEConfig
+from ironhorse.config import MoEConfig
 from ironhorse.reference.init_moe import init_weights, routed_batch
 from ironhorse.reference.moe import MoE
 

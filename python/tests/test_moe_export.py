@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from ironhorse.config_moe import NAMED, MoEConfig
+from activations import activation_names
+from ironhorse.config import NAMED, MoEConfig
 from ironhorse.errors import FormatError, IronhorseError
 from ironhorse.export import main
 from ironhorse.export_answers import _mend
-from ironhorse.formats.hf_moe import read_hf_moe
+from ironhorse.formats.folders import read_hf_moe
 from ironhorse.formats.safetensors import read_safetensors, write_safetensors
 from ironhorse.formats.staging import Staging
-from ironhorse.params_moe import activation_names, param_shapes, total_params
+from ironhorse.params import param_shapes, total_params
 from ironhorse.reference.moe import MoE
 from ironhorse.reference.train import AdamW, Answers, compute_answers, compute_answers_bf16, nearby, torch_errors
 
@@ -263,7 +264,7 @@ def test_a_folder_with_a_missing_or_wrong_tensor(small, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--model", "d12"], "unknown model 'd12'"),
+        (["--model", "d12"], "model is d12, a gpt2, expected a moe"),
         (["--model", "moe-tiny", "--seq", "513"], "max_seq_len"),
         (["--model", "moe-tiny", "--init", "gpt2"], "--init"),
         (["--model", "C=12,L=1,NH=3,F=7,V=20", "--init", "idle"], "no experts"),

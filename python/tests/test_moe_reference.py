@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from ironhorse.config_moe import NAMED, MoEConfig, to_hf_config
+from activations import activation_names
+from ironhorse.config import NAMED, MoEConfig, to_hf_config
 from ironhorse.errors import IronhorseError
-from ironhorse.params_moe import activation_names, param_shapes
+from ironhorse.params import param_shapes
 from ironhorse.reference.init import random_batch
 from ironhorse.reference.init_moe import INITS, RouterLog, check_routing, init_weights, margins, routed_batch
 from ironhorse.reference.moe import MoE, aux_loss, choose, rope_tables, turn

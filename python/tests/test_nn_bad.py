@@ -40,10 +40,10 @@ def trained(**settings: float) -> Trainer:
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Router(8, 4, 5), "top_k is 5, expected 1 to 4"),
     (lambda: Router(8, 4, 0), "top_k is 0, expected a whole number of at least 1"),
-    (lambda: MoETransformer(replace(ODD, top_k_experts=6)), "top_k is 6; it must be from 1 to n_experts, which is 5"),
+    (lambda: MoETransformer(replace(ODD, top_k_experts=6)), "top_k is 6, expected from 1 to n_experts, 5"),
     (lambda: MoELayer(replace(ODD, n_experts=0, top_k_experts=0)), "n_experts is 0"),
-    (lambda: MQAttention(replace(ODD, n_kv_heads=4)), "n_kv_head 4 does not divide n_head 6"),
-    (lambda: MQAttention(replace(ODD, head_dim=5)), "head_dim is 5; it must be even"),
+    (lambda: MQAttention(replace(ODD, n_kv_heads=4)), "n_kv_head is 4, expected a divisor of n_head, 6"),
+    (lambda: MQAttention(replace(ODD, head_dim=5)), "head_dim is 5, expected an even number"),
     (lambda: TransformerBlock(replace(ODD, hidden_dim=0)), "hidden is 0"),
     (lambda: replace(ODD, n_layers=-1).total_params(), "n_layer is -1"),
     (lambda: Linear(0, 3), "in_features is 0, expected a whole number of at least 1"),

@@ -13,7 +13,7 @@ import ironhorse
 import numpy as np
 import pytest
 import torch
-from ironhorse.config_moe import NAMED
+from ironhorse.config import NAMED
 from ironhorse.export import main as export
 from ironhorse.nn import (
     AdamW,
@@ -29,7 +29,7 @@ from ironhorse.nn import (
     TransformerBlock,
     generate_greedy,
 )
-from ironhorse.params_moe import active_params, param_shapes, total_params
+from ironhorse.params import active_params, param_shapes, total_params
 from nn_cases import CASES, ODD, error, normal, pair
 
 EXAMPLE = Path(__file__).parents[2] / "examples/python/moe_nn.py"

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from activations import activation_names
 from conftest import SMALL_BATCH, SMALL_CONFIG, SMALL_SEQ
 from ironhorse.errors import IronhorseError
-from ironhorse.params import activation_names, param_shapes
+from ironhorse.params import param_shapes
 from ironhorse.reference.gpt2 import GPT2, causal_attention
 from ironhorse.reference.hf import from_hf_state, load_hf, to_hf_state
 from ironhorse.reference.init import init_weights, random_batch
@@ -74,7 +75,7 @@ def test_attention_equals_torchs_own():
 def test_recorded_names_order_and_shapes(model: GPT2, batch):
     recorder = Recorder()
     model(batch[0], recorder)
-    assert list(recorder.kept) == activation_names(SMALL_CONFIG.n_layer)
+    assert list(recorder.kept) == activation_names(SMALL_CONFIG)
     C = SMALL_CONFIG.n_embd
     wide = {"c_attn": 3 * C, "c_fc": 4 * C, "gelu": 4 * C}
     for name, value in recorder.kept.items():
@@ -113,7 +114,7 @@ def test_dact_by_finite_differences(model: GPT2, batch):
     recorder = Recorder()
     model.loss(*batch, recorder)[1].backward()
     dacts = recorder.dacts()
-    assert list(dacts) == activation_names(SMALL_CONFIG.n_layer)
+    assert list(dacts) == activation_names(SMALL_CONFIG)
     generator = torch.Generator().manual_seed(5)
     for name, grad in dacts.items():
         direction = torch.randn(grad.shape, generator=generator, dtype=torch.float64)

@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from activations import activation_names
 from cli import Verified, assert_could_not_run, convert, ironhorse, newest_checkpoint, one_changed, verify
 from conftest import Exported, export
 from ironhorse.answer_key import rewrite_key
 from ironhorse.formats.llmc import read_debug_state, read_model, write_debug_state, write_model
 from ironhorse.formats.safetensors import read_safetensors
 from ironhorse.formats.shards import write_shard
-from ironhorse.params import activation_names, param_shapes
+from ironhorse.params import param_shapes
 from ironhorse.reference.gpt2 import GPT2
 
 CASES = {
@@ -43,7 +44,7 @@ def odd(exported: dict[str, Exported]) -> Exported:
 def key_names(case: Exported) -> list[str]:
     """Every name verify compares when it is given the whole key."""
     config = read_model(case.model).config
-    params, acts = list(param_shapes(config)), activation_names(config.n_layer)
+    params, acts = list(param_shapes(config)), activation_names(config)
     names = [f"param.{n}" for n in params] + [f"act.{n}" for n in acts] + ["logits", "loss"]
     names += [f"dact.{n}" for n in acts] + [f"grad.{n}" for n in params]
     return [*names, "losses", *(f"after.{n}" for n in params)]

@@ -10,12 +10,13 @@ import ironhorse
 import numpy as np
 import pytest
 import torch
+from activations import activation_names
 from cli import one_changed, verify
 from ironhorse.answer_key import rewrite_key
-from ironhorse.config_moe import MoEConfig
+from ironhorse.config import MoEConfig
 from ironhorse.errors import IronhorseError
 from ironhorse.formats.safetensors import read_safetensors
-from ironhorse.params_moe import activation_names, param_shapes
+from ironhorse.params import param_shapes
 from test_moe_export import ODD, SMALL, export
 
 pytest.importorskip("transformers", minversion="5.0", reason="the keys are made by transformers 5")

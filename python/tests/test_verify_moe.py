@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from activations import activation_names
 from cli import Verified, assert_could_not_run, convert, ironhorse, newest_checkpoint, one_changed, verify
 from ironhorse.answer_key import rewrite_key
-from ironhorse.config_moe import MoEConfig
+from ironhorse.config import MoEConfig
 from ironhorse.formats.safetensors import read_safetensors, write_safetensors
-from ironhorse.params_moe import activation_names, param_shapes
+from ironhorse.params import param_shapes
 from test_moe_export import ODD, SMALL, export
 
 CASES = ODD | {"small": (SMALL, 3, 7, "--weight-decay", "0.1"), "tiny": ("moe-tiny", 2, 32)}

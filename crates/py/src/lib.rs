@@ -6,6 +6,7 @@
 mod array;
 mod error;
 mod jit;
+mod model;
 mod nn;
 mod ops;
 mod torch;
@@ -35,6 +36,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(verify, module)?)?;
     torch::register(module)?;
     jit::register(module)?;
+    model::register(module)?;
     nn::register(module)?;
     ops::register(module)
 }

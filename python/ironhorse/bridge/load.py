@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..answer_key import FORMAT as KEY_FORMAT
-from ..config import GPT2Config
+from ..config import GPT2Config, ModelConfig, from_dict
 from ..errors import ConfigError, FormatError, InvalidValueError, IronhorseError
 from ..formats.checkpoint import TOKENIZER, CheckpointFolder
 from ..formats.folders import open_folder
@@ -24,7 +24,6 @@ from ..formats.safetensors import SafetensorsFile, read_safetensors
 from ..formats.shards import NARROW_MAGIC, WIDE_MAGIC, map_shard
 from ..formats.tokenizer import MAGIC as TOKENIZER_MAGIC
 from ..formats.tokenizer import Tokenizer, read_tokenizer
-from ..models import ModelConfig, from_dict
 from .tables import Printed
 from .tensors import Bf16, Framework, Maker, Raw, Tensors
 

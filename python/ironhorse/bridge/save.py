@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..answer_key import crc32_table, json_text
-from ..config import GPT2Config
-from ..config_moe import MoEConfig
+from ..config import GPT2Config, ModelConfig, MoEConfig, parse_config
 from ..errors import FormatError, InvalidValueError
 from ..formats.bf16 import from_bf16, to_bf16
 from ..formats.checkpoint import TOKENIZER, CheckpointFolder, CheckpointParts, is_checkpoint_file, write_checkpoint
@@ -24,7 +23,7 @@ from ..formats.safetensors import write_safetensors
 from ..formats.shards import write_shard
 from ..formats.staging import StagedFolder, Staging
 from ..formats.tokenizer import Tokenizer, write_tokenizer
-from ..models import ModelConfig, kind_of, param_shapes, parse_config
+from ..params import param_shapes
 from .load import Loaded
 from .tables import Printed
 from .tensors import Raw, encode
@@ -74,7 +73,7 @@ class _Job:
         """For llm.c's files."""
         sizes = self.sizes()
         if not isinstance(sizes, GPT2Config):
-            raise FormatError(f"{self.path}: llm.c's .bin holds a GPT-2 only, not a {kind_of(sizes)}; save a folder")
+            raise FormatError(f"{self.path}: llm.c's .bin holds a GPT-2 only, not a {sizes.kind}; save a folder")
         return sizes
 
     @property

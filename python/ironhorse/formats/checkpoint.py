@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from ..config_moe import MoEConfig
+from ..config import MoEConfig, from_dict
 from ..errors import ConfigError, FormatError
-from ..models import VOCAB_TABLES, from_dict, kind_of, param_shapes
+from ..params import VOCAB_TABLES, param_shapes
 from .bf16 import convert, join_master, split_master, to_bf16
 from .header import Array
 from .hf import PREFIX, HfFolder, read_hf, text_tokens, tokenizer_tokens, turned
@@ -197,7 +197,7 @@ def _with_sizes(weights: HfFolder, trainer: Mapping[str, Any], path: Path) -> Hf
         if not isinstance(table, dict):
             raise ConfigError("not a table")
         pairs = {name: value for name, value in table.items() if name != "padded_vocab_size"}
-        config = from_dict(pairs, kind_of(weights.config), f"{path}: config")
+        config = from_dict(pairs, weights.config.kind, f"{path}: config")
     except ConfigError as error:
         raise FormatError(f"{path}: config is not the sizes of a model ({error})") from None
     same = config == weights.config

@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
+from ..config import ModelConfig, MoEConfig
 from ..errors import FormatError
-from ..models import ModelConfig
 from .bf16 import convert
 from .checkpoint import TRAINER, CheckpointFolder, read_checkpoint
 from .header import Array
@@ -80,6 +80,14 @@ def read_f32(folder: Path) -> tuple[ModelConfig, dict[str, Array]]:
         params[name] = np.array(exact, "<f4")
         _check_finite(folder, name, params[name])
     return weights.config, params
+
+
+def read_hf_moe(folder: Path) -> tuple[MoEConfig, dict[str, Array]]:
+    """The same of a mixture of experts or a Llama."""
+    config, params = read_f32(folder)
+    if not isinstance(config, MoEConfig):
+        raise FormatError(f"{folder}: model_type is {config.kind!r}; expected mixtral or llama")
+    return config, params
 
 
 def _check_finite(folder: Path, name: str, array: Array) -> None:

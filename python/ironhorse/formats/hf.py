@@ -6,17 +6,18 @@ they are parameter name -> array in our shapes, as views: nothing is read before
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import GPT2Config
-from ..config_moe import MoEConfig, to_hf_config
+from .. import _native
+from ..config import GPT2Config, ModelConfig, MoEConfig, from_hf_dict
 from ..errors import ConfigError, FormatError
-from ..models import ModelConfig, from_hf_dict, kind_of, param_shapes
+from ..params import param_shapes
 from .header import Array
-from .hf_files import CONFIG, SHARD_SIZE, json_bytes, parse_json, parse_size, read_bytes, read_weights, write_weights
+from .hf_files import CONFIG, SHARD_SIZE, parse_json, parse_size, read_bytes, read_weights, write_weights
 from .safetensors import SafetensorsFile
 
 PREFIX = "transformer."
@@ -27,7 +28,7 @@ TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "ml
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 # The tokens before and after a text. Ours computes nothing from them, but transformers stops writing at the second.
 _TEXT_TOKENS = ("bos_token_id", "eos_token_id")
-_FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_FLOATS = ("F32", "BF16", "F16")
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def read_hf(folder: Path) -> HfFolder:
     ours = {prefix + name for name in params}
     for stored in file.tensors:
         if stored not in ours and not stored.endswith(_BUFFERS) and not (gpt2 and stored == "lm_head.weight"):
-            whose = "GPT2LMHeadModel" if gpt2 else f"a {kind_of(config)} of these sizes"
+            whose = "GPT2LMHeadModel" if gpt2 else f"a {config.kind} of these sizes"
             raise FormatError(f"{folder}: tensor {stored} is not one of {whose}")
     dtypes = {name: file.dtypes[prefix + name] for name in params}
     layout = HfLayout(text, file.metadata, [name for name in file.tensors if name in ours])
@@ -136,41 +137,9 @@ def config_json(config: ModelConfig, kinds: set[str], tokens: Mapping[str, Any] 
 
     `tokens` are what `text_tokens` gave; without them the last of the vocabulary is meant, as in GPT-2.
     """
-    table = _config_table(config, kinds)
-    if tokens is not None:
-        kept = {key: value for key, value in table.items() if key not in _TEXT_TOKENS or key in tokens}
-        table = {key: tokens[key] if key in _TEXT_TOKENS else value for key, value in kept.items()}
-    return json_bytes(table)
-
-
-def _config_table(config: ModelConfig, kinds: set[str]) -> dict[str, Any]:
-    dtype = _FLOATS[next(iter(kinds))] if len(kinds) == 1 else "float32"
-    if isinstance(config, MoEConfig):
-        return to_hf_config(config, dtype)
-    eot = config.vocab_size - 1
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "activation_function": "gelu_new",
-        "attn_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "resid_pdrop": 0.0,
-        "bos_token_id": eot,
-        "eos_token_id": eot,
-        "initializer_range": 0.02,
-        "layer_norm_epsilon": 1e-5,
-        "n_ctx": config.max_seq_len,
-        "n_embd": config.n_embd,
-        "n_head": config.n_head,
-        "n_inner": None,
-        "n_layer": config.n_layer,
-        "n_positions": config.max_seq_len,
-        "scale_attn_weights": True,
-        "tie_word_embeddings": True,
-        "torch_dtype": dtype,
-        "use_cache": True,
-        "vocab_size": config.vocab_size,
-    }
+    dtype = next(iter(kinds)) if len(kinds) == 1 else "F32"
+    said = None if tokens is None else json.dumps(dict(tokens))
+    return _native.model_write_hf(config.kind, config.json(), dtype, said).encode()
 
 
 def turned(name: str, array: Array) -> Array:

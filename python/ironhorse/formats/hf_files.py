@@ -106,17 +106,8 @@ def write_weights(
 
 
 def json_bytes(table: Mapping[str, Any]) -> bytes:
-    """JSON as Rust writes it, whose numbers look a little different: 0.00001 and 1e-6, not 1e-05 and 1e-06."""
-    text = json.dumps(table, indent=2, ensure_ascii=False)
-    number = r"(?<=[\s])(-?)(\d)(?:\.(\d+))?e([+-])0*(\d+)(?=[,\s])"  # outside of strings: one stands on each line
-    return (re.sub(number, _rust_number, text) + "\n").encode()
-
-
-def _rust_number(match: re.Match[str]) -> str:
-    sign, whole, rest, way, exponent = match.groups()
-    if (way, exponent) == ("-", "5"):
-        return f"{sign}0.0000{whole}{rest or ''}"
-    return f"{sign}{whole}{'.' + rest if rest else ''}e{'-' if way == '-' else ''}{exponent}"
+    """JSON as the other files of the folder are written."""
+    return (json.dumps(table, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def read_bytes(path: Path) -> bytes:

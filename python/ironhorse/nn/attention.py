@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native
-from ..config_moe import MoEConfig
+from ..config import MoEConfig
 from ..errors import InvalidValueError
 from .config import Config
 from .layers import F32, Layer, Linear, check_device, floats, kept_floats

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..config_moe import MoEConfig
+from ..config import MoEConfig
 from ..errors import ConfigError, InvalidValueError
-from ..params_moe import active_params, total_params
+from ..params import active_params, total_params
 
 
 @dataclass

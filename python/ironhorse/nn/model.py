@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import _native
 from ..errors import InvalidValueError
-from ..formats.hf_moe import read_hf_moe
+from ..formats.folders import read_hf_moe
 from .attention import KVCache, MQAttention, RopeTables
 from .config import Config
 from .generation import Generates

@@ -23,10 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import GPT2Config
-from ..config_moe import MoEConfig, describes_moe
+from ..config import GPT2Config, MoEConfig, parse_config
+from ..formats.folders import read_hf_moe
 from ..formats.hf import config_json
-from ..formats.hf_moe import read_hf_moe
 from ..formats.llmc import DebugState, read_debug_tokens, read_model, write_debug_state, write_model
 from ..formats.safetensors import read_safetensors, write_safetensors
 from . import init_moe
@@ -42,10 +41,11 @@ MOE_FOLDER, TOKENS_FILE = "moe", "tokens.safetensors"
 def prepare(model_text: str, batch: int, seq: int, seed: int, folder: Path) -> None:
     """Writes the weights and the batch both sides start from."""
     folder.mkdir(parents=True, exist_ok=True)
-    if describes_moe(model_text):
-        prepare_moe(MoEConfig.parse(model_text), batch, seq, seed, folder)
+    config = parse_config(model_text)
+    if isinstance(config, MoEConfig):
+        prepare_moe(config, batch, seq, seed, folder)
     else:
-        prepare_gpt2(GPT2Config.parse(model_text), batch, seq, seed, folder)
+        prepare_gpt2(config, batch, seq, seed, folder)
 
 
 def prepare_moe(config: MoEConfig, batch: int, seq: int, seed: int, folder: Path) -> None:

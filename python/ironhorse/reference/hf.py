@@ -57,6 +57,8 @@ def load_hf(source: str) -> GPT2:
     try:
         hf_config = transformers.AutoConfig.from_pretrained(source)
         config = from_hf_dict(hf_config.to_dict(), source)
+        if not isinstance(config, GPT2Config):
+            raise FormatError(f"{source}: a {config.kind}, expected a GPT-2; export it with `ironhorse.export moe`")
         model = transformers.GPT2LMHeadModel.from_pretrained(source)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..config_moe import MoEConfig
+from ..config import MoEConfig
 from ..errors import NotAvailableError
 from ..formats.header import Array
 from ..formats.hf import write_hf

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import IronhorseError
-from ..params_moe import active_params, decays
+from ..params import active_params, decays
 from .init import random_batch
 from .moe import MoE
 

@@ -30,8 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..config_moe import NAMED, MoEConfig
-from ..params_moe import param_shapes
+from ..config import NAMED, MoEConfig
+from ..params import param_shapes
 from .gpt2 import Attention, Record, causal_attention, fused_attention
 
 __all__ = ["MoE", "MoEConfig", "NAMED", "aux_loss", "choose", "rope_tables", "turn"]
