@@ -1,9 +1,9 @@
 //! bf16 and tf32 without a GPU: the rounding engine over the CPU engine takes the GPU's part. Verification, lockstep,
-//! the search for a number that is none, and a model that learns.
+//! the search for the first NaN or infinity, and a model that learns.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
-use ironhorse::core::{DType, Engine, Layout, Pool, Precision, Program, Result, Scalars, Slot};
+use ironhorse::core::{DType, Engine, Pool, Precision, Program, Result, Scalars};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::format::answer_key::AnswerKey;
 use ironhorse::train::model::{Gpt2Config, ModelConfig, Recompute};
@@ -13,6 +13,7 @@ use ironhorse::train::verify::{
     Basis, KeyReference, Lockstep, LockstepReport, Options, Report, Rounding, RoundingEngine,
     first_non_finite, verify,
 };
+use ironhorse_testkit::{Hook, Wrapped};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,51 +26,32 @@ fn rounding(rounding: Rounding) -> Box<dyn Engine> {
     Box::new(RoundingEngine::new(cpu(), rounding))
 }
 
-/// An engine that damages what one op writes: the value at `element` of its first argument is changed by `by`.
+/// Damages what one op writes: the value at `element` of its first argument is changed by `by`.
 struct Wrong {
-    inner: Box<dyn Engine>,
     op: usize,
     element: usize,
     by: fn(f32) -> f32,
 }
 
-impl Engine for Wrong {
-    fn name(&self) -> &str {
-        "wrong"
-    }
-    fn reserve(&mut self, layout: &Layout) -> Result<()> {
-        self.inner.reserve(layout)
-    }
-    fn allocated(&self) -> usize {
-        self.inner.allocated()
-    }
-    fn write_f32(&mut self, slot: Slot, data: &[f32]) -> Result<()> {
-        self.inner.write_f32(slot, data)
-    }
-    fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> Result<()> {
-        self.inner.read_f32(slot, data)
-    }
-    fn write_i32(&mut self, slot: Slot, data: &[i32]) -> Result<()> {
-        self.inner.write_i32(slot, data)
-    }
-    fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> Result<()> {
-        self.inner.read_i32(slot, data)
-    }
-    fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()> {
+impl Hook<dyn Engine> for Wrong {
+    fn run(
+        &mut self,
+        inner: &mut (dyn Engine + 'static),
+        program: &Program,
+        ops: Range<usize>,
+        scalars: &Scalars,
+    ) -> Result<()> {
         for i in ops {
-            self.inner.run(program, i..i + 1, scalars)?;
+            inner.run(program, i..i + 1, scalars)?;
             if i == self.op {
                 let slot = program.nodes()[i].op.args()[0].slot;
                 let mut values = vec![0.0; slot.numel()];
-                self.inner.read_f32(slot, &mut values)?;
+                inner.read_f32(slot, &mut values)?;
                 values[self.element] = (self.by)(values[self.element]);
-                self.inner.write_f32(slot, &values)?;
+                inner.write_f32(slot, &values)?;
             }
         }
         Ok(())
-    }
-    fn synchronize(&mut self) -> Result<()> {
-        self.inner.synchronize()
     }
 }
 
@@ -188,7 +170,7 @@ fn lockstep_finds_every_wrong_op_of_a_mixture() {
     let program = session_of(experts, cpu(), Precision::F32).train_program().unwrap().clone();
     let floats = |op: usize| program.nodes()[op].op.args()[0].slot.dtype == DType::F32;
     for op in (0..program.nodes().len()).filter(|&op| floats(op)).step_by(5) {
-        let wrong = Wrong { inner: cpu(), op, element: 0, by: |value| value + 1.0 };
+        let wrong = Wrapped { inner: cpu(), hook: Wrong { op, element: 0, by: |value| value + 1.0 } };
         let report = lockstep_of(experts, Box::new(wrong), Precision::F32, false);
         let first = report.first_wrong.as_ref().unwrap_or_else(|| panic!("op {op} passes\n{report}"));
         assert_eq!((first.index, first.op), (op, program.nodes()[op].op.name()));
@@ -213,7 +195,7 @@ fn lockstep_names_the_first_wrong_op() {
     for op in [0, 7, program.nodes().len() / 2, program.nodes().len() - 2, program.nodes().len() - 1] {
         for precision in [Precision::F32, Precision::BF16] {
             let inner = if precision == Precision::F32 { cpu() } else { rounding(Rounding::Bf16) };
-            let wrong = Wrong { inner, op, element: 0, by: |value| value + 1.0 };
+            let wrong = Wrapped { inner, hook: Wrong { op, element: 0, by: |value| value + 1.0 } };
             let report = run_lockstep(Box::new(wrong), precision, false);
             let first = report.first_wrong.as_ref().unwrap_or_else(|| panic!("op {op} passes\n{report}"));
             let node = &program.nodes()[op];
@@ -325,7 +307,7 @@ fn a_wrong_element_is_found_in_bf16_and_tf32() {
         for (options, round) in [(&bf16, Rounding::Bf16), (&tf32, Rounding::Tf32)] {
             for op in [0, 2, 3, 6, 8] {
                 let by = |value: f32| value + 1.0;
-                let wrong = Wrong { inner: rounding(round), op, element: 35, by };
+                let wrong = Wrapped { inner: rounding(round), hook: Wrong { op, element: 35, by } };
                 let report = run_verify(Box::new(wrong), basis, options);
                 let first = report.first_wrong.as_ref().unwrap_or_else(|| panic!("op {op}: {report}"));
                 let wide = ["c_attn", "gelu"].iter().any(|end| first.tensor.ends_with(end));
@@ -361,7 +343,7 @@ fn the_first_number_that_is_none_is_named() {
         let found = first_non_finite(&mut planted, &x, &y, &scalars(1)).unwrap().unwrap();
         assert!(found.contains(" at [") && found.contains("is NaN before the step"), "{found}");
 
-        let wrong = Wrong { inner: engine(), op: 2, element: 120, by: |_| f32::INFINITY };
+        let wrong = Wrapped { inner: engine(), hook: Wrong { op: 2, element: 120, by: |_| f32::INFINITY } };
         let mut broken = session(Box::new(wrong), precision);
         let found = first_non_finite(&mut broken, &x, &y, &scalars(1)).unwrap().unwrap();
         assert_eq!(found, "linear_fwd at h.0.attn.c_attn (forward, op 2) wrote inf to `out` at [0, 1, 0]");

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::oracle::{Step, execute, parts};
-use crate::{Mode, OracleEngine, Rng, Suite, all_cases, cases_in, run_all};
+use crate::{Hook, Mode, OracleEngine, Rng, Suite, Wrapped, all_cases, cases_in, run_all};
 use ironhorse_core::op::{AdamW, Op};
-use ironhorse_core::{Layout, Program, RandomRounding, Scalars, bf16_to_f32, f32_to_bf16};
+use ironhorse_core::{Program, RandomRounding, Scalars, bf16_to_f32, f32_to_bf16};
 use std::ops::Range;
 use std::sync::LazyLock;
 
@@ -30,17 +30,19 @@ enum Round {
 
 /// bf16 the plainest way: every op, and every part of a fused one, rounds what it stores.
 struct Rounding {
-    inner: OracleEngine,
     round: Round,
     runs: u64,
 }
 
-impl Rounding {
-    fn new(round: Round) -> Self {
-        Self { inner: OracleEngine::new(), round, runs: 0 }
-    }
+/// The oracle with its results rounded.
+type Rounded = Wrapped<OracleEngine, Rounding>;
 
-    fn store(&mut self, slot: Slot, random: bool, rng: &mut Rng) -> Result<()> {
+fn rounded(round: Round) -> Rounded {
+    Wrapped::new(OracleEngine::new(), Rounding { round, runs: 0 })
+}
+
+impl Rounding {
+    fn store(&self, oracle: &mut OracleEngine, slot: Slot, random: bool, rng: &mut Rng) -> Result<()> {
         let rounded = |x: f64| -> f64 {
             let bits = match slot.dtype {
                 DType::BF16 if random && matches!(self.round, Round::Right | Round::Unseeded) => {
@@ -52,64 +54,44 @@ impl Rounding {
             };
             bf16_to_f32(bits as u16).into()
         };
-        let values: Vec<f64> = self.inner.read_f64(slot)?.into_iter().map(rounded).collect();
-        self.inner.write_f64(slot, &values)
+        let values: Vec<f64> = oracle.read_f64(slot)?.into_iter().map(rounded).collect();
+        oracle.write_f64(slot, &values)
     }
-}
 
-impl Rounding {
     /// A moment, rounded by the bits of its element.
-    fn store_moments(&mut self, slot: Slot, rounding: RandomRounding) -> Result<()> {
+    fn store_moments(&self, oracle: &mut OracleEngine, slot: Slot, rounding: RandomRounding) -> Result<()> {
         let which = usize::from(slot.pool == Pool::Moment2);
         let rounded = |(i, x): (usize, f64)| match self.round {
             Round::Right | Round::Unseeded => rounding.moments(i as u64, [x as f32; 2])[which],
             Round::Nearest => f32_to_bf16(x as f32),
             Round::Truncate => ((x as f32).to_bits() >> 16) as u16,
         };
-        let values = self.inner.read_f64(slot)?.into_iter().enumerate();
+        let values = oracle.read_f64(slot)?.into_iter().enumerate();
         let values: Vec<f64> = values.map(|at| bf16_to_f32(rounded(at)).into()).collect();
-        self.inner.write_f64(slot, &values)
+        oracle.write_f64(slot, &values)
     }
 }
 
-impl Engine for Rounding {
-    fn name(&self) -> &str {
-        "rounding"
-    }
-    fn reserve(&mut self, layout: &Layout) -> Result<()> {
-        self.inner.reserve(layout)
-    }
-    fn allocated(&self) -> usize {
-        self.inner.allocated()
-    }
-    fn write_f32(&mut self, slot: Slot, data: &[f32]) -> Result<()> {
-        self.inner.write_f32(slot, data)
-    }
-    fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> Result<()> {
-        self.inner.read_f32(slot, data)
-    }
-    fn write_i32(&mut self, slot: Slot, data: &[i32]) -> Result<()> {
-        self.inner.write_i32(slot, data)
-    }
-    fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> Result<()> {
-        self.inner.read_i32(slot, data)
-    }
-    fn synchronize(&mut self) -> Result<()> {
-        self.inner.synchronize()
-    }
-    fn run(&mut self, program: &Program, _: Range<usize>, scalars: &Scalars) -> Result<()> {
+impl Hook<OracleEngine> for Rounding {
+    fn run(
+        &mut self,
+        oracle: &mut OracleEngine,
+        program: &Program,
+        _: Range<usize>,
+        scalars: &Scalars,
+    ) -> Result<()> {
         let op = program.nodes()[0].op;
         self.runs += u64::from(self.round == Round::Unseeded);
         let mut rng = Rng::new(scalars.seed + self.runs);
         for part in parts(&op) {
             let step = Step { params: program.params(), scalars };
-            execute(self.inner.pools_mut(), &part, step)?;
+            execute(oracle.pools_mut(), &part, step)?;
             for arg in part.args().iter().filter(|arg| arg.access.writes()) {
                 if let (Pool::Moment1 | Pool::Moment2, DType::BF16) = (arg.slot.pool, arg.slot.dtype) {
-                    self.store_moments(arg.slot, RandomRounding::new(scalars.seed, scalars.step))?;
+                    self.store_moments(oracle, arg.slot, RandomRounding::new(scalars.seed, scalars.step))?;
                     continue;
                 }
-                self.store(arg.slot, matches!(part, Op::AdamW(_)), &mut rng)?;
+                self.store(oracle, arg.slot, matches!(part, Op::AdamW(_)), &mut rng)?;
             }
         }
         Ok(())
@@ -117,7 +99,7 @@ impl Engine for Rounding {
 }
 
 fn bf16(round: Round, suite: Suite) -> crate::Summary {
-    suite.run(&mut Rounding::new(round), &mut |_, _| ())
+    suite.run(&mut rounded(round), &mut |_, _| ())
 }
 
 #[test]
@@ -163,48 +145,31 @@ fn weights_rounded_to_the_nearest_are_caught() {
 /// What an engine can get wrong about weights and what they lack, as a change of a pair.
 #[test]
 fn a_wrong_residual_is_caught() {
-    struct Wrong(Rounding, fn(f64, f64) -> [f64; 2]);
-    impl Engine for Wrong {
-        fn name(&self) -> &str {
-            "wrong"
-        }
-        fn reserve(&mut self, layout: &Layout) -> Result<()> {
-            self.0.reserve(layout)
-        }
-        fn allocated(&self) -> usize {
-            self.0.allocated()
-        }
-        fn write_f32(&mut self, slot: Slot, data: &[f32]) -> Result<()> {
-            self.0.write_f32(slot, data)
-        }
-        fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> Result<()> {
-            self.0.read_f32(slot, data)
-        }
-        fn write_i32(&mut self, slot: Slot, data: &[i32]) -> Result<()> {
-            self.0.write_i32(slot, data)
-        }
-        fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> Result<()> {
-            self.0.read_i32(slot, data)
-        }
-        fn synchronize(&mut self) -> Result<()> {
-            self.0.synchronize()
-        }
-        fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()> {
-            self.0.run(program, ops, scalars)?;
+    struct Wrong(fn(f64, f64) -> [f64; 2]);
+    impl Hook<Rounded> for Wrong {
+        fn run(
+            &mut self,
+            inner: &mut Rounded,
+            program: &Program,
+            ops: Range<usize>,
+            scalars: &Scalars,
+        ) -> Result<()> {
+            inner.run(program, ops, scalars)?;
+            let oracle = &mut inner.inner;
             let Op::AdamW(AdamW { params, master: Some(master), .. }) = program.nodes()[0].op else {
                 return Ok(());
             };
-            let (mut w, mut r) = (self.0.inner.read_f64(params)?, self.0.inner.read_f64(master)?);
+            let (mut w, mut r) = (oracle.read_f64(params)?, oracle.read_f64(master)?);
             for (w, r) in w.iter_mut().zip(&mut r) {
-                [*w, *r] = (self.1)(*w, *r);
+                [*w, *r] = (self.0)(*w, *r);
             }
-            self.0.inner.write_f64(params, &w)?;
-            self.0.inner.write_f64(master, &r)
+            oracle.write_f64(params, &w)?;
+            oracle.write_f64(master, &r)
         }
     }
     let case = cases_in(Precision::BF16.with_residual(), |op| op == "adamw");
     let case = case.iter().find(|case| case.name.starts_with("flat, decay")).unwrap();
-    let check = |wrong| check_engine(&mut Wrong(Rounding::new(Round::Right), wrong), case);
+    let check = |wrong| check_engine(&mut Wrapped::new(rounded(Round::Right), Wrong(wrong)), case);
     let report = check(|w, r| [w, r]).unwrap();
     assert!(report.tolerance <= 2e-6, "masters are compared as f32");
     // No residual at all, one that was left as it was cut, one of a weight rounded to even or towards 0.
@@ -235,7 +200,6 @@ enum Sabotage {
 }
 
 struct Broken {
-    inner: Rounding,
     sabotage: Sabotage,
     /// Which slot of those the sabotage applies to.
     victim: usize,
@@ -268,38 +232,20 @@ impl Broken {
     }
 }
 
-impl Engine for Broken {
-    fn name(&self) -> &str {
-        "broken"
-    }
-    fn reserve(&mut self, layout: &Layout) -> Result<()> {
-        self.inner.reserve(layout)
-    }
-    fn allocated(&self) -> usize {
-        self.inner.allocated()
-    }
-    fn write_f32(&mut self, slot: Slot, data: &[f32]) -> Result<()> {
-        self.inner.write_f32(slot, data)
-    }
-    fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> Result<()> {
-        self.inner.read_f32(slot, data)
-    }
-    fn write_i32(&mut self, slot: Slot, data: &[i32]) -> Result<()> {
-        self.inner.write_i32(slot, data)
-    }
-    fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> Result<()> {
-        self.inner.read_i32(slot, data)
-    }
-    fn synchronize(&mut self) -> Result<()> {
-        self.inner.synchronize()
-    }
-    fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()> {
+impl Hook<Rounded> for Broken {
+    fn run(
+        &mut self,
+        inner: &mut Rounded,
+        program: &Program,
+        ops: Range<usize>,
+        scalars: &Scalars,
+    ) -> Result<()> {
         let element = self.element(&program.nodes()[0].op);
-        let old = self.inner.inner.read_f64(element)?;
-        self.inner.run(program, ops, scalars)?;
-        let new = self.inner.inner.read_f64(element)?[0];
+        let old = inner.inner.read_f64(element)?;
+        inner.run(program, ops, scalars)?;
+        let new = inner.inner.read_f64(element)?[0];
         match self.sabotage {
-            Sabotage::Skip => self.inner.inner.write_f64(element, &old),
+            Sabotage::Skip => inner.inner.write_f64(element, &old),
             _ => {
                 // far beyond what bf16 rounds away; integers are whole
                 let by = match element.dtype {
@@ -307,7 +253,7 @@ impl Engine for Broken {
                     DType::BF16 => 0.5,
                     _ => 0.01,
                 };
-                self.inner.inner.write_f64(element, &[new + by * (new.abs() + 1.0)])
+                inner.inner.write_f64(element, &[new + by * (new.abs() + 1.0)])
             }
         }
     }
@@ -352,7 +298,7 @@ fn faults_in(cases: &[Case], sabotage: Sabotage) -> Vec<(String, Fault)> {
             if sabotage == Sabotage::Before && slot.offset == 0 {
                 continue; // a whole pool
             }
-            let mut engine = Broken { inner: Rounding::new(Round::Right), sabotage, victim };
+            let mut engine = Wrapped::new(rounded(Round::Right), Broken { sabotage, victim });
             let Err(mismatch) = check_engine(&mut engine, &case) else {
                 panic!("{op} ({}): {sabotage:?} of {slot:?} was not caught", case.name);
             };

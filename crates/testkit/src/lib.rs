@@ -24,6 +24,7 @@ mod rng;
 mod suite;
 mod tolerance;
 mod update;
+mod wrapped;
 
 pub use case::{Case, Data, Input, Kit, all_cases, cases_in, refusals, refusals_in};
 pub use conformance::{Check, Fault, Mismatch, Report, check_against, check_engine, check_refusal};
@@ -33,3 +34,4 @@ pub use residual::check_residual;
 pub use rng::Rng;
 pub use suite::{Mode, Row, Suite, Summary, run_all};
 pub use tolerance::{Terms, tolerance};
+pub use wrapped::{Hook, Wrapped};

@@ -1,6 +1,6 @@
 //! Whole training runs in a folder of their own, started and resumed as the command does it.
 
-use super::engine::{Fault, Faulty, MARK, POISON};
+use super::engine::{Fault, MARK, POISON, faulty};
 use ironhorse::core::Pool;
 use ironhorse::train::Error;
 use ironhorse::train::data::{Loader, LoaderConfig, MemoryTokens};
@@ -127,8 +127,7 @@ impl Spec {
         let shape = Some((BATCH, SEQ));
         let spec = SessionSpec { train: shape, eval: shape, ..SessionSpec::default() };
         let config = Gpt2Config::new(SEQ, VOCAB, 1, 2, 16);
-        let mut session =
-            Session::new(Box::new(Faulty::new(self.fault, self.queued)), config, &spec).unwrap();
+        let mut session = Session::new(Box::new(faulty(self.fault, self.queued)), config, &spec).unwrap();
         session.init(3).unwrap();
         if self.overflow {
             let mut bytes = Vec::new();
