@@ -14,6 +14,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 type Raw = *mut c_void;
+type SetAttribute = unsafe extern "C" fn(Raw, u32, *const c_void, usize) -> i32;
 
 fn data_type(dtype: DType) -> Result<u32> {
     match dtype {
@@ -77,6 +78,15 @@ struct Descriptor {
 unsafe impl Send for Descriptor {}
 // SAFETY: as above.
 unsafe impl Sync for Descriptor {}
+
+impl Descriptor {
+    /// Sets an attribute by the function for descriptors of this kind.
+    fn set(&self, function: SetAttribute, attribute: u32, value: &[u8]) -> Result<()> {
+        // SAFETY: the descriptor is alive, the value outlives the call and has the attribute's size.
+        let status = unsafe { function(self.raw, attribute, value.as_ptr().cast(), value.len()) };
+        check("cublasLt*SetAttribute", status)
+    }
+}
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
@@ -187,15 +197,7 @@ impl Product {
         check("cublasLtMatmulDescCreate", status)?;
         let desc = Descriptor { _handle: handle.clone(), raw, destroy: library.cublasLtMatmulDescDestroy };
         let set = |attribute: DescAttribute, value: &[u8]| {
-            // SAFETY: the descriptor is alive, the value outlives the call and has the attribute's size.
-            check("cublasLtMatmulDescSetAttribute", unsafe {
-                (library.cublasLtMatmulDescSetAttribute)(
-                    desc.raw,
-                    attribute as u32,
-                    value.as_ptr().cast(),
-                    value.len(),
-                )
-            })
+            desc.set(library.cublasLtMatmulDescSetAttribute, attribute as u32, value)
         };
         let op = |transposed: bool| i32::from(transposed).to_ne_bytes(); // CUBLAS_OP_N = 0, CUBLAS_OP_T = 1
         set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &op(what.transposed[0]))?;
@@ -305,11 +307,7 @@ fn layout(handle: &Arc<Handle>, matrix: &Matrix, batch: i32) -> Result<Descripto
     let destroy = handle.library.cublasLtMatrixLayoutDestroy;
     let made = Descriptor { _handle: handle.clone(), raw, destroy };
     let set = |attribute: LayoutAttribute, value: &[u8]| {
-        // SAFETY: the descriptor is alive, the value outlives the call and has the attribute's size.
-        check("cublasLtMatrixLayoutSetAttribute", unsafe {
-            let (from, bytes) = (value.as_ptr().cast(), value.len());
-            (handle.library.cublasLtMatrixLayoutSetAttribute)(made.raw, attribute as u32, from, bytes)
-        })
+        made.set(handle.library.cublasLtMatrixLayoutSetAttribute, attribute as u32, value)
     };
     if batch > 1 {
         let apart = ld * cols as i64;
@@ -326,15 +324,7 @@ fn preference(handle: &Arc<Handle>, wanted: &Wanted) -> Result<Descriptor> {
     check("cublasLtMatmulPreferenceCreate", unsafe { (library.cublasLtMatmulPreferenceCreate)(&mut raw) })?;
     let made = Descriptor { _handle: handle.clone(), raw, destroy: library.cublasLtMatmulPreferenceDestroy };
     let set = |attribute: PreferenceAttribute, value: &[u8]| {
-        // SAFETY: the descriptor is alive, the value outlives the call and has the attribute's size.
-        check("cublasLtMatmulPreferenceSetAttribute", unsafe {
-            (library.cublasLtMatmulPreferenceSetAttribute)(
-                made.raw,
-                attribute as u32,
-                value.as_ptr().cast(),
-                value.len(),
-            )
-        })
+        made.set(library.cublasLtMatmulPreferenceSetAttribute, attribute as u32, value)
     };
     let workspace = (wanted.workspace as u64).to_ne_bytes();
     set(PreferenceAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace)?;

@@ -8,82 +8,32 @@ use ironhorse_core::eager::Float;
 use std::fmt;
 
 macro_rules! sources {
-    ($($file:literal),* $(,)?) => {
-        /// Every file of `kernels/`, headers included, with its text.
-        pub const KERNEL_FILES: &[(&str, &str)] =
-            &[$(($file, include_str!(concat!("../kernels/", $file))),)*];
+    ($($family:literal: $($file:literal)*;)*) => {
+        /// Every file of `kernels/` by its path there, headers included, with its text.
+        pub const KERNEL_FILES: &[(&str, &str)] = &[$($((
+            concat!($family, "/", $file),
+            include_str!(concat!("../kernels/", $family, "/", $file)),
+        ),)*)*];
     };
 }
 
-sources!(
-    "common/async_copy.cuh",
-    "common/fill.cu",
-    "common/floats.cuh",
-    "common/hopper.cuh",
-    "common/limits.cu",
-    "common/mma.cuh",
-    "common/partials.cuh",
-    "common/prelude.cuh",
-    "common/rows.cuh",
-    "common/scan.cuh",
-    "common/tf32.cuh",
-    "common/unaligned.cuh",
-    "attention/cached.cu",
-    "attention/flash.cuh",
-    "attention/flash_any.cu",
-    "attention/flash_bwd.cu",
-    "attention/flash_f32.cu",
-    "attention/flash_fwd.cu",
-    "attention/packed.cuh",
-    "attention/strided.cuh",
-    "attention/tile_f32.cuh",
-    "attention/tile_half.cuh",
-    "elementwise/eager.cu",
-    "elementwise/gelu.cu",
-    "elementwise/scale_bias_relu.cu",
-    "elementwise/swiglu.cu",
-    "elementwise/swiglu.cuh",
-    "embedding/bwd.cu",
-    "embedding/fwd.cu",
-    "embedding/scatter_few.cu",
-    "experts/eager_router.cu",
-    "experts/grouped.cuh",
-    "experts/grouped_any.cu",
-    "experts/grouped_hopper.cuh",
-    "experts/grouped_mma.cu",
-    "experts/grouped_swiglu.cu",
-    "experts/grouped_wgmma.cu",
-    "experts/permute.cu",
-    "experts/router.cu",
-    "experts/sort.cu",
-    "loss/cross_entropy.cu",
-    "loss/eager_cross_entropy.cu",
-    "loss/mean.cu",
-    "loss/softmax.cu",
-    "norm/eager_bwd.cu",
-    "norm/eager_fwd.cu",
-    "norm/layernorm.cu",
-    "norm/layernorm_bwd.cu",
-    "norm/rmsnorm.cu",
-    "norm/rmsnorm_bwd.cu",
-    "norm/rows_bwd.cuh",
-    "norm/rows_fwd.cuh",
-    "optimizer/adamw.cu",
-    "optimizer/eager.cu",
-    "optimizer/grad_norm.cu",
-    "product/bias.cu",
-    "product/eager_gemm.cu",
-    "product/gemm_any.cu",
-    "product/gemm_tf32.cu",
-    "product/gemm_tf32.cuh",
-    "product/gemm_tf32_wgmma.cu",
-    "rope/eager.cu",
-    "rope/packed.cu",
-    "rope/tables.cu",
-    "sampling/eager.cu",
-    "sampling/sample.cu",
-    "sampling/search.cuh",
-);
+sources! {
+    "common": "async_copy.cuh" "fill.cu" "floats.cuh" "hopper.cuh" "limits.cu" "mma.cuh" "partials.cuh"
+        "prelude.cuh" "rows.cuh" "scan.cuh" "tf32.cuh" "unaligned.cuh";
+    "attention": "cached.cu" "flash.cuh" "flash_any.cu" "flash_bwd.cu" "flash_f32.cu" "flash_fwd.cu"
+        "packed.cuh" "strided.cuh" "tile_f32.cuh" "tile_half.cuh";
+    "elementwise": "eager.cu" "gelu.cu" "scale_bias_relu.cu" "swiglu.cu" "swiglu.cuh";
+    "embedding": "bwd.cu" "fwd.cu" "scatter_few.cu";
+    "experts": "eager_router.cu" "grouped.cuh" "grouped_any.cu" "grouped_hopper.cuh" "grouped_mma.cu"
+        "grouped_swiglu.cu" "grouped_wgmma.cu" "permute.cu" "router.cu" "sort.cu";
+    "loss": "cross_entropy.cu" "eager_cross_entropy.cu" "mean.cu" "softmax.cu";
+    "norm": "eager_bwd.cu" "eager_fwd.cu" "layernorm.cu" "layernorm_bwd.cu" "rmsnorm.cu" "rmsnorm_bwd.cu"
+        "rows_bwd.cuh" "rows_fwd.cuh";
+    "optimizer": "adamw.cu" "eager.cu" "grad_norm.cu";
+    "product": "bias.cu" "eager_gemm.cu" "gemm_any.cu" "gemm_tf32.cu" "gemm_tf32.cuh" "gemm_tf32_wgmma.cu";
+    "rope": "eager.cu" "packed.cu" "tables.cu";
+    "sampling": "eager.cu" "sample.cu" "search.cuh";
+}
 
 /// A file with the constants it is compiled for: one module.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
