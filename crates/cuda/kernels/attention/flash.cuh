@@ -1,4 +1,4 @@
-// What all attention kernels share: where a head lies, who sees whom, and which block does which tile.
+// What all attention kernels share: the address of a head, which query sees which keys, and which block computes which tile.
 //
 // NH/NKV heads of queries share a head of keys and values. A "head" below is one of the B*NH pairs of sequence and head of
 // queries. The layout is a constant: EAGER is that of eager ops, else that of the engine.

@@ -122,7 +122,7 @@ struct Pair {
     Acc p, ds;
 };
 
-// What query i and key j (rows of q, d_out, k, v) have to do with each other.
+// The weight p of query i and key j, and the gradient ds of their score.
 DEVICE Pair pair(const ELEM* q, const ELEM* d_out, const ELEM* k, const ELEM* v, u32 hd, Acc scale, Acc lse, Acc delta) {
     Acc p = exp_of(fma_of(dot(q, k, hd), scale, -lse));
     return {p, p * (dot(d_out, v, hd) - delta)};

@@ -10,9 +10,9 @@
 // order  passing positions ascending in f32, head of queries by head; p and ds rounded as operands; no atomics: bitwise
 //        repeatable
 //
-// In f32 and tf32 flash_bwd_q runs first and corrects delta: d_k's sum over the keys, the gradient of a bias of them, is zero
-// because each query's ds add up to zero, and AdamW makes steps of what is left of that. Rounding leaves delta off by more
-// than the sum of ds, so what ds add up to with it, nothing but that error (p adds up to 1), is added to it.
+// In f32 and tf32 flash_bwd_q runs first and corrects delta. The sum of d_k over the keys, which is the gradient of a bias of the
+// keys, is zero because the ds of each query add up to zero; AdamW would turn a rounding error there into full steps. That sum of
+// ds is the rounding error of delta (the p of a query add up to 1), so it is added to delta.
 //
 // Positions beyond the last are zeros in shared memory, lse and delta too: queries there add nothing, and no query sees
 // keys there.
@@ -25,8 +25,8 @@
 #endif
 
 constexpr int BM = 16 * MT * WARPS;
-constexpr int BN = BWD_STAGE;  // passing positions per stage
-constexpr int CN = BWD_PART;   // of them worked on at a time
+constexpr int BN = BWD_STAGE;  // streamed positions per stage
+constexpr int CN = BWD_PART;   // of them computed at a time
 
 extern __shared__ uint4 shared[];
 
@@ -42,7 +42,7 @@ struct Bwd {
 // lse times POWER and delta of the queries: per row where rows are queries, per column of a stage where columns are.
 template <bool KEYS> struct Stats {
     float lse[MT][2], delta[MT][2];
-    const float* stage;  // lse of the BN passing queries, then delta
+    const float* stage;  // lse of the BN streamed queries, then delta
 
     DEVICE float lse_of(int m, int h, int column) const { return KEYS ? stage[column] * POWER : lse[m][h]; }
     DEVICE float delta_of(int m, int h, int column) const { return KEYS ? stage[BN + column] : delta[m][h]; }
@@ -78,7 +78,7 @@ DEVICE void slopes(float (&dp)[MT][CN / 8][4], const float (&p)[MT][CN / 8][4], 
     each(row, c, [&](int m, int n, int e, int, int at) {
         dp[m][n][e] = p[m][n][e] * (dp[m][n][e] - stats.delta_of(m, e / 2, at));
     });
-    // Later queries see more. The engine has words of its own: the compiler makes longer code of a call.
+    // Only a query that sees a single key goes on. Not a call in the engine: the compiler makes longer code of it.
     if (STRIDED ? shape.sees(KEYS ? column : row) > 1 : (KEYS ? column : row) != 0) return;
     // The softmax of one key is constant, its gradient exactly 0.
     each(row, column, [&](int m, int n, int e, int r, int col) {
@@ -97,7 +97,7 @@ DEVICE void add_rows(float (&sum)[MT][2], const float (&ds)[MT][CN / 8][4]) {
     }
 }
 
-// Rows are keys (KEYS) or queries, resident as tiles a1 (k or q) and a2 (v or d_out); columns are the other, passing as
+// Rows are keys (KEYS) or queries, resident as tiles a1 (k or q) and a2 (v or d_out); columns are the others, streamed as
 // b1 (q or k) and b2 (d_out or v).
 template <bool KEYS> DEVICE void backward(const Bwd& op) {
     constexpr u32 STAGE = 2 * BN * PITCH;  // b1, then b2
@@ -113,7 +113,7 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
     u32 first = (KEYS ? work.tile : tiles - 1 - work.tile) * BM, row = threadIdx.x / WARP * 16 * MT;
     __shared__ Head place;  // what the passes need of `at`: the sums leave no registers for it
     if (threadIdx.x == 0) place = at;
-    // Stage i of the passing positions: tile i % length of them, of head i / length among those that share keys.
+    // Stage i of the streamed positions: tile i % length of them, of head i / length among those that share keys.
     u32 start = KEYS ? shape.first_for(first) / BN : 0;
     u32 end = KEYS ? (q_len + BN - 1) / BN : shape.passes(min(first + BM, q_len) - 1, BN), length = end - start;
     if (STRIDED && KEYS && start > end) length = 0;
@@ -138,7 +138,7 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
     load_tile<BM>(a2, KEYS ? op.in.v(at) : op.d_out + at.out, KEYS ? shape.v_stride(at) : shape.out_stride(at), first, own);
     if (!STRIDED || length > 0) {
         pass(at, 0);
-    } else {  // no pass waits for the tiles, whose place results take
+    } else {  // no pass waits for the copies of tiles that results overwrite
         cp_wait<0>();
         __syncthreads();
     }
@@ -162,9 +162,9 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
     int r = first + row;
     for (u32 i = 0; i < length * share; ++i) {
         cp_wait<0>();
-        __syncthreads();  // this stage is here, and all are done with the other, whose place the next copies take
+        __syncthreads();  // this stage has arrived, and no thread reads the other any more: the next copies overwrite it
         if (i + 1 < length * share) pass(place, i + 1);
-        u32 now = (start + (KEYS ? i % length : i)) * BN;  // the first of the passing positions
+        u32 now = (start + (KEYS ? i % length : i)) * BN;  // the first of the streamed positions
         u32 b1 = b + i % 2 * STAGE, b2 = b1 + BN * PITCH;
         stats.stage = columns + i % 2 * 2 * BN;
 #pragma unroll 1

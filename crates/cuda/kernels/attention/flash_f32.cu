@@ -159,7 +159,7 @@ DEVICE void softmax(float (&s)[R][R], float (&acc)[R][COLS], float (&maximum)[R]
 #pragma unroll
         for (int c = 1; c < R; ++c) m = fmaxf(m, s[r][c]);
         m = fmaxf(maximum[r], row_max(m) * scale);
-        // In the engine every query sees a key of the first tile; else 0 stands for -inf.
+        // In the engine every query sees a key of the first tile; else 0 takes the place of -inf.
         float shift = STRIDED && m == hidden() ? 0.0f : m;
         float shrink = expf(maximum[r] - shift);  // 0 as long as the maximum was -inf
         maximum[r] = m;
@@ -187,13 +187,13 @@ DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shap
 #pragma unroll
     for (int r = 0; r < R; ++r) maximum[r] = hidden();
     for (u32 j = 0; STRIDED ? j < passes : j <= tile; ++j) {
-        __syncthreads();  // all are done with the tile before
+        __syncthreads();  // no thread reads the tile before any more
         load_tile(k, in.k(at), shape.k_stride(at), j * TILE, kv_len, shape);
         load_tile(v, in.v(at), shape.v_stride(at), j * TILE, kv_len, shape);
         __syncthreads();
         float s[R][R];
         scores(s, q, k, shape.hd);
-        if (STRIDED && shape.scale < 0.0f) {  // the running maximum is one of scores times something positive
+        if (STRIDED && shape.scale < 0.0f) {  // the running maximum is that of scores times a positive factor
 #pragma unroll
             for (int i = 0; i < R * R; ++i) s[i / R][i % R] *= -1.0f;
         }
@@ -253,7 +253,7 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
     u32 start = KEYS ? (STRIDED ? shape.first_for(first) / TILE : tile) : 0;
     u32 end = KEYS ? (q_len + TILE - 1) / TILE : tiles_seen(shape, tile);
     for (u32 j = start; j < end;) {
-        __syncthreads();  // all are done with the tile before
+        __syncthreads();  // no thread reads the tile before any more
         load_tile(b1, KEYS ? q : k, KEYS ? shape.q_stride(at) : shape.k_stride(at), j * TILE, other, shape);
         load_tile(b2, KEYS ? d_out : v, KEYS ? shape.out_stride(at) : shape.v_stride(at), j * TILE, other, shape);
         __syncthreads();

@@ -35,7 +35,7 @@ DEVICE void softmax(float (&s)[MT][BN / 8][4], float (&acc)[MT][HD / 8][4], floa
             for (int n = 0; n < BN / 8; ++n) top = fmaxf(top, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-            // In the engine every query sees key 0, which is in the first tile; else 0 stands for -inf.
+            // In the engine every query sees key 0, which is in the first tile; else 0 takes the place of -inf.
             float shift = STRIDED && top == hidden() ? 0.0f : top * scale2;
             float shrink = power(fmaf(maximum[m][h], scale2, -shift));  // 0 as long as the maximum was -inf
             maximum[m][h] = top;
@@ -56,7 +56,7 @@ DEVICE void softmax(float (&s)[MT][BN / 8][4], float (&acc)[MT][HD / 8][4], floa
         }
 }
 
-// The running maximum is one of scores times something positive.
+// The running maximum is that of scores times a positive factor.
 DEVICE void negate(float (&s)[MT][BN / 8][4]) {
 #pragma unroll
     for (int i = 0; i < MT * BN / 2; ++i) s[i / (BN / 2)][i / 4 % (BN / 8)][i % 4] *= -1.0f;
@@ -93,7 +93,7 @@ DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shap
     for (int m = 0; m < MT; ++m) maximum[m][0] = maximum[m][1] = hidden();
     for (u32 j = 0; j < passes; ++j) {
         cp_wait<0>();
-        __syncthreads();  // tile j is here, and all are done with tile j-1, whose place the next copies take
+        __syncthreads();  // tile j has arrived, and no thread reads tile j-1 any more: the next copies overwrite it
         u32 stage = j % 2 * BN * PITCH, other = BN * PITCH - stage, key = j * BN;
         if (j + 1 < passes) {
             load_tile<BN>(k + other, in.k(at), shape.k_stride(at), key + BN, kv_len);
@@ -111,7 +111,7 @@ DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shap
 
     if constexpr (SHORT) {
         u32 block = blockIdx.x;
-        asm volatile("" : "+r"(block));  // unknown to the compiler, which else would keep what it knows
+        asm volatile("" : "+r"(block));  // hidden from the compiler, which would otherwise keep derived values in registers
         at = shape.head(work_of(block, tiles, shape.total, shape.group).head, HD);
     }
     float factor[MT][2];

@@ -1,4 +1,4 @@
-// The engine's attention: q, k and v in one tensor, queries see what is not later.
+// The engine's attention: q, k and v in one tensor, causal.
 //
 // qkv is (B,T,W) with q of NH heads, then k and v of NKV heads each, heads side by side: W = (NH + 2*NKV)*HD. out is
 // (B,T,C), C = NH*HD. T is `seq`. The interface is that of attention/strided.cuh.
@@ -61,7 +61,7 @@ struct Shape {
     }
 };
 
-// Parameters of kernels, and what they make.
+// The parameters of kernels, and what is derived from them.
 #define QKV_PARAMETERS const ELEM* qkv
 #define QKV Qkv<const ELEM>{qkv}
 #define D_QKV_PARAMETERS ELEM* d_qkv

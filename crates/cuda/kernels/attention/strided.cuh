@@ -1,6 +1,6 @@
-// Attention of eager ops: q, k, v and out anywhere, each with its own strides; as many keys as there are.
+// Attention of eager ops: q, k, v and out each with their own strides, any number of keys.
 //
-// Arrays are (batch, heads, length, head_dim) with the strides of `Shape`, gradients with those of what they are of; lse and
+// Arrays are (batch, heads, length, head_dim) with the strides of `Shape`, gradients with those of their tensors; lse and
 // delta are (batch, heads, q_len). Query i sees the keys below min(kv_len, i + shift + 1), which may be none: shift is
 // kv_len - q_len where that is causal, and kv_len where every query sees all. Lengths are below 2^30.
 #pragma once
@@ -62,7 +62,7 @@ struct Shape {
     DEVICE Acc exact_scale() const { return (Acc)scale64; }
     DEVICE bool wide(u32) const { return aligned; }
 
-    // From position to position; unknown to the compiler each time, which else keeps products with it in registers.
+    // From position to position; hidden from the compiler each time, which would otherwise keep products with it in registers.
     static DEVICE size_t fresh(size_t x) {
         asm volatile("" : "+l"(x));
         return x;
@@ -82,7 +82,7 @@ struct Shape {
     }
 };
 
-// Parameters of kernels, and what they make.
+// The parameters of kernels, and what is derived from them.
 #define QKV_PARAMETERS const ELEM *q, const ELEM *k, const ELEM *v
 #define QKV Qkv<const ELEM>{q, k, v}
 #define D_QKV_PARAMETERS ELEM *d_q, ELEM *d_k, ELEM *d_v

@@ -4,8 +4,8 @@
 // TERMS and what is computed: common/tf32.cuh. In f32 sums of few terms start from zero (8 of scores, a tile's of results) and are
 // added to the whole by rounded additions.
 //
-// A tile holds positions as rows of HD channels, 16 bytes at a time exchanged by row, so that the same chunk of 8 rows and
-// two chunks of every other row lie in different banks. Rows are read by ldmatrix, to which a float is two neighbours. For
+// A tile holds positions as rows of HD channels, in chunks of 16 bytes that are permuted by row, so that the same chunk of 8 rows and
+// two chunks of every other row are in different banks. Rows are read by ldmatrix, which takes a float for two elements. For
 // products over positions, where columns are channels, lane (g, t) reads chunk g of 32 channels of rows 2t and 2t+1: terms
 // may come in any order that both operands share, and results in any order of columns, so that these are two terms of four
 // mma, whose column g is channel 4g, 4g+1, 4g+2 or 4g+3.
@@ -20,23 +20,23 @@
 
 static_assert(HD % 32 == 0 && HD <= 128, "what fragments are made of and registers have room for");
 
-constexpr int MT = TERMS == 1 && HD <= 64 ? 2 : 1;  // two tiles of 16 rows share what is read of the passing tile
+constexpr int MT = TERMS == 1 && HD <= 64 ? 2 : 1;  // two tiles of 16 rows share what is read of the streamed tile
 constexpr int WARPS = HD <= 64 ? 4 : 8;
 constexpr int THREADS = WARPS * WARP;
 constexpr int CHUNKS = HD / 4;
 constexpr int PITCH = HD * 4;  // bytes from row to row
-// Positions that pass by: per stage of the forward, per stage of the backward, and of these at a time.
+// Streamed positions: per stage of the forward, per stage of the backward, and of these at a time.
 constexpr int FWD_STAGE = MT == 2 ? 64 : 32;
 constexpr int BWD_STAGE = 32;
 constexpr int BWD_PART = HD <= 64 && !(STRIDED && TERMS == 3) ? 32 : 16;  // addresses of strided tensors take registers
-// Blocks per multiprocessor: as many as find shared memory and the registers they need.
+// Blocks per multiprocessor: as many as shared memory and registers allow.
 constexpr bool LARGE = __CUDA_ARCH__ / 100 == 9 || __CUDA_ARCH__ / 100 == 10;
 constexpr int BLOCKS = HD > 64 ? 1 : LARGE ? 4 - MT : __CUDA_ARCH__ == 800 ? 2 : 1;
-// Rows are read at every use: registers are short, and reads few where rows meet many columns.
+// Rows are read at every use: registers are scarce, and one read serves many columns.
 constexpr bool FWD_HELD = false;
 constexpr bool BWD_HELD = false;
 constexpr bool BALANCED = true;     // attention/flash_bwd.cu
-constexpr bool SHORT = TERMS == 3;  // of registers: what is used after the passes only is found again then
+constexpr bool SHORT = TERMS == 3;  // of registers: values needed only after the passes are computed again
 
 // Weights are powers of 2 in tf32. In f32 the factor's rounding would cost large scores their last bits.
 constexpr float POWER = TERMS == 1 ? LOG2E : 1.0f;
@@ -97,7 +97,7 @@ template <bool HELD> struct Rows {
         if constexpr (TERMS == 1) {
             cp_wait<0>();
             __syncthreads();
-            // Only this warp reads these rows, again and again. As passing tiles are: scores are the same in every kernel.
+            // Only this warp reads these rows, many times. Rounded like streamed tiles, so that scores are equal in every kernel.
 #pragma unroll 4
             for (int i = lane(); i < 16 * MT * CHUNKS; i += WARP) {
                 u32 at = tile + row * PITCH + i * 16;
@@ -189,7 +189,7 @@ template <int N, bool EXACT = false> DEVICE void weighted(float (&acc)[MT][HD / 
                 step(x, k, n, [&](int m, int j) -> float(&)[4] { return acc[m][4 * n + j]; });
         }
     } else {
-        // No exponential follows, so sums of N terms may be cut off.
+        // No exponential follows, so the truncated sums of N terms are accurate enough.
 #pragma unroll
         for (int n = 0; n < HD / 32; ++n) {
             float part[4][MT][4] = {};

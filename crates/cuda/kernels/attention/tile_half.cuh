@@ -1,7 +1,7 @@
 // Tiles of bf16 or f16 in shared memory and the two products of attention on tensor cores, for heads of HD channels.
 //
 // A tile holds positions as rows of HD channels. Rows of 8 chunks of 16 bytes would put one chunk of 8 rows into the same
-// banks, which is how ldmatrix reads; so chunks are exchanged by row where HD is a multiple of 64, and rows padded by
+// banks, which is how ldmatrix reads; so chunks are permuted by row where HD is a multiple of 64, and rows padded by
 // one chunk elsewhere (an odd number of chunks then).
 //
 // A warp owns 16*MT rows of the resident tile; scores are float[MT][N/8][4] and results float[MT][HD/8][4] in the
@@ -19,23 +19,23 @@ static_assert(HD % 16 == 0 && HD <= 128, "what tiles and registers have room for
 
 constexpr int WARPS = 4;
 constexpr int THREADS = WARPS * WARP;
-constexpr int MT = HD <= 64 ? 2 : 1;    // two tiles of 16 rows share what is read of the passing tile
+constexpr int MT = HD <= 64 ? 2 : 1;    // two tiles of 16 rows share what is read of the streamed tile
 constexpr int CHUNKS = HD / 8;
 constexpr bool SWIZZLE = HD % 64 == 0;
 constexpr int PITCH = (SWIZZLE ? HD : HD + 8) * 2;  // bytes from row to row
 
-// Positions that pass by: per stage of the forward, per stage of the backward, and of these at a time, as many as
+// Streamed positions: per stage of the forward, per stage of the backward, and of these at a time, as many as
 // registers hold.
 constexpr int FWD_STAGE = 64;
 constexpr int BWD_STAGE = 64;
 constexpr int BWD_PART = 32;
 constexpr int BLOCKS = 2;  // per multiprocessor
-// Whether rows are held in registers. Where k and v have strides of their own, compilers for the newest GPUs find none for
-// queries of this width.
+// Whether rows are held in registers. With strided k and v the compiler for the newest GPUs has no registers left for queries of
+// this width.
 constexpr bool FWD_HELD = !(STRIDED && HD == 64 && __CUDA_ARCH__ >= 1000);
 constexpr bool BWD_HELD = true;
 constexpr bool BALANCED = false;  // operands are rounded more than delta
-constexpr bool SHORT = false;  // of registers for what is used after the passes only
+constexpr bool SHORT = false;  // of registers for values needed only after the passes
 
 // Weights are powers of 2.
 constexpr float POWER = LOG2E;
@@ -134,7 +134,7 @@ template <int N, bool = false> DEVICE void weighted(float (&acc)[MT][HD / 8][4],
 }
 
 // Results times `factor` (per 8 rows of a lane) to memory as rows of ELEM, position `first` on. Passes through the warp's
-// own rows of a tile nobody else reads any more, so that memory is written in whole chunks.
+// own rows of a tile that no other warp reads any more, so that memory is written in whole chunks.
 DEVICE void store_tile(ELEM* to, size_t stride, u32 first, u32 seq, const float (&acc)[MT][HD / 8][4],
                        const float (&factor)[MT][2], u8* tile, u32 row) {
     __syncwarp();

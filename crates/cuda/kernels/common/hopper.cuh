@@ -1,13 +1,13 @@
-// What only Hopper has (sm_90a): the bulk tensor copy engine, barriers in shared memory that count its bytes, and products
-// issued by a warpgroup of four warps.
+// Instructions of Hopper alone (sm_90a): TMA copies, mbarriers in shared memory that count their bytes, and matrix products of
+// a warpgroup of four warps (wgmma).
 //
-// Tiles lie in shared memory as the copy engine writes them with a swizzle of 128 bytes: rows of 128 bytes (64 elements), whose
-// chunks of 16 bytes are exchanged by the number of the row modulo 8. A tile starts at a multiple of 1024 bytes.
+// Tiles in shared memory have the layout that TMA writes with a swizzle of 128 bytes: rows of 128 bytes (64 elements of bf16),
+// whose chunks of 16 bytes are permuted by the row number modulo 8. A tile starts at a multiple of 1024 bytes.
 #pragma once
 
 #include "common/async_copy.cuh"
 
-// A tensor map as the driver makes it; passed to a kernel by value.
+// A tensor map (`CUtensorMap`), which the driver encodes; passed to a kernel by value.
 struct alignas(64) TensorMap {
     u64 words[16];
 };
@@ -16,7 +16,7 @@ struct alignas(64) TensorMap {
 DEVICE void barrier_init(u32 barrier, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
-// What was initialised is seen by the copy engine and by all threads after the next barrier of the block.
+// Makes initialised barriers visible to TMA and, after the next __syncthreads, to all threads.
 DEVICE void barrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -27,11 +27,11 @@ DEVICE void barrier_expect(u32 barrier, u32 bytes) {
 DEVICE void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Arrives when the copies this thread started by cp_async are here.
+// Arrives when the copies that this thread started with cp_async are complete.
 DEVICE void barrier_arrive_copied(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
-// Waits for the end of the phase of this parity: that of a new barrier is 0.
+// Waits for the end of the phase of this parity; the first phase of a barrier has parity 0.
 DEVICE void barrier_wait(u32 barrier, u32 parity) {
     asm volatile(
         "{\n.reg .pred done;\n"
@@ -42,24 +42,25 @@ DEVICE void barrier_wait(u32 barrier, u32 parity) {
         : "memory");
 }
 
-// Starts copying the box of a map at column x, row y; its bytes count for the barrier. Zeros arrive from outside the tensor.
-DEVICE void copy_box(u32 to, const TensorMap& map, i32 x, i32 y, u32 barrier) {
+// Starts the TMA copy of a box at column x, row y to shared memory; its bytes count for the barrier. Elements outside the tensor
+// become zeros.
+DEVICE void tma_load(u32 to, const TensorMap& map, i32 x, i32 y, u32 barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
                  "l"(&map), "r"(x), "r"(y), "r"(barrier)
                  : "memory");
 }
 
-// Starts copying a box from shared memory to a map at column x, row y; what lies outside the tensor is left out.
-DEVICE void store_box(const TensorMap& map, i32 x, i32 y, u32 from) {
+// Starts the TMA copy of a box from shared memory to column x, row y; elements outside the tensor are not written.
+DEVICE void tma_store(const TensorMap& map, i32 x, i32 y, u32 from) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x), "r"(y), "r"(from)
                  : "memory");
 }
-// Ends a group of such copies of this thread; store_wait<N> waits until all but the last N groups are read from shared memory.
-DEVICE void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-template <int N> DEVICE void store_wait() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+// Ends a group of such copies of this thread; tma_store_wait<N> waits until at most the last N groups still read shared memory.
+DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int N> DEVICE void tma_store_wait() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
 
-// Four 8x8 matrices of 2-byte elements from the registers of a warp, where they lie as products leave them, to shared memory:
-// lane i gives the address of row i%8 of matrix i/8.
+// Stores four 8x8 matrices of 2-byte elements from registers, in the layout of mma results, to shared memory: lane i gives the
+// address of row i%8 of matrix i/8.
 DEVICE void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
@@ -79,7 +80,7 @@ DEVICE void load_pair(u32& a, u32& b, u32 from) {
     asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(a), "=r"(b) : "r"(from) : "memory");
 }
 
-// What ordinary stores wrote to shared memory is seen by products and copies after the next barrier.
+// Makes ordinary stores to shared memory visible to wgmma and TMA after the next barrier.
 DEVICE void shared_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // A barrier of some of the block's threads.
@@ -90,21 +91,32 @@ template <int ID, int COUNT> DEVICE void named_barrier() {
 template <int COUNT> DEVICE void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 template <int COUNT> DEVICE void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 
-// How a product finds its operand: its address; `across`, bytes from 64 elements of a row to the next 64, where rows are terms of
-// the sums (else it has no meaning); and bytes from 8 rows to the next, 1024.
-DEVICE u64 operand(u32 address, u32 across) {
+// The descriptor of a wgmma operand in shared memory: its address; `across`, the bytes from 64 elements of a row to the next 64
+// where rows are terms of the sums (else ignored); and the bytes from 8 rows to the next, 1024.
+DEVICE u64 matrix_descriptor(u32 address, u32 across) {
     return (u64)(address >> 4 & 0x3fff) | (u64)(across >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
 
-DEVICE void product_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> DEVICE void product_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 
-// Results that products may still be writing: what uses them stays behind this, what makes them before it.
+// Keeps the compiler from moving uses of results before this point, and what computes them behind it.
 template <int N> DEVICE void hold(float (&c)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
 }
+
+// Which stage of a ring is next, and the parity of the rounds so far.
+template <int STAGES> struct PipelineState {
+    u32 stage = 0, round = 0;
+    DEVICE void next() {
+        if (++stage == STAGES) {
+            stage = 0;
+            round ^= 1;
+        }
+    }
+};
 
 #define ACC8(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
 #define ACC32(i) ACC8(i), ACC8(i + 8), ACC8(i + 16), ACC8(i + 24)
@@ -112,7 +124,7 @@ template <int N> DEVICE void hold(float (&c)[N]) {
 // c (64x256) = a (64x16)·b (16x256), plus c where `adds`. Where A_ALONG rows of a's tile are rows of the result and 64 terms
 // wide, else they are terms; the same for b and columns. Thread i of the group has, of 8 columns at a time, in rows
 // i/32·16 + i%32/4 (c[0], c[1]) and 8 further down (c[2], c[3]) columns i%4·2 and the next.
-template <bool A_ALONG, bool B_ALONG> DEVICE void product_256(float (&c)[128], u64 a, u64 b, u32 adds) {
+template <bool A_ALONG, bool B_ALONG> DEVICE void wgmma_256(float (&c)[128], u64 a, u64 b, u32 adds) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, %130, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
@@ -127,7 +139,7 @@ template <bool A_ALONG, bool B_ALONG> DEVICE void product_256(float (&c)[128], u
 
 // c (64x128) = a (64x8)·b (8x128) in tf32, plus c where `adds`. Of a, warp i of the group has rows 16i.. in its registers as mma_tf32
 // does (common/mma.cuh); rows of b's tile are columns of the result, 32 terms wide. c is as above.
-DEVICE void product_tf32(float (&c)[64], const u32 (&a)[4], u64 b, u32 adds) {
+DEVICE void wgmma_tf32(float (&c)[64], const u32 (&a)[4], u64 b, u32 adds) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.u32 p, %69, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {"

@@ -14,7 +14,7 @@ template <> struct Limits<float> {
 template <> struct Limits<double> {
     static constexpr double LEAST = -1.7976931348623157e308;
 };
-// Below no finite number, and finite, so that differences to it are no NaN.
+// The least finite number: finite, so that differences to it are never NaN.
 constexpr Acc LEAST = Limits<Acc>::LEAST;
 DEVICE Acc infinity() { return (Acc)__int_as_float(0x7f800000); }
 DEVICE Acc nan() { return (Acc)__int_as_float(0x7fc00000); }
@@ -75,7 +75,7 @@ template <class I> struct Parts {
     DEVICE I edge(u32 e) const { return (I)e < head ? (I)e : (I)e + body * N; }
 };
 
-// Makes the compiler forget what it derived from v: converting again costs less than registers to remember it in.
+// Makes the compiler forget what it derived from v: converting again is cheaper than the registers to keep it in.
 DEVICE void forget(Vec<T>& v) {
     uint4& q = *reinterpret_cast<uint4*>(&v);
     asm volatile("" : "+r"(q.x), "+r"(q.y), "+r"(q.z), "+r"(q.w));
@@ -88,7 +88,7 @@ DEVICE Vec<T> filled(T x) {
     return v;
 }
 
-// Loads where `there` and else leaves v as it is; without a branch, so that many loads are under way at once.
+// Loads where `there` and else leaves v as it is; without a branch, so that many loads are in flight.
 DEVICE void load_if(Vec<T>& v, const T* from, bool there) {
     uint4& q = *reinterpret_cast<uint4*>(&v);
     asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.v4.u32 {%0,%1,%2,%3}, [%4];}"
@@ -97,7 +97,7 @@ DEVICE void load_if(Vec<T>& v, const T* from, bool there) {
 }
 
 #ifdef VECS
-// A thread's share of a row in registers: VECS vectors of the body and an edge element, `fill` where there is none. A team
+// A thread's share of a row in registers: VECS vectors of the body and an edge element, `fill` in place of missing elements. A team
 // has at least 2·N - 2 threads if a row may have edges.
 struct Held {
     Vec<T> v[VECS];
@@ -143,7 +143,7 @@ struct Place {
 // Element k of vector i; k = N is the edge.
 DEVICE T at(const Held& h, int i, int k) { return k == N ? h.edge : h.v[i].at[k < N ? k : 0]; }
 
-// f for each held element, with what is empty.
+// f for each held element, the fill values included.
 template <class F> DEVICE void each(Held& h, F f) {
 #pragma unroll
     for (int i = 0; i < VECS; i++)
@@ -153,7 +153,7 @@ template <class F> DEVICE void each(Held& h, F f) {
 }
 #endif
 
-// A sum that loses nothing to its length (Kahan's).
+// A compensated sum (Kahan): its error does not grow with its length.
 struct LongSum {
     Acc sum = 0, rest = 0;
     DEVICE void add(Acc x) {
@@ -169,16 +169,14 @@ struct LongSum {
     DEVICE Acc total() const { return sum - sum == 0 ? sum - rest : sum; }
 };
 
-enum Cache { ONCE, AGAIN };  // whether memory is read again soon
-
 // W elements of a row: a vector of 16 bytes, or one element.
 template <int W> struct alignas(W * sizeof(T)) Slot {
     T at[W];
 };
-template <Cache HINT, int W> DEVICE Slot<W> fetch(const T* from) {
+template <int W> DEVICE Slot<W> fetch(const T* from) {
     Slot<W> s;
     if constexpr (W == 1) s.at[0] = from[0];
-    else *reinterpret_cast<Vec<T>*>(&s) = HINT == ONCE ? load(from) : load(from);
+    else *reinterpret_cast<Vec<T>*>(&s) = load(from);
     return s;
 }
 template <int W> DEVICE void put(T* to, const Slot<W>& s) {
@@ -192,16 +190,16 @@ template <int W, int U> struct Batch {
     i64 first, stride, end;
     DEVICE i64 column(int u) const { return first + u * stride; }
     DEVICE bool has(int u) const { return column(u) < end; }
-    // Their elements in a row; `fill` where there is none.
-    template <Cache HINT> DEVICE void load(Slot<W> (&s)[U], const T* row, T fill) const {
+    // Their elements in a row; `fill` in place of missing ones.
+    DEVICE void load(Slot<W> (&s)[U], const T* row, T fill) const {
         if (has(U - 1)) {
 #pragma unroll
-            for (int u = 0; u < U; u++) s[u] = fetch<HINT, W>(row + column(u));
+            for (int u = 0; u < U; u++) s[u] = fetch<W>(row + column(u));
         } else {
 #pragma unroll
             for (int u = 0; u < U; u++) {
                 if (has(u)) {
-                    s[u] = fetch<HINT, W>(row + column(u));
+                    s[u] = fetch<W>(row + column(u));
                 } else {
 #pragma unroll
                     for (int k = 0; k < W; k++) s[u].at[k] = fill;
@@ -226,8 +224,8 @@ template <class B> using Slots = Slot<B::WIDTH>[B::COUNT];
 // Vectors, or single elements, that a thread loads before it uses them.
 constexpr int UNROLL = sizeof(T) == 8 ? 2 : 4, SINGLE = 4;
 
-// Calls f(batch) for all that a thread has of columns from..to of a row. `vector`: rows of all arrays start equally far
-// from a multiple of 16 bytes.
+// Calls f(batch) for all that a thread has of columns from..to of a row. `vector`: rows of all arrays start at the
+// same offset from a multiple of 16 bytes.
 template <class F> DEVICE void stream(const T* row, i64 cols, const Team& team, u32 vector, F f) {
     if (vector) {
         const Parts<i64> parts(row, cols);
@@ -245,13 +243,12 @@ struct Total {
 };
 
 // Of a row, in one pass. A NaN or +∞ makes the sum NaN; without anything above -∞ it is 0 and the maximum LEAST.
-template <Cache HINT>
 DEVICE Total online(const T* row, i64 cols, const Team& team, u32 vector, Acc (*shared)[WARP]) {
     Acc top = LEAST;
     LongSum sum;
     stream(row, cols, team, vector, [&](auto batch) {
         Slots<decltype(batch)> s;
-        batch.template load<HINT>(s, row, from_acc<T>(-infinity()));
+        batch.load(s, row, from_acc<T>(-infinity()));
         Acc now = top;
 #pragma unroll
         for (auto& slot : s)
@@ -275,7 +272,7 @@ DEVICE Total online(const T* row, i64 cols, const Team& team, u32 vector, Acc (*
     return {max, team_sum(sum.total() * weight_of(top - max), team.lanes, shared[1])};
 }
 
-// A class number; `wide` says that they are i64.
+// The class index of a row; `wide`: indices are i64.
 DEVICE i64 target_of(const void* targets, u32 wide, u64 row) {
     return wide ? static_cast<const i64*>(targets)[row] : (i64)static_cast<const i32*>(targets)[row];
 }

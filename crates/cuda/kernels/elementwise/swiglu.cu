@@ -2,7 +2,7 @@
 // swiglu_bwd: d_gate = d_out·up·s·(1 + gate·(1 - s)), d_up = d_out·gate·s; act, if there is one, is the forward's result
 // moves  3 and 5, with act 6, times rows·F·sizeof(ACT) bytes; bound: memory
 // grid   a thread per vector of F with VECTORS (needs F % (16 / sizeof(ACT)) == 0), else per element; any shape
-// order  elementwise; the gradient may lie in place of inp, act in place of d_out
+// order  elementwise; the gradient may be written over inp, act over d_out
 #include "elementwise/swiglu.cuh"
 
 #ifdef VECTORS

@@ -3,7 +3,7 @@
 // moves  2·N·C·sizeof(ACT) bytes, each touched row of d_wte twice, and what the sort moves (under 3 %); bound: memory
 // grid   embedding_bwd_positions: a thread per vector of d_wpe. For d_wte: positions are sorted by token, stable, 8 bits a
 //        pass (sort_count, sort_scan, sort_scatter); embedding_bwd_windows sums 32 sorted positions a block;
-//        embedding_bwd_joins adds up what tokens have in more than one window. Any shape
+//        embedding_bwd_joins adds up the sums of tokens that are in more than one window. Any shape
 // order  by position within a window, windows in 8 slices, slices in turn: repeatable, also when all tokens are equal
 #include "common/scan.cuh"
 
@@ -49,7 +49,7 @@ KERNEL __launch_bounds__(128) embedding_bwd_positions(GRAD* d_wpe, const ACT* d_
 // The sort key of a position: its token, or `vocab` for one outside the vocabulary.
 DEVICE u32 key_at(const u32* keys, u32 i, u32 vocab) { return min(keys[i], vocab); }
 
-// How often each digit occurs in each block of 1024, digit by digit. Reports strange tokens in the first pass.
+// How often each digit occurs in each block of 1024, digit by digit. Reports tokens that are out of range in the first pass.
 KERNEL __launch_bounds__(SORT_BLOCK) sort_count(u32* counts, const u32* keys, u32 n, u32 vocab, u32 shift, Fault* fault) {
     __shared__ u32 seen[DIGITS];
     if (threadIdx.x < DIGITS) seen[threadIdx.x] = 0;
@@ -95,7 +95,7 @@ KERNEL __launch_bounds__(SORT_BLOCK) sort_scatter(u32* keys_to, u32* to, const u
     to[at] = from ? from[i] : i;
 }
 
-// Block (x, y): window x, vectors y·blockDim.x and on. A token's stretch that lies within the window goes to d_wte; one
+// Block (x, y): window x, vectors y·blockDim.x and on. A token's run that is within the window goes to d_wte; one
 // that began before goes to edges[x][0], one that only goes on behind to edges[x][1]. Three blocks a multiprocessor are
 // asked for because the compiler alone aims at four, and spills registers to get there.
 KERNEL __launch_bounds__(256, 3)

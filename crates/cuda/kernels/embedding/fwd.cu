@@ -18,7 +18,7 @@ template <int N> DEVICE void add_row(ACT* out, const ACT* a, const ACT* b, u32 w
 }
 
 // A token outside the vocabulary is reported; its row is the position's alone, or 0. A position beyond the table is read as
-// the last one: the host refuses it, this only keeps the reads inside.
+// the last one: the host refuses it; this only keeps reads in bounds.
 KERNEL __launch_bounds__(256) embedding_fwd(ACT* out, const i32* tokens, const ACT* wte, const ACT* wpe,
                                             const Scalars* scalars, Fault* fault, u32 rows, u32 seq, u32 width,
                                             u32 vocab, u32 context, u32 at_position) {

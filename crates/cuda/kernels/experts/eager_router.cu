@@ -1,7 +1,7 @@
 // softmax_topk:  per row the k largest, largest first, the lower index first among equals, NaN before all; weights: their
 //                softmax among themselves
 // aux_partials, aux_loss: f[e] = share of the rows that name expert e, p[e] = mean of probs[:, e],
-//                aux = alpha·experts·Σ f·p. An index that is no expert counts for none
+//                aux = alpha·experts·Σ f·p. An index that is out of range is not counted
 // moves  topk rows·cols·4 bytes k times, all but the first from L1 or L2; aux rows·(experts + k)·4 bytes and, from L2, the
 //        indices once per 32 experts; bound: latency
 // grid   topk: a team of `lanes` threads per row. aux_partials: 32 experts and a chunk of rows a block; aux_loss: one block

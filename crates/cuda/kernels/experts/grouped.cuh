@@ -20,7 +20,7 @@ struct Groups {
     const u32* starts;   // tiles of rows before each expert, E+1
     u32 experts;
     u32 tiles;  // of rows
-    bool fine;  // offsets cut the rows; else there are no tiles
+    bool fine;  // the offsets are valid; else there are no tiles
 
     DEVICE u32 first(u32 expert) const { return (u32)offsets[expert]; }
     DEVICE u32 rows(u32 expert) const { return (u32)(offsets[expert + 1] - offsets[expert]); }

@@ -13,7 +13,7 @@ static_assert(BM == BN, "both tiles are loaded alike");
 
 extern __shared__ u32 group_space[];
 
-// A matrix with rows of `stride` elements: (rows or columns of the result) x (terms of its sums) where ALONG, else turned.
+// A matrix with rows of `stride` elements: (rows or columns of the result) x (terms of its sums) if ALONG, else transposed.
 struct Matrix {
     const IN* at;
     u64 stride;

@@ -1,6 +1,7 @@
-// Products of many experts' rows on Hopper: one warp starts copies, STAGES steps of 64 terms ahead; two groups of four warps multiply,
-// 64x256 of a tile of 128x256 each. Results wait in BOXES boxes of each warp on their way out, and where TAKEN other warps look at them
-// there. A file that includes this says what STAGES, BOXES and TAKEN are: 48 KB a stage, 16 KB a box, together less than 227 KB.
+// Products of many experts' rows on Hopper. One producer warp starts TMA copies, STAGES steps of 64 terms ahead; two consumer
+// warpgroups multiply, 64x256 of a tile of 128x256 each. Each consumer warp writes its results by TMA from STORE_STAGES tiles in
+// shared memory, where other warps read them for the epilogue if EPILOGUE_APART. A file that includes this defines STAGES,
+// STORE_STAGES and EPILOGUE_APART: 48 KB a stage, 16 KB a store stage, together less than 227 KB.
 #pragma once
 
 #include "experts/grouped.cuh"
@@ -11,68 +12,59 @@ constexpr int GROUP = 128;
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 constexpr int BM = 128, BN = 256, BK = 64;
-constexpr int BOX = BK * BK * 2;  // bytes of 64 rows of 64 elements
+constexpr int BOX = BK * BK * 2;  // bytes of one TMA copy of 64 rows of 64 elements
 constexpr int TILE_A = BM * BK * 2, TILE_B = BN * BK * 2, STAGE = TILE_A + TILE_B;
-constexpr int OUTBOX = 16 * BK * 2;  // bytes of 16 rows of 64 results, BOXES of them to a warp that multiplies
-constexpr int WORKERS = 2 * GROUP / WARP;     // warps that multiply
-constexpr int TAKERS = GROUP / WARP - 1;      // beside the one that copies
-constexpr int OUTBOXES = BOXES * WORKERS * OUTBOX;
+constexpr int STORE_TILE = 16 * BK * 2;  // bytes of 16 rows of 64 results: one TMA store
+constexpr int CONSUMERS = 2 * GROUP / WARP;        // warps that multiply
+constexpr int EPILOGUE_WARPS = GROUP / WARP - 1;   // beside the producer
+constexpr int STORE_BYTES = STORE_STAGES * CONSUMERS * STORE_TILE;
 
-extern __shared__ uint4 shared[];  // up to the next multiple of 1024: nothing; then stages, outboxes, barriers, groups
+extern __shared__ uint4 shared[];  // from the next multiple of 1024 on: stages, store tiles, barriers, groups
 
 struct Space {
     u32 stages;  // address of the first
-    u32 outboxes;
+    u32 store_tiles;
     u32 full, empty;  // addresses of the first of STAGES barriers each
-    u32 filled, taken;  // of WORKERS each, where TAKEN: a warp's boxes are full, and those who look at them have seen them
+    u32 filled, drained;  // CONSUMERS barriers each if EPILOGUE_APART: a warp's store tiles are full; the epilogue has read them
     u32* groups;
 
-    DEVICE u32 boxes(u32 worker) const { return outboxes + worker * BOXES * OUTBOX; }
+    DEVICE u32 store_tile(u32 consumer) const { return store_tiles + consumer * STORE_STAGES * STORE_TILE; }
     DEVICE u32 a(u32 stage) const { return stages + stage * STAGE; }
     DEVICE u32 b(u32 stage) const { return stages + stage * STAGE + TILE_A; }
 };
 
-// Where everything is; barriers are ready when it returns and the block has met.
+// Addresses in shared memory. The barriers may be used after the next __syncthreads.
 DEVICE Space prepare() {
     u8* const start = reinterpret_cast<u8*>(shared);
     const u32 gap = (1024 - shared_address(start) % 1024) % 1024;
-    const u32 stages = shared_address(start) + gap, outboxes = stages + STAGES * STAGE, full = outboxes + OUTBOXES;
-    u8* const groups = start + gap + STAGES * STAGE + OUTBOXES + 16 * (STAGES + (TAKEN ? WORKERS : 0));
+    const u32 stages = shared_address(start) + gap, store_tiles = stages + STAGES * STAGE, full = store_tiles + STORE_BYTES;
+    u8* const groups = start + gap + STAGES * STAGE + STORE_BYTES + 16 * (STAGES + (EPILOGUE_APART ? CONSUMERS : 0));
     const u32 filled = full + 16 * STAGES;
-    const Space space{stages, outboxes, full, full + 8 * STAGES, filled, filled + 8 * WORKERS, reinterpret_cast<u32*>(groups)};
+    const Space space{stages, store_tiles, full, full + 8 * STAGES, filled, filled + 8 * CONSUMERS, reinterpret_cast<u32*>(groups)};
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(space.full + 8 * s, 1);
-            barrier_init(space.empty + 8 * s, WORKERS);
+            barrier_init(space.empty + 8 * s, CONSUMERS);
         }
-        for (int w = 0; TAKEN && w < WORKERS; w++) {
+        for (int w = 0; EPILOGUE_APART && w < CONSUMERS; w++) {
             barrier_init(space.filled + 8 * w, 1);
-            barrier_init(space.taken + 8 * w, TAKERS);
+            barrier_init(space.drained + 8 * w, EPILOGUE_WARPS);
         }
         barrier_init_fence();
     }
     return space;
 }
 
-// Which stage is next, and how often all were gone through.
-struct Turn {
-    u32 stage = 0, round = 0;
-    DEVICE void next() {
-        if (++stage == STAGES) {
-            stage = 0;
-            round ^= 1;
-        }
-    }
-};
+using Turn = PipelineState<STAGES>;
 
-// The work of a tile: where its operands start in their tensors, and its terms.
+// A tile: where its operands start in their tensors, and its number of terms.
 struct Work {
     i32 a_line, a_term;  // first row (or column) of the result, first term, as places in the tensor of the left operand
     i32 b_line, b_term;
     u32 terms;
 };
 
-// Starts the copies of a tile. HALVES: the second half of the right operand's lines starts at `second`.
+// Producer: starts the copies of a tile. HALVES: the second half of the right operand's lines starts at `second`.
 template <bool A_ALONG, bool B_ALONG, bool HALVES = false>
 DEVICE void copy_tile(const Space& space, Turn& turn, const TensorMap& a, const TensorMap& b, const Work& work, i32 second = 0) {
     for (u32 k = 0; k < work.terms; k += BK, turn.next()) {
@@ -80,22 +72,22 @@ DEVICE void copy_tile(const Space& space, Turn& turn, const TensorMap& a, const 
         barrier_wait(space.empty + 8 * turn.stage, turn.round ^ 1);
         barrier_expect(full, STAGE);
         if constexpr (A_ALONG) {
-            copy_box(to_a, a, work.a_term + (i32)k, work.a_line, full);
+            tma_load(to_a, a, work.a_term + (i32)k, work.a_line, full);
         } else {
 #pragma unroll
-            for (int i = 0; i < BM / BK; i++) copy_box(to_a + i * BOX, a, work.a_line + i * BK, work.a_term + (i32)k, full);
+            for (int i = 0; i < BM / BK; i++) tma_load(to_a + i * BOX, a, work.a_line + i * BK, work.a_term + (i32)k, full);
         }
         if constexpr (B_ALONG) {
-            copy_box(to_b, b, work.b_term + (i32)k, work.b_line, full);
-            if constexpr (HALVES) copy_box(to_b + TILE_B / 2, b, work.b_term + (i32)k, second, full);
+            tma_load(to_b, b, work.b_term + (i32)k, work.b_line, full);
+            if constexpr (HALVES) tma_load(to_b + TILE_B / 2, b, work.b_term + (i32)k, second, full);
         } else {
 #pragma unroll
-            for (int i = 0; i < BN / BK; i++) copy_box(to_b + i * BOX, b, work.b_line + i * BK, work.b_term + (i32)k, full);
+            for (int i = 0; i < BN / BK; i++) tma_load(to_b + i * BOX, b, work.b_line + i * BK, work.b_term + (i32)k, full);
         }
     }
 }
 
-// Zeros for the terms from `first` on of a stage whose rows are terms. All threads that multiply take part.
+// Zeros the terms from `first` on of a stage whose rows are terms. All consumer threads take part.
 DEVICE void clear_terms(const Space& space, u32 stage, u32 first) {
     u8* const start = reinterpret_cast<u8*>(shared) + (space.a(stage) - shared_address(shared));
     const u32 chunks = (BK - first) * 8;  // of 16 bytes in each box
@@ -105,7 +97,7 @@ DEVICE void clear_terms(const Space& space, u32 stage, u32 first) {
     named_barrier<1, 2 * GROUP>();
 }
 
-// acc = this group's rows of a tile; there is at least one term. `meanwhile` is called while the last products are under way.
+// Consumer: acc = this warpgroup's rows of a tile of at least one term. `meanwhile` is called while the last products run.
 template <bool A_ALONG, bool B_ALONG, class F>
 DEVICE void multiply(float (&acc)[128], const Space& space, Turn& turn, u32 terms, F meanwhile) {
     const u32 group = threadIdx.x / GROUP - 1;
@@ -114,50 +106,50 @@ DEVICE void multiply(float (&acc)[128], const Space& space, Turn& turn, u32 term
         barrier_wait(space.full + 8 * turn.stage, turn.round);
         if (!A_ALONG && terms - k < BK) clear_terms(space, turn.stage, terms - k);
         const u32 a = space.a(turn.stage) + group * BOX, b = space.b(turn.stage);
-        product_fence();
+        wgmma_fence();
 #pragma unroll
         for (int s = 0; s < BK / 16; s++) {
-            // 16 terms further: 32 bytes where they lie along a row, 16 rows where they are rows.
-            const u64 left = operand(a + s * (A_ALONG ? 32 : 2048), A_ALONG ? 16 : BOX);
-            const u64 right = operand(b + s * (B_ALONG ? 32 : 2048), B_ALONG ? 16 : BOX);
-            product_256<A_ALONG, B_ALONG>(acc, left, right, k > 0 || s > 0);
+            // The next 16 terms: 32 bytes further if terms are along a row, 16 rows further if rows are terms.
+            const u64 left = matrix_descriptor(a + s * (A_ALONG ? 32 : 2048), A_ALONG ? 16 : BOX);
+            const u64 right = matrix_descriptor(b + s * (B_ALONG ? 32 : 2048), B_ALONG ? 16 : BOX);
+            wgmma_256<A_ALONG, B_ALONG>(acc, left, right, k > 0 || s > 0);
         }
-        product_commit();
+        wgmma_commit();
         if (k > 0) {
-            product_wait<1>();  // that of the stage before is done
+            wgmma_wait<1>();  // the products of the stage before are done
             if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * before);
         }
         before = turn.stage;
     }
     meanwhile();
-    product_wait<0>();
+    wgmma_wait<0>();
     hold(acc);
     if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * before);
 }
 
 // Where a result goes.
 struct Target {
-    const TensorMap& map;  // of boxes of 16 rows and 64 columns
+    const TensorMap& map;  // copies 16 rows of 64 columns
     bf16* at;              // the first element of the tensor
     u64 stride;
 };
 
-// What is on its way out of a warp.
-struct Outbox {
+// The TMA stores of a consumer warp: a ring of STORE_STAGES tiles.
+struct ResultStores {
     u32 address;
     u32 turn = 0;
 
-    DEVICE explicit Outbox(const Space& space) : address(space.boxes((threadIdx.x - GROUP) / WARP)) {}
+    DEVICE explicit ResultStores(const Space& space) : address(space.store_tile((threadIdx.x - GROUP) / WARP)) {}
 
     // 64 columns from x on, pairs of 8 columns at a time, of this warp's 16 rows from y on, of which `rows` exist.
     DEVICE void write(const Target& to, u32 x, u32 y, i32 rows, const u32 (&pairs)[8][2]) {
         if (rows < 16) return write_some(to, x, y, rows, pairs);
-        const u32 box = next();
-        fill(box, pairs);
-        send(to, x, y, box);
+        const u32 tile = next();
+        fill(tile, pairs);
+        send(to, x, y, tile);
     }
 
-    // From registers.
+    // The same from registers, without TMA.
     DEVICE void write_some(const Target& to, u32 x, u32 y, i32 rows, const u32 (&pairs)[8][2]) const {
         const u32 lane = threadIdx.x % WARP;
 #pragma unroll
@@ -170,40 +162,40 @@ struct Outbox {
         }
     }
 
-    // The box that has been on its way for the longest time, when it is out.
+    // The oldest tile of the ring, once its store has read it.
     DEVICE u32 next() {
-        if (threadIdx.x % WARP == 0) store_wait<BOXES - 1>();
+        if (threadIdx.x % WARP == 0) tma_store_wait<STORE_STAGES - 1>();
         __syncwarp();
-        const u32 box = address + turn * OUTBOX;
-        turn = (turn + 1) % BOXES;
-        return box;
+        const u32 tile = address + turn * STORE_TILE;
+        turn = (turn + 1) % STORE_STAGES;
+        return tile;
     }
 
-    DEVICE void fill(u32 box, const u32 (&pairs)[8][2]) const {
+    DEVICE void fill(u32 tile, const u32 (&pairs)[8][2]) const {
         const u32 lane = threadIdx.x % WARP, row = lane % 16;
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
             const u32 chunk = (n + lane / 16) ^ row % 8;
-            store_matrices(box + row * 128 + chunk * 16, pairs[n][0], pairs[n][1], pairs[n + 1][0], pairs[n + 1][1]);
+            store_matrices(tile + row * 128 + chunk * 16, pairs[n][0], pairs[n][1], pairs[n + 1][0], pairs[n + 1][1]);
         }
     }
 
-    DEVICE void send(const Target& to, u32 x, u32 y, u32 box) const {
+    DEVICE void send(const Target& to, u32 x, u32 y, u32 tile) const {
         shared_fence();
         __syncwarp();
         if (threadIdx.x % WARP == 0) {
-            store_box(to.map, (i32)x, (i32)y, box);
-            store_commit();
+            tma_store(to.map, (i32)x, (i32)y, tile);
+            tma_store_commit();
         }
     }
 
-    // All boxes are out.
+    // Waits until all stores have read their tiles.
     DEVICE void close() {
-        if (threadIdx.x % WARP == 0) store_wait<0>();
+        if (threadIdx.x % WARP == 0) tma_store_wait<0>();
     }
 };
 
-// This warp's rows of a tile begin at this one.
+// The first of this warp's rows of a tile.
 DEVICE u32 own_rows() { return (threadIdx.x - GROUP) / WARP * 16; }
 
 // Columns 64·J to 64·J + 63 of the tile, rounded.

@@ -27,7 +27,7 @@ template <bool ALONG> struct Operand {
     u64 stride;
     u32 lines;  // rows or columns of the result from the tile's first on
 
-    // Byte of a tile where a chunk of 8 elements starts. Chunks are exchanged so that the 8 rows one ldmatrix reads lie in
+    // Byte of a tile where a chunk of 8 elements starts. Chunks are permuted so that the 8 rows that one ldmatrix reads are in
     // different banks.
     static DEVICE u32 chunk_at(u32 row, u32 chunk) {
         if constexpr (ALONG) return row * BK * 2 + (chunk ^ row / 2 % 4) * 16;
@@ -58,7 +58,7 @@ template <bool ALONG> struct Operand {
 
 typedef float Result[WM / 16][WN / 8][4];
 
-// acc += Σ over the terms. Nobody reads or writes shared memory when it begins; all copies are done when it ends.
+// acc += Σ over the terms. No thread may use shared memory when it begins; all copies are done when it ends.
 template <bool A, bool B>
 DEVICE void product(Result& acc, const Operand<A>& a, const Operand<B>& b, u32 terms) {
     const u32 start = shared_address(shared), passes = (terms + BK - 1) / BK;

@@ -1,15 +1,15 @@
 // grouped_swiglu_fwd: out[r] = weight[e]·inp[r] for the rows r of each expert e, weight (E,2F,C); act = silu(gate)·up, where a row of
 //                     out is [gate | up]; bf16, Hopper only
 // moves  each operand once per tile, mostly from L2; bound: tensor cores
-// grid   a block on each multiprocessor: one warp starts copies, three steps of 64 terms ahead; two groups of four warps multiply,
-//        64x256 of a tile of 128x256 each; three warps do the rest while the next tile is multiplied; all walk over the tiles.
+// grid   a persistent block on each multiprocessor: a producer warp starts TMA copies, three stages of 64 terms ahead; two consumer
+//        warpgroups multiply, 64x256 of a tile of 128x256 each; three warps compute the epilogue while the next tile is multiplied.
 //        Needs C % 64 == 0, F % 64 == 0, arrays at multiples of 16 bytes
 // order  a product's terms in turn, 16 at a time, in f32; the rest elementwise: the bits of experts/grouped_wgmma.cu and then elementwise/swiglu.cu
 //
-// The exponentials of a tile take a fifth of the time of its products (768 terms) where the warps that multiply compute them, and the
-// tensor cores wait. Here gates and ups stay in the boxes they leave by until the warps beside the one that copies have taken them.
-constexpr int STAGES = 3, BOXES = 4;
-constexpr bool TAKEN = true;
+// If the consumers computed the exponentials of a tile, that would take a fifth of the time of its products (768 terms) while the
+// tensor cores wait. So gates and ups stay in the store tiles until the epilogue warps have read them.
+constexpr int STAGES = 3, STORE_STAGES = 4;
+constexpr bool EPILOGUE_APART = true;
 #include "experts/grouped_hopper.cuh"
 #include "elementwise/swiglu.cuh"
 
@@ -17,52 +17,52 @@ constexpr int THREADS = 3 * GROUP;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Registers of a thread that copies or takes, and of one that multiplies: together those of the block.
+// Registers of a producer or epilogue thread, and of a consumer thread: together those of the block.
 constexpr int FEW = 88, MANY = 208;
 constexpr u32 HALF = BN / 2;                // columns of act in a tile
-constexpr u32 AT_ONCE = 4;                  // rows that a warp takes at once
-constexpr u32 STEP = TAKERS * AT_ONCE;      // and all of them together
-static_assert(AT_ONCE * TAKERS <= 16, "each that takes has rows of every warp that multiplies");
+constexpr u32 ROWS_AT_ONCE = 4;             // rows of an epilogue warp at a time
+constexpr u32 STEP = EPILOGUE_WARPS * ROWS_AT_ONCE;  // rows of all epilogue warps at a time
+static_assert(ROWS_AT_ONCE * EPILOGUE_WARPS <= 16, "every epilogue warp has rows of every consumer");
 
 DEVICE u32 gated(u32 gate, u32 up) {
     const float low = swiglu<bf16>(__uint_as_float(gate << 16), __uint_as_float(up << 16));
     return pack_bf16(low, swiglu<bf16>(__uint_as_float(gate & 0xffff0000u), __uint_as_float(up & 0xffff0000u)));
 }
 
-// act from gates and ups in AT_ONCE rows of boxes, of which `rows` exist and `columns` of HALF: two rows at a time, 8 columns a lane.
-// All is read before anything is written, so that much is under way at once.
-DEVICE void take(bf16* act, u64 f, u32 boxes, u32 first, i32 rows, u32 columns) {
+// act from gates and ups in ROWS_AT_ONCE rows of store tiles, of which `rows` and `columns` of HALF exist: two rows at a time, 8
+// columns to a lane. Everything is read before anything is written, so that many loads are in flight.
+DEVICE void activate(bf16* act, u64 f, u32 tiles, u32 first, i32 rows, u32 columns) {
     const u32 lane = threadIdx.x % WARP, chunk = lane % 16;
-    uint4 gate[AT_ONCE / 2], up[AT_ONCE / 2];
+    uint4 gate[ROWS_AT_ONCE / 2], up[ROWS_AT_ONCE / 2];
 #pragma unroll
-    for (u32 i = 0; i < AT_ONCE / 2; i++) {
+    for (u32 i = 0; i < ROWS_AT_ONCE / 2; i++) {
         const u32 row = first + 2 * i + lane / 16;
-        const u32 at = boxes + chunk / 8 * OUTBOX + row * 128 + ((chunk % 8) ^ row % 8) * 16;
+        const u32 at = tiles + chunk / 8 * STORE_TILE + row * 128 + ((chunk % 8) ^ row % 8) * 16;
         gate[i] = load_shared(at);
-        up[i] = load_shared(at + 2 * OUTBOX);
+        up[i] = load_shared(at + 2 * STORE_TILE);
     }
 #pragma unroll
-    for (u32 i = 0; i < AT_ONCE / 2; i++)
+    for (u32 i = 0; i < ROWS_AT_ONCE / 2; i++)
         gate[i] = {gated(gate[i].x, up[i].x), gated(gate[i].y, up[i].y), gated(gate[i].z, up[i].z), gated(gate[i].w, up[i].w)};
 #pragma unroll
-    for (u32 i = 0; i < AT_ONCE / 2; i++) {
+    for (u32 i = 0; i < ROWS_AT_ONCE / 2; i++) {
         const u32 row = 2 * i + lane / 16;
         if ((i32)row < rows && chunk * 8 < columns) *reinterpret_cast<uint4*>(act + row * f + chunk * 8) = gate[i];
     }
 }
 
-// Gates of HALF columns from x on, then ups of the same columns; f is where ups start. They also stay in the boxes.
+// Stores the gates of HALF columns from x on, then the ups of the same columns, which start at f. They stay in the store tiles.
 template <int J = 0>
-DEVICE void write_halves(Outbox& outbox, const Target& to, u32 x, u32 f, u32 y, u32 rows, const float (&acc)[128]) {
+DEVICE void write_halves(ResultStores& stores, const Target& to, u32 x, u32 f, u32 y, u32 rows, const float (&acc)[128]) {
     if constexpr (J < BN / BK) {
         u32 pairs[8][2];
         rounded<J>(pairs, acc);
-        const u32 box = outbox.next(), column = x + J % 2 * BK, row = y + own_rows();
+        const u32 from = stores.next(), column = x + J % 2 * BK, row = y + own_rows();
         const i32 there = column < f ? (i32)rows - (i32)own_rows() : 0;
-        outbox.fill(box, pairs);
-        if (there >= 16) outbox.send(to, column + J / 2 * f, row, box);
-        else store_commit(), outbox.write_some(to, column + J / 2 * f, row, there, pairs);
-        write_halves<J + 1>(outbox, to, x, f, y, rows, acc);
+        stores.fill(from, pairs);
+        if (there >= 16) stores.send(to, column + J / 2 * f, row, from);
+        else tma_store_commit(), stores.write_some(to, column + J / 2 * f, row, there, pairs);
+        write_halves<J + 1>(stores, to, x, f, y, rows, acc);
     }
 }
 
@@ -91,32 +91,32 @@ DEVICE void swiglu_product(const Target& out, bf16* act, const TensorMap& inp, c
                 const Tile tile = groups.tile(t, columns);
                 const u32 column = tile.column * HALF, there = rows_left(tile);
                 bf16* const to = act + first_row(tile) * (u64)f + column;
-                u32 before = WORKERS;
-                for (u32 row = (warp - 1) * AT_ONCE; row < BM; row += STEP) {
-                    const u32 worker = row / 16;
-                    if (worker != before) barrier_wait(space.filled + 8 * worker, parity);
-                    before = worker;
-                    take(to + row * (u64)f, f, space.boxes(worker), row % 16, (i32)there - (i32)row, f - column);
+                u32 before = CONSUMERS;
+                for (u32 row = (warp - 1) * ROWS_AT_ONCE; row < BM; row += STEP) {
+                    const u32 consumer = row / 16;
+                    if (consumer != before) barrier_wait(space.filled + 8 * consumer, parity);
+                    before = consumer;
+                    activate(to + row * (u64)f, f, space.store_tile(consumer), row % 16, (i32)there - (i32)row, f - column);
                     __syncwarp();
-                    if (lane == 0 && (row + STEP) / 16 != worker) barrier_arrive(space.taken + 8 * worker);
+                    if (lane == 0 && (row + STEP) / 16 != consumer) barrier_arrive(space.drained + 8 * consumer);
                 }
             }
         }
     } else {
         more_registers<MANY>();
-        Outbox outbox(space);
-        const u32 worker = warp - GROUP / WARP;
+        ResultStores stores(space);
+        const u32 consumer = warp - GROUP / WARP;
         u32 parity = 1;
         for (u64 t = blockIdx.x; t < tiles; t += gridDim.x, parity ^= 1) {
             Tile tile;
             float acc[128];
             multiply<true, true>(acc, space, turn, k, [&] { tile = groups.tile(t, columns); });
-            barrier_wait(space.taken + 8 * worker, parity);  // what the boxes held before
-            write_halves(outbox, out, tile.column * HALF, f, first_row(tile), rows_left(tile), acc);
+            barrier_wait(space.drained + 8 * consumer, parity);  // the epilogue has read the tile before
+            write_halves(stores, out, tile.column * HALF, f, first_row(tile), rows_left(tile), acc);
             __syncwarp();
-            if (lane == 0) barrier_arrive(space.filled + 8 * worker);
+            if (lane == 0) barrier_arrive(space.filled + 8 * consumer);
         }
-        outbox.close();
+        stores.close();
     }
 }
 #endif

@@ -2,17 +2,17 @@
 // grouped_wgmma_bwd_input:  d_inp[r] = d_out[r]·weight[e]
 // grouped_wgmma_bwd_weight: d_weight[e] (+)= Σ_r d_out[r]ᵀ·inp[r] over the rows of each expert
 // moves  each operand once per tile, mostly from L2; bound: tensor cores
-// grid   a block on each multiprocessor: one warp starts copies, four steps of 64 terms ahead; two groups of four warps
-//        multiply, 64x256 of a tile of 128x256 each, and walk over the tiles; needs C % 64 == 0, OC % 64 == 0, arrays at
-//        multiples of 16 bytes
+// grid   a persistent block on each multiprocessor: a producer warp starts TMA copies, four stages of 64 terms ahead; two
+//        consumer warpgroups multiply, 64x256 of a tile of 128x256 each; needs C % 64 == 0, OC % 64 == 0, arrays at multiples of
+//        16 bytes
 // order  a product's terms in turn, 16 at a time, in f32: repeatable
 //
 // A tile may reach beyond the last row of its expert: those rows are read, but not written. Where rows are terms of the sums
-// (bwd_weight), those of other experts become zeros before they are used. Results in bf16 leave through shared memory by the copy
-// engine, while the next tile is multiplied; stored from registers, a tile's 64 KB kept the tensor cores waiting for 4,400 cycles
-// of 16,700 (768 terms).
-constexpr int STAGES = 4, BOXES = 2;
-constexpr bool TAKEN = false;
+// (bwd_weight), those of other experts become zeros before they are used. Results in bf16 are stored by TMA from shared memory
+// while the next tile is multiplied; stored from registers, the 64 KB of a tile kept the tensor cores waiting for 4,400 of 16,700
+// cycles (768 terms).
+constexpr int STAGES = 4, STORE_STAGES = 2;
+constexpr bool EPILOGUE_APART = false;
 #include "experts/grouped_hopper.cuh"
 
 constexpr int THREADS = 3 * GROUP;
@@ -20,23 +20,23 @@ constexpr int THREADS = 3 * GROUP;
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // The part of the tile at column x, row y that exists: `rows` and `columns`.
 template <int J = 0>
-DEVICE void write(Outbox& outbox, const Target& to, u32 x, u32 y, u32 rows, u32 columns, const float (&acc)[128]) {
+DEVICE void write(ResultStores& stores, const Target& to, u32 x, u32 y, u32 rows, u32 columns, const float (&acc)[128]) {
     if constexpr (J < BN / BK) {
         u32 pairs[8][2];
         rounded<J>(pairs, acc);
-        if (J * BK < columns) outbox.write(to, x + J * BK, y + own_rows(), (i32)rows - (i32)own_rows(), pairs);
-        write<J + 1>(outbox, to, x, y, rows, columns, acc);
+        if (J * BK < columns) stores.write(to, x + J * BK, y + own_rows(), (i32)rows - (i32)own_rows(), pairs);
+        write<J + 1>(stores, to, x, y, rows, columns, acc);
     }
 }
 
 DEVICE u32 own_row() { return own_rows() + threadIdx.x % WARP / 4; }
 
-// f32 leaves from registers.
-DEVICE void write_weight(Outbox& outbox, const TensorMap& map, bf16* at, u64 stride, u32 x, u32 y, u32 rows, u32 columns,
+// f32 is stored from registers.
+DEVICE void write_weight(ResultStores& stores, const TensorMap& map, bf16* at, u64 stride, u32 x, u32 y, u32 rows, u32 columns,
                          const float (&acc)[128]) {
-    write(outbox, {map, at, stride}, x, y, rows, columns, acc);
+    write(stores, {map, at, stride}, x, y, rows, columns, acc);
 }
-DEVICE void write_weight(Outbox&, const TensorMap&, float* at, u64 stride, u32 x, u32 y, u32 rows, u32 columns,
+DEVICE void write_weight(ResultStores&, const TensorMap&, float* at, u64 stride, u32 x, u32 y, u32 rows, u32 columns,
                          const float (&acc)[128]) {
     float* const to = at + y * stride + x;
 #pragma unroll
@@ -85,7 +85,7 @@ DEVICE void add_old(float (&acc)[128], const float* from, u64 stride, u32 rows, 
     }
 }
 
-// Registers of a thread that copies, and of one that multiplies: together those of the block.
+// Registers of a producer thread and of a consumer thread: together those of the block.
 constexpr int FEW = 40, MANY = 232;
 
 // out (rows,n) from inp (rows,k) and the experts' weights: (n,k) where ALONG, else (k,n)
@@ -109,7 +109,7 @@ DEVICE void rows_product(const Target& out, const TensorMap& inp, const TensorMa
         }
     } else {
         more_registers<MANY>();
-        Outbox outbox(space);
+        ResultStores stores(space);
         for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
             u32 first, there, column;
             float acc[128];
@@ -119,9 +119,9 @@ DEVICE void rows_product(const Target& out, const TensorMap& inp, const TensorMa
                 there = groups.rows(tile.expert) - tile.row * BM;
                 column = tile.column * BN;
             });
-            write(outbox, out, column, first, there, n - column, acc);
+            write(stores, out, column, first, there, n - column, acc);
         }
-        outbox.close();
+        stores.close();
     }
 }
 
@@ -163,7 +163,7 @@ KERNEL __launch_bounds__(THREADS, 1)
         }
     } else {
         more_registers<MANY>();
-        Outbox outbox(space);
+        ResultStores stores(space);
         for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
             const u32 expert = (u32)(t / (tall * wide)), inside = (u32)(t - (u64)expert * tall * wide);
             const u32 row = inside / wide * BM, column = inside % wide * BN, terms = groups.rows(expert);
@@ -175,9 +175,9 @@ KERNEL __launch_bounds__(THREADS, 1)
             float acc[128];
             multiply<false, false>(acc, space, turn, terms, [] {});
             if (adds) add_old(acc, to, ic, oc - row, ic - column);
-            write_weight(outbox, result, d_weight, ic, column, expert * oc + row, oc - row, ic - column, acc);
+            write_weight(stores, result, d_weight, ic, column, expert * oc + row, oc - row, ic - column, acc);
         }
-        outbox.close();
+        stores.close();
     }
 #endif
 }

@@ -7,7 +7,7 @@
 #include "common/async_copy.cuh"
 
 constexpr int N = Vec<ACT>::N;
-// Below every finite logit, and finite, so that differences to it are no NaN.
+// Below every finite logit, and finite, so that differences to it are never NaN.
 constexpr float LEAST = -3.4e38f;
 
 // A maximum and the sum of exp(x - maximum).
@@ -44,7 +44,7 @@ DEVICE Sum block_sum(Sum s, float& x_target, Shared& shared, int turn) {
     return {max, warp_sum(mine.sum * exp2_fast((mine.max - max) * LOG2E))};
 }
 
-// The row's target, or -1 for one that is none.
+// The row's target, or -1 if it is out of range.
 DEVICE i32 checked(const i32* targets, u32 row, u32 vocab, Fault* fault) {
     const i32 target = targets[row];
     if ((u32)target < vocab) return target;
@@ -72,11 +72,11 @@ DEVICE float target_gradient(float x, const Scales& s) {
     return (exp2_fast((x - s.max) * LOG2E) * s.inverse - 1.0f) * s.scale;
 }
 
-// A row arrives in quarters, so that the first can be summed while the last is under way.
+// A row arrives in quarters, so that the first can be summed while the last is still being copied.
 constexpr int QUARTERS = 4;
 
 // Each thread copies, sums and overwrites its own vectors only: within a row just the totals need a barrier. Where the
-// gradient of a vector is out, the same vector of the next row is asked for in its place.
+// gradient of a vector is written, the copy of the same vector of the next row is started in its place.
 KERNEL __launch_bounds__(768, 2)
     cross_entropy_shared(float* losses, ACT* logits, const i32* targets, const Scalars* scalars, Fault* fault, u32 rows,
                          u32 vocab, u32 padded, u32 grad) {

@@ -1,13 +1,13 @@
 // cross_entropy:      losses = lse - x[target], lse = log Σ e^x, per row of cols; 0 where the target is `ignore`, NaN where it
-//                     is no column
+//                     is out of range
 // cross_entropy_mean: the sum of the losses, divided by the number of targets that are not `ignore` where `mean`, and that
 //                     factor
 // cross_entropy_bwd:  d_logits = (e^(x - lse) - onehot)·factor, factor = scale·d_loss·inv_count; 0 where ignored, NaN where the
-//                     target is no column. Without lse the logits are log-probabilities
+//                     target is out of range. Without lse the logits are log-probabilities
 // moves  rows·cols·sizeof(T) bytes, backward twice that; bound: memory, though e^x of 2-byte types takes 60 % of that time.
 //        8192 x 50304 bf16 on an H200: 0.82 GB, 0.19 ms; backward 1.65 GB, 0.38 ms
 // grid   a team of `lanes` threads (up to a warp, or a block) per row; backward blockIdx.y walks over parts of a row. Any shape
-//        and address; `vector`: rows of both arrays start equally far from a multiple of 16 bytes
+//        and address; `vector`: rows of both arrays start at the same offset from a multiple of 16 bytes
 // order  a thread its columns in turn, then pairs at fixed distances: repeatable
 #include "common/rows.cuh"
 
@@ -20,7 +20,7 @@ KERNEL __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2) cross_entropy(Acc* losses,
     const bool first = team.at == 0 && cols > 0;
     const i64 target = first ? target_of(targets, wide, team.row) : 0;
     const Acc at_target = first && target >= 0 && target < cols ? to_acc(row[target]) : nan();
-    const Total total = online<ONCE>(row, cols, team, vector, shared);
+    const Total total = online(row, cols, team, vector, shared);
     if (!first) return;
     const Acc log_sum = log_of(total.sum);
     if (lse) lse[team.row] = total.max + log_sum;
@@ -90,7 +90,7 @@ KERNEL __launch_bounds__(256, sizeof(T) == 8 ? 2 : 3)
             return;
         }
         Slots<decltype(batch)> s;
-        batch.template load<ONCE>(s, row + begin, from_acc<T>(0));
+        batch.load(s, row + begin, from_acc<T>(0));
         // The target, if it is among these.
         const u64 at = (u64)(target - begin - batch.first);
         bool here = false;

@@ -1,11 +1,11 @@
 // softmax:     y = e^(x - max) / Σ, per row of cols; y may be x
 // softmax_bwd: d_x = y·(d_y - Σ d_y·y)
-// log_softmax: y = x - max - log Σ, and the loss of a target, NaN where it is none of the row's columns
+// log_softmax: y = x - max - log Σ, and the loss of a target, NaN if the target is out of range
 // moves  2 (backward 3)·rows·cols·sizeof(T) bytes; _any reads twice, the second time mostly from L2. Bound: memory.
 //        8192 x 8192 f32 on an H200: 0.54 GB, 0.125 ms (backward 0.81 GB, 0.19 ms)
 // LOG    compiles log_softmax, else the other two; VECS the _held ones, else the _any ones
 // grid   _held: a team of `lanes` threads (up to a warp, or a block) per row, VECS·16 bytes of each array in a thread's
-//        registers; rows of all arrays start equally far from a multiple of 16 bytes. _any: any length, any address
+//        registers; rows of all arrays start at the same offset from a multiple of 16 bytes. _any: any length, any address
 // order  a thread its columns in turn, then pairs at fixed distances: repeatable
 #include "common/rows.cuh"
 
@@ -108,11 +108,11 @@ DEVICE void any(T* y, const T* x, u64 rows, i64 width, u32 lanes, u32 vector, Ac
         const i64 target = targets[team.row];
         if (target >= 0 && target < cols) at_target = to_acc(x[target]);
     }
-    const Total total = online<AGAIN>(x, cols, team, vector, shared);
+    const Total total = online(x, cols, team, vector, shared);
     const Acc inverse = Acc(1) / total.sum, log_sum = log_of(total.sum);
     stream(x, cols, team, vector, [&](auto batch) {
         Slots<decltype(batch)> s;
-        batch.template load<ONCE>(s, x, from_acc<T>(0));
+        batch.load(s, x, from_acc<T>(0));
         batch.store(y, [&](int u, int k) {
             const Acc v = to_acc(s[u].at[k]) - total.max;
             return LOGS ? v - log_sum : weight_of(v) * inverse;
@@ -142,8 +142,8 @@ KERNEL __launch_bounds__(512, 1)
     LongSum sum;
     stream(y, cols, team, vector, [&](auto batch) {
         Slots<decltype(batch)> p, d;
-        batch.template load<AGAIN>(p, y, from_acc<T>(0));
-        batch.template load<AGAIN>(d, d_y, from_acc<T>(0));
+        batch.load(p, y, from_acc<T>(0));
+        batch.load(d, d_y, from_acc<T>(0));
         Acc part = 0;
 #pragma unroll
         for (int u = 0; u < batch.COUNT; u++)
@@ -154,8 +154,8 @@ KERNEL __launch_bounds__(512, 1)
     const Acc dot = team_sum(sum.total(), team.lanes, shared);
     stream(y, cols, team, vector, [&](auto batch) {
         Slots<decltype(batch)> p, d;
-        batch.template load<ONCE>(p, y, from_acc<T>(0));
-        batch.template load<ONCE>(d, d_y, from_acc<T>(0));
+        batch.load(p, y, from_acc<T>(0));
+        batch.load(d, d_y, from_acc<T>(0));
         batch.store(d_x, [&](int u, int k) { return to_acc(p[u].at[k]) * (to_acc(d[u].at[k]) - dot); });
     });
 }

@@ -4,7 +4,7 @@
 //        8192 x 8192 f32 on an H200: 0.81 GB, 0.19 ms
 // grid   norm_bwd: as many blocks as are resident; a team of `lanes` threads (up to a warp, or a block) per row, VECS·N columns
 //        to a thread, whose sums stay in registers. With `vector` (every row starts at a multiple of 16 bytes) the next row
-//        comes into shared memory meanwhile. Then norm_bwd_sums. Rows too wide for that: norm_bwd_rows, norm_bwd_columns, sums
+//        is copied to shared memory meanwhile. Then norm_bwd_sums. Rows too wide for that: norm_bwd_rows, norm_bwd_columns, sums
 // order  each team its rows in turn, teams in turn, then norm_bwd_sums adds the blocks in a fixed tree: repeatable on one kind
 //        of device
 #include "common/async_copy.cuh"
@@ -200,8 +200,8 @@ KERNEL __launch_bounds__(512, 1) norm_bwd_rows(ARGS, u32 vector) {
     LongSum sum, dot;
     stream(row, (i64)cols, team, vector, [&](auto batch) {
         Slots<decltype(batch)> a, b;
-        batch.template load<AGAIN>(a, row, from_acc<T>(0));
-        batch.template load<AGAIN>(b, d, from_acc<T>(0));
+        batch.load(a, row, from_acc<T>(0));
+        batch.load(b, d, from_acc<T>(0));
         Acc part = 0, part_dot = 0;
 #pragma unroll
         for (int u = 0; u < batch.COUNT; u++) {
@@ -220,8 +220,8 @@ KERNEL __launch_bounds__(512, 1) norm_bwd_rows(ARGS, u32 vector) {
     const Acc mean_dot = team_sum(dot.total(), team.lanes, shared[1]) / (Acc)cols;
     stream(row, (i64)cols, team, vector, [&](auto batch) {
         Slots<decltype(batch)> a, b;
-        batch.template load<ONCE>(a, row, from_acc<T>(0));
-        batch.template load<ONCE>(b, d, from_acc<T>(0));
+        batch.load(a, row, from_acc<T>(0));
+        batch.load(b, d, from_acc<T>(0));
         batch.store(out, [&](int u, int k) {
             const Acc g = to_acc(b[u].at[k]) * weight_at(batch.column(u) + k), hat = (to_acc(a[u].at[k]) - m) * r;
             return (g - mean_g - hat * mean_dot) * r;

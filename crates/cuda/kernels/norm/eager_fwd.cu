@@ -3,7 +3,7 @@
 // moves  2·rows·cols·sizeof(T) bytes, with `other` twice that; bound: memory. 16384 x 4096 bf16 on an H200: 0.27 GB, 0.063 ms.
 //        _any reads a row two or (LAYER) three times, after the first time mostly from L2
 // grid   _held: a team of `lanes` threads (up to a warp, or a block) per row, VECS·16 bytes of it in a thread's registers;
-//        rows, weight and bias start at multiples of 16 bytes, or (_edges) all rows equally far from one; up to 512 threads,
+//        rows, weight and bias start at multiples of 16 bytes, or (_edges) all rows start at the same offset from one; up to 512 threads,
 //        640 with 8 vectors (not _edges; _add has up to 4). _whole: a block a row, of 64, 128, 256 or 512 threads that all
 //        have 4 vectors. _any: any length, any address
 // order  a thread its columns in turn, then pairs at fixed distances: repeatable. Variance from deviations: no digits lost to
@@ -61,7 +61,7 @@ template <bool PACKED> DEVICE void weights(T (&w)[N], const T* from, int c, Acc 
     }
 }
 
-// The weights of a row are on their way while it is summed: 0.1284 against 0.1304 ms, 8192² f32. More vectors leave no registers.
+// The weights of a row are loaded while it is summed: 0.1284 against 0.1304 ms, 8192² f32. More vectors leave no registers.
 constexpr bool EARLY = sizeof(T) == 4 ? VECS <= 4 : VECS <= 2;
 constexpr bool WHOLE_EARLY = sizeof(T) == 4;
 struct Weights {
@@ -145,10 +145,10 @@ template <bool OTHER, bool PACKED> DEVICE void held(const Norm& p) {
 }
 
 // A row that fills a power of two of warps to the last vector, LAYER or not: no part of a row is missing anywhere, and mean and
-// squares travel together, so that threads meet once. On an H200 8192² f32 0.1332 instead of 0.1365 ms, a copy 0.1312.
+// squares travel together, so that one barrier is enough. On an H200 8192² f32 0.1332 instead of 0.1365 ms, a copy 0.1312.
 //
-// Squares are those of deviations from the mean of the elements they are of; of two equal parts with means a and b apart they
-// make those of the whole: q + q' + (a - b)²·n/2, n elements each.
+// Squares are sums of squared deviations from the mean of their own elements. Two parts of n elements with means a and b and sums
+// q and q' make q + q' + (a - b)²·n/2 of the whole.
 struct Part {
     Acc mean, squares;
     DEVICE void join(Part other, Acc n) {
@@ -245,8 +245,8 @@ DEVICE void any(const Norm& p) {
         T* sums = p.sums + start;
         stream(x, cols, team, p.vector, [&](auto batch) {
             Slots<decltype(batch)> a, b;
-            batch.template load<ONCE>(a, x, from_acc<T>(0));
-            batch.template load<ONCE>(b, other, from_acc<T>(0));
+            batch.load(a, x, from_acc<T>(0));
+            batch.load(b, other, from_acc<T>(0));
             batch.store(sums, [&](int u, int k) { return to_acc(a[u].at[k]) + to_acc(b[u].at[k]); });
         });
         x = sums;  // each thread reads back what it wrote itself
@@ -256,7 +256,7 @@ DEVICE void any(const Norm& p) {
     LongSum sum;
     stream(x, cols, team, p.vector, [&](auto batch) {
         Slots<decltype(batch)> s;
-        batch.template load<AGAIN>(s, x, from_acc<T>(0));
+        batch.load(s, x, from_acc<T>(0));
         Acc part = 0;
 #pragma unroll
         for (auto& slot : s)
@@ -269,7 +269,7 @@ DEVICE void any(const Norm& p) {
     LongSum squares;
     stream(x, cols, team, p.vector, [&](auto batch) {
         Slots<decltype(batch)> s;
-        batch.template load<AGAIN>(s, x, from_acc<T>(mean));
+        batch.load(s, x, from_acc<T>(mean));
         Acc part = 0;
 #pragma unroll
         for (int u = 0; u < batch.COUNT; u++) {
@@ -287,7 +287,7 @@ DEVICE void any(const Norm& p) {
     T* y = p.y + start;
     stream(x, cols, team, p.vector, [&](auto batch) {
         Slots<decltype(batch)> s;
-        batch.template load<ONCE>(s, x, from_acc<T>(0));
+        batch.load(s, x, from_acc<T>(0));
         batch.store(y, [&](int u, int k) {
             const i64 c = batch.column(u) + k;
             const Acc w = p.weight ? to_acc(p.weight[c]) : Acc(1), b = LAYER && p.bias ? to_acc(p.bias[c]) : Acc(0);

@@ -1,5 +1,5 @@
 // The backward of rows normalised by their mean and variance (CENTRED), or by their root mean square: what norm/layernorm_bwd.cu and
-// norm/rmsnorm_bwd.cu share. They say which, before they include this.
+// norm/rmsnorm_bwd.cu share. They define CENTRED before they include this.
 // moves  (3 or, adding, 4)·rows·width·sizeof(ACT) bytes and the partial sums; bound: memory
 // grid   with WIDTH (needs WIDTH % 8 == 0): as many blocks as the device holds, a group of GROUP warps per row, column
 //        sums kept in registers, one partial row per block. Without: rows, then columns
@@ -84,13 +84,13 @@ DEVICE void fetch(Row& r, const Backward& p, u32 row, int first) {
     }
 }
 
-// Makes the compiler forget what it derived from v: converting again costs less than registers to remember it in.
+// Makes the compiler forget what it derived from v: converting again is cheaper than the registers to keep it in.
 template <class T> DEVICE void forget(Vec<T>& v) {
     uint4& q = *reinterpret_cast<uint4*>(&v);
     asm volatile("" : "+r"(q.x), "+r"(q.y), "+r"(q.z), "+r"(q.w));
 }
 
-// What the warps of a row tell each other.
+// What the warps of a row exchange.
 struct alignas(4 * SUMS) Told {
     float at[SUMS];
 };

@@ -1,5 +1,5 @@
 // Rows normalised by their mean and variance (CENTRED), or by their root mean square: what norm/layernorm.cu and norm/rmsnorm.cu share.
-// They say which, before they include this.
+// They define CENTRED before they include this.
 // grid   a warp per row. With WIDTH the row stays in registers; needs WIDTH % 8 == 0. Without, any width, the row is
 //        read again for each pass
 // order  lanes in turn, then a butterfly: repeatable. Variance from deviations: no digits lost to a large mean

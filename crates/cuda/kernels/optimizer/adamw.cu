@@ -1,7 +1,7 @@
 // adamw: g = grad·min(1, grad_clip/(norm + 1e-6)), m = β₁m + (1-β₁)g, v = β₂v + (1-β₂)g²,
 //        w = w - lr·wd·w - lr·(m/(1-β₁ᵗ)) / (√(v/(1-β₂ᵗ)) + eps) over flat pools; a norm that is not finite or a
 //        halt that is not 0 changes nothing
-//        PARAM weights, GRAD gradients; MASTER float or i16, what bf16 weights lack of it; MOMENT float or bf16
+//        PARAM weights, GRAD gradients; MASTER float, or i16: the bits of it that bf16 weights lack; MOMENT float or bf16
 // moves  n·(sizeof(GRAD) + 2·sizeof(MASTER) + 4·sizeof(MOMENT)) bytes, with bf16 parameters 2·n more, with i16 4·n; bound: memory
 // grid   a block takes 2048 elements, a thread 8: 4 of each half, so that every access of a warp is one stretch, or 8 in a
 //        row where state has 16 bits, so that its accesses have 16 bytes; any n

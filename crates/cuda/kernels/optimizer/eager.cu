@@ -43,7 +43,7 @@ KERNEL __launch_bounds__(THREADS)
         store(v + i, two);
         return;
     }
-    // Without vectors neighbouring threads take neighbouring elements; the end of a vector is one thread's.
+    // Without vectors neighbouring threads take neighbouring elements; one thread takes the elements after the last vector.
     const u64 begin = aligned ? i : first + threadIdx.x, end = min(n, aligned ? i + N : first + THREADS * N);
     for (u64 e = begin; e < end; e += aligned ? 1 : THREADS) update(param[e], grad[e], m[e], v[e], k);
 }

@@ -1,5 +1,5 @@
 // gemm: C = alpha*A.B + beta*C of f32, A (M,K), B (K,N), C (M,N) row-major, `batch` of each one after the other: what
-// runs where there is no cuBLASLt. A and B may lie transposed: elements are a_row and a_col, b_row and b_col apart.
+// runs where there is no cuBLASLt. A and B may be stored transposed: elements are a_row and a_col, b_row and b_col apart.
 //
 // bound  FMA; reads A N/TILE times and B M/TILE times
 // grid   one block of 256 threads per tile of TILE rows and columns of C, 4x4 elements per thread; any sizes

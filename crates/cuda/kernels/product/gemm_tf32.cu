@@ -6,7 +6,7 @@
 // order  terms in turn by 32, sums of 32 added by rounded additions; slices go to `parts` and are added in turn by
 //        gemm_tf32_sum; no atomics: bitwise repeatable
 //
-// ALONG_A and ALONG_B say of an operand in memory whether terms lie side by side. Rows of the mma are columns of d (b's), so that
+// ALONG_A and ALONG_B say whether terms of an operand are side by side in memory. Rows of the mma are columns of d (b's), so that
 // its neighbours are d's.
 #define TERMS 3
 #include "product/gemm_tf32.cuh"

@@ -1,7 +1,7 @@
 // What the kernels of f32 products share: tiles in shared memory, which tile a block has, and the sum of slices.
 //
 // An operand's tile is TILE positions (rows or columns of the result) by DEPTH terms, rows of 16-byte chunks: a row is a position
-// where terms lie side by side in memory (ALONG), else a term. Chunks are exchanged by row, so that what 8 lanes read is in different
+// if terms are side by side in memory (ALONG), else a term. Chunks are permuted by row, so that what 8 lanes read is in different
 // banks.
 #pragma once
 

@@ -1,13 +1,13 @@
 // gemm_tf32_wgmma: what product/gemm_tf32.cu computes, by warpgroups; Hopper only
 //
 // moves  4*(m*k*n/128 + n*k*m/128) bytes through the caches; bound: tensor cores
-// grid   a block on each multiprocessor walks over tiles of 128 by 128 and slices: four warps bring operands, STAGES steps of 32 terms
-//        ahead, two groups of four multiply 64 by 128 each; sizes as in product/gemm_tf32.cu
+// grid   a persistent block on each multiprocessor walks over tiles of 128 by 128 and slices: four producer warps load operands,
+//        STAGES stages of 32 terms ahead, two consumer warpgroups multiply 64 by 128 each; sizes as in product/gemm_tf32.cu
 // order  as in product/gemm_tf32.cu: terms in turn by 32, sums of 32 added by rounded additions; repeatable
 //
-// Products take the right operand (a, columns) from shared memory and only with terms side by side: the warps that bring it read
-// it into registers a step ahead, split it, turn it where it lies across, and store both parts. The left one (b, rows) is copied as it
-// is, and split in the registers of those who multiply.
+// wgmma takes the right operand (a, columns) from shared memory, and only with terms side by side: the producers read it into
+// registers a step ahead, split it, transpose it if necessary, and store both parts. The left operand (b, rows) is copied as it is
+// and split in the registers of the consumers.
 #define TERMS 3
 #include "product/gemm_tf32.cuh"
 #include "common/hopper.cuh"
@@ -19,20 +19,11 @@ constexpr int THREADS = 3 * GROUP;
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr int STAGES = 4;
 constexpr u32 STAGE = 3 * BYTES;  // big and small parts of a, then b
-constexpr int FEW = 96, MANY = 200;  // registers of a thread that brings, and of one that multiplies: together those of the block
+constexpr int FEW = 96, MANY = 200;  // registers of a producer and of a consumer thread: together those of the block
 
-extern __shared__ uint4 shared[];  // up to the next multiple of 1024: nothing; then stages
+extern __shared__ uint4 shared[];  // from the next multiple of 1024 on: stages
 
-// Which stage is next, and how often all were gone through.
-struct Turn {
-    u32 stage = 0, round = 0;
-    DEVICE void next() {
-        if (++stage == STAGES) {
-            stage = 0;
-            round ^= 1;
-        }
-    }
-};
+using Turn = PipelineState<STAGES>;
 
 struct Operands {
     const float *a, *b;
@@ -43,7 +34,7 @@ struct Operands {
     DEVICE Place place(u32 index) const { return place_of(index, m, n, k, span); }
 };
 
-// A thread's chunks of a stage of a: where terms lie along, chunk i%8 of rows i/8 + 16j; else terms 4(i%8).. of positions 4(i/8)..
+// A thread's chunks of a stage of a: if terms are along rows, chunk i%8 of rows i/8 + 16j; else terms 4(i%8).. of positions 4(i/8)..
 // and 64 further.
 struct Chunks {
     Vec<float> at[8];
@@ -76,7 +67,7 @@ struct Chunks {
     }
 };
 
-DEVICE void bring(const Operands& op, u32 stages, u32 full, u32 empty) {
+DEVICE void produce(const Operands& op, u32 stages, u32 full, u32 empty) {
     Turn turn;
     Chunks chunks;
     u32 index = blockIdx.x;
@@ -129,16 +120,16 @@ DEVICE void multiply(const Operands& op, float* d, float* parts, const float* bi
 #pragma unroll
             for (int s = 0; s < DEPTH / 8; ++s) left(x[s], a + 2 * BYTES, row, s);
             float part[64];
-            product_fence();
+            wgmma_fence();
 #pragma unroll
             for (int s = 0; s < DEPTH / 8; ++s) {
-                u64 big = operand(a + 32 * s, 16), small = operand(a + BYTES + 32 * s, 16);
-                product_tf32(part, x[s].small, big, s > 0);
-                product_tf32(part, x[s].big, small, 1);
-                product_tf32(part, x[s].big, big, 1);
+                u64 big = matrix_descriptor(a + 32 * s, 16), small = matrix_descriptor(a + BYTES + 32 * s, 16);
+                wgmma_tf32(part, x[s].small, big, s > 0);
+                wgmma_tf32(part, x[s].big, small, 1);
+                wgmma_tf32(part, x[s].big, big, 1);
             }
-            product_commit();
-            product_wait<0>();
+            wgmma_commit();
+            wgmma_wait<0>();
             hold(part);
             if (lane() == 0) barrier_arrive(empty + 8 * turn.stage);
 #pragma unroll
@@ -176,7 +167,7 @@ KERNEL __launch_bounds__(THREADS, 1)
     u32 full = shared_address(barriers), empty = full + 8 * STAGES;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
-            barrier_init(full + 8 * s, 2 * GROUP);  // each thread that brings, for copies and for stores
+            barrier_init(full + 8 * s, 2 * GROUP);  // every producer thread, once for its copies and once for its stores
             barrier_init(empty + 8 * s, 2 * GROUP / WARP);
         }
         barrier_init_fence();
@@ -185,7 +176,7 @@ KERNEL __launch_bounds__(THREADS, 1)
     Operands op{a, b, m, n, k, lda, ldb, span, count};
     if (threadIdx.x < GROUP) {
         fewer_registers<FEW>();
-        bring(op, stages, full, empty);
+        produce(op, stages, full, empty);
     } else {
         more_registers<MANY>();
         multiply(op, d, parts, bias, adds, stages, full, empty);

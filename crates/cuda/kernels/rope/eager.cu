@@ -1,4 +1,4 @@
-// rope: y = x (B,S,H,D) with pairs of each head turned by the angle of their position: (a c - b s, a s + b c), or with
+// rope: y = x (B,S,H,D) with pairs of each head rotated by the angle of their position: (a c - b s, a s + b c), or with
 // BACK the other way. INTERLEAVED pairs are 2i and 2i + 1, others i and i + D/2. cos and sin are (S, D/2)
 //
 // moves  2·B·S·H·D·sizeof(T); the tables come from L1 and L2. Bound: memory

@@ -1,4 +1,4 @@
-// rope: turns each head of queries and keys of qkv (B,T,W) in place: of a head's channels the pair (i, i + HD/2) becomes
+// rope: rotates each head of queries and keys of qkv (B,T,W) in place: of a head's channels the pair (i, i + HD/2) becomes
 //       (a·cos - b·sin, a·sin + b·cos), with `sign` -1 the other way; row p of the tables (P,HD/2) is that of position p
 // moves  2·B·T·(NH + NKV)·HD·sizeof(ACT) bytes; the tables come from L2. Bound: memory
 // grid   a thread per vector of pairs with VECTORS (needs HD/2 % (16 / sizeof(ACT)) == 0), else per pair; any shape

@@ -22,7 +22,7 @@ KERNEL __launch_bounds__(512, 2) argmax(i32* out, const T* logits, u64 rows, u64
     u64 best = 0;
     stream(row, cols, team, 1, [&](auto batch) {
         Slots<decltype(batch)> s;
-        batch.template load<ONCE>(s, row, from_acc<T>(-infinity()));
+        batch.load(s, row, from_acc<T>(-infinity()));
 #pragma unroll
         for (int u = 0; u < batch.COUNT; u++) {
             if (!batch.has(u)) continue;
