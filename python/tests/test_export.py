@@ -251,7 +251,8 @@ def test_rewrite_key(small: Exported, tmp_path):
         (["--model", "nowhere.toml"], "cannot read"),
         (["--model", "n_layer=1,n_head=3,n_embd=8"], "n_head is 3, expected a divisor of n_embd, 8"),
         (["--model", SMALL, "--seq", "4", "--lr", "1e30"], "not finite"),
-        (["--model", "n_layer=1,n_head=1,n_embd=1000000000"], "out of memory"),
+        (["--model", "n_layer=1,n_head=1,n_embd=500,vocab_size=2147483519"], "out of memory"),
+        (["--model", "n_layer=1,n_head=1,n_embd=1000000000"], "expected at most 2^40"),
         ([], "no --model"),
     ],
 )
