@@ -58,7 +58,7 @@ fn a_run_is_not_overwritten_unasked() {
     place.refuses(&format!("train {TINY} --out run"), &["run: holds a run already", "--overwrite"]);
     place.does(&format!("train {TINY} --steps 1 --out run --overwrite"));
     let onto_itself = "train --init run --batch 2 --seq 16 --steps 1 --out run --overwrite";
-    place.refuses(onto_itself, &["--init lies inside --out"]);
+    place.refuses(onto_itself, &["--init is inside --out"]);
     assert_eq!(place.metrics("run").len(), 1);
     assert!(!place.path("run/samples/step-000006.txt").exists(), "a sample of the run before");
     assert!(!place.path("run/previous").exists(), "the new run has a checkpoint");
@@ -288,7 +288,7 @@ fn every_step_has_its_own_time() {
 #[test]
 fn a_run_that_diverges_fails_and_keeps_its_log() {
     let place = Place::new();
-    let done = place.runs(&format!("train {TINY} --lr 1e9 --out run"));
+    let done = place.runs(&format!("train {TINY} --lr 1e9 --warmup 1 --out run"));
     assert_eq!(done.code, Some(1), "{}", done.stderr);
     let last = done.stderr.lines().last().unwrap();
     // step 0 makes the weights huge; two steps are skipped, then the validation shows it
@@ -363,7 +363,7 @@ fn a_mixture_writes_how_its_tokens_spread() {
     }
     assert!(place.path("run/experts.svg").exists());
     let text = place.does("generate --model run --tokens 5 --json g.json");
-    assert!(text.stderr.is_empty(), "{}", text.stderr);
+    assert_eq!(text.stderr, "model: run/checkpoints/step-000003\n");
 }
 
 #[test]

@@ -279,7 +279,7 @@ impl fmt::Display for Verdict<'_> {
                 }
                 if let Some(row) = report.closest() {
                     let (ratio, name) = (100.0 * row.comparison.ratio, &row.name);
-                    write!(f, "\nclosest to what it is allowed: {name}, {ratio:.0} % of it used")?;
+                    write!(f, "; at most {ratio:.0} % of what is allowed used, in {name}")?;
                 }
                 report.reasons(f)
             }
