@@ -1,6 +1,6 @@
 //! What an error means to a caller: the one place that knows the codes of the driver and of the libraries.
 
-use crate::Error;
+use super::Error;
 
 /// What a caller can do about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

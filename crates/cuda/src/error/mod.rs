@@ -1,5 +1,9 @@
 //! The error type of this crate.
 
+mod kind;
+
+pub use kind::ErrorKind;
+
 use std::path::PathBuf;
 
 /// Result with this crate's [`Error`].
@@ -82,39 +86,16 @@ pub enum Error {
     Core(#[from] ironhorse_core::Error),
 }
 
-/// Driver codes that say that there is no device to use; all others mean that one failed.
-const NO_DEVICE: [&str; 8] = [
-    "CUDA_ERROR_NO_DEVICE",
-    "CUDA_ERROR_INVALID_DEVICE",
-    "CUDA_ERROR_DEVICE_NOT_LICENSED",
-    "CUDA_ERROR_DEVICE_UNAVAILABLE",
-    "CUDA_ERROR_NOT_INITIALIZED",
-    "CUDA_ERROR_SYSTEM_NOT_READY",
-    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
-    "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
-];
-/// `CUBLAS_STATUS_ALLOC_FAILED`.
-const CUBLAS_ALLOC_FAILED: i64 = 3;
-
 impl From<Error> for ironhorse_core::Error {
     fn from(error: Error) -> Self {
-        let (engine, what) = ("cuda", error.to_string());
-        match error {
-            Error::Core(error) => error,
-            Error::Input(what) => Self::Input(what),
-            Error::LibraryMissing { .. } | Error::SymbolMissing { .. } | Error::NoDevice(_) => {
-                Self::NoDevice { engine, what }
-            }
-            Error::Driver { name, .. } if NO_DEVICE.contains(&name.as_str()) => {
-                Self::NoDevice { engine, what }
-            }
-            Error::Driver { name, .. } if name == "CUDA_ERROR_OUT_OF_MEMORY" => {
-                Self::OutOfMemory { engine, what }
-            }
-            Error::Library { library: "cuBLASLt", status: CUBLAS_ALLOC_FAILED, .. }
-            | Error::OutOfMemory(_) => Self::OutOfMemory { engine, what },
-            Error::Compile { .. } | Error::Unsupported(_) => Self::Unsupported { engine, what },
-            Error::Driver { .. } | Error::Library { .. } => Self::DeviceLost { engine, what },
+        let (engine, what, kind) = ("cuda", error.to_string(), error.kind());
+        match (error, kind) {
+            (Error::Core(error), _) => error,
+            (_, ErrorKind::NotFound) => Self::NoDevice { engine, what },
+            (_, ErrorKind::OutOfMemory) => Self::OutOfMemory { engine, what },
+            (_, ErrorKind::DeviceLost) => Self::DeviceLost { engine, what },
+            (_, ErrorKind::Unsupported) => Self::Unsupported { engine, what },
+            (_, ErrorKind::BadInput) => Self::Input(what),
         }
     }
 }
