@@ -43,7 +43,7 @@ class _Described:
 
 
 def _is_json(value: object) -> bool:
-    return isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
+    return isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class GPT2Config(_Described):
     n_layer: int  # L
     n_head: int  # NH
     n_embd: int  # C
+    act: str = "gelu"  # the activation of the MLP
 
     @property
     def kind(self) -> str:
@@ -79,7 +80,10 @@ class GPT2Config(_Described):
     def to_dict(self) -> dict[str, Any]:
         """The sizes as an answer key stores them, padded vocabulary included."""
         padded = {"padded_vocab_size": self.padded_vocab_size}
-        return {"max_seq_len": self.max_seq_len, "vocab_size": self.vocab_size} | padded | asdict(self)
+        table = {"max_seq_len": self.max_seq_len, "vocab_size": self.vocab_size} | padded | asdict(self)
+        if self.act == "gelu":  # what every GPT-2 was before there was a choice; files leave it out
+            del table["act"]
+        return table
 
     @staticmethod
     def parse(text: str) -> GPT2Config:

@@ -56,6 +56,8 @@ def write_model(path: Path | str, config: GPT2Config, params: Params, dtype: str
     if dtype not in VERSION_OF:
         raise FormatError(f"dtype '{dtype}'; a model file is f32 or bf16")
     config.validate()
+    if config.act != "gelu":
+        raise FormatError(f"{path}: a model .bin has GELU and no other activation, but this model has {config.act}")
     _check_shapes(config, params)
     sizes = (config.max_seq_len, config.vocab_size, config.n_layer, config.n_head, config.n_embd)
     with open(path, "wb") as file:

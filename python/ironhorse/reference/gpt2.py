@@ -2,7 +2,7 @@
 
     x = wte[tokens] + wpe[positions]
     for each layer:  x = x + c_proj(attention(c_attn(ln_1(x))))
-                     x = x + c_proj(gelu(c_fc(ln_2(x))))
+                     x = x + c_proj(act(c_fc(ln_2(x))))
     logits = ln_f(x) @ wteᵀ
 
 Shapes: B batch, T time, C width, NH heads, HD = C/NH, V vocabulary. Parameter names are Hugging Face's without
@@ -25,6 +25,12 @@ from ..config import NAMED, GPT2Config
 __all__ = ["GPT2", "GPT2Config", "NAMED", "causal_attention", "fused_attention"]
 
 Record = Callable[[str, Tensor], None]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+}
+"""The activations of the MLP, by the name that a description of the model gives them."""
+
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -68,14 +74,15 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
+        self.act = config.act
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
 
     def forward(self, x: Tensor, name: str, record: Record) -> Tensor:
         hidden = self.c_fc(x)
         record(f"{name}.c_fc", hidden)
-        active = F.gelu(hidden, approximate="tanh")
-        record(f"{name}.gelu", active)
+        active = ACTIVATIONS[self.act](hidden)
+        record(f"{name}.{self.act}", active)
         out = self.c_proj(active)
         record(f"{name}.c_proj", out)
         return out

@@ -67,6 +67,12 @@ impl Act {
     }
 }
 
+impl std::fmt::Display for Act {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// The names of the forward (0) or backward (1) ops of all activations.
 const fn op_names(which: usize) -> [&'static str; Act::ALL.len()] {
     let mut names = [""; Act::ALL.len()];

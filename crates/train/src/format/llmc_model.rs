@@ -10,6 +10,7 @@ use super::stacked::{Stacked, expect_numel, filled, total_elements};
 use super::{Elem, Sink, Source};
 use crate::model::{Gpt2Config, TensorSpec};
 use crate::{Error, Result};
+use ironhorse_core::op::Act;
 
 /// An open model file. Rows of `wte` beyond the vocabulary should be 0; whatever stands there is read as it is.
 #[derive(Debug)]
@@ -148,6 +149,12 @@ pub fn write_model_to(
     mut fill: impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
 ) -> Result<()> {
     config.validate()?;
+    if config.act != Act::Gelu {
+        return Err(Error::Unsupported(format!(
+            "a model .bin has GELU and no other activation, but this model has {}; write a Hugging Face folder",
+            config.act
+        )));
+    }
     let version = match options.elem {
         Elem::F32 => 3,
         Elem::BF16 => 5,

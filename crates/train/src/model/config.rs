@@ -246,6 +246,12 @@ impl ModelConfig {
     /// of that family is accepted.
     pub fn from_text(text: &str, notation: Notation, kind: Option<&str>) -> Result<Self> {
         let unknown_kind = |kind: &str| Err(Error::input(KIND, format!("{kind:?}"), Self::kinds()));
+        if let Some((name, changes)) = text.split_once(',').filter(|_| notation == Notation::Line)
+            && !name.contains('=')
+            && !changes.trim().is_empty()
+        {
+            return Self::changed(name.trim(), changes, kind);
+        }
         if notation == Notation::Line && !text.contains('=') {
             let config = Self::of_name(text.trim())?;
             return match kind {
@@ -282,7 +288,24 @@ impl ModelConfig {
         Self::from_toml(&text).map_err(|error| error.in_file(path))
     }
 
-    /// A named model or sizes in one line: `d12`, `gpt2`, `moe-tiny`, `n_layer=3,n_head=5,n_embd=40`,
+    /// A named model with some of its fields changed: `d12` and `act=relu2`.
+    fn changed(name: &str, changes: &str, kind: Option<&str>) -> Result<Self> {
+        let named = Self::of_name(name)?;
+        let changes = Notation::Line.pairs(changes)?;
+        let keys = Self::keys(named.kind());
+        let field = |key: &str| keys.iter().position(|names| names.contains(&key));
+        let mut pairs = Notation::Json.pairs(&named.to_json().to_string())?;
+        pairs.retain(|(key, _)| !changes.iter().any(|(changed, _)| field(changed) == field(key)));
+        if changes.iter().any(|(key, _)| field(key) == field("vocab_size")) {
+            pairs.retain(|(key, _)| key != "padded_vocab_size"); // follows from the vocabulary
+        }
+        pairs.extend(changes);
+        let kind = kind.unwrap_or(named.kind());
+        Self::of_kind(kind, &pairs)
+            .unwrap_or_else(|| Err(Error::input(KIND, format!("{kind:?}"), Self::kinds())))
+    }
+
+    /// A named model or sizes in one line: `d12`, `gpt2`, `moe-tiny`, `d12,context=2048`, `n_layer=3,n_head=5,n_embd=40`,
     /// `hidden=64,n_layer=2,n_head=4,n_experts=4,top_k=2,ffn=256`.
     pub fn parse(text: &str) -> Result<Self> {
         Self::from_text(text, Notation::Line, None)
@@ -347,7 +370,10 @@ impl ModelConfig {
 
     /// The sizes in one line, as [`ModelConfig::parse`] reads them.
     pub fn to_line(&self) -> String {
-        let pairs = self.to_map().into_iter().map(|(key, value)| format!("{key}={value}"));
+        let pairs = self.to_map().into_iter().map(|(key, value)| match value {
+            Value::String(word) => format!("{key}={word}"),
+            value => format!("{key}={value}"),
+        });
         pairs.collect::<Vec<_>>().join(",")
     }
 }

@@ -139,3 +139,17 @@ fn a_kind_may_be_demanded() {
     assert!(text("C=24,L=3,NH=6", "moe").starts_with("ffn|ffn_dim|intermediate_size|F is missing"));
     assert_eq!(read("C=24,L=3,NH=6", "gpt2").unwrap().kind(), "gpt2");
 }
+
+#[test]
+fn a_named_model_may_be_changed() {
+    let parse = |text: &str| ModelConfig::parse(text).map_err(|error| error.to_string());
+    let longer = Gpt2Config { max_seq_len: 2048, ..Gpt2Config::new(1024, 50257, 12, 12, 768) };
+    assert_eq!(parse("d12, context=2048").unwrap(), longer.into());
+    assert_eq!(parse("d12,vocab=1000").unwrap().padded_vocab_size(), 1024);
+    assert_eq!(parse("moe-tiny,K=1").unwrap().to_json()["top_k"], 1);
+    assert_eq!(parse("d12,act=gelu").unwrap(), parse("d12").unwrap());
+    assert_eq!(parse("d12,act=tanh").unwrap_err(), "act is \"tanh\", expected gelu");
+    assert!(parse("d13,act=gelu").unwrap_err().starts_with("unknown model `d13`"));
+    // gelu is what every file without the key means, so files with it stay as they were
+    assert!(parse("d12").unwrap().to_json().get("act").is_none());
+}

@@ -3,6 +3,7 @@
 
 use super::notation::{Given, KIND, Pairs};
 use crate::{Error, Result};
+use ironhorse_core::op::Act;
 use serde_json::{Map, Value, json};
 
 /// One field of the description of `C`.
@@ -19,6 +20,8 @@ pub(crate) struct Field<C> {
     pub set: fn(&mut C, &Given) -> Option<()>,
     /// The value as JSON.
     pub get: fn(&C) -> Value,
+    /// Whether our files leave the field out: its value is the one that models had before the field existed.
+    pub omitted: fn(&C) -> bool,
     /// The value as errors show it.
     pub show: fn(&C) -> String,
     /// What is expected instead, if the value is out of range.
@@ -59,6 +62,10 @@ pub(crate) trait FieldValue: Copy + std::fmt::Display {
     fn read(given: &Given) -> Option<Self>;
     /// As JSON.
     fn json(self) -> Value;
+    /// See [`Field::omitted`].
+    fn omitted(self) -> bool {
+        false
+    }
 }
 
 impl FieldValue for usize {
@@ -102,6 +109,26 @@ impl FieldValue for f64 {
     }
 }
 
+impl FieldValue for Act {
+    const BLANK: Self = Self::Gelu;
+
+    fn expected() -> String {
+        Self::ALL.iter().map(|act| act.name()).collect::<Vec<_>>().join(" or ")
+    }
+
+    fn read(given: &Given) -> Option<Self> {
+        Self::parse(given.word()?)
+    }
+
+    fn json(self) -> Value {
+        json!(self.name())
+    }
+
+    fn omitted(self) -> bool {
+        self == Self::Gelu
+    }
+}
+
 /// Declares a configuration and its table. Each field: its type and default (`None` if it must be given), its other
 /// spellings, its keys in a Hugging Face `config.json`, and its range.
 macro_rules! described {
@@ -126,6 +153,7 @@ macro_rules! described {
                     Some(())
                 },
                 get: |config| $crate::model::describe::FieldValue::json(config.$name),
+                omitted: |config| $crate::model::describe::FieldValue::omitted(config.$name),
                 show: |config| config.$name.to_string(),
                 problem: |config| ($range)(config.$name),
             }),*];
@@ -261,5 +289,6 @@ pub(crate) fn read<C: Described>(pairs: &Pairs) -> Result<C> {
 
 /// The inverse of [`read`]: every field under its key.
 pub(crate) fn to_json<C: Described>(config: &C) -> Map<String, Value> {
-    C::FIELDS.iter().map(|field| (field.names[0].to_owned(), (field.get)(config))).collect()
+    let told = C::FIELDS.iter().filter(|field| !(field.omitted)(config));
+    told.map(|field| (field.names[0].to_owned(), (field.get)(config))).collect()
 }

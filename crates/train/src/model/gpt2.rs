@@ -27,6 +27,8 @@ described! {
         n_head: usize = None, ["heads", "NH"], hf ["n_head"], size(1, MAX_SIZE);
         /// Channels (C).
         n_embd: usize = None, ["width", "d_model", "C"], hf ["n_embd"], size(1, MAX_SIZE);
+        /// The activation of the MLP.
+        act: Act = Some(Act::Gelu), [], hf ["activation_function"], |_| None;
     }
 }
 
@@ -151,7 +153,7 @@ impl Gpt2Config {
             norm_eps: LAYERNORM_EPS,
             vocab: [self.vocab_size, self.padded_vocab_size],
             ffn: 4 * self.n_embd,
-            mlp: MlpKind::Plain(Act::Gelu),
+            mlp: MlpKind::Plain(self.act),
         }
     }
 }

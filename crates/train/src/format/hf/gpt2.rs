@@ -2,11 +2,15 @@
 
 use std::path::Path;
 
+use ironhorse_core::op::Act;
 use serde_json::{Map, Value, json};
 
 use super::config_json::Family;
 use crate::model::{Gpt2Config, ModelConfig};
 use crate::{Error, Result};
+
+/// The key of the activation.
+const ACTIVATION: &str = "activation_function";
 
 pub(super) struct Gpt2;
 
@@ -24,13 +28,28 @@ impl Family for Gpt2 {
 
     fn settings() -> Vec<(&'static str, Vec<Value>)> {
         vec![
-            ("activation_function", vec![json!("gelu_new"), json!("gelu_pytorch_tanh")]),
             ("layer_norm_epsilon", vec![json!(1e-5)]),
             ("tie_word_embeddings", vec![json!(true)]),
             ("scale_attn_weights", vec![json!(true)]),
             ("scale_attn_by_inverse_layer_idx", vec![json!(false)]),
             ("add_cross_attention", vec![json!(false)]),
         ]
+    }
+
+    fn prepare(map: &mut Map<String, Value>, path: &Path) -> Result<()> {
+        // What we call gelu is its tanh form, which transformers calls gelu_new; its gelu is the exact one.
+        let theirs = |act: &Act| if *act == Act::Gelu { "gelu_new" } else { act.name() };
+        let found = map.entry(ACTIVATION).or_insert(json!("gelu_new"));
+        if *found == "gelu_pytorch_tanh" {
+            *found = json!("gelu_new");
+        }
+        let Some(act) = Act::ALL.iter().find(|act| *found == theirs(act)) else {
+            let known: Vec<_> = Act::ALL.iter().map(|act| format!("{:?}", theirs(act))).collect();
+            let expected = format!("{} or \"gelu_pytorch_tanh\"", known.join(" or "));
+            return Err(Error::field(path, ACTIVATION, found, expected));
+        };
+        *found = json!(act.name());
+        Ok(())
     }
 
     fn check(map: &Map<String, Value>, config: &Gpt2Config, path: &Path) -> Result<()> {
@@ -41,11 +60,11 @@ impl Family for Gpt2 {
         }
     }
 
-    fn template(_config: &Gpt2Config) -> Value {
+    fn template(config: &Gpt2Config) -> Value {
         json!({
             "architectures": null,
             "model_type": null,
-            "activation_function": "gelu_new",
+            ACTIVATION: if config.act == Act::Gelu { "gelu_new" } else { config.act.name() },
             "attn_pdrop": 0.0,
             "embd_pdrop": 0.0,
             "resid_pdrop": 0.0,

@@ -55,7 +55,7 @@ impl Decoder {
             act
         } else {
             let out = self.net.tokens_by(self.plan.ffn);
-            self.net.b.at(self.name(l, "mlp.gelu"));
+            self.net.b.at(self.name(l, &format!("mlp.{}", pre.act)));
             self.net.b.push(ActFwd { out, inp: pre.slot, act: pre.act })?;
             out
         };

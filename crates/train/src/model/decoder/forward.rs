@@ -76,7 +76,7 @@ impl Decoder {
         match self.layers[l].mlp {
             Mlp::Plain { act: f, fc: Linear { weight, bias }, proj } => {
                 let [pre, act] = [(); 2].map(|()| self.net.tokens_by(ffn));
-                let [fc, gelu] = ["mlp.c_fc", "mlp.gelu"].map(|part| self.name(l, part));
+                let [fc, after] = [self.name(l, "mlp.c_fc"), self.name(l, &format!("mlp.{f}"))];
                 self.net.b.at(&fc);
                 self.net.b.push(LinearFwd {
                     out: act,
@@ -86,7 +86,7 @@ impl Decoder {
                     bias,
                 })?;
                 self.net.b.name(fc, pre);
-                self.net.b.name(gelu, act);
+                self.net.b.name(after, act);
                 let out = self.net.linear(&self.name(l, "mlp.c_proj"), act, proj)?;
                 Ok((out, SavedMlp::Dense { pre, act }))
             }
