@@ -1,5 +1,6 @@
-"""What Rust implements (crates/py). Use `ironhorse.ops`, which has the documentation."""
+"""What Rust implements (crates/py). Use `ironhorse.ops`, `ironhorse.torch`, `ironhorse.jit` and `ironhorse.nn`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,6 @@ from numpy.typing import NDArray
 
 _F32 = NDArray[np.float32]
 _I32 = NDArray[np.int32]
-_U64 = NDArray[np.uint64]
 
 __version__: str
 
@@ -24,231 +24,33 @@ def torch_ops() -> list[tuple[str, str]]: ...
 def torch_register() -> None: ...
 def torch_call(name: str, args: tuple[Any, ...], /) -> list[Any]: ...
 def cuda_available() -> bool: ...
-def silu(x: _F32, out: _F32 | None = None, device: str = "auto") -> _F32: ...
-def gelu(x: _F32, out: _F32 | None = None, device: str = "auto") -> _F32: ...
-def add(a: _F32, b: _F32, out: _F32 | None = None, device: str = "auto") -> _F32: ...
-def mul(a: _F32, b: _F32, out: _F32 | None = None, device: str = "auto") -> _F32: ...
-def swiglu(gate: _F32, up: _F32, out: _F32 | None = None, device: str = "auto") -> _F32: ...
-def scale(x: _F32, out: _F32 | None, scale: float, device: str = "auto") -> _F32: ...
-def softmax(
-    x: _F32, out: _F32 | None = None, rows: int | None = None, cols: int | None = None, device: str = "auto"
-) -> _F32: ...
-def softmax_topk(
-    x: _F32,
-    weights: _F32 | None,
-    idx: _I32 | None,
-    rows: int | None,
-    cols: int | None,
-    k: int,
-    device: str = "auto",
-) -> tuple[_F32, _I32]: ...
-def rmsnorm(
-    x: _F32,
-    weight: _F32,
-    out: _F32 | None = None,
-    rows: int | None = None,
-    dim: int | None = None,
-    eps: float = 1e-6,
-    device: str = "auto",
-) -> _F32: ...
-def rmsnorm_residual(
-    x: _F32,
-    residual: _F32,
-    weight: _F32,
-    out: _F32 | None = None,
-    residual_out: _F32 | None = None,
-    rows: int | None = None,
-    dim: int | None = None,
-    eps: float = 1e-6,
-    device: str = "auto",
-) -> tuple[_F32, _F32]: ...
-def layernorm(
-    x: _F32,
-    weight: _F32,
-    bias: _F32,
-    out: _F32 | None = None,
-    rows: int | None = None,
-    dim: int | None = None,
-    eps: float = 1e-5,
-    device: str = "auto",
-) -> _F32: ...
-def gemm(
-    a: _F32,
-    b: _F32,
-    c: _F32 | None = None,
-    m: int | None = None,
-    n: int | None = None,
-    k: int | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    device: str = "auto",
-) -> _F32: ...
-def gemm_batched(
-    a: _F32,
-    b: _F32,
-    c: _F32 | None = None,
-    batch: int | None = None,
-    m: int | None = None,
-    n: int | None = None,
-    k: int | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    device: str = "auto",
-) -> _F32: ...
-def rope_freqs(
-    freqs: _F32 | None,
-    max_seq: int,
-    head_dim: int,
-    base: float = 10000.0,
-    alpha: float = 1.0,
-    device: str = "auto",
-) -> _F32: ...
-def rope_forward(
-    x: _F32,
-    freqs: _F32,
-    out: _F32 | None = None,
-    batch: int | None = None,
-    seq: int | None = None,
-    heads: int | None = None,
-    head_dim: int | None = None,
-    offset: int = 0,
-    half: bool = False,
-    device: str = "auto",
-) -> _F32: ...
-def rope_qk(
-    q: _F32,
-    k: _F32,
-    freqs: _F32,
-    q_out: _F32 | None = None,
-    k_out: _F32 | None = None,
-    batch: int | None = None,
-    seq: int | None = None,
-    q_heads: int | None = None,
-    kv_heads: int | None = None,
-    head_dim: int | None = None,
-    offset: int = 0,
-    half: bool = False,
-    device: str = "auto",
-) -> tuple[_F32, _F32]: ...
-def flash_attention(
-    q: _F32,
-    k: _F32,
-    v: _F32,
-    out: _F32 | None = None,
-    batch: int | None = None,
-    seq: int | None = None,
-    heads: int | None = None,
-    head_dim: int | None = None,
-    scale: float | None = None,
-    causal: bool = True,
-    device: str = "auto",
-) -> _F32: ...
-def cross_entropy_forward(
-    logits: _F32,
-    targets: _I32,
-    loss: _F32 | None = None,
-    log_probs: _F32 | None = None,
-    rows: int | None = None,
-    vocab: int | None = None,
-    device: str = "auto",
-) -> tuple[_F32, _F32]: ...
-def cross_entropy_backward(
-    log_probs: _F32,
-    targets: _I32,
-    d_logits: _F32 | None = None,
-    rows: int | None = None,
-    vocab: int | None = None,
-    scale: float | None = None,
-    device: str = "auto",
-) -> _F32: ...
-def aux_loss_forward(
-    probs: _F32,
-    idx: _I32,
-    aux: _F32 | None = None,
-    f_counts: _F32 | None = None,
-    p_means: _F32 | None = None,
-    rows: int | None = None,
-    experts: int | None = None,
-    k: int | None = None,
-    alpha: float = 0.01,
-    device: str = "auto",
-) -> tuple[_F32, _F32, _F32]: ...
-def scatter_add(
-    grad_out: _F32,
-    idx: _I32,
-    grad_weight: _F32,
-    n_idx: int | None = None,
-    dim: int | None = None,
-    device: str = "auto",
-) -> _F32: ...
-def adamw_step(
-    param: _F32,
-    grad: _F32,
-    m: _F32,
-    v: _F32,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    step: int,
-    n: int | None = None,
-    device: str = "auto",
-) -> _F32: ...
-def zero_grad(grad: _F32, n: int | None = None, device: str = "auto") -> _F32: ...
-def grad_clip(
-    grad: _F32,
-    partial: _F32 | None,
-    total_norm: _F32 | None,
-    clip: float,
-    n: int | None = None,
-    device: str = "auto",
-) -> _F32: ...
-def argmax(
-    logits: _F32, out: _I32 | None = None, rows: int | None = None, vocab: int | None = None, device: str = "auto"
-) -> _I32: ...
-def sample(
-    logits: _F32,
-    out: _I32 | None,
-    seeds: _U64,
-    rows: int | None = None,
-    vocab: int | None = None,
-    temperature: float = 1.0,
-    device: str = "auto",
-) -> _I32: ...
-def topk_sample(
-    logits: _F32,
-    out: _I32 | None,
-    seeds: _U64,
-    rows: int | None,
-    vocab: int | None,
-    k: int,
-    temperature: float = 1.0,
-    device: str = "auto",
-) -> _I32: ...
-def topp_sample(
-    logits: _F32,
-    out: _I32 | None,
-    seeds: _U64,
-    rows: int | None,
-    vocab: int | None,
-    p: float,
-    temperature: float = 1.0,
-    device: str = "auto",
-) -> _I32: ...
 
-# What ironhorse.nn is made of; arguments by position.
+# The functions of ironhorse.ops, by name; their types are in ops/__init__.pyi.
+OPS: dict[str, Callable[..., Any]]
+
+# What ironhorse.nn is made of.
 def nn_matmul(a: _F32, b: _F32, c: _F32 | None, transpose_a: bool, transpose_b: bool, device: str, /) -> _F32: ...
 def nn_grouped(x: _F32, weight: _F32, offsets: _I32, device: str, /) -> _F32: ...
 def nn_grouped_input(d_y: _F32, weight: _F32, offsets: _I32, device: str, /) -> _F32: ...
 def nn_grouped_weight(d_y: _F32, x: _F32, d_weight: _F32, offsets: _I32, device: str, /) -> _F32: ...
-def nn_rmsnorm(x: _F32, weight: _F32, eps: float, device: str, /) -> tuple[_F32, _F32]: ...
-def nn_rmsnorm_bwd(d_y: _F32, x: _F32, weight: _F32, rstd: _F32, device: str, /) -> tuple[_F32, _F32]: ...
-def nn_swiglu_bwd(d_y: _F32, gate: _F32, up: _F32, device: str, /) -> tuple[_F32, _F32]: ...
-def nn_rope(x: _F32, cos: _F32, sin: _F32, offset: int, back: bool, device: str, /) -> _F32: ...
-def nn_attention(q: _F32, k: _F32, v: _F32, heads: int, kv_heads: int, device: str, /) -> tuple[_F32, _F32]: ...
+def nn_rmsnorm(x: _F32, weight: _F32, *, eps: float = 1e-6, device: str = "auto") -> tuple[_F32, _F32]: ...
+def nn_rmsnorm_bwd(d_y: _F32, x: _F32, weight: _F32, rstd: _F32, *, device: str = "auto") -> tuple[_F32, _F32]: ...
+def nn_swiglu_bwd(d_y: _F32, gate: _F32, up: _F32, *, device: str = "auto") -> tuple[_F32, _F32]: ...
+def nn_rope(x: _F32, cos: _F32, sin: _F32, *, offset: int = 0, back: bool = False, device: str = "auto") -> _F32: ...
+def nn_attention(
+    q: _F32, k: _F32, v: _F32, *, heads: int, kv_heads: int, device: str = "auto"
+) -> tuple[_F32, _F32]: ...
 def nn_attention_bwd(
-    d_out: _F32, kept: tuple[_F32, _F32, _F32, _F32, _F32], heads: int, kv_heads: int, device: str, /
+    d_out: _F32,
+    q: _F32,
+    k: _F32,
+    v: _F32,
+    out: _F32,
+    lse: _F32,
+    *,
+    heads: int,
+    kv_heads: int,
+    device: str = "auto",
 ) -> tuple[_F32, _F32, _F32]: ...
 def nn_route(logits: _F32, k: int, /) -> tuple[_F32, _F32, _I32, _I32, _I32, _I32]: ...
 def nn_route_bwd(d_weights: _F32, probs: _F32, weights: _F32, experts: _I32, load: _F32, scale: float, /) -> _F32: ...

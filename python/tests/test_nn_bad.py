@@ -123,8 +123,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: MODEL.generate_top_k([1], 5, k=2.5), "TopKSampling: k is 2.5"),
     (lambda: MODEL.generate([1], 5.0), "max_len is 5.0, expected a whole number"),
     (lambda: MODEL.generate([1] * 17, 16), "`prompt` has 17 tokens, and max_seq_len is 16"),
-    (lambda: Linear(3, 4).forward([[1, 2, 3], [4]]), "Linear: `x` is no array; expected numbers, all rows"),
-    (lambda: MODEL.forward([[1, 2], [3]]), "MoETransformer: `x` is no array"),
+    (lambda: Linear(3, 4).forward([[1, 2, 3], [4]]), "Linear: `x` is not an array; expected numbers, all rows"),
+    (lambda: MODEL.forward([[1, 2], [3]]), "MoETransformer: `x` is not an array"),
     (lambda: Tensor([1]).silu(device=None), "silu: device is None"),
     (lambda: Tensor([1]).softmax(device=3), "softmax: device is 3"),
     (lambda: Tensor([[1]]).matmul(Tensor([[1]]), device=None), "matmul: device is None"),
@@ -140,7 +140,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: MODEL.load_tensors({n: p.data.astype(str) for n, p in MODEL.named_parameters()}), "expected numbers"),
     (lambda: (MODEL.forward([[1]]), MODEL.total_aux_loss("x")), "alpha is 'x', expected a number"),
     (lambda: MODEL.backward(MODEL.forward([[1]]), aux_loss_alpha="x"), "aux_loss_alpha is 'x', expected a number"),
-    (lambda: MODEL.forward_ids([[1, 2], [3]]), "forward_ids: `token_ids` is no array"),
+    (lambda: MODEL.forward_ids([[1, 2], [3]]), "forward_ids: `token_ids` is not an array"),
 ]
 
 

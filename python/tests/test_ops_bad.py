@@ -67,7 +67,7 @@ def test_only_arrays(thing):
         (f32(200), "`out` is [200], expected [100]"),
         (f32(10, 10), "`out` is [10, 10], expected [100]"),
         (f32(0), "`out` is [0], expected [100]"),
-        (f32(200)[::2], "`out` is not C-contiguous, and what is written cannot be a copy"),
+        (f32(200)[::2], "`out` is not C-contiguous, and an output is used in place"),
         (read_only(100), "`out` is read-only"),
         (misaligned(100), "`out` is not aligned"),
     ],
@@ -104,7 +104,7 @@ def test_no_dimensions_and_no_elements():
     x = np.array(1.5, np.float32)
     assert ops.silu(x).shape == () and ops.silu(x) == ops.silu(x.reshape(1))[0]
     assert ops.scale(x, 2.0) == 3
-    refused("softmax: `x` has no dimensions", ops.softmax, x)
+    refused("softmax: `x` is [], expected [rows, cols]", ops.softmax, x)
     assert ops.softmax(f32(3, 0)).shape == (3, 0) and ops.softmax(f32(0, 3)).shape == (0, 3)
     assert ops.gemm(f32(2, 0), f32(0, 3)).tolist() == [[0, 0, 0], [0, 0, 0]]
     assert ops.rmsnorm(f32(3, 0), f32(0)).shape == (3, 0) and ops.rmsnorm(f32(0, 3), f32(3)).shape == (0, 3)
@@ -119,13 +119,15 @@ def test_overlaps():
     whole = f32(100)
     want = ops.add(whole[:50], whole[50:])
     np.testing.assert_array_equal(ops.add(whole[:50], whole[50:], whole[:50]), want)
-    refused("silu: `x` and `out` overlap in part", ops.silu, whole[:50], whole[1:51])
-    refused("`x` and `out` overlap in part", ops.softmax, whole[:50], whole[49:99])
+    refused(
+        "silu: `out` overlaps `x` in part, expected the same array or a separate one", ops.silu, whole[:50], whole[1:51]
+    )
+    refused("`out` overlaps `x` in part", ops.softmax, whole[:50], whole[49:99])
     square = f32(8, 8)
-    refused("gemm: `a` and `c` share memory", ops.gemm, square, f32(8, 8), square)
-    refused("`m` and `v` share memory", ops.adamw_step, f32(9), f32(9), whole[:9], whole[:9], 0.1)
+    refused("gemm: `c` overlaps `a`, expected a separate array", ops.gemm, square, f32(8, 8), square)
+    refused("`v` overlaps `m`, expected a separate array", ops.adamw_step, f32(9), f32(9), whole[:9], whole[:9], 0.1)
     out = f32(2, 3)
-    refused("`out` and `residual_out` overlap", ops.rmsnorm_residual, out.copy(), out.copy(), f32(3), out, out)
+    refused("`residual_out` overlaps `out`", ops.rmsnorm_residual, out.copy(), out.copy(), f32(3), out, out)
     with pytest.raises(IronhorseError):
         ops.rope_qk(f32(1, 1, 2, 4), f32(1, 1, 2, 4), ops.rope_freqs(1, 4), whole[:8], whole[4:12])
 
@@ -136,53 +138,57 @@ def test_overlaps():
         ("`b` is [3], expected [4]", ops.add, (f32(4), f32(3))),
         ("`b` is [2, 2], expected [4]", ops.mul, (f32(4), f32(2, 2))),
         ("`up` is [1], expected [0]", ops.swiglu, (f32(0), f32(1))),
-        ("which is not 3 rows of 4", ops.softmax, (f32(10), f32(10), 3, 4)),
-        ("which is not -2 rows of -5", ops.softmax, (f32(10), f32(10), -2, -5)),
-        ("which is not 9223372036854775807 rows of 2", ops.softmax, (f32(10), f32(10), 2**63 - 1, 2)),
-        ("rows of 1", ops.softmax, (f32(10), f32(10), 2**70, 1)),
-        ("give both sizes", ops.softmax, (f32(10), f32(10), 10)),
-        ("k is 0, expected 1 to 4", ops.softmax_topk, (f32(3, 4), 0)),
-        ("k is 5, expected 1 to 4", ops.softmax_topk, (f32(3, 4), 5)),
+        ("`x` is [10], expected the elements of [3, 4]", ops.softmax, (f32(10), f32(10), 3, 4)),
+        ("expected the elements of [-2, -5]", ops.softmax, (f32(10), f32(10), -2, -5)),
+        ("expected the elements of [9223372036854775807, 2]", ops.softmax, (f32(10), f32(10), 2**63 - 1, 2)),
+        ("expected the elements of [9223372036854775807, 1]", ops.softmax, (f32(10), f32(10), 2**70, 1)),
+        ("give all of rows, cols, or none of them", ops.softmax, (f32(10), f32(10), 10)),
+        ("`k` is 0, expected 1 to `cols`", ops.softmax_topk, (f32(3, 4), 0)),
+        ("`k` is 5, expected at most `cols`, 4", ops.softmax_topk, (f32(3, 4), 5)),
         ("`weight` is [5], expected [4]", ops.rmsnorm, (f32(3, 4), f32(5))),
         ("`bias` is [3], expected [4]", ops.layernorm, (f32(3, 4), f32(4), f32(3))),
-        ("`a` is [2, 3] and `b` [4, 5], expected [m, k] and [k, n]", ops.gemm, (f32(2, 3), f32(4, 5))),
-        ("`a` is [6]", ops.gemm, (f32(6), f32(6))),
-        ("expected the elements of [1, 2, -3]", ops.gemm, (f32(6), f32(6), f32(4), 2, 2, -3)),
-        ("give m, n and k", ops.gemm, (f32(6), f32(6), f32(4), 2)),
+        ("`b` is [4, 5], expected [3, n]", ops.gemm, (f32(2, 3), f32(4, 5))),
+        ("`a` is [6], expected [m, k]", ops.gemm, (f32(6), f32(6))),
+        ("`a` is [6], expected the elements of [2, -3]", ops.gemm, (f32(6), f32(6), f32(4), 2, 2, -3)),
+        ("give all of m, n, k, or none of them", ops.gemm, (f32(6), f32(6), f32(4), 2)),
         ("`c` is [2, 3], expected [3, 2]", ops.gemm, (f32(3, 4), f32(4, 2), f32(2, 3))),
-        ("expected [batch, m, k]", ops.gemm_batched, (f32(2, 3, 4), f32(3, 4, 5))),
-        ("expected at least 8 + 3 rows of 2", ops.rope_forward, (f32(12), f32(10, 2), None, 1, 3, 1, 4, 8)),
-        ("expected at least -1 + 3 rows", ops.rope_forward, (f32(12), f32(10, 2), None, 1, 3, 1, 4, -1)),
-        ("expected [batch, seq, heads, head_dim]", ops.rope_forward, (f32(3, 4), f32(10, 2))),
+        ("`b` is [3, 4, 5], expected [2, 4, n]", ops.gemm_batched, (f32(2, 3, 4), f32(3, 4, 5))),
+        (
+            "`freqs` is [10, 2], expected the elements of [at least 8 + 3, 2]",
+            ops.rope_forward,
+            (f32(12), f32(10, 2), None, 1, 3, 1, 4, 8),
+        ),
+        ("`offset` is -1, expected at least 0", ops.rope_forward, (f32(12), f32(10, 2), None, 1, 3, 1, 4, -1)),
+        ("expected [batch, seq, heads, 4]", ops.rope_forward, (f32(3, 4), f32(10, 2))),
         ("head_dim", ops.rope_freqs, (4, 3)),
-        ("may not be negative", ops.rope_freqs, (-1, 4)),
+        ("`max_seq` is -1, expected at least 0", ops.rope_freqs, (-1, 4)),
         ("expected [batch, seq, heads, head_dim]", ops.attention, (f32(2, 3), f32(2, 3), f32(2, 3))),
-        ("`v` is", ops.attention, (f32(1, 2, 1, 4), f32(1, 2, 1, 4), f32(1, 3, 1, 4))),
-        ("heads", ops.attention, (f32(1, 2, 3, 4), f32(1, 2, 2, 4), f32(1, 2, 2, 4))),
-        ("`targets` is [3], expected 2 elements", ops.cross_entropy_forward, (f32(2, 5), i32(0, 0, 0))),
+        ("`v` is [1, 3, 1, 4], expected", ops.attention, (f32(1, 2, 1, 4), f32(1, 2, 1, 4), f32(1, 3, 1, 4))),
+        ("`kv_heads` is 2, expected a", ops.attention, (f32(1, 2, 3, 4), f32(1, 2, 2, 4), f32(1, 2, 2, 4))),
+        ("`targets` is [3], expected [2]", ops.cross_entropy_forward, (f32(2, 5), i32(0, 0, 0))),
         ("`targets` is int64, expected int32", ops.cross_entropy_forward, (f32(2, 5), np.zeros(2, np.int64))),
-        ("`targets` has 5 at position 1, expected 0 to 4", ops.cross_entropy_forward, (f32(2, 5), i32(0, 5))),
-        ("`targets` has -1 at position 0", ops.cross_entropy_backward, (f32(2, 5), i32(-1, 0))),
-        ("`logits` has 2 rows of 0 classes", ops.cross_entropy_forward, (f32(2, 0), i32(0, 0))),
-        ("`log_probs` has 2 rows of 0 classes", ops.cross_entropy_backward, (f32(2, 0), i32(0, 0))),
+        ("`targets[1]` is 5, expected an index in 0..5", ops.cross_entropy_forward, (f32(2, 5), i32(0, 5))),
+        ("`targets[0]` is -1", ops.cross_entropy_backward, (f32(2, 5), i32(-1, 0))),
+        ("`vocab` is 0, expected at least 1", ops.cross_entropy_forward, (f32(2, 0), i32(0, 0))),
+        ("`vocab` is 0, expected at least 1", ops.cross_entropy_backward, (f32(2, 0), i32(0, 0))),
         ("`loss` is [2], expected []", ops.cross_entropy_forward, (f32(2, 5), i32(0, 0), f32(2))),
-        ("`idx` has 9 at position 0, expected 0 to 8", ops.scatter_add, (f32(1, 3), i32(9), f32(9, 3))),
-        ("`grad_weight` is [9, 4], expected rows of 3", ops.scatter_add, (f32(1, 3), i32(0), f32(9, 4))),
-        ("`idx` is [3], expected 4 elements", ops.aux_loss, (f32(2, 5), i32(0, 0, 0), None, None, None, 2, 5, 2)),
+        ("`idx[0]` is 9, expected an index in 0..9", ops.scatter_add, (f32(1, 3), i32(9), f32(9, 3))),
+        ("`grad_weight` is [9, 4], expected [rows, 3]", ops.scatter_add, (f32(1, 3), i32(0), f32(9, 4))),
+        ("expected the elements of [2, 2]", ops.aux_loss, (f32(2, 5), i32(0, 0, 0), None, None, None, 2, 5, 2)),
         ("`grad` is [8], expected [9]", ops.adamw_step, (f32(9), f32(8), f32(9), f32(9), 0.1)),
         ("step", ops.adamw_step, (f32(9), f32(9), f32(9), f32(9), 0.1, 0.9, 0.9, 1e-8, 0.0, 0)),
         ("beta1", ops.adamw_step, (f32(9), f32(9), f32(9), f32(9), 0.1, 1.0, 0.9, 1e-8, 0.0, 1)),
-        ("n is 10, and `grad` has 9 elements", ops.zero_grad, (f32(9), 10)),
-        ("n is -1", ops.zero_grad, (f32(9), -1)),
+        ("`n` is 10, expected 0 to 9, the elements of `grad`", ops.zero_grad, (f32(9), 10)),
+        ("`n` is -1", ops.zero_grad, (f32(9), -1)),
         ("clip", ops.grad_clip, (f32(9), None, None, -1.0)),
-        ("`seeds` is [3], expected 2 elements", ops.sample, (f32(2, 4), None, np.zeros(3, np.uint64))),
+        ("`seeds` is [3], expected [2]", ops.sample, (f32(2, 4), None, np.zeros(3, np.uint64))),
         ("`seeds` is int64, expected uint64", ops.sample, (f32(2, 4), None, np.zeros(2, np.int64))),
         ("temperature", ops.sample, (f32(2, 4), None, None, None, None, -1.0)),
         ("`k` is 0", ops.topk_sample, (f32(2, 4), None, None, None, None, 0)),
         ("`p` is 0", ops.topp_sample, (f32(2, 4), None, None, None, None, 0.0)),
         ("`p` is NaN", ops.topp_sample, (f32(2, 4), None, None, None, None, float("nan"))),
         ("NaN", ops.sample, (np.full((2, 4), np.nan, np.float32),)),
-        ('device is "gpu"', lambda x: ops.silu(x, device="gpu"), (f32(1),)),
+        ("unknown device `gpu`: expected auto, cpu, cuda or cuda:N", lambda x: ops.silu(x, device="gpu"), (f32(1),)),
         ("needs a `c`", lambda: ops.gemm(f32(1, 1), f32(1, 1), beta=1.0), ()),
     ],
 )
@@ -297,7 +303,7 @@ def test_masked_arrays_are_refused(name: str):
     """The ops would compute with what the mask hides, and return an array without it."""
     x = np.ma.masked_array(np.ones((2, 3), np.float32), mask=[[True, False, False], [False] * 3])
     function = getattr(ops, name)
-    says = "`x` is a masked array, and the ops know no masks; x.filled"
+    says = "`x` is a masked array, and the ops ignore masks; x.filled"
     with pytest.raises(ops.InvalidValueError, match=says):
         function(x)
     with pytest.raises(ops.InvalidValueError, match="`out` is a masked array"):

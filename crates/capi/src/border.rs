@@ -1,4 +1,4 @@
-//! Codes and texts of errors, and what else is no op.
+//! Codes and texts of errors, and the functions that are not ops.
 
 use facade::ops::{self, Code};
 use std::any::Any;
@@ -10,9 +10,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub const IH_SUCCESS: i32 = 0;
 /// The device the memory is on cannot be used.
 pub const IH_NOT_AVAILABLE: i32 = -1;
-/// An argument makes no sense; ih_last_error() names it.
+/// An argument is invalid; ih_last_error() names it.
 pub const IH_INVALID_VALUE: i32 = -2;
-/// The computation could not be started or did not end well.
+/// The computation could not be started, or failed.
 pub const IH_LAUNCH_FAILED: i32 = -3;
 /// There is not enough memory.
 pub const IH_OUT_OF_MEMORY: i32 = -4;
@@ -33,9 +33,9 @@ thread_local! {
 }
 
 fn remember(text: &str) {
-    // A nul would end the text early; none of ours has one, but a panic's text may.
+    // A nul would end the text early; the text of a panic may have one.
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-    // A thread that is ending has no place for it any more.
+    // Fails only in a thread that is ending.
     let _ = LAST.try_with(|last| last.replace(text));
 }
 
@@ -72,14 +72,14 @@ pub extern "C" fn ih_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// 1 if the functions run on a CUDA device when they get its memory, 0 if they run on the host only.
+/// 1 if the functions can run on a CUDA device, for its memory; 0 if they run on the host only.
 #[unsafe(no_mangle)]
 pub extern "C" fn ih_cuda_available() -> c_int {
     ops::cuda_available().into()
 }
 
-/// How many threads large calls may use from now on, in the whole process; 0, as at the start, means one for each core. No result
-/// depends on it. A negative number is IH_INVALID_VALUE.
+/// Sets how many threads large calls may use, in the whole process; 0, the default, means one for each core. Results do not
+/// depend on it. A negative number is IH_INVALID_VALUE.
 #[unsafe(no_mangle)]
 pub extern "C" fn ih_set_threads(threads: c_int) -> i32 {
     match usize::try_from(threads) {
@@ -88,9 +88,7 @@ pub extern "C" fn ih_set_threads(threads: c_int) -> i32 {
             IH_SUCCESS
         }
         Err(_) => {
-            remember(&format!(
-                "ih_set_threads: `threads` is {threads}, expected a number that is not negative"
-            ));
+            remember(&format!("ih_set_threads: `threads` is {threads}, expected at least 0"));
             IH_INVALID_VALUE
         }
     }

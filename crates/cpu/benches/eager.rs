@@ -103,7 +103,7 @@ fn every_type(bench: &Bench, float: Float, name: &str) {
     let (n, rows, eps) = (N, ALL, 1e-5);
     for (op, function) in [
         ("silu", UnaryFn::Silu),
-        ("gelu", UnaryFn::GeluTanh),
+        ("gelu", UnaryFn::Act(Act::Gelu)),
         ("gelu_erf", UnaryFn::GeluErf),
         ("scale", UnaryFn::Scale(2.0)),
     ] {

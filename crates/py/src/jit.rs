@@ -174,7 +174,7 @@ impl JitKernel {
         let stream = stream as u64;
         let run = || {
             let stream = std::ptr::without_provenance_mut(stream as usize);
-            // SAFETY: as many values as the kernel has arguments, packed by their types; addresses are the caller's word.
+            // SAFETY: as many values as the kernel has arguments, packed by their types; the caller guarantees the addresses.
             unsafe { self.kernel.launch(grid, block, shared, stream, &mut values) }
         };
         py.detach(run).map_err(|error| raise(py, error))

@@ -5,6 +5,7 @@
 mod args;
 mod bundle;
 mod counts;
+mod generate;
 mod gpu_tests;
 mod kernel_table;
 mod kernels;
@@ -32,7 +33,7 @@ struct Command {
     run: fn(&Repo, Args) -> Result<bool>,
 }
 
-const COMMANDS: [Command; 8] = [
+const COMMANDS: [Command; 9] = [
     Command {
         name: "test",
         summary: "all checks: set-up, fmt, ruff, mypy, clippy, kernels, tests, doctests, build, torture, pytest",
@@ -50,6 +51,12 @@ const COMMANDS: [Command; 8] = [
         summary: "every CUDA kernel compiled for every architecture: registers, shared memory, spills",
         help: kernels::HELP,
         run: kernels::run,
+    },
+    Command {
+        name: "generate",
+        summary: "the C header and the Python stub that follow from the table of ops",
+        help: generate::HELP,
+        run: generate::generate,
     },
     Command {
         name: "gpu-bundle",

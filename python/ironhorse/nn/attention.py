@@ -85,12 +85,12 @@ class MQAttention(Layer):
     def _fwd(self, x: F32, cache: KVCache | None = None) -> F32:
         first, device = (0 if cache is None else cache.length), self.device
         cos, sin = self._tables.upto(first + x.shape[1])
-        q = _native.nn_rope(self.w_q._fwd(x), cos, sin, first, False, device)
-        k = _native.nn_rope(self.w_k._fwd(x), cos, sin, first, False, device)
+        q = _native.nn_rope(self.w_q._fwd(x), cos, sin, offset=first, device=device)
+        k = _native.nn_rope(self.w_k._fwd(x), cos, sin, offset=first, device=device)
         v = self.w_v._fwd(x)
         if cache is not None:
             k, v = cache.extend(k, v)
-        out, lse = _native.nn_attention(q, k, v, self.n_heads, self.n_kv_heads, device)
+        out, lse = _native.nn_attention(q, k, v, heads=self.n_heads, kv_heads=self.n_kv_heads, device=device)
         # Positions of a cache were not computed here, so there is no gradient to give them.
         self._last = (q, k, v, out, lse) if cache is None else None
         return self.w_o._fwd(out)
@@ -101,10 +101,12 @@ class MQAttention(Layer):
 
     def _bwd(self, grad: F32) -> F32:
         kept, device = self._kept(self._last), self.device
-        d_q, d_k, d_v = _native.nn_attention_bwd(self.w_o._bwd(grad), kept, self.n_heads, self.n_kv_heads, device)
+        heads, kv_heads = self.n_heads, self.n_kv_heads
+        d_out = self.w_o._bwd(grad)
+        d_q, d_k, d_v = _native.nn_attention_bwd(d_out, *kept, heads=heads, kv_heads=kv_heads, device=device)
         cos, sin = self._tables.upto(d_q.shape[1])
-        d_x = self.w_q._bwd(_native.nn_rope(d_q, cos, sin, 0, True, device))
-        d_x = self.w_k._bwd(_native.nn_rope(d_k, cos, sin, 0, True, device), d_x)
+        d_x = self.w_q._bwd(_native.nn_rope(d_q, cos, sin, back=True, device=device))
+        d_x = self.w_k._bwd(_native.nn_rope(d_k, cos, sin, back=True, device=device), d_x)
         return self.w_v._bwd(d_v, d_x)
 
     def parameters(self) -> list[Tensor]:

@@ -11,21 +11,21 @@ from ..errors import InvalidValueError
 
 
 def check_text(who: str, device: Any) -> str:
-    """Refuses a device that is no text; returns it. Whether there is such a device is asked where it is used."""
+    """Refuses a device that is not a string; returns it. Whether the device exists is checked where it is used."""
     if not isinstance(device, str):
         raise InvalidValueError(f'{who}: device is {device!r}; there are "auto", "cpu", "cuda" and "cuda:N"')
     return device
 
 
 def check_real(who: str, name: str, value: Any) -> Any:
-    """Refuses what is no number; returns it."""
+    """Refuses a value that is not a number; returns it."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise InvalidValueError(f"{who}: {name} is {value!r}, expected a number")
     return value
 
 
 def check_number(who: str, name: str, value: Any, below: float = math.inf) -> Any:
-    """Refuses what is no finite number of at least 0, or not below a limit; returns it."""
+    """Refuses a value that is not a finite number of at least 0 and below the limit; returns it."""
     if not 0 <= check_real(who, name, value) < below:  # also if it is a NaN
         limit = "a number of at least 0" if below == math.inf else f"at least 0 and below {below}"
         raise InvalidValueError(f"{who}: {name} is {value}, expected {limit}")
@@ -33,7 +33,7 @@ def check_number(who: str, name: str, value: Any, below: float = math.inf) -> An
 
 
 def check_count(who: str, name: str, value: Any) -> Any:
-    """Refuses what is no whole number of at least 0; returns it."""
+    """Refuses a value that is not an integer of at least 0; returns it."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
         raise InvalidValueError(f"{who}: {name} is {value!r}, expected a whole number of at least 0")
     return value

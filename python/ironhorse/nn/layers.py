@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _native
+from .. import _native, ops
 from ..errors import InvalidValueError, IronhorseError
 from .checks import check_number, check_text
 from .tensor import Seed, Tensor, as_array, generator, normal
@@ -25,10 +25,10 @@ INIT_STD = 0.02
 
 
 def check_device(device: str, who: str) -> str:
-    """Raises NotAvailableError, with the reason, unless ops run there, and InvalidValueError if it is no device."""
+    """Raises NotAvailableError, with the reason, unless ops run there, and InvalidValueError if the name is not a device."""
     check_text(who, device)
     try:
-        _native.silu(np.zeros(1, np.float32), None, device)
+        ops.silu(np.zeros(1, np.float32), device=device)
     except IronhorseError as error:
         raise type(error)(f"{who}: {str(error).removeprefix('silu: ')}") from None
     return device
@@ -47,7 +47,7 @@ def floats(x: Any, op: str, name: str, last: int | None = None) -> F32:
 
 
 def kept_floats(x: Any, op: str, name: str, last: int | None = None) -> F32:
-    """As `floats`, for what a layer keeps until its backward: a change that the caller makes later is none of it."""
+    """As `floats`, for what a layer keeps until its backward: later changes by the caller do not reach it."""
     array = floats(x, op, name, last)
     given = x._data if isinstance(x, Tensor) else x
     return array.copy() if not isinstance(given, (list, tuple)) and np.may_share_memory(array, given) else array
@@ -77,7 +77,7 @@ def give_grad(parameter: Tensor, grad: F32) -> None:
         parameter.grad = Tensor._wrap(grad)
     else:
         kept = parameter.grad._data
-        _native.add(kept, grad, kept)
+        ops.add(kept, grad, kept)
 
 
 class Layer(ABC):
@@ -162,7 +162,7 @@ class Embedding(Layer):
         if self.weight.grad is None:
             self.weight.grad = Tensor.zeros(self.weight.shape)
         rows = grad.reshape(-1, self.hidden_dim)
-        _native.scatter_add(rows, ids.reshape(-1), self.weight.grad._data, device=self.device)
+        ops.scatter_add(rows, ids.reshape(-1), self.weight.grad._data, device=self.device)
 
     def parameters(self) -> list[Tensor]:
         """The table."""
@@ -184,7 +184,7 @@ class RMSNorm(Layer):
         return Tensor._wrap(self._fwd(kept_floats(x, "RMSNorm", "x", self.dim)))
 
     def _fwd(self, x: F32) -> F32:
-        y, rstd = _native.nn_rmsnorm(x, self.weight._data, self.eps, self.device)
+        y, rstd = _native.nn_rmsnorm(x, self.weight._data, eps=self.eps, device=self.device)
         self._last = x, rstd
         return y
 
@@ -194,7 +194,7 @@ class RMSNorm(Layer):
 
     def _bwd(self, grad: F32) -> F32:
         x, rstd = self._kept(self._last)
-        d_x, d_weight = _native.nn_rmsnorm_bwd(grad, x, self.weight._data, rstd, self.device)
+        d_x, d_weight = _native.nn_rmsnorm_bwd(grad, x, self.weight._data, rstd, device=self.device)
         give_grad(self.weight, d_weight)
         return d_x
 
@@ -288,7 +288,7 @@ class SwiGLU(Layer):
 
     def _fwd(self, x: F32) -> F32:
         self._last = gate, up = self.gate._fwd(x), self.up._fwd(x)
-        return self.down._fwd(_native.swiglu(gate, up, None, self.device))
+        return self.down._fwd(ops.swiglu(gate, up, device=self.device))
 
     def backward(self, grad_output: Any) -> Tensor:
         """The gradient of x."""
@@ -296,7 +296,7 @@ class SwiGLU(Layer):
 
     def _bwd(self, grad: F32) -> F32:
         gate, up = self._kept(self._last)
-        d_gate, d_up = _native.nn_swiglu_bwd(self.down._bwd(grad), gate, up, self.device)
+        d_gate, d_up = _native.nn_swiglu_bwd(self.down._bwd(grad), gate, up, device=self.device)
         return self.up._bwd(d_up, self.gate._bwd(d_gate))
 
     def parameters(self) -> list[Tensor]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import _native
+from .. import ops
 from ..errors import InvalidValueError
 from ..formats.folders import read_hf_moe
 from .attention import KVCache, MQAttention, RopeTables
@@ -64,9 +64,9 @@ class TransformerBlock(Layer):
 
     def _fwd(self, x: F32, cache: KVCache | None = None) -> F32:
         mixed = self.attention._fwd(self.attn_norm._fwd(x), cache)
-        x = _native.add(x, mixed, mixed, self.device)
+        x = ops.add(x, mixed, mixed, device=self.device)
         made = self.moe._fwd(self.ffn_norm._fwd(x))
-        return _native.add(x, made, made, self.device)
+        return ops.add(x, made, made, device=self.device)
 
     def backward(self, grad_output: Any, aux_loss_alpha: float = 0.0) -> Tensor:
         """The gradient of x; with `aux_loss_alpha`, that of `aux_loss(aux_loss_alpha)` is in it."""
@@ -75,9 +75,9 @@ class TransformerBlock(Layer):
 
     def _bwd(self, grad: F32, alpha: float) -> F32:
         inner = self.ffn_norm._bwd(self.moe._bwd(grad, alpha))
-        grad = _native.add(grad, inner, inner, self.device)
+        grad = ops.add(grad, inner, inner, device=self.device)
         inner = self.attn_norm._bwd(self.attention._bwd(grad))
-        return _native.add(grad, inner, inner, self.device)
+        return ops.add(grad, inner, inner, device=self.device)
 
     def parameters(self) -> list[Tensor]:
         """Those of the norms, the attention and the experts, in the order of use."""

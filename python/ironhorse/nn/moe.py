@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _native
+from .. import _native, ops
 from ..errors import InvalidValueError
 from .checks import check_real
 from .config import Config
@@ -98,7 +98,7 @@ class Router(Layer):
         if self._last is None:
             return 0.0
         check_real("aux_loss", "alpha", alpha)
-        aux, _, _ = _native.aux_loss_forward(self._last.probs, self._last.experts, alpha=alpha, device=self.device)
+        aux, _, _ = ops.aux_loss_forward(self._last.probs, self._last.experts, alpha=alpha, device=self.device)
         return float(aux)
 
 
@@ -124,7 +124,7 @@ class MoELayer(Layer):
         self._last: tuple[Routing, F32, F32, F32, F32, F32] | None = None  # rows, gate, up, their product, down
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copy and pickle. A copied view is no view of the copied stack, so stacks are made anew."""
+        """For copy and pickle. A copied view is not a view of the copied stack, so stacks are made anew."""
         return {name: value for name, value in vars(self).items() if name != "_stacked"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -144,7 +144,7 @@ class MoELayer(Layer):
         rows = _native.nn_permute(routing.x, routing.order)
         gate = _native.nn_grouped(rows, w_gate, offsets, device)
         up = _native.nn_grouped(rows, w_up, offsets, device)
-        inner = _native.swiglu(gate, up, None, device)
+        inner = ops.swiglu(gate, up, device=device)
         made = _native.nn_grouped(inner, w_down, offsets, device)
         self._last = routing, rows, gate, up, inner, made
         return _native.nn_combine(made, routing.places, routing.weights).reshape(x.shape)
@@ -166,11 +166,11 @@ class MoELayer(Layer):
         d_made, d_weights = _native.nn_combine_bwd(flat, made, routing.places, routing.weights)
         _native.nn_grouped_weight(d_made, inner, g_down, offsets, device)
         d_inner = _native.nn_grouped_input(d_made, w_down, offsets, device)
-        d_gate, d_up = _native.nn_swiglu_bwd(d_inner, gate, up, device)
+        d_gate, d_up = _native.nn_swiglu_bwd(d_inner, gate, up, device=device)
         _native.nn_grouped_weight(d_gate, rows, g_gate, offsets, device)
         _native.nn_grouped_weight(d_up, rows, g_up, offsets, device)
         d_rows = _native.nn_grouped_input(d_gate, w_gate, offsets, device)
-        _native.add(d_rows, _native.nn_grouped_input(d_up, w_up, offsets, device), d_rows, device)
+        ops.add(d_rows, _native.nn_grouped_input(d_up, w_up, offsets, device), d_rows, device=device)
         d_x = _native.nn_permute_bwd(d_rows, routing.places)
         return self.router._bwd(d_weights, alpha, d_x).reshape(grad.shape)
 

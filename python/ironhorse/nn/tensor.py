@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _native
+from .. import ops
 from ..errors import InvalidValueError
 from .checks import check_count, check_number, check_real, check_text
 from .whole import check_fits
@@ -151,7 +151,7 @@ class Tensor:
 
     def add(self, other: Tensor | float) -> Tensor:
         """Element by element, with numpy's broadcasting."""
-        return self._binary("add", other, np.add, _native.add)
+        return self._binary("add", other, np.add, ops.add)
 
     def sub(self, other: Tensor | float) -> Tensor:
         """Element by element."""
@@ -159,7 +159,7 @@ class Tensor:
 
     def mul(self, other: Tensor | float) -> Tensor:
         """Element by element."""
-        return self._binary("mul", other, np.multiply, _native.mul)
+        return self._binary("mul", other, np.multiply, ops.mul)
 
     def div(self, other: Tensor | float) -> Tensor:
         """Element by element."""
@@ -178,7 +178,7 @@ class Tensor:
         """Times a number."""
         check_real("scale", "scalar", scalar)
         if self._is_f32():
-            return self._of(_native.scale(self._data, None, float(scalar)))
+            return self._of(ops.scale(self._data, float(scalar)))
         return self._of(_arithmetic("scale", np.multiply, self._data, _operand(scalar, "scale")))
 
     def neg(self) -> Tensor:
@@ -220,7 +220,7 @@ class Tensor:
 
     def silu(self, *, device: str = "auto") -> Tensor:
         """x / (1 + e^-x)."""
-        return self._of(_native.silu(self._single(), None, check_text("silu", device)))
+        return self._of(ops.silu(self._single(), device=check_text("silu", device)))
 
     def softmax(self, axis: int = -1, *, device: str = "auto") -> Tensor:
         """Along an axis."""
@@ -228,16 +228,16 @@ class Tensor:
             raise InvalidValueError("softmax: the tensor has no dimensions")
         check_text("softmax", device)
         moved = _named("softmax", np.moveaxis, self._single(), axis, -1)
-        return self._of(np.moveaxis(_native.softmax(moved, None, None, None, device), -1, axis))
+        return self._of(np.moveaxis(ops.softmax(moved, device=device), -1, axis))
 
     def matmul(self, other: Tensor | Array, *, device: str = "auto") -> Tensor:
         """The product of matrices; of stacks of them, one by one."""
         a, b = self._data, _operand(other, "matmul")
         check_text("matmul", device)
         if a.dtype == b.dtype == np.float32 and a.ndim == b.ndim == 2:
-            return self._of(_native.gemm(a, b, device=device))
+            return self._of(ops.gemm(a, b, device=device))
         if a.dtype == b.dtype == np.float32 and a.ndim == b.ndim == 3 and a.shape[0] == b.shape[0]:
-            return self._of(_native.gemm_batched(a, b, device=device))
+            return self._of(ops.gemm_batched(a, b, device=device))
         return self._of(_arithmetic("matmul", np.matmul, a, b))
 
     def _single(self) -> Array:
@@ -326,7 +326,7 @@ def as_array(x: Any, op: str, name: str) -> Array:
     except RuntimeError as error:  # torch's, of what needs a gradient
         raise InvalidValueError(f"{op}: `{name}`: {error}") from None
     except (ValueError, TypeError, OverflowError):
-        raise InvalidValueError(f"{op}: `{name}` is no array; expected numbers, all rows of the same length") from None
+        raise InvalidValueError(f"{op}: `{name}` is not an array; expected numbers, all rows of the same length") from None
 
 
 def _operand(x: Any, op: str) -> Array:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import _native
+from .. import ops
 from ..errors import InvalidValueError
 from .checks import check_count, check_number
 from .layers import check_device, floats, token_ids
@@ -112,9 +112,9 @@ class AdamW:
             if parameter.grad is None:
                 continue
             decay = self.weight_decay if parameter._data.ndim >= 2 else 0.0
-            _native.adamw_step(
-                parameter._data, parameter.grad._data, m, v, lr, self.beta1, self.beta2, self.eps, decay, self.t, None,
-                self.device,
+            ops.adamw_step(
+                parameter._data, parameter.grad._data, m, v, lr, self.beta1, self.beta2, self.eps, decay, self.t,
+                device=self.device,
             )  # fmt: skip
 
     def zero_grad(self) -> None:
@@ -125,12 +125,12 @@ class AdamW:
     def clip(self, most: float) -> float:
         """Scales all gradients so that their norm is at most `most`, unless that is 0. Returns the norm before."""
         grads = [parameter.grad._data for parameter in self.params if parameter.grad is not None]
-        norms = [float(_native.grad_clip(grad, None, None, _NO_LIMIT, None, self.device)) for grad in grads]
+        norms = [float(ops.grad_clip(grad, clip=_NO_LIMIT, device=self.device)) for grad in grads]
         norm = math.hypot(*norms)
         if most > 0 and norm > most:
             factor = most / (norm + 1e-6)  # as PyTorch's clip_grad_norm_
             for grad in grads:
-                _native.scale(grad, grad, factor, self.device)
+                ops.scale(grad, grad, factor, device=self.device)
         return norm
 
 
@@ -199,6 +199,6 @@ class Trainer:
         ids = token_ids(targets, "Trainer", "targets", array.shape[-1])
         if ids.shape != array.shape[:-1]:
             raise InvalidValueError(f"Trainer: `targets` is {list(ids.shape)}, expected {list(array.shape[:-1])}")
-        loss, log_probs = _native.cross_entropy_forward(array, ids.reshape(-1), device=self.device)
-        grad = _native.cross_entropy_backward(log_probs, ids.reshape(-1), None, device=self.device)
+        loss, log_probs = ops.cross_entropy_forward(array, ids.reshape(-1), device=self.device)
+        grad = ops.cross_entropy_backward(log_probs, ids.reshape(-1), device=self.device)
         return float(loss), Tensor._wrap(grad.reshape(array.shape))

@@ -111,6 +111,21 @@ pub struct AttentionShape {
     pub out: Strides,
 }
 
+impl AttentionShape {
+    /// The shape of contiguous (batch, positions, heads, head_dim) arrays, with `lengths` [batch, q_len, kv_len] and `heads`
+    /// [heads, kv_heads].
+    pub fn position_major(
+        [batch, q_len, kv_len]: [usize; 3],
+        [heads, kv_heads]: [usize; 2],
+        head_dim: usize,
+        (scale, causal): (f64, bool),
+    ) -> Self {
+        let q = Strides::position_major(heads, q_len, head_dim);
+        let k = Strides::position_major(kv_heads, kv_len, head_dim);
+        Self { batch, heads, kv_heads, q_len, kv_len, head_dim, scale, causal, q, k, v: k, out: q }
+    }
+}
+
 /// `out = softmax(scale · q kᵀ) v` of each sequence and head.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention {

@@ -17,6 +17,7 @@ mod rows;
 mod sampling;
 mod update;
 
+pub use crate::op::Act;
 pub use array::{Array, Float, Rows, Strides, Targets};
 pub use elementwise::{
     Binary, BinaryFn, Gate, ScaleBiasRelu, ScaleBiasReluBwd, SwigluBwd, Unary, UnaryBwd, UnaryFn,

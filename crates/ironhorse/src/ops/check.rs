@@ -1,221 +1,265 @@
-//! The checks before an op.
+//! The checks before an op, and where it runs.
 
 use super::error::{OpError, Result};
 use super::place::{self, Place, Stream};
-use crate::cpu::flat::Span;
+use super::spec::{Arg, Bound, Dim, Elem, Op, Role, Value};
+use crate::cuda::eager::{At as DeviceAt, StreamMemory};
+use crate::eager::{self, At};
 use std::ffi::c_void;
 use std::fmt::Display;
-use std::ops::Range;
 
 /// Elements no array can have: more bytes than a process can address (2⁴⁷ on today's 64-bit machines), whatever the type.
 const TOO_MANY: usize = if usize::BITS == 64 { 1 << 44 } else { isize::MAX as usize / size_of::<u64>() };
 
-/// The checks of one call: collects its arrays and asks in the end whether they get along.
-pub(super) struct Check {
-    op: &'static str,
-    arrays: Vec<Array>,
+/// Arrays that an op has at most.
+const MOST: usize = 10;
+
+/// What the code of an op runs with.
+pub(super) struct Runner<'a> {
+    pub op: &'static str,
+    pub at: &'a At<'a>,
 }
 
-struct Array {
-    name: &'static str,
-    address: *const c_void,
-    bytes: usize,
-    written: bool,
-}
-
-impl Array {
-    fn range(&self) -> Range<usize> {
-        let start = self.address.addr();
-        start..start.saturating_add(self.bytes)
-    }
-
-    fn overlaps(&self, other: &Self) -> bool {
-        let (a, b) = (self.range(), other.range());
-        a.start < b.end && b.start < a.end
+impl Runner<'_> {
+    /// # Safety
+    /// See [`eager::run`].
+    pub unsafe fn run(&self, op: &impl eager::Op) -> Result {
+        // SAFETY: guaranteed by the caller.
+        let done = unsafe { eager::run(self.at, op) };
+        done.map_err(|error| match error.text.starts_with(self.op) {
+            true => error,
+            false => OpError { text: format!("{}: {}", self.op, error.text), ..error },
+        })
     }
 }
 
-impl Check {
-    pub(super) fn new(op: &'static str) -> Self {
-        Self { op, arrays: Vec::with_capacity(6) }
-    }
-
-    /// The name of the op.
-    pub(super) fn op(&self) -> &'static str {
-        self.op
-    }
-
-    /// Refuses the call because of an argument.
-    pub(super) fn refuse<T>(&self, name: &str, found: impl Display, expected: impl Display) -> Result<T> {
-        Err(OpError::invalid(format!("{}: `{name}` is {found}, expected {expected}", self.op)))
-    }
-
-    /// A size: not negative.
-    pub(super) fn size(&self, name: &str, value: i64) -> Result<usize> {
-        match usize::try_from(value) {
-            Ok(size) => Ok(size),
-            Err(_) => self.refuse(name, value, "a number that is not negative"),
+/// Calls `work` with the place where the arrays of a call are.
+pub(super) fn at(place: Place, stream: Stream, work: impl FnOnce(&At<'_>) -> Result) -> Result {
+    match place {
+        Place::Host => work(&At::Host),
+        Place::Device(index) => {
+            let memory = StreamMemory::default();
+            work(&At::Device(DeviceAt::new(index as usize, stream.0, &memory)?))
         }
     }
+}
 
-    /// A size of at least 1.
-    pub(super) fn positive(&self, name: &str, value: i64) -> Result<usize> {
-        match self.size(name, value)? {
-            0 => self.refuse(name, 0, "at least 1"),
-            size => Ok(size),
+/// Refuses the call because of an argument.
+#[cold]
+pub(super) fn refuse<T>(op: &str, name: &str, found: impl Display, expected: impl Display) -> Result<T> {
+    Err(OpError::invalid(format!("{op}: `{name}` is {found}, expected {expected}")))
+}
+
+/// Sizes are not negative, and everything is within its bound.
+pub(super) fn scalars(op: &Op, values: &[Value]) -> Result {
+    for (arg, &value) in op.args.iter().zip(values) {
+        match value {
+            Value::Number(x) if !arg.bound.admits(x) => {
+                return refuse(op.name, arg.name, x as f32, arg.bound.text());
+            }
+            Value::Int(x) => integer(op, values, arg, x)?,
+            _ => {}
         }
     }
+    Ok(())
+}
 
-    /// A number that `good` accepts.
-    pub(super) fn number(
-        &self,
-        name: &str,
-        x: f32,
-        good: impl Fn(f32) -> bool,
-        expected: &str,
-    ) -> Result<f32> {
-        if good(x) { Ok(x) } else { self.refuse(name, x, expected) }
+fn integer(op: &Op, values: &[Value], arg: &Arg, x: i64) -> Result {
+    if x < 0 && arg.role.is_size() {
+        return refuse(op.name, arg.name, x, "at least 0");
     }
+    let other = |name| op.position(name).map_or(0, |i| values[i].int());
+    let good = match arg.bound {
+        Bound::FromOne => x >= 1,
+        Bound::Even => x % 2 == 0,
+        Bound::UpTo(name) => x <= other(name),
+        Bound::Divides(name) => other(name) == 0 || (x > 0 && other(name) % x == 0),
+        _ => true,
+    };
+    if good {
+        return Ok(());
+    }
+    match arg.bound {
+        Bound::UpTo(name) | Bound::Divides(name) => {
+            refuse(op.name, arg.name, x, format_args!("{}, {}", arg.bound.text(), other(name)))
+        }
+        bound => refuse(op.name, arg.name, x, bound.text()),
+    }
+}
 
-    /// The elements of an array with these sides; its bytes fit the address space.
-    pub(super) fn product(&self, name: &str, sides: &[usize]) -> Result<usize> {
+/// The number of elements of an array; its bytes fit the address space.
+///
+/// # Safety
+/// As [`Op::call`].
+unsafe fn elements(op: &Op, values: &[Value], arg: &Arg, stream: Stream) -> Result<usize> {
+    let mut product = Some(1_usize);
+    let mut empty = false;
+    for dim in arg.dims {
+        let side = match *dim {
+            Dim::Size(i) => Some(values[i].size()),
+            Dim::Half(i) => Some(values[i].size() / 2),
+            Dim::Times(i, j) => values[i].size().checked_mul(values[j].size()),
+            Dim::AtLeast(i, j) => values[i].size().checked_add(values[j].size()),
+            // SAFETY: guaranteed by the caller.
+            Dim::Above(i) => Some(unsafe { rows_used(op, values, i, stream) }?),
+        };
+        empty |= side == Some(0);
+        product = product.zip(side).and_then(|(product, side)| product.checked_mul(side));
+    }
+    match product.filter(|&n| n < TOO_MANY) {
         // An empty side empties the array, however long the others are.
-        if sides.contains(&0) {
-            return Ok(0);
-        }
-        let elements = sides.iter().try_fold(1_usize, |product, &side| product.checked_mul(side));
-        match elements.filter(|&n| n < TOO_MANY) {
-            Some(elements) => Ok(elements),
-            None => self.refuse(name, format!("{sides:?} elements"), "a size that fits into memory"),
-        }
+        _ if empty => Ok(0),
+        Some(elements) => Ok(elements),
+        None => refuse(op.name, arg.name, "larger than any memory", "a size that fits into memory"),
+    }
+}
+
+/// The rows that indices reach; 1 where they are on a device, which cannot be looked at.
+///
+/// # Safety
+/// As [`Op::call`].
+unsafe fn rows_used(op: &Op, values: &[Value], indices: usize, stream: Stream) -> Result<usize> {
+    let arg = &op.args[indices];
+    // SAFETY: guaranteed by the caller.
+    let n = unsafe { elements(op, values, arg, stream) }?;
+    let at = values[indices].pointer();
+    if n == 0 || at.is_null() || place::common(op.name, &[at], stream)? != Place::Host {
+        return Ok(1);
+    }
+    // SAFETY: not null, and n indices by the contract of the caller.
+    let indices = unsafe { std::slice::from_raw_parts(at.cast::<i32>(), n) };
+    Ok(indices.iter().max().map_or(0, |&i| usize::try_from(i).unwrap_or(0)) + 1)
+}
+
+/// The arrays of a call that have elements.
+pub(super) struct Arrays {
+    op: &'static str,
+    list: [Range; MOST],
+    used: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Range {
+    arg: &'static Arg,
+    start: usize,
+    bytes: usize,
+}
+
+impl Arrays {
+    pub fn new(op: &'static str) -> Self {
+        static NONE: Arg = Arg::new("", Role::Unused, &[]);
+        Self { op, list: [Range { arg: &NONE, start: 0, bytes: 0 }; MOST], used: 0 }
     }
 
-    fn array<T>(&mut self, name: &'static str, address: *const T, len: usize, written: bool) -> Result<()> {
+    /// Adds an array of `len` elements, which must be aligned and not null unless it is empty.
+    pub fn add(&mut self, arg: &'static Arg, at: *const c_void, len: usize) -> Result {
+        let (op, name) = (self.op, arg.name);
+        let size = arg.role.elem().map_or(1, Elem::size);
         if len == 0 {
             return Ok(());
         }
-        if len >= TOO_MANY {
-            return self.refuse(name, format_args!("{len} elements"), "a size that fits into memory");
+        if at.is_null() {
+            return refuse(op, name, "null", format_args!("{len} elements"));
         }
-        if address.is_null() {
-            return self.refuse(name, "null", format_args!("{len} elements"));
+        if !at.addr().is_multiple_of(size) {
+            return refuse(op, name, format_args!("{at:p}"), format_args!("a multiple of {size}"));
         }
-        if !address.is_aligned() {
-            return self.refuse(
-                name,
-                format_args!("{address:p}"),
-                format_args!("a multiple of {}", align_of::<T>()),
-            );
+        let bytes = len.saturating_mul(size);
+        if at.addr().checked_add(bytes).is_none() {
+            return refuse(op, name, format_args!("{bytes} bytes at {at:p}"), "memory that exists");
         }
-        let bytes = len.saturating_mul(size_of::<T>());
-        if address.addr().checked_add(bytes).is_none() {
-            return self.refuse(name, format_args!("{bytes} bytes at {address:p}"), "memory that exists");
+        if let Some(free) = self.list.get_mut(self.used) {
+            *free = Range { arg, start: at.addr(), bytes };
+            self.used += 1;
         }
-        self.arrays.push(Array { name, address: address.cast(), bytes, written });
         Ok(())
     }
 
-    /// An array that is read.
-    ///
-    /// # Safety
-    /// If not null it has `len` elements, and they may be read during the call.
-    pub(super) unsafe fn input<T: Element>(
-        &mut self,
-        name: &'static str,
-        address: *const T,
-        len: usize,
-    ) -> Result<T::View> {
-        self.array(name, address, len, false)?;
-        // SAFETY: not null and aligned by the check; the rest is the caller's.
-        Ok(unsafe { T::view(address.cast_mut(), len) })
-    }
-
-    /// An array that is written.
-    ///
-    /// # Safety
-    /// If not null it has `len` elements, and this call alone uses them.
-    pub(super) unsafe fn output<T: Element>(
-        &mut self,
-        name: &'static str,
-        address: *mut T,
-        len: usize,
-    ) -> Result<T::View> {
-        self.array(name, address, len, true)?;
-        // SAFETY: not null and aligned by the check; the rest is the caller's.
-        Ok(unsafe { T::view(address, len) })
-    }
-
-    /// Asks whether what is written overlaps anything, except pairs of names in `same`, which may be one array; and where
-    /// all of it is.
-    pub(super) fn place(&self, same: &[(&str, &str)], stream: Stream) -> Result<Place> {
-        for (i, a) in self.arrays.iter().enumerate() {
-            for b in &self.arrays[..i] {
-                if !(a.written || b.written) || !a.overlaps(b) {
+    /// Refuses overlaps that the op does not allow; then says where all of the arrays are.
+    pub fn place(&self, stream: Stream) -> Result<Place> {
+        let arrays = &self.list[..self.used];
+        for (i, a) in arrays.iter().enumerate() {
+            for b in &arrays[..i] {
+                let apart = a.start + a.bytes <= b.start || b.start + b.bytes <= a.start;
+                if apart || !(a.arg.role.written() || b.arg.role.written()) {
                     continue;
                 }
-                let named =
-                    same.iter().any(|&(x, y)| (x, y) == (a.name, b.name) || (y, x) == (a.name, b.name));
-                if named && a.address == b.address && a.bytes == b.bytes {
-                    continue;
+                let named = a.arg.same.contains(&b.arg.name) || b.arg.same.contains(&a.arg.name);
+                if !(named && (a.start, a.bytes) == (b.start, b.bytes)) {
+                    return self.overlap(a, b, named);
                 }
-                let expected = if named { "the same array or another" } else { "another array" };
-                return Err(OpError::invalid(format!(
-                    "{}: `{}` overlaps `{}`, expected {expected}",
-                    self.op, a.name, b.name
-                )));
             }
         }
-        let mut addresses = [std::ptr::null(); 8];
-        for (slot, array) in addresses.iter_mut().zip(&self.arrays) {
-            *slot = array.address;
+        if stream == Stream::HOST {
+            return Ok(Place::Host);
         }
-        place::common(self.op, &addresses[..self.arrays.len().min(8)], stream)
+        let addresses = self.list.map(|array| std::ptr::without_provenance(array.start));
+        place::common(self.op, &addresses[..self.used], stream)
     }
 
-    /// Every index is in 0..bound.
-    pub(super) fn indices(&self, name: &str, indices: Span<i32>, bound: usize) -> Result {
-        // SAFETY: the array was given as an input: nobody writes it.
-        let indices = unsafe { indices.all() };
-        let inside = |&x: &i32| usize::try_from(x).is_ok_and(|x| x < bound);
-        match indices.iter().position(|x| !inside(x)) {
-            None => Ok(()),
-            Some(i) => {
-                self.refuse(&format!("{name}[{i}]"), indices[i], format_args!("0 to {bound} exclusive"))
+    #[cold]
+    fn overlap(&self, a: &Range, b: &Range, named: bool) -> Result<Place> {
+        let (how, expected) =
+            if named { (" in part", "the same array or a separate one") } else { ("", "a separate array") };
+        let text =
+            format!("{}: `{}` overlaps `{}`{how}, expected {expected}", self.op, a.arg.name, b.arg.name);
+        Err(OpError::invalid(text))
+    }
+}
+
+/// Checks everything; `None` means that there is nothing to do.
+///
+/// # Safety
+/// As [`Op::call`].
+pub(super) unsafe fn arrays(op: &Op, values: &[Value], stream: Stream) -> Result<Option<Place>> {
+    scalars(op, values)?;
+    // SAFETY: guaranteed by the caller.
+    let count = |arg: &Arg| unsafe { elements(op, values, arg, stream) };
+    let mut idle = true;
+    for (i, arg) in op.args.iter().enumerate() {
+        let decides = if op.idle.is_empty() { i == 0 } else { op.idle.contains(&arg.name) };
+        idle = idle && (!decides || count(arg)? == 0);
+    }
+    if idle {
+        return Ok(None);
+    }
+    let mut arrays = Arrays::new(op.name);
+    for (arg, value) in op.args.iter().zip(values) {
+        if arg.bound == Bound::Classes && !(1..=i64::from(i32::MAX)).contains(&value.int()) {
+            return refuse(op.name, arg.name, value.int(), arg.bound.text());
+        }
+        if arg.role.elem().is_some() {
+            arrays.add(arg, value.pointer(), count(arg)?)?;
+        }
+    }
+    let place = arrays.place(stream)?;
+    if place == Place::Host {
+        for (arg, value) in op.args.iter().zip(values) {
+            if let Some(size) = arg.below {
+                let bound = op.position(size).map_or(1 << 31, |i| values[i].int());
+                // SAFETY: host memory that is not null; its size is guaranteed by the caller.
+                unsafe { indices(op.name, arg.name, value.pointer().cast(), count(arg)?, bound) }?;
             }
         }
     }
+    Ok(Some(place))
 }
 
-/// Types of array elements.
-pub(super) trait Element: Sized {
-    /// How an op sees the array.
-    type View;
-
-    /// # Safety
-    /// As [`Span::from_raw`].
-    unsafe fn view(address: *mut Self, len: usize) -> Self::View;
-}
-
-impl Element for f32 {
-    type View = Span<f32>;
-    unsafe fn view(address: *mut Self, len: usize) -> Span<f32> {
-        // SAFETY: the caller's.
-        unsafe { Span::from_raw(address, len) }
+/// Every index is in 0..bound.
+///
+/// # Safety
+/// `at` points to `n` indices, or `n` is 0.
+unsafe fn indices(op: &str, name: &str, at: *const i32, n: usize, bound: i64) -> Result {
+    if n == 0 {
+        return Ok(());
     }
-}
-
-impl Element for i32 {
-    type View = Span<i32>;
-    unsafe fn view(address: *mut Self, len: usize) -> Span<i32> {
-        // SAFETY: the caller's.
-        unsafe { Span::from_raw(address, len) }
-    }
-}
-
-impl Element for u64 {
-    type View = Span<u64>;
-    unsafe fn view(address: *mut Self, len: usize) -> Span<u64> {
-        // SAFETY: the caller's.
-        unsafe { Span::from_raw(address, len) }
+    // SAFETY: guaranteed by the caller.
+    let indices = unsafe { std::slice::from_raw_parts(at, n) };
+    match indices.iter().position(|&x| x < 0 || i64::from(x) >= bound) {
+        None => Ok(()),
+        Some(i) => {
+            let expected = format_args!("an index in 0..{bound}");
+            refuse(op, &format!("{name}[{i}]"), indices[i], expected)
+        }
     }
 }

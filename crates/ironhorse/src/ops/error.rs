@@ -1,7 +1,5 @@
 //! The error of an op.
 
-use crate::cpu::flat::TaskPanic;
-
 /// What went wrong, as a number that C and Python see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
@@ -10,9 +8,9 @@ pub enum Code {
     Success = 0,
     /// The device the memory is on cannot be used.
     NotAvailable = -1,
-    /// An argument makes no sense.
+    /// An argument is invalid.
     InvalidValue = -2,
-    /// The computation could not be started or did not end well.
+    /// The computation could not be started, or failed.
     LaunchFailed = -3,
     /// There is not enough memory.
     OutOfMemory = -4,
@@ -30,18 +28,18 @@ impl Code {
         }
     }
 
-    /// As C sees it.
+    /// The number that C returns.
     pub fn as_i32(self) -> i32 {
         self as i32
     }
 }
 
-/// An op that was not done.
+/// Why an op was not done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpError {
-    /// The kind.
+    /// The kind of error.
     pub code: Code,
-    /// A sentence: the op, the argument, what it is, what was expected.
+    /// One sentence: the op, the argument, what was found, what was expected.
     pub text: String,
 }
 
@@ -61,12 +59,6 @@ impl std::fmt::Display for OpError {
 }
 
 impl std::error::Error for OpError {}
-
-impl From<TaskPanic> for OpError {
-    fn from(panic: TaskPanic) -> Self {
-        Self { code: Code::LaunchFailed, text: panic.to_string() }
-    }
-}
 
 impl From<crate::cpu::eager::Failed> for OpError {
     fn from(error: crate::cpu::eager::Failed) -> Self {

@@ -4,7 +4,7 @@ use super::error::{OpError, Result};
 use crate::cuda::eager;
 use std::ffi::c_void;
 
-/// A CUDA stream as a C program has it; null is the default stream. Without meaning for memory of the host.
+/// A CUDA stream as a C program has it; null is the default stream. Ignored for host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Stream(pub *mut c_void);
@@ -12,7 +12,7 @@ pub struct Stream(pub *mut c_void);
 impl Stream {
     /// The default stream.
     pub const DEFAULT: Self = Self(std::ptr::null_mut());
-    /// All arrays are memory of the host, and nobody is asked: what a caller passes who made them. No stream has this address.
+    /// All arrays are host memory, and the driver is not asked: for a caller who made them. No stream has this address.
     pub const HOST: Self = Self(std::ptr::without_provenance_mut(usize::MAX));
 }
 
@@ -25,13 +25,13 @@ impl Default for Stream {
 /// Where an array is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Memory of the host.
+    /// Host memory.
     Host,
     /// Memory of the CUDA device of this number.
     Device(u32),
 }
 
-/// Where `address` is. Without a driver in the process everything is the host's.
+/// Where `address` is. Without a CUDA driver in the process everything is host memory.
 pub fn place_of(address: *const c_void) -> Place {
     match eager::device_of(address) {
         Some(index) => Place::Device(index as u32),
@@ -39,7 +39,7 @@ pub fn place_of(address: *const c_void) -> Place {
     }
 }
 
-/// Whether ops run on a CUDA device here.
+/// Whether ops can run on a CUDA device here.
 pub fn cuda_available() -> bool {
     eager::available()
 }
@@ -61,21 +61,4 @@ pub(super) fn common(op: &str, addresses: &[*const c_void], stream: Stream) -> R
         }
     }
     Ok(place.unwrap_or(Place::Host))
-}
-
-/// Runs a call where its arrays are: `host` there, or `device` on its GPU and stream.
-pub(super) fn run(
-    place: Place,
-    stream: Stream,
-    host: impl FnOnce() -> Result,
-    device: impl FnOnce(&eager::At<'_>) -> crate::cuda::Result<()>,
-) -> Result {
-    match place {
-        Place::Host => host(),
-        Place::Device(index) => {
-            let memory = eager::StreamMemory::default();
-            let at = eager::At::new(index as usize, stream.0, &memory)?;
-            Ok(device(&at)?)
-        }
-    }
 }

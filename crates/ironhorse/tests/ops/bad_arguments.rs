@@ -118,7 +118,7 @@ fn overlap_and_alignment() {
     let p = x.as_mut_ptr();
     // SAFETY: refused before memory is touched, or inside the array.
     unsafe {
-        invalid(ops::silu(p, p.add(1), 10, S), "`out` overlaps `input`");
+        invalid(ops::silu(p, p.add(1), 10, S), "`out` overlaps `x` in part");
         invalid(ops::softmax(p.add(5), p, 2, 5, S), "overlaps");
         invalid(ops::silu(p.byte_add(1), p.add(10), 5, S), "a multiple of 4");
         ops::silu(p, p.add(10), 10, S).unwrap();

@@ -57,7 +57,7 @@ fn cross_entropy_needs_a_class() {
         ]
     };
     for (said, op) in said.into_iter().zip(["forward", "backward"]) {
-        let want = format!("cross_entropy_{op}: `vocab` is 0, expected at least 1: no target is a class");
+        let want = format!("cross_entropy_{op}: `vocab` is 0, expected at least 1 and below 2^31");
         assert_eq!(said.unwrap_err().to_string(), want);
     }
 }

@@ -1,5 +1,6 @@
 use crate::common::*;
-use ironhorse::ops;
+use ironhorse::ops::layers::{self, GroupedLinear};
+use ironhorse::ops::{self};
 
 struct Case {
     batch: usize,
@@ -109,11 +110,10 @@ fn gemm_transposed() {
                 let left = if swap[0] { transposed(&a, m, k) } else { a.clone() };
                 let right = if swap[1] { transposed(&b, k, n_) } else { b.clone() };
                 let mut c = old.clone();
+                let (a, b, c_ptr) = (left.as_ptr(), right.as_ptr(), c.as_mut_ptr());
+                let ([m, n, k], [alpha, beta], [ta, tb]) = (sizes, factors, swap);
                 // SAFETY: arrays of the size given.
-                unsafe {
-                    let from = [left.as_ptr(), right.as_ptr()];
-                    ops::gemm_transposed(from, c.as_mut_ptr(), sizes, swap, factors, S).unwrap();
-                }
+                unsafe { layers::gemm_transposed(a, b, c_ptr, m, n, k, alpha, beta, ta, tb, S) }.unwrap();
                 close(&c, &wide(&want), 2e-6, 1e-6 * (k as f64 + 1.0));
             }
         }
@@ -123,7 +123,7 @@ fn gemm_transposed() {
 /// Each expert's products are those of `gemm_transposed` on its rows; one without rows is left alone.
 #[test]
 fn gemm_grouped() {
-    use ops::Grouped::{Forward, Input, Weight};
+    use layers::Grouped::{Forward, Input, Weight};
     let (outs, ins) = (33_usize, 20_usize);
     for offsets in [vec![0, 5, 5, 37, 64], vec![0, 0, 0, 300], vec![0, 1], vec![0, 0, 0]] {
         let (experts, rows) = (offsets.len() - 1, offsets[offsets.len() - 1] as usize);
@@ -131,23 +131,23 @@ fn gemm_grouped() {
         let (weight, old) = (random(experts * outs * ins, 3), random(experts * outs * ins, 4));
         let (mut y, mut d_x, mut d_w) = (vec![0.0; rows * outs], vec![0.0; rows * ins], old.clone());
         let (mut y2, mut d_x2, mut d_w2) = (y.clone(), d_x.clone(), old.clone());
-        let sizes = [n(outs), n(ins)];
+        let linear = |kind, a, b, c| GroupedLinear { kind, a, b, c, outs, ins, offsets: &offsets };
         // SAFETY: arrays of the size given.
         unsafe {
             let (x, d_y, w) = (x.as_ptr(), d_y.as_ptr(), weight.as_ptr());
-            ops::gemm_grouped(Forward, [x, w], y.as_mut_ptr(), sizes, &offsets, S).unwrap();
-            ops::gemm_grouped(Input, [d_y, w], d_x.as_mut_ptr(), sizes, &offsets, S).unwrap();
-            ops::gemm_grouped(Weight, [d_y, x], d_w.as_mut_ptr(), sizes, &offsets, S).unwrap();
+            layers::gemm_grouped(&linear(Forward, x, w, y.as_mut_ptr()), S).unwrap();
+            layers::gemm_grouped(&linear(Input, d_y, w, d_x.as_mut_ptr()), S).unwrap();
+            layers::gemm_grouped(&linear(Weight, d_y, x, d_w.as_mut_ptr()), S).unwrap();
             for e in 0..experts {
                 let (first, count) = (offsets[e] as usize, n((offsets[e + 1] - offsets[e]) as usize));
                 let (o, i) = (n(outs), n(ins));
                 let (x, d_y, w) = (x.add(first * ins), d_y.add(first * outs), w.add(e * outs * ins));
                 let (y, d_x) = (y2.as_mut_ptr().add(first * outs), d_x2.as_mut_ptr().add(first * ins));
                 let d_w = d_w2.as_mut_ptr().add(e * outs * ins);
-                let one = ops::gemm_transposed;
-                one([x, w], y, [count, o, i], [false, true], [1.0, 0.0], S).unwrap();
-                one([d_y, w], d_x, [count, i, o], [false, false], [1.0, 0.0], S).unwrap();
-                one([d_y, x], d_w, [o, i, count], [true, false], [1.0, 1.0], S).unwrap();
+                let one = layers::gemm_transposed;
+                one(x, w, y, count, o, i, 1.0, 0.0, false, true, S).unwrap();
+                one(d_y, w, d_x, count, i, o, 1.0, 0.0, false, false, S).unwrap();
+                one(d_y, x, d_w, o, i, count, 1.0, 1.0, true, false, S).unwrap();
             }
         }
         for (found, want, depth) in [(y, y2, ins), (d_x, d_x2, outs), (d_w, d_w2, rows)] {
@@ -156,9 +156,10 @@ fn gemm_grouped() {
     }
     let (x, mut y) = (random(6, 1), [0.0; 6]);
     for offsets in [&[0, 2, 1][..], &[1, 3], &[], &[0]] {
+        let (a, c) = (x.as_ptr(), y.as_mut_ptr());
+        let linear = GroupedLinear { kind: Forward, a, b: a, c, outs: 2, ins: 2, offsets };
         // SAFETY: the offsets are refused before anything is read.
-        let refused =
-            unsafe { ops::gemm_grouped(Forward, [x.as_ptr(); 2], y.as_mut_ptr(), [2, 2], offsets, S) };
+        let refused = unsafe { layers::gemm_grouped(&linear, S) };
         assert!(refused.unwrap_err().text.contains("`offsets` is"), "{offsets:?}");
     }
 }

@@ -1,34 +1,24 @@
 //! One call of an op: its arrays, their checks, and running it.
 
-use super::staging::{self, Range, Where};
-use super::{Array, Element, Indices, product};
+use super::staging::{self, MOST, Placed, Range};
+use super::{Indices, NumpyArray, numpy_type};
 use crate::error;
+use ironhorse::Device;
 use ironhorse::ops::OpError;
+use ironhorse::ops::spec::Elem;
 use numpy::npyffi::{self, NPY_ARRAY_CARRAY, NPY_ARRAY_CARRAY_RO, NPY_ARRAY_ENSUREARRAY, PY_ARRAY_API};
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::PyTypeInfo;
 use pyo3::prelude::*;
-use std::ffi::c_int;
-use std::marker::PhantomData;
+use std::ffi::{c_int, c_void};
 
-/// Work, in elements touched, from which the interpreter is let go: below, taking it back costs more than the work.
+/// Work, in elements touched, from which the interpreter's lock is released: below, taking it back costs more than the work.
 const LONG: usize = 16 * 1024;
 /// Dimensions that numpy allows.
 const MOST_DIMS: usize = 64;
-/// More arrays than any op has.
-pub(super) const MOST: usize = 10;
-
-/// What arrays of a call may share.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Sharing {
-    /// An output may be the very memory of an input: each element is read before it is written.
-    Same,
-    /// Nothing that is written may be anything else.
-    Nothing,
-}
 
 /// One call of an op: collects its arrays, then runs it.
-pub struct Call<'py> {
+pub struct NumpyCall<'py> {
     py: Python<'py>,
     op: &'static str,
     /// The GPU to compute on; `None` is the host.
@@ -37,20 +27,25 @@ pub struct Call<'py> {
     used: usize,
 }
 
-impl<'py> Call<'py> {
+impl<'py> NumpyCall<'py> {
     /// Starts a call on the device that the argument names.
     pub fn new(py: Python<'py>, op: &'static str, device: &str) -> PyResult<Self> {
-        let gpu = match device {
-            // Arrays of numpy are memory of the host: to copy them to a GPU and back takes longer than to compute here.
-            "auto" | "cpu" => None,
-            _ => Some(gpu_of(device).ok_or_else(|| {
-                let text = format_args!(
-                    "device is {device:?}; there are \"auto\", \"cpu\", \"cuda\" and \"cuda:N\""
-                );
-                error::invalid(py, op, text)
-            })?),
+        let gpu = match device.parse().map_err(|error| error::invalid(py, op, error))? {
+            // Arrays of numpy are host memory: copying them to a GPU and back takes longer than computing here.
+            Device::Auto | Device::Cpu => None,
+            Device::Cuda(index) => Some(index),
         };
         Ok(Self { py, op, gpu, ranges: [Range::NONE; MOST], used: 0 })
+    }
+
+    /// The address on the host of the array in a slot, or of its private copy.
+    pub fn address(&self, slot: usize) -> *mut c_void {
+        std::ptr::with_exposed_provenance_mut(self.ranges[slot].source)
+    }
+
+    /// Whether the op runs on a GPU.
+    pub fn on_gpu(&self) -> bool {
+        self.gpu.is_some()
     }
 
     /// The refusal of an argument.
@@ -60,155 +55,138 @@ impl<'py> Call<'py> {
     }
 
     /// An array that the op reads; copied where it is not contiguous.
-    pub fn input<T: Element>(
-        &mut self,
-        name: &'static str,
-        object: &Bound<'py, PyAny>,
-    ) -> PyResult<Array<'py, T>> {
-        let mut array = self.typed::<T>(name, object)?;
+    pub fn input(&mut self, name: &str, elem: Elem, object: &Bound<'py, PyAny>) -> PyResult<NumpyArray<'py>> {
+        let mut array = self.typed(name, elem, object)?;
         if !has(&array, NPY_ARRAY_CARRAY_RO) {
             array = self.copy(&array)?;
         }
-        Ok(self.keep(name, array, Range::READ))
+        Ok(self.keep(array, elem, Range::NONE))
     }
 
-    /// An array that the op writes, or reads and writes: used as it is or refused.
-    pub fn output<T: Element>(
+    /// An f32 array that the op reads.
+    pub fn read(&mut self, name: &str, object: &Bound<'py, PyAny>) -> PyResult<NumpyArray<'py>> {
+        self.input(name, Elem::F32, object)
+    }
+
+    /// An array that the op writes, or reads and writes: used in place or refused.
+    pub fn output(
         &mut self,
-        name: &'static str,
+        name: &str,
+        elem: Elem,
         object: &Bound<'py, PyAny>,
-    ) -> PyResult<Array<'py, T>> {
-        let array = self.typed::<T>(name, object)?;
+    ) -> PyResult<NumpyArray<'py>> {
+        let array = self.typed(name, elem, object)?;
         if !has(&array, NPY_ARRAY_CARRAY) {
             return Err(self.unfit(name, &array));
         }
-        Ok(self.keep(name, array, Range::WRITTEN))
+        Ok(self.keep(array, elem, Range { written: true, ..Range::NONE }))
     }
 
-    /// The array given for an output, which must have this shape or be flat with as many elements; else a new one.
-    pub fn output_or_new<T: Element>(
-        &mut self,
-        name: &'static str,
-        given: Option<&Bound<'py, PyAny>>,
-        shape: &[usize],
-    ) -> PyResult<Array<'py, T>> {
-        match given {
-            None => {
-                let array = self.allocate::<T>(shape)?;
-                Ok(self.keep(name, array, Range::NEW))
-            }
-            Some(object) => {
-                let array = self.output(name, object)?;
-                self.expect(name, &array, shape)?;
-                Ok(array)
-            }
-        }
+    /// A new array that the op writes.
+    pub fn made(&mut self, elem: Elem, shape: &[usize]) -> PyResult<NumpyArray<'py>> {
+        let array = self.allocate(elem, shape)?;
+        Ok(self.keep(array, elem, Range { written: true, new: true, ..Range::NONE }))
     }
 
-    /// As [`Self::output_or_new`]; a new one is filled, for an op that may write nothing.
-    pub fn output_or_filled(
+    /// A new array that already holds values, for an op that reads it or may write nothing.
+    pub fn filled<T: Copy>(
         &mut self,
-        name: &'static str,
-        given: Option<&Bound<'py, PyAny>>,
+        elem: Elem,
         shape: &[usize],
-        fill: f32,
-    ) -> PyResult<Array<'py, f32>> {
-        let array = self.output_or_new::<f32>(name, given, shape)?;
-        if given.is_none() {
-            for i in 0..array.len() {
-                // SAFETY: inside an array that was made here.
-                unsafe { array.ptr().add(i).write(fill) };
-            }
-            self.ranges[array.slot].new = false;
+        values: impl Iterator<Item = T>,
+    ) -> PyResult<NumpyArray<'py>> {
+        debug_assert_eq!(elem.size(), size_of::<T>());
+        let array = self.made(elem, shape)?;
+        for (i, value) in values.take(array.len).enumerate() {
+            // SAFETY: inside an array that was made here, of elements as large as T.
+            unsafe { array.data().cast::<T>().add(i).write(value) };
         }
+        self.ranges[array.slot].new = false;
         Ok(array)
     }
 
+    /// A private copy of the elements of an i32 input, which the op reads instead of the array.
+    pub fn private(&mut self, array: &NumpyArray<'_>) -> Indices {
+        let copy = if array.len == 0 {
+            Vec::new()
+        } else {
+            // SAFETY: the array is alive and has this many i32; numpy does not write it while this thread has the lock.
+            unsafe { std::slice::from_raw_parts(array.data().cast::<i32>().cast_const(), array.len) }.to_vec()
+        };
+        self.ranges[array.slot].source = copy.as_ptr().expose_provenance();
+        Indices { copy }
+    }
+
+    /// [`Self::private`] of exactly `count` indices in 0..below.
+    pub fn indices(
+        &mut self,
+        (name, array): (&str, &NumpyArray<'_>),
+        count: usize,
+        below: usize,
+    ) -> PyResult<Indices> {
+        if array.len != count {
+            let found = array.shape();
+            return Err(self.invalid(format_args!("`{name}` is {found:?}, expected {count} elements")));
+        }
+        let indices = self.private(array);
+        let outside = |&index: &i32| usize::try_from(index).is_ok_and(|index| index < below);
+        match indices.copy.iter().position(|index| !outside(index)) {
+            None => Ok(indices),
+            Some(at) => {
+                let index = indices.copy[at];
+                let text = format_args!("`{name}[{at}]` is {index}, expected an index in 0..{below}");
+                Err(self.invalid(text))
+            }
+        }
+    }
+
     /// Refuses an array whose shape is another one, unless it is flat with as many elements.
-    pub fn expect<T>(&self, name: &str, array: &Array<'py, T>, shape: &[usize]) -> PyResult<()> {
+    pub fn expect(&self, name: &str, array: &NumpyArray<'py>, shape: &[usize]) -> PyResult<()> {
         let found = array.shape();
-        if found == shape || (found.len() == 1 && Some(found[0]) == product(shape)) {
+        if found == shape || (found.len() == 1 && found[0] == shape.iter().product::<usize>()) {
             return Ok(());
         }
         Err(self.invalid(format_args!("`{name}` is {found:?}, expected {shape:?}")))
     }
 
-    /// A private copy of the elements of an array that was got as an input, which must be `count` indices in 0..below.
-    pub fn indices(
-        &mut self,
-        (name, array): (&str, &Array<'_, i32>),
-        count: i64,
-        below: i64,
-    ) -> PyResult<Indices> {
-        if array.count() != count {
-            let found = array.shape();
-            return Err(self.invalid(format_args!("`{name}` is {found:?}, expected {count} elements")));
-        }
-        let copy = if count == 0 {
-            Vec::new()
-        } else {
-            // SAFETY: the array is alive and has this many elements; numpy writes none of it while this thread has the lock.
-            unsafe { std::slice::from_raw_parts(array.ptr().cast_const(), array.len()) }.to_vec()
-        };
-        match copy.iter().position(|&index| i64::from(index) < 0 || i64::from(index) >= below) {
-            None => {
-                self.ranges[array.slot].source = copy.as_ptr() as usize;
-                Ok(Indices { copy, slot: array.slot })
-            }
-            Some(at) => Err(self.invalid(format_args!(
-                "`{name}` has {} at position {at}, expected 0 to {}",
-                copy[at],
-                below - 1
-            ))),
-        }
-    }
-
-    /// Refuses arrays that overlap in a way that the op does not stand; then runs it, without the interpreter where
-    /// there is much to do. `work` is the number of elements it touches, about.
-    ///
-    /// `run` uses pointers of arrays, which live until this returns because the caller holds them, as [`Where`] gives them.
-    pub fn run(
-        &self,
-        sharing: Sharing,
-        work: usize,
-        run: impl FnOnce(&Where) -> Result<(), OpError> + Send,
-    ) -> PyResult<()> {
-        self.apart(sharing)?;
+    /// Runs the op, without the interpreter's lock where there is much to do. `work` is about the number of elements it
+    /// touches. The arrays must live until this returns.
+    pub fn run(&self, work: usize, run: impl FnOnce(&Placed) -> Result<(), OpError> + Send) -> PyResult<()> {
+        let ranges = &self.ranges[..self.used];
         let done = match self.gpu {
-            None if work < LONG => run(&Where::HOST),
-            None => self.py.detach(|| run(&Where::HOST)),
-            Some(gpu) => {
-                let (op, ranges) = (self.op, &self.ranges[..self.used]);
-                self.py.detach(|| staging::run(op, gpu, ranges, run))
-            }
+            None if work < LONG => run(&Placed::host(ranges)),
+            None => self.py.detach(|| run(&Placed::host(ranges))),
+            Some(gpu) => self.py.detach(|| staging::run(self.op, gpu, ranges, run)),
         };
         done.map_err(|error| error::of_op(self.py, &error))
     }
 
-    fn typed<T: Element>(
+    fn typed(
         &self,
         name: &str,
+        elem: Elem,
         object: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyUntypedArray>> {
+        let (expected, kind, _) = numpy_type(elem);
         let Ok(array) = object.cast::<PyUntypedArray>() else {
-            let kind = object.get_type();
-            let kind = kind.name().map_or_else(|_| "?".into(), |name| name.to_string());
-            let text = format_args!("`{name}` is of type {kind}, expected a numpy array of {}", T::NAME);
+            let found = object.get_type();
+            let found = found.name().map_or_else(|_| "?".into(), |name| name.to_string());
+            let text = format_args!("`{name}` is of type {found}, expected a numpy array of {expected}");
             return Err(self.invalid(text));
         };
         if !array.is_exact_instance_of::<PyUntypedArray>() && self.is_masked(object) {
             let text = format_args!(
-                "`{name}` is a masked array, and the ops know no masks; x.filled(value) gives a plain one"
+                "`{name}` is a masked array, and the ops ignore masks; x.filled(value) gives a plain one"
             );
             return Err(self.invalid(text));
         }
         let descr = array.dtype();
-        let fits = descr.kind() == T::KIND && descr.itemsize() == size_of::<T>() && descr.byteorder() == b'=';
-        if fits {
+        if descr.kind() == kind && descr.itemsize() == elem.size() && descr.byteorder() == b'=' {
             return Ok(array.clone());
         }
+        let found = dtype(&descr);
         let text =
-            format_args!("`{name}` is {}, expected {} (x.astype(np.{1}) converts)", dtype(&descr), T::NAME);
+            format_args!("`{name}` is {found}, expected {expected} (x.astype(np.{expected}) converts)");
         Err(self.invalid(text))
     }
 
@@ -230,7 +208,7 @@ impl<'py> Call<'py> {
         Ok(made.cast_into::<PyUntypedArray>()?)
     }
 
-    fn allocate<T: Element>(&self, shape: &[usize]) -> PyResult<Bound<'py, PyUntypedArray>> {
+    fn allocate(&self, elem: Elem, shape: &[usize]) -> PyResult<Bound<'py, PyUntypedArray>> {
         let mut sizes = [0; MOST_DIMS];
         let Some(sizes) = sizes.get_mut(..shape.len()) else {
             return Err(self.invalid(format_args!("arrays have up to {} dimensions", MOST_DIMS)));
@@ -246,7 +224,7 @@ impl<'py> Call<'py> {
                 PyUntypedArray::type_object_raw(self.py),
                 sizes.len() as c_int,
                 sizes.as_mut_ptr(),
-                T::NUMBER as c_int,
+                numpy_type(elem).2 as c_int,
                 std::ptr::null_mut(),
                 std::ptr::null_mut(),
                 0,
@@ -260,41 +238,15 @@ impl<'py> Call<'py> {
         Ok(unsafe { made.cast_into_unchecked::<PyUntypedArray>() })
     }
 
-    fn keep<T>(
-        &mut self,
-        name: &'static str,
-        array: Bound<'py, PyUntypedArray>,
-        kind: Range,
-    ) -> Array<'py, T> {
+    fn keep(&mut self, array: Bound<'py, PyUntypedArray>, elem: Elem, kind: Range) -> NumpyArray<'py> {
         debug_assert!(self.used < MOST);
-        let array = Array { len: array.len(), array, slot: self.used, element: PhantomData };
-        let (start, bytes) = (array.ptr() as usize, array.len * size_of::<T>());
+        let array = NumpyArray { len: array.len(), array, slot: self.used };
+        let (start, bytes) = (array.data().expose_provenance(), array.len * elem.size());
         if let Some(free) = self.ranges.get_mut(self.used) {
-            *free = Range { name, start, source: start, bytes, ..kind };
+            *free = Range { start, source: start, bytes, ..kind };
             self.used += 1;
         }
         array
-    }
-
-    fn apart(&self, sharing: Sharing) -> PyResult<()> {
-        let ranges = &self.ranges[..self.used];
-        for (i, a) in ranges.iter().enumerate() {
-            for b in &ranges[i + 1..] {
-                let apart = a.bytes == 0
-                    || b.bytes == 0
-                    || a.start + a.bytes <= b.start
-                    || b.start + b.bytes <= a.start
-                    || !(a.written || b.written);
-                let same = sharing == Sharing::Same
-                    && (a.start, a.bytes) == (b.start, b.bytes)
-                    && !(a.written && b.written);
-                if !(apart || same) {
-                    let how = if sharing == Sharing::Same { "overlap in part" } else { "share memory" };
-                    return Err(self.invalid(format_args!("`{}` and `{}` {how}", a.name, b.name)));
-                }
-            }
-        }
-        Ok(())
     }
 
     #[cold]
@@ -306,7 +258,7 @@ impl<'py> Call<'py> {
         } else {
             "is not aligned"
         };
-        self.invalid(format_args!("`{name}` {why}, and what is written cannot be a copy"))
+        self.invalid(format_args!("`{name}` {why}, and an output is used in place"))
     }
 }
 
@@ -320,15 +272,4 @@ fn dtype(descr: &Bound<'_, numpy::PyArrayDescr>) -> String {
     let swapped = if cfg!(target_endian = "little") { b'>' } else { b'<' };
     let order = if descr.byteorder() == swapped { " (byte-swapped)" } else { "" };
     format!("{descr}{order}")
-}
-
-/// The number of the GPU that `"cuda"` or `"cuda:N"` names.
-fn gpu_of(device: &str) -> Option<usize> {
-    match device.strip_prefix("cuda")? {
-        "" => Some(0),
-        rest => {
-            let digits = rest.strip_prefix(':')?;
-            if digits.bytes().all(|digit| digit.is_ascii_digit()) { digits.parse().ok() } else { None }
-        }
-    }
 }

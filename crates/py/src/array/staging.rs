@@ -1,65 +1,48 @@
-//! Running a call on a GPU: arrays go there, the op works on a stream of its own, and what it wrote comes back.
+//! Running a call on a GPU: arrays are copied there, the op works on a stream of its own, and what it wrote is copied back.
 
-use super::Pointer;
-use super::call::MOST;
-use ironhorse::cuda;
-use ironhorse::eager::At;
 use ironhorse::ops::{OpError, Staging, Stream};
+use std::ffi::c_void;
+
+/// Arrays that a call has at most.
+pub(super) const MOST: usize = 10;
 
 /// Memory of an array in a call.
 #[derive(Clone, Copy)]
 pub(super) struct Range {
-    pub name: &'static str,
     pub start: usize,
     pub bytes: usize,
     pub written: bool,
-    /// Made by the call: nothing is in it yet.
+    /// Made by the call: it holds nothing yet.
     pub new: bool,
     /// What an op reads: `start`, or a private copy.
     pub source: usize,
 }
 
 impl Range {
-    pub const NONE: Self = Self { name: "", start: 0, bytes: 0, written: false, new: false, source: 0 };
-    pub const READ: Self = Self::NONE;
-    pub const WRITTEN: Self = Self { written: true, ..Self::NONE };
-    pub const NEW: Self = Self { new: true, ..Self::WRITTEN };
+    pub const NONE: Self = Self { start: 0, bytes: 0, written: false, new: false, source: 0 };
 }
 
-/// Where an op works: what it gets for the arrays and as its stream.
-pub struct Where {
-    stream: Stream,
-    /// The GPU, and addresses by number of the array; `None` is the host, where arrays are used as they are.
-    device: Option<(usize, [usize; MOST])>,
+/// Where the arrays of a call are while its op runs.
+pub struct Placed {
+    /// The stream to run on.
+    pub stream: Stream,
+    /// Addresses by slot.
+    addresses: [usize; MOST],
 }
 
-impl Where {
-    /// Arrays are memory of the host, and nobody needs to be asked.
-    pub(super) const HOST: Self = Self { stream: Stream::HOST, device: None };
-
-    /// The stream.
-    pub fn stream(&self) -> Stream {
-        self.stream
-    }
-
-    /// An array to read.
-    pub fn read<T>(&self, array: Pointer<T>) -> *const T {
-        self.write(array)
-    }
-
-    /// An array to write; only of those got as outputs.
-    pub fn write<T>(&self, array: Pointer<T>) -> *mut T {
-        match &self.device {
-            None => array.host,
-            Some((_, addresses)) => std::ptr::without_provenance_mut(addresses[array.slot]),
+impl Placed {
+    /// On the host, where arrays are used in place.
+    pub(super) fn host(ranges: &[Range]) -> Self {
+        let mut addresses = [0; MOST];
+        for (address, range) in addresses.iter_mut().zip(ranges) {
+            *address = range.source;
         }
+        Self { stream: Stream::HOST, addresses }
     }
 
-    /// Runs a direct op there.
-    pub fn direct(&self, work: impl FnOnce(&At<'_>) -> Result<(), OpError>) -> Result<(), OpError> {
-        let Some((gpu, _)) = self.device else { return work(&At::Host) };
-        let memory = cuda::eager::StreamMemory::default();
-        work(&At::Device(cuda::eager::At::new(gpu, self.stream.0, &memory)?))
+    /// The address of the array in a slot.
+    pub fn address(&self, slot: usize) -> *mut c_void {
+        std::ptr::with_exposed_provenance_mut(self.addresses[slot])
     }
 }
 
@@ -70,7 +53,7 @@ pub(super) fn run(
     op: &str,
     gpu: usize,
     ranges: &[Range],
-    run: impl FnOnce(&Where) -> Result<(), OpError>,
+    run: impl FnOnce(&Placed) -> Result<(), OpError>,
 ) -> Result<(), OpError> {
     let named = |error: ironhorse::cuda::Error| {
         let error = OpError::from(error);
@@ -93,7 +76,7 @@ pub(super) fn run(
                 .map_err(named)?;
         }
     }
-    run(&Where { stream: Stream(staging.stream()), device: Some((gpu, addresses)) })?;
+    run(&Placed { stream: Stream(staging.stream()), addresses })?;
     for (range, &from) in ranges.iter().zip(&addresses).filter(|(range, _)| range.written) {
         let to = std::ptr::with_exposed_provenance_mut(range.start);
         // SAFETY: the array has this many bytes, may be written, and outlives `staging`, which waits.

@@ -17,7 +17,7 @@ pub struct Handle {
     strides: *const i64,
 }
 
-/// torch, or why there is none: a kernel is called by it, so it is there.
+/// torch, or an error if it is not loaded, which cannot be inside a kernel that torch calls.
 fn torch() -> Result<&'static Torch> {
     Torch::get().ok_or_else(|| failed("torch is not registered".into()))
 }
@@ -36,7 +36,7 @@ impl Handle {
     /// Takes a handle over, also when it fails.
     ///
     /// # Safety
-    /// The handle is valid and the caller's own.
+    /// The handle is valid, and the caller owns it.
     pub unsafe fn own(raw: RawTensor) -> Result<Self> {
         let null = std::ptr::null();
         let mut it = Self {

@@ -1,29 +1,30 @@
-//! On heads: rotary embedding and attention. Tensors are (batch, heads, positions, head_dim); what lies in memory as
-//! (batch, positions, heads, head_dim) is used as it lies, and so are results of it.
+//! Rotary embedding and attention. Tensors are (batch, heads, positions, head_dim); those stored as (batch, positions, heads,
+//! head_dim) are used without a copy, and their results are stored the same way.
 
-use super::call::Call;
-use super::kernel::{Outputs, op};
+use super::call::TorchCall;
+use super::kernel::{Outputs, ops};
 use super::tensor::{Tensor, contiguous, refuse};
-use ironhorse::core::eager::{AttentionShape, Pairs, RopeShape, Strides};
-use ironhorse::eager;
+use ironhorse::core::eager::{Attention, AttentionBwd, AttentionShape, Pairs, Rope, RopeShape, Strides};
 use ironhorse::ops::Result;
 
-op!(RopeOp, "rope",
-    "(Tensor x, Tensor cos, Tensor sin, int offset, bool interleaved, bool back) -> Tensor",
-    (x: tensor, cos: tensor, sin: tensor, offset: int, interleaved: boolean, back: boolean)
-    rope([x, cos, sin], offset, interleaved, back));
-op!(AttentionOp, "attention",
-    "(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> (Tensor out, Tensor lse)",
-    (q: tensor, k: tensor, v: tensor, causal: boolean, scale: float) attention([q, k, v], causal, scale));
-op!(AttentionBwd, "attention_bwd",
-    "(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal, float scale, \
-     bool need_q, bool need_k, bool need_v) -> (Tensor, Tensor, Tensor)",
-    (d_out: tensor, q: tensor, k: tensor, v: tensor, out: tensor, lse: tensor, causal: boolean, scale: float,
-     need_q: boolean, need_k: boolean, need_v: boolean)
-    attention_bwd([d_out, q, k, v, out, lse], causal, scale, [need_q, need_k, need_v]));
+ops! {
+    "rope",
+        "(Tensor x, Tensor cos, Tensor sin, int offset, bool interleaved, bool back) -> Tensor",
+        (x: tensor, cos: tensor, sin: tensor, offset: int, interleaved: boolean, back: boolean)
+        => rope([x, cos, sin], offset, interleaved, back);
+    "attention",
+        "(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> (Tensor out, Tensor lse)",
+        (q: tensor, k: tensor, v: tensor, causal: boolean, scale: float) => attention([q, k, v], causal, scale);
+    "attention_bwd",
+        "(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal, float scale, \
+         bool need_q, bool need_k, bool need_v) -> (Tensor, Tensor, Tensor)",
+        (d_out: tensor, q: tensor, k: tensor, v: tensor, out: tensor, lse: tensor, causal: boolean, scale: float,
+         need_q: boolean, need_k: boolean, need_v: boolean)
+        => attention_bwd(Kept { d_out, q, k, v, out, lse }, (causal, scale), [need_q, need_k, need_v]);
+}
 
-/// The strides that results in the layout of x have: those of positions before heads where the heads of x lie closer than
-/// its positions, else contiguous. `_layout` of python/ironhorse/torch/heads.py is the same rule.
+/// The strides of results in the layout of x: positions before heads if the heads of x are closer together than its
+/// positions, else contiguous. `_layout` of python/ironhorse/torch/heads.py is the same rule.
 fn layout<T: Tensor>(x: &T) -> Vec<i64> {
     match (x.sizes(), x.strides()) {
         (&[_, heads, positions, dim], &[_, head, position, _]) if head < position => {
@@ -35,7 +36,7 @@ fn layout<T: Tensor>(x: &T) -> Vec<i64> {
 }
 
 fn rope<T: Tensor>([x, cos, sin]: [T; 3], offset: i64, interleaved: bool, back: bool) -> Result<Outputs<T>> {
-    let call = Call::new("rope", "x", &x)?;
+    let call = TorchCall::new("rope", "x", &x)?;
     let sizes = x.sizes().to_vec();
     let &[ref outer @ .., seq, head_dim] = sizes.as_slice() else {
         return refuse(call.op, "x", format_args!("{sizes:?}"), "(..., positions, head_dim)");
@@ -74,9 +75,9 @@ fn rope<T: Tensor>([x, cos, sin]: [T; 3], offset: i64, interleaved: bool, back: 
         array.at = array.at.wrapping_byte_add(bytes);
         array
     };
-    let inputs = [x.array(call.float), table(&cos), table(&sin)];
-    // SAFETY: x and y lie as the shape says, the tables have offset + seq rows, where the call runs; y is new.
-    call.run::<T>(|at| unsafe { eager::rope(at, inputs, y.array(call.float), &shape, back) })?;
+    let (x, to) = (call.array(&x), call.array(&y));
+    // SAFETY: x and y have the layout of the shape, the tables offset + seq rows; y is new.
+    unsafe { call.eager::<T>(&Rope { x, cos: table(&cos), sin: table(&sin), y: to, shape, back }) }?;
     Ok([Some(y), None, None])
 }
 
@@ -85,7 +86,12 @@ fn strides_of(strides: &[i64]) -> Strides {
 }
 
 /// The sizes of a call, checked; strides are filled in by the caller.
-fn shape_of<T: Tensor>(call: &Call, [q, k, v]: [&T; 3], causal: bool, scale: f64) -> Result<AttentionShape> {
+fn shape_of<T: Tensor>(
+    call: &TorchCall,
+    [q, k, v]: [&T; 3],
+    causal: bool,
+    scale: f64,
+) -> Result<AttentionShape> {
     let expected = "(batch, heads, positions, head_dim)";
     let &[batch, heads, q_len, head_dim] = q.sizes() else {
         return refuse(call.op, "q", format_args!("{:?}", q.sizes()), expected);
@@ -119,8 +125,8 @@ fn shape_of<T: Tensor>(call: &Call, [q, k, v]: [&T; 3], causal: bool, scale: f64
     })
 }
 
-/// The tensor itself where the elements of a head lie side by side, else a copy.
-fn heads_side_by_side<T: Tensor>(call: &Call, x: T) -> Result<T> {
+/// The tensor itself if the elements of each head are contiguous, else a copy.
+fn with_dense_heads<T: Tensor>(call: &TorchCall, x: T) -> Result<T> {
     if let (&[_, _, _, dim], &[_, _, _, stride]) = (x.sizes(), x.strides())
         && dim > 1
         && stride != 1
@@ -132,28 +138,43 @@ fn heads_side_by_side<T: Tensor>(call: &Call, x: T) -> Result<T> {
 }
 
 fn attention<T: Tensor>([q, k, v]: [T; 3], causal: bool, scale: f64) -> Result<Outputs<T>> {
-    let call = Call::new("attention", "q", &q)?;
+    let call = TorchCall::new("attention", "q", &q)?;
     let out_strides = layout(&q);
-    let (q, k, v) =
-        (heads_side_by_side(&call, q)?, heads_side_by_side(&call, k)?, heads_side_by_side(&call, v)?);
+    let (q, k, v) = (with_dense_heads(&call, q)?, with_dense_heads(&call, k)?, with_dense_heads(&call, v)?);
     let mut shape = shape_of(&call, [&q, &k, &v], causal, scale)?;
     shape.out = strides_of(&out_strides);
     let out: T = call.out_strided(q.sizes(), &out_strides, call.float)?;
     let lse: T = call.out(&q.sizes()[..3], call.acc())?;
-    let inputs = [q.array(call.float), k.array(call.float), v.array(call.float)];
-    let outputs = [out.array(call.float), lse.array(call.acc())];
-    // SAFETY: all lie as the shape says, where the call runs; outputs are new.
-    call.run::<T>(|at| unsafe { eager::attention(at, inputs, outputs, &shape) })?;
+    let op = Attention {
+        q: call.array(&q),
+        k: call.array(&k),
+        v: call.array(&v),
+        out: call.array(&out),
+        lse: call.statistic(&lse),
+        shape,
+    };
+    // SAFETY: all have the layout of the shape; outputs are new.
+    unsafe { call.eager::<T>(&op) }?;
     Ok([Some(out), Some(lse), None])
 }
 
+/// What the backward of attention needs.
+struct Kept<T> {
+    d_out: T,
+    q: T,
+    k: T,
+    v: T,
+    out: T,
+    lse: T,
+}
+
 fn attention_bwd<T: Tensor>(
-    [d_out, q, k, v, out, lse]: [T; 6],
-    causal: bool,
-    scale: f64,
+    kept: Kept<T>,
+    (causal, scale): (bool, f64),
     need: [bool; 3],
 ) -> Result<Outputs<T>> {
-    let call = Call::new("attention_bwd", "q", &q)?;
+    let Kept { d_out, q, k, v, out, lse } = kept;
+    let call = TorchCall::new("attention_bwd", "q", &q)?;
     shape_of(&call, [&q, &k, &v], causal, scale)?;
     call.same("d_out", &d_out, q.sizes())?;
     call.same("out", &out, q.sizes())?;
@@ -173,12 +194,19 @@ fn attention_bwd<T: Tensor>(
     let d_k = call.wanted_strided::<T>(need[1], k.sizes(), &strides[1], call.float)?;
     let d_v = call.wanted_strided::<T>(need[2], v.sizes(), &strides[2], call.float)?;
     [shape.q, shape.k, shape.v] = [&strides[0], &strides[1], &strides[2]].map(|s| strides_of(s));
-    let float = call.float;
-    let inputs = [&d_out, &q, &k, &v, &out].map(|tensor| tensor.array(float));
-    let [d_o, q_, k_, v_, o] = inputs;
-    let inputs = [d_o, q_, k_, v_, o, lse.array(call.acc())];
-    let outputs = [d_q.array, d_k.array, d_v.array];
-    // SAFETY: as forward; what is not wanted is null.
-    call.run::<T>(|at| unsafe { eager::attention_bwd(at, inputs, outputs, &shape) })?;
+    let op = AttentionBwd {
+        d_out: call.array(&d_out),
+        q: call.array(&q),
+        k: call.array(&k),
+        v: call.array(&v),
+        out: call.array(&out),
+        lse: call.statistic(&lse),
+        d_q: d_q.array,
+        d_k: d_k.array,
+        d_v: d_v.array,
+        shape,
+    };
+    // SAFETY: all have the layout of the shape; outputs are new, or null if they are not wanted.
+    unsafe { call.eager::<T>(&op) }?;
     Ok([Some(d_q.tensor), Some(d_k.tensor), Some(d_v.tensor)])
 }

@@ -1,4 +1,4 @@
-//! An op between torch and us: its name and schema, its arguments, its results, and failures as exceptions.
+//! An op as torch calls it: its name and schema, its arguments, its results, and failures as exceptions.
 
 use super::abi::{Kernel, Torch};
 use super::handle::Handle;
@@ -27,36 +27,42 @@ pub trait Args<T> {
 
 /// An op.
 pub trait Op {
-    /// Its name; a twin for callers who do the gradients themselves has `_fwd` behind it.
+    /// Its name; a twin for callers who do the gradients themselves is called `NAME_fwd`.
     const NAME: &'static str;
     /// Arguments and results, in torch's language.
     const SIGNATURE: &'static str;
 
-    /// Takes all arguments, then does it. No argument may be left: handles would stay with nobody.
+    /// Takes all arguments, then runs the op. An argument that is not taken would leak its handle.
     fn run<T: Tensor>(args: &mut impl Args<T>) -> Result<Outputs<T>>;
 }
 
-/// `op!(Type, "name", "(Tensor x) -> Tensor", (x: tensor) expression)`: the expression gets the arguments and gives
-/// `Result<Outputs<T>>`.
-macro_rules! op {
-    ($type:ident, $name:literal, $signature:literal, ($($arg:ident: $kind:ident),*) $body:expr) => {
-        pub struct $type;
+/// `ops! { "name", "(Tensor x) -> Tensor", (x: tensor) => expression; ... }`: a list of ops. The expression gets the arguments
+/// and gives `Result<Outputs<T>>`.
+macro_rules! ops {
+    ($($name:literal, $signature:literal, ($($arg:ident: $kind:ident),*) => $body:expr;)*) => {
+        /// The ops of this file.
+        pub const OPS: &[$crate::torch::kernel::Entry] = &[$({
+            struct This;
 
-        impl $crate::torch::kernel::Op for $type {
-            const NAME: &'static str = $name;
-            const SIGNATURE: &'static str = $signature;
+            impl $crate::torch::kernel::Op for This {
+                const NAME: &'static str = $name;
+                const SIGNATURE: &'static str = $signature;
 
-            fn run<T: $crate::torch::tensor::Tensor>(
-                args: &mut impl $crate::torch::kernel::Args<T>,
-            ) -> ironhorse::ops::Result<$crate::torch::kernel::Outputs<T>> {
-                $(let $arg = args.$kind();)*
-                $(let $arg = $arg?;)*
-                $body
+                fn run<T: $crate::torch::tensor::Tensor>(
+                    args: &mut impl $crate::torch::kernel::Args<T>,
+                ) -> ironhorse::ops::Result<$crate::torch::kernel::Outputs<T>> {
+                    // All arguments are taken before the first error is returned: their handles must not leak.
+                    $(let $arg = args.$kind();)*
+                    $(let $arg = $arg?;)*
+                    $body
+                }
             }
-        }
+
+            $crate::torch::kernel::Entry::of::<This>()
+        }),*];
     };
 }
-pub(super) use op;
+pub(super) use ops;
 
 /// Arguments on torch's stack.
 struct Stack {

@@ -1,24 +1,26 @@
 //! Cross-entropy over the last dimension.
 
-use super::call::Call;
-use super::kernel::{Outputs, op};
+use super::call::TorchCall;
+use super::kernel::{Outputs, ops};
 use super::tensor::{Dtype, Tensor, refuse};
-use ironhorse::core::eager::{Array, Rows, Targets};
+use ironhorse::core::eager::{Array, CrossEntropy, CrossEntropyBwd, CrossEntropyMean, Rows, Targets};
 use ironhorse::eager;
 use ironhorse::ops::Result;
 
-op!(CrossEntropy, "cross_entropy",
-    "(Tensor logits, Tensor targets, int ignore_index, int reduction, bool wide) \
-     -> (Tensor loss, Tensor lse, Tensor inv_count)",
-    (logits: tensor, targets: tensor, ignore: int, reduction: int, wide: boolean)
-    cross_entropy(logits, targets, ignore, reduction, wide));
-op!(CrossEntropyBwd, "cross_entropy_bwd",
-    "(Tensor d_loss, Tensor logits, Tensor targets, Tensor lse, Tensor inv_count, int ignore_index, int reduction) \
-     -> Tensor",
-    (d_loss: tensor, logits: tensor, targets: tensor, lse: tensor, inv_count: tensor, ignore: int, reduction: int)
-    cross_entropy_bwd([d_loss, logits, targets, lse, inv_count], ignore, reduction));
+ops! {
+    "cross_entropy",
+        "(Tensor logits, Tensor targets, int ignore_index, int reduction, bool wide) \
+         -> (Tensor loss, Tensor lse, Tensor inv_count)",
+        (logits: tensor, targets: tensor, ignore: int, reduction: int, wide: boolean)
+        => cross_entropy(logits, targets, ignore, reduction, wide);
+    "cross_entropy_bwd",
+        "(Tensor d_loss, Tensor logits, Tensor targets, Tensor lse, Tensor inv_count, int ignore_index, int reduction) \
+         -> Tensor",
+        (d_loss: tensor, logits: tensor, targets: tensor, lse: tensor, inv_count: tensor, ignore: int, reduction: int)
+        => cross_entropy_bwd(Kept { d_loss, logits, targets, lse, inv_count }, ignore, reduction);
+}
 
-/// What becomes of the losses of the rows; the numbers are `_REDUCTIONS` of python/ironhorse/torch/loss.py.
+/// How the losses of the rows are reduced; the numbers are `_REDUCTIONS` of python/ironhorse/torch/loss.py.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reduction {
     None,
@@ -37,8 +39,8 @@ impl Reduction {
     }
 }
 
-/// The class numbers of a checked tensor.
-fn targets_of<T: Tensor>(call: &Call, targets: &T) -> Result<Targets> {
+/// The targets of a checked tensor.
+fn targets_of<T: Tensor>(call: &TorchCall, targets: &T) -> Result<Targets> {
     match targets.dtype() {
         Dtype::I64 => Ok(Targets::I64(targets.data().cast_const().cast())),
         Dtype::I32 => Ok(Targets::I32(targets.data().cast_const().cast())),
@@ -46,12 +48,12 @@ fn targets_of<T: Tensor>(call: &Call, targets: &T) -> Result<Targets> {
     }
 }
 
-/// Every class number of the host is one, as torch asks on the CPU. On a GPU nobody can look without waiting: such rows
-/// become NaN there.
-fn in_range(call: &Call, targets: Targets, rows: Rows, ignore: i64) -> Result {
+/// Every target in host memory is a class or `ignore`, as torch demands on the CPU. On a GPU that could only be seen by
+/// waiting: rows whose target is out of range become NaN there.
+fn in_range(call: &TorchCall, targets: Targets, rows: Rows, ignore: i64) -> Result {
     let at = |i: usize| -> i64 {
         match targets {
-            // SAFETY: one number a row, on the host; i is below.
+            // SAFETY: one target per row, in host memory; i is below the number of rows.
             Targets::I64(at) => unsafe { *at.add(i) },
             // SAFETY: as above.
             Targets::I32(at) => unsafe { i64::from(*at.add(i)) },
@@ -61,7 +63,7 @@ fn in_range(call: &Call, targets: Targets, rows: Rows, ignore: i64) -> Result {
     match (0..rows.rows).find(bad) {
         None => Ok(()),
         Some(i) => {
-            let expected = format_args!("0 to {} exclusive, or ignore_index {ignore}", rows.cols);
+            let expected = format_args!("an index in 0..{}, or ignore_index {ignore}", rows.cols);
             refuse(call.op, &format!("targets[{i}]"), at(i), expected)
         }
     }
@@ -74,7 +76,7 @@ fn cross_entropy<T: Tensor>(
     reduction: i64,
     wide: bool,
 ) -> Result<Outputs<T>> {
-    let call = Call::new("cross_entropy", "logits", &logits)?;
+    let call = TorchCall::new("cross_entropy", "logits", &logits)?;
     let reduction = Reduction::new(call.op, reduction)?;
     let rows = call.rows("logits", &logits)?;
     if rows.rows > 0 && rows.cols == 0 {
@@ -82,7 +84,7 @@ fn cross_entropy<T: Tensor>(
         return refuse(call.op, "logits", found, "at least 1 class in the last dimension");
     }
     let sizes = logits.sizes()[..logits.sizes().len() - 1].to_vec();
-    call.sides("targets", &targets, &sizes)?;
+    call.sized("targets", &targets, &sizes)?;
     let (logits, targets) = (call.dense(logits)?, call.dense(targets)?);
     let classes = targets_of(&call, &targets)?;
     if call.on_host() {
@@ -94,14 +96,28 @@ fn cross_entropy<T: Tensor>(
     let each = reduction == Reduction::None;
     let loss: Option<T> = if each { None } else { Some(call.out(&[], out)?) };
     let inv_count = call.wanted::<T>(!each, &[], acc)?;
+    let each_row = CrossEntropy {
+        logits: call.array(&logits),
+        targets: classes,
+        losses: losses.array(acc),
+        lse: lse.array(acc),
+        rows,
+        ignore,
+    };
+    let all = loss.as_ref().map(|loss| CrossEntropyMean {
+        losses: losses.array(acc),
+        targets: classes,
+        loss: loss.array(out),
+        inv_count: inv_count.array,
+        rows: rows.rows,
+        ignore,
+        mean: reduction == Reduction::Mean,
+    });
     call.run::<T>(|at| {
-        let outputs = [losses.array(acc), lse.array(acc)];
-        // SAFETY: logits have the rows, the others one element a row, side by side, where the call runs; outputs are new.
-        unsafe { eager::cross_entropy(at, logits.array(call.float), classes, outputs, rows, ignore)? };
-        let Some(loss) = &loss else { return Ok(()) };
-        let (outputs, mean) = ([loss.array(out), inv_count.array], reduction == Reduction::Mean);
+        // SAFETY: the tensors were checked: logits have the rows, the others one element a row, contiguous; outputs are new.
+        unsafe { eager::run(at, &each_row) }?;
         // SAFETY: as above; one element each.
-        unsafe { eager::cross_entropy_mean(at, losses.array(acc), classes, outputs, rows.rows, ignore, mean) }
+        all.map_or(Ok(()), |all| unsafe { eager::run(at, &all) })
     })?;
     let loss = match loss {
         Some(loss) => loss,
@@ -115,29 +131,45 @@ fn cross_entropy<T: Tensor>(
     Ok([Some(loss), Some(lse), Some(inv_count.tensor)])
 }
 
-fn cross_entropy_bwd<T: Tensor>(tensors: [T; 5], ignore: i64, reduction: i64) -> Result<Outputs<T>> {
-    let [d_loss, logits, targets, lse, inv_count] = tensors;
-    let call = Call::new("cross_entropy_bwd", "logits", &logits)?;
-    let each = Reduction::new(call.op, reduction)? == Reduction::None;
+/// What the backward needs.
+struct Kept<T> {
+    d_loss: T,
+    logits: T,
+    targets: T,
+    lse: T,
+    inv_count: T,
+}
+
+fn cross_entropy_bwd<T: Tensor>(kept: Kept<T>, ignore: i64, reduction: i64) -> Result<Outputs<T>> {
+    let Kept { d_loss, logits, targets, lse, inv_count } = kept;
+    let call = TorchCall::new("cross_entropy_bwd", "logits", &logits)?;
+    let per_row = Reduction::new(call.op, reduction)? == Reduction::None;
     let rows = call.rows("logits", &logits)?;
     let sizes = logits.sizes()[..logits.sizes().len() - 1].to_vec();
-    call.sides("targets", &targets, &sizes)?;
+    call.sized("targets", &targets, &sizes)?;
     call.tensor("lse", &lse, call.acc(), &sizes)?;
-    call.sides("d_loss", &d_loss, if each { &sizes } else { &[] })?;
+    call.sized("d_loss", &d_loss, if per_row { &sizes } else { &[] })?;
     let Dtype::Float(loss_type) = d_loss.dtype() else {
-        return refuse(call.op, "d_loss", d_loss.dtype(), "a floating type");
+        return refuse(call.op, "d_loss", d_loss.dtype(), "a floating-point type");
     };
-    if !each {
+    if !per_row {
         call.tensor("inv_count", &inv_count, call.acc(), &[])?;
     }
-    let (d_loss, logits, targets, lse) =
-        (call.dense(d_loss)?, call.dense(logits)?, call.dense(targets)?, call.dense(lse)?);
-    let classes = targets_of(&call, &targets)?;
+    let (d_loss, logits) = (call.dense(d_loss)?, call.dense(logits)?);
+    let (targets, lse) = (call.dense(targets)?, call.dense(lse)?);
     let d_logits: T = call.out(logits.sizes(), call.float)?;
-    let factor = if each { Array::none(call.acc()) } else { inv_count.array(call.acc()) };
-    let inputs = [d_loss.array(loss_type), logits.array(call.float), lse.array(call.acc()), factor];
-    let d = d_logits.array(call.float);
-    // SAFETY: as forward.
-    call.run::<T>(|at| unsafe { eager::cross_entropy_bwd(at, inputs, classes, d, rows, ignore, each) })?;
+    let op = CrossEntropyBwd {
+        d_loss: d_loss.array(loss_type),
+        logits: call.array(&logits),
+        lse: call.statistic(&lse),
+        inv_count: if per_row { Array::none(call.acc()) } else { call.statistic(&inv_count) },
+        targets: targets_of(&call, &targets)?,
+        d_logits: call.array(&d_logits),
+        rows,
+        ignore,
+        per_row,
+    };
+    // SAFETY: the tensors were checked and are contiguous; d_logits is new.
+    unsafe { call.eager::<T>(&op) }?;
     Ok([Some(d_logits), None, None])
 }

@@ -1,4 +1,4 @@
-//! Operators for PyTorch: the direct ops on torch's tensors, registered with libtorch's stable C interface, so that
+//! Operators for PyTorch: the eager ops on torch's tensors, registered with libtorch's stable C interface, so that
 //! neither torch's headers nor a C++ compiler are needed.
 //!
 //! `abi` finds that interface, `handle` is a tensor of it, `kernel` an op as torch calls it. Where the interface is too old
@@ -24,34 +24,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::ffi::CString;
 
-/// Every op.
-static OPS: [Entry; 22] = [
-    Entry::of::<elementwise::Square>(),
-    Entry::of::<elementwise::SquareBwd>(),
-    Entry::of::<elementwise::Silu>(),
-    Entry::of::<elementwise::SiluBwd>(),
-    Entry::of::<elementwise::Gelu>(),
-    Entry::of::<elementwise::GeluBwd>(),
-    Entry::of::<elementwise::Swiglu>(),
-    Entry::of::<elementwise::SwigluBwd>(),
-    Entry::of::<rows::ScaleBiasRelu>(),
-    Entry::of::<rows::ScaleBiasReluGated>(),
-    Entry::of::<rows::ScaleBiasReluBwd>(),
-    Entry::of::<rows::Softmax>(),
-    Entry::of::<rows::SoftmaxBwd>(),
-    Entry::of::<rows::Rmsnorm>(),
-    Entry::of::<rows::RmsnormBwd>(),
-    Entry::of::<rows::Layernorm>(),
-    Entry::of::<rows::LayernormBwd>(),
-    Entry::of::<loss::CrossEntropy>(),
-    Entry::of::<loss::CrossEntropyBwd>(),
-    Entry::of::<heads::RopeOp>(),
-    Entry::of::<heads::AttentionOp>(),
-    Entry::of::<heads::AttentionBwd>(),
-];
-
 fn entries() -> impl Iterator<Item = &'static Entry> {
-    OPS.iter()
+    [elementwise::OPS, rows::OPS, loss::OPS, heads::OPS].into_iter().flatten()
 }
 
 /// (name, schema) of every op, as torch.library wants them.

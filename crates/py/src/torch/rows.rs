@@ -1,186 +1,211 @@
-//! Over rows of the last dimension.
+//! Ops on the rows of the last dimension.
 
-use super::call::Call;
-use super::kernel::{Outputs, op};
+use super::call::TorchCall;
+use super::kernel::{Outputs, ops};
 use super::tensor::{Dtype, Tensor};
-use ironhorse::eager::{self, Gate};
+use ironhorse::core::eager::{
+    Gate, LayerNorm, LayerNormBwd, RmsNorm, RmsNormBwd, ScaleBiasRelu, ScaleBiasReluBwd, Softmax, SoftmaxBwd,
+};
+use ironhorse::eager::gate_bytes;
 use ironhorse::ops::Result;
 
-op!(ScaleBiasRelu, "fused_scale_bias_relu", "(Tensor x, Tensor bias, float scale) -> Tensor",
-    (x: tensor, bias: tensor, scale: float) scale_bias_relu(x, bias, scale));
-op!(ScaleBiasReluGated, "fused_scale_bias_relu_gated",
-    "(Tensor x, Tensor bias, float scale) -> (Tensor y, Tensor gate)",
-    (x: tensor, bias: tensor, scale: float) scale_bias_relu_gated(x, bias, scale));
-op!(ScaleBiasReluBwd, "fused_scale_bias_relu_bwd",
-    "(Tensor d_y, Tensor y, float scale, bool need_x, bool need_bias) -> (Tensor, Tensor)",
-    (d_y: tensor, y: tensor, scale: float, need_x: boolean, need_bias: boolean)
-    scale_bias_relu_bwd(d_y, y, scale, [need_x, need_bias]));
+ops! {
+    "fused_scale_bias_relu", "(Tensor x, Tensor bias, float scale) -> Tensor",
+        (x: tensor, bias: tensor, scale: float) => scale_bias_relu(x, bias, scale, false);
+    "fused_scale_bias_relu_gated", "(Tensor x, Tensor bias, float scale) -> (Tensor y, Tensor gate)",
+        (x: tensor, bias: tensor, scale: float) => scale_bias_relu(x, bias, scale, true);
+    "fused_scale_bias_relu_bwd",
+        "(Tensor d_y, Tensor y, float scale, bool need_x, bool need_bias) -> (Tensor, Tensor)",
+        (d_y: tensor, y: tensor, scale: float, need_x: boolean, need_bias: boolean)
+        => scale_bias_relu_bwd(d_y, y, scale, [need_x, need_bias]);
+    "softmax", "(Tensor x) -> Tensor", (x: tensor) => softmax(x);
+    "softmax_bwd", "(Tensor d_y, Tensor y) -> Tensor", (d_y: tensor, y: tensor) => softmax_bwd(d_y, y);
+    "rmsnorm", "(Tensor x, Tensor weight, float eps) -> (Tensor y, Tensor rstd)",
+        (x: tensor, weight: tensor, eps: float) => rmsnorm(x, weight, eps);
+    "rmsnorm_bwd",
+        "(Tensor d_y, Tensor x, Tensor weight, Tensor rstd, bool need_x, bool need_weight) -> (Tensor, Tensor)",
+        (d_y: tensor, x: tensor, weight: tensor, rstd: tensor, need_x: boolean, need_weight: boolean)
+        => rmsnorm_bwd(Kept { d_y, x, weight, mean: None, rstd }, [need_x, need_weight]);
+    "layernorm", "(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor y, Tensor mean, Tensor rstd)",
+        (x: tensor, weight: tensor, bias: tensor, eps: float) => layernorm(x, weight, bias, eps);
+    "layernorm_bwd",
+        "(Tensor d_y, Tensor x, Tensor weight, Tensor mean, Tensor rstd, bool need_x, bool need_weight, bool need_bias) \
+         -> (Tensor, Tensor, Tensor)",
+        (d_y: tensor, x: tensor, weight: tensor, mean: tensor, rstd: tensor,
+         need_x: boolean, need_weight: boolean, need_bias: boolean)
+        => layernorm_bwd(Kept { d_y, x, weight, mean: Some(mean), rstd }, [need_x, need_weight, need_bias]);
+}
 
-op!(Softmax, "softmax", "(Tensor x) -> Tensor", (x: tensor) softmax(x));
-op!(SoftmaxBwd, "softmax_bwd", "(Tensor d_y, Tensor y) -> Tensor", (d_y: tensor, y: tensor) softmax_bwd(d_y, y));
-
-op!(Rmsnorm, "rmsnorm", "(Tensor x, Tensor weight, float eps) -> (Tensor y, Tensor rstd)",
-    (x: tensor, weight: tensor, eps: float) rmsnorm(x, weight, eps));
-op!(RmsnormBwd, "rmsnorm_bwd",
-    "(Tensor d_y, Tensor x, Tensor weight, Tensor rstd, bool need_x, bool need_weight) -> (Tensor, Tensor)",
-    (d_y: tensor, x: tensor, weight: tensor, rstd: tensor, need_x: boolean, need_weight: boolean)
-    rmsnorm_bwd([d_y, x, weight, rstd], [need_x, need_weight]));
-
-op!(Layernorm, "layernorm",
-    "(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor y, Tensor mean, Tensor rstd)",
-    (x: tensor, weight: tensor, bias: tensor, eps: float) layernorm(x, weight, bias, eps));
-op!(LayernormBwd, "layernorm_bwd",
-    "(Tensor d_y, Tensor x, Tensor weight, Tensor mean, Tensor rstd, bool need_x, bool need_weight, bool need_bias) \
-     -> (Tensor, Tensor, Tensor)",
-    (d_y: tensor, x: tensor, weight: tensor, mean: tensor, rstd: tensor,
-     need_x: boolean, need_weight: boolean, need_bias: boolean)
-    layernorm_bwd([d_y, x, weight, mean, rstd], [need_x, need_weight, need_bias]));
-
-/// The sides of a tensor without the last, which has `cols` elements.
+/// The sizes of a tensor without the last.
 fn outer<T: Tensor>(x: &T) -> &[i64] {
     &x.sizes()[..x.sizes().len() - 1]
 }
 
-fn scale_bias_relu<T: Tensor>(x: T, bias: T, scale: f64) -> Result<Outputs<T>> {
-    let call = Call::new("fused_scale_bias_relu", "x", &x)?;
+/// With `gated`, also one bit per element for the backward to read instead of y, where the GPU supports it; else the gate has
+/// no elements.
+fn scale_bias_relu<T: Tensor>(x: T, bias: T, scale: f64, gated: bool) -> Result<Outputs<T>> {
+    let call = TorchCall::new("fused_scale_bias_relu", "x", &x)?;
     let rows = call.rows("x", &x)?;
     call.same("bias", &bias, &[rows.cols as i64])?;
     let (x, bias) = (call.dense(x)?, call.dense(bias)?);
-    let y: T = call.out(x.sizes(), call.float)?;
-    let (inputs, outputs) =
-        ([x.array(call.float), bias.array(call.float)], (y.array(call.float), std::ptr::null_mut()));
-    // SAFETY: x and y have the rows, bias one row, of the type, side by side, where the call runs; y is new.
-    call.run::<T>(|at| unsafe { eager::scale_bias_relu(at, inputs, outputs, rows, scale) })?;
-    Ok([Some(y), None, None])
-}
-
-/// With the gate of the gradient as bits: an eighth of a byte an element for the backward to read, instead of y. Where that is not
-/// to be had, the gate has no elements.
-fn scale_bias_relu_gated<T: Tensor>(x: T, bias: T, scale: f64) -> Result<Outputs<T>> {
-    let call = Call::new("fused_scale_bias_relu", "x", &x)?;
-    let rows = call.rows("x", &x)?;
-    call.same("bias", &bias, &[rows.cols as i64])?;
-    let (x, bias) = (call.dense(x)?, call.dense(bias)?);
-    let y: T = call.out(x.sizes(), call.float)?;
-    let inputs = [x.array(call.float), bias.array(call.float)];
-    let arrays = [inputs[0], inputs[1], y.array(call.float)];
-    let bytes = if call.on_host() { 0 } else { eager::gate_bytes(&arrays, rows, call.float) };
-    let gate = T::empty(&[bytes as i64], &[1], Dtype::U8, y.device())?;
-    let kept = if bytes == 0 { std::ptr::null_mut() } else { gate.data() };
-    // SAFETY: as `scale_bias_relu`; the gate is new and as large as it must be.
-    call.run::<T>(|at| unsafe { eager::scale_bias_relu(at, inputs, (arrays[2], kept), rows, scale) })?;
-    Ok([Some(y), Some(gate), None])
+    let out: T = call.out(x.sizes(), call.float)?;
+    let arrays = [&x, &bias, &out].map(|tensor| call.array(tensor));
+    let bytes = if gated && !call.on_host() { gate_bytes(&arrays, rows, call.float) } else { 0 };
+    let kept: Option<T> =
+        if gated { Some(T::empty(&[bytes as i64], &[1], Dtype::U8, out.device())?) } else { None };
+    let gate = kept.as_ref().filter(|_| bytes > 0).map_or(std::ptr::null_mut(), Tensor::data);
+    let [x, bias, y] = arrays;
+    // SAFETY: x and y have the rows, bias one row, contiguous; y is new, and so is the gate, of `gate_bytes`.
+    unsafe { call.eager::<T>(&ScaleBiasRelu { x, bias, y, gate, rows, scale }) }?;
+    Ok([Some(out), kept, None])
 }
 
 /// `y` is the result of the forward, or its gate.
 fn scale_bias_relu_bwd<T: Tensor>(d_y: T, y: T, scale: f64, need: [bool; 2]) -> Result<Outputs<T>> {
-    let call = Call::new("fused_scale_bias_relu_bwd", "d_y", &d_y)?;
+    let call = TorchCall::new("fused_scale_bias_relu_bwd", "d_y", &d_y)?;
     let rows = call.rows("d_y", &d_y)?;
     let by_bits = y.dtype() == Dtype::U8;
     if by_bits {
-        call.sides("y", &y, &[(rows.elements() / 8) as i64])?;
+        call.sized("y", &y, &[(rows.elements() / 8) as i64])?;
     } else {
         call.same("y", &y, d_y.sizes())?;
     }
     let d_x = call.wanted::<T>(need[0], d_y.sizes(), call.float)?;
     let d_bias = call.wanted::<T>(need[1], &[rows.cols as i64], call.float)?;
-    // What `sum()` sends back is one number seen everywhere.
-    let same = !call.on_host() && d_y.elements() > 0 && d_y.strides().iter().all(|&stride| stride == 0);
+    // The gradient of `sum()` is one number, expanded to all elements.
+    let expanded = !call.on_host() && d_y.elements() > 0 && d_y.strides().iter().all(|&stride| stride == 0);
     let y = call.dense(y)?;
-    let d_y = match (same, by_bits && !d_y.data().addr().is_multiple_of(16)) {
+    let d_y = match (expanded, by_bits && !d_y.data().addr().is_multiple_of(16)) {
         (true, _) => d_y,
         (false, true) => call.copied(&d_y)?,
         (false, false) => call.dense(d_y)?,
     };
-    let gate = if by_bits { Gate::Bits(y.data()) } else { Gate::Result(y.array(call.float)) };
-    let (d_y, outputs) = ((d_y.array(call.float), same), [d_x.array, d_bias.array]);
-    // SAFETY: as forward; what is not wanted is null.
-    call.run::<T>(|at| unsafe { eager::scale_bias_relu_bwd(at, d_y, gate, outputs, rows, scale) })?;
+    let op = ScaleBiasReluBwd {
+        d_y: call.array(&d_y),
+        expanded,
+        gate: if by_bits { Gate::Bits(y.data()) } else { Gate::Result(call.array(&y)) },
+        d_x: d_x.array,
+        d_bias: d_bias.array,
+        rows,
+        scale,
+    };
+    // SAFETY: as in the forward; outputs that are not wanted are null.
+    unsafe { call.eager::<T>(&op) }?;
     Ok([Some(d_x.tensor), Some(d_bias.tensor), None])
 }
 
 fn softmax<T: Tensor>(x: T) -> Result<Outputs<T>> {
-    let call = Call::new("softmax", "x", &x)?;
+    let call = TorchCall::new("softmax", "x", &x)?;
     let rows = call.rows("x", &x)?;
     let x = call.dense(x)?;
     let y: T = call.out(x.sizes(), call.float)?;
-    // SAFETY: both have the rows, of the type, side by side, where the call runs; y is new.
-    call.run::<T>(|at| unsafe { eager::softmax(at, x.array(call.float), y.array(call.float), rows) })?;
+    // SAFETY: both have the rows, contiguous; y is new.
+    unsafe { call.eager::<T>(&Softmax { x: call.array(&x), y: call.array(&y), rows }) }?;
     Ok([Some(y), None, None])
 }
 
 fn softmax_bwd<T: Tensor>(d_y: T, y: T) -> Result<Outputs<T>> {
-    let call = Call::new("softmax_bwd", "y", &y)?;
+    let call = TorchCall::new("softmax_bwd", "y", &y)?;
     let rows = call.rows("y", &y)?;
     call.same("d_y", &d_y, y.sizes())?;
     let (d_y, y) = (call.dense(d_y)?, call.dense(y)?);
-    let d_x: T = call.out(y.sizes(), call.float)?;
-    let inputs = [d_y.array(call.float), y.array(call.float)];
-    // SAFETY: as forward.
-    call.run::<T>(|at| unsafe { eager::softmax_bwd(at, inputs, d_x.array(call.float), rows) })?;
-    Ok([Some(d_x), None, None])
+    let out: T = call.out(y.sizes(), call.float)?;
+    let [d_y, y, d_x] = [&d_y, &y, &out].map(|tensor| call.array(tensor));
+    // SAFETY: all have the rows, contiguous; d_x is new.
+    unsafe { call.eager::<T>(&SoftmaxBwd { d_y, y, d_x, rows }) }?;
+    Ok([Some(out), None, None])
 }
 
 fn rmsnorm<T: Tensor>(x: T, weight: T, eps: f64) -> Result<Outputs<T>> {
-    let call = Call::new("rmsnorm", "x", &x)?;
+    let call = TorchCall::new("rmsnorm", "x", &x)?;
     let rows = call.rows("x", &x)?;
     call.same("weight", &weight, &[rows.cols as i64])?;
     let (x, weight) = (call.dense(x)?, call.dense(weight)?);
-    let (y, rstd): (T, T) = (call.out(x.sizes(), call.float)?, call.out(outer(&x), call.acc())?);
-    let inputs = [x.array(call.float), weight.array(call.float)];
-    let outputs = [y.array(call.float), rstd.array(call.acc())];
-    // SAFETY: x and y have the rows, weight one row, rstd one number a row, side by side, where the call runs; outputs are new.
-    call.run::<T>(|at| unsafe { eager::rmsnorm(at, inputs, outputs, rows, eps) })?;
-    Ok([Some(y), Some(rstd), None])
+    let (out, rstd): (T, T) = (call.out(x.sizes(), call.float)?, call.out(outer(&x), call.acc())?);
+    let kept = call.statistic(&rstd);
+    let [x, weight, y] = [&x, &weight, &out].map(|tensor| call.array(tensor));
+    // SAFETY: x and y have the rows, weight one row, rstd one number per row, contiguous; outputs are new.
+    unsafe { call.eager::<T>(&RmsNorm { x, weight, y, rstd: kept, rows, eps }) }?;
+    Ok([Some(out), Some(rstd), None])
 }
 
-fn rmsnorm_bwd<T: Tensor>([d_y, x, weight, rstd]: [T; 4], need: [bool; 2]) -> Result<Outputs<T>> {
-    let call = Call::new("rmsnorm_bwd", "x", &x)?;
-    let rows = call.rows("x", &x)?;
-    call.same("d_y", &d_y, x.sizes())?;
-    call.same("weight", &weight, &[rows.cols as i64])?;
-    call.tensor("rstd", &rstd, call.acc(), outer(&x))?;
-    let (d_y, x, weight, rstd) = (call.dense(d_y)?, call.dense(x)?, call.dense(weight)?, call.dense(rstd)?);
+/// What the backward of a norm needs. RMSNorm has no mean.
+struct Kept<T> {
+    d_y: T,
+    x: T,
+    weight: T,
+    mean: Option<T>,
+    rstd: T,
+}
+
+impl<T: Tensor> Kept<T> {
+    /// Checked against x, and contiguous.
+    fn checked(self, op: &'static str) -> Result<(TorchCall, Self)> {
+        let Self { d_y, x, weight, mean, rstd } = self;
+        let call = TorchCall::new(op, "x", &x)?;
+        call.same("d_y", &d_y, x.sizes())?;
+        call.same("weight", &weight, &[call.rows("x", &x)?.cols as i64])?;
+        for (name, statistic) in [("mean", mean.as_ref()), ("rstd", Some(&rstd))] {
+            statistic.map_or(Ok(()), |statistic| call.tensor(name, statistic, call.acc(), outer(&x)))?;
+        }
+        let (d_y, x, weight) = (call.dense(d_y)?, call.dense(x)?, call.dense(weight)?);
+        let mean = mean.map(|mean| call.dense(mean)).transpose()?;
+        let rstd = call.dense(rstd)?;
+        Ok((call, Self { d_y, x, weight, mean, rstd }))
+    }
+}
+
+fn rmsnorm_bwd<T: Tensor>(kept: Kept<T>, need: [bool; 2]) -> Result<Outputs<T>> {
+    let (call, Kept { d_y, x, weight, rstd, .. }) = kept.checked("rmsnorm_bwd")?;
     let d_x = call.wanted::<T>(need[0], x.sizes(), call.float)?;
     let d_weight = call.wanted::<T>(need[1], weight.sizes(), call.float)?;
-    let inputs =
-        [d_y.array(call.float), x.array(call.float), weight.array(call.float), rstd.array(call.acc())];
-    // SAFETY: as forward; what is not wanted is null.
-    call.run::<T>(|at| unsafe { eager::rmsnorm_bwd(at, inputs, [d_x.array, d_weight.array], rows) })?;
+    let op = RmsNormBwd {
+        d_y: call.array(&d_y),
+        x: call.array(&x),
+        weight: call.array(&weight),
+        rstd: call.statistic(&rstd),
+        d_x: d_x.array,
+        d_weight: d_weight.array,
+        rows: call.rows("x", &x)?,
+    };
+    // SAFETY: as in the forward; outputs that are not wanted are null.
+    unsafe { call.eager::<T>(&op) }?;
     Ok([Some(d_x.tensor), Some(d_weight.tensor), None])
 }
 
 fn layernorm<T: Tensor>(x: T, weight: T, bias: T, eps: f64) -> Result<Outputs<T>> {
-    let call = Call::new("layernorm", "x", &x)?;
+    let call = TorchCall::new("layernorm", "x", &x)?;
     let rows = call.rows("x", &x)?;
     call.same("weight", &weight, &[rows.cols as i64])?;
     call.same("bias", &bias, &[rows.cols as i64])?;
     let (x, weight, bias) = (call.dense(x)?, call.dense(weight)?, call.dense(bias)?);
-    let y: T = call.out(x.sizes(), call.float)?;
+    let out: T = call.out(x.sizes(), call.float)?;
     let (mean, rstd): (T, T) = (call.out(outer(&x), call.acc())?, call.out(outer(&x), call.acc())?);
-    let inputs = [x.array(call.float), weight.array(call.float), bias.array(call.float)];
-    let outputs = [y.array(call.float), mean.array(call.acc()), rstd.array(call.acc())];
-    // SAFETY: as `rmsnorm`.
-    call.run::<T>(|at| unsafe { eager::layernorm(at, inputs, outputs, rows, eps) })?;
-    Ok([Some(y), Some(mean), Some(rstd)])
+    let kept = [call.statistic(&mean), call.statistic(&rstd)];
+    let [x, weight, bias, y] = [&x, &weight, &bias, &out].map(|tensor| call.array(tensor));
+    // SAFETY: as in `rmsnorm`.
+    unsafe { call.eager::<T>(&LayerNorm { x, weight, bias, y, mean: kept[0], rstd: kept[1], rows, eps }) }?;
+    Ok([Some(out), Some(mean), Some(rstd)])
 }
 
-fn layernorm_bwd<T: Tensor>([d_y, x, weight, mean, rstd]: [T; 5], need: [bool; 3]) -> Result<Outputs<T>> {
-    let call = Call::new("layernorm_bwd", "x", &x)?;
-    let rows = call.rows("x", &x)?;
-    call.same("d_y", &d_y, x.sizes())?;
-    call.same("weight", &weight, &[rows.cols as i64])?;
-    call.tensor("mean", &mean, call.acc(), outer(&x))?;
-    call.tensor("rstd", &rstd, call.acc(), outer(&x))?;
-    let (d_y, x, weight) = (call.dense(d_y)?, call.dense(x)?, call.dense(weight)?);
-    let (mean, rstd) = (call.dense(mean)?, call.dense(rstd)?);
+fn layernorm_bwd<T: Tensor>(kept: Kept<T>, need: [bool; 3]) -> Result<Outputs<T>> {
+    let (call, Kept { d_y, x, weight, mean, rstd }) = kept.checked("layernorm_bwd")?;
+    let mean = mean.as_ref().map_or(call.statistic(&rstd), |mean| call.statistic(mean));
     let d_x = call.wanted::<T>(need[0], x.sizes(), call.float)?;
     let d_weight = call.wanted::<T>(need[1], weight.sizes(), call.float)?;
     let d_bias = call.wanted::<T>(need[2], weight.sizes(), call.float)?;
-    let arrays = [d_y.array(call.float), x.array(call.float), weight.array(call.float)];
-    let inputs = [arrays[0], arrays[1], arrays[2], mean.array(call.acc()), rstd.array(call.acc())];
-    let outputs = [d_x.array, d_weight.array, d_bias.array];
-    // SAFETY: as `rmsnorm_bwd`.
-    call.run::<T>(|at| unsafe { eager::layernorm_bwd(at, inputs, outputs, rows) })?;
+    let op = LayerNormBwd {
+        d_y: call.array(&d_y),
+        x: call.array(&x),
+        weight: call.array(&weight),
+        mean,
+        rstd: call.statistic(&rstd),
+        d_x: d_x.array,
+        d_weight: d_weight.array,
+        d_bias: d_bias.array,
+        rows: call.rows("x", &x)?,
+    };
+    // SAFETY: as in the forward; outputs that are not wanted are null.
+    unsafe { call.eager::<T>(&op) }?;
     Ok([Some(d_x.tensor), Some(d_weight.tensor), Some(d_bias.tensor)])
 }

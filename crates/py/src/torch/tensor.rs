@@ -62,28 +62,28 @@ pub trait Tensor: Sized {
     fn data(&self) -> *mut c_void;
     /// The type.
     fn dtype(&self) -> Dtype;
-    /// The place.
+    /// The device.
     fn device(&self) -> Device;
-    /// The sides.
+    /// The sizes.
     fn sizes(&self) -> &[i64];
-    /// Elements from one index of a side to the next.
+    /// Strides in elements.
     fn strides(&self) -> &[i64];
 
     /// A new tensor with memory of torch's allocator.
     fn empty(sizes: &[i64], strides: &[i64], dtype: Dtype, device: Device) -> Result<Self>;
-    /// Copies (and converts) another tensor of the same sides into this one.
+    /// Copies (and converts) another tensor of the same sizes into this one.
     fn copy_from(&self, other: &Self) -> Result;
     /// torch's current stream of a GPU.
     fn stream(index: i32) -> Result<*mut c_void>;
     /// Runs long work, without the interpreter's lock where this thread has it.
     fn detached<R>(work: impl FnOnce() -> R) -> R;
 
-    /// How many elements.
+    /// The number of elements.
     fn elements(&self) -> usize {
         self.sizes().iter().product::<i64>() as usize
     }
 
-    /// As an op sees it.
+    /// The array that an op gets.
     fn array(&self, float: Float) -> Array {
         Array { at: self.data(), float }
     }
@@ -94,20 +94,20 @@ pub fn refuse<T>(op: &str, name: &str, found: impl Display, expected: impl Displ
     invalid(format!("{op}: `{name}` is {found}, expected {expected}"))
 }
 
-/// An argument that makes no sense.
+/// An invalid argument.
 #[cold]
 pub fn invalid<T>(text: String) -> Result<T> {
     Err(OpError { code: Code::InvalidValue, text })
 }
 
-/// What torch said.
+/// A failure that torch reports.
 #[cold]
 pub fn failed(text: String) -> OpError {
     let code = if text.contains("out of memory") { Code::OutOfMemory } else { Code::LaunchFailed };
     OpError { code, text }
 }
 
-/// The strides of a contiguous tensor, as torch counts them: a side of 0 counts as 1.
+/// The strides of a contiguous tensor, as torch computes them: a size of 0 counts as 1.
 pub fn contiguous(sizes: &[i64]) -> Vec<i64> {
     let mut strides = vec![1; sizes.len()];
     for i in (1..sizes.len()).rev() {
@@ -116,13 +116,13 @@ pub fn contiguous(sizes: &[i64]) -> Vec<i64> {
     strides
 }
 
-/// Whether the elements lie as `expected` says, as far as it matters: sides of 1 have no stride, and tensors without
-/// elements no elements.
-pub fn lies_as(sizes: &[i64], strides: &[i64], expected: impl Fn(usize) -> i64) -> bool {
+/// Whether the strides are those that `expected` gives. The stride of a dimension of size 1 does not matter, nor does any
+/// stride of a tensor without elements.
+pub fn has_strides(sizes: &[i64], strides: &[i64], expected: impl Fn(usize) -> i64) -> bool {
     sizes.contains(&0) || (0..sizes.len()).all(|i| sizes[i] == 1 || strides[i] == expected(i))
 }
 
-/// Whether the elements lie in the order of their indices, without gaps.
+/// Whether the tensor is contiguous: elements in the order of their indices, without gaps.
 pub fn is_contiguous(sizes: &[i64], strides: &[i64]) -> bool {
     if sizes.contains(&0) {
         return true;

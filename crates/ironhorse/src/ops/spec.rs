@@ -1,0 +1,420 @@
+//! What an op is, as data: the C functions, the Python functions, their documentation and all checks follow from it.
+
+use super::check::{self, Runner};
+use super::{Result, Stream};
+use std::ffi::c_void;
+
+/// The type of an array's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Elem {
+    /// `float`
+    F32,
+    /// `int32_t`
+    I32,
+    /// `uint64_t`
+    U64,
+}
+
+impl Elem {
+    /// The size of an element in bytes, which is also its alignment.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F32 | Self::I32 => 4,
+            Self::U64 => 8,
+        }
+    }
+}
+
+/// What an argument is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// An array that is read.
+    Read(Elem),
+    /// An array that is written.
+    Write(Elem),
+    /// An f32 array that is read and written.
+    Update,
+    /// An array that the op ignores.
+    Unused,
+    /// A size: i64, `int` in C.
+    Size,
+    /// A size that is `int64_t` in C too.
+    Count,
+    /// An i32 that is not a size.
+    Int,
+    /// An f32.
+    Number,
+    /// An f64; not in C.
+    Double,
+    /// A bool, `int` in C.
+    Flag,
+}
+
+impl Role {
+    /// The element type of an array that the op uses.
+    pub const fn elem(self) -> Option<Elem> {
+        match self {
+            Self::Read(elem) | Self::Write(elem) => Some(elem),
+            Self::Update => Some(Elem::F32),
+            _ => None,
+        }
+    }
+
+    /// Whether the op writes the array.
+    pub const fn written(self) -> bool {
+        matches!(self, Self::Write(_) | Self::Update)
+    }
+
+    /// Whether the argument is a size.
+    pub const fn is_size(self) -> bool {
+        matches!(self, Self::Size | Self::Count)
+    }
+}
+
+/// One side of an array, by the position of size arguments in the op's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dim {
+    /// A size.
+    Size(usize),
+    /// Half of an even size.
+    Half(usize),
+    /// The product of two sizes.
+    Times(usize, usize),
+    /// At least the sum of two sizes.
+    AtLeast(usize, usize),
+    /// More than the largest of these indices.
+    Above(usize),
+}
+
+/// The values an argument may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// All; sizes are at least 0 anyway.
+    Any,
+    /// At least 0.
+    NotNegative,
+    /// Finite and at least 0.
+    Temperature,
+    /// Finite and above 0.
+    Positive,
+    /// Above 0, at most 1.
+    Share,
+    /// At least 0, below 1.
+    Decay,
+    /// At least 1.
+    FromOne,
+    /// Even.
+    Even,
+    /// At most another size. Python asks for at least 1.
+    UpTo(&'static str),
+    /// A divisor of another size.
+    Divides(&'static str),
+    /// At least 1 and below 2^31, if there is a row at all.
+    Classes,
+}
+
+impl Bound {
+    /// The bound in words, empty for [`Bound::Any`].
+    pub fn text(self) -> String {
+        match self {
+            Self::Any => String::new(),
+            Self::NotNegative => "at least 0".into(),
+            Self::Temperature => "a finite number, at least 0".into(),
+            Self::Positive => "a finite number above 0".into(),
+            Self::Share => "above 0 and at most 1".into(),
+            Self::Decay => "at least 0 and below 1".into(),
+            Self::FromOne => "at least 1".into(),
+            Self::Even => "an even number".into(),
+            Self::UpTo(name) => format!("at most `{name}`"),
+            Self::Divides(name) => format!("a divisor of `{name}`"),
+            Self::Classes => "at least 1 and below 2^31".into(),
+        }
+    }
+
+    /// Whether a number is allowed.
+    pub(super) fn admits(self, x: f64) -> bool {
+        match self {
+            Self::NotNegative => x >= 0.0,
+            Self::Temperature => x >= 0.0 && x.is_finite(),
+            Self::Positive => x > 0.0 && x.is_finite(),
+            Self::Share => x > 0.0 && x <= 1.0,
+            Self::Decay => (0.0..1.0).contains(&x),
+            _ => true,
+        }
+    }
+}
+
+/// What Python takes for an argument that is not given.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Default {
+    /// Nothing: it must be given, unless it is an output, which is made, or a size that the arrays tell.
+    Absent,
+    /// A size that must be given.
+    Required,
+    /// A number.
+    Number(f64),
+    /// An integer.
+    Int(i64),
+    /// A flag.
+    Flag(bool),
+    /// One by the square root of a size.
+    InverseRoot(&'static str),
+    /// One by a size.
+    Inverse(&'static str),
+    /// One seed for each row, random.
+    Seeds,
+    /// Not an argument in Python: what the arrays tell, or else this other size.
+    Hidden(&'static str),
+}
+
+/// An argument of an op. Built in the table by chained calls.
+#[derive(Clone, Copy, Debug)]
+pub struct Arg {
+    /// Its name everywhere.
+    pub name: &'static str,
+    /// What it is for.
+    pub role: Role,
+    /// The shape of an array, row-major and contiguous.
+    pub dims: &'static [Dim],
+    /// The values allowed.
+    pub bound: Bound,
+    /// Python's default.
+    pub default: Default,
+    /// A second keyword in Python.
+    pub alias: Option<&'static str>,
+    /// Arrays that a written array may be the same as.
+    pub same: &'static [&'static str],
+    /// For indices: the size that they are below. Empty: they are only not negative.
+    pub below: Option<&'static str>,
+    /// In Python, this size stands for any number of leading dimensions.
+    pub leading: bool,
+    /// In Python, this size may be less than what the arrays have: the op works on their first elements.
+    pub first: bool,
+    /// What Python fills a new array with, for an op that writes nothing without rows.
+    pub fill: Option<f32>,
+    /// A written array is read too, unless this number is 0.
+    pub reads_unless: Option<&'static str>,
+}
+
+impl Arg {
+    pub(super) const fn new(name: &'static str, role: Role, dims: &'static [Dim]) -> Self {
+        Self {
+            name,
+            role,
+            dims,
+            bound: Bound::Any,
+            default: Default::Absent,
+            alias: None,
+            same: &[],
+            below: None,
+            leading: false,
+            first: false,
+            fill: None,
+            reads_unless: None,
+        }
+    }
+
+    pub(super) const fn bound(self, bound: Bound) -> Self {
+        Self { bound, ..self }
+    }
+
+    pub(super) const fn or(self, default: Default) -> Self {
+        Self { default, ..self }
+    }
+
+    pub(super) const fn number(self, default: f64) -> Self {
+        self.or(Default::Number(default))
+    }
+
+    pub(super) const fn alias(self, name: &'static str) -> Self {
+        Self { alias: Some(name), ..self }
+    }
+
+    pub(super) const fn same(self, same: &'static [&'static str]) -> Self {
+        Self { same, ..self }
+    }
+
+    pub(super) const fn below(self, size: &'static str) -> Self {
+        Self { below: Some(size), ..self }
+    }
+
+    pub(super) const fn leading(self) -> Self {
+        Self { leading: true, ..self }
+    }
+
+    pub(super) const fn first(self) -> Self {
+        Self { first: true, ..self }
+    }
+
+    pub(super) const fn fill(self, fill: f32) -> Self {
+        Self { fill: Some(fill), ..self }
+    }
+
+    pub(super) const fn reads_unless(self, number: &'static str) -> Self {
+        Self { reads_unless: Some(number), ..self }
+    }
+
+    /// Whether Python works the size out from arrays where it is not given.
+    pub const fn solved(&self) -> bool {
+        self.role.is_size() && matches!(self.default, Default::Absent | Default::Hidden(_))
+    }
+}
+
+/// How Python calls an op.
+#[derive(Clone, Copy, Debug)]
+pub enum Python {
+    /// By its own name.
+    Own,
+    /// By another name.
+    Named(&'static str),
+    /// By its own name, with a keyword for a flag that takes another op of the same arguments.
+    Switch(&'static str, &'static Op),
+    /// Not at all: another op does the same.
+    Hidden,
+}
+
+/// An op.
+pub struct Op {
+    /// Its name.
+    pub name: &'static str,
+    /// The name of the C function; of layer ops, which C does not have, that of the native Python function.
+    pub symbol: &'static str,
+    /// What it computes.
+    pub doc: &'static str,
+    /// The arguments in the order of the C function, without the stream.
+    pub args: &'static [Arg],
+    /// How Python calls it.
+    pub python: Python,
+    /// The arrays without which there is nothing to do: when all of them are empty, no other array is looked at.
+    pub idle: &'static [&'static str],
+    pub(super) run: unsafe fn(&[Value], &Runner<'_>) -> Result,
+}
+
+impl std::fmt::Debug for Op {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl Op {
+    pub(super) const fn python(self, python: Python) -> Self {
+        Self { python, ..self }
+    }
+
+    pub(super) const fn idle(self, idle: &'static [&'static str]) -> Self {
+        Self { idle, ..self }
+    }
+
+    /// The name of the function in Python.
+    pub const fn python_name(&self) -> Option<&'static str> {
+        match self.python {
+            Python::Own | Python::Switch(..) => Some(self.name),
+            Python::Named(name) => Some(name),
+            Python::Hidden => None,
+        }
+    }
+
+    /// The position of an argument.
+    pub fn position(&self, name: &str) -> Option<usize> {
+        self.args.iter().position(|arg| arg.name == name)
+    }
+
+    /// Checks the arguments and runs the op where its arrays are. `values` are the arguments of the list, in order.
+    ///
+    /// # Safety
+    /// Every pointer that is not null is of the type of its argument, and points to as many elements as its shape says;
+    /// they stay allocated during the call, and no other thread writes them, or reads what is written, meanwhile.
+    ///
+    /// # Errors
+    /// See [the module](super).
+    pub unsafe fn call(&self, values: &[Value], stream: Stream) -> Result {
+        // SAFETY: guaranteed by the caller.
+        let Some(place) = (unsafe { check::arrays(self, values, stream) })? else { return Ok(()) };
+        // SAFETY: `check::arrays` saw that the arrays are not null, aligned, overlap only where the op allows it, and are in
+        // `place`; their sizes are guaranteed by the caller.
+        check::at(place, stream, |at| unsafe { (self.run)(values, &Runner { op: self.name, at }) })
+    }
+
+    /// All checks of [`Op::call`] on host memory, without running the op.
+    ///
+    /// # Safety
+    /// As [`Op::call`]; the arrays are host memory.
+    ///
+    /// # Errors
+    /// See [the module](super).
+    pub unsafe fn check(&self, values: &[Value]) -> Result {
+        // SAFETY: guaranteed by the caller.
+        unsafe { check::arrays(self, values, Stream::HOST) }.map(|_| ())
+    }
+
+    /// Checks sizes, numbers and flags alone.
+    ///
+    /// # Errors
+    /// See [the module](super).
+    pub fn check_scalars(&self, values: &[Value]) -> Result {
+        check::scalars(self, values)
+    }
+}
+
+/// The value of an argument.
+#[derive(Clone, Copy, Debug)]
+pub enum Value {
+    /// Of an array: its address.
+    Pointer(*mut c_void),
+    /// Of a size or another integer.
+    Int(i64),
+    /// Of a number, exact.
+    Number(f64),
+    /// Of a flag.
+    Flag(bool),
+}
+
+macro_rules! values {
+    ($($type:ty: $x:ident => $value:expr;)*) => { $(
+        impl From<$type> for Value {
+            fn from($x: $type) -> Self {
+                $value
+            }
+        }
+    )* };
+}
+
+values! {
+    *const f32: x => Self::Pointer(x.cast_mut().cast());
+    *mut f32: x => Self::Pointer(x.cast());
+    *const i32: x => Self::Pointer(x.cast_mut().cast());
+    *mut i32: x => Self::Pointer(x.cast());
+    *const u64: x => Self::Pointer(x.cast_mut().cast());
+    i64: x => Self::Int(x);
+    i32: x => Self::Int(x.into());
+    f32: x => Self::Number(x.into());
+    f64: x => Self::Number(x);
+    bool: x => Self::Flag(x);
+}
+
+impl Value {
+    /// An address; null for other values.
+    pub fn pointer(self) -> *mut c_void {
+        if let Self::Pointer(at) = self { at } else { std::ptr::null_mut() }
+    }
+
+    /// An integer; 0 for other values.
+    pub fn int(self) -> i64 {
+        if let Self::Int(x) = self { x } else { 0 }
+    }
+
+    /// A checked size.
+    pub(super) fn size(self) -> usize {
+        usize::try_from(self.int()).unwrap_or(0)
+    }
+
+    /// A number; 0 for other values.
+    pub fn number(self) -> f64 {
+        if let Self::Number(x) = self { x } else { 0.0 }
+    }
+
+    /// A flag; false for other values.
+    pub fn flag(self) -> bool {
+        matches!(self, Self::Flag(true))
+    }
+}
