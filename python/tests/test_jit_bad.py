@@ -79,7 +79,7 @@ CALLS = {
     "device is True": lambda: jit.source(S).arch(True),
     "check: op is of type int": lambda: jit.check(5),
     r"check: sizes is \['a'\]": lambda: jit.check(op(), torch.ones(3), sizes=["a"]),
-    "check: an example is no array": lambda: jit.check(op(), [1, "a"]),
+    "check: an example is not an array": lambda: jit.check(op(), [1, "a"]),
     "a masked array, and kernels know no masks": lambda: op()(np.ma.masked_array(X, mask=[0, 1, 0])),
 }
 

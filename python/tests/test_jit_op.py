@@ -197,15 +197,40 @@ def test_an_op_made_twice_does_not_replace_the_first(stand: Stand):
 
 def test_check_passes_and_fails(capsys: pytest.CaptureFixture):
     good = jit.op(SQUARE, forward="square", backward="square_bwd", cpu=lambda x, a: a * x * x)
-    report = jit.check(good, torch.randn(4, 5), 0.5, sizes=(0, 1, 33))
-    assert report and report.passed and all(c.passed for c in report.checks), str(report)
+    report = jit.check(good, torch.randn(4, 5), 0.5, reference=lambda x, a: a * x * x, sizes=(0, 1, 33))
+    assert report and report.passed, str(report)
     shown = capsys.readouterr().out
-    assert "gradcheck" in shown and "size 5 -> 33" in shown and shown.count("pass") == len(report.checks)
+    assert "gradcheck" in shown and "size 5 -> 33" in shown
+    assert shown.count("pass") == sum(c.passed is True for c in report.checks) == len(report.checks) - 3
+    skipped = {c.name: c.detail for c in report.checks if c.passed is None}
+    assert set(skipped) == {"kernel", "not contiguous", "offset by one element"}, "only CUDA tensors run the kernel"
+    assert all("kernel not run" in detail for detail in skipped.values())
     report = jit.check(good, np.ones(6, np.float32), 0.5, reference=lambda x, a: 3 * x, sizes=(31,), show=False)
-    assert not report.passed and [c.name for c in report.checks if not c.passed] == ["gradient of sum()", "size 31"]
+    failed = [c.name for c in report.checks if c.passed is False]
+    assert not report.passed and failed == ["gradient of sum()", "size 31"]
     assert "element 0 is 0.5, expected 3" in str(report)
     with pytest.raises(InvalidValueError, match="size 31"):
         report.raise_if_failed()
+
+
+def test_check_without_a_gpu_compares_nothing_with_itself():
+    op = jit.op(SQUARE, forward="square", backward="square_bwd", cpu=lambda x, a: a * x * x)
+    report = jit.check(op, torch.randn(4, 5), 0.5, sizes=(0, 31), show=False)
+    assert report
+    sizes = [c for c in report.checks if c.name.startswith("size ")]
+    assert len(sizes) == 4 and all(c.passed is None and c.detail == "kernel not run" for c in sizes), str(report)
+
+
+def test_check_compiles_what_it_cannot_run():
+    wrong = SQUARE.replace("if (i < n)", "if (i < m)")
+    assert wrong != SQUARE
+    op = jit.op(wrong, forward="square", backward="square_bwd", cpu=lambda x, a: a * x * x)
+    report = jit.check(op, torch.randn(4, 5), 0.5, sizes=(), show=False)
+    (kernel,) = [c for c in report.checks if c.name == "kernel"]
+    if kernel.passed is None:
+        assert "not compiled either" in kernel.detail
+        pytest.skip("NVRTC is not installed")
+    assert kernel.passed is False and not report and '"m" is undefined' in kernel.detail, str(report)
 
 
 def test_check_finds_a_wrong_gradient(stand: Stand, monkeypatch: pytest.MonkeyPatch):

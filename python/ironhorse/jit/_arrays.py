@@ -38,7 +38,7 @@ def _named(dtype: Any) -> tuple[str | None, str]:
 
 
 def place(value: Any) -> Place | None:
-    """The memory of an array; None for what is no array."""
+    """The memory of an array; None if the value is not an array."""
     if isinstance(value, np.ndarray):
         if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):
             raise InvalidValueError("a masked array, and kernels know no masks; x.filled(value) gives a plain one")

@@ -7,11 +7,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from .._native import cuda_available
 from ..errors import InvalidValueError, IronhorseError, NotAvailableError
 from . import _given
+from ._errors import CompileError
 from ._op import Op
 
 ODD = (0, 1, 31, 33, 1000003)
+
+# What a kernel is compiled for where there is no GPU to tell.
+ARCH = "sm_90"
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,9 @@ def check(
     Equal sizes in the examples mean the same dimension: each is set to 0, 1, 31, 33 and 1000003 in turn, except those
     in `fixed`. Results are compared with `reference`, or with the op's cpu= version, both called with tensors; without
     one, only layouts are compared. Failures are in the report; they raise where `strict`.
+
+    On examples in CPU memory an op with cpu= runs that, not its kernels: they are then only compiled, where NVRTC is
+    found, and what could only compare cpu= with itself is skipped.
     """
     try:
         import torch
@@ -78,8 +86,7 @@ def check(
     try:
         args: list[Any] = [torch.as_tensor(a) if i in op._array_at else a for i, a in enumerate(given)]
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidValueError(f"check: an example is no array ({str(error).splitlines()[0]})") from None
-    reference = reference or op.cpu
+        raise InvalidValueError(f"check: an example is not an array ({str(error).splitlines()[0]})") from None
     report = Report(op.name)
 
     def note(name: str, work: Callable[[], str | None]) -> None:
@@ -93,7 +100,11 @@ def check(
 
     floats = [i for i in op._array_at if args[i].is_floating_point()]
     on_cpu = all(args[i].device.type == "cpu" for i in op._array_at)
-    differentiable = bool(op.backward) or (op.cpu is not None and on_cpu)
+    runs = not on_cpu or op.cpu is None
+    compared = reference or (op.cpu if runs else None)
+    differentiable = bool(op.backward) or not runs
+    if not runs:
+        note("kernel", lambda: _compiled(op, args))
     leaves = [a.detach().clone().requires_grad_(differentiable) if i in floats else a for i, a in enumerate(args)]
     for test in ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"):
 
@@ -104,14 +115,14 @@ def check(
 
         note(f"opcheck {test.removeprefix('test_')}", opcheck)
     note("gradcheck", lambda: _gradcheck(op, args, floats, differentiable))
-    note("gradient of sum()", lambda: _sum_gradient(op, leaves, floats, differentiable, reference, tolerance))
+    note("gradient of sum()", lambda: _sum_gradient(op, leaves, floats, differentiable, compared, tolerance))
     symbols = sorted({size for i in op._array_at for size in args[i].shape} - set(fixed))
     for size in sizes:
         for symbol in symbols:
             name = f"size {symbol} -> {size}" if len(symbols) > 1 else f"size {size}"
-            note(name, partial(_resized, op, args, symbol, size, symbols, reference, tolerance))
-    note("not contiguous", lambda: _layouts(op, args, tolerance))
-    note("offset by one element", lambda: _layouts(op, args, tolerance, shift=True))
+            note(name, partial(_resized, op, args, symbol, size, symbols, compared, tolerance))
+    note("not contiguous", lambda: _layouts(op, args, runs, tolerance))
+    note("offset by one element", lambda: _layouts(op, args, runs, tolerance, shift=True))
     if show:
         print(report)
     if strict:
@@ -121,6 +132,28 @@ def check(
 
 class _Skip(Exception):
     pass
+
+
+def _compiled(op: Op, args: Sequence[Any]) -> None:
+    """Compiles the kernels that the examples would run."""
+    why = "kernel not run: the examples are in CPU memory, where cpu= computes"
+    try:
+        op.compile(args, None if cuda_available() else ARCH)
+    except NotAvailableError as error:
+        raise _Skip(f"{why}; not compiled either: {str(error).splitlines()[0]}") from None
+    except CompileError as error:
+        what, *errors = str(error).splitlines()
+        raise AssertionError(f"{what}: {errors[0]}" if errors else what) from None
+    raise _Skip(f"{why}; it compiles")
+
+
+def _against(reference: Any, changed: Sequence[Any], found: Any, tolerance: float | None, op: Op) -> str:
+    """Compares results with the reference."""
+    if reference is None:
+        if op.cpu is not None:
+            raise _Skip("kernel not run")
+        return "no reference"
+    return f"error {_compare('result', found, reference(*changed), tolerance):.1e}"
 
 
 def _tuple(result: Any) -> tuple[Any, ...]:
@@ -186,7 +219,7 @@ def _sum_gradient(
     total = sum(each.sum() for each in _tuple(op(*leaves)) if each.is_floating_point())
     found = torch.autograd.grad(total, [leaves[i] for i in floats], allow_unused=True, materialize_grads=True)
     if reference is None:
-        return "no reference"
+        return "no reference" if op.cpu is None else "of cpu=, kernel not run"
     total = sum(each.sum() for each in _tuple(reference(*leaves)) if each.is_floating_point())
     wanted = torch.autograd.grad(total, [leaves[i] for i in floats], allow_unused=True, materialize_grads=True)
     return f"error {_compare('gradient', found, wanted, tolerance):.1e}"
@@ -209,10 +242,7 @@ def _resized(
         if rest > 1 << 27:
             raise _Skip("too large with the other sizes")
         changed.append(_filled(a, shape))
-    found = op(*changed)
-    if reference is None:
-        return "no reference"
-    return f"error {_compare('result', found, reference(*changed), tolerance):.1e}"
+    return _against(reference, changed, op(*changed), tolerance, op)
 
 
 def _filled(example: Any, shape: list[int]) -> Any:
@@ -226,9 +256,11 @@ def _filled(example: Any, shape: list[int]) -> Any:
     return flat.repeat(-(-count // flat.numel()) if count else 1)[:count].reshape(shape).clone()
 
 
-def _layouts(op: Op, args: Sequence[Any], tolerance: float | None, shift: bool = False) -> str:
+def _layouts(op: Op, args: Sequence[Any], runs: bool, tolerance: float | None, shift: bool = False) -> str:
     import torch
 
+    if not runs:
+        raise _Skip("kernel not run")
     changed = list(args)
     for i in op._array_at:
         a = args[i]

@@ -74,7 +74,7 @@ class Module:
         """Device code for an architecture (default: the GPU's), from the cache if it is there.
 
         `names` are kernels that are not `extern "C"`, and templates with their arguments: "scale<float, 4>". Without
-        names: all kernels that are no templates.
+        names: all kernels that are not templates.
         """
         names = tuple(_given.texts("names", names))
         if arch is not None:
@@ -160,8 +160,8 @@ class Kernel:
     """A kernel: `kernel[grid, block](x, y, n)` launches it.
 
     Arrays are numpy arrays, which are copied to the GPU and, where the pointer is not const, back; or CUDA tensors,
-    which are used where they are, on torch's current stream. What a kernel writes outside of its arrays nobody can
-    catch: run `compute-sanitizer python your.py`.
+    which are used in place, on torch's current stream. Writes outside of the arrays cannot be
+    caught: run `compute-sanitizer python your.py`.
     """
 
     def __init__(

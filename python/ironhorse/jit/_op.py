@@ -287,6 +287,16 @@ class Op:
                 self.run(step, values, bound)
         return [values[p.name] for p in self.outputs]
 
+    def compile(self, args: Sequence[Any], arch: str | None = None) -> None:
+        """Compiles the kernels, with the templates that these arguments ask for, and runs nothing."""
+        codes = self.codes({p.name: value for p, value in zip(self.params, args, strict=True)}, self.inputs)
+        names: list[str] = []
+        for step in self.forward:
+            bound, made = self.plan(step, {name: code for name, code in codes.items() if self._has(step, name)})
+            codes.update(made)
+            names += self.kernel(step, bound)._together
+        self.module.compile(*names, arch=arch)
+
     @staticmethod
     def _has(step: Step, name: str) -> bool:
         return any(p.name == name for p in step.signature.params)

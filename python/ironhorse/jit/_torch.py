@@ -46,7 +46,7 @@ def _free(name: str) -> str:
 
 
 def _escaped(name: str) -> str:
-    """A name that torch's schemas take: `in` is none."""
+    """A name that torch's schemas accept: `in` is not allowed."""
     return name + "_" * keyword.iskeyword(name)
 
 
