@@ -10,6 +10,7 @@ from importlib import metadata, resources
 from pathlib import Path
 
 import ironhorse
+import numpy as np
 import pytest
 from ironhorse import _native, ops
 
@@ -27,7 +28,7 @@ def stubs() -> dict[str, ast.FunctionDef]:
 
 def test_what_is_installed():
     packages = ("formats", "nn", "ops", "reference", "torch")
-    for name in ("py.typed", "_native.pyi", *(f"{package}/__init__.py" for package in packages)):
+    for name in ("py.typed", "_native.pyi", "ops/__init__.pyi", *(f"{package}/__init__.py" for package in packages)):
         assert resources.files("ironhorse").joinpath(name).is_file(), name
     assert metadata.version("ironhorse") == ironhorse.__version__ == _native.__version__
     required = [line for line in metadata.requires("ironhorse") or [] if "extra" not in line]
@@ -36,41 +37,62 @@ def test_what_is_installed():
     assert script.value == "ironhorse._command:main"
 
 
+def ops_stubs() -> dict[str, list[ast.FunctionDef]]:
+    """Every overload of each function of ironhorse.ops."""
+    found: dict[str, list[ast.FunctionDef]] = {}
+    for node in ast.parse((PACKAGE / "ops/__init__.pyi").read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            found.setdefault(node.name, []).append(node)
+    return found
+
+
 def test_the_stub_says_what_is_there():
     functions = {name for name, thing in vars(_native).items() if inspect.isroutine(thing)}
     assert functions == set(stubs())
     for name, node in stubs().items():
         there = inspect.signature(getattr(_native, name)).parameters
+        keywords = [argument.arg for argument in node.args.kwonlyargs]
         arguments = [*node.args.posonlyargs, *node.args.args]
-        assert [argument.arg for argument in arguments] == list(there), name
-        first_default = len(arguments) - len(node.args.defaults)
-        for i, parameter in enumerate(there.values()):
-            assert (parameter.default is not inspect.Parameter.empty) == (i >= first_default), (name, parameter)
-            default = parameter.default
-            if i >= first_default and default is not Ellipsis:
-                assert default == ast.literal_eval(node.args.defaults[i - first_default]), (name, parameter)
-            assert arguments[i].annotation is not None, (name, parameter)
-        assert node.returns is not None, name
-
-
-def test_ops_are_typed_documented_and_in_the_order_of_the_native_functions():
-    for name in ops.__all__:
-        function = getattr(ops, name)
-        if not inspect.isfunction(function):
+        if keywords:  # a layer op of the table: outputs and sizes are not used, and so not in the stub
+            names = {*(argument.arg for argument in arguments), *keywords}
+            assert names <= set(there) and "device" in names, name
             continue
-        assert function.__doc__, name
-        parameters = inspect.signature(function).parameters
-        native = inspect.signature(getattr(_native, function.__name__)).parameters
-        second_names = {"topp_sample": ["top_p"]}.get(name, [])  # keywords of Python's alone
-        assert [p for p in parameters if p not in second_names] == list(native), name
-        for second in second_names:
-            assert parameters[second].kind is inspect.Parameter.KEYWORD_ONLY
-        assert parameters["device"].kind is inspect.Parameter.KEYWORD_ONLY
-        source = ast.parse(inspect.getsource(sys.modules[function.__module__]))
-        typed = [node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == function.__name__]
-        assert typed[0].returns is not None, name
-    others = ("torch_", "nn_")  # the parts of ironhorse.torch and ironhorse.nn
-    assert {name for name in stubs() if not name.startswith(others)} - {"command", "verify"} <= set(ops.__all__)
+        assert [argument.arg for argument in arguments] == list(there), name
+        assert not node.args.defaults and node.returns is not None, name
+        assert all(argument.annotation is not None for argument in arguments), name
+
+
+def test_ops_are_typed_and_documented():
+    assert set(ops_stubs()) == set(_native.OPS) and set(_native.OPS) <= set(ops.__all__)
+    for name, function in _native.OPS.items():
+        assert getattr(ops, name) is function and function.__name__ == name
+        there = inspect.signature(function).parameters
+        node = ops_stubs()[name][-1]  # of several overloads the last is the whole one
+        positional, keywords = node.args.args, node.args.kwonlyargs
+        assert [argument.arg for argument in (*positional, *keywords)] == list(there), name
+        assert [parameter.name for parameter in there.values() if parameter.kind is parameter.KEYWORD_ONLY] == [
+            argument.arg for argument in keywords
+        ]
+        for argument, default in zip(positional[::-1], node.args.defaults[::-1], strict=False):
+            assert there[argument.arg].default == ast.literal_eval(default), (name, argument.arg)
+        assert there["device"].default == "auto" and node.returns is not None, name
+        for word in ("Arguments:", "Returns:", "Example:", "device"):
+            assert word in function.__doc__, (name, word)
+
+
+def test_the_examples_of_the_documentation_run():
+    for name, function in _native.OPS.items():
+        example = function.__doc__.partition("Example:")[2].strip()
+        result = eval(example, {"np": np, "ops": ops})
+        arrays = result if isinstance(result, tuple) else (result,)
+        assert all(isinstance(array, np.ndarray) for array in arrays), name
+
+
+def test_what_a_user_sees():
+    seen = [name for name in dir(ironhorse) if not name.startswith("__")]
+    assert seen == ["Code", "IronhorseError", "export", "jit", "load", "nn", "ops", "save", "torch", "verify"]
+    version = python("-m", "ironhorse", "--version")
+    assert (version.returncode, version.stdout.strip()) == (0, f"ironhorse {ironhorse.__version__}")
 
 
 def test_importing_needs_neither_torch_nor_numpy():
