@@ -50,7 +50,7 @@ assert 0 <= token[0] < 4
 try:
     check(lib.cuda_silu(None, out, 4, None))
 except RuntimeError as error:
-    assert "`input` is null" in str(error), error
+    assert "`x` is null" in str(error), error
 else:
     raise AssertionError("null was accepted")
 print("ok")

@@ -24,10 +24,10 @@ int main(void) {
     float x[8] = {1, 2, 3, 4, 5, 6, 7, 8}, y[8] = {0}, loss = 7.0f;
     int32_t targets[2] = {0, 4};
     if (ih_last_error()[0] != '\0') failed = 1;
-    refused(cuda_silu(NULL, y, 8, NULL), "`input` is null");
+    refused(cuda_silu(NULL, y, 8, NULL), "`x` is null");
     refused(cuda_silu(x, y, -1, NULL), "`n` is -1");
-    refused(cuda_silu(x, y, INT64_MAX, NULL), "`input`");
-    refused(cuda_gemm(x, x, y, INT32_MAX, INT32_MAX, INT32_MAX, 1.0f, 0.0f, NULL), "`C`");
+    refused(cuda_silu(x, y, INT64_MAX, NULL), "`x`");
+    refused(cuda_gemm(x, x, y, INT32_MAX, INT32_MAX, INT32_MAX, 1.0f, 0.0f, NULL), "`c`");
     refused(cuda_gemm(x, y, y, 2, 2, 2, 1.0f, 0.0f, NULL), "overlaps");
     refused(cuda_cross_entropy_forward(x, targets, &loss, y, 2, 4, NULL), "`targets[1]` is 4");
     refused(ih_set_threads(-3), "`threads` is -3");

@@ -25,7 +25,7 @@ INIT_STD = 0.02
 
 
 def check_device(device: str, who: str) -> str:
-    """Raises NotAvailableError, with the reason, unless ops run there, and InvalidValueError if the name is not a device."""
+    """Raises NotAvailableError, with the reason, unless ops run there, InvalidValueError if it is not a device name."""
     check_text(who, device)
     try:
         ops.silu(np.zeros(1, np.float32), device=device)

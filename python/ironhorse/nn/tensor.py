@@ -326,7 +326,9 @@ def as_array(x: Any, op: str, name: str) -> Array:
     except RuntimeError as error:  # torch's, of what needs a gradient
         raise InvalidValueError(f"{op}: `{name}`: {error}") from None
     except (ValueError, TypeError, OverflowError):
-        raise InvalidValueError(f"{op}: `{name}` is not an array; expected numbers, all rows of the same length") from None
+        raise InvalidValueError(
+            f"{op}: `{name}` is not an array; expected numbers, all rows of the same length"
+        ) from None
 
 
 def _operand(x: Any, op: str) -> Array:
