@@ -17,6 +17,7 @@ pub enum Elem {
 
 impl Elem {
     /// The size of an element in bytes, which is also its alignment.
+    #[inline]
     pub const fn size(self) -> usize {
         match self {
             Self::F32 | Self::I32 => 4,
@@ -52,6 +53,7 @@ pub enum Role {
 
 impl Role {
     /// The element type of an array that the op uses.
+    #[inline]
     pub const fn elem(self) -> Option<Elem> {
         match self {
             Self::Read(elem) | Self::Write(elem) => Some(elem),
@@ -61,11 +63,13 @@ impl Role {
     }
 
     /// Whether the op writes the array.
+    #[inline]
     pub const fn written(self) -> bool {
         matches!(self, Self::Write(_) | Self::Update)
     }
 
     /// Whether the argument is a size.
+    #[inline]
     pub const fn is_size(self) -> bool {
         matches!(self, Self::Size | Self::Count)
     }
@@ -255,6 +259,7 @@ impl Arg {
     }
 
     /// Whether Python works the size out from arrays where it is not given.
+    #[inline]
     pub const fn solved(&self) -> bool {
         self.role.is_size() && matches!(self.default, Default::Absent | Default::Hidden(_))
     }
@@ -394,26 +399,31 @@ values! {
 
 impl Value {
     /// An address; null for other values.
+    #[inline]
     pub fn pointer(self) -> *mut c_void {
         if let Self::Pointer(at) = self { at } else { std::ptr::null_mut() }
     }
 
     /// An integer; 0 for other values.
+    #[inline]
     pub fn int(self) -> i64 {
         if let Self::Int(x) = self { x } else { 0 }
     }
 
     /// A checked size.
+    #[inline]
     pub(super) fn size(self) -> usize {
         usize::try_from(self.int()).unwrap_or(0)
     }
 
     /// A number; 0 for other values.
+    #[inline]
     pub fn number(self) -> f64 {
         if let Self::Number(x) = self { x } else { 0.0 }
     }
 
     /// A flag; false for other values.
+    #[inline]
     pub fn flag(self) -> bool {
         matches!(self, Self::Flag(true))
     }

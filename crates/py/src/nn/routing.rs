@@ -30,7 +30,7 @@ impl Memory {
     ///
     /// # Safety
     /// The array is of T and held, and nothing writes it meanwhile.
-    unsafe fn read<'a, T>(self, on: &'a Placed) -> &'a [T] {
+    unsafe fn read<T>(self, on: &Placed) -> &[T] {
         if self.len == 0 {
             return &[];
         }
@@ -43,7 +43,7 @@ impl Memory {
     /// # Safety
     /// The array is of T, held, and used by nothing else meanwhile.
     #[allow(clippy::mut_from_ref)] // `on` is an address book, not the memory
-    unsafe fn write<'a, T>(self, on: &'a Placed) -> &'a mut [T] {
+    unsafe fn write<T>(self, on: &Placed) -> &mut [T] {
         if self.len == 0 {
             return &mut [];
         }
@@ -62,7 +62,7 @@ pub fn nn_route<'py>(logits: &Object<'py>, k: usize) -> PyResult<Bound<'py, PyTu
     let mut call = NumpyCall::new(py, OP, HOST)?;
     let logits = call.read("logits", logits)?;
     let (tokens, all) = logits.rows();
-    let sizes = Sizes { tokens: tokens, experts: all, chosen: k };
+    let sizes = Sizes { tokens, experts: all, chosen: k };
     if k == 0 || k > sizes.experts {
         return Err(call.invalid(Unfit::Chosen(k, sizes.experts)));
     }
@@ -111,7 +111,7 @@ pub fn nn_route_bwd<'py>(
     let experts = call.input("experts", I32, experts)?;
     let (tokens, all) = probs.rows();
     let (_, k) = weights.rows();
-    let sizes = Sizes { tokens: tokens, experts: all, chosen: k };
+    let sizes = Sizes { tokens, experts: all, chosen: k };
     let chosen = call.indices(("experts", &experts), tokens * k, all)?;
     let d_logits = call.made(F32, probs.shape())?;
     let (d, p) = (Memory::of(&d_logits), Memory::of(&probs));

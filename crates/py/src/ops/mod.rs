@@ -45,8 +45,8 @@ fn function<'py>(py: Python<'py>, op: &'static Op, name: &str) -> PyResult<Bound
     let spec = Spec::new(op);
     // The room for the arguments of a call is cleared each time: small ops have little of it.
     let call = match op.args.len() {
-        ..=4 => call::<4>,
-        ..=8 => call::<8>,
+        0..=4 => call::<4>,
+        5..=8 => call::<8>,
         _ => call::<16>,
     };
     PyCFunction::new_closure(py, Some(Box::leak(name)), Some(Box::leak(doc)), move |args, keywords| {
@@ -100,11 +100,11 @@ fn call<'py, const N: usize>(
     }
     outputs(&mut call, &given, &mut shapes, &values.0)?;
     let mut slots = [usize::MAX; N];
-    for i in 0..count {
-        if let Some(array) = shapes.arrays[i].as_ref().filter(|_| op.args[i].role.elem().is_some()) {
-            slots[i] = array.slot();
-            values.0[i] = Value::Pointer(call.address(array.slot()));
-        }
+    let used =
+        op.args.iter().zip(&shapes.arrays).enumerate().filter(|(_, (arg, _))| arg.role.elem().is_some());
+    for (i, array) in used.filter_map(|(i, (_, array))| Some((i, array.as_ref()?))) {
+        slots[i] = array.slot();
+        values.0[i] = Value::Pointer(call.address(array.slot()));
     }
     if call.on_gpu() {
         // SAFETY: host arrays of the sizes of the values; overlaps must be seen before they are copied apart.
