@@ -53,7 +53,6 @@ def calls(repeat: int) -> dict[str, float]:
     cases = {
         "silu(x, out)": lambda: ops.silu(x, out),
         "silu(x)": lambda: ops.silu(x),
-        "_native.silu(x, out)": lambda: _native.silu(x, out),
         "add(x, x, out)": lambda: ops.add(x, x, out),
         "softmax(x, out)": lambda: ops.softmax(x, out),
         "rmsnorm(x, weight, out)": lambda: ops.rmsnorm(x, weight, out),
