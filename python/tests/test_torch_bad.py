@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import subprocess
 import sys
 import threading
@@ -87,8 +88,22 @@ def test_wrong_types(device):
         ops.gelu(x, "sometimes")
     with pytest.raises(ValueError, match="reduction"):
         ops.cross_entropy(x, w.long(), reduction="median")
-    with pytest.raises((RuntimeError, AttributeError, TypeError)):
-        ops.square([1.0, 2.0])
+
+
+def test_what_is_not_a_tensor():
+    for name in set(ops.__all__) - {"rope_tables"}:
+        function = getattr(ops, name)
+        required = [
+            parameter.name
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.default is parameter.empty
+        ]
+        for wrong in ([1, 2, 3], 1.0, None, "x"):
+            with pytest.raises(TypeError) as caught:
+                function(*[wrong] * len(required))
+            assert f"`{required[0]}` is of type {type(wrong).__name__}, expected a torch.Tensor" in str(caught.value)
+    with pytest.raises(TypeError, match="rmsnorm: `weight` is of type list"):
+        ops.rmsnorm(torch.ones(2, 3), [1.0, 1.0, 1.0])
 
 
 @each_device
@@ -115,7 +130,9 @@ def test_wrong_shapes(device):
 def test_targets_out_of_range():
     x = torch.randn(2, 3)
     for bad in (3, -1):
-        _refused(lambda bad=bad: ops.cross_entropy(x, torch.tensor([0, bad])), f"targets[1]` is {bad}", "0 to 3")
+        _refused(
+            lambda bad=bad: ops.cross_entropy(x, torch.tensor([0, bad])), f"targets[1]` is {bad}", "an index in 0..3"
+        )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

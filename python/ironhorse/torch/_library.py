@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function_unary, has_torch_function_variadic
 
 from .. import _native
@@ -67,7 +68,7 @@ def _register() -> torch.library.Library | None:
         _native.torch_register()
         return None
     library = torch.library.Library("ironhorse", "FRAGMENT")
-    # Compiled code must pass tensors that lie as the fakes saw them: results lie as their inputs do.
+    # Compiled code must pass tensors with the strides that the fakes saw: results have the layout of their inputs.
     strides = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
     for name, schema in _native.torch_ops():
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag, strides))
@@ -86,7 +87,7 @@ def public(name: str) -> Any:
 
 
 def raw(name: str) -> Any:
-    """An operator without autograd, called with as little between as possible. Not for code that Dynamo traces."""
+    """An operator without autograd, called as directly as possible. Not for code that Dynamo traces."""
     overload = getattr(torch.ops.ironhorse, name).default
     return getattr(overload, "_op", overload)
 
@@ -106,24 +107,100 @@ def fake(name: str, shapes: Callable[..., Any]) -> None:
         torch.library.register_fake(f"ironhorse::{one}", checked)
 
 
-def gradient(name: str, save: Callable[..., None], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """The gradient of the public operator. Returns the operator for torch.func: register_autograd does not serve it."""
-    torch.library.register_autograd(f"ironhorse::{name}", backward, setup_context=save)
-    bare = raw(f"{name}_fwd")
+Gradients = Callable[[Any, Tensor], tuple[Tensor | None, ...]]
+"""The gradients of the tensors of a call, from its context and the gradient of its first result. The context has
+`saved_tensors`, `numbers` (the arguments after the tensors) and `needs_input_grad`."""
 
-    back = backward  # under its own name the class could not see it
+
+def differentiable(
+    name: str,
+    tensors: int,
+    *,
+    save: Callable[[tuple[Any, ...], tuple[Tensor, ...]], tuple[Tensor, ...]],
+    kernel: Gradients,
+    graph: Gradients,
+    forward: Callable[..., tuple[Tensor, tuple[Tensor, ...]]] | None = None,
+) -> Op:
+    """The operator `name` as a function with a gradient, of its first result if it has several.
+
+    Its first `tensors` arguments are tensors. `save(arguments, results)` says what the backward needs of them. `kernel`
+    computes the gradients; `graph` does so in torch's own operations where a graph is wanted (create_graph=True), so
+    that they can be differentiated again. `forward` replaces the forward where a gradient will follow: it gives the
+    result and what to save.
+    """
+    compiled, bare = public(name), raw(f"{name}_fwd")
+    several = len(compiled._schema.returns) > 1
+
+    def results(made: Any) -> tuple[Tensor, ...]:
+        return made if several else (made,)
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*save(inputs, results(output)))
+        ctx.numbers = inputs[tensors:]
+        if several:
+            ctx.mark_non_differentiable(*output[1:])
+            ctx.set_materialize_grads(False)
+
+    def back(ctx: Any, d: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        needs = ctx.needs_input_grad
+        if d is None:
+            return (None,) * len(needs)
+        made = graph(ctx, d) if torch.is_grad_enabled() else kernel(ctx, d)
+        wanted = (gradient if need else None for gradient, need in zip(made, needs, strict=False))
+        return (*wanted, *(None,) * (len(needs) - len(made)))
+
+    class Eager(torch.autograd.Function):
+        """For plain autograd: a forward that keeps only what it must."""
+
+        backward = staticmethod(back)
+
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Tensor:
+            ctx.numbers = args[tensors:]
+            if forward is None:
+                made = results(bare(*args))
+                first, saved = made[0], save(args, made)
+            else:
+                first, saved = forward(*args)
+            ctx.save_for_backward(*saved)
+            return first
 
     class Transformed(torch.autograd.Function):
+        """For torch.func, which register_autograd does not serve."""
+
         generate_vmap_rule = True
-        setup_context = staticmethod(save)
+        setup_context = staticmethod(setup)
         backward = staticmethod(back)
 
         @staticmethod
         def forward(*args: Any) -> Any:
             return bare(*args)
 
-    apply: Callable[..., Any] = Transformed.apply
-    return apply
+    torch.library.register_autograd(f"ironhorse::{name}", back, setup_context=setup)
+    eager: Callable[..., Tensor] = Eager.apply
+    transformed: Callable[..., Any] = Transformed.apply
+
+    def call(*args: Any) -> Tensor:
+        if is_compiling():
+            made = compiled(*args)
+        elif _differentiates(args[:tensors]):
+            if not functorch_active():
+                return eager(*args)
+            made = transformed(*args)
+        else:
+            made = bare(*args)
+        return results(made)[0]
+
+    return call
+
+
+def _differentiates(tensors: tuple[Tensor, ...]) -> bool:
+    """Whether autograd wants to know about a call."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor.requires_grad:
+                return True
+    return forward_mode()
 
 
 def like(x: Tensor) -> Tensor:
@@ -132,7 +209,7 @@ def like(x: Tensor) -> Tensor:
 
 
 def wanted(need: bool, x: Tensor) -> Tensor:
-    """The fake of a gradient of x: without elements where nobody wants it."""
+    """The fake of a gradient of x: without elements if it is not needed."""
     return like(x) if need else x.new_empty(0)
 
 
@@ -141,25 +218,31 @@ def column_sums(x: Tensor) -> Tensor:
     return x.flatten(0, -2).sum(0) if x.dim() > 1 else x
 
 
-def only(need: bool, d: Tensor) -> Tensor | None:
-    """A gradient where it is wanted."""
-    return d if need else None
-
-
 def acc(x: Tensor) -> torch.dtype:
     """The type of sums and statistics."""
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
 instead = handle_torch_function
-"""What a function returns whose arguments are not tensors but stand for them: one node in a graph of torch.fx, or what
-a subclass of Tensor makes of the call. `stands_in` and `stand_in` say whether one or any of them is such."""
+"""What a function returns if an argument stands for a tensor: one node in a graph of torch.fx, or what a subclass of
+Tensor makes of the call."""
 
 stands_in: Callable[[object], bool] = has_torch_function_unary
-stand_in: Callable[..., bool] = has_torch_function_variadic
+
+
+def stand_in(function: str, **given: object) -> bool:
+    """Whether an argument is not a plain tensor but stands for one. Refuses arguments that are neither."""
+    for name, value in given.items():
+        if not isinstance(value, Tensor) and not stands_in(value):
+            kind = type(value).__name__
+            raise TypeError(
+                f"{function}: `{name}` is of type {kind}, expected a torch.Tensor (torch.as_tensor makes one)"
+            )
+    return has_torch_function_variadic(*given.values())
+
 
 functorch_active: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-"""Whether torch.func is at work, which wants an autograd.Function of its own kind: what `gradient` returns."""
+"""Whether torch.func is at work, which wants an autograd.Function of its own kind."""
 
 
 def forward_mode() -> bool:

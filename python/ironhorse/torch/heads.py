@@ -1,7 +1,7 @@
-"""On heads: rotary embedding and attention. Tensors are (batch, heads, positions, head_dim).
+"""Rotary embedding and attention. Tensors are (batch, heads, positions, head_dim).
 
-Tensors that lie in memory as (batch, positions, heads, head_dim), what `linear(x).view(B, T, H, D).transpose(1, 2)`
-gives, are used as they lie, and their results lie so too.
+Tensors that are stored as (batch, positions, heads, head_dim), what `linear(x).view(B, T, H, D).transpose(1, 2)` gives,
+are used without a copy, and their results are stored the same way.
 """
 
 from __future__ import annotations
@@ -10,22 +10,19 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled
-from torch.compiler import is_compiling
+from torch import Tensor
 
 from ._library import (
     Op,
     Ops,
     acc,
     autocast_on,
+    differentiable,
     fake,
-    forward_mode,
     functorch_active,
-    gradient,
     in_lower,
     instead,
     like,
-    only,
     public,
     raw,
     stand_in,
@@ -33,15 +30,9 @@ from ._library import (
 
 __all__ = ["attention", "causal_attention", "rope", "rope_tables"]
 
-_rope: Op = public("rope")
-_rope_fwd: Op = raw("rope_fwd")
-_attention: Ops = public("attention")
-_attention_fwd: Ops = raw("attention_fwd")
-_attention_bwd: Ops = raw("attention_bwd")
-
 
 def _layout(x: Tensor) -> Tensor:
-    """A fake as large as x, which lies as results of x do: `layout` of crates/py/src/torch/heads.rs."""
+    """A fake as large as x, with the strides of results of x: `layout` of crates/py/src/torch/heads.rs."""
     if x.dim() == 4 and x.stride(1) < x.stride(2):
         batch, heads, positions, dim = x.shape
         return x.new_empty((batch, positions, heads, dim)).transpose(1, 2)
@@ -78,45 +69,35 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, offset:
     cos and sin are `rope_tables`: (at least offset + positions, head_dim / 2), float32 (float64 for float64). They get
     no gradient.
     """
-    if stand_in(x, cos, sin):
+    if stand_in("rope", x=x, cos=cos, sin=sin):
         return instead(rope, (x, cos, sin), x, cos, sin, interleaved=interleaved, offset=offset)
-    if is_compiling():
-        return _rope(x, cos, sin, offset, interleaved, False)
     if cos.requires_grad or sin.requires_grad:
         raise RuntimeError("rope: `cos` or `sin` requires grad, expected tables that do not")
-    if x.requires_grad and is_grad_enabled() or forward_mode():
-        if functorch_active():
-            return _rope_func(x, cos, sin, offset, interleaved, False)
-        return _rope_grad(x, cos, sin, offset, interleaved, False)
-    return _rope_fwd(x, cos, sin, offset, interleaved, False)
+    return _rope(x, cos, sin, offset, interleaved, False)
 
 
-class _Rope(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, offset: int, interleaved: bool, back: bool) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        ctx.how = offset, interleaved, back
-        return _rope_fwd(x, cos, sin, offset, interleaved, back)
-
-    @staticmethod
-    def backward(ctx: Any, d_y: Tensor) -> Any:
-        cos, sin = ctx.saved_tensors
-        offset, interleaved, back = ctx.how
-        # A rotation's gradient is the rotation back, whose gradient is the rotation.
-        turn = _rope_fwd
-        if is_grad_enabled():
-            turn = _rope_func if functorch_active() else _rope
-        return turn(d_y, cos, sin, offset, interleaved, not back), None, None, None, None, None
+def _rope_back(ctx: Any, d_y: Tensor) -> tuple[Tensor]:
+    """The gradient of a rotation is the rotation back."""
+    offset, interleaved, back = ctx.numbers
+    return (_rope_fwd(d_y, *ctx.saved_tensors, offset, interleaved, not back),)
 
 
-def _save_rope(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, cos, sin, *ctx.how = inputs
-    ctx.save_for_backward(cos, sin)
+def _rope_graph(ctx: Any, d_y: Tensor) -> tuple[Tensor]:
+    offset, interleaved, back = ctx.numbers
+    turn = _rope if functorch_active() else _rope_public
+    return (turn(d_y, *ctx.saved_tensors, offset, interleaved, not back),)
 
 
 fake("rope", lambda x, cos, sin, offset, interleaved, back: _layout(x))
-_rope_grad: Op = _Rope.apply
-_rope_func: Op = gradient("rope", _save_rope, _Rope.backward)
+_rope_public: Op = public("rope")
+_rope_fwd: Op = raw("rope_fwd")
+_rope = differentiable(
+    "rope",
+    3,
+    save=lambda args, outputs: (args[1], args[2]),
+    kernel=_rope_back,
+    graph=_rope_graph,
+)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, scale: float | None = None) -> Tensor:
@@ -126,19 +107,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, scale: float
     of q's. With `causal` the last query sees all keys, the one before all but the last, and so on; for as many keys as
     queries that is is_causal=True. A query that sees no key gets zeros. Under autocast in its lower precision.
     """
-    if stand_in(q, k, v):
+    if stand_in("attention", q=q, k=k, v=v):
         return instead(attention, (q, k, v), q, k, v, causal=causal, scale=scale)
     if scale is None:
         scale = 1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
     if autocast_on(q):
         q, k, v = in_lower(q), in_lower(k), in_lower(v)
-    if is_compiling():
-        return _attention(q, k, v, causal, scale)[0]
-    if (q.requires_grad or k.requires_grad or v.requires_grad) and is_grad_enabled() or forward_mode():
-        if functorch_active():
-            return _attention_func(q, k, v, causal, scale)[0]
-        return _attention_grad(q, k, v, causal, scale)
-    return _attention_fwd(q, k, v, causal, scale)[0]
+    return _attention(q, k, v, causal, scale)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
@@ -146,31 +121,9 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None
     return attention(q, k, v, True, scale)
 
 
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
-        out, lse = _attention_fwd(q, k, v, causal, scale)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.how = causal, scale
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor, d_lse: Tensor | None = None) -> Any:
-        q, k, v, out, lse = ctx.saved_tensors
-        causal, scale = ctx.how
-        need_q, need_k, need_v, *_ = ctx.needs_input_grad
-        if d_out is None:
-            return None, None, None, None, None
-        if is_grad_enabled():
-            d_q, d_k, d_v = _attention_gradient(d_out, q, k, v, causal, scale)
-        else:
-            d_q, d_k, d_v = _attention_bwd(d_out, q, k, v, out, lse, causal, scale, need_q, need_k, need_v)
-        return only(need_q, d_q), only(need_k, d_k), only(need_v, d_v), None, None
-
-
-def _attention_gradient(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _attention_graph(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, *_ = ctx.saved_tensors
+    causal, scale = ctx.numbers
     batch, heads, q_len, dim = q.shape
     kv_heads, kv_len = k.shape[1], k.shape[2]
     group = heads // kv_heads if kv_heads else 1
@@ -181,7 +134,7 @@ def _attention_gradient(
     if causal:
         later = torch.ones(q_len, kv_len, dtype=torch.bool, device=q.device).triu(kv_len - q_len + 1)
         scores = scores.masked_fill(later, float("-inf"))
-        # What sees nothing: a row of zeros, without a gradient.
+        # A query that sees no key: a row of zeros, without a gradient.
         blind = later.all(-1, keepdim=True)
         p = torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(later, 0.0)
     else:
@@ -194,32 +147,17 @@ def _attention_gradient(
     return d_q, d_k, d_v
 
 
-def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, *ctx.how = inputs
-    ctx.save_for_backward(q, k, v, *output)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _fake_attention_bwd(
-    d_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float,
-    need_q: bool,
-    need_k: bool,
-    need_v: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    wants = zip((need_q, need_k, need_v), (q, k, v), strict=True)
-    d_q, d_k, d_v = (_layout(x) if need else x.new_empty(0) for need, x in wants)
-    return d_q, d_k, d_v
+def _fake_attention_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return tuple(_layout(x) if need else x.new_empty(0) for x, need in zip((q, k, v), rest[-3:], strict=True))
 
 
 fake("attention", lambda q, k, v, causal, scale: (_layout(q), q.new_empty(q.shape[:3], dtype=acc(q))))
 fake("attention_bwd", _fake_attention_bwd)
-_attention_grad: Op = _Attention.apply
-_attention_func: Ops = gradient("attention", _save_attention, _Attention.backward)
+_attention_bwd: Ops = raw("attention_bwd")
+_attention = differentiable(
+    "attention",
+    3,
+    save=lambda args, outputs: (*args[:3], *outputs),
+    kernel=lambda ctx, d_out: _attention_bwd(d_out, *ctx.saved_tensors, *ctx.numbers, *ctx.needs_input_grad[:3]),
+    graph=_attention_graph,
+)
