@@ -114,11 +114,10 @@ pub const fn bf16_to_f32(bits: u16) -> f32 {
 #[inline(always)]
 pub const fn f32_to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
-    if value.is_nan() {
-        return ((bits >> 16) as u16) | 0x0040;
-    }
-    let round = 0x7fff + ((bits >> 16) & 1);
-    ((bits.wrapping_add(round)) >> 16) as u16
+    // Without branches, so that loops become vector code.
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
+    let kept = if value.is_nan() { bits | 0x0040_0000 } else { rounded };
+    (kept >> 16) as u16
 }
 
 #[cfg(test)]

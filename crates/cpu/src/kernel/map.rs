@@ -7,12 +7,11 @@ use super::elem::Elem;
 use super::real::Real;
 use crate::memory::Span;
 use crate::multiversion;
+use std::mem::MaybeUninit;
 
 /// Lanes of sums and maxima.
 pub const LANES: usize = 32;
-/// Elements that are read, computed and written together.
-const STEP: usize = 32;
-/// Elements of a block of exponentials: they stay in the first-level cache.
+/// Elements of a block: some of them fit the first-level cache together.
 pub const BLOCK: usize = 512;
 
 /// How long a sum in the type of sums may become before it joins an f64 total.
@@ -42,6 +41,9 @@ impl Order for Blocks {
 /// outputs\[i\] = f(inputs\[i\]) for every i. An output may be the same window as an input: elements are read before they are
 /// written. An output that is not given is not written.
 ///
+/// Elements that are not computed in their own type, and inputs that are written, go through blocks in the first-level
+/// cache: the loop that calls `f` then has operands that the compiler knows, or can find out, not to overlap.
+///
 /// # Safety
 /// The caller may read the inputs and alone uses the outputs; an output that is not the same window as an input shares no
 /// memory with it.
@@ -54,41 +56,50 @@ pub unsafe fn map<T: Elem, const IN: usize, const OUT: usize>(
     let len = inputs[0].len();
     assert!(inputs.iter().chain(&outputs).all(|x| x.len() == len), "windows of different lengths");
     let (from, to) = (inputs.map(Span::ptr), outputs.map(Span::ptr));
+    let written = from.map(|x| to.contains(&x));
+    let in_place = T::IS_ACC && OUT == 1;
+    if in_place && to[0].is_null() {
+        return;
+    }
+    let step = if in_place && !written.contains(&true) { len.max(1) } else { BLOCK };
+    let mut wide = [const { MaybeUninit::<[T::Acc; BLOCK]>::uninit() }; IN];
+    let mut made = [const { MaybeUninit::<[T::Acc; BLOCK]>::uninit() }; OUT];
     let mut start = 0;
     while start < len {
-        let n = STEP.min(len - start);
-        let (mut wide, mut made) = ([[T::Acc::ZERO; STEP]; IN], [[T::Acc::ZERO; STEP]; OUT]);
-        for k in 0..IN {
-            // SAFETY: start + n is at most the length; nothing is written before the last element was read.
-            unsafe {
-                if n == STEP {
-                    let x = from[k].add(start).cast::<[T; STEP]>().read();
-                    (0..STEP).for_each(|i| wide[k][i] = x[i].load());
-                } else {
-                    (0..n).for_each(|i| wide[k][i] = from[k].add(start + i).read().load());
-                }
-            }
-        }
-        for i in 0..STEP {
-            let mut x = [T::Acc::ZERO; IN];
+        let n = step.min(len - start);
+        // SAFETY: start + n is at most the length of the windows, and at most the length of a block where blocks are used.
+        // Where `T` is its own type of sums, the casts change nothing. An input that is written is read into its block before.
+        unsafe {
+            let mut x = [std::ptr::null::<T::Acc>(); IN];
             for k in 0..IN {
-                x[k] = wide[k][i];
-            }
-            let y = f(x);
-            for k in 0..OUT {
-                made[k][i] = y[k];
-            }
-        }
-        for k in 0..OUT {
-            // SAFETY: as above, and the caller alone uses the outputs.
-            unsafe {
-                if to[k].is_null() {
-                    continue;
+                x[k] = from[k].add(start).cast();
+                if !T::IS_ACC || written[k] {
+                    let block = wide[k].as_mut_ptr().cast::<T::Acc>();
+                    for i in 0..n {
+                        block.add(i).write(from[k].add(start + i).read().load());
+                    }
+                    x[k] = block;
                 }
-                if n == STEP {
-                    to[k].add(start).cast::<[T; STEP]>().write(made[k].map(T::store));
-                } else {
-                    (0..n).for_each(|i| to[k].add(start + i).write(T::store(made[k][i])));
+            }
+            let mut y = [std::ptr::null_mut::<T::Acc>(); OUT];
+            for k in 0..OUT {
+                y[k] = if in_place { to[k].add(start).cast() } else { made[k].as_mut_ptr().cast() };
+            }
+            for i in 0..n {
+                let mut arguments = [T::Acc::ZERO; IN];
+                for k in 0..IN {
+                    arguments[k] = *x[k].add(i);
+                }
+                let results = f(arguments);
+                for k in 0..OUT {
+                    y[k].add(i).write(results[k]);
+                }
+            }
+            for k in 0..OUT {
+                if !in_place && !to[k].is_null() {
+                    for i in 0..n {
+                        to[k].add(start + i).write(T::store(y[k].add(i).read()));
+                    }
                 }
             }
         }
@@ -118,23 +129,23 @@ pub fn totals<T: Elem, const IN: usize, const OUT: usize, const W: usize>(
     add: impl Fn([T::Acc; IN], [T::Acc; OUT]) -> [T::Acc; OUT],
 ) -> [f64; OUT] {
     let len = x[0].len();
-    let x = x.map(|x| &x[..len]);
+    assert!(x.iter().all(|x| x.len() == len), "slices of different lengths");
     let mut total = [0.0; OUT];
     let mut start = 0;
     while start < len {
         let end = len.min(start.saturating_add(block));
-        let parts = x.map(|x| x[start..end].as_chunks::<W>());
         let mut lanes = [[T::Acc::ZERO; W]; OUT];
-        for number in 0..parts[0].0.len() {
-            let chunk = parts.map(|(full, _)| &full[number]);
+        let mut first = start;
+        while end - first >= W {
             for i in 0..W {
-                let sums = add(chunk.map(|x| x[i].load()), lane(&lanes, i));
-                (0..OUT).for_each(|k| lanes[k][i] = sums[k]);
+                // SAFETY: first + i is below `end`, which is at most the length of every slice.
+                unsafe { add_element(&x, first + i, &mut lanes, i, &add) };
             }
+            first += W;
         }
-        for i in 0..parts[0].1.len() {
-            let sums = add(parts.map(|(_, rest)| rest[i].load()), lane(&lanes, i));
-            (0..OUT).for_each(|k| lanes[k][i] = sums[k]);
+        for i in 0..end - first {
+            // SAFETY: as above.
+            unsafe { add_element(&x, first + i, &mut lanes, i, &add) };
         }
         for k in 0..OUT {
             // The compiler must not see that the tree adds pairs: it would add in pairs from the start, two lanes at a time.
@@ -145,14 +156,30 @@ pub fn totals<T: Elem, const IN: usize, const OUT: usize, const W: usize>(
     total
 }
 
-/// Lane `i` of every sum.
+/// Adds element `at` of every slice to lane `i` of every sum.
+///
+/// # Safety
+/// The slices have such an element.
 #[inline(always)]
-fn lane<A: Real, const W: usize, const OUT: usize>(lanes: &[[A; W]; OUT], i: usize) -> [A; OUT] {
-    let mut one = [A::ZERO; OUT];
-    for k in 0..OUT {
-        one[k] = lanes[k][i];
+unsafe fn add_element<T: Elem, const IN: usize, const OUT: usize, const W: usize>(
+    x: &[&[T]; IN],
+    at: usize,
+    lanes: &mut [[T::Acc; W]; OUT],
+    i: usize,
+    add: &impl Fn([T::Acc; IN], [T::Acc; OUT]) -> [T::Acc; OUT],
+) {
+    let (mut elements, mut sums) = ([T::Acc::ZERO; IN], [T::Acc::ZERO; OUT]);
+    for k in 0..IN {
+        // SAFETY: guaranteed by the caller.
+        elements[k] = unsafe { x[k].get_unchecked(at) }.load();
     }
-    one
+    for k in 0..OUT {
+        sums[k] = lanes[k][i];
+    }
+    let sums = add(elements, sums);
+    for k in 0..OUT {
+        lanes[k][i] = sums[k];
+    }
 }
 
 /// Σ x y in the type of sums.

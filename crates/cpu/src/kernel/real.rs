@@ -79,14 +79,13 @@ pub trait Real:
     /// (1 + erf(x / √2)) / 2, accurate relative to itself also far below 0, and e^(-x² / 2).
     fn normal<const FMA: bool>(self) -> [Self; 2];
 
-    /// c (m,n) = or += alpha · a (m,k) · b (k,n)
+    /// c (m,n) = or += a (m,k) · b (k,n)
     ///
     /// # Safety
     /// `a` and `b` are readable, `c` has columns side by side and is writable, and overlaps neither.
     unsafe fn product(
         scratch: (&mut LocalScratch, Isa),
         size: [usize; 3],
-        alpha: Self,
         ab: [Mat<Self>; 2],
         c: Mat<Self>,
         beta: Beta,
@@ -167,13 +166,12 @@ impl Real for f32 {
     unsafe fn product(
         (scratch, isa): (&mut LocalScratch, Isa),
         [m, n, k]: [usize; 3],
-        alpha: Self,
         ab: [Mat<Self>; 2],
         c: Mat<Self>,
         beta: Beta,
     ) {
         let [a, b] = ab.map(|m| MatRef { ptr: m.ptr.cast_const(), rs: m.rs, cs: m.cs });
-        let gemm = Gemm::new((m, n, k), a, b, MatMut { ptr: c.ptr, rs: c.rs }).beta(beta).alpha(alpha);
+        let gemm = Gemm::new((m, n, k), a, b, MatMut { ptr: c.ptr, rs: c.rs }).beta(beta);
         // SAFETY: guaranteed by the caller of `product`.
         unsafe { gemm_local(scratch, isa, &gemm) };
     }
@@ -200,7 +198,6 @@ impl Real for f64 {
     unsafe fn product(
         _: (&mut LocalScratch, Isa),
         [m, n, k]: [usize; 3],
-        alpha: Self,
         [a, b]: [Mat<Self>; 2],
         c: Mat<Self>,
         beta: Beta,
@@ -212,7 +209,7 @@ impl Real for f64 {
                     let term = |p: usize| *a.ptr.add(i * a.rs + p * a.cs) * *b.ptr.add(p * b.rs + j * b.cs);
                     let at = c.ptr.add(i * c.rs + j);
                     let old = if beta == Beta::Accumulate { *at } else { 0.0 };
-                    *at = old + alpha * (0..k).map(term).sum::<Self>();
+                    *at = old + (0..k).map(term).sum::<Self>();
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use super::softmax::{row_stride, softmax_bwd_columns};
 use super::{Forward, Scratch, TILE, row_mut};
-use crate::gemm::Beta;
+use crate::gemm::{Beta, LocalScratch};
 use crate::isa::Isa;
 use crate::kernel::elem::Elem;
 use crate::kernel::elementwise::{add_to, narrow};
@@ -44,19 +44,16 @@ impl<T: Elem> Backward<T> {
             // SAFETY: rows of the gradients that belong to this task.
             (0..a.kv_len).for_each(|t| unsafe { row_mut(d, t, hd) }.fill(T::Acc::ZERO));
         }
-        let [alpha, factor] = s.factors::<T::Acc>();
-        let (scale, one) = (T::Acc::of(a.scale), T::Acc::ONE);
-        let (p_scores, dp_scores) = scratch.tiles.split_at_mut(s.scores());
-        let [q_room, k_room, v_room, d_q_room, d_o_room] = &mut scratch.wide;
+        let Scratch { gemm, tiles, wide: [q_room, k_room, v_room, d_q_room, d_o_room] } = scratch;
+        let (p_scores, dp_scores) = tiles.split_at_mut(s.scores());
         for queries in (0..s.tiles()).map(|tile| s.tile(tile)) {
             let (rows, stride) = (queries.len(), row_stride(queries.len()));
             let to = self.from.queries(self.d_q, a.q, head, &queries);
             let d_q = self.d_q.is_some().then(|| to.matrix(d_q_room));
             // SAFETY: the inputs are only read; the widened rows are this worker's own.
-            let ((lse, delta), q, d_o) = unsafe {
+            let [q, d_o] = unsafe {
                 let q = self.from.queries(self.from.q, a.q, head, &queries).load(isa, q_room);
-                let d_o = self.from.queries(self.d_out, a.out, head, &queries).load(isa, d_o_room);
-                (self.columns(isa, head, &queries), q, d_o)
+                [q, self.from.queries(self.d_out, a.out, head, &queries).load(isa, d_o_room)]
             };
             if let Some(d_q) = d_q.filter(|_| s.sees(queries.end - 1) == 0) {
                 // SAFETY: these rows belong to this task.
@@ -64,55 +61,22 @@ impl<T: Elem> Backward<T> {
             }
             for keys in s.chunks(&queries) {
                 let cols = keys.len();
-                let (p, dp) = (&mut p_scores[..cols * stride], &mut dp_scores[..cols * stride]);
-                let [p_mat, ds] = [Mat::new(p, stride), Mat::new(dp, stride)];
-                let [k, v] = self.from.keys([keys.start, head], cols);
+                let mut scores = [&mut p_scores[..cols * stride], &mut dp_scores[..cols * stride]];
                 let [d_k, d_v] = d_kv.map(|d| d.map(|d| d.rows_from(keys.start)));
                 let beta = if keys.start == 0 { Beta::Overwrite } else { Beta::Accumulate };
-                let mm = &mut scratch.gemm;
                 // SAFETY: the inputs are only read; scores, widened rows and gradients belong to this task.
                 unsafe {
+                    let [k, v] = self.from.keys([keys.start, head], cols);
                     let (k, v) = (k.load(isa, k_room), v.load(isa, v_room));
-                    T::Acc::product(
-                        (mm, isa),
-                        [cols, rows, hd],
-                        alpha,
-                        [k, q.transposed()],
-                        p_mat,
-                        Beta::Overwrite,
-                    );
-                    T::Acc::product(
-                        (mm, isa),
-                        [cols, rows, hd],
-                        one,
-                        [v, d_o.transposed()],
-                        ds,
-                        Beta::Overwrite,
-                    );
-                    softmax_bwd_columns(isa, p, dp, stride, [factor, scale], &lse, &delta);
-                    s.hide(p, &queries, &keys, T::Acc::ZERO);
-                    s.hide(dp, &queries, &keys, T::Acc::ZERO);
-                    if keys.start == 0 {
-                        // The softmax of one score is the constant 1: its gradient is exactly 0. Rounding noise in its
-                        // place would be blown up by AdamW.
-                        let single = queries.clone().enumerate().filter(|&(_, t)| s.sees(t) == 1);
-                        single.for_each(|(i, _)| dp[i] = T::Acc::ZERO);
-                    }
+                    self.scores((gemm, isa), &mut scores, [q, d_o, k, v], head, [&queries, &keys]);
+                    let [p, ds] = scores.map(|scores| Mat::new(scores, stride));
                     if let Some(d_q) = d_q {
-                        T::Acc::product((mm, isa), [rows, hd, cols], one, [ds.transposed(), k], d_q, beta);
+                        T::Acc::product((gemm, isa), [rows, hd, cols], [ds.transposed(), k], d_q, beta);
                     }
-                    if let Some(d_k) = d_k {
-                        T::Acc::product((mm, isa), [cols, hd, rows], one, [ds, q], d_k, Beta::Accumulate);
-                    }
-                    if let Some(d_v) = d_v {
-                        T::Acc::product(
-                            (mm, isa),
-                            [cols, hd, rows],
-                            one,
-                            [p_mat, d_o],
-                            d_v,
-                            Beta::Accumulate,
-                        );
+                    for (ab, d) in [([ds, q], d_k), ([p, d_o], d_v)] {
+                        if let Some(d) = d {
+                            T::Acc::product((gemm, isa), [cols, hd, rows], ab, d, Beta::Accumulate);
+                        }
                     }
                 }
             }
@@ -120,6 +84,38 @@ impl<T: Elem> Backward<T> {
                 // SAFETY: these rows belong to this task.
                 unsafe { to.store(isa, d_q_room) };
             }
+        }
+    }
+
+    /// Computes the scores of a chunk again: they become probabilities and the gradients of the scores.
+    ///
+    /// # Safety
+    /// The caller may read the inputs and alone uses the scores.
+    unsafe fn scores(
+        &self,
+        (gemm, isa): (&mut LocalScratch, Isa),
+        [p, dp]: &mut [&mut [T::Acc]; 2],
+        [q, d_o, k, v]: [Mat<T::Acc>; 4],
+        head: usize,
+        [queries, keys]: [&Range<usize>; 2],
+    ) {
+        let s = &self.from.shape;
+        let (stride, size) = (row_stride(queries.len()), [keys.len(), queries.len(), s.0.head_dim]);
+        // SAFETY: guaranteed by the caller.
+        let (lse, delta) = unsafe {
+            T::Acc::product((gemm, isa), size, [k, q.transposed()], Mat::new(p, stride), Beta::Overwrite);
+            T::Acc::product((gemm, isa), size, [v, d_o.transposed()], Mat::new(dp, stride), Beta::Overwrite);
+            self.columns(isa, head, queries)
+        };
+        let factors = [s.factor(isa, p), T::Acc::of(s.0.scale)];
+        softmax_bwd_columns(isa, p, dp, stride, factors, &lse, &delta);
+        s.hide(p, queries, keys, T::Acc::ZERO);
+        s.hide(dp, queries, keys, T::Acc::ZERO);
+        if keys.start == 0 {
+            // The softmax of one score is the constant 1: its gradient is exactly 0. Rounding noise in its place would be
+            // blown up by AdamW.
+            let single = queries.clone().enumerate().filter(|&(_, t)| s.sees(t) == 1);
+            single.for_each(|(i, _)| dp[i] = T::Acc::ZERO);
         }
     }
 

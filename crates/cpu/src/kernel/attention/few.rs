@@ -33,7 +33,7 @@ pub unsafe fn one_query<T: Elem>(
     [head, position]: [usize; 2],
 ) {
     let (s, a, hd) = (&call.shape, &call.shape.0, call.shape.0.head_dim);
-    let (seen, [alpha, factor]) = (s.sees(position), s.factors::<T::Acc>());
+    let seen = s.sees(position);
     let scores = &mut room.scores[..seen];
     // SAFETY: guaranteed by the caller.
     unsafe {
@@ -41,8 +41,9 @@ pub unsafe fn one_query<T: Elem>(
         let q = call.q.get(at..at + hd);
         for (t, score) in scores.iter_mut().enumerate() {
             let at = s.key(a.k, head, t);
-            *score = alpha * dot(isa, q, call.k.get(at..at + hd));
+            *score = dot(isa, q, call.k.get(at..at + hd));
         }
+        let factor = s.factor(isa, scores);
         let (max, sum) = softmax_row(isa, scores, factor);
         let out = &mut room.out[..hd];
         out.fill(T::Acc::ZERO);

@@ -85,11 +85,15 @@ impl Heads {
         b * strides.batch + h * strides.head + position * strides.position
     }
 
-    /// Factors of the products and of the softmax, whose product is the scale. The softmax takes its maximum before it
-    /// scales, which is right for a positive factor only.
-    fn factors<A: Real>(&self) -> [A; 2] {
+    /// The factor of the scores inside the softmax. The softmax takes its maximum before it scales, which is right for a
+    /// positive factor only: any other scale is applied to the scores before.
+    fn factor<A: Real>(&self, isa: Isa, scores: &mut [A]) -> A {
         let scale = A::of(self.0.scale);
-        if scale > A::ZERO { [A::ONE, scale] } else { [scale, A::ONE] }
+        if scale > A::ZERO {
+            return scale;
+        }
+        scale_by(isa, scores, scale);
+        A::ONE
     }
 
     /// Sets the scores of keys that come after what their query sees.
@@ -231,7 +235,6 @@ impl<T: Elem> Forward<T> {
         let queries = s.tile(tile);
         let (rows, stride) = (queries.len(), row_stride(queries.len()));
         let (mut max, mut sum) = ([T::Acc::NEG_INFINITY; TILE], [T::Acc::ZERO; TILE]);
-        let [alpha, factor] = s.factors();
         let [q_room, k_room, v_room, o_room, _] = &mut scratch.wide;
         let out = self.queries(self.out, a.out, head, &queries);
         let o = out.matrix(o_room);
@@ -244,22 +247,17 @@ impl<T: Elem> Forward<T> {
             unsafe {
                 let [k, v] = self.keys([keys.start, head], keys.len());
                 let (k, v) = (k.load(isa, k_room), v.load(isa, v_room));
-                let p = Mat::new(scores, stride);
-                let mm = &mut scratch.gemm;
-                T::Acc::product(
-                    (mm, isa),
-                    [keys.len(), rows, hd],
-                    alpha,
-                    [k, q.transposed()],
-                    p,
-                    Beta::Overwrite,
-                );
+                let (mm, size) = (&mut scratch.gemm, [keys.len(), rows, hd]);
+                let product = Mat::new(scores, stride);
+                T::Acc::product((mm, isa), size, [k, q.transposed()], product, Beta::Overwrite);
+                let factor = s.factor(isa, scores);
                 s.hide(scores, &queries, &keys, T::Acc::NEG_INFINITY);
                 let shrink = softmax_columns(isa, scores, stride, factor, &mut max, &mut sum);
                 if keys.start > 0 {
                     (0..rows).for_each(|i| scale_by(isa, row_mut(o, i, hd), shrink[i]));
                 }
-                T::Acc::product((mm, isa), [rows, hd, keys.len()], T::Acc::ONE, [p.transposed(), v], o, beta);
+                let p = Mat::new(scores, stride).transposed();
+                T::Acc::product((mm, isa), [rows, hd, keys.len()], [p, v], o, beta);
             }
         }
         for (i, position) in queries.enumerate() {
