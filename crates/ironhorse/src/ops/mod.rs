@@ -35,6 +35,7 @@ pub mod layers;
 mod place;
 pub mod spec;
 pub mod text;
+mod value;
 #[macro_use]
 mod entries;
 

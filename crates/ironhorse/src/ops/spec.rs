@@ -1,8 +1,8 @@
 //! What an op is, as data: the C functions, the Python functions, their documentation and all checks follow from it.
 
 use super::check::{self, Runner};
+pub use super::value::Value;
 use super::{Result, Stream};
-use std::ffi::c_void;
 
 /// The type of an array's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -358,73 +358,5 @@ impl Op {
     /// See [the module](super).
     pub fn check_scalars(&self, values: &[Value]) -> Result {
         check::scalars(self, values)
-    }
-}
-
-/// The value of an argument.
-#[derive(Clone, Copy, Debug)]
-pub enum Value {
-    /// Of an array: its address.
-    Pointer(*mut c_void),
-    /// Of a size or another integer.
-    Int(i64),
-    /// Of a number, exact.
-    Number(f64),
-    /// Of a flag.
-    Flag(bool),
-}
-
-macro_rules! values {
-    ($($type:ty: $x:ident => $value:expr;)*) => { $(
-        impl From<$type> for Value {
-            fn from($x: $type) -> Self {
-                $value
-            }
-        }
-    )* };
-}
-
-values! {
-    *const f32: x => Self::Pointer(x.cast_mut().cast());
-    *mut f32: x => Self::Pointer(x.cast());
-    *const i32: x => Self::Pointer(x.cast_mut().cast());
-    *mut i32: x => Self::Pointer(x.cast());
-    *const u64: x => Self::Pointer(x.cast_mut().cast());
-    i64: x => Self::Int(x);
-    i32: x => Self::Int(x.into());
-    f32: x => Self::Number(x.into());
-    f64: x => Self::Number(x);
-    bool: x => Self::Flag(x);
-}
-
-impl Value {
-    /// An address; null for other values.
-    #[inline]
-    pub fn pointer(self) -> *mut c_void {
-        if let Self::Pointer(at) = self { at } else { std::ptr::null_mut() }
-    }
-
-    /// An integer; 0 for other values.
-    #[inline]
-    pub fn int(self) -> i64 {
-        if let Self::Int(x) = self { x } else { 0 }
-    }
-
-    /// A checked size.
-    #[inline]
-    pub(super) fn size(self) -> usize {
-        usize::try_from(self.int()).unwrap_or(0)
-    }
-
-    /// A number; 0 for other values.
-    #[inline]
-    pub fn number(self) -> f64 {
-        if let Self::Number(x) = self { x } else { 0.0 }
-    }
-
-    /// A flag; false for other values.
-    #[inline]
-    pub fn flag(self) -> bool {
-        matches!(self, Self::Flag(true))
     }
 }
