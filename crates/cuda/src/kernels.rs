@@ -22,7 +22,7 @@ sources! {
         "prelude.cuh" "rows.cuh" "scan.cuh" "tf32.cuh" "unaligned.cuh";
     "attention": "cached.cu" "flash.cuh" "flash_any.cu" "flash_bwd.cu" "flash_f32.cu" "flash_fwd.cu"
         "packed.cuh" "strided.cuh" "tile_f32.cuh" "tile_half.cuh";
-    "elementwise": "eager.cu" "gelu.cu" "scale_bias_relu.cu" "swiglu.cu" "swiglu.cuh";
+    "elementwise": "activation.cu" "activation.cuh" "eager.cu" "scale_bias_relu.cu" "swiglu.cu" "swiglu.cuh";
     "embedding": "bwd.cu" "fwd.cu" "scatter_few.cu";
     "experts": "eager_router.cu" "grouped.cuh" "grouped_any.cu" "grouped_hopper.cuh" "grouped_mma.cu"
         "grouped_swiglu.cu" "grouped_wgmma.cu" "permute.cu" "router.cu" "sort.cu";

@@ -21,16 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import NAMED, GPT2Config
+from .activations import ACTIVATIONS
 
 __all__ = ["GPT2", "GPT2Config", "NAMED", "causal_attention", "fused_attention"]
 
 Record = Callable[[str, Tensor], None]
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": lambda x: F.gelu(x, approximate="tanh"),
-}
-"""The activations of the MLP, by the name that a description of the model gives them."""
-
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -81,7 +76,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor, name: str, record: Record) -> Tensor:
         hidden = self.c_fc(x)
         record(f"{name}.c_fc", hidden)
-        active = ACTIVATIONS[self.act](hidden)
+        active = ACTIVATIONS[self.act].value(hidden)
         record(f"{name}.{self.act}", active)
         out = self.c_proj(active)
         record(f"{name}.c_proj", out)

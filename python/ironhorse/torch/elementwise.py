@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..reference.activations import ACTIVATIONS
 from ._library import Op, Ops, autocast_on, differentiable, fake, instead, like, promoted, raw, stand_in, wanted
 
-__all__ = ["gelu", "silu", "square", "square_forward", "swiglu"]
+__all__ = ["activation", "gelu", "silu", "square", "square_forward", "swiglu"]
 
 
 def _unary(name: str, slope: Callable[..., Tensor]) -> Op:
@@ -36,9 +37,7 @@ def _silu_slope(x: Tensor) -> Tensor:
 def _gelu_slope(x: Tensor, tanh: bool) -> Tensor:
     if not tanh:
         return 0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-    a = math.sqrt(2 / math.pi)
-    t = torch.tanh(a * (x + 0.044715 * x * x * x))
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * a * (1 + 3 * 0.044715 * x * x)
+    return ACTIVATIONS["gelu"].slope(x)
 
 
 _square = _unary("square", lambda x: 2 * x)
@@ -52,6 +51,18 @@ def square(x: Tensor) -> Tensor:
 
 
 square_forward = square
+
+
+def activation(name: str) -> Op:
+    """The function of an activation that models use."""
+    op = _unary(name, ACTIVATIONS[name].slope)
+
+    def function(x: Tensor) -> Tensor:
+        return instead(function, (x,), x) if stand_in(name, x=x) else op(x)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = ACTIVATIONS[name].doc
+    return function
 
 
 def silu(x: Tensor) -> Tensor:

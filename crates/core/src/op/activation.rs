@@ -51,6 +51,11 @@ impl Act {
         self.facts().name
     }
 
+    /// The names of its forward and its backward op, which their kernels have too.
+    pub const fn ops(self) -> [&'static str; 2] {
+        self.facts().ops
+    }
+
     /// The activation of this name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|act| act.name() == name)

@@ -5,6 +5,7 @@
 // grid   a thread per vector of 16 bytes; where an array is not aligned to 16 bytes, or at the end, single elements; any n
 // order  elementwise; in place is fine
 #include "common/unaligned.cuh"
+#include "elementwise/activation.cuh"
 
 constexpr int N = Vec<T>::N;
 
@@ -82,13 +83,16 @@ DEVICE Acc gelu_arg(Acc x) {
     constexpr Acc c = Acc(1.5957691216057308);  // 2 √(2/π)
     return c * fma_of(Acc(0.044715) * x * x, x, x);
 }
-DEVICE Acc gelu_of_tanh(Acc x) { return divide(x, Acc(1) + exp_in(-gelu_arg(x))); }
-DEVICE Acc gelu_tanh_slope(Acc x) {
-    constexpr Acc c = Acc(1.5957691216057308);
-    const Logistic s = logistic(gelu_arg(x));
-    const Acc inner = c * fma_of(Acc(3 * 0.044715) * x, x, Acc(1));
-    return fma_of(x * s.slope, inner, s.value);
-}
+struct Gelu {
+    static DEVICE Acc value(Acc x) { return divide(x, Acc(1) + exp_in(-gelu_arg(x))); }
+
+    static DEVICE Acc slope(Acc x) {
+        constexpr Acc c = Acc(1.5957691216057308);
+        const Logistic s = logistic(gelu_arg(x));
+        const Acc inner = c * fma_of(Acc(3 * 0.044715) * x, x, Acc(1));
+        return fma_of(x * s.slope, inner, s.value);
+    }
+};
 
 // 2Φ(x) = 1 + erf(x / √2) and e^(-x²/2).
 //
@@ -144,7 +148,6 @@ DEVICE Acc gelu_erf_slope(Acc x) {
 
 UNARY(scale, k * x)
 UNARY(silu_fwd, silu(x))
-UNARY(gelu_tanh, gelu_of_tanh(x))
 UNARY(gelu_erf, gelu_of_erf(x))
 UNARY(square, x * x)
 BINARY(add, a + b)
@@ -152,9 +155,13 @@ BINARY(mul, a * b)
 BINARY(swiglu, silu(a) * b)
 // a is d_y, b is x
 BINARY(silu_bwd, a * silu_slope(b))
-BINARY(gelu_tanh_bwd, a * gelu_tanh_slope(b))
 BINARY(gelu_erf_bwd, a * gelu_erf_slope(b))
 BINARY(square_bwd, a * (b + b))
+
+#define ACTIVATION(NAME, F)            \
+    UNARY(NAME##_fwd, F::value(x))     \
+    BINARY(NAME##_bwd, a * F::slope(b))
+ACTIVATIONS(ACTIVATION)
 
 // d_gate = d_y up silu'(gate), d_up = d_y silu(gate); either may be null
 KERNEL swiglu_bwd(T* d_gate, T* d_up, const T* d_y, const T* gate, const T* up, u64 n, u32 aligned) {

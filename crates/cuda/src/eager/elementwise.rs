@@ -6,7 +6,6 @@ use crate::Result;
 use crate::args::Grid;
 use crate::kernels::Spec;
 use ironhorse_core::eager::{Array, Binary, BinaryFn, Float, SwigluBwd, Unary, UnaryBwd, UnaryFn};
-use ironhorse_core::op::Act;
 
 const FILE: &str = "elementwise/eager.cu";
 
@@ -20,7 +19,7 @@ impl Launch for Unary {
         let Self { op, x, y, n } = *self;
         let (name, a) = match op {
             UnaryFn::Silu => ("silu_fwd", 0.0),
-            UnaryFn::Act(Act::Gelu) => ("gelu_tanh", 0.0),
+            UnaryFn::Act(act) => (act.ops()[0], 0.0),
             UnaryFn::GeluErf => ("gelu_erf", 0.0),
             UnaryFn::Square => ("square", 0.0),
             UnaryFn::Scale(a) => ("scale", a),
@@ -38,7 +37,7 @@ impl Launch for UnaryBwd {
         let Self { op, d_y, x, d_x, n } = *self;
         let name = match op {
             UnaryFn::Silu => "silu_bwd",
-            UnaryFn::Act(Act::Gelu) => "gelu_tanh_bwd",
+            UnaryFn::Act(act) => act.ops()[1],
             UnaryFn::GeluErf => "gelu_erf_bwd",
             UnaryFn::Square => "square_bwd",
             // The gradient of a scale does not read `x`.

@@ -17,7 +17,7 @@ pub(super) fn per_vector(slot: &Slot) -> Grid {
 }
 
 fn spec(dtype: DType) -> Result<Spec> {
-    Ok(Spec::new("elementwise/gelu.cu").define("ACT", ctype(dtype)?))
+    Ok(Spec::new("elementwise/activation.cu").define("ACT", ctype(dtype)?))
 }
 
 /// The kernel has the name of the op, which is that of its activation.

@@ -1,10 +1,11 @@
-// NAME_fwd: out = f(inp) for each activation f below
+// NAME_fwd: out = f(inp) for each activation f of activation.cuh
 // NAME_bwd: d_inp = d_out·f'(inp)
 // add:      out = a + b
 // moves  2, 3, 3 times n·sizeof(ACT) bytes; bound: memory
 // grid   a thread per 16 bytes, the last one takes the rest; any n; in place is fine
 // order  elementwise
 #include "common/prelude.cuh"
+#include "elementwise/activation.cuh"
 
 constexpr int N = Vec<ACT>::N;
 constexpr float ROOT = 0.7978845608028654f;
@@ -70,7 +71,7 @@ template <class F> DEVICE void act_bwd(ACT* d_inp, const ACT* d_out, const ACT* 
 #define ACTIVATION(NAME, F)                                                                     \
     KERNEL NAME##_fwd(ACT* out, const ACT* inp, u64 n) { act_fwd<F>(out, inp, n); }              \
     KERNEL NAME##_bwd(ACT* d_inp, const ACT* d_out, const ACT* inp, u64 n) { act_bwd<F>(d_inp, d_out, inp, n); }
-ACTIVATION(gelu, Gelu)
+ACTIVATIONS(ACTIVATION)
 
 KERNEL add(ACT* out, const ACT* a, const ACT* b, u64 n) {
     stretch(n, [=](u64 i, int count) {
