@@ -29,7 +29,7 @@ mod wrapped;
 pub use case::{Case, Data, Input, Kit, all_cases, cases_in, refusals, refusals_in};
 pub use conformance::{Check, Fault, Mismatch, Report, check_against, check_engine, check_refusal};
 pub use finite::{GradMismatch, OpGradients, ProgramGradients, check_op_gradients, check_program_gradients};
-pub use oracle::OracleEngine;
+pub use oracle::{OracleEngine, activation};
 pub use residual::check_residual;
 pub use rng::Rng;
 pub use suite::{Mode, Row, Suite, Summary, run_all};

@@ -7,7 +7,8 @@ use std::f64::consts::PI;
 
 const CUBIC: f64 = 0.044715;
 
-fn value(act: Act, x: f64) -> f64 {
+/// An activation in f64.
+pub fn activation(act: Act, x: f64) -> f64 {
     match act {
         Act::Gelu => gelu(x),
     }
@@ -35,7 +36,7 @@ fn gelu_grad(x: f64) -> f64 {
 
 pub(super) fn fwd(pools: &mut Pools, op: &ActFwd) -> Result<()> {
     let inp = pools.read(op.inp)?;
-    let out: Vec<f64> = inp.iter().map(|&x| value(op.act, x)).collect();
+    let out: Vec<f64> = inp.iter().map(|&x| activation(op.act, x)).collect();
     pools.write(op.out, &out)
 }
 

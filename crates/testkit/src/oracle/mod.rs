@@ -21,6 +21,8 @@ mod swiglu;
 pub(crate) use fused::parts;
 pub(crate) use pools::Pools;
 
+pub use activation::activation;
+
 use ironhorse_core::op::Op;
 use ironhorse_core::{
     DType, Engine, Error, Layout, Param, Program, Result, Scalars, Slot, bf16_to_f32, check_host_len,

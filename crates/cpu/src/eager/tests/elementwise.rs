@@ -3,16 +3,15 @@ use super::*;
 use ironhorse_core::eager::{BinaryFn, UnaryFn};
 use ironhorse_core::op::Act;
 
-const OPS: [UnaryFn; 5] =
-    [UnaryFn::Silu, UnaryFn::Act(Act::Gelu), UnaryFn::GeluErf, UnaryFn::Square, UnaryFn::Scale(-0.75)];
+fn ops() -> impl Iterator<Item = UnaryFn> {
+    let others = [UnaryFn::Silu, UnaryFn::GeluErf, UnaryFn::Square, UnaryFn::Scale(-0.75)];
+    Act::ALL.iter().copied().map(UnaryFn::Act).chain(others)
+}
 
 fn reference(op: UnaryFn, x: f64) -> f64 {
     match op {
         UnaryFn::Silu => x / (1.0 + (-x).exp()),
-        UnaryFn::Act(Act::Gelu) => {
-            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
-            0.5 * x * (1.0 + u.tanh())
-        }
+        UnaryFn::Act(act) => ironhorse_testkit::activation(act, x),
         UnaryFn::GeluErf => 0.5 * x * (1.0 + libm::erf(x / 2f64.sqrt())),
         UnaryFn::Square => x * x,
         UnaryFn::Scale(a) => a * x,
@@ -26,7 +25,7 @@ fn unary_case<'a>(x: Vec<f64>, call: &'a dyn Fn(&[Array], &[Array]) -> Done) -> 
 
 #[test]
 fn unary_forward_and_backward() {
-    for op in OPS {
+    for op in ops() {
         for n in [0, 1, 31, 33, 1027] {
             let (x, d) = (random(n, 1), random(n, 2));
             // SAFETY: the memory of the case.
@@ -72,7 +71,7 @@ fn gelu_erf_is_accurate_in_its_tail() {
 #[test]
 fn special_values_are_those_of_pytorch() {
     let x = vec![f64::NAN, f64::INFINITY, 1e30, -1e30, 0.0];
-    for op in OPS {
+    for op in ops() {
         // SAFETY: the memory of the case.
         let forward = |from: &[Array], to: &[Array]| unsafe { unary(op, from[0], to[0], 5) };
         // SAFETY: the memory of the case.
@@ -148,7 +147,7 @@ fn binary_forward_and_swiglu_backward() {
 fn in_place() {
     let n = 1027;
     for float in Float::ALL {
-        for op in OPS {
+        for op in ops() {
             let x = Memory::new(float, &random(n, 1));
             // SAFETY: the memory of the case.
             let call = |from: &[Array], to: &[Array]| unsafe { unary(op, from[0], to[0], n) };
