@@ -113,6 +113,13 @@ int32_t cuda_scale(const float *x, float *out, float scale, int64_t n, void *str
 int32_t cuda_gelu(const float *x, float *out, int64_t n, void *stream);
 
 /*
+ out = max(x, 0)^2, element by element: squared ReLU.
+
+ Read: `x` [n]. Written: `out` [n] (may be `x`).
+ */
+int32_t cuda_relu2(const float *x, float *out, int64_t n, void *stream);
+
+/*
  out = silu(gate) * up, element by element.
 
  Read: `gate` [n], `up` [n]. Written: `out` [n] (may be `gate` or `up`).

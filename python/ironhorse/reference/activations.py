@@ -29,6 +29,7 @@ def _gelu_slope(x: Tensor) -> Tensor:
 
 
 ACTIVATIONS = {
+    "relu2": Activation(lambda x: F.relu(x).square(), lambda x: 2 * F.relu(x), "max(x, 0)², squared ReLU."),
     "gelu": Activation(lambda x: F.gelu(x, approximate="tanh"), _gelu_slope, "GELU in its tanh form."),
 }
 """By the name that the description of a model gives them (`act=gelu`)."""

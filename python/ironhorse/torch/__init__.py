@@ -16,11 +16,14 @@ except ImportError as error:
     what = "ironhorse.torch needs PyTorch 2.4 or newer: pip install 'ironhorse[torch]', or see pytorch.org"
     raise ImportError(what) from error
 
+from .elementwise import activation as _activation
 from .elementwise import gelu, silu, square, square_forward, swiglu
 from .heads import attention, causal_attention, rope, rope_tables
 from .loss import cross_entropy
 from .norms import layernorm, rmsnorm
 from .rows import fused_op_forward, fused_scale_bias_relu, softmax
+
+relu2 = _activation("relu2")
 
 __all__ = [
     "attention",
@@ -30,6 +33,7 @@ __all__ = [
     "fused_scale_bias_relu",
     "gelu",
     "layernorm",
+    "relu2",
     "rmsnorm",
     "rope",
     "rope_tables",

@@ -12,6 +12,8 @@ use crate::{Result, Slot};
 pub enum Act {
     /// The tanh form of GELU: `0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`.
     Gelu,
+    /// Squared ReLU: `max(x, 0)²`.
+    Relu2,
 }
 
 /// What is known of an activation besides its formula.
@@ -36,13 +38,23 @@ const GELU: Facts = Facts {
     gain: 1.3,
 };
 
+const RELU2: Facts = Facts {
+    name: "relu2",
+    ops: ["relu2_fwd", "relu2_bwd"],
+    flops: [2, 3],
+    // One rounded product; the backward has one more, and doubling is exact.
+    numerics: Numerics::new(Arithmetic::Elementwise(2e-7)),
+    gain: 2.0,
+};
+
 impl Act {
     /// Every activation.
-    pub const ALL: &'static [Self] = &[Self::Gelu];
+    pub const ALL: &'static [Self] = &[Self::Gelu, Self::Relu2];
 
     const fn facts(self) -> &'static Facts {
         match self {
             Self::Gelu => &GELU,
+            Self::Relu2 => &RELU2,
         }
     }
 

@@ -8,6 +8,12 @@ use crate::multiversion;
 use ironhorse_core::eager::{BinaryFn, UnaryFn};
 use ironhorse_core::op::Act;
 
+/// max(x, 0); NaN stays NaN.
+#[inline(always)]
+fn relu<A: Real>(x: A) -> A {
+    if x <= A::ZERO { A::ZERO } else { x }
+}
+
 multiversion! {
     /// y = op(x)
     pub fn unary<const FMA: bool, T: Elem>(op: UnaryFn, x: Span<T>, y: Span<T>) {
@@ -16,6 +22,7 @@ multiversion! {
             match op {
                 UnaryFn::Silu => map([x], [y], |[x]| [silu::<_, FMA>(x)]),
                 UnaryFn::Act(Act::Gelu) => map([x], [y], |[x]| [gelu_tanh::<_, FMA>(x)]),
+                UnaryFn::Act(Act::Relu2) => map([x], [y], |[x]| [relu(x) * relu(x)]),
                 UnaryFn::GeluErf => map([x], [y], |[x]| [gelu_erf::<_, FMA>(x)]),
                 UnaryFn::Square => map([x], [y], |[x]| [x * x]),
                 UnaryFn::Scale(a) => map([x], [y], |[x]| [T::Acc::of(a) * x]),
@@ -30,6 +37,7 @@ multiversion! {
             match op {
                 UnaryFn::Silu => map(from, [d_x], |[d, x]| [d * silu_grad::<_, FMA>(x)[1]]),
                 UnaryFn::Act(Act::Gelu) => map(from, [d_x], |[d, x]| [d * gelu_tanh_grad::<_, FMA>(x)]),
+                UnaryFn::Act(Act::Relu2) => map(from, [d_x], |[d, x]| [d * (relu(x) + relu(x))]),
                 UnaryFn::GeluErf => map(from, [d_x], |[d, x]| [d * gelu_erf_grad::<_, FMA>(x)]),
                 UnaryFn::Square => map(from, [d_x], |[d, x]| [d * (x + x)]),
                 UnaryFn::Scale(a) => map([from[0]], [d_x], |[d]| [T::Acc::of(a) * d]),
@@ -66,7 +74,7 @@ multiversion! {
         unsafe {
             map(from, [y], |[x, bias]| {
                 let sum = T::Acc::fma::<FMA>(x, scale, bias);
-                [if sum <= T::Acc::ZERO { T::Acc::ZERO } else { sum }]
+                [relu(sum)]
             });
         }
     }

@@ -45,6 +45,13 @@ macro_rules! for_each_op {
                 n: count { .leading() },
             ) => Unary { op: UnaryFn::Act(Act::Gelu), x, y: out, n };
 
+            /// out = max(x, 0)^2, element by element: squared ReLU.
+            relu2 = cuda_relu2(
+                x: read [n],
+                out: write [n] { .same(&["x"]) },
+                n: count { .leading() },
+            ) => Unary { op: UnaryFn::Act(Act::Relu2), x, y: out, n };
+
             /// out = silu(gate) * up, element by element.
             swiglu = cuda_swiglu(
                 gate: read [n],

@@ -17,6 +17,9 @@ ops! {
     "gelu", "(Tensor x, bool tanh) -> Tensor", (x: tensor, tanh: boolean) => unary("gelu", gelu(tanh), x);
     "gelu_bwd", "(Tensor d_y, Tensor x, bool tanh) -> Tensor", (d_y: tensor, x: tensor, tanh: boolean)
         => unary_bwd("gelu_bwd", gelu(tanh), d_y, x);
+    "relu2", "(Tensor x) -> Tensor", (x: tensor) => unary("relu2", UnaryFn::Act(Act::Relu2), x);
+    "relu2_bwd", "(Tensor d_y, Tensor x) -> Tensor", (d_y: tensor, x: tensor)
+        => unary_bwd("relu2_bwd", UnaryFn::Act(Act::Relu2), d_y, x);
     "swiglu", "(Tensor gate, Tensor up) -> Tensor", (gate: tensor, up: tensor) => swiglu(gate, up);
     "swiglu_bwd", "(Tensor d_y, Tensor gate, Tensor up, bool need_gate, bool need_up) -> (Tensor, Tensor)",
         (d_y: tensor, gate: tensor, up: tensor, need_gate: boolean, need_up: boolean)

@@ -11,6 +11,7 @@ const CUBIC: f64 = 0.044715;
 pub fn activation(act: Act, x: f64) -> f64 {
     match act {
         Act::Gelu => gelu(x),
+        Act::Relu2 => x.max(0.0).powi(2),
     }
 }
 
@@ -18,6 +19,7 @@ pub fn activation(act: Act, x: f64) -> f64 {
 fn slope(act: Act, x: f64) -> f64 {
     match act {
         Act::Gelu => gelu_grad(x),
+        Act::Relu2 => 2.0 * x.max(0.0),
     }
 }
 
