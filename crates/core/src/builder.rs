@@ -7,7 +7,7 @@ use crate::slot::align_up;
 use crate::{DType, Error, Pool, Precision, Result, Shape, Slot};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Collects a program. Activations get virtual addresses, one after the other; [`Builder::finish`] plans them.
+/// Builds a [`Program`]. Activations get consecutive virtual addresses until [`Builder::finish`] plans their memory.
 #[derive(Debug)]
 pub struct Builder {
     nodes: Vec<Node>,
@@ -64,10 +64,10 @@ impl Builder {
         weight
     }
 
-    /// Adds rows to the parameter table that lie one after the other without gaps, so that an op can take all of them as
-    /// one slot: [`Slot::joined`]. The first starts at a multiple of [`ALIGN`](crate::ALIGN), the others where the one
-    /// before ends, at whole elements only: give ops that read whole vectors the joined slot. Decay is the group's, because
-    /// engines may decide it for several elements at a time.
+    /// Adds adjacent rows to the parameter table, without gaps, so that an op can use them as one slot
+    /// ([`Slot::joined`]). Only the first starts at a multiple of [`ALIGN`](crate::ALIGN); each of the others starts
+    /// where the one before it ends. Ops that read whole vectors must be given the joined slot. Weight decay applies to
+    /// the whole group or not at all, because engines may decide it for several elements at a time.
     pub fn param_group<N: Into<String>, S: Into<Shape>>(
         &mut self,
         params: impl IntoIterator<Item = (N, S)>,
@@ -84,14 +84,14 @@ impl Builder {
         slots
     }
 
-    /// The gradient of a parameter, or of several seen as one.
+    /// The gradient of a parameter, or of several joined parameters.
     pub fn grad(&self, weight: Slot) -> Slot {
         let dtype = self.precision.grads;
         let offset = weight.offset / weight.dtype.size() * dtype.size();
         Slot { pool: Pool::Grads, offset, dtype, ..weight }
     }
 
-    /// A pool laid out like the parameters, flat. Declare all parameters first.
+    /// A pool laid out like the parameters, as one flat slot. Declare all parameters first.
     pub fn flat(&self, pool: Pool) -> Slot {
         flat(&self.params, self.precision, pool)
     }
@@ -109,14 +109,14 @@ impl Builder {
         self.io.iter().find(|(io, _)| io == name).map(|(_, slot)| *slot)
     }
 
-    /// Memory that keeps its contents from run to run.
+    /// A slot of the key/value cache, which keeps its contents from run to run.
     pub fn cache(&mut self, shape: impl Into<Shape>, dtype: DType) -> Slot {
         let slot = Slot { pool: Pool::Cache, offset: self.cache_end, shape: shape.into(), dtype };
         self.cache_end = align_up(slot.end());
         slot
     }
 
-    /// A buffer of the step, alive from the op that first writes it to the op that last uses it.
+    /// A temporary buffer, alive from the op that first writes it to the op that last uses it.
     pub fn activation(&mut self, shape: impl Into<Shape>, dtype: DType) -> Slot {
         let offset = self.activations.last().map_or(0, |slot| align_up(slot.end().max(slot.offset + 1)));
         let slot = Slot { pool: Pool::Activations, offset, shape: shape.into(), dtype };
@@ -124,12 +124,12 @@ impl Builder {
         slot
     }
 
-    /// Ops pushed from now on belong to this section. Sections come in their order.
+    /// Sets the section of the ops pushed from now on. Sections must come in execution order.
     pub fn section(&mut self, section: Section) {
         self.section = section;
     }
 
-    /// Ops pushed from now on come from this part of the model.
+    /// Sets the part of the model that the ops pushed from now on come from.
     pub fn at(&mut self, origin: impl Into<String>) {
         self.origins.push(origin.into());
     }
@@ -163,7 +163,7 @@ impl Builder {
         self.values.push(Value { name, kind, slot, after: self.nodes.len().saturating_sub(1) });
     }
 
-    /// Plans the memory and checks the whole.
+    /// Plans the memory of the activations and returns the program.
     pub fn finish(mut self) -> Result<Program> {
         let lifetimes = self.lifetimes()?;
         let plan = place(&lifetimes);
@@ -206,7 +206,7 @@ impl Builder {
         })
     }
 
-    /// When each activation is first written and last used.
+    /// The first write and last use of each activation.
     fn lifetimes(&self) -> Result<Vec<Lifetime>> {
         let mut seen: Vec<Option<Lifetime>> = vec![None; self.activations.len()];
         for (i, node) in self.nodes.iter().enumerate() {
@@ -232,13 +232,13 @@ impl Builder {
     }
 }
 
-/// A number no other program of this process has.
+/// A number that is unique among the programs of this process.
 pub(crate) fn next_id() -> u64 {
     static NEXT_ID: AtomicU64 = AtomicU64::new(0);
     NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The buffer a slot lies in; slots of the activation pool always come from [`Builder::activation`].
+/// The index of the buffer that contains a slot; slots of the activation pool always come from [`Builder::activation`].
 fn index_of(buffers: &[Slot], slot: &Slot) -> usize {
     buffers.partition_point(|buffer| buffer.offset <= slot.offset).saturating_sub(1)
 }
@@ -293,10 +293,10 @@ mod tests {
             assert_eq!(grad.offset / 4, all.offset / size);
             assert_eq!(
                 Slot::joined(&group, [9, 5]).unwrap_err().to_string(),
-                "program: 40 elements are no [9, 5]"
+                "program: 40 elements cannot have shape [9, 5]"
             );
             let apart = Slot::joined(&[group[0], after], [37]).unwrap_err().to_string();
-            assert!(apart.starts_with("program: slots that do not lie one after the other"), "{apart}");
+            assert!(apart.starts_with("program: slots are not adjacent in memory"), "{apart}");
             assert_eq!(b.flat(Pool::Params).bytes(), crate::align_up(after.end()));
             assert_eq!(b.params[2].grad().offset, b.grad(group[1]).offset);
         }

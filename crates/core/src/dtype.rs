@@ -12,7 +12,7 @@ pub enum DType {
     BF16,
     /// Signed 32-bit integer: tokens, targets.
     I32,
-    /// Signed 16-bit integer: what a bf16 weight lacks of its f32 master, see [`split_master`](crate::split_master).
+    /// Signed 16-bit integer: the residual of a bf16 weight, see [`split_master`](crate::split_master).
     I16,
 }
 
@@ -36,16 +36,16 @@ impl DType {
     }
 }
 
-/// The element types of what a program keeps for its weights. Activations have that of the weights.
+/// The element types of weights, gradients, master weights and moments. Activations have the type of the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Precision {
     /// Weights and activations. With bf16 the update works on f32 master weights.
     pub weights: DType,
     /// Gradients of the weights.
     pub grads: DType,
-    /// How the master of bf16 weights is kept: whole, f32, or i16, the 16 bits that the weights lack of it.
+    /// Master weights of bf16 weights: f32, or i16 for the residual of [`split_master`](crate::split_master).
     pub master: DType,
-    /// Both moments of AdamW: f32, or with bf16 weights bf16, rounded at random.
+    /// Both moments of AdamW: f32, or bf16 with stochastic rounding (with bf16 weights only).
     pub moments: DType,
 }
 
@@ -53,12 +53,12 @@ impl Precision {
     /// Everything in f32.
     pub const F32: Self =
         Self { weights: DType::F32, grads: DType::F32, master: DType::F32, moments: DType::F32 };
-    /// Everything in bf16 but sums, statistics, moments and the master weights.
+    /// bf16 except for sums, statistics, moments and master weights.
     pub const BF16: Self = Self { weights: DType::BF16, grads: DType::BF16, ..Self::F32 };
-    /// bf16 with f32 gradients, for steps that add several micro-steps: bf16 sums would lose the small ones.
+    /// bf16 with f32 gradients, for steps of several micro-steps: bf16 sums would lose small contributions.
     pub const BF16_F32_GRADS: Self = Self { weights: DType::BF16, ..Self::F32 };
 
-    /// The same with 16 bits beside each bf16 weight instead of an f32 master.
+    /// The same, with a 16-bit residual for each bf16 weight instead of an f32 master.
     #[must_use]
     pub const fn with_residual(self) -> Self {
         Self { master: DType::I16, ..self }
@@ -75,7 +75,7 @@ impl Precision {
         self.weights != DType::F32
     }
 
-    /// Whether the master weights are the bf16 weights and 16 bits more.
+    /// Whether the master weights are stored as bf16 weights and 16-bit residuals.
     pub fn has_residual(self) -> bool {
         self.has_master() && self.master == DType::I16
     }
@@ -104,13 +104,13 @@ impl fmt::Display for DType {
     }
 }
 
-/// Widens a bf16 (given by its bits) exactly.
+/// Converts a bf16, given by its bits, to f32. The conversion is exact.
 #[inline(always)]
 pub const fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits((bits as u32) << 16)
 }
 
-/// Rounds to the nearest bf16, ties to even; NaN stays NaN.
+/// Rounds to the nearest bf16 and returns its bits; ties to even, NaN stays NaN.
 #[inline(always)]
 pub const fn f32_to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();

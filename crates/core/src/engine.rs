@@ -1,4 +1,4 @@
-//! The engine trait: what runs a program.
+//! The [`Engine`] trait, which runs programs.
 
 use crate::{DType, Error, Layout, Limits, Program, Result, Section, Slot};
 use std::ops::Range;
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 pub struct Scalars {
     /// Optimizer step, from 1.
     pub step: u32,
-    /// Index of the micro-step within the step, from 0: decides whether gradients are written or added to.
+    /// Index of the micro-step within the step, from 0: decides whether gradients are overwritten or accumulated.
     pub micro_step: u32,
-    /// Multiplies each row's loss and gradient: 1/(B·T·micro-steps) makes the mean.
+    /// Factor of each row's loss and gradient; 1/(B·T·micro-steps) gives the mean.
     pub loss_scale: f32,
     /// Learning rate.
     pub lr: f32,
@@ -20,15 +20,15 @@ pub struct Scalars {
     /// Decay of the second moment.
     /// Doubles, because 1 - 0.999 in f32 is off by 5e-5.
     pub beta2: f64,
-    /// Keeps the update finite where the second moment is 0.
+    /// Added to the root of the second moment, so that the update stays finite where that is 0.
     pub eps: f32,
     /// Decoupled weight decay.
     pub weight_decay: f32,
-    /// Largest global gradient norm; 0 leaves gradients as they are.
+    /// Largest global gradient norm; 0 disables clipping.
     pub grad_clip: f32,
-    /// First position of the tokens given, when decoding with a cache.
+    /// Position of the first given token, when decoding with a cache.
     pub position: u32,
-    /// Decides how weights and moments are rounded to bf16 in an update, together with the step and the element's index.
+    /// Seed of the stochastic rounding of weights and moments to bf16; see [`RandomRounding`](crate::RandomRounding).
     pub seed: u64,
 }
 
@@ -51,32 +51,33 @@ impl Default for Scalars {
     }
 }
 
-/// A result on its way to the host.
+/// A result that is being copied to the host; see [`Engine::start_read`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pending {
-    /// It is here.
+    /// The value has arrived.
     Ready(f32),
-    /// The engine knows it by this number.
+    /// The number under which the engine keeps the pending result.
     Queued(u64),
 }
 
-/// How to choose a token from logits: temperature, then top-k, then top-p, then the one whose share `uniform` falls into.
+/// How to sample a token from logits: temperature, then top-k, then top-p, then the token whose interval of the
+/// cumulative distribution contains `uniform`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenChoice {
-    /// Logits are divided by this; 0 means the largest, the first among equals.
+    /// Divides the logits; 0 selects the largest logit, and the lowest index among equal ones.
     pub temperature: f32,
-    /// Keep the k largest, and what equals the k-th.
+    /// Keeps the k largest logits and those equal to the k-th.
     pub top_k: Option<usize>,
-    /// Keep the most likely that together reach this probability.
+    /// Keeps the most likely tokens that together reach this probability.
     pub top_p: Option<f32>,
     /// A random number in [0, 1).
     pub uniform: f64,
 }
 
-/// One kernel on a device's timeline, or one op where the engine knows nothing smaller.
+/// One kernel on a device's timeline, or one op if the engine does not time single kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timed {
-    /// Index of the op it belongs to.
+    /// Index of the op that launched it.
     pub op: usize,
     /// The kernel's name, or the op's.
     pub name: String,
@@ -86,15 +87,15 @@ pub struct Timed {
     pub ns: u64,
 }
 
-/// Host memory that an engine copies its pools into; see [`Engine::snapshot`].
+/// Host memory into which an engine copies its pools; see [`Engine::snapshot`].
 pub trait HostMemory: Send {
-    /// Its contents.
+    /// The contents.
     fn bytes(&self) -> &[u8];
 
-    /// Its contents, to change.
+    /// The contents, mutable.
     fn bytes_mut(&mut self) -> &mut [u8];
 
-    /// Whether the device writes to it by itself, at the full speed of its bus.
+    /// Whether the memory is page-locked, so that the device can copy to it at the full speed of its bus.
     fn is_pinned(&self) -> bool {
         false
     }
@@ -110,7 +111,7 @@ impl HostMemory for Vec<u8> {
     }
 }
 
-/// Makes host memory of so many bytes; see [`Engine::host_memory`].
+/// Allocates host memory of the given number of bytes; see [`Engine::host_memory`].
 pub type MakeHostMemory = Box<dyn FnOnce(usize) -> Result<Box<dyn HostMemory>> + Send>;
 
 /// Runs programs over memory it owns. Object-safe: models and training never name an engine.
@@ -118,13 +119,13 @@ pub trait Engine: Send {
     /// "cpu", "cuda:0", ...
     fn name(&self) -> &str;
 
-    /// Makes every pool at least as large as the layout asks. New memory is zero; what was there stays.
+    /// Grows every pool to at least the size in the layout. New memory is zero; existing contents are kept.
     fn reserve(&mut self, layout: &Layout) -> Result<()>;
 
-    /// Bytes held for pools now.
+    /// Bytes currently allocated for pools.
     fn allocated(&self) -> usize;
 
-    /// Bytes the engine could still reserve, where its memory is not the machine's.
+    /// Bytes of device memory that are still free; `None` for an engine that uses the memory of the host.
     fn free_memory(&self) -> Option<usize> {
         None
     }
@@ -141,7 +142,7 @@ pub trait Engine: Send {
     /// Copies integers out of an i32 slot.
     fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> Result<()>;
 
-    /// Copies a slot out as it is stored, little-endian: nothing is widened or rounded.
+    /// Copies the stored bytes of a slot out, little-endian, without conversion.
     fn read_bytes(&mut self, slot: Slot, out: &mut [u8]) -> Result<()> {
         check_host_bytes(&slot, out.len())?;
         if slot.dtype == DType::I32 {
@@ -158,7 +159,7 @@ pub trait Engine: Send {
         }
     }
 
-    /// Copies bytes in that [`Engine::read_bytes`] copied out.
+    /// Copies bytes that [`Engine::read_bytes`] returned into a slot.
     fn write_bytes(&mut self, slot: Slot, data: &[u8]) -> Result<()> {
         check_host_bytes(&slot, data.len())?;
         match slot.dtype {
@@ -171,7 +172,8 @@ pub trait Engine: Send {
         }
     }
 
-    /// What makes host memory for [`Engine::snapshot`], on any thread: page-locking many gigabytes takes seconds.
+    /// A function that allocates host memory for [`Engine::snapshot`]. It may be called on any thread, because
+    /// page-locking many gigabytes takes seconds.
     fn host_memory(&self) -> MakeHostMemory {
         Box::new(|bytes| {
             let mut memory = Vec::new();
@@ -181,7 +183,8 @@ pub trait Engine: Send {
         })
     }
 
-    /// Copies slots out as they are stored, one after the other without gaps. Waits for everything asked for before.
+    /// Copies the stored bytes of the slots out, one after the other without gaps. Waits until all earlier work is
+    /// done.
     fn snapshot(&mut self, slots: &[Slot], memory: &mut dyn HostMemory) -> Result<()> {
         let mut rest = memory.bytes_mut();
         for &slot in slots {
@@ -195,28 +198,28 @@ pub trait Engine: Send {
         Ok(())
     }
 
-    /// Runs the ops of this index range. May return before they are done; reads wait for them.
+    /// Runs the ops of this index range. May return before they have finished; reads wait for them.
     fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()>;
 
-    /// Waits until everything asked for is done.
+    /// Waits until all earlier work is done.
     fn synchronize(&mut self) -> Result<()>;
 
-    /// Asks for a slot of one f32 as it is after everything asked for so far, without waiting for it.
+    /// Starts to read a slot of one f32 and does not wait. The value is that after all work requested so far.
     fn start_read(&mut self, slot: Slot) -> Result<Pending> {
         self.read_scalar(slot).map(Pending::Ready)
     }
 
-    /// Waits for a result asked for with [`Engine::start_read`]. An engine keeps the last few results only.
+    /// Waits for a result of [`Engine::start_read`]. An engine keeps only the last few results.
     fn finish_read(&mut self, pending: Pending) -> Result<f32> {
         match pending {
             Pending::Ready(value) => Ok(value),
             Pending::Queued(ticket) => {
-                Err(Error::Program(format!("{} has no result number {ticket}", self.name())))
+                Err(Error::Program(format!("{} has no pending result number {ticket}", self.name())))
             }
         }
     }
 
-    /// Chooses a token from one row of logits, of which the first `vocab` count; `None` if the engine leaves that to the
+    /// Samples a token from the first `vocab` columns of one row of logits; `None` if the engine leaves sampling to the
     /// host.
     fn pick_token(&mut self, _logits: Slot, _vocab: usize, _choice: &TokenChoice) -> Result<Option<u32>> {
         Ok(None)
@@ -227,9 +230,9 @@ pub trait Engine: Send {
         self.run(program, program.range(section), scalars)
     }
 
-    /// The ops of this index range, run without replaying, each kernel timed by itself; appends to `record`.
+    /// Runs the ops of this index range without graph replay, times every kernel and appends to `record`.
     ///
-    /// The time between kernels is not that of a normal run: take the length of a step from [`Engine::run`].
+    /// The gaps between kernels differ from those of a normal run: measure the duration of a step with [`Engine::run`].
     fn profile(
         &mut self,
         program: &Program,
@@ -248,46 +251,47 @@ pub trait Engine: Send {
         Ok(())
     }
 
-    /// Bytes held now, by category: pools by name, scratch, libraries.
+    /// Bytes currently allocated, by category: pools by name, scratch, libraries.
     fn memory_use(&self) -> Vec<(String, usize)> {
         vec![("pools".into(), self.allocated())]
     }
 
-    /// How many bytes more than now it once held: while it chose algorithms, before the first step was done.
+    /// By how many bytes the allocation was once larger than it is now: while the engine chose algorithms, before the
+    /// end of the first step.
     fn memory_freed(&self) -> usize {
         0
     }
 
-    /// Every algorithm chosen so far that decides bits and that another run might not choose by itself, by name, sorted. Both
-    /// parts mean something to the engine only; handed to [`Engine::set_choices`] they make another run compute the same
-    /// bits on the same device with the same libraries.
+    /// The algorithms chosen so far that affect the bits of results and that another run might choose differently, as
+    /// (name, algorithm), sorted by name. The strings are opaque to callers. Passed to [`Engine::set_choices`] they
+    /// make another run compute the same bits on the same device with the same libraries.
     fn choices(&self) -> Vec<(String, String)> {
         Vec::new()
     }
 
-    /// Gives the algorithms to use, from [`Engine::choices`] of another run, before anything was run: what was chosen
-    /// already stays. What was chosen on another device or with another version of a library, or does not read, is left out
-    /// with a warning that bits may differ.
+    /// Sets the algorithms to use, from [`Engine::choices`] of another run. Call it before the first run: algorithms
+    /// already chosen are kept. Entries from another device or another library version, and entries that cannot be
+    /// parsed, are skipped with a warning that bits may differ.
     fn set_choices(&mut self, _choices: &[(String, String)]) -> Result<()> {
         Ok(())
     }
 
-    /// The device's own name, where it has one besides [`Engine::name`].
+    /// The product name of the device, if it has one besides [`Engine::name`].
     fn device_name(&self) -> Option<String> {
         None
     }
 
-    /// Operations per second its maker promises for dense matrix products of this element type, where known.
+    /// Operations per second for dense matrix products of this element type according to the data sheet, if known.
     fn datasheet_flops(&self, _dtype: DType) -> Option<f64> {
         None
     }
 
-    /// Measures how many operations per second are possible with this element type.
+    /// Measures the operations per second that the device reaches with this element type.
     fn measure_flops(&mut self, _dtype: DType) -> Result<f64> {
         Err(Error::Program(format!("{} cannot measure its limits", self.name())))
     }
 
-    /// Measures how many bytes per second can be read and written.
+    /// Measures the bytes per second that the device can read and write.
     fn measure_bandwidth(&mut self) -> Result<f64> {
         Err(Error::Program(format!("{} cannot measure its limits", self.name())))
     }
@@ -309,7 +313,7 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The refusal both engines give when a host buffer does not fit a slot.
+/// Checks that a host buffer has as many elements as a slot; all engines give the same error.
 pub fn check_host_len(slot: &Slot, len: usize) -> Result<()> {
     if slot.numel() == len {
         return Ok(());
@@ -317,12 +321,12 @@ pub fn check_host_len(slot: &Slot, len: usize) -> Result<()> {
     Err(Error::Input(format!("a buffer of {len} elements does not fit a slot of {}", slot.shape)))
 }
 
-/// The error of asking for more host memory than there is.
+/// The error for host memory that could not be allocated.
 pub fn no_host_memory(bytes: usize) -> Error {
     Error::Input(format!("{} MiB of host memory cannot be allocated", bytes.div_ceil(1 << 20)))
 }
 
-/// The refusal where a host buffer does not have a slot's bytes.
+/// Checks that a host buffer has as many bytes as a slot.
 pub fn check_host_bytes(slot: &Slot, bytes: usize) -> Result<()> {
     if slot.bytes() == bytes {
         return Ok(());

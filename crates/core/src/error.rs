@@ -1,18 +1,18 @@
 //! The error type of this crate.
 
-/// Result with this crate's [`Error`].
+/// A [`Result`](std::result::Result) with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What an op, a program, a plan or an engine can refuse.
+/// Errors of ops, programs and engines.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An op was given slots that do not fit together.
+    /// The slots of an op do not fit together.
     #[error("{op}: {what}")]
     Op {
         /// The op's name.
         op: &'static str,
-        /// Which slot, what it is, what was expected.
+        /// Which slot, what was found and what was expected.
         what: String,
     },
     /// A program or plan is inconsistent.
@@ -21,7 +21,7 @@ pub enum Error {
     /// An input value is out of range: a token beyond the vocabulary, a position beyond the context.
     #[error("{0}")]
     Input(String),
-    /// There is no such device on this machine, or its driver or a library is missing.
+    /// The device does not exist on this machine, or its driver or a library is missing.
     #[error("{engine} engine: {what}")]
     NoDevice {
         /// The engine's name.
@@ -29,12 +29,12 @@ pub enum Error {
         /// What is missing and how to get it.
         what: String,
     },
-    /// The engine cannot do this: an element type, a size, an architecture.
+    /// The engine does not support an element type, a size or an architecture.
     #[error("{engine} engine: {what}")]
     Unsupported {
         /// The engine's name.
         engine: &'static str,
-        /// What it cannot do and what to use instead.
+        /// What is not supported and what to use instead.
         what: String,
     },
     /// The device has too little memory.
@@ -42,10 +42,10 @@ pub enum Error {
     OutOfMemory {
         /// The engine's name.
         engine: &'static str,
-        /// How much was asked for and what to make smaller.
+        /// How much was requested and what to make smaller.
         what: String,
     },
-    /// The device failed in the middle of its work and may not answer any more.
+    /// The device failed while it was working and may not respond any more.
     #[error("{engine} engine: {what}")]
     DeviceLost {
         /// The engine's name.
@@ -56,7 +56,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the device failed, as opposed to a request that was refused.
+    /// Whether the device failed, as opposed to a request that was rejected.
     pub fn is_device_lost(&self) -> bool {
         matches!(self, Self::DeviceLost { .. })
     }

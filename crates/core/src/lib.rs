@@ -1,4 +1,5 @@
-//! The language both engines speak: a training step is a [`Program`], a flat list of ops over memory planned once.
+//! The interface between models and engines: a training step is a [`Program`], a flat list of ops over memory that is
+//! planned once.
 //!
 //! ```
 //! use ironhorse_core::{Builder, DType, Pool, op::{Act, ActFwd, Fill}};

@@ -1,16 +1,16 @@
-//! What a device can do at most: the roof that profiles are compared with.
+//! The peak performance of a device: the roofline that profiles are compared with.
 
-/// Upper limits of a device, measured on it.
+/// The peak performance of a device, as measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
     /// Floating-point operations per second, a multiply-add counted as two.
     pub flops_per_s: f64,
-    /// Bytes read and written per second, on arrays beyond the caches.
+    /// Bytes read and written per second, on arrays larger than the caches.
     pub bytes_per_s: f64,
 }
 
 impl Limits {
-    /// The least time for so much work: that of the arithmetic or of the bytes, whichever is longer.
+    /// The shortest possible time for this much work: that of the arithmetic or of the bytes, whichever is longer.
     pub fn least_seconds(&self, flops: u64, bytes: u64) -> f64 {
         (flops as f64 / self.flops_per_s).max(bytes as f64 / self.bytes_per_s)
     }

@@ -1,15 +1,15 @@
-//! Work on all cores that needs no order.
+//! Runs independent pieces of work on all cores.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Numbers that one thread takes at a time: much more than it costs to take them, and few enough for every core to have
-/// some of a matrix.
+/// How many numbers to give a thread at a time: enough to outweigh the cost of scheduling, and few enough that a matrix
+/// has a piece for every core.
 pub const PIECE: usize = 1 << 16;
 
-/// Calls `work` once for every item, on all cores; in which order and where is left open.
+/// Calls `work` once for every item, on all cores, in no particular order.
 pub fn for_each<T: Send>(items: impl ExactSizeIterator<Item = T> + Send, work: impl Fn(T) + Sync) {
     let helpers = match items.len() {
-        0 | 1 => 0, // asking for the cores reads files: too much for a loss that is read in every step
+        0 | 1 => 0, // available_parallelism reads files: too slow for a loss that is read in every step
         len => std::thread::available_parallelism().map_or(1, usize::from).min(len) - 1,
     };
     let items = Mutex::new(items);
@@ -22,7 +22,7 @@ pub fn for_each<T: Send>(items: impl ExactSizeIterator<Item = T> + Send, work: i
     };
     std::thread::scope(|scope| {
         for _ in 0..helpers {
-            // where no more threads are to be had, those there are do the work
+            // if a thread cannot be started, the others do its share
             let _ = std::thread::Builder::new().spawn_scoped(scope, take);
         }
         take();

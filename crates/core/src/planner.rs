@@ -2,7 +2,7 @@
 
 use crate::slot::align_up;
 
-/// One buffer to place: its size and the ops (by index, inclusive) between which its contents matter.
+/// One buffer to place: its size and the inclusive range of op indices during which its contents are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
     /// Size in bytes.
@@ -19,18 +19,18 @@ impl Lifetime {
     }
 }
 
-/// Where each buffer goes.
+/// The placement of all buffers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// Byte offset of each buffer, in the order given.
     pub offsets: Vec<usize>,
     /// Bytes the pool needs: one past the highest byte in use.
     pub peak: usize,
-    /// The most bytes alive at any one op: no placement can need less.
+    /// The most bytes alive at any one op: a lower bound of every placement.
     pub lower_bound: usize,
 }
 
-/// Places buffers, largest first, each in the lowest gap left by the buffers it meets in time.
+/// Places buffers, largest first, each in the lowest gap that is free during its whole lifetime.
 pub fn place(buffers: &[Lifetime]) -> Placement {
     let mut order: Vec<usize> = (0..buffers.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(buffers[i].bytes), buffers[i].first, i));

@@ -36,10 +36,10 @@ impl fmt::Display for Section {
     }
 }
 
-/// An op in its place.
+/// An op of a program, with its origin and section.
 #[derive(Clone, Copy, Debug)]
 pub struct Node {
-    /// What to do.
+    /// The op.
     pub op: Op,
     /// Index into the program's origins: the part of the model it comes from.
     pub(crate) origin: usize,
@@ -61,13 +61,13 @@ pub struct Param {
 }
 
 impl Param {
-    /// The gradient: the same place in the gradient pool.
+    /// The gradient, at the same position in the gradient pool.
     pub fn grad(&self) -> Slot {
         self.in_pool(Pool::Grads)
     }
 
-    /// The same place in another pool that is laid out like the parameters: the same elements in the same order, each
-    /// as wide as that pool's element type.
+    /// The slot at the same position in another pool that is laid out like the parameters: the same elements in the
+    /// same order, in that pool's element type.
     pub fn in_pool(&self, pool: Pool) -> Slot {
         let dtype = self.precision.of(pool);
         let offset = self.weight.offset / self.weight.dtype.size() * dtype.size();
@@ -96,9 +96,9 @@ pub struct Value {
     pub name: String,
     /// Activation or gradient.
     pub kind: ValueKind,
-    /// Where it is.
+    /// Where it is stored.
     pub slot: Slot,
-    /// Index of the op after which it holds.
+    /// Index of the op after which it is valid.
     pub after: usize,
 }
 
@@ -118,12 +118,12 @@ impl Layout {
         self.sizes[pool.index()]
     }
 
-    /// Bytes of all pools together: what an engine allocates for the program, exactly.
+    /// Bytes of all pools together: exactly what an engine allocates for the program.
     pub fn total(&self) -> usize {
         self.sizes.iter().sum()
     }
 
-    /// The least layout that holds either program; they share parameters.
+    /// The smallest layout that holds either of two programs that share parameters.
     pub fn union(&self, other: &Self) -> Self {
         let mut sizes = self.sizes;
         for (size, &more) in sizes.iter_mut().zip(&other.sizes) {
@@ -148,7 +148,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// A number no other program of this process has; copies share it.
+    /// A number that is unique among the programs of this process; clones share it.
     pub fn id(&self) -> u64 {
         self.id
     }
@@ -158,7 +158,7 @@ impl Program {
         &self.nodes
     }
 
-    /// Which part of the model an op comes from.
+    /// The part of the model that an op comes from.
     pub fn origin(&self, node: &Node) -> &str {
         self.origins.get(node.origin).map_or("", String::as_str)
     }
@@ -188,12 +188,12 @@ impl Program {
         &self.layout
     }
 
-    /// The most activation bytes alive at any one op: what a perfect planner would need.
+    /// The most activation bytes alive at any one op: a lower bound of every plan.
     pub fn activation_lower_bound(&self) -> usize {
         self.activation_lower_bound
     }
 
-    /// The op indices of a section; empty when the program has none of it.
+    /// The range of op indices of a section; empty if the program has no op in it.
     pub fn range(&self, section: Section) -> Range<usize> {
         let start = self.nodes.partition_point(|node| node.section < section);
         let end = self.nodes.partition_point(|node| node.section <= section);
@@ -205,12 +205,12 @@ impl Program {
         self.nodes[self.range(section)].iter().map(|node| node.op.flops()).sum()
     }
 
-    /// How many parameters, padding included.
+    /// The number of parameters, padding included.
     pub fn num_params(&self) -> usize {
         self.params.iter().map(|param| param.weight.numel()).sum()
     }
 
-    /// A pool laid out like the parameters, seen as one flat row (alignment gaps included; they stay 0).
+    /// A pool laid out like the parameters, as one flat slot. It includes the alignment gaps, which stay 0.
     pub fn flat(&self, pool: Pool) -> Slot {
         flat(&self.params, self.precision, pool)
     }

@@ -1,37 +1,39 @@
-//! How AdamW stores 32-bit numbers in 16-bit slots: masters that lose nothing, and moments rounded at random.
+//! How AdamW stores f32 numbers in 16-bit slots: master weights without loss, moments with stochastic rounding.
 //! `cuda/kernels/optimizer/adamw.cu` computes the same bits.
 
-/// The bf16 weight (its bits) nearest to a master, and what it lacks, so that [`join_master`] gives the master back.
+/// Splits an f32 master weight into the bits of the nearest bf16 and a 16-bit residual. [`join_master`] restores the
+/// master exactly.
 ///
-/// The pattern of an f32 is a bf16 pattern and 16 bits below. Adding half of what those can hold and cutting them off
-/// rounds to the nearest, ties away from 0, and leaves the master's pattern within ±2¹⁵ of the weight's: a signed 16-bit
-/// difference. (With ties to even two masters would share a weight and a difference.) Beyond 3.39e38 the nearest bf16 is
-/// infinity, from which the difference leads back as well. A NaN becomes the one NaN 0x7fc0 without a difference.
+/// The upper 16 bits of an f32 are a bf16. Adding 0x8000 and dropping the lower 16 bits rounds to the nearest, ties
+/// away from 0, and leaves the master's bit pattern within ±2¹⁵ of the weight's, so the difference fits an i16. (With
+/// ties to even, two masters would share a weight and a residual.) Above 3.39e38 the nearest bf16 is infinity; the
+/// residual still restores the master. Every NaN becomes the NaN 0x7fc0 with residual 0.
 #[inline(always)]
 pub const fn split_master(master: f32) -> (u16, i16) {
     let bits = if master.is_nan() { 0x7fc0_0000 } else { master.to_bits() };
     ((bits.wrapping_add(0x8000) >> 16) as u16, bits as u16 as i16)
 }
 
-/// The f32 master of a bf16 weight (its bits) and what it lacks.
+/// Restores the f32 master weight from the bits of the bf16 weight and the residual.
 #[inline(always)]
 pub const fn join_master(weight: u16, residual: i16) -> f32 {
     f32::from_bits(((weight as u32) << 16).wrapping_add(residual as i32 as u32))
 }
 
-/// Rounding to bf16 at random in one step: up with the probability of what is cut off, so that the mean is the number
-/// itself. What decides are the seed, the step and the element's index, nothing else.
+/// Stochastic rounding to bf16 in one optimizer step. A number rounds up with a probability equal to the fraction that
+/// is cut off, so the expected value is the number itself. The result depends on the seed, the step and the element's
+/// index only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RandomRounding {
     key: [u32; 2],
 }
 
-/// Between the random bits of weights and those of moments.
+/// Separates the random bits of moments from those of weights.
 const MOMENTS: u32 = 0x51ed_270b;
-/// Between neighbours: 2³² over the golden ratio.
+/// 2³² divided by the golden ratio: separates the random bits of neighbouring elements.
 const GOLDEN: u32 = 0x9e37_79b9;
 
-/// Each input bit reaches every output bit.
+/// A 32-bit hash in which every input bit affects every output bit.
 const fn mix(x: u32) -> u32 {
     let x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
     let x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
@@ -39,25 +41,25 @@ const fn mix(x: u32) -> u32 {
 }
 
 impl RandomRounding {
-    /// The rounding of a step.
+    /// The rounding that this seed gives in this step.
     pub const fn new(seed: u64, step: u32) -> Self {
         let first = mix(seed as u32 ^ mix(step.wrapping_add(GOLDEN)));
         Self { key: [first, mix((seed >> 32) as u32 ^ first)] }
     }
 
-    /// The bits of a weight rounded from its f32 master. Two neighbours share 32 random bits.
+    /// The bf16 bits of a weight, rounded from its f32 master. Two neighbouring weights share one 32-bit random number.
     pub fn weight(&self, index: u64, master: f32) -> u16 {
         let random = self.bits(index / 2, 0);
         round(master, if index.is_multiple_of(2) { random } else { random >> 16 })
     }
 
-    /// The bits of both moments of an element, rounded.
+    /// The bf16 bits of both moments of an element, rounded.
     pub fn moments(&self, index: u64, [moment1, moment2]: [f32; 2]) -> [u16; 2] {
         let random = self.moment_bits(index);
         [round(moment1, random), round(moment2, random >> 16)]
     }
 
-    /// The 16 random bits that decide about each moment of an element, the first in the low half.
+    /// The random bits for both moments of an element: the low 16 bits for the first, the high 16 for the second.
     pub fn moment_bits(&self, index: u64) -> u32 {
         mix(self.bits(index / 4, MOMENTS).wrapping_add(GOLDEN.wrapping_mul((index % 4) as u32)))
     }
@@ -68,8 +70,7 @@ impl RandomRounding {
     }
 }
 
-/// Adds 16 random bits below the last kept one and cuts. Neither makes an infinity of a finite number nor a number of a
-/// NaN.
+/// Adds 16 random bits below the lowest kept bit and truncates. A finite number stays finite and a NaN stays NaN.
 fn round(value: f32, random: u32) -> u16 {
     if !value.is_finite() {
         return crate::f32_to_bf16(value);
@@ -86,8 +87,8 @@ mod tests {
 
     #[test]
     fn every_master_comes_back_to_the_bit() {
-        // Every upper half (denormals, both infinities, both zeros) with the lower halves where rounding changes, and
-        // every lower half with some upper ones.
+        // Every upper half (which covers denormals, infinities and zeros) with the lower halves at which rounding
+        // changes, and every lower half with some of the upper halves.
         let edges = [0, 1, 2, 0x7ffe, 0x7fff, 0x8000, 0x8001, 0xfffe, 0xffff];
         let uppers = (0..=0xffff_u32).flat_map(|hi| edges.map(|lo| hi << 16 | lo));
         let some = [0x0000, 0x0001, 0x007f, 0x0080, 0x3f80, 0x3f81, 0x7f7f, 0x8000, 0xbf7f, 0xff7f];
@@ -101,7 +102,7 @@ mod tests {
                 continue;
             }
             assert_eq!(back.to_bits(), bits, "{bits:08x}");
-            // The nearest, as everywhere; of two equally near ones the larger.
+            // The weight is the nearest bf16; ties round away from 0.
             let nearest = if bits & 0xffff == 0x8000 { (bits >> 16) as u16 + 1 } else { f32_to_bf16(master) };
             assert_eq!(weight, nearest, "{bits:08x}");
         }
@@ -116,8 +117,8 @@ mod tests {
         }
     }
 
-    /// Means over many elements and steps are the numbers themselves; a normal sum of 2¹⁸ terms of variance ≤ ¼ is within
-    /// six of its deviations, 3/2⁹ of a step.
+    /// The mean over many elements and steps is the number itself. The tolerance is six standard deviations of a mean
+    /// over 2¹⁸ terms of variance at most ¼: 3/2⁹ of a bf16 step.
     #[test]
     fn rounding_at_random_has_no_mean_error() {
         for (value, step) in [(1.001_f32, 2.0_f64.powi(-7)), (-3.3e-7, 2.0_f64.powi(-29)), (6e-41, 9.2e-41)] {
@@ -151,7 +152,7 @@ mod tests {
         assert!(halves_alike < 4, "{halves_alike}");
     }
 
-    /// Runs go on from checkpoints and kernels compute these bits too: they must never change.
+    /// Runs resume from checkpoints and CUDA kernels compute the same bits, so these bits must never change.
     #[test]
     fn random_bits_are_what_they_were() {
         let rounding = RandomRounding::new(7, 3);

@@ -10,7 +10,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The most dimensions a slot can have.
+    /// The maximum number of dimensions.
     pub const MAX_RANK: usize = 4;
 
     /// A shape of `N` dimensions.
@@ -30,7 +30,7 @@ impl Shape {
         &self.dims[..self.rank as usize]
     }
 
-    /// How many elements; `usize::MAX` for a shape beyond the address space, which no pool can hold.
+    /// The number of elements; `usize::MAX` if the product overflows, which no pool can hold.
     pub fn numel(&self) -> usize {
         product(self.dims())
     }

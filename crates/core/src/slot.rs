@@ -3,7 +3,7 @@
 use crate::{DType, Error, Result, Shape};
 use std::fmt;
 
-/// A memory region an engine keeps for a program. Pools differ in who lays them out and how long they live.
+/// A memory region that an engine keeps for a program. Pools differ in who lays them out and how long they live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Pool {
     /// The weights, in the order of the parameter table.
@@ -14,7 +14,8 @@ pub enum Pool {
     Moment1,
     /// Second moments of AdamW, laid out like [`Pool::Params`].
     Moment2,
-    /// The weights in f32 where [`Pool::Params`] holds them rounded to bf16, or what those lack of it, laid out like them.
+    /// Master weights where [`Pool::Params`] is bf16: f32, or the i16 residual of
+    /// [`split_master`](crate::split_master). Laid out like [`Pool::Params`].
     Master,
     /// Inputs and results of a step (tokens, targets, loss, norm): live for the whole step.
     Io,
@@ -57,11 +58,11 @@ impl Pool {
     }
 }
 
-/// Every slot starts at a multiple of this many bytes: a cache line, and wider than any vector register. The members of a
-/// [`param_group`](crate::Builder::param_group) after its first do not.
+/// The alignment of slots in bytes: a cache line, and at least as wide as any vector register. In a
+/// [`param_group`](crate::Builder::param_group) only the first member is aligned to it.
 pub const ALIGN: usize = 64;
 
-/// A tensor's place: pool, byte offset, shape, element type. Always contiguous, row-major.
+/// Where a tensor is stored: pool, byte offset, shape and element type. Always contiguous and row-major.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot {
     /// Which memory region.
@@ -75,22 +76,22 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// How many elements.
+    /// The number of elements.
     pub fn numel(&self) -> usize {
         self.shape.numel()
     }
 
-    /// How many bytes.
+    /// The size in bytes.
     pub fn bytes(&self) -> usize {
         self.numel().saturating_mul(self.dtype.size())
     }
 
-    /// One past the last byte, in the pool.
+    /// The offset in the pool one past the last byte.
     pub fn end(&self) -> usize {
         self.offset.saturating_add(self.bytes())
     }
 
-    /// Whether the two share memory.
+    /// Whether the two slots share memory.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.pool == other.pool
             && self.bytes() > 0
@@ -106,21 +107,21 @@ impl Slot {
         Self { shape, ..self }
     }
 
-    /// Slots that lie one after the other without gaps, seen as one.
+    /// Adjacent slots (no gaps between them) seen as one slot of this shape.
     ///
     /// # Errors
-    /// They do not lie so, or have not as many elements as the shape.
+    /// The slots are not adjacent, or their elements do not add up to the shape.
     pub fn joined(slots: &[Self], shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
         let adjoin = |pair: &[Self]| {
             pair[0].pool == pair[1].pool && pair[0].dtype == pair[1].dtype && pair[0].end() == pair[1].offset
         };
         let Some(first) = slots.first().filter(|_| slots.windows(2).all(adjoin)) else {
-            return Err(Error::Program(format!("slots that do not lie one after the other: {slots:?}")));
+            return Err(Error::Program(format!("slots are not adjacent in memory: {slots:?}")));
         };
         let count: usize = slots.iter().map(Self::numel).sum();
         if count != shape.numel() {
-            return Err(Error::Program(format!("{count} elements are no {shape}")));
+            return Err(Error::Program(format!("{count} elements cannot have shape {shape}")));
         }
         Ok(Self { shape, ..*first })
     }
@@ -132,7 +133,7 @@ impl fmt::Debug for Slot {
     }
 }
 
-/// Rounds up to the alignment of slots.
+/// Rounds a byte count up to a multiple of [`ALIGN`].
 pub const fn align_up(bytes: usize) -> usize {
     bytes.div_ceil(ALIGN) * ALIGN
 }

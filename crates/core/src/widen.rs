@@ -5,9 +5,9 @@ use crate::program::{Layout, Node, Param, Program, Value};
 use crate::{DType, Pool, Precision, Result, Slot};
 
 impl Slot {
-    /// Where the twin keeps this tensor, in f32 where its elements have 16 bits. Tensors that do not overlap do not overlap there
-    /// either. Pools laid out like the parameters stay so; elsewhere a view must begin where its tensor begins, unless
-    /// it is bf16.
+    /// Where the twin keeps this tensor; 16-bit elements become f32. Tensors that do not overlap here do not overlap in
+    /// the twin. Pools laid out like the parameters keep that layout; in other pools a view must begin where its tensor
+    /// begins, unless it is bf16.
     #[must_use]
     pub fn widened(self) -> Self {
         let wide = matches!(self.dtype, DType::BF16 | DType::I16);
@@ -21,13 +21,13 @@ impl Slot {
 }
 
 impl Layout {
-    /// What the twin of any program with this layout needs at most.
+    /// An upper bound of the layout of the twin of any program with this layout.
     #[must_use]
     pub fn widened(&self) -> Self {
         self.widened_where(|_| true)
     }
 
-    /// What a twin needs that makes moments and master weights wider where `narrow` says so.
+    /// The layout of a twin in which those pools of moments and master weights double that `narrow` selects.
     fn widened_where(&self, narrow: impl Fn(Pool) -> bool) -> Self {
         Self::new(Pool::ALL.map(|pool| match pool {
             Pool::Moment1 | Pool::Moment2 | Pool::Master if !narrow(pool) => self.bytes(pool),
@@ -37,8 +37,8 @@ impl Layout {
 }
 
 impl Program {
-    /// The same ops in the same order, each tensor at [`Slot::widened`], everything in f32. The update changes the master
-    /// weights, all of them f32, and leaves the parameters as they are.
+    /// The f32 twin: the same ops in the same order, each tensor at [`Slot::widened`]. The update changes the f32
+    /// master weights and leaves the parameters unchanged.
     pub fn widened(&self) -> Result<Self> {
         let nodes = self.nodes.iter().map(|node| Ok(Node { op: widened(node.op)?, ..*node }));
         let param = |param: &Param| Param {
@@ -63,7 +63,7 @@ impl Program {
 fn widened(op: Op) -> Result<Op> {
     let mut op = match op {
         Op::AdamW(adamw @ AdamW { master: Some(master), .. }) => {
-            // as many as there are parameters, but f32
+            // the same number of elements as the parameters, in f32
             let params = Slot { shape: adamw.params.shape, ..master };
             AdamW { params, master: None, ..adamw }.into()
         }
@@ -108,7 +108,7 @@ mod tests {
             }
             let Op::AdamW(adamw) = twin.nodes()[3].op else { panic!("the last op is AdamW") };
             assert_eq!((adamw.params.pool, adamw.master), (Pool::Master, None));
-            // elements of the parameter table lie where the flat pools have them
+            // elements of the parameter table have the same index in the flat pools
             let second = &twin.params()[1];
             assert_eq!(second.weight, v.widened());
             assert_eq!(second.weight.offset / 4, v.offset / 2);

@@ -16,7 +16,7 @@ pub enum Float {
 }
 
 impl Float {
-    /// All of them.
+    /// All floating-point types.
     pub const ALL: [Self; 4] = [Self::F64, Self::F32, Self::BF16, Self::F16];
 
     /// The size of an element in bytes.

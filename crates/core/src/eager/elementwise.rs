@@ -107,7 +107,8 @@ pub struct ScaleBiasRelu {
     pub scale: f64,
 }
 
-/// The gradients of [`ScaleBiasRelu`]: `d_x = d_y · scale` and `d_bias = Σ d_y` over rows, where y is not <= 0.
+/// The gradients of [`ScaleBiasRelu`]: `d_x = d_y · scale` and `d_bias = Σ d_y` over rows, for the elements that passed
+/// the ReLU and 0 for the others.
 #[derive(Clone, Copy, Debug)]
 pub struct ScaleBiasReluBwd {
     /// rows · cols, or a single number for all elements with `expanded`
@@ -129,8 +130,8 @@ pub struct ScaleBiasReluBwd {
 /// Which elements passed a ReLU.
 #[derive(Clone, Copy, Debug)]
 pub enum Gate {
-    /// Those of the result that are above 0.
+    /// The result y of the forward; an element passed unless y <= 0, so NaN passes.
     Result(Array),
-    /// Those whose bit is set: what [`ScaleBiasRelu::gate`] was filled with. Only on a GPU.
+    /// The elements whose bit is set in [`ScaleBiasRelu::gate`]. Only on a GPU.
     Bits(*const c_void),
 }

@@ -24,7 +24,7 @@ pub struct Rope {
     pub y: Array,
     /// The sizes.
     pub shape: RopeShape,
-    /// Rotates the other way: the gradient.
+    /// Rotates the other way, as for the gradient.
     pub back: bool,
 }
 
@@ -67,12 +67,12 @@ pub struct RopeFreqs {
     pub positions: usize,
     /// Elements of a head; even.
     pub head_dim: usize,
-    /// The base of the wavelengths, with its NTK factor if there is one: see [`RopeFreqs::base`].
+    /// The base of the wavelengths, including the NTK factor: see [`RopeFreqs::base`].
     pub base: f64,
 }
 
 impl RopeFreqs {
-    /// The base with its NTK factor: `base · alpha^(d / (d - 2))`, d = head_dim.
+    /// The base including the NTK factor: `base · alpha^(d / (d - 2))` with d = head_dim.
     pub fn base(head_dim: usize, base: f32, alpha: f32) -> f64 {
         let d = head_dim as f64;
         // With d = 2 there is one frequency, 1, whatever the base.
@@ -81,8 +81,8 @@ impl RopeFreqs {
     }
 }
 
-/// The sizes of an attention. Query head h uses key head h / (heads / kv_heads). With `causal`, query i sees the keys up
-/// to kv_len - q_len + i. A query that sees no key gets zeros, and minus infinity as its lse.
+/// The sizes of an attention. Query head h uses key head h / (heads / kv_heads). With `causal`, query i sees the keys
+/// up to kv_len - q_len + i. A query that sees no key gets zeros, and minus infinity as its lse.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
     /// Sequences.
@@ -137,8 +137,8 @@ pub struct Attention {
     pub v: Array,
     /// (batch, heads, q_len, head_dim)
     pub out: Array,
-    /// (batch, heads, q_len), contiguous, of type [`Float::acc`](super::Float::acc), optional: the logarithm of the sum of
-    /// the exponentials of the scores
+    /// (batch, heads, q_len), contiguous, of type [`Float::acc`](super::Float::acc), optional: the logarithm of the sum
+    /// of the exponentials of the scores
     pub lse: Array,
     /// The sizes.
     pub shape: AttentionShape,
@@ -159,11 +159,11 @@ pub struct AttentionBwd {
     pub out: Array,
     /// (batch, heads, q_len)
     pub lse: Array,
-    /// As q, optional.
+    /// The shape and strides of q, optional.
     pub d_q: Array,
-    /// As k, optional.
+    /// The shape and strides of k, optional.
     pub d_k: Array,
-    /// As v, optional.
+    /// The shape and strides of v, optional.
     pub d_v: Array,
     /// The sizes.
     pub shape: AttentionShape,

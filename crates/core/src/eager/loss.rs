@@ -16,11 +16,11 @@ pub struct CrossEntropy {
     pub lse: Array,
     /// The sizes.
     pub rows: Rows,
-    /// The target of rows that do not count.
+    /// The target of rows to ignore.
     pub ignore: i64,
 }
 
-/// The mean or the sum of the losses of rows that count, and the factor their sum was multiplied with.
+/// The mean or the sum of the losses of all rows whose target is not `ignore`, and the factor of the sum.
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropyMean {
     /// rows
@@ -33,9 +33,9 @@ pub struct CrossEntropyMean {
     pub inv_count: Array,
     /// The number of rows.
     pub rows: usize,
-    /// The target of rows that do not count.
+    /// The target of rows to ignore.
     pub ignore: i64,
-    /// The mean, or else the sum.
+    /// Whether to compute the mean instead of the sum.
     pub mean: bool,
 }
 
@@ -56,9 +56,9 @@ pub struct CrossEntropyBwd {
     pub d_logits: Array,
     /// The sizes.
     pub rows: Rows,
-    /// The target of rows that do not count.
+    /// The target of rows to ignore.
     pub ignore: i64,
-    /// Whether every row has a gradient of its own.
+    /// Whether `d_loss` has one element per row.
     pub per_row: bool,
 }
 
@@ -78,8 +78,7 @@ pub struct LogProbs {
     pub rows: Rows,
 }
 
-/// `d_logits = (softmax - onehot(target)) · scale`, from the logarithms that [`LogProbs`] made. `d_logits` may be
-/// `log_probs`.
+/// `d_logits = (softmax - onehot(target)) · scale`, from the result of [`LogProbs`]. `d_logits` may be `log_probs`.
 #[derive(Clone, Copy, Debug)]
 pub struct LogProbsBwd {
     /// rows · cols
@@ -103,7 +102,7 @@ pub struct AuxLoss {
     pub chosen: *const i32,
     /// 1
     pub loss: Array,
-    /// experts: the share of the tokens that chose each
+    /// experts: the fraction of the tokens sent to each
     pub fractions: Array,
     /// experts: the mean probability of each
     pub means: Array,

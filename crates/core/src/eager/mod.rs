@@ -1,8 +1,8 @@
-//! Eager ops: one call on the caller's memory, without program, pools or engine.
+//! Eager ops: one call on memory of the caller, without a program, pools or an engine.
 //!
 //! Each op is a struct of named arrays, sizes and numbers. `ironhorse_cpu::eager` runs it on host memory,
-//! `ironhorse_cuda::eager` launches it on a stream of a GPU; `ironhorse::eager` chooses between them. Everything that Rust,
-//! C, numpy and PyTorch callers can compute eagerly is one of these structs.
+//! `ironhorse_cuda::eager` launches it on a stream of a GPU; `ironhorse::eager` chooses between them. Everything that
+//! Rust, C, numpy and PyTorch callers can compute eagerly is one of these structs.
 //!
 //! Arrays are contiguous and row-major unless strides are given. Results are rounded once to the array's type; sums,
 //! statistics and what an op keeps for its backward have the type [`Float::acc`]. Gradients are written, not added to.

@@ -18,7 +18,7 @@ pub struct Gemm {
 /// The sizes and factors of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GemmShape {
-    /// How many products lie behind each other.
+    /// The number of products, stored one after the other.
     pub batch: usize,
     /// Rows of a and c.
     pub m: usize,
@@ -36,14 +36,14 @@ pub struct GemmShape {
     pub transpose_b: bool,
 }
 
-/// One product of [`GroupedGemm`]: where its matrices start, in elements, and its sizes.
+/// One product of [`GroupedGemm`]: the offsets of its matrices and its sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct GemmPart {
-    /// From the start of a.
+    /// Offset in a, in elements.
     pub a: usize,
-    /// From the start of b.
+    /// Offset in b, in elements.
     pub b: usize,
-    /// From the start of c.
+    /// Offset in c, in elements.
     pub c: usize,
     /// The sizes; `batch` is 1.
     pub shape: GemmShape,
@@ -52,11 +52,11 @@ pub struct GemmPart {
 /// Several products of different sizes in the same three arrays; no two write the same elements.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupedGemm<'a> {
-    /// Holds every part's a.
+    /// Contains a of every product.
     pub a: Array,
-    /// Holds every part's b.
+    /// Contains b of every product.
     pub b: Array,
-    /// Holds every part's c.
+    /// Contains c of every product.
     pub c: Array,
     /// The products.
     pub parts: &'a [GemmPart],

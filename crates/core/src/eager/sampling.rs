@@ -2,7 +2,7 @@
 
 use super::{Array, Rows};
 
-/// The column of the largest element of each row: the first of equals, and the first NaN if there is one.
+/// The column of the largest element of each row: the lowest of equal ones, or the first NaN if the row has one.
 #[derive(Clone, Copy, Debug)]
 pub struct Argmax {
     /// rows · cols
@@ -25,7 +25,7 @@ pub struct Sample {
     pub out: *mut i32,
     /// The sizes.
     pub rows: Rows,
-    /// Divides the logits; 0 is argmax.
+    /// Divides the logits; 0 selects the largest.
     pub temperature: f32,
     /// Only the k largest can be drawn.
     pub top_k: Option<usize>,

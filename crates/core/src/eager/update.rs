@@ -1,4 +1,4 @@
-//! What happens to gradients and parameters. f32.
+//! Updates of gradients and parameters, f32.
 
 /// One step of AdamW with decoupled weight decay.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ pub struct ZeroGrad {
     pub n: usize,
 }
 
-/// `total_norm = ‖grad‖`; where that is above `clip`, `grad *= clip / total_norm`.
+/// `total_norm = ‖grad‖`; if that is above `clip`, `grad *= clip / total_norm`.
 #[derive(Clone, Copy, Debug)]
 pub struct GradClip {
     /// n elements
@@ -58,7 +58,7 @@ pub struct ScatterAdd {
     pub indices: *const i32,
     /// (rows of the table) · width
     pub table: *mut f32,
-    /// How many rows are added.
+    /// The number of rows to add.
     pub n: usize,
     /// Elements of a row.
     pub width: usize,

@@ -1,6 +1,6 @@
-//! Activations, element by element: alone here, and fused into the linear layers before and after them.
+//! Elementwise activations, as ops and fused into the linear layers before and after them.
 //!
-//! A new one is a variant of [`Act`] with its [`Facts`], and a formula in each engine and in the oracle.
+//! To add one, add a variant of [`Act`] with its `Facts`, and its formula to each engine and to the oracle.
 
 use super::elementwise::same_size;
 use super::numerics::{Arithmetic, Numerics};
@@ -16,7 +16,7 @@ pub enum Act {
     Relu2,
 }
 
-/// What is known of an activation besides its formula.
+/// The properties of an activation besides its formula.
 struct Facts {
     name: &'static str,
     /// Names of the forward and the backward op.
@@ -24,7 +24,8 @@ struct Facts {
     /// Floating-point operations per element, forward and backward.
     flops: [u64; 2],
     numerics: Numerics,
-    /// The largest x·f'(x)/f(x) that weighs in a result: how much of a relative error of the input shows in the output.
+    /// The largest relevant condition number x·f'(x)/f(x): by how much a relative error of the input grows in the
+    /// output.
     gain: f64,
 }
 
@@ -32,9 +33,9 @@ const GELU: Facts = Facts {
     name: "gelu",
     ops: ["gelu_fwd", "gelu_bwd"],
     flops: [20, 30],
-    // tanh of a few roundings per element; 1 + tanh cancels for negative inputs, but those results are small.
+    // A few rounding errors and a tanh per element; 1 + tanh cancels for negative inputs, but those results are small.
     numerics: Numerics::new(Arithmetic::Elementwise(1e-6)).fast_tanh(),
-    // For positive x; negative ones weigh little.
+    // The largest for positive x; results for negative x are small and contribute little to the error of a tensor.
     gain: 1.3,
 };
 
@@ -58,7 +59,7 @@ impl Act {
         }
     }
 
-    /// Its name.
+    /// The name, as in configurations.
     pub const fn name(self) -> &'static str {
         self.facts().name
     }
@@ -73,12 +74,12 @@ impl Act {
         Self::ALL.iter().copied().find(|act| act.name() == name)
     }
 
-    /// See [`Facts::gain`].
+    /// The largest relevant condition number x·f'(x)/f(x).
     pub(super) const fn gain(self) -> f64 {
         self.facts().gain
     }
 
-    /// These numerics with what the activation adds to them.
+    /// These numerics with the errors of the activation added.
     pub(super) fn after(self, numerics: Numerics) -> Numerics {
         Numerics { fast_tanh: self.facts().numerics.fast_tanh, ..numerics }
     }
@@ -106,7 +107,7 @@ const fn op_names(which: usize) -> [&'static str; Act::ALL.len()] {
 pub struct PreAct {
     /// Which activation.
     pub act: Act,
-    /// The values before it.
+    /// The values before the activation.
     pub slot: Slot,
 }
 

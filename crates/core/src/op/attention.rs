@@ -1,4 +1,4 @@
-//! Causal self-attention over packed queries, keys and values; softmax runs online, no T×T buffer exists.
+//! Causal self-attention over packed queries, keys and values, with an online softmax that needs no T×T buffer.
 
 use super::numerics::{Arithmetic, BF16_UNIT, Numerics, Product};
 use super::spec::{Checker, OpSpec, slots};
@@ -10,7 +10,8 @@ use crate::{Result, Slot};
 pub struct AttentionFwd {
     /// (B,T,C), heads side by side
     pub out: Slot,
-    /// (B,NH,T) f32, log of the sum of exponentials of each row: all the backward needs of the softmax
+    /// (B,NH,T) f32, the logarithm of the sum of exponentials of each row, from which the backward recomputes the
+    /// softmax
     pub lse: Slot,
     /// (B,T,W)
     pub qkv: Slot,
@@ -32,11 +33,11 @@ impl OpSpec for AttentionFwd {
     }
 
     fn numerics(&self, arg: &str) -> Numerics {
-        // exp(score - lse) turns the absolute error of a score, up to 110 in the cases, into a relative one.
+        // exp(score - lse) turns the absolute error of a score into a relative one; test cases have scores up to 110.
         let scores = Numerics::new(Arithmetic::Sum(1e-5)).product(Product::Attention);
         match arg {
             "lse" => scores.bf16_engines(1e-4),
-            // Probabilities are rounded before they meet the values on tensor cores.
+            // Probabilities are rounded before tensor cores multiply them with the values.
             _ => scores.inner_roundings(1.0).bf16_engines(2.0 * BF16_UNIT),
         }
     }
@@ -80,8 +81,8 @@ impl OpSpec for AttentionBwd {
     }
 
     fn numerics(&self, _: &str) -> Numerics {
-        // Probabilities (for d_v) and score gradients (for d_q and d_k) are rounded; a library may round the latter twice, or
-        // each head's share of d_k and d_v where heads share keys and values.
+        // Probabilities (for d_v) and score gradients (for d_q and d_k) are rounded. A library may round the latter
+        // twice, or round each head's contribution to d_k and d_v where heads share keys and values.
         let scores = Numerics::new(Arithmetic::Sum(1e-5)).product(Product::Attention);
         scores.inner_roundings(2.0).bf16_engines(2.0 * BF16_UNIT)
     }
@@ -91,7 +92,8 @@ impl OpSpec for AttentionBwd {
     }
 }
 
-/// Attention of one new position (the scalar `position`) over a cache of all earlier ones, which it extends.
+/// Attention of one new position (the scalar `position`) over a cache of all earlier positions. It appends its own key
+/// and value to the cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionCached {
     /// (B,1,C)
@@ -145,7 +147,7 @@ impl OpSpec for AttentionCached {
     }
 }
 
-/// The heads divide what they must, and `qkv` has the shape they ask for.
+/// Checks that the head counts divide each other and the width, and that `qkv` has the shape that follows from them.
 fn check_packed(c: &Checker, qkv: &Slot, out: &Slot, [heads, kv_heads]: [usize; 2]) -> Result<()> {
     let [batch, seq, width] = *out.shape.dims() else {
         return c.fail(format!("`out` is {}, expected [B, T, C]", out.shape));
@@ -164,7 +166,7 @@ fn check_lse(c: &Checker, lse: &Slot, out: &Slot, heads: usize) -> Result<()> {
     c.numel("lse", lse, out.shape.rows() * heads)
 }
 
-/// One product over the causal triangle of all heads.
+/// Operations of one matrix product over the causal triangle of all heads.
 fn triangle_flops(out: &Slot) -> u64 {
     let seq = out.shape.dims().get(1).copied().unwrap_or(1) as u64;
     out.numel() as u64 * (seq + 1)

@@ -36,7 +36,7 @@ impl OpSpec for Add {
     }
 }
 
-/// All these have as many elements as the first, and its float type.
+/// Checks that all slots have as many elements as the first, and its float type.
 pub(super) fn same_size(op: &'static str, slots: &[(&str, &Slot)]) -> Result<()> {
     let c = Checker(op);
     c.same_float(slots)?;

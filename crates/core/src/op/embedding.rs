@@ -1,11 +1,11 @@
-//! Embedding of tokens, with learned positions or without.
+//! Token embedding, with or without learned positions.
 
 use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Accum, Checker, OpSpec, slots};
 use crate::{DType, Result, Slot};
 
-/// `out[b,t] = wte[tokens[b,t]] + wpe[t]`; `wpe[position + t]` when decoding token by token. Without `wpe` the token's row
-/// alone.
+/// `out[b,t] = wte[tokens[b,t]] + wpe[t]`, with `wpe[position + t]` when decoding token by token. Without `wpe`, only
+/// the token's row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EmbeddingFwd {
     /// (B,T,C)
@@ -16,7 +16,7 @@ pub struct EmbeddingFwd {
     pub wte: Slot,
     /// (maxT,C)
     pub wpe: Option<Slot>,
-    /// Tokens at or beyond this are an input error (V without padding).
+    /// V without padding; tokens outside of `0..vocab` are an input error.
     pub vocab: usize,
     /// Start at the scalar `position` instead of 0.
     pub at_position: bool,
@@ -48,7 +48,7 @@ impl OpSpec for EmbeddingFwd {
         self.out.numel() as u64
     }
 
-    /// Only the rows looked up move.
+    /// Only the rows looked up are read.
     fn bytes(&self) -> Option<u64> {
         let rows = if self.wpe.is_some() { 3 } else { 2 };
         Some((rows * self.out.bytes() + self.tokens.bytes()) as u64)
@@ -57,7 +57,7 @@ impl OpSpec for EmbeddingFwd {
 
 /// `d_wte[tokens[b,t]] (+)= d_out[b,t]` and `d_wpe[t] (+)= Σ_b d_out[b,t]`, summed in the order of (b,t).
 ///
-/// Where the output head is tied, it has written `d_wte` before and this adds.
+/// If the output head is tied, its backward has already written `d_wte`, and this op adds to it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EmbeddingBwd {
     /// (V,C)
@@ -68,9 +68,9 @@ pub struct EmbeddingBwd {
     pub d_out: Slot,
     /// (B,T) i32
     pub tokens: Slot,
-    /// How `d_wte` treats what was there. Rows of tokens that do not occur become 0 when it overwrites.
+    /// Whether `d_wte` is overwritten or added to. When overwritten, rows of tokens that do not occur become 0.
     pub accum_wte: Accum,
-    /// How `d_wpe` treats what was there. Rows beyond T become 0 when it overwrites.
+    /// Whether `d_wpe` is overwritten or added to. When overwritten, rows from T on become 0.
     pub accum: Accum,
 }
 
@@ -89,7 +89,7 @@ impl OpSpec for EmbeddingBwd {
     }
 
     fn numerics(&self, _: &str) -> Numerics {
-        // Sums of at most two thousand terms: about F32_UNIT·√terms/2 if summed in order.
+        // Sums of at most two thousand terms; the error of summing in order is about F32_UNIT·√terms/2.
         Numerics::new(Arithmetic::Sum(2e-6))
     }
 
@@ -97,7 +97,7 @@ impl OpSpec for EmbeddingBwd {
         (if self.d_wpe.is_some() { 2 } else { 1 }) * self.d_out.numel() as u64
     }
 
-    /// Only the rows looked up move, and the whole table where it is cleared first.
+    /// Only the rows looked up are accessed, and the whole table if it is cleared first.
     fn bytes(&self) -> Option<u64> {
         let rows = if self.d_wpe.is_some() { 5 } else { 3 };
         let cleared = if self.accum_wte == Accum::Add { 0 } else { self.d_wte.bytes() };

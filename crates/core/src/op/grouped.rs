@@ -1,7 +1,7 @@
-//! Linear layers of many experts at once: each has a stretch of rows and a weight of its own.
+//! Grouped linear layers: each expert multiplies its own rows with its own weight.
 //!
-//! `offsets` (E+1) says where the stretches lie: rows `offsets[e]..offsets[e+1]` are expert e's, the first begins at 0 and
-//! the last ends with the rows. Offsets that say something else are an input error.
+//! Rows `offsets[e]..offsets[e+1]` belong to expert e. `offsets` (E+1) must start at 0, not decrease, and end at the
+//! number of rows; anything else is an input error.
 
 use super::linear;
 use super::numerics::{BF16_UNIT, Numerics};
@@ -9,12 +9,12 @@ use super::spec::{Accum, Checker, OpSpec, slots};
 use super::swiglu::SwigluFwd;
 use crate::{DType, Result, Slot};
 
-/// `out[r] = weight[e]·inp[r]` for the rows r of each expert e; with `act` given, `act` gets SwiGLU of `out`.
+/// `out[r] = weight[e]·inp[r]` for the rows r of each expert e; if `act` is given, it receives SwiGLU of `out`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GroupedLinearFwd {
     /// (rows,OC)
     pub out: Slot,
-    /// (rows,OC/2), `silu(gate)·up` where a row of `out` is gate and up side by side; its presence asks for it
+    /// (rows,OC/2), optional: `silu(gate)·up`, where a row of `out` is gate followed by up
     pub act: Option<Slot>,
     /// (rows,C)
     pub inp: Slot,
@@ -40,7 +40,8 @@ impl OpSpec for GroupedLinearFwd {
     fn numerics(&self, arg: &str) -> Numerics {
         let product = linear::PRODUCT;
         match arg {
-            // SwiGLU of gate and up as stored or as computed: as GELU in `LinearFwd`, and the rounding of up.
+            // SwiGLU of gate and up, either as stored or before rounding: like GELU in `LinearFwd`, plus the rounding
+            // of up.
             "act" => product.inner_roundings(2.3).fast_tanh().bf16_engines(1.5 * BF16_UNIT),
             _ => product,
         }
@@ -90,8 +91,8 @@ impl OpSpec for GroupedLinearBwdInput {
     }
 }
 
-/// `d_weight[e] (+)= Σ_r d_out[r]ᵀ·inp[r]` over the rows r of each expert e; one without rows gets 0, or keeps what it has
-/// where this adds. The gradients have an element type of their own.
+/// `d_weight[e] (+)= Σ_r d_out[r]ᵀ·inp[r]` over the rows r of each expert e. The gradient of an expert without rows
+/// becomes 0, or stays unchanged if this adds. `d_weight` may have another element type than `d_out` and `inp`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GroupedLinearBwdWeight {
     /// (E,OC,C)
@@ -102,7 +103,7 @@ pub struct GroupedLinearBwdWeight {
     pub inp: Slot,
     /// (E+1) i32
     pub offsets: Slot,
-    /// How `d_weight` treats what was there.
+    /// Whether `d_weight` is overwritten or added to.
     pub accum: Accum,
 }
 
@@ -140,7 +141,7 @@ impl OpSpec for GroupedLinearBwdWeight {
 
 type Named<'a> = (&'a str, &'a Slot);
 
-/// `out` (rows,OC), `inp` (rows,C), `weight` (E,OC,C), `offsets` (E+1).
+/// Checks the shapes `out` (rows,OC), `inp` (rows,C), `weight` (E,OC,C), `offsets` (E+1).
 fn check_groups(c: &Checker, out: Named, inp: Named, weight: Named, offsets: &Slot) -> Result<()> {
     let [experts, oc, ic] = *weight.1.shape.dims() else {
         return c.fail(format!("`{}` is {}, expected [E, OC, C]", weight.0, weight.1.shape));

@@ -1,14 +1,14 @@
-//! Layer normalisation over the last dimension, alone and fused with the residual add before it.
+//! Layer normalisation over the last dimension, with or without the residual add before it.
 
 use super::numerics::{Arithmetic, BF16_UNIT, Numerics};
 use super::spec::{Accum, Checker, OpSpec, slots};
 use crate::{Result, Slot};
 
-/// Sums over a row, with x - mean cancelling digits where the mean is larger than the spread.
+/// Sums over a row; x - mean loses digits where the mean is larger than the spread.
 const LAYERNORM: Numerics = Numerics::new(Arithmetic::Sum(5e-6));
 
-/// A norm of a sum. PyTorch stores the sum and normalises what it stored; a fused kernel may keep the f32 sum, and so may
-/// the statistics.
+/// The norm of a sum. PyTorch normalises the rounded sum; a fused kernel may normalise the f32 sum, and compute the
+/// statistics from it.
 pub(super) fn residual_numerics(norm: Numerics, arg: &str) -> Numerics {
     let norm = norm.bf16_engines(1.5 * BF16_UNIT);
     if arg == "residual" { norm } else { norm.inner_roundings(1.0) }
@@ -62,9 +62,9 @@ pub struct ResidualLayerNormFwd {
     pub mean: Slot,
     /// (rows) f32
     pub rstd: Slot,
-    /// (..,C), the residual stream before
+    /// (..,C), the residual stream before the block
     pub a: Slot,
-    /// (..,C), what the block adds
+    /// (..,C), the output of the block
     pub b: Slot,
     /// (C)
     pub weight: Slot,
@@ -101,7 +101,7 @@ impl OpSpec for ResidualLayerNormFwd {
     }
 }
 
-/// [`LayerNormFwd`] again from the saved statistics: bit for bit the same `out`, for recomputation in the backward.
+/// Recomputes `out` of [`LayerNormFwd`] from the saved statistics, with the same bits (activation checkpointing).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerNormApply {
     /// (..,C)
@@ -137,10 +137,11 @@ impl OpSpec for LayerNormApply {
 }
 
 /// Gradients of [`LayerNormFwd`]. With `x̂ = (inp - mean)·rstd` and `g = d_out·weight`, per row:
-/// `d_inp (+)= rstd·(g - mean(g) - x̂·mean(g·x̂))`, and over all rows `d_weight (+)= Σ d_out·x̂`, `d_bias (+)= Σ d_out`.
+/// `d_inp (+)= rstd·(g - mean(g) - x̂·mean(g·x̂))`, and over all rows `d_weight (+)= Σ d_out·x̂`,
+/// `d_bias (+)= Σ d_out`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerNormBwd {
-    /// (..,C); the residual stream's gradient is added to, any other is written
+    /// (..,C); see `accum_inp`
     pub d_inp: Slot,
     /// (C)
     pub d_weight: Slot,
@@ -156,9 +157,9 @@ pub struct LayerNormBwd {
     pub rstd: Slot,
     /// (C)
     pub weight: Slot,
-    /// How `d_inp` treats what was there.
+    /// Whether `d_inp` is overwritten, or added to as for the gradient of the residual stream.
     pub accum_inp: Accum,
-    /// How `d_weight` and `d_bias` treat what was there.
+    /// Whether `d_weight` and `d_bias` are overwritten or added to.
     pub accum: Accum,
 }
 
@@ -190,7 +191,7 @@ impl OpSpec for LayerNormBwd {
     }
 }
 
-/// `out` is `inp` normalised, scaled and shifted.
+/// Checks the slots of `out`, which is `inp` normalised, scaled and shifted.
 fn check_normalise(c: &Checker, out: &Slot, inp: &Slot, [weight, bias]: [&Slot; 2]) -> Result<()> {
     check_affine(c, inp, weight, bias)?;
     c.same_float(&[("out", out), ("inp", inp)])?;

@@ -8,17 +8,18 @@ use crate::{Result, Slot};
 /// Dot products of up to 3072 terms.
 pub(super) const PRODUCT: Numerics = Numerics::new(Arithmetic::Sum(3e-6)).product(Product::Linear);
 
-/// A weight's gradient. Where the old one is not added inside the product's kernel, the product is rounded before it.
+/// The gradient of a weight. If an engine adds the old gradient after the product's kernel, the product is rounded
+/// first.
 pub(super) fn weight_gradient(accum: Accum) -> Numerics {
     if accum == Accum::Write { PRODUCT } else { PRODUCT.inner_roundings(1.0) }
 }
 
-/// `out = inp · weightᵀ + bias`; with `pre` given, `pre` gets that and `out = act(pre)`.
+/// `out = inp · weightᵀ + bias`; if `pre` is given, `pre = inp · weightᵀ + bias` and `out = act(pre)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearFwd {
     /// (..,OC)
     pub out: Slot,
-    /// (..,OC), the value before the activation; its presence asks for the activation
+    /// (..,OC), optional: the activation to apply and the slot for the values before it
     pub pre: Option<PreAct>,
     /// (..,C)
     pub inp: Slot,
@@ -49,10 +50,10 @@ impl OpSpec for LinearFwd {
     fn numerics(&self, arg: &str) -> Numerics {
         let product = PRODUCT.bf16_engines(1.5 * BF16_UNIT);
         match (arg, self.pre) {
-            // The activation of `pre` as stored or as computed.
+            // The activation is computed from `pre` either as stored or before rounding.
             ("out", Some(pre)) => pre.act.after(product.inner_roundings(pre.act.gain())),
-            // Where the bias is not added inside the product's kernel, the product is rounded before it: cuBLASLt does so in
-            // some of its own kernels too, and PyTorch's addmm with it.
+            // If the bias is added after the product's kernel, the product is rounded first. Some kernels of cuBLASLt,
+            // and so PyTorch's addmm, do this.
             _ if self.bias.is_some() => product.inner_roundings(1.0),
             _ => product,
         }
@@ -63,7 +64,7 @@ impl OpSpec for LinearFwd {
     }
 }
 
-/// `d_inp = d_out · weight`; with `pre` given, also `· act'(pre)`: the input was `act(pre)`.
+/// `d_inp = d_out · weight`; if `pre` is given, the input was `act(pre)` and `d_inp = (d_out · weight) · act'(pre)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearBwdInput {
     /// (..,C)
@@ -93,7 +94,7 @@ impl OpSpec for LinearBwdInput {
     fn numerics(&self, _: &str) -> Numerics {
         let product = PRODUCT.bf16_engines(1.5 * BF16_UNIT);
         match self.pre {
-            // The product may be stored before it is multiplied by act'.
+            // The product may be rounded before it is multiplied by act'.
             Some(pre) => pre.act.after(product.inner_roundings(1.0)),
             None => product,
         }
@@ -104,7 +105,8 @@ impl OpSpec for LinearBwdInput {
     }
 }
 
-/// `d_weight (+)= d_outᵀ · inp` and `d_bias (+)= Σ_rows d_out`. The gradients have an element type of their own.
+/// `d_weight (+)= d_outᵀ · inp` and `d_bias (+)= Σ_rows d_out`. Both may have another element type than `d_out` and
+/// `inp`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearBwdWeight {
     /// (OC,C)
@@ -115,7 +117,7 @@ pub struct LinearBwdWeight {
     pub d_out: Slot,
     /// (..,C)
     pub inp: Slot,
-    /// How both gradients treat what was there.
+    /// Whether both gradients are overwritten or added to.
     pub accum: Accum,
 }
 
@@ -153,7 +155,7 @@ impl OpSpec for LinearBwdWeight {
 
 type Named<'a> = (&'a str, &'a Slot);
 
-/// `out` (rows,OC) = `inp` (rows,C) · `weight` (OC,C)ᵀ; returns (rows, OC).
+/// Checks `out` (rows,OC) = `inp` (rows,C) · `weight` (OC,C)ᵀ; returns (rows, OC).
 fn check_product(c: &Checker, out: Named, inp: Named, weight: Named) -> Result<(usize, usize)> {
     c.same_float(&[out, inp, weight])?;
     check_shapes(c, out, inp, weight)

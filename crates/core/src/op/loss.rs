@@ -1,22 +1,22 @@
-//! Softmax cross-entropy, forward and gradient in one visit of each row, and the mean over rows.
+//! Softmax cross-entropy, with forward and gradient in one pass over each row, and the mean over rows.
 
 use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Accum, Checker, OpSpec, slots};
 use crate::{DType, Result, Slot};
 
-/// `losses = logsumexp(logits) - logits[target]` per row over the first `vocab` columns. With `grad`, the same visit
-/// turns `logits` into `d_logits = (softmax - onehot)·loss_scale`; padding columns become 0.
+/// `losses = logsumexp(logits) - logits[target]` per row over the first `vocab` columns. With `grad`, the same pass
+/// replaces `logits` by `d_logits = (softmax - onehot)·loss_scale`; padding columns become 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CrossEntropy {
     /// (B,T) f32
     pub losses: Slot,
-    /// (B,T,Vp), becomes its gradient when `grad`
+    /// (B,T,Vp), replaced by its gradient with `grad`
     pub logits: Slot,
     /// (B,T) i32
     pub targets: Slot,
-    /// V, the columns that count
+    /// V, the number of columns that are not padding
     pub vocab: usize,
-    /// Whether to leave the gradient in `logits`.
+    /// Whether to write the gradient to `logits`.
     pub grad: bool,
 }
 
@@ -46,7 +46,7 @@ impl OpSpec for CrossEntropy {
     }
 
     fn numerics(&self, _: &str) -> Numerics {
-        // As attention, with logits at most 30 apart.
+        // Like attention, with logits at most 30 apart.
         Numerics::new(Arithmetic::Sum(3e-6))
     }
 
@@ -55,14 +55,14 @@ impl OpSpec for CrossEntropy {
     }
 }
 
-/// `loss (+)= loss_scale · Σ losses`: with `loss_scale = 1/(rows·micro-steps)` the mean over the whole step.
+/// `loss (+)= loss_scale · Σ losses`: the mean over the whole step with `loss_scale = 1/(rows·micro-steps)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossMean {
     /// one f32
     pub loss: Slot,
     /// (B,T) f32
     pub losses: Slot,
-    /// How `loss` treats what was there.
+    /// Whether `loss` is overwritten or added to.
     pub accum: Accum,
 }
 
@@ -77,7 +77,7 @@ impl OpSpec for LossMean {
     }
 
     fn numerics(&self, _: &str) -> Numerics {
-        // Up to 250,000 terms: asks for partial sums or a wider accumulator, as it should.
+        // Up to 250,000 terms: this bound requires partial sums or a wider accumulator.
         Numerics::new(Arithmetic::PositiveSum(2e-6))
     }
 

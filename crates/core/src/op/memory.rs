@@ -4,7 +4,7 @@ use super::numerics::Numerics;
 use super::spec::{Checker, OpSpec, slots};
 use crate::{Result, Slot};
 
-/// `out = value` everywhere.
+/// `out = value` for every element.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fill {
     /// any shape, f32 or bf16
@@ -30,7 +30,7 @@ impl OpSpec for Fill {
     }
 }
 
-/// `out = inp`, element types alike.
+/// `out = inp`, without conversion: both have the same element type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CopySlot {
     /// any shape

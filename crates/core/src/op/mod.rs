@@ -1,8 +1,8 @@
 //! The ops: `Copy` structs of slots and numbers, one file per family.
 //!
 //! Each op knows how its slots must fit together ([`Op::check`]), what it reads and writes ([`Op::args`]), and the
-//! least work it must do ([`Op::flops`], [`Op::bytes`]). Engines match on the enum; both call `check` through the
-//! builder, so both refuse the same things with the same words.
+//! minimum work it must do ([`Op::flops`], [`Op::bytes`]). Engines match on the enum. The builder calls `check` for all
+//! of them, so every engine gives the same errors.
 
 mod activation;
 mod attention;
@@ -127,7 +127,7 @@ impl Op {
         self.spec().name_dyn()
     }
 
-    /// Its slots with their names and how they are used, in declaration order.
+    /// The slots with their names and how they are used, in declaration order.
     pub fn args(&self) -> Vec<Arg> {
         let mut args = Vec::new();
         let mut copy = *self;
@@ -145,7 +145,7 @@ impl Op {
         self.args().into_iter().filter(|arg| arg.access.writes()).map(|arg| arg.slot)
     }
 
-    /// Changes every slot in place; the planner moves programs this way.
+    /// Calls a function that may change each slot; the planner uses it to give slots their final offsets.
     pub fn map_slots(&mut self, f: &mut dyn FnMut(&mut Slot)) {
         self.spec_mut().visit_dyn(&mut |_, _, slot| f(slot));
     }
@@ -156,17 +156,17 @@ impl Op {
         spec::check_aliasing(self)
     }
 
-    /// How exact what it writes to the argument of this name can be.
+    /// The accuracy of the result that it writes to the argument of this name.
     pub fn numerics(&self, arg: &str) -> Numerics {
         self.spec().numerics_dyn(arg)
     }
 
-    /// Floating-point operations (a multiply-add is two).
+    /// Floating-point operations (a multiply-add counts as two).
     pub fn flops(&self) -> u64 {
         self.spec().flops_dyn()
     }
 
-    /// The least bytes it must move: each slot read once and written once.
+    /// The minimum number of bytes it must move: each slot read once and written once.
     pub fn bytes(&self) -> u64 {
         self.spec().bytes_dyn().unwrap_or_else(|| self.args().iter().map(Arg::traffic).sum())
     }

@@ -4,18 +4,18 @@ use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Checker, OpSpec, slots};
 use crate::{DType, Result, Slot};
 
-/// `norm = √Σ g²` over every gradient, summed in a fixed order; `halt = 1` where `halt` was not 0 already or where the norm
-/// or the loss is not finite. Only the host clears `halt`, so no update after a bad one is made until the host has seen it,
-/// however many are in flight.
+/// `norm = √Σ g²` over every gradient, summed in a fixed order. `halt` becomes 1 if it was not 0 already, or if the
+/// norm or the loss is non-finite. Only the host clears `halt`: after a bad step no further update is made until the
+/// host has seen it, however many steps are in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GradNorm {
     /// one f32
     pub norm: Slot,
-    /// one f32: 0, or 1 where [`AdamW`] must change nothing
+    /// one f32: 0, or 1 if [`AdamW`] must change nothing
     pub halt: Slot,
     /// the whole gradient pool, flat
     pub grads: Slot,
-    /// one f32, the loss that the gradients are of
+    /// one f32, the loss
     pub loss: Slot,
 }
 
@@ -32,7 +32,7 @@ impl OpSpec for GradNorm {
     }
 
     fn numerics(&self, _: &str) -> Numerics {
-        // Up to 250,000 terms: asks for partial sums or a wider accumulator, as it should.
+        // Up to 250,000 terms: this bound requires partial sums or a wider accumulator.
         Numerics::new(Arithmetic::PositiveSum(2e-6))
     }
 
@@ -43,27 +43,27 @@ impl OpSpec for GradNorm {
 
 /// AdamW on every parameter in one pass, with the scalars `lr, beta1, beta2, eps, weight_decay, grad_clip, step`:
 /// `g = grad·min(1, grad_clip/(norm + 1e-6))`, `m = β₁m + (1-β₁)g`, `v = β₂v + (1-β₂)g²`,
-/// `w = w - lr·wd·w - lr·(m/(1-β₁ᵗ)) / (√(v/(1-β₂ᵗ)) + eps)`; decay only where the parameter table says so.
+/// `w = w - lr·wd·w - lr·(m/(1-β₁ᵗ)) / (√(v/(1-β₂ᵗ)) + eps)`. Decay applies to the parameters that the parameter table
+/// marks.
 ///
-/// With bf16 parameters `w` is the master, kept in one of two ways. An f32 `master` holds it whole, and the parameters
-/// become `w` rounded up or down at random, the nearer the likelier, decided by the scalars `seed` and `step` and the
-/// element's index. An i16 `master` holds what the parameters lack: they become `w` rounded to the nearest, and both
-/// together are `w` to the bit ([`split_master`](crate::split_master)).
+/// With bf16 parameters `w` is the master weight, stored in one of two ways. An f32 `master` holds `w` itself, and the
+/// parameters are `w` with stochastic rounding, decided by the scalars `seed` and `step` and the element's index. An
+/// i16 `master` holds the residual of `w` rounded to the nearest bf16: parameter and residual together restore `w`
+/// exactly ([`split_master`](crate::split_master)).
 ///
-/// bf16 moments are widened, used and updated in f32, and rounded at random when they are stored
-/// ([`RandomRounding`](crate::RandomRounding)); the step itself uses them before that. A norm that is not finite and a
-/// `halt` that is not 0 leave everything as it is.
+/// bf16 moments are updated in f32 and stored with stochastic rounding ([`RandomRounding`](crate::RandomRounding)); the
+/// step itself uses the unrounded ones. If the norm is non-finite or `halt` is not 0, nothing changes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
     /// the whole parameter pool, flat
     pub params: Slot,
-    /// the whole pool of master weights, flat, f32 or i16; where the parameters are bf16
+    /// the whole pool of master weights, flat, f32 or i16; required if and only if the parameters are bf16
     pub master: Option<Slot>,
     /// the whole gradient pool, flat
     pub grads: Slot,
-    /// the whole pool of first moments, flat; f32, or bf16 where the parameters are
+    /// the whole pool of first moments, flat; f32, or bf16 if the parameters are bf16
     pub moment1: Slot,
-    /// the whole pool of second moments, flat; like the first
+    /// the whole pool of second moments, flat; the same type as the first
     pub moment2: Slot,
     /// one f32, from [`GradNorm`]
     pub norm: Slot,
@@ -81,7 +81,7 @@ impl OpSpec for AdamW {
         c.same_float(&[("params", &self.params)])?;
         c.same_float(&[("moment1", &self.moment1), ("moment2", &self.moment2)])?;
         if self.moment1.dtype == DType::BF16 && self.params.dtype != DType::BF16 {
-            return c.fail(format!("bf16 moments go with bf16 `params`, which are {}", self.params.dtype));
+            return c.fail(format!("bf16 moments need bf16 `params`, which are {}", self.params.dtype));
         }
         c.same_float(&[("grads", &self.grads)])?;
         c.numel("norm", &self.norm, 1)?;
@@ -94,14 +94,14 @@ impl OpSpec for AdamW {
                 c.numel("master", master, self.params.numel())?;
             }
             None if self.params.dtype == DType::F32 => {}
-            _ => return c.fail("`master` goes with bf16 `params`, and only with them".into()),
+            _ => return c.fail("`master` is required with bf16 `params` and not allowed otherwise".into()),
         }
         let flat = [("grads", &self.grads), ("moment1", &self.moment1), ("moment2", &self.moment2)];
         flat.iter().try_for_each(|(name, slot)| c.numel(name, slot, self.params.numel()))
     }
 
     fn numerics(&self, _: &str) -> Numerics {
-        // A dozen roundings per element.
+        // A dozen rounding errors per element.
         Numerics::new(Arithmetic::Elementwise(2e-6)).random_rounding()
     }
 
@@ -114,7 +114,7 @@ impl OpSpec for AdamW {
             [self.params, self.grads, self.moment1, self.moment2, self.norm, self.halt]
                 .map(|slot| slot.bytes() as u64);
         let master = self.master.map_or(0, |slot| slot.bytes() as u64);
-        // weights beside a whole master are only written
+        // with an f32 master, the parameters are only written
         let weights =
             if self.master.is_some_and(|slot| slot.dtype == DType::F32) { params } else { 2 * params };
         Some(weights + 2 * (master + moment1 + moment2) + grads + norm + halt)
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn traffic_is_what_the_choice_of_memory_leaves() {
         let bf16 = crate::Precision::BF16;
-        let of = |precision| crate::op::Op::from(op(precision)).bytes() - 8; // the norm and whether to halt
+        let of = |precision| crate::op::Op::from(op(precision)).bytes() - 8; // without `norm` and `halt`
         assert_eq!(of(crate::Precision::F32), 64 * 28);
         assert_eq!(of(bf16), 64 * 28);
         assert_eq!(of(bf16.with_residual()), 64 * 26);
@@ -165,14 +165,14 @@ mod tests {
             }
         }
         let refused = |op: AdamW| op.check().unwrap_err().to_string();
-        let text = "adamw: bf16 moments go with bf16 `params`, which are f32";
+        let text = "adamw: bf16 moments need bf16 `params`, which are f32";
         assert_eq!(refused(op(P::F32.with_bf16_moments())), text);
         let good = op(P::BF16);
         let moment2 = Slot { dtype: DType::BF16, ..good.moment2 };
         assert_eq!(refused(AdamW { moment2, ..good }), "adamw: `moment2` is bf16, expected f32");
         let master = good.master.map(|slot| Slot { dtype: DType::BF16, ..slot });
         assert_eq!(refused(AdamW { master, ..good }), "adamw: `master` is bf16, expected f32 or i16");
-        let both = "adamw: `master` goes with bf16 `params`, and only with them";
+        let both = "adamw: `master` is required with bf16 `params` and not allowed otherwise";
         assert_eq!(refused(AdamW { master: None, ..good }), both);
         let residual = op(P::BF16.with_residual()).master;
         assert_eq!(refused(AdamW { master: residual, ..op(P::F32) }), both);

@@ -1,4 +1,4 @@
-//! Normalisation by the root mean square over the last dimension, alone and fused with the residual add before it.
+//! RMS normalisation over the last dimension, with or without the residual add before it.
 
 use super::layernorm::residual_numerics;
 use super::numerics::{Arithmetic, Numerics};
@@ -49,9 +49,9 @@ pub struct ResidualRmsNormFwd {
     pub out: Slot,
     /// (rows) f32
     pub rstd: Slot,
-    /// (..,C), the residual stream before
+    /// (..,C), the residual stream before the block
     pub a: Slot,
-    /// (..,C), what the block adds
+    /// (..,C), the output of the block
     pub b: Slot,
     /// (C)
     pub weight: Slot,
@@ -86,7 +86,7 @@ impl OpSpec for ResidualRmsNormFwd {
     }
 }
 
-/// [`RmsNormFwd`] again from the saved statistic: bit for bit the same `out`, for recomputation in the backward.
+/// Recomputes `out` of [`RmsNormFwd`] from the saved statistic, with the same bits (activation checkpointing).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNormApply {
     /// (..,C)
@@ -116,11 +116,11 @@ impl OpSpec for RmsNormApply {
     }
 }
 
-/// Gradients of [`RmsNormFwd`]. With `x̂ = inp·rstd` and `g = d_out·weight`, per row `d_inp (+)= rstd·(g - x̂·mean(g·x̂))`,
-/// and over all rows `d_weight (+)= Σ d_out·x̂`.
+/// Gradients of [`RmsNormFwd`]. With `x̂ = inp·rstd` and `g = d_out·weight`, per row
+/// `d_inp (+)= rstd·(g - x̂·mean(g·x̂))`, and over all rows `d_weight (+)= Σ d_out·x̂`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNormBwd {
-    /// (..,C); the residual stream's gradient is added to, any other is written
+    /// (..,C); see `accum_inp`
     pub d_inp: Slot,
     /// (C)
     pub d_weight: Slot,
@@ -132,9 +132,9 @@ pub struct RmsNormBwd {
     pub rstd: Slot,
     /// (C)
     pub weight: Slot,
-    /// How `d_inp` treats what was there.
+    /// Whether `d_inp` is overwritten, or added to as for the gradient of the residual stream.
     pub accum_inp: Accum,
-    /// How `d_weight` treats what was there.
+    /// Whether `d_weight` is overwritten or added to.
     pub accum: Accum,
 }
 
@@ -164,7 +164,7 @@ impl OpSpec for RmsNormBwd {
     }
 }
 
-/// `out` is `inp` normalised and scaled.
+/// Checks the slots of `out`, which is `inp` normalised and scaled.
 fn check_normalise(c: &Checker, [out, inp, weight, rstd]: [&Slot; 4]) -> Result<()> {
     check_weight(c, inp, weight)?;
     c.same_float(&[("out", out), ("inp", inp)])?;

@@ -4,11 +4,11 @@ use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Checker, OpSpec, slots};
 use crate::{Result, Slot};
 
-/// Turns every head of queries and keys in place by its position; values stay as they are. The pair `(i, i + HD/2)` of a
-/// head at position `p` turns by the angle `p·θ^(-2i/HD)` with `θ = base·alpha^(HD/(HD-2))`:
-/// `(a, b) → (a·cos - b·sin, a·sin + b·cos)`. Angles, sines and cosines are taken in f64 and rounded to f32.
+/// Rotates every head of queries and keys in place according to its position; values are unchanged. The pair
+/// `(i, i + HD/2)` of a head at position `p` is rotated by the angle `p·θ^(-2i/HD)` with `θ = base·alpha^(HD/(HD-2))`:
+/// `(a, b) → (a·cos - b·sin, a·sin + b·cos)`. Angles, sines and cosines are computed in f64 and rounded to f32.
 ///
-/// A rotation's gradient is the rotation back: the backward is the same op with `back` on the gradient.
+/// The gradient of a rotation is the inverse rotation: the backward is the same op on the gradient, with `back`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rope {
     /// (B,T,W), W = (NH + 2·NKV)·HD: packed as for attention
@@ -19,9 +19,9 @@ pub struct Rope {
     pub kv_heads: usize,
     /// The wavelengths of the pairs run from 2π to 2π·base.
     pub base: f32,
-    /// Stretches the wavelengths so that a context longer than trained for fits (NTK-aware); 1 changes nothing.
+    /// NTK-aware scaling: stretches the wavelengths for a context longer than the model was trained for; 1 for none.
     pub alpha: f32,
-    /// Turn the other way.
+    /// Rotates the other way.
     pub back: bool,
     /// Start at the scalar `position` instead of 0.
     pub at_position: bool,
@@ -30,13 +30,13 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// HD; 0 where `qkv` is not as wide as its heads ask.
+    /// HD; 0 if `qkv` has no heads or fewer columns than heads.
     pub fn head_dim(&self) -> usize {
         let parts = self.heads.saturating_add(self.kv_heads.saturating_mul(2));
         self.qkv.shape.cols().checked_div(parts).unwrap_or(0)
     }
 
-    /// By what the angle of pair `i` grows from one position to the next.
+    /// The difference between the angles of pair `i` at adjacent positions.
     pub fn frequency(&self, i: usize) -> f64 {
         let hd = self.head_dim() as f64;
         let theta = f64::from(self.base) * f64::from(self.alpha).powf(hd / (hd - 2.0));
@@ -63,8 +63,7 @@ impl OpSpec for Rope {
             return c.fail(format!("{heads} + 2·{kv_heads} heads do not divide the width {width}"));
         }
         if !(width / parts).is_multiple_of(2) {
-            return c
-                .fail(format!("a head of {} has no pairs to turn: its width must be even", width / parts));
+            return c.fail(format!("the head dimension is {}, expected an even number", width / parts));
         }
         for (name, value) in [("base", self.base), ("alpha", self.alpha)] {
             if !(value.is_finite() && value > 0.0) {
@@ -80,7 +79,7 @@ impl OpSpec for Rope {
     }
 
     fn numerics(&self, _: &str) -> Numerics {
-        // Sine and cosine rounded once, two products and a sum: at most 3 F32_UNIT, the largest where the sum cancels.
+        // Sine and cosine rounded once, two products and a sum: at most 3 F32_UNIT, largest where the sum cancels.
         Numerics::new(Arithmetic::Elementwise(2e-7))
     }
 
@@ -88,14 +87,14 @@ impl OpSpec for Rope {
         3 * self.turned()
     }
 
-    /// Values do not move.
+    /// Values are not accessed.
     fn bytes(&self) -> Option<u64> {
         Some(2 * self.turned() * self.qkv.dtype.size() as u64)
     }
 }
 
 impl Rope {
-    /// Elements of queries and keys.
+    /// The number of elements of queries and keys.
     fn turned(&self) -> u64 {
         (self.qkv.shape.rows() * (self.heads + self.kv_heads) * self.head_dim()) as u64
     }
@@ -117,7 +116,7 @@ mod tests {
         let op = rope([1, 8, 3 * 64], 1, 1);
         assert_eq!(op.frequency(0), 1.0);
         assert!((op.frequency(16) - 0.01).abs() < 1e-15);
-        // The slowest pair turns alpha times slower: that is what the exponent HD/(HD - 2) is chosen for.
+        // The slowest pair rotates alpha times slower: the exponent HD/(HD - 2) is chosen for this.
         let wide = Rope { alpha: 8.0, ..op };
         assert!((wide.frequency(31) - op.frequency(31) / 8.0).abs() < 1e-15);
         assert_eq!(wide.frequency(0), 1.0);
@@ -134,10 +133,7 @@ mod tests {
             "rope: sequence length 9 is beyond the model's context of 8 positions"
         );
         assert_eq!(text(rope([2, 8, 41], 6, 2)), "rope: 6 + 2·2 heads do not divide the width 41");
-        assert_eq!(
-            text(rope([2, 8, 30], 6, 2)),
-            "rope: a head of 3 has no pairs to turn: its width must be even"
-        );
+        assert_eq!(text(rope([2, 8, 30], 6, 2)), "rope: the head dimension is 3, expected an even number");
         assert_eq!(text(rope([2, 8, 40], 6, 4)), "rope: 4 heads of keys and values do not divide 6 heads");
         let op = Rope { base: f32::NAN, ..rope([2, 8, 40], 6, 2) };
         assert_eq!(text(op), "rope: `base` is NaN, expected a positive number");

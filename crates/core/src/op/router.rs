@@ -1,17 +1,17 @@
-//! The router of a mixture of experts: softmax, the K most likely experts of each token, and the loss that balances them.
+//! The router of a mixture of experts: softmax, the K most likely experts of each token, and the load-balancing loss.
 
 use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Accum, Checker, OpSpec, slots};
 use crate::{DType, Result, Slot};
 
-/// Exponentials of logits at most 30 apart, sums of at most 128 of them; gradients are differences of them.
+/// Sums of at most 128 exponentials of logits at most 30 apart; gradients are differences of probabilities.
 const SOFTMAX: Numerics = Numerics::new(Arithmetic::Sum(2e-6));
 
-/// Per token: `probs = softmax(logits)` over all experts in f32; `experts` the K largest of `logits`, descending, of equal
-/// ones the lower number first; `weights` their probabilities over the sum of these.
+/// Per token: `probs = softmax(logits)` over all experts in f32; `experts` are the indices of the K largest `logits` in
+/// descending order, ties to the lower index; `weights` are their probabilities, normalised to sum to 1.
 ///
-/// The largest are chosen by `logits` and not by `probs`: what rounds to the same probability keeps its order, so every
-/// engine chooses the same. A logit that is not a finite number is an input error that names the token.
+/// Experts are chosen by `logits` and not by `probs`, in which different logits may round to the same value: this way
+/// every engine chooses the same experts. A non-finite logit is an input error that names the token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouterFwd {
     /// (N,E) f32
@@ -44,16 +44,18 @@ impl OpSpec for RouterFwd {
     }
 }
 
-/// Gradient of the logits through the weights of the chosen experts and through the auxiliary loss.
+/// The gradient of the logits, which is the sum of two parts: through the weights of the chosen experts and through the
+/// auxiliary loss.
 ///
 /// The weights are the softmax of the chosen logits alone, so with `D = Σ_j weights_j·d_weights_j` the first part is
 /// `weights_j·(d_weights_j - D)` at the chosen experts and 0 elsewhere.
 ///
-/// The second: a step's loss is the mean over its micro-steps of cross-entropy plus each layer's
-/// `aux = alpha·E·Σ_e load_e·mean_n(probs_ne)`. A token's cross-entropy gets the factor `loss_scale = 1/(N·micro-steps)`;
-/// `aux` is there once for the N tokens, so its factor is `1/micro-steps = loss_scale·N`. `load` comes from the choice
-/// and is constant, so `∂/∂probs_ne = loss_scale·N · alpha·E·load_e/N = loss_scale·alpha·E·load_e`, and the softmax makes
-/// of it `loss_scale·alpha·E · probs_ne·(load_e - Σ_e' probs_ne'·load_e')`.
+/// For the second part: the loss of a step is the mean over its micro-steps of cross-entropy plus each layer's
+/// `aux = alpha·E·Σ_e load_e·mean_n(probs_ne)`. The cross-entropy of a token has the factor
+/// `loss_scale = 1/(N·micro-steps)`. `aux` is computed once for N tokens, so its factor is
+/// `1/micro-steps = loss_scale·N`. `load` depends on the chosen experts only and counts as constant, so
+/// `∂/∂probs_ne = loss_scale·N · alpha·E·load_e/N = loss_scale·alpha·E·load_e`. Through the softmax this becomes
+/// `loss_scale·alpha·E · probs_ne·(load_e - Σ_e' probs_ne'·load_e')`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouterBwd {
     /// (N,E)
@@ -96,12 +98,13 @@ impl OpSpec for RouterBwd {
     }
 }
 
-/// How the tokens spread over the experts: `load_e` is the share of the tokens sent to expert e (they sum to K), and
-/// `aux (+)= loss_scale·N · alpha·E·Σ_e load_e·mean_n(probs_ne)`, `entropy (+)= loss_scale·Σ_n -Σ_e probs_ne·ln(probs_ne)`:
-/// with `loss_scale = 1/(N·micro-steps)` both are means over the micro-steps of a step. See [`RouterBwd`] for why.
+/// How the tokens are distributed over the experts: `load_e` is the fraction of the tokens sent to expert e (the sum
+/// over e is K), `aux (+)= loss_scale·N · alpha·E·Σ_e load_e·mean_n(probs_ne)`, and
+/// `entropy (+)= loss_scale·Σ_n -Σ_e probs_ne·ln(probs_ne)`. With `loss_scale = 1/(N·micro-steps)` both are means over
+/// the micro-steps of a step; [`RouterBwd`] explains the factors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouterLoad {
-    /// (E) f32, of this micro-step
+    /// (E) f32, for this micro-step
     pub load: Slot,
     /// one f32
     pub aux: Slot,
@@ -113,7 +116,7 @@ pub struct RouterLoad {
     pub offsets: Slot,
     /// Weight of the auxiliary loss.
     pub alpha: f32,
-    /// How `aux` and `entropy` treat what was there.
+    /// Whether `aux` and `entropy` are overwritten or added to.
     pub accum: Accum,
 }
 
@@ -145,13 +148,13 @@ impl OpSpec for RouterLoad {
     }
 }
 
-/// Probabilities of all experts, and weights and numbers of the chosen ones, fit together.
+/// Checks the probabilities of all experts against the weights and indices of the chosen ones.
 fn check_routed(c: &Checker, [probs, weights, experts]: [&Slot; 3]) -> Result<()> {
     c.all_f32(&[("probs", probs), ("weights", weights)])?;
     c.dtype("experts", experts, DType::I32)?;
     let (all, chosen) = (probs.shape.cols(), experts.shape.cols());
     if chosen == 0 || chosen > all {
-        return c.fail(format!("{chosen} experts chosen of {all}"));
+        return c.fail(format!("a token has {chosen} experts, expected 1..={all}"));
     }
     c.matrix("experts", experts, probs.shape.rows(), chosen)?;
     c.matrix("weights", weights, probs.shape.rows(), chosen)
@@ -161,7 +164,7 @@ fn check_alpha(c: &Checker, alpha: f32) -> Result<()> {
     if alpha.is_finite() {
         return Ok(());
     }
-    c.fail(format!("`alpha` is {alpha}, expected a number"))
+    c.fail(format!("`alpha` is {alpha}, expected a finite number"))
 }
 
 #[cfg(test)]
@@ -182,8 +185,14 @@ mod tests {
             logits: slot(3000, [5, 4], DType::BF16),
         };
         op(4).check().unwrap();
-        assert_eq!(op(5).check().unwrap_err().to_string(), "router_fwd: 5 experts chosen of 4");
-        assert_eq!(op(0).check().unwrap_err().to_string(), "router_fwd: 0 experts chosen of 4");
+        assert_eq!(
+            op(5).check().unwrap_err().to_string(),
+            "router_fwd: a token has 5 experts, expected 1..=4"
+        );
+        assert_eq!(
+            op(0).check().unwrap_err().to_string(),
+            "router_fwd: a token has 0 experts, expected 1..=4"
+        );
         let wide = RouterFwd { experts: slot(2000, [5, 2], DType::F32), ..op(2) };
         assert_eq!(wide.check().unwrap_err().to_string(), "router_fwd: `experts` is f32, expected i32");
     }

@@ -1,15 +1,15 @@
-//! Moving tokens to their experts and back. A route is one choice of a token, numbered `token·K + j`; sorted by expert,
-//! routes are rows of the experts' inputs. `order` leads from a row to its route, `places` from a route to its row.
+//! Moving tokens to their experts and back. Route `token·K + j` is the j-th expert of a token. Sorted by expert, the
+//! routes are the rows of the experts' inputs: `order` maps a row to its route, `places` maps a route to its row.
 
 use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Accum, Checker, OpSpec, slots};
 use crate::{DType, Result, Slot};
 
-/// Sums of as many terms as experts are chosen, in their order.
+/// Sums of K terms, in order.
 const FEW_TERMS: Numerics = Numerics::new(Arithmetic::Elementwise(1e-6));
 
-/// Sorts the routes by expert; those of one expert keep their order. Rows `offsets[e]..offsets[e+1]` are expert e's. An
-/// expert outside the E there are is an input error.
+/// Sorts the routes by expert (a stable sort). Rows `offsets[e]..offsets[e+1]` belong to expert e. An expert index
+/// outside of 0..E is an input error.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouteSort {
     /// (N·K) i32
@@ -38,7 +38,10 @@ impl OpSpec for RouteSort {
         c.numel("order", &self.order, self.experts.numel())?;
         c.numel("places", &self.places, self.experts.numel())?;
         if self.offsets.numel() < 2 {
-            return c.fail(format!("`offsets` is {}, expected one more than experts", self.offsets.shape));
+            return c.fail(format!(
+                "`offsets` is {}, expected [E + 1] with at least one expert",
+                self.offsets.shape
+            ));
         }
         Ok(())
     }
@@ -52,7 +55,7 @@ impl OpSpec for RouteSort {
     }
 }
 
-/// `out[s] = inp[order[s] / K]`: each token once for each of its experts.
+/// `out[s] = inp[order[s] / K]`: copies each token once for each of its experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Permute {
     /// (N·K,C)
@@ -92,7 +95,7 @@ pub struct PermuteBwd {
     pub d_out: Slot,
     /// (N,K) i32
     pub places: Slot,
-    /// How `d_inp` treats what was there.
+    /// Whether `d_inp` is overwritten or added to.
     pub accum: Accum,
 }
 
@@ -188,7 +191,7 @@ impl OpSpec for CombineBwd {
         3 * self.rows.numel() as u64
     }
 
-    /// A row is not needed any more once its weight has its gradient.
+    /// A row is no longer needed once the gradient of its weight is computed.
     fn in_place(&self) -> &'static [(&'static str, &'static str)] {
         &[("d_rows", "rows")]
     }
@@ -196,17 +199,21 @@ impl OpSpec for CombineBwd {
 
 type Named<'a> = (&'a str, &'a Slot);
 
-/// `rows` has a row for each route, `tokens` one for each token, and every token has as many routes.
+/// Checks that `rows` has a row for each route and `tokens` one for each token, with the same number of routes per
+/// token.
 fn check_rows(c: &Checker, rows: Named, tokens: Named, routes: Named) -> Result<()> {
     let (count, n) = (routes.1.numel(), tokens.1.shape.rows());
     c.matrix(rows.0, rows.1, count, tokens.1.shape.cols())?;
     if count.checked_rem(n).unwrap_or(count) != 0 || (n > 0 && count == 0) {
-        return c.fail(format!("`{}` has {count} elements, no multiple of {n} tokens", routes.0));
+        return c.fail(format!(
+            "`{}` has {count} elements, expected K for each of {n} tokens, K at least 1",
+            routes.0
+        ));
     }
     Ok(())
 }
 
-/// The same, with `places` of the shape (N,K).
+/// The same, and checks that `places` has the shape (N,K).
 fn check_places(c: &Checker, rows: Named, tokens: Named, places: &Slot) -> Result<()> {
     c.dtype("places", places, DType::I32)?;
     check_rows(c, rows, tokens, ("places", places))?;
@@ -238,8 +245,17 @@ mod tests {
             op(tokens, routes).check().unwrap();
         }
         let text = |op: Permute| op.check().unwrap_err().to_string();
-        assert_eq!(text(op(4, 6)), "permute: `order` has 6 elements, no multiple of 4 tokens");
-        assert_eq!(text(op(4, 0)), "permute: `order` has 0 elements, no multiple of 4 tokens");
-        assert_eq!(text(op(0, 6)), "permute: `order` has 6 elements, no multiple of 0 tokens");
+        assert_eq!(
+            text(op(4, 6)),
+            "permute: `order` has 6 elements, expected K for each of 4 tokens, K at least 1"
+        );
+        assert_eq!(
+            text(op(4, 0)),
+            "permute: `order` has 0 elements, expected K for each of 4 tokens, K at least 1"
+        );
+        assert_eq!(
+            text(op(0, 6)),
+            "permute: `order` has 6 elements, expected K for each of 0 tokens, K at least 1"
+        );
     }
 }

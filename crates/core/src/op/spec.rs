@@ -1,4 +1,4 @@
-//! What every op must say about itself, and the checks they share.
+//! The trait that every op implements, and the checks that ops share.
 
 use super::{Numerics, Op};
 use crate::{DType, Error, Result, Shape, Slot};
@@ -8,11 +8,11 @@ use crate::{DType, Error, Result, Shape, Slot};
 pub enum Access {
     /// Only read.
     Read,
-    /// Overwritten without being read.
+    /// Overwritten, and not read before.
     Write,
-    /// Changed in place.
+    /// Read and changed in place.
     Update,
-    /// Overwritten or added to.
+    /// Overwritten or added to; see [`Accum`].
     Accumulate(Accum),
 }
 
@@ -48,7 +48,7 @@ pub struct Arg {
 }
 
 impl Arg {
-    /// Bytes this argument moves at the least.
+    /// The minimum number of bytes moved for this argument.
     pub(super) fn traffic(&self) -> u64 {
         let once = self.slot.bytes() as u64;
         if self.access.reads() && self.access.writes() { 2 * once } else { once }
@@ -62,8 +62,8 @@ pub enum Accum {
     Write,
     /// Add.
     Add,
-    /// Overwrite in the first micro-step of an optimizer step, add in the later ones. This is what spares a pass that
-    /// zeroes all gradients.
+    /// Overwrite in the first micro-step of an optimizer step, add in the later ones. This saves a pass that zeroes all
+    /// gradients.
     FirstWrites,
 }
 
@@ -78,25 +78,25 @@ impl Accum {
     }
 }
 
-/// What an op says about itself.
+/// The description of an op.
 pub trait OpSpec: Copy {
-    /// Its name.
+    /// The name.
     const NAME: &'static str;
-    /// The names it can have, where they depend on a field.
+    /// All possible names, if the name depends on a field.
     const NAMES: &'static [&'static str] = &[Self::NAME];
-    /// The name it has.
+    /// The name of this instance.
     fn name(&self) -> &'static str {
         Self::NAME
     }
     /// Calls `f` for every slot with its name and use.
     fn visit(&mut self, f: &mut dyn FnMut(&'static str, Access, &mut Slot));
-    /// Shapes and element types.
+    /// Checks shapes and element types.
     fn check(&self) -> Result<()>;
-    /// How exact what it writes to this field can be.
+    /// The accuracy of the result that it writes to this field.
     fn numerics(&self, arg: &str) -> Numerics;
     /// Floating-point operations.
     fn flops(&self) -> u64;
-    /// Least bytes moved, where it is not simply every slot once.
+    /// The minimum number of bytes moved, if it is not simply every slot once.
     fn bytes(&self) -> Option<u64> {
         None
     }
@@ -106,7 +106,7 @@ pub trait OpSpec: Copy {
     }
 }
 
-/// Object-safe face of [`OpSpec`].
+/// The object-safe part of [`OpSpec`].
 pub(super) trait DynSpec {
     fn name_dyn(&self) -> &'static str;
     fn visit_dyn(&mut self, f: &mut dyn FnMut(&'static str, Access, &mut Slot));
@@ -141,7 +141,7 @@ impl<T: OpSpec> DynSpec for T {
     }
 }
 
-/// All lists in one, which must have `N` elements.
+/// Concatenates lists, which must have `N` elements in total.
 pub(super) const fn concat<const N: usize>(lists: &[&[&'static str]]) -> [&'static str; N] {
     let mut all = [""; N];
     let (mut count, mut list) = (0, 0);
@@ -157,7 +157,7 @@ pub(super) const fn concat<const N: usize>(lists: &[&[&'static str]]) -> [&'stat
     all
 }
 
-/// A field that holds a slot, or may hold one.
+/// A field that holds a slot or an optional slot.
 pub(super) trait SlotField {
     fn slot_mut(&mut self) -> Option<&mut Slot>;
 }
@@ -174,8 +174,8 @@ impl SlotField for Option<Slot> {
     }
 }
 
-/// Writes the `visit` method of an [`OpSpec`] from a list of `Access field`, where `Accumulate(a) field` names the field
-/// that holds its [`Accum`].
+/// Generates the `visit` method of an [`OpSpec`] from a list of `Access field`; in `Accumulate(a) field`, `a` is the
+/// field that holds its [`Accum`].
 macro_rules! slots {
     ($($access:ident $(($accum:ident))? $field:ident),* $(,)?) => {
         fn visit(
@@ -191,7 +191,8 @@ macro_rules! slots {
 }
 pub(super) use slots;
 
-/// No written slot may share memory with another slot of the op, unless the op works in place there.
+/// Checks that no written slot shares memory with another slot of the op, except where the op supports working in
+/// place.
 pub(super) fn check_aliasing(op: &Op) -> Result<()> {
     let args = op.args();
     let in_place = op.spec().in_place_dyn();
@@ -213,7 +214,7 @@ pub(super) fn check_aliasing(op: &Op) -> Result<()> {
     Ok(())
 }
 
-/// Checks slots of one op and words the refusal.
+/// Checks slots of the op of this name, which begins the error texts.
 pub(super) struct Checker(pub &'static str);
 
 impl Checker {
@@ -221,7 +222,7 @@ impl Checker {
         Err(Error::Op { op: self.0, what })
     }
 
-    /// `slot` has exactly this shape.
+    /// Checks that `slot` has exactly this shape.
     pub fn shape(&self, name: &str, slot: &Slot, expected: impl Into<Shape>) -> Result<()> {
         let expected = expected.into();
         if slot.shape == expected {
@@ -230,7 +231,7 @@ impl Checker {
         self.fail(format!("`{name}` is {}, expected {expected}", slot.shape))
     }
 
-    /// `slot` has this many elements, whatever its shape.
+    /// Checks that `slot` has this many elements, whatever its shape.
     pub fn numel(&self, name: &str, slot: &Slot, expected: usize) -> Result<()> {
         if slot.numel() == expected {
             return Ok(());
@@ -238,7 +239,7 @@ impl Checker {
         self.fail(format!("`{name}` has {} elements, expected {expected}", slot.numel()))
     }
 
-    /// `slot` seen as a matrix has this many rows and columns.
+    /// Checks that `slot`, seen as a matrix, has this many rows and columns.
     pub fn matrix(&self, name: &str, slot: &Slot, rows: usize, cols: usize) -> Result<()> {
         if slot.shape.rows() == rows && slot.shape.cols() == cols {
             return Ok(());
@@ -246,7 +247,7 @@ impl Checker {
         self.fail(format!("`{name}` is {}, expected {rows} rows of {cols}", slot.shape))
     }
 
-    /// `slot` has this element type.
+    /// Checks that `slot` has this element type.
     pub fn dtype(&self, name: &str, slot: &Slot, expected: DType) -> Result<()> {
         if slot.dtype == expected {
             return Ok(());
@@ -254,12 +255,12 @@ impl Checker {
         self.fail(format!("`{name}` is {}, expected {expected}", slot.dtype))
     }
 
-    /// All these are f32.
+    /// Checks that all slots are f32.
     pub fn all_f32(&self, slots: &[(&str, &Slot)]) -> Result<()> {
         slots.iter().try_for_each(|(name, slot)| self.dtype(name, slot, DType::F32))
     }
 
-    /// All these share the float type of the first.
+    /// Checks that all slots have the float type of the first.
     pub fn same_float(&self, slots: &[(&str, &Slot)]) -> Result<()> {
         let Some(((first, reference), rest)) = slots.split_first() else { return Ok(()) };
         if !matches!(reference.dtype, DType::F32 | DType::BF16) {

@@ -1,13 +1,14 @@
-//! SwiGLU: one half of a row opens the gate for the other.
+//! SwiGLU: the first half of a row gates the second.
 
 use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Checker, OpSpec, slots};
 use crate::{Result, Slot};
 
-/// exp of a few roundings per element; the logistic function is half of a tanh.
+/// An exponential and a few rounding errors per element. The logistic function is `(1 + tanh(x/2))/2`, so an engine may
+/// use the hardware's tanh.
 const SWIGLU: Numerics = Numerics::new(Arithmetic::Elementwise(1e-6)).fast_tanh();
 
-/// `out = silu(gate)·up` with `silu(x) = x / (1 + e^-x)`; `gate` and `up` lie side by side in a row of `inp`.
+/// `out = silu(gate)·up` with `silu(x) = x / (1 + e^-x)`; a row of `inp` is `gate` followed by `up`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SwigluFwd {
     /// (..,F)
@@ -34,20 +35,20 @@ impl OpSpec for SwigluFwd {
 }
 
 impl SwigluFwd {
-    /// With the names that an op has for them.
+    /// Checks the slots under the names that the calling op has for them.
     pub(super) fn check_as(&self, c: &Checker, [out, inp]: [&'static str; 2]) -> Result<()> {
         c.same_float(&[(out, &self.out), (inp, &self.inp)])?;
         c.matrix(inp, &self.inp, self.out.shape.rows(), 2 * self.out.shape.cols())
     }
 }
 
-/// With `s = 1 / (1 + e^-gate)`: `d_gate = d_out·up·s·(1 + gate·(1 - s))` and `d_up = d_out·gate·s`; with `act` given, `act`
-/// gets the forward's result again, which costs next to nothing here.
+/// With `s = 1 / (1 + e^-gate)`: `d_gate = d_out·up·s·(1 + gate·(1 - s))` and `d_up = d_out·gate·s`. If `act` is given,
+/// it receives the result of the forward again, which costs almost nothing here.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SwigluBwd {
     /// (..,2F)
     pub d_inp: Slot,
-    /// (..,F), may lie in place of `d_out`
+    /// (..,F), optional; may be the same slot as `d_out`
     pub act: Option<Slot>,
     /// (..,F)
     pub d_out: Slot,
