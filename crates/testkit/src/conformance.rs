@@ -1,4 +1,4 @@
-//! Holds any engine against the oracle: right values, nothing left unwritten, nothing else touched.
+//! Compares any engine with the oracle: correct values, no output left unwritten, no other memory changed.
 
 use crate::Case;
 use crate::tolerance::{Terms, tolerance};
@@ -7,10 +7,10 @@ use ironhorse_core::op::{Access, Arg};
 use ironhorse_core::{DType, Engine, Error, Pool, Precision, Result, Shape, Slot};
 use std::fmt;
 
-/// Fills all memory that is no slot of the case: large, so that reading it by mistake shows.
+/// The value of all memory outside the slots of the case: large, so that reading it by mistake is noticed.
 const SENTINEL: f32 = -1.5e30;
 
-/// A case passed.
+/// The result of a case that passed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// The op's name.
@@ -19,22 +19,22 @@ pub struct Report {
     pub case: String,
     /// Its element types.
     pub precision: Precision,
-    /// ‖got−want‖/‖want‖ of the slot written that comes nearest to what is allowed.
+    /// ‖got−want‖/‖want‖ of the written slot that comes closest to its tolerance.
     pub error: f64,
     /// That slot.
     pub slot: &'static str,
-    /// What was allowed.
+    /// The tolerance.
     pub tolerance: f64,
 }
 
 impl Report {
-    /// How much of what is allowed the error uses up.
+    /// The error as a fraction of the tolerance.
     pub fn share(&self) -> f64 {
         if self.error > 0.0 { self.error / self.tolerance } else { 0.0 }
     }
 }
 
-/// A case failed.
+/// The result of a case that failed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mismatch {
     /// The op's name.
@@ -47,14 +47,14 @@ pub struct Mismatch {
     pub fault: Fault,
 }
 
-/// What can be wrong.
+/// The ways in which a case can fail.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fault {
-    /// The engine or the oracle refused.
+    /// The engine or the oracle returned an error.
     Refused(Error),
-    /// The engine accepted an input it must refuse with `Error::Input`, or refused with another error.
+    /// The engine accepted an input that it must reject with `Error::Input`, or returned another error.
     NotRefused(String),
-    /// A slot is too far off; `index` is where it is furthest.
+    /// The error of a slot is above the tolerance; `index` is the element with the largest error.
     Value {
         /// Which slot.
         slot: &'static str,
@@ -66,10 +66,11 @@ pub enum Fault {
         got: f64,
         /// ‖got−want‖/‖want‖ over the slot.
         error: f64,
-        /// What was allowed.
+        /// The tolerance.
         tolerance: f64,
     },
-    /// An element is NaN or infinite where the oracle's is not: left unwritten, or computed from what may not be read.
+    /// An element is non-finite where the oracle's is finite: it was not written, or computed from memory that must not
+    /// be read.
     NotFinite {
         /// Which slot.
         slot: &'static str,
@@ -80,29 +81,29 @@ pub enum Fault {
         /// The engine's value there.
         got: f64,
     },
-    /// A word outside the slots written has changed.
+    /// A word outside the written slots has changed.
     Touched {
-        /// Where: a slot's name, or a pool's where no slot is.
+        /// The name of the slot, or of the pool outside of any slot.
         place: &'static str,
-        /// Which f32 of the slot or pool; which bf16 where the case has any.
+        /// The index in the slot or pool, in units of f32, or of bf16 if the case has any.
         index: usize,
-        /// What was there.
+        /// The value before the run.
         want: f32,
-        /// What is there now.
+        /// The value after the run.
         got: f32,
     },
-    /// The same run again gave other bits.
+    /// A second run gave different bits.
     NotRepeated {
-        /// Where: a slot's name, or a pool's where no slot is.
+        /// The name of the slot, or of the pool outside of any slot.
         place: &'static str,
-        /// Which f32 of the slot or pool; which bf16 where the case has any.
+        /// The index in the slot or pool, in units of f32, or of bf16 if the case has any.
         index: usize,
-        /// What the first run left.
+        /// The value after the first run.
         first: f32,
-        /// What the second run left.
+        /// The value after the second run.
         second: f32,
     },
-    /// A bf16 weight or moment is not what rounding at random makes of it.
+    /// A bf16 weight or moment is not the result of stochastic rounding.
     Rounding(String),
 }
 
@@ -111,10 +112,10 @@ impl fmt::Display for Mismatch {
         write!(f, "{} ({}): ", self.op, self.case)?;
         match &self.fault {
             Fault::Refused(error) => write!(f, "refused: {error}"),
-            Fault::NotRefused(what) => write!(f, "should refuse with an input error, but {what}"),
+            Fault::NotRefused(what) => write!(f, "expected an input error, but {what}"),
             Fault::Value { slot, index, want, got, error, tolerance } => write!(
                 f,
-                "`{slot}` is off by {error:.2e}, allowed {tolerance:.2e}; worst at [{index}]: expected {want:e}, got {got:e}"
+                "`{slot}` has an error of {error:.2e}, allowed {tolerance:.2e}; worst at [{index}]: expected {want:e}, got {got:e}"
             ),
             Fault::NotFinite { slot, index, want, got } => {
                 write!(f, "`{slot}`[{index}]: expected {want:e}, got {got}")
@@ -137,7 +138,7 @@ impl std::error::Error for Mismatch {}
 pub struct Check {
     /// The engine may round the operands of products to tf32.
     pub tf32: bool,
-    /// Run it again and ask for the same bits.
+    /// Run the case a second time and require the same bits.
     pub twice: bool,
 }
 
@@ -146,7 +147,7 @@ pub fn check_engine(engine: &mut dyn Engine, case: &Case) -> Result<Report, Mism
     check_against(engine, case, case.expected(), Check::default())
 }
 
-/// Runs a case on the engine and compares everything with what [`Case::expected`] said.
+/// Runs a case on the engine and compares everything with the result of [`Case::expected`].
 pub fn check_against(
     engine: &mut dyn Engine,
     case: &Case,
@@ -178,7 +179,7 @@ pub fn check_against(
         let allowed = tolerance(op, &arg, want, terms);
         let got = read(engine, arg.slot).map_err(refused)?;
         let error = match (&masters, arg.name) {
-            (Some(_), "params") => continue, // compared together with what they lack
+            (Some(_), "params") => continue, // compared together with their residuals
             (Some((want, got)), "master") => compare(arg.name, want, got, case.floor, allowed),
             _ => compare(arg.name, want, &got, case.floor, allowed),
         };
@@ -210,7 +211,7 @@ fn run(engine: &mut dyn Engine, case: &Case) -> Result<Vec<Vec<f32>>> {
     Pool::ALL.into_iter().map(|pool| read(engine, whole(case, pool))).collect()
 }
 
-/// Checks that the engine refuses the case's input with `Error::Input`, at the latest when waited for.
+/// Checks that the engine rejects the case's input with `Error::Input`, at the latest in `synchronize`.
 pub fn check_refusal(engine: &mut dyn Engine, case: &Case) -> Result<(), Mismatch> {
     let mismatch = |fault| mismatch(case, fault);
     prepare(engine, case).map_err(|error| mismatch(Fault::Refused(error)))?;
@@ -222,7 +223,7 @@ pub fn check_refusal(engine: &mut dyn Engine, case: &Case) -> Result<(), Mismatc
     }
 }
 
-/// Loads the case with guards all around; returns every pool as it is before the run.
+/// Loads the case with guards around all slots; returns the contents of every pool before the run.
 fn prepare(engine: &mut dyn Engine, case: &Case) -> Result<Vec<Vec<f32>>> {
     engine.reserve(&case.reserve)?;
     for pool in Pool::ALL {
@@ -233,8 +234,8 @@ fn prepare(engine: &mut dyn Engine, case: &Case) -> Result<Vec<Vec<f32>>> {
     Pool::ALL.into_iter().map(|pool| read(engine, whole(case, pool))).collect()
 }
 
-/// A pool as one flat slot, in units of the smallest float of the op: a bf16 slot can end inside a word. Engines move the
-/// bits of floats as they are, whatever they mean.
+/// A pool as one flat slot, in units of the smallest float type of the op, because a bf16 slot can end inside an f32.
+/// Engines copy the bits of floats unchanged, so other element types survive too.
 fn whole(case: &Case, pool: Pool) -> Slot {
     let dtype = unit(case);
     Slot { pool, offset: 0, shape: Shape::new([case.reserve.bytes(pool) / dtype.size()]), dtype }
@@ -249,14 +250,14 @@ pub(crate) fn read(engine: &mut dyn Engine, slot: Slot) -> Result<Vec<f32>> {
     if slot.dtype == DType::I32 {
         let mut data = vec![0; slot.numel()];
         engine.read_i32(slot, &mut data)?;
-        return Ok(data.into_iter().map(|value| value as f32).collect()); // row numbers: exact up to 2²⁴
+        return Ok(data.into_iter().map(|value| value as f32).collect()); // indices: exact up to 2²⁴
     }
     let mut data = vec![0.0; slot.numel()];
     engine.read_f32(slot, &mut data)?;
     Ok(data)
 }
 
-/// Every word of a pool that no written slot covers has the bits it had.
+/// Checks that every word of a pool outside the written slots has kept its bits.
 fn check_untouched(case: &Case, pool: Pool, before: &[f32], after: &[f32]) -> Result<(), Fault> {
     let size = unit(case).size();
     let slots: Vec<Slot> = case.op().writes().filter(|slot| slot.pool == pool).collect();
@@ -271,7 +272,7 @@ fn check_untouched(case: &Case, pool: Pool, before: &[f32], after: &[f32]) -> Re
     Ok(())
 }
 
-/// Two runs left the same bits.
+/// Checks that two runs left the same bits.
 fn check_repeated(case: &Case, pool: Pool, first: &[f32], second: &[f32]) -> Result<(), Fault> {
     let differ = |(_, (a, b)): &(usize, (&f32, &f32))| a.to_bits() != b.to_bits();
     let Some((word, (&first, &second))) = first.iter().zip(second).enumerate().find(differ) else {
@@ -281,8 +282,8 @@ fn check_repeated(case: &Case, pool: Pool, first: &[f32], second: &[f32]) -> Res
     Err(Fault::NotRepeated { place, index, first, second })
 }
 
-/// The slot that holds this unit of a pool and which of its units it is; the pool itself where no slot is. Where an op
-/// works in place, the written name of a slot counts.
+/// The slot that contains this unit of a pool and the index in it, or the pool itself outside of any slot. If the op
+/// works in place, the name of the written slot.
 fn holder(case: &Case, pool: Pool, word: usize) -> (&'static str, usize) {
     let size = unit(case).size();
     let byte = word * size;
@@ -293,8 +294,8 @@ fn holder(case: &Case, pool: Pool, word: usize) -> (&'static str, usize) {
     arg.map_or((pool.name(), word), |arg| (arg.name, (byte - arg.slot.offset) / size))
 }
 
-/// The error of a slot, or what is wrong with it. Where the oracle has NaN (never written), NaN must still be; where it
-/// has an infinity, the same one.
+/// The error of a slot, or the fault. Where the oracle has NaN (never written) or an infinity, the engine must have the
+/// same.
 fn compare(slot: &'static str, want: &[f64], got: &[f32], floor: f64, tolerance: f64) -> Result<f64, Fault> {
     let (mut size, mut off) = (0.0_f64, 0.0_f64);
     let (mut worst, mut at) = (0.0, 0);
@@ -312,7 +313,7 @@ fn compare(slot: &'static str, want: &[f64], got: &[f32], floor: f64, tolerance:
             (worst, at) = ((got - want).abs(), index);
         }
     }
-    // Where everything is 0 the error is absolute.
+    // If the oracle's slot is all 0, the error is absolute.
     let size = size.sqrt() + floor;
     let error = off.sqrt() / if size > 0.0 { size } else { 1.0 };
     if error <= tolerance {

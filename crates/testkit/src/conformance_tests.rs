@@ -1,4 +1,4 @@
-//! The oracle conforms; engines broken on purpose do not.
+//! The oracle passes every case; engines that are broken on purpose do not.
 
 use super::*;
 use crate::oracle::{Step, execute, parts};
@@ -15,20 +15,20 @@ fn the_oracle_conforms_to_itself() {
     assert!(summary.passed.iter().all(|report| report.tolerance <= 1e-5));
 }
 
-/// How [`Rounding`] rounds what it stores.
+/// How [`Rounding`] rounds its results.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Round {
-    /// To the nearest, weights at random.
+    /// To the nearest; weights stochastically.
     Right,
     /// Everything to the nearest, weights too.
     Nearest,
     /// Everything towards 0.
     Truncate,
-    /// Right, but weights otherwise in every run.
+    /// Correct, but weights round differently in every run.
     Unseeded,
 }
 
-/// bf16 the plainest way: every op, and every part of a fused one, rounds what it stores.
+/// The simplest bf16 engine: every op, and every part of a fused op, rounds its results.
 struct Rounding {
     round: Round,
     runs: u64,
@@ -58,7 +58,7 @@ impl Rounding {
         oracle.write_f64(slot, &values)
     }
 
-    /// A moment, rounded by the bits of its element.
+    /// A moment, rounded with the random bits of its element.
     fn store_moments(&self, oracle: &mut OracleEngine, slot: Slot, rounding: RandomRounding) -> Result<()> {
         let which = usize::from(slot.pool == Pool::Moment2);
         let rounded = |(i, x): (usize, f64)| match self.round {
@@ -114,7 +114,7 @@ fn truncation_is_caught_in_every_op_that_rounds() {
     let summary = bf16(Round::Truncate, Suite { quick: true, ..Suite::new(Mode::Bf16) });
     let exact = ["fill", "copy", "permute", "grad_norm", "router_fwd", "route_sort"];
     for row in summary.rows().iter().filter(|row| !exact.contains(&row.op)) {
-        // These are allowed roundings in between, which hide the error of the last one.
+        // These ops may round intermediate results, which hides the error of the last rounding.
         let loose = ["attention_fwd", "attention_bwd", "attention_cached"].contains(&row.op);
         assert!(row.failed > 0 || loose, "{}", row.op);
     }
@@ -142,7 +142,7 @@ fn weights_rounded_to_the_nearest_are_caught() {
     }
 }
 
-/// What an engine can get wrong about weights and what they lack, as a change of a pair.
+/// An error that an engine can make in weights and residuals, as a change of a (weight, residual) pair.
 #[test]
 fn a_wrong_residual_is_caught() {
     struct Wrong(fn(f64, f64) -> [f64; 2]);
@@ -172,7 +172,7 @@ fn a_wrong_residual_is_caught() {
     let check = |wrong| check_engine(&mut Wrapped::new(rounded(Round::Right), Wrong(wrong)), case);
     let report = check(|w, r| [w, r]).unwrap();
     assert!(report.tolerance <= 2e-6, "masters are compared as f32");
-    // No residual at all, one that was left as it was cut, one of a weight rounded to even or towards 0.
+    // No residual, a residual without sign, and residuals of a weight rounded to even or towards 0.
     let wrong: [fn(f64, f64) -> [f64; 2]; 3] = [
         |w, _| [w, 0.0],
         |w, r| [w, r.abs()],
@@ -189,9 +189,9 @@ fn a_wrong_residual_is_caught() {
 enum Sabotage {
     /// Scales one element of a written slot.
     Perturb,
-    /// Leaves one element of a written slot as it was.
+    /// Restores the old value of one element of a written slot.
     Skip,
-    /// Writes one element beyond a written slot.
+    /// Writes one element after a written slot.
     After,
     /// Writes one element before a written slot.
     Before,
@@ -201,7 +201,7 @@ enum Sabotage {
 
 struct Broken {
     sabotage: Sabotage,
-    /// Which slot of those the sabotage applies to.
+    /// Index of the slot among those the sabotage applies to.
     victim: usize,
 }
 
@@ -215,8 +215,8 @@ impl Broken {
         wanted.map(|arg| arg.slot).collect()
     }
 
-    /// The last f32 of the victim, or one just outside of it. Flat parameter pools end in a gap, and what is turned by
-    /// its position ends in values, which stay: there the first.
+    /// The last f32 of the slot, or the one just outside of it. Flat parameter pools end in a gap, and `qkv` of `rope`
+    /// ends in values, which do not change: for those the first f32.
     fn element(&self, op: &Op) -> Slot {
         let slot = Self::victims(op, self.sabotage)[self.victim];
         let offset = match self.sabotage {
@@ -247,7 +247,7 @@ impl Hook<Rounded> for Broken {
         match self.sabotage {
             Sabotage::Skip => inner.inner.write_f64(element, &old),
             _ => {
-                // far beyond what bf16 rounds away; integers are whole
+                // far above the rounding error of bf16, and at least 1 for integers
                 let by = match element.dtype {
                     DType::I32 => 1.0,
                     DType::BF16 => 0.5,
@@ -262,20 +262,20 @@ impl Hook<Rounded> for Broken {
 static CASES: LazyLock<Vec<Case>> = LazyLock::new(all_cases);
 static BF16_CASES: LazyLock<Vec<Case>> = LazyLock::new(|| cases_in(Precision::BF16, |_| true));
 
-/// The case of an op on which every element of every slot matters.
+/// A case of an op in which every element of every slot affects the result.
 fn sensitive(cases: &[Case], op: &str) -> Option<Case> {
     let picked = |case: &&Case| {
         case.op().name() == op
             && case.op().args().iter().all(|arg| arg.slot.numel() > 0)
             && !["in place true", "in place a", "in place A"].iter().any(|not| case.name.contains(not))
     };
-    // The cache's last place is written by the op, and gradients do not happen to be 0.
+    // The op writes the last position of the cache, and no gradient happens to be 0.
     let last = |case: &&Case| op != "attention_cached" || case.name.contains("C48 NH3 at position 36");
     let wide = |case: &&Case| !["layernorm_bwd", "rmsnorm_bwd"].contains(&op) || !case.name.contains("C1 ");
-    // The position 0 turns nothing; the one expert of one has the weight 1 and no gradient.
+    // Position 0 rotates nothing; with K = 1 the weight is always 1 and has no gradient.
     let turned = |case: &&Case| op != "rope" || case.name.contains("at position 299");
     let choice = |case: &&Case| op != "router_bwd" || case.name.contains("K4");
-    // What was not 0 becomes 1: leaving it as it was shows.
+    // `halt` is neither 0 nor 1 and becomes 1, so leaving it unchanged is noticed.
     let halted = |case: &&Case| op != "grad_norm" || case.name.contains("halted by any value");
     let fitting = cases.iter().filter(picked).filter(last).filter(turned).filter(choice);
     fitting.filter(halted).find(wide).cloned()
@@ -342,13 +342,14 @@ fn a_changed_input_is_caught() {
 fn accepting_a_token_beyond_the_vocabulary_is_caught() {
     let case = &CASES[0];
     let fault = check_refusal(&mut OracleEngine::new(), case).unwrap_err().to_string();
-    assert_eq!(fault, "embedding_fwd (B1 T1 C1 V1): should refuse with an input error, but ran");
+    assert_eq!(fault, "embedding_fwd (B1 T1 C1 V1): expected an input error, but ran");
 }
 
 #[test]
 fn mismatches_name_op_case_slot_and_values() {
     let fault = Fault::Value { slot: "out", index: 3, want: 1.0, got: 1.5, error: 0.5, tolerance: 1e-6 };
     let mismatch = Mismatch { op: "add", case: "n5".into(), precision: Precision::F32, fault };
-    let text = "add (n5): `out` is off by 5.00e-1, allowed 1.00e-6; worst at [3]: expected 1e0, got 1.5e0";
+    let text =
+        "add (n5): `out` has an error of 5.00e-1, allowed 1.00e-6; worst at [3]: expected 1e0, got 1.5e0";
     assert_eq!(mismatch.to_string(), text);
 }

@@ -1,7 +1,7 @@
 //! Finite differences in f64 on the oracle: `d = (L(x + h) - L(x - h)) / 2h`.
 //!
-//! With h = 1e-5 the truncation is about h² = 1e-10 and the rounding of L about 1e-16/h = 1e-11: a right gradient
-//! agrees to better than 1e-7, a wrong one does not.
+//! With h = 1e-5 the truncation error is about h² = 1e-10 and the rounding error of L about 1e-16/h = 1e-11: a correct
+//! gradient agrees to better than 1e-7, a wrong one does not.
 
 use crate::{OracleEngine, Rng};
 use ironhorse_core::{Engine, Error, Pool, Program, Result, Scalars, Section, Slot};
@@ -9,14 +9,14 @@ use std::fmt;
 
 const H: f64 = 1e-5;
 
-/// Where a gradient disagrees with the difference quotient.
+/// Why a gradient check failed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GradMismatch {
     /// The program could not be run.
     Refused(Error),
-    /// A gradient is off; `index` is where it is furthest.
+    /// The error of a gradient is above the tolerance; `index` is the element with the largest error.
     Value {
-        /// The tensor it is the gradient of.
+        /// The tensor whose gradient it is.
         name: String,
         /// Which element.
         index: usize,
@@ -24,10 +24,10 @@ pub enum GradMismatch {
         want: f64,
         /// The program's gradient.
         got: f64,
-        /// ‖got−want‖/‖want‖ over the elements looked at.
+        /// ‖got−want‖/‖want‖ over the checked elements.
         error: f64,
     },
-    /// The second micro-step did not add to what the first left.
+    /// The second micro-step did not add to the gradient of the first.
     NotAdded {
         /// The parameter.
         name: String,
@@ -35,7 +35,7 @@ pub enum GradMismatch {
         index: usize,
         /// Twice the gradient of one micro-step.
         want: f64,
-        /// What was there after two.
+        /// The gradient after two micro-steps.
         got: f64,
     },
 }
@@ -52,7 +52,7 @@ impl fmt::Display for GradMismatch {
             Self::Refused(error) => write!(f, "{error}"),
             Self::Value { name, index, want, got, error } => write!(
                 f,
-                "gradient of {name} is off by {error:.2e}; worst at [{index}]: difference quotient {want:e}, got {got:e}"
+                "gradient of {name} has an error of {error:.2e}; worst at [{index}]: difference quotient {want:e}, got {got:e}"
             ),
             Self::NotAdded { name, index, want, got } => {
                 write!(
@@ -74,11 +74,11 @@ pub struct OpGradients<'a> {
     pub program: &'a Program,
     /// The scalars to run with.
     pub scalars: Scalars,
-    /// What the slots hold before anything runs.
+    /// The contents of the slots before anything runs.
     pub inputs: &'a [(Slot, Vec<f64>)],
     /// The functional is `L = Σ weight·slot` over these slots, after the forward.
     pub functional: &'a [(Slot, Vec<f64>)],
-    /// Pairs of slots: what `L` is differentiated by, and where the backward leaves the gradient.
+    /// Pairs of slots: the variable of the differentiation of `L`, and the gradient that the backward writes.
     pub gradients: &'a [(Slot, Slot)],
     /// The largest ‖got−want‖/‖want‖ allowed.
     pub tolerance: f64,
@@ -120,18 +120,18 @@ pub struct ProgramGradients<'a> {
     pub tokens: &'a [i32],
     /// Targets, as many as "y" holds.
     pub targets: &'a [i32],
-    /// Of the parameters' random values and the elements looked at.
+    /// Seed of the random parameters and of the choice of elements.
     pub seed: u64,
-    /// Elements of each parameter to look at: the one with the largest gradient, the rest at random.
+    /// Elements to check of each parameter: the one with the largest gradient, the others at random.
     pub samples: usize,
-    /// The largest ‖got−want‖/‖want‖ allowed per parameter, over the elements looked at.
+    /// The largest ‖got−want‖/‖want‖ allowed per parameter, over the checked elements.
     pub tolerance: f64,
 }
 
-/// Compares the gradients a program leaves with central differences of the loss it computes, and checks that a second
-/// micro-step adds to them. Returns the worst error.
+/// Compares the gradients of a program with central differences of its loss, and checks that a second micro-step adds
+/// to them. Returns the worst error.
 ///
-/// Activations, gradients and the loss hold NaN at first: a program that reads them before it has written them fails.
+/// Activations, gradients and the loss start as NaN, so a program that reads them before writing them fails.
 pub fn check_program_gradients(check: &ProgramGradients) -> Result<f64, GradMismatch> {
     let program = check.program;
     let mut rng = Rng::new(check.seed);
@@ -148,7 +148,7 @@ pub fn check_program_gradients(check: &ProgramGradients) -> Result<f64, GradMism
     for (param, once) in program.params().iter().zip(&grads) {
         let twice = oracle.read_f64(param.grad())?;
         for (index, (&got, &once)) in twice.iter().zip(once).enumerate() {
-            // A sum of terms added twice in another order: equal up to rounding.
+            // The second micro-step adds the same terms in another order: equal up to rounding error.
             let close = (got - 2.0 * once).abs() <= 1e-9 * once.abs().max(1e-3);
             if !close {
                 let name = param.name.clone();
@@ -182,11 +182,11 @@ fn load(check: &ProgramGradients, rng: &mut Rng) -> Result<OracleEngine> {
         pool: Pool::Activations,
         offset: 0,
         shape: [words].into(),
-        dtype: ironhorse_core::DType::BF16, // every cell
+        dtype: ironhorse_core::DType::BF16, // 2 bytes: covers every cell of the oracle
     };
     oracle.write_f64(activations, &vec![f64::NAN; words])?;
     for param in program.params() {
-        // Matrices keep the size of what they multiply; vectors (norm weights, biases) are near 1 but not equal.
+        // Matrices preserve the magnitude of their input; vectors (norm weights, biases) are near 1 but differ.
         let spread = (3.0 / param.shape().cols().max(1) as f32).sqrt();
         let (lo, hi) = if param.shape().dims().len() > 1 { (-spread, spread) } else { (0.5, 1.5) };
         oracle.write_f32(param.weight, &rng.uniforms(param.weight.numel(), lo, hi))?;
@@ -211,7 +211,7 @@ fn sample(grads: &[f64], count: usize, rng: &mut Rng) -> Vec<usize> {
     largest.into_iter().chain((1..count).map(|_| rng.below(grads.len()))).collect()
 }
 
-/// Central differences of a functional by these elements of a slot, which is left as it was.
+/// Central differences of a functional with respect to these elements of a slot, whose contents are restored.
 fn differences(
     oracle: &mut OracleEngine,
     slot: Slot,
@@ -232,7 +232,7 @@ fn differences(
     Ok(quotients)
 }
 
-/// ‖got−want‖/‖want‖, or the worst element. Where everything is 0 the error is absolute.
+/// ‖got−want‖/‖want‖, or an error that names the worst element. If `want` is all 0, the error is absolute.
 fn compare(
     name: &str,
     elements: &[usize],

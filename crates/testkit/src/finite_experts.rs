@@ -1,4 +1,4 @@
-//! The same for the ops of a mixture of experts, and a whole layer of them.
+//! Finite-difference checks of the ops of a mixture of experts, and of a whole layer.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn rmsnorm() {
     }
 }
 
-/// As `residual_layernorm`, then once more from the saved statistic.
+/// Like `residual_layernorm`, then recomputed from the saved statistic.
 #[test]
 fn residual_rmsnorm() {
     let mut k = Bench::new("residual rms");
@@ -31,7 +31,7 @@ fn residual_rmsnorm() {
     k.check(Scalars::default(), &[(a, d_inp), (b, d_inp), (weight, d_weight)]);
 }
 
-/// Both ways in place, so on copies.
+/// Forward and backward rotation work in place, so each works on a copy.
 #[test]
 fn rope() {
     for (heads, kv_heads, hd, at) in [(1, 1, 2, None), (4, 1, 6, None), (6, 3, 4, Some(7))] {
@@ -60,8 +60,8 @@ fn swiglu() {
     k.check(Scalars::default(), &[(inp, d_inp)]);
 }
 
-/// The router alone: weights and auxiliary loss, both with a gradient. A perturbation of 1e-5 changes no choice of these
-/// logits, so `load` stays as it is.
+/// The router alone: the gradient through the weights and through the auxiliary loss. A perturbation of 1e-5 does not
+/// change which experts these logits choose, so `load` is constant.
 #[test]
 fn router() {
     for [n, e, chosen] in [[4, 3, 1], [5, 4, 2], [3, 5, 5], [6, 8, 3], [1, 1, 1]] {
@@ -71,13 +71,13 @@ fn router() {
         let (d_weights, d_logits) = (k.weigh(route.weights), k.out([n, e]));
         k.functional.push((route.aux, vec![1.0]));
         k.backward(route.bwd(d_logits, d_weights));
-        // aux is there once for n tokens: its factor is n·loss_scale = 1/2, that of two micro-steps
+        // aux is computed once for n tokens: its factor is n·loss_scale = 1/2, for two micro-steps
         let scalars = Scalars { loss_scale: 0.5 / n as f32, ..Scalars::default() };
         k.check(scalars, &[(logits, d_logits)]);
     }
 }
 
-/// What the routing of a layer leaves.
+/// The slots that the routing of a layer writes.
 struct Routes {
     probs: Slot,
     weights: Slot,
@@ -113,8 +113,8 @@ impl Routes {
     }
 }
 
-/// A whole layer of experts: gate, routing, SwiGLU, combination; by the tokens and by every weight. With five tokens on
-/// six experts some have none.
+/// A whole layer of experts (gate, routing, SwiGLU, combination), differentiated by the tokens and by every weight.
+/// With five tokens and six experts, some experts have no tokens.
 #[test]
 fn mixture_of_experts() {
     const N: usize = 5;

@@ -1,5 +1,5 @@
-//! Proof of the oracle: every backward op agrees with central differences of its forward, over every element; so does
-//! a whole small transformer.
+//! Checks the oracle: every backward op, and a whole small transformer, agrees with central differences of the forward
+//! over every element.
 
 use super::*;
 use ironhorse_core::op::*;
@@ -48,7 +48,7 @@ impl Bench {
         slot
     }
 
-    /// A result of the forward that the functional weighs at random; returns the slot that holds the weights.
+    /// Adds a result of the forward to the functional with random weights; returns the slot of the weights.
     fn weigh(&mut self, out: Slot) -> Slot {
         let d_out = self.inp(out.shape);
         self.functional.push((out, self.inputs.last().unwrap().1.clone()));
@@ -86,7 +86,7 @@ fn embedding_without_positions() {
     let (out, wte) = (k.out([2, 3, 4]), k.inp([5, 4]));
     let tokens = k.ints([2, 3], &[4, 0, 4, 2, 4, 0]);
     k.b.push(EmbeddingFwd { out, tokens, wte, wpe: None, vocab: 5, at_position: false }).unwrap();
-    let (d_wte, d_out) = (k.inp([5, 4]), k.weigh(out)); // what was there goes
+    let (d_wte, d_out) = (k.inp([5, 4]), k.weigh(out)); // the old contents are overwritten
     let (accum_wte, accum) = (Accum::FirstWrites, Accum::Write);
     k.backward(EmbeddingBwd { d_wte, d_wpe: None, d_out, tokens, accum_wte, accum });
     k.check(Scalars::default(), &[(wte, d_wte)]);
@@ -117,7 +117,7 @@ fn layernorm() {
     }
 }
 
-/// The residual stream: the sum goes on past the norm, and its gradient is added to.
+/// The residual stream: the sum is used after the norm too, so the norm's gradient is added to that of the sum.
 #[test]
 fn residual_layernorm() {
     let mut k = Bench::new("residual");
@@ -134,7 +134,7 @@ fn residual_layernorm() {
     k.check(Scalars::default(), &[(a, d_inp), (b, d_inp), (weight, d_weight), (bias, d_bias)]);
 }
 
-/// `layernorm_apply` from the saved statistics is `layernorm_fwd` again; its gradient by weight and bias is the same.
+/// `layernorm_apply` recomputes `layernorm_fwd` from the saved statistics; weight and bias have the same gradients.
 #[test]
 fn layernorm_recomputed() {
     let mut k = Bench::new("apply");
@@ -217,7 +217,7 @@ fn attention() {
     }
 }
 
-/// The gradient replaces the logits, so the backward works on a copy; padding gets 0, as the difference quotient says.
+/// The gradient replaces the logits, so the backward works on a copy; the gradient of the padding is 0.
 #[test]
 fn cross_entropy() {
     let scalars = Scalars { loss_scale: 0.25, ..Scalars::default() };
@@ -250,7 +250,7 @@ fn a_wrong_gradient_is_caught() {
     assert!(matches!(error, GradMismatch::Value { .. }), "{error}");
 }
 
-/// What can be wrong with the transformer below.
+/// A deliberate error in the transformer below.
 #[derive(Clone, Copy, PartialEq)]
 enum Bug {
     None,
@@ -306,7 +306,7 @@ fn transformer(bug: Bug) -> Program {
         CrossEntropy { losses, logits, targets, vocab: V, grad: true }.into(),
         LossMean { loss, losses, accum }.into(),
     ];
-    // x → (attention, residual) → norm → head: the residual gradient is the norm's, then attention's is added to it.
+    // x → (attention, residual) → norm → head: the norm writes the residual gradient, then attention adds to it.
     let d_x = d_ln;
     let norm_accum = if bug == Bug::Accumulation { Accum::Write } else { accum };
     let qkv_bias = (bug != Bug::Missing).then_some(d_b_qkv);

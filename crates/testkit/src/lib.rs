@@ -1,5 +1,5 @@
 //! Test support for engines and models: an oracle that runs any program in f64, conformance cases for every op with
-//! awkward sizes, and finite differences that prove the oracle's own gradients.
+//! awkward sizes, and finite differences that check the oracle's gradients.
 //!
 //! An engine crate calls [`run_all`] from one test:
 //!

@@ -1,4 +1,4 @@
-//! Weights with a 16-bit residual against an f32 master, step after step: the same bits.
+//! Checks that bf16 weights with a 16-bit residual give the same bits as an f32 master, step after step.
 
 use crate::Rng;
 use crate::conformance::read;
@@ -8,13 +8,13 @@ use ironhorse_core::{
     join_master, split_master,
 };
 
-/// Parameters by (elements, decay): more than a block of a kernel, odd, and a gap between.
+/// Parameters as (elements, decay): more elements than a block of a kernel, odd sizes, and a gap between two.
 const SIZES: [(usize, bool); 3] = [(4097, true), (1, false), (701, false)];
-/// Patterns of an f32 at which rounding to bf16 changes, or that arithmetic treats in its own way.
+/// Bit patterns of f32 at which rounding to bf16 changes, and special values.
 const LOW: [u32; 8] = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff, 0x4000, 0xc000];
 const HIGH: [u32; 10] = [0x0000, 0x8000, 0x0001, 0x807f, 0x0080, 0x3f80, 0xbf81, 0x7f00, 0xff00, 0x7f7f];
 
-/// One op of AdamW over these parameters, on an engine of its own.
+/// An engine with an AdamW program over these parameters.
 struct Run {
     engine: Box<dyn Engine>,
     program: Program,
@@ -70,12 +70,12 @@ impl Run {
     }
 }
 
-/// Runs AdamW on two engines of the kind that `make` makes, with an f32 master and with a residual, from masters of all
-/// kinds (denormals, ties, the largest numbers) and with gradients of all kinds (0, denormal, large, infinite, NaN), and
-/// compares after every step: masters and moments have the same bits, and each weight is its master's nearest.
+/// Runs AdamW on two engines from `make`, one with an f32 master and one with a residual. Initial masters include
+/// denormals, ties and the largest numbers; gradients include 0, denormals, large numbers, infinities and NaN. After
+/// every step masters and moments must have the same bits, and each weight must be the bf16 nearest to its master.
 ///
 /// # Errors
-/// An engine refused, or the text says what differs.
+/// An engine failed, or the text says what differs.
 pub fn check_residual(
     make: &mut dyn FnMut() -> Box<dyn Engine>,
     grads: DType,
@@ -127,7 +127,7 @@ fn whole_holds(program: &Program, element: usize) -> bool {
     program.params().iter().any(|p| holds(p.weight.offset / p.weight.dtype.size(), p.weight.numel()))
 }
 
-/// The patterns above in turn, then any finite number, then numbers as weights are.
+/// The patterns above in turn, then arbitrary finite numbers, then numbers of the size of weights.
 fn start_value(i: usize, rng: &mut Rng) -> f32 {
     let special = HIGH.len() * LOW.len();
     let any = f32::from_bits(rng.bits() as u32);
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
     use crate::OracleEngine;
 
-    /// The oracle keeps an f32 master in f64 and a residual as it is: not the same bits.
+    /// The oracle keeps an f32 master in f64, but rounds weight and residual: the bits differ.
     #[test]
     fn masters_that_part_are_found() {
         let said = check_residual(&mut || Box::new(OracleEngine::new()), DType::BF16, 3).unwrap_err();

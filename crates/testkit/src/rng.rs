@@ -10,7 +10,7 @@ impl Rng {
         Self(seed)
     }
 
-    /// Starts from a name, so that every case has its own numbers whatever the order of cases (FNV-1a).
+    /// Seeds with the FNV-1a hash of a name, so that the numbers of a case do not depend on the order of cases.
     pub fn named(name: &str) -> Self {
         Self(
             name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)),
@@ -26,13 +26,14 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Uniform between `lo` and `hi`, rounded to f32 last: small values keep a full mantissa, so sums of them round.
+    /// Uniform between `lo` and `hi`, computed in f64 and rounded to f32, so that small values use all bits of the
+    /// mantissa and sums of them round.
     pub fn uniform(&mut self, lo: f32, hi: f32) -> f32 {
         let unit = (self.bits() >> 11) as f64 / (1_u64 << 53) as f64;
         (f64::from(lo) + (f64::from(hi) - f64::from(lo)) * unit) as f32
     }
 
-    /// Uniform below `limit`, which is not 0.
+    /// Uniform below `limit`, which must not be 0.
     pub fn below(&mut self, limit: usize) -> usize {
         (self.bits() % limit as u64) as usize
     }

@@ -1,4 +1,4 @@
-//! Many cases on one engine, and the table of what came out.
+//! Runs many cases on one engine and prints a table of the results.
 
 use crate::case::is_choice;
 use crate::conformance::{Check, Fault, Mismatch, Report, check_against, check_refusal};
@@ -9,13 +9,13 @@ use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Cases whose answers are worked out at a time, and kept until the engine has been asked.
+/// How many cases the oracle computes, and keeps in memory, at a time.
 const BATCH: usize = 48;
-/// A quick run takes this many cases of an op in a precision, of at most so many elements.
+/// A quick run uses this many cases per op and precision, each of at most this many elements.
 const QUICK: usize = 6;
 const QUICK_ELEMENTS: usize = 200_000;
 
-/// bf16 with both kinds of gradients, and each with every way to keep masters and moments.
+/// bf16 with bf16 and with f32 gradients, each with every way to store master weights and moments.
 const BF16: [Precision; 8] = {
     let (narrow, wide) = (Precision::BF16, Precision::BF16_F32_GRADS);
     [
@@ -35,9 +35,9 @@ const BF16: [Precision; 8] = {
 pub enum Mode {
     /// IEEE single precision.
     F32,
-    /// f32 whose products may round their operands.
+    /// f32 whose matrix products may round their operands to tf32.
     Tf32,
-    /// bf16, with bf16 gradients and with f32 ones, and with every way to keep masters and moments.
+    /// bf16, with bf16 and with f32 gradients, and with every way to store master weights and moments.
     Bf16,
 }
 
@@ -64,13 +64,13 @@ impl Mode {
 pub struct Suite {
     /// What the engine computes in.
     pub mode: Mode,
-    /// The ops by name; empty means all.
+    /// The names of the ops; empty means all.
     pub ops: Vec<String>,
-    /// A few small cases of each op only.
+    /// Run only a few small cases of each op.
     pub quick: bool,
-    /// The large cases too.
+    /// Run the large cases too.
     pub large: bool,
-    /// Run each case again and ask for the same bits.
+    /// Run each case twice and require the same bits.
     pub twice: bool,
 }
 
@@ -80,9 +80,9 @@ impl Suite {
         Self { mode, ops: Vec::new(), quick: false, large: false, twice: false }
     }
 
-    /// The cases, and those that must be refused, op by op.
+    /// The cases to compute and the cases that must be rejected, op by op.
     fn cases(&self) -> (Vec<Case>, Vec<Case>) {
-        // Other ops do the same in tf32 as in f32.
+        // Ops without matrix products compute the same in tf32 as in f32.
         let has = |op: &str| {
             self.mode != Mode::Tf32 || ["linear", "grouped", "attention"].iter().any(|s| op.starts_with(s))
         };
@@ -100,7 +100,8 @@ impl Suite {
         (cases, refusals)
     }
 
-    /// Runs them all on one engine. `progress` hears how many of how many are done. Stops when the engine is lost.
+    /// Runs all cases on one engine. `progress` is called with the number of cases done and the total. Stops if the
+    /// device fails.
     pub fn run(&self, engine: &mut dyn Engine, progress: &mut dyn FnMut(usize, usize)) -> Summary {
         let (cases, refusals) = self.cases();
         let total = cases.len() + refusals.len();
@@ -111,7 +112,8 @@ impl Suite {
             failed: Vec::new(),
             stopped: None,
         };
-        // Once for all: memory that grows would move, and an engine forgets what it has prepared for the old place.
+        // Reserve once for all cases: growing a pool moves it, and an engine drops what it prepared for the old
+        // address.
         let layout = cases.iter().chain(&refusals).fold(Layout::default(), |all, c| all.union(&c.reserve));
         if let Err(error) = engine.reserve(&layout) {
             summary.stopped = Some(error.to_string());
@@ -144,7 +146,7 @@ impl Suite {
     }
 }
 
-/// A refusal that came as it should.
+/// The report of an input that was rejected as expected.
 fn refused(case: &Case) -> Report {
     Report {
         op: case.op().name(),
@@ -156,7 +158,7 @@ fn refused(case: &Case) -> Report {
     }
 }
 
-/// A few of the cases of each op that are not too big: from the smallest to the largest of them, evenly.
+/// Some of the cases of each op that are not too big, spaced evenly by size.
 fn quick(cases: Vec<Case>) -> Vec<Case> {
     let mut picked = Vec::new();
     for &op in Op::NAMES {
@@ -171,7 +173,7 @@ fn quick(cases: Vec<Case>) -> Vec<Case> {
     picked
 }
 
-/// What the oracle says to each case, worked out on all cores.
+/// The oracle's result of each case, computed on all cores.
 fn answers(cases: &[Case]) -> Vec<Result<Vec<Vec<f64>>>> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(cases.len());
     let (next, found) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -193,18 +195,18 @@ fn answers(cases: &[Case]) -> Vec<Result<Vec<Vec<f64>>>> {
     found.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// What a [`Suite`] found; prints as a table of op, cases and worst error.
+/// The results of a [`Suite`]; displayed as a table of op, cases and worst error.
 #[derive(Clone, Debug)]
 pub struct Summary {
     /// The engine's name.
     pub engine: String,
-    /// What it computed in.
+    /// The number formats it computed in.
     pub mode: Mode,
     /// The cases that passed.
     pub passed: Vec<Report>,
     /// The cases that failed.
     pub failed: Vec<Mismatch>,
-    /// Why the rest was not run.
+    /// Why the remaining cases were not run, if the device failed.
     pub stopped: Option<String>,
 }
 
@@ -217,7 +219,7 @@ pub struct Row<'a> {
     pub cases: usize,
     /// Cases failed.
     pub failed: usize,
-    /// The case that passed nearest to what is allowed.
+    /// The passed case that came closest to its tolerance.
     pub worst: Option<&'a Report>,
 }
 
@@ -238,7 +240,7 @@ impl Summary {
         self.passed.len() + self.failed.len()
     }
 
-    /// The table: ops that had cases, in the order of `Op::NAMES`.
+    /// The lines of the table: all ops that had cases, in the order of `Op::NAMES`.
     pub fn rows(&self) -> Vec<Row<'_>> {
         let row = |&op: &&'static str| {
             let failed = self.failed.iter().filter(|mismatch| mismatch.op == op).count();
@@ -249,7 +251,7 @@ impl Summary {
         Op::NAMES.iter().map(row).filter(|row| row.cases > 0).collect()
     }
 
-    /// Notes a failure, and finds out whether the engine survived it: a GPU that faulted answers nothing any more.
+    /// Records a failure and checks whether the engine still works: after a fault a GPU does not respond any more.
     fn fail(&mut self, engine: &mut dyn Engine, mismatch: Mismatch) {
         let refused = matches!(mismatch.fault, Fault::Refused(_) | Fault::NotRefused(_));
         if let (true, Err(error)) = (refused, engine.synchronize())
@@ -282,7 +284,7 @@ impl fmt::Display for Summary {
     }
 }
 
-/// Runs every f32 case but the large ones, and every refusal, on one engine.
+/// Runs every f32 case except the large ones, and every input that must be rejected, on one engine.
 pub fn run_all(make: &mut dyn FnMut() -> Box<dyn Engine>) -> Summary {
     Suite::new(Mode::F32).run(make().as_mut(), &mut |_, _| ())
 }

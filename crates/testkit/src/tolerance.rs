@@ -1,37 +1,37 @@
-//! How far an engine may be from the oracle: ‖got−want‖/‖want‖ per tensor, by op, argument and element type.
+//! The tolerance of an engine against the oracle: ‖got−want‖/‖want‖ per tensor, by op, argument and element type.
 //!
-//! **f32.** Each op says how far it may be off ([`Numerics`]).
+//! **f32.** Each op declares its tolerance ([`Numerics`]).
 //!
-//! **bf16.** Inputs are bf16 numbers, so both sides start from the same values. An engine computes in f32 and rounds what
-//! it stores: `got = round(want + δ)` with δ the f32 error. Either that rounds like `want`, or a midpoint lies between
-//! the two and both neighbours are half a step away, give or take δ; so `|got−want| ≤ |round(want)−want| + 2|δ|`. The
-//! first term is known from the oracle's values ([`rounding`]) and the second is twice the f32 tolerance. Anything
-//! worse, truncation say (twice the error), fails. Only where an op may round in between is more allowed, [`BF16_UNIT`]
-//! for each such rounding: that holds for the worst mantissas and for tensors of one element; over large tensors a
-//! rounding is 1.5e-3 by norm.
+//! **bf16.** Inputs are bf16 numbers, so both sides start from the same values. An engine computes in f32 and rounds
+//! its results: `got = round(want + δ)`, where δ is the f32 error. Either `want + δ` rounds like `want`, or there is a
+//! midpoint between the two, and both neighbours are within δ of half a step away. So
+//! `|got−want| ≤ |round(want)−want| + 2|δ|`. The first term follows from the oracle's values (`rounding`) and the
+//! second is twice the f32 tolerance. Anything worse fails, such as truncation, which doubles the error. An op that may
+//! round intermediate results is allowed one [`BF16_UNIT`] more for each such rounding: this holds for the worst
+//! mantissas and for tensors of one element; over large tensors the error of a rounding is 1.5e-3 by norm.
 
 use ironhorse_core::op::{Arg, BF16_UNIT, F32_UNIT, Numerics, Op, Product};
 use ironhorse_core::{DType, bf16_to_f32, f32_to_bf16};
 
-/// The most that one rounding to tf32, which keeps 11 bits, can be off: 2⁻¹¹.
+/// The largest relative error of one rounding to tf32, which keeps 11 significant bits: 2⁻¹¹.
 const TF32_UNIT: f64 = 1.0 / 2048.0;
-/// Tensor cores drop bits below the last one of the running sum, once for every 16 products: 192 times 2⁻²³ for 3072.
+/// Tensor cores truncate the running sum once for every 16 products: 192 times 2⁻²³ for 3072 products.
 const TENSOR_CORE_SUM: f64 = 2.3e-5;
-/// The hardware's tanh: 2⁻¹¹.
+/// The error of the hardware's tanh: 2⁻¹¹.
 const FAST_TANH: f64 = 1.0 / 2048.0;
 
-/// What is known of a case besides its op.
+/// What the tolerance depends on besides the op.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Terms {
     /// The engine may round the operands of products to tf32.
     pub tf32: bool,
     /// The case's largest attention score.
     pub scores: f64,
-    /// The op must leave every bit as it was.
+    /// The op must not change any bit.
     pub exact: bool,
 }
 
-/// The largest error allowed for an argument that the op writes and that should hold `want`.
+/// The largest error allowed for an argument that the op writes and whose expected contents are `want`.
 pub fn tolerance(op: &Op, arg: &Arg, want: &[f64], terms: Terms) -> f64 {
     if terms.exact || arg.slot.dtype == DType::I32 {
         return 0.0;
@@ -47,16 +47,17 @@ pub fn tolerance(op: &Op, arg: &Arg, want: &[f64], terms: Terms) -> f64 {
     }
 }
 
-/// What matrix products on tensor cores add: nothing in f32, where an engine uses none, or enough of them to keep its
-/// digits.
+/// The additional error of matrix products on tensor cores. It is 0 in f32, where an engine does not use tensor cores,
+/// or combines several products so that no digits are lost.
 fn products(product: Option<Product>, bf16: bool, terms: Terms) -> f64 {
     match product {
         Some(Product::Linear) if bf16 => TENSOR_CORE_SUM,
-        // Scores are sums of at most 160 products, and their absolute error is a relative one of the exponential.
+        // Scores are sums of at most 160 products, and their absolute error is a relative error of the exponential.
         Some(Product::Attention) if bf16 => TENSOR_CORE_SUM.max(2.0 * F32_UNIT * terms.scores),
-        // Both operands rounded, each off by at most half a step.
+        // Both operands are rounded, each with an error of at most half a step.
         Some(Product::Linear) if terms.tf32 => 2.0 * TF32_UNIT,
-        // The error of a score becomes one of its exponential; the products with values and gradients come on top.
+        // The error of a score becomes a relative error of its exponential; the products with values and gradients add
+        // to it.
         Some(Product::Attention | Product::CachedAttention) if terms.tf32 && !bf16 => {
             2.0 * TF32_UNIT * (1.0 + terms.scores)
         }
@@ -64,7 +65,7 @@ fn products(product: Option<Product>, bf16: bool, terms: Terms) -> f64 {
     }
 }
 
-/// What an engine with bf16 may lose before it rounds the result.
+/// The additional error of a bf16 engine before it rounds the result.
 fn between(numerics: Numerics) -> f64 {
     numerics.inner_roundings * BF16_UNIT + if numerics.fast_tanh { FAST_TANH } else { 0.0 }
 }
@@ -74,7 +75,7 @@ fn rounding(want: &[f64]) -> f64 {
     relative(want, |x| f64::from(bf16_to_f32(f32_to_bf16(x as f32))) - x)
 }
 
-/// Rounding up or down at random is off by less than the distance of the two neighbours.
+/// The error of stochastic rounding, which is less than the distance between the two neighbours.
 fn spacing(want: &[f64]) -> f64 {
     relative(want, |x| 2.0 * BF16_UNIT * x)
 }

@@ -1,11 +1,11 @@
-//! What AdamW stores in 16 bits: weights beside their masters, weights and what they lack, moments.
+//! Checks what AdamW stores in 16 bits: weights with an f32 master, weights with a residual, and moments.
 
 use crate::Case;
 use crate::conformance::{Fault, read};
 use ironhorse_core::op::{AdamW, Op};
 use ironhorse_core::{DType, Engine, RandomRounding, Result, bf16_to_f32, f32_to_bf16, join_master};
 
-/// The masters that the oracle and the engine keep as weights and residuals; `None` where they do not.
+/// The master weights of the oracle and the engine if they are stored as weights and residuals, else `None`.
 pub(crate) fn masters(
     engine: &mut dyn Engine,
     case: &Case,
@@ -20,7 +20,7 @@ pub(crate) fn masters(
     Ok(Some((want, params.iter().zip(residuals).map(|(&w, r)| join(w, r)).collect())))
 }
 
-/// The op, if the case is one of AdamW that changes something.
+/// The op, if it is an AdamW whose case must change something.
 fn adamw(case: &Case) -> Option<&AdamW> {
     match case.op() {
         Op::AdamW(op) if !case.exact => Some(op),
@@ -28,14 +28,14 @@ fn adamw(case: &Case) -> Option<&AdamW> {
     }
 }
 
-/// What the oracle left in one of the slots written.
+/// The oracle's contents of one of the written slots.
 fn of<'a>(op: &AdamW, expected: &'a [Vec<f64>], name: &str) -> &'a [f64] {
     let written = Op::from(*op).args().into_iter().filter(|arg| arg.access.writes());
     let found = written.zip(expected).find(|(arg, _)| arg.name == name);
     found.map_or(&[], |(_, values)| values)
 }
 
-/// Weights and moments are rounded as they should be.
+/// Checks that weights and moments are rounded correctly.
 pub(crate) fn check_rounding(
     engine: &mut dyn Engine,
     case: &Case,
@@ -49,8 +49,8 @@ pub(crate) fn check_rounding(
     check_moments(engine, case, op, expected)
 }
 
-/// Every bf16 moment has the very bits that [`RandomRounding`] makes of the oracle's value, give or take what f32
-/// arithmetic may be off: four roundings of the largest value of the slot.
+/// Checks that every bf16 moment has exactly the bits of [`RandomRounding`] of the oracle's value, up to the rounding
+/// error of f32 arithmetic: four rounding errors of the largest value of the slot.
 fn check_moments(
     engine: &mut dyn Engine,
     case: &Case,
@@ -65,8 +65,9 @@ fn check_moments(
             let rounded = |x: f64| bf16_to_f32(rounding.moments(i as u64, [x as f32; 2])[which]);
             let (low, high) = (rounded(want - slack), rounded(want + slack));
             if !(low..=high).contains(&got) {
-                let what =
-                    format!("`{name}`[{i}] is {got:e}, not {want:e} rounded by its random bits: {low:e}");
+                let what = format!(
+                    "`{name}`[{i}] is {got:e}, expected {low:e}: {want:e} rounded with its random bits"
+                );
                 return Ok(Err(Fault::Rounding(what)));
             }
         }
@@ -74,8 +75,8 @@ fn check_moments(
     Ok(Ok(()))
 }
 
-/// bf16 weights are their masters rounded to one of the two neighbours, the nearer the likelier: three of four go to the
-/// nearer one, and the errors have no mean. The share is looked at only where there are enough to tell.
+/// Checks that bf16 weights are stochastically rounded masters: each is one of the two neighbours, three of four are
+/// the nearer one, and the mean error is 0. The statistics are only checked on at least 500 weights.
 fn check_weights(engine: &mut dyn Engine, case: &Case, op: &AdamW) -> Result<Result<(), Fault>> {
     let Some(master) = op.master.filter(|master| master.dtype == DType::F32) else { return Ok(Ok(())) };
     let (params, masters) = (read(engine, op.params)?, read(engine, master)?);
@@ -87,10 +88,12 @@ fn check_weights(engine: &mut dyn Engine, case: &Case, op: &AdamW) -> Result<Res
             let below = bf16_to_f32((exact.to_bits() >> 16) as u16); // towards 0
             let above = bf16_to_f32(((exact.to_bits() >> 16) as u16).wrapping_add(1));
             if exact == below && rounded == exact {
-                continue; // nothing to decide
+                continue; // exactly representable
             }
             if rounded != below && rounded != above {
-                let what = format!("`params`[{i}] is {rounded:e}, no neighbour of its master {exact:e}");
+                let what = format!(
+                    "`params`[{i}] is {rounded:e}, expected a bf16 neighbour of its master {exact:e}"
+                );
                 return Ok(Err(Fault::Rounding(what)));
             }
             count += 1.0;
@@ -99,13 +102,13 @@ fn check_weights(engine: &mut dyn Engine, case: &Case, op: &AdamW) -> Result<Res
         }
     }
     let (nearer, mean) = (nearer / count, mean / count);
-    // Standard deviations are below 0.5/√count: six of them.
+    // Six standard deviations, each below 0.5/√count.
     let slack = 3.0 / count.sqrt();
     if count < 500.0 || ((nearer - 0.75).abs() < slack && mean.abs() < slack) {
         return Ok(Ok(()));
     }
     let what = format!(
-        "`params` are not rounded at random: {nearer:.3} of {count} to the nearer neighbour, expected 0.75; mean error \
+        "`params` are not rounded stochastically: {nearer:.3} of {count} to the nearer neighbour, expected 0.75; mean error \
          {mean:.4} of a step, expected 0"
     );
     Ok(Err(Fault::Rounding(what)))

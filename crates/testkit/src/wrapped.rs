@@ -1,18 +1,18 @@
-//! An engine around another one that changes what it does: for engines broken on purpose.
+//! An engine that wraps another one and changes its behaviour, to build engines that are broken on purpose.
 
 use ironhorse_core::{Engine, HostMemory, Layout, MakeHostMemory, Pending, Program, Result, Scalars, Slot};
 use std::ops::Range;
 
-/// The engine `inner`, with those of its methods changed that `hook` overrides.
+/// The engine `inner` with the methods that `hook` overrides.
 #[derive(Debug)]
 pub struct Wrapped<E: ?Sized, H> {
-    /// What is different.
+    /// The overridden methods.
     pub hook: H,
     /// The engine that does the work.
     pub inner: Box<E>,
 }
 
-/// What a [`Wrapped`] engine does in another way; what is not overridden goes to the engine inside.
+/// The methods that a [`Wrapped`] engine overrides; the default of each calls the inner engine.
 pub trait Hook<E: Engine + ?Sized>: Send {
     /// See [`Engine::run`].
     fn run(&mut self, inner: &mut E, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()> {

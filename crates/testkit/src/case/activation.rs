@@ -4,7 +4,7 @@ use super::{Case, Kit};
 use ironhorse_core::Precision;
 use ironhorse_core::op::{Act, ActBwd, ActFwd};
 
-/// Sizes, whether in place, and the largest input: the last one saturates, and its powers must not overflow.
+/// Sizes, whether in place, and the largest input: the last one saturates tanh, and its powers must not overflow.
 fn shapes() -> impl Iterator<Item = (usize, bool, f32)> {
     let plain = super::elementwise::SIZES.into_iter().flat_map(|n| [(n, false, 6.0), (n, true, 6.0)]);
     plain.chain([(65, false, 1e4)])

@@ -19,7 +19,7 @@ const SHAPES: [[usize; 4]; 11] = [
     [2, 0, 48, 3],
 ];
 
-/// The same with head sizes of 64 and 128: whole tiles, and a few rows beyond.
+/// The same with head sizes of 64 and 128: whole tiles, and a few rows more.
 const TILES: [[usize; 4]; 9] = [
     [1, 33, 64, 1],
     [2, 64, 128, 2],
@@ -32,7 +32,7 @@ const TILES: [[usize; 4]; 9] = [
     [1, 130, 384, 3],
 ];
 
-/// (B, T, C, NH, NKV): fewer heads of keys and values than of queries, for every kind of kernel.
+/// (B, T, C, NH, NKV) of grouped-query attention, for every kind of kernel.
 const GROUPED: [[usize; 5]; 15] = [
     [2, 1, 8, 4, 1],
     [2, 33, 30, 6, 2],
@@ -89,7 +89,7 @@ impl From<[usize; 5]> for Size {
     }
 }
 
-/// As many heads of keys and values as of queries.
+/// Sizes with NKV = NH.
 impl From<[usize; 4]> for Size {
     fn from([b, t, c, heads]: [usize; 4]) -> Self {
         [b, t, c, heads, heads].into()
@@ -121,7 +121,7 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         cases.push(fwd(p, size, 1.0));
         cases.push(bwd(p, size, 1.0));
     }
-    // Scores beyond 100: exp overflows unless the maximum is subtracted. Heads of 16 and of 64, which other kernels do.
+    // Scores above 100: exp overflows unless the maximum is subtracted. Head sizes 16 and 64 use different kernels.
     for size in [[1, 65, 64, 4], [1, 65, 128, 2]].map(Size::from) {
         for spread in [4.0, 10.0] {
             cases.push(fwd(p, size, spread));
@@ -136,7 +136,7 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     cases
 }
 
-/// Scores spread by about spread²/3; the largest of thousands is four or five times that.
+/// Scores have a standard deviation of about spread²/3; the largest of thousands is four or five times that.
 fn mark(kit: &mut Kit, Size { b, t, c, .. }: Size, spread: f32) {
     kit.scores = 1.5 * f64::from(spread * spread);
     kit.large = b * t * t * c > 3_000_000;
@@ -156,7 +156,7 @@ fn fwd(p: Precision, size: Size, spread: f32) -> Case {
     kit.finish(op)
 }
 
-/// `out` and `lse` are what the oracle's forward makes of `qkv`, rounded to f32.
+/// `out` and `lse` are the results of the oracle's forward, rounded to f32.
 fn bwd(p: Precision, size: Size, spread: f32) -> Case {
     let Size { b, t, c, heads, kv_heads } = size;
     let name = format!("{} spread {spread}", size.name("T"));
@@ -182,7 +182,7 @@ fn bwd(p: Precision, size: Size, spread: f32) -> Case {
     kit.finish(op)
 }
 
-/// The cache holds NaN from `position` on: those places may be written, never read.
+/// The cache holds NaN from `position` on: those positions may be written but not read.
 fn cached(p: Precision, size: Size, position: usize) -> Case {
     let Size { b, t: context, c, heads, kv_heads } = size;
     let mut kit = Kit::with_precision(p, format!("{} at position {position}", size.name("maxT")));

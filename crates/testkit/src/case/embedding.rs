@@ -23,7 +23,7 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     }
     let first = (Accum::FirstWrites, 0);
     cases.push(fwd(p, [2, 64, 768, 1003, 64], None));
-    cases.push(bwd(p, [8, 256, 64, 256, 256], first, false)); // bytes as tokens: every row has many to sum
+    cases.push(bwd(p, [8, 256, 64, 256, 256], first, false)); // bytes as tokens: many gradients add up in every row
     cases.push(bwd(p, [4, 128, 64, 50, 128], first, true));
     cases.push(bwd(p, [1, 2048, 80, 257, 2048], (Accum::Add, 0), true));
     cases.push(bwd(p, [2, 128, 768, 1003, 1024], (Accum::FirstWrites, 1), false));
@@ -34,11 +34,11 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         cases.push(alone_fwd(p, shape, None));
         cases.extend(ACCUMS.map(|accum| alone_bwd(p, shape, accum)));
     }
-    cases.push(alone_fwd(p, [3, 1, 48, 50, 40], Some(1000))); // no table of positions, no end of them
+    cases.push(alone_fwd(p, [3, 1, 48, 50, 40], Some(1000))); // without a table of positions, any position is valid
     cases
 }
 
-/// With `hot` all tokens are the same: one row gets every gradient.
+/// With `hot` all tokens are the same: all gradients add up in one row.
 fn bwd(
     p: Precision,
     [b, t, c, v, context]: [usize; 5],
@@ -64,7 +64,7 @@ fn bwd(
 fn fwd(p: Precision, [b, t, c, v, context]: [usize; 5], position: Option<u32>) -> Case {
     let at = position.map_or(String::new(), |position| format!(" at position {position}"));
     let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} V{v}{at}"));
-    kit.scalars.position = position.unwrap_or(u32::MAX); // must not matter
+    kit.scalars.position = position.unwrap_or(u32::MAX); // must not be used if `at_position` is false
     let op = EmbeddingFwd {
         out: kit.slot([b, t, c]),
         tokens: kit.tokens([b, t], v),
@@ -92,7 +92,7 @@ fn alone_fwd(p: Precision, [b, t, c, v, _]: [usize; 5], position: Option<u32>) -
     kit.finish(op)
 }
 
-/// Without positions, on a table that nobody else writes.
+/// Without positions, on an untied table.
 fn alone_bwd(p: Precision, [b, t, c, v, _]: [usize; 5], (accum_wte, micro_step): (Accum, u32)) -> Case {
     let name = format!("B{b} T{t} C{c} V{v} tokens only {accum_wte:?} micro-step {micro_step}");
     let mut kit = Kit::with_precision(p, name);

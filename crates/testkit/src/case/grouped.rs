@@ -27,7 +27,7 @@ const SHAPES: [Groups; 17] = [
     (&[0, 500, 12], 31, 50),
 ];
 
-/// As models have them.
+/// Sizes of real models.
 const WIDE: [Groups; 4] = [
     (&[100, 0, 300, 112], 768, 1536),
     (&[128, 128], 3072, 768),
@@ -65,7 +65,7 @@ fn offsets(kit: &mut Kit, (rows, ..): Groups) -> ironhorse_core::Slot {
     kit.i32s([ends.len()], &ends)
 }
 
-/// With SwiGLU too, where rows have two halves.
+/// Without SwiGLU, and with it if OC is even.
 fn fwds(p: Precision, groups: Groups) -> Vec<Case> {
     let halves = groups.2.is_multiple_of(2);
     [false, true].into_iter().filter(|&act| halves || !act).map(|act| fwd(p, groups, act)).collect()

@@ -1,4 +1,4 @@
-//! The workbench a case is made on: declares slots with guards between them, fills what the op reads.
+//! Builds a case: declares slots with guards between them and fills those that the op reads.
 
 use super::{Case, Data, Input};
 use crate::Rng;
@@ -7,15 +7,15 @@ use ironhorse_core::{
     Builder, DType, Layout, Param, Pool, Precision, Scalars, Shape, Slot, bf16_to_f32, f32_to_bf16,
 };
 
-/// Elements of a guard: one cache line.
+/// The number of elements of a guard: one cache line.
 const GUARD: usize = 16;
 
-/// Makes one [`Case`]. Slots that get no values hold random ones if the op reads them, NaN if it only writes them.
+/// Builds one [`Case`]. Slots without given values hold random values if the op reads them, NaN if it only writes them.
 #[derive(Debug)]
 pub struct Kit {
     /// The scalars to run with.
     pub scalars: Scalars,
-    /// The case's own random numbers, seeded by its name.
+    /// The random numbers of the case, seeded by its name.
     pub rng: Rng,
     /// See [`Case::floor`].
     pub floor: f64,
@@ -106,14 +106,14 @@ impl Kit {
         self.i32s(shape, &values)
     }
 
-    /// A parameter, with one before it that nothing may touch.
+    /// A parameter, after another one that no op may change.
     pub fn param(&mut self, shape: impl Into<Shape>) -> Slot {
         self.count += 1;
         self.builder.param(format!("guard {}", self.count), [GUARD], true);
         self.builder.param(format!("param {}", self.count), shape, true)
     }
 
-    /// The gradient of a parameter made for it.
+    /// The gradient of a new parameter.
     pub fn grad(&mut self, shape: impl Into<Shape>) -> Slot {
         let weight = self.param(shape);
         Param { name: String::new(), decay: true, weight, precision: self.precision }.grad()
@@ -125,7 +125,7 @@ impl Kit {
         self.builder.cache(shape, self.precision.weights)
     }
 
-    /// Gives a slot its values, rounded to its element type; returns them as it holds them.
+    /// Sets the values of a slot, rounded to its element type; returns the rounded values.
     pub fn set(&mut self, slot: Slot, mut values: Vec<f32>) -> Vec<f32> {
         if slot.dtype == DType::BF16 {
             values.iter_mut().for_each(|value| *value = bf16_to_f32(f32_to_bf16(*value)));
@@ -134,13 +134,13 @@ impl Kit {
         values
     }
 
-    /// Gives a slot random values, and returns them.
+    /// Sets random values in a slot and returns them.
     pub fn random(&mut self, slot: Slot, lo: f32, hi: f32) -> Vec<f32> {
         let values = self.rng.uniforms(slot.numel(), lo, hi);
         self.set(slot, values)
     }
 
-    /// The case of this op. What it reads and has no values yet gets random ones.
+    /// The case of this op. Slots that it reads and that have no values yet get random ones.
     pub fn finish(mut self, op: impl Into<Op>) -> Case {
         let op = op.into();
         for arg in op.args() {
@@ -159,7 +159,7 @@ impl Kit {
     }
 }
 
-/// What a case in these element types has at the end of its name.
+/// The suffix of the name of a case in these element types.
 pub(super) fn suffix(precision: Precision) -> String {
     let mut text = String::new();
     for (is_so, part) in [

@@ -29,9 +29,9 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
             cases.push(bwd(p, shape, ACCUMS[(i + 1) % ACCUMS.len()].0, accum));
         }
     }
-    cases.push(bwd(p, [1, 37, 80], Accum::Write, (Accum::Write, 0))); // the pairs a model uses
+    cases.push(bwd(p, [1, 37, 80], Accum::Write, (Accum::Write, 0))); // the combinations that models use
     cases.push(bwd(p, [1, 37, 80], Accum::Add, (Accum::FirstWrites, 0)));
-    // Widths of models, where engines take other paths.
+    // Widths of real models, for which engines use other kernels.
     for shape in [[1, 33, 768], [2, 65, 1024], [3, 100, 1600]] {
         cases.push(fwd(p, shape, -1.0));
         cases.push(apply(p, shape));
@@ -43,7 +43,7 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     cases
 }
 
-/// Inputs are `offset` to `offset + 3`: an offset of -1 has a mean of 1/2, so that no mean is 0.
+/// Inputs are uniform in `offset..offset + 3`. An offset of -1 gives a mean of 1/2, so that no mean is 0.
 fn fwd(p: Precision, [b, t, c]: [usize; 3], offset: f32) -> Case {
     let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} from {offset}"));
     let op = LayerNormFwd {
@@ -89,7 +89,7 @@ fn residual(p: Precision, [b, t, c]: [usize; 3], in_place: InPlace) -> Case {
     kit.finish(op)
 }
 
-/// Gives `inp` random values and the statistics their true ones; returns the values of `rstd`.
+/// Sets random values in `inp` and the matching statistics; returns the values of `rstd`.
 fn set_stats(kit: &mut Kit, inp: Slot, mean: Slot, rstd: Slot) -> Vec<f32> {
     let values: Vec<f64> = kit.random(inp, -1.0, 2.0).into_iter().map(f64::from).collect();
     let (means, rstds): (Vec<f32>, Vec<f32>) = values
@@ -134,7 +134,7 @@ fn bwd(p: Precision, [b, t, c]: [usize; 3], accum_inp: Accum, (accum, micro_step
     };
     let rstds = set_stats(&mut kit, op.inp, op.mean, op.rstd);
     if c == 1 {
-        // g - mean(g) is 0, times an rstd of 316: one rounding of g shows as 316 roundings.
+        // g - mean(g) is 0 and rstd is 316, so the rounding error of g is multiplied by 316.
         kit.floor = f64::from(rstds.into_iter().fold(0.0, f32::max));
     }
     kit.finish(op)

@@ -18,7 +18,7 @@ const SHAPES: [[usize; 4]; 10] = [
     [0, 4, 48, 5],
 ];
 
-/// The same, as models have them: whole tiles, and a few rows beyond.
+/// Sizes of real models: whole tiles, and a few rows more.
 const WIDE: [[usize; 4]; 6] = [
     [2, 32, 128, 384],
     [1, 130, 256, 192],
@@ -28,7 +28,7 @@ const WIDE: [[usize; 4]; 6] = [
     [2, 256, 768, 256],
 ];
 
-/// More products than a test suite should wait for.
+/// Sizes that take too long for a test suite.
 fn is_large([b, t, c, oc]: [usize; 4]) -> bool {
     b * t * c * oc > 10_000_000
 }
@@ -51,12 +51,12 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     cases
 }
 
-/// No activation, then each.
+/// No activation, then every activation.
 fn acts() -> impl Iterator<Item = Option<Act>> {
     [None].into_iter().chain(Act::ALL.iter().copied().map(Some))
 }
 
-/// A case's name for what [`acts`] gives.
+/// The part of a case's name for an item of [`acts`].
 fn fused(act: Option<Act>) -> String {
     act.map_or_else(|| "gelu false".into(), |act| format!("{} true", act.name()))
 }

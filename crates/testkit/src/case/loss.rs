@@ -39,7 +39,7 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     cases
 }
 
-/// The padding holds NaN: it may become 0, never be read.
+/// The padding holds NaN: the op may set it to 0 but must not read it.
 fn cross_entropy(p: Precision, [b, t, vocab, padded]: [usize; 4], grad: bool, (lo, hi): (f32, f32)) -> Case {
     let mut kit =
         Kit::with_precision(p, format!("B{b} T{t} V{vocab} of {padded} grad {grad} logits {lo} to {hi}"));

@@ -1,4 +1,4 @@
-//! Conformance cases: programs of one op with every input given.
+//! Conformance cases: programs of one op, with all inputs.
 
 mod activation;
 mod attention;
@@ -39,7 +39,7 @@ pub enum Data {
 /// A slot and what it holds before the op runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Input {
-    /// Where.
+    /// The slot.
     pub slot: Slot,
     /// What.
     pub data: Data,
@@ -48,23 +48,23 @@ pub struct Input {
 /// One op with all its inputs.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// What is special about it: shape, options.
+    /// Shape and options, unique within the op.
     pub name: String,
     /// A program of this one op.
     pub program: Program,
     /// The scalars to run it with.
     pub scalars: Scalars,
-    /// What the slots hold. Slots that are written and not listed hold NaN: the op must not read them.
+    /// The initial contents of the slots. Written slots that are not listed hold NaN: the op must not read them.
     pub inputs: Vec<Input>,
-    /// What to reserve: more than the program needs, so that there is something to touch beyond its slots.
+    /// The layout to reserve: more than the program needs, so that writes outside its slots are noticed.
     pub reserve: Layout,
-    /// Added to ‖want‖ when errors are made relative: the size of terms that cancel in exact arithmetic.
+    /// Added to ‖want‖ in the relative error: the magnitude of terms that cancel in exact arithmetic.
     pub floor: f64,
-    /// The largest attention score to expect; 0 where there are none.
+    /// The largest attention score to expect; 0 for other ops.
     pub scores: f64,
-    /// Takes the oracle long: only a self-test of the device runs it, no test suite.
+    /// Slow on the oracle: only a self-test of a device runs this case, no test suite.
     pub large: bool,
-    /// The op must change nothing: every bit stays.
+    /// The op must not change any bit.
     pub exact: bool,
 }
 
@@ -74,23 +74,23 @@ impl Case {
         &self.program.nodes()[0].op
     }
 
-    /// The element types it is in.
+    /// The element types.
     pub fn precision(&self) -> Precision {
         self.program.precision()
     }
 
-    /// Elements of all its slots together.
+    /// The number of elements of all slots together.
     pub fn elements(&self) -> usize {
         self.op().args().iter().map(|arg| arg.slot.numel()).sum()
     }
 
-    /// What the oracle leaves in the slots the op writes, in the order of its arguments.
+    /// The oracle's contents of the slots that the op writes, in the order of its arguments.
     pub fn expected(&self) -> Result<Vec<Vec<f64>>> {
         let oracle = self.oracle()?;
         self.op().writes().map(|slot| oracle.read_f64(slot)).collect()
     }
 
-    /// Puts the inputs into an engine's memory, and NaN or the least integer into the slots written that have none.
+    /// Writes the inputs to an engine's memory, and NaN or the smallest integer to written slots without an input.
     pub fn load(&self, engine: &mut dyn Engine) -> Result<()> {
         for slot in self.op().writes() {
             if self.inputs.iter().any(|input| input.slot.overlaps(&slot)) {
@@ -132,23 +132,23 @@ impl Case {
     }
 }
 
-/// Every way a gradient can treat what was there, with a micro-step that shows it.
+/// Every [`Accum`], each with the micro-steps in which it behaves differently.
 const ACCUMS: [(Accum, u32); 4] =
     [(Accum::Write, 1), (Accum::Add, 0), (Accum::FirstWrites, 0), (Accum::FirstWrites, 1)];
 
-/// All f32 cases of all ops but the large ones, by family in the order of `Op::NAMES`.
+/// All f32 cases of all ops except the large ones, by family in the order of `Op::NAMES`.
 pub fn all_cases() -> Vec<Case> {
     let mut cases = cases_in(Precision::F32, |_| true);
     cases.retain(|case| !case.large);
     cases
 }
 
-/// The cases in these element types, large ones included, of the ops whose name `wanted` takes. An op that has no slot
-/// in which they differ from a precision before has none: all of `loss_mean` is f32, `route_sort` has only integers.
+/// The cases in these element types, including large ones, of the ops whose name `wanted` accepts. An op has no cases
+/// in a precision that does not change any of its slots: all of `loss_mean` is f32, `route_sort` has only integers.
 pub fn cases_in(precision: Precision, wanted: impl Fn(&str) -> bool) -> Vec<Case> {
     let mut cases = Vec::new();
     for (ops, make) in FAMILIES {
-        // how masters and moments are kept, only the update sees
+        // only the update depends on how master weights and moments are stored
         if ops.iter().any(|op| wanted(op)) && (!is_choice(precision) || ops.contains(&"adamw")) {
             cases.extend(make(precision).into_iter().filter(|case| wanted(case.op().name()) && is_own(case)));
         }
@@ -156,7 +156,7 @@ pub fn cases_in(precision: Precision, wanted: impl Fn(&str) -> bool) -> Vec<Case
     cases
 }
 
-/// A family's ops, and what makes its cases.
+/// The ops of a family and the function that makes its cases.
 type Family = (&'static [&'static str], fn(Precision) -> Vec<Case>);
 const FAMILIES: [Family; 16] = [
     (&["embedding_fwd", "embedding_bwd"], embedding::cases),
@@ -177,12 +177,13 @@ const FAMILIES: [Family; 16] = [
     (&["fill", "copy"], memory::cases),
 ];
 
-/// Whether masters or moments are kept in another way than in f32.
+/// Whether master weights or moments are not stored in f32.
 pub(crate) fn is_choice(precision: Precision) -> bool {
     precision.has_residual() || precision.moments != DType::F32
 }
 
-/// Whether the op sees the precision of its case: bf16 has a bf16 slot, f32 gradients beside it one of those too.
+/// Whether the op depends on the precision of its case: with bf16 it has a bf16 slot, and with f32 gradients beside
+/// bf16 also an f32 gradient.
 fn is_own(case: &Case) -> bool {
     let args = case.op().args();
     let has_bf16 = args.iter().any(|arg| arg.slot.dtype == DType::BF16);

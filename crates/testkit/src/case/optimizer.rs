@@ -4,10 +4,10 @@ use super::{Case, Data, Kit, is_choice};
 use ironhorse_core::op::{AdamW, GradNorm, Op};
 use ironhorse_core::{DType, Pool, Precision, Scalars, bf16_to_f32, split_master};
 
-/// Groups of parameters without gaps by (elements of each, decay): odd sizes leave gaps between groups, and decay changes
-/// between neighbours.
+/// Parameter groups as (elements of each member, decay). There are no gaps within a group; odd sizes leave gaps between
+/// groups, and decay differs between neighbouring groups.
 type Table = &'static [(&'static [usize], bool)];
-/// Bytes: every group starts at a multiple.
+/// Alignment of groups in bytes.
 const ALIGN: usize = 64;
 
 const ONE: Table = &[(&[1], true)];
@@ -22,10 +22,10 @@ const MIXED: Table = &[
     (&[33], false),
 ];
 const LARGE: Table = &[(&[129], false), (&[70_001], true), (&[7], false)];
-/// A matrix, its bias and the next matrix, whole vectors all of them.
+/// A matrix, its bias and the next matrix, all of them multiples of a vector.
 const LAYERS: Table = &[(&[786_432 / 8], true), (&[768], false), (&[147_456], true)];
 
-/// Members of a group start anywhere.
+/// Members of a group that are not aligned.
 const GROUPS: Table =
     &[(&[7], false), (&[5, 1, 30, 3], true), (&[9], false), (&[31, 33, 4097], true), (&[2, 2], false)];
 
@@ -42,17 +42,17 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         if !is_choice(p) {
             cases.extend([1.0, 1e-4].map(|scale| grad_norm(p, name, table, scale, Bad::default())));
         }
-        // How state is kept does not depend on the settings: two of them are enough for every further way.
+        // How the state is stored does not depend on the settings: two settings are enough for each of the other ways.
         for (what, scalars) in
             settings().into_iter().filter(|(what, _)| !is_choice(p) || what.contains("decay"))
         {
             cases.push(adamw(p, &format!("{name}, {what}"), table, scalars, 1.0));
         }
     }
-    // Gradients so small that the 1e-6 PyTorch adds to the norm shows.
+    // Gradients so small that the 1e-6 which PyTorch adds to the norm matters.
     let clip = Scalars { grad_clip: 1e-5, ..base() };
     cases.push(adamw(p, "mixed, clipped tiny gradients", MIXED, clip, 1e-5));
-    // A step that is left out changes nothing.
+    // A skipped step changes nothing.
     for (norm, halt) in [(f32::NAN, 0.0), (f32::INFINITY, 0.0), (1.0, 1.0), (1.0, f32::NAN)] {
         let mut case = adamw(p, &format!("mixed, norm {norm}, halt {halt}"), MIXED, base(), 1.0);
         let Op::AdamW(op) = *case.op() else { continue };
@@ -70,7 +70,7 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     cases
 }
 
-/// What a gradient norm meets besides gradients.
+/// The inputs of a gradient norm besides ordinary gradients.
 #[derive(Clone, Copy, Default)]
 struct Bad {
     halt: f32,
@@ -79,7 +79,7 @@ struct Bad {
     grad: Option<f32>,
 }
 
-/// Steps that must not be made, or that follow such a one.
+/// Steps that must be skipped, and steps after a skipped one.
 fn bad_steps(p: Precision) -> Vec<Case> {
     let none = Bad::default();
     let mut cases = Vec::new();
@@ -97,12 +97,13 @@ fn bad_steps(p: Precision) -> Vec<Case> {
     ] {
         cases.push(grad_norm(p, &format!("flat, {name}"), FLAT, 1.0, bad));
     }
-    // Squares beyond what f32 holds, of a norm that it does hold; a norm that it does not hold; squares that vanish in f32.
+    // Squares that overflow f32 although the norm does not; a norm that overflows f32; squares that underflow to 0 in
+    // f32.
     cases.extend([1e25, 3e38, 1e-25].map(|scale| grad_norm(p, "flat", FLAT, scale, none)));
     cases
 }
 
-/// A learning rate far above any in use, so that a wrong update is not hidden by the weight it is added to.
+/// A learning rate far above the usual, so that a wrong update is not hidden by the weight it is added to.
 fn base() -> Scalars {
     Scalars { step: 3, lr: 0.25, ..Scalars::default() }
 }

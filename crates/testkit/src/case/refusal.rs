@@ -1,4 +1,4 @@
-//! Inputs an engine must refuse with `Error::Input`, not read past its tables.
+//! Inputs that an engine must reject with `Error::Input` instead of reading out of bounds.
 
 use super::{Case, Kit};
 use ironhorse_core::Precision;
@@ -7,7 +7,7 @@ use ironhorse_core::op::{
     RouterFwd,
 };
 
-/// Programs that are right, with an input that is not.
+/// Valid programs with an invalid input, in f32.
 pub fn refusals() -> Vec<Case> {
     refusals_in(Precision::F32)
 }
@@ -20,7 +20,7 @@ pub fn refusals_in(p: Precision) -> Vec<Case> {
         cases.push(cross_entropy(p, token, true));
         cases.push(cross_entropy(p, token, false));
         if token != 7 {
-            cases.push(embedding_bwd(p, token)); // knows only the padded vocabulary of 8
+            cases.push(embedding_bwd(p, token)); // has only the padded vocabulary of 8
         }
     }
     for position in [5, u32::MAX] {

@@ -17,7 +17,7 @@ const SHAPES: [[usize; 3]; 9] = [
     [1, 3, 1003],
     [0, 5, 48],
 ];
-/// Widths of models, where engines take other paths.
+/// Widths of real models, for which engines use other kernels.
 const WIDE: [[usize; 3]; 3] = [[1, 33, 768], [2, 65, 1024], [3, 100, 1600]];
 const EPS: f32 = 1e-5;
 
@@ -38,7 +38,7 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         cases.push(bwd(p, shape, Accum::Write, (Accum::FirstWrites, 0)));
         cases.push(bwd(p, shape, Accum::Add, (Accum::FirstWrites, 1)));
     }
-    cases.push(fwd(p, [2, 3, 129], 1e-3)); // so small that eps shows
+    cases.push(fwd(p, [2, 3, 129], 1e-3)); // so small that eps matters
     cases.push(fwd(p, [2, 3, 129], 1e4));
     cases
 }
@@ -84,7 +84,7 @@ fn residual(p: Precision, [b, t, c]: [usize; 3], in_place: InPlace) -> Case {
     kit.finish(op)
 }
 
-/// Gives `inp` random values and the statistic its true ones; returns those.
+/// Sets random values in `inp` and the matching statistic; returns the values of the statistic.
 fn set_stats(kit: &mut Kit, inp: Slot, slot: Slot) -> Vec<f32> {
     let values: Vec<f64> = kit.random(inp, -1.0, 2.0).into_iter().map(f64::from).collect();
     let rows = values.chunks_exact(inp.shape.cols());
@@ -119,7 +119,7 @@ fn bwd(p: Precision, [b, t, c]: [usize; 3], accum_inp: Accum, (accum, micro_step
     };
     let rstds = set_stats(&mut kit, op.inp, op.rstd);
     if c == 1 {
-        // g - x̂·g·x̂ with x̂² all but 1: a rounding of g shows rstd times.
+        // g - x̂·g·x̂ cancels because x̂² is almost 1, so the rounding error of g is multiplied by rstd.
         kit.floor = f64::from(rstds.into_iter().fold(0.0, f32::max));
     }
     kit.finish(op)

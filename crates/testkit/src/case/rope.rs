@@ -46,7 +46,7 @@ fn rope(
     let place = at.map_or(String::new(), |position| format!(" at position {position}"));
     let name = format!("B{b} T{t} HD{hd} NH{heads} NKV{kv_heads} alpha {alpha} back {back}{place}");
     let mut kit = Kit::with_precision(p, name);
-    kit.scalars.position = at.unwrap_or(u32::MAX); // must not matter
+    kit.scalars.position = at.unwrap_or(u32::MAX); // must not be used if `at_position` is false
     let op = Rope {
         qkv: kit.slot([b, t, (heads + 2 * kv_heads) * hd]),
         heads,

@@ -32,7 +32,7 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         }
     }
     for shape in [[37, 16, 4], [33, 8, 8]] {
-        cases.push(fwd(p, shape, Logits::Few)); // equal ones everywhere
+        cases.push(fwd(p, shape, Logits::Few)); // many ties
         cases.push(fwd(p, shape, Logits::Same));
         cases.push(fwd(p, shape, Logits::Spread(15.0)));
         cases.push(bwd(p, shape, 0.0));
@@ -41,14 +41,14 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     cases
 }
 
-/// What the logits are.
+/// The values of the logits.
 #[derive(Clone, Copy, Debug)]
 enum Logits {
-    /// Random, up to so far from 0.
+    /// Random, up to this absolute value.
     Spread(f32),
     /// -1, 0 or 1.
     Few,
-    /// All 0: every expert is as likely.
+    /// All 0: every expert is equally likely.
     Same,
 }
 
@@ -74,7 +74,7 @@ fn fwd(p: Precision, [n, e, k]: [usize; 3], logits: Logits) -> Case {
     kit.finish(op)
 }
 
-/// Probabilities, weights and experts are what the oracle's forward makes of random logits, rounded to f32.
+/// Probabilities, weights and experts are the results of the oracle's forward on random logits, rounded to f32.
 fn bwd(p: Precision, shape: [usize; 3], alpha: f32) -> Case {
     let [n, e, k] = shape;
     let name = format!("N{n} E{e} K{k} alpha {alpha}");
@@ -100,7 +100,7 @@ fn bwd(p: Precision, shape: [usize; 3], alpha: f32) -> Case {
     kit.set(op.weights, narrow(forward.weights));
     kit.random(op.load, 0.0, 2.0 * k as f32 / e as f32);
     if k == 1 || e == 1 {
-        kit.floor = 1.0; // the one weight is 1 whatever the logits: what is left of its gradient is rounding
+        kit.floor = 1.0; // with K = 1 the weight is always 1: its gradient is only rounding error
     }
     kit.finish(op)
 }
@@ -120,7 +120,7 @@ fn load(p: Precision, [n, e, k]: [usize; 3], (accum, micro_step): (Accum, u32), 
         alpha: 0.01,
         accum,
     };
-    // Some are exactly 0: their part of the entropy is 0.
+    // Some probabilities are exactly 0: their term of the entropy is 0.
     let probs: Vec<f32> = kit.rng.uniforms(n * e, -0.1, 0.5).into_iter().map(|p| p.max(0.0)).collect();
     kit.set(op.probs, probs);
     kit.finish(op)

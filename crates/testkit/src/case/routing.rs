@@ -1,4 +1,4 @@
-//! Cases of sorting, moving and combining the tokens of experts.
+//! Cases of sorting tokens by expert, moving them and combining the results.
 
 use super::{ACCUMS, Case, Kit};
 use ironhorse_core::Precision;
@@ -47,14 +47,14 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     cases
 }
 
-/// How tokens spread over experts.
+/// How tokens are distributed over experts.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Spread {
     /// At random.
     Even,
-    /// As many as can be on the last expert.
+    /// As many as possible on the last expert.
     One,
-    /// The first expert gets none, if there is a choice.
+    /// No token on the first expert, if E > K.
     Idle,
 }
 

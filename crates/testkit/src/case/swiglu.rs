@@ -16,12 +16,12 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
             cases.extend([false, true].map(|in_place| bwd(p, shape, in_place, act, 8.0)));
         }
     }
-    cases.push(fwd(p, [3, 65], 1e4)); // the exponential overflows; the gate is open or shut
+    cases.push(fwd(p, [3, 65], 1e4)); // the exponential overflows: silu(x) is x or 0
     cases.push(bwd(p, [3, 65], false, Act::Apart, 1e4));
     cases
 }
 
-/// Where the backward puts the forward's result.
+/// Where the backward writes the recomputed result of the forward.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Act {
     Left,

@@ -1,10 +1,10 @@
-//! Causal self-attention with the whole matrix of probabilities.
+//! Causal self-attention, computed with the full matrix of probabilities.
 
 use super::{Pools, Step};
 use ironhorse_core::op::{AttentionBwd, AttentionCached, AttentionFwd};
 use ironhorse_core::{Error, Result, Slot};
 
-/// Sizes, and where things lie in packed (B,T,W) and plain (B,T,C) tensors; W = (NH + 2·NKV)·HD.
+/// Sizes and offsets in packed (B,T,W) and plain (B,T,C) tensors; W = (NH + 2·NKV)·HD.
 #[derive(Clone, Copy)]
 struct Dims {
     batch: usize,
@@ -15,7 +15,7 @@ struct Dims {
     size: usize,
 }
 
-/// Which of the three a vector is.
+/// Query, key or value.
 #[derive(Clone, Copy)]
 enum Part {
     Q,
@@ -34,12 +34,12 @@ impl Dims {
         1.0 / (self.size as f64).sqrt()
     }
 
-    /// The head of keys and values that a head of queries uses.
+    /// The key/value head that a query head uses.
     fn kv_head(&self, h: usize) -> usize {
         h / (self.heads / self.kv_heads)
     }
 
-    /// Where q of a head, or the k or v it uses, starts in (B,T,W).
+    /// The offset in (B,T,W) of q of a head, or of the k or v that it uses.
     fn packed(&self, part: Part, [b, t, h]: [usize; 3]) -> usize {
         let before = match part {
             Q => h,
@@ -49,12 +49,12 @@ impl Dims {
         ((b * self.seq + t) * (self.heads + 2 * self.kv_heads) + before) * self.size
     }
 
-    /// Where a head's vector starts in (B,T,C).
+    /// The offset in (B,T,C) of a head's vector.
     fn plain(&self, [b, t, h]: [usize; 3]) -> usize {
         ((b * self.seq + t) * self.heads + h) * self.size
     }
 
-    /// Where the key or value a head uses starts in a cache (B,T,NKV·HD).
+    /// The offset in a cache (B,T,NKV·HD) of the key or value that a head uses.
     fn cached(&self, [b, t, h]: [usize; 3]) -> usize {
         ((b * self.seq + t) * self.kv_heads + self.kv_head(h)) * self.size
     }
@@ -209,7 +209,7 @@ mod tests {
         kit.finish(op).expect_within(op.d_qkv, &[0.0, -k, 2.5, -3.0, k, 0.5], 1e-5);
     }
 
-    /// The second row of [`fwd_by_hand`], with the first in the cache and nothing yet in the third place.
+    /// The second row of [`fwd_by_hand`], with the first in the cache; the third position is still empty.
     #[test]
     fn cached_by_hand() {
         let mut kit = Kit::new("attention");
@@ -237,8 +237,8 @@ mod tests {
         case.expect_within(lse, &[5.0, 4_f64.ln(), 0.0, 2_f64.ln()], 1e-6);
     }
 
-    /// [`bwd_by_hand`] plus a head with d_out = (3, 4): of row 1 D = 4·12, d_score = (1/2·(32-48), 1/2·(64-48)) = (-8, 8);
-    /// d_q1 = -8·k0 + 8·k1 = -8; d_k gets nothing, its queries are 0; d_v gets (3 + 1/2·4, 1/2·4).
+    /// [`bwd_by_hand`] plus a head with d_out = (3, 4): of row 1 D = 4·12, d_score = (1/2·(32-48), 1/2·(64-48)) = (-8,
+    /// 8); d_q1 = -8·k0 + 8·k1 = -8; d_k is unchanged because the queries are 0; d_v increases by (3 + 1/2·4, 1/2·4).
     #[test]
     fn grouped_bwd_by_hand() {
         let mut kit = Kit::new("attention");

@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(error.to_string(), "token 2 is outside the vocabulary of 2");
     }
 
-    /// Token 1 twice: its rows of d_out meet in d_wte. The third position is beyond T.
+    /// Token 1 occurs twice: its rows of d_out add up in d_wte. The third position of d_wpe is not below T.
     fn bwd(accum: Accum, d_wpe: [f32; 3]) {
         let mut kit = Kit::new("embedding");
         let op = EmbeddingBwd {

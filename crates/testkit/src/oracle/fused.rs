@@ -1,10 +1,10 @@
-//! Fused ops written out in smaller ones.
+//! Fused ops expressed as smaller ones.
 
 use ironhorse_core::op::{
     ActBwd, ActFwd, Add, LayerNormFwd, LinearBwdInput, LinearFwd, Op, PreAct, RmsNormFwd,
 };
 
-/// The ops that a fused one consists of, in order; an op that is not fused is its only part.
+/// The ops that a fused op consists of, in order; an op that is not fused returns itself.
 pub(crate) fn parts(op: &Op) -> Vec<Op> {
     match *op {
         Op::ResidualLayerNormFwd(op) => vec![

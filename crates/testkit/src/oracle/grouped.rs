@@ -48,7 +48,7 @@ pub(super) fn bwd_weight(pools: &mut Pools, op: &GroupedLinearBwdWeight, step: S
     pools.store(op.d_weight, &d_weight, op.accum.adds(step.scalars.micro_step))
 }
 
-/// The expert of each row, or the refusal.
+/// The expert of each row, or an input error.
 fn experts(pools: &Pools, offsets: Slot, rows: usize) -> Result<Vec<usize>> {
     let offsets = pools.read(offsets)?;
     let ends = (offsets.first(), offsets.last()) == (Some(&0.0), Some(&(rows as f64)));

@@ -109,7 +109,7 @@ mod tests {
         case.expect_f64(op.out, &[9.0, 22.0]);
     }
 
-    /// The statistics are taken as given, here not those of the row.
+    /// The given statistics are used, here different from those of the row.
     #[test]
     fn apply_by_hand() {
         let mut kit = Kit::new("layernorm");

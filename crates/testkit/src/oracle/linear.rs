@@ -1,4 +1,4 @@
-//! Linear layers, as three nested loops each.
+//! Linear layers, each as three nested loops.
 
 use super::{Pools, Step};
 use ironhorse_core::Result;

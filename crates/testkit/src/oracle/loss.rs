@@ -50,7 +50,8 @@ mod tests {
         (kit, op)
     }
 
-    /// Row 0: softmax (1/4, 3/4) and target 0, so the loss is ln 4. Row 1: (1/2, 1/2), ln 2. The third column pads.
+    /// Row 0: softmax (1/4, 3/4) and target 0, so the loss is ln 4. Row 1: (1/2, 1/2), ln 2. The third column is
+    /// padding.
     #[test]
     fn cross_entropy_by_hand() {
         let (kit, op) = cross_entropy(&[0, 1], true);

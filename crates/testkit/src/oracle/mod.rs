@@ -1,4 +1,5 @@
-//! The oracle: every op straight from its documented formula, in f64, in the plainest code. Slow and right.
+//! The oracle: every op implemented directly from its documented formula, in f64, in the simplest code. Slow but
+//! correct.
 
 mod activation;
 pub(crate) mod attention;
@@ -36,7 +37,7 @@ pub struct OracleEngine {
     pools: Pools,
 }
 
-/// What an op may look at besides its slots.
+/// What an op may read besides its slots.
 #[derive(Clone, Copy)]
 pub(crate) struct Step<'a> {
     pub params: &'a [Param],
@@ -49,7 +50,7 @@ impl OracleEngine {
         Self::default()
     }
 
-    /// A slot's elements as the oracle holds them.
+    /// The elements of a slot in f64.
     pub fn read_f64(&self, slot: Slot) -> Result<Vec<f64>> {
         self.pools.read(slot)
     }
@@ -59,13 +60,13 @@ impl OracleEngine {
         &mut self.pools
     }
 
-    /// Sets a slot's elements, unrounded.
+    /// Sets the elements of a slot without rounding.
     pub fn write_f64(&mut self, slot: Slot, values: &[f64]) -> Result<()> {
         self.pools.write(slot, values)
     }
 }
 
-/// Runs one op; a fused one by its parts.
+/// Runs one op; a fused op as its parts.
 pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
     op.check()?;
     match op {
@@ -113,7 +114,7 @@ pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
     }
 }
 
-/// A token or target as an index, or the refusal.
+/// A token or target as an index, or an input error.
 pub(crate) fn index(value: f64, limit: usize, what: &str) -> Result<usize> {
     if value >= 0.0 && value < limit as f64 {
         return Ok(value as usize);
@@ -175,7 +176,7 @@ impl Engine for OracleEngine {
     fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()> {
         let count = program.nodes().len();
         let Some(nodes) = program.nodes().get(ops.clone()) else {
-            return Err(Error::Program(format!("ops {ops:?} asked for, of {count}")));
+            return Err(Error::Program(format!("ops {ops:?} are out of range 0..{count}")));
         };
         let step = Step { params: program.params(), scalars };
         nodes.iter().try_for_each(|node| execute(&mut self.pools, &node.op, step))

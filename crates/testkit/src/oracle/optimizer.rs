@@ -4,12 +4,12 @@ use super::{Pools, Step};
 use ironhorse_core::op::{AdamW, GradNorm};
 use ironhorse_core::{DType, Error, Result, bf16_to_f32, f32_to_bf16, join_master, split_master};
 
-/// What PyTorch's `clip_grad_norm_` adds to the norm before it divides.
+/// What PyTorch's `clip_grad_norm_` adds to the norm before it divides by it.
 const CLIP_EPS: f64 = 1e-6;
 
 pub(super) fn grad_norm(pools: &mut Pools, op: &GradNorm) -> Result<()> {
     let sum: f64 = pools.read(op.grads)?.iter().map(|g| g * g).sum();
-    // the norm and the loss are f32: beyond its range they are infinite
+    // the norm and the loss are f32: outside its range they are infinite
     let norm = if (sum.sqrt() as f32).is_infinite() { f64::INFINITY } else { sum.sqrt() };
     let halted = pools.read(op.halt)?[0] != 0.0;
     let bad = !norm.is_finite() || !pools.read(op.loss)?[0].is_finite();
@@ -17,7 +17,7 @@ pub(super) fn grad_norm(pools: &mut Pools, op: &GradNorm) -> Result<()> {
     pools.write(op.halt, &[f64::from(u8::from(halted || bad))])
 }
 
-/// Only elements of the parameter table change; the gaps that alignment leaves stay as they are.
+/// Only elements of the parameter table change; alignment gaps do not.
 pub(super) fn adamw(pools: &mut Pools, op: &AdamW, step: Step) -> Result<()> {
     let s = step.scalars;
     let [lr, eps, weight_decay, grad_clip] = [s.lr, s.eps, s.weight_decay, s.grad_clip].map(f64::from);
@@ -60,7 +60,7 @@ fn read_weights(pools: &Pools, op: &AdamW) -> Result<Vec<f64>> {
     Ok(weights.iter().zip(&held).map(join).collect())
 }
 
-/// A weight and its residual mean something only together and rounded: here the one place where the oracle rounds.
+/// A weight and its residual are only meaningful together and rounded: this is the only place where the oracle rounds.
 fn write_weights(pools: &mut Pools, op: &AdamW, w: &[f64]) -> Result<()> {
     let Some(master) = op.master else { return pools.write(op.params, w) };
     if master.dtype != DType::I16 {
@@ -102,7 +102,7 @@ mod tests {
             (0.0, f32::NEG_INFINITY, 3.0, 1.0),
             (0.0, 2.0, f32::NAN, 1.0),
             (0.0, 2.0, f32::INFINITY, 1.0),
-            (0.0, huge, huge, 1.0), // √2 times the largest f32 is none
+            (0.0, huge, huge, 1.0), // √2 times the largest f32 overflows
         ] {
             let mut kit = Kit::new("halt");
             let (norm, grads) = (kit.slot([1]), kit.f32s([2], &[grad, grad]));

@@ -1,11 +1,11 @@
 //! The oracle's memory: one f64 cell for every 2 bytes of a pool.
 //!
-//! An element occupies the first cell of its bytes, so slots of one element type alias as they do in real memory
-//! (sub-slots, flat views). Integers of 32 bits are exact in f64.
+//! An element is stored in the first cell of its bytes, so slots of one element type alias as they do in real memory
+//! (sub-slots, flat views). 32-bit integers are exact in f64.
 
 use ironhorse_core::{Error, Layout, Pool, Result, Slot};
 
-/// Bytes one cell stands for: the smallest element.
+/// Bytes that one cell represents: the size of the smallest element.
 const CELL: usize = 2;
 
 #[derive(Debug, Default)]
@@ -46,7 +46,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Writes, or adds to what was there. Overwriting does not read.
+    /// Overwrites, or adds to the old contents. Overwriting does not read them.
     pub fn store(&mut self, slot: Slot, values: &[f64], adds: bool) -> Result<()> {
         if !adds {
             return self.write(slot, values);

@@ -1,4 +1,4 @@
-//! Normalisation by the root mean square over rows.
+//! RMS normalisation over the last dimension.
 
 use super::{Pools, Step};
 use ironhorse_core::Result;
@@ -91,7 +91,7 @@ mod tests {
         case.expect_f64(op.out, &[0.5, 3.0]);
     }
 
-    /// The statistic is taken as given, here not that of the row.
+    /// The given statistic is used, here different from that of the row.
     #[test]
     fn apply_by_hand() {
         let mut kit = Kit::new("rmsnorm");

@@ -41,7 +41,7 @@ mod tests {
         let mut kit = Kit::new("rope");
         kit.scalars.position = position;
         let op = Rope {
-            // two heads of queries, one of keys, one of values; heads of two
+            // two query heads, one key head, one value head; head dimension 2
             qkv: kit.f32s([1, 1, 8], &[1.0, 0.0, 0.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
             heads: 2,
             kv_heads: 1,
@@ -54,7 +54,7 @@ mod tests {
         (kit, op)
     }
 
-    /// A head of two is one pair, which turns by one radian from position to position.
+    /// With head dimension 2 there is one pair, which rotates by one radian per position.
     #[test]
     fn by_hand() {
         let (sin, cos) = 3.0_f64.sin_cos();
@@ -68,7 +68,7 @@ mod tests {
         assert!(kit.finish(op).oracle().unwrap_err().to_string().contains("context of 8"));
     }
 
-    /// Pairs are halves apart; the second of two pairs turns by θ^(-1/2) = (100·4²)^(-1/2) = 1/40.
+    /// A pair is one element of each half; the second of two pairs rotates by θ^(-1/2) = (100·4²)^(-1/2) = 1/40.
     #[test]
     fn pairs_and_frequencies_by_hand() {
         let mut kit = Kit::new("rope");

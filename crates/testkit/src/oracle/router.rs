@@ -74,12 +74,12 @@ pub(super) fn load(pools: &mut Pools, op: &RouterLoad, step: Step) -> Result<()>
     pools.store(entropy, &[scale * sum], adds)
 }
 
-/// An expert as an index, or the refusal.
+/// An expert as an index, or an input error.
 pub(super) fn expert(value: f64, all: usize) -> Result<usize> {
     if value >= 0.0 && value < all as f64 {
         return Ok(value as usize);
     }
-    Err(Error::Input(format!("expert {value} is none of the {all} there are")))
+    Err(Error::Input(format!("expert index {value} is out of range 0..{all}")))
 }
 
 #[cfg(test)]
@@ -89,7 +89,7 @@ mod tests {
 
     const LN2: f32 = std::f32::consts::LN_2;
 
-    /// Row 0: probabilities 1/8, 1/2, 1/8, 1/4. Row 1: all equal, so the lowest numbers win.
+    /// Row 0: probabilities 1/8, 1/2, 1/8, 1/4. Row 1: all equal, so the lowest indices are chosen.
     #[test]
     fn fwd_by_hand() {
         let mut kit = Kit::new("router");

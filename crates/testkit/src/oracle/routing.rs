@@ -10,7 +10,7 @@ pub(super) fn sort(pools: &mut Pools, op: &RouteSort) -> Result<()> {
     let experts: Vec<usize> =
         pools.read(op.experts)?.into_iter().map(|e| expert(e, all)).collect::<Result<_>>()?;
     let mut order: Vec<usize> = (0..experts.len()).collect();
-    order.sort_by_key(|&route| experts[route]); // stable
+    order.sort_by_key(|&route| experts[route]); // a stable sort
     let mut places = vec![0.0; experts.len()];
     for (s, &route) in order.iter().enumerate() {
         places[route] = s as f64;
@@ -73,12 +73,12 @@ pub(super) fn combine_bwd(pools: &mut Pools, op: &CombineBwd) -> Result<()> {
     pools.write(op.d_weights, &d_weights)
 }
 
-/// A permutation of as many rows as the slot has elements, or the refusal.
+/// A permutation of as many rows as the slot has elements, or an input error.
 fn rows(pools: &Pools, slot: Slot) -> Result<Vec<usize>> {
     let count = slot.numel();
     let row = |value: f64| match value {
         row if row >= 0.0 && row < count as f64 => Ok(row as usize),
-        row => Err(Error::Input(format!("row {row} is none of the {count} there are"))),
+        row => Err(Error::Input(format!("row index {row} is out of range 0..{count}"))),
     };
     pools.read(slot)?.into_iter().map(row).collect()
 }
@@ -88,7 +88,7 @@ mod tests {
     use crate::Kit;
     use ironhorse_core::op::{Accum, Combine, CombineBwd, Permute, PermuteBwd, RouteSort};
 
-    /// Routes 0..6 go to experts 2, 0, 2, 1, 0, 2; expert 3 is idle.
+    /// Routes 0..6 go to experts 2, 0, 2, 1, 0, 2; expert 3 has no rows.
     #[test]
     fn sort_by_hand() {
         let mut kit = Kit::new("sort");
