@@ -1,9 +1,9 @@
-//! Command-line arguments, taken one by one.
+//! Command-line arguments, consumed one by one.
 
 use anyhow::{Context, Result, bail};
 use std::collections::VecDeque;
 
-/// What is left of the command line.
+/// The remaining arguments of the command line.
 pub struct Args(VecDeque<String>);
 
 impl Args {
@@ -22,12 +22,12 @@ impl Args {
         self.next().with_context(|| format!("{flag} needs a value (see --help)"))
     }
 
-    /// Whether help is asked for, before any `--`.
+    /// Whether help is requested before any `--`.
     pub fn asks_for_help(&self) -> bool {
         self.0.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--help" || arg == "-h")
     }
 
-    /// Everything that is left, for a program that is passed the arguments on; a leading `--` is dropped.
+    /// All remaining arguments, to pass on to another program; a leading `--` is dropped.
     pub fn rest(mut self) -> Vec<String> {
         if self.0.front().is_some_and(|arg| arg == "--") {
             self.0.pop_front();
@@ -35,7 +35,7 @@ impl Args {
         self.0.into()
     }
 
-    /// Refuses whatever is left.
+    /// Fails if any arguments remain.
     pub fn end(mut self) -> Result<()> {
         match self.next() {
             None => Ok(()),
@@ -44,7 +44,7 @@ impl Args {
     }
 }
 
-/// The refusal of an argument that no command knows.
+/// The error for an unknown argument.
 pub fn unknown<T>(arg: &str) -> Result<T> {
     bail!("unknown argument '{arg}' (see --help)")
 }

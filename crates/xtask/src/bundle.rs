@@ -12,25 +12,25 @@ use std::process::Command;
 
 /// Help of `cargo xtask gpu-bundle`.
 pub const HELP: &str = "\
-Makes one folder with all that a run on a GPU machine needs: the release binary, stripped; run.sh, which checks and
+Makes one folder with everything needed for a run on a GPU machine: the stripped release binary; run.sh, which checks and
 measures everything and prints a table; the PyTorch side of the benchmarks; the Python package with its native module,
-the C library, the Python tests and pytest; the Rust tests that need a GPU; answer keys of small models made here. The
-machine needs an NVIDIA driver and a Python with PyTorch, neither Rust nor a network.
+the C library, the Python tests and pytest; the Rust tests that need a GPU; answer keys of small models, made here. The
+GPU machine needs an NVIDIA driver and a Python with PyTorch. It needs neither Rust nor a network.
 
 Usage: cargo xtask gpu-bundle [--out DIR] [--no-build]
 
-  --out DIR    where; target/gpu-bundle if not given. What an earlier run left there is replaced
-  --no-build   take the release binary as it is
+  --out DIR    the folder [default: target/gpu-bundle]; one from an earlier run is replaced
+  --no-build   use the existing release binary
 
-Refuses to leave a folder of more than 60 MiB. Then, on the GPU machine: bash gpu-bundle/run.sh --out results";
+Fails if the folder is larger than 60 MiB. Then, on the GPU machine: bash gpu-bundle/run.sh --out results";
 
-/// The largest folder, in bytes.
+/// The largest allowed folder, in bytes.
 const MOST_BYTES: u64 = 60 << 20;
-/// Marks a folder as made by this command, so that no other is ever deleted.
+/// Marks a folder as made by this command; only such folders are deleted.
 const MARK: &str = "run.sh";
 
-/// Answer keys: name, sizes, B, T. The first has odd sizes everywhere; the second the head size of GPT-2. run.sh makes
-/// those of GPT-2's own width on the machine, because a key of one such layer is larger than this folder may be.
+/// Answer keys: name, sizes, B, T. The first has only odd sizes; the second has the head size of GPT-2. run.sh makes
+/// keys of GPT-2's width on the GPU machine, because the key of one such layer is larger than this folder may be.
 const KEYS: [(&str, &str, usize, usize); 2] = [
     ("odd", "n_layer=2,n_head=5,n_embd=80,vocab_size=257,max_seq_len=37", 3, 37),
     ("small", "n_layer=2,n_head=2,n_embd=128,vocab_size=515,max_seq_len=128", 1, 128),
@@ -38,7 +38,7 @@ const KEYS: [(&str, &str, usize, usize); 2] = [
 /// Optimizer steps in each key.
 const KEY_STEPS: usize = 5;
 
-/// Files as they are: in the repository, in the folder.
+/// Files to copy: path in the repository, path in the folder.
 const FILES: [(&str, &str); 10] = [
     ("scripts/gpu/run.sh", MARK),
     ("scripts/gpu/moe.sh", "moe.sh"),
@@ -51,14 +51,14 @@ const FILES: [(&str, &str); 10] = [
     ("scripts/gpu/torch_error.py", "torch_error.py"),
     ("benches/gpu_torch.py", "gpu_torch.py"),
 ];
-/// Folders as they are, without what Python compiled: in the repository, in the folder.
+/// Folders to copy without Python's bytecode: path in the repository, path in the folder.
 const FOLDERS: [(&str, &str); 4] = [
     ("python/ironhorse", "python/ironhorse"),
     ("python/tests", "python/tests"),
     ("benches", "benches"),
     ("examples", "examples"),
 ];
-/// pytest and what it needs, for machines that have none.
+/// pytest and its dependencies, for machines without them.
 const PYTEST: [&str; 6] = ["pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"];
 /// Keeps the names of functions for backtraces.
 const STRIP: &str = "--strip-debug";
@@ -81,7 +81,7 @@ pub fn run(repo: &Repo, mut args: Args) -> Result<bool> {
     };
     if build {
         let mut cargo = repo.cargo();
-        // As maturin does: no link to this machine's libpython, any Python from 3.10 on loads the module.
+        // Like maturin: without linking libpython, so that any Python from 3.10 on can load the module.
         cargo.env("PYO3_BUILD_EXTENSION_MODULE", "1");
         cargo.args(["build", "--release"]).args(PACKAGES.iter().flat_map(|name| ["--package", name]));
         let built = run_command(&mut cargo)?;
@@ -110,14 +110,14 @@ pub fn run(repo: &Repo, mut args: Args) -> Result<bool> {
     Ok(true)
 }
 
-/// Makes the folder, without what an earlier run left; a folder of something else is not touched.
+/// Creates the folder and deletes the contents of an earlier run. A folder with other contents is an error.
 fn empty(folder: &Path) -> Result<()> {
     let shown = folder.display();
     if folder.exists() {
         let nothing = fs::read_dir(folder).with_context(|| format!("{shown}: cannot read"))?.next().is_none();
         ensure!(
             nothing || folder.join(MARK).is_file(),
-            "{shown} holds other files, and would be replaced; give another --out"
+            "{shown} contains other files, which would be deleted; give another --out"
         );
         fs::remove_dir_all(folder).with_context(|| format!("{shown}: cannot delete"))?;
     }
@@ -133,7 +133,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The Rust tests that need a GPU, packed: unpacked they would take a third of the folder.
+/// The Rust tests that need a GPU, compressed: uncompressed they would be a third of the folder.
 fn rust_tests(repo: &Repo, folder: &Path) -> Result<()> {
     let unpacked = folder.join("rust");
     for program in gpu_tests::build(repo)? {
@@ -145,12 +145,12 @@ fn rust_tests(repo: &Repo, folder: &Path) -> Result<()> {
     fs::remove_dir_all(&unpacked).with_context(|| format!("{}: cannot delete", unpacked.display()))
 }
 
-/// Something cargo built, without debug information, which is most of it.
+/// Copies a file built by cargo without its debug information, which is most of it.
 fn binary(from: &Path, to: &Path, strip: &str) -> Result<()> {
-    ensure!(from.is_file(), "{} is not built: leave --no-build out", from.display());
+    ensure!(from.is_file(), "{} does not exist: run without --no-build to build it", from.display());
     copy(from, to)?;
     if output_of(Command::new("strip").arg(strip).arg(to)).is_none() {
-        out::line("there is no `strip` that takes the binaries: they keep their debug information");
+        out::line("`strip` is missing or failed: the binaries keep their debug information");
     }
     Ok(())
 }
@@ -166,7 +166,7 @@ fn pytest(repo: &Repo, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The package's sources, without what Python compiled from them.
+/// Copies the sources of the package without Python's bytecode.
 fn copy_package(from: &Path, to: &Path) -> Result<()> {
     for entry in fs::read_dir(from).with_context(|| format!("{}: cannot read", from.display()))? {
         let path = entry.with_context(|| format!("{}: cannot read", from.display()))?.path();
@@ -180,7 +180,7 @@ fn copy_package(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Lets PyTorch write a key and keeps only that of the files it comes with.
+/// Lets PyTorch write an answer key, and keeps only the key of all files that the export writes.
 fn answer_key(
     repo: &Repo,
     folder: &Path,
@@ -222,7 +222,7 @@ fn list(folder: &Path) -> Result<Vec<(PathBuf, u64)>> {
     Ok(found)
 }
 
-/// The files, those of a folder as one row.
+/// Prints the files; those of a folder as one row.
 fn report(folder: &Path, files: &[(PathBuf, u64)]) {
     out::line(format!("\n{}", folder.display()));
     let mut folders: BTreeMap<PathBuf, (usize, u64)> = BTreeMap::new();
@@ -286,7 +286,10 @@ mod tests {
         empty(&folder).unwrap();
         fs::write(folder.join("thesis.txt"), "x").unwrap();
         let error = empty(&folder).unwrap_err().to_string();
-        assert!(error.ends_with("holds other files, and would be replaced; give another --out"), "{error}");
+        assert!(
+            error.ends_with("contains other files, which would be deleted; give another --out"),
+            "{error}"
+        );
         fs::write(folder.join(MARK), "x").unwrap();
         empty(&folder).unwrap();
         assert_eq!(list(&folder).unwrap(), []);

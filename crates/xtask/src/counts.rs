@@ -1,4 +1,4 @@
-//! How many tests passed, read from what cargo, pytest and the Python linters print.
+//! The number of tests that passed, parsed from the output of cargo, pytest and the Python linters.
 
 use crate::kernels::LAST_LINE;
 use std::fmt;
@@ -9,9 +9,9 @@ use std::ops::AddAssign;
 pub struct Counts {
     /// Passed.
     pub passed: usize,
-    /// Failed, or could not be run at all.
+    /// Failed, or could not be run.
     pub failed: usize,
-    /// Left out by the test itself: `#[ignore]`, `pytest.skip`, an expected failure.
+    /// Skipped by the test itself: `#[ignore]`, `pytest.skip`, an expected failure.
     pub skipped: usize,
 }
 
@@ -33,12 +33,12 @@ impl fmt::Display for Counts {
     }
 }
 
-/// Who prints the lines.
+/// The program that prints the lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// Nobody counts.
+    /// A program without counts.
     Silent,
-    /// libtest: one line for each test program, which add up.
+    /// libtest: one line for each test program; the counts add up.
     Cargo,
     /// pytest: one line at the end.
     Pytest,
@@ -46,12 +46,12 @@ pub enum Dialect {
     Kernels,
     /// `ironhorse resume-check --torture`: the last line.
     Torture,
-    /// ruff and mypy: one line at the end that says how much is wrong. What is right are files, not tests.
+    /// ruff and mypy: one line at the end with the number of errors. They count files that pass, not tests.
     Lint,
 }
 
 impl Dialect {
-    /// Takes one line of output into account.
+    /// Counts one line of output.
     pub fn read(self, line: &str, counts: &mut Counts) {
         let line = without_colour(line);
         match self {

@@ -15,11 +15,11 @@ const PACKAGES: [&str; 2] = ["ironhorse-cuda", "ironhorse"];
 pub struct Program {
     /// The name of its target.
     pub name: String,
-    /// Where cargo put it.
+    /// The path of the executable.
     pub file: PathBuf,
 }
 
-/// Builds the tests and returns the programs that have ignored ones.
+/// Builds the tests and returns the programs that contain ignored tests.
 pub fn build(repo: &Repo) -> Result<Vec<Program>> {
     let mut cargo = repo.cargo();
     cargo.args(["test", "--no-run", "--lib", "--tests", "--message-format", "json"]);
@@ -29,7 +29,7 @@ pub fn build(repo: &Repo) -> Result<Vec<Program>> {
     ensure!(output.status.success(), "`{text}` failed (cargo's messages are above)");
     let mut found = programs(&String::from_utf8_lossy(&output.stdout));
     found.retain(has_ignored);
-    ensure!(!found.is_empty(), "no test of {} is marked as in need of a GPU", PACKAGES.join(" and "));
+    ensure!(!found.is_empty(), "no test of {} is marked #[ignore = \"needs a GPU\"]", PACKAGES.join(" and "));
     Ok(found)
 }
 

@@ -4,7 +4,7 @@ use crate::kernels::Build;
 use crate::ptxas::Resources;
 use std::collections::BTreeMap;
 
-/// The architecture whose registers get a column: the one tuned for.
+/// The architecture whose registers have a column: the one that the kernels are tuned for.
 const MAIN: &str = "sm_90a";
 
 /// A row for each kernel: the worst of its builds.
@@ -41,7 +41,7 @@ pub fn worst(builds: &[Build]) -> String {
         let main = if row.main_registers == 0 { "-".into() } else { row.main_registers.to_string() };
         let spills = match row.spilling {
             0 => "none".into(),
-            n => format!("{} out, {} back in {n} builds", worst.spill_stores, worst.spill_loads),
+            n => format!("{} stored, {} loaded in {n} builds", worst.spill_stores, worst.spill_loads),
         };
         text += &format!(
             "{kernel:<wide$}  {file:<20}{:>7}{main:>12}{:>8}{:>9}{:>8}  {spills}\n",
@@ -127,7 +127,7 @@ mod tests {
         let builds = [build("sm_80", 40, 0), build("sm_90a", 32, 0), build("sm_120", 255, 16)];
         let want = "\
 kernel    file                 builds regs sm_90a    most   shared   stack  spills
-gelu_fwd  gelu.cu                   3          32     255        0      16  16 out, 0 back in 1 builds
+gelu_fwd  gelu.cu                   3          32     255        0      16  16 stored, 0 loaded in 1 builds
 ";
         assert_eq!(worst(&builds), want);
         assert_eq!(all(&builds).lines().count(), 4);

@@ -19,31 +19,31 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Help of `cargo xtask kernels`.
 pub const HELP: &str = "\
 Compiles every specialisation of the CUDA kernels with NVRTC, for sm_80 and sm_90a, and prints the registers, shared
-memory and spills of each kernel. Needs no GPU. Fails when one does not compile, or when a kernel that is not in the
-list of those that may spills registers. What did not change since the last run is not compiled again.
+memory and spills of each kernel. Needs no GPU. Fails if a kernel does not compile, or if it spills registers and is not
+on the list of exceptions. Kernels that did not change since the last run are not compiled again.
 
 Usage: cargo xtask kernels [--all | --arch ARCH]... [--verbose] [--json FILE]
 
   --all         all six architectures
   --arch ARCH   this architecture instead; may be given several times
-  --verbose     one row for each build, not the worst of each kernel
+  --verbose     one row for each build instead of the worst build of each kernel
   --json FILE   every build of every kernel
 
-NVRTC is taken from .venv (see cargo xtask setup), or from the folder that IRONHORSE_CUDA_PATH names.
+NVRTC is loaded from .venv (see cargo xtask setup), or from the folder in IRONHORSE_CUDA_PATH.
 
 Example: cargo xtask kernels --arch sm_90a --verbose";
 
-/// What the engine supports.
+/// The architectures that the engine supports.
 const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"];
-/// The two whose code differs most: the oldest, without TMA and wgmma, and the one that the benchmarks run on.
+/// The two architectures whose code differs most: the oldest, without TMA and wgmma, and the one of the benchmarks.
 const DEFAULT: [&str; 2] = ["sm_80", "sm_90a"];
 
-/// What may spill: kernel, architecture, bytes at most. Anything else is a failure. The register allocator for sm_120 needs a few
-/// bytes where those of all others do not.
+/// Allowed spills: kernel, architecture, bytes at most. Any other spill is a failure. Only the register allocator for
+/// sm_120 spills a few bytes here.
 const MAY_SPILL: &[(&str, &str, u32)] =
     &[("cross_entropy_bwd", "sm_120", 16), ("norm_bwd", "sm_120", 16), ("softmax_held", "sm_120", 32)];
 
-/// Begins the last line; [`crate::counts::Dialect::Kernels`] reads it.
+/// The beginning of the last line, which [`crate::counts::Dialect::Kernels`] parses.
 pub const LAST_LINE: &str = "kernels: ";
 
 /// One specialisation on one architecture.
@@ -52,14 +52,14 @@ pub struct Build {
     /// `C=768 T=bf16`
     pub defines: String,
     pub arch: String,
-    /// The kernels in it, or why it failed.
+    /// Its kernels, or why the build failed.
     pub outcome: Result<Vec<Resources>, String>,
     warnings: Vec<String>,
     cached: bool,
 }
 
 impl Build {
-    /// A build that was made now.
+    /// A build that this run compiled, as opposed to one from the cache.
     pub fn new(
         file: &'static str,
         defines: impl Into<String>,
@@ -88,7 +88,7 @@ pub fn run(repo: &Repo, args: Args) -> Result<bool> {
     let args = args.rest();
     let options = parse(Args::new(args.clone()))?;
     if std::env::var_os(PATH_VARIABLE).is_none() {
-        // Libraries are looked for where the environment says, and only a new process can be given another.
+        // The search path of libraries comes from the environment, which only a new process can change.
         let mut again = command(repo)?;
         let status = again.args(args).status().context("cannot start this program again")?;
         ensure!(status.code() != Some(2), "the kernels could not be checked (the reason is above)");
@@ -97,7 +97,7 @@ pub fn run(repo: &Repo, args: Args) -> Result<bool> {
     check(repo, &options)
 }
 
-/// This program again, with the NVRTC of `.venv` unless the environment names another.
+/// The command that runs this program again, with the NVRTC of `.venv` unless the environment names another.
 pub fn command(repo: &Repo) -> Result<Command> {
     let mut again = Command::new(std::env::current_exe().context("cannot find this program's own file")?);
     again.arg("kernels");
@@ -164,7 +164,7 @@ fn check(repo: &Repo, options: &Options) -> Result<bool> {
     Ok(failed == 0)
 }
 
-/// Every specialisation on every architecture, by all cores: NVRTC compiles programs side by side.
+/// Compiles every specialisation for every architecture on all cores: NVRTC can compile programs in parallel.
 fn build_all(
     specs: &[Spec],
     architectures: &[String],
@@ -194,7 +194,7 @@ fn take<T: Copy>(next: &AtomicUsize, jobs: &[T]) -> Option<(usize, T)> {
     jobs.get(i).map(|&job| (i, job))
 }
 
-/// One build; its log comes from the cache if nothing that decides it has changed.
+/// One build; its log comes from the cache if none of its inputs has changed.
 fn build(
     spec: &Spec,
     arch: &str,
@@ -217,7 +217,7 @@ fn build(
     };
     let warnings = ptxas::warnings(log.as_deref().unwrap_or("")).map(str::to_owned).collect();
     let outcome = log.and_then(|log| match ptxas::kernels(&log) {
-        found if found.is_empty() => Err("has no kernel, or NVRTC does not report any".into()),
+        found if found.is_empty() => Err("contains no kernel, or NVRTC reports none".into()),
         found => {
             cache.write(&entry, log.as_bytes());
             Ok(found)
@@ -226,7 +226,7 @@ fn build(
     Build { warnings, cached, ..Build::new(spec.file, defines, arch, outcome) }
 }
 
-/// A key of everything that decides the device code.
+/// A key of everything that affects the device code.
 fn key(file: &str, parts: &[&str]) -> String {
     let texts = KERNEL_FILES.iter().filter(|(name, _)| *name == file || name.ends_with(".cuh"));
     let mut all: Vec<&str> = texts.map(|(_, text)| *text).collect();
@@ -235,7 +235,7 @@ fn key(file: &str, parts: &[&str]) -> String {
     fingerprint(&all)
 }
 
-/// What is wrong, with the number of the build.
+/// The faults, each with the index of its build.
 fn faults(builds: &[Build], may_spill: &[(&str, &str, u32)]) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (i, build) in builds.iter().enumerate() {
@@ -250,7 +250,7 @@ fn faults(builds: &[Build], may_spill: &[(&str, &str, u32)]) -> Vec<(usize, Stri
                 let spilling = kernels.iter().filter(|kernel| kernel.spills() && !allowed(kernel));
                 found.extend(spilling.map(|kernel| {
                     let (stores, loads) = (kernel.spill_stores, kernel.spill_loads);
-                    (i, format!("{} spills {stores} bytes out, {loads} back", kernel.kernel))
+                    (i, format!("{} spills registers: {stores} bytes stored, {loads} loaded", kernel.kernel))
                 }));
             }
         }
@@ -258,7 +258,7 @@ fn faults(builds: &[Build], may_spill: &[(&str, &str, u32)]) -> Vec<(usize, Stri
     found
 }
 
-/// One text for each distinct fault of a file, with the first build that has it: an error is often that of all.
+/// One text for each distinct fault of a file, with the first build that has it: often all builds have the same error.
 fn failures(builds: &[Build], faults: &[(usize, String)]) -> Vec<String> {
     let mut groups: Vec<(&Build, &str, usize)> = Vec::new();
     for (i, what) in faults {
@@ -285,7 +285,7 @@ mod tests {
     const SPILLS: &str = "Compiling entry function 'g' for 'x'\n8 bytes stack frame, 8 bytes spill stores, 4 bytes spill \
                           loads\nUsed 255 registers";
 
-    /// Builds of which `a.cu` is good, `b.cu` spills, `c.cu` does not compile and `d.cu` has no kernel.
+    /// Builds in which `a.cu` is good, `b.cu` spills, `c.cu` does not compile and `d.cu` has no kernel.
     fn builds(cache: &Cache, compiled: &AtomicUsize) -> Vec<Build> {
         let specs = ["a.cu", "b.cu", "c.cu", "d.cu"].map(|file| Spec::new(file).define("C", 768));
         build_all(&specs, &["sm_80".into(), "sm_90a".into()], |spec, arch| {
@@ -317,15 +317,15 @@ mod tests {
         assert_eq!(
             failures(&first, &faulty),
             [
-                "FAILED b.cu C=768 for sm_80 and 1 others: g spills 8 bytes out, 4 back",
+                "FAILED b.cu C=768 for sm_80 and 1 others: g spills registers: 8 bytes stored, 4 loaded",
                 "FAILED c.cu C=768 for sm_80 and 1 others: does not compile:\nline 3",
-                "FAILED d.cu C=768 for sm_80 and 1 others: has no kernel, or NVRTC does not report any",
+                "FAILED d.cu C=768 for sm_80 and 1 others: contains no kernel, or NVRTC reports none",
             ]
         );
         let again = builds(&cache, &compiled);
         assert_eq!(compiled.load(Ordering::Relaxed), 8 + 4, "a.cu and b.cu are not compiled again");
-        assert_eq!(faults(&again, &[("g", "sm_80", 8)]).len(), 5, "g may spill so much for sm_80");
-        assert_eq!(faults(&again, &[("g", "sm_80", 7)]).len(), 6, "but no more");
+        assert_eq!(faults(&again, &[("g", "sm_80", 8)]).len(), 5, "g may spill 8 bytes for sm_80");
+        assert_eq!(faults(&again, &[("g", "sm_80", 7)]).len(), 6, "g may not spill more than allowed");
         assert_eq!(again.iter().filter(|build| build.cached).count(), 4);
     }
 

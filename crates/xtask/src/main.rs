@@ -1,5 +1,5 @@
-//! `cargo xtask`: the developer commands. Few dependencies, so that it builds in seconds on a clean checkout; the CUDA
-//! engine's crate is one for its kernels.
+//! `cargo xtask`: the developer commands. It has few dependencies, so that it builds in seconds on a clean checkout;
+//! the CUDA engine is one of them because of its kernels.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -25,7 +25,8 @@ use crate::repo::Repo;
 use anyhow::{Result, bail};
 use std::process::ExitCode;
 
-/// One command: its name, what the list of commands says, its own help, and what it does. True means passed.
+/// One command: its name, its line in the list of commands, its help, and its function, which returns whether it
+/// passed.
 struct Command {
     name: &'static str,
     summary: &'static str,
@@ -60,7 +61,7 @@ const COMMANDS: [Command; 9] = [
     },
     Command {
         name: "gpu-bundle",
-        summary: "one folder with all that a run on a GPU machine needs",
+        summary: "one folder with everything needed for a run on a GPU machine",
         help: bundle::HELP,
         run: bundle::run,
     },
@@ -84,7 +85,7 @@ const COMMANDS: [Command; 9] = [
     },
     Command {
         name: "bench",
-        summary: "ironhorse beside PyTorch, the same training step",
+        summary: "the same training step in ironhorse and in PyTorch, timed",
         help: tools::BENCH_HELP,
         run: tools::bench,
     },
@@ -113,7 +114,7 @@ fn run() -> Result<bool> {
     };
     let Some(command) = COMMANDS.iter().find(|command| command.name == name) else {
         let names: Vec<&str> = COMMANDS.iter().map(|command| command.name).collect();
-        bail!("there is no command '{name}'; there are {}", names.join(", "));
+        bail!("unknown command '{name}'; expected one of {}", names.join(", "));
     };
     if args.asks_for_help() {
         out::line(command.help);

@@ -1,4 +1,4 @@
-//! Running programs: their output goes through live, and the test counts are read on the way.
+//! Runs programs: their output is passed through as it comes, and test counts are parsed from it.
 
 use crate::counts::{Counts, Dialect};
 use crate::out;
@@ -14,13 +14,13 @@ pub fn shown(command: &Command) -> String {
     std::iter::once(name).chain(args).collect::<Vec<_>>().join(" ")
 }
 
-/// Runs to the end, all output as it is; true where the program ended with 0.
+/// Runs to the end with its output unchanged; true if the exit status is 0.
 pub fn run(command: &mut Command) -> Result<bool> {
     let status = command.status().with_context(|| format!("cannot start `{}`", shown(command)))?;
     Ok(status.success())
 }
 
-/// The same, reading the counts out of standard output. Standard error, where cargo shows its progress, is left alone.
+/// The same, and parses the counts from standard output. Standard error, where cargo shows its progress, is unchanged.
 pub fn run_counted(command: &mut Command, dialect: Dialect) -> Result<(bool, Counts)> {
     let mut counts = Counts::default();
     if dialect == Dialect::Silent {
@@ -37,7 +37,7 @@ pub fn run_counted(command: &mut Command, dialect: Dialect) -> Result<(bool, Cou
     Ok((status.success(), counts))
 }
 
-/// Passes output on to `show` as it comes, half lines too, and whole lines to the counter.
+/// Passes output on to `show` as it comes, including incomplete lines, and whole lines to the counter.
 fn copy_lines(
     mut from: impl BufRead,
     dialect: Dialect,
@@ -65,7 +65,7 @@ fn copy_lines(
     Ok(())
 }
 
-/// Runs to the end; whether it ended with 0, and all that it printed.
+/// Runs to the end; returns whether the exit status is 0, and all output.
 pub fn captured(command: &mut Command) -> Result<(bool, String)> {
     let output = command.stdin(Stdio::null()).output();
     let output = output.with_context(|| format!("cannot start `{}`", shown(command)))?;
@@ -73,7 +73,7 @@ pub fn captured(command: &mut Command) -> Result<(bool, String)> {
     Ok((output.status.success(), text.concat()))
 }
 
-/// What the program prints, where it can be started and ends with 0.
+/// The output of the program, if it can be started and its exit status is 0.
 pub fn output_of(command: &mut Command) -> Option<String> {
     let output = command.stdin(Stdio::null()).output().ok().filter(|output| output.status.success())?;
     String::from_utf8(output.stdout).ok().map(|text| text.trim().to_owned())

@@ -1,4 +1,4 @@
-//! What `--ptxas-options=-v` reports: the registers, shared memory, stack and spills of each kernel.
+//! Parses the report of `--ptxas-options=-v`: the registers, shared memory, stack and spills of each kernel.
 
 /// The resources of one kernel in one build.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -7,7 +7,7 @@ pub struct Resources {
     pub kernel: String,
     /// Registers of a thread.
     pub registers: u32,
-    /// Static shared memory of a block, in bytes; what is asked for at launch is not in it.
+    /// Static shared memory of a block, in bytes, without the dynamic shared memory of the launch.
     pub shared: u32,
     /// Stack frame of a thread, in bytes: arrays that are indexed at run time, and spills.
     pub stack: u32,
@@ -24,7 +24,7 @@ impl Resources {
     }
 }
 
-/// Every kernel of a log. A function that was not inlined counts towards the kernel it stands below.
+/// Every kernel of a log. A function that was not inlined counts towards the kernel above it in the log.
 pub fn kernels(log: &str) -> Vec<Resources> {
     let mut found: Vec<Resources> = Vec::new();
     for line in log.lines() {
@@ -46,7 +46,7 @@ pub fn kernels(log: &str) -> Vec<Resources> {
     found
 }
 
-/// What the compiler warns of, or says about speed that was lost (wgmma made serial, setmaxnreg ignored).
+/// Compiler warnings and notes about lost performance (wgmma serialised, setmaxnreg ignored).
 pub fn warnings(log: &str) -> impl Iterator<Item = &str> {
     let warns = |line: &&str| line.contains("warning") || line.contains("Performance Loss");
     log.lines().map(str::trim).filter(warns)

@@ -1,5 +1,4 @@
-//! The Python tests, in as many processes as there are cores: torch runs on one thread in them, and most of a test is
-//! one thread's work.
+//! Runs the Python tests in one process per core: torch uses one thread in each, and most tests are single-threaded.
 
 use crate::counts::{Counts, Dialect};
 use crate::out;
@@ -10,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-/// Pieces for each process: enough that the last to end are short, few enough that importing torch costs little.
+/// Pieces per process: enough that the last ones are short, few enough that importing torch costs little.
 const PIECES: usize = 3;
 
-/// Runs every test file of python/tests with the package of `.venv` and this `ironhorse`.
+/// Runs every test file of python/tests with the package in `.venv` and this `ironhorse` binary.
 pub fn run(repo: &Repo, binary: &Path) -> Result<(bool, Counts)> {
     ensure!(python_of(&repo.venv()).exists(), "there is no .venv yet: cargo xtask setup");
     let workers = std::thread::available_parallelism().map_or(1, usize::from).min(4);
@@ -34,7 +33,7 @@ pub fn run(repo: &Repo, binary: &Path) -> Result<(bool, Counts)> {
     Ok(done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))
 }
 
-/// One process to its end; its output is shown whole, so that two do not mix.
+/// Runs one process to its end and then prints its output, so that the output of two processes does not mix.
 fn run_piece(command: &mut Command) -> (bool, Counts) {
     let (passed, text) = match captured(command) {
         Ok(ended) => ended,
@@ -70,7 +69,7 @@ fn test_files(repo: &Repo) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// So many pieces of about the same size: each file, the largest first, goes to the smallest piece.
+/// Splits the files into this many pieces of about the same size: each file, largest first, goes to the smallest piece.
 fn split(mut files: Vec<(u64, PathBuf)>, pieces: usize) -> Vec<Vec<PathBuf>> {
     files.sort_by(|a, b| b.cmp(a));
     let mut all: Vec<(u64, Vec<PathBuf>)> = vec![(0, Vec::new()); pieces];

@@ -1,4 +1,4 @@
-//! The Python environment `.venv`: made once, brought up to date when what it is made from changes.
+//! The Python environment `.venv`: created once, and updated when its requirements change.
 
 use crate::args::Args;
 use crate::out;
@@ -13,22 +13,22 @@ use std::time::Duration;
 
 /// Help of `cargo xtask setup`.
 pub const HELP: &str = "\
-Makes the Python environment .venv in the root of the repository, with what the checks need (torch, numpy, pytest,
-safetensors, transformers, NVRTC, maturin, ruff, mypy), builds this package's wheel and installs it there. Downloads
-nothing when what the checks need has not changed.
+Creates the Python environment .venv in the root of the repository with the packages that the checks need (torch, numpy,
+pytest, safetensors, transformers, NVRTC, maturin, ruff, mypy), builds the wheel of this package and installs it there.
+Downloads nothing if the required packages have not changed.
 
 Usage: cargo xtask setup
 
-PYTHON=FILE in the environment names the interpreter to use; else python3. It must be 3.10 or newer.
-The download is large (PyTorch) the first time. To start over, delete .venv.";
+The environment variable PYTHON names the interpreter to use [default: python3]. It must be 3.10 or newer.
+The first download is large (PyTorch). To start over, delete .venv.";
 
 /// The oldest Python the package supports.
 const OLDEST: (u32, u32) = (3, 10);
-/// What the checks need.
+/// The packages that the checks need.
 const REQUIREMENTS: &str = "python/requirements-test.txt";
-/// Holds the hash of what the environment was made from; written last.
+/// Holds the hash of the environment's requirements; written last.
 const STAMP: &str = "ironhorse.stamp";
-/// How often pip is started before giving up; within each, pip itself tries again too.
+/// How often pip is started before giving up; each time, pip itself retries too.
 const ATTEMPTS: u32 = 3;
 
 /// `cargo xtask setup`
@@ -45,14 +45,14 @@ pub fn setup_command(repo: &Repo, args: Args) -> Result<bool> {
 /// Builds the wheel and installs it into the environment: the tests import an installed package, as users do.
 pub fn wheel(repo: &Repo, profile: Profile) -> Result<()> {
     ensure!(python_of(&repo.venv()).exists(), "there is no .venv yet: cargo xtask setup");
-    // The requirements bring maturin, so that nothing has to be downloaded to build in. The version is that of the wheel
-    // before, which pip would take for the same.
+    // maturin is one of the requirements, so the build needs no download. Without --force-reinstall pip would keep the
+    // old wheel, which has the same version.
     let install = ["install", "--no-deps", "--no-build-isolation", "--force-reinstall", "."];
     pip(repo, &install, profile, 1)
         .context("the wheel could not be built and installed (the messages are above)")
 }
 
-/// Makes or updates the environment, without this package.
+/// Creates or updates the environment, without this package.
 pub fn setup(repo: &Repo) -> Result<()> {
     let requirements = repo.root().join(REQUIREMENTS);
     let wanted = fs::read_to_string(&requirements).with_context(|| format!("cannot read {REQUIREMENTS}"))?;
@@ -79,7 +79,7 @@ pub fn setup(repo: &Repo) -> Result<()> {
     fs::write(&stamp_file, stamp).context("cannot write to .venv")
 }
 
-/// The requirements that the environment does not meet; all of them where it cannot tell.
+/// The requirements that the environment does not meet; all of them if that cannot be determined.
 fn missing(repo: &Repo, wanted: &str) -> Vec<String> {
     let lines = wanted.lines().map(str::trim);
     let all: Vec<String> =
@@ -121,7 +121,7 @@ fn create(venv: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The Python of this system that is new enough.
+/// A Python of this system that is new enough.
 fn interpreter() -> Result<OsString> {
     let (given, python) = match std::env::var_os("PYTHON") {
         Some(python) => (true, python),
@@ -157,7 +157,7 @@ fn search_path(repo: &Repo) -> Result<OsString> {
     std::env::join_paths(folders).context("the path of this checkout cannot be part of PATH")
 }
 
-/// Runs pip in the environment, up to `attempts` times: a download of gigabytes does not always go through.
+/// Runs pip in the environment, up to `attempts` times: a download of gigabytes does not always succeed.
 fn pip(repo: &Repo, args: &[&str], profile: Profile, attempts: u32) -> Result<()> {
     for attempt in 1..=attempts {
         let mut pip = repo.python();
@@ -168,7 +168,7 @@ fn pip(repo: &Repo, args: &[&str], profile: Profile, attempts: u32) -> Result<()
             return Ok(());
         }
         if attempt < attempts {
-            out::line(format!("pip failed; attempt {} of {attempts} follows", attempt + 1));
+            out::line(format!("pip failed; starting attempt {} of {attempts}", attempt + 1));
             std::thread::sleep(Duration::from_secs(5));
         }
     }

@@ -1,21 +1,21 @@
-//! Where things are: the repository, cargo, the Python environment, the built binary.
+//! The locations of the repository, cargo, the Python environment and the built binary.
 
 use crate::process::output_of;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// How something is built.
+/// A cargo profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
-    /// Optimised, with the checks of a debug build; shares what `cargo test` compiles.
+    /// Optimised, with the checks of a debug build; shares artifacts with `cargo test`.
     Dev,
-    /// What users get.
+    /// The profile of releases.
     Release,
 }
 
 impl Profile {
-    /// Its name to cargo.
+    /// The name that cargo knows it by.
     pub fn name(self) -> &'static str {
         match self {
             Self::Dev => "dev",
@@ -37,7 +37,7 @@ pub struct Repo {
 }
 
 impl Repo {
-    /// The repository around the package cargo runs, or around the current folder.
+    /// The repository that contains the package cargo runs, or the current folder.
     pub fn find() -> Result<Self> {
         let given = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
         let start = given.map_or_else(std::env::current_dir, Ok).context("there is no current folder")?;
@@ -52,7 +52,7 @@ impl Repo {
         &self.root
     }
 
-    /// The cargo that runs us, in the root.
+    /// A command of the cargo that runs this program, in the root.
     pub fn cargo(&self) -> Command {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.current_dir(&self.root);
@@ -64,7 +64,7 @@ impl Repo {
         self.root.join(".venv")
     }
 
-    /// The Python of the environment, in the root.
+    /// A command of the environment's Python, in the root.
     pub fn python(&self) -> Command {
         let mut python = Command::new(python_of(&self.venv()));
         python.current_dir(&self.root);
@@ -81,14 +81,14 @@ impl Repo {
         sites
     }
 
-    /// Where cargo puts what it builds.
+    /// The target folder of cargo.
     pub fn target(&self) -> Result<PathBuf> {
         let metadata = output_of(self.cargo().args(["metadata", "--no-deps", "--format-version", "1"]));
         let folder = metadata.as_deref().and_then(target_folder);
         folder.context("`cargo metadata` does not say where the target folder is")
     }
 
-    /// The build of `ironhorse` in this profile.
+    /// The path of the `ironhorse` binary built in this profile.
     pub fn binary(&self, profile: Profile) -> Result<PathBuf> {
         let name = format!("ironhorse{}", std::env::consts::EXE_SUFFIX);
         Ok(self.target()?.join(profile.folder()).join(name))

@@ -1,4 +1,4 @@
-//! What `cargo xtask test` prints and writes at the end: every stage with its result, its times and its counts.
+//! The final report of `cargo xtask test`: every stage with its result, times and counts.
 
 use crate::counts::Counts;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ pub struct Done {
     pub passed: bool,
     /// From start to end.
     pub time: Duration,
-    /// What its processes used of all cores, where the system says it.
+    /// The CPU time of its processes over all cores, if the system reports it.
     pub cpu: Option<Duration>,
     /// The tests in it.
     pub counts: Counts,
@@ -20,17 +20,17 @@ pub struct Done {
 
 /// User and system time of all child processes that have ended (Linux).
 pub fn children_cpu() -> Option<Duration> {
-    /// Clock ticks of /proc a second, on every Linux.
+    /// Clock ticks per second in /proc, the same on every Linux.
     const TICKS: u64 = 100;
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The name of the program is in brackets and may hold anything; cutime and cstime are fields 16 and 17.
+    // The program name is in parentheses and may contain any character; cutime and cstime are fields 16 and 17.
     let (_, fields) = stat.rsplit_once(')')?;
     let ticks: Vec<u64> =
         fields.split_whitespace().skip(13).take(2).map(str::parse).collect::<Result<_, _>>().ok()?;
     (ticks.len() == 2).then(|| Duration::from_millis(ticks.iter().sum::<u64>() * 1000 / TICKS))
 }
 
-/// A row for each stage, those that were not reached too.
+/// A table with a row for each stage, including those that were not reached.
 pub fn table(done: &[Done], stages: &[&'static str]) -> String {
     let mut text = format!("\n{:<10}{:<10}{:>10}{:>10}   tests\n", "stage", "result", "time", "cpu");
     let cpu = |time: Option<Duration>| time.map_or_else(String::new, seconds);
@@ -52,7 +52,7 @@ pub fn table(done: &[Done], stages: &[&'static str]) -> String {
     text
 }
 
-/// The same for programs.
+/// The same as JSON.
 pub fn json(done: &[Done], stages: &[&'static str]) -> Value {
     let stage = |&name: &&'static str| match done.iter().find(|one| one.name == name) {
         Some(one) => json!({

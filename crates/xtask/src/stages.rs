@@ -14,34 +14,34 @@ use std::time::Instant;
 
 /// Help of `cargo xtask test`.
 pub const HELP: &str = "\
-All checks. Sets up the Python environment .venv the first time, then runs the stages in this order and stops at the
+Runs all checks. Sets up the Python environment .venv the first time, then runs the stages in this order and stops at the
 first that fails:
 
   setup    the Python environment (see cargo xtask setup)
   fmt      cargo fmt --check
-  ruff     the Python code, linted
-  ruff-fmt the same, its formatting
-  mypy     the types of the Python package
+  ruff     ruff check on the Python code
+  ruff-fmt ruff format --check on the Python code
+  mypy     type check of the Python package
   clippy   cargo clippy on all targets, warnings are errors
   kernels  the CUDA kernels compiled for sm_80 and sm_90a (see cargo xtask kernels); needs no GPU
   test     unit and integration tests of all crates
   doctest  the examples in the documentation
   build    the ironhorse binary
-  torture  10 training runs of it, killed at random moments and resumed (see cargo xtask torture)
+  torture  10 training runs of that binary, killed at random moments and resumed (see cargo xtask torture)
   wheel    the Python package, built and installed into .venv
   pytest   the Python tests, and that binary against PyTorch
 
-Binary and wheel are built like the tests (profile dev, optimised), so that nothing is compiled twice. The end is a table
-of the stages with their times; the last line is `N passed, N failed`, with `, N skipped` if any were. A stage that fails
-without counting tests counts as one failed.
+Binary and wheel are built like the tests (profile dev, optimised), so that nothing is compiled twice. At the end a table
+shows the stages with their times; the last line is `N passed, N failed`, with `, N skipped` if any were skipped. A stage
+that fails without counting tests counts as one failure.
 
 Usage: cargo xtask test [--quick | --all] [--no-python] [--stage NAME]... [--json FILE]
 
-  --quick        for the inner loop: setup to clippy, then the unit tests that take seconds
-  --all          kernels for all six architectures, 100 torture runs, binary and wheel as released
-  --no-python    leave setup, ruff, ruff-fmt, mypy, kernels, wheel and pytest out
+  --quick        while editing: setup to clippy, then the unit tests that take seconds
+  --all          kernels for all six architectures, 100 torture runs, binary and wheel in the release profile
+  --no-python    skip setup, ruff, ruff-fmt, mypy, kernels, wheel and pytest
   --stage NAME   run only this stage; may be given several times
-  --json FILE    the table, for programs
+  --json FILE    write the table as JSON
 
 Examples:
   cargo xtask test
@@ -57,7 +57,7 @@ enum Depth {
 }
 
 impl Depth {
-    /// How the binary and the wheel are built.
+    /// The profile of the binary and the wheel.
     fn profile(self) -> Profile {
         if self == Self::All { Profile::Release } else { Profile::Dev }
     }
@@ -72,7 +72,7 @@ impl Depth {
 struct Stage {
     name: &'static str,
     python: bool,
-    /// Whether `--quick` has it.
+    /// Whether it is part of `--quick`.
     quick: bool,
     work: Work,
 }
@@ -91,14 +91,14 @@ enum Work {
     Pytest,
 }
 
-/// The seed of the moments at which the torture stage kills.
+/// The seed of the random moments at which the torture stage kills a run.
 const TORTURE_SEED: u64 = 1;
 const CLIPPY: Work =
     Work::Cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], Dialect::Silent);
 const DOCTESTS: Work = Work::Cargo(&["test", "--workspace", "--no-fail-fast", "--doc"], Dialect::Cargo);
-/// All tests but the doctests, which are a stage of their own; examples are built.
+/// All tests except the doctests, which are a separate stage; examples are built.
 const TESTS: &[&str] = &["test", "--workspace", "--no-fail-fast", "--tests", "--examples"];
-/// Unit tests alone, without those of testkit: the oracle against itself takes minutes.
+/// Unit tests only, without those of testkit: comparing the oracle with itself takes minutes.
 const QUICK_TESTS: &[&str] =
     &["test", "--workspace", "--exclude", "ironhorse-testkit", "--no-fail-fast", "--lib", "--bins"];
 
@@ -114,7 +114,7 @@ const STAGES: [Stage; 13] = [
     Stage { name: "ruff-fmt", python: true, quick: true, work: Work::Lint("ruff", &["format", "--check"]) },
     Stage { name: "mypy", python: true, quick: true, work: Work::Lint("mypy", &[]) },
     Stage { name: "clippy", python: false, quick: true, work: CLIPPY },
-    // Its compiler comes with the Python environment.
+    // NVRTC comes with the Python environment.
     Stage { name: "kernels", python: true, quick: false, work: Work::Kernels },
     Stage { name: "test", python: false, quick: true, work: Work::Tests },
     Stage { name: "doctest", python: false, quick: false, work: DOCTESTS },
@@ -124,7 +124,7 @@ const STAGES: [Stage; 13] = [
     Stage { name: "pytest", python: true, quick: false, work: Work::Pytest },
 ];
 
-/// What the command line asks for.
+/// The options of the command line.
 struct Asked {
     stages: Vec<Stage>,
     depth: Depth,
@@ -156,7 +156,7 @@ pub fn test(repo: &Repo, args: Args) -> Result<bool> {
         );
     }
     if depth == Depth::Quick {
-        out::line("\nONLY THE QUICK PART WAS RUN (--quick): before a commit, cargo xtask test");
+        out::line("\nONLY THE QUICK CHECKS WERE RUN (--quick): run cargo xtask test before a commit");
     }
     let mut total = Counts::default();
     done.iter().for_each(|one| total += one.counts);
@@ -164,7 +164,7 @@ pub fn test(repo: &Repo, args: Args) -> Result<bool> {
     Ok(done.iter().all(|one| one.passed))
 }
 
-/// What is asked for, with the stages in their order.
+/// Parses the options; stages are in their order.
 fn choose(mut args: Args) -> Result<Asked> {
     let (mut depth, mut no_python, mut only, mut json) = (Depth::Usual, false, Vec::new(), None);
     while let Some(arg) = args.next() {
@@ -182,12 +182,12 @@ fn choose(mut args: Args) -> Result<Asked> {
     for name in &only {
         let Some(stage) = STAGES.iter().find(|stage| stage.name == name) else {
             let names: Vec<&str> = STAGES.iter().map(|stage| stage.name).collect();
-            bail!("there is no stage '{name}'; there are {}", names.join(", "));
+            bail!("unknown stage '{name}'; expected one of {}", names.join(", "));
         };
-        ensure!(!(no_python && stage.python), "--no-python leaves out --stage {name}: choose one of the two");
+        ensure!(!(no_python && stage.python), "--no-python excludes --stage {name}: choose one of the two");
         ensure!(
             depth != Depth::Quick || stage.quick,
-            "--quick leaves out --stage {name}: choose one of the two"
+            "--quick excludes --stage {name}: choose one of the two"
         );
     }
     let wanted = |stage: &&Stage| {
@@ -205,7 +205,7 @@ fn run_stage(repo: &Repo, stage: &Stage, depth: Depth) -> Done {
         (false, Counts::default())
     });
     if !passed && counts.failed == 0 {
-        counts.failed = 1; // a program that did not compile, or died: the last line must not say 0 failed
+        counts.failed = 1; // it did not compile or crashed: the last line must not say 0 failed
     }
     let time = start.elapsed();
     let verdict = if passed { "passed" } else { "FAILED" };
@@ -214,7 +214,7 @@ fn run_stage(repo: &Repo, stage: &Stage, depth: Depth) -> Done {
     Done { name: stage.name, passed, time, cpu, counts }
 }
 
-/// Says what it does, and does it: whether all passed, and the tests.
+/// Prints what the stage does and runs it; returns whether all passed, and the counts.
 fn run_work(repo: &Repo, work: Work, depth: Depth) -> Result<(bool, Counts)> {
     let counted = |mut command: Command, dialect| {
         out::line(shown(&command));
@@ -241,7 +241,7 @@ fn run_work(repo: &Repo, work: Work, depth: Depth) -> Result<(bool, Counts)> {
         ),
         Work::Lint(module, args) => counted(lint(repo, module, args)?, Dialect::Lint),
         Work::Kernels if cfg!(target_os = "macos") => {
-            out::line("left out: NVRTC does not exist for this system");
+            out::line("skipped: NVRTC does not exist for this system");
             Ok((true, Counts { skipped: 1, ..Counts::default() }))
         }
         Work::Kernels => {
@@ -323,12 +323,12 @@ mod tests {
     #[test]
     fn wrong_flags_are_refused() {
         for (text, want) in [
-            ("--stage lint", "there is no stage 'lint'; there are setup, fmt,"),
+            ("--stage lint", "unknown stage 'lint'; expected one of setup, fmt,"),
             ("--stage", "--stage needs a value"),
             ("--fast", "unknown argument '--fast'"),
             ("--quick --all", "--quick and --all exclude each other"),
-            ("--no-python --stage pytest", "--no-python leaves out --stage pytest"),
-            ("--quick --stage kernels", "--quick leaves out --stage kernels"),
+            ("--no-python --stage pytest", "--no-python excludes --stage pytest"),
+            ("--quick --stage kernels", "--quick excludes --stage kernels"),
         ] {
             let error = chosen(text).unwrap_err().to_string();
             assert!(error.starts_with(want), "{text}: {error}");

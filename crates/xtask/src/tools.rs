@@ -1,4 +1,4 @@
-//! Commands around tools that need not be installed: cargo-deny, cargo-fuzz, and the comparison with PyTorch.
+//! Commands that use optional tools: cargo-deny, cargo-fuzz, and the comparison with PyTorch.
 
 use crate::args::{Args, unknown};
 use crate::process::{output_of, run, shown};
@@ -10,27 +10,27 @@ use std::process::Command;
 
 /// Help of `cargo xtask deny`.
 pub const DENY_HELP: &str = "\
-Checks the dependencies against deny.toml: permissive licences, crates.io as the only source, duplicates, known
-advisories (these are downloaded). Needs cargo-deny: cargo install cargo-deny --locked
+Checks the dependencies against deny.toml: permissive licences, crates.io as the only source, no duplicates, and no known
+advisories (the list is downloaded). Needs cargo-deny: cargo install cargo-deny --locked
 
 Usage: cargo xtask deny [CHECK]...
 
-CHECK is one of licenses, bans, sources, advisories; all without any.";
+CHECK is one of licenses, bans, sources, advisories [default: all].";
 
 /// Help of `cargo xtask fuzz`.
 pub const FUZZ_HELP: &str = "\
-Feeds the file readers damaged files: one target of fuzz/fuzz_targets, or each in turn. What was found is kept in
-fuzz/artifacts. Needs a nightly toolchain (rustup toolchain install nightly) and cargo-fuzz (cargo install cargo-fuzz).
+Fuzzes the file readers: one target of fuzz/fuzz_targets, or each in turn. Inputs that fail are saved in fuzz/artifacts.
+Needs a nightly toolchain (rustup toolchain install nightly) and cargo-fuzz (cargo install cargo-fuzz).
 
 Usage: cargo xtask fuzz [TARGET] [--seconds N]
 
-  --seconds N   how long each target runs; 60 if not given
+  --seconds N   how long each target runs [default: 60]
 
 Example: cargo xtask fuzz safetensors --seconds 300";
 
 /// Help of `cargo xtask bench`.
 pub const BENCH_HELP: &str = "\
-Builds the release binary and times the same training step in ironhorse and in PyTorch, by turns, in one run.
+Builds the release binary and times the same training step in ironhorse and in PyTorch, alternating in one run.
 
 Usage: cargo xtask bench [FLAG]...
 
@@ -61,8 +61,9 @@ pub fn fuzz(repo: &Repo, mut args: Args) -> Result<bool> {
             "--seconds" => {
                 let text = args.value("--seconds")?;
                 let number = text.parse().ok().filter(|&number| number > 0);
-                seconds =
-                    number.with_context(|| format!("--seconds is '{text}', expected a number from 1 on"))?;
+                seconds = number.with_context(|| {
+                    format!("--seconds is '{text}', expected a whole number of at least 1")
+                })?;
             }
             _ if arg.starts_with('-') || wanted.is_some() => return unknown(&arg),
             _ => wanted = Some(arg),
@@ -72,7 +73,7 @@ pub fn fuzz(repo: &Repo, mut args: Args) -> Result<bool> {
     if let Some(name) = wanted {
         ensure!(
             targets.contains(&name),
-            "there is no fuzz target '{name}'; there are {}",
+            "unknown fuzz target '{name}'; expected one of {}",
             targets.join(", ")
         );
         targets = vec![name];
@@ -94,7 +95,7 @@ pub fn fuzz(repo: &Repo, mut args: Args) -> Result<bool> {
         out::line(format!("==> {}/{} {target}, {seconds} s", i + 1, targets.len()));
         let limit = format!("-max_total_time={seconds}");
         if !run(nightly().args(["fuzz", "run", target, "--", &limit]))? {
-            out::line(format!("{target} failed; the input is in fuzz/artifacts/{target}"));
+            out::line(format!("{target} failed; the input is saved in fuzz/artifacts/{target}"));
             return Ok(false);
         }
     }
@@ -149,10 +150,10 @@ mod tests {
     fn wrong_arguments_are_refused_before_anything_runs() {
         let repo = Repo::find().unwrap();
         for (text, want) in [
-            ("--seconds x", "--seconds is 'x', expected a number from 1 on"),
-            ("--seconds 0", "--seconds is '0', expected a number from 1 on"),
+            ("--seconds x", "--seconds is 'x', expected a whole number of at least 1"),
+            ("--seconds 0", "--seconds is '0', expected a whole number of at least 1"),
             ("model shard", "unknown argument 'shard' (see --help)"),
-            ("nothing", "there is no fuzz target 'nothing'; there are answer_key,"),
+            ("nothing", "unknown fuzz target 'nothing'; expected one of answer_key,"),
         ] {
             let args = Args::new(text.split_whitespace().map(str::to_owned));
             let error = fuzz(&repo, args).unwrap_err().to_string();

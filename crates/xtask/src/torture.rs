@@ -1,4 +1,4 @@
-//! `cargo xtask torture`: builds the binary, which kills training runs and compares them by itself.
+//! `cargo xtask torture`: builds the binary, and runs its command that kills and compares training runs.
 
 use crate::args::{Args, unknown};
 use crate::out;
@@ -10,17 +10,17 @@ use std::process::Command;
 
 /// Help of `cargo xtask torture`.
 pub const HELP: &str = "\
-Training runs of the release binary are killed with SIGKILL at random moments, in every second round while a checkpoint
-is being written, resumed, killed again, and in the end compared byte by byte with the run that nobody interrupted. The
+Kills training runs of the release binary with SIGKILL at random moments (in every second round while a checkpoint is
+being written), resumes them, kills them again, and finally compares them byte by byte with an uninterrupted run. The
 work is done by `ironhorse resume-check --torture N`, which needs no cargo: copy the binary to test another machine.
 
 Usage: cargo xtask torture --times N [--seed S] [--binary PATH] [-- TRAIN_FLAG...]
 
-  --times N       rounds
-  --seed S        seed of the moments; 1 if not given
-  --binary PATH   this binary instead of building one
-  TRAIN_FLAG      what is trained; without --model three small models take turns: dense, a mixture of experts, and with
-                  gradients accumulated over two micro-steps
+  --times N       number of rounds
+  --seed S        seed of the random moments [default: 1]
+  --binary PATH   use this binary instead of building one
+  TRAIN_FLAG      flags of `ironhorse train`; without --model three small models alternate: a dense one, a mixture of
+                  experts, and one with gradients accumulated over two micro-steps
 
 The last line is `N passed, N failed`.
 
@@ -28,7 +28,7 @@ Examples:
   cargo xtask torture --times 1000
   cargo xtask torture --times 24 -- --device cuda --dtype bf16";
 
-/// The process that does the work.
+/// The command that does the work.
 pub fn command(binary: &Path, times: u64, seed: u64, flags: &[String]) -> Command {
     let mut command = Command::new(binary);
     command.arg("resume-check").args(["--torture", &times.to_string(), "--torture-seed", &seed.to_string()]);
