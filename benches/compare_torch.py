@@ -1,12 +1,12 @@
-"""PyTorch and ironhorse, the same training step, alternately in one run on the CPU.
+"""Times the same training step in PyTorch and in ironhorse, alternating in one run on the CPU.
 
     python benches/compare_torch.py --model d12 --batch 4 --seq 64 --threads 2 --steps 10 --rounds 3 --json cmp.json
     python benches/compare_torch.py --model moe-tiny --batch 8 --seq 128 --torch-dtypes f32 --steps 40
     python benches/compare_torch.py --scaling --model d12 --threads 2          # ironhorse only, over B and over T
 
 Both sides start from the same weights and train on the same tokens, so their losses must agree. Every round runs
-each side in a process of its own: its peak memory is its own, and starting up is not timed. torch's AdamW runs both
-ways, fused=True and as it is by default; speeds are against the faster. The binary is --bin, else IRONHORSE_BIN, else
+each side in a separate process, so that peak memory is measured per side; startup is not timed. torch's AdamW runs both
+with fused=True and with its default; speeds are relative to the faster. The binary is --bin, else IRONHORSE_BIN, else
 target/release/ironhorse of this checkout.
 
 This process imports neither torch nor numpy: a child's peak memory as the kernel counts it starts at its parent's.
@@ -32,7 +32,7 @@ from ironhorse.config import GPT2Config, MoEConfig, parse_config  # noqa: E402
 from ironhorse.errors import IronhorseError  # noqa: E402
 from ironhorse.formats.staging import check_writable_file, write_json  # noqa: E402
 
-# timed steps and warm-up steps where not given
+# default timed steps and warm-up steps
 COMPARE_STEPS, COMPARE_WARMUP = 10, 2
 SCALING_STEPS, SCALING_WARMUP = 3, 1
 SCALING_BATCHES = (1, 2, 4, 8)  # at T = 64
@@ -41,22 +41,22 @@ SCALING_SEQS = (64, 128, 256, 512, 1024)  # at B = 1
 
 @dataclass
 class Side:
-    """One competitor and what its rounds gave."""
+    """One side of the comparison and the results of its rounds."""
 
     name: str
     dtype: str
-    adamw: str | None = None  # torch: fused or default; None until the first round has shown the faster
+    adamw: str | None = None  # torch: fused or default; None until the first round has decided which is faster
     rounds: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def ms_per_step(self) -> float:
-        """Median over every timed step of every round; over the rounds' medians where single steps are not given."""
+        """Median over all timed steps of all rounds, or over the rounds' medians if single steps are not reported."""
         steps = [ms for r in self.rounds for ms in r.get("step_ms") or [r["ms_per_step"]]]
         return statistics.median(steps)
 
     @property
     def ms_fastest(self) -> float:
-        """The fastest of all timed steps: what others on the machine disturb least."""
+        """The fastest of all timed steps, which is least affected by other load on the machine."""
         return min(ms for r in self.rounds for ms in r.get("step_ms") or [r["ms_per_step"]])
 
     @property
@@ -65,12 +65,12 @@ class Side:
 
     @property
     def max_rss_bytes(self) -> int:
-        """Largest resident set of any round, from start to exit, as the kernel counted it."""
+        """Largest resident set of any round, from start to exit, as reported by the kernel."""
         return max(r["max_rss_bytes"] for r in self.rounds)
 
     @property
     def peak_bytes(self) -> int:
-        """The process's peak up to its last step.
+        """The peak memory of the process up to its last step.
 
         For torch that is the kernel's count. `ironhorse bench` reads its own after the last step, because it goes on
         to measure the machine, which takes memory of its own; where it cannot, it gives what it planned, and the
@@ -114,7 +114,7 @@ def run_torch(args: argparse.Namespace, folder: Path, dtype: str, adamw: str) ->
 
 
 def run_ironhorse(args: argparse.Namespace, folder: Path, dtype: str, **shape: Any) -> dict[str, Any]:
-    """One process of `ironhorse bench`; without `data` it makes up its own tokens."""
+    """One process of `ironhorse bench`; without `data` it generates random tokens."""
     report = folder / "ironhorse.json"
     command = [str(args.bin), "bench"]
     options = {"device": "cpu", "dtype": dtype, "json": report, **shape}
@@ -126,7 +126,7 @@ def run_ironhorse(args: argparse.Namespace, folder: Path, dtype: str, **shape: A
         result = json.loads(report.read_text())
         result["loss"]
         if not all(ms > 0 for ms in (result["ms_per_step"], *result.get("step_ms", ()))):
-            raise ValueError("a step that took no time")
+            raise ValueError("a step with a duration of 0")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise IronhorseError(f"ironhorse bench wrote no usable --json file ({error!r})") from None
     result.setdefault("losses", [result["loss"]])
@@ -137,7 +137,7 @@ def run_ironhorse(args: argparse.Namespace, folder: Path, dtype: str, **shape: A
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """All rounds; the sides take turns so that a slow minute of the machine falls on each of them."""
+    """Runs all rounds. The sides alternate, so that a slow phase of the machine affects all of them."""
     f32 = [Side(f"torch f32, {adamw} AdamW", "f32", adamw) for adamw in ("fused", "default")]
     f32 = f32 if "f32" in args.torch_dtypes else []
     bf16 = [Side("torch bf16 autocast", "bf16")] if "bf16" in args.torch_dtypes else []
@@ -167,12 +167,12 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def faster(sides: list[Side]) -> Side:
-    """The one with the lower median; the first of equals."""
+    """The side with the lower median; the first of equal ones."""
     return min(sides, key=lambda side: side.ms_per_step)
 
 
 def comparison_report(args: argparse.Namespace, f32: list[Side], bf16: list[Side], iron: list[Side]) -> dict[str, Any]:
-    """`speed_vs_torch_f32` is against the faster AdamW; the two ratios are those of ironhorse's first row to each."""
+    """`speed_vs_torch_f32` is relative to the faster AdamW; the two ratios compare ironhorse's first row with each."""
     base = faster(f32) if f32 else None
     sides = [*sorted(f32, key=lambda side: side is not base), *bf16, *iron]
     rows = []
@@ -218,7 +218,7 @@ def comparison_report(args: argparse.Namespace, f32: list[Side], bf16: list[Side
 
 
 def loss_difference(base: list[float], other: list[float]) -> float:
-    """Largest relative difference over the steps both report; a side that left warm-up out is aligned at the end."""
+    """Largest relative difference over the steps that both report; sides with fewer steps are aligned at the end."""
     common = min(len(base), len(other))
     pairs = zip(base[-common:], other[-common:], strict=True)
     return max(abs(a - b) / abs(a) for a, b in pairs)
@@ -228,7 +228,7 @@ NAME_WIDTH = 27
 
 
 def figure(value: float) -> str:
-    """A positive number in at most 8 characters: enough digits when small, no false ones when large."""
+    """A positive number in at most 8 characters: more decimals for small numbers, fewer for large ones."""
     if 1e6 <= value or value < 1e-3:
         return f"{value:.2e}"
     return f"{value:.{1 if value >= 100 else 2 if value >= 1 else 4}f}"
@@ -278,7 +278,7 @@ def step_flops(config: GPT2Config, batch: int, seq: int) -> float:
 
 
 def scaling(args: argparse.Namespace) -> dict[str, Any]:
-    """ironhorse alone over B at T=64 and over T at B=1."""
+    """Measures ironhorse alone, over B at T=64 and over T at B=1."""
     config = GPT2Config.parse(args.model)
     seqs = [seq for seq in SCALING_SEQS if seq <= config.max_seq_len]
     groups = {"batch": [(b, min(64, seqs[-1] if seqs else config.max_seq_len)) for b in SCALING_BATCHES],
@@ -341,14 +341,14 @@ def print_scaling(report: dict[str, Any]) -> None:
 
 
 def provenance() -> dict[str, Any]:
-    """Commit, command and hardware, with nothing in it that names this machine's folders."""
+    """Commit, command and hardware, without paths of this machine."""
     command = " ".join(map(no_folders, sys.argv))
     git = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True)
     return {"command": command, "commit": git.stdout.strip() or "unknown", "hardware": hardware()}
 
 
 def hardware() -> dict[str, Any]:
-    """CPU model, cores this process may use, and the wide instruction sets that decide the speed."""
+    """CPU model, cores this process may use, and the vector instruction sets that determine the speed."""
     try:
         info = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -361,17 +361,17 @@ def hardware() -> dict[str, Any]:
 
 
 def cores() -> int:
-    """Cores this process may use, which in a container are fewer than the machine has."""
+    """The number of cores this process may use, which in a container can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def no_folders(text: str) -> str:
-    """Of a path only its last part: results must not carry this machine's folders."""
+    """Reduces a path to its last part, because results must not contain paths of this machine."""
     return Path(text).name if os.sep in text else text
 
 
 def say(text: str) -> None:
-    """Progress goes to stderr, so that the table is all there is on stdout."""
+    """Prints progress to stderr, so that stdout contains only the table."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -432,7 +432,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         args = parse(argv)
         report = scaling(args) if args.scaling else compare(args)
-        (print_scaling if args.scaling else print_comparison)(report)  # first: it is there even if the file fails
+        (print_scaling if args.scaling else print_comparison)(report)  # before the file, which may fail
         if args.json is not None:
             write_json(args.json, report)
     except IronhorseError as error:

@@ -1,4 +1,4 @@
-"""Two loss curves in one frame and, below, how far they are apart, as SVG."""
+"""Draws loss curves in one frame and their differences in a second frame below, as SVG."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DASHES = ("", "7 4", "2 4", "10 4 2 4")
 
 
 def draw(title: str, curves: dict[str, list[float]], gaps: dict[str, list[float]]) -> str:
-    """`curves` in the upper frame, linear; `gaps` (each at least 0) in the lower one, logarithmic. One value a step."""
+    """`curves` in the upper frame, linear; `gaps` (at least 0) in the lower one, logarithmic. One value per step."""
     steps = max(len(values) for values in (*curves.values(), *gaps.values()))
     values = [v for curve in curves.values() for v in curve]
     low, high = math.floor(min(values)), math.ceil(max(values))

@@ -1,4 +1,4 @@
-"""PyTorch's GPT-2 training step on a GPU, as fast as PyTorch does it: the other side of `ironhorse bench`.
+"""Times PyTorch's fastest GPT-2 training step on a GPU, to compare with `ironhorse bench`.
 
     python benches/gpu_torch.py --model d12 --batch 64 --seq 1024 --seconds 5 --json torch.json
     python benches/gpu_torch.py --model d12 --batch 4 --mode reduce-overhead --json torch.json
@@ -43,12 +43,12 @@ MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "eager")
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """torch's own, (B, NH, T, HD); which kernel runs is chosen around the call."""
+    """torch's attention on (B, NH, T, HD); the caller selects the kernel."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def build(args: argparse.Namespace) -> GPT2:
-    """The model on the device, weights as GPT-2 starts."""
+    """The model on the device, with GPT-2's initial weights."""
     config = GPT2Config.parse(args.model)
     if args.seq > config.max_seq_len:
         raise ValueError(f"--seq is {args.seq}, but max_seq_len of {args.model} is {config.max_seq_len}")
@@ -67,7 +67,7 @@ def build(args: argparse.Namespace) -> GPT2:
 
 
 def optimizer_of(model: nn.Module, args: argparse.Namespace) -> torch.optim.Optimizer:
-    """AdamW with decay on matrices only, in one kernel for all parameters on a GPU."""
+    """AdamW with decay on matrices only; on a GPU fused into one kernel for all parameters."""
     groups = [
         {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
@@ -76,7 +76,7 @@ def optimizer_of(model: nn.Module, args: argparse.Namespace) -> torch.optim.Opti
 
 
 def time_attention(args: argparse.Namespace, backend: SDPBackend) -> float:
-    """Seconds of one layer's attention, forward and backward; infinite where the backend does not take the shape."""
+    """Seconds of one layer's attention, forward and backward; infinite if the backend does not support the shape."""
     config = GPT2Config.parse(args.model)
     shape = (args.batch, args.seq, 3, config.n_head, config.head_size)
     packed = torch.randn(shape, device=args.device, dtype=torch.bfloat16, requires_grad=True)
@@ -96,7 +96,7 @@ def time_attention(args: argparse.Namespace, backend: SDPBackend) -> float:
 
 
 def candidates(args: argparse.Namespace) -> tuple[list[str], dict[str, float]]:
-    """The attentions to compile with, and how long each took alone, in ms."""
+    """The attention backends to compile with, and the time of each alone in ms."""
     if args.device != "cuda" or args.dtype != "bf16":
         return ["any"], {}
     if args.sdpa in BACKENDS:
@@ -130,7 +130,7 @@ def make_step(args: argparse.Namespace, model: nn.Module, x: Tensor, y: Tensor) 
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        # Kept, gradients of captured graphs would be overwritten by the next replay before they are added to.
+        # If gradients were kept, the next replay of a captured graph would overwrite them before they are added to.
         optimizer.zero_grad(set_to_none=True)
         return loss.detach().clone() if graphs else loss.detach()
 
@@ -143,7 +143,7 @@ def synchronize(args: argparse.Namespace) -> None:
 
 
 def fresh_start(args: argparse.Namespace) -> None:
-    """Forgets the model of the run before."""
+    """Frees the model of the previous run."""
     torch._dynamo.reset()
     gc.collect()
     if args.device == "cuda":
@@ -152,13 +152,13 @@ def fresh_start(args: argparse.Namespace) -> None:
 
 
 def run_one(args: argparse.Namespace, sdpa: str) -> dict[str, Any]:
-    """Compiles with one attention and times it."""
+    """Compiles with one attention backend and times the step."""
     fresh_start(args)
     return timed(args, sdpa, build(args), GPT2Config.parse(args.model).vocab_size)
 
 
 def timed(args: argparse.Namespace, sdpa: str, model: nn.Module, vocabulary: int) -> dict[str, Any]:
-    """The time of a step of any model whose `loss(x, y)` gives (logits, loss, ..)."""
+    """Times a step of any model whose `loss(x, y)` returns (logits, loss, ..)."""
     tokens = torch.randint(vocabulary, (args.batch, args.seq + 1), device=args.device)
     x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     step = make_step(args, model, x, y)
@@ -190,7 +190,7 @@ def timed(args: argparse.Namespace, sdpa: str, model: nn.Module, vocabulary: int
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """The fastest of the attentions asked for, with all runs beside it."""
+    """The result with the fastest of the requested attention backends, and those of all runs."""
     if args.dtype != "bf16":
         torch.set_float32_matmul_precision("high" if args.dtype == "tf32" else "highest")
     names, alone = candidates(args)
@@ -241,7 +241,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.device == "cuda" and not torch.cuda.is_available():
         print("error: torch sees no GPU; --device cpu tries the script without one", file=sys.stderr)
         return 2
-    # A cache in memory alone would make every process compile everything again.
+    # With an in-memory cache only, every process would compile everything again.
     os.environ.setdefault("TORCHINDUCTOR_FX_GRAPH_CACHE", "1")
     try:
         report = measure(args)

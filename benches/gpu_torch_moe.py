@@ -1,4 +1,4 @@
-"""PyTorch's training step of a mixture of experts on a GPU, as fast as PyTorch does it.
+"""Times PyTorch's fastest training step of a mixture of experts on a GPU.
 
     python benches/gpu_torch_moe.py --model moe-6.9b --layers 8 --batch 16 --seq 1024 --json torch.json
     python benches/gpu_torch_moe.py --model moe-6.9b --recipe bf16 --recompute --batch 16 --json torch.json
@@ -153,7 +153,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def config_of(args: argparse.Namespace) -> MoEConfig:
-    """The sizes, with as many layers as asked for."""
+    """The sizes, with the requested number of layers."""
     config = MoEConfig.parse(args.model)
     if not config.n_experts:
         raise ValueError(f"--model {args.model} has no experts")
@@ -167,7 +167,7 @@ def build(args: argparse.Namespace, config: MoEConfig) -> Model:
     torch.manual_seed(args.seed)
     dtype = torch.bfloat16 if args.recipe == "bf16" and args.dtype == "bf16" else torch.float32
     default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)  # made in its type: f32 first would not fit
+    torch.set_default_dtype(dtype)  # created in its final type: in f32 it would not fit
     try:
         with torch.device(args.device):
             model = Model(config, args.experts, args.recompute)
@@ -181,7 +181,7 @@ def build(args: argparse.Namespace, config: MoEConfig) -> Model:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """The fastest of the attentions asked for, with all runs beside it."""
+    """The result with the fastest of the requested attention backends, and those of all runs."""
     if args.dtype != "bf16":
         torch.set_float32_matmul_precision("high" if args.dtype == "tf32" else "highest")
     config = config_of(args)

@@ -1,7 +1,7 @@
-"""How long a user's own kernel takes to become an op: new, and from the cache in a new process.
+"""Times how long it takes to make an op from a user's kernel: a new one, and from the cache in a new process.
 
     python benches/jit.py --json jit.json
-    python benches/jit.py --torch        # also torch.utils.cpp_extension.load_inline, where nvcc and a C++ compiler are
+    python benches/jit.py --torch        # also torch.utils.cpp_extension.load_inline; needs nvcc and a C++ compiler
 
 Without a GPU only compiling (for --arch) is timed. A new op is ready when its first result is on the GPU; starting CUDA
 and importing torch are not counted.
@@ -84,7 +84,7 @@ def one(text: str, arch: str, gpu: bool, cache: str) -> dict:
 
 
 def in_process(gpu: bool, arch: str, runs: int) -> list[float]:
-    """New ops one after another in one process: the cycle of editing and running."""
+    """Makes new ops one after another in one process, as when editing and rerunning a kernel."""
     from ironhorse import jit
 
     times = []

@@ -1,13 +1,13 @@
-"""A small mixture of experts trained twice, by ironhorse and by PyTorch: the loss curves must lie on each other.
+"""Trains a small mixture of experts with ironhorse and with PyTorch: the loss curves must coincide.
 
     python benches/moe_curve.py --steps 1000 --json curve.json --svg curve.svg      # --device cuda for a GPU
 
 Both start from the same weights (written by PyTorch), train on the same batches of the built-in corpus in the same
 order (`ironhorse train --save-batches`), in f32, with the same learning rates, clipping and AdamW. Rounding differs,
-and one day it sends a token to another expert: from there on two correct programs part by far more than rounding. So
-the report says for each pair when an expert first got another number of tokens, and how far the losses were apart
-before and after. And PyTorch also trains against itself: in f64, in f32 with the textbook's attention in place of the
-fused one, and from weights nudged by a rounding error.
+and at some step it sends a token to another expert: from then on two correct programs differ by far more than rounding
+error. So the report says for each pair of runs in which step an expert first got a different number of tokens, and how
+much the losses differ before and after it. PyTorch is also compared with itself: in f64, in f32 with plain attention
+instead of the fused one, and from weights perturbed by a rounding error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ironhorse.reference.moe import MoE  # noqa: E402
 from ironhorse.reference.train import AdamW  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-# moe-tiny with bytes for tokens
+# moe-tiny with bytes as tokens
 MODEL = (
     "hidden=64,n_layer=2,n_head=4,n_kv_head=1,head_dim=16,n_experts=4,top_k=2,ffn=256,vocab_size=256,max_seq_len=512"
 )
@@ -51,7 +51,7 @@ CLIP = 1.0
 
 
 def train_ironhorse(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """The metrics of every step; leaves the batches in the folder."""
+    """Trains with ironhorse and returns the metrics of every step; writes the batches to the folder."""
     options = {
         "init": folder / "moe", "out": folder / "run", "save-batches": folder / "batches.safetensors",
         "steps": args.steps, "batch": args.batch, "seq": args.seq, "lr": args.lr, "warmup": args.warmup,
@@ -90,7 +90,7 @@ class Loads:
 
 
 def of_metrics(metrics: list[dict[str, Any]], tokens: int) -> Run:
-    """A run of ironhorse, whose loads are shares of the tokens; on a GPU not every step has them."""
+    """A run of ironhorse, whose loads are fractions of the tokens; on a GPU not every step reports them."""
     loads = [[round(share * tokens) for layer in m.get("router", ()) for share in layer["load"]] for m in metrics]
     return Run([m["loss"] for m in metrics], loads)
 
@@ -98,7 +98,7 @@ def of_metrics(metrics: list[dict[str, Any]], tokens: int) -> Run:
 def train_torch(
     folder: Path, rates: list[float], dtype: torch.dtype, attention: Any, device: str, nudge: int = 0
 ) -> Run:
-    """On the batches and with the learning rates of the other side; `nudge` is a seed of roundings of the weights."""
+    """Trains on these batches with these learning rates; `nudge` is the seed of a perturbation of the weights."""
     config, params = read_hf_moe(folder / "moe")
     model = MoE(config, attention)
     model.load_state_dict({name: torch.from_numpy(value) for name, value in params.items()})
@@ -106,7 +106,7 @@ def train_torch(
         generator = torch.Generator().manual_seed(nudge)
         for param in model.parameters():
             signs = torch.randint(-1, 2, param.shape, generator=generator)
-            param.data *= 1 + signs * 2.0**-24  # rounds to a neighbour or to itself
+            param.data *= 1 + signs * 2.0**-24  # rounds to a neighbouring float or to itself
     model = model.to(device, dtype)
     loads: list[list[int]] = []
     batches = read_safetensors(folder / "batches.safetensors").tensors
@@ -128,12 +128,12 @@ def train_torch(
 
 
 def gaps(a: list[float], b: list[float]) -> list[float]:
-    """|a - b|, step by step."""
+    """|a - b| of every step."""
     return [abs(x - y) for x, y in zip(a, b, strict=True)]
 
 
 def compare(a: Run, b: Run) -> dict[str, Any]:
-    """How far two runs are apart: in all, and before and after the first step that sent a token elsewhere."""
+    """The difference of two runs: overall, and before and after the first step that sent a token to another expert."""
     apart = gaps(a.losses, b.losses)
     elsewhere = (step for step, (x, y) in enumerate(zip(a.loads, b.loads, strict=True)) if x and y and x != y)
     first = next(elsewhere, None)
@@ -149,7 +149,7 @@ def compare(a: Run, b: Run) -> dict[str, Any]:
 
 
 def curves(args: argparse.Namespace) -> dict[str, Any]:
-    """Everything that is trained, and how far it parts."""
+    """Trains all runs and compares them."""
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory(prefix="ironhorse-curve-") as name:
         folder = Path(name)
@@ -181,7 +181,7 @@ def curves(args: argparse.Namespace) -> dict[str, Any]:
 
 def picture(report: dict[str, Any]) -> str:
     runs = report["losses"]
-    title = f"A mixture of experts, {report['steps']} steps: loss of ironhorse and of PyTorch, and their distance"
+    title = f"A mixture of experts, {report['steps']} steps: loss of ironhorse and of PyTorch, and their difference"
     both = {side: runs[side] for side in ("torch f32", "ironhorse f32")}
     apart = {"ironhorse f32 - torch f32": gaps(runs["ironhorse f32"], runs["torch f32"]),
              "torch f32 - torch f64": gaps(runs["torch f32"], runs["torch f64"])}  # fmt: skip
@@ -203,7 +203,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default=MODEL, help="sizes of a mixture of experts with at least 256 tokens")
     for name, value in (("steps", 1000), ("batch", 8), ("seq", 64), ("warmup", 50), ("seed", 1), ("threads", 2)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--nudges", type=int, default=2, metavar="N", help="runs of PyTorch from nudged weights")
+    parser.add_argument("--nudges", type=int, default=2, metavar="N", help="runs of PyTorch from perturbed weights")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--device", default="cpu", help="cpu or cuda, for both sides")
     binary = os.environ.get("IRONHORSE_BIN") or ROOT / "target/release/ironhorse"

@@ -1,12 +1,12 @@
-"""What more experts cost at a fixed number of them per token: the work goes with tokens x k, not with the experts.
+"""Measures the cost of more experts at a fixed top-k: the work should grow with tokens x k, not with the experts.
 
     python benches/moe_experts.py --json experts.json                                    # CPU: E = 4 to 64 of moe-tiny
     python benches/moe_experts.py --device cuda --dtype bf16 --hidden 768 --ffn 2048 --layers 4 --batch 16 --seq 1024
 
-ironhorse alone. Each E is profiled op by op (`ironhorse profile --json`), the values of E in turn over the rounds, and
-every op gets its least median over the rounds. Three parts of a step are told apart: all that handles tokens, which
-should not grow; the gradients' norm and AdamW, which handle every parameter once and grow with E; and the weights' own
-traffic inside the products, which the rows of an expert share: with few rows for each expert it shows.
+Measures ironhorse only. Each E is profiled op by op (`ironhorse profile --json`), alternating over the rounds, and each
+op counts with its smallest median over the rounds. A step has three parts: ops on tokens, which should not grow; the
+gradient norm and AdamW, which process every parameter once and grow with E; and the memory traffic of the weights
+within the matrix products, which all rows of an expert share and which matters if each expert has few rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ironhorse.errors import IronhorseError  # noqa: E402
 from ironhorse.formats.staging import check_writable_file, write_json  # noqa: E402
 
 UPDATE = ("grad_norm", "adamw")  # ops over parameters, not tokens
-PRODUCTS = "grouped_linear"  # ops of the experts' products; that of w1 and w3 has SwiGLU's forward with it
+PRODUCTS = "grouped_linear"  # the experts' matrix products; that of w1 and w3 includes the forward of SwiGLU
 
 
 def model_of(args: argparse.Namespace, experts: int) -> str:
@@ -47,7 +47,7 @@ def profile(args: argparse.Namespace, experts: int, folder: Path) -> dict[str, A
 
 
 def split(profiles: list[dict[str, Any]]) -> dict[str, float]:
-    """Milliseconds of the three parts; of each op the least of its medians."""
+    """Milliseconds of the three parts; each op counts with the smallest of its medians."""
     times = [min(op) for op in zip(*([op["ms"] for op in p["ops"]] for p in profiles), strict=True)]
     names = [op["op"] for op in profiles[0]["ops"]]
     update = sum(ms for name, ms in zip(names, times, strict=True) if name in UPDATE)

@@ -2,7 +2,7 @@
 
     python benches/py_ops.py [--json FILE] [--repeat N] [--threads N]
 
-Ours and numpy's take turns, in batches of a hundredth of a second; the best batch counts. Takes less than a minute.
+ironhorse and numpy alternate in batches of 10 ms; the best batch counts. Takes less than a minute.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def best(repeat: int, *calls) -> list[float]:
-    """Seconds of one call of each: the best of several batches, taken in turns."""
+    """Seconds per call of each function: the best of several alternating batches."""
     timers = [timeit.Timer(call) for call in calls]
     loops = []
     for timer in timers:
-        timer.timeit(1)  # the first call makes threads and memory
+        timer.timeit(1)  # the first call creates threads and allocates memory
         once = min(timer.repeat(3, 1))
         loops.append(max(1, int(BATCH_S / max(once, 1e-7))))
     rounds = [[timer.timeit(n) / n for timer, n in zip(timers, loops, strict=True)] for _ in range(repeat)]
@@ -38,9 +38,9 @@ def best(repeat: int, *calls) -> list[float]:
 
 
 def ctypes_call(x: np.ndarray, out: np.ndarray):
-    """A ctypes call in the manner of hand-written bindings: pointers from arrays, a C function that does nothing."""
+    """A ctypes call like that of hand-written bindings: pointers from arrays, and a C function that does nothing."""
     pointer = ctypes.POINTER(ctypes.c_float)
-    # Any C function that takes two pointers and a size does: what is measured is the way there.
+    # Any C function with two pointers and a size will do, because only the overhead of the call is measured.
     function = ctypes.CDLL(None).memcmp
     function.argtypes, function.restype = [pointer, pointer, ctypes.c_size_t], ctypes.c_int
     return lambda: function(x.ctypes.data_as(pointer), out.ctypes.data_as(pointer), ctypes.c_size_t(0))
@@ -70,7 +70,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 def speeds(repeat: int) -> list[dict]:
-    """Milliseconds on a million elements, ours and numpy's; both make their results, except where marked in place."""
+    """Milliseconds on a million elements; both sides allocate their results unless the name says otherwise."""
     rng = np.random.default_rng(0)
     x, y = (rng.standard_normal((1000, 1000)).astype(np.float32) for _ in range(2))
     out, weight, bias = np.empty_like(x), np.ones(1000, np.float32), np.zeros(1000, np.float32)
@@ -134,7 +134,7 @@ def speeds(repeat: int) -> list[dict]:
 
 
 def keep_to(threads: int) -> None:
-    """Starts this program again on so many cores: numpy's BLAS asks for its threads when it is loaded."""
+    """Starts this program again on this many cores, because numpy's BLAS starts its threads when it is loaded."""
     cores = sorted(os.sched_getaffinity(0))
     if not 1 <= threads <= len(cores):
         raise SystemExit(f"error: --threads is {threads}; this process may use 1 to {len(cores)} cores")
@@ -153,7 +153,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.threads is not None:
         keep_to(args.threads)
-    from compare_torch import provenance  # after ironhorse: it puts this checkout's python/ first
+    from compare_torch import provenance  # after ironhorse, because it changes sys.path
 
     start = time.perf_counter()
     versions = {"python": platform.python_version(), "numpy": np.__version__, "ironhorse": _native.__version__}

@@ -1,10 +1,10 @@
-"""ironhorse.torch beside torch itself, eager and compiled, in one run. Prints tables; --json keeps the numbers.
+"""Times ironhorse.torch and torch itself, eager and compiled, in one run. Prints tables; --json saves the numbers.
 
     python benches/torch_ops.py [--json FILE] [--repeat N] [--only NAME ...] [--size N] [--no-compile]
 
 On every device: the cost of a call on 16 elements. On CUDA: forward and forward + backward of each op on a large
-tensor; times are medians of CUDA events, the three ways timed in turn so that clocks and neighbours are the same for
-all. "limit" is the time that the bytes which must move take at the copy bandwidth measured in the same run.
+tensor; times are medians of CUDA events. The three variants alternate, so that clock rate and other load affect all
+of them. "limit" is the minimum memory traffic divided by the copy bandwidth measured in the same run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Times = dict[str, float]
 
 @dataclass(frozen=True)
 class Op:
-    """An op: both ways to write it, its inputs, and the bytes that forward, and both directions, must move."""
+    """An op: its two implementations, its inputs, and the minimum bytes moved by the forward and by both directions."""
 
     ours: Callable[..., Tensor]
     torchs: Callable[..., Tensor]
@@ -87,19 +87,19 @@ def heads(dim: int) -> dict[str, Op]:
 
 
 def in_turn(calls: dict[str, Callable[[], object]], repeat: int) -> Times:
-    """Median milliseconds of each call: one round of all after another."""
+    """Median milliseconds of each call; every round runs all calls once."""
     for call in calls.values():
         for _ in range(3):
             call()
     torch.cuda.synchronize()
-    # More than the L2 cache: what the call before left there would be written back during the next one.
+    # More than the L2 cache, so that dirty lines of the previous call are not written back during the next one.
     other = torch.empty(64 << 20, device="cuda")
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeat):
         for name, call in calls.items():
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             other.zero_()
-            # So that the launches of a short call are queued before it starts.
+            # Keeps the GPU busy, so that all launches of a short call are queued before it starts.
             torch.cuda._sleep(1_000_000)
             start.record()
             call()
@@ -110,7 +110,7 @@ def in_turn(calls: dict[str, Callable[[], object]], repeat: int) -> Times:
 
 
 def copy_bandwidth(repeat: int) -> float:
-    """Bytes per second of a copy of 1 GiB: read and written."""
+    """Bytes read and written per second when copying 1 GiB."""
     source = torch.empty(1 << 28, device="cuda")
     target = torch.empty_like(source)
     milliseconds = in_turn({"copy": lambda: target.copy_(source)}, repeat)["copy"]
@@ -181,7 +181,7 @@ def large(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def call_cost(device: str, repeat: int) -> Times:
-    """Microseconds per call on 16 elements, best of several batches; on CUDA of putting the work on the stream."""
+    """Microseconds per call on 16 elements, best of several batches; on CUDA the time to enqueue the work."""
     x = torch.randn(16, device=device)
     leaf, w = x.clone().requires_grad_(), torch.ones(16, device=device)
     seed = torch.ones(16, device=device)
@@ -197,7 +197,7 @@ def call_cost(device: str, repeat: int) -> Times:
         "torch.ops.ironhorse.square": lambda: torch.ops.ironhorse.square(x),
     }
     best = dict.fromkeys(calls, float("inf"))
-    # Short batches, many of them: the best ones are those that nothing else on the machine disturbed.
+    # Many short batches: the best are those that no other load on the machine disturbed.
     loops = 100
     for _ in range(20 * repeat):
         for name, call in calls.items():

@@ -55,7 +55,7 @@ int main(void) {
     check(cuda_topp_sample(last, &drawn, &seed, 1, VOCAB, 0.9f, 0.8f, NULL), "topp_sample");
     printf("most likely %d, drawn %d\n", (int)token, (int)drawn);
 
-    /* The first position sees itself only: there attention is the value itself. */
+    /* The first position attends only to itself, so the result of attention is its value. */
     for (int h = 0; h < HEADS; h++) {
         for (int i = 0; i < HEAD_DIM; i++) {
             float want = x[h * HEAD_DIM + i] + v[h / (HEADS / KV_HEADS) * HEAD_DIM + i];

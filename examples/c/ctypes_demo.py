@@ -1,4 +1,4 @@
-"""The C library from Python by ctypes alone:
+"""Calls the C library from Python with ctypes only:
 
     cargo build --release -p ironhorse-capi
     python3 examples/c/ctypes_demo.py target/release/libironhorse.so

@@ -1,4 +1,4 @@
-/* What bad arguments get: a code, a sentence, and nothing written.
+/* Bad arguments give an error code and a message, and nothing is written.
  *
  *     cargo build --release -p ironhorse-capi
  *     gcc -I crates/capi/include examples/c/errors.c -L target/release -Wl,-rpath,"$PWD/target/release" -lironhorse -o errors

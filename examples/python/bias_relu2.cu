@@ -25,7 +25,7 @@ template <class T> __global__ void bias_relu2_bwd(const T* d_y, const T* x, cons
         d_x[row + c] = from_acc<T>(2 * positive(x[row + c], bias[c]) * to_acc(d_y[row + c]));
 }
 
-// Lanes take neighbouring columns, warps every 32nd row.
+// Lanes handle neighbouring columns, warps every 32nd row.
 template <class T> __global__ void bias_relu2_bwd_bias(const T* d_y, const T* x, const T* bias, T* d_bias, int rows, int cols) {
     using A = typename AccOf<T>::type;
     __shared__ A part[32][33];

@@ -1,4 +1,4 @@
-"""A layer with a fused op of ours, trained like any other: on the GPU where there is one, else on the CPU.
+"""Trains a layer that uses a fused op of ironhorse, on the GPU if there is one, else on the CPU.
 
 Usage:
     python examples/python/custom_layer.py [--steps N] [--compile]

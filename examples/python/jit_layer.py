@@ -1,7 +1,7 @@
 """From a .cu file to a trained layer: a fused bias + squared ReLU as an op, checked, trained, timed.
 
 Usage:
-    python examples/python/jit_layer.py          # on CUDA where there is a GPU, else on the CPU
+    python examples/python/jit_layer.py          # on a GPU if there is one, else on the CPU
     python examples/python/jit_layer.py --json numbers.json
 """
 
@@ -18,7 +18,7 @@ from torch import nn
 
 
 def plain(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """The same in torch's operations: the CPU version, and what the kernel is compared with."""
+    """The same in torch operations: the CPU implementation, and the reference for the kernel."""
     return torch.relu(x + bias).square()
 
 
@@ -51,7 +51,7 @@ class Layer(nn.Module):
 
 
 def train(op, device: str, steps: int) -> tuple[list[float], float]:
-    """Learns a function of 8 numbers; the losses, and the seconds."""
+    """Learns a function of 8 numbers; returns the losses and the seconds."""
     torch.manual_seed(0)
     model = Layer(8, 256, 1, op).to(device)
     x = torch.rand(4096 if device == "cuda" else 512, 8, device=device) * 2 - 1
@@ -69,7 +69,7 @@ def train(op, device: str, steps: int) -> tuple[list[float], float]:
 
 
 def milliseconds(op, rows: int = 16384, cols: int = 4096, runs: int = 30) -> float:
-    """Forward and backward on the GPU, the median."""
+    """Median time of forward and backward on the GPU."""
     x = torch.randn(rows, cols, device="cuda", requires_grad=True)
     bias = torch.randn(cols, device="cuda", requires_grad=True)
     d_y = torch.randn(rows, cols, device="cuda")

@@ -1,4 +1,4 @@
-"""A small mixture of experts learns to spell words that it sees, and shows where its tokens go.
+"""Trains a small mixture of experts on the bytes of a sentence, and shows which experts the tokens go to.
 
 Usage:
     python examples/python/moe_nn.py [--steps N] [--device auto|cpu|cuda]

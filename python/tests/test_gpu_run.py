@@ -237,7 +237,7 @@ def test_time_that_is_spent_leaves_parts_out(bundle: Path):
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        (["--only", "tests"], "error: there is no stage 'tests'; there are doctor selftest"),
+        (["--only", "tests"], "error: unknown stage 'tests'; expected one of doctor selftest"),
         (["--bench", "d13"], "error: there is no benchmark 'd13'; there are d12-b64"),
         (["--budget", "x"], "error: --budget is 'x', expected seconds"),
         (["--fast"], "error: unknown argument '--fast'"),

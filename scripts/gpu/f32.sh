@@ -1,9 +1,9 @@
-# shellcheck shell=bash disable=SC2154  # a part of run.sh, which sets what is not set here
-# f32 and tf32: attention's cases, answer keys, then GPT-2 124M with B = 32 with tensor cores and without, beside PyTorch.
+# shellcheck shell=bash disable=SC2154  # a part of run.sh, which sets the variables used here
+# f32 and tf32: attention cases, answer keys, then GPT-2 124M with B = 32, with and without tensor cores, and in PyTorch.
 
 stage_f32() {
     local dtype products
-    # The keys first: the largest takes half a minute. The rest of the checks meanwhile.
+    # The largest key takes half a minute: make the keys in the background while other checks run.
     make_f32_keys &
     local maker=$!
     for dtype in f32 tf32; do
@@ -15,7 +15,7 @@ stage_f32() {
     test_linear tf32 ""
     wait "$maker"
     verify_f32
-    # nothing else runs from here on
+    # from here on nothing else may run, because times are measured
     for dtype in f32 tf32; do
         bench_f32 "$dtype" auto
     done
@@ -30,7 +30,8 @@ stage_f32() {
     done
 }
 
-# A small one with the head size of GPT-2, and the whole 124M, too large to travel: enough tokens to cut weight gradients in slices.
+# A small model with the head size of GPT-2, and the whole 124M with enough tokens for split-K weight gradients. They are made
+# here because the second is too large for the bundle.
 make_f32_keys() {
     f32_key small n_layer=2,n_head=2,n_embd=128,vocab_size=515,max_seq_len=128 1 128
     f32_key d12 d12 2 512 --no-acts
@@ -46,9 +47,9 @@ f32_key() {
         mv "$folder/${name}_"*.key.safetensors "$folder/$name.key.safetensors"
 }
 
-# products ATTENTION [PRODUCTS]: plain has no tensor cores but those of cuBLASLt in tf32, what f32 had before
+# products ATTENTION [PRODUCTS]: the products to use; "plain" attention uses no tensor cores except cuBLASLt's in tf32
 products() { [[ $1 == plain ]] && echo library || echo "${2:-}"; }
-# as ATTENTION [PRODUCTS]: a suffix for what is not the default
+# as ATTENTION [PRODUCTS]: a suffix that names the settings that are not the default
 as() { echo "$([[ $1 == auto ]] || echo "-$1")${2:+-$2}"; }
 
 test_attention() {
@@ -64,7 +65,7 @@ test_linear() {
         --op linear_bwd_input --op linear_bwd_weight --json "$(json "$name")"
 }
 
-# As it is and without our tensor cores: what fails in both is no matter of these. Then PyTorch's own errors beside them.
+# With our tensor-core kernels and without: a failure in both is not caused by them. Then PyTorch's errors for comparison.
 verify_f32() {
     local key=$scratch/f32/d12.key.safetensors dtype attention name
     for dtype in f32 tf32; do
@@ -93,7 +94,7 @@ verify_one() {
 
 profile_f32() {
     local name=profile-$1$(as "$2")
-    # -v: what the search for algorithms found, two kernels or one
+    # -v shows the result of the search for algorithms: two kernels or one
     attempt "$name" 60 env IRONHORSE_F32_PRODUCTS="$(products "$2")" "$ironhorse" -v profile --device cuda --model d12 --batch 32 \
         --seq 1024 --dtype "$1" --attention "$2" --steps 2 --json "$(json "$name")"
     grep -E 'in two kernels|attention|flash|linear|gemm|gelu|norm|entropy|adamw' "$work/$name.log" | cut -c 1-150 | head -n 40

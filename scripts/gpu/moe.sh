@@ -1,11 +1,11 @@
-# shellcheck shell=bash disable=SC2154  # a part of run.sh, which sets what is not set here
-# Mixtures of experts: answer keys, a training and what comes of its weights, then speeds beside PyTorch.
+# shellcheck shell=bash disable=SC2154  # a part of run.sh, which sets the variables used here
+# Mixtures of experts: answer keys, a training run and its weights, then speeds compared with PyTorch.
 
-# "cpu" rehearses the checks where there is no GPU; the CPU computes in f32 only.
+# "cpu" runs the checks without a GPU, in f32 only.
 moe_device=${IRONHORSE_DEVICE:-cuda}
 
-# Name, sizes, B, T, routing, whose answers. E=3 K=1 with an idle expert and heads 6/3; all experts; every token on one; head
-# sizes 128 and 16; a Llama; a single token; idle and single experts with K=2; transformers' own Mixtral and Llama.
+# Name, sizes, B, T, routing, reference. They cover: E=3 K=1 with an idle expert and heads 6/3; all experts; every token on
+# one expert; head sizes 128 and 16; a Llama; a single token; idle and single experts with K=2; Mixtral and Llama of transformers.
 moe_keys="tiny moe-tiny 2 32 spread ironhorse
 odd C=48,L=2,NH=6,NKV=3,E=3,K=1,F=40,V=99 3 11 idle ironhorse
 all C=128,L=2,NH=2,NKV=1,head_dim=64,E=8,K=8,F=192,V=300 2 65 spread ironhorse
@@ -36,12 +36,12 @@ stage_moe() {
     [[ $quick ]] || time_moe
 }
 
-# on_device DTYPE PART: whether the device computes so; says that it does not
+# on_device DTYPE PART: whether the device supports the dtype; records the part as skipped if not
 on_device() {
     [[ $moe_device != cpu || $1 == f32 ]] || ! absent "$2" "the CPU computes in f32 only"
 }
 
-# One for each core at a time: most of an export is PyTorch's start.
+# Runs one export per core at a time: most of an export is the start of PyTorch.
 make_moe_keys() {
     local name sizes batch seq init reference cores
     cores=$(nproc)
@@ -62,7 +62,7 @@ make_moe_key() {
         --seq "$seq" --steps 2 --init "$init" --reference "$reference" --stem "$name" --out "$scratch/moe" &&
         mv "$scratch/moe/${name}_"*.key.safetensors "$scratch/moe/$name.key.safetensors"
 }
-# has_reference NAME: whether the package is there whose answers a key holds
+# has_reference NAME: whether the package that computes the answers of a key is installed
 has_reference() {
     [[ $1 == ironhorse ]] ||
         "$python" -c 'import sys; from importlib.metadata import version; version(sys.argv[1])' "$1" 2>/dev/null
@@ -84,18 +84,18 @@ verify_moe_keys() {
     for dtype in "f32" "bf16 --master residual --moments bf16"; do
         part=lockstep-moe-tiny-${dtype%% *}
         on_device "${dtype%% *}" "$part" || continue
-        # shellcheck disable=SC2086  # the flags after the dtype are words of their own
+        # shellcheck disable=SC2086  # the flags after the dtype are separate words
         attempt "$part" 40 "$ironhorse" verify --lockstep --key "$scratch/moe/tiny.key.safetensors" --device "$moe_device" \
             --dtype $dtype --json "$(json "$part")"
     done
 }
 
-# The whole way of a user: train, write text, go on training. moe_check.py says whether what comes out is right.
+# What a user does: train, generate text, continue training. moe_check.py checks the results.
 train_moe() {
     local name dtype flags runs=$work/moe-runs
     while read -r name dtype flags; do
         on_device "$dtype" "train-moe-$name" || continue
-        # shellcheck disable=SC2086  # the flags are words of their own
+        # shellcheck disable=SC2086  # the flags are separate words
         train_moe_run "$name" "$dtype" $flags </dev/null
     done <<<"$moe_runs"
     rm -rf "$runs" # weights and moments are no logs
@@ -125,7 +125,7 @@ moe_text() {
     attempt "$part" 30 "$ironhorse" generate --model "$run" --prompt "Ivy was" --tokens 200 "$@" --json "$(json "$part")"
 }
 
-# Eight layers of the 6.9B beside PyTorch; then all of it.
+# Eight layers of the 6.9B compared with PyTorch; then the whole model.
 time_moe() {
     local flags torch_flags
     flags=(--device cuda --seq 1024 --dtype bf16 --steps 5 --seconds 5)

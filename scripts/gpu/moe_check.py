@@ -1,10 +1,10 @@
-"""Whether what a training left is right; run.sh asks, and the last line is the verdict.
+"""Checks the results of a training run for run.sh; the last line is the verdict.
 
     python moe_check.py fell RUN              the loss of the run folder fell
     python moe_check.py continued RUN NEXT    NEXT starts from the weights that RUN ended with
     python moe_check.py same A.json B.json    two reports of `ironhorse generate` hold the same tokens
 
-Exit code: 0 it is so, 1 it is not.
+Exit code: 0 if the statement is true, 1 if not.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import math
 import sys
 from pathlib import Path
 
-# Steps at each end whose losses are averaged: a batch more or less easy is no fall.
+# The number of steps averaged at each end, so that the difference between single batches does not count as a fall.
 ENDS = 10
-# Random weights give ln V; 300 steps learn more of the built-in stories than how often each byte comes, half of that.
+# Random weights have a loss of ln V. After 300 steps on the built-in stories it is below the entropy of single bytes,
+# which is half of that.
 FALL = 0.5
-# The same weights on the same batches. In bf16 the weights are rounded anew from the master, to the nearest where
-# training rounded at random: 2^-9 of a weight on average, and a loss is no more exact than its weights; 4 times that.
+# The tolerance of the loss of the same weights on the same batches. In bf16 a resumed run rounds the master weights to
+# the nearest, where training rounded stochastically: they differ by 2^-9 on average. The tolerance is 4 times that.
 SAME_LOSS = 4 * 2**-9
 
 

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Checks and measures ironhorse on a GPU machine, beside PyTorch. Part of the folder that `cargo xtask gpu-bundle`
-# makes; needs an NVIDIA driver and a Python with PyTorch, neither Rust nor a network.
+# Checks and measures ironhorse on a GPU machine, and compares it with PyTorch. Part of the folder that
+# `cargo xtask gpu-bundle` makes. Needs an NVIDIA driver and a Python with PyTorch, but neither Rust nor a network.
 #
 #   bash run.sh                        everything about training, in 8 minutes at most
 #   bash run.sh --quick                the checks and one comparison, in 3 minutes at most
-#   bash run.sh --only bench           some stages; --bench d12-b64,d12-b4 narrows that one, --no-torch leaves torch out
+#   bash run.sh --only bench           some stages; --bench d12-b64,d12-b4 selects configurations, --no-torch skips PyTorch
 #   bash run.sh --only rust            the Rust tests that need a GPU; 5 minutes at most
 #   bash run.sh --only python,ops      the Python, PyTorch, C and jit ops: their tests, then their speeds; 9 minutes at most
-#   bash run.sh --only moe             mixtures of experts: keys, a training, the 6.9B and its first eight layers; 9 minutes at most;
-#                                      with --quick the keys and the training; IRONHORSE_DEVICE=cpu rehearses those two
-#   bash run.sh --only runs            interrupted runs: equal to the bit, killed at random, what saving costs; 9 minutes at most
-#   bash run.sh --only f32             f32 and tf32: attention, keys, profiles and speeds, tensor cores or not; 5 minutes at most
-#   bash run.sh --only table           the rows of the README's GPU table, each beside PyTorch; 9 minutes at most
-#   bash run.sh --only compare         IRONHORSE_BEFORE=BINARY: that build and this one in turns; 5 minutes at most
-#   bash run.sh --out results          table.txt, summary.json, trace.json and logs.tar.gz go there
+#   bash run.sh --only moe             mixtures of experts: keys, a training run, the 6.9B and its first eight layers; 9 minutes at most;
+#                                      with --quick only keys and training, which IRONHORSE_DEVICE=cpu runs without a GPU
+#   bash run.sh --only runs            interrupted runs: bitwise equal, killed at random, the cost of saving; 9 minutes at most
+#   bash run.sh --only f32             f32 and tf32: attention, keys, profiles, speeds with and without tensor cores; 5 minutes at most
+#   bash run.sh --only table           the rows of the README's GPU table, each compared with PyTorch; 9 minutes at most
+#   bash run.sh --only compare         IRONHORSE_BEFORE=BINARY: that build and this one, alternating; 5 minutes at most
+#   bash run.sh --out results          where to write table.txt, summary.json, trace.json and logs.tar.gz
 #
-# Every part has its own time limit, log and exit status; a failure stops nothing. The end is a table of all parts.
+# Every part has its own time limit, log and exit status; after a failure the others still run. A table of all parts follows.
 # Exit code: 0 all passed, 1 something failed, 2 could not run.
 set -u
 
@@ -30,7 +30,7 @@ refuse() {
     echo "error: $*" >&2
     exit 2
 }
-# member WORD LIST: whether the list, separated by spaces or commas, has the word
+# member WORD LIST: whether the list, separated by spaces or commas, contains the word
 member() { [[ " ${2//,/ } " == *" $1 "* ]]; }
 
 while (($#)); do
@@ -56,7 +56,7 @@ while (($#)); do
     shift
 done
 for stage in ${only//,/ }; do
-    member "$stage" "$stages" || refuse "there is no stage '$stage'; there are $stages"
+    member "$stage" "$stages" || refuse "unknown stage '$stage'; expected one of $stages"
 done
 for config in ${chosen//,/ }; do
     member "$config" "$grid" || refuse "there is no benchmark '$config'; there are $grid"
@@ -64,7 +64,7 @@ done
 [[ $budget =~ ^[0-9]*$ ]] || refuse "--budget is '$budget', expected seconds"
 wanted=${only:-$stages}
 [[ $quick && ! $only ]] && wanted=$quick_stages
-# Everything is GPT-2 on the engine; the Rust tests, the ops, the mixtures of experts, runs and f32 have calls of their own.
+# The default is GPT-2 on the engine; Rust tests, ops, mixtures of experts, runs and f32 need a call each with --only.
 [[ $only ]] || wanted=${wanted/ rust python ops moe runs f32 table compare/}
 [[ $chosen ]] || chosen=$grid
 [[ $quick && $chosen == "$grid" ]] && chosen=d12-b64
@@ -75,7 +75,7 @@ python=${PYTHON:-python3}
 [[ -x $ironhorse ]] || chmod +x "$ironhorse" 2>/dev/null || refuse "there is no ironhorse beside this script"
 command -v "$python" >/dev/null || refuse "there is no $python; PYTHON=FILE names another"
 mkdir -p "$out" && out=$(cd "$out" && pwd) || refuse "--out $out cannot be made"
-# Kept from call to call: compiled kernels, and keys too large to travel.
+# Kept between calls: compiled kernels, and keys that are too large for the bundle.
 scratch=${IRONHORSE_SCRATCH:-${TMPDIR:-/tmp}/ironhorse-gpu}
 export IRONHORSE_CACHE=${IRONHORSE_CACHE:-$scratch/cache}
 export PYTHONPATH=$here/python${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
@@ -87,13 +87,13 @@ warm_pid=
 left() { echo $((budget - ($(date +%s) - began))); }
 json() { echo "$work/$1.json"; }
 
-# record NAME STATUS SECONDS: a row of the table, and a line now
+# record NAME STATUS SECONDS: adds a row to the table and prints a line
 record() {
     printf '%s\t%s\t%s\n' "$1" "$2" "$3" >>"$work/parts.tsv"
     printf '%-26s %-12s %6s s\n' "$1" "$2" "$3"
 }
 
-# attempt NAME LIMIT COMMAND...: runs it with a log and a limit of seconds; returns its status
+# attempt NAME LIMIT COMMAND...: runs the command with a log and a time limit in seconds; returns its status
 attempt() {
     local name=$1 limit=$2 start status said
     shift 2
@@ -115,13 +115,13 @@ attempt() {
     return "$status"
 }
 
-# absent NAME WHY: a row for what this machine has not got the means for
+# absent NAME WHY: adds a row for a part that this machine cannot run
 absent() {
     echo "skipped: $2" | tee "$work/$1.log"
     record "$1" absent 0
 }
 
-# find_keys: puts every answer key there is into keys
+# find_keys: lists all available answer keys in the array `keys`
 find_keys() {
     local key
     keys=()
@@ -147,7 +147,7 @@ stage_selftest() {
 
 stage_verify() {
     local key dtype name
-    # The width and head size of GPT-2: made here, because a key of it is too large to travel.
+    # The width and head size of GPT-2: made here, because such a key is too large for the bundle.
     if [[ ! $quick && ! -e $scratch/keys/wide_custom.key.safetensors ]]; then
         attempt export-wide 60 "$python" -m ironhorse.export gpt2 --batch 2 --seq 128 --steps 3 --stem wide \
             --model n_layer=2,n_head=12,n_embd=768,vocab_size=1003,max_seq_len=128 --out "$scratch/keys"
@@ -156,7 +156,7 @@ stage_verify() {
     for key in "${keys[@]}"; do
         for dtype in f32 bf16 "bf16 --attention own"; do
             name=verify-$(key_name "$key")-${dtype/ --attention /-}
-            # shellcheck disable=SC2086  # the flag after the dtype is a word of its own
+            # shellcheck disable=SC2086  # the flag after the dtype is a separate word
             attempt "$name" 30 "$ironhorse" verify --key "$key" --device cuda --dtype $dtype --json "$(json "$name")"
         done
     done
@@ -174,7 +174,7 @@ stage_lockstep() {
     done
 }
 
-# Equal losses to the last bit, from run to run and without graphs; summary.py compares.
+# Losses must be bitwise equal from run to run and without graphs; summary.py compares them.
 stage_determinism() {
     local name
     for name in determinism-1 determinism-2 determinism-nographs; do
@@ -183,7 +183,7 @@ stage_determinism() {
     done
 }
 
-# The tests of the Rust crates that are marked as in need of a GPU or of cuDNN: each program of rust.tar.gz is a part.
+# The Rust tests that need a GPU or cuDNN: each program of rust.tar.gz is a part.
 stage_rust() {
     local program
     attempt rust-unpack 30 tar -xzf "$here/rust.tar.gz" -C "$scratch" || return
@@ -192,8 +192,8 @@ stage_rust() {
     done
 }
 
-# The tests of the ops for numpy, PyTorch and C and of user kernels, those that need a GPU included; a part for each file. Most of
-# their time is the host's, so all run at once, but for those that watch the GPU's free memory.
+# The tests of the ops for numpy, PyTorch and C and of user kernels, including those that need a GPU; a part for each file.
+# They mostly use the CPU, so all run at once, except those that measure the free memory of the GPU.
 stage_python() {
     local file parts=()
     "$python" -c 'import pytest' 2>/dev/null || export PYTHONPATH=$PYTHONPATH:$here/pytest
@@ -212,29 +212,29 @@ test_file() {
     attempt "${name//_/-}" 300 "$python" -m pytest -q -p no:cacheprovider --durations=3 "$1"
 }
 
-# The speeds of the PyTorch ops beside PyTorch's own, eager and compiled, and of making an op from source.
+# The speeds of our ops for PyTorch compared with PyTorch's own, eager and compiled, and of making an op from source.
 stage_ops() {
     attempt ops-torch 240 "$python" "$here/benches/torch_ops.py" --json "$(json ops-torch)"
     attempt ops-jit 60 "$python" "$here/benches/jit.py" --json "$(json ops-jit)"
 }
 
-# stage_moe, a file of its own
+# stage_moe
 # shellcheck source=scripts/gpu/moe.sh
 . "$here/moe.sh"
-# stage_table and stage_compare, likewise
+# stage_table and stage_compare
 # shellcheck source=scripts/gpu/table.sh
 . "$here/table.sh"
-# stage_runs, likewise
+# stage_runs
 # shellcheck source=scripts/gpu/runs.sh
 . "$here/runs.sh"
 
-# stage_f32, a file of its own
+# stage_f32
 # shellcheck source=scripts/gpu/f32.sh
 . "$here/f32.sh"
 
-# torch cannot compile d48 in the time there is
+# torch cannot compile d48 within the time limit
 has_torch() { [[ $torch && $1 != d48-* ]]; }
-# torch_run CONFIG FLAG...: puts the command for PyTorch's side into torch_command, set as PyTorch is fastest there
+# torch_run CONFIG FLAG...: sets torch_command to the PyTorch benchmark with its fastest settings for this configuration
 torch_run() {
     local config=$1
     shift
@@ -247,7 +247,7 @@ torch_run() {
     torch_command+=("$@")
 }
 
-# While the checks run, PyTorch fills its cache of compiled code: nothing is timed until this has ended.
+# PyTorch fills its cache of compiled code while the checks run; nothing is timed before this has finished.
 warm() {
     local config child=
     trap '[[ $child ]] && kill "$child" 2>/dev/null; exit' TERM
@@ -271,7 +271,7 @@ end_warming() {
     warm_pid=
 }
 
-# bench CONFIG DTYPE STEPS WARMUP: ironhorse as it is by default, and where results may differ in the last bits
+# bench CONFIG DTYPE STEPS WARMUP: ironhorse with its defaults, and with options that may change the last bits of results
 bench() {
     local config=$1 dtype=$2 name
     local flags=(--device cuda --model "${config%-b*}" --batch "${config#*-b}" --seq 1024 --dtype "$dtype"
@@ -314,7 +314,7 @@ stage_sanitizer() {
             absent "sanitizer-$tool" "no compute-sanitizer"
             continue
         fi
-        # racecheck cannot follow the asynchronous copies inside cuDNN's kernels; ours are what is checked
+        # racecheck does not understand the asynchronous copies in cuDNN's kernels, so only our kernels are checked
         flags=(--quick)
         [[ $tool == racecheck ]] && flags+=(--attention own)
         attempt "sanitizer-$tool" 80 "$found" --tool $tool --error-exitcode 9 \
@@ -322,7 +322,7 @@ stage_sanitizer() {
     done
 }
 
-# Time from the command to the end of the first step, with nothing compiled before, and again.
+# Time from the command to the end of the first step, first with an empty kernel cache, then with a filled one.
 stage_startup() {
     local name
     rm -rf "$scratch/cold"

@@ -1,7 +1,7 @@
-# shellcheck shell=bash disable=SC2154  # a part of run.sh, which sets what is not set here
-# Runs that are interrupted: equal to the bit when they go on, killed at random, and what saving costs.
+# shellcheck shell=bash disable=SC2154  # a part of run.sh, which sets the variables used here
+# Interrupted runs: bitwise equal after resuming, killed at random moments, and the cost of saving.
 
-# "cpu" rehearses the checks where there is no GPU; the CPU computes in f32 only.
+# "cpu" runs the checks without a GPU, in f32 only.
 runs_device=${IRONHORSE_DEVICE:-cuda}
 
 # Name, flags: every precision, accumulation, a mixture of experts.
@@ -15,14 +15,14 @@ stage_runs() {
     local name flags
     while read -r name flags; do
         [[ $runs_device != cpu || $name == f32 ]] || continue
-        # shellcheck disable=SC2086  # flags are words of their own
+        # shellcheck disable=SC2086  # the flags are separate words
         attempt "resume-$name" 90 "$ironhorse" resume-check --device "$runs_device" $flags --json "$(json "resume-$name")"
     done <<<"$resume_checks"
     attempt torture 150 "$ironhorse" resume-check --torture 12 --torture-seed 1 --device "$runs_device" --json "$(json torture)"
     [[ $quick || $runs_device == cpu ]] || saving_costs
 }
 
-# The same 124M run without and with saves, twice in turns; then one that is killed and goes on; then the 6.9B's save.
+# The same 124M run without and with saves, alternating twice; then a run that is killed and resumed; then a save of the 6.9B.
 saving_costs() {
     local turn name runs=$work/runs steps=400
     local model="--model d12 --batch 64 --seq 1024 --dtype bf16 --val-batches 0 --sample-tokens 0 --device cuda --lr 1e-4"
@@ -44,7 +44,7 @@ saving_costs() {
     rm -rf "$runs"
 }
 
-# How long the save of the 6.9B holds a step up: one save, ended once its copy is made; the disk has no room for two.
+# How long a save of the 6.9B delays a step: one save, stopped once its copy is made, because the disk has no room for two.
 save_large() {
     local log=$work/large.log
     "$ironhorse" train --model moe-6.9b --data "$runs/tokens.bin" --batch 16 --seq 1024 --dtype bf16 --device cuda --master residual \
@@ -58,7 +58,7 @@ save_large() {
     grep "to host memory" "$log"
 }
 
-# make_shard FILE: two million tokens of any kind
+# make_shard FILE: writes two million arbitrary tokens
 make_shard() {
     "$python" - "$1" <<'PYTHON'
 import random, struct, sys

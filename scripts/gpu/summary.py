@@ -3,7 +3,7 @@
     python summary.py WORK OUT SECONDS
 
 WORK holds parts.tsv (name, status, seconds of every part that run.sh ran), and NAME.json and NAME.log of each. Exit
-code 0 when every part passed, 1 otherwise. A report that is missing or unreadable costs its figure, never the table.
+code 0 if every part passed, 1 otherwise. If a report is missing or unreadable, only its figure is missing in the table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GIB = 2**30
 
 
 class Work:
-    """What run.sh left."""
+    """The files that run.sh wrote."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ class Work:
 
 
 def figure(work: Work, name: str) -> str:
-    """The one thing to know of a part."""
+    """The most important figure of a part."""
     report, kind = work.json(name), name.split("-")[0]
     if kind in ("bench", "torch", "determinism", "startup") and "tokens_per_s" in report:
         return speed_figure(report)
@@ -58,7 +58,7 @@ def figure(work: Work, name: str) -> str:
         found = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: *(.*)", work.log(name))
         if found:
             return found[-1]
-    # a verdict in words, or why there is none
+    # a verdict in words, or why the part was skipped
     found = re.findall(r"^(?:skipped|passed|failed): .*$", work.log(name), re.MULTILINE)
     return found[-1] if found else ""
 
@@ -105,7 +105,7 @@ def profile_figure(report: dict[str, Any]) -> str:
 
 
 def determinism(work: Work) -> dict[str, Any] | None:
-    """Equal losses to the last bit: from run to run, and with and without graphs."""
+    """Checks that losses are bitwise equal from run to run, and with and without graphs."""
     names = [part["name"] for part in work.parts if part["name"].startswith("determinism-")]
     if not names:
         return None
@@ -121,7 +121,7 @@ def determinism(work: Work) -> dict[str, Any] | None:
 
 
 def comparison(work: Work) -> list[dict[str, Any]]:
-    """ironhorse beside PyTorch, a row for each model, batch and precision."""
+    """ironhorse compared with PyTorch, a row for each model, batch and precision."""
     configs: list[str] = []
     for part in work.parts:
         match = re.fullmatch(r"(?:bench|torch)-((?:d|moe)\d+-b\d+-\w+?)(?:-fast)?", part["name"])
@@ -182,7 +182,7 @@ def table(parts: list[dict[str, Any]], rows: list[dict[str, Any]], seconds: int)
 
 
 def passed(part: dict[str, Any]) -> bool:
-    """A tool that the machine does not have is no failure of ours."""
+    """Whether the part passed, or was skipped because a tool is missing."""
     return part["status"] in ("ok", "absent")
 
 

@@ -1,7 +1,7 @@
-"""Tables out of the reports that `run.sh --only table` and `--only compare` left.
+"""Makes tables from the reports of `run.sh --only table` and `--only compare`.
 
-python table.py WORK --json FILE             ironhorse beside PyTorch, a Markdown row for each bench-NAME.json
-python table.py WORK --compare --json FILE   two builds: before-N-NAME.json beside after-N-NAME.json
+python table.py WORK --json FILE             ironhorse and PyTorch, a Markdown row for each bench-NAME.json
+python table.py WORK --compare --json FILE   two builds: before-N-NAME.json and after-N-NAME.json
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     rows = builds(args.work) if args.compare else beside_torch(args.work)
     if not rows:
-        print("error: there are no reports to make a table of", file=sys.stderr)
+        print("error: no reports found to make a table from", file=sys.stderr)
         return 1
     (show_builds if args.compare else show_torch)(rows)
     if args.json is not None:

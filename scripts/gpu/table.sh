@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154  # a part of run.sh, which sets the variables used here
-# The rows of the README's GPU table, each beside PyTorch, in one call; and two builds of ironhorse against each other.
+# The rows of the README's GPU table, each compared with PyTorch, in one call; and a comparison of two builds of ironhorse.
 
 # Name, model, B, dtype, steps, further flags of bench.
 table_rows="d12-b64 d12 64 bf16 60
@@ -15,7 +15,7 @@ moe30-b20-all16 moe-6.9b 20 bf16 6 --master residual --moments bf16 --recompute 
 stage_table() {
     local name model batch dtype steps flags
     while read -r name model batch dtype steps flags; do
-        # shellcheck disable=SC2086  # the flags are words of their own
+        # shellcheck disable=SC2086  # the flags are separate words
         table_bench "$ironhorse" "bench-$name" "$model" "$batch" "$dtype" "$steps" $flags
         [[ $torch ]] && table_torch "$name" "$dtype"
     done <<<"$table_rows"
@@ -30,7 +30,7 @@ table_bench() {
         --steps "$steps" --warmup 3 "$@" --json "$(json "$part")"
 }
 
-# table_torch ROW DTYPE: PyTorch's side of a row; it cannot compile the largest models in the time there is
+# table_torch ROW DTYPE: PyTorch's side of a row; it cannot compile the largest models within the time limit
 table_torch() {
     local part=torch-$1 moe=("$python" "$here/benches/gpu_torch_moe.py" --model moe-6.9b --layers 8 --batch 16 --seq 1024
         --seconds 4 --sdpa cudnn)
@@ -49,7 +49,7 @@ table_torch() {
     esac
 }
 
-# IRONHORSE_BEFORE names another build: both run in turns, twice, so that the noise shows beside the difference.
+# IRONHORSE_BEFORE names another build: both run twice, alternating, so that the table can show noise and difference.
 stage_compare() {
     local name model batch dtype steps flags turn
     if [[ ! -x ${IRONHORSE_BEFORE:-} ]]; then

@@ -1,9 +1,10 @@
-"""How far PyTorch on this GPU is from an answer key after its optimizer steps, beside what verify found.
+"""Prints the error of PyTorch on this GPU against an answer key after its optimizer steps, next to that of verify.
 
     python torch_error.py KEY --dtype tf32 [--verify verify.json]... [--json FILE]
 
-PyTorch runs twice: with its own attention, which multiplies f32 in three parts of tf32 in either precision, and with
-the unfused one, whose products are as the precision says. Errors are verify's, ‖got − key‖ / ‖key‖, of `after.*`.
+PyTorch runs twice: with its fused attention, which computes an f32 product as three tf32 products in either precision,
+and with the unfused one, whose products have the given precision. Errors are those of verify, ‖got − key‖ / ‖key‖, of
+`after.*`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ USED = ("param.", "after.")
 
 
 def main() -> None:
-    """Prints the tensors in which PyTorch or ironhorse is furthest off."""
+    """Prints the tensors in which PyTorch or ironhorse has the largest error."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("key", type=Path)
     parser.add_argument("--dtype", choices=["f32", "tf32"], default="tf32")
-    parser.add_argument("--verify", type=Path, action="append", default=[], help="what verify --json wrote")
+    parser.add_argument("--verify", type=Path, action="append", default=[], help="a report of verify --json")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high" if args.dtype == "tf32" else "highest")
