@@ -1,6 +1,6 @@
 //! The built-in corpus: short stories from a railway valley, made from a seed and the same on every machine.
 //!
-//! Training and validation stories never meet: a hash of its text decides which of the two a story is for.
+//! Training and validation stories are disjoint: a hash of its text decides which split a story belongs to.
 
 use std::collections::HashSet;
 
@@ -18,12 +18,12 @@ const VALIDATION_SHARE: u64 = 16;
 /// Words a story may have.
 const WORDS: std::ops::RangeInclusive<usize> = 60..=140;
 
-/// What a story is for.
+/// The split a story belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// To learn from.
+    /// For training.
     Train,
-    /// To measure with.
+    /// For validation.
     Validation,
 }
 
@@ -68,7 +68,7 @@ fn tell(rng: &mut Rng) -> String {
     for part in parts {
         expand(part, &cast, rng, &mut draft);
     }
-    // The weather's words hold choices of their own.
+    // The words of the weather contain choices too.
     let mut story = String::with_capacity(draft.len());
     expand(&draft, &cast, rng, &mut story);
     story

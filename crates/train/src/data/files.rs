@@ -1,13 +1,13 @@
-//! Which files a list of patterns means.
+//! Resolves a list of file names and patterns to files.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// The files that match the patterns, sorted, each once. What is the name of a file means that file, whatever
-/// characters it holds; a pattern matches names in UTF-8 only. A pattern that matches nothing, or whose folder is missing, is an error: a misspelt path must
-/// not train on less data in silence.
+/// The files that match the patterns, sorted, each once. The name of an existing file means that file, whatever
+/// characters it contains; other patterns match only names in UTF-8. A pattern that matches nothing, or whose folder is
+/// missing, is an error, because a misspelt path must not silently reduce the training data.
 pub fn expand_globs<P: AsRef<OsStr>>(patterns: &[P]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for pattern in patterns {
@@ -47,7 +47,7 @@ fn expand(pattern: &str, files: &mut Vec<PathBuf>) -> Result<()> {
     if files.len() == before { Err(no_match(pattern)) } else { Ok(()) }
 }
 
-/// Why a pattern matched no file: it is a folder, its folder is missing, or nothing in there has such a name.
+/// Why a pattern matched no file: it is a folder, its folder is missing, or no name in the folder matches.
 fn no_match(pattern: &str) -> Error {
     if Path::new(pattern).is_dir() {
         return Error::field(pattern.as_ref(), "path", "a folder", "files, such as its *.bin");

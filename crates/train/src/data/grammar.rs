@@ -2,7 +2,7 @@
 //!
 //! | written | becomes |
 //! | --- | --- |
-//! | `[a\|b\|c]` | one of the alternatives, each equally likely; they may hold anything, also nothing |
+//! | `[a\|b\|c]` | one of the alternatives, each equally likely; they may be templates themselves, or empty |
 //! | `{thing}` | the cast's word for `thing` |
 //! | `{Thing}` | the same with a capital letter |
 //! | `{a thing}` `{A thing}` | the same after "a" or "an" |
@@ -16,12 +16,12 @@ pub(super) struct Cast {
 }
 
 impl Cast {
-    /// Gives a name its words.
+    /// Sets the words of a name.
     pub(super) fn set(&mut self, name: &'static str, words: impl Into<String>) {
         self.words.push((name, words.into()));
     }
 
-    /// Gives three names the pronouns of somebody: he/she, him/her, his/her.
+    /// Sets three names to pronouns: he/she, him/her, his/her.
     pub(super) fn set_pronouns(&mut self, names: [&'static str; 3], female: bool) {
         let pronouns = if female { ["she", "her", "her"] } else { ["he", "him", "his"] };
         for (name, pronoun) in names.into_iter().zip(pronouns) {
@@ -33,7 +33,7 @@ impl Cast {
         self.words.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, words)| words.as_str())
     }
 
-    /// Appends what `{inner}` stands for. An unknown name stays in its braces: the tests look for them.
+    /// Appends the words of `{inner}`. An unknown name stays in its braces, which the tests look for.
     fn substitute(&self, inner: &str, out: &mut String) {
         let (article, name) = inner.split_once(' ').map_or(("", inner), |(a, n)| (a, n));
         let Some(words) = self.get(name) else {
@@ -88,7 +88,7 @@ fn closing(text: &str) -> Option<usize> {
     None
 }
 
-/// Splits at the bars that stand outside inner brackets. Never empty.
+/// Splits at the bars outside of inner brackets. Never empty.
 fn alternatives(text: &str) -> Vec<&str> {
     let mut depth = 0_usize;
     text.split(|c| {

@@ -35,21 +35,21 @@ pub struct LoaderConfig {
 pub struct LoaderState {
     /// Samples (windows) given out since the start of epoch 0.
     pub samples: u64,
-    /// Hash of what decides the order: T, the seed, the lengths of the sources; and of what they hold, if
-    /// [`Loader::set_content`] was told.
+    /// Hash of everything that determines the order: T, the seed and the lengths of the sources; and of their contents,
+    /// if [`Loader::set_content`] was called.
     pub fingerprint: u64,
 }
 
-/// The largest epoch of a position: epochs are walked one by one, so a damaged number must not take hours.
+/// The largest epoch of a position. Epochs are walked one by one, so a damaged number could otherwise take hours.
 const MOST_EPOCHS: u64 = 100_000_000;
 
-/// Gives out batches of (x, y), y being x one token later.
+/// Produces batches of (x, y), where y is x shifted by one token.
 pub struct Loader {
     config: LoaderConfig,
     sources: Vec<Box<dyn Tokens>>,
     /// Hash of T, the seed and the lengths of the sources.
     shape: u64,
-    /// Hash of what the sources hold.
+    /// Hash of the contents of the sources.
     content: Option<u64>,
     epoch: Epoch,
     /// Windows of this epoch already given out.
@@ -59,7 +59,7 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// A loader at the start of epoch 0. Sources too short for one window take no part; if all are, that is an error.
+    /// A loader at the start of epoch 0. Sources too short for one window are ignored; it is an error if all are.
     pub fn new(sources: Vec<Box<dyn Tokens>>, config: LoaderConfig) -> Result<Self> {
         for (name, value) in [("batch", config.batch), ("seq", config.seq), ("vocab", config.vocab)] {
             if value == 0 || value > i32::MAX as usize {
@@ -131,7 +131,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Whole batches in this epoch, at least 1 (then the last one starts the data again).
+    /// Whole batches in this epoch, at least 1; a batch larger than the epoch continues with the next epoch.
     pub fn len_batches(&self) -> u64 {
         (self.epoch.windows / self.config.batch as u64).max(1)
     }
@@ -141,7 +141,7 @@ impl Loader {
         self.sources.iter().map(|s| s.len()).sum()
     }
 
-    /// Goes back to the start of epoch 0: what validation does each time.
+    /// Goes back to the start of epoch 0, as every validation does.
     pub fn rewind(&mut self) {
         self.epoch.start(0, 0, &self.config, &self.sources);
         self.position = 0;
@@ -167,7 +167,7 @@ impl Loader {
         self.epoch.number
     }
 
-    /// Makes the state depend on what the sources hold, not only on their lengths: `content` is a hash of it, such as
+    /// Makes the state depend on the contents of the sources, not only on their lengths: `content` is a hash, such as
     /// [`survey::fingerprint`](super::survey::fingerprint).
     pub fn set_content(&mut self, content: &str) {
         let bytes = content.as_bytes().iter().map(|&byte| u64::from(byte));
@@ -183,7 +183,7 @@ impl Loader {
         LoaderState { samples: self.samples(), fingerprint: self.fingerprint() }
     }
 
-    /// Continues where a loader of the same data, T and seed stood; the batch size may differ.
+    /// Continues at the position of a loader with the same data, T and seed; the batch size may differ.
     pub fn restore(&mut self, state: LoaderState) -> Result<()> {
         if state.fingerprint != self.fingerprint() {
             return Err(Error::Config(
@@ -194,7 +194,7 @@ impl Loader {
         self.seek(state.samples)
     }
 
-    /// Passes over the next `samples` samples without reading them.
+    /// Skips the next `samples` samples without reading them.
     pub fn skip(&mut self, samples: u64) -> Result<()> {
         self.seek(self.samples().saturating_add(samples))
     }
@@ -209,15 +209,15 @@ impl Loader {
         Ok(())
     }
 
-    /// The epoch that sample number `samples - 1` is of, and the number of samples before it. Epochs differ in length,
-    /// because of the phases, so they are walked from this one, or from the first.
+    /// The epoch of sample number `samples - 1`, and the number of samples before that epoch. Epochs differ in length
+    /// because of the phases, so they are walked one by one from the current one, or from the first.
     fn find(&self, samples: u64) -> Result<(u64, u64)> {
         let (mut number, mut before) = match self.epoch.before {
             here if here < samples => (self.epoch.number, here),
             _ => (0, 0),
         };
         let seq = self.config.seq as u64;
-        // the fewest windows an epoch can have: with the largest phases
+        // the smallest number of windows in an epoch, which has the largest phases
         let fewest = |source: &dyn Tokens| {
             let starts = source.len().saturating_sub(seq);
             let most = if self.config.shuffle { starts.min(seq).saturating_sub(1) } else { 0 };
@@ -249,7 +249,7 @@ impl Loader {
         let mut epoch = Epoch::new(self.sources.len());
         for sample in samples {
             if sample < epoch.before || sample - epoch.before >= epoch.windows {
-                // the epoch of a sample is that of the loader right after it
+                // the epoch of a sample is that of the loader right after reading it
                 let (number, before) = self.find(sample.saturating_add(1))?;
                 epoch.start(number, before, &self.config, &self.sources);
             }
@@ -262,7 +262,7 @@ impl Loader {
     }
 }
 
-/// Mixes numbers into one.
+/// A hash of several numbers.
 fn hash(values: impl Iterator<Item = u64>) -> u64 {
     values.fold(0, |h, v| mix64(h ^ mix64(v)))
 }
@@ -270,7 +270,7 @@ fn hash(values: impl Iterator<Item = u64>) -> u64 {
 /// One pass through the data.
 struct Epoch {
     number: u64,
-    /// Windows in the epochs before.
+    /// Windows in all earlier epochs.
     before: u64,
     /// Windows in this epoch.
     windows: u64,
@@ -288,7 +288,7 @@ struct Span {
 }
 
 impl Epoch {
-    /// An epoch without windows, and room for so many sources.
+    /// An epoch without windows, with capacity for this many sources.
     fn new(sources: usize) -> Self {
         let order = Permutation::new(1, &mut Rng::new(0));
         Self { number: 0, before: 0, windows: 0, spans: Vec::with_capacity(sources), order }
@@ -312,7 +312,7 @@ impl Epoch {
     }
 }
 
-/// Draws the phases of an epoch. Gives its number of windows, and the generator that draws the order next.
+/// Draws the phases of an epoch. Returns its number of windows, and the generator that draws the order next.
 fn draw(
     number: u64,
     config: &LoaderConfig,
@@ -323,7 +323,7 @@ fn draw(
     let seq = config.seq as u64;
     let mut windows = 0;
     for source in sources {
-        // Starts at which a window and its last target still fit.
+        // The number of start positions at which a window and its last target fit.
         let starts = source.len().saturating_sub(seq);
         let phase = if config.shuffle { rng.below(starts.min(seq)) } else { 0 };
         each(Span { first: windows, phase });

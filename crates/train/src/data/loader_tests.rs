@@ -44,7 +44,7 @@ fn every_window_once_per_epoch() {
             assert_eq!(loader.epoch(), epoch);
             let mut sorted = order.clone();
             sorted.sort_unstable();
-            // Inside a source, windows lie side by side and leave less than a window free at either end.
+            // Within a source, windows are adjacent and leave less than one window unused at either end.
             for (i, &len) in lens.iter().enumerate() {
                 let (first, last) = (1000 * i as i32, 1000 * i as i32 + len as i32);
                 let own: Vec<i32> = sorted.iter().copied().filter(|s| (first..last).contains(s)).collect();
@@ -164,7 +164,7 @@ fn bad_settings_are_named() {
     assert!(text.contains("`y` has 4 elements, expected 1 x 5"), "{text}");
 }
 
-/// The numbers of all windows that these loaders give out, by their first tokens.
+/// The numbers of all windows that these loaders produce, by their first tokens.
 fn rows(loader: &mut Loader, batches: usize) -> Vec<i32> {
     let seq = loader.config.seq;
     (0..batches).flat_map(|_| batch(loader).0.chunks(seq).map(|row| row[0]).collect::<Vec<_>>()).collect()
@@ -193,7 +193,7 @@ fn the_number_of_samples_is_the_position() {
                 rows(&mut running, 1);
             }
         }
-        // another batch size goes on with the same samples
+        // another batch size continues with the same samples
         let mut four = loader(&lens, config(4, 5, shuffle));
         rows(&mut four, 13);
         let mut three = loader(&lens, config(3, 5, shuffle));
@@ -260,7 +260,8 @@ fn the_state_knows_the_contents() {
     assert!(serde_json::from_str::<LoaderState>(text).unwrap_err().to_string().contains("epoch"));
 }
 
-/// The orders of before positions were counted in samples: a checkpoint's batches must stay what they were.
+/// The orders of earlier versions, which did not count positions in samples: the batches after a checkpoint must not
+/// change.
 #[test]
 fn the_order_stays() {
     let order = starts(&mut loader(&[40, 3, 47], config(1, 5, true)), 24);

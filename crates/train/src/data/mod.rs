@@ -1,4 +1,4 @@
-//! What models learn from: the built-in stories, token sources, and the loader that makes batches of them.
+//! Training data: the built-in stories, token sources, and the loader that makes batches from them.
 
 pub mod corpus;
 mod files;
@@ -19,15 +19,15 @@ pub use loader::{Loader, LoaderConfig, LoaderState};
 pub use shard_pool::OPEN_SHARDS;
 pub use survey::{SourceFacts, survey};
 
-/// A long row of tokens that can be read anywhere: a shard file, or memory.
+/// A sequence of tokens with random access: a shard file, or memory.
 pub trait Tokens: Send {
-    /// How many tokens there are.
+    /// The number of tokens.
     fn len(&self) -> u64;
 
     /// Fills `out` with the tokens from position `start` on.
     fn read_at(&mut self, start: u64, out: &mut [u32]) -> Result<()>;
 
-    /// What error messages call this source: the path of a file.
+    /// The name of this source in error messages: the path of a file.
     fn name(&self) -> String;
 
     /// True when there are no tokens.
@@ -80,7 +80,7 @@ impl Tokens for MemoryTokens {
     }
 }
 
-/// Opens every shard that the patterns name. However many there are, at most [`OPEN_SHARDS`] are open at a time.
+/// Opens every shard that the patterns match. At most [`OPEN_SHARDS`] of them are open at a time.
 pub fn open_shards<P: AsRef<OsStr>>(patterns: &[P]) -> Result<Vec<Box<dyn Tokens>>> {
     shard_pool::open(&expand_globs(patterns)?)
 }

@@ -1,8 +1,9 @@
-//! A keyed permutation of 0..n that needs no table: a Feistel network on the index bits, walked until it lands inside.
+//! A keyed permutation of 0..n without a table: a Feistel network on the index bits, applied until the result is below
+//! n.
 //!
-//! Each round maps (left, right) to (right, left ^ f(right, key)), which can be undone whatever f is; so the network is a
-//! bijection on 2^(2 half) indices. Applying it again to results >= n makes it one on 0..n. With 2^(2 half) < 4 n
-//! the walk takes under four steps on average.
+//! Each round maps (left, right) to (right, left ^ f(right, key)), which is invertible for any f; so the network is a
+//! bijection on 2^(2 half) indices. Applying it again to results >= n makes it a bijection on 0..n. Because of
+//! 2^(2 half) < 4 n this needs fewer than four applications on average.
 
 use crate::rng::{Rng, mix64};
 
@@ -23,7 +24,7 @@ impl Permutation {
         Self { n, half: bits.div_ceil(2).max(1), keys: [(); ROUNDS].map(|()| rng.next_u64()) }
     }
 
-    /// The element at place `i` of the order. `i` must be below n.
+    /// The element at position `i` of the order. `i` must be below n.
     pub(super) fn at(&self, i: u64) -> u64 {
         debug_assert!(i < self.n, "place {i} of {}", self.n);
         let mask = (1_u64 << self.half) - 1;

@@ -1,4 +1,5 @@
-//! Many shards with few open files: a process may have about a thousand open, a data set may have more shards.
+//! Reads many shards with few open files: a process may open about a thousand files, and a data set may have more
+//! shards.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +8,7 @@ use super::Tokens;
 use crate::format::shards::{ShardKind, ShardReader};
 use crate::{Error, Result};
 
-/// How many shards of one set are open at a time.
+/// The largest number of shards of one set that are open at a time.
 pub const OPEN_SHARDS: usize = 64;
 
 /// The shards of one set that are open now.
@@ -49,13 +50,13 @@ pub(super) fn open(paths: &[PathBuf]) -> Result<Vec<Box<dyn Tokens>>> {
     paths.iter().enumerate().map(open_one).collect()
 }
 
-/// A pool is whole between any two statements, so a panic elsewhere does not spoil it.
+/// A pool is consistent between any two statements, so a panic in another thread does not corrupt it.
 fn lock(pool: &Mutex<Pool>) -> std::sync::MutexGuard<'_, Pool> {
     pool.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl PooledShard {
-    /// Opens the file again. It must be the one whose header was read at the start.
+    /// Opens the file again. Its header must be the same as at the start.
     fn reopen(&self) -> Result<ShardReader> {
         let reader = ShardReader::open(&self.path)?;
         if (reader.kind(), reader.num_tokens()) == (self.kind, self.count) {
@@ -86,7 +87,7 @@ impl Tokens for PooledShard {
             None => {
                 let reader = self.reopen()?;
                 let fresh = Open { shard: self.number, reader, used: now };
-                // the file of the one that was not read for longest is closed
+                // close the least recently used file
                 let oldest = (0..pool.open.len()).min_by_key(|&place| pool.open[place].used);
                 match oldest.filter(|_| pool.open.len() >= OPEN_SHARDS) {
                     Some(place) => {
@@ -102,7 +103,7 @@ impl Tokens for PooledShard {
         };
         let open = &mut pool.open[place];
         open.used = now;
-        // A start beyond the address space is beyond the shard too; its reader says so.
+        // A start outside the address space is outside the shard too, which the reader reports.
         open.reader.read_at(usize::try_from(start).unwrap_or(usize::MAX), out)
     }
 
@@ -119,7 +120,7 @@ mod tests {
     use super::*;
     use crate::data::{Loader, LoaderConfig, open_shards};
 
-    /// Says to the child process which folder to read, and how many shards there are.
+    /// Tells the child process which folder to read, and the number of shards.
     const CHILD_FOLDER: &str = "IRONHORSE_SHARDS_FOLDER";
 
     /// A shard of three tokens that tell its number.
@@ -168,7 +169,7 @@ mod tests {
         };
         let output = run("128");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-        // the limit is at work: with fewer files than the pool keeps open it fails
+        // the limit is effective: with fewer files than the pool keeps open, reading fails
         assert!(!run("40").status.success());
     }
 

@@ -1,4 +1,5 @@
-//! Debug states `gpt2_*_debug_state.bin`, version 2: one batch, its logits and loss, and the gradient of every parameter.
+//! Debug states `gpt2_*_debug_state.bin`, version 2: one batch, its logits and loss, and the gradient of every
+//! parameter.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -20,7 +21,7 @@ pub struct DebugState<R = File> {
     stacked: Stacked,
 }
 
-/// Where the parts begin, in bytes. Holds for sizes whose sum fits in u64.
+/// The byte offsets of the parts. Valid for sizes whose sum fits in u64.
 #[derive(Clone, Copy, Debug)]
 struct Places {
     batch: usize,

@@ -1,11 +1,11 @@
-//! How much room a disk has.
+//! The free space of a disk.
 
 use std::path::Path;
 
 use crate::{Error, Result};
 
-/// Bytes that an unprivileged user may still write to the file system that holds `path`, or would hold it: of a path
-/// that is not there yet, the nearest folder above that is. `u64::MAX` on systems that cannot say.
+/// The number of bytes that an unprivileged user may still write to the file system of `path`. If `path` does not
+/// exist, the file system of the nearest existing folder above. `u64::MAX` on systems that do not report it.
 #[cfg(unix)]
 pub fn free_bytes(path: &Path) -> Result<u64> {
     use rustix::io::Errno;
@@ -14,7 +14,7 @@ pub fn free_bytes(path: &Path) -> Result<u64> {
     for at in absolute.ancestors() {
         match rustix::fs::statvfs(at) {
             Ok(facts) => return Ok(facts.f_bavail.saturating_mul(facts.f_frsize)),
-            // ENOTDIR: a file stands where a folder would have to be made, which its maker will say
+            // ENOTDIR: a file is in the place of a folder, which will be reported when the folder is created
             Err(error @ (Errno::NOENT | Errno::NOTDIR)) => last = error,
             Err(Errno::NOSYS) => return Ok(u64::MAX),
             Err(error) => return Err(Error::io(path, "measure the free space", error.into())),
@@ -23,7 +23,7 @@ pub fn free_bytes(path: &Path) -> Result<u64> {
     Err(Error::io(path, "measure the free space", last.into()))
 }
 
-/// Bytes that may still be written: `u64::MAX`, as this system is not asked.
+/// `u64::MAX`, because this system is not supported.
 #[cfg(not(unix))]
 pub fn free_bytes(_path: &Path) -> Result<u64> {
     Ok(u64::MAX)
@@ -39,7 +39,7 @@ mod tests {
         let there = free_bytes(folder.path()).unwrap();
         let later = free_bytes(&folder.path().join("runs/x/step_00000010")).unwrap();
         assert!(there > 0);
-        // the same file system; others may write to it between the two
+        // the same file system; other processes may write to it between the two calls
         assert!(there.abs_diff(later) < there / 2 + (1 << 30), "{there} {later}");
         let file = folder.path().join("file");
         std::fs::write(&file, "x").unwrap();

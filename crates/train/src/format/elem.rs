@@ -2,7 +2,7 @@
 
 use ironhorse_core::{bf16_to_f32, f32_to_bf16};
 
-/// How a number stands in a file.
+/// The encoding of a number in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Elem {
     /// IEEE single precision.
@@ -23,7 +23,7 @@ impl Elem {
     }
 }
 
-/// Widens the little-endian numbers in `bytes`; `out` has as many elements.
+/// Converts the little-endian numbers in `bytes` to f32; `out` must have as many elements.
 pub(super) fn widen(elem: Elem, bytes: &[u8], out: &mut [f32]) {
     match elem {
         Elem::F32 => {
@@ -54,7 +54,7 @@ pub(super) fn narrow(elem: Elem, values: &[f32], bytes: &mut Vec<u8>) {
     }
 }
 
-/// Widens a half (given by its bits) exactly.
+/// Converts an f16, given by its bits, to f32. The conversion is exact.
 fn f16_to_f32(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let exponent = u32::from(bits >> 10) & 0x1f;
@@ -67,7 +67,7 @@ fn f16_to_f32(bits: u16) -> f32 {
     }
 }
 
-/// Rounds to the nearest half, ties to even.
+/// Rounds to the nearest f16 and returns its bits; ties to even.
 fn f32_to_f16(value: f32) -> u16 {
     let bits = value.to_bits();
     let sign = ((bits >> 16) & 0x8000) as u16;

@@ -18,7 +18,7 @@ pub(super) mod magic {
 /// Bytes of the header.
 pub(super) const HEADER_BYTES: u64 = 1024;
 
-/// The header as it stands in the file, fields without a name included, so that a copy is byte-identical.
+/// The header with all fields, including those without a name, so that a copy is byte-identical.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BinHeader {
     words: [i32; 256],
@@ -63,7 +63,7 @@ impl BinHeader {
         self.words[index]
     }
 
-    /// The same header with other leading fields: what has no name is kept.
+    /// The same header with other leading fields; fields without a name are kept.
     pub(super) fn with(&self, fields: &[i32]) -> Self {
         let mut words = self.words;
         words.iter_mut().zip(fields).for_each(|(word, field)| *word = *field);
@@ -79,7 +79,7 @@ impl BinHeader {
         Err(source.field("version", self.words[1], list.join(" or ")))
     }
 
-    /// A field that counts something.
+    /// A field that must be at least 1.
     pub(super) fn positive<R: Read + Seek>(
         &self,
         source: &Source<R>,

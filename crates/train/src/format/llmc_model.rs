@@ -62,7 +62,7 @@ impl<R: Read + Seek> ModelFile<R> {
         &self.config
     }
 
-    /// How the numbers stand in the file.
+    /// The encoding of the numbers in the file.
     pub fn elem(&self) -> Elem {
         self.elem
     }
@@ -101,8 +101,8 @@ impl<R: Read + Seek> ModelFile<R> {
     }
 }
 
-/// Refuses NaN and infinity, naming the tensor and the place of the first: row and column of a matrix. `cols` is how long a
-/// row is, 1 for a vector; asked only if needed.
+/// Rejects NaN and infinity with an error that names the tensor and the index of the first: row and column of a matrix.
+/// `cols` returns the length of a row, 1 for a vector; it is called only for the error.
 pub(crate) fn check_finite(
     path: &Path,
     name: &str,
@@ -117,7 +117,7 @@ pub(crate) fn check_finite(
     Err(Error::field(path, place, values[index], "a finite number"))
 }
 
-/// How long a row of a matrix is; 1 for a vector.
+/// The length of a row of a matrix; 1 for a vector.
 pub(crate) fn row_len(spec: &TensorSpec) -> usize {
     if spec.shape.dims().len() == 1 { 1 } else { spec.shape.cols() }
 }

@@ -1,5 +1,5 @@
-//! File formats. Readers work over any `Read + Seek`, check everything a header says before they allocate, and stream:
-//! reading a model needs the memory of its largest tensor. Writers are atomic.
+//! File formats. Readers work on any `Read + Seek`, validate a header before they allocate, and stream: reading a model
+//! needs only the memory of its largest tensor. Writers are atomic.
 
 pub mod answer_key;
 pub mod atomic;

@@ -1,4 +1,4 @@
-//! Token shards `*_train.bin`, `*_val.bin`: a header and a long row of uint16, or uint32 for wide vocabularies.
+//! Token shards `*_train.bin`, `*_val.bin`: a header and the tokens as uint16, or as uint32 for large vocabularies.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -66,7 +66,7 @@ impl<R: Read + Seek> ShardReader<R> {
         Ok(Self { source, kind, count })
     }
 
-    /// How many tokens; never 0.
+    /// The number of tokens; never 0.
     pub fn num_tokens(&self) -> usize {
         self.count
     }
@@ -108,7 +108,7 @@ impl<R: Read + Seek> ShardReader<R> {
     }
 }
 
-/// Refuses tokens outside the vocabulary; `first` is the position of `tokens[0]` in the file.
+/// Rejects tokens outside the vocabulary; `first` is the position of `tokens[0]` in the file.
 pub fn check_tokens(path: &Path, first: usize, tokens: &[u32], vocab_size: usize) -> Result<()> {
     match tokens.iter().position(|&token| token as usize >= vocab_size) {
         None => Ok(()),
@@ -131,7 +131,7 @@ pub struct ShardWriter {
 }
 
 impl ShardWriter {
-    /// Begins a shard; nothing is seen under `path` before [`ShardWriter::finish`].
+    /// Begins a shard; `path` is not created or replaced before [`ShardWriter::finish`].
     pub fn create(path: &Path, kind: ShardKind) -> Result<Self> {
         let mut file = AtomicFile::create(path)?;
         BinHeader::new(&[]).write(&mut file.sink())?;
@@ -159,7 +159,7 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Writes the header and renames the file into place. Gives the number of tokens.
+    /// Writes the header and renames the file into place. Returns the number of tokens.
     pub fn finish(mut self) -> Result<usize> {
         if self.count == 0 {
             return Err(Error::field(&self.path, "number of tokens", 0, "at least 1"));

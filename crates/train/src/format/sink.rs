@@ -7,7 +7,7 @@ use super::elem::{self, Elem};
 use super::source::CHUNK;
 use crate::{Error, Result};
 
-/// Bytes going into a file, with its checksum on the way.
+/// A writer that computes the checksum of what it writes.
 pub struct Sink<'a> {
     out: &'a mut dyn Write,
     path: PathBuf,
@@ -62,7 +62,7 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
-    /// Hands everything on to the operating system.
+    /// Flushes everything to the operating system.
     pub fn flush(&mut self) -> Result<()> {
         self.out.flush().map_err(|source| Error::io(&self.path, "write", source))
     }

@@ -59,7 +59,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Looks at the first bytes of a file, or at the names in a folder. Says nothing about whether the rest is sound.
+/// Determines the kind from the first bytes of a file, or from the names in a folder. The rest is not checked.
 pub fn sniff(path: &Path) -> Result<Kind> {
     let meta = std::fs::metadata(path).map_err(|source| Error::io(path, "open", source))?;
     if meta.is_dir() {

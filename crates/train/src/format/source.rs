@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use super::elem::{self, Elem};
 use crate::{Error, Result};
 
-/// Bytes converted at a time: small enough for the cache, large enough to make calls rare. A multiple of every element size.
+/// Bytes converted at a time: small enough for the cache, large enough to make calls rare. A multiple of every element
+/// size.
 pub(super) const CHUNK: usize = 64 * 1024;
 
-/// Something with a known length that is read at offsets. Nothing is ever read beyond the length, and no buffer is
-/// larger than what the caller asked for.
+/// A source of known length that is read at offsets. Nothing is read beyond the length, and no buffer is larger than
+/// what the caller requested.
 #[derive(Debug)]
 pub struct Source<R = File> {
     inner: R,
@@ -57,7 +58,7 @@ impl<R: Read + Seek> Source<R> {
         self.len
     }
 
-    /// Whether the file holds nothing.
+    /// Whether the file is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

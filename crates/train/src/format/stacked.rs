@@ -16,7 +16,7 @@ pub(super) struct Stacked {
     by_name: HashMap<String, usize>,
 }
 
-/// How many numbers a file of these sizes holds. Needs a validated configuration.
+/// The number of parameters in a file of these sizes. Needs a validated configuration.
 pub(super) fn total_elements(config: &Gpt2Config) -> u64 {
     config.num_params() as u64
 }
@@ -48,7 +48,7 @@ impl Stacked {
         &self.tensors
     }
 
-    /// The place of a tensor in [`Stacked::tensors`].
+    /// The index of a tensor in [`Stacked::tensors`].
     pub fn find(&self, name: &str) -> Result<usize> {
         let found = self.by_name.get(name).copied();
         found.ok_or_else(|| Error::unknown("tensor", name, "a name such as wte.weight or h.0.ln_1.bias"))

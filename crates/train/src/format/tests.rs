@@ -1,4 +1,4 @@
-//! Every kind of file that can be told apart, and every kind of weights through the one trait.
+//! Every kind of file is recognised, and every kind of weights is read through the same trait.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ fn fill(spec: &TensorSpec, out: &mut [f32]) -> Result<()> {
     Ok(())
 }
 
-/// One of each kind, under telling names.
+/// One file or folder of each kind.
 fn write_all(folder: &Path) -> Result<()> {
     let config = config();
     let at = |name: &str| folder.join(name);

@@ -85,7 +85,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// How many tokens.
+    /// The number of tokens.
     pub fn vocab_size(&self) -> usize {
         self.tokens.len()
     }
@@ -108,9 +108,9 @@ impl Tokenizer {
         Ok(String::from_utf8_lossy(&self.decode(ids)?).into_owned())
     }
 
-    /// Tokens for a text: at each place the longest that matches. For the byte tokenizer that is exact. For a BPE
-    /// vocabulary it is an approximation: the tokens decode to the text, but they are not always those that merging
-    /// would choose. An end-of-text marker spelled out in the text is text.
+    /// Encodes a text with the longest matching token at each position. For the byte tokenizer this is exact. For a BPE
+    /// vocabulary it is an approximation: the tokens decode to the text, but they are not always those that BPE merges
+    /// would give. An end-of-text marker spelled out in the text is encoded as ordinary text.
     pub fn encode(&self, text: &[u8]) -> Result<Vec<u32>> {
         let mut index: HashMap<&[u8], u32> = HashMap::with_capacity(self.tokens.len());
         for (id, token) in (0u32..).zip(&self.tokens) {

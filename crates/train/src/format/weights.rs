@@ -1,4 +1,4 @@
-//! One way to read weights, whatever file they are in.
+//! One interface to read weights from every kind of file.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -12,13 +12,13 @@ use super::tokenizer::{TOKENIZER, Tokenizer};
 use crate::model::ModelConfig;
 use crate::{Error, Result};
 
-/// Something that holds the parameters of a model: a `.bin`, a Hugging Face folder, a run, a checkpoint, an answer key.
+/// A source of the parameters of a model: a `.bin`, a Hugging Face folder, a run, a checkpoint or an answer key.
 pub trait WeightSource {
     /// The model's sizes.
     fn config(&self) -> ModelConfig;
 
-    /// Fills `out` with a parameter by its name in the parameter table; rows beyond the vocabulary that the file does not
-    /// hold are 0.
+    /// Fills `out` with a parameter by its name in the parameter table; padding rows of the vocabulary that are not in
+    /// the file are 0.
     fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()>;
 
     /// The file or folder.
@@ -29,12 +29,12 @@ pub trait WeightSource {
         TextTokens::Last
     }
 
-    /// Where training stood, of a checkpoint.
+    /// The state of training, if this is a checkpoint.
     fn trainer(&self) -> Option<&TrainerState> {
         None
     }
 
-    /// The tokenizer that lies in the same folder, if there is one.
+    /// The tokenizer in the same folder, if there is one.
     fn tokenizer(&self) -> Result<Option<Tokenizer>> {
         Ok(None)
     }
@@ -101,7 +101,7 @@ impl WeightSource for Checkpoint {
     }
 }
 
-/// Refuses NaN and infinite weights.
+/// Rejects NaN and infinite weights.
 struct Finite<S: ?Sized>(Box<S>);
 
 impl<S: WeightSource + ?Sized> WeightSource for Finite<S> {
@@ -137,7 +137,7 @@ pub fn open_weights(path: &Path) -> Result<Box<dyn WeightSource>> {
     open_kind(path, sniff(path)?)
 }
 
-/// The same of a file whose kind is known.
+/// The same for a file whose kind is known.
 fn open_kind(path: &Path, kind: Kind) -> Result<Box<dyn WeightSource>> {
     let source: Box<dyn WeightSource> = match kind {
         Kind::Model => Box::new(ModelFile::open(path)?),
@@ -158,7 +158,7 @@ fn open_kind(path: &Path, kind: Kind) -> Result<Box<dyn WeightSource>> {
     Ok(Box::new(Finite(source)))
 }
 
-/// What `--model` was given: sizes to initialise at random, or weights.
+/// The value of `--model`: sizes to initialise at random, or weights.
 pub enum ModelChoice {
     /// Sizes only: a name such as d12 or moe-tiny, `n_layer=...,...`, or a TOML file.
     Sizes(ModelConfig),
@@ -167,12 +167,12 @@ pub enum ModelChoice {
 }
 
 impl ModelChoice {
-    /// Understands a name, sizes in one line, or a path.
+    /// Parses a name, sizes in one line, or a path.
     pub fn parse(text: &str) -> Result<Self> {
         Self::parse_os(text.as_ref())
     }
 
-    /// The same of a command-line argument: a file's name need not be UTF-8.
+    /// The same for a command-line argument; the name of a file need not be UTF-8.
     pub fn parse_os(argument: &OsStr) -> Result<Self> {
         let (path, text) = (Path::new(argument), argument.to_string_lossy());
         let text = text.as_ref();

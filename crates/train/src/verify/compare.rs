@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-/// An element far off is wrong even when the whole tensor's norm hides it: it may differ by this many times the
-/// tolerance, relative to its own size plus the root mean square of its row, its column or the tensor, whichever is
-/// largest (rows of an embedding's gradient differ in size by orders of magnitude, columns of a weight's with the channels
-/// they multiply, and rounding goes with the row and the column).
+/// A single wrong element must be found even if the norm of the whole tensor hides it. Each element may differ by this
+/// many times the tolerance, relative to its absolute value plus the root mean square of its row, its column or the
+/// tensor, whichever is largest. (Rows of an embedding's gradient, and columns of a weight's, differ in magnitude by
+/// orders of magnitude, and the rounding error is proportional to both.)
 const STRAY: f64 = 10.0;
 
 /// How far two tensors may differ.
@@ -13,9 +13,10 @@ const STRAY: f64 = 10.0;
 pub struct Allowed {
     /// ‖got − want‖ / ‖want‖; each element by ten times that.
     pub relative: f64,
-    /// What each element may differ on top, as a plain number.
+    /// An additional absolute tolerance of each element.
     pub element: f64,
-    /// How many elements may differ by all of that at once: the relative error grows by what this makes of the norm.
+    /// How many elements may differ by all of `element` at once: the relative error may grow by the norm of such a
+    /// difference.
     pub elements: f64,
 }
 
@@ -32,7 +33,7 @@ pub struct Comparison {
     pub shape: Vec<usize>,
     /// ‖got − want‖ / ‖want‖; NaN if either holds a NaN.
     pub rel_error: f64,
-    /// What it may be.
+    /// The allowed relative error.
     pub tolerance: f64,
     /// `rel_error / tolerance`.
     pub ratio: f64,
@@ -45,7 +46,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// A failure without numbers: a checksum tells that something changed, not what.
+    /// A failure without numbers, because a checksum only tells that something changed.
     pub(super) fn unknown() -> Self {
         let shape = Vec::new();
         Self {
@@ -105,7 +106,7 @@ pub fn compare(got: &[f32], want: &[f32], shape: &[usize], allowed: impl Into<Al
     }
     let rel_error = match (diff_sq.sqrt(), want_sq.sqrt()) {
         (0.0, _) => 0.0,
-        (diff, norm) => diff / norm, // infinite when the reference is all zeros and we are not
+        (diff, norm) => diff / norm, // infinite if the reference is all 0 and the result is not
     };
     let together = slack * elements.sqrt();
     let tolerance = if together > 0.0 { relative + together / want_sq.sqrt() } else { relative };
@@ -142,7 +143,7 @@ pub fn ulp_distance(a: f32, b: f32) -> u64 {
     if a.is_nan() || b.is_nan() {
         return u64::MAX;
     }
-    // Maps the bits to integers in the order of the reals, +0 and -0 together.
+    // Maps the bits to integers in the order of the real numbers; +0 and -0 map to the same.
     let ordered = |x: f32| {
         let bits = i64::from(x.to_bits() & 0x7fff_ffff);
         if x.is_sign_negative() { -bits } else { bits }

@@ -6,7 +6,7 @@ use ironhorse_core::{DType, Pool, Program, Scalars, Section, Shape, Slot};
 use serde::Serialize;
 use std::fmt;
 
-/// Numbers looked at in one go: logits of a large batch are more than the host should hold.
+/// How many numbers to read at a time, because the logits of a large batch are too many for host memory.
 const CHUNK: usize = 1 << 24;
 
 /// The first NaN or infinity of a step.
@@ -24,7 +24,7 @@ pub enum NonFinite {
         /// "NaN", "inf" or "-inf".
         value: String,
     },
-    /// What an op wrote.
+    /// A result of an op.
     Op {
         /// The op's place in the program.
         index: usize,
@@ -59,7 +59,7 @@ impl fmt::Display for NonFinite {
     }
 }
 
-/// [`find_non_finite`] in words.
+/// The result of [`find_non_finite`] as text.
 pub fn first_non_finite(
     session: &mut Session,
     x: &[i32],
@@ -69,8 +69,8 @@ pub fn first_non_finite(
     Ok(find_non_finite(session, x, y, scalars)?.map(|found| found.to_string()))
 }
 
-/// The first NaN or infinity in a training step on this batch: a weight, or what an op of the forward or
-/// backward writes. `None` if everything is finite. Gradients of the session are overwritten; its weights stay as they are.
+/// The first NaN or infinity in a training step on this batch: a weight, or what an op of the forward or backward
+/// writes. `None` if everything is finite. Gradients of the session are overwritten; its weights stay as they are.
 pub fn find_non_finite(
     session: &mut Session,
     x: &[i32],
@@ -80,7 +80,7 @@ pub fn find_non_finite(
     if let Some(found) = in_weights(session)? {
         return Ok(Some(found));
     }
-    // the first micro-step writes gradients, so that what was there before cannot be what is found
+    // the first micro-step overwrites gradients, so old gradients cannot be the cause
     in_ops(session, x, y, &Scalars { micro_step: 0, ..*scalars })
 }
 
@@ -120,7 +120,7 @@ pub(super) fn in_weights(session: &mut Session) -> Result<Option<NonFinite>> {
     let program: Program = session.train_program()?.clone();
     let mut values = Vec::new();
     let mut pools = vec![Pool::Params];
-    // what only completes the weights is a whole number
+    // residuals are integers and cannot be non-finite
     if session.weights_pool() != Pool::Params && !program.precision().has_residual() {
         pools.push(session.weights_pool());
     }

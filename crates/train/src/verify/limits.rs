@@ -1,4 +1,5 @@
-//! How far each tensor may be from the reference's: fixed in f32, derived from what the precision costs below it.
+//! The tolerance of each tensor against the reference: fixed in f32, derived from the error of the precision in bf16
+//! and tf32.
 
 use super::compare::Allowed;
 use super::reference::{self, MOST_FOR_LOSSES, MOST_FOR_ROUTER, ROUTER_ERRORS, Reference, TORCH_ERRORS};
@@ -9,17 +10,19 @@ use ironhorse_core::{DType, Engine};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// We may err this many times as much as PyTorch in the same precision, or as rounding does on the CPU.
+/// The error may be this many times that of PyTorch in the same precision, or of simulated rounding on the CPU.
 const TIMES: f64 = 2.0;
-/// A common rounding to bf16, half of the largest, and one to tf32 by cutting off: a derived error may be small by chance, for a scalar above all.
+/// A typical rounding error of bf16 (half of the largest) and of tf32 by truncation. They are added because a derived
+/// error can be small by chance, above all for a scalar.
 const BF16_FLOOR: f64 = 1.0 / 512.0;
 const TF32_FLOOR: f64 = 1.0 / 1024.0;
-/// Master weights are f32: what bf16 costs them is where AdamW steps to. Where a gradient is noise, one side goes up and
-/// the other down; that many elements may on top of what PyTorch showed, and one in so many.
+/// Master weights are f32; bf16 affects only the direction in which AdamW steps. Where a gradient is noise, one side
+/// may step up and the other down. The number of elements that may do so is that of PyTorch, plus `STRAYING`, plus one
+/// in `ONE_STRAYS_IN`.
 const STRAYING: f64 = 2.0;
 const ONE_STRAYS_IN: f64 = 1000.0;
-/// No tensor may be further off than this, whatever a key claims: a check must be able to fail. A bias that starts at 0 and
-/// whose gradient is rounding noise ends anywhere within the steps taken, hence the larger one.
+/// Upper bounds of the tolerance of a tensor, whatever a key claims, because a check must be able to fail. The larger
+/// one is for a bias that starts at 0 and whose gradient is rounding noise: it can end anywhere within the steps taken.
 const MOST: f64 = 0.5;
 const MOST_FOR_AFTER: f64 = 2.0;
 
@@ -27,15 +30,15 @@ const MOST_FOR_AFTER: f64 = 2.0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Basis {
-    /// The tolerances given; for optimizer steps also PyTorch's own error in f32.
+    /// The given tolerances; for optimizer steps also PyTorch's own error in f32.
     Fixed,
     /// PyTorch's own error in bf16, recorded in the key.
     PyTorch,
-    /// The error of the CPU engine with the same numbers rounded.
+    /// The error of the CPU engine with simulated rounding.
     Simulation,
 }
 
-/// Why one tensor is allowed the error that it is allowed.
+/// The reason for the tolerance of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
@@ -43,11 +46,11 @@ pub enum Reason {
     Fixed,
     /// Optimizer steps amplify rounding: three times PyTorch's own f32 error.
     Steps,
-    /// A router's gradient is what is left where nearly all cancels: twice PyTorch's own f32 error.
+    /// The gradient of a router has strong cancellation: twice PyTorch's own f32 error.
     Router,
-    /// Twice PyTorch's own error in bf16, and one rounding.
+    /// Twice PyTorch's own error in bf16, and one rounding error.
     Bf16,
-    /// Twice the error of the same rounding simulated on the CPU, and one rounding.
+    /// Twice the error of the same rounding simulated on the CPU, and one rounding error.
     Simulated,
     /// Files are compared bit by bit.
     Bits,
@@ -58,7 +61,7 @@ impl Reason {
     pub(super) const ALL: [Self; 6] =
         [Self::Fixed, Self::Steps, Self::Router, Self::Bf16, Self::Simulated, Self::Bits];
 
-    /// Of a tensor whose error may be `allowed`, where single steps in f32 may err by `base`.
+    /// The reason for the tolerance `allowed` of a tensor, where `base` is the tolerance of a single f32 step.
     pub(super) fn of(basis: Basis, name: &str, allowed: f64, base: f64) -> Self {
         match basis {
             _ if allowed == base => Self::Fixed,
@@ -69,7 +72,7 @@ impl Reason {
         }
     }
 
-    /// As the table calls it.
+    /// The word in the table.
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::Fixed => "fixed",
@@ -112,12 +115,12 @@ pub(super) struct Limits {
     pub basis: Basis,
     tolerance: Tolerance,
     floor: f64,
-    /// By tensor: what the precision costs.
+    /// The error of the precision, by tensor.
     errors: BTreeMap<String, f64>,
 }
 
 impl Limits {
-    /// Takes them from the reference, or from a run of the simulation on an engine for f32.
+    /// Determines them from the reference, or by simulating the precision on an f32 engine.
     pub fn new(
         reference: &mut dyn Reference,
         options: &Options,
@@ -143,7 +146,7 @@ impl Limits {
         Self { basis: Basis::Fixed, tolerance, floor: 0.0, errors: BTreeMap::new() }
     }
 
-    /// What one tensor of `numel` elements is held to.
+    /// The tolerance of a tensor of `numel` elements.
     pub fn of(&self, reference: &dyn Reference, name: &str, numel: usize) -> Allowed {
         let is_loss = matches!(name, "loss" | "losses");
         let after = name.starts_with("after.");
@@ -152,13 +155,13 @@ impl Limits {
         if self.basis == Basis::Fixed {
             return Allowed { relative, element, elements: 0.0 };
         }
-        // of a tensor in tf32 the error is not random
+        // the error of truncation to tf32 is systematic, not random
         let tf32_tensor = self.floor == TF32_FLOOR && !is_loss;
         let floor = if after || tf32_tensor { relative } else { self.floor };
         let error = self.errors.get(name).copied().unwrap_or(0.0);
         let most = if after { MOST_FOR_AFTER } else { MOST };
         Allowed {
-            // `min` also turns a NaN into the most
+            // `min` also replaces a NaN by the upper bound
             relative: relative.max((TIMES * error + floor).min(most)),
             element: 2.0 * element,
             elements: if after { STRAYING + numel as f64 / ONE_STRAYS_IN } else { 0.0 },

@@ -1,4 +1,4 @@
-//! Verification: run the program op by op, compare every tensor with an answer key, name the first thing that is wrong.
+//! Verification: runs the program op by op, compares every tensor with an answer key, and names the first wrong result.
 
 mod compare;
 mod diagnose;
@@ -23,7 +23,7 @@ use crate::{Error, Result};
 use ironhorse_core::{Engine, Pool, Precision, Program, Scalars, Section, Slot, ValueKind};
 use limits::Limits;
 
-/// What counts as equal: relative error of each tensor by norm, and of the loss.
+/// Tolerances: the relative error of each tensor by norm, and of the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tolerance {
     /// ‖got − want‖ / ‖want‖ of each tensor.
@@ -42,11 +42,11 @@ impl Default for Tolerance {
 /// How to verify.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// What counts as equal.
+    /// The tolerances.
     pub tolerance: Tolerance,
-    /// Optimizer steps to take; all that the reference has answers for when `None`.
+    /// Optimizer steps to run; `None` for all that the reference has answers for.
     pub steps: Option<usize>,
-    /// What the backward computes again; the results must not change.
+    /// What the backward recomputes; the results must not change.
     pub recompute: Recompute,
     /// Element types of weights and gradients.
     pub precision: Precision,
@@ -54,8 +54,8 @@ pub struct Options {
     pub tf32: bool,
 }
 
-/// Verifies an engine against a reference. In tf32, and in bf16 where the reference does not say how far PyTorch is off,
-/// an engine made by `cpu`, which computes in f32, finds out what the precision costs.
+/// Verifies an engine against a reference. In tf32, and in bf16 if the reference does not record PyTorch's error, an
+/// f32 engine made by `cpu` simulates the precision to determine its error.
 pub fn verify(
     engine: Box<dyn Engine>,
     reference: &mut dyn Reference,
@@ -121,7 +121,7 @@ impl Check<'_> {
         session.engine().write_i32(io(&program, "y")?, &y)?;
         let loss = io(&program, "loss")?;
         let end = program.range(Section::Backward).end;
-        // that of a mixture of experts is a sum of several ops
+        // the loss of a mixture of experts is a sum over several ops
         let last_loss = (0..end).rev().find(|&i| program.nodes()[i].op.writes().any(|slot| slot == loss));
         let mut values = program.values().iter().peekable();
         for i in 0..end {
@@ -172,7 +172,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Repeats the step on the one batch and compares the losses and the weights that come out.
+    /// Repeats the step on the same batch and compares the losses and the final weights.
     fn optimizer_steps(&mut self, session: &mut Session, scalars: &Scalars) -> Result<Vec<f32>> {
         let recipe = self.reference.optimizer();
         let steps = self.options.steps.unwrap_or(recipe.steps);
@@ -231,7 +231,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Brings `got` to the reference's size by dropping what pads the vocabulary, which must be 0 in gradients.
+    /// Reduces `got` to the reference's size by dropping the padding of the vocabulary, which must be 0 in gradients.
     fn strip_padding(&mut self, name: &str, slot: Slot) -> Result<Vec<usize>> {
         let config = self.reference.config();
         let mut shape = slot.shape.dims().to_vec();

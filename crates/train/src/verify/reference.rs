@@ -1,4 +1,4 @@
-//! What verification compares with: a model and its debug state, or an answer key.
+//! The references of verification: a model and its debug state, or an answer key.
 
 use super::compare::{Comparison, compare};
 use crate::format::WeightSource;
@@ -52,15 +52,15 @@ pub trait Reference {
     fn tolerance_of(&self, _name: &str, base: f64) -> f64 {
         base
     }
-    /// What single elements of a tensor may differ on top of the tolerance.
+    /// An additional absolute tolerance of single elements of a tensor.
     fn slack_of(&self, _name: &str) -> f64 {
         0.0
     }
-    /// How far PyTorch in bf16 is from exact answers, by tensor; `None` where it was not measured.
+    /// The error of PyTorch in bf16 against exact answers, by tensor; `None` if it was not measured.
     fn bf16_errors(&self) -> Option<&BTreeMap<String, f64>> {
         None
     }
-    /// The most optimizer steps there are answers for; `None` if there are none and any number may be taken.
+    /// The number of optimizer steps with answers; `None` if there are no answers and any number may be run.
     fn most_steps(&self) -> Option<usize> {
         None
     }
@@ -134,27 +134,28 @@ pub struct KeyReference {
     model: Option<Box<dyn WeightSource>>,
 }
 
-/// How many times PyTorch's own distance from f64 we may differ from PyTorch after optimizer steps: we allow
-/// ourselves twice its error, and PyTorch itself is once away.
+/// The allowed difference from PyTorch after optimizer steps, in multiples of PyTorch's own error against f64: our
+/// error may be twice that, and PyTorch's error adds once more.
 pub(super) const TORCH_ERRORS: f64 = 3.0;
-/// The same for a router's gradient, whose answer is PyTorch's in f64 where it matters.
+/// The same for the gradient of a router, whose answer is that of PyTorch in f64 where the difference matters.
 pub(super) const ROUTER_ERRORS: f64 = 2.0;
-/// What a key may claim at most for `losses`, for `after.*` and for routers: a check must be able to fail.
+/// Upper bounds of the errors that a key may claim for `losses`, for `after.*` and for routers: a check must be able to
+/// fail.
 pub(super) const MOST_FOR_LOSSES: f64 = 1e-4;
 pub(super) const MOST_FOR_AFTER: f64 = 1e-2;
 pub(super) const MOST_FOR_ROUTER: f64 = 1e-3;
 
 impl KeyReference {
-    /// The weights of the chosen experts have the sum 1, so what moves them are differences: the surer the router, the smaller
-    /// they are beside the terms that are subtracted. PyTorch's f32 may lose all digits there; the answer is then that of its
-    /// f64, and the key tells how far f32 was off.
+    /// The weights of the chosen experts sum to 1, so their gradients are differences: the more confident the router,
+    /// the smaller the differences relative to the terms that are subtracted. PyTorch's f32 may lose all digits there.
+    /// The answer is then that of f64, and the key records the error of f32.
     fn cancels(&self, name: &str) -> bool {
         let experts = matches!(self.key.config(), ModelConfig::Moe(config) if config.n_experts > 0);
         let routers = name.starts_with("dact.") && name.ends_with(".router_logits");
         experts && (routers || (name.starts_with("grad.") && name.ends_with(".gate.weight")))
     }
 
-    /// With a model given, its weights are used and must be those of the key.
+    /// Opens a key. If a model is given, its weights are used and must equal those of the key.
     pub fn new(key: AnswerKey, model: Option<Box<dyn WeightSource>>) -> Result<Self> {
         let dtype = &key.meta().dtype;
         if dtype != "f32" {
@@ -177,7 +178,7 @@ impl KeyReference {
 }
 
 impl KeyReference {
-    /// The model's weights that are not those of the key.
+    /// The weights of the model that differ from those of the key.
     pub fn weight_damage(&mut self) -> Result<Vec<Damage>> {
         let mut found = Vec::new();
         if let Some(model) = &mut self.model {
@@ -185,7 +186,7 @@ impl KeyReference {
                 let [mut given, mut keyed] = [(); 2].map(|()| vec![0.0; spec.shape.numel()]);
                 model.read_tensor(&spec.name, &mut given)?;
                 self.key.read_tensor(&spec.name, &mut keyed)?;
-                // The same bits are wanted: a copy has no rounding.
+                // The bits must be the same, because a copy does not round.
                 let comparison = compare(&given, &keyed, spec.shape.dims(), 0.0);
                 if !comparison.pass {
                     let tensor = format!("param.{}", spec.name);
@@ -241,8 +242,8 @@ impl Reference for KeyReference {
         Recipe { steps: o.steps, scalars }
     }
     fn tolerance_of(&self, name: &str, base: f64) -> f64 {
-        // One forward and backward is held to the plain tolerance; only what optimizer steps amplify is not, and what is
-        // left where nearly all cancels.
+        // One forward and backward has the plain tolerance; only errors that optimizer steps amplify, and gradients
+        // with strong cancellation, have a larger one.
         let (times, most) = match name {
             "losses" => (TORCH_ERRORS, MOST_FOR_LOSSES),
             _ if name.starts_with("after.") => (TORCH_ERRORS, MOST_FOR_AFTER),
@@ -253,8 +254,9 @@ impl Reference for KeyReference {
         base.max((times * torch).min(most))
     }
     fn slack_of(&self, name: &str) -> f64 {
-        // AdamW moves a weight by up to lr a step however small its gradient is: where that is rounding noise, so is
-        // the step. In a large tensor a few elements are like that; the norm still holds them all to the tolerance.
+        // AdamW moves a weight by up to lr per step, however small its gradient is: where the gradient is rounding
+        // noise, so is the step. A few elements of a large tensor are like that; the norm of the tensor still has the
+        // tolerance.
         let Recipe { steps, scalars } = self.optimizer();
         if name.starts_with("after.") { steps as f64 * f64::from(scalars.lr) } else { 0.0 }
     }

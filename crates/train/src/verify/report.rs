@@ -1,4 +1,4 @@
-//! What verification found, as a table and as JSON.
+//! The result of a verification, as a table and as JSON.
 
 use super::Tolerance;
 use super::compare::{Comparison, Worst};
@@ -58,7 +58,7 @@ pub struct Row {
     /// How it compares.
     #[serde(flatten)]
     pub comparison: Comparison,
-    /// Why its error may be what `tolerance` says.
+    /// The reason for its tolerance.
     pub reason: Reason,
     /// The op that completes it.
     pub op: String,
@@ -104,7 +104,7 @@ impl Row {
         }
     }
 
-    /// What the error may be of such a tensor after one step in f32.
+    /// The tolerance of such a tensor after one step in f32.
     fn base(&self, tolerance: Tolerance) -> f64 {
         match self.kind {
             RowKind::Loss | RowKind::Losses => tolerance.loss,
@@ -156,7 +156,7 @@ pub struct Report {
     pub losses: Vec<f32>,
     /// Where the tolerances come from.
     pub tolerances: Basis,
-    /// What one step in f32 is held to.
+    /// The tolerances of one step in f32.
     #[serde(skip)]
     tolerance: Tolerance,
 }
@@ -175,10 +175,10 @@ impl Report {
         Self { verdict: "", first_wrong: None, tensors, losses, tolerances, tolerance }
     }
 
-    /// Adds what the files say about being damaged or not belonging together, and judges anew.
+    /// Adds the tensors that are damaged or contradict another file, and updates the verdict.
     pub fn add_damage(&mut self, damage: Vec<Damage>) {
         for damage in damage {
-            // An answer was compared already, and its row shows the element.
+            // An answer has been compared already, and its row shows the element.
             match self.tensors.iter_mut().find(|row| row.name == damage.tensor) {
                 Some(row) => row.blame_file(damage.what),
                 None => self.tensors.push(Row::damaged(damage)),
@@ -220,7 +220,7 @@ impl Report {
 }
 
 impl Report {
-    /// What the words of the column "because" mean, of those that occur.
+    /// Explains the words of the column "because" that occur.
     fn reasons(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for reason in Reason::ALL {
             if self.tensors.iter().any(|row| row.reason == reason) {

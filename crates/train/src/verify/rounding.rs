@@ -1,5 +1,5 @@
-//! What a lower precision costs, on an engine that computes in f32: everything is stored, or every product's operands
-//! are taken, as the lower precision would have them.
+//! Simulates a lower precision on an engine that computes in f32: rounds everything it stores to bf16, or the operands
+//! of every product to tf32.
 
 use crate::session::master::{is_residual, read_master, write_master};
 use ironhorse_core::op::{AdamW, Op};
@@ -13,18 +13,18 @@ use std::ops::Range;
 /// Which numbers are rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rounding {
-    /// Programs with bf16 tensors: what an op writes to one of them is rounded.
+    /// Programs with bf16 tensors: results that an op writes to them are rounded.
     Bf16,
-    /// Programs in f32: operands of products lose all but 10 bits after the point.
+    /// Programs in f32: operands of products are truncated to 10 bits after the point.
     Tf32,
 }
 
-/// An engine for bf16 or tf32 programs made of one for f32 programs. For checks, not for speed.
+/// An engine for bf16 or tf32 programs on top of an f32 engine. For checks, not for speed.
 pub struct RoundingEngine {
     inner: Box<dyn Engine>,
     name: String,
     rounding: Rounding,
-    /// By the program's number: the one that the inner engine runs.
+    /// The program that the inner engine runs, by the number of the original program.
     twins: BTreeMap<u64, Program>,
     values: Vec<f32>,
 }
@@ -82,7 +82,7 @@ impl RoundingEngine {
         Ok(())
     }
 
-    /// The inner engine's update is one of f32 master weights: makes them of the weights and what these lack.
+    /// The inner engine updates f32 master weights: restores them from weights and residuals.
     fn join_masters(&mut self, op: &Op) -> Result<()> {
         let Op::AdamW(AdamW { params, master: Some(master), .. }) = op else { return Ok(()) };
         if is_residual(master) {
@@ -93,7 +93,7 @@ impl RoundingEngine {
         Ok(())
     }
 
-    /// What an update stores in 16 bits: the weights of the master weights, and moments, with the bits of the CUDA engine.
+    /// Rounds what an update stores in 16 bits (weights and moments) with the same random bits as the CUDA engine.
     fn round_update(&mut self, op: &AdamW, scalars: &Scalars) -> Result<()> {
         let Some(master) = op.master else { return Ok(()) };
         let [params, wide] = [op.params, master].map(Slot::widened);
@@ -212,8 +212,8 @@ fn round_bf16(value: f32) -> f32 {
     bf16_to_f32(f32_to_bf16(value))
 }
 
-/// The f32 without all but 10 bits after the point: tensor cores that are given f32 do not look at the rest, and rounding
-/// to the nearest, as some kernels do first, errs half as much.
+/// An f32 truncated to 10 bits after the point: tensor cores ignore the other bits of an f32 operand. Kernels that
+/// round to the nearest first have half that error.
 fn cut_to_tf32(value: f32) -> f32 {
     if value.is_finite() { f32::from_bits(value.to_bits() & !0x1fff) } else { value }
 }

@@ -1,4 +1,4 @@
-//! What earlier surveys found, in a JSON file. Nothing here is an error: without a cache, files are read again.
+//! The results of earlier surveys in a JSON file. Nothing here is an error: without a cache, files are read again.
 
 use std::collections::BTreeMap;
 use std::fs::Metadata;
@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 use super::SourceFacts;
 use crate::format::atomic;
 
-/// Changes with the meaning of the file's fields.
+/// The version, which changes with the meaning of the file's fields.
 const VERSION: u32 = 1;
 
-/// What tells that a file is still the same.
+/// The properties by which an unchanged file is recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Stamp {
     bytes: u64,
     /// Time of the last change, in nanoseconds since 1970.
     modified_ns: i64,
-    /// 0 where the system has none.
+    /// The inode; 0 on systems without.
     inode: u64,
 }
 
@@ -54,7 +54,7 @@ struct Entry {
 #[serde(deny_unknown_fields)]
 struct Contents {
     version: u32,
-    /// By absolute path. Those that are not UTF-8 are not kept.
+    /// By absolute path. Files whose path is not UTF-8 are not cached.
     files: BTreeMap<String, Entry>,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// What the file holds; nothing if it is missing, damaged or of another version.
+    /// Reads the file; empty if it is missing, damaged or of another version.
     pub(super) fn read(path: Option<&Path>) -> Self {
         let contents = path
             .and_then(|path| std::fs::read(path).ok())
@@ -76,7 +76,7 @@ impl Cache {
         Self { path: path.map(Path::to_owned), files, changed: false }
     }
 
-    /// What is known of a file that looks like this.
+    /// The result for a file with these properties, if known.
     pub(super) fn get(&self, path: &Path, stamp: Stamp) -> Option<SourceFacts> {
         let entry = self.files.get(path.to_str()?).filter(|entry| entry.stamp == stamp)?;
         let hex = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
@@ -92,7 +92,7 @@ impl Cache {
         })
     }
 
-    /// Remembers a file.
+    /// Adds the result for a file.
     pub(super) fn put(&mut self, facts: &SourceFacts, stamp: Stamp) {
         let (Some(path), SourceFacts { tokens, max_token, sha256, .. }) =
             (facts.path.to_str(), facts.clone())
@@ -103,11 +103,11 @@ impl Cache {
         self.changed = true;
     }
 
-    /// Writes the file, if there is something new and a place to write it.
+    /// Writes the file, if there are new results and a path.
     pub(super) fn write(self) {
         let Some(path) = self.path.filter(|_| self.changed) else { return };
         if let Ok(text) = serde_json::to_vec_pretty(&Contents { version: VERSION, files: self.files }) {
-            // without it the next start takes longer
+            // not an error: without the cache the next start only takes longer
             let _ = atomic::write_file(&path, |sink| sink.put(&text));
         }
     }

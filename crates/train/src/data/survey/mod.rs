@@ -23,14 +23,14 @@ use crate::{Error, Result};
 /// Bytes read at a time by each thread; a multiple of both token sizes.
 const PIECE: usize = 8 << 20;
 
-/// What one source of tokens holds.
+/// The contents of one source of tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceFacts {
-    /// The file, as an absolute path; a name for what is built in.
+    /// The absolute path of the file; a name for built-in data.
     #[serde(serialize_with = "lossy")]
     pub path: PathBuf,
-    /// How many tokens there are.
+    /// The number of tokens.
     pub tokens: u64,
     /// The length of the file.
     pub bytes: u64,
@@ -40,16 +40,17 @@ pub struct SourceFacts {
     pub sha256: String,
 }
 
-/// A report is written also when a path is not UTF-8.
+/// Serialises a path lossily, so that a report can be written even if the path is not UTF-8.
 fn lossy<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(&path.to_string_lossy())
 }
 
-/// Reads every shard once, on all cores, and refuses the first token at or above `vocab`. Files that `cache` (a JSON
-/// file) knows and that have not changed are not read; a cache that cannot be read or written costs only time.
+/// Reads every shard once, on all cores; a token that is not below `vocab` is an error. Unchanged files that are in
+/// `cache` (a JSON file) are not read. If the cache cannot be read or written, that is no error and only takes more
+/// time.
 ///
-/// `progress` is told how many bytes were read, of how many that must be, and may break the survey off, which then gives
-/// [`Error::Stopped`]; if all files are known, it is not called.
+/// `progress` is called with the number of bytes read and the total, and may stop the survey, which then returns
+/// [`Error::Stopped`]. It is not called if all files are in the cache.
 pub fn survey(
     paths: &[PathBuf],
     vocab: usize,
@@ -62,7 +63,7 @@ pub fn survey(
     for (index, path) in paths.iter().enumerate() {
         let absolute = std::path::absolute(path).map_err(|source| Error::io(path, "find", source))?;
         let meta = std::fs::metadata(&absolute).map_err(|source| Error::io(path, "open", source))?;
-        // a token that is too large is looked for again: its position is not in the cache
+        // if a token is too large the file is read again, because the cache does not contain the position
         let facts = cache.get(&absolute, Stamp::of(&meta)).filter(|facts| (facts.max_token as usize) < vocab);
         if facts.is_none() {
             tasks.push(Task { index, path, absolute, bytes: meta.len() });
@@ -92,23 +93,23 @@ pub fn survey(
 /// A shard to read.
 struct Task<'a> {
     index: usize,
-    /// What messages call it.
+    /// The name in messages.
     path: &'a Path,
     absolute: PathBuf,
     bytes: u64,
 }
 
-/// What came of it.
+/// The result for a shard.
 type Outcome = Result<(SourceFacts, Stamp)>;
 
-/// What a thread tells the one that asked.
+/// A message from a reading thread.
 enum News {
     Read(u64),
     Done(usize, Box<Outcome>),
 }
 
-/// Reads the shards on all cores, by index. After an error, later shards are left out and earlier ones finished, so
-/// that the error is always that of the first bad shard.
+/// Reads the shards on all cores, by index. After an error, later shards are skipped and earlier ones finished, so that
+/// the error is always that of the first bad shard.
 fn read_all(
     tasks: &[Task],
     vocab: usize,
@@ -123,7 +124,7 @@ fn read_all(
         while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
             let wanted = || task.index < first_bad.load(Ordering::Relaxed);
             let mut told = |bytes| {
-                // the receiver is gone only after a panic of `progress`
+                // the receiver is dropped early only if `progress` panics
                 let _ = sender.send(News::Read(bytes));
                 wanted()
             };
@@ -144,7 +145,7 @@ fn read_all(
             threads += usize::from(started.is_ok());
         }
         if threads == 0 {
-            // where no thread can be started, this one does the work and reports afterwards
+            // if no thread can be started, this one does the work and reports afterwards
             work(sender.clone());
         }
         drop(sender);
@@ -157,7 +158,7 @@ fn read_all(
                         flow = progress(done, all);
                     }
                     if flow.is_break() {
-                        first_bad.store(0, Ordering::Relaxed); // no shard is wanted any more
+                        first_bad.store(0, Ordering::Relaxed); // no more shards are needed
                     }
                 }
                 News::Done(index, outcome) => drop(outcomes.insert(index, *outcome)),
@@ -167,8 +168,8 @@ fn read_all(
     (outcomes, flow)
 }
 
-/// Reads one shard. `told` is called for every piece and says whether the result is still wanted; if not, the
-/// result is `None`.
+/// Reads one shard. `told` is called for every piece and returns whether the result is still needed; if not, the result
+/// is `None`.
 fn read(
     task: &Task,
     vocab: usize,
@@ -185,7 +186,7 @@ fn read(
     let stamp = Stamp::of(&meta);
     let shard = ShardReader::new(Source::new(&file, path)?)?;
     let (kind, tokens) = (shard.kind(), shard.num_tokens() as u64);
-    // the reader checked that the file is as long as this
+    // the reader has checked that the file has this length
     let (bytes, header) = (meta.len(), meta.len() - tokens * kind.size() as u64);
     let mut from = &file;
     from.seek(SeekFrom::Start(0)).map_err(cannot_read)?;
@@ -194,7 +195,7 @@ fn read(
         piece.resize(PIECE.min(usize::try_from(bytes - at).unwrap_or(PIECE)), 0);
         from.read_exact(piece).map_err(cannot_read)?;
         hash.update(&piece[..]);
-        // the header is shorter than a piece, so only the first piece holds some of it
+        // the header is shorter than a piece, so only the first piece contains part of it
         let skip = header.saturating_sub(at).min(piece.len() as u64);
         let first = (at + skip - header) / kind.size() as u64;
         max_token = max_token.max(check_piece(path, kind, first, &piece[skip as usize..], vocab)?);
@@ -226,7 +227,7 @@ fn check_piece(path: &Path, kind: ShardKind, first: u64, bytes: &[u8], vocab: us
 }
 
 fn largest(path: &Path, first: u64, tokens: impl Iterator<Item = u32> + Clone, vocab: usize) -> Result<u32> {
-    // the largest is found quickly; its position is looked for only if it is too large
+    // finding the maximum is fast; its position is searched only if it is too large
     let largest = tokens.clone().max().unwrap_or(0);
     let bad = (largest as usize >= vocab)
         .then(|| tokens.enumerate().find(|&(_, token)| token as usize >= vocab))
@@ -237,7 +238,7 @@ fn largest(path: &Path, first: u64, tokens: impl Iterator<Item = u32> + Clone, v
     }
 }
 
-/// What a source in memory holds whose tokens are bytes: the built-in stories.
+/// The contents of a source in memory whose tokens are bytes: the built-in stories.
 pub fn facts_of_memory(name: &str, bytes: &[u8]) -> SourceFacts {
     SourceFacts {
         path: name.into(),
@@ -248,8 +249,8 @@ pub fn facts_of_memory(name: &str, bytes: &[u8]) -> SourceFacts {
     }
 }
 
-/// SHA-256, in hexadecimal, over the hashes and lengths of the sources in their order. Where the files are and what
-/// they are called does not matter.
+/// SHA-256, in hexadecimal, over the hashes and lengths of the sources in their order. Paths and names of the files do
+/// not affect it.
 pub fn fingerprint(facts: &[SourceFacts]) -> String {
     let mut hash = Sha256::new();
     for facts in facts {

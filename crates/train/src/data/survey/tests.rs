@@ -9,7 +9,7 @@ fn write(path: &Path, kind: ShardKind, tokens: &[u32]) {
     writer.finish().unwrap();
 }
 
-/// Surveys, and gives how many bytes were read as well.
+/// Runs a survey and also returns the number of bytes read.
 fn run(paths: &[PathBuf], vocab: usize, cache: Option<&Path>) -> (Result<Vec<SourceFacts>>, u64) {
     let (mut last, mut whole) = (0, 0);
     let facts = survey(paths, vocab, cache, &mut |done, all| {
@@ -91,7 +91,7 @@ fn the_cache_spares_the_reading() {
     let third = third.unwrap();
     assert_eq!((read, &third[0]), (1030, &first[0]));
     assert_ne!(third[1].sha256, first[1].sha256);
-    // what was known of other files stays
+    // the entries of other files are kept
     run(&paths[..1], 10, Some(&cache)).0.unwrap();
     assert_eq!(run(&paths, 10, Some(&cache)).1, 0);
 }

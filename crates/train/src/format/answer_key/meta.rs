@@ -29,7 +29,7 @@ pub struct KeyOptimizer {
     pub eps: f64,
     /// Weight decay.
     pub weight_decay: f64,
-    /// How many steps were made; 0 where the key records none.
+    /// The number of steps; 0 if the key records none.
     pub steps: usize,
     /// Which parameters decay: "matrices".
     #[serde(default = "matrices")]
@@ -57,7 +57,7 @@ pub struct KeyMeta {
     pub crc32: BTreeMap<String, u32>,
     /// PyTorch's own error against f64, per tensor of the optimizer's steps.
     pub torch_error: BTreeMap<String, f64>,
-    /// PyTorch's own error in bf16, per tensor; empty where it was not measured.
+    /// PyTorch's own error in bf16, per tensor; empty if it was not measured.
     pub torch_error_bf16: BTreeMap<String, f64>,
 }
 
@@ -89,7 +89,7 @@ impl KeyMeta {
     }
 }
 
-/// The sizes, of a model whose kind is known.
+/// The sizes of a model of a known kind.
 fn config(header: &Header, path: &Path) -> Result<ModelConfig> {
     let (kind, model) = match header.meta("model") {
         Some("gpt2") => ("gpt2", "a GPT-2"),

@@ -1,4 +1,4 @@
-//! Answer keys `*.key.safetensors`: what PyTorch computed for one batch, every activation and gradient of it.
+//! Answer keys `*.key.safetensors`: every activation and gradient that PyTorch computed for one batch.
 
 mod meta;
 mod reader;

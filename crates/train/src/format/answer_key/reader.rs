@@ -11,7 +11,7 @@ use crate::format::safetensors::{Dtype, SafeTensors};
 use crate::format::stacked::expect_numel;
 use crate::model::{ModelConfig, TensorSpec};
 
-/// An open answer key, whose tensors are known to be there in their shapes.
+/// An open answer key, whose tensors have been checked to exist with the right shapes.
 #[derive(Debug)]
 pub struct AnswerKey<R = File> {
     file: SafeTensors<R>,
@@ -86,7 +86,7 @@ impl<R: Read + Seek> AnswerKey<R> {
         let scalar: &[usize] = if loss.shape.is_empty() { &[] } else { &[1] };
         self.expect_float("loss", scalar)?;
         for name in &self.meta.acts {
-            // which experts were chosen is whole numbers
+            // the chosen experts are integers
             if self.file.entry(&format!("act.{name}"))?.dtype != Dtype::I32 {
                 self.expect_float_any(&format!("act.{name}"))?;
             }
@@ -161,7 +161,7 @@ impl<R: Read + Seek> AnswerKey<R> {
         &self.meta
     }
 
-    /// The safetensors file beneath, for its header and entries.
+    /// The underlying safetensors file, for its header and entries.
     pub fn file(&self) -> &SafeTensors<R> {
         &self.file
     }
@@ -194,8 +194,8 @@ impl<R: Read + Seek> AnswerKey<R> {
         self.file.read_f32_vec(name)
     }
 
-    /// Fills `out` with a tensor by its full name. For `param.`, `grad.` and `after.` of a table with a row for each token,
-    /// `out` may have the padded size: the rows beyond the vocabulary become 0.
+    /// Fills `out` with a tensor by its full name. For `param.`, `grad.` and `after.` of a table with a row for each
+    /// token, `out` may have the padded size: the rows beyond the vocabulary become 0.
     pub fn read_into(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
         let held = self.file.entry(name)?.numel();
         let param = ["param.", "grad.", "after."].iter().find_map(|prefix| name.strip_prefix(prefix));

@@ -12,7 +12,7 @@ use crate::format::stacked::expect_numel;
 use crate::format::{Elem, Sink, atomic};
 use crate::model::ModelConfig;
 
-/// What an answer key is about; its floats come from a callback.
+/// The description of an answer key; its floats come from a callback.
 #[derive(Clone, Debug)]
 pub struct AnswerKeySpec<'a> {
     /// The model's sizes.
@@ -89,7 +89,7 @@ impl AnswerKeySpec<'_> {
 
 /// Writes an answer key atomically. `fill` is given the full name of a tensor (`param.wte.weight`, `act.h.0.ln_1`, ...)
 /// and a zeroed buffer of its size, the token table without padding. It is called twice per tensor, because the
-/// checksums stand before the data, and must give the same both times.
+/// checksums come before the data, and must return the same both times.
 pub fn write_answer_key(
     path: &Path,
     spec: &AnswerKeySpec<'_>,

@@ -1,4 +1,5 @@
-//! Every operation of a write fails once, in every way: the target is the old or the new one, whole.
+//! Lets every operation of a write fail once, in every way: afterwards the target is either the old or the new one,
+//! complete.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -6,7 +7,7 @@ use std::process::Command;
 use super::faults::{Kind, VARIABLE, inject};
 use super::*;
 
-/// Says to the child process of [`a_death_at_any_operation_is_swept`] which folder to write.
+/// Tells the child process of [`a_death_at_any_operation_is_swept`] which folder to write.
 const CHILD_FOLDER: &str = "IRONHORSE_FAULT_FOLDER";
 
 /// Three files, one of them longer than a writer's buffer so that it takes several writes.
@@ -37,7 +38,7 @@ fn leftovers(folder: &Path) -> usize {
     std::fs::read_dir(folder).unwrap().filter(|e| e.as_ref().unwrap().file_name() != "step").count()
 }
 
-/// A folder with or without an old one to replace, and what stands there.
+/// A folder with or without an old one to replace, and its contents.
 fn start(replacing: bool) -> (tempfile::TempDir, PathBuf, Option<BTreeMap<String, Vec<u8>>>) {
     let top = tempfile::tempdir().unwrap();
     let path = top.path().join("step");
@@ -66,7 +67,7 @@ fn an_error_at_any_operation_leaves_the_old_or_the_new() {
             let case = format!("{kind:?} at operation {number}, replacing {replacing}: {result:?}");
             assert!(found == before || found == new, "{case}");
             if result.is_ok() {
-                // what fails after the new one is in place is only the removal of the old one
+                // after the new one is in place, only the removal of the old one can fail
                 assert_eq!(found, new, "{case}");
                 assert!(leftovers(top.path()) <= usize::from(fired), "{case}");
             } else {
@@ -103,7 +104,7 @@ fn an_error_leaves_the_old_file() {
     }
 }
 
-/// An old folder that could neither be replaced nor put back stays whole beside, and is put back later.
+/// An old folder that could neither be replaced nor put back stays complete under another name, and is put back later.
 #[test]
 fn a_folder_that_cannot_be_put_back_is_kept() {
     let (top, path, before) = start(true);
@@ -125,12 +126,12 @@ fn file_systems_that_cannot_sync_a_folder_are_taken() {
         let _fault = inject(1, kind);
         assert!(fs::sync_folder(top.path()).is_err());
     }
-    // only of a folder: a file that is not on the disk is an error
+    // only for a folder: it is an error if a file cannot be synced to the disk
     let _fault = inject(3, Kind::Einval);
     assert!(write_file(&top.path().join("a"), |sink| sink.put(b"x")).is_err());
 }
 
-/// Writes a folder in a process of its own; does nothing when it is run as a test.
+/// Writes a folder when run in a child process; does nothing when run as a test.
 #[test]
 fn child_that_writes() {
     if let Some(folder) = std::env::var_os(CHILD_FOLDER) {
@@ -153,7 +154,7 @@ fn a_death_at_any_operation_is_swept() {
             let lived = child.output().unwrap().status.success();
             let (found, new) = (read(&path), Some(contents("new")));
             let case = format!("death at operation {number}, replacing {replacing}");
-            // between the two renames nothing stands under the name
+            // between the two renames the name does not exist
             assert!(found == before || found == new || found.is_none(), "{case}");
             let swept = sweep(top.path()).unwrap();
             restored += swept.restored.len();

@@ -1,5 +1,5 @@
-//! Makes the N-th change to the disk fail, for tests: of this thread by [`inject`], or of the whole process by the
-//! environment variable `IRONHORSE_FAULT=N:KIND`. Release builds have none of it.
+//! Makes the N-th change to the disk fail, for tests: for this thread with [`inject`], or for the whole process with
+//! the environment variable `IRONHORSE_FAULT=N:KIND`. Not part of release builds.
 
 use std::cell::Cell;
 use std::io::{self, ErrorKind};
@@ -17,13 +17,14 @@ pub enum Kind {
     Enospc,
     /// The disk is broken.
     Eio,
-    /// The file system does not know the operation, as FUSE says it.
+    /// The file system does not support the operation (ENOSYS, as FUSE reports it).
     Enosys,
-    /// The file system does not know the operation, as network file systems say it.
+    /// The file system does not support the operation (EINVAL, as network file systems report it).
     Einval,
-    /// A write takes half of the bytes, and the one after it finds the disk full. Other operations find it full at once.
+    /// A write accepts half of the bytes, and the next write finds the disk full. Other operations find it full at
+    /// once.
     Short,
-    /// The process dies, as by SIGKILL; a write takes half of the bytes before.
+    /// The process dies, as by SIGKILL; a write accepts half of the bytes before.
     Abort,
 }
 
@@ -67,10 +68,10 @@ thread_local! {
     static FAULT: Cell<Option<Fault>> = const { Cell::new(None) };
 }
 
-/// A fault of this thread; taken back when it is dropped.
+/// A fault of this thread; removed when dropped.
 #[must_use = "dropped at once, it has no effect"]
 pub struct Injected {
-    // a thread's own: not Send
+    // not Send, because it belongs to one thread
     _own: std::marker::PhantomData<*const ()>,
 }
 
@@ -81,7 +82,7 @@ pub fn inject(number: u64, kind: Kind) -> Injected {
 }
 
 impl Injected {
-    /// Whether the fault has struck.
+    /// Whether the fault has occurred.
     pub fn fired(&self) -> bool {
         FAULT.get().is_none()
     }
@@ -93,7 +94,7 @@ impl Drop for Injected {
     }
 }
 
-/// The kind of fault that strikes this operation, if one does.
+/// The kind of fault of this operation, if it has one.
 fn due() -> io::Result<Option<Kind>> {
     if let Some(fault) = FAULT.get() {
         let left = fault.left.saturating_sub(1);
@@ -129,15 +130,15 @@ pub(super) fn operation() -> io::Result<()> {
     due()?.map_or(Ok(()), |kind| Err(kind.strike()))
 }
 
-/// A write that does not take all of its bytes.
+/// A write that does not accept all of its bytes.
 pub(super) struct ShortWrite {
-    /// How many it takes.
+    /// The number of bytes it accepts.
     pub(super) bytes: usize,
     kind: Kind,
 }
 
 impl ShortWrite {
-    /// What happens after the bytes were taken.
+    /// What happens after the bytes were accepted.
     pub(super) fn finish(self) {
         match self.kind {
             Kind::Abort => drop(Kind::Abort.strike()),
@@ -151,7 +152,7 @@ impl ShortWrite {
 pub(super) fn write(len: usize) -> io::Result<Option<ShortWrite>> {
     match due()? {
         None => Ok(None),
-        // a write of 0 bytes would be read as the end of the file
+        // a write of 0 bytes would be treated as the end of the file
         Some(kind @ (Kind::Short | Kind::Abort)) if len > 1 => Ok(Some(ShortWrite { bytes: len / 2, kind })),
         Some(kind) => Err(kind.strike()),
     }

@@ -1,5 +1,5 @@
-//! Every change that the writers of this module make to the disk. Tests and debug builds can make each of them fail:
-//! see [`super::faults`].
+//! Every operation with which the writers of this module change the disk. Tests and debug builds can make each of them
+//! fail: see [`super::faults`].
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
@@ -8,7 +8,7 @@ use std::path::Path;
 #[cfg(any(test, debug_assertions))]
 use super::faults;
 
-/// Counts an operation, which a test may have told to fail.
+/// Counts an operation, and fails if a test asked for that.
 fn operation() -> io::Result<()> {
     #[cfg(any(test, debug_assertions))]
     faults::operation()?;
@@ -20,13 +20,13 @@ fn operation() -> io::Result<()> {
 pub(super) struct OutFile(File);
 
 impl OutFile {
-    /// Creates a file; an error if anything stands under that name.
+    /// Creates a file; an error if the name exists.
     pub(super) fn create_new(path: &Path) -> io::Result<Self> {
         operation()?;
         OpenOptions::new().write(true).create_new(true).open(path).map(Self)
     }
 
-    /// Opens what is there, such as a device.
+    /// Opens an existing file, such as a device.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         operation()?;
         OpenOptions::new().write(true).open(path).map(Self)
@@ -61,7 +61,7 @@ impl Seek for OutFile {
     }
 }
 
-/// Creates a folder; an error if anything stands under that name.
+/// Creates a folder; an error if the name exists.
 pub(super) fn create_dir(path: &Path) -> io::Result<()> {
     operation()?;
     fs::create_dir(path)
@@ -73,7 +73,7 @@ pub(super) fn rename(from: &Path, to: &Path) -> io::Result<()> {
     fs::rename(from, to)
 }
 
-/// Waits until a file that somebody else wrote is on the disk, or the names in a folder.
+/// Waits until an existing file, or the names in a folder, are on the disk.
 pub(super) fn sync(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return sync_folder(path);
@@ -82,8 +82,8 @@ pub(super) fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Makes renames in this folder survive a power cut. Some network and FUSE file systems cannot do that and say EINVAL
-/// or ENOSYS; everything else is an error. Only Unix can open a folder.
+/// Makes renames in this folder survive a power failure. Some network and FUSE file systems do not support that and
+/// return EINVAL or ENOSYS, which is ignored; everything else is an error. Only Unix can open a folder.
 pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
     if cfg!(not(unix)) {
         return Ok(());
@@ -95,7 +95,7 @@ pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes a file or a folder with all it holds.
+/// Removes a file, or a folder with its contents.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     operation()?;
     if fs::symlink_metadata(path)?.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }

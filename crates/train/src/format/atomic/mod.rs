@@ -1,4 +1,4 @@
-//! Files and folders that are there whole or not at all: written beside, fsynced, then renamed.
+//! Atomic writes of files and folders: written under a temporary name in the same folder, fsynced, then renamed.
 
 #[cfg(any(test, debug_assertions))]
 #[doc(hidden)]
@@ -16,16 +16,15 @@ use crate::{Error, Result};
 
 pub use sweep::{Swept, sweep};
 
-/// Names tried before giving up. A second is only ever needed when somebody else drew the same 128 bits.
+/// How many names are tried. A second is only needed if another process drew the same 128 random bits.
 const ATTEMPTS: usize = 16;
 
-/// A file being written: to a temporary name in the same folder until [`AtomicFile::commit`]. Dropped before that, the
-/// temporary is removed and what stood under the name is untouched. A device such as `/dev/stdout` is written to
-/// directly.
+/// A file being written under a temporary name in the same folder until [`AtomicFile::commit`]. If dropped before that,
+/// the temporary file is removed and an old file is unchanged. A device such as `/dev/stdout` is written directly.
 pub struct AtomicFile {
     path: PathBuf,
     target: PathBuf,
-    // closed before the temporary is removed
+    // closed before the temporary file is removed
     out: BufWriter<OutFile>,
     temporary: Option<Temporary>,
 }
@@ -33,7 +32,7 @@ pub struct AtomicFile {
 impl AtomicFile {
     /// Creates the temporary file.
     pub fn create(path: &Path) -> Result<Self> {
-        // through a symbolic link the file it points to is replaced, not the link
+        // a symbolic link is followed: its target is replaced, not the link
         let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let (temporary, file) = match std::fs::metadata(&target) {
             Ok(meta) if meta.is_dir() => return Err(Error::field(path, "path", "a folder", "a file")),
@@ -48,12 +47,12 @@ impl AtomicFile {
         Ok(Self { path: path.to_owned(), target, out: BufWriter::new(file), temporary })
     }
 
-    /// Where to write; errors name the file that was asked for.
+    /// Where to write; errors name the final file.
     pub fn sink(&mut self) -> Sink<'_> {
         Sink::new(&mut self.out, &self.path)
     }
 
-    /// Writes over the first bytes, once what follows is known.
+    /// Overwrites the first bytes, once the rest is known.
     pub fn overwrite_start(&mut self, bytes: &[u8]) -> Result<()> {
         let written = self.out.seek(SeekFrom::Start(0)).and_then(|_| self.out.write_all(bytes));
         written.map_err(|source| Error::io(&self.path, "write", source))
@@ -73,7 +72,7 @@ impl AtomicFile {
     }
 }
 
-/// Writes a file through `body`, atomically, and gives what `body` gave.
+/// Writes a file atomically through `body`, and returns the result of `body`.
 pub fn write_file<T>(path: &Path, body: impl FnOnce(&mut Sink<'_>) -> Result<T>) -> Result<T> {
     let mut file = AtomicFile::create(path)?;
     let value = body(&mut file.sink())?;
@@ -81,11 +80,11 @@ pub fn write_file<T>(path: &Path, body: impl FnOnce(&mut Sink<'_>) -> Result<T>)
     Ok(value)
 }
 
-/// Writes a folder through `body`, which is given the temporary folder to fill (its files are fsynced here). What
-/// stood under `path` is replaced, but only if it holds nothing except files whose names are `owned`.
+/// Writes a folder atomically through `body`, which fills the temporary folder (its files are fsynced here). An old
+/// folder at `path` is replaced only if it contains no files except those whose names are `owned`.
 ///
-/// Replacing a folder takes two renames: if the machine dies between them, the old one is found beside under
-/// `.NAME.old-*`, and [`sweep`] puts it back.
+/// Replacing a folder needs two renames: if the machine fails between them, the old folder is still there under the
+/// name `.NAME.old-*`, and [`sweep`] puts it back.
 pub fn write_folder<T>(
     path: &Path,
     owned: impl Fn(&str) -> bool,
@@ -108,17 +107,18 @@ pub fn write_folder<T>(
     let old = hidden(&target, "old")?;
     fs::rename(&target, &old).map_err(|source| Error::io(path, "replace", source))?;
     if let Err(source) = temporary.rename_to(&target) {
-        // put the old one back; if that fails too, it stays beside, where `sweep` finds it
+        // put the old one back; if that fails too, it keeps its other name, where `sweep` finds it
         let _ = fs::rename(&old, &target);
         return Err(into_place(source));
     }
-    // the old one goes only after the new one is sure to stay
+    // the old one is removed only after the new one is durable
     let synced = sync_parent(&target);
     discard(&target, &old);
     synced.map(|()| value)
 }
 
-/// Removes a folder. A crash on the way leaves it whole under its name or hidden, where [`sweep`] finds it; never in part.
+/// Removes a folder. If the process dies on the way, the folder is complete under its name, or hidden where [`sweep`]
+/// finds it; it is never incomplete under its name.
 pub fn remove_folder(path: &Path) -> Result<()> {
     let aside = hidden(path, "tmp")?;
     fs::rename(path, &aside).map_err(|source| Error::io(path, "remove", source))?;
@@ -126,8 +126,8 @@ pub fn remove_folder(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes an old folder. It is renamed first: what is called `.NAME.old-*` is always whole, so [`sweep`] may put it
-/// back. Errors leave a name behind that [`sweep`] removes.
+/// Removes an old folder. It is renamed first, because [`sweep`] may put a folder `.NAME.old-*` back, which therefore
+/// must always be complete. After an error a name remains that [`sweep`] removes.
 fn discard(target: &Path, old: &Path) {
     let Ok(path) = hidden(target, "tmp") else { return };
     if fs::rename(old, &path).is_ok() {
@@ -135,7 +135,7 @@ fn discard(target: &Path, old: &Path) {
     }
 }
 
-/// Whether there is a folder to replace; an error if it holds files that are not ours to delete.
+/// Whether there is a folder to replace; an error if it contains files that must not be deleted.
 fn check_replaceable(target: &Path, path: &Path, owned: impl Fn(&str) -> bool) -> Result<bool> {
     let meta = match std::fs::symlink_metadata(target) {
         Ok(meta) => meta,
@@ -158,7 +158,7 @@ fn check_replaceable(target: &Path, path: &Path, owned: impl Fn(&str) -> bool) -
     Ok(true)
 }
 
-/// Messages name the folder that was asked for, not the temporary one.
+/// Makes error messages name the final folder instead of the temporary one.
 fn rename_in_error(error: Error, from: &Path, to: &Path) -> Error {
     let rename = |path: PathBuf| path.strip_prefix(from).map_or(path.clone(), |rest| to.join(rest));
     match error {
@@ -170,14 +170,14 @@ fn rename_in_error(error: Error, from: &Path, to: &Path) -> Error {
     }
 }
 
-/// A file or folder that was created beside its target; removed on drop unless it was renamed.
+/// A temporary file or folder next to its target; removed on drop unless it was renamed.
 struct Temporary {
     path: PathBuf,
     keep: bool,
 }
 
 impl Temporary {
-    /// Creates one under a new name through `create`, which must refuse a name that is taken. Errors name `path`.
+    /// Creates one under a new name through `create`, which must fail if the name exists. Errors name `path`.
     fn create<T>(target: &Path, path: &Path, create: impl Fn(&Path) -> io::Result<T>) -> Result<(Self, T)> {
         Self::create_under(|| hidden(target, "tmp"), path, create)
     }
@@ -193,7 +193,7 @@ impl Temporary {
             let at = name()?;
             attempts += 1;
             match create(&at) {
-                // only now is what stands under that name ours to remove
+                // only now this process owns the name and may remove it
                 Ok(created) => return Ok((Self { path: at, keep: false }, created)),
                 Err(error) if error.kind() == ErrorKind::AlreadyExists && attempts < ATTEMPTS => {}
                 Err(error) => return Err(Error::io(path, "create", error)),
@@ -217,7 +217,7 @@ impl Drop for Temporary {
     }
 }
 
-/// A name beside `target` that nobody else has: `.NAME.TAG-` and 128 random bits. Process numbers would not do: two
+/// A unique name in the folder of `target`: `.NAME.TAG-` and 128 random bits. Process ids are not unique: two
 /// containers that share a folder may both be process 1.
 fn hidden(target: &Path, tag: &str) -> Result<PathBuf> {
     let Some(name) = target.file_name() else {
@@ -238,7 +238,7 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// Makes a rename to `target` survive a power cut.
+/// Makes a rename to `target` survive a power failure.
 fn sync_parent(target: &Path) -> Result<()> {
     let folder = parent(target);
     fs::sync_folder(folder).map_err(|source| Error::io(folder, "sync", source))

@@ -1,4 +1,4 @@
-//! Clears away what writers left that died.
+//! Removes the temporary files of writers that died.
 
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
@@ -11,29 +11,30 @@ use crate::{Error, Result};
 /// What [`sweep`] did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// How many temporary files and folders were removed.
+    /// The number of temporary files and folders that were removed.
     pub removed: usize,
-    /// The folders that were put back: their writer died while it replaced them.
+    /// The folders that were put back because their writer died while replacing them.
     pub restored: Vec<PathBuf>,
 }
 
 /// A name that a writer of this module makes.
 struct Leftover {
     path: PathBuf,
-    /// The name it was made for.
+    /// The name of its target.
     target: OsString,
-    /// An old folder, whole, that was being replaced.
+    /// Whether it is a complete old folder that was being replaced.
     old: bool,
     modified: SystemTime,
 }
 
-/// Removes the temporaries that dead writers left in `folder`. Where a writer died between the two renames that
-/// replace a folder, the old folder gets its name back. A missing folder is an empty one.
+/// Removes the temporary files and folders that dead writers left in `folder`. If a writer died between the two renames
+/// that replace a folder, the old folder gets its name back. A missing folder counts as empty.
 ///
-/// The caller guarantees, by a lock, that no writer is at work in `folder`: its temporaries would be taken away.
+/// The caller must hold a lock which guarantees that no writer is active in `folder`: its temporary files would be
+/// removed.
 pub fn sweep(folder: &Path) -> Result<Swept> {
     let mut leftovers = list(folder)?;
-    // the latest first: of several old folders of one name, that one is put back
+    // the latest first: of several old folders of one name, the latest is put back
     leftovers.sort_by_key(|leftover| std::cmp::Reverse(leftover.modified));
     let mut swept = Swept::default();
     for leftover in leftovers {

@@ -1,4 +1,4 @@
-//! Which checkpoints a run has. What counts is what is whole, not what a name says.
+//! Finds the checkpoints of a run. A checkpoint counts if it is complete, whatever its name says.
 
 use std::path::{Path, PathBuf};
 
@@ -7,22 +7,22 @@ use crate::{Error, Result};
 
 /// The folder of a run's checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
-/// Where a run of an earlier version has its only one.
+/// The folder of the only checkpoint of a run of an earlier version.
 const EARLIER: &str = "checkpoint";
 
-/// The name of the checkpoint after so many steps.
+/// The name of the checkpoint after this many steps.
 pub fn step_name(step: u64) -> String {
     format!("step-{step:06}")
 }
 
-/// The steps of a checkpoint's name.
+/// The number of steps in the name of a checkpoint.
 fn step_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("step-").filter(|digits| digits.len() >= 6)?;
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
 }
 
-/// The folders below `run` that are named and shaped like checkpoints, the one with the most steps first. Whether
-/// their files are whole is not looked at.
+/// The folders below `run` that have the name and files of a checkpoint, the one with the most steps first. The
+/// contents of the files are not checked.
 pub fn checkpoints_of(run: &Path) -> Vec<(u64, PathBuf)> {
     let entries = std::fs::read_dir(run.join(CHECKPOINTS)).into_iter().flatten().flatten();
     let mut found: Vec<(u64, PathBuf)> = entries
@@ -33,13 +33,13 @@ pub fn checkpoints_of(run: &Path) -> Vec<(u64, PathBuf)> {
     found
 }
 
-/// Whether a folder is that of a run.
+/// Whether a folder is the folder of a run.
 pub fn is_run(path: &Path) -> bool {
     let has = |name: &str| path.join(name).exists();
     has("config.toml") && (has("run.json") || has("metrics.jsonl"))
 }
 
-/// Opens the newest checkpoint of a run that `open` accepts; `damaged` hears of those that were passed over.
+/// Opens the newest checkpoint of a run that `open` accepts; `damaged` is called for those that were skipped.
 pub fn open_latest<T>(
     run: &Path,
     open: impl Fn(&Path) -> Result<T>,
@@ -56,7 +56,7 @@ pub fn open_latest<T>(
     Ok(None)
 }
 
-/// The newest run below `runs` that has a checkpoint, by when the checkpoint was written.
+/// The run below `runs` with the most recently written checkpoint.
 pub fn newest_run(runs: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(runs).ok()?;
     let written = |run: &Path| {
@@ -68,7 +68,7 @@ pub fn newest_run(runs: &Path) -> Option<PathBuf> {
 }
 
 impl Checkpoint {
-    /// The newest whole checkpoint of a run, opened for its weights.
+    /// The newest complete checkpoint of a run, opened for its weights.
     pub fn of_run(run: &Path) -> Result<Self> {
         let mut first = None;
         let found = open_latest(run, Self::open_weights, |error| {

@@ -1,4 +1,4 @@
-//! `trainer.json`: where training stands, and what the other files must be.
+//! `trainer.json`: the state of training, and the sizes and checksums of the other files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,8 @@ use crate::model::ModelConfig;
 use crate::{Error, Result};
 
 const FORMAT: &str = "ironhorse-checkpoint";
-/// Version 1 had f32 weights and moments only and was never read back by training: its weights are still read.
+/// The current version. Version 1 had only f32 weights and moments and could not be resumed; its weights can still be
+/// read.
 const VERSION: u32 = 2;
 
 /// The lowest validation loss of a run so far.
@@ -25,7 +26,7 @@ pub struct Best {
     pub val_loss: f32,
 }
 
-/// Where training stands. What data loader, random numbers and settings need to go on is theirs to define.
+/// The state of training. The data loader, the random numbers and the settings define the contents of their fields.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainerState {
     /// Steps done.
@@ -37,10 +38,10 @@ pub struct TrainerState {
     /// The lowest validation loss so far.
     #[serde(default)]
     pub best: Option<Best>,
-    /// Steps in a row, up to this one, whose loss or gradient norm was not finite.
+    /// Consecutive steps, up to this one, whose loss or gradient norm was non-finite.
     #[serde(default)]
     pub bad_in_a_row: u32,
-    /// The step at which too many of them made the run go back to a checkpoint, while that is not long past.
+    /// The step at which too many of them made the run go back to a checkpoint, if that was recent.
     #[serde(default)]
     pub rolled_back_from: Option<u64>,
     /// The settings of the run.
@@ -72,10 +73,10 @@ struct TrainerFile {
     crc32: BTreeMap<String, u32>,
 }
 
-/// What `trainer.json` says.
+/// The contents of `trainer.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainerJson {
-    /// Where training stands.
+    /// The state of training.
     pub state: TrainerState,
     /// The model's sizes.
     pub config: ModelConfig,

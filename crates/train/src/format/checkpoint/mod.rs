@@ -1,15 +1,16 @@
-//! Our checkpoints: a Hugging Face folder with everything beside it that training needs to go on, to the bit.
+//! Checkpoints: a Hugging Face folder with everything that training needs to resume with the same bits.
 //!
 //! ```text
-//! config.json, model.safetensors     the weights as the engine holds them (f32 or bf16), for `transformers` as they are
-//! master.safetensors                 beside bf16 weights: the f32 masters, or the 16 bits that the weights lack
-//! state.safetensors                  AdamW's moments, m.NAME and v.NAME, in the type they are kept in
+//! config.json, model.safetensors     the weights as the engine stores them (f32 or bf16), readable by `transformers`
+//! master.safetensors                 for bf16 weights: the f32 master weights, or their 16-bit residuals
+//! state.safetensors                  AdamW's moments, m.NAME and v.NAME, as the engine stores them
 //! tokenizer.bin                      optional
 //! trainer.json                       written last: step, data position, settings, size and checksum of every other file
 //! ```
 //!
-//! Weights, masters and state beyond [`PART_BYTES`] go into several files, `state-00001-of-00003.safetensors`. A folder
-//! without its `trainer.json`, or with a file that has another size or checksum than it says, is not a checkpoint.
+//! Weights, masters and state larger than [`PART_BYTES`] are split into several files,
+//! `state-00001-of-00003.safetensors`. A folder is not a checkpoint if it has no `trainer.json`, or if a file has
+//! another size or checksum than recorded there.
 
 mod latest;
 mod manifest;
@@ -29,13 +30,13 @@ use ironhorse_core::Pool;
 
 /// The manifest, which makes a folder a checkpoint.
 pub const TRAINER: &str = "trainer.json";
-/// The most bytes of tensors in one file. A tensor is never split.
+/// The maximum number of bytes of tensors in one file. A tensor is never split.
 pub const PART_BYTES: u64 = 4 << 30;
 
 const MASTER: &str = "master";
 const STATE: &str = "state";
 
-/// Whether a file of this name is one of a checkpoint's.
+/// Whether a file of this name can be part of a checkpoint.
 pub(super) fn is_ours(name: &str) -> bool {
     [HF_CONFIG, HF_WEIGHTS, HF_INDEX, TOKENIZER, TRAINER].contains(&name)
         || hf::is_part_name(name)

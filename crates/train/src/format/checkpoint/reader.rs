@@ -22,7 +22,7 @@ pub struct Checkpoint {
     trainer: TrainerJson,
     weights: HfFolder<File>,
     master: Vec<SafeTensors<File>>,
-    /// Empty where only the weights were asked for.
+    /// Empty if only the weights were requested.
     state: Vec<SafeTensors<File>>,
     tokenizer: Option<Tokenizer>,
 }
@@ -38,7 +38,7 @@ impl Checkpoint {
         Self::open_those(folder, |name| !is_state(name))
     }
 
-    /// What a folder's manifest says; looks at no other file but for its size.
+    /// Reads the manifest of a folder; of the other files only the sizes are checked.
     pub fn manifest(folder: &Path) -> Result<TrainerJson> {
         let path = folder.join(TRAINER);
         let json = std::fs::read(&path).map_err(|source| Error::io(&path, "read", source))?;
@@ -87,7 +87,7 @@ impl Checkpoint {
         &self.trainer.config
     }
 
-    /// Where training stood.
+    /// The state of training.
     pub fn trainer(&self) -> &TrainerState {
         &self.trainer.state
     }
@@ -105,7 +105,7 @@ impl Checkpoint {
         self.tokenizer.as_ref()
     }
 
-    /// The tokens before and after a text: the tokenizer's, or what `config.json` says.
+    /// The tokens before and after a text: those of the tokenizer, or of `config.json`.
     pub fn text_tokens(&self) -> TextTokens {
         match &self.tokenizer {
             Some(tokenizer) => TextTokens::Eot(tokenizer.eot),
@@ -118,8 +118,8 @@ impl Checkpoint {
         &self.folder
     }
 
-    /// Reads one parameter by its name in the parameter table, as exactly as it is stored: from the master weights
-    /// where there are any.
+    /// Reads one parameter by its name in the parameter table with the highest stored precision: from the master
+    /// weights, if there are any.
     pub fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
         let precision = self.trainer.precision.unwrap_or_default();
         let Some(file) = self.master.iter_mut().find(|file| file.header().get(name).is_some()) else {

@@ -14,18 +14,18 @@ use super::{MASTER, STATE, TRAINER, TrainerJson, TrainerState, is_ours, stored_n
 use crate::model::{ModelConfig, TensorSpec};
 use crate::{Error, Result};
 
-/// What goes into a checkpoint besides the tensors.
+/// The contents of a checkpoint besides the tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckpointParts<'a> {
     /// The model's sizes.
     pub config: &'a ModelConfig,
-    /// The element types of the pools. Every tensor is stored in the type it is kept in.
+    /// The element types of the pools. Every tensor is written in the type in which the engine stores it.
     pub precision: Precision,
-    /// Where training stands.
+    /// The state of training.
     pub trainer: &'a TrainerState,
     /// The tokenizer, for `generate`.
     pub tokenizer: Option<&'a Tokenizer>,
-    /// The most bytes of tensors in one file: [`super::PART_BYTES`].
+    /// The maximum number of bytes of tensors in one file: [`super::PART_BYTES`].
     pub part_bytes: u64,
 }
 
@@ -47,19 +47,19 @@ impl<'a> CheckpointParts<'a> {
 pub struct Written {
     /// Bytes of all files.
     pub bytes: u64,
-    /// Tensors with a NaN or an infinity in them. They are written as they are: losing a run would be worse.
+    /// Tensors that contain a NaN or an infinity. They are written unchanged, because losing a run would be worse.
     pub non_finite: Vec<String>,
 }
 
-/// About how many bytes a checkpoint of this model takes.
+/// The approximate size in bytes of a checkpoint of this model.
 pub fn checkpoint_bytes(config: &ModelConfig, precision: Precision) -> u64 {
     let element: usize =
         CheckpointParts::pools(precision).iter().map(|&pool| precision.of(pool).size()).sum();
     config.num_params() as u64 * element as u64 + (1 << 20)
 }
 
-/// Writes a checkpoint atomically, replacing an earlier one of the name. `read(pool, index, bytes)` gives a tensor of the
-/// parameter table as the engine stores it.
+/// Writes a checkpoint atomically and replaces an earlier one of the same name. `read(pool, index, bytes)` returns a
+/// tensor of the parameter table as the engine stores it.
 pub fn write_checkpoint(
     folder: &Path,
     parts: &CheckpointParts<'_>,
@@ -219,7 +219,7 @@ fn expect_bytes(spec: &TensorSpec, dtype: DType, bytes: &[u8]) -> Result<()> {
     Err(ironhorse_core::Error::Program(text).into())
 }
 
-/// Numbers as f32, which holds both types exactly.
+/// The numbers as f32, which represents both types exactly.
 pub(crate) fn widen(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     fn each<const N: usize>(bytes: &[u8], out: &mut [f32], convert: impl Fn([u8; N]) -> f32 + Sync) {
         let (cells, _) = bytes.as_chunks();

@@ -1,5 +1,5 @@
-//! `config.json`: the sizes of a model, and the settings under which our arithmetic is that of `transformers`. Each family
-//! that `transformers` knows is one file beside this one.
+//! `config.json`: the sizes of a model, and the settings for which our arithmetic equals that of `transformers`. Each
+//! model family is one file next to this one.
 
 use std::path::Path;
 
@@ -17,33 +17,33 @@ pub const HF_CONFIG: &str = "config.json";
 
 /// How `transformers` describes a family of models. Which key holds which size is in the table of `Config`.
 pub(super) trait Family {
-    /// Our description of it.
+    /// Our configuration of the family.
     type Config: Described + Into<ModelConfig>;
     /// The value of `model_type`.
     const MODEL_TYPE: &'static str;
     /// The value of `architectures`.
     const ARCHITECTURE: &'static str;
-    /// Fields of ours that its files do not have: they keep our defaults.
+    /// Fields of our configuration that its files do not have: they keep our defaults.
     const WITHOUT: &'static [&'static str] = &[];
 
-    /// The configuration, if models of this family are what it describes.
+    /// The configuration, if it describes a model of this family.
     fn of(config: &ModelConfig) -> Option<&Self::Config>;
 
-    /// Settings that change what is computed, each with the values that we compute. Where a key is absent, transformers
-    /// takes the first.
+    /// Settings that change the computation, each with the values that we support. If a key is absent, transformers
+    /// uses the first.
     fn settings() -> Vec<(&'static str, Vec<Value>)>;
 
-    /// Fills in what transformers takes for keys that are absent, and refuses what we do not compute.
+    /// Fills in the defaults of transformers for absent keys, and rejects what we do not support.
     fn prepare(_map: &mut Map<String, Value>, _path: &Path) -> Result<()> {
         Ok(())
     }
 
-    /// Refuses a file whose other keys contradict its sizes.
+    /// Rejects a file whose other keys contradict its sizes.
     fn check(_map: &Map<String, Value>, _config: &Self::Config, _path: &Path) -> Result<()> {
         Ok(())
     }
 
-    /// The file in the order of its keys; sizes are null and filled in from the table.
+    /// The file in the order of its keys; sizes are null here and filled in from the table.
     fn template(config: &Self::Config) -> Value;
 }
 
@@ -70,12 +70,12 @@ pub(super) fn architecture(config: &ModelConfig) -> &'static str {
     FAMILIES.iter().find(|family| (family.write)(config).is_some()).map_or("", |family| family.architecture)
 }
 
-/// Reads the sizes, and refuses settings under which transformers would compute something else than we do.
+/// Reads the sizes, and rejects settings for which transformers computes something different from us.
 pub fn parse_config_json(bytes: &[u8], path: &Path) -> Result<ModelConfig> {
     let map: Map<String, Value> = serde_json::from_slice(without_bom(bytes))
         .map_err(|error| Error::field(path, "content", format!("not valid ({error})"), "a JSON object"))?;
     let family = match map.get("model_type") {
-        // old files of GPT-2 do not say it, but only GPT-2 has this size
+        // old files of GPT-2 have no model_type, but only GPT-2 has this size
         None if map.contains_key("n_embd") => FAMILIES.first(),
         kind => FAMILIES.iter().find(|family| kind.is_some_and(|kind| kind == family.model_type)),
     };
@@ -87,7 +87,7 @@ pub fn parse_config_json(bytes: &[u8], path: &Path) -> Result<ModelConfig> {
     (family.read)(&map, path)
 }
 
-/// Editors put a byte-order mark at the start of a file; JSON has none.
+/// Removes a byte-order mark, which some editors write and JSON does not allow.
 pub(super) fn without_bom(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)
 }
@@ -124,7 +124,7 @@ fn read<F: Family>(map: &Map<String, Value>, path: &Path) -> Result<ModelConfig>
     Ok(config.into())
 }
 
-/// An error about our fields with the keys of the file instead; `names` are ours and theirs.
+/// An error about our fields, with the keys of the file instead; `names` are pairs of both.
 fn in_words_of_the_file(error: Error, names: &[(&str, &str)]) -> Error {
     let Error::Input { field, found, expected } = error else { return error };
     let theirs = |word: &str| {

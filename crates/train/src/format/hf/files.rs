@@ -1,4 +1,4 @@
-//! The weights of a folder: `model.safetensors`, or several files with an index that says which tensor is in which.
+//! The weights of a folder: `model.safetensors`, or several files with an index that maps tensors to files.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -11,9 +11,9 @@ use super::config_json::without_bom;
 use crate::format::safetensors::{Entry, SafeTensors};
 use crate::{Error, Result};
 
-/// The weights' file in a folder that has one.
+/// The file of the weights, if there is only one.
 pub const HF_WEIGHTS: &str = "model.safetensors";
-/// The index of a folder that has several.
+/// The index, if there are several files.
 pub const HF_INDEX: &str = "model.safetensors.index.json";
 
 /// The name of one file of several; `number` counts from 1.
@@ -54,7 +54,7 @@ pub struct WeightFiles<R = File> {
 }
 
 impl WeightFiles<File> {
-    /// Opens the one file or, where there is none, those of the index.
+    /// Opens the single file or, if it does not exist, those of the index.
     pub(super) fn open(folder: &Path) -> Result<Self> {
         let (one, index) = (folder.join(HF_WEIGHTS), folder.join(HF_INDEX));
         if one.exists() || !index.exists() {
@@ -94,7 +94,7 @@ impl<R: Read + Seek> From<SafeTensors<R>> for WeightFiles<R> {
 }
 
 impl<R: Read + Seek> WeightFiles<R> {
-    /// Refuses a tensor that is in two files: which one is meant, nobody knows.
+    /// Rejects a tensor that is in two files, because it is ambiguous.
     fn several(files: Vec<SafeTensors<R>>) -> Result<Self> {
         let mut place: HashMap<String, usize> = HashMap::new();
         for (number, file) in files.iter().enumerate() {
@@ -175,7 +175,7 @@ pub fn parse_index(bytes: &[u8], path: &Path) -> Result<HashMap<String, String>>
     let mut found = HashMap::new();
     for (name, file) in places {
         let file = file.as_str().ok_or_else(|| wrong(file))?;
-        // a name in this folder, of a safetensors file: the index of another's model must not reach elsewhere
+        // only names of safetensors files in this folder: an untrusted index must not point elsewhere
         let plain = Path::new(file).file_name().is_some_and(|last| last == file);
         if checked.insert(file) && !(plain && file.ends_with(".safetensors") && !file.contains('\\')) {
             return Err(Error::field(path, format!("file of `{name}`"), format!("{file:?}"), expected));

@@ -54,10 +54,11 @@ pub(super) fn settings() -> Vec<(&'static str, Vec<Value>)> {
     ]
 }
 
-/// Keys for which transformers refuses null.
+/// Keys for which transformers rejects null.
 const NOT_NULL: [&str; 2] = ["vocab_size", "max_position_embeddings"];
 
-/// Fills in what transformers takes for keys that are `absent`, and finds RoPE's base, wherever the file has it.
+/// Fills in the defaults of transformers for `absent` keys, and finds the base of RoPE in any of the places a file can
+/// have it.
 pub(super) fn prepare(map: &mut Map<String, Value>, absent: &Value, path: &Path) -> Result<()> {
     let is_null = |map: &Map<String, Value>, key: &str| map.get(key).is_none_or(Value::is_null);
     // null, which is not the same as absent, means one for each query head
@@ -79,7 +80,7 @@ pub(super) fn prepare(map: &mut Map<String, Value>, absent: &Value, path: &Path)
     {
         map.insert("head_dim".into(), hidden.checked_div(heads).unwrap_or(0).into());
     }
-    // of two tables transformers takes the second
+    // if a file has both tables, transformers uses the second
     let theta = rope_theta(map, path, "rope_scaling")?.or(rope_theta(map, path, "rope_parameters")?);
     if let Some(theta) = theta.flatten() {
         map.insert("rope_theta".into(), theta.into());
@@ -94,7 +95,8 @@ fn copy(map: &mut Map<String, Value>, from: &str, to: &str) {
 }
 
 /// The base inside `rope_parameters`, where transformers writes it since its version 5, or `rope_scaling`, its name
-/// before. `None` without such a table, `Some(None)` if it names no base. Every other kind of RoPE turns by other angles.
+/// before. `None` without such a table, `Some(None)` if it has no base. Other kinds of RoPE have other angles and are
+/// errors.
 fn rope_theta(map: &Map<String, Value>, path: &Path, key: &str) -> Result<Option<Option<f64>>> {
     let wrong = |value: &Value| {
         let expected = "null or {\"rope_type\": \"default\", \"rope_theta\": ...}";
@@ -116,7 +118,7 @@ fn rope_theta(map: &Map<String, Value>, path: &Path, key: &str) -> Result<Option
     Ok(Some(rope.get("rope_theta").and_then(Value::as_f64)))
 }
 
-/// The file of Llama or a relative, which has some keys of its `own`. The NTK-aware alpha goes into the base.
+/// The file of Llama or a similar family, whose additional keys are `own`. The NTK-aware alpha is included in the base.
 pub(super) fn template(config: &MoeConfig, own: Value) -> Value {
     let theta = config.rope_theta();
     let mut json = json!({

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use crate::format::Elem;
 
-    /// What is made of the file of a mixture or, without experts, of a Llama, with some keys changed or, by null, taken out.
+    /// Reads the file of a mixture (or, without experts, of a Llama) with some keys changed or, with null, removed.
     fn parsed(experts: usize, changes: &[(&str, Value)]) -> std::result::Result<MoeConfig, String> {
         let sizes = "kind=llama,hidden=6,layers=2,heads=4,kv_heads=2,head_dim=8,ffn=5,vocab=9,context=7";
         let mixture = sizes.replace("kind=llama", &format!("kind=moe,experts={experts},top_k=1"));
@@ -129,7 +129,7 @@ mod tests {
             let config = config.unwrap();
             assert_eq!((config.max_seq_len, config.vocab_size), (context, 32_000));
         }
-        // of two tables the second is meant, even if it leaves the base to what is said outside
+        // of two tables the second is used, even if it has no base and the base is outside of it
         let two =
             [("rope_parameters", json!({"rope_theta": 7.0})), ("rope_scaling", json!({"type": "default"}))];
         let outside = ("rope_theta", json!(5.0));

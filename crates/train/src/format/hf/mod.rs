@@ -1,8 +1,8 @@
-//! Hugging Face folders of GPT-2, Mixtral and Llama: `config.json` and `model.safetensors`, or several files with an index,
-//! such that `transformers` loads them as they are.
+//! Hugging Face folders of GPT-2, Mixtral and Llama: `config.json` and `model.safetensors`, or several files with an
+//! index, which `transformers` can load unchanged.
 //!
-//! Token tables and heads have V rows without padding. The names of GPT-2 carry the prefix `transformer.`, and its linear
-//! layers are stored (in, out).
+//! Token tables and heads have V rows without padding. The names of GPT-2 have the prefix `transformer.`, and its
+//! linear layers are stored (in, out).
 
 mod config_json;
 mod files;

@@ -35,7 +35,8 @@ impl HfFolder<File> {
 }
 
 impl<R: Read + Seek> HfFolder<R> {
-    /// Checks that the files hold every parameter of a model with these sizes, and none that we would leave out.
+    /// Checks that the files contain every parameter of a model with these sizes, and no parameter that we would
+    /// ignore.
     pub fn new(
         folder: &Path,
         config: impl Into<ModelConfig>,
@@ -44,7 +45,7 @@ impl<R: Read + Seek> HfFolder<R> {
         let (config, files) = (config.into(), files.into());
         config.validate()?;
         let count = files.entries().count();
-        // before the table is made, which grows with the layers and experts; a missing expert is named below
+        // before making the table, whose size grows with layers and experts; a missing expert is reported below
         let per_layer = config.tensors_per_layer() / if config.kind() == "moe" { 2 } else { 1 };
         if count < per_layer * config.layers() {
             let expected = format!("at least {per_layer} for each of {} layers", config.layers());
@@ -84,7 +85,7 @@ impl<R: Read + Seek> HfFolder<R> {
         &self.config
     }
 
-    /// The tokens before and after a text, as `config.json` says them.
+    /// The tokens before and after a text in `config.json`.
     pub fn text_tokens(&self) -> &TextTokens {
         &self.tokens
     }
@@ -94,13 +95,13 @@ impl<R: Read + Seek> HfFolder<R> {
         &self.folder
     }
 
-    /// The same sizes as a checkpoint has them, which knows how the vocabulary is padded.
+    /// The sizes with the padding of the vocabulary that a checkpoint records.
     pub(in crate::format) fn set_config(&mut self, config: ModelConfig) {
         self.config = config;
         self.table = config.tensors();
     }
 
-    /// Reads one parameter by its name in the parameter table, turned to (out, in) and padded.
+    /// Reads one parameter by its name in the parameter table, transposed to (out, in) and padded.
     pub fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
         let Some(spec) = self.table.iter().find(|spec| spec.name == name) else {
             let expected = format!("one of the parameter table of {}", architecture(&self.config));
@@ -132,7 +133,7 @@ pub(super) fn stored_shape(config: &ModelConfig, spec: &TensorSpec) -> Vec<usize
     dims
 }
 
-/// Tensors of old files that hold no parameter: causal masks, frequencies, and GPT-2's head, which is tied to `wte`.
+/// Tensors of old files that are not parameters: causal masks, frequencies, and GPT-2's head, which is tied to `wte`.
 fn is_buffer(name: &str) -> bool {
     name == "lm_head.weight"
         || name.ends_with(".rotary_emb.inv_freq")

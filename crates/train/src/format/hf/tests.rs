@@ -8,7 +8,7 @@ use crate::model::Gpt2Config;
 const CONFIG: ModelConfig = ModelConfig::Gpt2(Gpt2Config::new(3, 5, 2, 1, 4));
 const F32: HfOptions = HfOptions::new(Elem::F32);
 
-/// Small whole numbers that bf16 holds exactly; nothing in the padding.
+/// Small integers that bf16 represents exactly; 0 in the padding.
 fn fill(spec: &TensorSpec, out: &mut [f32]) -> crate::Result<()> {
     let held = if spec.name == "wte.weight" { 5 * 4 } else { out.len() };
     (0..held).for_each(|n| out[n] = ((n * 7 + spec.name.len() * 13) % 251) as f32);
@@ -139,7 +139,7 @@ fn settings_we_do_not_compute_are_refused() {
     );
 }
 
-/// A mixture and a Llama whose every size is another.
+/// A mixture and a Llama in which all sizes differ.
 fn mixtures() -> [ModelConfig; 2] {
     let sizes =
         "hidden=6,layers=2,heads=4,kv_heads=2,head_dim=8,ffn=5,vocab=9,context=7,rms_eps=2e-6,rope_alpha=3";

@@ -1,5 +1,5 @@
-//! The tokens before and after a text: `bos_token_id` and `eos_token_id` of a `config.json`. We compute nothing from them,
-//! but `transformers` stops generating at the second.
+//! The tokens before and after a text: `bos_token_id` and `eos_token_id` of a `config.json`. We do not use them, but
+//! `transformers` stops generating at the second.
 
 use serde_json::{Map, Value, json};
 
@@ -15,7 +15,7 @@ pub enum TextTokens {
     Last,
     /// A tokenizer's end-of-text token for both.
     Eot(u32),
-    /// As another `config.json` says them, bos and eos: a number, a list or null; `None` where the key is absent.
+    /// bos and eos of another `config.json`: a number, a list or null; `None` if the key is absent.
     Said([Option<Value>; 2]),
 }
 
@@ -26,7 +26,7 @@ impl TextTokens {
         Self::Said(KEYS.map(|key| map.get(key).cloned()))
     }
 
-    /// Sets both keys of a `config.json` that has them; absent ones are taken out.
+    /// Sets both keys of a `config.json`; absent ones are removed.
     pub(super) fn put(&self, json: &mut Value, vocab_size: usize) {
         let both = |id: usize| [Some(json!(id)), Some(json!(id))];
         let values = match self {
@@ -38,7 +38,7 @@ impl TextTokens {
         for (key, value) in KEYS.into_iter().zip(values) {
             match value {
                 Some(value) => map.insert(key.to_owned(), value),
-                None => map.shift_remove(key), // the order of the others stays
+                None => map.shift_remove(key), // keeps the order of the others
             };
         }
     }

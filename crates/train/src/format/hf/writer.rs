@@ -13,19 +13,20 @@ use crate::format::{Elem, atomic};
 use crate::model::{ModelConfig, TensorSpec};
 use crate::{Error, Result};
 
-/// The most bytes of weights in one file where nobody says otherwise: what `transformers` took for long.
+/// The default maximum number of bytes of weights in one file, long the default of `transformers`.
 pub const DEFAULT_SHARD: u64 = 5_000_000_000;
 
 /// How to write a Hugging Face folder.
 #[derive(Clone, Debug)]
 pub struct HfOptions {
-    /// How the numbers stand in the file: F32 or BF16.
+    /// The encoding of the numbers in the file: F32 or BF16.
     pub elem: Elem,
     /// The tokens before and after a text.
     pub tokens: TextTokens,
-    /// Goes beside the weights, where `generate` looks for it.
+    /// Written to the same folder, where `generate` looks for it.
     pub tokenizer: Option<Tokenizer>,
-    /// The most bytes of weights in one file; what is more goes into several with an index. A tensor is never split.
+    /// The maximum number of bytes of weights in one file; larger models are split into several files with an index. A
+    /// tensor is never split.
     pub shard: u64,
 }
 
@@ -36,8 +37,8 @@ impl HfOptions {
     }
 }
 
-/// Writes a folder atomically. `fill` is called once per parameter, in model order, with a zeroed buffer of its shape in
-/// the parameter table: (out, in), padded.
+/// Writes a folder atomically. `fill` is called once per parameter, in model order, with a zeroed buffer of its shape
+/// in the parameter table: (out, in), padded.
 pub fn write_hf(
     folder: &Path,
     config: &ModelConfig,
@@ -58,7 +59,7 @@ pub fn write_hf(
     })
 }
 
-/// The tensors of each file: as many, in order, as fit; at least one.
+/// The tensors of each file: as many as fit, in order; at least one.
 fn split<'a>(config: &ModelConfig, options: &HfOptions, table: &'a [TensorSpec]) -> Vec<&'a [TensorSpec]> {
     let (mut parts, mut start, mut held) = (Vec::new(), 0, 0u64);
     for (at, spec) in table.iter().enumerate() {
@@ -83,7 +84,7 @@ fn stored_name(config: &ModelConfig, spec: &TensorSpec) -> String {
     format!("{prefix}{}", spec.name)
 }
 
-/// Writes `config.json` and gives its CRC-32.
+/// Writes `config.json` and returns its CRC-32.
 pub(in crate::format) fn write_config_json(
     folder: &Path,
     config: &ModelConfig,
@@ -103,7 +104,7 @@ pub(in crate::format) fn write_config_json(
     })
 }
 
-/// Writes all weights, in one file or several with their index, and gives each file's name and CRC-32.
+/// Writes all weights, in one file or several with their index, and returns the name and CRC-32 of each file.
 pub(in crate::format) fn write_weights(
     folder: &Path,
     config: &ModelConfig,
@@ -124,7 +125,7 @@ pub(in crate::format) fn write_weights(
         files.push((file, crc));
     }
     let bytes: u64 = table.iter().map(|spec| stored_bytes(config, options.elem, spec)).sum();
-    // what is stored, without the padding of the vocabulary
+    // the stored rows, without the padding of the vocabulary
     let text = index_json(&places, bytes / options.elem.size() as u64, bytes);
     let crc = atomic::write_file(&folder.join(HF_INDEX), |sink| {
         sink.put(text.as_bytes())?;
@@ -134,7 +135,7 @@ pub(in crate::format) fn write_weights(
     Ok(files)
 }
 
-/// Writes some of the weights as one file and gives its CRC-32.
+/// Writes some of the weights as one file and returns its CRC-32.
 fn write_part(
     path: &Path,
     config: &ModelConfig,
@@ -145,7 +146,7 @@ fn write_part(
     let infos = part
         .iter()
         .map(|spec| TensorInfo::new(stored_name(config, spec), elem.into(), stored_shape(config, spec)));
-    // transformers refuses a file without this entry
+    // transformers rejects a file without this entry
     let metadata = [("format".to_owned(), "pt".to_owned())];
     let header = Header::build(&metadata, &infos.collect::<Vec<_>>())?;
     atomic::write_file(path, |sink| {

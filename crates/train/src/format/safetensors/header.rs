@@ -61,7 +61,7 @@ impl Dtype {
         Self::ALL.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ")
     }
 
-    /// How to widen it to f32, where that is possible.
+    /// The encoding for a conversion to f32, if that is possible.
     pub const fn elem(self) -> Option<Elem> {
         match self {
             Self::F32 => Some(Elem::F32),
@@ -118,7 +118,7 @@ pub struct Entry {
 impl Entry {
     /// How many elements.
     pub fn numel(&self) -> usize {
-        // the header's check: the bytes lie inside the file, so the quotient fits
+        // the header was checked: the bytes are inside the file, so the quotient fits
         ((self.end - self.begin) / self.dtype.size() as u64) as usize
     }
 }
@@ -135,7 +135,7 @@ pub struct Header {
     pub(super) metadata: Vec<(String, String)>,
     pub(super) entries: Vec<Entry>,
     pub(super) by_name: HashMap<String, usize>,
-    /// Indices of `entries` by their place in the file.
+    /// Indices of `entries` in the order of the file.
     pub(super) file_order: Vec<usize>,
 }
 

@@ -1,7 +1,7 @@
 //! safetensors files: eight bytes of header length, a JSON header, then the tensors without gaps.
 //!
-//! Our own reader and writer rather than the crate of the name: it streams where the crate wants the file in memory
-//! (or mapped, which is unsafe), and it keeps the header's bytes, so that a copy is byte-identical.
+//! This is not the `safetensors` crate, because that needs the whole file in memory (or mapped, which is unsafe). This
+//! reader streams, and it keeps the bytes of the header, so that a copy is byte-identical.
 
 mod header;
 mod parse;

@@ -1,4 +1,4 @@
-//! Parsing the JSON header strictly: order kept, nothing twice, nothing unknown, no holes and no overlaps.
+//! A strict parser of the JSON header: it keeps the order, and rejects duplicates, unknown fields, gaps and overlaps.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -33,7 +33,7 @@ struct RawEntry {
     data_offsets: (u64, u64),
 }
 
-/// A JSON object as pairs: serde_json's own map would let the last of two equal keys win.
+/// A JSON object as pairs, because the map of serde_json silently keeps only the last of two equal keys.
 struct Pairs<V>(Vec<(String, V)>);
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for Pairs<V> {
@@ -58,7 +58,7 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Pairs<V> {
     }
 }
 
-/// The header's pairs: the metadata apart, then the tensors.
+/// The pairs of the header: the metadata and the tensors.
 struct RawHeader {
     metadata: Option<Vec<(String, String)>>,
     tensors: Vec<(String, RawEntry)>,

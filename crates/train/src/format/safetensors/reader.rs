@@ -8,7 +8,7 @@ use super::{Dtype, Entry, Header, Writer};
 use crate::Result;
 use crate::format::{Sink, Source};
 
-/// The largest header that is read: what the format's authors allow.
+/// The largest header, as in the reference implementation of the format.
 const MAX_HEADER: u64 = 100_000_000;
 /// Bytes of the header length.
 const LENGTH_BYTES: u64 = 8;
@@ -46,7 +46,7 @@ impl<R: Read + Seek> SafeTensors<R> {
         if !(2..=most).contains(&length) {
             return Err(source.field("header length", length, format!("2 to {most} (safetensors)")));
         }
-        // at most the size of the file, by the check above
+        // the check above guarantees at most the size of the file
         let mut raw = vec![0; length as usize];
         source.read_at(LENGTH_BYTES, &mut raw)?;
         if raw[0] != b'{' {

@@ -6,7 +6,7 @@ use super::{Dtype, Header, SafeTensors};
 use crate::format::Sink;
 use crate::{Error, Result};
 
-/// Writes the header, then takes the tensors one after the other.
+/// Writes the header, then the tensors one after the other.
 pub struct Writer<'a, 'out> {
     sink: &'a mut Sink<'out>,
     header: Header,
@@ -14,7 +14,7 @@ pub struct Writer<'a, 'out> {
 }
 
 impl<'a, 'out> Writer<'a, 'out> {
-    /// Writes the header: a new one, or that of a file that is copied.
+    /// Writes the header: a new one, or that of a file to copy.
     pub fn new(sink: &'a mut Sink<'out>, header: Header) -> Result<Self> {
         sink.put(&(header.raw.len() as u64).to_le_bytes())?;
         sink.put(&header.raw)?;
@@ -43,7 +43,7 @@ impl<'a, 'out> Writer<'a, 'out> {
         Ok(entry.dtype)
     }
 
-    /// Writes the next tensor, narrowed to the type the header says.
+    /// Writes the next tensor, converted to the type in the header.
     pub fn put_f32(&mut self, name: &str, values: &[f32]) -> Result<()> {
         let dtype = self.expect(name, values.len())?;
         match dtype.elem() {
@@ -66,7 +66,7 @@ impl<'a, 'out> Writer<'a, 'out> {
         self.sink.put_i32(values)
     }
 
-    /// Writes the next tensor from its bytes, as they are.
+    /// Writes the bytes of the next tensor unchanged.
     pub fn put_bytes(&mut self, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<()> {
         let ours = self.expect(name, bytes.len() / dtype.size())?;
         if ours != dtype {

@@ -1,5 +1,5 @@
-//! Two engines in lockstep: every op runs on both from the same inputs, so the first op on which they disagree is the
-//! wrong one, not one that got wrong numbers.
+//! Two engines in lockstep: every op runs on both with the same inputs, so the first op on which they disagree is
+//! itself wrong, not just its inputs.
 
 mod report;
 mod tolerance;
@@ -22,15 +22,16 @@ pub struct Lockstep<'a> {
     pub y: &'a [i32],
     /// The optimizer's numbers; `loss_scale` is the mean over the tokens.
     pub scalars: Scalars,
-    /// How often to run the whole step. The second adds its gradients to those of the first, and its moments are not 0.
+    /// How often to run the whole step. The second run adds its gradients to those of the first, and its moments are
+    /// not 0.
     pub passes: u32,
     /// Whether the session's engine rounds the operands of f32 products to tf32.
     pub tf32: bool,
 }
 
 impl Lockstep<'_> {
-    /// Runs the session's engine and `other`, an engine that computes in f32, op by op. The session continues with its own
-    /// results.
+    /// Runs the session's engine and `other`, an engine that computes in f32, op by op. The session continues with its
+    /// own results.
     pub fn run(&self, session: &mut Session, other: Box<dyn Engine>) -> Result<LockstepReport> {
         let program = session.train_program()?.clone();
         let mut twin = Twin::new(&program, other)?;
@@ -100,10 +101,10 @@ impl Twin {
         Ok(())
     }
 
-    /// What both engines have written to an argument.
+    /// The results that both engines have written to an argument.
     fn read_both(&mut self, from: &mut dyn Engine, op: &Op, arg: &Arg) -> Result<()> {
         let wanted = match op {
-            // the twin has one copy of the weights: the master
+            // the twin has only one copy of the weights, the master
             Op::AdamW(adamw) if arg.name == "params" => adamw.master.unwrap_or(arg.slot),
             _ => arg.slot,
         };
@@ -116,7 +117,7 @@ impl Twin {
     }
 }
 
-/// The parameters and what they lack of the master weights, if that is what an argument holds.
+/// The parameters and their residuals, if the argument is a residual.
 fn residual(op: &Op, arg: &Arg) -> Option<[Slot; 2]> {
     match op {
         Op::AdamW(adamw) if arg.name == "master" && is_residual(&arg.slot) => Some([adamw.params, arg.slot]),
@@ -124,7 +125,7 @@ fn residual(op: &Op, arg: &Arg) -> Option<[Slot; 2]> {
     }
 }
 
-/// Fills `values` with a tensor; the whole numbers of a program are small enough to be exact in f32.
+/// Fills `values` with a tensor; the integers of a program are small enough to be exact in f32.
 pub(super) fn read(
     engine: &mut dyn Engine,
     slot: Slot,

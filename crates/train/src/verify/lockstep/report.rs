@@ -1,4 +1,4 @@
-//! What running in lockstep found, as a table and as JSON.
+//! The result of running in lockstep, as a table and as JSON.
 
 use crate::verify::compare::{Comparison, Worst};
 use ironhorse_core::Program;
@@ -14,13 +14,13 @@ pub struct KindRow {
     pub count: usize,
     /// How many of its results are wrong.
     pub wrong: usize,
-    /// The error that came closest to what is allowed, ‖got − want‖ / ‖want‖.
+    /// The error that came closest to its tolerance, ‖got − want‖ / ‖want‖.
     pub worst: f64,
-    /// What is allowed there.
+    /// The tolerance of that result.
     pub allowed: f64,
     /// `worst / allowed`.
     pub ratio: f64,
-    /// The argument and part of the model where.
+    /// The argument and the part of the model of that result.
     pub place: String,
 }
 
@@ -41,7 +41,7 @@ pub struct Disagreement {
     pub argument: &'static str,
     /// ‖got − want‖ / ‖want‖.
     pub rel_error: f64,
-    /// What that may be.
+    /// The tolerance.
     pub allowed: f64,
     /// The first wrong element.
     pub element: Option<Worst>,

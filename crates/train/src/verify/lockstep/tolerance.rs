@@ -1,12 +1,13 @@
-//! How far two engines may be apart after one op from the same inputs: ‖got−want‖/‖want‖ per written tensor.
+//! The tolerance between two engines after one op with the same inputs: ‖got−want‖/‖want‖ per written tensor.
 
 use ironhorse_core::DType;
 use ironhorse_core::op::{Arg, Arithmetic, BF16_UNIT, Op};
 
-/// Operands cut to 10 bits after the point are off by up to 2⁻¹⁰, each of two, all in one direction.
+/// Both operands are truncated to 10 bits after the point: each has an error of up to 2⁻¹⁰, always in the same
+/// direction.
 const TF32: f64 = 2e-3;
 
-/// The largest error allowed of what an op writes to `arg`.
+/// The largest error allowed in `arg`, which the op writes.
 pub(super) fn tolerance(op: &Op, arg: &Arg, tf32: bool) -> f64 {
     let numerics = op.numerics(arg.name);
     let has_bf16 = op.args().iter().any(|arg| arg.slot.dtype == DType::BF16);

@@ -1,5 +1,5 @@
-//! Replays a step whose loss or gradient norm was NaN or infinite, from its black box: on the device it ran on, in f32 on
-//! the CPU and in f64. Which of these are finite tells whether the data, the numerics or the hardware is at fault.
+//! Replays a step whose loss or gradient norm was NaN or infinite, from its black box: on the device it ran on, in f32
+//! on the CPU and in f64. Which of these are finite tells whether the data, the numerics or the hardware is at fault.
 
 mod report;
 
@@ -18,7 +18,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// What a run of the step is for.
+/// The purpose of a run of the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -32,34 +32,34 @@ pub enum Role {
     F64,
 }
 
-/// An engine and what it is for.
+/// An engine and its purpose.
 pub struct Place {
     /// The engine.
     pub engine: Box<dyn Engine>,
-    /// What it is for.
+    /// Its purpose.
     pub role: Role,
-    /// The arithmetic, for people: "bf16", "f64".
+    /// The name of the arithmetic: "bf16", "f64".
     pub dtype: String,
 }
 
-/// How the step went somewhere.
+/// The result of a run of the step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Rerun {
-    /// What it was for.
+    /// The purpose.
     pub role: Role,
     /// The engine.
     pub engine: String,
     /// The arithmetic.
     pub dtype: String,
-    /// The micro-steps that were run: the first, and the first after. All, or the one that is known to be bad.
+    /// The range of micro-steps that were run, end exclusive: all, or only the one that is known to be bad.
     pub micro_steps: (u32, u32),
     /// Whether loss, gradient norm and everything before them are finite.
     pub finite: bool,
-    /// The loss of what was run: a number, or "NaN", "inf", "-inf".
+    /// The loss of these micro-steps: a number, or "NaN", "inf", "-inf".
     pub loss: String,
     /// The norm of its gradients, likewise.
     pub norm: String,
-    /// The first NaN or infinity; `None` if everything is finite, or was when the ops ran one by one.
+    /// The first NaN or infinity; `None` if everything is finite, or was finite when the ops ran one by one.
     pub found: Option<NonFinite>,
     /// Wall time in seconds.
     pub seconds: f64,
@@ -77,7 +77,7 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Opens a black box and makes sure that its weights are those the step ran on.
+    /// Opens a black box and checks that its weights are those that the step ran on.
     pub fn open(path: &Path) -> Result<Self> {
         let BlackBox { bad, x, y, weights } = BlackBox::open(path)?;
         let manifest = weights.join(TRAINER);
@@ -116,7 +116,7 @@ impl Replay {
         &self.settings
     }
 
-    /// The element types that a role asks for.
+    /// The element types of a role.
     pub fn precision(&self, role: Role) -> Precision {
         match role {
             Role::Same | Role::Other => self.precision,
@@ -124,7 +124,7 @@ impl Replay {
         }
     }
 
-    /// The session that a role asks for.
+    /// The session of a role.
     pub fn spec(&self, role: Role) -> SessionSpec {
         SessionSpec {
             train: Some((self.bad.batch, self.bad.seq)),
@@ -134,7 +134,7 @@ impl Replay {
         }
     }
 
-    /// Runs the step. `only` is a micro-step that is known to be bad: the others are left out.
+    /// Runs the step. `only` is a micro-step that is known to be bad: the others are skipped.
     pub fn run(&self, place: Place, only: Option<u32>) -> Result<Rerun> {
         let begin = Instant::now();
         let Place { engine, role, dtype } = place;
@@ -182,7 +182,7 @@ impl Replay {
         (&self.x[range.clone()], &self.y[range])
     }
 
-    /// A micro-step as training runs it; if the result is NaN or infinite, again op by op to find out where.
+    /// Runs a micro-step as training does; if the result is NaN or infinite, runs it again op by op to find the origin.
     fn run_whole(
         &self,
         session: &mut Session,
@@ -198,14 +198,14 @@ impl Replay {
         let found = find_non_finite(session, x, y, scalars);
         match (ran, found) {
             (Ok(()), found) => rerun.found = found?,
-            // a router refuses to choose experts by NaN or infinite logits
+            // non-finite router logits are an input error
             (Err(_), Ok(Some(found))) => rerun.found = Some(found),
             (Err(error), _) => return Err(error),
         }
         Ok(())
     }
 
-    /// A micro-step op by op, each looked at: in f64 a step is too slow to be run twice.
+    /// Runs a micro-step op by op and checks each result: in f64 a step is too slow to be run twice.
     fn run_ops(
         &self,
         session: &mut Session,
@@ -231,7 +231,8 @@ impl Replay {
         Ok(())
     }
 
-    /// The weights: byte for byte where the element types are those of the run, else as exactly as they are known.
+    /// Loads the weights: byte for byte if the element types are those of the run, else with the highest available
+    /// precision.
     fn load(&self, session: &mut Session) -> Result<()> {
         let mut checkpoint = Checkpoint::open_weights(&self.weights)?;
         let precision = session.train_program()?.precision();

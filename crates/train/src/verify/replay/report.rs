@@ -1,4 +1,4 @@
-//! What follows from the replays of a bad step.
+//! The conclusion from the replays of a bad step.
 
 use super::super::diagnose::NonFinite;
 use super::{Rerun, Role};
@@ -6,7 +6,7 @@ use crate::run::BadStep;
 use serde::Serialize;
 use std::fmt;
 
-/// What follows from the runs of a step.
+/// The cause of a bad step, as far as its replays tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cause {
@@ -14,30 +14,30 @@ pub enum Cause {
     DataOrWeights,
     /// Finite in f64, not in the precision of the run.
     Overflow,
-    /// It repeats; what of the two it is was not found out.
+    /// It repeats; which of the two it is was not determined.
     DataOrNumerics,
     /// Engines disagree in the same precision.
     Engine,
     /// It did not repeat on the same kind of device in the same precision.
     HardwareOrRace,
-    /// Finite wherever it was run, and the device of the run was not there.
+    /// Finite wherever it was run, but the device of the run was not available.
     Unknown,
 }
 
-/// All runs of a bad step, and what follows from them.
+/// All runs of a bad step, and the conclusion.
 #[derive(Clone, Debug, Serialize)]
 pub struct ReplayReport {
     /// What was known about the step.
     pub step: BadStep,
-    /// How it went, wherever it was run.
+    /// The results of all runs.
     pub reruns: Vec<Rerun>,
     /// Where it was not run, and why.
     pub left_out: Vec<(String, String)>,
     /// Whether the step was finite everywhere.
     pub finite: bool,
-    /// What follows.
+    /// The cause.
     pub cause: Cause,
-    /// The same in words.
+    /// The conclusion in words.
     pub verdict: String,
 }
 
@@ -172,7 +172,7 @@ impl fmt::Display for ReplayReport {
     }
 }
 
-/// A number for a narrow column. What f64 holds and f32 does not was read as the largest f32.
+/// A number for a narrow column. An f64 result outside the range of f32 was read as the largest f32.
 fn short(number: &str) -> String {
     match number.parse::<f32>() {
         Ok(value) if value.is_finite() && value.abs() == f32::MAX => ">3.4e38".into(),
