@@ -1,6 +1,6 @@
-//! The examples in C, built with gcc against both libraries and run, and the one in Python by ctypes.
+//! Builds the C examples with gcc against both libraries and runs them, and runs the Python example with ctypes.
 //!
-//! Left out, with a line that says so, where there is no gcc or no python3.
+//! Skipped with a message if there is no gcc or no python3.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
@@ -27,7 +27,7 @@ fn succeed(command: &mut Command) -> Output {
     output
 }
 
-/// Builds the libraries as the tests' own dependencies are built; the folder they are in.
+/// Builds the libraries in the profile of the tests and returns their folder.
 fn libraries() -> PathBuf {
     // target/debug/deps/programs-...: cargo puts the libraries two folders up.
     let test = std::env::current_exe().unwrap();

@@ -1,4 +1,4 @@
-//! Training that runs away, and `ironhorse verify --replay` of what it left; what `plan` says a run will write.
+//! Training that diverges, `ironhorse verify --replay` of its black box, and the bytes that `plan` predicts for a run.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use serde_json::Value;
@@ -18,7 +18,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs a command that must end with this exit code; gives what it printed.
+/// Runs a command that must end with this exit code; returns its output.
 fn ends(place: &Path, code: i32, line: &str) -> (String, String) {
     let output = ironhorse(place, line);
     let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -40,7 +40,7 @@ fn a_run_that_diverges_can_be_looked_into() {
     assert!(err.contains("ironhorse verify --replay run/bad/step-000001"), "{err}");
     assert!(place.join("run/checkpoints/step-000005/trainer.json").is_file());
 
-    // the first of the row, a later one that refers to its weights, and the file itself
+    // the first bad step in a row, a later one that refers to its weights, and the file itself
     for name in ["step-000001", "step-000004", "step-000003/batch.safetensors"] {
         let (out, _) = ends(place, 1, &format!("verify --replay run/bad/{name} --json v.json"));
         assert!(out.contains("linear_fwd at h.0.attn.c_attn (forward, op 2) wrote"), "{out}");
@@ -77,7 +77,7 @@ fn a_run_that_diverges_can_be_looked_into() {
     refuses("verify --replay run/bad/step-000002", "weights is gone (");
 }
 
-/// A black box of a step that was good, told to have been bad on this device.
+/// The black box of a good step, changed to say that it was bad on this device.
 fn healthy(place: &Path, device: &str, dtype: &str) {
     ends(place, 1, &format!("train {TINY} --lr 1e30 --warmup 0 --out bad --overwrite"));
     ends(place, 0, &format!("train {TINY} --out good --overwrite"));
@@ -122,7 +122,7 @@ fn a_step_that_does_not_repeat_points_to_the_hardware() {
     assert_eq!(report["cause"], "hardware-or-race");
     let loss = |i: usize| report["reruns"][i]["loss"].as_str().unwrap().parse::<f32>().unwrap();
     assert!((loss(0) - loss(1)).abs() < 1e-4, "f32 and f64 agree on a healthy step: {} {}", loss(0), loss(1));
-    // a device that is not here: what can and cannot be concluded
+    // a device that this machine does not have: what can and cannot be concluded
     healthy(top.path(), "cuda:0", "bf16");
     let (out, _) = ends(top.path(), 0, "verify --replay bad/bad/step-000001 --json v.json");
     assert!(out.contains("cuda:0 in bf16        not run: "), "{out}");
@@ -145,7 +145,7 @@ fn plan_says_what_a_run_will_write() {
     assert_eq!(number(&plan["kept_bytes"]), 4 * one, "two, the best, the one being written");
     assert!(number(&plan["save_memory_bytes"]) < one && number(&plan["save_memory_bytes"]) > one / 100);
 
-    // what a run really writes is what was planned
+    // a run writes exactly what was planned
     ends(top.path(), 0, &format!("train {TINY} --out run"));
     let folder = top.path().join("run/checkpoints/step-000012");
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());

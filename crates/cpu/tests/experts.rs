@@ -1,5 +1,5 @@
-//! A layer of experts, forward and backward: the same bits for any number of threads, and nothing allocated once it has
-//! run, whatever the routing.
+//! A layer of experts, forward and backward: it gives the same bits for any number of threads, and allocates nothing
+//! after the first run, whatever the routing.
 #![allow(clippy::unwrap_used)]
 
 use ironhorse_core::op::*;
@@ -11,16 +11,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 struct Counting;
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: hands everything to the system's allocator.
+// SAFETY: every method calls the same method of `System`, which implements `GlobalAlloc`.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller of `alloc` guarantees a layout of non-zero size.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller of `dealloc` guarantees that `alloc` returned `ptr` for this layout.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
@@ -35,7 +35,7 @@ const E: usize = 6;
 const K: usize = 3;
 const R: usize = N * K;
 
-/// Norm, rotation, router and experts; every op of the family once. All slots are io: nothing is reused.
+/// Norm, rotation, router and experts; every op of the family once. All slots are io, so no memory is reused.
 fn layer() -> (Program, Slot, Vec<Slot>) {
     let mut b = Builder::new();
     let mut slots = Vec::new();
@@ -143,7 +143,7 @@ fn a_layer_of_experts() {
         let bits: Vec<u32> = all.iter().map(|x| x.to_bits()).collect();
         assert!(*first.get_or_insert_with(|| bits.clone()) == bits, "{threads} threads");
 
-        // Other tokens on other experts, in the end all on the same.
+        // Different routing in each round; in the last, all tokens go to the same experts.
         let gates: Vec<Vec<f32>> =
             (0..4).map(|i| if i == 3 { vec![0.0; gate.numel()] } else { values(gate, 10 + i) }).collect();
         let fewest = (0..5).map(|_| {

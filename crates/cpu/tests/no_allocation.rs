@@ -10,16 +10,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 struct Counting;
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: hands everything to the system's allocator.
+// SAFETY: every method calls the same method of `System`, which implements `GlobalAlloc`.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller of `alloc` guarantees a layout of non-zero size.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller of `dealloc` guarantees that `alloc` returned `ptr` for this layout.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
@@ -46,8 +46,8 @@ fn second_round_allocates_nothing() {
         team.chunks(100, 7, |_, _| ()).unwrap();
     };
     round();
-    // On a busy machine a worker may start, and allocate what a thread needs, as late as this; what rounds allocate they
-    // would allocate in every attempt.
+    // On a busy machine a worker thread may start, and allocate, only now. Allocations of the products themselves would
+    // occur in every attempt.
     let fewest = (0..5).map(|_| {
         let before = COUNT.load(Ordering::SeqCst);
         (0..20).for_each(|_| round());

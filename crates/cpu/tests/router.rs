@@ -1,4 +1,5 @@
-//! The router's backward where one expert has nearly all the probability: what is left of the gradient is small, and right.
+//! The router's backward where one expert has almost all of the probability: the remaining gradient is small but
+//! correct.
 #![allow(clippy::unwrap_used)]
 
 use ironhorse_core::op::{RouterBwd, RouterFwd};
@@ -30,7 +31,7 @@ fn router(alpha: f32) -> Router {
     Router { program: b.finish().unwrap(), logits, d_weights, load, d_logits }
 }
 
-/// The gradient from logits of which the last is `ahead` of the others.
+/// The gradient for logits of which the last is larger than the others by `ahead`.
 fn gradient(engine: &mut dyn Engine, router: &Router, ahead: f32) -> Vec<f32> {
     let mut rng = Rng::new(3);
     engine.reserve(router.program.layout()).unwrap();

@@ -6,7 +6,7 @@ use ironhorse_cpu::CpuEngine;
 use ironhorse_cpu::isa::Isa;
 use ironhorse_testkit::{Case, cases_in};
 
-/// FNV-1a of what the op leaves in the slots it writes.
+/// The FNV-1a hash of the slots that the op writes.
 fn digest(engine: &mut CpuEngine, case: &Case) -> u64 {
     case.load(engine).unwrap();
     engine.run(&case.program, 0..1, &case.scalars).unwrap();
@@ -19,8 +19,8 @@ fn digest(engine: &mut CpuEngine, case: &Case) -> u64 {
     hash
 }
 
-/// With `DIGESTS=1` and `--nocapture` it prints the digest of each case, large ones included: to compare the bits of two
-/// commits.
+/// With `DIGESTS=1` and `--nocapture` it prints the digest of each case, large ones included: to compare the bits of
+/// two commits.
 #[test]
 fn the_number_of_threads_changes_no_bit() {
     let print = std::env::var_os("DIGESTS").is_some();

@@ -1,5 +1,5 @@
-//! AdamW with every way to keep its state, on a real GPU with 24 GiB free: a residual gives the bits of an f32 master, and
-//! how fast each way is. `cargo test --release -p ironhorse-cuda --test adamw -- --ignored --nocapture`
+//! AdamW with every way to store its state, on a real GPU with 24 GiB free: checks that a residual gives the bits of an
+//! f32 master, and times each way. `cargo test --release -p ironhorse-cuda --test adamw -- --ignored --nocapture`
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -9,9 +9,9 @@ use ironhorse_cuda::{CudaEngine, Settings};
 use ironhorse_testkit::check_residual;
 use std::time::Instant;
 
-/// Parameters of the update that is timed: state far beyond any cache.
+/// The number of parameters of the timed update: the state is much larger than any cache.
 const PARAMS: usize = 1 << 30;
-/// Times it is run.
+/// The number of runs.
 const TIMES: u32 = 20;
 
 fn engine() -> Box<dyn Engine> {

@@ -1,4 +1,4 @@
-//! Attention by cuDNN on a real GPU: `cargo test -p ironhorse-cuda --test attention_cudnn -- --ignored --nocapture`
+//! Attention with cuDNN on a real GPU: `cargo test -p ironhorse-cuda --test attention_cudnn -- --ignored --nocapture`
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
@@ -29,7 +29,7 @@ struct Bench {
     slots: [Slot; 5],
 }
 
-/// What one run gives: out, lse, d_qkv.
+/// The results of one run.
 #[derive(PartialEq)]
 struct Results {
     out: Vec<f32>,
@@ -71,7 +71,7 @@ impl Bench {
     }
 }
 
-/// Numbers between -1 and 1 that bf16 holds, the same every time.
+/// Deterministic numbers between -1 and 1 that are exact in bf16.
 fn numbers(count: usize, mut seed: u64) -> Vec<f32> {
     let next = || {
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -81,7 +81,7 @@ fn numbers(count: usize, mut seed: u64) -> Vec<f32> {
     std::iter::repeat_with(next).take(count).collect()
 }
 
-/// The definition, in f64, from the rounded inputs. `out` is not rounded on its way to the backward.
+/// The reference in f64, from the rounded inputs. `out` is not rounded before the backward.
 fn reference(size: Size, qkv: &[f32], d_out: &[f32]) -> Results {
     let Size { b, t, heads, kv_heads, hd } = size;
     let (c, packed) = (heads * hd, size.packed());

@@ -1,5 +1,5 @@
-//! The algorithms of matrix products travel with a run, on a real GPU: an engine that is given those of another uses them,
-//! whatever its own cache holds, and one that can keep none chooses the same every time.
+//! The algorithms of matrix products are part of a run, on a real GPU: an engine that is given the algorithms of
+//! another one uses them, whatever its cache contains, and an engine without a cache chooses the same ones every time.
 //! `cargo test --release -p ironhorse-cuda --test choices -- --ignored --nocapture`
 
 #![allow(clippy::unwrap_used, reason = "a test")]
@@ -13,7 +13,8 @@ use std::path::Path;
 const ROWS: usize = 512;
 const SIZES: (usize, usize) = (768, 3072);
 
-/// A layer with bias and GELU, large enough to be measured: what was chosen, and the bits of its output.
+/// Runs a layer with bias and GELU, large enough to be measured; returns the chosen algorithms and the bits of the
+/// output.
 fn run(cache: &Path, given: &[(String, String)]) -> (Vec<(String, String)>, Vec<u32>) {
     let (ic, oc) = SIZES;
     let mut b = Builder::with_precision(Precision::BF16);
@@ -52,7 +53,7 @@ fn choices_travel_from_run_to_run() {
     let (cached, same) = run(folders[0].path(), &[]);
     assert!(!cached.is_empty() && names(&cached).iter().all(|name| names(&first).contains(name)));
     assert_eq!(same, bits, "from the cache");
-    // Given to an engine with an empty cache, which then keeps those it used.
+    // An engine with an empty cache is given the algorithms, and then caches those it used.
     let (given, same) = run(folders[1].path(), &first);
     assert_eq!(names(&given), names(&first));
     assert_eq!(same, bits);
@@ -61,7 +62,7 @@ fn choices_travel_from_run_to_run() {
         files.filter(|file| file.file_name().to_string_lossy().starts_with("gemm-")).count()
     };
     assert_eq!(stored(folders[1].path()), cached.len());
-    // Of another device: ignored, and chosen anew.
+    // The algorithms of another device are ignored, and new ones are chosen.
     let rename = |name: &str| name.replace(" on ", " on other ");
     let other: Vec<_> = first.iter().map(|(name, text)| (rename(name), text.clone())).collect();
     let (anew, _) = run(folders[2].path(), &other);
@@ -79,7 +80,7 @@ fn without_a_cache_every_run_chooses_the_same() {
     for _ in 0..3 {
         assert_eq!(run(&nowhere, &[]), (first.clone(), bits.clone()));
     }
-    // Those of a run that measured win here too.
+    // The algorithms of a run that measured take precedence here too.
     let folder = tempfile::tempdir().unwrap();
     let (measured, bits) = run(folder.path(), &[]);
     let (given, same) = run(&nowhere, &measured);

@@ -1,7 +1,7 @@
-//! How fast the ops of a mixture of experts are at the sizes of the 6.9B model, on a real GPU with 16 GiB free:
+//! Times the ops of a mixture of experts at the sizes of the 6.9B model, on a real GPU with 16 GiB free:
 //! `cargo test --release -p ironhorse-cuda --test experts -- --ignored --nocapture`
 //!
-//! `IRONHORSE_GROUPED` says which kernels compute the experts' linear layers.
+//! `IRONHORSE_GROUPED` selects the kernels of the experts' linear layers.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -25,10 +25,11 @@ const SEQ: usize = 1024;
 /// Queries of 12 heads, keys and values of one.
 const PACKED: usize = 14 * 64;
 
-/// Times each op is run.
+/// The number of runs of each op.
 const TIMES: u32 = 20;
 
-/// The expert layer's forward and backward, and slots that get random numbers up to so far from 0.
+/// The forward and backward of an expert layer, and the slots to fill with random numbers up to the given absolute
+/// value.
 fn layer() -> (Program, Vec<(Slot, f32)>) {
     let mut b = Builder::new();
     let mut count = 0;

@@ -12,7 +12,7 @@ const VOCAB: usize = 50_257;
 const PADDED: usize = 50_304;
 const _: () = assert!(ROWS * PADDED > 1 << 31, "an index of 32 bits with a sign does not reach the end");
 
-/// Rows to look at: the ends, and both sides of where 2³⁰ and 2³¹ elements are.
+/// The rows to check: the first and last, and those on both sides of 2³⁰ and 2³¹ elements.
 const LOOK: [usize; 6] =
     [0, (1 << 30) / PADDED, (1 << 30) / PADDED + 1, (1 << 31) / PADDED, ROWS - 2, ROWS - 1];
 
@@ -49,7 +49,7 @@ fn more_than_2_to_the_31_elements() {
         assert!(read(&mut engine, row(logits, at)).iter().all(|&value| value == 1.75), "row {at}");
     }
 
-    // Each row that is looked at gets one logit of its own, so that no row can stand in for another.
+    // Each checked row has a different logit, so that no row can be mistaken for another.
     let place = |at: usize| at * 7919 % VOCAB;
     let mut all_targets = vec![0; ROWS];
     for (i, &at) in LOOK.iter().enumerate() {

@@ -14,23 +14,23 @@ static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 static LARGE_BYTES: AtomicUsize = AtomicUsize::new(0);
 const LARGE: usize = 64 << 10;
 
-// SAFETY: passes everything on to the system's allocator.
+// SAFETY: every method calls the same method of `System`, which implements `GlobalAlloc`.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
         if layout.size() >= LARGE {
             LARGE_BYTES.fetch_add(layout.size(), Ordering::SeqCst);
         }
-        // SAFETY: the caller's contract is the system allocator's.
+        // SAFETY: the caller of `alloc` guarantees a layout of non-zero size.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: as above.
+        // SAFETY: the caller of `dealloc` guarantees that `alloc` returned `ptr` for this layout.
         unsafe { System.dealloc(ptr, layout) }
     }
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: as above.
+        // SAFETY: the caller of `realloc` guarantees that `alloc` returned `ptr` for this layout, and a valid `size`.
         unsafe { System.realloc(ptr, layout, size) }
     }
 }
@@ -50,7 +50,7 @@ fn steps_after_the_first_allocate_nothing() {
         let mut session = Session::new(Box::new(CpuEngine::new(threads)), config, &spec).unwrap();
         let planned = session.train_program().unwrap().layout().total();
         let taken = LARGE_BYTES.swap(0, Ordering::SeqCst);
-        let rounding = 7 * (2 << 20); // each pool to whole large pages
+        let rounding = 7 * (2 << 20); // each pool is rounded up to whole huge pages
         assert!(
             taken <= planned + rounding && taken + 7 * LARGE >= planned,
             "{taken} for a plan of {planned}"
@@ -73,7 +73,8 @@ fn steps_after_the_first_allocate_nothing() {
         };
         step(1);
         assert!(ALLOCATIONS.load(Ordering::SeqCst) > 0, "the counter counts");
-        // On a busy machine a worker's thread may start as late as this; what steps allocate they would in every attempt.
+        // On a busy machine a worker thread may start, and allocate, only now. Allocations of the steps themselves
+        // would occur in every attempt.
         let fewest = (0..3).map(|attempt| {
             let before = ALLOCATIONS.load(Ordering::SeqCst);
             (2 + 30 * attempt..32 + 30 * attempt).for_each(&mut step);

@@ -1,5 +1,5 @@
-//! An update whose loss or gradient norm is not finite changes no bit of weights and moments, nor does the one that was
-//! already in flight behind it; after `clear_halt` training goes on as if neither had been started.
+//! An update whose loss or gradient norm is non-finite changes no bit of weights and moments, and neither does the next
+//! one, which was already in flight. After `clear_halt` training continues as if neither had been started.
 
 #![allow(clippy::unwrap_used)] // a panic is a failed test, in helpers too
 
@@ -11,7 +11,7 @@ use ironhorse::train::rng::Rng;
 use ironhorse::train::session::{Session, SessionSpec};
 
 const TRAIN: (usize, usize) = (2, 17);
-/// Larger than a training batch, so that its tokens lie where the training program has its other io.
+/// Larger than a training batch, so that its tokens overlap other io slots of the training program.
 const EVAL: (usize, usize) = (4, 33);
 
 fn models() -> [ModelConfig; 2] {
@@ -113,11 +113,11 @@ fn bad_steps_change_nothing(engine: &dyn Fn() -> Box<dyn Engine>, precision: Pre
             assert!(loss.is_finite() && norm.is_finite(), "{what}: the second step is a good one");
             assert!(state(&mut session) == before, "{what}: a halted step has changed something");
 
-            // Neither another step nor an evaluation lets it go on.
+            // Neither another step nor an evaluation clears the halt.
             let (x, y) = tokens(EVAL.0 * EVAL.1, 9);
             assert!(session.evaluate(&x, &y).unwrap().is_finite());
             step(&mut session, 3);
-            assert!(state(&mut session) == before, "{what}: it went on by itself");
+            assert!(state(&mut session) == before, "{what}: a step after the halt changed something");
 
             session.clear_halt().unwrap();
             assert!(session.evaluate(&x, &y).unwrap().is_finite());

@@ -1,6 +1,6 @@
-//! The bits of every op do not depend on the number of threads, nor on whether others call at the same time.
+//! The bits of every op depend neither on the number of threads nor on concurrent callers.
 //!
-//! One test in a binary of its own: the number of threads belongs to the process.
+//! This is the only test of its binary, because the number of threads is a setting of the process.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ fn random(len: usize, seed: u32) -> Vec<f32> {
     (0..len).map(|_| next()).collect()
 }
 
-/// A number that any changed bit changes.
+/// A hash of all bits.
 fn digest(bits: impl Iterator<Item = u32>) -> u64 {
     bits.fold(14_695_981_039_346_656_037, |hash, bits| {
         (hash ^ u64::from(bits)).wrapping_mul(1_099_511_628_211)

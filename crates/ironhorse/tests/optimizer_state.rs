@@ -1,4 +1,5 @@
-//! The ways to keep masters and moments, without a GPU: the rounding engine over the CPU engine takes the GPU's part.
+//! The ways to store master weights and moments, without a GPU: the rounding engine on top of the CPU engine simulates
+//! one.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
@@ -67,7 +68,7 @@ fn train(session: &mut Session, steps: std::ops::RangeInclusive<u32>) -> Vec<f32
     losses
 }
 
-/// Everything that an update changes, as it lies in memory.
+/// Everything that an update changes, byte for byte.
 fn state(session: &mut Session) -> Vec<Vec<u32>> {
     let program = session.train_program().unwrap().clone();
     let pools = [Pool::Params, Pool::Master, Pool::Moment1, Pool::Moment2];
@@ -144,7 +145,7 @@ fn a_checkpoint_brings_every_bit_back() {
         let mut resumed = Session::new(rounding(), config, &spec).unwrap();
         assert!(resumed.restore(&mut checkpoint).unwrap(), "byte for byte");
         assert!(state(&mut session) == state(&mut resumed), "weights, masters or residuals, moments");
-        // f32 state is what an engine of another kind makes of it
+        // an engine with f32 state restores the exact values
         let f32 = SessionSpec { train: Some(BATCH), ..SessionSpec::default() };
         let mut wider = Session::new(cpu(), config, &f32).unwrap();
         assert_eq!(wider.restore(&mut checkpoint).unwrap(), precision == Precision::F32);
@@ -179,9 +180,9 @@ fn lockstep_and_verify_pass_with_every_choice() {
     }
 }
 
-/// What bf16 moments cost: the mean is right, and the spread is what a sum of roundings has, 2⁻⁷·√(0.54/6)/√(1-β²) by
-/// norm: 0.23 % of a rounding and 5.2 % for β = 0.999, 0.75 % for 0.95, 0.54 % for 0.9. The step feels half of that of
-/// the second moment, whose root it takes.
+/// The error of bf16 moments: the mean is exact, and the standard deviation is that of a sum of rounding errors,
+/// 2⁻⁷·√(0.54/6)/√(1-β²) by norm: 0.23 % for one rounding, and 5.2 % for β = 0.999, 0.75 % for 0.95, 0.54 % for 0.9.
+/// Half of the error of the second moment reaches the step, which uses its square root.
 #[test]
 fn bf16_moments_have_no_mean_error_and_the_spread_of_their_roundings() {
     const N: usize = 4096;
@@ -215,13 +216,14 @@ fn bf16_moments_have_no_mean_error_and_the_spread_of_their_roundings() {
         let errors: Vec<f64> = errors.collect();
         let mean = errors.iter().sum::<f64>() / N as f64;
         let rms = (errors.iter().map(|e| e * e).sum::<f64>() / N as f64).sqrt();
-        // six deviations of a mean over N; the spread is known to a few per cent, and mantissas are not log-uniform
+        // six standard deviations of a mean over N; the formula is accurate to a few per cent, because mantissas are
+        // not exactly log-uniform
         assert!(mean.abs() < 6.0 * spread / (N as f64).sqrt(), "β {beta}: mean {mean:.2e}, spread {rms:.4}");
         assert!((0.6 * spread..1.4 * spread).contains(&rms), "β {beta}: spread {rms:.4}");
     }
 }
 
-/// The rounding engine and whoever else rounds moments use the element's own bits.
+/// The rounding engine, like every engine that rounds moments, uses the random bits of the element.
 #[test]
 fn moments_have_the_bits_of_their_seed_step_and_place() {
     let mut session = session(NARROW.with_bf16_moments());

@@ -1,4 +1,4 @@
-//! bf16 and tf32 without a GPU: the rounding engine over the CPU engine takes the GPU's part. Verification, lockstep,
+//! bf16 and tf32 without a GPU, which the rounding engine on top of the CPU engine simulates: verification, lockstep,
 //! the search for the first NaN or infinity, and a model that learns.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
@@ -26,7 +26,7 @@ fn rounding(rounding: Rounding) -> Box<dyn Engine> {
     Box::new(RoundingEngine::new(cpu(), rounding))
 }
 
-/// Damages what one op writes: the value at `element` of its first argument is changed by `by`.
+/// Damages the result of one op: adds `by` to the value at `element` of its first argument.
 struct Wrong {
     op: usize,
     element: usize,
@@ -55,7 +55,7 @@ impl Hook<dyn Engine> for Wrong {
     }
 }
 
-/// Odd on purpose.
+/// Odd sizes on purpose.
 fn odd() -> ModelConfig {
     Gpt2Config::new(40, 203, 2, 5, 40).into()
 }
@@ -207,17 +207,17 @@ fn lockstep_names_the_first_wrong_op() {
             assert!(
                 report.to_string().contains(&format!("first wrong op: {} at {}", first.op, first.origin))
             );
-            // the rest goes on from the wrong value, and is right from there
+            // the other ops compute correctly from the wrong value
             assert_eq!(report.wrong, 2, "once in each pass: {report}");
         }
     }
 }
 
-/// A key that says how far PyTorch is off in bf16, and one that does not.
+/// A key with PyTorch's error in bf16, and one without.
 const BASES: [Basis; 2] = [Basis::PyTorch, Basis::Simulation];
 
-/// `small_custom`: one layer, two heads, 32 channels, 40 tokens, batch 2 × 6, two optimizer steps. The key is older than
-/// the metadata about bf16, which is in a file of its own.
+/// `small_custom`: one layer, two heads, 32 channels, 40 tokens, batch 2 × 6, two optimizer steps. The key is older
+/// than the metadata about bf16, which is in a separate file.
 fn run_verify(engine: Box<dyn Engine>, basis: Basis, options: &Options) -> Report {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/fixtures");
     let mut file = fixtures.join("small_custom.key.safetensors");

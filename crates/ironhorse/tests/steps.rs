@@ -1,5 +1,5 @@
-//! Training steps of whole models on the CPU engine: the same bits whatever is varied that must not matter, the
-//! oracle's numbers, and the memory that was planned.
+//! Training steps of whole models on the CPU engine: settings that must not matter do not change a bit, the numbers are
+//! those of the oracle, and the memory is as planned.
 
 #![allow(clippy::unwrap_used)] // a panic is a failed test, in helpers too
 
@@ -10,12 +10,12 @@ use ironhorse::train::rng::Rng;
 use ironhorse::train::session::{Session, SessionSpec};
 use ironhorse_testkit::OracleEngine;
 
-/// Odd on purpose: nothing divides a SIMD width or a tile.
+/// Odd sizes on purpose: none is a multiple of a SIMD width or a tile.
 fn odd() -> ModelConfig {
     Gpt2Config::new(70, 203, 3, 5, 40).into()
 }
 
-/// The same of a mixture of experts; its heads are not as wide as the residual stream.
+/// The same for a mixture of experts, whose heads together are not as wide as the residual stream.
 fn odd_experts() -> ModelConfig {
     let sizes =
         "hidden=40,layers=3,heads=6,kv_heads=3,head_dim=10,experts=5,top_k=2,ffn=37,vocab=203,context=70";
@@ -153,7 +153,7 @@ fn accumulated_equals_whole(config: ModelConfig) {
     let want = values(&mut whole, Pool::Grads);
 
     let mut parts = session(Box::new(CpuEngine::new(2)), config, (1, 31), Recompute::None);
-    // Whatever an earlier step left must not matter: poison the gradients.
+    // Gradients of an earlier step must not matter: fill them with NaN.
     parts
         .load(Pool::Grads, |_, values| {
             values.fill(f32::NAN);
@@ -165,7 +165,7 @@ fn accumulated_equals_whole(config: ModelConfig) {
         let s = Scalars { micro_step: micro_step as u32, ..s };
         parts.micro_step(&x[range.clone()], &y[range], &s).unwrap();
     }
-    // Gaps between parameters belong to nobody; only the NaN in parameters is overwritten, so the norm is finite.
+    // The gaps between parameters are not written: only the NaN in parameters is overwritten, so the norm is finite.
     let (loss, norm) = parts.update(&s).unwrap();
     assert!((loss - want_loss).abs() < 1e-6 * want_loss, "{loss} for {want_loss}");
     assert!((norm - want_norm).abs() < 1e-5 * want_norm, "{norm} for {want_norm}");

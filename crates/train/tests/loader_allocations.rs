@@ -10,20 +10,20 @@ struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: passes everything on to the system's allocator.
+// SAFETY: every method calls the same method of `System`, which implements `GlobalAlloc`.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the caller guarantees what the system allocator asks for: a layout of more than 0 bytes.
+        // SAFETY: the caller of `alloc` guarantees a layout of non-zero size.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller guarantees that `ptr` came from `alloc` with this layout.
+        // SAFETY: the caller of `dealloc` guarantees that `alloc` returned `ptr` for this layout.
         unsafe { System.dealloc(ptr, layout) }
     }
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the caller guarantees that `ptr` came from `alloc` with this layout.
+        // SAFETY: the caller of `realloc` guarantees that `alloc` returned `ptr` for this layout, and a valid `size`.
         unsafe { System.realloc(ptr, layout, size) }
     }
 }

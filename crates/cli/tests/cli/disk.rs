@@ -44,7 +44,7 @@ fn assert_whole(place: &Place, run: &str) {
     assert_eq!(entries.count(), checkpoints_of(&run).len(), "nothing in part");
 }
 
-/// The checkpoint that went to another place equals that of a run with room enough.
+/// A checkpoint saved to another folder equals that of a run with enough disk space.
 fn assert_rescued(place: &Place, steps: u64) {
     place.does(&format!("train {SMALL} --keep 0 --save-every 2 --steps {steps} --out whole"));
     let rescued = place.path(&format!("home/ironhorse-rescued-run-step-{steps:06}"));
@@ -100,7 +100,7 @@ fn a_disk_that_is_too_small_is_refused_before_the_first_step() {
 #[test]
 fn a_disk_that_fills_in_the_middle_of_a_save_leaves_nothing_in_part() {
     let place = Place::new();
-    // room for bytes, but for a few files only: saves fail between two of their files
+    // enough bytes, but only for a few files: saves fail between two of their files
     let script = format!(
         "$BIN train {SMALL} --keep 0 --save-every 2 --steps 12 --out disk/run; code=$?; cp -r disk/run kept; exit $code"
     );
@@ -144,8 +144,8 @@ fn a_run_on_a_read_only_disk_is_read_but_not_resumed() {
     assert!(!place.read("generated").is_empty());
 }
 
-/// The run that every fault strikes once: short, with a save on the way and one at the end. Its data come from a file, so
-/// that a start is quick.
+/// The run in which every fault is injected: short, with a save in the middle and one at the end. Its data come from a
+/// file, so that it starts quickly.
 const STRUCK: &str = "train --model n_layer=1,n_head=1,n_embd=8,vocab_size=256,max_seq_len=8 --batch 1 --seq 8 --threads 1 \
                       --data tokens.bin --val-data tokens.bin --val-batches 1 --val-every 0 --sample-tokens 3 --prompt ab --greedy --steps 2 \
                       --save-every 1 --keep 1";
@@ -156,7 +156,7 @@ fn struck(place: &Place, run: &str, number: u64, kind: &str) -> Done {
     command.env("IRONHORSE_FAULT", format!("{number}:{kind}")).output().unwrap().into()
 }
 
-/// How many changes a run makes to the disk: the first of that number at which it cannot die.
+/// The number of disk operations of a run, found as the first operation number at which it does not die.
 fn operations(place: &Place) -> u64 {
     let dies = |number: u64| {
         let run = format!("count{number}");
@@ -175,7 +175,7 @@ fn operations(place: &Place) -> u64 {
     least
 }
 
-/// Strikes every operation of a run in turn with one kind of fault.
+/// Injects one kind of fault into every operation of a run, one after the other.
 fn strike_all(kind: &str, after: impl Fn(&Place, &str, &Done) + Sync) {
     let place = Place::new();
     let tokens: Vec<u32> = (0..400).map(|i| i * 7 % 251).collect();
@@ -201,8 +201,7 @@ fn strike_all(kind: &str, after: impl Fn(&Place, &str, &Done) + Sync) {
     });
 }
 
-/// After whatever happened: what is there is whole, and the run can be brought to its end, where it equals the one that
-/// nothing happened to.
+/// After any fault all checkpoints are complete, and the run can be resumed and then equals a run without faults.
 fn assert_goes_on(place: &Place, run: &str) {
     let path = place.path(run);
     let line = match (checkpoints(&path).is_empty(), path.exists()) {
@@ -245,7 +244,7 @@ fn a_process_that_dies_at_any_write_loses_nothing() {
 fn a_disk_that_refuses_any_write_once_loses_nothing() {
     for kind in ["enospc", "eio"] {
         strike_all(kind, |place, run, done| {
-            // refused before the first step, or made to its end
+            // rejected before the first step, or completed
             assert!(matches!(done.code, Some(0 | 2)), "{run}: {kind}: {:?} {}", done.code, done.stderr);
             if done.code == Some(2) {
                 assert!(!place.path(run).exists(), "{run}: {kind}: {}", done.stderr);

@@ -89,7 +89,7 @@ fn a_prompt_that_is_not_cut_by_bpe_is_said_to_be() {
     assert!(!note("--prompt the").contains("greedily"), "bytes are exact");
 }
 
-/// A model may have more context than it was trained with; text that looked further back would meet positions it never saw.
+/// A model may have more context than it was trained with; longer texts would use positions that were never trained.
 #[test]
 fn text_looks_back_as_far_as_the_training_did() {
     let place = Place::new();
@@ -117,5 +117,5 @@ fn text_needs_the_weights_of_a_checkpoint_only() {
     place.write("run/checkpoints/step-000006/tokenizer.bin", "spoilt");
     let newest = "generate --model run/checkpoints/step-000006 --tokens 40";
     place.refuses(newest, &["tokenizer.bin", "crc32"]);
-    place.does(MODEL); // the run has an earlier one that is whole
+    place.does(MODEL); // the run has an earlier checkpoint that is complete
 }

@@ -1,4 +1,4 @@
-//! The `ironhorse` binary as a user meets it: what it prints, what it leaves in a folder, its exit code.
+//! The `ironhorse` binary as users see it: its output, its files and its exit code.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod bad_files;

@@ -1,4 +1,4 @@
-//! Readers that go away and disks that are full.
+//! Closed pipes and full disks.
 #![cfg(target_os = "linux")]
 
 use super::Place;
@@ -10,7 +10,7 @@ fn full() -> File {
     OpenOptions::new().write(true).open("/dev/full").unwrap()
 }
 
-/// A pipe whose reader is gone.
+/// A pipe whose reader is closed.
 fn closed() -> Stdio {
     std::io::pipe().unwrap().1.into()
 }

@@ -1,4 +1,4 @@
-//! A folder of its own for each test, and the binary run in it.
+//! A separate folder for each test, in which the binary runs.
 
 use ironhorse::train::format::checkpoint::checkpoints_of;
 use ironhorse::train::format::shards::{ShardKind, ShardWriter};
@@ -85,12 +85,12 @@ impl Place {
         done
     }
 
-    /// Runs a command that must fail: exit code 2, one line that holds every one of `texts`, no file touched.
+    /// Runs a command that must fail: exit code 2, one line that contains all `texts`, no file changed.
     pub fn refuses(&self, line: &str, texts: &[&str]) {
         self.refuses_command(self.command(line), texts);
     }
 
-    /// The same, for arguments that hold spaces.
+    /// The same for arguments that contain spaces.
     pub fn refuses_command(&self, mut command: Command, texts: &[&str]) {
         let before = self.files();
         let done: Done = command.output().unwrap().into();
@@ -105,7 +105,7 @@ impl Place {
         assert_eq!(self.files(), before, "{about}");
     }
 
-    /// Every file with its content, every folder with nothing.
+    /// Every file with its contents, every folder with empty contents.
     pub fn files(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         let mut files = BTreeMap::new();
         let mut folders = vec![self.0.path().to_owned()];

@@ -1,4 +1,4 @@
-//! What is printed and written by bench, profile, plan, doctor and --help.
+//! The output and files of bench, profile, plan, doctor and --help.
 
 use super::Place;
 use serde_json::Value;
@@ -23,7 +23,7 @@ fn bench_keeps_its_contract() {
     );
     assert_fields(&report, &["loss", "version", "commit", "hardware", "ms_mean", "gb_per_s_possible"]);
     assert_eq!((&report["fast"], &report["attention"]), (&false.into(), &"auto".into()));
-    // no datasheet says what a CPU can do: MFU is not known, and not made up
+    // the peak of a CPU is not known from a data sheet, so MFU is not reported
     assert_eq!((&report["gpu"], report.get("mfu")), (&Value::Null, Some(&Value::Null)));
     assert_eq!(report["memory_use"].as_object().map(|all| all.contains_key("activations")), Some(true));
     assert_eq!((&report["batch"], &report["seq"], &report["steps"]), (&2.into(), &8.into(), &3.into()));
@@ -162,7 +162,7 @@ fn plan_shows_every_choice_by_category_and_which_fit() {
     for choice in choices {
         let names = ["recompute", "master", "moments"].map(|name| choice[name].as_str().unwrap());
         seen.insert(names);
-        // 16 bits of every parameter are as much as the weights
+        // the 16-bit residuals are as large as the weights
         assert_eq!(bytes(choice, "master"), if names[1] == "residual" { weights } else { 2 * weights });
         assert_eq!(bytes(choice, "moments"), if names[2] == "bf16" { 2 * weights } else { 4 * weights });
         let sum: u64 = ["weights", "master", "gradients", "moments", "activations", "other"]
@@ -170,7 +170,7 @@ fn plan_shows_every_choice_by_category_and_which_fit() {
             .iter()
             .sum();
         assert_eq!(sum, choice["total_bytes"].as_u64().unwrap());
-        // a GiB is left to the GPU's libraries
+        // one GiB is reserved for the libraries on the GPU
         assert_eq!(choice["fits"], sum <= 99 << 30, "{choice}");
     }
     assert_eq!(seen.len(), 16);

@@ -41,7 +41,7 @@ fn flags_that_would_make_another_run_are_refused_and_others_taken() {
     let done = place.does("train --resume run");
     assert!(done.text().contains("run: all 6 steps are made; give a larger --steps"), "{}", done.text());
 
-    // harmless ones, which may be the same as well
+    // flags that do not change the run, or repeat its settings, are accepted
     let done = place.does("train --resume run --steps 9 --threads 2 --seq 16 --save-every 4 --keep 0");
     for text in
         ["will not be what it would have been: steps: 6 → 9", "changed: threads: 1 → 2", "from step 6 →"]
@@ -99,7 +99,7 @@ fn a_damaged_checkpoint_is_passed_over() {
         spoil();
         let place = Place::new();
         super::place::copy_folder(&made.path("run"), &place.path("run"));
-        // the weights alone are needed here, and the one before has them
+        // only the weights are needed here, and the earlier checkpoint has them
         let done = place.does("generate --model run --tokens 4 --greedy");
         assert!(!done.stdout.is_empty(), "{name}");
         let done = place.does("train --resume run --steps 8");
@@ -107,7 +107,7 @@ fn a_damaged_checkpoint_is_passed_over() {
         let said = done.stderr.contains("passed over a checkpoint: run/checkpoints/step-000006");
         assert_eq!(said, name != "without manifest", "{name}: {}", done.stderr);
         assert_equal(&place.path("run"), &made.path("whole"), 8);
-        // and what was damaged is whole again
+        // the damaged checkpoint has been replaced by a complete one
         assert_eq!(checkpoints(&place.path("run")), [8, 6, 4, 2], "{name}");
         for (file, bytes) in whole {
             made.write(&format!("{newest}/{file}"), bytes);

@@ -40,7 +40,7 @@ fn what_it_decides_by_itself_is_refused() {
     }
     place.refuses("resume-check --steps 2", &["--steps is 2, expected at least 5"]);
     place.refuses("resume-check --steps 9 --save-every 6", &["--save-every is 6, expected at most 5"]);
-    // a training process that cannot run is said, and the folder with what it printed is kept
+    // a training process that cannot run is reported, and the folder with its output is kept
     let mut command = place.command(&format!("resume-check {SMALL} --steps 8 --model d99"));
     let done: super::place::Done = command.env("TMPDIR", place.path("")).output().unwrap().into();
     assert_eq!(done.code, Some(2), "{}", done.stderr);

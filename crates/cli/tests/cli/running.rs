@@ -1,4 +1,5 @@
-//! Training runs that are under way: watched, signalled, waited for. Nothing here depends on how fast the machine is.
+//! Helpers that watch running training processes, send them signals and wait for them. Nothing depends on the speed of
+//! the machine.
 
 use super::Place;
 use super::place::Done;
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What a condition may take that always comes.
+/// The time limit for conditions that always become true.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// A run that does not end by itself. Its learning rate does not depend on the number of steps, so that it can be cut
@@ -27,7 +28,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts a command line; what it prints goes to files, so that it never waits for a reader.
+    /// Starts a command line; its output goes to files, so that it never blocks on a pipe.
     pub fn start(place: &Place, line: &str) -> Self {
         Self::spawn(place, place.command(line))
     }
@@ -49,7 +50,7 @@ impl Running {
         std::fs::read_to_string(&self.err).unwrap_or_default()
     }
 
-    /// Waits for a condition; the process must not end before.
+    /// Waits for a condition; the process must not end before that.
     pub fn wait_for(&mut self, what: &str, mut condition: impl FnMut() -> bool) {
         let began = Instant::now();
         while !condition() {
@@ -66,7 +67,7 @@ impl Running {
         self.wait_for(&format!("step {step}"), || steps_logged(run) > step);
     }
 
-    /// Waits until it listens to signals.
+    /// Waits until it handles signals.
     #[cfg(target_os = "linux")]
     pub fn wait_for_handlers(&mut self) {
         let status = format!("/proc/{}/status", self.child.id());
@@ -123,7 +124,7 @@ pub fn steps_logged(run: &Path) -> usize {
     bytes.iter().filter(|&&byte| byte == b'\n').count()
 }
 
-/// The steps of a run's whole checkpoints, the newest first; every one that is there must be whole.
+/// The steps of the checkpoints of a run, the newest first; all of them must be complete.
 pub fn checkpoints(run: &Path) -> Vec<u64> {
     let all = checkpoints_of(run);
     all.iter().for_each(|(_, path)| drop(Checkpoint::open(path).unwrap()));
@@ -152,7 +153,7 @@ pub fn metrics(run: &Path) -> Vec<serde_json::Value> {
     text.lines().map(line).collect()
 }
 
-/// Two runs of so many steps are equal in their last checkpoint and their metrics.
+/// Checks that two runs of this many steps have the same last checkpoint and the same metrics.
 pub fn assert_equal(one: &Path, two: &Path, steps: u64) {
     let (first, second) = (checkpoint(one, steps), checkpoint(two, steps));
     assert_eq!(first.keys().collect::<Vec<_>>(), second.keys().collect::<Vec<_>>());

@@ -1,11 +1,11 @@
-//! Stops, saves on demand, and two processes that want one folder.
+//! Stops, saves on demand, and two processes that use the same folder.
 #![cfg(target_os = "linux")]
 
 use super::Place;
 use super::running::{ENDLESS, Running, assert_equal, checkpoints, leftovers, steps_logged};
 use rustix::process::Signal;
 
-/// The steps that a stopped run says it made.
+/// The number of steps that a stopped run reports.
 fn steps_made(text: &str) -> u64 {
     let (_, rest) = text.split_once(" after ").unwrap_or_else(|| panic!("{text}"));
     rest.split(' ').next().unwrap().parse().unwrap()
@@ -39,7 +39,7 @@ fn a_signal_stops_the_run_which_then_goes_on_as_if_nothing_was() {
 #[test]
 fn a_second_interrupt_ends_at_once() {
     let place = Place::new();
-    // one step of a million micro-steps: nothing but a second signal ends it in time
+    // one step of a million micro-steps: only a second signal can end it in time
     let mut running = Running::start(&place, &format!("train {ENDLESS} --accumulate 1000000 --out run"));
     running.wait_for_handlers();
     let done = running.signal_until_it_ends(Signal::INT);
@@ -105,7 +105,7 @@ fn a_stop_in_the_last_validation_changes_nothing() {
     let place = Place::new();
     let line = format!("train {SLOW} --steps 2 --val-batches 40");
     place.does(&format!("{line} --out whole"));
-    // where the machine is so busy that the signal comes too late, it is tried again
+    // retried if the machine is so busy that the signal arrives too late
     let stopped = (0..20).find(|i| {
         let run = format!("run{i}");
         let mut running = Running::start(&place, &format!("{line} --out {run}"));
@@ -143,7 +143,7 @@ fn a_sample_is_interrupted_and_drawn_again() {
     assert_equal(&place.path("run"), &place.path("whole"), 4);
 }
 
-/// A second process on a folder that is in use is refused, and the first goes on.
+/// A second process on a folder that is in use fails, and the first continues.
 fn second_is_refused(
     place: &Place,
     mut first: Running,
@@ -175,7 +175,7 @@ fn two_processes_never_share_a_folder() {
     let first = Running::start(&place, &line);
     let who = format!("process {} on ", first.id());
     second_is_refused(&place, first, |line| place.command(line), &who);
-    // the lock went with the process, which was killed
+    // the lock was released when the process was killed
     place.refuses(&line, &["holds a run already; continue it with --resume run"]);
     let newest = checkpoints(&place.path("run"))[0];
     let done = place.does(&format!("train --resume run --steps {}", newest + 1));

@@ -62,7 +62,7 @@ fn a_run_is_not_overwritten_unasked() {
     assert_eq!(place.metrics("run").len(), 1);
     assert!(!place.path("run/samples/step-000006.txt").exists(), "a sample of the run before");
     assert!(!place.path("run/previous").exists(), "the new run has a checkpoint");
-    // what is no run is left alone
+    // a folder that is not a run is not changed
     std::fs::create_dir_all(place.path("mine/checkpoints")).unwrap();
     place.write("mine/checkpoints/notes.txt", "mine");
     let refused = format!("train {TINY} --steps 1 --out mine --overwrite");
@@ -73,7 +73,7 @@ fn a_run_is_not_overwritten_unasked() {
 #[test]
 fn a_tokenizer_smaller_than_the_vocabulary_loses_nothing() {
     let place = Place::new();
-    // 39 of 40 tokens are no bytes, and a temperature that makes all of them as likely
+    // 39 of 40 tokens are not bytes, and the temperature makes all of them equally likely
     let model = "n_layer=1,n_head=1,n_embd=8,vocab_size=10000,max_seq_len=16";
     let flags = "--batch 1 --seq 8 --steps 2 --sample-every 1 --sample-tokens 40 --temperature 100";
     let done = place.does(&format!("train --model {model} {flags} --out run"));
@@ -101,7 +101,7 @@ fn a_run_without_one_finite_loss_says_that_it_diverged() {
     let place = Place::with_run();
     place.does("convert run w.bin");
     let mut bytes = place.read("w.bin");
-    // finite weights whose products are not
+    // finite weights whose products overflow
     for (i, value) in bytes[1024..1024 + 256 * 32 * 4].chunks_exact_mut(4).enumerate() {
         value.copy_from_slice(&(if i % 3 == 0 { 3e38_f32 } else { -3e38 }).to_le_bytes());
     }
@@ -120,7 +120,7 @@ fn memory_for_samples_is_counted() {
     let place = Place::new();
     place.does("plan --threads 1 --json plan.json");
     let Some(machine) = place.json("plan.json")["machine_bytes"].as_u64() else { return };
-    // training needs little of the machine, the keys and values of a whole context 4 times of it
+    // training needs little memory, but the key/value cache of the whole context needs 4 times that of the machine
     let context = machine / 4000;
     place.refuses(
         &format!("train --model n_layer=250,n_head=1,n_embd=8,vocab_size=256,max_seq_len={context} --batch 1 --seq 1"),
@@ -154,7 +154,7 @@ fn the_keys_of_a_config_are_the_flags_and_older_spellings_are_read() {
 #[test]
 fn the_config_of_a_run_from_weights_reproduces_it() {
     let place = Place::with_run();
-    // weights may come by either flag; the configuration must name them in both cases
+    // weights may be given with either flag; the configuration must name them in both cases
     for flag in ["--model", "--init"] {
         place.does(&format!("train {flag} run --batch 2 --seq 16 --steps 2 --lr 1e-3 --out a --overwrite"));
         place.does("train --config a/config.toml --out b --overwrite");
@@ -172,7 +172,7 @@ fn flags_on_the_line_win_over_the_config() {
     assert_eq!(place.metrics("again").len(), 3);
 }
 
-/// Two rows of one shape, for speed: several threads have work, and what is recomputed is not empty.
+/// Small, but large enough that several threads have work and that recomputation has something to recompute.
 const WIDER: &str = "--model n_layer=2,n_head=4,n_embd=64,vocab_size=256,max_seq_len=48 \
                      --batch 3 --seq 48 --steps 3 --val-batches 0 --sample-tokens 0";
 
@@ -233,7 +233,7 @@ fn training_starts_from_weights_of_every_kind() {
     assert!(rounded != ended && (rounded - ended).abs() < 1e-2, "{rounded} {ended}");
 }
 
-/// An answer key that holds the weights; training reads nothing else of it.
+/// An answer key as the source of the weights; training reads nothing else from it.
 fn write_key(weights: &Path, key: &Path) {
     let mut source = open_weights(weights).unwrap();
     let config = source.config();
@@ -316,7 +316,7 @@ fn a_mixture_that_diverges_says_so_too() {
     place.does("convert run kept");
 }
 
-/// The router refuses numbers that are not finite in the validation too, which may come before the next step.
+/// The router rejects non-finite numbers in the validation too, which may come before the next step.
 #[test]
 fn a_mixture_whose_validation_diverges_says_so_too() {
     let place = Place::new();
@@ -357,7 +357,7 @@ fn a_mixture_writes_how_its_tokens_spread() {
         for layer in step.router {
             assert!((layer.load.iter().sum::<f32>() - 2.0).abs() < 1e-5, "{:?}", layer.load);
             assert!(layer.entropy > 1.0 && layer.entropy <= 4_f32.ln() + 1e-5, "{}", layer.entropy);
-            // alpha·K when even; the mean over the micro-steps
+            // alpha·K for an even load; the mean over the micro-steps
             assert!((0.015..0.04).contains(&layer.aux), "{}", layer.aux);
         }
     }

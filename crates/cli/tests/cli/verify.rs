@@ -84,7 +84,7 @@ fn a_changed_weight_beside_the_key_is_named() {
     assert_eq!((&first["section"], &first["tensor"]), (&"file".into(), &"param.wte.weight".into()));
     assert_eq!((&first["index"], &first["got"]), (&serde_json::json!([5, 7]), &3.5.into()));
     assert_eq!(first["expected"].as_f64().unwrap() as f32, was);
-    // without a key that can be used, what was found still stands
+    // without a usable key the earlier result remains
     place.write(KEY, "no key");
     let done = place.runs(&format!("verify {STATE} --json v.json"));
     assert_eq!(done.code, Some(1), "{}", done.stderr);

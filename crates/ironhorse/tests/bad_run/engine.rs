@@ -1,5 +1,5 @@
-//! The CPU engine with faults: a step whose tokens hold [`MARK`] is made non-finite between its backward and its update, in
-//! the same way wherever and whenever it is run. Optionally results arrive late, as those of a GPU do.
+//! The CPU engine with faults: a step whose tokens contain [`MARK`] is made non-finite between its backward and its
+//! update, deterministically. Optionally results arrive late, as on a GPU.
 
 use ironhorse::core::{Engine, Pending, Program, Result, Scalars, Section, Slot};
 use ironhorse::cpu::CpuEngine;
@@ -10,7 +10,7 @@ use std::ops::Range;
 /// The token that makes a step bad.
 pub const MARK: i32 = 63;
 
-/// The token whose step is finite and leaves a weight that is not.
+/// The token whose step is finite but leaves a non-finite weight.
 pub const POISON: i32 = 62;
 
 /// What is made non-finite.
@@ -28,7 +28,7 @@ pub type Faulty = Wrapped<CpuEngine, Faults>;
 
 pub struct Faults {
     fault: Fault,
-    /// Results that were asked for and not delivered, by their tickets; `None` delivers at once.
+    /// Requested results that are not delivered yet, by ticket; `None` delivers at once.
     queue: Option<BTreeMap<u64, f32>>,
     asked: u64,
     /// Whether a micro-step of this step holds the mark.
@@ -69,7 +69,7 @@ impl Hook<CpuEngine> for Faults {
         scalars: &Scalars,
     ) -> Result<()> {
         let update = program.range(Section::Update);
-        // only whole sections are a step; one op at a time is somebody looking for the fault
+        // only whole sections are a step; single ops are run by the search for the fault
         if ops == program.range(Section::Forward) && !update.is_empty() {
             let [marked, poisoned] = Self::look(cpu, program)?;
             self.bad = marked || (scalars.micro_step > 0 && self.bad);

@@ -1,4 +1,4 @@
-//! Whole training runs in a folder of their own, started and resumed as the command does it.
+//! Whole training runs in a separate folder, started and resumed like those of the command.
 
 use super::engine::{Fault, MARK, POISON, faulty};
 use ironhorse::core::Pool;
@@ -27,11 +27,11 @@ pub struct Spec {
     pub steps: u64,
     pub bad_steps: u32,
     pub accumulate: u32,
-    /// Save every so many steps.
+    /// The number of steps between saves.
     pub every: u64,
     /// Batches that make their step bad, counted over micro-steps.
     pub marked: Vec<u64>,
-    /// Batches whose finite step leaves weights that are not.
+    /// Batches whose finite step leaves non-finite weights.
     pub poisoned: Vec<u64>,
     /// Batches that are missing from the data.
     pub without: Vec<u64>,
@@ -39,7 +39,7 @@ pub struct Spec {
     pub queued: bool,
     /// Overflows a second moment before the first step.
     pub overflow: bool,
-    /// Batches of tokens drawn at random in data that are else easy to learn.
+    /// Batches of random tokens in data that are otherwise easy to learn.
     pub garbage: Vec<u64>,
 }
 
@@ -62,7 +62,7 @@ impl Default for Spec {
 }
 
 impl Spec {
-    /// Batch after batch in order; easy to learn where garbage is to stand out.
+    /// Batch after batch in order; easy to learn if random batches must be noticeable.
     fn tokens(&self) -> Vec<u32> {
         let batches = (self.steps + 40) * u64::from(self.accumulate);
         let mut tokens = Vec::new();
@@ -139,13 +139,13 @@ impl Spec {
     }
 }
 
-/// What is done to a run from outside.
+/// Interventions from outside the run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Meanwhile {
     Nothing,
     /// It is asked to stop when the line of this step is logged, the n-th time.
     StopAt(u64, u32),
-    /// Its folder is copied below this one after every line: what a kill would leave.
+    /// Its folder is copied below this one after every line, as a kill would leave it.
     CopyTo(PathBuf),
 }
 
@@ -193,7 +193,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// What a run came to.
+/// The result of a run.
 pub struct Done {
     pub result: Result<Summary, Error>,
     pub notes: Vec<String>,
@@ -209,7 +209,7 @@ impl Done {
     }
 }
 
-/// Starts the run in this folder, or goes on with it.
+/// Starts the run in this folder, or resumes it.
 pub fn train(run: &Path, spec: &Spec, meanwhile: Meanwhile) -> Done {
     let (settings, mut data, mut session) = (spec.settings(), spec.data(), spec.session());
     let mut state = run::new_state(serde_json::json!({ "dtype": "f32" }));
@@ -242,7 +242,7 @@ pub fn train(run: &Path, spec: &Spec, meanwhile: Meanwhile) -> Done {
     Done { result, notes: watch.notes }
 }
 
-/// The steps that a run has checkpoints of.
+/// The steps of the checkpoints of a run.
 pub fn saved(run: &Path) -> Vec<u64> {
     let mut steps: Vec<u64> = checkpoints_of(run).into_iter().map(|(step, _)| step).collect();
     steps.reverse();

@@ -1,4 +1,5 @@
-//! What a training run does about steps whose loss or gradient norm is not finite: skip them, go back to a checkpoint, end.
+//! How a training run handles steps with a non-finite loss or gradient norm: it skips them, goes back to a checkpoint,
+//! or ends.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
@@ -126,7 +127,7 @@ fn a_second_time_ends_the_run_with_everything_kept() {
     let spec = Spec { steps: 20, marked, ..Spec::default() };
     let done = train(&run, &spec, Meanwhile::Nothing);
     let error = done.result.as_ref().unwrap_err();
-    // batch 12 is that of step 8: four batches were passed over
+    // batch 12 is that of step 8: four batches were skipped
     assert!(matches!(error, Error::Diverged { step: 11, .. }), "{error}");
     assert!(error.to_string().contains("training diverged at step 11"), "{error}");
     assert_eq!(saved(&run), [2, 4, 6, 8, 10, 12]);
@@ -135,7 +136,7 @@ fn a_second_time_ends_the_run_with_everything_kept() {
     assert!(done.says("the run as it was after step 12 is kept in"), "{:#?}", done.notes);
     assert!(run.join("bad/step-000011/batch.safetensors").is_file());
 
-    // started again it goes on after those batches, with its tries again
+    // when resumed it continues after those batches, with all its retries available again
     let again = train(&run, &spec, Meanwhile::Nothing);
     assert_eq!((again.summary().steps, again.summary().bad_steps), (20, 0));
 }
@@ -226,7 +227,7 @@ fn interrupted_anywhere_it_comes_to_the_same_end() {
     }
 }
 
-/// A checkpoint is good to go back to only if its weights are finite; validation may be the first to see that they are not.
+/// A run goes back only to a checkpoint with finite weights; validation may be the first to notice non-finite ones.
 #[test]
 fn spoilt_checkpoints_are_passed_over() {
     for (poisoned, without) in [(5, vec![5, 6, 7, 8, 9]), (4, vec![4])] {

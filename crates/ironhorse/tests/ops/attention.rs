@@ -53,7 +53,7 @@ fn attention_of_every_kind() {
                 if kv_heads == 0 { vec![] } else { exact(size, [&q, &k, &v], f64::from(scale), causal) };
             let mut out = vec![f32::NAN; q.len()];
             let [b, t, s, h, kh, d] = size.map(n);
-            // SAFETY: arrays of the size given.
+            // SAFETY: the arrays have the sizes that are passed.
             unsafe {
                 let (q, k, v, o) = (q.as_ptr(), k.as_ptr(), v.as_ptr(), out.as_mut_ptr());
                 ops::attention(q, k, v, o, b, t, s, h, kh, d, scale, causal, S).unwrap();
@@ -75,7 +75,7 @@ fn odd_values_do_not_crash() {
         let (q, mut k) = (random(70 * 4, 1), random(70 * 4, 2));
         k[100] = odd;
         let mut out = vec![0.0; 70 * 4];
-        // SAFETY: arrays of the size given.
+        // SAFETY: the arrays have the sizes that are passed.
         unsafe {
             ops::flash_attention(
                 q.as_ptr(),

@@ -1,4 +1,5 @@
-//! Null, negative, overflowing, overlapping, misaligned: an error with its argument named, and nothing written.
+//! Null, negative, overflowing, overlapping and misaligned arguments give an error that names the argument, and nothing
+//! is written.
 
 use crate::common::*;
 use ironhorse::ops;
@@ -14,7 +15,7 @@ fn every_op_refuses_null_and_bad_sizes() {
     let (x, idx, seeds) = (f.as_ptr(), i.as_ptr(), [1_u64; 8]);
     let (y, z, w, k, s) = (o.as_mut_ptr(), o2.as_mut_ptr(), o3.as_mut_ptr(), j.as_mut_ptr(), seeds.as_ptr());
     let (nul, out): (*const f32, *mut f32) = (null(), null_mut());
-    // SAFETY: every call is refused before memory is touched.
+    // SAFETY: every call returns an error before it accesses memory.
     let results = unsafe {
         vec![
             ops::silu(nul, y, 4, S),
@@ -116,7 +117,7 @@ fn every_op_refuses_null_and_bad_sizes() {
 fn overlap_and_alignment() {
     let mut x = vec![1.0_f32; 20];
     let p = x.as_mut_ptr();
-    // SAFETY: refused before memory is touched, or inside the array.
+    // SAFETY: each call returns an error before it accesses memory, or stays within the array.
     unsafe {
         invalid(ops::silu(p, p.add(1), 10, S), "`out` overlaps `x` in part");
         invalid(ops::softmax(p.add(5), p, 2, 5, S), "overlaps");
@@ -129,7 +130,7 @@ fn overlap_and_alignment() {
 fn empty_arrays_may_be_null() {
     let (f, o): (*const f32, *mut f32) = (null(), null_mut());
     let (i, io): (*const i32, *mut i32) = (null(), null_mut());
-    // SAFETY: no elements.
+    // SAFETY: with 0 elements no memory is accessed.
     unsafe {
         ops::silu(f, o, 0, S).unwrap();
         ops::add(f, f, o, 0, S).unwrap();

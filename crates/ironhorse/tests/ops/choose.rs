@@ -8,7 +8,7 @@ fn draw(logits: &[f32], seeds: &[u64], s: &Sampler) -> ops::Result<Vec<i32>> {
     let mut out = vec![-1; seeds.len()];
     let (b, v) = (n(seeds.len()), n(logits.len() / seeds.len()));
     let (l, o, r, t) = (logits.as_ptr(), out.as_mut_ptr(), seeds.as_ptr(), s.temperature);
-    // SAFETY: arrays of the size given.
+    // SAFETY: the arrays have the sizes that are passed.
     unsafe {
         match (s.top_k, s.top_p) {
             (Some(k), _) => ops::topk_sample(l, o, r, b, v, n(k), t, S),
@@ -50,7 +50,7 @@ fn the_rules_are_those_of_the_sampler() {
             }
         }
     }
-    // A number within 1e-13 of the border between two tokens may fall to either side.
+    // A random number within 1e-13 of the boundary between two tokens may select either.
     assert_eq!(differ, 0, "{differ} of {all}");
 }
 
@@ -73,14 +73,14 @@ fn bad_logits_are_refused_and_nothing_is_written() {
     invalid(draw(&none, &[1], &Sampler::default()).map(|_| ()), "no logit is above -inf");
     let mut out = [77; 2];
     let logits = [0.0, 0.0, f32::NAN, 0.0];
-    // SAFETY: arrays of the size given.
+    // SAFETY: the arrays have the sizes that are passed.
     let result = unsafe { ops::sample(logits.as_ptr(), out.as_mut_ptr(), [1_u64, 2].as_ptr(), 2, 2, 1.0, S) };
     assert!(result.is_err() && out == [77; 2]);
 }
 
 fn argmax(x: &[f32], batch: usize) -> Vec<i32> {
     let mut out = vec![-1; batch];
-    // SAFETY: arrays of the size given.
+    // SAFETY: the arrays have the sizes that are passed.
     unsafe { ops::argmax(x.as_ptr(), out.as_mut_ptr(), n(batch), n(x.len() / batch.max(1)), S) }.unwrap();
     out
 }

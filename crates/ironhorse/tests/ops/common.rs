@@ -21,7 +21,7 @@ pub fn random(len: usize, seed: u32) -> Vec<f32> {
     (0..len).map(|_| next()).collect()
 }
 
-/// As [`random`], times `factor`.
+/// Like [`random`], times `factor`.
 pub fn spread(len: usize, seed: u32, factor: f32) -> Vec<f32> {
     random(len, seed).iter().map(|x| x * factor).collect()
 }
@@ -37,7 +37,7 @@ pub fn ints(len: usize, seed: u32, below: usize) -> Vec<i32> {
         .collect()
 }
 
-/// Each element within `relative` of its reference, or `absolute`.
+/// Checks that each element is within `relative` or `absolute` of its reference.
 #[track_caller]
 pub fn close(got: &[f32], want: &[f64], relative: f64, absolute: f64) {
     assert_eq!(got.len(), want.len());
@@ -54,7 +54,7 @@ pub fn invalid(result: Result<(), OpError>, text: &str) {
     assert!(error.text.contains(text), "'{error}' does not say '{text}'");
 }
 
-/// len as the ops take it.
+/// The length as `i64`, the type of size arguments.
 pub fn n(len: usize) -> i64 {
     len as i64
 }

@@ -17,7 +17,7 @@ fn gelu64(x: f64) -> f64 {
 }
 
 fn scale3(x: *const f32, out: *mut f32, n: i64, stream: Stream) -> ops::Result {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes arrays of `n` elements.
     unsafe { ops::scale(x, out, -3.25, n, stream) }
 }
 
@@ -30,13 +30,13 @@ fn unary_ops_apart_and_in_place() {
             let x = spread(size, 3, 8.0);
             let want: Vec<f64> = f64s(&x).into_iter().map(exact).collect();
             let mut out = vec![f32::NAN; size + 1];
-            // SAFETY: arrays of the size given.
+            // SAFETY: the arrays have the sizes that are passed.
             unsafe { op(x.as_ptr(), out.as_mut_ptr(), n(size), S) }.unwrap();
             println!("{name} {size}");
             close(&out[..size], &want, 2e-5, 1e-12);
             assert!(out[size].is_nan(), "wrote beyond the end");
             let mut same = x.clone();
-            // SAFETY: as above, in place.
+            // SAFETY: the array has the size that is passed; the op may work in place.
             unsafe { op(same.as_ptr(), same.as_mut_ptr(), n(size), S) }.unwrap();
             assert_eq!(same, out[..size]);
         }
@@ -54,7 +54,7 @@ fn binary_ops_with_every_aliasing() {
             let twice: Vec<f64> = a.iter().map(|&a| exact(f64::from(a), f64::from(a))).collect();
             let mut out = vec![f32::NAN; size];
             let (mut on_a, mut on_b, mut on_both) = (a.clone(), b.clone(), a.clone());
-            // SAFETY: arrays of the size given, the same or apart.
+            // SAFETY: the arrays have the sizes that are passed, and are equal or disjoint.
             unsafe {
                 op(a.as_ptr(), b.as_ptr(), out.as_mut_ptr(), n(size), S).unwrap();
                 op(on_a.as_ptr(), b.as_ptr(), on_a.as_mut_ptr(), n(size), S).unwrap();
@@ -72,11 +72,11 @@ fn binary_ops_with_every_aliasing() {
 fn extreme_values() {
     let x = [-100.0, 0.0, 100.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN];
     let mut out = [0.0; 8];
-    // SAFETY: eight elements each.
+    // SAFETY: every array has eight elements.
     unsafe { ops::silu(x.as_ptr(), out.as_mut_ptr(), 8, S) }.unwrap();
     assert_eq!(out[..4], [0.0, 0.0, 100.0, f32::INFINITY]);
     assert!(out[5].is_nan() && out[6] == f32::MAX && out[7] == 0.0);
-    // SAFETY: eight elements each.
+    // SAFETY: every array has eight elements.
     unsafe { ops::gelu(x.as_ptr(), out.as_mut_ptr(), 8, S) }.unwrap();
     assert_eq!(out[..4], [0.0, 0.0, 100.0, f32::INFINITY]);
 }

@@ -16,7 +16,7 @@ fn cross_entropy() {
             .collect();
         let (mut loss, mut log_probs, mut same) = ([f32::NAN], vec![f32::NAN; x.len()], x.clone());
         let (r, v) = (n(rows), n(vocab));
-        // SAFETY: arrays of the size given.
+        // SAFETY: the arrays have the sizes that are passed.
         unsafe {
             let (t, l) = (targets.as_ptr(), loss.as_mut_ptr());
             ops::cross_entropy_forward(x.as_ptr(), t, l, log_probs.as_mut_ptr(), r, v, S).unwrap();
@@ -31,7 +31,7 @@ fn cross_entropy() {
         let losses = targets.iter().enumerate().map(|(r, &t)| -exact[r * vocab + t as usize]);
         close(&loss, &[losses.sum::<f64>() / rows as f64], 1e-6, 1e-7);
         let mut d = vec![f32::NAN; x.len()];
-        // SAFETY: arrays of the size given.
+        // SAFETY: the arrays have the sizes that are passed.
         unsafe {
             let t = targets.as_ptr();
             ops::cross_entropy_backward(log_probs.as_ptr(), t, d.as_mut_ptr(), r, v, 0.5, S).unwrap();
@@ -48,7 +48,7 @@ fn cross_entropy() {
 fn cross_entropy_needs_a_class() {
     let (targets, mut loss) = ([0; 3], [7.0]);
     let none = std::ptr::null_mut();
-    // SAFETY: no logits, a target a row, one loss.
+    // SAFETY: there are 0 columns of logits, one target per row and one loss.
     let said = unsafe {
         let t = targets.as_ptr();
         [
@@ -68,7 +68,7 @@ fn aux_loss() {
         let probs: Vec<f32> = random(rows * experts, 1).iter().map(|x| x.abs()).collect();
         let idx = ints(rows * k, 2, experts);
         let (mut aux, mut f, mut p) = ([f32::NAN], vec![f32::NAN; experts], vec![f32::NAN; experts]);
-        // SAFETY: arrays of the size given.
+        // SAFETY: the arrays have the sizes that are passed.
         unsafe {
             let (a, f, p) = (aux.as_mut_ptr(), f.as_mut_ptr(), p.as_mut_ptr());
             let sizes = [rows, experts, k].map(n);

@@ -1,5 +1,5 @@
-//! The one-call ops against plain f64 references, on awkward sizes and with bad arguments.
-// Helpers that are no tests themselves unwrap too.
+//! The eager ops against plain f64 references, on awkward sizes and with bad arguments.
+// Helpers that are not tests unwrap too.
 #![allow(clippy::unwrap_used)]
 
 mod attention;

@@ -51,7 +51,7 @@ fn gemm_and_batched() {
             let mut single = c.clone();
             let (want, size) = exact(&case, &a, &b, &old, f64::from(alpha), f64::from(beta));
             let dims = [n(batch), n(m), n(n_), n(k)];
-            // SAFETY: arrays of the size given.
+            // SAFETY: the arrays have the sizes that are passed.
             unsafe {
                 let [t, m, n, k] = dims;
                 ops::gemm_batched(a.as_ptr(), b.as_ptr(), c.as_mut_ptr(), t, m, n, k, alpha, beta, S)
@@ -60,7 +60,7 @@ fn gemm_and_batched() {
             close(&c, &want, 1e-6, 1e-6 * size + 1e-7);
             for i in 0..batch {
                 let [a, b] = [a[i * m * k..].as_ptr(), b[i * k * n_..].as_ptr()];
-                // SAFETY: arrays of the size given.
+                // SAFETY: the arrays have the sizes that are passed.
                 unsafe {
                     let c = single[i * m * n_..].as_mut_ptr();
                     ops::gemm(a, b, c, dims[1], dims[2], dims[3], alpha, beta, S).unwrap();
@@ -74,10 +74,10 @@ fn gemm_and_batched() {
 #[test]
 fn without_alpha_nothing_is_read() {
     let (a, mut c) = ([f32::NAN; 4], [3.0; 4]);
-    // SAFETY: four elements each.
+    // SAFETY: every array has four elements.
     unsafe { ops::gemm(a.as_ptr(), a.as_ptr(), c.as_mut_ptr(), 2, 2, 2, 0.0, 2.0, S) }.unwrap();
     assert_eq!(c, [6.0; 4]);
-    // SAFETY: four elements each.
+    // SAFETY: every array has four elements.
     unsafe { ops::gemm(a.as_ptr(), a.as_ptr(), c.as_mut_ptr(), 2, 2, 2, 1.0, 0.0, S) }.unwrap();
     assert!(c.iter().all(|x| x.is_nan()));
 }
@@ -100,7 +100,7 @@ fn gemm_transposed() {
         let sizes = [n(m), n(n_), n(k)];
         for factors in [[1.0, 0.0], [1.0, 1.0], [-2.0, 0.5]] {
             let mut want = old.clone();
-            // SAFETY: arrays of the size given.
+            // SAFETY: the arrays have the sizes that are passed.
             unsafe {
                 let [m, n, k] = sizes;
                 let c = want.as_mut_ptr();
@@ -112,7 +112,7 @@ fn gemm_transposed() {
                 let mut c = old.clone();
                 let (a, b, c_ptr) = (left.as_ptr(), right.as_ptr(), c.as_mut_ptr());
                 let ([m, n, k], [alpha, beta], [ta, tb]) = (sizes, factors, swap);
-                // SAFETY: arrays of the size given.
+                // SAFETY: the arrays have the sizes that are passed.
                 unsafe { layers::gemm_transposed(a, b, c_ptr, m, n, k, alpha, beta, ta, tb, S) }.unwrap();
                 close(&c, &wide(&want), 2e-6, 1e-6 * (k as f64 + 1.0));
             }
@@ -132,7 +132,7 @@ fn gemm_grouped() {
         let (mut y, mut d_x, mut d_w) = (vec![0.0; rows * outs], vec![0.0; rows * ins], old.clone());
         let (mut y2, mut d_x2, mut d_w2) = (y.clone(), d_x.clone(), old.clone());
         let linear = |kind, a, b, c| GroupedLinear { kind, a, b, c, outs, ins, offsets: &offsets };
-        // SAFETY: arrays of the size given.
+        // SAFETY: the arrays have the sizes that are passed.
         unsafe {
             let (x, d_y, w) = (x.as_ptr(), d_y.as_ptr(), weight.as_ptr());
             layers::gemm_grouped(&linear(Forward, x, w, y.as_mut_ptr()), S).unwrap();
@@ -158,7 +158,7 @@ fn gemm_grouped() {
     for offsets in [&[0, 2, 1][..], &[1, 3], &[], &[0]] {
         let (a, c) = (x.as_ptr(), y.as_mut_ptr());
         let linear = GroupedLinear { kind: Forward, a, b: a, c, outs: 2, ins: 2, offsets };
-        // SAFETY: the offsets are refused before anything is read.
+        // SAFETY: the call rejects the offsets before it accesses memory.
         let refused = unsafe { layers::gemm_grouped(&linear, S) };
         assert!(refused.unwrap_err().text.contains("`offsets` is"), "{offsets:?}");
     }

@@ -9,7 +9,7 @@ fn adamw() {
         let (lr, b1, b2, eps, wd) = (1e-2_f32, 0.9_f32, 0.999_f32, 1e-8_f32, 0.1_f32);
         for step in 1..=4 {
             let g = random(size, 10 + step as u32);
-            // SAFETY: arrays of the size given.
+            // SAFETY: the arrays have the sizes that are passed.
             unsafe {
                 let (p, m, v) = (p.as_mut_ptr(), m.as_mut_ptr(), v.as_mut_ptr());
                 ops::adamw_step(p, g.as_ptr(), m, v, lr, b1, b2, eps, wd, step, n(size), S).unwrap();
@@ -36,7 +36,7 @@ fn zero_and_clip() {
         let norm = f64s(&grad).iter().map(|x| x * x).sum::<f64>().sqrt();
         for clip in [0.0, 1.0, 1e9, f32::INFINITY] {
             let (mut g, mut total) = (grad.clone(), [f32::NAN]);
-            // SAFETY: arrays of the size given.
+            // SAFETY: the arrays have the sizes that are passed.
             unsafe {
                 ops::grad_clip(g.as_mut_ptr(), std::ptr::null_mut(), total.as_mut_ptr(), clip, n(size), S)
                     .unwrap();
@@ -47,7 +47,7 @@ fn zero_and_clip() {
             close(&g, &want, 1e-6, 0.0);
         }
         let mut g = grad;
-        // SAFETY: as above.
+        // SAFETY: `g` has `size` elements.
         unsafe { ops::zero_grad(g.as_mut_ptr(), n(size), S) }.unwrap();
         assert!(g.iter().all(|x| x.to_bits() == 0));
     }
@@ -58,7 +58,7 @@ fn scatter() {
     for (count, dim, rows) in [(0, 4, 3), (5, 0, 3), (1, 1, 1), (31, 33, 7), (1000, 3, 40), (700, 256, 50)] {
         let (grad, idx, old) = (random(count * dim, 1), ints(count, 2, rows), random(rows * dim, 3));
         let (mut table, mut checked) = (old.clone(), old.clone());
-        // SAFETY: arrays of the size given.
+        // SAFETY: the arrays have the sizes that are passed.
         unsafe {
             let (g, i) = (grad.as_ptr(), idx.as_ptr());
             ops::scatter_add(g, i, table.as_mut_ptr(), n(count), n(dim), S).unwrap();

@@ -13,7 +13,7 @@ fn frequencies() {
     ] {
         let half = d / 2;
         let mut freqs = vec![f32::NAN; max_seq * half];
-        // SAFETY: max_seq * d / 2 elements.
+        // SAFETY: `freqs` has max_seq * d / 2 elements.
         unsafe { ops::rope_freqs(freqs.as_mut_ptr(), n(max_seq), n(d), base, alpha, S) }.unwrap();
         let df = d as f64;
         let ntk = f64::from(base) * if d > 2 { f64::from(alpha).powf(df / (df - 2.0)) } else { 1.0 };
@@ -57,7 +57,7 @@ fn forward_of_one_and_of_two() {
         let (q, k) = (random(batch * seq * heads * d, 1), random(batch * seq * (heads + 1) * d, 2));
         let mut freqs = vec![0.0; (seq + offset) * d / 2];
         let [b, s, h, hd, o] = dims.map(n);
-        // SAFETY: arrays of the size given.
+        // SAFETY: the arrays have the sizes that are passed.
         unsafe { ops::rope_freqs(freqs.as_mut_ptr(), s + o, hd, 1e4, 1.0, S) }.unwrap();
         for pairs in [Pairs::Interleaved, Pairs::Halves] {
             let (one, two) = match pairs {
@@ -70,7 +70,7 @@ fn forward_of_one_and_of_two() {
             let (mut out, mut same) = (vec![f32::NAN; q.len()], q.clone());
             let (mut q_out, mut k_out) = (out.clone(), vec![f32::NAN; k.len()]);
             let f = freqs.as_ptr();
-            // SAFETY: arrays of the size given.
+            // SAFETY: the arrays have the sizes that are passed.
             let results: [ops::Result; 3] = unsafe {
                 [
                     one(q.as_ptr(), f, out.as_mut_ptr(), b, s, h, hd, o, S),

@@ -19,7 +19,7 @@ fn softmax() {
         let x = spread(rows * cols, 5, 12.0);
         let want = by_rows(&x, cols, softmax64);
         let (mut out, mut same) = (vec![f32::NAN; x.len()], x.clone());
-        // SAFETY: arrays of the size given.
+        // SAFETY: the arrays have the sizes that are passed.
         unsafe {
             ops::softmax(x.as_ptr(), out.as_mut_ptr(), n(rows), n(cols), S).unwrap();
             ops::softmax(same.as_ptr(), same.as_mut_ptr(), n(rows), n(cols), S).unwrap();
@@ -40,7 +40,7 @@ fn softmax_of_odd_rows() {
         ([-inf; 3], None),
     ] {
         let mut out = [7.0; 3];
-        // SAFETY: three elements each.
+        // SAFETY: every array has three elements.
         unsafe { ops::softmax(x.as_ptr(), out.as_mut_ptr(), 1, 3, S) }.unwrap();
         match want {
             Some(want) => assert_eq!(out, want),
@@ -58,7 +58,7 @@ fn softmax_topk() {
                 (x[1], x[3]) = (9.0, 9.0); // equals: the lower index first
             }
             let (mut weights, mut idx) = (vec![f32::NAN; rows * k], vec![-1; rows * k]);
-            // SAFETY: arrays of the size given.
+            // SAFETY: the arrays have the sizes that are passed.
             unsafe {
                 let (w, i) = (weights.as_mut_ptr(), idx.as_mut_ptr());
                 ops::softmax_topk(x.as_ptr(), w, i, n(rows), n(cols), n(k), S).unwrap();
@@ -76,7 +76,7 @@ fn softmax_topk() {
         }
     }
     let (x, mut weights, mut idx) = ([1.0, f32::NAN, 2.0], [0.0; 2], [0; 2]);
-    // SAFETY: three and twice two elements.
+    // SAFETY: `x` has three elements, `weights` and `idx` have two.
     unsafe { ops::softmax_topk(x.as_ptr(), weights.as_mut_ptr(), idx.as_mut_ptr(), 1, 3, 2, S) }.unwrap();
     assert!(weights.iter().all(|w| w.is_nan()) && idx == [1, 2]);
 }
@@ -97,7 +97,7 @@ fn rmsnorm_with_and_without_residual() {
         let want_res = by_rows(&sum, dim, |row| rms64(row, &f64s(&w), 1e-5));
         let (mut out2, mut sum2, mut res2) = (out.clone(), out.clone(), res.clone());
         let (r, d) = (n(rows), n(dim));
-        // SAFETY: arrays of the size given.
+        // SAFETY: the arrays have the sizes that are passed.
         unsafe {
             ops::rmsnorm(x.as_ptr(), w.as_ptr(), out.as_mut_ptr(), r, d, 1e-5, S).unwrap();
             ops::rmsnorm(same.as_ptr(), w.as_ptr(), same.as_mut_ptr(), r, d, 1e-5, S).unwrap();
@@ -110,7 +110,8 @@ fn rmsnorm_with_and_without_residual() {
         close(&out2, &want_res, 1e-6, 1e-7);
         assert_eq!(sum2, sum);
         let mut out3 = x.clone();
-        // SAFETY: as above; the sum replaces the residual, the result the input.
+        // SAFETY: the arrays have the sizes that are passed; the sum may replace the residual, and the result the
+        // input.
         unsafe {
             let (xp, res, o) = (out3.as_ptr(), res2.as_mut_ptr(), out3.as_mut_ptr());
             ops::rmsnorm_residual(xp, res, w.as_ptr(), o, res, r, d, 1e-5, S).unwrap();
@@ -131,7 +132,7 @@ fn layernorm() {
         });
         let (mut out, mut same) = (vec![f32::NAN; x.len()], x.clone());
         let (r, d) = (n(rows), n(dim));
-        // SAFETY: arrays of the size given.
+        // SAFETY: the arrays have the sizes that are passed.
         unsafe {
             let (wp, bp) = (w.as_ptr(), b.as_ptr());
             ops::layernorm(x.as_ptr(), wp, bp, out.as_mut_ptr(), r, d, 1e-5, S).unwrap();

@@ -1,5 +1,5 @@
-//! Reads bytes through each reader, everything in them, and writes them again. Shared by the mutation test and the fuzz
-//! targets. Each function gives whether the bytes were accepted, and panics where a reader is inconsistent.
+//! Reads everything in the given bytes with each reader and writes it again. Shared by the mutation test and the fuzz
+//! targets. Each function returns whether the bytes were accepted, and panics if a reader is inconsistent.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::Path;
@@ -21,7 +21,7 @@ pub const CONFIG: Gpt2Config = Gpt2Config::new(4, 5, 1, 2, 2);
 
 const NAME: &str = "mutated";
 
-/// Only refusals of content are expected here, in one line that names the file.
+/// Checks that an error is about the content, in one line that names the file.
 fn refused(error: Error) -> bool {
     let text = error.to_string();
     assert!(text.lines().count() == 1, "more than one line: {text}");
@@ -61,7 +61,7 @@ pub fn model(bytes: &[u8]) -> bool {
     let again = rewritten(|sink| {
         write_model_to(sink, &config, &options, |spec, out| model.read_tensor(&spec.name, out))
     });
-    // narrowing makes NaN quiet: the one change a copy may bring
+    // converting to bf16 makes NaN quiet, which is the only change a copy may have
     assert!(again == bytes || (nan && elem == Elem::BF16), "the copy differs");
     true
 }
@@ -197,7 +197,7 @@ pub fn trainer_json(bytes: &[u8]) -> bool {
     }
 }
 
-/// All three spellings of sizes.
+/// All three ways to write sizes.
 pub fn sizes(bytes: &[u8]) -> bool {
     let text = String::from_utf8_lossy(bytes);
     let parsers: [fn(&str) -> Result<ModelConfig>; 3] =
