@@ -1,7 +1,7 @@
 """Calls the C library from Python with ctypes only:
 
-    cargo build --release -p ironhorse-capi
-    python3 examples/c/ctypes_demo.py target/release/libironhorse.so
+cargo build --release -p ironhorse-capi
+python3 examples/c/ctypes_demo.py target/release/libironhorse.so
 """
 
 import ctypes
@@ -10,7 +10,7 @@ import sys
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 
 if len(sys.argv) != 2:
-    sys.exit(f"usage: python3 {sys.argv[0]} target/release/libironhorse.so (cargo build --release -p ironhorse-capi makes it)")
+    sys.exit(f"usage: python3 {sys.argv[0]} target/release/libironhorse.so (built by cargo build -r -p ironhorse-capi)")
 lib = ctypes.CDLL(sys.argv[1])
 lib.ih_version.restype = c_char_p
 lib.ih_last_error.restype = c_char_p

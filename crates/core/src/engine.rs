@@ -18,7 +18,7 @@ pub struct Scalars {
     /// Decay of the first moment.
     pub beta1: f64,
     /// Decay of the second moment.
-    /// Doubles, because 1 - 0.999 in f32 is off by 5e-5.
+    /// f64, because 1 - 0.999 in f32 has an error of 5e-5.
     pub beta2: f64,
     /// Added to the root of the second moment, so that the update stays finite where that is 0.
     pub eps: f32,
