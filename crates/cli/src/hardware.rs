@@ -1,7 +1,7 @@
 //! The machine: processor, memory, and whether a run fits into it.
 
 use anyhow::Result;
-use ironhorse::core::{Engine, Precision};
+use ironhorse::core::{Engine, EngineExt, Precision};
 use ironhorse::train::model::{ModelConfig, Recompute};
 use ironhorse::train::session::SessionSpec;
 use serde::Serialize;
@@ -59,7 +59,7 @@ pub fn usable_of_gpu(free: u64) -> u64 {
 /// Refuses a run that does not fit into memory, and says what would fit. Otherwise the system would often grant the
 /// memory and kill the process later.
 pub fn check_memory(engine: &dyn Engine, config: &ModelConfig, spec: &SessionSpec) -> Result<()> {
-    let (has, whose) = match engine.free_memory() {
+    let (has, whose) = match engine.memory().free {
         Some(free) => {
             (usable_of_gpu(free as u64), format!("{} has {} free", engine.name(), human_bytes(free as u64)))
         }

@@ -1,6 +1,10 @@
 //! The [`Engine`] trait, which runs programs.
 
-use crate::{DType, Error, Layout, Limits, Program, Result, Section, Slot};
+use crate::{
+    DType, DeviceDescription, Error, HostMemory, HostSlice, HostSliceMut, Layout, Limit, Limits,
+    MakeHostMemory, MemoryUse, Program, Result, Section, Slot, bf16_to_f32, check_host_bytes, f32_to_bf16,
+    host_vec,
+};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -87,104 +91,46 @@ pub struct Timed {
     pub ns: u64,
 }
 
-/// Host memory into which an engine copies its pools; see [`Engine::snapshot`].
-pub trait HostMemory: Send {
-    /// The contents.
-    fn bytes(&self) -> &[u8];
-
-    /// The contents, mutable.
-    fn bytes_mut(&mut self) -> &mut [u8];
-
-    /// Whether the memory is page-locked, so that the device can copy to it at the full speed of its bus.
-    fn is_pinned(&self) -> bool {
-        false
-    }
-}
-
-impl HostMemory for Vec<u8> {
-    fn bytes(&self) -> &[u8] {
-        self
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        self
-    }
-}
-
-/// Allocates host memory of the given number of bytes; see [`Engine::host_memory`].
-pub type MakeHostMemory = Box<dyn FnOnce(usize) -> Result<Box<dyn HostMemory>> + Send>;
-
-/// Runs programs over memory it owns. Object-safe: models and training never name an engine.
+/// Runs programs over memory it owns. Object-safe: models and training never name an engine. [`EngineExt`] has the
+/// conveniences that follow from these methods.
+///
+/// Work is done in the order in which it is asked for. An engine may return from [`Engine::write`], [`Engine::run`] and
+/// [`Engine::start_read`] before the device is done, but it never keeps a reference: every buffer, program and scalar passed
+/// in may be changed or dropped as soon as the method has returned. An error of the device may be reported by a later method
+/// that waits.
 pub trait Engine: Send {
-    /// "cpu", "cuda:0", ...
-    fn name(&self) -> &str;
+    /// The device it runs on. Does not wait.
+    fn device(&self) -> &DeviceDescription;
 
-    /// Grows every pool to at least the size in the layout. New memory is zero; existing contents are kept.
+    /// The memory it holds and could still reserve. Does not wait.
+    fn memory(&self) -> MemoryUse;
+
+    /// Makes every pool at least as large as the layout asks; new memory is zero, what was there stays. Waits for everything
+    /// asked for before if a pool has to move.
     fn reserve(&mut self, layout: &Layout) -> Result<()>;
 
-    /// Bytes currently allocated for pools.
-    fn allocated(&self) -> usize;
+    /// Copies into a slot: f32 converted to the slot's element type, i32 to an i32 slot only, bytes as the slot stores them
+    /// (little-endian). The copy to the device may be under way on return, but `data` may be reused.
+    fn write(&mut self, slot: Slot, data: HostSlice<'_>) -> Result<()>;
 
-    /// Bytes of device memory that are still free; `None` for an engine that uses the memory of the host.
-    fn free_memory(&self) -> Option<usize> {
-        None
-    }
+    /// Copies out of a slot, converting as [`Engine::write`] does in the other direction. Waits for everything asked for
+    /// before; `out` is complete on return.
+    fn read(&mut self, slot: Slot, out: HostSliceMut<'_>) -> Result<()>;
 
-    /// Copies into a slot, converting to its element type.
-    fn write_f32(&mut self, slot: Slot, data: &[f32]) -> Result<()>;
+    /// Runs the ops of this index range. May return before they are done; reads wait for them.
+    fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()>;
 
-    /// Copies out of a slot, converting from its element type.
-    fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> Result<()>;
+    /// Waits until everything asked for is done, and reports what went wrong in it.
+    fn synchronize(&mut self) -> Result<()>;
 
-    /// Copies integers into an i32 slot.
-    fn write_i32(&mut self, slot: Slot, data: &[i32]) -> Result<()>;
-
-    /// Copies integers out of an i32 slot.
-    fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> Result<()>;
-
-    /// Copies the stored bytes of a slot out, little-endian, without conversion.
-    fn read_bytes(&mut self, slot: Slot, out: &mut [u8]) -> Result<()> {
-        check_host_bytes(&slot, out.len())?;
-        if slot.dtype == DType::I32 {
-            let mut values = vec![0; slot.numel()];
-            self.read_i32(slot, &mut values)?;
-            return put_bytes(out, &values, i32::to_le_bytes);
-        }
-        let mut values = vec![0.0; slot.numel()];
-        self.read_f32(slot, &mut values)?;
-        match slot.dtype {
-            DType::BF16 => put_bytes(out, &values, |value| crate::f32_to_bf16(value).to_le_bytes()),
-            DType::I16 => put_bytes(out, &values, |value| (value as i16).to_le_bytes()),
-            _ => put_bytes(out, &values, f32::to_le_bytes),
-        }
-    }
-
-    /// Copies bytes that [`Engine::read_bytes`] returned into a slot.
-    fn write_bytes(&mut self, slot: Slot, data: &[u8]) -> Result<()> {
-        check_host_bytes(&slot, data.len())?;
-        match slot.dtype {
-            DType::I32 => self.write_i32(slot, &take_bytes(data, i32::from_le_bytes)),
-            DType::BF16 => {
-                self.write_f32(slot, &take_bytes(data, |cell| crate::bf16_to_f32(u16::from_le_bytes(cell))))
-            }
-            DType::I16 => self.write_f32(slot, &take_bytes(data, |cell| f32::from(i16::from_le_bytes(cell)))),
-            _ => self.write_f32(slot, &take_bytes(data, f32::from_le_bytes)),
-        }
-    }
-
-    /// A function that allocates host memory for [`Engine::snapshot`]. It may be called on any thread, because
-    /// page-locking many gigabytes takes seconds.
+    /// What makes host memory for [`Engine::snapshot`]. It does not use the engine and may be called on any thread while the
+    /// engine works: page-locking many gigabytes takes seconds.
     fn host_memory(&self) -> MakeHostMemory {
-        Box::new(|bytes| {
-            let mut memory = Vec::new();
-            memory.try_reserve_exact(bytes).map_err(|_| no_host_memory(bytes))?;
-            memory.resize(bytes, 0_u8);
-            Ok(Box::new(memory))
-        })
+        Box::new(host_vec)
     }
 
-    /// Copies the stored bytes of the slots out, one after the other without gaps. Waits until all earlier work is
-    /// done.
+    /// Copies slots out as they are stored, one after the other without gaps. Waits for everything asked for before; the slots
+    /// may be overwritten on return.
     fn snapshot(&mut self, slots: &[Slot], memory: &mut dyn HostMemory) -> Result<()> {
         let mut rest = memory.bytes_mut();
         for &slot in slots {
@@ -198,18 +144,14 @@ pub trait Engine: Send {
         Ok(())
     }
 
-    /// Runs the ops of this index range. May return before they have finished; reads wait for them.
-    fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()>;
-
-    /// Waits until all earlier work is done.
-    fn synchronize(&mut self) -> Result<()>;
-
-    /// Starts to read a slot of one f32 and does not wait. The value is that after all work requested so far.
+    /// Asks for a slot of one f32 as it is after everything asked for so far. Does not wait; the slot may be overwritten by
+    /// work asked for later.
     fn start_read(&mut self, slot: Slot) -> Result<Pending> {
         self.read_scalar(slot).map(Pending::Ready)
     }
 
-    /// Waits for a result of [`Engine::start_read`]. An engine keeps only the last few results.
+    /// Waits for a result asked for with [`Engine::start_read`], but not for work asked for after it. An engine keeps the last
+    /// few results only.
     fn finish_read(&mut self, pending: Pending) -> Result<f32> {
         match pending {
             Pending::Ready(value) => Ok(value),
@@ -219,18 +161,14 @@ pub trait Engine: Send {
         }
     }
 
-    /// Samples a token from the first `vocab` columns of one row of logits; `None` if the engine leaves sampling to the
-    /// host.
+    /// Chooses a token from one row of logits, of which the first `vocab` count, and waits for it; `None` if the engine leaves
+    /// the choice to the host.
     fn pick_token(&mut self, _logits: Slot, _vocab: usize, _choice: &TokenChoice) -> Result<Option<u32>> {
         Ok(None)
     }
 
-    /// Runs one section.
-    fn run_section(&mut self, program: &Program, section: Section, scalars: &Scalars) -> Result<()> {
-        self.run(program, program.range(section), scalars)
-    }
-
-    /// Runs the ops of this index range without graph replay, times every kernel and appends to `record`.
+    /// Runs the ops of this index range without replaying a recorded graph, times each kernel by itself and appends to
+    /// `record`. Waits until all of them are done.
     ///
     /// The gaps between kernels differ from those of a normal run: measure the duration of a step with [`Engine::run`].
     fn profile(
@@ -251,54 +189,91 @@ pub trait Engine: Send {
         Ok(())
     }
 
-    /// Bytes currently allocated, by category: pools by name, scratch, libraries.
-    fn memory_use(&self) -> Vec<(String, usize)> {
-        vec![("pools".into(), self.allocated())]
-    }
-
-    /// By how many bytes the allocation was once larger than it is now: while the engine chose algorithms, before the
-    /// end of the first step.
-    fn memory_freed(&self) -> usize {
-        0
-    }
-
-    /// The algorithms chosen so far that affect the bits of results and that another run might choose differently, as
-    /// (name, algorithm), sorted by name. The strings are opaque to callers. Passed to [`Engine::set_choices`] they
-    /// make another run compute the same bits on the same device with the same libraries.
+    /// Every algorithm chosen so far that decides bits and that another run might not choose by itself, by name, sorted. Both
+    /// parts mean something to the engine only; passed to [`Engine::set_choices`] they make another run compute the same
+    /// bits on the same device with the same libraries. Does not wait.
     fn choices(&self) -> Vec<(String, String)> {
         Vec::new()
     }
 
-    /// Sets the algorithms to use, from [`Engine::choices`] of another run. Call it before the first run: algorithms
-    /// already chosen are kept. Entries from another device or another library version, and entries that cannot be
-    /// parsed, are skipped with a warning that bits may differ.
+    /// Sets the algorithms to use, from [`Engine::choices`] of another run, before anything was run: what was chosen
+    /// already stays. What was chosen on another device or with another version of a library, or cannot be parsed, is left out
+    /// with a warning that bits may differ.
     fn set_choices(&mut self, _choices: &[(String, String)]) -> Result<()> {
         Ok(())
     }
 
-    /// The product name of the device, if it has one besides [`Engine::name`].
-    fn device_name(&self) -> Option<String> {
-        None
-    }
-
-    /// Operations per second for dense matrix products of this element type according to the data sheet, if known.
-    fn datasheet_flops(&self, _dtype: DType) -> Option<f64> {
-        None
-    }
-
-    /// Measures the operations per second that the device reaches with this element type.
-    fn measure_flops(&mut self, _dtype: DType) -> Result<f64> {
+    /// Measures a limit of the device, in units per second. Waits; takes up to a second and memory of its own, which is freed
+    /// on return.
+    fn measure(&mut self, _limit: Limit) -> Result<f64> {
         Err(Error::Program(format!("{} cannot measure its limits", self.name())))
     }
+}
 
-    /// Measures the bytes per second that the device can read and write.
-    fn measure_bandwidth(&mut self) -> Result<f64> {
-        Err(Error::Program(format!("{} cannot measure its limits", self.name())))
+/// What every [`Engine`] can do by its required methods.
+pub trait EngineExt: Engine {
+    /// "cpu", "cuda:0", ...
+    fn name(&self) -> &str {
+        &self.device().name
     }
 
-    /// Measures both limits; takes a second and some memory.
-    fn measure_limits(&mut self, dtype: DType) -> Result<Limits> {
-        Ok(Limits { flops_per_s: self.measure_flops(dtype)?, bytes_per_s: self.measure_bandwidth()? })
+    /// Copies into a slot, converting to its element type; see [`Engine::write`].
+    fn write_f32(&mut self, slot: Slot, data: &[f32]) -> Result<()> {
+        self.write(slot, HostSlice::F32(data))
+    }
+
+    /// Copies out of a slot, converting from its element type; see [`Engine::read`].
+    fn read_f32(&mut self, slot: Slot, out: &mut [f32]) -> Result<()> {
+        self.read(slot, HostSliceMut::F32(out))
+    }
+
+    /// Copies integers into an i32 slot; see [`Engine::write`].
+    fn write_i32(&mut self, slot: Slot, data: &[i32]) -> Result<()> {
+        self.write(slot, HostSlice::I32(data))
+    }
+
+    /// Copies integers out of an i32 slot; see [`Engine::read`].
+    fn read_i32(&mut self, slot: Slot, out: &mut [i32]) -> Result<()> {
+        self.read(slot, HostSliceMut::I32(out))
+    }
+
+    /// Copies bytes in that [`EngineExt::read_bytes`] copied out; see [`Engine::write`].
+    fn write_bytes(&mut self, slot: Slot, data: &[u8]) -> Result<()> {
+        self.write(slot, HostSlice::Bytes(data))
+    }
+
+    /// Copies a slot out as it is stored, little-endian: nothing is widened or rounded; see [`Engine::read`].
+    fn read_bytes(&mut self, slot: Slot, out: &mut [u8]) -> Result<()> {
+        self.read(slot, HostSliceMut::Bytes(out))
+    }
+
+    /// [`EngineExt::write_bytes`] by way of f32 and i32 elements: for the [`Engine::write`] of an engine that does not store
+    /// elements in the slot's own type.
+    fn write_bytes_as_values(&mut self, slot: Slot, data: &[u8]) -> Result<()> {
+        match slot.dtype {
+            DType::I32 => self.write_i32(slot, &parse(data, i32::from_le_bytes)),
+            DType::BF16 => self.write_f32(slot, &parse(data, |cell| bf16_to_f32(u16::from_le_bytes(cell)))),
+            DType::I16 => self.write_f32(slot, &parse(data, |cell| i16::from_le_bytes(cell).into())),
+            _ => self.write_f32(slot, &parse(data, f32::from_le_bytes)),
+        }
+    }
+
+    /// [`EngineExt::read_bytes`] by way of f32 and i32 elements, as [`EngineExt::write_bytes_as_values`].
+    fn read_bytes_as_values(&mut self, slot: Slot, out: &mut [u8]) -> Result<()> {
+        if slot.dtype == DType::I32 {
+            let mut values = vec![0; slot.numel()];
+            self.read_i32(slot, &mut values)?;
+            store(out, &values, i32::to_le_bytes);
+            return Ok(());
+        }
+        let mut values = vec![0.0; slot.numel()];
+        self.read_f32(slot, &mut values)?;
+        match slot.dtype {
+            DType::BF16 => store(out, &values, |value| f32_to_bf16(value).to_le_bytes()),
+            DType::I16 => store(out, &values, |value| (value as i16).to_le_bytes()),
+            _ => store(out, &values, f32::to_le_bytes),
+        }
+        Ok(())
     }
 
     /// Reads a slot of one f32.
@@ -307,46 +282,29 @@ pub trait Engine: Send {
         self.read_f32(slot, &mut value)?;
         Ok(value[0])
     }
+
+    /// Runs one section; see [`Engine::run`].
+    fn run_section(&mut self, program: &Program, section: Section, scalars: &Scalars) -> Result<()> {
+        self.run(program, program.range(section), scalars)
+    }
+
+    /// Measures arithmetic in this element type, then memory bandwidth; see [`Engine::measure`].
+    fn measure_limits(&mut self, dtype: DType) -> Result<Limits> {
+        let flops_per_s = self.measure(Limit::Flops(dtype))?;
+        Ok(Limits { flops_per_s, bytes_per_s: self.measure(Limit::Bandwidth)? })
+    }
 }
+
+impl<E: Engine + ?Sized> EngineExt for E {}
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Checks that a host buffer has as many elements as a slot; all engines give the same error.
-pub fn check_host_len(slot: &Slot, len: usize) -> Result<()> {
-    if slot.numel() == len {
-        return Ok(());
-    }
-    Err(Error::Input(format!("a buffer of {len} elements does not fit a slot of {}", slot.shape)))
-}
-
-/// The error for host memory that could not be allocated.
-pub fn no_host_memory(bytes: usize) -> Error {
-    Error::Input(format!("{} MiB of host memory cannot be allocated", bytes.div_ceil(1 << 20)))
-}
-
-/// Checks that a host buffer has as many bytes as a slot.
-pub fn check_host_bytes(slot: &Slot, bytes: usize) -> Result<()> {
-    if slot.bytes() == bytes {
-        return Ok(());
-    }
-    let want = slot.bytes();
-    Err(Error::Input(format!(
-        "a buffer of {bytes} bytes does not fit a slot of {}: {want} bytes",
-        slot.shape
-    )))
-}
-
-fn put_bytes<T: Copy, const N: usize>(
-    out: &mut [u8],
-    values: &[T],
-    convert: impl Fn(T) -> [u8; N],
-) -> Result<()> {
+fn store<T: Copy, const N: usize>(out: &mut [u8], values: &[T], convert: impl Fn(T) -> [u8; N]) {
     out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(cell, &value)| *cell = convert(value));
-    Ok(())
 }
 
-fn take_bytes<T, const N: usize>(data: &[u8], convert: impl Fn([u8; N]) -> T) -> Vec<T> {
-    data.as_chunks().0.iter().map(|&cell| convert(cell)).collect()
+fn parse<T, const N: usize>(bytes: &[u8], convert: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks().0.iter().map(|&cell| convert(cell)).collect()
 }

@@ -18,11 +18,12 @@
 #![forbid(unsafe_code)]
 
 mod builder;
+mod device;
 mod dtype;
 pub mod eager;
 mod engine;
 mod error;
-mod limits;
+mod host;
 pub mod op;
 pub mod parallel;
 pub mod planner;
@@ -33,13 +34,14 @@ mod slot;
 mod widen;
 
 pub use builder::Builder;
+pub use device::{DeviceDescription, Limit, Limits, MemoryUse};
 pub use dtype::{DType, Precision, bf16_to_f32, f32_to_bf16};
-pub use engine::{
-    Engine, HostMemory, MakeHostMemory, Pending, Scalars, Timed, TokenChoice, check_host_bytes,
-    check_host_len, no_host_memory,
-};
+pub use engine::{Engine, EngineExt, Pending, Scalars, Timed, TokenChoice};
 pub use error::{Error, Result};
-pub use limits::Limits;
+pub(crate) use host::host_vec;
+pub use host::{
+    HostMemory, HostSlice, HostSliceMut, MakeHostMemory, check_host_bytes, check_host_len, no_host_memory,
+};
 pub use program::{Layout, Node, Param, Program, Section, Value, ValueKind};
 pub use rounding::{RandomRounding, join_master, split_master};
 pub use shape::Shape;

@@ -5,7 +5,7 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use ironhorse_core::op::*;
-use ironhorse_core::{Builder, DType, Engine, Program, Scalars, Slot};
+use ironhorse_core::{Builder, DType, Engine, EngineExt, Program, Scalars, Slot};
 use ironhorse_cpu::CpuEngine;
 use std::time::Instant;
 

@@ -7,14 +7,15 @@ use crate::memory::Memory;
 use crate::op::{self, Ctx, RopeTables, Scratch};
 use crate::team::{PerWorker, Team};
 use ironhorse_core::{
-    DType, Engine, Layout, Pool, Program, Result, Scalars, Slot, check_host_bytes, check_host_len,
+    DType, DeviceDescription, Engine, HostSlice, HostSliceMut, Layout, Limit, MemoryUse, Pool, Program,
+    Result, Scalars, Slot,
 };
 use std::ops::Range;
 
 /// Runs programs on all cores, with the same bits for any number of threads.
 ///
 /// ```
-/// use ironhorse_core::{Builder, DType, Engine, Scalars, op::Fill};
+/// use ironhorse_core::{Builder, DType, Engine, EngineExt, Scalars, op::Fill};
 /// use ironhorse_cpu::CpuEngine;
 ///
 /// let mut b = Builder::new();
@@ -31,6 +32,7 @@ use std::ops::Range;
 /// # Ok::<(), ironhorse_core::Error>(())
 /// ```
 pub struct CpuEngine {
+    device: DeviceDescription,
     memory: Memory,
     team: Team,
     isa: Isa,
@@ -52,6 +54,7 @@ impl CpuEngine {
         let team = Team::new(threads);
         let scratch = PerWorker::new(&team, |_| Scratch::default());
         Self {
+            device: DeviceDescription::host("cpu"),
             memory: Memory::new(),
             team,
             isa,
@@ -75,65 +78,57 @@ impl CpuEngine {
 }
 
 impl Engine for CpuEngine {
-    fn name(&self) -> &str {
-        "cpu"
+    fn device(&self) -> &DeviceDescription {
+        &self.device
+    }
+
+    fn memory(&self) -> MemoryUse {
+        let pools = Pool::ALL.iter().map(|&pool| (pool.name().to_owned(), self.memory.bytes(pool)));
+        let by_category = pools.filter(|(_, bytes)| *bytes > 0).collect();
+        MemoryUse { allocated: self.memory.allocated(), by_category, ..MemoryUse::default() }
     }
 
     fn reserve(&mut self, layout: &Layout) -> Result<()> {
         self.memory.reserve(layout)
     }
 
-    fn allocated(&self) -> usize {
-        self.memory.allocated()
-    }
-
-    fn write_f32(&mut self, slot: Slot, data: &[f32]) -> Result<()> {
-        check_host_len(&slot, data.len())?;
-        // SAFETY: `&mut self`: no op runs, nobody else holds a slice.
-        unsafe { self.memory.f32(slot)?.all_mut() }.copy_from_slice(data);
-        Ok(())
-    }
-
-    fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> Result<()> {
-        check_host_len(&slot, data.len())?;
-        // SAFETY: as in `write_f32`.
-        data.copy_from_slice(unsafe { self.memory.f32(slot)?.all() });
-        Ok(())
-    }
-
-    fn read_bytes(&mut self, slot: Slot, out: &mut [u8]) -> Result<()> {
-        check_host_bytes(&slot, out.len())?;
-        if slot.dtype == DType::I32 {
-            // SAFETY: as in `write_f32`.
-            let values = unsafe { self.memory.i32(slot)?.all() };
-            out.as_chunks_mut()
-                .0
-                .iter_mut()
-                .zip(values)
-                .for_each(|(cell, value)| *cell = value.to_le_bytes());
-        } else {
-            // SAFETY: as in `write_f32`.
-            let values = unsafe { self.memory.f32(slot)?.all() };
-            out.as_chunks_mut()
-                .0
-                .iter_mut()
-                .zip(values)
-                .for_each(|(cell, value)| *cell = value.to_le_bytes());
+    fn write(&mut self, slot: Slot, data: HostSlice<'_>) -> Result<()> {
+        data.check(&slot)?;
+        // SAFETY: `&mut self` guarantees that no op runs and that no other slice of the pools exists.
+        unsafe {
+            match data {
+                HostSlice::F32(data) => self.memory.f32(slot)?.all_mut().copy_from_slice(data),
+                HostSlice::I32(data) => self.memory.i32(slot)?.all_mut().copy_from_slice(data),
+                HostSlice::Bytes(data) if slot.dtype == DType::I32 => {
+                    let cells = self.memory.i32(slot)?.all_mut().iter_mut().zip(data.as_chunks().0);
+                    cells.for_each(|(value, &cell)| *value = i32::from_le_bytes(cell));
+                }
+                HostSlice::Bytes(data) => {
+                    let cells = self.memory.f32(slot)?.all_mut().iter_mut().zip(data.as_chunks().0);
+                    cells.for_each(|(value, &cell)| *value = f32::from_le_bytes(cell));
+                }
+            }
         }
         Ok(())
     }
 
-    fn write_i32(&mut self, slot: Slot, data: &[i32]) -> Result<()> {
-        check_host_len(&slot, data.len())?;
-        // SAFETY: as in `write_f32`.
-        unsafe { self.memory.i32(slot)?.all_mut() }.copy_from_slice(data);
-        Ok(())
-    }
-
-    fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> Result<()> {
-        check_host_len(&slot, data.len())?;
-        // SAFETY: as in `write_f32`.
-        data.copy_from_slice(unsafe { self.memory.i32(slot)?.all() });
+    fn read(&mut self, slot: Slot, out: HostSliceMut<'_>) -> Result<()> {
+        out.check(&slot)?;
+        // SAFETY: as in `write`.
+        unsafe {
+            match out {
+                HostSliceMut::F32(out) => out.copy_from_slice(self.memory.f32(slot)?.all()),
+                HostSliceMut::I32(out) => out.copy_from_slice(self.memory.i32(slot)?.all()),
+                HostSliceMut::Bytes(out) if slot.dtype == DType::I32 => {
+                    let cells = out.as_chunks_mut().0.iter_mut().zip(self.memory.i32(slot)?.all());
+                    cells.for_each(|(cell, value)| *cell = value.to_le_bytes());
+                }
+                HostSliceMut::Bytes(out) => {
+                    let cells = out.as_chunks_mut().0.iter_mut().zip(self.memory.f32(slot)?.all());
+                    cells.for_each(|(cell, value)| *cell = value.to_le_bytes());
+                }
+            }
+        }
         Ok(())
     }
 
@@ -157,16 +152,10 @@ impl Engine for CpuEngine {
         Ok(())
     }
 
-    fn memory_use(&self) -> Vec<(String, usize)> {
-        let pools = Pool::ALL.iter().map(|&pool| (pool.name().to_owned(), self.memory.bytes(pool)));
-        pools.filter(|(_, bytes)| *bytes > 0).collect()
-    }
-
-    fn measure_flops(&mut self, _dtype: DType) -> Result<f64> {
-        Ok(Limits::measure_flops(self.threads()))
-    }
-
-    fn measure_bandwidth(&mut self) -> Result<f64> {
-        Ok(Limits::measure_bandwidth(self.threads()))
+    fn measure(&mut self, limit: Limit) -> Result<f64> {
+        Ok(match limit {
+            Limit::Flops(_) => Limits::measure_flops(self.threads()),
+            Limit::Bandwidth => Limits::measure_bandwidth(self.threads()),
+        })
     }
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use ironhorse_core::op::*;
-use ironhorse_core::{Builder, DType, Engine, Pool, Program, Scalars, Slot};
+use ironhorse_core::{Builder, DType, Engine, EngineExt, Pool, Program, Scalars, Slot};
 use ironhorse_cpu::CpuEngine;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};

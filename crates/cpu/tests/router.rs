@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use ironhorse_core::op::{RouterBwd, RouterFwd};
-use ironhorse_core::{Builder, DType, Engine, Program, Scalars, Slot};
+use ironhorse_core::{Builder, DType, Engine, EngineExt, Program, Scalars, Slot};
 use ironhorse_cpu::CpuEngine;
 use ironhorse_testkit::{OracleEngine, Rng};
 

@@ -1,7 +1,7 @@
 //! Every conformance case gives the same bits with 1, 2 and 5 threads, on every instruction set of this machine.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-use ironhorse_core::{Engine, Layout, Precision};
+use ironhorse_core::{Engine, EngineExt, Layout, Precision};
 use ironhorse_cpu::CpuEngine;
 use ironhorse_cpu::isa::Isa;
 use ironhorse_testkit::{Case, cases_in};

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use ironhorse_core::op::AdamW;
-use ironhorse_core::{Builder, DType, Engine, Pool, Precision, Scalars, Section};
+use ironhorse_core::{Builder, DType, Engine, EngineExt, Pool, Precision, Scalars, Section};
 use ironhorse_cuda::{CudaEngine, Settings};
 use ironhorse_testkit::check_residual;
 use std::time::Instant;

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
 use ironhorse_core::op::{AttentionBwd, AttentionFwd};
-use ironhorse_core::{Builder, DType, Engine, Program, Scalars, Section, Slot, bf16_to_f32, f32_to_bf16};
+use ironhorse_core::{
+    Builder, DType, Engine, EngineExt, Program, Scalars, Section, Slot, bf16_to_f32, f32_to_bf16,
+};
 use ironhorse_cuda::{Attention, CudaEngine, Settings};
 
 #[derive(Clone, Copy)]

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use ironhorse_core::op::{Act, LinearFwd, PreAct};
-use ironhorse_core::{Builder, DType, Engine, Precision, Scalars};
+use ironhorse_core::{Builder, DType, Engine, EngineExt, Precision, Scalars};
 use ironhorse_cuda::{CudaEngine, Settings};
 use ironhorse_testkit::Rng;
 use std::path::Path;

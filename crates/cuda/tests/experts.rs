@@ -10,7 +10,7 @@ use ironhorse_core::op::{
     PermuteBwd, ResidualRmsNormFwd, RmsNormBwd, Rope, RouteSort, RouterBwd, RouterFwd, RouterLoad, SwigluBwd,
     SwigluFwd,
 };
-use ironhorse_core::{Builder, DType, Engine, Program, Scalars, Shape, Slot};
+use ironhorse_core::{Builder, DType, Engine, EngineExt, Program, Scalars, Shape, Slot};
 use ironhorse_cuda::{CudaEngine, Settings};
 use ironhorse_testkit::Rng;
 use std::time::Instant;

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use ironhorse_core::op::{Add, CrossEntropy, Fill};
-use ironhorse_core::{Builder, DType, Engine, Scalars, Slot};
+use ironhorse_core::{Builder, DType, Engine, EngineExt, Scalars, Slot};
 use ironhorse_cuda::{CudaEngine, Settings};
 
 const ROWS: usize = 42_752;

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // a panic is a failed test, in helpers too
 
-use ironhorse::core::{Engine, Pool, Precision, Scalars};
+use ironhorse::core::{Engine, EngineExt, Pool, Precision, Scalars};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::cuda::{CudaEngine, Settings};
 use ironhorse::train::model::{Gpt2Config, ModelConfig};

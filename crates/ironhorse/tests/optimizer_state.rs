@@ -5,7 +5,7 @@
 
 use ironhorse::core::op::AdamW;
 use ironhorse::core::{
-    Builder, DType, Engine, Pool, Precision, RandomRounding, Scalars, Section, bf16_to_f32,
+    Builder, DType, Engine, EngineExt, Pool, Precision, RandomRounding, Scalars, Section, bf16_to_f32,
 };
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::format::answer_key::AnswerKey;

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
-use ironhorse::core::{DType, Engine, Pool, Precision, Program, Result, Scalars};
+use ironhorse::core::{DType, Engine, EngineExt, Pool, Precision, Program, Result, Scalars};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::format::answer_key::AnswerKey;
 use ironhorse::train::model::{Gpt2Config, ModelConfig, Recompute};

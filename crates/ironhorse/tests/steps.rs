@@ -191,9 +191,9 @@ fn the_reported_peak_is_what_the_engine_holds() {
     for (seq, config) in [(5, odd()), (67, odd()), (67, odd_experts())] {
         let mut session = session(Box::new(CpuEngine::new(1)), config, (2, seq), Recompute::None);
         let planned = session.train_program().unwrap().layout().total();
-        assert_eq!(session.engine().allocated(), planned);
+        assert_eq!(session.engine().memory().allocated, planned);
         run(&mut session, 2, seq, 2);
-        assert_eq!(session.engine().allocated(), planned, "a step must not take more");
+        assert_eq!(session.engine().memory().allocated, planned, "a step must not take more");
     }
 }
 

@@ -4,7 +4,7 @@ use crate::Case;
 use crate::tolerance::{Terms, tolerance};
 use crate::update;
 use ironhorse_core::op::{Access, Arg};
-use ironhorse_core::{DType, Engine, Error, Pool, Precision, Result, Shape, Slot};
+use ironhorse_core::{DType, Engine, EngineExt, Error, Pool, Precision, Result, Shape, Slot};
 use std::fmt;
 
 /// The value of all memory outside the slots of the case: large, so that reading it by mistake is noticed.

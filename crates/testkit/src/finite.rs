@@ -4,7 +4,7 @@
 //! gradient agrees to better than 1e-7, a wrong one does not.
 
 use crate::{OracleEngine, Rng};
-use ironhorse_core::{Engine, Error, Pool, Program, Result, Scalars, Section, Slot};
+use ironhorse_core::{Engine, EngineExt, Error, Pool, Program, Result, Scalars, Section, Slot};
 use std::fmt;
 
 const H: f64 = 1e-5;

@@ -4,8 +4,8 @@ use crate::Rng;
 use crate::conformance::read;
 use ironhorse_core::op::AdamW;
 use ironhorse_core::{
-    Builder, DType, Engine, Pool, Precision, Program, Result, Scalars, Section, bf16_to_f32, f32_to_bf16,
-    join_master, split_master,
+    Builder, DType, Engine, EngineExt, Pool, Precision, Program, Result, Scalars, Section, bf16_to_f32,
+    f32_to_bf16, join_master, split_master,
 };
 
 /// Parameters as (elements, decay): more elements than a block of a kernel, odd sizes, and a gap between two.

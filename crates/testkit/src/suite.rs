@@ -4,7 +4,7 @@ use crate::case::is_choice;
 use crate::conformance::{Check, Fault, Mismatch, Report, check_against, check_refusal};
 use crate::{Case, cases_in, refusals_in};
 use ironhorse_core::op::Op;
-use ironhorse_core::{Engine, Layout, Precision, Result};
+use ironhorse_core::{Engine, EngineExt, Layout, Precision, Result};
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};

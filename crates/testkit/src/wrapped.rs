@@ -1,6 +1,9 @@
 //! An engine that wraps another one and changes its behaviour, to build engines that are broken on purpose.
 
-use ironhorse_core::{Engine, HostMemory, Layout, MakeHostMemory, Pending, Program, Result, Scalars, Slot};
+use ironhorse_core::{
+    DeviceDescription, Engine, HostMemory, HostSlice, HostSliceMut, Layout, MakeHostMemory, MemoryUse,
+    Pending, Program, Result, Scalars, Slot,
+};
 use std::ops::Range;
 
 /// The engine `inner` with the methods that `hook` overrides.
@@ -19,9 +22,9 @@ pub trait Hook<E: Engine + ?Sized>: Send {
         inner.run(program, ops, scalars)
     }
 
-    /// See [`Engine::read_f32`].
-    fn read_f32(&mut self, inner: &mut E, slot: Slot, data: &mut [f32]) -> Result<()> {
-        inner.read_f32(slot, data)
+    /// See [`Engine::read`].
+    fn read(&mut self, inner: &mut E, slot: Slot, out: HostSliceMut<'_>) -> Result<()> {
+        inner.read(slot, out)
     }
 
     /// See [`Engine::start_read`].
@@ -43,44 +46,24 @@ impl<E: Engine, H: Hook<E>> Wrapped<E, H> {
 }
 
 impl<E: Engine + ?Sized, H: Hook<E>> Engine for Wrapped<E, H> {
-    fn name(&self) -> &str {
-        self.inner.name()
+    fn device(&self) -> &DeviceDescription {
+        self.inner.device()
+    }
+
+    fn memory(&self) -> MemoryUse {
+        self.inner.memory()
     }
 
     fn reserve(&mut self, layout: &Layout) -> Result<()> {
         self.inner.reserve(layout)
     }
 
-    fn allocated(&self) -> usize {
-        self.inner.allocated()
+    fn write(&mut self, slot: Slot, data: HostSlice<'_>) -> Result<()> {
+        self.inner.write(slot, data)
     }
 
-    fn free_memory(&self) -> Option<usize> {
-        self.inner.free_memory()
-    }
-
-    fn write_f32(&mut self, slot: Slot, data: &[f32]) -> Result<()> {
-        self.inner.write_f32(slot, data)
-    }
-
-    fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> Result<()> {
-        self.hook.read_f32(&mut self.inner, slot, data)
-    }
-
-    fn write_i32(&mut self, slot: Slot, data: &[i32]) -> Result<()> {
-        self.inner.write_i32(slot, data)
-    }
-
-    fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> Result<()> {
-        self.inner.read_i32(slot, data)
-    }
-
-    fn read_bytes(&mut self, slot: Slot, out: &mut [u8]) -> Result<()> {
-        self.inner.read_bytes(slot, out)
-    }
-
-    fn write_bytes(&mut self, slot: Slot, data: &[u8]) -> Result<()> {
-        self.inner.write_bytes(slot, data)
+    fn read(&mut self, slot: Slot, out: HostSliceMut<'_>) -> Result<()> {
+        self.hook.read(&mut self.inner, slot, out)
     }
 
     fn host_memory(&self) -> MakeHostMemory {

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::session::{PendingUpdate, Session, io};
-use ironhorse_core::{Program, Scalars, Section, Timed};
+use ironhorse_core::{EngineExt, Program, Scalars, Section, Timed};
 use std::time::{Duration, Instant};
 
 /// How often to run.

@@ -8,7 +8,7 @@ use crate::hardware::{COMMIT, Hardware, VERSION, human_bytes, peak_rss};
 use crate::{Outcome, out};
 use anyhow::Result;
 use clap::Args;
-use ironhorse::core::{DType, Limits};
+use ironhorse::core::{DType, EngineExt, Limits};
 use ironhorse::train::bench::{Timing, time_steps};
 use ironhorse::train::session::Session;
 use serde::Serialize;
@@ -92,7 +92,7 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
     let timing = time_steps(&mut session, [&x, &y], &work.scalars(), &work.repeat())?;
     let startup = timing.first_done.map_or(Duration::ZERO, |done| (done - start).saturating_sub(measuring));
     let peak = peak_rss(); // before the limits are measured, which take memory of their own
-    let memory = session.engine().memory_use();
+    let memory = session.engine().memory().by_category;
     let limits = limits_after(session.engine(), dtype, before)?;
     let report = report(work, &mut session, &timing, Measured { startup, peak, memory, limits, dtype })?;
     print(&report)?;
@@ -121,7 +121,7 @@ fn report(
     let model_flops = model_flops(session)?;
     let (parameters, active_parameters) = (session.config().told_params(), session.config().active_params());
     let engine = session.engine();
-    let gpu = engine.device_name();
+    let gpu = engine.device().product.clone();
     let on_device = memory.iter().map(|(_, bytes)| *bytes as u64).sum::<u64>();
     let on_device = gpu.is_some().then_some(on_device);
     let (peak_bytes, peak_source) = match (on_device, peak) {
@@ -156,12 +156,12 @@ fn report(
         gflops: flops / seconds / 1e9,
         gflops_possible: limits.flops_per_s / 1e9,
         gb_per_s_possible: limits.bytes_per_s / 1e9,
-        utilization: Utilization::new(model_flops / seconds, engine.datasheet_flops(dtype), &limits),
+        utilization: Utilization::new(model_flops / seconds, engine.device().datasheet_flops(dtype), &limits),
         peak_bytes,
         peak_source,
         peak_device_bytes: on_device,
         memory_use: memory_map(&memory),
-        startup_peak_bytes: on_device.map(|bytes| bytes + engine.memory_freed() as u64),
+        startup_peak_bytes: on_device.map(|bytes| bytes + engine.memory().freed as u64),
         planned_bytes,
         loss: timing.losses.last().copied().unwrap_or(f32::NAN),
         losses: timing.losses.clone(),

@@ -12,7 +12,7 @@ use crate::{Outcome, number, out};
 use anyhow::Result;
 use clap::Args;
 use ironhorse::Device;
-use ironhorse::core::{Limits, Node, Pool, Section};
+use ironhorse::core::{EngineExt, Limits, Node, Pool, Section};
 use ironhorse::cuda::Settings;
 use ironhorse::train::format::ModelChoice;
 use serde::Serialize;
@@ -97,7 +97,7 @@ struct PlanReport {
 fn look(args: &PlanArgs, device: Device, dtype: Dtype) -> Result<(Option<u64>, Option<Limits>)> {
     let mut engine =
         device.engine(args.threads, &Settings { tf32: dtype == Dtype::Tf32, ..Settings::default() })?;
-    let has = args.memory.or(engine.free_memory().map(|free| free as u64)).or_else(memory);
+    let has = args.memory.or(engine.memory().free.map(|free| free as u64)).or_else(memory);
     let runs = device != Device::Cpu || dtype == Dtype::F32;
     let limits = runs.then(|| engine.measure_limits(dtype.precision(1).weights)).transpose()?;
     Ok((has, limits))

@@ -10,7 +10,7 @@ use crate::{Outcome, number, out};
 use anyhow::Result;
 use clap::Args;
 use group::{Group, Style, groups, idle, of_kernels, of_ops, table};
-use ironhorse::core::{Limits, Program, Section};
+use ironhorse::core::{EngineExt, Limits, Program, Section};
 use ironhorse::train::bench::{Recording, profile_steps, time_steps};
 use ironhorse::train::picture::{Bar, Bars, bars_svg};
 use serde::Serialize;
@@ -104,16 +104,16 @@ pub fn run(args: &ProfileArgs) -> Result<Outcome> {
     let dtype = work.element()?;
     let (mut session, x, y) = work.prepare()?;
     let before = flops_before(session.engine(), dtype)?;
-    let gpu = session.engine().device_name();
+    let gpu = session.engine().device().product.clone();
     // Normal steps first: a profiler, once attached, slows them down.
     let step = match gpu {
         Some(_) => Some(time_steps(&mut session, [&x, &y], &work.scalars(), &work.repeat())?.median()),
         None => None,
     };
     let recording = profile_steps(&mut session, [&x, &y], &work.scalars(), [work.warmup, work.steps])?;
-    let memory = session.engine().memory_use();
+    let memory = session.engine().memory().by_category;
     let limits = limits_after(session.engine(), dtype, before)?;
-    let datasheet = session.engine().datasheet_flops(dtype);
+    let datasheet = session.engine().device().datasheet_flops(dtype);
     let device = session.engine().name().to_owned();
     let program = session.train_program()?;
     let figures =

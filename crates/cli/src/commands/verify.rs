@@ -7,7 +7,7 @@ use crate::hardware::check_memory;
 use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use ironhorse::core::{Engine, Pool, Scalars};
+use ironhorse::core::{Engine, EngineExt, Pool, Scalars};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::format::answer_key::AnswerKey;
 use ironhorse::train::format::debug_state::DebugState;

@@ -6,7 +6,7 @@ use crate::hardware::check_memory;
 use crate::number;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use ironhorse::core::{DType, Engine, Limits, Pool, Program, Scalars, Section};
+use ironhorse::core::{DType, Engine, EngineExt, Limit, Limits, Pool, Program, Scalars, Section};
 use ironhorse::train::bench::Repeat;
 use ironhorse::train::format::ModelChoice;
 use ironhorse::train::format::debug_state::DebugState;
@@ -159,7 +159,7 @@ impl Workload {
 /// The rate of arithmetic before the work is timed. A machine shared with others is faster at one moment than at
 /// another; a GPU is ours alone, and loading its libraries belongs to the time it takes to start.
 pub fn flops_before(engine: &mut dyn Engine, dtype: DType) -> Result<f64> {
-    if engine.device_name().is_some() { Ok(0.0) } else { Ok(engine.measure_flops(dtype)?) }
+    if engine.device().product.is_some() { Ok(0.0) } else { Ok(engine.measure(Limit::Flops(dtype))?) }
 }
 
 /// The limits, once the work has been timed.

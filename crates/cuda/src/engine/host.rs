@@ -3,24 +3,29 @@
 use super::CudaEngine;
 use crate::memory::PinnedMemory;
 use crate::staging::{to_device, to_host};
-use crate::{Error, Result};
 use ironhorse_core::{
-    DType, Engine, HostMemory, Layout, MakeHostMemory, Pending, Program, Scalars, Slot, Timed, TokenChoice,
-    check_host_bytes,
+    DeviceDescription, Engine, HostMemory, HostSlice, HostSliceMut, Layout, Limit, MakeHostMemory, MemoryUse,
+    Pending, Program, Scalars, Slot, Timed, TokenChoice,
 };
 use std::ops::Range;
 
 impl Engine for CudaEngine {
-    fn name(&self) -> &str {
-        &self.name
+    fn device(&self) -> &DeviceDescription {
+        &self.description
+    }
+
+    fn memory(&self) -> MemoryUse {
+        let (held, peak) = self.device.held();
+        MemoryUse {
+            allocated: self.memory.allocated() + self.scratch.allocated(),
+            by_category: self.memory_by_category(),
+            free: self.device.memory().ok().map(|(free, _)| free),
+            freed: peak.saturating_sub(held),
+        }
     }
 
     fn reserve(&mut self, layout: &Layout) -> ironhorse_core::Result<()> {
         Ok(self.reserve_all(layout)?)
-    }
-
-    fn allocated(&self) -> usize {
-        self.memory.allocated() + self.scratch.allocated()
     }
 
     fn choices(&self) -> Vec<(String, String)> {
@@ -32,50 +37,35 @@ impl Engine for CudaEngine {
         Ok(())
     }
 
-    fn free_memory(&self) -> Option<usize> {
-        self.device.memory().ok().map(|(free, _)| free)
-    }
-
-    fn write_f32(&mut self, slot: Slot, data: &[f32]) -> ironhorse_core::Result<()> {
+    fn write(&mut self, slot: Slot, data: HostSlice<'_>) -> ironhorse_core::Result<()> {
+        data.check(&slot)?;
         let size = slot.dtype.size();
-        Ok(self.write(slot, data.len(), |range, to| {
-            to_device(slot.dtype, &data[range.start / size..range.end / size], to);
+        Ok(self.upload(slot, |range, to| match data {
+            HostSlice::F32(data) => to_device(slot.dtype, &data[range.start / size..range.end / size], to),
+            HostSlice::I32(data) => {
+                let cells = to.as_chunks_mut().0.iter_mut().zip(&data[range.start / size..range.end / size]);
+                cells.for_each(|(cell, value)| *cell = value.to_le_bytes());
+            }
+            HostSlice::Bytes(data) => to.copy_from_slice(&data[range]),
         })?)
     }
 
-    fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> ironhorse_core::Result<()> {
+    fn read(&mut self, slot: Slot, mut out: HostSliceMut<'_>) -> ironhorse_core::Result<()> {
+        out.check(&slot)?;
         let size = slot.dtype.size();
-        Ok(self.read(slot, data.len(), |range, from| {
-            to_host(slot.dtype, from, &mut data[range.start / size..range.end / size]);
-        })?)
-    }
-
-    fn write_i32(&mut self, slot: Slot, data: &[i32]) -> ironhorse_core::Result<()> {
-        is_i32(&slot)?;
-        Ok(self.write(slot, data.len(), |range, to| {
-            for (to, value) in to.chunks_exact_mut(4).zip(&data[range.start / 4..range.end / 4]) {
-                to.copy_from_slice(&value.to_le_bytes());
+        Ok(self.download(slot, |range, from| match &mut out {
+            HostSliceMut::F32(out) => {
+                to_host(slot.dtype, from, &mut out[range.start / size..range.end / size]);
             }
-        })?)
-    }
-
-    fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> ironhorse_core::Result<()> {
-        is_i32(&slot)?;
-        Ok(self.read(slot, data.len(), |range, from| {
-            for (value, from) in data[range.start / 4..range.end / 4].iter_mut().zip(from.chunks_exact(4)) {
-                *value = i32::from_le_bytes([from[0], from[1], from[2], from[3]]);
+            HostSliceMut::I32(out) => {
+                let values = &mut out[range.start / size..range.end / size];
+                values
+                    .iter_mut()
+                    .zip(from.as_chunks().0)
+                    .for_each(|(value, &cell)| *value = i32::from_le_bytes(cell));
             }
+            HostSliceMut::Bytes(out) => out[range].copy_from_slice(from),
         })?)
-    }
-
-    fn read_bytes(&mut self, slot: Slot, out: &mut [u8]) -> ironhorse_core::Result<()> {
-        check_host_bytes(&slot, out.len())?;
-        Ok(self.read(slot, slot.numel(), |range, from| out[range].copy_from_slice(from))?)
-    }
-
-    fn write_bytes(&mut self, slot: Slot, data: &[u8]) -> ironhorse_core::Result<()> {
-        check_host_bytes(&slot, data.len())?;
-        Ok(self.write(slot, slot.numel(), |range, to| to.copy_from_slice(&data[range]))?)
     }
 
     fn host_memory(&self) -> MakeHostMemory {
@@ -123,37 +113,11 @@ impl Engine for CudaEngine {
         Ok(self.record_kernels(program, ops, scalars, record)?)
     }
 
-    fn memory_freed(&self) -> usize {
-        let (held, peak) = self.device.held();
-        peak.saturating_sub(held)
-    }
-
-    fn memory_use(&self) -> Vec<(String, usize)> {
-        self.memory_by_category()
-    }
-
-    fn device_name(&self) -> Option<String> {
-        Some(self.device.info.name.clone())
-    }
-
-    fn datasheet_flops(&self, dtype: DType) -> Option<f64> {
-        super::limits::datasheet_flops(&self.device.info.name, dtype, self.settings.tf32)
-    }
-
-    fn measure_flops(&mut self, dtype: DType) -> ironhorse_core::Result<f64> {
+    fn measure(&mut self, limit: Limit) -> ironhorse_core::Result<f64> {
         let device = self.device;
-        Ok(device.aside(|| self.product_rate(dtype))?)
+        Ok(device.aside(|| match limit {
+            Limit::Flops(dtype) => self.product_rate(dtype),
+            Limit::Bandwidth => self.copy_rate(),
+        })?)
     }
-
-    fn measure_bandwidth(&mut self) -> ironhorse_core::Result<f64> {
-        let device = self.device;
-        Ok(device.aside(|| self.copy_rate())?)
-    }
-}
-
-fn is_i32(slot: &Slot) -> Result<()> {
-    if slot.dtype == DType::I32 {
-        return Ok(());
-    }
-    Err(Error::Input(format!("integers do not fit a slot of {}", slot.dtype)))
 }

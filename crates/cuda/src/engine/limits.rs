@@ -40,16 +40,14 @@ const DATASHEET: &[(&[&str], f64)] = &[
     (&["RTX", "5090"], 209.5),
 ];
 
-/// What the maker promises for dense products; f32 without tf32 does not run on tensor cores and is not listed.
-pub(crate) fn datasheet_flops(name: &str, dtype: DType, tf32: bool) -> Option<f64> {
+/// What the maker states for dense products; f32 without tf32 does not run on tensor cores and is not listed.
+pub(crate) fn datasheet(name: &str, tf32: bool) -> Vec<(DType, f64)> {
     let words: Vec<&str> = name.split([' ', '-']).collect();
     let known = DATASHEET.iter().find(|(all, _)| all.iter().all(|word| words.contains(word)));
-    let bf16 = known.map(|(_, rate)| rate * 1e12)?;
-    match dtype {
-        DType::BF16 => Some(bf16),
-        DType::F32 if tf32 => Some(bf16 / 2.0),
-        _ => None,
-    }
+    let Some(bf16) = known.map(|(_, rate)| rate * 1e12) else { return Vec::new() };
+    let mut rates = vec![(DType::BF16, bf16)];
+    rates.extend(tf32.then_some((DType::F32, bf16 / 2.0)));
+    rates
 }
 
 impl CudaEngine {
@@ -140,7 +138,7 @@ mod tests {
 
     #[test]
     fn datasheets_are_found_by_name() {
-        let rate = |name: &str| datasheet_flops(name, DType::BF16, false).map(|rate| rate / 1e12);
+        let rate = |name: &str| datasheet(name, false).first().map(|(_, rate)| rate / 1e12);
         assert_eq!(rate("NVIDIA H200"), Some(989.4));
         assert_eq!(rate("NVIDIA H100 80GB HBM3"), Some(989.4));
         assert_eq!(rate("NVIDIA H100 PCIe"), Some(756.0));
@@ -148,8 +146,9 @@ mod tests {
         assert_eq!(rate("NVIDIA GeForce RTX 4090"), Some(165.2));
         assert_eq!(rate("NVIDIA H20"), Some(148.0));
         assert_eq!(rate("NVIDIA T4"), None);
-        assert_eq!(datasheet_flops("NVIDIA H200", DType::F32, true), Some(494.7e12));
-        assert_eq!(datasheet_flops("NVIDIA H200", DType::F32, false), None);
+        let tf32 = [(DType::BF16, 989.4e12), (DType::F32, 494.7e12)];
+        assert_eq!(datasheet("NVIDIA H200", true), tf32);
+        assert_eq!(datasheet("NVIDIA H200", false), tf32[..1]);
     }
 
     #[test]

@@ -24,7 +24,8 @@ use crate::staging::Staging;
 use crate::{Cache, Error, Result, Settings};
 use ironhorse_core::op::Op;
 use ironhorse_core::{
-    DType, HostMemory, Layout, Pending, Program, Scalars, Slot, TokenChoice, check_host_bytes, check_host_len,
+    DType, DeviceDescription, HostMemory, Layout, Pending, Program, Scalars, Slot, TokenChoice,
+    check_host_bytes, check_host_len,
 };
 use std::collections::HashMap;
 use std::ops::Range;
@@ -35,7 +36,7 @@ use std::time::Instant;
 /// A range of ops is lowered to launches at its first run and recorded as a CUDA graph at its second; from then on one
 /// call replays it. Nothing is allocated and the host waits for nothing inside a step.
 pub struct CudaEngine {
-    name: String,
+    description: DeviceDescription,
     pub(crate) settings: Settings,
     // Launches hold functions, buffers and library handles: they go before what they point into.
     pub(crate) lowered: HashMap<Key, Lowered>,
@@ -89,7 +90,11 @@ impl CudaEngine {
             .map(|_| Ok((Pinned::new(device, FAULT_BYTES + 4)?, Event::new(device, false)?)))
             .collect::<Result<_>>()?;
         Ok(Self {
-            name: format!("cuda:{}", settings.device),
+            description: DeviceDescription {
+                name: format!("cuda:{}", settings.device),
+                datasheet: limits::datasheet(&device.info.name, settings.tf32),
+                product: Some(device.info.name.clone()),
+            },
             lowered: HashMap::new(),
             libraries: Libraries::new(cache),
             scratch: Scratch::default(),
@@ -202,15 +207,15 @@ impl CudaEngine {
         self.check_fault(&block)
     }
 
-    fn write(&mut self, slot: Slot, len: usize, fill: impl FnMut(Range<usize>, &mut [u8])) -> Result<()> {
-        check_host_len(&slot, len)?;
+    /// Copies a slot's bytes to the device; `fill(range, to)` writes each piece of them.
+    fn upload(&mut self, slot: Slot, fill: impl FnMut(Range<usize>, &mut [u8])) -> Result<()> {
         self.device.make_current()?;
         let to = self.memory.address(slot)?;
         self.staging.upload(&self.stream, to, slot.bytes(), fill)
     }
 
-    fn read(&mut self, slot: Slot, len: usize, take: impl FnMut(Range<usize>, &[u8])) -> Result<()> {
-        check_host_len(&slot, len)?;
+    /// Copies a slot's bytes to the host; `take(range, from)` receives each piece of them.
+    fn download(&mut self, slot: Slot, take: impl FnMut(Range<usize>, &[u8])) -> Result<()> {
         self.device.make_current()?;
         let from = self.memory.address(slot)?;
         self.staging.download(&self.stream, from, slot.bytes(), take)?;
@@ -230,7 +235,7 @@ impl CudaEngine {
             if pinned {
                 self.stream.download_now(now, self.memory.address(slot)?)?;
             } else {
-                self.read(slot, slot.numel(), |range, from| now[range].copy_from_slice(from))?;
+                self.download(slot, |range, from| now[range].copy_from_slice(from))?;
             }
             rest = later;
         }
@@ -295,7 +300,7 @@ impl CudaEngine {
             self.forget_launches()?; // addresses change, also where only some of the pools can grow
             self.memory.grow(self.device, &self.stream, layout)?;
         }
-        tracing::debug!("{}: {} reserved", self.name, human(self.memory.allocated()));
+        tracing::debug!("{}: {} reserved", self.description.name, human(self.memory.allocated()));
         Ok(())
     }
 }

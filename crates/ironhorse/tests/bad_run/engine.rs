@@ -1,7 +1,7 @@
 //! The CPU engine with faults: a step whose tokens contain [`MARK`] is made non-finite between its backward and its
 //! update, deterministically. Optionally results arrive late, as on a GPU.
 
-use ironhorse::core::{Engine, Pending, Program, Result, Scalars, Section, Slot};
+use ironhorse::core::{Engine, EngineExt, Pending, Program, Result, Scalars, Section, Slot};
 use ironhorse::cpu::CpuEngine;
 use ironhorse_testkit::{Hook, Wrapped};
 use std::collections::BTreeMap;

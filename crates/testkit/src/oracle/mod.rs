@@ -26,14 +26,15 @@ pub use activation::activation;
 
 use ironhorse_core::op::Op;
 use ironhorse_core::{
-    DType, Engine, Error, Layout, Param, Program, Result, Scalars, Slot, bf16_to_f32, check_host_len,
-    f32_to_bf16,
+    DType, DeviceDescription, Engine, EngineExt, Error, HostSlice, HostSliceMut, Layout, MemoryUse, Param,
+    Program, Result, Scalars, Slot, bf16_to_f32, f32_to_bf16,
 };
 use std::ops::Range;
 
-/// Runs any program in f64. Results are never rounded; only [`Engine::read_f32`] converts.
-#[derive(Debug, Default)]
+/// Runs any program in f64. Results are never rounded; only [`Engine::read`] converts.
+#[derive(Debug)]
 pub struct OracleEngine {
+    device: DeviceDescription,
     pools: Pools,
 }
 
@@ -44,10 +45,16 @@ pub(crate) struct Step<'a> {
     pub scalars: &'a Scalars,
 }
 
+impl Default for OracleEngine {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl OracleEngine {
     /// An oracle without memory yet.
     pub fn new() -> Self {
-        Self::default()
+        Self { device: DeviceDescription::host("oracle"), pools: Pools::default() }
     }
 
     /// The elements of a slot in f64.
@@ -122,16 +129,14 @@ pub(crate) fn index(value: f64, limit: usize, what: &str) -> Result<usize> {
     Err(Error::Input(format!("{what} {value} is outside the vocabulary of {limit}")))
 }
 
-fn is_i32(slot: &Slot) -> Result<()> {
-    if slot.dtype == DType::I32 {
-        return Ok(());
-    }
-    Err(Error::Input(format!("integers do not fit a slot of {}", slot.dtype)))
-}
-
 impl Engine for OracleEngine {
-    fn name(&self) -> &str {
-        "oracle"
+    fn device(&self) -> &DeviceDescription {
+        &self.device
+    }
+
+    fn memory(&self) -> MemoryUse {
+        let allocated = self.pools.bytes();
+        MemoryUse { allocated, by_category: vec![("pools".into(), allocated)], ..MemoryUse::default() }
     }
 
     fn reserve(&mut self, layout: &Layout) -> Result<()> {
@@ -139,36 +144,26 @@ impl Engine for OracleEngine {
         Ok(())
     }
 
-    fn allocated(&self) -> usize {
-        self.pools.bytes()
-    }
-
-    fn write_f32(&mut self, slot: Slot, data: &[f32]) -> Result<()> {
-        let stored = |&value: &f32| match slot.dtype {
-            DType::BF16 => f64::from(bf16_to_f32(f32_to_bf16(value))),
-            _ => f64::from(value),
+    fn write(&mut self, slot: Slot, data: HostSlice<'_>) -> Result<()> {
+        data.check(&slot)?;
+        let values: Vec<f64> = match data {
+            HostSlice::F32(data) if slot.dtype == DType::BF16 => {
+                data.iter().map(|&value| bf16_to_f32(f32_to_bf16(value)).into()).collect()
+            }
+            HostSlice::F32(data) => data.iter().map(|&value| value.into()).collect(),
+            HostSlice::I32(data) => data.iter().map(|&value| value.into()).collect(),
+            HostSlice::Bytes(data) => return self.write_bytes_as_values(slot, data),
         };
-        self.pools.write(slot, &data.iter().map(stored).collect::<Vec<_>>())
+        self.pools.write(slot, &values)
     }
 
-    fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> Result<()> {
-        check_host_len(&slot, data.len())?;
-        for (to, from) in data.iter_mut().zip(self.pools.read(slot)?) {
-            *to = from as f32;
-        }
-        Ok(())
-    }
-
-    fn write_i32(&mut self, slot: Slot, data: &[i32]) -> Result<()> {
-        is_i32(&slot)?;
-        self.pools.write(slot, &data.iter().map(|&value| f64::from(value)).collect::<Vec<_>>())
-    }
-
-    fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> Result<()> {
-        is_i32(&slot)?;
-        check_host_len(&slot, data.len())?;
-        for (to, from) in data.iter_mut().zip(self.pools.read(slot)?) {
-            *to = from as i32;
+    fn read(&mut self, slot: Slot, out: HostSliceMut<'_>) -> Result<()> {
+        out.check(&slot)?;
+        let values = self.pools.read(slot)?;
+        match out {
+            HostSliceMut::F32(out) => out.iter_mut().zip(values).for_each(|(to, from)| *to = from as f32),
+            HostSliceMut::I32(out) => out.iter_mut().zip(values).for_each(|(to, from)| *to = from as i32),
+            HostSliceMut::Bytes(out) => return self.read_bytes_as_values(slot, out),
         }
         Ok(())
     }
@@ -184,5 +179,32 @@ impl Engine for OracleEngine {
 
     fn synchronize(&mut self) -> Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ironhorse_core::Builder;
+
+    /// The oracle holds f64: bytes become elements and the same bytes again, in every element type.
+    #[test]
+    fn bytes_survive_in_every_element_type() {
+        for (dtype, bytes) in [
+            (DType::F32, [0_u8, 0, 0xc0, 0x3f, 1, 0, 0, 0]),
+            (DType::I32, [0xff, 0xff, 0xff, 0x7f, 1, 0, 0, 0x80]),
+            (DType::BF16, [0xc0, 0x3f, 1, 0, 0x80, 0xff, 0x80, 0x7f]),
+            (DType::I16, [0xff, 0x7f, 0, 0x80, 0xff, 0xff, 1, 0]),
+        ] {
+            let mut b = Builder::new();
+            let slot = b.io("x", [8 / dtype.size()], dtype);
+            let (mut oracle, mut again) = (OracleEngine::new(), [0; 8]);
+            oracle.reserve(b.finish().unwrap().layout()).unwrap();
+            oracle.write_bytes(slot, &bytes).unwrap();
+            oracle.read_bytes(slot, &mut again).unwrap();
+            assert_eq!(again, bytes, "{dtype}");
+            assert!(oracle.read_bytes(slot, &mut [0; 7]).is_err());
+            assert_eq!(oracle.read_i32(slot, &mut [0; 2]).is_ok(), dtype == DType::I32);
+        }
     }
 }

@@ -10,7 +10,7 @@ use crate::run::metrics::Metrics;
 use crate::verify::first_non_finite;
 use crate::verify::replay::dtype_name;
 use crate::{Error, Result};
-use ironhorse_core::Scalars;
+use ironhorse_core::{EngineExt, Scalars};
 use std::path::{Path, PathBuf};
 
 /// Good steps after which a run that went back may go back again.

@@ -1,7 +1,9 @@
 //! Master weights in the memory of an engine, however they are kept.
 
 use ironhorse_core::parallel::{self, PIECE};
-use ironhorse_core::{DType, Engine, Result, Slot, bf16_to_f32, f32_to_bf16, join_master, split_master};
+use ironhorse_core::{
+    DType, Engine, EngineExt, Result, Slot, bf16_to_f32, f32_to_bf16, join_master, split_master,
+};
 
 /// Copies master weights out: `master` itself where it is f32, else what `params` and the 16 bits beside them make.
 pub(crate) fn read_master(

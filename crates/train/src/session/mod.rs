@@ -11,7 +11,7 @@ use crate::format::checkpoint::{Checkpoint, CheckpointParts, widen};
 use crate::model::{ModelConfig, Recompute, init};
 use crate::{Error, Result};
 use ironhorse_core::{
-    Engine, Layout, Param, Pending, Pool, Precision, Program, Scalars, Section, Slot, TokenChoice,
+    Engine, EngineExt, Layout, Param, Pending, Pool, Precision, Program, Scalars, Section, Slot, TokenChoice,
 };
 
 /// Which programs a session is made for.

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::session::{Session, io};
-use ironhorse_core::{DType, Pool, Program, Scalars, Section, Shape, Slot};
+use ironhorse_core::{DType, EngineExt, Pool, Program, Scalars, Section, Shape, Slot};
 use serde::Serialize;
 use std::fmt;
 

@@ -20,7 +20,7 @@ pub use rounding::{Rounding, RoundingEngine};
 use crate::model::Recompute;
 use crate::session::{Session, SessionSpec, io};
 use crate::{Error, Result};
-use ironhorse_core::{Engine, Pool, Precision, Program, Scalars, Section, Slot, ValueKind};
+use ironhorse_core::{Engine, EngineExt, Pool, Precision, Program, Scalars, Section, Slot, ValueKind};
 use limits::Limits;
 
 /// Tolerances: the relative error of each tensor by norm, and of the loss.

@@ -4,8 +4,8 @@
 use crate::session::master::{is_residual, read_master, write_master};
 use ironhorse_core::op::{AdamW, Op};
 use ironhorse_core::{
-    DType, Engine, Error, Layout, Program, RandomRounding, Result, Scalars, Slot, bf16_to_f32,
-    check_host_len, f32_to_bf16,
+    DType, DeviceDescription, Engine, EngineExt, Error, HostSlice, HostSliceMut, Layout, MemoryUse, Program,
+    RandomRounding, Result, Scalars, Slot, bf16_to_f32, f32_to_bf16,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,7 +22,7 @@ pub enum Rounding {
 /// An engine for bf16 or tf32 programs on top of an f32 engine. For checks, not for speed.
 pub struct RoundingEngine {
     inner: Box<dyn Engine>,
-    name: String,
+    device: DeviceDescription,
     rounding: Rounding,
     /// The program that the inner engine runs, by the number of the original program.
     twins: BTreeMap<u64, Program>,
@@ -32,8 +32,8 @@ pub struct RoundingEngine {
 impl RoundingEngine {
     /// Computes on `inner`.
     pub fn new(inner: Box<dyn Engine>, rounding: Rounding) -> Self {
-        let name = format!("{} with rounding", inner.name());
-        Self { inner, name, rounding, twins: BTreeMap::new(), values: Vec::new() }
+        let device = DeviceDescription::host(format!("{} with rounding", inner.name()));
+        Self { inner, device, rounding, twins: BTreeMap::new(), values: Vec::new() }
     }
 
     /// Where the inner engine keeps a tensor.
@@ -149,8 +149,12 @@ impl RoundingEngine {
 }
 
 impl Engine for RoundingEngine {
-    fn name(&self) -> &str {
-        &self.name
+    fn device(&self) -> &DeviceDescription {
+        &self.device
+    }
+
+    fn memory(&self) -> MemoryUse {
+        self.inner.memory()
     }
 
     fn reserve(&mut self, layout: &Layout) -> Result<()> {
@@ -160,31 +164,26 @@ impl Engine for RoundingEngine {
         }
     }
 
-    fn allocated(&self) -> usize {
-        self.inner.allocated()
-    }
-
-    fn write_f32(&mut self, slot: Slot, data: &[f32]) -> Result<()> {
-        check_host_len(&slot, data.len())?;
+    fn write(&mut self, slot: Slot, data: HostSlice<'_>) -> Result<()> {
+        data.check(&slot)?;
         let place = self.place(slot);
-        if slot.dtype != DType::BF16 {
-            return self.inner.write_f32(place, data);
+        match data {
+            HostSlice::F32(data) if slot.dtype == DType::BF16 => {
+                self.values.clear();
+                self.values.extend(data.iter().map(|&value| round_bf16(value)));
+                self.inner.write_f32(place, &self.values)
+            }
+            HostSlice::Bytes(data) => self.write_bytes_as_values(slot, data),
+            data => self.inner.write(place, data),
         }
-        self.values.clear();
-        self.values.extend(data.iter().map(|&value| round_bf16(value)));
-        self.inner.write_f32(place, &self.values)
     }
 
-    fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> Result<()> {
-        self.inner.read_f32(self.place(slot), data)
-    }
-
-    fn write_i32(&mut self, slot: Slot, data: &[i32]) -> Result<()> {
-        self.inner.write_i32(self.place(slot), data)
-    }
-
-    fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> Result<()> {
-        self.inner.read_i32(self.place(slot), data)
+    fn read(&mut self, slot: Slot, out: HostSliceMut<'_>) -> Result<()> {
+        out.check(&slot)?;
+        match out {
+            HostSliceMut::Bytes(out) => self.read_bytes_as_values(slot, out),
+            out => self.inner.read(self.place(slot), out),
+        }
     }
 
     fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()> {

@@ -4,7 +4,7 @@ use super::TrainArgs;
 use crate::hardware::{COMMIT, Hardware};
 use crate::{Outcome, out, signals};
 use anyhow::Result;
-use ironhorse::core::Engine;
+use ironhorse::core::{Engine, EngineExt};
 use ironhorse::train::format::checkpoint::Best;
 use ironhorse::train::run::{Ending, RunFolder, SaveStats, Started, StopReason, Summary, host, utc};
 use serde::Serialize;
@@ -129,13 +129,13 @@ pub fn started(line: &[OsString], engine: &mut dyn Engine, step: u64) -> Started
 /// The machine and, of a GPU, the libraries in use.
 fn hardware(engine: &mut dyn Engine) -> serde_json::Value {
     let mut json = serde_json::to_value(Hardware::detect()).unwrap_or_default();
-    if let Some(name) = engine.device_name() {
+    if let Some(name) = &engine.device().product {
         let libraries = ironhorse::cuda::report::libraries().into_iter();
         let libraries = libraries.filter_map(|library| {
             let (version, path) = library.found.ok()?;
             Some((library.name.to_owned(), serde_json::json!({ "version": version, "path": path })))
         });
-        json["gpu"] = name.into();
+        json["gpu"] = name.as_str().into();
         json["libraries"] = serde_json::Value::Object(libraries.collect());
     }
     json

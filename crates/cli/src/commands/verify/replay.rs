@@ -6,14 +6,13 @@ use crate::hardware::{check_memory, human_bytes, memory};
 use crate::{Outcome, out};
 use anyhow::{Result, bail};
 use ironhorse::Device;
-use ironhorse::core::{Engine, Layout, Program, Scalars, Section, Slot};
+use ironhorse::core::{Engine, EngineExt, HostSliceMut, Section, Slot};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::cuda::{Attention, Settings};
 use ironhorse::train::run::{BAD, read_algorithms};
 use ironhorse::train::verify::replay::{Place, Replay, ReplayReport, Rerun, Role};
-use ironhorse_testkit::OracleEngine;
+use ironhorse_testkit::{Hook, OracleEngine, Wrapped};
 use serde_json::Value;
-use std::ops::Range;
 use std::path::Path;
 
 /// From how many operations on the f64 oracle is worth a warning: about a minute.
@@ -59,7 +58,7 @@ pub fn run(path: &Path, args: &VerifyArgs) -> Result<Outcome> {
         again.left_out.push(("oracle in f64".into(), "--no-oracle".into()));
     } else {
         again.say_how_long()?;
-        again.run("oracle", "f64", Role::F64, || Ok(Box::new(Unrounded(OracleEngine::new()))));
+        again.run("oracle", "f64", Role::F64, || Ok(Box::new(Wrapped::new(OracleEngine::new(), Unrounded))));
     }
     let Again { reruns, left_out, .. } = again;
     if reruns.is_empty() {
@@ -151,57 +150,26 @@ fn algorithms(path: &Path) -> Vec<(String, String)> {
     run.and_then(|run| read_algorithms(run).ok()).unwrap_or_default()
 }
 
-/// The oracle, whose numbers stay finite when they are read as f32: what f64 holds and f32 does not is not an infinity.
-struct Unrounded(OracleEngine);
+/// Keeps the oracle's numbers finite when they are read as f32: a number that overflows f32 and not f64 is no infinity.
+struct Unrounded;
 
-impl Engine for Unrounded {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn reserve(&mut self, layout: &Layout) -> ironhorse::core::Result<()> {
-        self.0.reserve(layout)
-    }
-
-    fn allocated(&self) -> usize {
-        self.0.allocated()
-    }
-
-    fn write_f32(&mut self, slot: Slot, data: &[f32]) -> ironhorse::core::Result<()> {
-        self.0.write_f32(slot, data)
-    }
-
-    fn read_f32(&mut self, slot: Slot, data: &mut [f32]) -> ironhorse::core::Result<()> {
-        self.0.read_f32(slot, data)?;
-        if data.iter().all(|value| value.is_finite()) {
+impl Hook<OracleEngine> for Unrounded {
+    fn read(
+        &mut self,
+        oracle: &mut OracleEngine,
+        slot: Slot,
+        out: HostSliceMut<'_>,
+    ) -> ironhorse::core::Result<()> {
+        let HostSliceMut::F32(out) = out else { return oracle.read(slot, out) };
+        oracle.read_f32(slot, out)?;
+        if out.iter().all(|value| value.is_finite()) {
             return Ok(());
         }
-        for (to, from) in data.iter_mut().zip(self.0.read_f64(slot)?) {
+        for (to, from) in out.iter_mut().zip(oracle.read_f64(slot)?) {
             if from.is_finite() {
                 *to = to.clamp(f32::MIN, f32::MAX);
             }
         }
         Ok(())
-    }
-
-    fn write_i32(&mut self, slot: Slot, data: &[i32]) -> ironhorse::core::Result<()> {
-        self.0.write_i32(slot, data)
-    }
-
-    fn read_i32(&mut self, slot: Slot, data: &mut [i32]) -> ironhorse::core::Result<()> {
-        self.0.read_i32(slot, data)
-    }
-
-    fn run(
-        &mut self,
-        program: &Program,
-        ops: Range<usize>,
-        scalars: &Scalars,
-    ) -> ironhorse::core::Result<()> {
-        self.0.run(program, ops, scalars)
-    }
-
-    fn synchronize(&mut self) -> ironhorse::core::Result<()> {
-        self.0.synchronize()
     }
 }

@@ -157,7 +157,7 @@ impl Saver {
 
     /// Begins to make the snapshot's memory, which can take seconds, unless there is too little for it.
     pub(super) fn prepare(&mut self, session: &mut Session, observer: &mut dyn Observer) {
-        if session.engine().free_memory().is_none() {
+        if session.engine().memory().free.is_none() {
             return; // the engine works in host memory: how much of it is left shows once the first steps are made
         }
         if !matches!(self.memory, Memory::Unmade)

@@ -11,7 +11,7 @@ use crate::Result;
 use crate::session::master::{is_residual, read_master};
 use crate::session::{Session, io};
 use ironhorse_core::op::{Arg, Op};
-use ironhorse_core::{DType, Engine, Program, Scalars, Section, Slot};
+use ironhorse_core::{DType, Engine, EngineExt, Program, Scalars, Section, Slot};
 
 /// What both engines compute.
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,7 @@ use crate::run::{BadStep, BlackBox};
 use crate::session::{Session, SessionSpec, io};
 use crate::{Error, Result};
 use ironhorse_core::op::Op;
-use ironhorse_core::{DType, Engine, Pool, Precision, Scalars, Section};
+use ironhorse_core::{DType, Engine, EngineExt, Pool, Precision, Scalars, Section};
 use serde::Serialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
