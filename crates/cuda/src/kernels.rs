@@ -18,19 +18,20 @@ macro_rules! sources {
 }
 
 sources! {
-    "common": "async_copy.cuh" "fill.cu" "floats.cuh" "hopper.cuh" "limits.cu" "mma.cuh" "partials.cuh"
-        "prelude.cuh" "rows.cuh" "scan.cuh" "tf32.cuh" "unaligned.cuh";
-    "attention": "cached.cu" "flash.cuh" "flash_any.cu" "flash_bwd.cu" "flash_f32.cu" "flash_fwd.cu"
+    "common": "async_copy.cuh" "chain.cuh" "fill.cu" "floats.cuh" "hopper.cuh" "limits.cu" "mma.cuh" "partials.cuh"
+        "prelude.cuh" "row_block.cuh" "rows.cuh" "scan.cuh" "tf32.cuh" "unaligned.cuh";
+    "attention": "cached.cu" "cached_split.cu" "flash.cuh" "flash_any.cu" "flash_bwd.cu" "flash_f32.cu" "flash_fwd.cu"
         "packed.cuh" "strided.cuh" "tile_f32.cuh" "tile_half.cuh";
-    "elementwise": "activation.cu" "activation.cuh" "eager.cu" "scale_bias_relu.cu" "swiglu.cu" "swiglu.cuh";
+    "elementwise": "activation.cu" "activation.cuh" "eager.cu" "gelu.cuh" "scale_bias_relu.cu" "swiglu.cu" "swiglu.cuh";
     "embedding": "bwd.cu" "fwd.cu" "scatter_few.cu";
     "experts": "eager_router.cu" "grouped.cuh" "grouped_any.cu" "grouped_hopper.cuh" "grouped_mma.cu"
         "grouped_swiglu.cu" "grouped_wgmma.cu" "permute.cu" "router.cu" "sort.cu";
     "loss": "cross_entropy.cu" "eager_cross_entropy.cu" "mean.cu" "softmax.cu";
     "norm": "eager_bwd.cu" "eager_fwd.cu" "layernorm.cu" "layernorm_bwd.cu" "rmsnorm.cu" "rmsnorm_bwd.cu"
-        "rows_bwd.cuh" "rows_fwd.cuh";
+        "row.cuh" "row_block.cuh" "rows_bwd.cuh" "rows_fwd.cuh";
     "optimizer": "adamw.cu" "eager.cu" "grad_norm.cu";
-    "product": "bias.cu" "eager_gemm.cu" "gemm_any.cu" "gemm_tf32.cu" "gemm_tf32.cuh" "gemm_tf32_wgmma.cu";
+    "product": "bias.cu" "eager_gemm.cu" "gemm_any.cu" "gemm_tf32.cu" "gemm_tf32.cuh" "gemm_tf32_wgmma.cu"
+        "gemv.cu";
     "rope": "eager.cu" "packed.cu" "tables.cu";
     "sampling": "eager.cu" "sample.cu" "search.cuh";
 }

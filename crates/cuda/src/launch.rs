@@ -42,13 +42,18 @@ pub(crate) struct KernelLaunch {
     pub function: Function,
     pub grid: Grid,
     pub args: Args,
+    /// Whether it may start before the launch ahead of it has ended; it waits for that end itself (common/chain.cuh).
+    pub chained: bool,
 }
 
 impl Launch {
     /// Puts it on the stream.
     pub fn enqueue(&mut self, stream: &Stream) -> Result<()> {
         match &mut self.work {
-            Work::Kernel(kernel) => stream.launch(kernel.function, kernel.grid, &mut kernel.args),
+            Work::Kernel(KernelLaunch { function, grid, args, chained: true }) => {
+                stream.launch_chained(*function, *grid, args)
+            }
+            Work::Kernel(KernelLaunch { function, grid, args, .. }) => stream.launch(*function, *grid, args),
             Work::Call(call) => call.enqueue(stream),
             Work::Zero { at, bytes } => stream.zero(*at, *bytes),
             Work::Copy { to, from, bytes } => stream.copy(*to, *from, *bytes),

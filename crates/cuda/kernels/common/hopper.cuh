@@ -50,6 +50,13 @@ DEVICE void tma_load(u32 to, const TensorMap& map, i32 x, i32 y, u32 barrier) {
                  : "memory");
 }
 
+// Starts the copy of contiguous bytes to shared memory; they count for the barrier. Both addresses and the size are multiples of 16.
+DEVICE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+                 "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
 // Starts the TMA copy of a box from shared memory to column x, row y; elements outside the tensor are not written.
 DEVICE void tma_store(const TensorMap& map, i32 x, i32 y, u32 from) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x), "r"(y), "r"(from)

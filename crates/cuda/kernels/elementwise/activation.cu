@@ -6,31 +6,9 @@
 // order  elementwise
 #include "common/prelude.cuh"
 #include "elementwise/activation.cuh"
+#include "elementwise/gelu.cuh"
 
 constexpr int N = Vec<ACT>::N;
-constexpr float ROOT = 0.7978845608028654f;
-constexpr float CUBE = 0.044715f;
-
-// 1/(1 + e^-z). The fast forms are accurate enough for bf16 results, not for f32.
-DEVICE float logistic(float z) {
-    if constexpr (sizeof(ACT) == 2) return __fdividef(1.0f, 1.0f + __expf(-z));
-    return 1.0f / (1.0f + expf(-z));
-}
-
-// x·s(2u), u = √(2/π)·(x + 0.044715·x³), s the logistic function: the tanh form of GELU. Its slope is s + x·s·(1 - s)·2u'.
-struct Gelu {
-    static DEVICE float value(float x) { return x * logistic(2.0f * ROOT * (x + CUBE * x * x * x)); }
-
-    static DEVICE float slope(float x) {
-        const float z = 2.0f * ROOT * (x + CUBE * x * x * x);
-        // From e^-|z|, so that s·(1 - s) loses no digits where s is near 1.
-        const float t = sizeof(ACT) == 2 ? __expf(-fabsf(z)) : expf(-fabsf(z));
-        const float p = sizeof(ACT) == 2 ? __fdividef(1.0f, 1.0f + t) : 1.0f / (1.0f + t);
-        // Beyond 30 s·(1 - s) is 0; the bound keeps 0·∞ away.
-        const float y = fminf(fmaxf(x, -30.0f), 30.0f);
-        return (z < 0.0f ? t * p : p) + t * p * p * y * (2.0f * ROOT * (1.0f + 3.0f * CUBE * y * y));
-    }
-};
 
 // Calls f(i, count) for this thread's stretch: count is N or, at the end, fewer.
 template <class F> DEVICE void stretch(u64 n, F f) {

@@ -1,46 +1,21 @@
 // Rows normalised by their mean and variance (CENTRED), or by their root mean square: what norm/layernorm.cu and norm/rmsnorm.cu share.
 // They define CENTRED before they include this.
 // grid   a warp per row. With WIDTH the row stays in registers; needs WIDTH % 8 == 0. Without, any width, the row is
-//        read again for each pass
+//        read again for each pass. With FEW a block per row: norm/row_block.cuh
 // order  lanes in turn, then a butterfly: repeatable. Variance from deviations: no digits lost to a large mean
 #pragma once
 
-#include "common/prelude.cuh"
+#ifdef FEW
+#include "norm/row_block.cuh"
+#else
+#include "norm/row.cuh"
 
+constexpr int WARPS = 8;
 #ifdef WIDTH
 constexpr int N = Vec<ACT>::N;
 constexpr int VECS = WIDTH / N;
 constexpr int PER_LANE = (VECS + WARP - 1) / WARP;
-#endif
-constexpr int WARPS = 8;
 
-struct Rows {
-    ACT* out;
-    float* mean;  // and bias: null unless CENTRED
-    float* rstd;
-    const ACT* inp;
-    const ACT* other;  // added to inp when there is a residual
-    ACT* residual;
-    const WEIGHT* weight;
-    const WEIGHT* bias;
-    float eps;
-    u32 rows;
-    u32 width;
-};
-
-enum Form { FWD, RESIDUAL, APPLY };
-
-// The one place where a value is normalised: every form and path gives the same bits.
-DEVICE float normal(float x, float mean, float rstd, float w, float b) {
-    if constexpr (CENTRED) return __fmaf_rn((x - mean) * rstd, w, b);
-    else return __fmul_rn(__fmul_rn(x, rstd), w);
-}
-
-DEVICE float deviation(float x, float mean) { return CENTRED ? x - mean : x; }
-
-DEVICE float rstd_of(float squares, float width, float eps) { return 1.0f / sqrtf(squares / width + eps); }
-
-#ifdef WIDTH
 template <Form FORM> DEVICE void normalise(const Rows& p) {
     const u32 row = blockIdx.x * WARPS + threadIdx.x / WARP;
     const int lane = threadIdx.x % WARP;
@@ -151,4 +126,5 @@ template <Form FORM> DEVICE void normalise(const Rows& p) {
         p.out[start + c] = from_float<ACT>(
             normal(to_float(x[c]), mean, rstd, to_float(p.weight[c]), CENTRED ? to_float(p.bias[c]) : 0.0f));
 }
+#endif
 #endif

@@ -34,6 +34,8 @@ impl DeviceInfo {
 
 /// The oldest driver that is supported: that of CUDA 12.0, version 525.
 const LEAST_DRIVER: u32 = 12000;
+/// The oldest driver whose graphs keep programmatic dependent launches: that of CUDA 12.3.
+const CHAINING_DRIVER: u32 = 12030;
 /// The oldest compute capability that is supported: the first with bf16 tensor cores.
 const LEAST_COMPUTE: (u32, u32) = (8, 0);
 
@@ -71,10 +73,7 @@ pub(super) fn choose(index: usize) -> Result<(Driver, DeviceInfo, CUdevice)> {
 /// Loads the driver and initialises it.
 fn start() -> Result<Driver> {
     let driver = Driver::load()?;
-    let mut version = 0;
-    // SAFETY: the driver writes the version.
-    driver.check("cuDriverGetVersion", unsafe { (driver.cuDriverGetVersion)(&mut version) })?;
-    let version = version.max(0) as u32;
+    let version = version(&driver)?;
     if version < LEAST_DRIVER {
         return Err(Error::NoDevice(format!(
             "the NVIDIA driver is too old: it supports CUDA {}.{}, 12.0 is needed; install driver 525 or newer",
@@ -87,6 +86,19 @@ fn start() -> Result<Driver> {
         Error::NoDevice(format!("{error}: no usable GPU; check nvidia-smi, or use --device cpu"))
     })?;
     Ok(driver)
+}
+
+/// The CUDA version the driver is for: 12030 means 12.3.
+fn version(driver: &Driver) -> Result<u32> {
+    let mut version = 0;
+    // SAFETY: the driver writes the version.
+    driver.check("cuDriverGetVersion", unsafe { (driver.cuDriverGetVersion)(&mut version) })?;
+    Ok(version.max(0) as u32)
+}
+
+/// Whether a kernel can start before the one ahead of it has ended, also in a graph.
+pub(super) fn chains(driver: &Driver, info: &DeviceInfo) -> Result<bool> {
+    Ok(info.compute >= (9, 0) && version(driver)? >= CHAINING_DRIVER)
 }
 
 fn count(driver: &Driver) -> Result<usize> {

@@ -37,6 +37,8 @@ pub struct Device {
     pub(crate) driver: Driver,
     /// What it is.
     pub info: DeviceInfo,
+    /// Whether a kernel can start before the one ahead of it has ended, also in a graph.
+    pub(crate) chains: bool,
     context: CUcontext,
     modules: Modules,
     /// Bytes in all buffers.
@@ -71,8 +73,9 @@ impl Device {
         // SAFETY: the driver writes the context.
         let status = unsafe { (driver.cuDevicePrimaryCtxRetain)(&mut context, raw) };
         driver.check("cuDevicePrimaryCtxRetain", status)?;
+        let chains = info::chains(&driver, &info)?;
         let (held, peak) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Ok(Self { driver, info, context, modules: Modules::default(), held, peak })
+        Ok(Self { driver, info, chains, context, modules: Modules::default(), held, peak })
     }
 
     /// Whether the GPU exists and is new enough.

@@ -6,7 +6,9 @@ use crate::cache::Cache;
 use crate::ffi::driver::call;
 use crate::kernels::{Compiler, Kernel, Spec};
 use crate::{Error, Result};
-use cudarc::driver::sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+use cudarc::driver::sys::CUfunction_attribute_enum::{
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+};
 use cudarc::driver::sys::{CUfunction, CUmodule};
 use std::collections::HashMap;
 use std::ffi::{CString, c_int};
@@ -139,6 +141,13 @@ impl Function {
             call!(self.device, cuFuncSetAttribute(self.raw, attribute, shared as c_int))
         })?;
         Ok(self.raw)
+    }
+
+    /// Asks for as much of the L1 cache as possible to be shared memory. Kernels that run on a multiprocessor at the same
+    /// time must agree on that.
+    pub fn prefer_shared(self) -> Result<()> {
+        let attribute = CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT as u32;
+        call!(self.device, cuFuncSetAttribute(self.raw, attribute, 100))
     }
 
     /// How many blocks of this size one multiprocessor holds at a time.

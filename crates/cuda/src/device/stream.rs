@@ -5,8 +5,9 @@ use crate::args::{Args, Grid};
 use crate::ffi::driver::{OUT_OF_MEMORY, call};
 use crate::{Error, Result};
 use cudarc::driver::sys::{
-    CUevent, CUevent_flags_enum::CU_EVENT_DISABLE_TIMING, CUfunction, CUgraphExec, CUstream,
-    CUstream_flags_enum::CU_STREAM_NON_BLOCKING,
+    CUevent, CUevent_flags_enum::CU_EVENT_DISABLE_TIMING, CUfunction, CUgraphExec, CUlaunchAttribute,
+    CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, CUlaunchAttributeValue,
+    CUlaunchConfig, CUstream, CUstream_flags_enum::CU_STREAM_NON_BLOCKING,
     CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
 };
 use std::ffi::c_void;
@@ -110,6 +111,31 @@ impl Stream {
                 std::ptr::null_mut()
             )
         )
+    }
+
+    /// Launches a kernel that may start before the one ahead of it on the stream has ended, and waits for that end itself.
+    pub(crate) fn launch_chained(&self, function: Function, grid: Grid, args: &mut Args) -> Result<()> {
+        let mut pointers = args.pointers();
+        let mut attribute = CUlaunchAttribute {
+            id: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let Grid { grid: [gx, gy, gz], block: [bx, by, bz], shared } = grid;
+        let config = CUlaunchConfig {
+            gridDimX: gx,
+            gridDimY: gy,
+            gridDimZ: gz,
+            blockDimX: bx,
+            blockDimY: by,
+            blockDimZ: bz,
+            sharedMemBytes: shared,
+            hStream: self.raw,
+            attrs: &mut attribute,
+            numAttrs: 1,
+        };
+        let function = function.raw(shared)?;
+        call!(self.device, cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), std::ptr::null_mut()))
     }
 
     /// Fills with zero.

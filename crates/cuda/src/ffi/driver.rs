@@ -3,7 +3,8 @@
 use super::library::{DRIVER, functions};
 use crate::{Error, Result};
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmodule, CUstream,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUlaunchConfig, CUmodule,
+    CUstream,
 };
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -57,6 +58,7 @@ functions! {
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, CUfunction, c_int, usize) -> u32;
     fn cuTensorMapEncodeTiled(*mut c_void, u32, u32, *mut c_void, *const u64, *const u64, *const u32, *const u32, u32, u32, u32, u32) -> u32;
     fn cuLaunchKernel(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void) -> u32;
+    fn cuLaunchKernelEx(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void) -> u32;
 }
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`

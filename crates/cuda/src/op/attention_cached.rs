@@ -16,12 +16,49 @@ fn spec(act: DType, vectors: bool) -> Result<Spec> {
     Ok(if vectors { spec.define("VECTORS", 1) } else { spec })
 }
 
+/// `THREADS` and `LANES` of attention/cached_split.cu.
+const SPLIT_THREADS: usize = 256;
+const LANES: usize = 8;
+/// Blocks to split positions for. Not the device's own number, so that every device sums in the same order.
+const BLOCKS: usize = 512;
+
+fn split_spec(act: DType, head_dim: usize) -> Result<Spec> {
+    let spec = Spec::new("attention/cached_split.cu").define("ACT", ctype(act)?);
+    Ok(spec.define("HEAD_DIM", head_dim as u32))
+}
+
+/// `SPAN` of attention/cached_split.cu: the positions that a block takes at a time. `None` for heads that are not one to
+/// four vectors for each of the lanes.
+fn span(act: DType, head_dim: usize) -> Option<usize> {
+    let part = LANES * 16 / act.size();
+    let takes = head_dim > 0 && head_dim.is_multiple_of(part) && head_dim <= 4 * part;
+    takes.then(|| SPLIT_THREADS / LANES * (4 * part / head_dim))
+}
+
+/// With the positions of a head split over blocks.
+fn split(cx: &mut Lower<'_>, op: &AttentionCached, span: usize) -> Result<()> {
+    let [batch, context, width] = *op.keys.shape.dims() else { return Ok(()) };
+    let (rows, head_dim) = (batch * op.heads, width / op.kv_heads);
+    let splits = context.div_ceil(span).min(BLOCKS / rows).max(1);
+    let partials = cx.scratch(rows * splits * (head_dim + 2) * size_of::<f32>())?;
+    let ended = cx.upload(&vec![0; rows * size_of::<u32>()])?;
+    let args = cx.pointers(&[op.out, op.keys, op.values, op.qkv])?.ptr(partials).ptr(ended).ptr(cx.scalars);
+    let sizes = [op.heads, op.kv_heads, context, rows, splits];
+    let args = sizes.into_iter().fold(args, |args, size| args.u32(size as u32));
+    let kernel = split_spec(op.out.dtype, head_dim)?.kernel("attention_cached_split");
+    let grid = Grid::linear(rows * splits, SPLIT_THREADS as u32);
+    cx.launch_chained(&kernel, grid, args, &[op.keys, op.values])
+}
+
 pub(crate) fn attention_cached(cx: &mut Lower<'_>, op: &AttentionCached) -> Result<()> {
     let [batch, context, width] = *op.keys.shape.dims() else { return Ok(()) };
     if batch * context * width == 0 {
         return Ok(());
     }
     let head_dim = width / op.kv_heads;
+    if let Some(span) = span(op.out.dtype, head_dim) {
+        return split(cx, op, span);
+    }
     let whole = 16 / op.out.dtype.size();
     // Heads are contiguous, so all of them are aligned if one head is a multiple of a vector.
     let vectors = head_dim.is_multiple_of(whole);
@@ -40,6 +77,10 @@ pub(super) fn specs() -> Vec<Spec> {
     let types = [DType::F32, DType::BF16];
     types
         .into_iter()
-        .flat_map(|act| [false, true].into_iter().filter_map(move |v| spec(act, v).ok()))
+        .flat_map(|act| {
+            let any = [false, true].into_iter().filter_map(move |vectors| spec(act, vectors).ok());
+            let widths = [64, 128, 256].into_iter().filter(move |&width| span(act, width).is_some());
+            any.chain(widths.filter_map(move |width| split_spec(act, width).ok()))
+        })
         .collect()
 }

@@ -1,7 +1,7 @@
 //! Linear layers: cuBLASLt with bias and GELU in its epilogue where it has them, else with kernels of our own around it.
 
-use super::elementwise;
 use super::lower::Lower;
+use super::{elementwise, gemv};
 use crate::args::{Args, Grid};
 use crate::gemm::{
     At, Bench, ColumnSums, Extra, Problem, Sizes, spec, split_product, splits, workspace_limit,
@@ -13,6 +13,9 @@ use ironhorse_core::{DType, Slot};
 use std::rc::Rc;
 
 pub(crate) fn linear_fwd(cx: &mut Lower<'_>, op: &LinearFwd) -> Result<()> {
+    if gemv::linear_few(cx, op)? {
+        return Ok(());
+    }
     let sizes = sizes(cx, op.inp, op.weight.shape.rows(), op.out);
     let at = At { a: cx.ptr(op.weight)?, b: cx.ptr(op.inp)?, ..At::default() };
     let bias = cx.opt(op.bias)?.unwrap_or(0);

@@ -4,7 +4,7 @@ use super::Libraries;
 use crate::args::{Args, Grid};
 use crate::device::{Buffer, Device, Function, Stream};
 use crate::gemm::Step;
-use crate::kernels::Spec;
+use crate::kernels::{Kernel, Spec};
 use crate::launch::{KernelLaunch, Launch, LibraryCall, Work};
 use crate::memory::{Memory, Scratch};
 use crate::{Result, Settings};
@@ -83,8 +83,30 @@ impl Lower<'_> {
 
     /// Adds a launch of a kernel that is loaded.
     pub fn launch_function(&mut self, name: &'static str, function: Function, grid: Grid, args: Args) {
-        let work = Work::Kernel(KernelLaunch { function, grid, args });
-        self.out.push(Launch { op: self.op, name, work });
+        self.push_kernel(name, KernelLaunch { function, grid, args, chained: false });
+    }
+
+    /// Adds a launch of a kernel that reads `early` before it waits for the kernel ahead (common/chain.cuh). It starts
+    /// before that one has ended if the device can do so and no other op of the program writes to `early`.
+    pub fn launch_chained(&mut self, kernel: &Kernel, grid: Grid, args: Args, early: &[Slot]) -> Result<()> {
+        let function = self.device.function(kernel)?;
+        let follows_kernel = matches!(self.out.last(), Some(Launch { work: Work::Kernel(_), .. }));
+        let chained = follows_kernel && self.device.chains && self.are_constant(early);
+        if chained {
+            function.prefer_shared()?;
+        }
+        self.push_kernel(kernel.name, KernelLaunch { function, grid, args, chained });
+        Ok(())
+    }
+
+    /// Whether no op of the program but the one being lowered writes to any of the slots.
+    fn are_constant(&self, slots: &[Slot]) -> bool {
+        let others = self.program.nodes().iter().enumerate().filter(|(at, _)| *at != self.op);
+        others.flat_map(|(_, node)| node.op.writes()).all(|to| !slots.iter().any(|slot| slot.overlaps(&to)))
+    }
+
+    fn push_kernel(&mut self, name: &'static str, kernel: KernelLaunch) {
+        self.out.push(Launch { op: self.op, name, work: Work::Kernel(kernel) });
     }
 
     /// Adds several kernel launches.

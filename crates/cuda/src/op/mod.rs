@@ -5,6 +5,7 @@ mod attention_cached;
 mod elementwise;
 mod embedding;
 mod flash;
+mod gemv;
 mod grouped;
 mod linear;
 mod loss;
@@ -128,6 +129,7 @@ pub(crate) fn specs() -> Vec<Spec> {
         elementwise::specs(),
         embedding::specs(),
         flash::specs(),
+        gemv::specs(),
         grouped::specs(),
         linear::specs(),
         loss::specs(),

@@ -1,6 +1,7 @@
 //! Layer norm and RMS norm. Their kernels take the same arguments, with and without a mean and a bias.
 
 use super::elementwise::ctype;
+use super::gemv::row_threads;
 use super::lower::Lower;
 use crate::Result;
 use crate::args::{Args, Grid};
@@ -17,6 +18,8 @@ const FWD_WARPS: usize = 8;
 const BWD_WARPS: usize = 4;
 /// Widths whose rows are kept in registers; a kernel is compiled for each width met.
 const FAST: std::ops::RangeInclusive<usize> = 256..=3072;
+/// The most rows that get a block each, on the path for those widths.
+const FEW: usize = 8;
 /// The most partial rows of column sums on the path for any width.
 const MOST_PARTIALS: usize = 512;
 
@@ -59,9 +62,12 @@ fn with_width(spec: Spec, width: usize) -> (Spec, bool) {
 }
 
 impl Names {
-    fn fwd_spec(&self, act: DType, weight: DType, width: usize) -> Result<Spec> {
+    /// Also whether each row gets a block.
+    fn fwd_spec(&self, [act, weight]: [DType; 2], rows: usize, width: usize) -> Result<(Spec, bool)> {
         let spec = Spec::new(self.fwd_file).define("ACT", ctype(act)?).define("WEIGHT", ctype(weight)?);
-        Ok(with_width(spec, width).0)
+        let (spec, fast) = with_width(spec, width);
+        let few = fast && rows <= FEW;
+        Ok(if few { (spec.define("FEW", 1), true) } else { (spec, false) })
     }
 
     fn bwd_spec(&self, [act, weight, grad]: [DType; 3], width: usize) -> Result<(Spec, bool)> {
@@ -77,7 +83,9 @@ impl Names {
         let mut specs = Vec::new();
         for width in [1, 256, 768, 1024, 1280, 1600, 2048, 3072] {
             for types in [[F32; 3], [BF16; 3], [BF16, BF16, F32]] {
-                specs.extend(self.fwd_spec(types[0], types[1], width).ok());
+                for rows in [1, FEW + 1] {
+                    specs.extend(self.fwd_spec([types[0], types[1]], rows, width).ok().map(|(spec, _)| spec));
+                }
                 specs.extend(self.bwd_spec(types, width).ok().map(|(spec, _)| spec));
             }
         }
@@ -85,7 +93,7 @@ impl Names {
         specs
     }
 
-    /// A kernel of `fwd_file` with these slots as its first arguments.
+    /// A kernel of `fwd_file` with these slots as its first arguments, weight and bias at their end.
     fn forward(
         &self,
         cx: &mut Lower<'_>,
@@ -100,8 +108,14 @@ impl Names {
         }
         let args = pointers(cx, Args::new(), slots)?;
         let args = eps.into_iter().fold(args, Args::f32).u32(rows as u32).u32(width as u32);
+        let (spec, few) = self.fwd_spec([inp.dtype, weight.dtype], rows, width)?;
+        if few {
+            let grid = Grid::linear(rows, row_threads(inp.dtype, width));
+            let parameters = slots.iter().position(|slot| *slot == weight).map_or(slots, |at| &slots[at..]);
+            return cx.launch_chained(&spec.kernel(kernel), grid, args, parameters);
+        }
         let grid = Grid::linear(rows.div_ceil(FWD_WARPS), 32 * FWD_WARPS as u32);
-        cx.launch(&self.fwd_spec(inp.dtype, weight.dtype, width)?, kernel, grid, args)
+        cx.launch(&spec, kernel, grid, args)
     }
 }
 

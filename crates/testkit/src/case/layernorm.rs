@@ -32,7 +32,7 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     cases.push(bwd(p, [1, 37, 80], Accum::Write, (Accum::Write, 0))); // the combinations that models use
     cases.push(bwd(p, [1, 37, 80], Accum::Add, (Accum::FirstWrites, 0)));
     // Widths of real models, for which engines use other kernels.
-    for shape in [[1, 33, 768], [2, 65, 1024], [3, 100, 1600]] {
+    for shape in [[1, 33, 768], [2, 65, 1024], [3, 100, 1600], [1, 1, 768], [8, 1, 1600], [1, 3, 3072]] {
         cases.push(fwd(p, shape, -1.0));
         cases.push(apply(p, shape));
         cases.extend([InPlace::No, InPlace::A].map(|in_place| residual(p, shape, in_place)));

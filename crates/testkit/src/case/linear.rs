@@ -28,6 +28,18 @@ const WIDE: [[usize; 4]; 6] = [
     [2, 256, 768, 256],
 ];
 
+/// Few rows, as in decoding: weights that are not a multiple of a block, and rows of the weight of many lengths.
+const FEW: [[usize; 4]; 8] = [
+    [1, 1, 64, 50],
+    [1, 1, 64, 3075],
+    [1, 1, 1600, 403],
+    [1, 1, 6400, 205],
+    [2, 1, 1600, 333],
+    [3, 1, 48, 17],
+    [7, 1, 768, 403],
+    [8, 1, 3072, 41],
+];
+
 /// Sizes that take too long for a test suite.
 fn is_large([b, t, c, oc]: [usize; 4]) -> bool {
     b * t * c * oc > 10_000_000
@@ -41,6 +53,10 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
             cases.extend(ACCUMS.map(|accum| bwd_weight(p, shape, present, accum)));
         }
         cases.extend(acts().map(|act| bwd_input(p, shape, act)));
+    }
+    for shape in FEW {
+        cases.push(fwd(p, shape, false, None));
+        cases.extend(acts().map(|act| fwd(p, shape, true, act)));
     }
     for shape in WIDE {
         cases.extend(acts().map(|act| fwd(p, shape, true, act)));

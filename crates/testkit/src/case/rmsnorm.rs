@@ -18,7 +18,8 @@ const SHAPES: [[usize; 3]; 9] = [
     [0, 5, 48],
 ];
 /// Widths of real models, for which engines use other kernels.
-const WIDE: [[usize; 3]; 3] = [[1, 33, 768], [2, 65, 1024], [3, 100, 1600]];
+const WIDE: [[usize; 3]; 6] =
+    [[1, 33, 768], [2, 65, 1024], [3, 100, 1600], [1, 1, 768], [8, 1, 1600], [1, 3, 3072]];
 const EPS: f32 = 1e-5;
 
 pub(super) fn cases(p: Precision) -> Vec<Case> {

@@ -1,0 +1,177 @@
+// attention_cached_split: attention_cached (attention/cached.cu) with the positions of a head split over blocks
+// moves  2·B·(position + 1)·NKV·HD·sizeof(ACT) bytes from memory, for the other heads that share them from L2; bound: memory,
+//        or latency at few positions
+// grid   `splits` blocks per row and head of queries. A block takes every splits-th span of SPAN positions; one without positions
+//        returns at once. 8 lanes share a key. Keys and values of a block's first span are read before the kernel ahead has
+//        ended. HEAD_DIM is a multiple of one vector for each of the 8 lanes
+// order  positions in a fixed stride per warp, warps in turn, then blocks in turn by the block of a head that ends last:
+//        repeatable, whichever block that is
+#include "common/chain.cuh"
+
+constexpr int THREADS = 256;
+constexpr int WARPS = THREADS / WARP;
+constexpr int LANES = 8;                             // that share a key
+constexpr int N = Vec<ACT>::N;
+constexpr int PARTS = HEAD_DIM / (LANES * N);        // vectors of a lane
+constexpr int PASSES = PARTS >= 4 ? 1 : 4 / PARTS;   // keys of a lane
+constexpr int KEYS = THREADS / LANES;                // at a time
+constexpr int SPAN = KEYS * PASSES;
+static_assert(HEAD_DIM % (LANES * N) == 0 && PARTS <= 4 && HEAD_DIM <= THREADS, "whole vectors, a thread per column");
+constexpr float LOWEST = -3.4e38f;
+
+// The softmax over some of the positions: the largest score, the sum of exponentials, and one column of their product with the
+// values.
+struct Piece {
+    float top, sum, value;
+    DEVICE void add(float other_top, float other_sum, float other_value) {
+        const float larger = fmaxf(top, other_top);
+        const float mine = expf(top - larger), theirs = expf(other_top - larger);
+        sum = sum * mine + other_sum * theirs;
+        value = value * mine + other_value * theirs;
+        top = larger;
+    }
+};
+
+// `partials` is (B·NH, splits, HEAD_DIM + 2); `ended` is (B·NH), zero before and after.
+KERNEL __launch_bounds__(THREADS, PARTS == 1 ? 3 : 2)
+    attention_cached_split(ACT* out, ACT* keys, ACT* values, const ACT* qkv, float* partials, u32* ended, const Scalars* scalars,
+                           u32 heads, u32 kv_heads, u32 context, u32 rows, u32 splits) {
+    __shared__ float tops[WARPS], totals[WARPS], columns[WARPS][HEAD_DIM];
+    __shared__ u32 before;
+    start_next();
+    const u32 row = blockIdx.x % rows, split = blockIdx.x / rows;  // of B·NH, and first span
+    const u32 b = row / heads, h = row % heads, share = heads / kv_heads;
+    const u32 width = kv_heads * HEAD_DIM, kv = h / share * HEAD_DIM;  // of the cache, and where this head's part begins
+    const u32 position = min(scalars->position, context - 1);  // the host refuses more; this keeps accesses inside
+    const u32 spans = position / SPAN + 1, active = min(splits, spans);
+    if (split >= active) return;
+    ACT* const key = keys + (u64)b * context * width + kv;
+    ACT* const value = values + (u64)b * context * width + kv;
+    const u32 sub = threadIdx.x % LANES, group = threadIdx.x / LANES;
+    Vec<ACT> k[PASSES][PARTS], v[PASSES][PARTS];
+    const auto fetch = [&](u32 span) {
+#pragma unroll
+        for (int i = 0; i < PASSES; i++) {
+            const u32 t = span * SPAN + i * KEYS + group;
+            if (t >= position) continue;
+#pragma unroll
+            for (int j = 0; j < PARTS; j++) {
+                k[i][j] = load(key + (u64)t * width + (j * LANES + sub) * N);
+                v[i][j] = load(value + (u64)t * width + (j * LANES + sub) * N);
+            }
+        }
+    };
+    fetch(split);
+
+    wait_for_previous();
+    const ACT* const now = qkv + (u64)b * (heads * HEAD_DIM + 2 * width);
+    const ACT* const new_key = now + heads * HEAD_DIM + kv;
+    const ACT* const new_value = new_key + width;
+    Vec<ACT> q[PARTS];
+#pragma unroll
+    for (int j = 0; j < PARTS; j++) q[j] = load(now + h * HEAD_DIM + (j * LANES + sub) * N);
+    const float scale = 1.0f / sqrtf((float)HEAD_DIM);
+    float top = LOWEST, sum = 0.0f, acc[PARTS][N] = {};
+    for (u32 span = split; span < spans; span += splits) {
+        if (span != split) fetch(span);
+        float score[PASSES], largest = top;
+#pragma unroll
+        for (int i = 0; i < PASSES; i++) {
+            const u32 t = span * SPAN + i * KEYS + group;
+            if (t == position) {  // only one group of one block of a head; of the heads that share the key, the first stores it
+#pragma unroll
+                for (int j = 0; j < PARTS; j++) {
+                    const u32 c = (j * LANES + sub) * N;
+                    k[i][j] = load(new_key + c);
+                    v[i][j] = load(new_value + c);
+                    if (h % share == 0) {
+                        store(key + (u64)t * width + c, k[i][j]);
+                        store(value + (u64)t * width + c, v[i][j]);
+                    }
+                }
+            }
+            float dot = 0.0f;
+            if (t <= position) {
+#pragma unroll
+                for (int j = 0; j < PARTS; j++)
+#pragma unroll
+                    for (int e = 0; e < N; e++) dot = __fmaf_rn(to_float(q[j].at[e]), to_float(k[i][j].at[e]), dot);
+            }
+#pragma unroll
+            for (int d = LANES / 2; d > 0; d >>= 1) dot += __shfl_xor_sync(0xffffffffu, dot, d);
+            score[i] = t <= position ? dot * scale : LOWEST;
+            largest = fmaxf(largest, score[i]);
+        }
+#pragma unroll
+        for (int d = LANES; d < WARP; d <<= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d));
+        const float fade = expf(top - largest);
+        top = largest;
+        sum *= fade;
+#pragma unroll
+        for (int j = 0; j < PARTS; j++)
+#pragma unroll
+            for (int e = 0; e < N; e++) acc[j][e] *= fade;
+#pragma unroll
+        for (int i = 0; i < PASSES; i++) {
+            if (span * SPAN + i * KEYS + group > position) continue;
+            const float p = expf(score[i] - top);
+            sum += p;
+#pragma unroll
+            for (int j = 0; j < PARTS; j++)
+#pragma unroll
+                for (int e = 0; e < N; e++) acc[j][e] = __fmaf_rn(p, to_float(v[i][j].at[e]), acc[j][e]);
+        }
+    }
+
+    // Add up the groups of each warp, then the warps.
+    const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int d = LANES; d < WARP; d <<= 1) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, d);
+#pragma unroll
+        for (int j = 0; j < PARTS; j++)
+#pragma unroll
+            for (int e = 0; e < N; e++) acc[j][e] += __shfl_xor_sync(0xffffffffu, acc[j][e], d);
+    }
+    if (lane < LANES) {
+#pragma unroll
+        for (int j = 0; j < PARTS; j++)
+#pragma unroll
+            for (int e = 0; e < N; e++) columns[warp][(j * LANES + sub) * N + e] = acc[j][e];
+    }
+    if (lane == 0) {
+        tops[warp] = top;
+        totals[warp] = sum;
+    }
+    __syncthreads();
+    const u32 c = threadIdx.x;
+    Piece piece = {LOWEST, 0.0f, 0.0f};
+    if (c < HEAD_DIM) {
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) piece.add(tops[w], totals[w], columns[w][c]);
+    }
+    if (active > 1) {
+        constexpr u32 WIDTH = HEAD_DIM + 2;
+        float* const mine = partials + ((u64)row * splits + split) * WIDTH;
+        if (c < HEAD_DIM) mine[c] = piece.value;
+        if (c == 0) {
+            mine[HEAD_DIM] = piece.top;
+            mine[HEAD_DIM + 1] = piece.sum;
+        }
+        __threadfence();
+        __syncthreads();
+        if (c == 0) before = atomicAdd(&ended[row], 1u);
+        __syncthreads();
+        if (before != active - 1) return;
+        __threadfence();
+        if (c == 0) ended[row] = 0;
+        piece = {LOWEST, 0.0f, 0.0f};
+        if (c < HEAD_DIM) {
+            for (u32 s = 0; s < active; s++) {
+                const float* const other = partials + ((u64)row * splits + s) * WIDTH;
+                piece.add(__ldcg(other + HEAD_DIM), __ldcg(other + HEAD_DIM + 1), __ldcg(other + c));
+            }
+        }
+    }
+    if (c < HEAD_DIM) out[(u64)row * HEAD_DIM + c] = from_float<ACT>(piece.value / piece.sum);
+}

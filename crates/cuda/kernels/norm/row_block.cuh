@@ -1,0 +1,92 @@
+// A block per row, for rows too few to fill the device: latency is what counts. Weight and bias are read before the kernel ahead
+// has ended.
+// order  a thread's columns in turn, a butterfly, then warps in turn: repeatable
+#pragma once
+
+#include "common/chain.cuh"
+#include "common/row_block.cuh"
+#include "norm/row.cuh"
+
+// Calls f(step, vector) for each vector of this thread.
+template <class F> DEVICE void each_vector(F f) {
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+        const int v = threadIdx.x + s * THREADS;
+        if (v < VECS) f(s, v);
+    }
+}
+
+// Weight and bias of this thread's columns.
+struct Parameters {
+    float weight[STEPS][N] = {}, bias[STEPS][N] = {};
+
+    DEVICE explicit Parameters(const Rows& p) {
+        each_vector([&](int s, int v) {
+            load_floats(weight[s], p.weight + v * N);
+            if constexpr (CENTRED) load_floats(bias[s], p.bias + v * N);
+        });
+    }
+};
+
+// One row; this thread's part of the result in `out`. All results are stored if `stores`.
+template <Form FORM> DEVICE void normalise_row(Vec<ACT> (&out)[STEPS], const Rows& p, const Parameters& parameters, u32 row, bool stores) {
+    __shared__ float sums[2][WARPS];
+    const u64 start = (u64)row * WIDTH;
+    float x[STEPS][N] = {};
+    each_vector([&](int s, int v) {
+        load_floats(x[s], p.inp + start + v * N);
+        if constexpr (FORM == RESIDUAL) {
+            float y[N];
+            load_floats(y, p.other + start + v * N);
+            Vec<ACT> sum;
+#pragma unroll
+            for (int k = 0; k < N; k++) y[k] += x[s][k];
+            round_to(sum, y);
+            if (stores) store(p.residual + start + v * N, sum);
+#pragma unroll
+            for (int k = 0; k < N; k++) x[s][k] = to_float(sum.at[k]);
+        }
+    });
+    float mean = 0.0f, rstd;
+    if constexpr (FORM == APPLY) {
+        if constexpr (CENTRED) mean = p.mean[row];
+        rstd = p.rstd[row];
+    } else {
+        if constexpr (CENTRED) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int s = 0; s < STEPS; s++)
+#pragma unroll
+                for (int k = 0; k < N; k++) sum += x[s][k];  // 0 beyond the row
+            mean = row_sum(sum, sums[0]) / WIDTH;
+        }
+        float squares = 0.0f;
+        each_vector([&](int s, int) {
+#pragma unroll
+            for (int k = 0; k < N; k++) {
+                const float d = deviation(x[s][k], mean);
+                squares = __fmaf_rn(d, d, squares);
+            }
+        });
+        rstd = rstd_of(row_sum(squares, sums[1]), WIDTH, p.eps);
+        if (stores && threadIdx.x == 0) {
+            if constexpr (CENTRED) p.mean[row] = mean;
+            p.rstd[row] = rstd;
+        }
+    }
+    each_vector([&](int s, int v) {
+        float y[N];
+#pragma unroll
+        for (int k = 0; k < N; k++) y[k] = normal(x[s][k], mean, rstd, parameters.weight[s][k], parameters.bias[s][k]);
+        round_to(out[s], y);
+        if (stores) store(p.out + start + v * N, out[s]);
+    });
+}
+
+template <Form FORM> DEVICE void normalise(const Rows& p) {
+    start_next();
+    const Parameters parameters(p);
+    wait_for_previous();
+    Vec<ACT> out[STEPS];
+    normalise_row<FORM>(out, p, parameters, blockIdx.x, true);
+}

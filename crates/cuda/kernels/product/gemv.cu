@@ -1,0 +1,142 @@
+// gemv: out (rows, outs) = inp (rows, WIDTH) · weight (outs, WIDTH)ᵀ + bias for at most ROWS rows; with ACTIVATION `pre` gets that
+//       and out = ACTIVATION(pre). bias may be null
+// moves  outs·WIDTH·sizeof(ACT) bytes; bound: memory
+// grid   a block per OUTS rows of the weight. It copies them to shared memory before it waits for the kernel ahead, so
+//        that memory is busy with as many blocks, of this kernel and the next ones, as fit on a multiprocessor.
+//        A thread takes the same columns of each row. WIDTH is a multiple of a vector
+// order  a thread's columns in turn, lanes in pairs, then warps in turn: repeatable, and the same for any OUTS and ROWS
+#include "common/chain.cuh"
+#include "common/hopper.cuh"
+#include "common/row_block.cuh"
+#include "elementwise/activation.cuh"
+#include "elementwise/gelu.cuh"
+
+// Activations by their names.
+#define NAMED(NAME, F) using NAME = F;
+namespace activation {
+ACTIVATIONS(NAMED)
+}
+
+constexpr int SUMS = OUTS * ROWS;
+constexpr int AHEAD = STEPS * ROWS <= 8 ? STEPS : 1;  // steps whose input is read before any is multiplied
+static_assert(SUMS <= WARP && (SUMS & (SUMS - 1)) == 0, "a power of two, at most one sum per lane");
+
+// The warp's sums: lane l gets that of x[l / (WARP / COUNT)]. Lanes exchange halves, so that each adds few of them. A recursive
+// template, because x would not stay in registers in a loop.
+template <int COUNT, int D = WARP / 2> DEVICE float exchange(float (&x)[COUNT]) {
+    if constexpr (D == 0) {
+        return x[0];
+    } else if constexpr (COUNT == 1) {
+        x[0] += __shfl_xor_sync(0xffffffffu, x[0], D);
+        return exchange<1, D / 2>(x);
+    } else {
+        const bool upper = threadIdx.x & D;
+        float half[COUNT / 2];
+#pragma unroll
+        for (int i = 0; i < COUNT / 2; i++) {
+            const float keep = upper ? x[i + COUNT / 2] : x[i], give = upper ? x[i] : x[i + COUNT / 2];
+            half[i] = keep + __shfl_xor_sync(0xffffffffu, give, D);
+        }
+        return exchange<COUNT / 2, D / 2>(half);
+    }
+}
+
+#if __CUDA_ARCH__ >= 900
+// Rows of the weight on their way to shared memory, by the copy engine.
+struct Fetch {
+    u32 barrier;
+
+    DEVICE void start(uint4* held, const ACT* from, u32 count) {
+        __shared__ u64 arrived;
+        barrier = shared_address(&arrived);
+        if (threadIdx.x == 0) {
+            barrier_init(barrier, 1);
+            barrier_init_fence();
+            barrier_expect(barrier, count * WIDTH * sizeof(ACT));
+            for (u32 o = 0; o < count; o++)
+                bulk_load(shared_address(held + o * VECS), from + o * WIDTH, WIDTH * sizeof(ACT), barrier);
+        }
+        __syncthreads();  // the barrier is initialised
+    }
+
+    DEVICE void wait() { barrier_wait(barrier, 0); }
+};
+#else
+// Rows of the weight on their way to shared memory. A thread copies what it will read itself.
+struct Fetch {
+    DEVICE void start(uint4* held, const ACT* from, u32 count) {
+#pragma unroll
+        for (int o = 0; o < OUTS; o++) {
+            if (o >= count) break;
+#pragma unroll
+            for (int s = 0; s < STEPS; s++) {
+                const int v = threadIdx.x + s * THREADS;
+                if (v < VECS) cp_async16(shared_address(held + o * VECS + v), from + o * WIDTH + v * N);
+            }
+        }
+        cp_commit();
+    }
+
+    DEVICE void wait() { cp_wait<0>(); }
+};
+#endif
+
+// Dynamic shared memory: OUTS rows of the weight.
+KERNEL __launch_bounds__(THREADS, ROWS == 1 ? 4 : 2)
+    gemv(ACT* out, ACT* pre, const ACT* inp, const ACT* weight, const ACT* bias, u32 rows, u32 outs) {
+    extern __shared__ __align__(128) uint4 held[];
+    __shared__ float sums[WARPS][SUMS];
+    const u32 first = blockIdx.x * OUTS, count = min((u32)OUTS, outs - first);
+    start_next();
+    Fetch fetch;
+    fetch.start(held, weight + (u64)first * WIDTH, count);
+    const u32 o = threadIdx.x / ROWS, r = threadIdx.x % ROWS;  // the result that this thread finishes
+    const bool finishes = threadIdx.x < SUMS && o < count && r < rows;
+    const float shift = bias && finishes ? to_float(bias[first + o]) : 0.0f;
+
+    wait_for_previous();
+    float acc[SUMS] = {};
+#pragma unroll
+    for (int start = 0; start < STEPS; start += AHEAD) {
+        Vec<ACT> x[AHEAD][ROWS] = {};
+#pragma unroll
+        for (int s = 0; s < AHEAD; s++) {
+            const int v = threadIdx.x + (start + s) * THREADS;
+#pragma unroll
+            for (int i = 0; i < ROWS; i++)
+                if (v < VECS && i < rows) x[s][i] = load(inp + i * WIDTH + v * N);
+        }
+        if (start == 0) fetch.wait();
+#pragma unroll
+        for (int s = 0; s < AHEAD; s++) {
+            const int v = threadIdx.x + (start + s) * THREADS;
+            if (v >= VECS) continue;
+#pragma unroll
+            for (int j = 0; j < OUTS; j++) {
+                float w[N];
+                load_floats(w, reinterpret_cast<const ACT*>(held + j * VECS + v));
+#pragma unroll
+                for (int i = 0; i < ROWS; i++)
+#pragma unroll
+                    for (int e = 0; e < N; e++)
+                        acc[j * ROWS + i] = __fmaf_rn(w[e], to_float(x[s][i].at[e]), acc[j * ROWS + i]);
+            }
+        }
+    }
+    const u32 lane = threadIdx.x % WARP;
+    const float sum = exchange<SUMS>(acc);
+    if (lane % (WARP / SUMS) == 0) sums[threadIdx.x / WARP][lane / (WARP / SUMS)] = sum;
+    __syncthreads();
+    if (!finishes) return;
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) total += sums[w][threadIdx.x];
+    const u64 at = (u64)r * outs + first + o;
+    const ACT y = from_float<ACT>(total + shift);
+#ifdef ACTIVATION
+    pre[at] = y;
+    out[at] = from_float<ACT>(activation::ACTIVATION::value(to_float(y)));
+#else
+    out[at] = y;
+#endif
+}

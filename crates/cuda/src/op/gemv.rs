@@ -1,0 +1,142 @@
+//! Linear layers of a few rows, as in decoding: their time is that of reading the weights, which product/gemv.cu does while
+//! earlier kernels run.
+
+use super::elementwise::ctype;
+use super::lower::Lower;
+use crate::Result;
+use crate::args::Grid;
+use crate::kernels::Spec;
+use ironhorse_core::DType;
+use ironhorse_core::op::{Act, LinearFwd};
+
+/// The most rows that [`linear_few`] takes.
+const MOST_ROWS: usize = 8;
+/// Bytes of weights in a block's shared memory: four blocks fit on a multiprocessor.
+const HELD_BYTES: usize = 52 << 10;
+/// Blocks that keep all multiprocessors busy. Not the device's own number, so that every device computes the same.
+const LEAST_BLOCKS: usize = 192;
+/// Sums of a block at most: one per lane.
+const MOST_SUMS: usize = 32;
+/// Rows of the weight per block at most.
+const MOST_OUTS: usize = 16;
+
+/// Threads of a block that takes a row, `THREADS` of common/row_block.cuh.
+pub(super) fn row_threads(act: DType, width: usize) -> u32 {
+    let vectors = width * act.size() / 16;
+    vectors.div_ceil(vectors.div_ceil(256)).next_multiple_of(32) as u32
+}
+
+/// What a kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    act: DType,
+    width: usize,
+    /// A power of two, at least the rows of the input.
+    rows: usize,
+    /// Rows of the weight per block: a power of two.
+    outs: usize,
+}
+
+impl Shape {
+    /// `None` if there are too many rows, or if they are too long or not a multiple of a vector.
+    fn choose(act: DType, [rows, width, outs]: [usize; 3]) -> Option<Self> {
+        let bytes = width * act.size();
+        let takes = (1..=MOST_ROWS).contains(&rows) && outs > 0;
+        if !takes || bytes == 0 || bytes > HELD_BYTES || !bytes.is_multiple_of(16) {
+            return None;
+        }
+        let rows = rows.next_power_of_two();
+        let most = (MOST_SUMS / rows).min(MOST_OUTS).min(HELD_BYTES / bytes);
+        let mut each = 1 << most.ilog2();
+        while each > 1 && outs.div_ceil(each) < LEAST_BLOCKS {
+            each /= 2;
+        }
+        Some(Self { act, width, rows, outs: each })
+    }
+
+    fn grid(&self, outs: usize) -> Grid {
+        let threads = row_threads(self.act, self.width);
+        Grid::linear(outs.div_ceil(self.outs), threads).shared(self.outs * self.width * self.act.size())
+    }
+
+    fn spec(&self, activation: Option<Act>) -> Result<Spec> {
+        let spec = Spec::new("product/gemv.cu")
+            .define("ACT", ctype(self.act)?)
+            .define("WIDTH", self.width as u32)
+            .define("ROWS", self.rows as u32)
+            .define("OUTS", self.outs as u32);
+        Ok(match activation {
+            Some(act) => spec.define("ACTIVATION", act.name()),
+            None => spec,
+        })
+    }
+}
+
+/// Lowers a layer of few rows; `false` if the shape is left to the library.
+pub(super) fn linear_few(cx: &mut Lower<'_>, op: &LinearFwd) -> Result<bool> {
+    let (rows, width, outs) = (op.inp.shape.rows(), op.inp.shape.cols(), op.weight.shape.rows());
+    let act = op.out.dtype;
+    let same_type = op.inp.dtype == act && op.weight.dtype == act;
+    let Some(shape) = Shape::choose(act, [rows, width, outs]).filter(|_| same_type) else {
+        return Ok(false);
+    };
+    let (weight, inp) = (cx.ptr(op.weight)?, cx.ptr(op.inp)?);
+    if !(weight | inp).is_multiple_of(16) {
+        return Ok(false);
+    }
+    let [pre, bias] = [op.pre.map(|pre| pre.slot), op.bias].map(|slot| cx.opt(slot));
+    let args = cx.pointers(&[op.out])?.ptr(pre?.unwrap_or(0)).ptr(inp).ptr(weight).ptr(bias?.unwrap_or(0));
+    let args = args.u32(rows as u32).u32(outs as u32);
+    tracing::debug!(
+        "{rows} rows of {width} to {outs} {act}: gemv, {} rows of the weight per block",
+        shape.outs
+    );
+    let kernel = shape.spec(op.pre.map(|pre| pre.act))?.kernel("gemv");
+    let early: Vec<_> = op.bias.into_iter().chain([op.weight]).collect();
+    cx.launch_chained(&kernel, shape.grid(outs), args, &early)?;
+    Ok(true)
+}
+
+/// The specialisations of GPT-2, and of an odd size.
+pub(super) fn specs() -> Vec<Spec> {
+    let gelu = Some(Act::Gelu);
+    let plain = [(768, 2304), (3072, 768), (1600, 4800), (1600, 1600), (6400, 1600), (8, 24)];
+    let layers =
+        plain.map(|sizes| (sizes, None)).into_iter().chain([((768, 3072), gelu), ((1600, 6400), gelu)]);
+    let mut specs = Vec::new();
+    for ((width, outs), activation) in layers {
+        for (act, rows) in
+            [DType::F32, DType::BF16].into_iter().flat_map(|act| [1, 2, 4, 8].map(|r| (act, r)))
+        {
+            let shape = Shape::choose(act, [rows, width, outs]);
+            specs.extend(shape.and_then(|shape| shape.spec(activation).ok()));
+        }
+    }
+    specs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_hold_as_many_rows_as_fit() {
+        let outs = |act, sizes| Shape::choose(act, sizes).map(|shape| (shape.rows, shape.outs));
+        assert_eq!(outs(DType::BF16, [1, 1600, 4800]), Some((1, 16)));
+        assert_eq!(outs(DType::BF16, [1, 1600, 1600]), Some((1, 8)), "more blocks");
+        assert_eq!(outs(DType::BF16, [1, 6400, 1600]), Some((1, 4)), "51,200 bytes");
+        assert_eq!(outs(DType::F32, [3, 1600, 4800]), Some((4, 8)), "32 sums");
+        assert_eq!(outs(DType::BF16, [8, 1600, 4800]), Some((8, 4)));
+        assert_eq!(outs(DType::BF16, [1, 8, 3]), Some((1, 1)));
+        for refused in [[9, 64, 64], [0, 64, 64], [1, 12, 64], [1, 0, 64], [1, 64, 0], [1, 1 << 20, 64]] {
+            assert_eq!(outs(DType::BF16, refused), None, "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn threads_are_those_of_the_kernel() {
+        let threads = [(DType::BF16, 1600), (DType::BF16, 6400), (DType::BF16, 2048), (DType::F32, 4)]
+            .map(|(act, width)| row_threads(act, width));
+        assert_eq!(threads, [224, 224, 256, 32]);
+    }
+}
