@@ -249,20 +249,29 @@ impl CudaEngine {
         }
         self.device.make_current()?;
         let from = self.memory.address(slot)?;
+        Ok(Pending::Queued(self.queue_word(from)?))
+    }
+
+    /// Starts copying four bytes and the fault block to the host; returns the ticket for [`Self::wait_for_word`].
+    fn queue_word(&mut self, from: u64) -> Result<u64> {
         let ticket = self.results.next;
         self.results.next += 1;
         let (buffer, done) = &self.results.ring[(ticket % RESULTS) as usize];
         self.stream.download(buffer, 0, self.fault.address(), FAULT_BYTES)?;
         self.stream.download(buffer, FAULT_BYTES, from, 4)?;
         done.record(&self.stream)?;
-        Ok(Pending::Queued(ticket))
+        Ok(ticket)
     }
 
     fn end_read(&mut self, pending: Pending) -> Result<f32> {
-        let ticket = match pending {
-            Pending::Ready(value) => return Ok(value),
-            Pending::Queued(ticket) => ticket,
-        };
+        match pending {
+            Pending::Ready(value) => Ok(value),
+            Pending::Queued(ticket) => self.wait_for_word(ticket).map(f32::from_le_bytes),
+        }
+    }
+
+    /// Waits for four bytes to arrive; fails if a kernel found something wrong with its input.
+    fn wait_for_word(&mut self, ticket: u64) -> Result<[u8; 4]> {
         if ticket + RESULTS < self.results.next || ticket >= self.results.next {
             return Err(Error::Unsupported(format!("result {ticket} was waited for too late")));
         }
@@ -272,7 +281,7 @@ impl CudaEngine {
         let bytes = buffer.as_slice().to_vec();
         let (fault, value) = bytes.split_at(FAULT_BYTES);
         self.check_fault(fault)?;
-        Ok(f32::from_le_bytes([value[0], value[1], value[2], value[3]]))
+        Ok([value[0], value[1], value[2], value[3]])
     }
 
     fn pick(&mut self, logits: Slot, vocab: usize, choice: &TokenChoice) -> Result<u32> {
@@ -284,9 +293,8 @@ impl CudaEngine {
         let out = self.scratch.at_least(self.device, 4)?;
         let row = Row { out, logits: self.memory.address(logits)?, dtype: logits.dtype, vocab };
         sample(&self.stream, &row, choice)?;
-        let mut token = [0; 4];
-        self.staging.download(&self.stream, out, 4, |range, from| token[range].copy_from_slice(from))?;
-        self.fault_now()?;
+        let ticket = self.queue_word(out)?;
+        let token = self.wait_for_word(ticket)?;
         u32::try_from(i32::from_le_bytes(token)).map_err(|_| {
             Error::Input(
                 "sampling: the logits hold a number that is not finite, or none above minus infinity".into(),
