@@ -1,6 +1,8 @@
-//! Timing training steps, whole and kernel by kernel.
+//! Timing training steps, whole and kernel by kernel, and decoding.
 
 use crate::Result;
+use crate::generate::sample::Sampler;
+use crate::generate::{Request, generate};
 use crate::session::{PendingUpdate, Session, io};
 use ironhorse_core::{EngineExt, Program, Scalars, Section, Timed};
 use std::time::{Duration, Instant};
@@ -106,6 +108,41 @@ impl Clock {
         }
         Ok(())
     }
+}
+
+/// Tokens generated one after the other.
+#[derive(Clone, Debug, Default)]
+pub struct Decoding {
+    /// Wall time of each token, warm-up left out.
+    pub timing: Timing,
+    /// The tokens of a single sequence, warm-up included.
+    pub written: Vec<u32>,
+    /// The kernels of one more token at the last position, without a graph.
+    pub kernels: Vec<Timed>,
+}
+
+/// Generates `warmup` tokens and then `tokens` that are timed, for `batch` sequences at a time. A single sequence continues with
+/// its most likely token, for which it waits; several are all fed token 0, and none is chosen.
+pub fn time_decoding(session: &mut Session, batch: usize, [warmup, tokens]: [usize; 2]) -> Result<Decoding> {
+    let (count, vocab) = (warmup + tokens, session.config().vocab_size());
+    let (mut ends, mut written) = (vec![Instant::now()], Vec::new());
+    if batch == 1 {
+        let sampler = Sampler::greedy();
+        let request = Request { prompt: &[0], vocab, tokens: count, context: None, stop: None, sampler };
+        written = generate(session, &request, |_| {
+            ends.push(Instant::now());
+            Ok(())
+        })?;
+    } else {
+        for position in 0..count {
+            session.feed(&vec![0; batch], position)?;
+            session.engine().synchronize()?;
+            ends.push(Instant::now());
+        }
+    }
+    let steps = ends.windows(2).skip(warmup).map(|pair| pair[1] - pair[0]).collect();
+    let kernels = session.profile_feed(count.saturating_sub(1))?;
+    Ok(Decoding { timing: Timing { steps, ..Timing::default() }, written, kernels })
 }
 
 /// A training step, kernel by kernel.

@@ -1,5 +1,7 @@
 //! `ironhorse bench`
 
+mod generate;
+
 use super::workload::{
     Utilization, Workload, flops_before, limits_after, memory_map, model_flops, step_flops,
 };
@@ -20,10 +22,14 @@ use std::time::{Duration, Instant};
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse bench --model d12 --batch 4 --seq 64 --threads 2\n  \
                         ironhorse bench --device cuda --model d12 --batch 64 --seq 1024 --fast --seconds 5\n  \
+                        ironhorse bench --device cuda --model d48 --generate --batch 1 --seq 256\n  \
                         ironhorse bench --model n_layer=4,n_head=4,n_embd=128,vocab_size=256,max_seq_len=128 --json b.json")]
 pub struct BenchArgs {
     #[command(flatten)]
     work: Workload,
+    /// Time generating --seq tokens one after the other instead of training steps, for --batch sequences at a time
+    #[arg(long, help_heading = heading::STEPS)]
+    generate: bool,
     /// Also write the figures to this file as JSON; - means standard output, and the text for people goes to standard error
     #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -84,6 +90,9 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
     let start = Instant::now();
     out::check_json(args.json.as_deref())?;
     let work = &args.work;
+    if args.generate {
+        return generate::run(work, args.json.as_deref());
+    }
     let dtype = work.element()?;
     let (mut session, x, y) = work.prepare()?;
     let measuring = Instant::now();

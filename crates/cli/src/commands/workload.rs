@@ -68,25 +68,31 @@ pub struct Workload {
 impl Workload {
     /// The model on the engine, with weights, and a batch of (x, y).
     pub fn prepare(&self) -> Result<(Session, Vec<i32>, Vec<i32>)> {
-        let engine = self.engine.engine()?;
-        let choice = ModelChoice::parse(&self.model)?;
-        let config = choice.config();
         let spec = SessionSpec {
             train: Some((self.batch, self.seq)),
             recompute: self.recompute.into(),
             precision: self.state.precision(self.engine.dtype()?, 1)?,
             ..SessionSpec::default()
         };
-        check_memory(engine.as_ref(), &config, &spec)?;
-        let (x, y) = self.tokens(&config)?;
-        let mut session = Session::new(engine, config, &spec)?;
+        let session = self.session(&spec)?;
+        let (x, y) = self.tokens(session.config())?;
+        Ok((session, x, y))
+    }
+
+    /// The model on the engine, with weights.
+    pub fn session(&self, spec: &SessionSpec) -> Result<Session> {
+        let engine = self.engine.engine()?;
+        let choice = ModelChoice::parse(&self.model)?;
+        let config = choice.config();
+        check_memory(engine.as_ref(), &config, spec)?;
+        let mut session = Session::new(engine, config, spec)?;
         match choice {
             ModelChoice::Sizes(_) => session.init(self.seed)?,
             ModelChoice::Weights(mut source) => {
                 session.load(Pool::Params, |name, values| source.read_tensor(name, values))?;
             }
         }
-        Ok((session, x, y))
+        Ok(session)
     }
 
     fn tokens(&self, config: &ModelConfig) -> Result<(Vec<i32>, Vec<i32>)> {

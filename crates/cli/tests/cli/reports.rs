@@ -203,6 +203,27 @@ fn doctor_says_what_will_be_used() {
 }
 
 #[test]
+fn bench_generate_times_tokens_and_names_their_kernels() {
+    let place = Place::new();
+    let model = "n_layer=2,n_head=2,n_embd=64,vocab_size=256,max_seq_len=32";
+    for batch in [1, 3] {
+        let command =
+            format!("bench --device cpu --model {model} --generate --batch {batch} --seq 12 --json g.json");
+        let text = place.does(&command).text();
+        assert!(text.contains("tokens/s") && text.contains("of a copy"), "{text}");
+        let report = place.json("g.json");
+        assert_fields(&report, &["commit", "hardware", "ms_per_token", "of_copy_bandwidth", "weight_bytes"]);
+        assert_eq!((&report["tokens"], &report["batch"]), (&12.into(), &batch.into()));
+        let written = report["written"].as_array().unwrap().len();
+        assert_eq!(written, if batch == 1 { 16 } else { 0 }, "4 tokens of warm-up, and 12");
+        let kernels = report["kernels"].as_array().unwrap();
+        assert!(kernels.iter().any(|kernel| kernel["name"] == "attention_cached" && kernel["calls"] == 2));
+    }
+    let command = format!("bench --device cpu --model {model} --generate --seq 29");
+    place.refuses(&command, &["the 32 positions of the model"]);
+}
+
+#[test]
 fn every_command_has_help_with_examples() {
     let place = Place::new();
     for command in

@@ -11,7 +11,8 @@ use crate::format::checkpoint::{Checkpoint, CheckpointParts, widen};
 use crate::model::{ModelConfig, Recompute, init};
 use crate::{Error, Result};
 use ironhorse_core::{
-    Engine, EngineExt, Layout, Param, Pending, Pool, Precision, Program, Scalars, Section, Slot, TokenChoice,
+    Engine, EngineExt, Layout, Param, Pending, Pool, Precision, Program, Scalars, Section, Slot, Timed,
+    TokenChoice,
 };
 
 /// Which programs a session is made for.
@@ -296,6 +297,15 @@ impl Session {
         self.engine.write_i32(io(program, "x")?, tokens)?;
         let scalars = Scalars { position: position as u32, ..Scalars::default() };
         Ok(self.engine.run_section(program, Section::Forward, &scalars)?)
+    }
+
+    /// Feeds the last tokens once more, at `position`, and times each kernel.
+    pub(crate) fn profile_feed(&mut self, position: usize) -> Result<Vec<Timed>> {
+        let program = self.decode.as_ref().ok_or_else(not_generating)?;
+        let scalars = Scalars { position: position as u32, ..Scalars::default() };
+        let mut record = Vec::new();
+        self.engine.profile(program, program.range(Section::Forward), &scalars, &mut record)?;
+        Ok(record)
     }
 
     /// The logits (B, Vp) after the tokens fed last.
