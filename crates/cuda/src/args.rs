@@ -1,5 +1,6 @@
 //! The shape and the arguments of a kernel launch, as the driver takes them.
 
+use ironhorse_core::DType;
 use ironhorse_core::eager::Array;
 
 /// The arguments of one launch, in order. Sizes and order must be those of the kernel's signature.
@@ -89,6 +90,12 @@ impl Grid {
         }
     }
 
+    /// Blocks whose threads share rows of this width: `THREADS` of common/row_block.cuh.
+    pub fn row_blocks(blocks: usize, act: DType, width: usize) -> Self {
+        let vectors = (width * act.size() / 16).max(1);
+        Self::linear(blocks, vectors.div_ceil(vectors.div_ceil(256)).next_multiple_of(32) as u32)
+    }
+
     /// With this much dynamic shared memory.
     pub fn shared(self, bytes: usize) -> Self {
         Self { shared: bytes as u32, ..self }
@@ -98,6 +105,13 @@ impl Grid {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_of_a_row_are_those_of_the_kernel() {
+        let sizes = [(DType::BF16, 1600), (DType::BF16, 6400), (DType::BF16, 2048), (DType::F32, 4)];
+        let threads = sizes.map(|(act, width)| Grid::row_blocks(3, act, width).block[0]);
+        assert_eq!(threads, [224, 224, 256, 32]);
+    }
 
     #[test]
     fn a_struct_is_one_argument() {

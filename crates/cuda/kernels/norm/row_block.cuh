@@ -20,7 +20,7 @@ template <class F> DEVICE void each_vector(F f) {
 struct Parameters {
     float weight[STEPS][N] = {}, bias[STEPS][N] = {};
 
-    DEVICE explicit Parameters(const Rows& p) {
+    DEVICE void read(const Rows& p) {
         each_vector([&](int s, int v) {
             load_floats(weight[s], p.weight + v * N);
             if constexpr (CENTRED) load_floats(bias[s], p.bias + v * N);
@@ -85,8 +85,9 @@ template <Form FORM> DEVICE void normalise_row(Vec<ACT> (&out)[STEPS], const Row
 
 template <Form FORM> DEVICE void normalise(const Rows& p) {
     start_next();
-    const Parameters parameters(p);
+    Parameters parameters;
+    parameters.read(p);
     wait_for_previous();
-    Vec<ACT> out[STEPS];
+    Vec<ACT> out[STEPS] = {};
     normalise_row<FORM>(out, p, parameters, blockIdx.x, true);
 }

@@ -1,15 +1,21 @@
 // gemv: out (rows, outs) = inp (rows, WIDTH) · weight (outs, WIDTH)ᵀ + bias for at most ROWS rows; with ACTIVATION `pre` gets that
 //       and out = ACTIVATION(pre). bias may be null
+// gemv_norm: the same for one row, which a norm ahead gives: residual = a + b, inp = norm(residual). With CENTRED
 // moves  outs·WIDTH·sizeof(ACT) bytes; bound: memory
 // grid   a block per OUTS rows of the weight. It copies them to shared memory before it waits for the kernel ahead, so
 //        that memory is busy with as many blocks, of this kernel and the next ones, as fit on a multiprocessor.
 //        A thread takes the same columns of each row. WIDTH is a multiple of a vector
-// order  a thread's columns in turn, lanes in pairs, then warps in turn: repeatable, and the same for any OUTS and ROWS
+//        Each block computes the norm for itself, which takes less time than another kernel; block 0 stores its results
+// order  a thread's columns in turn, lanes in pairs, then warps in turn: repeatable, and the same for any OUTS and ROWS. The
+//        norm's is that of norm/row_block.cuh
 #include "common/chain.cuh"
 #include "common/hopper.cuh"
 #include "common/row_block.cuh"
 #include "elementwise/activation.cuh"
 #include "elementwise/gelu.cuh"
+#ifdef CENTRED
+#include "norm/row_block.cuh"
+#endif
 
 // Activations by their names.
 #define NAMED(NAME, F) using NAME = F;
@@ -81,9 +87,28 @@ struct Fetch {
 };
 #endif
 
+// The input as it is in memory.
+struct Stored {
+    const ACT* inp;
+    u32 rows;
+
+    DEVICE void read_early() {}
+
+    // The vectors of this thread's steps from `start` on.
+    DEVICE void read(Vec<ACT> (&x)[AHEAD][ROWS], int start) {
+#pragma unroll
+        for (int s = 0; s < AHEAD; s++) {
+            const int v = threadIdx.x + (start + s) * THREADS;
+#pragma unroll
+            for (int i = 0; i < ROWS; i++)
+                if (v < VECS && i < rows) x[s][i] = load(inp + i * WIDTH + v * N);
+        }
+    }
+};
+
 // Dynamic shared memory: OUTS rows of the weight.
-KERNEL __launch_bounds__(THREADS, ROWS == 1 ? 4 : 2)
-    gemv(ACT* out, ACT* pre, const ACT* inp, const ACT* weight, const ACT* bias, u32 rows, u32 outs) {
+template <class Input>
+DEVICE void multiply(Input input, ACT* out, ACT* pre, const ACT* weight, const ACT* bias, u32 rows, u32 outs) {
     extern __shared__ __align__(128) uint4 held[];
     __shared__ float sums[WARPS][SUMS];
     const u32 first = blockIdx.x * OUTS, count = min((u32)OUTS, outs - first);
@@ -93,19 +118,14 @@ KERNEL __launch_bounds__(THREADS, ROWS == 1 ? 4 : 2)
     const u32 o = threadIdx.x / ROWS, r = threadIdx.x % ROWS;  // the result that this thread finishes
     const bool finishes = threadIdx.x < SUMS && o < count && r < rows;
     const float shift = bias && finishes ? to_float(bias[first + o]) : 0.0f;
+    input.read_early();
 
     wait_for_previous();
     float acc[SUMS] = {};
 #pragma unroll
     for (int start = 0; start < STEPS; start += AHEAD) {
         Vec<ACT> x[AHEAD][ROWS] = {};
-#pragma unroll
-        for (int s = 0; s < AHEAD; s++) {
-            const int v = threadIdx.x + (start + s) * THREADS;
-#pragma unroll
-            for (int i = 0; i < ROWS; i++)
-                if (v < VECS && i < rows) x[s][i] = load(inp + i * WIDTH + v * N);
-        }
+        input.read(x, start);
         if (start == 0) fetch.wait();
 #pragma unroll
         for (int s = 0; s < AHEAD; s++) {
@@ -140,3 +160,36 @@ KERNEL __launch_bounds__(THREADS, ROWS == 1 ? 4 : 2)
     out[at] = y;
 #endif
 }
+
+constexpr int RESIDENT = ROWS == 1 ? 4 : 2;  // blocks per multiprocessor
+
+#ifdef CENTRED
+// The result of a norm of one row.
+struct Normalised {
+    Rows rows;
+    Parameters parameters;
+
+    DEVICE void read_early() { parameters.read(rows); }
+
+    DEVICE void read(Vec<ACT> (&x)[AHEAD][ROWS], int) {
+        static_assert(AHEAD == STEPS && ROWS == 1, "all of one row at once");
+        Vec<ACT> row[STEPS] = {};
+        normalise_row<RESIDUAL>(row, rows, parameters, 0, blockIdx.x == 0);
+#pragma unroll
+        for (int s = 0; s < STEPS; s++) x[s][0] = row[s];
+    }
+};
+
+// The norm's arguments are those of residual_layernorm_fwd; mean and norm_bias are null for an RMS norm.
+KERNEL __launch_bounds__(THREADS, RESIDENT)
+    gemv_norm(ACT* out, ACT* pre, const ACT* weight, const ACT* bias, u32 outs, ACT* residual, ACT* inp, float* mean, float* rstd,
+              const ACT* a, const ACT* b, const ACT* norm_weight, const ACT* norm_bias, float eps) {
+    const Rows rows = {inp, mean, rstd, a, b, residual, norm_weight, norm_bias, eps, 1, WIDTH};
+    multiply(Normalised{rows, {}}, out, pre, weight, bias, 1, outs);
+}
+#else
+KERNEL __launch_bounds__(THREADS, RESIDENT)
+    gemv(ACT* out, ACT* pre, const ACT* inp, const ACT* weight, const ACT* bias, u32 rows, u32 outs) {
+    multiply(Stored{inp, rows}, out, pre, weight, bias, rows, outs);
+}
+#endif

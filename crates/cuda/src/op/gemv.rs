@@ -3,8 +3,9 @@
 
 use super::elementwise::ctype;
 use super::lower::Lower;
+use super::norm::ResidualNorm;
 use crate::Result;
-use crate::args::Grid;
+use crate::args::{Args, Grid};
 use crate::kernels::Spec;
 use ironhorse_core::DType;
 use ironhorse_core::op::{Act, LinearFwd};
@@ -19,12 +20,6 @@ const LEAST_BLOCKS: usize = 192;
 const MOST_SUMS: usize = 32;
 /// Rows of the weight per block at most.
 const MOST_OUTS: usize = 16;
-
-/// Threads of a block that takes a row, `THREADS` of common/row_block.cuh.
-pub(super) fn row_threads(act: DType, width: usize) -> u32 {
-    let vectors = width * act.size() / 16;
-    vectors.div_ceil(vectors.div_ceil(256)).next_multiple_of(32) as u32
-}
 
 /// What a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +50,8 @@ impl Shape {
     }
 
     fn grid(&self, outs: usize) -> Grid {
-        let threads = row_threads(self.act, self.width);
-        Grid::linear(outs.div_ceil(self.outs), threads).shared(self.outs * self.width * self.act.size())
+        let held = self.outs * self.width * self.act.size();
+        Grid::row_blocks(outs.div_ceil(self.outs), self.act, self.width).shared(held)
     }
 
     fn spec(&self, activation: Option<Act>) -> Result<Spec> {
@@ -84,17 +79,54 @@ pub(super) fn linear_few(cx: &mut Lower<'_>, op: &LinearFwd) -> Result<bool> {
     if !(weight | inp).is_multiple_of(16) {
         return Ok(false);
     }
-    let [pre, bias] = [op.pre.map(|pre| pre.slot), op.bias].map(|slot| cx.opt(slot));
-    let args = cx.pointers(&[op.out])?.ptr(pre?.unwrap_or(0)).ptr(inp).ptr(weight).ptr(bias?.unwrap_or(0));
-    let args = args.u32(rows as u32).u32(outs as u32);
     tracing::debug!(
         "{rows} rows of {width} to {outs} {act}: gemv, {} rows of the weight per block",
         shape.outs
     );
-    let kernel = shape.spec(op.pre.map(|pre| pre.act))?.kernel("gemv");
-    let early: Vec<_> = op.bias.into_iter().chain([op.weight]).collect();
+    let pre = cx.opt(op.pre.map(|pre| pre.slot))?.unwrap_or(0);
+    let bias = cx.opt(op.bias)?.unwrap_or(0);
+    let args = cx.pointers(&[op.out])?.ptr(pre);
+    let spec = shape.spec(op.pre.map(|pre| pre.act))?;
+    let mut early: Vec<_> = op.bias.into_iter().chain([op.weight]).collect();
+    let (kernel, args) = if let Some(norm) = norm_ahead(cx, op) {
+        cx.out.pop(); // the norm's launch
+        let args = norm_args(cx, &norm, args.ptr(weight).ptr(bias).u32(outs as u32))?;
+        early.extend(norm.bias.into_iter().chain([norm.weight]));
+        (with_norm(spec, act, norm.bias.is_some())?.kernel("gemv_norm"), args)
+    } else {
+        let args = args.ptr(inp).ptr(weight).ptr(bias);
+        (spec.kernel("gemv"), args.u32(rows as u32).u32(outs as u32))
+    };
     cx.launch_chained(&kernel, shape.grid(outs), args, &early)?;
     Ok(true)
+}
+
+/// The norm of one row whose result is the layer's input, if its launch is the last one and the layer's blocks can do its
+/// work: while one of them stores the results of the norm and all store those of the layer, the others still read `a` and
+/// `b`.
+fn norm_ahead(cx: &Lower<'_>, op: &LinearFwd) -> Option<ResidualNorm> {
+    let index = cx.op.checked_sub(1).filter(|&index| cx.out.last().is_some_and(|last| last.op == index))?;
+    let norm = ResidualNorm::of(&cx.program.nodes()[index].op)?;
+    let one_row = op.inp.shape.rows() == 1 && norm.has_row_blocks();
+    let same = norm.out == op.inp && norm.weight.dtype == op.out.dtype;
+    let written = [norm.residual, norm.out, norm.rstd, op.out].into_iter();
+    let mut written = written.chain(norm.mean).chain(op.pre.map(|pre| pre.slot));
+    let apart = written.all(|to| ![norm.a, norm.b].iter().any(|from| from.overlaps(&to)));
+    (one_row && same && apart).then_some(norm)
+}
+
+/// The last arguments of `gemv_norm`.
+fn norm_args(cx: &Lower<'_>, norm: &ResidualNorm, args: Args) -> Result<Args> {
+    let ResidualNorm { residual, out, mean, rstd, a, b, weight, bias, eps } = *norm;
+    let slots = [Some(residual), Some(out), mean, Some(rstd), Some(a), Some(b), Some(weight), bias];
+    let args = slots
+        .into_iter()
+        .try_fold(args, |args, slot| Ok::<_, crate::Error>(args.ptr(cx.opt(slot)?.unwrap_or(0))))?;
+    Ok(args.f32(eps))
+}
+
+fn with_norm(spec: Spec, act: DType, centred: bool) -> Result<Spec> {
+    Ok(spec.define("WEIGHT", ctype(act)?).define("CENTRED", if centred { "true" } else { "false" }))
 }
 
 /// The specialisations of GPT-2, and of an odd size.
@@ -109,7 +141,15 @@ pub(super) fn specs() -> Vec<Spec> {
             [DType::F32, DType::BF16].into_iter().flat_map(|act| [1, 2, 4, 8].map(|r| (act, r)))
         {
             let shape = Shape::choose(act, [rows, width, outs]);
-            specs.extend(shape.and_then(|shape| shape.spec(activation).ok()));
+            let spec = shape.and_then(|shape| shape.spec(activation).ok());
+            if let Some(spec) = spec.clone().filter(|_| rows == 1 && outs > width) {
+                specs.extend(
+                    [true, false]
+                        .into_iter()
+                        .filter_map(|centred| with_norm(spec.clone(), act, centred).ok()),
+                );
+            }
+            specs.extend(spec);
         }
     }
     specs
@@ -131,12 +171,5 @@ mod tests {
         for refused in [[9, 64, 64], [0, 64, 64], [1, 12, 64], [1, 0, 64], [1, 64, 0], [1, 1 << 20, 64]] {
             assert_eq!(outs(DType::BF16, refused), None, "{refused:?}");
         }
-    }
-
-    #[test]
-    fn threads_are_those_of_the_kernel() {
-        let threads = [(DType::BF16, 1600), (DType::BF16, 6400), (DType::BF16, 2048), (DType::F32, 4)]
-            .map(|(act, width)| row_threads(act, width));
-        assert_eq!(threads, [224, 224, 256, 32]);
     }
 }

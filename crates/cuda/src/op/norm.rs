@@ -1,13 +1,12 @@
 //! Layer norm and RMS norm. Their kernels take the same arguments, with and without a mean and a bias.
 
 use super::elementwise::ctype;
-use super::gemv::row_threads;
 use super::lower::Lower;
 use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
 use ironhorse_core::op::{
-    Accum, LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd, ResidualRmsNormFwd,
+    Accum, LayerNormApply, LayerNormBwd, LayerNormFwd, Op, ResidualLayerNormFwd, ResidualRmsNormFwd,
     RmsNormApply, RmsNormBwd, RmsNormFwd,
 };
 use ironhorse_core::{DType, Slot};
@@ -52,13 +51,14 @@ const RMS: Names = Names {
     bwd_sums: "rmsnorm_bwd_sums",
 };
 
+/// Whether rows are kept in registers.
+fn is_fast(width: usize) -> bool {
+    width.is_multiple_of(8) && FAST.contains(&width)
+}
+
 /// The width as a constant of the kernel, where rows are whole vectors.
 fn with_width(spec: Spec, width: usize) -> (Spec, bool) {
-    if width.is_multiple_of(8) && FAST.contains(&width) {
-        (spec.define("WIDTH", width as u32), true)
-    } else {
-        (spec, false)
-    }
+    if is_fast(width) { (spec.define("WIDTH", width as u32), true) } else { (spec, false) }
 }
 
 impl Names {
@@ -110,7 +110,7 @@ impl Names {
         let args = eps.into_iter().fold(args, Args::f32).u32(rows as u32).u32(width as u32);
         let (spec, few) = self.fwd_spec([inp.dtype, weight.dtype], rows, width)?;
         if few {
-            let grid = Grid::linear(rows, row_threads(inp.dtype, width));
+            let grid = Grid::row_blocks(rows, inp.dtype, width);
             let parameters = slots.iter().position(|slot| *slot == weight).map_or(slots, |at| &slots[at..]);
             return cx.launch_chained(&spec.kernel(kernel), grid, args, parameters);
         }
@@ -199,6 +199,41 @@ impl Backward<'_> {
         let grid = Grid { grid: [width.div_ceil(32) as u32, count as u32, 1], block: [256, 1, 1], shared: 0 };
         cx.launch(spec, self.names.bwd_columns, grid, args)?;
         Ok((partials, count))
+    }
+}
+
+/// A norm of the sum of two tensors: of layernorm with mean and bias, of rmsnorm without.
+pub(super) struct ResidualNorm {
+    pub residual: Slot,
+    pub out: Slot,
+    pub mean: Option<Slot>,
+    pub rstd: Slot,
+    pub a: Slot,
+    pub b: Slot,
+    pub weight: Slot,
+    pub bias: Option<Slot>,
+    pub eps: f32,
+}
+
+impl ResidualNorm {
+    pub fn of(op: &Op) -> Option<Self> {
+        match *op {
+            Op::ResidualLayerNormFwd(op) => {
+                let ResidualLayerNormFwd { residual, out, mean, rstd, a, b, weight, bias, eps } = op;
+                let (mean, bias) = (Some(mean), Some(bias));
+                Some(Self { residual, out, mean, rstd, a, b, weight, bias, eps })
+            }
+            Op::ResidualRmsNormFwd(ResidualRmsNormFwd { residual, out, rstd, a, b, weight, eps }) => {
+                Some(Self { residual, out, mean: None, rstd, a, b, weight, bias: None, eps })
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether its kernel is that of norm/row_block.cuh.
+    pub fn has_row_blocks(&self) -> bool {
+        let (rows, width) = (self.a.shape.rows(), self.a.shape.cols());
+        is_fast(width) && (1..=FEW).contains(&rows)
     }
 }
 

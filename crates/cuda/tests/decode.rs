@@ -1,0 +1,114 @@
+//! A norm and the layer after it as one kernel, on a real GPU: the same bits as one after the other.
+//! `cargo test -p ironhorse-cuda --test decode -- --ignored --nocapture`
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use ironhorse_core::op::{Act, LinearFwd, PreAct, ResidualLayerNormFwd, ResidualRmsNormFwd};
+use ironhorse_core::{Builder, DType, Engine, Precision, Program, Scalars, Slot};
+use ironhorse_cuda::{CudaEngine, Settings};
+use ironhorse_testkit::Rng;
+
+const EPS: f32 = 1e-5;
+
+/// What a case varies.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    precision: Precision,
+    rows: usize,
+    width: usize,
+    outs: usize,
+    /// A layer norm and a layer with bias and GELU; otherwise an RMS norm and a plain layer.
+    gpt2: bool,
+    /// The residual replaces `a`.
+    in_place: bool,
+}
+
+/// A norm and a layer; also their inputs and their outputs.
+fn program(case: Case) -> (Program, Vec<Slot>, Vec<Slot>) {
+    let Case { precision, rows, width, outs, gpt2, in_place } = case;
+    let act = precision.weights;
+    let mut builder = Builder::with_precision(precision);
+    let w = builder.param("w", [outs, width], true);
+    let [bias, weight, shift] = [("bias", outs), ("norm.w", width), ("norm.b", width)]
+        .map(|(name, size)| builder.param(name, [size], false));
+    let [a, b, out] = ["a", "b", "out"].map(|name| builder.io(name, [rows, 1, width], act));
+    let residual = if in_place { a } else { builder.io("residual", [rows, 1, width], act) };
+    let [mean, rstd] = ["mean", "rstd"].map(|name| builder.io(name, [rows, 1], DType::F32));
+    let [pre, result] = ["pre", "result"].map(|name| builder.io(name, [rows, 1, outs], act));
+    let (inputs, mut outputs) = (vec![w, bias, weight, shift, a, b], vec![residual, out, rstd, result]);
+    if gpt2 {
+        outputs.extend([mean, pre]);
+        builder
+            .push(ResidualLayerNormFwd { residual, out, mean, rstd, a, b, weight, bias: shift, eps: EPS })
+            .unwrap();
+        let pre = Some(PreAct { act: Act::Gelu, slot: pre });
+        builder.push(LinearFwd { out: result, pre, inp: out, weight: w, bias: Some(bias) }).unwrap();
+    } else {
+        builder.push(ResidualRmsNormFwd { residual, out, rstd, a, b, weight, eps: EPS }).unwrap();
+        builder.push(LinearFwd { out: result, pre: None, inp: out, weight: w, bias: None }).unwrap();
+    }
+    (builder.finish().unwrap(), inputs, outputs)
+}
+
+/// The bits of all outputs after running the ops, in one range or each by itself.
+fn run(engine: &mut CudaEngine, case: Case, together: bool) -> Vec<Vec<u32>> {
+    let (program, inputs, outputs) = program(case);
+    engine.reserve(program.layout()).unwrap();
+    let mut rng = Rng::new(7);
+    let values: Vec<Vec<f32>> = inputs.iter().map(|slot| rng.uniforms(slot.numel(), -1.0, 1.0)).collect();
+    for slot in &outputs {
+        engine.write_f32(*slot, &vec![f32::NAN; slot.numel()]).unwrap();
+    }
+    // The first run is eager, the second recorded, the third replayed.
+    for _ in 0..3 {
+        for (slot, values) in inputs.iter().zip(&values) {
+            engine.write_f32(*slot, values).unwrap();
+        }
+        let length = if together { 2 } else { 1 };
+        for start in (0..2).step_by(length) {
+            engine.run(&program, start..start + length, &Scalars::default()).unwrap();
+        }
+    }
+    let read = |slot: &Slot| {
+        let mut data = vec![0.0; slot.numel()];
+        engine.read_f32(*slot, &mut data).unwrap();
+        data.iter().map(|value: &f32| value.to_bits()).collect()
+    };
+    outputs.iter().map(read).collect()
+}
+
+fn kernels(engine: &mut CudaEngine, case: Case) -> usize {
+    let (program, ..) = program(case);
+    engine.reserve(program.layout()).unwrap();
+    let mut record = Vec::new();
+    engine.profile(&program, 0..2, &Scalars::default(), &mut record).unwrap();
+    record.len()
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_norm_inside_the_layer_has_the_same_bits() {
+    let mut engine = CudaEngine::new(Settings::default()).unwrap();
+    let f32 = Precision::F32;
+    let one =
+        Case { precision: Precision::BF16, rows: 1, width: 1600, outs: 4800, gpt2: true, in_place: false };
+    let cases = [
+        (one, 1),
+        (Case { gpt2: false, ..one }, 1),
+        (Case { width: 768, outs: 50, ..one }, 1),
+        (Case { width: 3072, outs: 3075, ..one }, 1),
+        (Case { precision: f32, ..one }, 1),
+        (Case { precision: f32, width: 3072, gpt2: false, ..one }, 1),
+        // Not fused: in place, several rows, a width without a row block.
+        (Case { in_place: true, ..one }, 2),
+        (Case { rows: 2, ..one }, 2),
+        (Case { width: 64, ..one }, 2),
+    ];
+    for (case, expected) in cases {
+        let together = run(&mut engine, case, true);
+        let apart = run(&mut engine, case, false);
+        assert!(together.iter().flatten().all(|&bits| f32::from_bits(bits).is_finite()), "{case:?}");
+        assert_eq!(together, apart, "{case:?}");
+        assert_eq!(kernels(&mut engine, case), expected, "{case:?}");
+    }
+}
