@@ -45,7 +45,7 @@ impl Rng {
     /// The generator that continues from a saved [`state`](Self::state). All zeros is no state of this generator.
     pub fn from_state(s: [u64; 4]) -> Result<Self> {
         if s == [0; 4] {
-            return Err(Error::Config("random state is all zeros, expected a saved state".into()));
+            return Err(Error::input("random state", "all zeros", "a saved state"));
         }
         Ok(Self { s })
     }

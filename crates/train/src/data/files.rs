@@ -23,7 +23,7 @@ pub fn expand_globs<P: AsRef<OsStr>>(patterns: &[P]) -> Result<Vec<PathBuf>> {
         expand(pattern, &mut files)?;
     }
     if files.is_empty() {
-        return Err(Error::Config("no data files given, expected at least one path or pattern".into()));
+        return Err(Error::input("number of data files", 0, "at least one path or pattern"));
     }
     files.sort();
     files.dedup();
@@ -33,7 +33,7 @@ pub fn expand_globs<P: AsRef<OsStr>>(patterns: &[P]) -> Result<Vec<PathBuf>> {
 /// Adds the files that match a pattern.
 fn expand(pattern: &str, files: &mut Vec<PathBuf>) -> Result<()> {
     let paths =
-        glob::glob(pattern).map_err(|e| Error::Config(format!("`{pattern}` is not a file pattern: {e}")))?;
+        glob::glob(pattern).map_err(|e| Error::config(format!("`{pattern}` is not a file pattern: {e}")))?;
     let before = files.len();
     for path in paths {
         let path = path.map_err(|e| {
@@ -55,7 +55,7 @@ fn no_match(pattern: &str) -> Error {
     let plain = &pattern[..pattern.find(['*', '?', '[']).unwrap_or(pattern.len())];
     let folder = plain.rfind(std::path::is_separator).map_or(Path::new("."), |end| Path::new(&plain[..=end]));
     if folder.is_dir() {
-        Error::Config(format!("no file matches `{pattern}`, expected at least one"))
+        Error::config(format!("no file matches `{pattern}`, expected at least one"))
     } else {
         Error::config(format!("{}: no such folder", folder.display()))
     }

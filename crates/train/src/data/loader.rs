@@ -63,7 +63,7 @@ impl Loader {
     pub fn new(sources: Vec<Box<dyn Tokens>>, config: LoaderConfig) -> Result<Self> {
         for (name, value) in [("batch", config.batch), ("seq", config.seq), ("vocab", config.vocab)] {
             if value == 0 || value > i32::MAX as usize {
-                return Err(Error::Config(format!("data: {name} is {value}, expected 1 to {}", i32::MAX)));
+                return Err(Error::input(format!("data: {name}"), value, format!("1 to {}", i32::MAX)));
             }
         }
         let need = config.seq as u64 + 1;
@@ -230,9 +230,11 @@ impl Loader {
             return Ok((number + whole, before + whole * fewest));
         }
         if (samples - before) / fewest.max(1) > MOST_EPOCHS {
-            return Err(Error::Config(format!(
-                "data: position is {samples} samples, expected at most {MOST_EPOCHS} times the data"
-            )));
+            return Err(Error::input(
+                "data: position",
+                format!("{samples} samples"),
+                format!("at most {MOST_EPOCHS} times the data"),
+            ));
         }
         loop {
             let (windows, _) = draw(number, &self.config, &self.sources, |_| {});

@@ -35,12 +35,14 @@ pub fn generate(
     let (vocab, own) = (session.config().vocab_size(), session.config().max_seq_len());
     let context = request.context.map_or(own, |context| context.clamp(1, own));
     if request.prompt.is_empty() {
-        return Err(Error::Config("the prompt is empty: give at least one token to continue from".into()));
+        return Err(Error::input("the prompt", "empty", "at least one token to continue from"));
     }
     if let Some(token) = request.prompt.iter().find(|&&token| token as usize >= vocab) {
-        return Err(Error::Config(format!(
-            "prompt token {token} is outside the model's vocabulary of {vocab}"
-        )));
+        return Err(Error::input(
+            "prompt token",
+            token,
+            format!("less than the model's vocabulary of {vocab}"),
+        ));
     }
     let choice = request.vocab.min(vocab);
     let mut rng = request.sampler.rng();

@@ -57,7 +57,7 @@ impl Sampler {
     /// Checks the settings; the error names the one that makes no sense.
     pub fn validate(&self) -> Result<()> {
         let fail = |name, found: &dyn std::fmt::Display, expected| {
-            Err(Error::Config(format!("sampling: {name} is {found}, expected {expected}")))
+            Err(Error::input(format!("sampling: {name}"), found, expected))
         };
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
             return fail("temperature", &self.temperature, "a finite number >= 0");
@@ -115,7 +115,7 @@ fn argmax(logits: &[f32]) -> Result<usize> {
     let mut best = None;
     for (i, &logit) in logits.iter().enumerate() {
         if logit.is_nan() || logit == f32::INFINITY {
-            return Err(Error::Config(format!("sampling: logit {i} is {logit}, expected a finite number")));
+            return Err(Error::input(format!("sampling: logit {i}"), logit, "a finite number"));
         }
         if logit > best.map_or(f32::NEG_INFINITY, |b: usize| logits[b]) {
             best = Some(i);
@@ -123,7 +123,7 @@ fn argmax(logits: &[f32]) -> Result<usize> {
     }
     best.ok_or_else(|| {
         let n = logits.len();
-        Error::Config(format!("sampling: none of {n} logits is above minus infinity, expected at least one"))
+        Error::input(format!("sampling: the largest of {n} logits"), f32::NEG_INFINITY, "a finite number")
     })
 }
 
@@ -271,11 +271,11 @@ mod tests {
             (good, vec![0.0, f32::NAN], "logit 1 is NaN"),
             (Sampler::greedy(), vec![0.0, f32::NAN], "logit 1 is NaN"),
             (good, vec![f32::INFINITY], "logit 0 is inf"),
-            (good, vec![f32::NEG_INFINITY; 3], "none of 3 logits"),
-            (good, vec![], "none of 0 logits"),
+            (good, vec![f32::NEG_INFINITY; 3], "largest of 3 logits is -inf"),
+            (good, vec![], "largest of 0 logits is -inf"),
         ] {
             let error = bad.pick(&logits, &mut Rng::new(0), &mut Scratch::default()).unwrap_err();
-            assert!(matches!(error, Error::Config(_)) && error.to_string().contains(text), "{error}");
+            assert!(matches!(error, Error::Input { .. }) && error.to_string().contains(text), "{error}");
         }
     }
 }

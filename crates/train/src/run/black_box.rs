@@ -99,8 +99,7 @@ pub(super) fn weights_of(folder: &Path) -> PathBuf {
 
 /// Writes the tokens and numbers of a bad step; its weights are at `bad.weights` by then.
 pub(super) fn write(folder: &Path, bad: &BadStep, x: &[i32], y: &[i32]) -> Result<PathBuf> {
-    let text = serde_json::to_string(bad)
-        .map_err(|error| Error::Config(format!("the bad step is not JSON: {error}")))?;
+    let text = serde_json::to_string(bad).map_err(|error| Error::io(folder, "write", error.into()))?;
     let metadata = [("format".to_owned(), FORMAT.to_owned()), ("step".to_owned(), text)];
     let shape = [bad.accumulate as usize, bad.batch, bad.seq];
     let tensors = [TensorInfo::new("x", Dtype::I32, shape), TensorInfo::new("y", Dtype::I32, shape)];

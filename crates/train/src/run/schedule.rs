@@ -46,19 +46,21 @@ pub struct LrSchedule {
 impl LrSchedule {
     /// Checks the settings; the error names the one that makes no sense.
     pub fn validate(&self) -> Result<()> {
-        let fail = |text: String| Err(Error::Config(format!("learning-rate schedule: {text}")));
+        let fail = |name: &str, found: &dyn std::fmt::Display, expected: String| {
+            Err(Error::input(format!("learning-rate schedule: {name}"), found, expected))
+        };
         if !(self.peak.is_finite() && self.peak >= 0.0) {
-            return fail(format!("peak is {}, expected a finite number >= 0", self.peak));
+            return fail("peak", &self.peak, "a finite number >= 0".into());
         }
         if self.total_steps == 0 {
-            return fail("total_steps is 0, expected at least 1".into());
+            return fail("total_steps", &0, "at least 1".into());
         }
         if self.warmup_steps > self.total_steps {
-            let (warmup, total) = (self.warmup_steps, self.total_steps);
-            return fail(format!("warmup_steps is {warmup}, expected at most total_steps ({total})"));
+            let most = format!("at most total_steps ({})", self.total_steps);
+            return fail("warmup_steps", &self.warmup_steps, most);
         }
         if !(0.0..=1.0).contains(&self.final_fraction) {
-            return fail(format!("final_fraction is {}, expected 0 to 1", self.final_fraction));
+            return fail("final_fraction", &self.final_fraction, "0 to 1".into());
         }
         Ok(())
     }

@@ -92,7 +92,7 @@ impl Session {
     /// Any one of the programs: they share the parameter table.
     fn any_program(&self) -> Result<&Program> {
         let any = [&self.train, &self.eval, &self.decode].into_iter().flatten().next();
-        any.ok_or_else(|| Error::Config("this session has no program".into()))
+        any.ok_or_else(|| Error::Unsupported("this session has no program".into()))
     }
 
     /// A random start.
@@ -138,7 +138,7 @@ impl Session {
     /// Copies one tensor out of a pool laid out like the parameters; of the weights the most exact copy there is.
     pub fn read_param(&mut self, pool: Pool, name: &str, values: &mut Vec<f32>) -> Result<()> {
         let param = self.any_program()?.params().iter().find(|param| param.name == name).cloned();
-        let param = param.ok_or_else(|| Error::Config(format!("the model has no tensor `{name}`")))?;
+        let param = param.ok_or_else(|| Error::unknown("tensor", name, "one of the model's parameters"))?;
         self.read_in_pool(pool, &param, values)
     }
 
@@ -268,7 +268,7 @@ impl Session {
     /// The mean loss of a batch.
     pub fn evaluate(&mut self, x: &[i32], y: &[i32]) -> Result<f32> {
         let Some(program) = &self.eval else {
-            return Err(Error::Config("this session was not made for evaluation".into()));
+            return Err(Error::Unsupported("this session was not made for evaluation".into()));
         };
         self.engine.write_i32(io(program, "x")?, x)?;
         self.engine.write_i32(io(program, "y")?, y)?;
@@ -340,7 +340,7 @@ fn write_weights(engine: &mut dyn Engine, slot: Slot, master: Option<Slot>, valu
 }
 
 fn not_generating() -> Error {
-    Error::Config("this session was not made for generation".into())
+    Error::Unsupported("this session was not made for generation".into())
 }
 
 impl PendingUpdate {
@@ -351,7 +351,7 @@ impl PendingUpdate {
 }
 
 fn not_trained() -> Error {
-    Error::Config("this session was not made for training".into())
+    Error::Unsupported("this session was not made for training".into())
 }
 
 /// A program's input or result.

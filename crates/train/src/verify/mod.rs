@@ -256,11 +256,10 @@ impl Check<'_> {
         if self.got.len() == self.want.len() {
             return Ok(shape);
         }
-        Err(Error::Config(format!(
-            "{name}: the reference has {} elements, the model {} ({})",
+        Err(Error::input(
+            format!("{name}: the number of elements in the reference"),
             self.want.len(),
-            slot.numel(),
-            slot.shape
-        )))
+            format!("{} as in the model ({})", slot.numel(), slot.shape),
+        ))
     }
 }

@@ -127,7 +127,7 @@ impl TrainerJson {
     }
 
     /// The file's text. The same state gives the same bytes.
-    pub(super) fn to_text(&self) -> Result<String> {
+    pub(super) fn to_text(&self) -> serde_json::Result<String> {
         let file = TrainerFile {
             format: FORMAT.to_owned(),
             version: VERSION,
@@ -142,8 +142,7 @@ impl TrainerJson {
             bytes: self.bytes.clone(),
             crc32: self.crc32.clone(),
         };
-        let text = serde_json::to_string_pretty(&file);
-        text.map_err(|error| Error::Config(format!("the trainer's state is not JSON: {error}")))
+        serde_json::to_string_pretty(&file)
     }
 }
 

@@ -194,8 +194,9 @@ impl Job<'_> {
             bytes,
             crc32: self.crc32,
         };
-        let text = json.to_text()?;
-        atomic::write_file(&self.folder.join(TRAINER), |sink| sink.put(text.as_bytes()))?;
+        let path = self.folder.join(TRAINER);
+        let text = json.to_text().map_err(|error| Error::io(&path, "write", error.into()))?;
+        atomic::write_file(&path, |sink| sink.put(text.as_bytes()))?;
         Ok(Written { bytes: total, non_finite: self.non_finite })
     }
 }

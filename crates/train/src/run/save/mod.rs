@@ -11,7 +11,7 @@ use super::{Observer, RunFolder};
 use crate::format::checkpoint::{PART_BYTES, TrainerState, Written};
 use crate::format::tokenizer::Tokenizer;
 use crate::session::Session;
-use crate::{Error, Result};
+use crate::Result;
 use ironhorse_core::{HostMemory, Pool, Slot};
 use serde::Serialize;
 use std::path::Path;
@@ -277,13 +277,12 @@ impl Saver {
             }
             Err(_) => {
                 self.memory = Memory::Unmade;
-                let error = Error::Config("the thread that wrote it ended unexpectedly".into());
-                self.failed(step, &error, observer);
+                self.failed(step, &"the thread that wrote it ended unexpectedly", observer);
             }
         }
     }
 
-    fn failed(&mut self, step: u64, error: &Error, observer: &mut dyn Observer) {
+    fn failed(&mut self, step: u64, error: &dyn std::fmt::Display, observer: &mut dyn Observer) {
         self.stats.failed += 1;
         self.retry_at = Some(Instant::now() + RETRY);
         if self.last_step == Some(step) {
