@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use ironhorse_core::op::{Act, LinearFwd, PreAct, ResidualLayerNormFwd, ResidualRmsNormFwd};
-use ironhorse_core::{Builder, DType, Engine, Precision, Program, Scalars, Slot};
+use ironhorse_core::{Builder, DType, Engine, EngineExt, Precision, Program, Scalars, Slot};
 use ironhorse_cuda::{CudaEngine, Settings};
 use ironhorse_testkit::Rng;
 
