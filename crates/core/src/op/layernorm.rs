@@ -38,8 +38,8 @@ impl OpSpec for LayerNormFwd {
     slots!(Write out, Write mean, Write rstd, Read inp, Read weight, Read bias);
 
     fn check(&self) -> Result<()> {
-        check_normalise(&Checker(Self::NAME), &self.out, &self.inp, [&self.weight, &self.bias])?;
-        check_stats(&Checker(Self::NAME), &self.inp, &self.mean, &self.rstd)
+        let Self { out, inp, weight, bias, mean, rstd, .. } = self;
+        check_normalise(&Checker(Self::NAME), [out, inp], [weight, bias], [mean, rstd])
     }
 
     fn numerics(&self, _: &str) -> Numerics {
@@ -123,8 +123,8 @@ impl OpSpec for LayerNormApply {
     slots!(Write out, Read inp, Read mean, Read rstd, Read weight, Read bias);
 
     fn check(&self) -> Result<()> {
-        check_normalise(&Checker(Self::NAME), &self.out, &self.inp, [&self.weight, &self.bias])?;
-        check_stats(&Checker(Self::NAME), &self.inp, &self.mean, &self.rstd)
+        let Self { out, inp, weight, bias, mean, rstd, .. } = self;
+        check_normalise(&Checker(Self::NAME), [out, inp], [weight, bias], [mean, rstd])
     }
 
     fn numerics(&self, _: &str) -> Numerics {
@@ -192,10 +192,16 @@ impl OpSpec for LayerNormBwd {
 }
 
 /// Checks the slots of `out`, which is `inp` normalised, scaled and shifted.
-fn check_normalise(c: &Checker, out: &Slot, inp: &Slot, [weight, bias]: [&Slot; 2]) -> Result<()> {
+fn check_normalise(
+    c: &Checker,
+    [out, inp]: [&Slot; 2],
+    [weight, bias]: [&Slot; 2],
+    [mean, rstd]: [&Slot; 2],
+) -> Result<()> {
     check_affine(c, inp, weight, bias)?;
     c.same_float(&[("out", out), ("inp", inp)])?;
-    c.shape("out", out, inp.shape)
+    c.shape("out", out, inp.shape)?;
+    check_stats(c, inp, mean, rstd)
 }
 
 fn check_affine(c: &Checker, inp: &Slot, weight: &Slot, bias: &Slot) -> Result<()> {
