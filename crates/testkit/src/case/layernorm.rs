@@ -1,50 +1,24 @@
 //! Cases of the layer norms.
 
-use super::{ACCUMS, Case, Kit};
+use super::norm::{EPS, InPlace, NormAccums, NormCases, NormShape, bwd_kit, residual_kit};
+use super::{Case, Kit};
 use crate::oracle::layernorm::stats;
 use ironhorse_core::op::{Accum, LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd};
 use ironhorse_core::{Precision, Slot};
 
-/// (B, T, C)
-const SHAPES: [[usize; 3]; 9] = [
-    [1, 1, 1],
-    [3, 5, 1],
-    [1, 31, 5],
-    [1, 1, 48],
-    [2, 33, 31],
-    [1, 37, 80],
-    [2, 65, 129],
-    [1, 3, 1003],
-    [0, 5, 48],
-];
-const EPS: f32 = 1e-5;
-
 pub(super) fn cases(p: Precision) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for shape in SHAPES {
-        cases.push(fwd(p, shape, -1.0));
-        cases.push(apply(p, shape));
-        cases.extend([InPlace::No, InPlace::A, InPlace::B].map(|in_place| residual(p, shape, in_place)));
-        for (i, accum) in ACCUMS.into_iter().enumerate() {
-            cases.push(bwd(p, shape, ACCUMS[(i + 1) % ACCUMS.len()].0, accum));
-        }
-    }
-    cases.push(bwd(p, [1, 37, 80], Accum::Write, (Accum::Write, 0))); // the combinations that models use
-    cases.push(bwd(p, [1, 37, 80], Accum::Add, (Accum::FirstWrites, 0)));
-    // Widths of real models, for which engines use other kernels.
-    for shape in [[1, 33, 768], [2, 65, 1024], [3, 100, 1600], [1, 1, 768], [8, 1, 1600], [1, 3, 3072]] {
-        cases.push(fwd(p, shape, -1.0));
-        cases.push(apply(p, shape));
-        cases.extend([InPlace::No, InPlace::A].map(|in_place| residual(p, shape, in_place)));
-        cases.push(bwd(p, shape, Accum::Write, (Accum::FirstWrites, 0)));
-        cases.push(bwd(p, shape, Accum::Add, (Accum::FirstWrites, 1)));
+    let norm = NormCases { fwd: |p, shape| fwd(p, shape, -1.0), apply, residual, bwd };
+    let mut cases = norm.all(p);
+    // The pairs a model uses.
+    for (inp, params) in [(Accum::Write, Accum::Write), (Accum::Add, Accum::FirstWrites)] {
+        cases.push(bwd(p, [1, 37, 80], NormAccums { inp, params, micro_step: 0 }));
     }
     cases.push(fwd(p, [2, 3, 129], 10.0)); // mean much larger than the spread: sums of squares lose the variance
     cases
 }
 
-/// Inputs are uniform in `offset..offset + 3`. An offset of -1 gives a mean of 1/2, so that no mean is 0.
-fn fwd(p: Precision, [b, t, c]: [usize; 3], offset: f32) -> Case {
+/// Inputs are `offset` to `offset + 3`: an offset of -1 has a mean of 1/2, so that no mean is 0.
+fn fwd(p: Precision, [b, t, c]: NormShape, offset: f32) -> Case {
     let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} from {offset}"));
     let op = LayerNormFwd {
         out: kit.slot([b, t, c]),
@@ -59,21 +33,8 @@ fn fwd(p: Precision, [b, t, c]: [usize; 3], offset: f32) -> Case {
     kit.finish(op)
 }
 
-#[derive(Clone, Copy, Debug)]
-enum InPlace {
-    No,
-    A,
-    B,
-}
-
-fn residual(p: Precision, [b, t, c]: [usize; 3], in_place: InPlace) -> Case {
-    let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} in place {in_place:?}"));
-    let [a, other] = [(); 2].map(|()| kit.slot([b, t, c]));
-    let residual = match in_place {
-        InPlace::No => kit.slot([b, t, c]),
-        InPlace::A => a,
-        InPlace::B => other,
-    };
+fn residual(p: Precision, [b, t, c]: NormShape, in_place: InPlace) -> Case {
+    let (mut kit, [a, other, residual]) = residual_kit(p, [b, t, c], in_place);
     let op = ResidualLayerNormFwd {
         residual,
         out: kit.slot([b, t, c]),
@@ -89,7 +50,7 @@ fn residual(p: Precision, [b, t, c]: [usize; 3], in_place: InPlace) -> Case {
     kit.finish(op)
 }
 
-/// Sets random values in `inp` and the matching statistics; returns the values of `rstd`.
+/// Gives `inp` random values and the statistics their true ones; returns the values of `rstd`.
 fn set_stats(kit: &mut Kit, inp: Slot, mean: Slot, rstd: Slot) -> Vec<f32> {
     let values: Vec<f64> = kit.random(inp, -1.0, 2.0).into_iter().map(f64::from).collect();
     let (means, rstds): (Vec<f32>, Vec<f32>) = values
@@ -102,7 +63,7 @@ fn set_stats(kit: &mut Kit, inp: Slot, mean: Slot, rstd: Slot) -> Vec<f32> {
     rstds
 }
 
-fn apply(p: Precision, [b, t, c]: [usize; 3]) -> Case {
+fn apply(p: Precision, [b, t, c]: NormShape) -> Case {
     let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c}"));
     let op = LayerNormApply {
         out: kit.slot([b, t, c]),
@@ -116,10 +77,8 @@ fn apply(p: Precision, [b, t, c]: [usize; 3]) -> Case {
     kit.finish(op)
 }
 
-fn bwd(p: Precision, [b, t, c]: [usize; 3], accum_inp: Accum, (accum, micro_step): (Accum, u32)) -> Case {
-    let name = format!("B{b} T{t} C{c} d_inp {accum_inp:?}, rest {accum:?}, micro-step {micro_step}");
-    let mut kit = Kit::with_precision(p, name);
-    kit.scalars.micro_step = micro_step;
+fn bwd(p: Precision, [b, t, c]: NormShape, accums: NormAccums) -> Case {
+    let mut kit = bwd_kit(p, [b, t, c], accums);
     let op = LayerNormBwd {
         d_inp: kit.slot([b, t, c]),
         d_weight: kit.grad([c]),
@@ -129,12 +88,12 @@ fn bwd(p: Precision, [b, t, c]: [usize; 3], accum_inp: Accum, (accum, micro_step
         mean: kit.stat([b, t]),
         rstd: kit.stat([b, t]),
         weight: kit.param([c]),
-        accum_inp,
-        accum,
+        accum_inp: accums.inp,
+        accum: accums.params,
     };
     let rstds = set_stats(&mut kit, op.inp, op.mean, op.rstd);
     if c == 1 {
-        // g - mean(g) is 0 and rstd is 316, so the rounding error of g is multiplied by 316.
+        // g - mean(g) is 0, times an rstd of 316: one rounding of g shows as 316 roundings.
         kit.floor = f64::from(rstds.into_iter().fold(0.0, f32::max));
     }
     kit.finish(op)

@@ -10,6 +10,7 @@ mod layernorm;
 mod linear;
 mod loss;
 mod memory;
+mod norm;
 mod optimizer;
 mod refusal;
 mod rmsnorm;
