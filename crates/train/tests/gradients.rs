@@ -1,0 +1,64 @@
+//! The backward of every model, against finite differences of its forward, in f64: the loss and, of mixtures, every layer's
+//! auxiliary loss, through experts and router.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
+
+use ironhorse_core::Precision;
+use ironhorse_testkit::{ProgramGradients, check_program_gradients};
+use ironhorse_train::model::{Gpt2Config, ModelConfig, Recompute};
+
+fn check(config: ModelConfig, recomputes: &[Recompute], (batch, seq): (usize, usize)) {
+    for &recompute in recomputes {
+        let program = config.training((batch, seq), recompute, Precision::F32).unwrap();
+        let at = |i: usize| ((i * 7 + 3) % config.vocab_size()) as i32;
+        let check = ProgramGradients {
+            program: &program,
+            tokens: &(0..batch * seq).map(at).collect::<Vec<_>>(),
+            targets: &(1..=batch * seq).map(at).collect::<Vec<_>>(),
+            seed: 4,
+            samples: 12,
+            tolerance: 1e-6,
+        };
+        let worst = check_program_gradients(&check);
+        let worst = worst.unwrap_or_else(|wrong| panic!("{}, {recompute:?}: {wrong}", config.to_json()));
+        assert!(worst < 1e-6);
+    }
+}
+
+fn check_sizes(sizes: &str, batch: usize, seq: usize) {
+    let all = [Recompute::None, Recompute::Gelu, Recompute::Full, Recompute::Experts];
+    check(ModelConfig::parse(sizes).unwrap(), &all, (batch, seq));
+}
+
+#[test]
+fn every_gradient_of_gpt2_is_the_derivative_of_its_loss() {
+    for (config, batch, seq) in [
+        (Gpt2Config::new(9, 11, 2, 2, 8), 2, 7),
+        (Gpt2Config::new(5, 7, 1, 1, 4), 1, 1),
+        (Gpt2Config::new(6, 13, 3, 5, 10), 3, 5),
+    ] {
+        check(config.into(), &[Recompute::None, Recompute::Gelu, Recompute::Full], (batch, seq));
+    }
+}
+
+#[test]
+fn every_gradient_of_a_mixture_is_the_derivative_of_its_loss() {
+    check_sizes(
+        "hidden=8,layers=2,heads=2,kv_heads=1,experts=4,top_k=2,ffn=6,vocab=11,context=9,aux_alpha=0.5",
+        2,
+        7,
+    );
+    check_sizes(
+        "hidden=6,layers=1,heads=6,kv_heads=3,head_dim=4,experts=3,top_k=1,ffn=5,vocab=7,context=5,rope_alpha=3",
+        3,
+        5,
+    );
+    check_sizes("hidden=8,layers=1,heads=2,experts=5,top_k=5,ffn=3,vocab=7,context=5", 2, 3);
+    check_sizes("hidden=8,layers=1,heads=2,experts=4,top_k=2,ffn=6,vocab=11,context=9", 1, 1);
+}
+
+#[test]
+fn every_gradient_of_a_llama_is_the_derivative_of_its_loss() {
+    check_sizes("hidden=8,layers=2,heads=2,kv_heads=1,ffn=6,vocab=11,context=9", 2, 7);
+    check_sizes("hidden=10,layers=1,heads=3,kv_heads=3,head_dim=4,ffn=5,vocab=7,context=5", 1, 1);
+}
