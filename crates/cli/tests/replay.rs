@@ -1,6 +1,7 @@
 //! Training that diverges, `ironhorse verify --replay` of its black box, and the bytes that `plan` predicts for a run.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use ironhorse_testkit::crc32;
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -99,17 +100,6 @@ fn healthy(place: &Path, device: &str, dtype: &str) {
     }
     let changed = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &bytes[end..]].concat();
     std::fs::write(&path, changed).unwrap();
-}
-
-fn crc32(bytes: &[u8]) -> u32 {
-    let mut crc = !0_u32;
-    for &byte in bytes {
-        crc ^= u32::from(byte);
-        for _ in 0..8 {
-            crc = (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg());
-        }
-    }
-    !crc
 }
 
 #[test]

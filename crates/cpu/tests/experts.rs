@@ -5,28 +5,8 @@
 use ironhorse_core::op::*;
 use ironhorse_core::{Builder, DType, Engine, EngineExt, Pool, Program, Scalars, Slot};
 use ironhorse_cpu::CpuEngine;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-struct Counting;
-static COUNT: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every method calls the same method of `System`, which implements `GlobalAlloc`.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller of `alloc` guarantees a layout of non-zero size.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller of `dealloc` guarantees that `alloc` returned `ptr` for this layout.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+ironhorse_testkit::count_allocations!();
 
 const N: usize = 210;
 const C: usize = 80;
@@ -147,12 +127,12 @@ fn a_layer_of_experts() {
         let gates: Vec<Vec<f32>> =
             (0..4).map(|i| if i == 3 { vec![0.0; gate.numel()] } else { values(gate, 10 + i) }).collect();
         let fewest = (0..5).map(|_| {
-            let before = COUNT.load(Ordering::SeqCst);
+            let before = allocations::count();
             for gates in &gates {
                 engine.write_f32(gate, gates).unwrap();
                 run(&mut engine, &program, 0);
             }
-            COUNT.load(Ordering::SeqCst) - before
+            allocations::count() - before
         });
         assert_eq!(fewest.min(), Some(0), "{threads} threads");
     }

@@ -4,28 +4,8 @@ use ironhorse_cpu::buffer::Buffer;
 use ironhorse_cpu::gemm::{Gemm, LocalScratch, MatMut, MatRef, Workspace, gemm, gemm_local};
 use ironhorse_cpu::isa::Isa;
 use ironhorse_cpu::team::Team;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-struct Counting;
-static COUNT: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every method calls the same method of `System`, which implements `GlobalAlloc`.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller of `alloc` guarantees a layout of non-zero size.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller of `dealloc` guarantees that `alloc` returned `ptr` for this layout.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+ironhorse_testkit::count_allocations!();
 
 #[test]
 fn second_round_allocates_nothing() {
@@ -49,9 +29,9 @@ fn second_round_allocates_nothing() {
     // On a busy machine a worker thread may start, and allocate, only now. Allocations of the products themselves would
     // occur in every attempt.
     let fewest = (0..5).map(|_| {
-        let before = COUNT.load(Ordering::SeqCst);
+        let before = allocations::count();
         (0..20).for_each(|_| round());
-        COUNT.load(Ordering::SeqCst) - before
+        allocations::count() - before
     });
     assert_eq!(fewest.min(), Some(0));
 }

@@ -15,7 +15,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a panic is a failed test
 #![allow(clippy::needless_range_loop)] // oracle loops are written like the formulas they implement
 
+mod allocations;
 pub mod case;
+mod checksum;
 mod conformance;
 mod finite;
 mod oracle;
@@ -27,6 +29,7 @@ mod update;
 mod wrapped;
 
 pub use case::{Case, Data, Input, Kit, all_cases, cases_in, refusals, refusals_in};
+pub use checksum::crc32;
 pub use conformance::{Check, Fault, Mismatch, Report, check_against, check_engine, check_refusal};
 pub use finite::{GradMismatch, OpGradients, ProgramGradients, check_op_gradients, check_program_gradients};
 pub use oracle::{OracleEngine, activation};

@@ -1,35 +1,9 @@
 //! A loader whose shards were all read once, and are few enough to stay open, allocates nothing.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use ironhorse_train::data::{Loader, LoaderConfig, OPEN_SHARDS, open_shards};
 use ironhorse_train::format::shards::{ShardKind, ShardWriter};
 
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every method calls the same method of `System`, which implements `GlobalAlloc`.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the caller of `alloc` guarantees a layout of non-zero size.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller of `dealloc` guarantees that `alloc` returned `ptr` for this layout.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the caller of `realloc` guarantees that `alloc` returned `ptr` for this layout, and a valid `size`.
-        unsafe { System.realloc(ptr, layout, size) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
+ironhorse_testkit::count_allocations!();
 
 /// One test, because the counter belongs to the whole process.
 #[test]
@@ -49,9 +23,9 @@ fn batches_allocate_nothing() {
     for _ in 0..2 * 64 * 6 / 3 {
         loader.next_batch(&mut x, &mut y).unwrap();
     }
-    let before = ALLOCATIONS.load(Ordering::SeqCst);
+    let before = allocations::count();
     for _ in 0..1000 {
         loader.next_batch(&mut x, &mut y).unwrap();
     }
-    assert_eq!(ALLOCATIONS.load(Ordering::SeqCst), before);
+    assert_eq!(allocations::count(), before);
 }

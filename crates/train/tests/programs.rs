@@ -1,6 +1,8 @@
 //! The programs of both families, op by op: a change of how they are built must not change what is built. Where a program
 //! is meant to change, the test prints the new digests.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 use ironhorse_core::{Precision, Program};
 use ironhorse_train::model::{ModelConfig, Recompute};
 use sha2::{Digest, Sha256};

@@ -10,6 +10,7 @@ use engine::{Fault, MARK};
 use ironhorse::train::Error;
 use ironhorse::train::format::checkpoint::Checkpoint;
 use ironhorse::train::run::{BlackBox, Ending};
+use ironhorse_testkit::crc32;
 use job::{BATCH, Meanwhile, SEQ, Spec, files, log, metrics, saved, tensors, train};
 use std::path::Path;
 
@@ -70,17 +71,6 @@ fn the_black_box_holds_the_step() {
         assert_eq!((found.bad.device.as_str(), found.bad.dtype.as_str()), ("cpu", "f32"));
         Checkpoint::open(&weights).unwrap();
     }
-}
-
-fn crc32(bytes: &[u8]) -> u32 {
-    let mut crc = !0_u32;
-    for &byte in bytes {
-        crc ^= u32::from(byte);
-        for _ in 0..8 {
-            crc = (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg());
-        }
-    }
-    !crc
 }
 
 #[test]
