@@ -19,6 +19,7 @@ pub struct Builder {
     cache_end: usize,
     io_end: usize,
     activations: Vec<Slot>,
+    kept_ops: usize,
     section: Section,
 }
 
@@ -41,6 +42,7 @@ impl Builder {
             cache_end: 0,
             io_end: 0,
             activations: Vec::new(),
+            kept_ops: 0,
             section: Section::Forward,
         }
     }
@@ -122,6 +124,12 @@ impl Builder {
         let slot = Slot { pool: Pool::Activations, offset, shape: shape.into(), dtype };
         self.activations.push(slot);
         slot
+    }
+
+    /// Keeps the memory of an activation for this many ops after its last use, so that an engine can compute an op together
+    /// with the ones after it without overwriting what it reads.
+    pub fn keep_activations(&mut self, ops: usize) {
+        self.kept_ops = ops;
     }
 
     /// Sets the section of the ops pushed from now on. Sections must come in execution order.
@@ -206,7 +214,7 @@ impl Builder {
         })
     }
 
-    /// The first write and last use of each activation.
+    /// The first write of each activation, and its last use or the last op that it is kept for.
     fn lifetimes(&self) -> Result<Vec<Lifetime>> {
         let mut seen: Vec<Option<Lifetime>> = vec![None; self.activations.len()];
         for (i, node) in self.nodes.iter().enumerate() {
@@ -228,7 +236,8 @@ impl Builder {
                 }
             }
         }
-        Ok(seen.into_iter().map(|life| life.unwrap_or(Lifetime { bytes: 0, first: 0, last: 0 })).collect())
+        let kept = |life: Lifetime| Lifetime { last: life.last + self.kept_ops, ..life };
+        Ok(seen.into_iter().map(|life| life.map_or(Lifetime { bytes: 0, first: 0, last: 0 }, kept)).collect())
     }
 }
 
@@ -247,6 +256,24 @@ fn index_of(buffers: &[Slot], slot: &Slot) -> usize {
 mod tests {
     use super::*;
     use crate::op::{Act, ActFwd, Add, Fill};
+
+    #[test]
+    fn kept_activations_are_not_overwritten_by_the_next_op() {
+        let offsets = |kept: usize| {
+            let mut b = Builder::new();
+            b.keep_activations(kept);
+            let [x, y, z] = [(); 3].map(|()| b.activation([100], DType::F32));
+            b.push(Fill { out: x, value: 1.0 }).unwrap();
+            b.push(ActFwd { out: y, inp: x, act: Act::Gelu }).unwrap();
+            b.push(ActFwd { out: z, inp: y, act: Act::Gelu }).unwrap();
+            let program = b.finish().unwrap();
+            [0, 2].map(|node| program.nodes()[node].op.writes().next().map(|slot| slot.offset))
+        };
+        let [x, z] = offsets(0);
+        assert_eq!(x, z, "the last op may write over the input of the one before");
+        let [x, z] = offsets(1);
+        assert_ne!(x, z);
+    }
 
     #[test]
     fn planned_programs_reuse_memory_and_keep_their_values() {

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+use ironhorse_core::op::Op;
 use ironhorse_core::{Precision, Program};
 use ironhorse_train::model::{ModelConfig, Recompute};
 use sha2::{Digest, Sha256};
@@ -51,7 +52,7 @@ const EXPECTED: [[&str; 6]; 3] = [
         "feceb0ba55f4438d",
         "feceb0ba55f4438d",
         "143ae7b9e08a12f1",
-        "2546db89dc602381",
+        "33df51676b7c33dc",
     ],
     [
         "c262d52b6e0be164",
@@ -59,7 +60,7 @@ const EXPECTED: [[&str; 6]; 3] = [
         "3cc817fd2034de8c",
         "66e8291e113b375b",
         "1bb33b9270a9dcd4",
-        "fb5d2145e5a01ebb",
+        "4a78e7a7d6d36764",
     ],
     [
         "6e23e007178d98ee",
@@ -67,7 +68,7 @@ const EXPECTED: [[&str; 6]; 3] = [
         "04b2f8ebdb54e06a",
         "04b2f8ebdb54e06a",
         "3442df7a045d2e9b",
-        "556ff743a2adc524",
+        "ac4f9226ae0cb7d1",
     ],
 ];
 
@@ -78,4 +79,20 @@ fn programs_are_the_same_op_by_op() {
     let llama = "hidden=24,layers=3,heads=4,ffn=37,vocab=203,context=19,rope_alpha=2";
     let made = ["n_layer=3,n_head=5,n_embd=40,vocab_size=300,max_seq_len=16", experts, llama].map(digests);
     assert_eq!(made, EXPECTED);
+}
+
+/// An engine computes a norm inside the layer after it while other parts of that layer are already written.
+#[test]
+fn a_layer_does_not_write_over_what_the_norm_before_it_reads() {
+    let sizes = "n_layer=3,n_head=5,n_embd=40,vocab_size=300,max_seq_len=16";
+    let program = ModelConfig::parse(sizes).unwrap().decoding(1, Precision::BF16).unwrap();
+    let mut pairs = 0;
+    for pair in program.nodes().windows(2) {
+        if let (Op::ResidualLayerNormFwd(norm), Op::LinearFwd(_)) = (&pair[0].op, &pair[1].op) {
+            pairs += 1;
+            let mut written = pair[0].op.writes().chain(pair[1].op.writes());
+            assert!(written.all(|to| !norm.a.overlaps(&to) && !norm.b.overlaps(&to)), "{pair:?}");
+        }
+    }
+    assert_eq!(pairs, 2 * 3);
 }

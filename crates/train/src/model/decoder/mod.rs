@@ -96,6 +96,7 @@ pub(super) fn evaluation(plan: Plan, batch: (usize, usize), precision: Precision
 
 pub(super) fn decoding(plan: Plan, batch: usize, precision: Precision) -> Result<Program> {
     let mut decoder = Decoder::new(plan, (batch, 1), precision)?;
+    decoder.net.b.keep_activations(1); // an engine can compute a norm together with the layer after it
     let logits = decoder.net.logits_io(decoder.head);
     let (_, norm) = decoder.blocks(Purpose::Decoding)?;
     decoder.net.logits(norm.out, logits, decoder.head)?;
