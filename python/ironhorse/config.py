@@ -145,14 +145,14 @@ class MoEConfig(_Described):
 ModelConfig: TypeAlias = GPT2Config | MoEConfig
 
 
-def _made(kind: str, sizes: str) -> ModelConfig:
-    """The class of what the native module has read."""
+def made(kind: str, sizes: str, any_padding: bool = False) -> ModelConfig:
+    """The class of what the native module has read: its kind, and its sizes as JSON."""
     table = json.loads(sizes)
     if kind != "gpt2":
         return MoEConfig(**table)
     padded = table.pop("padded_vocab_size")
     config = GPT2Config(**table)
-    if padded != config.padded_vocab_size:
+    if padded != config.padded_vocab_size and not any_padding:
         raise ConfigError(
             f"padded_vocab_size is {padded}, expected {config.padded_vocab_size}, "
             f"the next multiple of 128 of vocab_size {config.vocab_size}"
@@ -160,7 +160,7 @@ def _made(kind: str, sizes: str) -> ModelConfig:
     return config
 
 
-NAMED: dict[str, ModelConfig] = {names[0]: _made(kind, sizes) for names, kind, sizes in _native.model_names()}
+NAMED: dict[str, ModelConfig] = {names[0]: made(kind, sizes) for names, kind, sizes in _native.model_names()}
 
 
 def aliases(kind: str) -> dict[str, tuple[str, ...]]:
@@ -177,7 +177,7 @@ def _only(expected: type[Read], config: ModelConfig, text: str) -> Read:
 def _located(where: str, read: Callable[[], tuple[str, str]]) -> ModelConfig:
     """What `read` gives; an error names where it comes from."""
     try:
-        return _made(*read())
+        return made(*read())
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
@@ -187,7 +187,7 @@ def _parse(text: str, kind: str | None) -> ModelConfig:
     path = Path(text)
     notation = path.suffix.lower().removeprefix(".")
     if notation not in ("toml", "json") or ("=" in text and not path.exists()):
-        return _made(*_native.model_read(text, "line", kind))
+        return made(*_native.model_read(text, "line", kind))
     try:
         content = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -195,7 +195,7 @@ def _parse(text: str, kind: str | None) -> ModelConfig:
     except OSError as error:
         raise ConfigError(f"{text}: cannot read it ({error.strerror})") from None
     if notation == "json" and '"model_type"' in content:  # how every Hugging Face config.json says that it is one
-        return _made(*_native.model_read_hf(content, text))
+        return made(*_native.model_read_hf(content, text))
     return _located(text, lambda: _native.model_read(content, notation, kind))
 
 
@@ -211,7 +211,7 @@ def from_dict(table: Mapping[str, Any], kind: str, where: str) -> ModelConfig:
 
 def from_hf_dict(table: Mapping[str, Any], where: str) -> ModelConfig:
     """A Hugging Face config.json. Keys that do not touch the mathematics (dropout, token ids) are ignored."""
-    return _made(*_native.model_read_hf(json.dumps(table, default=str), where))
+    return made(*_native.model_read_hf(json.dumps(table, default=str), where))
 
 
 def to_hf_config(config: ModelConfig, dtype: str = "F32") -> dict[str, Any]:

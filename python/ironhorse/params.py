@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from . import _native
 from .config import GPT2Config, ModelConfig
 
-# Parameters with a row for each token: padded in memory and in a checkpoint's moments.
-VOCAB_TABLES = ("wte.weight", "model.embed_tokens.weight", "lm_head.weight")
-
 
 def param_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every parameter by name, in model order, with its true shape: tables have V rows, linear weights are (out, in).

@@ -21,6 +21,7 @@ from ironhorse.errors import FormatError
 from ironhorse.formats.bf16 import from_bf16, join_master, split_master, to_bf16
 from ironhorse.formats.llmc import read_model
 from ironhorse.formats.safetensors import read_safetensors, write_safetensors
+from ironhorse.formats.shards import write_shard
 from ironhorse.nn import MoETransformer
 from load_save_files import same_folders
 
@@ -109,8 +110,10 @@ def test_changed_weights(made: dict[str, Made], name: str, tmp_path: Path):
         assert np.count_nonzero(held != was) == 1
     run = command("generate", "--model", folder, "--tokens", 3, "--prompt", "a", "--greedy")
     assert run.returncode == 0, run.stderr
+    shard = tmp_path / "tokens.bin"
+    write_shard(shard, np.arange(1000) % 260)
     flags = ["--batch", 1, "--seq", 8, "--steps", 1, "--sample-tokens", 0, "--device", "cpu"]
-    run = command("train", "--init", folder, *flags, "--out", tmp_path / "run")
+    run = command("train", "--init", folder, "--data", shard, "--val-data", shard, *flags, "--out", tmp_path / "run")
     assert run.returncode == 0, run.stderr
 
 
@@ -174,15 +177,15 @@ def test_the_newest_whole_checkpoint_of_a_run(run: Path, tmp_path: Path):
         assert path() == "step-000100"
     assert ironhorse.load(run, check=False).path.name == "step-1000000"
     (run / "checkpoints/step-000100/model.safetensors").write_bytes(b"torn")
-    with pytest.warns(UserWarning, match="model.safetensors: 4 bytes, expected .*, as trainer.json says"):
+    with pytest.warns(UserWarning, match="model.safetensors: file size is 4 bytes, expected .*, as trainer.json says"):
         assert path() == "step-000005"
     (run / "checkpoints/step-000005/trainer.json").write_text("{")
-    with pytest.raises(FormatError, match="a run without a whole checkpoint .*step-1000000"):
+    with pytest.raises(FormatError, match="run is without a whole checkpoint .*step-1000000"):
         path()
     shutil.rmtree(run / "checkpoints")
     for file in ("config.toml", "metrics.jsonl"):
         (run / file).write_text("")
-    with pytest.raises(FormatError, match="a run without a checkpoint: it ended before its first was written"):
+    with pytest.raises(FormatError, match="run is without a checkpoint: it ended before its first was written"):
         path()
 
 
@@ -229,18 +232,27 @@ def test_a_mixture_of_a_run(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"version": 9}, "version 9; expected 'ironhorse-checkpoint', 1 or 2"),
-        ({"version": True}, "version True"),
-        ({"format": "other"}, "format 'other'"),
-        ({"crc32": {}}, "crc32 must name config.json and model.safetensors"),
-        ({"crc32": {"config.json": 1, "model.safetensors": 2, "../x": 3}}, "crc32 is of '../x'"),
-        ({"bytes": {}}, "bytes must have the size of every file"),
-        ({"precision": None}, "precision must have weights, grads, master, moments"),
-        ({"precision": Kind("f64").precision}, "precision.weights is 'f64', expected f32 or bf16"),
-        ({"precision": Kind("bf16", "f32").precision}, "no F32 tensor wte.weight"),
-        ({"precision": Kind("bf16", "i16").precision}, "state.safetensors: no F32 tensor m.wte.weight"),
-        ({"precision": Kind("f32", "f32", "bf16").precision}, "wte.weight is BF16, expected F32, as trainer.json says"),
-        ({"config": {}}, "config is not the sizes of a model"),
+        ({"version": 9}, "version is 9, expected 1 to 2"),
+        ({"version": True}, "invalid type: boolean `true`, expected u32"),
+        ({"format": "other"}, 'format is "other", expected "ironhorse-checkpoint"'),
+        ({"crc32": {}}, "crc32 of config.json is missing"),
+        ({"crc32": {"config.json": 1, "model.safetensors": 2, "../x": 3}}, 'crc32 is of "../x"'),
+        ({"bytes": {}}, "bytes of config.json is missing, expected a number"),
+        ({"precision": None}, "precision is missing, expected the run's element types"),
+        ({"precision": Kind("f64").precision}, 'precision.weights is "f64", expected f32 or bf16'),
+        (
+            {"precision": Kind("bf16", "f32").precision},
+            "master.safetensors: dtype of `wte.weight` is I16, expected F32",
+        ),
+        (
+            {"precision": Kind("bf16", "i16").precision},
+            "state.safetensors: dtype of `m.wte.weight` is BF16, expected F32",
+        ),
+        (
+            {"precision": Kind("f32", "f32", "bf16").precision},
+            "wte.weight` is BF16, expected F32, as trainer.json says",
+        ),
+        ({"config": {}}, "config is wrong"),
     ],
 )
 def test_bad_manifests(made: dict[str, Made], changes: dict, says: str, tmp_path: Path):
@@ -257,7 +269,7 @@ def test_sizes_of_another_model(trained: Path, tmp_path: Path):
     trainer = json.loads((tmp_path / "c/trainer.json").read_text())
     trainer["config"]["max_seq_len"] = 31
     (tmp_path / "c/trainer.json").write_text(json.dumps(trainer))
-    with pytest.raises(FormatError, match="config is another model than that of config.json"):
+    with pytest.raises(FormatError, match="config is .*, expected that of config.json"):
         ironhorse.load(tmp_path / "c")
 
 

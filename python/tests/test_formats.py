@@ -13,7 +13,6 @@ from ironhorse.formats.bf16 import from_bf16, to_bf16
 from ironhorse.formats.llmc import (
     DebugState,
     read_debug_state,
-    read_debug_tokens,
     read_model,
     write_debug_state,
     write_model,
@@ -88,8 +87,6 @@ def test_debug_state_bytes_and_round_trip(tmp_path):
     assert np.array_equal(grads[: 130 * 6], state.grads["wte.weight"].ravel()) and not grads[780:1536].any()
     write_debug_state(again, CONFIG, read_debug_state(path, CONFIG))
     assert path.read_bytes() == again.read_bytes()
-    x, y = read_debug_tokens(path)
-    assert np.array_equal(x, state.x) and np.array_equal(y, state.y)
 
 
 def test_bf16_rounds_as_torch_does():
@@ -111,15 +108,15 @@ def test_tokenizer_bytes_and_round_trip(tmp_path):
     assert path.read_bytes()[1024:1032] == b"\x01a\x02\x00\xff\x02\xc3\xa9"
     assert read_tokenizer(path) == tokenizer
     assert tokenizer.decode([0, 2]) == b"a\xc3\xa9"
-    with pytest.raises(FormatError, match="at most 255"):
+    with pytest.raises(FormatError, match="expected 1 to 255"):
         write_tokenizer(path, Tokenizer((b"x" * 256,), 0))
     for cut in (1, 14, 200):
         path.write_bytes(path.read_bytes()[:-cut])
-        with pytest.raises(FormatError, match="ends inside token"):
+        with pytest.raises(FormatError, match="whole tokens, expected exactly 5 tokens"):
             read_tokenizer(path)
         write_tokenizer(path, tokenizer)
     path.write_bytes(path.read_bytes() + b"?")
-    with pytest.raises(FormatError, match="left over"):
+    with pytest.raises(FormatError, match="5 whole tokens and 1 bytes more"):
         read_tokenizer(path)
 
 

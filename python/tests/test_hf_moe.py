@@ -173,29 +173,29 @@ def _damage(folder: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "command", "python"),
+    ("what", "says"),
     [
-        ("shard", "file is missing, expected in the folder", "missing, but model.safetensors.index.json names it"),
-        ("unknown", "other.safetensors: file is missing", "other.safetensors: missing"),
-        ("outside", "expected an object: names of tensors and of files in this folder", "is not in this folder"),
-        ("elsewhere", "experts.2.w3.weight` is in this file, but", "experts.2.w3.weight is in this file, but"),
-        ("expert", "experts.2.w3.weight` is missing", "no tensor model.layers.1.block_sparse_moe.experts.2.w3.weight"),
-        ("shape", "experts.2.w3.weight` is [24, 20], expected [20, 24]", "is [24, 20], expected [20, 24]"),
-        ("twice", "tensor `lm_head.weight` is also in", "lm_head.weight is in another file as well"),
-        ("index", "index.json: file is missing, expected in the folder", "index.json: missing, but model-00001-of-"),
-        ("map", "weight_map is null", "weight_map is missing or wrong"),
+        ("shard", "file is missing, expected in the folder"),
+        ("unknown", "other.safetensors: file is missing"),
+        ("outside", "expected an object: names of tensors and of files in this folder"),
+        ("elsewhere", "experts.2.w3.weight` is in this file, but"),
+        ("expert", "experts.2.w3.weight` is missing"),
+        ("shape", "experts.2.w3.weight` is [24, 20], expected [20, 24]"),
+        ("twice", "tensor `lm_head.weight` is also in"),
+        ("index", "index.json: file is missing, expected in the folder"),
+        ("map", "weight_map is null"),
     ],
 )
-def test_what_is_wrong_is_named(theirs: dict[str, Path], what: str, command: str, python: str, tmp_path: Path):
+def test_what_is_wrong_is_named(theirs: dict[str, Path], what: str, says: str, tmp_path: Path):
     folder = tmp_path / "bad"
     shutil.copytree(theirs["mixtral-f32"], folder)
     _damage(folder, what)
     run = convert(folder, tmp_path / "out")
     assert_could_not_run(run)
-    assert command in run.stderr and not (tmp_path / "out").exists()
+    assert says in run.stderr and not (tmp_path / "out").exists()
     with pytest.raises(FormatError) as caught:
         ironhorse.load(folder)
-    assert python in str(caught.value) and "\n" not in str(caught.value)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 # ---- in Python -------------------------------------------------------------------------------------------------
@@ -330,5 +330,5 @@ def test_checkpoints(checkpoint: Path, tmp_path: Path):
     other = json.loads((checkpoint / "trainer.json").read_text())
     other["config"]["n_head"] = 2
     (tmp_path / "again" / "trainer.json").write_text(json.dumps(other))
-    with pytest.raises(FormatError, match="config is another model than that of config.json"):
+    with pytest.raises(FormatError, match="config is .*, expected that of config.json"):
         ironhorse.load(tmp_path / "again")

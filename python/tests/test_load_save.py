@@ -247,7 +247,7 @@ def test_a_state_finds_its_sizes(small: Exported, tmp_path: Path):
         ironhorse.load(alone)
     for config in (SMALL_CONFIG, small.model, "n_layer=2,n_head=3,n_embd=12,vocab_size=131,max_seq_len=11"):
         assert ironhorse.load(alone, config=config).config == SMALL_CONFIG
-    with pytest.raises(FormatError, match="promises"):
+    with pytest.raises(FormatError, match="file size is .* bytes, expected"):
         ironhorse.load(alone, config="d12")
 
 

@@ -74,22 +74,22 @@ def test_bad_folders(hf: Path, tmp_path: Path):
 
     folder = tmp_path / "f"
     folder.mkdir()
-    refused("no config.json")
+    refused("folder is without config.json")
     (folder / "checkpoints").mkdir()
-    refused("a run without a checkpoint: it ended before its first was written")
+    refused("run is without a checkpoint: it ended before its first was written")
     (folder / "checkpoints").rmdir()
     shutil.copy(hf / "one" / "config.json", folder)
-    refused("neither model.safetensors")
+    refused("model.safetensors: cannot read it")
     (folder / "model.safetensors").write_bytes(b"12")
-    refused("too short")
+    refused("file size is 2 bytes")
     (folder / "config.json").write_text("{]")
-    refused("not valid JSON")
+    refused("config.json: content is not valid")
     settings = json.loads((hf / "one" / "config.json").read_text())
     for changes, says in (
         ({"activation_function": "relu"}, 'activation_function is "relu", expected "gelu_new"'),
-        ({"n_layer": 1}, "h.1.* is not one of"),
-        ({"n_layer": 2**31 - 200}, "tensors, expected 12 for each"),
-        ({"n_embd": 24}, r"wte.weight is \[131, 12\], expected \[131, 24\]"),
+        ({"n_layer": 1}, "tensor is `transformer.h.1.*`, expected only those of"),
+        ({"n_layer": 1000}, "number of tensors is .*, expected at least 12 for each"),
+        ({"n_embd": 24}, r"wte.weight` is \[131, 12\], expected \[131, 24\]"),
     ):
         (folder / "config.json").write_text(json.dumps(settings | changes))
         shutil.copy(hf / "one" / "model.safetensors", folder)
@@ -99,16 +99,16 @@ def test_bad_folders(hf: Path, tmp_path: Path):
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     part = index["weight_map"]["transformer.ln_f.bias"]
     for table, says in (
-        ({"weight_map": index["weight_map"] | {"more": part}}, "no tensor more, which the index promises"),
-        ({"weight_map": index["weight_map"] | {"transformer.ln_f.bias": "../x"}}, "is not in this folder"),
-        ({"weight_map": []}, "weight_map is missing or wrong"),
-        ({}, "weight_map is missing or wrong"),
+        ({"weight_map": index["weight_map"] | {"more": part}}, "tensor `more` is missing, expected in"),
+        ({"weight_map": index["weight_map"] | {"transformer.ln_f.bias": "../x"}}, "of files in this folder"),
+        ({"weight_map": []}, "weight_map is \\[\\], expected"),
+        ({}, "weight_map is missing, expected"),
     ):
         (folder / "model.safetensors.index.json").write_text(json.dumps(table))
         refused(says)
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / part).unlink()
-    refused("missing, but model.safetensors.index.json names it")
+    refused("file is missing, expected in the folder, as model.safetensors.index.json says")
 
 
 def refuses(path: Path, what: object, says: str, **options: object) -> None:
@@ -147,8 +147,8 @@ def test_bad_arguments_of_save(small: Exported, tmp_path: Path):
         refuses(target, np.array([0.5]), "expected what load gave")
         refuses(target, object(), "cannot be saved")
         refuses(target, {"tokens": np.array([70000, -1])}, "tokens from -1")
-        refuses(target, Tokenizer((b"x" * 256,), 0), "at most 255")
-        refuses(target, Tokenizer((b"x",), 1), "end-of-text token 1")
+        refuses(target, Tokenizer((b"x" * 256,), 0), "expected 1 to 255")
+        refuses(target, Tokenizer((b"x",), 1), "end-of-text token is 1")
     state.tensors["logits"] = state.tensors["logits"][:1]
     refuses(old, state, "logits")
     refuses(tmp_path / "a.safetensors", {"x": torch.ones(2, device="meta")}, "x: this torch.float32 tensor cannot")

@@ -130,13 +130,13 @@ def test_checkpoints(checkpoint: Path, what: str, tmp_path: Path):
     tensors = {n: np.array(t) for n, t in read_safetensors(checkpoint / "model.safetensors").tensors.items()}
     if what == "expert":
         del tensors[EXPERT]
-        says, python = f"tensor `{EXPERT}` is missing", f"no tensor {EXPERT}"
+        says = f"tensor `{EXPERT}` is missing"
     elif what == "shape":
         tensors[GATE] = tensors[GATE][:2].copy()
-        says, python = f"shape of `{GATE}` is [2, 24], expected [3, 24]", f"{GATE} is [2, 24], expected [3, 24]"
+        says = f"shape of `{GATE}` is [2, 24], expected [3, 24]"
     else:
         tensors[GATE][2, 1] = np.nan
-        says, python = f"{GATE}[2, 1] is NaN, expected a finite number", None
+        says = f"{GATE}[2, 1] is NaN, expected a finite number"
     folder = tmp_path / "checkpoint"
     _changed_checkpoint(checkpoint, folder, tensors)
     flags = ["--batch", 1, "--seq", 4, "--steps", 1, "--sample-tokens", 0, "--out", tmp_path / "run"]
@@ -149,13 +149,13 @@ def test_checkpoints(checkpoint: Path, what: str, tmp_path: Path):
         assert says in run.stderr
     assert not (tmp_path / "hf").exists()
     refused_in_python(says, model=folder, lockstep=True, batch=1, seq=4)
-    if python is not None:
+    if what != "nan":
         with pytest.raises(IronhorseError) as caught:
             ironhorse.load(folder)
-        assert python in str(caught.value)
+        assert says in str(caught.value)
     with pytest.raises(FormatError) as caught:
         MoETransformer.from_folder(folder)
-    assert (python or says) in str(caught.value)
+    assert says in str(caught.value)
 
 
 def test_a_flipped_bit(checkpoint: Path, tmp_path: Path):

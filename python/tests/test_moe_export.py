@@ -247,11 +247,11 @@ def test_a_folder_with_a_missing_or_wrong_tensor(small, tmp_path):
     whole = read_safetensors(source / "model.safetensors").tensors
     expert = "model.layers.1.block_sparse_moe.experts.4.w2.weight"
     cases = {
-        f"no tensor {expert}": {name: value for name, value in whole.items() if name != expert},
-        f"{expert} is [11, 14], expected [14, 11]": whole | {expert: whole[expert].T},
-        "tensor extra is not one of a moe": whole | {"extra": np.zeros(1, "f4")},
-        f"{expert} is I32": whole | {expert: whole[expert].astype("i4")},
-        "tensors, expected 47": dict(list(whole.items())[:5]),
+        f"tensor `{expert}` is missing": {name: value for name, value in whole.items() if name != expert},
+        f"shape of `{expert}` is [11, 14], expected [14, 11]": whole | {expert: whole[expert].T},
+        "tensor is `extra`, expected only those of": whole | {"extra": np.zeros(1, "f4")},
+        f"dtype of `{expert}` is I32, expected F32, BF16 or F16": whole | {expert: whole[expert].astype("i4")},
+        "number of tensors is 5, expected at least": dict(list(whole.items())[:5]),
     }
     (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
     for says, tensors in cases.items():

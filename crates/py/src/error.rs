@@ -47,6 +47,12 @@ fn raise(py: Python<'_>, code: Code, text: &str) -> PyErr {
         Code::OutOfMemory => "OutOfMemoryError",
         Code::Success | Code::InvalidValue => "InvalidValueError",
     };
-    let made = py.import("ironhorse.errors").and_then(|module| module.getattr(name)?.call1((text,)));
+    named(py, name, text)
+}
+
+/// An exception of `ironhorse.errors`, by the name of its class.
+#[cold]
+pub fn named(py: Python<'_>, class: &str, text: &str) -> PyErr {
+    let made = py.import("ironhorse.errors").and_then(|module| module.getattr(class)?.call1((text,)));
     made.map_or_else(|error| error, PyErr::from_value)
 }

@@ -5,6 +5,7 @@
 
 mod array;
 mod error;
+mod files;
 mod jit;
 mod model;
 mod nn;
@@ -35,6 +36,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(command, module)?)?;
     module.add_function(wrap_pyfunction!(verify, module)?)?;
     torch::register(module)?;
+    files::register(module)?;
     jit::register(module)?;
     model::register(module)?;
     nn::register(module)?;

@@ -1,6 +1,7 @@
 //! Descriptions of models: names, sizes, `config.json` and parameter tables, all read and written by `ironhorse::train`.
 //! Sizes cross the border as JSON objects; what is wrong with them is a `ConfigError`.
 
+use crate::error;
 use ironhorse::train::Error;
 use ironhorse::train::format::Elem;
 use ironhorse::train::format::hf::{TextTokens, config_json, parse_config_json};
@@ -12,9 +13,7 @@ use std::path::Path;
 type Tensor = (String, Vec<usize>, bool);
 
 fn raise(py: Python<'_>, error: &Error) -> PyErr {
-    let class = py.import("ironhorse.errors").and_then(|module| module.getattr("ConfigError"));
-    let made = class.and_then(|class| class.call1((error.to_string(),)));
-    made.map_or_else(|error| error, PyErr::from_value)
+    error::named(py, "ConfigError", &error.to_string())
 }
 
 fn notation(name: &str) -> Result<Notation, Error> {
@@ -26,20 +25,18 @@ fn notation(name: &str) -> Result<Notation, Error> {
     }
 }
 
+/// A model's kind, and its sizes as a JSON object.
+pub type Described = (&'static str, String);
+
 /// A description under its kind.
-fn told(config: &ModelConfig) -> (&'static str, String) {
+pub fn told(config: &ModelConfig) -> Described {
     (config.kind(), config.to_json().to_string())
 }
 
 /// The kind and the sizes that a text describes. With a `kind` only models of its family are accepted.
 #[pyfunction]
 #[pyo3(signature = (text, notation, kind=None, /))]
-fn model_read(
-    py: Python<'_>,
-    text: &str,
-    notation: &str,
-    kind: Option<&str>,
-) -> PyResult<(&'static str, String)> {
+fn model_read(py: Python<'_>, text: &str, notation: &str, kind: Option<&str>) -> PyResult<Described> {
     let config = self::notation(notation).and_then(|notation| ModelConfig::from_text(text, notation, kind));
     config.map(|config| told(&config)).map_err(|error| raise(py, &error))
 }
@@ -47,7 +44,7 @@ fn model_read(
 /// The kind and the sizes in a Hugging Face `config.json`; errors name it as `path`.
 #[pyfunction]
 #[pyo3(signature = (text, path, /))]
-fn model_read_hf(py: Python<'_>, text: &str, path: &str) -> PyResult<(&'static str, String)> {
+fn model_read_hf(py: Python<'_>, text: &str, path: &str) -> PyResult<Described> {
     let config = parse_config_json(text.as_bytes(), Path::new(path));
     config.map(|config| told(&config)).map_err(|error| raise(py, &error))
 }

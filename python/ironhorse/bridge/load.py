@@ -11,18 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from .. import _native
 from ..answer_key import FORMAT as KEY_FORMAT
 from ..config import GPT2Config, ModelConfig, from_dict
 from ..errors import ConfigError, FormatError, InvalidValueError, IronhorseError
 from ..formats.checkpoint import TOKENIZER, CheckpointFolder
 from ..formats.folders import open_folder
-from ..formats.header import HEADER_BYTES
 from ..formats.hf import HfFolder
-from ..formats.hf_files import CONFIG, INDEX
-from ..formats.llmc import MODEL_MAGIC, STATE_MAGIC, map_debug_state, map_model
+from ..formats.hf_files import INDEX, WEIGHTS
+from ..formats.llmc import map_debug_state, map_model
 from ..formats.safetensors import SafetensorsFile, read_safetensors
-from ..formats.shards import NARROW_MAGIC, WIDE_MAGIC, map_shard
-from ..formats.tokenizer import MAGIC as TOKENIZER_MAGIC
+from ..formats.shards import map_shard
 from ..formats.tokenizer import Tokenizer, read_tokenizer
 from .tables import Printed
 from .tensors import Bf16, Framework, Maker, Raw, Tensors
@@ -30,7 +29,6 @@ from .tensors import Bf16, Framework, Maker, Raw, Tensors
 PathLike = str | os.PathLike[str]
 
 _SHOWN = 40  # rows of a printed file
-_MULTIPLE_CHOICE = 20240522
 
 
 @dataclass(eq=False, repr=False)
@@ -121,34 +119,25 @@ def load(
 
 
 def _load(path: Path, maker: Maker, config: GPT2Config | PathLike | None, check: bool) -> Loaded:
-    if path.is_dir():
+    kind = _native.file_kind(path)
+    if kind in ("hf", "checkpoint", "run"):
         return _folder(path, maker, check)
-    if path.name == INDEX:
+    if kind == "hf-file" and (path.name == INDEX or (path.name == WEIGHTS and not path.with_name(INDEX).exists())):
         return _folder(path.parent, maker, check)
-    with open(path, "rb") as file:
-        start = file.read(9)
-    magic = int.from_bytes(start[:4], "little", signed=True)
-    if magic == MODEL_MAGIC:
+    if kind in ("hf-file", "safetensors", "key"):
+        return _safetensors(path, maker, check)
+    if kind == "model":
         model = map_model(path)
         dtype = model.dtype.upper()
         raws = {name: Raw(array, dtype) for name, array in model.params.items()}
         return Loaded("model", path, model.config, Tensors(raws, maker), {})
-    if magic == STATE_MAGIC:
+    if kind == "state":
         return _state(path, maker, config)
-    if magic in (NARROW_MAGIC, WIDE_MAGIC):
+    if kind == "shard":
         return Loaded("shard", path, None, Tensors({"tokens": Raw.of(map_shard(path))}, maker), {})
-    if magic == TOKENIZER_MAGIC:
+    if kind == "tokenizer":
         return Loaded("tokenizer", path, None, Tensors({}, maker), {}, read_tokenizer(path))
-    if magic == _MULTIPLE_CHOICE:
-        raise FormatError(f"{path}: a multiple-choice evaluation; it holds no tensors, `ironhorse train` reads it")
-    if start[8:] == b"{":  # after the others, whose third number may begin with this byte
-        return _safetensors(path, maker, check)
-    size = path.stat().st_size
-    found = f"{size} bytes" if size < HEADER_BYTES else f"it starts with {magic}"
-    raise FormatError(
-        f"{path}: not a file of ours ({found}); expected a .bin (model, debug state, tokenizer, shard), "
-        "a safetensors file, a run, a checkpoint or a Hugging Face folder"
-    )
+    raise FormatError(f"{path}: a {kind} file, which holds no tensors; `ironhorse train` reads it")
 
 
 def _folder(path: Path, maker: Maker, check: bool) -> Loaded:
@@ -174,8 +163,6 @@ def _checkpoint_raws(found: CheckpointFolder) -> dict[str, Raw]:
 
 
 def _safetensors(path: Path, maker: Maker, check: bool) -> Loaded:
-    if path.name == "model.safetensors" and (path.parent / CONFIG).exists() and not (path.parent / INDEX).exists():
-        return _folder(path.parent, maker, check)
     file = read_safetensors(path)
     tensors = Tensors({name: Raw(array, file.dtypes[name]) for name, array in file.tensors.items()}, maker)
     if file.metadata.get("format") != KEY_FORMAT:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,22 +23,17 @@ from typing import Any
 
 import numpy as np
 
-from ..config import MoEConfig, from_dict
-from ..errors import ConfigError, FormatError
-from ..params import VOCAB_TABLES, param_shapes
+from .. import _native
+from ..config import made
+from ..params import param_shapes
 from .bf16 import convert, join_master, split_master, to_bf16
 from .header import Array
 from .hf import PREFIX, HfFolder, read_hf, text_tokens, tokenizer_tokens, turned
-from .hf_files import CONFIG, INDEX, WEIGHTS, parse_json, read_bytes
+from .hf_files import CONFIG, INDEX
 from .safetensors import SafetensorsFile, read_safetensors, write_safetensors
 from .tokenizer import Tokenizer, read_tokenizer, write_tokenizer
 
 TRAINER, TOKENIZER = "trainer.json", "tokenizer.bin"
-FORMAT = "ironhorse-checkpoint"
-VERSIONS = (1, 2)
-
-_FLOATS = ("f32", "bf16")
-_PRECISION = {"weights": _FLOATS, "grads": _FLOATS, "master": ("f32", "i16"), "moments": _FLOATS}
 _CHUNK = 1 << 22
 
 
@@ -58,12 +54,9 @@ class Stored:
 
     files: dict[str, SafetensorsFile]  # by file name
 
-    def find(self, name: str) -> tuple[Array, str] | None:
-        """A tensor and its type."""
-        for file in self.files.values():
-            if name in file.tensors:
-                return file.tensors[name], file.dtypes[name]
-        return None
+    def tensor(self, name: str) -> Array:
+        """A tensor that is there."""
+        return next(file.tensors[name] for file in self.files.values() if name in file.tensors)
 
     def write(self, folder: Path, changed: Mapping[str, Array]) -> None:
         """The same files again, with other numbers in some tensors."""
@@ -101,111 +94,32 @@ class CheckpointFolder:
 
 
 def read_checkpoint(folder: Path, check: bool = True, state: bool = True) -> CheckpointFolder:
-    """Maps a checkpoint. `check` compares the sizes and checksums of its files, which reads them whole.
+    """Maps a checkpoint, or the newest whole one of a run: a warning names newer ones that are damaged.
 
-    Without `state` the moments are neither looked at nor needed.
+    `check` compares the sizes and checksums of its files, which reads them whole. Without `state` the moments are not
+    looked at, and need not be there. The native module checks everything except the numbers.
     """
-    path = folder / TRAINER
-    text = read_bytes(path)
-    trainer = parse_json(path, text)
-    _check_manifest(path, trainer)
+    path, described, damage = _native.file_checkpoint(folder, state, check)
+    for damaged in damage:
+        warnings.warn(f"{damaged}; {path.name} is taken instead", stacklevel=3)
+    text = (path / TRAINER).read_bytes()
+    trainer = json.loads(text)
     names = [name for name in sorted(trainer["crc32"]) if state or _stem(name) != "state"]
-    if check:
-        _check_files(folder, trainer, names)
-    weights = _with_sizes(read_hf(folder), trainer, path)
+    weights = replace(read_hf(path), config=made(*described, any_padding=True))
     stored = {
-        stem: Stored({name: read_safetensors(folder / name) for name in names if _stem(name) == stem})
+        stem: Stored({name: read_safetensors(path / name) for name in names if _stem(name) == stem})
         for stem in ("model", "master", "state")
     }
-    shapes = param_shapes(weights.config)
-    precision = trainer["precision"] if trainer["version"] > 1 else {}
-    for name, dtype in weights.dtypes.items() if precision else ():
-        if dtype.lower() != precision["weights"]:
-            raise FormatError(
-                f"{folder}: {name} is {dtype}, expected {precision['weights'].upper()}, as {TRAINER} says"
-            )
-    master: dict[str, Array] = {}
-    if precision.get("weights") == "bf16":
-        dtype = precision["master"].upper()
-        master = {name: _pool_tensor(folder, stored["master"], name, shapes[name], dtype) for name in shapes}
-    dtype = precision.get("moments", "f32").upper()
-    names_of_moments = [f"{part}.{name}" for part in "mv" for name in shapes] if state else []
-    moments = {name: _pool_tensor(folder, stored["state"], name, shapes[name[2:]], dtype) for name in names_of_moments}
-    tokenizer = read_tokenizer(folder / TOKENIZER) if TOKENIZER in names else None
-    index = read_bytes(folder / INDEX) if INDEX in names else None
-    return CheckpointFolder(folder, weights, master, moments, dtype, trainer, text, tokenizer, stored, index)
-
-
-def _check_manifest(path: Path, trainer: Mapping[str, Any]) -> None:
-    """What trainer.json must say before its files are looked at."""
-    version = trainer.get("version")
-    if trainer.get("format") != FORMAT or type(version) is not int or version not in VERSIONS:
-        raise FormatError(f"{path}: format {trainer.get('format')!r}, version {version!r}; "
-                          f"expected {FORMAT!r}, {' or '.join(map(str, VERSIONS))}")  # fmt: skip
-    sums, sizes = trainer.get("crc32"), trainer.get("bytes", {})
-    if not isinstance(sums, dict) or CONFIG not in sums or not sums.keys() & {WEIGHTS, INDEX}:
-        raise FormatError(f"{path}: crc32 must name {CONFIG} and {WEIGHTS} or {INDEX}")
-    other = next((name for name in sums if not is_checkpoint_file(name)), None)
-    if other is not None:
-        raise FormatError(f"{path}: crc32 is of {other!r}, expected files of a checkpoint, such as {WEIGHTS}")
-    if version == 1:
-        return
-    if not isinstance(sizes, dict) or not sums.keys() <= sizes.keys():
-        raise FormatError(f"{path}: bytes must have the size of every file that crc32 names")
-    precision = trainer.get("precision")
-    if not isinstance(precision, dict) or precision.keys() != _PRECISION.keys():
-        raise FormatError(f"{path}: precision must have {', '.join(_PRECISION)}")
-    for field, known in _PRECISION.items():
-        if precision[field] not in known:
-            raise FormatError(f"{path}: precision.{field} is {precision[field]!r}, expected {' or '.join(known)}")
-
-
-def _check_files(folder: Path, trainer: Mapping[str, Any], names: list[str]) -> None:
-    """Sizes first: a torn file is found without reading the others."""
-    sizes = trainer["bytes"] if trainer["version"] > 1 else {}
-    for name in (name for name in names if name in sizes):
-        try:
-            found = (folder / name).stat().st_size
-        except OSError as error:
-            raise FormatError(f"{folder / name}: cannot read it ({error.strerror})") from None
-        if found != sizes[name]:
-            raise FormatError(f"{folder / name}: {found} bytes, expected {sizes[name]}, as {TRAINER} says")
-    for name in names:
-        found, want = crc32_of(folder / name), trainer["crc32"][name]
-        if found != want:
-            raise FormatError(f"{folder / name}: crc32 is {found}, expected {want}, as {TRAINER} says; it was changed")
-
-
-def _pool_tensor(folder: Path, stored: Stored, name: str, shape: tuple[int, ...], dtype: str) -> Array:
-    """A tensor beside the weights, without the rows that pad a token table."""
-    found = stored.find(name)
-    where = folder / next(iter(stored.files)) if len(stored.files) == 1 else folder
-    if found is None or found[1] != dtype:
-        raise FormatError(f"{where}: no {dtype} tensor {name}")
-    array = found[0]
-    padded = name.removeprefix("m.").removeprefix("v.") in VOCAB_TABLES
-    rows = array[: shape[0]] if padded and array.ndim else array
-    if rows.shape != shape:
-        raise FormatError(f"{where}: {name} is {list(array.shape)}, expected {list(shape)}")
-    return rows
-
-
-def _with_sizes(weights: HfFolder, trainer: Mapping[str, Any], path: Path) -> HfFolder:
-    """The sizes of trainer.json, which knows RoPE's alpha apart from its base; config.json must mean the same."""
-    table = trainer.get("config")
-    try:
-        if not isinstance(table, dict):
-            raise ConfigError("not a table")
-        pairs = {name: value for name, value in table.items() if name != "padded_vocab_size"}
-        config = from_dict(pairs, weights.config.kind, f"{path}: config")
-    except ConfigError as error:
-        raise FormatError(f"{path}: config is not the sizes of a model ({error})") from None
-    same = config == weights.config
-    if isinstance(config, MoEConfig) and isinstance(weights.config, MoEConfig):
-        same = config.computes_as(weights.config)
-    if not same:
-        raise FormatError(f"{path}: config is another model than that of {CONFIG}")
-    return replace(weights, config=config)
+    rows = {name: shape[0] for name, shape in param_shapes(weights.config).items()}
+    precision = trainer.get("precision") or {}
+    has_master = precision.get("weights") == "bf16"
+    master = {name: stored["master"].tensor(name)[:count] for name, count in rows.items() if has_master}
+    each = [(f"{part}.{name}", count) for part in "mv" for name, count in rows.items() if state]
+    moments = {name: stored["state"].tensor(name)[:count] for name, count in each}
+    moments_dtype = precision.get("moments", "f32").upper()
+    tokenizer = read_tokenizer(path / TOKENIZER) if TOKENIZER in names else None
+    index = (path / INDEX).read_bytes() if INDEX in names else None
+    return CheckpointFolder(path, weights, master, moments, moments_dtype, trainer, text, tokenizer, stored, index)
 
 
 @dataclass(frozen=True)
@@ -270,12 +184,8 @@ def _split(parts: CheckpointParts) -> tuple[dict[str, Array], dict[str, Array]]:
 
 def _padded(stored: Stored, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """With the rows that pad token tables in the file."""
-    padded: dict[str, Array] = {}
-    for name, array in arrays.items():
-        found = stored.find(name)
-        more = found[0][len(array) :] if found is not None else array[:0]
-        padded[name] = np.concatenate([array, more]) if len(more) else array
-    return padded
+    more = {name: stored.tensor(name)[len(array) :] for name, array in arrays.items()}
+    return {name: np.concatenate([array, more[name]]) if len(more[name]) else array for name, array in arrays.items()}
 
 
 def _write_manifest(folder: Path, parts: CheckpointParts) -> None:
@@ -294,10 +204,7 @@ def _write_manifest(folder: Path, parts: CheckpointParts) -> None:
 def crc32_of(path: Path) -> int:
     """CRC-32 of a file's bytes."""
     crc = 0
-    try:
-        with open(path, "rb") as file:
-            while chunk := file.read(_CHUNK):
-                crc = zlib.crc32(chunk, crc)
-    except OSError as error:
-        raise FormatError(f"{path}: cannot read it ({error.strerror})") from None
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            crc = zlib.crc32(chunk, crc)
     return crc

@@ -13,19 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from .. import _native
-from ..config import GPT2Config, ModelConfig, MoEConfig, from_hf_dict
-from ..errors import ConfigError, FormatError
+from ..config import GPT2Config, ModelConfig, made
+from ..errors import FormatError
 from ..params import param_shapes
 from .header import Array
-from .hf_files import CONFIG, SHARD_SIZE, parse_json, parse_size, read_bytes, read_weights, write_weights
-from .safetensors import SafetensorsFile
+from .hf_files import CONFIG, SHARD_SIZE, parse_size, write_weights
+from .safetensors import map_places
 
 PREFIX = "transformer."
 
 # Hugging Face's Conv1D keeps (in, out); ours, like nn.Linear, is (out, in). Only GPT-2's names end so.
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-# Tensors of old files that hold no parameter: causal masks and frequencies; GPT-2's head, which is tied to wte.
-_BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 # The tokens before and after a text. Ours computes nothing from them, but transformers stops writing at the second.
 _TEXT_TOKENS = ("bos_token_id", "eos_token_id")
 _FLOATS = ("F32", "BF16", "F16")
@@ -52,48 +50,19 @@ class HfFolder:
 
 
 def read_hf(folder: Path) -> HfFolder:
-    """Maps a folder and checks that every parameter is there in its shape, and none that would be left out."""
-    path = folder / CONFIG
-    text = read_bytes(path)
-    settings = parse_json(path, text)
-    try:
-        config = from_hf_dict(settings, str(path))
-    except ConfigError as error:
-        raise FormatError(str(error)) from None
-    file = read_weights(folder)
-    gpt2 = isinstance(config, GPT2Config)
-    prefix = PREFIX if gpt2 and f"{PREFIX}wte.weight" in file.tensors else ""
-    _check_count(folder, config, file)
-    params: dict[str, Array] = {}
-    for name, shape in param_shapes(config).items():
-        stored = prefix + name
-        if stored not in file.tensors:
-            raise FormatError(f"{folder}: no tensor {stored}{'; is this a GPT-2?' if gpt2 else ''}")
-        if file.dtypes[stored] not in _FLOATS:
-            raise FormatError(f"{folder}: {stored} is {file.dtypes[stored]}, expected {', '.join(_FLOATS)}")
-        params[name] = turned(name, file.tensors[stored])
-        if params[name].shape != shape:
-            want = list(shape[::-1] if name.endswith(TRANSPOSED) else shape)
-            raise FormatError(f"{folder}: {stored} is {list(file.tensors[stored].shape)}, expected {want}")
-    ours = {prefix + name for name in params}
-    for stored in file.tensors:
-        if stored not in ours and not stored.endswith(_BUFFERS) and not (gpt2 and stored == "lm_head.weight"):
-            whose = "GPT2LMHeadModel" if gpt2 else f"a {config.kind} of these sizes"
-            raise FormatError(f"{folder}: tensor {stored} is not one of {whose}")
-    dtypes = {name: file.dtypes[prefix + name] for name in params}
-    layout = HfLayout(text, file.metadata, [name for name in file.tensors if name in ours])
-    return HfFolder(config, settings, params, dtypes, layout)
-
-
-def _check_count(folder: Path, config: ModelConfig, file: SafetensorsFile) -> None:
-    """Before the table is made, which grows with the sizes that the file claims."""
-    count = len(file.tensors)
-    if isinstance(config, MoEConfig):
-        expected = 3 + config.n_layer * (7 + 3 * config.n_experts if config.n_experts else 9)
-        if expected > 2 * count:  # fewer are named one by one
-            raise FormatError(f"{folder}: {count} tensors, expected {expected}")
-    elif count < 12 * config.n_layer:
-        raise FormatError(f"{folder}: {count} tensors, expected 12 for each of {config.n_layer} layers")
+    """Maps a folder; the native module checks that every parameter is there in its shape, and no other."""
+    described, metadata, places = _native.file_hf(folder)
+    config = made(*described)
+    tensors, dtypes = map_places(places)
+    stored = {name: name if name in tensors else PREFIX + name for name in param_shapes(config)}
+    text = (folder / CONFIG).read_bytes()
+    return HfFolder(
+        config,
+        json.loads(text),
+        {name: turned(name, tensors[key]) for name, key in stored.items()},
+        {name: dtypes[key] for name, key in stored.items()},
+        HfLayout(text, dict(metadata), list(tensors)),
+    )
 
 
 def write_hf(

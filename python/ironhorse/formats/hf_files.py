@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import FormatError, InvalidValueError
+from ..errors import InvalidValueError
 from .header import Array
-from .safetensors import SafetensorsFile, read_safetensors, write_safetensors
+from .safetensors import write_safetensors
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -40,42 +40,6 @@ def parse_size(size: int | str) -> int:
     if bytes_ < 1:
         raise InvalidValueError(f'save: shard_size is {size!r}; give bytes above 0, or text such as "500MB", "5GB"')
     return bytes_
-
-
-def read_weights(folder: Path) -> SafetensorsFile:
-    """All tensors of a folder, from one file or from several; where the index and the files differ is an error."""
-    if (folder / WEIGHTS).is_file():
-        return read_safetensors(folder / WEIGHTS)
-    path = folder / INDEX
-    if not path.is_file():
-        alone = min((entry.name for entry in folder.iterdir() if is_part_name(entry.name)), default=None)
-        if alone is not None:
-            raise FormatError(f"{path}: missing, but {alone} is there; the index says which tensor is in which file")
-        raise FormatError(f"{folder}: neither {WEIGHTS} nor {INDEX} in it; save it again with safe_serialization=True")
-    places = parse_json(path, read_bytes(path)).get("weight_map")
-    if not isinstance(places, dict) or not places or not all(isinstance(file, str) for file in places.values()):
-        raise FormatError(f"{path}: weight_map is missing or wrong, expected tensor names and their files")
-    whole = SafetensorsFile({}, {}, {})
-    for name in sorted(set(places.values())):
-        if Path(name).name != name or "\\" in name:
-            raise FormatError(f"{path}: the file {name!r} is not in this folder")
-        if not (folder / name).is_file():
-            raise FormatError(f"{folder / name}: missing, but {INDEX} names it; it may not have been copied")
-        part = read_safetensors(folder / name)
-        twice = whole.tensors.keys() & part.tensors.keys()
-        if twice:
-            raise FormatError(f"{folder / name}: {min(twice)} is in another file as well")
-        for tensor in part.tensors:
-            if places.get(tensor) != name:
-                said = places.get(tensor, "nowhere")
-                raise FormatError(f"{folder / name}: tensor {tensor} is in this file, but {INDEX} says {said}")
-        whole.tensors.update(part.tensors)
-        whole.dtypes.update(part.dtypes)
-        whole.metadata.update(part.metadata)
-    missing = [name for name in places if name not in whole.tensors]
-    if missing:
-        raise FormatError(f"{folder / places[missing[0]]}: no tensor {missing[0]}, which the index promises")
-    return whole
 
 
 def write_weights(
@@ -108,22 +72,3 @@ def write_weights(
 def json_bytes(table: Mapping[str, Any]) -> bytes:
     """JSON as the other files of the folder are written."""
     return (json.dumps(table, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def read_bytes(path: Path) -> bytes:
-    """A small file, whole."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise FormatError(f"{path}: cannot read it ({error.strerror})") from None
-
-
-def parse_json(path: Path, text: bytes) -> dict[str, Any]:
-    """A JSON object; a byte-order mark before it is passed over."""
-    try:
-        table = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: not valid JSON ({error})") from None
-    if not isinstance(table, dict):
-        raise FormatError(f"{path}: expected a JSON object")
-    return table

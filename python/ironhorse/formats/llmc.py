@@ -6,7 +6,6 @@ rows from V to Vp. Here they are dictionaries of parameter name -> array in the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,13 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ..config import GPT2Config
+from .. import _native
+from ..config import GPT2Config, made
 from ..errors import ConfigError, FormatError
 from ..params import bin_order, param_shapes
 from .bf16 import from_bf16, to_bf16
-from .header import HEADER_BYTES, INT32, Array, expect_size, header_bytes, map_file, read_header
+from .header import INT32, Array, header_bytes
+from .safetensors import map_places
 
 MODEL_MAGIC = 20240326
 STATE_MAGIC = 20240327
@@ -74,19 +75,14 @@ def read_model(path: Path | str) -> ModelFile:
 
 def map_model(path: Path | str) -> ModelFile:
     """Like `read_model`, but `params` are views of the mapped file in its own type: bf16 as uint16."""
-    path = Path(path)
-    what = "GPT-2 model"
-    header = read_header(path, what, {MODEL_MAGIC: tuple(VERSION_OF.values())})
-    max_seq_len, vocab_size, n_layer, n_head, n_embd, padded = (int(n) for n in header[2:8])
+    described, places = _native.file_model(path)
     try:
-        config = GPT2Config(max_seq_len, vocab_size, n_layer, n_head, n_embd).validate()
+        config = made(*described)
     except ConfigError as error:
         raise FormatError(f"{path}: {error}") from None
-    if padded != config.padded_vocab_size:
-        raise FormatError(f"{path}: padded vocabulary {padded}, expected {config.padded_vocab_size}")
-    dtype, stored = ("f32", F32) if header[1] == VERSION_OF["f32"] else ("bf16", BF16_BITS)
-    expect_size(path, what, HEADER_BYTES + _count(config) * stored.itemsize)
-    return ModelFile(config, dtype, _split(map_file(path, HEADER_BYTES).view(stored), config))
+    tensors, dtypes = map_places(places)
+    assert isinstance(config, GPT2Config)
+    return ModelFile(config, dtypes["wte.weight"].lower(), {name: tensors[name] for name in param_shapes(config)})
 
 
 def write_debug_state(path: Path | str, config: GPT2Config, state: DebugState) -> None:
@@ -116,37 +112,9 @@ def read_debug_state(path: Path | str, config: GPT2Config) -> DebugState:
 
 def map_debug_state(path: Path | str, config: GPT2Config) -> DebugState:
     """Like `read_debug_state`, but the arrays are views of the mapped file."""
-    path = Path(path)
-    (B, T), V = _batch_shape(path), config.vocab_size
-    expect_size(path, "debug state of this model", HEADER_BYTES + 4 * (2 * B * T + B * T * V + 1 + _count(config)))
-    words = map_file(path, HEADER_BYTES).view(F32)
-    x, y, logits, loss, grads = np.split(words, np.cumsum([B * T, B * T, B * T * V, 1]))
-    tokens = [part.view(INT32).reshape(B, T) for part in (x, y)]
-    return DebugState(tokens[0], tokens[1], logits.reshape(B, T, V), float(loss[0]), _split(grads, config))
-
-
-def read_debug_tokens(path: Path | str) -> tuple[Array, Array]:
-    """Only x and y (B, T) int32 of a debug state: needs no config and none of its memory."""
-    path = Path(path)
-    B, T = _batch_shape(path)
-    tokens = np.fromfile(path, INT32, 2 * B * T, offset=HEADER_BYTES)
-    if tokens.size != 2 * B * T:
-        raise FormatError(f"{path}: ends inside its tokens; copy it again")
-    return tokens[: B * T].reshape(B, T), tokens[B * T :].reshape(B, T)
-
-
-def _batch_shape(path: Path) -> tuple[int, int]:
-    header = read_header(path, "debug state", {STATE_MAGIC: (STATE_VERSION,)})
-    B, T = int(header[2]), int(header[3])
-    if B < 1 or T < 1:
-        raise FormatError(f"{path}: batch {B}, sequence {T}; both must be at least 1")
-    return B, T
-
-
-def _count(config: GPT2Config) -> int:
-    """Numbers in the sixteen tensors, padding included."""
-    each = ((config.n_layer if t.stacked else 1, t.shape) for t in bin_order(config))
-    return sum(layers * math.prod(shape) for layers, shape in each)
+    tensors, _ = map_places(_native.file_state(path, config.json()))
+    grads = {name: tensors[name] for name in param_shapes(config)}
+    return DebugState(tensors["x"], tensors["y"], tensors["logits"], float(tensors["loss"]), grads)
 
 
 def _check_shapes(config: GPT2Config, params: Params) -> None:
@@ -172,16 +140,3 @@ def _stored(values: Array, dtype: str) -> Array:
         return np.ascontiguousarray(values if dtype == "bf16" else from_bf16(values))
     floats = np.ascontiguousarray(values, F32)
     return floats if dtype == "f32" else to_bf16(floats).astype(BF16_BITS)
-
-
-def _split(numbers: Array, config: GPT2Config) -> dict[str, Array]:
-    """The parameters by name, in model order, as views of the sixteen tensors one after the other."""
-    shapes = param_shapes(config)
-    found: dict[str, Array] = {}
-    at = 0
-    for tensor in bin_order(config):
-        count = int(np.prod(tensor.shape))
-        for name in tensor.names(config):
-            found[name] = numbers[at : at + count].reshape(tensor.shape)[: shapes[name][0]]
-            at += count
-    return {name: found[name] for name in shapes}

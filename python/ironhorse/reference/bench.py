@@ -26,7 +26,7 @@ from torch import Tensor
 from ..config import GPT2Config, MoEConfig, parse_config
 from ..formats.folders import read_hf_moe
 from ..formats.hf import config_json
-from ..formats.llmc import DebugState, read_debug_tokens, read_model, write_debug_state, write_model
+from ..formats.llmc import DebugState, map_debug_state, read_model, write_debug_state, write_model
 from ..formats.safetensors import read_safetensors, write_safetensors
 from . import init_moe
 from .gpt2 import GPT2, fused_attention
@@ -82,8 +82,8 @@ def load(folder: Path) -> tuple[Model, Tensor, Tensor]:
     file = read_model(folder / MODEL_FILE)
     model = GPT2(file.config, fused_attention)
     model.load_state_dict({name: torch.from_numpy(value) for name, value in file.params.items()})
-    x, y = read_debug_tokens(folder / STATE_FILE)
-    return model, torch.from_numpy(x).long(), torch.from_numpy(y).long()
+    state = map_debug_state(folder / STATE_FILE, file.config)
+    return model, torch.from_numpy(state.x).long(), torch.from_numpy(state.y).long()
 
 
 def load_moe(folder: Path) -> tuple[MoE, Tensor, Tensor]:

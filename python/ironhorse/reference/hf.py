@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .. import _native
 from ..config import GPT2Config, from_hf_dict
 from ..errors import FormatError, IronhorseError
-from ..formats.folders import read_f32, sniff_folder
+from ..formats.folders import read_f32
 from ..formats.hf import TRANSPOSED
 from ..params import param_shapes
 from .gpt2 import GPT2
@@ -42,10 +43,7 @@ def to_hf_state(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def load_hf(source: str) -> GPT2:
     """A GPT-2 from a run or a checkpoint, or by `transformers` (imported only here) from a folder or from the hub."""
     folder = Path(source)
-    kind = sniff_folder(folder) if folder.is_dir() else "hf"
-    if kind is None:
-        raise IronhorseError(f"{source}: no config.json in it; give a run, or a folder that save_pretrained wrote")
-    if kind != "hf":
+    if folder.is_dir() and _native.file_kind(folder) != "hf":
         return _load_checkpoint(folder)
     try:
         import transformers

@@ -6,8 +6,9 @@ use std::io::{Read, Seek};
 use std::path::Path;
 
 use super::header::{BinHeader, HEADER_BYTES, magic};
+use super::safetensors::Dtype;
 use super::stacked::{Stacked, expect_numel, filled, total_elements};
-use super::{Elem, Sink, Source, atomic};
+use super::{Elem, Sink, Source, Span, atomic};
 use crate::model::{Gpt2Config, TensorSpec};
 use crate::{Error, Result};
 
@@ -115,6 +116,27 @@ impl<R: Read + Seek> DebugState<R> {
     /// The file's name.
     pub fn path(&self) -> &Path {
         self.source.path()
+    }
+
+    /// Where everything is: `x`, `y`, `logits`, `loss`, then the gradients under their parameters' names, without the rows
+    /// that pad the vocabulary.
+    pub fn spans(&self) -> Vec<Span> {
+        let Places { batch, seq, y, logits, loss, grads, .. } = self.places;
+        let span = |name: &str, dtype, shape: &[usize], offset| Span {
+            name: name.to_owned(),
+            dtype,
+            shape: shape.to_owned(),
+            file: self.path().to_owned(),
+            offset,
+        };
+        let mut spans = vec![
+            span("x", Dtype::I32, &[batch, seq], HEADER_BYTES),
+            span("y", Dtype::I32, &[batch, seq], y),
+            span("logits", Dtype::F32, &[batch, seq, self.vocab_size], logits),
+            span("loss", Dtype::F32, &[], loss),
+        ];
+        spans.extend(self.stacked.spans(self.path(), grads, Elem::F32, self.vocab_size));
+        spans
     }
 
     /// Inputs (B, T).

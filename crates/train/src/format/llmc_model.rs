@@ -7,7 +7,7 @@ use std::path::Path;
 use super::atomic;
 use super::header::{BinHeader, HEADER_BYTES, magic};
 use super::stacked::{Stacked, expect_numel, filled, total_elements};
-use super::{Elem, Sink, Source};
+use super::{Elem, Sink, Source, Span};
 use crate::model::{Gpt2Config, TensorSpec};
 use crate::{Error, Result};
 use ironhorse_core::op::Act;
@@ -86,6 +86,11 @@ impl<R: Read + Seek> ModelFile<R> {
             check_finite(self.source.path(), name, out, || row_len(spec))?;
         }
         Ok(())
+    }
+
+    /// Where every tensor is, in file order, without the rows that pad the vocabulary.
+    pub fn spans(&self) -> Vec<Span> {
+        self.stacked.spans(self.path(), HEADER_BYTES, self.elem, self.config.vocab_size).collect()
     }
 
     /// Calls `each` with every tensor in file order; one buffer serves them all.

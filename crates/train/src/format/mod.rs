@@ -15,6 +15,7 @@ pub mod shards;
 mod sink;
 mod sniff;
 mod source;
+mod span;
 mod stacked;
 pub mod tokenizer;
 mod weights;
@@ -24,6 +25,7 @@ pub use header::BinHeader;
 pub use sink::Sink;
 pub use sniff::{Kind, sniff};
 pub use source::Source;
+pub use span::Span;
 pub use weights::{ModelChoice, WeightSource, open_weights};
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::Source;
 use super::answer_key;
-use super::checkpoint::{CHECKPOINTS, is_run};
+use super::checkpoint::{has_checkpoints, is_run};
 use super::header::magic;
 use super::hf;
 use super::safetensors::SafeTensors;
@@ -114,7 +114,7 @@ fn sniff_folder(path: &Path) -> Result<Kind> {
     if path.join("config.json").exists() {
         return Ok(Kind::HfFolder);
     }
-    if is_run(path) || path.join(CHECKPOINTS).is_dir() {
+    if is_run(path) || has_checkpoints(path) {
         return Ok(Kind::Run);
     }
     Err(Error::field(

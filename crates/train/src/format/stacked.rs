@@ -2,7 +2,9 @@
 //! `h.1.ln_1.weight`. The model file and the gradients of the debug state share it.
 
 use std::collections::HashMap;
+use std::path::Path;
 
+use super::{Elem, Span};
 use crate::model::{Gpt2Config, TensorSpec};
 use crate::{Error, Result};
 
@@ -48,7 +50,26 @@ impl Stacked {
         &self.tensors
     }
 
-    /// The index of a tensor in [`Stacked::tensors`].
+    /// Where the tensors are in `file`, in file order, if the first starts at `start`. `vocab_size` is that of the model:
+    /// the rows of `wte` that pad it are left out.
+    pub fn spans(
+        &self,
+        file: &Path,
+        start: u64,
+        elem: Elem,
+        vocab_size: usize,
+    ) -> impl Iterator<Item = Span> {
+        self.tensors.iter().map(move |(spec, index)| {
+            let mut shape = spec.shape.dims().to_vec();
+            if spec.name == "wte.weight" {
+                shape[0] = vocab_size;
+            }
+            let offset = start + index * elem.size() as u64;
+            Span { name: spec.name.clone(), dtype: elem.into(), shape, file: file.to_owned(), offset }
+        })
+    }
+
+    /// The place of a tensor in [`Stacked::tensors`].
     pub fn find(&self, name: &str) -> Result<usize> {
         let found = self.by_name.get(name).copied();
         found.ok_or_else(|| Error::unknown("tensor", name, "a name such as wte.weight or h.0.ln_1.bias"))

@@ -39,7 +39,12 @@ pub fn is_run(path: &Path) -> bool {
     has("config.toml") && (has("run.json") || has("metrics.jsonl"))
 }
 
-/// Opens the newest checkpoint of a run that `open` accepts; `damaged` is called for those that were skipped.
+/// Whether a folder holds checkpoints, of this version or an earlier one.
+pub(in crate::format) fn has_checkpoints(path: &Path) -> bool {
+    path.join(CHECKPOINTS).is_dir() || path.join(EARLIER).join(TRAINER).is_file()
+}
+
+/// Opens the newest checkpoint of a run that `open` accepts; `damaged` hears of those that were passed over.
 pub fn open_latest<T>(
     run: &Path,
     open: impl Fn(&Path) -> Result<T>,
@@ -70,18 +75,24 @@ pub fn newest_run(runs: &Path) -> Option<PathBuf> {
 impl Checkpoint {
     /// The newest complete checkpoint of a run, opened for its weights.
     pub fn of_run(run: &Path) -> Result<Self> {
-        let mut first = None;
-        let found = open_latest(run, Self::open_weights, |error| {
-            first.get_or_insert_with(|| error.to_string());
-        })?;
-        found.ok_or_else(|| match first {
-            Some(damage) => Error::field(run, "run", format!("without a whole checkpoint ({damage})"), "one"),
-            None => Error::field(
+        Self::of_run_as(run, Self::open_weights).map(|(found, _)| found)
+    }
+
+    /// The newest checkpoint of a run that `open` accepts, and what is wrong with newer ones.
+    pub fn of_run_as(run: &Path, open: impl Fn(&Path) -> Result<Self>) -> Result<(Self, Vec<String>)> {
+        let mut damage = Vec::new();
+        let found = open_latest(run, open, |error| damage.push(error.to_string()))?;
+        match (found, damage.first()) {
+            (Some(found), _) => Ok((found, damage)),
+            (None, Some(error)) => {
+                Err(Error::field(run, "run", format!("without a whole checkpoint ({error})"), "one"))
+            }
+            (None, None) => Err(Error::field(
                 run,
                 "run",
                 "without a checkpoint: it ended before its first was written",
                 "a run with one, a checkpoint or a Hugging Face folder",
-            ),
-        })
+            )),
+        }
     }
 }

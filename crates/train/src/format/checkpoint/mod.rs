@@ -17,6 +17,7 @@ mod manifest;
 mod reader;
 mod writer;
 
+pub(super) use latest::has_checkpoints;
 pub use latest::{CHECKPOINTS, checkpoints_of, is_run, newest_run, open_latest, step_name};
 pub use manifest::{Best, TrainerJson, TrainerState};
 pub use reader::Checkpoint;

@@ -7,7 +7,7 @@ use ironhorse_core::{DType, Pool, Precision, f32_to_bf16, join_master};
 
 use super::super::Source;
 use super::super::hf::{HfFolder, TextTokens};
-use super::super::safetensors::SafeTensors;
+use super::super::safetensors::{Dtype, SafeTensors};
 use super::super::stacked::expect_numel;
 use super::super::tokenizer::{TOKENIZER, Tokenizer};
 use super::writer::stored_dtype;
@@ -30,44 +30,39 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Opens a folder; reads every file once to compare its checksum.
     pub fn open(folder: &Path) -> Result<Self> {
-        Self::open_those(folder, |_| true)
+        Self::open_as(folder, true, true)
     }
 
     /// Opens a folder for its weights: the optimizer's state, up to four times their size, is neither read nor needed.
     pub fn open_weights(folder: &Path) -> Result<Self> {
-        Self::open_those(folder, |name| !is_state(name))
+        Self::open_as(folder, false, true)
     }
 
     /// Reads the manifest of a folder; of the other files only the sizes are checked.
     pub fn manifest(folder: &Path) -> Result<TrainerJson> {
-        let path = folder.join(TRAINER);
-        let json = std::fs::read(&path).map_err(|source| Error::io(&path, "read", source))?;
-        let trainer = TrainerJson::parse(&json, &path)?;
-        for (name, &want) in &trainer.bytes {
-            let path = folder.join(name);
-            let meta = std::fs::metadata(&path).map_err(|source| Error::io(&path, "open", source))?;
-            if meta.len() != want {
-                let expected = format!("{want} bytes, as trainer.json says");
-                return Err(Error::field(&path, "file size", format!("{} bytes", meta.len()), expected));
-            }
-        }
+        let trainer = Self::parse_manifest(folder)?;
+        check_sizes(folder, &trainer, |_| true)?;
         Ok(trainer)
     }
 
-    fn open_those(folder: &Path, wanted: impl Fn(&str) -> bool) -> Result<Self> {
+    fn parse_manifest(folder: &Path) -> Result<TrainerJson> {
         let path = folder.join(TRAINER);
         let json = std::fs::read(&path).map_err(|source| Error::io(&path, "read", source))?;
-        let trainer = TrainerJson::parse(&json, &path)?;
-        for (name, &want) in trainer.crc32.iter().filter(|(name, _)| wanted(name)) {
-            let path = folder.join(name);
-            let found = crc32_of(&path)?;
-            if found != want {
-                return Err(Error::field(&path, "crc32", found, format!("{want}, as trainer.json says")));
-            }
+        TrainerJson::parse(&json, &path)
+    }
+
+    /// Opens a folder with or without the optimizer's `state`. `check` compares the sizes and checksums of the files.
+    pub fn open_as(folder: &Path, state: bool, check: bool) -> Result<Self> {
+        let trainer = Self::parse_manifest(folder)?;
+        let wanted = |name: &str| state || !is_state(name);
+        if check {
+            check_sizes(folder, &trainer, wanted)?; // finds a truncated file without reading the others
+            check_crc32(folder, &trainer, wanted)?;
         }
         let mut weights = HfFolder::open(folder)?;
         if !weights.config().computes_as(&trainer.config) {
             let expected = format!("that of config.json, {}", weights.config().to_json());
+            let path = folder.join(TRAINER);
             return Err(Error::field(&path, "config", trainer.config.to_json(), expected));
         }
         weights.set_config(trainer.config);
@@ -118,8 +113,65 @@ impl Checkpoint {
         &self.folder
     }
 
-    /// Reads one parameter by its name in the parameter table with the highest stored precision: from the master
-    /// weights, if there are any.
+    /// Checks that every tensor is there, in its shape and in the run's element type, for callers that map the files: of
+    /// AdamW's moments only with `state`. Padding of the vocabulary may be there or not.
+    pub fn check_tensors(&self, state: bool) -> Result<()> {
+        let precision = self.trainer.precision.unwrap_or_default();
+        let weights = stored_dtype(precision.weights);
+        if self.trainer.precision.is_some()
+            && let Some(span) = self.weights.spans().iter().find(|span| span.dtype != weights)
+        {
+            let expected = format!("{}, as trainer.json says", weights.name());
+            let field = format!("dtype of `{}`", span.name);
+            return Err(Error::field(&span.file, field, span.dtype.name(), expected));
+        }
+        let pools = [
+            (Pool::Master, &self.master, precision.weights == DType::BF16),
+            (Pool::Moment1, &self.state, state),
+            (Pool::Moment2, &self.state, state),
+        ];
+        for (pool, files, _) in pools.into_iter().filter(|(_, _, expected)| *expected) {
+            for spec in self.trainer.config.tensors() {
+                self.check_pool_tensor(
+                    files,
+                    &stored_name(pool, &spec),
+                    stored_dtype(precision.of(pool)),
+                    &spec,
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_pool_tensor(
+        &self,
+        files: &[SafeTensors<File>],
+        name: &str,
+        dtype: Dtype,
+        spec: &TensorSpec,
+    ) -> Result<()> {
+        let Some(file) = files.iter().find(|file| file.header().get(name).is_some()) else {
+            return Err(Error::field(
+                &self.folder,
+                format!("tensor `{name}`"),
+                "missing",
+                "in the checkpoint",
+            ));
+        };
+        let entry = file.entry(name)?;
+        if entry.dtype != dtype {
+            return Err(file.field(format!("dtype of `{name}`"), entry.dtype.name(), dtype.name()));
+        }
+        let shape = self.trainer.config.unpadded_shape(spec);
+        if entry.shape != shape && entry.shape != spec.shape.dims() {
+            let found = format!("{:?}", entry.shape);
+            return Err(file.field(format!("shape of `{name}`"), found, format!("{shape:?}")));
+        }
+        Ok(())
+    }
+
+    /// Reads one parameter by its name in the parameter table, as exactly as it is stored: from the master weights
+    /// where there are any.
     pub fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
         let precision = self.trainer.precision.unwrap_or_default();
         let Some(file) = self.master.iter_mut().find(|file| file.header().get(name).is_some()) else {
@@ -173,6 +225,29 @@ fn read_bytes(file: &mut SafeTensors<File>, name: &str, dtype: DType, bytes: &mu
         bytes.extend_from_slice(chunk);
         Ok(())
     })
+}
+
+fn check_sizes(folder: &Path, trainer: &TrainerJson, wanted: impl Fn(&str) -> bool) -> Result<()> {
+    for (name, &want) in trainer.bytes.iter().filter(|(name, _)| wanted(name)) {
+        let path = folder.join(name);
+        let meta = std::fs::metadata(&path).map_err(|source| Error::io(&path, "open", source))?;
+        if meta.len() != want {
+            let expected = format!("{want} bytes, as trainer.json says");
+            return Err(Error::field(&path, "file size", format!("{} bytes", meta.len()), expected));
+        }
+    }
+    Ok(())
+}
+
+fn check_crc32(folder: &Path, trainer: &TrainerJson, wanted: impl Fn(&str) -> bool) -> Result<()> {
+    for (name, &want) in trainer.crc32.iter().filter(|(name, _)| wanted(name)) {
+        let path = folder.join(name);
+        let found = crc32_of(&path)?;
+        if found != want {
+            return Err(Error::field(&path, "crc32", found, format!("{want}, as trainer.json says")));
+        }
+    }
+    Ok(())
 }
 
 fn crc32_of(path: &Path) -> Result<u32> {

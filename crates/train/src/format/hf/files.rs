@@ -129,6 +129,11 @@ impl<R: Read + Seek> WeightFiles<R> {
         }
     }
 
+    /// The open files, sorted by name.
+    pub(super) fn files(&self) -> &[SafeTensors<R>] {
+        &self.files
+    }
+
     /// All tensors of all files.
     pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.files.iter().flat_map(|file| file.header().entries())

@@ -1,5 +1,6 @@
 //! Reading a Hugging Face folder.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
@@ -7,6 +8,8 @@ use std::path::{Path, PathBuf};
 use super::config_json::{HF_CONFIG, architecture, parse_config_json};
 use super::files::WeightFiles;
 use super::{PREFIX, TextTokens, is_transposed, transpose};
+use crate::format::Span;
+use crate::format::safetensors::SafeTensors;
 use crate::format::stacked::expect_numel;
 use crate::model::{ModelConfig, TensorSpec};
 use crate::{Error, Result};
@@ -67,7 +70,7 @@ impl<R: Read + Seek> HfFolder<R> {
                 return Err(files.wrong(Some(&name), &format!("dtype of `{name}`"), found, expected));
             }
         }
-        let known: std::collections::HashSet<&str> = table.iter().map(|spec| &*spec.name).collect();
+        let known: HashSet<&str> = table.iter().map(|spec| &*spec.name).collect();
         let extra = files.entries().find(|entry| {
             let name = entry.name.strip_prefix(prefix).unwrap_or(&entry.name);
             !known.contains(name) && !is_buffer(name)
@@ -95,7 +98,20 @@ impl<R: Read + Seek> HfFolder<R> {
         &self.folder
     }
 
-    /// The sizes with the padding of the vocabulary that a checkpoint records.
+    /// Where every parameter is, under the names and in the shapes of the files.
+    pub fn spans(&self) -> Vec<Span> {
+        let names: HashSet<String> =
+            self.table.iter().map(|spec| format!("{}{}", self.prefix, spec.name)).collect();
+        let all = self.files.files().iter().flat_map(SafeTensors::spans);
+        all.filter(|span| names.contains(&span.name)).collect()
+    }
+
+    /// The metadata of the weights, of all files one after the other.
+    pub fn metadata(&self) -> impl Iterator<Item = &(String, String)> {
+        self.files.files().iter().flat_map(|file| file.header().metadata())
+    }
+
+    /// The same sizes as a checkpoint has them, which knows how the vocabulary is padded.
     pub(in crate::format) fn set_config(&mut self, config: ModelConfig) {
         self.config = config;
         self.table = config.tensors();

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::{Dtype, Entry, Header, Writer};
 use crate::Result;
-use crate::format::{Sink, Source};
+use crate::format::{Sink, Source, Span};
 
 /// The largest header, as in the reference implementation of the format.
 const MAX_HEADER: u64 = 100_000_000;
@@ -70,6 +70,17 @@ impl<R: Read + Seek> SafeTensors<R> {
     /// The file's name.
     pub fn path(&self) -> &Path {
         self.source.path()
+    }
+
+    /// Where every tensor is, in the order of the header.
+    pub fn spans(&self) -> impl Iterator<Item = Span> {
+        self.header.entries().iter().map(|entry| Span {
+            name: entry.name.clone(),
+            dtype: entry.dtype,
+            shape: entry.shape.clone(),
+            file: self.path().to_owned(),
+            offset: self.data + entry.begin,
+        })
     }
 
     /// An error about one field of this file.
