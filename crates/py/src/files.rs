@@ -19,6 +19,9 @@ use std::path::PathBuf;
 /// A tensor: its name in the file, its element type, its shape there, the file, and its first byte.
 type Place = (String, &'static str, Vec<usize>, PathBuf, u64);
 
+/// The texts of `__metadata__`, in the order of the header.
+type Metadata = Vec<(String, String)>;
+
 fn place(span: Span) -> Place {
     (span.name, span.dtype.name(), span.shape, span.file, span.offset)
 }
@@ -60,7 +63,7 @@ fn file_kind(py: Python<'_>, path: PathBuf) -> PyResult<&'static str> {
 /// The metadata and the tensors of a safetensors file.
 #[pyfunction]
 #[pyo3(signature = (path, /))]
-fn file_safetensors(py: Python<'_>, path: PathBuf) -> PyResult<(Vec<(String, String)>, Vec<Place>)> {
+fn file_safetensors(py: Python<'_>, path: PathBuf) -> PyResult<(Metadata, Vec<Place>)> {
     without_lock(py, || {
         let file = SafeTensors::open(&path)?;
         Ok((file.header().metadata().to_vec(), file.spans().map(place).collect()))
@@ -70,7 +73,7 @@ fn file_safetensors(py: Python<'_>, path: PathBuf) -> PyResult<(Vec<(String, Str
 /// The sizes, the metadata and the parameters, under their stored names, of a Hugging Face folder.
 #[pyfunction]
 #[pyo3(signature = (folder, /))]
-fn file_hf(py: Python<'_>, folder: PathBuf) -> PyResult<(Described, Vec<(String, String)>, Vec<Place>)> {
+fn file_hf(py: Python<'_>, folder: PathBuf) -> PyResult<(Described, Metadata, Vec<Place>)> {
     without_lock(py, || {
         let found = HfFolder::open(&folder)?;
         let spans = found.spans().into_iter().map(place).collect();
