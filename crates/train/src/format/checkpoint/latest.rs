@@ -44,7 +44,7 @@ pub(in crate::format) fn has_checkpoints(path: &Path) -> bool {
     path.join(CHECKPOINTS).is_dir() || path.join(EARLIER).join(TRAINER).is_file()
 }
 
-/// Opens the newest checkpoint of a run that `open` accepts; `damaged` hears of those that were passed over.
+/// Opens the newest checkpoint of a run that `open` accepts; `damaged` is called for those that were skipped.
 pub fn open_latest<T>(
     run: &Path,
     open: impl Fn(&Path) -> Result<T>,
