@@ -142,7 +142,7 @@ stage_doctor() {
 }
 
 stage_selftest() {
-    attempt selftest 150 "$ironhorse" selftest --device cuda ${quick:+--quick} --json "$(json selftest)"
+    attempt selftest 240 "$ironhorse" selftest --device cuda ${quick:+--quick} --json "$(json selftest)"
 }
 
 stage_verify() {

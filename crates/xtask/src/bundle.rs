@@ -192,7 +192,7 @@ fn answer_key(
     for (flag, value) in [("--batch", *batch), ("--seq", *seq), ("--steps", KEY_STEPS)] {
         export.args([flag, &value.to_string()]);
     }
-    export.env("PYTHONPATH", repo.root().join("python"));
+    export.env("PYTHONPATH", folder.join("python"));
     ensure!(run_command(&mut export)?, "`{}` failed (its message is above)", shown(&export));
     copy(
         &aside.join(format!("{name}_custom.key.safetensors")),
