@@ -154,6 +154,7 @@ HEADS = [
 
 CASES = [
     Case("square", ops.square, torch.square, _one, ANY, lambda x: (x,)),
+    Case("relu2", ops.relu2, lambda x: torch.relu(x).square(), _one, ANY, lambda x: (x,)),
     Case("silu", ops.silu, F.silu, _one, ANY, lambda x: (x,)),
     Case("gelu", ops.gelu, F.gelu, _one, ANY, lambda x: (x, False)),
     Case(
