@@ -148,7 +148,7 @@ fn a_named_model_may_be_changed() {
     assert_eq!(parse("d12,vocab=1000").unwrap().padded_vocab_size(), 1024);
     assert_eq!(parse("moe-tiny,K=1").unwrap().to_json()["top_k"], 1);
     assert_eq!(parse("d12,act=gelu").unwrap(), parse("d12").unwrap());
-    assert_eq!(parse("d12,act=tanh").unwrap_err(), "act is \"tanh\", expected gelu");
+    assert_eq!(parse("d12,act=tanh").unwrap_err(), "act is \"tanh\", expected gelu or relu2");
     assert!(parse("d13,act=gelu").unwrap_err().starts_with("unknown model `d13`"));
     // gelu is what every file without the key means, so files with it stay as they were
     assert!(parse("d12").unwrap().to_json().get("act").is_none());

@@ -104,7 +104,7 @@ fn settings_we_do_not_compute_are_refused() {
     let refusal = |change| parse(change).unwrap_err();
     assert_eq!(
         refusal(|j| j["activation_function"] = "relu".into()),
-        "c: activation_function is \"relu\", expected \"gelu_new\" or \"gelu_pytorch_tanh\""
+        "c: activation_function is \"relu\", expected \"gelu_new\" or \"relu2\" or \"gelu_pytorch_tanh\""
     );
     assert_eq!(
         refusal(|j| j["model_type"] = "bert".into()),
