@@ -61,6 +61,7 @@ CASES = {
     "cuda_mul": lambda: [f(1003), f(1003, seed=1), empty(1003), long(1003)],
     "cuda_scale": lambda: [f(1003), empty(1003), 0.37, long(1003)],
     "cuda_gelu": lambda: [f(1003), empty(1003), long(1003)],
+    "cuda_relu2": lambda: [f(1003), empty(1003), long(1003)],
     "cuda_swiglu": lambda: [f(1003), f(1003, seed=1), empty(1003), long(1003)],
     "cuda_softmax": lambda: [f(37, 333), empty(37, 333), 37, 333],
     "cuda_softmax_topk": lambda: [f(37, 16), empty(37, 4), Out(np.zeros((37, 4), np.int32)), 37, 16, 4],

@@ -34,7 +34,7 @@ def test_inline():
 
 
 def test_every_alias_means_its_size():
-    values = {"max_seq_len": 37, "vocab_size": 1003, "n_layer": 3, "n_head": 5, "n_embd": 80}
+    values = {"max_seq_len": 37, "vocab_size": 1003, "n_layer": 3, "n_head": 5, "n_embd": 80, "act": "gelu"}
     spellings = aliases("gpt2")
     assert spellings.pop("padded_vocab_size") == ("padded_vocab_size", "Vp")
     assert set(spellings) == set(values)
