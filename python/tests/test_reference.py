@@ -62,7 +62,7 @@ def test_hugging_face_folder_round_trip(model: GPT2, tmp_path):
     assert loaded.config == SMALL_CONFIG
     assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())
     (tmp_path / "empty").mkdir()
-    with pytest.raises(IronhorseError, match="no config.json"):
+    with pytest.raises(IronhorseError, match="without config.json"):
         load_hf(str(tmp_path / "empty"))
 
 
