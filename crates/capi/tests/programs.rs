@@ -27,7 +27,8 @@ fn succeed(command: &mut Command) -> Output {
     output
 }
 
-/// Builds the libraries in the profile of the tests and returns their folder.
+/// Builds the libraries in the profile of the tests and returns their folder. The whole workspace is named because cargo
+/// chooses the features of dependencies for what it is asked to build: for one package alone it would compile all anew.
 fn libraries() -> PathBuf {
     // target/debug/deps/programs-...: cargo puts the libraries two folders up.
     let test = std::env::current_exe().unwrap();
@@ -35,7 +36,7 @@ fn libraries() -> PathBuf {
     let profile = if folder.ends_with("release") { "release" } else { "test" };
     succeed(
         Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "-p", "ironhorse-capi", "--profile", profile, "--target-dir"])
+            .args(["build", "--quiet", "--workspace", "--lib", "--profile", profile, "--target-dir"])
             .arg(target)
             .current_dir(root()),
     );

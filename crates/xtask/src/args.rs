@@ -22,6 +22,11 @@ impl Args {
         self.next().with_context(|| format!("{flag} needs a value (see --help)"))
     }
 
+    /// Takes `flag` if it is the next argument.
+    pub fn flag(&mut self, flag: &str) -> bool {
+        self.0.pop_front_if(|arg| arg == flag).is_some()
+    }
+
     /// Whether help is requested before any `--`.
     pub fn asks_for_help(&self) -> bool {
         self.0.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--help" || arg == "-h")

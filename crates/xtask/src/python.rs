@@ -7,8 +7,8 @@ use crate::repo::{Profile, Repo, python_of};
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::OsString;
 use std::fs;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Help of `cargo xtask setup`.
@@ -17,7 +17,9 @@ Creates the Python environment .venv in the root of the repository with the pack
 pytest, safetensors, transformers, NVRTC, maturin, ruff, mypy), builds the wheel of this package and installs it there.
 Downloads nothing if the required packages have not changed.
 
-Usage: cargo xtask setup
+Usage: cargo xtask setup [--packages]
+
+  --packages   only the packages, without the wheel of this package
 
 The environment variable PYTHON names the interpreter to use [default: python3]. It must be 3.10 or newer.
 The first download is large (PyTorch). To start over, delete .venv.";
@@ -31,9 +33,16 @@ const STAMP: &str = "ironhorse.stamp";
 /// How often pip is started before giving up; each time, pip itself retries too.
 const ATTEMPTS: u32 = 3;
 
+/// The flag of `cargo xtask setup` that leaves the wheel out.
+const PACKAGES_ONLY: &str = "--packages";
+
 /// `cargo xtask setup`
-pub fn setup_command(repo: &Repo, args: Args) -> Result<bool> {
+pub fn setup_command(repo: &Repo, mut args: Args) -> Result<bool> {
+    let packages = args.flag(PACKAGES_ONLY);
     args.end()?;
+    if packages {
+        return setup(repo).map(|()| true);
+    }
     out::line("==> 1/2 .venv: Python and the packages of python/requirements-test.txt");
     setup(repo)?;
     out::line("==> 2/2 ironhorse: the wheel, release build");
@@ -50,6 +59,34 @@ pub fn wheel(repo: &Repo, profile: Profile) -> Result<()> {
     let install = ["install", "--no-deps", "--no-build-isolation", "--force-reinstall", "."];
     pip(repo, &install, profile, 1)
         .context("the wheel could not be built and installed (the messages are above)")
+}
+
+/// `cargo xtask setup --packages` in a process of its own: pip mostly waits for the network and the disk, so that cargo
+/// can compile meanwhile.
+pub struct Installing {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Installing {
+    /// Starts it; its output goes to a file.
+    pub fn start(repo: &Repo) -> Result<Self> {
+        let log = repo.target()?.join("setup.log");
+        fs::create_dir_all(repo.target()?).context("cannot make the target folder")?;
+        let file = fs::File::create(&log).with_context(|| format!("{}: cannot write", log.display()))?;
+        let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+        command.args(["setup", PACKAGES_ONLY]).current_dir(repo.root()).stdin(Stdio::null());
+        command.stderr(file.try_clone().context("cannot share the log of the setup")?).stdout(file);
+        let child = command.spawn().context("cannot start `cargo xtask setup --packages`")?;
+        Ok(Self { child, log })
+    }
+
+    /// Waits for it and prints what it wrote; true if it succeeded.
+    pub fn finish(mut self) -> Result<bool> {
+        let status = self.child.wait().context("cannot wait for the setup")?;
+        out::bytes(&fs::read(&self.log).with_context(|| format!("{}: cannot read", self.log.display()))?);
+        Ok(status.success())
+    }
 }
 
 /// Creates or updates the environment, without this package.

@@ -14,24 +14,24 @@ use std::time::Instant;
 
 /// Help of `cargo xtask test`.
 pub const HELP: &str = "\
-Runs all checks. Sets up the Python environment .venv the first time, then runs the stages in this order and stops at the
-first that fails:
+Runs all checks, in stages, and stops at the first that fails:
 
-  setup    the Python environment (see cargo xtask setup)
   fmt      cargo fmt --check
+  clippy   cargo clippy on all targets, warnings are errors
+  setup    the packages of the Python environment .venv, installed while fmt and clippy run (see cargo xtask setup)
   ruff     ruff check on the Python code
   ruff-fmt ruff format --check on the Python code
   mypy     type check of the Python package
-  clippy   cargo clippy on all targets, warnings are errors
   kernels  the CUDA kernels compiled for sm_80 and sm_90a (see cargo xtask kernels); needs no GPU
   test     unit and integration tests of all crates
   doctest  the examples in the documentation
-  build    the ironhorse binary
+  build    the ironhorse binary and the C library
   torture  10 training runs of that binary, killed at random moments and resumed (see cargo xtask torture)
   wheel    the Python package, built and installed into .venv
   pytest   the Python tests, and that binary against PyTorch
 
-Binary and wheel are built like the tests (profile dev, optimised), so that nothing is compiled twice. At the end a table
+Binary and wheel are built like the tests (profile dev, optimised) and for the whole workspace, so that nothing is
+compiled twice. At the end a table
 shows the stages with their times; the last line is `N passed, N failed`, with `, N skipped` if any were skipped. A stage
 that fails without counting tests counts as one failure.
 
@@ -103,17 +103,18 @@ const QUICK_TESTS: &[&str] =
     &["test", "--workspace", "--exclude", "ironhorse-testkit", "--no-fail-fast", "--lib", "--bins"];
 
 const STAGES: [Stage; 13] = [
-    Stage { name: "setup", python: true, quick: true, work: Work::Setup },
     Stage {
         name: "fmt",
         python: false,
         quick: true,
         work: Work::Cargo(&["fmt", "--all", "--check"], Dialect::Silent),
     },
+    Stage { name: "clippy", python: false, quick: true, work: CLIPPY },
+    // Installed since the beginning of the run, beside the stages above: see `python::Installing`.
+    Stage { name: "setup", python: true, quick: true, work: Work::Setup },
     Stage { name: "ruff", python: true, quick: true, work: Work::Lint("ruff", &["check"]) },
     Stage { name: "ruff-fmt", python: true, quick: true, work: Work::Lint("ruff", &["format", "--check"]) },
     Stage { name: "mypy", python: true, quick: true, work: Work::Lint("mypy", &[]) },
-    Stage { name: "clippy", python: false, quick: true, work: CLIPPY },
     // NVRTC comes with the Python environment.
     Stage { name: "kernels", python: true, quick: false, work: Work::Kernels },
     Stage { name: "test", python: false, quick: true, work: Work::Tests },
@@ -136,12 +137,21 @@ struct Asked {
 pub fn test(repo: &Repo, args: Args) -> Result<bool> {
     let Asked { stages, depth, no_python, json } = choose(args)?;
     let mut done: Vec<Done> = Vec::new();
+    let setup = stages.iter().any(|stage| stage.work == Work::Setup);
+    let mut installing = setup.then(|| python::Installing::start(repo)).transpose()?;
     for (i, stage) in stages.iter().enumerate() {
         out::bytes(format!("\n==> {}/{} {}: ", i + 1, stages.len(), stage.name).as_bytes());
-        done.push(run_stage(repo, stage, depth));
+        done.push(match installing.take_if(|_| stage.work == Work::Setup) {
+            Some(installing) => run_stage(stage, || finish(installing)),
+            None => run_stage(stage, || run_work(repo, stage.work, depth)),
+        });
         if done.last().is_some_and(|one| !one.passed) {
             break;
         }
+    }
+    if let Some(installing) = installing {
+        out::line("\nwaiting for the Python packages, which are still being installed");
+        installing.finish()?;
     }
     let names: Vec<&'static str> = stages.iter().map(|stage| stage.name).collect();
     out::line(report::table(&done, &names));
@@ -198,9 +208,15 @@ fn choose(mut args: Args) -> Result<Asked> {
     Ok(Asked { stages: STAGES.iter().filter(wanted).copied().collect(), depth, no_python, json })
 }
 
-fn run_stage(repo: &Repo, stage: &Stage, depth: Depth) -> Done {
+/// The stage `setup`: the packages were installed meanwhile, and what remains is to wait.
+fn finish(installing: python::Installing) -> Result<(bool, Counts)> {
+    out::line("the Python environment .venv");
+    Ok((installing.finish()?, Counts::default()))
+}
+
+fn run_stage(stage: &Stage, work: impl FnOnce() -> Result<(bool, Counts)>) -> Done {
     let (start, cpu) = (Instant::now(), report::children_cpu());
-    let (passed, mut counts) = run_work(repo, stage.work, depth).unwrap_or_else(|error| {
+    let (passed, mut counts) = work().unwrap_or_else(|error| {
         out::line(format!("error: {error:#}"));
         (false, Counts::default())
     });
@@ -235,10 +251,9 @@ fn run_work(repo: &Repo, work: Work, depth: Depth) -> Result<(bool, Counts)> {
         Work::Tests => {
             counted(cargo(if depth == Depth::Quick { QUICK_TESTS } else { TESTS }), Dialect::Cargo)
         }
-        Work::Build => counted(
-            cargo(&["build", "--profile", profile.name(), "--package", "ironhorse-cli"]),
-            Dialect::Silent,
-        ),
+        Work::Build => {
+            counted(cargo(&["build", "--workspace", "--profile", profile.name()]), Dialect::Silent)
+        }
         Work::Lint(module, args) => counted(lint(repo, module, args)?, Dialect::Lint),
         Work::Kernels if cfg!(target_os = "macos") => {
             out::line("skipped: NVRTC does not exist for this system");
@@ -298,13 +313,13 @@ mod tests {
     #[test]
     fn stages_are_chosen_in_their_order() {
         let all = [
-            "setup", "fmt", "ruff", "ruff-fmt", "mypy", "clippy", "kernels", "test", "doctest", "build",
+            "fmt", "clippy", "setup", "ruff", "ruff-fmt", "mypy", "kernels", "test", "doctest", "build",
             "torture", "wheel", "pytest",
         ];
         assert_eq!(chosen("").unwrap(), all);
         assert_eq!(chosen("--all").unwrap(), all);
         assert_eq!(chosen("--no-python").unwrap(), ["fmt", "clippy", "test", "doctest", "build", "torture"]);
-        let quick = ["setup", "fmt", "ruff", "ruff-fmt", "mypy", "clippy", "test"];
+        let quick = ["fmt", "clippy", "setup", "ruff", "ruff-fmt", "mypy", "test"];
         assert_eq!(chosen("--quick --json x").unwrap(), quick);
         assert_eq!(chosen("--stage pytest --stage fmt").unwrap(), ["fmt", "pytest"]);
         assert!(all.iter().all(|name| HELP.contains(&format!("\n  {name} "))), "the help lists every stage");
@@ -323,7 +338,7 @@ mod tests {
     #[test]
     fn wrong_flags_are_refused() {
         for (text, want) in [
-            ("--stage lint", "unknown stage 'lint'; expected one of setup, fmt,"),
+            ("--stage lint", "unknown stage 'lint'; expected one of fmt, clippy,"),
             ("--stage", "--stage needs a value"),
             ("--fast", "unknown argument '--fast'"),
             ("--quick --all", "--quick and --all exclude each other"),
