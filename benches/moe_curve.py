@@ -29,7 +29,7 @@ sys.path[:0] = [str(HERE), str(ROOT / "python")]
 
 import torch  # noqa: E402
 from compare_torch import provenance, say  # noqa: E402
-from curve_svg import draw  # noqa: E402
+from curve_svg import gaps, picture  # noqa: E402
 from ironhorse.config import MoEConfig  # noqa: E402
 from ironhorse.errors import IronhorseError  # noqa: E402
 from ironhorse.formats.folders import read_hf_moe  # noqa: E402
@@ -127,11 +127,6 @@ def train_torch(
     return Run([loss.item() for loss in losses], loads)
 
 
-def gaps(a: list[float], b: list[float]) -> list[float]:
-    """|a - b| of every step."""
-    return [abs(x - y) for x, y in zip(a, b, strict=True)]
-
-
 def compare(a: Run, b: Run) -> dict[str, Any]:
     """The difference of two runs: overall, and before and after the first step that sent a token to another expert."""
     apart = gaps(a.losses, b.losses)
@@ -177,15 +172,6 @@ def curves(args: argparse.Namespace) -> dict[str, Any]:
         "last_50_mean": {side: statistics.fmean(run.losses[-50:]) for side, run in runs.items()},
         "losses": {side: [round(loss, 7) for loss in run.losses] for side, run in runs.items()},
     }
-
-
-def picture(report: dict[str, Any]) -> str:
-    runs = report["losses"]
-    title = f"A mixture of experts, {report['steps']} steps: loss of ironhorse and of PyTorch, and their difference"
-    both = {side: runs[side] for side in ("torch f32", "ironhorse f32")}
-    apart = {"ironhorse f32 - torch f32": gaps(runs["ironhorse f32"], runs["torch f32"]),
-             "torch f32 - torch f64": gaps(runs["torch f32"], runs["torch f64"])}  # fmt: skip
-    return draw(title, both, apart)
 
 
 def show(report: dict[str, Any]) -> None:

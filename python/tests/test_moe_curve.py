@@ -9,6 +9,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -79,10 +80,23 @@ def test_picture_and_summary(trained):
     sides = ("ironhorse f32", "torch f32", "torch f64", "torch f32, other order")
     apart = {side: losses if side != "torch f64" else [x + 1 for x in losses] for side in sides}
     svg = script.picture({"steps": STEPS, "losses": apart})
-    assert svg.startswith("<svg") and svg.count("<path") > 6 and "nan" not in svg
+    # a curve and its running mean for both losses and for one difference: the other is 0 and has no logarithm
+    assert svg.startswith("<svg") and svg.count("<path") == 6 and "nan" not in svg
     a, b = script.Run([1.0, 2.0, 5.0], [[1, 1]] * 3), script.Run([1.0, 2.5, 3.0], [[1, 1], [1, 1], [2, 0]])
     found = script.compare(a, b)
     assert (found["first_step_with_other_experts"], found["max_before"], found["max_after"]) == (2, 0.5, 2.0)
+
+
+def test_the_picture_has_the_style_of_those_in_rust():
+    style, rust = module("curve_svg"), BENCHES.parent / "crates/train/src/picture/svg.rs"
+    text = rust.read_text()
+    for name in ("COLOURS", "DASHES"):
+        listed = re.search(rf"const {name}: \[&str; 4\] = \[(.*?)\];", text)
+        assert tuple(re.findall(r'"(.*?)"', listed[1])) == getattr(style, name)
+    for name in ("INK", "LABEL", "PALE", "BASE", "GRID", "FINE_GRID", "FONT"):
+        assert f'const {name}: &str = "{getattr(style, name)}";' in text
+    for name in ("NORMAL", "LARGE"):
+        assert f"const {name}: f64 = {getattr(style, name)}.0;" in text
 
 
 def test_comparison_starts_both_sides_alike(tmp_path):
