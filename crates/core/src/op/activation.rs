@@ -2,10 +2,9 @@
 //!
 //! To add one, add a variant of [`Act`] with its `Facts`, and its formula to each engine and to the oracle.
 
-use super::elementwise::same_size;
 use super::numerics::{Arithmetic, Numerics};
-use super::spec::{OpSpec, SlotField, slots};
-use crate::{Result, Slot};
+use super::spec::{SlotField, named, op};
+use crate::Slot;
 
 /// An activation function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -117,80 +116,40 @@ impl SlotField for Option<PreAct> {
     }
 }
 
-/// `out = act(inp)`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ActFwd {
-    /// any shape
-    pub out: Slot,
-    /// the same size
-    pub inp: Slot,
-    /// Which activation.
-    pub act: Act,
+op! {
+    /// `out = act(inp)`.
+    pub struct ActFwd {
+        /// any shape
+        pub out: Slot = Write,
+        /// the same size
+        pub inp: Slot = Read,
+        /// Which activation.
+        pub act: Act,
+    }
+    names &op_names(0), op => op.act as usize;
+    check(op, c) { c.same_size(named!(op: out, inp)) }
+    numerics(op, _arg) { op.act.facts().numerics }
+    flops(op) { op.act.facts().flops[0] * op.inp.numel() as u64 }
+    in_place (out, inp)
 }
 
-impl OpSpec for ActFwd {
-    const NAME: &'static str = "act_fwd";
-    const NAMES: &'static [&'static str] = &op_names(0);
-    slots!(Write out, Read inp);
-
-    fn name(&self) -> &'static str {
-        self.act.facts().ops[0]
+op! {
+    /// `d_inp = d_out · act'(inp)`.
+    pub struct ActBwd {
+        /// any shape
+        pub d_inp: Slot = Write,
+        /// the same size
+        pub d_out: Slot = Read,
+        /// the input of the forward
+        pub inp: Slot = Read,
+        /// Which activation.
+        pub act: Act,
     }
-
-    fn check(&self) -> Result<()> {
-        same_size(self.name(), &[("out", &self.out), ("inp", &self.inp)])
-    }
-
-    fn numerics(&self, _: &str) -> Numerics {
-        self.act.facts().numerics
-    }
-
-    fn flops(&self) -> u64 {
-        self.act.facts().flops[0] * self.inp.numel() as u64
-    }
-
-    fn in_place(&self) -> &'static [(&'static str, &'static str)] {
-        &[("out", "inp")]
-    }
-}
-
-/// `d_inp = d_out · act'(inp)`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ActBwd {
-    /// any shape
-    pub d_inp: Slot,
-    /// the same size
-    pub d_out: Slot,
-    /// the input of the forward
-    pub inp: Slot,
-    /// Which activation.
-    pub act: Act,
-}
-
-impl OpSpec for ActBwd {
-    const NAME: &'static str = "act_bwd";
-    const NAMES: &'static [&'static str] = &op_names(1);
-    slots!(Write d_inp, Read d_out, Read inp);
-
-    fn name(&self) -> &'static str {
-        self.act.facts().ops[1]
-    }
-
-    fn check(&self) -> Result<()> {
-        same_size(self.name(), &[("d_inp", &self.d_inp), ("d_out", &self.d_out), ("inp", &self.inp)])
-    }
-
-    fn numerics(&self, _: &str) -> Numerics {
-        self.act.facts().numerics
-    }
-
-    fn flops(&self) -> u64 {
-        self.act.facts().flops[1] * self.inp.numel() as u64
-    }
-
-    fn in_place(&self) -> &'static [(&'static str, &'static str)] {
-        &[("d_inp", "d_out")]
-    }
+    names &op_names(1), op => op.act as usize;
+    check(op, c) { c.same_size(named!(op: d_inp, d_out, inp)) }
+    numerics(op, _arg) { op.act.facts().numerics }
+    flops(op) { op.act.facts().flops[1] * op.inp.numel() as u64 }
+    in_place (d_inp, d_out)
 }
 
 #[cfg(test)]

@@ -1,149 +1,119 @@
 //! Causal self-attention over packed queries, keys and values, with an online softmax that needs no T×T buffer.
 
 use super::numerics::{Arithmetic, BF16_UNIT, Numerics, Product};
-use super::spec::{Checker, OpSpec, slots};
-use crate::{Result, Slot};
+use super::spec::{Checker, named, op};
+use crate::{DType, Result, Slot};
 
-/// Per head: `out = softmax(q·kᵀ/√HD, causal)·v`. `qkv` packs q of all NH heads, then k, then v of NKV heads each: head
-/// `h` of the queries uses head `h / (NH/NKV)` of keys and values. With W = (NH + 2·NKV)·HD, NKV = NH makes it 3C.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionFwd {
-    /// (B,T,C), heads side by side
-    pub out: Slot,
-    /// (B,NH,T) f32, the logarithm of the sum of exponentials of each row, from which the backward recomputes the
-    /// softmax
-    pub lse: Slot,
-    /// (B,T,W)
-    pub qkv: Slot,
-    /// NH
-    pub heads: usize,
-    /// NKV, a divisor of NH
-    pub kv_heads: usize,
-}
+/// exp(score - lse) turns the absolute error of a score into a relative one; test cases have scores up to 110.
+const SCORES: Numerics = Numerics::new(Arithmetic::Sum(1e-5));
 
-impl OpSpec for AttentionFwd {
-    const NAME: &'static str = "attention_fwd";
-    slots!(Write out, Write lse, Read qkv);
-
-    fn check(&self) -> Result<()> {
-        let c = Checker(Self::NAME);
-        c.same_float(&[("qkv", &self.qkv), ("out", &self.out)])?;
-        check_packed(&c, &self.qkv, &self.out, [self.heads, self.kv_heads])?;
-        check_lse(&c, &self.lse, &self.out, self.heads)
+op! {
+    /// Per head: `out = softmax(q·kᵀ/√HD, causal)·v`. `qkv` packs q of all NH heads, then k, then v of NKV heads each: head
+    /// `h` of the queries uses head `h / (NH/NKV)` of keys and values. With W = (NH + 2·NKV)·HD, NKV = NH makes it 3C.
+    pub struct AttentionFwd {
+        /// (B,T,C), heads side by side
+        pub out: Slot = Write,
+        /// (B,NH,T) f32, the logarithm of the sum of exponentials of each row, from which the backward recomputes the
+        /// softmax
+        pub lse: Slot = Write,
+        /// (B,T,W)
+        pub qkv: Slot = Read,
+        /// NH
+        pub heads: usize,
+        /// NKV, a divisor of NH
+        pub kv_heads: usize,
     }
-
-    fn numerics(&self, arg: &str) -> Numerics {
-        // exp(score - lse) turns the absolute error of a score into a relative one; test cases have scores up to 110.
-        let scores = Numerics::new(Arithmetic::Sum(1e-5)).product(Product::Attention);
+    name "attention_fwd"
+    check(op, c) {
+        c.same_float(named!(op: qkv, out))?;
+        check_packed(c, &op.qkv, &op.out, [op.heads, op.kv_heads])?;
+        check_lse(c, &op.lse, &op.out, op.heads)
+    }
+    numerics(_op, arg) {
+        let scores = SCORES.product(Product::Attention);
         match arg {
             "lse" => scores.bf16_engines(1e-4),
             // Probabilities are rounded before tensor cores multiply them with the values.
             _ => scores.inner_roundings(1.0).bf16_engines(2.0 * BF16_UNIT),
         }
     }
-
-    fn flops(&self) -> u64 {
-        2 * triangle_flops(&self.out)
-    }
+    flops(op) { 2 * triangle_flops(&op.out) }
 }
 
-/// Gradients of [`AttentionFwd`], recomputing the probabilities from `lse`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionBwd {
-    /// (B,T,W)
-    pub d_qkv: Slot,
-    /// (B,T,C)
-    pub d_out: Slot,
-    /// (B,T,W)
-    pub qkv: Slot,
-    /// (B,T,C), the forward's result
-    pub out: Slot,
-    /// (B,NH,T) f32
-    pub lse: Slot,
-    /// NH
-    pub heads: usize,
-    /// NKV, a divisor of NH
-    pub kv_heads: usize,
-}
-
-impl OpSpec for AttentionBwd {
-    const NAME: &'static str = "attention_bwd";
-    slots!(Write d_qkv, Read d_out, Read qkv, Read out, Read lse);
-
-    fn check(&self) -> Result<()> {
-        let c = Checker(Self::NAME);
-        let all = [("qkv", &self.qkv), ("d_qkv", &self.d_qkv), ("d_out", &self.d_out), ("out", &self.out)];
-        c.same_float(&all)?;
-        check_packed(&c, &self.qkv, &self.out, [self.heads, self.kv_heads])?;
-        c.shape("d_qkv", &self.d_qkv, self.qkv.shape)?;
-        c.shape("d_out", &self.d_out, self.out.shape)?;
-        check_lse(&c, &self.lse, &self.out, self.heads)
+op! {
+    /// Gradients of [`AttentionFwd`], recomputing the probabilities from `lse`.
+    pub struct AttentionBwd {
+        /// (B,T,W)
+        pub d_qkv: Slot = Write,
+        /// (B,T,C)
+        pub d_out: Slot = Read,
+        /// (B,T,W)
+        pub qkv: Slot = Read,
+        /// (B,T,C), the forward's result
+        pub out: Slot = Read,
+        /// (B,NH,T) f32
+        pub lse: Slot = Read,
+        /// NH
+        pub heads: usize,
+        /// NKV, a divisor of NH
+        pub kv_heads: usize,
     }
-
-    fn numerics(&self, _: &str) -> Numerics {
+    name "attention_bwd"
+    check(op, c) {
+        c.same_float(named!(op: qkv, d_qkv, d_out, out))?;
+        check_packed(c, &op.qkv, &op.out, [op.heads, op.kv_heads])?;
+        c.shape("d_qkv", &op.d_qkv, op.qkv.shape)?;
+        c.shape("d_out", &op.d_out, op.out.shape)?;
+        check_lse(c, &op.lse, &op.out, op.heads)
+    }
+    numerics {
         // Probabilities (for d_v) and score gradients (for d_q and d_k) are rounded. A library may round the latter
         // twice, or round each head's contribution to d_k and d_v where heads share keys and values.
-        let scores = Numerics::new(Arithmetic::Sum(1e-5)).product(Product::Attention);
-        scores.inner_roundings(2.0).bf16_engines(2.0 * BF16_UNIT)
+        SCORES.product(Product::Attention).inner_roundings(2.0).bf16_engines(2.0 * BF16_UNIT)
     }
-
-    fn flops(&self) -> u64 {
-        5 * triangle_flops(&self.out)
-    }
+    flops(op) { 5 * triangle_flops(&op.out) }
 }
 
-/// Attention of one new position (the scalar `position`) over a cache of all earlier positions. It appends its own key
-/// and value to the cache.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionCached {
-    /// (B,1,C)
-    pub out: Slot,
-    /// (B,maxT,NKV·HD)
-    pub keys: Slot,
-    /// (B,maxT,NKV·HD)
-    pub values: Slot,
-    /// (B,1,W)
-    pub qkv: Slot,
-    /// NH
-    pub heads: usize,
-    /// NKV, a divisor of NH
-    pub kv_heads: usize,
-}
-
-impl OpSpec for AttentionCached {
-    const NAME: &'static str = "attention_cached";
-    slots!(Write out, Update keys, Update values, Read qkv);
-
-    fn check(&self) -> Result<()> {
-        let c = Checker(Self::NAME);
-        let all = [("qkv", &self.qkv), ("keys", &self.keys), ("values", &self.values), ("out", &self.out)];
-        c.same_float(&all)?;
-        check_packed(&c, &self.qkv, &self.out, [self.heads, self.kv_heads])?;
-        let [batch, seq, width] = *self.out.shape.dims() else {
-            return c.fail(format!("`out` is {}, expected [B, 1, C]", self.out.shape));
+op! {
+    /// Attention of one new position (the scalar `position`) over a cache of all earlier positions. It appends its own key
+    /// and value to the cache.
+    pub struct AttentionCached {
+        /// (B,1,C)
+        pub out: Slot = Write,
+        /// (B,maxT,NKV·HD)
+        pub keys: Slot = Update,
+        /// (B,maxT,NKV·HD)
+        pub values: Slot = Update,
+        /// (B,1,W)
+        pub qkv: Slot = Read,
+        /// NH
+        pub heads: usize,
+        /// NKV, a divisor of NH
+        pub kv_heads: usize,
+    }
+    name "attention_cached"
+    check(op, c) {
+        c.same_float(named!(op: qkv, keys, values, out))?;
+        check_packed(c, &op.qkv, &op.out, [op.heads, op.kv_heads])?;
+        let [batch, seq, width] = *op.out.shape.dims() else {
+            return c.fail(format!("`out` is {}, expected [B, 1, C]", op.out.shape));
         };
         if seq != 1 {
-            return c.fail(format!("`out` is {}, expected one position", self.out.shape));
+            return c.fail(format!("`out` is {}, expected one position", op.out.shape));
         }
-        let context = self.keys.shape.dims().get(1).copied().unwrap_or(0);
-        let width = width / self.heads * self.kv_heads;
-        c.shape("keys", &self.keys, [batch, context, width])?;
-        c.shape("values", &self.values, [batch, context, width])
+        let context = op.keys.shape.dims().get(1).copied().unwrap_or(0);
+        let width = width / op.heads * op.kv_heads;
+        c.shapes(named!(op: keys, values), [batch, context, width])
     }
-
-    fn numerics(&self, arg: &str) -> Numerics {
+    numerics(_op, arg) {
         match arg {
             "keys" | "values" => Numerics::EXACT,
-            _ => Numerics::new(Arithmetic::Sum(1e-5))
-                .product(Product::CachedAttention)
-                .inner_roundings(1.0)
-                .bf16_engines(2.0 * BF16_UNIT),
+            _ => SCORES.product(Product::CachedAttention).inner_roundings(1.0).bf16_engines(2.0 * BF16_UNIT),
         }
     }
-
-    fn flops(&self) -> u64 {
-        let context = self.keys.shape.dims().get(1).copied().unwrap_or(0);
-        4 * (self.out.numel() * context) as u64
+    flops(op) {
+        let context = op.keys.shape.dims().get(1).copied().unwrap_or(0);
+        4 * (op.out.numel() * context) as u64
     }
 }
 
@@ -162,7 +132,7 @@ fn check_packed(c: &Checker, qkv: &Slot, out: &Slot, [heads, kv_heads]: [usize; 
 }
 
 fn check_lse(c: &Checker, lse: &Slot, out: &Slot, heads: usize) -> Result<()> {
-    c.all_f32(&[("lse", lse)])?;
+    c.dtype("lse", lse, DType::F32)?;
     c.numel("lse", lse, out.shape.rows() * heads)
 }
 
@@ -175,7 +145,8 @@ fn triangle_flops(out: &Slot) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, Pool};
+    use crate::Pool;
+    use crate::op::OpSpec;
 
     fn slot(shape: [usize; 3]) -> Slot {
         Slot { pool: Pool::Io, offset: 0, shape: shape.into(), dtype: DType::F32 }

@@ -4,40 +4,34 @@
 //! number of rows; anything else is an input error.
 
 use super::linear;
-use super::numerics::{BF16_UNIT, Numerics};
-use super::spec::{Accum, Checker, OpSpec, slots};
+use super::numerics::BF16_UNIT;
+use super::spec::{Accum, Checker, Named, named, op};
 use super::swiglu::SwigluFwd;
 use crate::{DType, Result, Slot};
 
-/// `out[r] = weight[e]·inp[r]` for the rows r of each expert e; if `act` is given, it receives SwiGLU of `out`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GroupedLinearFwd {
-    /// (rows,OC)
-    pub out: Slot,
-    /// (rows,OC/2), optional: `silu(gate)·up`, where a row of `out` is gate followed by up
-    pub act: Option<Slot>,
-    /// (rows,C)
-    pub inp: Slot,
-    /// (E,OC,C)
-    pub weight: Slot,
-    /// (E+1) i32
-    pub offsets: Slot,
-}
-
-impl OpSpec for GroupedLinearFwd {
-    const NAME: &'static str = "grouped_linear_fwd";
-    slots!(Write out, Write act, Read inp, Read weight, Read offsets);
-
-    fn check(&self) -> Result<()> {
-        let c = Checker(Self::NAME);
-        c.same_float(&[("out", &self.out), ("inp", &self.inp), ("weight", &self.weight)])?;
-        if let Some(out) = self.act {
-            SwigluFwd { out, inp: self.out }.check_as(&c, ["act", "out"])?;
-        }
-        check_groups(&c, ("out", &self.out), ("inp", &self.inp), ("weight", &self.weight), &self.offsets)
+op! {
+    /// `out[r] = weight[e]·inp[r]` for the rows r of each expert e; if `act` is given, it receives SwiGLU of `out`.
+    pub struct GroupedLinearFwd {
+        /// (rows,OC)
+        pub out: Slot = Write,
+        /// (rows,OC/2), optional: `silu(gate)·up`, where a row of `out` is gate followed by up
+        pub act: Option<Slot> = Write,
+        /// (rows,C)
+        pub inp: Slot = Read,
+        /// (E,OC,C)
+        pub weight: Slot = Read,
+        /// (E+1) i32
+        pub offsets: Slot = Read,
     }
-
-    fn numerics(&self, arg: &str) -> Numerics {
+    name "grouped_linear_fwd"
+    check(op, c) {
+        c.same_float(named!(op: out, inp, weight))?;
+        if let Some(out) = op.act {
+            SwigluFwd { out, inp: op.out }.check_as(c, ["act", "out"])?;
+        }
+        check_groups(c, named!(op: out, inp, weight), &op.offsets)
+    }
+    numerics(_op, arg) {
         let product = linear::PRODUCT;
         match arg {
             // SwiGLU of gate and up, either as stored or before rounding: like GELU in `LinearFwd`, plus the rounding
@@ -46,103 +40,61 @@ impl OpSpec for GroupedLinearFwd {
             _ => product,
         }
     }
-
-    fn flops(&self) -> u64 {
-        let swiglu = self.act.map_or(0, |out| SwigluFwd { out, inp: self.out }.flops());
-        2 * self.out.numel() as u64 * self.inp.shape.cols() as u64 + swiglu
+    flops(op) {
+        let swiglu = op.act.map_or(0, |out| SwigluFwd { out, inp: op.out }.flops());
+        linear::product_flops(&op.out, &op.inp) + swiglu
     }
 }
 
-/// `d_inp[r] = d_out[r]·weight[e]` for the rows r of each expert e.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GroupedLinearBwdInput {
-    /// (rows,C)
-    pub d_inp: Slot,
-    /// (rows,OC)
-    pub d_out: Slot,
-    /// (E,OC,C)
-    pub weight: Slot,
-    /// (E+1) i32
-    pub offsets: Slot,
+op! {
+    /// `d_inp[r] = d_out[r]·weight[e]` for the rows r of each expert e.
+    pub struct GroupedLinearBwdInput {
+        /// (rows,C)
+        pub d_inp: Slot = Write,
+        /// (rows,OC)
+        pub d_out: Slot = Read,
+        /// (E,OC,C)
+        pub weight: Slot = Read,
+        /// (E+1) i32
+        pub offsets: Slot = Read,
+    }
+    name "grouped_linear_bwd_input"
+    check(op, c) {
+        c.same_float(named!(op: d_out, d_inp, weight))?;
+        check_groups(c, named!(op: d_out, d_inp, weight), &op.offsets)
+    }
+    numerics { linear::PRODUCT }
+    flops(op) { linear::product_flops(&op.d_out, &op.d_inp) }
 }
 
-impl OpSpec for GroupedLinearBwdInput {
-    const NAME: &'static str = "grouped_linear_bwd_input";
-    slots!(Write d_inp, Read d_out, Read weight, Read offsets);
-
-    fn check(&self) -> Result<()> {
-        let c = Checker(Self::NAME);
-        c.same_float(&[("d_out", &self.d_out), ("d_inp", &self.d_inp), ("weight", &self.weight)])?;
-        check_groups(
-            &c,
-            ("d_out", &self.d_out),
-            ("d_inp", &self.d_inp),
-            ("weight", &self.weight),
-            &self.offsets,
-        )
+op! {
+    /// `d_weight[e] (+)= Σ_r d_out[r]ᵀ·inp[r]` over the rows r of each expert e. The gradient of an expert without rows
+    /// becomes 0, or stays unchanged if this adds. `d_weight` may have another element type than `d_out` and `inp`.
+    pub struct GroupedLinearBwdWeight {
+        /// (E,OC,C)
+        pub d_weight: Slot = Accumulate(accum),
+        /// (rows,OC)
+        pub d_out: Slot = Read,
+        /// (rows,C)
+        pub inp: Slot = Read,
+        /// (E+1) i32
+        pub offsets: Slot = Read,
+        /// Whether `d_weight` is overwritten or added to.
+        pub accum: Accum,
     }
-
-    fn numerics(&self, _: &str) -> Numerics {
-        linear::PRODUCT
+    name "grouped_linear_bwd_weight"
+    check(op, c) {
+        c.same_float(named!(op: d_out, inp))?;
+        c.same_float(named!(op: d_weight))?;
+        check_groups(c, named!(op: d_out, inp, d_weight), &op.offsets)
     }
-
-    fn flops(&self) -> u64 {
-        2 * self.d_out.numel() as u64 * self.d_inp.shape.cols() as u64
-    }
+    numerics(op, _arg) { linear::weight_gradient(op.accum) }
+    flops(op) { linear::product_flops(&op.d_out, &op.inp) }
+    bytes(op) { linear::weight_gradient_bytes(op.accum, &op.d_weight, &[op.d_out, op.inp, op.offsets]) }
 }
-
-/// `d_weight[e] (+)= Σ_r d_out[r]ᵀ·inp[r]` over the rows r of each expert e. The gradient of an expert without rows
-/// becomes 0, or stays unchanged if this adds. `d_weight` may have another element type than `d_out` and `inp`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GroupedLinearBwdWeight {
-    /// (E,OC,C)
-    pub d_weight: Slot,
-    /// (rows,OC)
-    pub d_out: Slot,
-    /// (rows,C)
-    pub inp: Slot,
-    /// (E+1) i32
-    pub offsets: Slot,
-    /// Whether `d_weight` is overwritten or added to.
-    pub accum: Accum,
-}
-
-impl OpSpec for GroupedLinearBwdWeight {
-    const NAME: &'static str = "grouped_linear_bwd_weight";
-    slots!(Accumulate(accum) d_weight, Read d_out, Read inp, Read offsets);
-
-    fn check(&self) -> Result<()> {
-        let c = Checker(Self::NAME);
-        c.same_float(&[("d_out", &self.d_out), ("inp", &self.inp)])?;
-        c.same_float(&[("d_weight", &self.d_weight)])?;
-        check_groups(
-            &c,
-            ("d_out", &self.d_out),
-            ("inp", &self.inp),
-            ("d_weight", &self.d_weight),
-            &self.offsets,
-        )
-    }
-
-    fn numerics(&self, _: &str) -> Numerics {
-        linear::weight_gradient(self.accum)
-    }
-
-    fn flops(&self) -> u64 {
-        2 * self.d_out.numel() as u64 * self.inp.shape.cols() as u64
-    }
-
-    fn bytes(&self) -> Option<u64> {
-        let read = self.d_out.bytes() + self.inp.bytes() + self.offsets.bytes();
-        let passes = if self.accum == Accum::Add { 2 } else { 1 };
-        Some((read + passes * self.d_weight.bytes()) as u64)
-    }
-}
-
-type Named<'a> = (&'a str, &'a Slot);
 
 /// Checks the shapes `out` (rows,OC), `inp` (rows,C), `weight` (E,OC,C), `offsets` (E+1).
-fn check_groups(c: &Checker, out: Named, inp: Named, weight: Named, offsets: &Slot) -> Result<()> {
+fn check_groups(c: &Checker, &[out, inp, weight]: &[Named<'_>; 3], offsets: &Slot) -> Result<()> {
     let [experts, oc, ic] = *weight.1.shape.dims() else {
         return c.fail(format!("`{}` is {}, expected [E, OC, C]", weight.0, weight.1.shape));
     };
@@ -155,6 +107,7 @@ fn check_groups(c: &Checker, out: Named, inp: Named, weight: Named, offsets: &Sl
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::op::OpSpec;
     use crate::{Pool, Shape};
 
     fn slot(shape: impl Into<Shape>, dtype: DType) -> Slot {

@@ -1,59 +1,36 @@
 //! Fills and copies.
 
 use super::numerics::Numerics;
-use super::spec::{Checker, OpSpec, slots};
-use crate::{Result, Slot};
+use super::spec::{named, op};
+use crate::Slot;
 
-/// `out = value` for every element.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Fill {
-    /// any shape, f32 or bf16
-    pub out: Slot,
-    /// The value.
-    pub value: f32,
+op! {
+    /// `out = value` for every element.
+    pub struct Fill {
+        /// any shape, f32 or bf16
+        pub out: Slot = Write,
+        /// The value.
+        pub value: f32,
+    }
+    name "fill"
+    check(op, c) { c.same_float(named!(op: out)) }
+    numerics { Numerics::EXACT }
+    flops(_op) { 0 }
 }
 
-impl OpSpec for Fill {
-    const NAME: &'static str = "fill";
-    slots!(Write out);
-
-    fn check(&self) -> Result<()> {
-        Checker(Self::NAME).same_float(&[("out", &self.out)])
+op! {
+    /// `out = inp`, without conversion: both have the same element type.
+    pub struct CopySlot {
+        /// any shape
+        pub out: Slot = Write,
+        /// the same size
+        pub inp: Slot = Read,
     }
-
-    fn numerics(&self, _: &str) -> Numerics {
-        Numerics::EXACT
+    name "copy"
+    check(op, c) {
+        c.dtype("out", &op.out, op.inp.dtype)?;
+        c.numel("out", &op.out, op.inp.numel())
     }
-
-    fn flops(&self) -> u64 {
-        0
-    }
-}
-
-/// `out = inp`, without conversion: both have the same element type.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CopySlot {
-    /// any shape
-    pub out: Slot,
-    /// the same size
-    pub inp: Slot,
-}
-
-impl OpSpec for CopySlot {
-    const NAME: &'static str = "copy";
-    slots!(Write out, Read inp);
-
-    fn check(&self) -> Result<()> {
-        let c = Checker(Self::NAME);
-        c.dtype("out", &self.out, self.inp.dtype)?;
-        c.numel("out", &self.out, self.inp.numel())
-    }
-
-    fn numerics(&self, _: &str) -> Numerics {
-        Numerics::EXACT
-    }
-
-    fn flops(&self) -> u64 {
-        0
-    }
+    numerics { Numerics::EXACT }
+    flops(_op) { 0 }
 }

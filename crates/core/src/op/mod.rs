@@ -9,13 +9,12 @@ mod attention;
 mod elementwise;
 mod embedding;
 mod grouped;
-mod layernorm;
 mod linear;
 mod loss;
 mod memory;
+mod norm;
 mod numerics;
 mod optimizer;
-mod rmsnorm;
 mod rope;
 mod router;
 mod routing;
@@ -27,13 +26,15 @@ pub use attention::{AttentionBwd, AttentionCached, AttentionFwd};
 pub use elementwise::Add;
 pub use embedding::{EmbeddingBwd, EmbeddingFwd};
 pub use grouped::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
-pub use layernorm::{LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd};
 pub use linear::{LinearBwdInput, LinearBwdWeight, LinearFwd};
 pub use loss::{CrossEntropy, LossMean};
 pub use memory::{CopySlot, Fill};
+pub use norm::{
+    LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd, ResidualRmsNormFwd, RmsNormApply,
+    RmsNormBwd, RmsNormFwd,
+};
 pub use numerics::{Arithmetic, BF16_UNIT, F32_UNIT, Numerics, Product};
 pub use optimizer::{AdamW, GradNorm};
-pub use rmsnorm::{ResidualRmsNormFwd, RmsNormApply, RmsNormBwd, RmsNormFwd};
 pub use rope::Rope;
 pub use router::{RouterBwd, RouterFwd, RouterLoad};
 pub use routing::{Combine, CombineBwd, Permute, PermuteBwd, RouteSort};
@@ -64,13 +65,13 @@ macro_rules! ops {
                 &spec::concat::<COUNT>(&[$($name::NAMES,)*])
             };
 
-            fn spec(&self) -> &dyn spec::DynSpec {
+            fn spec(&self) -> &dyn OpSpec {
                 match self {
                     $(Self::$name(op) => op,)*
                 }
             }
 
-            fn spec_mut(&mut self) -> &mut dyn spec::DynSpec {
+            fn spec_mut(&mut self) -> &mut dyn OpSpec {
                 match self {
                     $(Self::$name(op) => op,)*
                 }
@@ -124,14 +125,14 @@ ops!(
 impl Op {
     /// The op's name: the same stem in Rust, CUDA, Python and tests.
     pub fn name(&self) -> &'static str {
-        self.spec().name_dyn()
+        self.spec().name()
     }
 
     /// The slots with their names and how they are used, in declaration order.
     pub fn args(&self) -> Vec<Arg> {
         let mut args = Vec::new();
         let mut copy = *self;
-        copy.spec_mut().visit_dyn(&mut |name, access, slot| args.push(Arg { name, access, slot: *slot }));
+        copy.spec_mut().visit(&mut |name, access, slot| args.push(Arg { name, access, slot: *slot }));
         args
     }
 
@@ -147,27 +148,27 @@ impl Op {
 
     /// Calls a function that may change each slot; the planner uses it to give slots their final offsets.
     pub fn map_slots(&mut self, f: &mut dyn FnMut(&mut Slot)) {
-        self.spec_mut().visit_dyn(&mut |_, _, slot| f(slot));
+        self.spec_mut().visit(&mut |_, _, slot| f(slot));
     }
 
     /// Checks shapes, element types and aliasing.
     pub fn check(&self) -> Result<()> {
-        self.spec().check_dyn()?;
+        self.spec().check()?;
         spec::check_aliasing(self)
     }
 
     /// The accuracy of the result that it writes to the argument of this name.
     pub fn numerics(&self, arg: &str) -> Numerics {
-        self.spec().numerics_dyn(arg)
+        self.spec().numerics(arg)
     }
 
     /// Floating-point operations (a multiply-add counts as two).
     pub fn flops(&self) -> u64 {
-        self.spec().flops_dyn()
+        self.spec().flops()
     }
 
     /// The minimum number of bytes it must move: each slot read once and written once.
     pub fn bytes(&self) -> u64 {
-        self.spec().bytes_dyn().unwrap_or_else(|| self.args().iter().map(Arg::traffic).sum())
+        self.spec().bytes().unwrap_or_else(|| self.args().iter().map(Arg::traffic).sum())
     }
 }

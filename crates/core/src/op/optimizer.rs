@@ -1,129 +1,105 @@
 //! The update: global gradient norm and AdamW over all parameters at once.
 
 use super::numerics::{Arithmetic, Numerics};
-use super::spec::{Checker, OpSpec, slots};
-use crate::{DType, Result, Slot};
+use super::spec::{named, op};
+use crate::{DType, Slot};
 
-/// `norm = √Σ g²` over every gradient, summed in a fixed order. `halt` becomes 1 if it was not 0 already, or if the
-/// norm or the loss is non-finite. Only the host clears `halt`: after a bad step no further update is made until the
-/// host has seen it, however many steps are in flight.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GradNorm {
-    /// one f32
-    pub norm: Slot,
-    /// one f32: 0, or 1 if [`AdamW`] must change nothing
-    pub halt: Slot,
-    /// the whole gradient pool, flat
-    pub grads: Slot,
-    /// one f32, the loss
-    pub loss: Slot,
-}
-
-impl OpSpec for GradNorm {
-    const NAME: &'static str = "grad_norm";
-    slots!(Write norm, Update halt, Read grads, Read loss);
-
-    fn check(&self) -> Result<()> {
-        let c = Checker(Self::NAME);
-        c.same_float(&[("grads", &self.grads)])?;
-        let scalars = [("norm", &self.norm), ("halt", &self.halt), ("loss", &self.loss)];
-        c.all_f32(&scalars)?;
-        scalars.iter().try_for_each(|(name, slot)| c.numel(name, slot, 1))
+op! {
+    /// `norm = √Σ g²` over every gradient, summed in a fixed order. `halt` becomes 1 if it was not 0 already, or if the
+    /// norm or the loss is non-finite. Only the host clears `halt`: after a bad step no further update is made until the
+    /// host has seen it, however many steps are in flight.
+    pub struct GradNorm {
+        /// one f32
+        pub norm: Slot = Write,
+        /// one f32: 0, or 1 if [`AdamW`] must change nothing
+        pub halt: Slot = Update,
+        /// the whole gradient pool, flat
+        pub grads: Slot = Read,
+        /// one f32, the loss
+        pub loss: Slot = Read,
     }
-
-    fn numerics(&self, _: &str) -> Numerics {
+    name "grad_norm"
+    check(op, c) {
+        c.same_float(named!(op: grads))?;
+        c.dtypes(named!(op: norm, halt, loss), DType::F32)?;
+        c.numels(named!(op: norm, halt, loss), 1)
+    }
+    numerics {
         // Up to 250,000 terms: this bound requires partial sums or a wider accumulator.
         Numerics::new(Arithmetic::PositiveSum(2e-6))
     }
+    flops(op) { 2 * op.grads.numel() as u64 }
+}
 
-    fn flops(&self) -> u64 {
-        2 * self.grads.numel() as u64
+op! {
+    /// AdamW on every parameter in one pass, with the scalars `lr, beta1, beta2, eps, weight_decay, grad_clip, step`:
+    /// `g = grad·min(1, grad_clip/(norm + 1e-6))`, `m = β₁m + (1-β₁)g`, `v = β₂v + (1-β₂)g²`,
+    /// `w = w - lr·wd·w - lr·(m/(1-β₁ᵗ)) / (√(v/(1-β₂ᵗ)) + eps)`. Decay applies to the parameters that the parameter table
+    /// marks.
+    ///
+    /// With bf16 parameters `w` is the master weight, stored in one of two ways. An f32 `master` holds `w` itself, and the
+    /// parameters are `w` with stochastic rounding, decided by the scalars `seed` and `step` and the element's index. An
+    /// i16 `master` holds the residual of `w` rounded to the nearest bf16: parameter and residual together restore `w`
+    /// exactly ([`split_master`](crate::split_master)).
+    ///
+    /// bf16 moments are updated in f32 and stored with stochastic rounding ([`RandomRounding`](crate::RandomRounding)); the
+    /// step itself uses the unrounded ones. If the norm is non-finite or `halt` is not 0, nothing changes.
+    pub struct AdamW {
+        /// the whole parameter pool, flat
+        pub params: Slot = Update,
+        /// the whole pool of master weights, flat, f32 or i16; required if and only if the parameters are bf16
+        pub master: Option<Slot> = Update,
+        /// the whole gradient pool, flat
+        pub grads: Slot = Read,
+        /// the whole pool of first moments, flat; f32, or bf16 if the parameters are bf16
+        pub moment1: Slot = Update,
+        /// the whole pool of second moments, flat; the same type as the first
+        pub moment2: Slot = Update,
+        /// one f32, from [`GradNorm`]
+        pub norm: Slot = Read,
+        /// one f32, from [`GradNorm`]: nothing is changed unless it is 0
+        pub halt: Slot = Read,
     }
-}
-
-/// AdamW on every parameter in one pass, with the scalars `lr, beta1, beta2, eps, weight_decay, grad_clip, step`:
-/// `g = grad·min(1, grad_clip/(norm + 1e-6))`, `m = β₁m + (1-β₁)g`, `v = β₂v + (1-β₂)g²`,
-/// `w = w - lr·wd·w - lr·(m/(1-β₁ᵗ)) / (√(v/(1-β₂ᵗ)) + eps)`. Decay applies to the parameters that the parameter table
-/// marks.
-///
-/// With bf16 parameters `w` is the master weight, stored in one of two ways. An f32 `master` holds `w` itself, and the
-/// parameters are `w` with stochastic rounding, decided by the scalars `seed` and `step` and the element's index. An
-/// i16 `master` holds the residual of `w` rounded to the nearest bf16: parameter and residual together restore `w`
-/// exactly ([`split_master`](crate::split_master)).
-///
-/// bf16 moments are updated in f32 and stored with stochastic rounding ([`RandomRounding`](crate::RandomRounding)); the
-/// step itself uses the unrounded ones. If the norm is non-finite or `halt` is not 0, nothing changes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamW {
-    /// the whole parameter pool, flat
-    pub params: Slot,
-    /// the whole pool of master weights, flat, f32 or i16; required if and only if the parameters are bf16
-    pub master: Option<Slot>,
-    /// the whole gradient pool, flat
-    pub grads: Slot,
-    /// the whole pool of first moments, flat; f32, or bf16 if the parameters are bf16
-    pub moment1: Slot,
-    /// the whole pool of second moments, flat; the same type as the first
-    pub moment2: Slot,
-    /// one f32, from [`GradNorm`]
-    pub norm: Slot,
-    /// one f32, from [`GradNorm`]: nothing is changed unless it is 0
-    pub halt: Slot,
-}
-
-impl OpSpec for AdamW {
-    const NAME: &'static str = "adamw";
-    slots!(Update params, Update master, Read grads, Update moment1, Update moment2, Read norm, Read halt);
-
-    fn check(&self) -> Result<()> {
-        let c = Checker(Self::NAME);
-        c.all_f32(&[("norm", &self.norm), ("halt", &self.halt)])?;
-        c.same_float(&[("params", &self.params)])?;
-        c.same_float(&[("moment1", &self.moment1), ("moment2", &self.moment2)])?;
-        if self.moment1.dtype == DType::BF16 && self.params.dtype != DType::BF16 {
-            return c.fail(format!("bf16 moments need bf16 `params`, which are {}", self.params.dtype));
+    name "adamw"
+    check(op, c) {
+        c.dtypes(named!(op: norm, halt), DType::F32)?;
+        c.same_float(named!(op: params))?;
+        c.same_float(named!(op: moment1, moment2))?;
+        if op.moment1.dtype == DType::BF16 && op.params.dtype != DType::BF16 {
+            return c.fail(format!("bf16 moments need bf16 `params`, which are {}", op.params.dtype));
         }
-        c.same_float(&[("grads", &self.grads)])?;
-        c.numel("norm", &self.norm, 1)?;
-        c.numel("halt", &self.halt, 1)?;
-        match &self.master {
-            Some(master) if self.params.dtype == DType::BF16 => {
+        c.same_float(named!(op: grads))?;
+        c.numels(named!(op: norm, halt), 1)?;
+        match &op.master {
+            Some(master) if op.params.dtype == DType::BF16 => {
                 if !matches!(master.dtype, DType::F32 | DType::I16) {
                     return c.fail(format!("`master` is {}, expected f32 or i16", master.dtype));
                 }
-                c.numel("master", master, self.params.numel())?;
+                c.numel("master", master, op.params.numel())?;
             }
-            None if self.params.dtype == DType::F32 => {}
+            None if op.params.dtype == DType::F32 => {}
             _ => return c.fail("`master` is required with bf16 `params` and not allowed otherwise".into()),
         }
-        let flat = [("grads", &self.grads), ("moment1", &self.moment1), ("moment2", &self.moment2)];
-        flat.iter().try_for_each(|(name, slot)| c.numel(name, slot, self.params.numel()))
+        c.numels(named!(op: grads, moment1, moment2), op.params.numel())
     }
-
-    fn numerics(&self, _: &str) -> Numerics {
+    numerics {
         // A dozen rounding errors per element.
         Numerics::new(Arithmetic::Elementwise(2e-6)).random_rounding()
     }
-
-    fn flops(&self) -> u64 {
-        14 * self.params.numel() as u64
-    }
-
-    fn bytes(&self) -> Option<u64> {
-        let [params, grads, moment1, moment2, norm, halt] =
-            [self.params, self.grads, self.moment1, self.moment2, self.norm, self.halt]
-                .map(|slot| slot.bytes() as u64);
-        let master = self.master.map_or(0, |slot| slot.bytes() as u64);
-        // with an f32 master, the parameters are only written
-        let weights =
-            if self.master.is_some_and(|slot| slot.dtype == DType::F32) { params } else { 2 * params };
-        Some(weights + 2 * (master + moment1 + moment2) + grads + norm + halt)
+    flops(op) { 14 * op.params.numel() as u64 }
+    bytes(op) {
+        let sum = |slots: &[Slot]| slots.iter().map(|slot| slot.bytes() as u64).sum::<u64>();
+        let master = op.master.map_or(0, |slot| sum(&[slot]));
+        // With an f32 master, the parameters are only written.
+        let passes = if op.master.is_some_and(|slot| slot.dtype == DType::F32) { 1 } else { 2 };
+        passes * sum(&[op.params]) + 2 * (master + sum(&[op.moment1, op.moment2])) + sum(&[op.grads, op.norm, op.halt])
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::op::OpSpec;
     use crate::{Pool, Shape};
 
     fn op(precision: crate::Precision) -> AdamW {

@@ -1,32 +1,68 @@
 //! Rotary position embedding of packed queries and keys.
 
+use super::embedding::beyond_context;
 use super::numerics::{Arithmetic, Numerics};
-use super::spec::{Checker, OpSpec, slots};
-use crate::{Result, Slot};
+use super::spec::{named, op};
+use crate::Slot;
 
-/// Rotates every head of queries and keys in place according to its position; values are unchanged. The pair
-/// `(i, i + HD/2)` of a head at position `p` is rotated by the angle `p·θ^(-2i/HD)` with `θ = base·alpha^(HD/(HD-2))`:
-/// `(a, b) → (a·cos - b·sin, a·sin + b·cos)`. Angles, sines and cosines are computed in f64 and rounded to f32.
-///
-/// The gradient of a rotation is the inverse rotation: the backward is the same op on the gradient, with `back`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rope {
-    /// (B,T,W), W = (NH + 2·NKV)·HD: packed as for attention
-    pub qkv: Slot,
-    /// NH
-    pub heads: usize,
-    /// NKV, a divisor of NH
-    pub kv_heads: usize,
-    /// The wavelengths of the pairs run from 2π to 2π·base.
-    pub base: f32,
-    /// NTK-aware scaling: stretches the wavelengths for a context longer than the model was trained for; 1 for none.
-    pub alpha: f32,
-    /// Rotates the other way.
-    pub back: bool,
-    /// Start at the scalar `position` instead of 0.
-    pub at_position: bool,
-    /// Positions at or beyond this are an input error.
-    pub context: usize,
+op! {
+    /// Rotates every head of queries and keys in place according to its position; values are unchanged. The pair
+    /// `(i, i + HD/2)` of a head at position `p` is rotated by the angle `p·θ^(-2i/HD)` with `θ = base·alpha^(HD/(HD-2))`:
+    /// `(a, b) → (a·cos - b·sin, a·sin + b·cos)`. Angles, sines and cosines are computed in f64 and rounded to f32.
+    ///
+    /// The gradient of a rotation is the inverse rotation: the backward is the same op on the gradient, with `back`.
+    pub struct Rope {
+        /// (B,T,W), W = (NH + 2·NKV)·HD: packed as for attention
+        pub qkv: Slot = Update,
+        /// NH
+        pub heads: usize,
+        /// NKV, a divisor of NH
+        pub kv_heads: usize,
+        /// The wavelengths of the pairs run from 2π to 2π·base.
+        pub base: f32,
+        /// NTK-aware scaling: stretches the wavelengths for a context longer than the model was trained for; 1 for none.
+        pub alpha: f32,
+        /// Rotates the other way.
+        pub back: bool,
+        /// Start at the scalar `position` instead of 0.
+        pub at_position: bool,
+        /// Positions at or beyond this are an input error.
+        pub context: usize,
+    }
+    name "rope"
+    check(op, c) {
+        c.same_float(named!(op: qkv))?;
+        let [_, seq, width] = *op.qkv.shape.dims() else {
+            return c.fail(format!("`qkv` is {}, expected [B, T, W]", op.qkv.shape));
+        };
+        let (heads, kv_heads) = (op.heads, op.kv_heads);
+        if heads == 0 || kv_heads == 0 || heads % kv_heads != 0 {
+            return c.fail(format!("{kv_heads} heads of keys and values do not divide {heads} heads"));
+        }
+        let parts = heads + 2 * kv_heads;
+        if width % parts != 0 {
+            return c.fail(format!("{heads} + 2·{kv_heads} heads do not divide the width {width}"));
+        }
+        if !(width / parts).is_multiple_of(2) {
+            return c.fail(format!("the head dimension is {}, expected an even number", width / parts));
+        }
+        for (name, value) in [("base", op.base), ("alpha", op.alpha)] {
+            if !(value.is_finite() && value > 0.0) {
+                return c.fail(format!("`{name}` is {value}, expected a positive number"));
+            }
+        }
+        if seq > op.context {
+            return c.fail(beyond_context(seq, op.context));
+        }
+        Ok(())
+    }
+    numerics {
+        // Sine and cosine rounded once, two products and a sum: at most 3 F32_UNIT, largest where the sum cancels.
+        Numerics::new(Arithmetic::Elementwise(2e-7))
+    }
+    flops(op) { 3 * op.turned() }
+    // Values are not accessed.
+    bytes(op) { 2 * op.turned() * op.qkv.dtype.size() as u64 }
 }
 
 impl Rope {
@@ -42,58 +78,7 @@ impl Rope {
         let theta = f64::from(self.base) * f64::from(self.alpha).powf(hd / (hd - 2.0));
         theta.powf(-2.0 * i as f64 / hd)
     }
-}
 
-impl OpSpec for Rope {
-    const NAME: &'static str = "rope";
-    slots!(Update qkv);
-
-    fn check(&self) -> Result<()> {
-        let c = Checker(Self::NAME);
-        c.same_float(&[("qkv", &self.qkv)])?;
-        let [_, seq, width] = *self.qkv.shape.dims() else {
-            return c.fail(format!("`qkv` is {}, expected [B, T, W]", self.qkv.shape));
-        };
-        let (heads, kv_heads) = (self.heads, self.kv_heads);
-        if heads == 0 || kv_heads == 0 || heads % kv_heads != 0 {
-            return c.fail(format!("{kv_heads} heads of keys and values do not divide {heads} heads"));
-        }
-        let parts = heads + 2 * kv_heads;
-        if width % parts != 0 {
-            return c.fail(format!("{heads} + 2·{kv_heads} heads do not divide the width {width}"));
-        }
-        if !(width / parts).is_multiple_of(2) {
-            return c.fail(format!("the head dimension is {}, expected an even number", width / parts));
-        }
-        for (name, value) in [("base", self.base), ("alpha", self.alpha)] {
-            if !(value.is_finite() && value > 0.0) {
-                return c.fail(format!("`{name}` is {value}, expected a positive number"));
-            }
-        }
-        if seq > self.context {
-            let context = self.context;
-            return c
-                .fail(format!("sequence length {seq} is beyond the model's context of {context} positions"));
-        }
-        Ok(())
-    }
-
-    fn numerics(&self, _: &str) -> Numerics {
-        // Sine and cosine rounded once, two products and a sum: at most 3 F32_UNIT, largest where the sum cancels.
-        Numerics::new(Arithmetic::Elementwise(2e-7))
-    }
-
-    fn flops(&self) -> u64 {
-        3 * self.turned()
-    }
-
-    /// Values are not accessed.
-    fn bytes(&self) -> Option<u64> {
-        Some(2 * self.turned() * self.qkv.dtype.size() as u64)
-    }
-}
-
-impl Rope {
     /// The number of elements of queries and keys.
     fn turned(&self) -> u64 {
         (self.qkv.shape.rows() * (self.heads + self.kv_heads) * self.head_dim()) as u64
@@ -103,6 +88,7 @@ impl Rope {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::op::OpSpec;
     use crate::{DType, Pool};
 
     fn rope(shape: [usize; 3], heads: usize, kv_heads: usize) -> Rope {

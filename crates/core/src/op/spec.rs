@@ -17,6 +17,11 @@ pub enum Access {
 }
 
 impl Access {
+    /// Changed in place if `updates`, else only read.
+    pub(super) const fn update_if(updates: bool) -> Self {
+        if updates { Self::Update } else { Self::Read }
+    }
+
     /// Whether the old contents matter in some micro-step.
     pub fn reads(self) -> bool {
         !matches!(self, Self::Write | Self::Accumulate(Accum::Write))
@@ -79,15 +84,9 @@ impl Accum {
 }
 
 /// The description of an op.
-pub trait OpSpec: Copy {
-    /// The name.
-    const NAME: &'static str;
-    /// All possible names, if the name depends on a field.
-    const NAMES: &'static [&'static str] = &[Self::NAME];
+pub trait OpSpec {
     /// The name of this instance.
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
+    fn name(&self) -> &'static str;
     /// Calls `f` for every slot with its name and use.
     fn visit(&mut self, f: &mut dyn FnMut(&'static str, Access, &mut Slot));
     /// Checks shapes and element types.
@@ -103,41 +102,6 @@ pub trait OpSpec: Copy {
     /// Pairs of fields that may share memory exactly (the op works in place).
     fn in_place(&self) -> &'static [(&'static str, &'static str)] {
         &[]
-    }
-}
-
-/// The object-safe part of [`OpSpec`].
-pub(super) trait DynSpec {
-    fn name_dyn(&self) -> &'static str;
-    fn visit_dyn(&mut self, f: &mut dyn FnMut(&'static str, Access, &mut Slot));
-    fn check_dyn(&self) -> Result<()>;
-    fn numerics_dyn(&self, arg: &str) -> Numerics;
-    fn flops_dyn(&self) -> u64;
-    fn bytes_dyn(&self) -> Option<u64>;
-    fn in_place_dyn(&self) -> &'static [(&'static str, &'static str)];
-}
-
-impl<T: OpSpec> DynSpec for T {
-    fn name_dyn(&self) -> &'static str {
-        self.name()
-    }
-    fn visit_dyn(&mut self, f: &mut dyn FnMut(&'static str, Access, &mut Slot)) {
-        self.visit(f);
-    }
-    fn check_dyn(&self) -> Result<()> {
-        self.check()
-    }
-    fn numerics_dyn(&self, arg: &str) -> Numerics {
-        self.numerics(arg)
-    }
-    fn flops_dyn(&self) -> u64 {
-        self.flops()
-    }
-    fn bytes_dyn(&self) -> Option<u64> {
-        self.bytes()
-    }
-    fn in_place_dyn(&self) -> &'static [(&'static str, &'static str)] {
-        self.in_place()
     }
 }
 
@@ -174,28 +138,99 @@ impl SlotField for Option<Slot> {
     }
 }
 
-/// Generates the `visit` method of an [`OpSpec`] from a list of `Access field`; in `Accumulate(a) field`, `a` is the
-/// field that holds its [`Accum`].
-macro_rules! slots {
-    ($($access:ident $(($accum:ident))? $field:ident),* $(,)?) => {
-        fn visit(
-            &mut self,
-            f: &mut dyn FnMut(&'static str, $crate::op::Access, &mut $crate::Slot),
-        ) {
-            $(let access = $crate::op::Access::$access $((self.$accum))?;
-            if let Some(slot) = $crate::op::spec::SlotField::slot_mut(&mut self.$field) {
-                f(stringify!($field), access, slot);
-            })*
+/// Declares an op: its struct and its [`OpSpec`].
+///
+/// A field that is a slot is followed by how it is used: `= Read`, `= Write`, `= Update`, or `= Accumulate(a)`, where `a` is the
+/// field that holds its [`Accum`]. After the struct come
+/// - the op's name; where that depends on a field, all names and the index of the one it has;
+/// - the check of its slots, with a [`Checker`] for the errors;
+/// - the accuracy of its results, which may depend on the argument;
+/// - its floating-point operations;
+/// - the bytes that it moves, where these are not every slot once;
+/// - pairs of slots that may be the same, where there are any.
+macro_rules! op {
+    (
+        $(#[$meta:meta])*
+        pub struct $Op:ident {
+            $($(#[$field_meta:meta])* pub $field:ident: $ty:ty $(= $access:ident $(($of:ident))?)?,)*
+        }
+        $(name $name:literal)? $(names $names:expr, $which_op:ident => $which:expr;)?
+        check($check_op:ident, $c:ident) $check:block
+        numerics $(($numerics_op:ident, $arg:ident))? $numerics:block
+        flops($flops_op:ident) $flops:block
+        $(bytes($bytes_op:ident) $bytes:block)?
+        $(in_place $(($one:ident, $other:ident))+)?
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub struct $Op {
+            $($(#[$field_meta])* pub $field: $ty,)*
+        }
+
+        impl $Op {
+            /// All names that the op can have.
+            pub const NAMES: &'static [&'static str] = $(&[$name])? $($names)?;
+        }
+
+        impl $crate::op::OpSpec for $Op {
+            fn name(&self) -> &'static str {
+                let which = 0 $(+ { let $which_op = self; $which })?;
+                Self::NAMES[which]
+            }
+
+            fn visit(&mut self, f: &mut dyn FnMut(&'static str, $crate::op::Access, &mut $crate::Slot)) {
+                $($(
+                    let access = $crate::op::Access::$access $((self.$of))?;
+                    if let Some(slot) = $crate::op::spec::SlotField::slot_mut(&mut self.$field) {
+                        f(stringify!($field), access, slot);
+                    }
+                )?)*
+            }
+
+            fn check(&self) -> $crate::Result<()> {
+                let ($check_op, $c) = (self, &$crate::op::spec::Checker($crate::op::OpSpec::name(self)));
+                $check
+            }
+
+            fn numerics(&self, _arg: &str) -> $crate::op::Numerics {
+                $(let ($numerics_op, $arg) = (self, _arg);)?
+                $numerics
+            }
+
+            fn flops(&self) -> u64 {
+                let $flops_op = self;
+                $flops
+            }
+
+            $(fn bytes(&self) -> Option<u64> {
+                let $bytes_op = self;
+                Some($bytes)
+            })?
+
+            $(fn in_place(&self) -> &'static [(&'static str, &'static str)] {
+                &[$((stringify!($one), stringify!($other)),)+]
+            })?
         }
     };
 }
-pub(super) use slots;
+pub(super) use op;
+
+/// A slot and its name in error texts.
+pub(super) type Named<'a> = (&'a str, &'a Slot);
+
+/// Fields of an op with their names.
+macro_rules! named {
+    ($op:ident: $($field:ident),+) => {
+        &[$((stringify!($field), &$op.$field)),+]
+    };
+}
+pub(super) use named;
 
 /// Checks that no written slot shares memory with another slot of the op, except where the op supports working in
 /// place.
 pub(super) fn check_aliasing(op: &Op) -> Result<()> {
     let args = op.args();
-    let in_place = op.spec().in_place_dyn();
+    let in_place = op.spec().in_place();
     for (i, a) in args.iter().enumerate() {
         for b in &args[i + 1..] {
             if !(a.access.writes() || b.access.writes()) || !a.slot.overlaps(&b.slot) {
@@ -255,17 +290,39 @@ impl Checker {
         self.fail(format!("`{name}` is {}, expected {expected}", slot.dtype))
     }
 
-    /// Checks that all slots are f32.
-    pub fn all_f32(&self, slots: &[(&str, &Slot)]) -> Result<()> {
-        slots.iter().try_for_each(|(name, slot)| self.dtype(name, slot, DType::F32))
+    /// Checks that all slots have exactly this shape.
+    pub fn shapes(&self, slots: &[Named<'_>], expected: impl Into<Shape>) -> Result<()> {
+        let expected = expected.into();
+        slots.iter().try_for_each(|(name, slot)| self.shape(name, slot, expected))
+    }
+
+    /// Checks that all slots have this many elements, whatever their shapes.
+    pub fn numels(&self, slots: &[Named<'_>], expected: usize) -> Result<()> {
+        slots.iter().try_for_each(|(name, slot)| self.numel(name, slot, expected))
+    }
+
+    /// Checks that all slots, seen as matrices, have this many rows and columns.
+    pub fn matrices(&self, slots: &[Named<'_>], rows: usize, cols: usize) -> Result<()> {
+        slots.iter().try_for_each(|(name, slot)| self.matrix(name, slot, rows, cols))
+    }
+
+    /// Checks that all slots have this element type.
+    pub fn dtypes(&self, slots: &[Named<'_>], expected: DType) -> Result<()> {
+        slots.iter().try_for_each(|(name, slot)| self.dtype(name, slot, expected))
+    }
+
+    /// Checks that all slots have as many elements as the first, and its float type.
+    pub fn same_size(&self, slots: &[Named<'_>]) -> Result<()> {
+        self.same_float(slots)?;
+        slots.first().map_or(Ok(()), |(_, first)| self.numels(slots, first.numel()))
     }
 
     /// Checks that all slots have the float type of the first.
-    pub fn same_float(&self, slots: &[(&str, &Slot)]) -> Result<()> {
+    pub fn same_float(&self, slots: &[Named<'_>]) -> Result<()> {
         let Some(((first, reference), rest)) = slots.split_first() else { return Ok(()) };
         if !matches!(reference.dtype, DType::F32 | DType::BF16) {
             return self.fail(format!("`{first}` is {}, expected f32 or bf16", reference.dtype));
         }
-        rest.iter().try_for_each(|(name, slot)| self.dtype(name, slot, reference.dtype))
+        self.dtypes(rest, reference.dtype)
     }
 }

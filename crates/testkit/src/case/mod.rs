@@ -25,7 +25,7 @@ pub(crate) use optimizer::flat_pools;
 pub use refusal::{refusals, refusals_in};
 
 use crate::OracleEngine;
-use ironhorse_core::op::{Accum, ActBwd, ActFwd, Op, OpSpec};
+use ironhorse_core::op::{Accum, ActBwd, ActFwd, Op};
 use ironhorse_core::{DType, Engine, EngineExt, Layout, Pool, Precision, Program, Result, Scalars, Slot};
 
 /// The contents of a slot before the op runs.
