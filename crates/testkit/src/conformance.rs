@@ -1,137 +1,15 @@
 //! Compares any engine with the oracle: correct values, no output left unwritten, no other memory changed.
 
 use crate::Case;
+use crate::case::read;
+use crate::report::{Fault, Mismatch, Report};
 use crate::tolerance::{Terms, tolerance};
 use crate::update;
 use ironhorse_core::op::{Access, Arg};
-use ironhorse_core::{DType, Engine, EngineExt, Error, Pool, Precision, Result, Shape, Slot};
-use std::fmt;
+use ironhorse_core::{DType, Engine, EngineExt, Error, Pool, Result, Shape, Slot};
 
 /// The value of all memory outside the slots of the case: large, so that reading it by mistake is noticed.
 const SENTINEL: f32 = -1.5e30;
-
-/// The result of a case that passed.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Report {
-    /// The op's name.
-    pub op: &'static str,
-    /// The case's name.
-    pub case: String,
-    /// Its element types.
-    pub precision: Precision,
-    /// ‖got−want‖/‖want‖ of the written slot that comes closest to its tolerance.
-    pub error: f64,
-    /// That slot.
-    pub slot: &'static str,
-    /// The tolerance.
-    pub tolerance: f64,
-}
-
-impl Report {
-    /// The error as a fraction of the tolerance.
-    pub fn share(&self) -> f64 {
-        if self.error > 0.0 { self.error / self.tolerance } else { 0.0 }
-    }
-}
-
-/// The result of a case that failed.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Mismatch {
-    /// The op's name.
-    pub op: &'static str,
-    /// The case's name.
-    pub case: String,
-    /// Its element types.
-    pub precision: Precision,
-    /// What is wrong.
-    pub fault: Fault,
-}
-
-/// The ways in which a case can fail.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Fault {
-    /// The engine or the oracle returned an error.
-    Refused(Error),
-    /// The engine accepted an input that it must reject with `Error::Input`, or returned another error.
-    NotRefused(String),
-    /// The error of a slot is above the tolerance; `index` is the element with the largest error.
-    Value {
-        /// Which slot.
-        slot: &'static str,
-        /// Which element.
-        index: usize,
-        /// The oracle's value there.
-        want: f64,
-        /// The engine's value there.
-        got: f64,
-        /// ‖got−want‖/‖want‖ over the slot.
-        error: f64,
-        /// The tolerance.
-        tolerance: f64,
-    },
-    /// An element is non-finite where the oracle's is finite: it was not written, or computed from memory that must not
-    /// be read.
-    NotFinite {
-        /// Which slot.
-        slot: &'static str,
-        /// Which element.
-        index: usize,
-        /// The oracle's value there.
-        want: f64,
-        /// The engine's value there.
-        got: f64,
-    },
-    /// A word outside the written slots has changed.
-    Touched {
-        /// The name of the slot, or of the pool outside of any slot.
-        place: &'static str,
-        /// The index in the slot or pool, in units of f32, or of bf16 if the case has any.
-        index: usize,
-        /// The value before the run.
-        want: f32,
-        /// The value after the run.
-        got: f32,
-    },
-    /// A second run gave different bits.
-    NotRepeated {
-        /// The name of the slot, or of the pool outside of any slot.
-        place: &'static str,
-        /// The index in the slot or pool, in units of f32, or of bf16 if the case has any.
-        index: usize,
-        /// The value after the first run.
-        first: f32,
-        /// The value after the second run.
-        second: f32,
-    },
-    /// A bf16 weight or moment is not the result of stochastic rounding.
-    Rounding(String),
-}
-
-impl fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}): ", self.op, self.case)?;
-        match &self.fault {
-            Fault::Refused(error) => write!(f, "refused: {error}"),
-            Fault::NotRefused(what) => write!(f, "expected an input error, but {what}"),
-            Fault::Value { slot, index, want, got, error, tolerance } => write!(
-                f,
-                "`{slot}` has an error of {error:.2e}, allowed {tolerance:.2e}; worst at [{index}]: expected {want:e}, got {got:e}"
-            ),
-            Fault::NotFinite { slot, index, want, got } => {
-                write!(f, "`{slot}`[{index}]: expected {want:e}, got {got}")
-            }
-            Fault::Touched { place, index, want, got } => {
-                write!(f, "`{place}`[{index}] must not change: expected {want:e}, got {got:e}")
-            }
-            Fault::NotRepeated { place, index, first, second } => {
-                write!(f, "`{place}`[{index}] is {first:e} in one run and {second:e} in the next")
-            }
-            Fault::Rounding(what) => f.write_str(what),
-        }
-    }
-}
-
-impl std::error::Error for Mismatch {}
 
 /// How a case is checked.
 #[derive(Clone, Copy, Debug, Default)]
@@ -244,17 +122,6 @@ fn whole(case: &Case, pool: Pool) -> Slot {
 fn unit(case: &Case) -> DType {
     let bf16 = case.op().args().iter().any(|arg| arg.slot.dtype == DType::BF16);
     if bf16 { DType::BF16 } else { DType::F32 }
-}
-
-pub(crate) fn read(engine: &mut dyn Engine, slot: Slot) -> Result<Vec<f32>> {
-    if slot.dtype == DType::I32 {
-        let mut data = vec![0; slot.numel()];
-        engine.read_i32(slot, &mut data)?;
-        return Ok(data.into_iter().map(|value| value as f32).collect()); // indices: exact up to 2²⁴
-    }
-    let mut data = vec![0.0; slot.numel()];
-    engine.read_f32(slot, &mut data)?;
-    Ok(data)
 }
 
 /// Checks that every word of a pool outside the written slots has kept its bits.

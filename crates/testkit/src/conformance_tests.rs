@@ -4,7 +4,7 @@ use super::*;
 use crate::oracle::{Step, execute, parts};
 use crate::{Hook, Mode, OracleEngine, Rng, Suite, Wrapped, all_cases, cases_in, run_all};
 use ironhorse_core::op::{AdamW, Op};
-use ironhorse_core::{Program, RandomRounding, Scalars, bf16_to_f32, f32_to_bf16};
+use ironhorse_core::{Precision, Program, RandomRounding, Scalars, bf16_to_f32, f32_to_bf16};
 use std::ops::Range;
 use std::sync::LazyLock;
 

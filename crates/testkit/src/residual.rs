@@ -1,7 +1,7 @@
 //! Checks that bf16 weights with a 16-bit residual give the same bits as an f32 master, step after step.
 
 use crate::Rng;
-use crate::conformance::read;
+use crate::case::read;
 use ironhorse_core::op::AdamW;
 use ironhorse_core::{
     Builder, DType, Engine, EngineExt, Pool, Precision, Program, Result, Scalars, Section, bf16_to_f32,

@@ -1,7 +1,8 @@
 //! Runs many cases on one engine and prints a table of the results.
 
 use crate::case::is_choice;
-use crate::conformance::{Check, Fault, Mismatch, Report, check_against, check_refusal};
+use crate::conformance::{Check, check_against, check_refusal};
+use crate::report::{Fault, Mismatch, Report};
 use crate::{Case, cases_in, refusals_in};
 use ironhorse_core::op::Op;
 use ironhorse_core::{Engine, EngineExt, Layout, Precision, Result};

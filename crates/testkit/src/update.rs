@@ -1,7 +1,8 @@
 //! Checks what AdamW stores in 16 bits: weights with an f32 master, weights with a residual, and moments.
 
 use crate::Case;
-use crate::conformance::{Fault, read};
+use crate::case::read;
+use crate::report::Fault;
 use ironhorse_core::op::{AdamW, Op};
 use ironhorse_core::{DType, Engine, RandomRounding, Result, bf16_to_f32, f32_to_bf16, join_master};
 

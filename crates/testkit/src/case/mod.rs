@@ -133,6 +133,18 @@ impl Case {
     }
 }
 
+/// The contents of a slot of an engine.
+pub(crate) fn read(engine: &mut dyn Engine, slot: Slot) -> Result<Vec<f32>> {
+    if slot.dtype == DType::I32 {
+        let mut data = vec![0; slot.numel()];
+        engine.read_i32(slot, &mut data)?;
+        return Ok(data.into_iter().map(|value| value as f32).collect()); // indices: exact up to 2²⁴
+    }
+    let mut data = vec![0.0; slot.numel()];
+    engine.read_f32(slot, &mut data)?;
+    Ok(data)
+}
+
 /// Every [`Accum`], each with the micro-steps in which it behaves differently.
 const ACCUMS: [(Accum, u32); 4] =
     [(Accum::Write, 1), (Accum::Add, 0), (Accum::FirstWrites, 0), (Accum::FirstWrites, 1)];

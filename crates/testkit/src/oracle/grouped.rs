@@ -53,7 +53,9 @@ fn experts(pools: &Pools, offsets: Slot, rows: usize) -> Result<Vec<usize>> {
     let offsets = pools.read(offsets)?;
     let ends = (offsets.first(), offsets.last()) == (Some(&0.0), Some(&(rows as f64)));
     if !ends || offsets.windows(2).any(|pair| pair[0] > pair[1]) {
-        return Err(Error::Input(format!("the offsets of the experts do not cut {rows} rows")));
+        return Err(Error::Input(format!(
+            "the `offsets` of the experts must rise from 0 to {rows}, the number of rows"
+        )));
     }
     Ok((0..rows).map(|r| offsets.iter().filter(|&&first| first <= r as f64).count() - 1).collect())
 }
