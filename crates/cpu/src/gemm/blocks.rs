@@ -78,7 +78,7 @@ impl Cut {
         (isa, scratch, worker): (Isa, &mut LocalScratch, usize),
     ) {
         let (rows, columns) = self.part(g, index);
-        // SAFETY: the block is not empty and inside c; the rest is the caller's contract.
+        // SAFETY: the block is not empty and inside c; the rest is guaranteed by the caller.
         unsafe {
             let a = MatRef { ptr: g.a.ptr.add(rows.start * g.a.rs), ..g.a };
             let b = MatRef { ptr: g.b.ptr.add(columns.start * g.b.cs), ..g.b };

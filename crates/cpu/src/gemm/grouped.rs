@@ -1,4 +1,4 @@
-//! Many products at once, of sizes that are known only now: the experts of a layer.
+//! Many products of different sizes in one call: the experts of a layer.
 //!
 //! Products with a large operand b that keep all threads busy are computed like any other, one after the other. All
 //! others are cut into blocks of c, and the blocks of all of them are the tasks of one run: many small experts fill the
@@ -7,7 +7,7 @@
 //! order  as [`gemm`]: which way a product takes changes no bit, so it may depend on the threads.
 
 use super::blocks::{self, Cut};
-use super::plan::{Shared, reserve_most};
+use super::plan::{SharedPtr, reserve_most};
 use super::workspace::Workspace;
 use super::{Gemm, gemm, gemv, kernels};
 use crate::isa::Isa;
@@ -60,13 +60,13 @@ pub unsafe fn gemm_grouped(
     }
     ws.reserve_local(team.threads(), blocks::scratch_len(most[2]));
     // Each worker uses its own.
-    let workers = Shared(ws.workers.as_mut_ptr());
+    let workers = SharedPtr(ws.workers.as_mut_ptr());
     let ends = &ws.ends[..];
     team.run(total, &|task, worker| {
         let i = ends.partition_point(|&end| end <= task);
         let g = product(i);
         let before = if i == 0 { 0 } else { ends[i - 1] };
-        // SAFETY: the caller's contract; task - before is below the number of blocks of this product; tasks have disjoint
+        // SAFETY: guaranteed by the caller; task - before is below the number of blocks of this product; tasks have disjoint
         // blocks of disjoint results; worker < threads, and no other task has this worker number.
         unsafe {
             let scratch = &mut (*{ workers }.0.add(worker)).local;
@@ -74,7 +74,7 @@ pub unsafe fn gemm_grouped(
         }
     })?;
     for g in (0..count).map(product).filter(is_large) {
-        // SAFETY: the caller's contract.
+        // SAFETY: guaranteed by the caller.
         unsafe { gemm(team, ws, isa, &g) }?;
     }
     Ok(())
@@ -97,8 +97,8 @@ mod tests {
         for isa in Isa::supported() {
             for (beta, transposed) in [(Beta::Overwrite, true), (Beta::Accumulate, false)] {
                 let run = |c: &mut Vec<f32>, threads: Option<usize>| {
-                    let c = Shared(c.as_mut_ptr());
-                    let (a, b) = (Shared(a.as_ptr()), Shared(b.as_ptr()));
+                    let c = SharedPtr(c.as_mut_ptr());
+                    let (a, b) = (SharedPtr(a.as_ptr()), SharedPtr(b.as_ptr()));
                     let product = |i: usize| {
                         let (a, b, c) = ({ a }.0, { b }.0, { c }.0);
                         let first: usize = sizes[..i].iter().sum();

@@ -42,10 +42,20 @@ pub(super) fn fetches(k: usize) -> usize {
 /// A tile kernel for fixed `MR` and `NV`.
 pub(super) type Micro = unsafe fn(&Tile);
 
-/// Packs `count` vectors of length `k` into panels of `W`: `dst[panel][p][lane]`, the lanes beyond `count` zero.
-/// Element p of vector w is at `src + w * s_w + p * s_k`.
-pub(super) type Pack =
-    unsafe fn(src: *const f32, s_w: usize, s_k: usize, count: usize, k: usize, dst: *mut f32);
+/// `count` vectors of length `k` to pack into panels of `W`: `dst[panel][p][lane]`, the lanes beyond `count` zero.
+#[derive(Clone, Copy)]
+pub(super) struct Packing {
+    /// Element p of vector w is at `src + w * s_w + p * s_k`.
+    pub src: *const f32,
+    pub s_w: usize,
+    pub s_k: usize,
+    pub count: usize,
+    pub k: usize,
+    pub dst: *mut f32,
+}
+
+/// Packs into panels of a fixed `W`.
+pub(super) type Pack = unsafe fn(&Packing);
 
 /// The kernels of one set of instructions.
 pub(super) struct Kernels {
@@ -72,6 +82,8 @@ pub(super) trait Simd: Copy {
     const MR: usize;
     /// Vectors of a full packed B panel.
     const NV: usize;
+    /// Lanes of a full packed B panel.
+    const NR: usize = Self::NV * Self::LANES;
     type Mask: Copy;
     unsafe fn mask(lanes: usize) -> Self::Mask;
     unsafe fn splat(x: f32) -> Self;
@@ -95,9 +107,9 @@ pub(super) trait Simd: Copy {
 /// `t.last` columns) and `t.k` steps.
 #[inline(always)]
 pub(super) unsafe fn micro<S: Simd, const MR: usize, const NV: usize, const PACKED: bool>(t: &Tile) {
-    // SAFETY: the caller's contract; the last vector is masked to `t.last` columns unless b is a full panel.
+    // SAFETY: guaranteed by the caller; the last vector is masked to `t.last` columns unless b is a full panel.
     unsafe {
-        let (a_rs, a_cs, b_rs) = if PACKED { (1, S::MR, S::NV * S::LANES) } else { (t.a_rs, t.a_cs, t.b_rs) };
+        let (a_rs, a_cs, b_rs) = if PACKED { (1, S::MR, S::NR) } else { (t.a_rs, t.a_cs, t.b_rs) };
         // Told the stride, the compiler goes from row to row by adding it, one waiting for the other: twice as slow for narrow
         // tiles.
         let mut rows = [0; MR];
@@ -182,31 +194,37 @@ pub(super) unsafe fn micro<S: Simd, const MR: usize, const NV: usize, const PACK
     }
 }
 
-/// All tile sizes of one function `f::<MR, NV, PACKED>`; sizes beyond the full tile repeat the largest.
-macro_rules! table {
-    ($f:ident, $packed:literal, 8, 3) => {
-        &[
-            [$f::<1, 1, $packed>, $f::<1, 2, $packed>, $f::<1, 3, $packed>],
-            [$f::<2, 1, $packed>, $f::<2, 2, $packed>, $f::<2, 3, $packed>],
-            [$f::<3, 1, $packed>, $f::<3, 2, $packed>, $f::<3, 3, $packed>],
-            [$f::<4, 1, $packed>, $f::<4, 2, $packed>, $f::<4, 3, $packed>],
-            [$f::<5, 1, $packed>, $f::<5, 2, $packed>, $f::<5, 3, $packed>],
-            [$f::<6, 1, $packed>, $f::<6, 2, $packed>, $f::<6, 3, $packed>],
-            [$f::<7, 1, $packed>, $f::<7, 2, $packed>, $f::<7, 3, $packed>],
-            [$f::<8, 1, $packed>, $f::<8, 2, $packed>, $f::<8, 3, $packed>],
-        ]
+/// The kernels of one set of instructions, for a vector type. The list is the rows of the entries of a table: entries beyond a
+/// full tile repeat the largest. Panels are packed by [`pack`](super::pack::pack), or by the functions named at the end.
+macro_rules! kernels {
+    ($(#[$feature:meta])? $name:ident: $simd:ty, [$($rows:literal)*]) => {
+        kernels!($(#[$feature])? $name: $simd, [$($rows)*], panels::<{ <$simd>::MR }>, panels::<{ <$simd>::NR }>);
     };
-    ($f:ident, $packed:literal, 4, 3) => {
-        &[
-            [$f::<1, 1, $packed>, $f::<1, 2, $packed>, $f::<1, 3, $packed>],
-            [$f::<2, 1, $packed>, $f::<2, 2, $packed>, $f::<2, 3, $packed>],
-            [$f::<3, 1, $packed>, $f::<3, 2, $packed>, $f::<3, 3, $packed>],
-            [$f::<4, 1, $packed>, $f::<4, 2, $packed>, $f::<4, 3, $packed>],
-            [$f::<4, 1, $packed>, $f::<4, 2, $packed>, $f::<4, 3, $packed>],
-            [$f::<4, 1, $packed>, $f::<4, 2, $packed>, $f::<4, 3, $packed>],
-            [$f::<4, 1, $packed>, $f::<4, 2, $packed>, $f::<4, 3, $packed>],
-            [$f::<4, 1, $packed>, $f::<4, 2, $packed>, $f::<4, 3, $packed>],
-        ]
+    ($(#[$feature:meta])? $name:ident: $simd:ty, [$($rows:literal)*], $pack_a:expr, $pack_b:expr) => {
+        pub(super) static $name: Kernels = {
+            $(#[$feature])?
+            unsafe fn tile<const M: usize, const V: usize, const PACKED: bool>(t: &Tile) {
+                // SAFETY: compiled for the instructions of the vector type; the rest is guaranteed by the caller.
+                unsafe { micro::<$simd, M, V, PACKED>(t) };
+            }
+
+            $(#[$feature])?
+            #[allow(dead_code)]
+            unsafe fn panels<const W: usize>(p: &Packing) {
+                // SAFETY: guaranteed by the caller.
+                unsafe { pack::<W>(p) };
+            }
+
+            Kernels {
+                mr: <$simd>::MR,
+                nr: <$simd>::NR,
+                lanes: <$simd>::LANES,
+                packed: &[$([tile::<$rows, 1, true>, tile::<$rows, 2, true>, tile::<$rows, 3, true>]),*],
+                strided: &[$([tile::<$rows, 1, false>, tile::<$rows, 2, false>, tile::<$rows, 3, false>]),*],
+                pack_a: $pack_a,
+                pack_b: $pack_b,
+            }
+        };
     };
 }
-pub(super) use table;
+pub(super) use kernels;

@@ -1,13 +1,13 @@
 //! Small products on one thread, for use inside a task: a is read in place unless its rows are scattered far, b if its
 //! rows are contiguous.
 
-use super::kernel::Tile;
+use super::kernel::{Packing, Tile};
 use super::plan::slice_len;
 use super::workspace::LocalScratch;
 use super::{Beta, Gemm, kernels};
 use crate::isa::Isa;
 
-/// Rows of a packed at a time: they stay in the second-level cache.
+/// TileRows of a packed at a time: they stay in the second-level cache.
 pub(super) const PACKED_ROWS: usize = 64;
 /// Floats between two steps from which on they are far apart, and columns that make packing pay.
 const FAR: usize = 128;
@@ -24,7 +24,7 @@ pub unsafe fn gemm_local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>) {
         return;
     }
     if g.k == 0 {
-        // SAFETY: the caller's contract.
+        // SAFETY: guaranteed by the caller.
         return unsafe { g.no_steps(0) };
     }
     let kernels = kernels(isa);
@@ -50,11 +50,18 @@ pub unsafe fn gemm_local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>) {
                 let a = g.a.ptr.add(first * g.a.rs + k0 * g.a.cs);
                 if packs_a {
                     let packed = scratch.packed_a.as_mut_ptr();
-                    (kernels.pack_a)(a, g.a.rs, g.a.cs, rows.len(), k, packed);
+                    (kernels.pack_a)(&Packing {
+                        src: a,
+                        s_w: g.a.rs,
+                        s_k: g.a.cs,
+                        count: rows.len(),
+                        k,
+                        dst: packed,
+                    });
                     // Row i of a panel at + i, a panel after mr rows.
-                    Rows { ptr: packed, rs: 1, cs: kernels.mr, tile: kernels.mr * k }
+                    TileRows { ptr: packed, rs: 1, cs: kernels.mr, tile: kernels.mr * k }
                 } else {
-                    Rows { ptr: a, rs: g.a.rs, cs: g.a.cs, tile: kernels.mr * g.a.rs }
+                    TileRows { ptr: a, rs: g.a.rs, cs: g.a.cs, tile: kernels.mr * g.a.rs }
                 }
             };
             for column in (0..g.n).step_by(width) {
@@ -66,7 +73,9 @@ pub unsafe fn gemm_local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>) {
                         (b, g.b.rs)
                     } else {
                         let packed = scratch.packed.as_mut_ptr();
-                        (kernels.pack_b)(b, g.b.cs, g.b.rs, columns, k, packed);
+                        let panel =
+                            Packing { src: b, s_w: g.b.cs, s_k: g.b.rs, count: columns, k, dst: packed };
+                        (kernels.pack_b)(&panel);
                         (packed.cast_const(), kernels.nr)
                     }
                 };
@@ -98,7 +107,7 @@ pub unsafe fn gemm_local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>) {
 }
 
 /// Where the tiles of some rows of a begin.
-struct Rows {
+struct TileRows {
     ptr: *const f32,
     rs: usize,
     cs: usize,
@@ -106,7 +115,7 @@ struct Rows {
     tile: usize,
 }
 
-/// Whether the steps of a row of a lie so far apart that their cache lines push each other out, and are used often
+/// Whether the steps of a row of a are so far apart that their cache lines evict each other, and are used often
 /// enough that copying them pays.
 fn scatters(g: &Gemm<'_>) -> bool {
     g.a.rs == 1 && g.a.cs >= FAR && g.n >= WIDE && g.b.cs == 1

@@ -169,19 +169,19 @@ pub unsafe fn gemm(team: &Team, ws: &mut Workspace, isa: Isa, g: &Gemm<'_>) -> R
         return Ok(());
     }
     if g.k == 0 {
-        // SAFETY: the caller's contract.
+        // SAFETY: guaranteed by the caller.
         return team.run(1, &|_, worker| unsafe { g.no_steps(worker) });
     }
     if gemv::fits(g) {
-        // SAFETY: the caller's contract; `fits` was asked.
+        // SAFETY: guaranteed by the caller; `fits` was asked.
         return unsafe { gemv::gemv(team, isa, g) };
     }
-    // With an epilogue a block would be gone through once more: GPT-2's forward products took a fifth longer.
+    // With an epilogue every block would be read and written once more: GPT-2's forward products took a fifth longer.
     if blocks::fits(g) && g.epilogue.is_none() {
-        // SAFETY: the caller's contract.
+        // SAFETY: guaranteed by the caller.
         return unsafe { in_blocks(team, ws, isa, g) };
     }
-    // SAFETY: the caller's contract; m, n and k are not zero.
+    // SAFETY: guaranteed by the caller; m, n and k are not zero.
     unsafe { plan::Plan::new(g, kernels(isa), team.threads()).run(team, ws) }
 }
 
@@ -191,9 +191,9 @@ unsafe fn in_blocks(team: &Team, ws: &mut Workspace, isa: Isa, g: &Gemm<'_>) -> 
     let cut = blocks::Cut::new(g, g.m, team.threads());
     ws.reserve_local(team.threads(), blocks::scratch_len(g.k));
     // Each worker uses its own.
-    let workers = plan::Shared(ws.workers.as_mut_ptr());
+    let workers = plan::SharedPtr(ws.workers.as_mut_ptr());
     team.run(cut.blocks(g), &|task, worker| {
-        // SAFETY: the caller's contract; tasks have disjoint blocks; worker < threads, and no other task has this number.
+        // SAFETY: guaranteed by the caller; tasks have disjoint blocks; worker < threads, and no other task has this number.
         unsafe { cut.run(g, task, (isa, &mut (*{ workers }.0.add(worker)).local, worker)) };
     })
 }

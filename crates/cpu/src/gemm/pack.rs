@@ -3,52 +3,46 @@
 // Lanes are numbered: an index says more than an iterator here.
 #![allow(clippy::needless_range_loop)]
 
+use super::kernel::Packing;
+
 /// # Safety
 /// `src` is good for `count` vectors of length `k` by its strides, `dst` for `k * W` floats times the panels of
 /// `W` in `count`, rounded up.
 #[inline(always)]
-pub(super) unsafe fn pack<const W: usize>(
-    src: *const f32,
-    s_w: usize,
-    s_k: usize,
-    count: usize,
-    k: usize,
-    dst: *mut f32,
-) {
+pub(super) unsafe fn pack<const W: usize>(p: &Packing) {
+    let &Packing { src, s_w, s_k, count, k, dst } = p;
     if s_w == 1 && count > W {
-        // SAFETY: the caller's contract.
-        return unsafe { pack_rows::<W>(src, s_k, count, k, dst) };
+        // SAFETY: guaranteed by the caller.
+        return unsafe { pack_rows::<W>(p) };
     }
     for panel in 0..count.div_ceil(W) {
         let lanes = W.min(count - panel * W);
         // SAFETY: panel < the panels of `count`; reads stay below `count` and `k`, writes inside panel `panel`.
         unsafe {
-            let src = src.add(panel * W * s_w);
-            let dst = dst.add(panel * W * k);
-            if lanes < W {
-                pack_edge::<W>(src, s_w, s_k, lanes, k, dst);
-            } else if s_w == 1 {
+            let (src, dst) = (src.add(panel * W * s_w), dst.add(panel * W * k));
+            if lanes == W && s_w == 1 {
                 for p in 0..k {
                     std::ptr::copy_nonoverlapping(src.add(p * s_k), dst.add(p * W), W);
                 }
-            } else if s_k == 1 {
+            } else if lanes == W && s_k == 1 {
                 pack_transposed::<W>(src, s_w, k, dst);
             } else {
-                pack_edge::<W>(src, s_w, s_k, lanes, k, dst);
+                pack_edge::<W>(&Packing { src, count: lanes, dst, ..*p });
             }
         }
     }
 }
 
-/// How many steps ahead rows are fetched: they may lie too far apart for the machine to see it coming.
+/// How many steps ahead rows are fetched: they may be too far apart for the hardware prefetcher.
 const AHEAD: usize = 8;
 
-/// Several panels of vectors that lie side by side: each step is read once, as one row.
+/// Several panels of adjacent vectors: each step is read once, as one row.
 ///
 /// # Safety
 /// As [`pack`], with stride 1 from one vector to the next.
 #[inline(always)]
-unsafe fn pack_rows<const W: usize>(src: *const f32, s_k: usize, count: usize, k: usize, dst: *mut f32) {
+unsafe fn pack_rows<const W: usize>(p: &Packing) {
+    let &Packing { src, s_k, count, k, dst, .. } = p;
     let whole = count / W;
     for p in 0..k {
         let row = src.wrapping_add(p * s_k);
@@ -62,7 +56,10 @@ unsafe fn pack_rows<const W: usize>(src: *const f32, s_k: usize, count: usize, k
     }
     if whole * W < count {
         // SAFETY: the last panel, which is not full.
-        unsafe { pack_edge::<W>(src.add(whole * W), 1, s_k, count - whole * W, k, dst.add(whole * W * k)) };
+        unsafe {
+            let (src, dst) = (src.add(whole * W), dst.add(whole * W * k));
+            pack_edge::<W>(&Packing { src, count: count - whole * W, dst, ..*p });
+        }
     }
 }
 
@@ -79,23 +76,17 @@ fn fetch(p: *const f32) {
     let _ = p;
 }
 
-/// One panel of `lanes` ≤ W vectors with any strides.
+/// One panel of at most W vectors with any strides.
 ///
 /// # Safety
 /// As [`pack`].
 #[inline(always)]
-pub(super) unsafe fn pack_edge<const W: usize>(
-    src: *const f32,
-    s_w: usize,
-    s_k: usize,
-    lanes: usize,
-    k: usize,
-    dst: *mut f32,
-) {
+unsafe fn pack_edge<const W: usize>(p: &Packing) {
+    let &Packing { src, s_w, s_k, count, k, dst } = p;
     for p in 0..k {
         for w in 0..W {
-            // SAFETY: w < lanes where read, p < k.
-            unsafe { *dst.add(p * W + w) = if w < lanes { *src.add(w * s_w + p * s_k) } else { 0.0 } };
+            // SAFETY: w < count where read, p < k.
+            unsafe { *dst.add(p * W + w) = if w < count { *src.add(w * s_w + p * s_k) } else { 0.0 } };
         }
     }
 }
@@ -123,5 +114,8 @@ unsafe fn pack_transposed<const W: usize>(src: *const f32, s_w: usize, k: usize,
         }
     }
     // SAFETY: the rest of the same panel.
-    unsafe { pack_edge::<W>(src.add(whole), s_w, 1, W, k - whole, dst.add(whole * W)) };
+    unsafe {
+        let (src, dst) = (src.add(whole), dst.add(whole * W));
+        pack_edge::<W>(&Packing { src, s_w, s_k: 1, count: W, k: k - whole, dst });
+    }
 }

@@ -1,6 +1,6 @@
 //! How one product is cut into slices, panels and tasks, and the tasks.
 
-use super::kernel::{FETCH, Kernels, Tile, fetches};
+use super::kernel::{FETCH, Kernels, Pack, Packing, Tile, fetches};
 use super::workspace::{WorkerScratch, Workspace};
 use super::{Beta, Gemm};
 use crate::team::{TaskPanic, Team};
@@ -11,7 +11,7 @@ pub(super) const KC: usize = 384;
 /// Bytes of the shared operand packed at a time, so that it stays in the second-level cache; a longer k takes several
 /// phases.
 const SHARED_BYTES: usize = 1 << 20;
-/// Bytes of the shared operand a task goes through with its whole block before it moves on.
+/// Bytes of the shared operand that a task multiplies with its whole block before it goes on to the next.
 const CHUNK_BYTES: usize = 1 << 20;
 /// Panels of the streamed operand in a task, at most: if it is b and its columns are contiguous, if it is b and they are
 /// not, and if it is a. Wide blocks read longer pieces of rows, narrow ones leave room in the cache for the next.
@@ -34,10 +34,10 @@ pub(super) fn reserve_most(ws: &mut Workspace, kernels: &Kernels, threads: usize
 
 /// An address that tasks may share. What they may do with it is said where it is made.
 #[derive(Clone, Copy)]
-pub(super) struct Shared<T>(pub(super) T);
+pub(super) struct SharedPtr<T>(pub(super) T);
 
 // SAFETY: only a wrapper; every use of the address has its own argument.
-unsafe impl<T> Sync for Shared<T> {}
+unsafe impl<T> Sync for SharedPtr<T> {}
 
 /// One operand seen as vectors of length k, in panels of `width` of them.
 #[derive(Clone, Copy)]
@@ -48,7 +48,7 @@ struct Side {
     s_k: usize,
     count: usize,
     width: usize,
-    pack: super::kernel::Pack,
+    pack: Pack,
 }
 
 // SAFETY: an operand is only read during a product.
@@ -91,10 +91,11 @@ impl Side {
     /// The operand is readable; `dst` is good for `panels.len() * width * steps.len()` floats.
     unsafe fn pack(&self, panels: &Range<usize>, steps: &Range<usize>, dst: *mut f32) {
         let vectors = self.vectors(panels);
-        // SAFETY: the vectors and steps are inside the operand; the rest is the caller's contract.
+        // SAFETY: the vectors and steps are inside the operand; the rest is guaranteed by the caller.
         unsafe {
             let src = self.ptr.add(vectors.start * self.s_w + steps.start * self.s_k);
-            (self.pack)(src, self.s_w, self.s_k, vectors.len(), steps.len(), dst);
+            let (count, k) = (vectors.len(), steps.len());
+            (self.pack)(&Packing { src, s_w: self.s_w, s_k: self.s_k, count, k, dst });
         }
     }
 }
@@ -157,8 +158,8 @@ impl<'a> Plan<'a> {
         let fetches = self.streamed.fetches(self.block, self.kc) + 2 * fetches(self.kc).max(1);
         ws.reserve(self.phase.min(slices) * shared_slice, self.threads, (block, fetches));
         // Each address is used by one worker at a time (its number), the shared one is written to in disjoint parts.
-        let packed = Shared(ws.shared.as_mut_ptr());
-        let workers = Shared(ws.workers.as_mut_ptr());
+        let packed = SharedPtr(ws.shared.as_mut_ptr());
+        let workers = SharedPtr(ws.workers.as_mut_ptr());
         let mut first = 0;
         while first < slices {
             let phase = first..slices.min(first + self.phase);
@@ -191,7 +192,7 @@ impl<'a> Plan<'a> {
     unsafe fn pack_shared(
         &self,
         team: &Team,
-        packed: Shared<*mut f32>,
+        packed: SharedPtr<*mut f32>,
         phase: &Range<usize>,
     ) -> Result<(), TaskPanic> {
         let panels = self.shared.panels();

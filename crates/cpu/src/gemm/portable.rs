@@ -3,8 +3,8 @@
 // Lanes are numbered: an index says more than an iterator here.
 #![allow(clippy::needless_range_loop)]
 
-use super::kernel::{Kernels, Simd, Tile, micro, table};
-use super::pack;
+use super::kernel::{Kernels, Packing, Simd, Tile, kernels, micro};
+use super::pack::pack;
 use crate::isa::PORTABLE_FMA;
 use crate::math::fma;
 
@@ -89,29 +89,5 @@ impl Simd for Eight {
 
 /// Vectors across a tile: NEON has registers for 4 x 16, SSE2 for 4 x 8.
 const NV: usize = if cfg!(target_arch = "aarch64") { 2 } else { 1 };
-const NR: usize = NV * Eight::LANES;
 
-unsafe fn tile<const M: usize, const V: usize, const PACKED: bool>(t: &Tile) {
-    // SAFETY: no special instructions; the rest is the caller's contract.
-    unsafe { micro::<Eight, M, V, PACKED>(t) };
-}
-
-unsafe fn pack_a(src: *const f32, s_w: usize, s_k: usize, count: usize, k: usize, dst: *mut f32) {
-    // SAFETY: the caller's contract.
-    unsafe { pack::pack::<{ Eight::MR }>(src, s_w, s_k, count, k, dst) };
-}
-
-unsafe fn pack_b(src: *const f32, s_w: usize, s_k: usize, count: usize, k: usize, dst: *mut f32) {
-    // SAFETY: the caller's contract.
-    unsafe { pack::pack::<NR>(src, s_w, s_k, count, k, dst) };
-}
-
-pub(super) static KERNELS: Kernels = Kernels {
-    mr: Eight::MR,
-    nr: NR,
-    lanes: Eight::LANES,
-    packed: table!(tile, true, 4, 3),
-    strided: table!(tile, false, 4, 3),
-    pack_a,
-    pack_b,
-};
+kernels! { KERNELS: Eight, [1 2 3 4 4 4 4 4] }

@@ -140,10 +140,10 @@ fn isas() -> impl Iterator<Item = Isa> {
 /// As [`gemm`].
 unsafe fn planned(team: &Team, ws: &mut Workspace, isa: Isa, g: &Gemm<'_>) -> Result<(), TaskPanic> {
     if g.m * g.n * g.k == 0 {
-        // SAFETY: the caller's contract.
+        // SAFETY: guaranteed by the caller.
         return unsafe { gemm(team, ws, isa, g) };
     }
-    // SAFETY: the caller's contract; m, n and k are not zero.
+    // SAFETY: guaranteed by the caller; m, n and k are not zero.
     unsafe { plan::Plan::new(g, kernels(isa), team.threads()).run(team, ws) }
 }
 

@@ -3,92 +3,130 @@
 // Lanes are numbered: an index says more than an iterator here.
 #![allow(clippy::needless_range_loop)]
 
-use super::kernel::{Kernels, Simd, Tile, micro, table};
-use super::pack;
+use super::kernel::{Kernels, Packing, Simd, Tile, kernels, micro};
+use super::pack::pack;
 use std::arch::x86_64::*;
 
-#[derive(Clone, Copy)]
-struct Zmm(__m512);
+/// A vector type over a register, from the intrinsics of one set of instructions. Every function needs that set: it is inlined
+/// into functions compiled for it, which are called only through an `Isa` of that kind.
+macro_rules! simd {
+    (
+        $name:ident($register:ty), LANES $lanes:literal, MR $mr:literal;
+        mask($count:ident) -> $mask:ty $make:block
+        load_masked($from:ident, $read:ident) $load_masked:block
+        prefetch_write($line:ident) $prefetch_write:block
+        splat $splat:ident, load $load:ident, store $store:ident, store_masked $store_masked:ident;
+        mul_add $mul_add:ident, mul $mul:ident;
+    ) => {
+        #[derive(Clone, Copy)]
+        struct $name($register);
 
-// Every function below needs AVX-512 F: it is inlined into functions compiled for it, which are called only through
-// an `Isa` of that kind.
-impl Simd for Zmm {
-    const LANES: usize = 16;
-    const MR: usize = 8;
-    const NV: usize = 3;
-    type Mask = __mmask16;
+        impl Simd for $name {
+            const LANES: usize = $lanes;
+            const MR: usize = $mr;
+            const NV: usize = 3;
+            type Mask = $mask;
 
-    #[inline(always)]
-    unsafe fn mask(lanes: usize) -> __mmask16 {
-        (0xffff_u32 >> (16 - lanes.min(16))) as __mmask16
+            #[inline(always)]
+            #[allow(unused_unsafe)]
+            unsafe fn mask($count: usize) -> $mask {
+                // SAFETY: the machine has the instructions, see above.
+                unsafe { $make }
+            }
+
+            #[inline(always)]
+            unsafe fn splat(x: f32) -> Self {
+                // SAFETY: the machine has the instructions, see above.
+                Self(unsafe { $splat(x) })
+            }
+
+            #[inline(always)]
+            unsafe fn load(p: *const f32) -> Self {
+                // SAFETY: as in `splat`; the caller gives a vector of readable floats.
+                Self(unsafe { $load(p) })
+            }
+
+            #[inline(always)]
+            unsafe fn load_masked($from: *const f32, $read: $mask) -> Self {
+                // SAFETY: as in `splat`; the lanes of the mask are readable.
+                Self(unsafe { $load_masked })
+            }
+
+            #[inline(always)]
+            unsafe fn store(self, p: *mut f32) {
+                // SAFETY: as in `splat`; the caller gives a vector of writable floats.
+                unsafe { $store(p, self.0) };
+            }
+
+            #[inline(always)]
+            unsafe fn store_masked(self, p: *mut f32, mask: $mask) {
+                // SAFETY: as in `splat`; the lanes of the mask are writable.
+                unsafe { $store_masked(p, mask, self.0) };
+            }
+
+            #[inline(always)]
+            unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+                // SAFETY: the machine has the instructions, see above.
+                Self(unsafe { $mul_add(self.0, b.0, c.0) })
+            }
+
+            #[inline(always)]
+            unsafe fn mul(self, b: Self) -> Self {
+                // SAFETY: the machine has the instructions, see above.
+                Self(unsafe { $mul(self.0, b.0) })
+            }
+
+            #[inline(always)]
+            unsafe fn prefetch(p: *const f32) {
+                // SAFETY: a hint; any address is allowed.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
+            }
+
+            #[inline(always)]
+            unsafe fn prefetch_write($line: *const f32) {
+                // SAFETY: a hint; any address is allowed.
+                unsafe { $prefetch_write };
+            }
+        }
+    };
+}
+
+simd! {
+    Zmm(__m512), LANES 16, MR 8;
+    mask(lanes) -> __mmask16 { (0xffff_u32 >> (16 - lanes.min(16))) as __mmask16 }
+    load_masked(p, mask) { _mm512_maskz_loadu_ps(mask, p) }
+    prefetch_write(p) { std::arch::asm!("prefetchw [{}]", in(reg) p, options(nostack, preserves_flags, readonly)) }
+    splat _mm512_set1_ps, load _mm512_loadu_ps, store _mm512_storeu_ps, store_masked _mm512_mask_storeu_ps;
+    mul_add _mm512_fmadd_ps, mul _mm512_mul_ps;
+}
+
+simd! {
+    Ymm(__m256), LANES 8, MR 4;
+    mask(lanes) -> __m256i {
+        _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
     }
+    load_masked(p, mask) { _mm256_maskload_ps(p, mask) }
+    prefetch_write(p) { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    splat _mm256_set1_ps, load _mm256_loadu_ps, store _mm256_storeu_ps, store_masked _mm256_maskstore_ps;
+    mul_add _mm256_fmadd_ps, mul _mm256_mul_ps;
+}
 
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
-        // SAFETY: AVX-512, see above.
-        Self(unsafe { _mm512_set1_ps(x) })
-    }
+kernels! {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    AVX512: Zmm, [1 2 3 4 5 6 7 8], pack_a_512, pack_b_512
+}
 
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self {
-        // SAFETY: AVX-512, see above; the caller gives 16 readable floats.
-        Self(unsafe { _mm512_loadu_ps(p) })
-    }
-
-    #[inline(always)]
-    unsafe fn load_masked(p: *const f32, mask: __mmask16) -> Self {
-        // SAFETY: AVX-512, see above; the lanes of the mask are readable.
-        Self(unsafe { _mm512_maskz_loadu_ps(mask, p) })
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, p: *mut f32) {
-        // SAFETY: AVX-512, see above; the caller gives 16 writable floats.
-        unsafe { _mm512_storeu_ps(p, self.0) };
-    }
-
-    #[inline(always)]
-    unsafe fn store_masked(self, p: *mut f32, mask: __mmask16) {
-        // SAFETY: AVX-512, see above; the lanes of the mask are writable.
-        unsafe { _mm512_mask_storeu_ps(p, mask, self.0) };
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        // SAFETY: AVX-512, see above.
-        Self(unsafe { _mm512_fmadd_ps(self.0, b.0, c.0) })
-    }
-
-    #[inline(always)]
-    unsafe fn mul(self, b: Self) -> Self {
-        // SAFETY: AVX-512, see above.
-        Self(unsafe { _mm512_mul_ps(self.0, b.0) })
-    }
-
-    #[inline(always)]
-    unsafe fn prefetch(p: *const f32) {
-        // SAFETY: a hint; any address is allowed.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
-    }
-
-    #[inline(always)]
-    unsafe fn prefetch_write(p: *const f32) {
-        // SAFETY: a hint; any address is allowed.
-        unsafe { std::arch::asm!("prefetchw [{}]", in(reg) p, options(nostack, preserves_flags, readonly)) };
-    }
+kernels! {
+    #[target_feature(enable = "avx2,fma")]
+    AVX2: Ymm, [1 2 3 4 4 4 4 4]
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn tile_512<const M: usize, const V: usize, const PACKED: bool>(t: &Tile) {
-    // SAFETY: compiled for AVX-512; the rest is the caller's contract.
-    unsafe { micro::<Zmm, M, V, PACKED>(t) };
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn pack_a_512(src: *const f32, s_w: usize, s_k: usize, count: usize, k: usize, dst: *mut f32) {
+unsafe fn pack_a_512(p: &Packing) {
+    let &Packing { src, s_w, s_k, count, k, dst } = p;
     if s_k != 1 || s_w == 1 {
-        // SAFETY: the caller's contract.
-        return unsafe { pack::pack::<8>(src, s_w, s_k, count, k, dst) };
+        // SAFETY: guaranteed by the caller.
+        return unsafe { pack::<8>(p) };
     }
     for panel in 0..count.div_ceil(8) {
         let lanes = 8.min(count - panel * 8);
@@ -102,10 +140,11 @@ unsafe fn pack_a_512(src: *const f32, s_w: usize, s_k: usize, count: usize, k: u
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn pack_b_512(src: *const f32, s_w: usize, s_k: usize, count: usize, k: usize, dst: *mut f32) {
+unsafe fn pack_b_512(p: &Packing) {
+    let &Packing { src, s_w, s_k, count, k, dst } = p;
     if s_k != 1 || s_w == 1 {
-        // SAFETY: the caller's contract.
-        return unsafe { pack::pack::<48>(src, s_w, s_k, count, k, dst) };
+        // SAFETY: guaranteed by the caller.
+        return unsafe { pack::<48>(p) };
     }
     for group in 0..count.div_ceil(48) * 3 {
         let lanes = 16.min(count.saturating_sub(group * 16));
@@ -122,12 +161,15 @@ unsafe fn pack_b_512(src: *const f32, s_w: usize, s_k: usize, count: usize, k: u
 /// How far ahead packing fetches, in floats.
 const AHEAD: usize = 64;
 
-/// `lanes` rows of `steps` floats each become `steps` rows of 8, stride 8; missing lanes are zero.
+/// The first `lanes` of N rows of `steps` floats each; the others are zero.
+///
+/// # Safety
+/// These rows are readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn transpose_8(src: *const f32, stride: usize, lanes: usize, steps: usize, dst: *mut f32) {
+unsafe fn rows_of<const N: usize>(src: *const f32, stride: usize, lanes: usize, steps: usize) -> [__m512; N] {
     let mask = (0xffff_u32 >> (16 - steps)) as __mmask16;
-    let mut r = [_mm512_setzero_ps(); 8];
+    let mut r = [_mm512_setzero_ps(); N];
     for (i, r) in r.iter_mut().enumerate() {
         if i < lanes {
             // SAFETY: row i < lanes, masked to `steps` floats.
@@ -135,12 +177,24 @@ unsafe fn transpose_8(src: *const f32, stride: usize, lanes: usize, steps: usize
             _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(i * stride + AHEAD).cast());
         }
     }
-    // In each 128-bit lane L, quads[h][t] holds steps 4L + t of rows 4h .. 4h + 4.
-    let quad = |r: &[__m512]| {
-        let (a, b) = (_mm512_unpacklo_ps(r[0], r[1]), _mm512_unpackhi_ps(r[0], r[1]));
-        let (c, d) = (_mm512_unpacklo_ps(r[2], r[3]), _mm512_unpackhi_ps(r[2], r[3]));
-        [join_lo(a, c), join_hi(a, c), join_lo(b, d), join_hi(b, d)]
-    };
+    r
+}
+
+/// Four rows transposed by fours: in each 128-bit lane L, element t of the result holds steps 4L + t of the rows.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn quad(r: &[__m512]) -> [__m512; 4] {
+    let (a, b) = (_mm512_unpacklo_ps(r[0], r[1]), _mm512_unpackhi_ps(r[0], r[1]));
+    let (c, d) = (_mm512_unpacklo_ps(r[2], r[3]), _mm512_unpackhi_ps(r[2], r[3]));
+    [join_lo(a, c), join_hi(a, c), join_lo(b, d), join_hi(b, d)]
+}
+
+/// `lanes` rows of `steps` floats each become `steps` rows of 8, stride 8; missing lanes are zero.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn transpose_8(src: *const f32, stride: usize, lanes: usize, steps: usize, dst: *mut f32) {
+    // SAFETY: guaranteed by the caller.
+    let r = unsafe { rows_of::<8>(src, stride, lanes, steps) };
     let (top, bottom) = (quad(&r[..4]), quad(&r[4..]));
     // Picks lanes (0, 8, 1, 9) and (2, 10, 3, 11) of 128 bits out of two vectors, as pairs of f64.
     let first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
@@ -166,23 +220,9 @@ unsafe fn transpose_8(src: *const f32, stride: usize, lanes: usize, steps: usize
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn transpose_16(src: *const f32, stride: usize, lanes: usize, steps: usize, dst: *mut f32) {
-    let mask = (0xffff_u32 >> (16 - steps)) as __mmask16;
-    let mut r = [_mm512_setzero_ps(); 16];
-    for (i, r) in r.iter_mut().enumerate() {
-        if i < lanes {
-            // SAFETY: row i < lanes, masked to `steps` floats.
-            *r = unsafe { _mm512_maskz_loadu_ps(mask, src.add(i * stride)) };
-            _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(i * stride + AHEAD).cast());
-        }
-    }
-    // In each 128-bit lane L, quads[h][t] holds steps 4L + t of rows 4h .. 4h + 4.
-    let mut quads = [[_mm512_setzero_ps(); 4]; 4];
-    for (h, quad) in quads.iter_mut().enumerate() {
-        let r = &r[4 * h..4 * h + 4];
-        let (a, b) = (_mm512_unpacklo_ps(r[0], r[1]), _mm512_unpackhi_ps(r[0], r[1]));
-        let (c, d) = (_mm512_unpacklo_ps(r[2], r[3]), _mm512_unpackhi_ps(r[2], r[3]));
-        *quad = [join_lo(a, c), join_hi(a, c), join_lo(b, d), join_hi(b, d)];
-    }
+    // SAFETY: guaranteed by the caller.
+    let r = unsafe { rows_of::<16>(src, stride, lanes, steps) };
+    let quads = [quad(&r[..4]), quad(&r[4..8]), quad(&r[8..12]), quad(&r[12..])];
     for t in 0..4 {
         let [q0, q1, q2, q3] = [quads[0][t], quads[1][t], quads[2][t], quads[3][t]];
         // Lanes (0, 2) and (1, 3) of two vectors each, then the same once more: lane L of all four together.
@@ -214,116 +254,3 @@ fn join_lo(a: __m512, b: __m512) -> __m512 {
 fn join_hi(a: __m512, b: __m512) -> __m512 {
     _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)))
 }
-
-pub(super) static AVX512: Kernels = Kernels {
-    mr: 8,
-    nr: 48,
-    lanes: 16,
-    packed: table!(tile_512, true, 8, 3),
-    strided: table!(tile_512, false, 8, 3),
-    pack_a: pack_a_512,
-    pack_b: pack_b_512,
-};
-
-#[derive(Clone, Copy)]
-struct Ymm(__m256);
-
-// Every function below needs AVX2 and FMA: it is inlined into functions compiled for them, which are called only
-// through an `Isa` of that kind.
-impl Simd for Ymm {
-    const LANES: usize = 8;
-    const MR: usize = 4;
-    const NV: usize = 3;
-    type Mask = __m256i;
-
-    #[inline(always)]
-    unsafe fn mask(lanes: usize) -> __m256i {
-        // SAFETY: AVX2, see above.
-        unsafe {
-            let order = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-            _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes as i32), order)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
-        // SAFETY: AVX2, see above.
-        Self(unsafe { _mm256_set1_ps(x) })
-    }
-
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self {
-        // SAFETY: AVX2, see above; the caller gives eight readable floats.
-        Self(unsafe { _mm256_loadu_ps(p) })
-    }
-
-    #[inline(always)]
-    unsafe fn load_masked(p: *const f32, mask: __m256i) -> Self {
-        // SAFETY: AVX2, see above; the lanes of the mask are readable.
-        Self(unsafe { _mm256_maskload_ps(p, mask) })
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, p: *mut f32) {
-        // SAFETY: AVX2, see above; the caller gives eight writable floats.
-        unsafe { _mm256_storeu_ps(p, self.0) };
-    }
-
-    #[inline(always)]
-    unsafe fn store_masked(self, p: *mut f32, mask: __m256i) {
-        // SAFETY: AVX2, see above; the lanes of the mask are writable.
-        unsafe { _mm256_maskstore_ps(p, mask, self.0) };
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        // SAFETY: FMA, see above.
-        Self(unsafe { _mm256_fmadd_ps(self.0, b.0, c.0) })
-    }
-
-    #[inline(always)]
-    unsafe fn mul(self, b: Self) -> Self {
-        // SAFETY: AVX2, see above.
-        Self(unsafe { _mm256_mul_ps(self.0, b.0) })
-    }
-
-    #[inline(always)]
-    unsafe fn prefetch(p: *const f32) {
-        // SAFETY: a hint; any address is allowed.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
-    }
-
-    #[inline(always)]
-    unsafe fn prefetch_write(p: *const f32) {
-        // SAFETY: a hint; any address is allowed.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
-    }
-}
-
-#[target_feature(enable = "avx2,fma")]
-unsafe fn tile_256<const M: usize, const V: usize, const PACKED: bool>(t: &Tile) {
-    // SAFETY: compiled for AVX2 and FMA; the rest is the caller's contract.
-    unsafe { micro::<Ymm, M, V, PACKED>(t) };
-}
-
-#[target_feature(enable = "avx2,fma")]
-unsafe fn pack_a_256(src: *const f32, s_w: usize, s_k: usize, count: usize, k: usize, dst: *mut f32) {
-    // SAFETY: the caller's contract.
-    unsafe { pack::pack::<4>(src, s_w, s_k, count, k, dst) };
-}
-
-#[target_feature(enable = "avx2,fma")]
-unsafe fn pack_b_256(src: *const f32, s_w: usize, s_k: usize, count: usize, k: usize, dst: *mut f32) {
-    // SAFETY: the caller's contract.
-    unsafe { pack::pack::<24>(src, s_w, s_k, count, k, dst) };
-}
-
-pub(super) static AVX2: Kernels = Kernels {
-    mr: 4,
-    nr: 24,
-    lanes: 8,
-    packed: table!(tile_256, true, 4, 3),
-    strided: table!(tile_256, false, 4, 3),
-    pack_a: pack_a_256,
-    pack_b: pack_b_256,
-};
