@@ -46,7 +46,7 @@ impl Buffer {
         self.floats
     }
 
-    /// Whether it holds none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.floats == 0
     }
@@ -69,7 +69,7 @@ impl Buffer {
         let layout = layout(floats)?;
         // SAFETY: the layout is not empty, as floats > 0.
         let ptr = NonNull::new(unsafe { alloc(layout) }.cast::<f32>())?;
-        // Asked for before the first touch: pages that are there already stay small.
+        // Before the first access: pages that are already mapped stay small.
         if layout.align() == LARGE_PAGE {
             advise_large_pages(ptr.as_ptr().cast(), layout.size());
         }

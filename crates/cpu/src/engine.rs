@@ -4,7 +4,7 @@ use crate::gemm::Workspace;
 use crate::isa::Isa;
 use crate::limits::Limits;
 use crate::memory::Memory;
-use crate::op::{self, Ctx, RopeTables, Scratch};
+use crate::op::{self, Ctx, OpScratch, RopeTables};
 use crate::team::{PerWorker, Team};
 use ironhorse_core::{
     DType, DeviceDescription, Engine, HostSlice, HostSliceMut, Layout, Limit, MemoryUse, Pool, Program,
@@ -37,7 +37,7 @@ pub struct CpuEngine {
     team: Team,
     isa: Isa,
     workspace: Workspace,
-    scratch: PerWorker<Scratch>,
+    scratch: PerWorker<OpScratch>,
     partials: Vec<f64>,
     counts: Vec<i32>,
     tables: RopeTables,
@@ -52,7 +52,7 @@ impl CpuEngine {
     /// An engine that uses only these instructions.
     pub fn with_isa(threads: usize, isa: Isa) -> Self {
         let team = Team::new(threads);
-        let scratch = PerWorker::new(&team, |_| Scratch::default());
+        let scratch = PerWorker::new(&team, |_| OpScratch::default());
         Self {
             device: DeviceDescription::host("cpu"),
             memory: Memory::new(),

@@ -35,7 +35,7 @@ fn exp_rest<const FMA: bool>(x: f32, n: f32) -> f32 {
 /// e^x to 1 ulp (2 without FMA or in the subnormal range); 0 below -104, inf above 88.73, NaN for NaN.
 #[inline(always)]
 pub fn exp_f32<const FMA: bool>(x: f32) -> f32 {
-    // 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits.
+    // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let x = limit(x, -104.0, 89.0);
     let t = fma::<FMA>(x, std::f32::consts::LOG2_E, ROUND);

@@ -1,10 +1,9 @@
 //! Attention, and its gradients.
 
+use super::process_team::{ProcessTeam, with_team};
 use super::{Failed, Run, Span, by_type};
-use crate::kernel::attention::{Backward, FEW, Forward, Heads, Room, Scratch, one_query};
-use crate::kernel::elem::Elem;
-use crate::kernel::real::Real;
-use crate::team::shared::{Shared, with_team};
+use crate::element::{Elem, Real};
+use crate::kernel::attention::{Backward, FEW, Forward, Heads, QueryScratch, TileScratch, one_query};
 use crate::team::{PerWorker, Split};
 use ironhorse_core::eager::{Array, Attention, AttentionBwd, AttentionShape, Strides};
 
@@ -59,7 +58,7 @@ impl Windows {
 
 impl Run for Attention {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (a, isa) = (&self.shape, Shared.isa());
+        let (a, isa) = (&self.shape, ProcessTeam.isa());
         let heads = a.batch * a.heads;
         if heads * a.q_len * a.head_dim == 0 {
             return Ok(());
@@ -70,7 +69,7 @@ impl Run for Attention {
             let call = unsafe { Windows(*a).forward::<T>([self.q, self.k, self.v, self.out, self.lse]) };
             with_team(is_large(a), |team, _| {
                 if a.q_len <= FEW {
-                    let room = PerWorker::new(team, |_| Room::<Acc>::new(a.kv_len, a.head_dim));
+                    let room = PerWorker::new(team, |_| QueryScratch::<Acc>::new(a.kv_len, a.head_dim));
                     return team.chunks(heads * a.q_len, 1, |task, worker| {
                         let at = [task.start / a.q_len, task.start % a.q_len];
                         // SAFETY: the team runs one task at a time per worker, and the memory belongs to this run; tasks own
@@ -78,7 +77,7 @@ impl Run for Attention {
                         unsafe { one_query(isa, room.get(worker), &call, at) }
                     });
                 }
-                let scratch = PerWorker::new(team, |_| Scratch::new::<T>(&call.shape));
+                let scratch = PerWorker::new(team, |_| TileScratch::new::<T>(&call.shape));
                 team.chunks(heads * call.shape.tiles(), 1, |task, worker| {
                     // SAFETY: as above.
                     unsafe { call.tile(isa, scratch.get(worker), task.start) }
@@ -91,7 +90,7 @@ impl Run for Attention {
 
 impl Run for AttentionBwd {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (a, isa) = (&self.shape, Shared.isa());
+        let (a, isa) = (&self.shape, ProcessTeam.isa());
         if a.batch * a.heads * a.head_dim == 0 {
             return Ok(());
         }
@@ -108,7 +107,7 @@ impl Run for AttentionBwd {
             let mut own = vec![Real::of(0.0); call.own_elements()];
             let own = Span::of_slice(&mut own);
             with_team(is_large(a), |team, _| {
-                let scratch = PerWorker::new(team, |_| Scratch::new::<T>(&call.from.shape));
+                let scratch = PerWorker::new(team, |_| TileScratch::new::<T>(&call.from.shape));
                 team.chunks(a.batch * a.heads, 1, |task, worker| {
                     // SAFETY: the team runs one task at a time per worker, and the memory belongs to this run; tasks own
                     // disjoint heads of what is written.
@@ -117,7 +116,7 @@ impl Run for AttentionBwd {
             })?;
             if !own.is_empty() {
                 // SAFETY: all heads are done.
-                unsafe { call.gather(&Shared, own) }?;
+                unsafe { call.gather(&ProcessTeam, own) }?;
             }
         });
         Ok(())

@@ -4,9 +4,8 @@
 //! sums, these in f64; the chunks are added in order. So the bits do not depend on the threads.
 
 use super::Span;
-use crate::kernel::elem::Elem;
-use crate::kernel::real::Real;
-use crate::team::shared::Shared;
+use super::process_team::ProcessTeam;
+use crate::element::{Elem, Real};
 use crate::team::{Done, Split};
 use ironhorse_core::eager::Rows;
 
@@ -15,7 +14,7 @@ const CHUNKS: usize = 64;
 /// Elements of a chunk at least.
 const CHUNK: usize = 1 << 14;
 /// Rows added before the sum joins the f64 total.
-const SPELL: usize = 64;
+const ROWS_PER_SUM: usize = 64;
 
 /// Runs `task(row, sums)` on every row and writes the N sums down the columns to those of `to` that are given. The sums of a
 /// gradient that is not given are empty.
@@ -35,12 +34,12 @@ pub unsafe fn rows_and_columns<T: Elem, const N: usize>(
     let mut partials = lengths.map(|len| vec![0.0_f64; chunks.max(1) * len]);
     let shared = partials.each_mut().map(|x| Span::of_slice(x));
     let work = chunk.saturating_mul(cols).saturating_mul(weight);
-    Shared.pieces(chunks, 1, work, |range| {
+    ProcessTeam.pieces(chunks, 1, work, |range| {
         for number in range {
             let mut sums = lengths.map(|len| vec![T::Acc::ZERO; len]);
             let end = rows.rows.min((number + 1) * chunk);
-            for first in (number * chunk..end).step_by(SPELL) {
-                (first..end.min(first + SPELL)).for_each(|row| task(row, &mut sums));
+            for first in (number * chunk..end).step_by(ROWS_PER_SUM) {
+                (first..end.min(first + ROWS_PER_SUM)).for_each(|row| task(row, &mut sums));
                 for (sums, partial) in sums.iter_mut().zip(shared) {
                     // SAFETY: chunk `number` of the partial sums is this task's.
                     let partial = unsafe { partial.row(number, sums.len()).all_mut() };

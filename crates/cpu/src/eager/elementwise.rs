@@ -1,12 +1,11 @@
 //! Elementwise ops.
 
 use super::columns::rows_and_columns;
+use super::process_team::ProcessTeam;
 use super::{Failed, Run, Span, by_type};
-use crate::kernel::elem::Elem;
+use crate::element::{Elem, Real};
 use crate::kernel::elementwise::{self as kernel, relu_sums};
-use crate::kernel::real::Real;
 use crate::team::Split;
-use crate::team::shared::Shared;
 use ironhorse_core::eager::{
     Array, Binary, BinaryFn, Gate, ScaleBiasRelu, ScaleBiasReluBwd, SwigluBwd, Unary, UnaryBwd, UnaryFn,
 };
@@ -21,11 +20,11 @@ fn weight(op: UnaryFn) -> usize {
 
 impl Run for Unary {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, n, op) = (Shared.isa(), self.n, self.op);
+        let (isa, n, op) = (ProcessTeam.isa(), self.n, self.op);
         by_type!(self.x.float, T => {
             // SAFETY: guaranteed by the caller of `run`; tasks have disjoint ranges.
             let [x, y] = unsafe { [self.x, self.y].map(|a| Span::<T>::of(a, n)) };
-            Shared.pieces(n, CHUNK, weight(op), |r| {
+            ProcessTeam.pieces(n, CHUNK, weight(op), |r| {
                 kernel::unary(isa, op, x.part(r.clone()), y.part(r));
             })?;
         });
@@ -35,11 +34,11 @@ impl Run for Unary {
 
 impl Run for UnaryBwd {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, n, op) = (Shared.isa(), if self.d_x.is_some() { self.n } else { 0 }, self.op);
+        let (isa, n, op) = (ProcessTeam.isa(), if self.d_x.is_some() { self.n } else { 0 }, self.op);
         by_type!(self.d_y.float, T => {
             // SAFETY: guaranteed by the caller of `run`; tasks have disjoint ranges.
             let [d_y, x, d_x] = unsafe { [self.d_y, self.x, self.d_x].map(|a| Span::<T>::of(a, n)) };
-            Shared.pieces(n, CHUNK, weight(op), |r| {
+            ProcessTeam.pieces(n, CHUNK, weight(op), |r| {
                 kernel::unary_bwd(isa, op, [d_y, x].map(|x| x.part(r.clone())), d_x.part(r));
             })?;
         });
@@ -49,12 +48,12 @@ impl Run for UnaryBwd {
 
 impl Run for Binary {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, n, op) = (Shared.isa(), self.n, self.op);
+        let (isa, n, op) = (ProcessTeam.isa(), self.n, self.op);
         let weight = if op == BinaryFn::Swiglu { 12 } else { 1 };
         by_type!(self.a.float, T => {
             // SAFETY: guaranteed by the caller of `run`; tasks have disjoint ranges.
             let [a, b, y] = unsafe { [self.a, self.b, self.y].map(|a| Span::<T>::of(a, n)) };
-            Shared.pieces(n, CHUNK, weight, |r| {
+            ProcessTeam.pieces(n, CHUNK, weight, |r| {
                 kernel::binary(isa, op, [a, b].map(|x| x.part(r.clone())), y.part(r));
             })?;
         });
@@ -64,7 +63,7 @@ impl Run for Binary {
 
 impl Run for SwigluBwd {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, n) = (Shared.isa(), self.n);
+        let (isa, n) = (ProcessTeam.isa(), self.n);
         by_type!(self.d_y.float, T => {
             // SAFETY: guaranteed by the caller of `run`; tasks have disjoint ranges.
             let (from, to) = unsafe {
@@ -72,7 +71,7 @@ impl Run for SwigluBwd {
                 let window = |a: Array| Span::<T>::of(a, n);
                 ([self.d_y, self.gate, self.up].map(window), to.map(window))
             };
-            Shared.pieces(n, CHUNK, 12, |r| {
+            ProcessTeam.pieces(n, CHUNK, 12, |r| {
                 kernel::swiglu_bwd(isa, from.map(|x| x.part(r.clone())), to.map(|x| x.part(r.clone())));
             })?;
         });
@@ -82,13 +81,13 @@ impl Run for SwigluBwd {
 
 impl Run for ScaleBiasRelu {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, n, cols, scale) = (Shared.isa(), self.rows.elements(), self.rows.cols, self.scale);
+        let (isa, n, cols, scale) = (ProcessTeam.isa(), self.rows.elements(), self.rows.cols, self.scale);
         by_type!(self.x.float, T => {
             // SAFETY: guaranteed by the caller of `run`; rows have one task each.
             let ([x, y], bias) = unsafe {
                 ([self.x, self.y].map(|a| Span::<T>::of(a, n)), Span::of(self.bias, cols))
             };
-            Shared.rows(self.rows.rows, cols, 1, |row| {
+            ProcessTeam.rows(self.rows.rows, cols, 1, |row| {
                 kernel::scale_bias_relu(isa, [x.row(row, cols), bias], y.row(row, cols), Real::of(scale));
             })?;
         });
@@ -106,7 +105,7 @@ impl Run for ScaleBiasReluBwd {
                 ));
             }
         };
-        let (isa, n, cols) = (Shared.isa(), self.rows.elements(), self.rows.cols);
+        let (isa, n, cols) = (ProcessTeam.isa(), self.rows.elements(), self.rows.cols);
         by_type!(y.float, T => {
             // SAFETY: guaranteed by the caller of `run`; rows of `d_x` are written by one task each, after they were read.
             unsafe {

@@ -1,10 +1,10 @@
 //! Matrix products.
 
+use super::process_team::{ProcessTeam, with_team};
 use super::{Failed, Run, Span};
 use crate::gemm::{self as product, Beta, Group, LocalScratch, MatMut, MatRef, gemm_grouped, gemm_local};
 use crate::kernel::elementwise::scale_by;
 use crate::team::Split;
-use crate::team::shared::{Shared, with_team};
 use ironhorse_core::eager::{Array, Gemm, GemmShape, GroupedGemm};
 
 /// Multiply-adds of a product below which waking threads costs more than it gains.
@@ -39,7 +39,7 @@ fn describe<'a>(s: &GemmShape, [a, b, c]: [Span<f32>; 3], from: [usize; 3]) -> p
 
 impl Run for Gemm {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, s) = (Shared.isa(), &self.shape);
+        let (isa, s) = (ProcessTeam.isa(), &self.shape);
         let steps = [s.m * s.k, s.k * s.n, s.m * s.n];
         let results = s.batch * steps[2];
         if results == 0 {
@@ -49,12 +49,12 @@ impl Run for Gemm {
             // SAFETY: guaranteed by the caller of `run`.
             let c = unsafe { Span::<f32>::of(self.c, results) };
             // SAFETY: tasks have disjoint ranges.
-            Shared.pieces(results, 1 << 14, 1, |r| unsafe { scale_by(isa, c.get_mut(r), s.beta) })?;
+            ProcessTeam.pieces(results, 1 << 14, 1, |r| unsafe { scale_by(isa, c.get_mut(r), s.beta) })?;
         }
         let arrays = [self.a, self.b, self.c].map(address);
         let number = |i: usize| describe(s, arrays, steps.map(|step| i * step));
         if multiply_adds(s) <= SMALL && s.m.max(s.n).max(s.k) <= SMALL_SIDE {
-            Shared.pieces(s.batch, 1, multiply_adds(s) * 4, |range| {
+            ProcessTeam.pieces(s.batch, 1, multiply_adds(s) * 4, |range| {
                 let mut scratch = LocalScratch::new();
                 // SAFETY: product i of the batch lies inside the three arrays; tasks write different ones.
                 range.for_each(|i| unsafe { gemm_local(&mut scratch, isa, &number(i)) });
@@ -80,7 +80,7 @@ impl Run for GroupedGemm<'_> {
         let group = Group { count: parts.len(), most, product: &number };
         with_team(work >= WORTH_IT, |team, workspace| {
             // SAFETY: guaranteed by the caller of `run`: each part lies inside the arrays, and no two write the same elements.
-            unsafe { gemm_grouped(team, workspace, Shared.isa(), &group) }
+            unsafe { gemm_grouped(team, workspace, ProcessTeam.isa(), &group) }
         })?;
         Ok(())
     }

@@ -1,11 +1,10 @@
 //! Losses.
 
+use super::process_team::ProcessTeam;
 use super::{Failed, Run, Span, by_type, fill_nan, read, write};
-use crate::kernel::elem::Elem;
+use crate::element::{Elem, Real};
 use crate::kernel::loss as kernel;
-use crate::kernel::real::Real;
 use crate::team::Split;
-use crate::team::shared::Shared;
 use ironhorse_core::eager::{
     AuxLoss, CrossEntropy, CrossEntropyBwd, CrossEntropyMean, LogProbs, LogProbsBwd, Rows, Targets,
 };
@@ -47,7 +46,7 @@ impl Classes {
 
 impl Run for CrossEntropy {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, ignore, Rows { rows, cols }) = (Shared.isa(), self.ignore, self.rows);
+        let (isa, ignore, Rows { rows, cols }) = (ProcessTeam.isa(), self.ignore, self.rows);
         if cols == 0 {
             // SAFETY: guaranteed by the caller of `run`.
             unsafe { fill_nan([self.losses, self.lse], rows) };
@@ -61,7 +60,7 @@ impl Run for CrossEntropy {
             let (logits, [losses, lse]) = unsafe {
                 (Span::<T>::of(self.logits, rows * cols), [self.losses, self.lse].map(|a| Span::<Acc>::of(a, rows)))
             };
-            Shared.rows(rows, cols, 16, |row| {
+            ProcessTeam.rows(rows, cols, 16, |row| {
                 // SAFETY: guaranteed by the caller of `run`; rows have one task each.
                 unsafe {
                     let (x, target) = (logits.row(row, cols).all(), targets.get(row));
@@ -98,7 +97,7 @@ impl Run for CrossEntropyMean {
 
 impl Run for CrossEntropyBwd {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, ignore, per_row) = (Shared.isa(), self.ignore, self.per_row);
+        let (isa, ignore, per_row) = (ProcessTeam.isa(), self.ignore, self.per_row);
         let Rows { rows, cols } = self.rows;
         if !self.d_logits.is_some() || rows * cols == 0 {
             return Ok(());
@@ -116,7 +115,7 @@ impl Run for CrossEntropyBwd {
             let ([logits, to], lse) = unsafe {
                 ([self.logits, self.d_logits].map(|a| Span::<T>::of(a, rows * cols)), Span::<Acc>::of(self.lse, rows))
             };
-            Shared.rows(rows, cols, 12, |row| {
+            ProcessTeam.rows(rows, cols, 12, |row| {
                 let (x, to) = (logits.row(row, cols), to.row(row, cols));
                 let factor = d_losses[if per_row { row } else { 0 }];
                 // SAFETY: guaranteed by the caller of `run`; rows have one task each, and no slice lives while another is
@@ -140,7 +139,7 @@ impl Run for CrossEntropyBwd {
 
 impl Run for LogProbs {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, Rows { rows, cols }) = (Shared.isa(), self.rows);
+        let (isa, Rows { rows, cols }) = (ProcessTeam.isa(), self.rows);
         if rows == 0 {
             return Ok(());
         }
@@ -151,7 +150,7 @@ impl Run for LogProbs {
         };
         let mut losses = vec![0.0; rows];
         let shared = Span::of_slice(&mut losses);
-        Shared.rows(rows, cols, 16, |row| {
+        ProcessTeam.rows(rows, cols, 16, |row| {
             // SAFETY: guaranteed by the caller of `run`; rows have one task each.
             unsafe {
                 let target = targets.value(row) as usize;
@@ -169,13 +168,13 @@ impl Run for LogProbs {
 
 impl Run for LogProbsBwd {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, scale, Rows { rows, cols }) = (Shared.isa(), self.scale as f32, self.rows);
+        let (isa, scale, Rows { rows, cols }) = (ProcessTeam.isa(), self.scale as f32, self.rows);
         // SAFETY: guaranteed by the caller of `run`.
         let ([log_probs, d_logits], targets) = unsafe {
             let windows = [self.log_probs, self.d_logits].map(|a| Span::<f32>::of(a, rows * cols));
             (windows, Span::from_raw(self.targets.cast_mut(), rows))
         };
-        Shared.rows(rows, cols, 8, |row| {
+        ProcessTeam.rows(rows, cols, 8, |row| {
             let (x, d) = (log_probs.row(row, cols), d_logits.row(row, cols));
             // SAFETY: guaranteed by the caller of `run`; rows have one task each.
             unsafe {

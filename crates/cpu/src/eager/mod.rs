@@ -2,7 +2,7 @@
 //! [`ironhorse_core::eager`]; [`Run`] runs them, with the arithmetic of `kernel`. `ironhorse_cuda::eager` launches the same
 //! structs on a GPU.
 //!
-//! Work that is large enough to pay for it runs on a team of threads that the whole process shares; it is cut into pieces that
+//! Work that is large enough to gain from it runs on a team of threads that the whole process shares; it is cut into pieces that
 //! do not depend on the number of threads, so neither do the bits.
 
 mod attention;
@@ -11,6 +11,7 @@ mod elementwise;
 mod gemm;
 mod loss;
 mod norm;
+mod process_team;
 mod rope;
 pub mod routing;
 mod run;
@@ -20,11 +21,10 @@ mod update;
 
 pub use crate::memory::Span;
 pub use crate::team::TaskPanic;
-pub use crate::team::shared::{set_threads, threads};
+pub use process_team::{set_threads, threads};
 pub use run::{Failed, Run};
 
-use crate::kernel::elem::Elem;
-use crate::kernel::real::Real;
+use crate::element::{Elem, Real};
 use ironhorse_core::eager::Array;
 
 /// `by_type!(array.float, T => f::<T>(..))`: the expression with T the type of the elements.
@@ -40,11 +40,11 @@ macro_rules! by_type {
                 $body
             }
             ironhorse_core::eager::Float::BF16 => {
-                type $t = crate::kernel::elem::Bf16;
+                type $t = crate::element::Bf16;
                 $body
             }
             ironhorse_core::eager::Float::F16 => {
-                type $t = crate::kernel::elem::F16;
+                type $t = crate::element::F16;
                 $body
             }
         }

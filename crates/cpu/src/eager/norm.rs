@@ -1,12 +1,11 @@
 //! RMS and layer normalisation.
 
 use super::columns::rows_and_columns;
+use super::process_team::ProcessTeam;
 use super::{Failed, Run, Span, by_type, fill_nan};
-use crate::kernel::elem::Elem;
-use crate::kernel::map::Blocks;
+use crate::element::{Blocks, Elem};
 use crate::kernel::norm::{Norm, NormBwd, column_sums};
 use crate::team::Split;
-use crate::team::shared::Shared;
 use ironhorse_core::eager::{
     Array, Float, LayerNorm, LayerNormBwd, ResidualRmsNorm, RmsNorm, RmsNormBwd, Rows,
 };
@@ -47,7 +46,7 @@ impl Forward {
                     rstd: Span::of(self.rstd, rows),
                     rows,
                 };
-                norm.forward::<Blocks>(&Shared, eps)?;
+                norm.forward::<Blocks>(&ProcessTeam, eps)?;
             }
         });
         Ok(())
@@ -98,7 +97,7 @@ impl Backward {
     /// # Safety
     /// As [`Run::run`].
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, n, Rows { rows, cols }) = (Shared.isa(), self.rows.elements(), self.rows);
+        let (isa, n, Rows { rows, cols }) = (ProcessTeam.isa(), self.rows.elements(), self.rows);
         by_type!(self.x.float, T => {
             // SAFETY: guaranteed by the caller of `run`; rows of `d_x` are written by one task each, after they were read.
             unsafe {

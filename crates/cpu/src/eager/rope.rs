@@ -1,18 +1,17 @@
 //! Rotary position embedding.
 
+use super::process_team::ProcessTeam;
 use super::{Failed, Run, Span, by_type};
-use crate::kernel::elem::Elem;
+use crate::element::{Elem, Real};
 use crate::kernel::elementwise::{narrow, widen};
-use crate::kernel::real::Real;
 use crate::kernel::rope::rotate;
 use crate::kernel::trig::sin_cos_slice;
 use crate::team::Split;
-use crate::team::shared::Shared;
 use ironhorse_core::eager::{Rope, RopeAngles, RopeFreqs};
 
 impl Run for Rope {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, s, back) = (Shared.isa(), self.shape, self.back);
+        let (isa, s, back) = (ProcessTeam.isa(), self.shape, self.back);
         let (half, width, tokens) = (s.head_dim / 2, s.heads * s.head_dim, s.batch * s.seq);
         if half == 0 || width == 0 || !self.y.is_some() {
             return Ok(());
@@ -25,7 +24,7 @@ impl Run for Rope {
                 ([self.x, self.y].map(|a| Span::<T>::of(a, tokens * width)), tables)
             };
             let rows = ((1 << 15) / width).max(1);
-            Shared.pieces(tokens, rows, 2 * width, |tokens| {
+            ProcessTeam.pieces(tokens, rows, 2 * width, |tokens| {
                 let mut token = vec![Acc::ZERO; width];
                 for t in tokens {
                     // SAFETY: guaranteed by the caller of `run`; tokens have one task each and are read before they are written.
@@ -44,7 +43,7 @@ impl Run for Rope {
 
 impl Run for RopeAngles {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, s, offset) = (Shared.isa(), self.shape, self.offset);
+        let (isa, s, offset) = (ProcessTeam.isa(), self.shape, self.offset);
         let (half, width) = (s.head_dim / 2, s.heads * s.head_dim);
         let n = s.batch * s.seq * width;
         if n == 0 {
@@ -55,7 +54,7 @@ impl Run for RopeAngles {
             let angles = Span::from_raw(self.angles.cast_mut(), (offset + s.seq) * half);
             ([self.x, self.y].map(|a| Span::<f32>::of(a, n)), angles)
         };
-        Shared.pieces(s.seq, 8, s.batch * width * 6, |positions| {
+        ProcessTeam.pieces(s.seq, 8, s.batch * width * 6, |positions| {
             let (mut sin, mut cos) = (vec![0.0; half], vec![0.0; half]);
             for t in positions {
                 // SAFETY: nobody writes the angles.
@@ -81,7 +80,7 @@ impl Run for RopeFreqs {
         // SAFETY: guaranteed by the caller of `run`.
         let freqs = unsafe { Span::from_raw(self.freqs, self.positions * half) };
         let positions = if half == 0 { 0 } else { self.positions };
-        Shared.rows(positions, half, 1, |p| {
+        ProcessTeam.rows(positions, half, 1, |p| {
             // SAFETY: positions have one task each.
             let row = unsafe { freqs.row(p, half).all_mut() };
             row.iter_mut().zip(&steps).for_each(|(angle, step)| *angle = (p as f64 * step) as f32);

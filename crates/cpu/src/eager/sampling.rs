@@ -1,19 +1,19 @@
 //! Choosing one column of each row.
 
+use super::process_team::ProcessTeam;
 use super::{Failed, Run, Span};
 use crate::kernel::argmax::argmax_row;
 use crate::kernel::sampling::{NoDistribution, Sampling, draw};
 use crate::team::Split;
-use crate::team::shared::Shared;
 use ironhorse_core::eager::{Argmax, Rows, Sample, uniform_of_seed};
 
 impl Run for Argmax {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, Rows { rows, cols }) = (Shared.isa(), self.rows);
+        let (isa, Rows { rows, cols }) = (ProcessTeam.isa(), self.rows);
         // SAFETY: guaranteed by the caller of `run`.
         let (logits, out) =
             unsafe { (Span::<f32>::of(self.logits, rows * cols), Span::from_raw(self.out, rows)) };
-        Shared.rows(rows, cols, 1, |row| {
+        ProcessTeam.rows(rows, cols, 1, |row| {
             // SAFETY: nobody writes the logits; rows have one task each.
             unsafe { out.set(row, argmax_row(isa, logits.row(row, cols).all()) as i32) };
         })?;
@@ -24,7 +24,7 @@ impl Run for Argmax {
 impl Run for Sample {
     /// Writes nothing if a row has no distribution.
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, Rows { rows, cols }) = (Shared.isa(), self.rows);
+        let (isa, Rows { rows, cols }) = (ProcessTeam.isa(), self.rows);
         // SAFETY: guaranteed by the caller of `run`.
         let (logits, seeds, out) = unsafe {
             let seeds = Span::from_raw(self.seeds.cast_mut(), rows).all();
@@ -35,7 +35,7 @@ impl Run for Sample {
         // Columns, or -1 and -2 for rows without a distribution.
         let mut drawn = vec![0_i32; rows];
         let shared = Span::of_slice(&mut drawn);
-        Shared.rows(rows, cols, 16, |row| {
+        ProcessTeam.rows(rows, cols, 16, |row| {
             // SAFETY: nobody writes the logits; rows have one task each.
             unsafe {
                 let column =

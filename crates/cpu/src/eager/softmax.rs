@@ -1,19 +1,19 @@
 //! Softmax over rows, and the top-k choice of a router.
 
+use super::process_team::ProcessTeam;
 use super::{Failed, Run, Span, by_type};
 use crate::kernel::softmax as kernel;
 use crate::kernel::topk::{largest_columns, top_weights};
 use crate::team::Split;
-use crate::team::shared::Shared;
 use ironhorse_core::eager::{Rows, Softmax, SoftmaxBwd, SoftmaxTopk};
 
 impl Run for Softmax {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, Rows { rows, cols }) = (Shared.isa(), self.rows);
+        let (isa, Rows { rows, cols }) = (ProcessTeam.isa(), self.rows);
         by_type!(self.x.float, T => {
             // SAFETY: guaranteed by the caller of `run`; rows have one task each.
             let [x, y] = unsafe { [self.x, self.y].map(|a| Span::<T>::of(a, rows * cols)) };
-            Shared.rows(rows, cols, 16, |row| kernel::softmax(isa, x.row(row, cols), y.row(row, cols)))?;
+            ProcessTeam.rows(rows, cols, 16, |row| kernel::softmax(isa, x.row(row, cols), y.row(row, cols)))?;
         });
         Ok(())
     }
@@ -21,12 +21,12 @@ impl Run for Softmax {
 
 impl Run for SoftmaxBwd {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, cols) = (Shared.isa(), self.rows.cols);
+        let (isa, cols) = (ProcessTeam.isa(), self.rows.cols);
         let rows = if self.d_x.is_some() { self.rows.rows } else { 0 };
         by_type!(self.y.float, T => {
             // SAFETY: guaranteed by the caller of `run`; rows have one task each.
             let [d_y, y, d_x] = unsafe { [self.d_y, self.y, self.d_x].map(|a| Span::<T>::of(a, rows * cols)) };
-            Shared.rows(rows, cols, 4, |row| {
+            ProcessTeam.rows(rows, cols, 4, |row| {
                 kernel::softmax_bwd(isa, [d_y, y].map(|x| x.row(row, cols)), d_x.row(row, cols));
             })?;
         });
@@ -36,14 +36,14 @@ impl Run for SoftmaxBwd {
 
 impl Run for SoftmaxTopk {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, k, Rows { rows, cols }) = (Shared.isa(), self.k, self.rows);
+        let (isa, k, Rows { rows, cols }) = (ProcessTeam.isa(), self.k, self.rows);
         // SAFETY: guaranteed by the caller of `run`.
         let (x, weights, indices) = unsafe {
             let weights = Span::<f32>::of(self.weights, rows * k);
             (Span::<f32>::of(self.x, rows * cols), weights, Span::from_raw(self.indices, rows * k))
         };
         // A task is several rows, which share the list of columns.
-        Shared.pieces(rows, ((1 << 12) / cols.max(1)).max(1), cols.saturating_mul(16), |range| {
+        ProcessTeam.pieces(rows, ((1 << 12) / cols.max(1)).max(1), cols.saturating_mul(16), |range| {
             let mut order = Vec::with_capacity(cols);
             for row in range {
                 // SAFETY: rows have one task each; what is written shares no memory with `x`.

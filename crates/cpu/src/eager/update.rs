@@ -1,12 +1,12 @@
 //! What happens to gradients and parameters.
 
+use super::process_team::ProcessTeam;
 use super::{Failed, Run, Span};
 use crate::kernel::elementwise::{add_to, scale_by};
 use crate::kernel::update::{
     ADAM_CHUNK, AdamWSettings, CLIP_EPS, Coefficients, NORM_CHUNK, adamw_stretch, sum_sq_streams,
 };
 use crate::team::Split;
-use crate::team::shared::Shared;
 use ironhorse_core::eager::{AdamWStep, GradClip, ScatterAdd, ZeroGrad};
 
 impl Run for AdamWStep {
@@ -23,8 +23,8 @@ impl Run for AdamWStep {
         // SAFETY: guaranteed by the caller of `run`.
         let [param, grad, m, v] =
             unsafe { [self.param, self.grad.cast_mut(), self.m, self.v].map(|x| Span::from_raw(x, self.n)) };
-        let isa = Shared.isa();
-        Shared.pieces(self.n, ADAM_CHUNK, 8, |r| {
+        let isa = ProcessTeam.isa();
+        ProcessTeam.pieces(self.n, ADAM_CHUNK, 8, |r| {
             // SAFETY: tasks have disjoint ranges of what is written, which shares no memory with the rest.
             unsafe {
                 let (w, g) = (param.get_mut(r.clone()), grad.get(r.clone()));
@@ -40,7 +40,7 @@ impl Run for ZeroGrad {
         // SAFETY: guaranteed by the caller of `run`.
         let grad = unsafe { Span::from_raw(self.grad, self.n) };
         // SAFETY: tasks have disjoint ranges.
-        Shared.pieces(self.n, 1 << 16, 1, |r| unsafe { grad.get_mut(r) }.fill(0.0))?;
+        ProcessTeam.pieces(self.n, 1 << 16, 1, |r| unsafe { grad.get_mut(r) }.fill(0.0))?;
         Ok(())
     }
 }
@@ -49,12 +49,12 @@ impl Run for GradClip {
     /// Multiplies by clip / (norm + 1e-6) if that is below 1, as PyTorch's `clip_grad_norm_` does; a norm that is NaN makes
     /// every gradient NaN.
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, n) = (Shared.isa(), self.n);
+        let (isa, n) = (ProcessTeam.isa(), self.n);
         // SAFETY: guaranteed by the caller of `run`.
         let grad = unsafe { Span::from_raw(self.grad, n) };
         let mut partials = vec![0.0_f64; n.div_ceil(NORM_CHUNK)];
         let sums = Span::of_slice(&mut partials);
-        Shared.pieces(n, NORM_CHUNK, 1, |r| {
+        ProcessTeam.pieces(n, NORM_CHUNK, 1, |r| {
             // SAFETY: nobody writes the gradients here; every task has a sum of its own.
             unsafe { sums.set(r.start / NORM_CHUNK, sum_sq_streams(isa, grad.get(r))) };
         })?;
@@ -66,7 +66,7 @@ impl Run for GradClip {
             return Ok(());
         }
         // SAFETY: tasks have disjoint ranges.
-        Shared.pieces(n, 1 << 14, 1, |r| unsafe { scale_by(isa, grad.get_mut(r), factor) })?;
+        ProcessTeam.pieces(n, 1 << 14, 1, |r| unsafe { scale_by(isa, grad.get_mut(r), factor) })?;
         Ok(())
     }
 }
@@ -76,7 +76,7 @@ const OWNERS: usize = 16;
 
 impl Run for ScatterAdd {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, width, n) = (Shared.isa(), self.width, self.n * self.width);
+        let (isa, width, n) = (ProcessTeam.isa(), self.width, self.n * self.width);
         // SAFETY: guaranteed by the caller of `run`; every index is a row of the table.
         let (indices, table, rows) = unsafe {
             let indices = Span::from_raw(self.indices.cast_mut(), self.n).all();
@@ -86,7 +86,7 @@ impl Run for ScatterAdd {
         };
         // On one thread a single owner of all looks at the indices once, not 16 times.
         let (small, each) = (n < 1 << 19, n / OWNERS * 4);
-        Shared.pieces(OWNERS, if small { OWNERS } else { 1 }, each, |owners| {
+        ProcessTeam.pieces(OWNERS, if small { OWNERS } else { 1 }, each, |owners| {
             for (i, &row) in
                 indices.iter().enumerate().filter(|(_, row)| owners.contains(&(**row as usize % OWNERS)))
             {

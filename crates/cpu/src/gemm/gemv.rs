@@ -1,13 +1,13 @@
 //! Few rows times a matrix whose columns are contiguous (token-by-token generation): b is streamed once, unpacked.
 //!
-//! order  as `kernel::map::dot`: 32 lanes over k and a fixed tree, whatever m and the threads.
+//! order  as `element::dot`: 32 lanes over k and a fixed tree, whatever m and the threads.
 
 // Lanes are numbered: an index says more than an iterator here.
 #![allow(clippy::needless_range_loop)]
 
 use super::{Beta, Gemm};
+use crate::element::{LANES, dot, tree};
 use crate::isa::Isa;
-use crate::kernel::map::{LANES, dot, tree};
 use crate::math::fma;
 use crate::multiversion;
 use crate::team::{TaskPanic, Team};
@@ -20,7 +20,7 @@ const BLOCK: usize = 64;
 /// How far ahead b is fetched, in floats.
 const AHEAD: usize = 1024;
 
-/// Whether this path can take the product and should.
+/// Whether this path can compute the product, and is the fastest.
 pub(super) fn fits(g: &Gemm<'_>) -> bool {
     g.m <= MAX_ROWS && g.b.rs == 1 && g.a.cs == 1
 }
@@ -29,7 +29,7 @@ pub(super) fn fits(g: &Gemm<'_>) -> bool {
 /// As [`gemm`](super::gemm), and [`fits`].
 pub(super) unsafe fn gemv(team: &Team, isa: Isa, g: &Gemm<'_>) -> Result<(), TaskPanic> {
     team.chunks(g.n, BLOCK, |block, worker| {
-        // SAFETY: the caller's contract; tasks have different columns.
+        // SAFETY: guaranteed by the caller; tasks have different columns.
         unsafe { columns(isa, g, block.clone()) };
         g.finish(0..g.m, block, worker);
     })
@@ -47,7 +47,7 @@ pub(super) unsafe fn columns(isa: Isa, g: &Gemm<'_>, columns: Range<usize>) {
             // SAFETY: row i < m of a is k contiguous floats.
             let x = unsafe { std::slice::from_raw_parts(g.a.ptr.add(i * g.a.rs), g.k) };
             let sum = g.alpha * if i == 0 { first_dot(isa, w, x) } else { dot(isa, w, x) };
-            // SAFETY: element (i, j) of c, which is the caller's.
+            // SAFETY: element (i, j) of c, which the caller alone uses.
             unsafe {
                 let c = g.c.ptr.add(i * g.c.rs + j);
                 *c = if g.beta == Beta::Accumulate { *c + sum } else { sum };

@@ -1,13 +1,13 @@
 //! The index of the largest of each row.
 
-use super::map::{LANES, tree};
+use crate::element::{LANES, tree};
 use crate::isa::Isa;
 use crate::multiversion;
 
 /// Logits that are searched for their largest at once.
 const LONG: usize = 8192;
 
-/// Orders floats as integers: -NaN, -inf, ..., -0, 0, ..., inf, NaN. Comparing these finds NaN on the way, for nothing.
+/// Orders floats as integers: -NaN, -inf, ..., -0, 0, ..., inf, NaN. Comparing these also finds NaN at no cost.
 #[inline(always)]
 fn order_key(x: f32) -> i32 {
     let bits = x.to_bits() as i32;
@@ -28,16 +28,16 @@ multiversion! {
             (0..LANES).for_each(|i| look(i, part[i]));
         }
         match x.last_chunk::<LANES>() {
-            // The end once more, with some that were seen: they change nothing.
+            // The last elements once more: those already seen change nothing.
             Some(last) => (0..LANES).for_each(|i| look(i, last[i])),
             None => rest.iter().enumerate().for_each(|(i, &x)| look(i, x)),
         }
-        // The compiler must not see the trees (see `map::totals`).
+        // The compiler must not see the trees (see `element::totals`).
         let (tops, bottoms) = std::hint::black_box((tops, bottoms));
         [tree(tops, i32::max), tree(bottoms, i32::min)]
     }
 
-    /// Where `value` stands first.
+    /// The index of the first `value`.
     fn find<const FMA: bool>(x: &[f32], value: f32) -> Option<usize> {
         let (full, rest) = x.as_chunks::<LANES>();
         let holds = |part: &[f32; LANES]| part.iter().map(|&x| u32::from(x == value)).fold(0, |a, b| a | b) != 0;
@@ -47,7 +47,7 @@ multiversion! {
     }
 }
 
-/// Largest and place in one pass: compilers keep the running maximum in memory here, by hand it stays in registers.
+/// Finds the largest and its index in one pass. Written by hand, because compilers keep the running maximum in memory here.
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
     use std::arch::x86_64::*;
@@ -56,7 +56,7 @@ mod avx512 {
     /// Elements looked at together, and the least a row must have.
     pub const WIDE: usize = 16 * PARTS;
 
-    /// Where the largest stands first; nothing if there is NaN. Rows have at least [`WIDE`] and fewer than 2³¹ elements.
+    /// The index of the first of the largest; `None` if there is a NaN. Rows have at least [`WIDE`] and fewer than 2³¹ elements.
     #[target_feature(enable = "avx512f")]
     pub fn place(x: &[f32]) -> Option<usize> {
         let numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -64,7 +64,7 @@ mod avx512 {
         let mut places = [_mm512_setzero_si512(); PARTS];
         let mut nan: __mmask16 = 0;
         let starts = (0..x.len() / WIDE).map(|number| number * WIDE);
-        // The end once more, with some that were seen: they change nothing.
+        // The last elements once more: those already seen change nothing.
         for start in starts.chain([x.len() - WIDE]) {
             for part in 0..PARTS {
                 let first = start + part * 16;

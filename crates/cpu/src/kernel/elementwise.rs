@@ -1,8 +1,7 @@
 //! Functions of single elements, and their gradients. An output may be the same window as an input.
 
-use super::elem::Elem;
-use super::map::map;
-use super::real::{Real, gelu_erf, gelu_erf_grad, gelu_tanh, gelu_tanh_grad, silu, silu_grad};
+use super::activation::{gelu_erf, gelu_erf_grad, gelu_tanh, gelu_tanh_grad, silu, silu_grad};
+use crate::element::{Elem, Real, map};
 use crate::memory::Span;
 use crate::multiversion;
 use ironhorse_core::eager::{BinaryFn, UnaryFn};

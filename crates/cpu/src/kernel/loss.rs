@@ -1,9 +1,7 @@
 //! Rows of cross entropy.
 
-use super::elem::Elem;
-use super::map::map;
-use super::real::Real;
 use super::softmax::row_sum;
+use crate::element::{Elem, Real, map};
 use crate::isa::Isa;
 use crate::math::exp_flush;
 use crate::memory::Span;

@@ -1,9 +1,7 @@
 //! RMS and layer normalisation of rows, and the gradients.
 
-use super::elem::Elem;
 use super::elementwise::binary;
-use super::map::{LANES, Order, map, sum_inline, totals};
-use super::real::Real;
+use crate::element::{Elem, LANES, Order, Real, map, sum_inline, totals};
 use crate::isa::Isa;
 use crate::memory::Span;
 use crate::multiversion;

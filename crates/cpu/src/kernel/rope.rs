@@ -1,6 +1,6 @@
 //! Rotary position embedding.
 
-use super::real::Real;
+use crate::element::Real;
 use crate::isa::Isa;
 use crate::multiversion;
 use ironhorse_core::eager::Pairs;
@@ -26,7 +26,7 @@ multiversion! {
     }
 }
 
-/// Turns each pair of each head by its angle, given by cosine and sine; `back` turns the other way, which is the gradient.
+/// Rotates each pair of each head by its angle, given by cosine and sine; `back` rotates the other way, as for the gradient.
 pub fn rotate<A: Real>(isa: Isa, pairs: Pairs, heads: &mut [A], [cos, sin]: [&[A]; 2], back: bool) {
     let sign = if back { -A::ONE } else { A::ONE };
     match pairs {

@@ -1,7 +1,7 @@
 //! A router's choice for one token, the sort of the routes by expert, and the sums over a token's routes.
 
 use super::elementwise::{add_scaled, add_to, scaled};
-use super::map::{dot, dot_inline, largest, sum_inline};
+use crate::element::{dot, dot_inline, largest, sum_inline};
 use crate::isa::Isa;
 use crate::math::exp_f32;
 use crate::memory::Span;

@@ -3,13 +3,13 @@
 //! The rules are those of `ironhorse_train::sample`. The weights e^((x - max) / temperature) are f64.
 
 use super::argmax::argmax_row;
-use super::map::{LANES, tree};
+use crate::element::{LANES, tree};
 use crate::isa::Isa;
 use crate::multiversion;
 
 /// Logits whose weights are added before the sum joins the total.
 const BLOCK: usize = 1024;
-/// Logits whose maximum stands for them when a bound for the k-th largest is sought.
+/// Logits that are represented by their maximum in the search for a lower bound of the k-th largest.
 const GROUP: usize = 64;
 /// Logits that are sorted whole.
 const FEW: usize = 2048;
@@ -66,12 +66,12 @@ multiversion! {
     }
 
     /// Which step below the largest a logit is on: the larger the logit, the lower the step.
-    fn climb<const FMA: bool>(steps: &mut [u16], x: &[f32], max: f64, inverse: f64) {
+    fn steps_of<const FMA: bool>(steps: &mut [u16], x: &[f32], max: f64, inverse: f64) {
         for (step, &x) in steps.iter_mut().zip(x) {
-            let height = (max - f64::from(x)) * (inverse * STEPS_PER_E);
-            let height = if height < (STEPS - 1) as f64 { height } else { (STEPS - 1) as f64 };
+            let depth = (max - f64::from(x)) * (inverse * STEPS_PER_E);
+            let depth = if depth < (STEPS - 1) as f64 { depth } else { (STEPS - 1) as f64 };
             // SAFETY: from 0, for max is the largest, to STEPS - 1.
-            *step = unsafe { height.to_int_unchecked::<i32>() } as u16;
+            *step = unsafe { depth.to_int_unchecked::<i32>() } as u16;
         }
     }
 
@@ -125,7 +125,7 @@ impl Row<'_> {
         found
     }
 
-    /// The k largest and what ties with the k-th, in the order they stand.
+    /// The k largest and those equal to the k-th, by index.
     fn top_k(&self, k: usize) -> Vec<u32> {
         let mut kept = self.at_least(k);
         if k < kept.len() {
@@ -176,19 +176,16 @@ impl Row<'_> {
             if above >= enough {
                 break;
             }
-            // By a crumb of rounding this step, in another order, does not reach it.
+            // Summed in another order, this step may miss the share by a rounding error.
         }
         let mut left = u * above;
         for (step, &mass) in masses[..end].iter().enumerate() {
             if left < mass {
-                let order = on(step);
-                let weights = self.weights(order.iter().copied());
-                return self.draw(order.into_iter().map(|i| i as usize).zip(weights), left);
+                return self.draw_at(&on(step), left);
             }
             left -= mass;
         }
-        let weights = self.weights(last.iter().copied());
-        self.draw(last.into_iter().map(|i| i as usize).zip(weights), left)
+        self.draw_at(&last, left)
     }
 
     /// The step of each logit, and the mass of each step.
@@ -196,7 +193,7 @@ impl Row<'_> {
         let (mut steps, mut masses, mut weights) = (vec![0; self.x.len()], vec![0.0; STEPS], [0.0; BLOCK]);
         for (block, steps) in self.x.chunks(BLOCK).zip(steps.chunks_mut(BLOCK)) {
             weigh(self.isa, &mut weights[..block.len()], block, self.max, self.inverse);
-            climb(self.isa, steps, block, self.max, self.inverse);
+            steps_of(self.isa, steps, block, self.max, self.inverse);
             steps.iter().zip(&weights).for_each(|(&step, weight)| masses[step as usize % STEPS] += weight);
         }
         (steps, masses)
@@ -234,7 +231,7 @@ impl Row<'_> {
         None
     }
 
-    /// The index in whose weight `left` falls, or, by a crumb of rounding, the last that has any.
+    /// The index in whose weight `left` falls, or, if a rounding error leaves none, the last with a weight above 0.
     fn draw(&self, weighed: impl Iterator<Item = (usize, f64)>, mut left: f64) -> Option<usize> {
         let mut last = None;
         for (i, weight) in weighed {
@@ -249,6 +246,11 @@ impl Row<'_> {
         last
     }
 
+    /// The one of these indices in whose weight `left` falls.
+    fn draw_at(&self, order: &[u32], left: f64) -> Option<usize> {
+        self.draw(order.iter().map(|&i| i as usize).zip(self.weights(order.iter().copied())), left)
+    }
+
     fn draw_from(&self, kept: &[u32], u: f64) -> Option<usize> {
         let weights = self.weights(kept.iter().copied());
         let left = u * weights.iter().sum::<f64>();
@@ -256,7 +258,7 @@ impl Row<'_> {
     }
 }
 
-/// Where `step` stands.
+/// The indices of the logits on `step`.
 fn members(steps: &[u16], step: u16) -> impl Iterator<Item = usize> {
     let holds = move |group: &[u16]| group.iter().fold(0, |found, &s| found | u32::from(s == step)) != 0;
     let groups = steps.chunks(GROUP).enumerate().filter(move |(_, group)| holds(group));

@@ -1,8 +1,6 @@
 //! Softmax over rows, the gradient, and the sums of exponentials that losses need too.
 
-use super::elem::Elem;
-use super::map::{BLOCK, Blocks, LANES, Order, largest, map, sum_inline, totals};
-use super::real::Real;
+use crate::element::{BLOCK, Blocks, Elem, LANES, Order, Real, largest, map, sum_inline, totals};
 use crate::memory::Span;
 use crate::multiversion;
 

@@ -8,7 +8,7 @@ const FAST: f32 = 1e6;
 /// (sin x, cos x) for |x| <= [`FAST`]; NaN for NaN.
 #[inline(always)]
 fn sin_cos_fast(x: f32) -> (f32, f32) {
-    // 1.5 * 2^52: adding it rounds to an integer, which then stands in the low bits.
+    // 1.5 * 2^52: adding it rounds to an integer, which is then in the low bits.
     const ROUND: f64 = 6_755_399_441_055_744.0;
     /// π/2 = HI + LO
     const HI: f64 = std::f64::consts::FRAC_PI_2;

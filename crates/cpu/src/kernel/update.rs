@@ -1,6 +1,6 @@
 //! The update: the norm of the gradients, and AdamW.
 
-use super::map::tree;
+use crate::element::tree;
 use crate::math::fma;
 use crate::multiversion;
 
@@ -80,9 +80,9 @@ multiversion! {
                 sums[3][i] += f64::from(d[i]) * f64::from(d[i]);
             }
         }
-        let mut tail = [0.0_f64; super::map::LANES];
+        let mut tail = [0.0_f64; crate::element::LANES];
         for (i, &x) in rest.iter().enumerate() {
-            tail[i % super::map::LANES] += f64::from(x) * f64::from(x);
+            tail[i % crate::element::LANES] += f64::from(x) * f64::from(x);
         }
         sums.iter().flatten().sum::<f64>() + tree(tail, |a, b| a + b)
     }

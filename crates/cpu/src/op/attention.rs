@@ -87,7 +87,7 @@ pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
     let shape = Heads(AttentionShape { kv_len: position + 1, k: cache, v: cache, ..packed.0 });
     let call = Forward { shape, q, k: keys, v: values, out, lse: Span::none(batch * op.heads) };
     for scratch in ctx.scratch.iter_mut() {
-        scratch.room.reserve(context, packed.0.head_dim);
+        scratch.query.reserve(context, packed.0.head_dim);
     }
     let (scratch, hd) = (&*ctx.scratch, packed.0.head_dim);
     // A task is a head of keys and values with all heads of queries it serves.
@@ -102,7 +102,7 @@ pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
                 kept.get_mut(to..to + hd).copy_from_slice(new.get(from..from + hd));
             }
             for head in first..first + shape.share() {
-                one_query(isa, &mut scratch.get(worker).room, &call, [head, 0]);
+                one_query(isa, &mut scratch.get(worker).query, &call, [head, 0]);
             }
         }
     })

@@ -8,11 +8,11 @@ use ironhorse_core::op::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedL
 use ironhorse_core::{Error, Result, Slot};
 use std::ops::Range;
 
-/// The rows of each expert.
+/// Where the rows of each expert begin, and the number of rows.
 struct Groups<'a>(&'a [i32]);
 
 impl Groups<'_> {
-    /// Refuses offsets that do not cut `rows` into stretches.
+    /// Refuses offsets that do not rise from 0 to `rows`.
     fn new(ctx: &Ctx<'_>, offsets: Slot, rows: usize) -> Result<Self> {
         // SAFETY: nothing writes the offsets while the op runs.
         let offsets = unsafe { ctx.i32(offsets)?.all() };
@@ -20,7 +20,9 @@ impl Groups<'_> {
         if ends && offsets.is_sorted() {
             return Ok(Self(offsets));
         }
-        Err(Error::Input(format!("the offsets of the experts do not cut {rows} rows: {offsets:?}")))
+        let what =
+            format!("the `offsets` of the experts are {offsets:?}, expected them to rise from 0 to {rows}");
+        Err(Error::Input(what))
     }
 
     fn experts(&self) -> usize {
@@ -41,6 +43,8 @@ fn writable(m: MatRef) -> MatMut {
     MatMut { ptr: m.ptr.cast_mut(), rs: m.rs }
 }
 
+/// Computes the product of each expert; none has more rows, columns or steps than `most`.
+///
 /// # Safety
 /// As [`gemm_grouped`].
 unsafe fn products(
@@ -65,7 +69,7 @@ pub fn grouped_linear_fwd(ctx: &mut Ctx<'_>, op: &GroupedLinearFwd) -> Result<()
         Gemm::new((rows.len(), oc, ic), rows_from(inp, rows.start, ic), b, c)
     };
     let most = [op.inp.shape.rows(), oc, ic];
-    // SAFETY: shapes and aliasing were checked by `Op::check`; the stretches of rows lie in the slots and are disjoint.
+    // SAFETY: shapes and aliasing were checked by `Op::check`; the rows of the experts are inside the slots and disjoint.
     unsafe { products(ctx, &groups, most, &product) }?;
     match op.act {
         Some(act) => swiglu_fwd(ctx, &SwigluFwd { out: act, inp: op.out }),

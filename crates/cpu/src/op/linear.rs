@@ -18,7 +18,7 @@ fn rows_of(span: Span<f32>, cols: usize) -> MatRef {
 /// Runs a product over whole slots.
 ///
 /// # Safety
-/// The matrices lie inside slots of the op; `c` shares no memory with `a` and `b`.
+/// The matrices are inside slots of the op; `c` shares no memory with `a` and `b`.
 unsafe fn product(ctx: &mut Ctx<'_>, product: Gemm<'_>) -> Result<()> {
     // SAFETY: passed on to the caller.
     unsafe { gemm(ctx.team, ctx.workspace, ctx.isa, &product) }.map_err(engine_error)

@@ -16,7 +16,7 @@ mod routing;
 
 use crate::gemm::Workspace;
 use crate::isa::Isa;
-use crate::kernel::attention::{Room, Scratch as AttentionScratch};
+use crate::kernel::attention::{QueryScratch, TileScratch};
 use crate::memory::{Memory, Span};
 use crate::team::{Done, PerWorker, Split, Team};
 use ironhorse_core::op::Op;
@@ -24,7 +24,7 @@ use ironhorse_core::{Error, Program, Result, Scalars, Slot};
 pub use rope::RopeTables;
 use std::ops::Range;
 
-/// Elements of a task that goes through rows: some microseconds, where handing a task out takes a tenth of one.
+/// Elements of a task of rows: some microseconds of work, where starting a task costs a tenth of one.
 const TASK: usize = 8192;
 
 /// What an op needs besides its slots. Everything in it is kept from step to step.
@@ -33,7 +33,7 @@ pub struct Ctx<'a> {
     pub team: &'a Team,
     pub isa: Isa,
     pub workspace: &'a mut Workspace,
-    pub scratch: &'a mut PerWorker<Scratch>,
+    pub scratch: &'a mut PerWorker<OpScratch>,
     pub partials: &'a mut Vec<f64>,
     pub counts: &'a mut Vec<i32>,
     pub tables: &'a mut RopeTables,
@@ -43,9 +43,9 @@ pub struct Ctx<'a> {
 
 /// A worker's own memory; grows in the first step only.
 #[derive(Default)]
-pub struct Scratch {
-    attention: AttentionScratch<f32>,
-    room: Room<f32>,
+pub struct OpScratch {
+    attention: TileScratch<f32>,
+    query: QueryScratch<f32>,
 }
 
 impl Ctx<'_> {
@@ -144,25 +144,24 @@ fn store(out: &mut [f32], values: &[f32], adds: bool) {
     }
 }
 
+/// The first of the numbers that is not in `0..count`, and its index.
+fn first_outside(numbers: &[i32], count: usize) -> Option<(usize, i32)> {
+    let outside = |number: i32| usize::try_from(number).map_or(true, |number| number >= count);
+    numbers.iter().copied().enumerate().find(|&(_, number)| outside(number))
+}
+
 /// Refuses token numbers outside the vocabulary.
 fn check_ids(what: &str, ids: &[i32], vocab: usize) -> Result<()> {
-    let outside = |&id: &i32| usize::try_from(id).map_or(true, |id| id >= vocab);
-    match ids.iter().position(outside) {
-        None => Ok(()),
-        Some(at) => {
-            let id = ids[at];
-            Err(Error::Input(format!("{what} {id} at index {at} is outside the vocabulary of {vocab}")))
-        }
-    }
+    first_outside(ids, vocab).map_or(Ok(()), |(at, id)| {
+        Err(Error::Input(format!("{what} {id} at index {at} is outside the vocabulary of {vocab}")))
+    })
 }
 
 /// Refuses indices of rows or experts that are out of range.
 fn check_below(what: &str, numbers: &[i32], count: usize) -> Result<()> {
-    let outside = |&number: &i32| usize::try_from(number).map_or(true, |number| number >= count);
-    match numbers.iter().find(|number| outside(number)) {
-        None => Ok(()),
-        Some(number) => Err(Error::Input(format!("{what} index {number} is out of range 0..{count}"))),
-    }
+    first_outside(numbers, count).map_or(Ok(()), |(_, number)| {
+        Err(Error::Input(format!("{what} index {number} is out of range 0..{count}")))
+    })
 }
 
 /// A worker thread panicked: what it left half done cannot be trusted.

@@ -2,7 +2,7 @@
 
 use super::Ctx;
 use super::columns::column_sums;
-use crate::kernel::map::Whole;
+use crate::element::Whole;
 use crate::kernel::norm::{Norm, NormBwd, column_sums as add_row};
 use crate::memory::Span;
 use ironhorse_core::op::{

@@ -77,15 +77,15 @@ pub fn rope(ctx: &mut Ctx<'_>, op: &Rope) -> Result<()> {
     if hd == 0 {
         return Ok(());
     }
-    // A cache is gone through to its end; a sequence has always the same length.
+    // Decoding reaches every position of the cache; a sequence has always the same length.
     let positions = if op.at_position { op.context } else { seq };
     let table = ctx.tables.get(ctx.team, op, positions)?;
-    let turned = (op.heads + op.kv_heads) * hd;
+    let rotated = (op.heads + op.kv_heads) * hd;
     let task = |rows: std::ops::Range<usize>, _: usize| {
         for row in rows {
             let position = first + row % seq;
             // SAFETY: tasks have disjoint rows of the only slot.
-            let heads = unsafe { qkv.get_mut(row * width..row * width + turned) };
+            let heads = unsafe { qkv.get_mut(row * width..row * width + rotated) };
             let (cos, sin) = table[position * hd..(position + 1) * hd].split_at(hd / 2);
             rotate(isa, Pairs::Halves, heads, [cos, sin], op.back);
         }

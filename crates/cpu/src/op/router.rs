@@ -1,7 +1,7 @@
 //! The router of a mixture of experts. Tokens are spread over threads.
 
 use super::Ctx;
-use crate::kernel::map::dot;
+use crate::element::dot;
 use crate::kernel::routing::{self, Made};
 use ironhorse_core::op::{RouterBwd, RouterFwd, RouterLoad};
 use ironhorse_core::{Error, Result};
@@ -14,7 +14,7 @@ pub fn router_fwd(ctx: &mut Ctx<'_>, op: &RouterFwd) -> Result<()> {
     let (probs, weights) = (ctx.f32(op.probs)?, ctx.f32(op.weights)?);
     let (experts, logits) = (ctx.i32(op.experts)?, ctx.f32(op.logits)?);
     let (isa, all, k) = (ctx.isa, op.probs.shape.cols(), op.experts.shape.cols());
-    let strange = AtomicUsize::new(usize::MAX);
+    let first_bad = AtomicUsize::new(usize::MAX);
     ctx.chunks(op.probs.shape.rows(), ROWS, |rows, _| {
         for row in rows {
             let (r, chosen) = (row * all..(row + 1) * all, row * k..(row + 1) * k);
@@ -24,11 +24,11 @@ pub fn router_fwd(ctx: &mut Ctx<'_>, op: &RouterFwd) -> Result<()> {
                 (logits.get(r.clone()), probs.get_mut(r), w, e)
             };
             if !routing::choose(isa, x, p, w, e) {
-                strange.fetch_min(row, Ordering::Relaxed);
+                first_bad.fetch_min(row, Ordering::Relaxed);
             }
         }
     })?;
-    match strange.into_inner() {
+    match first_bad.into_inner() {
         usize::MAX => Ok(()),
         row => {
             // SAFETY: nothing writes the logits.

@@ -8,7 +8,6 @@
 //! memory and a partition into tasks that does not depend on the number of threads, or does not matter.
 
 mod per_worker;
-pub(crate) mod shared;
 
 pub use per_worker::PerWorker;
 
@@ -76,7 +75,7 @@ struct Job {
     tasks: usize,
 }
 
-/// The counter has its own cache line: every worker hammers it.
+/// The counter has its own cache line: every worker changes it.
 #[repr(align(128))]
 struct Counter(AtomicUsize);
 
@@ -192,9 +191,9 @@ impl Shared {
         }
     }
 
-    /// Idle worker: returns when the state word may be worth another look.
+    /// Waits, as an idle worker, until the state word may have changed.
     fn wait_for_change(&self, old: u64) {
-        // A change of the count of workers inside is of no interest: only the run, the gate and shut-down are.
+        // The count of workers inside may change; only the run, the gate and shut-down matter.
         let news = |state: u64| (state ^ old) & !INSIDE_MASK != 0;
         if self.spin && spin_until(|| news(self.state.load(Ordering::Relaxed))) {
             return;
@@ -295,7 +294,7 @@ impl Team {
     pub fn run(&self, tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) -> Result<(), TaskPanic> {
         let (team, worker) = INSIDE.get();
         if team != 0 {
-            // Inside another team's task this thread is no worker of ours; it is the only one of this run.
+            // Inside another team's task this thread is not a worker of this team, and it is the only thread of this run.
             return run_inline(tasks, task, if team == self.shared.id { worker } else { 0 });
         }
         let _turn = lock(&self.turn);

@@ -41,8 +41,8 @@ pub fn choose(logits: &[f32], to: &mut Choice<'_>, sizes: Sizes) -> Result<(), U
     let rows = logits.chunks_exact(all).zip(to.probs.chunks_exact_mut(all)).zip(chosen);
     for (token, ((x, p), (w, e))) in rows.enumerate() {
         if !kernel::choose(isa, x, p, w, e) {
-            let strange = x.iter().find(|x| !x.is_finite()).copied().unwrap_or(f32::NAN);
-            return Err(Unfit::Logit(token, strange));
+            let value = x.iter().find(|x| !x.is_finite()).copied().unwrap_or(f32::NAN);
+            return Err(Unfit::Logit(token, value));
         }
     }
     Ok(())

@@ -1,12 +1,12 @@
 //! Moving tokens to their experts and back.
 
 use super::{Unfit, below, length};
+use crate::eager::process_team::ProcessTeam;
 use crate::kernel::routing::{
     combine_route_bwd, combine_routes, count_routes, first_rows, is_permutation, place_routes, sum_routes,
 };
 use crate::memory::{Span, Word};
 use crate::team::Split;
-use crate::team::shared::Shared;
 
 /// A window that is only read.
 fn read_only<T: Word>(x: &[T]) -> Span<T> {
@@ -52,7 +52,7 @@ pub fn permute(
     length("rows", rows.len(), order.len() * width)?;
     let k = routes_per_token("order", order, tokens)?;
     let rows = Span::of_slice(rows);
-    Ok(Shared.rows(order.len(), width, 1, |row| {
+    Ok(ProcessTeam.rows(order.len(), width, 1, |row| {
         let token = order[row] as usize / k;
         // SAFETY: rows have one task each.
         let to = unsafe { rows.row(row, width).all_mut() };
@@ -81,8 +81,8 @@ pub fn permute_bwd(
     length("d_inp", d_inp.len(), tokens * width)?;
     length("rows", d_rows.len(), places.len() * width)?;
     let k = routes_per_token("places", places, tokens)?;
-    let (isa, d_inp, d_rows) = (Shared.isa(), Span::of_slice(d_inp), read_only(d_rows));
-    Ok(Shared.rows(tokens, width, k.max(1), |token| {
+    let (isa, d_inp, d_rows) = (ProcessTeam.isa(), Span::of_slice(d_inp), read_only(d_rows));
+    Ok(ProcessTeam.rows(tokens, width, k.max(1), |token| {
         // SAFETY: tokens have one task each; nobody writes the rows.
         unsafe {
             sum_routes(
@@ -110,8 +110,8 @@ pub fn combine(
     length("rows", rows.len(), places.len() * width)?;
     length("weights", weights.len(), places.len())?;
     let k = routes_per_token("places", places, tokens)?;
-    let (isa, out, rows) = (Shared.isa(), Span::of_slice(out), read_only(rows));
-    Ok(Shared.rows(tokens, width, k.max(1), |token| {
+    let (isa, out, rows) = (ProcessTeam.isa(), Span::of_slice(out), read_only(rows));
+    Ok(ProcessTeam.rows(tokens, width, k.max(1), |token| {
         let routes = token * k..(token + 1) * k;
         // SAFETY: tokens have one task each; nobody writes the rows.
         unsafe {
@@ -140,9 +140,9 @@ pub fn combine_bwd(
     if !is_permutation(places, &mut vec![0; places.len()]) {
         return Err(Unfit::Numbers("places"));
     }
-    let (isa, d_rows, d_weights) = (Shared.isa(), Span::of_slice(d_rows), Span::of_slice(d_weights));
+    let (isa, d_rows, d_weights) = (ProcessTeam.isa(), Span::of_slice(d_rows), Span::of_slice(d_weights));
     let (d_out, rows) = (read_only(d_out), read_only(rows));
-    Ok(Shared.rows(tokens, width, 2 * k.max(1), |token| {
+    Ok(ProcessTeam.rows(tokens, width, 2 * k.max(1), |token| {
         for route in token * k..(token + 1) * k {
             let [d_row, row] = [d_rows, rows].map(|x| x.row(places[route] as usize, width));
             // SAFETY: no two routes have the same row, so tasks write disjoint elements, which nobody reads.

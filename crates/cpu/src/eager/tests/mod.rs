@@ -8,8 +8,7 @@ mod elementwise;
 mod rows;
 
 use super::{read, set_threads, write};
-use crate::kernel::elem::{Bf16, Elem, F16};
-use crate::kernel::real::Real;
+use crate::element::{Bf16, Elem, F16, Real};
 use calls::Done;
 use ironhorse_core::eager::{Array, Float};
 use std::sync::Mutex;

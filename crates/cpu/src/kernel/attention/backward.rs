@@ -1,13 +1,12 @@
 //! The gradients of attention.
 
+use super::product::{Mat, product};
 use super::softmax::{row_stride, softmax_bwd_columns};
-use super::{Forward, Scratch, TILE, row_mut};
+use super::{Forward, TILE, TileScratch, row_mut};
+use crate::element::{Elem, Real, dot};
 use crate::gemm::{Beta, LocalScratch};
 use crate::isa::Isa;
-use crate::kernel::elem::Elem;
 use crate::kernel::elementwise::{add_to, narrow};
-use crate::kernel::map::dot;
-use crate::kernel::real::{Mat, Real};
 use crate::memory::Span;
 use crate::team::{Done, Split};
 use std::ops::Range;
@@ -37,52 +36,80 @@ impl<T: Elem> Backward<T> {
     /// # Safety
     /// The caller may read the inputs and alone uses `scratch`, this head of `d_q`, and its part of `own`
     /// ([`Backward::own_elements`]) or, where that is empty, its head of `d_k` and `d_v`.
-    pub unsafe fn head(&self, isa: Isa, scratch: &mut Scratch<T::Acc>, own: Span<T::Acc>, head: usize) {
-        let (s, a, hd) = (&self.from.shape, &self.from.shape.0, self.from.shape.0.head_dim);
+    pub unsafe fn head(&self, isa: Isa, scratch: &mut TileScratch<T::Acc>, own: Span<T::Acc>, head: usize) {
+        let (s, a) = (&self.from.shape, &self.from.shape.0);
         let d_kv = self.keys_and_values(own, head);
-        for d in d_kv.into_iter().flatten() {
-            // SAFETY: rows of the gradients that belong to this task.
-            (0..a.kv_len).for_each(|t| unsafe { row_mut(d, t, hd) }.fill(T::Acc::ZERO));
-        }
-        let Scratch { gemm, tiles, wide: [q_room, k_room, v_room, d_q_room, d_o_room] } = scratch;
-        let (p_scores, dp_scores) = tiles.split_at_mut(s.scores());
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.clear(d_kv, 0..a.kv_len) };
         for queries in (0..s.tiles()).map(|tile| s.tile(tile)) {
-            let (rows, stride) = (queries.len(), row_stride(queries.len()));
             let to = self.from.queries(self.d_q, a.q, head, &queries);
-            let d_q = self.d_q.is_some().then(|| to.matrix(d_q_room));
-            // SAFETY: the inputs are only read; the widened rows are this worker's own.
-            let [q, d_o] = unsafe {
-                let q = self.from.queries(self.from.q, a.q, head, &queries).load(isa, q_room);
-                [q, self.from.queries(self.d_out, a.out, head, &queries).load(isa, d_o_room)]
-            };
-            if let Some(d_q) = d_q.filter(|_| s.sees(queries.end - 1) == 0) {
-                // SAFETY: these rows belong to this task.
-                (0..rows).for_each(|i| unsafe { row_mut(d_q, i, hd) }.fill(T::Acc::ZERO));
-            }
-            for keys in s.chunks(&queries) {
-                let cols = keys.len();
-                let mut scores = [&mut p_scores[..cols * stride], &mut dp_scores[..cols * stride]];
-                let [d_k, d_v] = d_kv.map(|d| d.map(|d| d.rows_from(keys.start)));
-                let beta = if keys.start == 0 { Beta::Overwrite } else { Beta::Accumulate };
-                // SAFETY: the inputs are only read; scores, widened rows and gradients belong to this task.
-                unsafe {
-                    let [k, v] = self.from.keys([keys.start, head], cols);
-                    let (k, v) = (k.load(isa, k_room), v.load(isa, v_room));
-                    self.scores((gemm, isa), &mut scores, [q, d_o, k, v], head, [&queries, &keys]);
-                    let [p, ds] = scores.map(|scores| Mat::new(scores, stride));
-                    if let Some(d_q) = d_q {
-                        T::Acc::product((gemm, isa), [rows, hd, cols], [ds.transposed(), k], d_q, beta);
-                    }
-                    for (ab, d) in [([ds, q], d_k), ([p, d_o], d_v)] {
-                        if let Some(d) = d {
-                            T::Acc::product((gemm, isa), [cols, hd, rows], ab, d, Beta::Accumulate);
-                        }
-                    }
+            let d_q = self.d_q.is_some().then(|| to.matrix(&mut scratch.wide[3]));
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                if s.sees(queries.end - 1) == 0 {
+                    self.clear([d_q, None], 0..queries.len());
+                }
+                self.tile((isa, &mut *scratch), head, &queries, s.chunks(&queries), [d_q, d_kv[0], d_kv[1]]);
+                if d_q.is_some() {
+                    to.store(isa, &scratch.wide[3]);
                 }
             }
-            if d_q.is_some() {
-                // SAFETY: these rows belong to this task.
-                unsafe { to.store(isa, d_q_room) };
+        }
+    }
+
+    /// Sets rows of two matrices to 0.
+    ///
+    /// # Safety
+    /// The caller alone uses these rows.
+    pub(super) unsafe fn clear(&self, to: [Option<Mat<T::Acc>>; 2], rows: Range<usize>) {
+        for d in to.into_iter().flatten() {
+            // SAFETY: guaranteed by the caller.
+            rows.clone()
+                .for_each(|i| unsafe { row_mut(d, i, self.from.shape.0.head_dim) }.fill(T::Acc::ZERO));
+        }
+    }
+
+    /// What some chunks of keys and a tile of queries add to the gradients: `d_q` is overwritten by the first chunk and added
+    /// to by the others, `d_k` and `d_v` (of all keys) are added to.
+    ///
+    /// # Safety
+    /// The caller may read the inputs and alone uses `scratch` and these rows of the gradients.
+    pub(super) unsafe fn tile(
+        &self,
+        (isa, scratch): (Isa, &mut TileScratch<T::Acc>),
+        head: usize,
+        queries: &Range<usize>,
+        chunks: impl Iterator<Item = Range<usize>>,
+        [d_q, d_k, d_v]: [Option<Mat<T::Acc>>; 3],
+    ) {
+        let (s, a, hd) = (&self.from.shape, &self.from.shape.0, self.from.shape.0.head_dim);
+        let (rows, stride) = (queries.len(), row_stride(queries.len()));
+        let TileScratch { gemm, tiles, wide: [q_room, k_room, v_room, _, d_o_room] } = scratch;
+        let (p_scores, dp_scores) = tiles.split_at_mut(s.scores());
+        // SAFETY: the inputs are only read; the widened rows are this worker's own.
+        let [q, d_o] = unsafe {
+            let q = self.from.queries(self.from.q, a.q, head, queries).load(isa, q_room);
+            [q, self.from.queries(self.d_out, a.out, head, queries).load(isa, d_o_room)]
+        };
+        for (number, keys) in chunks.enumerate() {
+            let cols = keys.len();
+            let mut scores = [&mut p_scores[..cols * stride], &mut dp_scores[..cols * stride]];
+            let [d_k, d_v] = [d_k, d_v].map(|d| d.map(|d| d.rows_from(keys.start)));
+            let beta = if number == 0 { Beta::Overwrite } else { Beta::Accumulate };
+            // SAFETY: the inputs are only read; scores, widened rows and gradients belong to this task.
+            unsafe {
+                let [k, v] = self.from.keys([keys.start, head], cols);
+                let (k, v) = (k.load(isa, k_room), v.load(isa, v_room));
+                self.scores((gemm, isa), &mut scores, [q, d_o, k, v], head, [queries, &keys]);
+                let [p, ds] = scores.map(|scores| Mat::new(scores, stride));
+                if let Some(d_q) = d_q {
+                    product((gemm, isa), [rows, hd, cols], [ds.transposed(), k], d_q, beta);
+                }
+                for (ab, d) in [([ds, q], d_k), ([p, d_o], d_v)] {
+                    if let Some(d) = d {
+                        product((gemm, isa), [cols, hd, rows], ab, d, Beta::Accumulate);
+                    }
+                }
             }
         }
     }
@@ -103,8 +130,8 @@ impl<T: Elem> Backward<T> {
         let (stride, size) = (row_stride(queries.len()), [keys.len(), queries.len(), s.0.head_dim]);
         // SAFETY: guaranteed by the caller.
         let (lse, delta) = unsafe {
-            T::Acc::product((gemm, isa), size, [k, q.transposed()], Mat::new(p, stride), Beta::Overwrite);
-            T::Acc::product((gemm, isa), size, [v, d_o.transposed()], Mat::new(dp, stride), Beta::Overwrite);
+            product((gemm, isa), size, [k, q.transposed()], Mat::new(p, stride), Beta::Overwrite);
+            product((gemm, isa), size, [v, d_o.transposed()], Mat::new(dp, stride), Beta::Overwrite);
             self.columns(isa, head, queries)
         };
         let factors = [s.factor(isa, p), T::Acc::of(s.0.scale)];
@@ -120,7 +147,7 @@ impl<T: Elem> Backward<T> {
     }
 
     /// Where a head sums the gradients of its keys and values.
-    fn keys_and_values(&self, own: Span<T::Acc>, head: usize) -> [Option<Mat<T::Acc>>; 2] {
+    pub(super) fn keys_and_values(&self, own: Span<T::Acc>, head: usize) -> [Option<Mat<T::Acc>>; 2] {
         let (s, a) = (&self.from.shape, &self.from.shape.0);
         let mut half = 0;
         [(self.d_k, a.k), (self.d_v, a.v)].map(|(d, strides)| {

@@ -1,11 +1,9 @@
 //! Attention of single queries: one new position against the keys and values that are kept.
 
 use super::Forward;
+use crate::element::{Elem, Real, dot, largest, sum_inline};
 use crate::isa::Isa;
-use crate::kernel::elem::Elem;
 use crate::kernel::elementwise::{add_scaled, narrow};
-use crate::kernel::map::{dot, largest, sum_inline};
-use crate::kernel::real::Real;
 use crate::multiversion;
 
 multiversion! {
@@ -28,7 +26,7 @@ pub const FEW: usize = 4;
 /// The caller may read q, k and v, and alone uses this row of `out` and this element of `lse`.
 pub unsafe fn one_query<T: Elem>(
     isa: Isa,
-    room: &mut Room<T::Acc>,
+    room: &mut QueryScratch<T::Acc>,
     call: &Forward<T>,
     [head, position]: [usize; 2],
 ) {
@@ -60,12 +58,12 @@ pub unsafe fn one_query<T: Elem>(
 
 /// A worker's own memory for single queries.
 #[derive(Default)]
-pub struct Room<A> {
+pub struct QueryScratch<A> {
     scores: Vec<A>,
     out: Vec<A>,
 }
 
-impl<A: Real> Room<A> {
+impl<A: Real> QueryScratch<A> {
     /// Room for so many keys and elements of a head.
     pub fn new(keys: usize, head_dim: usize) -> Self {
         Self { scores: vec![A::ZERO; keys], out: vec![A::ZERO; head_dim] }

@@ -11,18 +11,19 @@
 
 mod backward;
 mod few;
+mod product;
 mod softmax;
 
 pub use backward::Backward;
-pub use few::{FEW, Room, one_query};
+pub use few::{FEW, QueryScratch, one_query};
 
-use super::elem::Elem;
 use super::elementwise::{narrow, scale_by, widen};
-use super::real::{Mat, Real};
+use crate::element::{Elem, Real};
 use crate::gemm::{Beta, LocalScratch};
 use crate::isa::Isa;
 use crate::memory::Span;
 use ironhorse_core::eager::{AttentionShape, Strides};
+use product::{Mat, product};
 use softmax::{row_stride, softmax_columns};
 use std::ops::Range;
 
@@ -112,7 +113,7 @@ impl Heads {
 
 /// A worker's own memory.
 #[derive(Default)]
-pub struct Scratch<A> {
+pub struct TileScratch<A> {
     pub gemm: LocalScratch,
     /// Scores.
     pub tiles: Vec<A>,
@@ -120,7 +121,7 @@ pub struct Scratch<A> {
     wide: [Vec<A>; 5],
 }
 
-impl<A: Real> Scratch<A> {
+impl<A: Real> TileScratch<A> {
     /// For a forward or backward with these sizes.
     pub fn new<T: Elem<Acc = A>>(shape: &Heads) -> Self {
         let hd = if T::IS_ACC { 0 } else { shape.0.head_dim };
@@ -132,9 +133,9 @@ impl<A: Real> Scratch<A> {
     }
 }
 
-/// Rows of `hd` elements in memory, `stride` apart.
+/// HeadRows of `hd` elements in memory, `stride` apart.
 #[derive(Clone, Copy)]
-struct Rows<T> {
+struct HeadRows<T> {
     at: Span<T>,
     first: usize,
     stride: usize,
@@ -142,13 +143,13 @@ struct Rows<T> {
     hd: usize,
 }
 
-impl<T: Elem> Rows<T> {
+impl<T: Elem> HeadRows<T> {
     fn row(&self, i: usize) -> Span<T> {
         let first = self.first + i * self.stride;
         self.at.part(first..first + self.hd)
     }
 
-    /// As a matrix of what is computed in: in place, or `room`, which [`Rows::load`] and [`Rows::store`] use.
+    /// As a matrix of what is computed in: in place, or `room`, which [`HeadRows::load`] and [`HeadRows::store`] use.
     fn matrix(&self, room: &mut [T::Acc]) -> Mat<T::Acc> {
         if T::IS_ACC {
             Mat { ptr: self.at.ptr().wrapping_add(self.first).cast(), rs: self.stride, cs: 1 }
@@ -207,9 +208,9 @@ pub struct Forward<T: Elem> {
 }
 
 impl<T: Elem> Forward<T> {
-    fn keys(&self, [at, head]: [usize; 2], count: usize) -> [Rows<T>; 2] {
+    fn keys(&self, [at, head]: [usize; 2], count: usize) -> [HeadRows<T>; 2] {
         let (s, a) = (&self.shape, &self.shape.0);
-        [(self.k, a.k), (self.v, a.v)].map(|(x, strides)| Rows {
+        [(self.k, a.k), (self.v, a.v)].map(|(x, strides)| HeadRows {
             at: x,
             first: s.key(strides, head, at),
             stride: strides.position,
@@ -219,9 +220,9 @@ impl<T: Elem> Forward<T> {
     }
 
     /// The rows of queries, or of what has their layout.
-    fn queries(&self, at: Span<T>, strides: Strides, head: usize, queries: &Range<usize>) -> Rows<T> {
+    fn queries(&self, at: Span<T>, strides: Strides, head: usize, queries: &Range<usize>) -> HeadRows<T> {
         let first = self.shape.query(strides, head, queries.start);
-        Rows { at, first, stride: strides.position, count: queries.len(), hd: self.shape.0.head_dim }
+        HeadRows { at, first, stride: strides.position, count: queries.len(), hd: self.shape.0.head_dim }
     }
 
     /// Task `number` of `batch · heads · tiles`: late queries, which see more keys, first, so that short tasks fill the gaps
@@ -229,7 +230,7 @@ impl<T: Elem> Forward<T> {
     ///
     /// # Safety
     /// The caller may read q, k and v, and alone uses `scratch` and the rows of `out` and `lse` of this head and tile.
-    pub unsafe fn tile(&self, isa: Isa, scratch: &mut Scratch<T::Acc>, number: usize) {
+    pub unsafe fn tile(&self, isa: Isa, scratch: &mut TileScratch<T::Acc>, number: usize) {
         let (s, a, hd) = (&self.shape, &self.shape.0, self.shape.0.head_dim);
         let (head, tile) = (number / s.tiles(), s.tiles() - 1 - number % s.tiles());
         let queries = s.tile(tile);
@@ -248,8 +249,8 @@ impl<T: Elem> Forward<T> {
                 let [k, v] = self.keys([keys.start, head], keys.len());
                 let (k, v) = (k.load(isa, k_room), v.load(isa, v_room));
                 let (mm, size) = (&mut scratch.gemm, [keys.len(), rows, hd]);
-                let product = Mat::new(scores, stride);
-                T::Acc::product((mm, isa), size, [k, q.transposed()], product, Beta::Overwrite);
+                let to = Mat::new(scores, stride);
+                product((mm, isa), size, [k, q.transposed()], to, Beta::Overwrite);
                 let factor = s.factor(isa, scores);
                 s.hide(scores, &queries, &keys, T::Acc::NEG_INFINITY);
                 let shrink = softmax_columns(isa, scores, stride, factor, &mut max, &mut sum);
@@ -257,7 +258,7 @@ impl<T: Elem> Forward<T> {
                     (0..rows).for_each(|i| scale_by(isa, row_mut(o, i, hd), shrink[i]));
                 }
                 let p = Mat::new(scores, stride).transposed();
-                T::Acc::product((mm, isa), [rows, hd, keys.len()], [p, v], o, beta);
+                product((mm, isa), [rows, hd, keys.len()], [p, v], o, beta);
             }
         }
         for (i, position) in queries.enumerate() {

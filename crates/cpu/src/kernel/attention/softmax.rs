@@ -2,8 +2,7 @@
 //! once.
 
 use super::TILE;
-use crate::kernel::map::LANES;
-use crate::kernel::real::Real;
+use crate::element::{LANES, Real};
 use crate::multiversion;
 
 /// Elements from one row of scores to the next: whole vectors, so that no row has a remainder.

@@ -4,9 +4,9 @@
 //! callers on several threads cannot block each other, and a child process made by `fork`, in which the threads of the
 //! team do not exist and the lock may be held by nobody, works too.
 
-use super::{Done, Split, Team};
 use crate::gemm::Workspace;
 use crate::isa::Isa;
+use crate::team::{Done, Split, Team};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -87,9 +87,9 @@ fn alone<R>(work: impl FnOnce(&Team, &mut Workspace) -> R) -> R {
 
 /// [`Split`] of an eager op: on several threads if `len * weight` light element operations are worth it.
 #[derive(Clone, Copy)]
-pub(crate) struct Shared;
+pub(crate) struct ProcessTeam;
 
-impl Split for Shared {
+impl Split for ProcessTeam {
     fn isa(&self) -> Isa {
         Isa::detect()
     }

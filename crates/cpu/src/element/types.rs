@@ -1,8 +1,10 @@
-//! The types elements have in memory.
+//! The types that elements have in memory, and those that ops compute in.
 
-use super::real::Real;
+use crate::math;
 use crate::memory::Word;
 use ironhorse_core::{bf16_to_f32, f32_to_bf16};
+use std::fmt::Debug;
+use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
 /// An element: f64, f32, [`Bf16`] or [`F16`].
 pub trait Elem: Word + Send + Sync + 'static {
@@ -90,7 +92,7 @@ impl Elem for F16 {
     fn store(x: f32) -> Self {
         let bits = x.to_bits();
         let (sign, magnitude) = (bits >> 16 & 0x8000, bits & 0x7fff_ffff);
-        // Below 2^-14: adding 1/2 rounds to a multiple of 2^-24, which then stands in the low bits.
+        // Below 2^-14: adding 1/2 rounds to a multiple of 2^-24, which is then in the low bits.
         let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());
         let odd = (magnitude >> 13) & 1;
         let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xfff + odd) >> 13;
@@ -99,6 +101,146 @@ impl Elem for F16 {
         let kept = if magnitude >= 0x477f_f000 { 0x7c00 } else { kept };
         let kept = if magnitude > 0x7f80_0000 { 0x7e00 } else { kept };
         Self((kept | sign) as u16)
+    }
+}
+
+/// f64 or f32.
+pub trait Real:
+    Elem<Acc = Self>
+    + Debug
+    + Default
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+    + AddAssign
+{
+    /// 0
+    const ZERO: Self;
+    /// 1
+    const ONE: Self;
+    /// -inf
+    const NEG_INFINITY: Self;
+    /// Whether this is f32.
+    const IS_F32: bool;
+
+    /// The nearest.
+    fn of(x: f64) -> Self;
+
+    /// Exact.
+    fn wide(self) -> f64;
+
+    /// a b + c, with one rounding where `FMA`.
+    fn fma<const FMA: bool>(a: Self, b: Self, c: Self) -> Self;
+
+    /// e^x
+    fn exp<const FMA: bool>(self) -> Self;
+
+    /// e^x, but 0 where an f32 would be below 2^-124: for sums to which such a term adds nothing. Faster than `exp` in f32.
+    fn exp_flush<const FMA: bool>(self) -> Self;
+
+    /// √x
+    fn sqrt(self) -> Self;
+
+    /// ln x
+    fn ln(self) -> Self;
+
+    /// (1 + erf(x / √2)) / 2, accurate relative to itself also far below 0, and e^(-x² / 2).
+    fn normal<const FMA: bool>(self) -> [Self; 2];
+}
+
+/// What f32 and f64 have in common.
+macro_rules! same_in_both {
+    () => {
+        const ZERO: Self = 0.0;
+        const ONE: Self = 1.0;
+        const NEG_INFINITY: Self = Self::NEG_INFINITY;
+
+        #[inline(always)]
+        fn of(x: f64) -> Self {
+            x as Self
+        }
+
+        #[inline(always)]
+        fn wide(self) -> f64 {
+            self.into()
+        }
+
+        #[inline(always)]
+        fn fma<const FMA: bool>(a: Self, b: Self, c: Self) -> Self {
+            if FMA { a.mul_add(b, c) } else { a * b + c }
+        }
+
+        #[inline(always)]
+        fn sqrt(self) -> Self {
+            Self::sqrt(self)
+        }
+
+        #[inline(always)]
+        fn ln(self) -> Self {
+            Self::ln(self)
+        }
+    };
+}
+
+impl Real for f32 {
+    same_in_both!();
+    const IS_F32: bool = true;
+
+    #[inline(always)]
+    fn exp<const FMA: bool>(self) -> Self {
+        math::exp_f32::<FMA>(self)
+    }
+
+    #[inline(always)]
+    fn exp_flush<const FMA: bool>(self) -> Self {
+        math::exp_flush::<FMA>(self)
+    }
+
+    #[inline(always)]
+    fn normal<const FMA: bool>(self) -> [Self; 2] {
+        // Beyond 20 it is 0 or 1; the limit keeps inf - inf out, and NaN in.
+        let a = if self.abs() > 20.0 { 20.0 } else { self.abs() };
+        let z = a * std::f32::consts::FRAC_1_SQRT_2;
+        let t = 1.0 / math::fma::<FMA>(z, 0.5, 1.0);
+        // erfc z = t e^(p(t) - z²) to 1.2e-7 (Press et al., Numerical Recipes, erfcc).
+        let p = math::fma::<FMA>(t, 0.170_872_77, -0.822_152_2);
+        let p = math::fma::<FMA>(t, p, 1.488_515_9);
+        let p = math::fma::<FMA>(t, p, -1.135_204);
+        let p = math::fma::<FMA>(t, p, 0.278_868_07);
+        let p = math::fma::<FMA>(t, p, -0.186_288_06);
+        let p = math::fma::<FMA>(t, p, 0.096_784_18);
+        let p = math::fma::<FMA>(t, p, 0.374_091_96);
+        let p = math::fma::<FMA>(t, p, 1.000_023_7);
+        let p = math::fma::<FMA>(t, p, -1.265_512_2);
+        // e^(-a²/2) apart, with what squaring loses: the error of an exponent is multiplied by the exponent.
+        let square = a * a;
+        let lost = if FMA { a.mul_add(a, -square) } else { 0.0 };
+        let tail = math::exp_f32::<FMA>(-0.5 * square) * (1.0 - 0.5 * lost);
+        let half = 0.5 * t * math::exp_f32::<FMA>(p) * tail;
+        [if self > 0.0 { 1.0 - half } else { half }, tail]
+    }
+}
+
+impl Real for f64 {
+    same_in_both!();
+    const IS_F32: bool = false;
+
+    #[inline(always)]
+    fn exp<const FMA: bool>(self) -> Self {
+        Self::exp(self)
+    }
+
+    #[inline(always)]
+    fn exp_flush<const FMA: bool>(self) -> Self {
+        Self::exp(self)
+    }
+
+    #[inline(always)]
+    fn normal<const FMA: bool>(self) -> [Self; 2] {
+        [0.5 * libm::erfc(-self * std::f64::consts::FRAC_1_SQRT_2), (-0.5 * self * self).exp()]
     }
 }
 

@@ -3,8 +3,7 @@
 // Lanes are numbered: an index says more than an iterator here.
 #![allow(clippy::needless_range_loop)]
 
-use super::elem::Elem;
-use super::real::Real;
+use super::types::{Elem, Real};
 use crate::memory::Span;
 use crate::multiversion;
 use std::mem::MaybeUninit;
