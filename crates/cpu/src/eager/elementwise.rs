@@ -5,13 +5,11 @@ use super::process_team::ProcessTeam;
 use super::{Failed, Run, Span, by_type};
 use crate::element::{Elem, Real};
 use crate::kernel::elementwise::{self as kernel, relu_sums};
+use crate::kernel::tasks::{pieces, rows};
 use crate::team::Split;
 use ironhorse_core::eager::{
     Array, Binary, BinaryFn, Gate, ScaleBiasRelu, ScaleBiasReluBwd, SwigluBwd, Unary, UnaryBwd, UnaryFn,
 };
-
-/// Elements a task handles.
-const CHUNK: usize = 1 << 14;
 
 /// How much an element costs, in light operations.
 fn weight(op: UnaryFn) -> usize {
@@ -20,13 +18,11 @@ fn weight(op: UnaryFn) -> usize {
 
 impl Run for Unary {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, n, op) = (ProcessTeam.isa(), self.n, self.op);
+        let (n, op) = (self.n, self.op);
         by_type!(self.x.float, T => {
             // SAFETY: guaranteed by the caller of `run`; tasks have disjoint ranges.
             let [x, y] = unsafe { [self.x, self.y].map(|a| Span::<T>::of(a, n)) };
-            ProcessTeam.pieces(n, CHUNK, weight(op), |r| {
-                kernel::unary(isa, op, x.part(r.clone()), y.part(r));
-            })?;
+            pieces(&ProcessTeam, weight(op), ([x], [y]), |isa, [x], [y]| kernel::unary(isa, op, x, y))?;
         });
         Ok(())
     }
@@ -34,13 +30,12 @@ impl Run for Unary {
 
 impl Run for UnaryBwd {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, n, op) = (ProcessTeam.isa(), if self.d_x.is_some() { self.n } else { 0 }, self.op);
+        let (n, op) = (if self.d_x.is_some() { self.n } else { 0 }, self.op);
         by_type!(self.d_y.float, T => {
             // SAFETY: guaranteed by the caller of `run`; tasks have disjoint ranges.
             let [d_y, x, d_x] = unsafe { [self.d_y, self.x, self.d_x].map(|a| Span::<T>::of(a, n)) };
-            ProcessTeam.pieces(n, CHUNK, weight(op), |r| {
-                kernel::unary_bwd(isa, op, [d_y, x].map(|x| x.part(r.clone())), d_x.part(r));
-            })?;
+            let windows = ([d_y, x], [d_x]);
+            pieces(&ProcessTeam, weight(op), windows, |isa, from, [d_x]| kernel::unary_bwd(isa, op, from, d_x))?;
         });
         Ok(())
     }
@@ -48,14 +43,12 @@ impl Run for UnaryBwd {
 
 impl Run for Binary {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, n, op) = (ProcessTeam.isa(), self.n, self.op);
+        let (n, op) = (self.n, self.op);
         let weight = if op == BinaryFn::Swiglu { 12 } else { 1 };
         by_type!(self.a.float, T => {
             // SAFETY: guaranteed by the caller of `run`; tasks have disjoint ranges.
             let [a, b, y] = unsafe { [self.a, self.b, self.y].map(|a| Span::<T>::of(a, n)) };
-            ProcessTeam.pieces(n, CHUNK, weight, |r| {
-                kernel::binary(isa, op, [a, b].map(|x| x.part(r.clone())), y.part(r));
-            })?;
+            pieces(&ProcessTeam, weight, ([a, b], [y]), |isa, from, [y]| kernel::binary(isa, op, from, y))?;
         });
         Ok(())
     }
@@ -63,17 +56,15 @@ impl Run for Binary {
 
 impl Run for SwigluBwd {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, n) = (ProcessTeam.isa(), self.n);
+        let none = Array::none(self.d_y.float);
         by_type!(self.d_y.float, T => {
-            // SAFETY: guaranteed by the caller of `run`; tasks have disjoint ranges.
-            let (from, to) = unsafe {
-                let to = [self.d_gate, self.d_up, Array::none(self.d_y.float)];
-                let window = |a: Array| Span::<T>::of(a, n);
-                ([self.d_y, self.gate, self.up].map(window), to.map(window))
+            let window = |a: Array| {
+                // SAFETY: guaranteed by the caller of `run`; tasks have disjoint ranges.
+                unsafe { Span::<T>::of(a, self.n) }
             };
-            ProcessTeam.pieces(n, CHUNK, 12, |r| {
-                kernel::swiglu_bwd(isa, from.map(|x| x.part(r.clone())), to.map(|x| x.part(r.clone())));
-            })?;
+            let from = [self.d_y, self.gate, self.up].map(window);
+            let to = [self.d_gate, self.d_up, none].map(window);
+            pieces(&ProcessTeam, 12, (from, to), kernel::swiglu_bwd)?;
         });
         Ok(())
     }
@@ -81,14 +72,14 @@ impl Run for SwigluBwd {
 
 impl Run for ScaleBiasRelu {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, n, cols, scale) = (ProcessTeam.isa(), self.rows.elements(), self.rows.cols, self.scale);
+        let (n, cols, scale) = (self.rows.elements(), self.rows.cols, self.scale);
         by_type!(self.x.float, T => {
             // SAFETY: guaranteed by the caller of `run`; rows have one task each.
             let ([x, y], bias) = unsafe {
                 ([self.x, self.y].map(|a| Span::<T>::of(a, n)), Span::of(self.bias, cols))
             };
-            ProcessTeam.rows(self.rows.rows, cols, 1, |row| {
-                kernel::scale_bias_relu(isa, [x.row(row, cols), bias], y.row(row, cols), Real::of(scale));
+            rows(&ProcessTeam, (self.rows, 1), ([x], [y]), |isa, [x], [y]| {
+                kernel::scale_bias_relu(isa, [x, bias], y, Real::of(scale));
             })?;
         });
         Ok(())

@@ -3,17 +3,17 @@
 use super::process_team::ProcessTeam;
 use super::{Failed, Run, Span, by_type};
 use crate::kernel::softmax as kernel;
+use crate::kernel::tasks::rows;
 use crate::kernel::topk::{largest_columns, top_weights};
 use crate::team::Split;
 use ironhorse_core::eager::{Rows, Softmax, SoftmaxBwd, SoftmaxTopk};
 
 impl Run for Softmax {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, Rows { rows, cols }) = (ProcessTeam.isa(), self.rows);
         by_type!(self.x.float, T => {
             // SAFETY: guaranteed by the caller of `run`; rows have one task each.
-            let [x, y] = unsafe { [self.x, self.y].map(|a| Span::<T>::of(a, rows * cols)) };
-            ProcessTeam.rows(rows, cols, 16, |row| kernel::softmax(isa, x.row(row, cols), y.row(row, cols)))?;
+            let [x, y] = unsafe { [self.x, self.y].map(|a| Span::<T>::of(a, self.rows.elements())) };
+            rows(&ProcessTeam, (self.rows, 16), ([x], [y]), |isa, [x], [y]| kernel::softmax(isa, x, y))?;
         });
         Ok(())
     }
@@ -21,14 +21,11 @@ impl Run for Softmax {
 
 impl Run for SoftmaxBwd {
     unsafe fn run(&self) -> Result<(), Failed> {
-        let (isa, cols) = (ProcessTeam.isa(), self.rows.cols);
-        let rows = if self.d_x.is_some() { self.rows.rows } else { 0 };
+        let sizes = Rows { rows: if self.d_x.is_some() { self.rows.rows } else { 0 }, ..self.rows };
         by_type!(self.y.float, T => {
             // SAFETY: guaranteed by the caller of `run`; rows have one task each.
-            let [d_y, y, d_x] = unsafe { [self.d_y, self.y, self.d_x].map(|a| Span::<T>::of(a, rows * cols)) };
-            ProcessTeam.rows(rows, cols, 4, |row| {
-                kernel::softmax_bwd(isa, [d_y, y].map(|x| x.row(row, cols)), d_x.row(row, cols));
-            })?;
+            let [d_y, y, d_x] = unsafe { [self.d_y, self.y, self.d_x].map(|a| Span::<T>::of(a, sizes.elements())) };
+            rows(&ProcessTeam, (sizes, 4), ([d_y, y], [d_x]), |isa, from, [d_x]| kernel::softmax_bwd(isa, from, d_x))?;
         });
         Ok(())
     }

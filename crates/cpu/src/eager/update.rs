@@ -4,7 +4,7 @@ use super::process_team::ProcessTeam;
 use super::{Failed, Run, Span};
 use crate::kernel::elementwise::{add_to, scale_by};
 use crate::kernel::update::{
-    ADAM_CHUNK, AdamWSettings, CLIP_EPS, Coefficients, NORM_CHUNK, adamw_stretch, sum_sq_streams,
+    self as kernel, ADAM_CHUNK, AdamWSettings, CLIP_EPS, Coefficients, NORM_CHUNK, adamw_update,
 };
 use crate::team::Split;
 use ironhorse_core::eager::{AdamWStep, GradClip, ScatterAdd, ZeroGrad};
@@ -28,7 +28,7 @@ impl Run for AdamWStep {
             // SAFETY: tasks have disjoint ranges of what is written, which shares no memory with the rest.
             unsafe {
                 let (w, g) = (param.get_mut(r.clone()), grad.get(r.clone()));
-                adamw_stretch(isa, w, g, m.get_mut(r.clone()), v.get_mut(r), k);
+                adamw_update(isa, w, g, m.get_mut(r.clone()), v.get_mut(r), k);
             }
         })?;
         Ok(())
@@ -53,12 +53,8 @@ impl Run for GradClip {
         // SAFETY: guaranteed by the caller of `run`.
         let grad = unsafe { Span::from_raw(self.grad, n) };
         let mut partials = vec![0.0_f64; n.div_ceil(NORM_CHUNK)];
-        let sums = Span::of_slice(&mut partials);
-        ProcessTeam.pieces(n, NORM_CHUNK, 1, |r| {
-            // SAFETY: nobody writes the gradients here; every task has a sum of its own.
-            unsafe { sums.set(r.start / NORM_CHUNK, sum_sq_streams(isa, grad.get(r))) };
-        })?;
-        let norm = partials.iter().sum::<f64>().sqrt() as f32;
+        // SAFETY: nobody writes the gradients here.
+        let norm = unsafe { kernel::norm(&ProcessTeam, grad, Span::of_slice(&mut partials)) }?;
         // SAFETY: guaranteed by the caller of `run`; it shares no memory with the gradients.
         unsafe { *self.total_norm = norm };
         let factor = self.clip / (norm + CLIP_EPS);

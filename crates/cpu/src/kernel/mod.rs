@@ -16,6 +16,7 @@ pub mod rope;
 pub mod routing;
 pub mod sampling;
 pub mod softmax;
+pub mod tasks;
 pub mod topk;
 pub mod trig;
 pub mod update;

@@ -6,6 +6,7 @@ use crate::isa::Isa;
 use crate::math::exp_f32;
 use crate::memory::Span;
 use crate::multiversion;
+use crate::team::{Done, Split};
 use std::ops::Range;
 
 multiversion! {
@@ -133,54 +134,90 @@ pub unsafe fn place_routes(
     }
 }
 
-/// out = or += the sum of the rows of a token's routes, in their order.
+/// `rows[s] = inp[order[s] / k]`: each token once for each of its experts.
 ///
 /// # Safety
-/// Nobody writes the rows.
-pub unsafe fn sum_routes(isa: Isa, out: &mut [f32], rows: Span<f32>, places: &[i32], adds: bool) {
-    for (j, &place) in places.iter().enumerate() {
-        // SAFETY: guaranteed by the caller.
-        let from = unsafe { rows.row(place as usize, out.len()).all() };
-        if j == 0 && !adds {
-            out.copy_from_slice(from);
-        } else {
-            add_to(isa, out, from);
-        }
-    }
+/// `order` has indices of routes. The caller may read `inp` and alone uses `rows`.
+pub unsafe fn permute(on: &impl Split, rows: Span<f32>, inp: Span<f32>, order: &[i32], k: usize) -> Done {
+    let width = rows.len() / order.len().max(1);
+    on.rows(order.len(), width, 1, |row| {
+        let from = inp.row(order[row] as usize / k, width);
+        // SAFETY: guaranteed by the caller; rows have one task each.
+        unsafe { rows.row(row, width).all_mut().copy_from_slice(from.all()) };
+    })
 }
 
-/// out = the sum of the rows of a token's routes, each times its weight, in their order.
-///
-/// # Safety
-/// Nobody writes the rows.
-pub unsafe fn combine_routes(isa: Isa, out: &mut [f32], rows: Span<f32>, places: &[i32], weights: &[f32]) {
-    for (j, (&place, &weight)) in places.iter().zip(weights).enumerate() {
-        // SAFETY: guaranteed by the caller.
-        let from = unsafe { rows.row(place as usize, out.len()).all() };
-        if j == 0 {
-            scaled(isa, out, weight, from);
-        } else {
-            add_scaled(isa, out, weight, from);
-        }
-    }
+/// Tokens whose routes have rows, k each: row `places[n·k + j]` belongs to route j of token n.
+#[derive(Clone, Copy)]
+pub struct Routed<'a> {
+    /// (N·k, C)
+    pub rows: Span<f32>,
+    /// N·k, each below their number
+    pub places: &'a [i32],
+    pub tokens: usize,
+    pub k: usize,
 }
 
-/// The gradients of one route of [`combine_routes`]: of its row, and of its weight, which is returned. `d_row` may be `row`.
-///
-/// # Safety
-/// The caller may read `row` and alone uses `d_row`.
-pub unsafe fn combine_route_bwd(
-    isa: Isa,
-    d_row: Span<f32>,
-    d_out: &[f32],
-    row: Span<f32>,
-    weight: f32,
-) -> f32 {
-    // SAFETY: guaranteed by the caller; the row is not used any more when `d_row` is written.
-    unsafe {
-        let d_weight = dot(isa, d_out, row.all());
-        scaled(isa, d_row.all_mut(), weight, d_out);
-        d_weight
+impl Routed<'_> {
+    fn width(&self) -> usize {
+        self.rows.len() / self.places.len().max(1)
+    }
+
+    /// Runs `task(token, its routes)` for each token.
+    fn each(&self, on: &impl Split, weight: usize, task: impl Fn(usize, Range<usize>) + Sync) -> Done {
+        on.rows(self.tokens, self.k * self.width(), weight, |token| {
+            task(token, token * self.k..(token + 1) * self.k);
+        })
+    }
+
+    /// The row of a route.
+    fn row(&self, route: usize) -> Span<f32> {
+        self.rows.row(self.places[route] as usize, self.width())
+    }
+
+    /// `out[n]` = or += the sum of the rows of the token's routes, each times its weight if there are weights, in their order.
+    ///
+    /// # Safety
+    /// The caller may read the rows and alone uses `out`, which shares no memory with them.
+    pub unsafe fn sum(&self, on: &impl Split, out: Span<f32>, weights: Option<&[f32]>, adds: bool) -> Done {
+        let isa = on.isa();
+        self.each(on, 1, |token, routes| {
+            for route in routes.clone() {
+                // SAFETY: guaranteed by the caller; tokens have one task each.
+                let (out, from) = unsafe { (out.row(token, self.width()).all_mut(), self.row(route).all()) };
+                match weights.map(|weights| weights[route]) {
+                    None if route == routes.start && !adds => out.copy_from_slice(from),
+                    None => add_to(isa, out, from),
+                    Some(weight) if route == routes.start && !adds => scaled(isa, out, weight, from),
+                    Some(weight) => add_scaled(isa, out, weight, from),
+                }
+            }
+        })
+    }
+
+    /// The gradients of [`Routed::sum`] with weights: `d_rows`, which may be `rows`, and `d_weights`.
+    ///
+    /// # Safety
+    /// No two places are the same. The caller may read `rows` and `d_out` and alone uses what is written, which shares no
+    /// memory with `d_out`.
+    pub unsafe fn sum_bwd(
+        &self,
+        on: &impl Split,
+        (d_rows, d_weights): (Span<f32>, Span<f32>),
+        (d_out, weights): (Span<f32>, &[f32]),
+    ) -> Done {
+        let (isa, d_rows) = (on.isa(), Self { rows: d_rows, ..*self });
+        self.each(on, 2, |token, routes| {
+            for route in routes {
+                // SAFETY: guaranteed by the caller: tasks write disjoint rows; the row is not used any more when that of
+                // `d_rows` is written.
+                unsafe {
+                    let d = d_out.row(token, self.width()).all();
+                    d_weights.set(route, dot(isa, d, self.row(route).all()));
+                    scaled(isa, d_rows.row(route).all_mut(), weights[route], d);
+                }
+            }
+        })
     }
 }
 

@@ -2,7 +2,9 @@
 
 use crate::element::tree;
 use crate::math::fma;
+use crate::memory::Span;
 use crate::multiversion;
+use crate::team::{Split, TaskPanic};
 
 /// Elements whose squares one task sums; the partial sums are added in order.
 pub const NORM_CHUNK: usize = 1 << 16;
@@ -10,6 +12,23 @@ pub const NORM_CHUNK: usize = 1 << 16;
 pub const ADAM_CHUNK: usize = 1 << 14;
 /// What PyTorch's clip_grad_norm_ adds to the norm before dividing.
 pub const CLIP_EPS: f32 = 1e-6;
+
+/// √Σ x², from partial sums of which each task writes its own.
+///
+/// # Safety
+/// Nobody writes `x`; the caller alone uses `partials`, of which there are as many as pieces of [`NORM_CHUNK`] elements.
+///
+/// # Errors
+/// A task panicked.
+pub unsafe fn norm(on: &impl Split, x: Span<f32>, partials: Span<f64>) -> Result<f32, TaskPanic> {
+    let isa = on.isa();
+    on.pieces(x.len(), NORM_CHUNK, 1, |r| {
+        // SAFETY: guaranteed by the caller; tasks write different partial sums.
+        unsafe { partials.set(r.start / NORM_CHUNK, sum_sq_streams(isa, x.get(r))) };
+    })?;
+    // SAFETY: all tasks are done.
+    Ok(unsafe { partials.all() }.iter().sum::<f64>().sqrt() as f32)
+}
 
 /// The settings of a step of AdamW.
 #[derive(Clone, Copy)]
@@ -66,7 +85,7 @@ const LANES: usize = 16;
 
 multiversion! {
     /// Σ x² in f64, reading four places of x at a time.
-    pub fn sum_sq_streams<const FMA: bool>(x: &[f32]) -> f64 {
+    fn sum_sq_streams<const FMA: bool>(x: &[f32]) -> f64 {
         let quarter = x.len() / (STREAMS * LANES) * LANES;
         let (parts, rest) = x.split_at(STREAMS * quarter);
         let [a, b, c, d]: [&[[f32; LANES]]; STREAMS] =
@@ -87,8 +106,8 @@ multiversion! {
         sums.iter().flatten().sum::<f64>() + tree(tail, |a, b| a + b)
     }
 
-    /// One stretch of AdamW.
-    pub fn adamw_stretch<const FMA: bool>(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], k: Coefficients) {
+    /// AdamW on some elements.
+    pub fn adamw_update<const FMA: bool>(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], k: Coefficients) {
         for (((w, g), m), v) in w.iter_mut().zip(g).zip(m.iter_mut()).zip(v.iter_mut()) {
             let g = g * k.grad_scale;
             *m = fma::<FMA>(k.rest1, g - *m, *m);

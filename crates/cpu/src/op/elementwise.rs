@@ -2,32 +2,26 @@
 
 use super::Ctx;
 use crate::kernel::elementwise::{binary, swiglu_bwd as swiglu_bwd_row, unary, unary_bwd};
+use crate::kernel::tasks::pieces;
 use crate::memory::Span;
 use ironhorse_core::Result;
 use ironhorse_core::eager::{BinaryFn, UnaryFn};
 use ironhorse_core::op::{ActBwd, ActFwd, Add, SwigluBwd, SwigluFwd};
 
-/// Elements a task handles: small enough to balance, large enough to be worth a hand-out.
-const CHUNK: usize = 8192;
-
 pub fn act_fwd(ctx: &mut Ctx<'_>, op: &ActFwd) -> Result<()> {
-    let (out, inp, isa) = (ctx.f32(op.out)?, ctx.f32(op.inp)?, ctx.isa);
-    ctx.chunks(out.len(), CHUNK, |r, _| unary(isa, UnaryFn::Act(op.act), inp.part(r.clone()), out.part(r)))
+    let (windows, act) = (([ctx.f32(op.inp)?], [ctx.f32(op.out)?]), UnaryFn::Act(op.act));
+    ctx.done(pieces(&ctx.split(), 1, windows, |isa, [x], [y]| unary(isa, act, x, y)))
 }
 
 pub fn act_bwd(ctx: &mut Ctx<'_>, op: &ActBwd) -> Result<()> {
-    let (d_inp, d_out, inp, isa) = (ctx.f32(op.d_inp)?, ctx.f32(op.d_out)?, ctx.f32(op.inp)?, ctx.isa);
-    ctx.chunks(d_inp.len(), CHUNK, |r, _| {
-        let from = [d_out, inp].map(|x| x.part(r.clone()));
-        unary_bwd(isa, UnaryFn::Act(op.act), from, d_inp.part(r));
-    })
+    let windows = ([ctx.f32(op.d_out)?, ctx.f32(op.inp)?], [ctx.f32(op.d_inp)?]);
+    let act = UnaryFn::Act(op.act);
+    ctx.done(pieces(&ctx.split(), 1, windows, |isa, from, [d_x]| unary_bwd(isa, act, from, d_x)))
 }
 
 pub fn add(ctx: &mut Ctx<'_>, op: &Add) -> Result<()> {
-    let (out, a, b, isa) = (ctx.f32(op.out)?, ctx.f32(op.a)?, ctx.f32(op.b)?, ctx.isa);
-    ctx.chunks(out.len(), CHUNK, |r, _| {
-        binary(isa, BinaryFn::Add, [a, b].map(|x| x.part(r.clone())), out.part(r));
-    })
+    let windows = ([ctx.f32(op.a)?, ctx.f32(op.b)?], [ctx.f32(op.out)?]);
+    ctx.done(pieces(&ctx.split(), 1, windows, |isa, from, [y]| binary(isa, BinaryFn::Add, from, y)))
 }
 
 /// The two halves of a row: gate and up.

@@ -1,6 +1,7 @@
 //! Fills and copies.
 
 use super::Ctx;
+use crate::memory::{Span, Word};
 use ironhorse_core::op::{CopySlot, Fill};
 use ironhorse_core::{DType, Result};
 
@@ -13,16 +14,13 @@ pub fn fill(ctx: &mut Ctx<'_>, op: &Fill) -> Result<()> {
 }
 
 pub fn copy(ctx: &mut Ctx<'_>, op: &CopySlot) -> Result<()> {
-    if op.out.dtype == DType::I32 {
-        let (out, inp) = (ctx.i32(op.out)?, ctx.i32(op.inp)?);
-        // SAFETY: tasks have disjoint ranges; the two slots share no memory.
-        return ctx.chunks(out.len(), CHUNK, |r, _| unsafe {
-            out.get_mut(r.clone()).copy_from_slice(inp.get(r));
-        });
+    match op.out.dtype {
+        DType::I32 => copy_all(ctx, ctx.i32(op.out)?, ctx.i32(op.inp)?),
+        _ => copy_all(ctx, ctx.f32(op.out)?, ctx.f32(op.inp)?),
     }
-    let (out, inp) = (ctx.f32(op.out)?, ctx.f32(op.inp)?);
-    // SAFETY: as above.
-    ctx.chunks(out.len(), CHUNK, |r, _| unsafe {
-        out.get_mut(r.clone()).copy_from_slice(inp.get(r));
-    })
+}
+
+fn copy_all<T: Word>(ctx: &Ctx<'_>, out: Span<T>, inp: Span<T>) -> Result<()> {
+    // SAFETY: tasks have disjoint ranges; the two slots share no memory (`Op::check`).
+    ctx.chunks(out.len(), CHUNK, |r, _| unsafe { out.get_mut(r.clone()).copy_from_slice(inp.get(r)) })
 }

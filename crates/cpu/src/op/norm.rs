@@ -24,13 +24,9 @@ struct Slots {
 
 impl Slots {
     fn windows(&self, ctx: &Ctx<'_>) -> Result<Norm<f32>> {
-        let terms = match self.terms {
-            Some([a, b]) => Some([ctx.f32(a)?, ctx.f32(b)?]),
-            None => None,
-        };
         Ok(Norm {
             x: ctx.f32(self.x)?,
-            terms,
+            terms: self.terms.map(|[a, b]| Ok([ctx.f32(a)?, ctx.f32(b)?])).transpose()?,
             weight: ctx.f32(self.weight)?,
             bias: self.bias.map(|slot| ctx.f32(slot)).transpose()?,
             y: ctx.f32(self.y)?,
@@ -82,58 +78,50 @@ pub fn rmsnorm_apply(ctx: &mut Ctx<'_>, op: &RmsNormApply) -> Result<()> {
     Slots { x: inp, weight, bias: None, y: out, mean: None, rstd, terms: None }.apply(ctx)
 }
 
-/// The gradient of the input, row by row.
-fn d_inp(ctx: &Ctx<'_>, norm: &NormBwd<f32>, accum: Accum) -> Result<()> {
-    let (isa, cols, adds) = (ctx.isa, norm.weight.len(), accum.adds(ctx.scalars.micro_step));
-    ctx.rows(norm.rstd.len(), cols, |row| {
-        // SAFETY: rows have one task each; `Op::check` made sure that `d_inp` shares no memory with anything read.
-        unsafe { norm.d_x_row::<Whole>(isa, row, adds) }
-    })
-}
-
-pub fn layernorm_bwd(ctx: &mut Ctx<'_>, op: &LayerNormBwd) -> Result<()> {
-    let norm = NormBwd {
+/// The windows of a norm's gradient; that of a layer norm has means.
+fn gradient(ctx: &Ctx<'_>, op: &RmsNormBwd, mean: Option<Slot>) -> Result<NormBwd<f32>> {
+    Ok(NormBwd {
         d_y: ctx.f32(op.d_out)?,
         x: ctx.f32(op.inp)?,
         weight: ctx.f32(op.weight)?,
-        mean: ctx.f32(op.mean)?,
+        mean: ctx.f32_or_none(mean)?,
         rstd: ctx.f32(op.rstd)?,
         d_x: ctx.f32(op.d_inp)?,
-    };
-    let sums = [ctx.f32(op.d_weight)?, ctx.f32(op.d_bias)?];
-    d_inp(ctx, &norm, op.accum_inp)?;
-    let (isa, rows, adds) = (ctx.isa, norm.rstd.len(), op.accum.adds(ctx.scalars.micro_step));
-    column_sums(ctx, sums, rows, adds, |row, cols, [dots, sums]| {
+    })
+}
+
+/// The gradient of the input, row by row, then those of the weight and, if there are two of `sums`, of the bias.
+fn backward<const N: usize>(
+    ctx: &Ctx<'_>,
+    norm: &NormBwd<f32>,
+    sums: [Span<f32>; N],
+    [accum_inp, accum]: [Accum; 2],
+) -> Result<()> {
+    let (isa, cols, micro_step) = (ctx.isa, norm.weight.len(), ctx.scalars.micro_step);
+    let adds = accum_inp.adds(micro_step);
+    ctx.rows(norm.rstd.len(), cols, |row| {
+        // SAFETY: rows have one task each; `Op::check` made sure that `d_inp` shares no memory with anything read.
+        unsafe { norm.d_x_row::<Whole>(isa, row, adds) }
+    })?;
+    column_sums(ctx, sums, norm.rstd.len(), accum.adds(micro_step), |row, part, blocks| {
+        let mut blocks = blocks.into_iter();
+        let (dots, sums) = (blocks.next().unwrap_or_default(), blocks.next().unwrap_or_default());
         // SAFETY: nothing writes the inputs while the op runs.
         unsafe {
-            let [d, x] = [norm.d_y, norm.x].map(|x| piece(x, row, norm.weight.len(), &cols).all());
+            let [d, x] = [norm.d_y, norm.x].map(|x| x.row(row, cols).get(part.clone()));
             add_row(isa, dots, sums, d, x, norm.statistics(row));
         }
     })
 }
 
-pub fn rmsnorm_bwd(ctx: &mut Ctx<'_>, op: &RmsNormBwd) -> Result<()> {
-    let norm = NormBwd {
-        d_y: ctx.f32(op.d_out)?,
-        x: ctx.f32(op.inp)?,
-        weight: ctx.f32(op.weight)?,
-        mean: Span::none(0),
-        rstd: ctx.f32(op.rstd)?,
-        d_x: ctx.f32(op.d_inp)?,
-    };
-    let d_weight = ctx.f32(op.d_weight)?;
-    d_inp(ctx, &norm, op.accum_inp)?;
-    let (isa, rows, adds) = (ctx.isa, norm.rstd.len(), op.accum.adds(ctx.scalars.micro_step));
-    column_sums(ctx, [d_weight], rows, adds, |row, cols, [dots]| {
-        // SAFETY: nothing writes the inputs while the op runs.
-        unsafe {
-            let [d, x] = [norm.d_y, norm.x].map(|x| piece(x, row, norm.weight.len(), &cols).all());
-            add_row(isa, dots, &mut [], d, x, norm.statistics(row));
-        }
-    })
+pub fn layernorm_bwd(ctx: &mut Ctx<'_>, op: &LayerNormBwd) -> Result<()> {
+    let &LayerNormBwd { d_inp, d_weight, d_bias, d_out, inp, mean, rstd, weight, accum_inp, accum } = op;
+    let without_mean = RmsNormBwd { d_inp, d_weight, d_out, inp, rstd, weight, accum_inp, accum };
+    let norm = gradient(ctx, &without_mean, Some(mean))?;
+    backward(ctx, &norm, [ctx.f32(d_weight)?, ctx.f32(d_bias)?], [accum_inp, accum])
 }
 
-/// Some columns of a row.
-fn piece(x: Span<f32>, row: usize, width: usize, cols: &std::ops::Range<usize>) -> Span<f32> {
-    x.part(row * width + cols.start..row * width + cols.end)
+pub fn rmsnorm_bwd(ctx: &mut Ctx<'_>, op: &RmsNormBwd) -> Result<()> {
+    let norm = gradient(ctx, op, None)?;
+    backward(ctx, &norm, [ctx.f32(op.d_weight)?], [op.accum_inp, op.accum])
 }

@@ -1,26 +1,20 @@
 //! Global gradient norm and AdamW over all parameters.
 
-use super::Ctx;
+use super::{Ctx, engine_error};
 use crate::kernel::update::{
-    ADAM_CHUNK, AdamWSettings, CLIP_EPS, Coefficients, NORM_CHUNK, adamw_stretch, sum_sq_streams,
+    self as kernel, ADAM_CHUNK, AdamWSettings, CLIP_EPS, Coefficients, NORM_CHUNK, adamw_update,
 };
 use ironhorse_core::Result;
 use ironhorse_core::op::{AdamW, GradNorm};
 
 pub fn grad_norm(ctx: &mut Ctx<'_>, op: &GradNorm) -> Result<()> {
     let (norm, grads) = (ctx.f32(op.norm)?, ctx.f32(op.grads)?);
-    let isa = ctx.isa;
-    let tasks = grads.len().div_ceil(NORM_CHUNK);
-    let partials = ctx.partials(tasks);
-    ctx.chunks(grads.len(), NORM_CHUNK, |r, _| {
-        let index = r.start / NORM_CHUNK;
-        // SAFETY: nothing writes the gradients while the op runs; tasks write different partial sums.
-        unsafe { partials.set(index, sum_sq_streams(isa, grads.get(r))) }
-    })?;
     let (halt, loss) = (ctx.f32(op.halt)?, ctx.f32(op.loss)?);
-    // SAFETY: all tasks are done; one thread, and the three slots share no memory.
+    let partials = ctx.partials(grads.len().div_ceil(NORM_CHUNK));
+    // SAFETY: nothing writes the gradients while the op runs.
+    let total = unsafe { kernel::norm(&ctx.split(), grads, partials) }.map_err(engine_error)?;
+    // SAFETY: one thread, and the three slots share no memory.
     unsafe {
-        let total = partials.all().iter().sum::<f64>().sqrt() as f32;
         norm.all_mut()[0] = total;
         let halt = &mut halt.all_mut()[0];
         let bad = !total.is_finite() || !loss.all()[0].is_finite();
@@ -60,7 +54,7 @@ pub fn adamw(ctx: &mut Ctx<'_>, op: &AdamW) -> Result<()> {
             // SAFETY: tasks have disjoint ranges of the four pools, which share no memory.
             unsafe {
                 let (w, g) = (w.get_mut(part.clone()), g.get(part.clone()));
-                adamw_stretch(isa, w, g, m.get_mut(part.clone()), v.get_mut(part), k);
+                adamw_update(isa, w, g, m.get_mut(part.clone()), v.get_mut(part), k);
             }
         }
     })

@@ -3,10 +3,9 @@
 use super::{Unfit, below, length};
 use crate::eager::process_team::ProcessTeam;
 use crate::kernel::routing::{
-    combine_route_bwd, combine_routes, count_routes, first_rows, is_permutation, place_routes, sum_routes,
+    self as kernel, Routed, count_routes, first_rows, is_permutation, place_routes,
 };
 use crate::memory::{Span, Word};
-use crate::team::Split;
 
 /// A window that is only read.
 fn read_only<T: Word>(x: &[T]) -> Span<T> {
@@ -51,13 +50,8 @@ pub fn permute(
     length("inp", inp.len(), tokens * width)?;
     length("rows", rows.len(), order.len() * width)?;
     let k = routes_per_token("order", order, tokens)?;
-    let rows = Span::of_slice(rows);
-    Ok(ProcessTeam.rows(order.len(), width, 1, |row| {
-        let token = order[row] as usize / k;
-        // SAFETY: rows have one task each.
-        let to = unsafe { rows.row(row, width).all_mut() };
-        to.copy_from_slice(&inp[token * width..(token + 1) * width]);
-    })?)
+    // SAFETY: the sizes were checked; this call alone uses `rows`.
+    Ok(unsafe { kernel::permute(&ProcessTeam, Span::of_slice(rows), read_only(inp), order, k) }?)
 }
 
 /// The number of routes of each token. Refuses indices of routes or rows that are out of range.
@@ -66,6 +60,16 @@ fn routes_per_token(name: &'static str, indices: &[i32], tokens: usize) -> Resul
     length(name, indices.len(), k * tokens)?;
     below(name, indices, indices.len())?;
     Ok(k)
+}
+
+/// The rows of the tokens' routes. Refuses what does not fit together.
+fn routed<'a>(
+    rows: &'a [f32],
+    places: &'a [i32],
+    (tokens, width): (usize, usize),
+) -> Result<Routed<'a>, Unfit> {
+    length("rows", rows.len(), places.len() * width)?;
+    Ok(Routed { rows: read_only(rows), places, tokens, k: routes_per_token("places", places, tokens)? })
 }
 
 /// `d_inp[n] = Σ_j d_rows[places[n, j]]`, in the order of j.
@@ -79,21 +83,9 @@ pub fn permute_bwd(
     (tokens, width): (usize, usize),
 ) -> Result<(), Unfit> {
     length("d_inp", d_inp.len(), tokens * width)?;
-    length("rows", d_rows.len(), places.len() * width)?;
-    let k = routes_per_token("places", places, tokens)?;
-    let (isa, d_inp, d_rows) = (ProcessTeam.isa(), Span::of_slice(d_inp), read_only(d_rows));
-    Ok(ProcessTeam.rows(tokens, width, k.max(1), |token| {
-        // SAFETY: tokens have one task each; nobody writes the rows.
-        unsafe {
-            sum_routes(
-                isa,
-                d_inp.row(token, width).all_mut(),
-                d_rows,
-                &places[token * k..(token + 1) * k],
-                false,
-            );
-        }
-    })?)
+    let routed = routed(d_rows, places, (tokens, width))?;
+    // SAFETY: the sizes were checked; this call alone uses `d_inp`.
+    Ok(unsafe { routed.sum(&ProcessTeam, Span::of_slice(d_inp), None, false) }?)
 }
 
 /// `out[n] = Σ_j weights[n, j]·rows[places[n, j]]`, in the order of j.
@@ -107,18 +99,10 @@ pub fn combine(
     (tokens, width): (usize, usize),
 ) -> Result<(), Unfit> {
     length("out", out.len(), tokens * width)?;
-    length("rows", rows.len(), places.len() * width)?;
     length("weights", weights.len(), places.len())?;
-    let k = routes_per_token("places", places, tokens)?;
-    let (isa, out, rows) = (ProcessTeam.isa(), Span::of_slice(out), read_only(rows));
-    Ok(ProcessTeam.rows(tokens, width, k.max(1), |token| {
-        let routes = token * k..(token + 1) * k;
-        // SAFETY: tokens have one task each; nobody writes the rows.
-        unsafe {
-            let out = out.row(token, width).all_mut();
-            combine_routes(isa, out, rows, &places[routes.clone()], &weights[routes]);
-        }
-    })?)
+    let routed = routed(rows, places, (tokens, width))?;
+    // SAFETY: the sizes were checked; this call alone uses `out`.
+    Ok(unsafe { routed.sum(&ProcessTeam, Span::of_slice(out), Some(weights), false) }?)
 }
 
 /// Of [`combine`]: `d_rows[places[n, j]] = weights[n, j]·d_out[n]` and `d_weights[n, j] = d_out[n]·rows[places[n, j]]`.
@@ -132,26 +116,16 @@ pub fn combine_bwd(
     (tokens, width): (usize, usize),
 ) -> Result<(), Unfit> {
     length("d_out", d_out.len(), tokens * width)?;
-    length("rows", rows.len(), places.len() * width)?;
     length("d_rows", d_rows.len(), places.len() * width)?;
     length("weights", weights.len(), places.len())?;
     length("d_weights", d_weights.len(), places.len())?;
-    let k = routes_per_token("places", places, tokens)?;
+    let routed = routed(rows, places, (tokens, width))?;
     if !is_permutation(places, &mut vec![0; places.len()]) {
         return Err(Unfit::Numbers("places"));
     }
-    let (isa, d_rows, d_weights) = (ProcessTeam.isa(), Span::of_slice(d_rows), Span::of_slice(d_weights));
-    let (d_out, rows) = (read_only(d_out), read_only(rows));
-    Ok(ProcessTeam.rows(tokens, width, 2 * k.max(1), |token| {
-        for route in token * k..(token + 1) * k {
-            let [d_row, row] = [d_rows, rows].map(|x| x.row(places[route] as usize, width));
-            // SAFETY: no two routes have the same row, so tasks write disjoint elements, which nobody reads.
-            unsafe {
-                let d = d_out.row(token, width).all();
-                d_weights.set(route, combine_route_bwd(isa, d_row, d, row, weights[route]));
-            }
-        }
-    })?)
+    let to = (Span::of_slice(d_rows), Span::of_slice(d_weights));
+    // SAFETY: the sizes were checked; no two places are the same; this call alone uses what is written.
+    Ok(unsafe { routed.sum_bwd(&ProcessTeam, to, (read_only(d_out), weights)) }?)
 }
 
 #[cfg(test)]
