@@ -108,11 +108,8 @@ impl Run for AttentionBwd {
             let own = Span::of_slice(&mut own);
             with_team(is_large(a), |team, _| {
                 let scratch = PerWorker::new(team, |_| TileScratch::new::<T>(&call.from.shape));
-                team.chunks(a.batch * a.heads, 1, |task, worker| {
-                    // SAFETY: the team runs one task at a time per worker, and the memory belongs to this run; tasks own
-                    // disjoint heads of what is written.
-                    unsafe { call.head(isa, scratch.get(worker), own, task.start) }
-                })
+                // SAFETY: guaranteed by the caller of `run`; the memory belongs to this run.
+                unsafe { call.heads((team, isa), &scratch, own) }
             })?;
             if !own.is_empty() {
                 // SAFETY: all heads are done.

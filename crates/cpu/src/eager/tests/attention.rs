@@ -178,17 +178,24 @@ fn one_key_has_no_gradient() {
 
 #[test]
 fn threads_change_no_bit() {
-    let a = shape([1, 4, 2], [150, 170, 24], true);
-    let x = inputs(&a);
-    let n = sizes(&a);
-    // SAFETY: the memory of the case.
-    let call = |from: &[Array], to: &[Array]| unsafe {
-        attention([from[0], from[1], from[2]], [to[3], to[4]], &a)?;
-        let from = [from[3], from[0], from[1], from[2], to[3], to[4]];
-        attention_bwd(from, [to[0], to[1], to[2]], &a)
-    };
-    let mut outputs: Vec<_> = n.map(|n| (Elements, n)).into();
-    outputs.extend([(Elements, n[0]), (Sums, 4 * 150)]);
-    let inputs = elements(&[x[0].clone(), x[1].clone(), x[2].clone(), random(n[0], 9)]);
-    threads_agree(&Case { inputs, outputs, call: &call }, "attention");
+    // As many heads as threads, and fewer: then the backward is cut into chunks of keys.
+    for (heads, lengths) in
+        [([1, 4, 2], [150, 170, 24]), ([1, 1, 1], [300, 600, 9]), ([1, 2, 1], [300, 530, 8])]
+    {
+        for causal in [false, true] {
+            let a = shape(heads, lengths, causal);
+            let x = inputs(&a);
+            let n = sizes(&a);
+            // SAFETY: the memory of the case.
+            let call = |from: &[Array], to: &[Array]| unsafe {
+                attention([from[0], from[1], from[2]], [to[3], to[4]], &a)?;
+                let from = [from[3], from[0], from[1], from[2], to[3], to[4]];
+                attention_bwd(from, [to[0], to[1], to[2]], &a)
+            };
+            let mut outputs: Vec<_> = n.map(|n| (Elements, n)).into();
+            outputs.extend([(Elements, n[0]), (Sums, a.heads * a.q_len)]);
+            let inputs = elements(&[x[0].clone(), x[1].clone(), x[2].clone(), random(n[0], 9)]);
+            threads_agree(&Case { inputs, outputs, call: &call }, "attention");
+        }
+    }
 }

@@ -4,8 +4,9 @@
 //! all but one of the products find their operands as they are in memory.
 //!
 //! Forward tasks are (sequence, head, tile of queries). In the backward a task is a head of queries, because every tile of
-//! queries adds to the gradients of its keys and values: one owner, one order, the same bits. Heads that share keys and
-//! values have gradients of their own, added up in the end.
+//! queries adds to the gradients of its keys and values: one owner, one order, the same bits. Where there are fewer heads than
+//! threads, a task is a chunk of keys of a head. Heads that share keys and values have gradients of their own, added up in the
+//! end.
 //!
 //! Elements that are not computed in their own type are widened into scratch memory, a tile at a time.
 
@@ -13,6 +14,7 @@ mod backward;
 mod few;
 mod product;
 mod softmax;
+mod split;
 
 pub use backward::Backward;
 pub use few::{FEW, QueryScratch, one_query};
