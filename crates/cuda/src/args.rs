@@ -44,6 +44,16 @@ impl Args {
         self
     }
 
+    /// Sizes as `unsigned int`.
+    pub fn u32s<const N: usize>(self, sizes: [usize; N]) -> Self {
+        sizes.into_iter().fold(self, |args, size| args.u32(size as u32))
+    }
+
+    /// Sizes as `unsigned long long`.
+    pub fn u64s<const N: usize>(self, sizes: [usize; N]) -> Self {
+        sizes.into_iter().fold(self, |args, size| args.u64(size as u64))
+    }
+
     /// `float`.
     pub fn f32(self, value: f32) -> Self {
         self.u32(value.to_bits())
@@ -63,7 +73,7 @@ impl Args {
         self
     }
 
-    /// Addresses of the values, as `cuLaunchKernel` takes them; valid until `self` changes.
+    /// Addresses of the values, as `cuLaunchKernelEx` takes them; valid until `self` changes.
     pub fn pointers(&mut self) -> Vec<*mut std::ffi::c_void> {
         let inner = &self.inner;
         let values = self.bytes.iter_mut().enumerate().filter(|(at, _)| !inner.contains(at));
@@ -83,11 +93,13 @@ pub(crate) struct Grid {
 impl Grid {
     /// A row of blocks.
     pub fn linear(blocks: usize, threads: u32) -> Self {
-        Self {
-            grid: [u32::try_from(blocks.max(1)).unwrap_or(u32::MAX), 1, 1],
-            block: [threads, 1, 1],
-            shared: 0,
-        }
+        Self::plane(blocks.max(1), 1, threads)
+    }
+
+    /// `across` by `down` blocks. More than fit 32 bits become a number that the driver refuses.
+    pub fn plane(across: usize, down: usize, threads: u32) -> Self {
+        let [across, down] = [across, down].map(|blocks| u32::try_from(blocks).unwrap_or(u32::MAX));
+        Self { grid: [across, down, 1], block: [threads, 1, 1], shared: 0 }
     }
 
     /// Blocks whose threads share rows of this width: `THREADS` of common/row_block.cuh.

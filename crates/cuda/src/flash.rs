@@ -5,6 +5,7 @@
 //! (`flash_any.cu`). The backward is three launches: row sums of `d_out·out`, then `d_q`, then `d_k` and `d_v`; nothing is
 //! added atomically.
 
+use crate::kernels::Spec;
 use crate::{Error, Result};
 
 /// Threads of the kernels of `attention/flash_any.cu`: one warp per position.
@@ -78,6 +79,15 @@ pub(crate) struct Plan {
     pub rows: usize,
     pub threads: u32,
     pub shared: usize,
+}
+
+impl Plan {
+    /// Its file for elements of type `elem`, with the constants of the plan.
+    pub fn spec(&self, elem: &'static str) -> Spec {
+        let numbers = self.width.into_iter().chain(self.terms.map(|terms| ("TERMS", terms)));
+        let spec = Spec::new(self.file).define("ELEM", elem);
+        numbers.fold(spec, |spec, (name, value)| spec.define(name, value))
+    }
 }
 
 impl Path {

@@ -21,14 +21,13 @@ sources! {
     "common": "async_copy.cuh" "chain.cuh" "fill.cu" "floats.cuh" "hopper.cuh" "limits.cu" "mma.cuh" "partials.cuh"
         "prelude.cuh" "row_block.cuh" "rows.cuh" "scan.cuh" "tf32.cuh" "unaligned.cuh";
     "attention": "cached.cu" "cached_split.cu" "flash.cuh" "flash_any.cu" "flash_bwd.cu" "flash_f32.cu" "flash_fwd.cu"
-        "packed.cuh" "strided.cuh" "tile_f32.cuh" "tile_half.cuh";
+        "packed.cuh" "strided.cuh" "tile.cuh" "tile_f32.cuh" "tile_half.cuh";
     "elementwise": "activation.cu" "activation.cuh" "eager.cu" "gelu.cuh" "scale_bias_relu.cu" "swiglu.cu" "swiglu.cuh";
     "embedding": "bwd.cu" "fwd.cu" "scatter_few.cu";
     "experts": "eager_router.cu" "grouped.cuh" "grouped_any.cu" "grouped_hopper.cuh" "grouped_mma.cu"
-        "grouped_swiglu.cu" "grouped_wgmma.cu" "permute.cu" "router.cu" "sort.cu";
+        "grouped_rows.cuh" "grouped_swiglu.cu" "grouped_wgmma.cu" "permute.cu" "router.cu" "sort.cu";
     "loss": "cross_entropy.cu" "eager_cross_entropy.cu" "mean.cu" "softmax.cu";
-    "norm": "eager_bwd.cu" "eager_fwd.cu" "layernorm.cu" "layernorm_bwd.cu" "rmsnorm.cu" "rmsnorm_bwd.cu"
-        "row.cuh" "row_block.cuh" "rows_bwd.cuh" "rows_fwd.cuh";
+    "norm": "bwd.cu" "eager_bwd.cu" "eager_fwd.cu" "fwd.cu" "row.cuh" "row_block.cuh";
     "optimizer": "adamw.cu" "eager.cu" "grad_norm.cu";
     "product": "bias.cu" "eager_gemm.cu" "gemm_any.cu" "gemm_tf32.cu" "gemm_tf32.cuh" "gemm_tf32_wgmma.cu"
         "gemv.cu";
@@ -86,6 +85,36 @@ impl Spec {
         Self::new(file).define("ELEM", float.ctype())
     }
 
+    /// A file of eager ops for each element type.
+    pub(crate) fn of_all(file: &'static str) -> Vec<Self> {
+        Float::ALL.map(|float| Self::of(file, float)).into()
+    }
+
+    /// A file with the constant `ACT`: the element type of the engine's activations.
+    pub(crate) fn act(file: &'static str, act: DType) -> Result<Self> {
+        Self::new(file).typed("ACT", act)
+    }
+
+    /// The same with the constant `VECTORS`: whether threads take 16 bytes at a time.
+    pub(crate) fn act_vectors(file: &'static str, act: DType, vectors: bool) -> Result<Self> {
+        Ok(Self::act(file, act)?.define("VECTORS", u32::from(vectors)))
+    }
+
+    /// What `spec` gives for each of the engine's element types, with and without vectors.
+    pub(crate) fn all_vectors(spec: impl Fn(DType, bool) -> Result<Self>) -> Vec<Self> {
+        ENGINE_TYPES.into_iter().flat_map(|act| [spec(act, false), spec(act, true)]).flatten().collect()
+    }
+
+    /// What `spec` gives for each of the engine's element types.
+    pub(crate) fn all_types(spec: impl Fn(DType) -> Result<Self>) -> Vec<Self> {
+        ENGINE_TYPES.into_iter().flat_map(spec).collect()
+    }
+
+    /// With one more constant: what kernels call an element type.
+    pub(crate) fn typed(self, name: &'static str, dtype: DType) -> Result<Self> {
+        Ok(self.define(name, ctype(dtype)?))
+    }
+
     /// With one more constant.
     pub fn define(mut self, name: &'static str, value: impl Into<Value>) -> Self {
         self.defines.push((name, value.into()));
@@ -134,6 +163,9 @@ pub(crate) struct Kernel {
 fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
     KERNEL_FILES.iter().copied().filter(|(name, _)| name.ends_with(".cuh"))
 }
+
+/// The element types that the engine's kernels compute with.
+const ENGINE_TYPES: [DType; 2] = [DType::F32, DType::BF16];
 
 /// What kernels call an element type.
 pub(crate) fn ctype(dtype: DType) -> Result<&'static str> {

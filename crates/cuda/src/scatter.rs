@@ -75,11 +75,7 @@ impl SortedScatter {
             (keys, positions) = (part(to), part(2 + to));
         }
         let units = self.width.div_ceil(self.unit);
-        let shape = |high: usize, threads: usize| Grid {
-            grid: [self.n.div_ceil(WINDOW) as u32, high as u32, 1],
-            block: [threads as u32, 1, 1],
-            shared: 0,
-        };
+        let shape = |high: usize, threads: usize| Grid::plane(self.n.div_ceil(WINDOW), high, threads as u32);
         let sizes = |args: Args| args.u32(n).u32(limit).u32(self.width as u32);
         let threads = units.next_multiple_of(32).min(256);
         let args = Args::new().ptr(at.table).ptr(edges).ptr(at.rows).ptr(keys).ptr(positions);

@@ -10,11 +10,7 @@
 constexpr int THREADS = 512;
 constexpr int LANES = 8;                // that share a key
 constexpr int KEYS = THREADS / LANES;   // at a time
-#ifdef VECTORS
-constexpr int N = Vec<ACT>::N;
-#else
-constexpr int N = 1;
-#endif
+constexpr int N = VECTORS ? Vec<ACT>::N : 1;
 
 // The block's maximum or sum, for all threads.
 template <bool MAX> DEVICE float block_all(float x, float* shared) {
@@ -73,8 +69,7 @@ KERNEL __launch_bounds__(THREADS, 2)
                 for (int e = 0; e < N; e++) dot = __fmaf_rn(query[d + e], x[e], dot);
             }
         }
-#pragma unroll
-        for (int d = LANES / 2; d > 0; d >>= 1) dot += __shfl_xor_sync(0xffffffffu, dot, d);
+        dot = warp_sum<LANES>(dot);
         if (t <= position) {
             dot *= scale;
             top = fmaxf(top, dot);

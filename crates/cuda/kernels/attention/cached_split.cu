@@ -97,8 +97,7 @@ KERNEL __launch_bounds__(THREADS, PARTS == 1 ? 3 : 2)
 #pragma unroll
                     for (int e = 0; e < N; e++) dot = __fmaf_rn(to_float(q[j].at[e]), to_float(k[i][j].at[e]), dot);
             }
-#pragma unroll
-            for (int d = LANES / 2; d > 0; d >>= 1) dot += __shfl_xor_sync(0xffffffffu, dot, d);
+            dot = warp_sum<LANES>(dot);
             score[i] = t <= position ? dot * scale : LOWEST;
             largest = fmaxf(largest, score[i]);
         }

@@ -10,6 +10,22 @@
 #include "attention/packed.cuh"
 #endif
 
+// What the backward reads and writes; statistics are of type A. `delta` is only written by flash_bwd_q (attention/flash_bwd.cu).
+template <class A> struct Backward {
+    Qkv<ELEM> d;
+    const ELEM* d_out;
+    Qkv<const ELEM> in;
+    const A* lse;
+    A* delta;
+    Shape shape;
+};
+#define BACKWARD_PARAMETERS(A) \
+    D_QKV_PARAMETERS, const ELEM *d_out, QKV_PARAMETERS, const A *lse, A *delta, SHAPE_PARAMETERS
+#define BACKWARD {D_QKV, d_out, QKV, lse, delta, SHAPE}
+
+// The score of a key that is not seen.
+DEVICE float hidden() { return -__int_as_float(0x7f800000); }
+
 struct Work {
     u32 head;
     u32 tile;

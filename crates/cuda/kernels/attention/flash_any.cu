@@ -109,15 +109,6 @@ DEVICE void forward(ELEM* out, Acc* lse, const Qkv<const ELEM>& in, const Shape&
     }
 }
 
-struct Bwd {
-    Qkv<ELEM> d;
-    const ELEM* d_out;
-    Qkv<const ELEM> in;
-    const Acc* lse;
-    const Acc* delta;
-    Shape shape;
-};
-
 struct Pair {
     Acc p, ds;
 };
@@ -128,7 +119,7 @@ DEVICE Pair pair(const ELEM* q, const ELEM* d_out, const ELEM* k, const ELEM* v,
     return {p, p * (dot(d_out, v, hd) - delta)};
 }
 
-DEVICE void backward_q(const Bwd& op) {
+DEVICE void backward_q(const Backward<Acc>& op) {
     const Shape& shape = op.shape;
     Row row = row_of(shape.q_len(), shape.total);
     if (!row.inside) return;
@@ -152,7 +143,7 @@ DEVICE void backward_q(const Bwd& op) {
 }
 
 // A warp per head of keys and values; `total` is B*NKV.
-DEVICE void backward_kv(const Bwd& op) {
+DEVICE void backward_kv(const Backward<Acc>& op) {
     const Shape& shape = op.shape;
     Row row = row_of(shape.kv_len(), shape.total);
     if (!row.inside) return;
@@ -179,16 +170,8 @@ DEVICE void backward_kv(const Bwd& op) {
 }
 
 KERNEL flash_any_fwd(ELEM* out, Acc* lse, QKV_PARAMETERS, SHAPE_PARAMETERS) { forward(out, lse, QKV, SHAPE); }
-
-KERNEL flash_any_bwd_q(D_QKV_PARAMETERS, const ELEM* d_out, QKV_PARAMETERS, const Acc* lse, const Acc* delta,
-                       SHAPE_PARAMETERS) {
-    backward_q({D_QKV, d_out, QKV, lse, delta, SHAPE});
-}
-
-KERNEL flash_any_bwd_kv(D_QKV_PARAMETERS, const ELEM* d_out, QKV_PARAMETERS, const Acc* lse, const Acc* delta,
-                        SHAPE_PARAMETERS) {
-    backward_kv({D_QKV, d_out, QKV, lse, delta, SHAPE});
-}
+KERNEL flash_any_bwd_q(BACKWARD_PARAMETERS(Acc)) { backward_q(BACKWARD); }
+KERNEL flash_any_bwd_kv(BACKWARD_PARAMETERS(Acc)) { backward_kv(BACKWARD); }
 
 #ifdef EAGER
 KERNEL flash_delta(Acc* delta, const ELEM* d_out, const ELEM* out, Shape shape) { row_sum(delta, d_out, out, shape); }

@@ -30,15 +30,6 @@ constexpr int CN = BWD_PART;   // of them computed at a time
 
 extern __shared__ uint4 shared[];
 
-struct Bwd {
-    Qkv<ELEM> d;
-    const ELEM* d_out;
-    Qkv<const ELEM> in;
-    const float* lse;
-    float* delta;
-    Shape shape;
-};
-
 // lse times POWER and delta of the queries: per row where rows are queries, per column of a stage where columns are.
 template <bool KEYS> struct Stats {
     float lse[MT][2], delta[MT][2];
@@ -99,7 +90,7 @@ DEVICE void add_rows(float (&sum)[MT][2], const float (&ds)[MT][CN / 8][4]) {
 
 // Rows are keys (KEYS) or queries, resident as tiles a1 (k or q) and a2 (v or d_out); columns are the others, streamed as
 // b1 (q or k) and b2 (d_out or v).
-template <bool KEYS> DEVICE void backward(const Bwd& op) {
+template <bool KEYS> DEVICE void backward(const Backward<float>& op) {
     constexpr u32 STAGE = 2 * BN * PITCH;  // b1, then b2
     u8* tile = reinterpret_cast<u8*>(shared);
     u32 a1 = shared_address(tile), a2 = a1 + BM * PITCH, b = a2 + BM * PITCH;
@@ -206,12 +197,5 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
     }
 }
 
-KERNEL __launch_bounds__(THREADS, BLOCKS) flash_bwd_kv(D_QKV_PARAMETERS, const ELEM* d_out, QKV_PARAMETERS, const float* lse,
-                                                  float* delta, SHAPE_PARAMETERS) {
-    backward<true>({D_QKV, d_out, QKV, lse, delta, SHAPE});
-}
-
-KERNEL __launch_bounds__(THREADS, BLOCKS) flash_bwd_q(D_QKV_PARAMETERS, const ELEM* d_out, QKV_PARAMETERS, const float* lse,
-                                                 float* delta, SHAPE_PARAMETERS) {
-    backward<false>({D_QKV, d_out, QKV, lse, delta, SHAPE});
-}
+KERNEL __launch_bounds__(THREADS, BLOCKS) flash_bwd_kv(BACKWARD_PARAMETERS(float)) { backward<true>(BACKWARD); }
+KERNEL __launch_bounds__(THREADS, BLOCKS) flash_bwd_q(BACKWARD_PARAMETERS(float)) { backward<false>(BACKWARD); }

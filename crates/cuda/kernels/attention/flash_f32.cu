@@ -25,9 +25,6 @@ constexpr int AT_ONCE = sizeof(ELEM) == 4 ? 4 : 1;
 
 extern __shared__ uint4 shared[];
 
-// The score of a key that is not seen.
-DEVICE float hidden() { return -__int_as_float(0x7f800000); }
-
 // Thread (ty, tx) of 16x16 owns rows ty*R.. of scores and results; columns tx + 16c of scores, column(c) of results.
 DEVICE int tx() { return threadIdx.x % 16; }
 DEVICE int ty() { return threadIdx.x / 16; }
@@ -139,26 +136,14 @@ DEVICE u32 tiles_seen(const Shape& shape, u32 tile) {
     return STRIDED ? shape.passes(min((tile + 1) * TILE, shape.q_len()) - 1, TILE) : tile + 1;
 }
 
-// Sum or maximum over the 16 threads that share rows, in every one of them.
-DEVICE float row_max(float x) {
-#pragma unroll
-    for (int d = 8; d > 0; d >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, d));
-    return x;
-}
-DEVICE float row_sum(float x) {
-#pragma unroll
-    for (int d = 8; d > 0; d >>= 1) x += __shfl_xor_sync(0xffffffffu, x, d);
-    return x;
-}
-
-// s becomes exp(s*scale - maximum); the running maximum, sum and results follow.
+// s becomes exp(s*scale - maximum); the running maximum, sum and results follow. 16 threads share rows.
 DEVICE void softmax(float (&s)[R][R], float (&acc)[R][COLS], float (&maximum)[R], float (&sum)[R], float scale) {
 #pragma unroll
     for (int r = 0; r < R; ++r) {
         float m = s[r][0];
 #pragma unroll
         for (int c = 1; c < R; ++c) m = fmaxf(m, s[r][c]);
-        m = fmaxf(maximum[r], row_max(m) * scale);
+        m = fmaxf(maximum[r], warp_max<16>(m) * scale);
         // In the engine every query sees a key of the first tile; else 0 takes the place of -inf.
         float shift = STRIDED && m == hidden() ? 0.0f : m;
         float shrink = expf(maximum[r] - shift);  // 0 as long as the maximum was -inf
@@ -211,7 +196,7 @@ DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shap
 #pragma unroll
     for (int r = 0; r < R; ++r) {
         u32 row = first + ty() * R + r;
-        float whole = row_sum(sum[r]);
+        float whole = warp_sum<16>(sum[r]);
         if (row >= q_len) continue;
         float factor = STRIDED && whole == 0.0f ? 0.0f : 1.0f / whole;
         write_row(out + at.out + row * shape.out_stride(at), acc[r], factor, shape);
@@ -223,19 +208,10 @@ KERNEL __launch_bounds__(THREADS, 2) flash_f32_fwd(ELEM* out, float* lse, QKV_PA
     forward(out, lse, QKV, SHAPE);
 }
 
-struct Bwd {
-    Qkv<ELEM> d;
-    const ELEM* d_out;
-    Qkv<const ELEM> in;
-    const float* lse;
-    const float* delta;
-    Shape shape;
-};
-
 // KEYS: the block owns a tile of keys, passes over the queries of all heads that see it, and makes d_k and d_v; `total`
 // is B*NKV then.
 // Else it owns a tile of queries, passes over the keys they see, and makes d_q.
-template <bool KEYS> DEVICE void backward(const Bwd& op) {
+template <bool KEYS> DEVICE void backward(const Backward<float>& op) {
     float *a1 = reinterpret_cast<float*>(shared), *a2 = a1 + TILE_FLOATS;
     float *b1 = a2 + TILE_FLOATS, *b2 = b1 + TILE_FLOATS, *w = b2 + TILE_FLOATS;
     const Shape& shape = op.shape;
@@ -300,14 +276,5 @@ template <bool KEYS> DEVICE void backward(const Bwd& op) {
     }
 }
 
-KERNEL __launch_bounds__(THREADS, BWD_BLOCKS)
-    flash_f32_bwd_kv(D_QKV_PARAMETERS, const ELEM* d_out, QKV_PARAMETERS, const float* lse, const float* delta,
-                     SHAPE_PARAMETERS) {
-    backward<true>({D_QKV, d_out, QKV, lse, delta, SHAPE});
-}
-
-KERNEL __launch_bounds__(THREADS, BWD_BLOCKS)
-    flash_f32_bwd_q(D_QKV_PARAMETERS, const ELEM* d_out, QKV_PARAMETERS, const float* lse, const float* delta,
-                    SHAPE_PARAMETERS) {
-    backward<false>({D_QKV, d_out, QKV, lse, delta, SHAPE});
-}
+KERNEL __launch_bounds__(THREADS, BWD_BLOCKS) flash_f32_bwd_kv(BACKWARD_PARAMETERS(float)) { backward<true>(BACKWARD); }
+KERNEL __launch_bounds__(THREADS, BWD_BLOCKS) flash_f32_bwd_q(BACKWARD_PARAMETERS(float)) { backward<false>(BACKWARD); }

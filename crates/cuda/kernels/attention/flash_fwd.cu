@@ -20,9 +20,6 @@ constexpr int BN = FWD_STAGE;
 
 extern __shared__ uint4 shared[];
 
-// The score of a key that is not seen.
-DEVICE float hidden() { return -__int_as_float(0x7f800000); }
-
 // s becomes power(scale2*(s - maximum)); the running maximum, sum and results follow. A lane's sum is of its own columns.
 DEVICE void softmax(float (&s)[MT][BN / 8][4], float (&acc)[MT][HD / 8][4], float (&maximum)[MT][2],
                     float (&sum)[MT][2], float scale2) {

@@ -1,4 +1,4 @@
-// Tiles of f32 in shared memory and the two products of attention as tf32 on tensor cores, for heads of HD channels: the
+// Tiles of f32 (ELEM) in shared memory and the two products of attention as tf32 on tensor cores, for heads of HD channels: the
 // interface of attention/tile_half.cuh.
 //
 // TERMS and what is computed: common/tf32.cuh. In f32 sums of few terms start from zero (8 of scores, a tile's of results) and are
@@ -12,8 +12,6 @@
 //
 // Scores have the layout of attention/tile_half.cuh. Of results, element e of acc[m][4*i + j] is channel 32*i + 8*t + 4*(e%2) + j.
 #pragma once
-
-#define ELEM float
 
 #include "attention/flash.cuh"
 #include "common/tf32.cuh"
@@ -32,7 +30,6 @@ constexpr int BWD_PART = HD <= 64 && !(STRIDED && TERMS == 3) ? 32 : 16;  // add
 // Blocks per multiprocessor: as many as shared memory and registers allow.
 constexpr bool LARGE = __CUDA_ARCH__ / 100 == 9 || __CUDA_ARCH__ / 100 == 10;
 constexpr int BLOCKS = HD > 64 ? 1 : LARGE ? 4 - MT : __CUDA_ARCH__ == 800 ? 2 : 1;
-// Rows are read at every use: registers are scarce, and one read serves many columns.
 constexpr bool FWD_HELD = false;
 constexpr bool BWD_HELD = false;
 constexpr bool BALANCED = true;     // attention/flash_bwd.cu
@@ -56,16 +53,7 @@ DEVICE void write(u32 to, const float (&from)[4]) {
                  : "memory");
 }
 
-// Starts copying positions first.. of q, k, v or d_out; zeros beyond `seq`.
-template <int ROWS> DEVICE void load_tile(u32 to, const float* from, size_t stride, u32 first, u32 seq) {
-    static_assert(ROWS * CHUNKS % THREADS == 0, "every thread copies the same number of chunks");
-#pragma unroll
-    for (int n = 0; n < ROWS * CHUNKS / THREADS; ++n) {
-        u32 i = n * THREADS + threadIdx.x, row = i / CHUNKS, chunk = i % CHUNKS;
-        bool inside = first + row < seq;
-        cp_async16(to + chunk_at(row, chunk), from + (inside ? (first + row) * stride : 0) + chunk * 4, inside);
-    }
-}
+#include "attention/tile.cuh"
 
 // c += a . b, of 8 terms, in f32 by a rounded addition
 DEVICE void product(float (&c)[4], const Split<4>& a, const Split<2>& b) {
@@ -79,13 +67,12 @@ DEVICE void product(float (&c)[4], const Split<4>& a, const Split<2>& b) {
     }
 }
 
-// This warp's rows of a resident tile as left operand: in registers where `HELD`, else read at every use.
-template <bool HELD> struct Rows {
+// This warp's rows of a resident tile as left operand, read at every use: registers are scarce, and one read serves many columns.
+template <bool> struct Rows {
     u32 tile, row;
-    Split<4> held[HELD ? HD / 8 : 1][MT];
 
     // Channels 8k..: lanes point down 16 rows, then to the next chunk.
-    DEVICE void load(Split<4> (&x)[MT], int k) const {
+    DEVICE void get(Split<4> (&x)[MT], int k) const {
 #pragma unroll
         for (int m = 0; m < MT; ++m) {
             ldmatrix(x[m].big, tile + chunk_at(row + 16 * m + lane() % 16, 2 * k + lane() / 16));
@@ -108,18 +95,6 @@ template <bool HELD> struct Rows {
                 write(at, y);
             }
             __syncwarp();
-        }
-        if constexpr (HELD) {
-#pragma unroll
-            for (int k = 0; k < HD / 8; ++k) load(held[k], k);
-        }
-    }
-    DEVICE void get(Split<4> (&x)[MT], int k) const {
-        if constexpr (HELD) {
-#pragma unroll
-            for (int i = 0; i < 4 * MT; ++i) x[i / 4].big[i % 4] = held[k][i / 4].big[i % 4];
-        } else {
-            load(x, k);
         }
     }
 };

@@ -8,10 +8,6 @@
 // layout of mma's c: of 16 rows and 8 columns, element e is at row row_of(e), column column_of(e) of common/mma.cuh.
 #pragma once
 
-#ifndef ELEM
-#define ELEM bf16
-#endif
-
 #include "attention/flash.cuh"
 #include "common/mma.cuh"
 
@@ -46,16 +42,7 @@ DEVICE float log_of_sum(float sum, float maximum, float scale) { return fmaf(max
 // Byte of a tile where a chunk starts.
 DEVICE u32 chunk_at(u32 row, u32 chunk) { return row * PITCH + (SWIZZLE ? chunk ^ row % 8 : chunk) * 16; }
 
-// Starts copying positions first.. of q, k, v or d_out; zeros beyond `seq`.
-template <int ROWS> DEVICE void load_tile(u32 to, const ELEM* from, size_t stride, u32 first, u32 seq) {
-    static_assert(ROWS * CHUNKS % THREADS == 0, "every thread copies the same number of chunks");
-#pragma unroll
-    for (int n = 0; n < ROWS * CHUNKS / THREADS; ++n) {
-        u32 i = n * THREADS + threadIdx.x, row = i / CHUNKS, chunk = i % CHUNKS;
-        bool inside = first + row < seq;
-        cp_async16(to + chunk_at(row, chunk), from + (inside ? (first + row) * stride : 0) + chunk * 8, inside);
-    }
-}
+#include "attention/tile.cuh"
 
 // This warp's rows of a resident tile as left operand: in registers where `HELD`, else read at every use.
 template <bool HELD> struct Rows {

@@ -37,18 +37,5 @@ DEVICE float sqrt_of(float x) { return sqrtf(x); }
 DEVICE double sqrt_of(double x) { return sqrt(x); }
 DEVICE float rsqrt_of(float x) { return 1.0f / sqrtf(x); }
 DEVICE double rsqrt_of(double x) { return 1.0 / sqrt(x); }
-DEVICE float max_of(float a, float b) { return fmaxf(a, b); }
-DEVICE double max_of(double a, double b) { return fmax(a, b); }
 DEVICE float fma_of(float a, float b, float c) { return fmaf(a, b, c); }
 DEVICE double fma_of(double a, double b, double c) { return fma(a, b, c); }
-
-DEVICE double warp_sum(double x) {
-#pragma unroll
-    for (int d = WARP / 2; d > 0; d >>= 1) x += __shfl_xor_sync(0xffffffffu, x, d);
-    return x;
-}
-DEVICE double warp_max(double x) {
-#pragma unroll
-    for (int d = WARP / 2; d > 0; d >>= 1) x = fmax(x, __shfl_xor_sync(0xffffffffu, x, d));
-    return x;
-}

@@ -58,8 +58,7 @@ KERNEL limits_checksum(u64* sum, const uint4* x, u64 n) {
         const u64 low = (u64)v.y << 32 | v.x, high = (u64)v.w << 32 | v.z;
         mine += (low ^ (low >> 29)) * (4 * i + 1) + (high ^ (high >> 29)) * (4 * i + 3);
     }
-#pragma unroll
-    for (int d = WARP / 2; d > 0; d >>= 1) mine += __shfl_xor_sync(0xffffffffu, mine, d);
+    mine = warp_sum(mine);
     if (threadIdx.x % WARP == 0) atomicAdd(sum, mine);
 }
 

@@ -55,17 +55,35 @@ template <class T> DEVICE void store_once(T* to, const Vec<T>& value) {
     asm volatile("st.global.cs.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(q.x), "r"(q.y), "r"(q.z), "r"(q.w) : "memory");
 }
 
+// Makes the compiler forget what it derived from v: converting again is cheaper than the registers to keep it in.
+template <class T> DEVICE void forget(Vec<T>& v) {
+    uint4& q = *reinterpret_cast<uint4*>(&v);
+    asm volatile("" : "+r"(q.x), "+r"(q.y), "+r"(q.z), "+r"(q.w));
+}
+
 constexpr int WARP = 32;
 
-// Butterfly: every lane gets the same sum, added in the same order.
-DEVICE float warp_sum(float x) {
+DEVICE float max_of(float a, float b) { return fmaxf(a, b); }
+DEVICE double max_of(double a, double b) { return fmax(a, b); }
+
+// Butterfly over a warp, or over each LANES lanes of it: every lane gets the same result, added in the same order.
+template <int LANES = WARP, class A> DEVICE A warp_sum(A x) {
 #pragma unroll
-    for (int d = WARP / 2; d > 0; d >>= 1) x += __shfl_xor_sync(0xffffffffu, x, d);
+    for (int d = LANES / 2; d > 0; d >>= 1) x += __shfl_xor_sync(0xffffffffu, x, d);
     return x;
 }
-DEVICE float warp_max(float x) {
+template <int LANES = WARP, class A> DEVICE A warp_max(A x) {
 #pragma unroll
-    for (int d = WARP / 2; d > 0; d >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, d));
+    for (int d = LANES / 2; d > 0; d >>= 1) x = max_of(x, __shfl_xor_sync(0xffffffffu, x, d));
+    return x;
+}
+// The sum over this lane and all lower ones.
+template <class A> DEVICE A warp_scan(A x) {
+#pragma unroll
+    for (int d = 1; d < WARP; d <<= 1) {
+        const A below = __shfl_up_sync(0xffffffffu, x, d);
+        if (threadIdx.x % WARP >= d) x += below;
+    }
     return x;
 }
 

@@ -75,12 +75,6 @@ template <class I> struct Parts {
     DEVICE I edge(u32 e) const { return (I)e < head ? (I)e : (I)e + body * N; }
 };
 
-// Makes the compiler forget what it derived from v: converting again is cheaper than the registers to keep it in.
-DEVICE void forget(Vec<T>& v) {
-    uint4& q = *reinterpret_cast<uint4*>(&v);
-    asm volatile("" : "+r"(q.x), "+r"(q.y), "+r"(q.z), "+r"(q.w));
-}
-
 DEVICE Vec<T> filled(T x) {
     Vec<T> v;
 #pragma unroll
@@ -168,21 +162,6 @@ struct LongSum {
     // An infinite sum leaves NaN behind as its rest.
     DEVICE Acc total() const { return sum - sum == 0 ? sum - rest : sum; }
 };
-
-// W elements of a row: a vector of 16 bytes, or one element.
-template <int W> struct alignas(W * sizeof(T)) Slot {
-    T at[W];
-};
-template <int W> DEVICE Slot<W> fetch(const T* from) {
-    Slot<W> s;
-    if constexpr (W == 1) s.at[0] = from[0];
-    else *reinterpret_cast<Vec<T>*>(&s) = load(from);
-    return s;
-}
-template <int W> DEVICE void put(T* to, const Slot<W>& s) {
-    if constexpr (W == 1) to[0] = s.at[0];
-    else put(to, *reinterpret_cast<const Vec<T>*>(&s));
-}
 
 // U slots a stride apart, of which those before `end` exist.
 template <int W, int U> struct Batch {

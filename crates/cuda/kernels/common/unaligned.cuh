@@ -17,6 +17,21 @@ template <class X> DEVICE void put(X* to, const Vec<X>& value) {
     asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(q.x), "r"(q.y), "r"(q.z), "r"(q.w) : "memory");
 }
 
+// W elements of a row: a vector of 16 bytes, or one element.
+template <int W> struct alignas(W * sizeof(T)) Slot {
+    T at[W];
+};
+template <int W> DEVICE Slot<W> fetch(const T* from) {
+    Slot<W> s;
+    if constexpr (W == 1) s.at[0] = from[0];
+    else *reinterpret_cast<Vec<T>*>(&s) = load(from);
+    return s;
+}
+template <int W> DEVICE void put(T* to, const Slot<W>& s) {
+    if constexpr (W == 1) to[0] = s.at[0];
+    else put(to, *reinterpret_cast<const Vec<T>*>(&s));
+}
+
 using Acc = AccOf<T>::type;
 
 template <class X> DEVICE Acc to_acc(X x) {

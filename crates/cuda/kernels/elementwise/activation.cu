@@ -10,58 +10,33 @@
 
 constexpr int N = Vec<ACT>::N;
 
-// Calls f(i, count) for this thread's stretch: count is N or, at the end, fewer.
-template <class F> DEVICE void stretch(u64 n, F f) {
-    const u64 i = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * N;
-    if (i < n) f(i, n - i < N ? (int)(n - i) : N);
-}
-
-template <class F> DEVICE void act_fwd(ACT* out, const ACT* inp, u64 n) {
-    stretch(n, [=](u64 i, int count) {
-        if (count == N) {
-            float x[N];
-            load_floats(x, inp + i);
+// out = f(in...), element by element: 16 bytes to a thread, and to the last one the rest.
+template <int IN, class F> DEVICE void map(ACT* out, const ACT* const (&in)[IN], u64 n, F f) {
+    const u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * N;
+    if (first >= n) return;
+    const int count = n - first < N ? (int)(n - first) : N;
+    if (count == N) {
+        float x[IN][N], y[N];
 #pragma unroll
-            for (int k = 0; k < N; k++) x[k] = F::value(x[k]);
-            store_floats(out + i, x);
-        } else {
-            for (int k = 0; k < count; k++) out[i + k] = from_float<ACT>(F::value(to_float(inp[i + k])));
-        }
-    });
-}
-
-template <class F> DEVICE void act_bwd(ACT* d_inp, const ACT* d_out, const ACT* inp, u64 n) {
-    stretch(n, [=](u64 i, int count) {
-        if (count == N) {
-            float d[N], x[N];
-            load_floats(d, d_out + i);
-            load_floats(x, inp + i);
+        for (int a = 0; a < IN; a++) load_floats(x[a], in[a] + first);
 #pragma unroll
-            for (int k = 0; k < N; k++) d[k] *= F::slope(x[k]);
-            store_floats(d_inp + i, d);
-        } else {
-            for (int k = 0; k < count; k++)
-                d_inp[i + k] = from_float<ACT>(to_float(d_out[i + k]) * F::slope(to_float(inp[i + k])));
-        }
-    });
+        for (int k = 0; k < N; k++) y[k] = f([&](int a) { return x[a][k]; });
+        store_floats(out + first, y);
+    } else {
+#pragma unroll 1
+        for (int k = 0; k < count; k++) out[first + k] = from_float<ACT>(f([&](int a) { return to_float(in[a][first + k]); }));
+    }
 }
 
 #define ACTIVATION(NAME, F)                                                                     \
-    KERNEL NAME##_fwd(ACT* out, const ACT* inp, u64 n) { act_fwd<F>(out, inp, n); }              \
-    KERNEL NAME##_bwd(ACT* d_inp, const ACT* d_out, const ACT* inp, u64 n) { act_bwd<F>(d_inp, d_out, inp, n); }
+    KERNEL NAME##_fwd(ACT* out, const ACT* inp, u64 n) {                                        \
+        map<1>(out, {inp}, n, [](auto x) { return F::value(x(0)); });                           \
+    }                                                                                           \
+    KERNEL NAME##_bwd(ACT* d_inp, const ACT* d_out, const ACT* inp, u64 n) {                     \
+        map<2>(d_inp, {d_out, inp}, n, [](auto x) { return x(0) * F::slope(x(1)); });           \
+    }
 ACTIVATIONS(ACTIVATION)
 
 KERNEL add(ACT* out, const ACT* a, const ACT* b, u64 n) {
-    stretch(n, [=](u64 i, int count) {
-        if (count == N) {
-            float x[N], y[N];
-            load_floats(x, a + i);
-            load_floats(y, b + i);
-#pragma unroll
-            for (int k = 0; k < N; k++) x[k] += y[k];
-            store_floats(out + i, x);
-        } else {
-            for (int k = 0; k < count; k++) out[i + k] = from_float<ACT>(to_float(a[i + k]) + to_float(b[i + k]));
-        }
-    });
+    map<2>(out, {a, b}, n, [](auto x) { return x(0) + x(1); });
 }

@@ -28,23 +28,6 @@ constexpr int BWD_BLOCKS = 2;
 #endif
 constexpr int BWD_Y_BLOCKS = sizeof(T) == 2 ? 1 : 2;
 
-// UNIT elements of memory: one, or 16 bytes.
-template <int UNIT> struct Unit {
-    T at[UNIT];
-};
-template <> struct Unit<N> : Vec<T> {};
-
-template <int UNIT> DEVICE Unit<UNIT> read(const T* from) {
-    Unit<UNIT> out;
-    if constexpr (UNIT == N) *static_cast<Vec<T>*>(&out) = load(from);
-    else out.at[0] = *from;
-    return out;
-}
-template <int UNIT> DEVICE void write(T* to, const Unit<UNIT>& value) {
-    if constexpr (UNIT == N) put(to, static_cast<const Vec<T>&>(value));
-    else *to = value.at[0];
-}
-
 // Below 0 becomes 0; NaN is not below.
 DEVICE Acc relu(Acc x) { return x < 0 ? Acc(0) : x; }
 
@@ -54,12 +37,11 @@ DEVICE void forward(T* y, u32* bits, const T* x, const T* bias, u64 rows, u64 co
     const u64 row = (u64)(blockIdx.x / tiles) * blockDim.y + threadIdx.y;
     if (col >= cols || row >= rows) return;
     const u64 at = row * cols + col;
-    Unit<UNIT> v = read<UNIT>(x + at), b;
-    if constexpr (UNIT == N) *static_cast<Vec<T>*>(&b) = load(bias + col);
-    else b.at[0] = bias[col];
+    Slot<UNIT> v = fetch<UNIT>(x + at);
+    const Slot<UNIT> b = fetch<UNIT>(bias + col);
 #pragma unroll
     for (int i = 0; i < UNIT; i++) v.at[i] = from_acc<T>(relu(fma_of(to_acc(v.at[i]), scale, to_acc(b.at[i]))));
-    write<UNIT>(y + at, v);
+    put<UNIT>(y + at, v);
     if constexpr (UNIT == N) {
         if (!bits) return;
         u32 mine = 0;
@@ -79,9 +61,9 @@ DEVICE void forward(T* y, u32* bits, const T* x, const T* bias, u64 rows, u64 co
 
 // Where the gate comes from: the forward's result, or its bits.
 template <int UNIT> struct ByResult {
-    using Kept = Unit<UNIT>;
+    using Kept = Slot<UNIT>;
     const T* y;
-    DEVICE Kept get(u64 at) const { return read<UNIT>(y + at); }
+    DEVICE Kept get(u64 at) const { return fetch<UNIT>(y + at); }
     DEVICE static bool open(const Kept& kept, int i) { return !(to_acc(kept.at[i]) <= 0); }
 };
 struct ByBits {
@@ -94,7 +76,7 @@ struct ByBits {
 // `same`: d_y is one number, and g holds it already.
 template <int UNIT, int ROWS, class Gate>
 DEVICE void backward_rows(Acc (&sum)[UNIT], T* d_x, const T* d_y, u32 same, T one, Gate gate, u64 at, u64 step, Acc scale) {
-    Unit<UNIT> g[ROWS];
+    Slot<UNIT> g[ROWS];
     typename Gate::Kept kept[ROWS];
 #pragma unroll
     for (int j = 0; j < ROWS; j++) {
@@ -102,7 +84,7 @@ DEVICE void backward_rows(Acc (&sum)[UNIT], T* d_x, const T* d_y, u32 same, T on
 #pragma unroll
             for (int i = 0; i < UNIT; i++) g[j].at[i] = one;
         } else {
-            g[j] = read<UNIT>(d_y + at + j * step);
+            g[j] = fetch<UNIT>(d_y + at + j * step);
         }
         kept[j] = gate.get(at + j * step);
     }
@@ -114,7 +96,7 @@ DEVICE void backward_rows(Acc (&sum)[UNIT], T* d_x, const T* d_y, u32 same, T on
             sum[i] += d;
             g[j].at[i] = from_acc<T>(d * scale);
         }
-        if (d_x) write<UNIT>(d_x + at + j * step, g[j]);
+        if (d_x) put<UNIT>(d_x + at + j * step, g[j]);
     }
 }
 

@@ -5,11 +5,7 @@
 // order  elementwise; the gradient may be written over inp, act over d_out
 #include "elementwise/swiglu.cuh"
 
-#ifdef VECTORS
-constexpr int N = Vec<ACT>::N;
-#else
-constexpr int N = 1;
-#endif
+constexpr int N = VECTORS ? Vec<ACT>::N : 1;
 
 // Calls f(element of the narrow row, element of its gate) for this thread's vector of `count`.
 template <class F> DEVICE void each(u64 count, u64 width, F f) {

@@ -11,11 +11,7 @@ constexpr int WINDOW = 32;
 constexpr int SORT_BLOCK = 1024;
 constexpr int DIGITS = 256;
 constexpr int SLICES = 8;
-#ifdef VECTORS
-constexpr int N = Vec<ACT>::N;
-#else
-constexpr int N = 1;
-#endif
+constexpr int N = VECTORS ? Vec<ACT>::N : 1;
 
 DEVICE void add_to(GRAD* to, const float (&sum)[N]) {
     float old[N];

@@ -9,11 +9,6 @@
 #include "common/rows.cuh"
 #include "sampling/search.cuh"
 
-DEVICE u64 rank(float v, u64 c) {
-    const u32 key = v != v ? ALL : key_of(v);  // NaN above all
-    return (u64)key << 32 | (u32)~(u32)c;
-}
-
 KERNEL __launch_bounds__(256) softmax_topk(float* weights, i32* indices, const float* x, u64 rows, u64 cols, u64 k,
                                            u32 lanes) {
     __shared__ u64 shared[2][WARP];

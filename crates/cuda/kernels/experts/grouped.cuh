@@ -42,8 +42,18 @@ struct Groups {
     }
 };
 
-// Reads the offsets; all threads of the block take part. `space` has 2·(E+1) words. Offsets that do not cut `rows` rows are a
-// fault, and there are no tiles then.
+// Calls f(expert, row, column) for this block's tiles of BM by BN of all experts' weights (OC,IC).
+template <int BM, int BN, class F> DEVICE void each_weight_tile(const Groups& groups, u32 oc, u32 ic, F f) {
+    const u32 tall = (oc + BM - 1) / BM, wide = (ic + BN - 1) / BN;
+    const u64 tiles = groups.fine ? (u64)groups.experts * tall * wide : 0;
+    for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
+        const u32 expert = (u32)(t / (tall * wide)), inside = (u32)(t - (u64)expert * tall * wide);
+        f(expert, inside / wide * BM, inside % wide * BN);
+    }
+}
+
+// Reads the offsets; all threads of the block take part. `space` has 2·(E+1) words. Offsets that
+// do not ascend from 0 to `rows` are a fault, and there are no tiles then.
 template <int ROWS> DEVICE Groups read_groups(u32* space, const i32* offsets, u32 experts, u32 rows, Fault* fault) {
     i32* const ends = reinterpret_cast<i32*>(space);
     u32* const starts = space + experts + 1;
@@ -62,12 +72,7 @@ template <int ROWS> DEVICE Groups read_groups(u32* space, const i32* offsets, u3
         for (u32 first = 0; first < experts; first += WARP) {
             const u32 e = first + threadIdx.x;
             const u32 mine = e < experts ? ((u32)(ends[e + 1] - ends[e]) + ROWS - 1) / ROWS : 0;
-            u32 sum = mine;  // of this and all lower lanes
-#pragma unroll
-            for (int d = 1; d < WARP; d <<= 1) {
-                const u32 below = __shfl_up_sync(0xffffffffu, sum, d);
-                if (threadIdx.x >= d) sum += below;
-            }
+            const u32 sum = warp_scan(mine);
             if (e < experts) starts[e] = before + sum - mine;
             before += __shfl_sync(0xffffffffu, sum, WARP - 1);
         }

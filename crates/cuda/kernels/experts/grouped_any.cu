@@ -13,51 +13,55 @@ static_assert(BM == BN, "both tiles are loaded alike");
 
 extern __shared__ u32 group_space[];
 
-// A matrix with rows of `stride` elements: (rows or columns of the result) x (terms of its sums) if ALONG, else transposed.
-struct Matrix {
+// One operand: (lines of the result) x (terms of its sums) in memory where ALONG, else (terms) x (lines).
+template <bool ALONG> struct Operand {
     const IN* at;
     u64 stride;
-    u32 count;  // rows or columns of the result, from the tile's first on
+    u32 lines;  // rows or columns of the result from the tile's first on
+
+    // This thread's elements of a tile, terms k.. of `terms`; 0 outside.
+    DEVICE void fetch(float (&to)[COPIES], u64 k, u64 terms) const {
+#pragma unroll
+        for (int i = 0; i < COPIES; i++) {
+            const u32 n = threadIdx.x + i * THREADS;
+            const u32 line = ALONG ? n / BK : n % BM, term = ALONG ? n % BK : n / BM;
+            const u64 from = ALONG ? line * stride + k + term : (k + term) * stride + line;
+            to[i] = line < lines && k + term < terms ? to_float(at[from]) : 0.0f;
+        }
+    }
+    static DEVICE void put(float (*tile)[PITCH], const float (&from)[COPIES]) {
+#pragma unroll
+        for (int i = 0; i < COPIES; i++) {
+            const u32 n = threadIdx.x + i * THREADS;
+            tile[ALONG ? n % BK : n / BM][ALONG ? n / BK : n % BM] = from[i];
+        }
+    }
 };
 
-// This thread's elements of a tile, terms k.. of `terms`; 0 outside.
-template <bool ALONG> DEVICE void fetch(float (&to)[COPIES], const Matrix& m, u64 k, u64 terms) {
+typedef float Result[8][8];
+
+DEVICE void zero(Result& acc) {
 #pragma unroll
-    for (int i = 0; i < COPIES; i++) {
-        const u32 at = threadIdx.x + i * THREADS;
-        const u32 line = ALONG ? at / BK : at % BM, term = ALONG ? at % BK : at / BM;
-        const u64 from = ALONG ? line * m.stride + k + term : (k + term) * m.stride + line;
-        to[i] = line < m.count && k + term < terms ? to_float(m.at[from]) : 0.0f;
-    }
-}
-template <bool ALONG> DEVICE void put(float (*tile)[PITCH], const float (&from)[COPIES]) {
-#pragma unroll
-    for (int i = 0; i < COPIES; i++) {
-        const u32 at = threadIdx.x + i * THREADS;
-        tile[ALONG ? at % BK : at / BM][ALONG ? at / BK : at % BM] = from[i];
-    }
+    for (int i = 0; i < 64; i++) acc[i / 8][i % 8] = 0.0f;
 }
 
 // A thread has rows 4y.. and 64+4y.., columns 4x.. and 64+4x.. of the tile.
 DEVICE u32 spread(u32 at, int i) { return at * 4 + (i < 4 ? i : 60 + i); }
 
-// acc[i][j] = Σ_k a(row i, k)·b(column j, k)
-template <bool A_ALONG, bool B_ALONG>
-DEVICE void product(float (&acc)[8][8], const Matrix& a, const Matrix& b, u64 terms) {
+// acc[i][j] += Σ_k a(row i, k)·b(column j, k)
+template <bool A, bool B> DEVICE void product(Result& acc, const Operand<A>& a, const Operand<B>& b, u64 terms) {
     __shared__ __align__(16) float tile_a[BK][PITCH], tile_b[BK][PITCH];
     const u32 y = threadIdx.x / 16, x = threadIdx.x % 16;
-#pragma unroll
-    for (int i = 0; i < 64; i++) acc[i / 8][i % 8] = 0.0f;
     float next_a[COPIES], next_b[COPIES];
-    fetch<A_ALONG>(next_a, a, 0, terms);
-    fetch<B_ALONG>(next_b, b, 0, terms);
+    a.fetch(next_a, 0, terms);
+    b.fetch(next_b, 0, terms);
     for (u64 k = 0; k < terms; k += BK) {
         __syncthreads();  // all are done with the tiles before
-        put<A_ALONG>(tile_a, next_a);
-        put<B_ALONG>(tile_b, next_b);
+        a.put(tile_a, next_a);
+        b.put(tile_b, next_b);
         __syncthreads();
-        fetch<A_ALONG>(next_a, a, k + BK, terms);
-        fetch<B_ALONG>(next_b, b, k + BK, terms);
+        a.fetch(next_a, k + BK, terms);
+        b.fetch(next_b, k + BK, terms);
 #pragma unroll
         for (int term = 0; term < BK; term++) {
             float left[8], right[8];
@@ -78,7 +82,7 @@ DEVICE void product(float (&acc)[8][8], const Matrix& a, const Matrix& b, u64 te
 
 // The part of the tile that exists, to rows of `stride` elements.
 template <class T>
-DEVICE void write(T* to, u64 stride, u32 rows, u32 columns, const float (&acc)[8][8], bool adds) {
+DEVICE void write(T* to, u64 stride, u32 rows, u32 columns, const Result& acc, bool adds = false) {
     const u32 y = threadIdx.x / 16, x = threadIdx.x % 16;
 #pragma unroll
     for (int i = 0; i < 8; i++)
@@ -91,47 +95,32 @@ DEVICE void write(T* to, u64 stride, u32 rows, u32 columns, const float (&acc)[8
         }
 }
 
-// out (rows,n) from inp (rows,k) and the experts' weights: (n,k) where ALONG, else (k,n).
-template <bool ALONG>
-DEVICE void rows_product(IN* out, const IN* inp, const IN* weight, const i32* offsets, Fault* fault, u32 rows, u32 experts,
-                         u32 n, u32 k) {
-    const Groups groups = read_groups<BM>(group_space, offsets, experts, rows, fault);
-    const u32 columns = (n + BN - 1) / BN;
-    for (u64 t = blockIdx.x; t < (u64)groups.tiles * columns; t += gridDim.x) {
-        const Tile tile = groups.tile(t, columns);
-        const u32 inside = tile.row * BM, column = tile.column * BN;
-        const u64 row = groups.first(tile.expert) + inside;
-        const u32 tall = groups.rows(tile.expert) - inside, wide = n - column;
-        const IN* const w = weight + (u64)tile.expert * n * k + (ALONG ? (u64)column * k : (u64)column);
-        float acc[8][8];
-        product<true, ALONG>(acc, {inp + row * k, k, tall}, {w, ALONG ? k : n, wide}, k);
-        write(out + row * n + column, n, tall, wide, acc, false);
-    }
+#include "experts/grouped_rows.cuh"
+
+DEVICE Groups groups_of(const i32* offsets, u32 experts, u32 rows, Fault* fault) {
+    return read_groups<BM>(group_space, offsets, experts, rows, fault);
 }
 
 KERNEL __launch_bounds__(THREADS) grouped_any_fwd(IN* out, const IN* inp, const IN* weight, const i32* offsets, Fault* fault,
                                                   u32 rows, u32 experts, u32 ic, u32 oc) {
-    rows_product<true>(out, inp, weight, offsets, fault, rows, experts, oc, ic);
+    rows_product<true>(out, inp, weight, groups_of(offsets, experts, rows, fault), oc, ic);
 }
 
 KERNEL __launch_bounds__(THREADS) grouped_any_bwd_input(IN* d_inp, const IN* d_out, const IN* weight, const i32* offsets,
                                                         Fault* fault, u32 rows, u32 experts, u32 ic, u32 oc) {
-    rows_product<false>(d_inp, d_out, weight, offsets, fault, rows, experts, ic, oc);
+    rows_product<false>(d_inp, d_out, weight, groups_of(offsets, experts, rows, fault), ic, oc);
 }
 
 KERNEL __launch_bounds__(THREADS)
     grouped_any_bwd_weight(OUT* d_weight, const IN* d_out, const IN* inp, const i32* offsets, Fault* fault, u32 rows,
                            u32 experts, u32 ic, u32 oc, u32 adds) {
-    const Groups groups = read_groups<BM>(group_space, offsets, experts, rows, fault);
-    const u32 tall = (oc + BM - 1) / BM, wide = (ic + BN - 1) / BN;
-    if (!groups.fine) return;
-    for (u64 t = blockIdx.x; t < (u64)experts * tall * wide; t += gridDim.x) {
-        const u32 expert = (u32)(t / (tall * wide)), inside = (u32)(t - (u64)expert * tall * wide);
-        const u32 row = inside / wide * BM, column = inside % wide * BN;
+    const Groups groups = groups_of(offsets, experts, rows, fault);
+    each_weight_tile<BM, BN>(groups, oc, ic, [&](u32 expert, u32 row, u32 column) {
         const u64 first = groups.first(expert);
-        float acc[8][8];
-        product<false, false>(acc, {d_out + first * oc + row, oc, oc - row}, {inp + first * ic + column, ic, ic - column},
-                              groups.rows(expert));
+        Result acc;
+        zero(acc);
+        product(acc, Operand<false>{d_out + first * oc + row, oc, oc - row},
+                Operand<false>{inp + first * ic + column, ic, ic - column}, groups.rows(expert));
         write(d_weight + ((u64)expert * oc + row) * ic + column, ic, oc - row, ic - column, acc, adds);
-    }
+    });
 }

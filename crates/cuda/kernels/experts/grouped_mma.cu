@@ -158,49 +158,28 @@ DEVICE Groups groups_of(const i32* offsets, u32 experts, u32 rows, Fault* fault)
     return read_groups<BM>(space, offsets, experts, rows, fault);
 }
 
-// out (rows,n) from inp (rows,k) and the experts' weights: (n,k) where ALONG, else (k,n).
-template <bool ALONG>
-DEVICE void rows_product(bf16* out, const bf16* inp, const bf16* weight, const i32* offsets, Fault* fault, u32 rows,
-                         u32 experts, u32 n, u32 k) {
-    const Groups groups = groups_of(offsets, experts, rows, fault);
-    const u32 columns = (n + BN - 1) / BN;
-    for (u64 t = blockIdx.x; t < (u64)groups.tiles * columns; t += gridDim.x) {
-        const Tile tile = groups.tile(t, columns);
-        const u32 inside = tile.row * BM, column = tile.column * BN;
-        const u64 row = groups.first(tile.expert) + inside;
-        const u32 tall = groups.rows(tile.expert) - inside, wide = n - column;
-        const bf16* const w = weight + (u64)tile.expert * n * k + (ALONG ? (u64)column * k : (u64)column);
-        Result acc;
-        zero(acc);
-        product(acc, Operand<true>{inp + row * k, k, tall}, Operand<ALONG>{w, ALONG ? k : n, wide}, k);
-        write(out + row * n + column, n, tall, wide, acc);
-    }
-}
+#include "experts/grouped_rows.cuh"
 
 KERNEL __launch_bounds__(THREADS, 2)
     grouped_mma_fwd(bf16* out, const bf16* inp, const bf16* weight, const i32* offsets, Fault* fault, u32 rows, u32 experts,
                     u32 ic, u32 oc) {
-    rows_product<true>(out, inp, weight, offsets, fault, rows, experts, oc, ic);
+    rows_product<true>(out, inp, weight, groups_of(offsets, experts, rows, fault), oc, ic);
 }
 
 KERNEL __launch_bounds__(THREADS, 2)
     grouped_mma_bwd_input(bf16* d_inp, const bf16* d_out, const bf16* weight, const i32* offsets, Fault* fault, u32 rows,
                           u32 experts, u32 ic, u32 oc) {
-    rows_product<false>(d_inp, d_out, weight, offsets, fault, rows, experts, ic, oc);
+    rows_product<false>(d_inp, d_out, weight, groups_of(offsets, experts, rows, fault), ic, oc);
 }
 
 KERNEL __launch_bounds__(THREADS, 2)
     grouped_mma_bwd_weight(OUT* d_weight, const bf16* d_out, const bf16* inp, const i32* offsets, Fault* fault, u32 rows,
                            u32 experts, u32 ic, u32 oc, u32 adds) {
     const Groups groups = groups_of(offsets, experts, rows, fault);
-    const u32 tall = (oc + BM - 1) / BM, wide = (ic + BN - 1) / BN;
-    if (!groups.fine) return;
-    for (u64 t = blockIdx.x; t < (u64)experts * tall * wide; t += gridDim.x) {
-        const u32 expert = (u32)(t / (tall * wide)), inside = (u32)(t - (u64)expert * tall * wide);
-        const u32 row = inside / wide * BM, column = inside % wide * BN;
+    each_weight_tile<BM, BN>(groups, oc, ic, [&](u32 expert, u32 row, u32 column) {
         const u64 first = groups.first(expert);
         const u32 terms = groups.rows(expert);
-        if (terms == 0 && adds) continue;
+        if (terms == 0 && adds) return;
         OUT* const to = d_weight + ((u64)expert * oc + row) * ic + column;
         Result acc;
         if (adds) read(acc, to, ic, oc - row, ic - column);
@@ -208,5 +187,5 @@ KERNEL __launch_bounds__(THREADS, 2)
         product(acc, Operand<false>{d_out + first * oc + row, oc, oc - row},
                 Operand<false>{inp + first * ic + column, ic, ic - column}, terms);
         write(to, ic, oc - row, ic - column, acc);
-    }
+    });
 }

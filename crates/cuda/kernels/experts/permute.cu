@@ -9,11 +9,7 @@
 //        that does not exist is a fault and counts as row 0 where it is read
 #include "common/prelude.cuh"
 
-#ifdef VECTORS
-constexpr int N = Vec<ACT>::N;
-#else
-constexpr int N = 1;
-#endif
+constexpr int N = VECTORS ? Vec<ACT>::N : 1;
 constexpr int WARPS = 8;
 constexpr int AHEAD = 4;  // loads of a lane that are under way at once
 

@@ -47,19 +47,15 @@ template <Form FORM> DEVICE void normalise_row(Vec<ACT> (&out)[STEPS], const Row
             for (int k = 0; k < N; k++) x[s][k] = to_float(sum.at[k]);
         }
     });
-    float mean = 0.0f, rstd;
-    if constexpr (FORM == APPLY) {
-        if constexpr (CENTRED) mean = p.mean[row];
-        rstd = p.rstd[row];
-    } else {
-        if constexpr (CENTRED) {
-            float sum = 0.0f;
+    const auto sum = [&] {
+        float sum = 0.0f;
 #pragma unroll
-            for (int s = 0; s < STEPS; s++)
+        for (int s = 0; s < STEPS; s++)
 #pragma unroll
-                for (int k = 0; k < N; k++) sum += x[s][k];  // 0 beyond the row
-            mean = row_sum(sum, sums[0]) / WIDTH;
-        }
+            for (int k = 0; k < N; k++) sum += x[s][k];  // 0 beyond the row
+        return row_sum(sum, sums[0]);
+    };
+    const auto squares = [&](float mean) {
         float squares = 0.0f;
         each_vector([&](int s, int) {
 #pragma unroll
@@ -68,16 +64,13 @@ template <Form FORM> DEVICE void normalise_row(Vec<ACT> (&out)[STEPS], const Row
                 squares = __fmaf_rn(d, d, squares);
             }
         });
-        rstd = rstd_of(row_sum(squares, sums[1]), WIDTH, p.eps);
-        if (stores && threadIdx.x == 0) {
-            if constexpr (CENTRED) p.mean[row] = mean;
-            p.rstd[row] = rstd;
-        }
-    }
+        return row_sum(squares, sums[1]);
+    };
+    const Statistics of = statistics<FORM>(p, row, WIDTH, stores && threadIdx.x == 0, sum, squares);
     each_vector([&](int s, int v) {
         float y[N];
 #pragma unroll
-        for (int k = 0; k < N; k++) y[k] = normal(x[s][k], mean, rstd, parameters.weight[s][k], parameters.bias[s][k]);
+        for (int k = 0; k < N; k++) y[k] = normal(x[s][k], of.mean, of.rstd, parameters.weight[s][k], parameters.bias[s][k]);
         round_to(out[s], y);
         if (stores) store(p.out + start + v * N, out[s]);
     });

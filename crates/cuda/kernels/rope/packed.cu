@@ -5,11 +5,7 @@
 // order  elementwise
 #include "common/prelude.cuh"
 
-#ifdef VECTORS
-constexpr int N = Vec<ACT>::N;
-#else
-constexpr int N = 1;
-#endif
+constexpr int N = VECTORS ? Vec<ACT>::N : 1;
 
 // `count` vectors of pairs, `per_token` of them for a token. `scalars` is null where sequences start at position 0.
 KERNEL __launch_bounds__(256) rope(ACT* qkv, const float* cosines, const float* sines, const Scalars* scalars, u64 count,

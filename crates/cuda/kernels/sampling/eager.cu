@@ -8,12 +8,6 @@
 #include "common/rows.cuh"
 #include "sampling/search.cuh"
 
-DEVICE u64 rank(T x, i64 c) {
-    const float v = to_float(x);
-    const u32 key = v != v ? ALL : key_of(v);  // NaN above all
-    return (u64)key << 32 | (u32)~(u32)c;
-}
-
 KERNEL __launch_bounds__(512, 2) argmax(i32* out, const T* logits, u64 rows, u64 vocab, u32 lanes) {
     __shared__ u64 shared[WARP];
     const Team team(lanes);
@@ -27,7 +21,7 @@ KERNEL __launch_bounds__(512, 2) argmax(i32* out, const T* logits, u64 rows, u64
         for (int u = 0; u < batch.COUNT; u++) {
             if (!batch.has(u)) continue;
 #pragma unroll
-            for (int k = 0; k < batch.WIDTH; k++) best = max(best, rank(s[u].at[k], batch.column(u) + k));
+            for (int k = 0; k < batch.WIDTH; k++) best = max(best, rank(to_float(s[u].at[k]), batch.column(u) + k));
         }
     });
     best = reduce(best, lanes, 0ull, shared, [](u64 a, u64 b) { return max(a, b); });

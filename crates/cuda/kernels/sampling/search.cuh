@@ -21,17 +21,14 @@ DEVICE u32 key_of(float x) {
     const u32 bits = __float_as_uint(x + 0.0f);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
+// Ranks a logit of index i: the larger logit first, the lower index among equals, NaN before all numbers.
+DEVICE u64 rank(float x, u64 i) { return (u64)(x != x ? 0xffffffffu : key_of(x)) << 32 | (u32)~(u32)i; }
 DEVICE float logit_of(u32 key) { return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key); }
 
 // Exclusive sum over the threads in order, and the total of all.
 DEVICE u64 scan(u64 x, u64& total, Space& s) {
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    u64 sum = x;
-#pragma unroll
-    for (int d = 1; d < WARP; d <<= 1) {
-        const u64 below = __shfl_up_sync(0xffffffffu, sum, d);
-        if (lane >= d) sum += below;
-    }
+    const u64 sum = warp_scan(x);
     __syncthreads();
     if (lane == WARP - 1) s.warps[warp] = sum;
     __syncthreads();
@@ -56,9 +53,7 @@ DEVICE void tally(u64 mass, u32 digit, bool alike, Space& s) {
         const int leader = __ffs(left) - 1;
         const u32 wanted = __shfl_sync(0xffffffffu, digit, leader);  // by all lanes, so outside the condition
         const bool mine = mass != 0 && digit == wanted;
-        u64 sum = mine ? mass : 0;
-#pragma unroll
-        for (int d = WARP / 2; d > 0; d >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+        const u64 sum = warp_sum(mine ? mass : 0);
         if (threadIdx.x % WARP == leader) atomicAdd(&s.mass[digit], sum);
         left &= ~__ballot_sync(0xffffffffu, mine);
     }
@@ -71,13 +66,7 @@ DEVICE void find_digit(u64 target, u64 above, Space& s) {
     u64 mine = 0;
 #pragma unroll
     for (int k = 0; k < 8; k++) mine += s.mass[first - k];
-    u64 sum = mine;
-#pragma unroll
-    for (int d = 1; d < WARP; d <<= 1) {
-        const u64 below = __shfl_up_sync(0xffffffffu, sum, d);
-        if (lane >= d) sum += below;
-    }
-    u64 before = above + sum - mine;
+    u64 before = above + warp_scan(mine) - mine;
     const u32 any = __ballot_sync(0xffffffffu, mine != 0);
     const u32 reached = __ballot_sync(0xffffffffu, mine != 0 && before + mine > target);
     const u32 owner = reached ? __ffs(reached) - 1 : 31 - __clz(any);

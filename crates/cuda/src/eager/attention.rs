@@ -3,7 +3,7 @@
 use super::layout::{aligned, lane_width, pointers};
 use super::{At, Launch};
 use crate::args::{Args, Grid};
-use crate::flash::{ANY, ANY_THREADS, Group, Operands, Path, Plan, Step, blocks, wide_lanes};
+use crate::flash::{ANY, ANY_THREADS, Group, Operands, Path, Step, blocks, wide_lanes};
 use crate::kernels::Spec;
 use crate::{Error, Result};
 use ironhorse_core::eager::{Array, Attention, AttentionBwd, AttentionShape, Float, Strides};
@@ -18,8 +18,9 @@ impl Launch for Attention {
         if shape.batch * shape.heads * shape.q_len == 0 {
             return Ok(());
         }
-        let call = Flash { at, shape, float: q.float, aligned: rows_are_aligned(shape, &[*q, *k, *v, *out]) };
-        call.launch(Step::Fwd, pointers([*out, *lse, *q, *k, *v]))
+        let aligned = rows_are_aligned(shape, &[*q, *k, *v, *out]);
+        let call = Flash { shape, float: q.float, aligned, l2: at.info().l2 };
+        call.launch(at, Step::Fwd, pointers([*out, *lse, *q, *k, *v]))
     }
 }
 
@@ -32,21 +33,21 @@ impl Launch for AttentionBwd {
         let for_keys = keys > 0 && (d_k.is_some() || d_v.is_some());
         if shape.heads == 0 && for_keys {
             return Err(Error::Unsupported(
-                "attention_bwd: there are heads of keys, but none of queries".into(),
+                "attention_bwd: q has 0 heads, but gradients of keys or values are wanted".into(),
             ));
         }
         let aligned = rows_are_aligned(shape, &[d_out, q, k, v, out, d_q, d_k, d_v]);
-        let call = Flash { at, shape, float: q.float, aligned };
+        let call = Flash { shape, float: q.float, aligned, l2: at.info().l2 };
         let delta = at.scratch(queries * q.float.acc().size())?;
         if queries > 0 {
-            call.row_sums(delta, d_out, out)?;
+            call.row_sums(at, delta, d_out, out)?;
         }
         let args = pointers([d_q, d_k, d_v, d_out, q, k, v, lse]).ptr(delta);
         // First d_q, which may correct delta. Without it d_k is as accurate, but may differ in its last bits.
         if queries > 0 && d_q.is_some() {
-            call.launch(Step::BwdQ, args.clone())?;
+            call.launch(at, Step::BwdQ, args.clone())?;
         }
-        if for_keys { call.launch(Step::BwdKv, args) } else { Ok(()) }
+        if for_keys { call.launch(at, Step::BwdKv, args) } else { Ok(()) }
     }
 }
 
@@ -57,12 +58,13 @@ fn check(shape: &AttentionShape) -> Result<()> {
     let fits = fits && batch.checked_mul(heads.max(kv_heads)).is_some_and(|n| n <= u32::MAX as usize);
     if !fits {
         return Err(Error::Unsupported(format!(
-            "attention of {batch} sequences, {heads} heads of {head_dim}, {q_len} queries and {kv_len} keys"
+            "attention: batch {batch}, heads {heads}, head_dim {head_dim}, {q_len} queries and {kv_len} keys are too many; \
+             expected lengths and head_dim below 2^30, batch * heads below 2^32"
         )));
     }
     if heads > 0 && (kv_heads == 0 || !heads.is_multiple_of(kv_heads)) {
         return Err(Error::Unsupported(format!(
-            "attention of {heads} heads to {kv_heads}, which do not divide them"
+            "attention: {heads} heads of queries, expected a multiple of the {kv_heads} heads of keys"
         )));
     }
     Ok(())
@@ -84,11 +86,12 @@ fn rows_are_aligned(shape: &AttentionShape, arrays: &[Array]) -> bool {
 
 /// One attention on its way to the stream.
 struct Flash<'a> {
-    at: &'a At<'a>,
     shape: &'a AttentionShape,
     float: Float,
     /// See [`rows_are_aligned`].
     aligned: bool,
+    /// Bytes of L2.
+    l2: usize,
 }
 
 impl Flash<'_> {
@@ -99,17 +102,20 @@ impl Flash<'_> {
     }
 
     /// Puts one of the three kernels on the stream; `args` are its addresses.
-    fn launch(&self, step: Step, args: Args) -> Result<()> {
-        let path = path(self.float, self.shape, self.aligned, self.at.info().shared_per_block);
+    fn launch(&self, at: &At<'_>, step: Step, args: Args) -> Result<()> {
+        let path = path(self.float, self.shape, self.aligned, at.info().shared_per_block);
         let plan = path.plan(step);
         let (heads, positions) = self.owned(step);
         let grid = Grid::linear(path.blocks(step, heads, positions)?, plan.threads).shared(plan.shared);
-        let kernel = planned(&plan, self.float).kernel(plan.name);
-        self.at.launch(&kernel, grid, args.words(&self.words(step)))
+        at.launch(
+            &strided(plan.spec(self.float.ctype())).kernel(plan.name),
+            grid,
+            args.words(&self.words(step)),
+        )
     }
 
     /// Sums `d_out·out` per head and query.
-    fn row_sums(&self, delta: u64, d_out: Array, out: Array) -> Result<()> {
+    fn row_sums(&self, at: &At<'_>, delta: u64, d_out: Array, out: Array) -> Result<()> {
         let (heads, positions) = self.owned(Step::Fwd);
         let args = Args::new().ptr(delta).arrays([d_out, out]);
         let wide = wide_lanes(self.shape.head_dim, self.float.size()).filter(|_| self.aligned);
@@ -118,13 +124,32 @@ impl Flash<'_> {
             None => ("flash_delta", args, 32),
         };
         let grid = Grid::linear(blocks(heads * positions * lanes, ANY_THREADS as usize)?, ANY_THREADS);
-        self.at.launch(&spec(ANY, self.float).kernel(name), grid, args.words(&self.words(Step::Fwd)))
+        let kernel = strided(Spec::of(ANY, self.float)).kernel(name);
+        at.launch(&kernel, grid, args.words(&self.words(Step::Fwd)))
     }
 
-    /// `Shape` of attention/strided.cuh.
+    /// `Shape` of attention/strided.cuh, in its order.
     fn words(&self, step: Step) -> Vec<u32> {
+        let AttentionShape { heads, kv_heads, q_len, kv_len, head_dim, scale, causal, .. } = *self.shape;
         let (total, _) = self.owned(step);
-        words(self.shape, self.float, step, total, self.aligned, self.at.info().l2)
+        let passed = if step == Step::BwdKv { q_len } else { kv_len };
+        let share = heads.checked_div(kv_heads).unwrap_or(0).max(1);
+        let bytes = 2 * passed * head_dim * self.float.size();
+        let group = Group { l2: self.l2, bytes, share, total }.heads(step);
+        // Every query sees the keys up to its own number plus this.
+        let shift = if causal { kv_len as i64 - q_len as i64 } else { kv_len as i64 } as i32;
+        let both = |x: u64| [x as u32, (x >> 32) as u32];
+        let strides = [self.shape.q, self.shape.k, self.shape.v, self.shape.out];
+        let strides = strides.into_iter().flat_map(|s| [s.batch, s.head, s.position]);
+        let mut words: Vec<u32> = strides.flat_map(|stride| both(stride as u64)).collect();
+        words.extend(both(scale.to_bits()));
+        // Hidden scores are -inf, and stay so times anything but 0.
+        let steep = (scale as f32).abs().max(f32::MIN_POSITIVE);
+        let steep = if scale.is_nan() { f32::NAN } else { steep };
+        words.extend([(scale as f32).to_bits(), steep.to_bits(), q_len as u32, kv_len as u32]);
+        words.extend([shift.cast_unsigned(), heads as u32, kv_heads as u32, head_dim as u32]);
+        words.extend([total as u32, group as u32, self.aligned.into(), 0]);
+        words
     }
 }
 
@@ -145,44 +170,9 @@ fn operands(float: Float) -> Option<Operands> {
     }
 }
 
-fn spec(file: &'static str, float: Float) -> Spec {
-    Spec::of(file, float).define("EAGER", 1)
-}
-
-/// A file with the constants of a plan.
-fn planned(plan: &Plan, float: Float) -> Spec {
-    let terms = plan.terms.map(|terms| ("TERMS", terms));
-    let numbers = plan.width.into_iter().chain(terms);
-    numbers.fold(spec(plan.file, float), |spec, (name, value)| spec.define(name, value))
-}
-
-/// `Shape` of attention/strided.cuh, in its order.
-fn words(
-    shape: &AttentionShape,
-    float: Float,
-    step: Step,
-    total: usize,
-    aligned: bool,
-    l2: usize,
-) -> Vec<u32> {
-    let AttentionShape { heads, kv_heads, q_len, kv_len, head_dim, scale, causal, .. } = *shape;
-    let passed = if step == Step::BwdKv { q_len } else { kv_len };
-    let share = heads.checked_div(kv_heads).unwrap_or(0).max(1);
-    let group = Group { l2, bytes: 2 * passed * head_dim * float.size(), share, total }.heads(step);
-    // Every query sees the keys up to its own number plus this.
-    let shift = if causal { kv_len as i64 - q_len as i64 } else { kv_len as i64 } as i32;
-    let both = |x: u64| [x as u32, (x >> 32) as u32];
-    let strides = [shape.q, shape.k, shape.v, shape.out];
-    let strides = strides.into_iter().flat_map(|s| [s.batch, s.head, s.position]);
-    let mut words: Vec<u32> = strides.flat_map(|stride| both(stride as u64)).collect();
-    words.extend(both(scale.to_bits()));
-    // Hidden scores are -inf, and stay so times anything but 0.
-    let steep = (scale as f32).abs().max(f32::MIN_POSITIVE);
-    let steep = if scale.is_nan() { f32::NAN } else { steep };
-    words.extend([(scale as f32).to_bits(), steep.to_bits(), q_len as u32, kv_len as u32]);
-    words.extend([shift.cast_unsigned(), heads as u32, kv_heads as u32, head_dim as u32]);
-    words.extend([total as u32, group as u32, aligned.into(), 0]);
-    words
+/// A file of attention for tensors with strides of their own.
+fn strided(spec: Spec) -> Spec {
+    spec.define("EAGER", 1)
 }
 
 /// Each of the tiles with each type.
@@ -193,7 +183,7 @@ pub(super) fn specs() -> Vec<Spec> {
             for operands in [operands(float), None] {
                 let any = float == Float::F64;
                 let path = if any { Path::Any } else { Path::choose(operands, head_dim, usize::MAX) };
-                specs.extend(Step::ALL.map(|step| planned(&path.plan(step), float)));
+                specs.extend(Step::ALL.map(|step| strided(path.plan(step).spec(float.ctype()))));
             }
         }
     }
@@ -227,20 +217,15 @@ mod tests {
     #[test]
     fn the_struct_has_the_size_and_order_of_the_kernels() {
         let at = shape();
-        let words = words(&at, Float::BF16, Step::BwdKv, 6, true, 50 << 20);
+        let call = Flash { shape: &at, float: Float::BF16, aligned: true, l2: 50 << 20 };
+        let words = call.words(Step::BwdKv);
         assert_eq!(words.len() * 4, 152);
         assert_eq!(words[..6], [51200, 0, 64, 0, 512, 0]);
         assert_eq!(words[26..28], [(-0.125_f32).to_bits(), 0.125_f32.to_bits()]);
         assert_eq!(words[28..34], [100, 300, 200, 8, 2, 64]);
         assert_eq!(words[34..], [6, 6, 1, 0]);
-        let rest = super::words(
-            &AttentionShape { causal: false, scale: 0.0, ..at },
-            Float::F32,
-            Step::Fwd,
-            24,
-            false,
-            1,
-        );
+        let all = AttentionShape { causal: false, scale: 0.0, ..at };
+        let rest = Flash { shape: &all, float: Float::F32, aligned: false, l2: 1 }.words(Step::Fwd);
         assert_eq!(rest[26..31], [0, f32::MIN_POSITIVE.to_bits(), 100, 300, 300]);
     }
 

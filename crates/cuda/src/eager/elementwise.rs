@@ -81,5 +81,5 @@ impl Launch for SwigluBwd {
 
 /// Every specialisation.
 pub(super) fn specs() -> Vec<Spec> {
-    Float::ALL.map(|float| Spec::of(FILE, float)).into()
+    Spec::of_all(FILE)
 }

@@ -41,11 +41,10 @@ fn by_our_kernel(at: &At<'_>, gemm: &Gemm) -> Result<()> {
     if blocks > i32::MAX as usize {
         return Err(Error::Unsupported(format!("gemm: {blocks} blocks are more than a grid holds")));
     }
-    let args = pointers([gemm.c, gemm.a, gemm.b]).u64(m as u64).u64(n as u64).u64(k as u64);
     // Distances from one row and from one column of A and of B to the next.
     let apart = |rows: usize, cols: usize, transposed| if transposed { (1, rows) } else { (cols, 1) };
     let (a, b) = (apart(m, k, transpose_a), apart(k, n, transpose_b));
-    let args = args.u64(a.0 as u64).u64(a.1 as u64).u64(b.0 as u64).u64(b.1 as u64);
+    let args = pointers([gemm.c, gemm.a, gemm.b]).u64s([m, n, k, a.0, a.1, b.0, b.1]);
     at.launch(&Spec::new(FILE).kernel("gemm"), Grid::linear(blocks, 256), args.f32(alpha).f32(beta))
 }
 

@@ -44,9 +44,8 @@ impl Launch for CrossEntropy {
         let few = rows.rows < 4 * at.info().sms as usize;
         let team = Team::streamed(rows.cols, 4 * lane_width(logits.float), if few { 512 } else { 256 });
         let (targets, wide) = targets_of(self.targets);
-        let args = pointers([losses, lse, logits]).ptr(targets);
-        let args = args.u64(rows.rows as u64).u64(rows.cols as u64).u64(ignore as u64);
-        let args = args.u32(wide).u32(team.lanes).u32(1);
+        let args = pointers([losses, lse, logits]).ptr(targets).u64s([rows.rows, rows.cols]);
+        let args = args.u64(ignore as u64).u32(wide).u32(team.lanes).u32(1);
         at.launch(&Spec::of(FILE, logits.float).kernel("cross_entropy"), team.grid(rows.rows), args)
     }
 }
@@ -56,8 +55,7 @@ impl Launch for CrossEntropyMean {
     unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
         let Self { losses, loss, inv_count, rows, ignore, mean, .. } = *self;
         let (targets, wide) = targets_of(self.targets);
-        let args = pointers([loss, inv_count, losses]).ptr(targets);
-        let args = args.u64(rows as u64).u64(ignore as u64);
+        let args = pointers([loss, inv_count, losses]).ptr(targets).u64(rows as u64).u64(ignore as u64);
         let args = args.u32(number_of(loss.float)).u32(wide).u32(mean.into());
         at.launch(&Spec::of(FILE, losses.float).kernel("cross_entropy_mean"), Grid::linear(1, 1024), args)
     }
@@ -84,7 +82,7 @@ fn backward(at: &At<'_>, op: &CrossEntropyBwd, scale: f64) -> Result<()> {
     let (targets, wide) = targets_of(op.targets);
     let vector = congruent(&[logits, d_logits]);
     let args = pointers([d_logits, d_loss, logits]).ptr(targets).arrays([lse, inv_count]);
-    let args = args.u64(rows.rows as u64).u64(rows.cols as u64).u64(ignore as u64).f64(scale);
+    let args = args.u64s([rows.rows, rows.cols]).u64(ignore as u64).f64(scale);
     let args = args.u32(number_of(d_loss.float)).u32(per_row.into()).u32(wide);
     let args = args.u32(team.lanes).u32(vector.into());
     at.launch(&Spec::of(FILE, logits.float).kernel("cross_entropy_bwd"), grid, args)
@@ -129,5 +127,5 @@ impl Launch for LogProbsBwd {
 
 /// Every specialisation.
 pub(super) fn specs() -> Vec<Spec> {
-    Float::ALL.map(|float| Spec::of(FILE, float)).into()
+    Spec::of_all(FILE)
 }

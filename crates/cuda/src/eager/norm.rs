@@ -51,7 +51,7 @@ impl Norm<'_> {
         let (name, team) =
             held.map_or_else(|| ("norm_any", Team::streamed(cols, 32, 512)), |team| (name, team));
         let args = pointers([y, mean, rstd, x, residual, sum, weight, bias]).f64(eps);
-        let args = args.u64(rows as u64).u64(cols as u64).u32(team.lanes).u32(vector.into());
+        let args = args.u64s([rows, cols]).u32(team.lanes).u32(vector.into());
         let kernel = spec(x.float, held.map(|team| team.vecs), layer).kernel(name);
         at.launch(&kernel, team.grid(rows), args)
     }

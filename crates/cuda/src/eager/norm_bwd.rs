@@ -1,6 +1,6 @@
 //! Gradients of RMS and layer normalisation.
 
-use super::layout::{lane_width, pointers, whole_vectors};
+use super::layout::{pointers, whole_vectors};
 use super::rows::{Team, congruent, empty};
 use super::{At, Launch};
 use crate::Result;
@@ -52,21 +52,6 @@ impl Backward<'_> {
         at.scratch(count * self.columns() * self.op.x.float.acc().size())
     }
 
-    /// The team of a row, if it is not too wide.
-    fn team(&self) -> Option<Team> {
-        let float = self.op.x.float;
-        let slots = self.op.rows.cols.div_ceil(lane_width(float));
-        let most = most_vecs(float);
-        for vecs in [1, 2, 4].into_iter().filter(|&vecs| vecs <= most) {
-            let lanes = slots.div_ceil(vecs as usize).next_power_of_two();
-            if lanes <= 32 {
-                return Some(Team { vecs, lanes: lanes as u32, threads: 128 });
-            }
-        }
-        let lanes = slots.div_ceil(most as usize).next_multiple_of(32);
-        (lanes <= THREADS).then_some(Team { vecs: most, lanes: lanes as u32, threads: lanes as u32 })
-    }
-
     fn launch(&self, at: &At<'_>) -> Result<()> {
         let LayerNormBwd { d_y, x, weight, d_x, d_weight, d_bias, rows: Rows { rows, cols }, .. } = *self.op;
         if empty(self.op.rows) {
@@ -74,7 +59,8 @@ impl Backward<'_> {
         }
         let acc = x.float.acc().size();
         let limit = at.info().shared_per_block;
-        let team = self.team().filter(|_| self.columns() * acc <= limit);
+        let team = Team::held(cols, x.float, false, most_vecs(x.float), |_| THREADS);
+        let team = team.filter(|_| self.columns() * acc <= limit);
         let Some(team) = team else { return self.wide(at) };
         // Two rows of x and d_y for each team.
         let staged = 4 * team.vecs as usize * 16 * team.threads as usize;
@@ -95,7 +81,7 @@ impl Backward<'_> {
     fn args(&self, partials: u64, lanes: u32) -> Args {
         let LayerNormBwd { d_y, x, weight, mean, rstd, d_x, rows: Rows { rows, cols }, .. } = *self.op;
         let args = pointers([d_x]).ptr(partials).arrays([d_y, x, weight, mean, rstd]);
-        args.u64(rows as u64).u64(cols as u64).u32(lanes)
+        args.u64s([rows, cols]).u32(lanes)
     }
 
     /// Rows of any width: one kernel for d_x, another for the sums.
@@ -112,10 +98,8 @@ impl Backward<'_> {
         let chunk = rows.div_ceil(256).max(CHUNK);
         let chunks = rows.div_ceil(chunk);
         let partials = self.partials(at, chunks)?;
-        let args = Args::new().ptr(partials).arrays([d_y, x, mean, rstd]);
-        let args = args.u64(rows as u64).u64(cols as u64).u64(chunk as u64);
-        let grid =
-            Grid { grid: [cols.div_ceil(256) as u32, chunks as u32, 1], block: [256, 1, 1], shared: 0 };
+        let args = Args::new().ptr(partials).arrays([d_y, x, mean, rstd]).u64s([rows, cols, chunk]);
+        let grid = Grid::plane(cols.div_ceil(256), chunks, 256);
         at.launch(&self.kernel("norm_bwd_columns", None), grid, args)?;
         self.sums(at, partials, chunks)
     }

@@ -21,7 +21,7 @@ impl Launch for SoftmaxTopk {
         }
         let team = Team::streamed(rows.cols, 8, 256);
         let args = pointers([weights]).at(indices).arrays([x]);
-        let args = args.u64(rows.rows as u64).u64(rows.cols as u64).u64(k as u64).u32(team.lanes);
+        let args = args.u64s([rows.rows, rows.cols, k]).u32(team.lanes);
         at.launch(&kernel("softmax_topk"), team.grid(rows.rows), args)
     }
 }
@@ -36,13 +36,11 @@ impl Launch for AuxLoss {
         let chunk = tokens.div_ceil(256).max(64);
         let chunks = tokens.div_ceil(chunk);
         let partials = at.scratch(chunks * 2 * experts * size_of::<f64>())?;
-        let args = Args::new().ptr(partials).arrays([probs]).at(chosen);
-        let args = args.u64(tokens as u64).u64(experts as u64).u64(k as u64).u64(chunk as u64);
-        let grid =
-            Grid { grid: [experts.div_ceil(32) as u32, chunks as u32, 1], block: [256, 1, 1], shared: 0 };
+        let args = Args::new().ptr(partials).arrays([probs]).at(chosen).u64s([tokens, experts, k, chunk]);
+        let grid = Grid::plane(experts.div_ceil(32), chunks, 256);
         at.launch(&kernel("aux_partials"), grid, args)?;
         let args = pointers([loss, fractions, means]).ptr(partials);
-        let args = args.u64(tokens as u64).u64(experts as u64).u64(chunks as u64).f64(alpha);
+        let args = args.u64s([tokens, experts, chunks]).f64(alpha);
         at.launch(&kernel("aux_loss"), Grid::linear(1, 1024), args)
     }
 }

@@ -48,7 +48,7 @@ impl Team {
                 return Some(Self { vecs: vecs as u32, lanes: lanes as u32, threads: SMALL_BLOCK as u32 });
             }
         }
-        [4, 8].into_iter().filter(|&vecs| vecs <= most).find_map(|vecs| {
+        [most.min(4), most].into_iter().find_map(|vecs| {
             let lanes = slots.div_ceil(vecs as usize).next_multiple_of(WARP);
             (lanes <= threads(vecs)).then_some(Self { vecs, lanes: lanes as u32, threads: lanes as u32 })
         })

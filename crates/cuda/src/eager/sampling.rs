@@ -16,8 +16,7 @@ impl Launch for Argmax {
             return Ok(());
         }
         let team = Team::streamed(rows.cols, 16, 512);
-        let args = Args::new().at(out).arrays([logits]);
-        let args = args.u64(rows.rows as u64).u64(rows.cols as u64).u32(team.lanes);
+        let args = Args::new().at(out).arrays([logits]).u64s([rows.rows, rows.cols]).u32(team.lanes);
         at.launch(&Spec::of(FILE, logits.float).kernel("argmax"), team.grid(rows.rows), args)
     }
 }

@@ -39,7 +39,7 @@ impl Launch for ScaleBiasRelu {
         let name = if unit == 1 { "scale_bias_relu_fwd_any" } else { "scale_bias_relu_fwd" };
         let columns = Columns::of(rows.cols / unit);
         let args = pointers([y]).at(gate).arrays([x, bias]);
-        let args = args.u64(rows.rows as u64).u64(rows.cols as u64).f64(scale).u32(columns.tiles as u32);
+        let args = args.u64s([rows.rows, rows.cols]).f64(scale).u32(columns.tiles as u32);
         at.launch(&Spec::of(FILE, x.float).kernel(name), columns.grid(rows.rows.div_ceil(columns.y)), args)
     }
 }
@@ -81,7 +81,7 @@ impl Launch for ScaleBiasReluBwd {
         let (groups, each) = groups(rows.rows, columns);
         let partials = if sums { at.scratch(groups * rows.cols * d_y.float.acc().size())? } else { 0 };
         let args = pointers([d_x]).ptr(partials).arrays([d_y]).u32(expanded.into()).ptr(kept);
-        let args = args.u64(rows.rows as u64).u64(rows.cols as u64).u64(each as u64).f64(scale);
+        let args = args.u64s([rows.rows, rows.cols, each]).f64(scale);
         let kernel = |name| Spec::of(FILE, d_y.float).kernel(name);
         at.launch(&kernel(name), columns.grid(groups), args.u32(columns.tiles as u32))?;
         if !sums {
@@ -94,7 +94,7 @@ impl Launch for ScaleBiasReluBwd {
 
 /// Every specialisation.
 pub(super) fn specs() -> Vec<Spec> {
-    Float::ALL.map(|float| Spec::of(FILE, float)).into()
+    Spec::of_all(FILE)
 }
 
 #[cfg(test)]

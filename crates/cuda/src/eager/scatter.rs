@@ -30,8 +30,7 @@ impl Launch for ScatterAdd {
         let count = u32::try_from(n).ok().filter(|&n| n < 1 << 31).ok_or_else(|| too_large("n_idx", n))?;
         if n <= FEW_INDICES {
             let args = Args::new().at(table).at(rows).at(indices).u32(count).u64(width as u64).u32(limit);
-            let line = Grid::linear(width.div_ceil(THREADS), THREADS as u32);
-            let grid = Grid { grid: [line.grid[0], count, 1], ..line };
+            let grid = Grid::plane(width.div_ceil(THREADS), n, THREADS as u32);
             return at.launch(&Spec::new(FEW).kernel("scatter_few"), grid, args);
         }
         // blockIdx.y is below 65,536.
@@ -52,8 +51,7 @@ impl Launch for ScatterAdd {
 
 /// The module of the engine's embedding gradient, for f32.
 fn many(vectors: bool) -> Spec {
-    let spec = Spec::new(MANY).define("ACT", "float").define("GRAD", "float");
-    if vectors { spec.define("VECTORS", 1) } else { spec }
+    Spec::new(MANY).define("ACT", "float").define("VECTORS", u32::from(vectors)).define("GRAD", "float")
 }
 
 /// The specialisation that the engine does not compile already.

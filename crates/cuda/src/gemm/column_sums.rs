@@ -1,10 +1,9 @@
 //! The bias gradient: column sums of the output's gradient, in two launches with partial sums between them.
 
+use crate::Result;
 use crate::args::{Args, Grid};
-use crate::device::Device;
-use crate::device::Function;
-use crate::kernels::{Spec, ctype};
-use crate::{Error, Result};
+use crate::device::{Device, Function};
+use crate::kernels::Spec;
 use ironhorse_core::DType;
 
 /// A tensor whose columns are summed.
@@ -66,25 +65,19 @@ impl ColumnSums {
         let name = if vector { "bias_partials" } else { "bias_partials_any" };
         let partials = device.function(&spec.clone().kernel(name))?;
         let finish = device.function(&spec.kernel("bias_finish"))?;
-        let (rows, cols) = (self.rows as u64, self.cols as u64);
-        let first = Args::new().ptr(scratch).ptr(self.x).u64(rows).u64(cols).u64(chunk_rows as u64);
-        let grid = Grid { grid: [size(tiles)?, size(chunks)?, 1], block: [THREADS, 1, 1], shared: 0 };
-        let second =
-            Args::new().ptr(self.sums).ptr(scratch).u32(size(chunks)?).u64(cols).u32(self.adds.into());
+        let first = Args::new().ptr(scratch).ptr(self.x).u64s([self.rows, self.cols, chunk_rows]);
+        let second = Args::new().ptr(self.sums).ptr(scratch).u32(chunks as u32);
+        let second = second.u64(self.cols as u64).u32(self.adds.into());
         Ok([
-            (name, partials, grid, first),
+            (name, partials, Grid::plane(tiles, chunks, THREADS), first),
             ("bias_finish", finish, Grid::linear(self.cols.div_ceil(32), 1024), second),
         ])
     }
 }
 
-fn size(size: usize) -> Result<u32> {
-    u32::try_from(size).map_err(|_| Error::Unsupported(format!("a grid of {size} blocks")))
-}
-
 /// A kernel file for these element types.
 pub(crate) fn spec(file: &'static str, inputs: DType, output: DType) -> Result<Spec> {
-    Ok(Spec::new(file).define("IN", ctype(inputs)?).define("OUT", ctype(output)?))
+    Spec::new(file).typed("IN", inputs)?.typed("OUT", output)
 }
 
 /// Every specialisation there is.

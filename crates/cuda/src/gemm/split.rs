@@ -114,8 +114,7 @@ pub(crate) fn split_product(
     let grid = path.grid(tiles, device.info.sms);
     let function = |name| device.function(&path.spec(along).kernel(name));
     let args = Args::new().ptr(at.d).ptr(parts).ptr(at.a).ptr(at.b).ptr(at.bias);
-    let args = args.u32(m as u32).u32(n as u32).u32(k as u32).u64(lda as u64).u64(ldb as u64);
-    let args = args.u32(span as u32).u32((adds && slices == 1).into());
+    let args = args.u32s([m, n, k]).u64s([lda, ldb]).u32(span as u32).u32((adds && slices == 1).into());
     let args = if path == Path::Wgmma { args.u32(tiles as u32) } else { args };
     let mut steps = vec![(path.name(), function(path.name())?, grid, args)];
     if slices > 1 {

@@ -200,7 +200,7 @@ fn session<'a>(cx: &'a mut Lower<'_>) -> Result<&'a mut Session> {
 /// The shape of an op whose `out` is (B,T,C) and whose queries, keys and values are packed.
 fn shape_of(out: &Slot, heads: usize, kv_heads: usize) -> Result<Shape> {
     let [batch, seq, width] = *out.shape.dims() else {
-        return Err(Error::Unsupported(format!("attention over {}", out.shape)));
+        return Err(Error::Unsupported(format!("attention: `out` is {}, expected (B, T, C)", out.shape)));
     };
     if out.dtype != DType::BF16 {
         return Err(Error::Unsupported(format!("cuDNN attention takes bf16, this is {}", out.dtype)));

@@ -1,6 +1,5 @@
 //! Attention of one new position over a cache.
 
-use super::elementwise::ctype;
 use super::lower::Lower;
 use crate::Result;
 use crate::args::Grid;
@@ -12,8 +11,7 @@ use ironhorse_core::op::AttentionCached;
 const THREADS: usize = 512;
 
 fn spec(act: DType, vectors: bool) -> Result<Spec> {
-    let spec = Spec::new("attention/cached.cu").define("ACT", ctype(act)?);
-    Ok(if vectors { spec.define("VECTORS", 1) } else { spec })
+    Spec::act_vectors("attention/cached.cu", act, vectors)
 }
 
 /// `THREADS` and `LANES` of attention/cached_split.cu.
@@ -23,8 +21,7 @@ const LANES: usize = 8;
 const BLOCKS: usize = 512;
 
 fn split_spec(act: DType, head_dim: usize) -> Result<Spec> {
-    let spec = Spec::new("attention/cached_split.cu").define("ACT", ctype(act)?);
-    Ok(spec.define("HEAD_DIM", head_dim as u32))
+    Ok(Spec::act("attention/cached_split.cu", act)?.define("HEAD_DIM", head_dim as u32))
 }
 
 /// `SPAN` of attention/cached_split.cu: the positions that a block takes at a time. `None` for heads that are not one to
@@ -43,8 +40,7 @@ fn split(cx: &mut Lower<'_>, op: &AttentionCached, span: usize) -> Result<()> {
     let partials = cx.scratch(rows * splits * (head_dim + 2) * size_of::<f32>())?;
     let ended = cx.upload(&vec![0; rows * size_of::<u32>()])?;
     let args = cx.pointers(&[op.out, op.keys, op.values, op.qkv])?.ptr(partials).ptr(ended).ptr(cx.scalars);
-    let sizes = [op.heads, op.kv_heads, context, rows, splits];
-    let args = sizes.into_iter().fold(args, |args, size| args.u32(size as u32));
+    let args = args.u32s([op.heads, op.kv_heads, context, rows, splits]);
     let kernel = split_spec(op.out.dtype, head_dim)?.kernel("attention_cached_split");
     let grid = Grid::linear(rows * splits, SPLIT_THREADS as u32);
     cx.launch_chained(&kernel, grid, args, &[op.keys, op.values])
@@ -64,23 +60,15 @@ pub(crate) fn attention_cached(cx: &mut Lower<'_>, op: &AttentionCached) -> Resu
     let vectors = head_dim.is_multiple_of(whole);
     let per_thread = if vectors { whole } else { 1 };
     let scores = cx.scratch(batch * op.heads * context * size_of::<f32>())?;
-    let mut args = cx.pointers(&[op.out, op.keys, op.values, op.qkv])?.ptr(scores).ptr(cx.scalars);
-    for size in [op.heads, op.kv_heads, head_dim, context] {
-        args = args.u32(size as u32);
-    }
+    let args = cx.pointers(&[op.out, op.keys, op.values, op.qkv])?.ptr(scores).ptr(cx.scalars);
+    let args = args.u32s([op.heads, op.kv_heads, head_dim, context]);
     let shared = (head_dim.next_multiple_of(4) + THREADS * per_thread) * size_of::<f32>();
     let grid = Grid::linear(batch * op.heads, THREADS as u32).shared(shared);
     cx.launch(&spec(op.out.dtype, vectors)?, "attention_cached", grid, args)
 }
 
 pub(super) fn specs() -> Vec<Spec> {
-    let types = [DType::F32, DType::BF16];
-    types
-        .into_iter()
-        .flat_map(|act| {
-            let any = [false, true].into_iter().filter_map(move |vectors| spec(act, vectors).ok());
-            let widths = [64, 128, 256].into_iter().filter(move |&width| span(act, width).is_some());
-            any.chain(widths.filter_map(move |width| split_spec(act, width).ok()))
-        })
-        .collect()
+    let widths = |act| [64, 128, 256].into_iter().filter(move |&width| span(act, width).is_some());
+    let split = |act| widths(act).flat_map(move |width| split_spec(act, width));
+    Spec::all_vectors(spec).into_iter().chain(split(DType::F32)).chain(split(DType::BF16)).collect()
 }

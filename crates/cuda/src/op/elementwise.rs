@@ -2,9 +2,8 @@
 
 use super::lower::Lower;
 use crate::Result;
-use crate::args::{Args, Grid};
+use crate::args::Grid;
 use crate::kernels::Spec;
-pub(super) use crate::kernels::ctype;
 use ironhorse_core::op::{ActBwd, ActFwd, Add, OpSpec};
 use ironhorse_core::{DType, Slot};
 
@@ -17,7 +16,7 @@ pub(super) fn per_vector(slot: &Slot) -> Grid {
 }
 
 fn spec(dtype: DType) -> Result<Spec> {
-    Ok(Spec::new("elementwise/activation.cu").define("ACT", ctype(dtype)?))
+    Spec::act("elementwise/activation.cu", dtype)
 }
 
 /// The kernel has the name of the op, which is that of its activation.
@@ -37,13 +36,10 @@ fn elementwise(cx: &mut Lower<'_>, name: &'static str, out: Slot, inputs: &[Slot
     if out.numel() == 0 {
         return Ok(());
     }
-    let mut args = Args::new().ptr(cx.ptr(out)?);
-    for input in inputs {
-        args = args.ptr(cx.ptr(*input)?);
-    }
+    let args = cx.pointers(&[&[out], inputs].concat())?;
     cx.launch(&spec(out.dtype)?, name, per_vector(&out), args.u64(out.numel() as u64))
 }
 
 pub(super) fn specs() -> Vec<Spec> {
-    [DType::F32, DType::BF16].into_iter().filter_map(|dtype| spec(dtype).ok()).collect()
+    Spec::all_types(spec)
 }

@@ -1,6 +1,5 @@
 //! Embedding of tokens, with learned positions or without.
 
-use super::elementwise::ctype;
 use super::lower::Lower;
 use crate::Result;
 use crate::args::Grid;
@@ -13,12 +12,11 @@ use ironhorse_core::{DType, Slot};
 const WARPS: usize = 8;
 
 fn fwd_spec(act: DType) -> Result<Spec> {
-    Ok(Spec::new("embedding/fwd.cu").define("ACT", ctype(act)?))
+    Spec::act("embedding/fwd.cu", act)
 }
 
 fn bwd_spec(act: DType, grad: DType, vectors: bool) -> Result<Spec> {
-    let spec = Spec::new("embedding/bwd.cu").define("ACT", ctype(act)?).define("GRAD", ctype(grad)?);
-    Ok(if vectors { spec.define("VECTORS", 1) } else { spec })
+    Spec::act_vectors("embedding/bwd.cu", act, vectors)?.typed("GRAD", grad)
 }
 
 pub(crate) fn embedding_fwd(cx: &mut Lower<'_>, op: &EmbeddingFwd) -> Result<()> {
@@ -26,14 +24,9 @@ pub(crate) fn embedding_fwd(cx: &mut Lower<'_>, op: &EmbeddingFwd) -> Result<()>
     if rows == 0 || width == 0 {
         return Ok(());
     }
-    let mut args = cx
-        .pointers(&[op.out, op.tokens, op.wte])?
-        .ptr(cx.opt(op.wpe)?.unwrap_or(0))
-        .ptr(cx.scalars)
-        .ptr(cx.fault);
-    for size in [rows, seq, width, op.vocab, op.wpe.map_or(0, |wpe| wpe.shape.rows())] {
-        args = args.u32(size as u32);
-    }
+    let args = cx.optional_pointers(&[Some(op.out), Some(op.tokens), Some(op.wte), op.wpe])?;
+    let args = args.ptr(cx.scalars).ptr(cx.fault);
+    let args = args.u32s([rows, seq, width, op.vocab, op.wpe.map_or(0, |wpe| wpe.shape.rows())]);
     let grid = Grid::linear(rows.div_ceil(WARPS), 32 * WARPS as u32);
     cx.launch(&fwd_spec(op.out.dtype)?, "embedding_fwd", grid, args.u32(op.at_position.into()))
 }
@@ -70,22 +63,16 @@ pub(crate) fn embedding_bwd(cx: &mut Lower<'_>, op: &EmbeddingBwd) -> Result<()>
 fn positions(cx: &mut Lower<'_>, op: &EmbeddingBwd, d_wpe: Slot, spec: &Spec, unit: usize) -> Result<()> {
     let (seq, context, width) = (op.tokens.shape.cols(), d_wpe.shape.rows(), d_wpe.shape.cols());
     let batch = op.tokens.numel().checked_div(seq).unwrap_or(0);
-    let mut args = cx.pointers(&[d_wpe, op.d_out])?;
-    for size in [batch, seq, context, width] {
-        args = args.u32(size as u32);
-    }
-    let args = args.u32(cx.adds(op.accum).into());
-    let function = cx.kernel(spec, "embedding_bwd_positions")?;
+    let args = cx.pointers(&[d_wpe, op.d_out])?.u32s([batch, seq, context, width]);
     let grid = Grid::linear((context * width).div_ceil(128 * unit), 128);
-    cx.launch_function("embedding_bwd_positions", function, grid, args);
-    Ok(())
+    cx.launch(spec, "embedding_bwd_positions", grid, args.u32(cx.adds(op.accum).into()))
 }
 
 pub(super) fn specs() -> Vec<Spec> {
     use DType::{BF16, F32};
-    let mut specs: Vec<Spec> = [F32, BF16].into_iter().filter_map(|act| fwd_spec(act).ok()).collect();
+    let mut specs = Spec::all_types(fwd_spec);
     for (act, grad) in [(F32, F32), (BF16, BF16), (BF16, F32)] {
-        specs.extend([false, true].into_iter().filter_map(|vectors| bwd_spec(act, grad, vectors).ok()));
+        specs.extend([false, true].into_iter().flat_map(|vectors| bwd_spec(act, grad, vectors)));
     }
     specs
 }

@@ -2,8 +2,8 @@
 
 use super::lower::Lower;
 use crate::args::{Args, Grid};
-use crate::flash::{ANY, ANY_THREADS, Group, Operands, Path, Plan, Step, blocks, wide_lanes};
-use crate::kernels::Spec;
+use crate::flash::{ANY, ANY_THREADS, Group, Operands, Path, Step, blocks, wide_lanes};
+use crate::kernels::{Spec, ctype};
 use crate::{Attention, Result, Settings};
 use ironhorse_core::op::{AttentionBwd, AttentionFwd};
 use ironhorse_core::{DType, Slot};
@@ -45,30 +45,11 @@ impl Heads {
         Group { l2: self.l2, bytes, share, total }.heads(step)
     }
 
-    fn scale(&self) -> f32 {
-        1.0 / (self.head_dim as f32).sqrt()
-    }
-
     /// The arguments that follow the addresses.
     fn args(&self, args: Args, step: Step) -> Args {
-        let args = args.u32(self.seq as u32).u32(self.heads as u32).u32(self.kv_heads as u32);
-        let args = args.u32(self.head_dim as u32).u32(self.total(step) as u32);
-        args.u32(self.at_a_time(step) as u32).f32(self.scale())
+        let args = args.u32s([self.seq, self.heads, self.kv_heads, self.head_dim, self.total(step)]);
+        args.u32(self.at_a_time(step) as u32).f32(1.0 / (self.head_dim as f32).sqrt())
     }
-}
-
-fn spec(plan: &Plan, dtype: DType) -> Spec {
-    let spec = Spec::new(plan.file);
-    match (plan.width, plan.terms) {
-        (Some((name, width)), Some(terms)) => spec.define(name, width).define("TERMS", terms), // of f32
-        (Some((name @ "HD", width)), None) => spec.define(name, width),                        // of bf16
-        (Some((name, width)), None) => elem(spec, dtype).define(name, width),
-        (None, _) => elem(spec, dtype),
-    }
-}
-
-fn elem(spec: Spec, dtype: DType) -> Spec {
-    spec.define("ELEM", if dtype == DType::BF16 { "bf16" } else { "float" })
 }
 
 /// What tensor cores are handed, if they may be used.
@@ -88,7 +69,7 @@ fn launch(cx: &mut Lower<'_>, g: &Heads, step: Step, args: Args) -> Result<()> {
     let plan = path.plan(step);
     let count = path.blocks(step, g.total(step), g.seq)?;
     let grid = Grid::linear(count, plan.threads).shared(plan.shared);
-    cx.launch(&spec(&plan, g.dtype), plan.name, grid, g.args(args, step))
+    cx.launch(&plan.spec(ctype(g.dtype)?), plan.name, grid, g.args(args, step))
 }
 
 /// `out` and `lse` of [`AttentionFwd`].
@@ -107,10 +88,9 @@ fn row_sums(cx: &mut Lower<'_>, g: &Heads, d_out: u64, out: u64) -> Result<u64> 
         Some(lanes) => ("flash_delta_wide", lanes, lanes),
         None => ("flash_delta", g.head_dim, 32),
     };
-    let args = Args::new().ptr(delta).ptr(d_out).ptr(out).u32(g.seq as u32).u32(g.heads as u32);
-    let args = args.u32(last as u32).u32(total as u32);
+    let args = Args::new().ptr(delta).ptr(d_out).ptr(out).u32s([g.seq, g.heads, last, total]);
     let grid = Grid::linear(blocks(rows * lanes, ANY_THREADS as usize)?, ANY_THREADS);
-    cx.launch(&elem(Spec::new(ANY), g.dtype), name, grid, args)?;
+    cx.launch(&Spec::new(ANY).typed("ELEM", g.dtype)?, name, grid, args)?;
     Ok(delta)
 }
 
@@ -136,7 +116,9 @@ pub(super) fn specs() -> Vec<Spec> {
     for (dtype, operands) in plain.into_iter().chain(on_tensor_cores) {
         for head_dim in [16, 32, 40, 48, 64, 72, 80, 96, 112, 128, 256, 257] {
             let path = Path::choose(operands, head_dim, usize::MAX);
-            specs.extend(Step::ALL.map(|step| spec(&path.plan(step), dtype)));
+            specs.extend(
+                Step::ALL.into_iter().flat_map(|step| ctype(dtype).map(|elem| path.plan(step).spec(elem))),
+            );
         }
     }
     specs.sort();

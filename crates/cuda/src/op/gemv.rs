@@ -1,11 +1,10 @@
 //! Linear layers of a few rows, as in decoding: their time is that of reading the weights, which product/gemv.cu does while
 //! earlier kernels run.
 
-use super::elementwise::ctype;
 use super::lower::Lower;
 use super::norm::ResidualNorm;
 use crate::Result;
-use crate::args::{Args, Grid};
+use crate::args::Grid;
 use crate::kernels::Spec;
 use ironhorse_core::DType;
 use ironhorse_core::op::{Act, LinearFwd};
@@ -55,8 +54,7 @@ impl Shape {
     }
 
     fn spec(&self, activation: Option<Act>) -> Result<Spec> {
-        let spec = Spec::new("product/gemv.cu")
-            .define("ACT", ctype(self.act)?)
+        let spec = Spec::act("product/gemv.cu", self.act)?
             .define("WIDTH", self.width as u32)
             .define("ROWS", self.rows as u32)
             .define("OUTS", self.outs as u32);
@@ -83,16 +81,15 @@ pub(super) fn linear_few(cx: &mut Lower<'_>, op: &LinearFwd) -> Result<bool> {
         "{rows} rows of {width} to {outs} {act}: gemv, {} rows of the weight per block",
         shape.outs
     );
-    let pre = cx.opt(op.pre.map(|pre| pre.slot))?.unwrap_or(0);
-    let bias = cx.opt(op.bias)?.unwrap_or(0);
-    let args = cx.pointers(&[op.out])?.ptr(pre);
+    let bias = cx.optional(op.bias)?;
+    let args = cx.optional_pointers(&[Some(op.out), op.pre.map(|pre| pre.slot)])?;
     let spec = shape.spec(op.pre.map(|pre| pre.act))?;
     let mut early: Vec<_> = op.bias.into_iter().chain([op.weight]).collect();
     let (kernel, args) = if let Some(norm) = norm_ahead(cx, op) {
         cx.out.pop(); // the norm's launch
-        let args = norm_args(cx, &norm, args.ptr(weight).ptr(bias).u32(outs as u32))?;
+        let args = cx.append(args.ptr(weight).ptr(bias).u32(outs as u32), &norm.slots())?;
         early.extend(norm.bias.into_iter().chain([norm.weight]));
-        (with_norm(spec, act, norm.bias.is_some())?.kernel("gemv_norm"), args)
+        (with_norm(spec, act, norm.bias.is_some())?.kernel("gemv_norm"), args.f32(norm.eps))
     } else {
         let args = args.ptr(inp).ptr(weight).ptr(bias);
         (spec.kernel("gemv"), args.u32(rows as u32).u32(outs as u32))
@@ -115,18 +112,8 @@ fn norm_ahead(cx: &Lower<'_>, op: &LinearFwd) -> Option<ResidualNorm> {
     (one_row && same && apart).then_some(norm)
 }
 
-/// The last arguments of `gemv_norm`.
-fn norm_args(cx: &Lower<'_>, norm: &ResidualNorm, args: Args) -> Result<Args> {
-    let ResidualNorm { residual, out, mean, rstd, a, b, weight, bias, eps } = *norm;
-    let slots = [Some(residual), Some(out), mean, Some(rstd), Some(a), Some(b), Some(weight), bias];
-    let args = slots
-        .into_iter()
-        .try_fold(args, |args, slot| Ok::<_, crate::Error>(args.ptr(cx.opt(slot)?.unwrap_or(0))))?;
-    Ok(args.f32(eps))
-}
-
 fn with_norm(spec: Spec, act: DType, centred: bool) -> Result<Spec> {
-    Ok(spec.define("WEIGHT", ctype(act)?).define("CENTRED", if centred { "true" } else { "false" }))
+    Ok(spec.typed("WEIGHT", act)?.define("CENTRED", if centred { "true" } else { "false" }))
 }
 
 /// The specialisations of GPT-2, and of an odd size.

@@ -1,6 +1,5 @@
 //! Linear layers of many experts. Where each expert's rows are is known to the device only, so blocks look for their tiles.
 
-use super::elementwise::ctype;
 use super::lower::Lower;
 use super::swiglu::swiglu_fwd;
 use crate::args::{Args, Grid};
@@ -106,11 +105,9 @@ impl Path {
     fn spec(self, step: Step, input: DType, output: DType) -> Result<Spec> {
         Ok(match self {
             _ if step == Step::Swiglu => Spec::new("experts/grouped_swiglu.cu"),
-            Self::Any => {
-                Spec::new("experts/grouped_any.cu").define("IN", ctype(input)?).define("OUT", ctype(output)?)
-            }
-            Self::Mma => Spec::new("experts/grouped_mma.cu").define("OUT", ctype(output)?),
-            Self::Wgmma => Spec::new("experts/grouped_wgmma.cu").define("OUT", ctype(output)?),
+            Self::Any => Spec::new("experts/grouped_any.cu").typed("IN", input)?.typed("OUT", output)?,
+            Self::Mma => Spec::new("experts/grouped_mma.cu").typed("OUT", output)?,
+            Self::Wgmma => Spec::new("experts/grouped_wgmma.cu").typed("OUT", output)?,
         })
     }
 }
@@ -129,7 +126,10 @@ impl Groups {
     /// By `inp` or its gradient, and `weight` or its.
     fn new(inp: Slot, weight: Slot) -> Result<Self> {
         let [experts, oc, ic] = *weight.shape.dims() else {
-            return Err(Error::Unsupported(format!("weights of experts are {}", weight.shape)));
+            return Err(Error::Unsupported(format!(
+                "grouped_linear: `weight` is {}, expected (experts, out, in)",
+                weight.shape
+            )));
         };
         if experts > MOST_EXPERTS {
             return Err(Error::Unsupported(format!("{experts} experts, expected at most {MOST_EXPERTS}")));
@@ -172,8 +172,7 @@ fn launch(
     } else {
         args.ptr(addresses[0]).ptr(addresses[1]).ptr(addresses[2])
     };
-    let args = args.ptr(addresses[3]).ptr(cx.fault);
-    let args = [g.rows, g.experts, g.ic, g.oc].into_iter().fold(args, |args, size| args.u32(size as u32));
+    let args = args.ptr(addresses[3]).ptr(cx.fault).u32s([g.rows, g.experts, g.ic, g.oc]);
     let (name, threads, shared) = (path.name(step), path.threads(), path.shared(g.experts));
     let function = cx.kernel(&path.spec(step, g.dtype, slots[0].dtype)?, name)?;
     let resident = (cx.device.info.sms * function.blocks_per_sm(threads, shared)?.max(1)) as usize;

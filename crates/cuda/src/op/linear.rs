@@ -18,7 +18,7 @@ pub(crate) fn linear_fwd(cx: &mut Lower<'_>, op: &LinearFwd) -> Result<()> {
     }
     let sizes = sizes(cx, op.inp, op.weight.shape.rows(), op.out);
     let at = At { a: cx.ptr(op.weight)?, b: cx.ptr(op.inp)?, ..At::default() };
-    let bias = cx.opt(op.bias)?.unwrap_or(0);
+    let bias = cx.optional(op.bias)?;
     let Some(PreAct { act, slot: pre }) = op.pre else {
         return product_and_bias(cx, &sizes, &At { d: cx.ptr(op.out)?, bias, ..at });
     };
@@ -126,17 +126,15 @@ fn product(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &At) -
         return Ok(());
     }
     tracing::debug!("{problem}: by our own kernel");
-    let function = cx.kernel(&spec("product/gemm_any.cu", problem.inputs, problem.output)?, "gemm_any")?;
     let tiles = problem.m.div_ceil(32) as u64 * problem.n.div_ceil(32) as u64;
     if tiles > i32::MAX as u64 {
         return Err(Error::Unsupported(format!("{problem}: too large for our own kernel")));
     }
-    let [[a_k, a_m], [b_k, b_n]] = problem.strides().map(|pair| pair.map(|stride| stride as u64));
+    let [[a_k, a_m], [b_k, b_n]] = problem.strides();
     let args = Args::new().ptr(at.d).ptr(at.a).ptr(at.b);
-    let args = args.u64(problem.m as u64).u64(problem.n as u64).u64(problem.k as u64);
-    let args = args.u64(a_k).u64(a_m).u64(b_k).u64(b_n).u32(problem.adds.into());
-    cx.launch_function("gemm_any", function, Grid::linear(tiles as usize, 256), args);
-    Ok(())
+    let args = args.u64s([problem.m, problem.n, problem.k, a_k, a_m, b_k, b_n]).u32(problem.adds.into());
+    let spec = spec("product/gemm_any.cu", problem.inputs, problem.output)?;
+    cx.launch(&spec, "gemm_any", Grid::linear(tiles as usize, 256), args)
 }
 
 /// `d = a · b + bias`, rounded once.
@@ -152,7 +150,7 @@ fn product_and_bias(cx: &mut Lower<'_>, sizes: &Sizes, at: &At) -> Result<()> {
     if sizes.rows == 0 || sizes.oc == 0 {
         return Ok(());
     }
-    let args = Args::new().ptr(at.d).ptr(at.bias).u64(sizes.rows as u64).u64(sizes.oc as u64);
+    let args = Args::new().ptr(at.d).ptr(at.bias).u64s([sizes.rows, sizes.oc]);
     let grid = Grid::linear(sizes.rows.min(4096), 256);
     cx.launch(&spec("product/bias.cu", sizes.inputs, sizes.output)?, "bias_rows", grid, args)?;
     let plain = At { bias: 0, ..*at };

@@ -1,6 +1,5 @@
 //! Softmax cross-entropy and the mean.
 
-use super::elementwise::ctype;
 use super::lower::Lower;
 use crate::Result;
 use crate::args::Grid;
@@ -14,7 +13,7 @@ const MOST_WARPS: usize = 24;
 const TOTALS: usize = 528;
 
 fn spec(dtype: DType) -> Result<Spec> {
-    Ok(Spec::new("loss/cross_entropy.cu").define("ACT", ctype(dtype)?))
+    Spec::act("loss/cross_entropy.cu", dtype)
 }
 
 pub(crate) fn cross_entropy(cx: &mut Lower<'_>, op: &CrossEntropy) -> Result<()> {
@@ -23,13 +22,7 @@ pub(crate) fn cross_entropy(cx: &mut Lower<'_>, op: &CrossEntropy) -> Result<()>
         return Ok(());
     }
     let args = cx.pointers(&[op.losses, op.logits, op.targets])?;
-    let args = args
-        .ptr(cx.scalars)
-        .ptr(cx.fault)
-        .u32(rows as u32)
-        .u32(op.vocab as u32)
-        .u32(padded as u32)
-        .u32(op.grad.into());
+    let args = args.ptr(cx.scalars).ptr(cx.fault).u32s([rows, op.vocab, padded]).u32(op.grad.into());
     let row_bytes = padded * op.logits.dtype.size();
     let spec = spec(op.logits.dtype)?;
     if row_bytes.is_multiple_of(16) && row_bytes + TOTALS <= cx.device.info.shared_per_block {
@@ -62,7 +55,7 @@ pub(crate) fn loss_mean(cx: &mut Lower<'_>, op: &LossMean) -> Result<()> {
 }
 
 pub(super) fn specs() -> Vec<Spec> {
-    let mut specs: Vec<Spec> = [DType::F32, DType::BF16].into_iter().filter_map(|d| spec(d).ok()).collect();
+    let mut specs = Spec::all_types(spec);
     specs.push(Spec::new("loss/mean.cu"));
     specs
 }

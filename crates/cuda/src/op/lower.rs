@@ -41,9 +41,9 @@ impl Lower<'_> {
         self.memory.address(slot)
     }
 
-    /// The device address of a slot that may be absent.
-    pub fn opt(&self, slot: Option<Slot>) -> Result<Option<u64>> {
-        slot.map(|slot| self.ptr(slot)).transpose()
+    /// The device address of a slot, or null if it is absent.
+    pub fn optional(&self, slot: Option<Slot>) -> Result<u64> {
+        slot.map_or(Ok(0), |slot| self.ptr(slot))
     }
 
     /// Whether a gradient is added to in this lowering.
@@ -72,6 +72,16 @@ impl Lower<'_> {
     /// The addresses of slots as the first arguments of a kernel.
     pub fn pointers(&self, slots: &[Slot]) -> Result<Args> {
         slots.iter().try_fold(Args::new(), |args, &slot| Ok(args.ptr(self.ptr(slot)?)))
+    }
+
+    /// The same with null for absent slots.
+    pub fn optional_pointers(&self, slots: &[Option<Slot>]) -> Result<Args> {
+        self.append(Args::new(), slots)
+    }
+
+    /// The same behind other arguments.
+    pub fn append(&self, args: Args, slots: &[Option<Slot>]) -> Result<Args> {
+        slots.iter().try_fold(args, |args, &slot| Ok(args.ptr(self.optional(slot)?)))
     }
 
     /// Adds a launch of a kernel, compiled now if this is its first use.

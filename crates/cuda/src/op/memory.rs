@@ -1,6 +1,6 @@
 //! Fills and copies.
 
-use super::elementwise::{ctype, per_vector};
+use super::elementwise::per_vector;
 use super::lower::Lower;
 use crate::Result;
 use crate::args::Args;
@@ -9,7 +9,7 @@ use ironhorse_core::DType;
 use ironhorse_core::op::{CopySlot, Fill};
 
 fn spec(dtype: DType) -> Result<Spec> {
-    Ok(Spec::new("common/fill.cu").define("ACT", ctype(dtype)?))
+    Spec::act("common/fill.cu", dtype)
 }
 
 pub(crate) fn fill(cx: &mut Lower<'_>, op: &Fill) -> Result<()> {
@@ -35,5 +35,5 @@ pub(crate) fn copy(cx: &mut Lower<'_>, op: &CopySlot) -> Result<()> {
 }
 
 pub(super) fn specs() -> Vec<Spec> {
-    [DType::F32, DType::BF16].into_iter().filter_map(|dtype| spec(dtype).ok()).collect()
+    Spec::all_types(spec)
 }

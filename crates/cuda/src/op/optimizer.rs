@@ -1,6 +1,5 @@
 //! Global gradient norm and AdamW over all parameters.
 
-use super::elementwise::ctype;
 use super::lower::Lower;
 use crate::Result;
 use crate::args::{Args, Grid};
@@ -19,15 +18,14 @@ const ADAM_THREADS: u32 = 256;
 const STRIDE: usize = 16;
 
 fn norm_spec(grad: DType) -> Result<Spec> {
-    Ok(Spec::new("optimizer/grad_norm.cu").define("GRAD", ctype(grad)?))
+    Spec::new("optimizer/grad_norm.cu").typed("GRAD", grad)
 }
 
 fn adamw_spec(p: Precision) -> Result<Spec> {
     // The 16 bits that complete a bf16 weight are not a type that kernels compute with.
     let master = if p.has_residual() { "i16" } else { "float" };
-    let spec =
-        Spec::new("optimizer/adamw.cu").define("PARAM", ctype(p.weights)?).define("GRAD", ctype(p.grads)?);
-    Ok(spec.define("MASTER", master).define("MOMENT", ctype(p.moments)?))
+    let spec = Spec::new("optimizer/adamw.cu").typed("PARAM", p.weights)?.typed("GRAD", p.grads)?;
+    spec.define("MASTER", master).typed("MOMENT", p.moments)
 }
 
 /// The element types that an update meets.
@@ -53,20 +51,10 @@ pub(crate) fn adamw(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
     if n == 0 {
         return Ok(());
     }
-    let params = cx.ptr(op.params)?;
-    let master = cx.opt(op.master)?.unwrap_or(params);
     let decays = cx.upload(&decay_map(cx.program.params(), op.params.offset, n))?;
-    let args = Args::new()
-        .ptr(params)
-        .ptr(master)
-        .ptr(cx.ptr(op.grads)?)
-        .ptr(cx.ptr(op.moment1)?)
-        .ptr(cx.ptr(op.moment2)?)
-        .ptr(cx.ptr(op.norm)?)
-        .ptr(cx.ptr(op.halt)?)
-        .ptr(decays)
-        .ptr(cx.scalars)
-        .u64(n as u64);
+    let master = op.master.unwrap_or(op.params);
+    let slots = [op.params, master, op.grads, op.moment1, op.moment2, op.norm, op.halt];
+    let args = cx.pointers(&slots)?.ptr(decays).ptr(cx.scalars).u64(n as u64);
     let grid = Grid::linear(n.div_ceil(ADAM_BLOCK), ADAM_THREADS);
     cx.launch(&adamw_spec(precision_of(op))?, "adamw", grid, args)
 }
@@ -89,14 +77,13 @@ fn decay_map(params: &[Param], offset: usize, n: usize) -> Vec<u8> {
 }
 
 pub(super) fn specs() -> Vec<Spec> {
-    let types = [DType::F32, DType::BF16];
-    let mut specs: Vec<Spec> = types.into_iter().filter_map(|grad| norm_spec(grad).ok()).collect();
+    let mut specs = Spec::all_types(norm_spec);
     let (narrow, wide) = (Precision::BF16, Precision::BF16_F32_GRADS);
     let mut all = vec![Precision::F32, Precision { grads: DType::BF16, ..Precision::F32 }];
     for p in [narrow, wide] {
         all.extend([p, p.with_residual(), p.with_bf16_moments(), p.with_residual().with_bf16_moments()]);
     }
-    specs.extend(all.into_iter().filter_map(|p| adamw_spec(p).ok()));
+    specs.extend(all.into_iter().flat_map(adamw_spec));
     specs
 }
 

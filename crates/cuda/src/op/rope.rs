@@ -1,11 +1,9 @@
 //! Rotary position embedding, with tables of cosines and sines that stay on the device.
 
-use super::elementwise::ctype;
 use super::lower::Lower;
 use crate::Result;
 use crate::args::{Args, Grid};
-use crate::device::Buffer;
-use crate::device::Device;
+use crate::device::{Buffer, Device};
 use crate::kernels::Spec;
 use ironhorse_core::DType;
 use ironhorse_core::op::Rope;
@@ -33,15 +31,15 @@ impl Tables {
     fn get(&mut self, device: &'static Device, op: &Rope, positions: usize) -> Result<(u64, u64)> {
         let key = (op.head_dim(), op.base.to_bits(), op.alpha.to_bits());
         let fits = |table: &&Table| table.key == key && table.positions >= positions;
-        if let Some(table) = self.0.iter().find(fits) {
-            return Ok((
-                table.values.address(),
-                table.values.address() + sines_at(op, table.positions) as u64,
-            ));
-        }
-        let values = Buffer::from_host(device, &values(op, positions))?;
-        let at = values.address();
-        self.0.push(Table { key, positions, values });
+        let (at, positions) = match self.0.iter().find(fits) {
+            Some(table) => (table.values.address(), table.positions),
+            None => {
+                let values = Buffer::from_host(device, &values(op, positions))?;
+                let at = values.address();
+                self.0.push(Table { key, positions, values });
+                (at, positions)
+            }
+        };
         Ok((at, at + sines_at(op, positions) as u64))
     }
 }
@@ -67,8 +65,7 @@ fn values(op: &Rope, positions: usize) -> Vec<u8> {
 }
 
 fn spec(act: DType, vectors: bool) -> Result<Spec> {
-    let spec = Spec::new("rope/packed.cu").define("ACT", ctype(act)?);
-    Ok(if vectors { spec.define("VECTORS", 1) } else { spec })
+    Spec::act_vectors("rope/packed.cu", act, vectors)
 }
 
 pub(crate) fn rope(cx: &mut Lower<'_>, op: &Rope) -> Result<()> {
@@ -85,18 +82,14 @@ pub(crate) fn rope(cx: &mut Lower<'_>, op: &Rope) -> Result<()> {
     let count = op.qkv.shape.rows() * per_token;
     let scalars = if op.at_position { cx.scalars } else { 0 };
     let args = Args::new().ptr(at).ptr(cosines).ptr(sines).ptr(scalars).u64(count as u64);
-    let args = args.u32(per_token as u32).u32(half as u32).u64(width as u64).u64(seq as u64);
+    let args = args.u32s([per_token, half]).u64s([width, seq]);
     let args = args.f32(if op.back { -1.0 } else { 1.0 });
     let grid = Grid::linear(count.div_ceil(THREADS as usize), THREADS);
     cx.launch(&spec(op.qkv.dtype, vectors)?, "rope", grid, args)
 }
 
 pub(super) fn specs() -> Vec<Spec> {
-    let types = [DType::F32, DType::BF16];
-    types
-        .into_iter()
-        .flat_map(|act| [false, true].into_iter().filter_map(move |v| spec(act, v).ok()))
-        .collect()
+    Spec::all_vectors(spec)
 }
 
 #[cfg(test)]

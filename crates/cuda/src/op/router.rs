@@ -1,6 +1,5 @@
 //! The router of a mixture of experts.
 
-use super::elementwise::ctype;
 use super::lower::Lower;
 use crate::Result;
 use crate::args::{Args, Grid};
@@ -16,7 +15,7 @@ const LOAD_THREADS: usize = 256;
 const MOST_PARTIALS: usize = 256;
 
 fn spec(logit: DType) -> Result<Spec> {
-    Ok(Spec::new("experts/router.cu").define("LOGIT", ctype(logit)?))
+    Spec::new("experts/router.cu").typed("LOGIT", logit)
 }
 
 fn per_token(tokens: usize) -> Grid {
@@ -29,7 +28,7 @@ pub(crate) fn router_fwd(cx: &mut Lower<'_>, op: &RouterFwd) -> Result<()> {
         return Ok(());
     }
     let args = cx.pointers(&[op.probs, op.weights, op.experts, op.logits])?;
-    let args = args.ptr(cx.fault).u32(tokens as u32).u32(all as u32).u32(k as u32);
+    let args = args.ptr(cx.fault).u32s([tokens, all, k]);
     cx.launch(&spec(op.logits.dtype)?, "router_fwd", per_token(tokens), args)
 }
 
@@ -39,8 +38,7 @@ pub(crate) fn router_bwd(cx: &mut Lower<'_>, op: &RouterBwd) -> Result<()> {
         return Ok(());
     }
     let args = cx.pointers(&[op.d_logits, op.d_weights, op.probs, op.weights, op.experts, op.load])?;
-    let args = args.ptr(cx.scalars).ptr(cx.fault).f32(op.alpha);
-    let args = args.u32(tokens as u32).u32(all as u32).u32(k as u32);
+    let args = args.ptr(cx.scalars).ptr(cx.fault).f32(op.alpha).u32s([tokens, all, k]);
     cx.launch(&spec(op.d_logits.dtype)?, "router_bwd", per_token(tokens), args)
 }
 
@@ -52,13 +50,12 @@ pub(crate) fn router_load(cx: &mut Lower<'_>, op: &RouterLoad) -> Result<()> {
     let spec = spec(DType::F32)?; // reads no logits
     if blocks > 0 {
         let args = Args::new().ptr(partials).ptr(probs).ptr(offsets);
-        let args = args.u64(op.probs.numel() as u64).u64(chunk as u64);
-        let args = args.u32(tokens as u32).u32(all as u32).u32(op.entropy.is_some().into());
+        let args = args.u64s([op.probs.numel(), chunk]).u32s([tokens, all]).u32(op.entropy.is_some().into());
         cx.launch(&spec, "router_load_parts", Grid::linear(blocks, LOAD_THREADS as u32), args)?;
     }
-    let args = cx.pointers(&[op.load, op.aux])?.ptr(cx.opt(op.entropy)?.unwrap_or(0));
+    let args = cx.optional_pointers(&[Some(op.load), Some(op.aux), op.entropy])?;
     let args = args.ptr(partials).ptr(offsets).ptr(cx.scalars).u32(blocks as u32).f32(op.alpha);
-    let args = args.u32(tokens as u32).u32(all as u32).u32(cx.adds(op.accum).into());
+    let args = args.u32s([tokens, all]).u32(cx.adds(op.accum).into());
     cx.launch(&spec, "router_load", Grid::linear(1, LOAD_THREADS as u32), args)
 }
 
@@ -69,7 +66,7 @@ fn chunks(elements: usize) -> (usize, usize) {
 }
 
 pub(super) fn specs() -> Vec<Spec> {
-    [DType::F32, DType::BF16].into_iter().filter_map(|dtype| spec(dtype).ok()).collect()
+    Spec::all_types(spec)
 }
 
 #[cfg(test)]

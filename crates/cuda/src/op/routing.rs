@@ -1,6 +1,5 @@
 //! Moving tokens to their experts and back.
 
-use super::elementwise::ctype;
 use super::lower::Lower;
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
@@ -53,7 +52,7 @@ pub(crate) fn route_sort(cx: &mut Lower<'_>, op: &RouteSort) -> Result<()> {
     let (from, spec) = (cx.ptr(op.experts)?, Spec::new(SORT));
     let counts = cx.scratch(sort.blocks * experts * size_of::<u32>())?;
     let grid = Grid::linear(sort.blocks, sort.threads as u32);
-    let sizes = |args: Args| args.u32(routes as u32).u32(experts as u32).u32(sort.rounds as u32);
+    let sizes = |args: Args| args.u32s([routes, experts, sort.rounds]);
 
     let args = sizes(Args::new().ptr(counts).ptr(from).ptr(cx.fault));
     cx.launch(&spec, "route_count", grid.shared(experts * size_of::<u32>()), args)?;
@@ -64,8 +63,7 @@ pub(crate) fn route_sort(cx: &mut Lower<'_>, op: &RouteSort) -> Result<()> {
 }
 
 fn spec(act: DType, vectors: bool) -> Result<Spec> {
-    let spec = Spec::new("experts/permute.cu").define("ACT", ctype(act)?);
-    Ok(if vectors { spec.define("VECTORS", 1) } else { spec })
+    Spec::act_vectors("experts/permute.cu", act, vectors)
 }
 
 /// The file for these rows: with vectors where all of them start at whole ones.
@@ -78,11 +76,9 @@ fn rows_spec(cx: &Lower<'_>, rows: &[Slot]) -> Result<Spec> {
     spec(rows[0].dtype, vectors)
 }
 
-/// A launch with a warp for each of `rows`; nothing where there is nothing to move.
-fn launch(cx: &mut Lower<'_>, name: &'static str, spec: &Spec, rows: usize, args: Args) -> Result<()> {
-    let function = cx.kernel(spec, name)?;
-    cx.launch_function(name, function, Grid::linear(rows.div_ceil(WARPS), 32 * WARPS as u32), args);
-    Ok(())
+/// A warp for each row.
+fn per_row(rows: usize) -> Grid {
+    Grid::linear(rows.div_ceil(WARPS), 32 * WARPS as u32)
 }
 
 pub(crate) fn permute(cx: &mut Lower<'_>, op: &Permute) -> Result<()> {
@@ -92,8 +88,8 @@ pub(crate) fn permute(cx: &mut Lower<'_>, op: &Permute) -> Result<()> {
     }
     let spec = rows_spec(cx, &[op.out, op.inp])?;
     let args = cx.pointers(&[op.out, op.inp, op.order])?.ptr(cx.fault);
-    let args = args.u32(routes as u32).u32((routes / op.inp.shape.rows().max(1)) as u32).u64(width as u64);
-    launch(cx, "permute", &spec, routes, args)
+    let args = args.u32s([routes, routes / op.inp.shape.rows().max(1)]).u64(width as u64);
+    cx.launch(&spec, "permute", per_row(routes), args)
 }
 
 pub(crate) fn permute_bwd(cx: &mut Lower<'_>, op: &PermuteBwd) -> Result<()> {
@@ -103,8 +99,8 @@ pub(crate) fn permute_bwd(cx: &mut Lower<'_>, op: &PermuteBwd) -> Result<()> {
     }
     let spec = rows_spec(cx, &[op.d_inp, op.d_out])?;
     let args = cx.pointers(&[op.d_inp, op.d_out, op.places])?;
-    let args = args.ptr(cx.fault).u32(tokens as u32).u32(k as u32).u64(width as u64);
-    launch(cx, "permute_bwd", &spec, tokens, args.u32(cx.adds(op.accum).into()))
+    let args = args.ptr(cx.fault).u32s([tokens, k]).u64(width as u64).u32(cx.adds(op.accum).into());
+    cx.launch(&spec, "permute_bwd", per_row(tokens), args)
 }
 
 pub(crate) fn combine(cx: &mut Lower<'_>, op: &Combine) -> Result<()> {
@@ -114,8 +110,8 @@ pub(crate) fn combine(cx: &mut Lower<'_>, op: &Combine) -> Result<()> {
     }
     let spec = rows_spec(cx, &[op.out, op.rows])?;
     let args = cx.pointers(&[op.out, op.rows, op.places, op.weights])?;
-    let args = args.ptr(cx.fault).u32(tokens as u32).u32(k as u32).u64(width as u64);
-    launch(cx, "combine", &spec, tokens, args)
+    let args = args.ptr(cx.fault).u32s([tokens, k]).u64(width as u64);
+    cx.launch(&spec, "combine", per_row(tokens), args)
 }
 
 pub(crate) fn combine_bwd(cx: &mut Lower<'_>, op: &CombineBwd) -> Result<()> {
@@ -125,15 +121,14 @@ pub(crate) fn combine_bwd(cx: &mut Lower<'_>, op: &CombineBwd) -> Result<()> {
     }
     let spec = rows_spec(cx, &[op.d_rows, op.d_out, op.rows])?;
     let args = cx.pointers(&[op.d_rows, op.d_weights, op.d_out, op.rows, op.places, op.weights])?;
-    let args = args.ptr(cx.fault).u32(tokens as u32).u32(k as u32).u64(width as u64);
-    launch(cx, "combine_bwd", &spec, tokens, args)
+    let args = args.ptr(cx.fault).u32s([tokens, k]).u64(width as u64);
+    cx.launch(&spec, "combine_bwd", per_row(tokens), args)
 }
 
 pub(super) fn specs() -> Vec<Spec> {
-    let types = [DType::F32, DType::BF16];
-    let rows =
-        types.into_iter().flat_map(|act| [false, true].into_iter().filter_map(move |v| spec(act, v).ok()));
-    rows.chain([Spec::new(SORT)]).collect()
+    let mut specs = Spec::all_vectors(spec);
+    specs.push(Spec::new(SORT));
+    specs
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! Choosing the next token on the device.
 
-use super::elementwise::ctype;
 use crate::Result;
 use crate::args::{Args, Grid};
 use crate::device::Stream;
@@ -21,7 +20,7 @@ pub(crate) struct Row {
 }
 
 fn spec(dtype: DType) -> Result<Spec> {
-    Ok(Spec::new("sampling/sample.cu").define("ACT", ctype(dtype)?))
+    Spec::act("sampling/sample.cu", dtype)
 }
 
 /// Chooses a token of the row. The settings were validated by the caller.
@@ -39,5 +38,5 @@ pub(crate) fn sample(stream: &Stream, row: &Row, choice: &TokenChoice) -> Result
 }
 
 pub(super) fn specs() -> Vec<Spec> {
-    [DType::F32, DType::BF16].into_iter().filter_map(|dtype| spec(dtype).ok()).collect()
+    Spec::all_types(spec)
 }

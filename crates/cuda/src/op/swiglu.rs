@@ -1,6 +1,5 @@
 //! SwiGLU.
 
-use super::elementwise::ctype;
 use super::lower::Lower;
 use crate::Result;
 use crate::args::{Args, Grid};
@@ -12,8 +11,7 @@ use ironhorse_core::{DType, Slot};
 const THREADS: u32 = 256;
 
 fn spec(act: DType, vectors: bool) -> Result<Spec> {
-    let spec = Spec::new("elementwise/swiglu.cu").define("ACT", ctype(act)?);
-    Ok(if vectors { spec.define("VECTORS", 1) } else { spec })
+    Spec::act_vectors("elementwise/swiglu.cu", act, vectors)
 }
 
 pub(crate) fn swiglu_fwd(cx: &mut Lower<'_>, op: &SwigluFwd) -> Result<()> {
@@ -29,20 +27,15 @@ fn elementwise(cx: &mut Lower<'_>, name: &'static str, slots: &[Option<Slot>], n
     if narrow.numel() == 0 {
         return Ok(());
     }
-    let address = |slot: &Option<Slot>| Ok(cx.opt(*slot)?.unwrap_or(0));
-    let addresses = slots.iter().map(address).collect::<Result<Vec<_>>>()?;
+    let addresses = slots.iter().map(|&slot| cx.optional(slot)).collect::<Result<Vec<_>>>()?;
     let (width, whole) = (narrow.shape.cols(), 16 / narrow.dtype.size());
     let vectors = width.is_multiple_of(whole) && addresses.iter().all(|at| at.is_multiple_of(16));
     let count = narrow.numel() / if vectors { whole } else { 1 };
-    let args = addresses.into_iter().fold(Args::new(), Args::ptr).u64(count as u64).u64(width as u64);
+    let args = addresses.into_iter().fold(Args::new(), Args::ptr).u64s([count, width]);
     let grid = Grid::linear(count.div_ceil(THREADS as usize), THREADS);
     cx.launch(&spec(narrow.dtype, vectors)?, name, grid, args)
 }
 
 pub(super) fn specs() -> Vec<Spec> {
-    let types = [DType::F32, DType::BF16];
-    types
-        .into_iter()
-        .flat_map(|act| [false, true].into_iter().filter_map(move |v| spec(act, v).ok()))
-        .collect()
+    Spec::all_vectors(spec)
 }

@@ -1,10 +1,11 @@
-// Rows normalised by their mean and variance (CENTRED), or by their root mean square: what norm/layernorm.cu and norm/rmsnorm.cu share.
-// They define CENTRED before they include this.
+// Norms of the engine. NORM is layernorm, with CENTRED true, or rmsnorm, with CENTRED false: no mean and no bias, which are null then.
+// NORM_fwd:          out = (x - mean)·rstd·w + b per row of the width; rstd = 1/√(mean((x - mean)²) + eps); mean and rstd kept
+// residual_NORM_fwd: x = a + b, rounded and stored first, then the same: equal to add followed by NORM_fwd
+// NORM_apply:        out again from mean and rstd: the same bits
+// moves  2·rows·width·sizeof(ACT) + 8·rows bytes, the residual form twice that; bound: memory
 // grid   a warp per row. With WIDTH the row stays in registers; needs WIDTH % 8 == 0. Without, any width, the row is
 //        read again for each pass. With FEW a block per row: norm/row_block.cuh
 // order  lanes in turn, then a butterfly: repeatable. Variance from deviations: no digits lost to a large mean
-#pragma once
-
 #ifdef FEW
 #include "norm/row_block.cuh"
 #else
@@ -45,21 +46,17 @@ template <Form FORM> DEVICE void normalise(const Rows& p) {
             store(p.residual + start + v * N, x[i]);
         }
     }
-    float mean = 0.0f, rstd;
-    if (FORM == APPLY) {
-        if constexpr (CENTRED) mean = p.mean[row];
-        rstd = p.rstd[row];
-    } else {
-        if constexpr (CENTRED) {
-            float sum = 0.0f;
+    const auto sum = [&] {
+        float sum = 0.0f;
 #pragma unroll
-            for (int i = 0; i < PER_LANE; i++) {
-                if (VECS % WARP != 0 && lane + i * WARP >= VECS) continue;
+        for (int i = 0; i < PER_LANE; i++) {
+            if (VECS % WARP != 0 && lane + i * WARP >= VECS) continue;
 #pragma unroll
-                for (int k = 0; k < N; k++) sum += to_float(x[i].at[k]);
-            }
-            mean = warp_sum(sum) / WIDTH;
+            for (int k = 0; k < N; k++) sum += to_float(x[i].at[k]);
         }
+        return warp_sum(sum);
+    };
+    const auto squares = [&](float mean) {
         float squares = 0.0f;
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
@@ -70,12 +67,9 @@ template <Form FORM> DEVICE void normalise(const Rows& p) {
                 squares = __fmaf_rn(d, d, squares);
             }
         }
-        rstd = rstd_of(warp_sum(squares), WIDTH, p.eps);
-        if (lane == 0) {
-            if constexpr (CENTRED) p.mean[row] = mean;
-            p.rstd[row] = rstd;
-        }
-    }
+        return warp_sum(squares);
+    };
+    const auto [mean, rstd] = statistics<FORM>(p, row, WIDTH, lane == 0, sum, squares);
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) {
         const int v = lane + i * WARP;
@@ -100,31 +94,41 @@ template <Form FORM> DEVICE void normalise(const Rows& p) {
             p.residual[start + c] = from_float<ACT>(to_float(x[c]) + to_float(p.other[start + c]));
         x = p.residual + start;  // each lane reads back what it wrote itself
     }
-    float mean = 0.0f, rstd;
-    if (FORM == APPLY) {
-        if constexpr (CENTRED) mean = p.mean[row];
-        rstd = p.rstd[row];
-    } else {
-        if constexpr (CENTRED) {
-            const float width = (float)p.width;
-            float sum = 0.0f;
-            for (u32 c = lane; c < p.width; c += WARP) sum += to_float(x[c]);
-            mean = warp_sum(sum) / width;
-        }
+    const auto sum = [&] {
+        float sum = 0.0f;
+        for (u32 c = lane; c < p.width; c += WARP) sum += to_float(x[c]);
+        return warp_sum(sum);
+    };
+    const auto squares = [&](float mean) {
         float squares = 0.0f;
         for (u32 c = lane; c < p.width; c += WARP) {
             const float d = deviation(to_float(x[c]), mean);
             squares = __fmaf_rn(d, d, squares);
         }
-        rstd = rstd_of(warp_sum(squares), (float)p.width, p.eps);
-        if (lane == 0) {
-            if constexpr (CENTRED) p.mean[row] = mean;
-            p.rstd[row] = rstd;
-        }
-    }
+        return warp_sum(squares);
+    };
+    const auto [mean, rstd] = statistics<FORM>(p, row, (float)p.width, lane == 0, sum, squares);
     for (u32 c = lane; c < p.width; c += WARP)
         p.out[start + c] = from_float<ACT>(
             normal(to_float(x[c]), mean, rstd, to_float(p.weight[c]), CENTRED ? to_float(p.bias[c]) : 0.0f));
 }
 #endif
 #endif
+
+// Blocks per multiprocessor: 0 leaves the number to the compiler.
+#define NORM_KERNEL KERNEL __launch_bounds__(WARPS * WARP, CENTRED ? 0 : 2)
+
+NORM_KERNEL JOINED(NORM, _fwd)(ACT* out, float* mean, float* rstd, const ACT* inp, const WEIGHT* weight, const WEIGHT* bias,
+                              float eps, u32 rows, u32 width) {
+    normalise<FWD>({out, mean, rstd, inp, nullptr, nullptr, weight, bias, eps, rows, width});
+}
+
+NORM_KERNEL JOINED(residual_, JOINED(NORM, _fwd))(ACT* residual, ACT* out, float* mean, float* rstd, const ACT* a, const ACT* b,
+                                                const WEIGHT* weight, const WEIGHT* bias, float eps, u32 rows, u32 width) {
+    normalise<RESIDUAL>({out, mean, rstd, a, b, residual, weight, bias, eps, rows, width});
+}
+
+NORM_KERNEL JOINED(NORM, _apply)(ACT* out, const ACT* inp, float* mean, float* rstd, const WEIGHT* weight, const WEIGHT* bias,
+                                u32 rows, u32 width) {
+    normalise<APPLY>({out, mean, rstd, inp, nullptr, nullptr, weight, bias, 0.0f, rows, width});
+}

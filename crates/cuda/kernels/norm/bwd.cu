@@ -1,12 +1,12 @@
-// The backward of rows normalised by their mean and variance (CENTRED), or by their root mean square: what norm/layernorm_bwd.cu and
-// norm/rmsnorm_bwd.cu share. They define CENTRED before they include this.
+// NORM_bwd: the backward of NORM (norm/fwd.cu): with x̂ = (x - mean)·rstd and g = d_out·w, per row
+//           d_inp (+)= rstd·(g - mean(g) - x̂·mean(g·x̂)); over rows d_weight (+)= Σ d_out·x̂, d_bias (+)= Σ d_out
+//           Without CENTRED (rmsnorm) the means of x and of g are 0, and there is no d_bias
 // moves  (3 or, adding, 4)·rows·width·sizeof(ACT) bytes and the partial sums; bound: memory
-// grid   with WIDTH (needs WIDTH % 8 == 0): as many blocks as the device holds, a group of GROUP warps per row, column
-//        sums kept in registers, one partial row per block. Without: rows, then columns
+// grid   with WIDTH (needs WIDTH % 8 == 0) NORM_bwd: as many blocks as the device holds, a group of GROUP warps per row, column
+//        sums kept in registers, one partial row per block. Without: NORM_bwd_rows, then NORM_bwd_columns. Then NORM_bwd_sums
 // order  each group its rows in turn, groups in turn, then the blocks in a fixed tree: repeatable on one kind of device
-#pragma once
-
 #include "common/partials.cuh"
+#include "norm/row.cuh"
 
 constexpr int WARPS = 4;
 constexpr int SUMS = CENTRED ? 2 : 1;  // over rows: d_weight, and d_bias
@@ -82,12 +82,6 @@ DEVICE void fetch(Row& r, const Backward& p, u32 row, int first) {
             r.d[i] = load(p.d_out + start + v * N);
         }
     }
-}
-
-// Makes the compiler forget what it derived from v: converting again is cheaper than the registers to keep it in.
-template <class T> DEVICE void forget(Vec<T>& v) {
-    uint4& q = *reinterpret_cast<uint4*>(&v);
-    asm volatile("" : "+r"(q.x), "+r"(q.y), "+r"(q.z), "+r"(q.w));
 }
 
 // What the warps of a row exchange.
@@ -238,4 +232,21 @@ DEVICE void sum_columns(const Backward& p, u32 chunk) {
         p.partials[((u64)blockIdx.y * SUMS + warp) * p.width + column] = total;
     }
 }
+#endif
+
+KERNEL __launch_bounds__(1024)
+    JOINED(NORM, _bwd_sums)(GRAD* d_weight, GRAD* d_bias, const float* partials, u32 count, u32 width, u32 adds) {
+    add_partials(d_weight, d_bias, partials, count, width, adds);
+}
+
+#define ARGS                                                                                                             \
+    ACT *d_inp, float *partials, const ACT *d_out, const ACT *inp, const float *mean, const float *rstd,                  \
+        const WEIGHT *weight, u32 rows, u32 width, u32 adds
+#define BACKWARD {d_inp, partials, d_out, inp, mean, rstd, weight, rows, width, adds}
+
+#ifdef WIDTH
+KERNEL __launch_bounds__(WARPS * WARP, 3) JOINED(NORM, _bwd)(ARGS) { differentiate(BACKWARD); }
+#else
+KERNEL JOINED(NORM, _bwd_rows)(ARGS) { differentiate_rows(BACKWARD); }
+KERNEL __launch_bounds__(256) JOINED(NORM, _bwd_columns)(ARGS, u32 chunk) { sum_columns(BACKWARD, chunk); }
 #endif
