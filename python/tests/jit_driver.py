@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-DECLARED = Path(__file__).parents[2] / "crates" / "cuda" / "src" / "ffi" / "driver" / "mod.rs"
+DECLARED = Path(__file__).parents[2] / "crates" / "cuda" / "src" / "ffi" / "driver.rs"
 
 C = r"""
 #include <stdlib.h>
@@ -56,7 +56,8 @@ u32 cuFuncGetAttribute(int* v, u32 which, void* f) {
     return 0;
 }
 u32 cuFuncSetAttribute(void* f, u32 which, int v) { return which == 8 ? 0 : 1; }
-u32 cuLaunchKernel(void* f, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32 sh, void* st, void** a, void** e) {
+u32 cuLaunchKernelEx(const u32* config, void* f, void** a, void** e) {
+    const u32 gx = config[0], bx = config[3];
     if (!current) return 201;
     if (!strcmp(f, "scale")) {
         const float *x = *(float**)a[0], k = *(float*)a[3];

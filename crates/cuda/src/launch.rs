@@ -50,10 +50,10 @@ impl Launch {
     /// Puts it on the stream.
     pub fn enqueue(&mut self, stream: &Stream) -> Result<()> {
         match &mut self.work {
-            Work::Kernel(KernelLaunch { function, grid, args, chained: true }) => {
-                stream.launch_chained(*function, *grid, args)
+            Work::Kernel(KernelLaunch { function, grid, args, chained }) => {
+                // SAFETY: the pointers are those of the arguments, which every launcher passes as its kernel's signature has them.
+                unsafe { stream.launch_with(*function, *grid, &mut args.pointers(), *chained) }
             }
-            Work::Kernel(KernelLaunch { function, grid, args, .. }) => stream.launch(*function, *grid, args),
             Work::Call(call) => call.enqueue(stream),
             Work::Zero { at, bytes } => stream.zero(*at, *bytes),
             Work::Copy { to, from, bytes } => stream.copy(*to, *from, *bytes),

@@ -6,11 +6,9 @@ use crate::cache::Cache;
 use crate::ffi::driver::call;
 use crate::kernels::{Compiler, Kernel, Spec};
 use crate::{Error, Result};
-use cudarc::driver::sys::CUfunction_attribute_enum::{
-    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
-};
-use cudarc::driver::sys::{CUfunction, CUmodule};
+use cudarc::driver::sys::{CUfunction, CUfunction_attribute_enum as Attribute, CUmodule};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::{CString, c_int};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
@@ -29,6 +27,8 @@ struct Loaded {
     /// Where compiled code is kept; `None` until someone asks.
     cache: Option<Cache>,
     modules: HashMap<Code, Module>,
+    /// Kernels of users, by the key of their source and their name there.
+    users: HashMap<(String, String), Function>,
 }
 
 /// What decides the code of a module.
@@ -60,16 +60,13 @@ impl Device {
         }
         let module = {
             let mut guard = self.modules.lock();
-            let Loaded { compiler, cache, modules } = &mut *guard;
-            let code = Code::Ours(kernel.spec.clone());
-            match modules.get(&code) {
-                Some(module) => *module,
-                None => {
+            let Loaded { compiler, cache, modules, .. } = &mut *guard;
+            match modules.entry(Code::Ours(kernel.spec.clone())) {
+                Entry::Occupied(module) => *module.get(),
+                Entry::Vacant(place) => {
                     let cache = cache.get_or_insert_with(|| Cache::open(None));
                     let load = |cubin: &[u8]| Module::load(self, cubin);
-                    let module = compiler.load(&kernel.spec, &self.info.arch(), cache, load)?;
-                    modules.insert(code, module);
-                    module
+                    *place.insert(compiler.load(&kernel.spec, &self.info.arch(), cache, load)?)
                 }
             }
         };
@@ -79,22 +76,26 @@ impl Device {
         Ok(*functions.entry(kernel.clone()).or_insert(function))
     }
 
-    /// The module of a user's compiled source. The context is current.
-    pub(crate) fn users_module(&'static self, key: &str, cubin: &[u8]) -> Result<Module> {
-        let mut loaded = self.modules.lock();
-        let code = Code::Users(key.to_owned());
-        if let Some(module) = loaded.modules.get(&code) {
-            return Ok(*module);
+    /// A kernel of a user's compiled source. The context is current.
+    pub(crate) fn users_function(&'static self, key: &str, cubin: &[u8], name: &str) -> Result<Function> {
+        let mut guard = self.modules.lock();
+        let Loaded { modules, users, .. } = &mut *guard;
+        let named = (key.to_owned(), name.to_owned());
+        if let Some(function) = users.get(&named) {
+            return Ok(*function);
         }
-        let module = Module::load(self, cubin)?;
-        loaded.modules.insert(code, module);
-        Ok(module)
+        let module = match modules.entry(Code::Users(key.to_owned())) {
+            Entry::Occupied(module) => *module.get(),
+            Entry::Vacant(place) => *place.insert(Module::load(self, cubin)?),
+        };
+        let function = Function::new(self, module.function(self, name)?);
+        Ok(*users.entry(named).or_insert(function))
     }
 }
 
 /// A loaded CUBIN.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Module(CUmodule);
+struct Module(CUmodule);
 
 // SAFETY: a handle of the driver, which allows its use from any thread; it is never destroyed.
 unsafe impl Send for Module {}
@@ -107,7 +108,7 @@ impl Module {
     }
 
     /// The handle of one of its kernels.
-    pub fn function(self, device: &Device, name: &str) -> Result<CUfunction> {
+    fn function(self, device: &Device, name: &str) -> Result<CUfunction> {
         let text = CString::new(name).map_err(|_| Error::Input(format!("kernel name {name:?}")))?;
         let mut raw = std::ptr::null_mut();
         call!(device, cuModuleGetFunction(&mut raw, self.0, text.as_ptr()))?;
@@ -137,16 +138,23 @@ impl Function {
     /// The handle for a launch with this much dynamic shared memory, which the driver is asked to allow.
     pub fn raw(self, shared: u32) -> Result<CUfunction> {
         self.shared.raise(shared, || {
-            let attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as u32;
+            let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as u32;
             call!(self.device, cuFuncSetAttribute(self.raw, attribute, shared as c_int))
         })?;
         Ok(self.raw)
     }
 
+    /// A number that the driver knows about it.
+    pub fn attribute(self, which: Attribute) -> Result<u32> {
+        let mut value = 0;
+        call!(self.device, cuFuncGetAttribute(&mut value, which as u32, self.raw))?;
+        Ok(value.max(0) as u32)
+    }
+
     /// Asks for as much of the L1 cache as possible to be shared memory. Kernels that run on a multiprocessor at the same
     /// time must agree on that.
     pub fn prefer_shared(self) -> Result<()> {
-        let attribute = CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT as u32;
+        let attribute = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT as u32;
         call!(self.device, cuFuncSetAttribute(self.raw, attribute, 100))
     }
 

@@ -5,7 +5,7 @@ use crate::args::{Args, Grid};
 use crate::ffi::driver::{OUT_OF_MEMORY, call};
 use crate::{Error, Result};
 use cudarc::driver::sys::{
-    CUevent, CUevent_flags_enum::CU_EVENT_DISABLE_TIMING, CUfunction, CUgraphExec, CUlaunchAttribute,
+    CUevent, CUevent_flags_enum::CU_EVENT_DISABLE_TIMING, CUgraphExec, CUlaunchAttribute,
     CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, CUlaunchAttributeValue,
     CUlaunchConfig, CUstream, CUstream_flags_enum::CU_STREAM_NON_BLOCKING,
     CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
@@ -78,50 +78,29 @@ impl Stream {
         if address == 0 { Ok(()) } else { call!(self.device, cuMemFreeAsync(address, self.raw)) }
     }
 
-    /// Launches a kernel.
+    /// Launches a kernel. The arguments have the order and sizes of its signature.
     pub(crate) fn launch(&self, function: Function, grid: Grid, args: &mut Args) -> Result<()> {
-        let mut pointers = args.pointers();
-        // SAFETY: every launcher passes arguments in the order and of the sizes of its kernel's signature.
-        unsafe { self.launch_raw(function.raw(grid.shared)?, grid, &mut pointers) }
+        // SAFETY: the pointers are those of the arguments, which every launcher passes as its kernel's signature has them.
+        unsafe { self.launch_with(function, grid, &mut args.pointers(), false) }
     }
 
-    /// Launches a kernel by its handle.
+    /// Launches a kernel. A `chained` one may start before the kernel ahead of it on the stream has ended, and waits for that
+    /// end itself.
     ///
     /// # Safety
     /// `pointers` point at the kernel's arguments, in order and of the sizes of its signature.
-    pub(crate) unsafe fn launch_raw(
+    pub(crate) unsafe fn launch_with(
         &self,
-        function: CUfunction,
+        function: Function,
         Grid { grid: [gx, gy, gz], block: [bx, by, bz], shared }: Grid,
         pointers: &mut [*mut c_void],
+        chained: bool,
     ) -> Result<()> {
-        call!(
-            self.device,
-            cuLaunchKernel(
-                function,
-                gx,
-                gy,
-                gz,
-                bx,
-                by,
-                bz,
-                shared,
-                self.raw,
-                pointers.as_mut_ptr(),
-                std::ptr::null_mut()
-            )
-        )
-    }
-
-    /// Launches a kernel that may start before the one ahead of it on the stream has ended, and waits for that end itself.
-    pub(crate) fn launch_chained(&self, function: Function, grid: Grid, args: &mut Args) -> Result<()> {
-        let mut pointers = args.pointers();
         let mut attribute = CUlaunchAttribute {
             id: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
             value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
-        let Grid { grid: [gx, gy, gz], block: [bx, by, bz], shared } = grid;
         let config = CUlaunchConfig {
             gridDimX: gx,
             gridDimY: gy,
@@ -132,7 +111,7 @@ impl Stream {
             sharedMemBytes: shared,
             hStream: self.raw,
             attrs: &mut attribute,
-            numAttrs: 1,
+            numAttrs: chained.into(),
         };
         let function = function.raw(shared)?;
         call!(self.device, cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), std::ptr::null_mut()))

@@ -21,7 +21,6 @@ functions! {
     fn cuDeviceGetAttribute(*mut c_int, u32, CUdevice) -> u32;
     fn cuDeviceTotalMem_v2(*mut usize, CUdevice) -> u32;
     fn cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice) -> u32;
-    fn cuDevicePrimaryCtxRelease_v2(CUdevice) -> u32;
     fn cuCtxGetCurrent(*mut CUcontext) -> u32;
     fn cuCtxSetCurrent(CUcontext) -> u32;
     fn cuPointerGetAttribute(*mut c_void, u32, CUdeviceptr) -> u32;
@@ -51,13 +50,11 @@ functions! {
     fn cuEventElapsedTime(*mut f32, CUevent, CUevent) -> u32;
     fn cuEventDestroy_v2(CUevent) -> u32;
     fn cuModuleLoadData(*mut CUmodule, *const c_void) -> u32;
-    fn cuModuleUnload(CUmodule) -> u32;
     fn cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char) -> u32;
     fn cuFuncGetAttribute(*mut c_int, u32, CUfunction) -> u32;
     fn cuFuncSetAttribute(CUfunction, u32, c_int) -> u32;
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, CUfunction, c_int, usize) -> u32;
     fn cuTensorMapEncodeTiled(*mut c_void, u32, u32, *mut c_void, *const u64, *const u64, *const u32, *const u32, u32, u32, u32, u32) -> u32;
-    fn cuLaunchKernel(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void) -> u32;
     fn cuLaunchKernelEx(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void) -> u32;
 }
 

@@ -2,41 +2,30 @@
 
 use super::Code;
 use crate::args::Grid;
-use crate::device::{Device, Stream};
-use crate::ffi::driver::call;
+use crate::device::{Device, Function, Stream};
 use crate::{Error, Result};
-use cudarc::driver::sys::{CUfunction, CUfunction_attribute_enum as Attribute};
-use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU32, Ordering};
+use cudarc::driver::sys::CUfunction_attribute_enum as Attribute;
+use std::ffi::c_void;
 
 /// Sizes in x, y and z.
 pub type Dims = [u32; 3];
 
 /// The largest grid.
 const MOST_BLOCKS: Dims = [0x7fff_ffff, 0xffff, 0xffff];
-/// Shared memory that needs no permission.
-const SHARED: u32 = 48 << 10;
 
 /// A kernel, loaded for the life of the process: work that uses it may be under way or recorded in a graph.
 #[derive(Debug)]
 pub struct Kernel {
     device: &'static Device,
     name: String,
-    raw: CUfunction,
+    function: Function,
     /// Threads that a block may have with the registers it needs.
     pub max_threads: u32,
     /// Registers of a thread.
     pub registers: u32,
     /// Bytes of shared memory that its text declares.
     pub static_shared: u32,
-    /// Dynamic shared memory that launches may ask for so far.
-    allowed: AtomicU32,
 }
-
-// SAFETY: a handle of the driver, which allows its use from any thread; it is never destroyed.
-unsafe impl Send for Kernel {}
-// SAFETY: as above; what changes is atomic.
-unsafe impl Sync for Kernel {}
 
 /// An argument of a launch on memory of the host.
 #[derive(Clone, Copy, Debug)]
@@ -65,21 +54,14 @@ impl Kernel {
     pub fn load(index: usize, code: &Code, name: &str, lowered: &str) -> Result<Self> {
         let device = Device::open(index)?;
         let _current = device.enter()?;
-        let raw = device.users_module(&code.key, &code.cubin)?.function(device, lowered)?;
-        let ask = |attribute: Attribute| -> Result<u32> {
-            let mut value = 0;
-            call!(device, cuFuncGetAttribute(&mut value, attribute as u32, raw))?;
-            Ok(value.max(0) as u32)
-        };
-        let static_shared = ask(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
+        let function = device.users_function(&code.key, &code.cubin, lowered)?;
         Ok(Self {
             device,
             name: name.to_owned(),
-            raw,
-            max_threads: ask(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
-            registers: ask(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
-            static_shared,
-            allowed: AtomicU32::new(SHARED.saturating_sub(static_shared)),
+            function,
+            max_threads: function.attribute(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+            registers: function.attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+            static_shared: function.attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
         })
     }
 
@@ -101,20 +83,12 @@ impl Kernel {
             return Ok(());
         }
         let _current = self.device.enter()?;
-        if shared > self.allowed.load(Ordering::Relaxed) {
-            // All there is, not what this launch needs: others may hold the same function of the driver.
-            let most =
-                (self.device.info.shared_per_block as u32).saturating_sub(self.static_shared).max(shared);
-            let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as u32;
-            call!(self.device, cuFuncSetAttribute(self.raw, attribute, most as c_int))
-                .map_err(|error| self.failed(&error))?;
-            self.allowed.store(most, Ordering::Relaxed);
-        }
         let mut pointers: Vec<*mut c_void> =
             args.iter_mut().map(|arg| std::ptr::from_mut(arg).cast()).collect();
         let stream = Stream::borrowed(self.device, stream);
+        let grid = Grid { grid, block, shared };
         // SAFETY: the caller of `launch` guarantees the arguments.
-        let launched = unsafe { stream.launch_raw(self.raw, Grid { grid, block, shared }, &mut pointers) };
+        let launched = unsafe { stream.launch_with(self.function, grid, &mut pointers, false) };
         launched.map_err(|error| self.failed(&error))
     }
 
