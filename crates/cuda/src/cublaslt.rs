@@ -6,8 +6,8 @@ use crate::ffi::cublaslt::{Algo, CublasLt, Found, check};
 use crate::{Error, Result};
 use cudarc::cublaslt::sys::{
     cublasComputeType_t as ComputeType, cublasLtMatmulDescAttributes_t as DescAttribute,
-    cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute,
-    cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cudaDataType_t as DataType,
+    cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtMatrixLayoutAttribute_t as LayoutAttribute,
+    cudaDataType_t as DataType,
 };
 use ironhorse_core::DType;
 use std::ffi::{c_int, c_void};
@@ -20,7 +20,7 @@ fn data_type(dtype: DType) -> Result<u32> {
     match dtype {
         DType::F32 => Ok(DataType::CUDA_R_32F as u32),
         DType::BF16 => Ok(DataType::CUDA_R_16BF as u32),
-        other => Err(Error::Unsupported(format!("a matrix product of {other}"))),
+        other => Err(Error::Unsupported(format!("matrix product of {other}, expected f32 or bf16"))),
     }
 }
 
@@ -80,6 +80,18 @@ unsafe impl Send for Descriptor {}
 unsafe impl Sync for Descriptor {}
 
 impl Descriptor {
+    /// Keeps what `create`, the library's function of this name, writes to its argument and returns a status for.
+    fn new(
+        handle: &Arc<Handle>,
+        name: &'static str,
+        destroy: unsafe extern "C" fn(Raw) -> i32,
+        create: impl FnOnce(*mut Raw) -> i32,
+    ) -> Result<Self> {
+        let mut raw = std::ptr::null_mut();
+        check(name, create(&mut raw))?;
+        Ok(Self { _handle: handle.clone(), raw, destroy })
+    }
+
     /// Sets an attribute by the function for descriptors of this kind.
     fn set(&self, function: SetAttribute, attribute: u32, value: &[u8]) -> Result<()> {
         // SAFETY: the descriptor is alive, the value outlives the call and has the attribute's size.
@@ -189,13 +201,11 @@ impl Product {
         } else {
             ComputeType::CUBLAS_COMPUTE_32F
         };
-        let mut raw = std::ptr::null_mut();
+        let destroy = library.cublasLtMatmulDescDestroy;
         // SAFETY: the library writes the descriptor; the types are among the header's values.
-        let status = unsafe {
-            (library.cublasLtMatmulDescCreate)(&mut raw, compute as u32, DataType::CUDA_R_32F as u32)
-        };
-        check("cublasLtMatmulDescCreate", status)?;
-        let desc = Descriptor { _handle: handle.clone(), raw, destroy: library.cublasLtMatmulDescDestroy };
+        let desc = Descriptor::new(handle, "cublasLtMatmulDescCreate", destroy, |to| unsafe {
+            (library.cublasLtMatmulDescCreate)(to, compute as u32, DataType::CUDA_R_32F as u32)
+        })?;
         let set = |attribute: DescAttribute, value: &[u8]| {
             desc.set(library.cublasLtMatmulDescSetAttribute, attribute as u32, value)
         };
@@ -297,15 +307,12 @@ impl Product {
 }
 
 fn layout(handle: &Arc<Handle>, matrix: &Matrix, batch: i32) -> Result<Descriptor> {
-    let mut raw = std::ptr::null_mut();
     let (rows, cols, ld) = (matrix.rows as u64, matrix.cols as u64, matrix.ld as i64);
-    // SAFETY: the library writes the descriptor.
-    let status = unsafe {
-        (handle.library.cublasLtMatrixLayoutCreate)(&mut raw, data_type(matrix.dtype)?, rows, cols, ld)
-    };
-    check("cublasLtMatrixLayoutCreate", status)?;
-    let destroy = handle.library.cublasLtMatrixLayoutDestroy;
-    let made = Descriptor { _handle: handle.clone(), raw, destroy };
+    let (data, destroy) = (data_type(matrix.dtype)?, handle.library.cublasLtMatrixLayoutDestroy);
+    // SAFETY: the library writes the descriptor; the type is among the header's values.
+    let made = Descriptor::new(handle, "cublasLtMatrixLayoutCreate", destroy, |to| unsafe {
+        (handle.library.cublasLtMatrixLayoutCreate)(to, data, rows, cols, ld)
+    })?;
     let set = |attribute: LayoutAttribute, value: &[u8]| {
         made.set(handle.library.cublasLtMatrixLayoutSetAttribute, attribute as u32, value)
     };
@@ -319,21 +326,20 @@ fn layout(handle: &Arc<Handle>, matrix: &Matrix, batch: i32) -> Result<Descripto
 
 fn preference(handle: &Arc<Handle>, wanted: &Wanted) -> Result<Descriptor> {
     let library = &handle.library;
-    let mut raw = std::ptr::null_mut();
+    let destroy = library.cublasLtMatmulPreferenceDestroy;
     // SAFETY: the library writes the descriptor.
-    check("cublasLtMatmulPreferenceCreate", unsafe { (library.cublasLtMatmulPreferenceCreate)(&mut raw) })?;
-    let made = Descriptor { _handle: handle.clone(), raw, destroy: library.cublasLtMatmulPreferenceDestroy };
-    let set = |attribute: PreferenceAttribute, value: &[u8]| {
+    let made = Descriptor::new(handle, "cublasLtMatmulPreferenceCreate", destroy, |to| unsafe {
+        (library.cublasLtMatmulPreferenceCreate)(to)
+    })?;
+    let set = |attribute: Preference, value: &[u8]| {
         made.set(library.cublasLtMatmulPreferenceSetAttribute, attribute as u32, value)
     };
-    let workspace = (wanted.workspace as u64).to_ne_bytes();
-    set(PreferenceAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace)?;
-    let reductions = wanted.reductions.to_ne_bytes();
-    set(PreferenceAttribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions)?;
     let [a, b, d] = wanted.align.map(u32::to_ne_bytes);
-    set(PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &a)?;
-    set(PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &b)?;
-    set(PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &d)?;
-    set(PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &d)?;
+    set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(wanted.workspace as u64).to_ne_bytes())?;
+    set(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &wanted.reductions.to_ne_bytes())?;
+    set(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &a)?;
+    set(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &b)?;
+    set(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &d)?;
+    set(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &d)?;
     Ok(made)
 }

@@ -1,8 +1,8 @@
-//! Kernels that only measurements use: noise to compute with, a checksum, a copy, a pause.
+//! What only measurements use: kernels (noise to compute with, a checksum, a copy, a pause), and the time of work on a stream.
 
 use crate::Result;
 use crate::args::{Args, Grid};
-use crate::device::Stream;
+use crate::device::{Event, Stream};
 use crate::kernels::Spec;
 
 const THREADS: u32 = 512;
@@ -21,4 +21,14 @@ pub(crate) fn full_grid(stream: &Stream) -> Grid {
 pub(crate) fn fill_with_noise(stream: &Stream, at: u64, bytes: usize) -> Result<()> {
     let noise = stream.device().function(&spec().kernel("limits_noise"))?;
     stream.launch(noise, full_grid(stream), &mut Args::new().ptr(at).u64(bytes as u64 / 16))
+}
+
+/// Milliseconds of what `work` puts on the stream: the mean of `repeats` runs in a row.
+pub(crate) fn mean_ms(stream: &Stream, repeats: u32, mut work: impl FnMut() -> Result<()>) -> Result<f32> {
+    let (start, end) = (Event::new(stream.device(), true)?, Event::new(stream.device(), true)?);
+    start.record(stream)?;
+    (0..repeats).try_for_each(|_| work())?;
+    end.record(stream)?;
+    end.synchronize()?;
+    Ok(end.since(&start)? / repeats.max(1) as f32)
 }

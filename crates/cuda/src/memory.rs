@@ -4,24 +4,14 @@ use crate::device::{Buffer, Device, Pinned, Stream};
 use crate::{Error, Result};
 use ironhorse_core::{HostMemory, Layout, Pool, Slot};
 
-/// Page-locked host memory for snapshots, which another thread writes to disk.
-#[derive(Debug)]
-pub(crate) struct PinnedMemory(Pinned);
-
-impl PinnedMemory {
-    /// Uninitialised memory.
-    pub fn new(device: &'static Device, bytes: usize) -> Result<Self> {
-        Pinned::unwritten(device, bytes).map(Self)
-    }
-}
-
-impl HostMemory for PinnedMemory {
+/// For snapshots, which another thread writes to disk.
+impl HostMemory for Pinned {
     fn bytes(&self) -> &[u8] {
-        self.0.as_slice()
+        self.as_slice()
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        self.0.as_mut_slice()
+        self.as_mut_slice()
     }
 
     fn is_pinned(&self) -> bool {
@@ -80,7 +70,7 @@ impl Memory {
         let has = self.bytes(slot.pool);
         if slot.end() > has {
             return Err(Error::Unsupported(format!(
-                "slot {slot:?} lies outside its pool of {has} bytes; reserve the program first"
+                "slot {slot:?} is outside its pool of {has} bytes; reserve the program first"
             )));
         }
         let start = self.pools[slot.pool.index()].as_ref().map_or(0, Buffer::address);

@@ -1,7 +1,7 @@
 //! The engine as the core knows it: every method calls the one that does the work and turns its error into the core's.
 
 use super::CudaEngine;
-use crate::memory::PinnedMemory;
+use crate::device::Pinned;
 use crate::staging::{to_device, to_host};
 use ironhorse_core::{
     DeviceDescription, Engine, HostMemory, HostSlice, HostSliceMut, Layout, Limit, MakeHostMemory, MemoryUse,
@@ -70,7 +70,7 @@ impl Engine for CudaEngine {
 
     fn host_memory(&self) -> MakeHostMemory {
         let device = self.device;
-        Box::new(move |bytes| Ok(Box::new(PinnedMemory::new(device, bytes)?)))
+        Box::new(move |bytes| Ok(Box::new(Pinned::unwritten(device, bytes)?)))
     }
 
     fn snapshot(&mut self, slots: &[Slot], memory: &mut dyn HostMemory) -> ironhorse_core::Result<()> {

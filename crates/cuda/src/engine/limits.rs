@@ -2,9 +2,9 @@
 
 use super::CudaEngine;
 use crate::args::Args;
-use crate::device::{Buffer, Event, Stream};
+use crate::device::{Buffer, Stream};
 use crate::launch::Launch;
-use crate::measure::{self, fill_with_noise, full_grid};
+use crate::measure::{self, fill_with_noise, full_grid, mean_ms};
 use crate::memory::{Memory, Scratch};
 use crate::op::Lower;
 use crate::{Error, Result};
@@ -15,7 +15,7 @@ use ironhorse_core::{Builder, DType, Program, Slot};
 const LEAST_MS: f32 = 300.0;
 const WARMUP: usize = 3;
 /// Runs between two marks: the device has the next one waiting, as in a training step.
-const BATCH: usize = 10;
+const BATCH: u32 = 10;
 /// Bytes to copy, if there is room.
 const COPY_BYTES: usize = 2 << 30;
 /// Sides of the product, the largest that there is room for.
@@ -112,21 +112,12 @@ fn product(side: usize, dtype: DType) -> Result<(Program, [Slot; 2])> {
 
 /// The median time of what `work` puts on the stream, in milliseconds, over at least [`LEAST_MS`].
 fn median_ms(stream: &Stream, mut work: impl FnMut() -> Result<()>) -> Result<f32> {
-    for _ in 0..WARMUP {
-        work()?;
-    }
-    let events = [Event::new(stream.device(), true)?, Event::new(stream.device(), true)?];
+    (0..WARMUP).try_for_each(|_| work())?;
     let (mut times, mut total) = (Vec::new(), 0.0);
     while total < LEAST_MS {
-        events[0].record(stream)?;
-        for _ in 0..BATCH {
-            work()?;
-        }
-        events[1].record(stream)?;
-        events[1].synchronize()?;
-        let ms = events[1].since(&events[0])?;
-        times.push(ms / BATCH as f32);
-        total += ms.max(0.01);
+        let ms = mean_ms(stream, BATCH, &mut work)?;
+        times.push(ms);
+        total += (ms * BATCH as f32).max(0.01);
     }
     times.sort_unstable_by(f32::total_cmp);
     Ok(times[times.len() / 2])

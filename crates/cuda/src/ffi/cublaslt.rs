@@ -1,7 +1,7 @@
 //! The functions of cuBLASLt, and what their status codes mean.
 
-use super::library::{CUBLASLT, functions};
-use crate::{Error, Result};
+use super::library::{self, CUBLASLT, functions};
+use crate::Result;
 use std::ffi::{c_int, c_void};
 
 type Raw = *mut c_void;
@@ -54,9 +54,6 @@ pub mod reduction {
 
 /// A status of the library as a result.
 pub(crate) fn check(call: &'static str, status: i32) -> Result<()> {
-    if status == 0 {
-        return Ok(());
-    }
     let detail = match status {
         1 => " (not initialized)",
         3 => " (out of memory)",
@@ -67,5 +64,5 @@ pub(crate) fn check(call: &'static str, status: i32) -> Result<()> {
         15 => " (not supported)",
         _ => "",
     };
-    Err(Error::Library { library: "cuBLASLt", call, status: i64::from(status), detail: detail.into() })
+    library::check("cuBLASLt", call, status.into(), detail)
 }

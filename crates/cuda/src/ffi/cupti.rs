@@ -3,7 +3,7 @@
 //! Records come in buffers that we lend and that CUPTI hands back on a thread of its own. Only the first fields of a
 //! record are read: from CUDA 12.0 to 13.4 the library writes longer and longer records, all with these fields first.
 
-use super::library::{CUPTI, functions};
+use super::library::{self, CUPTI, functions};
 use crate::{Error, Result};
 use std::alloc::Layout;
 use std::collections::HashMap;
@@ -181,10 +181,7 @@ fn open() -> Result<Cupti> {
 }
 
 fn check(call: &'static str, status: u32) -> Result<()> {
-    if status == 0 {
-        return Ok(());
-    }
-    Err(Error::Library { library: "CUPTI", call, status: i64::from(status), detail: String::new() })
+    library::check("CUPTI", call, status.into(), "")
 }
 
 /// Lends CUPTI a buffer. Nothing here can panic: the caller is C.

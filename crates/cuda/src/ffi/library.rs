@@ -26,46 +26,33 @@ pub struct Kind {
     pub purpose: &'static str,
 }
 
-/// The driver.
-pub const DRIVER: Kind = Kind {
-    name: "the NVIDIA driver",
-    files: &["libcuda.so.1", "libcuda.so", "nvcuda.dll"],
-    pip: "",
-    pip_folders: &[],
-    purpose: "any GPU work",
-};
-/// The run-time compiler.
-pub const NVRTC: Kind = Kind {
-    name: "NVRTC",
-    files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
-    pip: "nvidia-cuda-nvrtc",
-    pip_folders: &["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"],
-    purpose: "compiling our kernels",
-};
-/// Matrix products.
-pub const CUBLASLT: Kind = Kind {
-    name: "cuBLASLt",
-    files: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
-    pip: "nvidia-cublas",
-    pip_folders: &["nvidia/cu13/lib", "nvidia/cublas/lib"],
-    purpose: "matrix products",
-};
-/// Attention.
-pub const CUDNN: Kind = Kind {
-    name: "cuDNN",
-    files: &["libcudnn.so.9", "libcudnn.so"],
-    pip: "nvidia-cudnn-cu13",
-    pip_folders: &["nvidia/cudnn/lib"],
-    purpose: "attention (our own kernels run without it)",
-};
-/// Kernel timings.
-pub const CUPTI: Kind = Kind {
-    name: "CUPTI",
-    files: &["libcupti.so.13", "libcupti.so.12", "libcupti.so"],
-    pip: "nvidia-cuda-cupti",
-    pip_folders: &["nvidia/cu13/lib", "nvidia/cuda_cupti/lib"],
-    purpose: "kernel timings in profile (events are used without it)",
-};
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $id:ident = $name:literal for $purpose:literal: $files:expr, pip $pip:literal in $folders:expr;)*) => {
+        $($(#[$doc])* pub const $id: Kind =
+            Kind { name: $name, files: &$files, pip: $pip, pip_folders: &$folders, purpose: $purpose };)*
+    };
+}
+
+kinds! {
+    /// The driver.
+    DRIVER = "the NVIDIA driver" for "any GPU work":
+        ["libcuda.so.1", "libcuda.so", "nvcuda.dll"], pip "" in [];
+    /// The run-time compiler.
+    NVRTC = "NVRTC" for "compiling our kernels":
+        ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+        pip "nvidia-cuda-nvrtc" in ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"];
+    /// Matrix products.
+    CUBLASLT = "cuBLASLt" for "matrix products":
+        ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+        pip "nvidia-cublas" in ["nvidia/cu13/lib", "nvidia/cublas/lib"];
+    /// Attention.
+    CUDNN = "cuDNN" for "attention (our own kernels run without it)":
+        ["libcudnn.so.9", "libcudnn.so"], pip "nvidia-cudnn-cu13" in ["nvidia/cudnn/lib"];
+    /// Kernel timings.
+    CUPTI = "CUPTI" for "kernel timings in profile (events are used without it)":
+        ["libcupti.so.13", "libcupti.so.12", "libcupti.so"],
+        pip "nvidia-cuda-cupti" in ["nvidia/cu13/lib", "nvidia/cuda_cupti/lib"];
+}
 
 /// Every library, in the order `doctor` shows them.
 pub const ALL: [Kind; 5] = [DRIVER, NVRTC, CUBLASLT, CUDNN, CUPTI];
@@ -162,8 +149,7 @@ impl Open {
             // SAFETY: NVIDIA's libraries have no load-time effects beyond their own state.
             match unsafe { open(&path) } {
                 Ok(library) => {
-                    let path = real_path(&library, &path);
-                    return Ok(Self { kind, library, path });
+                    return Ok(Self { kind, library, path: real_path(&path) });
                 }
                 Err(error) if folder.is_some() => {
                     refused = format!("; {} does not load: {error}", path.display())
@@ -235,7 +221,7 @@ unsafe fn open(path: &Path) -> Result<libloading::Library, libloading::Error> {
 }
 
 /// The file behind a bare name that the loader found: read from the process's own map.
-fn real_path(_library: &libloading::Library, given: &Path) -> PathBuf {
+fn real_path(given: &Path) -> PathBuf {
     if given.is_absolute() || given.components().count() > 1 {
         return given.to_owned();
     }
@@ -249,6 +235,14 @@ fn real_path(_library: &libloading::Library, given: &Path) -> PathBuf {
         })
     });
     found.map_or_else(|| given.to_owned(), PathBuf::from)
+}
+
+/// Turns a status into a result: 0 is success.
+pub(super) fn check(library: &'static str, call: &'static str, status: i64, detail: &str) -> Result<()> {
+    match status {
+        0 => Ok(()),
+        _ => Err(Error::Library { library, call, status, detail: detail.into() }),
+    }
 }
 
 /// Declares a struct of a library's functions, all looked up when it is loaded.

@@ -1,6 +1,6 @@
 //! NVRTC: CUDA C++ to device code, in the process.
 
-use super::library::{NVRTC, functions};
+use super::library::{self, NVRTC, functions};
 use crate::{Error, Result};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
@@ -146,8 +146,5 @@ impl Drop for Program<'_> {
 }
 
 fn check(call: &'static str, status: i32) -> Result<()> {
-    if status == 0 {
-        return Ok(());
-    }
-    Err(Error::Library { library: "NVRTC", call, status: i64::from(status), detail: String::new() })
+    library::check("NVRTC", call, status.into(), "")
 }

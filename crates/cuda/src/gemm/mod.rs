@@ -18,8 +18,7 @@ pub(crate) use search::{Bench, workspace_limit};
 pub(crate) use split::{split_product, splits};
 
 use crate::cublaslt::{Handle, Operands, Product};
-use crate::device::Device;
-use crate::device::Stream;
+use crate::device::{Device, Stream};
 use crate::ffi::cublaslt::Algo;
 use crate::launch::LibraryCall;
 use crate::{Cache, Result};

@@ -5,12 +5,11 @@
 use super::column_sums::ColumnSums;
 use super::problem::{ALIGN, At, Extra, Problem, bytes_of};
 use super::store::{Candidate, Choice};
-use crate::args::{Args, Grid};
+use crate::args::Args;
 use crate::cublaslt::{Handle, Operands, Product, Wanted};
-use crate::device::Device;
-use crate::device::{Buffer, Event, Pinned, Stream};
+use crate::device::{Buffer, Device, Pinned, Stream};
 use crate::ffi::cublaslt::{Found, reduction};
-use crate::measure::{self, fill_with_noise};
+use crate::measure::{self, fill_with_noise, full_grid, mean_ms};
 use crate::{Error, Result};
 use ironhorse_core::DType;
 use std::sync::Arc;
@@ -138,14 +137,13 @@ impl Bench<'_> {
         let mut timed = Vec::new();
         for found in found {
             let at = operands(problem, found.workspace, arena);
-            let run = |stream: &Stream| product.enqueue(&found.algo, &at, stream);
+            let run = || product.enqueue(&found.algo, &at, self.stream);
             // The first run loads the kernel. What does not start is not a candidate.
-            if let Err(error) = run(self.stream) {
+            if let Err(error) = run() {
                 tracing::debug!("{problem}: a proposal does not start: {error}");
                 continue;
             }
-            let ms = self.time(repeats, &run)?;
-            timed.push((found, vec![ms]));
+            timed.push((found, vec![mean_ms(self.stream, repeats, run)?]));
         }
         timed.sort_by(|a, b| a.1[0].total_cmp(&b.1[0]));
         let best = timed.first().map_or(0.0, |timed| timed.1[0]);
@@ -156,7 +154,8 @@ impl Bench<'_> {
             for _ in 0..rounds {
                 for (found, ms) in &mut timed[..finalists] {
                     let at = operands(problem, found.workspace, arena);
-                    ms.push(self.time(repeats, &|stream| product.enqueue(&found.algo, &at, stream))?);
+                    let run = || product.enqueue(&found.algo, &at, self.stream);
+                    ms.push(mean_ms(self.stream, repeats, run)?);
                 }
             }
         }
@@ -178,33 +177,16 @@ impl Bench<'_> {
         let (start, bytes) = arena.written;
         self.stream.zero(arena.sums, 16)?;
         for sum in [arena.sums, arena.sums + 8] {
-            self.noise(start, bytes)?; // what is added to, and the side matrices read
+            fill_with_noise(self.stream, start, bytes)?; // what is added to, and the side matrices read
             product.enqueue(&candidate.algo, &operands(problem, candidate.workspace, arena), self.stream)?;
             let mut args = Args::new().ptr(sum).ptr(start).u64(bytes as u64 / 16);
-            self.stream.launch(checksum, Grid::linear(self.blocks(), 256), &mut args)?;
+            self.stream.launch(checksum, full_grid(self.stream), &mut args)?;
         }
         let host = Pinned::new(self.device, 16)?;
         self.stream.download(&host, 0, arena.sums, 16)?;
         self.stream.synchronize()?;
         let (first, second) = host.as_slice().split_at(8);
         Ok(first == second)
-    }
-
-    /// Blocks of a kernel that fills the device.
-    fn blocks(&self) -> usize {
-        8 * self.device.info.sms as usize
-    }
-
-    /// Milliseconds of one run, the mean of a few in a row.
-    fn time(&self, repeats: u32, run: &dyn Fn(&Stream) -> Result<()>) -> Result<f32> {
-        let (start, end) = (Event::new(self.device, true)?, Event::new(self.device, true)?);
-        start.record(self.stream)?;
-        for _ in 0..repeats {
-            run(self.stream)?;
-        }
-        end.record(self.stream)?;
-        end.synchronize()?;
-        Ok(end.since(&start)? / repeats.max(1) as f32)
     }
 
     /// Memory for all matrices with noise in it. Where that is too much, A and B are read where they are; `None` where
@@ -241,14 +223,10 @@ impl Bench<'_> {
         let written = (noisy, (take(0) - noisy) as usize);
         let (a, b) = if all { (take(a), take(b)) } else { (at.a, at.b) };
         let end = take(0);
-        self.noise(noisy, (end - noisy) as usize)?;
+        fill_with_noise(self.stream, noisy, (end - noisy) as usize)?;
         let has_bias = matches!(problem.extra, Extra::Bias | Extra::Gelu { bias: true } | Extra::BiasGrad);
         let at = At { a, b, d, bias: if has_bias { bias } else { 0 }, aux };
         Ok(Some(Arena { _buffer: buffer, at, workspace, sums, written }))
-    }
-
-    fn noise(&mut self, at: u64, bytes: usize) -> Result<()> {
-        fill_with_noise(self.stream, at, bytes)
     }
 
     /// Milliseconds of what a plainer product leaves to a kernel. GELU's kernels move as many bytes a second as a copy.
@@ -256,42 +234,35 @@ impl Bench<'_> {
         let limit = workspace_limit(self.device);
         let Some(arena) = self.arena(problem, at, limit)? else { return Ok(None) };
         let bytes = bytes_of(&problem.d());
-        let copy = |stream: &Stream| stream.copy(arena.at.d, arena.at.aux, bytes);
+        let copy_ms = || self.warm_ms(|| self.stream.copy(arena.at.d, arena.at.aux, bytes));
         let ms = match problem.extra {
             Extra::None | Extra::Bias => None,
-            Extra::Gelu { .. } => Some(self.twice(&copy)?),
-            Extra::GeluGrad => Some(1.5 * self.twice(&copy)?), // reads two, writes one
+            Extra::Gelu { .. } => Some(copy_ms()?),
+            Extra::GeluGrad => Some(1.5 * copy_ms()?), // reads two, writes one
             Extra::BiasGrad => self.column_sums_ms(problem, &arena, limit)?,
         };
         self.stream.synchronize()?;
         Ok(ms)
     }
 
-    fn column_sums_ms(&mut self, problem: &Problem, arena: &Arena, limit: usize) -> Result<Option<f32>> {
+    fn column_sums_ms(&self, problem: &Problem, arena: &Arena, limit: usize) -> Result<Option<f32>> {
         let Problem { n: cols, k: rows, inputs, output, .. } = *problem;
         let sums = ColumnSums { rows, cols, inputs, output, x: arena.at.b, sums: arena.at.bias, adds: false };
         if sums.scratch() > limit {
             return Ok(None);
         }
         let mut steps = sums.steps(self.device, arena.workspace)?;
-        let mut run = |stream: &Stream| {
-            steps.iter_mut().try_for_each(|(_, function, grid, args)| stream.launch(*function, *grid, args))
+        let run = || {
+            let mut steps = steps.iter_mut();
+            steps.try_for_each(|(_, function, grid, args)| self.stream.launch(*function, *grid, args))
         };
-        run(self.stream)?;
-        let (start, end) = (Event::new(self.device, true)?, Event::new(self.device, true)?);
-        start.record(self.stream)?;
-        for _ in 0..ROUNDS {
-            run(self.stream)?;
-        }
-        end.record(self.stream)?;
-        end.synchronize()?;
-        Ok(Some(end.since(&start)? / ROUNDS as f32))
+        Ok(Some(self.warm_ms(run)?))
     }
 
     /// Once to warm up, then timed.
-    fn twice(&self, run: &dyn Fn(&Stream) -> Result<()>) -> Result<f32> {
-        run(self.stream)?;
-        self.time(ROUNDS as u32, run)
+    fn warm_ms(&self, mut run: impl FnMut() -> Result<()>) -> Result<f32> {
+        run()?;
+        mean_ms(self.stream, ROUNDS as u32, run)
     }
 }
 
