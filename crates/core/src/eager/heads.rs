@@ -58,6 +58,15 @@ pub struct RopeAngles {
     pub shape: RopeShape,
 }
 
+/// [`RopeAngles`] of q and of k, which differ in their arrays and their number of heads only.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeQk {
+    /// Of the queries.
+    pub q: RopeAngles,
+    /// Of the keys.
+    pub k: RopeAngles,
+}
+
 /// `freqs[p, i] = p / base^(2i / head_dim)`: the angles of every position, computed in f64 and rounded once.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeFreqs {

@@ -22,7 +22,9 @@ pub use array::{Array, Float, Rows, Strides, Targets};
 pub use elementwise::{
     Binary, BinaryFn, Gate, ScaleBiasRelu, ScaleBiasReluBwd, SwigluBwd, Unary, UnaryBwd, UnaryFn,
 };
-pub use heads::{Attention, AttentionBwd, AttentionShape, Pairs, Rope, RopeAngles, RopeFreqs, RopeShape};
+pub use heads::{
+    Attention, AttentionBwd, AttentionShape, Pairs, Rope, RopeAngles, RopeFreqs, RopeQk, RopeShape,
+};
 pub use loss::{AuxLoss, CrossEntropy, CrossEntropyBwd, CrossEntropyMean, LogProbs, LogProbsBwd};
 pub use product::{Gemm, GemmPart, GemmShape, GroupedGemm};
 pub use rows::{

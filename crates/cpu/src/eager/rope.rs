@@ -7,7 +7,7 @@ use crate::kernel::elementwise::{narrow, widen};
 use crate::kernel::rope::rotate;
 use crate::kernel::trig::sin_cos_slice;
 use crate::team::Split;
-use ironhorse_core::eager::{Rope, RopeAngles, RopeFreqs};
+use ironhorse_core::eager::{Rope, RopeAngles, RopeFreqs, RopeQk};
 
 impl Run for Rope {
     unsafe fn run(&self) -> Result<(), Failed> {
@@ -70,6 +70,13 @@ impl Run for RopeAngles {
             }
         })?;
         Ok(())
+    }
+}
+
+impl Run for RopeQk {
+    unsafe fn run(&self) -> Result<(), Failed> {
+        // SAFETY: guaranteed by the caller of `run`.
+        unsafe { self.q.run().and_then(|()| self.k.run()) }
     }
 }
 

@@ -1,5 +1,6 @@
 // rope: y = x (B,S,H,D) with pairs of each head rotated by the angle of their position: (a c - b s, a s + b c), or with
 // BACK the other way. INTERLEAVED pairs are 2i and 2i + 1, others i and i + D/2. cos and sin are (S, D/2)
+// _qk:  the same for a second tensor, y2 = x2 (B,S,H2,D), in one launch
 //
 // moves  2·B·S·H·D·sizeof(T); the tables come from L1 and L2. Bound: memory
 // grid   a thread owns pairs of a head at AHEAD positions: those of a vector (or of two, D/2 apart), or one pair where D or an
@@ -53,16 +54,21 @@ template <bool INTERLEAVED, bool VECTORS> struct Pairs {
     }
 };
 
-// `tokens` = B·S, `heads` heads of `dim`; heads·dim is below 2³¹.
+// `tokens` = B·S, `heads` heads of `dim`, then `heads2` of x2; (heads + heads2)·dim is below 2³¹.
 template <bool INTERLEAVED, bool VECTORS>
 DEVICE void rope(T* y, const T* x, const Acc* cos, const Acc* sin, u64 tokens, u32 seq, u32 heads, u32 dim, u32 back,
-                 u32 tiles) {
+                 u32 tiles, T* y2 = nullptr, const T* x2 = nullptr, u32 heads2 = 0) {
     using P = Pairs<INTERLEAVED, VECTORS>;
     const u32 half = dim / 2, each = half / P::COUNT;  // threads of a head
     const u32 unit = blockIdx.x % tiles * blockDim.x + threadIdx.x;
-    if (unit >= each * heads) return;
+    if (unit >= each * (heads + heads2)) return;
     const u32 pair = unit % each * P::COUNT, apart = INTERLEAVED ? 1 : half;
-    const u64 inside = (u64)(unit / each) * dim + P::start(pair), width = (u64)heads * dim;
+    u32 head = unit / each;
+    if (heads2 && head >= heads) {
+        head -= heads;
+        x = x2, y = y2, heads = heads2;
+    }
+    const u64 inside = (u64)head * dim + P::start(pair), width = (u64)heads * dim;
     const u64 first = (u64)(blockIdx.x / tiles) * (AHEAD * blockDim.y) + threadIdx.y;
     P p[AHEAD];
     Table<P::COUNT> c[AHEAD], s[AHEAD];
@@ -89,6 +95,11 @@ DEVICE void rope(T* y, const T* x, const Acc* cos, const Acc* sin, u64 tokens, u
     KERNEL __launch_bounds__(256) NAME(T* y, const T* x, const Acc* cos, const Acc* sin, u64 tokens, u32 seq,       \
                                        u32 heads, u32 dim, u32 back, u32 tiles) {                                   \
         rope<INTERLEAVED, VECTORS>(y, x, cos, sin, tokens, seq, heads, dim, back, tiles);                           \
+    }                                                                                                               \
+    KERNEL __launch_bounds__(256) NAME##_qk(T* y, const T* x, const Acc* cos, const Acc* sin, u64 tokens, u32 seq,  \
+                                            u32 heads, u32 dim, u32 back, u32 tiles, T* y2, const T* x2,            \
+                                            u32 heads2) {                                                           \
+        rope<INTERLEAVED, VECTORS>(y, x, cos, sin, tokens, seq, heads, dim, back, tiles, y2, x2, heads2);           \
     }
 ROPE(rope_interleaved, true, true)
 ROPE(rope_interleaved_any, true, false)

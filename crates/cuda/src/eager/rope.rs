@@ -5,7 +5,7 @@ use super::{At, Launch};
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
 use crate::{Error, Result};
-use ironhorse_core::eager::{Array, Float, Pairs, Rope, RopeAngles, RopeFreqs};
+use ironhorse_core::eager::{Array, Pairs, Rope, RopeAngles, RopeFreqs, RopeQk};
 
 const FILE: &str = "rope/eager.cu";
 const TABLE: &str = "rope/tables.cu";
@@ -22,51 +22,73 @@ fn small(name: &str, size: usize) -> Result<u32> {
 
 impl Launch for Rope {
     unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
-        let Self { x, cos, sin, y, shape, back } = *self;
-        let (tokens, half) = (shape.batch * shape.seq, shape.head_dim / 2);
-        if tokens * shape.heads * half == 0 {
-            return Ok(());
-        }
-        let interleaved = shape.pairs == Pairs::Interleaved;
-        let vector = lane_width(x.float);
-        let run = if interleaved { shape.head_dim } else { half };
-        let vectors = run.is_multiple_of(vector) && aligned(&[x, y, cos, sin]);
-        let (name, pairs) = match (interleaved, vectors) {
-            (true, true) => ("rope_interleaved", vector / 2),
-            (true, false) => ("rope_interleaved_any", 1),
-            (false, true) => ("rope_halves", vector),
-            (false, false) => ("rope_halves_any", 1),
-        };
-        small("heads * head_dim", shape.heads * shape.head_dim)?;
-        let columns = Columns::of(shape.heads * (half / pairs));
-        let mut args = pointers([y, x, cos, sin]).u64(tokens as u64);
-        for (name, size) in [("seq", shape.seq), ("heads", shape.heads), ("head_dim", shape.head_dim)] {
-            args = args.u32(small(name, size)?);
-        }
-        let args = args.u32(back.into()).u32(columns.tiles as u32);
-        let grid = columns.grid(tokens.div_ceil(AHEAD * columns.y));
-        at.launch(&Spec::of(FILE, x.float).kernel(name), grid, args)
+        rotate(at, self, None)
     }
+}
+
+/// A second tensor with the positions of the first: x, y and the number of its heads.
+type Second = (Array, Array, usize);
+
+/// Rotates one tensor, or two of them in one launch.
+fn rotate(at: &At<'_>, op: &Rope, second: Option<Second>) -> Result<()> {
+    let Rope { x, cos, sin, y, shape, back } = *op;
+    let (x2, y2, heads2) = second.unwrap_or((x, y, 0));
+    let (tokens, half, heads) = (shape.batch * shape.seq, shape.head_dim / 2, shape.heads + heads2);
+    if tokens * heads * half == 0 {
+        return Ok(());
+    }
+    let interleaved = shape.pairs == Pairs::Interleaved;
+    let vector = lane_width(x.float);
+    let run = if interleaved { shape.head_dim } else { half };
+    let vectors = run.is_multiple_of(vector) && aligned(&[x, y, cos, sin, x2, y2]);
+    let ([one, two], pairs) = match (interleaved, vectors) {
+        (true, true) => (["rope_interleaved", "rope_interleaved_qk"], vector / 2),
+        (true, false) => (["rope_interleaved_any", "rope_interleaved_any_qk"], 1),
+        (false, true) => (["rope_halves", "rope_halves_qk"], vector),
+        (false, false) => (["rope_halves_any", "rope_halves_any_qk"], 1),
+    };
+    small("heads * head_dim", heads * shape.head_dim)?;
+    let columns = Columns::of(heads * (half / pairs));
+    let mut args = pointers([y, x, cos, sin]).u64(tokens as u64);
+    for (name, size) in [("seq", shape.seq), ("heads", shape.heads), ("head_dim", shape.head_dim)] {
+        args = args.u32(small(name, size)?);
+    }
+    args = args.u32(back.into()).u32(columns.tiles as u32);
+    if second.is_some() {
+        args = args.arrays([y2, x2]).u32(heads2 as u32);
+    }
+    let kernel = Spec::of(FILE, x.float).kernel(if second.is_some() { two } else { one });
+    at.launch(&kernel, columns.grid(tokens.div_ceil(AHEAD * columns.y)), args)
+}
+
+/// Rotates one tensor, or two of them, by a table of angles.
+fn rotate_by_angles(at: &At<'_>, op: &RopeAngles, second: Option<Second>) -> Result<()> {
+    let RopeAngles { x, angles, y, offset, shape } = *op;
+    let half = shape.head_dim / 2;
+    let n = shape.seq * half;
+    if n * shape.batch * (shape.heads + second.map_or(0, |(_, _, heads)| heads)) == 0 {
+        return Ok(());
+    }
+    // The table of sines must be aligned for vectors too.
+    let table = (n * size_of::<f32>()).next_multiple_of(16);
+    let cos = at.scratch(2 * table)?;
+    let sin = cos + table as u64;
+    let args = Args::new().ptr(cos).ptr(sin).at(angles.wrapping_add(offset * half)).u64(n as u64);
+    let grid = Grid::linear(n.div_ceil(THREADS), THREADS as u32);
+    at.launch(&Spec::new(TABLE).kernel("rope_turns"), grid, args)?;
+    let [cos, sin] = [cos, sin].map(|table| Array::f32(std::ptr::without_provenance(table as usize)));
+    rotate(at, &Rope { x, cos, sin, y, shape, back: false }, second)
 }
 
 impl Launch for RopeAngles {
     unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
-        let Self { x, angles, y, offset, shape } = *self;
-        let half = shape.head_dim / 2;
-        let n = shape.seq * half;
-        if n * shape.batch * shape.heads == 0 {
-            return Ok(());
-        }
-        // The table of sines must be aligned for vectors too.
-        let table = (n * size_of::<f32>()).next_multiple_of(16);
-        let cos = at.scratch(2 * table)?;
-        let sin = cos + table as u64;
-        let args = Args::new().ptr(cos).ptr(sin).at(angles.wrapping_add(offset * half)).u64(n as u64);
-        let grid = Grid::linear(n.div_ceil(THREADS), THREADS as u32);
-        at.launch(&Spec::new(TABLE).kernel("rope_turns"), grid, args)?;
-        let [cos, sin] = [cos, sin].map(|table| Array::f32(std::ptr::without_provenance(table as usize)));
-        // SAFETY: the tables are scratch of this call with seq rows; the caller of `launch` guarantees the rest.
-        unsafe { Rope { x, cos, sin, y, shape, back: false }.launch(at) }
+        rotate_by_angles(at, self, None)
+    }
+}
+
+impl Launch for RopeQk {
+    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+        rotate_by_angles(at, &self.q, Some((self.k.x, self.k.y, self.k.shape.heads)))
     }
 }
 
@@ -87,5 +109,5 @@ impl Launch for RopeFreqs {
 
 /// Every specialisation.
 pub(super) fn specs() -> Vec<Spec> {
-    Float::ALL.into_iter().map(|float| Spec::of(FILE, float)).chain([Spec::new(TABLE)]).collect()
+    [Spec::of_all(FILE), vec![Spec::new(TABLE)]].concat()
 }

@@ -208,12 +208,15 @@ macro_rules! for_each_op {
                 kv_heads: size,
                 head_dim: size { .bound(Bound::Even) },
                 offset: size { .or(Default::Int(0)) },
-            ) { .python(Python::Switch("half", &rope_qk_half)).idle(&["q", "k"]) } => RopeAngles {
-                x: q, angles: freqs.at.cast(), y: q_out, offset,
-                shape: RopeShape { batch, seq, heads: q_heads, head_dim, pairs: Pairs::Interleaved },
-            }, RopeAngles {
-                x: k, angles: freqs.at.cast(), y: k_out, offset,
-                shape: RopeShape { batch, seq, heads: kv_heads, head_dim, pairs: Pairs::Interleaved },
+            ) { .python(Python::Switch("half", &rope_qk_half)).idle(&["q", "k"]) } => RopeQk {
+                q: RopeAngles {
+                    x: q, angles: freqs.at.cast(), y: q_out, offset,
+                    shape: RopeShape { batch, seq, heads: q_heads, head_dim, pairs: Pairs::Interleaved },
+                },
+                k: RopeAngles {
+                    x: k, angles: freqs.at.cast(), y: k_out, offset,
+                    shape: RopeShape { batch, seq, heads: kv_heads, head_dim, pairs: Pairs::Interleaved },
+                },
             };
 
             /// rope_qk with elements i and i + head_dim / 2 rotated together.
@@ -229,12 +232,15 @@ macro_rules! for_each_op {
                 kv_heads: size,
                 head_dim: size { .bound(Bound::Even) },
                 offset: size { .or(Default::Int(0)) },
-            ) { .python(Python::Hidden).idle(&["q", "k"]) } => RopeAngles {
-                x: q, angles: freqs.at.cast(), y: q_out, offset,
-                shape: RopeShape { batch, seq, heads: q_heads, head_dim, pairs: Pairs::Halves },
-            }, RopeAngles {
-                x: k, angles: freqs.at.cast(), y: k_out, offset,
-                shape: RopeShape { batch, seq, heads: kv_heads, head_dim, pairs: Pairs::Halves },
+            ) { .python(Python::Hidden).idle(&["q", "k"]) } => RopeQk {
+                q: RopeAngles {
+                    x: q, angles: freqs.at.cast(), y: q_out, offset,
+                    shape: RopeShape { batch, seq, heads: q_heads, head_dim, pairs: Pairs::Halves },
+                },
+                k: RopeAngles {
+                    x: k, angles: freqs.at.cast(), y: k_out, offset,
+                    shape: RopeShape { batch, seq, heads: kv_heads, head_dim, pairs: Pairs::Halves },
+                },
             };
 
             /// out = softmax(scale q k^T) v of each sequence and head. With `causal`, position i sees positions up to i only.
