@@ -44,7 +44,7 @@ pub(crate) fn fault_text(block: &[u8]) -> Option<String> {
         3 => format!("router: a logit of token {index} is {}", f32::from_bits(value as u32)),
         4 => format!("expert index {value} is out of range 0..{limit}"),
         5 => format!("row index {value} is out of range 0..{limit}"),
-        6 => format!("the offsets of the experts do not cut {limit} rows: number {index} is {value}"),
+        6 => format!("expert offset {index} is {value}; expected offsets that ascend from 0 to {limit}"),
         _ => {
             let what = if code == 1 { "token" } else { "target" };
             format!("{what} {value} at index {index} is outside the vocabulary of {limit}")
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(text([3, infinite, 40, 3]), "router: a logit of token 40 is -inf");
         assert_eq!(text([4, -1, 3, 4]), "expert index -1 is out of range 0..4");
         assert_eq!(text([5, 9, 3, 8]), "row index 9 is out of range 0..8");
-        assert_eq!(text([6, 4, 2, 5]), "the offsets of the experts do not cut 5 rows: number 2 is 4");
+        assert_eq!(text([6, 4, 2, 5]), "expert offset 2 is 4; expected offsets that ascend from 0 to 5");
         assert_eq!(fault_text(&[0; FAULT_BYTES]), None);
     }
 }

@@ -169,7 +169,7 @@ impl CudaEngine {
     /// Makes a range ready to run: scalars on the device, ops lowered, the position within the context.
     pub(crate) fn prepare(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<Key> {
         if program.nodes().get(ops.clone()).is_none() {
-            let what = format!("ops {ops:?} asked for, of {}", program.nodes().len());
+            let what = format!("ops {ops:?} are out of range 0..{}", program.nodes().len());
             return Err(ironhorse_core::Error::Program(what).into());
         }
         self.device.make_current()?;
@@ -245,7 +245,7 @@ impl CudaEngine {
     fn begin_read(&mut self, slot: Slot) -> Result<Pending> {
         check_host_len(&slot, 1)?;
         if slot.dtype != DType::F32 {
-            return Err(Error::Unsupported(format!("a result of {} cannot be read later", slot.dtype)));
+            return Err(Error::Unsupported(format!("start_read: the slot is {}, expected f32", slot.dtype)));
         }
         self.device.make_current()?;
         let from = self.memory.address(slot)?;
@@ -273,7 +273,9 @@ impl CudaEngine {
     /// Waits for four bytes to arrive; fails if a kernel found something wrong with its input.
     fn wait_for_word(&mut self, ticket: u64) -> Result<[u8; 4]> {
         if ticket + RESULTS < self.results.next || ticket >= self.results.next {
-            return Err(Error::Unsupported(format!("result {ticket} was waited for too late")));
+            return Err(Error::Unsupported(format!(
+                "finish_read: result {ticket} was overwritten by later ones; wait for it within {RESULTS} reads"
+            )));
         }
         self.device.make_current()?;
         let (buffer, done) = &self.results.ring[(ticket % RESULTS) as usize];
@@ -287,7 +289,7 @@ impl CudaEngine {
     fn pick(&mut self, logits: Slot, vocab: usize, choice: &TokenChoice) -> Result<u32> {
         if vocab == 0 || vocab > logits.shape.cols() {
             let cols = logits.shape.cols();
-            return Err(Error::Input(format!("{vocab} tokens to choose from, but {cols} logits")));
+            return Err(Error::Input(format!("sampling: `vocab` is {vocab}, expected 1 to {cols}")));
         }
         self.device.make_current()?;
         let out = self.scratch.at_least(self.device, 4)?;
@@ -297,7 +299,7 @@ impl CudaEngine {
         let token = self.wait_for_word(ticket)?;
         u32::try_from(i32::from_le_bytes(token)).map_err(|_| {
             Error::Input(
-                "sampling: the logits hold a number that is not finite, or none above minus infinity".into(),
+                "sampling: a logit is NaN or +inf, or all logits are -inf: no token can be chosen".into(),
             )
         })
     }
