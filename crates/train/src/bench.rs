@@ -198,8 +198,8 @@ pub fn profile_steps(
     Ok(summarise(records))
 }
 
-/// Steps launch the same kernels in the same order, so each gets its median over the steps. Should they differ after
-/// all, the step in the middle speaks for all.
+/// Steps launch the same kernels in the same order, so each gets its median over the steps. If they differ after all,
+/// the times of the median step are used.
 fn summarise(mut records: Vec<Vec<Timed>>) -> Recording {
     records.sort_by_key(|record| total(record));
     let Some(timeline) = records.get(records.len() / 2).cloned() else { return Recording::default() };

@@ -54,7 +54,7 @@ impl Sampler {
         Rng::new(self.seed)
     }
 
-    /// Checks the settings; the error names the one that makes no sense.
+    /// Checks the settings; the error names the one that is invalid.
     pub fn validate(&self) -> Result<()> {
         let fail = |name, found: &dyn std::fmt::Display, expected| {
             Err(Error::input(format!("sampling: {name}"), found, expected))
@@ -135,7 +135,7 @@ fn keep_top_k(kept: &mut Vec<Candidate>, k: usize) {
     let (_, kth, _) = kept.select_nth_unstable_by(k - 1, |a, b| b.logit.total_cmp(&a.logit));
     let least = kth.logit;
     kept.retain(|c| c.logit >= least);
-    // The selection moves items about; index order makes the draw independent of how it does so.
+    // The selection reorders items; sorting by index makes the draw independent of its order.
     kept.sort_unstable_by_key(|c| c.index);
 }
 
@@ -160,7 +160,7 @@ fn draw(kept: &[Candidate], u: f64) -> Option<usize> {
         }
         left -= c.weight;
     }
-    // Rounding can leave a crumb: it belongs to the last token that can be chosen at all.
+    // Rounding can leave a remainder, which falls to the last token with a weight above 0.
     kept.iter().rev().find(|c| c.weight > 0.0).map(|c| c.index)
 }
 

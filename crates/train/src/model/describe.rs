@@ -211,7 +211,7 @@ pub(crate) fn factor(size: usize) -> u128 {
     (size as u128).min(1 << 31)
 }
 
-/// Refuses a number of parameters that no machine holds; `sizes` are those to blame.
+/// Refuses a number of parameters that no machine holds; the error names these `sizes`.
 pub(crate) fn check_params(count: u128, sizes: [(&str, usize); 2]) -> Result<()> {
     let [(layers, depth), (width, channels)] = sizes;
     let expected = || format!("at most 2^40 ({layers} {depth}, {width} {channels})");

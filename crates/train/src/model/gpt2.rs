@@ -106,7 +106,7 @@ impl Gpt2Config {
         self.n_embd / self.n_head.max(1)
     }
 
-    /// The parameter table in model order. Call `validate` first: the table of absurd sizes is absurd.
+    /// The parameter table in model order. Call `validate` first: invalid sizes can make a huge table.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let c = self.n_embd;
         let mut table = Vec::with_capacity(4 + 12 * self.n_layer);

@@ -10,7 +10,7 @@ use std::sync::mpsc::{channel, sync_channel};
 /// Standard deviation of GPT-2's weights, and of Mixtral's.
 const STD: f64 = 0.02;
 
-/// Tensors that may wait for their turn while the next one is made.
+/// Tensors that may wait for `put` while the next one is made.
 const WAITING: usize = 2;
 
 /// Calls `put(name, values)` for every tensor in model order: normal(0, 0.02), residual projections scaled by 1/√(2L),
@@ -24,13 +24,13 @@ pub fn random(
     let root = Rng::new(seed);
     let tensors = config.tensors();
     let (made, ready) = sync_channel(WAITING);
-    let (done, used) = channel(); // memory goes round: fresh pages for every tensor would cost as much as its conversion
+    let (done, used) = channel(); // buffers are reused: fresh pages for every tensor would cost as much as its conversion
     let all = &tensors;
     let make = move || {
         for (i, tensor) in all.iter().enumerate() {
             let mut values: Vec<f32> = used.try_recv().unwrap_or_default();
             fill(config, tensor, root.fork(i as u64), &mut values);
-            // a failure of `put` ends the other side
+            // the other side is gone if `put` failed
             if made.send(values).is_err() {
                 return;
             }
@@ -38,10 +38,10 @@ pub fn random(
     };
     std::thread::scope(|scope| {
         scope.spawn(make);
-        let ready = ready; // gone when this ends, also early: the maker stops then
+        let ready = ready; // dropped when this closure returns, also on an error, which ends the other thread
         tensors.iter().zip(ready.iter()).try_for_each(|(tensor, values)| {
             put(&tensor.name, &values)?;
-            let _ = done.send(values); // the maker may have made its last
+            let _ = done.send(values); // fails if the other thread has ended, which is fine
             Ok(())
         })
     })

@@ -121,7 +121,7 @@ impl MoeConfig {
         self.num_params().saturating_sub(2 * (self.padded_vocab_size() - self.vocab_size) * self.hidden)
     }
 
-    /// Those that one token meets: all except the experts it is not sent to. Embedding and head count in full.
+    /// Those that one token uses: all except the experts it is not sent to. Embedding and head count in full.
     pub fn active_params(&self) -> usize {
         let idle = self.n_experts.saturating_sub(self.top_k);
         self.total_params().saturating_sub(self.n_layer * idle * 3 * self.ffn * self.hidden)
@@ -159,7 +159,7 @@ impl MoeConfig {
         6 + if self.n_experts == 0 { 3 } else { 1 + 3 * self.n_experts }
     }
 
-    /// The parameter table in model order. Call `validate` first: the table of absurd sizes is absurd.
+    /// The parameter table in model order. Call `validate` first: invalid sizes can make a huge table.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         self.groups().into_iter().flatten().collect()
     }

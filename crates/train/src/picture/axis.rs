@@ -10,7 +10,7 @@ pub struct Axis {
 impl Axis {
     /// From `low` to `high`.
     pub fn tight(low: f64, high: f64) -> Self {
-        // A range without width, or lost in rounding, still needs a picture.
+        // A range of width 0, up to rounding, is widened.
         let width = if high - low > low.abs().max(high.abs()) * 1e-9 { high - low } else { 0.0 };
         let (low, high) = if width > 0.0 { (low, high) } else { (low - 0.5, high + 0.5) };
         // About eight steps at most, of 1, 2 or 5 times a power of ten.

@@ -2,25 +2,25 @@
 
 use crate::session::LayerRouting;
 
-/// Readings that are looked at together: a single batch is noise.
+/// Readings that are averaged: a single batch is noise.
 const WINDOW: u32 = 50;
-/// Fewer than this at the end of a run say nothing.
+/// The fewest readings at the end of a run from which a warning may follow.
 const LEAST: u32 = 10;
-/// Of the even share K/E: less is too little, more too much.
+/// A load below the first or above the second multiple of the even share K/E is out of balance.
 const IDLE: f64 = 0.1;
 const FLOODED: f64 = 3.0;
 
-/// Sums of the loads since the last look.
+/// Sums of the loads since the last check.
 #[derive(Debug, Default)]
 pub(super) struct Balance {
     sums: Vec<Vec<f64>>,
     readings: u32,
-    /// Layers that were warned of: once is enough.
+    /// Layers with a warning already: each gets one.
     warned: Vec<bool>,
 }
 
 impl Balance {
-    /// Adds a reading, one that was not made is empty; a warning where the layers have gone out of balance.
+    /// Adds a reading, which is empty if none was made. Returns a warning if a layer has gone out of balance.
     pub fn add(&mut self, routing: &[LayerRouting], last: bool) -> Option<String> {
         if !routing.is_empty() {
             self.sums.resize(routing.len(), Vec::new());

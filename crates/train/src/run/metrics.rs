@@ -55,7 +55,7 @@ pub struct MetricsWriter {
     path: PathBuf,
     file: File,
     line: Vec<u8>,
-    /// Lines that the disk did not take yet.
+    /// Lines that could not be written yet.
     unwritten: Vec<u8>,
     /// Bytes of whole lines in the file.
     len: u64,
@@ -91,7 +91,7 @@ impl MetricsWriter {
         Ok(Self { path: path.to_owned(), file, line: Vec::new(), unwritten: Vec::new(), len })
     }
 
-    /// Writes one line at once, so that whoever follows the file sees it now. A line that the disk does not take is
+    /// Writes one line at once, so that whoever follows the file sees it now. A line that cannot be written is
     /// kept and written with the next one; the file never holds part of a line.
     pub fn write(&mut self, metrics: &impl Serialize) -> Result<()> {
         encode(&self.path, metrics, &mut self.line)?;
@@ -99,7 +99,7 @@ impl MetricsWriter {
         self.flush()
     }
 
-    /// Writes what the disk did not take before.
+    /// Writes the lines that could not be written before.
     pub fn flush(&mut self) -> Result<()> {
         if self.unwritten.is_empty() {
             return Ok(());

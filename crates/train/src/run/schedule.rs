@@ -44,7 +44,7 @@ pub struct LrSchedule {
 }
 
 impl LrSchedule {
-    /// Checks the settings; the error names the one that makes no sense.
+    /// Checks the settings; the error names the one that is invalid.
     pub fn validate(&self) -> Result<()> {
         let fail = |name: &str, found: &dyn std::fmt::Display, expected: String| {
             Err(Error::input(format!("learning-rate schedule: {name}"), found, expected))

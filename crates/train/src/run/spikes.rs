@@ -3,14 +3,14 @@
 
 use std::collections::VecDeque;
 
-/// Losses that are looked at together, and the fewest that say something.
+/// Losses in the window, and the fewest from which a score is computed.
 const WINDOW: usize = 128;
 const LEAST: usize = 32;
 /// From which score on a loss is a spike.
 const THRESHOLD: f32 = 8.0;
 /// What makes the median absolute deviation of normal noise its standard deviation.
 const TO_SIGMA: f32 = 1.4826;
-/// The least deviation, as a share of the median: where the loss hardly moves, a trifle is no spike.
+/// The least deviation, as a share of the median: where the loss hardly varies, a small change is not a spike.
 const LEAST_DEVIATION: f32 = 0.01;
 
 /// The last losses of a run.

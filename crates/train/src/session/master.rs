@@ -38,7 +38,7 @@ pub(crate) fn write_master(
         engine.write_f32(params, values)?;
         return engine.write_f32(master, values);
     }
-    let mut part = vec![0.0; values.len()]; // one after the other: a matrix may be of a gigabyte
+    let mut part = vec![0.0; values.len()]; // one buffer for both in turn: a matrix may take a gigabyte
     map(values, &mut part, |value| bf16_to_f32(split_master(value).0));
     engine.write_f32(params, &part)?;
     map(values, &mut part, |value| f32::from(split_master(value).1));

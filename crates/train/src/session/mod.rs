@@ -135,7 +135,7 @@ impl Session {
         if has_master { Pool::Master } else { Pool::Params }
     }
 
-    /// Copies one tensor out of a pool laid out like the parameters; of the weights the most exact copy there is.
+    /// Copies one tensor out of a pool laid out like the parameters; for the weights, their most precise copy.
     pub fn read_param(&mut self, pool: Pool, name: &str, values: &mut Vec<f32>) -> Result<()> {
         let param = self.any_program()?.params().iter().find(|param| param.name == name).cloned();
         let param = param.ok_or_else(|| Error::unknown("tensor", name, "one of the model's parameters"))?;
@@ -323,7 +323,7 @@ impl Session {
     }
 }
 
-/// An update whose loss and gradient norm are on their way.
+/// An update in flight, whose loss and gradient norm have not been read yet.
 #[derive(Clone, Copy, Debug)]
 pub struct PendingUpdate {
     loss: Pending,
@@ -344,7 +344,7 @@ fn not_generating() -> Error {
 }
 
 impl PendingUpdate {
-    /// Whether the update was done when it was asked for: the engine works while the caller waits.
+    /// Whether the update was complete when the call that started it returned: the engine is synchronous.
     pub fn is_ready(&self) -> bool {
         matches!(self.norm, Pending::Ready(_))
     }

@@ -56,7 +56,7 @@ pub(super) enum MlpKind {
     Plain(Act),
     /// down(silu(gate x) · up x)
     Swiglu,
-    /// A mixture of `count` experts, of which a token meets `top_k`.
+    /// A mixture of `count` experts, of which a token uses `top_k`.
     Experts { count: usize, top_k: usize, aux_alpha: f32 },
 }
 
