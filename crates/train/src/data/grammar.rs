@@ -21,12 +21,14 @@ impl Cast {
         self.words.push((name, words.into()));
     }
 
+    /// Sets the words of several names.
+    pub(super) fn set_all<const N: usize>(&mut self, names: [&'static str; N], words: [&str; N]) {
+        names.into_iter().zip(words).for_each(|(name, words)| self.set(name, words));
+    }
+
     /// Sets three names to pronouns: he/she, him/her, his/her.
     pub(super) fn set_pronouns(&mut self, names: [&'static str; 3], female: bool) {
-        let pronouns = if female { ["she", "her", "her"] } else { ["he", "him", "his"] };
-        for (name, pronoun) in names.into_iter().zip(pronouns) {
-            self.set(name, pronoun);
-        }
+        self.set_all(names, if female { ["she", "her", "her"] } else { ["he", "him", "his"] });
     }
 
     fn get(&self, name: &str) -> Option<&str> {

@@ -144,33 +144,21 @@ pub(super) fn draw_cast(rng: &mut Rng) -> Cast {
     let mut cast = Cast::default();
     people(&mut cast, rng);
     let places: [[&str; 2]; 3] = pick_many(&PLACES, rng);
-    for ([name, spot], words) in
+    for (names, words) in
         [["place", "spot"], ["place2", "spot2"], ["place3", "spot3"]].into_iter().zip(places)
     {
-        cast.set(name, words[0]);
-        cast.set(spot, words[1]);
+        cast.set_all(names, words);
     }
     let [animal, cry] = pick(&ANIMALS, rng);
-    cast.set("animal", animal);
+    cast.set_all(["animal", "cry"], [animal, cry]);
     cast.set("beast", format!("{} {animal}", pick(&COATS, rng)));
-    cast.set("cry", cry);
     let [item, harm, cure] = pick(&THINGS, rng);
-    cast.set("item", item);
+    cast.set_all(["item", "harm", "cure"], [item, harm, cure]);
     cast.set("thing", format!("{} {item}", pick(&COLOURS, rng)));
-    cast.set("harm", harm);
-    cast.set("cure", cure);
-    for (names, words) in
-        [(["signal", "signalled"], pick(&SIGNALS, rng)), (["wish", "wished"], pick(&WISHES, rng))]
-    {
-        cast.set(names[0], words[0]);
-        cast.set(names[1], words[1]);
-    }
-    for (name, words) in ["task", "worked", "done"].into_iter().zip(pick(&TASKS, rng)) {
-        cast.set(name, words);
-    }
-    for (name, words) in ["weather", "slick", "sky"].into_iter().zip(pick(&WEATHERS, rng)) {
-        cast.set(name, words);
-    }
+    cast.set_all(["signal", "signalled"], pick(&SIGNALS, rng));
+    cast.set_all(["wish", "wished"], pick(&WISHES, rng));
+    cast.set_all(["task", "worked", "done"], pick(&TASKS, rng));
+    cast.set_all(["weather", "slick", "sky"], pick(&WEATHERS, rng));
     for (name, list) in
         [("engine", &ENGINES[..]), ("town", &TOWNS), ("cargo", &CARGO), ("food", &FOODS), ("block", &BLOCKS)]
     {
@@ -184,8 +172,7 @@ fn people(cast: &mut Cast, rng: &mut Rng) {
     let girl = [rng.below(2) == 0, rng.below(2) == 0];
     let (girls, boys): ([&str; 2], [&str; 2]) = (pick_many(&GIRLS, rng), pick_many(&BOYS, rng));
     for (i, names) in [["hero", "child"], ["friend", "fchild"]].into_iter().enumerate() {
-        cast.set(names[0], if girl[i] { girls[i] } else { boys[i] });
-        cast.set(names[1], if girl[i] { "girl" } else { "boy" });
+        cast.set_all(names, if girl[i] { [girls[i], "girl"] } else { [boys[i], "boy"] });
     }
     cast.set_pronouns(["he", "him", "his"], girl[0]);
     cast.set_pronouns(["fhe", "fhim", "fhis"], girl[1]);
