@@ -80,7 +80,7 @@ impl ModelConfig {
         either!(self, config => config.validate())
     }
 
-    /// The parameter table in model order. Call `validate` first: the table of absurd sizes is absurd.
+    /// The parameter table in model order. Call `validate` first: invalid sizes can make a huge table.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         either!(self, config => config.tensors())
     }
@@ -103,7 +103,7 @@ impl ModelConfig {
         }
     }
 
-    /// Parameters that one token meets, where that is not all of them; without padding.
+    /// Parameters that one token uses, where that is not all of them; without padding.
     pub fn active_params(&self) -> Option<usize> {
         match self {
             Self::Moe(config) if config.n_experts > 0 => Some(config.active_params()),
@@ -209,18 +209,17 @@ impl ModelConfig {
         decoder::decoding(self.plan()?, batch, precision)
     }
 
-    /// The kinds that a description may name.
-    fn kinds() -> String {
-        [Gpt2Config::KINDS, MoeConfig::KINDS].concat().join(" or ")
+    /// Reads a description of this kind.
+    fn of_kind(kind: &str, pairs: &Pairs) -> Result<Self> {
+        match kind {
+            _ if Gpt2Config::KINDS.contains(&kind) => describe::read(pairs).map(Self::Gpt2),
+            _ if MoeConfig::KINDS.contains(&kind) => describe::read(pairs).map(Self::Moe),
+            _ => Err(Self::unknown_kind(&format!("{kind:?}"))),
+        }
     }
 
-    /// Reads a description of this kind.
-    fn of_kind(kind: &str, pairs: &Pairs) -> Option<Result<Self>> {
-        match kind {
-            _ if Gpt2Config::KINDS.contains(&kind) => Some(describe::read(pairs).map(Self::Gpt2)),
-            _ if MoeConfig::KINDS.contains(&kind) => Some(describe::read(pairs).map(Self::Moe)),
-            _ => None,
-        }
+    fn unknown_kind(given: &dyn std::fmt::Display) -> Error {
+        Error::input(KIND, given, [Gpt2Config::KINDS, MoeConfig::KINDS].concat().join(" or "))
     }
 
     /// Reads a description of the kind that it names, or that its keys belong to.
@@ -232,20 +231,16 @@ impl ModelConfig {
                 && position::<MoeConfig>(key).is_some_and(|at| !is_shared(at))
         };
         let kind = match pairs.iter().find(|(key, _)| key == KIND) {
-            Some((_, given)) => given.word().unwrap_or_default(),
+            Some((_, given)) => given.word().ok_or_else(|| Self::unknown_kind(given))?,
             None if pairs.iter().any(|(key, _)| only_moe(key)) => "moe",
             None => "gpt2",
         };
-        Self::of_kind(kind, pairs).unwrap_or_else(|| {
-            let given = pairs.iter().find(|(key, _)| key == KIND).map(|(_, given)| given.to_string());
-            Err(Error::input(KIND, given.unwrap_or_default(), Self::kinds()))
-        })
+        Self::of_kind(kind, pairs)
     }
 
     /// The sizes in a text; a line without `=` is the name of a model. With a `kind` (`gpt2`, `moe`, `llama`) only a model
     /// of that family is accepted.
     pub fn from_text(text: &str, notation: Notation, kind: Option<&str>) -> Result<Self> {
-        let unknown_kind = |kind: &str| Err(Error::input(KIND, format!("{kind:?}"), Self::kinds()));
         if let Some((name, changes)) = text.split_once(',').filter(|_| notation == Notation::Line)
             && !name.contains('=')
             && !changes.trim().is_empty()
@@ -266,7 +261,7 @@ impl ModelConfig {
         let pairs = notation.pairs(text)?;
         match kind {
             None => Self::from_pairs(&pairs),
-            Some(kind) => Self::of_kind(kind, &pairs).unwrap_or_else(|| unknown_kind(kind)),
+            Some(kind) => Self::of_kind(kind, &pairs),
         }
     }
 
@@ -300,9 +295,7 @@ impl ModelConfig {
             pairs.retain(|(key, _)| key != "padded_vocab_size"); // follows from the vocabulary
         }
         pairs.extend(changes);
-        let kind = kind.unwrap_or(named.kind());
-        Self::of_kind(kind, &pairs)
-            .unwrap_or_else(|| Err(Error::input(KIND, format!("{kind:?}"), Self::kinds())))
+        Self::of_kind(kind.unwrap_or(named.kind()), &pairs)
     }
 
     /// A named model or sizes in one line: `d12`, `gpt2`, `moe-tiny`, `d12,context=2048`, `n_layer=3,n_head=5,n_embd=40`,
@@ -356,7 +349,6 @@ impl ModelConfig {
         let known = Self::keys(kind);
         pairs.retain(|(key, _)| key == KIND || known.iter().any(|names| names.contains(&key.as_str())));
         Self::of_kind(kind, &pairs)
-            .unwrap_or_else(|| Err(Error::input(KIND, format!("{kind:?}"), Self::kinds())))
     }
 
     /// The inverse of [`ModelConfig::from_json`].
