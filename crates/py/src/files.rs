@@ -123,7 +123,9 @@ fn file_state(py: Python<'_>, path: PathBuf, sizes: &str) -> PyResult<Vec<Place>
         ModelConfig::Gpt2(config) => {
             Ok(DebugState::open(&path, &config)?.spans().into_iter().map(place).collect())
         }
-        ModelConfig::Moe(_) => Err(Error::config("a debug state is of a GPT-2, not of a mixture of experts")),
+        ModelConfig::Moe(_) => {
+            Err(Error::Unsupported("a debug state is of a GPT-2, not of a mixture of experts".into()))
+        }
     })
 }
 

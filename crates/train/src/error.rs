@@ -25,9 +25,9 @@ pub enum Error {
         path: PathBuf,
         /// The field: "magic", "version", "n_layer", "file size", ...
         field: String,
-        /// What stands in the file.
+        /// The value in the file.
         found: String,
-        /// What would have been right.
+        /// What was expected.
         expected: String,
     },
     /// A size or argument has a value it must not have.
@@ -37,31 +37,56 @@ pub enum Error {
         field: String,
         /// What was given.
         found: String,
-        /// What would have been right.
+        /// What was expected.
         expected: String,
     },
     /// A file or folder that the user named does not exist.
-    #[error("{}: no such file", path.display())]
+    #[error("{}: no such {kind}", path.display())]
     NotFound {
         /// Its name.
         path: PathBuf,
+        /// "file" or "folder".
+        kind: &'static str,
     },
-    /// A name that means nothing here.
+    /// An unknown name.
     #[error("unknown {what} `{name}`, expected {expected}")]
     Unknown {
-        /// What it was to name: "model", "key", "tensor".
+        /// What kind of name: "model", "key", "tensor".
         what: &'static str,
         /// The name.
         name: String,
         /// Names that are known.
         expected: String,
     },
-    /// Something that can be asked for but that we do not do.
+    /// A request that is understood but not supported.
     #[error("{0}")]
     Unsupported(String),
-    /// A setting given by the user is invalid.
-    #[error("{0}")]
-    Config(String),
+    /// Any other of these errors, in a file.
+    #[error("{}: {error}", path.display())]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong in it.
+        error: Box<Error>,
+    },
+    /// A pattern of file names that no file matches.
+    #[error("no file matches `{pattern}`, expected at least one")]
+    NoMatch {
+        /// The pattern.
+        pattern: String,
+    },
+    /// The folder for a new run holds one that must not be replaced.
+    #[error("{0}: holds a run already; resume it with --resume {0}, choose another --out, or add --overwrite", path.display())]
+    RunExists {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The data are not those of the checkpoint that is resumed.
+    #[error(
+        "the checkpoint was written with other data files, sequence length, seed or order of the data; give the same to \
+         resume, or start a new run from its weights with --init"
+    )]
+    OtherData,
     /// The loss or the gradients became NaN or infinite, and skipping steps did not help.
     #[error(
         "training diverged at step {step}: loss {loss}, gradient norm {norm}{found}; lower --lr, raise --warmup, or set --grad-clip"
@@ -90,11 +115,6 @@ impl Error {
         Self::Io { path: path.to_owned(), action, source }
     }
 
-    /// An invalid setting; the text may hold what the user typed.
-    pub fn config(text: impl AsRef<str>) -> Self {
-        Self::Config(one_line(text.as_ref(), 1000))
-    }
-
     /// A size or argument with a wrong value: what was found and what was expected.
     pub fn input(field: impl Into<String>, found: impl ToString, expected: impl ToString) -> Self {
         Self::Input {
@@ -115,8 +135,8 @@ impl Error {
             Self::Input { field, found, expected } => {
                 Self::Field { path: path.to_owned(), field, found, expected }
             }
-            other @ (Self::Unknown { .. } | Self::Unsupported(_) | Self::Config(_)) => {
-                Self::Config(format!("{}: {other}", path.display()))
+            other @ (Self::Unknown { .. } | Self::Unsupported(_)) => {
+                Self::InFile { path: path.to_owned(), error: Box::new(other) }
             }
             other => other,
         }

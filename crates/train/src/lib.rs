@@ -6,6 +6,7 @@
 //! data/      token shards, built-in stories, the order of batches    run/      a training run: loop, folder, saves, bad steps
 //! generate/  writing text                                            verify/   answer keys, lockstep, replay of bad steps
 //! picture/   the SVG pictures of runs and profiles                   bench.rs  timing of steps and kernels
+//! host.rs    the memory of this machine, names of files
 //! ```
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,7 @@ pub mod data;
 pub mod error;
 pub mod format;
 pub mod generate;
+pub mod host;
 pub mod model;
 pub mod picture;
 pub mod rng;

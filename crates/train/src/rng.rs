@@ -2,8 +2,6 @@
 //!
 //! The generator is xoshiro256++ (Blackman and Vigna), its state filled by a counter run through a 64-bit mixer.
 
-use crate::{Error, Result};
-
 /// Odd step of the seeding counter: 2^64 / golden ratio.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -35,19 +33,6 @@ impl Rng {
     pub fn fork(&self, stream: u64) -> Self {
         let key = self.s.iter().fold(mix64(stream ^ STEP), |k, &w| mix64(k.rotate_left(17) ^ w));
         Self::new(key)
-    }
-
-    /// The whole state, for a checkpoint.
-    pub fn state(&self) -> [u64; 4] {
-        self.s
-    }
-
-    /// The generator that continues from a saved [`state`](Self::state). All zeros is no state of this generator.
-    pub fn from_state(s: [u64; 4]) -> Result<Self> {
-        if s == [0; 4] {
-            return Err(Error::input("random state", "all zeros", "a saved state"));
-        }
-        Ok(Self { s })
     }
 
     /// The next 64 random bits.
@@ -87,11 +72,6 @@ impl Rng {
     /// Uniform in [0, 1), a multiple of 2^-53.
     pub fn uniform_f64(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    /// Uniform in [0, 1), a multiple of 2^-24.
-    pub fn uniform_f32(&mut self) -> f32 {
-        (self.next_u64() >> 40) as f32 / (1_u32 << 24) as f32
     }
 
     /// Standard normal, by Box and Muller. Uses two words and keeps no spare, so the state is all there is.
@@ -172,9 +152,9 @@ mod tests {
     #[test]
     fn xoshiro_reference() {
         // By hand from the definition: result rotl(s0 + s3, 23) + s0, then the linear step.
-        let mut rng = Rng::from_state([1, 2, 3, 4]).unwrap();
+        let mut rng = Rng { s: [1, 2, 3, 4] };
         assert_eq!(rng.next_u64(), 41_943_041);
-        assert_eq!(rng.state(), [7, 0, 262_146, 6_u64.rotate_left(45)]);
+        assert_eq!(rng.s, [7, 0, 262_146, 6_u64.rotate_left(45)]);
     }
 
     #[test]
@@ -184,7 +164,7 @@ mod tests {
         let (mut u, mut m) = ([0.0; 2], [0.0; 4]);
         for _ in 0..n {
             let x = rng.uniform_f64();
-            assert!((0.0..1.0).contains(&x) && (0.0..1.0).contains(&rng.uniform_f32()));
+            assert!((0.0..1.0).contains(&x));
             u[0] += x / n as f64;
             u[1] += x * x / n as f64;
             let z = rng.normal();
@@ -219,15 +199,6 @@ mod tests {
         firsts.sort_unstable();
         firsts.dedup();
         assert_eq!(firsts.len(), 2000);
-    }
-
-    #[test]
-    fn state_continues() {
-        let mut rng = Rng::new(9);
-        rng.normal();
-        let mut copy = Rng::from_state(rng.state()).unwrap();
-        assert_eq!(copy.normal().to_bits(), rng.normal().to_bits());
-        assert!(Rng::from_state([0; 4]).is_err());
     }
 
     #[test]

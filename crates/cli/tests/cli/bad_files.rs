@@ -94,7 +94,7 @@ fn data_is_checked() {
         let before = place.files();
         let done = place.runs(&format!("train {TINY} --seq 32 --batch 12 --data wide.bin {out}"));
         let error =
-            "error: wide.bin: token at position 200 is 256, expected below the vocabulary size, 256\n";
+            "error: wide.bin: token at position 200 is 256, expected a token of the vocabulary, 0 to 255\n";
         assert_eq!((done.code, done.stderr.as_str()), (Some(2), error));
         assert_eq!(place.files(), before);
     }

@@ -176,7 +176,7 @@ fn two_processes_never_share_a_folder() {
     let who = format!("process {} on ", first.id());
     second_is_refused(&place, first, |line| place.command(line), &who);
     // the lock was released when the process was killed
-    place.refuses(&line, &["holds a run already; continue it with --resume run"]);
+    place.refuses(&line, &["holds a run already; resume it with --resume run"]);
     let newest = checkpoints(&place.path("run"))[0];
     let done = place.does(&format!("train --resume run --steps {}", newest + 1));
     assert!(done.stderr.contains(&format!("from step {newest} →")), "{}", done.stderr);

@@ -341,8 +341,10 @@ fn bad_data_are_refused_before_the_first_step() {
     tokens[1999] = 300;
     place.shard("bad.bin", &tokens);
     let line = format!("train {TINY} --data bad.bin --out run");
-    place
-        .refuses(&line, &["bad.bin: token at position 1999 is 300, expected below the vocabulary size, 256"]);
+    place.refuses(
+        &line,
+        &["bad.bin: token at position 1999 is 300, expected a token of the vocabulary, 0 to 255"],
+    );
     assert!(!place.path("run").exists());
 }
 

@@ -65,7 +65,7 @@ fn steps_are_compared_or_said_not_to_be() {
     assert!(!done.text().contains("not compared"), "{}", done.text());
     place.refuses(
         &format!("verify --key {KEY} --steps 3"),
-        &["--steps 3 is more than the 2 that the answer key records"],
+        &["--steps is 3, expected at most 2, which the answer key records"],
     );
 }
 

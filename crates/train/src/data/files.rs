@@ -17,8 +17,8 @@ pub fn expand_globs<P: AsRef<OsStr>>(patterns: &[P]) -> Result<Vec<PathBuf>> {
             continue;
         }
         let Some(pattern) = pattern.to_str() else {
-            let text = "is not the name of a file, expected one, or a pattern in UTF-8";
-            return Err(Error::config(format!("`{}` {text}", pattern.display())));
+            let field = format!("`{}`", pattern.display());
+            return Err(Error::input(field, "not the name of a file", "one, or a pattern in UTF-8"));
         };
         expand(pattern, &mut files)?;
     }
@@ -32,8 +32,10 @@ pub fn expand_globs<P: AsRef<OsStr>>(patterns: &[P]) -> Result<Vec<PathBuf>> {
 
 /// Adds the files that match a pattern.
 fn expand(pattern: &str, files: &mut Vec<PathBuf>) -> Result<()> {
-    let paths =
-        glob::glob(pattern).map_err(|e| Error::config(format!("`{pattern}` is not a file pattern: {e}")))?;
+    let paths = glob::glob(pattern).map_err(|error| {
+        let found = format!("not a file pattern ({error})");
+        Error::input(format!("`{pattern}`"), found, "a path, or a pattern with *, ? and [...]")
+    })?;
     let before = files.len();
     for path in paths {
         let path = path.map_err(|e| {
@@ -55,9 +57,9 @@ fn no_match(pattern: &str) -> Error {
     let plain = &pattern[..pattern.find(['*', '?', '[']).unwrap_or(pattern.len())];
     let folder = plain.rfind(std::path::is_separator).map_or(Path::new("."), |end| Path::new(&plain[..=end]));
     if folder.is_dir() {
-        Error::config(format!("no file matches `{pattern}`, expected at least one"))
+        Error::NoMatch { pattern: pattern.to_owned() }
     } else {
-        Error::config(format!("{}: no such folder", folder.display()))
+        Error::NotFound { path: folder.to_owned(), kind: "folder" }
     }
 }
 

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Tokens;
 use super::permute::Permutation;
+use crate::format::shards::{check_tokens, position_name};
 use crate::rng::{Rng, mix64};
 use crate::{Error, Result};
 
@@ -70,10 +71,11 @@ impl Loader {
         let longest = sources.iter().map(|s| s.len()).max().unwrap_or(0);
         if longest < need {
             let (count, seq) = (sources.len(), config.seq);
-            return Err(Error::Config(format!(
-                "data: the longest of {count} sources has {longest} tokens, expected at least {need} for one window of \
-                 seq {seq}; give more data or a smaller seq"
-            )));
+            return Err(Error::input(
+                format!("data: the longest of {count} sources"),
+                format!("{longest} tokens long"),
+                format!("at least {need} for one window of seq {seq}; give more data or a smaller seq"),
+            ));
         }
         let parts = [config.seq as u64, config.seed, u64::from(config.shuffle)];
         let shape = hash(parts.into_iter().chain(sources.iter().map(|s| s.len())));
@@ -95,8 +97,8 @@ impl Loader {
         let (batch, seq) = (self.config.batch, self.config.seq);
         for (name, found) in [("x", x.len()), ("y", y.len())] {
             if found != batch * seq {
-                let text = format!("data: `{name}` has {found} elements, expected {batch} x {seq}");
-                return Err(Error::Config(text));
+                let expected = format!("{batch} x {seq} elements");
+                return Err(Error::input(format!("data: the size of `{name}`"), found, expected));
             }
         }
         for (x, y) in x.chunks_exact_mut(seq).zip(y.chunks_exact_mut(seq)) {
@@ -118,14 +120,8 @@ impl Loader {
         let (index, start) = self.epoch.place(self.position, &self.config);
         let (source, vocab) = (&mut self.sources[index], self.config.vocab);
         source.read_at(start, &mut self.window)?;
-        if let Some(bad) = self.window.iter().position(|&token| token as usize >= vocab) {
-            let field = format!("token {}", start + bad as u64);
-            return Err(Error::field(
-                Path::new(&source.name()),
-                field,
-                self.window[bad],
-                format!("< {vocab}"),
-            ));
+        if self.window.iter().any(|&token| token as usize >= vocab) {
+            check_tokens(source.name().as_ref(), &self.window, vocab, |at| position_name(start + at as u64))?;
         }
         self.position += 1;
         Ok(())
@@ -134,11 +130,6 @@ impl Loader {
     /// Whole batches in this epoch, at least 1; a batch larger than the epoch continues with the next epoch.
     pub fn len_batches(&self) -> u64 {
         (self.epoch.windows / self.config.batch as u64).max(1)
-    }
-
-    /// Tokens in all sources together.
-    pub fn len_tokens(&self) -> u64 {
-        self.sources.iter().map(|s| s.len()).sum()
     }
 
     /// Goes back to the start of epoch 0, as every validation does.
@@ -186,10 +177,7 @@ impl Loader {
     /// Continues at the position of a loader with the same data, T and seed; the batch size may differ.
     pub fn restore(&mut self, state: LoaderState) -> Result<()> {
         if state.fingerprint != self.fingerprint() {
-            return Err(Error::Config(
-                "data: the checkpoint was written with other data files, seq, seed or shuffle; give the same to resume"
-                    .into(),
-            ));
+            return Err(Error::OtherData);
         }
         self.seek(state.samples)
     }

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use super::header::{BinHeader, HEADER_BYTES, magic};
 use super::safetensors::Dtype;
+use super::shards::check_tokens;
 use super::stacked::{Stacked, expect_numel, filled, total_elements};
 use super::{Elem, Sink, Source, Span, atomic};
 use crate::model::{Gpt2Config, TensorSpec};
@@ -82,20 +83,14 @@ impl<R: Read + Seek> DebugState<R> {
     }
 
     fn check_tokens(&mut self, name: &str, offset: u64) -> Result<()> {
-        let vocab = self.vocab_size;
-        let path = self.source.path().to_owned();
-        let mut index = 0;
-        self.source.for_each_chunk(offset, self.tokens() as u64 * 4, |chunk| {
-            for word in chunk.as_chunks::<4>().0 {
-                let token = i32::from_le_bytes(*word);
-                if !usize::try_from(token).is_ok_and(|token| token < vocab) {
-                    let expected = format!("a token of the vocabulary, 0 to {}", vocab - 1);
-                    return Err(Error::field(&path, format!("{name}[{index}]"), token, expected));
-                }
-                index += 1;
-            }
-            Ok(())
-        })
+        let tokens = self.read_tokens(offset)?;
+        check_tokens(self.path(), &tokens, self.vocab_size, |index| format!("{name}[{index}]"))
+    }
+
+    fn read_tokens(&mut self, offset: u64) -> Result<Vec<i32>> {
+        let mut tokens = vec![0; self.tokens()];
+        self.source.read_i32(offset, &mut tokens)?;
+        Ok(tokens)
     }
 
     /// Sequences in the batch (B).
@@ -141,16 +136,12 @@ impl<R: Read + Seek> DebugState<R> {
 
     /// Inputs (B, T).
     pub fn x(&mut self) -> Result<Vec<i32>> {
-        let mut tokens = vec![0; self.tokens()];
-        self.source.read_i32(HEADER_BYTES, &mut tokens)?;
-        Ok(tokens)
+        self.read_tokens(HEADER_BYTES)
     }
 
     /// Targets (B, T).
     pub fn y(&mut self) -> Result<Vec<i32>> {
-        let mut tokens = vec![0; self.tokens()];
-        self.source.read_i32(self.places.y, &mut tokens)?;
-        Ok(tokens)
+        self.read_tokens(self.places.y)
     }
 
     /// Elements of the logits: B * T * V, without padding.

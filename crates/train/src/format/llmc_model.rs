@@ -12,7 +12,7 @@ use crate::model::{Gpt2Config, TensorSpec};
 use crate::{Error, Result};
 use ironhorse_core::op::Act;
 
-/// An open model file. Rows of `wte` beyond the vocabulary should be 0; whatever stands there is read as it is.
+/// An open model file. Rows of `wte` beyond the vocabulary should be 0, and are read unchanged.
 #[derive(Debug)]
 pub struct ModelFile<R = File> {
     source: Source<R>,
@@ -20,7 +20,6 @@ pub struct ModelFile<R = File> {
     config: Gpt2Config,
     elem: Elem,
     stacked: Stacked,
-    require_finite: bool,
 }
 
 impl ModelFile<File> {
@@ -48,13 +47,7 @@ impl<R: Read + Seek> ModelFile<R> {
         };
         config.validate().map_err(|error| error.in_file(source.path()))?;
         source.expect_len(HEADER_BYTES + total_elements(&config) * elem.size() as u64)?;
-        Ok(Self { source, header, config, elem, stacked: Stacked::new(&config), require_finite: false })
-    }
-
-    /// From now on NaN and infinite weights are an error that names tensor and index.
-    pub fn require_finite(mut self, yes: bool) -> Self {
-        self.require_finite = yes;
-        self
+        Ok(Self { source, header, config, elem, stacked: Stacked::new(&config) })
     }
 
     /// The sizes in the header.
@@ -81,28 +74,12 @@ impl<R: Read + Seek> ModelFile<R> {
     pub fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
         let (spec, offset) = &self.stacked.tensors()[self.stacked.find(name)?];
         expect_numel(name, out.len(), spec.shape.numel())?;
-        self.source.read_f32(HEADER_BYTES + offset * self.elem.size() as u64, self.elem, out)?;
-        if self.require_finite {
-            check_finite(self.source.path(), name, out, || row_len(spec))?;
-        }
-        Ok(())
+        self.source.read_f32(HEADER_BYTES + offset * self.elem.size() as u64, self.elem, out)
     }
 
     /// Where every tensor is, in file order, without the rows that pad the vocabulary.
     pub fn spans(&self) -> Vec<Span> {
         self.stacked.spans(self.path(), HEADER_BYTES, self.elem, self.config.vocab_size).collect()
-    }
-
-    /// Calls `each` with every tensor in file order; one buffer serves them all.
-    pub fn for_each_tensor(&mut self, mut each: impl FnMut(&TensorSpec, &[f32]) -> Result<()>) -> Result<()> {
-        let mut values = Vec::new();
-        for index in 0..self.stacked.tensors().len() {
-            let spec = self.stacked.tensors()[index].0.clone();
-            values.resize(spec.shape.numel(), 0.0);
-            self.read_tensor(&spec.name, &mut values)?;
-            each(&spec, &values)?;
-        }
-        Ok(())
     }
 }
 
@@ -191,6 +168,7 @@ pub fn write_model_to(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::WeightSource;
     use crate::format::sink::tests::FullAfter;
 
     const CONFIG: Gpt2Config = Gpt2Config { padded_vocab_size: 7, ..Gpt2Config::new(3, 5, 2, 2, 4) };
@@ -227,14 +205,13 @@ mod tests {
         let first = (7 * 4 + 3 * 4 + 4) as f32; // after wte, wpe and layer 0 of the stack
         assert_eq!(ln, [0.0, 1.0, 2.0, 3.0].map(|n| (first + n) / 8.0));
         let mut seen = 0;
-        model
-            .for_each_tensor(|spec, values| {
-                assert_eq!(spec.shape.numel(), values.len());
-                assert_eq!(values[0], seen as f32 / 8.0);
-                seen += values.len();
-                Ok(())
-            })
-            .unwrap();
+        for span in model.spans() {
+            let spec = CONFIG.tensors().into_iter().find(|spec| spec.name == span.name).unwrap();
+            let mut values = vec![0.0; spec.shape.numel()];
+            model.read_tensor(&spec.name, &mut values).unwrap();
+            assert_eq!(values[0], seen as f32 / 8.0);
+            seen += values.len();
+        }
         assert_eq!(seen, CONFIG.num_params());
         assert!(
             model
@@ -291,9 +268,10 @@ mod tests {
         let mut broken = bytes(3);
         let at = 1024 + 4 * (7 * 4 + 2); // wpe.weight[2]
         broken[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
-        open(broken.clone()).unwrap().for_each_tensor(|_, _| Ok(())).unwrap();
-        let mut strict = open(broken).unwrap().require_finite(true);
-        let text = strict.for_each_tensor(|_, _| Ok(())).unwrap_err().to_string();
+        let mut model = open(broken).unwrap();
+        let mut values = vec![0.0; CONFIG.max_seq_len * CONFIG.n_embd];
+        model.read_tensor("wpe.weight", &mut values).unwrap();
+        let text = WeightSource::read_tensor(&mut model, "wpe.weight", &mut values).unwrap_err().to_string();
         assert_eq!(text, "m.bin: wpe.weight[0, 2] is NaN, expected a finite number");
     }
 
@@ -307,7 +285,7 @@ mod tests {
 
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m.bin");
-        let refuse = |spec: &TensorSpec, _: &mut [f32]| Err(Error::Config(format!("no {}", spec.name)));
+        let refuse = |spec: &TensorSpec, _: &mut [f32]| Err(Error::Unsupported(format!("no {}", spec.name)));
         let error = write_model(&path, &CONFIG, &options, refuse).unwrap_err();
         assert_eq!(error.to_string(), "no wte.weight");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);

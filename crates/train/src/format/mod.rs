@@ -3,6 +3,7 @@
 
 pub mod answer_key;
 pub mod atomic;
+pub mod black_box;
 pub mod checkpoint;
 pub mod debug_state;
 pub mod disk;

@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::Path;
 
-use super::Source;
 use super::atomic::AtomicFile;
 use super::header::{BinHeader, HEADER_BYTES, magic};
+use super::{Source, elem};
 use crate::{Error, Result};
 
 /// The two variants of a shard.
@@ -19,11 +19,6 @@ pub enum ShardKind {
 }
 
 impl ShardKind {
-    /// The smaller variant that holds this vocabulary.
-    pub fn for_vocab(vocab_size: usize) -> Self {
-        if vocab_size <= 1 << 16 { Self::U16 } else { Self::U32 }
-    }
-
     /// Bytes per token.
     pub const fn size(self) -> usize {
         match self {
@@ -88,37 +83,34 @@ impl<R: Read + Seek> ShardReader<R> {
             return Err(self.source.field("tokens", asked, format!("at most {} in all", self.count)));
         }
         let size = self.kind.size();
-        let mut rest = &mut out[..];
-        let bytes = rest.len() as u64 * size as u64;
-        self.source.for_each_chunk(HEADER_BYTES + start as u64 * size as u64, bytes, |chunk| {
-            let (now, later) = std::mem::take(&mut rest).split_at_mut(chunk.len() / size);
-            match size {
-                2 => now
-                    .iter_mut()
-                    .zip(chunk.as_chunks::<2>().0)
-                    .for_each(|(o, w)| *o = u16::from_le_bytes(*w).into()),
-                _ => now
-                    .iter_mut()
-                    .zip(chunk.as_chunks::<4>().0)
-                    .for_each(|(o, w)| *o = u32::from_le_bytes(*w)),
-            }
-            rest = later;
-            Ok(())
-        })
+        let offset = HEADER_BYTES + start as u64 * size as u64;
+        match self.kind {
+            ShardKind::U16 => self.source.decode(offset, size, out, |chunk, out| {
+                elem::decode(chunk, out, |word| u16::from_le_bytes(word).into());
+            }),
+            ShardKind::U32 => self.source.decode(offset, size, out, |chunk, out| {
+                elem::decode(chunk, out, u32::from_le_bytes);
+            }),
+        }
     }
 }
 
-/// Rejects tokens outside the vocabulary; `first` is the position of `tokens[0]` in the file.
-pub fn check_tokens(path: &Path, first: usize, tokens: &[u32], vocab_size: usize) -> Result<()> {
-    match tokens.iter().position(|&token| token as usize >= vocab_size) {
-        None => Ok(()),
-        Some(index) => Err(Error::field(
-            path,
-            format!("token at position {}", first + index),
-            tokens[index],
-            format!("below the vocabulary size, {vocab_size}"),
-        )),
-    }
+/// Rejects tokens outside the vocabulary; `name` is what an error calls the token at an index.
+pub fn check_tokens<T: Copy + Into<i64>>(
+    path: &Path,
+    tokens: &[T],
+    vocab_size: usize,
+    name: impl Fn(usize) -> String,
+) -> Result<()> {
+    let is_outside = |&token: &T| !usize::try_from(token.into()).is_ok_and(|token| token < vocab_size);
+    let Some(index) = tokens.iter().position(is_outside) else { return Ok(()) };
+    let expected = format!("a token of the vocabulary, 0 to {}", vocab_size.saturating_sub(1));
+    Err(Error::field(path, name(index), tokens[index].into(), expected))
+}
+
+/// What errors call the token at a position of a shard.
+pub(crate) fn position_name(position: u64) -> String {
+    format!("token at position {position}")
 }
 
 /// Writes a shard, atomically, as tokens come in.
@@ -141,7 +133,7 @@ impl ShardWriter {
     /// Appends tokens.
     pub fn push(&mut self, tokens: &[u32]) -> Result<()> {
         let limit = if self.kind == ShardKind::U16 { 1 << 16 } else { 1 << 32 };
-        check_tokens(&self.path, self.count, tokens, limit)?;
+        check_tokens(&self.path, tokens, limit, |at| position_name((self.count + at) as u64))?;
         let count = self.count.saturating_add(tokens.len());
         if i32::try_from(count).is_err() {
             return Err(Error::field(&self.path, "number of tokens", count, "at most 2147483647"));
@@ -243,8 +235,12 @@ mod tests {
         assert!(refusal(bytes([20240520, 1, i32::MAX], &[])).contains("expected 4294968318 bytes"));
         assert!(refusal(bytes([20240520, 1, i32::MIN], &[])).contains("is -2147483648"));
         assert!(refusal(vec![]).contains("file size is 0 bytes"));
-        let text = check_tokens(Path::new("s.bin"), 100, &[1, 2, 50257], 50257).unwrap_err().to_string();
-        assert_eq!(text, "s.bin: token at position 102 is 50257, expected below the vocabulary size, 50257");
+        let text =
+            check_tokens(Path::new("s.bin"), &[1, 2, 50257_u32], 50257, |at| position_name(100 + at as u64));
+        assert_eq!(
+            text.unwrap_err().to_string(),
+            "s.bin: token at position 102 is 50257, expected a token of the vocabulary, 0 to 50256"
+        );
     }
 
     #[test]
@@ -258,7 +254,5 @@ mod tests {
         drop(writer);
         assert!(ShardWriter::create(&path, ShardKind::U16).unwrap().finish().is_err());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-        assert_eq!(ShardKind::for_vocab(65536), ShardKind::U16);
-        assert_eq!(ShardKind::for_vocab(65537), ShardKind::U32);
     }
 }

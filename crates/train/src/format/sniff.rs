@@ -103,7 +103,7 @@ fn sniff_safetensors(path: &Path, source: Source) -> Result<Kind> {
     let named = path
         .file_name()
         .and_then(|name| name.to_str())
-        .is_some_and(|name| name == hf::HF_WEIGHTS || hf::is_part_name(name));
+        .is_some_and(|name| name == hf::HF_WEIGHTS || hf::is_part_name(hf::MODEL, name));
     Ok(if named && path.with_file_name("config.json").exists() { Kind::HfFile } else { Kind::SafeTensors })
 }
 

@@ -121,29 +121,42 @@ impl<R: Read + Seek> Source<R> {
         result
     }
 
-    /// Fills `out` with numbers from `offset` on, widened to f32.
-    pub fn read_f32(&mut self, offset: u64, elem: Elem, out: &mut [f32]) -> Result<()> {
+    /// Fills `out` with numbers of `size` bytes from `offset` on; `convert` decodes some of them at a time.
+    pub(super) fn decode<T>(
+        &mut self,
+        offset: u64,
+        size: usize,
+        out: &mut [T],
+        mut convert: impl FnMut(&[u8], &mut [T]),
+    ) -> Result<()> {
         let mut rest = &mut out[..];
-        let bytes = rest.len() as u64 * elem.size() as u64;
+        let bytes = rest.len() as u64 * size as u64;
         self.for_each_chunk(offset, bytes, |chunk| {
-            let (now, later) = std::mem::take(&mut rest).split_at_mut(chunk.len() / elem.size());
-            elem::widen(elem, chunk, now);
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(chunk.len() / size);
+            convert(chunk, now);
             rest = later;
             Ok(())
         })
     }
 
+    /// Fills `out` with numbers from `offset` on, widened to f32.
+    pub fn read_f32(&mut self, offset: u64, elem: Elem, out: &mut [f32]) -> Result<()> {
+        self.decode(offset, elem.size(), out, |chunk, out| elem::widen(elem, chunk, out))
+    }
+
     /// Fills `out` with int32 from `offset` on.
     pub fn read_i32(&mut self, offset: u64, out: &mut [i32]) -> Result<()> {
-        let mut rest = &mut out[..];
-        let bytes = rest.len() as u64 * 4;
-        self.for_each_chunk(offset, bytes, |chunk| {
-            let (words, _) = chunk.as_chunks::<4>();
-            let (now, later) = std::mem::take(&mut rest).split_at_mut(words.len());
-            now.iter_mut().zip(words).for_each(|(out, word)| *out = i32::from_le_bytes(*word));
-            rest = later;
+        self.decode(offset, 4, out, |chunk, out| elem::decode(chunk, out, i32::from_le_bytes))
+    }
+
+    /// The CRC-32 of the bytes `offset .. offset + len`.
+    pub fn crc32(&mut self, offset: u64, len: u64) -> Result<u32> {
+        let mut crc = crc32fast::Hasher::new();
+        self.for_each_chunk(offset, len, |chunk| {
+            crc.update(chunk);
             Ok(())
-        })
+        })?;
+        Ok(crc.finalize())
     }
 }
 

@@ -47,17 +47,30 @@ impl Tokenizer {
         let Some(eot) = u32::try_from(eot).ok().filter(|&eot| (eot as usize) < count) else {
             return Err(source.field("end-of-text token", eot, format!("0 to {}", count - 1)));
         };
-        let mut splitter =
-            Splitter { tokens: Vec::with_capacity(count), count, current: Vec::new(), left: 0, over: 0 };
-        let path = source.path().to_owned();
-        source.for_each_chunk(HEADER_BYTES, body, |chunk| splitter.take(chunk, &path))?;
-        if splitter.tokens.len() < count || splitter.over > 0 {
-            let found = format!("{} bytes with {} whole tokens", source.len(), splitter.tokens.len());
-            let found =
-                if splitter.over > 0 { format!("{found} and {} bytes more", splitter.over) } else { found };
+        if body > count as u64 * 256 {
+            let expected = format!("at most 256 bytes for each of {count} tokens");
+            return Err(source.field("file size", format!("{} bytes", source.len()), expected));
+        }
+        let mut bytes = vec![0; body as usize]; // the file has so many
+        source.read_at(HEADER_BYTES, &mut bytes)?;
+        let (mut tokens, mut rest) = (Vec::with_capacity(count), &bytes[..]);
+        while tokens.len() < count
+            && let Some((&len, after)) = rest.split_first()
+        {
+            if len == 0 {
+                return Err(source.field(format!("length of token {}", tokens.len()), 0, "1 to 255"));
+            }
+            let Some((token, after)) = after.split_at_checked(len.into()) else { break };
+            tokens.push(token.to_vec());
+            rest = after;
+        }
+        if tokens.len() < count || !rest.is_empty() {
+            let found = format!("{} bytes with {} whole tokens", source.len(), tokens.len());
+            let more = format!("{found} and {} bytes more", rest.len());
+            let found = if tokens.len() == count { more } else { found };
             return Err(source.field("file size", found, format!("exactly {count} tokens")));
         }
-        Ok(Self { tokens: splitter.tokens, eot })
+        Ok(Self { tokens, eot })
     }
 
     /// Writes a file atomically.
@@ -132,42 +145,6 @@ impl Tokenizer {
             at += len;
         }
         Ok(ids)
-    }
-}
-
-/// Cuts a stream of (length, bytes) into tokens.
-struct Splitter {
-    tokens: Vec<Vec<u8>>,
-    count: usize,
-    current: Vec<u8>,
-    left: usize,
-    over: usize,
-}
-
-impl Splitter {
-    fn take(&mut self, mut chunk: &[u8], path: &Path) -> Result<()> {
-        while let Some(&first) = chunk.first() {
-            if self.tokens.len() == self.count {
-                self.over += chunk.len();
-                return Ok(());
-            }
-            if self.left == 0 {
-                if first == 0 {
-                    let field = format!("length of token {}", self.tokens.len());
-                    return Err(Error::field(path, field, 0, "1 to 255"));
-                }
-                self.left = usize::from(first);
-                chunk = &chunk[1..];
-            }
-            let (now, later) = chunk.split_at(self.left.min(chunk.len()));
-            self.current.extend_from_slice(now);
-            self.left -= now.len();
-            chunk = later;
-            if self.left == 0 {
-                self.tokens.push(std::mem::take(&mut self.current));
-            }
-        }
-        Ok(())
     }
 }
 

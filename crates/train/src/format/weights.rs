@@ -1,6 +1,7 @@
 //! One interface to read weights from every kind of file.
 
 use std::ffi::OsStr;
+use std::io::{Read, Seek};
 use std::path::Path;
 
 use super::answer_key::AnswerKey;
@@ -18,11 +19,18 @@ pub trait WeightSource {
     fn config(&self) -> ModelConfig;
 
     /// Fills `out` with a parameter by its name in the parameter table; padding rows of the vocabulary that are not in
-    /// the file are 0.
-    fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()>;
+    /// the file are 0. NaN and infinite weights are not rejected.
+    fn read_unchecked(&mut self, name: &str, out: &mut [f32]) -> Result<()>;
 
     /// The file or folder.
     fn path(&self) -> &Path;
+
+    /// The same; NaN and infinite weights are an error.
+    fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
+        self.read_unchecked(name, out)?;
+        let spec = |name: &str| self.config().tensors().into_iter().find(|spec| spec.name == name);
+        check_finite(self.path(), name, out, || spec(name).map_or(1, |spec| row_len(&spec)))
+    }
 
     /// The tokens before and after a text.
     fn text_tokens(&self) -> TextTokens {
@@ -40,19 +48,20 @@ pub trait WeightSource {
     }
 }
 
+/// Implements [`WeightSource`] by the methods of the same names that the readers have themselves.
 macro_rules! weight_source {
-    ($($type:ident { $($more:tt)* })*) => {
-        $(impl<R: std::io::Read + std::io::Seek> WeightSource for $type<R> {
+    ($([$($generics:tt)*] $type:ty { $($more:tt)* })*) => {
+        $(impl $($generics)* WeightSource for $type {
             fn config(&self) -> ModelConfig {
-                $type::config(self).into()
+                <$type>::config(self).into()
             }
 
-            fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
-                $type::read_tensor(self, name, out)
+            fn read_unchecked(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
+                <$type>::read_tensor(self, name, out)
             }
 
             fn path(&self) -> &Path {
-                $type::path(self)
+                <$type>::path(self)
             }
 
             $($more)*
@@ -61,9 +70,9 @@ macro_rules! weight_source {
 }
 
 weight_source! {
-    ModelFile {}
-    AnswerKey {}
-    HfFolder {
+    [<R: Read + Seek>] ModelFile<R> {}
+    [<R: Read + Seek>] AnswerKey<R> {}
+    [<R: Read + Seek>] HfFolder<R> {
         fn text_tokens(&self) -> TextTokens {
             HfFolder::text_tokens(self).clone()
         }
@@ -73,62 +82,18 @@ weight_source! {
             path.exists().then(|| Tokenizer::open(&path)).transpose()
         }
     }
-}
+    [] Checkpoint {
+        fn text_tokens(&self) -> TextTokens {
+            Checkpoint::text_tokens(self)
+        }
 
-impl WeightSource for Checkpoint {
-    fn config(&self) -> ModelConfig {
-        *Checkpoint::config(self)
-    }
+        fn trainer(&self) -> Option<&TrainerState> {
+            Some(Checkpoint::trainer(self))
+        }
 
-    fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
-        Checkpoint::read_tensor(self, name, out)
-    }
-
-    fn path(&self) -> &Path {
-        Checkpoint::path(self)
-    }
-
-    fn text_tokens(&self) -> TextTokens {
-        Checkpoint::text_tokens(self)
-    }
-
-    fn trainer(&self) -> Option<&TrainerState> {
-        Some(Checkpoint::trainer(self))
-    }
-
-    fn tokenizer(&self) -> Result<Option<Tokenizer>> {
-        Ok(Checkpoint::tokenizer(self).cloned())
-    }
-}
-
-/// Rejects NaN and infinite weights.
-struct Finite<S: ?Sized>(Box<S>);
-
-impl<S: WeightSource + ?Sized> WeightSource for Finite<S> {
-    fn config(&self) -> ModelConfig {
-        self.0.config()
-    }
-
-    fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
-        self.0.read_tensor(name, out)?;
-        let shape = |name: &str| self.0.config().tensors().into_iter().find(|spec| spec.name == name);
-        check_finite(self.0.path(), name, out, || shape(name).map_or(1, |spec| row_len(&spec)))
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    fn text_tokens(&self) -> TextTokens {
-        self.0.text_tokens()
-    }
-
-    fn trainer(&self) -> Option<&TrainerState> {
-        self.0.trainer()
-    }
-
-    fn tokenizer(&self) -> Result<Option<Tokenizer>> {
-        self.0.tokenizer()
+        fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+            Ok(Checkpoint::tokenizer(self).cloned())
+        }
     }
 }
 
@@ -139,7 +104,7 @@ pub fn open_weights(path: &Path) -> Result<Box<dyn WeightSource>> {
 
 /// The same for a file whose kind is known.
 fn open_kind(path: &Path, kind: Kind) -> Result<Box<dyn WeightSource>> {
-    let source: Box<dyn WeightSource> = match kind {
+    Ok(match kind {
         Kind::Model => Box::new(ModelFile::open(path)?),
         Kind::HfFolder => Box::new(HfFolder::open(path)?),
         Kind::HfFile => Box::new(HfFolder::open(path.parent().unwrap_or(Path::new(".")))?),
@@ -154,8 +119,7 @@ fn open_kind(path: &Path, kind: Kind) -> Result<Box<dyn WeightSource>> {
                 "weights: a model .bin, a Hugging Face folder, a run, a checkpoint or an answer key",
             ));
         }
-    };
-    Ok(Box::new(Finite(source)))
+    })
 }
 
 /// The value of `--model`: sizes to initialise at random, or weights.
@@ -180,7 +144,7 @@ impl ModelChoice {
             let like_a_path = text.contains(['/', '\\']) || path.extension().is_some();
             let named = ModelConfig::named(text).is_some(); // moe-6.9b ends like a file
             if like_a_path && !named && !text.contains('=') {
-                return Err(Error::NotFound { path: path.to_owned() });
+                return Err(Error::NotFound { path: path.to_owned(), kind: "file" });
             }
             return ModelConfig::parse(text).map(Self::Sizes);
         }

@@ -48,7 +48,7 @@ fn render(title: &str, series: &[Series]) -> Result<String> {
     let curves: Vec<Curve> =
         series.iter().enumerate().map(|(i, s)| Curve::new(s, i % COLOURS.len())).collect();
     let frame = Frame::around(&curves)
-        .ok_or_else(|| Error::Config(format!("plot \"{title}\": there is no finite point to draw")))?;
+        .ok_or_else(|| Error::input(format!("plot \"{title}\""), "without a finite point", "one to draw"))?;
     let mut svg = Svg::new([WIDTH, HEIGHT], LEFT, title, "");
     frame.draw_axes(&mut svg);
     curves.iter().for_each(|curve| curve.draw(&frame, &mut svg));

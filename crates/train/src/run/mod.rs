@@ -1,20 +1,15 @@
 //! A training run: the loop, its folder, its checkpoints, and what happens when something goes wrong.
 //!
 //! ```text
-//! trainer.rs   the loop                 ending.rs      done, stopped or failed             control.rs   stop and save requests
-//! schedule.rs  the learning rate        measure.rs     validation and samples              metrics.rs   metrics.jsonl
-//! bad_step.rs  NaN or infinite steps    black_box.rs   what is kept of them                spikes.rs    outlier losses
-//! save/        checkpoints by a thread  folder/        the run's folder and its lock       balance.rs   loads of the experts
-//! provenance.rs  run.json, algorithms.json
+//! trainer/     the loop, what it measures, NaN or infinite steps, how it ends
+//! save/        checkpoints by a thread    folder/      the run's folder and its lock    provenance.rs  run.json, algorithms.json
+//! schedule.rs  the learning rate          metrics.rs   metrics.jsonl                    control.rs     stop and save requests
+//! spikes.rs    outlier losses             balance.rs   loads of the experts
 //! ```
 
-mod bad_step;
 mod balance;
-mod black_box;
 mod control;
-mod ending;
 mod folder;
-mod measure;
 pub mod metrics;
 mod provenance;
 mod save;
@@ -22,13 +17,12 @@ pub mod schedule;
 mod spikes;
 mod trainer;
 
-pub use black_box::{BAD, BadStep, BlackBox};
+pub use crate::format::black_box::{BAD, BadStep, BlackBox};
 pub use control::{Control, StopReason};
 pub use folder::RunFolder;
 pub use provenance::{InitFacts, RunJson, Started, host, read_algorithms, utc};
 pub use save::{SaveSettings, SaveStats, Saver};
 
-use crate::Result;
 use crate::data::Loader;
 use crate::format::checkpoint::{Best, TrainerState};
 use crate::format::tokenizer::Tokenizer;
@@ -37,6 +31,7 @@ use crate::model::Recompute;
 use crate::run::metrics::Metrics;
 use crate::run::schedule::LrSchedule;
 use crate::session::Session;
+use crate::{Error, Result};
 use ironhorse_core::Scalars;
 use serde_json::Value;
 use std::path::PathBuf;
@@ -181,7 +176,8 @@ pub fn train(job: Job<'_>) -> Result<Summary> {
 /// Moves the data to the position of a checkpoint.
 pub fn restore_position(state: &TrainerState, data: &mut TrainData) -> Result<()> {
     let position = serde_json::from_value(state.data.clone()).map_err(|error| {
-        crate::Error::Config(format!("the checkpoint's position in the data is not valid: {error}"))
+        let found = format!("not valid ({error})");
+        Error::input("the checkpoint's position in the data", found, "samples and a fingerprint")
     })?;
     data.train.restore(position)
 }

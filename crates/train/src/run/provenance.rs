@@ -1,9 +1,10 @@
 //! `run.json`: what a run is made of and where it ran, every resume included; `algorithms.json`: the libraries' algorithms
 //! it computes with, so that an emptied cache changes no bits.
 
-use crate::data::survey::SourceFacts;
+use crate::data::survey::{SourceFacts, hex};
 use crate::format::{Source, atomic};
 use crate::{Error, Result};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -18,9 +19,9 @@ const FORMAT: &str = "ironhorse-run";
 /// One start of a run: the first, or a resume.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Started {
-    /// When, in seconds since 1970 and as people write it, UTC.
+    /// When, in seconds since 1970.
     pub unix_s: u64,
-    /// The same, for people.
+    /// The same as a date and time, UTC.
     pub time: String,
     /// The command line.
     pub command: Vec<String>,
@@ -73,7 +74,7 @@ impl InitFacts {
                 Ok(())
             })?;
         }
-        let sha256 = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let sha256 = hex(&hash.finalize());
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         Ok(Self { path: path.to_string_lossy().into_owned(), sha256 })
     }
@@ -106,15 +107,7 @@ impl RunJson {
 
     /// Reads that of a run; `None` if it has none.
     pub fn read(run: &Path) -> Result<Option<Self>> {
-        let path = run.join(RUN_JSON);
-        let bytes = match std::fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Error::io(&path, "read", error)),
-        };
-        serde_json::from_slice(&bytes).map(Some).map_err(|error| {
-            Error::field(&path, "content", format!("not valid ({error})"), "the JSON of a run")
-        })
+        read_json(&run.join(RUN_JSON), "the JSON of a run")
     }
 
     /// Writes that of a run.
@@ -130,19 +123,23 @@ impl RunJson {
 
 /// Reads the algorithms that a run computes with; none if it has none.
 pub fn read_algorithms(run: &Path) -> Result<Vec<(String, String)>> {
-    let path = run.join(ALGORITHMS);
-    match std::fs::read(&path) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
-            Error::field(&path, "content", format!("not valid ({error})"), "a list of names and algorithms")
-        }),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(Error::io(&path, "read", error)),
-    }
+    Ok(read_json(&run.join(ALGORITHMS), "a list of names and algorithms")?.unwrap_or_default())
 }
 
 /// Keeps the algorithms that a run computes with.
 pub(super) fn write_algorithms(run: &Path, choices: &[(String, String)]) -> Result<()> {
     write_json(&run.join(ALGORITHMS), &choices)
+}
+
+/// The contents of a file; `None` if there is no such file.
+fn read_json<T: DeserializeOwned>(path: &Path, expected: &str) -> Result<Option<T>> {
+    let bytes = match std::fs::read(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        read => read.map_err(|source| Error::io(path, "read", source))?,
+    };
+    serde_json::from_slice(&bytes)
+        .map(Some)
+        .map_err(|error| Error::field(path, "content", format!("not valid ({error})"), expected))
 }
 
 fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {

@@ -65,9 +65,7 @@ pub fn verify(
     if let (Some(steps), Some(most)) = (options.steps, reference.most_steps())
         && steps > most
     {
-        return Err(Error::Config(format!(
-            "--steps {steps} is more than the {most} that the answer key records"
-        )));
+        return Err(Error::input("--steps", steps, format!("at most {most}, which the answer key records")));
     }
     let limits = Limits::new(reference, options, cpu)?;
     let (rows, losses) = answers(engine, reference, options, &limits)?;

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use self::cache::{Cache, Stamp};
 use crate::format::Source;
-use crate::format::shards::{ShardKind, ShardReader, check_tokens};
+use crate::format::shards::{ShardKind, ShardReader, check_tokens, position_name};
 use crate::{Error, Result};
 
 /// Bytes read at a time by each thread; a multiple of both token sizes.
@@ -232,10 +232,11 @@ fn largest(path: &Path, first: u64, tokens: impl Iterator<Item = u32> + Clone, v
     let bad = (largest as usize >= vocab)
         .then(|| tokens.enumerate().find(|&(_, token)| token as usize >= vocab))
         .flatten();
-    match bad {
-        Some((index, token)) => check_tokens(path, first as usize + index, &[token], vocab).map(|()| largest),
-        None => Ok(largest),
-    }
+    let checked = match bad {
+        Some((index, token)) => check_tokens(path, &[token], vocab, |_| position_name(first + index as u64)),
+        None => Ok(()),
+    };
+    checked.map(|()| largest)
 }
 
 /// The contents of a source in memory whose tokens are bytes: the built-in stories.
@@ -260,7 +261,8 @@ pub fn fingerprint(facts: &[SourceFacts]) -> String {
     hex(&hash.finalize())
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// Bytes in hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
         // writing to a string does not fail

@@ -54,8 +54,10 @@ fn the_first_token_outside_the_vocabulary_is_named() {
         }
         write(path, ShardKind::U16, &tokens);
     }
-    let want =
-        format!("{}: token at position 7 is 60, expected below the vocabulary size, 50", paths[20].display());
+    let want = format!(
+        "{}: token at position 7 is 60, expected a token of the vocabulary, 0 to 49",
+        paths[20].display()
+    );
     for cache in [None, Some(cache.as_path())] {
         for _ in 0..5 {
             assert_eq!(run(&paths, 50, cache).0.unwrap_err().to_string(), want);

@@ -8,6 +8,7 @@ use super::meta::{KeyMeta, KeyOptimizer};
 use crate::Result;
 use crate::format::atomic;
 use crate::format::safetensors::{Dtype, SafeTensors};
+use crate::format::shards::check_tokens;
 use crate::format::stacked::expect_numel;
 use crate::model::{ModelConfig, TensorSpec};
 
@@ -60,11 +61,7 @@ impl<R: Read + Seek> AnswerKey<R> {
         let vocab = self.meta.config.vocab_size();
         for name in ["x", "y"] {
             let tokens = self.file.read_i32(name)?;
-            let outside = |token: &i32| !usize::try_from(*token).is_ok_and(|token| token < vocab);
-            if let Some(index) = tokens.iter().position(outside) {
-                let expected = format!("a token of the vocabulary, 0 to {}", vocab - 1);
-                return Err(self.file.field(format!("{name}[{index}]"), tokens[index], expected));
-            }
+            check_tokens(self.path(), &tokens, vocab, |index| format!("{name}[{index}]"))?;
         }
         Ok(())
     }
@@ -88,7 +85,7 @@ impl<R: Read + Seek> AnswerKey<R> {
         for name in &self.meta.acts {
             // the chosen experts are integers
             if self.file.entry(&format!("act.{name}"))?.dtype != Dtype::I32 {
-                self.expect_float_any(&format!("act.{name}"))?;
+                self.file.float_entry(&format!("act.{name}"))?;
             }
             let gradient = format!("dact.{name}");
             if self.has(&gradient) {
@@ -119,16 +116,8 @@ impl<R: Read + Seek> AnswerKey<R> {
     }
 
     fn expect_float(&self, name: &str, shape: &[usize]) -> Result<()> {
-        self.expect_float_any(name)?;
+        self.file.float_entry(name)?;
         self.expect_shape(name, shape)
-    }
-
-    fn expect_float_any(&self, name: &str) -> Result<()> {
-        let dtype: Dtype = self.file.entry(name)?.dtype;
-        if dtype.elem().is_some() {
-            return Ok(());
-        }
-        Err(self.file.field(format!("dtype of `{name}`"), dtype.name(), "F32, BF16 or F16"))
     }
 
     /// Sequences in the batch (B).

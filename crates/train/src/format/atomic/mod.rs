@@ -80,6 +80,14 @@ pub fn write_file<T>(path: &Path, body: impl FnOnce(&mut Sink<'_>) -> Result<T>)
     Ok(value)
 }
 
+/// Writes these bytes as a file, atomically, and returns their CRC-32.
+pub fn write_bytes(path: &Path, bytes: &[u8]) -> Result<u32> {
+    write_file(path, |sink| {
+        sink.put(bytes)?;
+        Ok(sink.crc32())
+    })
+}
+
 /// Writes a folder atomically through `body`, which fills the temporary folder (its files are fsynced here). An old
 /// folder at `path` is replaced only if it contains no files except those whose names are `owned`.
 ///

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::{discard, fs};
+use crate::host::os_string;
 use crate::{Error, Result};
 
 /// What [`sweep`] did.
@@ -96,15 +97,4 @@ fn parse(name: &OsStr) -> Option<(OsString, bool)> {
         _ => return None,
     };
     if target.is_empty() { None } else { Some((os_string(target)?, old)) }
-}
-
-#[cfg(unix)]
-fn os_string(bytes: &[u8]) -> Option<OsString> {
-    use std::os::unix::ffi::OsStrExt;
-    Some(OsStr::from_bytes(bytes).to_owned())
-}
-
-#[cfg(not(unix))]
-fn os_string(bytes: &[u8]) -> Option<OsString> {
-    std::str::from_utf8(bytes).ok().map(OsString::from)
 }

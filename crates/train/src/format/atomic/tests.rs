@@ -18,7 +18,7 @@ fn a_failed_write_leaves_the_old_file() {
     write_file(&path, |sink| sink.put(b"old")).unwrap();
     let failed: Result<()> = write_file(&path, |sink| {
         sink.put(b"half of the new")?;
-        Err(Error::Config("no more".into()))
+        Err(Error::Unsupported("no more".into()))
     });
     assert!(failed.is_err());
     assert_eq!(fs::read(&path).unwrap(), b"old");

@@ -24,7 +24,7 @@ pub use reader::Checkpoint;
 pub(crate) use writer::widen;
 pub use writer::{CheckpointParts, Written, checkpoint_bytes, write_checkpoint};
 
-use super::hf::{self, HF_CONFIG, HF_INDEX, HF_WEIGHTS};
+use super::hf::{self, HF_CONFIG, HF_INDEX};
 use super::tokenizer::TOKENIZER;
 use crate::model::TensorSpec;
 use ironhorse_core::Pool;
@@ -39,10 +39,8 @@ const STATE: &str = "state";
 
 /// Whether a file of this name can be part of a checkpoint.
 pub(super) fn is_ours(name: &str) -> bool {
-    [HF_CONFIG, HF_WEIGHTS, HF_INDEX, TOKENIZER, TRAINER].contains(&name)
-        || hf::is_part_name(name)
-        || is_state(name)
-        || is_part_of(name, MASTER)
+    [HF_CONFIG, HF_INDEX, TOKENIZER, TRAINER].contains(&name)
+        || [hf::MODEL, MASTER, STATE].iter().any(|stem| is_part_of(name, stem))
 }
 
 /// Whether a file holds AdamW's state, which only training needs.
@@ -52,10 +50,7 @@ fn is_state(name: &str) -> bool {
 
 /// `STEM.safetensors` or `STEM-00001-of-00003.safetensors`.
 fn is_part_of(name: &str, stem: &str) -> bool {
-    let Some(rest) = name.strip_prefix(stem).and_then(|rest| rest.strip_suffix(".safetensors")) else {
-        return false;
-    };
-    rest.is_empty() || hf::is_part_name(&format!("model{rest}.safetensors"))
+    name == hf::part_name(stem, 1, 1) || hf::is_part_name(stem, name)
 }
 
 /// The name of a parameter's tensor in one of the pools beside the weights.

@@ -150,24 +150,23 @@ impl Checkpoint {
         dtype: Dtype,
         spec: &TensorSpec,
     ) -> Result<()> {
-        let Some(file) = files.iter().find(|file| file.header().get(name).is_some()) else {
-            return Err(Error::field(
-                &self.folder,
-                format!("tensor `{name}`"),
-                "missing",
-                "in the checkpoint",
-            ));
-        };
+        let file = &files[self.find(files, name)?];
+        expect_dtype(file, name, dtype)?;
         let entry = file.entry(name)?;
-        if entry.dtype != dtype {
-            return Err(file.field(format!("dtype of `{name}`"), entry.dtype.name(), dtype.name()));
-        }
         let shape = self.trainer.config.unpadded_shape(spec);
         if entry.shape != shape && entry.shape != spec.shape.dims() {
             let found = format!("{:?}", entry.shape);
             return Err(file.field(format!("shape of `{name}`"), found, format!("{shape:?}")));
         }
         Ok(())
+    }
+
+    /// Which of the files has a tensor.
+    fn find(&self, files: &[SafeTensors<File>], name: &str) -> Result<usize> {
+        files.iter().position(|file| file.header().get(name).is_some()).ok_or_else(|| {
+            let expected = "in the checkpoint, opened with its state";
+            Error::field(&self.folder, format!("tensor `{name}`"), "missing", expected)
+        })
     }
 
     /// Reads one parameter by its name in the parameter table, as exactly as it is stored: from the master weights
@@ -204,22 +203,25 @@ impl Checkpoint {
             return Ok(());
         }
         let name = stored_name(pool, spec);
+        let files = if pool == Pool::Master { &self.master } else { &self.state };
+        let at = self.find(files, &name)?;
         let files = if pool == Pool::Master { &mut self.master } else { &mut self.state };
-        let Some(file) = files.iter_mut().find(|file| file.header().get(&name).is_some()) else {
-            let expected = "in the checkpoint, opened with its state";
-            return Err(Error::field(&self.folder, format!("tensor `{name}`"), "missing", expected));
-        };
-        read_bytes(file, &name, dtype, bytes)?;
+        read_bytes(&mut files[at], &name, dtype, bytes)?;
         expect_numel(&name, bytes.len() / dtype.size(), spec.shape.numel())
     }
 }
 
+fn expect_dtype(file: &SafeTensors<File>, name: &str, dtype: Dtype) -> Result<()> {
+    let found = file.entry(name)?.dtype;
+    if found == dtype {
+        return Ok(());
+    }
+    Err(file.field(format!("dtype of `{name}`"), found.name(), dtype.name()))
+}
+
 /// A tensor's bytes; its type must be the one of the pool.
 fn read_bytes(file: &mut SafeTensors<File>, name: &str, dtype: DType, bytes: &mut Vec<u8>) -> Result<()> {
-    let (found, want) = (file.entry(name)?.dtype, stored_dtype(dtype));
-    if found != want {
-        return Err(file.field(format!("dtype of `{name}`"), found.name(), want.name()));
-    }
+    expect_dtype(file, name, stored_dtype(dtype))?;
     bytes.clear();
     file.for_each_chunk(name, |chunk| {
         bytes.extend_from_slice(chunk);
@@ -242,21 +244,11 @@ fn check_sizes(folder: &Path, trainer: &TrainerJson, wanted: impl Fn(&str) -> bo
 fn check_crc32(folder: &Path, trainer: &TrainerJson, wanted: impl Fn(&str) -> bool) -> Result<()> {
     for (name, &want) in trainer.crc32.iter().filter(|(name, _)| wanted(name)) {
         let path = folder.join(name);
-        let found = crc32_of(&path)?;
+        let mut source = Source::open(&path)?;
+        let found = source.crc32(0, source.len())?;
         if found != want {
             return Err(Error::field(&path, "crc32", found, format!("{want}, as trainer.json says")));
         }
     }
     Ok(())
-}
-
-fn crc32_of(path: &Path) -> Result<u32> {
-    let mut source = Source::open(path)?;
-    let mut crc = crc32fast::Hasher::new();
-    let len = source.len();
-    source.for_each_chunk(0, len, |chunk| {
-        crc.update(chunk);
-        Ok(())
-    })?;
-    Ok(crc.finalize())
 }

@@ -113,7 +113,7 @@ impl Job<'_> {
             expect_bytes(spec, dtype, &bytes)?;
             index += 1;
             widen(dtype, &bytes, out);
-            if !all_finite(out) {
+            if !is_finite(dtype, &bytes) {
                 non_finite.push(spec.name.clone());
             }
             Ok(())
@@ -130,24 +130,10 @@ impl Job<'_> {
         let size = |&(pool, index): &(Pool, usize)| {
             (self.table[index].shape.numel() * precision.of(pool).size()) as u64
         };
-        let (mut files, mut held) = (vec![Vec::new()], 0);
-        for tensor in &tensors {
-            if held > 0 && held + size(tensor) > self.parts.part_bytes {
-                files.push(Vec::new());
-                held = 0;
-            }
-            held += size(tensor);
-            if let Some(file) = files.last_mut() {
-                file.push(*tensor);
-            }
-        }
-        let count = files.len();
-        for (number, tensors) in files.iter().enumerate() {
-            let name = match count {
-                1 => format!("{stem}.safetensors"),
-                _ => format!("{stem}-{:05}-of-{count:05}.safetensors", number + 1),
-            };
-            let crc = self.file(&name, tensors, read)?;
+        let parts = hf::split(tensors.iter().map(size), self.parts.part_bytes);
+        for (number, range) in (1..).zip(&parts) {
+            let name = hf::part_name(stem, number, parts.len());
+            let crc = self.file(&name, &tensors[range.clone()], read)?;
             self.crc32.insert(name, crc);
         }
         Ok(())
@@ -168,7 +154,7 @@ impl Job<'_> {
                 read(pool, index, &mut bytes)?;
                 expect_bytes(spec, dtype, &bytes)?;
                 let name = stored_name(pool, spec);
-                if !bytes_finite(dtype, &bytes) {
+                if !is_finite(dtype, &bytes) {
                     self.non_finite.push(name.clone());
                 }
                 writer.put_bytes(&name, stored_dtype(dtype), &bytes)?;
@@ -235,22 +221,15 @@ pub(crate) fn widen(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-fn all_finite(values: &[f32]) -> bool {
-    values.iter().fold(true, |all, value| all & value.is_finite())
-}
-
-fn bytes_finite(dtype: DType, bytes: &[u8]) -> bool {
-    const EXPONENT: u16 = 0x7f80;
+/// Whether no number of this type is NaN or infinite; integers are never.
+fn is_finite(dtype: DType, bytes: &[u8]) -> bool {
+    // without a branch in the loop, so that it is vectorised
+    fn all<const N: usize>(bytes: &[u8], finite: impl Fn([u8; N]) -> bool) -> bool {
+        bytes.as_chunks().0.iter().fold(true, |all, &cell| all & finite(cell))
+    }
     match dtype {
-        DType::F32 => bytes
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .fold(true, |all, &cell| all & f32::from_le_bytes(cell).is_finite()),
-        DType::BF16 => {
-            let finite = |&cell: &[u8; 2]| u16::from_le_bytes(cell) & EXPONENT != EXPONENT;
-            bytes.as_chunks::<2>().0.iter().fold(true, |all, cell| all & finite(cell))
-        }
+        DType::F32 => all(bytes, |cell| f32::from_le_bytes(cell).is_finite()),
+        DType::BF16 => all(bytes, |cell| bf16_to_f32(u16::from_le_bytes(cell)).is_finite()),
         _ => true,
     }
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::TextTokens;
-use super::{gpt2::Gpt2, llama::Llama, mixtral::Mixtral};
+use super::family::Family;
+use super::{TextTokens, gpt2::Gpt2, llama::Llama, mixtral::Mixtral, without_bom};
 use crate::format::Elem;
 use crate::model::ModelConfig;
 use crate::model::describe::{Described, Filling};
@@ -14,38 +14,6 @@ use crate::{Error, Result};
 
 /// The file's name in the folder.
 pub const HF_CONFIG: &str = "config.json";
-
-/// How `transformers` describes a family of models. Which key holds which size is in the table of `Config`.
-pub(super) trait Family {
-    /// Our configuration of the family.
-    type Config: Described + Into<ModelConfig>;
-    /// The value of `model_type`.
-    const MODEL_TYPE: &'static str;
-    /// The value of `architectures`.
-    const ARCHITECTURE: &'static str;
-    /// Fields of our configuration that its files do not have: they keep our defaults.
-    const WITHOUT: &'static [&'static str] = &[];
-
-    /// The configuration, if it describes a model of this family.
-    fn of(config: &ModelConfig) -> Option<&Self::Config>;
-
-    /// Settings that change the computation, each with the values that we support. If a key is absent, transformers
-    /// uses the first.
-    fn settings() -> Vec<(&'static str, Vec<Value>)>;
-
-    /// Fills in the defaults of transformers for absent keys, and rejects what we do not support.
-    fn prepare(_map: &mut Map<String, Value>, _path: &Path) -> Result<()> {
-        Ok(())
-    }
-
-    /// Rejects a file whose other keys contradict its sizes.
-    fn check(_map: &Map<String, Value>, _config: &Self::Config, _path: &Path) -> Result<()> {
-        Ok(())
-    }
-
-    /// The file in the order of its keys; sizes are null here and filled in from the table.
-    fn template(config: &Self::Config) -> Value;
-}
 
 /// A [`Family`] as a value.
 struct Entry {
@@ -85,11 +53,6 @@ pub fn parse_config_json(bytes: &[u8], path: &Path) -> Result<ModelConfig> {
         return Err(Error::field(path, "model_type", found, known.join(" or ")));
     };
     (family.read)(&map, path)
-}
-
-/// Removes a byte-order mark, which some editors write and JSON does not allow.
-pub(super) fn without_bom(bytes: &[u8]) -> &[u8] {
-    bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)
 }
 
 fn read<F: Family>(map: &Map<String, Value>, path: &Path) -> Result<ModelConfig> {

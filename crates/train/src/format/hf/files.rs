@@ -3,11 +3,12 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{Read, Seek};
+use std::ops::Range;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::config_json::without_bom;
+use super::without_bom;
 use crate::format::safetensors::{Entry, SafeTensors};
 use crate::{Error, Result};
 
@@ -16,23 +17,46 @@ pub const HF_WEIGHTS: &str = "model.safetensors";
 /// The index, if there are several files.
 pub const HF_INDEX: &str = "model.safetensors.index.json";
 
-/// The name of one file of several; `number` counts from 1.
-pub(super) fn part_name(number: usize, count: usize) -> String {
-    format!("model-{number:05}-of-{count:05}.safetensors")
+/// The stem of the names of files of weights.
+pub(in crate::format) const MODEL: &str = "model";
+
+/// The name of one of `count` files; `number` counts from 1.
+pub(in crate::format) fn part_name(stem: &str, number: usize, count: usize) -> String {
+    match count {
+        1 => format!("{stem}.safetensors"),
+        _ => format!("{stem}-{number:05}-of-{count:05}.safetensors"),
+    }
 }
 
-/// Whether this is a name that [`part_name`] gives.
-pub(in crate::format) fn is_part_name(name: &str) -> bool {
-    let middle = name.strip_prefix("model-").and_then(|rest| rest.strip_suffix(".safetensors"));
+/// Whether this is a name that [`part_name`] gives to one of several files.
+pub(in crate::format) fn is_part_name(stem: &str, name: &str) -> bool {
+    let middle =
+        name.strip_prefix(stem).and_then(|rest| rest.strip_prefix('-')?.strip_suffix(".safetensors"));
     let digits = |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
     middle.and_then(|middle| middle.split_once("-of-")).is_some_and(|(n, of)| digits(n) && digits(of))
+}
+
+/// Which tensors, of these sizes, go into each file: as many as fit into `most` bytes, in order; at least one.
+pub(in crate::format) fn split(sizes: impl IntoIterator<Item = u64>, most: u64) -> Vec<Range<usize>> {
+    let (mut parts, mut here, mut held) = (Vec::new(), 0..0, 0_u64);
+    for bytes in sizes {
+        if !here.is_empty() && held.saturating_add(bytes) > most {
+            let next = here.end..here.end;
+            parts.push(std::mem::replace(&mut here, next));
+            held = 0;
+        }
+        held = held.saturating_add(bytes);
+        here.end += 1;
+    }
+    parts.push(here);
+    parts
 }
 
 /// The first file of several in a folder.
 fn first_part(folder: &Path) -> Option<String> {
     let names =
         std::fs::read_dir(folder).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    names.filter(|name| is_part_name(name)).min()
+    names.filter(|name| is_part_name(MODEL, name)).min()
 }
 
 /// The text of the index: `places` are names of tensors and of their files.
@@ -196,15 +220,16 @@ mod tests {
 
     #[test]
     fn names_of_parts_are_known() {
-        assert_eq!(part_name(2, 14), "model-00002-of-00014.safetensors");
-        assert!(is_part_name(&part_name(1, 123_456)));
+        assert_eq!(part_name(MODEL, 2, 14), "model-00002-of-00014.safetensors");
+        assert_eq!(part_name(MODEL, 1, 1), HF_WEIGHTS);
+        assert!(is_part_name(MODEL, &part_name(MODEL, 1, 123_456)));
         for name in [
             "model.safetensors",
             "model-1-of-2.safetensors",
             "model-00001-of-00002.bin",
             "model-00001-of-.safetensors",
         ] {
-            assert!(!is_part_name(name), "{name}");
+            assert!(!is_part_name(MODEL, name), "{name}");
         }
     }
 

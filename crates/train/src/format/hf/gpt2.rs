@@ -5,7 +5,7 @@ use std::path::Path;
 use ironhorse_core::op::Act;
 use serde_json::{Map, Value, json};
 
-use super::config_json::Family;
+use super::family::Family;
 use crate::model::{Gpt2Config, ModelConfig};
 use crate::{Error, Result};
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::config_json::Family;
+use super::family::Family;
 use super::llama;
 use crate::model::{ModelConfig, MoeConfig};
 use crate::{Error, Result};

@@ -5,6 +5,7 @@
 //! linear layers are stored (in, out).
 
 mod config_json;
+mod family;
 mod files;
 mod gpt2;
 mod llama;
@@ -14,14 +15,19 @@ mod text_tokens;
 mod writer;
 
 pub use config_json::{HF_CONFIG, config_json, parse_config_json};
-pub(super) use files::is_part_name;
 pub use files::{HF_INDEX, HF_WEIGHTS, WeightFiles, parse_index};
+pub(super) use files::{MODEL, is_part_name, part_name, split};
 pub use reader::HfFolder;
 pub use text_tokens::TextTokens;
 pub use writer::{DEFAULT_SHARD, HfOptions, write_hf};
 pub(super) use writer::{write_config_json, write_weights};
 
 use crate::model::{ModelConfig, TensorSpec};
+
+/// Removes a byte-order mark, which some editors write and JSON does not allow.
+fn without_bom(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)
+}
 
 /// The prefix of `GPT2LMHeadModel`; files of the bare `GPT2Model` lack it.
 const PREFIX: &str = "transformer.";

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::config_json::without_bom;
+use super::without_bom;
 
 const KEYS: [&str; 2] = ["bos_token_id", "eos_token_id"];
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::config_json::{HF_CONFIG, config_json};
-use super::files::{HF_INDEX, HF_WEIGHTS, index_json, is_part_name, part_name};
+use super::files::{HF_INDEX, HF_WEIGHTS, MODEL, index_json, is_part_name, part_name, split};
 use super::reader::stored_shape;
 use super::{PREFIX, TextTokens, is_transposed, transpose};
 use crate::format::safetensors::{Header, TensorInfo, Writer};
@@ -47,7 +47,7 @@ pub fn write_hf(
 ) -> Result<()> {
     config.validate()?;
     let owned = |name: &str| {
-        let ours = [HF_CONFIG, HF_WEIGHTS, HF_INDEX].contains(&name) || is_part_name(name);
+        let ours = [HF_CONFIG, HF_WEIGHTS, HF_INDEX].contains(&name) || is_part_name(MODEL, name);
         ours || (name == TOKENIZER && options.tokenizer.is_some()) // never lost, only replaced
     };
     atomic::write_folder(folder, owned, |folder| {
@@ -57,21 +57,6 @@ pub fn write_hf(
         }
         write_weights(folder, config, options, &mut fill).map(drop)
     })
-}
-
-/// The tensors of each file: as many as fit, in order; at least one.
-fn split<'a>(config: &ModelConfig, options: &HfOptions, table: &'a [TensorSpec]) -> Vec<&'a [TensorSpec]> {
-    let (mut parts, mut start, mut held) = (Vec::new(), 0, 0u64);
-    for (at, spec) in table.iter().enumerate() {
-        let bytes = stored_bytes(config, options.elem, spec);
-        if at > start && held.saturating_add(bytes) > options.shard {
-            parts.push(&table[start..at]);
-            (start, held) = (at, 0);
-        }
-        held = held.saturating_add(bytes);
-    }
-    parts.push(&table[start..]);
-    parts
 }
 
 fn stored_bytes(config: &ModelConfig, elem: Elem, spec: &TensorSpec) -> u64 {
@@ -98,10 +83,7 @@ pub(in crate::format) fn write_config_json(
         return Err(Error::field(&path, "eos_token_id", eot, expected));
     }
     let json = format!("{:#}\n", config_json(config, options.elem, &options.tokens));
-    atomic::write_file(&path, |sink| {
-        sink.put(json.as_bytes())?;
-        Ok(sink.crc32())
-    })
+    atomic::write_bytes(&path, json.as_bytes())
 }
 
 /// Writes all weights, in one file or several with their index, and returns the name and CRC-32 of each file.
@@ -112,25 +94,22 @@ pub(in crate::format) fn write_weights(
     fill: &mut impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
 ) -> Result<Vec<(String, u32)>> {
     let table = config.tensors();
-    let parts = split(config, options, &table);
-    if let [_] = parts[..] {
-        let crc = write_part(&folder.join(HF_WEIGHTS), config, options.elem, &table, fill)?;
-        return Ok(vec![(HF_WEIGHTS.to_owned(), crc)]);
-    }
+    let sizes = table.iter().map(|spec| stored_bytes(config, options.elem, spec));
+    let parts = split(sizes, options.shard);
     let (mut places, mut files) = (Vec::new(), Vec::new());
-    for (number, part) in parts.iter().enumerate() {
-        let file = part_name(number + 1, parts.len());
+    for (number, range) in (1..).zip(&parts) {
+        let (file, part) = (part_name(MODEL, number, parts.len()), &table[range.clone()]);
         let crc = write_part(&folder.join(&file), config, options.elem, part, fill)?;
         places.extend(part.iter().map(|spec| (stored_name(config, spec), file.clone())));
         files.push((file, crc));
     }
+    if parts.len() == 1 {
+        return Ok(files); // without an index
+    }
     let bytes: u64 = table.iter().map(|spec| stored_bytes(config, options.elem, spec)).sum();
     // the stored rows, without the padding of the vocabulary
     let text = index_json(&places, bytes / options.elem.size() as u64, bytes);
-    let crc = atomic::write_file(&folder.join(HF_INDEX), |sink| {
-        sink.put(text.as_bytes())?;
-        Ok(sink.crc32())
-    })?;
+    let crc = atomic::write_bytes(&folder.join(HF_INDEX), text.as_bytes())?;
     files.push((HF_INDEX.to_owned(), crc));
     Ok(files)
 }

@@ -2,11 +2,7 @@
 
 use std::collections::HashMap;
 
-use serde_json::{Map, Value, json};
-
-use super::parse;
 use crate::format::Elem;
-use crate::{Error, Result};
 
 macro_rules! dtypes {
     ($($variant:ident $name:literal $size:literal $doc:literal,)*) => {
@@ -82,6 +78,9 @@ impl From<Elem> for Dtype {
     }
 }
 
+/// The types that can be converted to f32, for messages.
+pub(super) const FLOATS: &str = "F32, BF16 or F16";
+
 /// A tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
@@ -140,33 +139,6 @@ pub struct Header {
 }
 
 impl Header {
-    /// A header for these tensors, in this order.
-    pub fn build(metadata: &[(String, String)], tensors: &[TensorInfo]) -> Result<Self> {
-        let mut map = Map::new();
-        if !metadata.is_empty() {
-            let pairs: Map<String, Value> =
-                metadata.iter().map(|(key, value)| (key.clone(), Value::from(value.as_str()))).collect();
-            map.insert(parse::METADATA.into(), pairs.into());
-        }
-        let mut end = 0u64;
-        for tensor in tensors {
-            let begin = end;
-            let bytes = byte_len(tensor.dtype, &tensor.shape).and_then(|bytes| begin.checked_add(bytes));
-            end = bytes.ok_or_else(|| {
-                let field = format!("shape of tensor `{}`", tensor.name);
-                Error::input(field, format!("{:?}", tensor.shape), "a file of less than 2^64 bytes")
-            })?;
-            let entry =
-                json!({"dtype": tensor.dtype.name(), "shape": tensor.shape, "data_offsets": [begin, end]});
-            if map.insert(tensor.name.clone(), entry).is_some() {
-                return Err(Error::input(format!("tensor `{}`", tensor.name), "given twice", "once"));
-            }
-        }
-        let mut raw = Value::Object(map).to_string().into_bytes();
-        raw.resize(raw.len().next_multiple_of(8), b' ');
-        Self::parse(raw, end).map_err(|wrong| Error::input(wrong.field, wrong.found, wrong.expected))
-    }
-
     /// The tensors in the order of the header.
     pub fn entries(&self) -> &[Entry] {
         &self.entries

@@ -4,7 +4,7 @@
 //! reader streams, and it keeps the bytes of the header, so that a copy is byte-identical.
 
 mod header;
-mod parse;
+mod json;
 mod reader;
 mod writer;
 

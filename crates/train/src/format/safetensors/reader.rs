@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::Path;
 
-use super::{Dtype, Entry, Header, Writer};
+use super::header::{Dtype, Entry, FLOATS, Header};
+use super::writer::Writer;
 use crate::Result;
-use crate::format::{Sink, Source, Span};
+use crate::format::{Elem, Sink, Source, Span};
 
 /// The largest header, as in the reference implementation of the format.
 const MAX_HEADER: u64 = 100_000_000;
@@ -32,12 +33,8 @@ impl<R: Read + Seek> SafeTensors<R> {
     /// Checks the header against the size; reads no tensor yet.
     pub fn new(mut source: Source<R>) -> Result<Self> {
         if source.len() < LENGTH_BYTES {
-            let found = format!("{} bytes", source.len());
-            return Err(source.field(
-                "file size",
-                found,
-                "at least 8 bytes, the length of a safetensors header",
-            ));
+            let (found, expected) = (source.len(), "at least 8 bytes, the length of a safetensors header");
+            return Err(source.field("file size", format!("{found} bytes"), expected));
         }
         let mut length = [0; LENGTH_BYTES as usize];
         source.read_at(0, &mut length)?;
@@ -50,11 +47,8 @@ impl<R: Read + Seek> SafeTensors<R> {
         let mut raw = vec![0; length as usize];
         source.read_at(LENGTH_BYTES, &mut raw)?;
         if raw[0] != b'{' {
-            return Err(source.field(
-                "first byte of the header",
-                raw[0],
-                "123, an opening brace (safetensors)",
-            ));
+            let expected = "123, an opening brace (safetensors)";
+            return Err(source.field("first byte of the header", raw[0], expected));
         }
         let data = LENGTH_BYTES + length;
         let header = Header::parse(raw, source.len() - data)
@@ -99,30 +93,29 @@ impl<R: Read + Seek> SafeTensors<R> {
         found.ok_or_else(|| self.source.field(format!("tensor `{name}`"), "missing", "in the file"))
     }
 
+    /// The entry of a tensor that must be there and have a type that can be converted to f32, with that type.
+    pub fn float_entry(&self, name: &str) -> Result<(&Entry, Elem)> {
+        let entry = self.entry(name)?;
+        let elem = entry.dtype.elem();
+        let elem =
+            elem.ok_or_else(|| self.field(format!("dtype of `{name}`"), entry.dtype.name(), FLOATS))?;
+        Ok((entry, elem))
+    }
+
     /// Fills `out` with a tensor widened to f32 (from F32, BF16 or F16).
     pub fn read_f32(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
         self.read_f32_at(name, 0, out)?;
         let numel = self.entry(name)?.numel();
         if out.len() != numel {
-            return Err(self.source.field(
-                format!("size of `{name}`"),
-                numel,
-                format!("{} elements", out.len()),
-            ));
+            let expected = format!("{} elements", out.len());
+            return Err(self.field(format!("size of `{name}`"), numel, expected));
         }
         Ok(())
     }
 
     /// Fills `out` with the elements of a tensor from `first` on, widened to f32.
     pub fn read_f32_at(&mut self, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
-        let entry = self.entry(name)?;
-        let Some(elem) = entry.dtype.elem() else {
-            return Err(self.source.field(
-                format!("dtype of `{name}`"),
-                entry.dtype.name(),
-                "F32, BF16 or F16",
-            ));
-        };
+        let (entry, elem) = self.float_entry(name)?;
         let numel = entry.numel();
         if first.checked_add(out.len()).is_none_or(|end| end > numel) {
             let expected = format!("at least {} elements", first.saturating_add(out.len()));
@@ -134,15 +127,7 @@ impl<R: Read + Seek> SafeTensors<R> {
 
     /// A whole tensor widened to f32.
     pub fn read_f32_vec(&mut self, name: &str) -> Result<Vec<f32>> {
-        let entry = self.entry(name)?;
-        if entry.dtype.elem().is_none() {
-            return Err(self.source.field(
-                format!("dtype of `{name}`"),
-                entry.dtype.name(),
-                "F32, BF16 or F16",
-            ));
-        }
-        let mut out = vec![0.0; entry.numel()];
+        let mut out = vec![0.0; self.float_entry(name)?.0.numel()];
         self.read_f32(name, &mut out)?;
         Ok(out)
     }
@@ -168,12 +153,9 @@ impl<R: Read + Seek> SafeTensors<R> {
 
     /// The CRC-32 of a tensor's bytes.
     pub fn crc32(&mut self, name: &str) -> Result<u32> {
-        let mut crc = crc32fast::Hasher::new();
-        self.for_each_chunk(name, |chunk| {
-            crc.update(chunk);
-            Ok(())
-        })?;
-        Ok(crc.finalize())
+        let entry = self.entry(name)?;
+        let (offset, len) = (self.data + entry.begin, entry.end - entry.begin);
+        self.source.crc32(offset, len)
     }
 
     /// Writes the file again, byte for byte.
@@ -181,8 +163,15 @@ impl<R: Read + Seek> SafeTensors<R> {
         let names: Vec<String> = self.header.file_order().map(|entry| entry.name.clone()).collect();
         let mut writer = Writer::new(sink, self.header.clone())?;
         for name in names {
-            writer.copy(self, &name)?;
+            self.copy_tensor(&name, &mut writer)?;
         }
         writer.finish()
+    }
+
+    /// Writes one tensor as the next of `writer`, byte for byte.
+    pub fn copy_tensor(&mut self, name: &str, writer: &mut Writer<'_, '_>) -> Result<()> {
+        let entry = self.entry(name)?;
+        let (numel, dtype) = (entry.numel(), entry.dtype);
+        writer.put_with(name, dtype, numel, |sink| self.for_each_chunk(name, |chunk| sink.put(chunk)))
     }
 }

@@ -1,8 +1,6 @@
 //! Writing tensors in the order of the header, streamed.
 
-use std::io::{Read, Seek};
-
-use super::{Dtype, Header, SafeTensors};
+use super::header::{Dtype, FLOATS, Header};
 use crate::format::Sink;
 use crate::{Error, Result};
 
@@ -21,23 +19,22 @@ impl<'a, 'out> Writer<'a, 'out> {
         Ok(Self { sink, header, next: 0 })
     }
 
+    fn wrong(&self, field: impl Into<String>, found: impl ToString, expected: impl ToString) -> Error {
+        Error::field(self.sink.path(), field, found, expected)
+    }
+
     /// The type of the next tensor, which must have this name and size.
     fn expect(&mut self, name: &str, numel: usize) -> Result<Dtype> {
         let Some(&index) = self.header.file_order.get(self.next) else {
-            return Err(Error::field(self.sink.path(), "tensor", format!("`{name}`"), "no more tensors"));
+            return Err(self.wrong("tensor", format!("`{name}`"), "no more tensors"));
         };
         let entry = &self.header.entries[index];
         if entry.name != name {
-            return Err(Error::field(
-                self.sink.path(),
-                "tensor",
-                format!("`{name}`"),
-                format!("`{}`", entry.name),
-            ));
+            return Err(self.wrong("tensor", format!("`{name}`"), format!("`{}`", entry.name)));
         }
         if entry.numel() != numel {
-            let field = format!("size of `{name}`");
-            return Err(Error::field(self.sink.path(), field, numel, format!("{} elements", entry.numel())));
+            let expected = format!("{} elements", entry.numel());
+            return Err(self.wrong(format!("size of `{name}`"), numel, expected));
         }
         self.next += 1;
         Ok(entry.dtype)
@@ -48,48 +45,33 @@ impl<'a, 'out> Writer<'a, 'out> {
         let dtype = self.expect(name, values.len())?;
         match dtype.elem() {
             Some(elem) => self.sink.put_f32(elem, values),
-            None => Err(Error::field(
-                self.sink.path(),
-                format!("dtype of `{name}`"),
-                dtype.name(),
-                "F32, BF16 or F16",
-            )),
+            None => Err(self.wrong(format!("dtype of `{name}`"), dtype.name(), FLOATS)),
         }
     }
 
     /// Writes the next tensor, of type I32.
     pub fn put_i32(&mut self, name: &str, values: &[i32]) -> Result<()> {
-        let dtype = self.expect(name, values.len())?;
-        if dtype != Dtype::I32 {
-            return Err(Error::field(self.sink.path(), format!("dtype of `{name}`"), dtype.name(), "I32"));
-        }
-        self.sink.put_i32(values)
+        self.put_with(name, Dtype::I32, values.len(), |sink| sink.put_i32(values))
     }
 
     /// Writes the bytes of the next tensor unchanged.
     pub fn put_bytes(&mut self, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<()> {
-        let ours = self.expect(name, bytes.len() / dtype.size())?;
-        if ours != dtype {
-            let field = format!("dtype of `{name}`");
-            return Err(Error::field(self.sink.path(), field, dtype.name(), ours.name()));
-        }
-        self.sink.put(bytes)
+        self.put_with(name, dtype, bytes.len() / dtype.size(), |sink| sink.put(bytes))
     }
 
-    /// Copies the next tensor from another file, byte for byte.
-    pub fn copy<R: Read + Seek>(&mut self, from: &mut SafeTensors<R>, name: &str) -> Result<()> {
-        let entry = from.entry(name)?;
-        let (numel, theirs) = (entry.numel(), entry.dtype);
+    /// Writes the next tensor, of this type and size, through `body`, which must write all of its bytes.
+    pub(super) fn put_with(
+        &mut self,
+        name: &str,
+        dtype: Dtype,
+        numel: usize,
+        body: impl FnOnce(&mut Sink<'out>) -> Result<()>,
+    ) -> Result<()> {
         let ours = self.expect(name, numel)?;
-        if ours != theirs {
-            return Err(Error::field(
-                self.sink.path(),
-                format!("dtype of `{name}`"),
-                theirs.name(),
-                ours.name(),
-            ));
+        if ours != dtype {
+            return Err(self.wrong(format!("dtype of `{name}`"), dtype.name(), ours.name()));
         }
-        from.for_each_chunk(name, |chunk| self.sink.put(chunk))
+        body(self.sink)
     }
 
     /// Checks that every tensor was written.
@@ -98,7 +80,7 @@ impl<'a, 'out> Writer<'a, 'out> {
             None => Ok(()),
             Some(&index) => {
                 let name = &self.header.entries[index].name;
-                Err(Error::field(self.sink.path(), format!("tensor `{name}`"), "not written", "every tensor"))
+                Err(self.wrong(format!("tensor `{name}`"), "not written", "every tensor"))
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Who may use a folder: it is locked while a process trains in it, and nothing that is not ours is touched.
 
-use super::super::black_box::BAD;
 use super::super::provenance;
 use super::{CONFIG, METRICS, SAMPLES};
+use crate::format::black_box::BAD;
 use crate::format::checkpoint::{CHECKPOINTS, checkpoints_of, is_run};
 use crate::{Error, Result};
 use std::ffi::OsStr;
@@ -38,14 +38,7 @@ const WITH_WEIGHTS: usize = 5;
 /// Refuses a folder that holds a run which is not to be overwritten, or any file that is not ours.
 pub fn check_free(path: &Path, overwrite: bool) -> Result<()> {
     if is_run(path) {
-        return match overwrite {
-            true => Ok(()),
-            false => Err(Error::Config(format!(
-                "{}: holds a run already; continue it with --resume {}, choose another --out or add --overwrite",
-                path.display(),
-                path.display()
-            ))),
-        };
+        return if overwrite { Ok(()) } else { Err(Error::RunExists { path: path.to_owned() }) };
     }
     let entries = fs::read_dir(path).map_err(|source| Error::io(path, "read", source))?;
     let begun = begun_by_us(path);

@@ -4,6 +4,7 @@ mod claim;
 
 use self::claim::{EXPERTS_SVG, LOSS_SVG, OURS, PREVIOUS, check_free, lock, put_aside, remove_if_there};
 use crate::format::atomic;
+use crate::format::black_box::BAD;
 use crate::format::checkpoint::{CHECKPOINTS, is_run};
 use crate::picture::{Series, Style, load_svg, loss_svg};
 use crate::run::metrics::{Metrics, MetricsWriter};
@@ -56,11 +57,7 @@ impl RunFolder {
             return Err(Error::field(path, "folder", "not a run", "one with config.toml and metrics.jsonl"));
         }
         let lock = lock(path)?;
-        let boxes = fs::read_dir(path.join(super::black_box::BAD))
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|entry| entry.path());
+        let boxes = fs::read_dir(path.join(BAD)).into_iter().flatten().flatten().map(|entry| entry.path());
         for folder in [path.to_owned(), path.join(CHECKPOINTS), path.join(SAMPLES)].into_iter().chain(boxes) {
             let _ = atomic::sweep(&folder); // what cannot be removed does no harm
         }
@@ -94,7 +91,7 @@ impl RunFolder {
         Ok(kept)
     }
 
-    /// Replaces the settings: those of a resumed run may differ where they may.
+    /// Replaces the settings with those of a resumed run.
     pub fn set_config(&self, config_toml: &str) -> Result<()> {
         atomic::write_file(&self.path.join(CONFIG), |sink| sink.put(config_toml.as_bytes()))
     }
@@ -228,7 +225,7 @@ mod tests {
         assert_eq!(fs::read_to_string(path.join(CONFIG)).unwrap(), "steps = 1\n");
         drop(first);
         let text = RunFolder::create(&path, "", false).err().unwrap().to_string();
-        assert!(text.contains("holds a run already; continue it with --resume"), "{text}");
+        assert!(text.contains("holds a run already; resume it with --resume"), "{text}");
         RunFolder::open(&path).unwrap();
     }
 

@@ -1,9 +1,9 @@
 //! The last save of a run, which must not be lost.
 
 use super::{Observer, RunFolder, Saver};
+use crate::Result;
 use crate::format::checkpoint::{Checkpoint, TrainerState};
 use crate::session::Session;
-use crate::{Error, Result};
 use ironhorse_core::Pool;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -24,22 +24,18 @@ impl Saver {
         if self.last_step == Some(state.step) && same() {
             return Ok(place);
         }
-        let mut first = None;
-        for _ in 0..2 {
+        let mut attempt = |saver: &mut Self, observer: &mut dyn Observer| -> Result<()> {
             let began = Instant::now();
             let read = |pool: Pool, index: usize, bytes: &mut Vec<u8>| session.read_state(pool, index, bytes);
-            match self.plan.write(state, folder.log_handle(), read) {
-                Ok(written) => {
-                    self.written(state.step, &written, began, folder, observer);
-                    return Ok(place);
-                }
-                Err(error) => {
-                    self.stats.failed += 1;
-                    first.get_or_insert(error);
-                }
-            }
+            let written = saver.plan.write(state, folder.log_handle(), read);
+            let written = written.inspect_err(|_| saver.stats.failed += 1)?;
+            saver.written(state.step, &written, began, folder, observer);
+            Ok(())
+        };
+        let Err(error) = attempt(self, observer) else { return Ok(place) };
+        if attempt(self, observer).is_ok() {
+            return Ok(place);
         }
-        let error = first.unwrap_or_else(|| Error::Config("the checkpoint was not written".into()));
         observer.note(&format!("step {:>5}  not saved: {error}", state.step));
         for place in self.plan.other_places(state.step) {
             let read = |pool: Pool, index: usize, bytes: &mut Vec<u8>| session.read_state(pool, index, bytes);

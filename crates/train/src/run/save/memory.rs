@@ -1,7 +1,7 @@
 //! The host memory that the state is copied into while a thread writes it.
 
-use super::plan::{available_memory, gib};
 use super::{Observer, Saver};
+use crate::host::{available_memory, human_bytes};
 use crate::session::Session;
 use ironhorse_core::{HostMemory, Slot};
 use std::thread::JoinHandle;
@@ -28,7 +28,7 @@ impl Saver {
         let bytes: usize = self.slots.iter().map(Slot::bytes).sum();
         let free = available_memory();
         if free.is_some_and(|free| bytes as u64 > free / 100 * MEMORY_PERCENT) {
-            let (needs, has) = (gib(bytes as u64), gib(free.unwrap_or(0)));
+            let (needs, has) = (human_bytes(bytes as u64), human_bytes(free.unwrap_or(0)));
             observer.note(&format!(
                 "saving is synchronous (as with --save-sync): a copy of the state needs {needs} \
                  of host memory and {has} are free"

@@ -5,6 +5,7 @@ use crate::format::checkpoint::{
 };
 use crate::format::disk::free_bytes;
 use crate::format::tokenizer::Tokenizer;
+use crate::host::human_bytes;
 use crate::model::ModelConfig;
 use crate::{Error, Result};
 use ironhorse_core::{Param, Pool, Precision};
@@ -33,8 +34,8 @@ impl Plan {
         if needs <= has {
             return Ok(());
         }
-        let found = format!("{} free", gib(has));
-        Err(Error::field(&self.run, "disk", found, format!("{} for a checkpoint", gib(needs))))
+        let found = format!("{} free", human_bytes(has));
+        Err(Error::field(&self.run, "disk", found, format!("{} for a checkpoint", human_bytes(needs))))
     }
 
     /// A tensor of the snapshot.
@@ -97,19 +98,4 @@ impl Plan {
             .filter(|place| !place.exists())
             .collect()
     }
-}
-
-pub(super) fn gib(bytes: u64) -> String {
-    let mib = bytes as f64 / f64::from(1 << 20);
-    if mib < 1024.0 { format!("{mib:.1} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
-}
-
-/// Host memory that can be taken now, where the system tells: of the machine, or of the container it runs in.
-pub(super) fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("MemAvailable"))?;
-    let machine = line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024;
-    let number = |file: &str| std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
-    let container = number("/sys/fs/cgroup/memory.max").zip(number("/sys/fs/cgroup/memory.current"));
-    Some(container.map_or(machine, |(most, now)| machine.min(most.saturating_sub(now))))
 }

@@ -6,13 +6,14 @@ mod report;
 pub use report::{Cause, ReplayReport};
 
 use super::diagnose::{self, NonFinite, find_non_finite};
+use crate::format::black_box::{BadStep, BlackBox};
 use crate::format::checkpoint::{Checkpoint, CheckpointParts, TRAINER};
+use crate::format::shards::check_tokens;
 use crate::model::ModelConfig;
-use crate::run::{BadStep, BlackBox};
 use crate::session::{Session, SessionSpec, io};
 use crate::{Error, Result};
 use ironhorse_core::op::Op;
-use ironhorse_core::{DType, Engine, EngineExt, Pool, Precision, Scalars, Section};
+use ironhorse_core::{Engine, EngineExt, Pool, Precision, Scalars, Section};
 use serde::Serialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -92,10 +93,8 @@ impl Replay {
         }
         let checkpoint = Checkpoint::open_weights(&weights)?;
         let config = *checkpoint.config();
-        let outside =
-            |token: &&i32| usize::try_from(**token).map_or(true, |token| token >= config.vocab_size());
-        if let Some(token) = x.iter().chain(&y).find(outside) {
-            return Err(Error::field(path, "token", token, format!("0 to {}", config.vocab_size() - 1)));
+        for (name, tokens) in [("x", &x), ("y", &y)] {
+            check_tokens(path, tokens, config.vocab_size(), |index| format!("{name}[{index}]"))?;
         }
         let (precision, settings) = (checkpoint.precision()?, checkpoint.trainer().settings.clone());
         Ok(Self { bad, x, y, weights, config, precision, settings })
@@ -263,9 +262,4 @@ fn results(session: &mut Session, scalars: &Scalars, rerun: &mut Rerun) -> Resul
     (rerun.loss, rerun.norm) = (loss.to_string(), norm.to_string());
     rerun.finite = loss.is_finite() && norm.is_finite();
     Ok(())
-}
-
-/// The name of an arithmetic: that of the weights.
-pub fn dtype_name(precision: Precision) -> &'static str {
-    if precision.weights == DType::BF16 { "bf16" } else { "f32" }
 }

@@ -2,7 +2,7 @@
 
 use super::super::diagnose::NonFinite;
 use super::{Rerun, Role};
-use crate::run::BadStep;
+use crate::format::black_box::BadStep;
 use serde::Serialize;
 use std::fmt;
 
@@ -141,7 +141,7 @@ impl fmt::Display for ReplayReport {
         )?;
         let found = match (self.step.looked, self.step.found.as_str()) {
             (false, _) => "not looked for",
-            (true, "") => "run again at once it was finite",
+            (true, "") => "run again at once, it was finite",
             (true, found) => found,
         };
         let (all, run) = (format!("all {accumulate}"), format!("{device}, then"));

@@ -1,13 +1,14 @@
 //! How a run ends: all steps made, stopped, or by an error.
 
+use super::bad_step::diverged;
 use super::measure::Validated;
-use super::trainer::{InFlight, Trainer};
-use super::{Ending, StopReason};
-use crate::{Error, Result};
+use super::{Ending, InFlight, Trainer};
+use crate::Result;
+use crate::run::StopReason;
 
 impl Trainer<'_> {
     /// Ends a run that is to stop: the step in flight is made, a checkpoint is written.
-    pub fn stop(&mut self, reason: StopReason) -> Result<()> {
+    pub(super) fn stop(&mut self, reason: StopReason) -> Result<()> {
         self.summary.ending = Ending::Stopped(reason);
         self.save_last()?;
         self.finish_folder();
@@ -15,7 +16,7 @@ impl Trainer<'_> {
     }
 
     /// Ends a run whose steps are all made: last validation, last checkpoint, sample.
-    pub fn end(&mut self) -> Result<()> {
+    pub(super) fn end(&mut self) -> Result<()> {
         let steps = self.job.settings.steps;
         let validated = self.validate(steps)?;
         let mut metrics = self.unlogged.take();
@@ -42,8 +43,7 @@ impl Trainer<'_> {
         if let Some(loss) = self.summary.last_val_loss.filter(|loss| !loss.is_finite()) {
             self.finish_folder();
             let found = self.find_non_finite(steps.saturating_sub(1));
-            let found = found.map_or_else(String::new, |found| format!("; first not finite: {found}"));
-            return Err(Error::Diverged { step: steps, loss, norm: f32::NAN, found });
+            return Err(diverged(steps, loss, f32::NAN, found));
         }
         self.sample(steps);
         self.finish_folder();
@@ -69,10 +69,10 @@ impl Trainer<'_> {
         }
     }
 
-    /// After an error: saves what was learnt since the last checkpoint.
-    pub fn rescue(&mut self, in_flight: Option<InFlight>) {
+    /// After an error: saves the progress since the last checkpoint.
+    pub(super) fn rescue(&mut self, in_flight: Option<InFlight>) {
         if let Some(step) = in_flight {
-            // good or bad, what it left is what is kept
+            // good or bad, the weights after it are what is saved
             let landed = self.land(step, true);
             if !matches!(landed, Ok(None)) {
                 let _ = self.job.session.clear_halt();

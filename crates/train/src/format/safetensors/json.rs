@@ -1,15 +1,18 @@
-//! A strict parser of the JSON header: it keeps the order, and rejects duplicates, unknown fields, gaps and overlaps.
+//! The JSON of a header, written and parsed. The parser is strict: it keeps the order, and rejects duplicates, unknown
+//! fields, gaps and overlaps.
 
 use std::collections::HashMap;
 use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::{Map, Value, json};
 
-use super::header::{Dtype, Entry, Header, byte_len};
+use super::header::{Dtype, Entry, Header, TensorInfo, byte_len};
+use crate::Error;
 
 /// The key of the metadata beside the tensors' names.
-pub(super) const METADATA: &str = "__metadata__";
+const METADATA: &str = "__metadata__";
 
 /// What is wrong with a header.
 #[derive(Debug)]
@@ -93,6 +96,33 @@ impl<'de> Deserialize<'de> for RawHeader {
 }
 
 impl Header {
+    /// A header for these tensors, in this order.
+    pub fn build(metadata: &[(String, String)], tensors: &[TensorInfo]) -> crate::Result<Self> {
+        let mut map = Map::new();
+        if !metadata.is_empty() {
+            let pairs: Map<String, Value> =
+                metadata.iter().map(|(key, value)| (key.clone(), Value::from(value.as_str()))).collect();
+            map.insert(METADATA.into(), pairs.into());
+        }
+        let mut end = 0u64;
+        for tensor in tensors {
+            let begin = end;
+            let bytes = byte_len(tensor.dtype, &tensor.shape).and_then(|bytes| begin.checked_add(bytes));
+            end = bytes.ok_or_else(|| {
+                let field = format!("shape of tensor `{}`", tensor.name);
+                Error::input(field, format!("{:?}", tensor.shape), "a file of less than 2^64 bytes")
+            })?;
+            let entry =
+                json!({"dtype": tensor.dtype.name(), "shape": tensor.shape, "data_offsets": [begin, end]});
+            if map.insert(tensor.name.clone(), entry).is_some() {
+                return Err(Error::input(format!("tensor `{}`", tensor.name), "given twice", "once"));
+            }
+        }
+        let mut raw = Value::Object(map).to_string().into_bytes();
+        raw.resize(raw.len().next_multiple_of(8), b' ');
+        Self::parse(raw, end).map_err(|wrong| Error::input(wrong.field, wrong.found, wrong.expected))
+    }
+
     /// Parses the JSON of a header before `data_len` bytes of data.
     pub(super) fn parse(raw: Vec<u8>, data_len: u64) -> Result<Self, Wrong> {
         let json: RawHeader = serde_json::from_slice(&raw)

@@ -1,7 +1,6 @@
 //! What a run measures between steps: the validation loss, and samples.
 
-use super::Job;
-use super::trainer::Trainer;
+use super::{Job, Trainer};
 use crate::generate::{Request, generate};
 use crate::{Error, Result};
 
@@ -15,7 +14,7 @@ pub(super) enum Validated {
 
 impl Trainer<'_> {
     /// The mean loss over the first batches of the validation data; the same batches every time.
-    pub fn validate(&mut self, step: u64) -> Result<Validated> {
+    pub(super) fn validate(&mut self, step: u64) -> Result<Validated> {
         let Some(val) = &mut self.job.data.val else { return Ok(Validated::Loss(None)) };
         let batches = self.job.settings.val_batches.min(val.len_batches());
         if batches == 0 {
@@ -43,13 +42,13 @@ impl Trainer<'_> {
     }
 
     /// Whether a sample is to be drawn before this step.
-    pub fn samples_at(&self, step: u64) -> bool {
+    pub(super) fn samples_at(&self, step: u64) -> bool {
         let every = self.job.settings.sample_every;
         every > 0 && step > 0 && step.is_multiple_of(every) && !self.job.folder.has_sample(step)
     }
 
     /// Writes a sample and the loss curve; if that fails, the run continues without. False if the run is to stop.
-    pub fn sample(&mut self, step: u64) -> bool {
+    pub(super) fn sample(&mut self, step: u64) -> bool {
         match self.draw() {
             Ok(None) => return false,
             Ok(Some(text)) if text.is_empty() => {}
@@ -69,7 +68,7 @@ impl Trainer<'_> {
     }
 
     /// Draws a sample; empty when none is wanted, `None` if the run is to stop.
-    pub fn draw(&mut self) -> Result<Option<String>> {
+    pub(super) fn draw(&mut self) -> Result<Option<String>> {
         let settings = self.job.settings;
         let Some(tokenizer) = self.job.data.tokenizer.as_ref().filter(|_| settings.sample_tokens > 0) else {
             return Ok(Some(String::new()));

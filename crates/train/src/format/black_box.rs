@@ -1,8 +1,8 @@
 //! The black box of a step whose loss or gradient norm was NaN or infinite: its tokens, its numbers and the weights it ran on,
 //! so that `ironhorse verify --replay` can run it again anywhere.
 
-use crate::format::atomic;
-use crate::format::safetensors::{Dtype, Header, SafeTensors, TensorInfo, Writer};
+use super::atomic;
+use super::safetensors::{Dtype, Header, SafeTensors, TensorInfo, Writer};
 use crate::model::Recompute;
 use crate::{Error, Result};
 use ironhorse_core::Scalars;
@@ -88,17 +88,17 @@ pub struct BlackBox {
 }
 
 /// The folder of a step's black box.
-pub(super) fn folder_of(run: &Path, step: u64) -> PathBuf {
+pub(crate) fn folder_of(run: &Path, step: u64) -> PathBuf {
     run.join(BAD).join(format!("step-{step:06}"))
 }
 
 /// Where a black box has its own weights.
-pub(super) fn weights_of(folder: &Path) -> PathBuf {
+pub(crate) fn weights_of(folder: &Path) -> PathBuf {
     folder.join(WEIGHTS)
 }
 
 /// Writes the tokens and numbers of a bad step; its weights are at `bad.weights` by then.
-pub(super) fn write(folder: &Path, bad: &BadStep, x: &[i32], y: &[i32]) -> Result<PathBuf> {
+pub(crate) fn write(folder: &Path, bad: &BadStep, x: &[i32], y: &[i32]) -> Result<PathBuf> {
     let text = serde_json::to_string(bad).map_err(|error| Error::io(folder, "write", error.into()))?;
     let metadata = [("format".to_owned(), FORMAT.to_owned()), ("step".to_owned(), text)];
     let shape = [bad.accumulate as usize, bad.batch, bad.seq];
@@ -115,12 +115,12 @@ pub(super) fn write(folder: &Path, bad: &BadStep, x: &[i32], y: &[i32]) -> Resul
 }
 
 /// Removes the weights of all black boxes but that of `step`: one set is enough to find out what happened.
-pub(super) fn forget_weights(run: &Path, step: u64) {
+pub(crate) fn forget_weights(run: &Path, step: u64) {
     let keep = folder_of(run, step);
     for entry in std::fs::read_dir(run.join(BAD)).into_iter().flatten().flatten() {
         let weights = weights_of(&entry.path());
         if entry.path() != keep && weights.is_dir() {
-            let _ = atomic::remove_folder(&weights); // only space is lost
+            let _ = atomic::remove_folder(&weights); // if that fails, only space is wasted
         }
     }
 }

@@ -2,41 +2,40 @@
 //! flight included, until the halt is cleared. Such a step is skipped; after too many in a row the run goes back to its last
 //! good checkpoint and past those batches, once; then it ends.
 
-use super::black_box::{self, BadStep};
-use super::trainer::Trainer;
+use super::{Trainer, scalars_of};
 use crate::data::LoaderState;
+use crate::format::black_box::{self, BadStep};
 use crate::format::checkpoint::{Checkpoint, TRAINER, checkpoints_of};
 use crate::run::metrics::Metrics;
 use crate::verify::first_non_finite;
-use crate::verify::replay::dtype_name;
 use crate::{Error, Result};
 use ironhorse_core::{EngineExt, Scalars};
 use std::path::{Path, PathBuf};
 
 /// Good steps after which a run that went back may go back again.
 const FORGIVEN_AFTER: u64 = 100;
-/// Files of a step that a note about a spike names at most.
+/// The most files that a note about a spike names.
 const NAMED: usize = 3;
 
 /// A bad step.
 pub(super) struct Bad {
     pub metrics: Metrics,
     pub scalars: Scalars,
-    /// Where the data stand after it.
+    /// The position in the data after it.
     pub position: LoaderState,
 }
 
 impl Trainer<'_> {
-    /// What a step that the engine refused means: a router refuses NaN or infinite logits, so a model
-    /// with experts that runs away gets no further than that. Any other refusal stays an error.
-    pub fn bad_by_error(&mut self, step: u64, error: Error) -> Result<Bad> {
+    /// A step that the engine refused is bad if a number in it is NaN or infinite: routers refuse such logits, so this is
+    /// how the divergence of a model with experts shows. Any other refusal stays an error.
+    pub(super) fn bad_by_error(&mut self, step: u64, error: Error) -> Result<Bad> {
         let Some((_, position)) = self.fetched.filter(|(fetched, _)| *fetched >= step) else {
             return Err(error);
         };
         if self.find_non_finite(step).is_none() {
             return Err(error);
         }
-        let scalars = super::scalars_of(self.job.settings, step, self.tokens);
+        let scalars = scalars_of(self.job.settings, step, self.tokens);
         let metrics = Metrics {
             step,
             loss: f32::NAN,
@@ -46,7 +45,7 @@ impl Trainer<'_> {
             tokens_per_s: f32::NAN,
             ..Metrics::default()
         };
-        // of an earlier step than the one fetched last: its own batches end where the later one's begin
+        // if a later step was fetched since, the batches of this one end where those of the later one begin
         let batch = self.job.settings.accumulate as u64 * self.job.data.train.batch() as u64;
         let later = self.fetched.map_or(0, |(fetched, _)| fetched - step);
         let position = LoaderState { samples: position.samples - later * batch, ..position };
@@ -54,13 +53,13 @@ impl Trainer<'_> {
     }
 
     /// The first NaN or infinity of a step. The step left the weights as they were, so it can be run again.
-    pub fn find_non_finite(&mut self, step: u64) -> Option<String> {
+    pub(super) fn find_non_finite(&mut self, step: u64) -> Option<String> {
         self.search(step).map(|(_, found)| found)
     }
 
     /// The same with the micro-step that it is in.
     fn search(&mut self, step: u64) -> Option<(u32, String)> {
-        let scalars = super::scalars_of(self.job.settings, step, self.tokens);
+        let scalars = scalars_of(self.job.settings, step, self.tokens);
         let batches = &self.batches[(step % 2) as usize];
         let mut parts = (0..).zip(batches.x.chunks(self.tokens).zip(batches.y.chunks(self.tokens)));
         parts.find_map(|(micro_step, (x, y))| {
@@ -70,7 +69,7 @@ impl Trainer<'_> {
     }
 
     /// Skips a bad step; gives the next step if the run goes back to a checkpoint.
-    pub fn skip(&mut self, bad: Bad) -> Result<Option<u64>> {
+    pub(super) fn skip(&mut self, bad: Bad) -> Result<Option<u64>> {
         self.job.session.clear_halt()?;
         let Bad { mut metrics, scalars, position } = bad;
         let step = metrics.step;
@@ -83,7 +82,7 @@ impl Trainer<'_> {
             Ok(path) => {
                 let found = match (&found, first) {
                     (Some(found), _) => format!("; first not finite: {found}"),
-                    (None, true) => "; run again at once it is finite".to_owned(),
+                    (None, true) => "; run again at once, it is finite".to_owned(),
                     (None, false) => String::new(),
                 };
                 self.job.observer.note(&format!(
@@ -94,7 +93,7 @@ impl Trainer<'_> {
                 ));
             }
             Err(error) => self.job.observer.note(&format!(
-                "step {step:>5}  skipped, nothing was changed: loss {}, gradient norm {norm}; its black box is not written: \
+                "step {step:>5}  skipped, nothing was changed: loss {}, gradient norm {norm}; its black box could not be written: \
                  {error}",
                 metrics.loss
             )),
@@ -107,26 +106,23 @@ impl Trainer<'_> {
         if self.bad_in_a_row <= self.job.settings.bad_steps {
             return Ok(None);
         }
-        let found = found.map_or_else(String::new, |found| format!("; first not finite: {found}"));
-        let diverged = Error::Diverged { step, loss: metrics.loss, norm, found };
-        // the newest that may be taken has the weights that the first of the row ran on
+        let diverged = diverged(step, metrics.loss, norm, found);
+        // the newest checkpoint to go back to has the weights that the first of these bad steps ran on
         let below = self.landed - u64::from(self.bad_in_a_row).min(self.landed) + 1;
         self.go_back(step, below, diverged).map(Some)
     }
 
-    /// A NaN or infinite validation loss: the weights are damaged though every step was finite. Gives the next step
-    /// with.
-    pub fn not_finite(&mut self, step: u64, loss: f32) -> Result<u64> {
+    /// A NaN or infinite validation loss: the weights are damaged although every step was finite. Gives the next step.
+    pub(super) fn not_finite(&mut self, step: u64, loss: f32) -> Result<u64> {
         self.job.observer.note(&format!("step {step:>5}  the validation loss is {loss}"));
         let found = self.find_non_finite(step.saturating_sub(1));
-        let found = found.map_or_else(String::new, |found| format!("; first not finite: {found}"));
         // the weights that were validated are those from before the bad steps, if there were any
         let below = step - u64::from(self.bad_in_a_row).min(step);
-        self.go_back(step, below, Error::Diverged { step, loss, norm: f32::NAN, found })
+        self.go_back(step, below, diverged(step, loss, f32::NAN, found))
     }
 
-    /// Goes back to the newest whole checkpoint of less than `below` steps, and past the batches since; `why` if that was
-    /// done already or there is none.
+    /// Goes back to the newest complete checkpoint of less than `below` steps, and skips the batches since. Fails with
+    /// `why` if the run went back before, or if there is no such checkpoint.
     fn go_back(&mut self, step: u64, below: u64, why: Error) -> Result<u64> {
         if self.rolled_back_from.is_some() {
             return Err(why);
@@ -152,11 +148,11 @@ impl Trainer<'_> {
     }
 
     /// A run that has come far past the steps it went back from may go back again.
-    pub fn forget_rollback(&mut self) {
+    pub(super) fn forget_rollback(&mut self) {
         self.rolled_back_from = self.rolled_back_from.filter(|from| self.landed <= from + FORGIVEN_AFTER);
     }
 
-    /// Writes the black box of a bad step, the first of a row with the weights that all of them ran on.
+    /// Writes the black box of a bad step; that of the first of several in a row has the weights that all of them ran on.
     fn black_box(
         &mut self,
         step: u64,
@@ -175,7 +171,7 @@ impl Trainer<'_> {
             self.job.saver.save_to(&weights, self.job.session, &state)?;
             black_box::forget_weights(&run, step);
         }
-        let precision = self.job.session.train_program()?.precision();
+        let weights_dtype = self.job.session.train_program()?.precision().weights;
         let (batch, seq) = (self.job.data.train.batch(), self.job.data.train.seq());
         let bad = BadStep {
             step,
@@ -185,7 +181,7 @@ impl Trainer<'_> {
             micro_step: found.as_ref().map(|(micro_step, _)| *micro_step),
             found: found.map(|(_, found)| found).unwrap_or_default(),
             device: self.job.session.engine().name().to_owned(),
-            dtype: self.job.state.settings["dtype"].as_str().unwrap_or(dtype_name(precision)).to_owned(),
+            dtype: self.job.state.settings["dtype"].as_str().unwrap_or(weights_dtype.name()).to_owned(),
             recompute: self.job.settings.recompute,
             batch,
             seq,
@@ -200,8 +196,8 @@ impl Trainer<'_> {
         Ok(folder)
     }
 
-    /// Says where a loss comes from that stands out from those before it.
-    pub fn note_spike(&mut self, metrics: &mut Metrics, position: LoaderState) {
+    /// Reports which samples an outlier loss comes from.
+    pub(super) fn note_spike(&mut self, metrics: &mut Metrics, position: LoaderState) {
         let Some(score) = self.spikes.add(metrics.loss) else { return };
         metrics.spike = Some(score);
         let samples = self.position.samples..position.samples;
@@ -218,7 +214,13 @@ impl Trainer<'_> {
     }
 }
 
-/// A whole checkpoint whose weights are finite. One that was saved after the weights were spoilt is whole, too.
+/// The error of a run that diverged; `found` is its first NaN or infinity.
+pub(super) fn diverged(step: u64, loss: f32, norm: f32, found: Option<String>) -> Error {
+    let found = found.map_or_else(String::new, |found| format!("; first not finite: {found}"));
+    Error::Diverged { step, loss, norm, found }
+}
+
+/// Opens a checkpoint if it is complete and its weights are finite: one saved after they became NaN is complete, too.
 fn good(path: &Path) -> Option<Checkpoint> {
     let mut checkpoint = Checkpoint::open(path).ok()?;
     let mut values = Vec::new();
@@ -233,7 +235,7 @@ fn good(path: &Path) -> Option<Checkpoint> {
     Some(checkpoint)
 }
 
-/// A folder beside another, seen from that other.
+/// The path of a folder inside `from` or beside it, relative to `from`.
 fn relative(from: &Path, to: &Path) -> PathBuf {
     match (to.strip_prefix(from), to.parent().and_then(Path::file_name), to.file_name()) {
         (Ok(inside), _, _) => inside.to_owned(),

@@ -1,8 +1,17 @@
-//! The loop.
+//! The loop of a run.
+//!
+//! ```text
+//! mod.rs      one step after the other, one of them in flight    bad_step.rs  NaN or infinite steps, going back
+//! measure.rs  validation and samples                             ending.rs    done, stopped or failed
+//! ```
 
-use super::bad_step::Bad;
+mod bad_step;
+mod ending;
+mod measure;
+
+use self::bad_step::Bad;
+use self::measure::{Validated, prompt_of};
 use super::balance::Balance;
-use super::measure::{Validated, prompt_of};
 use super::spikes::Spikes;
 use super::{Ending, Job, Summary, provenance, scalars_of};
 use crate::Result;
@@ -19,48 +28,48 @@ use std::time::Instant;
 const ROUTING_EVERY: u64 = 10;
 
 /// The tokens of one step, kept until its results are known: a step that goes wrong is run again to find out where.
-pub(super) struct Batches {
-    pub x: Vec<i32>,
-    pub y: Vec<i32>,
+struct Batches {
+    x: Vec<i32>,
+    y: Vec<i32>,
 }
 
-/// A step whose results are on their way.
-pub(super) struct InFlight {
-    pub metrics: Metrics,
-    pub scalars: Scalars,
-    /// Where the data stand after it.
-    pub position: LoaderState,
+/// A step in flight: given to the engine, its results not read yet.
+struct InFlight {
+    metrics: Metrics,
+    scalars: Scalars,
+    /// The position in the data after it.
+    position: LoaderState,
     pending: PendingUpdate,
 }
 
 /// A run under way.
 pub(super) struct Trainer<'a> {
-    pub job: Job<'a>,
-    pub prompt: Vec<u32>,
-    pub summary: Summary,
+    job: Job<'a>,
+    prompt: Vec<u32>,
+    summary: Summary,
     /// Tokens of a micro-step.
-    pub tokens: usize,
+    tokens: usize,
     /// Of the even and of the odd steps.
-    pub batches: [Batches; 2],
-    /// The step whose tokens were read last, and where the data stand after them.
-    pub fetched: Option<(u64, LoaderState)>,
-    /// Steps whose results are known, and where the data stand after them.
-    pub landed: u64,
-    pub position: LoaderState,
-    pub best: Option<Best>,
-    pub bad_in_a_row: u32,
-    pub rolled_back_from: Option<u64>,
+    batches: [Batches; 2],
+    /// The step whose tokens were read last, and the position in the data after them.
+    fetched: Option<(u64, LoaderState)>,
+    /// Steps whose results are known, and the position in the data after them.
+    landed: u64,
+    position: LoaderState,
+    best: Option<Best>,
+    bad_in_a_row: u32,
+    rolled_back_from: Option<u64>,
     /// The last step's line, of a run that was stopped before its last validation.
-    pub unlogged: Option<Metrics>,
+    unlogged: Option<Metrics>,
     /// When the step before was done.
-    pub mark: Instant,
+    mark: Instant,
     balance: Balance,
-    pub spikes: Spikes,
+    spikes: Spikes,
     /// Algorithms written to the folder so far.
     choices: usize,
     log_failed: bool,
-    /// The last save failed everywhere: it is not tried once more.
-    pub unsaved: bool,
+    /// The last save failed everywhere, so it is not tried again.
+    unsaved: bool,
 }
 
 impl<'a> Trainer<'a> {
@@ -109,7 +118,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Cuts the folder back to the steps before `step`, and what the run remembers of them.
-    pub fn cut_back(&mut self, step: u64) -> Result<()> {
+    fn cut_back(&mut self, step: u64) -> Result<()> {
         let kept = self.job.folder.cut_back(step)?;
         self.spikes = Spikes::default();
         for metrics in &kept {
@@ -265,7 +274,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Waits for a step and logs it; a NaN or infinite one is given back.
-    pub fn land(&mut self, step: InFlight, log: bool) -> Result<Option<Bad>> {
+    fn land(&mut self, step: InFlight, log: bool) -> Result<Option<Bad>> {
         let InFlight { mut metrics, scalars, position, pending } = step;
         let (loss, norm) = match self.job.session.finish_update(pending) {
             Ok(results) => results,
@@ -303,7 +312,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Writes the algorithms that the engine chose, if there are new ones.
-    pub fn keep_choices(&mut self) {
+    fn keep_choices(&mut self) {
         let choices = self.job.session.engine().choices();
         if choices.len() == self.choices {
             return;
@@ -315,7 +324,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Logs a step. Where the disk refuses, the line is kept and written with the next one.
-    pub fn log(&mut self, metrics: &Metrics) {
+    fn log(&mut self, metrics: &Metrics) {
         match self.job.folder.log(metrics) {
             Ok(()) => self.log_failed = false,
             Err(error) if !self.log_failed => {
@@ -329,7 +338,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// The state of the run, for a checkpoint.
-    pub fn state(&self) -> TrainerState {
+    fn state(&self) -> TrainerState {
         TrainerState {
             step: self.landed,
             data: serde_json::to_value(self.position).unwrap_or_default(),
@@ -342,7 +351,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Whether a validation loss is the lowest so far, which is then remembered.
-    pub fn improves(&mut self, step: u64, loss: Option<f32>) -> bool {
+    fn improves(&mut self, step: u64, loss: Option<f32>) -> bool {
         let Some(val_loss) = loss.filter(|loss| loss.is_finite()) else { return false };
         // measured again after a resume it is the same value, and a best still
         let better = self.best.is_none_or(|best| val_loss < best.val_loss || best.step == step);
