@@ -6,6 +6,8 @@ use ironhorse::train::model::{ModelConfig, Recompute};
 use ironhorse::train::session::SessionSpec;
 use serde::Serialize;
 
+pub use ironhorse::train::host::{human_bytes, memory, peak_memory};
+
 /// A machine, for benchmark records and `doctor`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Hardware {
@@ -37,15 +39,6 @@ impl Hardware {
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
         }
     }
-}
-
-/// Memory this process may use, where the system tells: that of the machine, or of the container it runs in.
-pub fn memory() -> Option<u64> {
-    let machine = kibibytes("/proc/meminfo", "MemTotal")?;
-    let container = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"]
-        .iter()
-        .find_map(|file| std::fs::read_to_string(file).ok()?.trim().parse().ok());
-    Some(machine.min(container.unwrap_or(u64::MAX)))
 }
 
 /// Device memory that the CUDA engine needs beside its pools: workspaces of the libraries.
@@ -128,27 +121,19 @@ fn what_fits(config: &ModelConfig, spec: &SessionSpec, has: u64) -> Option<Strin
     halves.filter(|&batch| fits(batch, spec.recompute)).map(|batch| format!("--batch {batch}")).next()
 }
 
-/// The peak memory of this process; `None` where the system does not say.
-pub fn peak_rss() -> Option<u64> {
-    kibibytes("/proc/self/status", "VmHWM")
+/// What made a report: this binary and this machine.
+#[derive(Serialize)]
+pub struct MadeBy {
+    pub version: &'static str,
+    pub commit: &'static str,
+    pub hardware: Hardware,
 }
 
-fn kibibytes(file: &str, field: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(file).ok()?;
-    let line = text.lines().find(|line| line.starts_with(field))?;
-    Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
-}
-
-/// Bytes as text, such as `1.5 GiB`.
-pub fn human_bytes(bytes: u64) -> String {
-    let (mut value, mut unit) = (bytes as f64, "B");
-    for next in ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"] {
-        if value < 1024.0 {
-            break;
-        }
-        (value, unit) = (value / 1024.0, next);
+impl MadeBy {
+    /// Here and now.
+    pub fn detect() -> Self {
+        Self { version: VERSION, commit: COMMIT, hardware: Hardware::detect() }
     }
-    if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
 }
 
 /// The commit this binary was built from.

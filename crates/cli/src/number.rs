@@ -50,30 +50,8 @@ pub fn threads(text: &str) -> Result<usize, String> {
     whole(0..=MOST_THREADS)(text)
 }
 
-/// A length of time as a flag gives it; in config.toml it is a text such as `3h55m`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Time(pub Duration);
-
-impl serde::Serialize for Time {
-    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(self)
-    }
-}
-
-impl std::fmt::Display for Time {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let seconds = self.0.as_secs();
-        for (value, unit) in [(seconds / 3600, "h"), (seconds / 60 % 60, "m")] {
-            if value > 0 {
-                write!(f, "{value}{unit}")?;
-            }
-        }
-        if !seconds.is_multiple_of(60) || seconds == 0 { write!(f, "{}s", seconds % 60) } else { Ok(()) }
-    }
-}
-
 /// A length of time: whole numbers with `d`, `h`, `m` or `s`, the largest first, such as `3h55m`.
-pub fn duration(text: &str) -> Result<Time, String> {
+pub fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || "expected a time such as 3h55m, 90m or 45s".to_owned();
     let (mut rest, mut total, mut below) = (text, 0_u64, u64::MAX);
     while !rest.is_empty() {
@@ -95,7 +73,7 @@ pub fn duration(text: &str) -> Result<Time, String> {
         rest = chars.as_str();
     }
     // no run lasts longer than a century, and sums with the present must not overflow
-    if total == 0 || total > 100 * 366 * 86_400 { Err(wrong()) } else { Ok(Time(Duration::from_secs(total))) }
+    if total == 0 || total > 100 * 366 * 86_400 { Err(wrong()) } else { Ok(Duration::from_secs(total)) }
 }
 
 /// A finite number of at least 0.
@@ -123,29 +101,38 @@ pub fn below_1<T: FromStr + Copy + Into<f64>>(text: &str) -> Result<T, String> {
     number(text, |x| (0.0..1.0).contains(&x), "a number of at least 0 and below 1")
 }
 
-/// Bytes: a number with B, KiB, MiB, GiB, TiB, or KB, MB, GB, TB.
+/// Units of bytes, in lower case. The single `b` comes last: the others end with it.
+const UNITS: [(&str, f64); 9] = [
+    ("kib", 1024.0),
+    ("mib", 1_048_576.0),
+    ("gib", 1_073_741_824.0),
+    ("tib", 1_099_511_627_776.0),
+    ("kb", 1e3),
+    ("mb", 1e6),
+    ("gb", 1e9),
+    ("tb", 1e12),
+    ("b", 1.0),
+];
+
+/// A size of memory: a number with B, KiB, MiB, GiB, TiB, or KB, MB, GB, TB.
 pub fn bytes(text: &str) -> Result<u64, String> {
-    let (digits, unit) =
-        text.trim().split_at(text.trim().find(char::is_alphabetic).unwrap_or(text.trim().len()));
-    let factor = match unit {
-        "B" => 1.0,
-        "KB" => 1e3,
-        "MB" => 1e6,
-        "GB" => 1e9,
-        "TB" => 1e12,
-        "KiB" => 1024.0,
-        "MiB" => 1_048_576.0,
-        "GiB" => 1_073_741_824.0,
-        "TiB" => 1_099_511_627_776.0,
-        _ => 0.0,
-    };
-    let number = digits.trim().parse::<f64>().map_or(0.0, |digits| digits * factor);
-    // beyond 2⁶³ no machine has them
-    if (1.0..9.2e18).contains(&number) {
-        Ok(number as u64)
-    } else {
-        Err("expected bytes such as 139GiB or 80GB".into())
-    }
+    in_bytes(text, None).ok_or_else(|| "expected bytes such as 139GiB or 80GB".into())
+}
+
+/// The size of a file: the same, or a number of bytes without a unit.
+pub fn file_size(text: &str) -> Result<u64, String> {
+    let expected = || "expected a number of bytes above 0, such as 500MB or 5GB".into();
+    in_bytes(text, Some(1.0)).ok_or_else(expected)
+}
+
+/// `no_unit` is what a number without a unit counts in.
+fn in_bytes(text: &str, no_unit: Option<f64>) -> Option<u64> {
+    let lower = text.trim().to_ascii_lowercase();
+    let unit = UNITS.iter().find_map(|(unit, factor)| Some((lower.strip_suffix(unit)?, *factor)));
+    let (number, factor) = unit.or(no_unit.map(|factor| (lower.as_str(), factor)))?;
+    let bytes = number.trim().parse::<f64>().ok()? * factor;
+    // below 2^53 every whole number of bytes is exact
+    (1.0..9e15).contains(&bytes).then_some(bytes as u64)
 }
 
 fn number<T: FromStr + Copy + Into<f64>>(
@@ -194,26 +181,42 @@ mod tests {
         assert_eq!((seed("9223372036854775808"), seed("-1")), (most.clone(), most));
         assert_eq!((fraction("1"), below_1::<f64>("1").is_err()), (Ok(1.0_f32), true));
         assert_eq!(
-            (bytes("139GiB"), bytes("0.5 KiB"), bytes("80GB")),
+            (bytes("139GiB"), bytes("0.5 KiB"), bytes("80gb")),
             (Ok(139 << 30), Ok(512), Ok(80_000_000_000))
         );
-        for bad in ["", "80", "GiB", "-1GiB", "0B", "1gib", "nanB", "1e30TiB", "infB", "1 GiB of it", "µ"] {
+        for bad in ["", "80", "GiB", "-1GiB", "0B", "nanB", "1e30TiB", "infB", "1 GiB of it", "µ"] {
             assert_eq!(bytes(bad), Err("expected bytes such as 139GiB or 80GB".into()), "{bad}");
         }
         assert_eq!((probability("1"), probability::<f32>("0").is_err()), (Ok(1.0_f32), true));
     }
 
     #[test]
-    fn times_are_read_and_written_alike() {
-        let seconds = |text: &str| duration(text).map(|time| time.0.as_secs());
+    fn times_are_read() {
+        let seconds = |text: &str| duration(text).map(|time| time.as_secs());
         for (text, want) in [("3h55m", 14_100), ("90m", 5400), ("45s", 45), ("2d", 172_800), ("1h1s", 3601)] {
             assert_eq!(seconds(text), Ok(want), "{text}");
-            assert_eq!(seconds(&duration(text).unwrap().to_string()), Ok(want), "{text}");
         }
         for text in
             ["", "5", "m", "-3m", "3m2h", "1m1m", "0s", "99999999999999999999h", "3 h", "1.5h", "900000d"]
         {
             assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_counted_as_transformers_does() {
+        for (text, bytes) in [
+            ("300", 300),
+            ("7b", 7),
+            ("20KB", 20_000),
+            (" 1.5 gb ", 1_500_000_000),
+            ("2GiB", 2 << 30),
+            ("3TB", 3_000_000_000_000),
+        ] {
+            assert_eq!(file_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "GB", "0", "-1GB", "0.1b", "nan", "inf", "1e30", "5 GBs", "five"] {
+            assert!(file_size(text).is_err(), "{text}");
         }
     }
 }

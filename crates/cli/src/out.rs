@@ -98,7 +98,7 @@ pub fn is_closed_pipe(error: &Error) -> bool {
         if path == Path::new(STDOUT) && source.kind() == ErrorKind::BrokenPipe)
 }
 
-/// Finds out before the work whether the report can be written after it. With `-` standard output is kept for it.
+/// Finds out before the work whether the report can be written after it. With `-` standard output is reserved for it.
 pub fn check_json(path: Option<&Path>) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     if path == Path::new(DASH) {

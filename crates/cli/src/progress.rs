@@ -8,8 +8,15 @@ use ironhorse::train::run::{Observer, SaveStats};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-/// Seconds between plain lines.
-const LINE_EVERY: Duration = Duration::from_secs(5);
+/// A bar on standard error, of a known length or of one that is set later.
+pub fn bar(length: Option<u64>, template: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(length, ProgressDrawTarget::stderr());
+    bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar
+}
+
+/// Time between two lines of progress where there is no terminal.
+pub const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// Shows a training run on standard error.
 pub struct Progress {
@@ -29,17 +36,11 @@ impl Progress {
     /// For a run of so many steps that starts at step `first`.
     pub fn new(total: u64, first: u64) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-            let template = "{bar:30.cyan/dim} {pos}/{len}  {msg}  ETA {eta}";
-            bar.set_style(
-                ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
-            );
-            bar
-        });
-        if let Some(bar) = &bar {
+            let bar = bar(Some(total), "{bar:30.cyan/dim} {pos}/{len}  {msg}  ETA {eta}");
             bar.set_position(first);
             bar.reset_eta();
-        }
+            bar
+        });
         Self {
             bar,
             total,

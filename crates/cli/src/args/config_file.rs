@@ -1,6 +1,7 @@
 //! Configuration files: TOML whose keys are the flags of a command.
 
 use anyhow::{Context, Result, bail};
+use ironhorse::train::host::os_string;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -36,7 +37,7 @@ pub fn expand_config(args: impl Iterator<Item = OsString>) -> Result<Line> {
         if arg == "--config" {
             file = Some(rest.next().context("--config needs a file")?);
         } else if let Some(path) = arg.as_encoded_bytes().strip_prefix(b"--config=") {
-            file = Some(os_string(path)?);
+            file = Some(os_string(path).context("--config=FILE is not UTF-8; write --config FILE")?);
         } else {
             kept.push(arg);
         }
@@ -57,18 +58,6 @@ pub fn expand_config(args: impl Iterator<Item = OsString>) -> Result<Line> {
     let keys = flags.iter().map(|(key, _)| key.clone()).collect();
     kept.splice(end..end, flags.into_iter().map(|(_, flag)| flag.into()));
     Ok(Line { args: kept, config: Some((path, keys)) })
-}
-
-/// The rest of an argument, as it was given.
-#[cfg(unix)]
-fn os_string(bytes: &[u8]) -> Result<OsString> {
-    use std::os::unix::ffi::OsStrExt;
-    Ok(std::ffi::OsStr::from_bytes(bytes).to_owned())
-}
-
-#[cfg(not(unix))]
-fn os_string(bytes: &[u8]) -> Result<OsString> {
-    Ok(std::str::from_utf8(bytes).context("--config=FILE is not UTF-8; write --config FILE")?.into())
 }
 
 fn flag_of(key: &str) -> String {

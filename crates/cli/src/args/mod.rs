@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use ironhorse::Device;
 use ironhorse::core::{Engine, Precision};
 use ironhorse::cuda::{Attention, Settings};
+use ironhorse::train::model::Recompute;
 use serde::Serialize;
 use std::path::Path;
 
@@ -40,6 +41,16 @@ pub struct EngineArgs {
     /// Precision of weights and activations [default: bf16 on a GPU, f32 on the CPU]
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub cuda: CudaArgs,
+}
+
+/// How the CUDA engine computes.
+#[derive(Args, Clone, Copy, Debug, Serialize)]
+#[command(next_help_heading = heading::DEVICE)]
+#[serde(rename_all = "kebab-case")]
+pub struct CudaArgs {
     /// GPU: allow results whose last bits differ from run to run, where that is faster
     #[arg(long)]
     pub fast: bool,
@@ -48,34 +59,75 @@ pub struct EngineArgs {
     pub attention: AttentionArg,
     /// GPU: launch every kernel by itself instead of replaying CUDA graphs
     #[arg(long)]
-    pub no_graphs: bool,
+    no_graphs: bool,
 }
 
-/// Attention on the GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum AttentionArg {
-    /// cuDNN where it is installed and supports the shape, else our kernels
-    Auto,
-    /// cuDNN; an error where it is missing or does not support the shape
-    Cudnn,
-    /// our flash-attention kernels
-    Own,
-    /// our kernels without tensor cores
-    Plain,
-}
-
-impl AttentionArg {
-    /// As the CUDA engine names it.
-    pub fn setting(self) -> Attention {
-        match self {
-            Self::Auto => Attention::Auto,
-            Self::Cudnn => Attention::Cudnn,
-            Self::Own => Attention::Own,
-            Self::Plain => Attention::Plain,
-        }
+impl CudaArgs {
+    /// As the engine takes them.
+    pub fn settings(self, tf32: bool) -> Settings {
+        let (attention, graphs) = (self.attention.into(), !self.no_graphs);
+        Settings { tf32, fast: self.fast, attention, graphs, ..Settings::default() }
     }
 }
+
+/// Declares the values of a flag, each with its help; they stand for the variants of the same names of another type.
+macro_rules! flag_values {
+    ($(#[$doc:meta])* $name:ident for $of:ty { $($(#[$help:meta])* $variant:ident,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+        #[serde(rename_all = "lowercase")]
+        pub enum $name {
+            $($(#[$help])* $variant,)*
+        }
+
+        impl From<$name> for $of {
+            fn from(value: $name) -> Self {
+                match value {
+                    $($name::$variant => Self::$variant,)*
+                }
+            }
+        }
+    };
+}
+pub(crate) use flag_values;
+
+flag_values! {
+    /// Attention on the GPU.
+    AttentionArg for Attention {
+        /// cuDNN where it is installed and supports the shape, else our kernels
+        Auto,
+        /// cuDNN; an error where it is missing or does not support the shape
+        Cudnn,
+        /// our flash-attention kernels
+        Own,
+        /// our kernels without tensor cores
+        Plain,
+    }
+}
+
+flag_values! {
+    /// What the backward pass recomputes.
+    RecomputeArg for Recompute {
+        /// Nothing: keep every activation
+        None,
+        /// GELU or SwiGLU
+        Gelu,
+        /// The norms too, and the rows given to experts
+        Full,
+        /// All inside the experts too
+        Experts,
+    }
+}
+
+/// The name of a flag's value on the command line.
+pub trait FlagValue: ValueEnum {
+    /// As it is typed.
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
+impl<T: ValueEnum> FlagValue for T {}
 
 /// Precisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
@@ -87,17 +139,6 @@ pub enum Dtype {
     Tf32,
     /// bfloat16 with f32 sums
     Bf16,
-}
-
-impl Dtype {
-    /// Its name as a flag.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Tf32 => "tf32",
-            Self::Bf16 => "bf16",
-        }
-    }
 }
 
 impl Dtype {
@@ -142,13 +183,7 @@ impl EngineArgs {
 
     /// What the flags say about the CUDA engine.
     pub fn cuda_settings(&self) -> Settings {
-        Settings {
-            tf32: self.dtype == Some(Dtype::Tf32),
-            fast: self.fast,
-            attention: self.attention.setting(),
-            graphs: !self.no_graphs,
-            ..Settings::default()
-        }
+        self.cuda.settings(self.dtype == Some(Dtype::Tf32))
     }
 
     /// How many threads the CPU engine has: those asked for, which [`number::threads`] limits, or one for each core.
@@ -190,26 +225,6 @@ pub enum MomentsArg {
     F32,
     /// 2 bytes each, rounded stochastically; the random bits depend on seed, step and index only
     Bf16,
-}
-
-impl MasterArg {
-    /// Its name as a flag.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Residual => "residual",
-        }
-    }
-}
-
-impl MomentsArg {
-    /// Its name as a flag.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-        }
-    }
 }
 
 impl StateArgs {

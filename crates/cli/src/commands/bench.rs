@@ -3,10 +3,10 @@
 mod generate;
 
 use super::workload::{
-    Utilization, Workload, flops_before, limits_after, memory_map, model_flops, step_flops,
+    Utilization, Workload, flops_before, limits_after, memory_map, model_flops, parameters_text, step_flops,
 };
-use crate::args::{StateArgs, heading};
-use crate::hardware::{COMMIT, Hardware, VERSION, human_bytes, peak_rss};
+use crate::args::{AttentionArg, Dtype, FlagValue, RecomputeArg, StateArgs, heading};
+use crate::hardware::{MadeBy, human_bytes, peak_memory};
 use crate::{Outcome, out};
 use anyhow::Result;
 use clap::Args;
@@ -39,18 +39,18 @@ pub struct BenchArgs {
 struct BenchReport {
     model: String,
     parameters: usize,
-    /// Those that one token meets, where that is not all of them.
+    /// Those that one token uses, where that is not all of them.
     active_parameters: Option<usize>,
     device: String,
     /// The GPU's name.
     gpu: Option<String>,
-    dtype: crate::args::Dtype,
+    dtype: Dtype,
     /// How master weights and moments are stored.
     #[serde(flatten)]
     state: StateArgs,
-    recompute: super::verify::RecomputeArg,
+    recompute: RecomputeArg,
     fast: bool,
-    attention: crate::args::AttentionArg,
+    attention: AttentionArg,
     threads: usize,
     batch: usize,
     seq: usize,
@@ -81,9 +81,8 @@ struct BenchReport {
     planned_bytes: usize,
     loss: f32,
     losses: Vec<f32>,
-    version: &'static str,
-    commit: &'static str,
-    hardware: Hardware,
+    #[serde(flatten)]
+    made_by: MadeBy,
 }
 
 pub fn run(args: &BenchArgs) -> Result<Outcome> {
@@ -100,7 +99,7 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
     let measuring = measuring.elapsed();
     let timing = time_steps(&mut session, [&x, &y], &work.scalars(), &work.repeat())?;
     let startup = timing.first_done.map_or(Duration::ZERO, |done| (done - start).saturating_sub(measuring));
-    let peak = peak_rss(); // before the limits are measured, which take memory of their own
+    let peak = peak_memory(); // before the limits are measured, which take memory of their own
     let memory = session.engine().memory().by_category;
     let limits = limits_after(session.engine(), dtype, before)?;
     let report = report(work, &mut session, &timing, Measured { startup, peak, memory, limits, dtype })?;
@@ -149,8 +148,8 @@ fn report(
         dtype: work.engine.dtype()?,
         state: work.state,
         recompute: work.recompute,
-        fast: work.engine.fast,
-        attention: work.engine.attention,
+        fast: work.engine.cuda.fast,
+        attention: work.engine.cuda.attention,
         threads: work.engine.thread_count(),
         batch: work.batch,
         seq: work.seq,
@@ -174,9 +173,7 @@ fn report(
         planned_bytes,
         loss: timing.losses.last().copied().unwrap_or(f32::NAN),
         losses: timing.losses.clone(),
-        version: VERSION,
-        commit: COMMIT,
-        hardware: Hardware::detect(),
+        made_by: MadeBy::detect(),
     })
 }
 
@@ -186,10 +183,9 @@ fn print(report: &BenchReport) -> Result<()> {
         None => format!("{} threads", report.threads),
     };
     out::line(format!(
-        "{}  {} parameters{}  batch {} × {}  {} {}{}  {with}",
+        "{}  {}  batch {} × {}  {} {}{}  {with}",
         report.model,
-        report.parameters,
-        report.active_parameters.map_or_else(String::new, |active| format!(" ({active} active)")),
+        parameters_text(report.parameters, report.active_parameters),
         report.batch,
         report.seq,
         report.device,

@@ -1,6 +1,6 @@
 //! `ironhorse convert`
 
-use crate::{Outcome, out};
+use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use ironhorse::train::format::hf::{HfOptions, write_hf};
@@ -24,7 +24,7 @@ pub struct ConvertArgs {
     dtype: Stored,
     /// The most weights in one file of a Hugging Face folder: bytes, or KB, MB, GB, TB (powers of 1000, as transformers
     /// counts); what is more goes into several files with an index
-    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = number::file_size)]
     shard_size: u64,
 }
 
@@ -35,28 +35,6 @@ enum Stored {
     F32,
     /// bfloat16
     Bf16,
-}
-
-/// Bytes: `300`, `20KB`, `1.5GB`. GiB and its like are powers of 1024.
-fn parse_size(text: &str) -> std::result::Result<u64, String> {
-    const UNITS: [(&str, f64); 8] = [
-        ("kib", 1024.0),
-        ("mib", 1_048_576.0),
-        ("gib", 1_073_741_824.0),
-        ("tib", 1_099_511_627_776.0),
-        ("kb", 1e3),
-        ("mb", 1e6),
-        ("gb", 1e9),
-        ("tb", 1e12),
-    ];
-    let lower = text.trim().to_ascii_lowercase();
-    let unit = UNITS.iter().find_map(|(name, bytes)| lower.strip_suffix(name).map(|rest| (rest, *bytes)));
-    let (number, bytes) = unit.unwrap_or((lower.strip_suffix('b').unwrap_or(&lower), 1.0));
-    match number.trim().parse::<f64>().map(|number| number * bytes) {
-        // below 2^53 every whole number of bytes is exact
-        Ok(size) if (1.0..9e15).contains(&size) => Ok(size as u64),
-        _ => Err("expected a number of bytes above 0, such as 500MB or 5GB".into()),
-    }
 }
 
 pub fn run(args: &ConvertArgs) -> Result<Outcome> {
@@ -87,26 +65,4 @@ pub fn run(args: &ConvertArgs) -> Result<Outcome> {
     }
     out::line(format!("{}: {} parameters as {}", args.to.display(), config.told_params(), name))?;
     Ok(Outcome::Done)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::parse_size;
-
-    #[test]
-    fn sizes_are_counted_as_transformers_does() {
-        for (text, bytes) in [
-            ("300", 300),
-            ("7b", 7),
-            ("20KB", 20_000),
-            (" 1.5 gb ", 1_500_000_000),
-            ("2GiB", 2 << 30),
-            ("3TB", 3_000_000_000_000),
-        ] {
-            assert_eq!(parse_size(text), Ok(bytes), "{text}");
-        }
-        for text in ["", "GB", "0", "-1GB", "0.1b", "nan", "inf", "1e30", "5 GBs", "five"] {
-            assert!(parse_size(text).is_err(), "{text}");
-        }
-    }
 }

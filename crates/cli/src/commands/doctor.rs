@@ -1,6 +1,6 @@
 //! `ironhorse doctor`
 
-use crate::hardware::{COMMIT, Hardware, VERSION, human_bytes};
+use crate::hardware::{MadeBy, human_bytes};
 use crate::{Outcome, number, out};
 use anyhow::Result;
 use clap::Args;
@@ -24,9 +24,8 @@ pub struct DoctorArgs {
 
 #[derive(Serialize)]
 struct Report {
-    version: &'static str,
-    commit: &'static str,
-    hardware: Hardware,
+    #[serde(flatten)]
+    made_by: MadeBy,
     threads: usize,
     gflops_possible: f64,
     gb_per_s_possible: f64,
@@ -60,45 +59,32 @@ struct LibraryReport {
 /// GPU at all.
 fn look_for_gpus(report: &mut Report) -> bool {
     let libraries = cuda::report::libraries();
-    let devices = cuda::devices();
-    let found = devices.as_ref().is_ok_and(|gpus| !gpus.is_empty());
-    match devices {
-        Ok(gpus) => {
-            for gpu in &gpus {
-                let usable = cuda::usable(gpu.index);
-                if gpu.index == 0 {
-                    report.auto_why =
-                        usable.as_ref().err().map(|error| format!("the GPU is not used: {error}"));
-                }
-                let what = format!(
-                    "{}, {}, compute capability {}.{}, {} multiprocessors",
-                    gpu.name,
-                    human_bytes(gpu.memory as u64),
-                    gpu.compute.0,
-                    gpu.compute.1,
-                    gpu.sms
-                );
-                report.devices.push(DeviceReport {
-                    device: Device::Cuda(gpu.index).to_string(),
-                    available: usable.is_ok(),
-                    why: usable.err().map_or(what, |error| error.to_string()),
-                });
-            }
-            if gpus.is_empty() {
-                let why = "the driver sees no GPU (is CUDA_VISIBLE_DEVICES empty?)".into();
-                report.devices.push(DeviceReport { device: "cuda".into(), available: false, why });
-            }
-            if let Some(gpu) = gpus.first() {
-                report.choices = cuda::report::choices(gpu, &libraries);
-            }
+    let (gpus, why) = match cuda::devices() {
+        Ok(gpus) => (gpus, "the driver sees no GPU (is CUDA_VISIBLE_DEVICES empty?)".into()),
+        Err(error) => (Vec::new(), error.to_string()),
+    };
+    for gpu in &gpus {
+        let usable = cuda::usable(gpu.index);
+        if gpu.index == 0 {
+            report.auto_why = usable.as_ref().err().map(|error| format!("the GPU is not used: {error}"));
         }
-        Err(error) => {
-            report.devices.push(DeviceReport {
-                device: "cuda".into(),
-                available: false,
-                why: error.to_string(),
-            });
-        }
+        let what = format!(
+            "{}, {}, compute capability {}.{}, {} multiprocessors",
+            gpu.name,
+            human_bytes(gpu.memory as u64),
+            gpu.compute.0,
+            gpu.compute.1,
+            gpu.sms
+        );
+        report.devices.push(DeviceReport {
+            device: Device::Cuda(gpu.index).to_string(),
+            available: usable.is_ok(),
+            why: usable.err().map_or(what, |error| error.to_string()),
+        });
+    }
+    match gpus.first() {
+        Some(gpu) => report.choices = cuda::report::choices(gpu, &libraries),
+        None => report.devices.push(DeviceReport { device: "cuda".into(), available: false, why }),
     }
     report.libraries = libraries
         .into_iter()
@@ -111,7 +97,7 @@ fn look_for_gpus(report: &mut Report) -> bool {
             LibraryReport { name: library.name, purpose: library.purpose, version, path, error }
         })
         .collect();
-    found
+    !gpus.is_empty()
 }
 
 /// The libraries. Without a GPU those that are missing are shown only with `-v`: nothing needs them.
@@ -134,12 +120,10 @@ fn print_libraries(report: &Report) -> Result<()> {
 
 pub fn run(args: &DoctorArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
-    let hardware = Hardware::detect();
     let engine = CpuEngine::new(args.threads);
     let limits = Limits::measure(args.threads);
     let mut report = Report {
-        version: VERSION,
-        commit: COMMIT,
+        made_by: MadeBy::detect(),
         threads: engine.threads(),
         gflops_possible: limits.flops_per_s / 1e9,
         gb_per_s_possible: limits.bytes_per_s / 1e9,
@@ -153,11 +137,10 @@ pub fn run(args: &DoctorArgs) -> Result<Outcome> {
         kernel_cache: cuda::Cache::open(None).folder().map(PathBuf::from),
         auto: Device::Auto.resolve().to_string(),
         auto_why: None,
-        hardware,
     };
     let gpu_is_there = look_for_gpus(&mut report);
-    let h = &report.hardware;
-    out::line(format!("ironhorse    {} ({})", report.version, report.commit))?;
+    let MadeBy { version, commit, hardware: h } = &report.made_by;
+    out::line(format!("ironhorse    {version} ({commit})"))?;
     out::line(format!("system       {}", h.system))?;
     out::line(format!("processor    {}, {} cores", h.cpu, h.cores))?;
     out::line(format!("memory       {}", h.memory_bytes.map_or("unknown".into(), human_bytes)))?;

@@ -181,15 +181,15 @@ fn name_model(model: &Path, source: &dyn WeightSource) {
 fn find_tokenizer(args: &GenerateArgs, source: &dyn WeightSource, model: &Path) -> Result<Tokenizer> {
     let vocab = source.config().vocab_size();
     if let Some(path) = &args.tokenizer {
-        return check(Tokenizer::open(path)?, vocab);
+        return check_tokenizer(Tokenizer::open(path)?, vocab);
     }
     if let Some(tokenizer) = source.tokenizer()? {
-        return check(tokenizer, vocab);
+        return check_tokenizer(tokenizer, vocab);
     }
     let folder = if model.is_dir() { Some(model) } else { model.parent() };
     for name in ["tokenizer.bin", "gpt2_tokenizer.bin"] {
         if let Some(path) = folder.map(|folder| folder.join(name)).filter(|path| path.is_file()) {
-            return check(Tokenizer::open(&path)?, vocab);
+            return check_tokenizer(Tokenizer::open(&path)?, vocab);
         }
     }
     if vocab == 256 {
@@ -198,9 +198,13 @@ fn find_tokenizer(args: &GenerateArgs, source: &dyn WeightSource, model: &Path) 
     bail!("{}: has no tokenizer beside it; give --tokenizer FILE (gpt2_tokenizer.bin)", model.display())
 }
 
-fn check(tokenizer: Tokenizer, vocab: usize) -> Result<Tokenizer> {
+/// Refuses a tokenizer that has more tokens than the model.
+pub fn check_tokenizer(tokenizer: Tokenizer, vocab: usize) -> Result<Tokenizer> {
     if tokenizer.vocab_size() > vocab {
-        bail!("the tokenizer has {} tokens, the model only {vocab}", tokenizer.vocab_size());
+        bail!(
+            "the tokenizer has {} tokens, the model only {vocab}; give the model's own",
+            tokenizer.vocab_size()
+        );
     }
     Ok(tokenizer)
 }

@@ -5,8 +5,8 @@ mod disk;
 
 use self::choices::{Asked, Choice, advice, table};
 use self::disk::Disk;
-use super::verify::RecomputeArg;
-use crate::args::{Dtype, StateArgs, heading};
+use super::workload::parameters_text;
+use crate::args::{Dtype, FlagValue, RecomputeArg, StateArgs, heading};
 use crate::hardware::{human_bytes, memory, usable_of_gpu};
 use crate::{Outcome, number, out};
 use anyhow::Result;
@@ -73,7 +73,7 @@ struct PlanReport {
     #[serde(flatten)]
     state: StateArgs,
     parameters: usize,
-    /// Those that one token meets, where that is not all of them.
+    /// Those that one token uses, where that is not all of them.
     active_parameters: Option<usize>,
     batch: usize,
     seq: usize,
@@ -149,10 +149,9 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         least_ms: limits.as_ref().map(least),
     };
     out::line(format!(
-        "{}  {} parameters{}  {} ops  {} {}{}",
+        "{}  {}  {} ops  {} {}{}",
         report.model,
-        report.parameters,
-        report.active_parameters.map_or_else(String::new, |active| format!(" ({active} active)")),
+        parameters_text(report.parameters, report.active_parameters),
         report.ops,
         report.device,
         dtype.name(),

@@ -4,8 +4,8 @@ mod group;
 mod trace;
 
 use super::workload::{Utilization, Workload, flops_before, limits_after, memory_map, model_flops};
-use crate::args::heading;
-use crate::hardware::{COMMIT, Hardware, VERSION, human_bytes};
+use crate::args::{Dtype, FlagValue, StateArgs, heading};
+use crate::hardware::{MadeBy, human_bytes};
 use crate::{Outcome, number, out};
 use anyhow::Result;
 use clap::Args;
@@ -69,10 +69,10 @@ struct ProfileReport {
     model: String,
     device: String,
     gpu: Option<String>,
-    dtype: crate::args::Dtype,
+    dtype: Dtype,
     /// How master weights and moments are stored.
     #[serde(flatten)]
-    state: crate::args::StateArgs,
+    state: StateArgs,
     batch: usize,
     seq: usize,
     /// A step: on a GPU as training runs it, else the sum of its ops.
@@ -91,9 +91,8 @@ struct ProfileReport {
     by_section: Vec<Group>,
     by_layer: Vec<Group>,
     ops: Vec<OpReport>,
-    version: &'static str,
-    commit: &'static str,
-    hardware: Hardware,
+    #[serde(flatten)]
+    made_by: MadeBy,
 }
 
 pub fn run(args: &ProfileArgs) -> Result<Outcome> {
@@ -143,9 +142,7 @@ pub fn run(args: &ProfileArgs) -> Result<Outcome> {
         ops: figures.ops(),
         gpu,
         by_kernel,
-        version: VERSION,
-        commit: COMMIT,
-        hardware: Hardware::detect(),
+        made_by: MadeBy::detect(),
     };
     print(&report, work, args.top)?;
     if let Some(path) = &args.trace {

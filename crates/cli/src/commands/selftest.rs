@@ -1,23 +1,20 @@
 //! `ironhorse selftest`
 
-use crate::args::AttentionArg;
-use crate::hardware::{COMMIT, Hardware, VERSION};
+use crate::args::CudaArgs;
+use crate::hardware::MadeBy;
+use crate::progress::{LINE_EVERY, bar};
 use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use ironhorse::Device;
 use ironhorse::core::op::Op;
 use ironhorse::core::{Engine, Precision};
-use ironhorse::cuda::Settings;
 use ironhorse_testkit::{Fault, Mode, Suite, Summary};
 use serde::Serialize;
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
-
-/// Between two lines of progress where there is no terminal.
-const LINE_EVERY: Duration = Duration::from_secs(5);
+use std::time::Instant;
 
 /// Runs every op of the engine on many shapes and compares with exact arithmetic
 #[derive(Args)]
@@ -43,15 +40,8 @@ pub struct SelftestArgs {
     /// A few small cases of each op only
     #[arg(long)]
     quick: bool,
-    /// GPU: which attention runs
-    #[arg(long, value_enum, default_value_t = AttentionArg::Auto)]
-    attention: AttentionArg,
-    /// GPU: allow results whose last bits differ from run to run, where that is faster
-    #[arg(long)]
-    fast: bool,
-    /// GPU: launch every kernel by itself instead of replaying CUDA graphs
-    #[arg(long)]
-    no_graphs: bool,
+    #[command(flatten)]
+    cuda: CudaArgs,
     /// Also write every case to this file as JSON; - means standard output, and the text for people goes to standard error
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -72,9 +62,8 @@ enum DtypeArg {
 
 #[derive(Serialize)]
 struct Report<'a> {
-    version: &'static str,
-    commit: &'static str,
-    hardware: Hardware,
+    #[serde(flatten)]
+    made_by: MadeBy,
     device: String,
     quick: bool,
     passed: usize,
@@ -111,14 +100,14 @@ pub fn run(args: &SelftestArgs) -> Result<Outcome> {
         let tf32 = mode == Mode::Tf32;
         if engine.as_ref().is_none_or(|(has, _)| *has != tf32) {
             drop(engine.take()); // its memory goes before the next one asks for some
-            engine = Some((tf32, device.engine(args.threads, &settings(args, tf32))?));
+            engine = Some((tf32, device.engine(args.threads, &args.cuda.settings(tf32))?));
         }
         let Some((_, engine)) = &mut engine else { continue };
         let suite = Suite {
             ops: args.op.clone(),
             quick: args.quick,
             large: !args.quick,
-            twice: !args.fast,
+            twice: !args.cuda.fast,
             ..Suite::new(mode)
         };
         let mut progress = Progress::new(mode.name());
@@ -139,9 +128,7 @@ fn finish(args: &SelftestArgs, device: Device, summaries: &[Summary], seconds: f
     let failed = summaries.iter().map(|summary| summary.failed.len()).sum();
     let stopped = summaries.iter().find_map(|summary| summary.stopped.as_deref());
     let report = Report {
-        version: VERSION,
-        commit: COMMIT,
-        hardware: Hardware::detect(),
+        made_by: MadeBy::detect(),
         device: device.to_string(),
         quick: args.quick,
         passed,
@@ -175,16 +162,6 @@ fn modes(args: &SelftestArgs, device: Device) -> Result<Vec<Mode>> {
         bail!("the cpu engine computes in f32 only, not {}; use --dtype f32", mode.name());
     }
     Ok(modes)
-}
-
-fn settings(args: &SelftestArgs, tf32: bool) -> Settings {
-    Settings {
-        tf32,
-        fast: args.fast,
-        attention: args.attention.setting(),
-        graphs: !args.no_graphs,
-        ..Settings::default()
-    }
 }
 
 /// One line for each op and precision.
@@ -251,9 +228,7 @@ struct Progress {
 impl Progress {
     fn new(dtype: &'static str) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-            let style = ProgressStyle::with_template("{bar:30.cyan/dim} {pos}/{len}  {msg}  ETA {eta}");
-            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            let bar = bar(None, "{bar:30.cyan/dim} {pos}/{len}  {msg}  ETA {eta}");
             bar.set_message(dtype);
             bar
         });

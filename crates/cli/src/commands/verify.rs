@@ -2,18 +2,17 @@
 
 mod replay;
 
-use crate::args::{Dtype, EngineArgs, StateArgs, heading};
+use super::workload::{random_tokens, session_of};
+use crate::args::{Dtype, EngineArgs, RecomputeArg, StateArgs, heading};
 use crate::hardware::check_memory;
 use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use ironhorse::core::{Engine, EngineExt, Pool, Scalars};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::format::answer_key::AnswerKey;
 use ironhorse::train::format::debug_state::DebugState;
 use ironhorse::train::format::{ModelChoice, open_weights};
-use ironhorse::train::model::Recompute;
-use ironhorse::train::rng::Rng;
 use ironhorse::train::session::{Session, SessionSpec};
 use ironhorse::train::verify::{
     Damage, KeyReference, Lockstep, LockstepReport, Options, Reference, Report, StateReference, Tolerance,
@@ -93,43 +92,6 @@ pub struct VerifyArgs {
     /// Also write the table to this file as JSON; - means standard output, and the text for people goes to standard error
     #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
     json: Option<PathBuf>,
-}
-
-/// What the backward computes again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RecomputeArg {
-    /// Nothing: keep every activation
-    None,
-    /// GELU or SwiGLU
-    Gelu,
-    /// The norms too, and the rows given to experts
-    Full,
-    /// All inside the experts too
-    Experts,
-}
-
-impl RecomputeArg {
-    /// Its name as a flag.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Gelu => "gelu",
-            Self::Full => "full",
-            Self::Experts => "experts",
-        }
-    }
-}
-
-impl From<RecomputeArg> for Recompute {
-    fn from(arg: RecomputeArg) -> Self {
-        match arg {
-            RecomputeArg::None => Self::None,
-            RecomputeArg::Gelu => Self::Gelu,
-            RecomputeArg::Full => Self::Full,
-            RecomputeArg::Experts => Self::Experts,
-        }
-    }
 }
 
 /// What a verification found, and how it ran.
@@ -294,19 +256,10 @@ fn lockstep_with_random(
     let Options { recompute, precision, .. } = *options;
     let train = Some((args.batch, args.seq));
     let spec = SessionSpec { train, recompute, precision, ..SessionSpec::default() };
-    check_memory(engine.as_ref(), &config, &spec)?;
-    let mut session = Session::new(engine, config, &spec)?;
-    match choice {
-        ModelChoice::Sizes(_) => session.init(SEED)?,
-        ModelChoice::Weights(mut source) => {
-            session.load(Pool::Params, |name, values| source.read_tensor(name, values))?;
-        }
-    }
-    let mut rng = Rng::new(SEED).fork(u64::MAX);
-    let count = args.batch * args.seq; // `check_memory` has counted them
-    let stream: Vec<i32> = (0..=count).map(|_| rng.index(config.vocab_size()) as i32).collect();
+    let mut session = session_of(choice, engine, &spec, SEED)?;
+    let (x, y) = random_tokens(&config, args.batch * args.seq, SEED);
     let scalars = Scalars { lr: 1e-3, weight_decay: 0.1, grad_clip: 1.0, ..Scalars::default() };
-    Ok(lockstep(args, &stream[..count], &stream[1..], scalars).run(&mut session, cpu(args))?)
+    Ok(lockstep(args, &x, &y, scalars).run(&mut session, cpu(args))?)
 }
 
 fn lockstep<'a>(args: &VerifyArgs, x: &'a [i32], y: &'a [i32], scalars: Scalars) -> Lockstep<'a> {

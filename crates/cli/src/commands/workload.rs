@@ -1,7 +1,6 @@
 //! What `bench` and `profile` run, and how they count it.
 
-use super::verify::RecomputeArg;
-use crate::args::{EngineArgs, StateArgs, heading};
+use crate::args::{EngineArgs, RecomputeArg, StateArgs, heading};
 use crate::hardware::check_memory;
 use crate::number;
 use anyhow::{Context, Result, bail};
@@ -11,6 +10,7 @@ use ironhorse::train::bench::Repeat;
 use ironhorse::train::format::ModelChoice;
 use ironhorse::train::format::debug_state::DebugState;
 use ironhorse::train::format::safetensors::SafeTensors;
+use ironhorse::train::format::shards::check_tokens;
 use ironhorse::train::format::{Kind, sniff};
 use ironhorse::train::model::{ModelConfig, Recompute};
 use ironhorse::train::rng::Rng;
@@ -82,17 +82,7 @@ impl Workload {
     /// The model on the engine, with weights.
     pub fn session(&self, spec: &SessionSpec) -> Result<Session> {
         let engine = self.engine.engine()?;
-        let choice = ModelChoice::parse(&self.model)?;
-        let config = choice.config();
-        check_memory(engine.as_ref(), &config, spec)?;
-        let mut session = Session::new(engine, config, spec)?;
-        match choice {
-            ModelChoice::Sizes(_) => session.init(self.seed)?,
-            ModelChoice::Weights(mut source) => {
-                session.load(Pool::Params, |name, values| source.read_tensor(name, values))?;
-            }
-        }
-        Ok(session)
+        session_of(ModelChoice::parse(&self.model)?, engine, spec, self.seed)
     }
 
     fn tokens(&self, config: &ModelConfig) -> Result<(Vec<i32>, Vec<i32>)> {
@@ -113,10 +103,7 @@ impl Workload {
             }
             return Ok((state.x()?, state.y()?));
         }
-        let mut rng = Rng::new(self.seed).fork(u64::MAX);
-        let count = self.batch * self.seq; // `check_memory` has counted them
-        let stream: Vec<i32> = (0..=count).map(|_| rng.index(config.vocab_size()) as i32).collect();
-        Ok((stream[..count].to_vec(), stream[1..].to_vec()))
+        Ok(random_tokens(config, self.batch * self.seq, self.seed)) // `check_memory` has counted them
     }
 
     /// `x` and `y` of a safetensors file, both (B, T).
@@ -128,12 +115,8 @@ impl Workload {
                 return Err(file.field(format!("shape of `{name}`"), format!("{shape:?}"), expected));
             }
             let tokens = file.read_i32(name)?;
-            match tokens.iter().find(|&&token| usize::try_from(token).map_or(true, |token| token >= vocab)) {
-                None => Ok(tokens),
-                Some(token) => {
-                    Err(file.field(format!("tokens `{name}`"), token, format!("0 to {}", vocab - 1)))
-                }
-            }
+            check_tokens(file.path(), &tokens, vocab, |index| format!("{name}[{index}]"))?;
+            Ok(tokens)
         };
         Ok((read("x")?, read("y")?))
     }
@@ -160,6 +143,38 @@ impl Workload {
     pub fn element(&self) -> Result<DType> {
         Ok(self.engine.dtype()?.precision(1).weights)
     }
+}
+
+/// A model on the engine, if it fits: its weights, or random ones where it is only sizes.
+pub fn session_of(
+    choice: ModelChoice,
+    engine: Box<dyn Engine>,
+    spec: &SessionSpec,
+    seed: u64,
+) -> Result<Session> {
+    let config = choice.config();
+    check_memory(engine.as_ref(), &config, spec)?;
+    let mut session = Session::new(engine, config, spec)?;
+    match choice {
+        ModelChoice::Sizes(_) => session.init(seed)?,
+        ModelChoice::Weights(mut source) => {
+            session.load(Pool::Params, |name, values| source.read_tensor(name, values))?;
+        }
+    }
+    Ok(session)
+}
+
+/// So many random tokens, and each one's successor.
+pub fn random_tokens(config: &ModelConfig, count: usize, seed: u64) -> (Vec<i32>, Vec<i32>) {
+    let mut rng = Rng::new(seed).fork(u64::MAX);
+    let stream: Vec<i32> = (0..=count).map(|_| rng.index(config.vocab_size()) as i32).collect();
+    (stream[..count].to_vec(), stream[1..].to_vec())
+}
+
+/// The number of parameters, and of those that one token uses where that is not all of them.
+pub fn parameters_text(all: usize, active: Option<usize>) -> String {
+    let active = active.map_or_else(String::new, |active| format!(" ({active} active)"));
+    format!("{all} parameters{active}")
 }
 
 /// The rate of arithmetic before the work is timed. A machine shared with others is faster at one moment than at

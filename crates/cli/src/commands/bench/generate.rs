@@ -1,8 +1,8 @@
 //! `ironhorse bench --generate`
 
-use crate::args::Dtype;
+use crate::args::{Dtype, FlagValue};
 use crate::commands::workload::Workload;
-use crate::hardware::{COMMIT, Hardware, VERSION};
+use crate::hardware::MadeBy;
 use crate::{Outcome, out};
 use anyhow::{Result, bail};
 use ironhorse::core::{DType, EngineExt, Limit, Timed};
@@ -38,9 +38,8 @@ struct GenerateReport {
     /// The tokens of a single sequence, warm-up included.
     written: Vec<u32>,
     kernels: Vec<KernelTime>,
-    version: &'static str,
-    commit: &'static str,
-    hardware: Hardware,
+    #[serde(flatten)]
+    made_by: MadeBy,
 }
 
 /// All launches of one kernel for one token at the last position, without a graph.
@@ -90,9 +89,7 @@ pub(super) fn run(work: &Workload, json: Option<&Path>) -> Result<Outcome> {
         of_copy_bandwidth: weight_bytes as f64 / seconds / possible,
         written: decoding.written,
         kernels: by_kernel(&decoding.kernels),
-        version: VERSION,
-        commit: COMMIT,
-        hardware: Hardware::detect(),
+        made_by: MadeBy::detect(),
     };
     print(&report)?;
     out::json(json, &report)?;

@@ -1,7 +1,6 @@
 //! Every choice that changes the memory of a run: what it needs by category, whether it fits, and which to take.
 
-use super::super::verify::RecomputeArg;
-use crate::args::{Dtype, MasterArg, MomentsArg, StateArgs};
+use crate::args::{Dtype, FlagValue, MasterArg, MomentsArg, RecomputeArg, StateArgs};
 use crate::hardware::human_bytes;
 use anyhow::Result;
 use clap::ValueEnum;
@@ -118,8 +117,8 @@ pub fn table(choices: &[Choice], asked: (RecomputeArg, StateArgs)) -> Vec<String
     for choice in choices {
         let Categories { weights, master, gradients, moments, activations, other } = choice.bytes;
         let mark = if (choice.recompute, choice.state) == asked { '>' } else { ' ' };
-        // without a master there is no choice
-        let master_name = if master > 0 { choice.state.master.name() } else { "-" };
+        // f32 weights have no master
+        let master_name = if master > 0 { choice.state.master.name() } else { "-".into() };
         let (level, moments_name) = (choice.recompute.name(), choice.state.moments.name());
         let mut line = format!("{mark} {level:<10} {master_name:<9} {moments_name:<8}");
         for bytes in [weights, master, gradients, moments, activations, other, choice.total_bytes] {

@@ -22,7 +22,7 @@ const TAIL: u64 = 1 << 18;
 /// Lines that are shown of a process that failed.
 const SHOWN: usize = 5;
 
-/// This command once more.
+/// A new process of this command.
 fn own_command() -> Result<Command> {
     if let Some(python) = std::env::var_os(PYTHON).filter(|python| !python.is_empty()) {
         let mut command = Command::new(python);
@@ -59,9 +59,14 @@ pub struct Run {
 }
 
 impl Run {
-    /// With the settings of this configuration file, in this folder, which is not there yet.
+    /// With the settings of this configuration file, in this folder, which does not exist yet.
     pub fn new(config: &Path, folder: &Path) -> Self {
         Self { config: config.to_owned(), folder: folder.to_owned() }
+    }
+
+    /// The folder of an empty kernel cache for the process of this number.
+    pub fn empty_cache(&self, number: u64) -> PathBuf {
+        self.folder.with_extension(format!("cache-{number}"))
     }
 
     /// What its processes print.
@@ -102,14 +107,16 @@ impl Run {
         Ok(Process(child.with_context(|| format!("cannot start {}", command.get_program().display()))?))
     }
 
-    /// Starts a process and lets it end, which must be well.
+    /// Starts a process and waits for its end; an error unless it succeeds.
     pub fn complete(&self, start: Start, cache: Option<&Path>) -> Result<()> {
-        let status = self.start(start, cache)?.wait()?;
-        if status.code() == Some(0) { Ok(()) } else { self.failed(status) }
+        self.check(self.start(start, cache)?.wait()?)
     }
 
-    /// The error of a process that ended otherwise than it should, with what it said.
-    pub fn failed<T>(&self, status: ExitStatus) -> Result<T> {
+    /// An error, with the last lines that the process printed, unless it succeeded.
+    pub fn check(&self, status: ExitStatus) -> Result<()> {
+        if status.success() {
+            return Ok(());
+        }
         let text = fs::read_to_string(self.printed()).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         let last = lines[lines.len().saturating_sub(SHOWN)..].join(" | ");
@@ -165,7 +172,7 @@ impl Process {
         }
     }
 
-    /// Lets so much time pass, unless it ends before.
+    /// Waits until this moment, or for its end.
     pub fn wait_until(&mut self, moment: Instant) -> Result<Waited> {
         self.wait_for(|| Instant::now() >= moment)
     }
@@ -178,16 +185,18 @@ impl Process {
         }
         self.0.kill().context("cannot kill a training process")?;
         let status = self.0.wait().context("cannot wait for a training process")?;
-        // it may have come to its end between the look and the kill
+        // it may have ended between the check and the kill
         Ok(status.code().map(|_| status))
     }
 
-    /// Asks it to stop, as `kill` does. It has not been waited for, so its number is still its own.
+    /// Asks it to stop, as `kill` does. It has not been waited for, so no other process can have its id.
     #[cfg(unix)]
     pub fn terminate(&self) -> Result<()> {
         use rustix::process::{Pid, Signal, kill_process};
-        let pid =
-            i32::try_from(self.0.id()).ok().and_then(Pid::from_raw).context("a process without a number")?;
+        let pid = i32::try_from(self.0.id())
+            .ok()
+            .and_then(Pid::from_raw)
+            .context("the id of a training process is out of range")?;
         kill_process(pid, Signal::TERM).context("cannot signal a training process")
     }
 

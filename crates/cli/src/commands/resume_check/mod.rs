@@ -12,7 +12,7 @@ mod torture;
 use self::child::{Run, Start, Waited};
 use self::compare::{Difference, compare};
 use super::train::TrainArgs;
-use crate::hardware::{COMMIT, Hardware, VERSION, human_bytes};
+use crate::hardware::{MadeBy, human_bytes};
 use crate::{Outcome, number, out};
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -70,9 +70,8 @@ struct Row {
 
 #[derive(Serialize)]
 struct Report {
-    version: &'static str,
-    commit: &'static str,
-    hardware: Hardware,
+    #[serde(flatten)]
+    made_by: MadeBy,
     settings: TrainArgs,
     passed: bool,
     runs: Vec<Row>,
@@ -205,8 +204,7 @@ fn check(args: &TrainArgs, place: &Path) -> Result<bool> {
         false => "FAIL: a resumed run is not the uninterrupted one",
     };
     out::line(verdict)?;
-    let hardware = Hardware::detect();
-    let report = Report { version: VERSION, commit: COMMIT, hardware, settings, passed, runs };
+    let report = Report { made_by: MadeBy::detect(), settings, passed, runs };
     out::json(args.json.as_deref(), &report)?;
     Ok(passed)
 }
@@ -243,13 +241,13 @@ impl Work<'_> {
             // a later step than the log of the process before holds
             let moment = at_steps.last().map_or(moment, |&last| moment.max(last + 1));
             let start = if at_steps.is_empty() { Start::New } else { Start::Resume };
-            let cache = self.empty_cache(&run.folder, at_steps.len());
+            let cache = run.empty_cache(at_steps.len() as u64);
             let mut process = run.start(start, (start == Start::Resume).then_some(cache.as_path()))?;
             // a kill before the first checkpoint would leave nothing to resume from
             let came = || run.logged() >= Some(moment) && run.next_start() == Start::Resume;
             let came_or_stops = || if by == "SIGTERM" { run.logged() >= Some(moment) } else { came() };
             if let Waited::Ended(status) = process.wait_for(came_or_stops)? {
-                return if status.code() == Some(0) { Ok(None) } else { run.failed(status) };
+                return run.check(status).map(|()| None);
             }
             let ended = match by {
                 "SIGTERM" => {
@@ -260,16 +258,11 @@ impl Work<'_> {
             };
             match ended {
                 None => at_steps.extend(run.logged()),
-                Some(status) if status.code() == Some(0) => return Ok(None),
-                Some(status) => return run.failed(status),
+                Some(status) => return run.check(status).map(|()| None),
             }
         }
-        run.complete(Start::Resume, Some(&self.empty_cache(&run.folder, at_steps.len())))?;
+        run.complete(Start::Resume, Some(&run.empty_cache(at_steps.len() as u64)))?;
         Ok(Some(at_steps))
-    }
-
-    fn empty_cache(&self, run: &Path, number: usize) -> PathBuf {
-        run.with_extension(format!("cache-{number}"))
     }
 }
 

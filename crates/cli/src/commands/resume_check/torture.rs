@@ -4,7 +4,9 @@ use super::child::{Process, Run, Start, Waited};
 use super::compare::{Difference, compare};
 use super::{STEPS, TrainArgs, settle, write_config};
 use crate::out;
+use crate::progress::LINE_EVERY;
 use anyhow::{Context, Result};
+use ironhorse::train::rng::Rng;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,8 +19,6 @@ const EXPERTS: &str = "hidden=64,layers=1,heads=2,experts=4,top_k=2,ffn=64,vocab
 const MOST_KILLS: u64 = 4;
 /// One round in so many resumes with an empty kernel cache.
 const EMPTY_CACHE: u64 = 4;
-/// Between two lines of progress.
-const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// Settings, and the uninterrupted run with them; rounds use them in turn.
 struct Kind {
@@ -58,18 +58,19 @@ struct Report<'a> {
     failures: &'a [String],
 }
 
-/// Runs so many rounds; whether all passed.
+/// Runs this many rounds; returns whether all passed.
 pub fn run(args: &TrainArgs, times: u64, seed: u64, place: &Path) -> Result<bool> {
     let began = Instant::now();
     let mut kinds = kinds(args, place)?;
     let (mut tally, mut failures, mut said) = (Tally::default(), Vec::new(), Instant::now());
     for number in 0..times {
-        let kind = usize::try_from(number).map_or(0, |number| number % kinds.len());
+        let kind = (number % kinds.len() as u64) as usize;
         let kind = &mut kinds[kind];
         kind.train(place)?;
+        let name = kind.name;
         let mut round = Round {
             number,
-            rng: Rng::new(seed, number),
+            rng: rng_of(seed, number),
             run: Run::new(&kind.config, &place.join(format!("round-{number:04}"))),
             kind,
             tally: &mut tally,
@@ -88,7 +89,7 @@ pub fn run(args: &TrainArgs, times: u64, seed: u64, place: &Path) -> Result<bool
         };
         if let Some(text) = text {
             tally.failed += 1;
-            failures.push(format!("round {number} ({}): {text}", kinds_name(&kinds, number)));
+            failures.push(format!("round {number} ({name}): {text}"));
             out::note(format_args!("FAILED {}", failures.last().map_or("", String::as_str)));
         }
         if said.elapsed() >= LINE_EVERY {
@@ -110,10 +111,6 @@ pub fn run(args: &TrainArgs, times: u64, seed: u64, place: &Path) -> Result<bool
     out::json(args.json.as_deref(), &Report { seed, tally, seconds, failures: &failures })?;
     out::line(format!("{} passed, {} failed", tally.passed, tally.failed))?;
     Ok(failures.is_empty())
-}
-
-fn kinds_name(kinds: &[Kind], number: u64) -> &'static str {
-    usize::try_from(number).map_or("", |number| kinds[number % kinds.len()].name)
 }
 
 /// Removes what a round left that passed.
@@ -180,9 +177,8 @@ impl Kind {
             false
         })?;
         let time = began.elapsed();
-        match ended {
-            Waited::Ended(status) if status.code() != Some(0) => return run.failed(status),
-            _ => {}
+        if let Waited::Ended(status) = ended {
+            run.check(status)?;
         }
         let (ms, save_ms) = (time.as_millis(), save.as_millis());
         out::note(format_args!("{}: a run takes {ms} ms, a save {save_ms} ms at most", self.name));
@@ -208,9 +204,7 @@ impl Round<'_> {
             let before = self.run.hidden();
             let mut process = self.start(kill)?;
             if let Waited::Ended(status) = self.wait(&mut process, reference)? {
-                if status.code() != Some(0) {
-                    return self.run.failed(status);
-                }
+                self.run.check(status)?;
                 break;
             }
             match process.kill()? {
@@ -219,14 +213,14 @@ impl Round<'_> {
                     let saving = self.run.hidden().iter().any(|name| !before.contains(name));
                     self.tally.kills_during_a_save += u64::from(saving);
                 }
-                Some(status) if status.code() == Some(0) => break,
-                Some(status) => return self.run.failed(status),
+                Some(status) => {
+                    self.run.check(status)?;
+                    break;
+                }
             }
         }
         let status = self.start(kills)?.wait()?;
-        if status.code() != Some(0) {
-            return self.run.failed(status);
-        }
+        self.run.check(status)?;
         compare(&reference.folder, &self.run.folder, self.kind.settings.steps.unwrap_or(STEPS))
     }
 
@@ -235,7 +229,7 @@ impl Round<'_> {
         self.tally.resumes += u64::from(start == Start::Resume);
         self.tally.restarts += u64::from(start == Start::Again);
         let empty = start == Start::Resume && self.number.is_multiple_of(EMPTY_CACHE);
-        let cache = self.run.folder.with_extension(format!("cache-{number}"));
+        let cache = self.run.empty_cache(number);
         self.run.start(start, empty.then_some(cache.as_path()))
     }
 
@@ -259,47 +253,28 @@ impl Round<'_> {
             if let Waited::Ended(_) = came {
                 return Ok(came);
             }
-            return process.wait_until(Instant::now() + self.rng.part_of(reference.save));
+            return process.wait_until(Instant::now() + part_of(reference.save, &mut self.rng));
         }
         let next = self.run.logged().map_or(0, |step| step + 1);
         if next >= steps || self.rng.below(2) == 0 {
-            return process.wait_until(Instant::now() + self.rng.part_of(reference.time));
+            return process.wait_until(Instant::now() + part_of(reference.time, &mut self.rng));
         }
         let step = next + self.rng.below(steps - next);
         match process.wait_for(|| self.run.logged() >= Some(step))? {
-            Waited::Came => process.wait_until(Instant::now() + self.rng.part_of(reference.save)),
+            Waited::Came => process.wait_until(Instant::now() + part_of(reference.save, &mut self.rng)),
             ended => Ok(ended),
         }
     }
 }
 
-/// Random numbers of a round: SplitMix64.
-struct Rng(u64);
+/// The random numbers of a round.
+fn rng_of(seed: u64, round: u64) -> Rng {
+    Rng::new(seed).fork(round)
+}
 
-impl Rng {
-    fn new(seed: u64, round: u64) -> Self {
-        let mut rng = Self(seed ^ round.wrapping_mul(0xd134_2543_de82_ef95));
-        rng.next();
-        rng
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Below `n`, which is not 0.
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n.max(1)
-    }
-
-    /// Any time up to this one.
-    fn part_of(&mut self, time: Duration) -> Duration {
-        time.mul_f64((self.next() >> 11) as f64 / (1_u64 << 53) as f64)
-    }
+/// A random time, shorter than this one.
+fn part_of(time: Duration, rng: &mut Rng) -> Duration {
+    time.mul_f64(rng.uniform_f64())
 }
 
 #[cfg(test)]
@@ -309,12 +284,12 @@ mod tests {
     #[test]
     fn a_round_is_the_same_for_the_same_seed_and_another_for_another() {
         let draw = |seed, round| {
-            let mut rng = Rng::new(seed, round);
+            let mut rng = rng_of(seed, round);
             (0..8).map(|_| rng.below(1000)).collect::<Vec<_>>()
         };
         assert_eq!(draw(1, 5), draw(1, 5));
         assert!(draw(1, 5) != draw(2, 5) && draw(1, 5) != draw(1, 6));
-        let mut rng = Rng::new(3, 0);
-        assert!((0..100).all(|_| rng.part_of(Duration::from_millis(9)) < Duration::from_millis(9)));
+        let mut rng = rng_of(3, 0);
+        assert!((0..100).all(|_| part_of(Duration::from_millis(9), &mut rng) < Duration::from_millis(9)));
     }
 }

@@ -1,15 +1,16 @@
 //! The flags of `ironhorse train`; serialised they are the run's config.toml.
 
 use super::super::generate::SamplingArgs;
-use super::super::verify::RecomputeArg;
 use super::BUILTIN;
-use crate::args::{EngineArgs, StateArgs, check_utf8, heading};
-use crate::number::{self, Time};
+use crate::args::{EngineArgs, RecomputeArg, StateArgs, check_utf8, flag_values, heading};
+use crate::number;
 use anyhow::Result;
+use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::{Args, ValueEnum};
+use ironhorse::train::run::schedule::Decay;
 use serde::Serialize;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The most steps of a run: the optimizer counts them in 32 bits.
 const MOST_STEPS: u64 = u32::MAX as u64;
@@ -136,10 +137,10 @@ pub struct TrainArgs {
     /// Write checkpoints synchronously: training waits for the disk, and no copy in host memory is needed
     #[arg(long, help_heading = heading::CHECKPOINTS)]
     pub save_sync: bool,
-    /// Save and stop after this long, such as 3h55m, 90m or 45s
+    /// Save and stop after this long, such as 3h55m, 90m or 45s; for this start only, a resumed run does not keep it
     #[arg(long, help_heading = heading::CHECKPOINTS, value_name = "TIME", value_parser = number::duration)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_time: Option<Time>,
+    #[serde(skip)]
+    pub max_time: Option<Duration>,
     /// Resume a run where it stopped, with its own settings [default RUN: the newest below runs/]
     #[arg(long, help_heading = heading::CHECKPOINTS, value_name = "RUN", num_args = 0..=1, default_missing_value = "", value_parser = OsStringValueParser::new().map(PathBuf::from), conflicts_with_all = ["out", "overwrite", "save_batches"])]
     #[serde(skip)]
@@ -173,14 +174,14 @@ impl TrainArgs {
     }
 }
 
-/// Shapes of the learning rate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ScheduleArg {
-    /// Half a cosine wave
-    Cosine,
-    /// A straight line
-    Linear,
-    /// None: the rate stays at --lr
-    Constant,
+flag_values! {
+    /// Shapes of the learning rate.
+    ScheduleArg for Decay {
+        /// Half a cosine wave
+        Cosine,
+        /// A straight line
+        Linear,
+        /// None: the rate stays at --lr
+        Constant,
+    }
 }

@@ -1,8 +1,9 @@
 //! Training data: shards or the built-in stories, checked before the first step.
 
+use super::super::generate::check_tokenizer;
 use super::TrainArgs;
-use anyhow::{Result, bail};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use crate::progress;
+use anyhow::Result;
 use ironhorse::train::data::corpus::{Split, corpus};
 use ironhorse::train::data::survey::{facts_of_memory, fingerprint};
 use ironhorse::train::data::{
@@ -18,6 +19,10 @@ use std::path::PathBuf;
 const TRAIN_BYTES: usize = 4 << 20;
 const VAL_BYTES: usize = 1 << 17;
 
+/// The bar that is shown while shards are read for the first time.
+const CHECKING: &str =
+    "checking the data {bar:30.cyan/dim} {bytes}/{total_bytes}  {bytes_per_sec}  ETA {eta}";
+
 /// The data of a run, and what they are.
 pub struct Opened {
     pub data: TrainData,
@@ -32,9 +37,7 @@ pub fn open(args: &TrainArgs, config: &ModelConfig, control: &Control) -> Result
         None if args.data.is_empty() || config.vocab_size() == 256 => Some(Tokenizer::bytes()),
         None => None,
     };
-    if let Some(tokenizer) = tokenizer.as_ref().filter(|t| t.vocab_size() > config.vocab_size()) {
-        bail!("the tokenizer has {} tokens, the model only {}", tokenizer.vocab_size(), config.vocab_size());
-    }
+    let tokenizer = tokenizer.map(|found| check_tokenizer(found, config.vocab_size())).transpose()?;
     let own = args.data.is_empty();
     let (train, train_facts) = match own {
         true => stories(args, config, Split::Train)?,
@@ -91,7 +94,7 @@ fn shards(
     let mut bar = None;
     let cache = cache_file();
     let facts = survey(&expand_globs(patterns)?, config.vocab_size(), cache.as_deref(), &mut |done, all| {
-        bar.get_or_insert_with(|| progress(all)).set_position(done);
+        bar.get_or_insert_with(|| progress::bar(Some(all), CHECKING)).set_position(done);
         if control.stop_reason().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     if let Some(bar) = bar {
@@ -99,14 +102,6 @@ fn shards(
     }
     let facts = facts?;
     Ok((loader(args, config, sources, shuffle, &facts)?, facts))
-}
-
-/// Shown while shards are read for the first time.
-fn progress(bytes: u64) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(bytes), ProgressDrawTarget::stderr());
-    let template = "checking the data {bar:30.cyan/dim} {bytes}/{total_bytes}  {bytes_per_sec}  ETA {eta}";
-    bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar
 }
 
 /// The cache of shards that were checked already.

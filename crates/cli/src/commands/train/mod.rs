@@ -14,7 +14,7 @@ mod resume;
 
 pub use args::TrainArgs;
 
-use self::args::ScheduleArg;
+use super::workload::parameters_text;
 use crate::hardware::{check_memory, human_bytes};
 use crate::progress::Progress;
 use crate::signals::Handlers;
@@ -25,7 +25,7 @@ use ironhorse::train::format::checkpoint::{TrainerState, checkpoint_bytes};
 use ironhorse::train::format::disk::free_bytes;
 use ironhorse::train::format::{ModelChoice, WeightSource, open_weights};
 use ironhorse::train::model::ModelConfig;
-use ironhorse::train::run::schedule::{Decay, LrSchedule};
+use ironhorse::train::run::schedule::LrSchedule;
 use ironhorse::train::run::{
     self, Control, InitFacts, Job, RunFolder, RunJson, SaveSettings, Saver, TrainSettings,
 };
@@ -95,7 +95,7 @@ fn start(args: &TrainArgs, line: &[OsString], control: &Control) -> Result<Outco
     result
 }
 
-/// Makes the folder of a new run, with what it is made of.
+/// Makes the folder of a new run and records what it starts from.
 fn new_folder(
     path: &Path,
     args: &TrainArgs,
@@ -167,16 +167,15 @@ impl Prepared {
         let tokens = args.batch.unwrap_or(1) * args.seq.unwrap_or(1);
         let from = if state.step > 0 { format!(" from step {}", state.step) } else { String::new() };
         out::note(format_args!(
-            "{} parameters{}, {} layers of {}, {} tokens a step, {} steps{from} → {}",
-            config.told_params(),
-            config.active_params().map_or_else(String::new, |active| format!(" ({active} active)")),
+            "{}, {} layers of {}, {} tokens a step, {} steps{from} → {}",
+            parameters_text(config.told_params(), config.active_params()),
             config.layers(),
             config.width(),
             tokens as u64 * u64::from(args.accumulate),
             self.settings.steps,
             folder.path().display()
         ));
-        let control = self.control.with_time(args.max_time.map(|time| time.0));
+        let control = self.control.with_time(args.max_time);
         let saves = SaveSettings {
             every: args.save_every,
             minutes: args.save_minutes,
@@ -277,11 +276,7 @@ fn settings_of(args: &TrainArgs) -> Result<TrainSettings> {
         steps,
         accumulate: args.accumulate,
         schedule: LrSchedule {
-            kind: match args.schedule {
-                ScheduleArg::Cosine => Decay::Cosine,
-                ScheduleArg::Linear => Decay::Linear,
-                ScheduleArg::Constant => Decay::Constant,
-            },
+            kind: args.schedule.into(),
             peak: args.lr.context("--lr is missing")?,
             warmup_steps: args.warmup.unwrap_or(0),
             total_steps: steps,

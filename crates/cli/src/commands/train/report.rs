@@ -1,7 +1,7 @@
 //! What is printed at the end of a run, and its provenance.
 
 use super::TrainArgs;
-use crate::hardware::{COMMIT, Hardware};
+use crate::hardware::{COMMIT, Hardware, VERSION};
 use crate::{Outcome, out, signals};
 use anyhow::Result;
 use ironhorse::core::{Engine, EngineExt};
@@ -116,7 +116,7 @@ pub fn started(line: &[OsString], engine: &mut dyn Engine, step: u64) -> Started
         time: utc(unix_s),
         command: line.iter().map(|arg| arg.to_string_lossy().into_owned()).collect(),
         folder: folder.to_string_lossy().into_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
+        version: VERSION.to_owned(),
         commit: COMMIT.to_owned(),
         host: host(),
         device: engine.name().to_owned(),

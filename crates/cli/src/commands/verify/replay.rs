@@ -1,10 +1,12 @@
 //! `ironhorse verify --replay`: runs a bad step again from its black box.
 
 use super::VerifyArgs;
+use crate::args::AttentionArg;
 use crate::failure::one_line;
 use crate::hardware::{check_memory, human_bytes, memory};
 use crate::{Outcome, out};
 use anyhow::{Result, bail};
+use clap::ValueEnum;
 use ironhorse::Device;
 use ironhorse::core::{Engine, EngineExt, HostSliceMut, Section, Slot};
 use ironhorse::cpu::CpuEngine;
@@ -109,7 +111,7 @@ impl Again<'_> {
         }
     }
 
-    /// The oracle is one loop after the other on one core.
+    /// Warns if the oracle, plain loops on one core, will take long.
     fn say_how_long(&self) -> Result<()> {
         let (replay, spec) = (self.replay, self.replay.spec(Role::F64));
         let Some(batch) = spec.train else { return Ok(()) };
@@ -132,11 +134,10 @@ fn settings(said: &Value, dtype: &str) -> Settings {
     Settings {
         tf32: dtype == "tf32",
         fast: said["fast"] == true,
-        attention: match said["attention"].as_str() {
-            Some("cudnn") => Attention::Cudnn,
-            Some("own") => Attention::Own,
-            _ => Attention::Auto,
-        },
+        attention: said["attention"]
+            .as_str()
+            .and_then(|name| AttentionArg::from_str(name, false).ok())
+            .map_or(Attention::Auto, Attention::from),
         graphs: said["no-graphs"] != true,
         ..Settings::default()
     }
@@ -150,7 +151,7 @@ fn algorithms(path: &Path) -> Vec<(String, String)> {
     run.and_then(|run| read_algorithms(run).ok()).unwrap_or_default()
 }
 
-/// Keeps the oracle's numbers finite when they are read as f32: a number that overflows f32 and not f64 is no infinity.
+/// Keeps the oracle's numbers finite when they are read as f32: one that overflows f32 but not f64 is finite.
 struct Unrounded;
 
 impl Hook<OracleEngine> for Unrounded {
