@@ -35,7 +35,7 @@ mod widen;
 
 pub use builder::Builder;
 pub use device::{DeviceDescription, Limit, Limits, MemoryUse};
-pub use dtype::{DType, Precision, bf16_to_f32, f32_to_bf16};
+pub use dtype::{DType, Precision, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use engine::{Engine, EngineExt, Pending, Scalars, Timed, TokenChoice};
 pub use error::{Error, Result};
 pub(crate) use host::host_vec;

@@ -1,6 +1,7 @@
 //! A user's own CUDA source: what `ironhorse.jit` needs of `ironhorse_cuda::user`.
 
 use crate::error;
+use ironhorse::core::{f32_to_bf16, f32_to_f16};
 use ironhorse::cuda::user::{Arg, Code, Dims, HostArray, Kernel, Source, arch_of};
 use ironhorse::cuda::{Cache, Error};
 use ironhorse::ops::OpError;
@@ -291,35 +292,10 @@ impl Kind {
             }
             Self::F64 => given.extract::<f64>()?.to_bits(),
             Self::F32 => u64::from((given.extract::<f64>()? as f32).to_bits()),
-            Self::F16 => u64::from(f16_bits(given.extract::<f64>()? as f32)),
-            Self::Bf16 => u64::from(bf16_bits(given.extract::<f64>()? as f32)),
+            Self::F16 => u64::from(f32_to_f16(given.extract::<f64>()? as f32)),
+            Self::Bf16 => u64::from(f32_to_bf16(given.extract::<f64>()? as f32)),
         })
     }
-}
-
-/// The nearest bf16, ties to even.
-fn bf16_bits(value: f32) -> u16 {
-    let bits = value.to_bits();
-    if value.is_nan() {
-        return (bits >> 16) as u16 | 0x40;
-    }
-    ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
-}
-
-/// The nearest half, ties to even.
-fn f16_bits(value: f32) -> u16 {
-    let sign = ((value.to_bits() >> 16) & 0x8000) as u16;
-    let size = f64::from(value.abs());
-    if value.is_nan() {
-        return sign | 0x7e00;
-    }
-    if size >= 65520.0 {
-        return sign | 0x7c00;
-    }
-    // The distance of neighbours: 2^-24 below the normal numbers, else 2^-10 of the power of two below.
-    let exponent = if size < 6.103_515_625e-5 { -14 } else { ((size.to_bits() >> 52) as i32) - 1023 };
-    let steps = (size * f64::powi(2.0, 10 - exponent)).round_ties_even() as u16; // 0..=2048
-    sign | (((exponent + 14) as u16) << 10).wrapping_add(steps)
 }
 
 /// Adds the classes to the module.
