@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import pickle
+import pydoc
 import subprocess
 import sys
 from importlib import metadata, resources
@@ -43,6 +45,8 @@ def ops_stubs() -> dict[str, list[ast.FunctionDef]]:
     for node in ast.parse((PACKAGE / "ops/__init__.pyi").read_text()).body:
         if isinstance(node, ast.FunctionDef):
             found.setdefault(node.name, []).append(node)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in found:
+            found[node.targets[0].id] = found[node.value.id]  # a second name of a function
     return found
 
 
@@ -79,6 +83,25 @@ def test_ops_are_typed_and_documented():
         assert there["device"].default == "auto" and node.returns is not None, name
         for word in ("Arguments:", "Returns:", "Example:", "device"):
             assert word in function.__doc__, (name, word)
+
+
+def test_ops_are_functions_of_their_module():
+    for name, function in _native.OPS.items():
+        assert (function.__module__, function.__name__, function.__qualname__) == ("ironhorse.ops", name, name)
+        assert inspect.isbuiltin(function) and inspect.ismodule(function.__self__)
+        assert pickle.loads(pickle.dumps(function)) is function
+        assert inspect.getdoc(function) and pydoc.render_doc(function, renderer=pydoc.plaintext).startswith(
+            f"Python Library Documentation: built-in function {name} in module ironhorse.ops"
+        )
+    assert ops.flash_attention is not ops.attention and ops.aux_loss is not ops.aux_loss_forward
+
+
+def test_keywords_need_not_be_interned():
+    x, out = np.ones(3, np.float32), np.zeros(3, np.float32)
+    name = "".join(["o", "u", "t"])
+    assert ops.silu(x, **{name: out}) is out and (out > 0).all()
+    with pytest.raises(TypeError, match=r"silu\(\) got an unexpected keyword argument 'tuo'"):
+        ops.silu(x, **{name[::-1]: out})
 
 
 def test_the_examples_of_the_documentation_run():

@@ -4,7 +4,7 @@
 //! Nothing is checked here: this is for callers who know types, sizes and places. [`crate::ops`] is for the others.
 
 pub use crate::cuda::eager::gate_bytes;
-use crate::ops::Result;
+use crate::error::{OpError, Result};
 use crate::{cpu, cuda};
 
 /// Where a call works.
@@ -34,5 +34,23 @@ pub unsafe fn run(at: &At<'_>, op: &impl Op) -> Result {
         At::Host => Ok(unsafe { op.run() }?),
         // SAFETY: guaranteed by the caller.
         At::Device(at) => Ok(unsafe { op.launch(at) }?),
+    }
+}
+
+/// A place, and the name of the op that runs there, with which its errors begin.
+pub(crate) struct Runner<'a> {
+    pub op: &'static str,
+    pub at: &'a At<'a>,
+}
+
+impl Runner<'_> {
+    /// # Safety
+    /// See [`run`].
+    pub unsafe fn run(&self, op: &impl Op) -> Result {
+        // SAFETY: guaranteed by the caller.
+        unsafe { run(self.at, op) }.map_err(|error| match error.text.starts_with(self.op) {
+            true => error,
+            false => OpError { text: format!("{}: {}", self.op, error.text), ..error },
+        })
     }
 }

@@ -6,6 +6,7 @@
 pub mod device;
 #[allow(unsafe_code)]
 pub mod eager;
+mod error;
 #[allow(unsafe_code)]
 pub mod ops;
 

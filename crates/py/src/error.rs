@@ -4,6 +4,7 @@ use ironhorse::ops::{Code, OpError};
 use ironhorse_cli::{Cause, Refusal};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
+use std::any::Any;
 use std::fmt::Display;
 
 /// An argument that the op refuses; the text names the op.
@@ -28,6 +29,14 @@ pub fn of_refusal(py: Python<'_>, refusal: &Refusal) -> PyErr {
         Cause::Memory => Code::OutOfMemory,
     };
     raise(py, code, &refusal.text)
+}
+
+/// What a panic in an op is called, which is a bug.
+#[cold]
+pub fn panicked(op: &str, panic: &(dyn Any + Send)) -> String {
+    let words = panic.downcast_ref::<String>().map(String::as_str);
+    let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
+    format!("{op}: a bug in ironhorse: {words}")
 }
 
 /// What numpy said when it made an array: no memory becomes ours, anything else stays.

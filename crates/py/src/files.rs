@@ -42,7 +42,7 @@ fn without_lock<T: Send>(py: Python<'_>, read: impl FnOnce() -> Result<T, Error>
 /// The kind of a file or folder, by its content.
 #[pyfunction]
 #[pyo3(signature = (path, /))]
-fn file_kind(py: Python<'_>, path: PathBuf) -> PyResult<&'static str> {
+pub fn file_kind(py: Python<'_>, path: PathBuf) -> PyResult<&'static str> {
     let kind = without_lock(py, || sniff(&path))?;
     Ok(match kind {
         Kind::Model => "model",
@@ -63,7 +63,7 @@ fn file_kind(py: Python<'_>, path: PathBuf) -> PyResult<&'static str> {
 /// The metadata and the tensors of a safetensors file.
 #[pyfunction]
 #[pyo3(signature = (path, /))]
-fn file_safetensors(py: Python<'_>, path: PathBuf) -> PyResult<(Metadata, Vec<Place>)> {
+pub fn file_safetensors(py: Python<'_>, path: PathBuf) -> PyResult<(Metadata, Vec<Place>)> {
     without_lock(py, || {
         let file = SafeTensors::open(&path)?;
         Ok((file.header().metadata().to_vec(), file.spans().map(place).collect()))
@@ -73,7 +73,7 @@ fn file_safetensors(py: Python<'_>, path: PathBuf) -> PyResult<(Metadata, Vec<Pl
 /// The sizes, the metadata and the parameters, under their stored names, of a Hugging Face folder.
 #[pyfunction]
 #[pyo3(signature = (folder, /))]
-fn file_hf(py: Python<'_>, folder: PathBuf) -> PyResult<(Described, Metadata, Vec<Place>)> {
+pub fn file_hf(py: Python<'_>, folder: PathBuf) -> PyResult<(Described, Metadata, Vec<Place>)> {
     without_lock(py, || {
         let found = HfFolder::open(&folder)?;
         let spans = found.spans().into_iter().map(place).collect();
@@ -85,7 +85,7 @@ fn file_hf(py: Python<'_>, folder: PathBuf) -> PyResult<(Described, Metadata, Ve
 /// `check` compares the sizes and checksums of the files; without `state` AdamW's moments are not looked at.
 #[pyfunction]
 #[pyo3(signature = (folder, state, check, /))]
-fn file_checkpoint(
+pub fn file_checkpoint(
     py: Python<'_>,
     folder: PathBuf,
     state: bool,
@@ -108,7 +108,7 @@ fn file_checkpoint(
 /// The sizes and the tensors of a model `.bin`, without the padding of the vocabulary.
 #[pyfunction]
 #[pyo3(signature = (path, /))]
-fn file_model(py: Python<'_>, path: PathBuf) -> PyResult<(Described, Vec<Place>)> {
+pub fn file_model(py: Python<'_>, path: PathBuf) -> PyResult<(Described, Vec<Place>)> {
     without_lock(py, || {
         let file = ModelFile::open(&path)?;
         Ok((told(&(*file.config()).into()), file.spans().into_iter().map(place).collect()))
@@ -118,7 +118,7 @@ fn file_model(py: Python<'_>, path: PathBuf) -> PyResult<(Described, Vec<Place>)
 /// The tensors of the debug state of a GPT-2 with these sizes: x, y, logits, loss, and gradients by parameter.
 #[pyfunction]
 #[pyo3(signature = (path, sizes, /))]
-fn file_state(py: Python<'_>, path: PathBuf, sizes: &str) -> PyResult<Vec<Place>> {
+pub fn file_state(py: Python<'_>, path: PathBuf, sizes: &str) -> PyResult<Vec<Place>> {
     without_lock(py, || match ModelConfig::from_text(sizes, Notation::Json, Some("gpt2"))? {
         ModelConfig::Gpt2(config) => {
             Ok(DebugState::open(&path, &config)?.spans().into_iter().map(place).collect())
@@ -132,17 +132,7 @@ fn file_state(py: Python<'_>, path: PathBuf, sizes: &str) -> PyResult<Vec<Place>
 /// The tokens of a tokenizer, and the one that ends a text.
 #[pyfunction]
 #[pyo3(signature = (path, /))]
-fn file_tokenizer(py: Python<'_>, path: PathBuf) -> PyResult<(Vec<Bound<'_, PyBytes>>, u32)> {
+pub fn file_tokenizer(py: Python<'_>, path: PathBuf) -> PyResult<(Vec<Bound<'_, PyBytes>>, u32)> {
     let Tokenizer { tokens, eot } = without_lock(py, || Tokenizer::open(&path))?;
     Ok((tokens.iter().map(|token| PyBytes::new(py, token)).collect(), eot))
-}
-
-pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(file_kind, module)?)?;
-    module.add_function(wrap_pyfunction!(file_safetensors, module)?)?;
-    module.add_function(wrap_pyfunction!(file_hf, module)?)?;
-    module.add_function(wrap_pyfunction!(file_checkpoint, module)?)?;
-    module.add_function(wrap_pyfunction!(file_model, module)?)?;
-    module.add_function(wrap_pyfunction!(file_state, module)?)?;
-    module.add_function(wrap_pyfunction!(file_tokenizer, module)?)
 }

@@ -1,4 +1,4 @@
-//! A user's own CUDA source: what `ironhorse.jit` needs of `ironhorse_cuda::user`.
+//! CUDA source of users: the classes of `ironhorse.jit` over `ironhorse_cuda::user`.
 
 use crate::error;
 use ironhorse::core::{f32_to_bf16, f32_to_f16};
@@ -20,7 +20,7 @@ fn raise(py: Python<'_>, error: Error) -> PyErr {
     error::of_op(py, &OpError::from(error))
 }
 
-/// A text to compile.
+/// CUDA source to compile.
 #[pyclass(frozen, module = "ironhorse._native")]
 pub struct JitSource(Source);
 
@@ -85,13 +85,13 @@ impl JitCode {
         PyBytes::new(py, &self.0.cubin)
     }
 
-    /// What the compiler said.
+    /// The log of the compiler.
     #[getter]
     fn log(&self) -> &str {
         &self.0.log
     }
 
-    /// Names that were asked for, with those in the CUBIN.
+    /// The requested names of kernels, each with its mangled name in the CUBIN.
     #[getter]
     fn lowered<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let names = PyDict::new(py);
@@ -101,7 +101,7 @@ impl JitCode {
         Ok(names)
     }
 
-    /// Names everything that decides the code.
+    /// The key of the cache: a hash of everything that the code depends on.
     #[getter]
     fn key(&self) -> &str {
         &self.0.key
@@ -113,7 +113,7 @@ impl JitCode {
         self.0.cached
     }
 
-    /// How long it took.
+    /// Seconds that compiling took.
     #[getter]
     fn seconds(&self) -> f64 {
         self.0.took.as_secs_f64()
@@ -146,7 +146,7 @@ impl JitKernel {
         self.kernel.registers
     }
 
-    /// Bytes of shared memory that its text declares.
+    /// Bytes of shared memory that its source declares.
     #[getter]
     fn static_shared(&self) -> u32 {
         self.kernel.static_shared
@@ -158,7 +158,8 @@ impl JitKernel {
         self.kernel.max_threads
     }
 
-    /// Puts a launch on a stream. Arguments are addresses on the GPU and numbers; the caller vouches for the addresses.
+    /// Puts a launch on a stream. Arguments are addresses on the GPU and numbers; the caller guarantees that the addresses are
+    /// valid.
     fn launch(
         &self,
         py: Python<'_>,
@@ -201,7 +202,7 @@ impl JitKernel {
                 _ => Arg::Value(self.value(at, argument, *kind, &given)?),
             });
         }
-        // SAFETY: as above; the caller holds the arrays.
+        // SAFETY: as in `launch`; the caller keeps the arrays alive during the call.
         let run = || unsafe { self.kernel.launch_host(grid, block, shared, &values) };
         py.detach(run).map_err(|error| raise(py, error))
     }
@@ -221,8 +222,7 @@ impl JitKernel {
     fn value(&self, at: usize, argument: &str, kind: Kind, given: &Bound<'_, PyAny>) -> PyResult<u64> {
         kind.pack(given).map_err(|_| {
             let shown = given.repr().map_or_else(|_| "?".into(), |text| text.to_string());
-            let text =
-                format_args!("argument {} `{argument}` is {}, which {shown} is not", at + 1, kind.words());
+            let text = format_args!("argument {} `{argument}` is {shown}, expected {}", at + 1, kind.words());
             error::invalid(given.py(), &format!("kernel {}", self.name), text)
         })
     }
@@ -270,7 +270,7 @@ impl Kind {
     }
 
     fn pack(self, given: &Bound<'_, PyAny>) -> PyResult<u64> {
-        // Python's own conversions: a float is not taken for an integer, a numpy number is for its like.
+        // Python's own conversions: a float is refused for an integer, a numpy number is accepted as its type.
         let refuse = || pyo3::exceptions::PyOverflowError::new_err("out of range");
         Ok(match self {
             Self::Address => given.extract::<u64>()?,
@@ -296,11 +296,4 @@ impl Kind {
             Self::Bf16 => u64::from(f32_to_bf16(given.extract::<f64>()? as f32)),
         })
     }
-}
-
-/// Adds the classes to the module.
-pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<JitSource>()?;
-    module.add_class::<JitCode>()?;
-    module.add_class::<JitKernel>()
 }

@@ -31,14 +31,35 @@ fn verify(py: Python<'_>, args: Vec<OsString>) -> PyResult<String> {
 }
 
 #[pymodule(gil_used = true)]
-fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add_function(wrap_pyfunction!(command, module)?)?;
-    module.add_function(wrap_pyfunction!(verify, module)?)?;
-    torch::register(module)?;
-    files::register(module)?;
-    jit::register(module)?;
-    model::register(module)?;
-    nn::register(module)?;
-    ops::register(module)
+mod _native {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use super::{command, verify};
+    #[pymodule_export]
+    use crate::files::{
+        file_checkpoint, file_hf, file_kind, file_model, file_safetensors, file_state, file_tokenizer,
+    };
+    #[pymodule_export]
+    use crate::jit::{JitCode, JitKernel, JitSource};
+    #[pymodule_export]
+    use crate::model::{
+        model_keys, model_names, model_params, model_read, model_read_hf, model_tensors, model_write_hf,
+    };
+    #[pymodule_export]
+    use crate::nn::products::{nn_grouped, nn_grouped_input, nn_grouped_weight, nn_matmul};
+    #[pymodule_export]
+    use crate::nn::routing::{
+        nn_combine, nn_combine_bwd, nn_permute, nn_permute_bwd, nn_route, nn_route_bwd,
+    };
+    #[pymodule_export]
+    use crate::ops::cuda_available;
+    #[pymodule_export]
+    use crate::torch::{torch_call, torch_ops, torch_register};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        crate::ops::register(module)
+    }
 }

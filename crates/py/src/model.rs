@@ -36,7 +36,7 @@ pub fn told(config: &ModelConfig) -> Described {
 /// The kind and the sizes that a text describes. With a `kind` only models of its family are accepted.
 #[pyfunction]
 #[pyo3(signature = (text, notation, kind=None, /))]
-fn model_read(py: Python<'_>, text: &str, notation: &str, kind: Option<&str>) -> PyResult<Described> {
+pub fn model_read(py: Python<'_>, text: &str, notation: &str, kind: Option<&str>) -> PyResult<Described> {
     let config = self::notation(notation).and_then(|notation| ModelConfig::from_text(text, notation, kind));
     config.map(|config| told(&config)).map_err(|error| raise(py, &error))
 }
@@ -44,7 +44,7 @@ fn model_read(py: Python<'_>, text: &str, notation: &str, kind: Option<&str>) ->
 /// The kind and the sizes in a Hugging Face `config.json`; errors name it as `path`.
 #[pyfunction]
 #[pyo3(signature = (text, path, /))]
-fn model_read_hf(py: Python<'_>, text: &str, path: &str) -> PyResult<Described> {
+pub fn model_read_hf(py: Python<'_>, text: &str, path: &str) -> PyResult<Described> {
     let config = parse_config_json(text.as_bytes(), Path::new(path));
     config.map(|config| told(&config)).map_err(|error| raise(py, &error))
 }
@@ -57,7 +57,7 @@ fn config_of(py: Python<'_>, kind: &str, sizes: &str) -> PyResult<ModelConfig> {
 /// `config.json` of another says them; without it both are the last of the vocabulary.
 #[pyfunction]
 #[pyo3(signature = (kind, sizes, dtype, tokens=None, /))]
-fn model_write_hf(
+pub fn model_write_hf(
     py: Python<'_>,
     kind: &str,
     sizes: &str,
@@ -78,7 +78,7 @@ fn model_write_hf(
 /// The parameter table in model order.
 #[pyfunction]
 #[pyo3(signature = (kind, sizes, /))]
-fn model_tensors(py: Python<'_>, kind: &str, sizes: &str) -> PyResult<Vec<Tensor>> {
+pub fn model_tensors(py: Python<'_>, kind: &str, sizes: &str) -> PyResult<Vec<Tensor>> {
     let config = config_of(py, kind, sizes)?;
     let row = |spec: ironhorse::train::model::TensorSpec| {
         let shape = config.unpadded_shape(&spec);
@@ -90,7 +90,7 @@ fn model_tensors(py: Python<'_>, kind: &str, sizes: &str) -> PyResult<Vec<Tensor
 /// All parameters, and those that one token meets; without padding.
 #[pyfunction]
 #[pyo3(signature = (kind, sizes, /))]
-fn model_params(py: Python<'_>, kind: &str, sizes: &str) -> PyResult<(usize, usize)> {
+pub fn model_params(py: Python<'_>, kind: &str, sizes: &str) -> PyResult<(usize, usize)> {
     let config = config_of(py, kind, sizes)?;
     let padding = match config {
         ModelConfig::Gpt2(gpt2) => (gpt2.padded_vocab_size - gpt2.vocab_size) * gpt2.n_embd,
@@ -102,7 +102,7 @@ fn model_params(py: Python<'_>, kind: &str, sizes: &str) -> PyResult<(usize, usi
 
 /// The named models: all names of each, its kind and its sizes.
 #[pyfunction]
-fn model_names(py: Python<'_>) -> PyResult<Vec<(Vec<&'static str>, &'static str, String)>> {
+pub fn model_names(py: Python<'_>) -> PyResult<Vec<(Vec<&'static str>, &'static str, String)>> {
     let named = |names: &[&'static str]| {
         let config = ModelConfig::parse(names[0]).map_err(|error| raise(py, &error))?;
         let (kind, sizes) = told(&config);
@@ -114,16 +114,6 @@ fn model_names(py: Python<'_>) -> PyResult<Vec<(Vec<&'static str>, &'static str,
 /// The keys of a description of this kind, each with its other spellings after it.
 #[pyfunction]
 #[pyo3(signature = (kind, /))]
-fn model_keys(kind: &str) -> Vec<Vec<&'static str>> {
+pub fn model_keys(kind: &str) -> Vec<Vec<&'static str>> {
     ModelConfig::keys(kind).into_iter().map(<[_]>::to_vec).collect()
-}
-
-pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(model_read, module)?)?;
-    module.add_function(wrap_pyfunction!(model_read_hf, module)?)?;
-    module.add_function(wrap_pyfunction!(model_write_hf, module)?)?;
-    module.add_function(wrap_pyfunction!(model_tensors, module)?)?;
-    module.add_function(wrap_pyfunction!(model_params, module)?)?;
-    module.add_function(wrap_pyfunction!(model_names, module)?)?;
-    module.add_function(wrap_pyfunction!(model_keys, module)?)
 }

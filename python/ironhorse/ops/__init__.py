@@ -22,7 +22,6 @@ from ..errors import Code, InvalidValueError, IronhorseError, LaunchFailedError,
 
 # Every function of the table of ops in Rust; __init__.pyi has their types.
 globals().update(_OPS)
-flash_attention, aux_loss = _OPS["attention"], _OPS["aux_loss_forward"]
 
 # What bindings of the same C functions elsewhere call them.
 CudaError, CudaErrorCode = IronhorseError, Code
@@ -34,8 +33,6 @@ __all__ = [  # noqa: PLE0604 # names of functions, which are strings
     "LaunchFailedError",
     "NotAvailableError",
     "OutOfMemoryError",
-    "aux_loss",
     "cuda_available",
-    "flash_attention",
     *_OPS,
 ]

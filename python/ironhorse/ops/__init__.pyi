@@ -19,8 +19,6 @@ U64: TypeAlias = NDArray[np.uint64]
 
 CudaError = IronhorseError
 CudaErrorCode = Code
-flash_attention = attention  # noqa: F821 # below
-aux_loss = aux_loss_forward  # noqa: F821 # below
 
 # ops
 
@@ -176,6 +174,9 @@ def attention(
     *,
     device: str = "auto",
 ) -> F32: ...
+
+flash_attention = attention
+
 def cross_entropy_forward(
     logits: F32,
     targets: I32,
@@ -209,6 +210,9 @@ def aux_loss_forward(
     *,
     device: str = "auto",
 ) -> tuple[F32, F32, F32]: ...
+
+aux_loss = aux_loss_forward
+
 def adamw_step(
     param: F32,
     grad: F32,

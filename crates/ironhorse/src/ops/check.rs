@@ -1,10 +1,10 @@
 //! The checks before an op, and where it runs.
 
-use super::error::{OpError, Result};
 use super::place::{self, Place, Stream};
 use super::spec::{Arg, Bound, Dim, Elem, Op, Role, Value};
 use crate::cuda::eager::{At as DeviceAt, StreamMemory};
-use crate::eager::{self, At};
+use crate::eager::{At, Runner};
+use crate::error::{OpError, Result};
 use std::ffi::c_void;
 use std::fmt::Display;
 
@@ -14,22 +14,41 @@ const TOO_MANY: usize = if usize::BITS == 64 { 1 << 44 } else { isize::MAX as us
 /// Arrays that an op has at most.
 const MOST: usize = 10;
 
-/// What the code of an op runs with.
-pub(super) struct Runner<'a> {
-    pub op: &'static str,
-    pub at: &'a At<'a>,
-}
-
-impl Runner<'_> {
+impl Op {
+    /// Checks the arguments and runs the op where its arrays are. `values` are the arguments of the list, in order.
+    ///
     /// # Safety
-    /// See [`eager::run`].
-    pub unsafe fn run(&self, op: &impl eager::Op) -> Result {
+    /// Every pointer that is not null is of the type of its argument, and points to as many elements as its shape says;
+    /// they stay allocated during the call, and no other thread writes them, or reads what is written, meanwhile.
+    ///
+    /// # Errors
+    /// See [the module](super).
+    pub unsafe fn call(&self, values: &[Value], stream: Stream) -> Result {
         // SAFETY: guaranteed by the caller.
-        let done = unsafe { eager::run(self.at, op) };
-        done.map_err(|error| match error.text.starts_with(self.op) {
-            true => error,
-            false => OpError { text: format!("{}: {}", self.op, error.text), ..error },
-        })
+        let Some(place) = (unsafe { arrays(self, values, stream) })? else { return Ok(()) };
+        // SAFETY: `arrays` saw that the arrays are not null, aligned, overlap only where the op allows it, and are in
+        // `place`; their sizes are guaranteed by the caller.
+        at(place, stream, |at| unsafe { (self.run)(values, &Runner { op: self.name, at }) })
+    }
+
+    /// All checks of [`Op::call`] on host memory, without running the op.
+    ///
+    /// # Safety
+    /// As [`Op::call`]; the arrays are host memory.
+    ///
+    /// # Errors
+    /// See [the module](super).
+    pub unsafe fn check(&self, values: &[Value]) -> Result {
+        // SAFETY: guaranteed by the caller.
+        unsafe { arrays(self, values, Stream::HOST) }.map(|_| ())
+    }
+
+    /// Checks sizes, numbers and flags alone.
+    ///
+    /// # Errors
+    /// See [the module](super).
+    pub fn check_scalars(&self, values: &[Value]) -> Result {
+        scalars(self, values)
     }
 }
 
@@ -51,9 +70,10 @@ pub(super) fn refuse<T>(op: &str, name: &str, found: impl Display, expected: imp
 }
 
 /// Sizes are not negative, and everything is within its bound.
-pub(super) fn scalars(op: &Op, values: &[Value]) -> Result {
-    for (arg, &value) in op.args.iter().zip(values) {
-        match value {
+fn scalars(op: &Op, values: &[Value]) -> Result {
+    for i in op.sets.bounded {
+        let arg = &op.args[i];
+        match values[i] {
             Value::Number(x) if !arg.bound.admits(x) => {
                 return refuse(op.name, arg.name, x as f32, arg.bound.text());
             }
@@ -92,26 +112,23 @@ fn integer(op: &Op, values: &[Value], arg: &Arg, x: i64) -> Result {
 /// # Safety
 /// As [`Op::call`].
 unsafe fn elements(op: &Op, values: &[Value], arg: &Arg, stream: Stream) -> Result<usize> {
-    let mut product = Some(1_usize);
-    let mut empty = false;
+    // Saturated, so that an empty side empties the array, however long the others are.
+    let mut elements = 1_usize;
     for dim in arg.dims {
         let side = match *dim {
-            Dim::Size(i) => Some(values[i].size()),
-            Dim::Half(i) => Some(values[i].size() / 2),
-            Dim::Times(i, j) => values[i].size().checked_mul(values[j].size()),
-            Dim::AtLeast(i, j) => values[i].size().checked_add(values[j].size()),
+            Dim::Size(i) => values[i].size(),
+            Dim::Half(i) => values[i].size() / 2,
+            Dim::Times(i, j) => values[i].size().saturating_mul(values[j].size()),
+            Dim::AtLeast(i, j) => values[i].size().saturating_add(values[j].size()),
             // SAFETY: guaranteed by the caller.
-            Dim::Above(i) => Some(unsafe { rows_used(op, values, i, stream) }?),
+            Dim::Above(i) => unsafe { rows_used(op, values, i, stream) }?,
         };
-        empty |= side == Some(0);
-        product = product.zip(side).and_then(|(product, side)| product.checked_mul(side));
+        elements = elements.saturating_mul(side);
     }
-    match product.filter(|&n| n < TOO_MANY) {
-        // An empty side empties the array, however long the others are.
-        _ if empty => Ok(0),
-        Some(elements) => Ok(elements),
-        None => refuse(op.name, arg.name, "larger than any memory", "a size that fits into memory"),
+    if elements < TOO_MANY {
+        return Ok(elements);
     }
+    refuse(op.name, arg.name, "larger than any memory", "a size that fits into memory")
 }
 
 /// The rows that indices reach; 1 where they are on a device, which cannot be looked at.
@@ -211,35 +228,36 @@ impl Arrays {
 ///
 /// # Safety
 /// As [`Op::call`].
-pub(super) unsafe fn arrays(op: &Op, values: &[Value], stream: Stream) -> Result<Option<Place>> {
+unsafe fn arrays(op: &Op, values: &[Value], stream: Stream) -> Result<Option<Place>> {
     scalars(op, values)?;
     // SAFETY: guaranteed by the caller.
     let count = |arg: &Arg| unsafe { elements(op, values, arg, stream) };
     let mut idle = true;
-    for (i, arg) in op.args.iter().enumerate() {
-        let decides = if op.idle.is_empty() { i == 0 } else { op.idle.contains(&arg.name) };
-        idle = idle && (!decides || count(arg)? == 0);
+    for i in op.idle {
+        idle = idle && count(&op.args[i])? == 0;
     }
     if idle {
         return Ok(None);
     }
+    for i in op.sets.classes {
+        let (arg, classes) = (&op.args[i], values[i].int());
+        if !(1..=i64::from(i32::MAX)).contains(&classes) {
+            return refuse(op.name, arg.name, classes, arg.bound.text());
+        }
+    }
     let mut arrays = Arrays::new(op.name);
-    for (arg, value) in op.args.iter().zip(values) {
-        if arg.bound == Bound::Classes && !(1..=i64::from(i32::MAX)).contains(&value.int()) {
-            return refuse(op.name, arg.name, value.int(), arg.bound.text());
-        }
-        if arg.role.elem().is_some() {
-            arrays.add(arg, value.pointer(), count(arg)?)?;
-        }
+    for i in op.sets.arrays {
+        let arg = &op.args[i];
+        arrays.add(arg, values[i].pointer(), count(arg)?)?;
     }
     let place = arrays.place(stream)?;
     if place == Place::Host {
-        for (arg, value) in op.args.iter().zip(values) {
-            if let Some(size) = arg.below {
-                let bound = op.position(size).map_or(1 << 31, |i| values[i].int());
-                // SAFETY: host memory that is not null; its size is guaranteed by the caller.
-                unsafe { indices(op.name, arg.name, value.pointer().cast(), count(arg)?, bound) }?;
-            }
+        for i in op.sets.indices {
+            let (arg, at) = (&op.args[i], values[i].pointer().cast());
+            let below = arg.below.and_then(|size| op.position(size));
+            let bound = below.map_or(1 << 31, |i| values[i].int());
+            // SAFETY: host memory that is not null; its size is guaranteed by the caller.
+            unsafe { indices(op.name, arg.name, at, count(arg)?, bound) }?;
         }
     }
     Ok(Some(place))

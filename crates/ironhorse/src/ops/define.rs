@@ -78,27 +78,6 @@ macro_rules! dim {
     };
 }
 
-/// The position of a name, at compile time.
-#[allow(clippy::panic)] // ends the compilation, not a program
-pub(super) const fn position(names: &[&str], name: &str) -> usize {
-    let name = name.as_bytes();
-    let mut i = 0;
-    while i < names.len() {
-        let other = names[i].as_bytes();
-        let mut same = name.len() == other.len();
-        let mut at = 0;
-        while same && at < name.len() {
-            same = name[at] == other[at];
-            at += 1;
-        }
-        if same {
-            return i;
-        }
-        i += 1;
-    }
-    panic!("a dimension names a size that is not an argument")
-}
-
 macro_rules! define {
     ($(
         $(#[doc = $doc:literal])+
@@ -109,8 +88,8 @@ macro_rules! define {
         /// Every op of this table as data, under its name.
         #[allow(non_upper_case_globals)]
         pub mod table {
-            use crate::ops::define::position;
-            use crate::ops::spec::{Arg, Bound, Default, Dim, Elem, Op, Python, Role};
+            use crate::ops::sets::{ArgSet, ArgSets};
+            use crate::ops::spec::{Arg, Bound, Default, Dim, Elem, Op, Python, Role, position};
 
             $(
                 $(#[doc = $doc])+
@@ -125,7 +104,9 @@ macro_rules! define {
                         doc: concat!($($doc, "\n"),+),
                         args: ARGS,
                         python: Python::Own,
-                        idle: &[],
+                        also: None,
+                        idle: ArgSet::FIRST,
+                        sets: ArgSets::of(ARGS),
                         run: super::run::$name,
                     } $($($more)*)?
                 };
@@ -138,9 +119,9 @@ macro_rules! define {
         }
 
         mod run {
-            use crate::ops::check::Runner;
+            use crate::eager::Runner;
             use crate::ops::spec::Value;
-            use crate::ops::{OpError, Result};
+            use crate::error::{OpError, Result};
             use crate::core::eager::*;
 
             $(

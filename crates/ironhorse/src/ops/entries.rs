@@ -277,7 +277,7 @@ macro_rules! for_each_op {
                 head_dim: size,
                 scale: number { .or(Default::InverseRoot("head_dim")) },
                 causal: flag { .or(Default::Flag(true)) },
-            ) => Attention {
+            ) { .also("flash_attention") } => Attention {
                 q, k, v, out, lse: Array::none(Float::F32),
                 shape: AttentionShape::position_major(
                     [batch, seq, kv_len], [heads, kv_heads], head_dim, (scale.into(), causal),
@@ -322,7 +322,7 @@ macro_rules! for_each_op {
                 experts: size,
                 k: size,
                 alpha: number { .number(0.01) },
-            ) => AuxLoss {
+            ) { .also("aux_loss") } => AuxLoss {
                 probs, chosen: idx, loss: aux, fractions: f_counts, means: p_means, tokens: rows, experts, k,
                 alpha: alpha.into(),
             };

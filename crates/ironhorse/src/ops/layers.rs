@@ -2,10 +2,11 @@
 //! matrices and those of experts. Rust and `ironhorse.nn` call them; arrays of heads are (batch, positions, heads · head_dim),
 //! as a linear layer makes them.
 
-use super::check::{self, Arrays, Runner};
+use super::check::{self, Arrays};
 use super::spec::{Arg, Elem, Role, Value};
 use super::{Result, Stream};
 use crate::core::eager::{Array, GemmPart, GemmShape, GroupedGemm};
+use crate::eager::Runner;
 
 define! {
     /// y = x / sqrt(mean(x^2) + eps) * weight of each row, and rstd, the factor of each row.

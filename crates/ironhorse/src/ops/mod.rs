@@ -30,9 +30,9 @@
 mod define;
 
 mod check;
-mod error;
 pub mod layers;
 mod place;
+pub mod sets;
 pub mod spec;
 pub mod text;
 mod value;
@@ -42,7 +42,7 @@ mod entries;
 pub use crate::core::eager::{Pairs, uniform_of_seed};
 pub use crate::cpu::eager::{set_threads, threads};
 pub use crate::cuda::eager::Staging;
-pub use error::{Code, OpError, Result};
+pub use crate::error::{Code, OpError, Result};
 pub use place::{Place, Stream, cuda_available, place_of};
 
 use spec::Value;

@@ -1,7 +1,7 @@
 //! Where memory is: the one place that decides which engine an op runs on.
 
-use super::error::{OpError, Result};
 use crate::cuda::eager;
+use crate::error::{OpError, Result};
 use std::ffi::c_void;
 
 /// A CUDA stream as a C program has it; null is the default stream. Ignored for host memory.

@@ -1,8 +1,27 @@
 //! What an op is, as data: the C functions, the Python functions, their documentation and all checks follow from it.
 
-use super::check::{self, Runner};
+use super::sets::{ArgSet, ArgSets};
 pub use super::value::Value;
-use super::{Result, Stream};
+use crate::eager::Runner;
+use crate::error::Result;
+
+const fn equal(a: &str, b: &str) -> bool {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let mut i = 0;
+    while i < a.len() && i < b.len() && a[i] == b[i] {
+        i += 1;
+    }
+    i == a.len() && i == b.len()
+}
+
+/// The position of a name, at compile time: one that is not in the list is an index out of range there.
+pub(super) const fn position(names: &[&str], name: &str) -> usize {
+    let mut i = 0;
+    while !equal(names[i], name) {
+        i += 1;
+    }
+    i
+}
 
 /// The type of an array's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -290,8 +309,12 @@ pub struct Op {
     pub args: &'static [Arg],
     /// How Python calls it.
     pub python: Python,
+    /// A second name in Python.
+    pub also: Option<&'static str>,
     /// The arrays without which there is nothing to do: when all of them are empty, no other array is looked at.
-    pub idle: &'static [&'static str],
+    pub(super) idle: ArgSet,
+    /// The arguments by kind.
+    pub sets: ArgSets,
     pub(super) run: unsafe fn(&[Value], &Runner<'_>) -> Result,
 }
 
@@ -306,7 +329,21 @@ impl Op {
         Self { python, ..self }
     }
 
-    pub(super) const fn idle(self, idle: &'static [&'static str]) -> Self {
+    pub(super) const fn also(self, name: &'static str) -> Self {
+        Self { also: Some(name), ..self }
+    }
+
+    pub(super) const fn idle(self, names: &[&str]) -> Self {
+        let mut idle = ArgSet::NONE;
+        let mut n = 0;
+        while n < names.len() {
+            let mut i = 0;
+            while !equal(self.args[i].name, names[n]) {
+                i += 1;
+            }
+            idle = idle.with(i);
+            n += 1;
+        }
         Self { idle, ..self }
     }
 
@@ -322,41 +359,5 @@ impl Op {
     /// The position of an argument.
     pub fn position(&self, name: &str) -> Option<usize> {
         self.args.iter().position(|arg| arg.name == name)
-    }
-
-    /// Checks the arguments and runs the op where its arrays are. `values` are the arguments of the list, in order.
-    ///
-    /// # Safety
-    /// Every pointer that is not null is of the type of its argument, and points to as many elements as its shape says;
-    /// they stay allocated during the call, and no other thread writes them, or reads what is written, meanwhile.
-    ///
-    /// # Errors
-    /// See [the module](super).
-    pub unsafe fn call(&self, values: &[Value], stream: Stream) -> Result {
-        // SAFETY: guaranteed by the caller.
-        let Some(place) = (unsafe { check::arrays(self, values, stream) })? else { return Ok(()) };
-        // SAFETY: `check::arrays` saw that the arrays are not null, aligned, overlap only where the op allows it, and are in
-        // `place`; their sizes are guaranteed by the caller.
-        check::at(place, stream, |at| unsafe { (self.run)(values, &Runner { op: self.name, at }) })
-    }
-
-    /// All checks of [`Op::call`] on host memory, without running the op.
-    ///
-    /// # Safety
-    /// As [`Op::call`]; the arrays are host memory.
-    ///
-    /// # Errors
-    /// See [the module](super).
-    pub unsafe fn check(&self, values: &[Value]) -> Result {
-        // SAFETY: guaranteed by the caller.
-        unsafe { check::arrays(self, values, Stream::HOST) }.map(|_| ())
-    }
-
-    /// Checks sizes, numbers and flags alone.
-    ///
-    /// # Errors
-    /// See [the module](super).
-    pub fn check_scalars(&self, values: &[Value]) -> Result {
-        check::scalars(self, values)
     }
 }

@@ -334,6 +334,9 @@ pub fn python_stub(ops: &[&Op]) -> String {
         parts.push("*".into());
         parts.extend(keywords);
         signature(parts);
+        if let Some(also) = op.also {
+            let _ = writeln!(text, "{also} = {name}");
+        }
     }
     text
 }

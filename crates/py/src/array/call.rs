@@ -29,6 +29,7 @@ pub struct NumpyCall<'py> {
 
 impl<'py> NumpyCall<'py> {
     /// Starts a call on the device that the argument names.
+    #[inline(always)] // built in its place: a copy of all ranges would cost more than the check of a device
     pub fn new(py: Python<'py>, op: &'static str, device: &str) -> PyResult<Self> {
         let gpu = match device.parse().map_err(|error| error::invalid(py, op, error))? {
             // Arrays of numpy are host memory: copying them to a GPU and back takes longer than computing here.
@@ -167,21 +168,15 @@ impl<'py> NumpyCall<'py> {
         elem: Elem,
         object: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyUntypedArray>> {
-        let (expected, kind, _) = numpy_type(elem);
-        let Ok(array) = object.cast::<PyUntypedArray>() else {
-            let found = object.get_type();
-            let found = found.name().map_or_else(|_| "?".into(), |name| name.to_string());
-            let text = format_args!("`{name}` is of type {found}, expected a numpy array of {expected}");
-            return Err(self.invalid(text));
+        let (expected, kind, number) = numpy_type(elem);
+        let array = match object.cast_exact::<PyUntypedArray>() {
+            Ok(array) => array,
+            Err(_) => self.of_subclass(name, expected, object)?,
         };
-        if !array.is_exact_instance_of::<PyUntypedArray>() && self.is_masked(object) {
-            let text = format_args!(
-                "`{name}` is a masked array, and the ops ignore masks; x.filled(value) gives a plain one"
-            );
-            return Err(self.invalid(text));
-        }
         let descr = array.dtype();
-        if descr.kind() == kind && descr.itemsize() == elem.size() && descr.byteorder() == b'=' {
+        // The number of a type says all on most platforms; some have two numbers for the same integers.
+        let same = || descr.kind() == kind && descr.itemsize() == elem.size();
+        if (descr.num() == number as c_int || same()) && descr.byteorder() == b'=' {
             return Ok(array.clone());
         }
         let found = dtype(&descr);
@@ -190,10 +185,28 @@ impl<'py> NumpyCall<'py> {
         Err(self.invalid(text))
     }
 
+    /// An array of a subclass; masked arrays and other objects are refused.
     #[cold]
-    fn is_masked(&self, object: &Bound<'py, PyAny>) -> bool {
+    fn of_subclass<'a>(
+        &self,
+        name: &str,
+        expected: &str,
+        object: &'a Bound<'py, PyAny>,
+    ) -> PyResult<&'a Bound<'py, PyUntypedArray>> {
+        let Ok(array) = object.cast::<PyUntypedArray>() else {
+            let found = object.get_type();
+            let found = found.name().map_or_else(|_| "?".into(), |name| name.to_string());
+            let text = format_args!("`{name}` is of type {found}, expected a numpy array of {expected}");
+            return Err(self.invalid(text));
+        };
         let masked = self.py.import("numpy.ma").and_then(|ma| ma.getattr("MaskedArray"));
-        masked.and_then(|masked| object.is_instance(&masked)).unwrap_or(false)
+        if masked.and_then(|masked| object.is_instance(&masked)).unwrap_or(false) {
+            let text = format_args!(
+                "`{name}` is a masked array, and the ops ignore masks; x.filled(value) gives a plain one"
+            );
+            return Err(self.invalid(text));
+        }
+        Ok(array)
     }
 
     fn copy(&self, array: &Bound<'py, PyUntypedArray>) -> PyResult<Bound<'py, PyUntypedArray>> {

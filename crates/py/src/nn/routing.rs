@@ -4,14 +4,23 @@ use super::{Object, Result};
 use crate::array::{NumpyArray, NumpyCall, Placed};
 use ironhorse::cpu::eager::routing::{self, Choice, Chosen, Sizes, Unfit};
 use ironhorse::ops::spec::Elem::{F32, I32};
-use ironhorse::ops::{Code, OpError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 const HOST: &str = "cpu";
 
-fn refused(op: &str, unfit: &Unfit) -> OpError {
-    OpError { code: Code::InvalidValue, text: format!("{op}: {unfit}") }
+/// [`NumpyCall::run`] of work on the host that may refuse its arguments.
+fn run(
+    call: &NumpyCall<'_>,
+    elements: usize,
+    work: impl FnOnce(&Placed) -> std::result::Result<(), Unfit> + Send,
+) -> PyResult<()> {
+    let mut refused = None;
+    call.run(elements, |on| {
+        refused = work(on).err();
+        Ok(())
+    })?;
+    refused.map_or(Ok(()), |unfit| Err(call.invalid(unfit)))
 }
 
 /// An array of a call, to take along into work without the interpreter's lock.
@@ -57,9 +66,8 @@ impl Memory {
 #[pyfunction]
 #[pyo3(signature = (logits, k, /))]
 pub fn nn_route<'py>(logits: &Object<'py>, k: usize) -> PyResult<Bound<'py, PyTuple>> {
-    const OP: &str = "router";
     let py = logits.py();
-    let mut call = NumpyCall::new(py, OP, HOST)?;
+    let mut call = NumpyCall::new(py, "router", HOST)?;
     let logits = call.read("logits", logits)?;
     let (tokens, all) = logits.rows();
     let sizes = Sizes { tokens, experts: all, chosen: k };
@@ -76,17 +84,13 @@ pub fn nn_route<'py>(logits: &Object<'py>, k: usize) -> PyResult<Bound<'py, PyTu
     let (p, w) = (Memory::of(&probs), Memory::of(&weights));
     let (e, o, at, ends) =
         (Memory::of(&experts), Memory::of(&order), Memory::of(&places), Memory::of(&offsets));
-    call.run(logits.len() * k, |on| {
+    run(&call, logits.len() * k, |on| {
         // SAFETY: the arrays are held until `run` returns; outputs are new, so apart from all others.
         unsafe {
             let (probs, weights) = (p.write(on), w.write(on));
             let mut to = Choice { probs, weights, experts: e.write(on) };
             let chosen = routing::choose(from.read(on), &mut to, sizes);
-            let sorted = chosen.and_then(|()| {
-                let rows = (o.write(on), at.write(on));
-                routing::sort(to.experts, rows, ends.write(on))
-            });
-            sorted.map_err(|unfit| refused(OP, &unfit))
+            chosen.and_then(|()| routing::sort(to.experts, (o.write(on), at.write(on)), ends.write(on)))
         }
     })?;
     let (probs, weights, experts) = (probs.object(), weights.object(), experts.object());
@@ -104,8 +108,7 @@ pub fn nn_route_bwd<'py>(
     load: &Object<'py>,
     scale: f32,
 ) -> Result<'py> {
-    const OP: &str = "router_bwd";
-    let mut call = NumpyCall::new(probs.py(), OP, HOST)?;
+    let mut call = NumpyCall::new(probs.py(), "router_bwd", HOST)?;
     let (probs, weights) = (call.read("probs", probs)?, call.read("weights", weights)?);
     let (d_weights, load) = (call.read("d_weights", d_weights)?, call.read("load", load)?);
     let experts = call.input("experts", I32, experts)?;
@@ -116,13 +119,12 @@ pub fn nn_route_bwd<'py>(
     let d_logits = call.made(F32, probs.shape())?;
     let (d, p) = (Memory::of(&d_logits), Memory::of(&probs));
     let (w, d_w, l) = (Memory::of(&weights), Memory::of(&d_weights), Memory::of(&load));
-    call.run(probs.len(), |on| {
+    run(&call, probs.len(), |on| {
         // SAFETY: as in `nn_route`.
         unsafe {
             let (probs, weights) = (p.read(on), w.read(on));
             let (from, load) = (Chosen { probs, weights, experts: chosen.values() }, l.read(on));
             routing::choose_bwd(d.write(on), d_w.read(on), from, (load, scale), sizes)
-                .map_err(|unfit| refused(OP, &unfit))
         }
     })?;
     Ok(d_logits.object())
@@ -132,17 +134,15 @@ pub fn nn_route_bwd<'py>(
 #[pyfunction]
 #[pyo3(signature = (x, order, /))]
 pub fn nn_permute<'py>(x: &Object<'py>, order: &Object<'py>) -> Result<'py> {
-    const OP: &str = "permute";
-    let mut call = NumpyCall::new(x.py(), OP, HOST)?;
+    let mut call = NumpyCall::new(x.py(), "permute", HOST)?;
     let (x, order) = (call.read("x", x)?, call.input("order", I32, order)?);
     let (tokens, width) = x.rows();
     let order = call.indices(("order", &order), order.len(), order.len())?;
     let rows = call.made(F32, &[order.values().len(), width])?;
     let (from, to, sizes) = (Memory::of(&x), Memory::of(&rows), (tokens, width));
-    call.run(rows.len(), |on| {
+    run(&call, rows.len(), |on| {
         // SAFETY: as in `nn_route`.
-        let done = unsafe { routing::permute(to.write(on), from.read(on), order.values(), sizes) };
-        done.map_err(|unfit| refused(OP, &unfit))
+        unsafe { routing::permute(to.write(on), from.read(on), order.values(), sizes) }
     })?;
     Ok(rows.object())
 }
@@ -151,18 +151,16 @@ pub fn nn_permute<'py>(x: &Object<'py>, order: &Object<'py>) -> Result<'py> {
 #[pyfunction]
 #[pyo3(signature = (d_rows, places, /))]
 pub fn nn_permute_bwd<'py>(d_rows: &Object<'py>, places: &Object<'py>) -> Result<'py> {
-    const OP: &str = "permute_bwd";
-    let mut call = NumpyCall::new(d_rows.py(), OP, HOST)?;
+    let mut call = NumpyCall::new(d_rows.py(), "permute_bwd", HOST)?;
     let (d_rows, places) = (call.read("d_rows", d_rows)?, call.input("places", I32, places)?);
     let (routes, width) = d_rows.rows();
     let (tokens, _) = places.rows();
     let places = call.indices(("places", &places), routes, routes)?;
     let d_x = call.made(F32, &[tokens, width])?;
     let (from, to, sizes) = (Memory::of(&d_rows), Memory::of(&d_x), (tokens, width));
-    call.run(d_rows.len(), |on| {
+    run(&call, d_rows.len(), |on| {
         // SAFETY: as in `nn_route`.
-        let done = unsafe { routing::permute_bwd(to.write(on), from.read(on), places.values(), sizes) };
-        done.map_err(|unfit| refused(OP, &unfit))
+        unsafe { routing::permute_bwd(to.write(on), from.read(on), places.values(), sizes) }
     })?;
     Ok(d_x.object())
 }
@@ -171,8 +169,7 @@ pub fn nn_permute_bwd<'py>(d_rows: &Object<'py>, places: &Object<'py>) -> Result
 #[pyfunction]
 #[pyo3(signature = (rows, places, weights, /))]
 pub fn nn_combine<'py>(rows: &Object<'py>, places: &Object<'py>, weights: &Object<'py>) -> Result<'py> {
-    const OP: &str = "combine";
-    let mut call = NumpyCall::new(rows.py(), OP, HOST)?;
+    let mut call = NumpyCall::new(rows.py(), "combine", HOST)?;
     let (rows, weights) = (call.read("rows", rows)?, call.read("weights", weights)?);
     let places = call.input("places", I32, places)?;
     let (routes, width) = rows.rows();
@@ -181,13 +178,12 @@ pub fn nn_combine<'py>(rows: &Object<'py>, places: &Object<'py>, weights: &Objec
     let out = call.made(F32, &[tokens, width])?;
     let (from, by, to) = (Memory::of(&rows), Memory::of(&weights), Memory::of(&out));
     let sizes = (tokens, width);
-    call.run(rows.len(), |on| {
+    run(&call, rows.len(), |on| {
         // SAFETY: as in `nn_route`.
-        let done = unsafe {
+        unsafe {
             let by = (places.values(), by.read(on));
             routing::combine(to.write(on), from.read(on), by, sizes)
-        };
-        done.map_err(|unfit| refused(OP, &unfit))
+        }
     })?;
     Ok(out.object())
 }
@@ -201,8 +197,7 @@ pub fn nn_combine_bwd<'py>(
     places: &Object<'py>,
     weights: &Object<'py>,
 ) -> PyResult<(Object<'py>, Object<'py>)> {
-    const OP: &str = "combine_bwd";
-    let mut call = NumpyCall::new(rows.py(), OP, HOST)?;
+    let mut call = NumpyCall::new(rows.py(), "combine_bwd", HOST)?;
     let (d_out, rows) = (call.read("d_out", d_out)?, call.read("rows", rows)?);
     let (weights, places) = (call.read("weights", weights)?, call.input("places", I32, places)?);
     let (routes, width) = rows.rows();
@@ -212,14 +207,13 @@ pub fn nn_combine_bwd<'py>(
     let d_weights = call.made(F32, weights.shape())?;
     let (d, from, by) = (Memory::of(&d_out), Memory::of(&rows), Memory::of(&weights));
     let (to, to_weights, sizes) = (Memory::of(&d_rows), Memory::of(&d_weights), (tokens, width));
-    call.run(2 * rows.len(), |on| {
+    run(&call, 2 * rows.len(), |on| {
         // SAFETY: as in `nn_route`.
-        let done = unsafe {
+        unsafe {
             let to = (to.write(on), to_weights.write(on));
             let from = (d.read(on), from.read(on));
             routing::combine_bwd(to, from, (places.values(), by.read(on)), sizes)
-        };
-        done.map_err(|unfit| refused(OP, &unfit))
+        }
     })?;
     Ok((d_rows.object(), d_weights.object()))
 }

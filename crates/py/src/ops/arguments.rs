@@ -4,14 +4,63 @@ use ironhorse::ops::spec::{Op, Python as Face, Role};
 use ironhorse::ops::text::{in_python, required};
 use numpy::PyUntypedArray;
 use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyString, PyTuple};
+
+/// The arguments as the interpreter hands them over.
+pub struct Arguments<'a, 'py> {
+    pub py: Python<'py>,
+    /// Those by position, then those by name.
+    values: &'a [*mut ffi::PyObject],
+    /// The names of the last of them.
+    names: Option<Borrowed<'a, 'py, PyTuple>>,
+    positional: usize,
+}
+
+impl<'a, 'py> Arguments<'a, 'py> {
+    /// # Safety
+    /// `values` are `positional` objects and one for each name of the tuple `names`, which may be null; all live for 'a.
+    pub unsafe fn new(
+        py: Python<'py>,
+        values: *const *mut ffi::PyObject,
+        positional: ffi::Py_ssize_t,
+        names: *mut ffi::PyObject,
+    ) -> Self {
+        let positional = positional as usize;
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let names = (!names.is_null()).then(|| Borrowed::from_ptr(py, names).cast_unchecked::<PyTuple>());
+            let all = positional + names.map_or(0, |names| names.len());
+            let values = if all == 0 { &[] } else { std::slice::from_raw_parts(values, all) };
+            Self { py, values, names, positional }
+        }
+    }
+
+    fn value(&self, i: usize) -> Borrowed<'a, 'py, PyAny> {
+        // SAFETY: an object that lives for 'a, as `new` was promised.
+        unsafe { Borrowed::from_ptr(self.py, self.values[i]) }
+    }
+}
+
+/// What a keyword stands for.
+#[derive(Clone, Copy)]
+enum Keyword {
+    /// The argument at this position of the op's.
+    Argument(usize),
+    Device,
+    /// A flag that takes this op instead.
+    Switch(&'static Op),
+}
 
 /// What a Python function takes.
-pub struct Spec {
+pub struct Signature {
     op: &'static Op,
+    name: &'static str,
     /// Positions in the op's arguments of those that Python has, and whether they must be given.
     params: Vec<(usize, bool)>,
+    /// Interned, as those of almost every call are.
+    keywords: Vec<(Py<PyString>, Keyword)>,
 }
 
 /// The arguments of a call.
@@ -24,46 +73,53 @@ pub struct Given<'a, 'py, const N: usize> {
     pub device: Option<Borrowed<'a, 'py, PyString>>,
 }
 
-impl Spec {
-    /// Of an op.
-    pub fn new(op: &'static Op) -> Self {
-        let visible = op.args.iter().enumerate().filter(|(_, arg)| in_python(arg));
-        Self { op, params: visible.map(|(i, arg)| (i, required(arg))).collect() }
+impl Signature {
+    /// That of an op under a name.
+    pub fn new(py: Python<'_>, op: &'static Op, name: &'static str) -> Self {
+        let visible = || op.args.iter().enumerate().filter(|(_, arg)| in_python(arg));
+        let named = |name: &str, keyword| (PyString::intern(py, name).unbind(), keyword);
+        let mut keywords = vec![named("device", Keyword::Device)];
+        for (i, arg) in visible() {
+            keywords.push(named(arg.name, Keyword::Argument(i)));
+            keywords.extend(arg.alias.map(|alias| named(alias, Keyword::Argument(i))));
+        }
+        if let Face::Switch(flag, other) = op.python {
+            keywords.push(named(flag, Keyword::Switch(other)));
+        }
+        Self { op, name, params: visible().map(|(i, arg)| (i, required(arg))).collect(), keywords }
     }
 
     #[cold]
     fn wrong(&self, text: impl std::fmt::Display) -> PyErr {
-        PyTypeError::new_err(format!("{}() {text}", self.op.python_name().unwrap_or(self.op.symbol)))
+        PyTypeError::new_err(format!("{}() {text}", self.name))
     }
 
     /// Sorts the arguments of a call.
     pub fn parse<'a, 'py, const N: usize>(
         &self,
-        args: &'a Bound<'py, PyTuple>,
-        keywords: Option<&'a Bound<'py, PyDict>>,
+        arguments: &Arguments<'a, 'py>,
     ) -> PyResult<Given<'a, 'py, N>> {
         let mut given = Given { op: self.op, values: [const { None }; N], device: None };
         let mut next = 0;
         // From a number in the place of an optional array on, positions are those of what must be given: `scale(x, 2.0)`.
         let mut short = false;
-        for i in 0..args.len() {
-            let value = args.get_borrowed_item(i)?;
+        for i in 0..arguments.positional {
+            let value = arguments.value(i);
             short = short || self.skips_arrays(next, &value);
             while short && self.params.get(next).is_some_and(|&(_, required)| !required) {
                 next += 1;
             }
             let Some(&(position, _)) = self.params.get(next) else {
-                let most = self.params.len();
-                return Err(self.wrong(format_args!(
-                    "takes at most {most} positional arguments ({} given)",
-                    args.len()
-                )));
+                let (most, found) = (self.params.len(), arguments.positional);
+                return Err(
+                    self.wrong(format_args!("takes at most {most} positional arguments ({found} given)"))
+                );
             };
             given.values[position] = Some(value);
             next += 1;
         }
-        if let Some(keywords) = keywords {
-            self.keywords(&mut given, keywords)?;
+        if let Some(names) = arguments.names {
+            self.keywords(arguments, names, &mut given)?;
         }
         for &(position, required) in &self.params {
             if required && given.values[position].is_none() {
@@ -83,50 +139,51 @@ impl Spec {
 
     fn keywords<'a, 'py, const N: usize>(
         &self,
+        arguments: &Arguments<'a, 'py>,
+        names: Borrowed<'a, 'py, PyTuple>,
         given: &mut Given<'a, 'py, N>,
-        keywords: &'a Bound<'py, PyDict>,
     ) -> PyResult<()> {
-        let mut flag = None;
-        for (key, value) in keywords.iter() {
-            // SAFETY: `keywords` holds a reference to the value, and is not changed during the call.
-            let value: Borrowed<'a, 'py, PyAny> =
-                unsafe { Borrowed::from_ptr(keywords.py(), value.as_ptr()) };
-            let key = key.cast::<PyString>()?.to_str()?;
-            let named = |position: &(usize, bool)| {
-                let arg = &self.op.args[position.0];
-                arg.name == key || arg.alias == Some(key)
-            };
-            if let Some(&(position, _)) = self.params.iter().find(|position| named(position)) {
-                let arg = &self.op.args[position];
-                if given.values[position].is_some() {
-                    return Err(self.twice(arg.name, arg.alias));
+        for i in 0..names.len() {
+            let (key, value) = (names.get_borrowed_item(i)?, arguments.value(arguments.positional + i));
+            match self.keyword(&key)? {
+                Keyword::Argument(position) => {
+                    if given.values[position].replace(value).is_some() {
+                        return Err(self.twice(arguments.py, position));
+                    }
                 }
-                given.values[position] = Some(value);
-            } else if key == "device" {
-                given.device = Some(value.cast::<PyString>()?);
-            } else if let Face::Switch(name, other) = self.op.python
-                && name == key
-            {
-                flag = value.is_truthy()?.then_some(other);
-            } else {
-                return Err(self.wrong(format_args!("got an unexpected keyword argument '{key}'")));
+                Keyword::Device => given.device = Some(value.cast::<PyString>()?),
+                Keyword::Switch(other) if value.is_truthy()? => given.op = other,
+                Keyword::Switch(_) => {}
             }
-        }
-        if let Some(other) = flag {
-            given.op = other;
         }
         Ok(())
     }
 
-    fn twice(&self, name: &str, alias: Option<&str>) -> PyErr {
-        match alias {
+    fn keyword(&self, key: &Bound<'_, PyAny>) -> PyResult<Keyword> {
+        let same = |(name, _): &&(Py<PyString>, Keyword)| name.as_ptr() == key.as_ptr();
+        if let Some(&(_, keyword)) = self.keywords.iter().find(same) {
+            return Ok(keyword);
+        }
+        // A name that was made at run time.
+        for (name, keyword) in &self.keywords {
+            if name.bind(key.py()).as_any().eq(key)? {
+                return Ok(*keyword);
+            }
+        }
+        Err(self.wrong(format_args!("got an unexpected keyword argument '{key}'")))
+    }
+
+    #[cold]
+    fn twice(&self, py: Python<'_>, position: usize) -> PyErr {
+        let arg = &self.op.args[position];
+        let name = arg.name;
+        match arg.alias {
             None => self.wrong(format_args!("got multiple values for argument '{name}'")),
-            Some(alias) => Python::attach(|py| {
-                let text = format_args!(
-                    "both `{name}` and `{alias}` are given, expected only one: they are the same"
-                );
-                crate::error::invalid(py, self.op.name, text)
-            }),
+            Some(alias) => crate::error::invalid(
+                py,
+                self.op.name,
+                format_args!("both `{name}` and `{alias}` are given, expected only one: they are the same"),
+            ),
         }
     }
 }
@@ -134,6 +191,6 @@ impl Spec {
 /// Whether an object is a number, and not an array.
 fn is_number(object: &Bound<'_, PyAny>) -> bool {
     // SAFETY: the object is alive, and the interpreter's lock is held.
-    let number = unsafe { pyo3::ffi::PyNumber_Check(object.as_ptr()) } == 1;
+    let number = unsafe { ffi::PyNumber_Check(object.as_ptr()) } == 1;
     number && !object.is_instance_of::<PyUntypedArray>()
 }

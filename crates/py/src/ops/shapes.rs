@@ -8,8 +8,9 @@ use pyo3::prelude::*;
 use std::borrow::Cow;
 
 /// The sizes and arrays of a call, by position in the op's arguments.
-pub struct Shapes<'py, const N: usize> {
+pub struct Shapes<'a, 'py, const N: usize> {
     op: &'static Op,
+    twins: &'a [u32],
     sizes: [Option<i64>; N],
     /// The number of first elements to work on, where that is given.
     limit: Option<(usize, i64)>,
@@ -19,10 +20,17 @@ pub struct Shapes<'py, const N: usize> {
     explicit: bool,
 }
 
-impl<'py, const N: usize> Shapes<'py, N> {
-    pub fn new(op: &'static Op) -> Self {
+/// For each argument of an op, the arrays before it that have the same dimensions: bit i for argument i.
+pub fn twins(op: &Op) -> Vec<u32> {
+    let twin = |a: &Arg, b: &Arg| b.role.elem().is_some() && a.dims == b.dims;
+    let before = |i: usize| op.args[..i].iter().enumerate().filter(move |(_, arg)| twin(&op.args[i], arg));
+    (0..op.args.len()).map(|i| before(i).fold(0, |bits, (at, _)| bits | 1 << at)).collect()
+}
+
+impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
+    pub fn new(op: &'static Op, twins: &'a [u32]) -> Self {
         let (sizes, arrays) = ([None; N], [const { None }; N]);
-        Self { op, sizes, limit: None, arrays, explicit: false }
+        Self { op, twins, sizes, limit: None, arrays, explicit: false }
     }
 
     /// Takes a size that is given.
@@ -46,18 +54,55 @@ impl<'py, const N: usize> Shapes<'py, N> {
 
     /// About how many elements the op touches.
     pub fn work(&self) -> usize {
-        let sizes = self
-            .op
-            .args
-            .iter()
-            .enumerate()
-            .filter(|(_, arg)| arg.solved() || arg.default == Default::Required);
-        let product = sizes.filter_map(|(i, _)| self.sizes[i]).fold(1_i64, i64::saturating_mul);
+        let counts = |i: &usize| !matches!(self.op.args[*i].default, Default::Int(_));
+        let sizes = self.op.sets.sizes.into_iter().filter(counts).filter_map(|i| self.sizes[i]);
+        let product = sizes.fold(1_i64, i64::saturating_mul);
         product.max(0) as usize
     }
 
     /// Finds the sizes that are not given, and checks the arrays that are.
     pub fn solve(&mut self, call: &NumpyCall<'py>, given: &Given<'_, 'py, N>) -> PyResult<()> {
+        if self.explicit || !self.told_in_order() {
+            self.solve_in_passes(call, given)?;
+        }
+        match self.limit {
+            Some((i, n)) if !(0..=self.sizes[i].unwrap_or(0)).contains(&n) => {
+                let (name, most) = (self.op.args[0].name, self.sizes[i].unwrap_or(0));
+                Err(call.invalid(format_args!("`n` is {n}, expected 0 to {most}, the elements of `{name}`")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The usual case: every array has the shape of an earlier one, or tells sizes that no other contradicts. False if some
+    /// array needs a closer look; then nothing has changed.
+    fn told_in_order(&mut self) -> bool {
+        let mut sizes = self.sizes;
+        let mut leads = false;
+        for i in self.op.sets.inputs {
+            let (arg, Some(array)) = (&self.op.args[i], &self.arrays[i]) else { continue };
+            let fits = match self.like(i) {
+                Some(shape) => array.shape() == shape,
+                None if arg.role == Role::Unused => true,
+                // The leading dimensions of a second array must be those of the first, not only as many elements.
+                None if leads && self.leads(arg.dims) => false,
+                None => self.sides(arg.dims, array.shape(), &mut sizes),
+            };
+            let open = |dim: &Dim| matches!(*dim, Dim::AtLeast(i, j) if sizes[i].and(sizes[j]).is_none());
+            if !fits || arg.dims.iter().any(open) {
+                return false;
+            }
+            leads = leads || self.leads(arg.dims);
+        }
+        let known = self.op.sets.solved.into_iter().all(|i| sizes[i].is_some());
+        if known {
+            self.sizes = sizes;
+        }
+        known
+    }
+
+    /// [`Self::solve`] where sizes are given, arrays are flat, or something is wrong.
+    fn solve_in_passes(&mut self, call: &NumpyCall<'py>, given: &Given<'_, 'py, N>) -> PyResult<()> {
         self.all_or_none(call, given)?;
         // The second pass is for arrays whose sizes others tell.
         for _ in 0..2 {
@@ -84,13 +129,7 @@ impl<'py, const N: usize> Shapes<'py, N> {
                 self.expect(call, i, array)?;
             }
         }
-        match self.limit {
-            Some((i, n)) if !(0..=self.sizes[i].unwrap_or(0)).contains(&n) => {
-                let (name, most) = (self.op.args[0].name, self.sizes[i].unwrap_or(0));
-                Err(call.invalid(format_args!("`n` is {n}, expected 0 to {most}, the elements of `{name}`")))
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// Sizes that arrays can tell are given together or not at all.
@@ -152,7 +191,11 @@ impl<'py, const N: usize> Shapes<'py, N> {
                 }
                 _ => false,
             },
-            Dim::AtLeast(..) | Dim::Above(_) => true,
+            Dim::AtLeast(i, j) => match (sizes[i], sizes[j]) {
+                (Some(a), Some(b)) => a.checked_add(b).is_some_and(|least| side >= least),
+                _ => true,
+            },
+            Dim::Above(_) => true,
         };
         let (dims, shape) = if self.leads(dims) {
             let Some(lead) = (shape.len() + 1).checked_sub(dims.len()) else { return false };
@@ -180,7 +223,7 @@ impl<'py, const N: usize> Shapes<'py, N> {
     /// Refuses an array that does not fit the sizes: other dimensions, and not flat with as many elements.
     pub fn expect(&self, call: &NumpyCall<'py>, i: usize, array: &NumpyArray<'py>) -> PyResult<()> {
         let arg = &self.op.args[i];
-        if arg.role == Role::Unused {
+        if arg.role == Role::Unused || self.like(i) == Some(array.shape()) {
             return Ok(());
         }
         let least = arg.dims.iter().any(|dim| matches!(dim, Dim::AtLeast(..)));
@@ -202,10 +245,14 @@ impl<'py, const N: usize> Shapes<'py, N> {
 
     /// The shape of an earlier array with the same dimensions.
     fn like(&self, i: usize) -> Option<&[usize]> {
-        let dims = self.op.args[i].dims;
-        let before = self.op.args[..i].iter().zip(&self.arrays);
-        let mut twins = before.filter(|(arg, _)| arg.dims == dims && arg.role.elem().is_some());
-        twins.find_map(|(_, array)| array.as_ref().map(NumpyArray::shape))
+        let mut twins = self.twins[i];
+        while twins != 0 {
+            if let Some(array) = &self.arrays[twins.trailing_zeros() as usize] {
+                return Some(array.shape());
+            }
+            twins &= twins - 1;
+        }
+        None
     }
 
     /// Whether a shape is the one that the sizes give.

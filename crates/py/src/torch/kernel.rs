@@ -4,6 +4,7 @@ use super::abi::{Kernel, Torch};
 use super::handle::Handle;
 use super::object::Object;
 use super::tensor::{Tensor, failed};
+use crate::error;
 use ironhorse::ops::Result;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -32,7 +33,7 @@ pub trait Op {
     /// Arguments and results, in torch's language.
     const SIGNATURE: &'static str;
 
-    /// Takes all arguments, then runs the op. An argument that is not taken would leak its handle.
+    /// Takes all arguments, then runs the op. The handle of an argument that is not taken would leak.
     fn run<T: Tensor>(args: &mut impl Args<T>) -> Result<Outputs<T>>;
 }
 
@@ -83,7 +84,7 @@ impl Stack {
 impl Args<Handle> for Stack {
     fn tensor(&mut self) -> Result<Handle> {
         let raw = std::ptr::with_exposed_provenance_mut(self.word() as usize);
-        // SAFETY: the schema says this is a tensor; its handle is ours from now on.
+        // SAFETY: the schema says that this word is a tensor, whose handle the kernel owns.
         unsafe { Handle::own(raw) }
     }
 
@@ -109,25 +110,19 @@ pub unsafe extern "C-unwind" fn kernel<O: Op>(stack: *mut u64, _inputs: u64, out
     let text = match done {
         Ok(Ok(results)) => {
             for (i, result) in results.into_iter().flatten().take(outputs as usize).enumerate() {
-                // SAFETY: the stack has room for all results of the schema; torch takes the handles.
+                // SAFETY: the stack has room for all results of the schema; torch takes ownership of the handles.
                 unsafe { *stack.add(i) = result.into_raw().expose_provenance() as u64 };
             }
             return;
         }
         Ok(Err(error)) => error.text,
-        Err(panic) => panicked(O::NAME, &*panic),
+        Err(panic) => error::panicked(O::NAME, &*panic),
     };
     let op = CString::new(O::NAME).unwrap_or_default();
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     if let Some(torch) = Torch::get() {
         torch.throw(&op, &text);
     }
-}
-
-fn panicked(op: &str, panic: &(dyn std::any::Any + Send)) -> String {
-    let words = panic.downcast_ref::<String>().map(String::as_str);
-    let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-    format!("{op}: a bug in ironhorse: {words}")
 }
 
 /// Arguments in a Python tuple.

@@ -30,7 +30,7 @@ fn entries() -> impl Iterator<Item = &'static Entry> {
 
 /// (name, schema) of every op, as torch.library wants them.
 #[pyfunction]
-fn torch_ops() -> Vec<(String, String)> {
+pub fn torch_ops() -> Vec<(String, String)> {
     let schema = |entry: &'static Entry| {
         entry.names().into_iter().map(|name| {
             let schema = format!("{name}{}", entry.signature);
@@ -42,7 +42,7 @@ fn torch_ops() -> Vec<(String, String)> {
 
 /// Registers every op with the libtorch of this process, for CPU and CUDA. Must be called once, after `import torch`.
 #[pyfunction]
-fn torch_register() -> PyResult<()> {
+pub fn torch_register() -> PyResult<()> {
     let torch = abi::Torch::open().map_err(PyImportError::new_err)?;
     let mut ops = Vec::new();
     for entry in entries() {
@@ -57,16 +57,9 @@ fn torch_register() -> PyResult<()> {
 /// Runs an op of the list on Python's tensors.
 #[pyfunction]
 #[pyo3(signature = (name, args, /))]
-fn torch_call(py: Python<'_>, name: &str, args: &Bound<'_, PyTuple>) -> PyResult<Vec<Py<PyAny>>> {
+pub fn torch_call(py: Python<'_>, name: &str, args: &Bound<'_, PyTuple>) -> PyResult<Vec<Py<PyAny>>> {
     let Some(entry) = entries().find(|entry| entry.names().iter().any(|known| known == name)) else {
         return Err(PyKeyError::new_err(name.to_owned()));
     };
     (entry.call)(args).map_err(|error| error::of_op(py, &error))
-}
-
-/// Adds the functions to the module.
-pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(torch_ops, module)?)?;
-    module.add_function(wrap_pyfunction!(torch_register, module)?)?;
-    module.add_function(wrap_pyfunction!(torch_call, module)?)
 }

@@ -1,4 +1,4 @@
-//! The error of an op.
+//! Why an eager op was not done.
 
 /// What went wrong, as a number that C and Python see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -47,7 +47,7 @@ pub struct OpError {
 pub type Result<T = ()> = std::result::Result<T, OpError>;
 
 impl OpError {
-    pub(super) fn invalid(text: String) -> Self {
+    pub(crate) fn invalid(text: String) -> Self {
         Self { code: Code::InvalidValue, text }
     }
 }
