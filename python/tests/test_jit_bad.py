@@ -30,7 +30,7 @@ CALLS = {
     "<string>: the source is None": lambda: jit.source(None),
     "<string>: the source is of type bytes": lambda: jit.source(b"x"),
     "the source has a NUL byte": lambda: jit.source("a\0b"),
-    "characters that are no text": lambda: jit.source("// \ud800"),
+    "surrogates, which cannot be encoded": lambda: jit.source("// \ud800"),
     "name is 5; expected text": lambda: jit.source(S, name=5),
     "flags is 5; expected text, or a list": lambda: jit.source(S, flags=5),
     r"flags\[0\] is 5": lambda: jit.source(S, flags=[5]),
@@ -40,7 +40,7 @@ CALLS = {
     "include folder nowhere does not exist": lambda: jit.source(S, include="nowhere"),
     "defines is of type list; expected a dict": lambda: jit.source(S, defines=["A"]),
     "defines: the name 5 is 5; expected text": lambda: jit.source(S, defines={5: 1}),
-    "defines: '1A' is not a name of C": lambda: jit.source(S, defines={"1A": 1}),
+    "defines: '1A' is not an identifier of C": lambda: jit.source(S, defines={"1A": 1}),
     r"defines: A is \[1\]; expected a number or text": lambda: jit.source(S, defines={"A": [1]}),
     "source has no option `nothing`; there are name": lambda: jit.source(S, nothing=5),
     "load: path is 5; expected a path": lambda: jit.load(5),
@@ -56,7 +56,7 @@ CALLS = {
     "defaults is 5": lambda: op(defaults=5),
     "cpu is of type int; expected a function": lambda: op(cpu=5),
     "name is 5": lambda: op(name=5),
-    "op name 'a b' is not a name": lambda: op(name="a b"),
+    "op name 'a b' is not an identifier": lambda: op(name="a b"),
     "jit has no option `wrong`": lambda: op(wrong=5),
     "`flags` belongs to the source": lambda: jit.op(jit.source(S), forward="s", flags=["-g"]),
     "like is 5": lambda: op(out=jit.like(5)),
@@ -80,7 +80,7 @@ CALLS = {
     "check: op is of type int": lambda: jit.check(5),
     r"check: sizes is \['a'\]": lambda: jit.check(op(), torch.ones(3), sizes=["a"]),
     "check: an example is not an array": lambda: jit.check(op(), [1, "a"]),
-    "a masked array, and kernels know no masks": lambda: op()(np.ma.masked_array(X, mask=[0, 1, 0])),
+    "a masked array, and kernels ignore masks": lambda: op()(np.ma.masked_array(X, mask=[0, 1, 0])),
 }
 
 

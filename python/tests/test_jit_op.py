@@ -142,7 +142,7 @@ def test_wrong_arguments_of_an_op(affine, square):
         ({"forward": "square", "defaults": {"z": 1}}, "defaults has `z`"),
         ({"forward": "square", "zero": "z"}, "zero has `z`, which no kernel writes"),
         ({"forward": "square", "backward": "top<T, 4>"}, "backward kernel top asks for|backward kernel top writes"),
-        ({"forward": "square", "name": "a b"}, "not a name"),
+        ({"forward": "square", "name": "a b"}, "not an identifier"),
         ({"forward": "none"}, "no kernel writes"),
         ({"forward": "alone"}, "no input: inputs are pointers to const"),
     ],

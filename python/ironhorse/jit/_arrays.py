@@ -1,4 +1,4 @@
-"""Arrays of numpy, torch and whoever has `__cuda_array_interface__`, as launches see them."""
+"""Arrays of numpy, torch and any object with `__cuda_array_interface__`, as arguments of a launch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Place(NamedTuple):
 
     address: int
     bytes: int
-    code: str | None  # the element type; None for one that C does not have
+    code: str | None  # the element type; None if C has no such type
     dtype: str
     device: int | None  # None is the host
     contiguous: bool
@@ -41,7 +41,7 @@ def place(value: Any) -> Place | None:
     """The memory of an array; None if the value is not an array."""
     if isinstance(value, np.ndarray):
         if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):
-            raise InvalidValueError("a masked array, and kernels know no masks; x.filled(value) gives a plain one")
+            raise InvalidValueError("a masked array, and kernels ignore masks; x.filled(value) gives a plain one")
         flags = value.flags
         code, name = _named(value.dtype)
         whole = flags.c_contiguous and flags.aligned
@@ -80,7 +80,7 @@ def whole(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """What something is, for a message."""
+    """The type of a value in words, for a message."""
     found = place(value)
     if found is None:
         return f"{value!r}" if isinstance(value, (int, float, bool, type(None))) else f"a {type(value).__name__}"
@@ -95,7 +95,7 @@ def argument(kernel: str, at: int, param: Param, value: Any) -> tuple[Any, Place
         if found is not None and found.contiguous and found.writable:
             wanted = element(param.base)
             if wanted is not None and wanted[1] == 1 and wanted[0] == found.code:
-                return found.address, found  # nothing to say
+                return found.address, found
     elif isinstance(value, (int, float)):
         return value, None
     where = f"kernel {kernel}: argument {at + 1} `{param.name}` is {param.type}"
@@ -117,7 +117,7 @@ def argument(kernel: str, at: int, param: Param, value: Any) -> tuple[Any, Place
     if not found.contiguous or (found.bytes and not _aligned(found.address, wanted)):
         if param.is_output:
             why = "is not aligned to it" if found.contiguous else "is not contiguous"
-            raise InvalidValueError(f"{where}, and the array {why}: what is written cannot be a copy")
+            raise InvalidValueError(f"{where}, and the array {why}: an output is used in place")
         copy = whole(value)
         if found.contiguous:
             copy = copy.clone() if hasattr(copy, "clone") else copy.copy()

@@ -1,4 +1,4 @@
-"""`check(op, *examples)`: what torch's own checks and awkward inputs say about an op."""
+"""`check(op, *examples)`: runs torch's own checks of an op, and awkward sizes and layouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._op import Op
 
 ODD = (0, 1, 31, 33, 1000003)
 
-# What a kernel is compiled for where there is no GPU to tell.
+# The architecture to compile for where there is no GPU.
 ARCH = "sm_90"
 
 
@@ -94,7 +94,7 @@ def check(
             report.checks.append(Check(name, True, work() or ""))
         except _Skip as why:
             report.checks.append(Check(name, None, str(why)))
-        except Exception as error:  # noqa: BLE001 - whatever it is belongs in the report
+        except Exception as error:  # noqa: BLE001 - any error belongs in the report
             text = str(error).strip().splitlines() or [type(error).__name__]
             report.checks.append(Check(name, False, next((line for line in text if line.strip()), "")[:300]))
 
@@ -161,7 +161,8 @@ def _tuple(result: Any) -> tuple[Any, ...]:
 
 
 def _compare(what: str, found: Any, wanted: Any, tolerance: float | None) -> float:
-    """The largest difference, relative to the largest value; refuses shapes, types, and what is above the tolerance."""
+    """The largest difference, relative to the largest value. Raises AssertionError if the number of results, a shape or
+    the places of NaN differ, or if the difference is above the tolerance."""
     import torch
 
     worst = 0.0
@@ -211,7 +212,7 @@ def _gradcheck(op: Op, args: Sequence[Any], floats: list[int], differentiable: b
 def _sum_gradient(
     op: Op, leaves: Sequence[Any], floats: list[int], differentiable: bool, reference: Any, tolerance: float | None
 ) -> str:
-    """sum().backward() delivers a gradient of stride 0."""
+    """The gradient of sum(), which torch passes to the backward as a tensor of stride 0."""
     import torch
 
     if not (differentiable and floats):

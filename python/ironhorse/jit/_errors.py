@@ -1,4 +1,4 @@
-"""A source that does not compile, with the lines that are wrong."""
+"""The error of a source that does not compile, with the lines that are wrong."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..errors import Code, IronhorseError
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One thing the compiler said."""
+    """One message of the compiler."""
 
     file: str
-    line: int  # 0: of the whole file
+    line: int  # 0 for a message about the whole file
     severity: str  # "error" or "warning"
     text: str
     source: str = ""  # the line, and below it a caret
@@ -67,7 +67,7 @@ def read_log(log: str) -> tuple[Diagnostic, ...]:
         asked = _NAME.search(source)
         if file == _NAMES and asked:
             if "name expression" in text or any(known.file == f"kernel {asked[1]}" for known in found):
-                continue  # more words about the same name
+                continue  # a second message about the same name
             file, number, source = f"kernel {asked[1]}", 0, ""
         severity = "error" if "error" in said["what"] else "warning"
         found.append(Diagnostic(file, number, severity, _advice(text), source))
@@ -81,5 +81,5 @@ def _advice(text: str) -> str:
 
 
 def compile_error(file: str, arch: str, log: str) -> CompileError:
-    """What Rust raises."""
+    """Makes the exception; called by the native module."""
     return CompileError(file, arch, log)

@@ -1,4 +1,4 @@
-"""Arguments of jit's functions, checked: what they are, or an error that says what was expected."""
+"""Checks of the arguments of jit's functions; errors name the argument, what it is and what was expected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _wrong(what: str, value: Any, expected: str) -> InvalidValueError:
 
 
 def text(what: str, value: Any) -> str:
-    """A string that C can have."""
+    """A string without NUL bytes and surrogates, which C can take."""
     if not isinstance(value, str):
         raise _wrong(what, value, "text")
     if "\0" in value:
@@ -24,7 +24,7 @@ def text(what: str, value: Any) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidValueError(f"{what} has characters that are no text (surrogates)") from None
+        raise InvalidValueError(f"{what} has surrogates, which cannot be encoded as UTF-8") from None
     return value
 
 
@@ -54,7 +54,7 @@ def paths(what: str, value: Any) -> list[str]:
 
 
 def table(what: str, value: Any) -> dict[str, Any]:
-    """Names and what belongs to them; None is nothing."""
+    """A dictionary with names as keys; None is an empty one."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -70,7 +70,7 @@ def index(what: str, value: Any) -> int:
 
 
 def only(what: str, options: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuses options that there are not."""
+    """Raises InvalidValueError for an option that is not known."""
     odd = next((name for name in options if name not in known), None)
     if odd is not None:
         raise InvalidValueError(f"{what} has no option `{odd}`; there are {', '.join(known)}")

@@ -52,7 +52,7 @@ class Module:
     def __repr__(self) -> str:
         return f"<ironhorse.jit.Module {self.name}: {', '.join(map(str, self.kernels)) or 'no kernels'}>"
 
-    # It never changes: a copy is itself, and what was compiled is not part of a pickle.
+    # A module is immutable, so a copy is the module itself. A pickle holds the source, not what was compiled.
 
     def __copy__(self) -> Module:
         return self
@@ -126,7 +126,7 @@ class Module:
     __getitem__ = kernel
 
     def spell(self, code: str) -> str:
-        """What the source calls an element type."""
+        """The C name of an element type in this source."""
         if code in SPELLED:
             return SPELLED[code]
         ours = {"f2": "f16", "bf2": "bf16"}[code]
@@ -140,11 +140,11 @@ class Module:
 
 
 def _defines(given: Any) -> list[str]:
-    """-DNAME=VALUE; what C takes as a name, and a number or text on one line."""
+    """The flags -DNAME=VALUE; a name is a C identifier, or a macro with parameters, a value a number or one line."""
     flags = []
     for name, value in _given.table("defines", given).items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\([\w, .]*\))?", name):
-            raise InvalidValueError(f"defines: {name!r} is not a name of C")
+            raise InvalidValueError(f"defines: {name!r} is not an identifier of C")
         if not isinstance(value, (bool, int, float, str)) or (isinstance(value, str) and "\n" in value):
             raise InvalidValueError(f"defines: {name} is {value!r}; expected a number or text on one line")
         flags.append(f"-D{name}={int(value) if isinstance(value, bool) else value}")
@@ -152,7 +152,7 @@ def _defines(given: Any) -> list[str]:
 
 
 def _restored(text: str, name: str, folders: list[str], flags: list[str]) -> Module:
-    """From a pickle."""
+    """The module of a pickle."""
     return Module(text, name=name, include=folders, flags=flags)
 
 
@@ -169,7 +169,7 @@ class Kernel:
     ) -> None:
         self.module, self.name, self.params = module, name, params
         self._c_linkage = c_linkage
-        self._together = together or (() if c_linkage else (name,))  # compiled in one go
+        self._together = together or (() if c_linkage else (name,))  # compiled in the same run of NVRTC
         self._loaded: dict[int, JitKernel] = {}
         for at, param in enumerate(params):
             if param.kind is None or param.stars > 1:
@@ -247,7 +247,7 @@ class Kernel:
 
 
 class _Bound:
-    """A kernel with its launch."""
+    """A kernel with its grid, block and shared memory: what `kernel[grid, block]` gives."""
 
     def __init__(self, kernel: Kernel, grid: Dims, block: Dims, shared: int = 0) -> None:
         self.kernel, self.grid, self.block, self.shared = kernel, grid, block, shared
@@ -299,7 +299,7 @@ def load(path: str | os.PathLike[str], **options: Any) -> Module:
 
 
 def module_of(given: Module | str | os.PathLike[str], **options: Any) -> Module:
-    """A module as it is, a file by its path, or source by its text."""
+    """A module itself, or the module of a file (a path) or of source (text)."""
     _given.only("jit", options, OPTIONS)
     if isinstance(given, Module):
         if options:

@@ -29,7 +29,7 @@ _PlanKey = tuple[int, tuple[tuple[str, str | None], ...], tuple[tuple[str, str],
 _ShapeAndType = tuple[tuple[int, ...], str]
 
 
-# Ops of this process by a mark of their own, which a pickle carries: one that is loaded again is the one that is here.
+# Ops of this process by an identifier that pickles carry: unpickled in the process that made it, an op is the same one.
 _LIVE: weakref.WeakValueDictionary[str, Op] = weakref.WeakValueDictionary()
 
 
@@ -74,7 +74,7 @@ class Op:
         self.forward, self.backward = list(map(step, forward)), list(map(step, backward))
         self.name = name or self.forward[0].name.replace("::", "_")
         if not self.name.isidentifier():
-            raise InvalidValueError(f"op name {self.name!r} is not a name")
+            raise InvalidValueError(f"op name {self.name!r} is not an identifier")
         self.sizes, self.zero, self.defaults = dict(sizes), frozenset(zero), dict(defaults)
         self._read_forward(out)
         self._read_backward()
@@ -89,7 +89,7 @@ class Op:
             self._register()
         _LIVE[self._mark] = self
 
-    # It never changes, and torch knows it by its name: a copy is itself.
+    # An op is immutable and registered with torch under its name, so a copy is the op itself.
 
     def __copy__(self) -> Op:
         return self
@@ -98,10 +98,10 @@ class Op:
         return self
 
     def __reduce__(self) -> tuple[Callable[..., Op], tuple[Any, ...]]:
-        """What it was made of; functions among it must be such that pickle finds by their names."""
+        """The arguments of the constructor; functions among them must be importable by name."""
         return _restored, (self._mark, *self._made_from)
 
-    # What the kernels say.
+    # Reading the signatures of the kernels.
 
     def _read_forward(self, out: Any) -> None:
         """Which arguments of the kernels are the op's inputs, outputs, numbers and sizes."""
@@ -172,7 +172,7 @@ class Op:
         except ValueError:
             raise InvalidValueError(f"{self.name}: arguments without a default come before those with one") from None
 
-    # What a call needs.
+    # Planning and launching a call.
 
     def codes(self, values: Mapping[str, Any], params: Iterable[Param]) -> dict[str, str | None]:
         """Element types of arrays by name."""
@@ -376,7 +376,7 @@ class Op:
         return results[0] if len(results) == 1 else tuple(results)
 
     def check_result(self, found: list[_ShapeAndType], expected: list[_ShapeAndType]) -> None:
-        """Refuses what a CPU version made unless it is what the kernels make."""
+        """Raises InvalidValueError unless the results of cpu= have the shapes and types of the kernels' results."""
         if len(found) != len(expected):
             raise InvalidValueError(f"{self.name}: cpu= gave {len(found)} results, expected {len(expected)}")
         for param, got, want in zip(self.outputs, found, expected, strict=True):
@@ -386,7 +386,7 @@ class Op:
 
 
 def _restored(mark: str, module: Module, forward: list[str], backward: list[str], options: dict[str, Any]) -> Op:
-    """From a pickle: the op itself where it was made in this process, else one that is made once."""
+    """The op of a pickle: the one that was made in this process, or a new one."""
     return _LIVE.get(mark) or Op(module, forward, backward, mark=mark, **options)
 
 
@@ -397,7 +397,7 @@ def _numpy_array(shape: tuple[int, ...], code: str, zero: bool) -> np.ndarray:
 
 
 def _with_torch(cpu: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """A CPU version on numpy arrays; one that is written for tensors gets tensors of the same memory."""
+    """Calls cpu= with numpy arrays; if it is written for tensors, with tensors of the same memory."""
     try:
         return cpu(*args)
     except (TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""One kernel of an op: its template, its launch."""
+"""One kernel of an op: its template arguments and its launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._types import DTYPES, Param, Signature
 
 
 def by_name(what: str, given: Any, values: Mapping[str, Any]) -> Any:
-    """A value as it is; a function called with the arguments that it names."""
+    """The value itself; if it is a function, its result for the arguments that it names."""
     if not callable(given):
         return given
     parameters = inspect.signature(given).parameters.values()
@@ -28,7 +28,7 @@ def by_name(what: str, given: Any, values: Mapping[str, Any]) -> Any:
 
 
 def elements(shape: Sequence[int]) -> int:
-    """How many."""
+    """The number of elements of a shape."""
     return math.prod(shape)
 
 

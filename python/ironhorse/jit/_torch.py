@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _Function = Callable[..., Any]
 NAMESPACE = "ironhorse_jit"
 _TAKEN: set[str] = set()
-_LIBRARIES: list[Any] = []  # an operator is gone when its library is
+_LIBRARIES: list[Any] = []  # kept alive: an operator is unregistered when its library is deleted
 _LOCK = threading.Lock()
 _Backward = tuple[Any, list[str], list[str], list[str]]  # operator, arrays, numbers, outputs; all by name
 _CODE = {getattr(torch, name): code for name, code in CODES.items() if hasattr(torch, name)}
@@ -36,7 +36,7 @@ def dtype_of(code: str) -> torch.dtype:
 
 
 def _free(name: str) -> str:
-    """The name, or the name with a number: an op that is made again does not replace the first."""
+    """The name, with a number if it is taken: a second op of a name does not replace the first."""
     free, number = name, 1
     while free in _TAKEN:
         number += 1
@@ -98,7 +98,7 @@ def _device(op: Op, args: Sequence[Any]) -> torch.device:
 
 
 def checked_cpu(op: Op, args: Sequence[Any]) -> Any:
-    """The CPU version, and whether it makes what the kernels would."""
+    """Runs cpu= and checks that its results have the shapes and types of the kernels' results."""
     assert op.cpu is not None
     if torch.compiler.is_compiling():
         return op.cpu(*args)
@@ -148,7 +148,7 @@ def _forward_op(op: Op, library: Any, name: str) -> Any:
 
 
 def _own(result: Any, args: Sequence[Any]) -> Any:
-    """Contiguous results that are not memory of the arguments: what an operator may return."""
+    """Contiguous results that share no memory with the arguments, as torch demands of an operator."""
     results = result if isinstance(result, (tuple, list)) else (result,)
     taken = {a.untyped_storage().data_ptr() for a in args if isinstance(a, torch.Tensor)}
     owned = []
@@ -218,7 +218,7 @@ def _cpu_backward_op(op: Op, library: Any, name: str) -> Any:
             given = iter(found)
             return [next(given) if own[i].requires_grad else torch.zeros_like(own[i]) for i in op._array_at]
 
-        # In an operator torch records nothing; another thread starts with recording on.
+        # Inside an operator autograd is off; a new thread starts with it on.
         return _own(_elsewhere(work), [*grads, *args])
 
     def fake(*args: Any) -> Any:
@@ -233,6 +233,7 @@ def _cpu_backward_op(op: Op, library: Any, name: str) -> Any:
 
 
 def _elsewhere(work: Callable[[], Any]) -> Any:
+    """Runs `work` in a new thread and waits for its result."""
     done: list[Any] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Types of kernel arguments: what C calls them, what numpy and torch call them."""
+"""Types of kernel arguments, by their names in C and in numpy and torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPES = {
     "u1": "uint8", "u2": "uint16", "u4": "uint32", "u8": "uint64",
 }  # fmt: skip
 CODES = {name: code for code, name in DTYPES.items()}
-# What a template argument is called in C.
+# The C names of element types, for template arguments.
 SPELLED = {
     "f4": "float", "f8": "double", "?": "bool", "i1": "signed char", "i2": "short", "i4": "int", "i8": "long long",
     "u1": "unsigned char", "u2": "unsigned short", "u4": "unsigned int", "u8": "unsigned long long",
@@ -90,7 +90,7 @@ class Param:
 
     @cached_property
     def kind(self) -> str | None:
-        """The letters by which a value is packed; None where that is not possible."""
+        """The code by which a value is packed for the launch; None if Python cannot pass this type."""
         if self.stars:
             return "P"
         found = element(self.base)

@@ -1,21 +1,23 @@
-//! libtorch's stable C interface, found in the process: torch is loaded already, and we are linked against nothing of it.
+//! libtorch's stable C interface. Its functions are looked up in the libraries that `import torch` has loaded; this module is
+//! not linked against torch.
 
 use libloading::Library;
 use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::OnceLock;
 
-/// The version of the interface we speak, as torch counts: what torch 2.10 has.
+/// The version of the interface that is used here, in torch's encoding: that of torch 2.10.
 const VERSION: u64 = (2 << 56) | (10 << 48);
 
-/// A tensor, owned by whoever has the handle.
+/// A handle that owns a reference to a tensor.
 pub type RawTensor = *mut c_void;
 type RawLibrary = *mut c_void;
 
-/// An op as torch calls it: arguments on the stack, which are ours from then on, then results in their place.
+/// An op as torch calls it, with (stack, number of arguments, number of results). The kernel takes over the handles of the
+/// arguments on the stack and puts its results in their place.
 pub type Kernel = unsafe extern "C-unwind" fn(*mut u64, u64, u64);
 
-/// Zero is success; torch keeps the text of a failure.
+/// Zero is success. torch keeps the message of the last failure.
 type Status = i32;
 
 macro_rules! functions {
@@ -35,7 +37,7 @@ macro_rules! functions {
 }
 
 functions! {
-    /// Of libtorch_cpu. None throws but `aoti_torch_check`.
+    /// Functions of libtorch_cpu. Only `aoti_torch_check` throws.
     Core {
         aoti_torch_check: fn(bool, *const c_char, *const c_char, u32, *const c_char);
         aoti_torch_library_init_fragment: fn(*const c_char, *const c_char, u32, *mut RawLibrary) -> Status;
@@ -65,7 +67,7 @@ functions! {
 }
 
 functions! {
-    /// Of libtorch_cuda.
+    /// Functions of libtorch_cuda.
     Cuda {
         aoti_torch_get_current_cuda_stream: fn(i32, *mut *mut c_void) -> Status;
     }
@@ -79,8 +81,8 @@ fn find<T: Copy>(library: &Library, name: &str) -> Result<T, String> {
         .map_err(|_| format!("this torch has no `{name}`, expected torch 2.10 or newer"))
 }
 
-/// A library of torch that the process has loaded. torch loads its libraries for itself, so a search through the global
-/// symbols does not find them.
+/// A library of torch that this process has already loaded. torch loads its libraries with local symbols, so they are not
+/// found by a search of the global ones.
 fn loaded(name: &str) -> Result<Library, String> {
     let file = format!("{DLL_PREFIX}{name}{DLL_SUFFIX}");
     #[cfg(unix)]
@@ -88,24 +90,24 @@ fn loaded(name: &str) -> Result<Library, String> {
         use libloading::os::unix;
         /// `RTLD_NOLOAD` of dlfcn.h: no library is loaded, so no initialiser runs.
         const NOLOAD: i32 = if cfg!(target_os = "macos") { 0x10 } else { 0x4 };
-        // SAFETY: nothing is run.
+        // SAFETY: `RTLD_NOLOAD` loads nothing, so no initialiser runs.
         unsafe { unix::Library::open(Some(&file), unix::RTLD_NOW | NOLOAD) }.map(Library::from)
     };
     #[cfg(windows)]
     let found = libloading::os::windows::Library::open_already_loaded(&file).map(Library::from);
-    found.map_err(|error| format!("{file} is not in this process: {error}"))
+    found.map_err(|error| format!("{file} is not loaded in this process: {error}"))
 }
 
-/// What we use of torch, for the life of the process.
+/// The functions and constants of torch that are used here; kept until the process ends.
 pub struct Torch {
     core: Core,
     cuda: Result<Cuda, String>,
     what: Option<unsafe extern "C-unwind" fn() -> *const c_char>,
-    /// Numbers of the types: f64, f32, bf16, f16, i64, i32, u8.
+    /// torch's numbers of the element types f64, f32, bf16, f16, i64, i32, u8.
     pub dtypes: [i32; 7],
-    /// The number of the CPU among devices.
+    /// torch's number of the device type CPU.
     pub cpu: i32,
-    /// The number of CUDA among devices.
+    /// torch's number of the device type CUDA.
     pub cuda_type: i32,
     _libraries: (Library, Option<Library>),
 }
@@ -113,7 +115,7 @@ pub struct Torch {
 static TORCH: OnceLock<Torch> = OnceLock::new();
 
 impl Torch {
-    /// Finds torch; once.
+    /// Looks torch's functions up, at the first call.
     pub fn open() -> Result<&'static Self, String> {
         if let Some(torch) = TORCH.get() {
             return Ok(torch);
@@ -122,7 +124,7 @@ impl Torch {
         Ok(TORCH.get_or_init(|| found))
     }
 
-    /// torch, where [`Self::open`] must have succeeded: in a kernel that it calls.
+    /// torch, if [`Self::open`] has succeeded, as it has in every kernel that torch calls.
     pub fn get() -> Option<&'static Self> {
         TORCH.get()
     }
@@ -145,7 +147,7 @@ impl Torch {
             ];
             (dtypes, (core.aoti_torch_device_type_cpu)(), (core.aoti_torch_device_type_cuda)())
         };
-        // Since 2.13.
+        // torch has it since 2.13.
         let what = find(&library, "torch_exception_get_what_without_backtrace").ok();
         Ok(Self { core, cuda, what, dtypes, cpu, cuda_type, _libraries: (library, cuda_library.ok()) })
     }
@@ -155,30 +157,31 @@ impl Torch {
         &self.core
     }
 
-    /// A failure of torch in its own words, where it tells them.
+    /// The error of a failed call: torch's message, or, before torch 2.13, only the name of the function.
     pub fn check(&self, call: &str, status: Status) -> Result<(), String> {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: torch gives null or a text that lives until this thread's next failure.
+        // SAFETY: torch returns null or a text that stays valid until the next failure in this thread.
         let text = self.what.and_then(|what| unsafe {
             let text = what();
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
         });
-        Err(text.unwrap_or_else(|| format!("torch's {call} failed; what went wrong is on stderr")))
+        Err(text.unwrap_or_else(|| format!("torch's {call} failed; torch printed the reason to stderr")))
     }
 
     /// The current stream of a GPU.
     pub fn stream(&self, index: i32) -> Result<*mut c_void, String> {
         let cuda = self.cuda.as_ref().map_err(Clone::clone)?;
         let mut stream = std::ptr::null_mut();
-        // SAFETY: torch writes the stream.
+        // SAFETY: `stream` is a valid place for the result.
         let status = unsafe { (cuda.aoti_torch_get_current_cuda_stream)(index, &mut stream) };
         self.check("aoti_torch_get_current_cuda_stream", status)?;
         Ok(stream)
     }
 
-    /// Adds ops to the namespace: their schemas, and a kernel for CPU and CUDA each. The libraries are never given back.
+    /// Registers ops in the namespace: their schemas, and the same kernel for CPU and CUDA. The library handles are kept until
+    /// the process ends.
     pub fn define(
         &self,
         namespace: &CStr,
@@ -187,7 +190,7 @@ impl Torch {
         let core = &self.core;
         let file = c"ironhorse".as_ptr();
         let mut library = std::ptr::null_mut();
-        // SAFETY: texts end with zero and are copied by torch; it writes the handle.
+        // SAFETY: the texts are NUL-terminated, and torch copies them; `library` is a valid place for the handle.
         let status =
             unsafe { (core.aoti_torch_library_init_fragment)(namespace.as_ptr(), file, 0, &mut library) };
         self.check("aoti_torch_library_init_fragment", status)?;
@@ -213,7 +216,8 @@ impl Torch {
 
     /// Throws torch's exception, which Python sees as RuntimeError.
     pub fn throw(&self, op: &CStr, text: &CStr) {
-        // SAFETY: texts end with zero and are copied. It unwinds through us: nothing here needs to be dropped.
+        // SAFETY: the texts are NUL-terminated, and torch copies them. The exception unwinds through this frame, in which nothing
+        // needs to be dropped.
         unsafe { (self.core.aoti_torch_check)(false, op.as_ptr(), c"ironhorse".as_ptr(), 0, text.as_ptr()) }
     }
 }

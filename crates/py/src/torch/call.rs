@@ -105,7 +105,7 @@ impl TorchCall {
         T::empty(sizes, strides, Dtype::Float(float), self.device)
     }
 
-    /// A new contiguous tensor if it is wanted, else one without elements.
+    /// A new contiguous tensor if `wanted`, else one without elements.
     pub fn wanted<T: Tensor>(&self, wanted: bool, sizes: &[i64], float: Float) -> Result<Wanted<T>> {
         self.wanted_strided(wanted, sizes, &contiguous(sizes), float)
     }
@@ -167,7 +167,7 @@ impl TorchCall {
     }
 }
 
-/// A tensor and how the op sees it: null where it is not wanted.
+/// An output tensor, and the array that the op gets: null if the output is not needed.
 pub struct Wanted<T> {
     pub array: Array,
     pub tensor: T,

@@ -1,12 +1,11 @@
-//! A tensor by its handle of libtorch's C interface.
+//! A tensor held by a handle of libtorch's C interface.
 
 use super::abi::{RawTensor, Torch};
-use super::tensor::{Device, Dtype, Tensor, failed};
-use ironhorse::core::eager::Float;
+use super::tensor::{DTYPES, Device, Dtype, Tensor, failed};
 use ironhorse::ops::Result;
 use std::ffi::c_void;
 
-/// A tensor; dropping it gives the handle back.
+/// A tensor; dropping it releases the handle.
 pub struct Handle {
     raw: RawTensor,
     data: *mut c_void,
@@ -17,23 +16,13 @@ pub struct Handle {
     strides: *const i64,
 }
 
-/// torch, or an error if it is not loaded, which cannot be inside a kernel that torch calls.
+/// torch; an error if it is not loaded, which cannot happen in a kernel that torch calls.
 fn torch() -> Result<&'static Torch> {
     Torch::get().ok_or_else(|| failed("torch is not registered".into()))
 }
 
-const DTYPES: [Dtype; 7] = [
-    Dtype::Float(Float::F64),
-    Dtype::Float(Float::F32),
-    Dtype::Float(Float::BF16),
-    Dtype::Float(Float::F16),
-    Dtype::I64,
-    Dtype::I32,
-    Dtype::U8,
-];
-
 impl Handle {
-    /// Takes a handle over, also when it fails.
+    /// Takes ownership of a handle, which is released also if this fails.
     ///
     /// # Safety
     /// The handle is valid, and the caller owns it.
@@ -52,12 +41,12 @@ impl Handle {
         Ok(it)
     }
 
-    /// Asks torch for all that ops ask.
+    /// Reads address, type, device, sizes and strides.
     fn read(&mut self) -> Result {
         let torch = torch()?;
         let core = torch.core();
         let (mut dtype, mut device, mut index, mut dim) = (0, 0, 0, 0);
-        // SAFETY: the handle is valid; torch writes what is asked. Sizes and strides live as long as the tensor.
+        // SAFETY: the handle is valid, and all pointers are places for results. Sizes and strides live as long as the tensor.
         let status = unsafe {
             (core.aoti_torch_get_data_ptr)(self.raw, &mut self.data)
                 | (core.aoti_torch_get_dtype)(self.raw, &mut dtype)
@@ -83,7 +72,7 @@ impl Handle {
         Ok(())
     }
 
-    /// Hands the handle over.
+    /// Gives up ownership of the handle.
     pub fn into_raw(self) -> RawTensor {
         std::mem::ManuallyDrop::new(self).raw
     }
@@ -92,7 +81,7 @@ impl Handle {
         if self.dim == 0 {
             return &[];
         }
-        // SAFETY: torch gave `dim` numbers, which live as long as the tensor.
+        // SAFETY: torch returned `dim` numbers, which live as long as the tensor.
         unsafe { std::slice::from_raw_parts(values, self.dim) }
     }
 }
@@ -100,7 +89,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if let Some(torch) = Torch::get() {
-            // SAFETY: ours, and used no more. A failure cannot be helped here.
+            // SAFETY: this owns the handle, and nothing uses it any more. A failure in drop has no one to report to.
             let _ = unsafe { (torch.core().aoti_torch_delete_tensor_object)(self.raw) };
         }
     }
@@ -136,15 +125,15 @@ impl Tensor for Handle {
         };
         let (dim, sides, steps) = (sizes.len() as i64, sizes.as_ptr(), strides.as_ptr());
         let mut raw = std::ptr::null_mut();
-        // SAFETY: both lists have `dim` numbers; torch writes the handle.
+        // SAFETY: both lists have `dim` numbers; `raw` is a place for the handle.
         let status = unsafe {
             (torch.core().aoti_torch_empty_strided)(dim, sides, steps, number, kind, index, &mut raw)
         };
         torch.check("aoti_torch_empty_strided", status).map_err(|text| {
-            // The one reason there is; torch before 2.13 does not tell us its own words.
+            // The only known reason; torch before 2.13 does not pass its message on.
             failed(format!("{text} (out of memory for a new tensor of {sizes:?} {dtype} on {device}?)"))
         })?;
-        // SAFETY: torch just made it for us.
+        // SAFETY: torch has just created the handle for this caller.
         unsafe { Self::own(raw) }
     }
 
@@ -160,7 +149,7 @@ impl Tensor for Handle {
     }
 
     fn detached<R>(work: impl FnOnce() -> R) -> R {
-        // torch gave the lock back before it called the kernel.
+        // torch releases the interpreter's lock before it calls the kernel.
         work()
     }
 }

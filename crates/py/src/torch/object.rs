@@ -1,7 +1,6 @@
-//! A tensor by its Python object: the way to torch where its C interface is too old.
+//! A tensor held by its Python object, for versions of torch whose C interface is too old.
 
-use super::tensor::{Device, Dtype, Tensor, failed};
-use ironhorse::core::eager::Float;
+use super::tensor::{DTYPES, Device, Dtype, Tensor, failed};
 use ironhorse::ops::Result;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -17,18 +16,8 @@ pub struct Object {
     strides: Vec<i64>,
 }
 
-const NAMES: [(&str, Dtype); 7] = [
-    ("float64", Dtype::Float(Float::F64)),
-    ("float32", Dtype::Float(Float::F32)),
-    ("bfloat16", Dtype::Float(Float::BF16)),
-    ("float16", Dtype::Float(Float::F16)),
-    ("int64", Dtype::I64),
-    ("int32", Dtype::I32),
-    ("uint8", Dtype::U8),
-];
-
 impl Object {
-    /// Asks a tensor for all that ops ask.
+    /// Reads address, type, device, sizes and strides.
     pub fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let device = object.getattr("device")?;
         let device = match device.getattr("type")?.extract::<String>()?.as_str() {
@@ -38,11 +27,11 @@ impl Object {
         };
         let dtype = object.getattr("dtype")?.str()?;
         let dtype = dtype.to_cow()?;
-        let known = NAMES.iter().find(|(name, _)| dtype.strip_prefix("torch.") == Some(name));
+        let known = DTYPES.into_iter().find(|known| dtype.strip_prefix("torch.") == Some(known.name()));
         let address: usize = object.call_method0("data_ptr")?.extract()?;
         Ok(Self {
             data: std::ptr::with_exposed_provenance_mut(address),
-            dtype: known.map_or(Dtype::Other, |&(_, dtype)| dtype),
+            dtype: known.unwrap_or(Dtype::Other),
             device,
             sizes: object.getattr("shape")?.extract()?,
             strides: object.call_method0("stride")?.extract()?,
@@ -57,9 +46,8 @@ impl Object {
 
     fn make(py: Python<'_>, sizes: &[i64], strides: &[i64], dtype: Dtype, device: Device) -> PyResult<Self> {
         let torch = py.import("torch")?;
-        let name = NAMES.iter().find(|&&(_, known)| known == dtype).map_or("float32", |(name, _)| name);
         let options = PyDict::new(py);
-        options.set_item("dtype", torch.getattr(name)?)?;
+        options.set_item("dtype", torch.getattr(dtype.name())?)?;
         options.set_item("device", device.to_string())?;
         Self::new(&torch.call_method("empty_strided", (sizes.to_vec(), strides.to_vec()), Some(&options))?)
     }
@@ -104,9 +92,9 @@ impl Tensor for Object {
     }
 
     fn detached<R>(work: impl FnOnce() -> R) -> R {
-        /// What may cross: `work` has addresses, which the tensors keep valid, and runs on this very thread.
+        /// Makes `work` Send: it holds addresses, which the tensors keep valid, and runs on this thread.
         struct Here<T>(T);
-        // SAFETY: nothing leaves this thread: `detach` only gives the lock back around the call.
+        // SAFETY: nothing leaves this thread: `detach` only releases the lock during the call.
         unsafe impl<T> Send for Here<T> {}
         impl<R, F: FnOnce() -> R> Here<F> {
             fn call(self) -> Here<R> {

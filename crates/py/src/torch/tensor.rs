@@ -1,14 +1,14 @@
-//! What ops need of a tensor, whoever holds it: libtorch's C interface ([`super::handle`]) or Python ([`super::object`]).
+//! The interface of a tensor that ops use, held by libtorch's C interface ([`super::handle`]) or by Python ([`super::object`]).
 
 use ironhorse::core::eager::{Array, Float};
 use ironhorse::ops::{Code, OpError, Result};
 use std::ffi::c_void;
 use std::fmt::{self, Display};
 
-/// The type of a tensor's elements, as far as ops care.
+/// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dtype {
-    /// What ops compute on.
+    /// A type that ops compute on.
     Float(Float),
     /// `torch.int64`
     I64,
@@ -16,13 +16,25 @@ pub enum Dtype {
     I32,
     /// `torch.uint8`
     U8,
-    /// Anything else.
+    /// Any other type.
     Other,
 }
 
-impl Display for Dtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+/// All types that are known, in the order of `Torch::dtypes`.
+pub const DTYPES: [Dtype; 7] = [
+    Dtype::Float(Float::F64),
+    Dtype::Float(Float::F32),
+    Dtype::Float(Float::BF16),
+    Dtype::Float(Float::F16),
+    Dtype::I64,
+    Dtype::I32,
+    Dtype::U8,
+];
+
+impl Dtype {
+    /// Its name in torch.
+    pub fn name(self) -> &'static str {
+        match self {
             Self::Float(Float::F64) => "float64",
             Self::Float(Float::F32) => "float32",
             Self::Float(Float::BF16) => "bfloat16",
@@ -31,7 +43,13 @@ impl Display for Dtype {
             Self::I32 => "int32",
             Self::U8 => "uint8",
             Self::Other => "another type",
-        })
+        }
+    }
+}
+
+impl Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -42,7 +60,7 @@ pub enum Device {
     Cpu,
     /// Memory of the GPU of this index.
     Cuda(i32),
-    /// Anywhere else.
+    /// Any other device.
     Other,
 }
 
@@ -56,7 +74,7 @@ impl Display for Device {
     }
 }
 
-/// A tensor that is kept alive by this.
+/// A tensor, kept alive by the value that implements this.
 pub trait Tensor: Sized {
     /// The first element.
     fn data(&self) -> *mut c_void;
@@ -89,7 +107,7 @@ pub trait Tensor: Sized {
     }
 }
 
-/// A sentence that refuses an argument.
+/// The error of an invalid argument, in a sentence.
 pub fn refuse<T>(op: &str, name: &str, found: impl Display, expected: impl Display) -> Result<T> {
     invalid(format!("{op}: `{name}` is {found}, expected {expected}"))
 }
