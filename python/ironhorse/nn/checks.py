@@ -1,4 +1,4 @@
-"""Arguments that are numbers or a device: refused, with the name of who was asked, unless they are right."""
+"""Checks of arguments that are numbers or a device; errors begin with `who`, the function or class that was called."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,9 +87,15 @@ class TopPSampling(_Drawn):
         return int(ops.topp_sample(logits[None], seeds=self._seed(), p=self.top_p, temperature=self.temperature)[0])
 
 
-def generate(model: MoETransformer, prompt: Sequence[int], max_len: int, strategy: SamplingStrategy) -> list[int]:
-    """The prompt and what the model makes of it, up to `max_len` tokens in all."""
+# These are functions of a model and, in MoETransformer, its methods.
+
+
+def generate(
+    model: MoETransformer, prompt: Sequence[int], max_len: int, strategy: SamplingStrategy | None = None
+) -> list[int]:
+    """The prompt and what the model makes of it, up to `max_len` tokens in all; greedy unless a strategy is given."""
     config = model.config
+    strategy = GreedySampling() if strategy is None else strategy
     ids = token_ids(prompt, "generate", "prompt", config.vocab_size)
     if ids.ndim != 1:
         raise InvalidValueError(f"generate: `prompt` is {list(ids.shape)}, expected a list of token ids")
@@ -115,7 +121,7 @@ def generate(model: MoETransformer, prompt: Sequence[int], max_len: int, strateg
 
 def generate_greedy(model: MoETransformer, prompt: Sequence[int], max_len: int) -> list[int]:
     """Always the likeliest token."""
-    return generate(model, prompt, max_len, GreedySampling())
+    return generate(model, prompt, max_len)
 
 
 def generate_sample(
@@ -142,33 +148,3 @@ def generate_top_p(
 ) -> list[int]:
     """Drawn from the fewest likeliest tokens that together have the share top_p."""
     return generate(model, prompt, max_len, TopPSampling(top_p, temperature, seed))
-
-
-class Generates:
-    """The same as methods of a model."""
-
-    def generate(self: Any, prompt: Sequence[int], max_len: int, strategy: SamplingStrategy | None = None) -> list[int]:
-        """See the function; greedy unless a strategy is given."""
-        return generate(self, prompt, max_len, GreedySampling() if strategy is None else strategy)
-
-    def generate_greedy(self: Any, prompt: Sequence[int], max_len: int) -> list[int]:
-        """See the function."""
-        return generate_greedy(self, prompt, max_len)
-
-    def generate_sample(
-        self: Any, prompt: Sequence[int], max_len: int, temperature: float = 1.0, seed: int = 42
-    ) -> list[int]:
-        """See the function."""
-        return generate_sample(self, prompt, max_len, temperature, seed)
-
-    def generate_top_k(
-        self: Any, prompt: Sequence[int], max_len: int, k: int = 50, temperature: float = 1.0, seed: int = 42
-    ) -> list[int]:
-        """See the function."""
-        return generate_top_k(self, prompt, max_len, k, temperature, seed)
-
-    def generate_top_p(
-        self: Any, prompt: Sequence[int], max_len: int, top_p: float = 0.9, temperature: float = 1.0, seed: int = 42
-    ) -> list[int]:
-        """See the function."""
-        return generate_top_p(self, prompt, max_len, top_p, temperature, seed)

@@ -20,7 +20,7 @@ from .tensor import Seed, Tensor, as_array, generator, normal
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 
-# As Hugging Face starts Mixtral and Llama, and `ironhorse.reference` and the engine ours.
+# The initial standard deviation of Hugging Face's Mixtral and Llama, of `ironhorse.reference` and of the engine.
 INIT_STD = 0.02
 
 
@@ -35,7 +35,7 @@ def check_device(device: str, who: str) -> str:
 
 
 def floats(x: Any, op: str, name: str, last: int | None = None) -> F32:
-    """The array of a tensor, or of what numpy can make one of; its last dimension has `last` elements."""
+    """The float32 array of a tensor, or of anything that numpy converts; its last dimension must be `last`."""
     array = as_array(x, op, name)
     if array.dtype != np.float32:
         if array.dtype.kind not in "fiu":
@@ -47,14 +47,14 @@ def floats(x: Any, op: str, name: str, last: int | None = None) -> F32:
 
 
 def kept_floats(x: Any, op: str, name: str, last: int | None = None) -> F32:
-    """As `floats`, for what a layer keeps until its backward: later changes by the caller do not reach it."""
+    """Like `floats`, but a copy if the caller could change it: the layer keeps the array until its backward."""
     array = floats(x, op, name, last)
     given = x._data if isinstance(x, Tensor) else x
     return array.copy() if not isinstance(given, (list, tuple)) and np.may_share_memory(array, given) else array
 
 
 def token_ids(x: Any, op: str, name: str, vocab: int) -> I32:
-    """Token numbers from 0 to vocab - 1; floats are fine if they are whole."""
+    """Token ids in 0..vocab as int32; floats are accepted if they are whole numbers."""
     array = as_array(x, op, name)
     if array.size == 0:
         raise InvalidValueError(f"{op}: `{name}` is {list(array.shape)}: there are no tokens")
@@ -81,7 +81,7 @@ def give_grad(parameter: Tensor, grad: F32) -> None:
 
 
 class Layer(ABC):
-    """What a layer can do."""
+    """The interface of a layer."""
 
     device: str = "auto"
 
@@ -91,11 +91,11 @@ class Layer(ABC):
 
     @abstractmethod
     def backward(self, grad_output: Any) -> Tensor:
-        """Of the gradient of the result: adds to the gradients of the parameters, returns the gradient of x."""
+        """Takes the gradient of the result, adds to the gradients of the parameters, and returns the gradient of x."""
 
     @abstractmethod
     def parameters(self) -> list[Tensor]:
-        """What is trained."""
+        """The tensors that are trained."""
 
     def __call__(self, x: Any) -> Any:
         return self.forward(x)
@@ -113,7 +113,7 @@ class Layer(ABC):
         return self
 
     def _layers(self) -> Iterator[Layer]:
-        """This one and all inside."""
+        """This layer and all layers inside it."""
         yield self
         for value in vars(self).values():
             for inner in value if isinstance(value, list) else (value,):
@@ -222,7 +222,7 @@ class Linear(Layer):
 
     @classmethod
     def _view(cls, weight: F32, device: str) -> Linear:
-        """On memory that belongs to another: an expert's part of a stack."""
+        """A layer whose weight is a view of another array: an expert's part of a stack."""
         made = cls.__new__(cls)
         made._setup(weight, None, device)
         return made
@@ -275,7 +275,7 @@ class SwiGLU(Layer):
 
     @classmethod
     def _view(cls, gate: F32, up: F32, down: F32, device: str) -> SwiGLU:
-        """On memory that belongs to another."""
+        """A layer whose weights are views of other arrays."""
         made = cls.__new__(cls)
         made.ffn_dim, made.hidden_dim = gate.shape
         made.gate, made.up, made.down = (Linear._view(part, device) for part in (gate, up, down))
@@ -305,7 +305,7 @@ class SwiGLU(Layer):
 
 
 def check_sizes(layer: str, **sizes: int) -> None:
-    """Refuses sizes that no layer has."""
+    """Raises InvalidValueError unless all sizes are integers of at least 1."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
             raise InvalidValueError(f"{layer}: {name} is {size!r}, expected a whole number of at least 1")

@@ -19,9 +19,9 @@ import numpy as np
 from .. import ops
 from ..errors import InvalidValueError
 from ..formats.folders import read_hf_moe
+from . import generation
 from .attention import KVCache, MQAttention, RopeTables
 from .config import Config
-from .generation import Generates
 from .layers import (
     F32,
     I32,
@@ -89,7 +89,7 @@ class TransformerBlock(Layer):
         return self.moe.aux_loss(alpha)
 
 
-class MoETransformer(Generates, Layer):
+class MoETransformer(Layer):
     """Token numbers (batch, seq) -> logits (batch, seq, vocab_size). The head is not tied to the embedding.
 
     Matrices start as N(0, 0.02), norms as 1; the same seed gives the same weights.
@@ -199,6 +199,10 @@ class MoETransformer(Generates, Layer):
         for name, parameter in found.items():
             parameter._data[...] = np.asarray(tensors[name])
         return self
+
+    generate, generate_greedy = generation.generate, generation.generate_greedy
+    generate_sample = generation.generate_sample
+    generate_top_k, generate_top_p = generation.generate_top_k, generation.generate_top_p
 
     def total_aux_loss(self, alpha: float = 0.01) -> float:
         """The load-balancing losses of all blocks, of the last forward."""

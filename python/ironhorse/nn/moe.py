@@ -70,7 +70,7 @@ class Router(Layer):
         """The gradient of x, of the gradient of the weights (tokens, top_k).
 
         With `aux_loss_alpha`, the gradient of `compute_aux_loss(aux_loss_alpha)` is added. A `grad_output` of the shape
-        of x is taken as a gradient that x has from elsewhere, with none of the weights: what the router adds is added.
+        of x is taken as the gradient of x from other uses of it: the weights then have none, and the router's is added.
         """
         routing = self._kept(self._last)
         grad = floats(grad_output, "Router.backward", "grad_output")
@@ -106,8 +106,8 @@ class MoELayer(Layer):
     """Router, experts and the weighted sum: (..., hidden_dim) -> (..., hidden_dim).
 
     The weights of all experts lie in one array for gate, up and down each, so that their products are one call; those
-    of `experts[e]` are views of them. What was replaced, a weight, a layer or an expert, is copied there before
-    it is used.
+    of `experts[e]` are views of them. A weight, layer or expert that was replaced is copied there before its next
+    use.
     """
 
     def __init__(self, config: Config, *, seed: Seed = None, device: str = "auto") -> None:

@@ -17,12 +17,12 @@ _PARTS = ("gate", "up", "down")
 class Stacked:
     """Keeps the weights of experts as views of `stacks`: entry 3e + part is that of expert e.
 
-    A weight is known by the identity of its tensor's array, so that a look at all of them costs little. What is found
-    to be another array is copied into the stack and becomes a view of it.
+    A weight is recognised by the identity of its tensor's array, which is cheap to compare. A weight that is another
+    array now is copied into the stack and becomes a view of it.
     """
 
     def __init__(self, stacks: list[F32], experts: Sequence[SwiGLU] = ()) -> None:
-        """With `experts` that are views already; without, all are taken over at the first `weights`."""
+        """`experts`, if given, are already views of the stacks; otherwise the first call of `weights` copies them."""
         self._stacks = stacks
         self._grads: list[F32] = []
         self._grad_views: list[F32] = []
@@ -57,7 +57,7 @@ class Stacked:
         moved = [(i, t._data.copy()) for i, t in enumerate(tensors) if t._data is not self._views[i]]
         staying = {id(tensor) for tensor in tensors}
         for tensor, view in zip(self._tensors, self._views, strict=False):
-            if id(tensor) not in staying and tensor._data is view:  # it went: its memory becomes its own
+            if id(tensor) not in staying and tensor._data is view:  # replaced: it gets a copy of its own
                 tensor._data = tensor._data.copy()
                 tensor.grad = None if tensor.grad is None else tensor.grad.clone()
         for i, values in moved:
@@ -83,12 +83,12 @@ class Stacked:
 
 
 def _linears(experts: Sequence[Any], stacks: list[F32]) -> list[Linear]:
-    """Gate, up and down of each expert; refuses what has no place in the stacks."""
+    """Gate, up and down of each expert; refuses experts that do not fit the stacks."""
     if len(experts) != len(stacks[0]):
         raise InvalidValueError(f"MoELayer: there are {len(experts)} experts, expected {len(stacks[0])}")
     found: list[Linear] = []
     for e, expert in enumerate(experts):
-        if type(expert) is not SwiGLU:  # a subclass may compute something else, which would not be asked
+        if type(expert) is not SwiGLU:  # a subclass may compute something else, which would be ignored
             raise InvalidValueError(f"MoELayer: expert {e} is of type {type(expert).__name__}, expected SwiGLU")
         for name, linear, stack in zip(_PARTS, (expert.gate, expert.up, expert.down), stacks, strict=True):
             where = f"MoELayer: `{name}` of expert {e}"

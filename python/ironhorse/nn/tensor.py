@@ -55,7 +55,7 @@ class Tensor:
     """
 
     __slots__ = ("_data", "_dtype", "grad")
-    __array_priority__ = 1000  # numpy's operators leave `array * tensor` to us
+    __array_priority__ = 1000  # `array * tensor` calls our operator, not numpy's
 
     def __init__(self, data: Any, dtype: DType | str = DType.F32) -> None:
         self._dtype = DType.of(dtype)
@@ -64,13 +64,13 @@ class Tensor:
 
     @classmethod
     def _wrap(cls, data: Array, dtype: DType = DType.F32) -> Tensor:
-        """Of an array that is right already, without a copy."""
+        """Wraps an array that already has the right type and layout, without a copy."""
         made = cls.__new__(cls)
         made._data, made._dtype, made.grad = data, dtype, None
         return made
 
     def _of(self, data: Any) -> Tensor:
-        """A result of the same type; of whole numbers it may be fractions, which are F32."""
+        """A result as a tensor of the same type; fractions computed from integers become F32."""
         data = np.asarray(data)
         if self._dtype in WHOLE:
             dtype = DType.F32 if data.dtype.kind == "f" else self._dtype
@@ -125,7 +125,7 @@ class Tensor:
 
     @classmethod
     def from_numpy(cls, arr: Any, dtype: DType | str = DType.F32) -> Tensor:
-        """A copy of an array, converted to `dtype`, which must have its values: refused is 0.5 or 2³¹ as int32."""
+        """A copy of an array, converted to `dtype`. Values that it cannot hold, 0.5 or 2³¹ as int32, are refused."""
         return cls(arr, dtype)
 
     def numpy(self) -> Array:
@@ -243,13 +243,12 @@ class Tensor:
     def _single(self) -> Array:
         return self._data if self._is_f32() else self._data.astype(np.float32)
 
-    def __add__(self, other: Tensor | float) -> Tensor:
-        return self.add(other)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Tensor | float) -> Tensor:
-        return self.sub(other)
+    __add__ = __radd__ = add
+    __sub__ = sub
+    __truediv__ = div
+    __pow__ = pow
+    __neg__ = neg
+    __matmul__ = matmul
 
     def __rsub__(self, other: float) -> Tensor:
         return self._of(_arithmetic("sub", np.subtract, _operand(other, "sub"), self._data, bound=np.add))
@@ -261,20 +260,8 @@ class Tensor:
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Tensor | float) -> Tensor:
-        return self.div(other)
-
     def __rtruediv__(self, other: float) -> Tensor:
         return self._of(_named("div", np.divide, _operand(other, "div"), self._data))
-
-    def __pow__(self, exponent: float) -> Tensor:
-        return self.pow(exponent)
-
-    def __neg__(self) -> Tensor:
-        return self.neg()
-
-    def __matmul__(self, other: Tensor | Array) -> Tensor:
-        return self.matmul(other)
 
     def __rmatmul__(self, other: Any) -> Tensor:
         left = _operand(other, "matmul")
@@ -303,7 +290,7 @@ class Tensor:
 
 
 def _named(name: str, work: Work, *arguments: Any, **named: Any) -> Any:
-    """numpy's result, or its complaint as ours."""
+    """numpy's result; its errors become InvalidValueError."""
     try:
         return work(*arguments, **named)
     except (ValueError, TypeError, OverflowError) as error:  # an axis that does not exist is one too
@@ -311,19 +298,19 @@ def _named(name: str, work: Work, *arguments: Any, **named: Any) -> Any:
 
 
 def _arithmetic(name: str, work: Work, *operands: Array, bound: Work | None = None) -> Array:
-    """numpy's result; refused where whole numbers do not fit it. `bound` as in `check_fits`, `work` if not given."""
+    """numpy's result; integers that overflow are refused. `bound` as in `check_fits`, by default `work`."""
     found = np.asarray(_named(name, work, *operands))
     check_fits(name, found, (work, bound or work), operands)
     return found
 
 
 def as_array(x: Any, op: str, name: str) -> Array:
-    """The array of a tensor, or of what numpy can make one of."""
+    """The array of a tensor, or of anything that numpy converts."""
     if isinstance(x, Tensor):
         return x._data
     try:
         return np.asarray(x)
-    except RuntimeError as error:  # torch's, of what needs a gradient
+    except RuntimeError as error:  # a torch tensor that requires grad
         raise InvalidValueError(f"{op}: `{name}`: {error}") from None
     except (ValueError, TypeError, OverflowError):
         raise InvalidValueError(
@@ -332,7 +319,7 @@ def as_array(x: Any, op: str, name: str) -> Array:
 
 
 def _operand(x: Any, op: str) -> Array:
-    """Of an operator: numbers."""
+    """The array of an operand, which must be numbers."""
     array = as_array(x, op, "other")
     if array.dtype.kind not in "fiub":
         raise InvalidValueError(f"{op}: `other` is of type {_type_of(x, array)}, expected numbers")
@@ -344,7 +331,7 @@ def _type_of(x: Any, array: Array) -> str:
 
 
 def _fitting(array: Array, dtype: DType, op: str) -> Array:
-    """As `dtype`, row-major. Refuses what it does not have: rounding to the nearest fraction is fine, nothing else."""
+    """The array as `dtype`, row-major. Refuses values that the type cannot hold; floats may be rounded."""
     target = dtype.to_numpy()
     if array.dtype == target:
         return np.asarray(array, order="C")
@@ -374,7 +361,7 @@ Seed = int | np.random.Generator | None
 
 
 def generator(seed: Seed) -> np.random.Generator:
-    """Of a seed; without one, of numpy's global generator, so that `np.random.seed` decides."""
+    """The generator of a seed; without one it is seeded from numpy's global state, so that `np.random.seed` decides."""
     if isinstance(seed, np.random.Generator):
         return seed
     if seed is None:

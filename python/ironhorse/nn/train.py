@@ -16,7 +16,7 @@ from .layers import check_device, floats, token_ids
 from .model import MoETransformer
 from .tensor import Tensor
 
-_NO_LIMIT = float(np.finfo(np.float32).max)  # of a norm: it is computed and nothing is scaled
+_NO_LIMIT = float(np.finfo(np.float32).max)  # as a limit of the norm: the norm is computed, and nothing is scaled
 
 
 @dataclass
@@ -105,7 +105,7 @@ class AdamW:
         self.t = 0  # updates that m and v have seen: the bias correction follows it
 
     def step(self, lr: float | None = None) -> None:
-        """One update by the gradients there are, with `lr` or the rate given at the start."""
+        """One update of every parameter that has a gradient, with `lr` or the rate given at the start."""
         lr = check_number("AdamW.step", "lr", self.lr if lr is None else lr)
         self.t += 1
         for parameter, m, v in zip(self.params, self.m, self.v, strict=True):

@@ -1,4 +1,4 @@
-"""Arithmetic of whole numbers that refuses what does not fit; numpy lets it wrap."""
+"""Integer arithmetic that refuses overflow, where numpy wraps around."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Work = Callable[..., Any]
 
 
 def check_fits(op: str, found: Array, works: tuple[Work, Work], operands: tuple[Array, ...]) -> None:
-    """Refuses a result of whole numbers in which one has wrapped.
+    """Raises InvalidValueError if an element of an integer result has overflowed.
 
-    `works` are what numpy computed `found` with, and a bound: of the absolute values it is no less than the absolute
-    results. Sums that wrap on the way and come back are right, and pass.
+    `works` are the function that computed `found`, and one that, applied to the absolute values of the operands, gives
+    an upper bound of the absolute results. A sum that wraps around and comes back is correct and passes.
     """
     work, bound = works
     if found.dtype.kind not in "iu" or found.size == 0:
@@ -26,7 +26,7 @@ def check_fits(op: str, found: Array, works: tuple[Work, Work], operands: tuple[
     limit = np.iinfo(found.dtype)
     with np.errstate(over="ignore"):
         largest = np.max(bound(*(np.abs(one.astype(np.float64)) for one in operands)))
-    if largest < limit.max / 2:  # the other half is for the rounding of the bound
+    if largest < limit.max / 2:  # a factor of 2 covers the rounding of the bound
         return
     exact = work(*(one.astype(object) for one in _short(work, operands)))
     for value in np.asarray(exact, dtype=object).ravel():
@@ -36,7 +36,8 @@ def check_fits(op: str, found: Array, works: tuple[Work, Work], operands: tuple[
 
 
 def _short(work: Work, operands: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Powers beyond the 64th fit as little as that one, or are 0, 1 or -1; Python would write them out."""
+    """Exponents are cut at 64, because Python's exact integers would grow without limit: beyond, a power overflows as
+    well, or its base is 0, 1 or -1."""
     if work is not np.power:
         return operands
     return operands[0], np.minimum(operands[1].astype(np.int64), 64)
