@@ -80,12 +80,7 @@ pub fn run(repo: &Repo, mut args: Args) -> Result<bool> {
         None => repo.target()?.join("gpu-bundle"),
     };
     if build {
-        let mut cargo = repo.cargo();
-        // Like maturin: without linking libpython, so that any Python from 3.10 on can load the module.
-        cargo.env("PYO3_BUILD_EXTENSION_MODULE", "1");
-        cargo.args(["build", "--release"]).args(PACKAGES.iter().flat_map(|name| ["--package", name]));
-        let built = run_command(&mut cargo)?;
-        ensure!(built, "the release build failed (cargo's messages are above)");
+        repo.build_release(&PACKAGES)?;
     }
     if !python_of(&repo.venv()).exists() {
         python::setup(repo)?;

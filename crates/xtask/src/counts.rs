@@ -1,6 +1,5 @@
 //! The number of tests that passed, parsed from the output of cargo, pytest and the Python linters.
 
-use crate::kernels::LAST_LINE;
 use std::fmt;
 use std::ops::AddAssign;
 
@@ -33,6 +32,9 @@ impl fmt::Display for Counts {
     }
 }
 
+/// The beginning of the last line of `cargo xtask kernels`, which [`Dialect::Kernels`] parses.
+pub const KERNELS_LINE: &str = "kernels: ";
+
 /// The program that prints the lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
@@ -54,51 +56,26 @@ impl Dialect {
     /// Counts one line of output.
     pub fn read(self, line: &str, counts: &mut Counts) {
         let line = without_colour(line);
-        match self {
-            Self::Silent => {}
-            Self::Cargo => {
-                if let Some(found) = cargo_line(&line) {
-                    *counts += found;
-                }
-            }
-            Self::Pytest => {
-                if let Some(found) = pytest_line(&line) {
-                    *counts = found; // the last one is the summary
-                }
-            }
-            Self::Kernels => {
-                if let Some(found) = kernels_line(&line) {
-                    *counts = found;
-                }
-            }
-            Self::Torture => {
-                if let Some(found) = passed_and_failed(&line) {
-                    *counts = found;
-                }
-            }
-            Self::Lint => {
-                if let Some(failed) = lint_line(&line) {
-                    *counts = Counts { failed, ..Counts::default() };
-                }
-            }
+        let found = match self {
+            Self::Silent => None,
+            Self::Cargo => cargo_line(&line),
+            Self::Pytest => pytest_line(&line), // the last one is the summary
+            Self::Kernels => line.trim().strip_prefix(KERNELS_LINE).and_then(passed_and_failed),
+            Self::Torture => passed_and_failed(&line),
+            Self::Lint => lint_line(&line).map(|failed| Counts { failed, ..Counts::default() }),
+        };
+        match found {
+            Some(found) if self == Self::Cargo => *counts += found,
+            Some(found) => *counts = found,
+            None => {}
         }
     }
 }
 
 /// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s`
 fn cargo_line(line: &str) -> Option<Counts> {
-    let rest = line.trim().strip_prefix("test result: ")?;
-    let (_, rest) = rest.split_once(". ")?;
-    let mut counts = Counts::default();
-    for part in rest.split(';') {
-        match number_and_word(part) {
-            Some((n, "passed")) => counts.passed = n,
-            Some((n, "failed")) => counts.failed = n,
-            Some((n, "ignored")) => counts.skipped = n,
-            _ => {}
-        }
-    }
-    Some(counts)
+    let (_, list) = line.trim().strip_prefix("test result: ")?.split_once(". ")?;
+    tally(list.split(';').take_while(|part| !part.trim().starts_with("finished")))
 }
 
 /// `=== 1 failed, 2 passed, 1 skipped, 1 error in 0.12s ===`, or without the frame.
@@ -108,34 +85,24 @@ fn pytest_line(line: &str) -> Option<Counts> {
     // `61.20s (0:01:01)` from a minute on
     let seconds = time.split(' ').next()?.strip_suffix('s')?;
     seconds.parse::<f64>().ok()?;
-    if list == "no tests ran" {
-        return Some(Counts::default());
-    }
-    let mut counts = Counts::default();
-    for part in list.split(',') {
-        match number_and_word(part)? {
-            (n, "passed" | "xpassed") => counts.passed += n,
-            (n, "failed" | "error" | "errors") => counts.failed += n,
-            (n, "skipped" | "xfailed") => counts.skipped += n,
-            (_, "deselected" | "warning" | "warnings" | "rerun") => {}
-            _ => return None,
-        }
-    }
-    Some(counts)
-}
-
-/// `kernels: 540 passed, 0 failed`
-fn kernels_line(line: &str) -> Option<Counts> {
-    passed_and_failed(line.trim().strip_prefix(LAST_LINE)?)
+    if list == "no tests ran" { Some(Counts::default()) } else { tally(list.split(',')) }
 }
 
 /// `20 passed, 0 failed`
 fn passed_and_failed(line: &str) -> Option<Counts> {
+    let is_either = |part: &str| part.ends_with(" passed") || part.ends_with(" failed");
+    line.split(',').map(str::trim).all(is_either).then(|| tally(line.split(',')))?
+}
+
+/// The counts of parts such as `3 passed`; `None` if a part is anything else.
+fn tally<'a>(parts: impl Iterator<Item = &'a str>) -> Option<Counts> {
     let mut counts = Counts::default();
-    for part in line.split(',') {
+    for part in parts {
         match number_and_word(part)? {
-            (n, "passed") => counts.passed = n,
-            (n, "failed") => counts.failed = n,
+            (n, "passed" | "xpassed") => counts.passed += n,
+            (n, "failed" | "error" | "errors") => counts.failed += n,
+            (n, "skipped" | "xfailed" | "ignored") => counts.skipped += n,
+            (_, "measured" | "filtered out" | "deselected" | "warning" | "warnings" | "rerun") => {}
             _ => return None,
         }
     }
@@ -237,7 +204,7 @@ error: 1 target failed:
 
     #[test]
     fn kernels_end_with_their_own_line() {
-        let line = format!("\n{LAST_LINE}{}\n", Counts { passed: 540, failed: 2, skipped: 0 });
+        let line = format!("\n{KERNELS_LINE}{}\n", Counts { passed: 540, failed: 2, skipped: 0 });
         assert_eq!(counts(Dialect::Kernels, &line), (540, 2, 0));
         assert_eq!(counts(Dialect::Kernels, "3 passed, 0 failed\nkernels: none"), (0, 0, 0));
     }

@@ -1,11 +1,23 @@
-//! The tables of `cargo xtask kernels`.
+//! The builds of `cargo xtask kernels` and their tables.
 
-use crate::kernels::Build;
 use crate::ptxas::Resources;
 use std::collections::BTreeMap;
 
 /// The architecture whose registers have a column: the one that the kernels are tuned for.
 const MAIN: &str = "sm_90a";
+
+/// One specialisation on one architecture.
+pub struct Build {
+    pub file: &'static str,
+    /// `C=768 T=bf16`
+    pub defines: String,
+    pub arch: String,
+    /// Its kernels, or why the build failed.
+    pub outcome: Result<Vec<Resources>, String>,
+    pub warnings: Vec<String>,
+    /// Whether the log is that of an earlier run.
+    pub cached: bool,
+}
 
 /// A row for each kernel: the worst of its builds.
 pub fn worst(builds: &[Build]) -> String {
@@ -111,6 +123,11 @@ fn each(builds: &[Build]) -> impl Iterator<Item = (&Build, &Resources)> {
 mod tests {
     use super::*;
 
+    fn made(file: &'static str, defines: &str, arch: &str, outcome: Result<Vec<Resources>, String>) -> Build {
+        let (defines, arch) = (defines.to_owned(), arch.to_owned());
+        Build { file, defines, arch, outcome, warnings: Vec::new(), cached: false }
+    }
+
     fn build(arch: &str, registers: u32, spill_stores: u32) -> Build {
         let kernel = Resources {
             kernel: "gelu_fwd".into(),
@@ -119,7 +136,7 @@ mod tests {
             stack: spill_stores,
             ..Resources::default()
         };
-        Build::new("gelu.cu", "C=768", arch, Ok(vec![kernel]))
+        made("gelu.cu", "C=768", arch, Ok(vec![kernel]))
     }
 
     #[test]
@@ -136,7 +153,7 @@ gelu_fwd  gelu.cu                   3          32     255        0      16  16 s
 
     #[test]
     fn json_has_errors_and_kernels() {
-        let failed = Build::new("x.cu", "", "sm_80", Err("no".into()));
+        let failed = made("x.cu", "", "sm_80", Err("no".into()));
         let json = json(&[build("sm_90a", 32, 0), failed], "13.0");
         assert_eq!(json["builds"][0]["kernels"][0]["registers"], 32);
         assert_eq!(json["builds"][1]["error"], "no");

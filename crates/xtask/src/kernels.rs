@@ -1,7 +1,8 @@
 //! `cargo xtask kernels`: every kernel compiled for every architecture, without a GPU.
 
 use crate::args::{Args, unknown};
-use crate::counts::Counts;
+use crate::counts::{Counts, KERNELS_LINE};
+use crate::kernel_table::Build;
 use crate::ptxas::{self, Resources};
 use crate::python::fingerprint;
 use crate::repo::Repo;
@@ -42,40 +43,6 @@ const DEFAULT: [&str; 2] = ["sm_80", "sm_90a"];
 /// sm_120 spills a few bytes here.
 const MAY_SPILL: &[(&str, &str, u32)] =
     &[("cross_entropy_bwd", "sm_120", 16), ("norm_bwd", "sm_120", 16), ("softmax_held", "sm_120", 32)];
-
-/// The beginning of the last line, which [`crate::counts::Dialect::Kernels`] parses.
-pub const LAST_LINE: &str = "kernels: ";
-
-/// One specialisation on one architecture.
-pub struct Build {
-    pub file: &'static str,
-    /// `C=768 T=bf16`
-    pub defines: String,
-    pub arch: String,
-    /// Its kernels, or why the build failed.
-    pub outcome: Result<Vec<Resources>, String>,
-    warnings: Vec<String>,
-    cached: bool,
-}
-
-impl Build {
-    /// A build that this run compiled, as opposed to one from the cache.
-    pub fn new(
-        file: &'static str,
-        defines: impl Into<String>,
-        arch: impl Into<String>,
-        outcome: Result<Vec<Resources>, String>,
-    ) -> Self {
-        Self {
-            file,
-            defines: defines.into(),
-            arch: arch.into(),
-            outcome,
-            warnings: Vec::new(),
-            cached: false,
-        }
-    }
-}
 
 struct Options {
     architectures: Vec<String>,
@@ -160,7 +127,7 @@ fn check(repo: &Repo, options: &Options) -> Result<bool> {
     failures(&builds, &faults).into_iter().for_each(out::line);
     let failed = faults.iter().map(|(build, _)| build).collect::<BTreeSet<_>>().len();
     let counts = Counts { passed: builds.len() - failed, failed, skipped: 0 };
-    out::line(format!("\n{LAST_LINE}{counts}"));
+    out::line(format!("\n{KERNELS_LINE}{counts}"));
     Ok(failed == 0)
 }
 
@@ -223,7 +190,7 @@ fn build(
             Ok(found)
         }
     });
-    Build { warnings, cached, ..Build::new(spec.file, defines, arch, outcome) }
+    Build { file: spec.file, defines, arch: arch.to_owned(), outcome, warnings, cached }
 }
 
 /// A key of everything that affects the device code.

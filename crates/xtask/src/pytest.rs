@@ -3,7 +3,7 @@
 use crate::counts::{Counts, Dialect};
 use crate::out;
 use crate::process::{captured, shown};
-use crate::repo::{Repo, python_of};
+use crate::repo::Repo;
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ const PIECES: usize = 3;
 
 /// Runs every test file of python/tests with the package in `.venv` and this `ironhorse` binary.
 pub fn run(repo: &Repo, binary: &Path) -> Result<(bool, Counts)> {
-    ensure!(python_of(&repo.venv()).exists(), "there is no .venv yet: cargo xtask setup");
+    repo.ensure_venv()?;
     let workers = std::thread::available_parallelism().map_or(1, usize::from).min(4);
     let pieces = Mutex::new(split(test_files(repo)?, workers * PIECES));
     let done = Mutex::new((true, Counts::default()));

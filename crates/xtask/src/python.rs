@@ -53,7 +53,7 @@ pub fn setup_command(repo: &Repo, mut args: Args) -> Result<bool> {
 
 /// Builds the wheel and installs it into the environment: the tests import an installed package, as users do.
 pub fn wheel(repo: &Repo, profile: Profile) -> Result<()> {
-    ensure!(python_of(&repo.venv()).exists(), "there is no .venv yet: cargo xtask setup");
+    repo.ensure_venv()?;
     // maturin is one of the requirements, so the build needs no download. Without --force-reinstall pip would keep the
     // old wheel, which has the same version.
     let install = ["install", "--no-deps", "--no-build-isolation", "--force-reinstall", "."];

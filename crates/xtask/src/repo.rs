@@ -1,7 +1,7 @@
 //! The locations of the repository, cargo, the Python environment and the built binary.
 
-use crate::process::output_of;
-use anyhow::{Context, Result, bail};
+use crate::process::{output_of, run};
+use anyhow::{Context, Result, bail, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -59,9 +59,25 @@ impl Repo {
         cargo
     }
 
+    /// Builds packages in the release profile.
+    pub fn build_release(&self, packages: &[&str]) -> Result<()> {
+        let mut cargo = self.cargo();
+        // Like maturin: without linking libpython, so that any Python from 3.10 on can load the native module.
+        cargo.env("PYO3_BUILD_EXTENSION_MODULE", "1");
+        cargo.args(["build", "--release"]).args(packages.iter().flat_map(|name| ["--package", name]));
+        ensure!(run(&mut cargo)?, "the release build failed (cargo's messages are above)");
+        Ok(())
+    }
+
     /// The folder of the Python environment.
     pub fn venv(&self) -> PathBuf {
         self.root.join(".venv")
+    }
+
+    /// Fails if there is no Python environment.
+    pub fn ensure_venv(&self) -> Result<()> {
+        ensure!(python_of(&self.venv()).exists(), "there is no .venv yet: cargo xtask setup");
+        Ok(())
     }
 
     /// A command of the environment's Python, in the root.

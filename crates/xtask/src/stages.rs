@@ -3,7 +3,7 @@
 use crate::args::{Args, unknown};
 use crate::counts::{Counts, Dialect};
 use crate::process::{output_of, run_counted, shown};
-use crate::repo::{Profile, Repo, python_of};
+use crate::repo::{Profile, Repo};
 use crate::report::{self, Done, seconds};
 use crate::{kernels, out, pytest, python, torture};
 use anyhow::{Context, Result, bail, ensure};
@@ -290,7 +290,7 @@ fn built(repo: &Repo, profile: Profile) -> Result<PathBuf> {
 }
 
 fn lint(repo: &Repo, module: &str, args: &[&str]) -> Result<Command> {
-    ensure!(python_of(&repo.venv()).exists(), "there is no .venv yet: cargo xtask setup");
+    repo.ensure_venv()?;
     let there = output_of(repo.python().args(["-c", &format!("import {module}")])).is_some();
     ensure!(there, "{module} is not in .venv yet: cargo xtask setup");
     let mut python = repo.python();

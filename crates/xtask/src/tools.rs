@@ -4,7 +4,7 @@ use crate::args::{Args, unknown};
 use crate::process::{output_of, run, shown};
 use crate::repo::{Profile, Repo};
 use crate::{out, python};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::process::Command;
 
@@ -119,9 +119,7 @@ fn fuzz_targets(repo: &Repo) -> Result<Vec<String>> {
 /// `cargo xtask bench`
 pub fn bench(repo: &Repo, args: Args) -> Result<bool> {
     python::setup(repo)?;
-    if !run(repo.cargo().args(["build", "--release", "--package", "ironhorse-cli"]))? {
-        bail!("the release build failed (cargo's messages are above)");
-    }
+    repo.build_release(&["ironhorse-cli"])?;
     let mut compare = repo.python();
     compare
         .arg("benches/compare_torch.py")

@@ -72,9 +72,7 @@ pub fn torture(repo: &Repo, args: Args) -> Result<bool> {
     let binary = match binary {
         Some(binary) => binary,
         None => {
-            let mut build = repo.cargo();
-            build.args(["build", "--release", "--package", "ironhorse-cli"]);
-            ensure!(run(&mut build)?, "`{}` failed", shown(&build));
+            repo.build_release(&["ironhorse-cli"])?;
             repo.binary(Profile::Release)?
         }
     };
