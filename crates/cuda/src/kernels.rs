@@ -153,6 +153,12 @@ impl Spec {
     }
 }
 
+/// The specialisations of families of ops: what `specs` of each module returns.
+macro_rules! specs_of {
+    ($($family:ident)*) => { [$($family::specs()),*].concat() };
+}
+pub(crate) use specs_of;
+
 /// A kernel: its file with constants, and its name there.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Kernel {

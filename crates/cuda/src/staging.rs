@@ -15,7 +15,7 @@ pub(crate) fn to_device(dtype: DType, values: &[f32], bytes: &mut [u8]) {
     }
 }
 
-/// On all cores where there is much: one core converts slower than the device takes it.
+/// Large arrays on all cores: one core converts more slowly than the device copies.
 fn each<const N: usize>(bytes: &mut [u8], values: &[f32], convert: impl Fn(f32) -> [u8; N] + Sync) {
     let (cells, _) = bytes.as_chunks_mut();
     parallel::for_each(cells.chunks_mut(PIECE).zip(values.chunks(PIECE)), |(cells, values)| {

@@ -82,16 +82,20 @@ template <int W> struct Source {
             *reinterpret_cast<uint4*>(&x) = *cell(turn, 0, i);
             *reinterpret_cast<uint4*>(&d) = *cell(turn, 1, i);
         } else {
-            x = fetch<W>(p.x + row * p.cols + column(i));
-            d = fetch<W>(p.d_y + row * p.cols + column(i));
+            x.at[0] = p.x[row * p.cols + column(i)];
+            d.at[0] = p.d_y[row * p.cols + column(i)];
         }
     }
     DEVICE Slot<W> weights(int i) const {
-        if (p.weight) return fetch<W>(p.weight + column(i));
-        Slot<W> ones;
+        Slot<W> w;
+        if (p.weight) {
+            if constexpr (W == N) *reinterpret_cast<Vec<T>*>(&w) = load(p.weight + column(i));
+            else w.at[0] = p.weight[column(i)];
+        } else {
 #pragma unroll
-        for (int k = 0; k < W; k++) ones.at[k] = from_acc<T>(1);
-        return ones;
+            for (int k = 0; k < W; k++) w.at[k] = from_acc<T>(1);
+        }
+        return w;
     }
 };
 

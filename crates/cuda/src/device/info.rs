@@ -1,11 +1,11 @@
-//! The GPUs that the driver sees, and what each of them is.
+//! The GPUs that the driver sees, and their properties.
 
 use crate::ffi::driver::Driver;
 use crate::{Error, Result};
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute_enum as Attribute};
 use std::ffi::CStr;
 
-/// What a GPU is.
+/// The properties of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Its index.

@@ -35,7 +35,7 @@ const MOST_DEVICES: usize = 64;
 #[derive(Debug)]
 pub struct Device {
     pub(crate) driver: Driver,
-    /// What it is.
+    /// Its properties.
     pub info: DeviceInfo,
     /// Whether a kernel can start before the one ahead of it has ended, also in a graph.
     pub(crate) chains: bool,

@@ -33,24 +33,11 @@ pub use memory::{Memory, StreamMemory};
 pub use scale_bias_relu::gate_bytes;
 pub use staging::Staging;
 
-use crate::kernels::Spec;
+use crate::kernels::{Spec, specs_of};
 
 /// Every specialisation that eager ops ask for.
 pub(crate) fn specs() -> Vec<Spec> {
-    [
-        attention::specs(),
-        elementwise::specs(),
-        gemm::specs(),
-        loss::specs(),
-        norm::specs(),
-        norm_bwd::specs(),
-        optimizer::specs(),
-        rope::specs(),
-        router::specs(),
-        sampling::specs(),
-        scale_bias_relu::specs(),
-        scatter::specs(),
-        softmax::specs(),
-    ]
-    .concat()
+    specs_of!(
+        attention elementwise gemm loss norm norm_bwd optimizer rope router sampling scale_bias_relu scatter softmax
+    )
 }

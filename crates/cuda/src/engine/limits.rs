@@ -1,4 +1,4 @@
-//! What this GPU can do at most: measured, and as its maker says.
+//! The peak rates of this GPU: measured, and by its datasheet.
 
 use super::CudaEngine;
 use crate::args::Args;
@@ -40,7 +40,7 @@ const DATASHEET: &[(&[&str], f64)] = &[
     (&["RTX", "5090"], 209.5),
 ];
 
-/// What the maker states for dense products; f32 without tf32 does not run on tensor cores and is not listed.
+/// The datasheet's rates of dense products; f32 without tf32 does not run on tensor cores and is not listed.
 pub(crate) fn datasheet(name: &str, tf32: bool) -> Vec<(DType, f64)> {
     let words: Vec<&str> = name.split([' ', '-']).collect();
     let known = DATASHEET.iter().find(|(all, _)| all.iter().all(|word| words.contains(word)));

@@ -105,7 +105,7 @@ fn is_of(file: &str, release: u32) -> bool {
     file.ends_with(&format!(".so.{release}"))
 }
 
-/// Which of the two releases we know to take libraries of; `None` where the driver is not known.
+/// The CUDA release, 12 or 13, whose libraries fit the driver; `None` if the driver is not known.
 fn release(driver_major: Option<u32>) -> Option<u32> {
     driver_major.map(|major| major.clamp(12, 13))
 }

@@ -24,7 +24,7 @@ const MOST_EXPERTS: usize = 2048;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Fwd,
-    /// experts/grouped_swiglu.cu, Hopper's only.
+    /// experts/grouped_swiglu.cu, Hopper only.
     Swiglu,
     BwdInput,
     BwdWeight,

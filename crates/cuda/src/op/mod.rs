@@ -23,7 +23,7 @@ pub(crate) use lower::Lower;
 
 use crate::device::Device;
 use crate::gemm::Gemms;
-use crate::kernels::Spec;
+use crate::kernels::{Spec, specs_of};
 use crate::{Cache, Result};
 use ironhorse_core::op::Op;
 
@@ -123,23 +123,8 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
 
 /// Every specialisation the launchers ask for.
 pub(crate) fn specs() -> Vec<Spec> {
-    [
-        attention_cached::specs(),
-        elementwise::specs(),
-        embedding::specs(),
-        flash::specs(),
-        gemv::specs(),
-        grouped::specs(),
-        linear::specs(),
-        loss::specs(),
-        memory::specs(),
-        norm::specs(),
-        optimizer::specs(),
-        rope::specs(),
-        router::specs(),
-        routing::specs(),
-        sample::specs(),
-        swiglu::specs(),
-    ]
-    .concat()
+    specs_of!(
+        attention_cached elementwise embedding flash gemv grouped linear loss memory norm optimizer rope router routing
+        sample swiglu
+    )
 }

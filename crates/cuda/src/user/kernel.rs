@@ -137,7 +137,7 @@ impl Kernel {
         held.stream.synchronize().map_err(|error| self.failed(&error))
     }
 
-    /// Refuses what the driver would refuse with fewer words.
+    /// Refuses launches that the driver would refuse without naming the limit.
     fn check(&self, grid: Dims, block: Dims, shared: u32) -> Result<()> {
         let refuse = |text: String| Err(Error::Input(format!("kernel {}: {text}", self.name)));
         let threads = block.iter().map(|&size| u64::from(size)).product::<u64>();
