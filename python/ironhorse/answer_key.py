@@ -13,7 +13,7 @@ import numpy as np
 
 from .config import ModelConfig
 from .formats.header import Array
-from .formats.safetensors import read_safetensors, write_safetensors
+from .formats.safetensors import write_safetensors
 
 FORMAT = "ironhorse-answer-key"
 VERSION = "1"
@@ -63,20 +63,6 @@ def metadata(info: KeyInfo, tensors: Mapping[str, Array]) -> dict[str, str]:
 def write_key(path: Path | str, info: KeyInfo, tensors: Mapping[str, Array]) -> None:
     """Writes the key; `tensors` are little-endian f32 (int32 for x, y and experts), already under the key's names."""
     write_safetensors(path, tensors, metadata(info, tensors))
-
-
-def rewrite_key(source: Path | str, target: Path | str, changes: Mapping[str, Array], refresh_crc: bool = True) -> None:
-    """Copies a key with some tensors replaced, for tests of a checker.
-
-    With `refresh_crc=False` the checksums stay those of the original, as after damage to the file; otherwise
-    the copy is a sound file that claims something else.
-    """
-    file = read_safetensors(source)
-    tensors = {name: changes.get(name, array) for name, array in file.tensors.items()}
-    strings = dict(file.metadata)
-    if refresh_crc:
-        strings["crc32"] = json_text(crc32_table(tensors))
-    write_safetensors(target, tensors, strings, file.dtypes)
 
 
 def json_text(value: Any) -> str:

@@ -79,9 +79,7 @@ def _build(args: Options, config: ModelConfig | None, source: str | None) -> GPT
 
 def _load_moe(source: str) -> MoE:
     config, params = read_hf_moe(Path(source))
-    model = MoE(config)
-    model.load_state_dict({name: torch.from_numpy(value) for name, value in params.items()})
-    return model
+    return init.filled(MoE(config), params)
 
 
 def _batch(model: GPT2 | MoE, args: Options, source: str | None) -> tuple[torch.Tensor, torch.Tensor, float]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ironhorse.answer_key import crc32_table, json_text
+from ironhorse.formats.safetensors import read_safetensors, write_safetensors
 
 
 @dataclass(frozen=True)
@@ -72,3 +75,19 @@ def one_changed(values: np.ndarray, index: tuple[int, ...]) -> np.ndarray:
     copy[index] += np.float32(0.01 * max(float(np.linalg.norm(values)), 1e-3))
     assert copy[index] != values[index]
     return copy
+
+
+def rewrite_key(
+    source: Path | str, target: Path | str, changes: Mapping[str, np.ndarray], refresh_crc: bool = True
+) -> None:
+    """Copies a key with some tensors replaced.
+
+    With `refresh_crc=False` the checksums stay those of the original, as after damage to the file; otherwise
+    the copy is a sound file that claims something else.
+    """
+    file = read_safetensors(source)
+    tensors = {name: changes.get(name, array) for name, array in file.tensors.items()}
+    strings = dict(file.metadata)
+    if refresh_crc:
+        strings["crc32"] = json_text(crc32_table(tensors))
+    write_safetensors(target, tensors, strings, file.dtypes)

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import ironhorse
 import pytest
-from cli import one_changed
+from cli import one_changed, rewrite_key
 from conftest import SMALL, SMALL_BATCH, SMALL_CONFIG, SMALL_SEQ, Exported
 from ironhorse import _native
-from ironhorse.answer_key import rewrite_key
 from ironhorse.errors import Code, InvalidValueError, IronhorseError, NotAvailableError, OutOfMemoryError
 from ironhorse.formats.llmc import read_model, write_model
 from ironhorse.formats.safetensors import read_safetensors

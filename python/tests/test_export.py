@@ -14,8 +14,8 @@ import safetensors
 import safetensors.numpy
 import torch
 from activations import activation_names
+from cli import rewrite_key
 from conftest import SMALL, SMALL_BATCH, SMALL_CONFIG, SMALL_SEQ, Exported, export
-from ironhorse.answer_key import rewrite_key
 from ironhorse.export import main
 from ironhorse.formats.bf16 import from_bf16, to_bf16
 from ironhorse.formats.llmc import read_debug_state, read_model

@@ -14,9 +14,9 @@ from pathlib import Path
 import ironhorse
 import numpy as np
 import pytest
-from cli import assert_could_not_run, newest_checkpoint
+from cli import assert_could_not_run, newest_checkpoint, rewrite_key
 from cli import ironhorse as command
-from ironhorse.answer_key import json_text, rewrite_key
+from ironhorse.answer_key import json_text
 from ironhorse.errors import Code, FormatError, IronhorseError
 from ironhorse.formats.checkpoint import crc32_of
 from ironhorse.formats.safetensors import read_safetensors, write_safetensors

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 from activations import activation_names
-from cli import Verified, assert_could_not_run, convert, ironhorse, newest_checkpoint, one_changed, verify
+from cli import Verified, assert_could_not_run, convert, ironhorse, newest_checkpoint, one_changed, rewrite_key, verify
 from conftest import Exported, export
-from ironhorse.answer_key import rewrite_key
 from ironhorse.formats.llmc import read_debug_state, read_model, write_debug_state, write_model
 from ironhorse.formats.safetensors import read_safetensors
 from ironhorse.formats.shards import write_shard

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from activations import activation_names
-from cli import one_changed, verify
-from ironhorse.answer_key import rewrite_key
+from cli import one_changed, rewrite_key, verify
 from ironhorse.config import MoEConfig
 from ironhorse.errors import IronhorseError
 from ironhorse.formats.safetensors import read_safetensors

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 from activations import activation_names
-from cli import Verified, assert_could_not_run, convert, ironhorse, newest_checkpoint, one_changed, verify
-from ironhorse.answer_key import rewrite_key
+from cli import Verified, assert_could_not_run, convert, ironhorse, newest_checkpoint, one_changed, rewrite_key, verify
 from ironhorse.config import MoEConfig
 from ironhorse.formats.safetensors import read_safetensors, write_safetensors
 from ironhorse.params import param_shapes

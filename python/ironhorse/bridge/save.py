@@ -237,9 +237,10 @@ def _state(job: _Job, path: Path) -> None:
     write_debug_state(path, sizes, state)
 
 
-def _safetensors(job: _Job, path: Path) -> None:
+def _safetensors(job: _Job, path: Path, metadata: Mapping[str, str] | None = None) -> None:
     bf16 = {name: "BF16" for name, raw in job.raws.items() if raw.dtype == "BF16"}
-    write_safetensors(path, {name: raw.array for name, raw in job.raws.items()}, job.metadata, bf16)
+    arrays = {name: raw.array for name, raw in job.raws.items()}
+    write_safetensors(path, arrays, job.metadata if metadata is None else metadata, bf16)
 
 
 def _key(job: _Job, path: Path) -> None:
@@ -250,8 +251,7 @@ def _key(job: _Job, path: Path) -> None:
     metadata = dict(job.metadata)
     if json.loads(metadata.get("crc32", "{}")) != sums:
         metadata["crc32"] = json_text(sums)
-    bf16 = {name: "BF16" for name, raw in job.raws.items() if raw.dtype == "BF16"}
-    write_safetensors(path, {name: raw.array for name, raw in job.raws.items()}, metadata, bf16)
+    _safetensors(job, path, metadata)
 
 
 def _layout(job: _Job, weights: HfFolder, params: Mapping[str, Raw]) -> HfLayout | None:

@@ -30,7 +30,7 @@ from ..formats.llmc import DebugState, map_debug_state, read_model, write_debug_
 from ..formats.safetensors import read_safetensors, write_safetensors
 from . import init_moe
 from .gpt2 import GPT2, fused_attention
-from .init import init_weights, random_batch
+from .init import filled, init_weights, random_batch
 from .moe import MoE
 from .train import AdamW, Model, compute_answers
 
@@ -80,16 +80,14 @@ def load(folder: Path) -> tuple[Model, Tensor, Tensor]:
     if (folder / MOE_FOLDER).is_dir():
         return load_moe(folder)
     file = read_model(folder / MODEL_FILE)
-    model = GPT2(file.config, fused_attention)
-    model.load_state_dict({name: torch.from_numpy(value) for name, value in file.params.items()})
+    model = filled(GPT2(file.config, fused_attention), file.params)
     state = map_debug_state(folder / STATE_FILE, file.config)
     return model, torch.from_numpy(state.x).long(), torch.from_numpy(state.y).long()
 
 
 def load_moe(folder: Path) -> tuple[MoE, Tensor, Tensor]:
     config, params = read_hf_moe(folder / MOE_FOLDER)
-    model = MoE(config, fused_attention)
-    model.load_state_dict({name: torch.from_numpy(value) for name, value in params.items()})
+    model = filled(MoE(config, fused_attention), params)
     tokens = read_safetensors(folder / TOKENS_FILE).tensors
     x, y = (torch.from_numpy(tokens[name]).long() for name in ("x", "y"))
     return model, x, y

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from .. import _native
@@ -15,6 +14,7 @@ from ..formats.folders import read_f32
 from ..formats.hf import TRANSPOSED
 from ..params import param_shapes
 from .gpt2 import GPT2
+from .init import filled
 
 
 def from_hf_state(state: Mapping[str, Tensor], config: GPT2Config, where: str) -> dict[str, Tensor]:
@@ -71,6 +71,4 @@ def _load_checkpoint(folder: Path) -> GPT2:
     config, params = read_f32(folder)
     if not isinstance(config, GPT2Config):
         raise FormatError(f"{folder}: a {config.kind}, expected a GPT-2; export it with `ironhorse.export moe`")
-    model = GPT2(config)
-    model.load_state_dict({name: torch.from_numpy(value) for name, value in params.items()})
-    return model
+    return filled(GPT2(config), params)

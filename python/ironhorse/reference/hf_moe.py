@@ -21,7 +21,7 @@ from ..errors import NotAvailableError
 from ..formats.header import Array
 from ..formats.hf import write_hf
 from .moe import MoE
-from .train import AdamW, Answers, Recorder
+from .train import AdamW, Answers, Recorder, run_steps
 
 
 def compute_by_transformers(
@@ -41,7 +41,7 @@ def compute_by_transformers(
     out |= {f"dact.{name}": value for name, value in dacts.items()}
     out |= {f"grad.{name}": grad.clone() for name, grad in _by_our_names(theirs, config, grads=True).items()}
     if steps:
-        out["losses"] = _train(theirs, config, x, y, optimizer.build_for(_decayed(theirs)), steps, loss)
+        out["losses"] = run_steps(optimizer.build(theirs), lambda: _loss(theirs, config, x, y)[1], steps, loss)
         out |= {f"after.{name}": value.detach() for name, value in _by_our_names(theirs, config, grads=False).items()}
     return Answers(out, list(acts))
 
@@ -91,25 +91,6 @@ def _loss(theirs: Any, config: MoEConfig, x: Tensor, y: Tensor) -> tuple[Tensor,
     aux = config.aux_alpha * torch.stack([torch.as_tensor(one) for one in balance])  # its type says it may be 0
     loss = F.cross_entropy(found.logits.flatten(0, 1), y.flatten()) + aux.sum()
     return found.logits, loss, aux
-
-
-def _train(
-    theirs: Any, config: MoEConfig, x: Tensor, y: Tensor, adamw: torch.optim.AdamW, steps: int, loss: Tensor
-) -> Tensor:
-    losses = [loss.detach()]
-    adamw.step()
-    for _ in range(steps - 1):
-        adamw.zero_grad(set_to_none=True)
-        loss = _loss(theirs, config, x, y)[1]
-        losses.append(loss.detach())
-        loss.backward()
-        adamw.step()
-    return torch.stack(losses)
-
-
-def _decayed(theirs: nn.Module) -> list[tuple[nn.Parameter, bool]]:
-    """Weight decay falls on matrices; theirs of all experts of a layer are one tensor of three dimensions."""
-    return [(param, param.dim() >= 2) for param in theirs.parameters()]
 
 
 def _by_our_names(theirs: nn.Module, config: MoEConfig, grads: bool) -> dict[str, Tensor]:

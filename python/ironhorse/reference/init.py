@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from ..errors import IronhorseError
 from .gpt2 import GPT2
 
 INITS = ("spread", "gpt2")
+
+AnyModel = TypeVar("AnyModel", bound=nn.Module)
 
 
 @torch.no_grad()
@@ -37,6 +42,12 @@ def init_weights(model: GPT2, seed: int, how: str = "gpt2") -> GPT2:
                 param.fill_(centre)
             else:
                 param.normal_(centre, 0.05, generator=generator)
+    return model
+
+
+def filled(model: AnyModel, params: Mapping[str, NDArray[Any]]) -> AnyModel:
+    """The model with these values of all parameters, which are copied."""
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in params.items()})
     return model
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
@@ -16,7 +17,8 @@ Model = GPT2 | MoE  # `loss` gives (logits, loss), a MoE's also the auxiliary lo
 
 @dataclass(frozen=True)
 class AdamW:
-    """The optimizer of the key. Weight decay falls on matrices only (2-D tensors, embeddings included)."""
+    """The optimizer of the key. Weight decay falls on matrices only: embeddings included, and the 3-D tensors in which
+    Hugging Face keeps those of all experts of a layer."""
 
     lr: float = 1e-4
     beta1: float = 0.9
@@ -30,13 +32,9 @@ class AdamW:
 
     def build(self, model: torch.nn.Module, fused: bool = False) -> torch.optim.AdamW:
         """torch's AdamW; the unfused loop, whose order of operations is the textbook's, unless asked otherwise."""
-        return self.build_for([(param, param.dim() == 2) for param in model.parameters()], fused)
-
-    def build_for(self, params: list[tuple[torch.nn.Parameter, bool]], fused: bool = False) -> torch.optim.AdamW:
-        """The same for parameters and whether they decay."""
         groups = [
-            {"params": [param for param, decays in params if decays], "weight_decay": self.weight_decay},
-            {"params": [param for param, decays in params if not decays], "weight_decay": 0.0},
+            {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": self.weight_decay},
+            {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
         ]
         kind = {"fused": True} if fused else {"foreach": False}
         return torch.optim.AdamW(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, **kind)
@@ -82,7 +80,7 @@ def compute_answers(
     loss.backward()
     out = _answers_of_a_pass(model, recorder, logits, loss, aux)
     if steps:
-        out["losses"] = _train(model, x, y, optimizer, steps, loss)
+        out["losses"] = run_steps(optimizer.build(model), lambda: model.loss(x, y)[1], steps, loss)
         out |= {f"after.{name}": param.detach() for name, param in model.named_parameters()}
     return Answers(out, list(recorder.kept))
 
@@ -99,14 +97,13 @@ def _answers_of_a_pass(
     return out | {f"grad.{name}": param.grad for name, param in model.named_parameters() if param.grad is not None}
 
 
-def _train(model: Model, x: Tensor, y: Tensor, optimizer: AdamW, steps: int, loss: Tensor) -> Tensor:
-    """(steps,) losses, each before its update; the model comes in with the first step's gradients in place."""
-    adamw = optimizer.build(model)
+def run_steps(adamw: torch.optim.AdamW, loss_of_batch: Callable[[], Tensor], steps: int, loss: Tensor) -> Tensor:
+    """(steps,) losses, each before its update; `loss` is the first, whose gradients are in place."""
     losses = [loss.detach()]
     adamw.step()
     for _ in range(steps - 1):
         adamw.zero_grad(set_to_none=True)
-        loss = model.loss(x, y)[1]
+        loss = loss_of_batch()
         losses.append(loss.detach())
         loss.backward()
         adamw.step()
