@@ -35,34 +35,10 @@ from typing import Any, NoReturn
 from .bridge.tables import Printed, without_dashes
 from .config import NAMED, GPT2Config, ModelConfig, MoEConfig
 from .errors import InvalidValueError, IronhorseError, LaunchFailedError, NotAvailableError, OutOfMemoryError
+from .export_options import Options, check_length
 from .formats.staging import check_writable_file, write_json
 
 OUT_OF_MEMORY = "out of memory; choose a smaller model or batch"
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to export; the names of the flags."""
-
-    kind: str
-    out: str
-    model: str | None = None
-    hf: str | None = None
-    init: str | None = None
-    batch: int = 4
-    seq: int = 64
-    seed: int = 0
-    steps: int = 10
-    lr: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    stem: str = "gpt2"
-    no_acts: bool = False
-    no_bf16: bool = False
-    json: str | None = None
-    reference: str = "ironhorse"
 
 
 @dataclass(frozen=True)
@@ -389,14 +365,6 @@ def export(
     files = tuple(ExportedFile(folder / file["name"], file["bytes"], file["what"]) for file in report["files"])
     same = {name: report[name] for name in ("config", "parameters", "batch", "seq", "seed", "torch", "loss")}
     return Exported(kind=kind, name=report["model"], losses=tuple(report["losses"]), files=files, **same)
-
-
-def check_length(seq: int, config: ModelConfig) -> None:
-    """A sequence cannot be longer than the model's positions."""
-    if seq > config.max_seq_len:
-        raise IronhorseError(
-            f"--seq is {seq}, but max_seq_len of this model is {config.max_seq_len}; choose --seq at most that"
-        )
 
 
 def print_table(report: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from .answer_key import KeyInfo
 from .errors import IronhorseError
-from .export import Options
+from .export_options import Options
 from .reference.train import AdamW, Answers, Model, compute_answers, compute_answers_bf16, nearby, torch_errors
 
 Arrays = dict[str, np.ndarray]

@@ -13,8 +13,8 @@ import torch
 from .answer_key import KeyInfo, write_key
 from .config import GPT2Config, ModelConfig, MoEConfig
 from .errors import ConfigError, IronhorseError
-from .export import Options, check_length
 from .export_answers import Arrays, compute, optimizer_of, report_of, under
+from .export_options import Options, check_length
 from .formats.folders import read_hf_moe
 from .formats.hf import config_json
 from .formats.llmc import DebugState, write_debug_state, write_model

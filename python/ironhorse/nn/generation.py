@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,19 @@ from .. import ops
 from ..errors import InvalidValueError
 from .attention import KVCache
 from .checks import check_count, check_real
+from .config import Config
 from .layers import token_ids
 from .tensor import generator
 
-if TYPE_CHECKING:
-    from .model import MoETransformer
-
 Logits = NDArray[np.float32]
+
+
+class Predicts(Protocol):
+    """A model that can continue a prompt."""
+
+    config: Config
+
+    def _fwd(self, ids: NDArray[np.int32], caches: list[KVCache] | None = None) -> Logits: ...
 
 
 class SamplingStrategy(ABC):
@@ -91,7 +97,7 @@ class TopPSampling(_Drawn):
 
 
 def generate(
-    model: MoETransformer, prompt: Sequence[int], max_len: int, strategy: SamplingStrategy | None = None
+    model: Predicts, prompt: Sequence[int], max_len: int, strategy: SamplingStrategy | None = None
 ) -> list[int]:
     """The prompt and what the model makes of it, up to `max_len` tokens in all; greedy unless a strategy is given."""
     config = model.config
@@ -119,27 +125,27 @@ def generate(
     return tokens
 
 
-def generate_greedy(model: MoETransformer, prompt: Sequence[int], max_len: int) -> list[int]:
+def generate_greedy(model: Predicts, prompt: Sequence[int], max_len: int) -> list[int]:
     """Always the likeliest token."""
     return generate(model, prompt, max_len)
 
 
 def generate_sample(
-    model: MoETransformer, prompt: Sequence[int], max_len: int, temperature: float = 1.0, seed: int = 42
+    model: Predicts, prompt: Sequence[int], max_len: int, temperature: float = 1.0, seed: int = 42
 ) -> list[int]:
     """Drawn from all tokens."""
     return generate(model, prompt, max_len, TemperatureSampling(temperature, seed))
 
 
 def generate_top_k(
-    model: MoETransformer, prompt: Sequence[int], max_len: int, k: int = 50, temperature: float = 1.0, seed: int = 42
+    model: Predicts, prompt: Sequence[int], max_len: int, k: int = 50, temperature: float = 1.0, seed: int = 42
 ) -> list[int]:
     """Drawn from the k likeliest tokens."""
     return generate(model, prompt, max_len, TopKSampling(k, temperature, seed))
 
 
 def generate_top_p(
-    model: MoETransformer,
+    model: Predicts,
     prompt: Sequence[int],
     max_len: int,
     top_p: float = 0.9,

@@ -29,6 +29,7 @@
 #[macro_use]
 mod define;
 
+mod arg;
 mod check;
 pub mod layers;
 mod place;

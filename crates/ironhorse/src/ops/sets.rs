@@ -1,6 +1,6 @@
 //! The arguments of an op by kind: a call, which takes less than a microsecond, looks at those it needs and at no others.
 
-use super::spec::{Arg, Bound, Elem, Role};
+use super::arg::{Arg, Bound, Elem, Role};
 
 /// Positions of arguments in the op's list, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
