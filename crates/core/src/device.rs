@@ -34,7 +34,7 @@ pub struct MemoryUse {
     pub by_category: Vec<(String, usize)>,
     /// Could still be reserved; `None` where the engine works in host memory.
     pub free: Option<usize>,
-    /// How much more than now was once held: while algorithms were chosen, before the first step was done.
+    /// How much more than now was held at the peak before the first step had finished, while algorithms were chosen.
     pub freed: usize,
 }
 

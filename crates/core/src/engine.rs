@@ -189,9 +189,9 @@ pub trait Engine: Send {
         Ok(())
     }
 
-    /// Every algorithm chosen so far that decides bits and that another run might not choose by itself, by name, sorted. Both
-    /// parts mean something to the engine only; passed to [`Engine::set_choices`] they make another run compute the same
-    /// bits on the same device with the same libraries. Does not wait.
+    /// The algorithms chosen so far on which the bits of results depend and which another run might not choose, as
+    /// sorted pairs of name and value. Both are meaningful to the engine only; passed to [`Engine::set_choices`] they
+    /// make another run compute the same bits on the same device with the same libraries. Does not wait.
     fn choices(&self) -> Vec<(String, String)> {
         Vec::new()
     }

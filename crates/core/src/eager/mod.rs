@@ -1,4 +1,4 @@
-//! Eager ops: one call on memory of the caller, without a program, pools or an engine.
+//! Eager ops: one call on the caller's memory, without a program, pools or an engine.
 //!
 //! Each op is a struct of named arrays, sizes and numbers. `ironhorse_cpu::eager` runs it on host memory,
 //! `ironhorse_cuda::eager` launches it on a stream of a GPU; `ironhorse::eager` chooses between them. Everything that

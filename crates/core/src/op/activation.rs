@@ -78,7 +78,7 @@ impl Act {
         self.facts().gain
     }
 
-    /// These numerics with the errors of the activation added.
+    /// These numerics for a result that this activation is applied to.
     pub(super) fn after(self, numerics: Numerics) -> Numerics {
         Numerics { fast_tanh: self.facts().numerics.fast_tanh, ..numerics }
     }

@@ -38,6 +38,7 @@ op! {
         }
     }
     flops(op) { 2 * triangle_flops(&op.out) }
+    operands(qkv)
 }
 
 op! {
@@ -72,6 +73,7 @@ op! {
         SCORES.product(Product::Attention).inner_roundings(2.0).bf16_engines(2.0 * BF16_UNIT)
     }
     flops(op) { 5 * triangle_flops(&op.out) }
+    operands(d_out, qkv)
 }
 
 op! {
@@ -101,7 +103,7 @@ op! {
         if seq != 1 {
             return c.fail(format!("`out` is {}, expected one position", op.out.shape));
         }
-        let context = op.keys.shape.dims().get(1).copied().unwrap_or(0);
+        let context = op.context();
         let width = width / op.heads * op.kv_heads;
         c.shapes(named!(op: keys, values), [batch, context, width])
     }
@@ -111,9 +113,15 @@ op! {
             _ => SCORES.product(Product::CachedAttention).inner_roundings(1.0).bf16_engines(2.0 * BF16_UNIT),
         }
     }
-    flops(op) {
-        let context = op.keys.shape.dims().get(1).copied().unwrap_or(0);
-        4 * (op.out.numel() * context) as u64
+    flops(op) { 4 * (op.out.numel() * op.context()) as u64 }
+    operands(qkv)
+    positions(op) { Some(op.context()) }
+}
+
+impl AttentionCached {
+    /// maxT, the positions that the cache holds.
+    fn context(&self) -> usize {
+        self.keys.shape.dims().get(1).copied().unwrap_or(0)
     }
 }
 

@@ -41,6 +41,10 @@ op! {
         let rows = if op.wpe.is_some() { 3 } else { 2 };
         (rows * op.out.bytes() + op.tokens.bytes()) as u64
     }
+    positions(op) {
+        let wpe = op.wpe.filter(|_| op.at_position)?;
+        Some((wpe.shape.rows() + 1).saturating_sub(op.tokens.shape.cols()))
+    }
 }
 
 op! {

@@ -44,6 +44,7 @@ op! {
         let swiglu = op.act.map_or(0, |out| SwigluFwd { out, inp: op.out }.flops());
         linear::product_flops(&op.out, &op.inp) + swiglu
     }
+    operands(inp, weight)
 }
 
 op! {
@@ -65,6 +66,7 @@ op! {
     }
     numerics { linear::PRODUCT }
     flops(op) { linear::product_flops(&op.d_out, &op.d_inp) }
+    operands(d_out, weight)
 }
 
 op! {
@@ -91,6 +93,7 @@ op! {
     numerics(op, _arg) { linear::weight_gradient(op.accum) }
     flops(op) { linear::product_flops(&op.d_out, &op.inp) }
     bytes(op) { linear::weight_gradient_bytes(op.accum, &op.d_weight, &[op.d_out, op.inp, op.offsets]) }
+    operands(d_out, inp)
 }
 
 /// Checks the shapes `out` (rows,OC), `inp` (rows,C), `weight` (E,OC,C), `offsets` (E+1).

@@ -53,6 +53,7 @@ op! {
         }
     }
     flops(op) { product_flops(&op.out, &op.inp) }
+    operands(inp, weight)
 }
 
 op! {
@@ -85,6 +86,7 @@ op! {
         }
     }
     flops(op) { product_flops(&op.d_out, &op.d_inp) }
+    operands(d_out, weight)
 }
 
 op! {
@@ -116,6 +118,7 @@ op! {
     numerics(op, arg) { if arg == "d_weight" { weight_gradient(op.accum) } else { PRODUCT } }
     flops(op) { product_flops(&op.d_out, &op.inp) }
     bytes(op) { weight_gradient_bytes(op.accum, &op.d_weight, &[op.d_out, op.inp]) }
+    operands(d_out, inp)
 }
 
 /// Checks `out` (rows,OC) = `inp` (rows,C) · `weight` (OC,C)ᵀ; returns (rows, OC).

@@ -162,6 +162,16 @@ impl Op {
         self.spec().numerics(arg)
     }
 
+    /// The arguments that a matrix product multiplies, which tensor cores round in tf32; empty without a product.
+    pub fn operands(&self) -> &'static [&'static str] {
+        self.spec().operands()
+    }
+
+    /// What the scalar `position` must stay below; `None` if the op does not read it or has no limit.
+    pub fn positions(&self) -> Option<usize> {
+        self.spec().positions()
+    }
+
     /// Floating-point operations (a multiply-add counts as two).
     pub fn flops(&self) -> u64 {
         self.spec().flops()

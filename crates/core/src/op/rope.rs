@@ -63,6 +63,10 @@ op! {
     flops(op) { 3 * op.turned() }
     // Values are not accessed.
     bytes(op) { 2 * op.turned() * op.qkv.dtype.size() as u64 }
+    positions(op) {
+        let seq = op.qkv.shape.dims().get(1).copied().unwrap_or(0);
+        op.at_position.then(|| (op.context + 1).saturating_sub(seq))
+    }
 }
 
 impl Rope {

@@ -103,6 +103,14 @@ pub trait OpSpec {
     fn in_place(&self) -> &'static [(&'static str, &'static str)] {
         &[]
     }
+    /// The fields that a matrix product multiplies, which tensor cores round in tf32.
+    fn operands(&self) -> &'static [&'static str] {
+        &[]
+    }
+    /// If it reads the scalar `position`: what this must stay below. `None` if every position is valid.
+    fn positions(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// Concatenates lists, which must have `N` elements in total.
@@ -147,7 +155,9 @@ impl SlotField for Option<Slot> {
 /// - the accuracy of its results, which may depend on the argument;
 /// - its floating-point operations;
 /// - the bytes that it moves, where these are not every slot once;
-/// - pairs of slots that may be the same, where there are any.
+/// - pairs of slots that may be the same, where there are any;
+/// - the operands of its matrix products, where there are any;
+/// - what the scalar `position` must stay below, where the op reads it.
 macro_rules! op {
     (
         $(#[$meta:meta])*
@@ -160,6 +170,8 @@ macro_rules! op {
         flops($flops_op:ident) $flops:block
         $(bytes($bytes_op:ident) $bytes:block)?
         $(in_place $(($one:ident, $other:ident))+)?
+        $(operands($($operand:ident),+))?
+        $(positions($positions_op:ident) $positions:block)?
     ) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq)]
@@ -209,6 +221,16 @@ macro_rules! op {
 
             $(fn in_place(&self) -> &'static [(&'static str, &'static str)] {
                 &[$((stringify!($one), stringify!($other)),)+]
+            })?
+
+            $(fn operands(&self) -> &'static [&'static str] {
+                let Self { $($operand: _,)+ .. } = self;
+                &[$(stringify!($operand)),+]
+            })?
+
+            $(fn positions(&self) -> Option<usize> {
+                let $positions_op = self;
+                $positions
             })?
         }
     };
