@@ -180,12 +180,12 @@ def test_the_newest_whole_checkpoint_of_a_run(run: Path, tmp_path: Path):
     with pytest.warns(UserWarning, match="model.safetensors: file size is 4 bytes, expected .*, as trainer.json says"):
         assert path() == "step-000005"
     (run / "checkpoints/step-000005/trainer.json").write_text("{")
-    with pytest.raises(FormatError, match="run is without a whole checkpoint .*step-1000000"):
+    with pytest.raises(FormatError, match="run is without a valid checkpoint .*step-1000000"):
         path()
     shutil.rmtree(run / "checkpoints")
     for file in ("config.toml", "metrics.jsonl"):
         (run / file).write_text("")
-    with pytest.raises(FormatError, match="run is without a checkpoint: it ended before its first was written"):
+    with pytest.raises(FormatError, match="run is without a checkpoint: the run ended before the first was written"):
         path()
 
 

@@ -76,7 +76,7 @@ def test_bad_folders(hf: Path, tmp_path: Path):
     folder.mkdir()
     refused("folder is without config.json")
     (folder / "checkpoints").mkdir()
-    refused("run is without a checkpoint: it ended before its first was written")
+    refused("run is without a checkpoint: the run ended before the first was written")
     (folder / "checkpoints").rmdir()
     shutil.copy(hf / "one" / "config.json", folder)
     refused("model.safetensors: cannot read it")

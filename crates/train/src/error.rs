@@ -45,7 +45,7 @@ pub enum Error {
     NotFound {
         /// Its name.
         path: PathBuf,
-        /// "file" or "folder".
+        /// "file or folder", or "folder".
         kind: &'static str,
     },
     /// An unknown name.
@@ -102,7 +102,7 @@ pub enum Error {
         found: String,
     },
     /// The caller asked to stop before the work was done; nothing is wrong.
-    #[error("stopped before it was done")]
+    #[error("stopped before it was finished")]
     Stopped,
     /// The program or engine refused.
     #[error(transparent)]

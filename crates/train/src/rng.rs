@@ -44,7 +44,7 @@ impl Rng {
         out
     }
 
-    /// Passes over as many words as the leap is long.
+    /// Skips as many words as the leap covers.
     pub(crate) fn leap(&mut self, leap: &Leap) {
         self.s = leap.image(self.s);
     }
@@ -74,7 +74,8 @@ impl Rng {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Standard normal, by Box and Muller. Uses two words and keeps no spare, so the state is all there is.
+    /// Standard normal, by Box and Muller. Uses two words and keeps no second number, so the words of the state are the
+    /// whole state.
     pub fn normal(&mut self) -> f64 {
         let radius = libm::sqrt(-2.0 * libm::log(1.0 - self.uniform_f64()));
         let angle = std::f64::consts::TAU * self.uniform_f64();

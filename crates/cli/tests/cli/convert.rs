@@ -70,5 +70,5 @@ fn a_folder_keeps_the_tokens_that_begin_and_end_a_text_and_the_tokenizer() {
     place.does("convert run w.bin");
     place.does("convert w.bin bare");
     assert_eq!(tokens("bare/config.json"), ["255", "255"]);
-    place.refuses("train --model none.toml --steps 1", &["none.toml: no such file"]);
+    place.refuses("train --model none.toml --steps 1", &["none.toml: no such file or folder"]);
 }

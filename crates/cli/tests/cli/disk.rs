@@ -62,11 +62,7 @@ fn a_disk_of_3_mib_loses_nothing() {
     );
     let Some(done) = on_a_disk(&place, "size=3m", &script) else { return };
     assert_eq!(done.code, Some(0), "{}", done.stderr);
-    assert!(
-        done.stderr.contains("not saved, tried again in a minute: disk/run: disk is "),
-        "{}",
-        done.stderr
-    );
+    assert!(done.stderr.contains("not saved, will retry in a minute: disk/run: disk is "), "{}", done.stderr);
     assert!(
         done.stderr.contains("the checkpoint is at ") && done.stderr.contains("to resume from it"),
         "{}",

@@ -147,8 +147,8 @@ fn what_is_no_model_is_said() {
     };
     assert!(refusal("u16.bin").contains("kind of file is a token shard, expected weights"));
     assert!(refusal("checkpoint/state.safetensors").contains("without a config.json beside it"));
-    assert!(refusal("gone.bin").ends_with("gone.bin: no such file"));
-    assert!(refusal("gone.toml").ends_with("gone.toml: no such file"));
+    assert!(refusal("gone.bin").ends_with("gone.bin: no such file or folder"));
+    assert!(refusal("gone.toml").ends_with("gone.toml: no such file or folder"));
     std::fs::create_dir(folder.path().join("empty")).unwrap();
     assert!(refusal("empty").contains("folder is without config.json, expected a run, a checkpoint or"));
     std::fs::write(folder.path().join("short"), [1, 2, 3]).unwrap();

@@ -144,7 +144,7 @@ impl ModelChoice {
             let like_a_path = text.contains(['/', '\\']) || path.extension().is_some();
             let named = ModelConfig::named(text).is_some(); // moe-6.9b ends like a file
             if like_a_path && !named && !text.contains('=') {
-                return Err(Error::NotFound { path: path.to_owned(), kind: "file" });
+                return Err(Error::NotFound { path: path.to_owned(), kind: "file or folder" });
             }
             return ModelConfig::parse(text).map(Self::Sizes);
         }

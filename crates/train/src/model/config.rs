@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use std::path::Path;
 
 /// The named models: their names, and their sizes as [`ModelConfig::parse`] reads them.
-const NAMED: [(&[&str], &str); 6] = [
+const NAMED: &[(&[&str], &str)] = &[
     (&["d12", "gpt2"], "n_layer=12,n_head=12,n_embd=768"),
     (&["d24", "gpt2-medium"], "n_layer=24,n_head=16,n_embd=1024"),
     (&["d36", "gpt2-large"], "n_layer=36,n_head=20,n_embd=1280"),
@@ -306,10 +306,9 @@ impl ModelConfig {
 
     fn of_name(name: &str) -> Result<Self> {
         Self::named(name).unwrap_or_else(|| {
-            let names: Vec<_> = NAMED.iter().map(|(names, _)| names.join("|")).collect();
             let expected = format!(
                 "{}, a checkpoint file or folder, a TOML file, or sizes such as n_layer=2,n_head=4,n_embd=64",
-                names.join(", ")
+                Self::listed_names()
             );
             Err(Error::unknown("model", name, expected))
         })
@@ -324,6 +323,11 @@ impl ModelConfig {
     /// The names of all named models, each model's first name first.
     pub fn names() -> impl Iterator<Item = &'static [&'static str]> {
         NAMED.iter().map(|(names, _)| *names)
+    }
+
+    /// The same as a list for people: `d12|gpt2, d24|gpt2-medium, …`.
+    pub fn listed_names() -> String {
+        Self::names().map(|names| names.join("|")).collect::<Vec<_>>().join(", ")
     }
 
     /// The keys of a description of this kind, each with its other spellings after it; empty for an unknown kind.

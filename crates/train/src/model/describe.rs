@@ -1,5 +1,6 @@
 //! How a family of models describes itself: one table of fields per family. Reading and writing a line of text, TOML, JSON,
-//! checkpoints and `config.json`, the errors about them, and the Python classes all follow from the table.
+//! checkpoints and `config.json`, and the errors about them all follow from the table. Python's `config.py`
+//! repeats the fields.
 
 use super::notation::{Given, KIND, Pairs};
 use crate::{Error, Result};

@@ -66,7 +66,7 @@ fn fill(config: &ModelConfig, tensor: &TensorSpec, rng: Rng, values: &mut Vec<f3
 /// How the names of the matrices end whose products the residual stream adds up.
 const RESIDUAL: [&str; 4] = ["c_proj.weight", "o_proj.weight", ".w2.weight", "down_proj.weight"];
 
-/// Over the words of a piece: a number takes two.
+/// Skips the random words of one piece; a normal number uses two.
 static LEAP: LazyLock<Leap> = LazyLock::new(|| Leap::over_pow2((2 * PIECE).ilog2()));
 const _: () = assert!(PIECE.is_power_of_two());
 

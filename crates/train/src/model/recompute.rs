@@ -2,19 +2,19 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What the backward computes again instead of keeping it from the forward. The results are the same bits, on engines that
-/// compute what follows a product from the product as it is stored. Each level includes the ones before.
+/// What the backward computes again instead of keeping it from the forward. The bits of results do not change, on
+/// engines that compute activations from the stored (rounded) product. Each level includes the ones before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
     /// Keep everything.
     #[default]
     None,
-    /// Recompute GELU or SwiGLU: spares 4C per token and layer of GPT-2, F per token and expert of a mixture.
+    /// Recompute the activation of the MLP: saves 4C per token and layer of GPT-2, F per token and expert of a mixture.
     Gelu,
-    /// Recompute both norms and, of a mixture, the rows given to experts: spares 2C more, or C per token and expert.
+    /// Recompute both norms and, of a mixture, the rows permuted to the experts: saves 2C more, or C per token and expert.
     Full,
-    /// Recompute everything inside the experts: spares 2F + C more per token and expert, for a third of their forward
+    /// Recompute everything inside the experts: saves 2F + C more per token and expert, for a third of their forward
     /// and backward. Of a model without experts the same as `Full`.
     Experts,
 }

@@ -47,7 +47,7 @@ impl Axis {
         (0..50).map(move |i| (first + f64::from(i)) * self.step).take_while(move |t| *t <= self.high + slack)
     }
 
-    /// The tick with as many digits as the step has; thousands set apart.
+    /// The tick with as many digits as the step has, with a thousands separator.
     pub fn label(&self, tick: f64) -> String {
         let digits = (-(self.step * 1.001).log10().floor()).clamp(0.0, 9.0) as usize;
         let tick = if tick.abs() < self.step * 1e-6 { 0.0 } else { tick };

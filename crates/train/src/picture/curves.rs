@@ -1,7 +1,9 @@
 //! Loss curves.
 
 use super::axis::Axis;
-use super::svg::{self, Anchor, BASE, COLOURS, DASHES, FINE_GRID, GRID, INK, LABEL, LARGE, NORMAL, Svg};
+use super::svg::{
+    self, Anchor, BASE, COLOURS, DASHES, FINE_GRID, GRID, INK, LABEL, LARGE, NORMAL, PAGE, Svg,
+};
 use crate::{Error, Result};
 use std::path::Path;
 
@@ -56,7 +58,7 @@ fn render(title: &str, series: &[Series]) -> Result<String> {
     Ok(svg.finish())
 }
 
-/// A series made ready: finite points, few enough.
+/// A series ready to draw: only finite points, thinned.
 struct Curve {
     name: String,
     colour: &'static str,
@@ -183,7 +185,7 @@ fn draw_legend(curves: &[Curve], svg: &mut Svg) {
     let widest = curves.iter().map(|c| c.name.chars().count()).max().unwrap_or(0) as f64;
     let (mut y, mark) = (TOP + 22.0, RIGHT - 78.0 - 8.0 * widest - 34.0);
     let (height, x) = (28.0 + 22.0 * (curves.len() as f64 - 1.0) + 8.0, mark - 14.0);
-    let box_style = format!(r##"rx="6" fill="#ffffff" fill-opacity="0.88" stroke="{GRID}""##);
+    let box_style = format!(r#"rx="6" fill="{PAGE}" fill-opacity="0.88" stroke="{GRID}""#);
     svg.rect([x, TOP], [RIGHT - x, height], &box_style);
     for curve in curves {
         let line = y - 4.5;

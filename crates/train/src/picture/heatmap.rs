@@ -14,8 +14,8 @@ const LEAST_FOR_TEXT: f64 = 34.0;
 /// From this distance to an even share, in units of full colour, a triangle points up or down.
 const FAR: f64 = 0.25;
 
-/// Draws the loads (layers × experts) and writes them to `path`. The loads of a layer are made to sum to 100 %, whatever
-/// number of experts a token gets.
+/// Draws the loads (layers × experts) and writes them to `path`. The loads of a layer are normalised to sum to 100 %,
+/// whatever number of experts a token gets.
 pub fn load_svg(path: &Path, load: &[Vec<f64>]) -> Result<()> {
     svg::write(path, &render(load))
 }

@@ -9,6 +9,8 @@ use std::path::Path;
 pub const COLOURS: [&str; 4] = ["#2563eb", "#ea580c", "#059669", "#9333ea"];
 /// Dashes of the same series, so that lines are told apart in black and white, too.
 pub const DASHES: [&str; 4] = ["", "7 4", "2 4", "10 4 2 4"];
+/// The background.
+pub const PAGE: &str = "#ffffff";
 /// Title, labels, secondary text.
 pub const INK: &str = "#111827";
 pub const LABEL: &str = "#4b5563";
@@ -45,11 +47,11 @@ impl Svg {
         let escaped = escape(title);
         let _ = write!(
             svg.0,
-            r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" font-family="{FONT}">
+            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" font-family="{FONT}">
 <title>{escaped}</title>
-<rect width="{width}" height="{height}" rx="10" fill="#ffffff"/>
+<rect width="{width}" height="{height}" rx="10" fill="{PAGE}"/>
 <text x="{left}" y="36" font-size="19" font-weight="600" fill="{INK}">{escaped}</text>
-"##
+"#
         );
         if !subtitle.is_empty() {
             svg.text([left, 57.0], subtitle, (NORMAL, PALE, Anchor::Start));
@@ -111,7 +113,7 @@ impl Svg {
     pub fn dot(&mut self, [x, y]: [f64; 2], colour: &str) {
         let _ = writeln!(
             self.0,
-            r##"<circle cx="{x:.1}" cy="{y:.1}" r="3.6" fill="{colour}" stroke="#ffffff" stroke-width="1.2"/>"##
+            r#"<circle cx="{x:.1}" cy="{y:.1}" r="3.6" fill="{colour}" stroke="{PAGE}" stroke-width="1.2"/>"#
         );
     }
 
@@ -128,7 +130,7 @@ impl Svg {
     }
 }
 
-/// Writes a picture aside and renames it: a reader never sees half of it.
+/// Writes under a temporary name and renames, so that a reader never sees a partial file.
 pub fn write(path: &Path, svg: &str) -> Result<()> {
     atomic::write_file(path, |sink| sink.put(svg.as_bytes()))
 }

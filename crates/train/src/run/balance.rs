@@ -40,7 +40,7 @@ impl Balance {
         warning
     }
 
-    /// The worst expert of the layers not yet warned of, if it is bad enough.
+    /// The worst expert of the layers not yet warned about, if it is bad enough.
     fn look(&mut self) -> Option<String> {
         let mut worst: Option<(f64, usize, usize, f64, f64)> = None;
         let mut wrong = 0;

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 /// Losses in the window, and the fewest from which a score is computed.
 const WINDOW: usize = 128;
 const LEAST: usize = 32;
-/// From which score on a loss is a spike.
+/// The score from which a loss counts as a spike.
 const THRESHOLD: f32 = 8.0;
 /// What makes the median absolute deviation of normal noise its standard deviation.
 const TO_SIGMA: f32 = 1.4826;

@@ -70,7 +70,7 @@ pub trait Reference {
     }
 }
 
-/// The optimizer of the llm.c family's test, AdamW at 1e-4 without decay, where no steps are recorded.
+/// The optimizer of llm.c's test, AdamW at 1e-4 without decay, where no steps are recorded.
 fn family_recipe() -> Recipe {
     Recipe { steps: 0, scalars: Scalars { lr: 1e-4, ..Scalars::default() } }
 }

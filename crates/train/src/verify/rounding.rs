@@ -128,16 +128,9 @@ impl RoundingEngine {
     }
 
     fn run_tf32(&mut self, twin: &Program, i: usize, scalars: &Scalars) -> Result<()> {
-        let operands: &[&str] = match &twin.nodes()[i].op {
-            Op::LinearFwd(_) | Op::GroupedLinearFwd(_) => &["inp", "weight"],
-            Op::LinearBwdInput(_) | Op::GroupedLinearBwdInput(_) => &["d_out", "weight"],
-            Op::LinearBwdWeight(_) | Op::GroupedLinearBwdWeight(_) => &["d_out", "inp"],
-            Op::AttentionFwd(_) | Op::AttentionCached(_) => &["qkv"],
-            Op::AttentionBwd(_) => &["d_out", "qkv"],
-            _ => &[],
-        };
+        let op = &twin.nodes()[i].op;
         let mut kept: Vec<(Slot, Vec<f32>)> = Vec::new();
-        for arg in twin.nodes()[i].op.args().iter().filter(|arg| operands.contains(&arg.name)) {
+        for arg in op.args().iter().filter(|arg| op.operands().contains(&arg.name)) {
             let mut values = vec![0.0; arg.slot.numel()];
             self.inner.read_f32(arg.slot, &mut values)?;
             kept.push((arg.slot, values));

@@ -123,12 +123,12 @@ fn read_all(
         let mut piece = Vec::new();
         while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
             let wanted = || task.index < first_bad.load(Ordering::Relaxed);
-            let mut told = |bytes| {
+            let mut report = |bytes| {
                 // the receiver is dropped early only if `progress` panics
                 let _ = sender.send(News::Read(bytes));
                 wanted()
             };
-            let Some(outcome) = read(task, vocab, &mut piece, &mut told).transpose() else { continue };
+            let Some(outcome) = read(task, vocab, &mut piece, &mut report).transpose() else { continue };
             if outcome.is_err() {
                 first_bad.fetch_min(task.index, Ordering::Relaxed);
             }
@@ -168,13 +168,13 @@ fn read_all(
     (outcomes, flow)
 }
 
-/// Reads one shard. `told` is called for every piece and returns whether the result is still needed; if not, the result
-/// is `None`.
+/// Reads one shard. `report` is called with the bytes of every piece and returns whether the result is still needed; if
+/// not, the result is `None`.
 fn read(
     task: &Task,
     vocab: usize,
     piece: &mut Vec<u8>,
-    told: &mut dyn FnMut(u64) -> bool,
+    report: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Option<(SourceFacts, Stamp)>> {
     let path = task.path;
     let cannot_read = |source| Error::io(path, "read", source);
@@ -200,7 +200,7 @@ fn read(
         let first = (at + skip - header) / kind.size() as u64;
         max_token = max_token.max(check_piece(path, kind, first, &piece[skip as usize..], vocab)?);
         at += piece.len() as u64;
-        if !told(piece.len() as u64) {
+        if !report(piece.len() as u64) {
             return Ok(None);
         }
     }

@@ -85,12 +85,12 @@ impl Checkpoint {
         match (found, damage.first()) {
             (Some(found), _) => Ok((found, damage)),
             (None, Some(error)) => {
-                Err(Error::field(run, "run", format!("without a whole checkpoint ({error})"), "one"))
+                Err(Error::field(run, "run", format!("without a valid checkpoint ({error})"), "one"))
             }
             (None, None) => Err(Error::field(
                 run,
                 "run",
-                "without a checkpoint: it ended before its first was written",
+                "without a checkpoint: the run ended before the first was written",
                 "a run with one, a checkpoint or a Hugging Face folder",
             )),
         }

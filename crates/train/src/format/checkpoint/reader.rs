@@ -90,8 +90,8 @@ impl Checkpoint {
     /// The element types of the run; an error for a checkpoint of an earlier version, which did not keep them.
     pub fn precision(&self) -> Result<Precision> {
         self.trainer.precision.ok_or_else(|| {
-            let found = "of version 1, which has only the weights in full";
-            Error::field(&self.folder, "checkpoint", found, "one to resume from; start from it with --init")
+            let found = "version 1, which does not hold the whole training state";
+            Error::field(&self.folder, "checkpoint", found, "version 2; use its weights with --init")
         })
     }
 

@@ -127,7 +127,7 @@ impl Setup {
         }
         Err(Error::input(
             format!("batch {batch} × sequence {seq}"),
-            "beyond what any machine can hold",
+            "larger than any machine's memory",
             "a smaller batch or sequence",
         ))
     }
@@ -216,7 +216,7 @@ impl Blocks {
         Ok(out)
     }
 
-    /// The gradient of the token table goes where the head has written its own if both are `tied`.
+    /// If the head is `tied`, it has already written its gradient to that of the token table, and this one is added.
     pub fn embed_bwd(&mut self, wte: Slot, wpe: Option<Slot>, d_out: Slot, tied: bool) -> Result<()> {
         self.b.name_grad("embed", d_out);
         self.b.at("embed");

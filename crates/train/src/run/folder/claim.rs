@@ -80,7 +80,7 @@ pub fn lock(path: &Path) -> Result<File> {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut holder = String::new();
-            let _ = file.read_to_string(&mut holder); // only to say who
+            let _ = file.read_to_string(&mut holder); // only for the error message
             let holder = if holder.trim().is_empty() { "another process" } else { holder.trim() };
             return Err(Error::field(path, "run", format!("in use by {holder}"), "one at a time"));
         }

@@ -154,7 +154,8 @@ impl RunFolder {
         if !self.val.is_empty() {
             all.push(series("validation", &self.val, Style::Dots));
         }
-        loss_svg(&self.path.join(LOSS_SVG), "loss (nats per token)", &all)?;
+        let title = self.path.file_name().map_or("run".into(), |name| name.to_string_lossy());
+        loss_svg(&self.path.join(LOSS_SVG), &title, &all)?;
         if self.load.is_empty() { Ok(()) } else { load_svg(&self.path.join(EXPERTS_SVG), &self.load) }
     }
 

@@ -73,9 +73,9 @@ pub(super) enum Why {
 
 /// After a failed save the next try comes after this long, or when the next one is due.
 const RETRY: Duration = Duration::from_secs(60);
-/// How often the folder is looked at for a file that asks for a save.
+/// How often to look for the file `SAVE`.
 const LOOK: Duration = Duration::from_secs(1);
-/// A new best is saved if saves take less than one part in so many of the time.
+/// A new best is saved if saves take less than 1/BEST_SHARE of the time.
 const BEST_SHARE: u32 = 20;
 /// A checkpoint being written.
 struct Writing {
@@ -288,7 +288,7 @@ impl Saver {
         if self.last_step == Some(step) {
             self.last_step = None;
         }
-        observer.note(&format!("step {step:>5}  not saved, tried again in a minute: {error}"));
+        observer.note(&format!("step {step:>5}  not saved, will retry in a minute: {error}"));
     }
 
     fn written(
@@ -309,7 +309,7 @@ impl Saver {
         }
         observer.saved(step, &self.stats);
         if let Err(error) = folder.forget_previous() {
-            observer.note(&format!("step {step:>5}  the run before cannot be removed: {error}"));
+            observer.note(&format!("step {step:>5}  the previous run cannot be removed: {error}"));
         }
         if let Err(error) = keep::tidy(&self.plan.run, self.settings.keep) {
             observer.note(&format!("step {step:>5}  an old checkpoint cannot be removed: {error}"));

@@ -82,7 +82,7 @@ impl Trainer<'_> {
             Ok(path) => {
                 let found = match (&found, first) {
                     (Some(found), _) => format!("; first not finite: {found}"),
-                    (None, true) => "; run again at once, it is finite".to_owned(),
+                    (None, true) => "; an immediate second run of the step is finite".to_owned(),
                     (None, false) => String::new(),
                 };
                 self.job.observer.note(&format!(

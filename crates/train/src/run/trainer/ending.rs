@@ -72,7 +72,7 @@ impl Trainer<'_> {
     /// After an error: saves the progress since the last checkpoint.
     pub(super) fn rescue(&mut self, in_flight: Option<InFlight>) {
         if let Some(step) = in_flight {
-            // good or bad, the weights after it are what is saved
+            // whether it was good or bad, the weights that it left are saved
             let landed = self.land(step, true);
             if !matches!(landed, Ok(None)) {
                 let _ = self.job.session.clear_halt();
@@ -95,7 +95,9 @@ impl Trainer<'_> {
                     .observer
                     .note(&format!("the run as it was after step {} is kept in {place}", self.landed));
             }
-            Err(error) => self.job.observer.note(&format!("the run as it was is not kept: {error}")),
+            Err(error) => {
+                self.job.observer.note(&format!("the state of the run could not be saved: {error}"))
+            }
         }
     }
 }

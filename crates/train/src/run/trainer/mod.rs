@@ -49,7 +49,7 @@ pub(super) struct Trainer<'a> {
     summary: Summary,
     /// Tokens of a micro-step.
     tokens: usize,
-    /// Of the even and of the odd steps.
+    /// Token buffers, for even and odd steps.
     batches: [Batches; 2],
     /// The step whose tokens were read last, and the position in the data after them.
     fetched: Option<(u64, LoaderState)>,
@@ -329,8 +329,10 @@ impl<'a> Trainer<'a> {
             Ok(()) => self.log_failed = false,
             Err(error) if !self.log_failed => {
                 self.log_failed = true;
-                let text = format!("step {:>5}  the log waits in memory, tried again: {error}", metrics.step);
-                self.job.observer.note(&text);
+                let step = metrics.step;
+                self.job.observer.note(&format!(
+                    "step {step:>5}  the log cannot be written, its lines are kept in memory: {error}"
+                ));
             }
             Err(_) => {}
         }

@@ -95,7 +95,7 @@ fn judge(step: &BadStep, reruns: &[Rerun]) -> (Cause, String) {
             (Cause::Engine, format!("{start}; {text}"))
         }
         (_, Some(true)) => (Cause::Overflow, format!("{start}; finite in f64, so the precision is at fault")),
-        _ => (Cause::DataOrNumerics, format!("{start}; which of them, a run in f64 would tell")),
+        _ => (Cause::DataOrNumerics, format!("{start}; a run in f64 (without --no-oracle) would tell which")),
     }
 }
 
@@ -105,7 +105,7 @@ fn did_not_repeat(step: &BadStep, ran: &str, reruns: &[Rerun]) -> (Cause, String
          power) or a race"
     );
     if !step.found.is_empty() {
-        text += "; when it happened it was run again at once and was not finite then, so a fault that has gone since";
+        text += "; right after it happened a second run was not finite either, so the fault was there then and is gone now";
     }
     if let Some(other) = reruns.iter().find(|rerun| !rerun.finite) {
         text += &format!("; {} in {} is not finite, though", other.engine, other.dtype);
@@ -118,10 +118,10 @@ fn not_here(step: &BadStep, ran: &str, reruns: &[Rerun]) -> String {
     let likely = match (step.looked, step.found.is_empty()) {
         (false, _) => "",
         (true, true) => {
-            "; when it happened, running it again at once was finite, which points to hardware or a race"
+            "; right after it happened a second run was finite, which points to hardware or a race"
         }
         (true, false) => {
-            "; when it happened, running it again at once was not finite, which points to an overflow of that precision"
+            "; right after it happened a second run was not finite, which points to an overflow of that precision"
         }
     };
     format!(
@@ -141,7 +141,7 @@ impl fmt::Display for ReplayReport {
         )?;
         let found = match (self.step.looked, self.step.found.as_str()) {
             (false, _) => "not looked for",
-            (true, "") => "run again at once, it was finite",
+            (true, "") => "finite in an immediate second run",
             (true, found) => found,
         };
         let (all, run) = (format!("all {accumulate}"), format!("{device}, then"));
@@ -255,7 +255,7 @@ mod tests {
             (&bf16, vec![f32(true), f64(true)], Cause::Unknown, "cannot be told"),
             (&bf16, vec![f32(false), f64(false)], Cause::DataOrWeights, "was not run"),
             (&step("cpu", "f32", ""), vec![cpu(false), f64(true)], Cause::Overflow, "beyond what f32 holds"),
-            (&step("cpu", "f32", "x"), vec![cpu(true), f64(true)], Cause::HardwareOrRace, "has gone since"),
+            (&step("cpu", "f32", "x"), vec![cpu(true), f64(true)], Cause::HardwareOrRace, "is gone now"),
             (
                 &step("cuda:0", "f32", ""),
                 vec![rerun(Role::Same, "cuda:0", "f32", false), f32(true), f64(true)],
