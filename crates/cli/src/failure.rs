@@ -9,13 +9,13 @@ use ironhorse::train::Error as TrainError;
 /// Why there is no report.
 #[derive(Debug)]
 pub struct Refusal {
-    /// What kind of reason.
+    /// Its cause.
     pub cause: Cause,
     /// One line.
     pub text: String,
 }
 
-/// What kind of reason.
+/// The cause of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// An argument or a file is invalid.

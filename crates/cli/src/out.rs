@@ -73,7 +73,7 @@ pub fn log_level(verbose: u8) {
 
 /// To be called at the start of a command: the Python package runs several in one process.
 pub fn begin() {
-    running(); // from here on
+    running(); // starts the clock
     JSON_ON_STDOUT.store(false, Ordering::Relaxed);
 }
 

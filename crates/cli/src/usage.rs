@@ -136,7 +136,7 @@ fn tip(given: &str, line: &Line) -> Option<String> {
     if !given.starts_with('-') {
         let (_, flag) = PLAIN_WORDS.iter().find(|(name, _)| *name == command.get_name())?;
         let word = if given.contains(' ') { format!("'{given}'") } else { given.to_owned() };
-        return Some(format!("a plain word is not an argument here; did you mean --{flag} {word}?"));
+        return Some(format!("did you mean --{flag} {word}?"));
     }
     let name = given.trim_start_matches('-').replace('_', "-");
     if has(&name) {

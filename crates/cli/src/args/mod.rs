@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use ironhorse::Device;
 use ironhorse::core::{Engine, Precision};
 use ironhorse::cuda::{Attention, Settings};
-use ironhorse::train::model::Recompute;
+use ironhorse::train::model::{ModelConfig, Recompute};
 use serde::Serialize;
 use std::path::Path;
 
@@ -25,6 +25,26 @@ pub mod heading {
     pub const CHECKPOINTS: &str = "Checkpoints, stopping and resuming";
     pub const CHECKS: &str = "What to compare";
     pub const OUTPUT: &str = "Output";
+}
+
+/// The help of `--json`, which writes this.
+macro_rules! json_help {
+    ($what:literal) => {
+        concat!(
+            "Also write ",
+            $what,
+            " as JSON to FILE; - means standard output, and everything else goes to standard error"
+        )
+    };
+}
+pub(crate) use json_help;
+
+/// The help of `--model`, which ends with what else the command takes.
+pub fn model_help(last: &str) -> String {
+    let names = ModelConfig::listed_names();
+    format!(
+        "A named model ({names}), sizes such as n_layer=2,n_head=4,n_embd=64, changes such as gpt2,act=relu2, a TOML file, {last}"
+    )
 }
 
 /// Where to compute.
@@ -54,10 +74,10 @@ pub struct CudaArgs {
     /// GPU: allow results whose last bits differ from run to run, where that is faster
     #[arg(long)]
     pub fast: bool,
-    /// GPU: which attention runs
+    /// GPU: which attention kernels to use
     #[arg(long, value_enum, default_value_t = AttentionArg::Auto)]
     pub attention: AttentionArg,
-    /// GPU: launch every kernel by itself instead of replaying CUDA graphs
+    /// GPU: launch kernels one by one instead of replaying CUDA graphs
     #[arg(long)]
     no_graphs: bool,
 }
@@ -110,11 +130,11 @@ flag_values! {
     RecomputeArg for Recompute {
         /// Nothing: keep every activation
         None,
-        /// GELU or SwiGLU
+        /// The activation of the MLP
         Gelu,
-        /// The norms too, and the rows given to experts
+        /// Also the norms and the rows permuted to the experts
         Full,
-        /// All inside the experts too
+        /// Also everything inside the experts
         Experts,
     }
 }
@@ -213,7 +233,8 @@ pub struct StateArgs {
 pub enum MasterArg {
     /// f32, 4 bytes each; the bf16 weights are rounded stochastically
     F32,
-    /// Only the 16 low bits that bf16 weights lack, 2 bytes each; the bf16 weights are rounded to nearest
+    /// 16-bit residuals beside the bf16 weights, 2 bytes each, which restore the f32 weights exactly; the bf16
+    /// weights are rounded to nearest
     Residual,
 }
 

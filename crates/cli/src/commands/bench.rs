@@ -5,7 +5,7 @@ mod generate;
 use super::workload::{
     Utilization, Workload, flops_before, limits_after, memory_map, model_flops, parameters_text, step_flops,
 };
-use crate::args::{AttentionArg, Dtype, FlagValue, RecomputeArg, StateArgs, heading};
+use crate::args::{AttentionArg, Dtype, FlagValue, RecomputeArg, StateArgs, heading, json_help};
 use crate::hardware::{MadeBy, human_bytes, peak_memory};
 use crate::{Outcome, out};
 use anyhow::Result;
@@ -30,8 +30,7 @@ pub struct BenchArgs {
     /// Time generating --seq tokens one after the other instead of training steps, for --batch sequences at a time
     #[arg(long, help_heading = heading::STEPS)]
     generate: bool,
-    /// Also write the figures to this file as JSON; - means standard output, and the text for people goes to standard error
-    #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
+    #[arg(long, help = json_help!("the results"), help_heading = heading::OUTPUT, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
@@ -39,7 +38,7 @@ pub struct BenchArgs {
 struct BenchReport {
     model: String,
     parameters: usize,
-    /// Those that one token uses, where that is not all of them.
+    /// Parameters used for one token: all except the experts it is not sent to. `None` where that is all of them.
     active_parameters: Option<usize>,
     device: String,
     /// The GPU's name.

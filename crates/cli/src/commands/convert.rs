@@ -8,22 +8,22 @@ use ironhorse::train::format::llmc_model::{ModelOptions, write_model};
 use ironhorse::train::format::{Elem, open_weights};
 use std::path::PathBuf;
 
-/// Converts weights between Hugging Face folders (GPT-2, Mixtral, Llama), checkpoints, answer keys and llm.c's model .bin
+/// Converts weights to a Hugging Face folder (GPT-2, Mixtral, Llama) or llm.c's model .bin
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse convert runs/0001 model.bin\n  \
                         ironhorse convert gpt2_124M.bin gpt2-folder\n  \
                         ironhorse convert gpt2_124M.bin gpt2_124M_bf16.bin --dtype bf16\n  \
                         ironhorse convert runs/0001 mixtral-folder --dtype bf16 --shard-size 2GB")]
 pub struct ConvertArgs {
-    /// A model .bin, a Hugging Face folder, a checkpoint or an answer key
+    /// A run, a checkpoint, an answer key, a Hugging Face folder or a model .bin
     from: PathBuf,
-    /// A name ending in .bin for llm.c's format, any other but .safetensors for a Hugging Face folder
+    /// NAME.bin for llm.c's format; any other name for a Hugging Face folder
     to: PathBuf,
     /// How to store the weights
     #[arg(long, value_enum, default_value_t = Stored::F32)]
     dtype: Stored,
-    /// The most weights in one file of a Hugging Face folder: bytes, or KB, MB, GB, TB (powers of 1000, as transformers
-    /// counts); what is more goes into several files with an index
+    /// Largest size of one weights file in a Hugging Face folder: bytes, or KB, MB, GB, TB (powers of 1000, as in
+    /// transformers); larger models are split into several files with an index
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = number::file_size)]
     shard_size: u64,
 }
@@ -40,7 +40,8 @@ enum Stored {
 pub fn run(args: &ConvertArgs) -> Result<Outcome> {
     if args.to.extension().is_some_and(|extension| extension == "safetensors") {
         bail!(
-            "{}: a single .safetensors file has no sizes; name a folder, which gets config.json and model.safetensors",
+            "{}: a single .safetensors file would not record the model's sizes; name a folder, which gets \
+             config.json and model.safetensors",
             args.to.display()
         );
     }

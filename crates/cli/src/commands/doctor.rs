@@ -1,5 +1,6 @@
 //! `ironhorse doctor`
 
+use crate::args::json_help;
 use crate::hardware::{MadeBy, human_bytes};
 use crate::{Outcome, number, out};
 use anyhow::Result;
@@ -17,8 +18,7 @@ pub struct DoctorArgs {
     /// Threads to measure with; 0 means one for each core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = number::threads)]
     threads: usize,
-    /// Also write the figures to this file as JSON; - means standard output, and the text for people goes to standard error
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help = json_help!("the results"), value_name = "FILE")]
     json: Option<PathBuf>,
 }
 

@@ -1,6 +1,6 @@
 //! `ironhorse generate`
 
-use crate::args::{EngineArgs, heading};
+use crate::args::{EngineArgs, heading, json_help};
 use crate::hardware::check_memory;
 use crate::{Outcome, number, out};
 use anyhow::{Context, Result, bail};
@@ -32,7 +32,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "P", value_parser = number::probability::<f32>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     top_p: Option<f32>,
-    /// Always the most likely token
+    /// Always choose the most likely token
     #[arg(long)]
     greedy: bool,
 }
@@ -65,10 +65,11 @@ pub struct GenerateArgs {
     /// The text to continue
     #[arg(long, help_heading = heading::SAMPLING, default_value = "", value_name = "TEXT", allow_hyphen_values = true)]
     prompt: String,
-    /// The most tokens to write
+    /// Maximum number of tokens to generate
     #[arg(long, help_heading = heading::SAMPLING, default_value_t = 600, value_name = "N", value_parser = number::count_or_0::<usize>)]
     tokens: usize,
-    /// Context length in tokens [default: the sequence length a run was trained with, else the model's context]
+    /// Number of tokens the model attends to [default: the sequence length a run was trained with, else the model's
+    /// context]
     #[arg(long, help_heading = heading::SAMPLING, value_name = "N", value_parser = number::count::<usize>)]
     context: Option<usize>,
     /// Tokenizer file [default: the one beside the model]
@@ -81,8 +82,7 @@ pub struct GenerateArgs {
     seed: u64,
     #[command(flatten)]
     engine: EngineArgs,
-    /// Also write text, tokens and speed to this file as JSON; - means standard output, and the text for people goes to standard error
-    #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
+    #[arg(long, help = json_help!("text, tokens and speed"), help_heading = heading::OUTPUT, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 

@@ -6,7 +6,7 @@ mod disk;
 use self::choices::{Asked, Choice, advice, table};
 use self::disk::Disk;
 use super::workload::parameters_text;
-use crate::args::{Dtype, FlagValue, RecomputeArg, StateArgs, heading};
+use crate::args::{Dtype, FlagValue, RecomputeArg, StateArgs, heading, json_help, model_help};
 use crate::hardware::{human_bytes, memory, usable_of_gpu};
 use crate::{Outcome, number, out};
 use anyhow::Result;
@@ -19,7 +19,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Says how much memory and time a training step needs, without running it
+/// Prints the memory and time that a training step needs, without running it
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse plan --model d12 --batch 4 --seq 1024\n  \
                         ironhorse plan --model d12 --batch 64 --seq 1024 --dtype bf16\n  \
@@ -27,8 +27,7 @@ use std::path::PathBuf;
                         ironhorse plan --model moe-6.9b --batch 8 --seq 1024 --dtype bf16 --recompute experts\n  \
                         ironhorse plan --model moe-6.9b --batch 16 --seq 1024 --dtype bf16 --master residual --moments bf16 --memory 139GiB")]
 pub struct PlanArgs {
-    /// d12, d24, d36, d48, moe-tiny, moe-6.9b, sizes, a TOML file, or weights
-    #[arg(long, help_heading = heading::MODEL, default_value = "d12", value_name = "NAME")]
+    #[arg(long, help = model_help("or weights"), help_heading = heading::MODEL, default_value = "d12", value_name = "NAME")]
     model: String,
     /// Micro-batch size: sequences of one forward and backward pass
     #[arg(long, help_heading = heading::STEPS, default_value_t = 4, value_name = "B", value_parser = number::count::<usize>)]
@@ -53,14 +52,13 @@ pub struct PlanArgs {
     /// Where it would run: auto, cpu, cuda or cuda:N
     #[arg(long, help_heading = heading::DEVICE, default_value = "auto", value_name = "DEVICE")]
     device: String,
-    /// Precision to plan for, also one that this machine has no engine for [default: bf16 on a GPU, f32 on the CPU]
+    /// Precision to plan for; this machine need not support it [default: bf16 on a GPU, f32 on the CPU]
     #[arg(long, help_heading = heading::DEVICE, value_enum)]
     dtype: Option<Dtype>,
     /// Threads to measure this machine's limits with; 0 means one for each core
     #[arg(long, help_heading = heading::DEVICE, default_value_t = 0, value_name = "N", value_parser = number::threads)]
     threads: usize,
-    /// Also write the figures to this file as JSON; - means standard output, and the text for people goes to standard error
-    #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
+    #[arg(long, help = json_help!("the results"), help_heading = heading::OUTPUT, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
@@ -73,7 +71,7 @@ struct PlanReport {
     #[serde(flatten)]
     state: StateArgs,
     parameters: usize,
-    /// Those that one token uses, where that is not all of them.
+    /// Parameters used for one token: all except the experts it is not sent to. `None` where that is all of them.
     active_parameters: Option<usize>,
     batch: usize,
     seq: usize,
@@ -82,7 +80,7 @@ struct PlanReport {
     total_bytes: usize,
     /// What the device has, or `--memory`.
     machine_bytes: Option<u64>,
-    /// What of it a run may use: libraries of a GPU need the rest.
+    /// The part of it that a run may use; the rest is for the GPU's libraries.
     usable_bytes: Option<u64>,
     activation_lower_bound: usize,
     flops: u64,

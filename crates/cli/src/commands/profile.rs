@@ -4,7 +4,7 @@ mod group;
 mod trace;
 
 use super::workload::{Utilization, Workload, flops_before, limits_after, memory_map, model_flops};
-use crate::args::{Dtype, FlagValue, StateArgs, heading};
+use crate::args::{Dtype, FlagValue, StateArgs, heading, json_help};
 use crate::hardware::{MadeBy, human_bytes};
 use crate::{Outcome, number, out};
 use anyhow::Result;
@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-/// Times each op and kernel of a training step and shows where the time goes, beside what the device could do
+/// Times each op and kernel of a training step and shows where the time goes, compared with the limits of the device
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse profile --model d12 --batch 4 --seq 64\n  \
                         ironhorse profile --model d12 --seq 1024 --batch 1 --json profile.json\n  \
@@ -33,11 +33,10 @@ pub struct ProfileArgs {
     /// Write one step as a Chrome trace: what ran when
     #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Draw the longest ops, or kernels of a GPU, as bars
+    /// Write an SVG with the longest ops (on a GPU: kernels) as bars
     #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Also write the figures, op by op, to this file as JSON; - means standard output, and the text for people goes to standard error
-    #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
+    #[arg(long, help = json_help!("the results, op by op,"), help_heading = heading::OUTPUT, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 

@@ -1,6 +1,6 @@
 //! `ironhorse selftest`
 
-use crate::args::CudaArgs;
+use crate::args::{CudaArgs, json_help};
 use crate::hardware::MadeBy;
 use crate::progress::{LINE_EVERY, bar};
 use crate::{Outcome, number, out};
@@ -16,7 +16,7 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Runs every op of the engine on many shapes and compares with exact arithmetic
+/// Runs every op of the engine on many shapes and compares the results with f64
 #[derive(Args)]
 #[command(
     after_help = "Examples:\n  ironhorse selftest\n  ironhorse selftest --device cuda:1 --json selftest.json\n  \
@@ -34,16 +34,15 @@ pub struct SelftestArgs {
     /// Precision to test
     #[arg(long, value_enum, default_value_t = DtypeArg::All)]
     dtype: DtypeArg,
-    /// Only this op; may be given again
+    /// Test only this op; may be repeated
     #[arg(long, value_name = "NAME")]
     op: Vec<String>,
-    /// A few small cases of each op only
+    /// Test only a few small cases of each op
     #[arg(long)]
     quick: bool,
     #[command(flatten)]
     cuda: CudaArgs,
-    /// Also write every case to this file as JSON; - means standard output, and the text for people goes to standard error
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help = json_help!("every case"), value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
@@ -56,7 +55,7 @@ enum DtypeArg {
     Tf32,
     /// bfloat16 with f32 sums (GPU)
     Bf16,
-    /// all that the engine has
+    /// every precision that the engine supports
     All,
 }
 

@@ -3,7 +3,7 @@
 mod replay;
 
 use super::workload::{random_tokens, session_of};
-use crate::args::{Dtype, EngineArgs, RecomputeArg, StateArgs, heading};
+use crate::args::{Dtype, EngineArgs, RecomputeArg, StateArgs, heading, json_help};
 use crate::hardware::check_memory;
 use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
@@ -29,7 +29,7 @@ const MOST_STEPS: u64 = u32::MAX as u64;
 const PASSES: u32 = 2;
 const SEED: u64 = 1;
 
-/// Computes what an answer key asks and compares every number with PyTorch's
+/// Runs the training step of an answer key and compares every tensor with PyTorch's
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
     python -m ironhorse.export gpt2 --model d12 --batch 4 --seq 64 --seed 1 --out answers\n  \
@@ -41,13 +41,14 @@ const SEED: u64 = 1;
     ironhorse verify --replay runs/0001/bad/step-000073\n\n\
     Exit code: 0 all agree, 1 something is wrong, 2 could not run.")]
 pub struct VerifyArgs {
-    /// Weights: a model .bin, a Hugging Face folder, a checkpoint; with --lockstep also d12, moe-tiny or sizes, for random ones
+    /// Weights: a run, a checkpoint, a Hugging Face folder or a model .bin; with --lockstep also a model's name or
+    /// sizes, for random weights
     #[arg(long, help_heading = heading::CHECKS, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// A debug state made from the model
+    /// llm.c's debug state of that model: one batch with its logits, loss and gradients
     #[arg(long, help_heading = heading::CHECKS, value_name = "FILE", conflicts_with = "key", requires = "model")]
     state: Option<PathBuf>,
-    /// An answer key; its weights are used unless --model is given, and then both must agree
+    /// An answer key. If --model is given too, its weights must equal those of the key
     #[arg(long, help_heading = heading::CHECKS, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Compare with the CPU engine instead, op by op from the same inputs
@@ -60,20 +61,21 @@ pub struct VerifyArgs {
         "fast", "attention", "no_graphs",
     ])]
     replay: Option<PathBuf>,
-    /// With --replay: leave f64 out, which is slow for large models
+    /// With --replay: skip the run in f64, which is slow for large models
     #[arg(long, help_heading = heading::CHECKS, requires = "replay")]
     no_oracle: bool,
-    /// With --lockstep and no answers: batch size, in sequences of random tokens
+    /// With --lockstep, without --key and --state: batch size, in sequences of random tokens
     #[arg(long, help_heading = heading::STEPS, value_name = "B", default_value_t = 4, value_parser = number::count::<usize>, requires = "lockstep", conflicts_with_all = ["key", "state"])]
     batch: usize,
-    /// With --lockstep and no answers: sequence length in tokens
+    /// With --lockstep, without --key and --state: sequence length in tokens
     #[arg(long, help_heading = heading::STEPS, value_name = "T", default_value_t = 64, value_parser = number::count::<usize>, requires = "lockstep", conflicts_with_all = ["key", "state"])]
     seq: usize,
-    /// Optimizer steps: those of a key to check (all if not given), or of a state to take, for their losses; with
-    /// --lockstep how often to run (2 if not given)
+    /// Optimizer steps to run. With a key: how many of its steps to check [default: all]; with a debug state: how
+    /// many to take, their losses are printed; with --lockstep: how often to run the step [default: 2]
     #[arg(long, help_heading = heading::STEPS, value_name = "N", value_parser = number::whole::<usize>(0..=MOST_STEPS))]
     steps: Option<usize>,
-    /// Largest relative error of a tensor, by norm; tf32 and bf16 are allowed more, derived from what they cost
+    /// Tolerance of each tensor in f32, relative by norm; in tf32 and bf16 it is derived from the rounding error of
+    /// the precision
     #[arg(long, help_heading = heading::CHECKS, value_name = "X", default_value_t = 1e-5, value_parser = number::at_least_0::<f64>)]
     tolerance: f64,
     /// Largest relative error of the loss
@@ -89,8 +91,7 @@ pub struct VerifyArgs {
     /// Only the verdict, not the table
     #[arg(long, help_heading = heading::OUTPUT)]
     quiet: bool,
-    /// Also write the table to this file as JSON; - means standard output, and the text for people goes to standard error
-    #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
+    #[arg(long, help = json_help!("the table"), help_heading = heading::OUTPUT, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
@@ -105,7 +106,7 @@ pub struct Verified {
     report: Found,
     /// What to do next.
     hints: Vec<String>,
-    /// What could not be used and is not needed.
+    /// Optional files that could not be used.
     warnings: Vec<String>,
 }
 
@@ -161,7 +162,7 @@ pub fn run(args: &VerifyArgs) -> Result<Outcome> {
 }
 
 impl VerifyArgs {
-    /// The engine to check; nothing else is looked at.
+    /// The engine to check; checks nothing else.
     pub fn engine(&self) -> Result<Box<dyn Engine>> {
         self.engine.engine()
     }
@@ -171,7 +172,7 @@ impl VerifyArgs {
 pub fn compute(args: &VerifyArgs, engine: Box<dyn Engine>) -> Result<Verified> {
     let begin = Instant::now();
     if args.replay.is_some() {
-        bail!("--replay is a command: ironhorse verify --replay FOLDER");
+        bail!("--replay works only on the command line: ironhorse verify --replay FOLDER");
     }
     let dtype = args.engine.exact_dtype()?;
     let options = Options {
@@ -205,7 +206,7 @@ fn with_answers(
         match explain_state(args, &mut report) {
             Ok(hint) => hints.extend(hint),
             Err(error) => warnings.push(format!(
-                "the answer key beside the state does not help: {}",
+                "the answer key beside the state could not be used: {}",
                 crate::failure::one_line(&error)
             )),
         }

@@ -1,6 +1,6 @@
 //! What `bench` and `profile` run, and how they count it.
 
-use crate::args::{EngineArgs, RecomputeArg, StateArgs, heading};
+use crate::args::{EngineArgs, RecomputeArg, StateArgs, heading, model_help};
 use crate::hardware::check_memory;
 use crate::number;
 use anyhow::{Context, Result, bail};
@@ -26,8 +26,7 @@ const MOST_STEPS: u64 = 1_000_000;
 /// What `bench` and `profile` run.
 #[derive(Args)]
 pub struct Workload {
-    /// d12, d24, d36, d48, moe-tiny, moe-6.9b, sizes such as n_layer=2,n_head=4,n_embd=64, a TOML file, or weights
-    #[arg(long, help_heading = heading::MODEL, default_value = "d12", value_name = "NAME")]
+    #[arg(long, help = model_help("or weights"), help_heading = heading::MODEL, default_value = "d12", value_name = "NAME")]
     pub model: String,
     /// A debug state or a safetensors file with the tokens x and y to train on [default: random tokens]
     #[arg(long, help_heading = heading::DATA, value_name = "FILE")]

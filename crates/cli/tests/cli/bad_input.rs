@@ -26,8 +26,7 @@ fn usage_errors_are_one_line() {
         ),
         (
             "train extra",
-            "error: unexpected argument 'extra' found; tip: a plain word is not an argument here; did you mean --model \
-             extra? (see --help)\n",
+            "error: unexpected argument 'extra' found; tip: did you mean --model extra? (see --help)\n",
         ),
         ("convert a b c", "error: unexpected argument 'c' found (see --help)\n"),
         ("convert", "error: the following required arguments were not provided: <FROM>, <TO> (see --help)\n"),

@@ -29,7 +29,7 @@ fn flags_that_would_make_another_run_are_refused_and_others_taken() {
     for (flags, refused) in [
         ("--resume run --out other", "--out"),
         ("--resume run --overwrite", "--overwrite"),
-        ("--resume run --config run/config.toml", "--config does not go with --resume"),
+        ("--resume run --config run/config.toml", "--config cannot be used with --resume"),
         ("--resume run --steps 3", "has made 6 steps already"),
         ("--resume nothing", "nothing: no such run"),
         ("--resume run/checkpoints/step-000006", "is inside a run; resume the run with --resume run"),
@@ -39,18 +39,18 @@ fn flags_that_would_make_another_run_are_refused_and_others_taken() {
         assert_eq!((done.code, done.stderr.contains(refused)), (Some(2), true), "{flags}: {}", done.stderr);
     }
     let done = place.does("train --resume run");
-    assert!(done.text().contains("run: all 6 steps are made; give a larger --steps"), "{}", done.text());
+    assert!(done.text().contains("run: all 6 steps are done; give a larger --steps"), "{}", done.text());
 
     // flags that do not change the run, or repeat its settings, are accepted
     let done = place.does("train --resume run --steps 9 --threads 2 --seq 16 --save-every 4 --keep 0");
     for text in
-        ["will not be what it would have been: steps: 6 → 9", "changed: threads: 1 → 2", "from step 6 →"]
+        ["will differ from the uninterrupted one: steps: 6 → 9", "changed: threads: 1 → 2", "from step 6 →"]
     {
         assert!(done.stderr.contains(text), "{}", done.stderr);
     }
     assert_eq!(place.metrics("run").len(), 9);
     let done = place.does("train --resume run --steps 11 --lr 1e-5");
-    assert!(done.stderr.contains("will not be what it would have been: lr: "), "{}", done.stderr);
+    assert!(done.stderr.contains("will differ from the uninterrupted one: lr: "), "{}", done.stderr);
     assert!((place.metrics("run")[10].lr - 1e-5).abs() < 1e-9 && place.metrics("run")[8].lr > 1e-4);
     let json = place.json("run/run.json");
     let steps: Vec<u64> =
@@ -104,7 +104,7 @@ fn a_damaged_checkpoint_is_passed_over() {
         assert!(!done.stdout.is_empty(), "{name}");
         let done = place.does("train --resume run --steps 8");
         assert!(done.stderr.contains("8 steps from step 4 → run"), "{name}: {}", done.stderr);
-        let said = done.stderr.contains("passed over a checkpoint: run/checkpoints/step-000006");
+        let said = done.stderr.contains("skipped a damaged checkpoint: run/checkpoints/step-000006");
         assert_eq!(said, name != "without manifest", "{name}: {}", done.stderr);
         assert_equal(&place.path("run"), &made.path("whole"), 8);
         // the damaged checkpoint has been replaced by a complete one
@@ -121,9 +121,7 @@ fn a_damaged_checkpoint_is_passed_over() {
     assert_eq!(done.code, Some(2));
     let last = done.stderr.lines().last().unwrap();
     assert!(
-        last.contains(
-            "run: has no whole checkpoint to resume from; start again with: ironhorse train --config"
-        ),
+        last.contains("run: no valid checkpoint to resume from; start again with: ironhorse train --config"),
         "{last}"
     );
 }

@@ -36,7 +36,7 @@ fn what_it_decides_by_itself_is_refused() {
     let place = Place::new();
     for flag in ["--out x", "--resume", "--overwrite", "--max-time 3s", "--save-batches b"] {
         let name = flag.split(' ').next().unwrap();
-        place.refuses(&format!("resume-check {flag}"), &[name, "does not go with resume-check"]);
+        place.refuses(&format!("resume-check {flag}"), &[name, "cannot be used with resume-check"]);
     }
     place.refuses("resume-check --steps 2", &["--steps is 2, expected at least 5"]);
     place.refuses("resume-check --steps 9 --save-every 6", &["--save-every is 6, expected at most 5"]);

@@ -119,14 +119,14 @@ fn a_stop_in_the_last_validation_changes_nothing() {
         let mut running = Running::start(&place, &format!("{line} --out {run}"));
         running.wait_for_step(&place.path(&run), 0);
         running.signal(Signal::TERM);
-        // all steps are made, only the validation is missing
+        // all steps are done, only the validation is missing
         running.end().code == Some(3) && checkpoints(&place.path(&run))[0] == 2
     });
     let run = format!("run{}", stopped.unwrap());
     place.does(&format!("train --resume {run}"));
     assert_equal(&place.path(&run), &place.path("whole"), 2);
     let done = place.does(&format!("train --resume {run}"));
-    assert!(done.text().contains("all 2 steps are made"), "{}", done.text());
+    assert!(done.text().contains("all 2 steps are done"), "{}", done.text());
 }
 
 #[test]

@@ -89,7 +89,7 @@ fn a_changed_weight_beside_the_key_is_named() {
     let done = place.runs(&format!("verify {STATE} --json v.json"));
     assert_eq!(done.code, Some(1), "{}", done.stderr);
     assert!(
-        done.stderr.starts_with("the answer key beside the state does not help: small_custom.key"),
+        done.stderr.starts_with("the answer key beside the state could not be used: small_custom.key"),
         "{}",
         done.stderr
     );

@@ -57,8 +57,8 @@ impl Categories {
 }
 
 impl Asked<'_> {
-    /// Every way to keep state, each with every level of recomputation. Levels that the model has nothing for are left
-    /// out, and so are ways that other weights than bf16 ones do not have.
+    /// Every way to keep state, each with every level of recomputation. Levels that do nothing for the model are left
+    /// out, as are choices that need bf16 weights with other weights.
     pub fn choices(&self) -> Result<Vec<Choice>> {
         let mut choices = Vec::new();
         for &master in MasterArg::value_variants() {

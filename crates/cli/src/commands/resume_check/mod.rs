@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 const STEPS: u64 = 24;
 /// Kills in the run that is killed.
 const KILLS: u64 = 3;
-/// Times that a run is started which ends before it could be interrupted.
+/// How often to start a run that ends before it could be interrupted.
 const TRIES: u32 = 5;
 
 /// Checks that an interrupted and resumed training run equals the uninterrupted one, bit for bit, on this machine
@@ -42,13 +42,13 @@ const TRIES: u32 = 5;
 pub struct ResumeCheckArgs {
     #[command(flatten)]
     train: TrainArgs,
-    /// Work in this new or empty folder, which is kept; without it in a temporary one, which is removed if all is well
+    /// Folder for the runs, new or empty; it is kept [default: a temporary folder, removed if the check passes]
     #[arg(long, value_name = "DIR", help_heading = "Check")]
     folder: Option<PathBuf>,
     /// Keep the temporary folder
     #[arg(long, help_heading = "Check")]
     keep_folder: bool,
-    /// Instead make so many runs that are killed at random moments, every second one while it saves
+    /// Instead: make N runs and kill each at random moments, every second one during a save
     #[arg(long, value_name = "N", value_parser = number::count::<u64>, help_heading = "Check")]
     torture: Option<u64>,
     /// Seed of the random moments
@@ -89,7 +89,7 @@ pub fn run(args: &ResumeCheckArgs) -> Result<Outcome> {
     Ok(if passed? { Outcome::Done } else { Outcome::Failed })
 }
 
-/// What the check decides by itself.
+/// Refuses settings that the check chooses itself.
 fn refuse_flags(args: &TrainArgs) -> Result<()> {
     let given = [
         ("--resume", args.resume.is_some()),
@@ -100,7 +100,7 @@ fn refuse_flags(args: &TrainArgs) -> Result<()> {
     ];
     match given.iter().find(|(_, given)| *given) {
         Some((flag, _)) => {
-            bail!("{flag} does not go with resume-check, which makes runs of its own (see --folder)")
+            bail!("{flag} cannot be used with resume-check, which creates its own runs (see --folder)")
         }
         None => Ok(()),
     }
@@ -223,7 +223,7 @@ impl Work<'_> {
         for attempt in 1..=TRIES {
             let run = Run::new(self.config, &self.place.join(format!("{by}-{attempt}")));
             let Some(at_steps) = self.interrupt(&run, by, moments)? else {
-                out::note(format_args!("the run ended before {by} reached it: once more"));
+                out::note(format_args!("the run ended before {by} reached it; trying again"));
                 continue;
             };
             let difference =

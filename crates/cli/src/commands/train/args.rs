@@ -2,7 +2,9 @@
 
 use super::super::generate::SamplingArgs;
 use super::BUILTIN;
-use crate::args::{EngineArgs, RecomputeArg, StateArgs, check_utf8, flag_values, heading};
+use crate::args::{
+    EngineArgs, RecomputeArg, StateArgs, check_utf8, flag_values, heading, json_help, model_help,
+};
 use crate::number;
 use anyhow::Result;
 use clap::Args;
@@ -28,14 +30,13 @@ const MOST_STEPS: u64 = u32::MAX as u64;
     ironhorse train --init runs/0001 --steps 500  a new run from the weights of another\n  \
     ironhorse train --config runs/0001/config.toml --out runs/again\n\n\
     A run folder holds config.toml (reproduces the run), run.json (what it ran on), metrics.jsonl, loss.svg, experts.svg (of a mixture\n\
-    of experts), samples/, checkpoints/step-N/ and, of NaN or infinite steps, bad/.\n\n\
+    of experts), samples/, checkpoints/step-N/ and bad/ (steps with a NaN or infinite loss or gradient norm).\n\n\
     SIGINT (Ctrl-C), SIGTERM, SIGUSR1 and --max-time stop after the step in flight and save; a second Ctrl-C ends at once. SIGUSR2 or\n\
     a file SAVE in the run folder saves and continues.\n\n\
     Exit code: 0 done, 1 training diverged (the run folder has the log and a checkpoint), 2 could not run, 3 stopped\n\
     early, can be resumed.")]
 pub struct TrainArgs {
-    /// d12, d24, d36, d48, moe-tiny, moe-6.9b, sizes such as n_layer=2,n_head=4,n_embd=64, a TOML file, or `builtin`
-    #[arg(long, help_heading = heading::MODEL, default_value = BUILTIN, value_name = "NAME")]
+    #[arg(long, help = model_help("or `builtin`"), help_heading = heading::MODEL, default_value = BUILTIN, value_name = "NAME")]
     pub model: String,
     /// Start from these weights: a model .bin, a Hugging Face folder, a run, a checkpoint
     #[arg(long, help_heading = heading::MODEL, value_name = "FILE")]
@@ -157,8 +158,7 @@ pub struct TrainArgs {
     #[arg(long, help_heading = heading::OUTPUT)]
     #[serde(skip)]
     pub overwrite: bool,
-    /// Also write the summary to this file as JSON; - means standard output, and the text for people goes to standard error
-    #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
+    #[arg(long, help = json_help!("the summary"), help_heading = heading::OUTPUT, value_name = "FILE")]
     #[serde(skip)]
     pub json: Option<PathBuf>,
 }
@@ -181,7 +181,7 @@ flag_values! {
         Cosine,
         /// A straight line
         Linear,
-        /// None: the rate stays at --lr
+        /// No decay: the rate stays at --lr
         Constant,
     }
 }

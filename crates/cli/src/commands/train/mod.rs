@@ -90,7 +90,7 @@ fn start(args: &TrainArgs, line: &[OsString], control: &Control) -> Result<Outco
         .and_then(|folder| prepared.train(&args, folder, run::new_state(serde_json::to_value(&args)?)));
     if result.is_err() && fresh {
         RunFolder::remove_unused(&path);
-        let _ = std::fs::remove_dir(RUNS); // if it is empty
+        let _ = std::fs::remove_dir(RUNS); // fails unless it is empty, as intended
     }
     result
 }

@@ -1,4 +1,4 @@
-//! `ironhorse train --resume`: the run's own config.toml is what counts; what may differ is decided key by key.
+//! `ironhorse train --resume`: the settings are those of the run's own config.toml; what may differ is decided key by key.
 
 use super::{Prepared, RUNS, TrainArgs, check_space, defaults, report};
 use crate::{Outcome, out};
@@ -43,10 +43,10 @@ pub fn run(named: &Path, given: &TrainArgs, line: &[OsString], control: &Control
     defaults::shorten_warmup(&mut args);
     let mut folder = RunFolder::open(&path)?;
     let damaged =
-        |error: &ironhorse::train::Error| out::note(format_args!("passed over a checkpoint: {error}"));
+        |error: &ironhorse::train::Error| out::note(format_args!("skipped a damaged checkpoint: {error}"));
     let Some(mut checkpoint) = open_latest(&path, Checkpoint::open, damaged)? else {
         bail!(
-            "{}: has no whole checkpoint to resume from; start again with: ironhorse train --config {} --out NEW",
+            "{}: no valid checkpoint to resume from; start again with: ironhorse train --config {} --out NEW",
             path.display(),
             path.join("config.toml").display()
         );
@@ -58,7 +58,7 @@ pub fn run(named: &Path, given: &TrainArgs, line: &[OsString], control: &Control
     }
     if state.step == steps && is_complete(&path, &args, checkpoint.config().vocab_size())? {
         out::line(format!(
-            "{}: all {steps} steps are made; give a larger --steps to continue",
+            "{}: all {steps} steps are done; give a larger --steps to continue",
             path.display()
         ))?;
         return Ok(Outcome::Done);
@@ -110,7 +110,7 @@ fn find(named: &Path) -> Result<PathBuf> {
 fn settings(path: &Path, given: &TrainArgs, line: &[OsString]) -> Result<(TrainArgs, Vec<(Change, String)>)> {
     let config = path.join("config.toml");
     if line.iter().any(|arg| arg.to_string_lossy().starts_with("--config")) {
-        bail!("--config does not go with --resume: {} is what counts", config.display());
+        bail!("--config cannot be used with --resume: the run's settings are in {}", config.display());
     }
     let own = crate::parse_train(&["ironhorse".into(), "train".into()], &config)?;
     let mut args = crate::parse_train(line, &config)?;
@@ -136,7 +136,7 @@ fn settings(path: &Path, given: &TrainArgs, line: &[OsString]) -> Result<(TrainA
     Ok((args, changes))
 }
 
-/// Whether a run whose steps are made has its last validation and its last sample too.
+/// Whether a run whose steps are done has its last validation and its last sample too.
 fn is_complete(path: &Path, args: &TrainArgs, vocab: usize) -> Result<bool> {
     let log = read_metrics(&path.join("metrics.jsonl"))?;
     let validates = args.val_batches > 0 && (args.data.is_empty() || !args.val_data.is_empty());
@@ -153,7 +153,7 @@ fn say_changes(changes: &[(Change, String)], json: &RunJson, device: &str, exact
     for (change, text) in changes {
         let what = match change {
             Change::Harmless => "changed",
-            Change::Said => "changed, so the run will not be what it would have been",
+            Change::Said => "changed, so the run will differ from the uninterrupted one",
             Change::SameTokens => "changed, the tokens are the same",
         };
         out::note(format_args!("{what}: {text}"));
