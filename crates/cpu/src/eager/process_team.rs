@@ -53,7 +53,8 @@ pub fn threads() -> usize {
     THREADS.load(Ordering::Relaxed)
 }
 
-/// Calls `work` with a team: the process-wide one if `wide` and nobody else has it, else one of the caller alone.
+/// Calls `work` with a team: the process-wide one if `wide` and nobody else has it, else a team of one, the calling
+/// thread.
 pub(crate) fn with_team<R>(wide: bool, work: impl FnOnce(&Team, &mut Workspace) -> R) -> R {
     if wide {
         let mut guard = match SHARED.try_lock() {

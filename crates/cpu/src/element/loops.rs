@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 
 /// Lanes of sums and maxima.
 pub const LANES: usize = 32;
-/// Elements of a block: some of them fit the first-level cache together.
+/// Elements of a block: several blocks fit into the L1 cache together.
 pub const BLOCK: usize = 512;
 
 /// How long a sum in the type of sums may become before it joins an f64 total.

@@ -110,8 +110,8 @@ pub(super) unsafe fn micro<S: Simd, const MR: usize, const NV: usize, const PACK
     // SAFETY: guaranteed by the caller; the last vector is masked to `t.last` columns unless b is a full panel.
     unsafe {
         let (a_rs, a_cs, b_rs) = if PACKED { (1, S::MR, S::NR) } else { (t.a_rs, t.a_cs, t.b_rs) };
-        // Told the stride, the compiler goes from row to row by adding it, one waiting for the other: twice as slow for narrow
-        // tiles.
+        // If the stride is a constant, the compiler computes row addresses by a chain of dependent additions: twice as
+        // slow for narrow tiles.
         let mut rows = [0; MR];
         (0..MR).for_each(|i| rows[i] = i * a_rs);
         let rows = if PACKED { rows } else { std::hint::black_box(rows) };

@@ -32,7 +32,7 @@ pub(super) fn reserve_most(ws: &mut Workspace, kernels: &Kernels, threads: usize
     ws.reserve(shared.max(SHARED_BYTES / size_of::<f32>()), threads, (vectors * kc, addresses));
 }
 
-/// An address that tasks may share. What they may do with it is said where it is made.
+/// An address that tasks may share. The rules for its use are stated where it is created.
 #[derive(Clone, Copy)]
 pub(super) struct SharedPtr<T>(pub(super) T);
 
@@ -199,7 +199,7 @@ impl<'a> Plan<'a> {
         let group = panels.div_ceil(4 * self.threads);
         let groups = panels.div_ceil(group);
         team.run(groups, &|task, _| {
-            // Panel by panel over all slices: the source is read on in the same places.
+            // Panel by panel over all slices, so that each source row is read contiguously.
             for panel in task * group..panels.min((task + 1) * group) {
                 for slice in phase.clone() {
                     let steps = self.steps(slice);

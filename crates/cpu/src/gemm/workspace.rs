@@ -55,7 +55,8 @@ impl Workspace {
         }
     }
 
-    /// Makes room in each of `threads` workers for products of its own that pack so many floats of a and of b.
+    /// Makes room in each of `threads` workers for products it computes alone, which pack this many floats of a and of
+    /// b.
     pub(super) fn reserve_local(&mut self, threads: usize, [a, b]: [usize; 2]) {
         if self.workers.len() < threads {
             self.workers.resize_with(threads, WorkerScratch::default);

@@ -1,6 +1,6 @@
 //! Choosing one index per row: the largest, or a draw from the softmax after temperature, top-k or top-p.
 //!
-//! The rules are those of `ironhorse_train::sample`. The weights e^((x - max) / temperature) are f64.
+//! The rules are those of `ironhorse_train::generate::sample`. The weights e^((x - max) / temperature) are f64.
 
 use super::argmax::argmax_row;
 use crate::element::{LANES, tree};
@@ -13,7 +13,8 @@ const BLOCK: usize = 1024;
 const GROUP: usize = 64;
 /// Logits that are sorted whole.
 const FEW: usize = 2048;
-/// Steps of logits, and how many make a factor of e: those of the last, more than 64 below the largest, weigh nothing.
+/// The number of steps that logits are sorted into, and how many steps a factor of e covers; logits more than 64 below
+/// the largest have no weight.
 const STEPS: usize = 4096;
 const STEPS_PER_E: f64 = 64.0;
 
@@ -65,7 +66,7 @@ multiversion! {
         }
     }
 
-    /// Which step below the largest a logit is on: the larger the logit, the lower the step.
+    /// The step of a logit: the larger the logit, the lower the step.
     fn steps_of<const FMA: bool>(steps: &mut [u16], x: &[f32], max: f64, inverse: f64) {
         for (step, &x) in steps.iter_mut().zip(x) {
             let depth = (max - f64::from(x)) * (inverse * STEPS_PER_E);

@@ -93,7 +93,7 @@ impl Ctx<'_> {
         }
     }
 
-    /// Room for partial sums, one per task. Good until it is asked for again.
+    /// Room for partial sums, one per task. Valid until the next call.
     fn partials(&mut self, len: usize) -> Span<f64> {
         if self.partials.len() < len {
             self.partials.resize(len, 0.0);
@@ -101,13 +101,13 @@ impl Ctx<'_> {
         Span::of_slice(&mut self.partials[..len])
     }
 
-    /// Room for so many floats, of any value. Good until it is asked for again, and until a product of the whole team.
+    /// Room for `len` floats, of any value. Valid until the next call, and until a product of the whole team.
     fn floats(&mut self, len: usize) -> Span<f32> {
         // SAFETY: `len` floats of the workspace, which nothing else uses meanwhile.
         unsafe { Span::from_raw(self.workspace.floats(len), len) }
     }
 
-    /// Room for so many integers, of any value. Good until it is asked for again.
+    /// Room for `len` integers, of any value. Valid until the next call.
     fn counts(&mut self, len: usize) -> Span<i32> {
         if self.counts.len() < len {
             self.counts.resize(len, 0);

@@ -23,7 +23,7 @@ pub enum Unfit {
     Chosen(usize, usize),
     /// A logit is NaN or infinite: its token, its value.
     Logit(usize, f32),
-    /// Indices that are out of range, or places that are no permutation: the name of the array.
+    /// Indices that are out of range, or places that are not a permutation: the name of the array.
     Numbers(&'static str),
     /// A task panicked: a bug in this crate.
     Panic,

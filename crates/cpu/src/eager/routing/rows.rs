@@ -108,7 +108,7 @@ pub fn combine(
 /// Of [`combine`]: `d_rows[places[n, j]] = weights[n, j]·d_out[n]` and `d_weights[n, j] = d_out[n]·rows[places[n, j]]`.
 ///
 /// # Errors
-/// An array has the wrong size; the places are no permutation.
+/// An array has the wrong size; the places are not a permutation.
 pub fn combine_bwd(
     (d_rows, d_weights): (&mut [f32], &mut [f32]),
     (d_out, rows): (&[f32], &[f32]),

@@ -23,7 +23,7 @@ pub struct Backward<T: Elem> {
 }
 
 impl<T: Elem> Backward<T> {
-    /// Elements of the gradients of keys and values that every head of queries needs of its own before they are added up;
+    /// Elements of the gradients of keys and values that each query head accumulates separately before they are added;
     /// 0 where a head writes the result at once.
     pub fn own_elements(&self) -> usize {
         let s = &self.from.shape;
