@@ -1,4 +1,4 @@
-/* ironhorse: one-call transformer ops for C and whatever calls C.
+/* ironhorse: eager transformer ops for C and every language that can call C.
  *
  * Every cuda_* function works on contiguous row-major float arrays and returns a code:
  *
@@ -15,7 +15,7 @@
  *
  * Link with -lironhorse; the static library needs -lpthread -ldl -lm too.
  *
- * The part below "ops" is made by `cargo xtask generate` of the table of ops: do not edit it.
+ * The part below "ops" is generated from the table of ops by `cargo xtask generate`: do not edit it.
  */
 
 #ifndef IRONHORSE_H

@@ -162,10 +162,11 @@ impl Bound {
     }
 }
 
-/// What Python takes for an argument that is not given.
+/// Python's default for an argument.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Default {
-    /// Nothing: it must be given, unless it is an output, which is made, or a size that the arrays tell.
+    /// Nothing: it must be given, unless it is an output, which is made, or a size that follows from the shapes of
+    /// arrays.
     Absent,
     /// A size that must be given.
     Required,
@@ -206,7 +207,7 @@ pub struct Arg {
     pub below: Option<&'static str>,
     /// In Python, this size stands for any number of leading dimensions.
     pub leading: bool,
-    /// In Python, this size may be less than what the arrays have: the op works on their first elements.
+    /// In Python, this size may be smaller than the arrays: the op works on their first elements.
     pub first: bool,
     /// What Python fills a new array with, for an op that writes nothing without rows.
     pub fill: Option<f32>,

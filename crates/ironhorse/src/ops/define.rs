@@ -6,14 +6,15 @@
 //! /// What it computes.
 //! name = c_name(
 //!     argument: kind [dimensions] { .options() },
-//! ) { .options() } => EagerOp { field: argument },
+//! ) { .options() } => EagerOp { field: argument };
 //! ```
 //!
 //! with the arguments in the order of the C function. Kinds: `read`, `write` and `update` are f32 arrays, `read_i32`,
-//! `write_i32` and `seeds` (u64) others, `unused` an array that is ignored; `size` is an i64 (`int` in C), `count` an i64 in C
-//! too, `int` an i32, `number` an f32, `double` an f64 (not in C), `flag` a bool. A dimension is a size, or one of `(a / 2)`, `(a * b)`, `(a + b)` for at
-//! least that many, and `(above i)` for more than the largest of the indices i. Options are those of [`super::spec::Arg`] and
-//! [`super::spec::Op`]. In the eager op, f32 arrays are `Array`s, sizes `usize`, and all else is plain.
+//! `write_i32` and `seeds` (u64) others, `unused` an array that is ignored; `size` is an i64 (`int` in C), `count` is
+//! an `int64_t` in C, `int` an i32, `number` an f32, `double` an f64 (not in C), `flag` a bool. A dimension is a size,
+//! or one of `(a / 2)`, `(a * b)`, `(a + b)` for at least that many, and `(above i)` for more than the largest of the
+//! indices i. Options are those of [`super::spec::Arg`] and [`super::spec::Op`]. In the eager op, f32 arrays are
+//! `Array`s, sizes `usize`, and all else is plain.
 
 #[rustfmt::skip]
 macro_rules! role {

@@ -1,4 +1,4 @@
-//! One-call ops by address: what the C library and the Python module are made of.
+//! Eager ops by address: what the C library and the Python module are made of.
 //!
 //! A function takes pointers to f32 arrays (row-major, contiguous), sizes, numbers and a [`Stream`], in the order of the C
 //! function of the same name (`silu` is `cuda_silu`). It checks all that can be checked, finds out where the memory is, and
