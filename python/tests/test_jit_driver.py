@@ -54,7 +54,7 @@ refused("64 in z", lambda: scale[1, (1, 1, 65)](x, y, 4, 1.0))
 refused("512 is the most with its 40 registers", lambda: module["heavy"][1, 1024](y))
 refused("1048576 bytes of dynamic shared memory; 232448 is the most", lambda: scale[1, 32, 1 << 20](x, y, 4, 1.0))
 refused("too many blocks in y; 65535 is the most", lambda: scale[(1, 70000), 32](x, y, 4, 1.0))
-refused("share a part of their memory", lambda: scale[1, 32](y[:100], y[50:150], 100, 1.0))
+refused("two arrays overlap", lambda: scale[1, 32](y[:100], y[50:150], 100, 1.0))
 assert driver.held_now() == 0
 """
 

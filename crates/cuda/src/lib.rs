@@ -3,7 +3,7 @@
 //! ```text
 //! Program ──lower──▶ Vec<Launch> ──run──▶ stream ──capture──▶ CUDA graph, replayed every step
 //!            op/*.rs: which kernel or library call, with which addresses and sizes
-//!            kernels/*.cu: compiled by NVRTC at first use, kept on disk
+//!            kernels/FAMILY/*.cu: compiled by NVRTC at first use, kept on disk
 //!            ffi/*.rs: the driver and the libraries, found at run time
 //! ```
 

@@ -17,7 +17,7 @@ pub(crate) fn full_grid(stream: &Stream) -> Grid {
     Grid::linear(8 * stream.device().info.sms as usize, THREADS)
 }
 
-/// Fills memory with numbers that cost as much power as real ones.
+/// Fills memory with random numbers, so that the power drawn is that of real data.
 pub(crate) fn fill_with_noise(stream: &Stream, at: u64, bytes: usize) -> Result<()> {
     let noise = stream.device().function(&spec().kernel("limits_noise"))?;
     stream.launch(noise, full_grid(stream), &mut Args::new().ptr(at).u64(bytes as u64 / 16))

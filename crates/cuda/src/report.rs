@@ -1,4 +1,4 @@
-//! What `doctor` tells: each library with its version and place, and what will be used.
+//! What `doctor` shows: each library with its version and place, and what will be used.
 
 use crate::ffi::library::{self, Kind, Open};
 use crate::{Attention, DeviceInfo, Result};

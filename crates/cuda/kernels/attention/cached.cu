@@ -4,7 +4,7 @@
 //        memory, or latency for few rows and heads
 // grid   a block per row and head of queries. 8 lanes share a key, columns are split over threads, positions over groups; any head
 //        width, whole vectors with VECTORS. Scores go through `scores` (B, NH, context)
-// order  positions in a fixed stride per thread, then groups in turn: repeatable
+// order  positions in a fixed stride per thread, then groups in order: repeatable
 #include "common/prelude.cuh"
 
 constexpr int THREADS = 512;

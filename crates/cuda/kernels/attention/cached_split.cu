@@ -4,7 +4,7 @@
 // grid   `splits` blocks per row and head of queries. A block takes every splits-th span of SPAN positions; one without positions
 //        returns at once. 8 lanes share a key. Keys and values of a block's first span are read before the kernel ahead has
 //        ended. HEAD_DIM is a multiple of one vector for each of the 8 lanes
-// order  positions in a fixed stride per warp, warps in turn, then blocks in turn by the block of a head that ends last:
+// order  positions in a fixed stride per warp, warps in order, then blocks in order by the block of a head that ends last:
 //        repeatable, whichever block that is
 #include "common/chain.cuh"
 

@@ -172,7 +172,7 @@ DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shap
 #pragma unroll
     for (int r = 0; r < R; ++r) maximum[r] = hidden();
     for (u32 j = 0; STRIDED ? j < passes : j <= tile; ++j) {
-        __syncthreads();  // no thread reads the tile before any more
+        __syncthreads();  // no thread still reads the previous tile
         load_tile(k, in.k(at), shape.k_stride(at), j * TILE, kv_len, shape);
         load_tile(v, in.v(at), shape.v_stride(at), j * TILE, kv_len, shape);
         __syncthreads();
@@ -229,7 +229,7 @@ template <bool KEYS> DEVICE void backward(const Backward<float>& op) {
     u32 start = KEYS ? (STRIDED ? shape.first_for(first) / TILE : tile) : 0;
     u32 end = KEYS ? (q_len + TILE - 1) / TILE : tiles_seen(shape, tile);
     for (u32 j = start; j < end;) {
-        __syncthreads();  // no thread reads the tile before any more
+        __syncthreads();  // no thread still reads the previous tile
         load_tile(b1, KEYS ? q : k, KEYS ? shape.q_stride(at) : shape.k_stride(at), j * TILE, other, shape);
         load_tile(b2, KEYS ? d_out : v, KEYS ? shape.out_stride(at) : shape.v_stride(at), j * TILE, other, shape);
         __syncthreads();

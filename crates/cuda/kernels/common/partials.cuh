@@ -8,7 +8,7 @@
 DEVICE u64 own_column() { return (u64)blockIdx.x * WARP + threadIdx.x / WARP; }
 
 // Sum of own_column() over `count` partial rows, in all lanes, for blocks of 1024 threads: 32 columns, 32 rows at a time. Every 32nd
-// row in turn, UNROLL of them under way, then a fixed tree: repeatable.
+// row in order, UNROLL of them under way, then a fixed tree: repeatable.
 template <int UNROLL = 8, class A> DEVICE A column_sum(const A* partials, u32 count, u64 columns) {
     __shared__ A tile[WARP][WARP + 1];
     const u32 lane = threadIdx.x % WARP, slice = threadIdx.x / WARP;

@@ -55,7 +55,8 @@ template <class T> DEVICE void store_once(T* to, const Vec<T>& value) {
     asm volatile("st.global.cs.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(q.x), "r"(q.y), "r"(q.z), "r"(q.w) : "memory");
 }
 
-// Makes the compiler forget what it derived from v: converting again is cheaper than the registers to keep it in.
+// An optimisation barrier: the compiler must not keep values derived from v, since converting again is cheaper than
+// the registers to keep it in.
 template <class T> DEVICE void forget(Vec<T>& v) {
     uint4& q = *reinterpret_cast<uint4*>(&v);
     asm volatile("" : "+r"(q.x), "+r"(q.y), "+r"(q.z), "+r"(q.w));

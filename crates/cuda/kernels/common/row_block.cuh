@@ -9,7 +9,7 @@ constexpr int STEPS = (VECS + 255) / 256;                                       
 constexpr int THREADS = ((VECS + STEPS - 1) / STEPS + WARP - 1) / WARP * WARP;  // the fewest that need no more steps
 constexpr int WARPS = THREADS / WARP;
 
-// The block's sum, for all threads: a butterfly in each warp, then warps in turn. `shared` has room for WARPS floats that no
+// The block's sum, for all threads: a butterfly in each warp, then warps in order. `shared` has room for WARPS floats that no
 // other sum uses.
 DEVICE float row_sum(float x, float* shared) {
     x = warp_sum(x);

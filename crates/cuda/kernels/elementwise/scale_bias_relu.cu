@@ -8,8 +8,8 @@
 // grid   a thread owns UNIT columns (a vector, or one element where C or an address does not allow vectors) and, backward,
 //        walks down rows; a block is a tile of columns by a group of rows, tiles of a group side by side; any R and C; bits
 //        need C % 32 == 0
-// order  d_bias: a thread its rows of the group in turn, the threads of a column in turn, then groups: 32 slices in turn and a
-//        tree. Groups depend on R and C only, no atomics: bitwise repeatable
+// order  d_bias: each thread its rows of the group in order, the threads of a column in order, then groups: 32
+//        slices in order and a tree. Groups depend on R and C only, no atomics: bitwise repeatable
 // bits   element e is bit e % 32 of word e / 32
 #include "common/unaligned.cuh"
 #include "common/partials.cuh"

@@ -4,7 +4,7 @@
 // grid   embedding_bwd_positions: a thread per vector of d_wpe. For d_wte: positions are sorted by token, stable, 8 bits a
 //        pass (sort_count, sort_scan, sort_scatter); embedding_bwd_windows sums 32 sorted positions a block;
 //        embedding_bwd_joins adds up the sums of tokens that are in more than one window. Any shape
-// order  by position within a window, windows in 8 slices, slices in turn: repeatable, also when all tokens are equal
+// order  by position within a window, windows in 8 slices, slices in order: repeatable, also when all tokens are equal
 #include "common/scan.cuh"
 
 constexpr int WINDOW = 32;

@@ -3,7 +3,7 @@
 // grouped_any_bwd_weight: d_weight[e] (+)= Σ_r d_out[r]ᵀ·inp[r] over the rows of each expert
 // moves  each operand once per tile of 128, mostly from L2; bound: f32 arithmetic
 // grid   as many blocks as the device holds, each walks over tiles of 128x128; any shape, any alignment
-// order  a product's terms in turn in f32: repeatable
+// order  a product's terms in order in f32: repeatable
 #include "experts/grouped.cuh"
 
 constexpr int BM = 128, BN = 128, BK = 16, THREADS = 256;

@@ -4,7 +4,7 @@
 // moves  each operand once per tile of 128, mostly from L2; bound: tensor cores
 // grid   as many blocks as the device holds, each walks over tiles of 128x128 and copies terms of the sums 32 at a time, three
 //        steps ahead; needs C % 8 == 0, OC % 8 == 0, arrays at multiples of 16 bytes
-// order  a product's terms in turn, 16 at a time, in f32: repeatable
+// order  a product's terms in order, 16 at a time, in f32: repeatable
 //
 // Rows beyond an expert's last are zeros in shared memory: they are not read.
 #include "experts/grouped.cuh"

@@ -4,7 +4,7 @@
 // grid   a persistent block on each multiprocessor: a producer warp starts TMA copies, three stages of 64 terms ahead; two consumer
 //        warpgroups multiply, 64x256 of a tile of 128x256 each; three warps compute the epilogue while the next tile is multiplied.
 //        Needs C % 64 == 0, F % 64 == 0, arrays at multiples of 16 bytes
-// order  a product's terms in turn, 16 at a time, in f32; the rest elementwise: the bits of experts/grouped_wgmma.cu and then elementwise/swiglu.cu
+// order  a product's terms in order, 16 at a time, in f32; the rest elementwise: the bits of experts/grouped_wgmma.cu and then elementwise/swiglu.cu
 //
 // If the consumers computed the exponentials of a tile, that would take a fifth of the time of its products (768 terms) while the
 // tensor cores wait. So gates and ups stay in the store tiles until the epilogue warps have read them.

@@ -5,7 +5,7 @@
 // grid   a persistent block on each multiprocessor: a producer warp starts TMA copies, four stages of 64 terms ahead; two
 //        consumer warpgroups multiply, 64x256 of a tile of 128x256 each; needs C % 64 == 0, OC % 64 == 0, arrays at multiples of
 //        16 bytes
-// order  a product's terms in turn, 16 at a time, in f32: repeatable
+// order  a product's terms in order, 16 at a time, in f32: repeatable
 //
 // A tile may reach beyond the last row of its expert: those rows are read, but not written. Where rows are terms of the sums
 // (bwd_weight), those of other experts become zeros before they are used. Results in bf16 are stored by TMA from shared memory

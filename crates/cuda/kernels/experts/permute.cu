@@ -5,7 +5,7 @@
 // moves  (1 + K), (1 + K), (1 + K), (1 + 2K) times N·C·sizeof(ACT) bytes; bound: memory
 // grid   a warp per row of the result; for combine_bwd, per token. With VECTORS in steps of 16 bytes (needs
 //        C % (16 / sizeof(ACT)) == 0), else element by element; any shape
-// order  j ascending in f32, rounded once; dot products lanes in turn, then a butterfly: repeatable. A row of the result
+// order  j ascending in f32, rounded once; dot products lanes in order, then a butterfly: repeatable. A row of the result
 //        that does not exist is a fault and counts as row 0 where it is read
 #include "common/prelude.cuh"
 

@@ -6,7 +6,7 @@
 //              entropy (+)= -loss_scale·Σ_n Σ_e probs·ln(probs)
 // moves  N·E·(sizeof(LOGIT) + 4) bytes, N·E·(sizeof(LOGIT) + 4), N·E·4, and 8 to 16 for each choice; bound: latency
 // grid   a warp per token; router_load: blocks of a stretch of `probs` each, then one block. Any N, E and K
-// order  lanes in turn, then a butterfly; router_load in f64, blocks in turn: repeatable
+// order  lanes in order, then a butterfly; router_load in f64, blocks in order: repeatable
 #include "common/prelude.cuh"
 
 constexpr int WARPS = 8;

@@ -3,7 +3,7 @@
 // moves  rows·padded·sizeof(ACT) bytes once, twice with `grad`; bound: memory
 // grid   cross_entropy_shared: as many blocks as the device holds, each walks over rows and keeps one in shared memory;
 //        needs 16-byte rows that fit. cross_entropy_any: a block per row, which it reads for each pass; any shape
-// order  a thread its columns in turn, then a butterfly over lanes, then over warps: repeatable
+// order  each thread its columns in order, then a butterfly over lanes, then over warps: repeatable
 #include "common/async_copy.cuh"
 
 constexpr int N = Vec<ACT>::N;

@@ -8,7 +8,7 @@
 //        8192 x 50304 bf16 on an H200: 0.82 GB, 0.19 ms; backward 1.65 GB, 0.38 ms
 // grid   a team of `lanes` threads (up to a warp, or a block) per row; backward blockIdx.y walks over parts of a row. Any shape
 //        and address; `vector`: rows of both arrays start at the same offset from a multiple of 16 bytes
-// order  a thread its columns in turn, then pairs at fixed distances: repeatable
+// order  each thread its columns in order, then pairs at fixed distances: repeatable
 #include "common/rows.cuh"
 
 KERNEL __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2) cross_entropy(Acc* losses, Acc* lse, const T* logits, const void* targets, u64 rows,

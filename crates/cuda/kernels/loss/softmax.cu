@@ -6,7 +6,7 @@
 // LOG    compiles log_softmax, else the other two; VECS the _held ones, else the _any ones
 // grid   _held: a team of `lanes` threads (up to a warp, or a block) per row, VECS·16 bytes of each array in a thread's
 //        registers; rows of all arrays start at the same offset from a multiple of 16 bytes. _any: any length, any address
-// order  a thread its columns in turn, then pairs at fixed distances: repeatable
+// order  each thread its columns in order, then pairs at fixed distances: repeatable
 #include "common/rows.cuh"
 
 #ifdef VECS

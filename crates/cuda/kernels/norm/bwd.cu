@@ -4,7 +4,8 @@
 // moves  (3 or, adding, 4)·rows·width·sizeof(ACT) bytes and the partial sums; bound: memory
 // grid   with WIDTH (needs WIDTH % 8 == 0) NORM_bwd: as many blocks as the device holds, a group of GROUP warps per row, column
 //        sums kept in registers, one partial row per block. Without: NORM_bwd_rows, then NORM_bwd_columns. Then NORM_bwd_sums
-// order  each group its rows in turn, groups in turn, then the blocks in a fixed tree: repeatable on one kind of device
+// order  each group sums its rows in order, then groups in order, then the blocks in a fixed tree: repeatable on one
+//        kind of device
 #include "common/partials.cuh"
 #include "norm/row.cuh"
 
@@ -55,7 +56,7 @@ constexpr int GROUP = columns_per_lane(1) <= 24 ? 1 : columns_per_lane(2) <= 24 
 constexpr int STRIDE = GROUP * WARP;
 constexpr int PER_LANE = (VECS + STRIDE - 1) / STRIDE;
 constexpr bool FULL = VECS % STRIDE == 0;
-// The next row is fetched while this one is worked on, where registers allow.
+// The next row is fetched while this one is processed, where registers allow.
 constexpr bool AHEAD = sizeof(ACT) == 2;
 
 // The weights of a vector's columns, as they are in memory.
@@ -208,7 +209,7 @@ DEVICE void differentiate_rows(const Backward& p) {
     }
 }
 
-// A block sums 32 columns of `chunk` rows: 8 warps take every eighth row, then add up in turn.
+// A block sums 32 columns of `chunk` rows: 8 warps take every eighth row, then add up in order.
 DEVICE void sum_columns(const Backward& p, u32 chunk) {
     __shared__ float tile[SUMS][8][WARP];
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;

@@ -5,8 +5,8 @@
 // grid   norm_bwd: as many blocks as are resident; a team of `lanes` threads (up to a warp, or a block) per row, VECS·N columns
 //        to a thread, whose sums stay in registers. With `vector` (every row starts at a multiple of 16 bytes) the next row
 //        is copied to shared memory meanwhile. Then norm_bwd_sums. Rows too wide for that: norm_bwd_rows, norm_bwd_columns, sums
-// order  each team its rows in turn, teams in turn, then norm_bwd_sums adds the blocks in a fixed tree: repeatable on one kind
-//        of device
+// order  each team sums its rows in order, then teams in order, then norm_bwd_sums adds the blocks in a fixed tree:
+//        repeatable on one kind of device
 #include "common/async_copy.cuh"
 #include "common/partials.cuh"
 #include "common/rows.cuh"
@@ -155,7 +155,7 @@ template <int W> DEVICE void bwd(const Bwd& p, uint4* space) {
         rstd = next_rstd;
     }
     if (!p.partials) return;
-    // The teams of the block add up in turn, in the memory the rows came through.
+    // The teams of the block add up in order, in the memory the rows came through.
     if constexpr (W == N) cp_wait<0>();
     __syncthreads();
     Acc* sums = reinterpret_cast<Acc*>(space);

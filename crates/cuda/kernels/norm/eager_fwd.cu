@@ -6,7 +6,7 @@
 //        rows, weight and bias start at multiples of 16 bytes, or (_edges) all rows start at the same offset from one; up to 512 threads,
 //        640 with 8 vectors (not _edges; _add has up to 4). _whole: a block a row, of 64, 128, 256 or 512 threads that all
 //        have 4 vectors. _any: any length, any address
-// order  a thread its columns in turn, then pairs at fixed distances: repeatable. Variance from deviations: no digits lost to
+// order  each thread its columns in order, then pairs at fixed distances: repeatable. Variance from deviations: no digits lost to
 //        a large mean
 #include "common/rows.cuh"
 

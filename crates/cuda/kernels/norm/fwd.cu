@@ -5,7 +5,7 @@
 // moves  2·rows·width·sizeof(ACT) + 8·rows bytes, the residual form twice that; bound: memory
 // grid   a warp per row. With WIDTH the row stays in registers; needs WIDTH % 8 == 0. Without, any width, the row is
 //        read again for each pass. With FEW a block per row: norm/row_block.cuh
-// order  lanes in turn, then a butterfly: repeatable. Variance from deviations: no digits lost to a large mean
+// order  lanes in order, then a butterfly: repeatable. Variance from deviations: no digits lost to a large mean
 #ifdef FEW
 #include "norm/row_block.cuh"
 #else

@@ -1,6 +1,6 @@
 // A block per row, for rows too few to fill the device: latency is what counts. Weight and bias are read before the kernel ahead
 // has ended.
-// order  a thread's columns in turn, a butterfly, then warps in turn: repeatable
+// order  a thread's columns in order, a butterfly, then warps in order: repeatable
 #pragma once
 
 #include "common/chain.cuh"

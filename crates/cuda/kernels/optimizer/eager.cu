@@ -7,7 +7,7 @@
 // moves  4·n bytes, and 8·n more where it clips; bound: memory
 //
 // grid   vectors where the arrays are aligned to 16 bytes, else single elements; any n
-// order  adamw_step, clip_scale: elementwise. The norm in f64: a fixed number of blocks, each thread its elements in turn, a
+// order  adamw_step, clip_scale: elementwise. The norm in f64: a fixed number of blocks, each thread its elements in order, a
 //        tree over the block, a tree over the blocks: the same bits on every device
 #include "common/prelude.cuh"
 

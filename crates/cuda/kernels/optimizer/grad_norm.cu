@@ -2,7 +2,7 @@
 //        of the step reported a fault (a router that met a NaN), else 0
 // moves  n·sizeof(GRAD) bytes; bound: memory
 // grid   grad_norm_parts: a fixed number of blocks, whatever the device; grad_norm_total: one block; any n
-// order  each thread its vectors in turn, a tree over the block, then over the blocks: the same on every device.
+// order  each thread its vectors in order, a tree over the block, then over the blocks: the same on every device.
 //        f64, so that tiny and huge gradients neither vanish nor overflow. 8 squares of bf16, which are exact in f32, are
 //        added there first; a thread whose sum shows that f32 was too narrow for them reads its part again, all in f64
 #include "common/prelude.cuh"

@@ -55,7 +55,7 @@ template <int N> DEVICE void sum_rows(float* partials, const IN* x, u64 rows, u6
 // bias_partials: partials (chunks,C) = sums of x (rows,C) over each chunk of rows
 // moves  rows*C*sizeof(IN) bytes; bound: memory
 // grid   (ceil(C / (32 * N)), chunks) of 256 threads, N = 16 / sizeof(IN); needs C % N == 0 and x aligned to 16 bytes
-// order  a warp takes every eighth row of a chunk, then the eight warps in turn: fixed, no atomics
+// order  a warp takes every eighth row of a chunk, then the eight warps in order: fixed, no atomics
 KERNEL __launch_bounds__(WARPS * WARP) bias_partials(float* partials, const IN* x, u64 rows, u64 cols, u64 chunk_rows) {
     sum_rows<Vec<IN>::N>(partials, x, rows, cols, chunk_rows);
 }
@@ -69,7 +69,7 @@ KERNEL __launch_bounds__(WARPS * WARP)
 // bias_finish: d_bias (C) (+)= sums of partials (chunks,C)
 // moves  4*chunks*C bytes; bound: latency
 // grid   ceil(C / 32) blocks of 1024 threads: 32 columns by 32 slices of the chunks
-// order  every 32nd chunk in turn, then a fixed tree over the slices
+// order  every 32nd chunk in order, then a fixed tree over the slices
 KERNEL __launch_bounds__(1024) bias_finish(OUT* d_bias, const float* partials, u32 chunks, u64 cols, u32 adds) {
     float total = column_sum<4>(partials, chunks, cols);
     const u64 mine = own_column();

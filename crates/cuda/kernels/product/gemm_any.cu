@@ -7,7 +7,7 @@ constexpr int ROWS = 8;  // warps of a block
 // gemm_any: d (column-major m by n) (+)= op(a) · op(b), f32 accumulation
 // moves  about (m*k*n/32 + k*n*m/32) elements through the caches; bound: arithmetic, not tuned
 // grid   one block of 256 threads per 32 by 32 tile of d, tiles along m first; any shape; strides in elements
-// order  k in turn: fixed, no atomics
+// order  k in order: fixed, no atomics
 KERNEL __launch_bounds__(TILE* ROWS)
     gemm_any(OUT* d, const IN* a, const IN* b, u64 m, u64 n, u64 k, u64 a_k, u64 a_m, u64 b_k, u64 b_n, u32 adds) {
     __shared__ float as[TILE][TILE + 1], bs[TILE][TILE + 1];  // [k][m], [k][n]

@@ -3,7 +3,7 @@
 // moves  4*(m*k*n/128 + n*k*m/128) bytes through the caches; bound: tensor cores
 // grid   one block of 8 warps per 128 by 128 tile of d and slice of `span` terms, eight tiles along n at a time, so that
 //        their operands stay in L2; m, n, k and the distances of rows multiples of 4, addresses of 16 bytes
-// order  terms in turn by 32, sums of 32 added by rounded additions; slices go to `parts` and are added in turn by
+// order  terms in order by 32, sums of 32 added by rounded additions; slices go to `parts` and are added in order by
 //        gemm_tf32_sum; no atomics: bitwise repeatable
 //
 // ALONG_A and ALONG_B say whether terms of an operand are side by side in memory. Rows of the mma are columns of d (b's), so that

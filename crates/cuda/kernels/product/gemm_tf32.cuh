@@ -48,7 +48,7 @@ DEVICE Place place_of(u32 index, u32 m, u32 n, u32 k, u32 span) {
 // d (+)= the sum of `slices` parts of `count` elements
 // moves  4*(slices + 1)*count bytes; bound: memory
 // grid   a thread for every four elements, 256 to a block
-// order  slices in turn
+// order  slices in order
 KERNEL __launch_bounds__(256) gemm_tf32_sum(float* d, const float* parts, u64 count, u32 slices, u32 adds) {
     u64 at = ((u64)blockIdx.x * 256 + threadIdx.x) * 4;
     if (at >= count) return;

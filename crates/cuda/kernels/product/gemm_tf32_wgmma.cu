@@ -3,7 +3,7 @@
 // moves  4*(m*k*n/128 + n*k*m/128) bytes through the caches; bound: tensor cores
 // grid   a persistent block on each multiprocessor walks over tiles of 128 by 128 and slices: four producer warps load operands,
 //        STAGES stages of 32 terms ahead, two consumer warpgroups multiply 64 by 128 each; sizes as in product/gemm_tf32.cu
-// order  as in product/gemm_tf32.cu: terms in turn by 32, sums of 32 added by rounded additions; repeatable
+// order  as in product/gemm_tf32.cu: terms in order by 32, sums of 32 added by rounded additions; repeatable
 //
 // wgmma takes the right operand (a, columns) from shared memory, and only with terms side by side: the producers read it into
 // registers a step ahead, split it, transpose it if necessary, and store both parts. The left operand (b, rows) is copied as it is

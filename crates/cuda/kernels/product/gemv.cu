@@ -6,7 +6,7 @@
 //        that memory is busy with as many blocks, of this kernel and the next ones, as fit on a multiprocessor.
 //        A thread takes the same columns of each row. WIDTH is a multiple of a vector
 //        Each block computes the norm for itself, which takes less time than another kernel; block 0 stores its results
-// order  a thread's columns in turn, lanes in pairs, then warps in turn: repeatable, and the same for any OUTS and ROWS. The
+// order  a thread's columns in order, lanes in pairs, then warps in order: repeatable, and the same for any OUTS and ROWS. The
 //        norm's is that of norm/row_block.cuh
 #include "common/chain.cuh"
 #include "common/hopper.cuh"
@@ -48,7 +48,7 @@ template <int COUNT, int D = WARP / 2> DEVICE float exchange(float (&x)[COUNT]) 
 }
 
 #if __CUDA_ARCH__ >= 900
-// Rows of the weight on their way to shared memory, by the copy engine.
+// Rows of the weight on their way to shared memory, by TMA.
 struct Fetch {
     u32 barrier;
 

@@ -72,7 +72,8 @@ impl Device {
         };
         let function = Function::new(self, module.function(self, kernel.name)?);
         let mut functions = self.modules.functions.write().unwrap_or_else(PoisonError::into_inner);
-        // Another thread may have been first: all launches must share what it was allowed.
+        // Another thread may have been first: all launches must share one record of the shared memory they
+        // may use.
         Ok(*functions.entry(kernel.clone()).or_insert(function))
     }
 

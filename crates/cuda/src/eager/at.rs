@@ -49,7 +49,7 @@ impl<'a> At<'a> {
         self.fill(arrays, 0, len)
     }
 
-    /// NaN in all `len` elements of those arrays that are not null: statistics of nothing.
+    /// NaN in all `len` elements of those arrays that are not null: the statistics of empty rows.
     pub(super) fn fill_nan<const N: usize>(&self, arrays: [Array; N], len: usize) -> Result<()> {
         self.fill(arrays, 0xff, len) // all bits set are a NaN in every type
     }

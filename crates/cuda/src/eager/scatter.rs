@@ -39,7 +39,8 @@ impl Launch for ScatterAdd {
         }
         let scatter = SortedScatter { n, width, limit, unit: if vectors { 4 } else { 1 } };
         let scratch = at.scratch(FAULT_BYTES + scatter.scratch())?;
-        // Indices that are out of range are reported behind the rest, where nothing reads them.
+        // Indices that are out of range are reported to a fault block in scratch memory that nobody
+        // reads.
         let fault = scratch + scatter.scratch() as u64;
         at.stream.zero(fault, FAULT_BYTES)?;
         let [indices, rows] = [indices.addr(), rows.addr()].map(|address| address as u64);

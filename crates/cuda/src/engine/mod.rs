@@ -22,7 +22,6 @@ use crate::op::{self, Libraries, Lower};
 use crate::scalars::{FAULT_BYTES, SCALAR_BYTES, fault_text, scalar_block};
 use crate::staging::Staging;
 use crate::{Cache, Error, Result, Settings};
-use ironhorse_core::op::Op;
 use ironhorse_core::{
     DType, DeviceDescription, HostMemory, Layout, Pending, Program, Scalars, Slot, TokenChoice,
     check_host_bytes, check_host_len,
@@ -134,7 +133,7 @@ impl CudaEngine {
                 out: &mut lowered.launches,
             };
             op::lower(&mut cx, op)?;
-            lowered.context = [lowered.context, context_of(op)].into_iter().flatten().min();
+            lowered.context = [lowered.context, op.positions()].into_iter().flatten().min();
         }
         tracing::debug!(
             "ops {:?} became {} launches in {:?}",
@@ -320,19 +319,5 @@ impl Drop for CudaEngine {
     fn drop(&mut self) {
         let _ = self.device.make_current();
         let _ = self.stream.synchronize();
-    }
-}
-
-/// The positions an op that reads the scalar `position` has room for.
-fn context_of(op: &Op) -> Option<usize> {
-    match op {
-        Op::EmbeddingFwd(op) if op.at_position => {
-            op.wpe.map(|wpe| (wpe.shape.rows() + 1).saturating_sub(op.tokens.shape.cols()))
-        }
-        Op::Rope(op) if op.at_position => {
-            Some((op.context + 1).saturating_sub(op.qkv.shape.dims().get(1).copied().unwrap_or(0)))
-        }
-        Op::AttentionCached(op) => op.keys.shape.dims().get(1).copied(),
-        _ => None,
     }
 }

@@ -45,7 +45,7 @@ pub(crate) struct Gemms {
     cache: Cache,
     /// Those of another run.
     given: Given,
-    /// `None`: the library has nothing for it.
+    /// `None`: the library has no algorithm.
     plans: HashMap<Problem, Option<Choice>>,
 }
 
@@ -133,7 +133,7 @@ impl Gemms {
             }
             None => {
                 tracing::warn!(
-                    "{problem}: cuBLASLt refuses the algorithm of an earlier run; bits may differ"
+                    "{problem}: cuBLASLt rejects the stored algorithm; results may differ in the last bits"
                 );
                 Ok(None)
             }
@@ -186,7 +186,7 @@ fn is_stored(problem: &Problem, choice: &Choice) -> bool {
     choice.best.ms.is_some() || problem.flops() >= STORED
 }
 
-/// Says once that nothing is measured.
+/// Logs once that algorithms are not timed.
 fn warn_unkept() {
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {

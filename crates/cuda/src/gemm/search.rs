@@ -33,7 +33,7 @@ const HOPELESS: f32 = 1.1;
 /// Device memory a search leaves free.
 const RESERVE: usize = 256 << 20;
 
-/// What timings need.
+/// Resources for timing.
 pub(crate) struct Bench<'a> {
     pub device: &'static Device,
     pub stream: &'a Stream,
@@ -115,7 +115,7 @@ pub(crate) fn search(
         if bench.repeats_itself(problem, &product, &best, &arena)? {
             break Some(best);
         }
-        tracing::info!("{problem}: an algorithm gives other bits each time; taking the next");
+        tracing::info!("{problem}: an algorithm is not deterministic; using the next one");
     };
     Ok(best.map(|best| Choice { best, others: timed.take(3).collect(), first_ms, rival_ms: None }))
 }
@@ -272,7 +272,7 @@ fn operands(problem: &Problem, workspace_bytes: usize, arena: &Arena) -> Operand
     Operands { a, b, d, alpha: 1.0, beta, workspace: arena.workspace, workspace_bytes }
 }
 
-/// The middle of some measurements; the first, from the first round, counts only if it is alone.
+/// The median of some measurements; the first round's is used only if there is no other.
 fn median(mut ms: Vec<f32>) -> f32 {
     if ms.len() > 1 {
         ms.remove(0);

@@ -88,7 +88,7 @@ pub(super) fn specs() -> Vec<Spec> {
     Path::ALL.into_iter().flat_map(|path| along.map(|along| path.spec(along))).collect()
 }
 
-/// Whether a product is done so.
+/// Whether our f32 kernels compute this product.
 pub(crate) fn splits(problem: &Problem) -> bool {
     takes(problem) && !std::env::var(CHOICE).is_ok_and(|choice| choice == "library")
 }

@@ -42,7 +42,7 @@ impl Choice {
 pub(crate) struct Given(BTreeMap<String, Choice>);
 
 impl Given {
-    /// Adds those made in this place; warns once about all others.
+    /// Adds choices made on this device with this version of the library; warns once about all others.
     pub fn add(&mut self, place: &Place, choices: &[(String, String)]) {
         let mut refused = Vec::new();
         for (name, text) in choices {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 pub(super) struct Includes {
     /// The user's files: path and text. All files that a name could mean are here, not only the one it does mean.
     files: BTreeMap<PathBuf, String>,
-    /// Names, and what is known about those that are of the toolkit or of nowhere.
+    /// Included names found only in the toolkit or not at all, with what identifies them.
     names: BTreeMap<String, String>,
     /// Whether the toolkit's folders are needed.
     pub system: bool,

@@ -201,7 +201,7 @@ fn distinct(args: &[Arg]) -> Result<Vec<HostArray>, String> {
             let apart =
                 a.start + a.bytes <= b.start || b.start + b.bytes <= a.start || a.bytes == 0 || b.bytes == 0;
             if !apart && (a.written || b.written) {
-                return Err("two arrays share a part of their memory, and one is written".into());
+                return Err("two arrays overlap, and one of them is written".into());
             }
         }
     }

@@ -137,7 +137,7 @@ impl Source {
         Ok(Code { cubin, lowered, log, key, cached: false, took: start.elapsed() })
     }
 
-    /// Ours, the folders, then the user's.
+    /// Our flags, the include folders, then the user's flags.
     fn all_flags(&self, system: &[PathBuf]) -> Vec<String> {
         let standard = |flag: &&String| flag.starts_with("--std") || flag.starts_with("-std");
         let mut flags: Vec<String> =
