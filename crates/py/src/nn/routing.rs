@@ -51,7 +51,7 @@ impl Memory {
     ///
     /// # Safety
     /// The array is of T, held, and used by nothing else meanwhile.
-    #[allow(clippy::mut_from_ref)] // `on` is an address book, not the memory
+    #[allow(clippy::mut_from_ref)] // `on` holds addresses; the memory is not borrowed from it
     unsafe fn write<T>(self, on: &Placed) -> &mut [T] {
         if self.len == 0 {
             return &mut [];

@@ -151,7 +151,7 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
     /// Takes the sizes that the shape of an array tells.
     fn told_by(&mut self, i: usize, shape: &[usize]) {
         let dims = self.op.args[i].dims;
-        // Nothing to tell: `expect` compares.
+        // This array determines no size; `expect` compares its shape.
         if dims.iter().all(|&dim| self.side(dim).is_some()) {
             return;
         }

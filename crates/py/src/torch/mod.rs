@@ -3,7 +3,7 @@
 //!
 //! `abi` finds that interface, `handle` is a tensor of it, `kernel` an op as torch calls it. Where the interface is too old
 //! (torch before 2.10) Python registers the same ops and calls them with `object`s. The ops: `elementwise`, `rows`,
-//! `loss`, `heads`, on what `call` and `tensor` have in common. Gradients, shapes for `torch.compile` and names for people
+//! `norms`, `loss`, `heads`, on what `call` and `tensor` have in common. Gradients, shapes for `torch.compile` and names for people
 //! are in python/ironhorse/torch.
 
 mod abi;
@@ -13,6 +13,7 @@ mod handle;
 mod heads;
 mod kernel;
 mod loss;
+mod norms;
 mod object;
 mod rows;
 mod tensor;
@@ -25,7 +26,7 @@ use pyo3::types::PyTuple;
 use std::ffi::CString;
 
 fn entries() -> impl Iterator<Item = &'static Entry> {
-    [elementwise::OPS, rows::OPS, loss::OPS, heads::OPS].into_iter().flatten()
+    [elementwise::OPS, rows::OPS, norms::OPS, loss::OPS, heads::OPS].into_iter().flatten()
 }
 
 /// (name, schema) of every op, as torch.library wants them.
