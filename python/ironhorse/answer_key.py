@@ -32,7 +32,8 @@ class KeyInfo:
     torch_error_bf16: Mapping[str, float] = field(default_factory=dict)
     model: str = "gpt2"
     dtype: str = "f32"
-    router: Mapping[str, float] = field(default_factory=dict)  # how thin the thinnest choice of experts is
+    # the smallest margin by which an expert was chosen over another
+    router: Mapping[str, float] = field(default_factory=dict)
     reference: str = ""  # whose code computed it, where that is not our reference: transformers 5.22.2
 
 

@@ -322,7 +322,7 @@ def export(
     `--no-acts` and `--no-bf16`. Needs torch.
     """
     if kind not in KINDS:
-        raise InvalidValueError(f"export: kind is {kind!r}; there are {', '.join(KINDS)}")
+        raise InvalidValueError(f"export: kind is {kind!r}; expected one of {', '.join(KINDS)}")
     for name, value, types in (
         ("batch", batch, int), ("seq", seq, int), ("seed", seed, int), ("steps", steps, int), ("lr", lr, (int, float)),
         ("beta1", beta1, (int, float)), ("beta2", beta2, (int, float)), ("eps", eps, (int, float)),
@@ -332,9 +332,11 @@ def export(
             raise InvalidValueError(f"export: {name} is {value!r}, expected a number")
     inits = KINDS[kind].inits
     if init is not None and init not in inits:
-        raise InvalidValueError(f"export: init is {init!r}; there are {', '.join(inits)}")
+        raise InvalidValueError(f"export: init is {init!r}; expected one of {', '.join(inits)}")
     if reference not in KINDS[kind].references:
-        raise InvalidValueError(f"export: reference is {reference!r}; there is {', '.join(KINDS[kind].references)}")
+        raise InvalidValueError(
+            f"export: reference is {reference!r}; expected one of {', '.join(KINDS[kind].references)}"
+        )
     text: str | os.PathLike[str] | None
     if model is None or isinstance(model, (str, os.PathLike)):
         text = model

@@ -19,13 +19,13 @@ Arrays = dict[str, np.ndarray]
 Errors = dict[str, float]
 Job = tuple[torch.Tensor, torch.Tensor, AdamW, int, bool]  # x, y, optimizer, steps, whether with activations
 
-# PyTorch's error in bf16 is one throw of the dice. For a tensor of many independent numbers each throw gives the same;
-# where one number or one direction outweighs the rest, it is anything: 0.16 to 8.2 % in ten seeds of a key (ADR 0009).
-# The largest of this many is recorded, for models small enough to afford it; larger ones have one throw.
-THROWS = 8
-THROWS_UP_TO = 2_000_000  # parameters
+# PyTorch's bf16 error is a random sample. For a tensor of many independent numbers every sample is about the same;
+# where one number or direction dominates, it varies: 0.16 to 8.2 % over ten seeds of a key (ADR 0009). For models that
+# are small enough the largest of several samples is recorded, for larger ones a single sample.
+SAMPLES = 8
+SAMPLES_UP_TO = 2_000_000  # parameters
 
-# Further than this from f64 an answer in f32 is no answer: a fifth of what verify allows.
+# If an f32 result is further than this from f64, the f64 result is recorded instead: a fifth of verify's tolerance.
 LOST = 2e-6
 
 
@@ -70,11 +70,11 @@ def compute(
 
 
 def _mend(answers: Answers, exact: Answers, errors: Errors) -> None:
-    """Puts f64's answers in place of those of one pass that f32 loses digits of: where a router is sure or all tokens
-    are alike, gradients are small differences of large terms. The weights of chosen experts have the sum 1, so their
-    router learns from p/Σp, whose derivative is 1/Σp - p/(Σp)²; with one expert a token nothing is left of that but
-    rounding. PyTorch's f32 may have no digit right there, and is no answer. Where f64 sends a token to another expert
-    than f32 does, its answers are those of another question, and f32's stand.
+    """Replaces results of the single pass by those of f64 where f32 loses too many digits: where a router is confident
+    or all tokens are alike, gradients are small differences of large terms. The weights of chosen experts sum to 1, so
+    their router learns from p/Σp, whose derivative is 1/Σp - p/(Σp)²; with one expert per token only rounding errors
+    are left of that, and PyTorch's f32 may have no correct digit. Where f64 chooses other experts than f32, it computes
+    something else, and the f32 results stay.
     """
     if any(errors[name] > 0 for name, value in answers.tensors.items() if not value.is_floating_point()):
         return
@@ -84,19 +84,19 @@ def _mend(answers: Answers, exact: Answers, errors: Errors) -> None:
 
 
 def _errors_bf16(model: Model, exact: Answers, exact_of: Callable[[Model], Answers], job: Job) -> Errors:
-    """How far PyTorch in bf16 is off, at the model and beside it. A throw in which a token goes to another expert says
-    nothing about the rest and is left out.
+    """How far PyTorch in bf16 is off, at the model's weights and at perturbed copies. Copies that send a token to
+    another expert are left out.
     """
     errors = torch_errors(compute_answers_bf16(model, *job), exact)
-    if sum(param.numel() for param in model.parameters()) > THROWS_UP_TO:
+    if sum(param.numel() for param in model.parameters()) > SAMPLES_UP_TO:
         return errors
     whole = [name for name, value in exact.tensors.items() if not value.is_floating_point()]
-    for seed in range(1, THROWS):
+    for seed in range(1, SAMPLES):
         moved = nearby(model, seed)
         there, low = exact_of(moved), compute_answers_bf16(moved, *job)
         if all(torch.equal(exact.tensors[name], other.tensors[name]) for name in whole for other in (there, low)):
-            thrown = torch_errors(low, there, beside=exact)
-            errors = {name: max(error, thrown[name]) for name, error in errors.items()}
+            sample = torch_errors(low, there, beside=exact)
+            errors = {name: max(error, sample[name]) for name, error in errors.items()}
     return errors
 
 

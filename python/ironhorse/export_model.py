@@ -83,7 +83,7 @@ def _load_moe(source: str) -> MoE:
 
 
 def _batch(model: GPT2 | MoE, args: Options, source: str | None) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Tokens, targets, and how thin the thinnest choice of experts is."""
+    """Tokens, targets, and the smallest margin by which an expert was chosen over another."""
     if isinstance(model, GPT2):
         return *init.random_batch(model.config.vocab_size, args.batch, args.seq, args.seed), math.inf
     if args.reference == "transformers" and args.init == "tied" and model.config.top_k < model.config.n_experts:

@@ -28,7 +28,7 @@ def total_params(config: ModelConfig) -> int:
 
 
 def active_params(config: ModelConfig) -> int:
-    """Those that one token meets: all except the experts it is not sent to. Embedding and head count in full."""
+    """Parameters used for one token: all except the experts it is not sent to. Embedding and head count in full."""
     return _native.model_params(config.kind, config.json())[1]
 
 

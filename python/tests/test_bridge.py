@@ -236,7 +236,7 @@ def test_export_is_a_module_and_a_function():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"kind": "gpt3"}, "export: kind is 'gpt3'; there are gpt2"),
+        ({"kind": "gpt3"}, "export: kind is 'gpt3'; expected one of gpt2"),
         ({"seq": 12}, "export: seq is 12, but max_seq_len of this model is 11"),
         ({"batch": 0}, "batch is 0"),
         ({"batch": "4"}, "batch is '4', expected a number"),

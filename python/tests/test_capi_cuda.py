@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ironhorse.reference.activations import ACTIVATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [os.environ.get("IRONHORSE_LIB", ""), ROOT / "libironhorse.so", ROOT / "target/release/libironhorse.so"]
@@ -60,8 +61,7 @@ CASES = {
     "cuda_add": lambda: [f(1003), f(1003, seed=1), empty(1003), long(1003)],
     "cuda_mul": lambda: [f(1003), f(1003, seed=1), empty(1003), long(1003)],
     "cuda_scale": lambda: [f(1003), empty(1003), 0.37, long(1003)],
-    "cuda_gelu": lambda: [f(1003), empty(1003), long(1003)],
-    "cuda_relu2": lambda: [f(1003), empty(1003), long(1003)],
+    **{f"cuda_{name}": lambda: [f(1003), empty(1003), long(1003)] for name in ACTIVATIONS},
     "cuda_swiglu": lambda: [f(1003), f(1003, seed=1), empty(1003), long(1003)],
     "cuda_softmax": lambda: [f(37, 333), empty(37, 333), 37, 333],
     "cuda_softmax_topk": lambda: [f(37, 16), empty(37, 4), Out(np.zeros((37, 4), np.int32)), 37, 16, 4],

@@ -42,7 +42,7 @@ CALLS = {
     "defines: the name 5 is 5; expected text": lambda: jit.source(S, defines={5: 1}),
     "defines: '1A' is not an identifier of C": lambda: jit.source(S, defines={"1A": 1}),
     r"defines: A is \[1\]; expected a number or text": lambda: jit.source(S, defines={"A": [1]}),
-    "source has no option `nothing`; there are name": lambda: jit.source(S, nothing=5),
+    "source has no option `nothing`; expected one of name": lambda: jit.source(S, nothing=5),
     "load: path is 5; expected a path": lambda: jit.load(5),
     "load: path has a NUL byte": lambda: jit.load("a\0b.cu"),
     "load has no option `x`": lambda: jit.load("a.cu", x=1),
@@ -64,7 +64,7 @@ CALLS = {
     r"out of `y` is \(-1,\)": lambda: op(out=(-1,))(X),
     r"out of `y` is \('a',\)": lambda: op(out=("a",))(X),
     "out of `y` is None": lambda: op(out=lambda x: None)(X),
-    "out of `y` is like `z`; there are x": lambda: op(out="z")(X),
+    "out of `y` is like `z`; expected one of x": lambda: op(out="z")(X),
     "out of `y` asks for `q`": lambda: op(out=lambda q: 3)(X),
     "size `k` is .*; expected sizes of 0 or more": lambda: jit.op(
         SIZED, forward="s", sizes={"k": 1.5}, cpu=lambda x: x

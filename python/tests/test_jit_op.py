@@ -155,7 +155,7 @@ def test_ops_that_make_no_sense(options: dict, words: str):
 
 def test_functions_get_what_they_name(stand: Stand):
     op = jit.op(SQUARE, forward="square", grid=lambda nothing: 1)
-    with pytest.raises(InvalidValueError, match="grid asks for `nothing`; there are x, a, y, n, N, rows, cols"):
+    with pytest.raises(InvalidValueError, match="grid asks for `nothing`; expected one of x, a, y, n, N, rows, cols"):
         op(np.zeros(3, np.float32), 1.0)
 
 

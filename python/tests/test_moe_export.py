@@ -287,7 +287,7 @@ def test_from_python(tmp_path):
     assert (made.kind, made.name) == ("moe", "moe-tiny") and made.key == tmp_path / "moe-tiny.key.safetensors"
     assert made.model == tmp_path / "moe-tiny" and read_hf_moe(made.model)[0] == NAMED["moe-tiny"]
     assert made.config["top_k"] == 2 and "moe-tiny" in str(made)
-    with pytest.raises(IronhorseError, match="init is 'gpt2'; there are spread, mixtral, idle, single, tied"):
+    with pytest.raises(IronhorseError, match="init is 'gpt2'; expected one of spread, mixtral, idle, single, tied"):
         ironhorse.export("moe", model="moe-tiny", out=tmp_path, init="gpt2")
 
 

@@ -159,7 +159,7 @@ def test_types_by_name():
         assert Tensor(A, name).dtype is Tensor.zeros((2,), name).dtype is DType.F32
     assert Tensor.from_numpy([1], "int64").data.dtype == np.int64 and Tensor.ones((1,), "I32").dtype is DType.I32
     for wrong in ("float", None, 3, "f32 "):
-        with pytest.raises(InvalidValueError, match="dtype is .*; there are float32, float16, bfloat16, int32, int64"):
+        with pytest.raises(InvalidValueError, match="dtype is .*; expected one of float32, float16, bfloat16, int32"):
             Tensor(A, wrong)
 
 

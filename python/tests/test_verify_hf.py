@@ -114,5 +114,5 @@ def test_from_python(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     made = ironhorse.export("moe", model=sizes, out=tmp_path, batch=1, seq=3, steps=1, reference="transformers")
     assert ironhorse.verify(made.key, model=made.model)
     assert capfd.readouterr().err == ""  # no progress bar of others
-    with pytest.raises(IronhorseError, match="reference is 'transformers'; there is ironhorse"):
+    with pytest.raises(IronhorseError, match="reference is 'transformers'; expected one of ironhorse"):
         ironhorse.export("gpt2", model="d12", out=tmp_path, reference="transformers")

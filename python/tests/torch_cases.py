@@ -11,6 +11,7 @@ import ironhorse.torch as ops
 import pytest
 import torch
 import torch.nn.functional as F
+from ironhorse.reference.activations import ACTIVATIONS
 from torch import Tensor
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))
@@ -154,7 +155,12 @@ HEADS = [
 
 CASES = [
     Case("square", ops.square, torch.square, _one, ANY, lambda x: (x,)),
-    Case("relu2", ops.relu2, lambda x: torch.relu(x).square(), _one, ANY, lambda x: (x,)),
+    # GELU has two forms, below
+    *(
+        Case(name, getattr(ops, name), activation.value, _one, ANY, lambda x: (x,))
+        for name, activation in ACTIVATIONS.items()
+        if name != "gelu"
+    ),
     Case("silu", ops.silu, F.silu, _one, ANY, lambda x: (x,)),
     Case("gelu", ops.gelu, F.gelu, _one, ANY, lambda x: (x, False)),
     Case(

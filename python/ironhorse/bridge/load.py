@@ -137,7 +137,7 @@ def _load(path: Path, maker: Maker, config: GPT2Config | PathLike | None, check:
         return Loaded("shard", path, None, Tensors({"tokens": Raw.of(map_shard(path))}, maker), {})
     if kind == "tokenizer":
         return Loaded("tokenizer", path, None, Tensors({}, maker), {}, read_tokenizer(path))
-    raise FormatError(f"{path}: a {kind} file, which holds no tensors; `ironhorse train` reads it")
+    raise FormatError(f"{path}: a {kind} file, which holds no tensors")
 
 
 def _folder(path: Path, maker: Maker, check: bool) -> Loaded:

@@ -139,10 +139,10 @@ def save(
         raise InvalidValueError(f"save: path is of type {type(path).__name__}, expected a path")
     place = Path(path)
     if dtype not in (None, "f32", "bf16"):
-        raise InvalidValueError(f'save: dtype is {dtype!r}; there are "f32" and "bf16"')
+        raise InvalidValueError(f'save: dtype is {dtype!r}; expected "f32" or "bf16"')
     kind = format if format is not None else _kind(place, what)
     if kind not in _WRITERS:
-        raise InvalidValueError(f"save: format is {kind!r}; there are {', '.join(_WRITERS)}")
+        raise InvalidValueError(f"save: format is {kind!r}; expected one of {', '.join(_WRITERS)}")
     sizes = parse_config(config) if isinstance(config, str) else config
     # An nn.Config has `sizes`; its module is not imported for this, since it loads the extension.
     if sizes is not None and hasattr(sizes, "sizes"):

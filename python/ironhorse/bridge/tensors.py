@@ -59,9 +59,9 @@ class Maker:
     def check(self) -> Maker:
         """Refuses what is not known or not installed, before a file is opened."""
         if self.framework not in ("numpy", "torch"):
-            raise InvalidValueError(f'load: framework is {self.framework!r}; there are "numpy" and "torch"')
+            raise InvalidValueError(f'load: framework is {self.framework!r}; expected "numpy" or "torch"')
         if self.bf16 not in ("float32", "bits", "ml_dtypes"):
-            raise InvalidValueError(f'load: bf16 is {self.bf16!r}; there are "float32", "bits" and "ml_dtypes"')
+            raise InvalidValueError(f'load: bf16 is {self.bf16!r}; expected "float32", "bits" or "ml_dtypes"')
         module = "torch" if self.framework == "torch" else "ml_dtypes" if self.bf16 == "ml_dtypes" else "numpy"
         try:
             __import__(module)

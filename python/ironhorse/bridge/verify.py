@@ -132,7 +132,7 @@ def verify(
     fast: bool = False,
     threads: int = 0,
 ) -> VerifyReport:
-    """Computes what an answer key asks and compares every number with PyTorch's.
+    """Runs the training step of an answer key and compares every tensor with PyTorch's.
 
     Give `key`; or `model` and `state`, a debug state made from it. With `lockstep` the device is compared with the CPU
     engine instead, op by op from the same inputs: give `key`, or `model` (a file, `d12`, `moe-tiny`, or sizes) with

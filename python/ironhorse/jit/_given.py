@@ -73,7 +73,7 @@ def only(what: str, options: Mapping[str, Any], known: Iterable[str]) -> None:
     """Raises InvalidValueError for an option that is not known."""
     odd = next((name for name in options if name not in known), None)
     if odd is not None:
-        raise InvalidValueError(f"{what} has no option `{odd}`; there are {', '.join(known)}")
+        raise InvalidValueError(f"{what} has no option `{odd}`; expected one of {', '.join(known)}")
 
 
 def sizes(what: str, value: Any) -> tuple[int, ...]:

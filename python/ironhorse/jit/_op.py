@@ -156,7 +156,8 @@ class Op:
                 if param.name not in known:
                     what = "writes" if param.is_output else "asks for"
                     there = ", ".join(sorted(known)) or "none"
-                    raise InvalidValueError(f"backward kernel {step.name} {what} `{param.name}`; there are {there}")
+                    text = f"backward kernel {step.name} {what} `{param.name}`; expected one of {there}"
+                    raise InvalidValueError(text)
             if not step.outputs:
                 text = f"backward kernel {step.name} writes nothing"
                 raise InvalidValueError(f"{text}: d_x is a pointer that is not const")
@@ -222,7 +223,7 @@ class Op:
         if isinstance(given, str):
             if given not in values:
                 there = ", ".join(values)
-                raise InvalidValueError(f"{self.name}: out of `{name}` is like `{given}`; there are {there}")
+                raise InvalidValueError(f"{self.name}: out of `{name}` is like `{given}`; expected one of {there}")
             given = values[given]
         return _given.sizes(f"{self.name}: out of `{name}`", getattr(given, "shape", given))
 

@@ -23,7 +23,7 @@ def by_name(what: str, given: Any, values: Mapping[str, Any]) -> Any:
         return given(**values)
     missing = [p.name for p in parameters if p.name not in values and p.default is p.empty]
     if missing:
-        raise InvalidValueError(f"{what} asks for `{missing[0]}`; there are {', '.join(values)}")
+        raise InvalidValueError(f"{what} asks for `{missing[0]}`; expected one of {', '.join(values)}")
     return given(**{p.name: values[p.name] for p in parameters if p.name in values})
 
 

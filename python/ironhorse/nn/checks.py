@@ -13,7 +13,7 @@ from ..errors import InvalidValueError
 def check_text(who: str, device: Any) -> str:
     """Refuses a device that is not a string; returns it. Whether the device exists is checked where it is used."""
     if not isinstance(device, str):
-        raise InvalidValueError(f'{who}: device is {device!r}; there are "auto", "cpu", "cuda" and "cuda:N"')
+        raise InvalidValueError(f'{who}: device is {device!r}; expected "auto", "cpu", "cuda" or "cuda:N"')
     return device
 
 

@@ -93,5 +93,5 @@ class Config:
         return total_params(self.sizes())
 
     def active_params(self) -> int:
-        """Those that one token meets: all except the experts it is not sent to."""
+        """Parameters used for one token: all except the experts it is not sent to."""
         return active_params(self.sizes())

@@ -38,7 +38,7 @@ class DType(Enum):
             if dtype in (one.value, one.name):
                 return one
         names = ", ".join(one.value for one in cls)
-        raise InvalidValueError(f"Tensor: dtype is {dtype!r}; there are {names}")
+        raise InvalidValueError(f"Tensor: dtype is {dtype!r}; expected one of {names}")
 
     def to_numpy(self) -> np.dtype[Any]:
         """numpy's type; it has no bfloat16, whose values are kept as float32."""

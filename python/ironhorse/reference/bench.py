@@ -49,7 +49,7 @@ def prepare(model_text: str, batch: int, seq: int, seed: int, folder: Path) -> N
 
 
 def prepare_moe(config: MoEConfig, batch: int, seq: int, seed: int, folder: Path) -> None:
-    """Random tokens as they come: a choice of experts on a thread's edge may fall differently and shows in the loss."""
+    """Random tokens as they come: a near tie between experts may be decided differently, which shows in the loss."""
     write_moe(init_moe.init_weights(MoE(config), seed), folder / MOE_FOLDER)
     x, y = random_batch(config.vocab_size, batch, seq, seed)
     write_safetensors(folder / TOKENS_FILE, {"x": x.int().numpy(), "y": y.int().numpy()})

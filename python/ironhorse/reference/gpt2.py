@@ -150,4 +150,4 @@ class GPT2(nn.Module):
 
 
 def _discard(name: str, value: Tensor) -> None:
-    """The recorder of a run nobody watches."""
+    """A recorder that records nothing."""

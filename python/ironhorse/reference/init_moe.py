@@ -1,4 +1,4 @@
-"""Random weights and tokens of a mixture of experts: those of answer keys, with routing that can be told to be odd."""
+"""Random weights and tokens of a mixture of experts: those of answer keys, with options for unusual routing."""
 
 from __future__ import annotations
 
@@ -116,11 +116,11 @@ def margins(model: MoE, x: Tensor) -> Tensor:
 
 
 def routed_batch(model: MoE, batch: int, seq: int, seed: int, margin: float = MARGIN) -> tuple[Tensor, Tensor, float]:
-    """x, y (B, T) and the least margin: random tokens, of which those are drawn again whose choice of experts hangs
-    by a thread, because there two correct programs may choose differently and then differ in everything.
+    """x, y (B, T) and the least margin: random tokens, of which those are drawn again whose choice of experts is a near
+    tie, because there two correct programs may choose differently and then differ in everything.
 
     A token changes nothing before itself, so each round draws anew, in every sequence, from its first such token on,
-    and asks a little less of that token. In a large model the rounds are limited, and thin choices remain.
+    and asks a little less of that token. In a large model the rounds are limited, and near ties remain.
     """
     vocab = model.config.vocab_size
     x, y = random_batch(vocab, batch, seq, seed)

@@ -291,4 +291,4 @@ class MoE(nn.Module):
 
 
 def _discard(name: str, value: Tensor) -> None:
-    """The recorder of a run nobody watches."""
+    """A recorder that records nothing."""
