@@ -134,7 +134,7 @@ def test_the_report_is_plain(small: Exported):
         ({}, InvalidValueError, "give state FILE with model, or key FILE"),
         ({"state": "s.bin"}, InvalidValueError, "model"),
         ({"steps": -1}, InvalidValueError, "'-1' for 'steps"),
-        ({"steps": 11}, InvalidValueError, "steps 11 is more than the 10"),
+        ({"steps": 11}, InvalidValueError, "steps is 11, expected at most 10"),
         ({"steps": 1.5}, InvalidValueError, "1.5"),
         ({"tolerance": float("nan")}, InvalidValueError, "tolerance"),
         ({"loss_tolerance": -1}, InvalidValueError, "'loss_tolerance"),
