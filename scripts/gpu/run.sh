@@ -215,7 +215,7 @@ test_file() {
 # The speeds of our ops for PyTorch compared with PyTorch's own, eager and compiled, and of making an op from source.
 stage_ops() {
     attempt ops-torch 240 "$python" "$here/benches/torch_ops.py" --json "$(json ops-torch)"
-    attempt ops-jit 60 "$python" "$here/benches/jit.py" --json "$(json ops-jit)"
+    attempt ops-jit 90 "$python" "$here/benches/jit.py" --json "$(json ops-jit)"
 }
 
 # stage_moe
@@ -317,7 +317,7 @@ stage_sanitizer() {
         # racecheck does not understand the asynchronous copies in cuDNN's kernels, so only our kernels are checked
         flags=(--quick)
         [[ $tool == racecheck ]] && flags+=(--attention own)
-        attempt "sanitizer-$tool" 80 "$found" --tool $tool --error-exitcode 9 \
+        attempt "sanitizer-$tool" 120 "$found" --tool $tool --error-exitcode 9 \
             "$ironhorse" selftest --device cuda "${flags[@]}"
     done
 }
