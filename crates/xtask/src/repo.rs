@@ -133,6 +133,29 @@ fn target_folder(metadata: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+
+    /// The packages, with their features, that cargo would build.
+    fn features(repo: &Repo, packages: &[&str]) -> BTreeSet<String> {
+        let mut tree = repo.cargo();
+        tree.args(["tree", "--offline", "--locked", "--prefix=none", "--format={p} {f}"]).args(packages);
+        let text = output_of(&mut tree).unwrap();
+        text.lines().map(|line| line.trim_end_matches(" (*)").to_owned()).collect()
+    }
+
+    #[test]
+    fn the_features_are_those_of_the_workspace() {
+        let repo = Repo::find().unwrap();
+        let all = features(&repo, &["--workspace", "--edges=normal,build,dev"]);
+        for package in ["ironhorse-xtask", "ironhorse-py"] {
+            let own = features(&repo, &["--package", package, "--edges=normal,build"]);
+            let others: Vec<&String> = own.difference(&all).collect();
+            assert!(
+                others.is_empty(),
+                "{package} has other features than the workspace: all is compiled twice: {others:?}"
+            );
+        }
+    }
 
     #[test]
     fn the_target_folder_is_read_from_json() {
