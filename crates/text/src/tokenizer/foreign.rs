@@ -1,0 +1,56 @@
+//! Tokenizers that are not byte-level BPE: what the crate `tokenizers` does with their `tokenizer.json`.
+
+use tokenizers::Tokenizer as Inner;
+
+use crate::{Error, Result};
+
+/// Any `tokenizer.json`.
+#[derive(Clone)]
+pub struct Foreign {
+    /// Encodes markers in the text as ordinary text.
+    ordinary: Inner,
+    /// Finds them.
+    marked: Inner,
+    name: String,
+    vocab_size: usize,
+}
+
+impl Foreign {
+    /// Reads a `tokenizer.json`; `name` is for errors.
+    pub fn read(json: &[u8], name: &str) -> Result<Self> {
+        let marked = Inner::from_bytes(json).map_err(|error| {
+            Error::tokenizer(name, format!("cannot be read: {error}; expected a tokenizer.json"))
+        })?;
+        let mut ordinary = marked.clone();
+        ordinary.set_encode_special_tokens(true);
+        let vocab_size = marked.get_vocab(true).into_values().max().map_or(0, |most| most as usize + 1);
+        Ok(Self { ordinary, marked, name: name.to_owned(), vocab_size })
+    }
+
+    /// The number of ids.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The id of a token.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.marked.token_to_id(token)
+    }
+
+    /// Appends the ids of a text, without markers before and after it.
+    pub fn encode(&self, text: &str, marked: bool, out: &mut Vec<u32>) -> Result<()> {
+        let inner = if marked { &self.marked } else { &self.ordinary };
+        let encoded = inner.encode_fast(text, false);
+        let encoded =
+            encoded.map_err(|error| Error::tokenizer(&self.name, format!("cannot encode: {error}")))?;
+        out.extend_from_slice(encoded.get_ids());
+        Ok(())
+    }
+
+    /// The text that the ids stand for, markers included.
+    pub fn decode(&self, ids: &[u32]) -> Result<Vec<u8>> {
+        let text = self.marked.decode(ids, false);
+        text.map(String::into_bytes)
+            .map_err(|error| Error::tokenizer(&self.name, format!("cannot decode: {error}")))
+    }
+}

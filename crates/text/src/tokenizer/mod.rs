@@ -1,0 +1,253 @@
+//! Tokenizers: text to ids and back.
+//!
+//! ```text
+//! mod.rs       Tokenizer: any of them            open.rs     by name, file or folder
+//! bpe.rs       byte-level BPE                    named.rs    tiktoken's vocabularies
+//! split.rs     text to words, by hand            classes.rs  Unicode's categories
+//! merges.rs    words to tokens                   cache.rs    words seen lately
+//! json.rs      tokenizer.json, vocab.json        ranks.rs    *.tiktoken; tokenizer.bin
+//! foreign.rs   all others, by `tokenizers`       export.rs   tokenizer.json and tokenizer.bin out
+//! train.rs     new vocabularies                  show.rs     a text token by token
+//! ```
+
+mod alphabet;
+pub mod bpe;
+mod cache;
+mod classes;
+mod export;
+mod foreign;
+mod json;
+mod merges;
+mod named;
+mod open;
+mod ranks;
+pub mod show;
+pub mod split;
+pub mod train;
+
+use std::borrow::Cow;
+
+use ironhorse_train::format::Sink;
+use ironhorse_train::format::tokenizer::{TOKENIZER as BIN_NAME, Tokenizer as BinTokenizer};
+
+use self::bpe::{Bpe, Encoder, Special};
+use self::foreign::Foreign;
+use self::split::{Cut, safe_cut};
+use crate::{Error, Result};
+
+/// The file of a tokenizer in a Hugging Face folder.
+pub const JSON_NAME: &str = "tokenizer.json";
+/// The file beside it that says which token is which.
+pub const CONFIG_NAME: &str = "tokenizer_config.json";
+
+/// A tokenizer of any kind.
+pub struct Tokenizer {
+    name: String,
+    kind: Kind,
+    eot: Option<u32>,
+    /// SHA-256 of what it was read from.
+    sha256: String,
+    /// The files it was read from, to be kept beside weights.
+    files: Vec<(String, Vec<u8>)>,
+}
+
+enum Kind {
+    /// 256 tokens, the bytes.
+    Bytes,
+    Bpe(Box<Bpe>),
+    Foreign(Box<Foreign>),
+    /// A `tokenizer.bin` that is not byte-level BPE: the longest token at each place.
+    Longest(BinTokenizer),
+}
+
+impl Tokenizer {
+    /// The name or path it was opened by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How it encodes, in a few words.
+    pub fn method(&self) -> &'static str {
+        match &self.kind {
+            Kind::Bytes => "bytes",
+            Kind::Bpe(_) => "byte-level BPE",
+            Kind::Foreign(_) => "the tokenizers crate",
+            Kind::Longest(_) => {
+                "the longest token at each place, because its ids are not the ranks of merges"
+            }
+        }
+    }
+
+    /// The number of ids; every id is less.
+    pub fn vocab_size(&self) -> usize {
+        match &self.kind {
+            Kind::Bytes => 256,
+            Kind::Bpe(bpe) => bpe.vocab_size(),
+            Kind::Foreign(foreign) => foreign.vocab_size(),
+            Kind::Longest(bin) => bin.vocab_size(),
+        }
+    }
+
+    /// The token between documents.
+    pub fn eot(&self) -> Option<u32> {
+        self.eot
+    }
+
+    /// Makes another token the one between documents.
+    pub fn set_eot(&mut self, token: &str) -> Result<()> {
+        let id = match &self.kind {
+            Kind::Bpe(bpe) => bpe.added().iter().find(|added| added.content == token).map(|added| added.id),
+            Kind::Foreign(foreign) => foreign.id(token),
+            Kind::Bytes | Kind::Longest(_) => None,
+        };
+        let id = id.or_else(|| token.parse().ok().filter(|&id: &u32| (id as usize) < self.vocab_size()));
+        let id = id.ok_or_else(|| {
+            Error::tokenizer(&self.name, format!("has no special token `{token}`, expected one, or an id"))
+        })?;
+        self.eot = Some(id);
+        Ok(())
+    }
+
+    /// SHA-256 of what it was read from, in hexadecimal.
+    pub fn sha256(&self) -> &str {
+        &self.sha256
+    }
+
+    /// Whether bytes that are not UTF-8 are kept as they are; other tokenizers see U+FFFD in their place.
+    pub fn keeps_bytes(&self) -> bool {
+        matches!(self.kind, Kind::Bytes | Kind::Longest(_))
+    }
+
+    /// One thread's encoder for much text.
+    pub fn encoder(&self) -> TextEncoder<'_> {
+        TextEncoder(match &self.kind {
+            Kind::Bpe(bpe) => EncoderKind::Bpe(Encoder::new(bpe)),
+            other => EncoderKind::Other(other),
+        })
+    }
+
+    /// The ids of a text; markers such as `<|endoftext|>` that are spelled out in it are ordinary text.
+    pub fn encode(&self, text: &[u8]) -> Result<Vec<u32>> {
+        self.encode_as(text, Special::Ordinary)
+    }
+
+    /// The ids of a text, with or without markers.
+    pub fn encode_as(&self, text: &[u8], special: Special) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        match &self.kind {
+            Kind::Bpe(bpe) => Encoder::once(bpe, special).encode(&String::from_utf8_lossy(text), &mut ids),
+            Kind::Foreign(foreign) => {
+                foreign.encode(&String::from_utf8_lossy(text), special == Special::Tokens, &mut ids)?;
+            }
+            other => {
+                TextEncoder(EncoderKind::Other(other)).encode(text, &mut ids)?;
+            }
+        }
+        Ok(ids)
+    }
+
+    /// The bytes that the ids stand for.
+    pub fn decode(&self, ids: &[u32]) -> Result<Vec<u8>> {
+        match &self.kind {
+            Kind::Bytes => Ok(BinTokenizer::bytes().decode(ids)?),
+            Kind::Bpe(bpe) => bpe.decode(ids),
+            Kind::Foreign(foreign) => foreign.decode(ids),
+            Kind::Longest(bin) => Ok(bin.decode(ids)?),
+        }
+    }
+
+    /// Where a document may be cut such that the ids of its parts are those of the whole: the last place in `text`, if
+    /// there is one. A tokenizer of which nothing is known has none.
+    pub fn safe_cut(&self, text: &[u8]) -> Option<usize> {
+        match &self.kind {
+            Kind::Bytes => Some(text.len()),
+            Kind::Bpe(bpe) => safe_cut(text, bpe.cut()),
+            Kind::Foreign(_) | Kind::Longest(_) => None,
+        }
+    }
+
+    /// A place to cut where there is no [`Tokenizer::safe_cut`]: before white space if there is any, else after a whole
+    /// character. The ids next to it may differ from those of the whole.
+    pub fn forced_cut(text: &[u8]) -> usize {
+        safe_cut(text, Cut::BeforeSpace).unwrap_or_else(|| {
+            let valid = text.utf8_chunks().last().map_or(0, |last| last.invalid().len());
+            if valid < text.len() { text.len() - valid } else { text.len() }
+        })
+    }
+
+    /// The files to keep beside weights, names and contents: those it was read from, or the same vocabulary as
+    /// `tokenizer.json` and, where it can be, as llm.c's `tokenizer.bin`.
+    pub fn files(&self) -> Result<Vec<(String, Vec<u8>)>> {
+        if !self.files.is_empty() {
+            return Ok(self.files.clone());
+        }
+        let mut files = Vec::new();
+        let bin = match &self.kind {
+            Kind::Bytes => Some(Cow::Owned(BinTokenizer::bytes())),
+            Kind::Longest(bin) => Some(Cow::Borrowed(bin)),
+            Kind::Bpe(bpe) => {
+                files.push((JSON_NAME.to_owned(), export::tokenizer_json(bpe).into_bytes()));
+                export::tokenizer_bin(bpe, self.eot).map(Cow::Owned)
+            }
+            Kind::Foreign(_) => None,
+        };
+        if let Some(bin) = bin {
+            let mut bytes = Vec::new();
+            bin.write_to(&mut Sink::new(&mut bytes, BIN_NAME.as_ref()))?;
+            files.push((BIN_NAME.to_owned(), bytes));
+        }
+        Ok(files)
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tokenizer({}, {} tokens, {})", self.name, self.vocab_size(), self.method())
+    }
+}
+
+/// One thread's encoder.
+pub struct TextEncoder<'a>(EncoderKind<'a>);
+
+enum EncoderKind<'a> {
+    Bpe(Encoder<'a>),
+    Other(&'a Kind),
+}
+
+impl TextEncoder<'_> {
+    /// Appends the ids of a text. Returns how many invalid sequences of UTF-8 were replaced by U+FFFD.
+    pub fn encode(&mut self, text: &[u8], out: &mut Vec<u32>) -> Result<u64> {
+        match &mut self.0 {
+            EncoderKind::Bpe(encoder) => {
+                let (text, replaced) = valid(text);
+                encoder.encode(&text, out);
+                Ok(replaced)
+            }
+            EncoderKind::Other(Kind::Foreign(foreign)) => {
+                let (text, replaced) = valid(text);
+                foreign.encode(&text, false, out)?;
+                Ok(replaced)
+            }
+            EncoderKind::Other(Kind::Longest(bin)) => {
+                out.extend(bin.encode(text)?);
+                Ok(0)
+            }
+            EncoderKind::Other(_) => {
+                out.extend(text.iter().map(|&byte| u32::from(byte)));
+                Ok(0)
+            }
+        }
+    }
+}
+
+/// The text with U+FFFD in place of what is not UTF-8, and how often.
+fn valid(text: &[u8]) -> (Cow<'_, str>, u64) {
+    if let Ok(text) = std::str::from_utf8(text) {
+        return (text.into(), 0);
+    }
+    let broken = text.utf8_chunks().filter(|chunk| !chunk.invalid().is_empty()).count();
+    (String::from_utf8_lossy(text), broken as u64)
+}
+
+#[cfg(test)]
+mod tests;
