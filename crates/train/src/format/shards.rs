@@ -27,6 +27,22 @@ impl ShardKind {
         }
     }
 
+    /// The smaller variant that holds this vocabulary.
+    pub fn for_vocab(vocab_size: usize) -> Self {
+        if vocab_size <= 1 << 16 { Self::U16 } else { Self::U32 }
+    }
+
+    /// The header of a shard of so many tokens; `path` is for errors.
+    pub fn header(self, path: &Path, tokens: usize) -> Result<Vec<u8>> {
+        let Some(count) = i32::try_from(tokens).ok().filter(|&count| count > 0) else {
+            return Err(Error::field(path, "number of tokens", tokens, "1 to 2147483647"));
+        };
+        let (magic, version) = self.magic_and_version();
+        let mut header = Vec::new();
+        BinHeader::new(&[magic, version, count]).write(&mut super::Sink::new(&mut header, path))?;
+        Ok(header)
+    }
+
     const fn magic_and_version(self) -> (i32, i32) {
         match self {
             Self::U16 => (magic::SHARD_U16, 1),
@@ -153,14 +169,7 @@ impl ShardWriter {
 
     /// Writes the header and renames the file into place. Returns the number of tokens.
     pub fn finish(mut self) -> Result<usize> {
-        if self.count == 0 {
-            return Err(Error::field(&self.path, "number of tokens", 0, "at least 1"));
-        }
-        let (magic, version) = self.kind.magic_and_version();
-        let mut header = Vec::new();
-        // push() keeps the count within i32
-        BinHeader::new(&[magic, version, self.count as i32])
-            .write(&mut super::Sink::new(&mut header, &self.path))?;
+        let header = self.kind.header(&self.path, self.count)?;
         self.file.overwrite_start(&header)?;
         self.file.commit()?;
         Ok(self.count)
