@@ -46,6 +46,8 @@ struct Cli {
 enum Command {
     Train(Box<commands::train::TrainArgs>),
     Generate(commands::generate::GenerateArgs),
+    Prepare(commands::prepare::PrepareArgs),
+    Tokenizer(commands::tokenizer::TokenizerArgs),
     Verify(commands::verify::VerifyArgs),
     Bench(commands::bench::BenchArgs),
     Profile(commands::profile::ProfileArgs),
@@ -121,6 +123,8 @@ fn run(command: Command, line: &[OsString]) -> anyhow::Result<Outcome> {
     match command {
         Command::Train(args) => commands::train::run(&args, line),
         Command::Generate(args) => commands::generate::run(&args),
+        Command::Prepare(args) => commands::prepare::run(&args),
+        Command::Tokenizer(args) => commands::tokenizer::run(&args),
         Command::Verify(args) => commands::verify::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
         Command::Profile(args) => commands::profile::run(&args),

@@ -13,6 +13,7 @@ pub mod ops;
 pub use ironhorse_core as core;
 pub use ironhorse_cpu as cpu;
 pub use ironhorse_cuda as cuda;
+pub use ironhorse_text as text;
 pub use ironhorse_train as train;
 
 pub use device::Device;

@@ -17,6 +17,7 @@ mod resume_check;
 mod running;
 mod selftest;
 mod stops;
+mod tokenizer;
 mod train;
 mod verify;
 

@@ -226,9 +226,20 @@ fn bench_generate_times_tokens_and_names_their_kernels() {
 #[test]
 fn every_command_has_help_with_examples() {
     let place = Place::new();
-    for command in
-        ["train", "generate", "verify", "bench", "profile", "plan", "convert", "doctor", "selftest"]
-    {
+    for command in [
+        "train",
+        "generate",
+        "prepare",
+        "tokenizer train",
+        "tokenizer show",
+        "verify",
+        "bench",
+        "profile",
+        "plan",
+        "convert",
+        "doctor",
+        "selftest",
+    ] {
         let text = place.does(&format!("{command} --help")).text();
         assert!(text.contains("Examples:\n") && text.contains("Usage: ironhorse"), "{command}: {text}");
         assert!(text.contains("--config <FILE>"), "{command}");
