@@ -58,6 +58,14 @@ impl Error {
         Self::Tokenizer { name: name.to_string(), problem: one_line(&problem.to_string()) }
     }
 
+    /// The same for callers that know only the errors of training.
+    pub(crate) fn into_train(self) -> ironhorse_train::Error {
+        match self {
+            Self::Train(error) => error,
+            other => ironhorse_train::Error::Tokenizer(other.to_string()),
+        }
+    }
+
     /// An error of the operating system.
     pub(crate) fn io(path: &Path, action: &'static str, source: std::io::Error) -> Self {
         ironhorse_train::Error::io(path, action, source).into()

@@ -61,6 +61,9 @@ pub enum Error {
     /// A request that is understood but not supported.
     #[error("{0}")]
     Unsupported(String),
+    /// A tokenizer failed; the text is its own.
+    #[error("{0}")]
+    Tokenizer(String),
     /// Any other of these errors, in a file.
     #[error("{}: {error}", path.display())]
     InFile {

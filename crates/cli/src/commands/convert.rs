@@ -59,7 +59,7 @@ pub fn run(args: &ConvertArgs) -> Result<Outcome> {
         let options = HfOptions {
             elem,
             tokens: source.text_tokens(),
-            tokenizer: source.tokenizer()?,
+            tokenizer: source.tokenizer_files()?,
             shard: args.shard_size,
         };
         write_hf(&args.to, &config, &options, |spec, out| source.read_tensor(&spec.name, out))?;

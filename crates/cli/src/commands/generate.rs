@@ -6,9 +6,10 @@ use crate::{Outcome, number, out};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use ironhorse::core::Pool;
+use ironhorse::text::tokenizer::Tokenizer;
 use ironhorse::train::format::checkpoint::{TrainerState, newest_run};
-use ironhorse::train::format::tokenizer::Tokenizer;
 use ironhorse::train::format::{WeightSource, open_weights};
+use ironhorse::train::generate::codec::{Codec, Stream};
 use ironhorse::train::generate::sample::Sampler;
 use ironhorse::train::generate::{Request, generate};
 use ironhorse::train::session::{Session, SessionSpec};
@@ -54,9 +55,7 @@ impl SamplingArgs {
 #[derive(Args)]
 #[command(
     after_help = "Examples:\n  ironhorse generate\n  ironhorse generate --prompt 'Ivy was' --temperature 0.7\n  \
-                        ironhorse generate --model gpt2_124M.bin --tokenizer gpt2_tokenizer.bin --prompt 'The train' --top-k 40\n\n\
-                        A prompt is cut into the longest tokens that match, from left to right. For bytes that is exact; \
-                        for a BPE vocabulary the tokens\nspell the prompt but are not always those that BPE would choose."
+                        ironhorse generate --model gpt2_124M.bin --tokenizer gpt2 --prompt 'The train' --top-k 40"
 )]
 pub struct GenerateArgs {
     /// A run, a checkpoint, a Hugging Face folder or a model .bin [default: the newest run below runs/]
@@ -72,8 +71,8 @@ pub struct GenerateArgs {
     /// context]
     #[arg(long, help_heading = heading::SAMPLING, value_name = "N", value_parser = number::count::<usize>)]
     context: Option<usize>,
-    /// Tokenizer file [default: the one beside the model]
-    #[arg(long, help_heading = heading::MODEL, value_name = "FILE")]
+    /// Name, file or folder of a tokenizer, as of `prepare` [default: the one beside the model]
+    #[arg(long, help_heading = heading::MODEL, value_name = "NAME")]
     tokenizer: Option<PathBuf>,
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -114,7 +113,7 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     };
     let mut source = open_weights(&model)?;
     let config = source.config();
-    let tokenizer = find_tokenizer(args, source.as_ref(), &model)?;
+    let tokenizer = find_tokenizer(args.tokenizer.as_deref(), source.as_ref(), &model)?;
     let context = context(args, source.as_ref());
     let mut sampling = args.sampling.clone();
     sampling.settle(tokenizer.vocab_size());
@@ -127,25 +126,23 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     session.load(Pool::Params, |name, values| source.read_tensor(name, values))?;
 
     name_model(&model, source.as_ref());
-    let mut prompt = vec![tokenizer.eot];
-    prompt.extend(tokenizer.encode(args.prompt.as_bytes())?);
-    if !args.prompt.is_empty() && tokenizer != Tokenizer::bytes() {
-        out::note(
-            "the prompt is cut greedily into the longest tokens, which is not always what BPE would choose",
-        );
+    let prompt = tokenizer.prompt(&args.prompt)?;
+    if let Some(warning) = tokenizer.warning().filter(|_| !args.prompt.is_empty()) {
+        out::note(warning);
     }
     let request = Request {
         prompt: &prompt,
         vocab: tokenizer.vocab_size(),
         tokens: args.tokens,
         context,
-        stop: Some(tokenizer.eot),
+        stop: tokenizer.eot(),
         sampler,
     };
     let start = Instant::now();
     out::piece(args.prompt.as_bytes())?;
+    let mut text = Stream::default();
     let tokens = generate(&mut session, &request, |token| {
-        match out::piece(&tokenizer.decode(&[token])?) {
+        match out::piece(&text.next(&tokenizer, token)?) {
             // the reader went away, but the report is still wanted
             Err(error) if args.json.is_some() && out::is_closed_pipe(&error) => Ok(()),
             written => written,
@@ -177,25 +174,50 @@ fn name_model(model: &Path, source: &dyn WeightSource) {
     out::note(format_args!("model: {}{unfinished}", source.path().display()));
 }
 
-/// The one given, the checkpoint's own, a file beside the weights, or bytes for a model of 256 tokens.
-fn find_tokenizer(args: &GenerateArgs, source: &dyn WeightSource, model: &Path) -> Result<Tokenizer> {
+/// The one given, the one beside the weights, or bytes for a model of 256 tokens.
+pub(super) fn find_tokenizer(
+    given: Option<&Path>,
+    source: &dyn WeightSource,
+    model: &Path,
+) -> Result<Tokenizer> {
     let vocab = source.config().vocab_size();
-    if let Some(path) = &args.tokenizer {
-        return check_tokenizer(Tokenizer::open(path)?, vocab);
+    let found = match given {
+        Some(name) => Some(open_tokenizer(name)?),
+        None => beside(source, model)?,
+    };
+    match found {
+        Some(found) => check_tokenizer(found, vocab),
+        None if vocab == 256 => Ok(Tokenizer::bytes()),
+        None => bail!(
+            "{}: has no tokenizer beside it; give --tokenizer, such as gpt2 or a tokenizer.json",
+            model.display()
+        ),
     }
-    if let Some(tokenizer) = source.tokenizer()? {
-        return check_tokenizer(tokenizer, vocab);
-    }
-    let folder = if model.is_dir() { Some(model) } else { model.parent() };
-    for name in ["tokenizer.bin", "gpt2_tokenizer.bin"] {
-        if let Some(path) = folder.map(|folder| folder.join(name)).filter(|path| path.is_file()) {
-            return check_tokenizer(Tokenizer::open(&path)?, vocab);
+}
+
+/// The tokenizer of `--tokenizer`: a name, a file or a folder.
+pub(super) fn open_tokenizer(name: &Path) -> Result<Tokenizer> {
+    Ok(match name.to_str() {
+        Some(name) => Tokenizer::open(name)?,
+        None => Tokenizer::open_path(name)?,
+    })
+}
+
+/// The tokenizer in the folder of the weights.
+pub(super) fn beside(source: &dyn WeightSource, model: &Path) -> Result<Option<Tokenizer>> {
+    let folder =
+        |path: &Path| if path.is_dir() { Some(path.to_owned()) } else { path.parent().map(Path::to_owned) };
+    for folder in [folder(source.path()), folder(model)].into_iter().flatten() {
+        let folder = if folder.as_os_str().is_empty() { PathBuf::from(".") } else { folder };
+        if let Some(found) = Tokenizer::beside(&folder)? {
+            return Ok(Some(found));
+        }
+        let bin = folder.join("gpt2_tokenizer.bin");
+        if bin.is_file() {
+            return Ok(Some(Tokenizer::open_path(&bin)?));
         }
     }
-    if vocab == 256 {
-        return Ok(Tokenizer::bytes());
-    }
-    bail!("{}: has no tokenizer beside it; give --tokenizer FILE (gpt2_tokenizer.bin)", model.display())
+    Ok(None)
 }
 
 /// Refuses a tokenizer that has more tokens than the model.

@@ -54,7 +54,9 @@ fn files_of_the_wrong_kind_are_refused() {
         if file != "nope" {
             place.refuses(&format!("bench --model {file}"), &[texts]);
         }
-        place.refuses(&format!("train {TINY} --data {file} --out next"), &[file]);
+        if file != "text.txt" {
+            place.refuses(&format!("train {TINY} --data {file} --out next"), &[file]);
+        }
         if !file.ends_with("tokenizer.bin") {
             place.refuses(&format!("train {TINY} --tokenizer {file} --out next"), &[file]);
         }

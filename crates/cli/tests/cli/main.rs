@@ -11,6 +11,7 @@ mod newcomer;
 mod paths;
 mod pipes;
 mod place;
+mod prepare;
 mod reports;
 mod resume;
 mod resume_check;

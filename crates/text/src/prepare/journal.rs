@@ -134,6 +134,10 @@ impl Identity {
         Self { settings: hash(what.to_string()), inputs: hash(json!(files).to_string()) }
     }
 
+    pub(super) fn joined(&self) -> String {
+        format!("{:x}", Sha256::digest(format!("{} {}", self.settings, self.inputs)))
+    }
+
     /// An error if the folder holds something else.
     pub(super) fn check(&self, found: &Self, out: &Path, holds: &str) -> Result<()> {
         let other = if self.settings != found.settings {

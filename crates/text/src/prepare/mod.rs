@@ -146,6 +146,11 @@ pub fn prepare(
     Ok(Prepared { manifest, unchanged: false, resumed })
 }
 
+/// A hash of all that decides about the shards, in hexadecimal: inputs, tokenizer, settings but for the folder.
+pub fn identity(inputs: &[Input], tokenizer: &Tokenizer, settings: &Settings) -> String {
+    Identity::of(inputs, tokenizer, tokenizer.eot().unwrap_or(0), settings).joined()
+}
+
 /// Keeps a second preparation out of the folder.
 struct Lock(PathBuf, #[allow(dead_code, reason = "the lock is held while the file is open")] File);
 

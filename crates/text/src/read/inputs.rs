@@ -94,6 +94,11 @@ fn by_name(path: &Path) -> (Option<Format>, Packing) {
     (name.rsplit_once('.').and_then(|(_, end)| Format::parse(end)), packing)
 }
 
+/// Whether the name of a file, or a pattern, is one of text, JSON lines or parquet.
+pub fn is_data_name(path: &Path) -> bool {
+    by_name(path).0.is_some()
+}
+
 /// The files that were asked for: names, folders with all that they hold, patterns, `-` for standard input. In the
 /// order given, sorted by name within a folder or pattern, each file once. `format` overrides what names say.
 pub fn resolve(asked: &[PathBuf], format: Option<Format>) -> Result<Vec<Input>> {

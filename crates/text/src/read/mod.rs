@@ -14,7 +14,7 @@ mod rows;
 mod text;
 mod units;
 
-pub use inputs::{Format, Input, Packing, resolve};
+pub use inputs::{Format, Input, Packing, is_data_name, resolve};
 pub(crate) use lines::{Line, numbered, parse as parse_line};
 pub(crate) use rows::{Rows, hash_file};
 pub use units::{Units, documents};

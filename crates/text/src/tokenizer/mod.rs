@@ -27,8 +27,10 @@ pub mod train;
 
 use std::borrow::Cow;
 
+use ironhorse_train::Error as TrainError;
 use ironhorse_train::format::Sink;
-use ironhorse_train::format::tokenizer::{TOKENIZER as BIN_NAME, Tokenizer as BinTokenizer};
+use ironhorse_train::format::tokenizer::{NamedFiles, TOKENIZER as BIN_NAME, Tokenizer as BinTokenizer};
+use ironhorse_train::generate::codec::Codec;
 
 use self::bpe::{Bpe, Encoder, Special};
 use self::foreign::Foreign;
@@ -48,7 +50,7 @@ pub struct Tokenizer {
     /// SHA-256 of what it was read from.
     sha256: String,
     /// The files it was read from, to be kept beside weights.
-    files: Vec<(String, Vec<u8>)>,
+    files: NamedFiles,
 }
 
 enum Kind {
@@ -76,6 +78,14 @@ impl Tokenizer {
                 "the longest token at each place, because its ids are not the ranks of merges"
             }
         }
+    }
+
+    /// What to tell about text that is encoded, if its ids are not certain to be those the model was trained with.
+    pub fn warning(&self) -> Option<String> {
+        matches!(self.kind, Kind::Longest(_)).then(|| {
+            let why = "its ids are not the ranks of merges, so that BPE cannot be done";
+            format!("{}: text is cut into the longest tokens from left to right; {why}", self.name)
+        })
     }
 
     /// The number of ids; every id is less.
@@ -177,7 +187,7 @@ impl Tokenizer {
 
     /// The files to keep beside weights, names and contents: those it was read from, or the same vocabulary as
     /// `tokenizer.json` and, where it can be, as llm.c's `tokenizer.bin`.
-    pub fn files(&self) -> Result<Vec<(String, Vec<u8>)>> {
+    pub fn files(&self) -> Result<NamedFiles> {
         if !self.files.is_empty() {
             return Ok(self.files.clone());
         }
@@ -197,6 +207,28 @@ impl Tokenizer {
             files.push((BIN_NAME.to_owned(), bytes));
         }
         Ok(files)
+    }
+}
+
+impl Codec for Tokenizer {
+    fn vocab_size(&self) -> usize {
+        Tokenizer::vocab_size(self)
+    }
+
+    fn eot(&self) -> Option<u32> {
+        self.eot
+    }
+
+    fn encode(&self, text: &[u8]) -> Result<Vec<u32>, TrainError> {
+        Tokenizer::encode(self, text).map_err(Error::into_train)
+    }
+
+    fn decode(&self, ids: &[u32]) -> Result<Vec<u8>, TrainError> {
+        Tokenizer::decode(self, ids).map_err(Error::into_train)
+    }
+
+    fn files(&self) -> Result<NamedFiles, TrainError> {
+        Tokenizer::files(self).map_err(Error::into_train)
     }
 }
 

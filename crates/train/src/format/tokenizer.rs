@@ -12,6 +12,45 @@ use crate::{Error, Result};
 /// The file's name beside weights.
 pub const TOKENIZER: &str = "tokenizer.bin";
 
+/// Names and contents of files.
+pub type NamedFiles = Vec<(String, Vec<u8>)>;
+
+/// The files that make up tokenizers: Hugging Face's, llm.c's.
+const FILES: [&str; 7] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    TOKENIZER,
+];
+
+/// Whether a file beside weights belongs to a tokenizer.
+pub fn is_tokenizer_file(name: &str) -> bool {
+    FILES.contains(&name)
+}
+
+/// The tokenizer's files in a folder, as they are.
+pub fn tokenizer_files(folder: &Path) -> Result<NamedFiles> {
+    let paths = FILES.iter().map(|name| (name, folder.join(name))).filter(|(_, path)| path.is_file());
+    paths
+        .map(|(name, path)| {
+            let bytes = std::fs::read(&path).map_err(|source| Error::io(&path, "read", source))?;
+            Ok(((*name).to_owned(), bytes))
+        })
+        .collect()
+}
+
+/// A tokenizer as it is kept beside weights.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeptTokenizer {
+    /// Its files.
+    pub files: NamedFiles,
+    /// The token between texts.
+    pub eot: Option<u32>,
+}
+
 /// The bytes of every token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tokenizer {

@@ -9,7 +9,7 @@ use super::checkpoint::{Checkpoint, TrainerState};
 use super::hf::{HfFolder, TextTokens};
 use super::llmc_model::{ModelFile, check_finite, row_len};
 use super::sniff::{Kind, sniff};
-use super::tokenizer::{TOKENIZER, Tokenizer};
+use super::tokenizer::{NamedFiles, tokenizer_files};
 use crate::model::ModelConfig;
 use crate::{Error, Result};
 
@@ -42,9 +42,9 @@ pub trait WeightSource {
         None
     }
 
-    /// The tokenizer in the same folder, if there is one.
-    fn tokenizer(&self) -> Result<Option<Tokenizer>> {
-        Ok(None)
+    /// The files of the tokenizer in the same folder; empty without one.
+    fn tokenizer_files(&self) -> Result<NamedFiles> {
+        Ok(Vec::new())
     }
 }
 
@@ -77,9 +77,8 @@ weight_source! {
             HfFolder::text_tokens(self).clone()
         }
 
-        fn tokenizer(&self) -> Result<Option<Tokenizer>> {
-            let path = self.path().join(TOKENIZER);
-            path.exists().then(|| Tokenizer::open(&path)).transpose()
+        fn tokenizer_files(&self) -> Result<NamedFiles> {
+            tokenizer_files(self.path())
         }
     }
     [] Checkpoint {
@@ -91,8 +90,8 @@ weight_source! {
             Some(Checkpoint::trainer(self))
         }
 
-        fn tokenizer(&self) -> Result<Option<Tokenizer>> {
-            Ok(Checkpoint::tokenizer(self).cloned())
+        fn tokenizer_files(&self) -> Result<NamedFiles> {
+            Checkpoint::tokenizer_files(self)
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Writing text: feed the prompt, then draw one token after the other.
 
+pub mod codec;
 pub mod sample;
 
 use self::sample::{Sampler, Scratch};

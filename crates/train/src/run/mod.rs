@@ -25,7 +25,7 @@ pub use save::{SaveSettings, SaveStats, Saver};
 
 use crate::data::Loader;
 use crate::format::checkpoint::{Best, TrainerState};
-use crate::format::tokenizer::Tokenizer;
+use crate::generate::codec::Codec;
 use crate::generate::sample::Sampler;
 use crate::model::Recompute;
 use crate::run::metrics::Metrics;
@@ -35,6 +35,7 @@ use crate::{Error, Result};
 use ironhorse_core::Scalars;
 use serde_json::Value;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The settings of a run.
@@ -92,7 +93,7 @@ pub struct TrainData {
     /// Validation batches, in order.
     pub val: Option<Loader>,
     /// Text to tokens and back; without it no samples are written.
-    pub tokenizer: Option<Tokenizer>,
+    pub tokenizer: Option<Arc<dyn Codec>>,
 }
 
 /// Follows a run: a progress bar, a log, or nothing.

@@ -22,7 +22,8 @@ const MOST_STEPS: u64 = u32::MAX as u64;
 #[serde(rename_all = "kebab-case")]
 #[command(after_help = "Examples:\n  ironhorse train\n  \
     ironhorse train --steps 200 --lr 3e-3 --out runs/quick\n  \
-    ironhorse train --model d12 --data 'shards/*_train_*.bin' --val-data 'shards/*_val_*.bin' --tokenizer gpt2_tokenizer.bin\n  \
+    ironhorse train --data book.txt               prepares the text once, then trains on it\n  \
+    ironhorse train --model d12 --data 'shards/*_train_*.bin' --val-data 'shards/*_val_*.bin' --tokenizer gpt2\n  \
     ironhorse train --model hidden=128,layers=4,heads=4,experts=8,top_k=2,ffn=256,vocab=256,context=128\n  \
     ironhorse train --model moe-6.9b --device cuda --batch 8 --seq 1024 --recompute experts --master residual --moments bf16\n  \
     ironhorse train --resume                      resumes the newest run; the result is the same to the bit\n  \
@@ -42,16 +43,16 @@ pub struct TrainArgs {
     #[arg(long, help_heading = heading::MODEL, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init: Option<PathBuf>,
-    /// Token shards to train on, as paths or patterns [default: built-in stories, one token per byte]
+    /// Token shards, text (.txt, .md, .jsonl, .parquet, also .gz and .zst) or a folder of `prepare`, as paths or patterns [default: built-in stories, one token per byte]
     #[arg(long, help_heading = heading::DATA, value_name = "GLOB", num_args = 1..)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub data: Vec<PathBuf>,
-    /// Token shards to validate on
+    /// Token shards or text to validate on [default with text: a part of it]
     #[arg(long, help_heading = heading::DATA, value_name = "GLOB", num_args = 1..)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub val_data: Vec<PathBuf>,
-    /// Tokenizer file, to write samples as text
-    #[arg(long, help_heading = heading::DATA, value_name = "FILE")]
+    /// Name, file or folder of a tokenizer, as of `prepare`, for text and samples [default: the one beside --init or --data; for text gpt2, or bytes if the model has 256 tokens]
+    #[arg(long, help_heading = heading::DATA, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<PathBuf>,
     /// Micro-batch size: sequences of one forward and backward pass

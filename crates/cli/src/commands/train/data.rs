@@ -1,19 +1,21 @@
 //! Training data: shards or the built-in stories, checked before the first step.
 
-use super::super::generate::check_tokenizer;
+use super::super::generate::{check_tokenizer, open_tokenizer};
 use super::TrainArgs;
 use crate::progress;
 use anyhow::Result;
+use ironhorse::text::tokenizer::Tokenizer;
 use ironhorse::train::data::corpus::{Split, corpus};
 use ironhorse::train::data::survey::{facts_of_memory, fingerprint};
 use ironhorse::train::data::{
     Loader, LoaderConfig, MemoryTokens, SourceFacts, Tokens, expand_globs, open_shards, survey,
 };
-use ironhorse::train::format::tokenizer::Tokenizer;
+use ironhorse::train::generate::codec::Codec;
 use ironhorse::train::model::ModelConfig;
 use ironhorse::train::run::{Control, TrainData};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Bytes of built-in stories: more than the default run reads.
 const TRAIN_BYTES: usize = 4 << 20;
@@ -33,7 +35,7 @@ pub struct Opened {
 /// Opens the data; every token of every shard is checked against the vocabulary, unless `control` stops it.
 pub fn open(args: &TrainArgs, config: &ModelConfig, control: &Control) -> Result<Opened> {
     let tokenizer = match &args.tokenizer {
-        Some(path) => Some(Tokenizer::open(path)?),
+        Some(name) => Some(open_tokenizer(name)?),
         None if args.data.is_empty() || config.vocab_size() == 256 => Some(Tokenizer::bytes()),
         None => None,
     };
@@ -51,6 +53,7 @@ pub fn open(args: &TrainArgs, config: &ModelConfig, control: &Control) -> Result
         (false, _) => shards((args, config), &args.val_data, false, control)
             .map(|(loader, facts)| (Some(loader), facts))?,
     };
+    let tokenizer = tokenizer.map(|found| Arc::new(found) as Arc<dyn Codec>);
     Ok(Opened { data: TrainData { train, val, tokenizer }, train: train_facts, val: val_facts })
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! args.rs    the flags, which are also the run's config.toml     data.rs    shards or stories, checked before the first step
 //! resume.rs  resuming a run, and what may change then            report.rs  what is printed at the end; run.json
-//! defaults.rs  settings that depend on the model and the steps
+//! defaults.rs  settings that depend on the model and the steps  text.rs  text as data, prepared once
 //! ```
 
 mod args;
@@ -11,6 +11,7 @@ mod data;
 mod defaults;
 mod report;
 mod resume;
+mod text;
 
 pub use args::TrainArgs;
 
@@ -54,7 +55,9 @@ fn start(args: &TrainArgs, line: &[OsString], control: &Control) -> Result<Outco
     out::check_json_in(args.json.as_deref(), args.out.as_deref())?;
     let (config, mut weights) = choose_model(args)?;
     refuse_stories_for(args, &config, weights.as_deref())?;
-    let mut args = defaults::settle(args.clone(), &config);
+    let mut args = args.clone();
+    text::replace(&mut args, &config, weights.as_deref(), control)?;
+    let mut args = defaults::settle(args, &config);
     if args.seq > Some(config.max_seq_len()) {
         bail!("--seq {} is beyond the model's context of {}", args.seq.unwrap_or(0), config.max_seq_len());
     }
@@ -183,8 +186,8 @@ impl Prepared {
             sync: args.save_sync,
             ..SaveSettings::default()
         };
-        let tokenizer = self.data.tokenizer.clone();
-        let mut saver = Saver::new(&self.session, folder.path(), tokenizer.as_ref(), saves, state.step)?;
+        let tokenizer = self.data.tokenizer.as_deref();
+        let mut saver = Saver::new(&self.session, folder.path(), tokenizer, saves, state.step)?;
         let started = Instant::now();
         let mut progress = Progress::new(self.settings.steps, state.step);
         let summary = run::train(Job {

@@ -1,5 +1,6 @@
 //! `ironhorse train --resume`: the settings are those of the run's own config.toml; what may differ is decided key by key.
 
+use super::super::generate::open_tokenizer;
 use super::{Prepared, RUNS, TrainArgs, check_space, defaults, report};
 use crate::{Outcome, out};
 use anyhow::{Context, Result, bail};
@@ -64,7 +65,14 @@ pub fn run(named: &Path, given: &TrainArgs, line: &[OsString], control: &Control
         return Ok(Outcome::Done);
     }
     let algorithms = read_algorithms(&path)?;
-    let mut prepared = Prepared::new(&args, *checkpoint.config(), control, &algorithms)?;
+    let mut with_copy = args.clone();
+    if args.tokenizer.as_deref().is_some_and(|name| !name.exists() && open_tokenizer(name).is_err())
+        && given.tokenizer.is_none()
+        && !checkpoint.tokenizer_files()?.is_empty()
+    {
+        with_copy.tokenizer = Some(checkpoint.path().to_owned()); // the original is gone
+    }
+    let mut prepared = Prepared::new(&with_copy, *checkpoint.config(), control, &algorithms)?;
     check_space(&path, &args, checkpoint.config(), prepared.spec.precision)?;
     let exact = prepared.session.restore(&mut checkpoint)?;
     restore_position(&state, &mut prepared.data)

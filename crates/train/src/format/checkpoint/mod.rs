@@ -4,7 +4,7 @@
 //! config.json, model.safetensors     the weights as the engine stores them (f32 or bf16), readable by `transformers`
 //! master.safetensors                 for bf16 weights: the f32 master weights, or their 16-bit residuals
 //! state.safetensors                  AdamW's moments, m.NAME and v.NAME, as the engine stores them
-//! tokenizer.bin                      optional
+//! tokenizer.bin, tokenizer.json      optional, and what else belongs to the tokenizer
 //! trainer.json                       written last: step, data position, settings, size and checksum of every other file
 //! ```
 //!
@@ -25,7 +25,7 @@ pub(crate) use writer::widen;
 pub use writer::{CheckpointParts, Written, checkpoint_bytes, write_checkpoint};
 
 use super::hf::{self, HF_CONFIG, HF_INDEX};
-use super::tokenizer::TOKENIZER;
+use super::tokenizer::is_tokenizer_file;
 use crate::model::TensorSpec;
 use ironhorse_core::Pool;
 
@@ -39,7 +39,8 @@ const STATE: &str = "state";
 
 /// Whether a file of this name can be part of a checkpoint.
 pub(super) fn is_ours(name: &str) -> bool {
-    [HF_CONFIG, HF_INDEX, TOKENIZER, TRAINER].contains(&name)
+    [HF_CONFIG, HF_INDEX, TRAINER].contains(&name)
+        || is_tokenizer_file(name)
         || [hf::MODEL, MASTER, STATE].iter().any(|stem| is_part_of(name, stem))
 }
 

@@ -9,7 +9,7 @@ use super::super::Source;
 use super::super::hf::{HfFolder, TextTokens};
 use super::super::safetensors::{Dtype, SafeTensors};
 use super::super::stacked::expect_numel;
-use super::super::tokenizer::{TOKENIZER, Tokenizer};
+use super::super::tokenizer::{NamedFiles, tokenizer_files};
 use super::writer::stored_dtype;
 use super::{MASTER, STATE, TRAINER, TrainerJson, TrainerState, is_part_of, is_state, stored_name};
 use crate::model::{ModelConfig, TensorSpec};
@@ -24,7 +24,6 @@ pub struct Checkpoint {
     master: Vec<SafeTensors<File>>,
     /// Empty if only the weights were requested.
     state: Vec<SafeTensors<File>>,
-    tokenizer: Option<Tokenizer>,
 }
 
 impl Checkpoint {
@@ -71,10 +70,7 @@ impl Checkpoint {
             names.map(|name| SafeTensors::open(&folder.join(name))).collect::<Result<Vec<_>>>()
         };
         let (master, state) = (those(MASTER)?, those(STATE)?);
-        let tokenizer =
-            trainer.crc32.contains_key(TOKENIZER).then(|| Tokenizer::open(&folder.join(TOKENIZER)));
-        let tokenizer = tokenizer.transpose()?;
-        Ok(Self { folder: folder.to_owned(), trainer, weights, master, state, tokenizer })
+        Ok(Self { folder: folder.to_owned(), trainer, weights, master, state })
     }
 
     /// The model's sizes.
@@ -95,17 +91,16 @@ impl Checkpoint {
         })
     }
 
-    /// The tokenizer, if there is one.
-    pub fn tokenizer(&self) -> Option<&Tokenizer> {
-        self.tokenizer.as_ref()
+    /// The files of the tokenizer; empty without one.
+    pub fn tokenizer_files(&self) -> Result<NamedFiles> {
+        let mut files = tokenizer_files(&self.folder)?;
+        files.retain(|(name, _)| self.trainer.crc32.contains_key(name));
+        Ok(files)
     }
 
-    /// The tokens before and after a text: those of the tokenizer, or of `config.json`.
+    /// The tokens before and after a text, which a tokenizer has put into `config.json`.
     pub fn text_tokens(&self) -> TextTokens {
-        match &self.tokenizer {
-            Some(tokenizer) => TextTokens::Eot(tokenizer.eot),
-            None => self.weights.text_tokens().clone(),
-        }
+        self.weights.text_tokens().clone()
     }
 
     /// The folder.

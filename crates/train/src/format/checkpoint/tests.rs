@@ -5,7 +5,8 @@ use serde_json::json;
 
 use super::*;
 use crate::format::hf::HF_WEIGHTS;
-use crate::format::tokenizer::Tokenizer;
+use crate::format::tokenizer::{TOKENIZER, Tokenizer};
+use crate::generate::codec::Codec;
 use crate::model::{Gpt2Config, ModelConfig};
 use crate::{Error, Result};
 
@@ -52,7 +53,7 @@ fn state() -> TrainerState {
 }
 
 fn write(folder: &Path, trainer: &TrainerState) -> Result<Written> {
-    let tokenizer = Tokenizer::bytes();
+    let tokenizer = Tokenizer::bytes().kept().unwrap();
     let parts = CheckpointParts {
         tokenizer: Some(&tokenizer),
         ..CheckpointParts::new(&CONFIG, Precision::F32, trainer)
@@ -69,7 +70,7 @@ fn a_checkpoint_round_trips_and_is_replaced() {
     let mut checkpoint = Checkpoint::open(&folder).unwrap();
     assert_eq!(checkpoint.trainer(), &state());
     assert_eq!(checkpoint.config(), &CONFIG);
-    assert_eq!(checkpoint.tokenizer(), Some(&Tokenizer::bytes()));
+    assert_eq!(checkpoint.tokenizer_files().unwrap(), Tokenizer::bytes().kept().unwrap().files);
     let mut bytes = Vec::new();
     for spec in CONFIG.tensors() {
         let mut values = vec![9.0; spec.shape.numel()];

@@ -8,7 +8,7 @@ use ironhorse_core::{DType, Pool, Precision, bf16_to_f32};
 
 use super::super::hf::{self, HF_CONFIG, HfOptions, TextTokens};
 use super::super::safetensors::{Dtype, Header, TensorInfo, Writer};
-use super::super::tokenizer::{TOKENIZER, Tokenizer};
+use super::super::tokenizer::KeptTokenizer;
 use super::super::{Elem, atomic};
 use super::{MASTER, STATE, TRAINER, TrainerJson, TrainerState, is_ours, stored_name};
 use crate::model::{ModelConfig, TensorSpec};
@@ -24,7 +24,7 @@ pub struct CheckpointParts<'a> {
     /// The state of training.
     pub trainer: &'a TrainerState,
     /// The tokenizer, for `generate`.
-    pub tokenizer: Option<&'a Tokenizer>,
+    pub tokenizer: Option<&'a KeptTokenizer>,
     /// The maximum number of bytes of tensors in one file: [`super::PART_BYTES`].
     pub part_bytes: u64,
 }
@@ -74,12 +74,12 @@ pub fn write_checkpoint(
             job.pools(MASTER, &[Pool::Master], &mut read)?;
         }
         job.pools(STATE, &[Pool::Moment1, Pool::Moment2], &mut read)?;
-        if let Some(tokenizer) = parts.tokenizer {
-            let crc = atomic::write_file(&folder.join(TOKENIZER), |sink| {
-                tokenizer.write_to(sink)?;
+        for (name, bytes) in parts.tokenizer.iter().flat_map(|tokenizer| &tokenizer.files) {
+            let crc = atomic::write_file(&folder.join(name), |sink| {
+                sink.put(bytes)?;
                 Ok(sink.crc32())
             })?;
-            job.crc32.insert(TOKENIZER.to_owned(), crc);
+            job.crc32.insert(name.clone(), crc);
         }
         job.finish()
     })
@@ -102,7 +102,8 @@ impl Job<'_> {
         let Self { folder, parts, .. } = *self;
         let dtype = parts.precision.weights;
         let elem = if dtype == DType::BF16 { Elem::BF16 } else { Elem::F32 };
-        let tokens = parts.tokenizer.map_or(TextTokens::Last, |it| TextTokens::Eot(it.eot));
+        let eot = parts.tokenizer.and_then(|tokenizer| tokenizer.eot);
+        let tokens = eot.map_or(TextTokens::Last, TextTokens::Eot);
         let options = HfOptions { tokens, shard: parts.part_bytes, ..HfOptions::new(elem) };
         let crc = hf::write_config_json(folder, parts.config, &options)?;
         self.crc32.insert(HF_CONFIG.to_owned(), crc);

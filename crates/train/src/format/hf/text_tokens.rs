@@ -50,6 +50,7 @@ mod tests {
     use super::*;
     use crate::format::tokenizer::{TOKENIZER, Tokenizer};
     use crate::format::{Elem, open_weights};
+    use crate::generate::codec::Codec;
     use crate::model::ModelConfig;
 
     #[test]
@@ -86,10 +87,11 @@ mod tests {
         let folder = top.path().join("hf");
         let config = ModelConfig::parse("n_layer=1,n_head=1,n_embd=4,vocab=256").unwrap();
         let without = HfOptions::new(Elem::F32);
-        let with = HfOptions { tokenizer: Some(Tokenizer::bytes()), ..without.clone() };
+        let files = Tokenizer::bytes().files().unwrap();
+        let with = HfOptions { tokenizer: files.clone(), ..without.clone() };
         for _ in 0..2 {
             write_hf(&folder, &config, &with, |_, _| Ok(())).unwrap();
-            assert_eq!(open_weights(&folder).unwrap().tokenizer().unwrap(), Some(Tokenizer::bytes()));
+            assert_eq!(open_weights(&folder).unwrap().tokenizer_files().unwrap(), files);
         }
         let text = write_hf(&folder, &config, &without, |_, _| Ok(())).unwrap_err().to_string();
         assert!(text.contains(&format!("not replaced because it holds {TOKENIZER}")), "{text}");

@@ -8,7 +8,7 @@ use super::reader::stored_shape;
 use super::{PREFIX, TextTokens, is_transposed, transpose};
 use crate::format::safetensors::{Header, TensorInfo, Writer};
 use crate::format::stacked::filled;
-use crate::format::tokenizer::{TOKENIZER, Tokenizer};
+use crate::format::tokenizer::NamedFiles;
 use crate::format::{Elem, atomic};
 use crate::model::{ModelConfig, TensorSpec};
 use crate::{Error, Result};
@@ -23,8 +23,8 @@ pub struct HfOptions {
     pub elem: Elem,
     /// The tokens before and after a text.
     pub tokens: TextTokens,
-    /// Written to the same folder, where `generate` looks for it.
-    pub tokenizer: Option<Tokenizer>,
+    /// The files of a tokenizer, written to the same folder, where `generate` looks for it.
+    pub tokenizer: NamedFiles,
     /// The maximum number of bytes of weights in one file; larger models are split into several files with an index. A
     /// tensor is never split.
     pub shard: u64,
@@ -33,7 +33,7 @@ pub struct HfOptions {
 impl HfOptions {
     /// Files of at most [`DEFAULT_SHARD`] bytes.
     pub const fn new(elem: Elem) -> Self {
-        Self { elem, tokens: TextTokens::Last, tokenizer: None, shard: DEFAULT_SHARD }
+        Self { elem, tokens: TextTokens::Last, tokenizer: Vec::new(), shard: DEFAULT_SHARD }
     }
 }
 
@@ -48,12 +48,12 @@ pub fn write_hf(
     config.validate()?;
     let owned = |name: &str| {
         let ours = [HF_CONFIG, HF_WEIGHTS, HF_INDEX].contains(&name) || is_part_name(MODEL, name);
-        ours || (name == TOKENIZER && options.tokenizer.is_some()) // never lost, only replaced
+        ours || options.tokenizer.iter().any(|(file, _)| file == name) // never lost, only replaced
     };
     atomic::write_folder(folder, owned, |folder| {
         write_config_json(folder, config, options)?;
-        if let Some(tokenizer) = &options.tokenizer {
-            tokenizer.write(&folder.join(TOKENIZER))?;
+        for (name, bytes) in &options.tokenizer {
+            atomic::write_file(&folder.join(name), |sink| sink.put(bytes))?;
         }
         write_weights(folder, config, options, &mut fill).map(drop)
     })

@@ -10,7 +10,7 @@ use self::plan::Plan;
 use super::{Observer, RunFolder};
 use crate::Result;
 use crate::format::checkpoint::{PART_BYTES, TrainerState, Written};
-use crate::format::tokenizer::Tokenizer;
+use crate::generate::codec::Codec;
 use crate::session::Session;
 use ironhorse_core::{HostMemory, Pool, Slot};
 use serde::Serialize;
@@ -106,7 +106,7 @@ impl Saver {
     pub fn new(
         session: &Session,
         run: &Path,
-        tokenizer: Option<&Tokenizer>,
+        tokenizer: Option<&dyn Codec>,
         settings: SaveSettings,
         step: u64,
     ) -> Result<Self> {
@@ -127,7 +127,7 @@ impl Saver {
             precision: program.precision(),
             params: program.params().to_vec(),
             pools,
-            tokenizer: tokenizer.cloned(),
+            tokenizer: tokenizer.map(Codec::kept).transpose()?,
             part_bytes: settings.part_bytes,
         };
         Ok(Self {

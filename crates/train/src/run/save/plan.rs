@@ -4,7 +4,7 @@ use crate::format::checkpoint::{
     CHECKPOINTS, CheckpointParts, TrainerState, Written, checkpoint_bytes, step_name, write_checkpoint,
 };
 use crate::format::disk::free_bytes;
-use crate::format::tokenizer::Tokenizer;
+use crate::format::tokenizer::KeptTokenizer;
 use crate::host::human_bytes;
 use crate::model::ModelConfig;
 use crate::{Error, Result};
@@ -19,7 +19,7 @@ pub(super) struct Plan {
     pub precision: Precision,
     pub params: Vec<Param>,
     pub pools: Vec<(Pool, usize)>,
-    pub tokenizer: Option<Tokenizer>,
+    pub tokenizer: Option<KeptTokenizer>,
     pub part_bytes: u64,
 }
 

@@ -78,7 +78,7 @@ impl Trainer<'_> {
             vocab: tokenizer.vocab_size(),
             tokens: settings.sample_tokens,
             context: Some(self.job.data.train.seq()),
-            stop: Some(tokenizer.eot),
+            stop: tokenizer.eot(),
             sampler: settings.sampler,
         };
         let control = self.job.control;
@@ -98,7 +98,5 @@ impl Trainer<'_> {
 /// What samples continue: the start of a text, then the prompt. Empty without a tokenizer.
 pub(super) fn prompt_of(job: &Job<'_>) -> Result<Vec<u32>> {
     let Some(tokenizer) = job.data.tokenizer.as_ref() else { return Ok(Vec::new()) };
-    let mut prompt = tokenizer.encode(job.settings.prompt.as_bytes())?;
-    prompt.insert(0, tokenizer.eot);
-    Ok(prompt)
+    tokenizer.prompt(&job.settings.prompt)
 }
