@@ -335,7 +335,7 @@ pub fn python_stub(ops: &[&Op]) -> String {
         parts.extend(keywords);
         signature(parts);
         if let Some(also) = op.also {
-            let _ = writeln!(text, "{also} = {name}");
+            let _ = writeln!(text, "\n{also} = {name}\n"); // as ruff formats it
         }
     }
     text
