@@ -92,7 +92,7 @@ def test_ids_of_a_dataset_out_of_range(tmp_path: Path):
     run = command("train", "--model", GOOD, *data, "--batch", 2, "--seq", 8, "--steps", 2, "--out", tmp_path / "run")
     assert run.returncode == 2 and "panicked" not in run.stderr  # below a line that says what is trained
     assert run.stderr.splitlines()[-1].endswith(
-        "tokens.bin: token at position 2 is 300, expected below the vocabulary size, 256"
+        "tokens.bin: token at position 2 is 300, expected a token of the vocabulary, 0 to 255"
     )
 
 
