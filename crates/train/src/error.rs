@@ -145,6 +145,16 @@ impl Error {
         }
     }
 
+    /// The same error, about one line of a file.
+    pub fn in_line(self, path: &Path, line: usize) -> Self {
+        match self {
+            Self::Input { field, found, expected } => {
+                Self::Field { path: path.to_owned(), field: format!("line {line}: {field}"), found, expected }
+            }
+            other => other.in_file(path),
+        }
+    }
+
     /// A wrong field in a file: what was found and what was expected.
     pub fn field(
         path: &Path,

@@ -5,6 +5,7 @@
 //! session/   a model on an engine: its programs over one set of weights
 //! data/      token shards, built-in stories, the order of batches    run/      a training run: loop, folder, saves, bad steps
 //! generate/  writing text                                            verify/   answer keys, lockstep, replay of bad steps
+//! eval/      losses of data, multiple choice
 //! picture/   the SVG pictures of runs and profiles                   bench.rs  timing of steps and kernels
 //! host.rs    the memory of this machine, names of files
 //! ```
@@ -13,6 +14,7 @@
 pub mod bench;
 pub mod data;
 pub mod error;
+pub mod eval;
 pub mod format;
 pub mod generate;
 pub mod host;

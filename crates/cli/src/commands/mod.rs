@@ -4,6 +4,7 @@ mod batches;
 pub mod bench;
 pub mod convert;
 pub mod doctor;
+pub mod eval;
 pub mod generate;
 pub mod plan;
 pub mod prepare;

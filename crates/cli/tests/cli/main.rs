@@ -6,6 +6,7 @@ mod bad_input;
 mod config;
 mod convert;
 mod disk;
+mod eval;
 mod generate;
 mod newcomer;
 mod paths;

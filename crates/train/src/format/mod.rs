@@ -11,6 +11,7 @@ mod elem;
 mod header;
 pub mod hf;
 pub mod llmc_model;
+pub mod multiple_choice;
 pub mod safetensors;
 pub mod shards;
 mod sink;

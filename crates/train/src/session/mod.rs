@@ -55,7 +55,7 @@ pub struct Session {
     engine: Box<dyn Engine>,
     config: ModelConfig,
     train: Option<Program>,
-    eval: Option<Program>,
+    eval: Vec<Program>,
     decode: Option<Program>,
 }
 
@@ -71,7 +71,23 @@ impl Session {
         let programs = spec.programs(&config)?;
         engine.reserve(&layout(&programs))?;
         let [train, eval, decode] = programs;
-        Ok(Self { engine, config, train, eval, decode })
+        Ok(Self { engine, config, train, eval: Vec::from_iter(eval), decode })
+    }
+
+    /// A session that scores texts: an evaluation program for each of these shapes, (batch, seq), over one set of weights.
+    pub fn for_scoring(
+        mut engine: Box<dyn Engine>,
+        config: impl Into<ModelConfig>,
+        shapes: &[(usize, usize)],
+        precision: Precision,
+    ) -> Result<Self> {
+        let config = config.into();
+        config.validate()?;
+        let eval: Vec<Program> =
+            shapes.iter().map(|&shape| config.evaluation(shape, precision)).collect::<Result<_>>()?;
+        let all = eval.iter().fold(Layout::default(), |all, program| all.union(program.layout()));
+        engine.reserve(&all)?;
+        Ok(Self { engine, config, train: None, eval, decode: None })
     }
 
     /// The model's sizes.
@@ -91,7 +107,7 @@ impl Session {
 
     /// Any one of the programs: they share the parameter table.
     fn any_program(&self) -> Result<&Program> {
-        let any = [&self.train, &self.eval, &self.decode].into_iter().flatten().next();
+        let any = self.train.iter().chain(&self.eval).chain(&self.decode).next();
         any.ok_or_else(|| Error::Unsupported("this session has no program".into()))
     }
 
@@ -267,22 +283,39 @@ impl Session {
 
     /// The mean loss of a batch.
     pub fn evaluate(&mut self, x: &[i32], y: &[i32]) -> Result<f32> {
-        let Some(program) = &self.eval else {
+        let loss = self.run_evaluation(0, x, y)?;
+        Ok(self.engine.read_scalar(io(&self.eval[0], loss)?)?)
+    }
+
+    /// The loss of every token of a batch, with the evaluation program number `at`.
+    pub fn token_losses(&mut self, at: usize, x: &[i32], y: &[i32], losses: &mut Vec<f32>) -> Result<()> {
+        self.run_evaluation(at, x, y)?;
+        let out = io(&self.eval[at], "losses")?;
+        losses.resize(out.numel(), 0.0);
+        Ok(self.engine.read_f32(out, losses)?)
+    }
+
+    /// Runs an evaluation program; returns the name of its mean loss.
+    fn run_evaluation(&mut self, at: usize, x: &[i32], y: &[i32]) -> Result<&'static str> {
+        let Some(program) = self.eval.get(at) else {
             return Err(Error::Unsupported("this session was not made for evaluation".into()));
         };
         self.engine.write_i32(io(program, "x")?, x)?;
         self.engine.write_i32(io(program, "y")?, y)?;
         let scalars = Scalars { loss_scale: 1.0 / x.len() as f32, ..Scalars::default() };
         self.engine.run_section(program, Section::Forward, &scalars)?;
-        Ok(self.engine.read_scalar(io(program, "loss")?)?)
+        Ok("loss")
+    }
+
+    /// (batch, seq) of every evaluation program.
+    pub fn eval_shapes(&self) -> Result<Vec<(usize, usize)>> {
+        let shape = |program| Ok(io(program, "x")?.shape).map(|shape| (shape.rows(), shape.cols()));
+        self.eval.iter().map(shape).collect()
     }
 
     /// Tokens of one evaluation batch.
     pub fn eval_tokens(&self) -> Result<usize> {
-        match &self.eval {
-            Some(program) => Ok(io(program, "x")?.numel()),
-            None => Ok(0),
-        }
+        self.eval.first().map_or(Ok(0), |program| Ok(io(program, "x")?.numel()))
     }
 
     /// Feeds one token per sequence at `position`; `logits` gets (B, Vp).

@@ -14,7 +14,9 @@ mod resume;
 mod text;
 
 pub use args::TrainArgs;
+pub use text::text_as_shards;
 
+use super::generate::beside;
 use super::workload::parameters_text;
 use crate::hardware::{check_memory, human_bytes};
 use crate::progress::Progress;
@@ -237,6 +239,10 @@ fn refuse_stories_for(
     let Some(weights) = weights.filter(|_| args.data.is_empty() && config.vocab_size() != 256) else {
         return Ok(());
     };
+    // trained on bytes before, in a model that could hold more tokens
+    if beside(weights, weights.path())?.is_some_and(|tokenizer| tokenizer.keeps_bytes()) {
+        return Ok(());
+    }
     bail!(
         "{}: has a vocabulary of {} tokens, and the built-in stories are bytes; give the shards to train on with --data \
          'shards/*_train_*.bin' --val-data 'shards/*_val_*.bin', and --tokenizer FILE for samples",

@@ -68,6 +68,12 @@ pub fn replace(
     Ok(())
 }
 
+/// Text as shards, without a part for validation, prepared once into the cache.
+pub fn text_as_shards(paths: &[PathBuf], tokenizer: &Tokenizer) -> Result<Vec<PathBuf>> {
+    let made = cached(paths, tokenizer, false, &Control::default())?;
+    Ok(made.paths(&made.manifest.train))
+}
+
 /// `--data FOLDER` that `prepare` has made.
 fn prepared_folder(args: &mut TrainArgs) -> Result<()> {
     let [folder] = &args.data[..] else { return Ok(()) };

@@ -1,0 +1,348 @@
+//! `ironhorse eval`
+
+use super::generate::find_tokenizer;
+use super::train::text_as_shards;
+use crate::args::{EngineArgs, FlagValue, heading};
+use crate::{Outcome, number, out};
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ironhorse::core::{EngineExt, Pool};
+use ironhorse::text::read::is_data_name;
+use ironhorse::text::tokenizer::Tokenizer;
+use ironhorse::train::data::open_shards;
+use ironhorse::train::eval::{
+    EvalReport, Grade, Metric, PromptForm, Scorer, StreamLoss, TaskResult, multiple_choice, read_jsonl,
+    shapes, stream_loss,
+};
+use ironhorse::train::format::checkpoint::newest_run;
+use ironhorse::train::format::multiple_choice::{self as bin, Example};
+use ironhorse::train::format::{WeightSource, atomic, open_weights};
+use ironhorse::train::generate::codec::Codec;
+use ironhorse::train::session::Session;
+use serde_json::json;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Grades a model: loss, perplexity and bits per byte of data, accuracy on multiple-choice questions
+#[derive(Args)]
+#[command(after_help = "Examples:\n  ironhorse eval --data 'shards/*_val_*.bin'\n  \
+    ironhorse eval --model gpt2-folder --data book.txt\n  \
+    ironhorse eval --model gpt2_124M.bin --choices hellaswag=hellaswag_val.bin\n  \
+    ironhorse eval --model runs/0001 --choices hellaswag=hellaswag_val.jsonl --form harness --json eval.json\n\n\
+    A question is graded by the likelihood of its answers after the context. `acc` takes the whole answer, `acc_norm` divides by\n\
+    its characters (lm-evaluation-harness), `acc_token` by its tokens (what llm.c calls acc_norm).\n\n\
+    The JSON has the form of lm-evaluation-harness: results, n-shot, n-samples, versions, config.")]
+pub struct EvalArgs {
+    /// A run, a checkpoint, a Hugging Face folder or a model .bin [default: the newest run below runs/]
+    #[arg(long, help_heading = heading::MODEL, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// A tokenizer: gpt2 or another name, a tokenizer.json, a folder [default: the one beside the model]
+    #[arg(long, help_heading = heading::MODEL, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// Token shards or text (.txt .md .jsonl .parquet) whose loss is measured: every token, in windows of --seq
+    #[arg(long, help_heading = heading::DATA, value_name = "FILE", num_args = 1..)]
+    data: Vec<PathBuf>,
+    /// Multiple-choice questions: llm.c's .bin, or JSON lines with a context, choices and a label; may be given several times
+    #[arg(long, help_heading = heading::DATA, value_name = "NAME=FILE", value_parser = named_file)]
+    choices: Vec<Named>,
+    /// How prompts are made from JSON lines
+    #[arg(long, help_heading = heading::DATA, value_enum, default_value_t = Form::Harness)]
+    form: Form,
+    /// Only the first N questions of each file
+    #[arg(long, help_heading = heading::DATA, value_name = "N", value_parser = number::count::<usize>)]
+    limit: Option<usize>,
+    /// Context length in tokens [default: the sequence length a run was trained with, else the model's context]
+    #[arg(long, help_heading = heading::DATA, value_name = "T", value_parser = number::count::<usize>)]
+    seq: Option<usize>,
+    /// Tokens of one batch, padding included
+    #[arg(long, help_heading = heading::DATA, default_value_t = 16384, value_name = "N", value_parser = number::count::<usize>)]
+    batch_tokens: usize,
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// Also write every question's log-likelihoods to this file, one JSON object in a line
+    #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
+    samples: Option<PathBuf>,
+    /// Also write the results to this file as JSON; - means standard output, and the text for people goes to standard error
+    #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// How prompts are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Form {
+    /// As lm-evaluation-harness: HellaSwag's activity, a colon, the cleaned context
+    Harness,
+    /// As llm.c: the context as it is
+    Plain,
+}
+
+/// A task and its file.
+#[derive(Clone, Debug)]
+struct Named {
+    name: String,
+    file: PathBuf,
+}
+
+fn named_file(text: &str) -> Result<Named, String> {
+    let (name, file) = match text.split_once('=') {
+        Some((name, file)) => (name.to_owned(), PathBuf::from(file)),
+        None => {
+            let file = PathBuf::from(text);
+            let stem = file.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+            (stem.unwrap_or_default(), file)
+        }
+    };
+    match name.is_empty() || file.as_os_str().is_empty() {
+        true => Err("expected NAME=FILE, such as hellaswag=hellaswag_val.jsonl".into()),
+        false => Ok(Named { name, file }),
+    }
+}
+
+/// How far back to look.
+fn context(args: &EvalArgs, source: &dyn WeightSource) -> usize {
+    let own = source.config().max_seq_len();
+    let trained = || source.trainer()?.settings.get("seq")?.as_u64().map(|seq| seq as usize);
+    args.seq.or_else(trained).map_or(own, |seq| seq.clamp(1, own))
+}
+
+pub fn run(args: &EvalArgs) -> Result<Outcome> {
+    out::check_json(args.json.as_deref())?;
+    out::check_file(args.samples.as_deref())?;
+    ensure!(!args.data.is_empty() || !args.choices.is_empty(), "nothing to grade: give --data or --choices");
+    let model = match &args.model {
+        Some(path) => path.clone(),
+        None => newest_run(Path::new("runs"))
+            .context("no run below runs/ has a checkpoint; run `ironhorse train` first, or give --model")?,
+    };
+    let mut source = open_weights(&model)?;
+    let (config, seq) = (source.config(), context(args, source.as_ref()));
+    let tokenizer = find_tokenizer(args.tokenizer.as_deref(), source.as_ref(), &model);
+    let questions = questions(args, &tokenizer)?;
+
+    let engine = args.engine.engine()?;
+    let device = format!("{} {}", engine.name(), args.engine.dtype()?.name());
+    let precision = args.engine.dtype()?.precision(1);
+    let mut session = Session::for_scoring(engine, config, &shapes(seq, args.batch_tokens), precision)?;
+    session.load(Pool::Params, |name, values| source.read_tensor(name, values))?;
+    let mut scorer = Scorer::new(&mut session)?;
+
+    let mut report = EvalReport { model: model.display().to_string(), device, tasks: Vec::new() };
+    if !args.data.is_empty() {
+        report.tasks.push(data(args, &mut scorer, source.config().vocab_size(), &tokenizer)?);
+    }
+    let mut samples = String::new();
+    for (task, examples) in &questions {
+        let (result, grades) = grade(task, examples, args.form, &mut scorer)?;
+        report.tasks.push(result);
+        samples.extend(grades.iter().enumerate().map(|(at, grade)| sample_line(&task.name, at, grade)));
+    }
+    if let Some(path) = &args.samples {
+        atomic::write_file(path, |sink| sink.put(samples.as_bytes()))?;
+    }
+    table(&report)?;
+    out::json(args.json.as_deref(), &report.json())?;
+    Ok(Outcome::Done)
+}
+
+/// All questions, read before the model is loaded.
+fn questions<'a>(
+    args: &'a EvalArgs,
+    tokenizer: &Result<Tokenizer>,
+) -> Result<Vec<(&'a Named, Vec<Example>)>> {
+    let mut all = Vec::new();
+    for task in &args.choices {
+        let mut examples = match task.file.extension().is_some_and(|ending| ending == "bin") {
+            true => bin::open(&task.file)?,
+            false => {
+                let tokenizer: &dyn Codec = needed(tokenizer)?;
+                let encode = |text: &str| tokenizer.encode(text.as_bytes());
+                read_jsonl(&task.file, args.form.prompt(), tokenizer.eot().unwrap_or(0), &encode)?
+            }
+        };
+        examples.truncate(args.limit.unwrap_or(usize::MAX));
+        if all.iter().any(|(other, _): &(&Named, Vec<Example>)| other.name == task.name) {
+            bail!("--choices: two tasks are called {}; give them different names, NAME=FILE", task.name);
+        }
+        all.push((task, examples));
+    }
+    Ok(all)
+}
+
+/// The tokenizer, for what cannot do without.
+fn needed(tokenizer: &Result<Tokenizer>) -> Result<&Tokenizer> {
+    tokenizer.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))
+}
+
+/// The bytes of text that each token stands for. The token between texts is predicted too, but it is no text.
+fn bytes_of_tokens(tokenizer: &Tokenizer) -> Result<Vec<usize>> {
+    let size = |id: u32| match tokenizer.eot() == Some(id) && tokenizer.vocab_size() > 256 {
+        true => Ok(0),
+        false => Ok(tokenizer.decode(&[id])?.len()),
+    };
+    (0..tokenizer.vocab_size() as u32).map(size).collect()
+}
+
+impl Form {
+    fn prompt(self) -> PromptForm {
+        match self {
+            Self::Harness => PromptForm::Harness,
+            Self::Plain => PromptForm::Plain,
+        }
+    }
+}
+
+/// The loss of `--data`.
+fn data(
+    args: &EvalArgs,
+    scorer: &mut Scorer<'_>,
+    vocab: usize,
+    tokenizer: &Result<Tokenizer>,
+) -> Result<TaskResult> {
+    let start = Instant::now();
+    let shards = match args.data.iter().any(|path| is_data_name(path)) {
+        true => text_as_shards(&args.data, needed(tokenizer)?)?,
+        false => args.data.clone(),
+    };
+    let mut sources = open_shards(&shards)?;
+    let bar = bar(sources.iter().map(|source| source.len()).sum(), "tokens");
+    let bytes = tokenizer.as_ref().ok().map(bytes_of_tokens).transpose()?;
+    let bytes_of = bytes.as_ref().map(|bytes| |token: u32| bytes.get(token as usize).copied().unwrap_or(0));
+    let bytes_of = bytes_of.as_ref().map(|bytes_of| bytes_of as &dyn Fn(u32) -> usize);
+    let loss = stream_loss(scorer, &mut sources, (vocab, bytes_of), &mut |done| {
+        bar.set_position(done);
+        ControlFlow::Continue(())
+    })?;
+    bar.finish_and_clear();
+    Ok(TaskResult {
+        name: "data".into(),
+        definition: format!(
+            "every token once, from at most {} before it in its window",
+            scorer.longest() - 1
+        ),
+        metrics: data_metrics(&loss),
+        samples: loss.tokens as usize,
+        cut: 0,
+        seconds: start.elapsed().as_secs_f64(),
+    })
+}
+
+fn data_metrics(loss: &StreamLoss) -> Vec<Metric> {
+    let metric = |name, value, error| Metric { name, value, error, higher_is_better: false };
+    let error = loss.error();
+    let mut all = vec![
+        metric("loss", loss.mean(), Some(error)),
+        // the slope of e^x at the mean
+        metric("perplexity", loss.perplexity(), Some(error * loss.perplexity())),
+    ];
+    let bits =
+        loss.bits_per_byte().map(|bits| metric("bits_per_byte", bits, Some(error * bits / loss.mean())));
+    all.extend(bits);
+    all
+}
+
+/// One file of questions.
+fn grade(
+    task: &Named,
+    examples: &[Example],
+    form: Form,
+    scorer: &mut Scorer<'_>,
+) -> Result<(TaskResult, Vec<Grade>)> {
+    let start = Instant::now();
+    let answers = examples.iter().map(|example| example.choices.len()).sum::<usize>();
+    let bar = bar(answers as u64, "answers");
+    let longest = scorer.longest();
+    let (accuracies, grades) = multiple_choice(scorer, examples, &mut |done| {
+        bar.set_position(done as u64);
+        ControlFlow::Continue(())
+    })?;
+    bar.finish_and_clear();
+    let metric =
+        |name, (value, error): (f64, f64)| Metric { name, value, error: Some(error), higher_is_better: true };
+    let mut metrics = vec![metric("acc", accuracies.acc)];
+    metrics.extend(accuracies.acc_norm.map(|figures| metric("acc_norm", figures)));
+    metrics.push(metric("acc_token", accuracies.acc_token));
+    let prompts = match (examples.iter().flat_map(|e| &e.choices).all(|c| c.chars.is_none()), form) {
+        (true, _) => "the file's own tokens",
+        (_, Form::Harness) => "prompts as lm-evaluation-harness makes them",
+        (_, Form::Plain) => "prompts as llm.c makes them",
+    };
+    let definition = format!(
+        "{prompts}; the answer with the highest log-likelihood wins: whole (acc), per character (acc_norm), per token (acc_token)"
+    );
+    let cut =
+        examples.iter().filter(|example| example.choices.iter().any(|c| c.tokens.len() > longest)).count();
+    let seconds = start.elapsed().as_secs_f64();
+    let result =
+        TaskResult { name: task.name.clone(), definition, metrics, samples: examples.len(), cut, seconds };
+    Ok((result, grades))
+}
+
+fn sample_line(task: &str, at: usize, grade: &Grade) -> String {
+    let line = json!({
+        "task": task,
+        "doc_id": at,
+        "target": grade.label,
+        "log_likelihoods": grade.log_likelihoods,
+        "acc": u8::from(grade.best == grade.label),
+        "acc_norm": grade.best_by_char.map(|best| u8::from(best == grade.label)),
+        "acc_token": u8::from(grade.best_by_token == grade.label),
+    });
+    format!("{line}\n")
+}
+
+fn bar(len: u64, what: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(len), ProgressDrawTarget::stderr());
+    let template =
+        format!("{{bar:30.cyan/dim}} {{human_pos}}/{{human_len}} {what}  {{per_sec}}  ETA {{eta}}");
+    bar.set_style(ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.enable_steady_tick(Duration::from_millis(500));
+    bar
+}
+
+fn table(report: &EvalReport) -> Result<()> {
+    out::line(format_args!("{} on {}\n", report.model, report.device))?;
+    out::line(format_args!(
+        "{:<16} {:<14} {:>10}   {:<10} {:>10} {:>9}",
+        "task", "metric", "value", "±", "samples", "time"
+    ))?;
+    for task in &report.tasks {
+        for (at, metric) in task.metrics.iter().enumerate() {
+            let error = metric.error.filter(|error| error.is_finite()).map(|error| format!("{error:.4}"));
+            let (name, samples, time) = match at {
+                0 => (task.name.as_str(), task.samples.to_string(), format!("{:.1} s", task.seconds)),
+                _ => ("", String::new(), String::new()),
+            };
+            let error = error.unwrap_or_default();
+            out::line(format_args!(
+                "{name:<16} {:<14} {:>10.4}   {error:<10} {samples:>10} {time:>9}",
+                metric.name, metric.value
+            ))?;
+        }
+    }
+    for task in &report.tasks {
+        out::line(format_args!("\n{}: {}", task.name, task.definition))?;
+        if task.cut > 0 {
+            let cut = task.cut;
+            out::line(format_args!(
+                "{}: {cut} questions are longer than the context and lost their beginning",
+                task.name
+            ))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_has_a_name_and_a_file() {
+        let named = |text| named_file(text).map(|named| (named.name, named.file));
+        assert_eq!(named("a=b/c.jsonl"), Ok(("a".into(), "b/c.jsonl".into())));
+        assert_eq!(named("b/hella.bin"), Ok(("hella".into(), "b/hella.bin".into())));
+        assert!(named("=x").is_err() && named("x=").is_err() && named("").is_err());
+    }
+}

@@ -1,0 +1,19 @@
+//! Evaluation: how well a model predicts texts, and how often it prefers the right one of several answers.
+//!
+//! ```text
+//! scorer.rs   losses of texts of any length, batched by length      choices.rs   multiple choice: examples, accuracies
+//! stream.rs   loss, perplexity and bits per byte of a data set      jsonl.rs     multiple choice from JSON lines
+//! report.rs   the results as lm-evaluation-harness writes them
+//! ```
+
+mod choices;
+mod jsonl;
+mod report;
+mod scorer;
+mod stream;
+
+pub use choices::{Accuracies, Grade, mean_and_error, multiple_choice};
+pub use jsonl::{Encode, PromptForm, read_jsonl};
+pub use report::{EvalReport, Metric, TaskResult};
+pub use scorer::{Score, Scorer, Text, shapes};
+pub use stream::{StreamLoss, stream_loss};
