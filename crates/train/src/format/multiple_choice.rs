@@ -44,7 +44,7 @@ pub fn read<R: Read + Seek>(source: &mut Source<R>) -> Result<Vec<Example>> {
     header.version(source, &[1])?;
     let count = header.positive(source, 2, "number of examples")?;
     let body = source.len() - HEADER_BYTES;
-    if body % 2 != 0 {
+    if !body.is_multiple_of(2) {
         return Err(source.field("file size", format!("{} bytes", source.len()), "an even number of bytes"));
     }
     let mut words = Vec::with_capacity((body / 2) as usize);
