@@ -52,6 +52,14 @@ pub fn usable_of_gpu(free: u64) -> u64 {
 /// Refuses a run that does not fit into memory, and says what would fit. Otherwise the system would often grant the
 /// memory and kill the process later.
 pub fn check_memory(engine: &dyn Engine, config: &ModelConfig, spec: &SessionSpec) -> Result<()> {
+    check_fits(engine, spec.layout(config)?.total() as u64, |has| match what_fits(config, spec, has) {
+        Some(fits) => format!("{fits} would fit (ironhorse plan shows what takes it)"),
+        None => "use a smaller batch, sequence or model (ironhorse plan shows what takes it)".into(),
+    })
+}
+
+/// Refuses what `needs` more bytes than there are; `advice` is given how many there are.
+pub fn check_fits(engine: &dyn Engine, needs: u64, advice: impl FnOnce(u64) -> String) -> Result<()> {
     let (has, whose) = match engine.memory().free {
         Some(free) => {
             (usable_of_gpu(free as u64), format!("{} has {} free", engine.name(), human_bytes(free as u64)))
@@ -61,19 +69,11 @@ pub fn check_memory(engine: &dyn Engine, config: &ModelConfig, spec: &SessionSpe
             None => return Ok(()),
         },
     };
-    let needs = spec.layout(config)?.total() as u64;
     if needs <= has {
         return Ok(());
     }
-    let advice = match what_fits(config, spec, has) {
-        Some(fits) => format!("{fits} would fit"),
-        None => "use a smaller batch, sequence or model".into(),
-    };
-    let needs = human_bytes(needs);
-    Err(NotEnough(format!(
-        "this run needs {needs} of memory and {whose}; {advice} (ironhorse plan shows what takes it)"
-    ))
-    .into())
+    let (needs, advice) = (human_bytes(needs), advice(has));
+    Err(NotEnough(format!("this run needs {needs} of memory and {whose}; {advice}")).into())
 }
 
 /// A run that does not fit into memory.

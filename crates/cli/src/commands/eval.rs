@@ -1,12 +1,14 @@
 //! `ironhorse eval`
 
-use super::generate::find_tokenizer;
+use super::model::{context, find_tokenizer, given_or_newest};
 use super::train::text_as_shards;
-use crate::args::{EngineArgs, FlagValue, heading};
+use crate::args::{EngineArgs, FlagValue, heading, json_help};
+use crate::hardware::check_fits;
+use crate::progress::bar;
 use crate::{Outcome, number, out};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ironhorse::Device;
 use ironhorse::core::{EngineExt, Pool};
 use ironhorse::text::read::is_data_name;
 use ironhorse::text::tokenizer::Tokenizer;
@@ -15,15 +17,14 @@ use ironhorse::train::eval::{
     EvalReport, Grade, Metric, PromptForm, Scorer, StreamLoss, TaskResult, multiple_choice, read_jsonl,
     shapes, stream_loss,
 };
-use ironhorse::train::format::checkpoint::newest_run;
 use ironhorse::train::format::multiple_choice::{self as bin, Example};
-use ironhorse::train::format::{WeightSource, atomic, open_weights};
+use ironhorse::train::format::{atomic, open_weights};
 use ironhorse::train::generate::codec::Codec;
-use ironhorse::train::session::Session;
+use ironhorse::train::session::{Session, scoring_layout};
 use serde_json::json;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::time::Instant;
 
 /// Grades a model: loss, perplexity and bits per byte of data, accuracy on multiple-choice questions
 #[derive(Args)]
@@ -56,16 +57,15 @@ pub struct EvalArgs {
     /// Context length in tokens [default: the sequence length a run was trained with, else the model's context]
     #[arg(long, help_heading = heading::DATA, value_name = "T", value_parser = number::count::<usize>)]
     seq: Option<usize>,
-    /// Tokens of one batch, padding included
-    #[arg(long, help_heading = heading::DATA, default_value_t = 16384, value_name = "N", value_parser = number::count::<usize>)]
-    batch_tokens: usize,
+    /// Tokens of one batch, padding included [default: 16384 on a GPU, 2048 on the CPU]
+    #[arg(long, help_heading = heading::DATA, value_name = "N", value_parser = number::count::<usize>)]
+    batch_tokens: Option<usize>,
     #[command(flatten)]
     engine: EngineArgs,
     /// Also write every question's log-likelihoods to this file, one JSON object in a line
     #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
     samples: Option<PathBuf>,
-    /// Also write the results to this file as JSON; - means standard output, and the text for people goes to standard error
-    #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
+    #[arg(long, help = json_help!("the results"), help_heading = heading::OUTPUT, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
@@ -100,31 +100,24 @@ fn named_file(text: &str) -> Result<Named, String> {
     }
 }
 
-/// How far back to look.
-fn context(args: &EvalArgs, source: &dyn WeightSource) -> usize {
-    let own = source.config().max_seq_len();
-    let trained = || source.trainer()?.settings.get("seq")?.as_u64().map(|seq| seq as usize);
-    args.seq.or_else(trained).map_or(own, |seq| seq.clamp(1, own))
-}
-
 pub fn run(args: &EvalArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
     out::check_file(args.samples.as_deref())?;
     ensure!(!args.data.is_empty() || !args.choices.is_empty(), "nothing to grade: give --data or --choices");
-    let model = match &args.model {
-        Some(path) => path.clone(),
-        None => newest_run(Path::new("runs"))
-            .context("no run below runs/ has a checkpoint; run `ironhorse train` first, or give --model")?,
-    };
+    let model = given_or_newest(args.model.as_deref())?;
     let mut source = open_weights(&model)?;
-    let (config, seq) = (source.config(), context(args, source.as_ref()));
+    let (config, seq) = (source.config(), context("--seq", args.seq, source.as_ref()));
     let tokenizer = find_tokenizer(args.tokenizer.as_deref(), source.as_ref(), &model);
     let questions = questions(args, &tokenizer)?;
 
     let engine = args.engine.engine()?;
     let device = format!("{} {}", engine.name(), args.engine.dtype()?.name());
     let precision = args.engine.dtype()?.precision(1);
-    let mut session = Session::for_scoring(engine, config, &shapes(seq, args.batch_tokens), precision)?;
+    let is_cpu = args.engine.device()? == Device::Cpu;
+    let shapes = shapes(seq, args.batch_tokens.unwrap_or(if is_cpu { 2048 } else { 16384 }));
+    let needs = scoring_layout(&config, &shapes, precision)?.total() as u64;
+    check_fits(engine.as_ref(), needs, |_| "give a smaller --batch-tokens or --seq".into())?;
+    let mut session = Session::for_scoring(engine, config, &shapes, precision)?;
     session.load(Pool::Params, |name, values| source.read_tensor(name, values))?;
     let mut scorer = Scorer::new(&mut session)?;
 
@@ -177,7 +170,7 @@ fn needed(tokenizer: &Result<Tokenizer>) -> Result<&Tokenizer> {
 
 /// The bytes of text that each token stands for. The token between texts is predicted too, but it is no text.
 fn bytes_of_tokens(tokenizer: &Tokenizer) -> Result<Vec<usize>> {
-    let size = |id: u32| match tokenizer.eot() == Some(id) && tokenizer.vocab_size() > 256 {
+    let size = |id: u32| match tokenizer.eot() == Some(id) {
         true => Ok(0),
         false => Ok(tokenizer.decode(&[id])?.len()),
     };
@@ -206,7 +199,7 @@ fn data(
         false => args.data.clone(),
     };
     let mut sources = open_shards(&shards)?;
-    let bar = bar(sources.iter().map(|source| source.len()).sum(), "tokens");
+    let bar = bar(Some(sources.iter().map(|source| source.len()).sum()), &template("tokens"));
     let bytes = tokenizer.as_ref().ok().map(bytes_of_tokens).transpose()?;
     let bytes_of = bytes.as_ref().map(|bytes| |token: u32| bytes.get(token as usize).copied().unwrap_or(0));
     let bytes_of = bytes_of.as_ref().map(|bytes_of| bytes_of as &dyn Fn(u32) -> usize);
@@ -251,7 +244,7 @@ fn grade(
 ) -> Result<(TaskResult, Vec<Grade>)> {
     let start = Instant::now();
     let answers = examples.iter().map(|example| example.choices.len()).sum::<usize>();
-    let bar = bar(answers as u64, "answers");
+    let bar = bar(Some(answers as u64), &template("answers"));
     let longest = scorer.longest();
     let (accuracies, grades) = multiple_choice(scorer, examples, &mut |done| {
         bar.set_position(done as u64);
@@ -292,13 +285,8 @@ fn sample_line(task: &str, at: usize, grade: &Grade) -> String {
     format!("{line}\n")
 }
 
-fn bar(len: u64, what: &str) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(len), ProgressDrawTarget::stderr());
-    let template =
-        format!("{{bar:30.cyan/dim}} {{human_pos}}/{{human_len}} {what}  {{per_sec}}  ETA {{eta}}");
-    bar.set_style(ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.enable_steady_tick(Duration::from_millis(500));
-    bar
+fn template(what: &str) -> String {
+    format!("{{bar:30.cyan/dim}} {{human_pos}}/{{human_len}} {what}  {{per_sec}}  ETA {{eta}}")
 }
 
 fn table(report: &EvalReport) -> Result<()> {

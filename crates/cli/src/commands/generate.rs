@@ -1,13 +1,13 @@
 //! `ironhorse generate`
 
+use super::model::{context, find_tokenizer, given_or_newest};
 use crate::args::{EngineArgs, heading, json_help};
 use crate::hardware::check_memory;
 use crate::{Outcome, number, out};
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use clap::Args;
 use ironhorse::core::Pool;
-use ironhorse::text::tokenizer::Tokenizer;
-use ironhorse::train::format::checkpoint::{TrainerState, newest_run};
+use ironhorse::train::format::checkpoint::TrainerState;
 use ironhorse::train::format::{WeightSource, open_weights};
 use ironhorse::train::generate::codec::{Codec, Stream};
 use ironhorse::train::generate::sample::Sampler;
@@ -94,27 +94,13 @@ struct GenerateReport {
     tokens_per_s: f64,
 }
 
-/// How far back to look: as far as asked for, or as long as the sequences were that a checkpoint was trained with.
-fn context(args: &GenerateArgs, source: &dyn WeightSource) -> Option<usize> {
-    let own = source.config().max_seq_len();
-    if let Some(asked) = args.context.filter(|&asked| asked > own) {
-        out::note(format_args!("--context is {asked}; the model looks back {own} tokens at most"));
-    }
-    let trained = || source.trainer()?.settings.get("seq")?.as_u64().map(|seq| seq as usize);
-    args.context.or_else(trained)
-}
-
 pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
-    let model = match &args.model {
-        Some(path) => path.clone(),
-        None => newest_run(Path::new("runs"))
-            .context("no run below runs/ has a checkpoint; run `ironhorse train` first, or give --model")?,
-    };
+    let model = given_or_newest(args.model.as_deref())?;
     let mut source = open_weights(&model)?;
     let config = source.config();
     let tokenizer = find_tokenizer(args.tokenizer.as_deref(), source.as_ref(), &model)?;
-    let context = context(args, source.as_ref());
+    let context = context("--context", args.context, source.as_ref());
     let mut sampling = args.sampling.clone();
     sampling.settle(tokenizer.vocab_size());
     let sampler = sampling.sampler(args.seed);
@@ -134,7 +120,7 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
         prompt: &prompt,
         vocab: tokenizer.vocab_size(),
         tokens: args.tokens,
-        context,
+        context: Some(context),
         stop: tokenizer.eot(),
         sampler,
     };
@@ -172,61 +158,4 @@ fn name_model(model: &Path, source: &dyn WeightSource) {
         format!(", of a run that was stopped after {step} of {steps} steps")
     });
     out::note(format_args!("model: {}{unfinished}", source.path().display()));
-}
-
-/// The one given, the one beside the weights, or bytes for a model of 256 tokens.
-pub(super) fn find_tokenizer(
-    given: Option<&Path>,
-    source: &dyn WeightSource,
-    model: &Path,
-) -> Result<Tokenizer> {
-    let vocab = source.config().vocab_size();
-    let found = match given {
-        Some(name) => Some(open_tokenizer(name)?),
-        None => beside(source, model)?,
-    };
-    match found {
-        Some(found) => check_tokenizer(found, vocab),
-        None if vocab == 256 => Ok(Tokenizer::bytes()),
-        None => bail!(
-            "{}: has no tokenizer beside it; give --tokenizer, such as gpt2 or a tokenizer.json",
-            model.display()
-        ),
-    }
-}
-
-/// The tokenizer of `--tokenizer`: a name, a file or a folder.
-pub(super) fn open_tokenizer(name: &Path) -> Result<Tokenizer> {
-    Ok(match name.to_str() {
-        Some(name) => Tokenizer::open(name)?,
-        None => Tokenizer::open_path(name)?,
-    })
-}
-
-/// The tokenizer in the folder of the weights.
-pub(super) fn beside(source: &dyn WeightSource, model: &Path) -> Result<Option<Tokenizer>> {
-    let folder =
-        |path: &Path| if path.is_dir() { Some(path.to_owned()) } else { path.parent().map(Path::to_owned) };
-    for folder in [folder(source.path()), folder(model)].into_iter().flatten() {
-        let folder = if folder.as_os_str().is_empty() { PathBuf::from(".") } else { folder };
-        if let Some(found) = Tokenizer::beside(&folder)? {
-            return Ok(Some(found));
-        }
-        let bin = folder.join("gpt2_tokenizer.bin");
-        if bin.is_file() {
-            return Ok(Some(Tokenizer::open_path(&bin)?));
-        }
-    }
-    Ok(None)
-}
-
-/// Refuses a tokenizer that has more tokens than the model.
-pub fn check_tokenizer(tokenizer: Tokenizer, vocab: usize) -> Result<Tokenizer> {
-    if tokenizer.vocab_size() > vocab {
-        bail!(
-            "the tokenizer has {} tokens, the model only {vocab}; give the model's own",
-            tokenizer.vocab_size()
-        );
-    }
-    Ok(tokenizer)
 }

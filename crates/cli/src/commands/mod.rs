@@ -6,6 +6,7 @@ pub mod convert;
 pub mod doctor;
 pub mod eval;
 pub mod generate;
+mod model;
 pub mod plan;
 pub mod prepare;
 pub mod profile;

@@ -2,11 +2,12 @@
 
 use crate::args::heading;
 use crate::hardware::human_bytes;
+use crate::progress::{LINE_EVERY, bar};
 use crate::signals::Handlers;
 use crate::{Outcome, number, out};
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use ironhorse::text::prepare::{Counts, Manifest, Progress, Settings, prepare};
 use ironhorse::text::read::{Format, ReadSettings, resolve};
 use ironhorse::text::tokenizer::Tokenizer;
@@ -15,7 +16,7 @@ use serde::Serialize;
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Turns text into token shards to train on
 #[derive(Args)]
@@ -235,19 +236,11 @@ pub struct Shown {
     pub rate: Option<f64>,
 }
 
-/// Seconds between plain lines.
-const LINE_EVERY: Duration = Duration::from_secs(5);
-
 impl Shown {
     pub fn new() -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
-            let template = "{bar:30.cyan/dim} {bytes}/{total_bytes}  {msg}  ETA {eta}";
-            let style =
-                ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-            bar.set_style(style);
-            bar
-        });
+        let bar = std::io::stderr()
+            .is_terminal()
+            .then(|| bar(Some(0), "{bar:30.cyan/dim} {bytes}/{total_bytes}  {msg}  ETA {eta}"));
         Self { bar, started: Instant::now(), first: None, last_line: Instant::now(), rate: None }
     }
 

@@ -151,28 +151,23 @@ pub fn identity(inputs: &[Input], tokenizer: &Tokenizer, settings: &Settings) ->
     Identity::of(inputs, tokenizer, tokenizer.eot().unwrap_or(0), settings).joined()
 }
 
-/// Keeps a second preparation out of the folder.
-struct Lock(PathBuf, #[allow(dead_code, reason = "the lock is held while the file is open")] File);
+/// Keeps a second preparation out of the folder. The empty file stays: if it were removed, a process that had opened it before
+/// could lock it while a third one locks a new file.
+struct Lock(#[allow(dead_code, reason = "the lock is held while the file is open")] File);
 
 impl Lock {
     fn take(out: &Path) -> Result<Self> {
         let path = out.join(".prepare.lock");
         let file = File::create(&path).map_err(|source| Error::io(&path, "create", source))?;
         match file.try_lock() {
-            Ok(()) => Ok(Self(path, file)),
+            Ok(()) => Ok(Self(file)),
             Err(std::fs::TryLockError::WouldBlock) => Err(Error::input(
                 out,
                 "another process prepares data in this folder; wait for it, or use another --out",
             )),
             // a file system without locks
-            Err(std::fs::TryLockError::Error(_)) => Ok(Self(path, file)),
+            Err(std::fs::TryLockError::Error(_)) => Ok(Self(file)),
         }
-    }
-}
-
-impl Drop for Lock {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0); // an empty file that stays behind does no harm
     }
 }
 

@@ -38,19 +38,21 @@ pub fn classes() -> &'static Classes {
     &CLASSES
 }
 
+/// What a regex calls each class.
+const PROPERTIES: [(&str, u8); 7] = [
+    (r"[\p{Lu}\p{Lt}]", UPPER),
+    (r"\p{Ll}", LOWER),
+    (r"[\p{Lm}\p{Lo}]", OTHER),
+    (r"\p{M}", MARK),
+    (r"\p{N}", NUMBER),
+    (r"\s", SPACE),
+    (r"[\r\n]", NEWLINE),
+];
+
 impl Classes {
     fn build() -> Self {
         let mut flat = vec![0u8; PAGE * PAGES];
-        let properties = [
-            (r"[\p{Lu}\p{Lt}]", UPPER),
-            (r"\p{Ll}", LOWER),
-            (r"[\p{Lm}\p{Lo}]", OTHER),
-            (r"\p{M}", MARK),
-            (r"\p{N}", NUMBER),
-            (r"\s", SPACE),
-            (r"[\r\n]", NEWLINE),
-        ];
-        for (property, class) in properties {
+        for (property, class) in PROPERTIES {
             let parsed = regex_syntax::parse(property).map(|hir| hir.into_kind());
             if let Ok(HirKind::Class(Class::Unicode(ranges))) = parsed {
                 for range in ranges.ranges() {
@@ -127,17 +129,7 @@ mod tests {
     #[test]
     fn every_character_has_the_class_that_a_regex_gives_it() {
         let table = classes();
-        let sets = [
-            (r"[\p{Lu}\p{Lt}]", UPPER),
-            (r"\p{Ll}", LOWER),
-            (r"[\p{Lm}\p{Lo}]", OTHER),
-            (r"\p{M}", MARK),
-            (r"\p{N}", NUMBER),
-            (r"\s", SPACE),
-            (r"[\r\n]", NEWLINE),
-            (r"\p{L}", LETTER),
-        ];
-        for (pattern, class) in sets {
+        for (pattern, class) in PROPERTIES.into_iter().chain([(r"\p{L}", LETTER)]) {
             let regex = fancy_regex::Regex::new(pattern).unwrap();
             for c in (0..=0x10_ffff).filter_map(char::from_u32) {
                 let text = c.to_string();

@@ -16,7 +16,7 @@ const AT_ONCE: usize = 256;
 pub struct StreamLoss {
     /// The sum of the losses in nats.
     pub nats: f64,
-    /// The sum of the squared losses of windows, weighted by nothing: for the standard error.
+    /// The mean losses of the windows, for the standard error.
     windows: Windows,
     /// Tokens predicted: all but the first of every source.
     pub tokens: u64,

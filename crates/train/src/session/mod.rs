@@ -33,7 +33,7 @@ pub struct SessionSpec {
 impl SessionSpec {
     /// What an engine must reserve for such a session.
     pub fn layout(&self, config: &ModelConfig) -> Result<Layout> {
-        Ok(layout(&self.programs(config)?))
+        Ok(layout(self.programs(config)?.iter().flatten()))
     }
 
     /// Training, evaluation, decoding.
@@ -46,8 +46,22 @@ impl SessionSpec {
     }
 }
 
-fn layout(programs: &[Option<Program>]) -> Layout {
-    programs.iter().flatten().fold(Layout::default(), |all, program| all.union(program.layout()))
+fn layout<'a>(programs: impl IntoIterator<Item = &'a Program>) -> Layout {
+    programs.into_iter().fold(Layout::default(), |all, program| all.union(program.layout()))
+}
+
+/// What an engine must reserve to score texts in these shapes, (batch, seq).
+pub fn scoring_layout(
+    config: &ModelConfig,
+    shapes: &[(usize, usize)],
+    precision: Precision,
+) -> Result<Layout> {
+    Ok(layout(&scoring(config, shapes, precision)?))
+}
+
+fn scoring(config: &ModelConfig, shapes: &[(usize, usize)], precision: Precision) -> Result<Vec<Program>> {
+    config.validate()?;
+    shapes.iter().map(|&shape| config.evaluation(shape, precision)).collect()
 }
 
 /// A model on an engine.
@@ -69,7 +83,7 @@ impl Session {
     ) -> Result<Self> {
         let config = config.into();
         let programs = spec.programs(&config)?;
-        engine.reserve(&layout(&programs))?;
+        engine.reserve(&layout(programs.iter().flatten()))?;
         let [train, eval, decode] = programs;
         Ok(Self { engine, config, train, eval: Vec::from_iter(eval), decode })
     }
@@ -82,11 +96,8 @@ impl Session {
         precision: Precision,
     ) -> Result<Self> {
         let config = config.into();
-        config.validate()?;
-        let eval: Vec<Program> =
-            shapes.iter().map(|&shape| config.evaluation(shape, precision)).collect::<Result<_>>()?;
-        let all = eval.iter().fold(Layout::default(), |all, program| all.union(program.layout()));
-        engine.reserve(&all)?;
+        let eval = scoring(&config, shapes, precision)?;
+        engine.reserve(&layout(&eval))?;
         Ok(Self { engine, config, train: None, eval, decode: None })
     }
 
@@ -283,8 +294,8 @@ impl Session {
 
     /// The mean loss of a batch.
     pub fn evaluate(&mut self, x: &[i32], y: &[i32]) -> Result<f32> {
-        let loss = self.run_evaluation(0, x, y)?;
-        Ok(self.engine.read_scalar(io(&self.eval[0], loss)?)?)
+        self.run_evaluation(0, x, y)?;
+        Ok(self.engine.read_scalar(io(&self.eval[0], "loss")?)?)
     }
 
     /// The loss of every token of a batch, with the evaluation program number `at`.
@@ -295,16 +306,14 @@ impl Session {
         Ok(self.engine.read_f32(out, losses)?)
     }
 
-    /// Runs an evaluation program; returns the name of its mean loss.
-    fn run_evaluation(&mut self, at: usize, x: &[i32], y: &[i32]) -> Result<&'static str> {
+    fn run_evaluation(&mut self, at: usize, x: &[i32], y: &[i32]) -> Result<()> {
         let Some(program) = self.eval.get(at) else {
             return Err(Error::Unsupported("this session was not made for evaluation".into()));
         };
         self.engine.write_i32(io(program, "x")?, x)?;
         self.engine.write_i32(io(program, "y")?, y)?;
         let scalars = Scalars { loss_scale: 1.0 / x.len() as f32, ..Scalars::default() };
-        self.engine.run_section(program, Section::Forward, &scalars)?;
-        Ok("loss")
+        Ok(self.engine.run_section(program, Section::Forward, &scalars)?)
     }
 
     /// (batch, seq) of every evaluation program.

@@ -1,6 +1,6 @@
 //! Training data: shards or the built-in stories, checked before the first step.
 
-use super::super::generate::{check_tokenizer, open_tokenizer};
+use super::super::model::{check_tokenizer, open_tokenizer};
 use super::TrainArgs;
 use crate::progress;
 use anyhow::Result;

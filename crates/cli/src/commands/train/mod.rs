@@ -16,7 +16,7 @@ mod text;
 pub use args::TrainArgs;
 pub use text::text_as_shards;
 
-use super::generate::beside;
+use super::model::{RUNS, beside};
 use super::workload::parameters_text;
 use crate::hardware::{check_memory, human_bytes};
 use crate::progress::Progress;
@@ -37,8 +37,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Where runs go, and what `--model` is, if not given.
-pub const RUNS: &str = "runs";
+/// What `--model` is, if not given.
 pub const BUILTIN: &str = "builtin";
 
 /// Runs the command; `line` is the command line as it was given.

@@ -1,7 +1,7 @@
 //! `ironhorse train --resume`: the settings are those of the run's own config.toml; what may differ is decided key by key.
 
-use super::super::generate::open_tokenizer;
-use super::{Prepared, RUNS, TrainArgs, check_space, defaults, report};
+use super::super::model::{RUNS, open_tokenizer};
+use super::{Prepared, TrainArgs, check_space, defaults, report};
 use crate::{Outcome, out};
 use anyhow::{Context, Result, bail};
 use ironhorse::train::format::checkpoint::{Checkpoint, is_run, newest_run, open_latest, step_name};

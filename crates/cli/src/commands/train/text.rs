@@ -1,8 +1,8 @@
 //! `--data` as text: prepared once into a cache folder beside the runs, then trained on as shards.
 
-use super::super::generate::{beside, check_tokenizer, open_tokenizer};
+use super::super::model::{RUNS, beside, check_tokenizer, open_tokenizer};
 use super::super::prepare::{Shown, left_out};
-use super::{RUNS, TrainArgs};
+use super::TrainArgs;
 use crate::out;
 use anyhow::{Result, bail};
 use ironhorse::text::Error as TextError;
