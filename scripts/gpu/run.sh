@@ -10,6 +10,7 @@
 #   bash run.sh --only moe             mixtures of experts: keys, a training run, the 6.9B and its first eight layers; 9 minutes at most;
 #                                      with --quick only keys and training, which IRONHORSE_DEVICE=cpu runs without a GPU
 #   bash run.sh --only runs            interrupted runs: bitwise equal, killed at random, the cost of saving; 9 minutes at most
+#   bash run.sh --only data            text as data: the loader beside ready tokens, the time to grade 10,042 questions; 5 minutes at most
 #   bash run.sh --only f32             f32 and tf32: attention, keys, profiles, speeds with and without tensor cores; 5 minutes at most
 #   bash run.sh --only table           the rows of the README's GPU table, each compared with PyTorch; 9 minutes at most
 #   bash run.sh --only compare         IRONHORSE_BEFORE=BINARY: that build and this one, alternating; 5 minutes at most
@@ -20,7 +21,7 @@
 set -u
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-stages="doctor selftest verify lockstep determinism rust python ops moe runs f32 table compare bench profile sanitizer startup precision"
+stages="doctor selftest verify lockstep determinism rust python ops moe runs data f32 table compare bench profile sanitizer startup precision"
 quick_stages="doctor selftest verify lockstep determinism bench"
 grid="d12-b64 d12-b4 d24-b32 d48-b16"
 out=out quick= only= torch=1 budget= chosen=
@@ -64,8 +65,8 @@ done
 [[ $budget =~ ^[0-9]*$ ]] || refuse "--budget is '$budget', expected seconds"
 wanted=${only:-$stages}
 [[ $quick && ! $only ]] && wanted=$quick_stages
-# The default is GPT-2 on the engine; Rust tests, ops, mixtures of experts, runs and f32 need a call each with --only.
-[[ $only ]] || wanted=${wanted/ rust python ops moe runs f32 table compare/}
+# The default is GPT-2 on the engine; Rust tests, ops, mixtures of experts, runs, data and f32 need a call each with --only.
+[[ $only ]] || wanted=${wanted/ rust python ops moe runs data f32 table compare/}
 [[ $chosen ]] || chosen=$grid
 [[ $quick && $chosen == "$grid" ]] && chosen=d12-b64
 budget=${budget:-$([[ $quick ]] && echo 175 || { [[ $only =~ ops|moe|runs|table|compare ]] && echo 540 || echo 470; })}
@@ -227,6 +228,10 @@ stage_ops() {
 # stage_runs
 # shellcheck source=scripts/gpu/runs.sh
 . "$here/runs.sh"
+
+# stage_data
+# shellcheck source=scripts/gpu/data.sh
+. "$here/data.sh"
 
 # stage_f32
 # shellcheck source=scripts/gpu/f32.sh

@@ -45,12 +45,15 @@ class Work:
 def figure(work: Work, name: str) -> str:
     """The most important figure of a part."""
     report, kind = work.json(name), name.split("-")[0]
-    if kind in ("bench", "torch", "determinism", "startup") and "tokens_per_s" in report:
+    if kind in ("bench", "torch", "determinism", "startup", "data") and "tokens_per_s" in report:
         return speed_figure(report)
     makers = {"doctor": doctor_figure, "selftest": selftest_figure, "verify": verify_figure, "lockstep": verify_figure,
               "profile": profile_figure}  # fmt: skip
     if kind in makers and report:
         return makers[kind](report)
+    if kind == "data" and report.get("steps_s"):
+        ms = 1e3 * report["steps_s"] / (report["steps"] - 1)
+        return f"{ms:.2f} ms a step, loss {report['last_loss']:.4f}"
     if kind == "python":
         found = re.findall(r"^.*\b(?:passed|failed|error|skipped)\b.* in [0-9.]+s.*$", work.log(name), re.MULTILINE)
         return found[-1].strip("= ") if found else ""

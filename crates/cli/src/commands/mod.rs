@@ -2,6 +2,7 @@
 
 mod batches;
 pub mod bench;
+pub mod compare;
 pub mod convert;
 pub mod doctor;
 pub mod eval;

@@ -40,19 +40,24 @@ const BOTTOM: f64 = 418.0;
 /// Most points a path gets; more than pixels only make the file larger.
 const MAX_POINTS: usize = 1500;
 
-/// Draws the curves and writes them to `path`.
+/// Draws losses by step and writes the picture to `path`.
 pub fn loss_svg(path: &Path, title: &str, series: &[Series]) -> Result<()> {
-    svg::write(path, &render(title, series)?)
+    curves_svg(path, title, "step", series)
+}
+
+/// Draws losses by `across` and writes the picture to `path`.
+pub fn curves_svg(path: &Path, title: &str, across: &str, series: &[Series]) -> Result<()> {
+    svg::write(path, &render(title, across, series)?)
 }
 
 /// The picture as text.
-fn render(title: &str, series: &[Series]) -> Result<String> {
+fn render(title: &str, across: &str, series: &[Series]) -> Result<String> {
     let curves: Vec<Curve> =
         series.iter().enumerate().map(|(i, s)| Curve::new(s, i % COLOURS.len())).collect();
     let frame = Frame::around(&curves)
         .ok_or_else(|| Error::input(format!("plot \"{title}\""), "without a finite point", "one to draw"))?;
     let mut svg = Svg::new([WIDTH, HEIGHT], LEFT, title, "");
-    frame.draw_axes(&mut svg);
+    frame.draw_axes(across, &mut svg);
     curves.iter().for_each(|curve| curve.draw(&frame, &mut svg));
     draw_legend(&curves, &mut svg);
     Ok(svg.finish())
@@ -115,7 +120,7 @@ impl Curve {
 
 /// Mean over a window around each point: narrow at the start, where the curve is steep, one-sided at the end, so that the
 /// last value is a mean too.
-fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+pub(crate) fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let reach = (points.len() / 60).max(1);
     let mut sums = Vec::with_capacity(points.len() + 1);
     sums.push(0.0);
@@ -163,7 +168,7 @@ impl Frame {
         BOTTOM - self.y.place(value) * (BOTTOM - TOP)
     }
 
-    fn draw_axes(&self, svg: &mut Svg) {
+    fn draw_axes(&self, across: &str, svg: &mut Svg) {
         for tick in self.y.ticks() {
             let y = self.y(tick);
             svg.line([LEFT, y], [RIGHT, y], &format!(r#"stroke="{GRID}""#));
@@ -175,7 +180,7 @@ impl Frame {
             svg.text([x, BOTTOM + 21.0], &self.x.label(tick), (NORMAL, LABEL, Anchor::Middle));
         }
         svg.line([LEFT, BOTTOM], [RIGHT, BOTTOM], &format!(r#"stroke="{BASE}""#));
-        svg.text([(LEFT + RIGHT) / 2.0, BOTTOM + 47.0], "step", (LARGE, LABEL, Anchor::Middle));
+        svg.text([(LEFT + RIGHT) / 2.0, BOTTOM + 47.0], across, (LARGE, LABEL, Anchor::Middle));
         svg.upward_text([24.0, (TOP + BOTTOM) / 2.0], "loss (nats per token)");
     }
 }
@@ -248,11 +253,11 @@ mod tests {
         for points in
             [vec![(0.0, 3.0)], vec![(5.0, 2.0); 3], vec![(0.0, f64::NAN), (1.0, 2.0), (2.0, f64::INFINITY)]]
         {
-            let svg = render("t", &[series(points), series(vec![])]).unwrap();
+            let svg = render("t", "step", &[series(points), series(vec![])]).unwrap();
             assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
         }
-        assert!(render("t", &[]).is_err());
-        assert!(render("t", &[series(vec![(0.0, f64::NAN)])]).is_err());
+        assert!(render("t", "step", &[]).is_err());
+        assert!(render("t", "step", &[series(vec![(0.0, f64::NAN)])]).is_err());
     }
 
     #[test]

@@ -12,5 +12,6 @@ mod heatmap;
 mod svg;
 
 pub use bars::{Bar, Bars, bars_svg};
-pub use curves::{Series, Style, loss_svg};
+pub(crate) use curves::smoothed;
+pub use curves::{Series, Style, curves_svg, loss_svg};
 pub use heatmap::load_svg;

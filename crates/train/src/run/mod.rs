@@ -4,10 +4,11 @@
 //! trainer/     the loop, what it measures, NaN or infinite steps, how it ends
 //! save/        checkpoints by a thread    folder/      the run's folder and its lock    provenance.rs  run.json, algorithms.json
 //! schedule.rs  the learning rate          metrics.rs   metrics.jsonl                    control.rs     stop and save requests
-//! spikes.rs    outlier losses             balance.rs   loads of the experts
+//! spikes.rs    outlier losses             balance.rs   loads of the experts             compare.rs     two logs side by side
 //! ```
 
 mod balance;
+pub mod compare;
 mod control;
 mod folder;
 pub mod metrics;
@@ -19,7 +20,7 @@ mod trainer;
 
 pub use crate::format::black_box::{BAD, BadStep, BlackBox};
 pub use control::{Control, StopReason};
-pub use folder::RunFolder;
+pub use folder::{COMPARE_SVG, RunFolder};
 pub use provenance::{InitFacts, RunJson, Started, host, read_algorithms, utc};
 pub use save::{SaveSettings, SaveStats, Saver};
 

@@ -12,6 +12,8 @@ use std::path::Path;
 
 pub const LOSS_SVG: &str = "loss.svg";
 pub const EXPERTS_SVG: &str = "experts.svg";
+/// The picture of `ironhorse compare`.
+pub const COMPARE_SVG: &str = "compare.svg";
 pub const LOCK: &str = "lock";
 /// The lock file begins with this, followed by the process id.
 const HOLDER: &str = "process ";
@@ -19,7 +21,7 @@ const HOLDER: &str = "process ";
 pub const PREVIOUS: &str = "previous";
 /// Everything a run writes into its folder, those of earlier versions included. The first [`WITH_WEIGHTS`] hold weights:
 /// they are put aside first, so that a process which is killed on the way leaves them together.
-pub const OURS: [&str; 12] = [
+pub const OURS: [&str; 13] = [
     CHECKPOINTS,
     BAD,
     "checkpoint",
@@ -31,6 +33,7 @@ pub const OURS: [&str; 12] = [
     provenance::ALGORITHMS,
     LOSS_SVG,
     EXPERTS_SVG,
+    COMPARE_SVG,
     CONFIG,
 ];
 const WITH_WEIGHTS: usize = 5;

@@ -2,6 +2,7 @@
 
 mod claim;
 
+pub use self::claim::COMPARE_SVG;
 use self::claim::{EXPERTS_SVG, LOSS_SVG, OURS, PREVIOUS, check_free, lock, put_aside, remove_if_there};
 use crate::format::atomic;
 use crate::format::black_box::BAD;
@@ -14,7 +15,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 const CONFIG: &str = "config.toml";
-const METRICS: &str = "metrics.jsonl";
+pub(super) const METRICS: &str = "metrics.jsonl";
 const SAMPLES: &str = "samples";
 /// A file of this name asks for a save.
 const SAVE: &str = "SAVE";
