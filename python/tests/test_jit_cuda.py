@@ -148,6 +148,99 @@ def test_compiled_without_breaks(square, affine, dynamic: bool):
             torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
 
 
+class Whole:
+    """Counts the calls of an op that went through torch's dispatcher."""
+
+    def __init__(self, op: jit.Op, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        run = op.run_forward
+
+        def counted(*args, **kwargs):
+            self.count += 1
+            return run(*args, **kwargs)
+
+        monkeypatch.setattr(op, "run_forward", counted)
+
+
+def test_a_call_like_an_earlier_one_is_launched_at_once(affine, monkeypatch):
+    square = jit.op(SQUARE, forward="square", backward="square_bwd")
+    whole = Whole(square, monkeypatch)
+    for seed, a in enumerate((2.0, 3.0, -1, 0.5)):
+        x = torch.randn(1000, generator=torch.Generator("cuda").manual_seed(seed), device="cuda")
+        torch.testing.assert_close(square(x, a), a * x * x)
+    assert whole.count == 1
+    square(torch.nn.Parameter(x).detach(), 2.0)
+    with torch.no_grad():
+        torch.testing.assert_close(square(torch.nn.Parameter(x), 2.0), 2 * x * x)
+    with torch.inference_mode():
+        assert square(x, 2.0).is_inference()
+    assert whole.count == 1
+    for other in (x[:10], x.double(), x.half(), x.reshape(10, 100)):
+        for _ in range(2):
+            torch.testing.assert_close(square(other, 2.0), 2 * other * other)
+    assert whole.count == 5
+    empty = torch.empty(0, 4, device="cuda")
+    assert square(empty, 1.0).shape == square(empty, 1.0).shape == (0, 4)
+    x, w, b = torch.randn(31, 7, device="cuda"), torch.randn(7, device="cuda"), torch.randn(7, device="cuda")
+    for _ in range(3):
+        torch.testing.assert_close(affine(x, w, b), x * w + b)
+    with pytest.raises(IronhorseError, match="expected"):
+        affine(x, w, b.cpu())
+
+
+def test_what_an_operator_of_torch_means_stays(square, monkeypatch):
+    x = torch.randn(64, 8, device="cuda")
+    for _ in range(2):
+        square(x, 2.0)
+    whole = Whole(square, monkeypatch)
+    for other in (x.t(), x[:, ::2], torch.complex(x, x).conj().imag):  # strides, and a tensor that is negated when read
+        for _ in range(2):
+            torch.testing.assert_close(square(other, 2.0), 2 * other * other)
+    assert whole.count == 6
+    leaf = x.clone().requires_grad_()
+    for _ in range(2):
+        (grad,) = torch.autograd.grad(square(leaf, 2.0).sum(), leaf)
+        torch.testing.assert_close(grad, 4 * x)
+    whole.count = 0
+    with pytest.raises(RuntimeError), torch.autograd.forward_ad.dual_level():  # the op has no forward-mode gradient
+        square(torch.autograd.forward_ad.make_dual(x, x), 2.0)
+    traced = torch.fx.experimental.proxy_tensor.make_fx(lambda x: square(x, 2.0))(x)
+    assert "ironhorse_jit" in traced.code
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        square(x, 2.0)
+    assert any("ironhorse_jit" in event.key for event in profile.key_averages())
+    torch.testing.assert_close(torch.func.grad(lambda x: square(x, 2.0).sum())(x), 4 * x)
+
+
+def test_functions_of_the_launch_are_kept_only_if_they_depend_on_numbers(monkeypatch):
+    x = torch.randn(33, 5, device="cuda")
+
+    def made(grid):
+        return jit.op(SQUARE, forward="square", grid=grid, block=64)
+
+    blocks = {"grid": 3}
+    kept = made(lambda n: max(1, (n + 63) // 64))
+    asked = made(lambda n: blocks["grid"])
+    for op, count in ((kept, 1), (asked, 3)):
+        whole = Whole(op, monkeypatch)
+        for _ in range(3):
+            torch.testing.assert_close(op(x, 1.0), x * x)
+        assert whole.count == count
+
+
+def test_addresses_of_vectors_are_checked_in_every_call(monkeypatch):
+    text = """extern "C" __global__ void twice(const float4* x, float* y, long n) {
+        long i = blockIdx.x * (long)blockDim.x + threadIdx.x;
+        if (i < n) y[i] = 2 * ((const float*)x)[i];
+    }"""
+    op = jit.op(text, forward="twice")
+    x = torch.arange(17.0, device="cuda")
+    whole = Whole(op, monkeypatch)
+    for start in (0, 0, 1, 1):
+        torch.testing.assert_close(op(x[start : start + 16]), 2 * x[start : start + 16])
+    assert whole.count == 3
+
+
 def test_the_current_stream_is_used(square):
     x = torch.zeros(1 << 24, device="cuda")
     stream = torch.cuda.Stream()

@@ -114,7 +114,7 @@ def argument(kernel: str, at: int, param: Param, value: Any) -> tuple[Any, Place
     wanted = element(param.base)
     if param.base != "void" and wanted is not None and not same_bits(found.code or "?", wanted[0]):
         raise InvalidValueError(f"{where}, got {shown(value)}")
-    if not found.contiguous or (found.bytes and not _aligned(found.address, wanted)):
+    if not found.contiguous or (found.bytes and found.address % alignment(param)):
         if param.is_output:
             why = "is not aligned to it" if found.contiguous else "is not contiguous"
             raise InvalidValueError(f"{where}, and the array {why}: an output is used in place")
@@ -123,15 +123,17 @@ def argument(kernel: str, at: int, param: Param, value: Any) -> tuple[Any, Place
             copy = copy.clone() if hasattr(copy, "clone") else copy.copy()
         found = place(copy)
         assert found is not None
-        if found.bytes and not _aligned(found.address, wanted):
+        if found.bytes and found.address % alignment(param):
             raise InvalidValueError(f"{where}, and the array is not aligned to it")
     if param.is_output and not found.writable:
         raise InvalidValueError(f"{where}, and the array is read-only (const {param.type} takes it)")
     return found.address, found
 
 
-def _aligned(address: int, wanted: tuple[str, int] | None) -> bool:
+def alignment(param: Param) -> int:
+    """Bytes that an array's address is a multiple of, where that is more than torch and numpy guarantee; else 1."""
+    wanted = element(param.base)
     if wanted is None or wanted[1] == 1:
-        return True
+        return 1
     lanes = 1 if wanted[1] == 3 else wanted[1]
-    return address % min(16, lanes * size_of(wanted[0])) == 0
+    return min(16, lanes * size_of(wanted[0]))

@@ -275,7 +275,8 @@ def current_stream(device: int) -> int:
     torch = torch_module()
     if torch is None or not torch.cuda.is_initialized():
         return 0
-    stream: int = torch.cuda.current_stream(device).cuda_stream
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # makes no object
+    stream: int = raw(device) if raw is not None else torch.cuda.current_stream(device).cuda_stream
     return stream
 
 

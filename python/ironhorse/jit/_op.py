@@ -8,7 +8,7 @@ import math
 import os
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ SIZES = ("n", "N", "rows", "cols")
 # A step by its id, element types of its arrays, and template parameters known before.
 _PlanKey = tuple[int, tuple[tuple[str, str | None], ...], tuple[tuple[str, str], ...]]
 _ShapeAndType = tuple[tuple[int, ...], str]
+_Sizes = tuple[int, int, int]
+_Make = Callable[[tuple[int, ...], str, bool], Any]  # an array by its shape, element type, and whether it is zero
 
 
 # Ops of this process by an identifier that pickles carry: unpickled in the process that made it, an op is the same one.
@@ -82,6 +84,7 @@ class Op:
         self._plans: dict[_PlanKey, tuple[dict[str, str], dict[str, str]]] = {}
         self._tensor: Any = None  # torch.Tensor, once registered with torch
         self._overload: Any = None
+        self._again: Any = None  # calls that are known, once registered with torch
         self.__signature__ = self._python_signature()
         self.__name__ = self.name
         self.__doc__ = f"{self.name}({', '.join(map(str, self.params))}) -> {', '.join(map(str, self.outputs))}"
@@ -254,25 +257,32 @@ class Op:
             self._kernels[key] = Kernel(self.module, expression, params, step.signature.c_linkage, together)
         return self._kernels[key]
 
+    def launch_of(self, step: Step, values: Mapping[str, Any]) -> tuple[_Sizes, _Sizes, int]:
+        """Grid, block and bytes of shared memory of a step on arrays by name, outputs included."""
+        what = f"kernel {step.name}"
+        block = dims(step.name, "block", by_name(f"{what}: block", step.block, values))
+        grid = by_name(f"{what}: grid", step.grid, values)
+        if grid is None:
+            grid = -(-elements(values[step.outputs[0].name].shape) // max(math.prod(block), 1))
+        return dims(step.name, "grid", grid), block, by_name(f"{what}: shared", step.shared, values)
+
     def run(self, step: Step, values: Mapping[str, Any], bound: Mapping[str, str]) -> None:
         """Launches a step on arrays by name, outputs included."""
-        what = f"kernel {step.name}"
-        block = by_name(f"{what}: block", step.block, values)
-        grid = by_name(f"{what}: grid", step.grid, values)
-        shared = by_name(f"{what}: shared", step.shared, values)
-        if grid is None:
-            threads = math.prod(dims(step.name, "block", block))
-            grid = -(-elements(values[step.outputs[0].name].shape) // max(threads, 1))
-        kernel = self.kernel(step, bound)
+        grid, block, shared = self.launch_of(step, values)
         fresh = frozenset(p.name for p in step.outputs) - self.zero
         args = (values[p.name] for p in step.signature.params)
-        kernel.launch(*args, grid=grid, block=block, shared=shared, fresh=fresh)
+        self.kernel(step, bound).launch(*args, grid=grid, block=block, shared=shared, fresh=fresh)
 
-    def run_forward(
-        self, args: Sequence[Any], make: Callable[[tuple[int, ...], str, bool], Any], run: bool = True
-    ) -> list[Any]:
+    def run_forward(self, args: Sequence[Any], make: _Make, run: bool = True) -> list[Any]:
         """The outputs, made by `make(shape, element type, zero)` and filled by the kernels where `run`."""
         values = {p.name: value for p, value in zip(self.params, args, strict=True)}
+        for step, bound in self.steps(values, make):
+            if run:
+                self.run(step, values, bound)
+        return [values[p.name] for p in self.outputs]
+
+    def steps(self, values: dict[str, Any], make: _Make) -> Iterator[tuple[Step, dict[str, str]]]:
+        """The forward kernels with their template parameters; adds what each needs, outputs and sizes, to `values`."""
         codes = self.codes(values, self.inputs)
         sizes: dict[str, int] = {}
         for step in self.forward:
@@ -284,9 +294,7 @@ class Op:
             if not sizes:
                 sizes = self.sizes_of(values, values[self.forward[0].outputs[0].name].shape)
                 values.update(sizes)
-            if run:
-                self.run(step, values, bound)
-        return [values[p.name] for p in self.outputs]
+            yield step, bound
 
     def compile(self, args: Sequence[Any], arch: str | None = None) -> None:
         """Compiles the kernels, with the templates that these arguments ask for, and runs nothing."""
@@ -313,6 +321,9 @@ class Op:
         if self._tensor is None and torch_module() is not None:
             self._register()
         if self._tensor is not None:
+            result = self._again(args)
+            if result is not None:
+                return result
             for at in self._array_at:
                 if isinstance(args[at], self._tensor):
                     if self.cpu is not None and args[self._array_at[0]].device.type == "cpu":

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import InvalidValueError, NotAvailableError
-from ._types import CODES, DTYPES, Param
+from ._again import Calls, dtype_of
+from ._types import CODES, Param
 
 if TYPE_CHECKING:
     from ._op import Op
@@ -28,11 +29,6 @@ _CODE = {getattr(torch, name): code for name, code in CODES.items() if hasattr(t
 def code_of(tensor: torch.Tensor) -> str | None:
     """The element type of a tensor."""
     return _CODE.get(tensor.dtype)
-
-
-def dtype_of(code: str) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, DTYPES[code])
-    return dtype
 
 
 def _free(name: str) -> str:
@@ -125,7 +121,7 @@ def register(op: Op) -> None:
             on_cpu = _cpu_backward_op(op, library, f"{name}_backward_cpu") if op.cpu is not None else None
             overload = _forward_op(op, library, name)
             _gradient(op, library, name, backward, on_cpu)
-            op._overload, op._tensor = overload, torch.Tensor
+            op._overload, op._again, op._tensor = overload, Calls(op), torch.Tensor
 
 
 def _forward_op(op: Op, library: Any, name: str) -> Any:

@@ -219,10 +219,12 @@ pub fn compare(
 impl Row {
     /// `None` where the reference has no reading before or none after.
     fn new(at: f64, run: f64, reference: &[(f64, f64)]) -> Option<Self> {
-        let next = reference.iter().position(|point| point.0 >= at)?;
+        // Seconds are sums: equal ones may differ in their last bits.
+        let slack = 1e-9 * at.abs();
+        let next = reference.iter().position(|point| point.0 >= at - slack)?;
         let (x1, y1) = reference[next];
         let reference = match next.checked_sub(1).map(|before| reference[before]) {
-            _ if x1 == at => y1,
+            _ if x1 <= at + slack => y1,
             Some((x0, y0)) => y0 + (y1 - y0) * (at - x0) / (x1 - x0),
             None => return None,
         };
