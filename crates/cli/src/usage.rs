@@ -41,6 +41,7 @@ const FOREIGN: &[Foreign] = &[
     ("lr-scheduler-type", "schedule", ""),
     ("warmup-steps", "warmup", ""),
     ("warmup-ratio", "warmup", "counted in steps"),
+    ("early-stopping-patience", "patience", ""),
     ("adam-beta1", "beta1", ""),
     ("adam-beta2", "beta2", ""),
     ("adam-epsilon", "eps", ""),
@@ -64,6 +65,7 @@ const FOREIGN: &[Foreign] = &[
     ("b", "batch", ""),
     ("t", "seq", ""),
     ("d", "accumulate", "in micro-steps, not in tokens"),
+    ("k", "schedule", ""),
     ("l", "lr", ""),
     ("u", "warmup", ""),
     ("q", "final-fraction", ""),
@@ -75,6 +77,9 @@ const FOREIGN: &[Foreign] = &[
     ("n", "save-every", ""),
     ("y", "resume", ""),
     ("r", "recompute", ""),
+    // Megatron and others
+    ("rampup-batch-size", "rampup-steps", "with --rampup-from, in micro-steps"),
+    ("lr-wsd-decay-iters", "decay-fraction", "as a fraction of --steps"),
     // torchrun and others
     ("gpu", "device", "such as --device cuda:0"),
     ("num-threads", "threads", ""),

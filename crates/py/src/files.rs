@@ -4,7 +4,7 @@
 use crate::error;
 use crate::model::{Described, told};
 use ironhorse::train::Error;
-use ironhorse::train::format::checkpoint::Checkpoint;
+use ironhorse::train::format::checkpoint::{Checkpoint, named_checkpoint};
 use ironhorse::train::format::debug_state::DebugState;
 use ironhorse::train::format::hf::HfFolder;
 use ironhorse::train::format::llmc_model::ModelFile;
@@ -43,7 +43,7 @@ fn without_lock<T: Send>(py: Python<'_>, read: impl FnOnce() -> Result<T, Error>
 #[pyfunction]
 #[pyo3(signature = (path, /))]
 pub fn file_kind(py: Python<'_>, path: PathBuf) -> PyResult<&'static str> {
-    let kind = without_lock(py, || sniff(&path))?;
+    let kind = without_lock(py, || sniff(&*named_checkpoint(&path)?))?;
     Ok(match kind {
         Kind::Model => "model",
         Kind::DebugState => "state",
@@ -81,7 +81,7 @@ pub fn file_hf(py: Python<'_>, folder: PathBuf) -> PyResult<(Described, Metadata
     })
 }
 
-/// Checks a checkpoint, or finds the newest whole one of a run: its folder, its sizes, and what is wrong with newer ones.
+/// Checks a checkpoint, also `RUN/best`, or finds the newest whole one of a run: its folder, its sizes, and what is wrong with newer ones.
 /// `check` compares the sizes and checksums of the files; without `state` AdamW's moments are not looked at.
 #[pyfunction]
 #[pyo3(signature = (folder, state, check, /))]
@@ -97,6 +97,7 @@ pub fn file_checkpoint(
         Ok(found)
     };
     without_lock(py, || {
+        let folder = named_checkpoint(&folder)?;
         let (found, damage) = match sniff(&folder)? {
             Kind::Run => Checkpoint::of_run_as(&folder, open)?,
             _ => (open(&folder)?, Vec::new()),

@@ -36,7 +36,7 @@ use std::time::Instant;
     its characters (lm-evaluation-harness), `acc_token` by its tokens (what llm.c calls acc_norm).\n\n\
     The JSON has the form of lm-evaluation-harness: results, n-shot, n-samples, versions, config.")]
 pub struct EvalArgs {
-    /// A run, a checkpoint, a Hugging Face folder or a model .bin [default: the newest run below runs/]
+    /// A run (RUN/best is its best checkpoint), a checkpoint, a Hugging Face folder or a model .bin [default: the newest run below runs/]
     #[arg(long, help_heading = heading::MODEL, value_name = "FILE")]
     model: Option<PathBuf>,
     /// A tokenizer: gpt2 or another name, a tokenizer.json, a folder [default: the one beside the model]

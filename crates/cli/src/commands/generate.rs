@@ -7,7 +7,7 @@ use crate::{Outcome, number, out};
 use anyhow::Result;
 use clap::Args;
 use ironhorse::core::Pool;
-use ironhorse::train::format::checkpoint::TrainerState;
+use ironhorse::train::format::checkpoint::{TrainerState, is_run};
 use ironhorse::train::format::{WeightSource, open_weights};
 use ironhorse::train::generate::codec::{Codec, Stream};
 use ironhorse::train::generate::sample::Sampler;
@@ -55,10 +55,11 @@ impl SamplingArgs {
 #[derive(Args)]
 #[command(
     after_help = "Examples:\n  ironhorse generate\n  ironhorse generate --prompt 'Ivy was' --temperature 0.7\n  \
+                        ironhorse generate --model runs/0001/best\n  \
                         ironhorse generate --model gpt2_124M.bin --tokenizer gpt2 --prompt 'The train' --top-k 40"
 )]
 pub struct GenerateArgs {
-    /// A run, a checkpoint, a Hugging Face folder or a model .bin [default: the newest run below runs/]
+    /// A run (RUN/best is its best checkpoint), a checkpoint, a Hugging Face folder or a model .bin [default: the newest run below runs/]
     #[arg(long, help_heading = heading::MODEL, value_name = "FILE")]
     model: Option<PathBuf>,
     /// The text to continue
@@ -154,8 +155,9 @@ fn name_model(model: &Path, source: &dyn WeightSource) {
     }
     let steps = |state: &TrainerState| Some((state.step, state.settings.get("steps")?.as_u64()?));
     let unfinished = source.trainer().and_then(steps).filter(|(step, steps)| step < steps);
-    let unfinished = unfinished.map_or_else(String::new, |(step, steps)| {
-        format!(", of a run that was stopped after {step} of {steps} steps")
+    let unfinished = unfinished.map_or_else(String::new, |(step, steps)| match is_run(model) {
+        true => format!(", of a run that was stopped after {step} of {steps} steps"),
+        false => format!(", the best of its run, after {step} of {steps} steps"),
     });
     out::note(format_args!("model: {}{unfinished}", source.path().display()));
 }

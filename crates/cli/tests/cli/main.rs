@@ -18,6 +18,7 @@ mod reports;
 mod resume;
 mod resume_check;
 mod running;
+mod schedules;
 mod selftest;
 mod stops;
 mod tokenizer;

@@ -8,6 +8,7 @@ use ironhorse::train::format::checkpoint::{Checkpoint, checkpoints_of, open_late
 use ironhorse::train::generate::sample::Sampler;
 use ironhorse::train::model::{Gpt2Config, Recompute};
 use ironhorse::train::run::metrics::{Metrics, read_metrics};
+use ironhorse::train::run::rampup::Rampup;
 use ironhorse::train::run::schedule::{Decay, LrSchedule};
 use ironhorse::train::run::{
     self, Control, Job, Observer, RunFolder, SaveSettings, Saver, Summary, TrainData, TrainSettings,
@@ -27,6 +28,7 @@ pub struct Spec {
     pub steps: u64,
     pub bad_steps: u32,
     pub accumulate: u32,
+    pub rampup: Option<Rampup>,
     /// The number of steps between saves.
     pub every: u64,
     /// Batches that make their step bad, counted over micro-steps.
@@ -49,6 +51,7 @@ impl Default for Spec {
             steps: 12,
             bad_steps: 3,
             accumulate: 1,
+            rampup: None,
             every: 2,
             marked: Vec::new(),
             poisoned: Vec::new(),
@@ -91,12 +94,14 @@ impl Spec {
             steps: self.steps,
             seed: 5,
             accumulate: self.accumulate,
+            rampup: self.rampup,
             schedule: LrSchedule {
                 kind: Decay::Cosine,
                 peak: 1e-2,
                 warmup_steps: 2,
                 total_steps: self.steps,
                 final_fraction: 0.1,
+                decay_fraction: 0.2,
             },
             beta1: 0.9,
             beta2: 0.95,
@@ -107,6 +112,7 @@ impl Spec {
             recompute: Recompute::None,
             val_every: 5,
             val_batches: 2,
+            patience: 0,
             sample_every: 0,
             sample_tokens: 0,
             prompt: String::new(),

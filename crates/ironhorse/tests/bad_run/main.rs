@@ -9,6 +9,7 @@ mod job;
 use engine::{Fault, MARK};
 use ironhorse::train::Error;
 use ironhorse::train::format::checkpoint::Checkpoint;
+use ironhorse::train::run::rampup::Rampup;
 use ironhorse::train::run::{BlackBox, Ending};
 use ironhorse_testkit::crc32;
 use job::{BATCH, Meanwhile, SEQ, Spec, files, log, metrics, saved, tensors, train};
@@ -109,6 +110,43 @@ fn one_more_goes_back_past_those_batches() {
     assert_eq!(log(&run), log(&clean));
 }
 
+/// Steps of 1, 1, 1, 1, 2, 2, 2, 2 and then 3 micro-steps.
+fn ramped() -> Spec {
+    Spec { accumulate: 3, rampup: Some(Rampup { from: 1, steps: 8 }), ..Spec::default() }
+}
+
+#[test]
+fn a_ramp_up_skips_and_keeps_the_batches_of_its_steps() {
+    for queued in [false, true] {
+        let top = tempfile::tempdir().unwrap();
+        let [run, clean] = ["run", "clean"].map(|name| top.path().join(name));
+        // one batch of each of the steps 4 to 7
+        let spec = Spec { marked: vec![5, 6, 9, 10], queued, ..ramped() };
+        let done = train(&run, &spec, Meanwhile::Nothing);
+        assert_eq!((done.summary().steps, done.summary().bad_steps), (12, 4));
+        assert!(done.says("going back to the checkpoint of step 4"), "{:#?}", done.notes);
+        let tokens: Vec<u64> = metrics(&run).iter().map(|line| line.tokens.unwrap()).collect();
+        let of = |micro_steps: usize| (micro_steps * BATCH * SEQ) as u64;
+        assert_eq!(tokens, [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3].map(of));
+        let state = Checkpoint::manifest(&run.join("checkpoints/step-000012")).unwrap().state;
+        assert_eq!(state.data["samples"], (4 + 2 * 8 + 3 * 4) * BATCH, "the bad steps and the good ones");
+        for (step, marked_at) in [(4, BATCH * SEQ + 1), (5, 1)] {
+            let found = BlackBox::open(&run.join(format!("bad/step-{step:06}"))).unwrap();
+            assert_eq!((found.bad.accumulate, found.x.len()), (2, 2 * BATCH * SEQ));
+            assert_eq!(found.x.iter().position(|&token| token == MARK), Some(marked_at));
+            let first = 2 * (step - 2) * BATCH as u64;
+            assert_eq!(found.bad.samples, (first, first + 4));
+            assert_eq!(found.bad.scalars.loss_scale, 1.0 / (2 * BATCH * SEQ) as f32);
+        }
+        let spec = Spec { marked: vec![], without: (4..12).collect(), ..spec };
+        train(&clean, &spec, Meanwhile::Nothing).summary();
+        for step in saved(&run) {
+            assert!(tensors(&run, step) == tensors(&clean, step), "step {step}");
+        }
+        assert_eq!(log(&run), log(&clean));
+    }
+}
+
 #[test]
 fn a_second_time_ends_the_run_with_everything_kept() {
     let top = tempfile::tempdir().unwrap();
@@ -185,10 +223,12 @@ fn results_that_arrive_late_change_nothing() {
 
 #[test]
 fn interrupted_anywhere_it_comes_to_the_same_end() {
-    for queued in [false, true] {
+    let steady = Spec { marked: vec![1, 4, 5, 6, 7, 10], ..Spec::default() };
+    // the same steps where the first four have one micro-step, the next four two, and then three
+    let ramped = Spec { marked: vec![1, 4, 6, 8, 10, 16], ..ramped() };
+    for spec in [steady.clone(), Spec { queued: true, ..steady }, Spec { queued: true, ..ramped }] {
         let top = tempfile::tempdir().unwrap();
         let whole = top.path().join("whole");
-        let spec = Spec { marked: vec![1, 4, 5, 6, 7, 10], queued, ..Spec::default() };
         let kills = top.path().join("kills");
         let done = train(&whole, &spec, Meanwhile::CopyTo(kills.clone()));
         assert_eq!((done.summary().steps, done.summary().bad_steps), (12, 6));

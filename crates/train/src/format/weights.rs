@@ -5,7 +5,7 @@ use std::io::{Read, Seek};
 use std::path::Path;
 
 use super::answer_key::AnswerKey;
-use super::checkpoint::{Checkpoint, TrainerState};
+use super::checkpoint::{Checkpoint, TrainerState, named_checkpoint};
 use super::hf::{HfFolder, TextTokens};
 use super::llmc_model::{ModelFile, check_finite, row_len};
 use super::sniff::{Kind, sniff};
@@ -96,9 +96,10 @@ weight_source! {
     }
 }
 
-/// Opens the weights in a file or folder of any kind. NaN and infinite weights are an error when they are read.
+/// Opens the weights in a file or folder of any kind, or in the best checkpoint of a run by `RUN/best`. NaN and infinite weights are an error when they are read.
 pub fn open_weights(path: &Path) -> Result<Box<dyn WeightSource>> {
-    open_kind(path, sniff(path)?)
+    let path = named_checkpoint(path)?;
+    open_kind(&path, sniff(&path)?)
 }
 
 /// The same for a file whose kind is known.
@@ -137,8 +138,8 @@ impl ModelChoice {
 
     /// The same for a command-line argument; the name of a file need not be UTF-8.
     pub fn parse_os(argument: &OsStr) -> Result<Self> {
-        let (path, text) = (Path::new(argument), argument.to_string_lossy());
-        let text = text.as_ref();
+        let (path, text) = (named_checkpoint(Path::new(argument))?, argument.to_string_lossy());
+        let (path, text) = (path.as_ref(), text.as_ref());
         if !path.exists() {
             let like_a_path = text.contains(['/', '\\']) || path.extension().is_some();
             let named = ModelConfig::named(text).is_some(); // moe-6.9b ends like a file

@@ -120,15 +120,28 @@ impl Log {
     /// The log of a run. Steps that are left out count as the next one that is there.
     pub fn of_metrics(all: &[Metrics]) -> Self {
         let (mut log, mut tokens, mut seconds, mut before) = (Self::default(), 0.0, 0.0, 0.0);
+        let mut last_tokens = None;
         for metrics in all {
             let (step, time) = (metrics.step as f64, f64::from(metrics.ms) / 1e3);
             let steps = step - before;
-            tokens += steps * (f64::from(metrics.tokens_per_s) * time).round();
+            let of_step = match metrics.tokens {
+                Some(tokens) => tokens as f64,
+                None => (f64::from(metrics.tokens_per_s) * time).round(), // of a version that did not log them
+            };
+            // the step before is known, those that are left out are not
+            tokens += last_tokens.map_or(steps * of_step, |last| last + (steps - 1.0) * of_step);
+            last_tokens = Some(of_step);
             seconds += steps * time;
             before = step;
             let reading = |loss: f32| Reading { step, tokens, seconds, loss: f64::from(loss) };
             log.train.push(reading(metrics.loss));
             log.val.extend(metrics.val_loss.map(reading));
+            log.val.extend(metrics.ended.map(|ended| Reading {
+                step: step + 1.0,
+                tokens: tokens + of_step,
+                seconds: seconds + time,
+                loss: f64::from(ended.val_loss),
+            }));
         }
         log
     }

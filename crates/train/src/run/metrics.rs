@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::format::atomic;
+use crate::format::checkpoint::Best;
 use crate::session::{LayerRouting, null_is_nan};
 use crate::{Error, Result};
 
@@ -31,6 +32,9 @@ pub struct Metrics {
     /// Wall time of the step in milliseconds.
     #[serde(deserialize_with = "null_is_nan")]
     pub ms: f32,
+    /// Tokens of the step; logs of earlier versions do not have them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
     /// Tokens trained on per second.
     #[serde(deserialize_with = "null_is_nan")]
     pub tokens_per_s: f32,
@@ -43,6 +47,29 @@ pub struct Metrics {
     /// How the tokens spread over the experts of each layer, on the steps that measured it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub router: Vec<LayerRouting>,
+    /// Why the run ended after this step, of a run that ended before its last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<Ended>,
+}
+
+/// Why a run ended before its last step, and on what.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ended {
+    /// What ended it.
+    pub by: EndedBy,
+    /// The validation loss after the step.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub val_loss: f32,
+    /// The lowest validation loss, and the step it was measured at.
+    pub best: Best,
+}
+
+/// What ends a run before its last step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EndedBy {
+    /// Too many validations without a new lowest loss.
+    Patience,
 }
 
 fn is_false(value: &bool) -> bool {
@@ -117,6 +144,18 @@ impl MetricsWriter {
         }
     }
 
+    /// Replaces the last line, which must be in the file; the file has either the old one or the new one.
+    pub fn amend_last(&mut self, metrics: &Metrics) -> Result<()> {
+        self.flush()?;
+        let text = read_text(&self.path)?;
+        let before = text.trim_end_matches('\n').rfind('\n').map_or("", |end| &text[..=end]);
+        encode(&self.path, metrics, &mut self.line)?;
+        let lines = [before.as_bytes(), &self.line].concat();
+        atomic::write_file(&self.path, |sink| sink.put(&lines))?;
+        *self = Self::append(&self.path)?;
+        Ok(())
+    }
+
     /// The file, for another thread to sync.
     pub fn handle(&self) -> Option<File> {
         self.file.try_clone().ok()
@@ -188,6 +227,27 @@ mod tests {
         writer.write(&step(3)).unwrap();
         assert_eq!(read_metrics(&path).unwrap(), [step(0), step(1), step(2), step(3)]);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_last_line_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let mut writer = MetricsWriter::create(&path).unwrap();
+        for steps in 1..4 {
+            writer.write(&step(steps - 1)).unwrap();
+            let best = Best { step: 0, val_loss: 1.5 };
+            let ended = Some(Ended { by: EndedBy::Patience, val_loss: 2.5, best });
+            let amended = Metrics { ended, ..step(steps - 1) };
+            writer.amend_last(&amended).unwrap();
+            let read = read_metrics(&path).unwrap();
+            assert_eq!((read.len() as u64, read.last()), (steps, Some(&amended)));
+            let text = fs::read_to_string(&path).unwrap();
+            let says = r#""ended":{"by":"patience","val_loss":2.5,"best":{"step":0,"val_loss":1.5}}}"#;
+            assert!(text.trim_end().ends_with(says), "{text}");
+            writer.amend_last(&step(steps - 1)).unwrap();
+        }
+        assert_eq!(read_metrics(&path).unwrap(), [step(0), step(1), step(2)]);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! save/        checkpoints by a thread    folder/      the run's folder and its lock    provenance.rs  run.json, algorithms.json
 //! schedule.rs  the learning rate          metrics.rs   metrics.jsonl                    control.rs     stop and save requests
 //! spikes.rs    outlier losses             balance.rs   loads of the experts             compare.rs     two logs side by side
+//! rampup.rs    the batch size
 //! ```
 
 mod balance;
@@ -13,6 +14,7 @@ mod control;
 mod folder;
 pub mod metrics;
 mod provenance;
+pub mod rampup;
 mod save;
 pub mod schedule;
 mod spikes;
@@ -30,6 +32,7 @@ use crate::generate::codec::Codec;
 use crate::generate::sample::Sampler;
 use crate::model::Recompute;
 use crate::run::metrics::Metrics;
+use crate::run::rampup::Rampup;
 use crate::run::schedule::LrSchedule;
 use crate::session::Session;
 use crate::{Error, Result};
@@ -48,6 +51,8 @@ pub struct TrainSettings {
     pub seed: u64,
     /// Micro-steps whose gradients make one step.
     pub accumulate: u32,
+    /// Fewer of them in the first steps.
+    pub rampup: Option<Rampup>,
     /// Learning rate over the steps.
     pub schedule: LrSchedule,
     /// Decay of the first moment.
@@ -68,6 +73,8 @@ pub struct TrainSettings {
     pub val_every: u64,
     /// Batches of a validation.
     pub val_batches: u64,
+    /// End the run after so many validations without a new lowest loss; 0 means never.
+    pub patience: u64,
     /// Write a sample every so many steps; 0 means only after the last.
     pub sample_every: u64,
     /// Tokens of a sample; 0 writes none.
@@ -79,6 +86,18 @@ pub struct TrainSettings {
 }
 
 impl TrainSettings {
+    /// Micro-steps of a step, counted from 0.
+    pub fn micro_steps(&self, step: u64) -> u32 {
+        self.rampup.map_or(self.accumulate, |rampup| rampup.at(step, self.accumulate))
+    }
+
+    /// Micro-steps of all steps together.
+    pub fn all_micro_steps(&self) -> u64 {
+        let ramp = self.rampup.map_or(0, |rampup| rampup.steps.min(self.steps));
+        let first: u64 = (0..ramp).map(|step| u64::from(self.micro_steps(step))).sum();
+        first.saturating_add((self.steps - ramp).saturating_mul(self.accumulate.into()))
+    }
+
     /// Whether the validation loss is measured before a step. Before the last it is not: the value after it is the
     /// one that is kept, unless it is also the first.
     fn validates_before(&self, step: u64) -> bool {
@@ -116,6 +135,8 @@ pub trait Observer {
 pub enum Ending {
     /// All steps were made.
     Done,
+    /// As many validations as its patience allows brought no new lowest loss.
+    Patience,
     /// It was stopped and can be resumed.
     Stopped(StopReason),
 }
@@ -172,6 +193,9 @@ pub struct Job<'a> {
 pub fn train(job: Job<'_>) -> Result<Summary> {
     job.settings.schedule.validate()?;
     job.settings.sampler.validate()?;
+    if let Some(rampup) = job.settings.rampup {
+        rampup.validate(job.settings.accumulate, job.settings.steps)?;
+    }
     trainer::Trainer::new(job)?.run()
 }
 
@@ -193,7 +217,7 @@ fn scalars_of(settings: &TrainSettings, step: u64, tokens: usize) -> Scalars {
     Scalars {
         step: step as u32 + 1,
         micro_step: 0,
-        loss_scale: 1.0 / (tokens as f32 * settings.accumulate as f32),
+        loss_scale: 1.0 / (tokens as f32 * settings.micro_steps(step) as f32),
         lr: settings.schedule.at(step),
         beta1: settings.beta1,
         beta2: settings.beta2,
@@ -218,11 +242,13 @@ mod tests {
             warmup_steps: 0,
             total_steps: 5,
             final_fraction: 1.0,
+            decay_fraction: 0.0,
         };
         let settings = TrainSettings {
             steps: 5,
             seed: 0,
             accumulate: 1,
+            rampup: None,
             schedule,
             beta1: 0.9,
             beta2: 0.95,
@@ -233,6 +259,7 @@ mod tests {
             recompute: Recompute::None,
             val_every: 2,
             val_batches: 1,
+            patience: 0,
             sample_every: 0,
             sample_tokens: 0,
             prompt: String::new(),

@@ -28,13 +28,16 @@ const MOST_STEPS: u64 = u32::MAX as u64;
     ironhorse train --model moe-6.9b --device cuda --batch 8 --seq 1024 --recompute experts --master residual --moments bf16\n  \
     ironhorse train --resume                      resumes the newest run; the result is the same to the bit\n  \
     ironhorse train --resume runs/0001 --steps 5000\n  \
+    ironhorse train --schedule wsd --steps 4000   can be resumed with more or fewer --steps before its decay, as if it had had them from the start\n  \
+    ironhorse train --data book.txt --val-every 100 --patience 5   ends when the validation loss has stopped falling\n  \
+    ironhorse train --accumulate 8 --rampup-steps 500   1 to 8 micro-steps, growing over the first 500 steps\n  \
     ironhorse train --init runs/0001 --steps 500  a new run from the weights of another\n  \
     ironhorse train --config runs/0001/config.toml --out runs/again\n\n\
     A run folder holds config.toml (reproduces the run), run.json (what it ran on), metrics.jsonl, loss.svg, experts.svg (of a mixture\n\
     of experts), samples/, checkpoints/step-N/ and bad/ (steps with a NaN or infinite loss or gradient norm).\n\n\
     SIGINT (Ctrl-C), SIGTERM, SIGUSR1 and --max-time stop after the step in flight and save; a second Ctrl-C ends at once. SIGUSR2 or\n\
     a file SAVE in the run folder saves and continues.\n\n\
-    Exit code: 0 done, 1 training diverged (the run folder has the log and a checkpoint), 2 could not run, 3 stopped\n\
+    Exit code: 0 done (all steps, or ended by --patience), 1 training diverged (the run folder has the log and a checkpoint), 2 could not run, 3 stopped\n\
     early, can be resumed.")]
 pub struct TrainArgs {
     #[arg(long, help = model_help("or `builtin`"), help_heading = heading::MODEL, default_value = BUILTIN, value_name = "NAME")]
@@ -64,6 +67,14 @@ pub struct TrainArgs {
     /// Gradient accumulation: micro-steps that make up one optimizer step
     #[arg(long, help_heading = heading::STEPS, default_value_t = 1, value_name = "N", value_parser = number::count::<u32>)]
     pub accumulate: u32,
+    /// Batch-size ramp-up: --accumulate is reached after this many steps, from --rampup-from, in whole micro-steps
+    #[arg(long, help_heading = heading::STEPS, value_name = "N", value_parser = number::count::<u64>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rampup_steps: Option<u64>,
+    /// Micro-steps of the first step of a batch-size ramp-up [default: 1]
+    #[arg(long, help_heading = heading::STEPS, value_name = "N", value_parser = number::count::<u32>, requires = "rampup_steps")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rampup_from: Option<u32>,
     /// Optimizer steps
     #[arg(long, help_heading = heading::STEPS, value_name = "N", value_parser = number::whole::<u64>(1..=MOST_STEPS))]
     pub steps: Option<u64>,
@@ -79,6 +90,10 @@ pub struct TrainArgs {
     /// Learning rate of the last step, as a fraction of --lr
     #[arg(long, help_heading = heading::OPTIMIZER, value_name = "X", value_parser = number::fraction::<f32>)]
     pub final_fraction: Option<f32>,
+    /// With --schedule wsd: the last part of --steps, in which the learning rate falls [default: 0.2]
+    #[arg(long, help_heading = heading::OPTIMIZER, value_name = "X", value_parser = number::fraction::<f32>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_fraction: Option<f32>,
     /// Weight decay (decoupled), of 2-D tensors only
     #[arg(long, help_heading = heading::OPTIMIZER, default_value_t = 0.1, value_name = "X", value_parser = number::at_least_0::<f32>)]
     pub weight_decay: f32,
@@ -103,6 +118,9 @@ pub struct TrainArgs {
     /// Batches per validation; 0 turns validation off
     #[arg(long, help_heading = heading::VALIDATION, default_value_t = 32, value_name = "N", value_parser = number::count_or_0::<u64>)]
     pub val_batches: u64,
+    /// End the run after N validations in a row without a new lowest loss, and keep every new best checkpoint on the way; 0 turns it off
+    #[arg(long, help_heading = heading::VALIDATION, default_value_t = 0, value_name = "N", value_parser = number::count_or_0::<u64>)]
+    pub patience: u64,
     /// Steps between samples; 0 means only one at the end
     #[arg(long, help_heading = heading::VALIDATION, value_name = "N", value_parser = number::count_or_0::<u64>)]
     pub sample_every: Option<u64>,
@@ -184,5 +202,7 @@ flag_values! {
         Linear,
         /// No decay: the rate stays at --lr
         Constant,
+        /// Warm-up, stable, decay: --lr, then a straight line in the last --decay-fraction of the steps
+        Wsd,
     }
 }

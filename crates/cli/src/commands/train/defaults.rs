@@ -1,8 +1,10 @@
 //! Settings that depend on the model and on the number of steps.
 
 use super::TrainArgs;
+use super::args::ScheduleArg;
 use crate::out;
 use ironhorse::train::model::{Gpt2Config, ModelConfig};
+use ironhorse::train::run::schedule::DECAY_FRACTION;
 
 /// A small model with the default learning rate spikes if the rate rises by more than this part of it in a step: 60 steps
 /// with a warm-up of 12 went from a loss of 4.0 to 5.9, with a warm-up of 30 they fell all the way.
@@ -32,6 +34,9 @@ pub fn settle(mut args: TrainArgs, config: &ModelConfig) -> TrainArgs {
     };
     args.lr.get_or_insert(peak);
     args.final_fraction.get_or_insert(if small { 0.02 } else { 0.1 });
+    if args.schedule == ScheduleArg::Wsd {
+        args.decay_fraction.get_or_insert(DECAY_FRACTION);
+    }
     args.beta2.get_or_insert(if small { 0.98 } else { 0.95 });
     args.warmup.get_or_insert(warmup);
     shorten_warmup(&mut args);

@@ -4,9 +4,11 @@
 //! args.rs    the flags, which are also the run's config.toml     data.rs    shards or stories, checked before the first step
 //! resume.rs  resuming a run, and what may change then            report.rs  what is printed at the end; run.json
 //! defaults.rs  settings that depend on the model and the steps  text.rs  text as data, prepared once
+//! checks.rs  flags that need each other
 //! ```
 
 mod args;
+mod checks;
 mod data;
 mod defaults;
 mod report;
@@ -28,7 +30,8 @@ use ironhorse::train::format::checkpoint::{TrainerState, checkpoint_bytes};
 use ironhorse::train::format::disk::free_bytes;
 use ironhorse::train::format::{ModelChoice, WeightSource, open_weights};
 use ironhorse::train::model::ModelConfig;
-use ironhorse::train::run::schedule::LrSchedule;
+use ironhorse::train::run::rampup::Rampup;
+use ironhorse::train::run::schedule::{DECAY_FRACTION, LrSchedule};
 use ironhorse::train::run::{
     self, Control, InitFacts, Job, RunFolder, RunJson, SaveSettings, Saver, TrainSettings,
 };
@@ -77,7 +80,7 @@ fn start(args: &TrainArgs, line: &[OsString], control: &Control) -> Result<Outco
         None => prepared.session.init(args.seed)?,
     }
     if let (Some(path), Some(shape)) = (&args.save_batches, prepared.spec.train) {
-        let count = prepared.settings.steps.saturating_mul(prepared.settings.accumulate.into());
+        let count = prepared.settings.all_micro_steps();
         super::batches::save(
             path,
             &mut data::open(&args, &config, control)?.data.train,
@@ -146,7 +149,7 @@ impl Prepared {
         choices: &[(String, String)],
     ) -> Result<Self> {
         let settings = settings_of(args)?;
-        settings.schedule.validate()?;
+        checks::schedule(args, &settings.schedule)?;
         let mut spec = SessionSpec {
             train: Some((args.batch.unwrap_or(1), args.seq.unwrap_or(1))),
             recompute: args.recompute.into(),
@@ -156,6 +159,7 @@ impl Prepared {
         let mut engine: Box<dyn Engine> = args.engine.engine()?;
         check_memory(engine.as_ref(), &config, &spec)?;
         let opened = data::open(args, &config, control)?;
+        checks::patience(args, opened.data.val.is_some())?;
         spec.eval = spec.train.filter(|_| opened.data.val.is_some());
         spec.decode = opened.data.tokenizer.is_some().then_some(1);
         check_memory(engine.as_ref(), &config, &spec)?; // now with what validation and samples need
@@ -165,17 +169,28 @@ impl Prepared {
         Ok(Self { control, settings, spec, session, data: opened.data, facts })
     }
 
+    /// How many tokens a step has, where a micro-step has this many.
+    fn tokens_text(&self, tokens: u64) -> String {
+        let all = tokens * u64::from(self.settings.accumulate);
+        match self.settings.rampup {
+            None => format!("{all} tokens a step"),
+            Some(Rampup { from, steps }) => {
+                format!("{} tokens a step that grow to {all} in {steps} steps", tokens * u64::from(from))
+            }
+        }
+    }
+
     /// Trains and reports.
     fn train(mut self, args: &TrainArgs, mut folder: RunFolder, state: TrainerState) -> Result<Outcome> {
         let config = self.session.config();
         let tokens = args.batch.unwrap_or(1) * args.seq.unwrap_or(1);
         let from = if state.step > 0 { format!(" from step {}", state.step) } else { String::new() };
         out::note(format_args!(
-            "{}, {} layers of {}, {} tokens a step, {} steps{from} → {}",
+            "{}, {} layers of {}, {}, {} steps{from} → {}",
             parameters_text(config.told_params(), config.active_params()),
             config.layers(),
             config.width(),
-            tokens as u64 * u64::from(args.accumulate),
+            self.tokens_text(tokens as u64),
             self.settings.steps,
             folder.path().display()
         ));
@@ -184,6 +199,7 @@ impl Prepared {
             every: args.save_every,
             minutes: args.save_minutes,
             keep: args.keep,
+            every_best: args.patience > 0,
             sync: args.save_sync,
             ..SaveSettings::default()
         };
@@ -283,12 +299,14 @@ fn settings_of(args: &TrainArgs) -> Result<TrainSettings> {
         seed: args.seed,
         steps,
         accumulate: args.accumulate,
+        rampup: checks::rampup(args, steps)?,
         schedule: LrSchedule {
             kind: args.schedule.into(),
             peak: args.lr.context("--lr is missing")?,
             warmup_steps: args.warmup.unwrap_or(0),
             total_steps: steps,
             final_fraction: args.final_fraction.context("--final-fraction is missing")?,
+            decay_fraction: args.decay_fraction.unwrap_or(DECAY_FRACTION),
         },
         beta1: args.beta1,
         beta2: args.beta2.context("--beta2 is missing")?,
@@ -299,6 +317,7 @@ fn settings_of(args: &TrainArgs) -> Result<TrainSettings> {
         recompute: args.recompute.into(),
         val_every: args.val_every.unwrap_or(0),
         val_batches: args.val_batches,
+        patience: args.patience,
         sample_every: args.sample_every.unwrap_or(0),
         sample_tokens: args.sample_tokens.unwrap_or(0),
         prompt: args.prompt.clone(),

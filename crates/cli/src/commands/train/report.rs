@@ -1,15 +1,16 @@
 //! What is printed at the end of a run, and its provenance.
 
 use super::TrainArgs;
+use super::args::ScheduleArg;
 use crate::hardware::{COMMIT, Hardware, VERSION};
 use crate::{Outcome, out, signals};
 use anyhow::Result;
 use ironhorse::core::{Engine, EngineExt};
-use ironhorse::train::format::checkpoint::Best;
+use ironhorse::train::format::checkpoint::{BEST, Best, best_checkpoint};
 use ironhorse::train::run::{Ending, RunFolder, SaveStats, Started, StopReason, Summary, host, utc};
 use serde::Serialize;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// How long a run took.
@@ -37,6 +38,8 @@ struct TrainReport<'a> {
     first_val_loss: Option<f32>,
     last_val_loss: Option<f32>,
     best: Option<Best>,
+    /// The best that was saved.
+    best_checkpoint: Option<String>,
     last_loss: f32,
     bad_steps: u64,
     saves: &'a SaveStats,
@@ -47,11 +50,12 @@ struct TrainReport<'a> {
 pub fn report(args: &TrainArgs, folder: &RunFolder, summary: &Summary, times: Times) -> Result<Outcome> {
     let seconds = times.seconds;
     let run = folder.path();
-    if !summary.sample.is_empty() && summary.ending == Ending::Done {
+    let ended = !matches!(summary.ending, Ending::Stopped(_));
+    if !summary.sample.is_empty() && ended {
         out::line(format!("\n{}\n", summary.sample.trim_end()))?;
     }
     let stopped_by = match summary.ending {
-        Ending::Done => None,
+        Ending::Done | Ending::Patience => None,
         Ending::Stopped(StopReason::Asked(signal)) => Some(signals::name(signal)),
         Ending::Stopped(StopReason::Time(_)) => Some("--max-time".to_owned()),
     };
@@ -65,6 +69,14 @@ pub fn report(args: &TrainArgs, folder: &RunFolder, summary: &Summary, times: Ti
         }
         _ => out::line(format!("last training loss {:.4} after {seconds:.0} s", summary.last_loss))?,
     }
+    if summary.ending == Ending::Patience {
+        out::line(format!(
+            "ended      after {} of {} steps: no new lowest validation loss in {} validations (--patience)",
+            summary.steps,
+            args.steps.unwrap_or(0),
+            args.patience
+        ))?;
+    }
     if summary.bad_steps > 0 {
         out::line(format!(
             "skipped    {} steps with a NaN or infinite loss or gradient norm (bad/)",
@@ -73,31 +85,72 @@ pub fn report(args: &TrainArgs, folder: &RunFolder, summary: &Summary, times: Ti
     }
     let pictures = if run.join("experts.svg").exists() { "loss.svg, experts.svg" } else { "loss.svg" };
     out::line(format!("run        {}   ({pictures}, metrics.jsonl, samples, checkpoints)", run.display()))?;
+    let best = best_checkpoint(run);
+    say_best(summary.best, best.as_ref())?;
     match stopped_by {
         Some(_) => out::line(format!("resume     ironhorse train --resume {}", quoted(run)))?,
         None => {
-            let more = args.steps.unwrap_or(1).saturating_mul(2);
-            out::line(format!("write text ironhorse generate --model {}", quoted(run)))?;
-            out::line(format!("train on   ironhorse train --resume {} --steps {more}", quoted(run)))?;
+            // the newest is taken where it is the best
+            let last = best.as_ref().is_none_or(|(best, _)| best.step == summary.steps);
+            let model = if last { run.to_owned() } else { run.join(BEST) };
+            out::line(format!("write text ironhorse generate --model {}", quoted(&model)))?;
+            out::line(format!("train on   ironhorse train {}", train_on(args, run, summary)))?;
         }
     }
     let report = TrainReport {
         run,
         checkpoint: &summary.checkpoint,
-        ending: if summary.ending == Ending::Done { "done" } else { "stopped" },
+        ending: match summary.ending {
+            Ending::Done => "done",
+            Ending::Patience => "patience",
+            Ending::Stopped(_) => "stopped",
+        },
         stopped_by,
         steps: summary.steps,
         times,
         first_val_loss: summary.first_val_loss,
         last_val_loss: summary.last_val_loss,
         best: summary.best,
+        best_checkpoint: best.map(|(_, path)| path.to_string_lossy().into_owned()),
         last_loss: summary.last_loss,
         bad_steps: summary.bad_steps,
         saves: &summary.saves,
         sample: &summary.sample,
     };
     out::json(args.json.as_deref(), &report)?;
-    Ok(if summary.ending == Ending::Done { Outcome::Done } else { Outcome::Stopped })
+    Ok(if ended { Outcome::Done } else { Outcome::Stopped })
+}
+
+/// Says which checkpoint is the best, and if the lowest validation loss was not saved.
+fn say_best(lowest: Option<Best>, saved: Option<&(Best, PathBuf)>) -> Result<()> {
+    match (lowest, saved) {
+        (Some(Best { step: 0, val_loss }), _) => {
+            out::line(format!("best       validation loss {val_loss:.4} before the first step"))
+        }
+        (Some(lowest), Some((best, path))) => {
+            let more = match lowest.step == best.step {
+                true => String::new(),
+                false => {
+                    format!(" ({:.4} after {} was not saved)", lowest.val_loss, lowest.step)
+                }
+            };
+            let (loss, step, path) = (best.val_loss, best.step, path.display());
+            out::line(format!("best       validation loss {loss:.4} after {step} steps{more}: {path}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The flags that train a run for longer.
+fn train_on(args: &TrainArgs, run: &Path, summary: &Summary) -> String {
+    let config = run.join("config.toml");
+    let (run, more) = (quoted(run), args.steps.unwrap_or(1).saturating_mul(2));
+    match summary.ending {
+        Ending::Patience => format!("--resume {run} --patience {}", args.patience.saturating_mul(2)),
+        // its decay is over, and cannot be taken back
+        _ if args.schedule == ScheduleArg::Wsd => format!("--config {} --init {run}", quoted(&config)),
+        _ => format!("--resume {run} --steps {more}"),
+    }
 }
 
 /// A path as a shell takes it.

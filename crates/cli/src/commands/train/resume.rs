@@ -1,11 +1,12 @@
 //! `ironhorse train --resume`: the settings are those of the run's own config.toml; what may differ is decided key by key.
 
 use super::super::model::{RUNS, open_tokenizer};
-use super::{Prepared, TrainArgs, check_space, defaults, report};
+use super::{Prepared, TrainArgs, check_space, defaults, report, settings_of};
 use crate::{Outcome, out};
 use anyhow::{Context, Result, bail};
 use ironhorse::train::format::checkpoint::{Checkpoint, is_run, newest_run, open_latest, step_name};
-use ironhorse::train::run::metrics::read_metrics;
+use ironhorse::train::run::metrics::{Ended, read_metrics};
+use ironhorse::train::run::schedule::Decay;
 use ironhorse::train::run::{Control, RunFolder, RunJson, read_algorithms, restore_position};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,8 @@ enum Change {
     Harmless,
     /// The run continues differently from the uninterrupted one; the user is told.
     Said,
+    /// The same as a run that had the new setting from its start: the steps made so far do not depend on it.
+    AsFromTheStart,
     /// The data may be elsewhere, but must be the same tokens, which is checked.
     SameTokens,
 }
@@ -26,12 +29,12 @@ const MAY_CHANGE: [(Change, &str); 3] = [
     (
         Change::Harmless,
         "save-every save-minutes keep save-sync threads val-every val-batches sample-every sample-tokens prompt \
-         tokenizer temperature top-k top-p greedy bad-steps",
+         tokenizer temperature top-k top-p greedy bad-steps patience",
     ),
     (Change::SameTokens, "data val-data"),
     (
         Change::Said,
-        "steps lr warmup schedule final-fraction weight-decay grad-clip device dtype master moments fast attention \
+        "steps lr warmup schedule final-fraction decay-fraction weight-decay grad-clip device dtype master moments fast attention \
          no-graphs recompute",
     ),
 ];
@@ -40,7 +43,7 @@ const MAY_CHANGE: [(Change, &str); 3] = [
 pub fn run(named: &Path, given: &TrainArgs, line: &[OsString], control: &Control) -> Result<Outcome> {
     let path = find(named)?;
     out::check_json_in(given.json.as_deref(), None)?;
-    let (mut args, changes) = settings(&path, given, line)?;
+    let Settings { own, mut args, mut changes } = settings(&path, given, line)?;
     defaults::shorten_warmup(&mut args);
     let mut folder = RunFolder::open(&path)?;
     let damaged =
@@ -64,6 +67,11 @@ pub fn run(named: &Path, given: &TrainArgs, line: &[OsString], control: &Control
         ))?;
         return Ok(Outcome::Done);
     }
+    if let Some(ended) = ended_by_patience(&path, &args, state.step)? {
+        out::line(ended)?;
+        return Ok(Outcome::Done);
+    }
+    judge_decay(&own, &args, state.step, &mut changes)?;
     let algorithms = read_algorithms(&path)?;
     let mut with_copy = args.clone();
     if args.tokenizer.as_deref().is_some_and(|name| !name.exists() && open_tokenizer(name).is_err())
@@ -113,9 +121,19 @@ fn find(named: &Path) -> Result<PathBuf> {
     }
 }
 
+/// The settings of a resumed run.
+struct Settings {
+    /// Those it had.
+    own: TrainArgs,
+    /// Those it has now.
+    args: TrainArgs,
+    /// How they differ.
+    changes: Vec<(Change, String)>,
+}
+
 /// The settings of the run with what the line changes, and those changes; a change that would make another run of it is
 /// refused.
-fn settings(path: &Path, given: &TrainArgs, line: &[OsString]) -> Result<(TrainArgs, Vec<(Change, String)>)> {
+fn settings(path: &Path, given: &TrainArgs, line: &[OsString]) -> Result<Settings> {
     let config = path.join("config.toml");
     if line.iter().any(|arg| arg.to_string_lossy().starts_with("--config")) {
         bail!("--config cannot be used with --resume: the run's settings are in {}", config.display());
@@ -141,7 +159,60 @@ fn settings(path: &Path, given: &TrainArgs, line: &[OsString]) -> Result<(TrainA
             ),
         }
     }
-    Ok((args, changes))
+    Ok(Settings { own, args, changes })
+}
+
+/// Looks at a change of the number of steps or of the decay. As long as the run has made no step of a decay, neither of the old
+/// one nor of the new one, it is the same as a run that had the new numbers from its start. A decay of wsd that has begun is not
+/// taken back, and one that should have begun already is not entered half-way: the rate would jump.
+fn judge_decay(own: &TrainArgs, args: &TrainArgs, made: u64, changes: &mut [(Change, String)]) -> Result<()> {
+    let is_decay = |text: &str| ["steps: ", "decay-fraction: "].iter().any(|key| text.starts_with(key));
+    if !changes.iter().any(|(_, text)| is_decay(text)) {
+        return Ok(());
+    }
+    let (before, now) = (settings_of(own)?.schedule, settings_of(args)?.schedule);
+    if before.agrees(&now, made) {
+        // a run that made its last step has validated after it, which the longer run does not
+        for (change, _) in changes.iter_mut().filter(|(_, text)| is_decay(text) && made < before.total_steps)
+        {
+            *change = Change::AsFromTheStart;
+        }
+        return Ok(());
+    }
+    if before.kind != Decay::Wsd || now.kind != Decay::Wsd {
+        return Ok(());
+    }
+    let (old, new) = (before.stable_steps(), now.stable_steps());
+    if made > old {
+        bail!(
+            "--steps and --decay-fraction cannot change any longer: the decay of --schedule wsd began at step {old}, and the run \
+             has made {made}; leave them out, or start a new run from these weights with --init"
+        );
+    }
+    bail!(
+        "--steps {} with --decay-fraction {} begins its decay at step {new}, but the run has made {made} steps at the full rate; \
+         give more --steps or a smaller --decay-fraction",
+        now.total_steps,
+        now.decay_fraction
+    );
+}
+
+/// What to say about a run that ended because its patience was over, and still is.
+fn ended_by_patience(path: &Path, args: &TrainArgs, made: u64) -> Result<Option<String>> {
+    let log = read_metrics(&path.join("metrics.jsonl"))?;
+    let last = log.last().filter(|last| last.step + 1 == made);
+    let Some(Ended { val_loss, best, .. }) = last.and_then(|last| last.ended) else { return Ok(None) };
+    let after = log.iter().filter(|line| line.step > best.step && line.val_loss.is_some()).count() as u64 + 1;
+    if args.patience == 0 || after < args.patience {
+        return Ok(None);
+    }
+    Ok(Some(format!(
+        "{}: ended after {made} steps, because {after} validations brought no loss below {} of step {} (the last {val_loss}); give \
+         a larger --patience to continue",
+        path.display(),
+        best.val_loss,
+        best.step
+    )))
 }
 
 /// Whether a run whose steps are done has its last validation and its last sample too.
@@ -162,6 +233,7 @@ fn say_changes(changes: &[(Change, String)], json: &RunJson, device: &str, exact
         let what = match change {
             Change::Harmless => "changed",
             Change::Said => "changed, so the run will differ from the uninterrupted one",
+            Change::AsFromTheStart => "changed, as if the run had started with it",
             Change::SameTokens => "changed, the tokens are the same",
         };
         out::note(format_args!("{what}: {text}"));

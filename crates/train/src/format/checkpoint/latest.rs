@@ -1,12 +1,15 @@
 //! Finds the checkpoints of a run. A checkpoint counts if it is complete, whatever its name says.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-use super::{Checkpoint, TRAINER};
+use super::{Best, Checkpoint, TRAINER};
 use crate::{Error, Result};
 
 /// The folder of a run's checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
+/// `RUN/best` is the checkpoint of a run with the lowest validation loss.
+pub const BEST: &str = "best";
 /// The folder of the only checkpoint of a run of an earlier version.
 const EARLIER: &str = "checkpoint";
 
@@ -31,6 +34,31 @@ pub fn checkpoints_of(run: &Path) -> Vec<(u64, PathBuf)> {
         .collect();
     found.sort_by_key(|(step, _)| std::cmp::Reverse(*step));
     found
+}
+
+/// Of the checkpoints of a run that were saved when the validation loss was the lowest so far, the one with the lowest. The
+/// contents of its files are not checked.
+pub fn best_checkpoint(run: &Path) -> Option<(Best, PathBuf)> {
+    let bests = checkpoints_of(run).into_iter().filter_map(|(step, path)| {
+        let best = Checkpoint::manifest(&path).ok()?.state.best.filter(|best| best.step == step)?;
+        Some((best, path))
+    });
+    bests.min_by(|(a, _), (b, _)| a.val_loss.total_cmp(&b.val_loss))
+}
+
+/// The checkpoint that `RUN/best` means; any other path is itself.
+pub fn named_checkpoint(path: &Path) -> Result<Cow<'_, Path>> {
+    let run = path.parent().filter(|run| path.ends_with(BEST) && is_run(run) && !path.exists());
+    let Some(run) = run else { return Ok(path.into()) };
+    match best_checkpoint(run) {
+        Some((_, path)) => Ok(path.into()),
+        None => Err(Error::field(
+            run,
+            "run",
+            "without a checkpoint that was the best",
+            "one with a validation loss; for the newest checkpoint give the run itself",
+        )),
+    }
 }
 
 /// Whether a folder is the folder of a run.

@@ -18,7 +18,10 @@ mod reader;
 mod writer;
 
 pub(super) use latest::has_checkpoints;
-pub use latest::{CHECKPOINTS, checkpoints_of, is_run, newest_run, open_latest, step_name};
+pub use latest::{
+    BEST, CHECKPOINTS, best_checkpoint, checkpoints_of, is_run, named_checkpoint, newest_run, open_latest,
+    step_name,
+};
 pub use manifest::{Best, TrainerJson, TrainerState};
 pub use reader::Checkpoint;
 pub(crate) use writer::widen;

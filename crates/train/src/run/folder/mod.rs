@@ -8,7 +8,7 @@ use crate::format::atomic;
 use crate::format::black_box::BAD;
 use crate::format::checkpoint::{CHECKPOINTS, is_run};
 use crate::picture::{Series, Style, load_svg, loss_svg};
-use crate::run::metrics::{Metrics, MetricsWriter};
+use crate::run::metrics::{Ended, Metrics, MetricsWriter, read_metrics};
 use crate::session::LayerRouting;
 use crate::{Error, Result};
 use std::fs::{self, File};
@@ -82,10 +82,14 @@ impl RunFolder {
         Self { path: path.to_owned(), _lock: lock, metrics, train, val, load }
     }
 
-    /// Cuts the log back to the steps before `step` and gives them.
+    /// Cuts the log back to the steps before `step` and gives them. The last one does not say any longer that the run ended.
     pub fn cut_back(&mut self, step: u64) -> Result<Vec<Metrics>> {
-        let (writer, kept) = MetricsWriter::resume(&self.path.join(METRICS), step)?;
+        let (writer, mut kept) = MetricsWriter::resume(&self.path.join(METRICS), step)?;
         self.metrics = writer;
+        if let Some(last) = kept.last_mut().filter(|last| last.ended.is_some()) {
+            last.ended = None;
+            self.metrics.amend_last(last)?;
+        }
         self.remove_samples_after(step);
         (self.train, self.val, self.load) = (Vec::new(), Vec::new(), Vec::new());
         kept.iter().for_each(|metrics| self.remember(metrics));
@@ -111,6 +115,20 @@ impl RunFolder {
     pub fn log(&mut self, metrics: &Metrics) -> Result<()> {
         self.remember(metrics);
         self.metrics.write(metrics)
+    }
+
+    /// Writes into the last line of `metrics.jsonl` why the run ended.
+    pub(super) fn log_end(&mut self, ended: Ended) -> Result<()> {
+        self.metrics.flush()?;
+        let Some(last) = read_metrics(&self.path.join(METRICS))?.pop() else { return Ok(()) };
+        let last = Metrics { ended: Some(ended), ..last };
+        self.val.extend(last_val(&last));
+        self.metrics.amend_last(&last)
+    }
+
+    /// How many validations after that of `step` are in the log.
+    pub(super) fn validations_after(&self, step: u64) -> u64 {
+        self.val.iter().filter(|(at, _)| *at > step as f64).count() as u64
     }
 
     /// Writes lines that the disk refused before.
@@ -191,6 +209,11 @@ impl RunFolder {
     pub(super) fn forget_previous(&self) -> Result<()> {
         remove_if_there(&self.path.join(PREVIOUS))
     }
+}
+
+/// The validation that ended a run: it was measured after the step of its line.
+fn last_val(metrics: &Metrics) -> Option<(f64, f64)> {
+    metrics.ended.map(|ended| ((metrics.step + 1) as f64, f64::from(ended.val_loss)))
 }
 
 #[cfg(test)]

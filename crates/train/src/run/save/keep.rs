@@ -3,7 +3,7 @@
 use super::Saver;
 use crate::Result;
 use crate::format::atomic;
-use crate::format::checkpoint::{Checkpoint, checkpoints_of};
+use crate::format::checkpoint::{Checkpoint, best_checkpoint, checkpoints_of};
 use std::path::{Path, PathBuf};
 
 /// Removes all checkpoints but the newest and the best.
@@ -13,11 +13,7 @@ pub fn tidy(run: &Path, keep: usize) -> Result<()> {
     }
     let all = checkpoints_of(run);
     let manifest = |path: &PathBuf| Checkpoint::manifest(path).ok();
-    let bests = all.iter().filter_map(|(step, path)| {
-        let best = manifest(path)?.state.best.filter(|best| best.step == *step)?;
-        Some((best.val_loss, *step))
-    });
-    let best = bests.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, step)| step);
+    let best = best_checkpoint(run).map(|(best, _)| best.step);
     let whole = all.iter().filter(|(_, path)| manifest(path).is_some()).map(|(step, _)| *step);
     let newest: Vec<u64> = whole.take(keep).collect();
     for (_, path) in all.iter().filter(|(step, _)| !newest.contains(step) && best != Some(*step)) {

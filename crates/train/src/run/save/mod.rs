@@ -28,6 +28,8 @@ pub struct SaveSettings {
     pub minutes: f64,
     /// The newest that are kept, besides the best; 0 keeps all.
     pub keep: usize,
+    /// Save every new lowest validation loss, whatever part of the time that takes.
+    pub every_best: bool,
     /// Always wait until a checkpoint is written.
     pub sync: bool,
     /// The most bytes of tensors in one file.
@@ -36,7 +38,7 @@ pub struct SaveSettings {
 
 impl Default for SaveSettings {
     fn default() -> Self {
-        Self { every: 0, minutes: 10.0, keep: 2, sync: false, part_bytes: PART_BYTES }
+        Self { every: 0, minutes: 10.0, keep: 2, every_best: false, sync: false, part_bytes: PART_BYTES }
     }
 }
 
@@ -67,7 +69,8 @@ pub(super) enum Why {
     Minutes,
     /// A signal or a file asked for it.
     Asked,
-    /// The validation loss is the lowest so far; only as long as saving takes a small share of the time.
+    /// The validation loss is the lowest so far; unless all of them are to be saved, only as long as saving takes a small share
+    /// of the time.
     Best,
 }
 
@@ -185,6 +188,8 @@ impl Saver {
             Some(Why::Asked)
         } else if self.settings.every > 0 && step.is_multiple_of(self.settings.every) {
             Some(Why::Steps)
+        } else if best && self.settings.every_best {
+            Some(Why::Best)
         } else if busy {
             None
         } else if self.retry_at.is_some_and(|at| Instant::now() >= at)

@@ -29,7 +29,7 @@ impl Trainer<'_> {
     /// A step that the engine refused is bad if a number in it is NaN or infinite: routers refuse such logits, so this is
     /// how the divergence of a model with experts shows. Any other refusal stays an error.
     pub(super) fn bad_by_error(&mut self, step: u64, error: Error) -> Result<Bad> {
-        let Some((_, position)) = self.fetched.filter(|(fetched, _)| *fetched >= step) else {
+        let Some((fetched, position)) = self.fetched.filter(|(fetched, _)| *fetched >= step) else {
             return Err(error);
         };
         if self.find_non_finite(step).is_none() {
@@ -41,14 +41,16 @@ impl Trainer<'_> {
             loss: f32::NAN,
             grad_norm: Some(f32::NAN),
             lr: scalars.lr,
+            tokens: Some(self.step_tokens(step) as u64),
             ms: f32::NAN,
             tokens_per_s: f32::NAN,
             ..Metrics::default()
         };
         // if a later step was fetched since, the batches of this one end where those of the later one begin
-        let batch = self.job.settings.accumulate as u64 * self.job.data.train.batch() as u64;
-        let later = self.fetched.map_or(0, |(fetched, _)| fetched - step);
-        let position = LoaderState { samples: position.samples - later * batch, ..position };
+        let later = step + 1..=fetched;
+        let batches: u64 = later.map(|later| u64::from(self.job.settings.micro_steps(later))).sum();
+        let samples = position.samples - batches * self.job.data.train.batch() as u64;
+        let position = LoaderState { samples, ..position };
         Ok(Bad { metrics, scalars, position })
     }
 
@@ -60,8 +62,9 @@ impl Trainer<'_> {
     /// The same with the micro-step that it is in.
     fn search(&mut self, step: u64) -> Option<(u32, String)> {
         let scalars = scalars_of(self.job.settings, step, self.tokens);
-        let batches = &self.batches[(step % 2) as usize];
-        let mut parts = (0..).zip(batches.x.chunks(self.tokens).zip(batches.y.chunks(self.tokens)));
+        let (batches, all) = (&self.batches[(step % 2) as usize], self.step_tokens(step));
+        let (x, y) = (&batches.x[..all], &batches.y[..all]);
+        let mut parts = (0..).zip(x.chunks(self.tokens).zip(y.chunks(self.tokens)));
         parts.find_map(|(micro_step, (x, y))| {
             let found = first_non_finite(self.job.session, x, y, &scalars).ok().flatten()?;
             Some((micro_step, found))
@@ -185,14 +188,14 @@ impl Trainer<'_> {
             recompute: self.job.settings.recompute,
             batch,
             seq,
-            accumulate: self.job.settings.accumulate,
+            accumulate: self.job.settings.micro_steps(step),
             samples: (self.position.samples, position.samples),
             scalars: *scalars,
             weights: relative(&folder, &weights),
             weights_crc32: std::fs::read(weights.join(TRAINER)).map_or(0, |bytes| crc32fast::hash(&bytes)),
         };
-        let batches = &self.batches[(step % 2) as usize];
-        black_box::write(&folder, &bad, &batches.x, &batches.y)?;
+        let (batches, all) = (&self.batches[(step % 2) as usize], self.step_tokens(step));
+        black_box::write(&folder, &bad, &batches.x[..all], &batches.y[..all])?;
         Ok(folder)
     }
 

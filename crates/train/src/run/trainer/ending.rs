@@ -5,6 +5,7 @@ use super::measure::Validated;
 use super::{Ending, InFlight, Trainer};
 use crate::Result;
 use crate::run::StopReason;
+use crate::run::metrics::{Ended, EndedBy};
 
 impl Trainer<'_> {
     /// Ends a run that is to stop: the step in flight is made, a checkpoint is written.
@@ -46,6 +47,31 @@ impl Trainer<'_> {
             return Err(diverged(steps, loss, f32::NAN, found));
         }
         self.sample(steps);
+        self.finish_folder();
+        Ok(())
+    }
+
+    /// What ends the run if the validation before `step` was one too many without a new lowest loss. The earlier ones are
+    /// counted in the log, which a resumed run has cut back to its checkpoint, so that none is counted twice.
+    pub(super) fn out_of_patience(&self, step: u64, loss: Option<f32>) -> Option<Ended> {
+        let (val_loss, best) = (loss?, self.best?);
+        let in_vain = match best.step == step {
+            true => 0,
+            false => self.job.folder.validations_after(best.step) + 1,
+        };
+        let patience = self.job.settings.patience;
+        (patience > 0 && in_vain >= patience).then_some(Ended { by: EndedBy::Patience, val_loss, best })
+    }
+
+    /// Ends a run before its last step: its last line says why, then last checkpoint and sample.
+    pub(super) fn give_up(&mut self, step: u64, ended: Ended) -> Result<()> {
+        self.summary.ending = Ending::Patience;
+        self.summary.last_val_loss = Some(ended.val_loss);
+        if let Err(error) = self.job.folder.log_end(ended) {
+            self.job.observer.note(&format!("the log does not say why the run ended: {error}"));
+        }
+        self.save_last()?;
+        self.sample(step);
         self.finish_folder();
         Ok(())
     }

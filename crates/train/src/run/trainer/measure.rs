@@ -1,6 +1,6 @@
 //! What a run measures between steps: the validation loss, and samples.
 
-use super::{Job, Trainer};
+use super::{Ending, Job, Trainer};
 use crate::generate::{Request, generate};
 use crate::{Error, Result};
 
@@ -82,7 +82,8 @@ impl Trainer<'_> {
             sampler: settings.sampler,
         };
         let control = self.job.control;
-        let done = self.landed == settings.steps; // nothing waits for the end of the last sample
+        // nothing waits for the end of the last sample
+        let done = self.landed == settings.steps || self.summary.ending == Ending::Patience;
         let drawn = generate(self.job.session, &request, |_| match control.stop_reason() {
             Some(_) if !done => Err(Error::Stopped),
             _ => Ok(()),

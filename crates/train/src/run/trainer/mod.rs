@@ -49,7 +49,7 @@ pub(super) struct Trainer<'a> {
     summary: Summary,
     /// Tokens of a micro-step.
     tokens: usize,
-    /// Token buffers, for even and odd steps.
+    /// Token buffers, for even and odd steps, with room for the largest step.
     batches: [Batches; 2],
     /// The step whose tokens were read last, and the position in the data after them.
     fetched: Option<(u64, LoaderState)>,
@@ -188,6 +188,9 @@ impl<'a> Trainer<'a> {
                 }
                 improved = self.improves(step, metrics.val_loss);
                 self.summary.first_val_loss = self.summary.first_val_loss.or(metrics.val_loss);
+                if let Some(ended) = self.out_of_patience(step, metrics.val_loss) {
+                    return self.give_up(step, ended);
+                }
                 self.mark = Instant::now();
             }
             let save = save.or_else(|| self.job.saver.due(step, improved, false, self.job.folder));
@@ -237,24 +240,31 @@ impl<'a> Trainer<'a> {
         Ok(step + 1)
     }
 
+    /// Tokens of a step.
+    fn step_tokens(&self, step: u64) -> usize {
+        self.tokens * self.job.settings.micro_steps(step) as usize
+    }
+
     /// Gives a step to the engine.
     fn start(&mut self, mut metrics: Metrics) -> Result<InFlight> {
         let step = metrics.step;
         let scalars = scalars_of(self.job.settings, step, self.tokens);
-        let batches = &mut self.batches[(step % 2) as usize];
-        let pieces = batches.x.chunks_mut(self.tokens).zip(batches.y.chunks_mut(self.tokens));
+        let all = self.step_tokens(step);
+        let Batches { x, y } = &mut self.batches[(step % 2) as usize];
+        let (x, y) = (&mut x[..all], &mut y[..all]);
+        let pieces = x.chunks_mut(self.tokens).zip(y.chunks_mut(self.tokens));
         if self.fetched.is_none_or(|(fetched, _)| fetched != step) {
             for (x, y) in pieces {
                 self.job.data.train.next_batch(x, y)?;
             }
             self.fetched = Some((step, self.job.data.train.state()));
         }
-        let pieces = batches.x.chunks(self.tokens).zip(batches.y.chunks(self.tokens));
+        let pieces = x.chunks(self.tokens).zip(y.chunks(self.tokens));
         for (micro_step, (x, y)) in pieces.enumerate() {
             let scalars = Scalars { micro_step: micro_step as u32, ..scalars };
             self.job.session.micro_step(x, y, &scalars)?;
         }
-        metrics.lr = scalars.lr;
+        (metrics.lr, metrics.tokens) = (scalars.lr, Some(all as u64));
         let pending = self.job.session.start_update(&scalars)?;
         if pending.is_ready() || step.is_multiple_of(ROUTING_EVERY) {
             metrics.router = self.job.session.routing()?;
@@ -289,7 +299,7 @@ impl<'a> Trainer<'a> {
         self.mark = now;
         (metrics.loss, metrics.grad_norm) = (loss, Some(norm));
         metrics.ms = seconds * 1e3;
-        metrics.tokens_per_s = (self.tokens * self.job.settings.accumulate as usize) as f32 / seconds;
+        metrics.tokens_per_s = self.step_tokens(metrics.step) as f32 / seconds;
         if !(loss.is_finite() && norm.is_finite()) {
             return Ok(Some(Bad { metrics, scalars, position }));
         }
