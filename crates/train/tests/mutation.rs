@@ -192,6 +192,22 @@ fn shards() {
     run("shard u32", &shard_bytes(20240801, 7, 25, 100), 12, exercise::shard);
 }
 
+#[test]
+fn questions() {
+    let one: [u16; 12] = [u16::MAX, 24, 0, 1, 2, 2, 7, 8, 1, 9, 1, 10];
+    let mut bytes: Vec<u8> = [20240522_i32, 1, 2, 2].iter().flat_map(|field| field.to_le_bytes()).collect();
+    bytes.resize(1024, 0);
+    bytes.extend([one, one].as_flattened().iter().flat_map(|word| word.to_le_bytes()));
+    run("multiple choice", &bytes, 16, exercise::multiple_choice);
+    let swag = concat!(
+        r#"{"ctx": "A man [x] sits. he", "ctx_a": "A man sits.", "ctx_b": "he", "activity_label": "Sitting", "#,
+        r#""endings": ["stands [step] up.", "sings."], "label": 1}"#,
+    );
+    let arc = r#"{"question": "q ", "choices": {"text": ["a", "é"], "label": ["A", "B"]}, "answerKey": "B"}"#;
+    let lines = format!("{swag}\n\n{arc}\r\n");
+    run("questions", lines.as_bytes(), lines.len(), exercise::questions);
+}
+
 fn key_bytes() -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("key");

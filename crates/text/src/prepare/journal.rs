@@ -14,6 +14,10 @@ use crate::{Error, Result};
 
 /// The file that says what a folder of shards holds; it is written last.
 pub const MANIFEST: &str = "manifest.json";
+pub(super) const FORMAT: &str = "ironhorse-shards";
+pub(super) const VERSION: u32 = 1;
+/// The largest number that a journal may hold: sums with it do not overflow.
+const MOST: u64 = 1 << 56;
 
 /// Numbers of documents and of what was left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -178,7 +182,26 @@ pub struct Manifest {
 impl Manifest {
     /// That of a folder, if it has one.
     pub fn read(folder: &Path) -> Result<Option<Self>> {
-        read_json(&folder.join(MANIFEST))
+        let path = folder.join(MANIFEST);
+        read_file(&path)?.map(|bytes| Self::parse(&bytes, &path)).transpose()
+    }
+
+    /// Parses and checks the bytes of the file `path`.
+    pub fn parse(bytes: &[u8], path: &Path) -> Result<Self> {
+        let manifest: Self = parse_json(bytes, path)?;
+        if (manifest.format.as_str(), manifest.version) != (FORMAT, VERSION) {
+            let found = format!("{:?} of version {}", manifest.format, manifest.version);
+            return Err(Error::input(path, format!("is {found}, expected {FORMAT:?} of version {VERSION}")));
+        }
+        for ShardFacts { file, .. } in manifest.train.iter().chain(&manifest.val) {
+            if Path::new(file).file_name().and_then(|name| name.to_str()) != Some(file) {
+                return Err(Error::input(
+                    path,
+                    format!("names the shard {file:?}, expected a file beside it"),
+                ));
+            }
+        }
+        Ok(manifest)
     }
 
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
@@ -218,7 +241,46 @@ pub fn hashes_path(settings: &Settings) -> PathBuf {
 
 impl Journal {
     pub(super) fn read(settings: &Settings) -> Result<Option<Self>> {
-        read_json(&path(settings))
+        let path = path(settings);
+        read_file(&path)?.map(|bytes| Self::parse(&bytes, &path)).transpose()
+    }
+
+    /// Parses the bytes of the file `path`, and refuses numbers that no preparation comes to: to go on from them would overflow.
+    pub(super) fn parse(bytes: &[u8], path: &Path) -> Result<Self> {
+        let journal: Self = parse_json(bytes, path)?;
+        let counts = &journal.counts;
+        let damaged = |what: String| Err(Error::input(path, format!("{what}; --overwrite starts over")));
+        for (what, (shards, begun), counted) in [
+            ("training", &journal.train, counts.train_tokens),
+            ("validation", &journal.val, counts.val_tokens),
+        ] {
+            let sizes = shards.iter().map(|shard| shard.tokens as u64).chain([*begun as u64]);
+            let sum = sizes.fold(0, u64::saturating_add);
+            if sum != counted {
+                return damaged(format!("counts {counted} tokens for {what}, but its shards have {sum}"));
+            }
+        }
+        let Counts { train_documents, val_documents, train_tokens, val_tokens, bytes, .. } = *counts;
+        let Counts { empty, bad, not_text, missing, duplicates, replaced, forced_cuts, .. } = *counts;
+        let all =
+            [train_documents, val_documents, train_tokens, val_tokens, bytes, empty, bad, not_text, missing]
+                .into_iter()
+                .chain([duplicates, replaced, forced_cuts, journal.units, journal.read, journal.hashes]);
+        match all.max().filter(|&most| most > MOST) {
+            Some(most) => damaged(format!("holds the number {most}, expected at most {MOST}")),
+            None => Ok(journal),
+        }
+    }
+
+    /// Refuses a journal of more inputs than there are.
+    pub(super) fn check_inputs(&self, inputs: usize, out: &Path) -> Result<()> {
+        if self.inputs.len() <= inputs {
+            return Ok(());
+        }
+        let done = self.inputs.len();
+        let problem =
+            format!("its journal says that {done} of {inputs} inputs are done; --overwrite starts over");
+        Err(Error::input(out, problem))
     }
 
     pub(super) fn write(&self, settings: &Settings) -> Result<()> {
@@ -260,14 +322,17 @@ pub fn remove_all(settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>> {
-    let bytes = match std::fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(Error::io(path, "read", error)),
-    };
-    let parsed = serde_json::from_slice(&bytes);
-    parsed.map(Some).map_err(|error| {
+/// The bytes of a file, if it is there.
+fn read_file(path: &Path) -> Result<Option<Vec<u8>>> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::io(path, "read", error)),
+    }
+}
+
+fn parse_json<T: for<'de> Deserialize<'de>>(bytes: &[u8], path: &Path) -> Result<T> {
+    serde_json::from_slice(bytes).map_err(|error| {
         Error::input(path, format!("is not what `prepare` writes ({error}); --overwrite replaces it"))
     })
 }

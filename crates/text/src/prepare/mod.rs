@@ -137,6 +137,7 @@ pub fn prepare(
     let journal = Journal::read(settings)?;
     if let Some(journal) = &journal {
         identity.check(&journal.identity, out, "holds an unfinished preparation")?;
+        journal.check_inputs(inputs.len(), out)?;
     }
     let resumed = journal.is_some();
     let mut state = State::new(settings, tokenizer, identity, journal)?;

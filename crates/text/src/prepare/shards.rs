@@ -56,6 +56,10 @@ impl Shards {
         if tokens == 0 {
             return Ok(());
         }
+        if tokens >= self.most {
+            let problem = format!("has {tokens} tokens by the journal, expected fewer than {}", self.most);
+            return Err(Error::input(&path, format!("{problem}; --overwrite starts over")));
+        }
         let failed = |source| Error::io(&path, "go on with", source);
         let mut file = OpenOptions::new().read(true).write(true).open(&path).map_err(failed)?;
         let len = HEADER + (tokens * self.kind.size()) as u64;

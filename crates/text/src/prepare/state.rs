@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ironhorse_train::format::shards::ShardKind;
 
 use super::encode::{Encoded, Piece};
-use super::journal::{Identity, InputFacts, Journal, Manifest, TokenizerFacts, hashes_path};
+use super::journal::{FORMAT, Identity, InputFacts, Journal, Manifest, TokenizerFacts, VERSION, hashes_path};
 use super::shards::Shards;
 use super::{Progress, Settings};
 use crate::read::{Input, Use};
@@ -204,8 +204,8 @@ impl<'a> State<'a> {
         let names = inputs.iter().map(|input| input.path.display().to_string());
         let inputs = names.zip(self.journal.inputs.clone()).map(|(path, facts)| InputFacts { path, ..facts });
         let manifest = Manifest {
-            format: "ironhorse-shards".into(),
-            version: 1,
+            format: FORMAT.into(),
+            version: VERSION,
             tokenizer: facts,
             train,
             val,

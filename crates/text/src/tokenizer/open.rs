@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use ironhorse_train::format::Source;
 use ironhorse_train::format::tokenizer::{TOKENIZER as BIN_NAME, Tokenizer as BinTokenizer};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -69,6 +70,26 @@ impl Tokenizer {
     #[doc(hidden)]
     pub fn fuzz_ranks(bytes: &[u8]) -> Option<Bpe> {
         ranks::read_tiktoken(bytes).ok().map(|(bpe, _)| bpe)
+    }
+
+    /// For fuzz targets: llm.c's `tokenizer.bin`.
+    #[doc(hidden)]
+    pub fn fuzz_bin(bytes: &[u8]) -> Option<Self> {
+        let bin = BinTokenizer::read(&mut Source::memory(bytes.to_vec(), BIN_NAME)).ok()?;
+        Some(Self::of_parsed_bin(Path::new(BIN_NAME), bin, String::new()))
+    }
+
+    /// For fuzz targets: `vocab.json`, `merges.txt` and `tokenizer_config.json`.
+    #[doc(hidden)]
+    pub fn fuzz_vocab([vocab, merges, config]: [&[u8]; 3]) -> Option<Bpe> {
+        let config = serde_json::from_slice(config).ok();
+        of_vocab(vocab, merges, config.as_ref()).ok()
+    }
+
+    /// For fuzz targets: any `tokenizer.json`, also one that is not byte-level BPE.
+    #[doc(hidden)]
+    pub fn fuzz_any_json(bytes: &[u8]) -> Option<Self> {
+        Self::of_json(Path::new(JSON_NAME), bytes.to_vec()).ok()
     }
 
     /// The tokenizer in a folder, if there is one.
@@ -140,15 +161,19 @@ impl Tokenizer {
 
     fn of_bin(path: &Path, bytes: Vec<u8>) -> Result<Self> {
         let bin = BinTokenizer::open(path)?;
-        let (eot, sha256) = (Some(bin.eot), sha256(&[&bytes]));
+        let mut opened = Self::of_parsed_bin(path, bin, sha256(&[&bytes]));
+        opened.files.push((BIN_NAME.to_owned(), bytes));
+        Ok(opened)
+    }
+
+    fn of_parsed_bin(path: &Path, bin: BinTokenizer, sha256: String) -> Self {
+        let eot = Some(bin.eot);
         let kind = if bin == BinTokenizer::bytes() {
             Kind::Bytes
         } else {
             ranks::of_bin(&bin).map_or_else(|| Kind::Longest(bin), |bpe| Kind::Bpe(Box::new(bpe)))
         };
-        let mut opened = Self::new(path, kind, eot, sha256);
-        opened.files.push((BIN_NAME.to_owned(), bytes));
-        Ok(opened)
+        Self::new(path, kind, eot, sha256)
     }
 }
 

@@ -29,15 +29,25 @@ const LABELS: [&str; 5] = ["label", "gold", "answer", "answerKey", "target"];
 /// Reads all questions of a file. `eot` stands before a question that has no context.
 pub fn read_jsonl(path: &Path, form: PromptForm, eot: u32, encode: Encode<'_>) -> Result<Vec<Example>> {
     let file = File::open(path).map_err(|source| Error::io(path, "open", source))?;
+    read_questions(BufReader::new(file), path, (form, eot), encode)
+}
+
+/// The same with the bytes of the file `path` given.
+pub fn read_questions(
+    file: impl BufRead,
+    path: &Path,
+    (form, eot): (PromptForm, u32),
+    encode: Encode<'_>,
+) -> Result<Vec<Example>> {
     let mut examples = Vec::new();
-    for (at, line) in BufReader::new(file).lines().enumerate() {
+    for (at, line) in file.split(b'\n').enumerate() {
         let line = line.map_err(|source| Error::io(path, "read", source))?;
-        if line.trim().is_empty() {
+        if line.trim_ascii().is_empty() {
             continue;
         }
         let in_line = |error: Error| error.in_line(path, at + 1);
-        let object: Map<String, Value> = serde_json::from_str(&line)
-            .map_err(|error| in_line(Error::input("the line", error, "a JSON object")))?;
+        let object: Map<String, Value> = serde_json::from_slice(&line)
+            .map_err(|error| in_line(Error::input("the line", start_of(error), "a JSON object")))?;
         examples.push(question(&object).and_then(|q| q.example(form, eot, encode)).map_err(in_line)?);
     }
     if examples.is_empty() {
@@ -59,20 +69,29 @@ fn question(object: &Map<String, Value>) -> Result<Question<'_>> {
     let missing =
         |what: &str, names: &[&str]| Error::input(what, "not there", format!("one of {}", names.join(", ")));
     let (name, context) = find(&CONTEXTS).ok_or_else(|| missing("the context", &CONTEXTS))?;
-    let context = context.as_str().ok_or_else(|| Error::input(name, context, "a text"))?;
+    let context = context.as_str().ok_or_else(|| Error::input(name, start_of(context), "a text"))?;
     let (name, list) = find(&CHOICES).ok_or_else(|| missing("the list of choices", &CHOICES))?;
     // ARC has {"text": [...], "label": [...]}
     let texts = list.get("text").unwrap_or(list).as_array();
     let choices: Option<Vec<&str>> = texts.and_then(|texts| texts.iter().map(Value::as_str).collect());
     let choices = choices.filter(|choices| choices.len() > 1);
-    let choices = choices.ok_or_else(|| Error::input(name, list, "a list of at least 2 texts"))?;
+    let choices = choices.ok_or_else(|| Error::input(name, start_of(list), "a list of at least 2 texts"))?;
     let (name, label) = find(&LABELS).ok_or_else(|| missing("the right choice", &LABELS))?;
     let letters = list.get("label").and_then(Value::as_array);
     let label = index_of(label, &choices, letters).ok_or_else(|| {
         let expected = format!("a number from 0 to {}, a letter, or one of the choices", choices.len() - 1);
-        Error::input(name, label, expected)
+        Error::input(name, start_of(label), expected)
     })?;
     Ok(Question { object, context, choices, label })
+}
+
+/// What was found, in an error: its first characters.
+fn start_of(found: impl ToString) -> String {
+    let text = found.to_string();
+    match text.char_indices().nth(100) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
 }
 
 /// Which choice a label names: by number, by the letter given with the choices or by the alphabet, or by its text.

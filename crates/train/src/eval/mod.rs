@@ -13,7 +13,7 @@ mod scorer;
 mod stream;
 
 pub use choices::{Accuracies, Grade, mean_and_error, multiple_choice};
-pub use jsonl::{Encode, PromptForm, read_jsonl};
+pub use jsonl::{Encode, PromptForm, read_jsonl, read_questions};
 pub use report::{EvalReport, Metric, TaskResult};
 pub use scorer::{Score, Scorer, Text, shapes};
 pub use stream::{StreamLoss, stream_loss};

@@ -4,11 +4,13 @@
 
 use std::path::Path;
 
+use ironhorse_train::eval::{PromptForm, read_questions};
 use ironhorse_train::format::answer_key::AnswerKey;
 use ironhorse_train::format::checkpoint::TrainerJson;
 use ironhorse_train::format::debug_state::{DebugState, DebugStateParts, write_debug_state_to};
 use ironhorse_train::format::hf::{HfFolder, parse_config_json, parse_index};
 use ironhorse_train::format::llmc_model::{ModelFile, ModelOptions, write_model_to};
+use ironhorse_train::format::multiple_choice::{self, Example};
 use ironhorse_train::format::safetensors::SafeTensors;
 use ironhorse_train::format::shards::ShardReader;
 use ironhorse_train::format::tokenizer::Tokenizer;
@@ -122,6 +124,34 @@ pub fn shard(bytes: &[u8]) -> bool {
     assert_eq!(all.last(), last.last());
     assert!(shard.read_at(all.len(), &mut last).is_err());
     true
+}
+
+/// Checks questions that were accepted, or that the error is about the content.
+fn examples(read: Result<Vec<Example>>) -> bool {
+    let examples = match read {
+        Ok(examples) => examples,
+        Err(error) => return refused(error),
+    };
+    for Example { choices, label } in examples {
+        assert!(choices.len() >= 2 && label < choices.len(), "no such choice");
+        assert!(
+            choices.iter().all(|choice| (1..choice.tokens.len()).contains(&choice.from)),
+            "nothing to grade"
+        );
+    }
+    true
+}
+
+pub fn multiple_choice(bytes: &[u8]) -> bool {
+    examples(multiple_choice::read(&mut source(bytes)))
+}
+
+/// Questions as JSON lines, in both forms.
+pub fn questions(bytes: &[u8]) -> bool {
+    let encode = |text: &str| Ok(text.bytes().map(u32::from).collect());
+    let read = |form| read_questions(bytes, Path::new(NAME), (form, 0), &encode);
+    let [plain, harness] = [PromptForm::Plain, PromptForm::Harness].map(|form| examples(read(form)));
+    plain && harness
 }
 
 pub fn safetensors(bytes: &[u8]) -> bool {
