@@ -7,6 +7,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod contained;
 mod error;
 #[doc(hidden)]
 pub mod exercise;

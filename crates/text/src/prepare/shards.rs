@@ -47,7 +47,10 @@ impl Shards {
 
     /// Goes on after `finished` shards and `tokens` of the next.
     pub fn resume(&mut self, finished: Vec<ShardFacts>, tokens: usize) -> Result<()> {
-        self.finished = finished;
+        for facts in finished {
+            self.check_finished(&facts)?;
+            self.finished.push(facts);
+        }
         let (path, done) = (self.partial_path(), self.final_path());
         // the process died between giving the shard its name and writing that down
         if done.exists() {
@@ -70,6 +73,18 @@ impl Shards {
         }
         file.set_len(len).and_then(|()| file.seek(SeekFrom::End(0))).map_err(failed)?;
         self.current = Some(Current { file: BufWriter::with_capacity(1 << 20, file), path, tokens });
+        Ok(())
+    }
+
+    /// An error unless the next shard is there as the journal says.
+    fn check_finished(&self, facts: &ShardFacts) -> Result<()> {
+        let (path, expected) = (self.final_path(), HEADER + (facts.tokens * self.kind.size()) as u64);
+        let found = std::fs::metadata(&path).map_err(|source| Error::io(&path, "go on after", source))?.len();
+        if (facts.file.as_str(), facts.bytes, found) != (self.name().as_str(), expected, expected) {
+            let by_journal = format!("{} of {} bytes by the journal", facts.file, facts.bytes);
+            let problem = format!("is {found} bytes long, {by_journal}, expected {expected} bytes");
+            return Err(Error::input(&path, format!("{problem}; --overwrite starts over")));
+        }
         Ok(())
     }
 

@@ -1,11 +1,8 @@
 //! Parquet files: one document per row, out of one column.
 
-use std::cell::Cell;
 use std::fs::File;
 use std::io::Read;
-use std::panic::AssertUnwindSafe;
 use std::path::Path;
-use std::sync::Once;
 
 use parquet::basic::Type;
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
@@ -14,8 +11,11 @@ use parquet::file::reader::{ChunkReader, FileReader, SerializedFileReader};
 use sha2::{Digest, Sha256};
 
 use super::{Content, Document, InputEnd, ReadSettings};
+use crate::contained::contained;
 use crate::{Error, Result};
 
+/// Why a file is refused on which the crate `parquet` panics.
+const DAMAGED: &str = "it is damaged";
 /// Rows decoded at a time.
 const ROWS: usize = 256;
 
@@ -34,31 +34,10 @@ fn wrong(path: &Path, error: impl std::fmt::Display) -> Error {
     Error::input(path, format!("is not a valid parquet file ({error})"))
 }
 
-thread_local!(static QUIET: Cell<bool> = const { Cell::new(false) });
-
-/// Runs a reader of the crate `parquet`, which panics on some damaged files: that is an error like any other, and its
-/// message is not printed.
-fn contained<T>(path: &Path, read: impl FnOnce() -> Result<T>) -> Result<T> {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        let before = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            if !QUIET.get() {
-                before(info);
-            }
-        }));
-    });
-    QUIET.set(true);
-    // after an error nothing more is read
-    let result = std::panic::catch_unwind(AssertUnwindSafe(read));
-    QUIET.set(false);
-    result.unwrap_or_else(|_| Err(wrong(path, "it is damaged")))
-}
-
 impl<R: ChunkReader + 'static> Rows<R> {
     /// Checks the column.
     pub fn new(file: R, path: &Path, field: &str) -> Result<Self> {
-        contained(path, || Self::open(file, path, field))
+        contained(|| Self::open(file, path, field)).unwrap_or_else(|| Err(wrong(path, DAMAGED)))
     }
 
     fn open(file: R, path: &Path, field: &str) -> Result<Self> {
@@ -97,7 +76,7 @@ impl<R: ChunkReader + 'static> Rows<R> {
 
     /// The next rows, at least `unit_bytes` of them; `None` at the end.
     pub fn next(&mut self, settings: &ReadSettings, path: &Path) -> Result<Option<Content>> {
-        contained(path, || self.read_rows(settings, path))
+        contained(|| self.read_rows(settings, path)).unwrap_or_else(|| Err(wrong(path, DAMAGED)))
     }
 
     fn read_rows(&mut self, settings: &ReadSettings, path: &Path) -> Result<Option<Content>> {

@@ -2,7 +2,10 @@
 
 use tokenizers::Tokenizer as Inner;
 
+use crate::contained::contained;
 use crate::{Error, Result};
+
+const DAMAGED: &str = "its tokenizer.json is damaged";
 
 /// Any `tokenizer.json`.
 #[derive(Clone)]
@@ -18,9 +21,10 @@ pub struct Foreign {
 impl Foreign {
     /// Reads a `tokenizer.json`; `name` is for errors.
     pub fn read(json: &[u8], name: &str) -> Result<Self> {
-        let marked = Inner::from_bytes(json).map_err(|error| {
-            Error::tokenizer(name, format!("cannot be read: {error}; expected a tokenizer.json"))
-        })?;
+        let refuse =
+            |why: &str| Error::tokenizer(name, format!("cannot be read: {why}; expected a tokenizer.json"));
+        let read = contained(|| Inner::from_bytes(json)).ok_or_else(|| refuse("it is damaged"))?;
+        let marked = read.map_err(|error| refuse(&error.to_string()))?;
         let mut ordinary = marked.clone();
         ordinary.set_encode_special_tokens(true);
         let vocab_size = marked.get_vocab(true).into_values().max().map_or(0, |most| most as usize + 1);
@@ -40,17 +44,17 @@ impl Foreign {
     /// Appends the ids of a text, without markers before and after it.
     pub fn encode(&self, text: &str, marked: bool, out: &mut Vec<u32>) -> Result<()> {
         let inner = if marked { &self.marked } else { &self.ordinary };
-        let encoded = inner.encode_fast(text, false);
-        let encoded =
-            encoded.map_err(|error| Error::tokenizer(&self.name, format!("cannot encode: {error}")))?;
+        let refuse = |why: &str| Error::tokenizer(&self.name, format!("cannot encode: {why}"));
+        let encoded = contained(|| inner.encode_fast(text, false)).ok_or_else(|| refuse(DAMAGED))?;
+        let encoded = encoded.map_err(|error| refuse(&error.to_string()))?;
         out.extend_from_slice(encoded.get_ids());
         Ok(())
     }
 
     /// The text that the ids stand for, markers included.
     pub fn decode(&self, ids: &[u32]) -> Result<Vec<u8>> {
-        let text = self.marked.decode(ids, false);
-        text.map(String::into_bytes)
-            .map_err(|error| Error::tokenizer(&self.name, format!("cannot decode: {error}")))
+        let refuse = |why: &str| Error::tokenizer(&self.name, format!("cannot decode: {why}"));
+        let text = contained(|| self.marked.decode(ids, false)).ok_or_else(|| refuse(DAMAGED))?;
+        text.map(String::into_bytes).map_err(|error| refuse(&error.to_string()))
     }
 }
