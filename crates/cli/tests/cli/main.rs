@@ -14,6 +14,7 @@ mod paths;
 mod pipes;
 mod place;
 mod prepare;
+mod recipes;
 mod reports;
 mod resume;
 mod resume_check;
