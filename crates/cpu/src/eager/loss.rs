@@ -1,7 +1,7 @@
 //! Losses.
 
 use super::process_team::ProcessTeam;
-use super::{Failed, Run, Span, by_type, fill_nan, read, write};
+use super::{Failed, Run, Span, by_type, fill_nan, read, with_zeros, write};
 use crate::element::{Elem, Real};
 use crate::kernel::loss as kernel;
 use crate::team::Split;
@@ -148,20 +148,19 @@ impl Run for LogProbs {
             let windows = [self.logits, self.log_probs].map(|a| Span::<f32>::of(a, rows * cols));
             (windows, Span::from_raw(self.targets.cast_mut(), rows))
         };
-        let mut losses = vec![0.0; rows];
-        let shared = Span::of_slice(&mut losses);
-        ProcessTeam.rows(rows, cols, 16, |row| {
-            // SAFETY: guaranteed by the caller of `run`; rows have one task each.
-            unsafe {
-                let target = targets.value(row) as usize;
-                shared.set(
-                    row,
-                    kernel::log_probs_row(isa, logits.row(row, cols), log_probs.row(row, cols), target),
-                );
-            }
+        let total = with_zeros(rows, |losses| {
+            let shared = Span::of_slice(losses);
+            ProcessTeam.rows(rows, cols, 16, |row| {
+                let (x, to) = (logits.row(row, cols), log_probs.row(row, cols));
+                // SAFETY: guaranteed by the caller of `run`; rows have one task each.
+                unsafe {
+                    shared.set(row, kernel::log_probs_row(isa, x, to, targets.value(row) as usize));
+                }
+            })?;
+            Ok::<_, Failed>(losses.iter().sum::<f64>())
         })?;
         // SAFETY: the tasks are done; `loss` shares no memory with the other arrays.
-        unsafe { write(self.loss, 0, losses.iter().sum::<f64>() / rows as f64) };
+        unsafe { write(self.loss, 0, total / rows as f64) };
         Ok(())
     }
 }

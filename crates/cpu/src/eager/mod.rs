@@ -70,6 +70,15 @@ unsafe fn write(array: Array, index: usize, x: f64) {
     by_type!(array.float, T => unsafe { Span::<T>::of(array, index + 1).set(index, T::store(Real::of(x))) })
 }
 
+/// Calls `work` with zeros, which are on the stack if they are few: an allocation takes as long as a small op.
+fn with_zeros<R>(len: usize, work: impl FnOnce(&mut [f64]) -> R) -> R {
+    let mut few = [0.0; 32];
+    match few.get_mut(..len) {
+        Some(zeros) => work(zeros),
+        None => work(&mut vec![0.0; len]),
+    }
+}
+
 /// Writes NaN to every element of the arrays that are given: statistics of rows without elements.
 ///
 /// # Safety

@@ -10,7 +10,7 @@ use crate::team::{Done, Split, Team};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Mutex, OnceLock, TryLockError};
 
 /// Elements of light work (one load, one store, one operation) below which more threads gain nothing: below 8 MiB the caches
 /// feed one thread as fast as it computes. Heavier work counts by its weight.
@@ -92,13 +92,20 @@ pub(crate) struct ProcessTeam;
 
 impl Split for ProcessTeam {
     fn isa(&self) -> Isa {
-        Isa::detect()
+        static BEST: OnceLock<Isa> = OnceLock::new();
+        *BEST.get_or_init(Isa::detect)
     }
 
     fn pieces(&self, len: usize, chunk: usize, weight: usize, task: impl Fn(Range<usize>) + Sync) -> Done {
         let chunk = chunk.max(1);
         if len.saturating_mul(weight) < WORTH_IT || len <= chunk {
-            (0..len).step_by(chunk).for_each(|start| task(start..len.min(start + chunk)));
+            // `step_by` would divide, which takes as long as a small op.
+            let mut start = 0;
+            while start < len {
+                let end = len.min(start.saturating_add(chunk));
+                task(start..end);
+                start = end;
+            }
             return Ok(());
         }
         with_team(true, |team, _| team.chunks(len, chunk, |range, _| task(range)))
@@ -108,6 +115,10 @@ impl Split for ProcessTeam {
         /// Light element operations of a task.
         const TASK: usize = 1 << 16;
         let work = width.saturating_mul(weight);
+        if count.saturating_mul(work) < WORTH_IT {
+            (0..count).for_each(task);
+            return Ok(());
+        }
         self.pieces(count, TASK / work.max(1), work, |range| range.for_each(&task))
     }
 }

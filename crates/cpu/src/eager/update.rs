@@ -1,7 +1,7 @@
 //! What happens to gradients and parameters.
 
 use super::process_team::ProcessTeam;
-use super::{Failed, Run, Span};
+use super::{Failed, Run, Span, with_zeros};
 use crate::kernel::elementwise::{add_to, scale_by};
 use crate::kernel::update::{
     self as kernel, ADAM_CHUNK, AdamWSettings, CLIP_EPS, Coefficients, NORM_CHUNK, adamw_update,
@@ -52,9 +52,10 @@ impl Run for GradClip {
         let (isa, n) = (ProcessTeam.isa(), self.n);
         // SAFETY: guaranteed by the caller of `run`.
         let grad = unsafe { Span::from_raw(self.grad, n) };
-        let mut partials = vec![0.0_f64; n.div_ceil(NORM_CHUNK)];
-        // SAFETY: nobody writes the gradients here.
-        let norm = unsafe { kernel::norm(&ProcessTeam, grad, Span::of_slice(&mut partials)) }?;
+        let norm = with_zeros(n.div_ceil(NORM_CHUNK), |partials| {
+            // SAFETY: nobody writes the gradients here.
+            unsafe { kernel::norm(&ProcessTeam, grad, Span::of_slice(partials)) }
+        })?;
         // SAFETY: guaranteed by the caller of `run`; it shares no memory with the gradients.
         unsafe { *self.total_norm = norm };
         let factor = self.clip / (norm + CLIP_EPS);

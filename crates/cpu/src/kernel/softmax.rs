@@ -3,15 +3,20 @@
 use crate::element::{BLOCK, Blocks, Elem, LANES, Order, Real, largest, map, sum_inline, totals};
 use crate::memory::Span;
 use crate::multiversion;
+use std::mem::MaybeUninit;
 
 /// Σ e^(x - max) in f64 of sums over [`BLOCK`] elements.
 #[inline(always)]
 fn sum_exp<T: Elem, const FMA: bool>(x: &[T], max: T::Acc) -> f64 {
-    let mut powers = [T::Acc::ZERO; BLOCK];
+    // Clearing a block would take as long as a short row.
+    let mut powers = [const { MaybeUninit::<T::Acc>::uninit() }; BLOCK];
     let mut sum = 0.0;
     for block in x.chunks(BLOCK) {
-        powers.iter_mut().zip(block).for_each(|(power, x)| *power = (x.load() - max).exp_flush::<FMA>());
-        sum += sum_inline(&powers[..block.len()], BLOCK);
+        powers.iter_mut().zip(block).for_each(|(power, x)| {
+            power.write((x.load() - max).exp_flush::<FMA>());
+        });
+        // SAFETY: as many were just written.
+        sum += sum_inline(unsafe { powers[..block.len()].assume_init_ref() }, BLOCK);
     }
     sum
 }
@@ -41,7 +46,7 @@ multiversion! {
             if T::IS_ACC {
                 map([x], [y], |[x]| [(x - max).exp::<FMA>()]);
                 let factor = T::Acc::of(1.0 / sum_inline(y.all(), Blocks::BLOCK));
-                map([y], [y], |[y]| [y * factor]);
+                y.all_mut().iter_mut().for_each(|y| *y = T::store(y.load() * factor));
             } else {
                 // Rounded once: the exponentials are not kept, but computed again.
                 let factor = T::Acc::of(1.0 / sum_exp::<_, FMA>(x.all(), max));

@@ -213,6 +213,31 @@ pub struct Arg {
     pub fill: Option<f32>,
     /// A written array is read too, unless this number is 0.
     pub reads_unless: Option<&'static str>,
+    /// The positions of the arguments that the options name, so that no call compares names.
+    pub named: Named,
+}
+
+/// The positions of the arguments that the options of another name; `None` where they name none.
+#[derive(Clone, Copy, Debug)]
+pub struct Named {
+    /// That of [`Arg::bound`].
+    pub bound: Option<usize>,
+    /// That of [`Arg::default`].
+    pub default: Option<usize>,
+    /// That of [`Arg::below`].
+    pub below: Option<usize>,
+    /// That of [`Arg::reads_unless`].
+    pub reads_unless: Option<usize>,
+}
+
+/// The arguments of an op with the positions of those that their options name.
+pub(super) const fn linked<const N: usize>(names: &[&str], mut args: [Arg; N]) -> [Arg; N] {
+    let mut i = 0;
+    while i < N {
+        args[i].named = args[i].links(names);
+        i += 1;
+    }
+    args
 }
 
 impl Arg {
@@ -230,6 +255,30 @@ impl Arg {
             first: false,
             fill: None,
             reads_unless: None,
+            named: Named { bound: None, default: None, below: None, reads_unless: None },
+        }
+    }
+
+    const fn links(&self, names: &[&str]) -> Named {
+        const fn at(names: &[&str], name: Option<&str>) -> Option<usize> {
+            match name {
+                Some(name) if !name.is_empty() => Some(position(names, name)),
+                _ => None,
+            }
+        }
+        let bound = match self.bound {
+            Bound::UpTo(name) | Bound::Divides(name) => Some(name),
+            _ => None,
+        };
+        let default = match self.default {
+            Default::InverseRoot(name) | Default::Inverse(name) | Default::Hidden(name) => Some(name),
+            _ => None,
+        };
+        Named {
+            bound: at(names, bound),
+            default: at(names, default),
+            below: at(names, self.below),
+            reads_unless: at(names, self.reads_unless),
         }
     }
 

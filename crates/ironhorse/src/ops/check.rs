@@ -1,7 +1,8 @@
 //! The checks before an op, and where it runs.
 
 use super::place::{self, Place, Stream};
-use super::spec::{Arg, Bound, Dim, Elem, Op, Role, Value};
+use super::sets::MOST;
+use super::spec::{Arg, Bound, Dim, Elem, Op, Value};
 use crate::cuda::eager::{At as DeviceAt, StreamMemory};
 use crate::eager::{At, Runner};
 use crate::error::{OpError, Result};
@@ -10,9 +11,6 @@ use std::fmt::Display;
 
 /// Elements no array can have: more bytes than a process can address (2⁴⁷ on today's 64-bit machines), whatever the type.
 const TOO_MANY: usize = if usize::BITS == 64 { 1 << 44 } else { isize::MAX as usize / size_of::<u64>() };
-
-/// Arrays that an op has at most.
-const MOST: usize = 10;
 
 impl Op {
     /// Checks the arguments and runs the op where its arrays are. `values` are the arguments of the list, in order.
@@ -24,6 +22,19 @@ impl Op {
     /// # Errors
     /// See [the module](super).
     pub unsafe fn call(&self, values: &[Value], stream: Stream) -> Result {
+        scalars(self, values)?;
+        // SAFETY: guaranteed by the caller; scalars are checked.
+        unsafe { self.call_checked(values, stream) }
+    }
+
+    /// [`Op::call`] after [`Op::check_scalars`].
+    ///
+    /// # Safety
+    /// As [`Op::call`].
+    ///
+    /// # Errors
+    /// See [the module](super).
+    pub unsafe fn call_checked(&self, values: &[Value], stream: Stream) -> Result {
         // SAFETY: guaranteed by the caller.
         let Some(place) = (unsafe { arrays(self, values, stream) })? else { return Ok(()) };
         // SAFETY: `arrays` saw that the arrays are not null, aligned, overlap only where the op allows it, and are in
@@ -39,6 +50,7 @@ impl Op {
     /// # Errors
     /// See [the module](super).
     pub unsafe fn check(&self, values: &[Value]) -> Result {
+        scalars(self, values)?;
         // SAFETY: guaranteed by the caller.
         unsafe { arrays(self, values, Stream::HOST) }.map(|_| ())
     }
@@ -88,20 +100,20 @@ fn integer(op: &Op, values: &[Value], arg: &Arg, x: i64) -> Result {
     if x < 0 && arg.role.is_size() {
         return refuse(op.name, arg.name, x, "at least 0");
     }
-    let other = |name| op.position(name).map_or(0, |i| values[i].int());
+    let other = arg.named.bound.map_or(0, |i| values[i].int());
     let good = match arg.bound {
         Bound::FromOne => x >= 1,
         Bound::Even => x % 2 == 0,
-        Bound::UpTo(name) => x <= other(name),
-        Bound::Divides(name) => other(name) == 0 || (x > 0 && other(name) % x == 0),
+        Bound::UpTo(_) => x <= other,
+        Bound::Divides(_) => other == 0 || (x > 0 && other % x == 0),
         _ => true,
     };
     if good {
         return Ok(());
     }
     match arg.bound {
-        Bound::UpTo(name) | Bound::Divides(name) => {
-            refuse(op.name, arg.name, x, format_args!("{}, {}", arg.bound.text(), other(name)))
+        Bound::UpTo(_) | Bound::Divides(_) => {
+            refuse(op.name, arg.name, x, format_args!("{}, {other}", arg.bound.text()))
         }
         bound => refuse(op.name, arg.name, x, bound.text()),
     }
@@ -111,7 +123,11 @@ fn integer(op: &Op, values: &[Value], arg: &Arg, x: i64) -> Result {
 ///
 /// # Safety
 /// As [`Op::call`].
-unsafe fn elements(op: &Op, values: &[Value], arg: &Arg, stream: Stream) -> Result<usize> {
+#[inline(always)] // three times in a call of which the others are a few instructions
+unsafe fn elements(op: &Op, values: &[Value], i: usize, stream: Stream) -> Result<usize> {
+    let arg = &op.args[i];
+    // SAFETY: guaranteed by the caller.
+    let above = if op.sets.above.has(i) { unsafe { rows_used(op, values, arg, stream) }? } else { 1 };
     // Saturated, so that an empty side empties the array, however long the others are.
     let mut elements = 1_usize;
     for dim in arg.dims {
@@ -120,8 +136,7 @@ unsafe fn elements(op: &Op, values: &[Value], arg: &Arg, stream: Stream) -> Resu
             Dim::Half(i) => values[i].size() / 2,
             Dim::Times(i, j) => values[i].size().saturating_mul(values[j].size()),
             Dim::AtLeast(i, j) => values[i].size().saturating_add(values[j].size()),
-            // SAFETY: guaranteed by the caller.
-            Dim::Above(i) => unsafe { rows_used(op, values, i, stream) }?,
+            Dim::Above(_) => above,
         };
         elements = elements.saturating_mul(side);
     }
@@ -135,11 +150,13 @@ unsafe fn elements(op: &Op, values: &[Value], arg: &Arg, stream: Stream) -> Resu
 ///
 /// # Safety
 /// As [`Op::call`].
-unsafe fn rows_used(op: &Op, values: &[Value], indices: usize, stream: Stream) -> Result<usize> {
-    let arg = &op.args[indices];
+#[cold]
+unsafe fn rows_used(op: &Op, values: &[Value], arg: &Arg, stream: Stream) -> Result<usize> {
+    let indices = arg.dims.iter().find_map(|dim| if let Dim::Above(i) = *dim { Some(i) } else { None });
+    let Some(i) = indices else { return Ok(1) };
     // SAFETY: guaranteed by the caller.
-    let n = unsafe { elements(op, values, arg, stream) }?;
-    let at = values[indices].pointer();
+    let n = unsafe { elements(op, values, i, stream) }?;
+    let at = values[i].pointer();
     if n == 0 || at.is_null() || place::common(op.name, &[at], stream)? != Place::Host {
         return Ok(1);
     }
@@ -148,33 +165,31 @@ unsafe fn rows_used(op: &Op, values: &[Value], indices: usize, stream: Stream) -
     Ok(indices.iter().max().map_or(0, |&i| usize::try_from(i).unwrap_or(0)) + 1)
 }
 
-/// The arrays of a call that have elements.
-pub(super) struct Arrays {
-    op: &'static str,
-    list: [Range; MOST],
-    used: usize,
-}
-
+/// The memory of an array.
 #[derive(Clone, Copy)]
-struct Range {
-    arg: &'static Arg,
+pub(super) struct Range {
     start: usize,
-    bytes: usize,
+    /// 0 if there are no elements: such a range is apart from all others.
+    end: usize,
 }
 
-impl Arrays {
-    pub fn new(op: &'static str) -> Self {
-        static NONE: Arg = Arg::new("", Role::Unused, &[]);
-        Self { op, list: [Range { arg: &NONE, start: 0, bytes: 0 }; MOST], used: 0 }
+impl Range {
+    /// That of `len` elements, which must be aligned and not null unless there are none.
+    #[inline(always)]
+    pub fn new(op: &str, arg: &Arg, at: *const c_void, len: usize) -> Result<Self> {
+        let (start, size) = (at.addr(), arg.role.elem().map_or(1, Elem::size));
+        if len == 0 {
+            return Ok(Self { start, end: 0 });
+        }
+        // Sizes are powers of two, which the compiler does not see: a division takes as long as all other checks.
+        match start.checked_add(len.saturating_mul(size)) {
+            Some(end) if start != 0 && start & (size - 1) == 0 => Ok(Self { start, end }),
+            _ => Self::unfit(op, arg.name, at, (len, size)),
+        }
     }
 
-    /// Adds an array of `len` elements, which must be aligned and not null unless it is empty.
-    pub fn add(&mut self, arg: &'static Arg, at: *const c_void, len: usize) -> Result {
-        let (op, name) = (self.op, arg.name);
-        let size = arg.role.elem().map_or(1, Elem::size);
-        if len == 0 {
-            return Ok(());
-        }
+    #[cold]
+    fn unfit(op: &str, name: &str, at: *const c_void, (len, size): (usize, usize)) -> Result<Self> {
         if at.is_null() {
             return refuse(op, name, "null", format_args!("{len} elements"));
         }
@@ -182,59 +197,50 @@ impl Arrays {
             return refuse(op, name, format_args!("{at:p}"), format_args!("a multiple of {size}"));
         }
         let bytes = len.saturating_mul(size);
-        if at.addr().checked_add(bytes).is_none() {
-            return refuse(op, name, format_args!("{bytes} bytes at {at:p}"), "memory that exists");
-        }
-        if let Some(free) = self.list.get_mut(self.used) {
-            *free = Range { arg, start: at.addr(), bytes };
-            self.used += 1;
-        }
-        Ok(())
+        refuse(op, name, format_args!("{bytes} bytes at {at:p}"), "memory that exists")
     }
 
-    /// Refuses overlaps that the op does not allow; then says where all of the arrays are.
-    pub fn place(&self, stream: Stream) -> Result<Place> {
-        let arrays = &self.list[..self.used];
-        for (i, a) in arrays.iter().enumerate() {
-            for b in &arrays[..i] {
-                let apart = a.start + a.bytes <= b.start || b.start + b.bytes <= a.start;
-                if apart || !(a.arg.role.written() || b.arg.role.written()) {
-                    continue;
-                }
-                let named = a.arg.same.contains(&b.arg.name) || b.arg.same.contains(&a.arg.name);
-                if !(named && (a.start, a.bytes) == (b.start, b.bytes)) {
-                    return self.overlap(a, b, named);
-                }
-            }
-        }
-        if stream == Stream::HOST {
-            return Ok(Place::Host);
-        }
-        let addresses = self.list.map(|array| std::ptr::without_provenance(array.start));
-        place::common(self.op, &addresses[..self.used], stream)
+    #[inline(always)]
+    fn apart(self, other: Self) -> bool {
+        self.end <= other.start || other.end <= self.start
     }
 
-    #[cold]
-    fn overlap(&self, a: &Range, b: &Range, named: bool) -> Result<Place> {
+    /// Refuses an array that overlaps another, one of which is written, unless the op allows that.
+    pub fn shares(self, other: Self, op: &str, [a, b]: [&Arg; 2]) -> Result {
+        let named = a.same.contains(&b.name) || b.same.contains(&a.name);
+        if self.apart(other) || named && (self.start, self.end) == (other.start, other.end) {
+            return Ok(());
+        }
         let (how, expected) =
             if named { (" in part", "the same array or a separate one") } else { ("", "a separate array") };
-        let text =
-            format!("{}: `{}` overlaps `{}`{how}, expected {expected}", self.op, a.arg.name, b.arg.name);
+        let text = format!("{op}: `{}` overlaps `{}`{how}, expected {expected}", a.name, b.name);
         Err(OpError::invalid(text))
     }
 }
 
-/// Checks everything; `None` means that there is nothing to do.
+/// Where the arrays are that have elements.
+pub(super) fn place_of(op: &str, ranges: &[Range], stream: Stream) -> Result<Place> {
+    if stream == Stream::HOST {
+        return Ok(Place::Host);
+    }
+    let mut addresses = [std::ptr::null(); MOST];
+    let mut used = 0;
+    for (to, range) in addresses.iter_mut().zip(ranges.iter().filter(|range| range.end != 0)) {
+        *to = std::ptr::without_provenance(range.start);
+        used += 1;
+    }
+    place::common(op, &addresses[..used], stream)
+}
+
+/// Checks the arrays; `None` means that there is nothing to do.
 ///
 /// # Safety
 /// As [`Op::call`].
 unsafe fn arrays(op: &Op, values: &[Value], stream: Stream) -> Result<Option<Place>> {
-    scalars(op, values)?;
-    // SAFETY: guaranteed by the caller.
-    let count = |arg: &Arg| unsafe { elements(op, values, arg, stream) };
     let mut idle = true;
     for i in op.idle {
-        idle = idle && count(&op.args[i])? == 0;
+        // SAFETY: guaranteed by the caller.
+        idle = idle && unsafe { elements(op, values, i, stream) }? == 0;
     }
     if idle {
         return Ok(None);
@@ -245,19 +251,27 @@ unsafe fn arrays(op: &Op, values: &[Value], stream: Stream) -> Result<Option<Pla
             return refuse(op.name, arg.name, classes, arg.bound.text());
         }
     }
-    let mut arrays = Arrays::new(op.name);
+    let mut ranges = [Range { start: 0, end: 0 }; MOST];
     for i in op.sets.arrays {
-        let arg = &op.args[i];
-        arrays.add(arg, values[i].pointer(), count(arg)?)?;
+        // SAFETY: guaranteed by the caller.
+        let len = unsafe { elements(op, values, i, stream) }?;
+        ranges[i] = Range::new(op.name, &op.args[i], values[i].pointer(), len)?;
     }
-    let place = arrays.place(stream)?;
+    for i in op.sets.arrays {
+        let others = if op.sets.written.has(i) { op.sets.arrays } else { op.sets.written };
+        for other in others.before(i) {
+            if !ranges[i].apart(ranges[other]) {
+                ranges[i].shares(ranges[other], op.name, [&op.args[i], &op.args[other]])?;
+            }
+        }
+    }
+    let place = place_of(op.name, &ranges, stream)?;
     if place == Place::Host {
         for i in op.sets.indices {
             let (arg, at) = (&op.args[i], values[i].pointer().cast());
-            let below = arg.below.and_then(|size| op.position(size));
-            let bound = below.map_or(1 << 31, |i| values[i].int());
+            let bound = arg.named.below.map_or(1 << 31, |i| values[i].int());
             // SAFETY: host memory that is not null; its size is guaranteed by the caller.
-            unsafe { indices(op.name, arg.name, at, count(arg)?, bound) }?;
+            unsafe { indices(op.name, arg.name, at, elements(op, values, i, stream)?, bound) }?;
         }
     }
     Ok(Some(place))

@@ -90,15 +90,15 @@ macro_rules! define {
         #[allow(non_upper_case_globals)]
         pub mod table {
             use crate::ops::sets::{ArgSet, ArgSets};
-            use crate::ops::spec::{Arg, Bound, Default, Dim, Elem, Op, Python, Role, position};
+            use crate::ops::spec::{Arg, Bound, Default, Dim, Elem, Op, Python, Role, linked, position};
 
             $(
                 $(#[doc = $doc])+
                 pub static $name: Op = {
                     const NAMES: &[&str] = &[$(stringify!($arg)),*];
-                    const ARGS: &[Arg] = &[$(
+                    const ARGS: &[Arg] = &linked(NAMES, [$(
                         Arg::new(stringify!($arg), role!($kind), &[$($(dim!(NAMES $dim)),*)?]) $($($option)*)?
-                    ),*];
+                    ),*]);
                     Op {
                         name: stringify!($name),
                         symbol: stringify!($symbol),

@@ -2,7 +2,7 @@
 //! matrices and those of experts. Rust and `ironhorse.nn` call them; arrays of heads are (batch, positions, heads · head_dim),
 //! as a linear layer makes them.
 
-use super::check::{self, Arrays};
+use super::check::{self, Range};
 use super::spec::{Arg, Elem, Role, Value};
 use super::{Result, Stream};
 use crate::core::eager::{Array, GemmPart, GemmShape, GroupedGemm};
@@ -185,14 +185,16 @@ pub unsafe fn gemm_grouped(linear: &GroupedLinear<'_>, stream: Stream) -> Result
     if c_len == 0 {
         return Ok(());
     }
-    let mut arrays = Arrays::new(OP);
-    arrays.add(&A, a.cast(), a_len)?;
-    arrays.add(&B, b.cast(), b_len)?;
-    arrays.add(&C, c.cast_const().cast(), c_len)?;
+    let left = Range::new(OP, &A, a.cast(), a_len)?;
+    let right = Range::new(OP, &B, b.cast(), b_len)?;
+    let result = Range::new(OP, &C, c.cast_const().cast(), c_len)?;
+    result.shares(left, OP, [&C, &A])?;
+    result.shares(right, OP, [&C, &B])?;
+    let place = check::place_of(OP, &[left, right, result], stream)?;
     let parts: Vec<GemmPart> = (0..offsets.len() - 1).map(|e| part(kind, offsets, e, [outs, ins])).collect();
     let op = GroupedGemm { a: Array::f32(a), b: Array::f32(b), c: Array::f32_mut(c), parts: &parts };
     // SAFETY: the arrays were checked and have the sizes the caller guarantees; the parts lie inside and write apart.
-    check::at(arrays.place(stream)?, stream, |at| unsafe { Runner { op: OP, at }.run(&op) })
+    check::at(place, stream, |at| unsafe { Runner { op: OP, at }.run(&op) })
 }
 
 /// The product of expert `e`.

@@ -1,6 +1,9 @@
 //! The arguments of an op by kind: a call, which takes less than a microsecond, looks at those it needs and at no others.
 
-use super::arg::{Arg, Bound, Elem, Role};
+use super::arg::{Arg, Bound, Dim, Elem, Role};
+
+/// Arguments that an op has at most.
+pub const MOST: usize = 16;
 
 /// Positions of arguments in the op's list, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +16,18 @@ impl ArgSet {
 
     pub(super) const fn with(self, position: usize) -> Self {
         Self(self.0 | 1 << position)
+    }
+
+    /// Whether a position is in it.
+    #[inline]
+    pub const fn has(self, position: usize) -> bool {
+        self.0 >> position & 1 == 1
+    }
+
+    /// Those of its positions that are lower.
+    #[inline]
+    pub const fn before(self, position: usize) -> Self {
+        Self(self.0 & ((1 << position) - 1))
     }
 
     const fn with_if(self, condition: bool, position: usize) -> Self {
@@ -39,9 +54,12 @@ impl Iterator for Positions {
 
     #[inline]
     fn next(&mut self) -> Option<usize> {
+        if self.0 == 0 {
+            return None;
+        }
         let first = self.0.trailing_zeros() as usize;
-        self.0 &= self.0.wrapping_sub(1);
-        (first < 32).then_some(first)
+        self.0 &= self.0 - 1;
+        Some(first)
     }
 }
 
@@ -56,6 +74,12 @@ pub struct ArgSets {
     pub made: ArgSet,
     /// Arrays that are written and not read.
     pub writes: ArgSet,
+    /// Arrays that are written, read or not.
+    pub written: ArgSet,
+    /// Arrays with a side that is at least a sum of sizes.
+    pub least: ArgSet,
+    /// Arrays with a side that the largest index tells.
+    pub above: ArgSet,
     /// Indices that must be in range.
     pub indices: ArgSet,
     /// Sizes.
@@ -78,6 +102,9 @@ impl ArgSets {
             inputs: none,
             made: none,
             writes: none,
+            written: none,
+            least: none,
+            above: none,
             indices: none,
             sizes: none,
             solved: none,
@@ -95,6 +122,13 @@ impl ArgSets {
             sets.inputs = sets.inputs.with_if(array && !write || matches!(arg.role, Role::Unused), i);
             sets.made = sets.made.with_if(write || matches!(arg.role, Role::Read(Elem::U64)), i);
             sets.writes = sets.writes.with_if(write, i);
+            sets.written = sets.written.with_if(arg.role.written(), i);
+            let mut side = 0;
+            while side < arg.dims.len() {
+                sets.least = sets.least.with_if(matches!(arg.dims[side], Dim::AtLeast(..)), i);
+                sets.above = sets.above.with_if(matches!(arg.dims[side], Dim::Above(_)), i);
+                side += 1;
+            }
             sets.indices = sets.indices.with_if(arg.below.is_some(), i);
             sets.sizes = sets.sizes.with_if(size, i);
             sets.solved = sets.solved.with_if(arg.solved(), i);
@@ -104,6 +138,8 @@ impl ArgSets {
             sets.classes = sets.classes.with_if(matches!(arg.bound, Bound::Classes), i);
             i += 1;
         }
+        assert!(args.len() <= MOST, "calls have room for so many arguments");
+        assert!(sets.indices.0.count_ones() <= 1, "Python copies the indices of one array");
         sets
     }
 }

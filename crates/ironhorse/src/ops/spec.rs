@@ -1,12 +1,13 @@
 //! What an op is, as data: the C functions, the Python functions, their documentation and all checks follow from it.
 
 use super::arg::equal;
-pub(super) use super::arg::position;
-pub use super::arg::{Arg, Bound, Default, Dim, Elem, Role};
+pub use super::arg::{Arg, Bound, Default, Dim, Elem, Named, Role};
+pub(super) use super::arg::{linked, position};
 use super::sets::{ArgSet, ArgSets};
 pub use super::value::Value;
 use crate::eager::Runner;
 use crate::error::Result;
+
 /// How Python calls an op.
 #[derive(Clone, Copy, Debug)]
 pub enum Python {

@@ -1,13 +1,13 @@
 //! One call of an op: its arrays, their checks, and running it.
 
-use super::staging::{self, MOST, Placed, Range};
-use super::{Indices, NumpyArray, numpy_type};
+use super::staging::{self, Placed, Range};
+use super::{Indices, NumpyArray, Slot, numpy_type};
 use crate::error;
 use ironhorse::Device;
 use ironhorse::ops::OpError;
 use ironhorse::ops::spec::Elem;
 use numpy::npyffi::{self, NPY_ARRAY_CARRAY, NPY_ARRAY_CARRAY_RO, NPY_ARRAY_ENSUREARRAY, PY_ARRAY_API};
-use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::PyTypeInfo;
 use pyo3::prelude::*;
 use std::ffi::{c_int, c_void};
@@ -23,25 +23,24 @@ pub struct NumpyCall<'py> {
     op: &'static str,
     /// The GPU to compute on; `None` is the host.
     gpu: Option<usize>,
-    ranges: [Range; MOST],
-    used: usize,
+    /// What is copied to a GPU and back, by the number of the array; empty on the host.
+    ranges: Vec<Range>,
 }
 
 impl<'py> NumpyCall<'py> {
     /// Starts a call on the device that the argument names.
-    #[inline(always)] // built in its place: a copy of all ranges would cost more than the check of a device
     pub fn new(py: Python<'py>, op: &'static str, device: &str) -> PyResult<Self> {
         let gpu = match device.parse().map_err(|error| error::invalid(py, op, error))? {
             // Arrays of numpy are host memory: copying them to a GPU and back takes longer than computing here.
             Device::Auto | Device::Cpu => None,
             Device::Cuda(index) => Some(index),
         };
-        Ok(Self { py, op, gpu, ranges: [Range::NONE; MOST], used: 0 })
+        Ok(Self { gpu, ..Self::on_host(py, op) })
     }
 
-    /// The address on the host of the array in a slot, or of its private copy.
-    pub fn address(&self, slot: usize) -> *mut c_void {
-        std::ptr::with_exposed_provenance_mut(self.ranges[slot].source)
+    /// Starts a call on the host.
+    pub fn on_host(py: Python<'py>, op: &'static str) -> Self {
+        Self { py, op, gpu: None, ranges: Vec::new() }
     }
 
     /// Whether the op runs on a GPU.
@@ -53,6 +52,12 @@ impl<'py> NumpyCall<'py> {
     #[cold]
     pub fn invalid(&self, text: impl std::fmt::Display) -> PyErr {
         error::invalid(self.py, self.op, text)
+    }
+
+    /// What the op said.
+    #[cold]
+    pub fn failed(&self, error: &OpError) -> PyErr {
+        error::of_op(self.py, error)
     }
 
     /// An array that the op reads; copied where it is not contiguous.
@@ -102,25 +107,32 @@ impl<'py> NumpyCall<'py> {
             // SAFETY: inside an array that was made here, of elements as large as T.
             unsafe { array.data().cast::<T>().add(i).write(value) };
         }
-        self.ranges[array.slot].new = false;
+        if let Some(range) = self.ranges.get_mut(array.slot.number) {
+            range.new = false;
+        }
         Ok(array)
     }
 
-    /// A private copy of the elements of an i32 input, which the op reads instead of the array.
-    pub fn private(&mut self, array: &NumpyArray<'_>) -> Indices {
-        let copy = if array.len == 0 {
-            Vec::new()
-        } else {
-            // SAFETY: the array is alive and has this many i32; numpy does not write it while this thread has the lock.
-            unsafe { std::slice::from_raw_parts(array.data().cast::<i32>().cast_const(), array.len) }.to_vec()
-        };
-        self.ranges[array.slot].source = copy.as_ptr().expose_provenance();
-        Indices { copy }
+    /// Makes a private copy of the elements of an i32 input, which the op reads instead of the array: `to` must stay where it
+    /// is until the op has run.
+    pub fn private(&mut self, array: &mut NumpyArray<'_>, to: &mut Option<Indices>) {
+        array.slot.host = to.insert(Self::copied(array)).values().as_ptr().expose_provenance();
+        if let Some(range) = self.ranges.get_mut(array.slot.number) {
+            range.source = array.slot.host;
+        }
     }
 
-    /// [`Self::private`] of exactly `count` indices in 0..below.
+    fn copied(array: &NumpyArray<'_>) -> Indices {
+        if array.len == 0 {
+            return Indices::of(&[]);
+        }
+        // SAFETY: the array is alive and has this many i32; numpy does not write it while this thread has the lock.
+        Indices::of(unsafe { std::slice::from_raw_parts(array.data().cast::<i32>().cast_const(), array.len) })
+    }
+
+    /// A private copy of the elements of an i32 input, exactly `count` indices in 0..below.
     pub fn indices(
-        &mut self,
+        &self,
         (name, array): (&str, &NumpyArray<'_>),
         count: usize,
         below: usize,
@@ -129,12 +141,12 @@ impl<'py> NumpyCall<'py> {
             let found = array.shape();
             return Err(self.invalid(format_args!("`{name}` is {found:?}, expected {count} elements")));
         }
-        let indices = self.private(array);
-        let outside = |&index: &i32| usize::try_from(index).is_ok_and(|index| index < below);
-        match indices.copy.iter().position(|index| !outside(index)) {
+        let indices = Self::copied(array);
+        let inside = |&index: &i32| usize::try_from(index).is_ok_and(|index| index < below);
+        match indices.values().iter().position(|index| !inside(index)) {
             None => Ok(indices),
             Some(at) => {
-                let index = indices.copy[at];
+                let index = indices.values()[at];
                 let text = format_args!("`{name}[{at}]` is {index}, expected an index in 0..{below}");
                 Err(self.invalid(text))
             }
@@ -153,13 +165,13 @@ impl<'py> NumpyCall<'py> {
     /// Runs the op, without the interpreter's lock where there is much to do. `work` is about the number of elements it
     /// touches. The arrays must live until this returns.
     pub fn run(&self, work: usize, run: impl FnOnce(&Placed) -> Result<(), OpError> + Send) -> PyResult<()> {
-        let ranges = &self.ranges[..self.used];
+        let (op, ranges) = (self.op, &self.ranges);
         let done = match self.gpu {
-            None if work < LONG => run(&Placed::host(ranges)),
-            None => self.py.detach(|| run(&Placed::host(ranges))),
-            Some(gpu) => self.py.detach(|| staging::run(self.op, gpu, ranges, run)),
+            None if work < LONG => run(&Placed::HOST),
+            None => self.py.detach(|| run(&Placed::HOST)),
+            Some(gpu) => self.py.detach(|| staging::run(op, gpu, ranges, run)),
         };
-        done.map_err(|error| error::of_op(self.py, &error))
+        done.map_err(|error| self.failed(&error))
     }
 
     fn typed(
@@ -173,16 +185,21 @@ impl<'py> NumpyCall<'py> {
             Ok(array) => array,
             Err(_) => self.of_subclass(name, expected, object)?,
         };
-        let descr = array.dtype();
+        let descr = descr(array);
         // The number of a type says all on most platforms; some have two numbers for the same integers.
         let same = || descr.kind() == kind && descr.itemsize() == elem.size();
         if (descr.num() == number as c_int || same()) && descr.byteorder() == b'=' {
             return Ok(array.clone());
         }
-        let found = dtype(&descr);
+        Err(self.wrong_type(name, expected, array))
+    }
+
+    #[cold]
+    fn wrong_type(&self, name: &str, expected: &str, array: &Bound<'py, PyUntypedArray>) -> PyErr {
+        let found = dtype(&array.dtype());
         let text =
             format_args!("`{name}` is {found}, expected {expected} (x.astype(np.{expected}) converts)");
-        Err(self.invalid(text))
+        self.invalid(text)
     }
 
     /// An array of a subclass; masked arrays and other objects are refused.
@@ -222,21 +239,20 @@ impl<'py> NumpyCall<'py> {
     }
 
     fn allocate(&self, elem: Elem, shape: &[usize]) -> PyResult<Bound<'py, PyUntypedArray>> {
-        let mut sizes = [0; MOST_DIMS];
-        let Some(sizes) = sizes.get_mut(..shape.len()) else {
+        if shape.len() > MOST_DIMS {
             return Err(self.invalid(format_args!("arrays have up to {} dimensions", MOST_DIMS)));
-        };
-        for (to, from) in sizes.iter_mut().zip(shape) {
-            *to = npyffi::npy_intp::try_from(*from).map_err(|_| self.invalid("the result is too large"))?;
         }
-        // SAFETY: `sizes` has as many entries as said; no data is given, so numpy allocates; the result is a new
-        // reference or null with an exception set.
+        if shape.iter().any(|&side| npyffi::npy_intp::try_from(side).is_err()) {
+            return Err(self.invalid("the result is too large"));
+        }
+        // SAFETY: `shape` has as many entries as said, all of which fit numpy's signed type of the same size, and numpy only
+        // reads them; no data is given, so numpy allocates; the result is a new reference or null with an exception set.
         let made = unsafe {
             let made = PY_ARRAY_API.PyArray_New(
                 self.py,
                 PyUntypedArray::type_object_raw(self.py),
-                sizes.len() as c_int,
-                sizes.as_mut_ptr(),
+                shape.len() as c_int,
+                shape.as_ptr().cast_mut().cast(),
                 numpy_type(elem).2 as c_int,
                 std::ptr::null_mut(),
                 std::ptr::null_mut(),
@@ -252,14 +268,13 @@ impl<'py> NumpyCall<'py> {
     }
 
     fn keep(&mut self, array: Bound<'py, PyUntypedArray>, elem: Elem, kind: Range) -> NumpyArray<'py> {
-        debug_assert!(self.used < MOST);
-        let array = NumpyArray { len: array.len(), array, slot: self.used };
-        let (start, bytes) = (array.data().expose_provenance(), array.len * elem.size());
-        if let Some(free) = self.ranges.get_mut(self.used) {
-            *free = Range { start, source: start, bytes, ..kind };
-            self.used += 1;
+        // SAFETY: the object is an array and alive.
+        let start = unsafe { (*array.as_array_ptr()).fields.data }.expose_provenance();
+        let (len, slot) = (array.len(), Slot { host: start, number: self.ranges.len() });
+        if self.gpu.is_some() {
+            self.ranges.push(Range { start, source: start, bytes: len * elem.size(), ..kind });
         }
-        array
+        NumpyArray { array, len, slot }
     }
 
     #[cold]
@@ -275,13 +290,22 @@ impl<'py> NumpyCall<'py> {
     }
 }
 
+/// The type of the elements, without counting a reference to it.
+fn descr<'a, 'py>(array: &'a Bound<'py, PyUntypedArray>) -> Borrowed<'a, 'py, PyArrayDescr> {
+    // SAFETY: an array that is alive holds its descriptor, and numpy exchanges it only where someone sets `dtype`.
+    unsafe {
+        let descr = (*array.as_array_ptr()).fields.descr;
+        Borrowed::from_ptr(array.py(), descr.cast()).cast_unchecked()
+    }
+}
+
 fn has(array: &Bound<'_, PyUntypedArray>, flags: c_int) -> bool {
     // SAFETY: the object is an array and alive.
     unsafe { (*array.as_array_ptr()).fields.flags & flags == flags }
 }
 
 /// The element type in words: `float32` in the other byte order prints as `>f4`, which needs saying.
-fn dtype(descr: &Bound<'_, numpy::PyArrayDescr>) -> String {
+fn dtype(descr: &Bound<'_, PyArrayDescr>) -> String {
     let swapped = if cfg!(target_endian = "little") { b'>' } else { b'<' };
     let order = if descr.byteorder() == swapped { " (byte-swapped)" } else { "" };
     format!("{descr}{order}")

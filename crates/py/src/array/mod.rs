@@ -28,7 +28,23 @@ fn numpy_type(elem: Elem) -> (&'static str, u8, NPY_TYPES) {
 pub struct NumpyArray<'py> {
     array: Bound<'py, PyUntypedArray>,
     len: usize,
-    slot: usize,
+    slot: Slot,
+}
+
+/// Where the elements of an array of a call are.
+#[derive(Clone, Copy)]
+pub struct Slot {
+    /// The address on the host, of the array or of its private copy.
+    host: usize,
+    /// The number of the array in its call, where that is on a GPU.
+    number: usize,
+}
+
+impl Slot {
+    /// The address on the host.
+    pub fn host(self) -> *mut c_void {
+        std::ptr::with_exposed_provenance_mut(self.host)
+    }
 }
 
 impl<'py> NumpyArray<'py> {
@@ -54,8 +70,8 @@ impl<'py> NumpyArray<'py> {
         (before.iter().product(), cols)
     }
 
-    /// The number of the array in its call.
-    pub fn slot(&self) -> usize {
+    /// Where the elements are.
+    pub fn slot(&self) -> Slot {
         self.slot
     }
 
@@ -68,13 +84,29 @@ impl<'py> NumpyArray<'py> {
 /// A private copy of indices that were checked: another thread may write the array while the op runs, and an index that
 /// changed after it was checked would reach other memory.
 pub struct Indices {
-    copy: Vec<i32>,
+    /// Here if they are few: an allocation takes as long as a small op.
+    few: [i32; 16],
+    /// Here otherwise.
+    many: Vec<i32>,
+    len: usize,
 }
 
 impl Indices {
-    /// The indices.
+    fn of(values: &[i32]) -> Self {
+        let mut few = [0; 16];
+        let many = match few.get_mut(..values.len()) {
+            Some(few) => {
+                few.copy_from_slice(values);
+                Vec::new()
+            }
+            None => values.to_vec(),
+        };
+        Self { few, many, len: values.len() }
+    }
+
+    /// The indices, which move with this.
     pub fn values(&self) -> &[i32] {
-        &self.copy
+        self.few.get(..self.len).unwrap_or(&self.many)
     }
 }
 

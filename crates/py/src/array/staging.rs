@@ -1,10 +1,8 @@
 //! Running a call on a GPU: arrays are copied there, the op works on a stream of its own, and what it wrote is copied back.
 
+use super::Slot;
 use ironhorse::ops::{OpError, Staging, Stream};
 use std::ffi::c_void;
-
-/// Arrays that a call has at most.
-pub(super) const MOST: usize = 10;
 
 /// Memory of an array in a call.
 #[derive(Clone, Copy)]
@@ -26,23 +24,20 @@ impl Range {
 pub struct Placed {
     /// The stream to run on.
     pub stream: Stream,
-    /// Addresses by slot.
-    addresses: [usize; MOST],
+    /// The addresses on a GPU, by the number of the array; empty on the host.
+    addresses: Vec<usize>,
 }
 
 impl Placed {
     /// On the host, where arrays are used in place.
-    pub(super) fn host(ranges: &[Range]) -> Self {
-        let mut addresses = [0; MOST];
-        for (address, range) in addresses.iter_mut().zip(ranges) {
-            *address = range.source;
-        }
-        Self { stream: Stream::HOST, addresses }
-    }
+    pub(super) const HOST: Self = Self { stream: Stream::HOST, addresses: Vec::new() };
 
     /// The address of the array in a slot.
-    pub fn address(&self, slot: usize) -> *mut c_void {
-        std::ptr::with_exposed_provenance_mut(self.addresses[slot])
+    pub fn address(&self, slot: Slot) -> *mut c_void {
+        match self.addresses.get(slot.number) {
+            Some(&address) => std::ptr::with_exposed_provenance_mut(address),
+            None => slot.host(),
+        }
     }
 }
 
@@ -60,7 +55,7 @@ pub(super) fn run(
         OpError { text: format!("{op}: {}", error.text), ..error }
     };
     let mut staging = Staging::new(gpu).map_err(named)?;
-    let mut addresses = [0; MOST];
+    let mut addresses = vec![0; ranges.len()];
     for (i, range) in ranges.iter().enumerate() {
         // One array given twice is one array there too.
         let same = |other: &Range| (other.source, other.bytes) == (range.source, range.bytes);
@@ -76,8 +71,9 @@ pub(super) fn run(
                 .map_err(named)?;
         }
     }
-    run(&Placed { stream: Stream(staging.stream()), addresses })?;
-    for (range, &from) in ranges.iter().zip(&addresses).filter(|(range, _)| range.written) {
+    let placed = Placed { stream: Stream(staging.stream()), addresses };
+    run(&placed)?;
+    for (range, &from) in ranges.iter().zip(&placed.addresses).filter(|(range, _)| range.written) {
         let to = std::ptr::with_exposed_provenance_mut(range.start);
         // SAFETY: the array has this many bytes, may be written, and outlives `staging`, which waits.
         unsafe { staging.download(to, std::ptr::without_provenance(from), range.bytes) }.map_err(named)?;

@@ -1,7 +1,7 @@
 //! Choosing experts, moving tokens to them and back: on the host.
 
 use super::{Object, Result};
-use crate::array::{NumpyArray, NumpyCall, Placed};
+use crate::array::{NumpyArray, NumpyCall, Placed, Slot};
 use ironhorse::cpu::eager::routing::{self, Choice, Chosen, Sizes, Unfit};
 use ironhorse::ops::spec::Elem::{F32, I32};
 use pyo3::prelude::*;
@@ -26,7 +26,7 @@ fn run(
 /// An array of a call, to take along into work without the interpreter's lock.
 #[derive(Clone, Copy)]
 struct Memory {
-    slot: usize,
+    slot: Slot,
     len: usize,
 }
 

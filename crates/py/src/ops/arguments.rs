@@ -53,12 +53,24 @@ enum Keyword {
     Switch(&'static Op),
 }
 
+/// An argument that Python has.
+#[derive(Clone, Copy)]
+struct Param {
+    /// The position in the op's arguments.
+    at: usize,
+    required: bool,
+    /// An optional array before one that must be given: a number in its place means that it is left out.
+    skipped: bool,
+}
+
 /// What a Python function takes.
 pub struct Signature {
     op: &'static Op,
     name: &'static str,
-    /// Positions in the op's arguments of those that Python has, and whether they must be given.
-    params: Vec<(usize, bool)>,
+    /// The arguments that Python has.
+    params: Vec<Param>,
+    /// Those that must be given: bit i for argument i of the op.
+    required: u32,
     /// Interned, as those of almost every call are.
     keywords: Vec<(Py<PyString>, Keyword)>,
 }
@@ -86,7 +98,15 @@ impl Signature {
         if let Face::Switch(flag, other) = op.python {
             keywords.push(named(flag, Keyword::Switch(other)));
         }
-        Self { op, name, params: visible().map(|(i, arg)| (i, required(arg))).collect(), keywords }
+        let mut params = Vec::new();
+        for (at, arg) in visible() {
+            let later = || visible().any(|(i, arg)| i > at && required(arg));
+            let skipped = !required(arg) && matches!(arg.role, Role::Write(_)) && later();
+            params.push(Param { at, required: required(arg), skipped });
+        }
+        let required =
+            params.iter().filter(|param| param.required).fold(0, |bits, param| bits | 1 << param.at);
+        Self { op, name, params, required, keywords }
     }
 
     #[cold]
@@ -100,41 +120,42 @@ impl Signature {
         arguments: &Arguments<'a, 'py>,
     ) -> PyResult<Given<'a, 'py, N>> {
         let mut given = Given { op: self.op, values: [const { None }; N], device: None };
-        let mut next = 0;
         // From a number in the place of an optional array on, positions are those of what must be given: `scale(x, 2.0)`.
         let mut short = false;
+        let mut params = self.params.iter();
+        let mut missing = self.required;
         for i in 0..arguments.positional {
             let value = arguments.value(i);
-            short = short || self.skips_arrays(next, &value);
-            while short && self.params.get(next).is_some_and(|&(_, required)| !required) {
-                next += 1;
+            let mut param = params.next();
+            if let Some(&Param { skipped: true, .. }) = param {
+                short = short || is_number(&value);
             }
-            let Some(&(position, _)) = self.params.get(next) else {
+            while let Some(Param { required: false, .. }) = param
+                && short
+            {
+                param = params.next();
+            }
+            let Some(&Param { at, .. }) = param else {
                 let (most, found) = (self.params.len(), arguments.positional);
                 return Err(
                     self.wrong(format_args!("takes at most {most} positional arguments ({found} given)"))
                 );
             };
-            given.values[position] = Some(value);
-            next += 1;
+            given.values[at] = Some(value);
+            missing &= !(1 << at);
         }
         if let Some(names) = arguments.names {
             self.keywords(arguments, names, &mut given)?;
         }
-        for &(position, required) in &self.params {
-            if required && given.values[position].is_none() {
+        while missing != 0 {
+            let position = missing.trailing_zeros() as usize;
+            if given.values[position].is_none() {
                 let name = self.op.args[position].name;
                 return Err(self.wrong(format_args!("missing required argument: '{name}'")));
             }
+            missing &= missing - 1;
         }
         Ok(given)
-    }
-
-    /// Whether a positional argument is a number where an optional array could be, and a later one must be given.
-    fn skips_arrays(&self, next: usize, value: &Bound<'_, PyAny>) -> bool {
-        let Some(&(position, false)) = self.params.get(next) else { return false };
-        let array = matches!(self.op.args[position].role, Role::Write(_));
-        array && self.params[next..].iter().any(|&(_, required)| required) && is_number(value)
     }
 
     fn keywords<'a, 'py, const N: usize>(

@@ -2,8 +2,7 @@
 
 use super::arguments::{Arguments, Given, Signature};
 use super::shapes::{Shapes, twins};
-use crate::array::{NumpyArray, NumpyCall, Placed};
-use crate::error;
+use crate::array::{Indices, NumpyArray, NumpyCall, Placed};
 use ironhorse::ops::OpError;
 use ironhorse::ops::spec::{Bound as Limit, Default, Elem, Op, Role, Value};
 use pyo3::prelude::*;
@@ -50,65 +49,99 @@ fn call<const N: usize>(function: &Function, arguments: &Arguments<'_, '_>) -> P
     let py = arguments.py;
     let given = function.signature.parse::<N>(arguments)?;
     let op = given.op;
-    let device = given.device.as_ref().map_or(Ok("auto"), |device| device.to_str())?;
-    let mut call = NumpyCall::new(py, op.name, device)?;
+    let mut call = match &given.device {
+        None => NumpyCall::on_host(py, op.name),
+        Some(device) => NumpyCall::new(py, op.name, device.to_str()?)?,
+    };
     let mut shapes = Shapes::new(op, &function.twins);
-    let mut copies = Vec::new();
     scalars(&call, &given, &mut shapes)?;
-    for i in op.sets.inputs {
-        let arg = &op.args[i];
-        let array = match (arg.role, &given.values[i]) {
-            (Role::Read(_), Some(object)) if arg.default == Default::Seeds && object.is_none() => continue,
+    let mut indices = None;
+    inputs(&mut call, &given, &mut shapes, &mut indices)?;
+    shapes.solve(&call, &given)?;
+    let mut values = Values([Value::Pointer(std::ptr::null_mut()); N]);
+    fill(&mut values.0, &given, &shapes)?;
+    let makes = |i: usize| given.values[i].as_ref().is_none_or(|value| value.is_none());
+    let makes = op.sets.writes.into_iter().any(makes);
+    if makes {
+        // Before memory of these sizes is allocated.
+        op.check_scalars(&values.0[..op.args.len()]).map_err(|error| call.failed(&error))?;
+    }
+    outputs(&mut call, &given, &mut shapes, &values.0)?;
+    for i in op.sets.arrays {
+        if let Some(array) = &shapes.arrays[i] {
+            values.0[i] = Value::Pointer(array.slot().host());
+        }
+    }
+    if call.on_gpu() {
+        on_gpu(&call, op, &shapes, &mut values)?;
+    } else {
+        // SAFETY: `Shapes` saw that every array has as many elements as the sizes say; the caller holds the arrays, and
+        // another thread that writes one meanwhile can change numbers only: indices are private copies.
+        call.run(shapes.work(), |on| unsafe { run(op, &values, makes, on) })?;
+    }
+    drop(indices);
+    results(py, op, &mut shapes)
+}
+
+/// The arrays that are given and read, and a private copy of indices.
+fn inputs<'py, const N: usize>(
+    call: &mut NumpyCall<'py>,
+    given: &Given<'_, 'py, N>,
+    shapes: &mut Shapes<'_, 'py, N>,
+    indices: &mut Option<Indices>,
+) -> PyResult<()> {
+    for i in given.op.sets.inputs {
+        let arg = &given.op.args[i];
+        let mut array = match (arg.role, &given.values[i]) {
+            (Role::Read(Elem::U64), Some(object)) if object.is_none() => continue,
             (Role::Read(elem), Some(object)) => call.input(arg.name, elem, object)?,
             (Role::Update, Some(object)) => call.output(arg.name, Elem::F32, object)?,
             (Role::Unused, Some(object)) if !object.is_none() => call.output(arg.name, Elem::F32, object)?,
             _ => continue,
         };
         if arg.below.is_some() {
-            copies.push(call.private(&array));
+            call.private(&mut array, indices);
         }
         shapes.arrays[i] = Some(array);
     }
-    shapes.solve(&call, &given)?;
-    let mut values = Values([Value::Pointer(std::ptr::null_mut()); N]);
-    fill(&mut values.0, &given, &shapes)?;
-    let count = op.args.len();
-    let makes = |i: usize| given.values[i].as_ref().is_none_or(|value| value.is_none());
-    if op.sets.writes.into_iter().any(makes) {
-        // Before memory of these sizes is allocated; `Op::call` checks all the same.
-        op.check_scalars(&values.0[..count]).map_err(|error| error::of_op(py, &error))?;
-    }
-    outputs(&mut call, &given, &mut shapes, &values.0)?;
-    let mut slots = [usize::MAX; N];
-    for i in op.sets.arrays {
-        if let Some(array) = &shapes.arrays[i] {
-            slots[i] = array.slot();
-            values.0[i] = Value::Pointer(call.address(array.slot()));
-        }
-    }
-    if call.on_gpu() {
-        // SAFETY: host arrays of the sizes of the values; overlaps must be seen before they are copied apart.
-        unsafe { op.check(&values.0[..count]) }.map_err(|error| error::of_op(py, &error))?;
-    }
-    call.run(shapes.work(), |on| run(op, &mut values, &slots, on))?;
-    drop(copies);
-    results(py, op, &mut shapes)
+    Ok(())
 }
 
-fn run<const N: usize>(
+/// Runs an op.
+///
+/// # Safety
+/// As [`Op::call`].
+unsafe fn run<const N: usize>(
     op: &'static Op,
-    values: &mut Values<N>,
-    slots: &[usize; N],
+    values: &Values<N>,
+    checked: bool,
     on: &Placed,
 ) -> Result<(), OpError> {
-    for (value, &slot) in values.0.iter_mut().zip(slots) {
-        if slot != usize::MAX {
-            *value = Value::Pointer(on.address(slot));
+    let values = &values.0[..op.args.len()];
+    // SAFETY: guaranteed by the caller.
+    unsafe { if checked { op.call_checked(values, on.stream) } else { op.call(values, on.stream) } }
+}
+
+/// Runs an op on copies of its arrays on a GPU.
+#[cold]
+fn on_gpu<const N: usize>(
+    call: &NumpyCall<'_>,
+    op: &'static Op,
+    shapes: &Shapes<'_, '_, N>,
+    values: &mut Values<N>,
+) -> PyResult<()> {
+    // SAFETY: host arrays of the sizes of the values; overlaps must be seen before they are copied apart.
+    unsafe { op.check(&values.0[..op.args.len()]) }.map_err(|error| call.failed(&error))?;
+    let slots: [_; N] = std::array::from_fn(|i| shapes.arrays[i].as_ref().map(NumpyArray::slot));
+    call.run(shapes.work(), |on| {
+        for (i, slot) in slots.iter().enumerate() {
+            if let (true, Some(slot)) = (op.sets.arrays.has(i), slot) {
+                values.0[i] = Value::Pointer(on.address(*slot));
+            }
         }
-    }
-    // SAFETY: `Shapes` saw that every array has as many elements as the sizes say; the caller holds the arrays, and another
-    // thread that writes one meanwhile can change numbers only: indices are private copies.
-    unsafe { op.call(&values.0[..op.args.len()], on.stream) }
+        // SAFETY: as in `call`.
+        unsafe { run(op, values, true, on) }
+    })
 }
 
 /// Takes the sizes that are given.
@@ -143,7 +176,6 @@ fn fill<const N: usize>(
     shapes: &Shapes<'_, '_, N>,
 ) -> PyResult<()> {
     let op = given.op;
-    let size = |name: &str| op.position(name).map_or(1, |i| shapes.size(i)).max(1);
     for i in op.sets.sizes {
         values[i] = Value::Int(shapes.size(i));
     }
@@ -151,12 +183,13 @@ fn fill<const N: usize>(
         let arg = &op.args[i];
         let object =
             given.values[i].as_ref().filter(|object| !object.is_none() || arg.default == Default::Absent);
+        let size = || arg.named.default.map_or(1, |i| shapes.size(i)).max(1) as f32;
         values[i] = match (arg.role, object, arg.default) {
             (Role::Double, Some(object), _) => Value::Number(object.extract()?),
             (Role::Double, None, Default::Number(x)) => Value::Number(x),
             (Role::Number, Some(object), _) => Value::from(object.extract::<f32>()?),
-            (Role::Number, None, Default::InverseRoot(name)) => Value::from(1.0 / (size(name) as f32).sqrt()),
-            (Role::Number, None, Default::Inverse(name)) => Value::from(1.0 / size(name) as f32),
+            (Role::Number, None, Default::InverseRoot(_)) => Value::from(1.0 / size().sqrt()),
+            (Role::Number, None, Default::Inverse(_)) => Value::from(1.0 / size()),
             (Role::Number, None, Default::Number(x)) => Value::from(x as f32),
             (Role::Flag, Some(object), _) => Value::Flag(object.is_truthy()?),
             (Role::Flag, None, default) => Value::Flag(default == Default::Flag(true)),
@@ -189,7 +222,7 @@ fn outputs<'py, const N: usize>(
                 array
             }
             (Role::Write(elem), None) => {
-                if let Some(number) = arg.reads_unless.and_then(|name| op.position(name))
+                if let Some(number) = arg.named.reads_unless
                     && values[number].number() != 0.0
                 {
                     let (name, x) = (op.args[number].name, values[number].number());

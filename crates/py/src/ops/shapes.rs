@@ -11,13 +11,47 @@ use std::borrow::Cow;
 pub struct Shapes<'a, 'py, const N: usize> {
     op: &'static Op,
     twins: &'a [u32],
-    sizes: [Option<i64>; N],
+    sizes: Sizes<N>,
     /// The number of first elements to work on, where that is given.
     limit: Option<(usize, i64)>,
     /// The arrays found so far.
     pub arrays: [Option<NumpyArray<'py>>; N],
     /// Whether the sizes were given: then arrays may have any shape with as many elements.
     explicit: bool,
+}
+
+/// Sizes by position in the op's arguments.
+#[derive(Clone, Copy)]
+struct Sizes<const N: usize> {
+    /// Bit i: the size of argument i is known.
+    known: u32,
+    values: [i64; N],
+}
+
+impl<const N: usize> Sizes<N> {
+    const NONE: Self = Self { known: 0, values: [0; N] };
+
+    fn get(&self, i: usize) -> Option<i64> {
+        (self.known >> i & 1 == 1).then_some(self.values[i])
+    }
+
+    fn set(&mut self, i: usize, size: i64) {
+        self.known |= 1 << i;
+        self.values[i] = size;
+    }
+
+    /// Sets a size unless it is known; the size.
+    fn get_or_set(&mut self, i: usize, size: i64) -> i64 {
+        if self.known >> i & 1 == 0 {
+            self.set(i, size);
+        }
+        self.values[i]
+    }
+}
+
+/// Whether shapes are equal: a loop, because comparing so few bytes by `memcmp` takes longer.
+fn same(a: &[usize], b: &[usize]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a == b)
 }
 
 /// For each argument of an op, the arrays before it that have the same dimensions: bit i for argument i.
@@ -29,8 +63,7 @@ pub fn twins(op: &Op) -> Vec<u32> {
 
 impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
     pub fn new(op: &'static Op, twins: &'a [u32]) -> Self {
-        let (sizes, arrays) = ([None; N], [const { None }; N]);
-        Self { op, twins, sizes, limit: None, arrays, explicit: false }
+        Self { op, twins, sizes: Sizes::NONE, limit: None, arrays: [const { None }; N], explicit: false }
     }
 
     /// Takes a size that is given.
@@ -40,7 +73,7 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
             self.limit = Some((i, size));
         } else {
             self.explicit |= arg.solved();
-            self.sizes[i] = Some(size);
+            self.sizes.set(i, size);
         }
     }
 
@@ -48,14 +81,14 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
     pub fn size(&self, i: usize) -> i64 {
         match self.limit {
             Some((limited, size)) if limited == i => size,
-            _ => self.sizes[i].unwrap_or(0),
+            _ => self.sizes.get(i).unwrap_or(0),
         }
     }
 
     /// About how many elements the op touches.
     pub fn work(&self) -> usize {
         let counts = |i: &usize| !matches!(self.op.args[*i].default, Default::Int(_));
-        let sizes = self.op.sets.sizes.into_iter().filter(counts).filter_map(|i| self.sizes[i]);
+        let sizes = self.op.sets.sizes.into_iter().filter(counts).filter_map(|i| self.sizes.get(i));
         let product = sizes.fold(1_i64, i64::saturating_mul);
         product.max(0) as usize
     }
@@ -66,8 +99,8 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
             self.solve_in_passes(call, given)?;
         }
         match self.limit {
-            Some((i, n)) if !(0..=self.sizes[i].unwrap_or(0)).contains(&n) => {
-                let (name, most) = (self.op.args[0].name, self.sizes[i].unwrap_or(0));
+            Some((i, n)) if !(0..=self.sizes.get(i).unwrap_or(0)).contains(&n) => {
+                let (name, most) = (self.op.args[0].name, self.sizes.get(i).unwrap_or(0));
                 Err(call.invalid(format_args!("`n` is {n}, expected 0 to {most}, the elements of `{name}`")))
             }
             _ => Ok(()),
@@ -82,19 +115,20 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
         for i in self.op.sets.inputs {
             let (arg, Some(array)) = (&self.op.args[i], &self.arrays[i]) else { continue };
             let fits = match self.like(i) {
-                Some(shape) => array.shape() == shape,
+                Some(shape) => same(array.shape(), shape),
                 None if arg.role == Role::Unused => true,
                 // The leading dimensions of a second array must be those of the first, not only as many elements.
                 None if leads && self.leads(arg.dims) => false,
                 None => self.sides(arg.dims, array.shape(), &mut sizes),
             };
-            let open = |dim: &Dim| matches!(*dim, Dim::AtLeast(i, j) if sizes[i].and(sizes[j]).is_none());
-            if !fits || arg.dims.iter().any(open) {
+            let open =
+                |dim: &Dim| matches!(*dim, Dim::AtLeast(i, j) if sizes.get(i).and(sizes.get(j)).is_none());
+            if !fits || self.op.sets.least.has(i) && arg.dims.iter().any(open) {
                 return false;
             }
             leads = leads || self.leads(arg.dims);
         }
-        let known = self.op.sets.solved.into_iter().all(|i| sizes[i].is_some());
+        let known = self.op.sets.solved.into_iter().all(|i| sizes.get(i).is_some());
         if known {
             self.sizes = sizes;
         }
@@ -112,15 +146,16 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
                     self.arrays[i] = Some(array);
                 }
             }
-            let open = self.op.args.iter().zip(&self.sizes).any(|(arg, size)| arg.solved() && size.is_none());
-            if !open {
+            if self.op.sets.solved.into_iter().all(|i| self.sizes.get(i).is_some()) {
                 break;
             }
         }
         if self.explicit {
             for (i, arg) in self.op.args.iter().enumerate() {
-                if let (None, Default::Hidden(other)) = (self.sizes[i], arg.default) {
-                    self.sizes[i] = self.op.position(other).and_then(|other| self.sizes[other]);
+                if let (None, Default::Hidden(_)) = (self.sizes.get(i), arg.default)
+                    && let Some(size) = arg.named.default.and_then(|other| self.sizes.get(other))
+                {
+                    self.sizes.set(i, size);
                 }
             }
         }
@@ -162,7 +197,7 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
         }
         // A flat array tells the one size that is not known.
         if let &[len] = shape {
-            let unknown = |dim: &&Dim| matches!(**dim, Dim::Size(i) if self.sizes[i].is_none());
+            let unknown = |dim: &&Dim| matches!(**dim, Dim::Size(i) if self.sizes.get(i).is_none());
             let mut rest = 1_i64;
             for dim in dims.iter().filter(|dim| !unknown(dim)) {
                 rest = rest.saturating_mul(self.side(*dim).unwrap_or(0));
@@ -172,26 +207,26 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
                 && rest > 0
                 && len as i64 % rest == 0
             {
-                self.sizes[*open] = Some(len as i64 / rest);
+                self.sizes.set(*open, len as i64 / rest);
             }
         }
     }
 
     /// Takes the sizes of the sides of a shape; false if it is another shape.
-    fn sides(&self, dims: &[Dim], shape: &[usize], sizes: &mut [Option<i64>; N]) -> bool {
+    fn sides(&self, dims: &[Dim], shape: &[usize], sizes: &mut Sizes<N>) -> bool {
         let mut fits = |dim: &Dim, side: i64| match *dim {
-            Dim::Size(i) => *sizes[i].get_or_insert(side) == side,
-            Dim::Half(i) => *sizes[i].get_or_insert(2 * side) / 2 == side,
-            Dim::Times(i, j) => match (sizes[i], sizes[j]) {
+            Dim::Size(i) => sizes.get_or_set(i, side) == side,
+            Dim::Half(i) => sizes.get_or_set(i, 2 * side) / 2 == side,
+            Dim::Times(i, j) => match (sizes.get(i), sizes.get(j)) {
                 (Some(a), Some(b)) => a.checked_mul(b) == Some(side),
                 (Some(a), None) | (None, Some(a)) if a > 0 && side % a == 0 => {
-                    let other = if sizes[i].is_none() { i } else { j };
-                    sizes[other] = Some(side / a);
+                    let other = if sizes.get(i).is_none() { i } else { j };
+                    sizes.set(other, side / a);
                     true
                 }
                 _ => false,
             },
-            Dim::AtLeast(i, j) => match (sizes[i], sizes[j]) {
+            Dim::AtLeast(i, j) => match (sizes.get(i), sizes.get(j)) {
                 (Some(a), Some(b)) => a.checked_add(b).is_some_and(|least| side >= least),
                 _ => true,
             },
@@ -212,10 +247,10 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
     /// A side, if its sizes are known; the least where it is at least that.
     fn side(&self, dim: Dim) -> Option<i64> {
         match dim {
-            Dim::Size(i) => self.sizes[i],
-            Dim::Half(i) => self.sizes[i].map(|size| size / 2),
-            Dim::Times(i, j) => self.sizes[i]?.checked_mul(self.sizes[j]?),
-            Dim::AtLeast(i, j) => self.sizes[i]?.checked_add(self.sizes[j]?),
+            Dim::Size(i) => self.sizes.get(i),
+            Dim::Half(i) => self.sizes.get(i).map(|size| size / 2),
+            Dim::Times(i, j) => self.sizes.get(i)?.checked_mul(self.sizes.get(j)?),
+            Dim::AtLeast(i, j) => self.sizes.get(i)?.checked_add(self.sizes.get(j)?),
             Dim::Above(_) => None,
         }
     }
@@ -223,7 +258,7 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
     /// Refuses an array that does not fit the sizes: other dimensions, and not flat with as many elements.
     pub fn expect(&self, call: &NumpyCall<'py>, i: usize, array: &NumpyArray<'py>) -> PyResult<()> {
         let arg = &self.op.args[i];
-        if arg.role == Role::Unused || self.like(i) == Some(array.shape()) {
+        if arg.role == Role::Unused || self.like(i).is_some_and(|shape| same(shape, array.shape())) {
             return Ok(());
         }
         let least = arg.dims.iter().any(|dim| matches!(dim, Dim::AtLeast(..)));
@@ -309,7 +344,7 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
         {
             return format!("{shape:?}");
         }
-        let name = |i: usize| match self.sizes[i] {
+        let name = |i: usize| match self.sizes.get(i) {
             Some(size) => size.to_string(),
             None => self.op.args[i].name.to_owned(),
         };
