@@ -328,3 +328,30 @@ impl Arg {
         self.role.is_size() && matches!(self.default, Default::Absent | Default::Hidden(_))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{layers, table};
+
+    #[test]
+    fn positions_are_those_of_the_names() {
+        for op in table::ALL.iter().chain(layers::table::ALL) {
+            for arg in op.args {
+                let name = |at: Option<usize>| at.map(|i| op.args[i].name);
+                let bound = match arg.bound {
+                    Bound::UpTo(name) | Bound::Divides(name) => Some(name),
+                    _ => None,
+                };
+                let default = match arg.default {
+                    Default::InverseRoot(name) | Default::Inverse(name) | Default::Hidden(name) => Some(name),
+                    _ => None,
+                };
+                let below = arg.below.filter(|name| !name.is_empty());
+                let Named { bound: b, default: d, below: i, reads_unless: r } = arg.named;
+                let found = [name(b), name(d), name(i), name(r)];
+                assert_eq!(found, [bound, default, below, arg.reads_unless], "{} {}", op.name, arg.name);
+            }
+        }
+    }
+}

@@ -10,7 +10,7 @@ use numpy::npyffi::{self, NPY_ARRAY_CARRAY, NPY_ARRAY_CARRAY_RO, NPY_ARRAY_ENSUR
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::PyTypeInfo;
 use pyo3::prelude::*;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 /// Work, in elements touched, from which the interpreter's lock is released: below, taking it back costs more than the work.
 const LONG: usize = 16 * 1024;

@@ -5,7 +5,7 @@ use crate::array::{NumpyArray, NumpyCall};
 use ironhorse::ops::spec::{Arg, Default, Dim, Op, Role};
 use ironhorse::ops::text;
 use pyo3::prelude::*;
-use std::borrow::Cow;
+use std::ops::Deref;
 
 /// The sizes and arrays of a call, by position in the op's arguments.
 pub struct Shapes<'a, 'py, const N: usize> {
@@ -46,6 +46,37 @@ impl<const N: usize> Sizes<N> {
             self.set(i, size);
         }
         self.values[i]
+    }
+}
+
+/// A shape to be made, which needs no allocation if it has few sides.
+pub struct Sides {
+    few: [usize; 8],
+    len: usize,
+    many: Vec<usize>,
+}
+
+impl Sides {
+    const NONE: Self = Self { few: [0; 8], len: 0, many: Vec::new() };
+
+    fn extend(&mut self, sides: &[usize]) {
+        let len = self.len + sides.len();
+        match self.few.get_mut(self.len..len) {
+            Some(room) => room.iter_mut().zip(sides).for_each(|(to, side)| *to = *side),
+            None => {
+                let before = if self.many.is_empty() { &self.few[..self.len] } else { &[] };
+                self.many.extend(before.iter().chain(sides));
+            }
+        }
+        self.len = len;
+    }
+}
+
+impl Deref for Sides {
+    type Target = [usize];
+
+    fn deref(&self) -> &[usize] {
+        self.few.get(..self.len).unwrap_or(&self.many)
     }
 }
 
@@ -111,14 +142,12 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
     /// array needs a closer look; then nothing has changed.
     fn told_in_order(&mut self) -> bool {
         let mut sizes = self.sizes;
-        let mut leads = false;
+        let mut lead: Option<&[usize]> = None;
         for i in self.op.sets.inputs {
             let (arg, Some(array)) = (&self.op.args[i], &self.arrays[i]) else { continue };
             let fits = match self.like(i) {
                 Some(shape) => same(array.shape(), shape),
                 None if arg.role == Role::Unused => true,
-                // The leading dimensions of a second array must be those of the first, not only as many elements.
-                None if leads && self.leads(arg.dims) => false,
                 None => self.sides(arg.dims, array.shape(), &mut sizes),
             };
             let open =
@@ -126,7 +155,14 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
             if !fits || self.op.sets.least.has(i) && arg.dims.iter().any(open) {
                 return false;
             }
-            leads = leads || self.leads(arg.dims);
+            if self.leads(arg.dims) {
+                let found = array.shape().get(..array.shape().len() + 1 - arg.dims.len()).unwrap_or(&[]);
+                // The leading dimensions of a second array must be those of the first, not only as many elements.
+                if !same(lead.unwrap_or(found), found) {
+                    return false;
+                }
+                lead = lead.or(Some(found));
+            }
         }
         let known = self.op.sets.solved.into_iter().all(|i| sizes.get(i).is_some());
         if known {
@@ -303,13 +339,13 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
     }
 
     /// The shape that the sizes give, with the leading dimensions as the first array has them.
-    fn expanded(&self, arg: &Arg) -> Option<Vec<usize>> {
-        let mut shape = Vec::with_capacity(4);
+    fn expanded(&self, arg: &Arg) -> Option<Sides> {
+        let mut shape = Sides::NONE;
         for (at, &dim) in arg.dims.iter().enumerate() {
             let side = usize::try_from(self.side(dim)?).ok()?;
             match self.leading_dimensions().filter(|_| at == 0 && self.leads(arg.dims)) {
-                Some(lead) if lead.iter().product::<usize>() == side => shape.extend_from_slice(lead),
-                _ => shape.push(side),
+                Some(lead) if lead.iter().product::<usize>() == side => shape.extend(lead),
+                _ => shape.extend(&[side]),
             }
         }
         Some(shape)
@@ -323,13 +359,14 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
     }
 
     /// The shape of an array to make.
-    pub fn shape(&self, call: &NumpyCall<'py>, i: usize) -> PyResult<Cow<'_, [usize]>> {
+    pub fn shape(&self, call: &NumpyCall<'py>, i: usize) -> PyResult<Sides> {
         if let Some(shape) = self.like(i) {
-            return Ok(shape.into());
+            let mut sides = Sides::NONE;
+            sides.extend(shape);
+            return Ok(sides);
         }
         let arg = &self.op.args[i];
         self.expanded(arg)
-            .map(Cow::Owned)
             .ok_or_else(|| call.invalid(format_args!("`{}` cannot have {}", arg.name, self.described(i))))
     }
 
@@ -342,7 +379,7 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
         if let Some(shape) =
             self.expanded(arg).filter(|_| !self.explicit && !text::shape(self.op, arg).contains("least"))
         {
-            return format!("{shape:?}");
+            return format!("{:?}", &*shape);
         }
         let name = |i: usize| match self.sizes.get(i) {
             Some(size) => size.to_string(),
