@@ -3,6 +3,7 @@
     python -m ironhorse.export gpt2 --model d12 --batch 4 --seq 64 --seed 0 --out keys
     python -m ironhorse.export gpt2 --model n_layer=3,n_head=5,n_embd=80,vocab_size=1003,max_seq_len=37 \\
                                     --batch 3 --seq 37 --out keys
+    python -m ironhorse.export gpt2 --model d12 --optimizer muon --lr 1e-3 --weight-decay 0.1 --stem muon --out keys
     python -m ironhorse.export gpt2 --model runs/my-run --batch 1 --seq 128 --out keys
 
     python -m ironhorse.export moe --model moe-tiny --batch 2 --seq 32 --out keys
@@ -38,6 +39,7 @@ from .errors import InvalidValueError, IronhorseError, LaunchFailedError, NotAva
 from .export_options import Options, check_length
 from .formats.staging import check_writable_file, write_json
 
+OPTIMIZERS = ("adamw", "muon")
 OUT_OF_MEMORY = "out of memory; choose a smaller model or batch"
 
 
@@ -122,7 +124,9 @@ def _add_flags(command: argparse.ArgumentParser, name: str, kind: Kind) -> None:
     batch.add_argument("--batch", type=int, default=4, metavar="B")
     batch.add_argument("--seq", type=int, default=64, metavar="T")
     batch.add_argument("--seed", type=int, default=0, help="of weights and tokens")
-    optimizer = command.add_argument_group("optimizer (AdamW on the one batch)")
+    optimizer = command.add_argument_group("optimizer (on the one batch)")
+    optimizer.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="muon updates the matrices of the "
+                           "blocks, and AdamW everything else")  # fmt: skip
     optimizer.add_argument("--steps", type=int, default=10, metavar="N", help="0 leaves losses and after.* out")
     optimizer.add_argument("--lr", type=float, default=1e-4)
     optimizer.add_argument("--beta1", type=float, default=0.9)
@@ -154,6 +158,8 @@ def check_args(args: Options) -> None:
         value = getattr(args, name)
         if not (math.isfinite(value) and value >= 0):
             raise IronhorseError(f"--{name.replace('_', '-')} is {value}; it must be a number of 0 or more")
+    if args.optimizer == "muon" and args.reference == "transformers":  # whose experts are one tensor
+        raise IronhorseError("--optimizer muon goes with --reference ironhorse; leave one of them out")
     if args.model is None and args.hf is None:
         kind = KINDS[args.kind]
         raise IronhorseError(f"no --model; give {kind.names[0]}, sizes such as {kind.sizes}, or a folder")
@@ -305,6 +311,7 @@ def export(
     seq: int = 64,
     seed: int = 0,
     steps: int = 10,
+    optimizer: str = "adamw",
     lr: float = 1e-4,
     beta1: float = 0.9,
     beta2: float = 0.999,
@@ -333,6 +340,8 @@ def export(
     inits = KINDS[kind].inits
     if init is not None and init not in inits:
         raise InvalidValueError(f"export: init is {init!r}; expected one of {', '.join(inits)}")
+    if optimizer not in OPTIMIZERS:
+        raise InvalidValueError(f"export: optimizer is {optimizer!r}; expected one of {', '.join(OPTIMIZERS)}")
     if reference not in KINDS[kind].references:
         raise InvalidValueError(
             f"export: reference is {reference!r}; expected one of {', '.join(KINDS[kind].references)}"
@@ -347,7 +356,8 @@ def export(
     options = Options(
         kind=kind, out=os.fspath(out), model=None if text is None else os.fspath(text),
         hf=None if hf is None else os.fspath(hf), init=init, batch=batch, seq=seq, seed=seed, steps=steps, lr=lr,
-        beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, stem=stem if stem is not None else kind,
+        optimizer=optimizer, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay,
+        stem=stem if stem is not None else kind,
         no_acts=not acts, no_bf16=not bf16, reference=reference,
     )  # fmt: skip
     names = [field.name for field in fields(Options)]

@@ -13,6 +13,7 @@ import torch
 from .answer_key import KeyInfo
 from .errors import IronhorseError
 from .export_options import Options
+from .reference.muon import Muon
 from .reference.train import AdamW, Answers, Model, compute_answers, compute_answers_bf16, nearby, torch_errors
 
 Arrays = dict[str, np.ndarray]
@@ -31,7 +32,8 @@ LOST = 2e-6
 
 def optimizer_of(args: Options) -> AdamW:
     """The optimizer of the flags."""
-    return AdamW(args.lr, args.beta1, args.beta2, args.eps, args.weight_decay)
+    kind = Muon if args.optimizer == "muon" else AdamW
+    return kind(args.lr, args.beta1, args.beta2, args.eps, args.weight_decay)
 
 
 def compute(

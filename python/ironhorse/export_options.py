@@ -21,6 +21,7 @@ class Options:
     seq: int = 64
     seed: int = 0
     steps: int = 10
+    optimizer: str = "adamw"
     lr: float = 1e-4
     beta1: float = 0.9
     beta2: float = 0.999

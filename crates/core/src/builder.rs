@@ -2,7 +2,7 @@
 
 use crate::op::Op;
 use crate::planner::{Lifetime, place};
-use crate::program::{Layout, Node, Param, Program, Section, Value, ValueKind, flat};
+use crate::program::{Layout, Node, Param, Program, Section, Update, Value, ValueKind, flat};
 use crate::slot::align_up;
 use crate::{DType, Error, Pool, Precision, Result, Shape, Slot};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,7 +62,16 @@ impl Builder {
         let offset = self.params.last().map_or(0, |param| align_up(param.weight.end()));
         let precision = self.precision;
         let weight = Slot { pool: Pool::Params, offset, shape: shape.into(), dtype: precision.weights };
-        self.params.push(Param { name: name.into(), decay, weight, precision });
+        // The parameters of Muon are a stretch of the pool up to the start of the next one of AdamW.
+        let held = self.params.iter().rev().find_map(|param| match param.update {
+            Update::AdamW { skipped } => {
+                Some(align_up(param.weight.end()) / precision.weights.size() - skipped)
+            }
+            Update::Muon { .. } => None,
+        });
+        let skipped = offset / precision.weights.size() - held.unwrap_or(0);
+        let update = Update::AdamW { skipped };
+        self.params.push(Param { name: name.into(), decay, weight, precision, update });
         weight
     }
 
@@ -84,6 +93,39 @@ impl Builder {
             slots.push(self.params.last().map_or(slot, |param| param.weight));
         }
         slots
+    }
+
+    /// Adds adjacent rows to the parameter table that Muon updates: (name, shape, matrices), where each tensor stacks so
+    /// many matrices of the same size.
+    pub fn muon_group<N: Into<String>, S: Into<Shape>>(
+        &mut self,
+        params: impl IntoIterator<Item = (N, S, usize)>,
+        decay: bool,
+    ) -> Vec<Slot> {
+        let first = self.params.len();
+        let mut counts = Vec::new();
+        let named = params.into_iter().map(|(name, shape, matrices)| {
+            counts.push(matrices);
+            (name, shape)
+        });
+        let slots = self.param_group(named, decay);
+        for (param, matrices) in self.params[first..].iter_mut().zip(counts) {
+            param.update = Update::Muon { matrices };
+        }
+        slots
+    }
+
+    /// The sizes of the matrices that Muon updates, each with their number, in the order in which they first occur.
+    pub fn muon_sizes(&self) -> Vec<([usize; 2], usize)> {
+        let mut sizes: Vec<([usize; 2], usize)> = Vec::new();
+        for param in &self.params {
+            let (Some(size), Update::Muon { matrices }) = (param.matrix(), param.update) else { continue };
+            match sizes.iter_mut().find(|(known, _)| *known == size) {
+                Some((_, count)) => *count += matrices,
+                None => sizes.push((size, matrices)),
+            }
+        }
+        sizes
     }
 
     /// The gradient of a parameter, or of several joined parameters.

@@ -36,7 +36,36 @@ impl DType {
     }
 }
 
-/// The element types of weights, gradients, master weights and moments. Activations have the type of the weights.
+/// What updates the matrices of a model's blocks; AdamW updates all other parameters in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Optimizer {
+    /// AdamW: two moments for each weight.
+    #[default]
+    AdamW,
+    /// Muon: one moment for each weight; steps are orthogonalised ([`MuonMomentum`](crate::op::MuonMomentum)).
+    Muon,
+}
+
+impl Optimizer {
+    /// Every optimizer.
+    pub const ALL: [Self; 2] = [Self::AdamW, Self::Muon];
+
+    /// The name in flags and files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AdamW => "adamw",
+            Self::Muon => "muon",
+        }
+    }
+
+    /// The optimizer of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|optimizer| optimizer.name() == name)
+    }
+}
+
+/// How the state of training is kept: the element types of weights, gradients, master weights and moments, and which
+/// optimizer needs them. Activations have the type of the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Precision {
     /// Weights and activations. With bf16 the update works on f32 master weights.
@@ -45,14 +74,21 @@ pub struct Precision {
     pub grads: DType,
     /// Master weights of bf16 weights: f32, or i16 for the residual of [`split_master`](crate::split_master).
     pub master: DType,
-    /// Both moments of AdamW: f32, or bf16 with stochastic rounding (with bf16 weights only).
+    /// The moments: f32, or bf16 with stochastic rounding (with bf16 weights only).
     pub moments: DType,
+    /// The optimizer: with Muon, the matrices of the blocks have no second moments.
+    pub optimizer: Optimizer,
 }
 
 impl Precision {
     /// Everything in f32.
-    pub const F32: Self =
-        Self { weights: DType::F32, grads: DType::F32, master: DType::F32, moments: DType::F32 };
+    pub const F32: Self = Self {
+        weights: DType::F32,
+        grads: DType::F32,
+        master: DType::F32,
+        moments: DType::F32,
+        optimizer: Optimizer::AdamW,
+    };
     /// bf16 except for sums, statistics, moments and master weights.
     pub const BF16: Self = Self { weights: DType::BF16, grads: DType::BF16, ..Self::F32 };
     /// bf16 with f32 gradients, for steps of several micro-steps: bf16 sums would lose small contributions.
@@ -68,6 +104,12 @@ impl Precision {
     #[must_use]
     pub const fn with_bf16_moments(self) -> Self {
         Self { moments: DType::BF16, ..self }
+    }
+
+    /// The same with this optimizer.
+    #[must_use]
+    pub const fn with_optimizer(self, optimizer: Optimizer) -> Self {
+        Self { optimizer, ..self }
     }
 
     /// Whether the update needs master weights.

@@ -35,14 +35,16 @@ mod widen;
 
 pub use builder::Builder;
 pub use device::{DeviceDescription, Limit, Limits, MemoryUse};
-pub use dtype::{DType, Precision, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+pub use dtype::{DType, Optimizer, Precision, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use engine::{Engine, EngineExt, Pending, Scalars, Timed, TokenChoice};
 pub use error::{Error, Result};
 pub(crate) use host::host_vec;
 pub use host::{
     HostMemory, HostSlice, HostSliceMut, MakeHostMemory, check_host_bytes, check_host_len, no_host_memory,
 };
-pub use program::{Layout, Node, Param, Program, Section, Value, ValueKind};
+pub use program::{
+    Layout, MuonMatrix, Node, Param, Program, Section, Update, Value, ValueKind, muon_matrices,
+};
 pub use rounding::{RandomRounding, join_master, split_master};
 pub use shape::Shape;
 pub use slot::{ALIGN, Pool, Slot, align_up};

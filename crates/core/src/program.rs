@@ -58,20 +58,79 @@ pub struct Param {
     pub weight: Slot,
     /// The element types of the weights and of their gradients.
     pub precision: Precision,
+    /// What updates it.
+    pub update: Update,
+}
+
+/// What updates a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Update {
+    /// AdamW.
+    AdamW {
+        /// How many elements of the pool before it have no second moment. The pool of second moments has no room for
+        /// them.
+        skipped: usize,
+    },
+    /// Muon.
+    Muon {
+        /// How many matrices of the same size it stacks, each of which is orthogonalised by itself: 3 for q, k and v in
+        /// one tensor.
+        matrices: usize,
+    },
+}
+
+/// A matrix that Muon updates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MuonMatrix {
+    /// The index of its first element in every pool laid out like the parameters.
+    pub first: usize,
+    /// Whether weight decay applies.
+    pub decay: bool,
+}
+
+/// The matrices of this size that Muon updates, in the order of the parameter table.
+pub fn muon_matrices(params: &[Param], [rows, cols]: [usize; 2]) -> impl Iterator<Item = MuonMatrix> {
+    params.iter().flat_map(move |param| {
+        let count = match param.update {
+            Update::Muon { matrices } if param.matrix() == Some([rows, cols]) => matrices,
+            _ => 0,
+        };
+        let first = param.elements().start;
+        (0..count).map(move |i| MuonMatrix { first: first + i * rows * cols, decay: param.decay })
+    })
 }
 
 impl Param {
+    /// The size of the matrices that Muon updates in it; `None` if AdamW updates it.
+    pub fn matrix(&self) -> Option<[usize; 2]> {
+        let Update::Muon { matrices } = self.update else { return None };
+        let (rows, cols) = (self.weight.shape.rows(), self.weight.shape.cols());
+        Some([rows / matrices.max(1), cols])
+    }
+
     /// The gradient, at the same position in the gradient pool.
     pub fn grad(&self) -> Slot {
         self.in_pool(Pool::Grads)
     }
 
-    /// The slot at the same position in another pool that is laid out like the parameters: the same elements in the
-    /// same order, in that pool's element type.
+    /// The slot in another pool that is laid out like the parameters: the same elements in the same order, in that
+    /// pool's element type, at the same position. In the pool of second moments it is closer to the start by those
+    /// elements that have none, and empty for a parameter without second moments.
     pub fn in_pool(&self, pool: Pool) -> Slot {
         let dtype = self.precision.of(pool);
-        let offset = self.weight.offset / self.weight.dtype.size() * dtype.size();
-        Slot { pool, offset, dtype, ..self.weight }
+        let index = self.weight.offset / self.weight.dtype.size();
+        let (index, shape) = match (pool, self.update) {
+            (Pool::Moment2, Update::AdamW { skipped }) => (index - skipped, self.weight.shape),
+            (Pool::Moment2, Update::Muon { .. }) => (0, Shape::new([0])),
+            _ => (index, self.weight.shape),
+        };
+        Slot { pool, offset: index * dtype.size(), shape, dtype }
+    }
+
+    /// Its elements in the pools laid out like the parameters.
+    pub fn elements(&self) -> Range<usize> {
+        let first = self.weight.offset / self.weight.dtype.size();
+        first..first + self.weight.numel()
     }
 
     /// Its dimensions.
@@ -217,7 +276,13 @@ impl Program {
 }
 
 pub(crate) fn flat(params: &[Param], precision: Precision, pool: Pool) -> Slot {
-    let bytes = params.iter().map(|param| crate::slot::align_up(param.weight.end())).max().unwrap_or(0);
-    let elements = bytes / precision.weights.size();
+    let size = precision.weights.size();
+    let end = |param: &Param| crate::slot::align_up(param.weight.end()) / size;
+    let held = |param: &Param| match (pool, param.update) {
+        (Pool::Moment2, Update::AdamW { skipped }) => end(param) - skipped,
+        (Pool::Moment2, Update::Muon { .. }) => 0,
+        _ => end(param),
+    };
+    let elements = params.iter().map(held).max().unwrap_or(0);
     Slot { pool, offset: 0, shape: Shape::new([elements]), dtype: precision.of(pool) }
 }

@@ -1,6 +1,6 @@
 //! The f32 twin of a bf16 program: the same ops over wider memory, for engines that compute in f32 only.
 
-use crate::op::{AdamW, Op};
+use crate::op::{AdamW, MuonUpdate, Op};
 use crate::program::{Layout, Node, Param, Program, Value};
 use crate::{DType, Pool, Precision, Result, Slot};
 
@@ -41,17 +41,14 @@ impl Program {
     /// master weights and leaves the parameters unchanged.
     pub fn widened(&self) -> Result<Self> {
         let nodes = self.nodes.iter().map(|node| Ok(Node { op: widened(node.op)?, ..*node }));
-        let param = |param: &Param| Param {
-            weight: param.weight.widened(),
-            precision: Precision::F32,
-            ..param.clone()
-        };
+        let precision = Precision::F32.with_optimizer(self.precision.optimizer);
+        let param = |param: &Param| Param { weight: param.weight.widened(), precision, ..param.clone() };
         Ok(Self {
             id: crate::builder::next_id(),
             nodes: nodes.collect::<Result<_>>()?,
             origins: self.origins.clone(),
             params: self.params.iter().map(param).collect(),
-            precision: Precision::F32,
+            precision,
             values: self.values.iter().map(|v| Value { slot: v.slot.widened(), ..v.clone() }).collect(),
             io: self.io.iter().map(|(name, slot)| (name.clone(), slot.widened())).collect(),
             layout: self.layout.widened_where(|pool| self.precision.of(pool).size() == 2),
@@ -66,6 +63,10 @@ fn widened(op: Op) -> Result<Op> {
             // the same number of elements as the parameters, in f32
             let params = Slot { shape: adamw.params.shape, ..master };
             AdamW { params, master: None, ..adamw }.into()
+        }
+        Op::MuonUpdate(update @ MuonUpdate { master: Some(master), .. }) => {
+            let params = Slot { shape: update.params.shape, ..master };
+            MuonUpdate { params, master: None, ..update }.into()
         }
         other => other,
     };

@@ -176,15 +176,17 @@ pub struct Wanted {
 /// Addresses and factors of one call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Operands {
-    /// Addresses of A, B and D.
+    /// Addresses of A, B, C and D.
     pub a: u64,
     /// See `a`.
     pub b: u64,
+    /// See `a`; D itself, or another matrix of its size.
+    pub c: u64,
     /// See `a`.
     pub d: u64,
     /// Factor of the product.
     pub alpha: f32,
-    /// Factor of the old D: 0 overwrites it, 1 adds to it.
+    /// Factor of C: 0 does not read it, 1 adds it.
     pub beta: f32,
     /// Address of the workspace.
     pub workspace: u64,
@@ -293,7 +295,7 @@ impl Product {
                 address(at.b),
                 self.b.raw,
                 std::ptr::from_ref(&at.beta).cast(),
-                address(at.d),
+                address(at.c),
                 self.d.raw,
                 address(at.d),
                 self.d.raw,

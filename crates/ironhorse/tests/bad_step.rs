@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // a panic is a failed test, in helpers too
 
-use ironhorse::core::{Engine, EngineExt, Pool, Precision, Scalars};
+use ironhorse::core::{Engine, EngineExt, Optimizer, Pool, Precision, Scalars};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::cuda::{CudaEngine, Settings};
 use ironhorse::train::model::{Gpt2Config, ModelConfig};
@@ -130,7 +130,10 @@ fn bad_steps_change_nothing(engine: &dyn Fn() -> Box<dyn Engine>, precision: Pre
 
 #[test]
 fn a_bad_step_changes_nothing_on_the_cpu() {
-    bad_steps_change_nothing(&|| Box::new(CpuEngine::new(2)), Precision::F32);
+    for optimizer in Optimizer::ALL {
+        let precision = Precision::F32.with_optimizer(optimizer);
+        bad_steps_change_nothing(&|| Box::new(CpuEngine::new(2)), precision);
+    }
 }
 
 #[test]
@@ -144,6 +147,8 @@ fn a_bad_step_changes_nothing_on_cuda() {
         bf16.with_residual(),
         bf16.with_bf16_moments(),
         bf16.with_residual().with_bf16_moments(),
+        bf16.with_optimizer(Optimizer::Muon),
+        bf16.with_residual().with_bf16_moments().with_optimizer(Optimizer::Muon),
     ] {
         bad_steps_change_nothing(&|| Box::new(CudaEngine::new(Settings::default()).unwrap()), precision);
     }

@@ -5,7 +5,8 @@
 
 use ironhorse::core::op::AdamW;
 use ironhorse::core::{
-    Builder, DType, Engine, EngineExt, Pool, Precision, RandomRounding, Scalars, Section, bf16_to_f32,
+    Builder, DType, Engine, EngineExt, Optimizer, Pool, Precision, RandomRounding, Scalars, Section,
+    bf16_to_f32,
 };
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::format::answer_key::AnswerKey;
@@ -19,11 +20,13 @@ use std::path::Path;
 
 const BATCH: (usize, usize) = (2, 17);
 const NARROW: Precision = Precision::BF16;
-const CHOICES: [Precision; 4] = [
+const CHOICES: [Precision; 6] = [
     NARROW.with_residual(),
     NARROW.with_bf16_moments(),
     NARROW.with_residual().with_bf16_moments(),
     Precision::BF16_F32_GRADS.with_residual().with_bf16_moments(),
+    NARROW.with_optimizer(Optimizer::Muon),
+    NARROW.with_residual().with_bf16_moments().with_optimizer(Optimizer::Muon),
 ];
 
 fn cpu() -> Box<dyn Engine> {
@@ -132,7 +135,7 @@ fn the_same_seed_gives_the_same_bits_and_another_seed_other_moments() {
 
 #[test]
 fn a_checkpoint_brings_every_bit_back() {
-    for precision in [CHOICES[0], CHOICES[2], NARROW] {
+    for precision in [CHOICES[0], CHOICES[2], CHOICES[5], NARROW] {
         let mut session = session(precision);
         train(&mut session, 1..=3);
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("state-{}", std::process::id()));
@@ -146,7 +149,8 @@ fn a_checkpoint_brings_every_bit_back() {
         assert!(resumed.restore(&mut checkpoint).unwrap(), "byte for byte");
         assert!(state(&mut session) == state(&mut resumed), "weights, masters or residuals, moments");
         // an engine with f32 state restores the exact values
-        let f32 = SessionSpec { train: Some(BATCH), ..SessionSpec::default() };
+        let exact = Precision::F32.with_optimizer(precision.optimizer);
+        let f32 = SessionSpec { train: Some(BATCH), precision: exact, ..SessionSpec::default() };
         let mut wider = Session::new(cpu(), config, &f32).unwrap();
         assert_eq!(wider.restore(&mut checkpoint).unwrap(), precision == Precision::F32);
         let (mut exact, mut widened) = (Vec::new(), Vec::new());

@@ -82,7 +82,7 @@ pub fn file_hf(py: Python<'_>, folder: PathBuf) -> PyResult<(Described, Metadata
 }
 
 /// Checks a checkpoint, also `RUN/best`, or finds the newest whole one of a run: its folder, its sizes, and what is wrong with newer ones.
-/// `check` compares the sizes and checksums of the files; without `state` AdamW's moments are not looked at.
+/// `check` compares the sizes and checksums of the files; without `state` the optimizer's moments are not looked at.
 #[pyfunction]
 #[pyo3(signature = (folder, state, check, /))]
 pub fn file_checkpoint(

@@ -7,6 +7,7 @@ use crate::tolerance::{Terms, tolerance};
 use crate::update;
 use ironhorse_core::op::{Access, Arg};
 use ironhorse_core::{DType, Engine, EngineExt, Error, Pool, Result, Shape, Slot};
+use std::ops::Range;
 
 /// The value of all memory outside the slots of the case: large, so that reading it by mistake is noticed.
 const SENTINEL: f32 = -1.5e30;
@@ -127,8 +128,9 @@ fn unit(case: &Case) -> DType {
 /// Checks that every word of a pool outside the written slots has kept its bits.
 fn check_untouched(case: &Case, pool: Pool, before: &[f32], after: &[f32]) -> Result<(), Fault> {
     let size = unit(case).size();
-    let slots: Vec<Slot> = case.op().writes().filter(|slot| slot.pool == pool).collect();
-    let written: Vec<_> = slots.iter().map(|slot| slot.offset / size..slot.end() / size).collect();
+    let mut written: Vec<_> =
+        case.op().writes().filter(|slot| slot.pool == pool).flat_map(|slot| parts(case, slot)).collect();
+    written.iter_mut().for_each(|bytes| *bytes = bytes.start / size..bytes.end / size);
     for (word, (&want, &got)) in before.iter().zip(after).enumerate() {
         if want.to_bits() == got.to_bits() || written.iter().any(|range| range.contains(&word)) {
             continue;
@@ -137,6 +139,21 @@ fn check_untouched(case: &Case, pool: Pool, before: &[f32], after: &[f32]) -> Re
         return Err(Fault::Touched { place, index, want, got });
     }
     Ok(())
+}
+
+/// The bytes of a written slot that may change: of the pools of an update only those of the parameters that it has.
+fn parts(case: &Case, slot: Slot) -> Vec<Range<usize>> {
+    let (size, params) = (slot.dtype.size(), case.program.params());
+    let updates = case.op().updates(params);
+    let in_bytes = |range: &Range<usize>| slot.offset + range.start * size..slot.offset + range.end * size;
+    match slot.pool {
+        _ if updates.is_empty() => vec![slot.offset..slot.end()],
+        Pool::Moment2 => {
+            params.iter().map(|param| param.in_pool(slot.pool)).map(|slot| slot.offset..slot.end()).collect()
+        }
+        Pool::Params | Pool::Master | Pool::Moment1 => updates.iter().map(in_bytes).collect(),
+        _ => vec![slot.offset..slot.end()],
+    }
 }
 
 /// Checks that two runs left the same bits.

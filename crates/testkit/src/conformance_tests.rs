@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::oracle::{Step, execute, parts};
+use crate::update::places;
 use crate::{Hook, Mode, OracleEngine, Rng, Suite, Wrapped, all_cases, cases_in, run_all};
 use ironhorse_core::op::{AdamW, Op};
-use ironhorse_core::{Precision, Program, RandomRounding, Scalars, bf16_to_f32, f32_to_bf16};
-use std::ops::Range;
+use ironhorse_core::{Param, Precision, Program, RandomRounding, Scalars, bf16_to_f32, f32_to_bf16};
 use std::sync::LazyLock;
 
 #[test]
@@ -59,14 +59,19 @@ impl Rounding {
     }
 
     /// A moment, rounded with the random bits of its element.
-    fn store_moments(&self, oracle: &mut OracleEngine, slot: Slot, rounding: RandomRounding) -> Result<()> {
+    fn store_moments(
+        &self,
+        oracle: &mut OracleEngine,
+        slot: Slot,
+        (params, rounding): (&[Param], RandomRounding),
+    ) -> Result<()> {
         let which = usize::from(slot.pool == Pool::Moment2);
-        let rounded = |(i, x): (usize, f64)| match self.round {
-            Round::Right | Round::Unseeded => rounding.moments(i as u64, [x as f32; 2])[which],
+        let rounded = |(place, x): (u64, f64)| match self.round {
+            Round::Right | Round::Unseeded => rounding.moments(place, [x as f32; 2])[which],
             Round::Nearest => f32_to_bf16(x as f32),
             Round::Truncate => ((x as f32).to_bits() >> 16) as u16,
         };
-        let values = oracle.read_f64(slot)?.into_iter().enumerate();
+        let values = places(params, slot).into_iter().zip(oracle.read_f64(slot)?);
         let values: Vec<f64> = values.map(|at| bf16_to_f32(rounded(at)).into()).collect();
         oracle.write_f64(slot, &values)
     }
@@ -88,10 +93,11 @@ impl Hook<OracleEngine> for Rounding {
             execute(oracle.pools_mut(), &part, step)?;
             for arg in part.args().iter().filter(|arg| arg.access.writes()) {
                 if let (Pool::Moment1 | Pool::Moment2, DType::BF16) = (arg.slot.pool, arg.slot.dtype) {
-                    self.store_moments(oracle, arg.slot, RandomRounding::new(scalars.seed, scalars.step))?;
+                    let rounding = RandomRounding::new(scalars.seed, scalars.step);
+                    self.store_moments(oracle, arg.slot, (program.params(), rounding))?;
                     continue;
                 }
-                self.store(oracle, arg.slot, matches!(part, Op::AdamW(_)), &mut rng)?;
+                self.store(oracle, arg.slot, part.masters().is_some(), &mut rng)?;
             }
         }
         Ok(())
@@ -128,7 +134,7 @@ fn runs_that_differ_are_caught() {
     assert!(!summary.failed.is_empty());
     for mismatch in &summary.failed {
         let weights = matches!(mismatch.fault, Fault::NotRepeated { place: "params", .. });
-        assert!(mismatch.op == "adamw" && weights, "{mismatch}");
+        assert!(["adamw", "muon_update"].contains(&mismatch.op) && weights, "{mismatch}");
     }
 }
 

@@ -1,10 +1,12 @@
-//! Checks what AdamW stores in 16 bits: weights with an f32 master, weights with a residual, and moments.
+//! Checks what an update stores in 16 bits: weights with an f32 master, weights with a residual, and moments.
 
 use crate::Case;
 use crate::case::read;
 use crate::report::Fault;
-use ironhorse_core::op::{AdamW, Op};
-use ironhorse_core::{DType, Engine, RandomRounding, Result, bf16_to_f32, f32_to_bf16, join_master};
+use ironhorse_core::op::{Arg, Op};
+use ironhorse_core::{
+    DType, Engine, Param, Pool, RandomRounding, Result, Slot, bf16_to_f32, f32_to_bf16, join_master,
+};
 
 /// The master weights of the oracle and the engine if they are stored as weights and residuals, else `None`.
 pub(crate) fn masters(
@@ -12,26 +14,20 @@ pub(crate) fn masters(
     case: &Case,
     expected: &[Vec<f64>],
 ) -> Result<Option<(Vec<f64>, Vec<f32>)>> {
-    let Some(op) = adamw(case) else { return Ok(None) };
-    let Some(master) = op.master.filter(|master| master.dtype == DType::I16) else { return Ok(None) };
+    let Some([params, master]) = case.op().masters().filter(|_| !case.exact) else { return Ok(None) };
+    if master.dtype != DType::I16 {
+        return Ok(None);
+    }
     let join = |weight: f32, residual: f32| join_master(f32_to_bf16(weight), residual as i16);
-    let (want, residuals) = (of(op, expected, "params"), of(op, expected, "master"));
+    let (want, residuals) = (of(case.op(), expected, "params"), of(case.op(), expected, "master"));
     let want = want.iter().zip(residuals).map(|(&w, &r)| join(w as f32, r as f32).into()).collect();
-    let (params, residuals) = (read(engine, op.params)?, read(engine, master)?);
+    let (params, residuals) = (read(engine, params)?, read(engine, master)?);
     Ok(Some((want, params.iter().zip(residuals).map(|(&w, r)| join(w, r)).collect())))
 }
 
-/// The op, if it is an AdamW whose case must change something.
-fn adamw(case: &Case) -> Option<&AdamW> {
-    match case.op() {
-        Op::AdamW(op) if !case.exact => Some(op),
-        _ => None,
-    }
-}
-
 /// The oracle's contents of one of the written slots.
-fn of<'a>(op: &AdamW, expected: &'a [Vec<f64>], name: &str) -> &'a [f64] {
-    let written = Op::from(*op).args().into_iter().filter(|arg| arg.access.writes());
+fn of<'a>(op: &Op, expected: &'a [Vec<f64>], name: &str) -> &'a [f64] {
+    let written = op.args().into_iter().filter(|arg| arg.access.writes());
     let found = written.zip(expected).find(|(arg, _)| arg.name == name);
     found.map_or(&[], |(_, values)| values)
 }
@@ -42,35 +38,55 @@ pub(crate) fn check_rounding(
     case: &Case,
     expected: &[Vec<f64>],
 ) -> Result<Result<(), Fault>> {
-    let Some(op) = adamw(case) else { return Ok(Ok(())) };
-    let weights = check_weights(engine, case, op)?;
-    if weights.is_err() || op.moment1.dtype != DType::BF16 {
-        return Ok(weights);
+    if case.exact {
+        return Ok(Ok(()));
     }
-    check_moments(engine, case, op, expected)
+    if let Some([params, master]) = case.op().masters().filter(|[_, master]| master.dtype == DType::F32) {
+        let weights = check_weights(engine, case, [params, master])?;
+        if weights.is_err() {
+            return Ok(weights);
+        }
+    }
+    for arg in case.op().args().into_iter().filter(|arg| arg.access.writes() && arg.slot.dtype == DType::BF16)
+    {
+        if matches!(arg.slot.pool, Pool::Moment1 | Pool::Moment2) {
+            let moments = check_moments(engine, case, &arg, of(case.op(), expected, arg.name))?;
+            if moments.is_err() {
+                return Ok(moments);
+            }
+        }
+    }
+    Ok(Ok(()))
+}
+
+/// The index in the parameter pool of every element of a pool of moments: it decides about the random bits.
+pub(crate) fn places(params: &[Param], slot: Slot) -> Vec<u64> {
+    let mut places: Vec<u64> = (0..slot.numel() as u64).collect();
+    for param in params {
+        let held = param.in_pool(slot.pool);
+        let first = held.offset / held.dtype.size();
+        for (place, i) in places.iter_mut().skip(first).take(held.numel()).zip(param.elements()) {
+            *place = i as u64;
+        }
+    }
+    places
 }
 
 /// Checks that every bf16 moment has exactly the bits of [`RandomRounding`] of the oracle's value, up to the rounding
 /// error of f32 arithmetic: four rounding errors of the largest value of the slot.
-fn check_moments(
-    engine: &mut dyn Engine,
-    case: &Case,
-    op: &AdamW,
-    expected: &[Vec<f64>],
-) -> Result<Result<(), Fault>> {
+fn check_moments(engine: &mut dyn Engine, case: &Case, arg: &Arg, want: &[f64]) -> Result<Result<(), Fault>> {
     let rounding = RandomRounding::new(case.scalars.seed, case.scalars.step);
-    for (which, (name, slot)) in [("moment1", op.moment1), ("moment2", op.moment2)].into_iter().enumerate() {
-        let (got, want) = (read(engine, slot)?, of(op, expected, name));
-        let slack = 2.0_f64.powi(-22) * want.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
-        for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
-            let rounded = |x: f64| bf16_to_f32(rounding.moments(i as u64, [x as f32; 2])[which]);
-            let (low, high) = (rounded(want - slack), rounded(want + slack));
-            if !(low..=high).contains(&got) {
-                let what = format!(
-                    "`{name}`[{i}] is {got:e}, expected {low:e}: {want:e} rounded with its random bits"
-                );
-                return Ok(Err(Fault::Rounding(what)));
-            }
+    let (which, name) = (usize::from(arg.slot.pool == Pool::Moment2), arg.name);
+    let got = read(engine, arg.slot)?;
+    let slack = 2.0_f64.powi(-22) * want.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+    let places = places(case.program.params(), arg.slot);
+    for (i, ((&got, &want), place)) in got.iter().zip(want).zip(places).enumerate() {
+        let rounded = |x: f64| bf16_to_f32(rounding.moments(place, [x as f32; 2])[which]);
+        let (low, high) = (rounded(want - slack), rounded(want + slack));
+        if !(low..=high).contains(&got) {
+            let what =
+                format!("`{name}`[{i}] is {got:e}, expected {low:e}: {want:e} rounded with its random bits");
+            return Ok(Err(Fault::Rounding(what)));
         }
     }
     Ok(Ok(()))
@@ -78,13 +94,11 @@ fn check_moments(
 
 /// Checks that bf16 weights are stochastically rounded masters: each is one of the two neighbours, three of four are
 /// the nearer one, and the mean error is 0. The statistics are only checked on at least 500 weights.
-fn check_weights(engine: &mut dyn Engine, case: &Case, op: &AdamW) -> Result<Result<(), Fault>> {
-    let Some(master) = op.master.filter(|master| master.dtype == DType::F32) else { return Ok(Ok(())) };
-    let (params, masters) = (read(engine, op.params)?, read(engine, master)?);
+fn check_weights(engine: &mut dyn Engine, case: &Case, slots: [Slot; 2]) -> Result<Result<(), Fault>> {
+    let (params, masters) = (read(engine, slots[0])?, read(engine, slots[1])?);
     let (mut count, mut nearer, mut mean) = (0.0_f64, 0.0, 0.0);
-    for param in case.program.params() {
-        let first = (param.weight.offset - op.params.offset) / param.weight.dtype.size();
-        for i in first..first + param.weight.numel() {
+    for range in case.op().updates(case.program.params()) {
+        for i in range {
             let (rounded, exact) = (params[i], masters[i]);
             let below = bf16_to_f32((exact.to_bits() >> 16) as u16); // towards 0
             let above = bf16_to_f32(((exact.to_bits() >> 16) as u16).wrapping_add(1));

@@ -73,7 +73,7 @@ class CheckpointFolder:
     path: Path
     weights: HfFolder  # of model.safetensors, rounded where there is a master
     master: dict[str, Array]  # by parameter, without padding: f32, or i16; empty where the weights are exact
-    moments: dict[str, Array]  # m.NAME and v.NAME in the parameters' shapes; bf16 is uint16
+    moments: dict[str, Array]  # m.NAME and, but for Muon, v.NAME in the parameters' shapes; bf16 is uint16
     moments_dtype: str  # F32 or BF16
     trainer: dict[str, Any]
     trainer_json: bytes
@@ -115,7 +115,8 @@ def read_checkpoint(folder: Path, check: bool = True, state: bool = True) -> Che
     has_master = precision.get("weights") == "bf16"
     master = {name: stored["master"].tensor(name)[:count] for name, count in rows.items() if has_master}
     each = [(f"{part}.{name}", count) for part in "mv" for name, count in rows.items() if state]
-    moments = {name: stored["state"].tensor(name)[:count] for name, count in each}
+    held = {name for file in stored["state"].files.values() for name in file.tensors}  # Muon has no second moments
+    moments = {name: stored["state"].tensor(name)[:count] for name, count in each if name in held}
     moments_dtype = precision.get("moments", "f32").upper()
     tokenizer = read_tokenizer(path / TOKENIZER) if TOKENIZER in names else None
     index = (path / INDEX).read_bytes() if INDEX in names else None

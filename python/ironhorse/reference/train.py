@@ -1,10 +1,11 @@
-"""What an answer key holds, computed by PyTorch: one batch forward and backward, then N AdamW steps on it."""
+"""What an answer key holds, computed by PyTorch: one batch forward and backward, then N optimizer steps on it."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class AdamW:
         """As the key's metadata has it."""
         return {"name": "adamw", **asdict(self), "steps": steps, "decay": "matrices"}
 
-    def build(self, model: torch.nn.Module, fused: bool = False) -> torch.optim.AdamW:
+    def build(self, model: torch.nn.Module, fused: bool = False) -> Any:
         """torch's AdamW; the unfused loop, whose order of operations is the textbook's, unless asked otherwise."""
         groups = [
             {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": self.weight_decay},
@@ -38,6 +39,20 @@ class AdamW:
         ]
         kind = {"fused": True} if fused else {"foreach": False}
         return torch.optim.AdamW(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, **kind)
+
+    def build_bf16(self, model: torch.nn.Module) -> Stepper:
+        """For f32 master weights of a model in bf16."""
+        return self.build(model)
+
+
+class Stepper(Protocol):
+    """What a loop needs of an optimizer."""
+
+    def step(self) -> Any:
+        """Moves the parameters."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the gradients."""
 
 
 class Recorder:
@@ -97,16 +112,16 @@ def _answers_of_a_pass(
     return out | {f"grad.{name}": param.grad for name, param in model.named_parameters() if param.grad is not None}
 
 
-def run_steps(adamw: torch.optim.AdamW, loss_of_batch: Callable[[], Tensor], steps: int, loss: Tensor) -> Tensor:
+def run_steps(optimizer: Stepper, loss_of_batch: Callable[[], Tensor], steps: int, loss: Tensor) -> Tensor:
     """(steps,) losses, each before its update; `loss` is the first, whose gradients are in place."""
     losses = [loss.detach()]
-    adamw.step()
+    optimizer.step()
     for _ in range(steps - 1):
-        adamw.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         loss = loss_of_batch()
         losses.append(loss.detach())
         loss.backward()
-        adamw.step()
+        optimizer.step()
     return torch.stack(losses)
 
 
@@ -114,11 +129,11 @@ def compute_answers_bf16(
     model: Model, x: Tensor, y: Tensor, optimizer: AdamW, steps: int, with_acts: bool = True
 ) -> Answers:
     """The same answers by PyTorch in mixed precision: weights, activations and gradients in bf16, the loss from f32
-    logits, AdamW on f32 master weights, which `after.*` are. `model` (f32) stays as it is.
+    logits, the optimizer on f32 master weights, which `after.*` are. `model` (f32) stays as it is.
     """
     low = model.bf16_copy()
     master = copy.deepcopy(model)
-    adamw = optimizer.build(master)
+    stepper = optimizer.build_bf16(master)
     recorder = Recorder()
     out: dict[str, Tensor] = {}
     losses = []
@@ -130,7 +145,7 @@ def compute_answers_bf16(
         if step == 0:
             out = _answers_of_a_pass(low, recorder, logits, loss, aux)
         if steps:
-            _step_master(master, low, adamw)
+            _step_master(master, low, stepper)
     if steps:
         out["losses"] = torch.stack(losses)
         out |= {f"after.{name}": param.detach() for name, param in master.named_parameters()}
@@ -138,11 +153,11 @@ def compute_answers_bf16(
 
 
 @torch.no_grad()
-def _step_master(master: Model, low: Model, adamw: torch.optim.AdamW) -> None:
-    """One AdamW step on the f32 weights with the bf16 gradients; the bf16 weights become them, rounded."""
+def _step_master(master: Model, low: Model, optimizer: Stepper) -> None:
+    """One step on the f32 weights with the bf16 gradients; the bf16 weights become them, rounded."""
     for exact, rounded in zip(master.parameters(), low.parameters(), strict=True):
         exact.grad = None if rounded.grad is None else rounded.grad.float()
-    adamw.step()
+    optimizer.step()
     for exact, rounded in zip(master.parameters(), low.parameters(), strict=True):
         rounded.copy_(exact)
 

@@ -6,7 +6,7 @@ use crate::number;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use ironhorse::Device;
-use ironhorse::core::{Engine, Precision};
+use ironhorse::core::{Engine, Optimizer, Precision};
 use ironhorse::cuda::{Attention, Settings};
 use ironhorse::train::model::{ModelConfig, Recompute};
 use serde::Serialize;
@@ -17,7 +17,7 @@ pub mod heading {
     pub const MODEL: &str = "Model";
     pub const DATA: &str = "Data";
     pub const STEPS: &str = "Batches and steps";
-    pub const OPTIMIZER: &str = "Optimizer (AdamW)";
+    pub const OPTIMIZER: &str = "Optimizer";
     pub const VALIDATION: &str = "Validation and samples";
     pub const SAMPLING: &str = "Sampling";
     pub const MEMORY: &str = "Memory";
@@ -215,14 +215,29 @@ impl EngineArgs {
     }
 }
 
-/// What the update keeps beside bf16 weights.
+flag_values! {
+    /// What updates the matrices of the blocks.
+    OptimizerArg for Optimizer {
+        /// AdamW for every parameter
+        #[value(name = "adamw")]
+        AdamW,
+        /// Muon for the matrices of attention, MLP and experts, AdamW for embeddings, head, router, norms and biases; with
+        /// the learning rate and weight decay of AdamW, and half of its state
+        Muon,
+    }
+}
+
+/// The optimizer, and what it keeps beside bf16 weights.
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[command(next_help_heading = heading::MEMORY)]
 pub struct StateArgs {
-    /// With bf16 weights: how the master weights that AdamW updates are stored
+    /// What updates the matrices of the blocks
+    #[arg(long, help_heading = heading::OPTIMIZER, value_enum, default_value_t = OptimizerArg::AdamW)]
+    pub optimizer: OptimizerArg,
+    /// With bf16 weights: how the master weights that the optimizer updates are stored
     #[arg(long, value_enum, default_value_t = MasterArg::F32)]
     pub master: MasterArg,
-    /// With bf16 weights: how the two moments of AdamW are stored
+    /// With bf16 weights: how the moments of the optimizer are stored
     #[arg(long, value_enum, default_value_t = MomentsArg::F32)]
     pub moments: MomentsArg,
 }
@@ -238,7 +253,7 @@ pub enum MasterArg {
     Residual,
 }
 
-/// Moments of AdamW.
+/// Moments of the optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MomentsArg {
@@ -252,6 +267,9 @@ impl StateArgs {
     /// What is not the default, to follow a precision in a report.
     pub fn text(self) -> String {
         let mut text = String::new();
+        if self.optimizer != OptimizerArg::AdamW {
+            text += &format!(", {}", self.optimizer.name());
+        }
         if self.master != MasterArg::F32 {
             text += &format!(", master {}", self.master.name());
         }
@@ -273,7 +291,7 @@ impl StateArgs {
             let name = dtype.name();
             bail!("{flag} goes with bf16 weights, not {name}; use --dtype bf16 on a GPU, or leave it out");
         }
-        let mut precision = dtype.precision(micro_steps);
+        let mut precision = dtype.precision(micro_steps).with_optimizer(self.optimizer.into());
         if self.master == MasterArg::Residual {
             precision = precision.with_residual();
         }

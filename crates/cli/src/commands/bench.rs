@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Times whole training steps: forward, backward, gradient norm, AdamW
+/// Times whole training steps: forward, backward, gradient norm, optimizer
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse bench --model d12 --batch 4 --seq 64 --threads 2\n  \
                         ironhorse bench --device cuda --model d12 --batch 64 --seq 1024 --fast --seconds 5\n  \

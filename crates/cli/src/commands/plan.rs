@@ -23,6 +23,7 @@ use std::path::PathBuf;
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse plan --model d12 --batch 4 --seq 1024\n  \
                         ironhorse plan --model d12 --batch 64 --seq 1024 --dtype bf16\n  \
+                        ironhorse plan --model d12 --batch 64 --seq 1024 --dtype bf16 --optimizer muon\n  \
                         ironhorse plan --model d48 --batch 1 --seq 1024 --recompute full\n  \
                         ironhorse plan --model moe-6.9b --batch 8 --seq 1024 --dtype bf16 --recompute experts\n  \
                         ironhorse plan --model moe-6.9b --batch 16 --seq 1024 --dtype bf16 --master residual --moments bf16 --memory 139GiB")]
@@ -119,7 +120,8 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
     // what this machine has no engine for is planned for a GPU
     let on_gpu = device != Device::Cpu || dtype != Dtype::F32;
     let usable_bytes = machine_bytes.map(|has| if on_gpu { usable_of_gpu(has) } else { has });
-    let asked = Asked { config: &config, batch, accumulate: args.accumulate, dtype, room: usable_bytes };
+    let (accumulate, optimizer, room) = (args.accumulate, args.state.optimizer, usable_bytes);
+    let asked = Asked { config: &config, batch, accumulate, dtype, optimizer, room };
     let layout = program.layout();
     let least = |limits: &Limits| -> f64 {
         let seconds = |node: &Node| limits.least_seconds(node.op.flops(), node.op.bytes());

@@ -3,7 +3,7 @@
 mod replay;
 
 use super::workload::{random_tokens, session_of};
-use crate::args::{Dtype, EngineArgs, RecomputeArg, StateArgs, heading, json_help};
+use crate::args::{Dtype, EngineArgs, FlagValue, OptimizerArg, RecomputeArg, StateArgs, heading, json_help};
 use crate::hardware::check_memory;
 use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
@@ -57,8 +57,8 @@ pub struct VerifyArgs {
     /// Run a bad step of a training run again, from its black box RUN/bad/step-N: on the device it ran on (or --device), in
     /// f32 on the CPU and in f64; says whether the data, the numerics or the hardware is at fault
     #[arg(long, help_heading = heading::CHECKS, value_name = "FOLDER", conflicts_with_all = [
-        "model", "state", "key", "lockstep", "steps", "tolerance", "loss_tolerance", "recompute", "dtype", "master", "moments",
-        "fast", "attention", "no_graphs",
+        "model", "state", "key", "lockstep", "steps", "tolerance", "loss_tolerance", "recompute", "dtype", "optimizer", "master",
+        "moments",        "fast", "attention", "no_graphs",
     ])]
     replay: Option<PathBuf>,
     /// With --replay: skip the run in f64, which is slow for large models
@@ -199,6 +199,7 @@ fn with_answers(
     how: (String, Dtype),
 ) -> Result<Verified> {
     let mut reference = open(args)?;
+    check_optimizer(args, reference.as_ref())?;
     check_memory(engine.as_ref(), &reference.config(), &session_spec(reference.as_ref(), options))?;
     let mut report = verify(engine, reference.as_mut(), options, &mut || cpu(args))?;
     let (mut hints, mut warnings) = (Vec::new(), Vec::new());
@@ -216,6 +217,19 @@ fn with_answers(
         hints.push(format!("losses, not compared: {}", losses.join(" ")));
     }
     Ok(Verified { hints, warnings, ..Verified::new(Found::Answers(report), how) })
+}
+
+/// The optimizer of a key is the one that its steps were made with.
+fn check_optimizer(args: &VerifyArgs, reference: &dyn Reference) -> Result<()> {
+    let (asked, has) = (args.state_kept.optimizer, reference.optimizer().optimizer);
+    if asked != OptimizerArg::AdamW && has != asked.into() {
+        bail!(
+            "--optimizer {}: the answers are of {}; leave it out, or export a key with it",
+            asked.name(),
+            has.name()
+        );
+    }
+    Ok(())
 }
 
 fn cpu(args: &VerifyArgs) -> Box<dyn Engine> {
@@ -237,6 +251,7 @@ fn lockstep_with_answers(
     options: &Options,
 ) -> Result<LockstepReport> {
     let mut reference = open(args)?;
+    check_optimizer(args, reference.as_ref())?;
     let spec = session_spec(reference.as_ref(), options);
     check_memory(engine.as_ref(), &reference.config(), &spec)?;
     let mut session = Session::new(engine, reference.config(), &spec)?;

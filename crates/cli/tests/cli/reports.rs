@@ -189,6 +189,23 @@ fn plan_shows_every_choice_by_category_and_which_fit() {
 }
 
 #[test]
+fn plan_shows_what_muon_saves() {
+    let place = Place::new();
+    let moments = |flags: &str| {
+        place.does(&format!("plan --model d12 --batch 4 --seq 64 --threads 1 {flags} --json p.json"));
+        let report = place.json("p.json");
+        let bytes = ["first moments", "second moments"].map(|name| report["bytes"][name].as_u64().unwrap());
+        assert_eq!(report["choices"][0]["bytes"]["moments"].as_u64().unwrap(), bytes.iter().sum::<u64>());
+        (report["optimizer"].as_str().unwrap().to_owned(), bytes)
+    };
+    let (adamw, [first, second]) = moments("");
+    let (muon, [same, less]) = moments("--optimizer muon");
+    assert_eq!((&*adamw, &*muon, first, second), ("adamw", "muon", same, same));
+    // 12 layers of 12·768² weights
+    assert_eq!(second - less, 4 * 12 * 12 * 768 * 768);
+}
+
+#[test]
 fn doctor_says_what_will_be_used() {
     let place = Place::new();
     let text = place.does("doctor --threads 1 --json d.json").text();

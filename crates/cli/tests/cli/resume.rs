@@ -20,6 +20,10 @@ fn flags_that_would_make_another_run_are_refused_and_others_taken() {
         ("--accumulate 2", "--accumulate cannot change"),
         ("--beta2 0.5", "--beta2 cannot change"),
         ("--model d12", "--model cannot change"),
+        (
+            "--optimizer muon",
+            "--optimizer cannot change when a run is resumed (optimizer: \"adamw\" → \"muon\")",
+        ),
     ] {
         let line = format!("train --resume run --steps 8 {flag}");
         let done = place.runs(&line);

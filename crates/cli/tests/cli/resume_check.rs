@@ -9,6 +9,14 @@ const SMALL: &str = "--model n_layer=1,n_head=2,n_embd=32,vocab_size=256,max_seq
                      --threads 1 --device cpu";
 
 #[test]
+fn an_interrupted_run_with_muon_is_proved_equal() {
+    let place = Place::new();
+    let done = place.does(&format!("resume-check {SMALL} --optimizer muon --steps 40 --json report.json"));
+    assert!(done.text().contains("PASS"), "{}", done.text());
+    assert_eq!(place.json("report.json")["settings"]["optimizer"], "muon");
+}
+
+#[test]
 fn an_interrupted_run_is_proved_equal() {
     let place = Place::new();
     let done = place.does(&format!("resume-check {SMALL} --steps 60 --folder work --json report.json"));

@@ -42,6 +42,28 @@ fn a_run_leaves_everything_behind() {
 }
 
 #[test]
+fn muon_trains_resumes_and_its_weights_are_those_of_any_run() {
+    let place = Place::new();
+    let done = place.does(&format!("train {TINY} --optimizer muon --out run --json summary.json"));
+    assert!(done.text().contains("ironhorse generate --model run"), "{}", done.text());
+    let metrics = place.metrics("run");
+    assert!(metrics[5].loss < metrics[0].loss, "{metrics:?}");
+    let config: toml::Table = String::from_utf8(place.read("run/config.toml")).unwrap().parse().unwrap();
+    assert_eq!(config["optimizer"].as_str(), Some("muon"));
+    let manifest = place.json("run/checkpoints/step-000006/trainer.json");
+    assert_eq!(manifest["precision"]["optimizer"], "muon");
+    let state =
+        String::from_utf8_lossy(&place.read("run/checkpoints/step-000006/state.safetensors")).into_owned();
+    assert!(state.contains("\"m.h.0.attn.c_attn.weight\"") && state.contains("\"v.wte.weight\""));
+    assert!(!state.contains("\"v.h.0.attn.c_attn.weight\""), "Muon has no second moments");
+    place.does("train --resume run --steps 8");
+    assert_eq!(place.metrics("run").len(), 8);
+    place.does("convert run folder");
+    place.does("generate --model run --tokens 4 --greedy");
+    place.does("train --init run --batch 2 --seq 16 --steps 1 --out again");
+}
+
+#[test]
 fn runs_are_numbered_and_the_newest_is_found() {
     let place = Place::new();
     place.does(&format!("train {TINY} --steps 1"));

@@ -11,7 +11,9 @@ mod embedding;
 mod grouped;
 mod linear;
 mod loss;
+mod matmul;
 mod memory;
+mod muon;
 mod norm;
 mod numerics;
 mod optimizer;
@@ -28,7 +30,9 @@ pub use embedding::{EmbeddingBwd, EmbeddingFwd};
 pub use grouped::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
 pub use linear::{LinearBwdInput, LinearBwdWeight, LinearFwd};
 pub use loss::{CrossEntropy, LossMean};
+pub use matmul::Matmul;
 pub use memory::{CopySlot, Fill};
+pub use muon::{MuonMomentum, MuonUpdate, NewtonSchulz};
 pub use norm::{
     LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd, ResidualRmsNormFwd, RmsNormApply,
     RmsNormBwd, RmsNormFwd,
@@ -41,7 +45,8 @@ pub use routing::{Combine, CombineBwd, Permute, PermuteBwd, RouteSort};
 pub use spec::{Access, Accum, Arg, OpSpec};
 pub use swiglu::{SwigluBwd, SwigluFwd};
 
-use crate::{Result, Slot};
+use crate::{Param, Result, Slot, Update, muon_matrices};
+use std::ops::Range;
 
 macro_rules! ops {
     ($($name:ident),* $(,)?) => {
@@ -118,6 +123,9 @@ ops!(
     LossMean,
     GradNorm,
     AdamW,
+    MuonMomentum,
+    Matmul,
+    MuonUpdate,
     Fill,
     CopySlot,
 );
@@ -165,6 +173,32 @@ impl Op {
     /// The arguments that a matrix product multiplies, which tensor cores round in tf32; empty without a product.
     pub fn operands(&self) -> &'static [&'static str] {
         self.spec().operands()
+    }
+
+    /// The flat parameters and master weights of an op of the update, if there are master weights.
+    pub fn masters(&self) -> Option<[Slot; 2]> {
+        match *self {
+            Self::AdamW(AdamW { params, master, .. })
+            | Self::MuonUpdate(MuonUpdate { params, master, .. }) => Some([params, master?]),
+            _ => None,
+        }
+    }
+
+    /// The elements of the flat pools that an op of the update changes, in the order of the parameter table; empty for
+    /// any other op.
+    pub fn updates(&self, params: &[Param]) -> Vec<Range<usize>> {
+        let (slot, first) = match *self {
+            Self::AdamW(_) => {
+                let adamw = params.iter().filter(|param| matches!(param.update, Update::AdamW { .. }));
+                return adamw.map(Param::elements).collect();
+            }
+            Self::MuonMomentum(MuonMomentum { out, first, .. }) => (out, first),
+            Self::MuonUpdate(MuonUpdate { inp, first, .. }) => (inp, first),
+            _ => return Vec::new(),
+        };
+        let &[count, rows, cols] = slot.shape.dims() else { return Vec::new() };
+        let matrices = muon_matrices(params, [rows, cols]).skip(first).take(count);
+        matrices.map(|matrix| matrix.first..matrix.first + rows * cols).collect()
     }
 
     /// What the scalar `position` must stay below; `None` if the op does not read it or has no limit.

@@ -1,8 +1,8 @@
 //! The update: global gradient norm and AdamW over all parameters at once.
 
 use super::numerics::{Arithmetic, Numerics};
-use super::spec::{named, op};
-use crate::{DType, Slot};
+use super::spec::{Checker, named, op};
+use crate::{DType, Result, Slot};
 
 op! {
     /// `norm = √Σ g²` over every gradient, summed in a fixed order. `halt` becomes 1 if it was not 0 already, or if the
@@ -11,7 +11,7 @@ op! {
     pub struct GradNorm {
         /// one f32
         pub norm: Slot = Write,
-        /// one f32: 0, or 1 if [`AdamW`] must change nothing
+        /// one f32: 0, or 1 if the optimizer must change nothing
         pub halt: Slot = Update,
         /// the whole gradient pool, flat
         pub grads: Slot = Read,
@@ -32,7 +32,7 @@ op! {
 }
 
 op! {
-    /// AdamW on every parameter in one pass, with the scalars `lr, beta1, beta2, eps, weight_decay, grad_clip, step`:
+    /// AdamW in one pass on every parameter that the parameter table assigns to it, with the scalars `lr, beta1, beta2, eps, weight_decay, grad_clip, step`:
     /// `g = grad·min(1, grad_clip/(norm + 1e-6))`, `m = β₁m + (1-β₁)g`, `v = β₂v + (1-β₂)g²`,
     /// `w = w - lr·wd·w - lr·(m/(1-β₁ᵗ)) / (√(v/(1-β₂ᵗ)) + eps)`. Decay applies to the parameters that the parameter table
     /// marks.
@@ -53,7 +53,8 @@ op! {
         pub grads: Slot = Read,
         /// the whole pool of first moments, flat; f32, or bf16 if the parameters are bf16
         pub moment1: Slot = Update,
-        /// the whole pool of second moments, flat; the same type as the first
+        /// the whole pool of second moments, flat; the same type as the first. It is shorter than the others by the
+        /// parameters of another optimizer
         pub moment2: Slot = Update,
         /// one f32, from [`GradNorm`]
         pub norm: Slot = Read,
@@ -70,29 +71,39 @@ op! {
         }
         c.same_float(named!(op: grads))?;
         c.numels(named!(op: norm, halt), 1)?;
-        match &op.master {
-            Some(master) if op.params.dtype == DType::BF16 => {
-                if !matches!(master.dtype, DType::F32 | DType::I16) {
-                    return c.fail(format!("`master` is {}, expected f32 or i16", master.dtype));
-                }
-                c.numel("master", master, op.params.numel())?;
-            }
-            None if op.params.dtype == DType::F32 => {}
-            _ => return c.fail("`master` is required with bf16 `params` and not allowed otherwise".into()),
+        check_master(c, &op.params, op.master.as_ref())?;
+        c.numels(named!(op: grads, moment1), op.params.numel())?;
+        if op.moment2.numel() > op.params.numel() {
+            let (found, most) = (op.moment2.numel(), op.params.numel());
+            return c.fail(format!("`moment2` has {found} elements, expected at most {most}"));
         }
-        c.numels(named!(op: grads, moment1, moment2), op.params.numel())
+        Ok(())
     }
     numerics {
         // A dozen rounding errors per element.
         Numerics::new(Arithmetic::Elementwise(2e-6)).random_rounding()
     }
-    flops(op) { 14 * op.params.numel() as u64 }
+    flops(op) { 14 * op.moment2.numel() as u64 }
     bytes(op) {
-        let sum = |slots: &[Slot]| slots.iter().map(|slot| slot.bytes() as u64).sum::<u64>();
-        let master = op.master.map_or(0, |slot| sum(&[slot]));
+        let master = op.master.map_or(0, |slot| slot.dtype.size());
         // With an f32 master, the parameters are only written.
         let passes = if op.master.is_some_and(|slot| slot.dtype == DType::F32) { 1 } else { 2 };
-        passes * sum(&[op.params]) + 2 * (master + sum(&[op.moment1, op.moment2])) + sum(&[op.grads, op.norm, op.halt])
+        let state = passes * op.params.dtype.size() + 2 * (master + 2 * op.moment1.dtype.size());
+        (op.moment2.numel() * (state + op.grads.dtype.size()) + op.norm.bytes() + op.halt.bytes()) as u64
+    }
+}
+
+/// Checks the master weights of flat parameters.
+pub(super) fn check_master(c: &Checker, params: &Slot, master: Option<&Slot>) -> Result<()> {
+    match master {
+        Some(master) if params.dtype == DType::BF16 => {
+            if !matches!(master.dtype, DType::F32 | DType::I16) {
+                return c.fail(format!("`master` is {}, expected f32 or i16", master.dtype));
+            }
+            c.numel("master", master, params.numel())
+        }
+        None if params.dtype == DType::F32 => Ok(()),
+        _ => c.fail("`master` is required with bf16 `params` and not allowed otherwise".into()),
     }
 }
 

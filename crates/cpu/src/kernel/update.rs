@@ -1,4 +1,4 @@
-//! The update: the norm of the gradients, and AdamW.
+//! The update: the norm of the gradients, AdamW, and the elementwise parts of Muon.
 
 use crate::element::tree;
 use crate::math::fma;
@@ -114,6 +114,38 @@ multiversion! {
             *v = fma::<FMA>(k.beta2, *v, k.rest2 * (g * g));
             let denominator = fma::<FMA>(v.sqrt(), k.root_correction, k.eps);
             *w = fma::<FMA>(*w, k.keep, -(k.step_size * (*m / denominator)));
+        }
+    }
+
+    /// The momentum of some elements of a matrix, and in `out` what Nesterov makes of it; returns Σ out².
+    pub fn muon_momentum<const FMA: bool>(out: &mut [f32], m: &mut [f32], g: &[f32], momentum: f32, grad_scale: f32) -> f64 {
+        let rest = 1.0 - momentum;
+        let mut sums = [0.0_f64; LANES];
+        for ((out, m), g) in out.chunks_mut(LANES).zip(m.chunks_mut(LANES)).zip(g.chunks(LANES)) {
+            for (((out, m), g), sum) in out.iter_mut().zip(m).zip(g).zip(&mut sums) {
+                let g = g * grad_scale;
+                *m = fma::<FMA>(rest, g - *m, *m);
+                *out = fma::<FMA>(momentum, *m - g, g);
+                *sum += f64::from(*out) * f64::from(*out);
+            }
+        }
+        sums.iter().sum()
+    }
+
+    /// `x = x·by`
+    pub fn scale_in_place<const FMA: bool>(x: &mut [f32], by: f32) {
+        x.iter_mut().for_each(|x| *x *= by);
+    }
+
+    /// `out = x·by`
+    pub fn scaled<const FMA: bool>(out: &mut [f32], x: &[f32], by: f32) {
+        out.iter_mut().zip(x).for_each(|(out, x)| *out = x * by);
+    }
+
+    /// `w = w·keep - step·x`
+    pub fn muon_update<const FMA: bool>(w: &mut [f32], x: &[f32], keep: f32, step: f32) {
+        for (w, x) in w.iter_mut().zip(x) {
+            *w = fma::<FMA>(*w, keep, -(step * x));
         }
     }
 }

@@ -7,7 +7,9 @@ mod embedding;
 mod grouped;
 mod linear;
 mod loss;
+mod matmul;
 mod memory;
+mod muon;
 mod norm;
 mod optimizer;
 mod rope;
@@ -209,6 +211,9 @@ pub fn run(ctx: &mut Ctx<'_>, op: &Op) -> Result<()> {
         Op::LossMean(op) => loss::loss_mean(ctx, op),
         Op::GradNorm(op) => optimizer::grad_norm(ctx, op),
         Op::AdamW(op) => optimizer::adamw(ctx, op),
+        Op::MuonMomentum(op) => muon::muon_momentum(ctx, op),
+        Op::Matmul(op) => matmul::matmul(ctx, op),
+        Op::MuonUpdate(op) => muon::muon_update(ctx, op),
         Op::Fill(op) => memory::fill(ctx, op),
         Op::CopySlot(op) => memory::copy(ctx, op),
     }

@@ -4,8 +4,8 @@ use super::{Ctx, engine_error};
 use crate::kernel::update::{
     self as kernel, ADAM_CHUNK, AdamWSettings, CLIP_EPS, Coefficients, NORM_CHUNK, adamw_update,
 };
-use ironhorse_core::Result;
 use ironhorse_core::op::{AdamW, GradNorm};
+use ironhorse_core::{Result, Slot, Update};
 
 pub fn grad_norm(ctx: &mut Ctx<'_>, op: &GradNorm) -> Result<()> {
     let (norm, grads) = (ctx.f32(op.norm)?, ctx.f32(op.grads)?);
@@ -23,16 +23,23 @@ pub fn grad_norm(ctx: &mut Ctx<'_>, op: &GradNorm) -> Result<()> {
     Ok(())
 }
 
-pub fn adamw(ctx: &mut Ctx<'_>, op: &AdamW) -> Result<()> {
-    let (w, g, norm) = (ctx.f32(op.params)?, ctx.f32(op.grads)?, ctx.f32(op.norm)?);
-    let (m, v, halt) = (ctx.f32(op.moment1)?, ctx.f32(op.moment2)?, ctx.f32(op.halt)?);
-    let (s, isa, params) = (*ctx.scalars, ctx.isa, ctx.program.params());
+/// The factor of the gradients; `None` if neither weights nor moments may change, because the step or one before it went
+/// wrong.
+pub(super) fn clip(ctx: &Ctx<'_>, [norm, halt]: [Slot; 2]) -> Result<Option<f32>> {
+    let (norm, halt, most) = (ctx.f32(norm)?, ctx.f32(halt)?, ctx.scalars.grad_clip);
     // SAFETY: nothing writes the norm or `halt` while the op runs.
     let (norm, halt) = unsafe { (norm.all()[0], halt.all()[0]) };
     if halt != 0.0 || !norm.is_finite() {
-        return Ok(()); // neither a step that went wrong nor one after it may change the weights
+        return Ok(None);
     }
-    let clip = if s.grad_clip > 0.0 { (s.grad_clip / (norm + CLIP_EPS)).min(1.0) } else { 1.0 };
+    Ok(Some(if most > 0.0 { (most / (norm + CLIP_EPS)).min(1.0) } else { 1.0 }))
+}
+
+pub fn adamw(ctx: &mut Ctx<'_>, op: &AdamW) -> Result<()> {
+    let (w, g) = (ctx.f32(op.params)?, ctx.f32(op.grads)?);
+    let (m, v) = (ctx.f32(op.moment1)?, ctx.f32(op.moment2)?);
+    let (s, isa, params) = (*ctx.scalars, ctx.isa, ctx.program.params());
+    let Some(clip) = clip(ctx, [op.norm, op.halt])? else { return Ok(()) };
     let with_decay = Coefficients::new(&AdamWSettings {
         lr: s.lr,
         beta1: s.beta1,
@@ -49,12 +56,14 @@ pub fn adamw(ctx: &mut Ctx<'_>, op: &AdamW) -> Result<()> {
             if start >= r.end {
                 break;
             }
+            let Update::AdamW { skipped } = param.update else { continue };
             let part = start.max(r.start)..end.min(r.end);
+            let second = part.start - skipped..part.end - skipped;
             let k = if param.decay { with_decay } else { Coefficients { keep: 1.0, ..with_decay } };
             // SAFETY: tasks have disjoint ranges of the four pools, which share no memory.
             unsafe {
                 let (w, g) = (w.get_mut(part.clone()), g.get(part.clone()));
-                adamw_update(isa, w, g, m.get_mut(part.clone()), v.get_mut(part), k);
+                adamw_update(isa, w, g, m.get_mut(part), v.get_mut(second), k);
             }
         }
     })

@@ -4,17 +4,24 @@
 constexpr int TILE = 32;
 constexpr int ROWS = 8;  // warps of a block
 
-// gemm_any: d (column-major m by n) (+)= op(a) · op(b), f32 accumulation
+// gemm_any: d = alpha · op(a) · op(b) + beta · c, of column-major m by n matrices one after the other, f32 accumulation;
+//           c may be d, and is not read where beta is 0
 // moves  about (m*k*n/32 + k*n*m/32) elements through the caches; bound: arithmetic, not tuned
-// grid   one block of 256 threads per 32 by 32 tile of d, tiles along m first; any shape; strides in elements
+// grid   one block of 256 threads per 32 by 32 tile of d, tiles along m first, times the matrices; any shape; strides in
+//        elements
 // order  k in order: fixed, no atomics
 KERNEL __launch_bounds__(TILE* ROWS)
-    gemm_any(OUT* d, const IN* a, const IN* b, u64 m, u64 n, u64 k, u64 a_k, u64 a_m, u64 b_k, u64 b_n, u32 adds) {
+    gemm_any(OUT* d, const OUT* c, const IN* a, const IN* b, u64 m, u64 n, u64 k, u64 a_k, u64 a_m, u64 b_k, u64 b_n,
+             float alpha, float beta) {
     __shared__ float as[TILE][TILE + 1], bs[TILE][TILE + 1];  // [k][m], [k][n]
     const u64 tiles_m = (m + TILE - 1) / TILE;
     const u64 m0 = blockIdx.x % tiles_m * TILE, n0 = blockIdx.x / tiles_m * TILE;
     const u32 lane = threadIdx.x % TILE, warp = threadIdx.x / TILE;
     const bool a_along_m = a_m == 1, b_along_n = b_n == 1;  // lanes go along the axis that is contiguous
+    d += blockIdx.y * m * n;
+    c += blockIdx.y * m * n;
+    a += blockIdx.y * m * k;
+    b += blockIdx.y * k * n;
     float acc[TILE / ROWS] = {};
     for (u64 k0 = 0; k0 < k; k0 += TILE) {
 #pragma unroll
@@ -38,8 +45,9 @@ KERNEL __launch_bounds__(TILE* ROWS)
     for (int i = 0; i < TILE / ROWS; i++) {
         const u64 row = m0 + lane, col = n0 + warp + i * ROWS;
         if (row < m && col < n) {
-            OUT* to = d + col * m + row;
-            *to = from_float<OUT>(adds ? acc[i] + to_float(*to) : acc[i]);
+            const u64 at = col * m + row;
+            const float sum = alpha * acc[i];
+            d[at] = from_float<OUT>(beta == 0.0f ? sum : __fmaf_rn(beta, to_float(c[at]), sum));
         }
     }
 }

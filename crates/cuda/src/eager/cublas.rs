@@ -98,7 +98,7 @@ impl Plan {
     pub(super) fn enqueue(&self, at: &At<'_>, shape: &GemmShape, [a, b, c]: [u64; 3]) -> Result<()> {
         let Found { algo, workspace: workspace_bytes, .. } = self.proposal;
         let (alpha, beta, workspace) = (shape.alpha, shape.beta, at.scratch(workspace_bytes)?);
-        let operands = Operands { a: b, b: a, d: c, alpha, beta, workspace, workspace_bytes };
+        let operands = Operands { a: b, b: a, c, d: c, alpha, beta, workspace, workspace_bytes };
         self.product.enqueue(&algo, &operands, &at.stream)
     }
 }

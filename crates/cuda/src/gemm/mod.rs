@@ -83,9 +83,10 @@ impl Gemms {
         }
         let product = Product::new(&self.handle, &problem.describe(at))?;
         let beta = if problem.adds { 1.0 } else { 0.0 };
-        let At { a, b, d, .. } = *at;
+        let At { a, b, d, c, .. } = *at;
+        let c = if c == 0 { d } else { c };
         let workspace_bytes = choice.best.workspace;
-        let at = Operands { a, b, d, alpha: 1.0, beta, workspace: 0, workspace_bytes };
+        let at = Operands { a, b, c, d, alpha: 1.0, beta, workspace: 0, workspace_bytes };
         Ok(Some(Prepared { product, algo: choice.best.algo, at }))
     }
 
@@ -209,6 +210,12 @@ impl Prepared {
     /// Bytes of workspace it needs.
     pub fn workspace(&self) -> usize {
         self.at.workspace_bytes
+    }
+
+    /// With factors of the product and of what is added to it.
+    pub fn scaled(mut self, alpha: f32, beta: f32) -> Self {
+        (self.at.alpha, self.at.beta) = (alpha, beta);
+        self
     }
 
     /// With its workspace.

@@ -64,8 +64,10 @@ pub(crate) struct Problem {
     pub output: DType,
     pub tf32: bool,
     pub extra: Extra,
-    /// Whether D is added to.
+    /// Whether D is added to, or another matrix of its size in its place ([`At::c`]).
     pub adds: bool,
+    /// How many such products, of matrices one after the other.
+    pub batch: usize,
     /// What the addresses of A, B, D and the side memory are multiples of; at most [`ALIGN`].
     pub align: [u32; 4],
 }
@@ -83,12 +85,14 @@ pub(crate) struct At {
     pub bias: u64,
     /// The value before GELU, or 0.
     pub aux: u64,
+    /// What is added to the product, or 0 for D itself.
+    pub c: u64,
 }
 
 impl At {
     /// What these addresses are multiples of.
     fn align(&self) -> [u32; 4] {
-        [self.a, self.b, self.d, self.bias | self.aux].map(|address| {
+        [self.a, self.b, self.d | self.c, self.bias | self.aux].map(|address| {
             let zeros = address.trailing_zeros().min(ALIGN.trailing_zeros());
             1 << zeros
         })
@@ -114,7 +118,8 @@ impl Problem {
     fn new(sizes: &Sizes, [m, n, k]: [usize; 3], transposed: [bool; 2], at: &At) -> Self {
         let Sizes { inputs, output, tf32, .. } = *sizes;
         let tf32 = tf32 && inputs == DType::F32;
-        Self { m, n, k, transposed, inputs, output, tf32, extra: Extra::None, adds: false, align: at.align() }
+        let (extra, align) = (Extra::None, at.align());
+        Self { m, n, k, transposed, inputs, output, tf32, extra, adds: false, batch: 1, align }
     }
 
     /// out (rows,OC) = inp (rows,C) · weight (OC,C)ᵀ; A is the weight, B the input.
@@ -130,6 +135,12 @@ impl Problem {
     /// d_weight (OC,C) = d_out (rows,OC)ᵀ · inp (rows,C); A is the input, B the output's gradient.
     pub fn weight_gradient(sizes: &Sizes, at: &At) -> Self {
         Self::new(sizes, [sizes.ic, sizes.oc, sizes.rows], [false, true], at)
+    }
+
+    /// out (M,N) = op(a) · op(b) of a batch of row-major matrices, where `op` transposes or does nothing; A is b, B is a.
+    pub fn matmul(sizes: &Sizes, batch: usize, [of_a, of_b]: [bool; 2], at: &At) -> Self {
+        let Sizes { rows, ic, oc, .. } = *sizes;
+        Self { batch, ..Self::new(sizes, [oc, rows, ic], [of_b, of_a], at) }
     }
 
     /// With this done to the result.
@@ -170,19 +181,22 @@ impl Problem {
     pub fn describe(&self, at: &At) -> Description {
         let epilogue = Epilogue { code: self.extra.code(), bias: at.bias, aux: at.aux };
         let Self { transposed, tf32, .. } = *self;
-        Description { a: self.a(), b: self.b(), d: self.d(), batch: 1, transposed, tf32, epilogue }
+        let batch = i32::try_from(self.batch).unwrap_or(i32::MAX);
+        Description { a: self.a(), b: self.b(), d: self.d(), batch, transposed, tf32, epilogue }
     }
 
     /// Whether the library can be asked: sizes it takes, and the leading dimension GELU's side matrix needs.
     pub fn is_askable(&self) -> bool {
-        let fits = [self.m, self.n, self.k].into_iter().all(|size| (1..=i32::MAX as usize).contains(&size));
+        let fits = [self.m, self.n, self.k, self.batch]
+            .into_iter()
+            .all(|size| (1..=i32::MAX as usize).contains(&size));
         let gelu = matches!(self.extra, Extra::Gelu { .. } | Extra::GeluGrad);
         fits && (!gelu || self.m.is_multiple_of(8))
     }
 
     /// Floating-point operations.
     pub fn flops(&self) -> f64 {
-        2.0 * self.m as f64 * self.n as f64 * self.k as f64
+        2.0 * self.m as f64 * self.n as f64 * self.k as f64 * self.batch as f64
     }
 }
 
@@ -207,6 +221,9 @@ impl fmt::Display for Problem {
             Extra::Gelu { bias: false } => write!(f, " +gelu")?,
             Extra::GeluGrad => write!(f, " +gelu_grad")?,
             Extra::BiasGrad => write!(f, " +bias_grad")?,
+        }
+        if self.batch > 1 {
+            write!(f, " batch {}", self.batch)?;
         }
         if self.adds {
             write!(f, " adds")?;
@@ -288,15 +305,34 @@ mod tests {
     }
 
     #[test]
+    fn a_matmul_is_that_of_row_major_matrices() {
+        let Sizes { rows, ic, oc, .. } = SIZES;
+        let count = |n: usize| (0..n).map(|i| (i * i % 7) as f32 - 2.0).collect::<Vec<_>>();
+        let (a, b) = (count(rows * ic), count(ic * oc));
+        for transposed in [[false, false], [false, true], [true, false]] {
+            let problem = Problem::matmul(&SIZES, 3, transposed, &At::default());
+            let got = run(&problem, &b, &a);
+            assert_eq!(got, run_strides(&problem, &b, &a));
+            let of_a = |r: usize, k: usize| if transposed[0] { a[k * rows + r] } else { a[r * ic + k] };
+            let of_b = |k: usize, c: usize| if transposed[1] { b[c * ic + k] } else { b[k * oc + c] };
+            for (r, c) in (0..rows).flat_map(|r| (0..oc).map(move |c| (r, c))) {
+                assert_eq!(got[r * oc + c], (0..ic).map(|k| of_a(r, k) * of_b(k, c)).sum::<f32>());
+            }
+            assert!(problem.to_string().contains(" batch 3"), "{problem}");
+            assert_eq!(problem.flops(), 3.0 * 2.0 * (rows * ic * oc) as f64);
+        }
+    }
+
+    #[test]
     fn alignment_counts_only_up_to_what_slots_promise() {
-        let at = |a| At { a, b: 0x1000, d: 0x40, bias: 0, aux: 0 };
+        let at = |a| At { a, b: 0x1000, d: 0x40, ..At::default() };
         assert_eq!(at(0x7000).align(), [64; 4]);
         assert_eq!(at(0x7008).align(), [8, 64, 64, 64]);
     }
 
     #[test]
     fn texts_name_everything() {
-        let at = At { a: 64, b: 64, d: 64, bias: 0, aux: 0 };
+        let at = At { a: 64, b: 64, d: 64, ..At::default() };
         let sizes = Sizes { inputs: DType::BF16, tf32: true, ..SIZES };
         let p = Problem::forward(&sizes, &at);
         assert_eq!(p.to_string(), format!("4x5x3 TN {}->{}", DType::BF16, DType::F32));

@@ -193,7 +193,7 @@ impl Bench<'_> {
     /// not even the result fits.
     fn arena(&mut self, problem: &Problem, at: &At, workspace: usize) -> Result<Option<Arena>> {
         let up = |bytes: usize| bytes.next_multiple_of(256);
-        let (a, b, d) = (bytes_of(&problem.a()), bytes_of(&problem.b()), bytes_of(&problem.d()));
+        let [a, b, d] = [problem.a(), problem.b(), problem.d()].map(|x| problem.batch * bytes_of(&x));
         let has_aux = matches!(problem.extra, Extra::Gelu { .. } | Extra::GeluGrad);
         let (aux, bias) = (if has_aux { d } else { 0 }, 4 * problem.m.max(problem.n));
         let results = up(d) + up(aux) + up(bias) + up(workspace) + up(1);
@@ -225,7 +225,7 @@ impl Bench<'_> {
         let end = take(0);
         fill_with_noise(self.stream, noisy, (end - noisy) as usize)?;
         let has_bias = matches!(problem.extra, Extra::Bias | Extra::Gelu { bias: true } | Extra::BiasGrad);
-        let at = At { a, b, d, bias: if has_bias { bias } else { 0 }, aux };
+        let at = At { a, b, d, bias: if has_bias { bias } else { 0 }, aux, c: 0 };
         Ok(Some(Arena { _buffer: buffer, at, workspace, sums, written }))
     }
 
@@ -269,7 +269,7 @@ impl Bench<'_> {
 fn operands(problem: &Problem, workspace_bytes: usize, arena: &Arena) -> Operands {
     let At { a, b, d, .. } = arena.at;
     let beta = if problem.adds { 1.0 } else { 0.0 };
-    Operands { a, b, d, alpha: 1.0, beta, workspace: arena.workspace, workspace_bytes }
+    Operands { a, b, c: d, d, alpha: 1.0, beta, workspace: arena.workspace, workspace_bytes }
 }
 
 /// The median of some measurements; the first round's is used only if there is no other.

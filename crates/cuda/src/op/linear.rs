@@ -87,6 +87,22 @@ fn sizes(cx: &Lower<'_>, inp: Slot, oc: usize, result: Slot) -> Sizes {
 
 /// A product by the library alone; `false` if it cannot, or if doing it in steps is faster.
 fn library(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &At) -> Result<bool> {
+    library_scaled(cx, name, problem, at, plain(problem))
+}
+
+/// The factors of a product and of what is added to it, where it is not scaled.
+fn plain(problem: &Problem) -> [f32; 2] {
+    [1.0, if problem.adds { 1.0 } else { 0.0 }]
+}
+
+/// [`library`] with factors of the product and of what is added to it.
+pub(super) fn library_scaled(
+    cx: &mut Lower<'_>,
+    name: &'static str,
+    problem: &Problem,
+    at: &At,
+    [alpha, beta]: [f32; 2],
+) -> Result<bool> {
     if !problem.is_askable() {
         return Ok(false);
     }
@@ -98,7 +114,7 @@ fn library(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &At) -
         0 => 0,
         bytes => cx.scratch(bytes.max(workspace_limit(cx.device)))?,
     };
-    cx.call(name, Rc::new(prepared.with_workspace(workspace)));
+    cx.call(name, Rc::new(prepared.scaled(alpha, beta).with_workspace(workspace)));
     Ok(true)
 }
 
@@ -125,16 +141,26 @@ fn product(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &At) -
     if split(cx, problem, at)? || library(cx, name, problem, at)? {
         return Ok(());
     }
+    own_product(cx, problem, at, plain(problem))
+}
+
+/// A product by our kernel for any shape, with factors of the product and of what is added to it.
+pub(super) fn own_product(
+    cx: &mut Lower<'_>,
+    problem: &Problem,
+    at: &At,
+    [alpha, beta]: [f32; 2],
+) -> Result<()> {
     tracing::debug!("{problem}: by our own kernel");
     let tiles = problem.m.div_ceil(32) as u64 * problem.n.div_ceil(32) as u64;
-    if tiles > i32::MAX as u64 {
+    if tiles > i32::MAX as u64 || problem.batch > usize::from(u16::MAX) {
         return Err(Error::Unsupported(format!("{problem}: too large for our own kernel")));
     }
     let [[a_k, a_m], [b_k, b_n]] = problem.strides();
-    let args = Args::new().ptr(at.d).ptr(at.a).ptr(at.b);
-    let args = args.u64s([problem.m, problem.n, problem.k, a_k, a_m, b_k, b_n]).u32(problem.adds.into());
+    let args = Args::new().ptr(at.d).ptr(if at.c == 0 { at.d } else { at.c }).ptr(at.a).ptr(at.b);
+    let args = args.u64s([problem.m, problem.n, problem.k, a_k, a_m, b_k, b_n]).f32(alpha).f32(beta);
     let spec = spec("product/gemm_any.cu", problem.inputs, problem.output)?;
-    cx.launch(&spec, "gemm_any", Grid::linear(tiles as usize, 256), args)
+    cx.launch(&spec, "gemm_any", Grid::plane(tiles as usize, problem.batch, 256), args)
 }
 
 /// `d = a · b + bias`, rounded once.

@@ -10,7 +10,9 @@ mod grouped;
 mod linear;
 mod loss;
 mod lower;
+mod matmul;
 mod memory;
+mod muon;
 mod norm;
 mod optimizer;
 mod rope;
@@ -94,6 +96,9 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::LossMean(op) => loss::loss_mean(cx, op),
         Op::GradNorm(op) => optimizer::grad_norm(cx, op),
         Op::AdamW(op) => optimizer::adamw(cx, op),
+        Op::MuonMomentum(op) => muon::muon_momentum(cx, op),
+        Op::Matmul(op) => matmul::matmul(cx, op),
+        Op::MuonUpdate(op) => muon::muon_update(cx, op),
         Op::Fill(op) => memory::fill(cx, op),
         Op::CopySlot(op) => memory::copy(cx, op),
         Op::LinearFwd(op) => linear::linear_fwd(cx, op),
@@ -124,7 +129,7 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
 /// Every specialisation the launchers ask for.
 pub(crate) fn specs() -> Vec<Spec> {
     specs_of!(
-        attention_cached elementwise embedding flash gemv grouped linear loss memory norm optimizer rope router routing
-        sample swiglu
+        attention_cached elementwise embedding flash gemv grouped linear loss memory muon norm optimizer rope router
+        routing sample swiglu
     )
 }

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
 use ironhorse_core::op::{AdamW, GradNorm};
-use ironhorse_core::{DType, Param, Precision};
+use ironhorse_core::{DType, Param, Precision, Update};
 
 /// Partial sums of the norm: fixed, so that every device adds in the same order.
 const PARTS: usize = 1024;
@@ -31,7 +31,8 @@ fn adamw_spec(p: Precision) -> Result<Spec> {
 /// The element types that an update meets.
 fn precision_of(op: &AdamW) -> Precision {
     let master = op.master.map_or(DType::F32, |slot| slot.dtype);
-    Precision { weights: op.params.dtype, grads: op.grads.dtype, master, moments: op.moment1.dtype }
+    let (weights, grads, moments) = (op.params.dtype, op.grads.dtype, op.moment1.dtype);
+    Precision { weights, grads, master, moments, ..Precision::F32 }
 }
 
 pub(crate) fn grad_norm(cx: &mut Lower<'_>, op: &GradNorm) -> Result<()> {
@@ -54,9 +55,45 @@ pub(crate) fn adamw(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
     let decays = cx.upload(&decay_map(cx.program.params(), op.params.offset, n))?;
     let master = op.master.unwrap_or(op.params);
     let slots = [op.params, master, op.grads, op.moment1, op.moment2, op.norm, op.halt];
-    let args = cx.pointers(&slots)?.ptr(decays).ptr(cx.scalars).u64(n as u64);
+    let args = cx.pointers(&slots)?.ptr(decays).ptr(cx.scalars);
+    let tiles = tiles(cx.program.params());
+    if let Some(tiles) = tiles {
+        let count = tiles.len() / 3;
+        if count == 0 {
+            return Ok(());
+        }
+        let bytes: Vec<u8> = tiles.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let args = args.ptr(cx.upload(&bytes)?);
+        return cx.launch(
+            &adamw_spec(precision_of(op))?,
+            "adamw_tiles",
+            Grid::linear(count, ADAM_THREADS),
+            args,
+        );
+    }
+    let args = args.u64(n as u64);
     let grid = Grid::linear(n.div_ceil(ADAM_BLOCK), ADAM_THREADS);
     cx.launch(&adamw_spec(precision_of(op))?, "adamw", grid, args)
+}
+
+/// `Tile` of optimizer/adamw.cu for each block, if another optimizer has some of the parameters: first and last element,
+/// and how many elements before it have no second moment. Neighbours make one stretch, gaps between them included.
+fn tiles(params: &[Param]) -> Option<Vec<u64>> {
+    let mut stretches: Vec<(std::ops::Range<usize>, usize)> = Vec::new();
+    for param in params {
+        let Update::AdamW { skipped } = param.update else { continue };
+        let elements = param.elements();
+        match stretches.last_mut().filter(|(_, of_last)| *of_last == skipped) {
+            Some((stretch, _)) => stretch.end = elements.end,
+            None => stretches.push((elements, skipped)),
+        }
+    }
+    let alone = params.iter().all(|param| matches!(param.update, Update::AdamW { .. }));
+    let blocks = |(stretch, skipped): (std::ops::Range<usize>, usize)| {
+        let end = stretch.end;
+        stretch.step_by(ADAM_BLOCK).flat_map(move |first| [first, (first + ADAM_BLOCK).min(end), skipped])
+    };
+    (!alone).then(|| stretches.into_iter().flat_map(blocks).map(|word| word as u64).collect())
 }
 
 /// A bit for each [`STRIDE`] elements of the flat pool, set where weight decay applies; whole 32-bit words.
@@ -99,6 +136,7 @@ mod tests {
             decay,
             weight: Slot { pool: Pool::Params, offset: first * 4, shape: Shape::new([n]), dtype: DType::F32 },
             precision: Precision::default(),
+            update: Update::AdamW { skipped: 0 },
         };
         let params = [param(0, 5, true), param(16, 231, false), param(256, 17, true), param(640, 1, true)];
         let map = decay_map(&params, 0, 656);
@@ -106,5 +144,23 @@ mod tests {
         let set = |bit: usize| map[bit / 8] >> (bit % 8) & 1 == 1;
         let marked: Vec<usize> = (0..64).filter(|&bit| set(bit)).collect();
         assert_eq!(marked, [0, 16, 17, 40]);
+    }
+
+    #[test]
+    fn tiles_leave_out_what_another_optimizer_has() {
+        let tiles_of = |shared: bool| {
+            let mut b = ironhorse_core::Builder::new();
+            b.param("a", [5000], true); // up to 5008 with its gap
+            b.param("b", [7], false);
+            if shared {
+                b.muon_group([("w", [100, 10], 1)], true); // 5024 to 6032
+            }
+            b.param("c", [3], false);
+            tiles(b.finish().unwrap().params())
+        };
+        assert_eq!(tiles_of(false), None);
+        let found = tiles_of(true).unwrap();
+        let rows: Vec<&[u64]> = found.chunks(3).collect();
+        assert_eq!(rows, [[0, 2048, 0], [2048, 4096, 0], [4096, 5015, 0], [6032, 6035, 1008]]);
     }
 }

@@ -4,7 +4,7 @@ use super::{Case, Data, Input};
 use crate::Rng;
 use ironhorse_core::op::{AdamW, Op};
 use ironhorse_core::{
-    Builder, DType, Layout, Param, Pool, Precision, Scalars, Shape, Slot, bf16_to_f32, f32_to_bf16,
+    Builder, DType, Layout, Pool, Precision, Scalars, Shape, Slot, bf16_to_f32, f32_to_bf16,
 };
 
 /// The number of elements of a guard: one cache line.
@@ -116,7 +116,7 @@ impl Kit {
     /// The gradient of a new parameter.
     pub fn grad(&mut self, shape: impl Into<Shape>) -> Slot {
         let weight = self.param(shape);
-        Param { name: String::new(), decay: true, weight, precision: self.precision }.grad()
+        self.builder.grad(weight)
     }
 
     /// A slot of the key/value cache.

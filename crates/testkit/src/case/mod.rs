@@ -9,7 +9,9 @@ mod kit;
 mod layernorm;
 mod linear;
 mod loss;
+mod matmul;
 mod memory;
+mod muon;
 mod norm;
 mod optimizer;
 mod refusal;
@@ -162,12 +164,17 @@ pub fn cases_in(precision: Precision, wanted: impl Fn(&str) -> bool) -> Vec<Case
     let mut cases = Vec::new();
     for (ops, make) in FAMILIES {
         // only the update depends on how master weights and moments are stored
-        if ops.iter().any(|op| wanted(op)) && (!is_choice(precision) || ops.contains(&"adamw")) {
+        if ops.iter().any(|op| wanted(op))
+            && (!is_choice(precision) || ops.iter().any(|op| UPDATES.contains(op)))
+        {
             cases.extend(make(precision).into_iter().filter(|case| wanted(case.op().name()) && is_own(case)));
         }
     }
     cases
 }
+
+/// Ops that depend on how master weights and moments are stored.
+const UPDATES: [&str; 3] = ["adamw", "muon_momentum", "muon_update"];
 
 /// The ops of a family and the function that makes its cases.
 type Family = (&'static [&'static str], fn(Precision) -> Vec<Case>);
@@ -187,6 +194,8 @@ const FAMILIES: &[Family] = &[
     (&["grouped_linear_fwd", "grouped_linear_bwd_input", "grouped_linear_bwd_weight"], grouped::cases),
     (&["cross_entropy", "loss_mean"], loss::cases),
     (&["grad_norm", "adamw"], optimizer::cases),
+    (&["muon_momentum", "muon_update"], muon::cases),
+    (&["matmul"], matmul::cases),
     (&["fill", "copy"], memory::cases),
 ];
 
@@ -243,7 +252,7 @@ mod tests {
         }
         let mixed = cases_in(Precision::BF16_F32_GRADS, |_| true);
         let ops: HashSet<_> = mixed.iter().map(|case| case.op().name()).collect();
-        let want = ["embedding_bwd", "layernorm_bwd", "linear_bwd_weight", "adamw"];
+        let want = ["embedding_bwd", "layernorm_bwd", "linear_bwd_weight", "adamw", "muon_momentum"];
         let want = [&want[..], &["rmsnorm_bwd", "grouped_linear_bwd_weight"]].concat();
         assert_eq!(ops, HashSet::from_iter(want));
     }

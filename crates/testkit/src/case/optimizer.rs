@@ -2,7 +2,7 @@
 
 use super::{Case, Data, Kit, is_choice};
 use ironhorse_core::op::{AdamW, GradNorm, Op};
-use ironhorse_core::{DType, Pool, Precision, Scalars, bf16_to_f32, split_master};
+use ironhorse_core::{DType, Pool, Precision, Scalars, Slot, bf16_to_f32, split_master};
 
 /// Parameter groups as (elements of each member, decay). There are no gaps within a group; odd sizes leave gaps between
 /// groups, and decay differs between neighbouring groups.
@@ -49,6 +49,7 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
             cases.push(adamw(p, &format!("{name}, {what}"), table, scalars, 1.0));
         }
     }
+    cases.push(shared(p));
     // Gradients so small that the 1e-6 which PyTorch adds to the norm matters.
     let clip = Scalars { grad_clip: 1e-5, ..base() };
     cases.push(adamw(p, "mixed, clipped tiny gradients", MIXED, clip, 1e-5));
@@ -125,6 +126,11 @@ pub(crate) fn flat_pools(kit: &mut Kit, table: Table) -> AdamW {
         let named = sizes.iter().enumerate().map(|(j, &n)| (format!("param {i}.{j}"), [n]));
         kit.builder.param_group(named, decay);
     }
+    whole_pools(kit)
+}
+
+/// The op over the whole of each pool, once all parameters are declared.
+fn whole_pools(kit: &mut Kit) -> AdamW {
     let [params, grads, moment1, moment2, master] =
         [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2, Pool::Master]
             .map(|pool| kit.builder.flat(pool));
@@ -133,7 +139,7 @@ pub(crate) fn flat_pools(kit: &mut Kit, table: Table) -> AdamW {
 }
 
 /// Values for a flat pool, with 0 in the gaps.
-fn flat(kit: &mut Kit, table: Table, lo: f32, hi: f32) -> Vec<f32> {
+fn flat(kit: &mut Kit, table: &[(&[usize], bool)], lo: f32, hi: f32) -> Vec<f32> {
     let mut all = Vec::new();
     let align = ALIGN / kit.builder.precision().weights.size();
     for &(sizes, _) in table {
@@ -169,17 +175,61 @@ fn adamw(p: Precision, name: &str, table: Table, scalars: Scalars, scale: f32) -
     for (slot, lo, hi) in
         [(op.params, -1.0, 1.0), (op.moment1, -scale, scale), (op.moment2, 0.0, scale * scale)]
     {
-        let mut values = flat(&mut kit, table, lo, hi);
-        match op.master.filter(|_| slot == op.params) {
-            Some(master) if master.dtype == DType::I16 => {
-                let split: Vec<_> = values.iter().map(|&value| split_master(value)).collect();
-                kit.set(master, split.iter().map(|&(_, residual)| residual.into()).collect());
-                values = split.iter().map(|&(weight, _)| bf16_to_f32(weight)).collect();
-            }
-            Some(master) => drop(kit.set(master, values.clone())),
-            None => {}
+        let values = flat(&mut kit, table, lo, hi);
+        set_masters(&mut kit, slot, op.master.filter(|_| slot == op.params), values);
+    }
+    kit.finish(op)
+}
+
+/// Sets flat weights and the master weights that go with them, if there are any.
+pub(super) fn set_masters(kit: &mut Kit, slot: Slot, master: Option<Slot>, mut values: Vec<f32>) {
+    match master {
+        Some(master) if master.dtype == DType::I16 => {
+            let split: Vec<_> = values.iter().map(|&value| split_master(value)).collect();
+            kit.set(master, split.iter().map(|&(_, residual)| residual.into()).collect());
+            values = split.iter().map(|&(weight, _)| bf16_to_f32(weight)).collect();
         }
+        Some(master) => drop(kit.set(master, values.clone())),
+        None => {}
+    }
+    kit.set(slot, values);
+}
+
+/// Parameters between those of another optimizer, which must not change and have no second moments.
+const SHARED: Table = &[
+    (&[7], false),
+    (&[129], true),
+    (&[4097], true),
+    (&[33], false),
+    (&[48], true),
+    (&[64], true),
+    (&[1], true),
+    (&[2500], true),
+];
+/// Which of them AdamW has.
+const SHARED_ADAMW: [usize; 4] = [1, 3, 4, 7];
+
+fn shared(p: Precision) -> Case {
+    let mut kit = Kit::with_precision(p, "beside another optimizer");
+    kit.scalars = Scalars { weight_decay: 0.4, ..base() };
+    for (i, &(sizes, decay)) in SHARED.iter().enumerate() {
+        let n: usize = sizes.iter().sum();
+        if SHARED_ADAMW.contains(&i) {
+            kit.builder.param(format!("param {i}"), [n], decay);
+        } else {
+            kit.builder.muon_group([(format!("param {i}"), [n, 1], 1)], decay);
+        }
+    }
+    let op = whole_pools(&mut kit);
+    kit.set(op.norm, vec![1.0]);
+    kit.set(op.halt, vec![0.0]);
+    for slot in [op.grads, op.moment1] {
+        let values = flat(&mut kit, SHARED, -1.0, 1.0);
         kit.set(slot, values);
     }
+    let values = flat(&mut kit, &SHARED_ADAMW.map(|i| SHARED[i]), 0.0, 1.0);
+    kit.set(op.moment2, values);
+    let values = flat(&mut kit, SHARED, -1.0, 1.0);
+    set_masters(&mut kit, op.params, op.master, values);
     kit.finish(op)
 }

@@ -10,7 +10,9 @@ mod grouped;
 pub(crate) mod layernorm;
 mod linear;
 mod loss;
+mod matmul;
 mod memory;
+mod muon;
 mod optimizer;
 mod pools;
 pub(crate) mod rmsnorm;
@@ -112,6 +114,9 @@ pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
         Op::LossMean(op) => loss::mean(pools, op, step),
         Op::GradNorm(op) => optimizer::grad_norm(pools, op),
         Op::AdamW(op) => optimizer::adamw(pools, op, step),
+        Op::MuonMomentum(op) => muon::momentum(pools, op, step),
+        Op::Matmul(op) => matmul::matmul(pools, op),
+        Op::MuonUpdate(op) => muon::update(pools, op, step),
         Op::Fill(op) => memory::fill(pools, op),
         Op::CopySlot(op) => memory::copy(pools, op),
         Op::ResidualLayerNormFwd(_)

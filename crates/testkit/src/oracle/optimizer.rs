@@ -1,8 +1,9 @@
 //! Global gradient norm and AdamW.
 
 use super::{Pools, Step};
-use ironhorse_core::op::{AdamW, GradNorm};
-use ironhorse_core::{DType, Error, Result, bf16_to_f32, f32_to_bf16, join_master, split_master};
+use ironhorse_core::op::{AdamW, GradNorm, Op};
+use ironhorse_core::{DType, Error, Pool, Result, Slot, bf16_to_f32, f32_to_bf16, join_master, split_master};
+use std::ops::Range;
 
 /// What PyTorch's `clip_grad_norm_` adds to the norm before it divides by it.
 const CLIP_EPS: f64 = 1e-6;
@@ -22,49 +23,66 @@ pub(super) fn adamw(pools: &mut Pools, op: &AdamW, step: Step) -> Result<()> {
     let s = step.scalars;
     let [lr, eps, weight_decay, grad_clip] = [s.lr, s.eps, s.weight_decay, s.grad_clip].map(f64::from);
     let (beta1, beta2) = (s.beta1, s.beta2);
-    let norm = pools.read(op.norm)?[0];
-    if !norm.is_finite() || pools.read(op.halt)?[0] != 0.0 {
-        return Ok(());
-    }
-    let clip = if grad_clip > 0.0 { (grad_clip / (norm + CLIP_EPS)).min(1.0) } else { 1.0 };
+    let Some(clip) = clip(pools, [op.norm, op.halt], grad_clip)? else { return Ok(()) };
     let correction1 = 1.0 - beta1.powi(s.step as i32);
     let correction2 = 1.0 - beta2.powi(s.step as i32);
-    let (mut w, grads) = (read_weights(pools, op)?, pools.read(op.grads)?);
+    let (mut w, grads) = (read_weights(pools, op.params, op.master)?, pools.read(op.grads)?);
     let (mut m, mut v) = (pools.read(op.moment1)?, pools.read(op.moment2)?);
     for param in step.params {
         let decay = if param.decay { weight_decay } else { 0.0 };
-        let first = (param.weight.offset - op.params.offset) / param.weight.dtype.size();
-        if first + param.weight.numel() > w.len() {
+        if param.elements().end > w.len() {
             return Err(Error::Program(format!("adamw does not cover the parameter {}", param.name)));
         }
-        for i in first..first + param.weight.numel() {
+        // empty if another optimizer has the parameter
+        let second = param.in_pool(Pool::Moment2);
+        let first = second.offset / second.dtype.size();
+        for (j, i) in (first..first + second.numel()).zip(param.elements()) {
             let g = grads[i] * clip;
             m[i] = beta1 * m[i] + (1.0 - beta1) * g;
-            v[i] = beta2 * v[i] + (1.0 - beta2) * g * g;
-            let update = (m[i] / correction1) / ((v[i] / correction2).sqrt() + eps);
+            v[j] = beta2 * v[j] + (1.0 - beta2) * g * g;
+            let update = (m[i] / correction1) / ((v[j] / correction2).sqrt() + eps);
             w[i] = w[i] - lr * decay * w[i] - lr * update;
         }
     }
-    write_weights(pools, op, &w)?;
+    let changed = Op::from(*op).updates(step.params);
+    write_weights(pools, op.params, op.master, (&w, &changed))?;
     pools.write(op.moment1, &m)?;
     pools.write(op.moment2, &v)
 }
 
-fn read_weights(pools: &Pools, op: &AdamW) -> Result<Vec<f64>> {
-    let held = pools.read(op.master.unwrap_or(op.params))?;
-    if !op.master.is_some_and(|master| master.dtype == DType::I16) {
+/// The factor of the gradients; `None` if the step must be skipped.
+pub(super) fn clip(pools: &Pools, [norm, halt]: [Slot; 2], grad_clip: f64) -> Result<Option<f64>> {
+    let norm = pools.read(norm)?[0];
+    if !norm.is_finite() || pools.read(halt)?[0] != 0.0 {
+        return Ok(None);
+    }
+    Ok(Some(if grad_clip > 0.0 { (grad_clip / (norm + CLIP_EPS)).min(1.0) } else { 1.0 }))
+}
+
+/// The master weights: those kept as such, or what parameters and residuals make, or the parameters.
+pub(super) fn read_weights(pools: &Pools, params: Slot, master: Option<Slot>) -> Result<Vec<f64>> {
+    let held = pools.read(master.unwrap_or(params))?;
+    if !master.is_some_and(|master| master.dtype == DType::I16) {
         return Ok(held);
     }
-    let weights = pools.read(op.params)?;
+    let weights = pools.read(params)?;
     let join = |(&w, &r): (&f64, &f64)| join_master(f32_to_bf16(w as f32), r as i16).into();
     Ok(weights.iter().zip(&held).map(join).collect())
 }
 
-/// A weight and its residual are only meaningful together and rounded: this is the only place where the oracle rounds.
-fn write_weights(pools: &mut Pools, op: &AdamW, w: &[f64]) -> Result<()> {
-    let Some(master) = op.master else { return pools.write(op.params, w) };
+/// Stores master weights, and those parameters that have changed. A weight and its residual are only meaningful together and
+/// rounded: this is the only place where the oracle rounds.
+pub(super) fn write_weights(
+    pools: &mut Pools,
+    params: Slot,
+    master: Option<Slot>,
+    (w, changed): (&[f64], &[Range<usize>]),
+) -> Result<()> {
+    let Some(master) = master else { return pools.write(params, w) };
     if master.dtype != DType::I16 {
-        pools.write(op.params, w)?;
+        let mut weights = pools.read(params)?;
+        changed.iter().for_each(|range| weights[range.clone()].copy_from_slice(&w[range.clone()]));
+        pools.write(params, &weights)?;
         return pools.write(master, w);
     }
     let split = |&w: &f64| {
@@ -72,7 +90,7 @@ fn write_weights(pools: &mut Pools, op: &AdamW, w: &[f64]) -> Result<()> {
         (f64::from(bf16_to_f32(weight)), f64::from(residual))
     };
     let (weights, residuals): (Vec<f64>, Vec<f64>) = w.iter().map(split).unzip();
-    pools.write(op.params, &weights)?;
+    pools.write(params, &weights)?;
     pools.write(master, &residuals)
 }
 

@@ -116,15 +116,15 @@ impl Gpt2Config {
             let name = |part: &str| format!("h.{layer}.{part}");
             table.push(TensorSpec::new(name("ln_1.weight"), [c]));
             table.push(TensorSpec::new(name("ln_1.bias"), [c]));
-            table.push(TensorSpec::new(name("attn.c_attn.weight"), [3 * c, c]));
+            table.push(TensorSpec::new(name("attn.c_attn.weight"), [3 * c, c]).matrices(3));
             table.push(TensorSpec::new(name("attn.c_attn.bias"), [3 * c]));
-            table.push(TensorSpec::new(name("attn.c_proj.weight"), [c, c]));
+            table.push(TensorSpec::new(name("attn.c_proj.weight"), [c, c]).matrices(1));
             table.push(TensorSpec::new(name("attn.c_proj.bias"), [c]));
             table.push(TensorSpec::new(name("ln_2.weight"), [c]));
             table.push(TensorSpec::new(name("ln_2.bias"), [c]));
-            table.push(TensorSpec::new(name("mlp.c_fc.weight"), [4 * c, c]));
+            table.push(TensorSpec::new(name("mlp.c_fc.weight"), [4 * c, c]).matrices(1));
             table.push(TensorSpec::new(name("mlp.c_fc.bias"), [4 * c]));
-            table.push(TensorSpec::new(name("mlp.c_proj.weight"), [c, 4 * c]));
+            table.push(TensorSpec::new(name("mlp.c_proj.weight"), [c, 4 * c]).matrices(1));
             table.push(TensorSpec::new(name("mlp.c_proj.bias"), [c]));
         }
         table.push(TensorSpec::new("ln_f.weight", [c]));
@@ -207,6 +207,22 @@ mod tests {
                 "h.0.attn.c_proj.weight",
                 "h.0.mlp.c_fc.weight",
                 "h.0.mlp.c_proj.weight"
+            ]
+        );
+    }
+
+    #[test]
+    fn muon_has_the_matrices_of_the_blocks() {
+        let table = Gpt2Config::new(8, 5, 1, 1, 2).tensors();
+        let muon: Vec<_> =
+            table.iter().filter(|spec| spec.matrices > 0).map(|spec| (&*spec.name, spec.matrices)).collect();
+        assert_eq!(
+            muon,
+            [
+                ("h.0.attn.c_attn.weight", 3),
+                ("h.0.attn.c_proj.weight", 1),
+                ("h.0.mlp.c_fc.weight", 1),
+                ("h.0.mlp.c_proj.weight", 1)
             ]
         );
     }

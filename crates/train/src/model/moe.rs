@@ -172,7 +172,7 @@ impl MoeConfig {
         let mut groups = vec![vec![TensorSpec::new(EMBED, [vocab, c])]];
         for layer in 0..self.n_layer {
             let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
-            let matrix = |part: &str, dims: [usize; 2]| TensorSpec::new(name(part), dims);
+            let matrix = |part: &str, dims: [usize; 2]| TensorSpec::new(name(part), dims).matrices(1);
             groups.push(vec![TensorSpec::new(name("input_layernorm"), [c])]);
             groups.push(vec![
                 matrix("self_attn.q_proj", [q, c]),
@@ -188,7 +188,8 @@ impl MoeConfig {
             }
             let expert =
                 |e: usize, part: &str, dims| matrix(&format!("block_sparse_moe.experts.{e}.{part}"), dims);
-            groups.push(vec![matrix("block_sparse_moe.gate", [self.n_experts, c])]);
+            // the router decides by its rows, one for each expert: AdamW updates it
+            groups.push(vec![matrix("block_sparse_moe.gate", [self.n_experts, c]).matrices(0)]);
             let both = |e| ["w1", "w3"].map(|part| expert(e, part, [f, c]));
             groups.push((0..self.n_experts).flat_map(both).collect());
             groups.push((0..self.n_experts).map(|e| expert(e, "w2", [c, f])).collect());

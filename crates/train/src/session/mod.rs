@@ -211,12 +211,23 @@ impl Session {
         let precision = self.train_program()?.precision();
         let table = self.config.tensors();
         let theirs = checkpoint.precision()?;
+        if theirs.optimizer != precision.optimizer {
+            let found = format!("that of {}", theirs.optimizer.name());
+            let expected = format!(
+                "that of {}, as the run asks for; resume with --optimizer {}, or start a new run from the weights with --init",
+                precision.optimizer.name(),
+                theirs.optimizer.name()
+            );
+            return Err(Error::field(checkpoint.path(), "optimizer state", found, expected));
+        }
+        let optimizer = precision.optimizer;
         let same = CheckpointParts::pools(precision) == CheckpointParts::pools(theirs)
             && CheckpointParts::pools(precision).iter().all(|&pool| precision.of(pool) == theirs.of(pool));
         let mut bytes = Vec::new();
         if same {
             for pool in CheckpointParts::pools(precision) {
-                for (index, spec) in table.iter().enumerate() {
+                for (index, spec) in table.iter().enumerate().filter(|(_, spec)| spec.is_in(pool, optimizer))
+                {
                     checkpoint.read_pool(pool, spec, &mut bytes)?;
                     self.write_state(pool, index, &bytes)?;
                 }
@@ -225,7 +236,7 @@ impl Session {
         }
         self.load(Pool::Params, |name, values| checkpoint.read_tensor(name, values))?;
         for pool in [Pool::Moment1, Pool::Moment2] {
-            for (index, spec) in table.iter().enumerate() {
+            for (index, spec) in table.iter().enumerate().filter(|(_, spec)| spec.is_in(pool, optimizer)) {
                 checkpoint.read_pool(pool, spec, &mut bytes)?;
                 let mut values = vec![0.0; spec.shape.numel()];
                 widen(theirs.of(pool), &bytes, &mut values);

@@ -97,6 +97,8 @@ fn answers(
 pub fn session_spec(reference: &dyn Reference, options: &Options) -> SessionSpec {
     let train = Some((reference.batch(), reference.seq()));
     let Options { recompute, precision, .. } = *options;
+    // the optimizer is that of the answers
+    let precision = precision.with_optimizer(reference.optimizer().optimizer);
     SessionSpec { train, recompute, precision, ..SessionSpec::default() }
 }
 
@@ -175,7 +177,7 @@ impl Check<'_> {
         let recipe = self.reference.optimizer();
         let steps = self.options.steps.unwrap_or(recipe.steps);
         let program = session.train_program()?.clone();
-        let adamw = program.nodes().len().saturating_sub(1);
+        let last = program.nodes().len().saturating_sub(1);
         let mut losses = vec![session.engine().read_scalar(io(&program, "loss")?)?];
         if steps == 0 {
             return Ok(losses);
@@ -194,13 +196,17 @@ impl Check<'_> {
             let allowed = self.limits.of(self.reference, "losses", want.len());
             let got = losses[..want.len()].to_vec();
             let comparison = compare(&got, &want, &[want.len()], allowed);
-            self.rows.push(Row::new("losses", &program, adamw, comparison));
+            self.rows.push(Row::new("losses", &program, last, comparison));
         }
         if steps == recipe.steps {
             for param in program.params() {
                 let name = format!("after.{}", param.name);
                 session.read_in_pool(Pool::Params, param, &mut self.got)?;
-                self.compare_got(&program, adamw, &name, param.weight)?;
+                let (nodes, at) = (program.nodes(), param.elements().start);
+                let updates =
+                    |i: &usize| nodes[*i].op.updates(program.params()).iter().any(|r| r.contains(&at));
+                let blamed = (0..nodes.len()).rev().find(updates).unwrap_or(last);
+                self.compare_got(&program, blamed, &name, param.weight)?;
             }
         }
         Ok(losses)

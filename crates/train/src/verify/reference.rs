@@ -7,7 +7,7 @@ use crate::format::debug_state::DebugState;
 use crate::format::llmc_model::{check_finite, row_len};
 use crate::model::ModelConfig;
 use crate::{Error, Result};
-use ironhorse_core::Scalars;
+use ironhorse_core::{Optimizer, Scalars};
 use std::collections::BTreeMap;
 
 /// The optimizer of the answer: how many steps, with which numbers.
@@ -17,6 +17,8 @@ pub struct Recipe {
     pub steps: usize,
     /// Learning rate and the rest.
     pub scalars: Scalars,
+    /// Which optimizer.
+    pub optimizer: Optimizer,
 }
 
 /// A tensor of a file that contradicts the file's own checksum or the other file.
@@ -72,7 +74,7 @@ pub trait Reference {
 
 /// The optimizer of llm.c's test, AdamW at 1e-4 without decay, where no steps are recorded.
 fn family_recipe() -> Recipe {
-    Recipe { steps: 0, scalars: Scalars { lr: 1e-4, ..Scalars::default() } }
+    Recipe { steps: 0, scalars: Scalars { lr: 1e-4, ..Scalars::default() }, optimizer: Optimizer::AdamW }
 }
 
 /// A model file and the debug state made from it.
@@ -239,7 +241,7 @@ impl Reference for KeyReference {
             weight_decay: o.weight_decay as f32,
             ..Scalars::default()
         };
-        Recipe { steps: o.steps, scalars }
+        Recipe { steps: o.steps, scalars, optimizer: Optimizer::named(&o.name).unwrap_or_default() }
     }
     fn tolerance_of(&self, name: &str, base: f64) -> f64 {
         // One forward and backward has the plain tolerance; only errors that optimizer steps amplify, and gradients
@@ -257,7 +259,7 @@ impl Reference for KeyReference {
         // AdamW moves a weight by up to lr per step, however small its gradient is: where the gradient is rounding
         // noise, so is the step. A few elements of a large tensor are like that; the norm of the tensor still has the
         // tolerance.
-        let Recipe { steps, scalars } = self.optimizer();
+        let Recipe { steps, scalars, .. } = self.optimizer();
         if name.starts_with("after.") { steps as f64 * f64::from(scalars.lr) } else { 0.0 }
     }
     fn bf16_errors(&self) -> Option<&BTreeMap<String, f64>> {

@@ -2,10 +2,10 @@
 //! of every product to tf32.
 
 use crate::session::master::{is_residual, read_master, write_master};
-use ironhorse_core::op::{AdamW, Op};
+use ironhorse_core::op::Op;
 use ironhorse_core::{
-    DType, DeviceDescription, Engine, EngineExt, Error, HostSlice, HostSliceMut, Layout, MemoryUse, Program,
-    RandomRounding, Result, Scalars, Slot, bf16_to_f32, f32_to_bf16,
+    DType, DeviceDescription, Engine, EngineExt, Error, HostSlice, HostSliceMut, Layout, MemoryUse, Pool,
+    Program, RandomRounding, Result, Scalars, Slot, bf16_to_f32, f32_to_bf16,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -70,13 +70,20 @@ impl RoundingEngine {
     }
 
     /// Rounds what an op has written to bf16 tensors.
-    fn round_results(&mut self, op: &Op, scalars: &Scalars) -> Result<()> {
-        if let Op::AdamW(adamw) = op {
-            return self.round_update(adamw, scalars);
+    fn round_results(&mut self, program: &Program, op: &Op, scalars: &Scalars) -> Result<()> {
+        let changed = op.updates(program.params());
+        if let Some(norm) = op.args().iter().find(|arg| arg.name == "norm").filter(|_| !changed.is_empty()) {
+            let halted = !self.inner.read_scalar(norm.slot.widened())?.is_finite();
+            self.round_weights(op, scalars, if halted { &[] } else { &changed })?;
         }
         for arg in op.args() {
-            if arg.access.writes() && arg.slot.dtype == DType::BF16 {
-                self.change(arg.slot.widened(), round_bf16)?;
+            if !arg.access.writes() || arg.slot.dtype != DType::BF16 {
+                continue;
+            }
+            match arg.slot.pool {
+                Pool::Params if op.masters().is_some() => {}
+                Pool::Moment1 | Pool::Moment2 => self.round_moments(program, arg.slot, scalars)?,
+                _ => self.change(arg.slot.widened(), round_bf16)?,
             }
         }
         Ok(())
@@ -84,47 +91,49 @@ impl RoundingEngine {
 
     /// The inner engine updates f32 master weights: restores them from weights and residuals.
     fn join_masters(&mut self, op: &Op) -> Result<()> {
-        let Op::AdamW(AdamW { params, master: Some(master), .. }) = op else { return Ok(()) };
-        if is_residual(master) {
-            let [params, master] = [params, master].map(|slot| slot.widened());
+        let Some([params, master]) = op.masters() else { return Ok(()) };
+        if is_residual(&master) {
+            let [params, master] = [params, master].map(Slot::widened);
             read_master(self.inner.as_mut(), [params, master], true, &mut self.values)?;
             self.inner.write_f32(master, &self.values)?;
         }
         Ok(())
     }
 
-    /// Rounds what an update stores in 16 bits (weights and moments) with the same random bits as the CUDA engine.
-    fn round_update(&mut self, op: &AdamW, scalars: &Scalars) -> Result<()> {
-        let Some(master) = op.master else { return Ok(()) };
-        let [params, wide] = [op.params, master].map(Slot::widened);
-        let rounding = RandomRounding::new(scalars.seed, scalars.step);
+    /// Stores the weights that an update has `changed` in 16 bits, with the same random bits as the CUDA engine.
+    fn round_weights(&mut self, op: &Op, scalars: &Scalars, changed: &[Range<usize>]) -> Result<()> {
+        let Some([params, master]) = op.masters() else { return Ok(()) };
+        let [params, wide] = [params, master].map(Slot::widened);
         self.values.resize(wide.numel(), 0.0);
+        self.inner.read_f32(wide, &mut self.values)?;
         if is_residual(&master) {
-            self.inner.read_f32(wide, &mut self.values)?;
-            write_master(self.inner.as_mut(), [params, wide], true, &self.values)?;
+            return write_master(self.inner.as_mut(), [params, wide], true, &self.values);
         }
-        if !self.inner.read_scalar(op.norm.widened())?.is_finite() {
-            return Ok(());
+        let rounding = RandomRounding::new(scalars.seed, scalars.step);
+        let mut weights = vec![0.0; params.numel()];
+        self.inner.read_f32(params, &mut weights)?;
+        for i in changed.iter().cloned().flatten() {
+            weights[i] = bf16_to_f32(rounding.weight(i as u64, self.values[i]));
         }
-        if !is_residual(&master) {
-            self.inner.read_f32(wide, &mut self.values)?;
-            for (i, value) in self.values.iter_mut().enumerate() {
-                *value = bf16_to_f32(rounding.weight(i as u64, *value));
+        self.inner.write_f32(params, &weights)
+    }
+
+    /// Rounds a flat pool of moments with the same random bits as the CUDA engine: those of a weight's place in the
+    /// parameters, wherever its moment is. What is rounded already does not change.
+    fn round_moments(&mut self, program: &Program, slot: Slot, scalars: &Scalars) -> Result<()> {
+        let rounding = RandomRounding::new(scalars.seed, scalars.step);
+        let which = usize::from(slot.pool == Pool::Moment2);
+        let wide = slot.widened();
+        self.values.resize(wide.numel(), 0.0);
+        self.inner.read_f32(wide, &mut self.values)?;
+        for param in program.params() {
+            let held = param.in_pool(slot.pool);
+            let first = held.offset / held.dtype.size();
+            for (i, value) in param.elements().zip(&mut self.values[first..first + held.numel()]) {
+                *value = bf16_to_f32(rounding.moments(i as u64, [*value; 2])[which]);
             }
-            self.inner.write_f32(params, &self.values)?;
         }
-        if op.moment1.dtype == DType::BF16 {
-            let [first, second] = [op.moment1, op.moment2].map(Slot::widened);
-            let mut squares = vec![0.0; second.numel()];
-            self.inner.read_f32(first, &mut self.values)?;
-            self.inner.read_f32(second, &mut squares)?;
-            for (i, (m, v)) in self.values.iter_mut().zip(&mut squares).enumerate() {
-                [*m, *v] = rounding.moments(i as u64, [*m, *v]).map(bf16_to_f32);
-            }
-            self.inner.write_f32(first, &self.values)?;
-            self.inner.write_f32(second, &squares)?;
-        }
-        Ok(())
+        self.inner.write_f32(wide, &self.values)
     }
 
     fn run_tf32(&mut self, twin: &Program, i: usize, scalars: &Scalars) -> Result<()> {
@@ -137,7 +146,8 @@ impl RoundingEngine {
             self.change(arg.slot, cut_to_tf32)?;
         }
         self.inner.run(twin, i..i + 1, scalars)?;
-        kept.iter().try_for_each(|(slot, values)| self.inner.write_f32(*slot, values))
+        // in reverse: of a slot that is both operands the first copy is the one before any change
+        kept.iter().rev().try_for_each(|(slot, values)| self.inner.write_f32(*slot, values))
     }
 }
 
@@ -187,7 +197,7 @@ impl Engine for RoundingEngine {
             Rounding::Bf16 => {
                 self.join_masters(&program.nodes()[i].op)?;
                 self.inner.run(&twin, i..i + 1, scalars)?;
-                self.round_results(&program.nodes()[i].op, scalars)
+                self.round_results(program, &program.nodes()[i].op, scalars)
             }
         });
         self.twins.insert(program.id(), twin);

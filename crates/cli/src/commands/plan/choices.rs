@@ -1,6 +1,6 @@
 //! Every choice that changes the memory of a run: what it needs by category, whether it fits, and which to take.
 
-use crate::args::{Dtype, FlagValue, MasterArg, MomentsArg, RecomputeArg, StateArgs};
+use crate::args::{Dtype, FlagValue, MasterArg, MomentsArg, OptimizerArg, RecomputeArg, StateArgs};
 use crate::hardware::human_bytes;
 use anyhow::Result;
 use clap::ValueEnum;
@@ -14,6 +14,7 @@ pub struct Asked<'a> {
     pub batch: (usize, usize),
     pub accumulate: u32,
     pub dtype: Dtype,
+    pub optimizer: OptimizerArg,
     /// What may be used, where that is known.
     pub room: Option<u64>,
 }
@@ -63,7 +64,7 @@ impl Asked<'_> {
         let mut choices = Vec::new();
         for &master in MasterArg::value_variants() {
             for &moments in MomentsArg::value_variants() {
-                let state = StateArgs { master, moments };
+                let state = StateArgs { optimizer: self.optimizer, master, moments };
                 let has = |level: RecomputeArg| level != RecomputeArg::Experts || self.config.kind() == "moe";
                 for &recompute in RecomputeArg::value_variants().iter().filter(|&&level| has(level)) {
                     if let Ok(precision) = state.precision(self.dtype, self.accumulate) {
@@ -127,6 +128,6 @@ pub fn table(choices: &[Choice], asked: (RecomputeArg, StateArgs)) -> Vec<String
         line += choice.fits.map_or("", |fits| if fits { "  fits" } else { "  does not fit" });
         lines.push(line);
     }
-    lines.push("legend: > is what was asked for; recompute is activation checkpointing; master and moments are AdamW's state".into());
+    lines.push("legend: > is what was asked for; recompute is activation checkpointing; master and moments are the optimizer's state".into());
     lines
 }

@@ -22,6 +22,7 @@ const MOST_STEPS: u64 = u32::MAX as u64;
 #[serde(rename_all = "kebab-case")]
 #[command(after_help = "Examples:\n  ironhorse train\n  \
     ironhorse train --steps 200 --lr 3e-3 --out runs/quick\n  \
+    ironhorse train --optimizer muon              Muon for the matrices of the blocks\n  \
     ironhorse train --data book.txt               prepares the text once, then trains on it\n  \
     ironhorse train --model d12 --data 'shards/*_train_*.bin' --val-data 'shards/*_val_*.bin' --tokenizer gpt2\n  \
     ironhorse train --model hidden=128,layers=4,heads=4,experts=8,top_k=2,ffn=256,vocab=256,context=128\n  \
@@ -97,7 +98,7 @@ pub struct TrainArgs {
     /// Weight decay (decoupled), of 2-D tensors only
     #[arg(long, help_heading = heading::OPTIMIZER, default_value_t = 0.1, value_name = "X", value_parser = number::at_least_0::<f32>)]
     pub weight_decay: f32,
-    /// AdamW's beta1
+    /// AdamW's beta1; Muon's momentum is 0.95
     #[arg(long, help_heading = heading::OPTIMIZER, default_value_t = 0.9, value_name = "X", value_parser = number::below_1::<f64>)]
     pub beta1: f64,
     /// AdamW's beta2

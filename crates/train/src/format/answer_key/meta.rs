@@ -5,6 +5,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use ironhorse_core::Optimizer;
+
 use crate::format::safetensors::Header;
 use crate::model::ModelConfig;
 use crate::{Error, Result};
@@ -17,7 +19,7 @@ pub(super) const VERSION: &str = "1";
 /// The optimizer whose steps a key records. Fields that other tools add are ignored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KeyOptimizer {
-    /// "adamw".
+    /// "adamw" or "muon".
     pub name: String,
     /// The learning rate, the same in every step.
     pub lr: f64,
@@ -138,8 +140,8 @@ fn check_optimizer(optimizer: &KeyOptimizer, path: &Path) -> Result<()> {
     let wrong = |key: &str, found: String, expected: &str| {
         Err(Error::field(path, format!("optimizer `{key}`"), found, expected))
     };
-    if optimizer.name != "adamw" {
-        return wrong("name", format!("{:?}", optimizer.name), "\"adamw\"");
+    if Optimizer::named(&optimizer.name).is_none() {
+        return wrong("name", format!("{:?}", optimizer.name), "\"adamw\" or \"muon\"");
     }
     if optimizer.decay != "matrices" {
         return wrong("decay", format!("{:?}", optimizer.decay), "\"matrices\"");

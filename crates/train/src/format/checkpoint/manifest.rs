@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use ironhorse_core::{DType, Precision};
+use ironhorse_core::{DType, Optimizer, Precision};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -56,6 +56,9 @@ struct PrecisionNames {
     grads: String,
     master: String,
     moments: String,
+    /// Not in files from before there was a choice, and not with AdamW, so that those are the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    optimizer: Option<String>,
 }
 
 /// The file as it is written.
@@ -138,12 +141,22 @@ impl TrainerJson {
                 grads: precision.grads.name().to_owned(),
                 master: precision.master.name().to_owned(),
                 moments: precision.moments.name().to_owned(),
+                optimizer: (precision.optimizer != Optimizer::AdamW)
+                    .then(|| precision.optimizer.name().to_owned()),
             }),
             bytes: self.bytes.clone(),
             crc32: self.crc32.clone(),
         };
         serde_json::to_string_pretty(&file)
     }
+}
+
+fn optimizer_of(name: Option<&str>, path: &Path) -> Result<Optimizer> {
+    let Some(name) = name else { return Ok(Optimizer::AdamW) };
+    Optimizer::named(name).ok_or_else(|| {
+        let expected = Optimizer::ALL.map(Optimizer::name).join(" or ");
+        Error::field(path, "precision.optimizer", format!("{name:?}"), expected)
+    })
 }
 
 fn precision_of(names: &PrecisionNames, path: &Path) -> Result<Precision> {
@@ -159,5 +172,6 @@ fn precision_of(names: &PrecisionNames, path: &Path) -> Result<Precision> {
         grads: dtype("grads", &names.grads, &floats)?,
         master: dtype("master", &names.master, &[DType::F32, DType::I16])?,
         moments: dtype("moments", &names.moments, &floats)?,
+        optimizer: optimizer_of(names.optimizer.as_deref(), path)?,
     })
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! config.json, model.safetensors     the weights as the engine stores them (f32 or bf16), readable by `transformers`
 //! master.safetensors                 for bf16 weights: the f32 master weights, or their 16-bit residuals
-//! state.safetensors                  AdamW's moments, m.NAME and v.NAME, as the engine stores them
+//! state.safetensors                  the optimizer's moments, m.NAME and v.NAME, as the engine stores them; Muon has no v
 //! tokenizer.bin, tokenizer.json      optional, and what else belongs to the tokenizer
 //! trainer.json                       written last: step, data position, settings, size and checksum of every other file
 //! ```
@@ -47,7 +47,7 @@ pub(super) fn is_ours(name: &str) -> bool {
         || [hf::MODEL, MASTER, STATE].iter().any(|stem| is_part_of(name, stem))
 }
 
-/// Whether a file holds AdamW's state, which only training needs.
+/// Whether a file holds the optimizer's state, which only training needs.
 fn is_state(name: &str) -> bool {
     is_part_of(name, STATE)
 }

@@ -109,7 +109,7 @@ impl Checkpoint {
     }
 
     /// Checks that every tensor is there, in its shape and in the run's element type, for callers that map the files: of
-    /// AdamW's moments only with `state`. Padding of the vocabulary may be there or not.
+    /// the optimizer's moments only with `state`. Padding of the vocabulary may be there or not.
     pub fn check_tensors(&self, state: bool) -> Result<()> {
         let precision = self.trainer.precision.unwrap_or_default();
         let weights = stored_dtype(precision.weights);
@@ -126,7 +126,8 @@ impl Checkpoint {
             (Pool::Moment2, &self.state, state),
         ];
         for (pool, files, _) in pools.into_iter().filter(|(_, _, expected)| *expected) {
-            for spec in self.trainer.config.tensors() {
+            let held = |spec: &TensorSpec| spec.is_in(pool, precision.optimizer);
+            for spec in self.trainer.config.tensors().into_iter().filter(held) {
                 self.check_pool_tensor(
                     files,
                     &stored_name(pool, &spec),

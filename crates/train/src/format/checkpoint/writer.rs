@@ -53,9 +53,12 @@ pub struct Written {
 
 /// The approximate size in bytes of a checkpoint of this model.
 pub fn checkpoint_bytes(config: &ModelConfig, precision: Precision) -> u64 {
-    let element: usize =
-        CheckpointParts::pools(precision).iter().map(|&pool| precision.of(pool).size()).sum();
-    config.num_params() as u64 * element as u64 + (1 << 20)
+    let (pools, table) = (CheckpointParts::pools(precision), config.tensors());
+    let bytes = |spec: &TensorSpec| {
+        let held = pools.iter().filter(|&&pool| spec.is_in(pool, precision.optimizer));
+        (spec.shape.numel() * held.map(|&pool| precision.of(pool).size()).sum::<usize>()) as u64
+    };
+    table.iter().map(bytes).sum::<u64>() + (1 << 20)
 }
 
 /// Writes a checkpoint atomically and replaces an earlier one of the same name. `read(pool, index, bytes)` returns a
@@ -126,8 +129,9 @@ impl Job<'_> {
     /// Whole pools, byte for byte, in one file or several.
     fn pools(&mut self, stem: &str, pools: &[Pool], read: ReadTensor<'_>) -> Result<()> {
         let precision = self.parts.precision;
+        let all = pools.iter().flat_map(|&pool| (0..self.table.len()).map(move |index| (pool, index)));
         let tensors: Vec<(Pool, usize)> =
-            pools.iter().flat_map(|&pool| (0..self.table.len()).map(move |index| (pool, index))).collect();
+            all.filter(|&(pool, index)| self.table[index].is_in(pool, precision.optimizer)).collect();
         let size = |&(pool, index): &(Pool, usize)| {
             (self.table[index].shape.numel() * precision.of(pool).size()) as u64
         };

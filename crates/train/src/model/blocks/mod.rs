@@ -2,16 +2,17 @@
 //! backward.
 
 mod norm;
+mod update;
 
 pub(super) use norm::{Norm, NormWeights};
 
 use super::TensorSpec;
 use crate::{Error, Result};
 use ironhorse_core::op::{
-    Accum, AdamW, AttentionBwd, AttentionCached, AttentionFwd, CrossEntropy, EmbeddingBwd, EmbeddingFwd,
-    GradNorm, LinearBwdInput, LinearBwdWeight, LinearFwd, LossMean, PreAct,
+    Accum, AttentionBwd, AttentionCached, AttentionFwd, CrossEntropy, EmbeddingBwd, EmbeddingFwd,
+    LinearBwdInput, LinearBwdWeight, LinearFwd, LossMean, PreAct,
 };
-use ironhorse_core::{Builder, DType, Pool, Precision, Program, Section, Shape, Slot};
+use ironhorse_core::{Builder, DType, Precision, Program, Section, Shape, Slot};
 use std::collections::HashMap;
 
 /// What a forward is for.
@@ -146,7 +147,7 @@ impl Blocks {
         for group in std::mem::take(&mut setup.groups) {
             let decay = group.iter().any(|tensor| tensor.decay);
             let name = group.first().map(|tensor| tensor.name.clone()).unwrap_or_default();
-            let slots = b.param_group(group.into_iter().map(|tensor| (tensor.name, tensor.shape)), decay);
+            let slots = update::declare(&mut b, group, decay);
             weights.insert(name, slots);
         }
         let x = b.io("x", [batch.0, batch.1], DType::I32);
@@ -356,23 +357,6 @@ impl Blocks {
         let d_res = self.hidden();
         self.norm_bwd(name, &saved.norm, [d_res, d_norm], Accum::Write)?;
         Ok(d_res)
-    }
-
-    /// The update: gradient norm and AdamW over everything, unless the `loss` or the norm is not finite. Io: `norm`.
-    pub fn update(&mut self) -> Result<()> {
-        let norm = self.scalar("norm");
-        let undeclared = |name| ironhorse_core::Error::Program(format!("no io is called `{name}`"));
-        let find = |name| self.b.find_io(name).ok_or_else(|| undeclared(name));
-        let (loss, halt) = (find("loss")?, find("halt")?);
-        let [params, grads, moment1, moment2] =
-            [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2].map(|pool| self.b.flat(pool));
-        let master = self.b.precision().has_master().then(|| self.b.flat(Pool::Master));
-        self.b.section(Section::Update);
-        self.b.at("grad_norm");
-        self.b.push(GradNorm { norm, halt, grads, loss })?;
-        self.b.at("adamw");
-        self.b.push(AdamW { params, master, grads, moment1, moment2, norm, halt })?;
-        Ok(())
     }
 
     pub fn finish(self) -> Result<Program> {

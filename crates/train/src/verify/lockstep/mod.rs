@@ -103,11 +103,9 @@ impl Twin {
 
     /// The results that both engines have written to an argument.
     fn read_both(&mut self, from: &mut dyn Engine, op: &Op, arg: &Arg) -> Result<()> {
-        let wanted = match op {
-            // the twin has only one copy of the weights, the master
-            Op::AdamW(adamw) if arg.name == "params" => adamw.master.unwrap_or(arg.slot),
-            _ => arg.slot,
-        };
+        // the twin has only one copy of the weights, the master
+        let master = op.masters().filter(|_| arg.name == "params");
+        let wanted = master.map_or(arg.slot, |[_, master]| master);
         let place = self.place(wanted);
         match residual(op, arg) {
             Some(pair) => read_master(from, pair, true, &mut self.got)?,
@@ -119,10 +117,7 @@ impl Twin {
 
 /// The parameters and their residuals, if the argument is a residual.
 fn residual(op: &Op, arg: &Arg) -> Option<[Slot; 2]> {
-    match op {
-        Op::AdamW(adamw) if arg.name == "master" && is_residual(&arg.slot) => Some([adamw.params, arg.slot]),
-        _ => None,
-    }
+    op.masters().filter(|[_, master]| arg.name == "master" && is_residual(master))
 }
 
 /// Fills `values` with a tensor; the integers of a program are small enough to be exact in f32.

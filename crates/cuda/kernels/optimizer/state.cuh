@@ -1,0 +1,132 @@
+// How an update keeps its state: master weights and moments in 16 or 32 bits, and the random bits that round them.
+// PARAM weights; MASTER float, or i16: the bits of it that bf16 weights lack; MOMENT float or bf16.
+// order  bf16 parameters beside f32 masters are rounded up or down by 16 random bits, as are bf16 moments: a function of
+//        seed, step and index, the same bits as core/src/rounding.rs. Beside i16 they are the nearest
+#pragma once
+#include "common/prelude.cuh"
+
+typedef short i16;
+
+// Elements of an access: 8 where state has 16 bits, so that its accesses have 16 bytes.
+constexpr int N = sizeof(MASTER) == 2 || sizeof(MOMENT) == 2 ? 8 : 4;
+constexpr u32 GOLDEN = 0x9e3779b9u;
+constexpr u32 MOMENTS = 0x51ed270bu;
+
+// What the random bits of a step depend on.
+struct Keys {
+    u32 key0, key1;
+};
+
+// Each input bit reaches every output bit.
+DEVICE u32 mix(u32 x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
+DEVICE void set_keys(Keys& k, const Scalars* s) {
+    k.key0 = mix((u32)s->seed ^ mix(s->step + GOLDEN));
+    k.key1 = mix((u32)(s->seed >> 32) ^ k.key0);
+}
+
+// Whether a step may change anything: neither one that went wrong nor one after it may.
+DEVICE bool is_good(const float* norm, const float* halt) { return *halt == 0.0f && fabsf(*norm) <= 3.4028234e38f; }
+
+// The factor of the gradients.
+DEVICE float clip_of(const Scalars* s, float norm) {
+    return s->grad_clip > 0.0f ? fminf(s->grad_clip / (norm + 1e-6f), 1.0f) : 1.0f;
+}
+
+// 32 random bits for a group of elements: 2·group and 2·group + 1 where they are weights.
+DEVICE u32 random_bits(u64 group, u32 salt, const Keys& k) {
+    return mix(mix((u32)group ^ k.key0 ^ salt) + (u32)(group >> 32) + k.key1);
+}
+
+// Adds 16 random bits below the last kept one and cuts: up with the probability of what is cut off. Neither makes an
+// infinity of a finite number nor a number of a NaN.
+DEVICE u16 round_randomly(float w, u32 random) {
+    const u32 bits = __float_as_uint(w);
+    if ((bits & 0x7f800000u) == 0x7f800000u) return from_float<bf16>(w).bits;
+    const u32 sum = bits + (random & 0xffffu);
+    return (u16)(((sum & 0x7f800000u) == 0x7f800000u ? bits : sum) >> 16);
+}
+
+// A bf16 parameter and the 16 bits that it lacks are the pattern of an f32 together: `split_master` of rounding.rs.
+DEVICE float join(bf16 param, i16 rest) { return __uint_as_float(((u32)param.bits << 16) + (u32)(i32)rest); }
+DEVICE void split(float w, bf16& param, i16& rest) {
+    const u32 bits = w == w ? __float_as_uint(w) : 0x7fc00000u;
+    param.bits = (u16)((bits + 0x8000u) >> 16);
+    rest = (i16)bits;
+}
+
+// The master, N elements or one: f32, or made of the parameter and what it lacks.
+template <class P> DEVICE void load_master(float (&w)[N], const P*, const float* master) { load_floats(w, master); }
+DEVICE void load_master(float (&w)[N], const bf16* params, const i16* master) {
+    const Vec<bf16> high = load(params);
+    const Vec<i16> low = load(master);
+#pragma unroll
+    for (int e = 0; e < N; e++) w[e] = join(high.at[e], low.at[e]);
+}
+template <class P> DEVICE float load_one(const P*, const float* master) { return *master; }
+DEVICE float load_one(const bf16* params, const i16* master) { return join(*params, *master); }
+
+DEVICE void store_master(float*, float* master, u64 i, const float (&w)[N], const Keys&) {
+    store_floats(master + i, w);  // which are the parameters
+}
+DEVICE void store_master(bf16* params, float* master, u64 i, const float (&w)[N], const Keys& k) {
+    store_floats(master + i, w);
+    struct alignas(2 * N) {
+        u32 at[N / 2];
+    } out;
+#pragma unroll
+    for (int p = 0; p < N / 2; p++) {
+        const u32 random = random_bits(i / 2 + p, 0, k);
+        out.at[p] = round_randomly(w[2 * p], random) | (u32)round_randomly(w[2 * p + 1], random >> 16) << 16;
+    }
+    *reinterpret_cast<decltype(out)*>(params + i) = out;
+}
+DEVICE void store_master(bf16* params, i16* master, u64 i, const float (&w)[N], const Keys&) {
+    Vec<bf16> high;
+    Vec<i16> low;
+#pragma unroll
+    for (int e = 0; e < N; e++) split(w[e], high.at[e], low.at[e]);
+    store(params + i, high);
+    store(master + i, low);
+}
+DEVICE void store_one(float*, float* master, u64 i, float w, const Keys&) { master[i] = w; }
+DEVICE void store_one(bf16* params, float* master, u64 i, float w, const Keys& k) {
+    master[i] = w;
+    const u32 random = random_bits(i / 2, 0, k);
+    params[i].bits = round_randomly(w, i % 2 ? random >> 16 : random);
+}
+DEVICE void store_one(bf16* params, i16* master, u64 i, float w, const Keys&) { split(w, params[i], master[i]); }
+
+// The 16 bits that decide about each moment of an element: the first in the low half.
+DEVICE u32 moment_bits(u32 of_four, u32 which) { return mix(of_four + GOLDEN * which); }
+
+DEVICE void store_moments(float* moment1, float* moment2, u64 i, const float (&m)[N], const float (&v)[N], const Keys&) {
+    store_floats(moment1 + i, m);
+    store_floats(moment2 + i, v);
+}
+DEVICE void store_moments(bf16* moment1, bf16* moment2, u64 i, const float (&m)[N], const float (&v)[N],
+                          const Keys& k) {
+    Vec<bf16> first, second;
+#pragma unroll
+    for (int e = 0; e < N; e += 4) {
+        const u32 of_four = random_bits((i + e) / 4, MOMENTS, k);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const u32 random = moment_bits(of_four, j);
+            first.at[e + j].bits = round_randomly(m[e + j], random);
+            second.at[e + j].bits = round_randomly(v[e + j], random >> 16);
+        }
+    }
+    store(moment1 + i, first);
+    store(moment2 + i, second);
+}
+DEVICE void store_moment(float& one, float& two, u64, float m, float v, const Keys&) { one = m, two = v; }
+DEVICE void store_moment(bf16& one, bf16& two, u64 i, float m, float v, const Keys& k) {
+    const u32 random = moment_bits(random_bits(i / 4, MOMENTS, k), (u32)(i % 4));
+    one.bits = round_randomly(m, random);
+    two.bits = round_randomly(v, random >> 16);
+}

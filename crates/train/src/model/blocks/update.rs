@@ -1,0 +1,89 @@
+//! The update: gradient norm and optimizer.
+
+use super::{Blocks, TensorSpec};
+use crate::Result;
+use ironhorse_core::op::{AdamW, GradNorm, MuonMomentum, MuonUpdate, NewtonSchulz};
+use ironhorse_core::{Builder, Optimizer, Pool, Section, Slot};
+
+/// How much of the momentum stays from step to step.
+const MUON_MOMENTUM: f32 = 0.95;
+/// The most elements that are orthogonalised at a time: enough to keep a GPU busy, while the memory that it takes is less
+/// than that of the activations, with which it is shared.
+const MUON_BATCH: usize = 1 << 25;
+
+/// Declares a group of parameters for the optimizer of the program.
+pub(super) fn declare(b: &mut Builder, group: Vec<TensorSpec>, decay: bool) -> Vec<Slot> {
+    let optimizer = b.precision().optimizer;
+    if group.iter().all(|tensor| tensor.muon(optimizer) > 0) {
+        return b
+            .muon_group(group.into_iter().map(|tensor| (tensor.name, tensor.shape, tensor.matrices)), decay);
+    }
+    b.param_group(group.into_iter().map(|tensor| (tensor.name, tensor.shape)), decay)
+}
+
+/// Where the update finds what decides about a step.
+#[derive(Clone, Copy)]
+struct Verdict {
+    norm: Slot,
+    halt: Slot,
+}
+
+impl Blocks {
+    /// The update: gradient norm and optimizer over everything, unless the `loss` or the norm is not finite. Io: `norm`.
+    pub fn update(&mut self) -> Result<()> {
+        let norm = self.scalar("norm");
+        let undeclared = |name| ironhorse_core::Error::Program(format!("no io is called `{name}`"));
+        let find = |name| self.b.find_io(name).ok_or_else(|| undeclared(name));
+        let (loss, halt) = (find("loss")?, find("halt")?);
+        let [params, grads, moment1, moment2] =
+            [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2].map(|pool| self.b.flat(pool));
+        let master = self.master();
+        self.b.section(Section::Update);
+        self.b.at("grad_norm");
+        self.b.push(GradNorm { norm, halt, grads, loss })?;
+        self.b.at("adamw");
+        self.b.push(AdamW { params, master, grads, moment1, moment2, norm, halt })?;
+        if self.b.precision().optimizer == Optimizer::Muon {
+            self.muon(Verdict { norm, halt })?;
+        }
+        Ok(())
+    }
+
+    fn master(&self) -> Option<Slot> {
+        self.b.precision().has_master().then(|| self.b.flat(Pool::Master))
+    }
+
+    /// Muon on all matrices of the blocks: those of one size together, so many at a time as fit [`MUON_BATCH`].
+    fn muon(&mut self, verdict: Verdict) -> Result<()> {
+        for ([rows, cols], count) in self.b.muon_sizes() {
+            let most = (MUON_BATCH / (rows * cols).max(1)).max(1);
+            for first in (0..count).step_by(most) {
+                self.b.at(format!("muon.{rows}x{cols}"));
+                self.muon_batch([most.min(count - first), rows, cols], first, verdict)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Muon on a batch of (n,rows,cols) matrices.
+    fn muon_batch(&mut self, dims: [usize; 3], first: usize, verdict: Verdict) -> Result<()> {
+        let [count, rows, cols] = dims;
+        let Verdict { norm, halt } = verdict;
+        let (dtype, side) = (self.dtype(), rows.min(cols));
+        let [params, grads, moment1] =
+            [Pool::Params, Pool::Grads, Pool::Moment1].map(|pool| self.b.flat(pool));
+        let mut x = self.b.activation(dims, dtype);
+        self.b.push(MuonMomentum { out: x, moment1, grads, norm, halt, first, momentum: MUON_MOMENTUM })?;
+        for _ in 0..NewtonSchulz::STEPS {
+            let [gram, poly] = [(); 2].map(|()| self.b.activation([count, side, side], dtype));
+            let out = self.b.activation(dims, dtype);
+            for product in (NewtonSchulz { x, gram, poly, out }).products() {
+                self.b.push(product)?;
+            }
+            x = out;
+        }
+        let scale = MuonUpdate::scale_of([rows, cols]);
+        self.b.push(MuonUpdate { params, master: self.master(), inp: x, norm, halt, first, scale })?;
+        Ok(())
+    }
+}
