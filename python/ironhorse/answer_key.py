@@ -34,6 +34,7 @@ class KeyInfo:
     dtype: str = "f32"
     # the smallest margin by which an expert was chosen over another
     router: Mapping[str, float] = field(default_factory=dict)
+    dropout: float = 0.0  # how often elements were dropped, with masks of the seed
     reference: str = ""  # whose code computed it, where that is not our reference: transformers 5.22.2
 
 
@@ -58,6 +59,7 @@ def metadata(info: KeyInfo, tensors: Mapping[str, Array]) -> dict[str, str]:
     }
     tables = {"torch_error": info.torch_error, "torch_error_bf16": info.torch_error_bf16, "router": info.router}
     strings |= {"reference": info.reference} if info.reference else {}
+    strings |= {"dropout": json_text(info.dropout)} if info.dropout else {}
     return strings | {name: json_text(dict(table)) for name, table in tables.items() if table}
 
 

@@ -22,6 +22,7 @@ from .formats.safetensors import write_safetensors
 from .formats.staging import Staging
 from .params import active_params
 from .reference import init, init_moe
+from .reference.dropout import Dropout
 from .reference.gpt2 import GPT2
 from .reference.hf import load_hf
 from .reference.hf_moe import compute_by_transformers
@@ -44,6 +45,9 @@ def _export(args: Options, config: ModelConfig | None, source: str | None, stagi
     check_length(args.seq, model.config)
     params = {f"param.{name}": param.detach().clone().numpy() for name, param in model.named_parameters()}
     x, y, margin = _batch(model, args, source)
+    if args.dropout > 0:
+        assert isinstance(model, GPT2)  # check_args
+        model.dropout = Dropout(args.dropout, args.seed)
     by = compute_by_transformers if args.reference == "transformers" else compute_answers
     answers, errors, errors_bf16 = compute(model, x, y, args, by)
     tensors: Arrays = {"x": x.numpy().astype(np.int32), "y": y.numpy().astype(np.int32)}
@@ -52,6 +56,7 @@ def _export(args: Options, config: ModelConfig | None, source: str | None, stagi
         config=model.config,
         torch=torch.__version__,
         seed=args.seed,
+        dropout=args.dropout,
         act_names=answers.act_names,
         optimizer=optimizer_of(args).describe(args.steps),
         torch_error=errors,
@@ -98,7 +103,8 @@ def _write_gpt2(args: Options, info: KeyInfo, tensors: Arrays, staging: Staging)
     config = info.config
     assert isinstance(config, GPT2Config)
     base = f"{args.stem}_{config.name}"
-    if config.act != "gelu":  # the .bin files have no place to say so; the key holds the weights
+    # the .bin files have no place to say so; the key holds the weights
+    if config.act != "gelu" or args.dropout > 0:
         return _report(args, info, tensors, staging, {}, base)
     params = under("param.", tensors)
     state = DebugState(tensors["x"], tensors["y"], tensors["logits"], float(tensors["loss"]), under("grad.", tensors))

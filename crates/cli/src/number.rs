@@ -1,5 +1,7 @@
 //! What numbers a flag accepts. The error says what would have been right.
 
+use anyhow::Context;
+use ironhorse::core::DropRate;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
@@ -99,6 +101,12 @@ pub fn probability<T: FromStr + Copy + Into<f64>>(text: &str) -> Result<T, Strin
 /// At least 0, less than 1.
 pub fn below_1<T: FromStr + Copy + Into<f64>>(text: &str) -> Result<T, String> {
     number(text, |x| (0.0..1.0).contains(&x), "a number of at least 0 and below 1")
+}
+
+/// The rate of `--dropout`.
+pub fn drop_rate(rate: f64) -> anyhow::Result<DropRate> {
+    DropRate::new(rate)
+        .with_context(|| format!("--dropout is {rate}, expected a number of at least 0 and below 1"))
 }
 
 /// Units of bytes, in lower case. The single `b` comes last: the others end with it.

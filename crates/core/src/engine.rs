@@ -32,7 +32,8 @@ pub struct Scalars {
     pub grad_clip: f32,
     /// Position of the first given token, when decoding with a cache.
     pub position: u32,
-    /// Seed of the stochastic rounding of weights and moments to bf16; see [`RandomRounding`](crate::RandomRounding).
+    /// Seed of the stochastic rounding of weights and moments to bf16 and of the masks of dropout; see
+    /// [`RandomRounding`](crate::RandomRounding) and [`DropMask`](crate::DropMask).
     pub seed: u64,
 }
 

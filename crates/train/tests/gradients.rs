@@ -3,26 +3,28 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
-use ironhorse_core::Precision;
+use ironhorse_core::{DropRate, Precision};
 use ironhorse_testkit::{ProgramGradients, check_program_gradients};
-use ironhorse_train::model::{Gpt2Config, ModelConfig, Recompute};
+use ironhorse_train::model::{Gpt2Config, ModelConfig, Recompute, StepOptions};
 
-fn check(config: ModelConfig, recomputes: &[Recompute], (batch, seq): (usize, usize)) {
-    for &recompute in recomputes {
-        let program = config.training((batch, seq), recompute, Precision::F32).unwrap();
-        let at = |i: usize| ((i * 7 + 3) % config.vocab_size()) as i32;
-        let check = ProgramGradients {
-            program: &program,
-            tokens: &(0..batch * seq).map(at).collect::<Vec<_>>(),
-            targets: &(1..=batch * seq).map(at).collect::<Vec<_>>(),
-            seed: 4,
-            samples: 12,
-            tolerance: 1e-6,
-        };
-        let worst = check_program_gradients(&check);
-        let worst = worst.unwrap_or_else(|wrong| panic!("{}, {recompute:?}: {wrong}", config.to_json()));
-        assert!(worst < 1e-6);
-    }
+fn check(config: ModelConfig, recomputes: &[Recompute], shape: (usize, usize)) {
+    recomputes.iter().for_each(|&recompute| check_step(config, recompute.into(), shape));
+}
+
+fn check_step(config: ModelConfig, options: StepOptions, (batch, seq): (usize, usize)) {
+    let program = config.training((batch, seq), options, Precision::F32).unwrap();
+    let at = |i: usize| ((i * 7 + 3) % config.vocab_size()) as i32;
+    let check = ProgramGradients {
+        program: &program,
+        tokens: &(0..batch * seq).map(at).collect::<Vec<_>>(),
+        targets: &(1..=batch * seq).map(at).collect::<Vec<_>>(),
+        seed: 4,
+        samples: 12,
+        tolerance: 1e-6,
+    };
+    let worst = check_program_gradients(&check);
+    let worst = worst.unwrap_or_else(|wrong| panic!("{}, {options:?}: {wrong}", config.to_json()));
+    assert!(worst < 1e-6);
 }
 
 fn check_sizes(sizes: &str, batch: usize, seq: usize) {
@@ -38,6 +40,19 @@ fn every_gradient_of_gpt2_is_the_derivative_of_its_loss() {
         (Gpt2Config::new(6, 13, 3, 5, 10), 3, 5),
     ] {
         check(config.into(), &[Recompute::None, Recompute::Gelu, Recompute::Full], (batch, seq));
+    }
+}
+
+/// The masks are fixed by the scalars, so the loss is a smooth function of the parameters.
+#[test]
+fn every_gradient_of_gpt2_with_dropout_is_the_derivative_of_its_loss() {
+    let dropout = DropRate::new(0.3).unwrap();
+    for (config, shape) in
+        [(Gpt2Config::new(9, 11, 2, 2, 8), (2, 7)), (Gpt2Config::new(20, 13, 1, 3, 18), (1, 20))]
+    {
+        for recompute in [Recompute::None, Recompute::Gelu, Recompute::Full] {
+            check_step(config.into(), StepOptions { recompute, dropout }, shape);
+        }
     }
 }
 

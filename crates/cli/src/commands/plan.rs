@@ -15,6 +15,7 @@ use ironhorse::Device;
 use ironhorse::core::{EngineExt, Limits, Node, Pool, Section};
 use ironhorse::cuda::Settings;
 use ironhorse::train::format::ModelChoice;
+use ironhorse::train::model::StepOptions;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -39,6 +40,9 @@ pub struct PlanArgs {
     /// Activation checkpointing: what the backward pass recomputes instead of keeping it in memory
     #[arg(long, help_heading = heading::MEMORY, value_enum, default_value_t = RecomputeArg::None)]
     recompute: RecomputeArg,
+    /// Dropout of GPT-2, as `train --dropout`
+    #[arg(long, help_heading = heading::OPTIMIZER, default_value_t = 0.0, value_name = "P", value_parser = number::below_1::<f64>)]
+    dropout: f64,
     /// Gradient accumulation: micro-steps that make up one optimizer step; with bf16 weights gradients are then f32
     #[arg(long, help_heading = heading::STEPS, default_value_t = 1, value_name = "N", value_parser = number::count::<u32>)]
     accumulate: u32,
@@ -115,13 +119,15 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
     let config = choice.config();
     let precision = args.state.precision(dtype, args.accumulate)?;
     let batch = (args.batch, args.seq);
-    let program = config.training(batch, args.recompute.into(), precision)?;
+    let dropout = number::drop_rate(args.dropout)?;
+    let program =
+        config.training(batch, StepOptions { recompute: args.recompute.into(), dropout }, precision)?;
     let (machine_bytes, limits) = look(args, device, dtype)?;
     // what this machine has no engine for is planned for a GPU
     let on_gpu = device != Device::Cpu || dtype != Dtype::F32;
     let usable_bytes = machine_bytes.map(|has| if on_gpu { usable_of_gpu(has) } else { has });
     let (accumulate, optimizer, room) = (args.accumulate, args.state.optimizer, usable_bytes);
-    let asked = Asked { config: &config, batch, accumulate, dtype, optimizer, room };
+    let asked = Asked { config: &config, batch, accumulate, dtype, optimizer, dropout, room };
     let layout = program.layout();
     let least = |limits: &Limits| -> f64 {
         let seconds = |node: &Node| limits.least_seconds(node.op.flops(), node.op.bytes());

@@ -70,6 +70,9 @@ pub struct VerifyArgs {
     /// With --lockstep, without --key and --state: sequence length in tokens
     #[arg(long, help_heading = heading::STEPS, value_name = "T", default_value_t = 64, value_parser = number::count::<usize>, requires = "lockstep", conflicts_with_all = ["key", "state"])]
     seq: usize,
+    /// With --lockstep, without --key and --state: dropout of GPT-2, as `train --dropout`; a key says how often it drops
+    #[arg(long, help_heading = heading::STEPS, value_name = "P", default_value_t = 0.0, value_parser = number::below_1::<f64>, requires = "lockstep", conflicts_with_all = ["key", "state"])]
+    dropout: f64,
     /// Optimizer steps to run. With a key: how many of its steps to check [default: all]; with a debug state: how
     /// many to take, their losses are printed; with --lockstep: how often to run the step [default: 2]
     #[arg(long, help_heading = heading::STEPS, value_name = "N", value_parser = number::whole::<usize>(0..=MOST_STEPS))]
@@ -271,7 +274,8 @@ fn lockstep_with_random(
     let config = choice.config();
     let Options { recompute, precision, .. } = *options;
     let train = Some((args.batch, args.seq));
-    let spec = SessionSpec { train, recompute, precision, ..SessionSpec::default() };
+    let dropout = number::drop_rate(args.dropout)?;
+    let spec = SessionSpec { train, recompute, dropout, precision, ..SessionSpec::default() };
     let mut session = session_of(choice, engine, &spec, SEED)?;
     let (x, y) = random_tokens(&config, args.batch * args.seq, SEED);
     let scalars = Scalars { lr: 1e-3, weight_decay: 0.1, grad_clip: 1.0, ..Scalars::default() };

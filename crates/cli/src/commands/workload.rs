@@ -55,6 +55,9 @@ pub struct Workload {
     /// Seed of random weights and tokens
     #[arg(long, help_heading = heading::STEPS, default_value_t = 1, value_name = "S", value_parser = number::seed)]
     pub seed: u64,
+    /// Dropout of GPT-2, as `train --dropout`
+    #[arg(long, help_heading = heading::OPTIMIZER, default_value_t = 0.0, value_name = "P", value_parser = number::below_1::<f64>)]
+    pub dropout: f64,
     /// Activation checkpointing: what the backward pass recomputes instead of keeping it in memory
     #[arg(long, help_heading = heading::MEMORY, value_enum, default_value_t = RecomputeArg::None)]
     pub recompute: RecomputeArg,
@@ -70,6 +73,7 @@ impl Workload {
         let spec = SessionSpec {
             train: Some((self.batch, self.seq)),
             recompute: self.recompute.into(),
+            dropout: number::drop_rate(self.dropout)?,
             precision: self.state.precision(self.engine.dtype()?, 1)?,
             ..SessionSpec::default()
         };

@@ -7,6 +7,7 @@ mod compare;
 mod config;
 mod convert;
 mod disk;
+mod dropout;
 mod eval;
 mod generate;
 mod newcomer;

@@ -24,11 +24,7 @@ op! {
         pub kv_heads: usize,
     }
     name "attention_fwd"
-    check(op, c) {
-        c.same_float(named!(op: qkv, out))?;
-        check_packed(c, &op.qkv, &op.out, [op.heads, op.kv_heads])?;
-        check_lse(c, &op.lse, &op.out, op.heads)
-    }
+    check(op, c) { op.check_as(c) }
     numerics(_op, arg) {
         let scores = SCORES.product(Product::Attention);
         match arg {
@@ -60,13 +56,7 @@ op! {
         pub kv_heads: usize,
     }
     name "attention_bwd"
-    check(op, c) {
-        c.same_float(named!(op: qkv, d_qkv, d_out, out))?;
-        check_packed(c, &op.qkv, &op.out, [op.heads, op.kv_heads])?;
-        c.shape("d_qkv", &op.d_qkv, op.qkv.shape)?;
-        c.shape("d_out", &op.d_out, op.out.shape)?;
-        check_lse(c, &op.lse, &op.out, op.heads)
-    }
+    check(op, c) { op.check_as(c) }
     numerics {
         // Probabilities (for d_v) and score gradients (for d_q and d_k) are rounded. A library may round the latter
         // twice, or round each head's contribution to d_k and d_v where heads share keys and values.
@@ -116,6 +106,26 @@ op! {
     flops(op) { 4 * (op.out.numel() * op.context()) as u64 }
     operands(qkv)
     positions(op) { Some(op.context()) }
+}
+
+impl AttentionFwd {
+    /// Checks the slots; an error names the op of the checker.
+    pub(super) fn check_as(&self, c: &Checker) -> Result<()> {
+        c.same_float(named!(self: qkv, out))?;
+        check_packed(c, &self.qkv, &self.out, [self.heads, self.kv_heads])?;
+        check_lse(c, &self.lse, &self.out, self.heads)
+    }
+}
+
+impl AttentionBwd {
+    /// Checks the slots; an error names the op of the checker.
+    pub(super) fn check_as(&self, c: &Checker) -> Result<()> {
+        c.same_float(named!(self: qkv, d_qkv, d_out, out))?;
+        check_packed(c, &self.qkv, &self.out, [self.heads, self.kv_heads])?;
+        c.shape("d_qkv", &self.d_qkv, self.qkv.shape)?;
+        c.shape("d_out", &self.d_out, self.out.shape)?;
+        check_lse(c, &self.lse, &self.out, self.heads)
+    }
 }
 
 impl AttentionCached {

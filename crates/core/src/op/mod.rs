@@ -6,6 +6,7 @@
 
 mod activation;
 mod attention;
+mod dropout;
 mod elementwise;
 mod embedding;
 mod grouped;
@@ -25,6 +26,7 @@ mod swiglu;
 
 pub use activation::{Act, ActBwd, ActFwd, PreAct};
 pub use attention::{AttentionBwd, AttentionCached, AttentionFwd};
+pub use dropout::{AttentionDropoutBwd, AttentionDropoutFwd, Dropout};
 pub use elementwise::Add;
 pub use embedding::{EmbeddingBwd, EmbeddingFwd};
 pub use grouped::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
@@ -108,6 +110,9 @@ ops!(
     AttentionFwd,
     AttentionBwd,
     AttentionCached,
+    Dropout,
+    AttentionDropoutFwd,
+    AttentionDropoutBwd,
     RouterFwd,
     RouterBwd,
     RouterLoad,

@@ -242,7 +242,7 @@ pub(super) type Named<'a> = (&'a str, &'a Slot);
 
 /// Fields of an op with their names.
 macro_rules! named {
-    ($op:ident: $($field:ident),+) => {
+    ($op:tt: $($field:ident),+) => {
         &[$((stringify!($field), &$op.$field)),+]
     };
 }

@@ -51,6 +51,7 @@ impl Windows {
                 v: window(v, a.v, self.of_keys()),
                 out: window(out, a.out, self.of_queries()),
                 lse: Span::of(lse, a.batch * a.heads * a.q_len),
+                drops: None,
             }
         }
     }

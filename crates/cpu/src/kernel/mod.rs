@@ -9,6 +9,7 @@
 mod activation;
 pub mod argmax;
 pub mod attention;
+pub mod dropout;
 pub mod elementwise;
 pub mod loss;
 pub mod norm;

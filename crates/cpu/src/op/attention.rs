@@ -1,11 +1,13 @@
 //! Causal attention on packed queries, keys and values: (B, T, W) with W = (NH + 2·NKV)·HD.
 
 use super::Ctx;
-use crate::kernel::attention::{Backward, Forward, Heads, TILE, one_query};
+use crate::kernel::attention::{Backward, Drops, Forward, Heads, TILE, one_query};
 use crate::memory::Span;
 use ironhorse_core::eager::{AttentionShape, Strides};
-use ironhorse_core::op::{AttentionBwd, AttentionCached, AttentionFwd};
-use ironhorse_core::{Error, Result, Slot};
+use ironhorse_core::op::{
+    AttentionBwd, AttentionCached, AttentionDropoutBwd, AttentionDropoutFwd, AttentionFwd,
+};
+use ironhorse_core::{DropMask, DropSite, Error, Result, Slot};
 
 /// Sizes and strides of an attention whose output is `out` (B, T, C).
 fn shape(out: Slot, heads: usize, kv_heads: usize) -> Heads {
@@ -39,11 +41,36 @@ fn unpacked(qkv: Span<f32>, s: &Heads) -> [Span<f32>; 3] {
 }
 
 pub fn attention_fwd(ctx: &mut Ctx<'_>, op: &AttentionFwd) -> Result<()> {
+    forward(ctx, op, None)
+}
+
+pub fn attention_bwd(ctx: &mut Ctx<'_>, op: &AttentionBwd) -> Result<()> {
+    backward(ctx, op, None)
+}
+
+pub fn attention_dropout_fwd(ctx: &mut Ctx<'_>, op: &AttentionDropoutFwd) -> Result<()> {
+    let drops = drops(ctx, op.drop, op.out);
+    forward(ctx, &op.attention(), Some(drops))
+}
+
+pub fn attention_dropout_bwd(ctx: &mut Ctx<'_>, op: &AttentionDropoutBwd) -> Result<()> {
+    let drops = drops(ctx, op.drop, op.out);
+    backward(ctx, &op.attention(), Some(drops))
+}
+
+/// The dropout of the probabilities (B, NH, T, T) in this step.
+fn drops(ctx: &Ctx<'_>, drop: DropSite, out: Slot) -> Drops {
+    let seq = out.shape.dims().get(1).copied().unwrap_or(0);
+    let mask = DropMask::new(drop, ctx.scalars, seq);
+    Drops { mask, threshold: drop.rate.threshold(), scale: drop.rate.scale() }
+}
+
+fn forward(ctx: &mut Ctx<'_>, op: &AttentionFwd, drops: Option<Drops>) -> Result<()> {
     let (out, lse, qkv) = (ctx.f32(op.out)?, ctx.f32(op.lse)?, ctx.f32(op.qkv)?);
     let (shape, isa) = (shape(op.out, op.heads, op.kv_heads), ctx.isa);
     let [q, k, v] = unpacked(qkv, &shape);
     ctx.reserve_scratch(shape.scores(), shape.0.head_dim.max(TILE));
-    let (call, scratch) = (Forward { shape, q, k, v, out, lse }, &*ctx.scratch);
+    let (call, scratch) = (Forward { shape, q, k, v, out, lse, drops }, &*ctx.scratch);
     ctx.chunks(shape.0.batch * op.heads * shape.tiles(), 1, |task, worker| {
         // SAFETY: the team runs one task at a time per worker; tasks own disjoint rows of `out` and `lse`, which share no
         // memory with `qkv` (`Op::check`).
@@ -51,13 +78,13 @@ pub fn attention_fwd(ctx: &mut Ctx<'_>, op: &AttentionFwd) -> Result<()> {
     })
 }
 
-pub fn attention_bwd(ctx: &mut Ctx<'_>, op: &AttentionBwd) -> Result<()> {
+fn backward(ctx: &mut Ctx<'_>, op: &AttentionBwd, drops: Option<Drops>) -> Result<()> {
     let (d_qkv, d_out, qkv) = (ctx.f32(op.d_qkv)?, ctx.f32(op.d_out)?, ctx.f32(op.qkv)?);
     let (out, lse) = (ctx.f32(op.out)?, ctx.f32(op.lse)?);
     let (shape, isa) = (shape(op.out, op.heads, op.kv_heads), ctx.isa);
     let ([q, k, v], [d_q, d_k, d_v]) = (unpacked(qkv, &shape), unpacked(d_qkv, &shape));
     ctx.reserve_scratch(2 * shape.scores(), shape.0.head_dim.max(TILE));
-    let call = Backward { from: Forward { shape, q, k, v, out, lse }, d_out, d_q, d_k, d_v };
+    let call = Backward { from: Forward { shape, q, k, v, out, lse, drops }, d_out, d_q, d_k, d_v };
     let own = ctx.floats(call.own_elements());
     let scratch = &*ctx.scratch;
     ctx.chunks(shape.0.batch * op.heads, 1, |task, worker| {
@@ -85,7 +112,8 @@ pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
     let [q, k, v] = unpacked(qkv, &packed);
     let cache = Strides { batch: context * width, head: packed.0.head_dim, position: width };
     let shape = Heads(AttentionShape { kv_len: position + 1, k: cache, v: cache, ..packed.0 });
-    let call = Forward { shape, q, k: keys, v: values, out, lse: Span::none(batch * op.heads) };
+    let lse = Span::none(batch * op.heads);
+    let call = Forward { shape, q, k: keys, v: values, out, lse, drops: None };
     for scratch in ctx.scratch.iter_mut() {
         scratch.query.reserve(context, packed.0.head_dim);
     }

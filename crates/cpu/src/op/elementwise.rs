@@ -1,12 +1,13 @@
-//! Activations, SwiGLU and addition.
+//! Activations, SwiGLU, addition and dropout.
 
 use super::Ctx;
+use crate::kernel::dropout::dropout_row;
 use crate::kernel::elementwise::{binary, swiglu_bwd as swiglu_bwd_row, unary, unary_bwd};
 use crate::kernel::tasks::pieces;
 use crate::memory::Span;
-use ironhorse_core::Result;
 use ironhorse_core::eager::{BinaryFn, UnaryFn};
-use ironhorse_core::op::{ActBwd, ActFwd, Add, SwigluBwd, SwigluFwd};
+use ironhorse_core::op::{ActBwd, ActFwd, Add, Dropout, SwigluBwd, SwigluFwd};
+use ironhorse_core::{DropMask, Result};
 
 pub fn act_fwd(ctx: &mut Ctx<'_>, op: &ActFwd) -> Result<()> {
     let (windows, act) = (([ctx.f32(op.inp)?], [ctx.f32(op.out)?]), UnaryFn::Act(op.act));
@@ -22,6 +23,15 @@ pub fn act_bwd(ctx: &mut Ctx<'_>, op: &ActBwd) -> Result<()> {
 pub fn add(ctx: &mut Ctx<'_>, op: &Add) -> Result<()> {
     let windows = ([ctx.f32(op.a)?, ctx.f32(op.b)?], [ctx.f32(op.out)?]);
     ctx.done(pieces(&ctx.split(), 1, windows, |isa, from, [y]| binary(isa, BinaryFn::Add, from, y)))
+}
+
+pub fn dropout(ctx: &mut Ctx<'_>, op: &Dropout) -> Result<()> {
+    let (out, inp, isa) = (ctx.f32(op.out)?, ctx.f32(op.inp)?, ctx.isa);
+    let (width, scale) = (op.out.shape.cols(), op.drop.rate.scale());
+    let mask = DropMask::new(op.drop, ctx.scalars, width);
+    ctx.rows(op.out.shape.rows(), width, |row| {
+        dropout_row(isa, inp.row(row, width), out.row(row, width), mask.row(row as u64), scale);
+    })
 }
 
 /// The two halves of a row: gate and up.

@@ -10,6 +10,16 @@
 #include "attention/packed.cuh"
 #endif
 
+// Dropout of the probabilities.
+#include "common/dropout.cuh"
+#ifdef DROPOUT
+constexpr bool DROPS = true;
+DEVICE Drops drops_of(const Shape& shape) { return shape.drops; }
+#else
+constexpr bool DROPS = false;
+DEVICE Drops drops_of(const Shape&) { return {}; }
+#endif
+
 // What the backward reads and writes; statistics are of type A. `delta` is only written by flash_bwd_q (attention/flash_bwd.cu).
 template <class A> struct Backward {
     Qkv<ELEM> d;

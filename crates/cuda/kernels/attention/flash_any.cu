@@ -98,10 +98,11 @@ DEVICE void forward(ELEM* out, Acc* lse, const Qkv<const ELEM>& in, const Shape&
         maximum = m;
     }
     if (threadIdx.x % WARP == 0 && (!STRIDED || lse != nullptr)) lse[at.row + row.position] = maximum + log_of(sum);
-    Acc factor = STRIDED && end <= 0 ? Acc(0) : Acc(1) / sum;
+    Acc factor = STRIDED && end <= 0 ? Acc(0) : Acc(DROPS ? drops_of(shape).keep : 1.0f) / sum;
     for (u32 from = 0; from < hd; from += WARP * PART) {
         Acc acc[PART] = {};
         for (int j = 0; j < end; ++j) {
+            if (DROPS && !drops_of(shape).keeps(at.row + row.position, j)) continue;
             Acc s = dot(q, k + j * shape.k_stride(at), hd) * scale;
             add(acc, exp_of(s - maximum), v + j * shape.v_stride(at), from, hd);
         }
@@ -113,10 +114,16 @@ struct Pair {
     Acc p, ds;
 };
 
-// The weight p of query i and key j, and the gradient ds of their score.
-DEVICE Pair pair(const ELEM* q, const ELEM* d_out, const ELEM* k, const ELEM* v, u32 hd, Acc scale, Acc lse, Acc delta) {
+// The weight p of query i and key j times `f`, and the gradient ds of their score; f is 0 where dropout drops p.
+DEVICE Pair pair(const ELEM* q, const ELEM* d_out, const ELEM* k, const ELEM* v, u32 hd, Acc scale, Acc lse, Acc delta, Acc f) {
     Acc p = exp_of(fma_of(dot(q, k, hd), scale, -lse));
-    return {p, p * (dot(d_out, v, hd) - delta)};
+    if constexpr (DROPS) return {p * f, p * (dot(d_out, v, hd) * f - delta)};
+    else return {p, p * (dot(d_out, v, hd) - delta)};
+}
+
+// What dropout multiplies the probability of a key with.
+DEVICE Acc drop_factor(const Shape& shape, u64 row, u32 key) {
+    return DROPS ? (drops_of(shape).keeps(row, key) ? Acc(drops_of(shape).keep) : Acc(0)) : Acc(1);
 }
 
 DEVICE void backward_q(const Backward<Acc>& op) {
@@ -135,7 +142,7 @@ DEVICE void backward_q(const Backward<Acc>& op) {
         for (int j = 0; j < end; ++j) {
             const ELEM* key = k + j * shape.k_stride(at);
             Pair x = pair(q, op.d_out + at.out + t * shape.out_stride(at), key, v + j * shape.v_stride(at), hd, scale,
-                          op.lse[at.row + t], op.delta[at.row + t]);
+                          op.lse[at.row + t], op.delta[at.row + t], drop_factor(shape, at.row + t, j));
             add(acc, x.ds, key, from, hd);
         }
         write(op.d.q(at) + t * shape.q_stride(at), acc, scale, from, hd);
@@ -159,7 +166,8 @@ DEVICE void backward_kv(const Backward<Acc>& op) {
             for (u32 i = shape.first_for((u32)t); i < q_len; ++i) {
                 const ELEM* q = op.in.q(at) + h * shape.q_head(hd) + i * shape.q_stride(at);
                 const ELEM* g = op.d_out + at.out + h * shape.out_head(hd) + i * shape.out_stride(at);
-                Pair x = pair(q, g, k, v, hd, scale, lse[i], delta[i]);
+                Acc f = drop_factor(shape, at.row + h * q_len + i, t);
+                Pair x = pair(q, g, k, v, hd, scale, lse[i], delta[i], f);
                 if (!shape.sees_one((int)i)) add(d_k, x.ds, q, from, hd);
                 add(d_v, x.p, g, from, hd);
             }

@@ -2,6 +2,8 @@
 //
 //   p = exp(scale*q.k - lse), ds = p*(d_out.v - delta), d_q = scale*ds.k, d_k = scale*ds^T.q, d_v = p^T.d_out
 //
+// With DROPOUT, f is 0 for dropped probabilities and else `keep`: ds = p*(f*d_out.v - delta), d_v = (f*p)^T.d_out.
+//
 // moves  sizeof(ELEM)*B*T*(2*W + C) + 8*B*NH*T bytes at least, passing tiles again per block (mostly from L2); bound:
 //        tensor cores
 // grid   flash_bwd_kv: one block per head of keys and BM keys, passing over the queries of all heads that see them;
@@ -23,6 +25,8 @@
 #else
 #include "attention/tile_half.cuh"
 #endif
+
+#include "attention/dropout.cuh"
 
 constexpr int BM = 16 * MT * WARPS;
 constexpr int BN = BWD_STAGE;  // streamed positions per stage
@@ -75,6 +79,11 @@ DEVICE void slopes(float (&dp)[MT][CN / 8][4], const float (&p)[MT][CN / 8][4], 
     each(row, column, [&](int m, int n, int e, int r, int col) {
         if (shape.sees_one(KEYS ? col : r)) dp[m][n][e] = 0.0f;
     });
+}
+
+// The score e of (m, n), or 0 where its bit of `mask` is not set.
+DEVICE float masked(const float (&x)[MT][CN / 8][4], u32 mask, int m, int n, int e) {
+    return mask >> (4 * (m * (CN / 8) + n) + e) & 1 ? x[m][n][e] : 0.0f;
 }
 
 // sum += ds of each row
@@ -165,8 +174,23 @@ template <bool KEYS> DEVICE void backward(const Backward<float>& op) {
             float p[MT][CN / 8][4] = {}, ds[MT][CN / 8][4] = {};
             scores<CN>(p, rows1, b1, c);
             weights<KEYS>(p, stats, shape, c, r, column);
-            if constexpr (KEYS) weighted<CN>(acc2, p, b2, c);
+            u32 mask = 0;
+            if constexpr (DROPS) {
+                u64 queries = place.row + (KEYS ? (u64)(i / length) * q_len : 0) + (KEYS ? column : r);
+                mask = kept<CN, KEYS>(drops_of(shape), queries, KEYS ? r : column);
+            }
+            if constexpr (KEYS && DROPS) {
+                float w[MT][CN / 8][4];
+                each(0, 0, [&](int m, int n, int e, int, int) { w[m][n][e] = masked(p, mask, m, n, e); });
+                weighted<CN>(acc2, w, b2, c);
+            } else if constexpr (KEYS) {
+                weighted<CN>(acc2, p, b2, c);
+            }
             scores<CN>(ds, rows2, b2, c);
+            if constexpr (DROPS)
+                each(0, 0, [&](int m, int n, int e, int, int) {
+                    ds[m][n][e] = masked(ds, mask, m, n, e) * drops_of(shape).keep;
+                });
             slopes<KEYS>(ds, p, stats, shape, c, r, column);
             if constexpr (CORRECTS) add_rows(sum, ds);
             weighted<CN, KEYS>(acc1, ds, b1, c);
@@ -192,7 +216,7 @@ template <bool KEYS> DEVICE void backward(const Backward<float>& op) {
     if constexpr (KEYS) {
         if (!op.d.wants_v()) return;
 #pragma unroll
-        for (int i = 0; i < 2 * MT; ++i) factor[i / 2][i % 2] = 1.0f;
+        for (int i = 0; i < 2 * MT; ++i) factor[i / 2][i % 2] = DROPS ? drops_of(shape).keep : 1.0f;
         store_tile(op.d.v(place), shape.v_stride(place), first, own, acc2, factor, tile + BM * PITCH, row);
     }
 }

@@ -1,7 +1,7 @@
 // flash_f32: attention in f32 without tensor cores, forward and backward, for heads of up to HDP channels
 //
 //   fwd:  s = scale*q.k, out = softmax(s).v with a running maximum, lse = log(sum(exp(s)))
-//   bwd:  p = exp(s - lse), ds = p*(d_out.v - delta), d_q = scale*ds.k, d_k = scale*ds^T.q, d_v = p^T.d_out
+//   bwd:  p = exp(s - lse), ds = p*(d_out.v - delta), d_q = scale*ds.k, d_k = scale*ds^T.q, d_v = p^T.d_out; with DROPOUT as in attention/flash_bwd.cu
 //
 // bound  FMA: 4 operations per visible pair and channel forward, 14 backward (d_q and d_k, d_v each make s and ds anew)
 // grid   one block of 256 threads per head (d_k and d_v: head of keys) and tile of TILE positions; any lengths, any HD <= HDP
@@ -189,6 +189,11 @@ DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shap
                 if (shape.hides(key, tx() + 16 * (i % R), query + ty() * R + i / R)) s[i / R][i % R] = hidden();
         }
         softmax(s, acc, maximum, sum, shape.steepness());
+        if constexpr (DROPS) {
+#pragma unroll
+            for (int i = 0; i < R * R; ++i)
+                if (!drops_of(shape).keeps(at.row + first + ty() * R + i / R, j * TILE + tx() + 16 * (i % R))) s[i / R][i % R] = 0.0f;
+        }
         put(w, s);
         __syncthreads();
         weighted(acc, w, v);
@@ -198,7 +203,7 @@ DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shap
         u32 row = first + ty() * R + r;
         float whole = warp_sum<16>(sum[r]);
         if (row >= q_len) continue;
-        float factor = STRIDED && whole == 0.0f ? 0.0f : 1.0f / whole;
+        float factor = STRIDED && whole == 0.0f ? 0.0f : (DROPS ? drops_of(shape).keep : 1.0f) / whole;
         write_row(out + at.out + row * shape.out_stride(at), acc[r], factor, shape);
         if (tx() == 0 && (!STRIDED || lse != nullptr)) lse[at.row + row] = maximum[r] + logf(whole);
     }
@@ -234,6 +239,7 @@ template <bool KEYS> DEVICE void backward(const Backward<float>& op) {
         load_tile(b2, KEYS ? d_out : v, KEYS ? shape.out_stride(at) : shape.v_stride(at), j * TILE, other, shape);
         __syncthreads();
         float p[R][R], ds[R][R];
+        u32 mask = ~0u;  // a bit for each of p that is kept
         scores(p, a1, b1, hd);
 #pragma unroll
         for (int i = 0; i < R * R; ++i) {
@@ -242,9 +248,16 @@ template <bool KEYS> DEVICE void backward(const Backward<float>& op) {
             // Beyond the last query q and d_out are 0, and so is what they add.
             float lse = query < q_len ? op.lse[at.row + query] : 0.0f;
             p[i / R][i % R] = shape.shows(key, query) ? expf(fmaf(p[i / R][i % R], shape.scale, -lse)) : 0.0f;
+            if (DROPS && !drops_of(shape).keeps(at.row + query, key)) mask &= ~(1u << i);
         }
         if constexpr (KEYS) {
-            put(w, p);
+            if constexpr (DROPS) {
+#pragma unroll
+                for (int i = 0; i < R * R; ++i) ds[i / R][i % R] = mask >> i & 1 ? p[i / R][i % R] : 0.0f;
+                put(w, ds);
+            } else {
+                put(w, p);
+            }
             __syncthreads();
             weighted(acc2, w, b2);
             __syncthreads();
@@ -255,6 +268,7 @@ template <bool KEYS> DEVICE void backward(const Backward<float>& op) {
             u32 query = KEYS ? j * TILE + tx() + 16 * (i % R) : first + ty() * R + i / R;
             float delta = query < q_len ? op.delta[at.row + query] : 0.0f;
             // The softmax of one key is constant, its gradient exactly 0.
+            if (DROPS) ds[i / R][i % R] = mask >> i & 1 ? ds[i / R][i % R] * drops_of(shape).keep : 0.0f;
             ds[i / R][i % R] = shape.sees_one(query) ? 0.0f : p[i / R][i % R] * (ds[i / R][i % R] - delta);
         }
         put(w, ds);
@@ -272,7 +286,8 @@ template <bool KEYS> DEVICE void backward(const Backward<float>& op) {
         ELEM* to = KEYS ? op.d.k(at) + row * shape.k_stride(at) : op.d.q(at) + row * shape.q_stride(at);
         if (!KEYS || op.d.wants_k()) write_row(to, acc1[r], shape.scale, shape);
         if constexpr (KEYS)
-            if (op.d.wants_v()) write_row(op.d.v(at) + row * shape.v_stride(at), acc2[r], 1.0f, shape);
+            if (op.d.wants_v())
+                write_row(op.d.v(at) + row * shape.v_stride(at), acc2[r], DROPS ? drops_of(shape).keep : 1.0f, shape);
     }
 }
 

@@ -15,6 +15,8 @@
 #include "attention/tile_half.cuh"
 #endif
 
+#include "attention/dropout.cuh"
+
 constexpr int BM = 16 * MT * WARPS;
 constexpr int BN = FWD_STAGE;
 
@@ -103,6 +105,7 @@ DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shap
         if (STRIDED && shape.scale < 0.0f) negate(s);
         if (!shape.sees_all(key + BN, first + row)) mask(s, shape, first + row, key);
         softmax(s, acc, maximum, sum, shape.steepness() * POWER);
+        if constexpr (DROPS) drop<BN>(s, drops_of(shape), at.row + first + row, key);
         weighted<BN>(acc, s, v + stage, 0);
     }
 
@@ -118,7 +121,7 @@ DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shap
         for (int h = 0; h < 2; ++h) {
             float whole = sum[m][h] + __shfl_xor_sync(0xffffffffu, sum[m][h], 1);
             whole += __shfl_xor_sync(0xffffffffu, whole, 2);
-            factor[m][h] = STRIDED && whole == 0.0f ? 0.0f : 1.0f / whole;
+            factor[m][h] = STRIDED && whole == 0.0f ? 0.0f : (DROPS ? drops_of(shape).keep : 1.0f) / whole;
             u32 query = first + row + 16 * m + row_of(2 * h);
             if (lane() % 4 != 0 || query >= q_len || (STRIDED && lse == nullptr)) continue;
             lse[at.row + query] = log_of_sum(whole, maximum[m][h], shape.steepness());

@@ -1,10 +1,13 @@
 // The engine's attention: q, k and v in one tensor, causal.
 //
 // qkv is (B,T,W) with q of NH heads, then k and v of NKV heads each, heads side by side: W = (NH + 2*NKV)*HD. out is
-// (B,T,C), C = NH*HD. T is `seq`. The interface is that of attention/strided.cuh.
+// (B,T,C), C = NH*HD. T is `seq`. The interface is that of attention/strided.cuh. With DROPOUT probabilities are dropped.
 #pragma once
 
 #include "common/prelude.cuh"
+#ifdef DROPOUT
+#include "common/dropout.cuh"
+#endif
 
 constexpr bool STRIDED = false;
 
@@ -30,6 +33,9 @@ template <class E> struct Qkv {
 struct Shape {
     u32 seq, heads, kv_heads, hd, total, group;
     float scale;
+#ifdef DROPOUT
+    Drops drops;  // of the probabilities
+#endif
 
     DEVICE u32 q_len() const { return seq; }
     DEVICE u32 kv_len() const { return seq; }
@@ -66,5 +72,13 @@ struct Shape {
 #define QKV Qkv<const ELEM>{qkv}
 #define D_QKV_PARAMETERS ELEM* d_qkv
 #define D_QKV Qkv<ELEM>{d_qkv}
+#ifdef DROPOUT
+#define SHAPE_PARAMETERS                                                                                            \
+    u32 seq, u32 heads, u32 kv_heads, u32 hd, u32 total, u32 group, float scale, const Scalars *scalars, u32 site, \
+        u32 threshold, float keep
+#define SHAPE                                                                                                       \
+    Shape { seq, heads, kv_heads, hd, total, group, scale, make_drops(scalars, site, threshold, keep, seq) }
+#else
 #define SHAPE_PARAMETERS u32 seq, u32 heads, u32 kv_heads, u32 hd, u32 total, u32 group, float scale
 #define SHAPE Shape{seq, heads, kv_heads, hd, total, group, scale}
+#endif

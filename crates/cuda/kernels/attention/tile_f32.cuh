@@ -26,7 +26,8 @@ constexpr int PITCH = HD * 4;  // bytes from row to row
 // Streamed positions: per stage of the forward, per stage of the backward, and of these at a time.
 constexpr int FWD_STAGE = MT == 2 ? 64 : 32;
 constexpr int BWD_STAGE = 32;
-constexpr int BWD_PART = HD <= 64 && !(STRIDED && TERMS == 3) ? 32 : 16;  // addresses of strided tensors take registers
+// Addresses of strided tensors take registers, and so do masks.
+constexpr int BWD_PART = HD <= 64 && !((STRIDED || DROPS) && TERMS == 3) ? 32 : 16;
 // Blocks per multiprocessor: as many as shared memory and registers allow.
 constexpr bool LARGE = __CUDA_ARCH__ / 100 == 9 || __CUDA_ARCH__ / 100 == 10;
 constexpr int BLOCKS = HD > 64 ? 1 : LARGE ? 4 - MT : __CUDA_ARCH__ == 800 ? 2 : 1;

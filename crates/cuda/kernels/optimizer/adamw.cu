@@ -12,7 +12,7 @@ constexpr int THREADS = 256;
 constexpr int HALVES = 8 / N;
 
 // What all elements of a step share.
-struct Step : Keys {
+struct Step : StepKey {
     float clip, rest1, beta2, rest2, root, eps, size, keep;
 };
 
@@ -26,7 +26,7 @@ DEVICE Step step_of(const Scalars* s, float norm) {
     k.eps = s->eps;
     k.size = s->lr * s->correction1;
     k.keep = __fmaf_rn(-s->lr, s->weight_decay, 1.0f);
-    set_keys(k, s);
+    static_cast<StepKey&>(k) = step_key(s);
     return k;
 }
 

@@ -84,8 +84,8 @@ DEVICE float scale_of(const double* parts, u64 len, double* shared) {
     return norm < 1e-30 ? 0.0f : (float)(1.0 / norm);
 }
 
-DEVICE void store_first(float* moment, u64 i, const float (&m)[N], const Keys&) { store_floats(moment + i, m); }
-DEVICE void store_first(bf16* moment, u64 i, const float (&m)[N], const Keys& k) {
+DEVICE void store_first(float* moment, u64 i, const float (&m)[N], const StepKey&) { store_floats(moment + i, m); }
+DEVICE void store_first(bf16* moment, u64 i, const float (&m)[N], const StepKey& k) {
     Vec<bf16> out;
 #pragma unroll
     for (int e = 0; e < N; e += 4) {
@@ -95,8 +95,8 @@ DEVICE void store_first(bf16* moment, u64 i, const float (&m)[N], const Keys& k)
     }
     store(moment + i, out);
 }
-DEVICE void store_first_one(float* moment, u64 i, float m, const Keys&) { moment[i] = m; }
-DEVICE void store_first_one(bf16* moment, u64 i, float m, const Keys& k) {
+DEVICE void store_first_one(float* moment, u64 i, float m, const StepKey&) { moment[i] = m; }
+DEVICE void store_first_one(bf16* moment, u64 i, float m, const StepKey& k) {
     moment[i].bits = round_randomly(m, moment_bits(random_bits(i / 4, MOMENTS, k), (u32)(i % 4)));
 }
 
@@ -111,8 +111,7 @@ KERNEL __launch_bounds__(THREADS) muon_momentum(PARAM* out, MOMENT* moment1, con
     }
     const Momentum k = {clip_of(scalars, *norm), momentum, 1.0f - momentum};
     const float scale = scale_of(parts, len, shared);
-    Keys keys;
-    set_keys(keys, scalars);
+    const StepKey keys = step_key(scalars);
     if (p.whole) {
         for (u64 i = p.from + threadIdx.x * N; i < p.to; i += THREADS * N) {
             float g[N], m[N], u[N];
@@ -141,8 +140,7 @@ KERNEL __launch_bounds__(THREADS) muon_update(PARAM* params, MASTER* master, con
     const Place p = place_of(starts, len);
     const float step = scalars->lr * scale;
     const float keep = p.decays ? __fmaf_rn(-scalars->lr, scalars->weight_decay, 1.0f) : 1.0f;
-    Keys keys;
-    set_keys(keys, scalars);
+    const StepKey keys = step_key(scalars);
     if (p.whole) {
         for (u64 i = p.from + threadIdx.x * N; i < p.to; i += THREADS * N) {
             float w[N], x[N];

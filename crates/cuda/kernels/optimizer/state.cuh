@@ -3,31 +3,13 @@
 // order  bf16 parameters beside f32 masters are rounded up or down by 16 random bits, as are bf16 moments: a function of
 //        seed, step and index, the same bits as core/src/rounding.rs. Beside i16 they are the nearest
 #pragma once
-#include "common/prelude.cuh"
+#include "common/random.cuh"
 
 typedef short i16;
 
 // Elements of an access: 8 where state has 16 bits, so that its accesses have 16 bytes.
 constexpr int N = sizeof(MASTER) == 2 || sizeof(MOMENT) == 2 ? 8 : 4;
-constexpr u32 GOLDEN = 0x9e3779b9u;
 constexpr u32 MOMENTS = 0x51ed270bu;
-
-// What the random bits of a step depend on.
-struct Keys {
-    u32 key0, key1;
-};
-
-// Each input bit reaches every output bit.
-DEVICE u32 mix(u32 x) {
-    x = (x ^ (x >> 16)) * 0x7feb352du;
-    x = (x ^ (x >> 15)) * 0x846ca68bu;
-    return x ^ (x >> 16);
-}
-
-DEVICE void set_keys(Keys& k, const Scalars* s) {
-    k.key0 = mix((u32)s->seed ^ mix(s->step + GOLDEN));
-    k.key1 = mix((u32)(s->seed >> 32) ^ k.key0);
-}
 
 // Whether a step may change anything: neither one that went wrong nor one after it may.
 DEVICE bool is_good(const float* norm, const float* halt) { return *halt == 0.0f && fabsf(*norm) <= 3.4028234e38f; }
@@ -38,8 +20,8 @@ DEVICE float clip_of(const Scalars* s, float norm) {
 }
 
 // 32 random bits for a group of elements: 2·group and 2·group + 1 where they are weights.
-DEVICE u32 random_bits(u64 group, u32 salt, const Keys& k) {
-    return mix(mix((u32)group ^ k.key0 ^ salt) + (u32)(group >> 32) + k.key1);
+DEVICE u32 random_bits(u64 group, u32 salt, const StepKey& k) {
+    return mix(mix((u32)group ^ k.first ^ salt) + (u32)(group >> 32) + k.second);
 }
 
 // Adds 16 random bits below the last kept one and cuts: up with the probability of what is cut off. Neither makes an
@@ -70,10 +52,10 @@ DEVICE void load_master(float (&w)[N], const bf16* params, const i16* master) {
 template <class P> DEVICE float load_one(const P*, const float* master) { return *master; }
 DEVICE float load_one(const bf16* params, const i16* master) { return join(*params, *master); }
 
-DEVICE void store_master(float*, float* master, u64 i, const float (&w)[N], const Keys&) {
+DEVICE void store_master(float*, float* master, u64 i, const float (&w)[N], const StepKey&) {
     store_floats(master + i, w);  // which are the parameters
 }
-DEVICE void store_master(bf16* params, float* master, u64 i, const float (&w)[N], const Keys& k) {
+DEVICE void store_master(bf16* params, float* master, u64 i, const float (&w)[N], const StepKey& k) {
     store_floats(master + i, w);
     struct alignas(2 * N) {
         u32 at[N / 2];
@@ -85,7 +67,7 @@ DEVICE void store_master(bf16* params, float* master, u64 i, const float (&w)[N]
     }
     *reinterpret_cast<decltype(out)*>(params + i) = out;
 }
-DEVICE void store_master(bf16* params, i16* master, u64 i, const float (&w)[N], const Keys&) {
+DEVICE void store_master(bf16* params, i16* master, u64 i, const float (&w)[N], const StepKey&) {
     Vec<bf16> high;
     Vec<i16> low;
 #pragma unroll
@@ -93,23 +75,23 @@ DEVICE void store_master(bf16* params, i16* master, u64 i, const float (&w)[N], 
     store(params + i, high);
     store(master + i, low);
 }
-DEVICE void store_one(float*, float* master, u64 i, float w, const Keys&) { master[i] = w; }
-DEVICE void store_one(bf16* params, float* master, u64 i, float w, const Keys& k) {
+DEVICE void store_one(float*, float* master, u64 i, float w, const StepKey&) { master[i] = w; }
+DEVICE void store_one(bf16* params, float* master, u64 i, float w, const StepKey& k) {
     master[i] = w;
     const u32 random = random_bits(i / 2, 0, k);
     params[i].bits = round_randomly(w, i % 2 ? random >> 16 : random);
 }
-DEVICE void store_one(bf16* params, i16* master, u64 i, float w, const Keys&) { split(w, params[i], master[i]); }
+DEVICE void store_one(bf16* params, i16* master, u64 i, float w, const StepKey&) { split(w, params[i], master[i]); }
 
 // The 16 bits that decide about each moment of an element: the first in the low half.
 DEVICE u32 moment_bits(u32 of_four, u32 which) { return mix(of_four + GOLDEN * which); }
 
-DEVICE void store_moments(float* moment1, float* moment2, u64 i, const float (&m)[N], const float (&v)[N], const Keys&) {
+DEVICE void store_moments(float* moment1, float* moment2, u64 i, const float (&m)[N], const float (&v)[N], const StepKey&) {
     store_floats(moment1 + i, m);
     store_floats(moment2 + i, v);
 }
 DEVICE void store_moments(bf16* moment1, bf16* moment2, u64 i, const float (&m)[N], const float (&v)[N],
-                          const Keys& k) {
+                          const StepKey& k) {
     Vec<bf16> first, second;
 #pragma unroll
     for (int e = 0; e < N; e += 4) {
@@ -124,8 +106,8 @@ DEVICE void store_moments(bf16* moment1, bf16* moment2, u64 i, const float (&m)[
     store(moment1 + i, first);
     store(moment2 + i, second);
 }
-DEVICE void store_moment(float& one, float& two, u64, float m, float v, const Keys&) { one = m, two = v; }
-DEVICE void store_moment(bf16& one, bf16& two, u64 i, float m, float v, const Keys& k) {
+DEVICE void store_moment(float& one, float& two, u64, float m, float v, const StepKey&) { one = m, two = v; }
+DEVICE void store_moment(bf16& one, bf16& two, u64 i, float m, float v, const StepKey& k) {
     const u32 random = moment_bits(random_bits(i / 4, MOMENTS, k), (u32)(i % 4));
     one.bits = round_randomly(m, random);
     two.bits = round_randomly(v, random >> 16);

@@ -5,7 +5,7 @@ use super::lower::Lower;
 use crate::cudnn::{Direction, DqSum, Execution, Handle, Plan, Role, Session, Shape};
 use crate::launch::LibraryCall;
 use crate::{Attention, Error, Result};
-use ironhorse_core::op::{AttentionBwd, AttentionFwd};
+use ironhorse_core::op::{AttentionBwd, AttentionDropoutBwd, AttentionDropoutFwd, AttentionFwd};
 use ironhorse_core::{DType, Slot};
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -38,7 +38,7 @@ pub(crate) fn attention_fwd(cx: &mut Lower<'_>, op: &AttentionFwd) -> Result<()>
     if op.out.numel() > 0 && by_cudnn(cx, "cudnn_attention_fwd", |cx| cudnn_fwd(cx, op))? {
         return Ok(());
     }
-    flash::attention_fwd(cx, op)
+    flash::attention_fwd(cx, op, None)
 }
 
 /// Lowers the backward.
@@ -46,7 +46,25 @@ pub(crate) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<()>
     if op.out.numel() > 0 && by_cudnn(cx, "cudnn_attention_bwd", |cx| cudnn_bwd(cx, op))? {
         return Ok(());
     }
-    flash::attention_bwd(cx, op)
+    flash::attention_bwd(cx, op, None)
+}
+
+/// Lowers the forward with dropout: always our own kernels, because cuDNN's dropout has masks of its own.
+pub(crate) fn attention_dropout_fwd(cx: &mut Lower<'_>, op: &AttentionDropoutFwd) -> Result<()> {
+    no_cudnn(cx, "cudnn_attention_fwd")?;
+    flash::attention_fwd(cx, &op.attention(), Some(op.drop))
+}
+
+/// Lowers its backward.
+pub(crate) fn attention_dropout_bwd(cx: &mut Lower<'_>, op: &AttentionDropoutBwd) -> Result<()> {
+    no_cudnn(cx, "cudnn_attention_bwd")?;
+    flash::attention_bwd(cx, &op.attention(), Some(op.drop))
+}
+
+/// Says once that dropout needs our own kernels, or refuses where cuDNN was asked for.
+fn no_cudnn(cx: &mut Lower<'_>, name: &'static str) -> Result<()> {
+    by_cudnn(cx, name, |_| Err(Error::Unsupported("with dropout, masks are made by our own kernels".into())))
+        .map(|_| ())
 }
 
 type Calls = Vec<Rc<dyn LibraryCall>>;

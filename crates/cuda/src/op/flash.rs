@@ -1,12 +1,13 @@
 //! Our own attention in programs: the kernels that [`crate::flash`] chooses, on packed q, k and v.
 
+use super::elementwise::drop_args;
 use super::lower::Lower;
 use crate::args::{Args, Grid};
 use crate::flash::{ANY, ANY_THREADS, Group, Operands, Path, Step, blocks, wide_lanes};
 use crate::kernels::{Spec, ctype};
 use crate::{Attention, Result, Settings};
 use ironhorse_core::op::{AttentionBwd, AttentionFwd};
-use ironhorse_core::{DType, Slot};
+use ironhorse_core::{DType, DropSite, Slot};
 
 /// The sizes of one attention.
 #[derive(Clone, Copy, Debug)]
@@ -20,17 +21,19 @@ struct Heads {
     head_dim: usize,
     /// Bytes of L2.
     l2: usize,
+    /// Dropout of the probabilities.
+    drop: Option<DropSite>,
 }
 
 impl Heads {
     /// `None` if there are no positions.
-    fn new(cx: &Lower<'_>, out: Slot, heads: usize, kv_heads: usize) -> Option<Self> {
+    fn new(cx: &Lower<'_>, out: Slot, [heads, kv_heads]: [usize; 2], drop: Option<DropSite>) -> Option<Self> {
         let [batch, seq, width] = *out.shape.dims() else { return None };
         if batch * seq == 0 || heads == 0 || kv_heads == 0 {
             return None;
         }
         let (head_dim, l2) = (width / heads, cx.device.info.l2);
-        Some(Self { dtype: out.dtype, seq, batch, heads, kv_heads, head_dim, l2 })
+        Some(Self { dtype: out.dtype, seq, batch, heads, kv_heads, head_dim, l2, drop })
     }
 
     /// Heads of the whole batch that a kernel has blocks for: of keys where it makes their gradients, else of queries.
@@ -46,9 +49,10 @@ impl Heads {
     }
 
     /// The arguments that follow the addresses.
-    fn args(&self, args: Args, step: Step) -> Args {
+    fn args(&self, args: Args, step: Step, scalars: u64) -> Args {
         let args = args.u32s([self.seq, self.heads, self.kv_heads, self.head_dim, self.total(step)]);
-        args.u32(self.at_a_time(step) as u32).f32(1.0 / (self.head_dim as f32).sqrt())
+        let args = args.u32(self.at_a_time(step) as u32).f32(1.0 / (self.head_dim as f32).sqrt());
+        self.drop.map_or(args.clone(), |drop| drop_args(args, scalars, drop))
     }
 }
 
@@ -69,12 +73,20 @@ fn launch(cx: &mut Lower<'_>, g: &Heads, step: Step, args: Args) -> Result<()> {
     let plan = path.plan(step);
     let count = path.blocks(step, g.total(step), g.seq)?;
     let grid = Grid::linear(count, plan.threads).shared(plan.shared);
-    cx.launch(&plan.spec(ctype(g.dtype)?), plan.name, grid, g.args(args, step))
+    let spec = plan.spec(ctype(g.dtype)?);
+    let spec = if g.drop.is_some() { dropping(spec) } else { spec };
+    let args = g.args(args, step, cx.scalars);
+    cx.launch(&spec, plan.name, grid, args)
+}
+
+/// The same with dropout of the probabilities.
+fn dropping(spec: Spec) -> Spec {
+    spec.define("DROPOUT", 1)
 }
 
 /// `out` and `lse` of [`AttentionFwd`].
-pub(super) fn attention_fwd(cx: &mut Lower<'_>, op: &AttentionFwd) -> Result<()> {
-    let Some(g) = Heads::new(cx, op.out, op.heads, op.kv_heads) else { return Ok(()) };
+pub(super) fn attention_fwd(cx: &mut Lower<'_>, op: &AttentionFwd, drop: Option<DropSite>) -> Result<()> {
+    let Some(g) = Heads::new(cx, op.out, [op.heads, op.kv_heads], drop) else { return Ok(()) };
     let args = cx.pointers(&[op.out, op.lse, op.qkv])?;
     launch(cx, &g, Step::Fwd, args)
 }
@@ -95,8 +107,8 @@ fn row_sums(cx: &mut Lower<'_>, g: &Heads, d_out: u64, out: u64) -> Result<u64> 
 }
 
 /// `d_qkv` of [`AttentionBwd`].
-pub(super) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<()> {
-    let Some(g) = Heads::new(cx, op.out, op.heads, op.kv_heads) else { return Ok(()) };
+pub(super) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd, drop: Option<DropSite>) -> Result<()> {
+    let Some(g) = Heads::new(cx, op.out, [op.heads, op.kv_heads], drop) else { return Ok(()) };
     let (d_out, lse) = (cx.ptr(op.d_out)?, cx.ptr(op.lse)?);
     let delta = row_sums(cx, &g, d_out, cx.ptr(op.out)?)?;
     let args = Args::new().ptr(cx.ptr(op.d_qkv)?).ptr(d_out).ptr(cx.ptr(op.qkv)?).ptr(lse).ptr(delta);
@@ -121,6 +133,7 @@ pub(super) fn specs() -> Vec<Spec> {
             );
         }
     }
+    specs.extend(specs.clone().into_iter().map(dropping));
     specs.sort();
     specs.dedup();
     specs
@@ -141,6 +154,7 @@ mod tests {
             kv_heads,
             head_dim: 64,
             l2: 8 << 20,
+            drop: None,
         };
         let both = |kv_heads| Step::ALL.map(|step| (g(kv_heads).total(step), g(kv_heads).at_a_time(step)));
         assert_eq!(both(12), [(96, 16); 3]);

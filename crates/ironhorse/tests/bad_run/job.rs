@@ -1,7 +1,7 @@
 //! Whole training runs in a separate folder, started and resumed like those of the command.
 
 use super::engine::{Fault, MARK, POISON, faulty};
-use ironhorse::core::Pool;
+use ironhorse::core::{DropRate, Pool};
 use ironhorse::train::Error;
 use ironhorse::train::data::{Loader, LoaderConfig, MemoryTokens};
 use ironhorse::train::format::checkpoint::{Checkpoint, checkpoints_of, open_latest};
@@ -110,6 +110,7 @@ impl Spec {
             grad_clip: 1.0,
             bad_steps: self.bad_steps,
             recompute: Recompute::None,
+            dropout: DropRate::default(),
             val_every: 5,
             val_batches: 2,
             patience: 0,

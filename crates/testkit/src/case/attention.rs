@@ -1,7 +1,10 @@
 //! Cases of attention.
 
+use super::dropout::drop_of;
 use super::{Case, Kit};
-use ironhorse_core::op::{AttentionBwd, AttentionCached, AttentionFwd};
+use ironhorse_core::op::{
+    AttentionBwd, AttentionCached, AttentionDropoutBwd, AttentionDropoutFwd, AttentionFwd,
+};
 use ironhorse_core::{Precision, Slot};
 
 /// (B, T, C, NH)
@@ -140,6 +143,16 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     cases
 }
 
+/// The same shapes with dropout of the probabilities.
+pub(super) fn dropout_cases(p: Precision) -> Vec<Case> {
+    let sizes = SHAPES.into_iter().chain(TILES).map(Size::from);
+    let mut cases = Vec::new();
+    for (number, size) in sizes.chain(GROUPED.map(Size::from)).enumerate() {
+        cases.extend([dropout_fwd(p, size, number), dropout_bwd(p, size, number)]);
+    }
+    cases
+}
+
 /// Scores have a standard deviation of about spread²/3; the largest of thousands is four or five times that.
 fn mark(kit: &mut Kit, Size { b, t, c, .. }: Size, spread: f32) {
     kit.scores = 1.5 * f64::from(spread * spread);
@@ -160,29 +173,75 @@ fn fwd(p: Precision, size: Size, spread: f32) -> Case {
     kit.finish(op)
 }
 
-/// `out` and `lse` are the results of the oracle's forward, rounded to f32.
-fn bwd(p: Precision, size: Size, spread: f32) -> Case {
-    let Size { b, t, c, heads, kv_heads } = size;
-    let name = format!("{} spread {spread}", size.name("T"));
-    let mut kit = Kit::with_precision(p, name.as_str());
-    let forward = fwd_op(&mut kit, size, spread);
-    let oracle = kit.finish(forward).oracle().expect("attention_fwd runs on the oracle");
-    let result = |slot: Slot| -> Vec<f32> {
-        oracle.read_f64(slot).expect("a slot of the case").into_iter().map(|x| x as f32).collect()
-    };
+fn dropout_kit(p: Precision, size: Size, number: usize) -> Kit {
+    let mut kit = Kit::with_precision(p, size.name("T"));
+    kit.scalars = drop_of(number).1;
+    kit
+}
 
-    let mut kit = Kit::with_precision(p, name);
-    mark(&mut kit, size, spread);
+fn dropout_fwd(p: Precision, size: Size, number: usize) -> Case {
+    let mut kit = dropout_kit(p, size, number);
+    let op = dropout_fwd_op(&mut kit, size, number);
+    kit.finish(op)
+}
+
+fn dropout_fwd_op(kit: &mut Kit, size: Size, number: usize) -> AttentionDropoutFwd {
+    let AttentionFwd { out, lse, qkv, heads, kv_heads } = fwd_op(kit, size, 1.0);
+    AttentionDropoutFwd { out, lse, qkv, heads, kv_heads, drop: drop_of(number).0 }
+}
+
+/// As [`bwd`].
+fn dropout_bwd(p: Precision, size: Size, number: usize) -> Case {
+    let mut kit = dropout_kit(p, size, number);
+    let forward = dropout_fwd_op(&mut kit, size, number);
+    let results = Results::of(kit.finish(forward), forward.attention());
+    let mut kit = dropout_kit(p, size, number);
+    let AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads } = bwd_op(&mut kit, size, 1.0, &results);
+    let drop = drop_of(number).0;
+    kit.finish(AttentionDropoutBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads, drop })
+}
+
+/// What a backward reads of its forward: the oracle's, rounded to f32.
+struct Results {
+    qkv: Vec<f32>,
+    out: Vec<f32>,
+    lse: Vec<f32>,
+}
+
+impl Results {
+    fn of(case: Case, op: AttentionFwd) -> Self {
+        let oracle = case.oracle().expect("the forward runs on the oracle");
+        let [qkv, out, lse] = [op.qkv, op.out, op.lse].map(|slot: Slot| {
+            oracle.read_f64(slot).expect("a slot of the case").into_iter().map(|x| x as f32).collect()
+        });
+        Self { qkv, out, lse }
+    }
+}
+
+fn bwd_op(kit: &mut Kit, size: Size, spread: f32, results: &Results) -> AttentionBwd {
+    let Size { b, t, c, heads, kv_heads } = size;
+    mark(kit, size, spread);
     let op = AttentionBwd {
         d_qkv: kit.slot([b, t, size.packed()]),
         d_out: kit.slot([b, t, c]),
-        qkv: kit.f32s([b, t, size.packed()], &result(forward.qkv)),
-        out: kit.f32s([b, t, c], &result(forward.out)),
+        qkv: kit.f32s([b, t, size.packed()], &results.qkv),
+        out: kit.f32s([b, t, c], &results.out),
         lse: kit.stat([b, heads, t]),
         heads,
         kv_heads,
     };
-    kit.set(op.lse, result(forward.lse));
+    kit.set(op.lse, results.lse.clone());
+    op
+}
+
+/// `out` and `lse` are the results of the oracle's forward, rounded to f32.
+fn bwd(p: Precision, size: Size, spread: f32) -> Case {
+    let name = format!("{} spread {spread}", size.name("T"));
+    let mut kit = Kit::with_precision(p, name.as_str());
+    let forward = fwd_op(&mut kit, size, spread);
+    let results = Results::of(kit.finish(forward), forward);
+    let mut kit = Kit::with_precision(p, name);
+    let op = bwd_op(&mut kit, size, spread, &results);
     kit.finish(op)
 }
 

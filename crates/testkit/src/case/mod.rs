@@ -2,6 +2,7 @@
 
 mod activation;
 mod attention;
+mod dropout;
 mod elementwise;
 mod embedding;
 mod grouped;
@@ -189,6 +190,8 @@ const FAMILIES: &[Family] = &[
     (&["swiglu_fwd", "swiglu_bwd"], swiglu::cases),
     (&["rope"], rope::cases),
     (&["attention_fwd", "attention_bwd", "attention_cached"], attention::cases),
+    (&["dropout"], dropout::cases),
+    (&["attention_dropout_fwd", "attention_dropout_bwd"], attention::dropout_cases),
     (&["router_fwd", "router_bwd", "router_load"], router::cases),
     (&["route_sort", "permute", "permute_bwd", "combine", "combine_bwd"], routing::cases),
     (&["grouped_linear_fwd", "grouped_linear_bwd_input", "grouped_linear_bwd_weight"], grouped::cases),
@@ -295,6 +298,7 @@ mod tests {
             has("position", &|op| matches!(op, Op::EmbeddingFwd(op) if op.at_position == want));
             has("act_fwd in place", &|op| matches!(op, Op::ActFwd(op) if (op.out == op.inp) == want));
             has("act_bwd in place", &|op| matches!(op, Op::ActBwd(op) if (op.d_inp == op.d_out) == want));
+            has("dropout in place", &|op| matches!(op, Op::Dropout(op) if (op.out == op.inp) == want));
             has("add in place a", &|op| matches!(op, Op::Add(op) if (op.out == op.a) == want));
             has("add in place b", &|op| matches!(op, Op::Add(op) if (op.out == op.b) == want));
             let a = |op: &Op| matches!(op, Op::ResidualLayerNormFwd(op) if (op.residual == op.a) == want);

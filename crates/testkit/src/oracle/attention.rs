@@ -1,5 +1,6 @@
 //! Causal self-attention, computed with the full matrix of probabilities.
 
+use super::dropout::Factors;
 use super::{Pools, Step};
 use ironhorse_core::op::{AttentionBwd, AttentionCached, AttentionFwd};
 use ironhorse_core::{Error, Result, Slot};
@@ -82,7 +83,8 @@ fn log_sum_exp(scores: &[f64]) -> f64 {
     max + scores.iter().map(|s| (s - max).exp()).sum::<f64>().ln()
 }
 
-pub(super) fn fwd(pools: &mut Pools, op: &AttentionFwd) -> Result<()> {
+/// With `drop`, probabilities are multiplied with its factors after the softmax.
+pub(super) fn fwd(pools: &mut Pools, op: &AttentionFwd, drop: Option<Factors>) -> Result<()> {
     let dims = Dims::new(&op.out, op.heads, op.kv_heads);
     let qkv = pools.read(op.qkv)?;
     let vector = |part, at: [usize; 3]| &qkv[dims.packed(part, at)..][..dims.size];
@@ -92,9 +94,10 @@ pub(super) fn fwd(pools: &mut Pools, op: &AttentionFwd) -> Result<()> {
         let query = vector(Q, [b, t, h]);
         let scores: Vec<f64> = (0..=t).map(|s| dot(query, vector(K, [b, s, h])) * dims.scale()).collect();
         let row_lse = log_sum_exp(&scores);
-        lse[(b * dims.heads + h) * dims.seq + t] = row_lse;
+        let row = (b * dims.heads + h) * dims.seq + t;
+        lse[row] = row_lse;
         for s in 0..=t {
-            let p = (scores[s] - row_lse).exp();
+            let p = (scores[s] - row_lse).exp() * drop.map_or(1.0, |drop| drop.at(row, s));
             add_scaled(&mut out[dims.plain([b, t, h])..][..dims.size], p, vector(V, [b, s, h]));
         }
     }
@@ -103,8 +106,9 @@ pub(super) fn fwd(pools: &mut Pools, op: &AttentionFwd) -> Result<()> {
 }
 
 /// With `p = softmax` from `lse` and `D[t] = d_out[t]·out[t]`: `d_v[s] += p·d_out[t]`,
-/// `d_score = p·(d_out[t]·v[s] - D[t])`, `d_q[t] += d_score·k[s]/√HD`, `d_k[s] += d_score·q[t]/√HD`.
-pub(super) fn bwd(pools: &mut Pools, op: &AttentionBwd) -> Result<()> {
+/// `d_score = p·(d_out[t]·v[s] - D[t])`, `d_q[t] += d_score·k[s]/√HD`, `d_k[s] += d_score·q[t]/√HD`. With `drop` and its
+/// factor f of a probability: `d_v[s] += p·f·d_out[t]`, `d_score = p·(f·d_out[t]·v[s] - D[t])`.
+pub(super) fn bwd(pools: &mut Pools, op: &AttentionBwd, drop: Option<Factors>) -> Result<()> {
     let dims = Dims::new(&op.out, op.heads, op.kv_heads);
     let (qkv, lse) = (pools.read(op.qkv)?, pools.read(op.lse)?);
     let (out, d_out) = (pools.read(op.out)?, pools.read(op.d_out)?);
@@ -116,11 +120,13 @@ pub(super) fn bwd(pools: &mut Pools, op: &AttentionBwd) -> Result<()> {
         let query = vector(Q, [b, t, h]);
         for s in 0..=t {
             let (key, value) = (vector(K, [b, s, h]), vector(V, [b, s, h]));
-            let p = (dot(query, key) * dims.scale() - lse[(b * dims.heads + h) * dims.seq + t]).exp();
-            let d_score = p * (dot(d_row, value) - dot(d_row, row)) * dims.scale();
+            let at = (b * dims.heads + h) * dims.seq + t;
+            let factor = drop.map_or(1.0, |drop| drop.at(at, s));
+            let p = (dot(query, key) * dims.scale() - lse[at]).exp();
+            let d_score = p * (factor * dot(d_row, value) - dot(d_row, row)) * dims.scale();
             add_scaled(&mut d_qkv[dims.packed(Q, [b, t, h])..][..dims.size], d_score, key);
             add_scaled(&mut d_qkv[dims.packed(K, [b, s, h])..][..dims.size], d_score, query);
-            add_scaled(&mut d_qkv[dims.packed(V, [b, s, h])..][..dims.size], p, d_row);
+            add_scaled(&mut d_qkv[dims.packed(V, [b, s, h])..][..dims.size], p * factor, d_row);
         }
     }
     pools.write(op.d_qkv, &d_qkv)

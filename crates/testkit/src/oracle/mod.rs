@@ -3,6 +3,7 @@
 
 mod activation;
 pub(crate) mod attention;
+mod dropout;
 mod elementwise;
 mod embedding;
 mod fused;
@@ -96,9 +97,18 @@ pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
         Op::SwigluBwd(op) => swiglu::bwd(pools, op),
         Op::Add(op) => elementwise::add(pools, op),
         Op::Rope(op) => rope::rope(pools, op, step),
-        Op::AttentionFwd(op) => attention::fwd(pools, op),
-        Op::AttentionBwd(op) => attention::bwd(pools, op),
+        Op::AttentionFwd(op) => attention::fwd(pools, op, None),
+        Op::AttentionBwd(op) => attention::bwd(pools, op, None),
         Op::AttentionCached(op) => attention::cached(pools, op, step),
+        Op::Dropout(op) => dropout::dropout(pools, op, step),
+        Op::AttentionDropoutFwd(op) => {
+            let drop = dropout::Factors::new(op.drop, step.scalars, op.out.shape.dims()[1]);
+            attention::fwd(pools, &op.attention(), Some(drop))
+        }
+        Op::AttentionDropoutBwd(op) => {
+            let drop = dropout::Factors::new(op.drop, step.scalars, op.out.shape.dims()[1]);
+            attention::bwd(pools, &op.attention(), Some(drop))
+        }
         Op::RouterFwd(op) => router::fwd(pools, op),
         Op::RouterBwd(op) => router::bwd(pools, op, step),
         Op::RouterLoad(op) => router::load(pools, op, step),

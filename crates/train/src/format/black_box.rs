@@ -38,6 +38,9 @@ pub struct BadStep {
     pub dtype: String,
     /// What the backward computed again.
     pub recompute: Recompute,
+    /// How often elements were dropped.
+    #[serde(default)]
+    pub dropout: f64,
     /// Sequences of a micro-step.
     pub batch: usize,
     /// Tokens of a sequence.
@@ -165,6 +168,7 @@ mod tests {
             device: "cpu".into(),
             dtype: "f32".into(),
             recompute: Recompute::None,
+            dropout: 0.125,
             batch: 2,
             seq: 3,
             accumulate: 1,

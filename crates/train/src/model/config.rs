@@ -3,7 +3,7 @@
 use super::decoder::{self, Plan};
 use super::describe::{self, Described, position};
 use super::notation::{KIND, Notation, Pairs};
-use super::{Gpt2Config, MoeConfig, Recompute, TensorSpec, gpt2, moe};
+use super::{Gpt2Config, MoeConfig, StepOptions, TensorSpec, gpt2, moe};
 use crate::{Error, Result};
 use ironhorse_core::{Precision, Program};
 use serde_json::{Map, Value};
@@ -189,14 +189,19 @@ impl ModelConfig {
 
     /// A training step: forward with loss, backward, update. Io: `x`, `y`, `losses`, `loss`, `norm`, `halt`; with experts
     /// also `cross_entropy` and, for each layer N, `layers.N.load` (E), `layers.N.aux` and `layers.N.entropy`. `loss` is
-    /// the cross-entropy and every layer's `aux`.
+    /// the cross-entropy and every layer's `aux`. `options` may be a [`Recompute`](super::Recompute) alone.
     pub fn training(
         &self,
         batch: (usize, usize),
-        recompute: Recompute,
+        options: impl Into<StepOptions>,
         precision: Precision,
     ) -> Result<Program> {
-        decoder::training(self.plan()?, batch, recompute, precision)
+        let options = options.into();
+        if options.dropout.drops() && !matches!(self, Self::Gpt2(_)) {
+            let found = format!("{:.4} for a model of kind {}", options.dropout.rate(), self.kind());
+            return Err(Error::input("dropout", found, "0: only GPT-2 has dropout"));
+        }
+        decoder::training(self.plan()?, batch, options, precision)
     }
 
     /// The cross-entropy of a batch as `loss`, nothing kept for a backward. Io: `x`, `y`, `losses`, `loss`.

@@ -15,5 +15,5 @@ pub use config::ModelConfig;
 pub use gpt2::Gpt2Config;
 pub use moe::MoeConfig;
 pub use notation::Notation;
-pub use recompute::Recompute;
+pub use recompute::{Recompute, StepOptions};
 pub use tensor_spec::TensorSpec;

@@ -1,5 +1,6 @@
 //! Activation checkpointing: what a training step recomputes.
 
+use ironhorse_core::DropRate;
 use serde::{Deserialize, Serialize};
 
 /// What the backward computes again instead of keeping it from the forward. The bits of results do not change, on
@@ -17,6 +18,21 @@ pub enum Recompute {
     /// Recompute everything inside the experts: saves 2F + C more per token and expert, for a third of their forward
     /// and backward. Of a model without experts the same as `Full`.
     Experts,
+}
+
+/// How a training step is made, besides what its model says.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepOptions {
+    /// What the backward computes again.
+    pub recompute: Recompute,
+    /// How often embeddings, attention probabilities and the results of attention and MLP are dropped; of GPT-2 only.
+    pub dropout: DropRate,
+}
+
+impl From<Recompute> for StepOptions {
+    fn from(recompute: Recompute) -> Self {
+        Self { recompute, ..Self::default() }
+    }
 }
 
 impl Recompute {

@@ -36,7 +36,7 @@ use crate::run::rampup::Rampup;
 use crate::run::schedule::LrSchedule;
 use crate::session::Session;
 use crate::{Error, Result};
-use ironhorse_core::Scalars;
+use ironhorse_core::{DropRate, Scalars};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ use std::time::Duration;
 pub struct TrainSettings {
     /// Optimizer steps.
     pub steps: u64,
-    /// Decides how weights and moments are rounded to bf16, where they are.
+    /// Decides how weights and moments are rounded to bf16, and what dropout drops, where they are.
     pub seed: u64,
     /// Micro-steps whose gradients make one step.
     pub accumulate: u32,
@@ -69,6 +69,8 @@ pub struct TrainSettings {
     pub bad_steps: u32,
     /// What the backward recomputes; recorded in black boxes only.
     pub recompute: Recompute,
+    /// How often elements are dropped; recorded in black boxes only.
+    pub dropout: DropRate,
     /// Validate every so many steps; 0 means only before the first and after the last.
     pub val_every: u64,
     /// Batches of a validation.
@@ -257,6 +259,7 @@ mod tests {
             grad_clip: 0.0,
             bad_steps: 3,
             recompute: Recompute::None,
+            dropout: DropRate::default(),
             val_every: 2,
             val_batches: 1,
             patience: 0,

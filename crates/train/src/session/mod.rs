@@ -8,11 +8,11 @@ pub(crate) use routing::null_is_nan;
 
 use self::master::{is_residual, read_master, write_master};
 use crate::format::checkpoint::{Checkpoint, CheckpointParts, widen};
-use crate::model::{ModelConfig, Recompute, init};
+use crate::model::{ModelConfig, Recompute, StepOptions, init};
 use crate::{Error, Result};
 use ironhorse_core::{
-    Engine, EngineExt, Layout, Param, Pending, Pool, Precision, Program, Scalars, Section, Slot, Timed,
-    TokenChoice,
+    DropRate, Engine, EngineExt, Layout, Param, Pending, Pool, Precision, Program, Scalars, Section, Slot,
+    Timed, TokenChoice,
 };
 
 /// Which programs a session is made for.
@@ -26,6 +26,8 @@ pub struct SessionSpec {
     pub decode: Option<usize>,
     /// What the backward computes again.
     pub recompute: Recompute,
+    /// How often training drops elements.
+    pub dropout: DropRate,
     /// Element types of weights and gradients.
     pub precision: Precision,
 }
@@ -39,7 +41,8 @@ impl SessionSpec {
     /// Training, evaluation, decoding.
     fn programs(&self, config: &ModelConfig) -> Result<[Option<Program>; 3]> {
         config.validate()?;
-        let train = self.train.map(|batch| config.training(batch, self.recompute, self.precision));
+        let options = StepOptions { recompute: self.recompute, dropout: self.dropout };
+        let train = self.train.map(|batch| config.training(batch, options, self.precision));
         let eval = self.eval.map(|batch| config.evaluation(batch, self.precision));
         let decode = self.decode.map(|batch| config.decoding(batch, self.precision));
         Ok([train.transpose()?, eval.transpose()?, decode.transpose()?])

@@ -2,7 +2,8 @@
 
 use crate::Result;
 use crate::session::{Session, io};
-use ironhorse_core::{DType, EngineExt, Pool, Program, Scalars, Section, Shape, Slot};
+use ironhorse_core::op::Op;
+use ironhorse_core::{DType, EngineExt, Param, Pool, Program, Scalars, Section, Shape, Slot};
 use serde::Serialize;
 use std::fmt;
 
@@ -80,8 +81,23 @@ pub fn find_non_finite(
     if let Some(found) = in_weights(session)? {
         return Ok(Some(found));
     }
-    // the first micro-step overwrites gradients, so old gradients cannot be the cause
-    in_ops(session, x, y, &Scalars { micro_step: 0, ..*scalars })
+    let scalars = alone(session, scalars)?;
+    in_ops(session, x, y, &scalars)
+}
+
+/// The scalars with which a micro-step runs without those before it, whose loss and gradients cannot be the cause then: as
+/// the first, which overwrites them, or, where its number decides what is dropped, as itself after they are cleared.
+pub(super) fn alone(session: &mut Session, scalars: &Scalars) -> Result<Scalars> {
+    let program = session.train_program()?.clone();
+    let drops = program.nodes().iter().any(|node| matches!(node.op, Op::Dropout(_)));
+    if !drops || scalars.micro_step == 0 {
+        return Ok(Scalars { micro_step: 0, ..*scalars });
+    }
+    let slots = program.params().iter().map(Param::grad).chain([io(&program, "loss")?]);
+    for slot in slots {
+        session.engine().write_f32(slot, &vec![0.0; slot.numel()])?;
+    }
+    Ok(*scalars)
 }
 
 /// Runs forward and backward of a micro-step op by op, up to the first that writes a NaN or infinity.

@@ -97,9 +97,9 @@ fn answers(
 pub fn session_spec(reference: &dyn Reference, options: &Options) -> SessionSpec {
     let train = Some((reference.batch(), reference.seq()));
     let Options { recompute, precision, .. } = *options;
-    // the optimizer is that of the answers
+    // optimizer and dropout are those of the answers
     let precision = precision.with_optimizer(reference.optimizer().optimizer);
-    SessionSpec { train, recompute, precision, ..SessionSpec::default() }
+    SessionSpec { train, recompute, dropout: reference.dropout(), precision, ..SessionSpec::default() }
 }
 
 struct Check<'a> {

@@ -7,7 +7,7 @@ use crate::format::debug_state::DebugState;
 use crate::format::llmc_model::{check_finite, row_len};
 use crate::model::ModelConfig;
 use crate::{Error, Result};
-use ironhorse_core::{Optimizer, Scalars};
+use ironhorse_core::{DropRate, Optimizer, Scalars};
 use std::collections::BTreeMap;
 
 /// The optimizer of the answer: how many steps, with which numbers.
@@ -50,6 +50,10 @@ pub trait Reference {
     fn read(&mut self, name: &str) -> Result<Option<Vec<f32>>>;
     /// The optimizer of `losses` and `after.X`.
     fn optimizer(&self) -> Recipe;
+    /// How often elements were dropped; the masks are those of the scalars of [`Reference::optimizer`].
+    fn dropout(&self) -> DropRate {
+        DropRate::default()
+    }
     /// The tolerance for a tensor, given the one for single steps.
     fn tolerance_of(&self, _name: &str, base: f64) -> f64 {
         base
@@ -231,9 +235,17 @@ impl Reference for KeyReference {
     fn read(&mut self, name: &str) -> Result<Option<Vec<f32>>> {
         if self.key.has(name) { self.key.read(name).map(Some) } else { Ok(None) }
     }
+    fn dropout(&self) -> DropRate {
+        self.key.meta().dropout
+    }
     fn optimizer(&self) -> Recipe {
-        let Some(o) = self.key.optimizer() else { return family_recipe() };
+        let seed = if self.dropout().drops() { self.key.meta().seed.unwrap_or(0) } else { 0 };
+        let Some(o) = self.key.optimizer() else {
+            let Recipe { steps, scalars } = family_recipe();
+            return Recipe { steps, scalars: Scalars { seed, ..scalars } };
+        };
         let scalars = Scalars {
+            seed,
             lr: o.lr as f32,
             beta1: o.beta1,
             beta2: o.beta2,

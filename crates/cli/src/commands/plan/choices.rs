@@ -4,8 +4,8 @@ use crate::args::{Dtype, FlagValue, MasterArg, MomentsArg, OptimizerArg, Recompu
 use crate::hardware::human_bytes;
 use anyhow::Result;
 use clap::ValueEnum;
-use ironhorse::core::{Layout, Pool};
-use ironhorse::train::model::ModelConfig;
+use ironhorse::core::{DropRate, Layout, Pool};
+use ironhorse::train::model::{ModelConfig, StepOptions};
 use serde::Serialize;
 
 /// What a training step is planned for, whatever is chosen.
@@ -15,6 +15,7 @@ pub struct Asked<'a> {
     pub accumulate: u32,
     pub dtype: Dtype,
     pub optimizer: OptimizerArg,
+    pub dropout: DropRate,
     /// What may be used, where that is known.
     pub room: Option<u64>,
 }
@@ -68,7 +69,8 @@ impl Asked<'_> {
                 let has = |level: RecomputeArg| level != RecomputeArg::Experts || self.config.kind() == "moe";
                 for &recompute in RecomputeArg::value_variants().iter().filter(|&&level| has(level)) {
                     if let Ok(precision) = state.precision(self.dtype, self.accumulate) {
-                        let program = self.config.training(self.batch, recompute.into(), precision)?;
+                        let options = StepOptions { recompute: recompute.into(), dropout: self.dropout };
+                        let program = self.config.training(self.batch, options, precision)?;
                         choices.push(self.choice(recompute, state, program.layout()));
                     }
                 }

@@ -134,7 +134,10 @@ pub struct TrainArgs {
     #[command(flatten)]
     #[serde(flatten)]
     pub sampling: SamplingArgs,
-    /// Random seed of weights, data order and samples
+    /// Dropout of GPT-2: how often embeddings, attention probabilities and what attention and MLP add to the residual stream are zeroed in training
+    #[arg(long, help_heading = heading::OPTIMIZER, default_value_t = 0.0, value_name = "P", value_parser = number::below_1::<f64>)]
+    pub dropout: f64,
+    /// Random seed of weights, data order, dropout and samples
     #[arg(long, help_heading = heading::STEPS, default_value_t = 1, value_name = "S", value_parser = number::seed)]
     pub seed: u64,
     /// Activation checkpointing: what the backward pass recomputes instead of keeping it in memory

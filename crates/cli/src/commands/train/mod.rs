@@ -23,7 +23,7 @@ use super::workload::parameters_text;
 use crate::hardware::{check_memory, human_bytes};
 use crate::progress::Progress;
 use crate::signals::Handlers;
-use crate::{Outcome, out};
+use crate::{Outcome, number, out};
 use anyhow::{Context, Result, bail};
 use ironhorse::core::{Engine, Pool, Precision};
 use ironhorse::train::format::checkpoint::{TrainerState, checkpoint_bytes};
@@ -153,6 +153,7 @@ impl Prepared {
         let mut spec = SessionSpec {
             train: Some((args.batch.unwrap_or(1), args.seq.unwrap_or(1))),
             recompute: args.recompute.into(),
+            dropout: settings.dropout,
             precision: args.state.precision(args.engine.dtype()?, settings.accumulate)?,
             ..SessionSpec::default()
         };
@@ -315,6 +316,7 @@ fn settings_of(args: &TrainArgs) -> Result<TrainSettings> {
         grad_clip: args.grad_clip,
         bad_steps: args.bad_steps,
         recompute: args.recompute.into(),
+        dropout: number::drop_rate(args.dropout)?,
         val_every: args.val_every.unwrap_or(0),
         val_batches: args.val_batches,
         patience: args.patience,

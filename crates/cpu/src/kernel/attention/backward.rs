@@ -135,7 +135,15 @@ impl<T: Elem> Backward<T> {
             self.columns(isa, head, queries)
         };
         let factors = [s.factor(isa, p), T::Acc::of(s.0.scale)];
+        let first = head * s.0.q_len + queries.start;
+        let dropped = |scores: &mut [T::Acc]| {
+            if let Some(drops) = self.from.drops {
+                drops.apply(isa, (scores, stride), first, [queries, keys]);
+            }
+        };
+        dropped(dp); // the gradients of all probabilities, from those of the kept ones
         softmax_bwd_columns(isa, p, dp, stride, factors, &lse, &delta);
+        dropped(p); // what was multiplied with the values
         s.hide(p, queries, keys, T::Acc::ZERO);
         s.hide(dp, queries, keys, T::Acc::ZERO);
         if keys.start == 0 {

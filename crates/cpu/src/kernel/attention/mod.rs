@@ -11,12 +11,14 @@
 //! Elements that are not computed in their own type are widened into scratch memory, a tile at a time.
 
 mod backward;
+mod dropout;
 mod few;
 mod product;
 mod softmax;
 mod split;
 
 pub use backward::Backward;
+pub use dropout::Drops;
 pub use few::{FEW, QueryScratch, one_query};
 
 use super::elementwise::{narrow, scale_by, widen};
@@ -207,6 +209,8 @@ pub struct Forward<T: Elem> {
     pub out: Span<T>,
     /// (batch, heads, q_len), optional
     pub lse: Span<T::Acc>,
+    /// Dropout of the probabilities, where there is some.
+    pub drops: Option<Drops>,
 }
 
 impl<T: Elem> Forward<T> {
@@ -258,6 +262,10 @@ impl<T: Elem> Forward<T> {
                 let shrink = softmax_columns(isa, scores, stride, factor, &mut max, &mut sum);
                 if keys.start > 0 {
                     (0..rows).for_each(|i| scale_by(isa, row_mut(o, i, hd), shrink[i]));
+                }
+                if let Some(drops) = self.drops {
+                    let first = head * a.q_len + queries.start;
+                    drops.apply(isa, (scores, stride), first, [&queries, &keys]);
                 }
                 let p = Mat::new(scores, stride).transposed();
                 product((mm, isa), [rows, hd, keys.len()], [p, v], o, beta);

@@ -10,6 +10,7 @@ use ironhorse_core::Optimizer;
 use crate::format::safetensors::Header;
 use crate::model::ModelConfig;
 use crate::{Error, Result};
+use ironhorse_core::DropRate;
 
 /// The value of the metadata `format` that makes a safetensors file an answer key.
 pub const FORMAT: &str = "ironhorse-answer-key";
@@ -49,8 +50,10 @@ pub struct KeyMeta {
     pub config: ModelConfig,
     /// The precision PyTorch computed in: "f32", "bf16".
     pub dtype: String,
-    /// The seed of weights and tokens.
+    /// The seed of weights, tokens and the masks of dropout.
     pub seed: Option<u64>,
+    /// How often elements were dropped.
+    pub dropout: DropRate,
     /// The activations in execution order.
     pub acts: Vec<String>,
     /// The optimizer behind `losses` and `after.*`.
@@ -82,6 +85,7 @@ impl KeyMeta {
             config,
             dtype: need(header, path, "dtype")?.to_owned(),
             seed: seed.transpose()?,
+            dropout: dropout(header, path)?,
             acts,
             optimizer,
             crc32: json(header, path, "crc32")?.unwrap_or_default(),
@@ -107,6 +111,15 @@ fn config(header: &Header, path: &Path) -> Result<ModelConfig> {
     let config =
         ModelConfig::from_foreign_json(kind, text).map_err(|error| wrong(format!("wrong ({error})")))?;
     if config.kind() == kind { Ok(config) } else { Err(wrong(format!("that of a {}", config.kind()))) }
+}
+
+/// The rate of dropout; 0 where the key does not say.
+fn dropout(header: &Header, path: &Path) -> Result<DropRate> {
+    let Some(text) = header.meta("dropout") else { return Ok(DropRate::default()) };
+    let rate = text.parse().ok().and_then(DropRate::new);
+    rate.ok_or_else(|| {
+        Error::field(path, "metadata `dropout`", format!("{text:?}"), "a number of at least 0 and below 1")
+    })
 }
 
 fn need<'a>(header: &'a Header, path: &Path, key: &str) -> Result<&'a str> {

@@ -27,7 +27,7 @@ pub struct AnswerKeySpec<'a> {
     pub y: &'a [i32],
     /// The precision that was computed in: "f32", "bf16".
     pub dtype: &'a str,
-    /// The seed of weights and tokens.
+    /// The seed of weights, tokens and the masks of dropout.
     pub seed: u64,
     /// Names and shapes of the activations, in execution order.
     pub acts: &'a [(String, Vec<usize>)],

@@ -9,10 +9,11 @@ pub(super) use norm::{Norm, NormWeights};
 use super::TensorSpec;
 use crate::{Error, Result};
 use ironhorse_core::op::{
-    Accum, AttentionBwd, AttentionCached, AttentionFwd, CrossEntropy, EmbeddingBwd, EmbeddingFwd,
-    LinearBwdInput, LinearBwdWeight, LinearFwd, LossMean, PreAct,
+    Accum, AttentionBwd, AttentionCached, AttentionDropoutBwd, AttentionDropoutFwd, AttentionFwd,
+    CrossEntropy, EmbeddingBwd, EmbeddingFwd, LinearBwdInput, LinearBwdWeight, LinearFwd, LossMean,
+    PreAct,
 };
-use ironhorse_core::{Builder, DType, Precision, Program, Section, Shape, Slot};
+use ironhorse_core::{Builder, DType, DropSite, Precision, Program, Section, Shape, Slot};
 use std::collections::HashMap;
 
 /// What a forward is for.
@@ -53,6 +54,8 @@ pub(super) struct Attention {
     /// (B,NH,T) f32; `None` when decoding.
     lse: Option<Slot>,
     heads: Heads,
+    /// Of the probabilities.
+    drop: Option<DropSite>,
 }
 
 /// Heads of queries and of keys and values, and how wide each is.
@@ -261,38 +264,50 @@ impl Blocks {
         Ok(())
     }
 
-    /// Causal attention over the batch or, when decoding, over a cache of `context` positions.
+    /// Causal attention over the batch, with dropout of the probabilities if there is one, or, when decoding, over a cache
+    /// of `context` positions.
     pub fn attention(
         &mut self,
         name: &str,
         qkv: Slot,
         heads: Heads,
-        cached: Option<usize>,
+        (cached, drop): (Option<usize>, Option<DropSite>),
     ) -> Result<Attention> {
         let Heads { query, kv: kv_heads, dim } = heads;
         let Some(context) = cached else {
             let out = self.tokens_by(query * dim);
             let lse = self.b.activation([self.batch.0, query, self.batch.1], DType::F32);
             self.b.at(name);
-            self.b.push(AttentionFwd { out, lse, qkv, heads: query, kv_heads })?;
+            match drop {
+                Some(drop) => {
+                    self.b.push(AttentionDropoutFwd { out, lse, qkv, heads: query, kv_heads, drop })?;
+                }
+                None => self.b.push(AttentionFwd { out, lse, qkv, heads: query, kv_heads })?,
+            }
             self.b.name(name, out);
-            return Ok(Attention { qkv, out, lse: Some(lse), heads });
+            return Ok(Attention { qkv, out, lse: Some(lse), heads, drop });
         };
         let (batch, dtype) = (self.batch.0, self.dtype());
         let [keys, values] = [(); 2].map(|()| self.b.cache([batch, context, kv_heads * dim], dtype));
         let out = self.tokens_by(query * dim);
         self.b.at(name);
         self.b.push(AttentionCached { out, keys, values, qkv, heads: query, kv_heads })?;
-        Ok(Attention { qkv, out, lse: None, heads })
+        Ok(Attention { qkv, out, lse: None, heads, drop: None })
     }
 
     /// Gives the gradient of q, k and v.
     pub fn attention_bwd(&mut self, name: &str, saved: &Attention, d_out: Slot) -> Result<Slot> {
-        let Attention { qkv, out, lse, heads } = *saved;
+        let Attention { qkv, out, lse, heads, drop } = *saved;
         let no_lse = || ironhorse_core::Error::Program(format!("{name}: a backward without a forward"));
         let (d_qkv, lse) = (self.tokens_by(qkv.shape.cols()), lse.ok_or_else(no_lse)?);
         self.b.at(name);
-        self.b.push(AttentionBwd { d_qkv, d_out, qkv, out, lse, heads: heads.query, kv_heads: heads.kv })?;
+        let (heads, kv_heads) = (heads.query, heads.kv);
+        match drop {
+            Some(drop) => {
+                self.b.push(AttentionDropoutBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads, drop })?;
+            }
+            None => self.b.push(AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads })?,
+        }
         Ok(d_qkv)
     }
 

@@ -1,5 +1,6 @@
 //! The backward, written out op by op in the reverse order of the forward.
 
+use super::dropout::Place;
 use super::{Decoder, Mlp, Saved, SavedLayer, SavedMlp};
 use crate::Result;
 use crate::model::Recompute;
@@ -13,7 +14,8 @@ impl Decoder {
         let d_res = self.net.head_bwd(names.last_norm[1], &saved.head, self.head)?;
         for (l, layer) in saved.layers.iter().enumerate().rev() {
             self.net.b.name_grad(self.name(l, "residual_2"), d_res);
-            let d_norm_2 = self.mlp_bwd(l, layer, d_res, recompute)?;
+            let d_mlp = self.drop_bwd(Place::Mlp(l), d_res, false)?;
+            let d_norm_2 = self.mlp_bwd(l, layer, d_mlp, recompute)?;
             let norm_2 = self.name(l, names.norm_2);
             self.net.b.name_grad(&norm_2, d_norm_2);
             self.net.norm_bwd(&norm_2, &layer.norm_2, [d_res, d_norm_2], Accum::Add)?;
@@ -21,7 +23,8 @@ impl Decoder {
             self.attention_bwd(l, layer, d_res, recompute)?;
         }
         let tied = names.head == names.embed;
-        self.net.embed_bwd(self.embed, self.positions, d_res, tied)
+        let d_embed = self.drop_bwd(Place::Embedding, d_res, true)?;
+        self.net.embed_bwd(self.embed, self.positions, d_embed, tied)
     }
 
     /// Gives the gradient of the normalised input.
@@ -108,9 +111,10 @@ impl Decoder {
         let (p, names) = (self.layers[l], self.plan.names);
         let [proj, attn, qkv, norm_1] =
             [names.proj[1], names.attn, names.qkv[1], names.norm_1].map(|part| self.name(l, part));
-        self.net.b.name_grad(&proj, d_res);
+        let d_proj = self.drop_bwd(Place::Attention(l), d_res, false)?;
+        self.net.b.name_grad(&proj, d_proj);
         let d_attn = self.net.tokens_by(saved.attn.out.shape.cols());
-        self.net.linear_bwd(&proj, p.proj, [d_attn, d_res, saved.attn.out], None)?;
+        self.net.linear_bwd(&proj, p.proj, [d_attn, d_proj, saved.attn.out], None)?;
         self.net.b.name_grad(&attn, d_attn);
         let d_qkv = self.net.attention_bwd(&attn, &saved.attn, d_attn)?;
         if let Some(rope) = self.rope(d_qkv) {

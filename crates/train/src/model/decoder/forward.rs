@@ -1,5 +1,6 @@
 //! The forward: for training, for a loss alone, and token by token.
 
+use super::dropout::Place;
 use super::{Decoder, Mlp, MlpKind, Saved, SavedLayer, SavedMlp};
 use crate::Result;
 use crate::model::blocks::{Linear, Norm, Purpose};
@@ -31,17 +32,21 @@ impl Decoder {
         let (names, heads) = (self.plan.names, self.plan.heads);
         let cached = decoding.then_some(self.plan.setup.context);
         let embed = self.net.embed(self.embed, self.positions, self.plan.vocab[0], decoding)?;
+        self.drop_fwd(Place::Embedding, embed)?;
         let mut layers = Vec::with_capacity(self.layers.len());
         let mut norm_1 = self.net.norm(&self.name(0, names.norm_1), embed, self.layers[0].norm_1)?;
         for l in 0..self.layers.len() {
             let p = self.layers[l];
             let qkv = self.net.linear(&self.name(l, names.qkv[1]), norm_1.out, p.qkv)?;
             self.rotate(l, qkv, decoding)?;
-            let attn = self.net.attention(&self.name(l, names.attn), qkv, heads, cached)?;
+            let drop = self.drop_site(Place::Probabilities(l));
+            let attn = self.net.attention(&self.name(l, names.attn), qkv, heads, (cached, drop))?;
             let proj = self.net.linear(&self.name(l, names.proj[1]), attn.out, p.proj)?;
+            self.drop_fwd(Place::Attention(l), proj)?;
             let called = ["residual_1", names.norm_2].map(|part| self.name(l, part));
             let norm_2 = self.net.residual_norm(called, [norm_1.inp, proj], p.norm_2)?;
             let (out, mlp) = self.mlp(l, norm_2.out, purpose)?;
+            self.drop_fwd(Place::Mlp(l), out)?;
             let (next, weights) = match self.layers.get(l + 1) {
                 Some(next) => (self.name(l + 1, names.norm_1), next.norm_1),
                 None => (names.last_norm[1].into(), self.norm),

@@ -16,15 +16,16 @@
 //! | loss = mean cross-entropy + Σ_layers aux | `cross_entropy`, `loss_mean`, `add` |
 
 mod backward;
+mod dropout;
 mod experts;
 mod forward;
 
-use super::Recompute;
+use super::StepOptions;
 use super::blocks::{Attention, Blocks, Head, Heads, Linear, Norm, NormWeights, Purpose, Setup};
 use crate::Result;
 use experts::{Experts, SavedExperts};
 use ironhorse_core::op::Act;
-use ironhorse_core::{Precision, Program, Slot};
+use ironhorse_core::{DropRate, Precision, Program, Slot};
 
 /// What a family calls its parameters and activations.
 pub(super) struct Names {
@@ -78,12 +79,13 @@ pub(super) struct Plan {
 pub(super) fn training(
     plan: Plan,
     batch: (usize, usize),
-    recompute: Recompute,
+    options: StepOptions,
     precision: Precision,
 ) -> Result<Program> {
     let mut decoder = Decoder::new(plan, batch, precision)?;
+    decoder.dropout = options.dropout;
     let saved = decoder.forward(Purpose::Training)?;
-    decoder.backward(&saved, recompute)?;
+    decoder.backward(&saved, options.recompute)?;
     decoder.net.update()?;
     decoder.net.finish()
 }
@@ -140,6 +142,8 @@ struct Decoder {
     layers: Vec<Layer>,
     norm: NormWeights,
     head: Slot,
+    /// In training only.
+    dropout: DropRate,
 }
 
 /// What the MLP or the experts of a layer leave for the backward.
@@ -176,7 +180,7 @@ impl Decoder {
         let layers = (0..layers).map(|l| layer(&net, &plan, l)).collect::<Result<_>>()?;
         let norm = net.norm_weights(names.last_norm[0], plan.norm_eps)?;
         let (embed, head) = (net.weight(names.embed, vocab)?, net.weight(names.head, vocab)?);
-        Ok(Self { net, plan, embed, positions, layers, norm, head })
+        Ok(Self { net, plan, embed, positions, layers, norm, head, dropout: DropRate::default() })
     }
 
     /// The name of a layer's activation.

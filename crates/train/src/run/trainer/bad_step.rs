@@ -66,6 +66,7 @@ impl Trainer<'_> {
         let (x, y) = (&batches.x[..all], &batches.y[..all]);
         let mut parts = (0..).zip(x.chunks(self.tokens).zip(y.chunks(self.tokens)));
         parts.find_map(|(micro_step, (x, y))| {
+            let scalars = Scalars { micro_step, ..scalars };
             let found = first_non_finite(self.job.session, x, y, &scalars).ok().flatten()?;
             Some((micro_step, found))
         })
@@ -186,6 +187,7 @@ impl Trainer<'_> {
             device: self.job.session.engine().name().to_owned(),
             dtype: self.job.state.settings["dtype"].as_str().unwrap_or(weights_dtype.name()).to_owned(),
             recompute: self.job.settings.recompute,
+            dropout: self.job.settings.dropout.rate(),
             batch,
             seq,
             accumulate: self.job.settings.micro_steps(step),

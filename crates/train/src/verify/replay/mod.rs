@@ -13,7 +13,7 @@ use crate::model::ModelConfig;
 use crate::session::{Session, SessionSpec, io};
 use crate::{Error, Result};
 use ironhorse_core::op::Op;
-use ironhorse_core::{Engine, EngineExt, Pool, Precision, Scalars, Section};
+use ironhorse_core::{DropRate, Engine, EngineExt, Pool, Precision, Scalars, Section};
 use serde::Serialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -128,6 +128,7 @@ impl Replay {
         SessionSpec {
             train: Some((self.bad.batch, self.bad.seq)),
             recompute: self.bad.recompute,
+            dropout: DropRate::new(self.bad.dropout).unwrap_or_default(),
             precision: self.precision(role),
             ..SessionSpec::default()
         }
@@ -158,7 +159,9 @@ impl Replay {
             rerun.found = diagnose::in_weights(&mut session)?;
         }
         for micro_step in range.0..range.1 {
-            let scalars = Scalars { micro_step: micro_step - range.0, ..self.bad.scalars };
+            let scalars = Scalars { micro_step, ..self.bad.scalars };
+            let scalars =
+                if micro_step == range.0 { diagnose::alone(&mut session, &scalars)? } else { scalars };
             let (x, y) = self.tokens(micro_step);
             if whole {
                 self.run_whole(&mut session, (x, y), &scalars, &mut rerun)?;

@@ -201,6 +201,7 @@ mod tests {
             device: device.into(),
             dtype: dtype.into(),
             recompute: Recompute::None,
+            dropout: 0.0,
             batch: 2,
             seq: 3,
             accumulate: 1,
