@@ -27,8 +27,9 @@ impl Drops {
         [queries, keys]: [&Range<usize>; 2],
     ) {
         let mut rows = [[0; TILE]; 2];
-        for i in 0..queries.len() {
-            [rows[0][i], rows[1][i]] = self.mask.row((first + i) as u64).key;
+        let [ones, twos] = &mut rows;
+        for (row, (one, two)) in (first..first + queries.len()).zip(ones.iter_mut().zip(twos)) {
+            [*one, *two] = self.mask.row(row as u64).key;
         }
         drop_columns(isa, scores, stride, &rows, keys.start, self.threshold, A::of(self.scale.into()));
     }
