@@ -27,8 +27,8 @@ constexpr int BWD_STAGE = 64;
 constexpr int BWD_PART = 32;
 constexpr int BLOCKS = 2;  // per multiprocessor
 // Whether rows are held in registers. With strided k and v the compiler for the newest GPUs has no registers left for queries of
-// this width.
-constexpr bool FWD_HELD = !(STRIDED && HD == 64 && __CUDA_ARCH__ >= 1000);
+// this width, and with masks for two tiles of queries.
+constexpr bool FWD_HELD = !(STRIDED && HD == 64 && __CUDA_ARCH__ >= 1000) && !(DROPS && MT == 2);
 constexpr bool BWD_HELD = true;
 constexpr bool BALANCED = false;  // operands are rounded more than delta
 constexpr bool SHORT = false;  // of registers for values needed only after the passes
