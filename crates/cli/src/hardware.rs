@@ -94,7 +94,8 @@ fn what_fits(config: &ModelConfig, spec: &SessionSpec, has: u64) -> Option<Strin
     let (batch, seq) = spec.train?;
     let fits_in = |batch: usize, recompute: Recompute, precision: Precision| {
         let train = Some((batch, seq));
-        let spec = SessionSpec { train, eval: spec.eval.and(train), recompute, precision, ..*spec };
+        let score = spec.score.map(|(longest, _)| (longest, batch * seq));
+        let spec = SessionSpec { train, eval: spec.eval.and(train), score, recompute, precision, ..*spec };
         spec.layout(config).is_ok_and(|layout| layout.total() as u64 <= has)
     };
     let fits = |batch, recompute| fits_in(batch, recompute, spec.precision);

@@ -5,6 +5,7 @@ mod args;
 mod commands;
 mod failure;
 mod hardware;
+mod language_model;
 mod number;
 mod out;
 mod progress;
@@ -12,6 +13,7 @@ mod signals;
 mod usage;
 
 pub use failure::{Cause, Refusal};
+pub use language_model::{Facts, LanguageModel, Writing};
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};

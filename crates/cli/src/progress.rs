@@ -1,5 +1,6 @@
 //! Progress of a run: a bar on a terminal, plain lines elsewhere.
 
+use crate::commands::choices;
 use crate::hardware::human_bytes;
 use crate::out;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -94,6 +95,9 @@ impl Observer for Progress {
             format!("loss {:.4}  norm {norm:.3}  lr {:.2e}  {:.0} tok/s", m.loss, m.lr, m.tokens_per_s);
         if let Some(val) = m.val_loss {
             self.print(&format!("step {:>5}  validation loss {val:.4}", m.step));
+        }
+        for (task, accuracies) in &m.eval {
+            self.print(&format!("step {:>5}  {task}: {}", m.step, choices::figures(accuracies)));
         }
         match &self.bar {
             Some(bar) => {

@@ -7,6 +7,7 @@ mod array;
 mod error;
 mod files;
 mod jit;
+mod language_model;
 mod model;
 mod nn;
 mod ops;
@@ -42,6 +43,8 @@ mod _native {
     };
     #[pymodule_export]
     use crate::jit::{JitCode, JitKernel, JitSource};
+    #[pymodule_export]
+    use crate::language_model::LanguageModel;
     #[pymodule_export]
     use crate::model::{
         model_keys, model_names, model_params, model_read, model_read_hf, model_tensors, model_write_hf,

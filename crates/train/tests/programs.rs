@@ -32,7 +32,7 @@ fn without_adamw(text: String) -> String {
     text.replace(", optimizer: AdamW", "").replace(", update: AdamW { skipped: 0 }", "")
 }
 
-/// The digests of a model's training steps, one for each level of recomputation, its evaluation and its decoding, each in
+/// The digests of a model's training steps, one for each level of recomputation, its evaluation, its decoding and its scoring, each in
 /// every precision.
 fn digests(sizes: &str) -> Vec<String> {
     let config = ModelConfig::parse(sizes).unwrap();
@@ -46,12 +46,13 @@ fn digests(sizes: &str) -> Vec<String> {
     let training =
         levels.iter().map(|&level| made(&|precision| config.training((2, 7), level, precision).unwrap()));
     let evaluation = made(&|precision| config.evaluation((3, 5), precision).unwrap());
+    let scoring = made(&|precision| config.scoring((3, 5), precision).unwrap());
     let decoding = made(&|precision| config.decoding(2, precision).unwrap());
-    training.chain([evaluation, decoding]).collect()
+    training.chain([evaluation, decoding, scoring]).collect()
 }
 
-/// Of a GPT-2, a mixture of experts and a Llama: training at the four levels of recomputation, evaluation, decoding.
-const EXPECTED: [[&str; 6]; 3] = [
+/// Of a GPT-2, a mixture of experts and a Llama: training at the four levels of recomputation, evaluation, decoding, scoring.
+const EXPECTED: [[&str; 7]; 3] = [
     [
         "cf38a0d9b55aebbd",
         "33adec3be7e65c8c",
@@ -59,6 +60,7 @@ const EXPECTED: [[&str; 6]; 3] = [
         "feceb0ba55f4438d",
         "143ae7b9e08a12f1",
         "33df51676b7c33dc",
+        "5f4241c8f2e6aea5",
     ],
     [
         "c262d52b6e0be164",
@@ -67,6 +69,7 @@ const EXPECTED: [[&str; 6]; 3] = [
         "66e8291e113b375b",
         "1bb33b9270a9dcd4",
         "4a78e7a7d6d36764",
+        "62e4f28d95549e9b",
     ],
     [
         "6e23e007178d98ee",
@@ -75,6 +78,7 @@ const EXPECTED: [[&str; 6]; 3] = [
         "04b2f8ebdb54e06a",
         "3442df7a045d2e9b",
         "ac4f9226ae0cb7d1",
+        "c76cca99528bef92",
     ],
 ];
 

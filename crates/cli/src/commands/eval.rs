@@ -1,12 +1,13 @@
 //! `ironhorse eval`
 
-use super::model::{context, find_tokenizer, given_or_newest};
+use super::choices::Named;
+use super::model::{batch_tokens, context, find_tokenizer, given_or_newest};
 use super::train::text_as_shards;
 use crate::args::{EngineArgs, FlagValue, heading, json_help};
 use crate::hardware::check_fits;
 use crate::progress::bar;
 use crate::{Outcome, number, out};
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use ironhorse::Device;
 use ironhorse::core::{EngineExt, Pool};
@@ -14,13 +15,12 @@ use ironhorse::text::read::is_data_name;
 use ironhorse::text::tokenizer::Tokenizer;
 use ironhorse::train::data::open_shards;
 use ironhorse::train::eval::{
-    EvalReport, Grade, Metric, PromptForm, Scorer, StreamLoss, TaskResult, multiple_choice, read_jsonl,
-    shapes, stream_loss,
+    EvalReport, Grade, Metric, PromptForm, Scorer, StreamLoss, Task, TaskFile, TaskResult, multiple_choice,
+    stream_loss,
 };
-use ironhorse::train::format::multiple_choice::{self as bin, Example};
 use ironhorse::train::format::{atomic, open_weights};
 use ironhorse::train::generate::codec::Codec;
-use ironhorse::train::session::{Session, scoring_layout};
+use ironhorse::train::session::{Session, SessionSpec};
 use serde_json::json;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ pub struct EvalArgs {
     #[arg(long, help_heading = heading::DATA, value_name = "FILE", num_args = 1..)]
     data: Vec<PathBuf>,
     /// Multiple-choice questions: llm.c's .bin, or JSON lines with a context, choices and a label; may be given several times
-    #[arg(long, help_heading = heading::DATA, value_name = "NAME=FILE", value_parser = named_file)]
+    #[arg(long, help_heading = heading::DATA, value_name = "NAME=FILE", value_parser = Named::parse)]
     choices: Vec<Named>,
     /// How prompts are made from JSON lines
     #[arg(long, help_heading = heading::DATA, value_enum, default_value_t = Form::Harness)]
@@ -78,28 +78,6 @@ enum Form {
     Plain,
 }
 
-/// A task and its file.
-#[derive(Clone, Debug)]
-struct Named {
-    name: String,
-    file: PathBuf,
-}
-
-fn named_file(text: &str) -> Result<Named, String> {
-    let (name, file) = match text.split_once('=') {
-        Some((name, file)) => (name.to_owned(), PathBuf::from(file)),
-        None => {
-            let file = PathBuf::from(text);
-            let stem = file.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-            (stem.unwrap_or_default(), file)
-        }
-    };
-    match name.is_empty() || file.as_os_str().is_empty() {
-        true => Err("expected NAME=FILE, such as hellaswag=hellaswag_val.jsonl".into()),
-        false => Ok(Named { name, file }),
-    }
-}
-
 pub fn run(args: &EvalArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
     out::check_file(args.samples.as_deref())?;
@@ -108,16 +86,17 @@ pub fn run(args: &EvalArgs) -> Result<Outcome> {
     let mut source = open_weights(&model)?;
     let (config, seq) = (source.config(), context("--seq", args.seq, source.as_ref()));
     let tokenizer = find_tokenizer(args.tokenizer.as_deref(), source.as_ref(), &model);
-    let questions = questions(args, &tokenizer)?;
+    let tasks = questions(args, config.vocab_size(), &tokenizer)?;
 
     let engine = args.engine.engine()?;
     let device = format!("{} {}", engine.name(), args.engine.dtype()?.name());
     let precision = args.engine.dtype()?.precision(1);
     let is_cpu = args.engine.device()? == Device::Cpu;
-    let shapes = shapes(seq, args.batch_tokens.unwrap_or(if is_cpu { 2048 } else { 16384 }));
-    let needs = scoring_layout(&config, &shapes, precision)?.total() as u64;
+    let tokens = args.batch_tokens.unwrap_or(batch_tokens(is_cpu));
+    let spec = SessionSpec { score: Some((seq, tokens)), precision, ..SessionSpec::default() };
+    let needs = spec.layout(&config)?.total() as u64;
     check_fits(engine.as_ref(), needs, |_| "give a smaller --batch-tokens or --seq".into())?;
-    let mut session = Session::for_scoring(engine, config, &shapes, precision)?;
+    let mut session = Session::new(engine, config, &spec)?;
     session.load(Pool::Params, |name, values| source.read_tensor(name, values))?;
     let mut scorer = Scorer::new(&mut session)?;
 
@@ -126,8 +105,8 @@ pub fn run(args: &EvalArgs) -> Result<Outcome> {
         report.tasks.push(data(args, &mut scorer, source.config().vocab_size(), &tokenizer)?);
     }
     let mut samples = String::new();
-    for (task, examples) in &questions {
-        let (result, grades) = grade(task, examples, args.form, &mut scorer)?;
+    for task in &tasks {
+        let (result, grades) = grade(task, &mut scorer)?;
         report.tasks.push(result);
         samples.extend(grades.iter().enumerate().map(|(at, grade)| sample_line(&task.name, at, grade)));
     }
@@ -140,27 +119,15 @@ pub fn run(args: &EvalArgs) -> Result<Outcome> {
 }
 
 /// All questions, read before the model is loaded.
-fn questions<'a>(
-    args: &'a EvalArgs,
-    tokenizer: &Result<Tokenizer>,
-) -> Result<Vec<(&'a Named, Vec<Example>)>> {
-    let mut all = Vec::new();
-    for task in &args.choices {
-        let mut examples = match task.file.extension().is_some_and(|ending| ending == "bin") {
-            true => bin::open(&task.file)?,
-            false => {
-                let tokenizer: &dyn Codec = needed(tokenizer)?;
-                let encode = |text: &str| tokenizer.encode(text.as_bytes());
-                read_jsonl(&task.file, args.form.prompt(), tokenizer.eot().unwrap_or(0), &encode)?
-            }
-        };
-        examples.truncate(args.limit.unwrap_or(usize::MAX));
-        if all.iter().any(|(other, _): &(&Named, Vec<Example>)| other.name == task.name) {
-            bail!("--choices: two tasks are called {}; give them different names, NAME=FILE", task.name);
-        }
-        all.push((task, examples));
-    }
-    Ok(all)
+fn questions(args: &EvalArgs, vocab: usize, tokenizer: &Result<Tokenizer>) -> Result<Vec<Task>> {
+    Named::check_names("--choices", &args.choices)?;
+    let read = |task: &Named| -> Result<Task> {
+        let (form, limit) = (args.form.prompt(), args.limit);
+        let file = TaskFile { name: &task.name, path: &task.file, form, limit, vocab };
+        let codec = file.needs_tokenizer().then(|| needed(tokenizer)).transpose()?;
+        Ok(file.read(codec.map(|codec| codec as &dyn Codec))?)
+    };
+    args.choices.iter().map(read).collect()
 }
 
 /// The tokenizer, for what cannot do without.
@@ -236,39 +203,23 @@ fn data_metrics(loss: &StreamLoss) -> Vec<Metric> {
 }
 
 /// One file of questions.
-fn grade(
-    task: &Named,
-    examples: &[Example],
-    form: Form,
-    scorer: &mut Scorer<'_>,
-) -> Result<(TaskResult, Vec<Grade>)> {
+fn grade(task: &Task, scorer: &mut Scorer<'_>) -> Result<(TaskResult, Vec<Grade>)> {
     let start = Instant::now();
-    let answers = examples.iter().map(|example| example.choices.len()).sum::<usize>();
+    let answers = task.examples.iter().map(|example| example.choices.len()).sum::<usize>();
     let bar = bar(Some(answers as u64), &template("answers"));
-    let longest = scorer.longest();
-    let (accuracies, grades) = multiple_choice(scorer, examples, &mut |done| {
+    let (accuracies, grades) = multiple_choice(scorer, &task.examples, &mut |done| {
         bar.set_position(done as u64);
         ControlFlow::Continue(())
     })?;
     bar.finish_and_clear();
-    let metric =
-        |name, (value, error): (f64, f64)| Metric { name, value, error: Some(error), higher_is_better: true };
-    let mut metrics = vec![metric("acc", accuracies.acc)];
-    metrics.extend(accuracies.acc_norm.map(|figures| metric("acc_norm", figures)));
-    metrics.push(metric("acc_token", accuracies.acc_token));
-    let prompts = match (examples.iter().flat_map(|e| &e.choices).all(|c| c.chars.is_none()), form) {
-        (true, _) => "the file's own tokens",
-        (_, Form::Harness) => "prompts as lm-evaluation-harness makes them",
-        (_, Form::Plain) => "prompts as llm.c makes them",
+    let result = TaskResult {
+        name: task.name.clone(),
+        definition: task.definition.clone(),
+        metrics: accuracies.metrics(),
+        samples: task.examples.len(),
+        cut: task.cut(scorer.longest()),
+        seconds: start.elapsed().as_secs_f64(),
     };
-    let definition = format!(
-        "{prompts}; the answer with the highest log-likelihood wins: whole (acc), per character (acc_norm), per token (acc_token)"
-    );
-    let cut =
-        examples.iter().filter(|example| example.choices.iter().any(|c| c.tokens.len() > longest)).count();
-    let seconds = start.elapsed().as_secs_f64();
-    let result =
-        TaskResult { name: task.name.clone(), definition, metrics, samples: examples.len(), cut, seconds };
     Ok((result, grades))
 }
 
@@ -278,6 +229,7 @@ fn sample_line(task: &str, at: usize, grade: &Grade) -> String {
         "doc_id": at,
         "target": grade.label,
         "log_likelihoods": grade.log_likelihoods,
+        "is_greedy": grade.is_greedy,
         "acc": u8::from(grade.best == grade.label),
         "acc_norm": grade.best_by_char.map(|best| u8::from(best == grade.label)),
         "acc_token": u8::from(grade.best_by_token == grade.label),
@@ -320,17 +272,4 @@ fn table(report: &EvalReport) -> Result<()> {
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_task_has_a_name_and_a_file() {
-        let named = |text| named_file(text).map(|named| (named.name, named.file));
-        assert_eq!(named("a=b/c.jsonl"), Ok(("a".into(), "b/c.jsonl".into())));
-        assert_eq!(named("b/hella.bin"), Ok(("hella".into(), "b/hella.bin".into())));
-        assert!(named("=x").is_err() && named("x=").is_err() && named("").is_err());
-    }
 }

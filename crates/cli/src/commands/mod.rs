@@ -2,12 +2,13 @@
 
 mod batches;
 pub mod bench;
+pub mod choices;
 pub mod compare;
 pub mod convert;
 pub mod doctor;
 pub mod eval;
 pub mod generate;
-mod model;
+pub mod model;
 pub mod plan;
 pub mod prepare;
 pub mod profile;

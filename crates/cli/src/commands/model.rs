@@ -19,6 +19,11 @@ pub fn given_or_newest(given: Option<&Path>) -> Result<PathBuf> {
     }
 }
 
+/// Tokens that are scored at a time, if nothing else is asked for.
+pub fn batch_tokens(is_cpu: bool) -> usize {
+    if is_cpu { 2048 } else { 16384 }
+}
+
 /// How far back to look: as far as `flag` asks for, or as long as the sequences were that a checkpoint was trained with; at
 /// most the model's context.
 pub fn context(flag: &str, asked: Option<usize>, source: &dyn WeightSource) -> usize {

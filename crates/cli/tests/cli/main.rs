@@ -25,6 +25,7 @@ mod selftest;
 mod stops;
 mod tokenizer;
 mod train;
+mod train_eval;
 mod verify;
 
 use place::Place;

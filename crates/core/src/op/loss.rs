@@ -1,8 +1,8 @@
-//! Softmax cross-entropy, with forward and gradient in one pass over each row, and the mean over rows.
+//! Softmax cross-entropy, with forward and gradient in one pass over each row, the mean over rows, and the most likely token.
 
 use super::numerics::{Arithmetic, Numerics};
-use super::spec::{Accum, named, op};
-use crate::{DType, Slot};
+use super::spec::{Accum, Checker, named, op};
+use crate::{DType, Result, Slot};
 
 op! {
     /// `losses = logsumexp(logits) - logits[target]` per row over the first `vocab` columns. With `grad`, the same pass
@@ -27,17 +27,35 @@ op! {
         let rows = op.targets.numel();
         c.numel("losses", &op.losses, rows)?;
         c.matrix("logits", &op.logits, rows, op.logits.shape.cols())?;
-        if op.vocab == 0 || op.vocab > op.logits.shape.cols() {
-            let cols = op.logits.shape.cols();
-            return c.fail(format!("`vocab` is {}, but `logits` has {cols} columns", op.vocab));
-        }
-        Ok(())
+        check_vocab(c, op.vocab, &op.logits)
     }
     numerics {
         // Like attention, with logits at most 30 apart.
         Numerics::new(Arithmetic::Sum(3e-6))
     }
     flops(op) { (if op.grad { 8 } else { 5 }) * op.logits.numel() as u64 }
+}
+
+op! {
+    /// `best` = the index of the largest of the first `vocab` columns of each row, the lowest of equal ones; 0 and -0 are
+    /// equal. A NaN is larger than every number, as for PyTorch.
+    pub struct Argmax {
+        /// (B,T) i32
+        pub best: Slot = Write,
+        /// (B,T,Vp)
+        pub logits: Slot = Read,
+        /// V, the number of columns that are not padding
+        pub vocab: usize,
+    }
+    name "argmax"
+    check(op, c) {
+        c.dtype("best", &op.best, DType::I32)?;
+        c.same_float(named!(op: logits))?;
+        c.matrix("logits", &op.logits, op.best.numel(), op.logits.shape.cols())?;
+        check_vocab(c, op.vocab, &op.logits)
+    }
+    numerics { Numerics::EXACT }
+    flops(op) { op.logits.numel() as u64 }
 }
 
 op! {
@@ -60,4 +78,13 @@ op! {
         Numerics::new(Arithmetic::PositiveSum(2e-6))
     }
     flops(op) { op.losses.numel() as u64 }
+}
+
+/// Rows of logits have at least one column that is not padding.
+fn check_vocab(c: &Checker, vocab: usize, logits: &Slot) -> Result<()> {
+    let cols = logits.shape.cols();
+    match vocab == 0 || vocab > cols {
+        true => c.fail(format!("`vocab` is {vocab}, but `logits` has {cols} columns")),
+        false => Ok(()),
+    }
 }

@@ -31,7 +31,7 @@ pub use elementwise::Add;
 pub use embedding::{EmbeddingBwd, EmbeddingFwd};
 pub use grouped::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
 pub use linear::{LinearBwdInput, LinearBwdWeight, LinearFwd};
-pub use loss::{CrossEntropy, LossMean};
+pub use loss::{Argmax, CrossEntropy, LossMean};
 pub use matmul::Matmul;
 pub use memory::{CopySlot, Fill};
 pub use muon::{MuonMomentum, MuonUpdate, NewtonSchulz};
@@ -125,6 +125,7 @@ ops!(
     GroupedLinearBwdInput,
     GroupedLinearBwdWeight,
     CrossEntropy,
+    Argmax,
     LossMean,
     GradNorm,
     AdamW,

@@ -43,3 +43,16 @@ pub unsafe fn log_probs_row(isa: Isa, x: Span<f32>, log_probs: Span<f32>, target
     shift(isa, x, log_probs, max as f32, log_sum as f32);
     log_sum - (f64::from(at_target) - max)
 }
+
+/// The index of the largest number, the lowest of equal ones; the first NaN, if there is one.
+pub fn first_largest(x: &[f32]) -> usize {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (at, &x) in x.iter().enumerate() {
+        if x > best.1 {
+            best = (at, x);
+        } else if x.is_nan() {
+            return at;
+        }
+    }
+    best.0
+}

@@ -1,10 +1,11 @@
-//! Softmax cross-entropy and the mean.
+//! Softmax cross-entropy, the mean, and the most likely token.
 
 use super::{Ctx, check_ids};
 use crate::kernel::elementwise::scale_by;
+use crate::kernel::loss::first_largest;
 use crate::kernel::softmax::{exp_in_place, row_sum};
 use ironhorse_core::Result;
-use ironhorse_core::op::{CrossEntropy, LossMean};
+use ironhorse_core::op::{Argmax, CrossEntropy, LossMean};
 
 pub fn cross_entropy(ctx: &mut Ctx<'_>, op: &CrossEntropy) -> Result<()> {
     let (losses, logits, targets) = (ctx.f32(op.losses)?, ctx.f32(op.logits)?, ctx.i32(op.targets)?);
@@ -29,6 +30,15 @@ pub fn cross_entropy(ctx: &mut Ctx<'_>, op: &CrossEntropy) -> Result<()> {
                 padding.fill(0.0);
             }
         }
+    })
+}
+
+pub fn argmax(ctx: &mut Ctx<'_>, op: &Argmax) -> Result<()> {
+    let (best, logits) = (ctx.i32(op.best)?, ctx.f32(op.logits)?);
+    let (cols, vocab) = (op.logits.shape.cols(), op.vocab);
+    ctx.rows(op.best.numel(), cols, |row| {
+        // SAFETY: rows have one task each; `best` and `logits` share no memory (`Op::check`).
+        unsafe { best.set(row, first_largest(logits.get(row * cols..row * cols + vocab)) as i32) }
     })
 }
 

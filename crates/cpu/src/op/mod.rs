@@ -211,6 +211,7 @@ pub fn run(ctx: &mut Ctx<'_>, op: &Op) -> Result<()> {
         Op::GroupedLinearBwdInput(op) => grouped::grouped_linear_bwd_input(ctx, op),
         Op::GroupedLinearBwdWeight(op) => grouped::grouped_linear_bwd_weight(ctx, op),
         Op::CrossEntropy(op) => loss::cross_entropy(ctx, op),
+        Op::Argmax(op) => loss::argmax(ctx, op),
         Op::LossMean(op) => loss::loss_mean(ctx, op),
         Op::GradNorm(op) => optimizer::grad_norm(ctx, op),
         Op::AdamW(op) => optimizer::adamw(ctx, op),

@@ -1,11 +1,11 @@
-//! Softmax cross-entropy and the mean.
+//! Softmax cross-entropy, the mean, and the most likely token.
 
 use super::lower::Lower;
 use crate::Result;
 use crate::args::Grid;
 use crate::kernels::Spec;
 use ironhorse_core::DType;
-use ironhorse_core::op::{CrossEntropy, LossMean};
+use ironhorse_core::op::{Argmax, CrossEntropy, LossMean};
 
 /// Most warps of a block of `cross_entropy_shared`.
 const MOST_WARPS: usize = 24;
@@ -48,6 +48,21 @@ fn warps(vectors: usize) -> usize {
     (MOST_WARPS / 2..=MOST_WARPS).rev().min_by_key(idle).unwrap_or(MOST_WARPS)
 }
 
+pub(crate) fn argmax(cx: &mut Lower<'_>, op: &Argmax) -> Result<()> {
+    let (rows, padded) = (op.best.numel(), op.logits.shape.cols());
+    if rows == 0 {
+        return Ok(());
+    }
+    let vector = (padded * op.logits.dtype.size()).is_multiple_of(16);
+    let args = cx.pointers(&[op.best, op.logits])?.u32s([op.vocab, padded]).u32(vector.into());
+    let threads = op.vocab.div_ceil(16 / op.logits.dtype.size()).div_ceil(32).clamp(1, 16) as u32 * 32;
+    cx.launch(&argmax_spec(op.logits.dtype)?, "argmax", Grid::linear(rows, threads), args)
+}
+
+fn argmax_spec(dtype: DType) -> Result<Spec> {
+    Spec::act("loss/argmax.cu", dtype)
+}
+
 pub(crate) fn loss_mean(cx: &mut Lower<'_>, op: &LossMean) -> Result<()> {
     let args = cx.pointers(&[op.loss, op.losses])?;
     let args = args.ptr(cx.scalars).u64(op.losses.numel() as u64).u32(cx.adds(op.accum).into());
@@ -56,6 +71,7 @@ pub(crate) fn loss_mean(cx: &mut Lower<'_>, op: &LossMean) -> Result<()> {
 
 pub(super) fn specs() -> Vec<Spec> {
     let mut specs = Spec::all_types(spec);
+    specs.extend(Spec::all_types(argmax_spec));
     specs.push(Spec::new("loss/mean.cu"));
     specs
 }

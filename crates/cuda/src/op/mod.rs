@@ -93,6 +93,7 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::Add(op) => elementwise::add(cx, op),
         Op::AttentionCached(op) => attention_cached::attention_cached(cx, op),
         Op::CrossEntropy(op) => loss::cross_entropy(cx, op),
+        Op::Argmax(op) => loss::argmax(cx, op),
         Op::LossMean(op) => loss::loss_mean(cx, op),
         Op::GradNorm(op) => optimizer::grad_norm(cx, op),
         Op::AdamW(op) => optimizer::adamw(cx, op),

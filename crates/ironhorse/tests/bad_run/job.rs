@@ -114,6 +114,7 @@ impl Spec {
             val_every: 5,
             val_batches: 2,
             patience: 0,
+            eval_every: 0,
             sample_every: 0,
             sample_tokens: 0,
             prompt: String::new(),
@@ -127,7 +128,7 @@ impl Spec {
             Loader::new(vec![Box::new(MemoryTokens::new("data.bin", tokens))], config).unwrap()
         };
         let val = (0..100).map(|i| i * 7 % 60).collect();
-        TrainData { train: loader(self.tokens()), val: Some(loader(val)), tokenizer: None }
+        TrainData { train: loader(self.tokens()), val: Some(loader(val)), tokenizer: None, tasks: Vec::new() }
     }
 
     fn session(&self) -> Session {

@@ -2,7 +2,7 @@
 
 use super::{ACCUMS, Case, Kit};
 use ironhorse_core::Precision;
-use ironhorse_core::op::{CrossEntropy, LossMean};
+use ironhorse_core::op::{Argmax, CrossEntropy, LossMean};
 
 /// (B, T, V, Vp)
 const SHAPES: [[usize; 4]; 11] = [
@@ -25,6 +25,11 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         cases.extend(SHAPES.map(|shape| cross_entropy(p, shape, grad, (-3.0, 3.0))));
         cases.push(cross_entropy(p, [1, 33, 1003, 1024], grad, (80.0, 110.0))); // exp overflows unless the maximum is subtracted
         cases.push(cross_entropy(p, [1, 33, 1003, 1024], grad, (-110.0, -100.0)));
+    }
+    for shape in SHAPES {
+        cases.extend(
+            [Logits::Different, Logits::Ties, Logits::Equal, Logits::Nan].map(|kind| argmax(p, shape, kind)),
+        );
     }
     for n in [0, 1, 31, 33, 129, 1003, 4099] {
         cases.extend(ACCUMS.map(|(accum, micro_step)| {
@@ -57,4 +62,40 @@ fn cross_entropy(p: Precision, [b, t, vocab, padded]: [usize; 4], grad: bool, (l
     }
     kit.set(op.logits, logits);
     kit.finish(op)
+}
+
+/// What an argmax chooses from.
+#[derive(Clone, Copy, Debug)]
+enum Logits {
+    Different,
+    /// A few values, the largest many times, so that threads, warps and blocks find it at different columns.
+    Ties,
+    /// 0 and -0 in turns.
+    Equal,
+    /// One NaN or two.
+    Nan,
+}
+
+/// The padding holds what would win.
+fn argmax(p: Precision, [b, t, vocab, padded]: [usize; 4], kind: Logits) -> Case {
+    let mut kit = Kit::with_precision(p, format!("B{b} T{t} V{vocab} of {padded} {kind:?}"));
+    let (best, logits) = (kit.ints([b, t]), kit.slot([b, t, padded]));
+    let mut values = kit.rng.uniforms(logits.numel(), -3.0, 3.0);
+    for (at, row) in values.chunks_exact_mut(padded).enumerate() {
+        let (real, padding) = row.split_at_mut(vocab);
+        match kind {
+            Logits::Different => {}
+            Logits::Ties => real.iter_mut().for_each(|x| *x = x.round()),
+            Logits::Equal => {
+                real.iter_mut().enumerate().for_each(|(v, x)| *x = if v % 2 == 0 { -0.0 } else { 0.0 })
+            }
+            Logits::Nan => {
+                real[(at * 37 + vocab / 2) % vocab] = f32::NAN;
+                real[at * 101 % vocab] = f32::NAN;
+            }
+        }
+        padding.fill(if at % 2 == 0 { f32::INFINITY } else { f32::NAN });
+    }
+    kit.set(logits, values);
+    kit.finish(Argmax { best, logits, vocab })
 }

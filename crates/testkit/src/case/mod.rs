@@ -195,7 +195,7 @@ const FAMILIES: &[Family] = &[
     (&["router_fwd", "router_bwd", "router_load"], router::cases),
     (&["route_sort", "permute", "permute_bwd", "combine", "combine_bwd"], routing::cases),
     (&["grouped_linear_fwd", "grouped_linear_bwd_input", "grouped_linear_bwd_weight"], grouped::cases),
-    (&["cross_entropy", "loss_mean"], loss::cases),
+    (&["cross_entropy", "argmax", "loss_mean"], loss::cases),
     (&["grad_norm", "adamw"], optimizer::cases),
     (&["muon_momentum", "muon_update"], muon::cases),
     (&["matmul"], matmul::cases),

@@ -1,8 +1,8 @@
-//! Softmax cross-entropy and the mean over rows.
+//! Softmax cross-entropy, the mean over rows, and the most likely token.
 
 use super::{Pools, Step, index};
 use ironhorse_core::Result;
-use ironhorse_core::op::{CrossEntropy, LossMean};
+use ironhorse_core::op::{Argmax, CrossEntropy, LossMean};
 
 pub(super) fn cross_entropy(pools: &mut Pools, op: &CrossEntropy, step: Step) -> Result<()> {
     let (mut logits, targets) = (pools.read(op.logits)?, pools.read(op.targets)?);
@@ -24,6 +24,16 @@ pub(super) fn cross_entropy(pools: &mut Pools, op: &CrossEntropy, step: Step) ->
     if op.grad { pools.write(op.logits, &logits) } else { Ok(()) }
 }
 
+pub(super) fn argmax(pools: &mut Pools, op: &Argmax) -> Result<()> {
+    let logits = pools.read(op.logits)?;
+    let rows = logits.chunks_exact(op.logits.shape.cols()).map(|row| &row[..op.vocab]);
+    let best = |row: &[f64]| match row.iter().position(|x| x.is_nan()) {
+        Some(nan) => nan,
+        None => (0..row.len()).find(|&at| row.iter().all(|x| *x <= row[at])).unwrap_or(0),
+    };
+    pools.write(op.best, &rows.map(|row| best(row) as f64).collect::<Vec<_>>())
+}
+
 pub(super) fn mean(pools: &mut Pools, op: &LossMean, step: Step) -> Result<()> {
     let sum: f64 = pools.read(op.losses)?.iter().sum();
     let adds = op.accum.adds(step.scalars.micro_step);
@@ -33,7 +43,7 @@ pub(super) fn mean(pools: &mut Pools, op: &LossMean, step: Step) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use crate::Kit;
-    use ironhorse_core::op::{Accum, CrossEntropy, LossMean};
+    use ironhorse_core::op::{Accum, Argmax, CrossEntropy, LossMean};
 
     const LN3: f32 = 1.098_612_3;
 
@@ -70,6 +80,19 @@ mod tests {
             let error = kit.finish(op).oracle().unwrap_err();
             assert_eq!(error.to_string(), format!("target {target} is outside the vocabulary of 2"));
         }
+    }
+
+    #[test]
+    fn argmax_by_hand() {
+        let mut kit = Kit::new("argmax");
+        let rows = [
+            [1.0, 3.0, 3.0, 9.0],
+            [-0.0, 0.0, -1.0, 9.0],
+            [5.0, f32::NAN, f32::NAN, 9.0],
+            [-7.0, -8.0, -7.5, 9.0],
+        ];
+        let op = Argmax { best: kit.ints([1, 4]), logits: kit.f32s([1, 4, 4], &rows.concat()), vocab: 3 };
+        kit.finish(op).expect_f64(op.best, &[1.0, 0.0, 1.0, 0.0]);
     }
 
     #[test]

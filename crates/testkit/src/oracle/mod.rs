@@ -121,6 +121,7 @@ pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
         Op::GroupedLinearBwdInput(op) => grouped::bwd_input(pools, op),
         Op::GroupedLinearBwdWeight(op) => grouped::bwd_weight(pools, op, step),
         Op::CrossEntropy(op) => loss::cross_entropy(pools, op, step),
+        Op::Argmax(op) => loss::argmax(pools, op),
         Op::LossMean(op) => loss::mean(pools, op, step),
         Op::GradNorm(op) => optimizer::grad_norm(pools, op),
         Op::AdamW(op) => optimizer::adamw(pools, op, step),

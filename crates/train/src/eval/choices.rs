@@ -10,6 +10,9 @@
 
 use std::ops::ControlFlow;
 
+use serde::{Deserialize, Serialize};
+
+use super::report::Metric;
 use super::scorer::{Scorer, Text};
 use crate::format::multiple_choice::Example;
 use crate::{Error, Result};
@@ -19,6 +22,8 @@ use crate::{Error, Result};
 pub struct Grade {
     /// The log-likelihood of each answer.
     pub log_likelihoods: Vec<f64>,
+    /// Whether each answer is what greedy decoding would write.
+    pub is_greedy: Vec<bool>,
     /// The right answer.
     pub label: usize,
     /// The answer with the highest log-likelihood.
@@ -29,17 +34,39 @@ pub struct Grade {
     pub best_by_char: Option<usize>,
 }
 
-/// Shares of right answers, each with its standard error.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Shares of right answers, each with its standard error, which a single question has not.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Accuracies {
     /// By the whole answer.
-    pub acc: (f64, f64),
+    pub acc: f64,
+    /// The standard error of `acc`.
+    pub acc_stderr: Option<f64>,
     /// Per character; `None` where characters are not known.
-    pub acc_norm: Option<(f64, f64)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acc_norm: Option<f64>,
+    /// The standard error of `acc_norm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acc_norm_stderr: Option<f64>,
     /// Per token.
-    pub acc_token: (f64, f64),
+    pub acc_token: f64,
+    /// The standard error of `acc_token`.
+    pub acc_token_stderr: Option<f64>,
     /// Questions.
-    pub count: usize,
+    pub questions: usize,
+}
+
+impl Accuracies {
+    /// The figures under their names.
+    pub fn metrics(&self) -> Vec<Metric> {
+        let figures = [
+            ("acc", Some(self.acc), self.acc_stderr),
+            ("acc_norm", self.acc_norm, self.acc_norm_stderr),
+            ("acc_token", Some(self.acc_token), self.acc_token_stderr),
+        ];
+        let metric =
+            |(name, value, error)| Some(Metric { name, value: value?, error, higher_is_better: true });
+        figures.into_iter().filter_map(metric).collect()
+    }
 }
 
 /// The mean and its standard error, as lm-evaluation-harness computes it (the sample's standard deviation over √n).
@@ -77,6 +104,7 @@ pub fn multiple_choice(
         let by_char =
             chars.map(|chars| highest(log_likelihoods.iter().zip(chars).map(|(sum, chars)| sum / chars)));
         grades.push(Grade {
+            is_greedy: now.iter().map(|score| score.greedy).collect(),
             label: example.label,
             best: highest(log_likelihoods.iter().copied()),
             best_by_token: highest(by_token),
@@ -89,16 +117,22 @@ pub fn multiple_choice(
 
 fn accuracies(grades: &[Grade]) -> Accuracies {
     let right = |of: fn(&Grade) -> Option<usize>| {
-        mean_and_error(grades.iter().map(move |grade| f64::from(u8::from(of(grade) == Some(grade.label)))))
+        let right = grades.iter().map(move |grade| f64::from(u8::from(of(grade) == Some(grade.label))));
+        let (share, error) = mean_and_error(right);
+        (share, Some(error).filter(|error| error.is_finite()))
     };
+    let ((acc, acc_stderr), (acc_token, acc_token_stderr)) =
+        (right(|grade| Some(grade.best)), right(|grade| Some(grade.best_by_token)));
+    let has_chars = grades.iter().all(|grade| grade.best_by_char.is_some());
+    let by_char = has_chars.then(|| right(|grade| grade.best_by_char));
     Accuracies {
-        acc: right(|grade| Some(grade.best)),
-        acc_norm: grades
-            .iter()
-            .all(|grade| grade.best_by_char.is_some())
-            .then(|| right(|grade| grade.best_by_char)),
-        acc_token: right(|grade| Some(grade.best_by_token)),
-        count: grades.len(),
+        acc,
+        acc_stderr,
+        acc_norm: by_char.map(|(share, _)| share),
+        acc_norm_stderr: by_char.and_then(|(_, error)| error),
+        acc_token,
+        acc_token_stderr,
+        questions: grades.len(),
     }
 }
 

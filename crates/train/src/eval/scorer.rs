@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use crate::session::Session;
+use crate::session::{Session, TokenScores};
 use crate::{Error, Result};
 
 /// The shortest sequence length of a program.
@@ -24,6 +24,8 @@ pub struct Score {
     pub nats: f64,
     /// How many tokens were counted.
     pub tokens: usize,
+    /// Whether each of them is the most likely token after those before it; of equally likely ones, the lowest.
+    pub greedy: bool,
     /// Tokens at the beginning that did not fit into the model's context and were left out.
     pub cut: usize,
 }
@@ -38,7 +40,7 @@ pub fn shapes(longest: usize, tokens: usize) -> Vec<(usize, usize)> {
     lengths.into_iter().map(|seq| ((tokens / seq).max(1), seq)).collect()
 }
 
-/// Scores texts with a session that was made for it ([`Session::for_scoring`]).
+/// Scores texts with a session that was made for it ([`SessionSpec::score`](crate::session::SessionSpec)).
 pub struct Scorer<'a> {
     session: &'a mut Session,
     /// (batch, seq) of the session's programs, shortest first, and which program it is.
@@ -46,10 +48,10 @@ pub struct Scorer<'a> {
 }
 
 impl<'a> Scorer<'a> {
-    /// A scorer over the evaluation programs of a session.
+    /// A scorer over the scoring programs of a session.
     pub fn new(session: &'a mut Session) -> Result<Self> {
         let mut shapes: Vec<(usize, usize, usize)> =
-            session.eval_shapes()?.into_iter().enumerate().map(|(at, (b, t))| (b, t, at)).collect();
+            session.score_shapes()?.into_iter().enumerate().map(|(at, (b, t))| (b, t, at)).collect();
         shapes.sort_by_key(|&(_, seq, _)| seq);
         if shapes.is_empty() {
             return Err(Error::Unsupported("this session was not made for evaluation".into()));
@@ -78,17 +80,18 @@ impl<'a> Scorer<'a> {
         windows.sort_by_key(|window| (std::cmp::Reverse(window.tokens.len()), window.at));
         let mut scores = vec![Score::default(); texts.len()];
         let (mut rest, mut done) = (&windows[..], 0);
-        let (mut x, mut y, mut losses) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut x, mut y, mut out) = (Vec::new(), Vec::new(), TokenScores::default());
         while let Some(first) = rest.first() {
             let (batch, seq, program) = self.shape_for(first.tokens.len() - 1);
             let (now, later) = rest.split_at(batch.min(rest.len()));
             fill(now, (batch, seq), &mut x, &mut y);
-            self.session.token_losses(program, &x, &y, &mut losses)?;
-            for (window, losses) in now.iter().zip(losses.chunks_exact(seq)) {
-                let counted = &losses[window.from - 1..window.tokens.len() - 1];
+            self.session.score(program, [&x, &y], &mut out)?;
+            for (row, window) in now.iter().enumerate() {
+                let counted = row * seq + window.from - 1..row * seq + window.tokens.len() - 1;
                 scores[window.at] = Score {
-                    nats: counted.iter().map(|&loss| f64::from(loss)).sum(),
+                    nats: out.losses[counted.clone()].iter().map(|&loss| f64::from(loss)).sum(),
                     tokens: counted.len(),
+                    greedy: out.best[counted.clone()] == y[counted],
                     cut: window.cut,
                 };
             }

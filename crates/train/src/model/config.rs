@@ -209,6 +209,11 @@ impl ModelConfig {
         decoder::evaluation(self.plan()?, batch, precision)
     }
 
+    /// [`evaluation`](Self::evaluation) that also tells the most likely token at each position. Io: also `best`.
+    pub fn scoring(&self, batch: (usize, usize), precision: Precision) -> Result<Program> {
+        decoder::scoring(self.plan()?, batch, precision)
+    }
+
     /// One token for each of `batch` sequences at the scalar `position`, over a key/value cache. Io: `x`, `logits`.
     pub fn decoding(&self, batch: usize, precision: Precision) -> Result<Program> {
         decoder::decoding(self.plan()?, batch, precision)

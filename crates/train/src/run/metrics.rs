@@ -1,11 +1,13 @@
 //! The log of a run: `metrics.jsonl`, one JSON object per line and step, each flushed when it is written.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::eval::Accuracies;
 use crate::format::atomic;
 use crate::format::checkpoint::Best;
 use crate::session::{LayerRouting, null_is_nan};
@@ -44,6 +46,9 @@ pub struct Metrics {
     /// The robust z-score of an outlier loss.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spike: Option<f32>,
+    /// The accuracies of each task by its name, on the steps before which they were graded; on the last line, after it.
+    #[serde(default, skip_serializing_if = "Graded::is_empty")]
+    pub eval: Graded,
     /// How the tokens spread over the experts of each layer, on the steps that measured it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub router: Vec<LayerRouting>,
@@ -71,6 +76,9 @@ pub enum EndedBy {
     /// Too many validations without a new lowest loss.
     Patience,
 }
+
+/// The accuracies of tasks, by their names.
+pub type Graded = BTreeMap<String, Accuracies>;
 
 fn is_false(value: &bool) -> bool {
     !value

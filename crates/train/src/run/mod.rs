@@ -27,11 +27,12 @@ pub use provenance::{InitFacts, RunJson, Started, host, read_algorithms, utc};
 pub use save::{SaveSettings, SaveStats, Saver};
 
 use crate::data::Loader;
+use crate::eval::Task;
 use crate::format::checkpoint::{Best, TrainerState};
 use crate::generate::codec::Codec;
 use crate::generate::sample::Sampler;
 use crate::model::Recompute;
-use crate::run::metrics::Metrics;
+use crate::run::metrics::{Graded, Metrics};
 use crate::run::rampup::Rampup;
 use crate::run::schedule::LrSchedule;
 use crate::session::Session;
@@ -77,6 +78,8 @@ pub struct TrainSettings {
     pub val_batches: u64,
     /// End the run after so many validations without a new lowest loss; 0 means never.
     pub patience: u64,
+    /// Grade the tasks every so many steps; 0 means only after the last.
+    pub eval_every: u64,
     /// Write a sample every so many steps; 0 means only after the last.
     pub sample_every: u64,
     /// Tokens of a sample; 0 writes none.
@@ -106,6 +109,11 @@ impl TrainSettings {
         let due = self.val_every > 0 && step.is_multiple_of(self.val_every);
         step == 0 || (due && step + 1 < self.steps)
     }
+
+    /// Whether the tasks are graded before a step: not before the first, and before the last neither.
+    fn grades_before(&self, step: u64) -> bool {
+        self.eval_every > 0 && step > 0 && step.is_multiple_of(self.eval_every) && step + 1 < self.steps
+    }
 }
 
 /// What a run learns from.
@@ -116,6 +124,8 @@ pub struct TrainData {
     pub val: Option<Loader>,
     /// Text to tokens and back; without it no samples are written.
     pub tokenizer: Option<Arc<dyn Codec>>,
+    /// Multiple-choice questions to grade on the way.
+    pub tasks: Vec<Task>,
 }
 
 /// Follows a run: a progress bar, a log, or nothing.
@@ -162,6 +172,8 @@ pub struct Summary {
     pub last_loss: f32,
     /// The text written after the last step.
     pub sample: String,
+    /// The accuracies of the tasks after the last step.
+    pub eval: Graded,
     /// Steps of this start that were skipped because they were NaN or infinite.
     pub bad_steps: u64,
     /// What saving cost.
@@ -263,6 +275,7 @@ mod tests {
             val_every: 2,
             val_batches: 1,
             patience: 0,
+            eval_every: 2,
             sample_every: 0,
             sample_tokens: 0,
             prompt: String::new(),
@@ -271,6 +284,8 @@ mod tests {
         let before = |settings: &TrainSettings| -> Vec<u64> {
             (0..settings.steps).filter(|&step| settings.validates_before(step)).collect()
         };
+        let graded: Vec<u64> = (0..settings.steps).filter(|&step| settings.grades_before(step)).collect();
+        assert_eq!(graded, [2]);
         assert_eq!(before(&settings), [0, 2], "after step 4 it is measured anyway");
         assert_eq!(before(&TrainSettings { steps: 6, ..settings.clone() }), [0, 2, 4]);
         assert_eq!(before(&TrainSettings { steps: 1, ..settings.clone() }), [0]);

@@ -7,6 +7,7 @@ pub use routing::LayerRouting;
 pub(crate) use routing::null_is_nan;
 
 use self::master::{is_residual, read_master, write_master};
+use crate::eval::shapes;
 use crate::format::checkpoint::{Checkpoint, CheckpointParts, widen};
 use crate::model::{ModelConfig, Recompute, StepOptions, init};
 use crate::{Error, Result};
@@ -22,6 +23,9 @@ pub struct SessionSpec {
     pub train: Option<(usize, usize)>,
     /// Losses without training on (batch, seq).
     pub eval: Option<(usize, usize)>,
+    /// Losses and the most likely token at every position of texts: at most so many positions each, about so many at a
+    /// time.
+    pub score: Option<(usize, usize)>,
     /// Token-by-token decoding of this many sequences.
     pub decode: Option<usize>,
     /// What the backward computes again.
@@ -35,45 +39,50 @@ pub struct SessionSpec {
 impl SessionSpec {
     /// What an engine must reserve for such a session.
     pub fn layout(&self, config: &ModelConfig) -> Result<Layout> {
-        Ok(layout(self.programs(config)?.iter().flatten()))
+        Ok(self.programs(config)?.layout())
     }
 
-    /// Training, evaluation, decoding.
-    fn programs(&self, config: &ModelConfig) -> Result<[Option<Program>; 3]> {
+    fn programs(&self, config: &ModelConfig) -> Result<Programs> {
         config.validate()?;
         let options = StepOptions { recompute: self.recompute, dropout: self.dropout };
         let train = self.train.map(|batch| config.training(batch, options, self.precision));
         let eval = self.eval.map(|batch| config.evaluation(batch, self.precision));
+        let score = self.score.map_or_else(Vec::new, |(longest, tokens)| shapes(longest, tokens));
+        let score = score.into_iter().map(|batch| config.scoring(batch, self.precision));
         let decode = self.decode.map(|batch| config.decoding(batch, self.precision));
-        Ok([train.transpose()?, eval.transpose()?, decode.transpose()?])
+        Ok(Programs {
+            train: train.transpose()?,
+            eval: eval.transpose()?,
+            score: score.collect::<Result<_>>()?,
+            decode: decode.transpose()?,
+        })
     }
 }
 
-fn layout<'a>(programs: impl IntoIterator<Item = &'a Program>) -> Layout {
-    programs.into_iter().fold(Layout::default(), |all, program| all.union(program.layout()))
+/// The programs of a session, over one set of weights.
+struct Programs {
+    train: Option<Program>,
+    eval: Option<Program>,
+    /// For texts of different lengths.
+    score: Vec<Program>,
+    decode: Option<Program>,
 }
 
-/// What an engine must reserve to score texts in these shapes, (batch, seq).
-pub fn scoring_layout(
-    config: &ModelConfig,
-    shapes: &[(usize, usize)],
-    precision: Precision,
-) -> Result<Layout> {
-    Ok(layout(&scoring(config, shapes, precision)?))
-}
+impl Programs {
+    fn all(&self) -> impl Iterator<Item = &Program> {
+        self.train.iter().chain(&self.eval).chain(&self.score).chain(&self.decode)
+    }
 
-fn scoring(config: &ModelConfig, shapes: &[(usize, usize)], precision: Precision) -> Result<Vec<Program>> {
-    config.validate()?;
-    shapes.iter().map(|&shape| config.evaluation(shape, precision)).collect()
+    fn layout(&self) -> Layout {
+        self.all().fold(Layout::default(), |all, program| all.union(program.layout()))
+    }
 }
 
 /// A model on an engine.
 pub struct Session {
     engine: Box<dyn Engine>,
     config: ModelConfig,
-    train: Option<Program>,
-    eval: Vec<Program>,
-    decode: Option<Program>,
+    programs: Programs,
 }
 
 impl Session {
@@ -86,22 +95,8 @@ impl Session {
     ) -> Result<Self> {
         let config = config.into();
         let programs = spec.programs(&config)?;
-        engine.reserve(&layout(programs.iter().flatten()))?;
-        let [train, eval, decode] = programs;
-        Ok(Self { engine, config, train, eval: Vec::from_iter(eval), decode })
-    }
-
-    /// A session that scores texts: an evaluation program for each of these shapes, (batch, seq), over one set of weights.
-    pub fn for_scoring(
-        mut engine: Box<dyn Engine>,
-        config: impl Into<ModelConfig>,
-        shapes: &[(usize, usize)],
-        precision: Precision,
-    ) -> Result<Self> {
-        let config = config.into();
-        let eval = scoring(&config, shapes, precision)?;
-        engine.reserve(&layout(&eval))?;
-        Ok(Self { engine, config, train: None, eval, decode: None })
+        engine.reserve(&programs.layout())?;
+        Ok(Self { engine, config, programs })
     }
 
     /// The model's sizes.
@@ -116,13 +111,12 @@ impl Session {
 
     /// The training program.
     pub fn train_program(&self) -> Result<&Program> {
-        self.train.as_ref().ok_or_else(not_trained)
+        self.programs.train.as_ref().ok_or_else(not_trained)
     }
 
     /// Any one of the programs: they share the parameter table.
     fn any_program(&self) -> Result<&Program> {
-        let any = self.train.iter().chain(&self.eval).chain(&self.decode).next();
-        any.ok_or_else(|| Error::Unsupported("this session has no program".into()))
+        self.programs.all().next().ok_or_else(|| Error::Unsupported("this session has no program".into()))
     }
 
     /// A random start.
@@ -153,7 +147,7 @@ impl Session {
 
     /// Where the master weights are, if this session trains with them.
     fn master_slots(&self) -> Result<Vec<(String, Slot)>> {
-        match &self.train {
+        match &self.programs.train {
             Some(program) if program.precision().has_master() => self.param_slots(Pool::Master),
             _ => Ok(Vec::new()),
         }
@@ -161,7 +155,7 @@ impl Session {
 
     /// The pool that holds the weights to keep: the master weights where there are any.
     pub fn weights_pool(&self) -> Pool {
-        let has_master = self.train.as_ref().is_some_and(|program| program.precision().has_master());
+        let has_master = self.programs.train.as_ref().is_some_and(|program| program.precision().has_master());
         if has_master { Pool::Master } else { Pool::Params }
     }
 
@@ -257,7 +251,7 @@ impl Session {
 
     /// Forward and backward of one micro-step; gradients and loss accumulate over `scalars.micro_step`.
     pub fn micro_step(&mut self, x: &[i32], y: &[i32], scalars: &Scalars) -> Result<()> {
-        let program = self.train.as_ref().ok_or_else(not_trained)?;
+        let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
         self.engine.write_i32(io(program, "x")?, x)?;
         self.engine.write_i32(io(program, "y")?, y)?;
         self.engine.run_section(program, Section::Forward, scalars)?;
@@ -272,7 +266,7 @@ impl Session {
 
     /// Starts the update without waiting for it.
     pub fn start_update(&mut self, scalars: &Scalars) -> Result<PendingUpdate> {
-        let program = self.train.as_ref().ok_or_else(not_trained)?;
+        let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
         self.engine.run_section(program, Section::Update, scalars)?;
         let loss = self.engine.start_read(io(program, "loss")?)?;
         Ok(PendingUpdate { loss, norm: self.engine.start_read(io(program, "norm")?)? })
@@ -287,13 +281,13 @@ impl Session {
     /// Allows updates again after one whose loss or gradient norm was NaN or infinite. Neither that update nor any started
     /// before this call changes weights or moments.
     pub fn clear_halt(&mut self) -> Result<()> {
-        let program = self.train.as_ref().ok_or_else(not_trained)?;
+        let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
         Ok(self.engine.write_f32(io(program, "halt")?, &[0.0])?)
     }
 
     /// How the tokens of the last step spread over the experts, layer by layer; waits for the step. Empty without experts.
     pub fn routing(&mut self) -> Result<Vec<LayerRouting>> {
-        let program = self.train.as_ref().ok_or_else(not_trained)?;
+        let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
         let mut layers = Vec::new();
         while let Some(slot) = program.io(&format!("layers.{}.load", layers.len())) {
             let mut load = vec![0.0; slot.numel()];
@@ -308,37 +302,30 @@ impl Session {
 
     /// The mean loss of a batch.
     pub fn evaluate(&mut self, x: &[i32], y: &[i32]) -> Result<f32> {
-        self.run_evaluation(0, x, y)?;
-        Ok(self.engine.read_scalar(io(&self.eval[0], "loss")?)?)
+        let program = self.programs.eval.as_ref().ok_or_else(not_evaluating)?;
+        forward_loss(self.engine.as_mut(), program, x, y)?;
+        Ok(self.engine.read_scalar(io(program, "loss")?)?)
     }
 
-    /// The loss of every token of a batch, with the evaluation program number `at`.
-    pub fn token_losses(&mut self, at: usize, x: &[i32], y: &[i32], losses: &mut Vec<f32>) -> Result<()> {
-        self.run_evaluation(at, x, y)?;
-        let out = io(&self.eval[at], "losses")?;
-        losses.resize(out.numel(), 0.0);
-        Ok(self.engine.read_f32(out, losses)?)
+    /// The loss of every token of a batch and the most likely token in its place, with the scoring program number `at`.
+    pub fn score(&mut self, at: usize, [x, y]: [&[i32]; 2], scores: &mut TokenScores) -> Result<()> {
+        let program = self.programs.score.get(at).ok_or_else(not_evaluating)?;
+        forward_loss(self.engine.as_mut(), program, x, y)?;
+        scores.losses.resize(x.len(), 0.0);
+        scores.best.resize(x.len(), 0);
+        self.engine.read_f32(io(program, "losses")?, &mut scores.losses)?;
+        Ok(self.engine.read_i32(io(program, "best")?, &mut scores.best)?)
     }
 
-    fn run_evaluation(&mut self, at: usize, x: &[i32], y: &[i32]) -> Result<()> {
-        let Some(program) = self.eval.get(at) else {
-            return Err(Error::Unsupported("this session was not made for evaluation".into()));
-        };
-        self.engine.write_i32(io(program, "x")?, x)?;
-        self.engine.write_i32(io(program, "y")?, y)?;
-        let scalars = Scalars { loss_scale: 1.0 / x.len() as f32, ..Scalars::default() };
-        Ok(self.engine.run_section(program, Section::Forward, &scalars)?)
-    }
-
-    /// (batch, seq) of every evaluation program.
-    pub fn eval_shapes(&self) -> Result<Vec<(usize, usize)>> {
+    /// (batch, seq) of every scoring program.
+    pub fn score_shapes(&self) -> Result<Vec<(usize, usize)>> {
         let shape = |program| Ok(io(program, "x")?.shape).map(|shape| (shape.rows(), shape.cols()));
-        self.eval.iter().map(shape).collect()
+        self.programs.score.iter().map(shape).collect()
     }
 
     /// Tokens of one evaluation batch.
     pub fn eval_tokens(&self) -> Result<usize> {
-        self.eval.first().map_or(Ok(0), |program| Ok(io(program, "x")?.numel()))
+        self.programs.eval.as_ref().map_or(Ok(0), |program| Ok(io(program, "x")?.numel()))
     }
 
     /// Feeds one token per sequence at `position`; `logits` gets (B, Vp).
@@ -349,7 +336,7 @@ impl Session {
 
     /// Feeds one token per sequence at `position`, and does not wait for the logits.
     pub fn feed(&mut self, tokens: &[i32], position: usize) -> Result<()> {
-        let program = self.decode.as_ref().ok_or_else(not_generating)?;
+        let program = self.programs.decode.as_ref().ok_or_else(not_generating)?;
         self.engine.write_i32(io(program, "x")?, tokens)?;
         let scalars = Scalars { position: position as u32, ..Scalars::default() };
         Ok(self.engine.run_section(program, Section::Forward, &scalars)?)
@@ -357,7 +344,7 @@ impl Session {
 
     /// Feeds the last tokens once more, at `position`, and times each kernel.
     pub(crate) fn profile_feed(&mut self, position: usize) -> Result<Vec<Timed>> {
-        let program = self.decode.as_ref().ok_or_else(not_generating)?;
+        let program = self.programs.decode.as_ref().ok_or_else(not_generating)?;
         let scalars = Scalars { position: position as u32, ..Scalars::default() };
         let mut record = Vec::new();
         self.engine.profile(program, program.range(Section::Forward), &scalars, &mut record)?;
@@ -366,7 +353,7 @@ impl Session {
 
     /// The logits (B, Vp) after the tokens fed last.
     pub fn logits(&mut self, logits: &mut Vec<f32>) -> Result<()> {
-        let out = io(self.decode.as_ref().ok_or_else(not_generating)?, "logits")?;
+        let out = io(self.programs.decode.as_ref().ok_or_else(not_generating)?, "logits")?;
         logits.resize(out.numel(), 0.0);
         Ok(self.engine.read_f32(out, logits)?)
     }
@@ -374,9 +361,30 @@ impl Session {
     /// Lets the engine choose the next token of a single sequence among the first `vocab`; `None` if it leaves that to
     /// the host.
     pub fn pick(&mut self, vocab: usize, choice: &TokenChoice) -> Result<Option<u32>> {
-        let out = io(self.decode.as_ref().ok_or_else(not_generating)?, "logits")?;
+        let out = io(self.programs.decode.as_ref().ok_or_else(not_generating)?, "logits")?;
         Ok(self.engine.pick_token(out, vocab, choice)?)
     }
+}
+
+/// What a scoring program tells of the tokens of a batch.
+#[derive(Clone, Debug, Default)]
+pub struct TokenScores {
+    /// The loss of each target.
+    pub losses: Vec<f32>,
+    /// The most likely token in its place.
+    pub best: Vec<i32>,
+}
+
+/// Runs a program that computes losses.
+fn forward_loss(engine: &mut dyn Engine, program: &Program, x: &[i32], y: &[i32]) -> Result<()> {
+    engine.write_i32(io(program, "x")?, x)?;
+    engine.write_i32(io(program, "y")?, y)?;
+    let scalars = Scalars { loss_scale: 1.0 / x.len() as f32, ..Scalars::default() };
+    Ok(engine.run_section(program, Section::Forward, &scalars)?)
+}
+
+fn not_evaluating() -> Error {
+    Error::Unsupported("this session was not made for evaluation".into())
 }
 
 /// An update in flight, whose loss and gradient norm have not been read yet.

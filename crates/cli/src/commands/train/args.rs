@@ -1,5 +1,6 @@
 //! The flags of `ironhorse train`; serialised they are the run's config.toml.
 
+use super::super::choices::Named;
 use super::super::generate::SamplingArgs;
 use super::BUILTIN;
 use crate::args::{
@@ -25,6 +26,7 @@ const MOST_STEPS: u64 = u32::MAX as u64;
     ironhorse train --optimizer muon              Muon for the matrices of the blocks\n  \
     ironhorse train --data book.txt               prepares the text once, then trains on it\n  \
     ironhorse train --model d12 --data 'shards/*_train_*.bin' --val-data 'shards/*_val_*.bin' --tokenizer gpt2\n  \
+    ironhorse train --model d12 --data 'fineweb/*.bin' --eval hellaswag=hellaswag_val.bin --eval-every 250 --eval-limit 500\n  \
     ironhorse train --model hidden=128,layers=4,heads=4,experts=8,top_k=2,ffn=256,vocab=256,context=128\n  \
     ironhorse train --model moe-6.9b --device cuda --batch 8 --seq 1024 --recompute experts --master residual --moments bf16\n  \
     ironhorse train --resume                      resumes the newest run; the result is the same to the bit\n  \
@@ -122,6 +124,17 @@ pub struct TrainArgs {
     /// End the run after N validations in a row without a new lowest loss, and keep every new best checkpoint on the way; 0 turns it off
     #[arg(long, help_heading = heading::VALIDATION, default_value_t = 0, value_name = "N", value_parser = number::count_or_0::<u64>)]
     pub patience: u64,
+    /// Multiple-choice questions to grade on the way, as `ironhorse eval --choices`: llm.c's .bin, or JSON lines; may be given several times
+    #[arg(long, help_heading = heading::VALIDATION, value_name = "NAME=FILE", value_parser = Named::parse)]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub eval: Vec<Named>,
+    /// Steps between grades of --eval; 0 means only after the last step
+    #[arg(long, help_heading = heading::VALIDATION, default_value_t = 0, value_name = "N", value_parser = number::count_or_0::<u64>)]
+    pub eval_every: u64,
+    /// Only the first N questions of each file of --eval
+    #[arg(long, help_heading = heading::VALIDATION, value_name = "N", value_parser = number::count::<usize>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_limit: Option<usize>,
     /// Steps between samples; 0 means only one at the end
     #[arg(long, help_heading = heading::VALIDATION, value_name = "N", value_parser = number::count_or_0::<u64>)]
     pub sample_every: Option<u64>,

@@ -1,15 +1,17 @@
 //! Training data: shards or the built-in stories, checked before the first step.
 
+use super::super::choices::Named;
 use super::super::model::{check_tokenizer, open_tokenizer};
 use super::TrainArgs;
 use crate::progress;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use ironhorse::text::tokenizer::Tokenizer;
 use ironhorse::train::data::corpus::{Split, corpus};
 use ironhorse::train::data::survey::{facts_of_memory, fingerprint};
 use ironhorse::train::data::{
     Loader, LoaderConfig, MemoryTokens, SourceFacts, Tokens, expand_globs, open_shards, survey,
 };
+use ironhorse::train::eval::{PromptForm, Task, TaskFile};
 use ironhorse::train::generate::codec::Codec;
 use ironhorse::train::model::ModelConfig;
 use ironhorse::train::run::{Control, TrainData};
@@ -54,7 +56,27 @@ pub fn open(args: &TrainArgs, config: &ModelConfig, control: &Control) -> Result
             .map(|(loader, facts)| (Some(loader), facts))?,
     };
     let tokenizer = tokenizer.map(|found| Arc::new(found) as Arc<dyn Codec>);
-    Ok(Opened { data: TrainData { train, val, tokenizer }, train: train_facts, val: val_facts })
+    let tasks = tasks(args, config, tokenizer.as_deref())?;
+    Ok(Opened { data: TrainData { train, val, tokenizer, tasks }, train: train_facts, val: val_facts })
+}
+
+/// The questions of `--eval`. Their tokens, those of the tokenizer's text included, must be in the vocabulary.
+fn tasks(args: &TrainArgs, config: &ModelConfig, tokenizer: Option<&dyn Codec>) -> Result<Vec<Task>> {
+    Named::check_names("--eval", &args.eval)?;
+    let mut tasks = Vec::new();
+    for Named { name, file } in &args.eval {
+        let (form, limit, vocab) = (PromptForm::Harness, args.eval_limit, config.vocab_size());
+        let source = TaskFile { name, path: file, form, limit, vocab };
+        if source.needs_tokenizer() && tokenizer.is_none() {
+            bail!(
+                "--eval {name}: {} is text, and there is no tokenizer to cut it into tokens; give --tokenizer, such as gpt2 or a \
+                 tokenizer.json",
+                file.display()
+            );
+        }
+        tasks.push(source.read(tokenizer)?);
+    }
+    Ok(tasks)
 }
 
 fn loader(

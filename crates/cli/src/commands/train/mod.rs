@@ -18,6 +18,7 @@ mod text;
 pub use args::TrainArgs;
 pub use text::text_as_shards;
 
+use super::choices;
 use super::model::{RUNS, beside};
 use super::workload::parameters_text;
 use crate::hardware::{check_memory, human_bytes};
@@ -162,6 +163,9 @@ impl Prepared {
         let opened = data::open(args, &config, control)?;
         checks::patience(args, opened.data.val.is_some())?;
         spec.eval = spec.train.filter(|_| opened.data.val.is_some());
+        // as long as the sequences of training, and as many at a time: what grading needs fits where training does
+        spec.score =
+            spec.train.map(|(batch, seq)| (seq, batch * seq)).filter(|_| !opened.data.tasks.is_empty());
         spec.decode = opened.data.tokenizer.is_some().then_some(1);
         check_memory(engine.as_ref(), &config, &spec)?; // now with what validation and samples need
         engine.set_choices(choices)?;
@@ -195,6 +199,15 @@ impl Prepared {
             self.settings.steps,
             folder.path().display()
         ));
+        for task in &self.data.tasks {
+            let longest = args.seq.unwrap_or(1) + 1;
+            out::note(format_args!(
+                "{}: {}; {}",
+                task.name,
+                choices::counted(task, longest),
+                task.definition
+            ));
+        }
         let control = self.control.with_time(args.max_time);
         let saves = SaveSettings {
             every: args.save_every,
@@ -224,7 +237,7 @@ impl Prepared {
             first_step_s: progress.first_step_s(),
             steps_s: progress.steps_s(),
         };
-        report::report(args, &folder, &summary?, times)
+        report::report(args, &folder, (&summary?, &self.data.tasks), times)
     }
 }
 
@@ -320,6 +333,7 @@ fn settings_of(args: &TrainArgs) -> Result<TrainSettings> {
         val_every: args.val_every.unwrap_or(0),
         val_batches: args.val_batches,
         patience: args.patience,
+        eval_every: args.eval_every,
         sample_every: args.sample_every.unwrap_or(0),
         sample_tokens: args.sample_tokens.unwrap_or(0),
         prompt: args.prompt.clone(),

@@ -1,14 +1,17 @@
 //! What is printed at the end of a run, and its provenance.
 
+use super::super::choices;
 use super::TrainArgs;
 use super::args::ScheduleArg;
 use crate::hardware::{COMMIT, Hardware, VERSION};
 use crate::{Outcome, out, signals};
 use anyhow::Result;
 use ironhorse::core::{Engine, EngineExt};
+use ironhorse::train::eval::{Accuracies, Task};
 use ironhorse::train::format::checkpoint::{BEST, Best, best_checkpoint};
 use ironhorse::train::run::{Ending, RunFolder, SaveStats, Started, StopReason, Summary, host, utc};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -44,10 +47,25 @@ struct TrainReport<'a> {
     bad_steps: u64,
     saves: &'a SaveStats,
     sample: &'a str,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    eval: BTreeMap<&'a str, TaskReport<'a>>,
+}
+
+/// The accuracies of a task after the last step, and what they are.
+#[derive(Serialize)]
+struct TaskReport<'a> {
+    #[serde(flatten)]
+    accuracies: Accuracies,
+    definition: &'a str,
 }
 
 /// Prints how a run ended, and what to do with it.
-pub fn report(args: &TrainArgs, folder: &RunFolder, summary: &Summary, times: Times) -> Result<Outcome> {
+pub fn report(
+    args: &TrainArgs,
+    folder: &RunFolder,
+    (summary, tasks): (&Summary, &[Task]),
+    times: Times,
+) -> Result<Outcome> {
     let seconds = times.seconds;
     let run = folder.path();
     let ended = !matches!(summary.ending, Ending::Stopped(_));
@@ -76,6 +94,10 @@ pub fn report(args: &TrainArgs, folder: &RunFolder, summary: &Summary, times: Ti
             args.steps.unwrap_or(0),
             args.patience
         ))?;
+    }
+    for (name, accuracies) in &summary.eval {
+        let questions = accuracies.questions;
+        out::line(format!("{name:<10} {}  ({questions} questions)", choices::figures(accuracies)))?;
     }
     if summary.bad_steps > 0 {
         out::line(format!(
@@ -116,6 +138,7 @@ pub fn report(args: &TrainArgs, folder: &RunFolder, summary: &Summary, times: Ti
         bad_steps: summary.bad_steps,
         saves: &summary.saves,
         sample: &summary.sample,
+        eval: tasks.iter().filter_map(|task| graded(task, summary)).collect(),
     };
     out::json(args.json.as_deref(), &report)?;
     Ok(if ended { Outcome::Done } else { Outcome::Stopped })
@@ -151,6 +174,12 @@ fn train_on(args: &TrainArgs, run: &Path, summary: &Summary) -> String {
         _ if args.schedule == ScheduleArg::Wsd => format!("--config {} --init {run}", quoted(&config)),
         _ => format!("--resume {run} --steps {more}"),
     }
+}
+
+/// What a run's report says of a task, if it was graded.
+fn graded<'a>(task: &'a Task, summary: &Summary) -> Option<(&'a str, TaskReport<'a>)> {
+    let accuracies = *summary.eval.get(&task.name)?;
+    Some((&task.name, TaskReport { accuracies, definition: &task.definition }))
 }
 
 /// A path as a shell takes it.

@@ -5,7 +5,7 @@ use super::{Prepared, TrainArgs, check_space, defaults, report, settings_of};
 use crate::{Outcome, out};
 use anyhow::{Context, Result, bail};
 use ironhorse::train::format::checkpoint::{Checkpoint, is_run, newest_run, open_latest, step_name};
-use ironhorse::train::run::metrics::{Ended, read_metrics};
+use ironhorse::train::run::metrics::{Ended, Metrics, read_metrics};
 use ironhorse::train::run::schedule::Decay;
 use ironhorse::train::run::{Control, RunFolder, RunJson, read_algorithms, restore_position};
 use std::ffi::OsString;
@@ -29,7 +29,7 @@ const MAY_CHANGE: [(Change, &str); 3] = [
     (
         Change::Harmless,
         "save-every save-minutes keep save-sync threads val-every val-batches sample-every sample-tokens prompt \
-         tokenizer temperature top-k top-p greedy bad-steps patience",
+         tokenizer temperature top-k top-p greedy bad-steps patience eval eval-every eval-limit",
     ),
     (Change::SameTokens, "data val-data"),
     (
@@ -215,7 +215,7 @@ fn ended_by_patience(path: &Path, args: &TrainArgs, made: u64) -> Result<Option<
     )))
 }
 
-/// Whether a run whose steps are done has its last validation and its last sample too.
+/// Whether a run whose steps are done has its last validation, its last grades and its last sample too.
 fn is_complete(path: &Path, args: &TrainArgs, vocab: usize) -> Result<bool> {
     let log = read_metrics(&path.join("metrics.jsonl"))?;
     let validates = args.val_batches > 0 && (args.data.is_empty() || !args.val_data.is_empty());
@@ -224,7 +224,11 @@ fn is_complete(path: &Path, args: &TrainArgs, vocab: usize) -> Result<bool> {
     let has_tokenizer = args.tokenizer.is_some() || args.data.is_empty() || vocab == 256;
     let samples = args.sample_tokens != Some(0) && has_tokenizer;
     let sampled = path.join("samples").join(format!("{}.txt", step_name(args.steps.unwrap_or(0)))).exists();
-    Ok((sampled || !samples) && last.is_some_and(|last| !validates || last.val_loss.is_some() || last.bad))
+    let measured = |last: &Metrics| {
+        let graded = args.eval.iter().all(|task| last.eval.contains_key(&task.name));
+        last.bad || (graded && (!validates || last.val_loss.is_some()))
+    };
+    Ok((sampled || !samples) && last.is_some_and(measured))
 }
 
 /// Reports what has changed.

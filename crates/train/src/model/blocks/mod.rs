@@ -9,9 +9,8 @@ pub(super) use norm::{Norm, NormWeights};
 use super::TensorSpec;
 use crate::{Error, Result};
 use ironhorse_core::op::{
-    Accum, AttentionBwd, AttentionCached, AttentionDropoutBwd, AttentionDropoutFwd, AttentionFwd,
-    CrossEntropy, EmbeddingBwd, EmbeddingFwd, LinearBwdInput, LinearBwdWeight, LinearFwd, LossMean,
-    PreAct,
+    Accum, Argmax, AttentionBwd, AttentionCached, AttentionDropoutBwd, AttentionDropoutFwd, AttentionFwd,
+    CrossEntropy, EmbeddingBwd, EmbeddingFwd, LinearBwdInput, LinearBwdWeight, LinearFwd, LossMean, PreAct,
 };
 use ironhorse_core::{Builder, DType, DropSite, Precision, Program, Section, Shape, Slot};
 use std::collections::HashMap;
@@ -347,6 +346,14 @@ impl Blocks {
         self.b.push(CrossEntropy { losses, logits, targets, vocab, grad })?;
         self.b.push(LossMean { loss, losses, accum: Accum::FirstWrites })?;
         Ok(Head { norm, logits })
+    }
+
+    /// The most likely token at each position. Io: `best`.
+    pub fn best(&mut self, head: &Head, vocab: usize) -> Result<()> {
+        let best = self.b.io("best", [self.batch.0, self.batch.1], DType::I32);
+        self.b.at("loss");
+        self.b.push(Argmax { best, logits: head.logits, vocab })?;
+        Ok(())
     }
 
     /// Declares the logits of one token for each sequence.

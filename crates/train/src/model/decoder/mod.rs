@@ -96,6 +96,13 @@ pub(super) fn evaluation(plan: Plan, batch: (usize, usize), precision: Precision
     decoder.net.finish()
 }
 
+pub(super) fn scoring(plan: Plan, batch: (usize, usize), precision: Precision) -> Result<Program> {
+    let mut decoder = Decoder::new(plan, batch, precision)?;
+    let saved = decoder.forward(Purpose::Evaluation)?;
+    decoder.net.best(&saved.head, decoder.plan.vocab[0])?;
+    decoder.net.finish()
+}
+
 pub(super) fn decoding(plan: Plan, batch: usize, precision: Precision) -> Result<Program> {
     let mut decoder = Decoder::new(plan, (batch, 1), precision)?;
     decoder.net.b.keep_activations(1); // an engine can compute a norm together with the layer after it

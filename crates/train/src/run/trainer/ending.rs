@@ -5,7 +5,7 @@ use super::measure::Validated;
 use super::{Ending, InFlight, Trainer};
 use crate::Result;
 use crate::run::StopReason;
-use crate::run::metrics::{Ended, EndedBy};
+use crate::run::metrics::{Ended, EndedBy, Graded, Metrics};
 
 impl Trainer<'_> {
     /// Ends a run that is to stop: the step in flight is made, a checkpoint is written.
@@ -16,29 +16,18 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Ends a run whose steps are all made: last validation, last checkpoint, sample.
+    /// Ends a run whose steps are all made: last validation and grades, last checkpoint, sample.
     pub(super) fn end(&mut self) -> Result<()> {
         let steps = self.job.settings.steps;
-        let validated = self.validate(steps)?;
-        let mut metrics = self.unlogged.take();
-        match validated {
-            Validated::Stopped => {
-                if let Some(metrics) = &metrics {
-                    self.log(metrics); // written again with the validation when the run is resumed
-                }
-                let reason = self.job.control.stop_reason().unwrap_or(StopReason::Asked(0));
-                return self.stop(reason);
-            }
-            Validated::Loss(loss) => {
-                self.summary.last_val_loss = loss;
-                if let Some(metrics) = &mut metrics {
-                    metrics.val_loss = loss;
-                }
-                self.improves(steps, loss);
-            }
-        }
-        if let Some(metrics) = &metrics {
-            self.log(metrics);
+        let Validated::Loss(loss) = self.validate(steps)? else { return self.stop_at_end() };
+        let is_finite = loss.is_none_or(f32::is_finite);
+        let Some(graded) = (if is_finite { self.grade(steps) } else { Some(Graded::new()) }) else {
+            return self.stop_at_end();
+        };
+        self.summary.last_val_loss = loss;
+        self.improves(steps, loss);
+        if let Some(metrics) = self.unlogged.take() {
+            self.log(&Metrics { val_loss: loss, eval: graded, ..metrics });
         }
         self.save_last()?;
         if let Some(loss) = self.summary.last_val_loss.filter(|loss| !loss.is_finite()) {
@@ -70,10 +59,20 @@ impl Trainer<'_> {
         if let Err(error) = self.job.folder.log_end(ended) {
             self.job.observer.note(&format!("the log does not say why the run ended: {error}"));
         }
+        let _ = self.grade(step); // for the summary; a request to stop leaves it out
         self.save_last()?;
         self.sample(step);
         self.finish_folder();
         Ok(())
+    }
+
+    /// Ends a run that is to stop during its last measurements.
+    fn stop_at_end(&mut self) -> Result<()> {
+        if let Some(metrics) = self.unlogged.take() {
+            self.log(&metrics); // written again with the measurements when the run is resumed
+        }
+        let reason = self.job.control.stop_reason().unwrap_or(StopReason::Asked(0));
+        self.stop(reason)
     }
 
     fn save_last(&mut self) -> Result<()> {

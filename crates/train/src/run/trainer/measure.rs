@@ -1,8 +1,12 @@
-//! What a run measures between steps: the validation loss, and samples.
+//! What a run measures between steps: the validation loss, the accuracy on tasks, and samples.
 
 use super::{Ending, Job, Trainer};
+use crate::eval::{Scorer, multiple_choice};
 use crate::generate::{Request, generate};
+use crate::run::metrics::Graded;
 use crate::{Error, Result};
+use std::ops::ControlFlow;
+use std::time::Instant;
 
 /// What a validation gave.
 pub(super) enum Validated {
@@ -39,6 +43,40 @@ impl Trainer<'_> {
             }
         }
         Ok(Validated::Loss(Some((sum / batches as f64) as f32)))
+    }
+
+    /// Grades the tasks with the weights as they are; if that fails, the run continues without. `None` if the run is to
+    /// stop.
+    pub(super) fn grade(&mut self, step: u64) -> Option<Graded> {
+        let graded = match self.graded() {
+            Err(Error::Stopped) => return None,
+            Err(error) => {
+                self.job.observer.note(&format!("step {step:>5}  not graded: {error}"));
+                Graded::new()
+            }
+            Ok(graded) => graded,
+        };
+        self.summary.eval.clone_from(&graded);
+        self.mark = Instant::now();
+        Some(graded)
+    }
+
+    fn graded(&mut self) -> Result<Graded> {
+        if self.job.data.tasks.is_empty() {
+            return Ok(Graded::new());
+        }
+        let control = self.job.control;
+        let mut scorer = Scorer::new(self.job.session)?;
+        let mut graded = Graded::new();
+        for task in &self.job.data.tasks {
+            let go_on = &mut |_: usize| match control.stop_reason() {
+                Some(_) => ControlFlow::Break(()),
+                None => ControlFlow::Continue(()),
+            };
+            let (accuracies, _) = multiple_choice(&mut scorer, &task.examples, go_on)?;
+            graded.insert(task.name.clone(), accuracies);
+        }
+        Ok(graded)
     }
 
     /// Whether a sample is to be drawn before this step.

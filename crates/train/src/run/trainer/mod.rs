@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! mod.rs      one step after the other, one of them in flight    bad_step.rs  NaN or infinite steps, going back
-//! measure.rs  validation and samples                             ending.rs    done, stopped or failed
+//! measure.rs  validation, tasks, samples                         ending.rs    done, stopped or failed
 //! ```
 
 mod bad_step;
@@ -88,6 +88,7 @@ impl<'a> Trainer<'a> {
             best,
             last_loss: f32::NAN,
             sample: String::new(),
+            eval: Default::default(),
             bad_steps: 0,
             saves: Default::default(),
         };
@@ -163,7 +164,8 @@ impl<'a> Trainer<'a> {
             let save = if last { None } else { self.job.saver.due(step, false, asked, self.job.folder) };
             let validates = !last && settings.validates_before(step);
             let samples = !last && self.samples_at(step);
-            if (last || stop.is_some() || save.is_some() || validates || samples)
+            let grades = !last && settings.grades_before(step) && !self.job.data.tasks.is_empty();
+            if (last || stop.is_some() || save.is_some() || validates || samples || grades)
                 && let Some(back) = self.settle(in_flight, last)?
             {
                 step = back;
@@ -193,6 +195,11 @@ impl<'a> Trainer<'a> {
                 }
                 self.mark = Instant::now();
             }
+            if grades {
+                // to stop before this step, so that it is graded again when the run is resumed
+                let Some(graded) = self.grade(step) else { continue };
+                metrics.eval = graded;
+            }
             let save = save.or_else(|| self.job.saver.due(step, improved, false, self.job.folder));
             if save.is_some() {
                 self.keep_choices(); // before the checkpoint: a run that is killed after it is resumed with them
@@ -213,7 +220,7 @@ impl<'a> Trainer<'a> {
     /// Starts a step on the engine and finishes the one before. Gives the next step: the one after, the same again if the
     /// one before was bad, or an earlier one if the run went back to a checkpoint.
     fn make(&mut self, step: u64, metrics: Metrics, in_flight: &mut Option<InFlight>) -> Result<u64> {
-        let val_loss = metrics.val_loss;
+        let measured = (metrics.val_loss, metrics.eval.clone());
         let started = self.start(metrics);
         if let Some(previous) = in_flight.take()
             && let Some(bad) = self.land(previous, true)?
@@ -228,7 +235,7 @@ impl<'a> Trainer<'a> {
             Ok(started) => *in_flight = Some(started),
             Err(error) => {
                 let mut bad = self.bad_by_error(step, error)?;
-                bad.metrics.val_loss = val_loss;
+                (bad.metrics.val_loss, bad.metrics.eval) = measured;
                 return Ok(self.skip(bad)?.unwrap_or(step + 1));
             }
         }
@@ -290,7 +297,7 @@ impl<'a> Trainer<'a> {
             Ok(results) => results,
             Err(error) => {
                 let mut bad = self.bad_by_error(metrics.step, error)?;
-                bad.metrics.val_loss = metrics.val_loss;
+                (bad.metrics.val_loss, bad.metrics.eval) = (metrics.val_loss, metrics.eval);
                 return Ok(Some(bad));
             }
         };
