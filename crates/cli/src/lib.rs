@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 #[command(
     after_help = "Start here:\n  ironhorse train       trains a small model on built-in stories, then writes\n  \
                         ironhorse generate    writes text with the newest run\n  \
+                        ironhorse fetch --list    models and data that can be used by name\n  \
                         ironhorse doctor      what this machine has and what will be used\n\n\
                         Exit code: 0 done, 1 the check failed, 2 could not run, 3 stopped early, can be resumed."
 )]
@@ -48,6 +49,7 @@ struct Cli {
 enum Command {
     Train(Box<commands::train::TrainArgs>),
     Generate(commands::generate::GenerateArgs),
+    Fetch(commands::fetch::FetchArgs),
     Prepare(commands::prepare::PrepareArgs),
     Tokenizer(commands::tokenizer::TokenizerArgs),
     Eval(commands::eval::EvalArgs),
@@ -127,6 +129,7 @@ fn run(command: Command, line: &[OsString]) -> anyhow::Result<Outcome> {
     match command {
         Command::Train(args) => commands::train::run(&args, line),
         Command::Generate(args) => commands::generate::run(&args),
+        Command::Fetch(args) => commands::fetch::run(&args),
         Command::Prepare(args) => commands::prepare::run(&args),
         Command::Tokenizer(args) => commands::tokenizer::run(&args),
         Command::Eval(args) => commands::eval::run(&args),

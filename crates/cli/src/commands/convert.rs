@@ -1,11 +1,13 @@
 //! `ironhorse convert`
 
+use super::fetch::names;
 use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use ironhorse::train::format::hf::{HfOptions, write_hf};
 use ironhorse::train::format::llmc_model::{ModelOptions, write_model};
 use ironhorse::train::format::{Elem, open_weights};
+use ironhorse::train::run::Control;
 use std::path::PathBuf;
 
 /// Converts weights to a Hugging Face folder (GPT-2, Mixtral, Llama) or llm.c's model .bin
@@ -15,7 +17,7 @@ use std::path::PathBuf;
                         ironhorse convert gpt2_124M.bin gpt2_124M_bf16.bin --dtype bf16\n  \
                         ironhorse convert runs/0001 mixtral-folder --dtype bf16 --shard-size 2GB")]
 pub struct ConvertArgs {
-    /// A run, a checkpoint, an answer key, a Hugging Face folder or a model .bin
+    /// A run, a checkpoint, an answer key, a Hugging Face folder, a model .bin, or a model by name such as gpt2 or org/name
     from: PathBuf,
     /// NAME.bin for llm.c's format; any other name for a Hugging Face folder
     to: PathBuf,
@@ -45,7 +47,7 @@ pub fn run(args: &ConvertArgs) -> Result<Outcome> {
             args.to.display()
         );
     }
-    let mut source = open_weights(&args.from)?;
+    let mut source = open_weights(&names::weights(&args.from, &Control::default())?)?;
     let config = source.config();
     let (elem, name) = match args.dtype {
         Stored::F32 => (Elem::F32, "f32"),

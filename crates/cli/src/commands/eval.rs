@@ -1,6 +1,7 @@
 //! `ironhorse eval`
 
 use super::choices::Named;
+use super::fetch::names;
 use super::model::{batch_tokens, context, find_tokenizer, given_or_newest};
 use super::train::text_as_shards;
 use crate::args::{EngineArgs, FlagValue, heading, json_help};
@@ -20,6 +21,7 @@ use ironhorse::train::eval::{
 };
 use ironhorse::train::format::{atomic, open_weights};
 use ironhorse::train::generate::codec::Codec;
+use ironhorse::train::run::Control;
 use ironhorse::train::session::{Session, SessionSpec};
 use serde_json::json;
 use std::ops::ControlFlow;
@@ -27,8 +29,9 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 /// Grades a model: loss, perplexity and bits per byte of data, accuracy on multiple-choice questions
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(after_help = "Examples:\n  ironhorse eval --data 'shards/*_val_*.bin'\n  \
+    ironhorse eval --model gpt2 --choices hellaswag --data tinyshakespeare    both by name, fetched once\n  \
     ironhorse eval --model gpt2-folder --data book.txt\n  \
     ironhorse eval --model gpt2_124M.bin --choices hellaswag=hellaswag_val.bin\n  \
     ironhorse eval --model runs/0001 --choices hellaswag=hellaswag_val.jsonl --form harness --json eval.json\n\n\
@@ -36,16 +39,16 @@ use std::time::Instant;
     its characters (lm-evaluation-harness), `acc_token` by its tokens (what llm.c calls acc_norm).\n\n\
     The JSON has the form of lm-evaluation-harness: results, n-shot, n-samples, versions, config.")]
 pub struct EvalArgs {
-    /// A run (RUN/best is its best checkpoint), a checkpoint, a Hugging Face folder or a model .bin [default: the newest run below runs/]
+    /// A run (RUN/best is its best checkpoint), a checkpoint, a Hugging Face folder, a model .bin, or a model by name such as gpt2 or org/name [default: the newest run below runs/]
     #[arg(long, help_heading = heading::MODEL, value_name = "FILE")]
     model: Option<PathBuf>,
     /// A tokenizer: gpt2 or another name, a tokenizer.json, a folder [default: the one beside the model]
     #[arg(long, help_heading = heading::MODEL, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// Token shards or text (.txt .md .jsonl .parquet) whose loss is measured: every token, in windows of --seq
+    /// Token shards or text (.txt .md .jsonl .parquet), or data by name such as tinyshakespeare, whose loss is measured: every token, in windows of --seq
     #[arg(long, help_heading = heading::DATA, value_name = "FILE", num_args = 1..)]
     data: Vec<PathBuf>,
-    /// Multiple-choice questions: llm.c's .bin, or JSON lines with a context, choices and a label; may be given several times
+    /// Multiple-choice questions: llm.c's .bin, JSON lines with a context, choices and a label, or hellaswag; may be given several times
     #[arg(long, help_heading = heading::DATA, value_name = "NAME=FILE", value_parser = Named::parse)]
     choices: Vec<Named>,
     /// How prompts are made from JSON lines
@@ -86,6 +89,7 @@ pub fn run(args: &EvalArgs) -> Result<Outcome> {
     let mut source = open_weights(&model)?;
     let (config, seq) = (source.config(), context("--seq", args.seq, source.as_ref()));
     let tokenizer = find_tokenizer(args.tokenizer.as_deref(), source.as_ref(), &model);
+    let args = &with_files(args)?;
     let tasks = questions(args, config.vocab_size(), &tokenizer)?;
 
     let engine = args.engine.engine()?;
@@ -116,6 +120,16 @@ pub fn run(args: &EvalArgs) -> Result<Outcome> {
     table(&report)?;
     out::json(args.json.as_deref(), &report.json())?;
     Ok(Outcome::Done)
+}
+
+/// The same with the files that names stand for.
+fn with_files(args: &EvalArgs) -> Result<EvalArgs> {
+    let (control, mut args) = (Control::default(), args.clone());
+    args.data = names::data(&args.data, &control)?;
+    for task in &mut args.choices {
+        task.file = names::one_file(&task.file, &control)?;
+    }
+    Ok(args)
 }
 
 /// All questions, read before the model is loaded.

@@ -56,10 +56,11 @@ impl SamplingArgs {
 #[command(
     after_help = "Examples:\n  ironhorse generate\n  ironhorse generate --prompt 'Ivy was' --temperature 0.7\n  \
                         ironhorse generate --model runs/0001/best\n  \
+                        ironhorse generate --model gpt2 --prompt 'The train' --top-k 40          GPT-2, fetched once\n  \
                         ironhorse generate --model gpt2_124M.bin --tokenizer gpt2 --prompt 'The train' --top-k 40"
 )]
 pub struct GenerateArgs {
-    /// A run (RUN/best is its best checkpoint), a checkpoint, a Hugging Face folder or a model .bin [default: the newest run below runs/]
+    /// A run (RUN/best is its best checkpoint), a checkpoint, a Hugging Face folder, a model .bin, or a model by name such as gpt2 or org/name [default: the newest run below runs/]
     #[arg(long, help_heading = heading::MODEL, value_name = "FILE")]
     model: Option<PathBuf>,
     /// The text to continue

@@ -7,6 +7,7 @@ pub mod compare;
 pub mod convert;
 pub mod doctor;
 pub mod eval;
+pub mod fetch;
 pub mod generate;
 pub mod model;
 pub mod plan;

@@ -1,19 +1,21 @@
 //! The model a command is given, the tokenizer that belongs to it, and how far back it looks.
 
+use super::fetch::names;
 use crate::out;
 use anyhow::{Context, Result, bail};
 use ironhorse::text::tokenizer::Tokenizer;
 use ironhorse::train::format::WeightSource;
 use ironhorse::train::format::checkpoint::newest_run;
+use ironhorse::train::run::Control;
 use std::path::{Path, PathBuf};
 
 /// The folder of the runs.
 pub const RUNS: &str = "runs";
 
-/// The model named by `--model`, or the newest run.
+/// The model named by `--model`, fetched if need be, or the newest run.
 pub fn given_or_newest(given: Option<&Path>) -> Result<PathBuf> {
     match given {
-        Some(path) => Ok(path.to_owned()),
+        Some(path) => names::weights(path, &Control::default()),
         None => newest_run(Path::new(RUNS))
             .context("no run below runs/ has a checkpoint; run `ironhorse train` first, or give --model"),
     }
@@ -52,11 +54,12 @@ pub fn find_tokenizer(given: Option<&Path>, source: &dyn WeightSource, model: &P
     }
 }
 
-/// The tokenizer of `--tokenizer`: a name, a file or a folder.
+/// The tokenizer of `--tokenizer`: a name, a file or a folder; one of the hub is fetched if need be.
 pub fn open_tokenizer(name: &Path) -> Result<Tokenizer> {
+    let name = names::tokenizer(name)?;
     Ok(match name.to_str() {
         Some(name) => Tokenizer::open(name)?,
-        None => Tokenizer::open_path(name)?,
+        None => Tokenizer::open_path(&name)?,
     })
 }
 

@@ -1,5 +1,7 @@
 //! `ironhorse prepare`
 
+use super::fetch::names;
+use super::model::open_tokenizer;
 use crate::args::heading;
 use crate::hardware::human_bytes;
 use crate::progress::{LINE_EVERY, bar};
@@ -10,7 +12,6 @@ use clap::Args;
 use indicatif::ProgressBar;
 use ironhorse::text::prepare::{Counts, Manifest, Progress, Settings, prepare};
 use ironhorse::text::read::{Format, ReadSettings, resolve};
-use ironhorse::text::tokenizer::Tokenizer;
 use ironhorse::train::run::Control;
 use serde::Serialize;
 use std::io::IsTerminal;
@@ -113,11 +114,13 @@ struct PrepareReport<'a> {
 
 pub fn run(args: &PrepareArgs) -> Result<Outcome> {
     out::check_json_in(args.json.as_deref(), Some(&args.out))?;
-    let mut tokenizer = Tokenizer::open(&args.tokenizer)?;
+    let mut tokenizer = open_tokenizer(args.tokenizer.as_ref())?;
     if let Some(token) = &args.separator {
         tokenizer.set_eot(token)?;
     }
-    let inputs = resolve(&args.inputs, args.format)?;
+    let control = Control::default();
+    let _handlers = Handlers::install(&control).context("cannot listen to signals")?;
+    let inputs = resolve(&names::data(&args.inputs, &control)?, args.format)?;
     let settings = Settings {
         val: if args.val_tail.is_some() { 0.0 } else { args.val },
         shard_tokens: args.shard_tokens,
@@ -133,8 +136,6 @@ pub fn run(args: &PrepareArgs) -> Result<Outcome> {
         },
         ..Settings::new(&args.out, &name(args)?)
     };
-    let control = Control::default();
-    let _handlers = Handlers::install(&control).context("cannot listen to signals")?;
     let started = Instant::now();
     let mut shown = Shown::new();
     let prepared = prepare(&inputs, &tokenizer, &settings, &mut |progress| {

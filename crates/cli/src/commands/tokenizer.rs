@@ -1,5 +1,7 @@
 //! `ironhorse tokenizer train` and `ironhorse tokenizer show`
 
+use super::fetch::names;
+use super::model::open_tokenizer;
 use crate::args::heading;
 use crate::{Outcome, number, out};
 use anyhow::{Context, Result, bail};
@@ -8,8 +10,9 @@ use ironhorse::text::read::{ReadSettings, documents, resolve};
 use ironhorse::text::tokenizer::bpe::Special;
 use ironhorse::text::tokenizer::show::Shown;
 use ironhorse::text::tokenizer::train::{TrainSettings, train};
-use ironhorse::text::tokenizer::{CONFIG_NAME, JSON_NAME, Tokenizer};
+use ironhorse::text::tokenizer::{CONFIG_NAME, JSON_NAME};
 use ironhorse::train::format::atomic::write_file;
+use ironhorse::train::run::Control;
 use serde::Serialize;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -78,7 +81,7 @@ struct ShowArgs {
     /// Read the text from this file; - means standard input
     #[arg(long, help_heading = heading::DATA, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// bytes, gpt2, p50k_base, cl100k_base, o200k_base, a tokenizer.json, a rank file, a tokenizer.bin, or a folder with one
+    /// bytes, gpt2, p50k_base, cl100k_base, o200k_base, a tokenizer.json, a rank file, a tokenizer.bin, a folder with one, or a model of the hub such as org/name
     #[arg(long, help_heading = heading::DATA, default_value = "gpt2", value_name = "NAME")]
     tokenizer: String,
     /// Markers such as <|endoftext|> in the text are tokens, not text
@@ -108,7 +111,7 @@ struct TrainReport {
 
 fn run_train(args: &TrainTokenizerArgs) -> Result<Outcome> {
     out::check_json_in(args.json.as_deref(), Some(&args.out))?;
-    let inputs = resolve(&args.inputs, None)?;
+    let inputs = resolve(&names::data(&args.inputs, &Control::default())?, None)?;
     let read = ReadSettings { field: args.field.clone(), skip_bad: args.skip_bad, ..ReadSettings::default() };
     let mut settings = TrainSettings {
         vocab_size: args.vocab_size,
@@ -157,7 +160,7 @@ fn run_show(args: &ShowArgs) -> Result<Outcome> {
         (None, Some(path)) => read_file(path)?,
         (None, None) => bail!("there is no text to show; give it as an argument, or a file with --file"),
     };
-    let tokenizer = Tokenizer::open(&args.tokenizer)?;
+    let tokenizer = open_tokenizer(args.tokenizer.as_ref())?;
     let special = if args.special { Special::Tokens } else { Special::Ordinary };
     let shown = Shown::new(&tokenizer, &text, special)?;
     let colour =

@@ -15,7 +15,7 @@ const SMALL: &str = "--model n_layer=1,n_head=2,n_embd=96,vocab_size=256,max_seq
 
 /// Runs a script with a file system in memory at `disk`, which only the script sees; `None` where nobody may mount one.
 /// `$BIN` is the binary. What the script leaves on that disk it must copy elsewhere itself.
-fn on_a_disk(place: &Place, options: &str, script: &str) -> Option<Done> {
+pub fn on_a_disk(place: &Place, options: &str, script: &str) -> Option<Done> {
     std::fs::create_dir_all(place.path("disk")).unwrap();
     std::fs::create_dir_all(place.path("home")).unwrap();
     for flags in [&["--mount"][..], &["--mount", "--map-root-user"]] {

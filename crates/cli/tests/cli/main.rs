@@ -9,6 +9,7 @@ mod convert;
 mod disk;
 mod dropout;
 mod eval;
+mod fetch;
 mod generate;
 mod newcomer;
 mod paths;
@@ -22,6 +23,9 @@ mod resume_check;
 mod running;
 mod schedules;
 mod selftest;
+#[cfg(debug_assertions)]
+#[path = "../../../fetch/tests/server/mod.rs"]
+mod server;
 mod stops;
 mod tokenizer;
 mod train;

@@ -54,6 +54,11 @@ impl Tokenizer {
         Self::open_path(path)
     }
 
+    /// Whether this is the name of a tokenizer that is part of the program.
+    pub fn is_name(what: &str) -> bool {
+        what == "bytes" || named::find(what).is_some()
+    }
+
     /// 256 tokens, the bytes; token 0 is between documents.
     pub fn bytes() -> Self {
         let (kind, files) = (Kind::Bytes, Vec::new());

@@ -24,6 +24,7 @@ const MOST_STEPS: u64 = u32::MAX as u64;
 #[command(after_help = "Examples:\n  ironhorse train\n  \
     ironhorse train --steps 200 --lr 3e-3 --out runs/quick\n  \
     ironhorse train --optimizer muon              Muon for the matrices of the blocks\n  \
+    ironhorse train --init gpt2 --data tinyshakespeare    fine-tunes GPT-2; both are fetched once, see ironhorse fetch --list\n  \
     ironhorse train --data book.txt               prepares the text once, then trains on it\n  \
     ironhorse train --model d12 --data 'shards/*_train_*.bin' --val-data 'shards/*_val_*.bin' --tokenizer gpt2\n  \
     ironhorse train --model d12 --data 'fineweb/*.bin' --eval hellaswag=hellaswag_val.bin --eval-every 250 --eval-limit 500\n  \
@@ -45,11 +46,11 @@ const MOST_STEPS: u64 = u32::MAX as u64;
 pub struct TrainArgs {
     #[arg(long, help = model_help("or `builtin`"), help_heading = heading::MODEL, default_value = BUILTIN, value_name = "NAME")]
     pub model: String,
-    /// Start from these weights: a model .bin, a Hugging Face folder, a run, a checkpoint
+    /// Start from these weights: a model .bin, a Hugging Face folder, a run, a checkpoint, or a model by name such as gpt2 or org/name
     #[arg(long, help_heading = heading::MODEL, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init: Option<PathBuf>,
-    /// Token shards, text (.txt, .md, .jsonl, .parquet, also .gz and .zst) or a folder of `prepare`, as paths or patterns [default: built-in stories, one token per byte]
+    /// Token shards, text (.txt, .md, .jsonl, .parquet, also .gz and .zst), a folder of `prepare`, or data by name such as tinyshakespeare or datasets/org/name, as paths or patterns [default: built-in stories, one token per byte]
     #[arg(long, help_heading = heading::DATA, value_name = "GLOB", num_args = 1..)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub data: Vec<PathBuf>,

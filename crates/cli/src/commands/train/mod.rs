@@ -19,6 +19,7 @@ pub use args::TrainArgs;
 pub use text::text_as_shards;
 
 use super::choices;
+use super::fetch::names;
 use super::model::{RUNS, beside};
 use super::workload::parameters_text;
 use crate::hardware::{check_memory, human_bytes};
@@ -58,9 +59,10 @@ pub fn run(args: &TrainArgs, line: &[OsString]) -> Result<Outcome> {
 /// A new run.
 fn start(args: &TrainArgs, line: &[OsString], control: &Control) -> Result<Outcome> {
     out::check_json_in(args.json.as_deref(), args.out.as_deref())?;
-    let (config, mut weights) = choose_model(args)?;
-    refuse_stories_for(args, &config, weights.as_deref())?;
     let mut args = args.clone();
+    resolve_names(&mut args, control)?;
+    let (config, mut weights) = choose_model(&args)?;
+    refuse_stories_for(&args, &config, weights.as_deref())?;
     text::replace(&mut args, &config, weights.as_deref(), control)?;
     let mut args = defaults::settle(args, &config);
     if args.seq > Some(config.max_seq_len()) {
@@ -239,6 +241,18 @@ impl Prepared {
         };
         report::report(args, &folder, (&summary?, &self.data.tasks), times)
     }
+}
+
+/// Replaces names by the paths they stand for, and fetches what is not there.
+fn resolve_names(args: &mut TrainArgs, control: &Control) -> Result<()> {
+    if let Some(init) = &mut args.init {
+        *init = names::weights(init, control)?;
+    }
+    let model = names::weights_or_sizes(&args.model, control)?;
+    args.model = model.into_os_string().into_string().unwrap_or_else(|_| args.model.clone());
+    args.data = names::data(&args.data, control)?;
+    args.val_data = names::data(&args.val_data, control)?;
+    Ok(())
 }
 
 /// The sizes, and the weights if there are any.

@@ -36,6 +36,11 @@ pub(in crate::format) fn is_part_name(stem: &str, name: &str) -> bool {
     middle.and_then(|middle| middle.split_once("-of-")).is_some_and(|(n, of)| digits(n) && digits(of))
 }
 
+/// Whether this is the name of one of several files of weights.
+pub fn is_weights_part(name: &str) -> bool {
+    is_part_name(MODEL, name)
+}
+
 /// Which tensors, of these sizes, go into each file: as many as fit into `most` bytes, in order; at least one.
 pub(in crate::format) fn split(sizes: impl IntoIterator<Item = u64>, most: u64) -> Vec<Range<usize>> {
     let (mut parts, mut here, mut held) = (Vec::new(), 0..0, 0_u64);

@@ -15,7 +15,7 @@ mod text_tokens;
 mod writer;
 
 pub use config_json::{HF_CONFIG, config_json, parse_config_json};
-pub use files::{HF_INDEX, HF_WEIGHTS, WeightFiles, parse_index};
+pub use files::{HF_INDEX, HF_WEIGHTS, WeightFiles, is_weights_part, parse_index};
 pub(super) use files::{MODEL, is_part_name, part_name, split};
 pub use reader::HfFolder;
 pub use text_tokens::TextTokens;
