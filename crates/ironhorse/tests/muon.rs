@@ -8,7 +8,7 @@ use ironhorse::core::{Engine, EngineExt, Optimizer, Pool, Precision, Scalars};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::format::answer_key::AnswerKey;
 use ironhorse::train::format::checkpoint::{Checkpoint, CheckpointParts, TrainerState, write_checkpoint};
-use ironhorse::train::model::ModelConfig;
+use ironhorse::train::model::{ModelConfig, StepOptions};
 use ironhorse::train::rng::Rng;
 use ironhorse::train::session::{Session, SessionSpec};
 use ironhorse::train::verify::{KeyReference, Lockstep, Options, Report, Rounding, RoundingEngine, verify};
@@ -142,7 +142,7 @@ fn steps_have_the_size_of_those_of_adamw() {
 #[test]
 fn the_program_has_the_products_of_five_iterations_for_each_size() {
     let config = models()[0];
-    let program = config.training(BATCH, Default::default(), MUON).unwrap();
+    let program = config.training(BATCH, StepOptions::default(), MUON).unwrap();
     let count = |wanted: fn(&Op) -> bool| program.nodes().iter().filter(|node| wanted(&node.op)).count();
     // q, k, v and the projection of attention have the same size
     assert_eq!(count(|op| matches!(op, Op::MuonMomentum(_))), 3);

@@ -7,6 +7,7 @@ use crate::tolerance::{Terms, tolerance};
 use crate::update;
 use ironhorse_core::op::{Access, Arg};
 use ironhorse_core::{DType, Engine, EngineExt, Error, Pool, Result, Shape, Slot};
+use std::iter;
 use std::ops::Range;
 
 /// The value of all memory outside the slots of the case: large, so that reading it by mistake is noticed.
@@ -147,12 +148,12 @@ fn parts(case: &Case, slot: Slot) -> Vec<Range<usize>> {
     let updates = case.op().updates(params);
     let in_bytes = |range: &Range<usize>| slot.offset + range.start * size..slot.offset + range.end * size;
     match slot.pool {
-        _ if updates.is_empty() => vec![slot.offset..slot.end()],
+        _ if updates.is_empty() => iter::once(slot.offset..slot.end()).collect(),
         Pool::Moment2 => {
             params.iter().map(|param| param.in_pool(slot.pool)).map(|slot| slot.offset..slot.end()).collect()
         }
         Pool::Params | Pool::Master | Pool::Moment1 => updates.iter().map(in_bytes).collect(),
-        _ => vec![slot.offset..slot.end()],
+        _ => iter::once(slot.offset..slot.end()).collect(),
     }
 }
 

@@ -241,8 +241,8 @@ impl Reference for KeyReference {
     fn optimizer(&self) -> Recipe {
         let seed = if self.dropout().drops() { self.key.meta().seed.unwrap_or(0) } else { 0 };
         let Some(o) = self.key.optimizer() else {
-            let Recipe { steps, scalars } = family_recipe();
-            return Recipe { steps, scalars: Scalars { seed, ..scalars } };
+            let Recipe { steps, optimizer, scalars } = family_recipe();
+            return Recipe { steps, optimizer, scalars: Scalars { seed, ..scalars } };
         };
         let scalars = Scalars {
             seed,
