@@ -229,16 +229,18 @@ fn outputs<'py, const N: usize>(
                     let text = format_args!("`{name}` is {x}, which needs a `{}` to add to", arg.name);
                     return Err(call.invalid(text));
                 }
-                let shape = shapes.shape(call, i)?;
+                let mut room = None;
+                let shape = shapes.shape(call, i, &mut room)?;
                 match arg.fill {
-                    Some(fill) => call.filled(elem, &shape, std::iter::repeat(fill))?,
-                    None => call.made(elem, &shape)?,
+                    Some(fill) => call.filled(elem, shape, std::iter::repeat(fill))?,
+                    None => call.made(elem, shape)?,
                 }
             }
             (Role::Read(Elem::U64), None) => {
-                let shape = shapes.shape(call, i)?;
+                let mut room = None;
+                let shape = shapes.shape(call, i, &mut room)?;
                 let state = RandomState::new();
-                call.filled(Elem::U64, &shape, (0_u64..).map(|i| state.hash_one(i)))?
+                call.filled(Elem::U64, shape, (0_u64..).map(|i| state.hash_one(i)))?
             }
             _ => continue,
         };

@@ -5,6 +5,7 @@ mod arguments;
 mod call;
 mod function;
 mod shapes;
+mod sides;
 
 use ironhorse::ops::{self, layers};
 use pyo3::prelude::*;

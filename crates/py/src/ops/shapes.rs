@@ -1,11 +1,11 @@
 //! The sizes of a call: given, or told by the shapes of its arrays; and whether all arrays fit them.
 
 use super::arguments::Given;
+use super::sides::{Sides, Sizes, same};
 use crate::array::{NumpyArray, NumpyCall};
 use ironhorse::ops::spec::{Arg, Default, Dim, Op, Role};
 use ironhorse::ops::text;
 use pyo3::prelude::*;
-use std::ops::Deref;
 
 /// The sizes and arrays of a call, by position in the op's arguments.
 pub struct Shapes<'a, 'py, const N: usize> {
@@ -18,71 +18,6 @@ pub struct Shapes<'a, 'py, const N: usize> {
     pub arrays: [Option<NumpyArray<'py>>; N],
     /// Whether the sizes were given: then arrays may have any shape with as many elements.
     explicit: bool,
-}
-
-/// Sizes by position in the op's arguments.
-#[derive(Clone, Copy)]
-struct Sizes<const N: usize> {
-    /// Bit i: the size of argument i is known.
-    known: u32,
-    values: [i64; N],
-}
-
-impl<const N: usize> Sizes<N> {
-    const NONE: Self = Self { known: 0, values: [0; N] };
-
-    fn get(&self, i: usize) -> Option<i64> {
-        (self.known >> i & 1 == 1).then_some(self.values[i])
-    }
-
-    fn set(&mut self, i: usize, size: i64) {
-        self.known |= 1 << i;
-        self.values[i] = size;
-    }
-
-    /// Sets a size unless it is known; the size.
-    fn get_or_set(&mut self, i: usize, size: i64) -> i64 {
-        if self.known >> i & 1 == 0 {
-            self.set(i, size);
-        }
-        self.values[i]
-    }
-}
-
-/// A shape to be made, which needs no allocation if it has few sides.
-pub struct Sides {
-    few: [usize; 8],
-    len: usize,
-    many: Vec<usize>,
-}
-
-impl Sides {
-    const NONE: Self = Self { few: [0; 8], len: 0, many: Vec::new() };
-
-    fn extend(&mut self, sides: &[usize]) {
-        let len = self.len + sides.len();
-        match self.few.get_mut(self.len..len) {
-            Some(room) => room.iter_mut().zip(sides).for_each(|(to, side)| *to = *side),
-            None => {
-                let before = if self.many.is_empty() { &self.few[..self.len] } else { &[] };
-                self.many.extend(before.iter().chain(sides));
-            }
-        }
-        self.len = len;
-    }
-}
-
-impl Deref for Sides {
-    type Target = [usize];
-
-    fn deref(&self) -> &[usize] {
-        self.few.get(..self.len).unwrap_or(&self.many)
-    }
-}
-
-/// Whether shapes are equal: a loop, because comparing so few bytes by `memcmp` takes longer.
-fn same(a: &[usize], b: &[usize]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a == b)
 }
 
 /// For each argument of an op, the arrays before it that have the same dimensions: bit i for argument i.
@@ -145,7 +80,8 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
         let mut lead: Option<&[usize]> = None;
         for i in self.op.sets.inputs {
             let (arg, Some(array)) = (&self.op.args[i], &self.arrays[i]) else { continue };
-            let fits = match self.like(i) {
+            let like = self.like(i);
+            let fits = match like {
                 Some(shape) => same(array.shape(), shape),
                 None if arg.role == Role::Unused => true,
                 None => self.sides(arg.dims, array.shape(), &mut sizes),
@@ -155,7 +91,7 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
             if !fits || self.op.sets.least.has(i) && arg.dims.iter().any(open) {
                 return false;
             }
-            if self.leads(arg.dims) {
+            if like.is_none() && self.leads(arg.dims) {
                 let found = array.shape().get(..array.shape().len() + 1 - arg.dims.len()).unwrap_or(&[]);
                 // The leading dimensions of a second array must be those of the first, not only as many elements.
                 if !same(lead.unwrap_or(found), found) {
@@ -358,15 +294,19 @@ impl<'a, 'py, const N: usize> Shapes<'a, 'py, N> {
         shape.get(..(shape.len() + 1).checked_sub(arg.dims.len())?)
     }
 
-    /// The shape of an array to make.
-    pub fn shape(&self, call: &NumpyCall<'py>, i: usize) -> PyResult<Sides> {
+    /// The shape of an array to make, in `room` unless another array has it.
+    pub fn shape<'s>(
+        &'s self,
+        call: &NumpyCall<'py>,
+        i: usize,
+        room: &'s mut Option<Sides>,
+    ) -> PyResult<&'s [usize]> {
         if let Some(shape) = self.like(i) {
-            let mut sides = Sides::NONE;
-            sides.extend(shape);
-            return Ok(sides);
+            return Ok(shape);
         }
         let arg = &self.op.args[i];
-        self.expanded(arg)
+        *room = self.expanded(arg);
+        room.as_deref()
             .ok_or_else(|| call.invalid(format_args!("`{}` cannot have {}", arg.name, self.described(i))))
     }
 
