@@ -183,14 +183,16 @@ mod client {
 
     fn failure(error: ureq::Error) -> Failure {
         match error {
+            // a connection that was there and is lost; all else, such as a name that nobody knows, stays as it is
             ureq::Error::Io(error) => match error.kind() {
-                ErrorKind::ConnectionRefused
-                | ErrorKind::HostUnreachable
-                | ErrorKind::NetworkUnreachable
-                | ErrorKind::NetworkDown
-                | ErrorKind::AddrNotAvailable
-                | ErrorKind::InvalidData => Failure::Unreachable(error.to_string()),
-                _ => lost(error),
+                ErrorKind::BrokenPipe
+                | ErrorKind::ConnectionAborted
+                | ErrorKind::ConnectionReset
+                | ErrorKind::Interrupted
+                | ErrorKind::TimedOut
+                | ErrorKind::UnexpectedEof
+                | ErrorKind::WouldBlock => lost(error),
+                _ => Failure::Unreachable(error.to_string()),
             },
             ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => {
                 Failure::Unreachable(error.to_string())

@@ -409,6 +409,19 @@ fn offline_says_which_file_to_put_where() {
 }
 
 #[test]
+fn a_host_that_nobody_knows_is_not_asked_again() {
+    let mut place = Place::new();
+    place.settings.endpoint = "http://name.invalid".into();
+    let (failed, noted) = place.fetch("org/name", Wanted::Model);
+    let text = failed.unwrap_err().to_string();
+    assert!(
+        text.contains("http://name.invalid cannot be reached") && text.contains("put config.json"),
+        "{text}"
+    );
+    assert!(noted.pauses.is_empty(), "{:?}", noted.notes);
+}
+
+#[test]
 fn without_a_network_what_is_there_must_do() {
     let mut place = Place::new();
     let first = place.model();

@@ -147,8 +147,8 @@ fn a_path_is_never_a_question_to_a_server() {
         ("generate --model run/none", "run/none"),
         ("generate --model ./org/name", "org/name"),
         ("train --init none.bin --steps 1", "none.bin"),
-        ("train --data none/x.txt --steps 1", "none/x.txt"),
-        ("train --data org/name --steps 1", "org/name"),
+        ("train --data none/x.txt --steps 1", "none/"),
+        ("train --data org/name --steps 1", "org/"),
         ("train --model none --steps 1", "none"),
         ("convert none out.bin", "none"),
         ("tokenizer show --tokenizer none hi", "none"),
@@ -266,7 +266,7 @@ fn a_full_disk_is_one_line_and_what_came_is_kept() {
         shop.variables().iter().map(|(name, value)| format!("{name}='{value}'")).collect();
     let script = format!(
         "export {}; export IRONHORSE_CACHE=disk/own HF_HOME=disk/hf\n\
-         $BIN fetch tinyshakespeare; echo $?; ls disk/own/fetch; $BIN fetch gpt2; echo $?",
+         $BIN fetch tinyshakespeare; echo $?; ls disk/own/fetch; rm -r disk/own; $BIN fetch gpt2; echo $?",
         variables.join(" ")
     );
     let big = vec![0; 2_000_000];
