@@ -27,7 +27,7 @@ pub struct Kit {
     pub exact: bool,
     precision: Precision,
     name: String,
-    pub(super) builder: Builder,
+    pub(crate) builder: Builder,
     given: Vec<Input>,
     count: usize,
 }
