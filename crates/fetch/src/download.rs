@@ -3,7 +3,7 @@
 
 use crate::ask::{Asker, Patience, Question};
 use crate::check::{Check, Hasher};
-use crate::error::one_line;
+use crate::error::{WrongContent, one_line};
 use crate::http::{Answer, Failure};
 use crate::watch::{Progress, STEP, Watch};
 use crate::{Error, Repo, Result};
@@ -121,7 +121,7 @@ pub fn download(asker: &Asker<'_>, target: &Target<'_>, watch: &mut dyn Watch) -
 
 fn wrong_content(target: &Target<'_>, field: &'static str, found: String, expected: String) -> Error {
     let (what, address) = (target.what.to_owned(), target.url.to_owned());
-    Error::Content { what, field, found, expected, kept: "nothing of it was kept, try again", address }
+    Box::new(WrongContent { what, field, found, expected, address }).into()
 }
 
 /// Waits until no other process downloads the same file. The lock ends with the process.

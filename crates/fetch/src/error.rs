@@ -74,24 +74,27 @@ pub enum Error {
         advice: String,
     },
     /// The content is not what it should be.
-    #[error("{what}: {field} is {found}, expected {expected}; {kept} ({address})")]
-    Content {
-        /// The file.
-        what: String,
-        /// "size", "SHA-256", ...
-        field: &'static str,
-        /// What it is.
-        found: String,
-        /// What it should be.
-        expected: String,
-        /// What became of it.
-        kept: &'static str,
-        /// Where it came from.
-        address: String,
-    },
+    #[error(transparent)]
+    Content(#[from] Box<WrongContent>),
     /// The caller asked to stop.
     #[error("stopped before it was done; the same command goes on from there")]
     Stopped,
+}
+
+/// A file whose content is not what it should be.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}: {field} is {found}, expected {expected}; nothing of it was kept, try again ({address})")]
+pub struct WrongContent {
+    /// The file.
+    pub what: String,
+    /// "size", "SHA-256", ...
+    pub field: &'static str,
+    /// What it is.
+    pub found: String,
+    /// What it should be.
+    pub expected: String,
+    /// Where it came from.
+    pub address: String,
 }
 
 impl Error {

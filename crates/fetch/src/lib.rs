@@ -27,7 +27,7 @@ mod select;
 mod settings;
 mod watch;
 
-pub use error::{Error, Result};
+pub use error::{Error, Result, WrongContent};
 pub use fetch::{Fetched, Fetcher, File};
 pub use known::{KNOWN_MODELS, KnownFile};
 pub use list::{Listed, list};

@@ -43,7 +43,7 @@ fn without_lock<T: Send>(py: Python<'_>, read: impl FnOnce() -> Result<T, Error>
 #[pyfunction]
 #[pyo3(signature = (path, /))]
 pub fn file_kind(py: Python<'_>, path: PathBuf) -> PyResult<&'static str> {
-    let kind = without_lock(py, || sniff(&*named_checkpoint(&path)?))?;
+    let kind = without_lock(py, || sniff(&named_checkpoint(&path)?))?;
     Ok(match kind {
         Kind::Model => "model",
         Kind::DebugState => "state",

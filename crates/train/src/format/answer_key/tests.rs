@@ -147,7 +147,7 @@ fn broken_metadata_is_named() {
     let sgd = serde_json::to_string(&KeyOptimizer { name: "sgd".into(), ..optimizer() }).unwrap();
     assert_eq!(
         refusal(|p, _| set(p, "optimizer", &sgd)),
-        "k: optimizer `name` is \"sgd\", expected \"adamw\""
+        "k: optimizer `name` is \"sgd\", expected \"adamw\" or \"muon\""
     );
 }
 
