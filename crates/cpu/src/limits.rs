@@ -18,7 +18,7 @@ pub struct Limits;
 /// Accumulators of the register loop: enough to hide the latency of two multiply-add units.
 const CHAINS: usize = 12;
 const LANES: usize = 16;
-const CHAIN_STEPS: usize = 1 << 20;
+const CHAIN_STEPS: usize = 1 << 18;
 /// Floats of each of the two streamed arrays: 256 MiB each, beyond the caches.
 const STREAM: usize = 1 << 26;
 const STREAM_CHUNK: usize = 1 << 16;

@@ -15,8 +15,8 @@ pub struct Build {
     /// Its kernels, or why the build failed.
     pub outcome: Result<Vec<Resources>, String>,
     pub warnings: Vec<String>,
-    /// Whether the log is that of an earlier run.
-    pub cached: bool,
+    /// How long the compiler took; `None` if the log is that of an earlier run.
+    pub seconds: Option<f64>,
 }
 
 /// A row for each kernel: the worst of its builds.
@@ -98,6 +98,7 @@ pub fn json(builds: &[Build], nvrtc: &str) -> serde_json::Value {
             let error = build.outcome.as_ref().err();
             serde_json::json!({
                 "file": build.file, "defines": build.defines, "arch": build.arch, "error": error, "kernels": kernels,
+                "seconds": build.seconds,
             })
         })
         .collect();
@@ -125,7 +126,7 @@ mod tests {
 
     fn made(file: &'static str, defines: &str, arch: &str, outcome: Result<Vec<Resources>, String>) -> Build {
         let (defines, arch) = (defines.to_owned(), arch.to_owned());
-        Build { file, defines, arch, outcome, warnings: Vec::new(), cached: false }
+        Build { file, defines, arch, outcome, warnings: Vec::new(), seconds: Some(0.5) }
     }
 
     fn build(arch: &str, registers: u32, spill_stores: u32) -> Build {

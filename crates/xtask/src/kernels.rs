@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 /// Help of `cargo xtask kernels`.
 pub const HELP: &str = "\
@@ -113,7 +114,7 @@ fn check(repo: &Repo, options: &Options) -> Result<bool> {
     let builds = build_all(&specs, &options.architectures, |spec, arch| {
         build(spec, arch, &version, &cache, |spec, arch| Ok(spec.compile(&nvrtc, arch)?.log))
     });
-    let new = builds.iter().filter(|build| !build.cached).count();
+    let new = builds.iter().filter(|build| build.seconds.is_some()).count();
     out::line(format!("{new} compiled, {} unchanged\n", builds.len() - new));
     out::line(if options.verbose { kernel_table::all(&builds) } else { kernel_table::worst(&builds) });
     let warnings: BTreeSet<_> =
@@ -174,7 +175,7 @@ fn build(
     let key = key(spec.file, &[&spec.flags().join(" "), arch, version]);
     let entry = format!("{}-{arch}-{key}.log", spec.file.trim_end_matches(".cu").replace('/', "-"));
     let kept = cache.read(&entry).and_then(|log| String::from_utf8(log).ok());
-    let cached = kept.is_some();
+    let started = kept.is_none().then(Instant::now);
     let log = match kept {
         Some(log) => Ok(log),
         None => compile(spec, arch).map_err(|error| match error {
@@ -182,6 +183,7 @@ fn build(
             other => other.to_string(),
         }),
     };
+    let seconds = started.map(|at| at.elapsed().as_secs_f64());
     let warnings = ptxas::warnings(log.as_deref().unwrap_or("")).map(str::to_owned).collect();
     let outcome = log.and_then(|log| match ptxas::kernels(&log) {
         found if found.is_empty() => Err("contains no kernel, or NVRTC reports none".into()),
@@ -190,7 +192,7 @@ fn build(
             Ok(found)
         }
     });
-    Build { file: spec.file, defines, arch: arch.to_owned(), outcome, warnings, cached }
+    Build { file: spec.file, defines, arch: arch.to_owned(), outcome, warnings, seconds }
 }
 
 /// A key of everything that affects the device code.
@@ -293,7 +295,7 @@ mod tests {
         assert_eq!(compiled.load(Ordering::Relaxed), 8 + 4, "a.cu and b.cu are not compiled again");
         assert_eq!(faults(&again, &[("g", "sm_80", 8)]).len(), 5, "g may spill 8 bytes for sm_80");
         assert_eq!(faults(&again, &[("g", "sm_80", 7)]).len(), 6, "g may not spill more than allowed");
-        assert_eq!(again.iter().filter(|build| build.cached).count(), 4);
+        assert_eq!(again.iter().filter(|build| build.seconds.is_none()).count(), 4);
     }
 
     #[test]

@@ -190,6 +190,15 @@ impl Op {
         }
     }
 
+    /// `[a, b, a + b]` of an op that stores a sum and then computes with what it stored.
+    pub fn stored_sum(&self) -> Option<[Slot; 3]> {
+        match *self {
+            Self::ResidualLayerNormFwd(ResidualLayerNormFwd { residual, a, b, .. })
+            | Self::ResidualRmsNormFwd(ResidualRmsNormFwd { residual, a, b, .. }) => Some([a, b, residual]),
+            _ => None,
+        }
+    }
+
     /// The elements of the flat pools that an op of the update changes, in the order of the parameter table; empty for
     /// any other op.
     pub fn updates(&self, params: &[Param]) -> Vec<Range<usize>> {

@@ -57,17 +57,15 @@ impl Cast {
 /// Appends one expansion of the template.
 pub(super) fn expand(template: &str, cast: &Cast, rng: &mut Rng, out: &mut String) {
     let mut rest = template;
-    while let Some(at) = rest.find(['[', '{']) {
+    while let Some(at) = rest.bytes().position(|c| matches!(c, b'[' | b'{')) {
         out.push_str(&rest[..at]);
-        let choice = rest[at..].starts_with('[');
-        let Some(end) = closing(&rest[at..]) else {
+        let Some((end, options)) = closing(&rest[at..]) else {
             out.push_str(&rest[at..]);
             return;
         };
         let inner = &rest[at + 1..at + end];
-        if choice {
-            let options = alternatives(inner);
-            expand(options[rng.index(options.len())], cast, rng, out);
+        if rest.as_bytes()[at] == b'[' {
+            expand(alternative(inner, rng.index(options)), cast, rng, out);
         } else {
             cast.substitute(inner, out);
         }
@@ -76,32 +74,34 @@ pub(super) fn expand(template: &str, cast: &Cast, rng: &mut Rng, out: &mut Strin
     out.push_str(rest);
 }
 
-/// The position of the bracket that closes the one at 0.
-fn closing(text: &str) -> Option<usize> {
-    let mut depth = 0_usize;
+/// The position of the bracket that closes the one at 0, and how many alternatives lie between them.
+fn closing(text: &str) -> Option<(usize, usize)> {
+    let (mut depth, mut options) = (0_usize, 1);
     for (i, c) in text.bytes().enumerate() {
         match c {
             b'[' | b'{' => depth += 1,
-            b']' | b'}' if depth == 1 => return Some(i),
-            b']' | b'}' => depth = depth.checked_sub(1)?,
+            b']' | b'}' if depth == 1 => return Some((i, options)),
+            b']' | b'}' => depth -= 1,
+            b'|' if depth == 1 => options += 1,
             _ => {}
         }
     }
     None
 }
 
-/// Splits at the bars outside of inner brackets. Never empty.
-fn alternatives(text: &str) -> Vec<&str> {
-    let mut depth = 0_usize;
-    text.split(|c| {
+/// The alternative of that number; alternatives are separated by the bars outside of inner brackets.
+fn alternative(text: &str, number: usize) -> &str {
+    let (mut depth, mut seen, mut start) = (0_usize, 0, 0);
+    for (i, c) in text.bytes().enumerate() {
         match c {
-            '[' => depth += 1,
-            ']' => depth = depth.saturating_sub(1),
+            b'[' | b'{' => depth += 1,
+            b']' | b'}' => depth -= 1,
+            b'|' if depth == 0 && seen == number => return &text[start..i],
+            b'|' if depth == 0 => (seen, start) = (seen + 1, i + 1),
             _ => {}
         }
-        c == '|' && depth == 0
-    })
-    .collect()
+    }
+    &text[start..]
 }
 
 #[cfg(test)]

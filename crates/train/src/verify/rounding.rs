@@ -196,7 +196,7 @@ impl Engine for RoundingEngine {
             Rounding::Tf32 => self.run_tf32(&twin, i, scalars),
             Rounding::Bf16 => {
                 self.join_masters(&program.nodes()[i].op)?;
-                self.inner.run(&twin, i..i + 1, scalars)?;
+                run_with_rounded_sum(self.inner.as_mut(), &twin, i, scalars)?;
                 self.round_results(program, &program.nodes()[i].op, scalars)
             }
         });
@@ -207,6 +207,30 @@ impl Engine for RoundingEngine {
     fn synchronize(&mut self) -> Result<()> {
         self.inner.synchronize()
     }
+}
+
+/// Runs an op of a widened program. What it computes from a sum that it stores, it computes from the sum in bf16.
+pub(super) fn run_with_rounded_sum(
+    engine: &mut dyn Engine,
+    twin: &Program,
+    i: usize,
+    scalars: &Scalars,
+) -> Result<()> {
+    let op = &twin.nodes()[i].op;
+    let Some([a, b, sum]) = op.stored_sum() else { return engine.run(twin, i..i + 1, scalars) };
+    let read = |engine: &mut dyn Engine, slot: Slot| {
+        let mut values = vec![0.0; slot.numel()];
+        engine.read_f32(slot, &mut values).map(|()| values)
+    };
+    let terms = [(a, read(engine, a)?), (b, read(engine, b)?)];
+    engine.run(twin, i..i + 1, scalars)?;
+    let rounded: Vec<f32> = read(engine, sum)?.into_iter().map(round_bf16).collect();
+    engine.write_f32(b, &vec![0.0; b.numel()])?;
+    engine.write_f32(a, &rounded)?;
+    engine.run(twin, i..i + 1, scalars)?;
+    // The sum may be in the place of a term, which nobody reads again.
+    let mut kept = terms.iter().filter(|(slot, _)| *slot != sum);
+    kept.try_for_each(|(slot, values)| engine.write_f32(*slot, values))
 }
 
 /// The nearest bf16.

@@ -7,6 +7,7 @@ mod tolerance;
 pub use report::{Disagreement, KindRow, LockstepReport};
 
 use super::compare::compare;
+use super::rounding::run_with_rounded_sum;
 use crate::Result;
 use crate::session::master::{is_residual, read_master};
 use crate::session::{Session, io};
@@ -44,7 +45,7 @@ impl Lockstep<'_> {
             for i in 0..program.range(Section::Update).end {
                 twin.give_inputs(session.engine(), &program.nodes()[i].op)?;
                 session.engine().run(&program, i..i + 1, &scalars)?;
-                twin.engine.run(&twin.program, i..i + 1, &scalars)?;
+                twin.run(i, &scalars)?;
                 for arg in program.nodes()[i].op.args().iter().filter(|arg| arg.access.writes()) {
                     let allowed = tolerance::tolerance(&program.nodes()[i].op, arg, self.tf32);
                     twin.read_both(session.engine(), &program.nodes()[i].op, arg)?;
@@ -97,6 +98,16 @@ impl Twin {
                 from.read_f32(arg.slot, &mut self.got)?;
                 self.engine.write_f32(to, &self.got)?;
             }
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, i: usize, scalars: &Scalars) -> Result<()> {
+        let (engine, program) = (self.engine.as_mut(), &self.program);
+        if self.wide {
+            run_with_rounded_sum(engine, program, i, scalars)?;
+        } else {
+            engine.run(program, i..i + 1, scalars)?;
         }
         Ok(())
     }
