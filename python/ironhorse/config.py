@@ -1,4 +1,4 @@
-"""Descriptions of models: a GPT-2, a mixture of experts, or the Llama it is without experts. Needs no torch.
+"""Descriptions of models: a GPT-2, or a decoder of Llama's design, dense or a mixture of experts. Needs no torch.
 
 What a description may say, its defaults, its other spellings and its limits are in the native module, which the command
 uses as well; the classes here hold what it has read.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -24,7 +24,7 @@ class _Described:
 
     @property
     def kind(self) -> str:
-        """`gpt2`, `moe` or `llama`."""
+        """`gpt2`, `moe`, `llama`, `mistral`, `qwen2`, `qwen3` or `qwen3_moe`."""
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class GPT2Config(_Described):
 
 @dataclass(frozen=True)
 class MoEConfig(_Described):
-    """Sizes of a mixture of experts. B and T belong to a batch, not to the model, and are not here."""
+    """Sizes of a decoder of Llama's design. B and T belong to a batch, not to the model, and are not here."""
 
     hidden: int  # C
     n_layer: int  # L
@@ -109,6 +109,13 @@ class MoEConfig(_Described):
     rope_alpha: float = 1.0  # NTK: stretches the wavelengths for longer contexts; 1 changes nothing
     rms_eps: float = 1e-5
     aux_alpha: float = 0.01  # weight of each layer's load-balancing loss
+    family: str = "llama"  # llama (with experts Mixtral), mistral, qwen2 or qwen3
+    tied: bool = False  # whether the head is the token table
+    rope_type: str = "default"  # how RoPE was changed for a longer context: default, linear or llama3
+    rope_factor: float = 1.0  # how much longer the context became
+    rope_low: float = 1.0  # of llama3: turns in the original context below which a pair is slowed down by all of it
+    rope_high: float = 4.0  # and above which a pair keeps its speed
+    rope_original: int = 8192  # of llama3: the context before the change
 
     @property
     def rope_theta(self) -> float:
@@ -119,8 +126,26 @@ class MoEConfig(_Described):
 
     @property
     def kind(self) -> str:
-        """`moe`, or `llama` without experts."""
-        return "moe" if self.n_experts else "llama"
+        """`moe`, `llama`, `mistral`, `qwen2`, `qwen3` or `qwen3_moe`."""
+        if not self.n_experts:
+            return self.family
+        return "moe" if self.family == "llama" else f"{self.family}_moe"
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether q, k and v have biases."""
+        return self.family == "qwen2"
+
+    @property
+    def has_qk_norm(self) -> bool:
+        """Whether each head of q and k is normalised."""
+        return self.family == "qwen3"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The sizes as an answer key stores them: without what models did not always have, where it is the default."""
+        later = ("family", "tied", "rope_type", "rope_factor", "rope_low", "rope_high", "rope_original")
+        defaults = {field.name: field.default for field in fields(self)}
+        return {name: value for name, value in asdict(self).items() if name not in later or value != defaults[name]}
 
     def validate(self) -> MoEConfig:
         """Raises ConfigError unless a model of these sizes can exist; returns self."""
@@ -205,12 +230,12 @@ def parse_config(text: str) -> ModelConfig:
 
 
 def from_dict(table: Mapping[str, Any], kind: str, where: str) -> ModelConfig:
-    """Sizes as a key or a checkpoint holds them; `kind` is gpt2, moe or llama."""
+    """Sizes as a key or a checkpoint holds them; `kind` is that of the model, such as gpt2 or llama."""
     return _located(where, lambda: _native.model_read(json.dumps(table, default=repr), "json", kind))
 
 
 def from_hf_dict(table: Mapping[str, Any], where: str) -> ModelConfig:
-    """A Hugging Face config.json. Keys that do not touch the mathematics (dropout, token ids) are ignored."""
+    """A Hugging Face config.json. A key that is neither obeyed nor known to change nothing is an error."""
     return made(*_native.model_read_hf(json.dumps(table, default=str), where))
 
 

@@ -12,6 +12,8 @@
                                    --batch 3 --seq 11 --init idle --out keys
     python -m ironhorse.export moe --model a-mixtral-or-llama-folder --batch 1 --seq 128 --out keys
     python -m ironhorse.export moe --model moe-tiny --reference transformers --out keys
+    python -m ironhorse.export moe --model kind=qwen3,C=24,L=2,NH=6,NKV=2,HD=8,F=20,V=99 \\
+                                   --batch 2 --seq 11 --reference transformers --out keys
 
 Exit code 0 done, 2 could not run (one line on stderr, no file half-written). IRONHORSE_DEBUG=1 puts the
 traceback above that line.
@@ -68,10 +70,10 @@ KINDS: dict[str, Kind] = {
         parse=GPT2Config.parse,
     ),
     "moe": Kind(
-        help="a mixture of experts or, without experts, a Llama",
+        help="a Llama, Mistral, Qwen 2 or 3, or a mixture of experts",
         names=tuple(name for name, config in NAMED.items() if isinstance(config, MoEConfig)),
         sizes="hidden=64,n_layer=2,n_head=4,n_experts=4,top_k=2,ffn=256",
-        weights="a run, a checkpoint, a Hugging Face Mixtral or Llama folder",
+        weights="a run, a checkpoint, a Hugging Face folder of these families",
         inits={
             "spread": "leaves no parameter at 0 or 1",
             "mixtral": "is Mixtral's own",
@@ -81,7 +83,7 @@ KINDS: dict[str, Kind] = {
         },
         references={
             "ironhorse": "is the model in ironhorse.reference",
-            "transformers": "is Hugging Face's Mixtral or Llama",
+            "transformers": "is Hugging Face's model of the same family",
         },
         parse=MoEConfig.parse,
     ),

@@ -16,5 +16,6 @@ def activation_names(config: ModelConfig) -> list[str]:
     if isinstance(config, GPT2Config):
         return ["embed", *(f"h.{layer}.{name}" for layer in range(config.n_layer) for name in GPT2_LAYER), "ln_f"]
     block = ("router_logits", "probs", "weights", "experts", "moe") if config.n_experts else ("mlp_act", "mlp")
-    per_layer = (*ATTENTION, *block, "residual_2")
+    norms = ("qk_norm",) if config.has_qk_norm else ()
+    per_layer = (*ATTENTION[:2], *norms, *ATTENTION[2:], *block, "residual_2")
     return ["embed", *(f"layers.{layer}.{name}" for layer in range(config.n_layer) for name in per_layer), "norm"]

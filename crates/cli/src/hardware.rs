@@ -99,7 +99,7 @@ fn what_fits(config: &ModelConfig, spec: &SessionSpec, has: u64) -> Option<Strin
         spec.layout(config).is_ok_and(|layout| layout.total() as u64 <= has)
     };
     let fits = |batch, recompute| fits_in(batch, recompute, spec.precision);
-    let experts = (config.kind() == "moe").then_some(("experts", Recompute::Experts));
+    let experts = config.has_experts().then_some(("experts", Recompute::Experts));
     let levels = [("gelu", Recompute::Gelu), ("full", Recompute::Full)].into_iter().chain(experts);
     for (flag, recompute) in levels {
         if spec.recompute != recompute && fits(batch, recompute) {

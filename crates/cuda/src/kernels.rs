@@ -27,7 +27,7 @@ sources! {
     "experts": "eager_router.cu" "grouped.cuh" "grouped_any.cu" "grouped_hopper.cuh" "grouped_mma.cu"
         "grouped_rows.cuh" "grouped_swiglu.cu" "grouped_wgmma.cu" "permute.cu" "router.cu" "sort.cu";
     "loss": "argmax.cu" "cross_entropy.cu" "eager_cross_entropy.cu" "mean.cu" "softmax.cu";
-    "norm": "bwd.cu" "eager_bwd.cu" "eager_fwd.cu" "fwd.cu" "row.cuh" "row_block.cuh";
+    "norm": "bwd.cu" "eager_bwd.cu" "eager_fwd.cu" "fwd.cu" "qk.cu" "row.cuh" "row_block.cuh";
     "optimizer": "adamw.cu" "eager.cu" "grad_norm.cu" "muon.cu" "state.cuh";
     "product": "bias.cu" "eager_gemm.cu" "gemm_any.cu" "gemm_tf32.cu" "gemm_tf32.cuh" "gemm_tf32_wgmma.cu"
         "gemv.cu";

@@ -7,8 +7,8 @@
 
 use ironhorse_core::op::{
     Accum, Combine, CombineBwd, GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd, Permute,
-    PermuteBwd, ResidualRmsNormFwd, RmsNormBwd, Rope, RouteSort, RouterBwd, RouterFwd, RouterLoad, SwigluBwd,
-    SwigluFwd,
+    PermuteBwd, ResidualRmsNormFwd, RmsNormBwd, Rope, RopeScaling, RouteSort, RouterBwd, RouterFwd,
+    RouterLoad, SwigluBwd, SwigluFwd,
 };
 use ironhorse_core::{Builder, DType, Engine, EngineExt, Program, Scalars, Shape, Slot};
 use ironhorse_cuda::{CudaEngine, Settings};
@@ -60,7 +60,17 @@ fn layer() -> (Program, Vec<(Slot, f32)>) {
     let (accum, alpha, eps) = (Accum::Write, 0.01, 1e-5);
     b.push(ResidualRmsNormFwd { residual: stream, out: normal, rstd, a: x, b: y, weight, eps }).unwrap();
     let (heads, kv_heads, base) = (12, 1, 1e4);
-    let rope = Rope { qkv, heads, kv_heads, base, alpha: 8.0, back: false, at_position: false, context: SEQ };
+    let rope = Rope {
+        qkv,
+        heads,
+        kv_heads,
+        base,
+        alpha: 8.0,
+        scaling: RopeScaling::None,
+        back: false,
+        at_position: false,
+        context: SEQ,
+    };
     b.push(rope).unwrap();
     b.push(RouterFwd { probs, weights, experts, logits }).unwrap();
     b.push(RouteSort { order, places, offsets, experts }).unwrap();

@@ -21,8 +21,6 @@ pub enum Wanted<'a> {
 
 /// Files beside a model that say how it is used.
 const ABOUT: [&str; 2] = [HF_CONFIG, "generation_config.json"];
-/// Files of tokenizers that transformers reads and we keep for it.
-const MORE_TOKENIZER: [&str; 3] = ["added_tokens.json", "chat_template.jinja", "chat_template.json"];
 /// What is enough to tokenize, one way or the other.
 const WHOLE_TOKENIZERS: [&[&str]; 4] =
     [&["tokenizer.json"], &["vocab.json", "merges.txt"], &["tokenizer.model"], &["tokenizer.bin"]];
@@ -36,7 +34,7 @@ const FORMATS: [&[&str]; 3] = [
 const NOT_DATA: [&str; 4] = ["readme", "license", "licence", "changelog"];
 
 fn tokenizer(name: &str) -> bool {
-    is_tokenizer_file(name) || MORE_TOKENIZER.contains(&name) || name.ends_with(".tiktoken")
+    is_tokenizer_file(name) || name.ends_with(".tiktoken")
 }
 
 impl Wanted<'_> {

@@ -31,6 +31,34 @@ fn residual_rmsnorm() {
     k.check(Scalars::default(), &[(a, d_inp), (b, d_inp), (weight, d_weight)]);
 }
 
+/// The backward replaces the gradient of the result by that of the input, so it works on a copy.
+#[test]
+fn qk_norm() {
+    for (heads, kv_heads, hd) in [(1, 1, 1), (3, 3, 2), (4, 1, 6), (6, 3, 5)] {
+        let mut k = Bench::new("qk_norm");
+        let shape = [2, 2, (heads + 2 * kv_heads) * hd];
+        let (inp, out, rstd) = (k.inp(shape), k.out(shape), k.out([2, 2, heads + kv_heads]));
+        let (q_weight, k_weight) = (k.inp([hd]), k.inp([hd]));
+        k.b.push(QkNormFwd { out, rstd, inp, q_weight, k_weight, heads, kv_heads, eps: 0.01 }).unwrap();
+        let (d_out, d_qkv) = (k.weigh(out), k.out(shape));
+        let (d_q_weight, d_k_weight, accum) = (k.out([hd]), k.out([hd]), Accum::Write);
+        k.backward(CopySlot { out: d_qkv, inp: d_out });
+        k.backward(QkNormBwd {
+            d_qkv,
+            d_q_weight,
+            d_k_weight,
+            inp,
+            rstd,
+            q_weight,
+            k_weight,
+            heads,
+            kv_heads,
+            accum,
+        });
+        k.check(Scalars::default(), &[(inp, d_qkv), (q_weight, d_q_weight), (k_weight, d_k_weight)]);
+    }
+}
+
 /// Forward and backward rotation work in place, so each works on a copy.
 #[test]
 fn rope() {
@@ -40,7 +68,8 @@ fn rope() {
         let (inp, qkv) = (k.inp(shape), k.out(shape));
         k.b.push(CopySlot { out: qkv, inp }).unwrap();
         let (base, alpha, at_position) = (100.0, 8.0, at.is_some());
-        let op = Rope { qkv, heads, kv_heads, base, alpha, back: false, at_position, context: 10 };
+        let (scaling, back) = (RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 20 }, false);
+        let op = Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, context: 10 };
         k.b.push(op).unwrap();
         let (d_out, d_qkv) = (k.weigh(qkv), k.out(shape));
         k.backward(CopySlot { out: d_qkv, inp: d_out });

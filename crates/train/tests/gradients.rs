@@ -77,3 +77,25 @@ fn every_gradient_of_a_llama_is_the_derivative_of_its_loss() {
     check_sizes("hidden=8,layers=2,heads=2,kv_heads=1,ffn=6,vocab=11,context=9", 2, 7);
     check_sizes("hidden=10,layers=1,heads=3,kv_heads=3,head_dim=4,ffn=5,vocab=7,context=5", 1, 1);
 }
+
+/// Through biases, norms of heads, scaled rotations and a head that is the token table.
+#[test]
+fn every_gradient_of_the_families_is_the_derivative_of_its_loss() {
+    let llama3 = "rope_type=llama3,rope_factor=8,rope_original=6,rope_base=30";
+    check_sizes(
+        &format!("kind=llama,hidden=8,layers=2,heads=2,ffn=6,vocab=11,context=9,tied=true,{llama3}"),
+        2,
+        7,
+    );
+    check_sizes("kind=qwen2,hidden=10,layers=2,heads=3,kv_heads=1,head_dim=4,ffn=5,vocab=7,context=5", 2, 5);
+    check_sizes(
+        "kind=qwen3,hidden=8,layers=2,heads=4,kv_heads=2,head_dim=6,ffn=5,vocab=11,context=9,tied=true",
+        2,
+        7,
+    );
+    check_sizes(
+        "kind=qwen3_moe,hidden=8,layers=1,heads=2,head_dim=6,experts=4,top_k=2,ffn=6,vocab=11,context=9",
+        2,
+        5,
+    );
+}

@@ -12,7 +12,8 @@ use std::fmt::Write;
 /// Everything that an engine or a report can see of a program, except its random id.
 fn dump(program: &Program, into: &mut String) {
     for node in program.nodes() {
-        writeln!(into, "{} {} {:?}", node.section, program.origin(node), node.op).unwrap();
+        let op = format!("{:?}", node.op).replace(", scaling: None", "");
+        writeln!(into, "{} {} {op}", node.section, program.origin(node)).unwrap();
     }
     for param in program.params() {
         writeln!(into, "{}", without_adamw(format!("{param:?}"))).unwrap();

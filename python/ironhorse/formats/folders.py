@@ -34,10 +34,11 @@ def read_f32(folder: Path) -> tuple[ModelConfig, dict[str, Array]]:
 
 
 def read_hf_moe(folder: Path) -> tuple[MoEConfig, dict[str, Array]]:
-    """The same of a mixture of experts or a Llama."""
+    """The same of a decoder of Llama's design."""
     config, params = read_f32(folder)
     if not isinstance(config, MoEConfig):
-        raise FormatError(f"{folder}: model_type is {config.kind!r}; expected mixtral or llama")
+        known = "llama, mistral, mixtral, qwen2, qwen3 or qwen3_moe"
+        raise FormatError(f"{folder}: model_type is {config.kind!r}; expected {known}")
     return config, params
 
 

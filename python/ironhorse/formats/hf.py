@@ -1,4 +1,4 @@
-"""Hugging Face folders of GPT-2, Mixtral and Llama: `config.json` and weights in one file, or in several with an index.
+"""Hugging Face folders of GPT-2, Llama, Mistral, Mixtral and Qwen: `config.json`, and weights in one file or several.
 
 GPT-2's names carry the prefix `transformer.` there, its linear layers are stored (in, out), and wte has V rows. Here
 they are parameter name -> array in our shapes, as views: nothing is read before it is looked at.
@@ -92,8 +92,8 @@ def write_hf(
 
 
 def text_tokens(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokens before and after a text as a config.json says them; what it does not say is absent."""
-    return {key: settings[key] for key in _TEXT_TOKENS if key in settings}
+    """What a config.json says that is not computed from: the tokens before and after a text, and the rest of it."""
+    return dict(settings)
 
 
 def tokenizer_tokens(eot: int) -> dict[str, Any]:

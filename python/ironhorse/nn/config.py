@@ -39,7 +39,11 @@ class Config:
 
     @classmethod
     def from_sizes(cls, sizes: MoEConfig) -> Config:
-        """Of the sizes as the rest of ironhorse has them."""
+        """Of the sizes as the rest of ironhorse has them. Raises InvalidValueError for what is not in this module."""
+        if sizes.kind not in ("moe", "llama") or sizes.tied or sizes.rope_type != "default":
+            own = "a tied head" if sizes.tied else f"RoPE of type {sizes.rope_type}"
+            found = f"a {sizes.kind}" if sizes.kind not in ("moe", "llama") else own
+            raise InvalidValueError(f"Config: found {found}; this module has Mixtral's layers only")
         return cls(
             hidden_dim=sizes.hidden,
             n_layers=sizes.n_layer,

@@ -1,4 +1,4 @@
-"""The answers of a mixture of experts or a Llama by Hugging Face's own Mixtral and Llama, instead of our reference.
+"""The answers of a decoder of Llama's design by Hugging Face's own model of its family, instead of our reference.
 
 The model is loaded by `transformers` from a folder as we write it; forward, backward and the load-balancing loss of a
 layer are its code. What it does not show, the probabilities and what RoPE has turned, is not in such a key. Its
@@ -95,20 +95,23 @@ def _loss(theirs: Any, config: MoEConfig, x: Tensor, y: Tensor) -> tuple[Tensor,
 
 def _by_our_names(theirs: nn.Module, config: MoEConfig, grads: bool) -> dict[str, Tensor]:
     """Parameters or their gradients; the experts of a layer, two tensors there, one by one."""
+    block, gate, up, down = "block_sparse_moe", "w1", "w3", "w2"
+    if config.family == "qwen3":
+        block, gate, up, down = "mlp", "gate_proj", "up_proj", "down_proj"
     out: dict[str, Tensor] = {}
     for name, param in theirs.named_parameters():
         value = param.grad if grads else param
         assert value is not None, name
         start, inside, what = name.partition(".mlp.experts.")
         if not inside:
-            out[name.replace(".mlp.gate.weight", ".block_sparse_moe.gate.weight")] = value
+            out[name.replace(".mlp.gate.weight", f".{block}.gate.weight")] = value
             continue
         for expert in range(config.n_experts):
-            stem = f"{start}.block_sparse_moe.experts.{expert}"
+            stem = f"{start}.{block}.experts.{expert}"
             if what == "down_proj":
-                out[f"{stem}.w2.weight"] = value[expert]
+                out[f"{stem}.{down}.weight"] = value[expert]
             else:
-                out[f"{stem}.w1.weight"], out[f"{stem}.w3.weight"] = value[expert].chunk(2)
+                out[f"{stem}.{gate}.weight"], out[f"{stem}.{up}.weight"] = value[expert].chunk(2)
     return out
 
 
@@ -133,6 +136,8 @@ def _watch(theirs: Any, config: MoEConfig, record: Recorder) -> Iterator[Any]:
         yield after(layer.input_layernorm, f"{name}.input_layernorm")
         for part in "qkv":
             yield after(getattr(layer.self_attn, f"{part}_proj"), f"{name}.qkv/{part}")
+        for part in "qk" if config.has_qk_norm else "":
+            yield after(getattr(layer.self_attn, f"{part}_norm"), f"{name}.qk_norm/{part}")
         yield before(layer.self_attn.o_proj, f"{name}.attn")
         yield after(layer.self_attn.o_proj, f"{name}.o_proj")
         yield before(layer.post_attention_layernorm, f"{name}.residual_1")
@@ -148,12 +153,13 @@ def _watch(theirs: Any, config: MoEConfig, record: Recorder) -> Iterator[Any]:
 
 
 def _joined(kept: dict[str, Tensor], config: MoEConfig) -> dict[str, Tensor]:
-    """q, k and v of a layer side by side, in the place of q."""
+    """q, k and v of a layer side by side, in the place of q; their norms are of (B, T, heads, HD), and v has none."""
     out: dict[str, Tensor] = {}
     for name, value in kept.items():
         stem, part = name.partition("/")[::2]
         if part == "q":
-            out[stem] = torch.cat((value, kept[f"{stem}/k"], kept[f"{stem}/v"]), dim=-1)
+            v = kept[f"{stem.replace('.qk_norm', '.qkv')}/v"]
+            out[stem] = torch.cat((value.flatten(2), kept[f"{stem}/k"].flatten(2), v), dim=-1)
         elif not part:
             out[name] = value
     return out

@@ -26,7 +26,8 @@ def init_weights(model: MoE, seed: int, how: str = "mixtral") -> MoE:
 
     mixtral  as Hugging Face starts Mixtral and Llama: matrices N(0, 0.02), norms 1.
     spread   for answer keys: matrices N(0, 1/sqrt(in)), those that end in the residual stream less by sqrt(2L), norms
-             random around 1: attention and routing far from uniform, no parameter that a bug may ignore.
+             random around 1, biases around 0: attention and routing far from uniform, no parameter that a bug may
+             ignore.
     idle     spread, but no token ever chooses expert 1.
     single   spread, but every token chooses the last expert first; with K = 1 all others are idle.
     tied     spread, but every gate is 0: all logits are equal, and experts 0..K-1 are chosen by the rule for ties.
@@ -40,7 +41,9 @@ def init_weights(model: MoE, seed: int, how: str = "mixtral") -> MoE:
         raise IronhorseError(f"init idle: every token goes to all {config.n_experts} experts; choose a smaller top_k")
     generator = torch.Generator().manual_seed(seed)
     for name, param in model.named_parameters():
-        if not decays(tuple(param.shape)):
+        if name.endswith(".bias"):
+            param.normal_(0.0, 0.0 if how == "mixtral" else 0.3, generator=generator)
+        elif not decays(tuple(param.shape)):
             if how == "mixtral":
                 param.fill_(1.0)
             else:

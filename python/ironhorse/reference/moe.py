@@ -1,4 +1,5 @@
-"""The mixture-of-experts transformer as a plain nn.Module, written to be read; without experts it is a Llama.
+"""Decoders of Llama's design as a plain nn.Module, written to be read: Llama, Mistral, Qwen 2 and 3, and the mixtures
+of experts Mixtral and Qwen 3 MoE.
 
     x = embed_tokens[tokens]
     for each layer:  x = x + o_proj(attention(rope(qkv(input_layernorm(x)))))
@@ -10,13 +11,15 @@
     | equation                                                     | code              |
     | rmsnorm: x · w / √(mean(x²) + eps)                           | RMSNorm           |
     | rope: pair (i, i + HD/2) turns by p · θ^(-2i/HD)             | rope_tables, turn |
+    | the same for longer contexts: slower by the type of scaling  | scaled            |
+    | each head of q and k by rmsnorm before rope, in Qwen 3       | SelfAttention     |
     | probs = softmax(gate h), in f32 at least                     | SparseMoE         |
     | experts = the K largest logits, of equal ones the lower      | choose            |
     | weights = probs of these, divided by their sum               | SparseMoE         |
     | f_e = share of tokens sent to e, P_e = mean of probs of e    | aux_loss          |
 
 Shapes: B batch, T time, N = B·T tokens, C hidden, NH and NKV heads of width HD, E experts, K of them for a token, F
-inner width, V vocabulary. Parameter names are Hugging Face Mixtral's and Llama's; linear weights are (out, in). In
+inner width, V vocabulary. Parameter names are Hugging Face's; linear weights are (out, in). In
 bf16, norms, softmax, router and the sum over experts are f32 inside and rounded once. Every activation a check may want
 to see is passed, by name and in execution order, to an optional recorder.
 """
@@ -24,6 +27,7 @@ to see is passed, by name and in execution order, to an optional recorder.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 
 import torch
@@ -59,10 +63,23 @@ class RMSNorm(nn.Module):
 def rope_tables(config: MoEConfig, T: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin (T, HD/2), taken in f64 and rounded to f32 at most."""
     pairs = torch.arange(0, config.head_dim, 2, device=like.device, dtype=torch.float64)
-    speed = config.rope_theta ** (-pairs / config.head_dim)
+    speed = scaled(config, config.rope_theta ** (-pairs / config.head_dim))
     angles = torch.arange(T, device=like.device, dtype=torch.float64)[:, None] * speed
     dtype = wide(like.new_empty(0)).dtype
     return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def scaled(config: MoEConfig, speed: Tensor) -> Tensor:
+    """The speeds of the pairs after scaling: all slower by a factor, or, as in Llama 3.1, those that turn less than
+    `low` times in the original context; those that turn more than `high` times stay, and between it is a mixture."""
+    if config.rope_type == "default":
+        return speed
+    slow = speed / config.rope_factor
+    if config.rope_type == "linear":
+        return slow
+    turns = config.rope_original * speed / (2 * math.pi)
+    kept = ((turns - config.rope_low) / (config.rope_high - config.rope_low)).clamp(0, 1)
+    return kept * speed + (1 - kept) * slow
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -79,10 +96,12 @@ class SelfAttention(nn.Module):
         self.heads, self.kv_heads, self.head_dim = config.n_head, config.n_kv_head, config.head_dim
         self.attention = attention
         C, q, kv = config.hidden, config.n_head * config.head_dim, config.n_kv_head * config.head_dim
-        self.q_proj = nn.Linear(C, q, bias=False)
-        self.k_proj = nn.Linear(C, kv, bias=False)
-        self.v_proj = nn.Linear(C, kv, bias=False)
+        self.q_proj = nn.Linear(C, q, bias=config.has_qkv_bias)
+        self.k_proj = nn.Linear(C, kv, bias=config.has_qkv_bias)
+        self.v_proj = nn.Linear(C, kv, bias=config.has_qkv_bias)
         self.o_proj = nn.Linear(q, C, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_eps) if config.has_qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_eps) if config.has_qk_norm else None
 
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, W) packed to q (B, NH, T, HD), k and v (B, NKV, T, HD)."""
@@ -90,11 +109,19 @@ class SelfAttention(nn.Module):
         q, k, v = parts.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         return q, k, v
 
+    def _joined(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The inverse of `_split`."""
+        return torch.cat((q, k, v), dim=1).transpose(1, 2).flatten(2)
+
     def forward(self, x: Tensor, tables: tuple[Tensor, Tensor], name: str, record: Record) -> Tensor:
         qkv = torch.cat((self.q_proj(x), self.k_proj(x), self.v_proj(x)), dim=-1)  # (B, T, (NH + 2·NKV)·HD)
         record(f"{name}.qkv", qkv)
         q, k, v = self._split(qkv)
-        turned = torch.cat((turn(q, *tables), turn(k, *tables), v), dim=1).transpose(1, 2).flatten(2)
+        if self.q_norm is not None and self.k_norm is not None:
+            normed = self._joined(self.q_norm(q), self.k_norm(k), v)
+            record(f"{name}.qk_norm", normed)
+            q, k, v = self._split(normed)
+        turned = self._joined(turn(q, *tables), turn(k, *tables), v)
         record(f"{name}.qkv_rope", turned)
         q, k, v = self._split(turned)
         k, v = (part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (k, v))
@@ -123,16 +150,19 @@ class MLP(nn.Module):
 
 
 class Expert(nn.Module):
-    """The same under Mixtral's names: (rows, C) -> (rows, C). Without rows its gradients are 0, not absent."""
+    """The same under Mixtral's or Qwen's names: (rows, C) -> (rows, C). Without rows gradients are 0, not absent."""
 
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
-        self.w1 = nn.Linear(config.hidden, config.ffn, bias=False)
-        self.w2 = nn.Linear(config.ffn, config.hidden, bias=False)
-        self.w3 = nn.Linear(config.hidden, config.ffn, bias=False)
+        self.names = ("gate_proj", "up_proj", "down_proj") if config.family == "qwen3" else ("w1", "w3", "w2")
+        widths = (config.hidden, config.ffn), (config.hidden, config.ffn), (config.ffn, config.hidden)
+        for name, (wide_in, wide_out) in zip(self.names, widths, strict=True):
+            self.add_module(name, nn.Linear(wide_in, wide_out, bias=False))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(swiglu(self.w1(x), self.w3(x)))
+        gate, up, down = (getattr(self, name) for name in self.names)
+        out: Tensor = down(swiglu(gate(x), up(x)))
+        return out
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -202,8 +232,9 @@ class Block(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden, config.rms_eps)
         self.self_attn = SelfAttention(config, attention)
         self.post_attention_layernorm = RMSNorm(config.hidden, config.rms_eps)
+        self.sparse = "mlp" if config.family == "qwen3" else "block_sparse_moe"  # what the experts are called
         if config.n_experts:
-            self.block_sparse_moe = SparseMoE(config)
+            self.add_module(self.sparse, SparseMoE(config))
         else:
             self.mlp = MLP(config)
 
@@ -216,8 +247,9 @@ class Block(nn.Module):
         record(f"{name}.residual_1", x)
         normed = self.post_attention_layernorm(x)
         record(f"{name}.post_attention_layernorm", normed)
-        if hasattr(self, "block_sparse_moe"):
-            out, aux = self.block_sparse_moe(normed, name, record)
+        experts = getattr(self, self.sparse, None)
+        if isinstance(experts, SparseMoE):
+            out, aux = experts(normed, name, record)
         else:
             out, aux = self.mlp(normed, name, record), None
         x = x + out
@@ -258,15 +290,18 @@ class MoE(nn.Module):
         super().__init__()
         self.config = config.validate()
         self.model = Body(config, attention)
-        self.lm_head = nn.Linear(config.hidden, config.vocab_size, bias=False)
+        self.lm_head = None if config.tied else nn.Linear(config.hidden, config.vocab_size, bias=False)
+
+    def _head(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.model.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
 
     def forward(self, tokens: Tensor, record: Record | None = None) -> Tensor:
-        return self.lm_head(self.model(tokens, record or _discard)[0])
+        return self._head(self.model(tokens, record or _discard)[0])
 
     def loss(self, tokens: Tensor, targets: Tensor, record: Record | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(logits (B, T, V), mean cross-entropy over the B·T targets plus all of aux, aux (L,), or (0,) if dense)."""
         x, losses = self.model(tokens, record or _discard)
-        logits = self.lm_head(x)
+        logits = self._head(x)
         loss = F.cross_entropy(wide(logits).flatten(0, 1), targets.flatten())
         aux = torch.stack(losses) if losses else loss.new_zeros(0)
         return logits, loss + aux.sum(), aux

@@ -10,12 +10,13 @@ use ironhorse::train::format::{Elem, open_weights};
 use ironhorse::train::run::Control;
 use std::path::PathBuf;
 
-/// Converts weights to a Hugging Face folder (GPT-2, Mixtral, Llama) or llm.c's model .bin
+/// Converts weights to a Hugging Face folder (GPT-2, Llama, Mistral, Mixtral, Qwen) or llm.c's model .bin
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse convert runs/0001 model.bin\n  \
                         ironhorse convert gpt2_124M.bin gpt2-folder\n  \
                         ironhorse convert gpt2_124M.bin gpt2_124M_bf16.bin --dtype bf16\n  \
-                        ironhorse convert runs/0001 mixtral-folder --dtype bf16 --shard-size 2GB")]
+                        ironhorse convert runs/0001 mixtral-folder --dtype bf16 --shard-size 2GB\n  \
+                        ironhorse convert Qwen/Qwen3-0.6B qwen3-f32")]
 pub struct ConvertArgs {
     /// A run, a checkpoint, an answer key, a Hugging Face folder, a model .bin, or a model by name such as gpt2 or org/name
     from: PathBuf,

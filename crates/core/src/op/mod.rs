@@ -18,6 +18,7 @@ mod muon;
 mod norm;
 mod numerics;
 mod optimizer;
+mod qk_norm;
 mod rope;
 mod router;
 mod routing;
@@ -41,7 +42,8 @@ pub use norm::{
 };
 pub use numerics::{Arithmetic, BF16_UNIT, F32_UNIT, Numerics, Product};
 pub use optimizer::{AdamW, GradNorm};
-pub use rope::Rope;
+pub use qk_norm::{QkHeads, QkNormBwd, QkNormFwd};
+pub use rope::{Rope, RopeScaling};
 pub use router::{RouterBwd, RouterFwd, RouterLoad};
 pub use routing::{Combine, CombineBwd, Permute, PermuteBwd, RouteSort};
 pub use spec::{Access, Accum, Arg, OpSpec};
@@ -106,6 +108,8 @@ ops!(
     SwigluFwd,
     SwigluBwd,
     Add,
+    QkNormFwd,
+    QkNormBwd,
     Rope,
     AttentionFwd,
     AttentionBwd,

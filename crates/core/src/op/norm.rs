@@ -7,7 +7,7 @@ use crate::{DType, Result, Slot};
 /// Sums over a row; x - mean loses digits where the mean is larger than the spread.
 const LAYERNORM: Numerics = Numerics::new(Arithmetic::Sum(5e-6));
 /// Sums of squares over a row: nothing cancels in the forward.
-const RMSNORM: Numerics = Numerics::new(Arithmetic::Sum(3e-6));
+pub(super) const RMSNORM: Numerics = Numerics::new(Arithmetic::Sum(3e-6));
 
 /// The norm of a sum. The sum is rounded to its element type and then normalised, as by two ops; the oracle does not
 /// round it. Two engines must agree on the sum itself.

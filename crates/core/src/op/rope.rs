@@ -5,10 +5,74 @@ use super::numerics::{Arithmetic, Numerics};
 use super::spec::{named, op};
 use crate::Slot;
 
+/// How the speeds at which pairs turn are changed for longer contexts. The angles of one position are in f64, so every
+/// engine has the same tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    #[default]
+    None,
+    /// All pairs turn `factor` times slower.
+    Linear {
+        /// How much longer the context became.
+        factor: f64,
+    },
+    /// That of Llama 3.1: pairs that turn less than `low` times in the `original` context are `factor` times slower, those
+    /// that turn more than `high` times are as fast as before, and those between are in between.
+    Llama3 {
+        /// How much longer the context became.
+        factor: f64,
+        /// Turns below which a pair is slowed down by all of `factor`.
+        low: f64,
+        /// Turns above which a pair keeps its speed.
+        high: f64,
+        /// The context that the model was first trained for.
+        original: u32,
+    },
+}
+
+impl RopeScaling {
+    /// The new speed of a pair that turned by `frequency` radians a position.
+    pub fn scaled(self, frequency: f64) -> f64 {
+        match self {
+            Self::None => frequency,
+            Self::Linear { factor } => frequency / factor,
+            Self::Llama3 { factor, low, high, original } => {
+                let turns = f64::from(original) * frequency / std::f64::consts::TAU;
+                let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                frequency * (kept + (1.0 - kept) / factor)
+            }
+        }
+    }
+
+    /// What is wrong with it.
+    fn problem(self) -> Option<String> {
+        let positive = |name: &str, value: f64| {
+            let fits = value.is_finite() && value > 0.0;
+            (!fits).then(|| format!("`{name}` of the scaling is {value}, expected a positive number"))
+        };
+        match self {
+            Self::None => None,
+            Self::Linear { factor } => positive("factor", factor),
+            Self::Llama3 { factor, low, high, original } => {
+                let ordered = || {
+                    let fits = low < high && original > 0;
+                    let told = format!("{low}, {high} and {original}");
+                    (!fits).then(|| format!("`low`, `high` and `original` of the scaling are {told}"))
+                };
+                positive("factor", factor)
+                    .or(positive("low", low))
+                    .or(positive("high", high))
+                    .or_else(ordered)
+            }
+        }
+    }
+}
+
 op! {
     /// Rotates every head of queries and keys in place according to its position; values are unchanged. The pair
-    /// `(i, i + HD/2)` of a head at position `p` is rotated by the angle `p·θ^(-2i/HD)` with `θ = base·alpha^(HD/(HD-2))`:
-    /// `(a, b) → (a·cos - b·sin, a·sin + b·cos)`. Angles, sines and cosines are computed in f64 and rounded to f32.
+    /// `(i, i + HD/2)` of a head at position `p` is rotated by the angle `p·θ^(-2i/HD)` with `θ = base·alpha^(HD/(HD-2))`,
+    /// whose speed `scaling` may change: `(a, b) → (a·cos - b·sin, a·sin + b·cos)`. Angles, sines and cosines are computed in f64 and rounded to f32.
     ///
     /// The gradient of a rotation is the inverse rotation: the backward is the same op on the gradient, with `back`.
     pub struct Rope {
@@ -22,6 +86,8 @@ op! {
         pub base: f32,
         /// NTK-aware scaling: stretches the wavelengths for a context longer than the model was trained for; 1 for none.
         pub alpha: f32,
+        /// How the speeds were changed for a context longer than the model was first trained for.
+        pub scaling: RopeScaling,
         /// Rotates the other way.
         pub back: bool,
         /// Start at the scalar `position` instead of 0.
@@ -51,6 +117,7 @@ op! {
                 return c.fail(format!("`{name}` is {value}, expected a positive number"));
             }
         }
+        op.scaling.problem().map_or(Ok(()), |what| c.fail(what))?;
         if seq > op.context {
             return c.fail(beyond_context(seq, op.context));
         }
@@ -80,7 +147,7 @@ impl Rope {
     pub fn frequency(&self, i: usize) -> f64 {
         let hd = self.head_dim() as f64;
         let theta = f64::from(self.base) * f64::from(self.alpha).powf(hd / (hd - 2.0));
-        theta.powf(-2.0 * i as f64 / hd)
+        self.scaling.scaled(theta.powf(-2.0 * i as f64 / hd))
     }
 
     /// The number of elements of queries and keys.
@@ -97,8 +164,33 @@ mod tests {
 
     fn rope(shape: [usize; 3], heads: usize, kv_heads: usize) -> Rope {
         let qkv = Slot { pool: Pool::Io, offset: 0, shape: shape.into(), dtype: DType::F32 };
-        let (base, alpha) = (10_000.0, 1.0);
-        Rope { qkv, heads, kv_heads, base, alpha, back: false, at_position: false, context: 8 }
+        let (base, alpha, scaling) = (10_000.0, 1.0, RopeScaling::None);
+        Rope { qkv, heads, kv_heads, base, alpha, scaling, back: false, at_position: false, context: 8 }
+    }
+
+    #[test]
+    fn scalings_slow_pairs_down() {
+        let op = rope([1, 8, 3 * 64], 1, 1);
+        let linear = Rope { scaling: RopeScaling::Linear { factor: 4.0 }, ..op };
+        assert_eq!(linear.frequency(7), op.frequency(7) / 4.0);
+        let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192 };
+        let llama3 = Rope { base: 500_000.0, scaling, ..op };
+        let plain = Rope { scaling: RopeScaling::None, ..llama3 };
+        let ratios: Vec<f64> = (0..32).map(|i| llama3.frequency(i) / plain.frequency(i)).collect();
+        assert_eq!((ratios[0], ratios[31]), (1.0, 0.125));
+        assert!(ratios.windows(2).all(|pair| pair[1] <= pair[0]), "{ratios:?}");
+        // a pair that turns 2.5 times in the original context is halfway between
+        let middle = std::f64::consts::TAU * 2.5 / 8192.0;
+        assert!((scaling.scaled(middle) / middle - 0.5625).abs() < 1e-12);
+        let text = |scaling| Rope { scaling, ..op }.check().unwrap_err().to_string();
+        assert_eq!(
+            text(RopeScaling::Linear { factor: 0.0 }),
+            "rope: `factor` of the scaling is 0, expected a positive number"
+        );
+        assert_eq!(
+            text(RopeScaling::Llama3 { factor: 8.0, low: 4.0, high: 4.0, original: 8192 }),
+            "rope: `low`, `high` and `original` of the scaling are 4, 4 and 8192"
+        );
     }
 
     #[test]

@@ -16,7 +16,7 @@ fn rstd<A: Real>(sum: f64, n: usize, eps: A) -> A {
 
 multiversion! {
     /// 1 / √(mean(x²) + eps)
-    fn rms_statistic<const FMA: bool, T: Elem, S: Order>(x: &[T], eps: T::Acc) -> T::Acc {
+    pub fn rms_statistic<const FMA: bool, T: Elem, S: Order>(x: &[T], eps: T::Acc) -> T::Acc {
         let square = |[x]: [T::Acc; 1], [sum]: [T::Acc; 1]| [T::Acc::fma::<FMA>(x, x, sum)];
         rstd(totals::<T, 1, 1, LANES>([x], S::BLOCK, square)[0], x.len(), eps)
     }
@@ -37,7 +37,7 @@ multiversion! {
     }
 
     /// y = x rstd w
-    fn rms_apply<const FMA: bool, T: Elem>(from: [Span<T>; 2], y: Span<T>, rstd: T::Acc) {
+    pub fn rms_apply<const FMA: bool, T: Elem>(from: [Span<T>; 2], y: Span<T>, rstd: T::Acc) {
         // SAFETY: guaranteed by the caller of `Norm::forward` or `Norm::apply`.
         unsafe { map(from, [y], |[x, w]| [x * rstd * w]) }
     }
@@ -50,7 +50,7 @@ multiversion! {
     }
 
     /// d_x = or += rstd (d_y w - x rstd² mean(d_y w x)), from \[d_y, x, w\]
-    fn rms_d_x<const FMA: bool, T: Elem, S: Order>(from: [Span<T>; 3], d_x: Span<T>, rstd: T::Acc, adds: bool) {
+    pub fn rms_d_x<const FMA: bool, T: Elem, S: Order>(from: [Span<T>; 3], d_x: Span<T>, rstd: T::Acc, adds: bool) {
         // SAFETY: guaranteed by the caller of `d_x_row`; the slices end before `map` writes.
         unsafe {
             let add = |[d, x, w]: [T::Acc; 3], [dot]: [T::Acc; 1]| [T::Acc::fma::<FMA>(d * w, x, dot)];

@@ -12,6 +12,7 @@ mod memory;
 mod muon;
 mod norm;
 mod optimizer;
+mod qk_norm;
 mod rope;
 mod router;
 mod routing;
@@ -192,6 +193,8 @@ pub fn run(ctx: &mut Ctx<'_>, op: &Op) -> Result<()> {
         Op::SwigluFwd(op) => elementwise::swiglu_fwd(ctx, op),
         Op::SwigluBwd(op) => elementwise::swiglu_bwd(ctx, op),
         Op::Add(op) => elementwise::add(ctx, op),
+        Op::QkNormFwd(op) => qk_norm::qk_norm_fwd(ctx, op),
+        Op::QkNormBwd(op) => qk_norm::qk_norm_bwd(ctx, op),
         Op::Rope(op) => rope::rope(ctx, op),
         Op::AttentionFwd(op) => attention::attention_fwd(ctx, op),
         Op::AttentionBwd(op) => attention::attention_bwd(ctx, op),

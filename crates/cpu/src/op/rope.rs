@@ -6,7 +6,7 @@ use crate::kernel::rope::rotate;
 use crate::memory::Span;
 use crate::team::Team;
 use ironhorse_core::eager::Pairs;
-use ironhorse_core::op::Rope;
+use ironhorse_core::op::{Rope, RopeScaling};
 use ironhorse_core::{Error, Result};
 
 /// Tokens a task handles.
@@ -18,10 +18,12 @@ const POSITIONS: usize = 64;
 #[derive(Default)]
 pub struct RopeTables(Vec<Table>);
 
+/// HD, the bits of base and alpha, and the scaling.
+type Key = (usize, u32, u32, RopeScaling);
+
 /// For each position the cosines of all pairs, then the sines.
 struct Table {
-    /// HD and the bits of base and alpha.
-    key: (usize, u32, u32),
+    key: Key,
     positions: usize,
     values: Buffer,
 }
@@ -29,7 +31,7 @@ struct Table {
 impl RopeTables {
     /// At least `positions` rows of HD floats.
     fn get(&mut self, team: &Team, op: &Rope, positions: usize) -> Result<&[f32]> {
-        let key = (op.head_dim(), op.base.to_bits(), op.alpha.to_bits());
+        let key = (op.head_dim(), op.base.to_bits(), op.alpha.to_bits(), op.scaling);
         let index = match self.0.iter().position(|table| table.key == key) {
             Some(index) => index,
             None => {

@@ -15,6 +15,7 @@ mod memory;
 mod muon;
 mod norm;
 mod optimizer;
+mod qk_norm;
 mod rope;
 mod router;
 mod routing;
@@ -115,6 +116,8 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::RmsNormBwd(op) => norm::rmsnorm_bwd(cx, op),
         Op::SwigluFwd(op) => swiglu::swiglu_fwd(cx, op),
         Op::SwigluBwd(op) => swiglu::swiglu_bwd(cx, op),
+        Op::QkNormFwd(op) => qk_norm::qk_norm_fwd(cx, op),
+        Op::QkNormBwd(op) => qk_norm::qk_norm_bwd(cx, op),
         Op::Rope(op) => rope::rope(cx, op),
         Op::RouterFwd(op) => router::router_fwd(cx, op),
         Op::RouterBwd(op) => router::router_bwd(cx, op),
@@ -133,7 +136,7 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
 /// Every specialisation the launchers ask for.
 pub(crate) fn specs() -> Vec<Spec> {
     specs_of!(
-        attention_cached elementwise embedding flash gemv grouped linear loss memory muon norm optimizer rope router
-        routing sample swiglu
+        attention_cached elementwise embedding flash gemv grouped linear loss memory muon norm optimizer qk_norm rope
+        router routing sample swiglu
     )
 }

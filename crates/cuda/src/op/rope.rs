@@ -6,7 +6,7 @@ use crate::args::{Args, Grid};
 use crate::device::{Buffer, Device};
 use crate::kernels::Spec;
 use ironhorse_core::DType;
-use ironhorse_core::op::Rope;
+use ironhorse_core::op::{Rope, RopeScaling};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -23,13 +23,13 @@ struct Table {
     values: Buffer,
 }
 
-/// HD and the bits of base and alpha.
-type Key = (usize, u32, u32);
+/// HD, the bits of base and alpha, and the scaling.
+type Key = (usize, u32, u32, RopeScaling);
 
 impl Tables {
     /// Addresses of cosines and sines of at least `positions` positions.
     fn get(&mut self, device: &'static Device, op: &Rope, positions: usize) -> Result<(u64, u64)> {
-        let key = (op.head_dim(), op.base.to_bits(), op.alpha.to_bits());
+        let key = (op.head_dim(), op.base.to_bits(), op.alpha.to_bits(), op.scaling);
         let fits = |table: &&Table| table.key == key && table.positions >= positions;
         let (at, positions) = match self.0.iter().find(fits) {
             Some(table) => (table.values.address(), table.positions),
@@ -100,9 +100,9 @@ mod tests {
     #[test]
     fn tables_hold_cosines_then_sines() {
         let qkv = Slot { pool: Pool::Io, offset: 0, shape: [1, 5, 18].into(), dtype: DType::F32 };
-        let (base, alpha) = (10_000.0, 1.0);
-        let op =
-            Rope { qkv, heads: 1, kv_heads: 1, base, alpha, back: false, at_position: false, context: 5 };
+        let (base, alpha, scaling) = (10_000.0, 1.0, RopeScaling::None);
+        let (heads, kv_heads, back, at_position) = (1, 1, false, false);
+        let op = Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, context: 5 };
         let bytes = values(&op, 5);
         assert_eq!((sines_at(&op, 5), bytes.len()), (64, 128));
         let float = |at: usize| f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());

@@ -15,6 +15,7 @@ mod memory;
 mod muon;
 mod norm;
 mod optimizer;
+mod qk_norm;
 mod refusal;
 mod rmsnorm;
 mod rope;
@@ -188,6 +189,7 @@ const FAMILIES: &[Family] = &[
     (ActBwd::NAMES, activation::bwd_cases),
     (&["add"], elementwise::cases),
     (&["swiglu_fwd", "swiglu_bwd"], swiglu::cases),
+    (&["qk_norm_fwd", "qk_norm_bwd"], qk_norm::cases),
     (&["rope"], rope::cases),
     (&["attention_fwd", "attention_bwd", "attention_cached"], attention::cases),
     (&["dropout"], dropout::cases),
@@ -314,6 +316,7 @@ mod tests {
             has("rope position", &|op| matches!(op, Op::Rope(op) if op.at_position == want));
             has("rope back", &|op| matches!(op, Op::Rope(op) if op.back == want));
             has("entropy", &|op| matches!(op, Op::RouterLoad(op) if op.entropy.is_some() == want));
+            has("qk_norm in place", &|op| matches!(op, Op::QkNormFwd(op) if (op.out == op.inp) == want));
             has("swiglu in place", &|op| matches!(op, Op::SwigluBwd(op) if (op.d_inp == op.inp) == want));
             has("swiglu again", &|op| matches!(op, Op::SwigluBwd(op) if op.act.is_some() == want));
             let again = |op: &Op| matches!(op, Op::SwigluBwd(op) if (op.act == Some(op.d_out)) == want);
@@ -330,6 +333,7 @@ mod tests {
             has("accum", &|op| matches!(op, Op::EmbeddingBwd(op) if op.accum_wte == accum));
             has("accum", &|op| matches!(op, Op::RmsNormBwd(op) if op.accum == accum));
             has("accum", &|op| matches!(op, Op::RmsNormBwd(op) if op.accum_inp == accum));
+            has("accum", &|op| matches!(op, Op::QkNormBwd(op) if op.accum == accum));
             has("accum", &|op| matches!(op, Op::PermuteBwd(op) if op.accum == accum));
             has("accum", &|op| matches!(op, Op::GroupedLinearBwdWeight(op) if op.accum == accum));
             has("accum", &|op| matches!(op, Op::RouterLoad(op) if op.accum == accum));

@@ -3,8 +3,8 @@
 use super::{Case, Kit};
 use ironhorse_core::Precision;
 use ironhorse_core::op::{
-    Accum, AttentionCached, CrossEntropy, EmbeddingBwd, EmbeddingFwd, GroupedLinearFwd, Rope, RouteSort,
-    RouterFwd,
+    Accum, AttentionCached, CrossEntropy, EmbeddingBwd, EmbeddingFwd, GroupedLinearFwd, Rope, RopeScaling,
+    RouteSort, RouterFwd,
 };
 
 /// Valid programs with an invalid input, in f32.
@@ -91,8 +91,9 @@ fn rope(p: Precision, position: u32) -> Case {
     let mut kit = Kit::with_precision(p, format!("position {position} of 5"));
     kit.scalars.position = position;
     let qkv = kit.slot([2, 1, 12]);
-    let (base, alpha) = (1e4, 1.0);
-    kit.finish(Rope { qkv, heads: 1, kv_heads: 1, base, alpha, back: false, at_position: true, context: 5 })
+    let (heads, kv_heads, base, alpha, scaling) = (1, 1, 1e4, 1.0, RopeScaling::None);
+    let (back, at_position) = (false, true);
+    kit.finish(Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, context: 5 })
 }
 
 fn router_fwd(p: Precision, token: usize, logit: f32) -> Case {

@@ -2,7 +2,7 @@
 
 use super::{Case, Kit};
 use ironhorse_core::Precision;
-use ironhorse_core::op::Rope;
+use ironhorse_core::op::{Rope, RopeScaling};
 
 /// (B, T, HD, NH, NKV)
 const SHAPES: [[usize; 5]; 11] = [
@@ -33,18 +33,32 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         cases.push(rope(p, shape, false, 8.0, Some(position)));
     }
     cases.push(rope(p, [1, 7, 64, 12, 1], true, 1.0, Some(100)));
+    // of these 32 pairs some keep their speed, some are between, some are slowed down
+    let llama3 = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64 };
+    for scaling in [RopeScaling::Linear { factor: 2.5 }, llama3] {
+        cases.push(made(p, [2, 33, 64, 4, 2], (false, None), 1.0, scaling));
+        cases.push(made(p, [1, 7, 10, 3, 1], (true, Some(500)), 1.0, scaling));
+    }
     cases
 }
 
-fn rope(
+fn rope(p: Precision, shape: [usize; 5], back: bool, alpha: f32, at: Option<u32>) -> Case {
+    made(p, shape, (back, at), alpha, RopeScaling::None)
+}
+
+fn made(
     p: Precision,
     [b, t, hd, heads, kv_heads]: [usize; 5],
-    back: bool,
+    (back, at): (bool, Option<u32>),
     alpha: f32,
-    at: Option<u32>,
+    scaling: RopeScaling,
 ) -> Case {
+    let kind = match scaling {
+        RopeScaling::None => String::new(),
+        other => format!(" {other:?}"),
+    };
     let place = at.map_or(String::new(), |position| format!(" at position {position}"));
-    let name = format!("B{b} T{t} HD{hd} NH{heads} NKV{kv_heads} alpha {alpha} back {back}{place}");
+    let name = format!("B{b} T{t} HD{hd} NH{heads} NKV{kv_heads} alpha {alpha} back {back}{place}{kind}");
     let mut kit = Kit::with_precision(p, name);
     kit.scalars.position = at.unwrap_or(u32::MAX); // must not be used if `at_position` is false
     let op = Rope {
@@ -53,6 +67,7 @@ fn rope(
         kv_heads,
         base: 10_000.0,
         alpha,
+        scaling,
         back,
         at_position: at.is_some(),
         context: at.map_or(t.max(1), |position| position as usize + t),

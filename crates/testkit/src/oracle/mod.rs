@@ -16,6 +16,7 @@ mod memory;
 mod muon;
 mod optimizer;
 mod pools;
+mod qk_norm;
 pub(crate) mod rmsnorm;
 mod rope;
 mod router;
@@ -96,6 +97,8 @@ pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
         Op::SwigluFwd(op) => swiglu::fwd(pools, op),
         Op::SwigluBwd(op) => swiglu::bwd(pools, op),
         Op::Add(op) => elementwise::add(pools, op),
+        Op::QkNormFwd(op) => qk_norm::fwd(pools, op),
+        Op::QkNormBwd(op) => qk_norm::bwd(pools, op, step),
         Op::Rope(op) => rope::rope(pools, op, step),
         Op::AttentionFwd(op) => attention::fwd(pools, op, None),
         Op::AttentionBwd(op) => attention::bwd(pools, op, None),

@@ -1,8 +1,9 @@
 //! Rotary position embedding.
 
 use super::{Pools, Step};
-use ironhorse_core::op::Rope;
+use ironhorse_core::op::{Rope, RopeScaling};
 use ironhorse_core::{Error, Result};
+use std::f64::consts::PI;
 
 pub(super) fn rope(pools: &mut Pools, op: &Rope, step: Step) -> Result<()> {
     let dims = op.qkv.shape.dims();
@@ -20,7 +21,8 @@ pub(super) fn rope(pools: &mut Pools, op: &Rope, step: Step) -> Result<()> {
             for h in 0..op.heads + op.kv_heads {
                 let head = (b * seq + t) * width + h * hd;
                 for i in 0..hd / 2 {
-                    let angle = (start + t) as f64 / theta.powf(2.0 * i as f64 / hd as f64);
+                    let speed = scaled(theta.powf(-2.0 * i as f64 / hd as f64), op.scaling);
+                    let angle = (start + t) as f64 * speed;
                     let (sin, cos) = if op.back { (-angle).sin_cos() } else { angle.sin_cos() };
                     let (x, y) = (qkv[head + i], qkv[head + i + hd / 2]);
                     qkv[head + i] = x * cos - y * sin;
@@ -32,10 +34,29 @@ pub(super) fn rope(pools: &mut Pools, op: &Rope, step: Step) -> Result<()> {
     pools.write(op.qkv, &qkv)
 }
 
+/// The speed of a pair after scaling, as the Llama 3.1 paper's code decides it: by wavelengths.
+fn scaled(speed: f64, scaling: RopeScaling) -> f64 {
+    match scaling {
+        RopeScaling::None => speed,
+        RopeScaling::Linear { factor } => speed / factor,
+        RopeScaling::Llama3 { factor, low, high, original } => {
+            let (wavelength, original) = (2.0 * PI / speed, f64::from(original));
+            if wavelength > original / low {
+                speed / factor
+            } else if wavelength < original / high {
+                speed
+            } else {
+                let smooth = (original / wavelength - low) / (high - low);
+                (1.0 - smooth) * speed / factor + smooth * speed
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crate::Kit;
-    use ironhorse_core::op::Rope;
+    use ironhorse_core::op::{Rope, RopeScaling};
 
     fn case(position: u32, back: bool) -> (Kit, Rope) {
         let mut kit = Kit::new("rope");
@@ -47,6 +68,7 @@ mod tests {
             kv_heads: 1,
             base: 10_000.0,
             alpha: 4.0,
+            scaling: RopeScaling::None,
             back,
             at_position: true,
             context: 8,
@@ -78,6 +100,7 @@ mod tests {
             kv_heads: 1,
             base: 100.0,
             alpha: 4.0,
+            scaling: RopeScaling::None,
             back: false,
             at_position: false,
             context: 2,

@@ -15,25 +15,36 @@ pub const TOKENIZER: &str = "tokenizer.bin";
 /// Names and contents of files.
 pub type NamedFiles = Vec<(String, Vec<u8>)>;
 
-/// The files that make up tokenizers: Hugging Face's, llm.c's.
-const FILES: [&str; 7] = [
+/// The files that make up tokenizers, chat templates included: Hugging Face's, llm.c's.
+const FILES: [&str; 10] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
     TOKENIZER,
 ];
+/// How `transformers` generates with a model.
+const GENERATION: &str = "generation_config.json";
 
 /// Whether a file beside weights belongs to a tokenizer.
 pub fn is_tokenizer_file(name: &str) -> bool {
     FILES.contains(&name)
 }
 
-/// The tokenizer's files in a folder, as they are.
+/// Whether a file beside weights says how they are used, and goes where they go.
+pub(super) fn is_companion(name: &str) -> bool {
+    is_tokenizer_file(name) || name == GENERATION
+}
+
+/// The files in a folder that say how its weights are used, as they are: those of the tokenizer, and `generation_config.json`.
 pub fn tokenizer_files(folder: &Path) -> Result<NamedFiles> {
-    let paths = FILES.iter().map(|name| (name, folder.join(name))).filter(|(_, path)| path.is_file());
+    let names = FILES.iter().chain([&GENERATION]);
+    let paths = names.map(|name| (name, folder.join(name))).filter(|(_, path)| path.is_file());
     paths
         .map(|(name, path)| {
             let bytes = std::fs::read(&path).map_err(|source| Error::io(&path, "read", source))?;

@@ -32,7 +32,7 @@ pub trait WeightSource {
         check_finite(self.path(), name, out, || spec(name).map_or(1, |spec| row_len(&spec)))
     }
 
-    /// The tokens before and after a text.
+    /// The tokens before and after a text, and what else a `config.json` says.
     fn text_tokens(&self) -> TextTokens {
         TextTokens::Last
     }
@@ -42,7 +42,7 @@ pub trait WeightSource {
         None
     }
 
-    /// The files of the tokenizer in the same folder; empty without one.
+    /// The files of the tokenizer in the same folder and `generation_config.json`; empty without any.
     fn tokenizer_files(&self) -> Result<NamedFiles> {
         Ok(Vec::new())
     }

@@ -2,6 +2,7 @@
 
 use super::decoder::{self, Plan};
 use super::describe::{self, Described, position};
+use super::named::NAMED;
 use super::notation::{KIND, Notation, Pairs};
 use super::{Gpt2Config, MoeConfig, StepOptions, TensorSpec, gpt2, moe};
 use crate::{Error, Result};
@@ -9,26 +10,12 @@ use ironhorse_core::{Precision, Program};
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// The named models: their names, and their sizes as [`ModelConfig::parse`] reads them.
-const NAMED: &[(&[&str], &str)] = &[
-    (&["d12", "gpt2"], "n_layer=12,n_head=12,n_embd=768"),
-    (&["d24", "gpt2-medium"], "n_layer=24,n_head=16,n_embd=1024"),
-    (&["d36", "gpt2-large"], "n_layer=36,n_head=20,n_embd=1280"),
-    (&["d48", "gpt2-xl"], "n_layer=48,n_head=25,n_embd=1600"),
-    // 6.9 billion parameters, 1.8 of them active
-    (&["moe-6.9b"], "hidden=768,n_layer=30,n_head=12,n_experts=16,top_k=4,ffn=6144,rope_alpha=8"),
-    (
-        &["moe-tiny"],
-        "hidden=64,n_layer=2,n_head=4,n_experts=4,top_k=2,ffn=256,vocab_size=1000,max_seq_len=512",
-    ),
-];
-
 /// The sizes of a model of any family.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ModelConfig {
     /// GPT-2.
     Gpt2(Gpt2Config),
-    /// A mixture of experts, or the dense Llama.
+    /// A decoder of Llama's design, dense or a mixture of experts.
     Moe(MoeConfig),
 }
 
@@ -67,7 +54,7 @@ macro_rules! either {
 }
 
 impl ModelConfig {
-    /// `gpt2`, `moe` or `llama`.
+    /// `gpt2`, or one of [`MoeConfig::kind`].
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Gpt2(_) => "gpt2",
@@ -106,9 +93,14 @@ impl ModelConfig {
     /// Parameters that one token uses, where that is not all of them; without padding.
     pub fn active_params(&self) -> Option<usize> {
         match self {
-            Self::Moe(config) if config.n_experts > 0 => Some(config.active_params()),
+            Self::Moe(config) if self.has_experts() => Some(config.active_params()),
             _ => None,
         }
+    }
+
+    /// Whether layers have experts.
+    pub fn has_experts(&self) -> bool {
+        matches!(self, Self::Moe(config) if config.n_experts > 0)
     }
 
     /// V
@@ -222,14 +214,19 @@ impl ModelConfig {
     /// Reads a description of this kind.
     fn of_kind(kind: &str, pairs: &Pairs) -> Result<Self> {
         match kind {
-            _ if Gpt2Config::KINDS.contains(&kind) => describe::read(pairs).map(Self::Gpt2),
-            _ if MoeConfig::KINDS.contains(&kind) => describe::read(pairs).map(Self::Moe),
+            _ if Gpt2Config::KINDS.contains(&kind) => describe::read_as(kind, pairs).map(Self::Gpt2),
+            _ if MoeConfig::KINDS.contains(&kind) => describe::read_as(kind, pairs).map(Self::Moe),
             _ => Err(Self::unknown_kind(&format!("{kind:?}"))),
         }
     }
 
+    /// All kinds of models.
+    pub fn kinds() -> Vec<&'static str> {
+        [Gpt2Config::KINDS, MoeConfig::KINDS].concat()
+    }
+
     fn unknown_kind(given: &dyn std::fmt::Display) -> Error {
-        Error::input(KIND, given, [Gpt2Config::KINDS, MoeConfig::KINDS].concat().join(" or "))
+        Error::input(KIND, given, Self::kinds().join(" or "))
     }
 
     /// Reads a description of the kind that it names, or that its keys belong to.

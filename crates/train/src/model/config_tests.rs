@@ -126,7 +126,20 @@ fn every_named_model_is_valid_under_each_of_its_names() {
         }
     }
     assert_eq!(ModelConfig::parse("gpt2-xl").unwrap(), Gpt2Config::new(1024, 50257, 48, 25, 1600).into());
-    assert_eq!(moe("moe-6.9b").total_params(), 6_882_678_528);
+    // as their makers count them
+    for (name, params) in [
+        ("moe-6.9b", 6_882_678_528),
+        ("llama3.2-1b", 1_235_814_400),
+        ("llama3.1-8b", 8_030_261_248),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-30b-a3b", 30_532_122_624),
+    ] {
+        assert_eq!(moe(name).total_params(), params, "{name}");
+    }
 }
 
 #[test]
@@ -134,10 +147,11 @@ fn a_kind_may_be_demanded() {
     let read = |text: &str, kind| ModelConfig::from_text(text, Notation::Line, Some(kind));
     let text = |text: &str, kind| read(text, kind).unwrap_err().to_string();
     assert_eq!(text("kind=moe", "gpt2"), "kind is \"moe\", expected gpt2");
-    assert_eq!(text("kind=gpt2", "llama"), "kind is \"gpt2\", expected moe or llama");
+    let kinds = "moe or llama or mistral or qwen2 or qwen3 or qwen3_moe";
+    assert_eq!(text("kind=gpt2", "llama"), format!("kind is \"gpt2\", expected {kinds}"));
     assert_eq!(text("d12", "moe"), "model is d12, a gpt2, expected a moe");
     assert_eq!(read("moe-tiny", "llama").unwrap().kind(), "moe");
-    assert_eq!(text("L=1", "bert"), "kind is \"bert\", expected gpt2 or moe or llama");
+    assert_eq!(text("L=1", "bert"), format!("kind is \"bert\", expected gpt2 or {kinds}"));
     assert!(text("C=24,L=3,NH=6", "moe").starts_with("ffn|ffn_dim|intermediate_size|F is missing"));
     assert_eq!(read("C=24,L=3,NH=6", "gpt2").unwrap().kind(), "gpt2");
 }
@@ -155,4 +169,48 @@ fn a_named_model_may_be_changed() {
     assert!(parse("d13,act=gelu").unwrap_err().starts_with("unknown model `d13`"));
     // gelu is what every file without the key means, so files with it stay as they were
     assert!(parse("d12").unwrap().to_json().get("act").is_none());
+}
+
+#[test]
+fn a_family_is_told_by_its_kind() {
+    let parse = |text: &str| ModelConfig::parse(text).map_err(|error| error.to_string());
+    let sizes = "n_layer=2,n_head=2,n_embd=8,ffn=4";
+    for (kind, more) in [
+        ("llama", ",tied=true"),
+        ("llama", ",rope_type=llama3,rope_factor=8,rope_original=64"),
+        ("llama", ",rope_type=linear,rope_factor=2.5"),
+        ("mistral", ""),
+        ("qwen2", ",tied=true"),
+        ("qwen3", ",head_dim=6"),
+        ("qwen3_moe", ",experts=4,top_k=2"),
+        ("moe", ",experts=4,top_k=2,tied=true"),
+    ] {
+        let config = parse(&format!("kind={kind},{sizes}{more}")).unwrap();
+        assert_eq!(config.kind(), kind, "{more}");
+        assert_eq!(parse(&config.to_line()).unwrap(), config);
+        assert_eq!(ModelConfig::from_json(&config.to_json().to_string()).unwrap(), config);
+        let table = toml::to_string(&config.to_json()).unwrap();
+        assert_eq!(ModelConfig::from_toml(&table).unwrap(), config, "{table}");
+    }
+    let refusal = |text: &str| parse(&format!("{sizes},{text}")).unwrap_err();
+    assert_eq!(refusal("kind=llama,tied=yes"), "tied is \"yes\", expected true or false");
+    assert_eq!(
+        refusal("kind=qwen2,experts=4,top_k=1"),
+        "n_experts is 4, expected 0 in a model of the family qwen2"
+    );
+    assert_eq!(
+        refusal("kind=llama,rope_factor=8"),
+        "rope_factor is 8, expected 1, or a rope_type of linear or llama3"
+    );
+    assert_eq!(
+        refusal("kind=llama,rope_type=llama3,rope_low=4"),
+        "rope_low is 4, expected below rope_high, 4"
+    );
+    assert_eq!(
+        refusal("kind=llama,rope_type=yarn"),
+        "rope_type is \"yarn\", expected default or linear or llama3"
+    );
+    // what models had before there was a choice is not in their files
+    let plain = parse(&format!("kind=llama,{sizes}")).unwrap().to_json();
+    assert!(["family", "tied", "rope_type", "rope_factor"].iter().all(|key| plain.get(key).is_none()));
 }

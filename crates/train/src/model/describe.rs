@@ -21,8 +21,8 @@ pub(crate) struct Field<C> {
     pub set: fn(&mut C, &Given) -> Option<()>,
     /// The value as JSON.
     pub get: fn(&C) -> Value,
-    /// Whether our files leave the field out: its value is the one that models had before the field existed.
-    pub omitted: fn(&C) -> bool,
+    /// Whether it has its default.
+    pub is_default: fn(&C) -> bool,
     /// The value as errors show it.
     pub show: fn(&C) -> String,
     /// What is expected instead, if the value is out of range.
@@ -42,6 +42,11 @@ pub(crate) trait Described: Copy + 'static {
     const KINDS: &'static [&'static str];
     /// The table, in the order in which files have it.
     const FIELDS: &'static [Field<Self>];
+    /// Fields that models did not always have: our files leave them out where they have their default.
+    const LATER: &'static [&'static str];
+
+    /// Takes over what a kind decides.
+    fn set_kind(&mut self, _kind: &str) {}
 
     /// Every field at its default; fields that must be given are 0.
     fn blank() -> Self;
@@ -63,9 +68,25 @@ pub(crate) trait FieldValue: Copy + std::fmt::Display {
     fn read(given: &Given) -> Option<Self>;
     /// As JSON.
     fn json(self) -> Value;
-    /// See [`Field::omitted`].
-    fn omitted(self) -> bool {
-        false
+}
+
+impl FieldValue for bool {
+    const BLANK: Self = false;
+
+    fn expected() -> String {
+        "true or false".into()
+    }
+
+    fn read(given: &Given) -> Option<Self> {
+        match given {
+            Given::Bool(value) => Some(*value),
+            Given::Word(text) => text.parse().ok(),
+            _ => None,
+        }
+    }
+
+    fn json(self) -> Value {
+        json!(self)
     }
 }
 
@@ -124,10 +145,6 @@ impl FieldValue for Act {
     fn json(self) -> Value {
         json!(self.name())
     }
-
-    fn omitted(self) -> bool {
-        self == Self::Gelu
-    }
 }
 
 /// Declares a configuration and its table. Each field: its type and default (`None` if it must be given), its other
@@ -154,7 +171,7 @@ macro_rules! described {
                     Some(())
                 },
                 get: |config| $crate::model::describe::FieldValue::json(config.$name),
-                omitted: |config| $crate::model::describe::FieldValue::omitted(config.$name),
+                is_default: |config| config.$name == Self::BLANK.$name,
                 show: |config| config.$name.to_string(),
                 problem: |config| ($range)(config.$name),
             }),*];
@@ -241,6 +258,11 @@ impl<C: Described> Filling<C> {
         Self { config: C::blank(), given: vec![false; C::FIELDS.len()] }
     }
 
+    /// Takes over what a kind decides.
+    pub fn set_kind(&mut self, kind: &str) {
+        self.config.set_kind(kind);
+    }
+
     /// Sets the field at a place in the table, which goes by `key` where the value comes from.
     pub fn set(&mut self, at: usize, key: &str, value: &Given) -> Result<()> {
         let field = &C::FIELDS[at];
@@ -271,13 +293,14 @@ pub(crate) fn position<C: Described>(key: &str) -> Option<usize> {
     C::FIELDS.iter().position(|field| field.names.contains(&key))
 }
 
-/// The configuration that keys and values describe, under any of their spellings.
-pub(crate) fn read<C: Described>(pairs: &Pairs) -> Result<C> {
+/// The configuration of this kind that keys and values describe, under any of their spellings.
+pub(crate) fn read_as<C: Described>(kind: &str, pairs: &Pairs) -> Result<C> {
     let mut filling = Filling::<C>::new();
+    filling.set_kind(kind);
     for (key, value) in pairs {
         if key == KIND {
             let kind = value.word().filter(|kind| C::KINDS.contains(kind));
-            kind.ok_or_else(|| Error::input(KIND, value, C::KINDS.join(" or ")))?;
+            filling.set_kind(kind.ok_or_else(|| Error::input(KIND, value, C::KINDS.join(" or ")))?);
             continue;
         }
         let known = || C::FIELDS.iter().map(|field| field.spellings()).collect::<Vec<_>>().join(", ");
@@ -288,8 +311,9 @@ pub(crate) fn read<C: Described>(pairs: &Pairs) -> Result<C> {
     filling.finish()
 }
 
-/// The inverse of [`read`]: every field under its key.
+/// The inverse of [`read_as`]: every field under its key.
 pub(crate) fn to_json<C: Described>(config: &C) -> Map<String, Value> {
-    let told = C::FIELDS.iter().filter(|field| !(field.omitted)(config));
+    let told = |field: &&Field<C>| !(C::LATER.contains(&field.names[0]) && (field.is_default)(config));
+    let told = C::FIELDS.iter().filter(told);
     told.map(|field| (field.names[0].to_owned(), (field.get)(config))).collect()
 }

@@ -2,7 +2,7 @@
 
 use super::TensorSpec;
 use super::blocks::{Heads, Setup};
-use super::decoder::{MlpKind, Names, Plan};
+use super::decoder::{ExpertNames, MlpKind, Names, Plan};
 use super::describe::{
     self, Described, Field, MAX_LAYERS, MAX_SIZE, check_params, described, factor, padded, size,
 };
@@ -35,6 +35,7 @@ described! {
 impl Described for Gpt2Config {
     const KINDS: &'static [&'static str] = &["gpt2"];
     const FIELDS: &'static [Field<Self>] = Self::TABLE;
+    const LATER: &'static [&'static str] = &["act"];
 
     fn blank() -> Self {
         Self::BLANK
@@ -147,9 +148,10 @@ impl Gpt2Config {
         };
         Plan {
             setup,
-            names: &NAMES,
+            names: NAMES,
             heads: Heads { query: self.n_head, kv: self.n_head, dim: self.head_dim() },
             rope: None,
+            qk_norm: false,
             norm_eps: LAYERNORM_EPS,
             vocab: [self.vocab_size, self.padded_vocab_size],
             ffn: 4 * self.n_embd,
@@ -175,6 +177,7 @@ const NAMES: Names = Names {
     norm_2: "ln_2",
     last_norm: ["ln_f", "ln_f"],
     head: EMBED,
+    experts: ExpertNames::NONE,
     io: &["y", "losses", "loss"],
 };
 

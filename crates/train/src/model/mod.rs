@@ -7,13 +7,14 @@ pub(crate) mod describe;
 mod gpt2;
 pub mod init;
 mod moe;
+mod named;
 pub(crate) mod notation;
 mod recompute;
 mod tensor_spec;
 
 pub use config::ModelConfig;
 pub use gpt2::Gpt2Config;
-pub use moe::MoeConfig;
+pub use moe::{Family, MoeConfig, RopeType};
 pub use notation::Notation;
 pub use recompute::{Recompute, StepOptions};
 pub use tensor_spec::TensorSpec;

@@ -23,6 +23,7 @@ pub enum Notation {
 pub(crate) enum Given {
     Int(i64),
     Float(f64),
+    Bool(bool),
     /// Text without a type of its own, as on the command line: it may spell a number.
     Word(String),
     /// A string of TOML or JSON, which never stands for a number.
@@ -47,6 +48,7 @@ impl fmt::Display for Given {
             Self::Int(value) => write!(f, "{value}"),
             // with a point or an exponent, as JSON has it: 1 would look like a whole number
             Self::Float(value) => write!(f, "{}", serde_json::json!(value)),
+            Self::Bool(value) => write!(f, "{value}"),
             Self::Word(text) | Self::Quoted(text) => write!(f, "{text:?}"),
             Self::Other(text) => f.write_str(text),
         }
@@ -62,6 +64,7 @@ impl From<&Value> for Given {
                 (None, None) => Self::Other(number.to_string()),
             },
             Value::String(text) => Self::Quoted(text.clone()),
+            Value::Bool(value) => Self::Bool(*value),
             other => Self::Other(other.to_string()),
         }
     }
@@ -73,6 +76,7 @@ impl From<&toml::Value> for Given {
             toml::Value::Integer(value) => Self::Int(*value),
             toml::Value::Float(value) => Self::Float(*value),
             toml::Value::String(text) => Self::Quoted(text.clone()),
+            toml::Value::Boolean(value) => Self::Bool(*value),
             other => Self::Other(other.to_string()),
         }
     }

@@ -156,7 +156,7 @@ impl KeyReference {
     /// the smaller the differences relative to the terms that are subtracted. PyTorch's f32 may lose all digits there.
     /// The answer is then that of f64, and the key records the error of f32.
     fn cancels(&self, name: &str) -> bool {
-        let experts = matches!(self.key.config(), ModelConfig::Moe(config) if config.n_experts > 0);
+        let experts = self.key.config().has_experts();
         let routers = name.starts_with("dact.") && name.ends_with(".router_logits");
         experts && (routers || (name.starts_with("grad.") && name.ends_with(".gate.weight")))
     }

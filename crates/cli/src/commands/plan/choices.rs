@@ -66,7 +66,7 @@ impl Asked<'_> {
         for &master in MasterArg::value_variants() {
             for &moments in MomentsArg::value_variants() {
                 let state = StateArgs { optimizer: self.optimizer, master, moments };
-                let has = |level: RecomputeArg| level != RecomputeArg::Experts || self.config.kind() == "moe";
+                let has = |level: RecomputeArg| level != RecomputeArg::Experts || self.config.has_experts();
                 for &recompute in RecomputeArg::value_variants().iter().filter(|&&level| has(level)) {
                     if let Ok(precision) = state.precision(self.dtype, self.accumulate) {
                         let options = StepOptions { recompute: recompute.into(), dropout: self.dropout };

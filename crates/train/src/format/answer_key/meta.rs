@@ -97,14 +97,16 @@ impl KeyMeta {
 
 /// The sizes of a model of a known kind.
 fn config(header: &Header, path: &Path) -> Result<ModelConfig> {
-    let (kind, model) = match header.meta("model") {
-        Some("gpt2") => ("gpt2", "a GPT-2"),
-        Some("moe") => ("moe", "a mixture of experts"),
-        Some("llama") => ("llama", "a Llama"),
-        found => {
-            let found = found.map_or("missing".into(), |found| format!("{found:?}"));
-            return Err(Error::field(path, "metadata `model`", found, "\"gpt2\", \"moe\" or \"llama\""));
-        }
+    let (found, kinds) = (header.meta("model"), ModelConfig::kinds());
+    let Some(&kind) = kinds.iter().find(|kind| found == Some(**kind)) else {
+        let found = found.map_or("missing".into(), |found| format!("{found:?}"));
+        return Err(Error::field(path, "metadata `model`", found, kinds.join(" or ")));
+    };
+    let model = match kind {
+        "gpt2" => "a GPT-2".to_owned(),
+        "moe" => "a mixture of experts".to_owned(),
+        "llama" => "a Llama".to_owned(),
+        kind => format!("a model of kind {kind}"),
     };
     let wrong = |found: String| Error::field(path, "metadata `config`", found, format!("sizes of {model}"));
     let text = need(header, path, "config")?;

@@ -28,7 +28,7 @@ pub(crate) use writer::widen;
 pub use writer::{CheckpointParts, Written, checkpoint_bytes, write_checkpoint};
 
 use super::hf::{self, HF_CONFIG, HF_INDEX};
-use super::tokenizer::is_tokenizer_file;
+use super::tokenizer::is_companion;
 use crate::model::TensorSpec;
 use ironhorse_core::Pool;
 
@@ -43,7 +43,7 @@ const STATE: &str = "state";
 /// Whether a file of this name can be part of a checkpoint.
 pub(super) fn is_ours(name: &str) -> bool {
     [HF_CONFIG, HF_INDEX, TRAINER].contains(&name)
-        || is_tokenizer_file(name)
+        || is_companion(name)
         || [hf::MODEL, MASTER, STATE].iter().any(|stem| is_part_of(name, stem))
 }
 

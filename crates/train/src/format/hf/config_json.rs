@@ -6,6 +6,9 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::family::Family;
+use super::metadata::METADATA;
+use super::mistral::Mistral;
+use super::qwen::{Qwen2, Qwen3, Qwen3Moe};
 use super::{TextTokens, gpt2::Gpt2, llama::Llama, mixtral::Mixtral, without_bom};
 use crate::format::Elem;
 use crate::model::ModelConfig;
@@ -22,16 +25,30 @@ struct Entry {
     read: fn(&Map<String, Value>, &Path) -> Result<ModelConfig>,
     /// `None` for a model of another family.
     write: fn(&ModelConfig) -> Option<Value>,
+    /// Whether the value of a key follows from our configuration.
+    decides: fn(&str) -> bool,
 }
 
 impl Entry {
     const fn of<F: Family>() -> Self {
         let (model_type, architecture) = (F::MODEL_TYPE, F::ARCHITECTURE);
-        Self { model_type, architecture, read: read::<F>, write: write::<F> }
+        Self { model_type, architecture, read: read::<F>, write: write::<F>, decides: decides::<F> }
     }
 }
 
-const FAMILIES: [Entry; 3] = [Entry::of::<Gpt2>(), Entry::of::<Mixtral>(), Entry::of::<Llama>()];
+const FAMILIES: [Entry; 7] = [
+    Entry::of::<Gpt2>(),
+    Entry::of::<Mixtral>(),
+    Entry::of::<Llama>(),
+    Entry::of::<Mistral>(),
+    Entry::of::<Qwen2>(),
+    Entry::of::<Qwen3>(),
+    Entry::of::<Qwen3Moe>(),
+];
+
+/// Keys that every file has and that are written from our configuration or from the weights.
+const WRITTEN: [&str; 7] =
+    ["architectures", "model_type", "torch_dtype", "dtype", "rope_theta", "rope_scaling", "rope_parameters"];
 
 /// The value of `architectures` for such a model.
 pub(super) fn architecture(config: &ModelConfig) -> &'static str {
@@ -55,7 +72,34 @@ pub fn parse_config_json(bytes: &[u8], path: &Path) -> Result<ModelConfig> {
     (family.read)(&map, path)
 }
 
+/// Rejects keys that we neither obey nor know to be harmless: they may change what transformers computes.
+fn check_known<F: Family>(map: &Map<String, Value>, path: &Path) -> Result<()> {
+    let settings = F::settings();
+    let known = |key: &str| {
+        WRITTEN.contains(&key)
+            || METADATA.contains(&key)
+            || F::READ.contains(&key)
+            || settings.iter().any(|(name, _)| *name == key)
+            || F::Config::FIELDS.iter().any(|field| F::keys(field).contains(&key))
+    };
+    match map.iter().find(|(key, _)| !known(key)) {
+        None => Ok(()),
+        Some((key, value)) => {
+            let kind = F::MODEL_TYPE;
+            let expected =
+                format!("no such field in a {kind}; remove it if it changes nothing that is computed");
+            Err(Error::field(path, key.as_str(), value, expected))
+        }
+    }
+}
+
+/// Whether a key's value follows from our configuration.
+fn decides<F: Family>(key: &str) -> bool {
+    WRITTEN.contains(&key) || F::Config::FIELDS.iter().any(|field| F::keys(field).contains(&key))
+}
+
 fn read<F: Family>(map: &Map<String, Value>, path: &Path) -> Result<ModelConfig> {
+    check_known::<F>(map, path)?;
     for (key, allowed) in F::settings() {
         if let Some(value) = map.get(key).filter(|value| !allowed.contains(value)) {
             let list: Vec<_> = allowed.iter().map(Value::to_string).collect();
@@ -65,10 +109,11 @@ fn read<F: Family>(map: &Map<String, Value>, path: &Path) -> Result<ModelConfig>
     let mut map = map.clone();
     F::prepare(&mut map, path)?;
     let mut filling = Filling::<F::Config>::new();
+    filling.set_kind(F::KIND);
     let mut names = Vec::new();
     for (at, field) in F::Config::FIELDS.iter().enumerate() {
-        let [ours, theirs] = [field.names, field.hf];
-        if theirs.is_empty() || F::WITHOUT.contains(&ours[0]) {
+        let (ours, theirs) = (field.names, F::keys(field));
+        if theirs.is_empty() {
             continue;
         }
         let key = *theirs.iter().find(|key| map.contains_key(**key)).unwrap_or(&theirs[0]);
@@ -112,7 +157,7 @@ fn write<F: Family>(config: &ModelConfig) -> Option<Value> {
     map.insert("architectures".into(), vec![F::ARCHITECTURE].into());
     map.insert("model_type".into(), F::MODEL_TYPE.into());
     for field in F::Config::FIELDS {
-        for key in field.hf {
+        for key in F::keys(field) {
             if let Some(value) = map.get_mut(*key).filter(|value| value.is_null()) {
                 *value = (field.get)(config);
             }
@@ -123,13 +168,15 @@ fn write<F: Family>(config: &ModelConfig) -> Option<Value> {
 
 /// The `config.json` of a model with these sizes.
 pub fn config_json(config: &ModelConfig, elem: Elem, tokens: &TextTokens) -> Value {
-    let mut json = FAMILIES.iter().find_map(|family| (family.write)(config)).unwrap_or_default();
+    let families = FAMILIES.iter();
+    let found = families.filter_map(|family| Some((family, (family.write)(config)?))).next();
+    let Some((family, mut json)) = found else { return Value::Null }; // every model has a family
     json["torch_dtype"] = match elem {
         Elem::F32 => "float32",
         Elem::BF16 => "bfloat16",
         Elem::F16 => "float16",
     }
     .into();
-    tokens.put(&mut json, config.vocab_size());
+    tokens.put(&mut json, config.vocab_size(), |key| (family.decides)(key));
     json
 }

@@ -18,6 +18,8 @@ impl Family for Gpt2 {
     type Config = Gpt2Config;
     const MODEL_TYPE: &'static str = "gpt2";
     const ARCHITECTURE: &'static str = "GPT2LMHeadModel";
+    const KIND: &'static str = "gpt2";
+    const READ: &'static [&'static str] = &["n_inner"];
 
     fn of(config: &ModelConfig) -> Option<&Gpt2Config> {
         match config {
@@ -33,6 +35,9 @@ impl Family for Gpt2 {
             ("scale_attn_weights", vec![json!(true)]),
             ("scale_attn_by_inverse_layer_idx", vec![json!(false)]),
             ("add_cross_attention", vec![json!(false)]),
+            ("reorder_and_upcast_attn", vec![json!(false)]),
+            ("pruned_heads", vec![json!({})]),
+            ("quantization_config", vec![Value::Null]),
         ]
     }
 

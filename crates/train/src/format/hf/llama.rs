@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::family::Family;
+use super::rope;
 use crate::model::{ModelConfig, MoeConfig};
 use crate::{Error, Result};
 
@@ -14,17 +15,20 @@ impl Family for Llama {
     type Config = MoeConfig;
     const MODEL_TYPE: &'static str = "llama";
     const ARCHITECTURE: &'static str = "LlamaForCausalLM";
-    const WITHOUT: &'static [&'static str] = &["n_experts", "top_k", "aux_alpha"];
+    const KIND: &'static str = "llama";
+    const WITHOUT: &'static [&'static str] = DENSE;
 
     fn of(config: &ModelConfig) -> Option<&MoeConfig> {
-        match config {
-            ModelConfig::Moe(config) if config.n_experts == 0 => Some(config),
-            _ => None,
-        }
+        of_kind(config, Self::KIND)
     }
 
     fn settings() -> Vec<(&'static str, Vec<Value>)> {
-        settings()
+        settings(&[
+            ("attention_bias", json!(false)),
+            ("mlp_bias", json!(false)),
+            ("pretraining_tp", json!(1)),
+            ("rope_interleaved", json!(false)),
+        ])
     }
 
     fn prepare(map: &mut Map<String, Value>, path: &Path) -> Result<()> {
@@ -42,25 +46,37 @@ impl Family for Llama {
     }
 }
 
-/// The settings that Llama and its relatives share.
-pub(super) fn settings() -> Vec<(&'static str, Vec<Value>)> {
-    vec![
+/// Fields of our configuration that files of models without experts do not have.
+pub(super) const DENSE: &[&str] = &["n_experts", "top_k", "aux_alpha"];
+
+/// The configuration, if it is of this kind.
+pub(super) fn of_kind<'a>(config: &'a ModelConfig, kind: &str) -> Option<&'a MoeConfig> {
+    match config {
+        ModelConfig::Moe(config) if config.kind() == kind => Some(config),
+        _ => None,
+    }
+}
+
+/// The settings that Llama and its relatives share, and those of its `own`.
+pub(super) fn settings(own: &[(&'static str, Value)]) -> Vec<(&'static str, Vec<Value>)> {
+    let mut all = vec![
         ("hidden_act", vec![json!("silu")]),
-        ("tie_word_embeddings", vec![json!(false)]),
-        ("attention_bias", vec![json!(false)]),
-        ("mlp_bias", vec![json!(false)]),
-        ("router_jitter_noise", vec![json!(0.0), json!(0)]),
+        ("attention_dropout", vec![json!(0.0), json!(0), Value::Null]),
+        ("partial_rotary_factor", vec![json!(1.0), json!(1), Value::Null]),
+        ("pruned_heads", vec![json!({})]),
         ("quantization_config", vec![Value::Null]),
-    ]
+    ];
+    all.extend(own.iter().map(|(key, value)| (*key, vec![value.clone()])));
+    all
 }
 
 /// Keys for which transformers rejects null.
 const NOT_NULL: [&str; 2] = ["vocab_size", "max_position_embeddings"];
 
-/// Fills in the defaults of transformers for `absent` keys, and finds the base of RoPE in any of the places a file can
-/// have it.
+/// Fills in the defaults of transformers for `absent` keys, and finds RoPE in any of the places a file can have it.
 pub(super) fn prepare(map: &mut Map<String, Value>, absent: &Value, path: &Path) -> Result<()> {
     let is_null = |map: &Map<String, Value>, key: &str| map.get(key).is_none_or(Value::is_null);
+    map.entry("tie_word_embeddings").or_insert(json!(false));
     // null, which is not the same as absent, means one for each query head
     if map.get("num_key_value_heads").is_some_and(Value::is_null) {
         map.shift_remove("num_key_value_heads");
@@ -80,12 +96,7 @@ pub(super) fn prepare(map: &mut Map<String, Value>, absent: &Value, path: &Path)
     {
         map.insert("head_dim".into(), hidden.checked_div(heads).unwrap_or(0).into());
     }
-    // if a file has both tables, transformers uses the second
-    let theta = rope_theta(map, path, "rope_scaling")?.or(rope_theta(map, path, "rope_parameters")?);
-    if let Some(theta) = theta.flatten() {
-        map.insert("rope_theta".into(), theta.into());
-    }
-    Ok(())
+    rope::prepare(map, path)
 }
 
 fn copy(map: &mut Map<String, Value>, from: &str, to: &str) {
@@ -94,33 +105,25 @@ fn copy(map: &mut Map<String, Value>, from: &str, to: &str) {
     }
 }
 
-/// The base inside `rope_parameters`, where transformers writes it since its version 5, or `rope_scaling`, its name
-/// before. `None` without such a table, `Some(None)` if it has no base. Other kinds of RoPE have other angles and are
-/// errors.
-fn rope_theta(map: &Map<String, Value>, path: &Path, key: &str) -> Result<Option<Option<f64>>> {
-    let wrong = |value: &Value| {
-        let expected = "null or {\"rope_type\": \"default\", \"rope_theta\": ...}";
-        Error::field(path, key, value, expected)
-    };
-    let Some(value) = map.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
-    let rope = value.as_object().ok_or_else(|| wrong(value))?;
-    for (name, set) in rope {
-        let known = match name.as_str() {
-            "rope_type" | "type" => set == "default",
-            "rope_theta" => set.is_number(),
-            "partial_rotary_factor" => set.is_null() || set.as_f64() == Some(1.0),
-            _ => false,
-        };
-        if !known {
-            return Err(wrong(value));
+/// Rejects a window that masks anything; `window` and `kinds` are the keys of one window and of the kinds of layers.
+pub(super) fn check_window(map: &Map<String, Value>, config: &MoeConfig, path: &Path) -> Result<()> {
+    // Qwen's files have one even where it is not used
+    if map.get("use_sliding_window").is_some_and(|used| *used == json!(false)) {
+        return Ok(());
+    }
+    let window = map.get("sliding_window").filter(|window| !window.is_null());
+    // a window over the whole context masks nothing
+    match window.filter(|window| window.as_u64().is_none_or(|window| window < config.max_seq_len as u64)) {
+        None => Ok(()),
+        Some(window) => {
+            let expected = format!("null or at least max_position_embeddings, {}", config.max_seq_len);
+            Err(Error::field(path, "sliding_window", window, expected))
         }
     }
-    Ok(Some(rope.get("rope_theta").and_then(Value::as_f64)))
 }
 
-/// The file of Llama or a similar family, whose additional keys are `own`. The NTK-aware alpha is included in the base.
+/// The file of Llama or a similar family, whose additional keys are `own`.
 pub(super) fn template(config: &MoeConfig, own: Value) -> Value {
-    let theta = config.rope_theta();
     let mut json = json!({
         "architectures": null,
         "model_type": null,
@@ -137,15 +140,15 @@ pub(super) fn template(config: &MoeConfig, own: Value) -> Value {
         "num_hidden_layers": null,
         "num_key_value_heads": null,
         "rms_norm_eps": null,
-        // where versions before 5 look
-        "rope_theta": theta,
-        "rope_parameters": { "rope_theta": theta, "rope_type": "default" },
-        "tie_word_embeddings": false,
+        "rope_theta": null,
+        "rope_parameters": null,
+        "tie_word_embeddings": null,
         "torch_dtype": null,
         "use_cache": true,
         "vocab_size": null,
     });
     if let (Some(json), Value::Object(own)) = (json.as_object_mut(), own) {
+        rope::put(json, config);
         json.extend(own);
     }
     json

@@ -15,16 +15,17 @@ impl Family for Mixtral {
     type Config = MoeConfig;
     const MODEL_TYPE: &'static str = "mixtral";
     const ARCHITECTURE: &'static str = "MixtralForCausalLM";
+    const KIND: &'static str = "moe";
+    const READ: &'static [&'static str] = &["sliding_window"];
 
     fn of(config: &ModelConfig) -> Option<&MoeConfig> {
-        match config {
-            ModelConfig::Moe(config) if config.n_experts > 0 => Some(config),
-            _ => None,
-        }
+        llama::of_kind(config, Self::KIND)
     }
 
     fn settings() -> Vec<(&'static str, Vec<Value>)> {
-        llama::settings()
+        let mut settings = llama::settings(&[("attention_bias", json!(false)), ("mlp_bias", json!(false))]);
+        settings.push(("router_jitter_noise", vec![json!(0.0), json!(0)]));
+        settings
     }
 
     fn prepare(map: &mut Map<String, Value>, path: &Path) -> Result<()> {
@@ -46,15 +47,7 @@ impl Family for Mixtral {
     }
 
     fn check(map: &Map<String, Value>, config: &MoeConfig, path: &Path) -> Result<()> {
-        let Some(window) = map.get("sliding_window").filter(|window| !window.is_null()) else {
-            return Ok(());
-        };
-        // a window over the whole context masks nothing
-        if window.as_u64().is_some_and(|window| window >= config.max_seq_len as u64) {
-            return Ok(());
-        }
-        let expected = format!("null or at least max_position_embeddings, {}", config.max_seq_len);
-        Err(Error::field(path, "sliding_window", window, expected))
+        llama::check_window(map, config, path)
     }
 
     fn template(config: &MoeConfig) -> Value {
@@ -117,7 +110,10 @@ mod tests {
         assert!(text.ends_with("(num_hidden_layers 2, hidden_size 1073741824)"), "{text}");
         for experts in [0, 4] {
             let text = parsed(experts, &[("model_type", Value::Null)]).unwrap_err();
-            assert_eq!(text, "c: model_type is missing, expected \"gpt2\" or \"mixtral\" or \"llama\"");
+            assert_eq!(
+                text,
+                "c: model_type is missing, expected \"gpt2\" or \"mixtral\" or \"llama\" or \"mistral\" or \"qwen2\" or \"qwen3\" or \"qwen3_moe\""
+            );
         }
     }
 
@@ -137,6 +133,6 @@ mod tests {
         assert_eq!(parsed(4, &two[..1]).unwrap().rope_base, 7.0);
         // transformers cannot build such a model either
         let text = parsed(4, &[("rope_parameters", json!({"rope_theta": null}))]).unwrap_err();
-        assert!(text.starts_with("c: rope_parameters is {\"rope_theta\":null}, expected"), "{text}");
+        assert_eq!(text, "c: rope_parameters.rope_theta is null, expected a number");
     }
 }

@@ -1,4 +1,4 @@
-//! Hugging Face folders of GPT-2, Mixtral and Llama: `config.json` and `model.safetensors`, or several files with an
+//! Hugging Face folders of GPT-2, Llama, Mistral, Mixtral and Qwen: `config.json` and `model.safetensors`, or several files with an
 //! index, which `transformers` can load unchanged.
 //!
 //! Token tables and heads have V rows without padding. The names of GPT-2 have the prefix `transformer.`, and its
@@ -9,8 +9,12 @@ mod family;
 mod files;
 mod gpt2;
 mod llama;
+mod metadata;
+mod mistral;
 mod mixtral;
+mod qwen;
 mod reader;
+mod rope;
 mod text_tokens;
 mod writer;
 
@@ -51,5 +55,7 @@ fn transpose(values: &[f32], rows: usize, cols: usize, out: &mut [f32]) {
     }
 }
 
+#[cfg(test)]
+mod family_tests;
 #[cfg(test)]
 mod tests;

@@ -49,7 +49,7 @@ impl<R: Read + Seek> HfFolder<R> {
         config.validate()?;
         let count = files.entries().count();
         // before making the table, whose size grows with layers and experts; a missing expert is reported below
-        let per_layer = config.tensors_per_layer() / if config.kind() == "moe" { 2 } else { 1 };
+        let per_layer = config.tensors_per_layer() / if config.has_experts() { 2 } else { 1 };
         if count < per_layer * config.layers() {
             let expected = format!("at least {per_layer} for each of {} layers", config.layers());
             return Err(files.wrong(None, "number of tensors", count.to_string(), expected));

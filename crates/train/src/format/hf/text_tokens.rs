@@ -1,5 +1,5 @@
-//! The tokens before and after a text: `bos_token_id` and `eos_token_id` of a `config.json`. We do not use them, but
-//! `transformers` stops generating at the second.
+//! What a `config.json` says that we do not compute from: the tokens before and after a text, at the second of which
+//! `transformers` stops generating, and whatever else another file said.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +7,7 @@ use super::without_bom;
 
 const KEYS: [&str; 2] = ["bos_token_id", "eos_token_id"];
 
-/// The tokens before and after a text.
+/// The tokens before and after a text, and the rest of another file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum TextTokens {
     /// The last of the vocabulary for both, as in GPT-2.
@@ -15,31 +15,35 @@ pub enum TextTokens {
     Last,
     /// A tokenizer's end-of-text token for both.
     Eot(u32),
-    /// bos and eos of another `config.json`: a number, a list or null; `None` if the key is absent.
-    Said([Option<Value>; 2]),
+    /// All of another `config.json`. Of the tokens it may say a number, a list or null, or nothing.
+    Said(Map<String, Value>),
 }
 
 impl TextTokens {
     /// Those of a `config.json`.
     pub fn parse(bytes: &[u8]) -> Self {
-        let map: Map<String, Value> = serde_json::from_slice(without_bom(bytes)).unwrap_or_default();
-        Self::Said(KEYS.map(|key| map.get(key).cloned()))
+        Self::Said(serde_json::from_slice(without_bom(bytes)).unwrap_or_default())
     }
 
-    /// Sets both keys of a `config.json`; absent ones are removed.
-    pub(super) fn put(&self, json: &mut Value, vocab_size: usize) {
-        let both = |id: usize| [Some(json!(id)), Some(json!(id))];
-        let values = match self {
+    /// Puts them into a file, except what is `decided` by the model itself; tokens that another file does not say are
+    /// removed.
+    pub(super) fn put(&self, json: &mut Value, vocab_size: usize, decided: impl Fn(&str) -> bool) {
+        let both = |id: usize| KEYS.map(|key| (key.to_owned(), json!(id))).into_iter().collect();
+        let said: Map<String, Value> = match self {
             Self::Last => both(vocab_size.saturating_sub(1)),
             Self::Eot(id) => both(*id as usize),
-            Self::Said(values) => values.clone(),
+            Self::Said(said) => said.clone(),
         };
         let Some(map) = json.as_object_mut() else { return };
-        for (key, value) in KEYS.into_iter().zip(values) {
-            match value {
-                Some(value) => map.insert(key.to_owned(), value),
-                None => map.shift_remove(key), // keeps the order of the others
-            };
+        for key in KEYS.iter().filter(|key| !said.contains_key(**key)) {
+            map.shift_remove(*key); // keeps the order of the others
+        }
+        // what the settings of another family mean is not known here
+        let same = said.get("model_type").is_none_or(|kind| map.get("model_type") == Some(kind));
+        for (key, value) in said {
+            if !decided(&key) && (same || KEYS.contains(&key.as_str())) {
+                map.insert(key, value);
+            }
         }
     }
 }
@@ -67,7 +71,9 @@ mod tests {
                 [None, Some(json!(50256))],
                 [Some(json!(0)), None],
             ] {
-                let tokens = TextTokens::Said(said.clone());
+                let both = KEYS.into_iter().zip(said.clone());
+                let both = both.filter_map(|(key, value)| Some((key.to_owned(), value?)));
+                let tokens = TextTokens::Said(both.collect());
                 write_hf(&from, &config, &HfOptions { tokens, ..HfOptions::new(Elem::F32) }, |_, _| Ok(()))
                     .unwrap();
                 let mut source = open_weights(&from).unwrap();
@@ -76,7 +82,7 @@ mod tests {
                 let text = std::fs::read(to.join(HF_CONFIG)).unwrap();
                 let json: Value = serde_json::from_slice(&text).unwrap();
                 assert_eq!(KEYS.map(|key| json.get(key).cloned()), said);
-                assert_eq!(*HfFolder::open(&to).unwrap().text_tokens(), TextTokens::Said(said));
+                assert_eq!(*HfFolder::open(&to).unwrap().text_tokens(), TextTokens::parse(&text));
             }
         }
     }

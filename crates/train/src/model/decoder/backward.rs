@@ -123,6 +123,7 @@ impl Decoder {
             self.net.b.at(name);
             self.net.b.push(Rope { back: true, ..rope })?;
         }
+        self.qk_norm_bwd(l, saved.qk_norm, d_qkv)?;
         self.net.b.name_grad(&qkv, d_qkv);
         let inp = self.net.norm_again(&norm_1, &saved.norm_1, recompute)?;
         let d_norm = self.net.hidden();

@@ -1,7 +1,7 @@
 //! The forward: for training, for a loss alone, and token by token.
 
 use super::dropout::Place;
-use super::{Decoder, Mlp, MlpKind, Saved, SavedLayer, SavedMlp};
+use super::{Decoder, Mlp, MlpKind, Rotation, Saved, SavedLayer, SavedMlp};
 use crate::Result;
 use crate::model::blocks::{Linear, Norm, Purpose};
 use ironhorse_core::Slot;
@@ -38,6 +38,7 @@ impl Decoder {
         for l in 0..self.layers.len() {
             let p = self.layers[l];
             let qkv = self.net.linear(&self.name(l, names.qkv[1]), norm_1.out, p.qkv)?;
+            let (qkv, qk_norm) = self.qk_norm(l, qkv, purpose)?;
             self.rotate(l, qkv, decoding)?;
             let drop = self.drop_site(Place::Probabilities(l));
             let attn = self.net.attention(&self.name(l, names.attn), qkv, heads, (cached, drop))?;
@@ -51,7 +52,7 @@ impl Decoder {
                 Some(next) => (self.name(l + 1, names.norm_1), next.norm_1),
                 None => (names.last_norm[1].into(), self.norm),
             };
-            layers.push(SavedLayer { norm_1, attn, norm_2, mlp });
+            layers.push(SavedLayer { norm_1, qk_norm, attn, norm_2, mlp });
             let called = [self.name(l, "residual_2"), next];
             norm_1 = self.net.residual_norm(called, [norm_2.inp, out], weights)?;
         }
@@ -70,10 +71,10 @@ impl Decoder {
 
     /// The rotation from position 0 on, where positions are rotations.
     pub(super) fn rope(&self, qkv: Slot) -> Option<Rope> {
-        let [base, alpha] = self.plan.rope?;
+        let Rotation { base, alpha, scaling } = self.plan.rope?;
         let (heads, context) = (self.plan.heads, self.plan.setup.context);
-        let (heads, kv_heads) = (heads.query, heads.kv);
-        Some(Rope { qkv, heads, kv_heads, base, alpha, back: false, at_position: false, context })
+        let (heads, kv_heads, back, at_position) = (heads.query, heads.kv, false, false);
+        Some(Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, context })
     }
 
     fn mlp(&mut self, l: usize, inp: Slot, purpose: Purpose) -> Result<(Slot, SavedMlp)> {

@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | x = embed\[tokens\], plus positions\[t\] in GPT-2 | `embedding_fwd` |
 //! | h = x + proj(attention(rope(qkv(norm(x))))), without rope in GPT-2 | `linear_fwd`, `rope`, `attention_fwd`, `residual_..._fwd` |
+//! | q_h, k_h = norm(q_h), norm(k_h) for each head h before rope, in Qwen 3 | `qk_norm_fwd` |
 //! | y = h + c_proj(gelu(c_fc(norm(h)))) in GPT-2 | `linear_fwd` |
 //! | y = h + down(silu(gate norm(h)) · up norm(h)) in Llama | `linear_fwd`, `swiglu_fwd` |
 //! | p = softmax(gate norm(h)), the K largest, their weights, in a mixture | `linear_fwd`, `router_fwd` |
@@ -19,15 +20,34 @@ mod backward;
 mod dropout;
 mod experts;
 mod forward;
+mod qk_norm;
 
 use super::StepOptions;
 use super::blocks::{Attention, Blocks, Head, Heads, Linear, Norm, NormWeights, Purpose, Setup};
 use crate::Result;
 use experts::{Experts, SavedExperts};
-use ironhorse_core::op::Act;
+use ironhorse_core::op::{Act, RopeScaling};
 use ironhorse_core::{DropRate, Precision, Program, Slot};
 
+/// What a family calls the parameters of its experts.
+#[derive(Clone, Copy)]
+pub(super) struct ExpertNames {
+    pub router: &'static str,
+    /// Before the number of an expert.
+    pub experts: &'static str,
+    /// w1, w3 and w2 of the equations.
+    pub gate: &'static str,
+    pub up: &'static str,
+    pub down: &'static str,
+}
+
+impl ExpertNames {
+    /// Of a family without experts.
+    pub const NONE: Self = Self { router: "", experts: "", gate: "", up: "", down: "" };
+}
+
 /// What a family calls its parameters and activations.
+#[derive(Clone, Copy)]
 pub(super) struct Names {
     /// Before the number of a layer: of parameters, and of activations.
     pub layers: [&'static str; 2],
@@ -46,6 +66,7 @@ pub(super) struct Names {
     pub last_norm: [&'static str; 2],
     /// The output head; the same parameter as `embed` where they are tied.
     pub head: &'static str,
+    pub experts: ExpertNames,
     /// What a loss needs of the host, in the order of its memory.
     pub io: &'static [&'static str],
 }
@@ -61,13 +82,23 @@ pub(super) enum MlpKind {
     Experts { count: usize, top_k: usize, aux_alpha: f32 },
 }
 
+/// How q and k turn with their positions.
+#[derive(Clone, Copy)]
+pub(super) struct Rotation {
+    pub base: f32,
+    pub alpha: f32,
+    pub scaling: RopeScaling,
+}
+
 /// Everything that makes a family and a size.
 pub(super) struct Plan {
     pub setup: Setup,
-    pub names: &'static Names,
+    pub names: Names,
     pub heads: Heads,
-    /// RoPE's base and alpha; `None` where positions are learned.
-    pub rope: Option<[f32; 2]>,
+    /// `None` where positions are learned.
+    pub rope: Option<Rotation>,
+    /// Whether each head of q and k is normalised before it turns.
+    pub qk_norm: bool,
     pub norm_eps: f32,
     /// V, and Vp with its padding.
     pub vocab: [usize; 2],
@@ -136,6 +167,8 @@ struct Layer {
     norm_1: NormWeights,
     /// (W,C)
     qkv: Linear,
+    /// (HD) of q, and of k
+    qk_norm: Option<[Slot; 2]>,
     proj: Linear,
     norm_2: NormWeights,
     mlp: Mlp,
@@ -163,8 +196,19 @@ enum SavedMlp {
     Experts(Box<SavedExperts>),
 }
 
+/// What the norm of q and k leaves for the backward.
+#[derive(Clone, Copy)]
+struct SavedQkNorm {
+    /// (B,T,W), what went in.
+    inp: Slot,
+    /// (B,T,NH+NKV) f32
+    rstd: Slot,
+}
+
 struct SavedLayer {
     norm_1: Norm,
+    /// Where heads are normalised.
+    qk_norm: Option<SavedQkNorm>,
     /// Of the rotated q, k and v.
     attn: Attention,
     norm_2: Norm,
@@ -211,22 +255,25 @@ fn layer(net: &Blocks, plan: &Plan, l: usize) -> Result<Layer> {
             down: linear("mlp.down_proj", [c, ffn])?,
         },
         MlpKind::Experts { count, top_k, aux_alpha } => {
-            let expert = |part: &str, dims: [usize; 3]| {
-                net.weight(&name(&format!("block_sparse_moe.experts.0.{part}.weight")), dims)
-            };
+            let ExpertNames { router, experts, gate, down, .. } = names.experts;
+            let expert =
+                |part: &str, dims: [usize; 3]| net.weight(&name(&format!("{experts}.0.{part}.weight")), dims);
             Mlp::Experts(Experts {
-                gate: linear("block_sparse_moe.gate", [count, c])?,
-                w13: expert("w1", [count, 2 * ffn, c])?,
-                w2: expert("w2", [count, c, ffn])?,
+                gate: linear(router, [count, c])?,
+                w13: expert(gate, [count, 2 * ffn, c])?,
+                w2: expert(down, [count, c, ffn])?,
                 top_k,
                 aux_alpha,
             })
         }
     };
     let rows = (heads.query + 2 * heads.kv) * heads.dim;
+    let head_norm = |part: &str| net.weight(&name(&format!("self_attn.{part}.weight")), [heads.dim]);
+    let qk_norm = if plan.qk_norm { Some([head_norm("q_norm")?, head_norm("k_norm")?]) } else { None };
     Ok(Layer {
         norm_1: net.norm_weights(&name(names.norm_1), norm_eps)?,
         qkv: linear(names.qkv[0], [rows, c])?,
+        qk_norm,
         proj: linear(names.proj[0], [c, heads.query * heads.dim])?,
         norm_2: net.norm_weights(&name(names.norm_2), norm_eps)?,
         mlp,

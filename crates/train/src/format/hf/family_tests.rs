@@ -1,0 +1,192 @@
+//! What each family reads from a `config.json`, refuses by name, and writes again.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::{TextTokens, config_json, parse_config_json};
+use crate::format::Elem;
+use crate::model::{Family, ModelConfig, MoeConfig, RopeType};
+
+fn parse(json: &Value) -> std::result::Result<MoeConfig, String> {
+    match parse_config_json(json.to_string().as_bytes(), Path::new("c")) {
+        Ok(ModelConfig::Moe(config)) => Ok(config),
+        Ok(other) => panic!("{other:?}"),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// A file with some keys changed.
+fn with(json: &Value, changes: Value) -> Value {
+    let mut json = json.clone();
+    json.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    json
+}
+
+/// Files as the makers of these models publish them, with small sizes.
+fn published() -> [(&'static str, Value); 5] {
+    let sizes = json!({
+        "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
+        "intermediate_size": 20, "vocab_size": 99, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+        "hidden_act": "silu", "attention_dropout": 0.0, "initializer_range": 0.02, "torch_dtype": "bfloat16",
+        "transformers_version": "4.51.0", "use_cache": true, "bos_token_id": 1, "eos_token_id": [2, 3],
+    });
+    let window = json!({ "use_sliding_window": false, "sliding_window": 32, "max_window_layers": 1 });
+    let llama3 = json!({
+        "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8, "rope_type": "llama3",
+    });
+    [
+        ("llama", json!({
+            "rope_theta": 500000.0, "rope_scaling": llama3, "tie_word_embeddings": true, "head_dim": 8,
+            "attention_bias": false, "mlp_bias": false, "pretraining_tp": 1,
+        })),
+        ("mistral", json!({ "rope_theta": 1e4, "sliding_window": null, "tie_word_embeddings": false })),
+        ("qwen2", with(&window, json!({ "rope_theta": 1e6, "tie_word_embeddings": true }))),
+        ("qwen3", with(&window, json!({
+            "rope_theta": 1e6, "rope_scaling": null, "head_dim": 10, "attention_bias": false,
+        }))),
+        ("qwen3_moe", with(&window, json!({
+            "rope_theta": 1e6, "head_dim": 8, "attention_bias": false, "num_experts": 5, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 14, "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],
+            "router_aux_loss_coef": 0.01, "output_router_logits": false,
+        }))),
+    ]
+    .map(|(kind, own)| (kind, with(&with(&sizes, own), json!({ "model_type": kind }))))
+}
+
+#[test]
+fn published_files_are_understood_and_written_again() {
+    for (kind, json) in published() {
+        let config = parse(&json).unwrap();
+        assert_eq!(config.kind(), kind);
+        let text = json.to_string();
+        let again = config_json(&config.into(), Elem::F32, &TextTokens::parse(text.as_bytes()));
+        assert_eq!(parse(&again).unwrap(), config, "{again}");
+        assert_eq!(again["torch_dtype"], "float32");
+        // every field is there with its value; those of RoPE may be in another place
+        for (key, value) in json.as_object().unwrap() {
+            if !key.starts_with("rope_") && key != "torch_dtype" {
+                assert_eq!(again[key], *value, "{kind}: {key}");
+            }
+        }
+    }
+    let [llama, mistral, qwen2, qwen3, moe] = published().map(|(_, json)| parse(&json).unwrap());
+    assert_eq!((llama.tied, llama.rope_type, llama.rope_factor), (true, RopeType::Llama3, 32.0));
+    assert_eq!((llama.rope_original, llama.rope_base, llama.head_dim), (8, 5e5, 8));
+    assert_eq!((mistral.family, mistral.tied, mistral.head_dim), (Family::Mistral, false, 4));
+    assert_eq!((qwen2.family, qwen2.tied, qwen2.rope_base), (Family::Qwen2, true, 1e6));
+    assert_eq!((qwen3.head_dim, qwen3.n_kv_head), (10, 2));
+    assert_eq!((moe.n_experts, moe.top_k, moe.ffn, moe.aux_alpha), (5, 2, 14, 0.01));
+}
+
+#[test]
+fn both_ways_to_write_rope_are_one() {
+    let [(_, old), ..] = published();
+    let mut new = old.clone();
+    let map = new.as_object_mut().unwrap();
+    let (scaling, theta) = (map.remove("rope_scaling").unwrap(), map.remove("rope_theta").unwrap());
+    map.insert("rope_parameters".into(), with(&scaling, json!({ "rope_theta": theta })));
+    assert_eq!(parse(&new).unwrap(), parse(&old).unwrap());
+    let linear = parse(&with(&old, json!({ "rope_scaling": { "type": "linear", "factor": 4 } }))).unwrap();
+    assert_eq!((linear.rope_type, linear.rope_factor), (RopeType::Linear, 4.0));
+    let written = config_json(&linear.into(), Elem::F32, &TextTokens::Last);
+    assert_eq!(written["rope_parameters"], json!({"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}));
+    assert_eq!((&written["rope_scaling"]["factor"], &written["rope_theta"]), (&json!(4.0), &json!(5e5)));
+    for (changes, says) in [
+        (json!({ "factor": 0 }), "factor is 0, expected a number above 0"),
+        (
+            json!({ "low_freq_factor": 9 }),
+            "low_freq_factor is 9, expected below rope_parameters.high_freq_factor, 4",
+        ),
+        (
+            json!({ "original_max_position_embeddings": 1.5 }),
+            "original_max_position_embeddings is 1.5, expected a whole number",
+        ),
+    ] {
+        let text = parse(&with(&old, json!({ "rope_scaling": with(&scaling, changes) }))).unwrap_err();
+        assert_eq!(text, format!("c: rope_parameters.{says}"));
+    }
+}
+
+#[test]
+fn no_field_is_ignored() {
+    for (kind, json) in published() {
+        for (key, value, says) in [
+            ("logit_scale", json!(2.0), format!("2.0, expected no such field in a {kind}; remove it if")),
+            ("attention_dropout", json!(0.1), "0.1, expected 0.0 or 0 or null".into()),
+            ("hidden_act", json!("gelu"), "\"gelu\", expected \"silu\"".into()),
+            ("partial_rotary_factor", json!(0.5), "0.5, expected 1.0 or 1 or null".into()),
+        ] {
+            let text = parse(&with(&json, json!({ key: value }))).unwrap_err();
+            assert!(text.starts_with(&format!("c: {key} is {says}")), "{text}");
+            assert_eq!(text.lines().count(), 1);
+        }
+    }
+    let refusal = |kind: &str, changes: Value| {
+        let (_, json) = published().into_iter().find(|(known, _)| *known == kind).unwrap();
+        parse(&with(&json, changes)).unwrap_err()
+    };
+    assert_eq!(
+        refusal("llama", json!({ "attention_bias": true })),
+        "c: attention_bias is true, expected false"
+    );
+    assert_eq!(refusal("llama", json!({ "mlp_bias": true })), "c: mlp_bias is true, expected false");
+    for kind in ["qwen3", "qwen3_moe"] {
+        assert_eq!(
+            refusal(kind, json!({ "attention_bias": true })),
+            "c: attention_bias is true, expected false"
+        );
+    }
+    for kind in ["qwen2", "qwen3", "qwen3_moe"] {
+        let used = refusal(kind, json!({ "use_sliding_window": true }));
+        assert_eq!(used, "c: sliding_window is 32, expected null or at least max_position_embeddings, 64");
+    }
+    assert!(
+        refusal("qwen3", json!({ "layer_types": ["full_attention", "sliding_attention"] }))
+            .ends_with("expected \"full_attention\" for each of 2 layers")
+    );
+    assert_eq!(
+        refusal("mistral", json!({ "sliding_window": 16 })),
+        "c: sliding_window is 16, expected null or at least max_position_embeddings, 64"
+    );
+    assert_eq!(
+        refusal("qwen3_moe", json!({ "norm_topk_prob": false })),
+        "c: norm_topk_prob is false, expected true"
+    );
+    assert_eq!(
+        refusal("qwen3_moe", json!({ "decoder_sparse_step": 2 })),
+        "c: decoder_sparse_step is 2, expected 1"
+    );
+    assert_eq!(
+        refusal("qwen3_moe", json!({ "mlp_only_layers": [1] })),
+        "c: mlp_only_layers is [1], expected [] or null"
+    );
+    assert_eq!(
+        refusal("qwen3_moe", json!({ "num_local_experts": 4 })),
+        "c: num_local_experts is 4, expected 5, as num_experts says"
+    );
+    assert_eq!(
+        refusal("qwen3_moe", json!({ "num_experts_per_tok": 9 })),
+        "c: num_experts_per_tok is 9, expected from 1 to num_experts, 5"
+    );
+}
+
+#[test]
+fn what_a_file_does_not_say_is_what_transformers_takes() {
+    let without = |kind: &str, keys: &[&str]| {
+        let (_, mut json) = published().into_iter().find(|(known, _)| *known == kind).unwrap();
+        keys.iter().for_each(|key| drop(json.as_object_mut().unwrap().remove(*key)));
+        parse(&json)
+    };
+    assert_eq!(without("qwen3", &["head_dim"]).unwrap().head_dim, 128);
+    assert_eq!(without("qwen3_moe", &["head_dim"]).unwrap().head_dim, 4);
+    assert_eq!(without("qwen2", &["vocab_size", "max_position_embeddings"]).unwrap().max_seq_len, 32_768);
+    assert!(!without("llama", &["tie_word_embeddings"]).unwrap().tied);
+    // Mistral's window is 4096 unless the file says null, and here the context is shorter
+    without("mistral", &["sliding_window"]).unwrap();
+    let long = without("mistral", &["sliding_window", "max_position_embeddings"]).unwrap_err();
+    assert_eq!(long, "c: sliding_window is 4096, expected null or at least max_position_embeddings, 131072");
+    let plain = without("qwen3_moe", &["norm_topk_prob"]).unwrap_err();
+    assert_eq!(plain, "c: norm_topk_prob is missing, which is false, expected true");
+}

@@ -1,0 +1,151 @@
+//! The parameter table, and the plan of the decoder.
+
+use super::{Family, MoeConfig};
+use crate::model::TensorSpec;
+use crate::model::blocks::{Heads, Setup};
+use crate::model::decoder::{ExpertNames, MlpKind, Names, Plan, Rotation};
+
+impl MoeConfig {
+    /// The parameter table in model order. Call `validate` first: invalid sizes can make a huge table.
+    pub fn tensors(&self) -> Vec<TensorSpec> {
+        self.groups().into_iter().flatten().collect()
+    }
+
+    /// The parameter table by groups: the tensors of a group lie in memory without gaps, so that ops see q, k and v as
+    /// one (W,C), the experts' w1 and w3 as one (E,2F,C) and their w2 as one (E,C,F); gate, up and down in Qwen.
+    fn groups(&self) -> Vec<Vec<TensorSpec>> {
+        let (c, vocab) = (self.hidden, self.padded_vocab_size());
+        let mut groups = vec![vec![TensorSpec::new(EMBED, [vocab, c])]];
+        for layer in 0..self.n_layer {
+            let name = |part: &str| format!("model.layers.{layer}.{part}");
+            groups.push(vec![TensorSpec::new(name("input_layernorm.weight"), [c])]);
+            groups.extend(self.attention_groups(&name));
+            groups.push(vec![TensorSpec::new(name("post_attention_layernorm.weight"), [c])]);
+            groups.extend(self.mlp_groups(&name));
+        }
+        groups.push(vec![TensorSpec::new("model.norm.weight", [c])]);
+        if !self.tied {
+            groups.push(vec![TensorSpec::new(HEAD, [vocab, c])]);
+        }
+        groups
+    }
+
+    fn attention_groups(&self, name: &impl Fn(&str) -> String) -> Vec<Vec<TensorSpec>> {
+        let (c, q, kv) = (self.hidden, self.n_head * self.head_dim, self.n_kv_head * self.head_dim);
+        let parts = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)];
+        let called = |part: &str, what: &str| name(&format!("self_attn.{part}.{what}"));
+        let weight =
+            |(part, rows): (&str, usize)| TensorSpec::new(called(part, "weight"), [rows, c]).matrices(1);
+        let mut groups = vec![parts.map(weight).into()];
+        if self.family.has_qkv_bias() {
+            groups.push(parts.map(|(part, rows)| TensorSpec::new(called(part, "bias"), [rows])).into());
+        }
+        groups.push(vec![TensorSpec::new(called("o_proj", "weight"), [c, q]).matrices(1)]);
+        if self.family.has_qk_norm() {
+            let norm = |part| vec![TensorSpec::new(called(part, "weight"), [self.head_dim])];
+            groups.extend(["q_norm", "k_norm"].map(norm));
+        }
+        groups
+    }
+
+    fn mlp_groups(&self, name: &impl Fn(&str) -> String) -> Vec<Vec<TensorSpec>> {
+        let (c, f) = (self.hidden, self.ffn);
+        let matrix = |part: &str, dims| TensorSpec::new(name(&format!("{part}.weight")), dims).matrices(1);
+        if self.n_experts == 0 {
+            return vec![
+                vec![matrix("mlp.gate_proj", [f, c]), matrix("mlp.up_proj", [f, c])],
+                vec![matrix("mlp.down_proj", [c, f])],
+            ];
+        }
+        let ExpertNames { router, experts, gate, up, down } = self.expert_names();
+        let expert = |e: usize, part: &str, dims| matrix(&format!("{experts}.{e}.{part}"), dims);
+        let both = |e| [gate, up].map(|part| expert(e, part, [f, c]));
+        vec![
+            // the router decides by its rows, one for each expert: AdamW updates it
+            vec![matrix(router, [self.n_experts, c]).matrices(0)],
+            (0..self.n_experts).flat_map(both).collect(),
+            (0..self.n_experts).map(|e| expert(e, down, [c, f])).collect(),
+        ]
+    }
+
+    fn expert_names(&self) -> ExpertNames {
+        match self.family {
+            Family::Qwen3 => QWEN_EXPERTS,
+            _ => MIXTRAL_EXPERTS,
+        }
+    }
+
+    pub(in crate::model) fn plan(&self) -> Plan {
+        let (layers, rows) = (self.n_layer as f64 + 1.0, self.top_k.max(1) as f64);
+        let width = self.hidden + self.qkv_width() + self.ffn * self.top_k.max(1) + self.n_experts;
+        let setup = Setup {
+            groups: self.groups(),
+            layers: self.n_layer,
+            width: self.hidden,
+            context: self.max_seq_len,
+            floats: 64.0 * (width as f64 + rows * self.hidden as f64 + 1.0) * layers
+                + 4.0 * self.padded_vocab_size() as f64,
+            flops: 16.0 * self.num_params() as f64,
+            attention_flops: 32.0 * self.qkv_width() as f64 * layers,
+            routes: rows,
+        };
+        let aux_alpha = self.aux_alpha as f32;
+        Plan {
+            setup,
+            names: Names {
+                head: if self.tied { EMBED } else { HEAD },
+                experts: self.expert_names(),
+                ..NAMES
+            },
+            heads: Heads { query: self.n_head, kv: self.n_kv_head, dim: self.head_dim },
+            rope: Some(Rotation {
+                base: self.rope_base as f32,
+                alpha: self.rope_alpha as f32,
+                scaling: self.rope_scaling(),
+            }),
+            qk_norm: self.family.has_qk_norm(),
+            norm_eps: self.rms_eps as f32,
+            vocab: [self.vocab_size, self.padded_vocab_size()],
+            ffn: self.ffn,
+            mlp: match self.n_experts {
+                0 => MlpKind::Swiglu,
+                count => MlpKind::Experts { count, top_k: self.top_k, aux_alpha },
+            },
+        }
+    }
+}
+
+/// The token table and the head: V rows in files, Vp in memory.
+pub(in crate::model) const EMBED: &str = "model.embed_tokens.weight";
+pub(in crate::model) const HEAD: &str = "lm_head.weight";
+
+const NAMES: Names = Names {
+    layers: ["model.layers", "layers"],
+    embed: EMBED,
+    positions: None,
+    norm_1: "input_layernorm",
+    qkv: ["self_attn.q_proj", "qkv"],
+    attn: "attn",
+    proj: ["self_attn.o_proj", "o_proj"],
+    norm_2: "post_attention_layernorm",
+    last_norm: ["model.norm", "norm"],
+    head: HEAD,
+    experts: MIXTRAL_EXPERTS,
+    io: &["loss", "cross_entropy", "y", "losses"],
+};
+
+const MIXTRAL_EXPERTS: ExpertNames = ExpertNames {
+    router: "block_sparse_moe.gate",
+    experts: "block_sparse_moe.experts",
+    gate: "w1",
+    up: "w3",
+    down: "w2",
+};
+
+const QWEN_EXPERTS: ExpertNames = ExpertNames {
+    router: "mlp.gate",
+    experts: "mlp.experts",
+    gate: "gate_proj",
+    up: "up_proj",
+    down: "down_proj",
+};

@@ -1,0 +1,102 @@
+//! The words of a description: which family it is of, and how its positions were scaled.
+
+use crate::model::describe::FieldValue;
+use crate::model::notation::Given;
+use serde_json::{Value, json};
+use std::fmt;
+
+/// Declares a field whose value is one of some words; the first is the one that models had before the field existed.
+macro_rules! words {
+    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name { $($(#[$doc])* $variant,)* }
+
+        impl $name {
+            /// Every value.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
+
+            /// Its word.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $word,)* }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+
+        impl FieldValue for $name {
+            const BLANK: Self = Self::ALL[0];
+
+            fn expected() -> String {
+                Self::ALL.iter().map(|one| one.name()).collect::<Vec<_>>().join(" or ")
+            }
+
+            fn read(given: &Given) -> Option<Self> {
+                let word = given.word()?;
+                Self::ALL.iter().copied().find(|one| one.name() == word)
+            }
+
+            fn json(self) -> Value {
+                json!(self.name())
+            }
+        }
+    };
+}
+
+words! {
+    /// What a decoder of Llama's design has of its own: the names of its parameters, and which biases and norms there are.
+    Family {
+        /// Llama; with experts Mixtral.
+        Llama = "llama",
+        /// Mistral: as Llama.
+        Mistral = "mistral",
+        /// Qwen 2 and 2.5: q, k and v have biases.
+        Qwen2 = "qwen2",
+        /// Qwen 3: each head of q and k is normalised before its rotation. With experts Qwen 3 MoE.
+        Qwen3 = "qwen3",
+    }
+}
+
+words! {
+    /// How RoPE's wavelengths were changed for a longer context.
+    RopeType {
+        /// Not at all.
+        Default = "default",
+        /// All by one factor.
+        Linear = "linear",
+        /// The long ones by a factor, as Llama 3.1 does.
+        Llama3 = "llama3",
+    }
+}
+
+impl Family {
+    /// The kind of a model of this family; `None` where the family has none with experts.
+    pub(crate) fn kind(self, has_experts: bool) -> Option<&'static str> {
+        match (self, has_experts) {
+            (Self::Llama, true) => Some("moe"),
+            (Self::Qwen3, true) => Some("qwen3_moe"),
+            (_, true) => None,
+            (family, false) => Some(family.name()),
+        }
+    }
+
+    /// The family of a kind.
+    pub(crate) fn of_kind(kind: &str) -> Self {
+        let same = |family: &&Self| [true, false].iter().any(|&has| family.kind(has) == Some(kind));
+        Self::ALL.iter().find(same).copied().unwrap_or(Self::BLANK)
+    }
+
+    /// Whether q, k and v have biases.
+    pub(crate) fn has_qkv_bias(self) -> bool {
+        self == Self::Qwen2
+    }
+
+    /// Whether the heads of q and k are normalised.
+    pub(crate) fn has_qk_norm(self) -> bool {
+        self == Self::Qwen3
+    }
+}
