@@ -119,7 +119,7 @@ def test_settings_that_change_nothing():
     [
         ({"model_type": "gpt2"}, "no such field in a gpt2"),
         ({"model_type": "qwen3"}, "no such field in a qwen3"),
-        ({"model_type": "rwkv"}, 'model_type is "rwkv", expected "gpt2" or "mixtral" or "llama"'),
+        ({"model_type": "rwkv"}, 'model_type is "rwkv", expected "gpt2", "mixtral", "llama"'),
         ({"attention_dropout": 0.1}, "attention_dropout is 0.1"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, expected true or false"),

@@ -112,6 +112,15 @@ pub enum Error {
     Core(#[from] ironhorse_core::Error),
 }
 
+/// "a, b or c": what an error says was expected.
+pub(crate) fn one_of<T: std::fmt::Display>(names: impl IntoIterator<Item = T>) -> String {
+    let mut names: Vec<_> = names.into_iter().map(|name| name.to_string()).collect();
+    match (names.pop(), names.is_empty()) {
+        (Some(last), false) => format!("{} or {last}", names.join(", ")),
+        (last, _) => last.unwrap_or_default(),
+    }
+}
+
 impl Error {
     /// An I/O error with its path and what was being tried.
     pub fn io(path: &Path, action: &'static str, source: std::io::Error) -> Self {

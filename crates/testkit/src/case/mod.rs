@@ -258,7 +258,7 @@ mod tests {
         let mixed = cases_in(Precision::BF16_F32_GRADS, |_| true);
         let ops: HashSet<_> = mixed.iter().map(|case| case.op().name()).collect();
         let want = ["embedding_bwd", "layernorm_bwd", "linear_bwd_weight", "adamw", "muon_momentum"];
-        let want = [&want[..], &["rmsnorm_bwd", "grouped_linear_bwd_weight"]].concat();
+        let want = [&want[..], &["rmsnorm_bwd", "qk_norm_bwd", "grouped_linear_bwd_weight"]].concat();
         assert_eq!(ops, HashSet::from_iter(want));
     }
 

@@ -4,6 +4,7 @@ use std::io::{Read, Seek};
 
 use super::{Sink, Source};
 use crate::Result;
+use crate::error::one_of;
 
 /// The magic numbers, one per kind of file.
 pub(super) mod magic {
@@ -47,8 +48,7 @@ impl BinHeader {
         let mut words = [0; 256];
         source.read_i32(0, &mut words)?;
         if !magics.contains(&words[0]) {
-            let list: Vec<_> = magics.iter().map(i32::to_string).collect();
-            return Err(source.field("magic", words[0], format!("{} ({kind})", list.join(" or "))));
+            return Err(source.field("magic", words[0], format!("{} ({kind})", one_of(magics))));
         }
         Ok(Self { words })
     }
@@ -75,8 +75,7 @@ impl BinHeader {
         if known.contains(&self.words[1]) {
             return Ok(self.words[1]);
         }
-        let list: Vec<_> = known.iter().map(i32::to_string).collect();
-        Err(source.field("version", self.words[1], list.join(" or ")))
+        Err(source.field("version", self.words[1], one_of(known)))
     }
 
     /// A field that must be at least 1.

@@ -5,6 +5,7 @@ use super::describe::{self, Described, position};
 use super::named::NAMED;
 use super::notation::{KIND, Notation, Pairs};
 use super::{Gpt2Config, MoeConfig, StepOptions, TensorSpec, gpt2, moe};
+use crate::error::one_of;
 use crate::{Error, Result};
 use ironhorse_core::{Precision, Program};
 use serde_json::{Map, Value};
@@ -226,7 +227,7 @@ impl ModelConfig {
     }
 
     fn unknown_kind(given: &dyn std::fmt::Display) -> Error {
-        Error::input(KIND, given, Self::kinds().join(" or "))
+        Error::input(KIND, given, one_of(Self::kinds()))
     }
 
     /// Reads a description of the kind that it names, or that its keys belong to.

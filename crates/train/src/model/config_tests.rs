@@ -41,7 +41,10 @@ fn mistakes_are_named() {
         text("n_layer=1,n_heads=3")
             .starts_with("unknown key `n_heads`, expected one of: max_seq_len|block_size|")
     );
-    assert_eq!(text("kind=bert"), "kind is \"bert\", expected gpt2 or moe or llama");
+    assert_eq!(
+        text("kind=bert"),
+        "kind is \"bert\", expected gpt2, moe, llama, mistral, qwen2, qwen3 or qwen3_moe"
+    );
     assert_eq!(
         text("kind=moe,n_layer=2,n_head=2"),
         "hidden|hidden_dim|hidden_size|n_embd|width|d_model|C is missing, expected a whole number"
@@ -164,7 +167,7 @@ fn a_named_model_may_be_changed() {
     assert_eq!(parse("d12,vocab=1000").unwrap().padded_vocab_size(), 1024);
     assert_eq!(parse("moe-tiny,K=1").unwrap().to_json()["top_k"], 1);
     assert_eq!(parse("d12,act=gelu").unwrap(), parse("d12").unwrap());
-    let known = Act::ALL.iter().map(|act| act.name()).collect::<Vec<_>>().join(" or ");
+    let known = crate::error::one_of(Act::ALL.iter().map(|act| act.name()));
     assert_eq!(parse("d12,act=tanh").unwrap_err(), format!("act is \"tanh\", expected {known}"));
     assert!(parse("d13,act=gelu").unwrap_err().starts_with("unknown model `d13`"));
     // gelu is what every file without the key means, so files with it stay as they were
@@ -208,7 +211,7 @@ fn a_family_is_told_by_its_kind() {
     );
     assert_eq!(
         refusal("kind=llama,rope_type=yarn"),
-        "rope_type is \"yarn\", expected default or linear or llama3"
+        "rope_type is \"yarn\", expected default, linear or llama3"
     );
     // what models had before there was a choice is not in their files
     let plain = parse(&format!("kind=llama,{sizes}")).unwrap().to_json();

@@ -3,6 +3,7 @@
 //! repeats the fields.
 
 use super::notation::{Given, KIND, Pairs};
+use crate::error::one_of;
 use crate::{Error, Result};
 use ironhorse_core::op::Act;
 use serde_json::{Map, Value, json};
@@ -135,7 +136,7 @@ impl FieldValue for Act {
     const BLANK: Self = Self::Gelu;
 
     fn expected() -> String {
-        Self::ALL.iter().map(|act| act.name()).collect::<Vec<_>>().join(" or ")
+        one_of(Self::ALL.iter().map(|act| act.name()))
     }
 
     fn read(given: &Given) -> Option<Self> {
@@ -300,7 +301,7 @@ pub(crate) fn read_as<C: Described>(kind: &str, pairs: &Pairs) -> Result<C> {
     for (key, value) in pairs {
         if key == KIND {
             let kind = value.word().filter(|kind| C::KINDS.contains(kind));
-            filling.set_kind(kind.ok_or_else(|| Error::input(KIND, value, C::KINDS.join(" or ")))?);
+            filling.set_kind(kind.ok_or_else(|| Error::input(KIND, value, one_of(C::KINDS)))?);
             continue;
         }
         let known = || C::FIELDS.iter().map(|field| field.spellings()).collect::<Vec<_>>().join(", ");

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use ironhorse_core::Optimizer;
 
+use crate::error::one_of;
 use crate::format::safetensors::Header;
 use crate::model::ModelConfig;
 use crate::{Error, Result};
@@ -100,7 +101,12 @@ fn config(header: &Header, path: &Path) -> Result<ModelConfig> {
     let (found, kinds) = (header.meta("model"), ModelConfig::kinds());
     let Some(&kind) = kinds.iter().find(|kind| found == Some(**kind)) else {
         let found = found.map_or("missing".into(), |found| format!("{found:?}"));
-        return Err(Error::field(path, "metadata `model`", found, kinds.join(" or ")));
+        return Err(Error::field(
+            path,
+            "metadata `model`",
+            found,
+            one_of(kinds.iter().map(|kind| format!("{kind:?}"))),
+        ));
     };
     let model = match kind {
         "gpt2" => "a GPT-2".to_owned(),

@@ -125,7 +125,8 @@ fn broken_metadata_is_named() {
     assert_eq!(refusal(|p, _| set(p, "version", "2")), "k: metadata `version` is \"2\", expected \"1\"");
     assert_eq!(
         refusal(|p, _| set(p, "model", "bert")),
-        "k: metadata `model` is \"bert\", expected \"gpt2\", \"moe\" or \"llama\""
+        "k: metadata `model` is \"bert\", expected \"gpt2\", \"moe\", \"llama\", \"mistral\", \
+         \"qwen2\", \"qwen3\" or \"qwen3_moe\""
     );
     assert!(refusal(|p, _| set(p, "model", "moe")).contains("expected sizes of a mixture of experts"));
     assert!(refusal(|p, _| set(p, "config", "{\"n_layer\":1}")).contains("n_head|heads|NH is missing"));

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::super::hf::{HF_CONFIG, HF_INDEX, HF_WEIGHTS};
 use super::is_ours;
+use crate::error::one_of;
 use crate::model::ModelConfig;
 use crate::{Error, Result};
 
@@ -154,7 +155,7 @@ impl TrainerJson {
 fn optimizer_of(name: Option<&str>, path: &Path) -> Result<Optimizer> {
     let Some(name) = name else { return Ok(Optimizer::AdamW) };
     Optimizer::named(name).ok_or_else(|| {
-        let expected = Optimizer::ALL.map(Optimizer::name).join(" or ");
+        let expected = one_of(Optimizer::ALL.map(Optimizer::name));
         Error::field(path, "precision.optimizer", format!("{name:?}"), expected)
     })
 }
@@ -162,7 +163,7 @@ fn optimizer_of(name: Option<&str>, path: &Path) -> Result<Optimizer> {
 fn precision_of(names: &PrecisionNames, path: &Path) -> Result<Precision> {
     let dtype = |field: &str, name: &str, allowed: &[DType]| {
         allowed.iter().copied().find(|dtype| dtype.name() == name).ok_or_else(|| {
-            let expected = allowed.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(" or ");
+            let expected = one_of(allowed.iter().map(|dtype| dtype.name()));
             Error::field(path, format!("precision.{field}"), format!("{name:?}"), expected)
         })
     };

@@ -10,6 +10,7 @@ use super::metadata::METADATA;
 use super::mistral::Mistral;
 use super::qwen::{Qwen2, Qwen3, Qwen3Moe};
 use super::{TextTokens, gpt2::Gpt2, llama::Llama, mixtral::Mixtral, without_bom};
+use crate::error::one_of;
 use crate::format::Elem;
 use crate::model::ModelConfig;
 use crate::model::describe::{Described, Filling};
@@ -66,8 +67,8 @@ pub fn parse_config_json(bytes: &[u8], path: &Path) -> Result<ModelConfig> {
     };
     let Some(family) = family else {
         let found = map.get("model_type").map_or("missing".into(), Value::to_string);
-        let known: Vec<_> = FAMILIES.iter().map(|family| format!("{:?}", family.model_type)).collect();
-        return Err(Error::field(path, "model_type", found, known.join(" or ")));
+        let known = FAMILIES.iter().map(|family| format!("{:?}", family.model_type));
+        return Err(Error::field(path, "model_type", found, one_of(known)));
     };
     (family.read)(&map, path)
 }
@@ -102,8 +103,7 @@ fn read<F: Family>(map: &Map<String, Value>, path: &Path) -> Result<ModelConfig>
     check_known::<F>(map, path)?;
     for (key, allowed) in F::settings() {
         if let Some(value) = map.get(key).filter(|value| !allowed.contains(value)) {
-            let list: Vec<_> = allowed.iter().map(Value::to_string).collect();
-            return Err(Error::field(path, key, value, list.join(" or ")));
+            return Err(Error::field(path, key, value, one_of(allowed)));
         }
     }
     let mut map = map.clone();

@@ -114,9 +114,9 @@ fn no_field_is_ignored() {
     for (kind, json) in published() {
         for (key, value, says) in [
             ("logit_scale", json!(2.0), format!("2.0, expected no such field in a {kind}; remove it if")),
-            ("attention_dropout", json!(0.1), "0.1, expected 0.0 or 0 or null".into()),
+            ("attention_dropout", json!(0.1), "0.1, expected 0.0, 0 or null".into()),
             ("hidden_act", json!("gelu"), "\"gelu\", expected \"silu\"".into()),
-            ("partial_rotary_factor", json!(0.5), "0.5, expected 1.0 or 1 or null".into()),
+            ("partial_rotary_factor", json!(0.5), "0.5, expected 1.0, 1 or null".into()),
         ] {
             let text = parse(&with(&json, json!({ key: value }))).unwrap_err();
             assert!(text.starts_with(&format!("c: {key} is {says}")), "{text}");

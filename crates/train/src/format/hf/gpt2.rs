@@ -6,6 +6,7 @@ use ironhorse_core::op::Act;
 use serde_json::{Map, Value, json};
 
 use super::family::Family;
+use crate::error::one_of;
 use crate::model::{Gpt2Config, ModelConfig};
 use crate::{Error, Result};
 
@@ -49,9 +50,8 @@ impl Family for Gpt2 {
             *found = json!("gelu_new");
         }
         let Some(act) = Act::ALL.iter().find(|act| *found == theirs(act)) else {
-            let known: Vec<_> = Act::ALL.iter().map(|act| format!("{:?}", theirs(act))).collect();
-            let expected = format!("{} or \"gelu_pytorch_tanh\"", known.join(" or "));
-            return Err(Error::field(path, ACTIVATION, found, expected));
+            let known = Act::ALL.iter().map(theirs).chain(["gelu_pytorch_tanh"]);
+            return Err(Error::field(path, ACTIVATION, found, one_of(known.map(|name| format!("{name:?}")))));
         };
         *found = json!(act.name());
         Ok(())

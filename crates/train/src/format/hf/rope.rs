@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use crate::error::one_of;
 use crate::model::{MoeConfig, RopeType};
 use crate::{Error, Result};
 
@@ -60,8 +61,8 @@ fn table<'a>(map: &'a Map<String, Value>, path: &Path, key: &str) -> Result<Opti
         Some(said) => match RopeType::ALL.iter().find(|kind| said == kind.name()) {
             Some(kind) => *kind,
             None => {
-                let known: Vec<_> = RopeType::ALL.iter().map(|kind| format!("{:?}", kind.name())).collect();
-                return wrong("rope_type", said, known.join(" or "));
+                let known = RopeType::ALL.iter().map(|kind| format!("{:?}", kind.name()));
+                return wrong("rope_type", said, one_of(known));
             }
         },
     };

@@ -32,7 +32,7 @@ macro_rules! words {
             const BLANK: Self = Self::ALL[0];
 
             fn expected() -> String {
-                Self::ALL.iter().map(|one| one.name()).collect::<Vec<_>>().join(" or ")
+                $crate::error::one_of(Self::ALL)
             }
 
             fn read(given: &Given) -> Option<Self> {
