@@ -150,7 +150,7 @@ fn a_kind_may_be_demanded() {
     let read = |text: &str, kind| ModelConfig::from_text(text, Notation::Line, Some(kind));
     let text = |text: &str, kind| read(text, kind).unwrap_err().to_string();
     assert_eq!(text("kind=moe", "gpt2"), "kind is \"moe\", expected gpt2");
-    let kinds = "moe or llama or mistral or qwen2 or qwen3 or qwen3_moe";
+    let kinds = "moe, llama, mistral, qwen2, qwen3 or qwen3_moe";
     assert_eq!(text("kind=gpt2", "llama"), format!("kind is \"gpt2\", expected {kinds}"));
     assert_eq!(text("d12", "moe"), "model is d12, a gpt2, expected a moe");
     assert_eq!(read("moe-tiny", "llama").unwrap().kind(), "moe");
