@@ -37,7 +37,7 @@ pub use engine::CudaEngine;
 pub use error::{Error, ErrorKind, Result};
 pub use kernels::{KERNEL_FILES, Spec, Value};
 pub use settings::{Attention, Settings};
-pub use specs::check_specs;
+pub use specs::{check_specs, covering};
 
 /// Whether the engine can run on this GPU: the driver, a GPU new enough, the compiler and the matrix products.
 pub fn usable(index: usize) -> Result<()> {

@@ -10,7 +10,7 @@ use crate::{kernel_table, out};
 use anyhow::{Context, Result, bail, ensure};
 use ironhorse_cuda::ffi::library::{NVRTC, PATH_VARIABLE};
 use ironhorse_cuda::ffi::nvrtc::Nvrtc;
-use ironhorse_cuda::{Cache, KERNEL_FILES, Spec, check_specs};
+use ironhorse_cuda::{Cache, KERNEL_FILES, Spec, check_specs, covering};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,14 +20,15 @@ use std::time::Instant;
 
 /// Help of `cargo xtask kernels`.
 pub const HELP: &str = "\
-Compiles every specialisation of the CUDA kernels with NVRTC, for sm_80 and sm_90a, and prints the registers, shared
-memory and spills of each kernel. Needs no GPU. Fails if a kernel does not compile, or if it spills registers and is not
-on the list of exceptions. Kernels that did not change since the last run are not compiled again.
+Compiles the CUDA kernels with NVRTC, for sm_80 and sm_90a, and prints the registers, shared memory and spills of each
+kernel. Needs no GPU. Every file is compiled with every value of each of its constants; with --all or --arch, with every
+combination that the engine uses. Fails if a kernel does not compile, or if it spills registers and is not on the list of
+exceptions. Kernels that did not change since the last run are not compiled again.
 
 Usage: cargo xtask kernels [--all | --arch ARCH]... [--verbose] [--json FILE]
 
-  --all         all six architectures
-  --arch ARCH   this architecture instead; may be given several times
+  --all         every combination, for all six architectures
+  --arch ARCH   every combination, for this architecture; may be given several times
   --verbose     one row for each build instead of the worst build of each kernel
   --json FILE   every build of every kernel
 
@@ -47,6 +48,8 @@ const MAY_SPILL: &[(&str, &str, u32)] =
 
 struct Options {
     architectures: Vec<String>,
+    /// Every combination of constants, rather than every value of each.
+    combinations: bool,
     verbose: bool,
     json: Option<PathBuf>,
 }
@@ -80,7 +83,7 @@ pub fn command(repo: &Repo) -> Result<Command> {
 }
 
 fn parse(mut args: Args) -> Result<Options> {
-    let mut options = Options { architectures: Vec::new(), verbose: false, json: None };
+    let mut options = Options { architectures: Vec::new(), combinations: true, verbose: false, json: None };
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--arch" => options.architectures.push(args.value("--arch")?),
@@ -95,6 +98,7 @@ fn parse(mut args: Args) -> Result<Options> {
     }
     if options.architectures.is_empty() {
         options.architectures = DEFAULT.map(String::from).into();
+        options.combinations = false;
     }
     Ok(options)
 }
@@ -103,11 +107,13 @@ fn check(repo: &Repo, options: &Options) -> Result<bool> {
     let nvrtc = Nvrtc::load()?;
     let (major, minor) = nvrtc.version()?;
     let version = format!("{major}.{minor}");
-    let specs: Vec<Spec> = check_specs().into_iter().collect::<BTreeSet<_>>().into_iter().collect();
-    ensure!(!specs.is_empty(), "there are no kernels: ironhorse_cuda::check_specs() is empty");
+    let all = check_specs();
+    ensure!(!all.is_empty(), "there are no kernels: ironhorse_cuda::check_specs() is empty");
+    let specs = if options.combinations { all.clone() } else { covering(&all) };
     out::line(format!(
-        "{} specialisations for {}, NVRTC {version}",
+        "{} of {} specialisations for {}, NVRTC {version}",
         specs.len(),
+        all.len(),
         options.architectures.join(" ")
     ));
     let cache = Cache::open(Some(&repo.target()?.join("kernels")));

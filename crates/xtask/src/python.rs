@@ -7,8 +7,8 @@ use crate::repo::{Profile, Repo, python_of};
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::OsString;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 /// Help of `cargo xtask setup`.
@@ -61,32 +61,12 @@ pub fn wheel(repo: &Repo, profile: Profile) -> Result<()> {
         .context("the wheel could not be built and installed (the messages are above)")
 }
 
-/// `cargo xtask setup --packages` in a process of its own: pip mostly waits for the network and the disk, so that cargo
+/// `cargo xtask setup --packages` as a process of its own: pip mostly waits for the network and the disk, so that cargo
 /// can compile meanwhile.
-pub struct Installing {
-    child: Child,
-    log: PathBuf,
-}
-
-impl Installing {
-    /// Starts it; its output goes to a file.
-    pub fn start(repo: &Repo) -> Result<Self> {
-        let log = repo.target()?.join("setup.log");
-        fs::create_dir_all(repo.target()?).context("cannot make the target folder")?;
-        let file = fs::File::create(&log).with_context(|| format!("{}: cannot write", log.display()))?;
-        let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
-        command.args(["setup", PACKAGES_ONLY]).current_dir(repo.root()).stdin(Stdio::null());
-        command.stderr(file.try_clone().context("cannot share the log of the setup")?).stdout(file);
-        let child = command.spawn().context("cannot start `cargo xtask setup --packages`")?;
-        Ok(Self { child, log })
-    }
-
-    /// Waits for it and prints what it wrote; true if it succeeded.
-    pub fn finish(mut self) -> Result<bool> {
-        let status = self.child.wait().context("cannot wait for the setup")?;
-        out::bytes(&fs::read(&self.log).with_context(|| format!("{}: cannot read", self.log.display()))?);
-        Ok(status.success())
-    }
+pub fn packages_command(repo: &Repo) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+    command.args(["setup", PACKAGES_ONLY]).current_dir(repo.root());
+    Ok(command)
 }
 
 /// Creates or updates the environment, without this package.
@@ -111,7 +91,8 @@ pub fn setup(repo: &Repo) -> Result<()> {
         out::line(".venv has every package already");
     } else {
         out::line(format!("to install: {} (PyTorch is a large download)", missing.join(", ")));
-        pip(repo, &["install", "-r", REQUIREMENTS], Profile::Release, ATTEMPTS)?;
+        // Python compiles what is imported, which is a small part of PyTorch and transformers.
+        pip(repo, &["install", "--no-compile", "-r", REQUIREMENTS], Profile::Release, ATTEMPTS)?;
     }
     fs::write(&stamp_file, stamp).context("cannot write to .venv")
 }

@@ -12,8 +12,11 @@ pub struct Done {
     pub passed: bool,
     /// From start to end.
     pub time: Duration,
-    /// The CPU time of its processes over all cores, if the system reports it.
+    /// The CPU time of its processes over all cores, if the system reports it. That of a stage that runs beside others is
+    /// part of theirs.
     pub cpu: Option<Duration>,
+    /// Whether it ran beside other stages: its time is not part of the total.
+    pub beside: bool,
     /// The tests in it.
     pub counts: Counts,
 }
@@ -40,15 +43,16 @@ pub fn table(done: &[Done], stages: &[&'static str]) -> String {
                 let verdict = if one.passed { "passed" } else { "FAILED" };
                 let tests =
                     if one.counts == Counts::default() { String::new() } else { one.counts.to_string() };
-                format!("{stage:<10}{verdict:<10}{:>10}{:>10}   {tests}", seconds(one.time), cpu(one.cpu))
+                let cpu = if one.beside { "beside".into() } else { cpu(one.cpu) };
+                format!("{stage:<10}{verdict:<10}{:>10}{cpu:>10}   {tests}", seconds(one.time))
             }
             None => format!("{stage:<10}{:<10}", "not run"),
         };
         text += row.trim_end();
         text.push('\n');
     }
-    let (time, used) = (done.iter().map(|one| one.time).sum(), done.iter().map(|one| one.cpu).sum());
-    text += format!("{:<20}{:>10}{:>10}", "total", seconds(time), cpu(used)).trim_end();
+    let used = done.iter().filter(|one| !one.beside).map(|one| one.cpu).sum();
+    text += format!("{:<20}{:>10}{:>10}", "total", seconds(total(done)), cpu(used)).trim_end();
     text
 }
 
@@ -60,14 +64,19 @@ pub fn json(done: &[Done], stages: &[&'static str]) -> Value {
             "result": if one.passed { "passed" } else { "failed" },
             "seconds": one.time.as_secs_f64(),
             "cpu_seconds": one.cpu.map(|time| time.as_secs_f64()),
+            "beside": one.beside,
             "passed": one.counts.passed,
             "failed": one.counts.failed,
             "skipped": one.counts.skipped,
         }),
         None => json!({ "stage": name, "result": "not run" }),
     };
-    let total: Duration = done.iter().map(|one| one.time).sum();
-    json!({ "seconds": total.as_secs_f64(), "stages": stages.iter().map(stage).collect::<Vec<_>>() })
+    json!({ "seconds": total(done).as_secs_f64(), "stages": stages.iter().map(stage).collect::<Vec<_>>() })
+}
+
+/// The time of the stages that ran one after the other.
+fn total(done: &[Done]) -> Duration {
+    done.iter().filter(|one| !one.beside).map(|one| one.time).sum()
 }
 
 /// `62.0 s`
@@ -79,13 +88,16 @@ pub fn seconds(time: Duration) -> String {
 mod tests {
     use super::*;
 
-    fn done() -> [Done; 2] {
+    fn done() -> [Done; 3] {
         let counts = Counts { passed: 5, failed: 1, skipped: 0 };
         let time = Duration::from_millis(1500);
         let cpu = Some(Duration::from_secs(100));
+        let fine =
+            Done { name: "fmt", passed: true, time, cpu: None, beside: false, counts: Counts::default() };
         [
-            Done { name: "fmt", passed: true, time, cpu: None, counts: Counts::default() },
-            Done { name: "test", passed: false, time: Duration::from_secs(62), cpu, counts },
+            Done { name: "mypy", beside: true, ..fine },
+            fine,
+            Done { name: "test", passed: false, time: Duration::from_secs(62), cpu, beside: false, counts },
         ]
     }
 
@@ -94,10 +106,11 @@ mod tests {
         let want = "
 stage     result          time       cpu   tests
 fmt       passed         1.5 s
+mypy      passed         1.5 s    beside
 test      FAILED        62.0 s   100.0 s   5 passed, 1 failed
 pytest    not run
 total                   63.5 s";
-        assert_eq!(table(&done(), &["fmt", "test", "pytest"]), want);
+        assert_eq!(table(&done(), &["fmt", "mypy", "test", "pytest"]), want);
     }
 
     #[test]

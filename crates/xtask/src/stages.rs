@@ -2,7 +2,7 @@
 
 use crate::args::{Args, unknown};
 use crate::counts::{Counts, Dialect};
-use crate::process::{output_of, run_counted, shown};
+use crate::process::{captured, output_of, run_counted, shown};
 use crate::repo::{Profile, Repo};
 use crate::report::{self, Done, seconds};
 use crate::{kernels, out, pytest, python, torture};
@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::mpsc;
 use std::time::Instant;
 
 /// Help of `cargo xtask test`.
@@ -18,27 +19,27 @@ Runs all checks, in stages, and stops at the first that fails:
 
   fmt      cargo fmt --check
   clippy   cargo clippy on all targets, warnings are errors
-  setup    the packages of the Python environment .venv, installed while fmt and clippy run (see cargo xtask setup)
-  ruff     ruff check on the Python code
-  ruff-fmt ruff format --check on the Python code
-  mypy     type check of the Python package
-  kernels  the CUDA kernels compiled for sm_80 and sm_90a (see cargo xtask kernels); needs no GPU
   test     unit and integration tests of all crates
   doctest  the examples in the documentation
   build    the ironhorse binary and the C library
   torture  10 training runs of that binary, killed at random moments and resumed (see cargo xtask torture)
+  setup    the packages of the Python environment .venv (see cargo xtask setup)
+  ruff     ruff check on the Python code
+  ruff-fmt ruff format --check on the Python code
+  mypy     type check of the Python package
+  kernels  the CUDA kernels compiled for sm_80 and sm_90a (see cargo xtask kernels); needs no GPU
   wheel    the Python package, built and installed into .venv
   pytest   the Python tests, and that binary against PyTorch
 
-Binary and wheel are built like the tests (profile dev, optimised) and for the whole workspace, so that nothing is
-compiled twice. At the end a table
-shows the stages with their times; the last line is `N passed, N failed`, with `, N skipped` if any were skipped. A stage
-that fails without counting tests counts as one failure.
+The stages setup to mypy run beside those of Rust from the beginning; their output is shown when each has ended. Binary
+and wheel are built like the tests (profile dev, optimised) and for the whole workspace, so that nothing is compiled
+twice. At the end a table shows the stages with their times; the last line is `N passed, N failed`, with `, N skipped` if
+any were skipped. A stage that fails without counting tests counts as one failure.
 
 Usage: cargo xtask test [--quick | --all] [--no-python] [--stage NAME]... [--json FILE]
 
-  --quick        while editing: setup to clippy, then the unit tests that take seconds
-  --all          kernels for all six architectures, 100 torture runs, binary and wheel in the release profile
+  --quick        while editing: the stages up to test, with the unit tests that take seconds, and setup to mypy
+  --all          all kernels for all six architectures, 100 torture runs, binary and wheel in the release profile
   --no-python    skip setup, ruff, ruff-fmt, mypy, kernels, wheel and pytest
   --stage NAME   run only this stage; may be given several times
   --json FILE    write the table as JSON
@@ -74,6 +75,8 @@ struct Stage {
     python: bool,
     /// Whether it is part of `--quick`.
     quick: bool,
+    /// Whether it runs beside the others, after those of its kind: one core does that while cargo links or waits.
+    beside: bool,
     work: Work,
 }
 
@@ -103,27 +106,39 @@ const QUICK_TESTS: &[&str] =
     &["test", "--workspace", "--exclude", "ironhorse-testkit", "--no-fail-fast", "--lib", "--bins"];
 
 const STAGES: [Stage; 13] = [
-    Stage {
-        name: "fmt",
-        python: false,
-        quick: true,
-        work: Work::Cargo(&["fmt", "--all", "--check"], Dialect::Silent),
-    },
-    Stage { name: "clippy", python: false, quick: true, work: CLIPPY },
-    // Installed since the beginning of the run, beside the stages above: see `python::Installing`.
-    Stage { name: "setup", python: true, quick: true, work: Work::Setup },
-    Stage { name: "ruff", python: true, quick: true, work: Work::Lint("ruff", &["check"]) },
-    Stage { name: "ruff-fmt", python: true, quick: true, work: Work::Lint("ruff", &["format", "--check"]) },
-    Stage { name: "mypy", python: true, quick: true, work: Work::Lint("mypy", &[]) },
+    Stage::cargo("fmt", Work::Cargo(&["fmt", "--all", "--check"], Dialect::Silent)).quick(),
+    Stage::cargo("clippy", CLIPPY).quick(),
+    Stage::cargo("test", Work::Tests).quick(),
+    Stage::cargo("doctest", DOCTESTS),
+    Stage::cargo("build", Work::Build),
+    Stage::cargo("torture", Work::Torture),
+    Stage::beside("setup", Work::Setup),
+    Stage::beside("ruff", Work::Lint("ruff", &["check"])),
+    Stage::beside("ruff-fmt", Work::Lint("ruff", &["format", "--check"])),
+    Stage::beside("mypy", Work::Lint("mypy", &[])),
     // NVRTC comes with the Python environment.
-    Stage { name: "kernels", python: true, quick: false, work: Work::Kernels },
-    Stage { name: "test", python: false, quick: true, work: Work::Tests },
-    Stage { name: "doctest", python: false, quick: false, work: DOCTESTS },
-    Stage { name: "build", python: false, quick: false, work: Work::Build },
-    Stage { name: "torture", python: false, quick: false, work: Work::Torture },
-    Stage { name: "wheel", python: true, quick: false, work: Work::Wheel },
-    Stage { name: "pytest", python: true, quick: false, work: Work::Pytest },
+    Stage::python("kernels", Work::Kernels),
+    Stage::python("wheel", Work::Wheel),
+    Stage::python("pytest", Work::Pytest),
 ];
+
+impl Stage {
+    const fn cargo(name: &'static str, work: Work) -> Self {
+        Self { name, python: false, quick: false, beside: false, work }
+    }
+
+    const fn python(name: &'static str, work: Work) -> Self {
+        Self { python: true, ..Self::cargo(name, work) }
+    }
+
+    const fn beside(name: &'static str, work: Work) -> Self {
+        Self { beside: true, quick: true, ..Self::python(name, work) }
+    }
+
+    const fn quick(self) -> Self {
+        Self { quick: true, ..self }
+    }
+}
 
 /// The options of the command line.
 struct Asked {
@@ -136,23 +151,7 @@ struct Asked {
 /// `cargo xtask test`
 pub fn test(repo: &Repo, args: Args) -> Result<bool> {
     let Asked { stages, depth, no_python, json } = choose(args)?;
-    let mut done: Vec<Done> = Vec::new();
-    let setup = stages.iter().any(|stage| stage.work == Work::Setup);
-    let mut installing = setup.then(|| python::Installing::start(repo)).transpose()?;
-    for (i, stage) in stages.iter().enumerate() {
-        out::bytes(format!("\n==> {}/{} {}: ", i + 1, stages.len(), stage.name).as_bytes());
-        done.push(match installing.take_if(|_| stage.work == Work::Setup) {
-            Some(installing) => run_stage(stage, || finish(installing)),
-            None => run_stage(stage, || run_work(repo, stage.work, depth)),
-        });
-        if done.last().is_some_and(|one| !one.passed) {
-            break;
-        }
-    }
-    if let Some(installing) = installing {
-        out::line("\nwaiting for the Python packages, which are still being installed");
-        installing.finish()?;
-    }
+    let done = run_stages(repo, &stages, depth);
     let names: Vec<&'static str> = stages.iter().map(|stage| stage.name).collect();
     out::line(report::table(&done, &names));
     if let Some(path) = json {
@@ -208,10 +207,68 @@ fn choose(mut args: Args) -> Result<Asked> {
     Ok(Asked { stages: STAGES.iter().filter(wanted).copied().collect(), depth, no_python, json })
 }
 
-/// The stage `setup`: the packages were installed meanwhile, and what remains is to wait.
-fn finish(installing: python::Installing) -> Result<(bool, Counts)> {
-    out::line("the Python environment .venv");
-    Ok((installing.finish()?, Counts::default()))
+/// Runs the stages until one fails: a thread those that run beside the others, this one the others.
+fn run_stages(repo: &Repo, stages: &[Stage], depth: Depth) -> Vec<Done> {
+    let (beside, in_order): (Vec<Stage>, Vec<Stage>) = stages.iter().partition(|stage| stage.beside);
+    std::thread::scope(|scope| {
+        let (ended, besides) = mpsc::channel();
+        scope.spawn(move || run_beside(repo, &beside, &ended));
+        let mut done: Vec<Done> = Vec::new();
+        for (i, stage) in in_order.iter().enumerate() {
+            // a stage of Python needs what the others install
+            if stage.python {
+                done.extend(besides.iter().map(show));
+            } else {
+                done.extend(besides.try_iter().map(show));
+            }
+            if done.iter().any(|one| !one.passed) {
+                break;
+            }
+            out::bytes(format!("\n==> {}/{} {}: ", i + 1, in_order.len(), stage.name).as_bytes());
+            done.push(run_stage(stage, || run_work(repo, stage.work, depth)));
+        }
+        done.extend(besides.iter().map(show));
+        done
+    })
+}
+
+/// A stage that ran beside others, and what it printed.
+type Ended = (Done, String);
+
+fn run_beside(repo: &Repo, stages: &[Stage], ended: &mpsc::Sender<Ended>) {
+    for stage in stages {
+        let start = Instant::now();
+        let (passed, text) = match beside_command(repo, stage.work) {
+            Ok(mut command) => captured(&mut command)
+                .map(|(passed, text)| (passed, format!("{}\n{text}", shown(&command))))
+                .unwrap_or_else(|error| (false, format!("error: {error:#}\n"))),
+            Err(error) => (false, format!("error: {error:#}\n")),
+        };
+        let mut counts = Counts::default();
+        text.lines().for_each(|line| Dialect::Lint.read(line, &mut counts));
+        counts.failed = counts.failed.max(usize::from(!passed));
+        let done = Done { name: stage.name, passed, time: start.elapsed(), cpu: None, beside: true, counts };
+        if ended.send((done, text)).is_err() || !passed {
+            return;
+        }
+    }
+}
+
+/// The stage as a program of its own, whose output can be kept until it has ended.
+fn beside_command(repo: &Repo, work: Work) -> Result<Command> {
+    match work {
+        Work::Setup => python::packages_command(repo),
+        Work::Lint(module, args) => lint(repo, module, args),
+        other => bail!("{other:?} does not run beside others"),
+    }
+}
+
+/// Prints what a stage that ran beside others printed.
+fn show((done, text): Ended) -> Done {
+    let verdict = if done.passed { "passed" } else { "FAILED" };
+    let time = seconds(done.time);
+    out::line(format!("\n==> {}, beside the others: {text}<== {} {verdict} in {time}", done.name, done.name));
+    done
 }
 
 fn run_stage(stage: &Stage, work: impl FnOnce() -> Result<(bool, Counts)>) -> Done {
@@ -227,7 +284,7 @@ fn run_stage(stage: &Stage, work: impl FnOnce() -> Result<(bool, Counts)>) -> Do
     let verdict = if passed { "passed" } else { "FAILED" };
     out::line(format!("<== {} {verdict} in {}", stage.name, seconds(time)));
     let cpu = report::children_cpu().zip(cpu).map(|(after, before)| after.saturating_sub(before));
-    Done { name: stage.name, passed, time, cpu, counts }
+    Done { name: stage.name, passed, time, cpu, beside: false, counts }
 }
 
 /// Prints what the stage does and runs it; returns whether all passed, and the counts.
@@ -243,10 +300,7 @@ fn run_work(repo: &Repo, work: Work, depth: Depth) -> Result<(bool, Counts)> {
     };
     let profile = depth.profile();
     match work {
-        Work::Setup => {
-            out::line("the Python environment .venv");
-            python::setup(repo).map(|()| (true, Counts::default()))
-        }
+        Work::Setup | Work::Lint(..) => counted(beside_command(repo, work)?, Dialect::Lint),
         Work::Cargo(args, dialect) => counted(cargo(args), dialect),
         Work::Tests => {
             counted(cargo(if depth == Depth::Quick { QUICK_TESTS } else { TESTS }), Dialect::Cargo)
@@ -254,7 +308,6 @@ fn run_work(repo: &Repo, work: Work, depth: Depth) -> Result<(bool, Counts)> {
         Work::Build => {
             counted(cargo(&["build", "--workspace", "--profile", profile.name()]), Dialect::Silent)
         }
-        Work::Lint(module, args) => counted(lint(repo, module, args)?, Dialect::Lint),
         Work::Kernels if cfg!(target_os = "macos") => {
             out::line("skipped: NVRTC does not exist for this system");
             Ok((true, Counts { skipped: 1, ..Counts::default() }))
@@ -313,13 +366,13 @@ mod tests {
     #[test]
     fn stages_are_chosen_in_their_order() {
         let all = [
-            "fmt", "clippy", "setup", "ruff", "ruff-fmt", "mypy", "kernels", "test", "doctest", "build",
-            "torture", "wheel", "pytest",
+            "fmt", "clippy", "test", "doctest", "build", "torture", "setup", "ruff", "ruff-fmt", "mypy",
+            "kernels", "wheel", "pytest",
         ];
         assert_eq!(chosen("").unwrap(), all);
         assert_eq!(chosen("--all").unwrap(), all);
         assert_eq!(chosen("--no-python").unwrap(), ["fmt", "clippy", "test", "doctest", "build", "torture"]);
-        let quick = ["fmt", "clippy", "setup", "ruff", "ruff-fmt", "mypy", "test"];
+        let quick = ["fmt", "clippy", "test", "setup", "ruff", "ruff-fmt", "mypy"];
         assert_eq!(chosen("--quick --json x").unwrap(), quick);
         assert_eq!(chosen("--stage pytest --stage fmt").unwrap(), ["fmt", "pytest"]);
         assert!(all.iter().all(|name| HELP.contains(&format!("\n  {name} "))), "the help lists every stage");

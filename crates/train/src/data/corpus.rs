@@ -75,10 +75,13 @@ fn tell(rng: &mut Rng) -> String {
 }
 
 fn hash(text: &str) -> u64 {
-    text.as_bytes().chunks(8).fold(text.len() as u64, |h, chunk| {
-        let word = chunk.iter().fold(0, |w, &b| w << 8 | u64::from(b));
-        mix64(h.rotate_left(23) ^ word)
-    })
+    let (words, rest) = text.as_bytes().as_chunks();
+    let mix = |hash: u64, word: u64| mix64(hash.rotate_left(23) ^ word);
+    let hash = words.iter().fold(text.len() as u64, |hash, &word| mix(hash, u64::from_be_bytes(word)));
+    match rest {
+        [] => hash,
+        rest => mix(hash, rest.iter().fold(0, |word, &byte| word << 8 | u64::from(byte))),
+    }
 }
 
 #[cfg(test)]

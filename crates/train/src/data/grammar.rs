@@ -57,7 +57,7 @@ impl Cast {
 /// Appends one expansion of the template.
 pub(super) fn expand(template: &str, cast: &Cast, rng: &mut Rng, out: &mut String) {
     let mut rest = template;
-    while let Some(at) = rest.bytes().position(|c| matches!(c, b'[' | b'{')) {
+    while let Some(at) = opening(rest.as_bytes()) {
         out.push_str(&rest[..at]);
         let Some((end, options)) = closing(&rest[at..]) else {
             out.push_str(&rest[at..]);
@@ -74,17 +74,33 @@ pub(super) fn expand(template: &str, cast: &Cast, rng: &mut Rng, out: &mut Strin
     out.push_str(rest);
 }
 
+// Every run without data begins by making this text, in tests with little optimisation: the loops over bytes are plain ones.
+
+/// The position of the first bracket that opens.
+fn opening(text: &[u8]) -> Option<usize> {
+    let mut i = 0;
+    while i < text.len() {
+        if matches!(text[i], b'[' | b'{') {
+            return Some(i);
+        }
+        i += 1;
+    }
+    None
+}
+
 /// The position of the bracket that closes the one at 0, and how many alternatives lie between them.
 fn closing(text: &str) -> Option<(usize, usize)> {
+    let (text, mut i) = (text.as_bytes(), 0);
     let (mut depth, mut options) = (0_usize, 1);
-    for (i, c) in text.bytes().enumerate() {
-        match c {
+    while i < text.len() {
+        match text[i] {
             b'[' | b'{' => depth += 1,
             b']' | b'}' if depth == 1 => return Some((i, options)),
             b']' | b'}' => depth -= 1,
             b'|' if depth == 1 => options += 1,
             _ => {}
         }
+        i += 1;
     }
     None
 }
@@ -92,14 +108,16 @@ fn closing(text: &str) -> Option<(usize, usize)> {
 /// The alternative of that number; alternatives are separated by the bars outside of inner brackets.
 fn alternative(text: &str, number: usize) -> &str {
     let (mut depth, mut seen, mut start) = (0_usize, 0, 0);
-    for (i, c) in text.bytes().enumerate() {
-        match c {
+    let (bytes, mut i) = (text.as_bytes(), 0);
+    while i < bytes.len() {
+        match bytes[i] {
             b'[' | b'{' => depth += 1,
             b']' | b'}' => depth -= 1,
             b'|' if depth == 0 && seen == number => return &text[start..i],
             b'|' if depth == 0 => (seen, start) = (seen + 1, i + 1),
             _ => {}
         }
+        i += 1;
     }
     &text[start..]
 }

@@ -154,7 +154,7 @@ fn a_kind_may_be_demanded() {
     assert_eq!(text("kind=gpt2", "llama"), format!("kind is \"gpt2\", expected {kinds}"));
     assert_eq!(text("d12", "moe"), "model is d12, a gpt2, expected a moe");
     assert_eq!(read("moe-tiny", "llama").unwrap().kind(), "moe");
-    assert_eq!(text("L=1", "bert"), format!("kind is \"bert\", expected gpt2 or {kinds}"));
+    assert_eq!(text("L=1", "bert"), format!("kind is \"bert\", expected gpt2, {kinds}"));
     assert!(text("C=24,L=3,NH=6", "moe").starts_with("ffn|ffn_dim|intermediate_size|F is missing"));
     assert_eq!(read("C=24,L=3,NH=6", "gpt2").unwrap().kind(), "gpt2");
 }
