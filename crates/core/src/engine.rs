@@ -1,5 +1,6 @@
 //! The [`Engine`] trait, which runs programs.
 
+use crate::op::IGNORED;
 use crate::{
     DType, DeviceDescription, Error, HostMemory, HostSlice, HostSliceMut, Layout, Limit, Limits,
     MakeHostMemory, MemoryUse, Program, Result, Section, Slot, bf16_to_f32, check_host_bytes, f32_to_bf16,
@@ -15,8 +16,12 @@ pub struct Scalars {
     pub step: u32,
     /// Index of the micro-step within the step, from 0: decides whether gradients are overwritten or accumulated.
     pub micro_step: u32,
-    /// Factor of each row's loss and gradient; 1/(B·T·micro-steps) gives the mean.
+    /// Factor of each row's loss and gradient: 1/(rows that count in all micro-steps) gives the mean; see
+    /// [`Scalars::counting`].
     pub loss_scale: f32,
+    /// The share of the step's rows that count, so that `loss_scale·counted` is 1/(B·T·micro-steps): the factor of what
+    /// is a mean over all rows, as the losses of routers are.
+    pub counted: f32,
     /// Learning rate.
     pub lr: f32,
     /// Decay of the first moment.
@@ -44,6 +49,7 @@ impl Default for Scalars {
             step: 1,
             micro_step: 0,
             loss_scale: 1.0,
+            counted: 1.0,
             lr: 1e-3,
             beta1: 0.9,
             beta2: 0.999,
@@ -52,6 +58,21 @@ impl Default for Scalars {
             grad_clip: 0.0,
             position: 0,
             seed: 0,
+        }
+    }
+}
+
+impl Scalars {
+    /// These numbers for a step with these targets, those of all its micro-steps: its loss is the mean over all of them
+    /// that are not [`IGNORED`]. Where none counts, loss and gradients are 0.
+    pub fn counting(self, targets: &[i32]) -> Self {
+        let count = targets.iter().filter(|&&target| target != IGNORED).count();
+        match count {
+            0 => Self { loss_scale: 0.0, counted: 0.0, ..self },
+            _ => {
+                let counted = (count as f64 / targets.len() as f64) as f32;
+                Self { loss_scale: 1.0 / count as f32, counted, ..self }
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use ironhorse_core::Scalars;
 
 /// `struct Scalars` of common/prelude.cuh, word by word.
-pub(crate) const SCALAR_BYTES: usize = 64;
+pub(crate) const SCALAR_BYTES: usize = 72;
 
 /// The block for these scalars. What needs f64 (1 - βᵗ) is computed here.
 pub(crate) fn scalar_block(s: &Scalars) -> [u8; SCALAR_BYTES] {
@@ -28,7 +28,8 @@ pub(crate) fn scalar_block(s: &Scalars) -> [u8; SCALAR_BYTES] {
     for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
         to.copy_from_slice(&word.to_le_bytes());
     }
-    bytes[56..].copy_from_slice(&s.seed.to_le_bytes());
+    bytes[56..64].copy_from_slice(&s.seed.to_le_bytes());
+    bytes[64..68].copy_from_slice(&s.counted.to_le_bytes());
     bytes
 }
 
@@ -58,11 +59,13 @@ mod tests {
 
     #[test]
     fn blocks_have_the_layout_of_the_prelude() {
-        let s = Scalars { step: 3, position: 7, seed: 0x1122_3344_5566_7788, ..Scalars::default() };
+        let s =
+            Scalars { step: 3, position: 7, counted: 0.5, seed: 0x1122_3344_5566_7788, ..Scalars::default() };
         let block = scalar_block(&s);
         let word = |i: usize| u32::from_le_bytes(block[4 * i..4 * i + 4].try_into().unwrap());
         assert_eq!((word(0), word(13)), (3, 7));
         assert_eq!((word(14), word(15)), (0x5566_7788, 0x1122_3344));
+        assert_eq!(f32::from_bits(word(16)), 0.5);
         let correction = f64::from(f32::from_bits(word(9)));
         assert!((correction * (1.0 - 0.999_f64.powi(3)) - 1.0).abs() < 1e-6);
     }

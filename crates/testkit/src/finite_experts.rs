@@ -100,8 +100,8 @@ fn router() {
         let (d_weights, d_logits) = (k.weigh(route.weights), k.out([n, e]));
         k.functional.push((route.aux, vec![1.0]));
         k.backward(route.bwd(d_logits, d_weights));
-        // aux is computed once for n tokens: its factor is n·loss_scale = 1/2, for two micro-steps
-        let scalars = Scalars { loss_scale: 0.5 / n as f32, ..Scalars::default() };
+        // aux is computed once for n tokens: its factor is n·loss_scale·counted = 1/2, for two micro-steps
+        let scalars = Scalars { loss_scale: 2.0 / n as f32, counted: 0.25, ..Scalars::default() };
         k.check(scalars, &[(logits, d_logits)]);
     }
 }

@@ -61,7 +61,7 @@ pub fn time_steps(
     let mut asked = 0;
     while asked < repeat.warmup + repeat.steps || clock.timed < repeat.time {
         asked += 1;
-        let scalars = Scalars { step: asked as u32, loss_scale: 1.0 / x.len() as f32, ..*scalars };
+        let scalars = Scalars { step: asked as u32, ..*scalars }.counting(y);
         session.micro_step(x, y, &scalars)?;
         let pending = session.start_update(&scalars)?;
         if pending.is_ready() {
@@ -185,7 +185,7 @@ pub fn profile_steps(
     let ops = program.range(Section::Update).end;
     let mut records = Vec::with_capacity(steps);
     for step in 0..warmup + steps {
-        let scalars = Scalars { step: step as u32 + 1, loss_scale: 1.0 / x.len() as f32, ..*scalars };
+        let scalars = Scalars { step: step as u32 + 1, ..*scalars }.counting(y);
         session.engine().write_i32(io(&program, "x")?, x)?;
         session.engine().write_i32(io(&program, "y")?, y)?;
         session.engine().synchronize()?;

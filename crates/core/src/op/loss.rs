@@ -4,15 +4,19 @@ use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Accum, Checker, named, op};
 use crate::{DType, Result, Slot};
 
+/// The target of a row that does not count: its loss and its gradient are 0. PyTorch ignores the same number.
+pub const IGNORED: i32 = -100;
+
 op! {
     /// `losses = logsumexp(logits) - logits[target]` per row over the first `vocab` columns. With `grad`, the same pass
-    /// replaces `logits` by `d_logits = (softmax - onehot)·loss_scale`; padding columns become 0.
+    /// replaces `logits` by `d_logits = (softmax - onehot)·loss_scale`; padding columns become 0. Rows whose target is
+    /// [`IGNORED`] have loss 0 and gradient 0, whatever their logits.
     pub struct CrossEntropy {
         /// (B,T) f32
         pub losses: Slot = Write,
         /// (B,T,Vp), replaced by its gradient with `grad`
         pub logits: Slot = update_if(grad),
-        /// (B,T) i32
+        /// (B,T) i32, each a column below `vocab` or [`IGNORED`]
         pub targets: Slot = Read,
         /// V, the number of columns that are not padding
         pub vocab: usize,
@@ -59,7 +63,8 @@ op! {
 }
 
 op! {
-    /// `loss (+)= loss_scale · Σ losses`: the mean over the whole step with `loss_scale = 1/(rows·micro-steps)`.
+    /// `loss (+)= loss_scale · Σ losses`: the mean over the whole step with `loss_scale` = 1/(rows of
+    /// the step that count).
     pub struct LossMean {
         /// one f32
         pub loss: Slot = Accumulate(accum),

@@ -32,7 +32,7 @@ pub use elementwise::Add;
 pub use embedding::{EmbeddingBwd, EmbeddingFwd};
 pub use grouped::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
 pub use linear::{LinearBwdInput, LinearBwdWeight, LinearFwd};
-pub use loss::{Argmax, CrossEntropy, LossMean};
+pub use loss::{Argmax, CrossEntropy, IGNORED, LossMean};
 pub use matmul::Matmul;
 pub use memory::{CopySlot, Fill};
 pub use muon::{MuonMomentum, MuonUpdate, NewtonSchulz};

@@ -40,12 +40,12 @@ op! {
     /// The weights are the softmax of the chosen logits alone, so with `D = Σ_j weights_j·d_weights_j` the first part is
     /// `weights_j·(d_weights_j - D)` at the chosen experts and 0 elsewhere.
     ///
-    /// For the second part: the loss of a step is the mean over its micro-steps of cross-entropy plus each layer's
-    /// `aux = alpha·E·Σ_e load_e·mean_n(probs_ne)`. The cross-entropy of a token has the factor
-    /// `loss_scale = 1/(N·micro-steps)`. `aux` is computed once for N tokens, so its factor is
-    /// `1/micro-steps = loss_scale·N`. `load` depends on the chosen experts only and counts as constant, so
-    /// `∂/∂probs_ne = loss_scale·N · alpha·E·load_e/N = loss_scale·alpha·E·load_e`. Through the softmax this becomes
-    /// `loss_scale·alpha·E · probs_ne·(load_e - Σ_e' probs_ne'·load_e')`.
+    /// For the second part: the loss of a step is the mean of the cross-entropy of its tokens that count, plus the mean
+    /// over its micro-steps of each layer's `aux = alpha·E·Σ_e load_e·mean_n(probs_ne)`, in which all tokens take part.
+    /// With `row_scale = loss_scale·counted = 1/(N·micro-steps)` the factor of `aux`, which is computed once for N tokens,
+    /// is `1/micro-steps = row_scale·N`. `load` depends on the chosen experts only and counts as constant, so
+    /// `∂/∂probs_ne = row_scale·N · alpha·E·load_e/N = row_scale·alpha·E·load_e`. Through the softmax this becomes
+    /// `row_scale·alpha·E · probs_ne·(load_e - Σ_e' probs_ne'·load_e')`.
     pub struct RouterBwd {
         /// (N,E)
         pub d_logits: Slot = Write,
@@ -78,9 +78,9 @@ op! {
 
 op! {
     /// How the tokens are distributed over the experts: `load_e` is the fraction of the tokens sent to expert e (the sum
-    /// over e is K), `aux (+)= loss_scale·N · alpha·E·Σ_e load_e·mean_n(probs_ne)`, and
-    /// `entropy (+)= loss_scale·Σ_n -Σ_e probs_ne·ln(probs_ne)`. With `loss_scale = 1/(N·micro-steps)` both are means over
-    /// the micro-steps of a step; [`RouterBwd`] explains the factors.
+    /// over e is K), `aux (+)= row_scale·N · alpha·E·Σ_e load_e·mean_n(probs_ne)`, and
+    /// `entropy (+)= row_scale·Σ_n -Σ_e probs_ne·ln(probs_ne)`. With `row_scale = loss_scale·counted = 1/(N·micro-steps)`
+    /// both are means over the micro-steps of a step; [`RouterBwd`] explains the factors.
     pub struct RouterLoad {
         /// (E) f32, for this micro-step
         pub load: Slot = Write,

@@ -23,7 +23,7 @@ pub fn embedding_fwd(ctx: &mut Ctx<'_>, op: &EmbeddingFwd) -> Result<()> {
     }
     // SAFETY: nothing writes the tokens while the op runs.
     let ids = unsafe { tokens.all() };
-    check_ids("token", ids, op.vocab)?;
+    check_ids("token", ids, op.vocab, None)?;
     ctx.rows(ids.len(), width, |row| {
         let (te, out) = (wte.row(ids[row] as usize, width), out.row(row, width));
         match wpe {
@@ -42,7 +42,7 @@ pub fn embedding_bwd(ctx: &mut Ctx<'_>, op: &EmbeddingBwd) -> Result<()> {
     let adds = op.accum.adds(ctx.scalars.micro_step);
     // SAFETY: nothing writes the tokens while the op runs.
     let ids = unsafe { tokens.all() };
-    check_ids("token", ids, op.d_wte.shape.rows())?;
+    check_ids("token", ids, op.d_wte.shape.rows(), None)?;
     if !op.accum_wte.adds(ctx.scalars.micro_step) {
         // SAFETY: tasks have disjoint ranges of the gradient.
         ctx.chunks(d_wte.len(), CHUNK, |r, _| unsafe { d_wte.get_mut(r).fill(0.0) })?;

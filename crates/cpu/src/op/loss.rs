@@ -5,7 +5,7 @@ use crate::kernel::elementwise::scale_by;
 use crate::kernel::loss::first_largest;
 use crate::kernel::softmax::{exp_in_place, row_sum};
 use ironhorse_core::Result;
-use ironhorse_core::op::{Argmax, CrossEntropy, LossMean};
+use ironhorse_core::op::{Argmax, CrossEntropy, IGNORED, LossMean};
 
 pub fn cross_entropy(ctx: &mut Ctx<'_>, op: &CrossEntropy) -> Result<()> {
     let (losses, logits, targets) = (ctx.f32(op.losses)?, ctx.f32(op.logits)?, ctx.i32(op.targets)?);
@@ -13,9 +13,19 @@ pub fn cross_entropy(ctx: &mut Ctx<'_>, op: &CrossEntropy) -> Result<()> {
     let loss_scale = ctx.scalars.loss_scale;
     // SAFETY: nothing writes the targets while the op runs.
     let targets = unsafe { targets.all() };
-    check_ids("target", targets, vocab)?;
+    check_ids("target", targets, vocab, Some(IGNORED))?;
     ctx.rows(targets.len(), cols, |row| {
         let (target, row_of) = (targets[row] as usize, row * cols..(row + 1) * cols);
+        if targets[row] == IGNORED {
+            // SAFETY: as below.
+            unsafe {
+                losses.set(row, 0.0);
+                if grad {
+                    logits.get_mut(row_of).fill(0.0);
+                }
+            }
+            return;
+        }
         // SAFETY: rows have one task each; `losses` and `logits` share no memory (`Op::check`).
         unsafe {
             let (x, padding) = logits.get_mut(row_of).split_at_mut(vocab);

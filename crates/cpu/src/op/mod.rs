@@ -147,22 +147,23 @@ fn store(out: &mut [f32], values: &[f32], adds: bool) {
     }
 }
 
-/// The first of the numbers that is not in `0..count`, and its index.
-fn first_outside(numbers: &[i32], count: usize) -> Option<(usize, i32)> {
-    let outside = |number: i32| usize::try_from(number).map_or(true, |number| number >= count);
+/// The first of the numbers that is neither in `0..count` nor `allowed`, and its index.
+fn first_outside(numbers: &[i32], count: usize, allowed: Option<i32>) -> Option<(usize, i32)> {
+    let outside =
+        |number: i32| usize::try_from(number).map_or(Some(number) != allowed, |number| number >= count);
     numbers.iter().copied().enumerate().find(|&(_, number)| outside(number))
 }
 
-/// Refuses token numbers outside the vocabulary.
-fn check_ids(what: &str, ids: &[i32], vocab: usize) -> Result<()> {
-    first_outside(ids, vocab).map_or(Ok(()), |(at, id)| {
+/// Refuses token numbers outside the vocabulary, but for the negative one that is `allowed`.
+fn check_ids(what: &str, ids: &[i32], vocab: usize, allowed: Option<i32>) -> Result<()> {
+    first_outside(ids, vocab, allowed).map_or(Ok(()), |(at, id)| {
         Err(Error::Input(format!("{what} {id} at index {at} is outside the vocabulary of {vocab}")))
     })
 }
 
 /// Refuses indices of rows or experts that are out of range.
 fn check_below(what: &str, numbers: &[i32], count: usize) -> Result<()> {
-    first_outside(numbers, count).map_or(Ok(()), |(_, number)| {
+    first_outside(numbers, count, None).map_or(Ok(()), |(_, number)| {
         Err(Error::Input(format!("{what} index {number} is out of range 0..{count}")))
     })
 }

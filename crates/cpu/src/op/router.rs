@@ -39,12 +39,17 @@ pub fn router_fwd(ctx: &mut Ctx<'_>, op: &RouterFwd) -> Result<()> {
     }
 }
 
+/// The factor of a mean over all rows of the step.
+fn row_scale(ctx: &Ctx<'_>) -> f64 {
+    f64::from(ctx.scalars.loss_scale) * f64::from(ctx.scalars.counted)
+}
+
 pub fn router_bwd(ctx: &mut Ctx<'_>, op: &RouterBwd) -> Result<()> {
     let (d_logits, d_weights) = (ctx.f32(op.d_logits)?, ctx.f32(op.d_weights)?);
     let (probs, weights) = (ctx.f32(op.probs)?, ctx.f32(op.weights)?);
     let (experts, load) = (ctx.i32(op.experts)?, ctx.f32(op.load)?);
     let (isa, all, k) = (ctx.isa, op.probs.shape.cols(), op.experts.shape.cols());
-    let scale = (f64::from(ctx.scalars.loss_scale) * f64::from(op.alpha) * all as f64) as f32;
+    let scale = (row_scale(ctx) * f64::from(op.alpha) * all as f64) as f32;
     // SAFETY: nothing writes experts and load while the op runs.
     let (experts, load) = unsafe { (experts.all(), load.all()) };
     super::check_below("expert", experts, all)?;
@@ -95,15 +100,15 @@ pub fn router_load(ctx: &mut Ctx<'_>, op: &RouterLoad) -> Result<()> {
             partials.set(tasks + task, bits);
         }
     })?;
-    let loss_scale = f64::from(ctx.scalars.loss_scale);
+    let row_scale = row_scale(ctx);
     // SAFETY: all tasks are done; one thread, and the results share no memory with anything else.
     unsafe {
         let (sums, bits) = partials.all().split_at(tasks);
         let (sum, bits) = (sums.iter().sum::<f64>(), bits.iter().sum::<f64>());
-        let value = loss_scale * f64::from(op.alpha) * all as f64 * sum;
+        let value = row_scale * f64::from(op.alpha) * all as f64 * sum;
         super::store(aux.all_mut(), &[value as f32], adds);
         if let Some(entropy) = entropy {
-            super::store(entropy.all_mut(), &[(loss_scale * bits) as f32], adds);
+            super::store(entropy.all_mut(), &[(row_scale * bits) as f32], adds);
         }
     }
     Ok(())

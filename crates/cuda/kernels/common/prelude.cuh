@@ -106,6 +106,8 @@ struct Scalars {
     float grad_clip;
     u32 position;
     u64 seed;
+    float counted;  // share of the step's rows that count
+    u32 unused;
 };
 
 // What a kernel found wrong with its input; the host reads it when it waits. The order is that of

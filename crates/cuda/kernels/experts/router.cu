@@ -1,9 +1,9 @@
 // router_fwd:  per token probs = softmax(logits) in f32; experts: the K largest logits, of equal ones the lower number first;
 //              weights: their probabilities over the sum of these. A logit that is not finite is a fault
 // router_bwd:  d_logits = weights·(d_weights - Σ weights·d_weights) at the chosen experts
-//              + loss_scale·alpha·E·probs·(load - Σ probs·load)
-// router_load: load = share of the tokens sent to each expert; aux (+)= loss_scale·alpha·E·Σ_n Σ_e load·probs;
-//              entropy (+)= -loss_scale·Σ_n Σ_e probs·ln(probs)
+//              + row_scale·alpha·E·probs·(load - Σ probs·load)
+// router_load: load = share of the tokens sent to each expert; aux (+)= row_scale·alpha·E·Σ_n Σ_e load·probs;
+//              entropy (+)= -row_scale·Σ_n Σ_e probs·ln(probs); row_scale = loss_scale·counted
 // moves  N·E·(sizeof(LOGIT) + 4) bytes, N·E·(sizeof(LOGIT) + 4), N·E·4, and 8 to 16 for each choice; bound: latency
 // grid   a warp per token; router_load: blocks of a stretch of `probs` each, then one block. Any N, E and K
 // order  lanes in order, then a butterfly; router_load in f64, blocks in order: repeatable
@@ -85,6 +85,9 @@ KERNEL __launch_bounds__(WARPS* WARP) router_fwd(float* probs, float* weights, i
     for (u32 j = lane; j < k; j += WARP) w[j] /= total;  // each lane what it wrote itself
 }
 
+// The factor of a mean over all rows of the step.
+DEVICE double row_scale(const Scalars* scalars) { return (double)scalars->loss_scale * (double)scalars->counted; }
+
 KERNEL __launch_bounds__(WARPS* WARP)
     router_bwd(LOGIT* d_logits, const float* d_weights, const float* probs, const float* weights, const i32* experts,
                const float* load, const Scalars* scalars, Fault* fault, float alpha, u32 tokens, u32 all, u32 k) {
@@ -94,7 +97,7 @@ KERNEL __launch_bounds__(WARPS* WARP)
     const float* const w = weights + (u64)token * k;
     const float* const d_w = d_weights + (u64)token * k;
     const i32* const chosen = experts + (u64)token * k;
-    const float scale = (float)((double)scalars->loss_scale * (double)alpha * (double)all);
+    const float scale = (float)(row_scale(scalars) * (double)alpha * (double)all);
     // Loads and gradients are counted from those of the first choice: where its p is nearly 1, less their mean they are small
     // differences of large numbers otherwise.
     const float top = (u32)chosen[0] < all ? load[chosen[0]] : 0.0f, first = d_w[0];
@@ -156,7 +159,7 @@ KERNEL __launch_bounds__(LOAD_THREADS)
     __syncthreads();
     block_sum_f64<LOAD_THREADS>(nats, space);
     if (threadIdx.x != 0) return;
-    const double scale = (double)scalars->loss_scale;
+    const double scale = row_scale(scalars);
     const float value = (float)(scale * (double)alpha * (double)all * balance);
     *aux = adds ? *aux + value : value;
     if (entropy) *entropy = adds ? *entropy + (float)(scale * nats) : (float)(scale * nats);

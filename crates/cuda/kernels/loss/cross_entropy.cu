@@ -1,5 +1,5 @@
 // cross_entropy: per row losses = log Σ exp(x) - x[target] over the first `vocab` columns; with `grad` the row becomes
-//                (softmax - onehot)·loss_scale, its padding 0
+//                (softmax - onehot)·loss_scale, its padding 0. Rows with the target IGNORED get loss 0 and gradient 0
 // moves  rows·padded·sizeof(ACT) bytes once, twice with `grad`; bound: memory
 // grid   cross_entropy_shared: as many blocks as the device holds, each walks over rows and keeps one in shared memory;
 //        needs 16-byte rows that fit. cross_entropy_any: a block per row, which it reads for each pass; any shape
@@ -44,11 +44,14 @@ DEVICE Sum block_sum(Sum s, float& x_target, Shared& shared, int turn) {
     return {max, warp_sum(mine.sum * exp2_fast((mine.max - max) * LOG2E))};
 }
 
-// The row's target, or -1 if it is out of range.
+// `IGNORED` of core/src/op/loss.rs: the target of a row that does not count.
+constexpr i32 IGNORED = -100;
+
+// The row's target, or -1 if the row is ignored or its target out of range.
 DEVICE i32 checked(const i32* targets, u32 row, u32 vocab, Fault* fault) {
     const i32 target = targets[row];
     if ((u32)target < vocab) return target;
-    if (threadIdx.x == 0) report(fault, 2, target, (i32)row, (i32)vocab);
+    if (target != IGNORED && threadIdx.x == 0) report(fault, 2, target, (i32)row, (i32)vocab);
     return -1;
 }
 
@@ -139,7 +142,7 @@ KERNEL __launch_bounds__(768, 2)
                     float x[N], y[N];
                     load_floats(x, cell + v * N);
 #pragma unroll
-                    for (int k = 0; k < N; k++) y[k] = gradient(x[k], s);
+                    for (int k = 0; k < N; k++) y[k] = target < 0 ? 0.0f : gradient(x[k], s);
                     if ((u32)target / N == v) {
 #pragma unroll
                         for (int k = 0; k < N; k++)
@@ -185,7 +188,7 @@ KERNEL __launch_bounds__(1024) cross_entropy_any(float* losses, ACT* logits, con
     const Scales s = scales(total, scalars->loss_scale);
     for (u32 c = threadIdx.x; c < padded; c += blockDim.x) {
         float y = 0.0f;
-        if (c < vocab) {
+        if (c < vocab && target >= 0) {
             const float x = to_float(line[c]);
             y = c == (u32)target ? target_gradient(x, s) : gradient(x, s);
         }

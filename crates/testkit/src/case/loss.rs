@@ -2,7 +2,7 @@
 
 use super::{ACCUMS, Case, Kit};
 use ironhorse_core::Precision;
-use ironhorse_core::op::{Argmax, CrossEntropy, LossMean};
+use ironhorse_core::op::{Argmax, CrossEntropy, IGNORED, LossMean};
 
 /// (B, T, V, Vp)
 const SHAPES: [[usize; 4]; 11] = [
@@ -25,6 +25,12 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         cases.extend(SHAPES.map(|shape| cross_entropy(p, shape, grad, (-3.0, 3.0))));
         cases.push(cross_entropy(p, [1, 33, 1003, 1024], grad, (80.0, 110.0))); // exp overflows unless the maximum is subtracted
         cases.push(cross_entropy(p, [1, 33, 1003, 1024], grad, (-110.0, -100.0)));
+    }
+    for grad in [false, true] {
+        for shape in SHAPES {
+            let [some, all]: [fn(usize) -> bool; 2] = [|row| row % 3 != 1, |_| true];
+            cases.extend([some, all].map(|ignored| masked(p, shape, grad, ignored)));
+        }
     }
     for shape in SHAPES {
         cases.extend(
@@ -59,6 +65,34 @@ fn cross_entropy(p: Precision, [b, t, vocab, padded]: [usize; 4], grad: bool, (l
     let mut logits = kit.rng.uniforms(op.logits.numel(), lo, hi);
     for row in logits.chunks_exact_mut(padded) {
         row[vocab..].fill(f32::NAN);
+    }
+    kit.set(op.logits, logits);
+    kit.finish(op)
+}
+
+/// Rows that are ignored, the first of them with logits that are no numbers.
+fn masked(p: Precision, [b, t, vocab, padded]: [usize; 4], grad: bool, ignored: fn(usize) -> bool) -> Case {
+    let rows = b * t;
+    let count = (0..rows).filter(|&row| !ignored(row)).count();
+    let mut kit =
+        Kit::with_precision(p, format!("B{b} T{t} V{vocab} of {padded} grad {grad}, {count} rows count"));
+    let mut targets: Vec<i32> = (0..rows).map(|_| kit.rng.below(vocab) as i32).collect();
+    targets.iter_mut().enumerate().filter(|&(row, _)| ignored(row)).for_each(|(_, target)| *target = IGNORED);
+    kit.scalars = kit.scalars.counting(&targets);
+    let op = CrossEntropy {
+        losses: kit.stat([b, t]),
+        logits: kit.slot([b, t, padded]),
+        targets: kit.i32s([b, t], &targets),
+        vocab,
+        grad,
+    };
+    let mut logits = kit.rng.uniforms(op.logits.numel(), -3.0, 3.0);
+    for (row, x) in logits.chunks_exact_mut(padded).enumerate() {
+        x[vocab..].fill(f32::NAN);
+        // without `grad` the logits stay as they are, and NaN would not equal NaN
+        if grad && ignored(row) && row < 4 {
+            x[row % vocab] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e9][row];
+        }
     }
     kit.set(op.logits, logits);
     kit.finish(op)

@@ -2,13 +2,18 @@
 
 use super::{Pools, Step, index};
 use ironhorse_core::Result;
-use ironhorse_core::op::{Argmax, CrossEntropy, LossMean};
+use ironhorse_core::op::{Argmax, CrossEntropy, IGNORED, LossMean};
 
 pub(super) fn cross_entropy(pools: &mut Pools, op: &CrossEntropy, step: Step) -> Result<()> {
     let (mut logits, targets) = (pools.read(op.logits)?, pools.read(op.targets)?);
     let scale = f64::from(step.scalars.loss_scale);
     let mut losses = Vec::new();
     for (row, &target) in logits.chunks_exact_mut(op.logits.shape.cols()).zip(&targets) {
+        if target == f64::from(IGNORED) {
+            row.fill(0.0);
+            losses.push(0.0);
+            continue;
+        }
         let target = index(target, op.vocab, "target")?;
         let (real, padding) = row.split_at_mut(op.vocab);
         let max = real.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -73,9 +78,25 @@ mod tests {
         assert_eq!(oracle.read_f64(op.logits).unwrap()[..3], [0.0, f64::from(LN3), 1e9]);
     }
 
+    /// An ignored row has loss 0 and gradient 0, also where its logits are no numbers.
+    #[test]
+    fn ignored_rows_are_zero() {
+        let mut kit = Kit::new("loss");
+        let op = CrossEntropy {
+            losses: kit.slot([1, 2]),
+            logits: kit.f32s([1, 2, 3], &[0.0, LN3, 1e9, f32::NAN, 700.0, f32::NAN]),
+            targets: kit.i32s([1, 2], &[0, -100]),
+            vocab: 2,
+            grad: true,
+        };
+        let case = kit.finish(op);
+        case.expect_within(op.losses, &[4_f64.ln(), 0.0], 1e-6);
+        case.expect_within(op.logits, &[-0.75, 0.75, 0.0, 0.0, 0.0, 0.0], 1e-6);
+    }
+
     #[test]
     fn targets_outside_the_vocabulary_are_refused() {
-        for target in [2, -1] {
+        for target in [2, -1, -99, -101] {
             let (kit, op) = cross_entropy(&[0, target], true);
             let error = kit.finish(op).oracle().unwrap_err();
             assert_eq!(error.to_string(), format!("target {target} is outside the vocabulary of 2"));

@@ -34,7 +34,7 @@ pub(super) fn bwd(pools: &mut Pools, op: &RouterBwd, step: Step) -> Result<()> {
     let (probs, weights, d_weights) =
         (pools.read(op.probs)?, pools.read(op.weights)?, pools.read(op.d_weights)?);
     let (experts, load) = (pools.read(op.experts)?, pools.read(op.load)?);
-    let aux = f64::from(step.scalars.loss_scale) * f64::from(op.alpha) * all as f64;
+    let aux = row_scale(step) * f64::from(op.alpha) * all as f64;
     let mut d_logits = vec![0.0; probs.len()];
     for n in 0..op.probs.shape.rows() {
         let p = &probs[n * all..(n + 1) * all];
@@ -59,7 +59,7 @@ pub(super) fn bwd(pools: &mut Pools, op: &RouterBwd, step: Step) -> Result<()> {
 pub(super) fn load(pools: &mut Pools, op: &RouterLoad, step: Step) -> Result<()> {
     let (rows, all) = (op.probs.shape.rows(), op.probs.shape.cols());
     let (probs, offsets) = (pools.read(op.probs)?, pools.read(op.offsets)?);
-    let scale = f64::from(step.scalars.loss_scale);
+    let scale = row_scale(step);
     let adds = op.accum.adds(step.scalars.micro_step);
     let load: Vec<f64> = offsets.windows(2).map(|pair| (pair[1] - pair[0]) / rows.max(1) as f64).collect();
     let mut sum = 0.0;
@@ -67,11 +67,16 @@ pub(super) fn load(pools: &mut Pools, op: &RouterLoad, step: Step) -> Result<()>
         sum += row.iter().zip(&load).map(|(p, load)| p * load).sum::<f64>();
     }
     pools.write(op.load, &load)?;
-    // loss_scale · N · alpha · E · Σ_e load_e · (Σ_n probs_ne / N)
+    // row_scale · N · alpha · E · Σ_e load_e · (Σ_n probs_ne / N)
     pools.store(op.aux, &[scale * f64::from(op.alpha) * all as f64 * sum], adds)?;
     let Some(entropy) = op.entropy else { return Ok(()) };
     let sum: f64 = probs.iter().filter(|&&p| p > 0.0).map(|p| -p * p.ln()).sum();
     pools.store(entropy, &[scale * sum], adds)
+}
+
+/// The factor of a mean over all rows of the step.
+fn row_scale(step: Step) -> f64 {
+    f64::from(step.scalars.loss_scale) * f64::from(step.scalars.counted)
 }
 
 /// An expert as an index, or an input error.
@@ -126,7 +131,7 @@ mod tests {
     #[test]
     fn bwd_by_hand() {
         let mut kit = Kit::new("router");
-        kit.scalars.loss_scale = 0.5;
+        (kit.scalars.loss_scale, kit.scalars.counted) = (2.0, 0.25);
         let op = RouterBwd {
             d_logits: kit.slot([1, 3]),
             d_weights: kit.f32s([1, 2], &[3.0, 0.0]),
@@ -146,7 +151,7 @@ mod tests {
     fn load_by_hand() {
         for (accum, aux, entropy) in [(Accum::Write, 2.25, 0.75), (Accum::Add, 12.25, 20.75)] {
             let mut kit = Kit::new("router");
-            kit.scalars.loss_scale = 0.5;
+            (kit.scalars.loss_scale, kit.scalars.counted) = (2.0, 0.25);
             let op = RouterLoad {
                 load: kit.slot([3]),
                 aux: kit.f32s([1], &[10.0]),

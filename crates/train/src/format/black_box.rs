@@ -66,6 +66,8 @@ struct ScalarsJson {
     #[serde(skip)]
     micro_step: u32,
     loss_scale: f32,
+    #[serde(default = "all_count")]
+    counted: f32,
     lr: f32,
     beta1: f64,
     beta2: f64,
@@ -75,6 +77,11 @@ struct ScalarsJson {
     #[serde(skip)]
     position: u32,
     seed: u64,
+}
+
+/// In boxes of steps without ignored targets, as all were once, every row counts.
+fn all_count() -> f32 {
+    1.0
 }
 
 /// A black box as it is read back.

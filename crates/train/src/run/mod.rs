@@ -227,11 +227,11 @@ pub fn new_state(settings: Value) -> TrainerState {
     TrainerState { settings, ..TrainerState::default() }
 }
 
-fn scalars_of(settings: &TrainSettings, step: u64, tokens: usize) -> Scalars {
-    Scalars {
+/// The numbers of a step with these targets, those of all its micro-steps.
+fn scalars_of(settings: &TrainSettings, step: u64, targets: &[i32]) -> Scalars {
+    let scalars = Scalars {
         step: step as u32 + 1,
         micro_step: 0,
-        loss_scale: 1.0 / (tokens as f32 * settings.micro_steps(step) as f32),
         lr: settings.schedule.at(step),
         beta1: settings.beta1,
         beta2: settings.beta2,
@@ -240,7 +240,9 @@ fn scalars_of(settings: &TrainSettings, step: u64, tokens: usize) -> Scalars {
         grad_clip: settings.grad_clip,
         position: 0,
         seed: settings.seed,
-    }
+        ..Scalars::default()
+    };
+    scalars.counting(targets)
 }
 
 #[cfg(test)]

@@ -249,7 +249,8 @@ impl Session {
         Ok(params.iter().map(|param| (param.name.clone(), param.in_pool(pool))).collect())
     }
 
-    /// Forward and backward of one micro-step; gradients and loss accumulate over `scalars.micro_step`.
+    /// Forward and backward of one micro-step; gradients and loss accumulate over `scalars.micro_step`. The scalars are
+    /// those of the whole step: [`Scalars::counting`] over the targets of all its micro-steps.
     pub fn micro_step(&mut self, x: &[i32], y: &[i32], scalars: &Scalars) -> Result<()> {
         let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
         self.engine.write_i32(io(program, "x")?, x)?;
@@ -300,7 +301,7 @@ impl Session {
         Ok(layers)
     }
 
-    /// The mean loss of a batch.
+    /// The mean loss of the targets of a batch that count.
     pub fn evaluate(&mut self, x: &[i32], y: &[i32]) -> Result<f32> {
         let program = self.programs.eval.as_ref().ok_or_else(not_evaluating)?;
         forward_loss(self.engine.as_mut(), program, x, y)?;
@@ -379,7 +380,7 @@ pub struct TokenScores {
 fn forward_loss(engine: &mut dyn Engine, program: &Program, x: &[i32], y: &[i32]) -> Result<()> {
     engine.write_i32(io(program, "x")?, x)?;
     engine.write_i32(io(program, "y")?, y)?;
-    let scalars = Scalars { loss_scale: 1.0 / x.len() as f32, ..Scalars::default() };
+    let scalars = Scalars::default().counting(y);
     Ok(engine.run_section(program, Section::Forward, &scalars)?)
 }
 

@@ -82,11 +82,11 @@ fn answers(
     options: &Options,
     limits: &Limits,
 ) -> Result<(Vec<Row>, Vec<f32>)> {
-    let (config, tokens) = (reference.config(), reference.batch() * reference.seq());
+    let config = reference.config();
     let mut session = Session::new(engine, config, &session_spec(reference, options))?;
     session.load(Pool::Params, |name, values| reference.read_weight(name, values))?;
     let mut check = Check { reference, options, limits, rows: Vec::new(), want: Vec::new(), got: Vec::new() };
-    let scalars = Scalars { loss_scale: 1.0 / tokens as f32, ..check.reference.optimizer().scalars };
+    let scalars = check.reference.optimizer().scalars.counting(&check.reference.y()?);
     check.forward_backward(&mut session, &scalars)?;
     check.gradients(&mut session)?;
     let losses = check.optimizer_steps(&mut session, &scalars)?;

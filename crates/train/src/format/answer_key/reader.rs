@@ -11,6 +11,7 @@ use crate::format::safetensors::{Dtype, SafeTensors};
 use crate::format::shards::check_tokens;
 use crate::format::stacked::expect_numel;
 use crate::model::{ModelConfig, TensorSpec};
+use ironhorse_core::op::IGNORED;
 
 /// An open answer key, whose tensors have been checked to exist with the right shapes.
 #[derive(Debug)]
@@ -60,7 +61,11 @@ impl<R: Read + Seek> AnswerKey<R> {
         self.expect_shape("y", &shape)?;
         let vocab = self.meta.config.vocab_size();
         for name in ["x", "y"] {
-            let tokens = self.file.read_i32(name)?;
+            let mut tokens = self.file.read_i32(name)?;
+            if name == "y" {
+                // ignored targets are in order; 0 is a token of every vocabulary
+                tokens.iter_mut().filter(|target| **target == IGNORED).for_each(|target| *target = 0);
+            }
             check_tokens(self.path(), &tokens, vocab, |index| format!("{name}[{index}]"))?;
         }
         Ok(())

@@ -35,7 +35,8 @@ impl Trainer<'_> {
         if self.find_non_finite(step).is_none() {
             return Err(error);
         }
-        let scalars = scalars_of(self.job.settings, step, self.tokens);
+        let targets = &self.batches[(step % 2) as usize].y[..self.step_tokens(step)];
+        let scalars = scalars_of(self.job.settings, step, targets);
         let metrics = Metrics {
             step,
             loss: f32::NAN,
@@ -61,9 +62,9 @@ impl Trainer<'_> {
 
     /// The same with the micro-step that it is in.
     fn search(&mut self, step: u64) -> Option<(u32, String)> {
-        let scalars = scalars_of(self.job.settings, step, self.tokens);
         let (batches, all) = (&self.batches[(step % 2) as usize], self.step_tokens(step));
         let (x, y) = (&batches.x[..all], &batches.y[..all]);
+        let scalars = scalars_of(self.job.settings, step, y);
         let mut parts = (0..).zip(x.chunks(self.tokens).zip(y.chunks(self.tokens)));
         parts.find_map(|(micro_step, (x, y))| {
             let scalars = Scalars { micro_step, ..scalars };

@@ -5,6 +5,7 @@ use crate::eval::{Scorer, multiple_choice};
 use crate::generate::{Request, generate};
 use crate::run::metrics::Graded;
 use crate::{Error, Result};
+use ironhorse_core::Scalars;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
@@ -17,7 +18,7 @@ pub(super) enum Validated {
 }
 
 impl Trainer<'_> {
-    /// The mean loss over the first batches of the validation data; the same batches every time.
+    /// The mean loss over what counts in the first batches of the validation data; the same batches every time.
     pub(super) fn validate(&mut self, step: u64) -> Result<Validated> {
         let Some(val) = &mut self.job.data.val else { return Ok(Validated::Loss(None)) };
         let batches = self.job.settings.val_batches.min(val.len_batches());
@@ -27,14 +28,18 @@ impl Trainer<'_> {
         val.rewind();
         let tokens = self.job.session.eval_tokens()?;
         let (mut x, mut y) = (vec![0; tokens], vec![0; tokens]);
-        let mut sum = 0.0_f64;
+        let (mut sum, mut counted) = (0.0_f64, 0.0_f64);
         for _ in 0..batches {
             if self.job.control.stop_reason().is_some() {
                 return Ok(Validated::Stopped);
             }
             val.next_batch(&mut x, &mut y)?;
             match self.job.session.evaluate(&x, &y) {
-                Ok(loss) => sum += f64::from(loss),
+                Ok(loss) => {
+                    let share = f64::from(Scalars::default().counting(&y).counted);
+                    sum += f64::from(loss) * share;
+                    counted += share;
+                }
                 // a router refuses NaN or infinite logits: this is how a diverged mixture of experts shows
                 Err(error) => {
                     let found = self.find_non_finite(step.saturating_sub(1));
@@ -42,7 +47,13 @@ impl Trainer<'_> {
                 }
             }
         }
-        Ok(Validated::Loss(Some((sum / batches as f64) as f32)))
+        if counted == 0.0 {
+            self.job
+                .observer
+                .note(&format!("step {step:>5}  no target of the validation data counts: no loss"));
+            return Ok(Validated::Loss(None));
+        }
+        Ok(Validated::Loss(Some((sum / counted) as f32)))
     }
 
     /// Grades the tasks with the weights as they are; if that fails, the run continues without. `None` if the run is to

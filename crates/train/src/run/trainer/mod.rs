@@ -255,7 +255,6 @@ impl<'a> Trainer<'a> {
     /// Gives a step to the engine.
     fn start(&mut self, mut metrics: Metrics) -> Result<InFlight> {
         let step = metrics.step;
-        let scalars = scalars_of(self.job.settings, step, self.tokens);
         let all = self.step_tokens(step);
         let Batches { x, y } = &mut self.batches[(step % 2) as usize];
         let (x, y) = (&mut x[..all], &mut y[..all]);
@@ -265,6 +264,13 @@ impl<'a> Trainer<'a> {
                 self.job.data.train.next_batch(x, y)?;
             }
             self.fetched = Some((step, self.job.data.train.state()));
+        }
+        let scalars = scalars_of(self.job.settings, step, y);
+        if scalars.counted == 0.0 {
+            self.job.observer.note(&format!(
+                "step {step:>5}  none of its {all} targets counts: loss and gradient are 0; look at the masks with: ironhorse \
+                 data show"
+            ));
         }
         let pieces = x.chunks(self.tokens).zip(y.chunks(self.tokens));
         for (micro_step, (x, y)) in pieces.enumerate() {

@@ -21,7 +21,7 @@ pub struct Lockstep<'a> {
     pub x: &'a [i32],
     /// Targets, (B,T).
     pub y: &'a [i32],
-    /// The optimizer's numbers; `loss_scale` is the mean over the tokens.
+    /// The optimizer's numbers; the loss is the mean over the targets that count.
     pub scalars: Scalars,
     /// How often to run the whole step. The second run adds its gradients to those of the first, and its moments are
     /// not 0.
@@ -40,8 +40,8 @@ impl Lockstep<'_> {
         session.engine().write_i32(io(&program, "y")?, self.y)?;
         let mut report = LockstepReport::new(session.engine().name(), twin.engine.name());
         for pass in 0..self.passes {
-            let loss_scale = 1.0 / self.x.len().max(1) as f32;
-            let scalars = Scalars { step: pass + 1, micro_step: pass.min(1), loss_scale, ..self.scalars };
+            let scalars =
+                Scalars { step: pass + 1, micro_step: pass.min(1), ..self.scalars }.counting(self.y);
             for i in 0..program.range(Section::Update).end {
                 twin.give_inputs(session.engine(), &program.nodes()[i].op)?;
                 session.engine().run(&program, i..i + 1, &scalars)?;
