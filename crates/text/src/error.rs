@@ -39,6 +39,28 @@ pub enum Error {
         /// What is wrong and what to do.
         problem: String,
     },
+    /// A line of chat data is invalid, or the template refuses it.
+    #[error("{}: line {line} {problem}", path.display())]
+    Sample {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: u64,
+        /// What is wrong with it, as the end of a sentence.
+        problem: String,
+    },
+    /// A chat template is invalid, or what it computes fails.
+    #[error("{origin}: line {line}: {}{problem}", quoted(expression))]
+    Template {
+        /// Where the template is from.
+        origin: String,
+        /// The line of the template.
+        line: usize,
+        /// The expression; empty if it is not known.
+        expression: String,
+        /// What is wrong, or what the template itself says.
+        problem: String,
+    },
     /// A setting is invalid.
     #[error("{0}")]
     Setting(String),
@@ -70,6 +92,11 @@ impl Error {
     pub(crate) fn io(path: &Path, action: &'static str, source: std::io::Error) -> Self {
         ironhorse_train::Error::io(path, action, source).into()
     }
+}
+
+/// An expression before what is wrong with it.
+fn quoted(expression: &str) -> String {
+    if expression.is_empty() { String::new() } else { format!("`{expression}`: ") }
 }
 
 /// Text from files may hold anything: control characters are escaped and long text is cut.

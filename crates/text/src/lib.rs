@@ -3,10 +3,12 @@
 //! ```text
 //! tokenizer/   vocabularies by name and from files, byte-level BPE of our own, training of new ones
 //! read/        documents out of .txt .md .jsonl .parquet, plain, .gz or .zst, standard input, folders, patterns
+//! chat/        conversations through chat templates to samples
 //! prepare/     documents to shards: in order, on all cores, resumable, with a manifest
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod chat;
 mod contained;
 mod error;
 #[doc(hidden)]

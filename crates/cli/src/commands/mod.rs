@@ -5,6 +5,7 @@ pub mod bench;
 pub mod choices;
 pub mod compare;
 pub mod convert;
+pub mod data;
 pub mod doctor;
 pub mod eval;
 pub mod fetch;

@@ -6,6 +6,7 @@ mod bad_input;
 mod compare;
 mod config;
 mod convert;
+mod data;
 mod disk;
 mod dropout;
 mod eval;

@@ -45,6 +45,11 @@ impl<'a> Units<'a> {
         self
     }
 
+    /// How the inputs are read.
+    pub fn settings(&self) -> &'a ReadSettings {
+        self.settings
+    }
+
     fn next_unit(&mut self) -> Result<Option<Unit>> {
         let Some(input) = self.inputs.get(self.input) else { return Ok(None) };
         let mut open = match self.open.take() {

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
 
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
@@ -128,6 +129,11 @@ impl Bpe {
         self.bytes[usize::from(byte)]
     }
 
+    /// Whether text is normalised to NFC first.
+    pub(super) fn normalises(&self) -> bool {
+        self.nfc
+    }
+
     /// Where a long text may be cut for encoding.
     pub fn cut(&self) -> Cut {
         let plain = !self.nfc && self.added.iter().all(|token| token.special);
@@ -177,21 +183,28 @@ impl<'a> Encoder<'a> {
 
     /// Appends the ids of a text.
     pub fn encode(&mut self, text: &str, out: &mut Vec<u32>) {
-        let wanted = |token: &&Added| !token.special || self.special == Special::Tokens;
-        let added: Vec<&Added> = self.bpe.added.iter().filter(wanted).collect();
-        if added.is_empty() {
-            return self.ordinary(text, out);
-        }
-        let mut rest = text;
-        while let Some((at, token)) = first_of(rest, &added) {
-            self.ordinary(&rest[..at], out);
-            out.push(token.id);
-            rest = &rest[at + token.content.len()..];
-        }
-        self.ordinary(rest, out);
+        self.pieces(text, |encoder, piece, token| match token {
+            Some(id) => out.push(id),
+            None => encoder.ordinary(&text[piece], out),
+        });
     }
 
-    fn ordinary(&mut self, text: &str, out: &mut Vec<u32>) {
+    /// The added tokens of a text and what is between them, in order: where each is, and the id of a token.
+    pub(super) fn pieces(&mut self, text: &str, mut take: impl FnMut(&mut Self, Range<usize>, Option<u32>)) {
+        let wanted = |token: &&Added| !token.special || self.special == Special::Tokens;
+        let added: Vec<&Added> = self.bpe.added.iter().filter(wanted).collect();
+        let mut start = 0;
+        while let Some((at, token)) = first_of(&text[start..], &added) {
+            let (from, end) = (start + at, start + at + token.content.len());
+            take(self, start..from, None);
+            take(self, from..end, Some(token.id));
+            start = end;
+        }
+        take(self, start..text.len(), None);
+    }
+
+    /// Appends the ids of a text without added tokens.
+    pub(super) fn ordinary(&mut self, text: &str, out: &mut Vec<u32>) {
         let text: Cow<'_, str> = match self.bpe.nfc && is_nfc_quick(text.chars()) != IsNormalized::Yes {
             true => text.nfc().collect::<String>().into(),
             false => text.into(),

@@ -2,6 +2,7 @@
 
 use tokenizers::Tokenizer as Inner;
 
+use super::spans::Spanned;
 use crate::contained::contained;
 use crate::{Error, Result};
 
@@ -16,6 +17,7 @@ pub struct Foreign {
     marked: Inner,
     name: String,
     vocab_size: usize,
+    markers: Vec<String>,
 }
 
 impl Foreign {
@@ -28,7 +30,9 @@ impl Foreign {
         let mut ordinary = marked.clone();
         ordinary.set_encode_special_tokens(true);
         let vocab_size = marked.get_vocab(true).into_values().max().map_or(0, |most| most as usize + 1);
-        Ok(Self { ordinary, marked, name: name.to_owned(), vocab_size })
+        let added = marked.get_added_tokens_decoder().into_values();
+        let markers = added.filter(|token| token.special).map(|token| token.content).collect();
+        Ok(Self { ordinary, marked, name: name.to_owned(), vocab_size, markers })
     }
 
     /// The number of ids.
@@ -49,6 +53,20 @@ impl Foreign {
         let encoded = encoded.map_err(|error| refuse(&error.to_string()))?;
         out.extend_from_slice(encoded.get_ids());
         Ok(())
+    }
+
+    /// The texts of the special tokens.
+    pub fn markers(&self) -> &[String] {
+        &self.markers
+    }
+
+    /// The ids of a text with its markers, and where each is.
+    pub fn encode_spans(&self, text: &str) -> Result<Vec<Spanned>> {
+        let refuse = |why: &str| Error::tokenizer(&self.name, format!("cannot encode: {why}"));
+        let encoded = contained(|| self.marked.encode(text, false)).ok_or_else(|| refuse(DAMAGED))?;
+        let encoded = encoded.map_err(|error| refuse(&error.to_string()))?;
+        let spans = encoded.get_offsets().iter().map(|&(start, end)| start..end);
+        Ok(encoded.get_ids().iter().copied().zip(spans).collect())
     }
 
     /// The text that the ids stand for, markers included.

@@ -8,6 +8,7 @@
 //! json.rs      tokenizer.json, vocab.json        ranks.rs    *.tiktoken; tokenizer.bin
 //! foreign.rs   all others, by `tokenizers`       export.rs   tokenizer.json and tokenizer.bin out
 //! train.rs     new vocabularies                  show.rs     a text token by token
+//! spans.rs     where in a text each token is
 //! ```
 
 mod alphabet;
@@ -22,6 +23,7 @@ mod named;
 mod open;
 mod ranks;
 pub mod show;
+mod spans;
 pub mod split;
 pub mod train;
 
@@ -60,6 +62,16 @@ enum Kind {
     Foreign(Box<Foreign>),
     /// A `tokenizer.bin` that is not byte-level BPE: the longest token at each place.
     Longest(BinTokenizer),
+}
+
+impl Kind {
+    fn id(&self, token: &str) -> Option<u32> {
+        match self {
+            Self::Bpe(bpe) => bpe.added().iter().find(|added| added.content == token).map(|added| added.id),
+            Self::Foreign(foreign) => foreign.id(token),
+            Self::Bytes | Self::Longest(_) => None,
+        }
+    }
 }
 
 impl Tokenizer {
@@ -103,14 +115,28 @@ impl Tokenizer {
         self.eot
     }
 
+    /// The id of a special token.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.kind.id(token)
+    }
+
+    /// The texts of the special tokens.
+    pub fn markers(&self) -> Vec<&str> {
+        match &self.kind {
+            Kind::Bpe(bpe) => {
+                bpe.added().iter().filter(|token| token.special).map(|token| token.content.as_str()).collect()
+            }
+            Kind::Foreign(foreign) => foreign.markers().iter().map(String::as_str).collect(),
+            Kind::Bytes | Kind::Longest(_) => Vec::new(),
+        }
+    }
+
     /// Makes another token the one between documents.
     pub fn set_eot(&mut self, token: &str) -> Result<()> {
-        let id = match &self.kind {
-            Kind::Bpe(bpe) => bpe.added().iter().find(|added| added.content == token).map(|added| added.id),
-            Kind::Foreign(foreign) => foreign.id(token),
-            Kind::Bytes | Kind::Longest(_) => None,
-        };
-        let id = id.or_else(|| token.parse().ok().filter(|&id: &u32| (id as usize) < self.vocab_size()));
+        let id = self
+            .kind
+            .id(token)
+            .or_else(|| token.parse().ok().filter(|&id: &u32| (id as usize) < self.vocab_size()));
         let id = id.ok_or_else(|| {
             Error::tokenizer(&self.name, format!("has no special token `{token}`, expected one, or an id"))
         })?;

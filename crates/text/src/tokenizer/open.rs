@@ -204,14 +204,9 @@ fn config_beside(path: &Path) -> Option<(Vec<u8>, Value)> {
 
 /// The token between documents: a usual one, else `eos_token` of the configuration.
 fn separator(kind: &Kind, config: Option<&Value>) -> Option<u32> {
-    let id = |token: &str| match kind {
-        Kind::Bpe(bpe) => bpe.added().iter().find(|added| added.content == token).map(|added| added.id),
-        Kind::Foreign(foreign) => foreign.id(token),
-        Kind::Bytes | Kind::Longest(_) => None,
-    };
     let eos = config.map(|config| &config["eos_token"]);
     let eos = eos.and_then(|eos| eos.as_str().or_else(|| eos["content"].as_str()));
-    SEPARATORS.iter().copied().chain(eos).find_map(id)
+    SEPARATORS.iter().copied().chain(eos).find_map(|token| kind.id(token))
 }
 
 /// `vocab.json` and `merges.txt`: GPT-2's, or Qwen's if `tokenizer_config.json` says so.

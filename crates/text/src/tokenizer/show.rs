@@ -87,7 +87,7 @@ impl Shown {
 
 /// Control characters as pictures, so that a token is seen where a terminal would act; a line end also ends the line
 /// unless everything is to be on one.
-fn visible(text: &str, one_line: bool) -> String {
+pub fn visible(text: &str, one_line: bool) -> String {
     let mut shown = String::new();
     for c in text.chars() {
         match c {

@@ -6,7 +6,9 @@ mod grammar;
 pub mod loader;
 mod permute;
 mod plots;
+mod sample;
 mod shard_pool;
+mod shift;
 pub mod survey;
 mod world;
 
@@ -16,7 +18,9 @@ use crate::{Error, Result};
 
 pub use files::expand_globs;
 pub use loader::{Loader, LoaderConfig, LoaderState};
+pub use sample::Sample;
 pub use shard_pool::OPEN_SHARDS;
+pub use shift::shift;
 pub use survey::{SourceFacts, survey};
 
 /// A sequence of tokens with random access: a shard file, or memory.

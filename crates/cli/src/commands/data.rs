@@ -1,0 +1,198 @@
+//! `ironhorse data show`
+
+use super::fetch::names;
+use crate::args::heading;
+use crate::{Outcome, number, out};
+use anyhow::{Context, Result};
+use clap::builder::PossibleValuesParser;
+use clap::{Args, Subcommand};
+use ironhorse::text::chat::{Chat, ChatFiles, ChatLine, Counts, Mask};
+use ironhorse::text::tokenizer::show::visible;
+use ironhorse::train::run::Control;
+use serde::Serialize;
+use std::io::IsTerminal;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Shows data for fine-tuning as the model sees them
+#[derive(Args)]
+pub struct DataArgs {
+    #[command(subcommand)]
+    command: DataCommand,
+}
+
+#[derive(Subcommand)]
+enum DataCommand {
+    Show(ShowArgs),
+}
+
+/// Shows the first samples: their text, coloured by what is learned, their ids, and where learning begins and ends
+#[derive(Args)]
+#[command(after_help = "Examples:\n  ironhorse data show --data chat.jsonl --tokenizer Qwen/Qwen3-0.6B\n  \
+    ironhorse data show --data chat.jsonl --tokenizer runs/base --template chatml.jinja --mask completion --count 1\n  \
+    ironhorse data show --data 'chats/*.jsonl.zst' --tokenizer model --context 2048 --whole\n\n\
+    A line is {\"messages\": [{\"role\": ..., \"content\": ...}, ...]}, {\"prompt\": ..., \"completion\": ...} or {\"text\": ...}.\n\
+    Where there are no colours, what is learned is between ⟦ and ⟧.")]
+struct ShowArgs {
+    /// Files, folders or patterns of JSON lines, also with .gz or .zst, or a data set of the hub; - means standard input
+    #[arg(long, help_heading = heading::DATA, required = true, value_name = "FILE", num_args = 1..)]
+    data: Vec<PathBuf>,
+    /// A folder with a tokenizer and its chat template, a tokenizer.json in one, a model of the hub such as org/name, or a name such as gpt2
+    #[arg(long, help_heading = heading::DATA, value_name = "NAME")]
+    tokenizer: PathBuf,
+    /// The chat template, if not that beside the tokenizer
+    #[arg(long, help_heading = heading::DATA, value_name = "FILE")]
+    template: Option<PathBuf>,
+    /// What is learned: what the assistant says, the last of it (completion), or every token (none)
+    #[arg(long, help_heading = heading::DATA, default_value = "assistant", value_name = "MASK",
+        value_parser = PossibleValuesParser::new(Mask::ALL.map(Mask::name)))]
+    mask: String,
+    /// Cut samples after so many tokens
+    #[arg(long, help_heading = heading::DATA, value_name = "N", value_parser = number::count::<usize>)]
+    context: Option<usize>,
+    /// How many samples to show
+    #[arg(long, help_heading = heading::OUTPUT, default_value_t = 3, value_name = "N", value_parser = number::count::<usize>)]
+    count: usize,
+    /// Read all of the data, not only what is shown, and count it
+    #[arg(long, help_heading = heading::OUTPUT)]
+    whole: bool,
+    /// Also write the samples to this file as JSON; - means standard output, and the text for people goes to standard error
+    #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+pub fn run(args: &DataArgs) -> Result<Outcome> {
+    match &args.command {
+        DataCommand::Show(args) => show(args),
+    }
+}
+
+#[derive(Serialize)]
+struct Report {
+    tokenizer: String,
+    /// Where the chat template is from, if there is one.
+    template: Option<String>,
+    mask: &'static str,
+    context: Option<usize>,
+    /// Of all that was read: what is shown, or the whole.
+    counts: Counts,
+    samples: Vec<Shown>,
+}
+
+/// A sample for people.
+#[derive(Serialize)]
+struct Shown {
+    file: PathBuf,
+    line: u64,
+    text: String,
+    ids: Vec<i32>,
+    learned: Vec<bool>,
+    runs: Vec<Run>,
+    /// Tokens that were cut off.
+    cut: usize,
+}
+
+/// Tokens in a row that are all learned, or all not.
+#[derive(Serialize)]
+struct Run {
+    start: usize,
+    end: usize,
+    learned: bool,
+    text: String,
+}
+
+fn show(args: &ShowArgs) -> Result<Outcome> {
+    out::check_json(args.json.as_deref())?;
+    let mask = Mask::ALL.into_iter().find(|mask| mask.name() == args.mask).unwrap_or_default();
+    let chat = open(&args.tokenizer, args.template.as_deref())?;
+    let files = ChatFiles::new(&names::data(&args.data, &Control::default())?)?;
+    let colour =
+        args.json.is_none() && std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let (mut counts, mut samples) = (Counts::default(), Vec::new());
+    for line in files.samples(&chat, mask, args.context) {
+        let line = line?;
+        counts.add(&line);
+        if samples.len() < args.count {
+            let shown = Shown::new(&chat, line)?;
+            out::line(shown.text(colour))?;
+            samples.push(shown);
+        }
+        if samples.len() == args.count && !args.whole {
+            break;
+        }
+    }
+    out::line(counts.text(args.context))?;
+    let report = Report {
+        tokenizer: chat.tokenizer().name().to_owned(),
+        template: chat.template().map(|template| template.origin().to_owned()),
+        mask: mask.name(),
+        context: args.context,
+        counts,
+        samples,
+    };
+    out::json(args.json.as_deref(), &report)?;
+    Ok(Outcome::Done)
+}
+
+/// The tokenizer of `--tokenizer` with its template; one of the hub is fetched if need be.
+fn open(tokenizer: &Path, template: Option<&Path>) -> Result<Chat> {
+    let tokenizer = names::tokenizer(tokenizer)?;
+    let name =
+        tokenizer.to_str().with_context(|| format!("{}: its name is not UTF-8", tokenizer.display()))?;
+    Ok(Chat::open(name, template)?)
+}
+
+impl Shown {
+    fn new(chat: &Chat, line: ChatLine) -> Result<Self> {
+        let ChatLine { path, line, sample, cut } = line;
+        let text = |range: Range<usize>| -> Result<String> {
+            let ids: Vec<u32> = sample.ids[range].iter().map(|&id| id as u32).collect();
+            Ok(String::from_utf8_lossy(&chat.tokenizer().decode(&ids)?).into_owned())
+        };
+        let (mut runs, mut start) = (Vec::new(), 0);
+        for run in sample.learned.chunk_by(|a, b| a == b) {
+            let end = start + run.len();
+            runs.push(Run { start, end, learned: run[0], text: text(start..end)? });
+            start = end;
+        }
+        let text = text(0..sample.ids.len())?;
+        Ok(Self { file: path, line, text, ids: sample.ids, learned: sample.learned, runs, cut })
+    }
+
+    /// A line about it, its text, and a line for every run.
+    fn text(&self, colour: bool) -> String {
+        let learned = self.learned.iter().skip(1).filter(|&&learned| learned).count();
+        let mut text = format!(
+            "{} line {}: {} tokens, {learned} learned",
+            self.file.display(),
+            self.line,
+            self.ids.len()
+        );
+        if self.cut > 0 {
+            text += &format!(", {} more cut off", self.cut);
+        }
+        text.push('\n');
+        for run in &self.runs {
+            let said = visible(&run.text, false);
+            match (colour, run.learned) {
+                // the colour ends with the line, or a terminal paints it to its edge
+                (true, learned) => {
+                    let paint = if learned { "1;32" } else { "2" };
+                    let painted = said.split('\n').map(|line| format!("\x1b[{paint}m{line}\x1b[0m"));
+                    text += &painted.collect::<Vec<_>>().join("\n");
+                }
+                (false, true) => text += &format!("⟦{said}⟧"),
+                (false, false) => text += &said,
+            }
+        }
+        if !text.ends_with('\n') {
+            text.push('\n');
+        }
+        for run in &self.runs {
+            let ids: Vec<String> = self.ids[run.start..run.end].iter().map(ToString::to_string).collect();
+            let what = if run.learned { "learned" } else { "given" };
+            text += &format!("{:>6}..{:<6} {what:<7} {}\n", run.start, run.end, ids.join(" "));
+        }
+        text
+    }
+}

@@ -1,0 +1,179 @@
+//! Files of chat data, line by line.
+
+use std::path::PathBuf;
+
+use ironhorse_train::data::Sample;
+
+use super::{Chat, Mask, Record};
+use crate::read::{Content, Format, Input, ReadSettings, Units, resolve};
+use crate::{Error, Result};
+
+/// A sample and where it is from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChatLine {
+    /// The file.
+    pub path: PathBuf,
+    /// The line, from 1.
+    pub line: u64,
+    /// The sample, cut to the context.
+    pub sample: Sample,
+    /// Tokens that were cut off.
+    pub cut: usize,
+}
+
+/// What was read so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Counts {
+    /// Samples.
+    pub samples: u64,
+    /// Their tokens, after cutting.
+    pub tokens: u64,
+    /// Tokens that are learned.
+    pub learned: u64,
+    /// Samples of which no token is learned.
+    pub unlearned: u64,
+    /// Samples that were longer than the context.
+    pub truncated: u64,
+    /// Tokens that were cut off them.
+    pub cut: u64,
+}
+
+impl Counts {
+    /// Adds a sample.
+    pub fn add(&mut self, line: &ChatLine) {
+        // the first token is not predicted from anything
+        let learned = line.sample.learned.iter().skip(1).filter(|&&learned| learned).count() as u64;
+        self.samples += 1;
+        self.tokens += line.sample.ids.len() as u64;
+        self.learned += learned;
+        self.unlearned += u64::from(learned == 0);
+        self.truncated += u64::from(line.cut > 0);
+        self.cut += line.cut as u64;
+    }
+
+    /// One line for people.
+    pub fn text(&self, context: Option<usize>) -> String {
+        let share = self.learned as f64 / self.tokens.max(1) as f64 * 100.0;
+        let mut text = format!(
+            "{} samples, {} tokens, {} learned ({share:.1} %)",
+            self.samples, self.tokens, self.learned
+        );
+        if let (1.., Some(context)) = (self.truncated, context) {
+            text +=
+                &format!("; {} longer than {context} tokens were cut by {} in all", self.truncated, self.cut);
+        }
+        if self.unlearned > 0 {
+            text += &format!("; of {} nothing is learned", self.unlearned);
+        }
+        text
+    }
+}
+
+/// Files of chat data: JSON lines, also with .gz or .zst.
+#[derive(Debug)]
+pub struct ChatFiles {
+    inputs: Vec<Input>,
+    settings: ReadSettings,
+}
+
+impl ChatFiles {
+    /// Names, folders and patterns, as of [`resolve`]; `-` is standard input.
+    pub fn new(paths: &[PathBuf]) -> Result<Self> {
+        Ok(Self { inputs: resolve(paths, Some(Format::Jsonl))?, settings: ReadSettings::default() })
+    }
+
+    /// Their samples in order, each cut to `context` tokens. After an error there are no more.
+    pub fn samples<'a>(&'a self, chat: &'a Chat, mask: Mask, context: Option<usize>) -> ChatLines<'a> {
+        let units = Units::new(&self.inputs, &self.settings, &|_| None, 0);
+        let lines = Unread { bytes: Vec::new(), at: 0, line: 1 };
+        ChatLines { chat, mask, context, inputs: &self.inputs, units, input: 0, lines, found: false }
+    }
+}
+
+/// The samples of [`ChatFiles`].
+pub struct ChatLines<'a> {
+    chat: &'a Chat,
+    mask: Mask,
+    context: Option<usize>,
+    inputs: &'a [Input],
+    units: Units<'a>,
+    /// The file that is read.
+    input: usize,
+    lines: Unread,
+    /// Whether that file had a sample.
+    found: bool,
+}
+
+/// Lines of a file that were not looked at yet.
+struct Unread {
+    bytes: Vec<u8>,
+    /// Where the next one begins.
+    at: usize,
+    /// Its number.
+    line: u64,
+}
+
+impl ChatLines<'_> {
+    fn read(&mut self) -> Result<Option<ChatLine>> {
+        loop {
+            while self.lines.at < self.lines.bytes.len() {
+                let rest = &self.lines.bytes[self.lines.at..];
+                let length = memchr::memchr(b'\n', rest).unwrap_or(rest.len());
+                let made = self.sample(&rest[..length]);
+                let line = self.lines.line;
+                self.lines.at += length + 1;
+                self.lines.line += 1;
+                let path = &self.inputs[self.input].path;
+                let refuse = |problem| Error::Sample { path: path.clone(), line, problem };
+                if let Some((sample, cut)) = made.map_err(refuse)? {
+                    self.found = true;
+                    return Ok(Some(ChatLine { path: path.clone(), line, sample, cut }));
+                }
+            }
+            let Some(unit) = self.units.next().transpose()? else { return Ok(None) };
+            match unit.content {
+                Content::Lines { first, bytes } => {
+                    self.input = unit.input;
+                    self.lines = Unread { bytes, at: 0, line: first };
+                }
+                _ if unit.end.is_some() && !self.found => {
+                    let path = &self.inputs[unit.input].path;
+                    return Err(Error::input(path, "has no sample, expected a JSON object in every line"));
+                }
+                _ => self.found = false,
+            }
+        }
+    }
+
+    /// The sample of a line and how many tokens were cut off; `None` for a blank line. An error goes on after "line N ".
+    fn sample(&self, line: &[u8]) -> Result<Option<(Sample, usize)>, String> {
+        let line = line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(line);
+        if line.trim_ascii().is_empty() {
+            return Ok(None);
+        }
+        let line = std::str::from_utf8(line)
+            .map_err(|error| format!("is not UTF-8 (byte {} of it)", error.valid_up_to() + 1))?;
+        let record = Record::parse(line)?;
+        let made = self.chat.sample(&record, self.mask);
+        let mut sample = made.map_err(|error| format!("cannot be used: {error}"))?;
+        let kept = self.context.unwrap_or(usize::MAX).min(sample.ids.len());
+        let cut = sample.ids.len() - kept;
+        sample.ids.truncate(kept);
+        sample.learned.truncate(kept);
+        Ok(Some((sample, cut)))
+    }
+}
+
+impl Iterator for ChatLines<'_> {
+    type Item = Result<ChatLine>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let read = self.read().transpose();
+        if matches!(read, Some(Err(_))) {
+            // an error is the end
+            self.lines.bytes.clear();
+            self.units = Units::new(&[], self.units.settings(), &|_| None, 0);
+        }
+        read
+    }
+}

@@ -1,0 +1,203 @@
+//! Chat data: lines of JSON through a chat template to samples, of which only some tokens are learned.
+//!
+//! ```text
+//! mod.rs        Mask, Chat: a tokenizer with its template      record.rs   a line of JSON
+//! template.rs   templates as transformers renders them         turns.rs    what the assistant says, without marks
+//! generation.rs {% generation %}                               python.rs   json.dumps, strftime
+//! special.rs    tokens by name, and whether a BOS is added     lines.rs    files to samples
+//! ```
+
+mod generation;
+mod lines;
+mod python;
+mod record;
+mod special;
+mod template;
+mod turns;
+
+pub use lines::{ChatFiles, ChatLine, ChatLines, Counts};
+pub use record::Record;
+pub use template::{Rendered, Template};
+
+use std::ops::Range;
+use std::path::Path;
+
+use ironhorse_train::data::Sample;
+use serde_json::{Map, Value, json};
+
+use self::special::SpecialTokens;
+use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
+
+/// Which tokens of a sample are learned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mask {
+    /// What the assistant says, with the end of its turns; of a prompt and its completion the completion; of a text all.
+    #[default]
+    Assistant,
+    /// The same, but of a conversation only what follows the last message that is not the assistant's.
+    Completion,
+    /// Every token.
+    None,
+}
+
+impl Mask {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Assistant, Self::Completion, Self::None];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Assistant => "assistant",
+            Self::Completion => "completion",
+            Self::None => "none",
+        }
+    }
+}
+
+/// A tokenizer with its chat template and special tokens: what turns records into samples.
+#[derive(Debug)]
+pub struct Chat {
+    tokenizer: Tokenizer,
+    template: Option<Template>,
+    special: SpecialTokens,
+}
+
+/// A text and which parts of it are learned, in bytes.
+struct Marked {
+    text: String,
+    learned: Vec<Range<usize>>,
+    /// Tokens before and after the text: those that a tokenizer adds to texts without a template.
+    around: [Option<u32>; 2],
+}
+
+impl Chat {
+    /// A tokenizer as [`Tokenizer::open`] takes it, with the template beside it, or that of a file.
+    pub fn open(tokenizer: &str, template: Option<&Path>) -> Result<Self> {
+        let folder = match Path::new(tokenizer) {
+            _ if Tokenizer::is_name(tokenizer) => None,
+            path if path.is_dir() => Some(path),
+            path => path.parent(),
+        };
+        let special = folder.map(SpecialTokens::read).transpose()?.unwrap_or_default();
+        let template = match template {
+            Some(file) => Some(Template::open(file)?),
+            None => folder.map(|folder| Template::beside(folder, &special.config)).transpose()?.flatten(),
+        };
+        Ok(Self { tokenizer: Tokenizer::open(tokenizer)?, template, special })
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The template, if there is one.
+    pub fn template(&self) -> Option<&Template> {
+        self.template.as_ref()
+    }
+
+    /// The sample of a record.
+    pub fn sample(&self, record: &Record, mask: Mask) -> Result<Sample> {
+        let marked = match record {
+            Record::Text(text) => {
+                Marked { learned: vec![0..text.len()], text: text.clone(), around: self.around() }
+            }
+            Record::Completion { prompt, completion } => {
+                let text = format!("{prompt}{completion}");
+                let from = if mask == Mask::None { 0 } else { prompt.len() };
+                Marked { learned: vec![from..text.len()], text, around: self.around() }
+            }
+            Record::Messages { messages, fields } => self.conversation(messages, fields, mask)?,
+        };
+        self.encode(&marked, mask)
+    }
+
+    /// The text of messages as the template writes it; with `reply` up to where the assistant speaks next.
+    pub fn prompt(&self, messages: &[Value], reply: bool) -> Result<String> {
+        Ok(self.render(messages, &Map::new(), reply)?.text)
+    }
+
+    fn around(&self) -> [Option<u32>; 2] {
+        let id = |token: &String| self.tokenizer.id(token);
+        let bos = self.special.added_bos.as_ref().and_then(id);
+        let end = self.special.get("eos_token").and_then(|token| self.tokenizer.id(token));
+        [bos, end.or(self.tokenizer.eot())]
+    }
+
+    fn conversation(&self, messages: &[Value], fields: &Map<String, Value>, mask: Mask) -> Result<Marked> {
+        let whole = self.render(messages, fields, false)?;
+        let mut learned = match mask {
+            Mask::None => vec![0..whole.text.len()],
+            // a span that is not there, because the template leaves that turn out, is none
+            _ if self.template.as_ref().is_some_and(Template::marks) => whole.spans,
+            _ => turns::spans(
+                &|messages, reply| self.render(messages, fields, reply),
+                messages,
+                &whole.text,
+                &|text| self.ends_with_special(text),
+            )?,
+        };
+        if mask == Mask::Completion {
+            learned.drain(..learned.len().saturating_sub(last_turns(messages)));
+        }
+        Ok(Marked { text: whole.text, learned, around: [None, None] })
+    }
+
+    fn render(&self, messages: &[Value], fields: &Map<String, Value>, reply: bool) -> Result<Rendered> {
+        let template = self.template.as_ref().ok_or_else(|| {
+            let name = self.tokenizer.name();
+            let expected = "expected chat_template.jinja or `chat_template` in tokenizer_config.json";
+            Error::tokenizer(name, format!("has no chat template, {expected}; --template FILE gives one"))
+        })?;
+        let mut context = Map::new();
+        for name in ["tools", "documents"] {
+            context.insert(name.into(), fields.get(name).cloned().unwrap_or_default());
+        }
+        context.extend(self.special.named().map(|(name, token)| (name.clone(), json!(token))));
+        if let Some(Value::Object(more)) = fields.get("chat_template_kwargs") {
+            context.extend(more.clone());
+        }
+        context.insert("messages".into(), messages.into());
+        context.insert("add_generation_prompt".into(), reply.into());
+        template.render(&context)
+    }
+
+    /// The end of the last special token of a text after which there is only white space, and its length.
+    fn ends_with_special(&self, text: &str) -> Option<(usize, usize)> {
+        let kept = text.trim_end();
+        let markers = self.tokenizer.markers().into_iter();
+        let lengths = markers.filter(|token| !token.is_empty() && kept.ends_with(token)).map(str::len);
+        lengths.max().map(|length| (kept.len(), length))
+    }
+
+    fn encode(&self, marked: &Marked, mask: Mask) -> Result<Sample> {
+        let tokens = self.tokenizer.encode_spans(&marked.text)?;
+        let mut sample = Sample::default();
+        let [bos, end] = marked.around;
+        // a text may begin with the token already
+        if let Some(bos) = bos.filter(|&bos| tokens.first().is_none_or(|(first, _)| *first != bos)) {
+            sample.ids.push(bos as i32);
+            sample.learned.push(mask == Mask::None);
+        }
+        for (id, span) in &tokens {
+            sample.ids.push(*id as i32);
+            let overlaps = |part: &Range<usize>| span.start < part.end && part.start < span.end;
+            sample.learned.push(marked.learned.iter().any(overlaps));
+        }
+        // the end is learned, or the model never stops
+        if let Some(end) = end.filter(|&end| tokens.last().is_none_or(|(last, _)| *last != end)) {
+            sample.ids.push(end as i32);
+            sample.learned.push(true);
+        }
+        Ok(sample)
+    }
+}
+
+/// How many messages of the assistant follow the last one that is not the assistant's.
+fn last_turns(messages: &[Value]) -> usize {
+    messages.iter().rev().take_while(|message| record::is_assistant(message)).count()
+}
+
+#[cfg(test)]
+mod tests;

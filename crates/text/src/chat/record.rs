@@ -1,0 +1,203 @@
+//! One line of chat data.
+
+use serde_json::{Map, Value};
+
+use super::generation::{CLOSE, OPEN};
+
+/// What a line holds.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Record {
+    /// `{"messages": [{"role", "content"}, ...]}`, also `{"prompt": [...], "completion": [...]}` with lists of messages.
+    Messages {
+        /// The messages.
+        messages: Vec<Value>,
+        /// The other fields, of which templates see `tools`, `documents` and what is in `chat_template_kwargs`.
+        fields: Map<String, Value>,
+    },
+    /// `{"prompt", "completion"}`: texts that belong together as they are.
+    Completion {
+        /// What is given.
+        prompt: String,
+        /// What is to be written.
+        completion: String,
+    },
+    /// `{"text"}`
+    Text(String),
+}
+
+const EXPECTED: &str = r#"expected {"messages": [...]}, {"prompt": ..., "completion": ...} or {"text": ...}"#;
+
+/// Names under which a message's reasoning is found; templates know the first, some the second.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+impl Record {
+    /// Reads a line. An error is the end of a sentence that begins with the line.
+    pub fn parse(line: &str) -> Result<Self, String> {
+        let value: Value = serde_json::from_str(line).map_err(|error| {
+            let text = error.to_string();
+            let what = text.split_once(" at line ").map_or(text.as_str(), |(what, _)| what);
+            format!("is not JSON ({what} at column {})", error.column())
+        })?;
+        if holds_mark(&value) {
+            let code = u32::from(OPEN);
+            return Err(format!(
+                "has the character U+{code:X} or U+{:X}, which are reserved; remove them",
+                code + 1
+            ));
+        }
+        let Value::Object(mut fields) = value else {
+            return Err(format!("is {}, {EXPECTED}", kind(&value)));
+        };
+        if let Some(messages) = fields.remove("messages") {
+            return Ok(Self::Messages { messages: messages_of("messages", messages)?, fields });
+        }
+        match (fields.remove("prompt"), fields.remove("completion")) {
+            (Some(Value::String(prompt)), Some(Value::String(completion))) => {
+                return Ok(Self::Completion { prompt, completion });
+            }
+            (Some(prompt @ Value::Array(_)), Some(completion @ Value::Array(_))) => {
+                let mut messages = messages_of("prompt", prompt)?;
+                messages.extend(messages_of("completion", completion)?);
+                return Ok(Self::Messages { messages, fields });
+            }
+            (Some(prompt), Some(completion)) => {
+                let found = format!("{} and {}", kind(&prompt), kind(&completion));
+                return Err(format!(
+                    "has {found} as `prompt` and `completion`, expected two texts or two lists of messages"
+                ));
+            }
+            (Some(_), None) => return Err(format!("has `prompt` but no `completion`, {EXPECTED}")),
+            (None, Some(_)) => return Err(format!("has `completion` but no `prompt`, {EXPECTED}")),
+            (None, None) => {}
+        }
+        match fields.remove("text") {
+            Some(Value::String(text)) => Ok(Self::Text(text)),
+            Some(other) => Err(format!("has {} as `text`, expected a text", kind(&other))),
+            None => Err(format!("has none of the fields that are known, {EXPECTED}")),
+        }
+    }
+}
+
+fn messages_of(name: &str, value: Value) -> Result<Vec<Value>, String> {
+    let Value::Array(mut messages) = value else {
+        return Err(format!("has {} as `{name}`, expected a list of messages", kind(&value)));
+    };
+    if messages.is_empty() {
+        return Err(format!("has no message in `{name}`, expected at least one"));
+    }
+    for (at, message) in messages.iter_mut().enumerate() {
+        check(message)
+            .map_err(|problem| format!("has a message in `{name}`, number {}, that {problem}", at + 1))?;
+    }
+    Ok(messages)
+}
+
+fn check(message: &mut Value) -> Result<(), String> {
+    let Value::Object(message) = message else {
+        return Err(format!(r#"is {}, expected {{"role": ..., "content": ...}}"#, kind(message)));
+    };
+    match message.get("role") {
+        Some(Value::String(role)) if !role.is_empty() => {}
+        Some(role) => return Err(format!("has {} as `role`, expected a name such as user", kind(role))),
+        None => return Err("has no `role`, expected one such as user".into()),
+    }
+    match message.get("content") {
+        Some(Value::String(_) | Value::Array(_)) => {}
+        None | Some(Value::Null) if message.contains_key("tool_calls") => {}
+        Some(content) => return Err(format!("has {} as `content`, expected a text", kind(content))),
+        None => return Err("has no `content`, expected a text".into()),
+    }
+    let reasoning =
+        REASONING.iter().find_map(|name| message.get(*name).filter(|value| !value.is_null()).cloned());
+    if let Some(reasoning) = reasoning {
+        message.entry(REASONING[1]).or_insert_with(|| reasoning.clone());
+        message.insert(REASONING[0].into(), reasoning);
+    }
+    Ok(())
+}
+
+/// Whether a message is the assistant's.
+pub fn is_assistant(message: &Value) -> bool {
+    message["role"] == "assistant"
+}
+
+fn holds_mark(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains([OPEN, CLOSE]),
+        Value::Array(list) => list.iter().any(holds_mark),
+        Value::Object(fields) => fields.values().any(holds_mark),
+        _ => false,
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a truth value",
+        Value::Number(_) => "a number",
+        Value::String(text) if text.is_empty() => "an empty text",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_three_forms() {
+        let messages = json!([{"role": "user", "content": "a"}]);
+        let read = |value: Value| Record::parse(&value.to_string()).unwrap();
+        let Record::Messages { messages: found, fields } = read(json!({"messages": messages, "tools": [1]}))
+        else {
+            panic!("not messages")
+        };
+        assert_eq!((Value::from(found), &fields["tools"]), (messages, &json!([1])));
+        let (prompt, completion) = ("p".to_owned(), "c".to_owned());
+        assert_eq!(
+            read(json!({"prompt": "p", "completion": "c"})),
+            Record::Completion { prompt, completion }
+        );
+        assert_eq!(read(json!({"text": "t", "id": 3})), Record::Text("t".into()));
+        let parts = json!({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]});
+        assert!(matches!(read(parts), Record::Messages { messages, .. } if messages.len() == 2));
+    }
+
+    #[test]
+    fn reasoning_has_all_its_names() {
+        let line = r#"{"messages": [{"role": "assistant", "content": "a", "reasoning": "r"}]}"#;
+        let Record::Messages { messages, .. } = Record::parse(line).unwrap() else { panic!("not messages") };
+        assert_eq!([&messages[0]["reasoning_content"], &messages[0]["thinking"]], ["r", "r"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (line, want) in [
+            ("{", "is not JSON (EOF while parsing an object at column 1)"),
+            ("[1]", "is a list, expected {\"messages\""),
+            ("{}", "has none of the fields that are known"),
+            (r#"{"messages": "a"}"#, "has a text as `messages`, expected a list of messages"),
+            (r#"{"messages": []}"#, "has no message in `messages`"),
+            (r#"{"messages": [3]}"#, "number 1, that is a number"),
+            (
+                r#"{"messages": [{"role": "user", "content": "a"}, {"content": "b"}]}"#,
+                "number 2, that has no `role`",
+            ),
+            (r#"{"messages": [{"role": 3, "content": "a"}]}"#, "that has a number as `role`"),
+            (r#"{"messages": [{"role": "user"}]}"#, "that has no `content`"),
+            (r#"{"messages": [{"role": "user", "content": null}]}"#, "that has null as `content`"),
+            (r#"{"prompt": "a"}"#, "has `prompt` but no `completion`"),
+            (r#"{"completion": "a"}"#, "has `completion` but no `prompt`"),
+            (r#"{"prompt": "a", "completion": []}"#, "has a text and a list as `prompt` and `completion`"),
+            (r#"{"text": ["a"]}"#, "has a list as `text`"),
+            (r#"{"text": "\ufdd0"}"#, "has the character U+FDD0 or U+FDD1"),
+        ] {
+            let problem = Record::parse(line).unwrap_err();
+            assert!(problem.contains(want), "{line}: {problem}");
+        }
+        assert!(Record::parse(r#"{"messages": [{"role": "assistant", "tool_calls": []}]}"#).is_ok());
+    }
+}
