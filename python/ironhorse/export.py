@@ -6,6 +6,7 @@
     python -m ironhorse.export gpt2 --model d12 --optimizer muon --lr 1e-3 --weight-decay 0.1 --stem muon --out keys
     python -m ironhorse.export gpt2 --model runs/my-run --batch 1 --seq 128 --out keys
     python -m ironhorse.export gpt2 --model d12 --dropout 0.1 --out keys
+    python -m ironhorse.export gpt2 --model d12 --ignored 0.7 --out keys
 
     python -m ironhorse.export moe --model moe-tiny --batch 2 --seq 32 --out keys
     python -m ironhorse.export moe --model C=24,L=2,NH=6,NKV=3,E=3,K=1,F=40,V=99 \\
@@ -126,7 +127,10 @@ def _add_flags(command: argparse.ArgumentParser, name: str, kind: Kind) -> None:
     batch = command.add_argument_group("batch")
     batch.add_argument("--batch", type=int, default=4, metavar="B")
     batch.add_argument("--seq", type=int, default=64, metavar="T")
-    batch.add_argument("--seed", type=int, default=0, help="of weights, tokens and dropout")
+    batch.add_argument("--seed", type=int, default=0, help="of weights, tokens, dropout and ignored targets")
+    batch.add_argument("--ignored", type=float, default=0.0, metavar="P",
+                       help="the part of the targets that is -100, which count neither in the loss nor in gradients; "
+                       "of a gpt2 writes the key only")  # fmt: skip
     if name == "gpt2":
         batch.add_argument("--dropout", type=float, default=0.0, metavar="P",
                            help="how often elements are dropped, with the masks of `ironhorse train --dropout P`; "
@@ -163,6 +167,8 @@ def check_args(args: Options) -> None:
             raise IronhorseError(f"--{name} is {getattr(args, name)}; it must be at least 0 and below 1")
     if not 0 <= args.dropout < 1:
         raise IronhorseError(f"--dropout is {args.dropout}; it must be at least 0 and below 1")
+    if not 0 <= args.ignored < 1:
+        raise IronhorseError(f"--ignored is {args.ignored}; it must be at least 0 and below 1")
     if args.dropout > 0 and args.kind != "gpt2":
         raise IronhorseError(f"--dropout is {args.dropout} for a {args.kind}; only gpt2 has dropout")
     for name in ("lr", "eps", "weight_decay"):
@@ -322,6 +328,7 @@ def export(
     seq: int = 64,
     seed: int = 0,
     dropout: float = 0.0,
+    ignored: float = 0.0,
     steps: int = 10,
     optimizer: str = "adamw",
     lr: float = 1e-4,
@@ -346,6 +353,7 @@ def export(
         ("batch", batch, int), ("seq", seq, int), ("seed", seed, int), ("steps", steps, int), ("lr", lr, (int, float)),
         ("beta1", beta1, (int, float)), ("beta2", beta2, (int, float)), ("eps", eps, (int, float)),
         ("weight_decay", weight_decay, (int, float)), ("dropout", dropout, (int, float)),
+        ("ignored", ignored, (int, float)),
     ):  # fmt: skip
         if isinstance(value, bool) or not isinstance(value, types):
             raise InvalidValueError(f"export: {name} is {value!r}, expected a number")
@@ -368,8 +376,8 @@ def export(
     options = Options(
         kind=kind, out=os.fspath(out), model=None if text is None else os.fspath(text),
         hf=None if hf is None else os.fspath(hf), init=init, batch=batch, seq=seq, seed=seed, dropout=dropout,
-        steps=steps, optimizer=optimizer, lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay,
-        stem=stem if stem is not None else kind,
+        ignored=ignored, steps=steps, optimizer=optimizer, lr=lr, beta1=beta1, beta2=beta2, eps=eps,
+        weight_decay=weight_decay, stem=stem if stem is not None else kind,
         no_acts=not acts, no_bf16=not bf16, reference=reference,
     )  # fmt: skip
     names = [field.name for field in fields(Options)]

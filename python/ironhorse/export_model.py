@@ -45,6 +45,7 @@ def _export(args: Options, config: ModelConfig | None, source: str | None, stagi
     check_length(args.seq, model.config)
     params = {f"param.{name}": param.detach().clone().numpy() for name, param in model.named_parameters()}
     x, y, margin = _batch(model, args, source)
+    y = init.with_ignored(y, args.ignored, args.seed)
     if args.dropout > 0:
         assert isinstance(model, GPT2)  # check_args
         model.dropout = Dropout(args.dropout, args.seed)
@@ -103,8 +104,8 @@ def _write_gpt2(args: Options, info: KeyInfo, tensors: Arrays, staging: Staging)
     config = info.config
     assert isinstance(config, GPT2Config)
     base = f"{args.stem}_{config.name}"
-    # the .bin files have no place to say so; the key holds the weights
-    if config.act != "gelu" or args.dropout > 0:
+    # the .bin files have no place for it, or its readers none for targets below 0; the key holds the weights
+    if config.act != "gelu" or args.dropout > 0 or args.ignored > 0:
         return _report(args, info, tensors, staging, {}, base)
     params = under("param.", tensors)
     state = DebugState(tensors["x"], tensors["y"], tensors["logits"], float(tensors["loss"]), under("grad.", tensors))

@@ -21,6 +21,7 @@ class Options:
     seq: int = 64
     seed: int = 0
     dropout: float = 0.0
+    ignored: float = 0.0
     steps: int = 10
     optimizer: str = "adamw"
     lr: float = 1e-4

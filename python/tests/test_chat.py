@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,10 @@ PLAIN = [
     [user("Hello"), said("\n Hello\t"), user("Thank you"), said("  The end. \n")],
     [user("Hello<|im_end|>"), said("It is </s> 42.")],
 ]
+# the assistant speaks first, twice in a row, and not last
+UNUSUAL = [said("Hello!"), said("What is 12?"), user("It is 42."), said("Thank you."), user("Hello")]
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 12, "b": [1.5, None, "é\n"]}}}
-TOOLS = [{"type": "function", "function": {"name": "add", "description": 'the "sum" <b>'}}]
+TOOLS = [{"type": "function", "function": {"name": "add", "description": 'the "sum" <b>', "step": 1e-5, "most": 2e20}}]
 THOUGHTS = [
     [user("12 + 30?"), said("<think>\nIt is 42.\n</think>\n\n42.")],
     [user("Hello"), said("<think>\nWhat?\n</think>\n\nHello!"), user("12?"), said("42.", reasoning_content="It is.")],
@@ -126,7 +129,8 @@ def show(folder: Path, lines: list[dict[str, Any]], *flags: object) -> dict[str,
 
 
 def conversations(family: str) -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = [{"messages": messages} for messages in PLAIN]
+    unusual = [] if family == "mistral" else [UNUSUAL]  # whose template wants turns to alternate
+    lines: list[dict[str, Any]] = [{"messages": messages} for messages in PLAIN + unusual]
     if family == "llama3":
         lines = [{**line, "chat_template_kwargs": {"date_string": "26 Jul 2024"}} for line in lines]
     if family == "qwen3":
@@ -157,11 +161,15 @@ def test_ids_and_masks_are_those_of_transformers(family: str, marked: bool, tmp_
         assert [int(learned) for learned in sample["learned"]] == answer["assistant_masks"], line
 
 
-def test_the_date_is_that_of_transformers(tmp_path: Path) -> None:
+def test_the_date_is_that_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     template = (TEMPLATES / "llama3.jinja").read_text(encoding="utf-8")
     theirs = save(tmp_path, "llama3", template, in_config=True)
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    before = theirs.apply_chat_template(PLAIN[0])["input_ids"]
     [sample] = show(tmp_path, [{"messages": PLAIN[0]}])["samples"]
-    assert sample["ids"] == theirs.apply_chat_template(PLAIN[0])["input_ids"]
+    after = theirs.apply_chat_template(PLAIN[0])["input_ids"]
+    assert sample["ids"] in (before, after), "they differ at midnight only"
 
 
 @pytest.mark.parametrize("family", ["chatml", "qwen3", "llama3", "mistral"])

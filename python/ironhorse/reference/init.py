@@ -14,6 +14,7 @@ from ..errors import IronhorseError
 from .gpt2 import GPT2
 
 INITS = ("spread", "gpt2")
+IGNORED = -100  # the target that torch's cross entropy ignores
 
 AnyModel = TypeVar("AnyModel", bound=nn.Module)
 
@@ -56,3 +57,12 @@ def random_batch(vocab_size: int, batch: int, seq: int, seed: int) -> tuple[Tens
     generator = torch.Generator().manual_seed(seed ^ 0x7077)  # a stream apart from the weights'
     stream = torch.randint(vocab_size, (batch * seq + 1,), generator=generator)
     return stream[:-1].view(batch, seq), stream[1:].view(batch, seq)
+
+
+def with_ignored(targets: Tensor, part: float, seed: int) -> Tensor:
+    """The targets, a part of them ignored. At least one is left."""
+    targets = targets.clone()
+    generator = torch.Generator().manual_seed(seed ^ 0x69676E)  # a stream of its own
+    order = torch.randperm(targets.numel(), generator=generator)
+    targets.view(-1)[order[: min(round(part * targets.numel()), targets.numel() - 1)]] = IGNORED
+    return targets

@@ -15,7 +15,7 @@ pub fn rewrite(source: &str) -> (String, bool) {
     let (mut text, mut marks, mut at) = (String::with_capacity(source.len()), false, 0);
     while let Some(open) = source[at..].find('{').map(|offset| at + offset) {
         let end = match source.as_bytes().get(open + 1) {
-            Some(b'#') => source[open..].find("#}").map_or(source.len(), |length| open + length + 2),
+            Some(b'#') => source[open + 2..].find("#}").map_or(source.len(), |length| open + length + 4),
             Some(b'{') => tag_end(source, open, "}}"),
             Some(b'%') => tag_end(source, open, "%}"),
             _ => open + 1,
@@ -24,11 +24,11 @@ pub fn rewrite(source: &str) -> (String, bool) {
         let tag = &source[open..end];
         at = end;
         match tag_name(tag) {
-            Some((name, within)) if within == "generation" => {
+            Some((name, "generation")) => {
                 text += &format!("{}filter {FILTER} %}}{{% with{}", &tag[..name.start], &tag[name.end..]);
                 marks = true;
             }
-            Some((name, within)) if within == "endgeneration" => {
+            Some((name, "endgeneration")) => {
                 text += &format!("{}endwith %}}{{% endfilter{}", &tag[..name.start], &tag[name.end..]);
             }
             Some((_, "raw")) => {
@@ -117,6 +117,7 @@ mod tests {
     fn what_only_looks_like_a_tag_stays() {
         for source in [
             "{# {% generation %} #}",
+            "{#} {% generation %} #}",
             "{{ '{% generation %}' }}",
             "{% raw %}{% generation %}{% endraw %}",
             "{% set a = \"{% generation %} \\\" %}\" %}",

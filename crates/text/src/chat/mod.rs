@@ -16,7 +16,7 @@ mod template;
 mod turns;
 
 pub use lines::{ChatFiles, ChatLine, ChatLines, Counts};
-pub use record::Record;
+pub use record::{Conversation, Record};
 pub use template::{Rendered, Template};
 
 use std::ops::Range;
@@ -26,13 +26,15 @@ use ironhorse_train::data::Sample;
 use serde_json::{Map, Value, json};
 
 use self::special::SpecialTokens;
+use self::turns::Turns;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
 /// Which tokens of a sample are learned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mask {
-    /// What the assistant says, with the end of its turns; of a prompt and its completion the completion; of a text all.
+    /// What the assistant says, with the end of its turns; of a prompt and its completion only what is in the completion; of
+    /// a text all.
     #[default]
     Assistant,
     /// The same, but of a conversation only what follows the last message that is not the assistant's.
@@ -71,6 +73,14 @@ struct Marked {
     around: [Option<u32>; 2],
 }
 
+impl Marked {
+    /// A text that is learned from a byte on.
+    fn text(text: String, from: usize, around: [Option<u32>; 2]) -> Self {
+        let learned = std::iter::once(from..text.len()).collect();
+        Self { text, learned, around }
+    }
+}
+
 impl Chat {
     /// A tokenizer as [`Tokenizer::open`] takes it, with the template beside it, or that of a file.
     pub fn open(tokenizer: &str, template: Option<&Path>) -> Result<Self> {
@@ -100,15 +110,13 @@ impl Chat {
     /// The sample of a record.
     pub fn sample(&self, record: &Record, mask: Mask) -> Result<Sample> {
         let marked = match record {
-            Record::Text(text) => {
-                Marked { learned: vec![0..text.len()], text: text.clone(), around: self.around() }
-            }
+            Record::Text(text) => Marked::text(text.clone(), 0, self.around()),
             Record::Completion { prompt, completion } => {
                 let text = format!("{prompt}{completion}");
                 let from = if mask == Mask::None { 0 } else { prompt.len() };
-                Marked { learned: vec![from..text.len()], text, around: self.around() }
+                Marked::text(text, from, self.around())
             }
-            Record::Messages { messages, fields } => self.conversation(messages, fields, mask)?,
+            Record::Messages(record) => self.conversation(record, mask)?,
         };
         self.encode(&marked, mask)
     }
@@ -125,23 +133,41 @@ impl Chat {
         [bos, end.or(self.tokenizer.eot())]
     }
 
-    fn conversation(&self, messages: &[Value], fields: &Map<String, Value>, mask: Mask) -> Result<Marked> {
+    /// A conversation, of which the assistant's messages from `given` on can be learned.
+    fn conversation(&self, record: &Conversation, mask: Mask) -> Result<Marked> {
+        let Conversation { messages, fields, given } = record;
         let whole = self.render(messages, fields, false)?;
-        let mut learned = match mask {
-            Mask::None => vec![0..whole.text.len()],
-            // a span that is not there, because the template leaves that turn out, is none
-            _ if self.template.as_ref().is_some_and(Template::marks) => whole.spans,
-            _ => turns::spans(
-                &|messages, reply| self.render(messages, fields, reply),
-                messages,
-                &whole.text,
-                &|text| self.ends_with_special(text),
-            )?,
+        let first = match mask {
+            Mask::None => return Ok(Marked::text(whole.text, 0, [None, None])),
+            Mask::Assistant => *given,
+            Mask::Completion => (*given).max(messages.len() - last_turns(messages)),
         };
-        if mask == Mask::Completion {
-            learned.drain(..learned.len().saturating_sub(last_turns(messages)));
-        }
+        let marks = self.template.as_ref().is_some_and(Template::marks);
+        let learned = match marks {
+            true => {
+                let before = self.spans_of(&messages[..first], fields);
+                whole.spans.into_iter().skip(before).collect()
+            }
+            false => {
+                let turns = Turns {
+                    render: &|messages, reply| self.render(messages, fields, reply),
+                    special: &|text| self.ends_with_special(text),
+                    messages,
+                    whole: &whole.text,
+                };
+                turns.spans(first)?
+            }
+        };
         Ok(Marked { text: whole.text, learned, around: [None, None] })
+    }
+
+    /// How many spans the template marks in messages; where it refuses these few, one for each turn of the assistant.
+    fn spans_of(&self, messages: &[Value], fields: &Map<String, Value>) -> usize {
+        let turns = messages.iter().filter(|message| record::is_assistant(message)).count();
+        match turns {
+            0 => 0,
+            _ => self.render(messages, fields, false).map_or(turns, |rendered| rendered.spans.len()),
+        }
     }
 
     fn render(&self, messages: &[Value], fields: &Map<String, Value>, reply: bool) -> Result<Rendered> {

@@ -41,7 +41,7 @@ fn write_json(out: &mut String, value: &Value, style: &Style<'_>, depth: usize) 
     match value.kind() {
         ValueKind::None => out.push_str("null"),
         ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-        ValueKind::Number => write!(out, "{value}").unwrap_or_default(),
+        ValueKind::Number => write_number(out, value),
         ValueKind::String => write_string(out, value.as_str().unwrap_or_default(), style.ascii),
         ValueKind::Seq | ValueKind::Iterable => {
             let items: Vec<Value> = value.try_iter()?.collect();
@@ -92,6 +92,22 @@ fn write_list(
     }
     out.push(close);
     Ok(())
+}
+
+/// A number as Python writes it: with an exponent from 1e16 on and below 1e-4.
+fn write_number(out: &mut String, value: &Value) {
+    let float = if value.is_integer() { None } else { f64::try_from(value.clone()).ok() };
+    let scientific = float.filter(|x| *x != 0.0 && !(1e-4..1e16).contains(&x.abs()));
+    let text = match (scientific.map(|x| format!("{x:e}")), float) {
+        (Some(text), _) => match text.split_once('e') {
+            Some((digits, power)) if power.starts_with('-') => format!("{digits}e-{:0>2}", &power[1..]),
+            Some((digits, power)) => format!("{digits}e+{power:0>2}"),
+            None => text,
+        },
+        (None, Some(x)) => format!("{x:?}"),
+        (None, None) => value.to_string(),
+    };
+    out.push_str(&text);
 }
 
 fn write_string(out: &mut String, text: &str, ascii: bool) {
@@ -224,6 +240,20 @@ mod tests {
             json(&[("indent", 2.into()), ("sort_keys", true.into()), ("ensure_ascii", true.into())]),
             "{\n  \"a\": {\n    \"\\u00e9<\\\"\": \"\\n\\u0001\"\n  },\n  \"b\": [\n    1,\n    2.5,\n    true,\n    null\n  ],\n  \"c\": [],\n  \"d\": {}\n}"
         );
+        for (number, want) in [
+            ("1e-05", "1e-05"),
+            ("0.0001", "0.0001"),
+            ("-2.5E20", "-2.5e+20"),
+            ("1e16", "1e+16"),
+            ("1234567890123456.0", "1234567890123456.0"),
+            ("0.0", "0.0"),
+            ("18446744073709551615", "18446744073709551615"),
+            ("-7", "-7"),
+        ] {
+            let number: serde_json::Value = serde_json::from_str(number).unwrap();
+            let number = Value::from(minijinja::value::Serde(&number));
+            assert_eq!(to_json(&number, Kwargs::from_iter::<[(&str, Value); 0]>([])).unwrap(), want);
+        }
         let tight = Value::from(vec![",", ":"]);
         assert_eq!(
             json(&[("separators", tight)]),

@@ -8,12 +8,7 @@ use super::generation::{CLOSE, OPEN};
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
     /// `{"messages": [{"role", "content"}, ...]}`, also `{"prompt": [...], "completion": [...]}` with lists of messages.
-    Messages {
-        /// The messages.
-        messages: Vec<Value>,
-        /// The other fields, of which templates see `tools`, `documents` and what is in `chat_template_kwargs`.
-        fields: Map<String, Value>,
-    },
+    Messages(Conversation),
     /// `{"prompt", "completion"}`: texts that belong together as they are.
     Completion {
         /// What is given.
@@ -23,6 +18,17 @@ pub enum Record {
     },
     /// `{"text"}`
     Text(String),
+}
+
+/// Messages and what comes with them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Conversation {
+    /// The messages.
+    pub messages: Vec<Value>,
+    /// How many of them are the prompt of `{"prompt": [...], "completion": [...]}`: these are not learned.
+    pub given: usize,
+    /// The other fields, of which templates see `tools`, `documents` and what is in `chat_template_kwargs`.
+    pub fields: Map<String, Value>,
 }
 
 const EXPECTED: &str = r#"expected {"messages": [...]}, {"prompt": ..., "completion": ...} or {"text": ...}"#;
@@ -49,7 +55,8 @@ impl Record {
             return Err(format!("is {}, {EXPECTED}", kind(&value)));
         };
         if let Some(messages) = fields.remove("messages") {
-            return Ok(Self::Messages { messages: messages_of("messages", messages)?, fields });
+            let messages = messages_of("messages", messages)?;
+            return Ok(Self::Messages(Conversation { messages, given: 0, fields }));
         }
         match (fields.remove("prompt"), fields.remove("completion")) {
             (Some(Value::String(prompt)), Some(Value::String(completion))) => {
@@ -57,8 +64,9 @@ impl Record {
             }
             (Some(prompt @ Value::Array(_)), Some(completion @ Value::Array(_))) => {
                 let mut messages = messages_of("prompt", prompt)?;
+                let given = messages.len();
                 messages.extend(messages_of("completion", completion)?);
-                return Ok(Self::Messages { messages, fields });
+                return Ok(Self::Messages(Conversation { messages, given, fields }));
             }
             (Some(prompt), Some(completion)) => {
                 let found = format!("{} and {}", kind(&prompt), kind(&completion));
@@ -121,11 +129,13 @@ pub fn is_assistant(message: &Value) -> bool {
     message["role"] == "assistant"
 }
 
+const MARKS: [char; 2] = [OPEN, CLOSE];
+
 fn holds_mark(value: &Value) -> bool {
     match value {
-        Value::String(text) => text.contains([OPEN, CLOSE]),
+        Value::String(text) => text.contains(MARKS),
         Value::Array(list) => list.iter().any(holds_mark),
-        Value::Object(fields) => fields.values().any(holds_mark),
+        Value::Object(fields) => fields.iter().any(|(name, value)| name.contains(MARKS) || holds_mark(value)),
         _ => false,
     }
 }
@@ -151,11 +161,10 @@ mod tests {
     fn the_three_forms() {
         let messages = json!([{"role": "user", "content": "a"}]);
         let read = |value: Value| Record::parse(&value.to_string()).unwrap();
-        let Record::Messages { messages: found, fields } = read(json!({"messages": messages, "tools": [1]}))
-        else {
+        let Record::Messages(found) = read(json!({"messages": messages, "tools": [1]})) else {
             panic!("not messages")
         };
-        assert_eq!((Value::from(found), &fields["tools"]), (messages, &json!([1])));
+        assert_eq!((Value::from(found.messages), &found.fields["tools"]), (messages, &json!([1])));
         let (prompt, completion) = ("p".to_owned(), "c".to_owned());
         assert_eq!(
             read(json!({"prompt": "p", "completion": "c"})),
@@ -163,14 +172,17 @@ mod tests {
         );
         assert_eq!(read(json!({"text": "t", "id": 3})), Record::Text("t".into()));
         let parts = json!({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]});
-        assert!(matches!(read(parts), Record::Messages { messages, .. } if messages.len() == 2));
+        assert!(
+            matches!(read(parts), Record::Messages(found) if (found.messages.len(), found.given) == (2, 1))
+        );
     }
 
     #[test]
     fn reasoning_has_all_its_names() {
         let line = r#"{"messages": [{"role": "assistant", "content": "a", "reasoning": "r"}]}"#;
-        let Record::Messages { messages, .. } = Record::parse(line).unwrap() else { panic!("not messages") };
-        assert_eq!([&messages[0]["reasoning_content"], &messages[0]["thinking"]], ["r", "r"]);
+        let Record::Messages(found) = Record::parse(line).unwrap() else { panic!("not messages") };
+        let message = &found.messages[0];
+        assert_eq!([&message["reasoning_content"], &message["thinking"]], ["r", "r"]);
     }
 
     #[test]
@@ -194,6 +206,7 @@ mod tests {
             (r#"{"prompt": "a", "completion": []}"#, "has a text and a list as `prompt` and `completion`"),
             (r#"{"text": ["a"]}"#, "has a list as `text`"),
             (r#"{"text": "\ufdd0"}"#, "has the character U+FDD0 or U+FDD1"),
+            (r#"{"text": "a", "tools": [{"\ufdd1": 1}]}"#, "has the character U+FDD0 or U+FDD1"),
         ] {
             let problem = Record::parse(line).unwrap_err();
             assert!(problem.contains(want), "{line}: {problem}");

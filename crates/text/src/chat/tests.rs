@@ -48,8 +48,8 @@ fn learned(chat: &Chat, messages: &[(&str, &str)], mask: Mask) -> Result<Vec<Str
     let messages: Vec<Value> =
         messages.iter().map(|(role, content)| json!({"role": role, "content": content})).collect();
     let fields = json!({"chat_template_kwargs": {"date_string": "today"}});
-    let record = Record::Messages { messages, fields: fields.as_object().unwrap().clone() };
-    chat.sample(&record, mask).map(|sample| runs(chat, &sample))
+    let record = Conversation { messages, fields: fields.as_object().unwrap().clone(), given: 0 };
+    chat.sample(&Record::Messages(record), mask).map(|sample| runs(chat, &sample))
 }
 
 fn runs(chat: &Chat, sample: &Sample) -> Vec<String> {
@@ -130,6 +130,42 @@ fn texts_and_completions_end_with_the_token_that_is_learned() {
     assert_eq!(runs(&chat, &chat.sample(&record, Mask::None).unwrap()), ["2+2=4</s>"]);
 }
 
+/// What the first messages of a list are for, a prompt or a conversation, decides what of it is learned.
+#[test]
+fn of_a_prompt_nothing_is_learned() {
+    let said = |role: &str, content: &str| json!({"role": role, "content": content});
+    let prompt = json!([said("user", "a"), said("assistant", "b"), said("user", "c")]);
+    let completion = json!([said("assistant", "d"), said("tool", "e"), said("assistant", "f")]);
+    let line = json!({"prompt": prompt, "completion": completion}).to_string();
+    let record = Record::parse(&line).unwrap();
+    for template in [source("chatml"), unmarked(&source("chatml"))] {
+        let chat = chat(&template);
+        let learned = |mask| runs(&chat, &chat.sample(&record, mask).unwrap());
+        assert_eq!(learned(Mask::Assistant), ["d<|im_end|>", "f<|im_end|>"]);
+        assert_eq!(learned(Mask::Completion), ["f<|im_end|>"]);
+    }
+}
+
+/// A turn may have several marked parts.
+#[test]
+fn the_last_turn_has_all_its_parts() {
+    let template = "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}{% generation %}x{% endgeneration %}, \
+                    {% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}";
+    let talk = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")];
+    assert_eq!(learned(&chat(template), &talk, Mask::Completion).unwrap(), ["x", "d"]);
+}
+
+/// A conversation may begin with the assistant, and end with someone else.
+#[test]
+fn the_assistant_may_speak_first() {
+    for template in [source("chatml"), unmarked(&source("chatml"))] {
+        let talk = [("assistant", "a"), ("assistant", "b"), ("user", "c")];
+        let chat = chat(&template);
+        assert_eq!(learned(&chat, &talk, Mask::Assistant).unwrap(), ["a<|im_end|>", "b<|im_end|>"]);
+        assert!(learned(&chat, &talk, Mask::Completion).unwrap().is_empty());
+    }
+}
+
 #[test]
 fn the_scope_of_a_generation_is_that_of_its_block() {
     let template = "{% for m in messages %}{% set x = 'a' %}{% generation %}{% set x = m.content %}{{ x }}{% endgeneration %}{{ x }}{% endfor %}";
@@ -144,7 +180,7 @@ fn lines_are_cut_counted_and_named() {
     let path = folder.path().join("c.jsonl");
     let read = |text: &[u8], context| -> (Vec<ChatLine>, Option<String>) {
         std::fs::write(&path, text).unwrap();
-        let files = ChatFiles::new(&[path.clone()]).unwrap();
+        let files = ChatFiles::new(std::slice::from_ref(&path)).unwrap();
         let (mut lines, mut failed) = (Vec::new(), None);
         for line in files.samples(&chat, Mask::Assistant, context) {
             match line {

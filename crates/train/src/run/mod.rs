@@ -245,13 +245,23 @@ fn scalars_of(settings: &TrainSettings, step: u64, targets: &[i32]) -> Scalars {
     scalars.counting(targets)
 }
 
+/// What is said of a step without a target that counts.
+fn nothing_counts(step: u64, scalars: &Scalars, targets: &[i32]) -> Option<String> {
+    (scalars.counted == 0.0).then(|| {
+        let all = targets.len();
+        format!(
+            "step {step:>5}  none of its {all} targets counts: loss and gradient are 0; look at the masks with: ironhorse data show"
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::run::schedule::Decay;
+    use ironhorse_core::op::IGNORED;
 
-    #[test]
-    fn no_validation_is_run_for_nothing() {
+    fn settings() -> TrainSettings {
         let schedule = LrSchedule {
             kind: Decay::Constant,
             peak: 1.0,
@@ -260,7 +270,7 @@ mod tests {
             final_fraction: 1.0,
             decay_fraction: 0.0,
         };
-        let settings = TrainSettings {
+        TrainSettings {
             steps: 5,
             seed: 0,
             accumulate: 1,
@@ -282,7 +292,29 @@ mod tests {
             sample_tokens: 0,
             prompt: String::new(),
             sampler: Sampler::default(),
-        };
+        }
+    }
+
+    #[test]
+    fn a_step_is_the_mean_over_what_counts_in_all_its_micro_steps() {
+        let targets = [IGNORED, 3, IGNORED, 0, IGNORED, IGNORED, IGNORED, 1];
+        let scalars = scalars_of(&settings(), 4, &targets);
+        assert_eq!((scalars.step, scalars.loss_scale, scalars.counted), (5, 1.0 / 3.0, 0.375));
+        assert_eq!(nothing_counts(4, &scalars, &targets), None);
+        let scalars = scalars_of(&settings(), 4, &[0, 1, 2]);
+        assert_eq!((scalars.loss_scale, scalars.counted), (1.0 / 3.0, 1.0));
+        let scalars = scalars_of(&settings(), 4, &[IGNORED; 6]);
+        assert_eq!((scalars.loss_scale, scalars.counted), (0.0, 0.0));
+        let note = nothing_counts(4, &scalars, &[IGNORED; 6]).unwrap();
+        assert!(
+            note.starts_with("step     4  none of its 6 targets counts: loss and gradient are 0"),
+            "{note}"
+        );
+    }
+
+    #[test]
+    fn no_validation_is_run_for_nothing() {
+        let settings = settings();
         let before = |settings: &TrainSettings| -> Vec<u64> {
             (0..settings.steps).filter(|&step| settings.validates_before(step)).collect()
         };

@@ -13,7 +13,7 @@ use self::bad_step::Bad;
 use self::measure::{Validated, prompt_of};
 use super::balance::Balance;
 use super::spikes::Spikes;
-use super::{Ending, Job, Summary, provenance, scalars_of};
+use super::{Ending, Job, Summary, nothing_counts, provenance, scalars_of};
 use crate::Result;
 use crate::data::LoaderState;
 use crate::format::checkpoint::{Best, TrainerState};
@@ -266,11 +266,8 @@ impl<'a> Trainer<'a> {
             self.fetched = Some((step, self.job.data.train.state()));
         }
         let scalars = scalars_of(self.job.settings, step, y);
-        if scalars.counted == 0.0 {
-            self.job.observer.note(&format!(
-                "step {step:>5}  none of its {all} targets counts: loss and gradient are 0; look at the masks with: ironhorse \
-                 data show"
-            ));
+        if let Some(note) = nothing_counts(step, &scalars, y) {
+            self.job.observer.note(&note);
         }
         let pieces = x.chunks(self.tokens).zip(y.chunks(self.tokens));
         for (micro_step, (x, y)) in pieces.enumerate() {
