@@ -7,7 +7,7 @@ use ironhorse::train::Error;
 use ironhorse::train::format::atomic::{self, AtomicFile};
 use serde::Serialize;
 use std::fmt::Display;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +28,12 @@ pub fn line(text: impl Display) -> Result<()> {
         Err(error) if !is_closed_pipe(&error) => Err(error.into()),
         _ => Ok(()),
     }
+}
+
+/// Whether what is printed for people may have colours: on a terminal, unless `NO_COLOR` is set.
+pub fn colours() -> bool {
+    let terminal = !JSON_ON_STDOUT.load(Ordering::Relaxed) && io::stdout().is_terminal();
+    terminal && std::env::var_os("NO_COLOR").is_none()
 }
 
 /// Prints without a line end and flushes.

@@ -10,7 +10,6 @@ use ironhorse::text::chat::{Chat, ChatFiles, ChatLine, Counts, Mask};
 use ironhorse::text::tokenizer::show::visible;
 use ironhorse::train::run::Control;
 use serde::Serialize;
-use std::io::IsTerminal;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -82,6 +81,7 @@ struct Report {
 /// A sample for people.
 #[derive(Serialize)]
 struct Shown {
+    #[serde(serialize_with = "out::lossy_path")]
     file: PathBuf,
     line: u64,
     text: String,
@@ -106,15 +106,13 @@ fn show(args: &ShowArgs) -> Result<Outcome> {
     let mask = Mask::ALL.into_iter().find(|mask| mask.name() == args.mask).unwrap_or_default();
     let chat = open(&args.tokenizer, args.template.as_deref())?;
     let files = ChatFiles::new(&names::data(&args.data, &Control::default())?)?;
-    let colour =
-        args.json.is_none() && std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let (mut counts, mut samples) = (Counts::default(), Vec::new());
     for line in files.samples(&chat, mask, args.context) {
         let line = line?;
         counts.add(&line);
         if samples.len() < args.count {
             let shown = Shown::new(&chat, line)?;
-            out::line(shown.text(colour))?;
+            out::line(shown.text(out::colours()))?;
             samples.push(shown);
         }
         if samples.len() == args.count && !args.whole {
@@ -194,5 +192,31 @@ impl Shown {
             text += &format!("{:>6}..{:<6} {what:<7} {}\n", run.start, run.end, ids.join(" "));
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is learned is green, what is given faint, line by line; without colours brackets tell.
+    #[test]
+    fn what_is_learned_is_coloured() {
+        let run = |start, end, learned, text: &str| Run { start, end, learned, text: text.to_owned() };
+        let shown = Shown {
+            file: "c.jsonl".into(),
+            line: 7,
+            text: "a\nbc".into(),
+            ids: vec![5, 6, 7],
+            learned: vec![false, false, true],
+            runs: vec![run(0, 2, false, "a\nb"), run(2, 3, true, "c")],
+            cut: 4,
+        };
+        let first = "c.jsonl line 7: 3 tokens, 1 learned, 4 more cut off\n";
+        let last = "     0..2      given   5 6\n     2..3      learned 7\n";
+        let plain = format!("{first}a⏎\nb⟦c⟧\n{last}");
+        assert_eq!(shown.text(false), plain);
+        let coloured = format!("{first}\x1b[2ma⏎\x1b[0m\n\x1b[2mb\x1b[0m\x1b[1;32mc\x1b[0m\n{last}");
+        assert_eq!(shown.text(true), coloured);
     }
 }

@@ -14,7 +14,7 @@ use ironhorse::text::tokenizer::{CONFIG_NAME, JSON_NAME};
 use ironhorse::train::format::atomic::write_file;
 use ironhorse::train::run::Control;
 use serde::Serialize;
-use std::io::{IsTerminal, Read};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -163,9 +163,7 @@ fn run_show(args: &ShowArgs) -> Result<Outcome> {
     let tokenizer = open_tokenizer(args.tokenizer.as_ref())?;
     let special = if args.special { Special::Tokens } else { Special::Ordinary };
     let shown = Shown::new(&tokenizer, &text, special)?;
-    let colour =
-        args.json.is_none() && std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    out::line(shown.text(colour))?;
+    out::line(shown.text(out::colours()))?;
     if args.ids {
         for token in &shown.tokens {
             out::line(format_args!("{:>8}  {:>3} bytes  {:?}", token.id, token.bytes.len(), token.text))?;
