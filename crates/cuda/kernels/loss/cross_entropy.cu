@@ -1,10 +1,23 @@
 // cross_entropy: per row losses = log Σ exp(x) - x[target] over the first `vocab` columns; with `grad` the row becomes
 //                (softmax - onehot)·loss_scale, its padding 0. Rows with the target IGNORED get loss 0 and gradient 0
 // moves  rows·padded·sizeof(ACT) bytes once, twice with `grad`; bound: memory
-// grid   cross_entropy_shared: as many blocks as the device holds, each walks over rows and keeps one in shared memory;
-//        needs 16-byte rows that fit. cross_entropy_any: a block per row, which it reads for each pass; any shape
-// order  each thread its columns in order, then a butterfly over lanes, then over warps: repeatable
+// grid   cross_entropy_shared: as many clusters of CLUSTER blocks as the device holds, each walks over rows and keeps one in
+//        its blocks' shared memory, a stretch of columns in each; needs 16-byte rows that fit, and sm_90 for clusters of more
+//        than one block. cross_entropy_any: a block per row, which it reads for each pass; any shape
+// order  each thread its columns in order, then a butterfly over lanes, then over warps, then the blocks in order: repeatable
 #include "common/async_copy.cuh"
+
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
+#if CLUSTER > 1
+#define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
+// A row that needs several blocks fills the shared memory of each.
+constexpr int MOST_THREADS = 1024, BLOCKS = 1;
+#else
+#define CLUSTERED
+constexpr int MOST_THREADS = 768, BLOCKS = 2;
+#endif
 
 constexpr int N = Vec<ACT>::N;
 // Below every finite logit, and finite, so that differences to it are never NaN.
@@ -23,12 +36,25 @@ DEVICE void raise(Sum& s, float max) {
     }
 }
 
+// The columns of one vector.
+DEVICE void add(Sum& s, const float (&x)[N]) {
+    float max = x[0];
+#pragma unroll
+    for (int k = 1; k < N; k++) max = fmaxf(max, x[k]);
+    raise(s, max);
+    float sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < N; k++) sum += exp2_fast((x[k] - s.max) * LOG2E);
+    s.sum += sum;
+}
+
 // One total for the block. `shared` has two turns, so that one barrier a row is enough; `x_target` goes along with it.
 struct Shared {
     Sum warps[2][WARP];
+    Sum blocks[2][CLUSTER];
     float x_target[2];
 };
-static_assert((sizeof(Shared) + 15) / 16 * 16 == 528, "TOTALS of src/op/loss.rs");
+static_assert(sizeof(Shared) <= 656, "TOTALS of src/op/loss.rs");
 
 DEVICE Sum block_sum(Sum s, float& x_target, Shared& shared, int turn) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -43,6 +69,43 @@ DEVICE Sum block_sum(Sum s, float& x_target, Shared& shared, int turn) {
     const float max = warp_max(mine.max);
     return {max, warp_sum(mine.sum * exp2_fast((mine.max - max) * LOG2E))};
 }
+
+#if CLUSTER > 1 && __CUDA_ARCH__ >= 900
+DEVICE u32 cluster_rank() {
+    u32 rank;
+    asm("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+// What a block wrote before it, all blocks of the cluster see after it.
+DEVICE void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Writes to where `at` is in the shared memory of another block of the cluster.
+DEVICE void tell(u32 rank, const Sum* at, Sum value) {
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(at)), "r"(rank));
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(value.max), "f"(value.sum) : "memory");
+}
+
+// One total for the cluster from those of its blocks, added in their order.
+DEVICE Sum cluster_sum(Sum mine, Shared& shared, int turn) {
+    if (threadIdx.x < CLUSTER) tell(threadIdx.x, &shared.blocks[turn][cluster_rank()], mine);
+    cluster_barrier();
+    float max = LEAST, sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < CLUSTER; i++) max = fmaxf(max, shared.blocks[turn][i].max);
+#pragma unroll
+    for (int i = 0; i < CLUSTER; i++) {
+        const Sum one = shared.blocks[turn][i];
+        sum += one.sum * exp2_fast((one.max - max) * LOG2E);
+    }
+    return {max, sum};
+}
+#else
+DEVICE u32 cluster_rank() { return 0; }
+DEVICE void cluster_barrier() {}
+DEVICE Sum cluster_sum(Sum mine, Shared&, int) { return mine; }
+#endif
 
 // `IGNORED` of core/src/op/loss.rs: the target of a row that does not count.
 constexpr i32 IGNORED = -100;
@@ -75,35 +138,56 @@ DEVICE float target_gradient(float x, const Scales& s) {
     return (exp2_fast((x - s.max) * LOG2E) * s.inverse - 1.0f) * s.scale;
 }
 
+// The gradients of one vector, whose first column is `first`.
+DEVICE void gradients(float (&y)[N], const float (&x)[N], u32 first, i32 target, u32 vocab, const Scales& s) {
+#pragma unroll
+    for (int k = 0; k < N; k++) y[k] = target < 0 ? 0.0f : gradient(x[k], s);
+    if ((u32)target / N == first / N) {
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            if (first + k == (u32)target) y[k] = target_gradient(x[k], s);
+    }
+    if (first + N > vocab) {
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            if (first + k >= vocab) y[k] = 0.0f;
+    }
+}
+
 // A row arrives in quarters, so that the first can be summed while the last is still being copied.
 constexpr int QUARTERS = 4;
 
 // Each thread copies, sums and overwrites its own vectors only: within a row just the totals need a barrier. Where the
 // gradient of a vector is written, the copy of the same vector of the next row is started in its place.
-KERNEL __launch_bounds__(768, 2)
+KERNEL CLUSTERED __launch_bounds__(MOST_THREADS, BLOCKS)
     cross_entropy_shared(float* losses, ACT* logits, const i32* targets, const Scalars* scalars, Fault* fault, u32 rows,
                          u32 vocab, u32 padded, u32 grad) {
     extern __shared__ uint4 row_space[];
     __shared__ Shared shared;
     ACT* const cell = reinterpret_cast<ACT*>(row_space);
     const u32 cell_address = shared_address(row_space);
-    const u32 used = (vocab + N - 1) / N;  // vectors with at least one logit
+    const u32 all = (vocab + N - 1) / N;  // vectors of a row with at least one logit
+    const u32 share = (all + CLUSTER - 1) / CLUSTER, rank = cluster_rank();
+    const u32 first = min(share * rank, all);         // of this block's vectors
+    const u32 used = min(share, all - first);         // and how many they are
     const u32 rounds = (used + blockDim.x - 1) / blockDim.x;
     const float scale = scalars->loss_scale;
     const auto quarter = [=](int q) { return rounds * q / QUARTERS * blockDim.x + threadIdx.x; };
     const auto limit = [=](int q) { return min(rounds * (q + 1) / QUARTERS * blockDim.x, used); };
 
-    u32 row = blockIdx.x;
+    const u32 step = gridDim.x / CLUSTER;
+    u32 row = blockIdx.x / CLUSTER;
     for (int q = 0; q < QUARTERS; q++) {
-        for (u32 v = quarter(q); v < limit(q); v += blockDim.x)
-            cp_async16(cell_address + v * 16, logits + (u64)row * padded + v * N);
+        const ACT* const mine = logits + (u64)row * padded + first * N;
+        for (u32 v = quarter(q); v < limit(q); v += blockDim.x) cp_async16(cell_address + v * 16, mine + v * N);
         cp_commit();
     }
-    for (int turn = 0; row < rows; row += gridDim.x, turn ^= 1) {
+    for (int turn = 0; row < rows; row += step, turn ^= 1) {
         ACT* const line = logits + (u64)row * padded;
+        ACT* const stretch = line + first * N;
         const i32 target = checked(targets, row, vocab, fault);
         // Read before the barrier: after it the row changes.
-        float x_target = threadIdx.x == 0 && target >= 0 ? to_float(line[target]) : 0.0f;
+        float x_target = threadIdx.x == 0 && rank == 0 && target >= 0 ? to_float(line[target]) : 0.0f;
         Sum mine = {LEAST, 0.0f};
 #pragma unroll
         for (int q = 0; q < QUARTERS; q++) {
@@ -114,70 +198,61 @@ KERNEL __launch_bounds__(768, 2)
             for (u32 v = quarter(q); v < limit(q); v += blockDim.x) {
                 float x[N];
                 load_floats(x, cell + v * N);
-                if ((v + 1) * N > vocab) {
+                if ((first + v + 1) * N > vocab) {
 #pragma unroll
                     for (int k = 0; k < N; k++)
-                        if (v * N + k >= vocab) x[k] = -__int_as_float(0x7f800000);
+                        if ((first + v) * N + k >= vocab) x[k] = -__int_as_float(0x7f800000);
                 }
-                float max = x[0];
-#pragma unroll
-                for (int k = 1; k < N; k++) max = fmaxf(max, x[k]);
-                raise(mine, max);
-                float sum = 0.0f;
-#pragma unroll
-                for (int k = 0; k < N; k++) sum += exp2_fast((x[k] - mine.max) * LOG2E);
-                mine.sum += sum;
+                add(mine, x);
             }
         }
-        const Sum total = block_sum(mine, x_target, shared, turn);
-        write_loss(losses, row, target, x_target, total);
+        const Sum total = cluster_sum(block_sum(mine, x_target, shared, turn), shared, turn);
+        if (rank == 0) write_loss(losses, row, target, x_target, total);
         const Scales s = scales(total, scale);
-        const u32 next = row + gridDim.x;
-        const ACT* const next_line = logits + (u64)next * padded;
-        const bool more = next < rows;
+        const ACT* const next = stretch + (u64)step * padded;
+        const bool more = row + step < rows;
 #pragma unroll 1
         for (int q = 0; q < QUARTERS; q++) {
             for (u32 v = quarter(q); v < limit(q); v += blockDim.x) {
                 if (grad) {
                     float x[N], y[N];
                     load_floats(x, cell + v * N);
-#pragma unroll
-                    for (int k = 0; k < N; k++) y[k] = target < 0 ? 0.0f : gradient(x[k], s);
-                    if ((u32)target / N == v) {
-#pragma unroll
-                        for (int k = 0; k < N; k++)
-                            if (v * N + k == (u32)target) y[k] = target_gradient(x[k], s);
-                    }
-                    if ((v + 1) * N > vocab) {
-#pragma unroll
-                        for (int k = 0; k < N; k++)
-                            if (v * N + k >= vocab) y[k] = 0.0f;
-                    }
+                    gradients(y, x, (first + v) * N, target, vocab, s);
                     Vec<ACT> out;
                     round_to(out, y);
-                    store_once(line + v * N, out);
+                    store_once(stretch + v * N, out);
                 }
-                if (more) cp_async16(cell_address + v * 16, next_line + v * N);
+                if (more) cp_async16(cell_address + v * 16, next + v * N);
             }
             cp_commit();
         }
         if (grad) {
             const float zero[N] = {};
-            for (u32 v = used + threadIdx.x; v < padded / N; v += blockDim.x) store_floats(line + v * N, zero);
+            for (u32 v = all + rank * blockDim.x + threadIdx.x; v < padded / N; v += CLUSTER * blockDim.x)
+                store_floats(line + v * N, zero);
         }
     }
     cp_wait<0>();
+    cluster_barrier();  // another block may still write its total into this one's memory
 }
 
+// With `vectors`, which needs 16-byte rows, threads take N columns at a time.
 KERNEL __launch_bounds__(1024) cross_entropy_any(float* losses, ACT* logits, const i32* targets, const Scalars* scalars,
-                                                 Fault* fault, u32 rows, u32 vocab, u32 padded, u32 grad) {
+                                                 Fault* fault, u32 rows, u32 vocab, u32 padded, u32 grad,
+                                                 u32 vectors) {
     __shared__ Shared shared;
+    const u32 whole = vectors ? vocab / N : 0;
     const u32 row = blockIdx.x;
     ACT* const line = logits + (u64)row * padded;
     const i32 target = checked(targets, row, vocab, fault);
     float x_target = threadIdx.x == 0 && target >= 0 ? to_float(line[target]) : 0.0f;
     Sum mine = {LEAST, 0.0f};
-    for (u32 c = threadIdx.x; c < vocab; c += blockDim.x) {
+    for (u32 v = threadIdx.x; v < whole; v += blockDim.x) {
+        float x[N];
+        load_floats(x, line + v * N);
+        add(mine, x);
+    }
+    for (u32 c = whole * N + threadIdx.x; c < vocab; c += blockDim.x) {
         const float x = to_float(line[c]);
         raise(mine, x);
         mine.sum += exp2_fast((x - mine.max) * LOG2E);
@@ -186,7 +261,13 @@ KERNEL __launch_bounds__(1024) cross_entropy_any(float* losses, ACT* logits, con
     write_loss(losses, row, target, x_target, total);
     if (!grad) return;
     const Scales s = scales(total, scalars->loss_scale);
-    for (u32 c = threadIdx.x; c < padded; c += blockDim.x) {
+    for (u32 v = threadIdx.x; v < whole; v += blockDim.x) {
+        float x[N], y[N];
+        load_floats(x, line + v * N);
+        gradients(y, x, v * N, target, vocab, s);
+        store_floats(line + v * N, y);
+    }
+    for (u32 c = whole * N + threadIdx.x; c < padded; c += blockDim.x) {
         float y = 0.0f;
         if (c < vocab && target >= 0) {
             const float x = to_float(line[c]);

@@ -6,7 +6,10 @@ use crate::cache::Cache;
 use crate::ffi::driver::call;
 use crate::kernels::{Compiler, Kernel, Spec};
 use crate::{Error, Result};
-use cudarc::driver::sys::{CUfunction, CUfunction_attribute_enum as Attribute, CUmodule};
+use cudarc::driver::sys::{
+    CUfunction, CUfunction_attribute_enum as Attribute, CUlaunchAttribute, CUlaunchAttributeID,
+    CUlaunchAttributeValue, CUlaunchAttributeValue_union__bindgen_ty_1 as ClusterDim, CUlaunchConfig, CUmodule,
+};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::{CString, c_int};
@@ -168,6 +171,31 @@ impl Function {
             cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, raw, threads as c_int, shared)
         )?;
         Ok(blocks.max(0) as u32)
+    }
+
+    /// How many clusters of `size` blocks the device holds at a time: its multiprocessors come in groups, and a cluster
+    /// fits into one.
+    pub fn resident_clusters(self, size: u32, threads: u32, shared: usize) -> Result<u32> {
+        let (mut clusters, raw) = (0, self.raw(shared as u32)?);
+        let mut attribute = CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { clusterDim: ClusterDim { x: size, y: 1, z: 1 } },
+        };
+        let config = CUlaunchConfig {
+            gridDimX: size,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared as u32,
+            hStream: std::ptr::null_mut(),
+            attrs: &mut attribute,
+            numAttrs: 1,
+        };
+        call!(self.device, cuOccupancyMaxActiveClusters(&mut clusters, raw, &config))?;
+        Ok(clusters.max(0) as u32)
     }
 }
 

@@ -54,6 +54,7 @@ functions! {
     fn cuFuncGetAttribute(*mut c_int, u32, CUfunction) -> u32;
     fn cuFuncSetAttribute(CUfunction, u32, c_int) -> u32;
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, CUfunction, c_int, usize) -> u32;
+    fn cuOccupancyMaxActiveClusters(*mut c_int, CUfunction, *const CUlaunchConfig) -> u32;
     fn cuTensorMapEncodeTiled(*mut c_void, u32, u32, *mut c_void, *const u64, *const u64, *const u32, *const u32, u32, u32, u32, u32) -> u32;
     fn cuLaunchKernelEx(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void) -> u32;
 }

@@ -2,18 +2,50 @@
 
 use super::lower::Lower;
 use crate::Result;
+use crate::device::DeviceInfo;
 use crate::args::Grid;
 use crate::kernels::Spec;
 use ironhorse_core::DType;
 use ironhorse_core::op::{Argmax, CrossEntropy, LossMean};
 
-/// Most warps of a block of `cross_entropy_shared`.
-const MOST_WARPS: usize = 24;
-/// Shared memory that kernel needs beside the row: `struct Shared` of loss/cross_entropy.cu, in steps of 16.
-const TOTALS: usize = 528;
+/// Shared memory that `cross_entropy_shared` needs beside the row: at most `struct Shared` of loss/cross_entropy.cu.
+const TOTALS: usize = 656;
+/// Blocks that may hold a row together; 8 is the largest cluster that every device with clusters runs.
+const CLUSTERS: [u32; 4] = [1, 2, 4, 8];
+/// The first compute capability with clusters.
+const CLUSTERED: (u32, u32) = (9, 0);
 
-fn spec(dtype: DType) -> Result<Spec> {
-    Spec::act("loss/cross_entropy.cu", dtype)
+fn spec(dtype: DType, cluster: u32) -> Result<Spec> {
+    let spec = Spec::act("loss/cross_entropy.cu", dtype)?;
+    Ok(if cluster > 1 { spec.define("CLUSTER", cluster) } else { spec })
+}
+
+/// How `cross_entropy_shared` runs over rows of one size.
+#[derive(Debug, PartialEq, Eq)]
+struct Stretches {
+    /// Blocks that share a row.
+    cluster: u32,
+    threads: u32,
+    /// Bytes of a row in each block.
+    bytes: usize,
+}
+
+impl Stretches {
+    /// The fewest blocks whose shared memory holds a row of `bytes`, of which `used` are logits.
+    fn new(info: &DeviceInfo, bytes: usize, used: usize) -> Option<Self> {
+        if !bytes.is_multiple_of(16) {
+            return None;
+        }
+        let vectors = used.div_ceil(16);
+        let may = |cluster: &u32| *cluster == 1 || info.compute >= CLUSTERED;
+        let stretches = CLUSTERS.into_iter().filter(may).map(|cluster| {
+            let vectors = vectors.div_ceil(cluster as usize);
+            // two blocks run side by side where rows are short, one where they fill the shared memory
+            let most = if cluster > 1 { 32 } else { 24 };
+            Self { cluster, threads: 32 * warps(vectors, most) as u32, bytes: vectors * 16 }
+        });
+        stretches.into_iter().find(|stretches| stretches.bytes + TOTALS <= info.shared_per_block)
+    }
 }
 
 pub(crate) fn cross_entropy(cx: &mut Lower<'_>, op: &CrossEntropy) -> Result<()> {
@@ -23,29 +55,35 @@ pub(crate) fn cross_entropy(cx: &mut Lower<'_>, op: &CrossEntropy) -> Result<()>
     }
     let args = cx.pointers(&[op.losses, op.logits, op.targets])?;
     let args = args.ptr(cx.scalars).ptr(cx.fault).u32s([rows, op.vocab, padded]).u32(op.grad.into());
-    let row_bytes = padded * op.logits.dtype.size();
-    let spec = spec(op.logits.dtype)?;
-    if row_bytes.is_multiple_of(16) && row_bytes + TOTALS <= cx.device.info.shared_per_block {
-        let threads = 32 * warps((op.vocab * op.logits.dtype.size()).div_ceil(16)) as u32;
-        let function = cx.kernel(&spec, "cross_entropy_shared")?;
-        let resident = cx.device.info.sms * function.blocks_per_sm(threads, row_bytes)?.max(1);
-        let grid = Grid::linear(rows.min(resident as usize), threads).shared(row_bytes);
+    let (size, dtype) = (op.logits.dtype.size(), op.logits.dtype);
+    if let Some(Stretches { cluster, threads, bytes }) =
+        Stretches::new(&cx.device.info, padded * size, op.vocab * size)
+    {
+        let function = cx.kernel(&spec(dtype, cluster)?, "cross_entropy_shared")?;
+        let resident = match cluster {
+            1 => cx.device.info.sms * function.blocks_per_sm(threads, bytes)?,
+            _ => function.resident_clusters(cluster, threads, bytes)?,
+        };
+        let clusters = rows.min(resident.max(1) as usize);
+        let grid = Grid::linear(clusters * cluster as usize, threads).shared(bytes);
         cx.launch_function("cross_entropy_shared", function, grid, args);
     } else {
+        let vectors = (padded * size).is_multiple_of(16);
         let threads = op.vocab.div_ceil(32).clamp(1, 32) as u32 * 32;
-        cx.launch(&spec, "cross_entropy_any", Grid::linear(rows, threads), args)?;
+        let args = args.u32(vectors.into());
+        cx.launch(&spec(dtype, 1)?, "cross_entropy_any", Grid::linear(rows, threads), args)?;
     }
     Ok(())
 }
 
 /// Warps of a block for a row of this many vectors: those that leave the fewest lanes idle in the last round.
-fn warps(vectors: usize) -> usize {
+fn warps(vectors: usize, most: usize) -> usize {
     let all = vectors.div_ceil(32).max(1);
-    if all <= MOST_WARPS {
+    if all <= most {
         return all;
     }
     let idle = |warps: &usize| all.next_multiple_of(*warps) - all;
-    (MOST_WARPS / 2..=MOST_WARPS).rev().min_by_key(idle).unwrap_or(MOST_WARPS)
+    (most / 2..=most).rev().min_by_key(idle).unwrap_or(most)
 }
 
 pub(crate) fn argmax(cx: &mut Lower<'_>, op: &Argmax) -> Result<()> {
@@ -70,7 +108,8 @@ pub(crate) fn loss_mean(cx: &mut Lower<'_>, op: &LossMean) -> Result<()> {
 }
 
 pub(super) fn specs() -> Vec<Spec> {
-    let mut specs = Spec::all_types(spec);
+    let mut specs: Vec<_> =
+        CLUSTERS.iter().flat_map(|&cluster| Spec::all_types(|dtype| spec(dtype, cluster))).collect();
     specs.extend(Spec::all_types(argmax_spec));
     specs.push(Spec::new("loss/mean.cu"));
     specs
@@ -82,11 +121,32 @@ mod tests {
 
     #[test]
     fn blocks_fit_their_rows() {
+        let warps = |vectors| super::warps(vectors, 24);
         assert_eq!(warps(0), 1);
         assert_eq!(warps(33), 2);
         assert_eq!(warps(24 * 32), 24);
         assert_eq!(warps(6283), 22, "GPT-2 in bf16: 197 warps in 9 rounds");
         const { assert!(2 * 50304 + TOTALS <= 99 << 10, "the row of GPT-2 in bf16 on the smallest of our GPUs") };
-        assert!((1..20_000).all(|vectors| (1..=MOST_WARPS).contains(&warps(vectors))));
+        assert!((1..20_000).all(|vectors| (1..=24).contains(&warps(vectors))));
+    }
+
+    #[test]
+    fn long_rows_are_shared_by_the_blocks_of_a_cluster() {
+        let hopper = DeviceInfo {
+            index: 0,
+            name: "H200".into(),
+            compute: (9, 0),
+            sms: 132,
+            memory: 0,
+            l2: 0,
+            shared_per_block: 227 << 10,
+        };
+        let cluster = |info: &DeviceInfo, bytes| Stretches::new(info, bytes, bytes).map(|s| s.cluster);
+        let rows = [2 * 50304, 2 * 151_936, 4 * 151_936, 2 * 262_144, 4 * 262_144];
+        assert_eq!(rows.map(|bytes| cluster(&hopper, bytes)), [1, 2, 4, 4, 8].map(Some));
+        assert_eq!(cluster(&hopper, 2 * 151_936 + 2), None, "a row that is no whole number of vectors");
+        assert_eq!(cluster(&hopper, 8 << 20), None);
+        let ampere = DeviceInfo { compute: (8, 0), shared_per_block: 163 << 10, ..hopper };
+        assert_eq!(rows.map(|bytes| cluster(&ampere, bytes)), [Some(1), None, None, None, None]);
     }
 }
