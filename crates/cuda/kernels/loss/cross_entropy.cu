@@ -10,14 +10,13 @@
 #ifndef CLUSTER
 #define CLUSTER 1
 #endif
-#if CLUSTER > 1
+#if CLUSTER > 1 && __CUDA_ARCH__ >= 900
 #define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
-// A row that needs several blocks fills the shared memory of each.
-constexpr int MOST_THREADS = 1024, BLOCKS = 1;
 #else
 #define CLUSTERED
-constexpr int MOST_THREADS = 768, BLOCKS = 2;
 #endif
+// A row that needs several blocks fills the shared memory of each.
+constexpr int MOST_THREADS = CLUSTER > 1 ? 1024 : 768, BLOCKS = CLUSTER > 1 ? 1 : 2;
 
 constexpr int N = Vec<ACT>::N;
 // Below every finite logit, and finite, so that differences to it are never NaN.
@@ -168,8 +167,8 @@ KERNEL CLUSTERED __launch_bounds__(MOST_THREADS, BLOCKS)
     const u32 cell_address = shared_address(row_space);
     const u32 all = (vocab + N - 1) / N;  // vectors of a row with at least one logit
     const u32 share = (all + CLUSTER - 1) / CLUSTER, rank = cluster_rank();
-    const u32 first = min(share * rank, all);         // of this block's vectors
-    const u32 used = min(share, all - first);         // and how many they are
+    const u32 first = min(share * rank, all);  // of this block's vectors
+    const u32 used = min(share, all - first);  // and how many they are
     const u32 rounds = (used + blockDim.x - 1) / blockDim.x;
     const float scale = scalars->loss_scale;
     const auto quarter = [=](int q) { return rounds * q / QUARTERS * blockDim.x + threadIdx.x; };
