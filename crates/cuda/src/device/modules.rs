@@ -8,7 +8,8 @@ use crate::kernels::{Compiler, Kernel, Spec};
 use crate::{Error, Result};
 use cudarc::driver::sys::{
     CUfunction, CUfunction_attribute_enum as Attribute, CUlaunchAttribute, CUlaunchAttributeID,
-    CUlaunchAttributeValue, CUlaunchAttributeValue_union__bindgen_ty_1 as ClusterDim, CUlaunchConfig, CUmodule,
+    CUlaunchAttributeValue, CUlaunchAttributeValue_union__bindgen_ty_1 as ClusterDim, CUlaunchConfig,
+    CUmodule,
 };
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

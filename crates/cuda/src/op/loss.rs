@@ -2,8 +2,8 @@
 
 use super::lower::Lower;
 use crate::Result;
-use crate::device::DeviceInfo;
 use crate::args::Grid;
+use crate::device::DeviceInfo;
 use crate::kernels::Spec;
 use ironhorse_core::DType;
 use ironhorse_core::op::{Argmax, CrossEntropy, LossMean};
