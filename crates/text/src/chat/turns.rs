@@ -41,18 +41,26 @@ impl Turns<'_> {
     fn by_prefix(&self, at: usize) -> Option<Range<usize>> {
         let Self { whole, messages, .. } = *self;
         let text = |messages, cue| (self.render)(messages, cue).ok().map(|rendered| rendered.text);
-        // without the cue for the assistant the text before is a prefix for certain; the cue may say more than the turn has,
-        // such as the begin of a thought. Few templates write anything for no messages at all.
-        let (before, cued) = match at {
-            0 => (String::new(), text(&[], true).unwrap_or_default()),
-            _ => (text(&messages[..at], false)?, text(&messages[..at], true)?),
+        let (before, start) = match at {
+            // nothing is before it: what the template writes for the assistant at the end, it writes here too
+            0 => {
+                let cued = text(messages, true)?;
+                let cue = cued.strip_prefix(whole).filter(|cue| !cue.is_empty())?;
+                (0, whole.find(cue)? + cue.len())
+            }
+            // without the cue the text before is a prefix for certain; the cue may say more than the turn has, such as the
+            // begin of a thought
+            _ => {
+                let before = text(&messages[..at], false)?;
+                let start = common(whole, &text(&messages[..at], true)?);
+                (whole.starts_with(&before).then_some(before.len())?, start)
+            }
         };
-        let start = common(whole, &cued);
-        if start < before.len() || !whole.starts_with(&before) {
+        if start < before {
             return None;
         }
         let after = text(&messages[..=at], false)?;
-        let special = (self.special)(&after).filter(|(end, length)| end - length >= before.len());
+        let special = (self.special)(&after).filter(|(end, length)| end - length >= before);
         if whole.starts_with(&after) {
             // what follows the end of the turn, a line end mostly, is not the assistant's
             let end = special.map_or(after.len(), |(end, _)| end);
