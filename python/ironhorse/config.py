@@ -116,6 +116,8 @@ class MoEConfig(_Described):
     rope_low: float = 1.0  # of llama3: turns in the original context below which a pair is slowed down by all of it
     rope_high: float = 4.0  # and above which a pair keeps its speed
     rope_original: int = 8192  # of llama3: the context before the change
+    window: int = 0  # how many keys a query reaches at most, its own included; 0 reaches all
+    window_from: int = 0  # the first layer with the window
 
     @property
     def rope_theta(self) -> float:
@@ -141,9 +143,14 @@ class MoEConfig(_Described):
         """Whether each head of q and k is normalised."""
         return self.family == "qwen3"
 
+    def window_of(self, layer: int) -> int | None:
+        """How many keys a query of this layer reaches at most; None reaches all."""
+        return self.window if self.window and layer >= self.window_from else None
+
     def to_dict(self) -> dict[str, Any]:
         """The sizes as an answer key stores them: without what models did not always have, where it is the default."""
         later = ("family", "tied", "rope_type", "rope_factor", "rope_low", "rope_high", "rope_original")
+        later += ("window", "window_from")
         defaults = {field.name: field.default for field in fields(self)}
         return {name: value for name, value in asdict(self).items() if name not in later or value != defaults[name]}
 
@@ -156,7 +163,9 @@ class MoEConfig(_Described):
         """Whether both have the same parameters and compute the same logits from them."""
 
         def plain(config: MoEConfig) -> MoEConfig:
-            return replace(config, rope_base=1.0, rope_alpha=1.0, aux_alpha=0.0)
+            masks = config.window < config.max_seq_len  # a window over the whole context masks nothing
+            window, window_from = (config.window, config.window_from) if masks else (0, 0)
+            return replace(config, rope_base=1.0, rope_alpha=1.0, aux_alpha=0.0, window=window, window_from=window_from)
 
         same_angles = math.isclose(self.rope_theta, other.rope_theta, rel_tol=1e-12)
         return plain(self) == plain(other) and same_angles

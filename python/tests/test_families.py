@@ -31,15 +31,20 @@ MODELS = {  # name: model, B, T, further flags
     "llama3": (f"kind=llama,C=24,L=2,NH=6,NKV=2,HD=16,F=20,V=99,maxT=40,{LLAMA3}", 2, 33),
     "linear": ("kind=llama,C=24,L=1,NH=2,HD=12,F=20,V=99,maxT=40,rope_type=linear,rope_factor=2.5", 1, 33),
     "mistral": ("kind=mistral,C=18,L=2,NH=3,NKV=1,HD=6,F=20,V=99,maxT=16", 3, 11),
+    "mistral-window": ("kind=mistral,C=24,L=2,NH=6,NKV=2,HD=10,F=20,V=99,maxT=80,window=9", 2, 71),
+    "mistral-last": ("kind=mistral,C=18,L=1,NH=3,NKV=1,HD=6,F=20,V=99,maxT=16,window=1", 2, 5),
     "qwen2": ("kind=qwen2,C=24,L=2,NH=6,NKV=2,HD=4,F=20,V=99,maxT=16,tied=true", 2, 13, "--weight-decay", "0.1"),
     "qwen2-one-token": ("kind=qwen2,C=20,L=1,NH=5,NKV=1,HD=4,F=7,V=31,maxT=4", 1, 1),
+    "qwen2-window": ("kind=qwen2,C=24,L=3,NH=6,NKV=2,HD=4,F=20,V=99,maxT=40,window=7,window_from=1", 2, 33),
     "qwen3": ("kind=qwen3,C=24,L=2,NH=6,NKV=3,HD=10,F=20,V=99,maxT=16,tied=true,rms_eps=1e-6", 2, 13),
     "qwen3-hd128": ("kind=qwen3,C=16,L=1,NH=4,NKV=2,HD=128,F=20,V=99,maxT=40,rope_base=1e6", 2, 9),
     "qwen3_moe": ("kind=qwen3_moe,C=24,L=2,NH=6,NKV=2,HD=6,E=5,K=2,F=14,V=99,maxT=16,aux_alpha=0.2", 3, 7),
+    "qwen3_moe-window": ("kind=qwen3_moe,C=24,L=1,NH=6,NKV=2,HD=6,E=3,K=2,F=14,V=99,maxT=40,window=16", 1, 37),
+    "mixtral-window": ("kind=moe,C=24,L=1,NH=6,NKV=2,HD=6,E=3,K=2,F=14,V=99,maxT=16,window=4", 2, 11),
     "mixtral-tied": ("kind=moe,C=24,L=1,NH=6,NKV=2,HD=6,E=3,K=2,F=14,V=99,maxT=16,tied=true", 2, 5),
 }
 BY_TRANSFORMERS = ("--reference", "transformers", "--steps", "2", "--no-bf16")
-KINDS = ("llama-tied", "llama3", "mistral", "qwen2", "qwen3", "qwen3_moe")
+KINDS = ("llama-tied", "llama3", "mistral", "mistral-window", "qwen2", "qwen2-window", "qwen3", "qwen3_moe")
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +75,13 @@ def test_the_command_agrees_with_transformers(keys: dict[str, Path], name: str, 
     assert ("lm_head.weight" in param_shapes(config)) != config.tied
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen2", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["llama3", "mistral-window", "qwen2", "qwen3", "qwen3_moe"])
 def test_recomputing_gives_the_same(keys: dict[str, Path], name: str):
     report = ironhorse.verify(keys[name], recompute="full")
     assert report, str(report)
 
 
-@pytest.mark.parametrize("name", ["llama3", "linear", "qwen2", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["llama3", "linear", "mistral-window", "qwen2", "qwen2-window", "qwen3_moe"])
 def test_the_reference_agrees_with_transformers(keys: dict[str, Path], name: str, tmp_path: Path):
     """Our plain PyTorch, which also shows what they do not: rotated q and k, probabilities."""
     case = MODELS[name]
@@ -123,7 +128,11 @@ def tiny(kind: str, seed: int = 11) -> torch.nn.Module:
         "llama-tied": lambda: transformers.LlamaConfig(**sizes, rope_parameters=rope, tie_word_embeddings=True),
         "llama3": lambda: transformers.LlamaConfig(**sizes, rope_parameters=llama3),
         "mistral": lambda: transformers.MistralConfig(**sizes, rope_parameters=rope, sliding_window=None),
+        "mistral-window": lambda: transformers.MistralConfig(**sizes, rope_parameters=rope, sliding_window=13),
         "qwen2": lambda: transformers.Qwen2Config(**sizes, rope_parameters=rope, tie_word_embeddings=True),
+        "qwen2-window": lambda: transformers.Qwen2Config(
+            **sizes, rope_parameters=rope, use_sliding_window=True, sliding_window=40, max_window_layers=1
+        ),
         "qwen3": lambda: transformers.Qwen3Config(**sizes, rope_parameters=rope),
         "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**sizes, rope_parameters=rope, **experts),
     }[kind]()
@@ -211,8 +220,8 @@ def test_f16_is_read(tmp_path: Path):
     [
         ("qwen3", {"model_type": "mamba"}, 'model_type is "mamba", expected "gpt2", "mixtral", "llama"'),
         ("qwen3", {"logit_scale": 3}, "logit_scale is 3, expected no such field in a qwen3"),
-        ("mistral", {"sliding_window": 16}, "sliding_window is 16, expected null or at least"),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 16}, "sliding_window is 16, expected null or at"),
+        ("mistral", {"sliding_window": 0}, "sliding_window is 0, expected null or from 1 to"),
+        ("qwen2-window", {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types is ["),
         ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob is false, expected true"),
         ("qwen3_moe", {"mlp_only_layers": [0]}, "mlp_only_layers is [0], expected [] or null"),
         ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step is 2, expected 1"),

@@ -47,8 +47,9 @@ fn layer() -> (Program, Slot, Vec<Slot>) {
     let (order, offsets) = (io(&mut b, &[R], DType::I32), io(&mut b, &[E + 1], DType::I32));
 
     let (base, alpha) = (1e4, 8.0);
-    let (scaling, back, at_position) = (RopeScaling::None, false, false);
-    let rope = Rope { qkv: y, heads: 3, kv_heads: 1, base, alpha, scaling, back, at_position, context: N };
+    let (scaling, back, at_position, positions) = (RopeScaling::None, false, false, None);
+    let (heads, kv_heads, context) = (3, 1, N);
+    let rope = Rope { qkv: y, heads, kv_heads, base, alpha, scaling, back, at_position, positions, context };
     let (accum_inp, accum, eps) = (Accum::Write, Accum::FirstWrites, 1e-5);
     let ops: Vec<Op> = vec![
         CopySlot { out: y, inp: x }.into(),

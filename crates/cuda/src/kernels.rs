@@ -18,10 +18,10 @@ macro_rules! sources {
 }
 
 sources! {
-    "common": "async_copy.cuh" "chain.cuh" "dropout.cuh" "fill.cu" "floats.cuh" "hopper.cuh" "limits.cu" "mma.cuh" "partials.cuh"
+    "common": "async_copy.cuh" "chain.cuh" "dropout.cuh" "fill.cu" "floats.cuh" "hopper.cuh" "limits.cu" "mma.cuh" "partials.cuh" "positions.cuh"
         "prelude.cuh" "random.cuh" "row_block.cuh" "rows.cuh" "scan.cuh" "tf32.cuh" "unaligned.cuh";
     "attention": "cached.cu" "cached_split.cu" "dropout.cuh" "flash.cuh" "flash_any.cu" "flash_bwd.cu" "flash_f32.cu" "flash_fwd.cu"
-        "packed.cuh" "strided.cuh" "tile.cuh" "tile_f32.cuh" "tile_half.cuh";
+        "packed.cuh" "starts.cuh" "strided.cuh" "tile.cuh" "tile_f32.cuh" "tile_half.cuh";
     "elementwise": "activation.cu" "activation.cuh" "dropout.cu" "eager.cu" "gelu.cuh" "scale_bias_relu.cu" "swiglu.cu" "swiglu.cuh";
     "embedding": "bwd.cu" "fwd.cu" "scatter_few.cu";
     "experts": "eager_router.cu" "grouped.cuh" "grouped_any.cu" "grouped_hopper.cuh" "grouped_mma.cu"

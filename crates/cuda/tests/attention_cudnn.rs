@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
-use ironhorse_core::op::{AttentionBwd, AttentionFwd};
+use ironhorse_core::op::{AttentionBwd, AttentionFwd, AttentionMask};
 use ironhorse_core::{
     Builder, DType, Engine, EngineExt, Program, Scalars, Section, Slot, bf16_to_f32, f32_to_bf16,
 };
@@ -49,9 +49,11 @@ impl Bench {
         let out = builder.io("out", [b, t, c], DType::BF16);
         let lse = builder.io("lse", [b, heads, t], DType::F32);
         let d_qkv = builder.io("d_qkv", [b, t, packed], DType::BF16);
-        builder.push(AttentionFwd { out, lse, qkv, heads, kv_heads }).unwrap();
+        builder.push(AttentionFwd { out, lse, qkv, heads, kv_heads, mask: AttentionMask::CAUSAL }).unwrap();
         builder.section(Section::Backward);
-        builder.push(AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads }).unwrap();
+        builder
+            .push(AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads, mask: AttentionMask::CAUSAL })
+            .unwrap();
         let program = builder.finish().unwrap();
         let settings = Settings { fast, attention: Attention::Cudnn, ..Settings::default() };
         let mut engine = CudaEngine::new(settings).unwrap();

@@ -69,6 +69,7 @@ fn layer() -> (Program, Vec<(Slot, f32)>) {
         scaling: RopeScaling::None,
         back: false,
         at_position: false,
+        positions: None,
         context: SEQ,
     };
     b.push(rope).unwrap();

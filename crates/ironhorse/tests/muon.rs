@@ -10,7 +10,7 @@ use ironhorse::train::format::answer_key::AnswerKey;
 use ironhorse::train::format::checkpoint::{Checkpoint, CheckpointParts, TrainerState, write_checkpoint};
 use ironhorse::train::model::{ModelConfig, StepOptions};
 use ironhorse::train::rng::Rng;
-use ironhorse::train::session::{Session, SessionSpec};
+use ironhorse::train::session::{Batch, Session, SessionSpec};
 use ironhorse::train::verify::{KeyReference, Lockstep, Options, Report, Rounding, RoundingEngine, verify};
 use std::path::Path;
 
@@ -223,7 +223,7 @@ fn steps_are_those_of_pytorch() {
 #[test]
 fn engines_agree_op_by_op() {
     let (x, y) = tokens();
-    let lockstep = Lockstep { x: &x, y: &y, scalars: scalars(1), passes: 2, tf32: false };
+    let lockstep = Lockstep { batch: Batch::plain(&x, &y), scalars: scalars(1), passes: 2, tf32: false };
     for config in models() {
         for precision in [Precision::BF16, Precision::BF16.with_residual().with_bf16_moments()] {
             let precision = precision.with_optimizer(Optimizer::Muon);

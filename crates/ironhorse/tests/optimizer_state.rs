@@ -13,7 +13,7 @@ use ironhorse::train::format::answer_key::AnswerKey;
 use ironhorse::train::format::checkpoint::{Checkpoint, CheckpointParts, TrainerState, write_checkpoint};
 use ironhorse::train::model::ModelConfig;
 use ironhorse::train::rng::Rng;
-use ironhorse::train::session::{Session, SessionSpec};
+use ironhorse::train::session::{Batch, Session, SessionSpec};
 use ironhorse::train::verify::{KeyReference, Lockstep, Options, Rounding, RoundingEngine, verify};
 use ironhorse_testkit::check_residual;
 use std::path::Path;
@@ -170,7 +170,7 @@ fn a_checkpoint_brings_every_bit_back() {
 #[test]
 fn lockstep_and_verify_pass_with_every_choice() {
     let (x, y) = tokens();
-    let lockstep = Lockstep { x: &x, y: &y, scalars: scalars(1), passes: 2, tf32: false };
+    let lockstep = Lockstep { batch: Batch::plain(&x, &y), scalars: scalars(1), passes: 2, tf32: false };
     for precision in CHOICES {
         let report = lockstep.run(&mut session(precision), cpu()).unwrap();
         assert!(report.passed(), "{report}");

@@ -8,7 +8,7 @@ use ironhorse::cpu::CpuEngine;
 use ironhorse::train::format::answer_key::AnswerKey;
 use ironhorse::train::model::{Gpt2Config, ModelConfig, Recompute};
 use ironhorse::train::rng::Rng;
-use ironhorse::train::session::{Session, SessionSpec};
+use ironhorse::train::session::{Batch, Session, SessionSpec};
 use ironhorse::train::verify::{
     Basis, KeyReference, Lockstep, LockstepReport, Options, Report, Rounding, RoundingEngine,
     first_non_finite, verify,
@@ -135,7 +135,7 @@ fn lockstep_of(
 ) -> LockstepReport {
     let (x, y) = tokens();
     let mut session = session_of(config, engine, precision);
-    let lockstep = Lockstep { x: &x, y: &y, scalars: scalars(1), passes: 2, tf32 };
+    let lockstep = Lockstep { batch: Batch::plain(&x, &y), scalars: scalars(1), passes: 2, tf32 };
     lockstep.run(&mut session, cpu()).unwrap()
 }
 

@@ -121,6 +121,8 @@ pub struct ProgramGradients<'a> {
     pub tokens: &'a [i32],
     /// Targets, as many as "y" holds.
     pub targets: &'a [i32],
+    /// Positions, as many as "positions" holds; empty where the program has no such io.
+    pub positions: &'a [i32],
     /// Seed of the random parameters and of the choice of elements.
     pub seed: u64,
     /// Elements to check of each parameter: the one with the largest gradient, the others at random.
@@ -216,6 +218,9 @@ fn load(check: &ProgramGradients, rng: &mut Rng) -> Result<OracleEngine> {
     }
     oracle.write_i32(io(program, "x")?, check.tokens)?;
     oracle.write_i32(io(program, "y")?, check.targets)?;
+    if !check.positions.is_empty() {
+        oracle.write_i32(io(program, "positions")?, check.positions)?;
+    }
     oracle.write_f64(io(program, "loss")?, &[f64::NAN])?;
     Ok(oracle)
 }

@@ -1,7 +1,7 @@
 //! Gradients of dropout: with the mask fixed, a loss is a smooth function.
 
 use super::Bench;
-use ironhorse_core::op::{AttentionDropoutBwd, AttentionDropoutFwd, Dropout};
+use ironhorse_core::op::{AttentionDropoutBwd, AttentionDropoutFwd, AttentionMask, Dropout};
 use ironhorse_core::{DropRate, DropSite, Scalars};
 
 fn half() -> DropSite {
@@ -27,9 +27,28 @@ fn attention_dropout() {
         let mut k = Bench::new("attention dropout");
         let (out, lse) = (k.out([2, seq, width]), k.out([2, heads, seq]));
         let qkv = k.inp([2, seq, packed]);
-        k.b.push(AttentionDropoutFwd { out, lse, qkv, heads, kv_heads, drop: half() }).unwrap();
+        k.b.push(AttentionDropoutFwd {
+            out,
+            lse,
+            qkv,
+            heads,
+            kv_heads,
+            mask: AttentionMask::CAUSAL,
+            drop: half(),
+        })
+        .unwrap();
         let (d_qkv, d_out) = (k.out([2, seq, packed]), k.weigh(out));
-        k.backward(AttentionDropoutBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads, drop: half() });
+        k.backward(AttentionDropoutBwd {
+            d_qkv,
+            d_out,
+            qkv,
+            out,
+            lse,
+            heads,
+            kv_heads,
+            mask: AttentionMask::CAUSAL,
+            drop: half(),
+        });
         k.check(Scalars { seed: 3, step: 9, micro_step: 2, ..Scalars::default() }, &[(qkv, d_qkv)]);
     }
 }

@@ -68,8 +68,10 @@ fn rope() {
         let (inp, qkv) = (k.inp(shape), k.out(shape));
         k.b.push(CopySlot { out: qkv, inp }).unwrap();
         let (base, alpha, at_position) = (100.0, 8.0, at.is_some());
-        let (scaling, back) = (RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 20 }, false);
-        let op = Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, context: 10 };
+        let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 20 };
+        let (back, positions) = (false, None);
+        let op =
+            Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, positions, context: 10 };
         k.b.push(op).unwrap();
         let (d_out, d_qkv) = (k.weigh(qkv), k.out(shape));
         k.backward(CopySlot { out: d_qkv, inp: d_out });

@@ -9,6 +9,8 @@ use ironhorse_core::{Builder, DType, Shape};
 mod dropout;
 #[path = "finite_experts.rs"]
 mod experts;
+#[path = "finite_masks.rs"]
+mod masks;
 
 /// Builds a forward and a backward whose slots all keep their contents.
 struct Bench {
@@ -72,14 +74,18 @@ impl Bench {
 
 #[test]
 fn embedding() {
-    let mut k = Bench::new("embedding");
-    let (out, wte, wpe) = (k.out([2, 3, 4]), k.inp([5, 4]), k.inp([4, 4]));
-    let tokens = k.ints([2, 3], &[4, 0, 4, 2, 4, 0]);
-    k.b.push(EmbeddingFwd { out, tokens, wte, wpe: Some(wpe), vocab: 5, at_position: false }).unwrap();
-    let (d_wte, d_wpe, d_out) = (k.out([5, 4]), k.out([4, 4]), k.weigh(out));
-    let (accum_wte, accum) = (Accum::Add, Accum::Write);
-    k.backward(EmbeddingBwd { d_wte, d_wpe: Some(d_wpe), d_out, tokens, accum_wte, accum });
-    k.check(Scalars::default(), &[(wte, d_wte), (wpe, d_wpe)]);
+    for positions in [None, Some(&[0, 1, 0, 0, 1, 2])] {
+        let mut k = Bench::new("embedding");
+        let (out, wte, wpe) = (k.out([2, 3, 4]), k.inp([5, 4]), k.inp([4, 4]));
+        let tokens = k.ints([2, 3], &[4, 0, 4, 2, 4, 0]);
+        let positions = positions.map(|positions| k.ints([2, 3], positions));
+        k.b.push(EmbeddingFwd { out, tokens, wte, wpe: Some(wpe), positions, vocab: 5, at_position: false })
+            .unwrap();
+        let (d_wte, d_wpe, d_out) = (k.out([5, 4]), k.out([4, 4]), k.weigh(out));
+        let (accum_wte, accum) = (Accum::Add, Accum::Write);
+        k.backward(EmbeddingBwd { d_wte, d_wpe: Some(d_wpe), d_out, tokens, positions, accum_wte, accum });
+        k.check(Scalars::default(), &[(wte, d_wte), (wpe, d_wpe)]);
+    }
 }
 
 #[test]
@@ -87,10 +93,11 @@ fn embedding_without_positions() {
     let mut k = Bench::new("embedding alone");
     let (out, wte) = (k.out([2, 3, 4]), k.inp([5, 4]));
     let tokens = k.ints([2, 3], &[4, 0, 4, 2, 4, 0]);
-    k.b.push(EmbeddingFwd { out, tokens, wte, wpe: None, vocab: 5, at_position: false }).unwrap();
+    k.b.push(EmbeddingFwd { out, tokens, wte, wpe: None, positions: None, vocab: 5, at_position: false })
+        .unwrap();
     let (d_wte, d_out) = (k.inp([5, 4]), k.weigh(out)); // the old contents are overwritten
     let (accum_wte, accum) = (Accum::FirstWrites, Accum::Write);
-    k.backward(EmbeddingBwd { d_wte, d_wpe: None, d_out, tokens, accum_wte, accum });
+    k.backward(EmbeddingBwd { d_wte, d_wpe: None, d_out, tokens, positions: None, accum_wte, accum });
     k.check(Scalars::default(), &[(wte, d_wte)]);
 }
 
@@ -212,9 +219,10 @@ fn attention() {
         let mut k = Bench::new("attention");
         let (out, lse) = (k.out([2, seq, width]), k.out([2, heads, seq]));
         let qkv = k.inp([2, seq, packed]);
-        k.b.push(AttentionFwd { out, lse, qkv, heads, kv_heads }).unwrap();
+        let mask = AttentionMask::CAUSAL;
+        k.b.push(AttentionFwd { out, lse, qkv, heads, kv_heads, mask }).unwrap();
         let (d_qkv, d_out) = (k.out([2, seq, packed]), k.weigh(out));
-        k.backward(AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads });
+        k.backward(AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads, mask });
         k.check(Scalars::default(), &[(qkv, d_qkv)]);
     }
 }
@@ -291,9 +299,10 @@ fn transformer(bug: Bug) -> Program {
     let logits = b.activation([B, T, V + 1], DType::F32);
 
     let forward: [Op; 7] = [
-        EmbeddingFwd { out: x, tokens, wte, wpe: Some(wpe), vocab: V, at_position: false }.into(),
+        EmbeddingFwd { out: x, tokens, wte, wpe: Some(wpe), positions: None, vocab: V, at_position: false }
+            .into(),
         LinearFwd { out: qkv, pre: None, inp: x, weight: w_qkv, bias: Some(b_qkv) }.into(),
-        AttentionFwd { out: att, lse, qkv, heads: 2, kv_heads: 2 }.into(),
+        AttentionFwd { out: att, lse, qkv, heads: 2, kv_heads: 2, mask: AttentionMask::CAUSAL }.into(),
         ResidualLayerNormFwd {
             residual: res,
             out: ln,
@@ -331,7 +340,17 @@ fn transformer(bug: Bug) -> Program {
         }
         .into(),
         CopySlot { out: d_att, inp: d_res }.into(),
-        AttentionBwd { d_qkv, d_out: d_att, qkv, out: att, lse, heads: 2, kv_heads: 2 }.into(),
+        AttentionBwd {
+            d_qkv,
+            d_out: d_att,
+            qkv,
+            out: att,
+            lse,
+            heads: 2,
+            kv_heads: 2,
+            mask: AttentionMask::CAUSAL,
+        }
+        .into(),
         LinearBwdWeight { d_weight: d_w_qkv, d_bias: qkv_bias, d_out: d_qkv, inp: x, accum }.into(),
         LinearBwdInput { d_inp: d_x, d_out: d_qkv, weight: w_qkv, pre: None }.into(),
     ];
@@ -339,7 +358,10 @@ fn transformer(bug: Bug) -> Program {
         backward.push(Add { out: d_x, a: d_x, b: d_res }.into());
     }
     let d_wpe = Some(d_wpe);
-    backward.push(EmbeddingBwd { d_wte, d_wpe, d_out: d_x, tokens, accum_wte: Accum::Add, accum }.into());
+    backward.push(
+        EmbeddingBwd { d_wte, d_wpe, d_out: d_x, tokens, positions: None, accum_wte: Accum::Add, accum }
+            .into(),
+    );
 
     forward.into_iter().for_each(|op| b.push(op).unwrap());
     b.section(Section::Backward);
@@ -352,6 +374,7 @@ fn check_transformer(bug: Bug) -> Result<f64, GradMismatch> {
         program: &transformer(bug),
         tokens: &[0, 6, 3, 3, 1, 2],
         targets: &[6, 3, 5, 1, 2, 0],
+        positions: &[],
         seed: 1,
         samples: 1000, // every element
         tolerance: 1e-7,

@@ -3,8 +3,8 @@
 use crate::Result;
 use crate::generate::sample::Sampler;
 use crate::generate::{Request, generate};
-use crate::session::{PendingUpdate, Session, io};
-use ironhorse_core::{EngineExt, Program, Scalars, Section, Timed};
+use crate::session::{Batch, PendingUpdate, Session};
+use ironhorse_core::{Program, Scalars, Section, Timed};
 use std::time::{Duration, Instant};
 
 /// How often to run.
@@ -47,7 +47,7 @@ impl Timing {
 /// before the last is waited for. A step's time is the time between the ends of two steps.
 pub fn time_steps(
     session: &mut Session,
-    [x, y]: [&[i32]; 2],
+    batch: Batch<'_>,
     scalars: &Scalars,
     repeat: &Repeat,
 ) -> Result<Timing> {
@@ -61,8 +61,8 @@ pub fn time_steps(
     let mut asked = 0;
     while asked < repeat.warmup + repeat.steps || clock.timed < repeat.time {
         asked += 1;
-        let scalars = Scalars { step: asked as u32, ..*scalars }.counting(y);
-        session.micro_step(x, y, &scalars)?;
+        let scalars = Scalars { step: asked as u32, ..*scalars }.counting(batch.y);
+        session.step(batch, &scalars)?;
         let pending = session.start_update(&scalars)?;
         if pending.is_ready() {
             clock.finish(session, pending)?;
@@ -177,7 +177,7 @@ impl Recording {
 /// Runs steps with every kernel timed by itself.
 pub fn profile_steps(
     session: &mut Session,
-    [x, y]: [&[i32]; 2],
+    batch: Batch<'_>,
     scalars: &Scalars,
     [warmup, steps]: [usize; 2],
 ) -> Result<Recording> {
@@ -185,9 +185,8 @@ pub fn profile_steps(
     let ops = program.range(Section::Update).end;
     let mut records = Vec::with_capacity(steps);
     for step in 0..warmup + steps {
-        let scalars = Scalars { step: step as u32 + 1, ..*scalars }.counting(y);
-        session.engine().write_i32(io(&program, "x")?, x)?;
-        session.engine().write_i32(io(&program, "y")?, y)?;
+        let scalars = Scalars { step: step as u32 + 1, ..*scalars }.counting(batch.y);
+        batch.write(session.engine(), &program)?;
         session.engine().synchronize()?;
         let mut record = Vec::new();
         session.engine().profile(&program, 0..ops, &scalars, &mut record)?;

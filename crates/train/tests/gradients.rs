@@ -18,6 +18,7 @@ fn check_step(config: ModelConfig, options: StepOptions, (batch, seq): (usize, u
         program: &program,
         tokens: &(0..batch * seq).map(at).collect::<Vec<_>>(),
         targets: &(1..=batch * seq).map(at).collect::<Vec<_>>(),
+        positions: &if options.packed { documents(batch, seq) } else { Vec::new() },
         seed: 4,
         samples: 12,
         tolerance: 1e-6,
@@ -25,6 +26,12 @@ fn check_step(config: ModelConfig, options: StepOptions, (batch, seq): (usize, u
     let worst = check_program_gradients(&check);
     let worst = worst.unwrap_or_else(|wrong| panic!("{}, {options:?}: {wrong}", config.to_json()));
     assert!(worst < 1e-6);
+}
+
+/// Positions in documents of 3, 1, 2 and 4 tokens, again and again, cut off where a sequence ends.
+fn documents(batch: usize, seq: usize) -> Vec<i32> {
+    let row: Vec<i32> = [3, 1, 2, 4].into_iter().cycle().flat_map(|length| 0..length).take(seq).collect();
+    row.repeat(batch)
 }
 
 fn check_sizes(sizes: &str, batch: usize, seq: usize) {
@@ -51,9 +58,23 @@ fn every_gradient_of_gpt2_with_dropout_is_the_derivative_of_its_loss() {
         [(Gpt2Config::new(9, 11, 2, 2, 8), (2, 7)), (Gpt2Config::new(20, 13, 1, 3, 18), (1, 20))]
     {
         for recompute in [Recompute::None, Recompute::Gelu, Recompute::Full] {
-            check_step(config.into(), StepOptions { recompute, dropout }, shape);
+            check_step(config.into(), StepOptions { recompute, dropout, packed: false }, shape);
         }
     }
+}
+
+#[test]
+fn every_gradient_of_packed_sequences_is_the_derivative_of_their_loss() {
+    let experts =
+        "hidden=8,layers=2,heads=2,kv_heads=1,experts=4,top_k=2,ffn=6,vocab=11,context=9,aux_alpha=0.5";
+    let llama = "hidden=8,layers=2,heads=2,kv_heads=1,ffn=6,vocab=11,context=9";
+    let configs = [experts, llama].map(|sizes| ModelConfig::parse(sizes).unwrap());
+    for config in configs.into_iter().chain([Gpt2Config::new(9, 11, 2, 2, 8).into()]) {
+        check_step(config, StepOptions { packed: true, ..StepOptions::default() }, (2, 9));
+    }
+    let dropout = DropRate::new(0.3).unwrap();
+    let options = StepOptions { recompute: Recompute::Full, dropout, packed: true };
+    check_step(Gpt2Config::new(9, 11, 1, 2, 8).into(), options, (2, 9));
 }
 
 #[test]

@@ -13,6 +13,7 @@ of experts Mixtral and Qwen 3 MoE.
     | rope: pair (i, i + HD/2) turns by p · θ^(-2i/HD)             | rope_tables, turn |
     | the same for longer contexts: slower by the type of scaling  | scaled            |
     | each head of q and k by rmsnorm before rope, in Qwen 3       | SelfAttention     |
+    | a window: position t sees the last `window` of 0..t          | window_attention  |
     | probs = softmax(gate h), in f32 at least                     | SparseMoE         |
     | experts = the K largest logits, of equal ones the lower      | choose            |
     | weights = probs of these, divided by their sum               | SparseMoE         |
@@ -88,11 +89,20 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
+def window_attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """softmax(mask(q kᵀ / sqrt(HD))) v, each (B, NH, T, HD), f32 at least inside; t sees the last `window` of 0..t."""
+    T, HD = q.shape[-2:]
+    scores = (wide(q) @ wide(k).transpose(-2, -1)) / math.sqrt(HD)  # (B, NH, T, T)
+    seen = torch.ones(T, T, dtype=torch.bool, device=q.device).tril().triu(1 - window)
+    return (scores.masked_fill(~seen, -math.inf).softmax(dim=-1) @ wide(v)).to(q.dtype)
+
+
 class SelfAttention(nn.Module):
     """(B, T, C) -> (B, T, C), causal; query head h reads the head h / (NH/NKV) of keys and values."""
 
-    def __init__(self, config: MoEConfig, attention: Attention) -> None:
+    def __init__(self, config: MoEConfig, attention: Attention, layer: int = 0) -> None:
         super().__init__()
+        self.window = config.window_of(layer)
         self.heads, self.kv_heads, self.head_dim = config.n_head, config.n_kv_head, config.head_dim
         self.attention = attention
         C, q, kv = config.hidden, config.n_head * config.head_dim, config.n_kv_head * config.head_dim
@@ -125,7 +135,8 @@ class SelfAttention(nn.Module):
         record(f"{name}.qkv_rope", turned)
         q, k, v = self._split(turned)
         k, v = (part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (k, v))
-        mixed = self.attention(q, k, v).transpose(1, 2).flatten(2)  # (B, T, NH·HD)
+        heads = self.attention(q, k, v) if self.window is None else window_attention(q, k, v, self.window)
+        mixed = heads.transpose(1, 2).flatten(2)  # (B, T, NH·HD)
         record(f"{name}.attn", mixed)
         out = self.o_proj(mixed)
         record(f"{name}.o_proj", out)
@@ -227,10 +238,10 @@ class SparseMoE(nn.Module):
 class Block(nn.Module):
     """One layer: attention, then experts or an MLP, each behind a norm and added to the residual stream."""
 
-    def __init__(self, config: MoEConfig, attention: Attention) -> None:
+    def __init__(self, config: MoEConfig, attention: Attention, layer: int = 0) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden, config.rms_eps)
-        self.self_attn = SelfAttention(config, attention)
+        self.self_attn = SelfAttention(config, attention, layer)
         self.post_attention_layernorm = RMSNorm(config.hidden, config.rms_eps)
         self.sparse = "mlp" if config.family == "qwen3" else "block_sparse_moe"  # what the experts are called
         if config.n_experts:
@@ -264,7 +275,7 @@ class Body(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden)
-        self.layers = nn.ModuleList(Block(config, attention) for _ in range(config.n_layer))
+        self.layers = nn.ModuleList(Block(config, attention, layer) for layer in range(config.n_layer))
         self.norm = RMSNorm(config.hidden, config.rms_eps)
 
     def forward(self, tokens: Tensor, record: Record) -> tuple[Tensor, list[Tensor]]:

@@ -3,7 +3,7 @@
 mod generate;
 
 use super::workload::{
-    Utilization, Workload, flops_before, limits_after, memory_map, model_flops, parameters_text, step_flops,
+    Inputs, Packed, Utilization, Workload, flops_before, limits_after, memory_map, parameters_text,
 };
 use crate::args::{AttentionArg, Dtype, FlagValue, RecomputeArg, StateArgs, heading, json_help};
 use crate::hardware::{MadeBy, human_bytes, peak_memory};
@@ -22,13 +22,14 @@ use std::time::{Duration, Instant};
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse bench --model d12 --batch 4 --seq 64 --threads 2\n  \
                         ironhorse bench --device cuda --model d12 --batch 64 --seq 1024 --fast --seconds 5\n  \
+                        ironhorse bench --device cuda --model d12 --batch 16 --seq 1024 --documents 200\n  \
                         ironhorse bench --device cuda --model d48 --generate --batch 1 --seq 256\n  \
                         ironhorse bench --model n_layer=4,n_head=4,n_embd=128,vocab_size=256,max_seq_len=128 --json b.json")]
 pub struct BenchArgs {
     #[command(flatten)]
     work: Workload,
     /// Time generating --seq tokens one after the other instead of training steps, for --batch sequences at a time
-    #[arg(long, help_heading = heading::STEPS)]
+    #[arg(long, help_heading = heading::STEPS, conflicts_with = "documents")]
     generate: bool,
     #[arg(long, help = json_help!("the results"), help_heading = heading::OUTPUT, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -62,7 +63,11 @@ struct BenchReport {
     /// From the start of the command to the end of the first step.
     startup_s: f64,
     first_step_ms: f64,
+    /// Without padding.
     tokens_per_s: f64,
+    /// With `--documents`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    packed: Option<Packed>,
     /// All operations of a step per second, those of the optimizer and of recomputation included.
     gflops: f64,
     gflops_possible: f64,
@@ -92,23 +97,25 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
         return generate::run(work, args.json.as_deref());
     }
     let dtype = work.element()?;
-    let (mut session, x, y) = work.prepare()?;
+    let (mut session, inputs) = work.prepare()?;
     let measuring = Instant::now();
     let before = flops_before(session.engine(), dtype)?;
     let measuring = measuring.elapsed();
-    let timing = time_steps(&mut session, [&x, &y], &work.scalars(), &work.repeat())?;
+    let timing = time_steps(&mut session, inputs.batch(), &work.scalars(), &work.repeat())?;
     let startup = timing.first_done.map_or(Duration::ZERO, |done| (done - start).saturating_sub(measuring));
     let peak = peak_memory(); // before the limits are measured, which take memory of their own
     let memory = session.engine().memory().by_category;
     let limits = limits_after(session.engine(), dtype, before)?;
-    let report = report(work, &mut session, &timing, Measured { startup, peak, memory, limits, dtype })?;
+    let measured = Measured { inputs: &inputs, startup, peak, memory, limits, dtype };
+    let report = report(work, &mut session, &timing, measured)?;
     print(&report)?;
     out::json(args.json.as_deref(), &report)?;
     Ok(Outcome::Done)
 }
 
-/// What is measured beside the steps.
-struct Measured {
+/// What the steps are of, and what is measured beside them.
+struct Measured<'a> {
+    inputs: &'a Inputs,
     startup: Duration,
     peak: Option<u64>,
     memory: Vec<(String, usize)>,
@@ -120,12 +127,12 @@ fn report(
     work: &Workload,
     session: &mut Session,
     timing: &Timing,
-    measured: Measured,
+    measured: Measured<'_>,
 ) -> Result<BenchReport> {
-    let Measured { startup, peak, memory, limits, dtype } = measured;
+    let Measured { inputs, startup, peak, memory, limits, dtype } = measured;
     let program = session.train_program()?;
-    let (planned_bytes, flops) = (program.layout().total(), step_flops(program));
-    let model_flops = model_flops(session)?;
+    let (planned_bytes, flops) = (program.layout().total(), inputs.step_flops(program));
+    let model_flops = inputs.model_flops(session)?;
     let (parameters, active_parameters) = (session.config().told_params(), session.config().active_params());
     let engine = session.engine();
     let gpu = engine.device().product.clone();
@@ -159,7 +166,8 @@ fn report(
         step_ms: timing.steps.iter().map(|&step| ms(step)).collect(),
         startup_s: startup.as_secs_f64(),
         first_step_ms: ms(timing.first),
-        tokens_per_s: (work.batch * work.seq) as f64 / seconds,
+        tokens_per_s: inputs.tokens() as f64 / seconds,
+        packed: inputs.packing(),
         gflops: flops / seconds / 1e9,
         gflops_possible: limits.flops_per_s / 1e9,
         gb_per_s_possible: limits.bytes_per_s / 1e9,
@@ -195,7 +203,12 @@ fn print(report: &BenchReport) -> Result<()> {
         "step      {:.1} ms (median of {}; mean {:.1}, fastest {:.1})",
         report.ms_per_step, report.steps, report.ms_mean, report.ms_fastest
     ))?;
-    out::line(format!("speed     {:.0} tokens/s", report.tokens_per_s))?;
+    let padding = report.packed.map_or_else(String::new, |packed| {
+        let Packed { documents, tokens, padding } = packed;
+        let padding = 100.0 * padding;
+        format!(": {tokens} tokens of {documents} documents a step, {padding:.1} % of positions are padding")
+    });
+    out::line(format!("speed     {:.0} tokens/s{padding}", report.tokens_per_s))?;
     out::line(format!(
         "compute   {:.0} GFLOP/s: {} ({:.0} GFLOP/s)",
         report.gflops,

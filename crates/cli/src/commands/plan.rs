@@ -120,8 +120,11 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
     let precision = args.state.precision(dtype, args.accumulate)?;
     let batch = (args.batch, args.seq);
     let dropout = number::drop_rate(args.dropout)?;
-    let program =
-        config.training(batch, StepOptions { recompute: args.recompute.into(), dropout }, precision)?;
+    let program = config.training(
+        batch,
+        StepOptions { recompute: args.recompute.into(), dropout, ..StepOptions::default() },
+        precision,
+    )?;
     let (machine_bytes, limits) = look(args, device, dtype)?;
     // what this machine has no engine for is planned for a GPU
     let on_gpu = device != Device::Cpu || dtype != Dtype::F32;

@@ -3,7 +3,7 @@
 mod group;
 mod trace;
 
-use super::workload::{Utilization, Workload, flops_before, limits_after, memory_map, model_flops};
+use super::workload::{Utilization, Workload, flops_before, limits_after, memory_map};
 use crate::args::{Dtype, FlagValue, StateArgs, heading, json_help};
 use crate::hardware::{MadeBy, human_bytes};
 use crate::{Outcome, number, out};
@@ -100,15 +100,15 @@ pub fn run(args: &ProfileArgs) -> Result<Outcome> {
     out::check_file(args.svg.as_deref())?;
     let work = &args.work;
     let dtype = work.element()?;
-    let (mut session, x, y) = work.prepare()?;
+    let (mut session, inputs) = work.prepare()?;
     let before = flops_before(session.engine(), dtype)?;
     let gpu = session.engine().device().product.clone();
     // Normal steps first: a profiler, once attached, slows them down.
     let step = match gpu {
-        Some(_) => Some(time_steps(&mut session, [&x, &y], &work.scalars(), &work.repeat())?.median()),
+        Some(_) => Some(time_steps(&mut session, inputs.batch(), &work.scalars(), &work.repeat())?.median()),
         None => None,
     };
-    let recording = profile_steps(&mut session, [&x, &y], &work.scalars(), [work.warmup, work.steps])?;
+    let recording = profile_steps(&mut session, inputs.batch(), &work.scalars(), [work.warmup, work.steps])?;
     let memory = session.engine().memory().by_category;
     let limits = limits_after(session.engine(), dtype, before)?;
     let datasheet = session.engine().device().datasheet_flops(dtype);
@@ -116,7 +116,7 @@ pub fn run(args: &ProfileArgs) -> Result<Outcome> {
     let program = session.train_program()?;
     let figures =
         Figures { program, recording: &recording, limits, step: step.map(|t| t.as_secs_f64() * 1e3) };
-    let (ms, model_flops) = (figures.ms(), model_flops(&session)?);
+    let (ms, model_flops) = (figures.ms(), inputs.model_flops(&session)?);
     let by_kernel = figures.by_kernel();
     let top = by_kernel.iter().find(|group| group.calls > 0);
     let report = ProfileReport {
@@ -127,7 +127,7 @@ pub fn run(args: &ProfileArgs) -> Result<Outcome> {
         batch: work.batch,
         seq: work.seq,
         ms,
-        tokens_per_s: x.len() as f64 / ms * 1e3,
+        tokens_per_s: inputs.tokens() as f64 / ms * 1e3,
         gflops_possible: limits.flops_per_s / 1e9,
         gb_per_s_possible: limits.bytes_per_s / 1e9,
         utilization: Utilization::new(model_flops / (ms / 1e3), datasheet, &limits),

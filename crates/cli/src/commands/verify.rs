@@ -2,7 +2,7 @@
 
 mod replay;
 
-use super::workload::{random_tokens, session_of};
+use super::workload::{Inputs, session_of};
 use crate::args::{Dtype, EngineArgs, FlagValue, OptimizerArg, RecomputeArg, StateArgs, heading, json_help};
 use crate::hardware::check_memory;
 use crate::{Outcome, number, out};
@@ -13,7 +13,7 @@ use ironhorse::cpu::CpuEngine;
 use ironhorse::train::format::answer_key::AnswerKey;
 use ironhorse::train::format::debug_state::DebugState;
 use ironhorse::train::format::{ModelChoice, open_weights};
-use ironhorse::train::session::{Session, SessionSpec};
+use ironhorse::train::session::{Batch, Session, SessionSpec};
 use ironhorse::train::verify::{
     Damage, KeyReference, Lockstep, LockstepReport, Options, Reference, Report, StateReference, Tolerance,
     session_spec, verify,
@@ -38,6 +38,7 @@ const SEED: u64 = 1;
     python -m ironhorse.export moe --model moe-tiny --batch 2 --seq 32 --out answers\n  \
     ironhorse verify --key answers/moe-tiny.key.safetensors\n  \
     ironhorse verify --lockstep --device cuda --dtype bf16 --model d12 --batch 4 --seq 64\n  \
+    ironhorse verify --lockstep --device cuda --dtype bf16 --model d12 --batch 2 --seq 512 --documents 100\n  \
     ironhorse verify --replay runs/0001/bad/step-000073\n\n\
     Exit code: 0 all agree, 1 something is wrong, 2 could not run.")]
 pub struct VerifyArgs {
@@ -70,6 +71,9 @@ pub struct VerifyArgs {
     /// With --lockstep, without --key and --state: sequence length in tokens
     #[arg(long, help_heading = heading::STEPS, value_name = "T", default_value_t = 64, value_parser = number::count::<usize>, requires = "lockstep", conflicts_with_all = ["key", "state"])]
     seq: usize,
+    /// With --lockstep, without --key and --state: documents of N tokens on average, packed into the sequences
+    #[arg(long, help_heading = heading::STEPS, value_name = "N", value_parser = number::count::<usize>, requires = "lockstep", conflicts_with_all = ["key", "state"])]
+    documents: Option<usize>,
     /// With --lockstep, without --key and --state: dropout of GPT-2, as `train --dropout`; a key says how often it drops
     #[arg(long, help_heading = heading::STEPS, value_name = "P", default_value_t = 0.0, value_parser = number::below_1::<f64>, requires = "lockstep", conflicts_with_all = ["key", "state"])]
     dropout: f64,
@@ -260,7 +264,7 @@ fn lockstep_with_answers(
     let mut session = Session::new(engine, reference.config(), &spec)?;
     session.load(Pool::Params, |name, values| reference.read_weight(name, values))?;
     let (x, y, scalars) = (reference.x()?, reference.y()?, reference.optimizer().scalars);
-    Ok(lockstep(args, &x, &y, scalars).run(&mut session, cpu(args))?)
+    Ok(lockstep(args, Batch::plain(&x, &y), scalars).run(&mut session, cpu(args))?)
 }
 
 /// Random tokens, and random weights where the model is only sizes.
@@ -275,16 +279,17 @@ fn lockstep_with_random(
     let Options { recompute, precision, .. } = *options;
     let train = Some((args.batch, args.seq));
     let dropout = number::drop_rate(args.dropout)?;
-    let spec = SessionSpec { train, recompute, dropout, precision, ..SessionSpec::default() };
+    let packed = args.documents.is_some();
+    let spec = SessionSpec { train, recompute, dropout, packed, precision, ..SessionSpec::default() };
     let mut session = session_of(choice, engine, &spec, SEED)?;
-    let (x, y) = random_tokens(&config, args.batch * args.seq, SEED);
+    let inputs = Inputs::random(args.documents, [args.batch, args.seq], &config, SEED)?;
     let scalars = Scalars { lr: 1e-3, weight_decay: 0.1, grad_clip: 1.0, ..Scalars::default() };
-    Ok(lockstep(args, &x, &y, scalars).run(&mut session, cpu(args))?)
+    Ok(lockstep(args, inputs.batch(), scalars).run(&mut session, cpu(args))?)
 }
 
-fn lockstep<'a>(args: &VerifyArgs, x: &'a [i32], y: &'a [i32], scalars: Scalars) -> Lockstep<'a> {
+fn lockstep<'a>(args: &VerifyArgs, batch: Batch<'a>, scalars: Scalars) -> Lockstep<'a> {
     let passes = args.steps.map_or(PASSES, |steps| u32::try_from(steps).unwrap_or(u32::MAX));
-    Lockstep { x, y, scalars, passes, tf32: args.engine.cuda_settings().tf32 }
+    Lockstep { batch, scalars, passes, tf32: args.engine.cuda_settings().tf32 }
 }
 
 fn open(args: &VerifyArgs) -> Result<Box<dyn Reference>> {

@@ -1,23 +1,26 @@
 //! What `bench` and `profile` run, and how they count it.
 
+mod inputs;
+
+pub use inputs::{Inputs, Packed};
+
 use crate::args::{EngineArgs, RecomputeArg, StateArgs, heading, model_help};
 use crate::hardware::check_memory;
 use crate::number;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
-use ironhorse::core::{DType, Engine, EngineExt, Limit, Limits, Pool, Program, Scalars, Section};
+use ironhorse::core::{DType, Engine, EngineExt, Limit, Limits, Pool, Scalars};
 use ironhorse::train::bench::Repeat;
 use ironhorse::train::format::ModelChoice;
 use ironhorse::train::format::debug_state::DebugState;
 use ironhorse::train::format::safetensors::SafeTensors;
 use ironhorse::train::format::shards::check_tokens;
 use ironhorse::train::format::{Kind, sniff};
-use ironhorse::train::model::{ModelConfig, Recompute};
-use ironhorse::train::rng::Rng;
+use ironhorse::train::model::ModelConfig;
 use ironhorse::train::session::{Session, SessionSpec};
 use serde::Serialize;
 use serde_json::{Map, Value};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The most steps to time.
@@ -37,6 +40,10 @@ pub struct Workload {
     /// Sequence length in tokens
     #[arg(long, help_heading = heading::STEPS, default_value_t = 64, value_name = "T", value_parser = number::count::<usize>)]
     pub seq: usize,
+    /// Train on random documents of N tokens on average, packed into the sequences, of which none attends to another.
+    /// Speed counts their tokens, not the padding
+    #[arg(long, help_heading = heading::STEPS, value_name = "N", conflicts_with = "data", value_parser = number::count::<usize>)]
+    pub documents: Option<usize>,
     /// Steps to time, at least
     #[arg(long, help_heading = heading::STEPS, default_value_t = 10, value_name = "N", value_parser = number::whole::<usize>(1..=MOST_STEPS))]
     pub steps: usize,
@@ -68,18 +75,23 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// The model on the engine, with weights, and a batch of (x, y).
-    pub fn prepare(&self) -> Result<(Session, Vec<i32>, Vec<i32>)> {
+    /// The model on the engine, with weights, and a batch.
+    pub fn prepare(&self) -> Result<(Session, Inputs)> {
         let spec = SessionSpec {
             train: Some((self.batch, self.seq)),
             recompute: self.recompute.into(),
             dropout: number::drop_rate(self.dropout)?,
+            packed: self.documents.is_some(),
             precision: self.state.precision(self.engine.dtype()?, 1)?,
             ..SessionSpec::default()
         };
         let session = self.session(&spec)?;
-        let (x, y) = self.tokens(session.config())?;
-        Ok((session, x, y))
+        let inputs = match &self.data {
+            Some(path) => Inputs::plain(self.tokens(path, session.config())?),
+            // `check_memory` has counted them
+            None => Inputs::random(self.documents, [self.batch, self.seq], session.config(), self.seed)?,
+        };
+        Ok((session, inputs))
     }
 
     /// The model on the engine, with weights.
@@ -88,25 +100,22 @@ impl Workload {
         session_of(ModelChoice::parse(&self.model)?, engine, spec, self.seed)
     }
 
-    fn tokens(&self, config: &ModelConfig) -> Result<(Vec<i32>, Vec<i32>)> {
-        if let Some(path) = &self.data {
-            if matches!(sniff(path)?, Kind::SafeTensors | Kind::AnswerKey) {
-                return self.tokens_of(&mut SafeTensors::open(path)?, config.vocab_size());
-            }
-            let mut state = DebugState::open(path, config.gpt2("a debug state", "use an answer key")?)?;
-            if (state.batch(), state.seq()) != (self.batch, self.seq) {
-                bail!(
-                    "{}: holds a batch of {} × {}, expected --batch {} --seq {}",
-                    path.display(),
-                    state.batch(),
-                    state.seq(),
-                    self.batch,
-                    self.seq
-                );
-            }
-            return Ok((state.x()?, state.y()?));
+    fn tokens(&self, path: &Path, config: &ModelConfig) -> Result<(Vec<i32>, Vec<i32>)> {
+        if matches!(sniff(path)?, Kind::SafeTensors | Kind::AnswerKey) {
+            return self.tokens_of(&mut SafeTensors::open(path)?, config.vocab_size());
         }
-        Ok(random_tokens(config, self.batch * self.seq, self.seed)) // `check_memory` has counted them
+        let mut state = DebugState::open(path, config.gpt2("a debug state", "use an answer key")?)?;
+        if (state.batch(), state.seq()) != (self.batch, self.seq) {
+            bail!(
+                "{}: holds a batch of {} × {}, expected --batch {} --seq {}",
+                path.display(),
+                state.batch(),
+                state.seq(),
+                self.batch,
+                self.seq
+            );
+        }
+        Ok((state.x()?, state.y()?))
     }
 
     /// `x` and `y` of a safetensors file, both (B, T).
@@ -137,7 +146,7 @@ impl Workload {
 
     /// The name of the model without folders.
     pub fn model_name(&self) -> String {
-        std::path::Path::new(&self.model)
+        Path::new(&self.model)
             .file_name()
             .map_or_else(|| self.model.clone(), |name| name.to_string_lossy().into_owned())
     }
@@ -167,13 +176,6 @@ pub fn session_of(
     Ok(session)
 }
 
-/// So many random tokens, and each one's successor.
-pub fn random_tokens(config: &ModelConfig, count: usize, seed: u64) -> (Vec<i32>, Vec<i32>) {
-    let mut rng = Rng::new(seed).fork(u64::MAX);
-    let stream: Vec<i32> = (0..=count).map(|_| rng.index(config.vocab_size()) as i32).collect();
-    (stream[..count].to_vec(), stream[1..].to_vec())
-}
-
 /// The number of parameters, and of those that one token uses where that is not all of them.
 pub fn parameters_text(all: usize, active: Option<usize>) -> String {
     let active = active.map_or_else(String::new, |active| format!(" ({active} active)"));
@@ -191,22 +193,6 @@ pub fn limits_after(engine: &mut dyn Engine, dtype: DType, before: f64) -> Resul
     let mut limits = engine.measure_limits(dtype)?;
     limits.flops_per_s = limits.flops_per_s.max(before);
     Ok(limits)
-}
-
-/// Operations of a whole step.
-pub fn step_flops(program: &Program) -> f64 {
-    Section::ALL.iter().map(|&section| program.flops(section)).sum::<u64>() as f64
-}
-
-/// Operations that the model itself asks for in a step: forward and backward, without the optimizer and without what is
-/// recomputed to save memory. Attention counts the causal half only.
-pub fn model_flops(session: &Session) -> Result<f64> {
-    let program = session.train_program()?;
-    let [batch, seq] = *program.io("x").context("the training program has no input `x`")?.shape.dims() else {
-        bail!("the input `x` of the training program is not (B, T)");
-    };
-    let plain = session.config().training((batch, seq), Recompute::None, program.precision())?;
-    Ok((plain.flops(Section::Forward) + plain.flops(Section::Backward)) as f64)
 }
 
 /// How much of the device's arithmetic a step uses.

@@ -94,6 +94,7 @@ fn numbers_out_of_range_are_refused_by_their_flag() {
         ("bench --steps 18446744073709551615", "a whole number from 1"),
         ("bench --warmup 18446744073709551615", "a whole number from 0"),
         ("bench --batch 0", "a whole number of at least 1"),
+        ("bench --documents 0", "a whole number of at least 1"),
         ("profile --lr nan", "a number of at least 0"),
         ("plan --seq 0", "a whole number of at least 1"),
         ("plan --threads 100000", "a whole number from 0 to 1024"),

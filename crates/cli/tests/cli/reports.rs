@@ -49,6 +49,23 @@ fn bench_keeps_its_contract() {
     assert!(losses[3] < losses[0]);
 }
 
+/// What is not padding counts, and only that.
+#[test]
+fn bench_packs_documents() {
+    let place = Place::new();
+    let text = place.does(&format!("bench {SMALL} --documents 3 --steps 1 --warmup 0 --json b.json")).text();
+    let report = place.json("b.json");
+    let packed = |field: &str| report["packed"][field].as_f64().unwrap();
+    let (tokens, ms) = (packed("tokens"), report["ms_per_step"].as_f64().unwrap());
+    assert!(tokens > 8.0 && tokens <= 16.0, "{report}");
+    assert!((packed("padding") - (1.0 - tokens / 16.0)).abs() < 1e-9);
+    assert!((report["tokens_per_s"].as_f64().unwrap() * ms / 1e3 / tokens - 1.0).abs() < 1e-6);
+    assert!(text.contains(&format!("{tokens} tokens of {} documents a step", packed("documents"))), "{text}");
+    place.does(&format!("profile {SMALL} --documents 3 --steps 1 --warmup 0"));
+    place.refuses(&format!("bench {SMALL} --documents 3 --generate"), &["--documents", "--generate"]);
+    place.refuses(&format!("bench {SMALL} --documents 3 --data x"), &["--documents", "--data"]);
+}
+
 #[test]
 fn bench_runs_as_long_as_asked() {
     let place = Place::new();

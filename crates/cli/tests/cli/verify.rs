@@ -201,6 +201,9 @@ fn the_cpu_in_lockstep_with_itself_is_exact() {
         let adamw = kinds.iter().find(|kind| kind["op"] == "adamw").unwrap();
         assert_eq!(adamw["count"], 2, "two passes");
     }
+    let packed = format!("verify --lockstep --device cpu --model {SIZES} --batch 1 --seq 8 --documents 2");
+    assert!(place.does(&packed).text().contains("PASS"));
+    place.refuses(&format!("verify --key {KEY} --documents 2"), &["--lockstep"]);
     let quiet = place
         .does(&format!("verify --lockstep --device cpu --model {SIZES} --batch 1 --seq 3 --quiet"))
         .text();

@@ -1,5 +1,6 @@
 //! Causal self-attention over packed queries, keys and values, with an online softmax that needs no T×T buffer.
 
+use super::mask::AttentionMask;
 use super::numerics::{Arithmetic, BF16_UNIT, Numerics, Product};
 use super::spec::{Checker, named, op};
 use crate::{DType, Result, Slot};
@@ -22,6 +23,8 @@ op! {
         pub heads: usize,
         /// NKV, a divisor of NH
         pub kv_heads: usize,
+        /// Which of the keys up to its own a query reaches.
+        pub mask: AttentionMask = Read,
     }
     name "attention_fwd"
     check(op, c) { op.check_as(c) }
@@ -33,7 +36,7 @@ op! {
             _ => scores.inner_roundings(1.0).bf16_engines(2.0 * BF16_UNIT),
         }
     }
-    flops(op) { 2 * triangle_flops(&op.out) }
+    flops(op) { 2 * pair_flops(&op.out, &op.mask) }
     operands(qkv)
 }
 
@@ -54,6 +57,8 @@ op! {
         pub heads: usize,
         /// NKV, a divisor of NH
         pub kv_heads: usize,
+        /// That of the forward.
+        pub mask: AttentionMask = Read,
     }
     name "attention_bwd"
     check(op, c) { op.check_as(c) }
@@ -62,7 +67,7 @@ op! {
         // twice, or round each head's contribution to d_k and d_v where heads share keys and values.
         SCORES.product(Product::Attention).inner_roundings(2.0).bf16_engines(2.0 * BF16_UNIT)
     }
-    flops(op) { 5 * triangle_flops(&op.out) }
+    flops(op) { 5 * pair_flops(&op.out, &op.mask) }
     operands(d_out, qkv)
 }
 
@@ -82,6 +87,8 @@ op! {
         pub heads: usize,
         /// NKV, a divisor of NH
         pub kv_heads: usize,
+        /// How many positions it attends to at most, its own included.
+        pub window: Option<usize>,
     }
     name "attention_cached"
     check(op, c) {
@@ -95,7 +102,8 @@ op! {
         }
         let context = op.context();
         let width = width / op.heads * op.kv_heads;
-        c.shapes(named!(op: keys, values), [batch, context, width])
+        c.shapes(named!(op: keys, values), [batch, context, width])?;
+        AttentionMask { positions: None, window: op.window }.check(c, &op.out)
     }
     numerics(_op, arg) {
         match arg {
@@ -103,7 +111,7 @@ op! {
             _ => SCORES.product(Product::CachedAttention).inner_roundings(1.0).bf16_engines(2.0 * BF16_UNIT),
         }
     }
-    flops(op) { 4 * (op.out.numel() * op.context()) as u64 }
+    flops(op) { 4 * (op.out.numel() * op.window.map_or(op.context(), |window| window.min(op.context()))) as u64 }
     operands(qkv)
     positions(op) { Some(op.context()) }
 }
@@ -113,7 +121,8 @@ impl AttentionFwd {
     pub(super) fn check_as(&self, c: &Checker) -> Result<()> {
         c.same_float(named!(self: qkv, out))?;
         check_packed(c, &self.qkv, &self.out, [self.heads, self.kv_heads])?;
-        check_lse(c, &self.lse, &self.out, self.heads)
+        check_lse(c, &self.lse, &self.out, self.heads)?;
+        self.mask.check(c, &self.out)
     }
 }
 
@@ -124,7 +133,8 @@ impl AttentionBwd {
         check_packed(c, &self.qkv, &self.out, [self.heads, self.kv_heads])?;
         c.shape("d_qkv", &self.d_qkv, self.qkv.shape)?;
         c.shape("d_out", &self.d_out, self.out.shape)?;
-        check_lse(c, &self.lse, &self.out, self.heads)
+        check_lse(c, &self.lse, &self.out, self.heads)?;
+        self.mask.check(c, &self.out)
     }
 }
 
@@ -154,10 +164,10 @@ fn check_lse(c: &Checker, lse: &Slot, out: &Slot, heads: usize) -> Result<()> {
     c.numel("lse", lse, out.shape.rows() * heads)
 }
 
-/// Operations of one matrix product over the causal triangle of all heads.
-fn triangle_flops(out: &Slot) -> u64 {
+/// Operations of one matrix product over the pairs of query and key of all heads, as if each sequence were one document.
+fn pair_flops(out: &Slot, mask: &AttentionMask) -> u64 {
     let seq = out.shape.dims().get(1).copied().unwrap_or(1) as u64;
-    out.numel() as u64 * (seq + 1)
+    (out.numel() as u64).checked_div(seq).unwrap_or(0) * 2 * mask.pairs(seq)
 }
 
 #[cfg(test)]
@@ -172,7 +182,7 @@ mod tests {
 
     fn fwd([heads, kv_heads]: [usize; 2], width: usize) -> AttentionFwd {
         let (out, lse, qkv) = (slot([2, 5, 24]), slot([2, heads, 5]), slot([2, 5, width]));
-        AttentionFwd { out, lse, qkv, heads, kv_heads }
+        AttentionFwd { out, lse, qkv, heads, kv_heads, mask: AttentionMask::CAUSAL }
     }
 
     #[test]
@@ -186,19 +196,41 @@ mod tests {
             let what = format!("attention_fwd: {kv_heads} heads of keys and values do not divide 6 heads");
             assert_eq!(text(fwd([6, kv_heads], 72)), what);
         }
-        let AttentionFwd { out, lse, qkv, heads, kv_heads } = fwd([6, 4], 72);
-        let bwd = AttentionBwd { d_qkv: qkv, d_out: out, qkv, out, lse, heads, kv_heads };
+        let AttentionFwd { out, lse, qkv, heads, kv_heads, mask } = fwd([6, 4], 72);
+        let bwd = AttentionBwd { d_qkv: qkv, d_out: out, qkv, out, lse, heads, kv_heads, mask };
         assert!(bwd.check().unwrap_err().to_string().contains("4 heads of keys and values"));
     }
 
     #[test]
     fn the_cache_is_as_wide_as_its_heads() {
         let (out, qkv) = (slot([2, 1, 24]), slot([2, 1, 40]));
-        let op = |keys, values| AttentionCached { out, keys, values, qkv, heads: 6, kv_heads: 2 };
+        let op =
+            |keys, values| AttentionCached { out, keys, values, qkv, heads: 6, kv_heads: 2, window: None };
         let (narrow, wide) = (slot([2, 9, 8]), slot([2, 9, 24]));
         op(narrow, narrow).check().unwrap();
         let text = op(narrow, wide).check().unwrap_err().to_string();
         assert_eq!(text, "attention_cached: `values` is [2, 9, 24], expected [2, 9, 8]");
         assert_eq!(op(narrow, narrow).flops(), 4 * 2 * 9 * 24); // of all heads of the queries
+        assert_eq!(AttentionCached { window: Some(4), ..op(narrow, narrow) }.flops(), 4 * 2 * 4 * 24);
+    }
+
+    #[test]
+    fn masks_are_of_the_tokens() {
+        let positions = |shape: [usize; 2], dtype| Slot { shape: shape.into(), dtype, ..slot([0; 3]) };
+        let with =
+            |positions, window| AttentionFwd { mask: AttentionMask { positions, window }, ..fwd([6, 2], 40) };
+        with(Some(positions([2, 5], DType::I32)), Some(7)).check().unwrap();
+        let text = |op: AttentionFwd| op.check().unwrap_err().to_string();
+        assert_eq!(
+            text(with(Some(positions([2, 4], DType::I32)), None)),
+            "attention_fwd: `positions` is [2, 4], expected [2, 5]"
+        );
+        assert_eq!(
+            text(with(Some(positions([2, 5], DType::F32)), None)),
+            "attention_fwd: `positions` is f32, expected i32"
+        );
+        assert_eq!(text(with(None, Some(0))), "attention_fwd: the window is 0 keys, expected 1 or more");
+        assert_eq!(with(None, None).flops(), 4 * 2 * 24 * 15);
+        assert_eq!(with(None, Some(2)).flops(), 4 * 2 * 24 * 9); // 1 + 2 + 2 + 2 + 2 keys
     }
 }

@@ -2,6 +2,7 @@
 //! [`DropMask`](crate::DropMask) with the scalars `seed`, `step` and `micro_step`: nothing is kept for the backward.
 
 use super::attention::{AttentionBwd, AttentionFwd};
+use super::mask::AttentionMask;
 use super::numerics::{Arithmetic, F32_UNIT, Numerics};
 use super::spec::{named, op};
 use crate::{DropSite, Slot};
@@ -43,6 +44,8 @@ op! {
         pub heads: usize,
         /// NKV, a divisor of NH
         pub kv_heads: usize,
+        /// Which of the keys up to its own a query reaches.
+        pub mask: AttentionMask = Read,
         /// How often, and which mask.
         pub drop: DropSite,
     }
@@ -56,8 +59,8 @@ op! {
 impl AttentionDropoutFwd {
     /// The same without dropout.
     pub const fn attention(&self) -> AttentionFwd {
-        let Self { out, lse, qkv, heads, kv_heads, .. } = *self;
-        AttentionFwd { out, lse, qkv, heads, kv_heads }
+        let Self { out, lse, qkv, heads, kv_heads, mask, .. } = *self;
+        AttentionFwd { out, lse, qkv, heads, kv_heads, mask }
     }
 }
 
@@ -78,6 +81,8 @@ op! {
         pub heads: usize,
         /// NKV, a divisor of NH
         pub kv_heads: usize,
+        /// Which of the keys up to its own a query reaches.
+        pub mask: AttentionMask = Read,
         /// How often, and which mask.
         pub drop: DropSite,
     }
@@ -91,7 +96,7 @@ op! {
 impl AttentionDropoutBwd {
     /// The same without dropout.
     pub const fn attention(&self) -> AttentionBwd {
-        let Self { d_qkv, d_out, qkv, out, lse, heads, kv_heads, .. } = *self;
-        AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads }
+        let Self { d_qkv, d_out, qkv, out, lse, heads, kv_heads, mask, .. } = *self;
+        AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads, mask }
     }
 }

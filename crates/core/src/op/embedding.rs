@@ -1,12 +1,13 @@
 //! Token embedding, with or without learned positions.
 
+use super::mask::check_shape;
 use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Accum, Checker, named, op};
 use crate::{DType, Result, Slot};
 
 op! {
-    /// `out[b,t] = wte[tokens[b,t]] + wpe[t]`, with `wpe[position + t]` when decoding token by token. Without `wpe`, only
-    /// the token's row.
+    /// `out[b,t] = wte[tokens[b,t]] + wpe[t]`, with `wpe[position + t]` when decoding token by token and
+    /// `wpe[positions[b,t]]` where sequences hold several documents. Without `wpe`, only the token's row.
     pub struct EmbeddingFwd {
         /// (B,T,C)
         pub out: Slot = Write,
@@ -16,6 +17,8 @@ op! {
         pub wte: Slot = Read,
         /// (maxT,C)
         pub wpe: Option<Slot> = Read,
+        /// (B,T) i32, the position of each token where sequences hold several documents
+        pub positions: Option<Slot> = Read,
         /// V without padding; tokens outside of `0..vocab` are an input error.
         pub vocab: usize,
         /// Start at the scalar `position` instead of 0.
@@ -32,7 +35,10 @@ op! {
             let what = format!("`vocab` is {}, but `wte` has {} rows", op.vocab, op.wte.shape.rows());
             return c.fail(what);
         }
-        Ok(())
+        if op.positions.is_some() && (op.wpe.is_none() || op.at_position) {
+            return c.fail("`positions` needs `wpe`, and excludes `at_position`".into());
+        }
+        op.positions.map_or(Ok(()), |positions| check_shape(c, &positions, op.tokens.shape.dims()))
     }
     numerics { Numerics::new(Arithmetic::Addition) }
     flops(op) { op.out.numel() as u64 }
@@ -48,7 +54,8 @@ op! {
 }
 
 op! {
-    /// `d_wte[tokens[b,t]] (+)= d_out[b,t]` and `d_wpe[t] (+)= Σ_b d_out[b,t]`, summed in the order of (b,t).
+    /// `d_wte[tokens[b,t]] (+)= d_out[b,t]` and `d_wpe[t] (+)= Σ_b d_out[b,t]`, summed in the order of (b,t);
+    /// with `positions`, `d_wpe[positions[b,t]] (+)= d_out[b,t]`.
     ///
     /// If the output head is tied, its backward has already written `d_wte`, and this op adds to it.
     pub struct EmbeddingBwd {
@@ -60,6 +67,8 @@ op! {
         pub d_out: Slot = Read,
         /// (B,T) i32
         pub tokens: Slot = Read,
+        /// (B,T) i32, that of the forward
+        pub positions: Option<Slot> = Read,
         /// Whether `d_wte` is overwritten or added to. When overwritten, rows of tokens that do not occur become 0.
         pub accum_wte: Accum,
         /// Whether `d_wpe` is overwritten or added to. When overwritten, rows from T on become 0.
@@ -72,7 +81,11 @@ op! {
         if let Some(d_wpe) = &op.d_wpe {
             c.same_float(&[("d_wte", &op.d_wte), ("d_wpe", d_wpe)])?;
         }
-        check_embedding(c, [op.d_out, op.tokens, op.d_wte], op.d_wpe, ["d_out", "d_wpe"])
+        check_embedding(c, [op.d_out, op.tokens, op.d_wte], op.d_wpe, ["d_out", "d_wpe"])?;
+        if op.positions.is_some() && op.d_wpe.is_none() {
+            return c.fail("`positions` needs `d_wpe`".into());
+        }
+        op.positions.map_or(Ok(()), |positions| check_shape(c, &positions, op.tokens.shape.dims()))
     }
     numerics {
         // Sums of at most two thousand terms; the error of summing in order is about F32_UNIT·√terms/2.

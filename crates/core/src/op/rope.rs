@@ -1,6 +1,7 @@
 //! Rotary position embedding of packed queries and keys.
 
 use super::embedding::beyond_context;
+use super::mask::check_shape;
 use super::numerics::{Arithmetic, Numerics};
 use super::spec::{named, op};
 use crate::Slot;
@@ -92,6 +93,8 @@ op! {
         pub back: bool,
         /// Start at the scalar `position` instead of 0.
         pub at_position: bool,
+        /// (B,T) i32, the position of each token where sequences hold several documents.
+        pub positions: Option<Slot> = Read,
         /// Positions at or beyond this are an input error.
         pub context: usize,
     }
@@ -121,7 +124,11 @@ op! {
         if seq > op.context {
             return c.fail(beyond_context(seq, op.context));
         }
-        Ok(())
+        match &op.positions {
+            Some(_) if op.at_position => c.fail("`positions` and `at_position` exclude each other".into()),
+            Some(positions) => check_shape(c, positions, op.qkv.shape.dims()),
+            None => Ok(()),
+        }
     }
     numerics {
         // Sine and cosine rounded once, two products and a sum: at most 3 F32_UNIT, largest where the sum cancels.
@@ -165,7 +172,8 @@ mod tests {
     fn rope(shape: [usize; 3], heads: usize, kv_heads: usize) -> Rope {
         let qkv = Slot { pool: Pool::Io, offset: 0, shape: shape.into(), dtype: DType::F32 };
         let (base, alpha, scaling) = (10_000.0, 1.0, RopeScaling::None);
-        Rope { qkv, heads, kv_heads, base, alpha, scaling, back: false, at_position: false, context: 8 }
+        let (back, at_position, positions) = (false, false, None);
+        Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, positions, context: 8 }
     }
 
     #[test]
@@ -217,6 +225,11 @@ mod tests {
         assert_eq!(text(rope([2, 8, 41], 6, 2)), "rope: 6 + 2·2 heads do not divide the width 41");
         assert_eq!(text(rope([2, 8, 30], 6, 2)), "rope: the head dimension is 3, expected an even number");
         assert_eq!(text(rope([2, 8, 40], 6, 4)), "rope: 4 heads of keys and values do not divide 6 heads");
+        let positions = Some(Slot { shape: [2, 7].into(), dtype: DType::I32, ..rope([2, 8, 40], 6, 2).qkv });
+        let op = Rope { positions, ..rope([2, 8, 40], 6, 2) };
+        assert_eq!(text(op), "rope: `positions` is [2, 7], expected [2, 8]");
+        let op = Rope { at_position: true, ..op };
+        assert_eq!(text(op), "rope: `positions` and `at_position` exclude each other");
         let op = Rope { base: f32::NAN, ..rope([2, 8, 40], 6, 2) };
         assert_eq!(text(op), "rope: `base` is NaN, expected a positive number");
     }

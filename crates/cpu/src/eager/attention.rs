@@ -3,7 +3,7 @@
 use super::process_team::{ProcessTeam, with_team};
 use super::{Failed, Run, Span, by_type};
 use crate::element::{Elem, Real};
-use crate::kernel::attention::{Backward, FEW, Forward, Heads, QueryScratch, TileScratch, one_query};
+use crate::kernel::attention::{Backward, FEW, Forward, Heads, QueryScratch, Reach, TileScratch, one_query};
 use crate::team::{PerWorker, Split};
 use ironhorse_core::eager::{Array, Attention, AttentionBwd, AttentionShape, Strides};
 
@@ -52,6 +52,7 @@ impl Windows {
                 out: window(out, a.out, self.of_queries()),
                 lse: Span::of(lse, a.batch * a.heads * a.q_len),
                 drops: None,
+                reach: Reach::ALL,
             }
         }
     }

@@ -1,11 +1,12 @@
 //! Causal attention on packed queries, keys and values: (B, T, W) with W = (NH + 2·NKV)·HD.
 
 use super::Ctx;
-use crate::kernel::attention::{Backward, Drops, Forward, Heads, TILE, one_query};
+use crate::kernel::attention::{Backward, Drops, Forward, Heads, Reach, TILE, one_query};
 use crate::memory::Span;
 use ironhorse_core::eager::{AttentionShape, Strides};
 use ironhorse_core::op::{
-    AttentionBwd, AttentionCached, AttentionDropoutBwd, AttentionDropoutFwd, AttentionFwd,
+    AttentionBwd, AttentionCached, AttentionDropoutBwd, AttentionDropoutFwd, AttentionFwd, AttentionMask,
+    check_positions,
 };
 use ironhorse_core::{DropMask, DropSite, Error, Result, Slot};
 
@@ -65,12 +66,23 @@ fn drops(ctx: &Ctx<'_>, drop: DropSite, out: Slot) -> Drops {
     Drops { mask, threshold: drop.rate.threshold(), scale: drop.rate.scale() }
 }
 
+/// The keys that queries reach in this step.
+fn reach(ctx: &Ctx<'_>, mask: &AttentionMask) -> Result<Reach> {
+    let positions = mask.positions.map(|slot| ctx.i32(slot)).transpose()?;
+    if let (Some(positions), Some(slot)) = (positions, mask.positions) {
+        // SAFETY: nothing writes the positions while the op runs.
+        check_positions(unsafe { positions.all() }, slot.shape.cols())?;
+    }
+    // SAFETY: checked, and nothing writes them while the op runs.
+    Ok(unsafe { Reach::new(positions, mask) })
+}
+
 fn forward(ctx: &mut Ctx<'_>, op: &AttentionFwd, drops: Option<Drops>) -> Result<()> {
     let (out, lse, qkv) = (ctx.f32(op.out)?, ctx.f32(op.lse)?, ctx.f32(op.qkv)?);
     let (shape, isa) = (shape(op.out, op.heads, op.kv_heads), ctx.isa);
-    let [q, k, v] = unpacked(qkv, &shape);
+    let ([q, k, v], reach) = (unpacked(qkv, &shape), reach(ctx, &op.mask)?);
     ctx.reserve_scratch(shape.scores(), shape.0.head_dim.max(TILE));
-    let (call, scratch) = (Forward { shape, q, k, v, out, lse, drops }, &*ctx.scratch);
+    let (call, scratch) = (Forward { shape, q, k, v, out, lse, drops, reach }, &*ctx.scratch);
     ctx.chunks(shape.0.batch * op.heads * shape.tiles(), 1, |task, worker| {
         // SAFETY: the team runs one task at a time per worker; tasks own disjoint rows of `out` and `lse`, which share no
         // memory with `qkv` (`Op::check`).
@@ -83,8 +95,9 @@ fn backward(ctx: &mut Ctx<'_>, op: &AttentionBwd, drops: Option<Drops>) -> Resul
     let (out, lse) = (ctx.f32(op.out)?, ctx.f32(op.lse)?);
     let (shape, isa) = (shape(op.out, op.heads, op.kv_heads), ctx.isa);
     let ([q, k, v], [d_q, d_k, d_v]) = (unpacked(qkv, &shape), unpacked(d_qkv, &shape));
+    let reach = reach(ctx, &op.mask)?;
     ctx.reserve_scratch(2 * shape.scores(), shape.0.head_dim.max(TILE));
-    let call = Backward { from: Forward { shape, q, k, v, out, lse, drops }, d_out, d_q, d_k, d_v };
+    let call = Backward { from: Forward { shape, q, k, v, out, lse, drops, reach }, d_out, d_q, d_k, d_v };
     let own = ctx.floats(call.own_elements());
     let scratch = &*ctx.scratch;
     ctx.chunks(shape.0.batch * op.heads, 1, |task, worker| {
@@ -113,7 +126,10 @@ pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
     let cache = Strides { batch: context * width, head: packed.0.head_dim, position: width };
     let shape = Heads(AttentionShape { kv_len: position + 1, k: cache, v: cache, ..packed.0 });
     let lse = Span::none(batch * op.heads);
-    let call = Forward { shape, q, k: keys, v: values, out, lse, drops: None };
+    let mask = AttentionMask { positions: None, window: op.window };
+    // SAFETY: there are no positions.
+    let reach = unsafe { Reach::new(None, &mask) };
+    let call = Forward { shape, q, k: keys, v: values, out, lse, drops: None, reach };
     for scratch in ctx.scratch.iter_mut() {
         scratch.query.reserve(context, packed.0.head_dim);
     }

@@ -3,13 +3,22 @@
 use super::{Ctx, check_ids};
 use crate::kernel::elementwise::{add_to, binary};
 use ironhorse_core::eager::BinaryFn;
-use ironhorse_core::op::{EmbeddingBwd, EmbeddingFwd};
-use ironhorse_core::{Error, Result};
+use ironhorse_core::op::{EmbeddingBwd, EmbeddingFwd, check_positions};
+use ironhorse_core::{Error, Result, Slot};
 
 /// Columns a backward task handles: a task owns its columns of every row, so no two add to the same element.
 const COLS: usize = 64;
 /// Elements a task that clears handles.
 const CHUNK: usize = 65536;
+
+/// The position of each token where sequences hold several documents. They stay below T, and so below the rows of the table.
+fn places<'a>(ctx: &Ctx<'a>, positions: Option<Slot>) -> Result<Option<&'a [i32]>> {
+    let Some(slot) = positions else { return Ok(None) };
+    // SAFETY: nothing writes the positions while the op runs.
+    let places = unsafe { ctx.i32(slot)?.all() };
+    check_positions(places, slot.shape.cols())?;
+    Ok(Some(places))
+}
 
 pub fn embedding_fwd(ctx: &mut Ctx<'_>, op: &EmbeddingFwd) -> Result<()> {
     let (out, tokens) = (ctx.f32(op.out)?, ctx.i32(op.tokens)?);
@@ -24,10 +33,16 @@ pub fn embedding_fwd(ctx: &mut Ctx<'_>, op: &EmbeddingFwd) -> Result<()> {
     // SAFETY: nothing writes the tokens while the op runs.
     let ids = unsafe { tokens.all() };
     check_ids("token", ids, op.vocab, None)?;
+    let places = places(ctx, op.positions)?;
     ctx.rows(ids.len(), width, |row| {
         let (te, out) = (wte.row(ids[row] as usize, width), out.row(row, width));
         match wpe {
-            Some(wpe) => binary(isa, BinaryFn::Add, [te, wpe.row(first + row % seq, width)], out),
+            Some(wpe) => binary(
+                isa,
+                BinaryFn::Add,
+                [te, wpe.row(places.map_or(first + row % seq, |places| places[row] as usize), width)],
+                out,
+            ),
             // SAFETY: rows have one task each; `out` shares no memory with the table (`Op::check`).
             None => unsafe { out.all_mut().copy_from_slice(te.all()) },
         }
@@ -43,6 +58,7 @@ pub fn embedding_bwd(ctx: &mut Ctx<'_>, op: &EmbeddingBwd) -> Result<()> {
     // SAFETY: nothing writes the tokens while the op runs.
     let ids = unsafe { tokens.all() };
     check_ids("token", ids, op.d_wte.shape.rows(), None)?;
+    let places = places(ctx, op.positions)?;
     if !op.accum_wte.adds(ctx.scalars.micro_step) {
         // SAFETY: tasks have disjoint ranges of the gradient.
         ctx.chunks(d_wte.len(), CHUNK, |r, _| unsafe { d_wte.get_mut(r).fill(0.0) })?;
@@ -59,7 +75,11 @@ pub fn embedding_bwd(ctx: &mut Ctx<'_>, op: &EmbeddingBwd) -> Result<()> {
                 let d = d_out.get(piece(row));
                 add_to(isa, d_wte.get_mut(piece(id as usize)), d);
                 if let Some(d_wpe) = d_wpe {
-                    add_to(isa, d_wpe.get_mut(piece(row % seq)), d);
+                    add_to(
+                        isa,
+                        d_wpe.get_mut(piece(places.map_or(row % seq, |places| places[row] as usize))),
+                        d,
+                    );
                 }
             }
         }

@@ -6,7 +6,7 @@ use crate::kernel::rope::rotate;
 use crate::memory::Span;
 use crate::team::Team;
 use ironhorse_core::eager::Pairs;
-use ironhorse_core::op::{Rope, RopeScaling};
+use ironhorse_core::op::{Rope, RopeScaling, check_positions};
 use ironhorse_core::{Error, Result};
 
 /// Tokens a task handles.
@@ -79,13 +79,17 @@ pub fn rope(ctx: &mut Ctx<'_>, op: &Rope) -> Result<()> {
     if hd == 0 {
         return Ok(());
     }
+    let places = op.positions.map(|slot| ctx.i32(slot)).transpose()?;
+    // SAFETY: nothing writes the positions while the op runs.
+    let places = places.map(|places| unsafe { places.all() });
+    places.map_or(Ok(()), |places| check_positions(places, seq))?;
     // Decoding reaches every position of the cache; a sequence has always the same length.
     let positions = if op.at_position { op.context } else { seq };
     let table = ctx.tables.get(ctx.team, op, positions)?;
     let rotated = (op.heads + op.kv_heads) * hd;
     let task = |rows: std::ops::Range<usize>, _: usize| {
         for row in rows {
-            let position = first + row % seq;
+            let position = places.map_or(first + row % seq, |places| places[row] as usize);
             // SAFETY: tasks have disjoint rows of the only slot.
             let heads = unsafe { qkv.get_mut(row * width..row * width + rotated) };
             let (cos, sin) = table[position * hd..(position + 1) * hd].split_at(hd / 2);

@@ -1,11 +1,11 @@
-// attention_cached: for each row and head softmax(q·Kᵀ/√HD)·V over the positions 0 to `position` (a scalar); the new key and
-//                   value are stored at `position`
+// attention_cached: for each row and head softmax(q·Kᵀ/√HD)·V over the positions 0 to `position` (a scalar), with WINDOWED over
+//                   the last `window` of them; the new key and value are stored at `position`
 // moves  2·B·(position + 1)·NKV·HD·sizeof(ACT) bytes from memory, for the other heads that share them from L2; bound:
 //        memory, or latency for few rows and heads
 // grid   a block per row and head of queries. 8 lanes share a key, columns are split over threads, positions over groups; any head
 //        width, whole vectors with VECTORS. Scores go through `scores` (B, NH, context)
 // order  positions in a fixed stride per thread, then groups in order: repeatable
-#include "common/prelude.cuh"
+#include "attention/starts.cuh"
 
 constexpr int THREADS = 512;
 constexpr int LANES = 8;                // that share a key
@@ -28,7 +28,7 @@ template <bool MAX> DEVICE float block_all(float x, float* shared) {
 // multiprocessor are asked for because the compiler alone aims at more, and spills registers to get there.
 KERNEL __launch_bounds__(THREADS, 2)
     attention_cached(ACT* out, ACT* keys, ACT* values, const ACT* qkv, float* scores, const Scalars* scalars,
-                     u32 heads, u32 kv_heads, u32 head_dim, u32 context) {
+                     u32 heads, u32 kv_heads, u32 head_dim, u32 context, u32 window) {
     extern __shared__ float4 space[];
     __shared__ float totals[THREADS / WARP];
     float* const query = reinterpret_cast<float*>(space);
@@ -36,6 +36,7 @@ KERNEL __launch_bounds__(THREADS, 2)
     const u32 b = blockIdx.x / heads, h = blockIdx.x % heads, share = heads / kv_heads;
     const u32 width = kv_heads * head_dim, kv = h / share * head_dim;  // of the cache, and where this head's part begins
     const u32 position = min(scalars->position, context - 1);  // the host refuses more; this keeps accesses inside
+    const u32 begin = first_cached(position, window);
     const ACT* const now = qkv + (u64)b * (heads * head_dim + 2 * width);
     const ACT* const q = now + h * head_dim;
     // The new key and value are read where they come from: another block may be storing them.
@@ -57,7 +58,7 @@ KERNEL __launch_bounds__(THREADS, 2)
     const u32 sub = threadIdx.x % LANES;
     float top = -3.4e38f;
     // Rounds are counted for the whole block: every lane takes part in each shuffle.
-    for (u32 first = 0; first <= position; first += KEYS) {
+    for (u32 first = begin; first <= position; first += KEYS) {
         const u32 t = first + threadIdx.x / LANES;
         float dot = 0.0f;
         if (t <= position) {
@@ -78,7 +79,7 @@ KERNEL __launch_bounds__(THREADS, 2)
     }
     top = block_all<true>(top, totals);  // its barriers make the scores visible too
     float sum = 0.0f;
-    for (u32 t = threadIdx.x; t <= position; t += THREADS) {
+    for (u32 t = begin + threadIdx.x; t <= position; t += THREADS) {
         const float p = expf(score[t] - top);
         score[t] = p;
         sum += p;
@@ -92,7 +93,7 @@ KERNEL __launch_bounds__(THREADS, 2)
         float acc[N] = {};
         if (group < groups && v < vectors) {
 #pragma unroll 4
-            for (u32 t = group; t <= position; t += groups) {
+            for (u32 t = begin + group; t <= position; t += groups) {
                 float x[N];
                 load_floats(x, (t == position ? new_value : value + (u64)t * width) + v * N);
                 const float p = score[t];

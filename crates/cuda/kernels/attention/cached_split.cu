@@ -6,6 +6,7 @@
 //        ended. HEAD_DIM is a multiple of one vector for each of the 8 lanes
 // order  positions in a fixed stride per warp, warps in order, then blocks in order by the block of a head that ends last:
 //        repeatable, whichever block that is
+#include "attention/starts.cuh"
 #include "common/chain.cuh"
 
 constexpr int THREADS = 256;
@@ -35,7 +36,7 @@ struct Piece {
 // `partials` is (B·NH, splits, HEAD_DIM + 2); `ended` is (B·NH), zero before and after.
 KERNEL __launch_bounds__(THREADS, PARTS == 1 ? 3 : 2)
     attention_cached_split(ACT* out, ACT* keys, ACT* values, const ACT* qkv, float* partials, u32* ended, const Scalars* scalars,
-                           u32 heads, u32 kv_heads, u32 context, u32 rows, u32 splits) {
+                           u32 heads, u32 kv_heads, u32 context, u32 rows, u32 splits, u32 window) {
     __shared__ float tops[WARPS], totals[WARPS], columns[WARPS][HEAD_DIM];
     __shared__ u32 before;
     start_next();
@@ -43,7 +44,8 @@ KERNEL __launch_bounds__(THREADS, PARTS == 1 ? 3 : 2)
     const u32 b = row / heads, h = row % heads, share = heads / kv_heads;
     const u32 width = kv_heads * HEAD_DIM, kv = h / share * HEAD_DIM;  // of the cache, and where this head's part begins
     const u32 position = min(scalars->position, context - 1);  // the host refuses more; this keeps accesses inside
-    const u32 spans = position / SPAN + 1, active = min(splits, spans);
+    const u32 begin = first_cached(position, window);
+    const u32 first_span = begin / SPAN, spans = position / SPAN + 1, active = min(splits, spans - first_span);
     if (split >= active) return;
     ACT* const key = keys + (u64)b * context * width + kv;
     ACT* const value = values + (u64)b * context * width + kv;
@@ -53,7 +55,7 @@ KERNEL __launch_bounds__(THREADS, PARTS == 1 ? 3 : 2)
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
             const u32 t = span * SPAN + i * KEYS + group;
-            if (t >= position) continue;
+            if (t >= position || t < begin) continue;
 #pragma unroll
             for (int j = 0; j < PARTS; j++) {
                 k[i][j] = load(key + (u64)t * width + (j * LANES + sub) * N);
@@ -61,7 +63,7 @@ KERNEL __launch_bounds__(THREADS, PARTS == 1 ? 3 : 2)
             }
         }
     };
-    fetch(split);
+    fetch(first_span + split);
 
     wait_for_previous();
     const ACT* const now = qkv + (u64)b * (heads * HEAD_DIM + 2 * width);
@@ -72,8 +74,8 @@ KERNEL __launch_bounds__(THREADS, PARTS == 1 ? 3 : 2)
     for (int j = 0; j < PARTS; j++) q[j] = load(now + h * HEAD_DIM + (j * LANES + sub) * N);
     const float scale = 1.0f / sqrtf((float)HEAD_DIM);
     float top = LOWEST, sum = 0.0f, acc[PARTS][N] = {};
-    for (u32 span = split; span < spans; span += splits) {
-        if (span != split) fetch(span);
+    for (u32 span = first_span + split; span < spans; span += splits) {
+        if (span != first_span + split) fetch(span);
         float score[PASSES], largest = top;
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
@@ -91,14 +93,15 @@ KERNEL __launch_bounds__(THREADS, PARTS == 1 ? 3 : 2)
                 }
             }
             float dot = 0.0f;
-            if (t <= position) {
+            const bool reached = t <= position && t >= begin;
+            if (reached) {
 #pragma unroll
                 for (int j = 0; j < PARTS; j++)
 #pragma unroll
                     for (int e = 0; e < N; e++) dot = __fmaf_rn(to_float(q[j].at[e]), to_float(k[i][j].at[e]), dot);
             }
             dot = warp_sum<LANES>(dot);
-            score[i] = t <= position ? dot * scale : LOWEST;
+            score[i] = reached ? dot * scale : LOWEST;
             largest = fmaxf(largest, score[i]);
         }
 #pragma unroll
@@ -112,7 +115,8 @@ KERNEL __launch_bounds__(THREADS, PARTS == 1 ? 3 : 2)
             for (int e = 0; e < N; e++) acc[j][e] *= fade;
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
-            if (span * SPAN + i * KEYS + group > position) continue;
+            const u32 t = span * SPAN + i * KEYS + group;
+            if (t > position || t < begin) continue;
             const float p = expf(score[i] - top);
             sum += p;
 #pragma unroll

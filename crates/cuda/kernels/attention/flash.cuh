@@ -20,6 +20,36 @@ constexpr bool DROPS = false;
 DEVICE Drops drops_of(const Shape&) { return {}; }
 #endif
 
+// Keys before a query's document or window.
+#include "attention/starts.cuh"
+#ifdef MASKED
+constexpr bool MASKS = true;
+DEVICE Starts starts_of(const Shape& shape, u32 head) {
+    const i32* at = shape.mask.positions;
+    return {at ? at + (size_t)(head / shape.heads) * shape.seq : at, shape.seq, shape.mask.window};
+}
+// Reports a wrong position of a query, once for all heads.
+DEVICE void check_query(const Shape& shape, const Starts& starts, u32 head, u32 query) {
+    if (starts.at && head % shape.heads == 0 && query < shape.seq)
+        check_position(starts.at, query, (u64)(head / shape.heads) * shape.seq, shape.mask.fault);
+}
+#else
+constexpr bool MASKS = false;
+DEVICE Starts starts_of(const Shape&, u32) { return {}; }
+DEVICE void check_query(const Shape&, const Starts&, u32, u32) {}
+#endif
+
+// How many of the tiles of queries from `begin` to `end` attend to a key below `keys`: all up to the last that does. Called by
+// all THREADS of a block.
+template <int THREADS> DEVICE u32 tiles_until(const Starts& starts, u32 begin, u32 end, u32 tile, u32 keys) {
+    u32 count = 0;
+    for (u32 first = begin; first < end; first += THREADS) {
+        u32 j = first + threadIdx.x;
+        count += __syncthreads_count(j < end && starts.of(j * tile) < keys);
+    }
+    return count;
+}
+
 // What the backward reads and writes; statistics are of type A. `delta` is only written by flash_bwd_q (attention/flash_bwd.cu).
 template <class A> struct Backward {
     Qkv<ELEM> d;

@@ -90,9 +90,14 @@ DEVICE void forward(ELEM* out, Acc* lse, const Qkv<const ELEM>& in, const Shape&
     u32 hd = shape.hd;
     Head at = shape.head(row.head, hd);
     const ELEM *q = in.q(at) + row.position * shape.q_stride(at), *k = in.k(at), *v = in.v(at);
-    int end = shape.sees(row.position);
+    int end = shape.sees(row.position), begin = 0;
+    if constexpr (MASKS) {
+        Starts starts = starts_of(shape, row.head);
+        begin = (int)starts.of(row.position);
+        if (threadIdx.x % WARP == 0) check_query(shape, starts, row.head, row.position);
+    }
     Acc scale = shape.exact_scale(), maximum = -__int_as_float(0x7f800000), sum = 0;
-    for (int j = 0; j < end; ++j) {
+    for (int j = begin; j < end; ++j) {
         Acc s = dot(q, k + j * shape.k_stride(at), hd) * scale, m = max_of(maximum, s);
         sum = sum * exp_of(maximum - m) + exp_of(s - m);
         maximum = m;
@@ -101,7 +106,7 @@ DEVICE void forward(ELEM* out, Acc* lse, const Qkv<const ELEM>& in, const Shape&
     Acc factor = STRIDED && end <= 0 ? Acc(0) : Acc(DROPS ? drops_of(shape).keep : 1.0f) / sum;
     for (u32 from = 0; from < hd; from += WARP * PART) {
         Acc acc[PART] = {};
-        for (int j = 0; j < end; ++j) {
+        for (int j = begin; j < end; ++j) {
             if (DROPS && !drops_of(shape).keeps(at.row + row.position, j)) continue;
             Acc s = dot(q, k + j * shape.k_stride(at), hd) * scale;
             add(acc, exp_of(s - maximum), v + j * shape.v_stride(at), from, hd);
@@ -136,10 +141,12 @@ DEVICE void backward_q(const Backward<Acc>& op) {
     Acc scale = shape.exact_scale();
     const ELEM *q = op.in.q(at) + t * shape.q_stride(at), *k = op.in.k(at), *v = op.in.v(at);
     // The softmax of one key is constant, its gradient exactly 0.
-    int end = shape.sees_one((int)t) ? 0 : shape.sees((int)t);
+    int end = shape.sees_one((int)t) ? 0 : shape.sees((int)t), begin = 0;
+    if constexpr (MASKS) begin = (int)starts_of(shape, row.head).of((u32)t);
+    if (MASKS && begin == (int)t) end = begin;
     for (u32 from = 0; from < hd; from += WARP * PART) {
         Acc acc[PART] = {};
-        for (int j = 0; j < end; ++j) {
+        for (int j = begin; j < end; ++j) {
             const ELEM* key = k + j * shape.k_stride(at);
             Pair x = pair(q, op.d_out + at.out + t * shape.out_stride(at), key, v + j * shape.v_stride(at), hd, scale,
                           op.lse[at.row + t], op.delta[at.row + t], drop_factor(shape, at.row + t, j));
@@ -159,16 +166,18 @@ DEVICE void backward_kv(const Backward<Acc>& op) {
     size_t t = row.position, q_len = shape.q_len();
     Acc scale = shape.exact_scale();
     const ELEM *k = op.in.k(at) + t * shape.k_stride(at), *v = op.in.v(at) + t * shape.v_stride(at);
+    Starts starts = starts_of(shape, row.head * share);
     for (u32 from = 0; from < hd; from += WARP * PART) {
         Acc d_k[PART] = {}, d_v[PART] = {};
         for (u32 h = 0; h < share; ++h) {
             const Acc *lse = op.lse + at.row + h * q_len, *delta = op.delta + at.row + h * q_len;
             for (u32 i = shape.first_for((u32)t); i < q_len; ++i) {
+                if (MASKS && starts.of(i) > t) break;  // and so do all queries after it
                 const ELEM* q = op.in.q(at) + h * shape.q_head(hd) + i * shape.q_stride(at);
                 const ELEM* g = op.d_out + at.out + h * shape.out_head(hd) + i * shape.out_stride(at);
                 Acc f = drop_factor(shape, at.row + h * q_len + i, t);
                 Pair x = pair(q, g, k, v, hd, scale, lse[i], delta[i], f);
-                if (!shape.sees_one((int)i)) add(d_k, x.ds, q, from, hd);
+                if (MASKS ? !starts.alone(i) : !shape.sees_one((int)i)) add(d_k, x.ds, q, from, hd);
                 add(d_v, x.p, g, from, hd);
             }
         }

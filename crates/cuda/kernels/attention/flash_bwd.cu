@@ -66,6 +66,40 @@ DEVICE void weights(float (&s)[MT][CN / 8][4], const Stats<KEYS>& stats, const S
     });
 }
 
+// The first keys of the streamed queries, two stages. A place that the compiler knows: an address would take registers.
+__shared__ u32 first_keys[2 * BN];
+
+// The first keys of the queries: per row where rows are queries, per column of a stage where columns are. `c` is the first column in
+// its stage.
+template <bool KEYS> struct Before {
+    u32 from[MT][2], least, most;  // of a lane's rows, of the warp's first and last row
+    u32 stage;                     // where those of the streamed queries begin
+
+    DEVICE void set(const Starts& starts, u32 row) {
+        if constexpr (KEYS) return;
+        least = starts.of(row), most = starts.of(row + 16 * MT - 1);
+#pragma unroll
+        for (int i = 0; i < 2 * MT; ++i) from[i / 2][i % 2] = starts.of(row + 16 * (i / 2) + row_of(i % 2 * 2));
+    }
+    DEVICE u32 start_of(int m, int h, int column) const { return KEYS ? first_keys[stage + column] : from[m][h]; }
+    // Whether no query of a part attends to one of its keys.
+    DEVICE bool none(u32 row, u32 column, int c) const { return KEYS ? first_keys[stage + c] >= row + 16 * MT : column + CN <= least; }
+    // p of keys before those that their query attends to becomes 0.
+    DEVICE void hide(float (&p)[MT][CN / 8][4], int row, int column, int c) const {
+        if (KEYS ? first_keys[stage + c + CN - 1] <= row : most <= column) return;
+        each(0, 0, [&](int m, int n, int e, int r, int col) {
+            if ((u32)(KEYS ? row + r : column + col) < start_of(m, e / 2, c + col)) p[m][n][e] = 0.0f;
+        });
+    }
+    // The softmax of one key is constant, its gradient exactly 0.
+    DEVICE void single(float (&ds)[MT][CN / 8][4], int row, int column, int c) const {
+        if (column >= row + 16 * MT || row >= column + CN) return;  // no query is at its own key
+        each(0, 0, [&](int m, int n, int e, int r, int col) {
+            if (start_of(m, e / 2, c + col) == (u32)(KEYS ? column + col : row + r)) ds[m][n][e] = 0.0f;
+        });
+    }
+};
+
 // ds = p*(dp - delta), in the place of dp.
 template <bool KEYS>
 DEVICE void slopes(float (&dp)[MT][CN / 8][4], const float (&p)[MT][CN / 8][4], const Stats<KEYS>& stats, const Shape& shape,
@@ -73,6 +107,7 @@ DEVICE void slopes(float (&dp)[MT][CN / 8][4], const float (&p)[MT][CN / 8][4], 
     each(row, c, [&](int m, int n, int e, int, int at) {
         dp[m][n][e] = p[m][n][e] * (dp[m][n][e] - stats.delta_of(m, e / 2, at));
     });
+    if (MASKS) return;  // Before::single follows
     // Only a query that sees a single key goes on. Not a call in the engine: the compiler makes longer code of it.
     if (STRIDED ? shape.sees(KEYS ? column : row) > 1 : (KEYS ? column : row) != 0) return;
     // The softmax of one key is constant, its gradient exactly 0.
@@ -116,6 +151,19 @@ template <bool KEYS> DEVICE void backward(const Backward<float>& op) {
     // Stage i of the streamed positions: tile i % length of them, of head i / length among those that share keys.
     u32 start = KEYS ? shape.first_for(first) / BN : 0;
     u32 end = KEYS ? (q_len + BN - 1) / BN : shape.passes(min(first + BM, q_len) - 1, BN), length = end - start;
+    __shared__ Starts limits;  // what passes need of them
+    Before<KEYS> before;
+    if constexpr (MASKS) {
+        Starts starts = starts_of(shape, work.head * share);
+        if (threadIdx.x == 0) limits = starts;
+        before.set(starts, first + row);
+        if constexpr (KEYS) {
+            end = start + tiles_until<THREADS>(starts, start, end, BN, first + BM);
+        } else {
+            start = starts.of(first) / BN;
+        }
+        length = end - start;
+    }
     if (STRIDED && KEYS && start > end) length = 0;
     auto pass = [&](const Head& at, u32 i) {
         u32 to = b + i % 2 * STAGE, head = KEYS ? i / length : 0, j = start + i - head * length;
@@ -132,6 +180,9 @@ template <bool KEYS> DEVICE void backward(const Backward<float>& op) {
                 cp_async4(shared_address(columns + i % 2 * 2 * BN + threadIdx.x), from + (query < q_len ? query : 0),
                           query < q_len);
         }
+        // Like the copies into a stage that no thread reads any more, and visible after the next barrier.
+        if constexpr (KEYS && MASKS)
+            if (threadIdx.x < BN) first_keys[i % 2 * BN + threadIdx.x] = limits.of(j * BN + threadIdx.x);
         cp_commit();
     };
     load_tile<BM>(a1, KEYS ? op.in.k(at) : op.in.q(at), KEYS ? shape.k_stride(at) : shape.q_stride(at), first, own);
@@ -167,13 +218,16 @@ template <bool KEYS> DEVICE void backward(const Backward<float>& op) {
         u32 now = (start + (KEYS ? i % length : i)) * BN;  // the first of the streamed positions
         u32 b1 = b + i % 2 * STAGE, b2 = b1 + BN * PITCH;
         stats.stage = columns + i % 2 * 2 * BN;
+        before.stage = i % 2 * BN;
 #pragma unroll 1
         for (int c = 0; c < BN; c += CN) {
             int column = now + c;
             if (KEYS ? shape.sees_none(r, column + CN) : shape.sees_none(column, r + 16 * MT)) continue;
+            if (MASKS && before.none(r, column, c)) continue;
             float p[MT][CN / 8][4] = {}, ds[MT][CN / 8][4] = {};
             scores<CN>(p, rows1, b1, c);
             weights<KEYS>(p, stats, shape, c, r, column);
+            if constexpr (MASKS) before.hide(p, r, column, c);
             u32 mask = 0;
             if constexpr (DROPS) {
                 u64 queries = place.row + (KEYS ? (u64)(i / length) * q_len : 0) + (KEYS ? column : r);
@@ -192,6 +246,7 @@ template <bool KEYS> DEVICE void backward(const Backward<float>& op) {
                     ds[m][n][e] = masked(ds, mask, m, n, e) * drops_of(shape).keep;
                 });
             slopes<KEYS>(ds, p, stats, shape, c, r, column);
+            if constexpr (MASKS) before.single(ds, r, column, c);
             if constexpr (CORRECTS) add_rows(sum, ds);
             weighted<CN, KEYS>(acc1, ds, b1, c);
         }

@@ -144,8 +144,8 @@ DEVICE void softmax(float (&s)[R][R], float (&acc)[R][COLS], float (&maximum)[R]
 #pragma unroll
         for (int c = 1; c < R; ++c) m = fmaxf(m, s[r][c]);
         m = fmaxf(maximum[r], warp_max<16>(m) * scale);
-        // In the engine every query sees a key of the first tile; else 0 takes the place of -inf.
-        float shift = STRIDED && m == hidden() ? 0.0f : m;
+        // In the engine without masks every query sees a key of the first tile; else 0 takes the place of -inf.
+        float shift = (STRIDED || MASKS) && m == hidden() ? 0.0f : m;
         float shrink = expf(maximum[r] - shift);  // 0 as long as the maximum was -inf
         maximum[r] = m;
         sum[r] *= shrink;
@@ -167,11 +167,21 @@ DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shap
     Head at = shape.head(work.head, shape.hd);
     u32 tile = tiles - 1 - work.tile, first = tile * TILE, passes = STRIDED ? tiles_seen(shape, tile) : 0;
     load_tile(q, in.q(at), shape.q_stride(at), first, q_len, shape);
+    u32 begin = 0, from[R] = {}, most = 0;  // first tile of keys, first keys of the thread's rows, of the last row
+    if constexpr (MASKS) {
+        Starts starts = starts_of(shape, work.head);
+        begin = starts.of(first) / TILE, most = starts.of(first + TILE - 1);
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+            from[r] = starts.of(first + ty() * R + r);
+            if (tx() == 0) check_query(shape, starts, work.head, first + ty() * R + r);
+        }
+    }
 
     float acc[R][COLS] = {}, maximum[R], sum[R] = {};
 #pragma unroll
     for (int r = 0; r < R; ++r) maximum[r] = hidden();
-    for (u32 j = 0; STRIDED ? j < passes : j <= tile; ++j) {
+    for (u32 j = begin; STRIDED ? j < passes : j <= tile; ++j) {
         __syncthreads();  // no thread still reads the previous tile
         load_tile(k, in.k(at), shape.k_stride(at), j * TILE, kv_len, shape);
         load_tile(v, in.v(at), shape.v_stride(at), j * TILE, kv_len, shape);
@@ -187,6 +197,11 @@ DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shap
 #pragma unroll
             for (int i = 0; i < R * R; ++i)
                 if (shape.hides(key, tx() + 16 * (i % R), query + ty() * R + i / R)) s[i / R][i % R] = hidden();
+        }
+        if (MASKS && j * TILE < most) {
+#pragma unroll
+            for (int i = 0; i < R * R; ++i)
+                if (j * TILE + tx() + 16 * (i % R) < from[i / R]) s[i / R][i % R] = hidden();
         }
         softmax(s, acc, maximum, sum, shape.steepness());
         if constexpr (DROPS) {
@@ -233,6 +248,9 @@ template <bool KEYS> DEVICE void backward(const Backward<float>& op) {
     float acc1[R][COLS] = {}, acc2[KEYS ? R : 1][COLS] = {};
     u32 start = KEYS ? (STRIDED ? shape.first_for(first) / TILE : tile) : 0;
     u32 end = KEYS ? (q_len + TILE - 1) / TILE : tiles_seen(shape, tile);
+    Starts starts = starts_of(shape, work.head * share);
+    if constexpr (MASKS && KEYS) end = start + tiles_until<THREADS>(starts, start, end, TILE, first + TILE);
+    if constexpr (MASKS && !KEYS) start = starts.of(first) / TILE;
     for (u32 j = start; j < end;) {
         __syncthreads();  // no thread still reads the previous tile
         load_tile(b1, KEYS ? q : k, KEYS ? shape.q_stride(at) : shape.k_stride(at), j * TILE, other, shape);
@@ -247,7 +265,7 @@ template <bool KEYS> DEVICE void backward(const Backward<float>& op) {
             u32 query = KEYS ? col : row, key = KEYS ? row : col;
             // Beyond the last query q and d_out are 0, and so is what they add.
             float lse = query < q_len ? op.lse[at.row + query] : 0.0f;
-            p[i / R][i % R] = shape.shows(key, query) ? expf(fmaf(p[i / R][i % R], shape.scale, -lse)) : 0.0f;
+            p[i / R][i % R] = shape.shows(key, query) && (!MASKS || key >= starts.of(query)) ? expf(fmaf(p[i / R][i % R], shape.scale, -lse)) : 0.0f;
             if (DROPS && !drops_of(shape).keeps(at.row + query, key)) mask &= ~(1u << i);
         }
         if constexpr (KEYS) {
@@ -269,7 +287,7 @@ template <bool KEYS> DEVICE void backward(const Backward<float>& op) {
             float delta = query < q_len ? op.delta[at.row + query] : 0.0f;
             // The softmax of one key is constant, its gradient exactly 0.
             if (DROPS) ds[i / R][i % R] = mask >> i & 1 ? ds[i / R][i % R] * drops_of(shape).keep : 0.0f;
-            ds[i / R][i % R] = shape.sees_one(query) ? 0.0f : p[i / R][i % R] * (ds[i / R][i % R] - delta);
+            ds[i / R][i % R] = (MASKS ? starts.alone(query) : shape.sees_one(query)) ? 0.0f : p[i / R][i % R] * (ds[i / R][i % R] - delta);
         }
         put(w, ds);
         __syncthreads();

@@ -34,8 +34,8 @@ DEVICE void softmax(float (&s)[MT][BN / 8][4], float (&acc)[MT][HD / 8][4], floa
             for (int n = 0; n < BN / 8; ++n) top = fmaxf(top, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-            // In the engine every query sees key 0, which is in the first tile; else 0 takes the place of -inf.
-            float shift = STRIDED && top == hidden() ? 0.0f : top * scale2;
+            // In the engine without masks every query sees key 0, which is in the first tile; else 0 takes the place of -inf.
+            float shift = (STRIDED || MASKS) && top == hidden() ? 0.0f : top * scale2;
             float shrink = power(fmaf(maximum[m][h], scale2, -shift));  // 0 as long as the maximum was -inf
             maximum[m][h] = top;
             float part = 0.0f;
@@ -72,6 +72,19 @@ DEVICE void mask(float (&s)[MT][BN / 8][4], const Shape& shape, int query, int k
                 if (shape.hides(key, 8 * n + column_of(e), query + 16 * m + row_of(e))) s[m][n][e] = hidden();
 }
 
+// Hides keys before those that queries attend to; `query` is the first of the warp, `key` that of the tile.
+DEVICE void mask_before(float (&s)[MT][BN / 8][4], const Starts& starts, u32 query, u32 key) {
+#pragma unroll
+    for (int i = 0; i < 2 * MT; ++i) {
+        u32 start = starts.of(query + 16 * (i / 2) + row_of(i % 2 * 2));
+#pragma unroll
+        for (int n = 0; n < BN / 8; ++n)
+#pragma unroll
+            for (int e = i % 2 * 2; e < i % 2 * 2 + 2; ++e)
+                if (key + 8 * n + column_of(e) < start) s[i / 2][n][e] = hidden();
+    }
+}
+
 DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shape& shape) {
     u8* tile_q = reinterpret_cast<u8*>(shared);
     u32 q = shared_address(tile_q), k = q + BM * PITCH, v = k + 2 * BN * PITCH;  // k and v: two stages each
@@ -80,9 +93,21 @@ DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shap
     Head at = shape.head(work.head, HD);
     u32 first = (tiles - 1 - work.tile) * BM, row = threadIdx.x / WARP * 16 * MT;
     u32 passes = shape.passes(min(first + BM, q_len) - 1, BN);
+    u32 begin = 0, least = 0, most = 0;  // the first tile of keys, the first keys of the warp's first and last query
+    __shared__ Starts limits;  // for the passes, which have no registers left for it
+    if constexpr (MASKS) {
+        Starts starts = starts_of(shape, work.head);
+        if (threadIdx.x == 0) limits = starts;
+        begin = starts.of(first) / BN, least = starts.of(first + row), most = starts.of(first + row + 16 * MT - 1);
+#pragma unroll
+        for (int i = 0; i < 2 * MT; ++i) {
+            u32 query = first + row + 16 * (i / 2) + row_of(i % 2 * 2);
+            if (lane() % 4 == 0) check_query(shape, starts, work.head, query);
+        }
+    }
     load_tile<BM>(q, in.q(at), shape.q_stride(at), first, q_len);
-    load_tile<BN>(k, in.k(at), shape.k_stride(at), 0, kv_len);
-    load_tile<BN>(v, in.v(at), shape.v_stride(at), 0, kv_len);
+    load_tile<BN>(k + begin % 2 * BN * PITCH, in.k(at), shape.k_stride(at), begin * BN, kv_len);
+    load_tile<BN>(v + begin % 2 * BN * PITCH, in.v(at), shape.v_stride(at), begin * BN, kv_len);
     cp_commit();
 
     Rows<FWD_HELD> queries{q, row};
@@ -90,7 +115,7 @@ DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shap
     float acc[MT][HD / 8][4] = {}, maximum[MT][2], sum[MT][2] = {};
 #pragma unroll
     for (int m = 0; m < MT; ++m) maximum[m][0] = maximum[m][1] = hidden();
-    for (u32 j = 0; j < passes; ++j) {
+    for (u32 j = begin; j < passes; ++j) {
         cp_wait<0>();
         __syncthreads();  // tile j has arrived, and no thread reads tile j-1 any more: the next copies overwrite it
         u32 stage = j % 2 * BN * PITCH, other = BN * PITCH - stage, key = j * BN;
@@ -100,10 +125,12 @@ DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shap
             cp_commit();
         }
         if (shape.sees_none(key, first + row + 16 * MT)) continue;  // no query of this warp sees these
+        if (MASKS && key + BN <= least) continue;
         float s[MT][BN / 8][4] = {};
         scores<BN>(s, queries, k + stage, 0);
         if (STRIDED && shape.scale < 0.0f) negate(s);
         if (!shape.sees_all(key + BN, first + row)) mask(s, shape, first + row, key);
+        if (MASKS && key < most) mask_before(s, limits, first + row, key);
         softmax(s, acc, maximum, sum, shape.steepness() * POWER);
         if constexpr (DROPS) drop<BN>(s, drops_of(shape), at.row + first + row, key);
         weighted<BN>(acc, s, v + stage, 0);

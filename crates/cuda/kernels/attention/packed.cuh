@@ -1,13 +1,16 @@
 // The engine's attention: q, k and v in one tensor, causal.
 //
 // qkv is (B,T,W) with q of NH heads, then k and v of NKV heads each, heads side by side: W = (NH + 2*NKV)*HD. out is
-// (B,T,C), C = NH*HD. T is `seq`. The interface is that of attention/strided.cuh. With DROPOUT probabilities are dropped.
+// (B,T,C), C = NH*HD. T is `seq`. The interface is that of attention/strided.cuh. With DROPOUT probabilities are dropped, with
+// MASKED keys before a query's document or window are not attended to.
 #pragma once
 
 #include "common/prelude.cuh"
 #ifdef DROPOUT
 #include "common/dropout.cuh"
 #endif
+
+#include "attention/starts.cuh"
 
 constexpr bool STRIDED = false;
 
@@ -33,6 +36,9 @@ template <class E> struct Qkv {
 struct Shape {
     u32 seq, heads, kv_heads, hd, total, group;
     float scale;
+#ifdef MASKED
+    Mask mask;
+#endif
 #ifdef DROPOUT
     Drops drops;  // of the probabilities
 #endif
@@ -72,13 +78,21 @@ struct Shape {
 #define QKV Qkv<const ELEM>{qkv}
 #define D_QKV_PARAMETERS ELEM* d_qkv
 #define D_QKV Qkv<ELEM>{d_qkv}
-#ifdef DROPOUT
-#define SHAPE_PARAMETERS                                                                                            \
-    u32 seq, u32 heads, u32 kv_heads, u32 hd, u32 total, u32 group, float scale, const Scalars *scalars, u32 site, \
-        u32 threshold, float keep
-#define SHAPE                                                                                                       \
-    Shape { seq, heads, kv_heads, hd, total, group, scale, make_drops(scalars, site, threshold, keep, seq) }
+#ifdef MASKED
+#define MASK_PARAMETERS , const i32 *positions, Fault *fault, u32 window
+#define MASK_OF , Mask{positions, fault, window}
 #else
-#define SHAPE_PARAMETERS u32 seq, u32 heads, u32 kv_heads, u32 hd, u32 total, u32 group, float scale
-#define SHAPE Shape{seq, heads, kv_heads, hd, total, group, scale}
+#define MASK_PARAMETERS
+#define MASK_OF
 #endif
+#ifdef DROPOUT
+#define DROP_PARAMETERS , const Scalars *scalars, u32 site, u32 threshold, float keep
+#define DROPS_OF , make_drops(scalars, site, threshold, keep, seq)
+#else
+#define DROP_PARAMETERS
+#define DROPS_OF
+#endif
+#define SHAPE_PARAMETERS \
+    u32 seq, u32 heads, u32 kv_heads, u32 hd, u32 total, u32 group, float scale MASK_PARAMETERS DROP_PARAMETERS
+#define SHAPE \
+    Shape { seq, heads, kv_heads, hd, total, group, scale MASK_OF DROPS_OF }

@@ -24,7 +24,7 @@ constexpr int PITCH = (SWIZZLE ? HD : HD + 8) * 2;  // bytes from row to row
 // registers hold.
 constexpr int FWD_STAGE = 64;
 constexpr int BWD_STAGE = 64;
-constexpr int BWD_PART = 32;
+constexpr int BWD_PART = MASKS && MT == 2 && HD > 48 ? 16 : 32;  // the first keys of queries take registers too
 constexpr int BLOCKS = 2;  // per multiprocessor
 // Whether rows are held in registers. With strided k and v the compiler for the newest GPUs has no registers left for queries of
 // this width, and with masks for two tiles of queries.

@@ -1,8 +1,9 @@
-// embedding_fwd: out[b,t] = wte[tokens[b,t]] + wpe[first + t], first = 0 or the scalar `position`; wpe may be absent
+// embedding_fwd: out[b,t] = wte[tokens[b,t]] + wpe[first + t], first = 0 or the scalar `position`, or wpe[places[b,t]];
+//        wpe and places may be absent
 // moves  3·B·T·C·sizeof(ACT) bytes at most; bound: memory
 // grid   a warp per token; any width, whole vectors where C allows
 // order  elementwise
-#include "common/prelude.cuh"
+#include "common/positions.cuh"
 
 template <int N> DEVICE void add_row(ACT* out, const ACT* a, const ACT* b, u32 width) {
     for (u32 c = threadIdx.x % WARP * N; c < width; c += WARP * N) {
@@ -20,12 +21,17 @@ template <int N> DEVICE void add_row(ACT* out, const ACT* a, const ACT* b, u32 w
 // A token outside the vocabulary is reported; its row is the position's alone, or 0. A position beyond the table is read as
 // the last one: the host refuses it; this only keeps reads in bounds.
 KERNEL __launch_bounds__(256) embedding_fwd(ACT* out, const i32* tokens, const ACT* wte, const ACT* wpe,
-                                            const Scalars* scalars, Fault* fault, u32 rows, u32 seq, u32 width,
+                                            const i32* places, const Scalars* scalars, Fault* fault, u32 rows, u32 seq, u32 width,
                                             u32 vocab, u32 context, u32 at_position) {
     const u32 row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     if (row >= rows) return;
     const u32 first = at_position ? scalars->position : 0;
-    const u32 position = min(min(first, context - 1) + row % seq, context - 1);
+    u32 position = min(min(first, context - 1) + row % seq, context - 1);
+    if (places) {
+        const u32 t = row % seq;
+        if (threadIdx.x % WARP == 0) check_position(places + (row - t), t, row - t, fault);
+        position = min((u32)places[row], context - 1);
+    }
     const i32 token = tokens[row];
     const bool known = (u32)token < vocab;
     if (!known && threadIdx.x % WARP == 0) report(fault, 1, token, (i32)row, (i32)vocab);

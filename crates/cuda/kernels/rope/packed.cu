@@ -3,19 +3,24 @@
 // moves  2·B·T·(NH + NKV)·HD·sizeof(ACT) bytes; the tables come from L2. Bound: memory
 // grid   a thread per vector of pairs with VECTORS (needs HD/2 % (16 / sizeof(ACT)) == 0), else per pair; any shape
 // order  elementwise
-#include "common/prelude.cuh"
+#include "common/positions.cuh"
 
 constexpr int N = VECTORS ? Vec<ACT>::N : 1;
 
-// `count` vectors of pairs, `per_token` of them for a token. `scalars` is null where sequences start at position 0.
-KERNEL __launch_bounds__(256) rope(ACT* qkv, const float* cosines, const float* sines, const Scalars* scalars, u64 count,
-                                   u32 per_token, u32 half, u64 width, u64 seq, float sign) {
+// `count` vectors of pairs, `per_token` of them for a token. `scalars` is null where sequences start at position 0, `places` (B,T)
+// where they are one document.
+KERNEL __launch_bounds__(256) rope(ACT* qkv, const float* cosines, const float* sines, const Scalars* scalars,
+                                   const i32* places, Fault* fault, u64 count, u32 per_token, u32 half, u64 width, u64 seq, float sign) {
     const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     const u64 token = count >> 32 ? i / per_token : (u32)i / per_token;  // the first is slow
     const u32 inside = (u32)(i - token * per_token), per_head = half / N;
     const u32 head = inside / per_head, pair = (inside - head * per_head) * N;
-    const u64 position = (count >> 32 ? token % seq : (u32)token % (u32)seq) + (scalars ? scalars->position : 0);
+    u64 position = (count >> 32 ? token % seq : (u32)token % (u32)seq) + (scalars ? scalars->position : 0);
+    if (places) {
+        if (inside == 0) check_position(places + (token - position), (u32)position, token - position, fault);
+        position = min((u64)(u32)places[token], seq - 1);  // a wrong one only stays inside
+    }
     ACT* const first = qkv + token * width + (u64)head * 2 * half + pair;
     float a[N], b[N], c[N], s[N];
     load_floats(a, first);

@@ -35,7 +35,9 @@ impl CudnnLibrary {
 
 /// Lowers the forward.
 pub(crate) fn attention_fwd(cx: &mut Lower<'_>, op: &AttentionFwd) -> Result<()> {
-    if op.out.numel() > 0 && by_cudnn(cx, "cudnn_attention_fwd", |cx| cudnn_fwd(cx, op))? {
+    if !op.mask.is_causal() {
+        no_cudnn(cx, "cudnn_attention_fwd", MASKED)?;
+    } else if op.out.numel() > 0 && by_cudnn(cx, "cudnn_attention_fwd", |cx| cudnn_fwd(cx, op))? {
         return Ok(());
     }
     flash::attention_fwd(cx, op, None)
@@ -43,7 +45,9 @@ pub(crate) fn attention_fwd(cx: &mut Lower<'_>, op: &AttentionFwd) -> Result<()>
 
 /// Lowers the backward.
 pub(crate) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<()> {
-    if op.out.numel() > 0 && by_cudnn(cx, "cudnn_attention_bwd", |cx| cudnn_bwd(cx, op))? {
+    if !op.mask.is_causal() {
+        no_cudnn(cx, "cudnn_attention_bwd", MASKED)?;
+    } else if op.out.numel() > 0 && by_cudnn(cx, "cudnn_attention_bwd", |cx| cudnn_bwd(cx, op))? {
         return Ok(());
     }
     flash::attention_bwd(cx, op, None)
@@ -51,20 +55,23 @@ pub(crate) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<()>
 
 /// Lowers the forward with dropout: always our own kernels, because cuDNN's dropout has masks of its own.
 pub(crate) fn attention_dropout_fwd(cx: &mut Lower<'_>, op: &AttentionDropoutFwd) -> Result<()> {
-    no_cudnn(cx, "cudnn_attention_fwd")?;
+    no_cudnn(cx, "cudnn_attention_fwd", DROPOUT)?;
     flash::attention_fwd(cx, &op.attention(), Some(op.drop))
 }
 
 /// Lowers its backward.
 pub(crate) fn attention_dropout_bwd(cx: &mut Lower<'_>, op: &AttentionDropoutBwd) -> Result<()> {
-    no_cudnn(cx, "cudnn_attention_bwd")?;
+    no_cudnn(cx, "cudnn_attention_bwd", DROPOUT)?;
     flash::attention_bwd(cx, &op.attention(), Some(op.drop))
 }
 
-/// Says once that dropout needs our own kernels, or refuses where cuDNN was asked for.
-fn no_cudnn(cx: &mut Lower<'_>, name: &'static str) -> Result<()> {
-    by_cudnn(cx, name, |_| Err(Error::Unsupported("with dropout, masks are made by our own kernels".into())))
-        .map(|_| ())
+/// Why cuDNN does not run an attention.
+const DROPOUT: &str = "with dropout, masks are made by our own kernels";
+const MASKED: &str = "documents and windows are masked by our own kernels";
+
+/// Says once why an attention needs our own kernels, or refuses where cuDNN was asked for.
+fn no_cudnn(cx: &mut Lower<'_>, name: &'static str, why: &str) -> Result<()> {
+    by_cudnn(cx, name, |_| Err(Error::Unsupported(why.into()))).map(|_| ())
 }
 
 type Calls = Vec<Rc<dyn LibraryCall>>;

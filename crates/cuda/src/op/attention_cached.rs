@@ -32,6 +32,14 @@ fn span(act: DType, head_dim: usize) -> Option<usize> {
     takes.then(|| SPLIT_THREADS / LANES * (4 * part / head_dim))
 }
 
+/// The kernels that attend to a window where it is shorter than the context, and the window, which others ignore.
+fn windowed(spec: Spec, window: Option<usize>, context: usize) -> (Spec, usize) {
+    match window.filter(|&window| window < context) {
+        Some(window) => (spec.define("WINDOWED", 1), window),
+        None => (spec, context),
+    }
+}
+
 /// With the positions of a head split over blocks.
 fn split(cx: &mut Lower<'_>, op: &AttentionCached, span: usize) -> Result<()> {
     let [batch, context, width] = *op.keys.shape.dims() else { return Ok(()) };
@@ -40,8 +48,9 @@ fn split(cx: &mut Lower<'_>, op: &AttentionCached, span: usize) -> Result<()> {
     let partials = cx.scratch(rows * splits * (head_dim + 2) * size_of::<f32>())?;
     let ended = cx.upload(&vec![0; rows * size_of::<u32>()])?;
     let args = cx.pointers(&[op.out, op.keys, op.values, op.qkv])?.ptr(partials).ptr(ended).ptr(cx.scalars);
-    let args = args.u32s([op.heads, op.kv_heads, context, rows, splits]);
-    let kernel = split_spec(op.out.dtype, head_dim)?.kernel("attention_cached_split");
+    let (spec, window) = windowed(split_spec(op.out.dtype, head_dim)?, op.window, context);
+    let args = args.u32s([op.heads, op.kv_heads, context, rows, splits, window]);
+    let kernel = spec.kernel("attention_cached_split");
     let grid = Grid::linear(rows * splits, SPLIT_THREADS as u32);
     cx.launch_chained(&kernel, grid, args, &[op.keys, op.values])
 }
@@ -61,14 +70,16 @@ pub(crate) fn attention_cached(cx: &mut Lower<'_>, op: &AttentionCached) -> Resu
     let per_thread = if vectors { whole } else { 1 };
     let scores = cx.scratch(batch * op.heads * context * size_of::<f32>())?;
     let args = cx.pointers(&[op.out, op.keys, op.values, op.qkv])?.ptr(scores).ptr(cx.scalars);
-    let args = args.u32s([op.heads, op.kv_heads, head_dim, context]);
+    let (spec, window) = windowed(spec(op.out.dtype, vectors)?, op.window, context);
+    let args = args.u32s([op.heads, op.kv_heads, head_dim, context, window]);
     let shared = (head_dim.next_multiple_of(4) + THREADS * per_thread) * size_of::<f32>();
     let grid = Grid::linear(batch * op.heads, THREADS as u32).shared(shared);
-    cx.launch(&spec(op.out.dtype, vectors)?, "attention_cached", grid, args)
+    cx.launch(&spec, "attention_cached", grid, args)
 }
 
 pub(super) fn specs() -> Vec<Spec> {
     let widths = |act| [64, 128, 256].into_iter().filter(move |&width| span(act, width).is_some());
     let split = |act| widths(act).flat_map(move |width| split_spec(act, width));
-    Spec::all_vectors(spec).into_iter().chain(split(DType::F32)).chain(split(DType::BF16)).collect()
+    let all = Spec::all_vectors(spec).into_iter().chain(split(DType::F32)).chain(split(DType::BF16));
+    all.flat_map(|spec| [spec.clone(), spec.define("WINDOWED", 1)]).collect()
 }

@@ -24,7 +24,7 @@ pub(crate) fn embedding_fwd(cx: &mut Lower<'_>, op: &EmbeddingFwd) -> Result<()>
     if rows == 0 || width == 0 {
         return Ok(());
     }
-    let args = cx.optional_pointers(&[Some(op.out), Some(op.tokens), Some(op.wte), op.wpe])?;
+    let args = cx.optional_pointers(&[Some(op.out), Some(op.tokens), Some(op.wte), op.wpe, op.positions])?;
     let args = args.ptr(cx.scalars).ptr(cx.fault);
     let args = args.u32s([rows, seq, width, op.vocab, op.wpe.map_or(0, |wpe| wpe.shape.rows())]);
     let grid = Grid::linear(rows.div_ceil(WARPS), 32 * WARPS as u32);
@@ -40,23 +40,30 @@ pub(crate) fn embedding_bwd(cx: &mut Lower<'_>, op: &EmbeddingBwd) -> Result<()>
     let vectors = width.is_multiple_of(whole);
     let spec = bwd_spec(op.d_out.dtype, op.d_wte.dtype, vectors)?;
     let unit = if vectors { whole } else { 1 };
-    if let Some(d_wpe) = op.d_wpe {
-        positions(cx, op, d_wpe, &spec, unit)?;
+    let scatter = |cx: &mut Lower<'_>, indices: Slot, table: Slot, adds: bool| {
+        let at = cx.ptr(table)?;
+        if !adds {
+            cx.zero(at, table.bytes());
+        }
+        if n == 0 {
+            return Ok(());
+        }
+        let scatter = SortedScatter { n, width, limit: table.shape.rows() as u32, unit };
+        let (indices, rows, scratch) = (cx.ptr(indices)?, cx.ptr(op.d_out)?, cx.scratch(scatter.scratch())?);
+        let memory = ScatterMemory { indices, rows, table: at, fault: cx.fault, scratch };
+        let mut steps = scatter.steps(&memory).into_iter();
+        steps.try_for_each(|(name, grid, args)| cx.launch(&spec, name, grid, args))
+    };
+    match (op.d_wpe, op.positions) {
+        (Some(d_wpe), Some(places)) => {
+            let adds = cx.adds(op.accum);
+            scatter(cx, places, d_wpe, adds)?;
+        }
+        (Some(d_wpe), None) => positions(cx, op, d_wpe, &spec, unit)?,
+        (None, _) => {}
     }
-    let table = cx.ptr(op.d_wte)?;
-    if !cx.adds(op.accum_wte) {
-        cx.zero(table, op.d_wte.bytes());
-    }
-    if n == 0 {
-        return Ok(());
-    }
-    let scatter = SortedScatter { n, width, limit: op.d_wte.shape.rows() as u32, unit };
-    let (indices, rows, scratch) = (cx.ptr(op.tokens)?, cx.ptr(op.d_out)?, cx.scratch(scatter.scratch())?);
-    for (name, grid, args) in scatter.steps(&ScatterMemory { indices, rows, table, fault: cx.fault, scratch })
-    {
-        cx.launch(&spec, name, grid, args)?;
-    }
-    Ok(())
+    let adds = cx.adds(op.accum_wte);
+    scatter(cx, op.tokens, op.d_wte, adds)
 }
 
 /// `d_wpe`.

@@ -6,7 +6,7 @@ use crate::args::{Args, Grid};
 use crate::flash::{ANY, ANY_THREADS, Group, Operands, Path, Step, blocks, wide_lanes};
 use crate::kernels::{Spec, ctype};
 use crate::{Attention, Result, Settings};
-use ironhorse_core::op::{AttentionBwd, AttentionFwd};
+use ironhorse_core::op::{AttentionBwd, AttentionFwd, AttentionMask};
 use ironhorse_core::{DType, DropSite, Slot};
 
 /// The sizes of one attention.
@@ -23,17 +23,23 @@ struct Heads {
     l2: usize,
     /// Dropout of the probabilities.
     drop: Option<DropSite>,
+    mask: AttentionMask,
 }
 
 impl Heads {
     /// `None` if there are no positions.
-    fn new(cx: &Lower<'_>, out: Slot, [heads, kv_heads]: [usize; 2], drop: Option<DropSite>) -> Option<Self> {
+    fn new(
+        cx: &Lower<'_>,
+        out: Slot,
+        [heads, kv_heads]: [usize; 2],
+        (mask, drop): (AttentionMask, Option<DropSite>),
+    ) -> Option<Self> {
         let [batch, seq, width] = *out.shape.dims() else { return None };
         if batch * seq == 0 || heads == 0 || kv_heads == 0 {
             return None;
         }
         let (head_dim, l2) = (width / heads, cx.device.info.l2);
-        Some(Self { dtype: out.dtype, seq, batch, heads, kv_heads, head_dim, l2, drop })
+        Some(Self { dtype: out.dtype, seq, batch, heads, kv_heads, head_dim, l2, drop, mask })
     }
 
     /// Heads of the whole batch that a kernel has blocks for: of keys where it makes their gradients, else of queries.
@@ -49,10 +55,16 @@ impl Heads {
     }
 
     /// The arguments that follow the addresses.
-    fn args(&self, args: Args, step: Step, scalars: u64) -> Args {
+    fn args(&self, args: Args, step: Step, cx: &Lower<'_>) -> Result<Args> {
         let args = args.u32s([self.seq, self.heads, self.kv_heads, self.head_dim, self.total(step)]);
-        let args = args.u32(self.at_a_time(step) as u32).f32(1.0 / (self.head_dim as f32).sqrt());
-        self.drop.map_or(args.clone(), |drop| drop_args(args, scalars, drop))
+        let mut args = args.u32(self.at_a_time(step) as u32).f32(1.0 / (self.head_dim as f32).sqrt());
+        if !self.mask.is_causal() {
+            let positions = self.mask.positions.map_or(Ok(0), |slot| cx.ptr(slot))?;
+            // a query reaches no more than all keys
+            let window = self.mask.window.map_or(self.seq, |window| window.min(self.seq));
+            args = args.ptr(positions).ptr(cx.fault).u32(window as u32);
+        }
+        Ok(self.drop.map_or(args.clone(), |drop| drop_args(args, cx.scalars, drop)))
     }
 }
 
@@ -75,7 +87,8 @@ fn launch(cx: &mut Lower<'_>, g: &Heads, step: Step, args: Args) -> Result<()> {
     let grid = Grid::linear(count, plan.threads).shared(plan.shared);
     let spec = plan.spec(ctype(g.dtype)?);
     let spec = if g.drop.is_some() { dropping(spec) } else { spec };
-    let args = g.args(args, step, cx.scalars);
+    let spec = if g.mask.is_causal() { spec } else { masked(spec) };
+    let args = g.args(args, step, cx)?;
     cx.launch(&spec, plan.name, grid, args)
 }
 
@@ -84,9 +97,14 @@ fn dropping(spec: Spec) -> Spec {
     spec.define("DROPOUT", 1)
 }
 
+/// The same with documents and a window.
+fn masked(spec: Spec) -> Spec {
+    spec.define("MASKED", 1)
+}
+
 /// `out` and `lse` of [`AttentionFwd`].
 pub(super) fn attention_fwd(cx: &mut Lower<'_>, op: &AttentionFwd, drop: Option<DropSite>) -> Result<()> {
-    let Some(g) = Heads::new(cx, op.out, [op.heads, op.kv_heads], drop) else { return Ok(()) };
+    let Some(g) = Heads::new(cx, op.out, [op.heads, op.kv_heads], (op.mask, drop)) else { return Ok(()) };
     let args = cx.pointers(&[op.out, op.lse, op.qkv])?;
     launch(cx, &g, Step::Fwd, args)
 }
@@ -108,7 +126,7 @@ fn row_sums(cx: &mut Lower<'_>, g: &Heads, d_out: u64, out: u64) -> Result<u64> 
 
 /// `d_qkv` of [`AttentionBwd`].
 pub(super) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd, drop: Option<DropSite>) -> Result<()> {
-    let Some(g) = Heads::new(cx, op.out, [op.heads, op.kv_heads], drop) else { return Ok(()) };
+    let Some(g) = Heads::new(cx, op.out, [op.heads, op.kv_heads], (op.mask, drop)) else { return Ok(()) };
     let (d_out, lse) = (cx.ptr(op.d_out)?, cx.ptr(op.lse)?);
     let delta = row_sums(cx, &g, d_out, cx.ptr(op.out)?)?;
     let args = Args::new().ptr(cx.ptr(op.d_qkv)?).ptr(d_out).ptr(cx.ptr(op.qkv)?).ptr(lse).ptr(delta);
@@ -140,8 +158,31 @@ pub(super) fn specs() -> Vec<Spec> {
             }
         }
     }
+    specs.extend(masked_specs());
     specs.sort();
     specs.dedup();
+    specs
+}
+
+/// Of the kernels with documents and windows, those of the usual widths, and one with dropout: they differ from the others by
+/// little, and each costs the time to compile it.
+fn masked_specs() -> Vec<Spec> {
+    let kinds = [
+        (DType::BF16, Some(Operands::Half), [64, 128].as_slice()),
+        (DType::F32, Some(Operands::Tf32), &[64]),
+        (DType::F32, Some(Operands::TwoTf32), &[64, 128]),
+        (DType::F32, None, &[128, 257]),
+    ];
+    let mut specs = Vec::new();
+    for (dtype, operands, widths) in kinds {
+        for path in widths.iter().map(|&width| Path::choose(operands, width, usize::MAX)) {
+            let plans = Step::ALL.into_iter().map(|step| path.plan(step));
+            specs.extend(plans.flat_map(|plan| ctype(dtype).map(|elem| masked(plan.spec(elem)))));
+        }
+    }
+    let half = Path::choose(Some(Operands::Half), 64, usize::MAX);
+    let plans = Step::ALL.into_iter().map(|step| half.plan(step));
+    specs.extend(plans.flat_map(|plan| ctype(DType::BF16).map(|elem| masked(dropping(plan.spec(elem))))));
     specs
 }
 
@@ -161,6 +202,7 @@ mod tests {
             head_dim: 64,
             l2: 8 << 20,
             drop: None,
+            mask: AttentionMask::CAUSAL,
         };
         let both = |kv_heads| Step::ALL.map(|step| (g(kv_heads).total(step), g(kv_heads).at_a_time(step)));
         assert_eq!(both(12), [(96, 16); 3]);

@@ -81,7 +81,9 @@ pub(crate) fn rope(cx: &mut Lower<'_>, op: &Rope) -> Result<()> {
     let per_token = (op.heads + op.kv_heads) * half / if vectors { whole } else { 1 };
     let count = op.qkv.shape.rows() * per_token;
     let scalars = if op.at_position { cx.scalars } else { 0 };
-    let args = Args::new().ptr(at).ptr(cosines).ptr(sines).ptr(scalars).u64(count as u64);
+    let places = op.positions.map_or(Ok(0), |slot| cx.ptr(slot))?;
+    let args = Args::new().ptr(at).ptr(cosines).ptr(sines).ptr(scalars).ptr(places).ptr(cx.fault);
+    let args = args.u64(count as u64);
     let args = args.u32s([per_token, half]).u64s([width, seq]);
     let args = args.f32(if op.back { -1.0 } else { 1.0 });
     let grid = Grid::linear(count.div_ceil(THREADS as usize), THREADS);
@@ -101,8 +103,9 @@ mod tests {
     fn tables_hold_cosines_then_sines() {
         let qkv = Slot { pool: Pool::Io, offset: 0, shape: [1, 5, 18].into(), dtype: DType::F32 };
         let (base, alpha, scaling) = (10_000.0, 1.0, RopeScaling::None);
-        let (heads, kv_heads, back, at_position) = (1, 1, false, false);
-        let op = Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, context: 5 };
+        let (heads, kv_heads, back, at_position, positions) = (1, 1, false, false, None);
+        let op =
+            Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, positions, context: 5 };
         let bytes = values(&op, 5);
         assert_eq!((sines_at(&op, 5), bytes.len()), (64, 128));
         let float = |at: usize| f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());

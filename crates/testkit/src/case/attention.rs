@@ -1,9 +1,11 @@
 //! Cases of attention.
 
+mod masked;
+
 use super::dropout::drop_of;
 use super::{Case, Kit};
 use ironhorse_core::op::{
-    AttentionBwd, AttentionCached, AttentionDropoutBwd, AttentionDropoutFwd, AttentionFwd,
+    AttentionBwd, AttentionCached, AttentionDropoutBwd, AttentionDropoutFwd, AttentionFwd, AttentionMask,
 };
 use ironhorse_core::{Precision, Slot};
 
@@ -138,8 +140,9 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     let caches = CACHES.map(|(shape, positions)| (Size::from(shape), positions));
     let grouped = GROUPED_CACHES.map(|(shape, positions)| (Size::from(shape), positions));
     for (size, positions) in caches.into_iter().chain(grouped) {
-        cases.extend(positions.iter().map(|&position| cached(p, size, position)));
+        cases.extend(positions.iter().map(|&position| cached(p, size, position, None)));
     }
+    cases.extend(masked::cases(p));
     cases
 }
 
@@ -150,6 +153,7 @@ pub(super) fn dropout_cases(p: Precision) -> Vec<Case> {
     for (number, size) in sizes.chain(GROUPED.map(Size::from)).enumerate() {
         cases.extend([dropout_fwd(p, size, number), dropout_bwd(p, size, number)]);
     }
+    cases.extend(masked::dropout_cases(p));
     cases
 }
 
@@ -164,7 +168,7 @@ fn fwd_op(kit: &mut Kit, size: Size, spread: f32) -> AttentionFwd {
     let Size { b, t, c, heads, kv_heads } = size;
     let (out, lse, qkv) = (kit.slot([b, t, c]), kit.stat([b, heads, t]), kit.slot([b, t, size.packed()]));
     kit.random(qkv, -spread, spread);
-    AttentionFwd { out, lse, qkv, heads, kv_heads }
+    AttentionFwd { out, lse, qkv, heads, kv_heads, mask: AttentionMask::CAUSAL }
 }
 
 fn fwd(p: Precision, size: Size, spread: f32) -> Case {
@@ -186,8 +190,8 @@ fn dropout_fwd(p: Precision, size: Size, number: usize) -> Case {
 }
 
 fn dropout_fwd_op(kit: &mut Kit, size: Size, number: usize) -> AttentionDropoutFwd {
-    let AttentionFwd { out, lse, qkv, heads, kv_heads } = fwd_op(kit, size, 1.0);
-    AttentionDropoutFwd { out, lse, qkv, heads, kv_heads, drop: drop_of(number).0 }
+    let AttentionFwd { out, lse, qkv, heads, kv_heads, mask } = fwd_op(kit, size, 1.0);
+    AttentionDropoutFwd { out, lse, qkv, heads, kv_heads, mask, drop: drop_of(number).0 }
 }
 
 /// As [`bwd`].
@@ -196,9 +200,10 @@ fn dropout_bwd(p: Precision, size: Size, number: usize) -> Case {
     let forward = dropout_fwd_op(&mut kit, size, number);
     let results = Results::of(kit.finish(forward), forward.attention());
     let mut kit = dropout_kit(p, size, number);
-    let AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads } = bwd_op(&mut kit, size, 1.0, &results);
+    let AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads, mask } =
+        bwd_op(&mut kit, size, 1.0, &results);
     let drop = drop_of(number).0;
-    kit.finish(AttentionDropoutBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads, drop })
+    kit.finish(AttentionDropoutBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads, mask, drop })
 }
 
 /// What a backward reads of its forward: the oracle's, rounded to f32.
@@ -229,6 +234,7 @@ fn bwd_op(kit: &mut Kit, size: Size, spread: f32, results: &Results) -> Attentio
         lse: kit.stat([b, heads, t]),
         heads,
         kv_heads,
+        mask: AttentionMask::CAUSAL,
     };
     kit.set(op.lse, results.lse.clone());
     op
@@ -245,10 +251,11 @@ fn bwd(p: Precision, size: Size, spread: f32) -> Case {
     kit.finish(op)
 }
 
-/// The cache holds NaN from `position` on: those positions may be written but not read.
-fn cached(p: Precision, size: Size, position: usize) -> Case {
+/// The cache holds NaN from `position` on, which may be written but not read, and before the window.
+fn cached(p: Precision, size: Size, position: usize, window: Option<usize>) -> Case {
     let Size { b, t: context, c, heads, kv_heads } = size;
-    let mut kit = Kit::with_precision(p, format!("{} at position {position}", size.name("maxT")));
+    let last = window.map_or(String::new(), |window| format!(" window {window}"));
+    let mut kit = Kit::with_precision(p, format!("{} at position {position}{last}", size.name("maxT")));
     kit.scalars.position = position as u32;
     let width = size.kv_width();
     let [keys, values] = [(); 2].map(|()| kit.cache([b, context, width]));
@@ -256,11 +263,13 @@ fn cached(p: Precision, size: Size, position: usize) -> Case {
         let mut data = kit.rng.uniforms(slot.numel(), -1.0, 1.0);
         for row in data.chunks_exact_mut(context * width) {
             row[position * width..].fill(f32::NAN);
+            let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+            row[..first * width].fill(f32::NAN);
         }
         kit.set(slot, data);
     }
     let (out, qkv) = (kit.slot([b, 1, c]), kit.slot([b, 1, size.packed()]));
-    kit.finish(AttentionCached { out, keys, values, qkv, heads, kv_heads })
+    kit.finish(AttentionCached { out, keys, values, qkv, heads, kv_heads, window })
 }
 
 #[cfg(test)]

@@ -30,6 +30,15 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     cases.push(fwd(p, [3, 1, 48, 50, 40], Some(0)));
     cases.push(fwd(p, [3, 1, 48, 50, 40], Some(39)));
     cases.push(fwd(p, [1, 7, 33, 50, 40], Some(20)));
+    for (shape, longest) in [
+        ([2, 31, 5, 7, 31], 9),
+        ([3, 37, 80, 50, 40], 1),
+        ([2, 200, 129, 1003, 200], 90),
+        ([0, 5, 48, 9, 8], 2),
+    ] {
+        cases.push(packed_fwd(p, shape, longest));
+        cases.extend(ACCUMS.map(|accum| packed_bwd(p, shape, accum, longest)));
+    }
     for shape in SHAPES.into_iter().chain([[2, 64, 768, 1003, 64]]) {
         cases.push(alone_fwd(p, shape, None));
         cases.extend(ACCUMS.map(|accum| alone_bwd(p, shape, accum)));
@@ -54,6 +63,7 @@ fn bwd(
         d_wpe: Some(kit.grad([context, c])),
         d_out: kit.slot([b, t, c]),
         tokens: if hot { kit.i32s([b, t], &vec![v as i32 - 1; b * t]) } else { kit.tokens([b, t], v) },
+        positions: None,
         accum_wte: Accum::Add,
         accum,
     };
@@ -70,8 +80,46 @@ fn fwd(p: Precision, [b, t, c, v, context]: [usize; 5], position: Option<u32>) -
         tokens: kit.tokens([b, t], v),
         wte: kit.param([v + 3, c]),
         wpe: Some(kit.param([context, c])),
+        positions: None,
         vocab: v,
         at_position: position.is_some(),
+    };
+    kit.finish(op)
+}
+
+/// Of documents of up to `longest` tokens.
+fn packed_fwd(p: Precision, [b, t, c, v, context]: [usize; 5], longest: usize) -> Case {
+    let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} V{v} documents to {longest}"));
+    let op = EmbeddingFwd {
+        out: kit.slot([b, t, c]),
+        tokens: kit.tokens([b, t], v),
+        wte: kit.param([v + 3, c]),
+        wpe: Some(kit.param([context, c])),
+        positions: Some(kit.documents([b, t], longest)),
+        vocab: v,
+        at_position: false,
+    };
+    kit.finish(op)
+}
+
+/// The same backward.
+fn packed_bwd(
+    p: Precision,
+    [b, t, c, v, context]: [usize; 5],
+    (accum, micro_step): (Accum, u32),
+    longest: usize,
+) -> Case {
+    let name = format!("B{b} T{t} C{c} V{v} documents to {longest} {accum:?} micro-step {micro_step}");
+    let mut kit = Kit::with_precision(p, name);
+    kit.scalars.micro_step = micro_step;
+    let op = EmbeddingBwd {
+        d_wte: kit.grad([v, c]),
+        d_wpe: Some(kit.grad([context, c])),
+        d_out: kit.slot([b, t, c]),
+        tokens: kit.tokens([b, t], v),
+        positions: Some(kit.documents([b, t], longest)),
+        accum_wte: Accum::Add,
+        accum,
     };
     kit.finish(op)
 }
@@ -86,6 +134,7 @@ fn alone_fwd(p: Precision, [b, t, c, v, _]: [usize; 5], position: Option<u32>) -
         tokens: kit.tokens([b, t], v),
         wte: kit.param([v + 3, c]),
         wpe: None,
+        positions: None,
         vocab: v,
         at_position: position.is_some(),
     };
@@ -102,6 +151,7 @@ fn alone_bwd(p: Precision, [b, t, c, v, _]: [usize; 5], (accum_wte, micro_step):
         d_wpe: None,
         d_out: kit.slot([b, t, c]),
         tokens: kit.tokens([b, t], v),
+        positions: None,
         accum_wte,
         accum: Accum::Write,
     };

@@ -106,6 +106,19 @@ impl Kit {
         self.i32s(shape, &values)
     }
 
+    /// An i32 slot (B,T) of the positions of tokens in documents of random lengths, 1 to `longest`; the last of a sequence
+    /// is cut off.
+    pub fn documents(&mut self, [batch, seq]: [usize; 2], longest: usize) -> Slot {
+        let mut values = Vec::with_capacity(batch * seq);
+        for row in 1..=batch {
+            while values.len() < row * seq {
+                let length = (1 + self.rng.below(longest)).min(row * seq - values.len());
+                values.extend(0..length as i32);
+            }
+        }
+        self.i32s([batch, seq], &values)
+    }
+
     /// A parameter, after another one that no op may change.
     pub fn param(&mut self, shape: impl Into<Shape>) -> Slot {
         self.count += 1;

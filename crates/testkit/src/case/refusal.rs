@@ -1,11 +1,11 @@
 //! Inputs that an engine must reject with `Error::Input` instead of reading out of bounds.
 
 use super::{Case, Kit};
-use ironhorse_core::Precision;
 use ironhorse_core::op::{
-    Accum, AttentionCached, CrossEntropy, EmbeddingBwd, EmbeddingFwd, GroupedLinearFwd, Rope, RopeScaling,
-    RouteSort, RouterFwd,
+    Accum, AttentionCached, AttentionFwd, AttentionMask, CrossEntropy, EmbeddingBwd, EmbeddingFwd,
+    GroupedLinearFwd, Rope, RopeScaling, RouteSort, RouterFwd,
 };
+use ironhorse_core::{Precision, Slot};
 
 /// Valid programs with an invalid input, in f32.
 pub fn refusals() -> Vec<Case> {
@@ -28,6 +28,13 @@ pub fn refusals_in(p: Precision) -> Vec<Case> {
         cases.push(attention_cached(p, position));
         cases.push(rope(p, position));
     }
+    for positions in [[1, 0, 0, 1], [0, 2, 0, 1], [0, 1, 2, 3], [0, -1, 0, 1], [0, i32::MIN, 0, i32::MAX]] {
+        cases.extend([
+            packed_attention(p, positions),
+            packed_rope(p, positions),
+            packed_embedding(p, positions),
+        ]);
+    }
     for logit in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         cases.extend([0, 40].map(|token| router_fwd(p, token, logit)));
     }
@@ -48,6 +55,7 @@ fn embedding_fwd(p: Precision, token: i32, position: u32) -> Case {
         tokens: kit.i32s([2, 1], &[6, token]),
         wte: kit.param([8, 3]),
         wpe: Some(kit.param([5, 3])),
+        positions: None,
         vocab: 7,
         at_position: true,
     };
@@ -61,6 +69,7 @@ fn embedding_bwd(p: Precision, token: i32) -> Case {
         d_wpe: Some(kit.grad([5, 3])),
         d_out: kit.slot([2, 1, 3]),
         tokens: kit.i32s([2, 1], &[7, token]),
+        positions: None,
         accum_wte: Accum::Add,
         accum: Accum::Write,
     };
@@ -84,7 +93,7 @@ fn attention_cached(p: Precision, position: u32) -> Case {
     kit.scalars.position = position;
     let [keys, values] = [(); 2].map(|()| kit.cache([2, 5, 3]));
     let (out, qkv) = (kit.slot([2, 1, 3]), kit.slot([2, 1, 9]));
-    kit.finish(AttentionCached { out, keys, values, qkv, heads: 1, kv_heads: 1 })
+    kit.finish(AttentionCached { out, keys, values, qkv, heads: 1, kv_heads: 1, window: None })
 }
 
 fn rope(p: Precision, position: u32) -> Case {
@@ -92,8 +101,44 @@ fn rope(p: Precision, position: u32) -> Case {
     kit.scalars.position = position;
     let qkv = kit.slot([2, 1, 12]);
     let (heads, kv_heads, base, alpha, scaling) = (1, 1, 1e4, 1.0, RopeScaling::None);
-    let (back, at_position) = (false, true);
-    kit.finish(Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, context: 5 })
+    let (back, at_position, positions) = (false, true, None);
+    kit.finish(Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, positions, context: 5 })
+}
+
+/// Two sequences of two tokens whose positions do not count up from 0.
+fn packed(p: Precision, positions: [i32; 4]) -> (Kit, Option<Slot>) {
+    let mut kit = Kit::with_precision(p, format!("positions {positions:?} of documents"));
+    let positions = kit.i32s([2, 2], &positions);
+    (kit, Some(positions))
+}
+
+fn packed_attention(p: Precision, positions: [i32; 4]) -> Case {
+    let (mut kit, positions) = packed(p, positions);
+    let (out, lse, qkv) = (kit.slot([2, 2, 3]), kit.stat([2, 1, 2]), kit.slot([2, 2, 9]));
+    let mask = AttentionMask { positions, window: None };
+    kit.finish(AttentionFwd { out, lse, qkv, heads: 1, kv_heads: 1, mask })
+}
+
+fn packed_rope(p: Precision, positions: [i32; 4]) -> Case {
+    let (mut kit, positions) = packed(p, positions);
+    let qkv = kit.slot([2, 2, 12]);
+    let (heads, kv_heads, base, alpha, scaling) = (1, 1, 1e4, 1.0, RopeScaling::None);
+    let (back, at_position) = (false, false);
+    kit.finish(Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, positions, context: 2 })
+}
+
+fn packed_embedding(p: Precision, positions: [i32; 4]) -> Case {
+    let (mut kit, positions) = packed(p, positions);
+    let op = EmbeddingFwd {
+        out: kit.slot([2, 2, 3]),
+        tokens: kit.i32s([2, 2], &[6, 0, 1, 2]),
+        wte: kit.param([8, 3]),
+        wpe: Some(kit.param([5, 3])),
+        positions,
+        vocab: 7,
+        at_position: false,
+    };
+    kit.finish(op)
 }
 
 fn router_fwd(p: Precision, token: usize, logit: f32) -> Case {

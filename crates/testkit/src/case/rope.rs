@@ -39,7 +39,23 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         cases.push(made(p, [2, 33, 64, 4, 2], (false, None), 1.0, scaling));
         cases.push(made(p, [1, 7, 10, 3, 1], (true, Some(500)), 1.0, scaling));
     }
+    for (shape, longest) in
+        [([2, 31, 6, 4, 1], 9), ([1, 65, 64, 6, 3], 1), ([2, 130, 64, 12, 1], 70), ([0, 7, 16, 4, 1], 3)]
+    {
+        cases.extend([false, true].map(|back| packed(p, shape, back, longest)));
+    }
     cases
+}
+
+/// Of documents of up to `longest` tokens.
+fn packed(p: Precision, [b, t, hd, heads, kv_heads]: [usize; 5], back: bool, longest: usize) -> Case {
+    let name = format!("B{b} T{t} HD{hd} NH{heads} NKV{kv_heads} documents to {longest} back {back}");
+    let mut kit = Kit::with_precision(p, name);
+    kit.scalars.position = u32::MAX;
+    let positions = Some(kit.documents([b, t], longest));
+    let qkv = kit.slot([b, t, (heads + 2 * kv_heads) * hd]);
+    let (base, alpha, scaling, at_position) = (10_000.0, 1.0, RopeScaling::None, false);
+    kit.finish(Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, positions, context: t })
 }
 
 fn rope(p: Precision, shape: [usize; 5], back: bool, alpha: f32, at: Option<u32>) -> Case {
@@ -70,6 +86,7 @@ fn made(
         scaling,
         back,
         at_position: at.is_some(),
+        positions: None,
         context: at.map_or(t.max(1), |position| position as usize + t),
     };
     kit.finish(op)

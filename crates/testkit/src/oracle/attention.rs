@@ -1,8 +1,8 @@
 //! Causal self-attention, computed with the full matrix of probabilities.
 
 use super::dropout::Factors;
-use super::{Pools, Step};
-use ironhorse_core::op::{AttentionBwd, AttentionCached, AttentionFwd};
+use super::{Pools, Step, positions};
+use ironhorse_core::op::{AttentionBwd, AttentionCached, AttentionFwd, AttentionMask};
 use ironhorse_core::{Error, Result, Slot};
 
 /// Sizes and offsets in packed (B,T,W) and plain (B,T,C) tensors; W = (NH + 2·NKV)·HD.
@@ -83,21 +83,47 @@ fn log_sum_exp(scores: &[f64]) -> f64 {
     max + scores.iter().map(|s| (s - max).exp()).sum::<f64>().ln()
 }
 
+/// Whether a query reaches a key, for each sequence: from the definition, document by document.
+struct Reached {
+    /// (B,T): the number of each token's document in its sequence.
+    documents: Vec<usize>,
+    seq: usize,
+    window: usize,
+}
+
+impl Reached {
+    fn new(pools: &Pools, mask: &AttentionMask, dims: Dims) -> Result<Self> {
+        let mut documents = vec![0; dims.batch * dims.seq];
+        let positions = positions(pools, mask.positions, dims.seq)?.unwrap_or_default();
+        for (i, &position) in positions.iter().enumerate().filter(|(i, _)| i % dims.seq > 0) {
+            documents[i] = documents[i - 1] + usize::from(position == 0.0);
+        }
+        Ok(Self { documents, seq: dims.seq, window: mask.window.unwrap_or(usize::MAX) })
+    }
+
+    /// The keys of query `t`.
+    fn keys(&self, b: usize, t: usize) -> impl Iterator<Item = usize> {
+        let document = move |t: usize| self.documents[b * self.seq + t];
+        (0..=t).filter(move |&s| document(s) == document(t) && t - s < self.window)
+    }
+}
+
 /// With `drop`, probabilities are multiplied with its factors after the softmax.
 pub(super) fn fwd(pools: &mut Pools, op: &AttentionFwd, drop: Option<Factors>) -> Result<()> {
     let dims = Dims::new(&op.out, op.heads, op.kv_heads);
-    let qkv = pools.read(op.qkv)?;
+    let (qkv, reached) = (pools.read(op.qkv)?, Reached::new(pools, &op.mask, dims)?);
     let vector = |part, at: [usize; 3]| &qkv[dims.packed(part, at)..][..dims.size];
     let mut out = vec![0.0; op.out.numel()];
     let mut lse = vec![0.0; op.lse.numel()];
     for (b, h, t) in dims.rows() {
         let query = vector(Q, [b, t, h]);
-        let scores: Vec<f64> = (0..=t).map(|s| dot(query, vector(K, [b, s, h])) * dims.scale()).collect();
+        let score = |s| dot(query, vector(K, [b, s, h])) * dims.scale();
+        let scores: Vec<f64> = reached.keys(b, t).map(score).collect();
         let row_lse = log_sum_exp(&scores);
         let row = (b * dims.heads + h) * dims.seq + t;
         lse[row] = row_lse;
-        for s in 0..=t {
-            let p = (scores[s] - row_lse).exp() * drop.map_or(1.0, |drop| drop.at(row, s));
+        for (s, score) in reached.keys(b, t).zip(scores) {
+            let p = (score - row_lse).exp() * drop.map_or(1.0, |drop| drop.at(row, s));
             add_scaled(&mut out[dims.plain([b, t, h])..][..dims.size], p, vector(V, [b, s, h]));
         }
     }
@@ -112,13 +138,14 @@ pub(super) fn bwd(pools: &mut Pools, op: &AttentionBwd, drop: Option<Factors>) -
     let dims = Dims::new(&op.out, op.heads, op.kv_heads);
     let (qkv, lse) = (pools.read(op.qkv)?, pools.read(op.lse)?);
     let (out, d_out) = (pools.read(op.out)?, pools.read(op.d_out)?);
+    let reached = Reached::new(pools, &op.mask, dims)?;
     let vector = |part, at: [usize; 3]| &qkv[dims.packed(part, at)..][..dims.size];
     let mut d_qkv = vec![0.0; op.d_qkv.numel()];
     for (b, h, t) in dims.rows() {
         let here = dims.plain([b, t, h]);
         let (d_row, row) = (&d_out[here..][..dims.size], &out[here..][..dims.size]);
         let query = vector(Q, [b, t, h]);
-        for s in 0..=t {
+        for s in reached.keys(b, t) {
             let (key, value) = (vector(K, [b, s, h]), vector(V, [b, s, h]));
             let at = (b * dims.heads + h) * dims.seq + t;
             let factor = drop.map_or(1.0, |drop| drop.at(at, s));
@@ -149,10 +176,11 @@ pub(super) fn cached(pools: &mut Pools, op: &AttentionCached, step: Step) -> Res
         keys[new..][..now.size].copy_from_slice(vector(K));
         values[new..][..now.size].copy_from_slice(vector(V));
         let row = |s| past.cached([b, s, h])..past.cached([b, s, h]) + now.size;
-        let scores: Vec<f64> = (0..=position).map(|s| dot(vector(Q), &keys[row(s)]) * now.scale()).collect();
+        let reached = (0..=position).filter(|s| op.window.is_none_or(|window| position - s < window));
+        let scores: Vec<f64> = reached.clone().map(|s| dot(vector(Q), &keys[row(s)]) * now.scale()).collect();
         let lse = log_sum_exp(&scores);
-        for s in 0..=position {
-            let p = (scores[s] - lse).exp();
+        for (s, score) in reached.zip(scores) {
+            let p = (score - lse).exp();
             add_scaled(&mut out[now.plain([b, 0, h])..][..now.size], p, &values[row(s)]);
         }
     }
@@ -164,7 +192,7 @@ pub(super) fn cached(pools: &mut Pools, op: &AttentionCached, step: Step) -> Res
 #[cfg(test)]
 mod tests {
     use crate::Kit;
-    use ironhorse_core::op::{AttentionBwd, AttentionCached, AttentionFwd};
+    use ironhorse_core::op::{AttentionBwd, AttentionCached, AttentionFwd, AttentionMask};
 
     const LN3: f32 = 1.098_612_3;
     /// Two positions, one head of size 1; q, k, v each. Scores of row 1: (ln 3, 0), so p = (3/4, 1/4).
@@ -174,9 +202,32 @@ mod tests {
     fn fwd_by_hand() {
         let mut kit = Kit::new("attention");
         let (out, lse, qkv) = (kit.slot([1, 2, 1]), kit.slot([1, 1, 2]), kit.f32s([1, 2, 3], &QKV));
-        let case = kit.finish(AttentionFwd { out, lse, qkv, heads: 1, kv_heads: 1 });
+        let case =
+            kit.finish(AttentionFwd { out, lse, qkv, heads: 1, kv_heads: 1, mask: AttentionMask::CAUSAL });
         case.expect_within(out, &[8.0, 10.0], 1e-6);
         case.expect_within(lse, &[5.0, 4_f64.ln()], 1e-6);
+    }
+
+    /// [`QKV`] as two documents, then with a window of one: each position has its own value. Of three positions with a window
+    /// of two, the last is as row 1 of [`fwd_by_hand`].
+    #[test]
+    fn masked_fwd_by_hand() {
+        for (positions, window) in [(Some([0, 0]), None), (None, Some(1))] {
+            let mut kit = Kit::new("attention");
+            let (out, lse, qkv) = (kit.slot([1, 2, 1]), kit.slot([1, 1, 2]), kit.f32s([1, 2, 3], &QKV));
+            let positions = positions.map(|positions| kit.i32s([1, 2], &positions));
+            let mask = AttentionMask { positions, window };
+            let case = kit.finish(AttentionFwd { out, lse, qkv, heads: 1, kv_heads: 1, mask });
+            case.expect_within(out, &[8.0, 16.0], 1e-6);
+            case.expect_within(lse, &[5.0, 0.0], 1e-6);
+        }
+        let mut kit = Kit::new("attention");
+        let qkv = kit.f32s([1, 3, 3], &[&[1.0, 2.0, 3.0], &QKV[..]].concat());
+        let (out, lse) = (kit.slot([1, 3, 1]), kit.slot([1, 1, 3]));
+        let mask = AttentionMask { positions: None, window: Some(2) };
+        let case = kit.finish(AttentionFwd { out, lse, qkv, heads: 1, kv_heads: 1, mask });
+        let p = 1.0 / (1.0 + 5_f64.exp()); // of scores 10 and 5
+        case.expect_within(out, &[3.0, 3.0 * (1.0 - p) + 8.0 * p, 10.0], 1e-6);
     }
 
     /// Two heads of size 4 do not see each other, and the score is divided by √4.
@@ -190,7 +241,8 @@ mod tests {
         data[16..24].copy_from_slice(&[8.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]); // v of position 0
         data[40..48].copy_from_slice(&[16.0, 0.0, 0.0, 4.0, 3.0, 0.0, 0.0, 0.0]); // v of position 1
         let qkv = kit.f32s([1, 2, 24], &data);
-        let case = kit.finish(AttentionFwd { out, lse, qkv, heads: 2, kv_heads: 2 });
+        let case =
+            kit.finish(AttentionFwd { out, lse, qkv, heads: 2, kv_heads: 2, mask: AttentionMask::CAUSAL });
         let row0 = [8.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0];
         let row1 = [10.0, 0.0, 0.0, 1.0, 2.0, 0.0, 0.0, 0.0];
         case.expect_within(out, &[row0, row1].concat(), 1e-6);
@@ -210,6 +262,7 @@ mod tests {
             lse: kit.f32s([2], &[5.0, 4_f32.ln()]),
             heads: 1,
             kv_heads: 1,
+            mask: AttentionMask::CAUSAL,
         };
         let k = 3.0 * 3_f64.ln();
         kit.finish(op).expect_within(op.d_qkv, &[0.0, -k, 2.5, -3.0, k, 0.5], 1e-5);
@@ -224,7 +277,7 @@ mod tests {
         let keys = kit.f32s([1, 3, 1], &[1.0, f32::NAN, 77.0]);
         let values = kit.f32s([1, 3, 1], &[8.0, f32::NAN, 88.0]);
         let qkv = kit.f32s([1, 1, 3], &QKV[3..]);
-        let op = AttentionCached { out, keys, values, qkv, heads: 1, kv_heads: 1 };
+        let op = AttentionCached { out, keys, values, qkv, heads: 1, kv_heads: 1, window: None };
         let case = kit.finish(op);
         case.expect_within(out, &[10.0], 1e-6);
         case.expect_f64(keys, &[1.0, 0.0, 77.0]);
@@ -238,7 +291,8 @@ mod tests {
     fn grouped_fwd_by_hand() {
         let mut kit = Kit::new("attention");
         let (out, lse, qkv) = (kit.slot([1, 2, 2]), kit.slot([1, 2, 2]), kit.f32s([1, 2, 4], &GROUPED));
-        let case = kit.finish(AttentionFwd { out, lse, qkv, heads: 2, kv_heads: 1 });
+        let case =
+            kit.finish(AttentionFwd { out, lse, qkv, heads: 2, kv_heads: 1, mask: AttentionMask::CAUSAL });
         case.expect_within(out, &[8.0, 8.0, 10.0, 12.0], 1e-6);
         case.expect_within(lse, &[5.0, 4_f64.ln(), 0.0, 2_f64.ln()], 1e-6);
     }
@@ -256,6 +310,7 @@ mod tests {
             lse: kit.f32s([1, 2, 2], &[5.0, 4_f32.ln(), 0.0, 2_f32.ln()]),
             heads: 2,
             kv_heads: 1,
+            mask: AttentionMask::CAUSAL,
         };
         let k = 3.0 * 3_f64.ln();
         kit.finish(op).expect_within(op.d_qkv, &[0.0, 0.0, -k, 7.5, -3.0, -8.0, k, 2.5], 1e-5);
@@ -269,7 +324,7 @@ mod tests {
         let out = kit.slot([1, 1, 2]);
         let [keys, values] = [1.0, 8.0].map(|first| kit.f32s([1, 2, 1], &[first, f32::NAN]));
         let qkv = kit.f32s([1, 1, 4], &GROUPED[4..]);
-        let op = AttentionCached { out, keys, values, qkv, heads: 2, kv_heads: 1 };
+        let op = AttentionCached { out, keys, values, qkv, heads: 2, kv_heads: 1, window: None };
         let case = kit.finish(op);
         case.expect_within(out, &[10.0, 12.0], 1e-6);
         case.expect_f64(keys, &[1.0, 0.0]);

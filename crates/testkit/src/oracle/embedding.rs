@@ -1,6 +1,6 @@
 //! Token plus position embedding.
 
-use super::{Pools, Step, index};
+use super::{Pools, Step, index, positions};
 use ironhorse_core::op::{EmbeddingBwd, EmbeddingFwd};
 use ironhorse_core::{Error, Result};
 
@@ -16,12 +16,14 @@ pub(super) fn fwd(pools: &mut Pools, op: &EmbeddingFwd, step: Step) -> Result<()
             start + seq
         )));
     }
+    let positions = positions(pools, op.positions, seq)?;
     let mut out = vec![0.0; batch * seq * width];
     for b in 0..batch {
         for t in 0..seq {
             let token = index(tokens[b * seq + t], op.vocab, "token")?;
+            let place = positions.as_ref().map_or(start + t, |at| at[b * seq + t] as usize);
             for c in 0..width {
-                let position = wpe.as_ref().map_or(0.0, |wpe| wpe[(start + t) * width + c]);
+                let position = wpe.as_ref().map_or(0.0, |wpe| wpe[place * width + c]);
                 out[(b * seq + t) * width + c] = wte[token * width + c] + position;
             }
         }
@@ -32,15 +34,17 @@ pub(super) fn fwd(pools: &mut Pools, op: &EmbeddingFwd, step: Step) -> Result<()
 pub(super) fn bwd(pools: &mut Pools, op: &EmbeddingBwd, step: Step) -> Result<()> {
     let (batch, seq, width) = (op.tokens.shape.rows(), op.tokens.shape.cols(), op.d_wte.shape.cols());
     let (tokens, d_out) = (pools.read(op.tokens)?, pools.read(op.d_out)?);
+    let positions = positions(pools, op.positions, seq)?;
     let mut d_wte = vec![0.0; op.d_wte.numel()];
     let mut d_wpe = vec![0.0; op.d_wpe.map_or(seq * width, |d_wpe| d_wpe.numel())];
     for b in 0..batch {
         for t in 0..seq {
             let token = index(tokens[b * seq + t], op.d_wte.shape.rows(), "token")?;
+            let place = positions.as_ref().map_or(t, |at| at[b * seq + t] as usize);
             for c in 0..width {
                 let d = d_out[(b * seq + t) * width + c];
                 d_wte[token * width + c] += d;
-                d_wpe[t * width + c] += d;
+                d_wpe[place * width + c] += d;
             }
         }
     }
@@ -64,6 +68,7 @@ mod tests {
             tokens: kit.i32s([2, 1], &[2, 0]),
             wte: kit.f32s([3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
             wpe: Some(kit.f32s([2, 2], &[10.0, 20.0, 30.0, 40.0])),
+            positions: None,
             vocab: 3,
             at_position,
         };
@@ -97,6 +102,7 @@ mod tests {
             d_wpe: Some(kit.f32s([3, 1], &[7.0, 8.0, 9.0])),
             d_out: kit.f32s([2, 2, 1], &[1.0, 2.0, 3.0, 4.0]),
             tokens: kit.i32s([2, 2], &[1, 0, 1, 1]),
+            positions: None,
             accum_wte: Accum::Add,
             accum,
         };
@@ -121,6 +127,7 @@ mod tests {
             d_wpe: None,
             d_out: kit.f32s([1, 3, 1], &[1.0, 2.0, 3.0]),
             tokens: kit.i32s([1, 3], &[2, 0, 2]),
+            positions: None,
             accum_wte: Accum::FirstWrites,
             accum: Accum::Write,
         };

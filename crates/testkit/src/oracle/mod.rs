@@ -28,7 +28,7 @@ pub(crate) use pools::Pools;
 
 pub use activation::activation;
 
-use ironhorse_core::op::Op;
+use ironhorse_core::op::{Op, check_positions};
 use ironhorse_core::{
     DType, DeviceDescription, Engine, EngineExt, Error, HostSlice, HostSliceMut, Layout, MemoryUse, Param,
     Program, Result, Scalars, Slot, bf16_to_f32, f32_to_bf16,
@@ -138,6 +138,14 @@ pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
         | Op::LinearFwd(_)
         | Op::LinearBwdInput(_) => parts(op).iter().try_for_each(|part| execute(pools, part, step)),
     }
+}
+
+/// The position of each token (B,T) where sequences hold several documents.
+pub(crate) fn positions(pools: &Pools, slot: Option<Slot>, seq: usize) -> Result<Option<Vec<f64>>> {
+    let Some(slot) = slot else { return Ok(None) };
+    let positions = pools.read(slot)?;
+    check_positions(&positions.iter().map(|&x| x as i32).collect::<Vec<_>>(), seq)?;
+    Ok(Some(positions))
 }
 
 /// A token or target as an index, or an input error.

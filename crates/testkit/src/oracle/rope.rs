@@ -1,6 +1,6 @@
 //! Rotary position embedding.
 
-use super::{Pools, Step};
+use super::{Pools, Step, positions};
 use ironhorse_core::op::{Rope, RopeScaling};
 use ironhorse_core::{Error, Result};
 use std::f64::consts::PI;
@@ -15,6 +15,7 @@ pub(super) fn rope(pools: &mut Pools, op: &Rope, step: Step) -> Result<()> {
         return Err(Error::Input(format!("positions {start}..{end} are beyond the context of {context}")));
     }
     let theta = f64::from(op.base) * f64::from(op.alpha).powf(hd as f64 / (hd as f64 - 2.0));
+    let positions = positions(pools, op.positions, seq)?;
     let mut qkv = pools.read(op.qkv)?;
     for b in 0..batch {
         for t in 0..seq {
@@ -22,7 +23,8 @@ pub(super) fn rope(pools: &mut Pools, op: &Rope, step: Step) -> Result<()> {
                 let head = (b * seq + t) * width + h * hd;
                 for i in 0..hd / 2 {
                     let speed = scaled(theta.powf(-2.0 * i as f64 / hd as f64), op.scaling);
-                    let angle = (start + t) as f64 * speed;
+                    let at = positions.as_ref().map_or((start + t) as f64, |at| at[b * seq + t]);
+                    let angle = at * speed;
                     let (sin, cos) = if op.back { (-angle).sin_cos() } else { angle.sin_cos() };
                     let (x, y) = (qkv[head + i], qkv[head + i + hd / 2]);
                     qkv[head + i] = x * cos - y * sin;
@@ -71,6 +73,7 @@ mod tests {
             scaling: RopeScaling::None,
             back,
             at_position: true,
+            positions: None,
             context: 8,
         };
         (kit, op)
@@ -103,6 +106,7 @@ mod tests {
             scaling: RopeScaling::None,
             back: false,
             at_position: false,
+            positions: None,
             context: 2,
         };
         let ((s, c), (s2, c2)) = (1.0_f64.sin_cos(), (1.0_f64 / 40.0).sin_cos());

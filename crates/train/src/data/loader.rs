@@ -253,7 +253,7 @@ impl Loader {
 }
 
 /// A hash of several numbers.
-fn hash(values: impl Iterator<Item = u64>) -> u64 {
+pub(super) fn hash(values: impl Iterator<Item = u64>) -> u64 {
     values.fold(0, |h, v| mix64(h ^ mix64(v)))
 }
 

@@ -4,6 +4,8 @@ pub mod corpus;
 mod files;
 mod grammar;
 pub mod loader;
+mod pack;
+pub mod packed;
 mod permute;
 mod plots;
 mod sample;
@@ -18,6 +20,7 @@ use crate::{Error, Result};
 
 pub use files::expand_globs;
 pub use loader::{Loader, LoaderConfig, LoaderState};
+pub use packed::{BatchTokens, PackStats, PackedLoader};
 pub use sample::Sample;
 pub use shard_pool::OPEN_SHARDS;
 pub use shift::shift;

@@ -182,7 +182,7 @@ impl ModelConfig {
 
     /// A training step: forward with loss, backward, update. Io: `x`, `y`, `losses`, `loss`, `norm`, `halt`; with experts
     /// also `cross_entropy` and, for each layer N, `layers.N.load` (E), `layers.N.aux` and `layers.N.entropy`. `loss` is
-    /// the cross-entropy and every layer's `aux`. `options` may be a [`Recompute`](super::Recompute) alone.
+    /// the cross-entropy and every layer's `aux`; of packed sequences also `positions`. `options` may be a [`Recompute`](super::Recompute) alone.
     pub fn training(
         &self,
         batch: (usize, usize),
@@ -199,7 +199,12 @@ impl ModelConfig {
 
     /// The cross-entropy of a batch as `loss`, nothing kept for a backward. Io: `x`, `y`, `losses`, `loss`.
     pub fn evaluation(&self, batch: (usize, usize), precision: Precision) -> Result<Program> {
-        decoder::evaluation(self.plan()?, batch, precision)
+        decoder::evaluation(self.plan()?, batch, false, precision)
+    }
+
+    /// [`evaluation`](Self::evaluation) of sequences that hold several documents. Io: also `positions`.
+    pub fn packed_evaluation(&self, batch: (usize, usize), precision: Precision) -> Result<Program> {
+        decoder::evaluation(self.plan()?, batch, true, precision)
     }
 
     /// [`evaluation`](Self::evaluation) that also tells the most likely token at each position. Io: also `best`.

@@ -182,8 +182,9 @@ fn a_family_is_told_by_its_kind() {
         ("llama", ",tied=true"),
         ("llama", ",rope_type=llama3,rope_factor=8,rope_original=64"),
         ("llama", ",rope_type=linear,rope_factor=2.5"),
-        ("mistral", ""),
+        ("mistral", ",window=5"),
         ("qwen2", ",tied=true"),
+        ("qwen2", ",sliding_window=5,max_window_layers=1"),
         ("qwen3", ",head_dim=6"),
         ("qwen3_moe", ",experts=4,top_k=2"),
         ("moe", ",experts=4,top_k=2,tied=true"),
@@ -213,7 +214,17 @@ fn a_family_is_told_by_its_kind() {
         refusal("kind=llama,rope_type=yarn"),
         "rope_type is \"yarn\", expected default, linear or llama3"
     );
+    for (text, says) in [
+        ("kind=llama,window=5", "window is 5, expected 0 in a model of kind llama"),
+        ("kind=mistral,window_from=1", "window_from is 1, expected 0 without a window"),
+        ("kind=mistral,window=5,window_from=1", "window_from is 1, expected 0 in a model of kind mistral"),
+        ("kind=qwen2,window=5,window_from=2", "window_from is 2, expected below n_layer, 2"),
+    ] {
+        assert_eq!(refusal(text), says);
+    }
     // what models had before there was a choice is not in their files
     let plain = parse(&format!("kind=llama,{sizes}")).unwrap().to_json();
-    assert!(["family", "tied", "rope_type", "rope_factor"].iter().all(|key| plain.get(key).is_none()));
+    assert!(
+        ["family", "tied", "rope_type", "rope_factor", "window"].iter().all(|key| plain.get(key).is_none())
+    );
 }

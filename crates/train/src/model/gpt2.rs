@@ -152,6 +152,7 @@ impl Gpt2Config {
             heads: Heads { query: self.n_head, kv: self.n_head, dim: self.head_dim() },
             rope: None,
             qk_norm: false,
+            windows: Vec::new(),
             norm_eps: LAYERNORM_EPS,
             vocab: [self.vocab_size, self.padded_vocab_size],
             ffn: 4 * self.n_embd,

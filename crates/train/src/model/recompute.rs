@@ -27,6 +27,9 @@ pub struct StepOptions {
     pub recompute: Recompute,
     /// How often embeddings, attention probabilities and the results of attention and MLP are dropped; of GPT-2 only.
     pub dropout: DropRate,
+    /// Whether sequences hold several documents, whose positions the input `positions` (B,T) gives: attention reaches
+    /// nothing before a document's first token, and its positions count from 0.
+    pub packed: bool,
 }
 
 impl From<Recompute> for StepOptions {

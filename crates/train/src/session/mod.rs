@@ -1,8 +1,10 @@
 //! A model on an engine: the programs it needs, planned together over one set of weights.
 
+mod batch;
 pub(crate) mod master;
 mod routing;
 
+pub use batch::Batch;
 pub use routing::LayerRouting;
 pub(crate) use routing::null_is_nan;
 
@@ -32,6 +34,8 @@ pub struct SessionSpec {
     pub recompute: Recompute,
     /// How often training drops elements.
     pub dropout: DropRate,
+    /// Whether the sequences of `train` and `eval` hold several documents ([`StepOptions::packed`]).
+    pub packed: bool,
     /// Element types of weights and gradients.
     pub precision: Precision,
 }
@@ -44,9 +48,12 @@ impl SessionSpec {
 
     fn programs(&self, config: &ModelConfig) -> Result<Programs> {
         config.validate()?;
-        let options = StepOptions { recompute: self.recompute, dropout: self.dropout };
+        let options = StepOptions { recompute: self.recompute, dropout: self.dropout, packed: self.packed };
         let train = self.train.map(|batch| config.training(batch, options, self.precision));
-        let eval = self.eval.map(|batch| config.evaluation(batch, self.precision));
+        let eval = self.eval.map(|batch| match self.packed {
+            true => config.packed_evaluation(batch, self.precision),
+            false => config.evaluation(batch, self.precision),
+        });
         let score = self.score.map_or_else(Vec::new, |(longest, tokens)| shapes(longest, tokens));
         let score = score.into_iter().map(|batch| config.scoring(batch, self.precision));
         let decode = self.decode.map(|batch| config.decoding(batch, self.precision));
@@ -252,9 +259,13 @@ impl Session {
     /// Forward and backward of one micro-step; gradients and loss accumulate over `scalars.micro_step`. The scalars are
     /// those of the whole step: [`Scalars::counting`] over the targets of all its micro-steps.
     pub fn micro_step(&mut self, x: &[i32], y: &[i32], scalars: &Scalars) -> Result<()> {
+        self.step(Batch::plain(x, y), scalars)
+    }
+
+    /// [`Session::micro_step`] of any batch.
+    pub fn step(&mut self, batch: Batch<'_>, scalars: &Scalars) -> Result<()> {
         let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
-        self.engine.write_i32(io(program, "x")?, x)?;
-        self.engine.write_i32(io(program, "y")?, y)?;
+        batch.write(self.engine.as_mut(), program)?;
         self.engine.run_section(program, Section::Forward, scalars)?;
         Ok(self.engine.run_section(program, Section::Backward, scalars)?)
     }
@@ -303,15 +314,20 @@ impl Session {
 
     /// The mean loss of the targets of a batch that count.
     pub fn evaluate(&mut self, x: &[i32], y: &[i32]) -> Result<f32> {
+        self.evaluate_batch(Batch::plain(x, y))
+    }
+
+    /// [`Session::evaluate`] of any batch.
+    pub fn evaluate_batch(&mut self, batch: Batch<'_>) -> Result<f32> {
         let program = self.programs.eval.as_ref().ok_or_else(not_evaluating)?;
-        forward_loss(self.engine.as_mut(), program, x, y)?;
+        forward_loss(self.engine.as_mut(), program, batch)?;
         Ok(self.engine.read_scalar(io(program, "loss")?)?)
     }
 
     /// The loss of every token of a batch and the most likely token in its place, with the scoring program number `at`.
     pub fn score(&mut self, at: usize, [x, y]: [&[i32]; 2], scores: &mut TokenScores) -> Result<()> {
         let program = self.programs.score.get(at).ok_or_else(not_evaluating)?;
-        forward_loss(self.engine.as_mut(), program, x, y)?;
+        forward_loss(self.engine.as_mut(), program, Batch::plain(x, y))?;
         scores.losses.resize(x.len(), 0.0);
         scores.best.resize(x.len(), 0);
         self.engine.read_f32(io(program, "losses")?, &mut scores.losses)?;
@@ -377,10 +393,9 @@ pub struct TokenScores {
 }
 
 /// Runs a program that computes losses.
-fn forward_loss(engine: &mut dyn Engine, program: &Program, x: &[i32], y: &[i32]) -> Result<()> {
-    engine.write_i32(io(program, "x")?, x)?;
-    engine.write_i32(io(program, "y")?, y)?;
-    let scalars = Scalars::default().counting(y);
+fn forward_loss(engine: &mut dyn Engine, program: &Program, batch: Batch<'_>) -> Result<()> {
+    batch.write(engine, program)?;
+    let scalars = Scalars::default().counting(batch.y);
     Ok(engine.run_section(program, Section::Forward, &scalars)?)
 }
 

@@ -69,7 +69,11 @@ impl Asked<'_> {
                 let has = |level: RecomputeArg| level != RecomputeArg::Experts || self.config.has_experts();
                 for &recompute in RecomputeArg::value_variants().iter().filter(|&&level| has(level)) {
                     if let Ok(precision) = state.precision(self.dtype, self.accumulate) {
-                        let options = StepOptions { recompute: recompute.into(), dropout: self.dropout };
+                        let options = StepOptions {
+                            recompute: recompute.into(),
+                            dropout: self.dropout,
+                            ..StepOptions::default()
+                        };
                         let program = self.config.training(self.batch, options, precision)?;
                         choices.push(self.choice(recompute, state, program.layout()));
                     }

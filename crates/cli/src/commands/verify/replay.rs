@@ -116,7 +116,7 @@ impl Again<'_> {
     fn say_how_long(&self) -> Result<()> {
         let (replay, spec) = (self.replay, self.replay.spec(Role::F64));
         let Some(batch) = spec.train else { return Ok(()) };
-        let options = StepOptions { recompute: spec.recompute, dropout: spec.dropout };
+        let options = StepOptions { recompute: spec.recompute, dropout: spec.dropout, packed: spec.packed };
         let program = replay.config().training(batch, options, spec.precision)?;
         let micro_steps = if self.only.is_some() { 1 } else { u64::from(replay.bad().accumulate) };
         let flops =

@@ -41,7 +41,7 @@ impl<T: Elem> Backward<T> {
         let d_kv = self.keys_and_values(own, head);
         // SAFETY: guaranteed by the caller.
         unsafe { self.clear(d_kv, 0..a.kv_len) };
-        for queries in (0..s.tiles()).map(|tile| s.tile(tile)) {
+        for queries in (0..s.tiles()).flat_map(|block| self.from.tiles(head, block)) {
             let to = self.from.queries(self.d_q, a.q, head, &queries);
             let d_q = self.d_q.is_some().then(|| to.matrix(&mut scratch.wide[3]));
             // SAFETY: guaranteed by the caller.
@@ -49,7 +49,8 @@ impl<T: Elem> Backward<T> {
                 if s.sees(queries.end - 1) == 0 {
                     self.clear([d_q, None], 0..queries.len());
                 }
-                self.tile((isa, &mut *scratch), head, &queries, s.chunks(&queries), [d_q, d_kv[0], d_kv[1]]);
+                let chunks = self.from.chunks(head, &queries);
+                self.tile((isa, &mut *scratch), head, &queries, chunks, [d_q, d_kv[0], d_kv[1]]);
                 if d_q.is_some() {
                     to.store(isa, &scratch.wide[3]);
                 }
@@ -144,13 +145,15 @@ impl<T: Elem> Backward<T> {
         dropped(dp); // the gradients of all probabilities, from those of the kept ones
         softmax_bwd_columns(isa, p, dp, stride, factors, &lse, &delta);
         dropped(p); // what was multiplied with the values
-        s.hide(p, queries, keys, T::Acc::ZERO);
-        s.hide(dp, queries, keys, T::Acc::ZERO);
-        if keys.start == 0 {
-            // The softmax of one score is the constant 1: its gradient is exactly 0. Rounding noise in its place would be
-            // blown up by AdamW.
-            let single = queries.clone().enumerate().filter(|&(_, t)| s.sees(t) == 1);
-            single.for_each(|(i, _)| dp[i] = T::Acc::ZERO);
+        self.from.hide(p, queries, keys, T::Acc::ZERO);
+        self.from.hide(dp, queries, keys, T::Acc::ZERO);
+        // The softmax of one score is the constant 1: its gradient is exactly 0. Rounding noise in its place would be blown up
+        // by AdamW.
+        for (i, t) in queries.clone().enumerate() {
+            let reached = self.from.reached(head, t);
+            if reached.len() == 1 && keys.contains(&reached.start) {
+                dp[(reached.start - keys.start) * stride + i] = T::Acc::ZERO;
+            }
         }
     }
 

@@ -31,13 +31,13 @@ pub unsafe fn one_query<T: Elem>(
     [head, position]: [usize; 2],
 ) {
     let (s, a, hd) = (&call.shape, &call.shape.0, call.shape.0.head_dim);
-    let seen = s.sees(position);
-    let scores = &mut room.scores[..seen];
+    let reached = call.reached(head, position);
+    let scores = &mut room.scores[..reached.len()];
     // SAFETY: guaranteed by the caller.
     unsafe {
         let at = s.query(a.q, head, position);
         let q = call.q.get(at..at + hd);
-        for (t, score) in scores.iter_mut().enumerate() {
+        for (t, score) in reached.clone().zip(scores.iter_mut()) {
             let at = s.key(a.k, head, t);
             *score = dot(isa, q, call.k.get(at..at + hd));
         }
@@ -45,13 +45,13 @@ pub unsafe fn one_query<T: Elem>(
         let (max, sum) = softmax_row(isa, scores, factor);
         let out = &mut room.out[..hd];
         out.fill(T::Acc::ZERO);
-        for (t, score) in scores.iter().enumerate() {
+        for (t, score) in reached.clone().zip(scores.iter()) {
             let at = s.key(a.v, head, t);
             add_scaled(isa, out, *score / sum, call.v.get(at..at + hd));
         }
         let at = s.query(a.out, head, position);
         narrow(isa, call.out.get_mut(at..at + hd), out);
-        let lse = if seen == 0 { T::Acc::NEG_INFINITY } else { max + sum.ln() };
+        let lse = if reached.is_empty() { T::Acc::NEG_INFINITY } else { max + sum.ln() };
         call.lse.set(head * a.q_len + position, lse);
     }
 }

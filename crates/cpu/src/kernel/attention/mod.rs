@@ -14,12 +14,14 @@ mod backward;
 mod dropout;
 mod few;
 mod product;
+mod reach;
 mod softmax;
 mod split;
 
 pub use backward::Backward;
 pub use dropout::Drops;
 pub use few::{FEW, QueryScratch, one_query};
+pub use reach::Reach;
 
 use super::elementwise::{narrow, scale_by, widen};
 use crate::element::{Elem, Real};
@@ -55,12 +57,6 @@ impl Heads {
     fn sees(&self, position: usize) -> usize {
         let a = &self.0;
         if a.causal { (a.kv_len + position + 1).saturating_sub(a.q_len) } else { a.kv_len }
-    }
-
-    /// The keys that some query of a tile sees, a chunk at a time.
-    fn chunks(&self, queries: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
-        let end = self.sees(queries.end - 1);
-        (0..end).step_by(CHUNK).map(move |first| first..end.min(first + CHUNK))
     }
 
     /// Elements of a chunk of scores, at most.
@@ -99,19 +95,6 @@ impl Heads {
         }
         scale_by(isa, scores, scale);
         A::ONE
-    }
-
-    /// Sets the scores of keys that come after what their query sees.
-    fn hide<A: Real>(&self, s: &mut [A], queries: &Range<usize>, keys: &Range<usize>, value: A) {
-        let (a, stride) = (&self.0, row_stride(queries.len()));
-        if !a.causal {
-            return;
-        }
-        for (key, row) in keys.clone().zip(s.chunks_exact_mut(stride)) {
-            // Queries before this one do not see the key.
-            let first = (key + a.q_len).saturating_sub(a.kv_len + queries.start);
-            row[..first.min(queries.len())].fill(value);
-        }
     }
 }
 
@@ -211,6 +194,8 @@ pub struct Forward<T: Elem> {
     pub lse: Span<T::Acc>,
     /// Dropout of the probabilities, where there is some.
     pub drops: Option<Drops>,
+    /// Documents and a window, where there are any.
+    pub reach: Reach,
 }
 
 impl<T: Elem> Forward<T> {
@@ -231,15 +216,32 @@ impl<T: Elem> Forward<T> {
         HeadRows { at, first, stride: strides.position, count: queries.len(), hd: self.shape.0.head_dim }
     }
 
-    /// Task `number` of `batch · heads · tiles`: late queries, which see more keys, first, so that short tasks fill the gaps
+    /// Task `number` of `batch · heads · tiles`, the tiles that begin in one without documents: late queries, which see more keys, first, so that short tasks fill the gaps
     /// at the end.
     ///
     /// # Safety
     /// The caller may read q, k and v, and alone uses `scratch` and the rows of `out` and `lse` of this head and tile.
     pub unsafe fn tile(&self, isa: Isa, scratch: &mut TileScratch<T::Acc>, number: usize) {
+        let tiles = self.shape.tiles();
+        let (head, block) = (number / tiles, tiles - 1 - number % tiles);
+        for queries in self.tiles(head, block) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { self.queries_of_one(isa, scratch, head, queries) };
+        }
+    }
+
+    /// Attention of a tile of queries of one document.
+    ///
+    /// # Safety
+    /// As [`Forward::tile`].
+    unsafe fn queries_of_one(
+        &self,
+        isa: Isa,
+        scratch: &mut TileScratch<T::Acc>,
+        head: usize,
+        queries: Range<usize>,
+    ) {
         let (s, a, hd) = (&self.shape, &self.shape.0, self.shape.0.head_dim);
-        let (head, tile) = (number / s.tiles(), s.tiles() - 1 - number % s.tiles());
-        let queries = s.tile(tile);
         let (rows, stride) = (queries.len(), row_stride(queries.len()));
         let (mut max, mut sum) = ([T::Acc::NEG_INFINITY; TILE], [T::Acc::ZERO; TILE]);
         let [q_room, k_room, v_room, o_room, _] = &mut scratch.wide;
@@ -247,9 +249,9 @@ impl<T: Elem> Forward<T> {
         let o = out.matrix(o_room);
         // SAFETY: guaranteed by the caller.
         let q = unsafe { self.queries(self.q, a.q, head, &queries).load(isa, q_room) };
-        for keys in s.chunks(&queries) {
+        for (number, keys) in self.chunks(head, &queries).enumerate() {
             let scores = &mut scratch.tiles[..keys.len() * stride];
-            let beta = if keys.start == 0 { Beta::Overwrite } else { Beta::Accumulate };
+            let beta = if number == 0 { Beta::Overwrite } else { Beta::Accumulate };
             // SAFETY: the inputs are only read; scores, widened rows and this part of `out` belong to this task.
             unsafe {
                 let [k, v] = self.keys([keys.start, head], keys.len());
@@ -258,9 +260,9 @@ impl<T: Elem> Forward<T> {
                 let to = Mat::new(scores, stride);
                 product((mm, isa), size, [k, q.transposed()], to, Beta::Overwrite);
                 let factor = s.factor(isa, scores);
-                s.hide(scores, &queries, &keys, T::Acc::NEG_INFINITY);
+                self.hide(scores, &queries, &keys, T::Acc::NEG_INFINITY);
                 let shrink = softmax_columns(isa, scores, stride, factor, &mut max, &mut sum);
-                if keys.start > 0 {
+                if number > 0 {
                     (0..rows).for_each(|i| scale_by(isa, row_mut(o, i, hd), shrink[i]));
                 }
                 if let Some(drops) = self.drops {

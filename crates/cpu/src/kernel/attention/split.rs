@@ -97,7 +97,7 @@ impl<T: Elem> Turns<'_, T> {
         }
         for tile in tiles.clone() {
             let queries = s.tile(tile);
-            let Some(keys) = s.chunks(&queries).nth(chunk) else { continue };
+            let Some(keys) = call.from.chunks(head, &queries).nth(chunk) else { continue };
             let d_q = call.d_q.is_some().then(|| {
                 let at = self.kept_at([head, chunk], (tile - tiles.start) * TILE);
                 Mat { ptr: self.kept.ptr().wrapping_add(at), rs: s.0.head_dim, cs: 1 }
@@ -117,7 +117,7 @@ impl<T: Elem> Turns<'_, T> {
         let (call, s, hd) = (self.call, &self.call.from.shape, self.call.from.shape.0.head_dim);
         let queries = s.tile(tiles.start + index);
         let to = call.from.queries(call.d_q, s.0.q, head, &queries);
-        let chunks = s.chunks(&queries).count();
+        let chunks = call.from.chunks(head, &queries).count();
         for i in 0..queries.len() {
             let part = |chunk: usize| {
                 let at = self.kept_at([head, chunk], index * TILE + i);

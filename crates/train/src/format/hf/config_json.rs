@@ -127,8 +127,8 @@ fn read<F: Family>(map: &Map<String, Value>, path: &Path) -> Result<ModelConfig>
         }
         names.push((ours[0], key));
     }
-    let config = filling.finish().map_err(|error| in_words_of_the_file(error, &names).in_file(path))?;
-    F::check(&map, &config, path)?;
+    let mut config = filling.finish().map_err(|error| in_words_of_the_file(error, &names).in_file(path))?;
+    F::finish(&map, &mut config, path)?;
     Ok(config.into())
 }
 

@@ -23,7 +23,7 @@ pub(super) trait Family {
     const WITHOUT: &'static [&'static str] = &[];
     /// Fields of our configuration that have another key here than in the table: ours, theirs.
     const RENAMED: &'static [(&'static str, &'static [&'static str])] = &[];
-    /// Keys that `prepare` and `check` read.
+    /// Keys that `prepare` and `finish` read.
     const READ: &'static [&'static str] = &[];
 
     /// The configuration, if it describes a model of this family.
@@ -49,8 +49,8 @@ pub(super) trait Family {
         Ok(())
     }
 
-    /// Rejects a file whose other keys contradict its sizes.
-    fn check(_map: &Map<String, Value>, _config: &Self::Config, _path: &Path) -> Result<()> {
+    /// Takes over what is not one key of one field, and rejects a file whose other keys contradict its sizes.
+    fn finish(_map: &Map<String, Value>, _config: &mut Self::Config, _path: &Path) -> Result<()> {
         Ok(())
     }
 

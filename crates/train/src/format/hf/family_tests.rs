@@ -138,18 +138,6 @@ fn no_field_is_ignored() {
             "c: attention_bias is true, expected false"
         );
     }
-    for kind in ["qwen2", "qwen3", "qwen3_moe"] {
-        let used = refusal(kind, json!({ "use_sliding_window": true }));
-        assert_eq!(used, "c: sliding_window is 32, expected null or at least max_position_embeddings, 64");
-    }
-    assert!(
-        refusal("qwen3", json!({ "layer_types": ["full_attention", "sliding_attention"] }))
-            .ends_with("expected \"full_attention\" for each of 2 layers")
-    );
-    assert_eq!(
-        refusal("mistral", json!({ "sliding_window": 16 })),
-        "c: sliding_window is 16, expected null or at least max_position_embeddings, 64"
-    );
     assert_eq!(
         refusal("qwen3_moe", json!({ "norm_topk_prob": false })),
         "c: norm_topk_prob is false, expected true"
@@ -184,9 +172,72 @@ fn what_a_file_does_not_say_is_what_transformers_takes() {
     assert_eq!(without("qwen2", &["vocab_size", "max_position_embeddings"]).unwrap().max_seq_len, 32_768);
     assert!(!without("llama", &["tie_word_embeddings"]).unwrap().tied);
     // Mistral's window is 4096 unless the file says null, and here the context is shorter
-    without("mistral", &["sliding_window"]).unwrap();
-    let long = without("mistral", &["sliding_window", "max_position_embeddings"]).unwrap_err();
-    assert_eq!(long, "c: sliding_window is 4096, expected null or at least max_position_embeddings, 131072");
+    let null = without("mistral", &[]).unwrap();
+    let absent = without("mistral", &["sliding_window"]).unwrap();
+    assert_eq!((null.window, absent.window), (0, 4096));
+    assert!(absent.computes_as(&null));
+    assert_eq!(without("qwen2", &["use_sliding_window"]).unwrap().window, 0);
     let plain = without("qwen3_moe", &["norm_topk_prob"]).unwrap_err();
     assert_eq!(plain, "c: norm_topk_prob is missing, which is false, expected true");
+}
+
+/// A window is obeyed in the layers that have it, refused where we do not know which, and written again.
+#[test]
+fn windows_are_those_of_transformers() {
+    let file = |kind: &str, changes: Value| {
+        let (_, json) = published().into_iter().find(|(known, _)| *known == kind).unwrap();
+        with(&json, changes)
+    };
+    let (full, sliding) = ("full_attention", "sliding_attention");
+    let used = |more: Value| with(&json!({ "use_sliding_window": true }), more);
+    for (kind, changes, windows) in [
+        ("mistral", json!({ "sliding_window": 16 }), [Some(16); 2]),
+        ("qwen2", used(json!({})), [None, Some(32)]),
+        ("qwen2", used(json!({ "sliding_window": null })), [None; 2]),
+        ("qwen3", used(json!({ "max_window_layers": 0 })), [Some(32); 2]),
+        ("qwen3", used(json!({ "max_window_layers": 2 })), [None; 2]),
+        ("qwen3", used(json!({ "layer_types": [sliding, sliding] })), [Some(32); 2]),
+        ("qwen3", used(json!({ "layer_types": [full, sliding] })), [None, Some(32)]),
+        ("qwen3", used(json!({ "layer_types": [full, full], "max_window_layers": 0 })), [None; 2]),
+        ("qwen3_moe", used(json!({ "max_window_layers": 0 })), [Some(32); 2]),
+    ] {
+        let json = file(kind, changes);
+        let config = parse(&json).unwrap();
+        let found = if config.window == 0 { vec![None; 2] } else { config.windows() };
+        assert_eq!(found, windows, "{json}");
+        for tokens in [TextTokens::Last, TextTokens::parse(json.to_string().as_bytes())] {
+            let again = config_json(&config.into(), Elem::F32, &tokens);
+            assert_eq!(parse(&again).unwrap(), config, "{again}");
+        }
+    }
+    let mut default = file("qwen2", used(json!({})));
+    default.as_object_mut().unwrap().remove("max_window_layers");
+    assert_eq!(parse(&default).unwrap().window, 0, "layers from number 28 on have it, and here are two");
+    for (kind, changes, says) in [
+        ("mistral", json!({ "sliding_window": 0 }), "sliding_window is 0, expected null or from 1 to"),
+        ("mistral", json!({ "sliding_window": -1 }), "sliding_window is -1, expected null or from 1 to"),
+        ("mistral", json!({ "sliding_window": 1.5 }), "sliding_window is 1.5, expected null or from 1 to"),
+        ("qwen2", json!({ "use_sliding_window": 1 }), "use_sliding_window is 1, expected true or false"),
+        (
+            "qwen2",
+            used(json!({ "max_window_layers": "x" })),
+            "max_window_layers is \"x\", expected a whole number",
+        ),
+        (
+            "qwen3",
+            used(json!({ "layer_types": [sliding, full] })),
+            "layer_types is [\"sliding_attention\",\"full_attention\"], expected \"full_attention\" for each of \
+             2 layers, or \"sliding_attention\" from one of them on",
+        ),
+        (
+            "qwen3",
+            json!({ "layer_types": [full, sliding] }),
+            "layer_types is [\"full_attention\",\"sliding_attention\"], expected \"full_attention\" for each of 2 layers",
+        ),
+        ("qwen3_moe", used(json!({})), "max_window_layers is 1, expected 0, or no window"),
+        ("llama", json!({ "sliding_window": 8 }), "sliding_window is 8, expected no such field in a llama"),
+    ] {
+        let text = parse(&file(kind, changes)).unwrap_err();
+        assert!(text.starts_with(&format!("c: {says}")), "{text}");
+    }
 }

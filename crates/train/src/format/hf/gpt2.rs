@@ -57,7 +57,7 @@ impl Family for Gpt2 {
         Ok(())
     }
 
-    fn check(map: &Map<String, Value>, config: &Gpt2Config, path: &Path) -> Result<()> {
+    fn finish(map: &Map<String, Value>, config: &mut Gpt2Config, path: &Path) -> Result<()> {
         let expected = 4 * config.n_embd;
         match map.get("n_inner").filter(|inner| !inner.is_null() && **inner != json!(expected)) {
             Some(inner) => Err(Error::field(path, "n_inner", inner, format!("null or {expected}"))),

@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 
 use super::family::Family;
 use super::rope;
+use crate::Result;
 use crate::model::{ModelConfig, MoeConfig};
-use crate::{Error, Result};
 
 pub(super) struct Llama;
 
@@ -102,23 +102,6 @@ pub(super) fn prepare(map: &mut Map<String, Value>, absent: &Value, path: &Path)
 fn copy(map: &mut Map<String, Value>, from: &str, to: &str) {
     if let Some(value) = map.get(from).cloned() {
         map.insert(to.into(), value);
-    }
-}
-
-/// Rejects a window that masks anything; `window` and `kinds` are the keys of one window and of the kinds of layers.
-pub(super) fn check_window(map: &Map<String, Value>, config: &MoeConfig, path: &Path) -> Result<()> {
-    // Qwen's files have one even where it is not used
-    if map.get("use_sliding_window").is_some_and(|used| *used == json!(false)) {
-        return Ok(());
-    }
-    let window = map.get("sliding_window").filter(|window| !window.is_null());
-    // a window over the whole context masks nothing
-    match window.filter(|window| window.as_u64().is_none_or(|window| window < config.max_seq_len as u64)) {
-        None => Ok(()),
-        Some(window) => {
-            let expected = format!("null or at least max_position_embeddings, {}", config.max_seq_len);
-            Err(Error::field(path, "sliding_window", window, expected))
-        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::family::Family;
-use super::llama;
+use super::{llama, window};
 use crate::Result;
 use crate::model::{ModelConfig, MoeConfig};
 
@@ -17,7 +17,7 @@ impl Family for Mistral {
     const ARCHITECTURE: &'static str = "MistralForCausalLM";
     const KIND: &'static str = "mistral";
     const WITHOUT: &'static [&'static str] = llama::DENSE;
-    const READ: &'static [&'static str] = &["sliding_window"];
+    const READ: &'static [&'static str] = &[window::WINDOW];
 
     fn of(config: &ModelConfig) -> Option<&MoeConfig> {
         llama::of_kind(config, Self::KIND)
@@ -28,7 +28,7 @@ impl Family for Mistral {
     }
 
     fn prepare(map: &mut Map<String, Value>, path: &Path) -> Result<()> {
-        map.entry("sliding_window").or_insert(json!(4096)); // absent is not null
+        map.entry(window::WINDOW).or_insert(json!(4096)); // absent is not null
         let absent = json!({
             "num_key_value_heads": 8,
             "vocab_size": 32_000,
@@ -39,11 +39,11 @@ impl Family for Mistral {
         llama::prepare(map, &absent, path)
     }
 
-    fn check(map: &Map<String, Value>, config: &MoeConfig, path: &Path) -> Result<()> {
-        llama::check_window(map, config, path)
+    fn finish(map: &Map<String, Value>, config: &mut MoeConfig, path: &Path) -> Result<()> {
+        window::of_all_layers(map, config, path)
     }
 
     fn template(config: &MoeConfig) -> Value {
-        llama::template(config, json!({ "sliding_window": null }))
+        llama::template(config, json!({ "sliding_window": window::value(config) }))
     }
 }

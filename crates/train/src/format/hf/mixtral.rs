@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::family::Family;
-use super::llama;
+use super::{llama, window};
 use crate::model::{ModelConfig, MoeConfig};
 use crate::{Error, Result};
 
@@ -16,7 +16,7 @@ impl Family for Mixtral {
     const MODEL_TYPE: &'static str = "mixtral";
     const ARCHITECTURE: &'static str = "MixtralForCausalLM";
     const KIND: &'static str = "moe";
-    const READ: &'static [&'static str] = &["sliding_window"];
+    const READ: &'static [&'static str] = &[window::WINDOW];
 
     fn of(config: &ModelConfig) -> Option<&MoeConfig> {
         llama::of_kind(config, Self::KIND)
@@ -46,8 +46,8 @@ impl Family for Mixtral {
         }
     }
 
-    fn check(map: &Map<String, Value>, config: &MoeConfig, path: &Path) -> Result<()> {
-        llama::check_window(map, config, path)
+    fn finish(map: &Map<String, Value>, config: &mut MoeConfig, path: &Path) -> Result<()> {
+        window::of_all_layers(map, config, path)
     }
 
     fn template(config: &MoeConfig) -> Value {
@@ -57,7 +57,7 @@ impl Family for Mixtral {
             "router_aux_loss_coef": null,
             "router_jitter_noise": 0.0,
             "output_router_logits": false,
-            "sliding_window": null,
+            "sliding_window": window::value(config),
         });
         llama::template(config, own)
     }

@@ -16,6 +16,7 @@ mod qwen;
 mod reader;
 mod rope;
 mod text_tokens;
+mod window;
 mod writer;
 
 pub use config_json::{HF_CONFIG, config_json, parse_config_json};

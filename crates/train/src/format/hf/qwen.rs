@@ -5,12 +5,12 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::family::Family;
-use super::llama;
+use super::{llama, window};
 use crate::model::{ModelConfig, MoeConfig};
 use crate::{Error, Result};
 
 /// Keys of the window and of the layers that have it.
-const WINDOW: &[&str] = &["use_sliding_window", "sliding_window", "max_window_layers", "layer_types"];
+const WINDOW: &[&str] = &[window::USED, window::WINDOW, window::FROM, window::LAYERS];
 
 pub(super) struct Qwen2;
 pub(super) struct Qwen3;
@@ -36,12 +36,12 @@ impl Family for Qwen2 {
         prepare(map, json!({ "num_key_value_heads": 32 }), path)
     }
 
-    fn check(map: &Map<String, Value>, config: &MoeConfig, path: &Path) -> Result<()> {
-        check(map, config, path)
+    fn finish(map: &Map<String, Value>, config: &mut MoeConfig, path: &Path) -> Result<()> {
+        window::of_last_layers(map, config, path)
     }
 
     fn template(config: &MoeConfig) -> Value {
-        llama::template(config, without_window(json!({})))
+        llama::template(config, windowed(config, json!({})))
     }
 }
 
@@ -66,12 +66,12 @@ impl Family for Qwen3 {
         prepare(map, json!({ "num_key_value_heads": 32 }), path)
     }
 
-    fn check(map: &Map<String, Value>, config: &MoeConfig, path: &Path) -> Result<()> {
-        check(map, config, path)
+    fn finish(map: &Map<String, Value>, config: &mut MoeConfig, path: &Path) -> Result<()> {
+        window::of_last_layers(map, config, path)
     }
 
     fn template(config: &MoeConfig) -> Value {
-        llama::template(config, without_window(json!({ "attention_bias": false })))
+        llama::template(config, windowed(config, json!({ "attention_bias": false })))
     }
 }
 
@@ -83,13 +83,8 @@ impl Family for Qwen3Moe {
     const RENAMED: &'static [(&'static str, &'static [&'static str])] =
         &[("n_experts", &["num_experts"]), ("ffn", &["moe_intermediate_size"])];
     // `intermediate_size` is the width of layers without experts, of which there are none
-    const READ: &'static [&'static str] = &[
-        "use_sliding_window",
-        "sliding_window",
-        "max_window_layers",
-        "num_local_experts",
-        "intermediate_size",
-    ];
+    const READ: &'static [&'static str] =
+        &[window::USED, window::WINDOW, window::FROM, "num_local_experts", "intermediate_size"];
 
     fn of(config: &ModelConfig) -> Option<&MoeConfig> {
         llama::of_kind(config, Self::KIND)
@@ -135,8 +130,13 @@ impl Family for Qwen3Moe {
         }
     }
 
-    fn check(map: &Map<String, Value>, config: &MoeConfig, path: &Path) -> Result<()> {
-        check(map, config, path)
+    fn finish(map: &Map<String, Value>, config: &mut MoeConfig, path: &Path) -> Result<()> {
+        window::of_all_layers(map, config, path)?;
+        // older versions of transformers obey it here, newer ones do not
+        match map.get(window::FROM).filter(|from| config.window > 0 && **from != json!(0)) {
+            Some(from) => Err(Error::field(path, window::FROM, from, "0, or no window")),
+            None => Ok(()),
+        }
     }
 
     fn template(config: &MoeConfig) -> Value {
@@ -152,13 +152,14 @@ impl Family for Qwen3Moe {
             "output_router_logits": false,
             "router_aux_loss_coef": null,
         });
-        llama::template(config, without_window(own))
+        llama::template(config, window::put(config, own))
     }
 }
 
 /// What Llama and Qwen do not have in common if it is absent.
 fn prepare(map: &mut Map<String, Value>, own: Value, path: &Path) -> Result<()> {
-    map.entry("use_sliding_window").or_insert(json!(false));
+    map.entry(window::USED).or_insert(json!(false));
+    map.entry(window::WINDOW).or_insert(json!(4096)); // absent is not null
     let mut absent = json!({
         "vocab_size": 151_936,
         "max_position_embeddings": 32_768,
@@ -171,25 +172,11 @@ fn prepare(map: &mut Map<String, Value>, own: Value, path: &Path) -> Result<()> 
     llama::prepare(map, &absent, path)
 }
 
-/// Rejects a window that is used, and layers that are not what the rest of the file says.
-fn check(map: &Map<String, Value>, config: &MoeConfig, path: &Path) -> Result<()> {
-    if let Some(used) = map.get("use_sliding_window").filter(|used| !used.is_boolean()) {
-        return Err(Error::field(path, "use_sliding_window", used, "true or false"));
+/// The keys of Qwen 2 and Qwen 3, whose first layers may be without the window.
+fn windowed(config: &MoeConfig, own: Value) -> Value {
+    let mut own = window::put(config, own);
+    if config.window > 0 {
+        own[window::FROM] = json!(config.window_from);
     }
-    llama::check_window(map, config, path)?;
-    let Some(layers) = map.get("layer_types").filter(|layers| !layers.is_null()) else { return Ok(()) };
-    let plain = layers.as_array().is_some_and(|layers| {
-        layers.len() == config.n_layer && layers.iter().all(|layer| layer == "full_attention")
-    });
-    if plain {
-        return Ok(());
-    }
-    let expected = format!("\"full_attention\" for each of {} layers", config.n_layer);
-    Err(Error::field(path, "layer_types", layers, expected))
-}
-
-fn without_window(mut own: Value) -> Value {
-    own["use_sliding_window"] = json!(false);
-    own["sliding_window"] = Value::Null;
     own
 }

@@ -1,18 +1,20 @@
 //! What the programs of all models are built from: weights by their names, and the layers that the models share, forward and
 //! backward.
 
+mod attention;
 mod norm;
 mod update;
 
+pub(super) use attention::{Attending, Attention, Heads};
 pub(super) use norm::{Norm, NormWeights};
 
 use super::TensorSpec;
 use crate::{Error, Result};
 use ironhorse_core::op::{
-    Accum, Argmax, AttentionBwd, AttentionCached, AttentionDropoutBwd, AttentionDropoutFwd, AttentionFwd,
-    CrossEntropy, EmbeddingBwd, EmbeddingFwd, LinearBwdInput, LinearBwdWeight, LinearFwd, LossMean, PreAct,
+    Accum, Argmax, CrossEntropy, EmbeddingBwd, EmbeddingFwd, LinearBwdInput, LinearBwdWeight, LinearFwd,
+    LossMean, PreAct,
 };
-use ironhorse_core::{Builder, DType, DropSite, Precision, Program, Section, Shape, Slot};
+use ironhorse_core::{Builder, DType, Precision, Program, Section, Shape, Slot};
 use std::collections::HashMap;
 
 /// What a forward is for.
@@ -33,6 +35,8 @@ pub(super) struct Blocks {
     width: usize,
     /// (B,T) i32, the tokens.
     x: Slot,
+    /// (B,T) i32, the position of each token where sequences hold several documents.
+    positions: Option<Slot>,
     weights: HashMap<String, Vec<Slot>>,
 }
 
@@ -41,28 +45,6 @@ pub(super) struct Blocks {
 pub(super) struct Linear {
     pub weight: Slot,
     pub bias: Option<Slot>,
-}
-
-/// An attention's result with what its backward needs.
-#[derive(Clone, Copy)]
-pub(super) struct Attention {
-    /// (B,T,W)
-    pub qkv: Slot,
-    /// (B,T,NH·HD)
-    pub out: Slot,
-    /// (B,NH,T) f32; `None` when decoding.
-    lse: Option<Slot>,
-    heads: Heads,
-    /// Of the probabilities.
-    drop: Option<DropSite>,
-}
-
-/// Heads of queries and of keys and values, and how wide each is.
-#[derive(Clone, Copy)]
-pub(super) struct Heads {
-    pub query: usize,
-    pub kv: usize,
-    pub dim: usize,
 }
 
 /// The head's result with what its backward needs.
@@ -153,7 +135,17 @@ impl Blocks {
             weights.insert(name, slots);
         }
         let x = b.io("x", [batch.0, batch.1], DType::I32);
-        Ok(Self { b, batch, width: setup.width, x, weights })
+        Ok(Self { b, batch, width: setup.width, x, positions: None, weights })
+    }
+
+    /// Lets sequences hold several documents. Io: `positions`.
+    pub fn pack(&mut self) {
+        self.positions = Some(self.b.io("positions", [self.batch.0, self.batch.1], DType::I32));
+    }
+
+    /// The position of each token where sequences hold several documents.
+    pub fn positions(&self) -> Option<Slot> {
+        self.positions
     }
 
     /// The group of parameters whose first is called so, as one tensor of this shape.
@@ -214,7 +206,8 @@ impl Blocks {
     pub fn embed(&mut self, wte: Slot, wpe: Option<Slot>, vocab: usize, decoding: bool) -> Result<Slot> {
         let (out, tokens, at_position) = (self.hidden(), self.x, decoding && wpe.is_some());
         self.b.at("embed");
-        self.b.push(EmbeddingFwd { out, tokens, wte, wpe, vocab, at_position })?;
+        let positions = self.positions.filter(|_| wpe.is_some());
+        self.b.push(EmbeddingFwd { out, tokens, wte, wpe, positions, vocab, at_position })?;
         self.b.name("embed", out);
         Ok(out)
     }
@@ -228,6 +221,7 @@ impl Blocks {
             d_wpe: wpe.map(|wpe| self.b.grad(wpe)),
             d_out,
             tokens: self.x,
+            positions: self.positions.filter(|_| wpe.is_some()),
             accum_wte: if tied { Accum::Add } else { Accum::FirstWrites },
             accum: Accum::FirstWrites,
         })?;
@@ -261,53 +255,6 @@ impl Blocks {
         self.b.push(LinearBwdWeight { d_weight, d_bias, d_out, inp, accum: Accum::FirstWrites })?;
         self.b.push(LinearBwdInput { d_inp, d_out, weight: p.weight, pre })?;
         Ok(())
-    }
-
-    /// Causal attention over the batch, with dropout of the probabilities if there is one, or, when decoding, over a cache
-    /// of `context` positions.
-    pub fn attention(
-        &mut self,
-        name: &str,
-        qkv: Slot,
-        heads: Heads,
-        (cached, drop): (Option<usize>, Option<DropSite>),
-    ) -> Result<Attention> {
-        let Heads { query, kv: kv_heads, dim } = heads;
-        let Some(context) = cached else {
-            let out = self.tokens_by(query * dim);
-            let lse = self.b.activation([self.batch.0, query, self.batch.1], DType::F32);
-            self.b.at(name);
-            match drop {
-                Some(drop) => {
-                    self.b.push(AttentionDropoutFwd { out, lse, qkv, heads: query, kv_heads, drop })?;
-                }
-                None => self.b.push(AttentionFwd { out, lse, qkv, heads: query, kv_heads })?,
-            }
-            self.b.name(name, out);
-            return Ok(Attention { qkv, out, lse: Some(lse), heads, drop });
-        };
-        let (batch, dtype) = (self.batch.0, self.dtype());
-        let [keys, values] = [(); 2].map(|()| self.b.cache([batch, context, kv_heads * dim], dtype));
-        let out = self.tokens_by(query * dim);
-        self.b.at(name);
-        self.b.push(AttentionCached { out, keys, values, qkv, heads: query, kv_heads })?;
-        Ok(Attention { qkv, out, lse: None, heads, drop: None })
-    }
-
-    /// Gives the gradient of q, k and v.
-    pub fn attention_bwd(&mut self, name: &str, saved: &Attention, d_out: Slot) -> Result<Slot> {
-        let Attention { qkv, out, lse, heads, drop } = *saved;
-        let no_lse = || ironhorse_core::Error::Program(format!("{name}: a backward without a forward"));
-        let (d_qkv, lse) = (self.tokens_by(qkv.shape.cols()), lse.ok_or_else(no_lse)?);
-        self.b.at(name);
-        let (heads, kv_heads) = (heads.query, heads.kv);
-        match drop {
-            Some(drop) => {
-                self.b.push(AttentionDropoutBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads, drop })?;
-            }
-            None => self.b.push(AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads })?,
-        }
-        Ok(d_qkv)
     }
 
     /// Declares what a loss needs of the host, in this `order`; `cross_entropy` only if the loss `has_aux`.

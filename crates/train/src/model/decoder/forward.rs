@@ -3,7 +3,7 @@
 use super::dropout::Place;
 use super::{Decoder, Mlp, MlpKind, Rotation, Saved, SavedLayer, SavedMlp};
 use crate::Result;
-use crate::model::blocks::{Linear, Norm, Purpose};
+use crate::model::blocks::{Attending, Linear, Norm, Purpose};
 use ironhorse_core::Slot;
 use ironhorse_core::op::{Add, LinearFwd, PreAct, Rope, SwigluFwd};
 
@@ -41,7 +41,8 @@ impl Decoder {
             let (qkv, qk_norm) = self.qk_norm(l, qkv, purpose)?;
             self.rotate(l, qkv, decoding)?;
             let drop = self.drop_site(Place::Probabilities(l));
-            let attn = self.net.attention(&self.name(l, names.attn), qkv, heads, (cached, drop))?;
+            let attending = Attending { cached, drop, window: self.plan.windows.get(l).copied().flatten() };
+            let attn = self.net.attention(&self.name(l, names.attn), qkv, heads, attending)?;
             let proj = self.net.linear(&self.name(l, names.proj[1]), attn.out, p.proj)?;
             self.drop_fwd(Place::Attention(l), proj)?;
             let called = ["residual_1", names.norm_2].map(|part| self.name(l, part));
@@ -73,8 +74,9 @@ impl Decoder {
     pub(super) fn rope(&self, qkv: Slot) -> Option<Rope> {
         let Rotation { base, alpha, scaling } = self.plan.rope?;
         let (heads, context) = (self.plan.heads, self.plan.setup.context);
-        let (heads, kv_heads, back, at_position) = (heads.query, heads.kv, false, false);
-        Some(Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, context })
+        let (heads, kv_heads) = (heads.query, heads.kv);
+        let (back, at_position, positions) = (false, false, self.net.positions());
+        Some(Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, positions, context })
     }
 
     fn mlp(&mut self, l: usize, inp: Slot, purpose: Purpose) -> Result<(Slot, SavedMlp)> {

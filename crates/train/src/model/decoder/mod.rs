@@ -99,6 +99,8 @@ pub(super) struct Plan {
     pub rope: Option<Rotation>,
     /// Whether each head of q and k is normalised before it turns.
     pub qk_norm: bool,
+    /// How many keys a query reaches at most, layer by layer; empty where every layer reaches all.
+    pub windows: Vec<Option<usize>>,
     pub norm_eps: f32,
     /// V, and Vp with its padding.
     pub vocab: [usize; 2],
@@ -115,14 +117,21 @@ pub(super) fn training(
 ) -> Result<Program> {
     let mut decoder = Decoder::new(plan, batch, precision)?;
     decoder.dropout = options.dropout;
+    decoder.packed(options.packed);
     let saved = decoder.forward(Purpose::Training)?;
     decoder.backward(&saved, options.recompute)?;
     decoder.net.update()?;
     decoder.net.finish()
 }
 
-pub(super) fn evaluation(plan: Plan, batch: (usize, usize), precision: Precision) -> Result<Program> {
+pub(super) fn evaluation(
+    plan: Plan,
+    batch: (usize, usize),
+    packed: bool,
+    precision: Precision,
+) -> Result<Program> {
     let mut decoder = Decoder::new(plan, batch, precision)?;
+    decoder.packed(packed);
     decoder.forward(Purpose::Evaluation)?;
     decoder.net.finish()
 }
@@ -234,6 +243,13 @@ impl Decoder {
         Ok(Self { net, plan, embed, positions, layers, norm, head, dropout: DropRate::default() })
     }
 
+    /// Whether sequences hold several documents.
+    fn packed(&mut self, packed: bool) {
+        if packed {
+            self.net.pack();
+        }
+    }
+
     /// The name of a layer's activation.
     fn name(&self, l: usize, part: &str) -> String {
         format!("{}.{l}.{part}", self.plan.names.layers[1])
@@ -278,4 +294,67 @@ fn layer(net: &Blocks, plan: &Plan, l: usize) -> Result<Layer> {
         norm_2: net.norm_weights(&name(names.norm_2), norm_eps)?,
         mlp,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ModelConfig;
+    use ironhorse_core::op::{AttentionMask, Op};
+    use ironhorse_testkit::{ProgramGradients, check_program_gradients};
+
+    /// A Qwen 3 whose second layer has a window of this many keys.
+    fn windowed(window: usize) -> Plan {
+        let sizes = "kind=qwen3,hidden=8,layers=2,heads=2,kv_heads=1,ffn=6,vocab=11,context=9,window_from=1";
+        match ModelConfig::parse(&format!("{sizes},window={window}")).unwrap() {
+            ModelConfig::Moe(config) => config.plan(),
+            ModelConfig::Gpt2(_) => unreachable!("these sizes are those of a Qwen"),
+        }
+    }
+
+    fn options(packed: bool) -> StepOptions {
+        StepOptions { packed, ..StepOptions::default() }
+    }
+
+    fn masks(program: &Program) -> Vec<Option<usize>> {
+        let masks = program.nodes().iter().filter_map(|node| match node.op {
+            Op::AttentionFwd(op) => Some(op.mask.window),
+            Op::AttentionBwd(op) => Some(op.mask.window),
+            Op::AttentionCached(op) => Some(op.window),
+            _ => None,
+        });
+        masks.collect()
+    }
+
+    #[test]
+    fn windows_are_those_of_their_layers_and_none_where_everything_fits() {
+        let training = |window| training(windowed(window), (2, 7), options(false), Precision::F32).unwrap();
+        assert_eq!(masks(&training(3)), [None, Some(3), Some(3), None]);
+        assert_eq!(masks(&training(7)), [None; 4]);
+        let decoding = |window| masks(&decoding(windowed(window), 2, Precision::F32).unwrap());
+        assert_eq!(decoding(8), [None, Some(8)]);
+        assert_eq!(decoding(9), [None, None]);
+        let all = |op: &Op| !matches!(op, Op::AttentionFwd(op) if op.mask != AttentionMask::CAUSAL);
+        assert!(training(7).nodes().iter().all(|node| all(&node.op)));
+    }
+
+    #[test]
+    fn every_gradient_through_a_window_is_the_derivative_of_the_loss() {
+        let at = |i: usize| ((i * 7 + 3) % 11) as i32;
+        for (packed, positions) in
+            [(false, vec![]), (true, vec![0, 1, 2, 3, 0, 0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 0])]
+        {
+            let program = training(windowed(3), (2, 8), options(packed), Precision::F32).unwrap();
+            let check = ProgramGradients {
+                program: &program,
+                tokens: &(0..16).map(at).collect::<Vec<_>>(),
+                targets: &(1..=16).map(at).collect::<Vec<_>>(),
+                positions: &positions,
+                seed: 4,
+                samples: 12,
+                tolerance: 1e-6,
+            };
+            check_program_gradients(&check).unwrap();
+        }
+    }
 }

@@ -5,6 +5,7 @@ mod table;
 mod words;
 
 pub(super) use table::{EMBED, HEAD};
+use words::WindowLayers;
 pub use words::{Family, RopeType};
 
 use super::describe::{
@@ -62,6 +63,10 @@ described! {
         rope_high: f64 = Some(4.0), [], hf ["rope_parameters.high_freq_factor"], above_0;
         /// Of `llama3`: the context before the change.
         rope_original: usize = Some(8192), [], hf ["rope_parameters.original_max_position_embeddings"], size(1, MAX_SIZE);
+        /// How many keys a query reaches at most, its own included; 0 reaches all.
+        window: usize = Some(0), ["sliding_window"], hf [], size(0, MAX_SIZE);
+        /// The first layer with the window; those before it reach all keys.
+        window_from: usize = Some(0), ["max_window_layers"], hf [], size(0, MAX_LAYERS);
     }
 }
 
@@ -71,8 +76,17 @@ const MAX_EXPERTS: usize = 4096;
 impl Described for MoeConfig {
     const KINDS: &'static [&'static str] = &["moe", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe"];
     const FIELDS: &'static [Field<Self>] = Self::TABLE;
-    const LATER: &'static [&'static str] =
-        &["family", "tied", "rope_type", "rope_factor", "rope_low", "rope_high", "rope_original"];
+    const LATER: &'static [&'static str] = &[
+        "family",
+        "tied",
+        "rope_type",
+        "rope_factor",
+        "rope_low",
+        "rope_high",
+        "rope_original",
+        "window",
+        "window_from",
+    ];
 
     fn blank() -> Self {
         Self::BLANK
@@ -110,6 +124,7 @@ impl Described for MoeConfig {
             return Err(Error::input("n_experts", n_experts, expected));
         }
         self.check_rope()?;
+        self.check_window()?;
         if !n_head.is_multiple_of(n_kv_head) {
             return Err(Error::input("n_kv_head", n_kv_head, format!("a divisor of n_head, {n_head}")));
         }
@@ -140,6 +155,23 @@ impl MoeConfig {
             return Err(Error::input("rope_low", self.rope_low, expected));
         }
         Ok(())
+    }
+
+    fn check_window(&self) -> Result<()> {
+        let Self { window, window_from, n_layer, .. } = *self;
+        let layers = self.family.windows(self.n_experts > 0);
+        let none = || format!("0 in a model of kind {}", self.kind());
+        match (window, window_from) {
+            (0, 0) => Ok(()),
+            (0, from) => Err(Error::input("window_from", from, "0 without a window")),
+            (_, _) if layers == WindowLayers::None => Err(Error::input("window", window, none())),
+            (_, 0) => Ok(()),
+            (_, from) if layers == WindowLayers::All => Err(Error::input("window_from", from, none())),
+            (_, from) if from >= n_layer => {
+                Err(Error::input("window_from", from, format!("below n_layer, {n_layer}")))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn count_params(&self) -> u128 {
@@ -212,10 +244,22 @@ impl MoeConfig {
         }
     }
 
+    /// How many keys a query reaches at most, layer by layer; empty where every layer reaches all.
+    pub(crate) fn windows(&self) -> Vec<Option<usize>> {
+        let layers = if self.window == 0 { 0 } else { self.n_layer };
+        (0..layers).map(|layer| (layer >= self.window_from).then_some(self.window)).collect()
+    }
+
     /// Whether both have the same parameters and compute the same from them.
     pub fn computes_as(&self, other: &Self) -> bool {
-        let same = Self { rope_base: 1.0, rope_alpha: 1.0, aux_alpha: 0.0, ..*self }
-            == Self { rope_base: 1.0, rope_alpha: 1.0, aux_alpha: 0.0, ..*other };
+        let plain = |config: &Self| {
+            // a window over the whole context masks nothing
+            let masks = config.window < config.max_seq_len;
+            let [window, window_from] =
+                [config.window, config.window_from].map(|value| if masks { value } else { 0 });
+            Self { rope_base: 1.0, rope_alpha: 1.0, aux_alpha: 0.0, window, window_from, ..*config }
+        };
+        let same = plain(self) == plain(other);
         let (theta, theirs) = (self.rope_theta(), other.rope_theta());
         same && (theta - theirs).abs() <= 1e-9 * theta.abs()
     }

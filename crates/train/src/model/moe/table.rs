@@ -104,6 +104,7 @@ impl MoeConfig {
                 scaling: self.rope_scaling(),
             }),
             qk_norm: self.family.has_qk_norm(),
+            windows: self.windows(),
             norm_eps: self.rms_eps as f32,
             vocab: [self.vocab_size, self.padded_vocab_size()],
             ffn: self.ffn,

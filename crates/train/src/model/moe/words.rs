@@ -52,7 +52,7 @@ words! {
     Family {
         /// Llama; with experts Mixtral.
         Llama = "llama",
-        /// Mistral: as Llama.
+        /// Mistral: as Llama, with a window if it has one.
         Mistral = "mistral",
         /// Qwen 2 and 2.5: q, k and v have biases.
         Qwen2 = "qwen2",
@@ -73,6 +73,17 @@ words! {
     }
 }
 
+/// Which layers of a family may have a window.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum WindowLayers {
+    /// No layer.
+    None,
+    /// All or none of them.
+    All,
+    /// Those from one of them on.
+    Last,
+}
+
 impl Family {
     /// The kind of a model of this family; `None` where the family has none with experts.
     pub(crate) fn kind(self, has_experts: bool) -> Option<&'static str> {
@@ -88,6 +99,15 @@ impl Family {
     pub(crate) fn of_kind(kind: &str) -> Self {
         let same = |family: &&Self| [true, false].iter().any(|&has| family.kind(has) == Some(kind));
         Self::ALL.iter().find(same).copied().unwrap_or(Self::BLANK)
+    }
+
+    /// Which layers may have a window.
+    pub(super) fn windows(self, has_experts: bool) -> WindowLayers {
+        match (self, has_experts) {
+            (Self::Llama, false) => WindowLayers::None,
+            (Self::Qwen2 | Self::Qwen3, false) => WindowLayers::Last,
+            _ => WindowLayers::All,
+        }
     }
 
     /// Whether q, k and v have biases.

@@ -10,17 +10,15 @@ use super::compare::compare;
 use super::rounding::run_with_rounded_sum;
 use crate::Result;
 use crate::session::master::{is_residual, read_master};
-use crate::session::{Session, io};
+use crate::session::{Batch, Session};
 use ironhorse_core::op::{Arg, Op};
 use ironhorse_core::{DType, Engine, EngineExt, Program, Scalars, Section, Slot};
 
 /// What both engines compute.
 #[derive(Clone, Copy, Debug)]
 pub struct Lockstep<'a> {
-    /// Tokens, (B,T).
-    pub x: &'a [i32],
-    /// Targets, (B,T).
-    pub y: &'a [i32],
+    /// What the step is of.
+    pub batch: Batch<'a>,
     /// The optimizer's numbers; the loss is the mean over the targets that count.
     pub scalars: Scalars,
     /// How often to run the whole step. The second run adds its gradients to those of the first, and its moments are
@@ -36,12 +34,11 @@ impl Lockstep<'_> {
     pub fn run(&self, session: &mut Session, other: Box<dyn Engine>) -> Result<LockstepReport> {
         let program = session.train_program()?.clone();
         let mut twin = Twin::new(&program, other)?;
-        session.engine().write_i32(io(&program, "x")?, self.x)?;
-        session.engine().write_i32(io(&program, "y")?, self.y)?;
+        self.batch.write(session.engine(), &program)?;
         let mut report = LockstepReport::new(session.engine().name(), twin.engine.name());
         for pass in 0..self.passes {
             let scalars =
-                Scalars { step: pass + 1, micro_step: pass.min(1), ..self.scalars }.counting(self.y);
+                Scalars { step: pass + 1, micro_step: pass.min(1), ..self.scalars }.counting(self.batch.y);
             for i in 0..program.range(Section::Update).end {
                 twin.give_inputs(session.engine(), &program.nodes()[i].op)?;
                 session.engine().run(&program, i..i + 1, &scalars)?;
