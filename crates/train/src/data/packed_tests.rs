@@ -79,8 +79,8 @@ fn an_epoch_has_every_token_once() {
 /// The last batch of a validation ends with empty rows instead of samples that it had already.
 #[test]
 fn a_validation_has_every_token_once_and_is_always_the_same() {
-    let mut loader = loader(7, false);
-    assert_ne!(loader.stats().rows % 7, 0);
+    let rows = loader(1, false).stats().rows as usize;
+    let mut loader = loader(rows - 1, false);
     let pass = |loader: &mut PackedLoader| {
         (0..loader.len_batches())
             .map(|_| next(loader))
