@@ -57,6 +57,7 @@ pub fn file_kind(py: Python<'_>, path: PathBuf) -> PyResult<&'static str> {
         Kind::Checkpoint => "checkpoint",
         Kind::Run => "run",
         Kind::Toml => "toml",
+        Kind::Gguf => "gguf",
     })
 }
 

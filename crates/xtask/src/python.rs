@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Help of `cargo xtask setup`.
 pub const HELP: &str = "\
 Creates the Python environment .venv in the root of the repository with the packages that the checks need (torch, numpy,
-pytest, safetensors, transformers, NVRTC, maturin, ruff, mypy), builds the wheel of this package and installs it there.
+pytest, safetensors, transformers, gguf, NVRTC, maturin, ruff, mypy), builds the wheel of this package and installs it there.
 Downloads nothing if the required packages have not changed.
 
 Usage: cargo xtask setup [--packages]

@@ -137,6 +137,8 @@ def _load(path: Path, maker: Maker, config: GPT2Config | PathLike | None, check:
         return Loaded("shard", path, None, Tensors({"tokens": Raw.of(map_shard(path))}, maker), {})
     if kind == "tokenizer":
         return Loaded("tokenizer", path, None, Tensors({}, maker), {}, read_tokenizer(path))
+    if kind == "gguf":
+        raise FormatError(f"{path}: a GGUF file, which is written and not read here; load what it was made of")
     raise FormatError(f"{path}: a {kind} file, which holds no tensors")
 
 

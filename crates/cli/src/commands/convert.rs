@@ -1,5 +1,7 @@
 //! `ironhorse convert`
 
+mod gguf;
+
 use super::fetch::names;
 use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
@@ -10,21 +12,26 @@ use ironhorse::train::format::{Elem, open_weights};
 use ironhorse::train::run::Control;
 use std::path::PathBuf;
 
-/// Converts weights to a Hugging Face folder (GPT-2, Llama, Mistral, Mixtral, Qwen) or llm.c's model .bin
+/// Converts weights to a Hugging Face folder (GPT-2, Llama, Mistral, Mixtral, Qwen), llm.c's model .bin, or GGUF for llama.cpp
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse convert runs/0001 model.bin\n  \
                         ironhorse convert gpt2_124M.bin gpt2-folder\n  \
                         ironhorse convert gpt2_124M.bin gpt2_124M_bf16.bin --dtype bf16\n  \
                         ironhorse convert runs/0001 mixtral-folder --dtype bf16 --shard-size 2GB\n  \
-                        ironhorse convert Qwen/Qwen3-0.6B qwen3-f32")]
+                        ironhorse convert Qwen/Qwen3-0.6B qwen3-f32\n  \
+                        ironhorse convert Qwen/Qwen3-0.6B qwen3.gguf --type q8_0")]
 pub struct ConvertArgs {
     /// A run, a checkpoint, an answer key, a Hugging Face folder, a model .bin, or a model by name such as gpt2 or org/name
     from: PathBuf,
-    /// NAME.bin for llm.c's format; any other name for a Hugging Face folder
+    /// NAME.bin for llm.c's format, NAME.gguf for llama.cpp's; any other name for a Hugging Face folder
     to: PathBuf,
-    /// How to store the weights
-    #[arg(long, value_enum, default_value_t = Stored::F32)]
-    dtype: Stored,
+    /// How to store the weights in a folder or a .bin [default: f32]
+    #[arg(long, value_enum)]
+    dtype: Option<Stored>,
+    /// How to store the matrices in a .gguf; norms, biases and routers are f32, and the tokenizer and its chat template are
+    /// inside [default: f16]
+    #[arg(long = "type", value_enum)]
+    kind: Option<gguf::Stored>,
     /// Largest size of one weights file in a Hugging Face folder: bytes, or KB, MB, GB, TB (powers of 1000, as in
     /// transformers); larger models are split into several files with an index
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = number::file_size)]
@@ -48,9 +55,20 @@ pub fn run(args: &ConvertArgs) -> Result<Outcome> {
             args.to.display()
         );
     }
+    let is_gguf = args.to.extension().is_some_and(|extension| extension == "gguf");
+    match (args.dtype, args.kind) {
+        (Some(_), _) if is_gguf => bail!("{}: a .gguf takes --type, not --dtype", args.to.display()),
+        (_, Some(_)) if !is_gguf => {
+            bail!("{}: only a .gguf takes --type; a folder or a .bin takes --dtype", args.to.display())
+        }
+        _ => {}
+    }
     let mut source = open_weights(&names::weights(&args.from, &Control::default())?)?;
+    if is_gguf {
+        return gguf::write(args, &mut *source);
+    }
     let config = source.config();
-    let (elem, name) = match args.dtype {
+    let (elem, name) = match args.dtype.unwrap_or(Stored::F32) {
         Stored::F32 => (Elem::F32, "f32"),
         Stored::Bf16 => (Elem::BF16, "bf16"),
     };

@@ -52,7 +52,8 @@ pub fn tokenizer_json(bpe: &Bpe) -> String {
     format!("{json:#}\n")
 }
 
-fn pre_tokenizer(pattern: Pattern) -> Value {
+/// The `pre_tokenizer` of a pattern.
+pub fn pre_tokenizer(pattern: Pattern) -> Value {
     let byte_level = |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex});
     match pattern {
         Pattern::Gpt2 => byte_level(true),

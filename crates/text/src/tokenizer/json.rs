@@ -167,7 +167,7 @@ pub fn build(of: Vocabulary<'_>) -> Result<Bpe, String> {
 }
 
 /// The split pattern of a `pre_tokenizer`.
-fn pattern(pre_tokenizer: Option<&Value>) -> Result<Pattern, String> {
+pub(super) fn pattern(pre_tokenizer: Option<&Value>) -> Result<Pattern, String> {
     let unknown = || format!("its pre_tokenizer is {}", pre_tokenizer.unwrap_or(&Value::Null));
     let pre_tokenizer = pre_tokenizer.ok_or_else(unknown)?;
     let kind = |value: &Value| value["type"].as_str().map(str::to_owned);

@@ -8,7 +8,7 @@
 //! json.rs      tokenizer.json, vocab.json        ranks.rs    *.tiktoken; tokenizer.bin
 //! foreign.rs   all others, by `tokenizers`       export.rs   tokenizer.json and tokenizer.bin out
 //! train.rs     new vocabularies                  show.rs     a text token by token
-//! spans.rs     where in a text each token is
+//! spans.rs     where in a text each token is     gguf.rs     metadata of a GGUF file
 //! ```
 
 mod alphabet;
@@ -17,6 +17,7 @@ mod cache;
 mod classes;
 mod export;
 mod foreign;
+mod gguf;
 mod json;
 mod merges;
 mod named;
@@ -26,6 +27,8 @@ pub mod show;
 mod spans;
 pub mod split;
 pub mod train;
+
+pub use gguf::{GgufTokenizer, Told, gguf_tokenizer};
 
 use std::borrow::Cow;
 

@@ -214,27 +214,34 @@ fn of_vocab(vocab: &[u8], merges: &[u8], config: Option<&Value>) -> Result<Bpe, 
     let vocab: HashMap<String, u32> = serde_json::from_slice(vocab)
         .map_err(|error| format!("is not an object of tokens and ids: {error}"))?;
     let merges = std::str::from_utf8(merges).map_err(|_| "merges.txt is not UTF-8".to_owned())?;
-    let lines = merges
-        .lines()
-        .enumerate()
-        .filter(|(number, line)| !(line.is_empty() || *number == 0 && line.starts_with("#version")));
-    let pairs: Result<Vec<_>, String> = lines
+    let pairs: Result<Vec<_>, String> = merge_lines(merges)
         .map(|(number, line)| {
             line.split_once(' ').ok_or_else(|| format!("line {} of merges.txt is not two tokens", number + 1))
         })
         .collect();
-    let class = config.and_then(|config| config["tokenizer_class"].as_str()).unwrap_or("GPT2Tokenizer");
-    let (pattern, nfc) = match class.trim_end_matches("Fast") {
-        "GPT2Tokenizer" => (Pattern::Gpt2, false),
-        "Qwen2Tokenizer" => (Pattern::QWEN2, true),
-        other => return Err(format!("is of a {other}; use its tokenizer.json, which transformers writes")),
-    };
+    let (pattern, nfc) = pattern_of_class(config)?;
     let mut added = added_in(config);
     if added.is_empty() {
         let end = SEPARATORS[0];
         added.extend(vocab.get(end).map(|&id| AddedToken::marker(end, id)));
     }
     json::build(Vocabulary { vocab: &vocab, merges: &pairs?, whole: false, pattern, nfc, added: &added })
+}
+
+/// The merges of a `merges.txt` with the numbers of their lines, from 0.
+pub(super) fn merge_lines(merges: &str) -> impl Iterator<Item = (usize, &str)> {
+    let is_other = |number: usize, line: &str| line.is_empty() || number == 0 && line.starts_with("#version");
+    merges.lines().enumerate().filter(move |(number, line)| !is_other(*number, line))
+}
+
+/// How the tokenizers of `vocab.json` split text, and whether they normalise it to NFC.
+pub(super) fn pattern_of_class(config: Option<&Value>) -> Result<(Pattern, bool), String> {
+    let class = config.and_then(|config| config["tokenizer_class"].as_str()).unwrap_or("GPT2Tokenizer");
+    match class.trim_end_matches("Fast") {
+        "GPT2Tokenizer" => Ok((Pattern::Gpt2, false)),
+        "Qwen2Tokenizer" => Ok((Pattern::QWEN2, true)),
+        other => Err(format!("is of a {other}; use its tokenizer.json, which transformers writes")),
+    }
 }
 
 /// `added_tokens_decoder` of a `tokenizer_config.json`.

@@ -8,6 +8,7 @@ pub mod checkpoint;
 pub mod debug_state;
 pub mod disk;
 mod elem;
+pub mod gguf;
 mod header;
 pub mod hf;
 pub mod llmc_model;

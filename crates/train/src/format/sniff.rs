@@ -6,6 +6,7 @@ use std::path::Path;
 use super::Source;
 use super::answer_key;
 use super::checkpoint::{has_checkpoints, is_run};
+use super::gguf;
 use super::header::magic;
 use super::hf;
 use super::safetensors::SafeTensors;
@@ -38,6 +39,8 @@ pub enum Kind {
     Run,
     /// Sizes in a TOML file.
     Toml,
+    /// A GGUF file, which we write and do not read.
+    Gguf,
 }
 
 impl fmt::Display for Kind {
@@ -55,6 +58,7 @@ impl fmt::Display for Kind {
             Self::Checkpoint => "a checkpoint",
             Self::Run => "a run",
             Self::Toml => "a TOML file",
+            Self::Gguf => "a GGUF file, which is written and not read",
         })
     }
 }
@@ -85,6 +89,7 @@ pub fn sniff(path: &Path) -> Result<Kind> {
         magic::TOKENIZER => Ok(Kind::Tokenizer),
         magic::SHARD_U16 | magic::SHARD_U32 => Ok(Kind::Shard),
         magic::MULTIPLE_CHOICE => Ok(Kind::MultipleChoice),
+        _ if start.starts_with(&gguf::MAGIC) => Ok(Kind::Gguf),
         _ if start[8] == b'{' => sniff_safetensors(path, source),
         _ => Err(unknown(path, format!("not known (it starts with {first})"))),
     }

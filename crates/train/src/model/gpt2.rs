@@ -162,7 +162,7 @@ impl Gpt2Config {
 }
 
 /// LayerNorm's epsilon in every GPT-2.
-const LAYERNORM_EPS: f32 = 1e-5;
+pub(crate) const LAYERNORM_EPS: f32 = 1e-5;
 
 /// The token table, which is also the head: V rows in files, Vp in memory.
 pub(super) const EMBED: &str = "wte.weight";

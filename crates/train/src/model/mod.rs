@@ -14,6 +14,7 @@ mod tensor_spec;
 
 pub use config::ModelConfig;
 pub use gpt2::Gpt2Config;
+pub(crate) use gpt2::LAYERNORM_EPS;
 pub use moe::{Family, MoeConfig, RopeType};
 pub use notation::Notation;
 pub use recompute::{Recompute, StepOptions};

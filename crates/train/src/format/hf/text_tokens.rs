@@ -25,6 +25,18 @@ impl TextTokens {
         Self::Said(serde_json::from_slice(without_bom(bytes)).unwrap_or_default())
     }
 
+    /// The tokens before and after a text; the first where a file has a list of them.
+    pub fn ids(&self, vocab_size: usize) -> [Option<u32>; 2] {
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        match self {
+            Self::Last => [u32::try_from(vocab_size.saturating_sub(1)).ok(); 2],
+            Self::Eot(eot) => [Some(*eot); 2],
+            Self::Said(said) => {
+                KEYS.map(|key| said.get(key).and_then(|found| id(found.get(0).unwrap_or(found))))
+            }
+        }
+    }
+
     /// Puts them into a file, except what is `decided` by the model itself; tokens that another file does not say are
     /// removed.
     pub(super) fn put(&self, json: &mut Value, vocab_size: usize, decided: impl Fn(&str) -> bool) {
