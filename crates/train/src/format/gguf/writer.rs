@@ -99,7 +99,7 @@ impl Writer<'_, '_> {
     fn put_values(&mut self, info: &TensorInfo, values: &[f32]) -> Result<()> {
         let limit = info.kind.limit();
         // NaN is a problem too
-        if let Some(value) = values.iter().find(|value| !(value.abs() < limit)) {
+        if let Some(value) = values.iter().find(|value| value.is_nan() || value.abs() >= limit) {
             let expected = format!("a magnitude below {limit}, which {} can hold", info.kind);
             return Err(Error::field(
                 self.sink.path(),
