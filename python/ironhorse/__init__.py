@@ -1,9 +1,9 @@
 """ironhorse: transformer training in Rust, checked against PyTorch.
 
 `ironhorse.ops` has the operations for numpy arrays, `ironhorse.torch` those for PyTorch, `ironhorse.jit` makes new ones
-from CUDA source, `ironhorse.nn` is a mixture-of-experts transformer layer by layer; `verify`, `load`, `save` and
-`export` deal with models and files. Importing this package is cheap and needs no torch; the parts that need it import
-it themselves.
+from CUDA source, `ironhorse.nn` is a mixture-of-experts transformer layer by layer; `Model` is a model on a device that
+computes, writes and learns; `verify`, `load`, `save` and `export` deal with models and files. Importing this package is
+cheap and needs no torch; the parts that need it import it themselves.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .bridge.save import save as save
     from .bridge.verify import verify as verify
     from .export import export as export
+    from .model import Model as Model
 
 __version__ = "0.1.0"
 
@@ -30,11 +31,11 @@ __version__ = "0.1.0"
 os.environ.setdefault("IRONHORSE_PYTHON_PREFIX", sys.prefix)
 
 # Without torch and jit: `import *` should need nothing that may be missing, and not hide another `torch`.
-__all__ = ["Code", "IronhorseError", "__version__", "export", "load", "nn", "ops", "save", "verify"]
+__all__ = ["Code", "IronhorseError", "Model", "__version__", "export", "load", "nn", "ops", "save", "verify"]
 
 # Not at import: the command and the file formats need neither numpy's start-up time nor the native module.
 _MODULES = ("export", "jit", "nn", "ops", "torch")
-_FUNCTIONS = {"load": ".bridge.load", "save": ".bridge.save", "verify": ".bridge.verify"}
+_FUNCTIONS = {"Model": ".model", "load": ".bridge.load", "save": ".bridge.save", "verify": ".bridge.verify"}
 
 
 def __getattr__(name: str) -> object:

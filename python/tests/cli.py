@@ -41,7 +41,7 @@ def ironhorse(*arguments: object) -> subprocess.CompletedProcess[str]:
     if not Path(binary).is_file():
         pytest.fail(f"IRONHORSE_BIN is '{binary}', and there is no such file; build it first", pytrace=False)
     command = [binary, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=300)
 
 
 def verify(folder: Path, *arguments: object) -> Verified:

@@ -41,7 +41,8 @@ def write_tokenizer(folder: Path, bos: str | None) -> int:
 
 
 def write_model(folder: Path, kind: str) -> transformers.PreTrainedModel:
-    """A GPT-2 or a Llama. Weights are large, so that the most likely token is clear and changes from place to place."""
+    """A GPT-2, a Llama or a Qwen 3 with a tied head. Weights are large, so that the most likely token is clear and
+    changes from place to place."""
     vocab = write_tokenizer(folder, "<s>" if kind == "llama" else None)
     torch.manual_seed(11)
     tokens = {"bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.25}
@@ -50,6 +51,13 @@ def write_model(folder: Path, kind: str) -> transformers.PreTrainedModel:
             n_layer=2, n_head=4, n_embd=32, vocab_size=vocab, n_positions=CONTEXT, **tokens
         )  # fmt: skip
         model = transformers.GPT2LMHeadModel(config)
+    elif kind == "qwen3":
+        config = transformers.Qwen3Config(
+            hidden_size=20, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
+            intermediate_size=22, vocab_size=vocab, max_position_embeddings=CONTEXT, tie_word_embeddings=True,
+            **tokens,
+        )  # fmt: skip
+        model = transformers.Qwen3ForCausalLM(config)
     else:
         config = transformers.LlamaConfig(
             hidden_size=24, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=3, head_dim=4,

@@ -114,7 +114,7 @@ def test_the_examples_of_the_documentation_run():
 
 def test_what_a_user_sees():
     seen = [name for name in dir(ironhorse) if not name.startswith("__")]
-    assert seen == ["Code", "IronhorseError", "export", "jit", "load", "nn", "ops", "save", "torch", "verify"]
+    assert seen == ["Code", "IronhorseError", "Model", "export", "jit", "load", "nn", "ops", "save", "torch", "verify"]
     version = python("-m", "ironhorse", "--version")
     assert (version.returncode, version.stdout.strip()) == (0, f"ironhorse {ironhorse.__version__}")
 

@@ -7,6 +7,7 @@ mod failure;
 mod hardware;
 mod language_model;
 mod number;
+mod open_model;
 mod out;
 mod progress;
 mod signals;
@@ -14,6 +15,7 @@ mod usage;
 
 pub use failure::{Cause, Refusal};
 pub use language_model::{Facts, LanguageModel, Writing};
+pub use open_model::{Calls, Ids, OpenModel, STOPPED_BY_CALLER};
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -101,6 +103,11 @@ enum Asked {
 fn parse(args: impl Iterator<Item = OsString>) -> anyhow::Result<Asked> {
     let given: Vec<OsString> = args.collect();
     let line = args::config_file::expand_config(given.iter().cloned())?;
+    parse_line(&line, given)
+}
+
+/// The same of a line that is complete; `given` is what the user wrote.
+fn parse_line(line: &args::config_file::Line, given: Vec<OsString>) -> anyhow::Result<Asked> {
     let matches = command().try_get_matches_from(&line.args).and_then(|m| Cli::from_arg_matches(&m));
     match matches {
         Ok(cli) => Ok(Asked::Run(Box::new(Cli { line: given, ..cli }))),
@@ -110,14 +117,18 @@ fn parse(args: impl Iterator<Item = OsString>) -> anyhow::Result<Asked> {
             let _ = error.print(); // to a reader that went away
             Ok(Asked::Told(u8::try_from(error.exit_code()).unwrap_or(2)))
         }
-        Err(error) => Err(anyhow::anyhow!(usage::one_line(&error, &line))),
+        Err(error) => Err(anyhow::anyhow!(usage::one_line(&error, line))),
     }
 }
 
 /// The flags of `train`, with those of a run's `config.toml`.
 fn parse_train(line: &[OsString], config: &Path) -> anyhow::Result<commands::train::TrainArgs> {
     let with_config = line.iter().cloned().chain(["--config".into(), config.into()]);
-    match parse(with_config)? {
+    train_args(parse(with_config)?)
+}
+
+fn train_args(asked: Asked) -> anyhow::Result<commands::train::TrainArgs> {
+    match asked {
         Asked::Run(cli) => match cli.command {
             Command::Train(args) => Ok(*args),
             _ => anyhow::bail!("not a training run"),

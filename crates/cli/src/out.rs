@@ -6,9 +6,11 @@ use anyhow::{Context, Result};
 use ironhorse::train::Error;
 use ironhorse::train::format::atomic::{self, AtomicFile};
 use serde::Serialize;
+use std::cell::RefCell;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -54,9 +56,35 @@ fn cannot_print(error: io::Error) -> Error {
     Error::io(Path::new(STDOUT), "write", error)
 }
 
-/// Prints a line to standard error. A closed standard error must not end a run.
+/// Prints a line to standard error, or tells it to [`notes_to`]. A closed standard error must not end a run.
 pub fn note(text: impl Display) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    match NOTES.with_borrow(Clone::clone) {
+        Some(tell) => tell(&text.to_string()),
+        None => {
+            let _ = writeln!(io::stderr().lock(), "{text}");
+        }
+    }
+}
+
+/// Who is told notes.
+type Tell = Rc<dyn Fn(&str)>;
+
+thread_local! {
+    /// Who is told them instead of standard error.
+    static NOTES: RefCell<Option<Tell>> = const { RefCell::new(None) };
+}
+
+/// While `work` runs, notes of this thread are told to `tell`: another language shows them where its users look.
+pub fn notes_to<T>(tell: Tell, work: impl FnOnce() -> T) -> T {
+    /// Restores what was there before, also after a panic.
+    struct Restore(Option<Tell>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            NOTES.set(self.0.take());
+        }
+    }
+    let _restore = Restore(NOTES.replace(Some(tell)));
+    work()
 }
 
 /// Shows on standard error what the engines log: warnings always, choices with `-v`, every step with `-vv`.
@@ -161,6 +189,21 @@ mod tests {
         assert!(is_closed_pipe(&cannot_print(broken())));
         assert!(!is_closed_pipe(&cannot_print(ErrorKind::StorageFull.into())));
         assert!(!is_closed_pipe(&Error::io(Path::new("fifo"), "write", broken())));
+    }
+
+    #[test]
+    fn notes_of_this_thread_are_told() {
+        let told = Rc::new(RefCell::new(Vec::new()));
+        let (all, inner) = (told.clone(), told.clone());
+        let add = move |text: &str| told.borrow_mut().push(text.to_owned());
+        notes_to(Rc::new(add), || {
+            note("a");
+            let nested = move |text: &str| inner.borrow_mut().push(format!("inner {text}"));
+            notes_to(Rc::new(nested), || note("b"));
+            note("c");
+        });
+        assert!(NOTES.with_borrow(Option::is_none));
+        assert_eq!(*all.borrow(), ["a", "inner b", "c"]);
     }
 
     #[test]

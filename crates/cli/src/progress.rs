@@ -27,30 +27,12 @@ pub struct Progress {
     first: u64,
     started: Instant,
     last_line: Option<Instant>,
-    /// Seconds from the start of the process to the first step that was done.
-    first_step_s: Option<f64>,
-    /// The same for the last.
-    last_step_s: Option<f64>,
 }
 
 impl Progress {
-    /// For a run of so many steps that starts at step `first`.
-    pub fn new(total: u64, first: u64) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = bar(Some(total), "{bar:30.cyan/dim} {pos}/{len}  {msg}  ETA {eta}");
-            bar.set_position(first);
-            bar.reset_eta();
-            bar
-        });
-        Self {
-            bar,
-            total,
-            first,
-            started: Instant::now(),
-            last_line: None,
-            first_step_s: None,
-            last_step_s: None,
-        }
+    /// For a run that will begin.
+    pub fn new() -> Self {
+        Self { bar: None, total: 0, first: 0, started: Instant::now(), last_line: None }
     }
 
     fn print(&self, text: &str) {
@@ -67,16 +49,6 @@ impl Progress {
         }
     }
 
-    /// Seconds from the start of the process to the first step that was done.
-    pub fn first_step_s(&self) -> Option<f64> {
-        self.first_step_s
-    }
-
-    /// Seconds from the end of the first step to the end of the last, saves and validations on the way included.
-    pub fn steps_s(&self) -> Option<f64> {
-        Some(self.last_step_s? - self.first_step_s?)
-    }
-
     fn eta(&self, done: u64) -> String {
         let made = done.saturating_sub(self.first).max(1);
         let left =
@@ -86,10 +58,17 @@ impl Progress {
 }
 
 impl Observer for Progress {
+    fn begin(&mut self, made: u64, steps: u64) {
+        (self.first, self.total, self.started) = (made, steps, Instant::now());
+        self.bar = std::io::stderr().is_terminal().then(|| {
+            let bar = bar(Some(steps), "{bar:30.cyan/dim} {pos}/{len}  {msg}  ETA {eta}");
+            bar.set_position(made);
+            bar.reset_eta();
+            bar
+        });
+    }
+
     fn step(&mut self, m: &Metrics) {
-        let now = out::running().as_secs_f64();
-        self.first_step_s.get_or_insert(now);
-        self.last_step_s = Some(now);
         let norm = m.grad_norm.unwrap_or(f32::NAN);
         let message =
             format!("loss {:.4}  norm {norm:.3}  lr {:.2e}  {:.0} tok/s", m.loss, m.lr, m.tokens_per_s);

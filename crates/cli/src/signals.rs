@@ -2,8 +2,14 @@
 
 use ironhorse::train::run::Control;
 
+/// What a program that calls this one stores to stop a run: it is no signal.
+pub const CALLER: usize = usize::MAX;
+
 /// The name of a signal.
 pub fn name(number: usize) -> String {
+    if number == CALLER {
+        return "the caller".to_owned();
+    }
     #[cfg(unix)]
     {
         use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};

@@ -10,6 +10,7 @@ mod jit;
 mod language_model;
 mod model;
 mod nn;
+mod open_model;
 mod ops;
 mod torch;
 
@@ -55,6 +56,8 @@ mod _native {
     use crate::nn::routing::{
         nn_combine, nn_combine_bwd, nn_permute, nn_permute_bwd, nn_route, nn_route_bwd,
     };
+    #[pymodule_export]
+    use crate::open_model::OpenModel;
     #[pymodule_export]
     use crate::ops::cuda_available;
     #[pymodule_export]

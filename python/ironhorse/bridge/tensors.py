@@ -143,6 +143,10 @@ class Tensors(MutableMapping[str, Any], Printed):
         part._made = {n.removeprefix(prefix): value for n, value in self._made.items() if n.startswith(prefix)}
         return part
 
+    def remade(self, maker: Maker) -> Tensors:
+        """What the file holds, made in another way; nothing that was changed here."""
+        return Tensors(self._raws, maker)
+
     def rows(self, most: int | None = None) -> str:
         """A table of names, shapes and types."""
         names = list(self)[:most]

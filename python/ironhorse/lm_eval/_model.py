@@ -13,13 +13,12 @@ from tqdm import tqdm
 
 from .. import _native
 from ..errors import InvalidValueError
+from ..model._inputs import dtype_name
 from ._beginning import beginning
 from ._generation import parse
 
 # Requests whose scores are asked for at once: enough to fill every batch, few enough to show progress.
 _AT_ONCE = 1024
-# Names of element types in PyTorch.
-_DTYPES = {"float32": "f32", "bfloat16": "bf16"}
 
 # (the texts for the cache, the tokens before, the tokens that count)
 Request = tuple[Any, list[int], list[int]]
@@ -55,7 +54,7 @@ class IronhorseLM(TemplateLM):
         options = {
             "--tokenizer": tokenizer,
             "--device": device,
-            "--dtype": None if dtype in (None, "auto") else _DTYPES.get(str(dtype), dtype),
+            "--dtype": dtype_name(dtype),
             "--seq": max_length,
             "--batch-tokens": batch_tokens,
             "--batch-texts": _texts_of(batch_size),

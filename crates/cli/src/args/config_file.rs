@@ -60,6 +60,40 @@ pub fn expand_config(args: impl Iterator<Item = OsString>) -> Result<Line> {
     Ok(Line { args: kept, config: Some((path, keys)) })
 }
 
+/// The line of a command whose settings were given as a table, such as by another language; errors call it `called`.
+pub fn line_of(command: &str, table: toml::Table, called: &str) -> Result<Line> {
+    let flags = flags_of_table(table)?;
+    let keys = flags.iter().map(|(key, _)| key.clone()).collect();
+    let words = ["ironhorse".into(), command.into()].into_iter();
+    let args = words.chain(flags.into_iter().map(|(_, flag)| flag.into())).collect();
+    Ok(Line { args, config: Some((called.into(), keys)) })
+}
+
+/// A JSON object as such a table. A number that TOML does not have is its text.
+pub fn table_of_json(json: &str) -> Result<toml::Table> {
+    let object: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(json).context("the settings are not a JSON object")?;
+    let given = object.into_iter().filter(|(_, value)| !value.is_null());
+    given.map(|(key, value)| Ok((key, toml_of(value)?))).collect()
+}
+
+fn toml_of(value: serde_json::Value) -> Result<toml::Value> {
+    use serde_json::Value;
+    Ok(match value {
+        Value::Bool(is) => toml::Value::Boolean(is),
+        Value::String(text) => toml::Value::String(text),
+        Value::Number(number) => match (number.as_i64(), number.as_f64()) {
+            (Some(whole), _) => toml::Value::Integer(whole),
+            (None, Some(real)) if number.is_f64() => toml::Value::Float(real),
+            _ => toml::Value::String(number.to_string()),
+        },
+        Value::Array(items) => toml::Value::Array(items.into_iter().map(toml_of).collect::<Result<_>>()?),
+        Value::Null | Value::Object(_) => {
+            bail!("a value is {value}, expected a text, a number, true or false, or a list of those")
+        }
+    })
+}
+
 fn flag_of(key: &str) -> String {
     format!("--{}", key.replace('_', "-"))
 }
@@ -71,6 +105,10 @@ fn flags_of(text: &str) -> Result<Vec<(String, String)>> {
         let line = 1 + text.bytes().take(start).filter(|&byte| byte == b'\n').count();
         anyhow::anyhow!("not TOML, line {line}: {}", error.message())
     })?;
+    flags_of_table(table)
+}
+
+fn flags_of_table(table: toml::Table) -> Result<Vec<(String, String)>> {
     let mut flags = Vec::new();
     for (key, value) in table {
         if key == "config" {
@@ -114,6 +152,23 @@ mod tests {
         assert_eq!(flags, ["--data=a", "--data=b", "--lr=0.5", "--overwrite", "--steps=3", "--val-every=2"]);
         assert!(flags_of("a = [[1]]").is_err());
         assert!(flags_of("a =").is_err());
+    }
+
+    #[test]
+    fn settings_of_another_language_become_a_line() {
+        let json = r#"{"lr": 3e-4, "steps": 5, "seed": 18446744073709551615, "val_every": null, "data": ["a", "b"], "save_sync": true}"#;
+        let line = line_of("train", table_of_json(json).unwrap(), "train").unwrap();
+        let flags = [
+            "--data=a",
+            "--data=b",
+            "--lr=0.0003",
+            "--save-sync",
+            "--seed=18446744073709551615",
+            "--steps=5",
+        ];
+        assert_eq!(line.args, [&["ironhorse", "train"][..], &flags].concat());
+        assert_eq!(line.key_of("--lr"), Some((Path::new("train"), "lr")));
+        assert!(table_of_json("[1]").is_err() && table_of_json(r#"{"lr": {"a": 1}}"#).is_err());
     }
 
     #[test]

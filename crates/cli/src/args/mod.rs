@@ -184,6 +184,11 @@ impl EngineArgs {
         }
     }
 
+    /// The precision asked for, if one was.
+    pub fn asked_dtype(&self) -> Option<Dtype> {
+        self.dtype
+    }
+
     /// The precision asked for, or the one that suits the device.
     pub fn dtype(&self) -> Result<Dtype> {
         let default = if self.device()? == Device::Cpu { Dtype::F32 } else { Dtype::Bf16 };

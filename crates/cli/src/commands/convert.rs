@@ -8,9 +8,9 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use ironhorse::train::format::hf::{HfOptions, write_hf};
 use ironhorse::train::format::llmc_model::{ModelOptions, write_model};
-use ironhorse::train::format::{Elem, open_weights};
+use ironhorse::train::format::{Elem, WeightSource, open_weights};
 use ironhorse::train::run::Control;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Converts weights to a Hugging Face folder (GPT-2, Llama, Mistral, Mixtral, Qwen), llm.c's model .bin, or GGUF for llama.cpp
 #[derive(Args)]
@@ -25,17 +25,34 @@ pub struct ConvertArgs {
     from: PathBuf,
     /// NAME.bin for llm.c's format, NAME.gguf for llama.cpp's; any other name for a Hugging Face folder
     to: PathBuf,
-    /// How to store the weights in a folder or a .bin [default: f32]
-    #[arg(long, value_enum)]
-    dtype: Option<Stored>,
     /// How to store the matrices in a .gguf; norms, biases and routers are f32, and the tokenizer and its chat template are
     /// inside [default: f16]
     #[arg(long = "type", value_enum)]
     kind: Option<gguf::Stored>,
+    #[command(flatten)]
+    stored: StoredArgs,
+}
+
+/// How to write weights.
+#[derive(Args)]
+pub struct StoredArgs {
+    /// How to store the weights in a folder or a .bin [default: f32]
+    #[arg(long, value_enum)]
+    dtype: Option<Stored>,
     /// Largest size of one weights file in a Hugging Face folder: bytes, or KB, MB, GB, TB (powers of 1000, as in
     /// transformers); larger models are split into several files with an index
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = number::file_size)]
     shard_size: u64,
+}
+
+impl StoredArgs {
+    /// How numbers are stored, and what that is called.
+    fn elem(&self) -> (Elem, &'static str) {
+        match self.dtype.unwrap_or(Stored::F32) {
+            Stored::F32 => (Elem::F32, "f32"),
+            Stored::Bf16 => (Elem::BF16, "bf16"),
+        }
+    }
 }
 
 /// How weights are stored.
@@ -56,7 +73,7 @@ pub fn run(args: &ConvertArgs) -> Result<Outcome> {
         );
     }
     let is_gguf = args.to.extension().is_some_and(|extension| extension == "gguf");
-    match (args.dtype, args.kind) {
+    match (args.stored.dtype, args.kind) {
         (Some(_), _) if is_gguf => bail!("{}: a .gguf takes --type, not --dtype", args.to.display()),
         (_, Some(_)) if !is_gguf => {
             bail!("{}: only a .gguf takes --type; a folder or a .bin takes --dtype", args.to.display())
@@ -68,23 +85,22 @@ pub fn run(args: &ConvertArgs) -> Result<Outcome> {
         return gguf::write(args, &mut *source);
     }
     let config = source.config();
-    let (elem, name) = match args.dtype.unwrap_or(Stored::F32) {
-        Stored::F32 => (Elem::F32, "f32"),
-        Stored::Bf16 => (Elem::BF16, "bf16"),
-    };
+    let (elem, name) = args.stored.elem();
     if args.to.extension().is_some_and(|extension| extension == "bin") {
         let options = ModelOptions { elem, header: None };
         let gpt2 = config.gpt2("llm.c's .bin", "name a Hugging Face folder, without .bin")?;
         write_model(&args.to, gpt2, &options, |spec, out| source.read_tensor(&spec.name, out))?;
     } else {
-        let options = HfOptions {
-            elem,
-            tokens: source.text_tokens(),
-            tokenizer: source.tokenizer_files()?,
-            shard: args.shard_size,
-        };
-        write_hf(&args.to, &config, &options, |spec, out| source.read_tensor(&spec.name, out))?;
+        to_folder(source.as_mut(), &args.to, &args.stored)?;
     }
     out::line(format!("{}: {} parameters as {}", args.to.display(), config.told_params(), name))?;
     Ok(Outcome::Done)
+}
+
+/// Writes weights and what belongs to them as a Hugging Face folder.
+pub fn to_folder(source: &mut dyn WeightSource, to: &Path, stored: &StoredArgs) -> Result<()> {
+    let (tokens, tokenizer) = (source.text_tokens(), source.tokenizer_files()?);
+    let options = HfOptions { elem: stored.elem().0, tokens, tokenizer, shard: stored.shard_size };
+    let config = source.config();
+    Ok(write_hf(to, &config, &options, |spec, out| source.read_tensor(&spec.name, out))?)
 }

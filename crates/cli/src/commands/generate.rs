@@ -51,6 +51,33 @@ impl SamplingArgs {
     }
 }
 
+/// How much to write, and how.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = heading::SAMPLING)]
+pub struct WritingArgs {
+    /// Maximum number of tokens to generate
+    #[arg(long, default_value_t = 600, value_name = "N", value_parser = number::count_or_0::<usize>)]
+    pub tokens: usize,
+    /// Number of tokens the model attends to [default: the sequence length a run was trained with, else the model's
+    /// context]
+    #[arg(long, value_name = "N", value_parser = number::count::<usize>)]
+    pub context: Option<usize>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// Random seed
+    #[arg(long, default_value_t = 1, value_name = "S", value_parser = number::seed)]
+    seed: u64,
+}
+
+impl WritingArgs {
+    /// The sampler asked for, for so many tokens.
+    pub fn sampler(&self, vocab: usize) -> Sampler {
+        let mut sampling = self.sampling.clone();
+        sampling.settle(vocab);
+        sampling.sampler(self.seed)
+    }
+}
+
 /// Writes text with a trained model
 #[derive(Args)]
 #[command(
@@ -66,21 +93,11 @@ pub struct GenerateArgs {
     /// The text to continue
     #[arg(long, help_heading = heading::SAMPLING, default_value = "", value_name = "TEXT", allow_hyphen_values = true)]
     prompt: String,
-    /// Maximum number of tokens to generate
-    #[arg(long, help_heading = heading::SAMPLING, default_value_t = 600, value_name = "N", value_parser = number::count_or_0::<usize>)]
-    tokens: usize,
-    /// Number of tokens the model attends to [default: the sequence length a run was trained with, else the model's
-    /// context]
-    #[arg(long, help_heading = heading::SAMPLING, value_name = "N", value_parser = number::count::<usize>)]
-    context: Option<usize>,
+    #[command(flatten)]
+    writing: WritingArgs,
     /// Name, file or folder of a tokenizer, as of `prepare` [default: the one beside the model]
     #[arg(long, help_heading = heading::MODEL, value_name = "NAME")]
     tokenizer: Option<PathBuf>,
-    #[command(flatten)]
-    sampling: SamplingArgs,
-    /// Random seed
-    #[arg(long, help_heading = heading::SAMPLING, default_value_t = 1, value_name = "S", value_parser = number::seed)]
-    seed: u64,
     #[command(flatten)]
     engine: EngineArgs,
     #[arg(long, help = json_help!("text, tokens and speed"), help_heading = heading::OUTPUT, value_name = "FILE")]
@@ -102,10 +119,8 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     let mut source = open_weights(&model)?;
     let config = source.config();
     let tokenizer = find_tokenizer(args.tokenizer.as_deref(), source.as_ref(), &model)?;
-    let context = context("--context", args.context, source.as_ref());
-    let mut sampling = args.sampling.clone();
-    sampling.settle(tokenizer.vocab_size());
-    let sampler = sampling.sampler(args.seed);
+    let context = context("--context", args.writing.context, source.as_ref());
+    let sampler = args.writing.sampler(tokenizer.vocab_size());
     let precision = args.engine.dtype()?.precision(1);
     let spec = SessionSpec { decode: Some(1), precision, ..SessionSpec::default() };
     let engine = args.engine.engine()?;
@@ -121,7 +136,7 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     let request = Request {
         prompt: &prompt,
         vocab: tokenizer.vocab_size(),
-        tokens: args.tokens,
+        tokens: args.writing.tokens,
         context: Some(context),
         stop: tokenizer.eot(),
         sampler,

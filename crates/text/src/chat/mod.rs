@@ -126,11 +126,15 @@ impl Chat {
         Ok(self.render(messages, &Map::new(), reply)?.text)
     }
 
+    /// The token that ends a text, and what the assistant says.
+    pub fn end(&self) -> Option<u32> {
+        let end = self.special.get("eos_token").and_then(|token| self.tokenizer.id(token));
+        end.or(self.tokenizer.eot())
+    }
+
     fn around(&self) -> [Option<u32>; 2] {
         let id = |token: &String| self.tokenizer.id(token);
-        let bos = self.special.added_bos.as_ref().and_then(id);
-        let end = self.special.get("eos_token").and_then(|token| self.tokenizer.id(token));
-        [bos, end.or(self.tokenizer.eot())]
+        [self.special.added_bos.as_ref().and_then(id), self.end()]
     }
 
     /// A conversation, of which the assistant's messages from `given` on can be learned.

@@ -14,7 +14,7 @@ use crate::model::ModelConfig;
 use crate::{Error, Result};
 
 /// A source of the parameters of a model: a `.bin`, a Hugging Face folder, a run, a checkpoint or an answer key.
-pub trait WeightSource {
+pub trait WeightSource: Send {
     /// The model's sizes.
     fn config(&self) -> ModelConfig;
 
@@ -70,9 +70,9 @@ macro_rules! weight_source {
 }
 
 weight_source! {
-    [<R: Read + Seek>] ModelFile<R> {}
-    [<R: Read + Seek>] AnswerKey<R> {}
-    [<R: Read + Seek>] HfFolder<R> {
+    [<R: Read + Seek + Send>] ModelFile<R> {}
+    [<R: Read + Seek + Send>] AnswerKey<R> {}
+    [<R: Read + Seek + Send>] HfFolder<R> {
         fn text_tokens(&self) -> TextTokens {
             HfFolder::text_tokens(self).clone()
         }

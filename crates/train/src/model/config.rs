@@ -212,9 +212,24 @@ impl ModelConfig {
         decoder::scoring(self.plan()?, batch, precision)
     }
 
+    /// The logits after every token of a batch. Io: `x`, `logits` (B,T,Vp).
+    pub fn logits(&self, batch: (usize, usize), precision: Precision) -> Result<Program> {
+        decoder::logits(self.plan()?, batch, precision)
+    }
+
     /// One token for each of `batch` sequences at the scalar `position`, over a key/value cache. Io: `x`, `logits`.
     pub fn decoding(&self, batch: usize, precision: Precision) -> Result<Program> {
         decoder::decoding(self.plan()?, batch, precision)
+    }
+
+    /// [`decoding`](Self::decoding) whose cache has room for the first `positions` only, where the position is no row of a
+    /// table: a context of 40,960 tokens takes gigabytes, a short text does not need them.
+    pub fn decoding_within(&self, batch: usize, positions: usize, precision: Precision) -> Result<Program> {
+        let mut plan = self.plan()?;
+        if plan.names.positions.is_none() {
+            plan.setup.context = positions.clamp(1, plan.setup.context);
+        }
+        decoder::decoding(plan, batch, precision)
     }
 
     /// Reads a description of this kind.

@@ -57,6 +57,13 @@ pub struct Metrics {
     pub ended: Option<Ended>,
 }
 
+impl Metrics {
+    /// As a line of the file, without its line end.
+    pub fn to_line(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default() // numbers and texts: there is nothing that JSON cannot hold
+    }
+}
+
 /// Why a run ended before its last step, and on what.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ended {

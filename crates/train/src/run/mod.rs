@@ -130,6 +130,8 @@ pub struct TrainData {
 
 /// Follows a run: a progress bar, a log, or nothing.
 pub trait Observer {
+    /// The run begins: steps that it has made already, and all of them.
+    fn begin(&mut self, _made: u64, _steps: u64) {}
     /// A step is done.
     fn step(&mut self, metrics: &Metrics);
     /// A sample was written at this step.
@@ -210,6 +212,7 @@ pub fn train(job: Job<'_>) -> Result<Summary> {
     if let Some(rampup) = job.settings.rampup {
         rampup.validate(job.settings.accumulate, job.settings.steps)?;
     }
+    job.observer.begin(job.state.step, job.settings.steps);
     trainer::Trainer::new(job)?.run()
 }
 

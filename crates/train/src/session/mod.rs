@@ -1,9 +1,11 @@
 //! A model on an engine: the programs it needs, planned together over one set of weights.
 
+mod any_shape;
 mod batch;
 pub(crate) mod master;
 mod routing;
 
+pub use any_shape::{Wanted, padded_seq};
 pub use batch::Batch;
 pub use routing::LayerRouting;
 pub(crate) use routing::null_is_nan;
@@ -90,6 +92,8 @@ pub struct Session {
     engine: Box<dyn Engine>,
     config: ModelConfig,
     programs: Programs,
+    /// Programs that were not asked for from the start.
+    any_shape: any_shape::AnyShape,
 }
 
 impl Session {
@@ -103,7 +107,7 @@ impl Session {
         let config = config.into();
         let programs = spec.programs(&config)?;
         engine.reserve(&programs.layout())?;
-        Ok(Self { engine, config, programs })
+        Ok(Self { engine, config, programs, any_shape: Default::default() })
     }
 
     /// The model's sizes.

@@ -1,11 +1,17 @@
-//! Flags that need each other: what does not fit together is refused, by the names of the flags.
+//! Flags that need each other: what does not fit together is refused, by the names of the flags; and room on the disk.
 
 use super::TrainArgs;
 use crate::args::FlagValue;
+use crate::hardware::human_bytes;
 use crate::out;
 use anyhow::{Result, bail};
+use ironhorse::core::Precision;
+use ironhorse::train::format::checkpoint::checkpoint_bytes;
+use ironhorse::train::format::disk::free_bytes;
+use ironhorse::train::model::ModelConfig;
 use ironhorse::train::run::rampup::Rampup;
 use ironhorse::train::run::schedule::{Decay, LrSchedule};
+use std::path::Path;
 
 /// Refuses a learning rate that cannot be, and says if a flag of it is not used.
 pub fn schedule(args: &TrainArgs, schedule: &LrSchedule) -> Result<()> {
@@ -48,4 +54,31 @@ pub fn patience(args: &TrainArgs, has_val: bool) -> Result<()> {
         _ => return Ok(()),
     };
     bail!("--patience {} needs {missing}", args.patience)
+}
+
+/// Refuses a run whose first checkpoint the disk has no room for; warns if it has none for all that are kept.
+pub fn space(path: &Path, args: &TrainArgs, config: &ModelConfig, precision: Precision) -> Result<()> {
+    let (one, free) = (checkpoint_bytes(config, precision), free_bytes(path)?);
+    if free == 0 {
+        return Ok(()); // a full disk, or a file system that says nothing: making the folder will tell
+    }
+    if one > free {
+        bail!(
+            "{}: the disk has {} free, a checkpoint of this run takes {}; choose another --out",
+            path.display(),
+            human_bytes(free),
+            human_bytes(one)
+        );
+    }
+    // those kept, the best, and the one being written
+    let most = if args.keep == 0 { u64::MAX } else { one.saturating_mul(args.keep as u64 + 2) };
+    if args.keep > 0 && most > free {
+        out::note(format_args!(
+            "the disk has {} free; with --keep {} this run's checkpoints may take {}",
+            human_bytes(free),
+            args.keep,
+            human_bytes(most)
+        ));
+    }
+    Ok(())
 }

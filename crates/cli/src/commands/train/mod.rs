@@ -4,7 +4,7 @@
 //! args.rs    the flags, which are also the run's config.toml     data.rs    shards or stories, checked before the first step
 //! resume.rs  resuming a run, and what may change then            report.rs  what is printed at the end; run.json
 //! defaults.rs  settings that depend on the model and the steps  text.rs  text as data, prepared once
-//! checks.rs  flags that need each other
+//! checks.rs  flags that need each other, room on the disk        watch.rs   who is told, who may stop it, how long it took
 //! ```
 
 mod args;
@@ -14,22 +14,24 @@ mod defaults;
 mod report;
 mod resume;
 mod text;
+mod watch;
 
 pub use args::TrainArgs;
+pub use report::TrainReport;
 pub use text::text_as_shards;
+pub use watch::{Trained, Watch};
 
 use super::choices;
 use super::fetch::names;
 use super::model::{RUNS, beside};
 use super::workload::parameters_text;
-use crate::hardware::{check_memory, human_bytes};
+use crate::hardware::check_memory;
 use crate::progress::Progress;
 use crate::signals::Handlers;
 use crate::{Outcome, number, out};
 use anyhow::{Context, Result, bail};
-use ironhorse::core::{Engine, Pool, Precision};
-use ironhorse::train::format::checkpoint::{TrainerState, checkpoint_bytes};
-use ironhorse::train::format::disk::free_bytes;
+use ironhorse::core::{Engine, Pool};
+use ironhorse::train::format::checkpoint::TrainerState;
 use ironhorse::train::format::{ModelChoice, WeightSource, open_weights};
 use ironhorse::train::model::ModelConfig;
 use ironhorse::train::run::rampup::Rampup;
@@ -40,7 +42,7 @@ use ironhorse::train::run::{
 use ironhorse::train::session::{Session, SessionSpec};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use watch::Timed;
 
 /// What `--model` is, if not given.
 pub const BUILTIN: &str = "builtin";
@@ -50,14 +52,22 @@ pub fn run(args: &TrainArgs, line: &[OsString]) -> Result<Outcome> {
     // from the start: a signal while the data is checked ends the command well, too
     let control = Control::default();
     let _handlers = Handlers::install(&control).context("cannot listen to signals")?;
-    match &args.resume {
-        Some(run) => resume::run(run, args, line, &control),
-        None => start(args, line, &control),
+    let mut progress = Progress::new();
+    let watch = &mut Watch { control: &control, observer: &mut progress };
+    let trained = match &args.resume {
+        Some(run) => resume::run(run, args, line, watch),
+        None => start(args, line, watch).map(Some),
+    };
+    progress.finish();
+    match trained? {
+        Some(trained) => report::print(&trained),
+        None => Ok(Outcome::Done),
     }
 }
 
-/// A new run.
-fn start(args: &TrainArgs, line: &[OsString], control: &Control) -> Result<Outcome> {
+/// A new run. Prints notes, and nothing at its end.
+pub fn start(args: &TrainArgs, line: &[OsString], watch: &mut Watch<'_>) -> Result<Trained> {
+    let control = watch.control;
     out::check_json_in(args.json.as_deref(), args.out.as_deref())?;
     let mut args = args.clone();
     resolve_names(&mut args, control)?;
@@ -96,8 +106,9 @@ fn start(args: &TrainArgs, line: &[OsString], control: &Control) -> Result<Outco
         Some(path) => (path.clone(), !path.exists()),
         None => (next_run(Path::new(RUNS))?, true),
     };
-    let result = new_folder(&path, &args, line, weights.as_deref(), &mut prepared)
-        .and_then(|folder| prepared.train(&args, folder, run::new_state(serde_json::to_value(&args)?)));
+    let result = new_folder(&path, &args, line, weights.as_deref(), &mut prepared).and_then(|folder| {
+        prepared.train(&args, folder, run::new_state(serde_json::to_value(&args)?), watch)
+    });
     if result.is_err() && fresh {
         RunFolder::remove_unused(&path);
         let _ = std::fs::remove_dir(RUNS); // fails unless it is empty, as intended
@@ -121,7 +132,7 @@ fn new_folder(
         bail!("--init is inside --out, which --overwrite would remove; choose another --out");
     }
     let text = toml::to_string_pretty(args).context("the settings are not TOML")?;
-    check_space(path, args, prepared.session.config(), prepared.spec.precision)?;
+    checks::space(path, args, prepared.session.config(), prepared.spec.precision)?;
     let folder = RunFolder::create(path, &text, args.overwrite)?;
     let mut json = RunJson::new(report::started(line, prepared.session.engine(), 0));
     json.init = weights.map(|source| InitFacts::of(source.path())).transpose()?;
@@ -187,8 +198,14 @@ impl Prepared {
         }
     }
 
-    /// Trains and reports.
-    fn train(mut self, args: &TrainArgs, mut folder: RunFolder, state: TrainerState) -> Result<Outcome> {
+    /// Trains.
+    fn train(
+        mut self,
+        args: &TrainArgs,
+        mut folder: RunFolder,
+        state: TrainerState,
+        watch: &mut Watch<'_>,
+    ) -> Result<Trained> {
         let config = self.session.config();
         let tokens = args.batch.unwrap_or(1) * args.seq.unwrap_or(1);
         let from = if state.step > 0 { format!(" from step {}", state.step) } else { String::new() };
@@ -221,8 +238,7 @@ impl Prepared {
         };
         let tokenizer = self.data.tokenizer.as_deref();
         let mut saver = Saver::new(&self.session, folder.path(), tokenizer, saves, state.step)?;
-        let started = Instant::now();
-        let mut progress = Progress::new(self.settings.steps, state.step);
+        let mut observer = Timed::new(watch.observer);
         let summary = run::train(Job {
             session: &mut self.session,
             data: &mut self.data,
@@ -230,16 +246,12 @@ impl Prepared {
             folder: &mut folder,
             saver: &mut saver,
             control: &control,
-            observer: &mut progress,
+            observer: &mut observer,
             state,
-        });
-        progress.finish();
-        let times = report::Times {
-            seconds: started.elapsed().as_secs_f64(),
-            first_step_s: progress.first_step_s(),
-            steps_s: progress.steps_s(),
-        };
-        report::report(args, &folder, (&summary?, &self.data.tasks), times)
+        })?;
+        let times = observer.times();
+        let (args, run) = (args.clone(), folder.path().to_owned());
+        Ok(Trained { args, run, summary, tasks: self.data.tasks, times })
     }
 }
 
@@ -292,33 +304,6 @@ fn refuse_stories_for(
         weights.path().display(),
         config.vocab_size()
     );
-}
-
-/// Refuses a run whose first checkpoint the disk has no room for; warns if it has none for all that are kept.
-fn check_space(path: &Path, args: &TrainArgs, config: &ModelConfig, precision: Precision) -> Result<()> {
-    let (one, free) = (checkpoint_bytes(config, precision), free_bytes(path)?);
-    if free == 0 {
-        return Ok(()); // a full disk, or a file system that says nothing: making the folder will tell
-    }
-    if one > free {
-        bail!(
-            "{}: the disk has {} free, a checkpoint of this run takes {}; choose another --out",
-            path.display(),
-            human_bytes(free),
-            human_bytes(one)
-        );
-    }
-    // those kept, the best, and the one being written
-    let most = if args.keep == 0 { u64::MAX } else { one.saturating_mul(args.keep as u64 + 2) };
-    if args.keep > 0 && most > free {
-        out::note(format_args!(
-            "the disk has {} free; with --keep {} this run's checkpoints may take {}",
-            human_bytes(free),
-            args.keep,
-            human_bytes(most)
-        ));
-    }
-    Ok(())
 }
 
 fn settings_of(args: &TrainArgs) -> Result<TrainSettings> {

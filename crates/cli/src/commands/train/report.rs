@@ -1,15 +1,15 @@
 //! What is printed at the end of a run, and its provenance.
 
 use super::super::choices;
-use super::TrainArgs;
 use super::args::ScheduleArg;
+use super::{TrainArgs, Trained};
 use crate::hardware::{COMMIT, Hardware, VERSION};
 use crate::{Outcome, out, signals};
 use anyhow::Result;
 use ironhorse::core::{Engine, EngineExt};
 use ironhorse::train::eval::{Accuracies, Task};
 use ironhorse::train::format::checkpoint::{BEST, Best, best_checkpoint};
-use ironhorse::train::run::{Ending, RunFolder, SaveStats, Started, StopReason, Summary, host, utc};
+use ironhorse::train::run::{Ending, SaveStats, Started, StopReason, Summary, host, utc};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -27,8 +27,9 @@ pub struct Times {
     pub steps_s: Option<f64>,
 }
 
+/// What `--json` writes.
 #[derive(Serialize)]
-struct TrainReport<'a> {
+pub struct TrainReport<'a> {
     #[serde(serialize_with = "out::lossy_path")]
     run: &'a Path,
     #[serde(serialize_with = "out::lossy_path")]
@@ -59,24 +60,52 @@ struct TaskReport<'a> {
     definition: &'a str,
 }
 
+impl<'a> TrainReport<'a> {
+    /// The report of a run that is over.
+    pub fn of(trained: &'a Trained) -> Self {
+        let Trained { run, summary, tasks, times, .. } = trained;
+        Self {
+            run,
+            checkpoint: &summary.checkpoint,
+            ending: match summary.ending {
+                Ending::Done => "done",
+                Ending::Patience => "patience",
+                Ending::Stopped(_) => "stopped",
+            },
+            stopped_by: stopped_by(summary),
+            steps: summary.steps,
+            times: *times,
+            first_val_loss: summary.first_val_loss,
+            last_val_loss: summary.last_val_loss,
+            best: summary.best,
+            best_checkpoint: best_checkpoint(run).map(|(_, path)| path.to_string_lossy().into_owned()),
+            last_loss: summary.last_loss,
+            bad_steps: summary.bad_steps,
+            saves: &summary.saves,
+            sample: &summary.sample,
+            eval: tasks.iter().filter_map(|task| graded(task, summary)).collect(),
+        }
+    }
+}
+
+/// What stopped a run before its last step.
+fn stopped_by(summary: &Summary) -> Option<String> {
+    match summary.ending {
+        Ending::Done | Ending::Patience => None,
+        Ending::Stopped(StopReason::Asked(signal)) => Some(signals::name(signal)),
+        Ending::Stopped(StopReason::Time(_)) => Some("--max-time".to_owned()),
+    }
+}
+
 /// Prints how a run ended, and what to do with it.
-pub fn report(
-    args: &TrainArgs,
-    folder: &RunFolder,
-    (summary, tasks): (&Summary, &[Task]),
-    times: Times,
-) -> Result<Outcome> {
-    let seconds = times.seconds;
-    let run = folder.path();
+pub fn print(trained: &Trained) -> Result<Outcome> {
+    let Trained { args, run, summary, .. } = trained;
+    let seconds = trained.times.seconds;
     let ended = !matches!(summary.ending, Ending::Stopped(_));
     if !summary.sample.is_empty() && ended {
         out::line(format!("\n{}\n", summary.sample.trim_end()))?;
     }
-    let stopped_by = match summary.ending {
-        Ending::Done | Ending::Patience => None,
-        Ending::Stopped(StopReason::Asked(signal)) => Some(signals::name(signal)),
-        Ending::Stopped(StopReason::Time(_)) => Some("--max-time".to_owned()),
-    };
+    let stopped_by = stopped_by(summary);
     match (&stopped_by, summary.first_val_loss, summary.last_val_loss) {
         (Some(by), _, _) => {
             let all = args.steps.unwrap_or(0);
@@ -119,28 +148,7 @@ pub fn report(
             out::line(format!("train on   ironhorse train {}", train_on(args, run, summary)))?;
         }
     }
-    let report = TrainReport {
-        run,
-        checkpoint: &summary.checkpoint,
-        ending: match summary.ending {
-            Ending::Done => "done",
-            Ending::Patience => "patience",
-            Ending::Stopped(_) => "stopped",
-        },
-        stopped_by,
-        steps: summary.steps,
-        times,
-        first_val_loss: summary.first_val_loss,
-        last_val_loss: summary.last_val_loss,
-        best: summary.best,
-        best_checkpoint: best.map(|(_, path)| path.to_string_lossy().into_owned()),
-        last_loss: summary.last_loss,
-        bad_steps: summary.bad_steps,
-        saves: &summary.saves,
-        sample: &summary.sample,
-        eval: tasks.iter().filter_map(|task| graded(task, summary)).collect(),
-    };
-    out::json(args.json.as_deref(), &report)?;
+    out::json(args.json.as_deref(), &TrainReport::of(trained))?;
     Ok(if ended { Outcome::Done } else { Outcome::Stopped })
 }
 

@@ -1,13 +1,13 @@
 //! `ironhorse train --resume`: the settings are those of the run's own config.toml; what may differ is decided key by key.
 
 use super::super::model::{RUNS, open_tokenizer};
-use super::{Prepared, TrainArgs, check_space, defaults, report, settings_of};
-use crate::{Outcome, out};
+use super::{Prepared, TrainArgs, Trained, Watch, checks, defaults, report, settings_of};
+use crate::out;
 use anyhow::{Context, Result, bail};
 use ironhorse::train::format::checkpoint::{Checkpoint, is_run, newest_run, open_latest, step_name};
 use ironhorse::train::run::metrics::{Ended, Metrics, read_metrics};
 use ironhorse::train::run::schedule::Decay;
-use ironhorse::train::run::{Control, RunFolder, RunJson, read_algorithms, restore_position};
+use ironhorse::train::run::{RunFolder, RunJson, read_algorithms, restore_position};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -39,8 +39,13 @@ const MAY_CHANGE: [(Change, &str); 3] = [
     ),
 ];
 
-/// Resumes a run.
-pub fn run(named: &Path, given: &TrainArgs, line: &[OsString], control: &Control) -> Result<Outcome> {
+/// Resumes a run. `None` if there is nothing left to do, which is printed.
+pub fn run(
+    named: &Path,
+    given: &TrainArgs,
+    line: &[OsString],
+    watch: &mut Watch<'_>,
+) -> Result<Option<Trained>> {
     let path = find(named)?;
     out::check_json_in(given.json.as_deref(), None)?;
     let Settings { own, mut args, mut changes } = settings(&path, given, line)?;
@@ -65,11 +70,11 @@ pub fn run(named: &Path, given: &TrainArgs, line: &[OsString], control: &Control
             "{}: all {steps} steps are done; give a larger --steps to continue",
             path.display()
         ))?;
-        return Ok(Outcome::Done);
+        return Ok(None);
     }
     if let Some(ended) = ended_by_patience(&path, &args, state.step)? {
         out::line(ended)?;
-        return Ok(Outcome::Done);
+        return Ok(None);
     }
     judge_decay(&own, &args, state.step, &mut changes)?;
     let algorithms = read_algorithms(&path)?;
@@ -80,8 +85,8 @@ pub fn run(named: &Path, given: &TrainArgs, line: &[OsString], control: &Control
     {
         with_copy.tokenizer = Some(checkpoint.path().to_owned()); // the original is gone
     }
-    let mut prepared = Prepared::new(&with_copy, *checkpoint.config(), control, &algorithms)?;
-    check_space(&path, &args, checkpoint.config(), prepared.spec.precision)?;
+    let mut prepared = Prepared::new(&with_copy, *checkpoint.config(), watch.control, &algorithms)?;
+    checks::space(&path, &args, checkpoint.config(), prepared.spec.precision)?;
     let exact = prepared.session.restore(&mut checkpoint)?;
     restore_position(&state, &mut prepared.data)
         .with_context(|| format!("{}: cannot restore the position in the data", path.display()))?;
@@ -99,7 +104,7 @@ pub fn run(named: &Path, given: &TrainArgs, line: &[OsString], control: &Control
         folder.set_config(&toml::to_string_pretty(&args).context("the settings are not TOML")?)?;
     }
     folder.cut_back(state.step)?;
-    prepared.train(&args, folder, state)
+    prepared.train(&args, folder, state, watch).map(Some)
 }
 
 /// The run that is meant: the one named, or the newest.

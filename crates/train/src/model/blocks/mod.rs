@@ -303,10 +303,10 @@ impl Blocks {
         Ok(())
     }
 
-    /// Declares the logits of one token for each sequence.
+    /// Declares the logits of every token, (B,T,Vp).
     pub fn logits_io(&mut self, head: Slot) -> Slot {
-        let dtype = self.dtype();
-        self.b.io("logits", [self.batch.0, 1, head.shape.rows()], dtype)
+        let ((batch, seq), dtype) = (self.batch, self.dtype());
+        self.b.io("logits", [batch, seq, head.shape.rows()], dtype)
     }
 
     pub fn logits(&mut self, inp: Slot, logits: Slot, head: Slot) -> Result<()> {

@@ -143,6 +143,14 @@ pub(super) fn scoring(plan: Plan, batch: (usize, usize), precision: Precision) -
     decoder.net.finish()
 }
 
+pub(super) fn logits(plan: Plan, batch: (usize, usize), precision: Precision) -> Result<Program> {
+    let mut decoder = Decoder::new(plan, batch, precision)?;
+    let logits = decoder.net.logits_io(decoder.head);
+    let (_, norm) = decoder.blocks(Purpose::Evaluation)?;
+    decoder.net.logits(norm.out, logits, decoder.head)?;
+    decoder.net.finish()
+}
+
 pub(super) fn decoding(plan: Plan, batch: usize, precision: Precision) -> Result<Program> {
     let mut decoder = Decoder::new(plan, (batch, 1), precision)?;
     decoder.net.b.keep_activations(1); // an engine can compute a norm together with the layer after it
