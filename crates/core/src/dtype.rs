@@ -125,7 +125,7 @@ impl Precision {
     /// The element type in a pool laid out like the parameters.
     pub fn of(self, pool: crate::Pool) -> DType {
         match pool {
-            crate::Pool::Params => self.weights,
+            crate::Pool::Params | crate::Pool::Frozen => self.weights,
             crate::Pool::Grads => self.grads,
             crate::Pool::Master => self.master,
             crate::Pool::Moment1 | crate::Pool::Moment2 => self.moments,

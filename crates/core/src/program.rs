@@ -199,6 +199,7 @@ pub struct Program {
     pub(crate) nodes: Vec<Node>,
     pub(crate) origins: Vec<String>,
     pub(crate) params: Vec<Param>,
+    pub(crate) frozen: Vec<(String, Slot)>,
     pub(crate) precision: Precision,
     pub(crate) values: Vec<Value>,
     pub(crate) io: Vec<(String, Slot)>,
@@ -225,6 +226,11 @@ impl Program {
     /// The parameter table, in model order.
     pub fn params(&self) -> &[Param] {
         &self.params
+    }
+
+    /// The weights that are not trained, in model order; empty unless the parameters are those of adapters.
+    pub fn frozen(&self) -> &[(String, Slot)] {
+        &self.frozen
     }
 
     /// The element types of weights and gradients.

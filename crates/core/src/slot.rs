@@ -17,6 +17,8 @@ pub enum Pool {
     /// Master weights where [`Pool::Params`] is bf16: f32, or the i16 residual of
     /// [`split_master`](crate::split_master). Laid out like [`Pool::Params`].
     Master,
+    /// Weights that are not trained: those of the base, where adapters are. Without gradients and moments.
+    Frozen,
     /// Inputs and results of a step (tokens, targets, loss, norm): live for the whole step.
     Io,
     /// Keys and values of earlier positions: live from one run to the next.
@@ -27,12 +29,13 @@ pub enum Pool {
 
 impl Pool {
     /// All pools, in index order.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Params,
         Self::Grads,
         Self::Moment1,
         Self::Moment2,
         Self::Master,
+        Self::Frozen,
         Self::Io,
         Self::Cache,
         Self::Activations,
@@ -51,6 +54,7 @@ impl Pool {
             Self::Moment1 => "first moments",
             Self::Moment2 => "second moments",
             Self::Master => "master weights",
+            Self::Frozen => "frozen weights",
             Self::Io => "inputs and results",
             Self::Cache => "key/value cache",
             Self::Activations => "activations",

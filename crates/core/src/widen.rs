@@ -12,7 +12,7 @@ impl Slot {
     pub fn widened(self) -> Self {
         let wide = matches!(self.dtype, DType::BF16 | DType::I16);
         let twice = match self.pool {
-            Pool::Params | Pool::Grads | Pool::Moment1 | Pool::Moment2 | Pool::Master => wide,
+            Pool::Params | Pool::Grads | Pool::Moment1 | Pool::Moment2 | Pool::Master | Pool::Frozen => wide,
             Pool::Io | Pool::Cache | Pool::Activations => true,
         };
         let offset = if twice { self.offset.saturating_mul(2) } else { self.offset };
@@ -48,6 +48,7 @@ impl Program {
             nodes: nodes.collect::<Result<_>>()?,
             origins: self.origins.clone(),
             params: self.params.iter().map(param).collect(),
+            frozen: self.frozen.iter().map(|(name, slot)| (name.clone(), slot.widened())).collect(),
             precision,
             values: self.values.iter().map(|v| Value { slot: v.slot.widened(), ..v.clone() }).collect(),
             io: self.io.iter().map(|(name, slot)| (name.clone(), slot.widened())).collect(),

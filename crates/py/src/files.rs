@@ -55,6 +55,7 @@ pub fn file_kind(py: Python<'_>, path: PathBuf) -> PyResult<&'static str> {
         Kind::HfFile => "hf-file",
         Kind::SafeTensors => "safetensors",
         Kind::Checkpoint => "checkpoint",
+        Kind::Adapter => "adapter",
         Kind::Run => "run",
         Kind::Toml => "toml",
         Kind::Gguf => "gguf",

@@ -209,11 +209,14 @@ fn load(check: &ProgramGradients, rng: &mut Rng) -> Result<OracleEngine> {
         dtype: ironhorse_core::DType::BF16, // 2 bytes: covers every cell of the oracle
     };
     oracle.write_f64(activations, &vec![f64::NAN; words])?;
-    for param in program.params() {
+    let trained = program.params().iter().map(|param| param.weight);
+    for weight in trained.chain(program.frozen().iter().map(|(_, weight)| *weight)) {
         // Matrices preserve the magnitude of their input; vectors (norm weights, biases) are near 1 but differ.
-        let spread = (3.0 / param.shape().cols().max(1) as f32).sqrt();
-        let (lo, hi) = if param.shape().dims().len() > 1 { (-spread, spread) } else { (0.5, 1.5) };
-        oracle.write_f32(param.weight, &rng.uniforms(param.weight.numel(), lo, hi))?;
+        let spread = (3.0 / weight.shape.cols().max(1) as f32).sqrt();
+        let (lo, hi) = if weight.shape.dims().len() > 1 { (-spread, spread) } else { (0.5, 1.5) };
+        oracle.write_f32(weight, &rng.uniforms(weight.numel(), lo, hi))?;
+    }
+    for param in program.params() {
         oracle.write_f64(param.grad(), &vec![f64::NAN; param.weight.numel()])?;
     }
     oracle.write_i32(io(program, "x")?, check.tokens)?;

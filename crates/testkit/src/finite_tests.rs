@@ -9,6 +9,8 @@ use ironhorse_core::{Builder, DType, Shape};
 mod dropout;
 #[path = "finite_experts.rs"]
 mod experts;
+#[path = "finite_lora.rs"]
+mod lora;
 #[path = "finite_masks.rs"]
 mod masks;
 

@@ -5,14 +5,18 @@
 
 use ironhorse_core::{DropRate, Precision};
 use ironhorse_testkit::{ProgramGradients, check_program_gradients};
-use ironhorse_train::model::{Gpt2Config, ModelConfig, Recompute, StepOptions};
+use ironhorse_train::model::{Adapted, Gpt2Config, Lora, ModelConfig, Recompute, StepOptions, Targets};
 
 fn check(config: ModelConfig, recomputes: &[Recompute], shape: (usize, usize)) {
     recomputes.iter().for_each(|&recompute| check_step(config, recompute.into(), shape));
 }
 
 fn check_step(config: ModelConfig, options: StepOptions, (batch, seq): (usize, usize)) {
-    let program = config.training((batch, seq), options, Precision::F32).unwrap();
+    check_model(config.into(), options, (batch, seq));
+}
+
+fn check_model(model: Adapted, options: StepOptions, (batch, seq): (usize, usize)) {
+    let (config, program) = (model.config, model.training((batch, seq), options, Precision::F32).unwrap());
     let at = |i: usize| ((i * 7 + 3) % config.vocab_size()) as i32;
     let check = ProgramGradients {
         program: &program,
@@ -91,6 +95,24 @@ fn every_gradient_of_a_mixture_is_the_derivative_of_its_loss() {
     );
     check_sizes("hidden=8,layers=1,heads=2,experts=5,top_k=5,ffn=3,vocab=7,context=5", 2, 3);
     check_sizes("hidden=8,layers=1,heads=2,experts=4,top_k=2,ffn=6,vocab=11,context=9", 1, 1);
+}
+
+/// Adapters of all targets and of some, on frozen models with biases, norms of heads, tied heads and experts.
+#[test]
+fn every_gradient_of_adapters_is_the_derivative_of_the_loss() {
+    let sizes = "hidden=10,layers=2,heads=4,kv_heads=2,head_dim=4,ffn=6,vocab=11,context=9";
+    for (kind, targets, rank) in [
+        ("kind=llama", "all", 3),
+        ("kind=qwen2,tied=true", "q,v,up", 2),
+        ("kind=qwen3", "k,o,gate,down", 1),
+        ("kind=qwen3_moe,experts=3,top_k=2", "q,k,v,o", 5),
+    ] {
+        let config = ModelConfig::parse(&format!("{kind},{sizes}")).unwrap();
+        let lora = Lora { rank, alpha: 3.0, targets: Targets::parse(targets).unwrap() };
+        for recompute in [Recompute::None, Recompute::Full] {
+            check_model(Adapted { config, lora: Some(lora) }, recompute.into(), (2, 7));
+        }
+    }
 }
 
 #[test]

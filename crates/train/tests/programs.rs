@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use ironhorse_core::op::Op;
-use ironhorse_core::{Precision, Program};
+use ironhorse_core::{Pool, Precision, Program};
 use ironhorse_train::model::{ModelConfig, Recompute};
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
@@ -25,7 +25,11 @@ fn dump(program: &Program, into: &mut String) {
         writeln!(into, "{io} {:?}", program.io(io)).unwrap();
     }
     let precision = without_adamw(format!("{:?}", program.precision()));
-    writeln!(into, "{:?} {precision}", program.layout()).unwrap();
+    // the pool of frozen weights is younger than the digests
+    let pools = Pool::ALL.into_iter().map(|pool| (pool, program.layout().bytes(pool)));
+    let sizes: Vec<usize> =
+        pools.filter(|&(pool, bytes)| pool != Pool::Frozen || bytes > 0).map(|(_, bytes)| bytes).collect();
+    writeln!(into, "Layout {{ sizes: {sizes:?} }} {precision}").unwrap();
 }
 
 /// Leaves out that AdamW updates a parameter: the digests are the same as when there was no other optimizer.

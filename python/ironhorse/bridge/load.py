@@ -126,6 +126,8 @@ def _load(path: Path, maker: Maker, config: GPT2Config | PathLike | None, check:
         return _folder(path.parent, maker, check)
     if kind in ("hf-file", "safetensors", "key"):
         return _safetensors(path, maker, check)
+    if kind == "adapter":  # a folder of PEFT
+        return _safetensors(path / "adapter_model.safetensors", maker, check)
     if kind == "model":
         model = map_model(path)
         dtype = model.dtype.upper()

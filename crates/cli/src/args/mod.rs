@@ -1,6 +1,9 @@
 //! Flags that commands share: where to compute and in which precision; `config_file.rs` reads flags from a file.
 
 pub mod config_file;
+mod lora;
+
+pub use lora::LoraArgs;
 
 use crate::number;
 use anyhow::{Result, bail};
@@ -15,6 +18,7 @@ use std::path::Path;
 /// Headings of the help, in the order in which `train` shows them.
 pub mod heading {
     pub const MODEL: &str = "Model";
+    pub const LORA: &str = "Adapters (LoRA)";
     pub const DATA: &str = "Data";
     pub const STEPS: &str = "Batches and steps";
     pub const OPTIMIZER: &str = "Optimizer";

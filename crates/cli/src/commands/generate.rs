@@ -1,17 +1,20 @@
 //! `ironhorse generate`
 
+use super::choices::Named;
 use super::model::{context, find_tokenizer, given_or_newest};
 use crate::args::{EngineArgs, heading, json_help};
 use crate::hardware::check_memory;
 use crate::{Outcome, number, out};
 use anyhow::Result;
 use clap::Args;
-use ironhorse::core::Pool;
+use ironhorse::text::tokenizer::Tokenizer;
 use ironhorse::train::format::checkpoint::{TrainerState, is_run};
+use ironhorse::train::format::peft::AdapterFolder;
 use ironhorse::train::format::{WeightSource, open_weights};
 use ironhorse::train::generate::codec::{Codec, Stream};
 use ironhorse::train::generate::sample::Sampler;
 use ironhorse::train::generate::{Request, generate};
+use ironhorse::train::model::Lora;
 use ironhorse::train::session::{Session, SessionSpec};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -84,12 +87,17 @@ impl WritingArgs {
     after_help = "Examples:\n  ironhorse generate\n  ironhorse generate --prompt 'Ivy was' --temperature 0.7\n  \
                         ironhorse generate --model runs/0001/best\n  \
                         ironhorse generate --model gpt2 --prompt 'The train' --top-k 40          GPT-2, fetched once\n  \
+                        ironhorse generate --model Qwen/Qwen3-0.6B --adapter runs/0001 --prompt 'Ivy was'    an adapter of train --lora, or of PEFT\n  \
+                        ironhorse generate --model Qwen/Qwen3-0.6B --adapter a=runs/0001 --adapter b=folder   one base, and each in turn\n  \
                         ironhorse generate --model gpt2_124M.bin --tokenizer gpt2 --prompt 'The train' --top-k 40"
 )]
 pub struct GenerateArgs {
     /// A run (RUN/best is its best checkpoint), a checkpoint, a Hugging Face folder, a model .bin, or a model by name such as gpt2 or org/name [default: the newest run below runs/]
     #[arg(long, help_heading = heading::MODEL, value_name = "FILE")]
     model: Option<PathBuf>,
+    /// An adapter (LoRA) for the model: a folder of PEFT, or a run of `train --lora`; of several the base is loaded once, and each continues the text
+    #[arg(long, help_heading = heading::MODEL, value_name = "[NAME=]DIR", value_parser = Named::parse)]
+    adapter: Vec<Named>,
     /// The text to continue
     #[arg(long, help_heading = heading::SAMPLING, default_value = "", value_name = "TEXT", allow_hyphen_values = true)]
     prompt: String,
@@ -106,6 +114,9 @@ pub struct GenerateArgs {
 
 #[derive(Serialize)]
 struct GenerateReport {
+    /// The name of the adapter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adapter: Option<String>,
     prompt: String,
     text: String,
     tokens: Vec<u32>,
@@ -121,12 +132,16 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     let tokenizer = find_tokenizer(args.tokenizer.as_deref(), source.as_ref(), &model)?;
     let context = context("--context", args.writing.context, source.as_ref());
     let sampler = args.writing.sampler(tokenizer.vocab_size());
+    Named::check_names("--adapter", &args.adapter)?;
+    let mut adapters = open_adapters(&args.adapter, source.as_ref())?;
     let precision = args.engine.dtype()?.precision(1);
-    let spec = SessionSpec { decode: Some(1), precision, ..SessionSpec::default() };
+    let lora = Lora::covering(&adapters.iter().map(|(_, adapter)| adapter.lora()).collect::<Vec<_>>());
+    let spec = SessionSpec { decode: Some(1), precision, lora, ..SessionSpec::default() };
     let engine = args.engine.engine()?;
     check_memory(engine.as_ref(), &config, &spec)?;
     let mut session = Session::new(engine, config, &spec)?;
-    session.load(Pool::Params, |name, values| source.read_tensor(name, values))?;
+    let digest = session.load_base(&model, |name, values| source.read_tensor(name, values))?;
+    adapters.iter().try_for_each(|(_, adapter)| adapter.check_base(&digest, &model))?;
 
     name_model(&model, source.as_ref());
     let prompt = tokenizer.prompt(&args.prompt)?;
@@ -141,11 +156,48 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
         stop: tokenizer.eot(),
         sampler,
     };
+    if adapters.is_empty() {
+        let report = write(args, (&mut session, &tokenizer), &request, None)?;
+        out::json(args.json.as_deref(), &report)?;
+        return Ok(Outcome::Done);
+    }
+    let (mut reports, several) = (Vec::new(), adapters.len() > 1);
+    for (name, adapter) in &mut adapters {
+        session.load_adapter(adapter)?;
+        if several {
+            out::note(format_args!("adapter {name}: {}", adapter.path().display()));
+        }
+        reports.push(write(args, (&mut session, &tokenizer), &request, Some(name))?);
+    }
+    match &reports[..] {
+        [one] => out::json(args.json.as_deref(), one)?,
+        all => out::json(args.json.as_deref(), &all)?,
+    }
+    Ok(Outcome::Done)
+}
+
+/// The adapters, each with its name; one for a model of other shapes is refused.
+fn open_adapters(named: &[Named], source: &dyn WeightSource) -> Result<Vec<(String, AdapterFolder)>> {
+    let open = |Named { name, file }: &Named| {
+        let adapter = AdapterFolder::open(file)?;
+        adapter.check(&source.config())?;
+        Ok((name.clone(), adapter))
+    };
+    named.iter().map(open).collect()
+}
+
+/// Continues the prompt, token by token.
+fn write(
+    args: &GenerateArgs,
+    (session, tokenizer): (&mut Session, &Tokenizer),
+    request: &Request<'_>,
+    adapter: Option<&str>,
+) -> Result<GenerateReport> {
     let start = Instant::now();
     out::piece(args.prompt.as_bytes())?;
     let mut text = Stream::default();
-    let tokens = generate(&mut session, &request, |token| {
-        match out::piece(&text.next(&tokenizer, token)?) {
+    let tokens = generate(session, request, |token| {
+        match out::piece(&text.next(tokenizer, token)?) {
             // the reader went away, but the report is still wanted
             Err(error) if args.json.is_some() && out::is_closed_pipe(&error) => Ok(()),
             written => written,
@@ -153,15 +205,14 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     })?;
     out::line("")?;
     let seconds = start.elapsed().as_secs_f64();
-    let report = GenerateReport {
+    Ok(GenerateReport {
+        adapter: adapter.map(str::to_owned),
         prompt: args.prompt.clone(),
         text: tokenizer.decode_lossy(&tokens)?,
         tokens_per_s: tokens.len() as f64 / seconds,
         tokens,
         seconds,
-    };
-    out::json(args.json.as_deref(), &report)?;
-    Ok(Outcome::Done)
+    })
 }
 
 /// Says which checkpoint of a run was taken, and if the run is not finished.

@@ -6,7 +6,7 @@ mod disk;
 use self::choices::{Asked, Choice, advice, table};
 use self::disk::Disk;
 use super::workload::parameters_text;
-use crate::args::{Dtype, FlagValue, RecomputeArg, StateArgs, heading, json_help, model_help};
+use crate::args::{Dtype, FlagValue, LoraArgs, RecomputeArg, StateArgs, heading, json_help, model_help};
 use crate::hardware::{human_bytes, memory, usable_of_gpu};
 use crate::{Outcome, number, out};
 use anyhow::Result;
@@ -15,7 +15,7 @@ use ironhorse::Device;
 use ironhorse::core::{EngineExt, Limits, Node, Pool, Section};
 use ironhorse::cuda::Settings;
 use ironhorse::train::format::ModelChoice;
-use ironhorse::train::model::StepOptions;
+use ironhorse::train::model::{Adapted, StepOptions};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,6 +27,7 @@ use std::path::PathBuf;
                         ironhorse plan --model d12 --batch 64 --seq 1024 --dtype bf16 --optimizer muon\n  \
                         ironhorse plan --model d48 --batch 1 --seq 1024 --recompute full\n  \
                         ironhorse plan --model moe-6.9b --batch 8 --seq 1024 --dtype bf16 --recompute experts\n  \
+                        ironhorse plan --model qwen3-8b --batch 8 --seq 2048 --dtype bf16 --lora 16 --memory 139GiB\n  \
                         ironhorse plan --model moe-6.9b --batch 16 --seq 1024 --dtype bf16 --master residual --moments bf16 --memory 139GiB")]
 pub struct PlanArgs {
     #[arg(long, help = model_help("or weights"), help_heading = heading::MODEL, default_value = "d12", value_name = "NAME")]
@@ -46,6 +47,8 @@ pub struct PlanArgs {
     /// Gradient accumulation: micro-steps that make up one optimizer step; with bf16 weights gradients are then f32
     #[arg(long, help_heading = heading::STEPS, default_value_t = 1, value_name = "N", value_parser = number::count::<u32>)]
     accumulate: u32,
+    #[command(flatten)]
+    adapters: LoraArgs,
     #[command(flatten)]
     state: StateArgs,
     /// Checkpoints that are kept besides the best one, as `train --keep`; 0 keeps all
@@ -78,6 +81,8 @@ struct PlanReport {
     parameters: usize,
     /// Parameters used for one token: all except the experts it is not sent to. `None` where that is all of them.
     active_parameters: Option<usize>,
+    /// Parameters that are trained: all, or those of the adapters.
+    trained_parameters: usize,
     batch: usize,
     seq: usize,
     ops: usize,
@@ -120,17 +125,15 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
     let precision = args.state.precision(dtype, args.accumulate)?;
     let batch = (args.batch, args.seq);
     let dropout = number::drop_rate(args.dropout)?;
-    let program = config.training(
-        batch,
-        StepOptions { recompute: args.recompute.into(), dropout, ..StepOptions::default() },
-        precision,
-    )?;
+    let model = Adapted { config, lora: args.adapters.lora(&config)? };
+    let options = StepOptions { recompute: args.recompute.into(), dropout, ..StepOptions::default() };
+    let program = model.training(batch, options, precision)?;
     let (machine_bytes, limits) = look(args, device, dtype)?;
     // what this machine has no engine for is planned for a GPU
     let on_gpu = device != Device::Cpu || dtype != Dtype::F32;
     let usable_bytes = machine_bytes.map(|has| if on_gpu { usable_of_gpu(has) } else { has });
     let (accumulate, optimizer, room) = (args.accumulate, args.state.optimizer, usable_bytes);
-    let asked = Asked { config: &config, batch, accumulate, dtype, optimizer, dropout, room };
+    let asked = Asked { model: &model, batch, accumulate, dtype, optimizer, dropout, room };
     let layout = program.layout();
     let least = |limits: &Limits| -> f64 {
         let seconds = |node: &Node| limits.least_seconds(node.op.flops(), node.op.bytes());
@@ -144,6 +147,7 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         state: args.state,
         parameters: config.told_params(),
         active_parameters: config.active_params(),
+        trained_parameters: model.trained_params(),
         batch: args.batch,
         seq: args.seq,
         ops: program.nodes().len(),
@@ -153,7 +157,7 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         usable_bytes,
         activation_lower_bound: program.activation_lower_bound(),
         flops: Section::ALL.iter().map(|&section| program.flops(section)).sum(),
-        disk: Disk::new(&config, precision, layout, args.keep),
+        disk: Disk::new(&model, precision, layout, args.keep),
         choices: asked.choices()?,
         least_ms: limits.as_ref().map(least),
     };
@@ -164,7 +168,7 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         report.ops,
         report.device,
         dtype.name(),
-        args.state.text()
+        args.state.text() + &args.adapters.text()
     ))?;
     for pool in Pool::ALL.into_iter().filter(|&pool| layout.bytes(pool) > 0) {
         out::line(format!("{:<20} {:>12}", pool.name(), human_bytes(layout.bytes(pool) as u64)))?;

@@ -8,7 +8,7 @@ use crate::hardware::check_memory;
 use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
 use clap::Args;
-use ironhorse::core::{Engine, EngineExt, Pool, Scalars};
+use ironhorse::core::{Engine, EngineExt, Scalars};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::format::answer_key::AnswerKey;
 use ironhorse::train::format::debug_state::DebugState;
@@ -16,7 +16,7 @@ use ironhorse::train::format::{ModelChoice, open_weights};
 use ironhorse::train::session::{Batch, Session, SessionSpec};
 use ironhorse::train::verify::{
     Damage, KeyReference, Lockstep, LockstepReport, Options, Reference, Report, StateReference, Tolerance,
-    session_spec, verify,
+    load_answers, session_spec, verify,
 };
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -262,7 +262,7 @@ fn lockstep_with_answers(
     let spec = session_spec(reference.as_ref(), options);
     check_memory(engine.as_ref(), &reference.config(), &spec)?;
     let mut session = Session::new(engine, reference.config(), &spec)?;
-    session.load(Pool::Params, |name, values| reference.read_weight(name, values))?;
+    load_answers(&mut session, reference.as_mut())?;
     let (x, y, scalars) = (reference.x()?, reference.y()?, reference.optimizer().scalars);
     Ok(lockstep(args, Batch::plain(&x, &y), scalars).run(&mut session, cpu(args))?)
 }

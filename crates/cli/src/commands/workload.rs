@@ -4,12 +4,12 @@ mod inputs;
 
 pub use inputs::{Inputs, Packed};
 
-use crate::args::{EngineArgs, RecomputeArg, StateArgs, heading, model_help};
+use crate::args::{EngineArgs, LoraArgs, RecomputeArg, StateArgs, heading, model_help};
 use crate::hardware::check_memory;
 use crate::number;
 use anyhow::{Result, bail};
 use clap::Args;
-use ironhorse::core::{DType, Engine, EngineExt, Limit, Limits, Pool, Scalars};
+use ironhorse::core::{DType, Engine, EngineExt, Limit, Limits, Scalars};
 use ironhorse::train::bench::Repeat;
 use ironhorse::train::format::ModelChoice;
 use ironhorse::train::format::debug_state::DebugState;
@@ -69,6 +69,8 @@ pub struct Workload {
     #[arg(long, help_heading = heading::MEMORY, value_enum, default_value_t = RecomputeArg::None)]
     pub recompute: RecomputeArg,
     #[command(flatten)]
+    pub adapters: LoraArgs,
+    #[command(flatten)]
     pub state: StateArgs,
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -77,7 +79,9 @@ pub struct Workload {
 impl Workload {
     /// The model on the engine, with weights, and a batch.
     pub fn prepare(&self) -> Result<(Session, Inputs)> {
+        let choice = ModelChoice::parse(&self.model)?;
         let spec = SessionSpec {
+            lora: self.adapters.lora(&choice.config())?,
             train: Some((self.batch, self.seq)),
             recompute: self.recompute.into(),
             dropout: number::drop_rate(self.dropout)?,
@@ -85,7 +89,7 @@ impl Workload {
             precision: self.state.precision(self.engine.dtype()?, 1)?,
             ..SessionSpec::default()
         };
-        let session = self.session(&spec)?;
+        let session = session_of(choice, self.engine.engine()?, &spec, self.seed)?;
         let inputs = match &self.data {
             Some(path) => Inputs::plain(self.tokens(path, session.config())?),
             // `check_memory` has counted them
@@ -168,10 +172,14 @@ pub fn session_of(
     check_memory(engine.as_ref(), &config, spec)?;
     let mut session = Session::new(engine, config, spec)?;
     match choice {
-        ModelChoice::Sizes(_) => session.init(seed)?,
+        ModelChoice::Sizes(_) => session.init_base(seed)?,
         ModelChoice::Weights(mut source) => {
-            session.load(Pool::Params, |name, values| source.read_tensor(name, values))?;
+            let path = source.path().to_owned();
+            session.load_base(&path, |name, values| source.read_tensor(name, values))?;
         }
+    }
+    if spec.lora.is_some() {
+        session.init(seed)?;
     }
     Ok(session)
 }

@@ -11,6 +11,7 @@ mod elementwise;
 mod embedding;
 mod grouped;
 mod linear;
+mod lora;
 mod loss;
 mod mask;
 mod matmul;
@@ -33,6 +34,7 @@ pub use elementwise::Add;
 pub use embedding::{EmbeddingBwd, EmbeddingFwd};
 pub use grouped::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
 pub use linear::{LinearBwdInput, LinearBwdWeight, LinearFwd};
+pub use lora::{LoraBwdHidden, LoraBwdInput, LoraBwdWeight, LoraFwd, LoraPart, LoraParts};
 pub use loss::{Argmax, CrossEntropy, IGNORED, LossMean};
 pub use mask::{AttentionMask, bad_position, check_positions};
 pub use matmul::Matmul;
@@ -105,6 +107,10 @@ ops!(
     LinearFwd,
     LinearBwdInput,
     LinearBwdWeight,
+    LoraFwd,
+    LoraBwdHidden,
+    LoraBwdWeight,
+    LoraBwdInput,
     ActFwd,
     ActBwd,
     SwigluFwd,

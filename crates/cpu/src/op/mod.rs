@@ -6,6 +6,7 @@ mod elementwise;
 mod embedding;
 mod grouped;
 mod linear;
+mod lora;
 mod loss;
 mod matmul;
 mod memory;
@@ -189,6 +190,10 @@ pub fn run(ctx: &mut Ctx<'_>, op: &Op) -> Result<()> {
         Op::LinearFwd(op) => linear::linear_fwd(ctx, op),
         Op::LinearBwdInput(op) => linear::linear_bwd_input(ctx, op),
         Op::LinearBwdWeight(op) => linear::linear_bwd_weight(ctx, op),
+        Op::LoraFwd(op) => lora::lora_fwd(ctx, op),
+        Op::LoraBwdHidden(op) => lora::lora_bwd_hidden(ctx, op),
+        Op::LoraBwdWeight(op) => lora::lora_bwd_weight(ctx, op),
+        Op::LoraBwdInput(op) => lora::lora_bwd_input(ctx, op),
         Op::ActFwd(op) => elementwise::act_fwd(ctx, op),
         Op::ActBwd(op) => elementwise::act_bwd(ctx, op),
         Op::SwigluFwd(op) => elementwise::swiglu_fwd(ctx, op),

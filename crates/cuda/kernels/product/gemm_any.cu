@@ -7,12 +7,13 @@ constexpr int ROWS = 8;  // warps of a block
 // gemm_any: d = alpha · op(a) · op(b) + beta · c, of column-major m by n matrices one after the other, f32 accumulation;
 //           c may be d, and is not read where beta is 0
 // moves  about (m*k*n/32 + k*n*m/32) elements through the caches; bound: arithmetic, not tuned
+//        d and c have `d_n` elements from one column to the next: more than m only where there is one matrix
 // grid   one block of 256 threads per 32 by 32 tile of d, tiles along m first, times the matrices; any shape; strides in
 //        elements
 // order  k in order: fixed, no atomics
 KERNEL __launch_bounds__(TILE* ROWS)
     gemm_any(OUT* d, const OUT* c, const IN* a, const IN* b, u64 m, u64 n, u64 k, u64 a_k, u64 a_m, u64 b_k, u64 b_n,
-             float alpha, float beta) {
+             u64 d_n, float alpha, float beta) {
     __shared__ float as[TILE][TILE + 1], bs[TILE][TILE + 1];  // [k][m], [k][n]
     const u64 tiles_m = (m + TILE - 1) / TILE;
     const u64 m0 = blockIdx.x % tiles_m * TILE, n0 = blockIdx.x / tiles_m * TILE;
@@ -45,7 +46,7 @@ KERNEL __launch_bounds__(TILE* ROWS)
     for (int i = 0; i < TILE / ROWS; i++) {
         const u64 row = m0 + lane, col = n0 + warp + i * ROWS;
         if (row < m && col < n) {
-            const u64 at = col * m + row;
+            const u64 at = col * d_n + row;
             const float sum = alpha * acc[i];
             d[at] = from_float<OUT>(beta == 0.0f ? sum : __fmaf_rn(beta, to_float(c[at]), sum));
         }

@@ -70,6 +70,9 @@ pub(crate) struct Problem {
     pub batch: usize,
     /// What the addresses of A, B, D and the side memory are multiples of; at most [`ALIGN`].
     pub align: [u32; 4],
+    /// Elements from one column of A, B and D to the next, as they are stored: more than its rows where a matrix is a
+    /// part of a wider one. Of a batch there are no wider ones.
+    pub ld: [usize; 3],
 }
 
 /// What every slot starts at a multiple of. Better alignment by chance must not lead to another choice.
@@ -119,7 +122,8 @@ impl Problem {
         let Sizes { inputs, output, tf32, .. } = *sizes;
         let tf32 = tf32 && inputs == DType::F32;
         let (extra, align) = (Extra::None, at.align());
-        Self { m, n, k, transposed, inputs, output, tf32, extra, adds: false, batch: 1, align }
+        let ld = [if transposed[0] { k } else { m }, if transposed[1] { n } else { k }, m];
+        Self { m, n, k, transposed, inputs, output, tf32, extra, adds: false, batch: 1, align, ld }
     }
 
     /// out (rows,OC) = inp (rows,C) · weight (OC,C)ᵀ; A is the weight, B the input.
@@ -148,6 +152,17 @@ impl Problem {
         Self { extra, ..self }
     }
 
+    /// With matrices that are parts of wider ones: from one row to the next of the row-major b, a and out of
+    /// [`Problem::matmul`].
+    pub fn strided(self, ld: [usize; 3]) -> Self {
+        Self { ld, ..self }
+    }
+
+    /// Whether a matrix is a part of a wider one.
+    pub fn is_strided(&self) -> bool {
+        self.ld != [self.a().rows, self.b().rows, self.m]
+    }
+
     /// With D added to, or not.
     pub fn adds(self, adds: bool) -> Self {
         Self { adds, ..self }
@@ -156,18 +171,18 @@ impl Problem {
     /// A as it is stored.
     pub fn a(&self) -> Matrix {
         let (rows, cols) = if self.transposed[0] { (self.k, self.m) } else { (self.m, self.k) };
-        Matrix { dtype: self.inputs, rows, cols, ld: rows }
+        Matrix { dtype: self.inputs, rows, cols, ld: self.ld[0] }
     }
 
     /// B as it is stored.
     pub fn b(&self) -> Matrix {
         let (rows, cols) = if self.transposed[1] { (self.n, self.k) } else { (self.k, self.n) };
-        Matrix { dtype: self.inputs, rows, cols, ld: rows }
+        Matrix { dtype: self.inputs, rows, cols, ld: self.ld[1] }
     }
 
     /// The result.
     pub fn d(&self) -> Matrix {
-        Matrix { dtype: self.output, rows: self.m, cols: self.n, ld: self.m }
+        Matrix { dtype: self.output, rows: self.m, cols: self.n, ld: self.ld[2] }
     }
 
     /// Elements from one k to the next and from one row (A) or column (B) to the next.
@@ -227,6 +242,9 @@ impl fmt::Display for Problem {
         }
         if self.adds {
             write!(f, " adds")?;
+        }
+        if self.is_strided() {
+            write!(f, " ld {:?}", self.ld)?;
         }
         if self.align != [ALIGN; 4] {
             write!(f, " align {:?}", self.align)?;
@@ -321,6 +339,22 @@ mod tests {
             assert!(problem.to_string().contains(" batch 3"), "{problem}");
             assert_eq!(problem.flops(), 3.0 * 2.0 * (rows * ic * oc) as f64);
         }
+    }
+
+    #[test]
+    fn parts_of_wider_matrices_are_told_apart() {
+        let Sizes { rows, ic, oc, .. } = SIZES;
+        let count = |n: usize| (0..n).map(|i| (i * i % 7) as f32 - 2.0).collect::<Vec<_>>();
+        let (a, b) = (count(rows * 8), count(oc * 9));
+        let plain = Problem::matmul(&SIZES, 1, [false, true], &At::default());
+        assert!(!plain.is_strided() && !plain.to_string().contains("ld"));
+        let problem = plain.strided([9, 8, oc + 2]);
+        assert!(problem.is_strided() && problem.to_string().contains(" ld [9, 8, 6]"), "{problem}");
+        let got = run_strides(&problem, &b, &a);
+        for (r, c) in (0..rows).flat_map(|r| (0..oc).map(move |c| (r, c))) {
+            assert_eq!(got[r * oc + c], (0..ic).map(|k| a[r * 8 + k] * b[c * 9 + k]).sum::<f32>());
+        }
+        assert_eq!((problem.d().ld, problem.d().rows), (oc + 2, oc));
     }
 
     #[test]

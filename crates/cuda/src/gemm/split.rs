@@ -29,6 +29,7 @@ fn takes(problem: &Problem) -> bool {
     let Problem { m, n, k, inputs, output, tf32, extra, align, .. } = *problem;
     let [a, b, d, _] = align;
     (inputs, output, tf32) == (DType::F32, DType::F32, false)
+        && !problem.is_strided()
         && matches!(extra, Extra::None | Extra::Bias)
         && [m, n, k].into_iter().all(|size| size.is_multiple_of(4) && size < 1 << 30)
         && [a, b, d].into_iter().all(|bytes| bytes >= 16)

@@ -158,7 +158,8 @@ pub(super) fn own_product(
     }
     let [[a_k, a_m], [b_k, b_n]] = problem.strides();
     let args = Args::new().ptr(at.d).ptr(if at.c == 0 { at.d } else { at.c }).ptr(at.a).ptr(at.b);
-    let args = args.u64s([problem.m, problem.n, problem.k, a_k, a_m, b_k, b_n]).f32(alpha).f32(beta);
+    let args = args.u64s([problem.m, problem.n, problem.k, a_k, a_m, b_k, b_n, problem.d().ld]);
+    let args = args.f32(alpha).f32(beta);
     let spec = spec("product/gemm_any.cu", problem.inputs, problem.output)?;
     cx.launch(&spec, "gemm_any", Grid::plane(tiles as usize, problem.batch, 256), args)
 }

@@ -8,6 +8,7 @@ mod flash;
 mod gemv;
 mod grouped;
 mod linear;
+mod lora;
 mod loss;
 mod lower;
 mod matmul;
@@ -106,6 +107,10 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::LinearFwd(op) => linear::linear_fwd(cx, op),
         Op::LinearBwdInput(op) => linear::linear_bwd_input(cx, op),
         Op::LinearBwdWeight(op) => linear::linear_bwd_weight(cx, op),
+        Op::LoraFwd(op) => lora::lora_fwd(cx, op),
+        Op::LoraBwdHidden(op) => lora::lora_bwd_hidden(cx, op),
+        Op::LoraBwdWeight(op) => lora::lora_bwd_weight(cx, op),
+        Op::LoraBwdInput(op) => lora::lora_bwd_input(cx, op),
         Op::AttentionFwd(op) => attention::attention_fwd(cx, op),
         Op::AttentionBwd(op) => attention::attention_bwd(cx, op),
         Op::Dropout(op) => elementwise::dropout(cx, op),

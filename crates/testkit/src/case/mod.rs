@@ -9,6 +9,7 @@ mod grouped;
 mod kit;
 mod layernorm;
 mod linear;
+mod lora;
 mod loss;
 mod matmul;
 mod memory;
@@ -185,6 +186,7 @@ const FAMILIES: &[Family] = &[
     (&["layernorm_fwd", "residual_layernorm_fwd", "layernorm_apply", "layernorm_bwd"], layernorm::cases),
     (&["rmsnorm_fwd", "residual_rmsnorm_fwd", "rmsnorm_apply", "rmsnorm_bwd"], rmsnorm::cases),
     (&["linear_fwd", "linear_bwd_input", "linear_bwd_weight"], linear::cases),
+    (&["lora_fwd", "lora_bwd_hidden", "lora_bwd_weight", "lora_bwd_input"], lora::cases),
     (ActFwd::NAMES, activation::fwd_cases),
     (ActBwd::NAMES, activation::bwd_cases),
     (&["add"], elementwise::cases),
@@ -258,7 +260,8 @@ mod tests {
         let mixed = cases_in(Precision::BF16_F32_GRADS, |_| true);
         let ops: HashSet<_> = mixed.iter().map(|case| case.op().name()).collect();
         let want = ["embedding_bwd", "layernorm_bwd", "linear_bwd_weight", "adamw", "muon_momentum"];
-        let want = [&want[..], &["rmsnorm_bwd", "qk_norm_bwd", "grouped_linear_bwd_weight"]].concat();
+        let more = ["rmsnorm_bwd", "qk_norm_bwd", "grouped_linear_bwd_weight", "lora_bwd_weight"];
+        let want = [&want[..], &more].concat();
         assert_eq!(ops, HashSet::from_iter(want));
     }
 

@@ -10,6 +10,7 @@ mod fused;
 mod grouped;
 pub(crate) mod layernorm;
 mod linear;
+mod lora;
 mod loss;
 mod matmul;
 mod memory;
@@ -92,6 +93,10 @@ pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
         Op::LinearFwd(op) if op.pre.is_none() => linear::fwd(pools, op),
         Op::LinearBwdInput(op) if op.pre.is_none() => linear::bwd_input(pools, op),
         Op::LinearBwdWeight(op) => linear::bwd_weight(pools, op, step),
+        Op::LoraFwd(op) => lora::fwd(pools, op),
+        Op::LoraBwdHidden(op) => lora::bwd_hidden(pools, op),
+        Op::LoraBwdWeight(op) => lora::bwd_weight(pools, op, step),
+        Op::LoraBwdInput(op) => lora::bwd_input(pools, op),
         Op::ActFwd(op) => activation::fwd(pools, op),
         Op::ActBwd(op) => activation::bwd(pools, op),
         Op::SwigluFwd(op) => swiglu::fwd(pools, op),

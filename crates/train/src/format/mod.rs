@@ -13,6 +13,7 @@ mod header;
 pub mod hf;
 pub mod llmc_model;
 pub mod multiple_choice;
+pub mod peft;
 pub mod safetensors;
 pub mod shards;
 mod sink;

@@ -8,8 +8,8 @@ use super::answer_key;
 use super::checkpoint::{has_checkpoints, is_run};
 use super::gguf;
 use super::header::magic;
-use super::hf;
 use super::safetensors::SafeTensors;
+use super::{hf, peft};
 use crate::{Error, Result};
 
 /// Kinds of files and folders.
@@ -35,6 +35,8 @@ pub enum Kind {
     SafeTensors,
     /// One of our checkpoint folders.
     Checkpoint,
+    /// A folder of PEFT: an adapter without its base.
+    Adapter,
     /// The folder of a run, with checkpoints in it.
     Run,
     /// Sizes in a TOML file.
@@ -56,6 +58,7 @@ impl fmt::Display for Kind {
             Self::HfFile => "the weights of a Hugging Face folder",
             Self::SafeTensors => "a safetensors file without a config.json beside it",
             Self::Checkpoint => "a checkpoint",
+            Self::Adapter => "an adapter without its base",
             Self::Run => "a run",
             Self::Toml => "a TOML file",
             Self::Gguf => "a GGUF file, which is written and not read",
@@ -118,6 +121,9 @@ fn sniff_folder(path: &Path) -> Result<Kind> {
     }
     if path.join("config.json").exists() {
         return Ok(Kind::HfFolder);
+    }
+    if path.join(peft::ADAPTER_CONFIG).exists() {
+        return Ok(Kind::Adapter);
     }
     if is_run(path) || has_checkpoints(path) {
         return Ok(Kind::Run);

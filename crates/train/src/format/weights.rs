@@ -8,6 +8,7 @@ use super::answer_key::AnswerKey;
 use super::checkpoint::{Checkpoint, TrainerState, named_checkpoint};
 use super::hf::{HfFolder, TextTokens};
 use super::llmc_model::{ModelFile, check_finite, row_len};
+use super::peft::{AdapterFolder, Merged};
 use super::sniff::{Kind, sniff};
 use super::tokenizer::{NamedFiles, tokenizer_files};
 use crate::model::ModelConfig;
@@ -108,8 +109,8 @@ fn open_kind(path: &Path, kind: Kind) -> Result<Box<dyn WeightSource>> {
         Kind::Model => Box::new(ModelFile::open(path)?),
         Kind::HfFolder => Box::new(HfFolder::open(path)?),
         Kind::HfFile => Box::new(HfFolder::open(path.parent().unwrap_or(Path::new(".")))?),
-        Kind::Checkpoint => Box::new(Checkpoint::open_weights(path)?),
-        Kind::Run => Box::new(Checkpoint::of_run(path)?),
+        Kind::Checkpoint => trained(Checkpoint::open_weights(path)?)?,
+        Kind::Run => trained(Checkpoint::of_run(path)?)?,
         Kind::AnswerKey => Box::new(AnswerKey::open(path)?),
         other => {
             return Err(Error::field(
@@ -120,6 +121,23 @@ fn open_kind(path: &Path, kind: Kind) -> Result<Box<dyn WeightSource>> {
             ));
         }
     })
+}
+
+/// The weights of a checkpoint; of one with adapters those of its base with the adapters in them.
+fn trained(checkpoint: Checkpoint) -> Result<Box<dyn WeightSource>> {
+    let Some(adapter) = checkpoint.adapter() else { return Ok(Box::new(checkpoint)) };
+    let base = open_weights(&adapter.base).map_err(|error| base_missing(&checkpoint, error))?;
+    let merged = Merged::new(base, AdapterFolder::open(checkpoint.path())?)?;
+    Ok(Box::new(merged.with_trainer(checkpoint.trainer().clone())))
+}
+
+fn base_missing(checkpoint: &Checkpoint, error: Error) -> Error {
+    Error::field(
+        checkpoint.path(),
+        "base of the adapters",
+        format!("not readable ({error})"),
+        "the model it was trained with",
+    )
 }
 
 /// The value of `--model`: sizes to initialise at random, or weights.

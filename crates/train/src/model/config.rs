@@ -175,7 +175,7 @@ impl ModelConfig {
         }
     }
 
-    fn plan(&self) -> Result<Plan> {
+    pub(super) fn plan(&self) -> Result<Plan> {
         self.validate()?;
         Ok(either!(self, config => config.plan()))
     }

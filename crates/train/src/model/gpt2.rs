@@ -145,9 +145,11 @@ impl Gpt2Config {
             flops: 16.0 * self.num_params() as f64,
             attention_flops: 32.0 * width * layers,
             routes: 0.0,
+            adapters: None,
         };
         Plan {
             setup,
+            lora: None,
             names: NAMES,
             heads: Heads { query: self.n_head, kv: self.n_head, dim: self.head_dim() },
             rope: None,

@@ -48,8 +48,8 @@ impl Session {
         }
         let precision = self.any_program()?.precision();
         let program = match wanted {
-            Wanted::Logits => self.config.logits(shape, precision),
-            Wanted::Losses => self.config.evaluation(shape, precision),
+            Wanted::Logits => self.model.config.logits(shape, precision),
+            Wanted::Losses => self.model.config.evaluation(shape, precision),
         }?;
         let layout = *program.layout();
         self.any_shape.programs.push((wanted, shape, program));
@@ -58,13 +58,13 @@ impl Session {
 
     /// Plans the decoding of one sequence of at most so many tokens, if that is not there. Gives what the engine must hold.
     pub fn plan_decoding(&mut self, positions: usize) -> Result<Layout> {
-        let positions = match self.config {
+        let positions = match self.model.config {
             ModelConfig::Gpt2(config) => config.max_seq_len, // as long as its table of positions
             ModelConfig::Moe(_) => positions,
         };
         if self.programs.decode.is_none() || self.any_shape.positions < positions {
             let precision = self.any_program()?.precision();
-            self.programs.decode = Some(self.config.decoding_within(1, positions, precision)?);
+            self.programs.decode = Some(self.model.config.decoding_within(1, positions, precision)?);
             self.any_shape.positions = positions;
         }
         self.programs.decode.as_ref().map(|program| *program.layout()).ok_or_else(not_generating)
@@ -85,7 +85,7 @@ impl Session {
         let program = self.any_shape.find(Wanted::Logits, shape).ok_or_else(not_evaluating)?;
         self.engine.write_i32(io(program, "x")?, x)?;
         self.engine.run_section(program, Section::Forward, &Scalars::default())?;
-        let (slot, vocab) = (io(program, "logits")?, self.config.vocab_size());
+        let (slot, vocab) = (io(program, "logits")?, self.model.config.vocab_size());
         let (seq, cols) = (shape.1, slot.shape.cols());
         if kept == 0 || kept > seq || out.len() != shape.0 * kept * vocab {
             let found = format!("{} numbers for {kept} tokens of {shape:?}", out.len());

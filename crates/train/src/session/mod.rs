@@ -1,6 +1,7 @@
 //! A model on an engine: the programs it needs, planned together over one set of weights.
 
 mod any_shape;
+mod base;
 mod batch;
 pub(crate) mod master;
 mod routing;
@@ -12,8 +13,8 @@ pub(crate) use routing::null_is_nan;
 
 use self::master::{is_residual, read_master, write_master};
 use crate::eval::shapes;
-use crate::format::checkpoint::{Checkpoint, CheckpointParts, widen};
-use crate::model::{ModelConfig, Recompute, StepOptions, init};
+use crate::format::checkpoint::{Checkpoint, CheckpointAdapter, CheckpointParts, widen};
+use crate::model::{Adapted, Lora, ModelConfig, Recompute, StepOptions};
 use crate::{Error, Result};
 use ironhorse_core::{
     DropRate, Engine, EngineExt, Layout, Param, Pending, Pool, Precision, Program, Scalars, Section, Slot,
@@ -40,6 +41,8 @@ pub struct SessionSpec {
     pub packed: bool,
     /// Element types of weights and gradients.
     pub precision: Precision,
+    /// The adapters that are trained, or that a frozen model runs with.
+    pub lora: Option<Lora>,
 }
 
 impl SessionSpec {
@@ -51,14 +54,15 @@ impl SessionSpec {
     fn programs(&self, config: &ModelConfig) -> Result<Programs> {
         config.validate()?;
         let options = StepOptions { recompute: self.recompute, dropout: self.dropout, packed: self.packed };
-        let train = self.train.map(|batch| config.training(batch, options, self.precision));
+        let model = Adapted { config: *config, lora: self.lora };
+        let train = self.train.map(|batch| model.training(batch, options, self.precision));
         let eval = self.eval.map(|batch| match self.packed {
-            true => config.packed_evaluation(batch, self.precision),
-            false => config.evaluation(batch, self.precision),
+            true => model.packed_evaluation(batch, self.precision),
+            false => model.evaluation(batch, self.precision),
         });
         let score = self.score.map_or_else(Vec::new, |(longest, tokens)| shapes(longest, tokens));
-        let score = score.into_iter().map(|batch| config.scoring(batch, self.precision));
-        let decode = self.decode.map(|batch| config.decoding(batch, self.precision));
+        let score = score.into_iter().map(|batch| model.scoring(batch, self.precision));
+        let decode = self.decode.map(|batch| model.decoding(batch, self.precision));
         Ok(Programs {
             train: train.transpose()?,
             eval: eval.transpose()?,
@@ -90,7 +94,9 @@ impl Programs {
 /// A model on an engine.
 pub struct Session {
     engine: Box<dyn Engine>,
-    config: ModelConfig,
+    model: Adapted,
+    /// The frozen base, once it is loaded.
+    base: Option<CheckpointAdapter>,
     programs: Programs,
     /// Programs that were not asked for from the start.
     any_shape: any_shape::AnyShape,
@@ -107,12 +113,18 @@ impl Session {
         let config = config.into();
         let programs = spec.programs(&config)?;
         engine.reserve(&programs.layout())?;
-        Ok(Self { engine, config, programs, any_shape: Default::default() })
+        let model = Adapted { config, lora: spec.lora };
+        Ok(Self { engine, model, base: None, programs, any_shape: Default::default() })
     }
 
     /// The model's sizes.
     pub fn config(&self) -> &ModelConfig {
-        &self.config
+        &self.model.config
+    }
+
+    /// The model, and its adapters if it has any.
+    pub fn model(&self) -> &Adapted {
+        &self.model
     }
 
     /// The engine.
@@ -128,19 +140,6 @@ impl Session {
     /// Any one of the programs: they share the parameter table.
     fn any_program(&self) -> Result<&Program> {
         self.programs.all().next().ok_or_else(|| Error::Unsupported("this session has no program".into()))
-    }
-
-    /// A random start.
-    pub fn init(&mut self, seed: u64) -> Result<()> {
-        let slots = self.param_slots(Pool::Params)?;
-        let masters = self.master_slots()?;
-        let mut next = slots.iter().enumerate();
-        init::random(&self.config, seed, |_, values| match next.next() {
-            Some((i, (_, slot))) => {
-                write_weights(self.engine.as_mut(), *slot, masters.get(i).map(|(_, master)| *master), values)
-            }
-            None => Ok(()),
-        })
     }
 
     /// Fills one of the pools laid out like the parameters: `read(name, values)` for every tensor in model order.
@@ -217,7 +216,7 @@ impl Session {
     /// converted. Says whether it was byte for byte.
     pub fn restore(&mut self, checkpoint: &mut Checkpoint) -> Result<bool> {
         let precision = self.train_program()?.precision();
-        let table = self.config.tensors();
+        let table = self.model.tensors();
         let theirs = checkpoint.precision()?;
         if theirs.optimizer != precision.optimizer {
             let found = format!("that of {}", theirs.optimizer.name());
@@ -256,6 +255,9 @@ impl Session {
     }
 
     fn param_slots(&self, pool: Pool) -> Result<Vec<(String, Slot)>> {
+        if pool == Pool::Frozen {
+            return Ok(self.any_program()?.frozen().to_vec());
+        }
         let params = self.any_program()?.params();
         Ok(params.iter().map(|param| (param.name.clone(), param.in_pool(pool))).collect())
     }

@@ -84,7 +84,7 @@ fn answers(
 ) -> Result<(Vec<Row>, Vec<f32>)> {
     let config = reference.config();
     let mut session = Session::new(engine, config, &session_spec(reference, options))?;
-    session.load(Pool::Params, |name, values| reference.read_weight(name, values))?;
+    load_answers(&mut session, reference)?;
     let mut check = Check { reference, options, limits, rows: Vec::new(), want: Vec::new(), got: Vec::new() };
     let scalars = check.reference.optimizer().scalars.counting(&check.reference.y()?);
     check.forward_backward(&mut session, &scalars)?;
@@ -93,13 +93,22 @@ fn answers(
     Ok((check.rows, losses))
 }
 
+/// Loads the weights of a reference, and its adapters if it has any.
+pub fn load_answers(session: &mut Session, reference: &mut dyn Reference) -> Result<()> {
+    if reference.lora().is_some() {
+        session.load(Pool::Frozen, |name, values| reference.read_weight(name, values))?;
+    }
+    session.load(Pool::Params, |name, values| reference.read_weight(name, values))
+}
+
 /// The session that a verification runs.
 pub fn session_spec(reference: &dyn Reference, options: &Options) -> SessionSpec {
     let train = Some((reference.batch(), reference.seq()));
     let Options { recompute, precision, .. } = *options;
     // optimizer and dropout are those of the answers
     let precision = precision.with_optimizer(reference.optimizer().optimizer);
-    SessionSpec { train, recompute, dropout: reference.dropout(), precision, ..SessionSpec::default() }
+    let (dropout, lora) = (reference.dropout(), reference.lora());
+    SessionSpec { train, recompute, dropout, precision, lora, ..SessionSpec::default() }
 }
 
 struct Check<'a> {

@@ -5,7 +5,7 @@ use crate::format::WeightSource;
 use crate::format::answer_key::AnswerKey;
 use crate::format::debug_state::DebugState;
 use crate::format::llmc_model::{check_finite, row_len};
-use crate::model::ModelConfig;
+use crate::model::{Lora, ModelConfig};
 use crate::{Error, Result};
 use ironhorse_core::{DropRate, Optimizer, Scalars};
 use std::collections::BTreeMap;
@@ -53,6 +53,10 @@ pub trait Reference {
     /// How often elements were dropped; the masks are those of the scalars of [`Reference::optimizer`].
     fn dropout(&self) -> DropRate {
         DropRate::default()
+    }
+    /// The adapters that were trained in place of the weights.
+    fn lora(&self) -> Option<Lora> {
+        None
     }
     /// The tolerance for a tensor, given the one for single steps.
     fn tolerance_of(&self, _name: &str, base: f64) -> f64 {
@@ -223,6 +227,7 @@ impl Reference for KeyReference {
     }
     fn read_weight(&mut self, name: &str, values: &mut [f32]) -> Result<()> {
         match &mut self.model {
+            _ if Lora::part_of(name).is_ok() => self.key.read_into(&format!("param.{name}"), values),
             Some(model) => model.read_tensor(name, values),
             None => {
                 self.key.read_tensor(name, values)?;
@@ -237,6 +242,9 @@ impl Reference for KeyReference {
     }
     fn dropout(&self) -> DropRate {
         self.key.meta().dropout
+    }
+    fn lora(&self) -> Option<Lora> {
+        self.key.meta().lora
     }
     fn optimizer(&self) -> Recipe {
         let seed = if self.dropout().drops() { self.key.meta().seed.unwrap_or(0) } else { 0 };

@@ -5,12 +5,12 @@ use crate::hardware::human_bytes;
 use anyhow::Result;
 use clap::ValueEnum;
 use ironhorse::core::{DropRate, Layout, Pool};
-use ironhorse::train::model::{ModelConfig, StepOptions};
+use ironhorse::train::model::{Adapted, StepOptions};
 use serde::Serialize;
 
 /// What a training step is planned for, whatever is chosen.
 pub struct Asked<'a> {
-    pub config: &'a ModelConfig,
+    pub model: &'a Adapted,
     pub batch: (usize, usize),
     pub accumulate: u32,
     pub dtype: Dtype,
@@ -48,7 +48,7 @@ impl Categories {
     fn new(layout: &Layout) -> Self {
         let of = |pool| layout.bytes(pool);
         Self {
-            weights: of(Pool::Params),
+            weights: of(Pool::Params) + of(Pool::Frozen),
             master: of(Pool::Master),
             gradients: of(Pool::Grads),
             moments: of(Pool::Moment1) + of(Pool::Moment2),
@@ -66,7 +66,8 @@ impl Asked<'_> {
         for &master in MasterArg::value_variants() {
             for &moments in MomentsArg::value_variants() {
                 let state = StateArgs { optimizer: self.optimizer, master, moments };
-                let has = |level: RecomputeArg| level != RecomputeArg::Experts || self.config.has_experts();
+                let has =
+                    |level: RecomputeArg| level != RecomputeArg::Experts || self.model.config.has_experts();
                 for &recompute in RecomputeArg::value_variants().iter().filter(|&&level| has(level)) {
                     if let Ok(precision) = state.precision(self.dtype, self.accumulate) {
                         let options = StepOptions {
@@ -74,7 +75,7 @@ impl Asked<'_> {
                             dropout: self.dropout,
                             ..StepOptions::default()
                         };
-                        let program = self.config.training(self.batch, options, precision)?;
+                        let program = self.model.training(self.batch, options, precision)?;
                         choices.push(self.choice(recompute, state, program.layout()));
                     }
                 }

@@ -3,7 +3,7 @@
 use crate::hardware::human_bytes;
 use ironhorse::core::{Layout, Precision};
 use ironhorse::train::format::checkpoint::{CheckpointParts, checkpoint_bytes};
-use ironhorse::train::model::ModelConfig;
+use ironhorse::train::model::Adapted;
 use serde::Serialize;
 
 /// What a run takes of the disk, and of host memory while it saves.
@@ -19,8 +19,8 @@ pub struct Disk {
 }
 
 impl Disk {
-    pub fn new(config: &ModelConfig, precision: Precision, layout: &Layout, keep: usize) -> Self {
-        let checkpoint_bytes = checkpoint_bytes(config, precision);
+    pub fn new(model: &Adapted, precision: Precision, layout: &Layout, keep: usize) -> Self {
+        let checkpoint_bytes = checkpoint_bytes(model, precision);
         let pools = CheckpointParts::pools(precision);
         Self {
             checkpoint_bytes,

@@ -4,7 +4,7 @@ use super::super::choices::Named;
 use super::super::generate::SamplingArgs;
 use super::BUILTIN;
 use crate::args::{
-    EngineArgs, RecomputeArg, StateArgs, check_utf8, flag_values, heading, json_help, model_help,
+    EngineArgs, LoraArgs, RecomputeArg, StateArgs, check_utf8, flag_values, heading, json_help, model_help,
 };
 use crate::number;
 use anyhow::Result;
@@ -36,6 +36,7 @@ const MOST_STEPS: u64 = u32::MAX as u64;
     ironhorse train --data book.txt --val-every 100 --patience 5   ends when the validation loss has stopped falling\n  \
     ironhorse train --accumulate 8 --rampup-steps 500   1 to 8 micro-steps, growing over the first 500 steps\n  \
     ironhorse train --init runs/0001 --steps 500  a new run from the weights of another\n  \
+    ironhorse train --init Qwen/Qwen3-0.6B --lora 16 --targets q,k,v,o --data book.txt   adapters only; checkpoints load in PEFT\n  \
     ironhorse train --config runs/0001/config.toml --out runs/again\n\n\
     A run folder holds config.toml (reproduces the run), run.json (what it ran on), metrics.jsonl, loss.svg, experts.svg (of a mixture\n\
     of experts), samples/, checkpoints/step-N/ and bad/ (steps with a NaN or infinite loss or gradient norm).\n\n\
@@ -50,6 +51,9 @@ pub struct TrainArgs {
     #[arg(long, help_heading = heading::MODEL, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init: Option<PathBuf>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub adapters: LoraArgs,
     /// Token shards, text (.txt, .md, .jsonl, .parquet, also .gz and .zst), a folder of `prepare`, or data by name such as tinyshakespeare or datasets/org/name, as paths or patterns [default: built-in stories, one token per byte]
     #[arg(long, help_heading = heading::DATA, value_name = "GLOB", num_args = 1..)]
     #[serde(skip_serializing_if = "Vec::is_empty")]

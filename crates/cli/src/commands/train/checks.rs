@@ -1,14 +1,14 @@
 //! Flags that need each other: what does not fit together is refused, by the names of the flags; and room on the disk.
 
 use super::TrainArgs;
-use crate::args::FlagValue;
+use crate::args::{FlagValue, OptimizerArg};
 use crate::hardware::human_bytes;
 use crate::out;
 use anyhow::{Result, bail};
 use ironhorse::core::Precision;
 use ironhorse::train::format::checkpoint::checkpoint_bytes;
 use ironhorse::train::format::disk::free_bytes;
-use ironhorse::train::model::ModelConfig;
+use ironhorse::train::model::{Adapted, ModelConfig};
 use ironhorse::train::run::rampup::Rampup;
 use ironhorse::train::run::schedule::{Decay, LrSchedule};
 use std::path::Path;
@@ -44,6 +44,18 @@ pub fn rampup(args: &TrainArgs, steps: u64) -> Result<Option<Rampup>> {
     Ok(Some(Rampup { from, steps: length }))
 }
 
+/// Refuses adapters that have nothing to stand beside, or that the model cannot have.
+pub fn adapters(args: &TrainArgs, config: &ModelConfig, has_weights: bool) -> Result<()> {
+    let Some(rank) = args.adapters.lora else { return Ok(()) };
+    if !has_weights {
+        bail!("--lora {rank} trains adapters beside weights; give those with --init");
+    }
+    if args.state.optimizer != OptimizerArg::AdamW {
+        bail!("--optimizer {} cannot train adapters; leave it out with --lora", args.state.optimizer.name());
+    }
+    args.adapters.lora(config).map(|_| ())
+}
+
 /// Refuses patience that nothing is measured for.
 pub fn patience(args: &TrainArgs, has_val: bool) -> Result<()> {
     let missing = match args.patience {
@@ -57,8 +69,8 @@ pub fn patience(args: &TrainArgs, has_val: bool) -> Result<()> {
 }
 
 /// Refuses a run whose first checkpoint the disk has no room for; warns if it has none for all that are kept.
-pub fn space(path: &Path, args: &TrainArgs, config: &ModelConfig, precision: Precision) -> Result<()> {
-    let (one, free) = (checkpoint_bytes(config, precision), free_bytes(path)?);
+pub fn space(path: &Path, args: &TrainArgs, model: &Adapted, precision: Precision) -> Result<()> {
+    let (one, free) = (checkpoint_bytes(model, precision), free_bytes(path)?);
     if free == 0 {
         return Ok(()); // a full disk, or a file system that says nothing: making the folder will tell
     }

@@ -10,6 +10,9 @@ use ironhorse::train::run::schedule::DECAY_FRACTION;
 /// with a warm-up of 12 went from a loss of 4.0 to 5.9, with a warm-up of 30 they fell all the way.
 const LEAST_WARMUP: u64 = 40;
 
+/// The learning rate of adapters.
+const LORA_LR: f32 = 2e-4;
+
 /// The model of `ironhorse train` without flags: learns the built-in stories in less than 90 s on two cores.
 pub fn builtin_model() -> ModelConfig {
     Gpt2Config::new(128, 256, 4, 4, 128).into()
@@ -32,6 +35,8 @@ pub fn settle(mut args: TrainArgs, config: &ModelConfig) -> TrainArgs {
     } else {
         3e-4
     };
+    args.adapters.settle(config);
+    let peak = if args.adapters.lora.is_some() { LORA_LR } else { peak };
     args.lr.get_or_insert(peak);
     args.final_fraction.get_or_insert(if small { 0.02 } else { 0.1 });
     if args.schedule == ScheduleArg::Wsd {

@@ -30,10 +30,10 @@ use crate::progress::Progress;
 use crate::signals::Handlers;
 use crate::{Outcome, number, out};
 use anyhow::{Context, Result, bail};
-use ironhorse::core::{Engine, Pool};
+use ironhorse::core::Engine;
 use ironhorse::train::format::checkpoint::TrainerState;
 use ironhorse::train::format::{ModelChoice, WeightSource, open_weights};
-use ironhorse::train::model::ModelConfig;
+use ironhorse::train::model::{Adapted, ModelConfig};
 use ironhorse::train::run::rampup::Rampup;
 use ironhorse::train::run::schedule::{DECAY_FRACTION, LrSchedule};
 use ironhorse::train::run::{
@@ -72,6 +72,7 @@ pub fn start(args: &TrainArgs, line: &[OsString], watch: &mut Watch<'_>) -> Resu
     let mut args = args.clone();
     resolve_names(&mut args, control)?;
     let (config, mut weights) = choose_model(&args)?;
+    checks::adapters(&args, &config, weights.is_some())?;
     refuse_stories_for(&args, &config, weights.as_deref())?;
     text::replace(&mut args, &config, weights.as_deref(), control)?;
     let mut args = defaults::settle(args, &config);
@@ -88,7 +89,11 @@ pub fn start(args: &TrainArgs, line: &[OsString], watch: &mut Watch<'_>) -> Resu
     let mut prepared = Prepared::new(&args, config, control, &[])?;
     match &mut weights {
         Some(source) => {
-            prepared.session.load(Pool::Params, |name, values| source.read_tensor(name, values))?
+            let path = source.path().to_owned();
+            prepared.session.load_base(&path, |name, values| source.read_tensor(name, values))?;
+            if prepared.spec.lora.is_some() {
+                prepared.session.init(args.seed)?;
+            }
         }
         None => prepared.session.init(args.seed)?,
     }
@@ -132,7 +137,7 @@ fn new_folder(
         bail!("--init is inside --out, which --overwrite would remove; choose another --out");
     }
     let text = toml::to_string_pretty(args).context("the settings are not TOML")?;
-    checks::space(path, args, prepared.session.config(), prepared.spec.precision)?;
+    checks::space(path, args, prepared.session.model(), prepared.spec.precision)?;
     let folder = RunFolder::create(path, &text, args.overwrite)?;
     let mut json = RunJson::new(report::started(line, prepared.session.engine(), 0));
     json.init = weights.map(|source| InitFacts::of(source.path())).transpose()?;
@@ -169,6 +174,7 @@ impl Prepared {
             recompute: args.recompute.into(),
             dropout: settings.dropout,
             precision: args.state.precision(args.engine.dtype()?, settings.accumulate)?,
+            lora: args.adapters.lora(&config)?,
             ..SessionSpec::default()
         };
         let mut engine: Box<dyn Engine> = args.engine.engine()?;
@@ -210,8 +216,9 @@ impl Prepared {
         let tokens = args.batch.unwrap_or(1) * args.seq.unwrap_or(1);
         let from = if state.step > 0 { format!(" from step {}", state.step) } else { String::new() };
         out::note(format_args!(
-            "{}, {} layers of {}, {}, {} steps{from} → {}",
+            "{}{}, {} layers of {}, {}, {} steps{from} → {}",
             parameters_text(config.told_params(), config.active_params()),
+            report::trained_text(self.session.model()),
             config.layers(),
             config.width(),
             self.tokens_text(tokens as u64),

@@ -9,6 +9,7 @@ use anyhow::Result;
 use ironhorse::core::{Engine, EngineExt};
 use ironhorse::train::eval::{Accuracies, Task};
 use ironhorse::train::format::checkpoint::{BEST, Best, best_checkpoint};
+use ironhorse::train::model::Adapted;
 use ironhorse::train::run::{Ending, SaveStats, Started, StopReason, Summary, host, utc};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -229,4 +230,12 @@ fn hardware(engine: &mut dyn Engine) -> serde_json::Value {
         json["libraries"] = serde_json::Value::Object(libraries.collect());
     }
     json
+}
+
+/// How many parameters adapters have, where only those are trained.
+pub fn trained_text(model: &Adapted) -> String {
+    let lora = model.lora.map(|lora| (lora, model.trained_params()));
+    lora.map_or_else(String::new, |(lora, count)| {
+        format!(" frozen, {count} in adapters of rank {} on {} trained", lora.rank, lora.targets)
+    })
 }

@@ -4,7 +4,10 @@ use super::super::model::{RUNS, open_tokenizer};
 use super::{Prepared, TrainArgs, Trained, Watch, checks, defaults, report, settings_of};
 use crate::out;
 use anyhow::{Context, Result, bail};
-use ironhorse::train::format::checkpoint::{Checkpoint, is_run, newest_run, open_latest, step_name};
+use ironhorse::train::format::checkpoint::{
+    Checkpoint, CheckpointAdapter, is_run, newest_run, open_latest, step_name,
+};
+use ironhorse::train::format::open_weights;
 use ironhorse::train::run::metrics::{Ended, Metrics, read_metrics};
 use ironhorse::train::run::schedule::Decay;
 use ironhorse::train::run::{RunFolder, RunJson, read_algorithms, restore_position};
@@ -86,7 +89,8 @@ pub fn run(
         with_copy.tokenizer = Some(checkpoint.path().to_owned()); // the original is gone
     }
     let mut prepared = Prepared::new(&with_copy, *checkpoint.config(), watch.control, &algorithms)?;
-    checks::space(&path, &args, checkpoint.config(), prepared.spec.precision)?;
+    checks::space(&path, &args, &checkpoint.model(), prepared.spec.precision)?;
+    load_base(&mut prepared, &checkpoint)?;
     let exact = prepared.session.restore(&mut checkpoint)?;
     restore_position(&state, &mut prepared.data)
         .with_context(|| format!("{}: cannot restore the position in the data", path.display()))?;
@@ -105,6 +109,30 @@ pub fn run(
     }
     folder.cut_back(state.step)?;
     prepared.train(&args, folder, state, watch).map(Some)
+}
+
+/// Loads the frozen base of a run with adapters, which must be the one it began with.
+fn load_base(prepared: &mut Prepared, checkpoint: &Checkpoint) -> Result<()> {
+    let Some(CheckpointAdapter { base, digest, .. }) = checkpoint.adapter() else { return Ok(()) };
+    let mut source = open_weights(base).with_context(|| {
+        format!("{}: the base of its adapters cannot be read", checkpoint.path().display())
+    })?;
+    if !source.config().computes_as(checkpoint.config()) {
+        bail!(
+            "{}: has other sizes than the base of the adapters in {}",
+            base.display(),
+            checkpoint.path().display()
+        );
+    }
+    let found = prepared.session.load_base(base, |name, values| source.read_tensor(name, values))?.text();
+    if found != *digest {
+        bail!(
+            "{}: has digest {found}, expected {digest}, the base of the adapters in {}: it is another model now",
+            base.display(),
+            checkpoint.path().display()
+        );
+    }
+    Ok(())
 }
 
 /// The run that is meant: the one named, or the newest.

@@ -117,7 +117,7 @@ impl Again<'_> {
         let (replay, spec) = (self.replay, self.replay.spec(Role::F64));
         let Some(batch) = spec.train else { return Ok(()) };
         let options = StepOptions { recompute: spec.recompute, dropout: spec.dropout, packed: spec.packed };
-        let program = replay.config().training(batch, options, spec.precision)?;
+        let program = replay.model().training(batch, options, spec.precision)?;
         let micro_steps = if self.only.is_some() { 1 } else { u64::from(replay.bad().accumulate) };
         let flops =
             (program.flops(Section::Forward) + program.flops(Section::Backward)).saturating_mul(micro_steps);

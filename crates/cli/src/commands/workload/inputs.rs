@@ -100,7 +100,7 @@ impl Inputs {
         let [batch, seq] = *x.shape.dims() else {
             bail!("the input `x` of the training program is not (B, T)");
         };
-        let plain = session.config().training((batch, seq), Recompute::None, program.precision())?;
+        let plain = session.model().training((batch, seq), Recompute::None, program.precision())?;
         Ok(self.flops(&plain, &[Section::Forward, Section::Backward]))
     }
 

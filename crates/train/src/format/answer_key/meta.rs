@@ -9,7 +9,7 @@ use ironhorse_core::Optimizer;
 
 use crate::error::one_of;
 use crate::format::safetensors::Header;
-use crate::model::ModelConfig;
+use crate::model::{Lora, ModelConfig, Targets};
 use crate::{Error, Result};
 use ironhorse_core::DropRate;
 
@@ -59,6 +59,8 @@ pub struct KeyMeta {
     pub acts: Vec<String>,
     /// The optimizer behind `losses` and `after.*`.
     pub optimizer: Option<KeyOptimizer>,
+    /// The adapters whose gradients it has, where the weights were frozen.
+    pub lora: Option<Lora>,
     /// CRC-32 of tensors' bytes.
     pub crc32: BTreeMap<String, u32>,
     /// PyTorch's own error against f64, per tensor of the optimizer's steps.
@@ -89,6 +91,7 @@ impl KeyMeta {
             dropout: dropout(header, path)?,
             acts,
             optimizer,
+            lora: lora(header, path)?,
             crc32: json(header, path, "crc32")?.unwrap_or_default(),
             torch_error: json(header, path, "torch_error")?.unwrap_or_default(),
             torch_error_bf16: json(header, path, "torch_error_bf16")?.unwrap_or_default(),
@@ -128,6 +131,19 @@ fn dropout(header: &Header, path: &Path) -> Result<DropRate> {
     rate.ok_or_else(|| {
         Error::field(path, "metadata `dropout`", format!("{text:?}"), "a number of at least 0 and below 1")
     })
+}
+
+/// The adapters: `{"r": 4, "alpha": 8, "targets": "q,v"}`.
+fn lora(header: &Header, path: &Path) -> Result<Option<Lora>> {
+    #[derive(Deserialize)]
+    struct Adapters {
+        r: usize,
+        alpha: f64,
+        targets: String,
+    }
+    let Some(Adapters { r, alpha, targets }) = json(header, path, "lora")? else { return Ok(None) };
+    let targets = Targets::parse(&targets).map_err(|error| error.in_file(path))?;
+    Ok(Some(Lora { rank: r, alpha, targets }))
 }
 
 fn need<'a>(header: &'a Header, path: &Path, key: &str) -> Result<&'a str> {

@@ -10,7 +10,7 @@ use crate::format::atomic;
 use crate::format::safetensors::{Dtype, SafeTensors};
 use crate::format::shards::check_tokens;
 use crate::format::stacked::expect_numel;
-use crate::model::{ModelConfig, TensorSpec};
+use crate::model::{Adapted, ModelConfig, TensorSpec};
 use ironhorse_core::op::IGNORED;
 
 /// An open answer key, whose tensors have been checked to exist with the right shapes.
@@ -73,7 +73,14 @@ impl<R: Read + Seek> AnswerKey<R> {
 
     fn check_tensors(&self) -> Result<()> {
         let config = &self.meta.config;
-        let table = config.tensors();
+        let trained = Adapted { config: *config, lora: self.meta.lora };
+        if let Some(lora) = &self.meta.lora {
+            lora.check(config).map_err(|error| error.in_file(self.path()))?;
+            for spec in config.tensors() {
+                self.expect_float(&format!("param.{}", spec.name), &config.unpadded_shape(&spec))?;
+            }
+        }
+        let table = trained.tensors();
         let after = self.file.header().entries().iter().any(|entry| entry.name.starts_with("after."));
         for spec in &table {
             let shape = config.unpadded_shape(spec);

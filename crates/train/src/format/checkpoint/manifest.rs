@@ -8,9 +8,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::super::hf::{HF_CONFIG, HF_INDEX, HF_WEIGHTS};
+use super::super::peft::{ADAPTER_CONFIG, ADAPTER_MODEL};
+use super::adapter::{AdapterJson, CheckpointAdapter};
 use super::is_ours;
 use crate::error::one_of;
-use crate::model::ModelConfig;
+use crate::model::{Adapted, ModelConfig};
 use crate::{Error, Result};
 
 const FORMAT: &str = "ironhorse-checkpoint";
@@ -72,6 +74,8 @@ struct TrainerFile {
     config: Value,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     precision: Option<PrecisionNames>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    adapter: Option<AdapterJson>,
     #[serde(default)]
     bytes: BTreeMap<String, u64>,
     crc32: BTreeMap<String, u32>,
@@ -86,6 +90,8 @@ pub struct TrainerJson {
     pub config: ModelConfig,
     /// The element types of the run; `None` in files of version 1.
     pub precision: Option<Precision>,
+    /// The adapters that the run trains, if it does not train the model itself.
+    pub adapter: Option<CheckpointAdapter>,
     /// Sizes of the other files; empty in files of version 1.
     pub bytes: BTreeMap<String, u64>,
     /// CRC-32 of the other files.
@@ -107,7 +113,9 @@ impl TrainerJson {
         let config = ModelConfig::from_json(&file.config.to_string())
             .map_err(|error| Error::field(path, "config", format!("wrong ({error})"), "sizes of a model"))?;
         let has = |name: &str| file.crc32.contains_key(name);
-        for (name, there) in [(HF_CONFIG, has(HF_CONFIG)), (HF_WEIGHTS, has(HF_WEIGHTS) || has(HF_INDEX))] {
+        let model = [(HF_CONFIG, has(HF_CONFIG)), (HF_WEIGHTS, has(HF_WEIGHTS) || has(HF_INDEX))];
+        let peft = [ADAPTER_CONFIG, ADAPTER_MODEL].map(|name| (name, has(name)));
+        for (name, there) in if file.adapter.is_some() { peft } else { model } {
             if !there {
                 return Err(Error::field(path, format!("crc32 of {name}"), "missing", "a number"));
             }
@@ -126,8 +134,17 @@ impl TrainerJson {
             None if file.version == 1 => None,
             None => return Err(Error::field(path, "precision", "missing", "the run's element types")),
         };
-        let TrainerFile { state, bytes, crc32, .. } = file;
-        Ok(Self { state, config, precision, bytes, crc32 })
+        let TrainerFile { state, bytes, crc32, adapter, .. } = file;
+        let adapter = adapter.map(|adapter| adapter.parse(path)).transpose()?;
+        if let Some(adapter) = &adapter {
+            adapter.lora.check(&config).map_err(|error| error.in_file(path))?;
+        }
+        Ok(Self { state, config, precision, adapter, bytes, crc32 })
+    }
+
+    /// The model, and its adapters if it has any.
+    pub fn model(&self) -> Adapted {
+        Adapted { config: self.config, lora: self.adapter.as_ref().map(|adapter| adapter.lora) }
     }
 
     /// The file's text. The same state gives the same bytes.
@@ -145,6 +162,7 @@ impl TrainerJson {
                 optimizer: (precision.optimizer != Optimizer::AdamW)
                     .then(|| precision.optimizer.name().to_owned()),
             }),
+            adapter: self.adapter.as_ref().map(AdapterJson::new),
             bytes: self.bytes.clone(),
             crc32: self.crc32.clone(),
         };

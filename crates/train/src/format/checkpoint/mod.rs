@@ -2,7 +2,10 @@
 //!
 //! ```text
 //! config.json, model.safetensors     the weights as the engine stores them (f32 or bf16), readable by `transformers`
-//! master.safetensors                 for bf16 weights: the f32 master weights, or their 16-bit residuals
+//! adapter_config.json,               in their place in a run with adapters: those in f32, readable by PEFT. The base is not
+//!   adapter_model.safetensors        kept: trainer.json has its path and digest
+//! master.safetensors                 for bf16 weights: the f32 master weights, or their 16-bit residuals; of adapters also w.NAME,
+//!                                    the bf16 weights
 //! state.safetensors                  the optimizer's moments, m.NAME and v.NAME, as the engine stores them; Muon has no v
 //! tokenizer.bin, tokenizer.json      optional, and what else belongs to the tokenizer
 //! trainer.json                       written last: step, data position, settings, size and checksum of every other file
@@ -12,11 +15,13 @@
 //! `state-00001-of-00003.safetensors`. A folder is not a checkpoint if it has no `trainer.json`, or if a file has
 //! another size or checksum than recorded there.
 
+mod adapter;
 mod latest;
 mod manifest;
 mod reader;
 mod writer;
 
+pub use adapter::CheckpointAdapter;
 pub(super) use latest::has_checkpoints;
 pub use latest::{
     BEST, CHECKPOINTS, best_checkpoint, checkpoints_of, is_run, named_checkpoint, newest_run, open_latest,
@@ -28,6 +33,7 @@ pub(crate) use writer::widen;
 pub use writer::{CheckpointParts, Written, checkpoint_bytes, write_checkpoint};
 
 use super::hf::{self, HF_CONFIG, HF_INDEX};
+use super::peft::{ADAPTER_CONFIG, ADAPTER_MODEL};
 use super::tokenizer::is_companion;
 use crate::model::TensorSpec;
 use ironhorse_core::Pool;
@@ -42,7 +48,7 @@ const STATE: &str = "state";
 
 /// Whether a file of this name can be part of a checkpoint.
 pub(super) fn is_ours(name: &str) -> bool {
-    [HF_CONFIG, HF_INDEX, TRAINER].contains(&name)
+    [HF_CONFIG, HF_INDEX, TRAINER, ADAPTER_CONFIG, ADAPTER_MODEL].contains(&name)
         || is_companion(name)
         || [hf::MODEL, MASTER, STATE].iter().any(|stem| is_part_of(name, stem))
 }
@@ -62,6 +68,7 @@ fn stored_name(pool: Pool, spec: &TensorSpec) -> String {
     match pool {
         Pool::Moment1 => format!("m.{}", spec.name),
         Pool::Moment2 => format!("v.{}", spec.name),
+        Pool::Params => format!("w.{}", spec.name),
         _ => spec.name.clone(),
     }
 }

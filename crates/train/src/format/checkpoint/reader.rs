@@ -7,12 +7,14 @@ use ironhorse_core::{DType, Pool, Precision, f32_to_bf16, join_master};
 
 use super::super::Source;
 use super::super::hf::{HfFolder, TextTokens};
+use super::super::peft::AdapterFolder;
 use super::super::safetensors::{Dtype, SafeTensors};
 use super::super::stacked::expect_numel;
 use super::super::tokenizer::{NamedFiles, tokenizer_files};
+use super::adapter::{CheckpointAdapter, Stored, not_weights};
 use super::writer::stored_dtype;
 use super::{MASTER, STATE, TRAINER, TrainerJson, TrainerState, is_part_of, is_state, stored_name};
-use crate::model::{ModelConfig, TensorSpec};
+use crate::model::{Adapted, ModelConfig, TensorSpec};
 use crate::{Error, Result};
 
 /// An open checkpoint, whose files have the sizes and checksums they were written with.
@@ -20,7 +22,7 @@ use crate::{Error, Result};
 pub struct Checkpoint {
     folder: PathBuf,
     trainer: TrainerJson,
-    weights: HfFolder<File>,
+    weights: Stored,
     master: Vec<SafeTensors<File>>,
     /// Empty if only the weights were requested.
     state: Vec<SafeTensors<File>>,
@@ -58,13 +60,10 @@ impl Checkpoint {
             check_sizes(folder, &trainer, wanted)?; // finds a truncated file without reading the others
             check_crc32(folder, &trainer, wanted)?;
         }
-        let mut weights = HfFolder::open(folder)?;
-        if !weights.config().computes_as(&trainer.config) {
-            let expected = format!("that of config.json, {}", weights.config().to_json());
-            let path = folder.join(TRAINER);
-            return Err(Error::field(&path, "config", trainer.config.to_json(), expected));
-        }
-        weights.set_config(trainer.config);
+        let weights = match trainer.adapter {
+            Some(_) => Stored::Adapter(AdapterFolder::open(folder)?),
+            None => Stored::Model(open_model(folder, &trainer)?),
+        };
         let those = |stem: &str| {
             let names = trainer.crc32.keys().filter(|name| is_part_of(name, stem) && wanted(name));
             names.map(|name| SafeTensors::open(&folder.join(name))).collect::<Result<Vec<_>>>()
@@ -76,6 +75,16 @@ impl Checkpoint {
     /// The model's sizes.
     pub fn config(&self) -> &ModelConfig {
         &self.trainer.config
+    }
+
+    /// The model, and its adapters if it has any.
+    pub fn model(&self) -> Adapted {
+        self.trainer.model()
+    }
+
+    /// The adapters that the run trains, if it does not train the model itself.
+    pub fn adapter(&self) -> Option<&CheckpointAdapter> {
+        self.trainer.adapter.as_ref()
     }
 
     /// The state of training.
@@ -100,7 +109,10 @@ impl Checkpoint {
 
     /// The tokens before and after a text, which a tokenizer has put into `config.json`.
     pub fn text_tokens(&self) -> TextTokens {
-        self.weights.text_tokens().clone()
+        match &self.weights {
+            Stored::Model(weights) => weights.text_tokens().clone(),
+            Stored::Adapter(_) => TextTokens::Last,
+        }
     }
 
     /// The folder.
@@ -113,8 +125,9 @@ impl Checkpoint {
     pub fn check_tensors(&self, state: bool) -> Result<()> {
         let precision = self.trainer.precision.unwrap_or_default();
         let weights = stored_dtype(precision.weights);
+        let Stored::Model(model) = &self.weights else { return Err(not_weights(&self.folder)) };
         if self.trainer.precision.is_some()
-            && let Some(span) = self.weights.spans().iter().find(|span| span.dtype != weights)
+            && let Some(span) = model.spans().iter().find(|span| span.dtype != weights)
         {
             let expected = format!("{}, as trainer.json says", weights.name());
             let field = format!("dtype of `{}`", span.name);
@@ -169,6 +182,9 @@ impl Checkpoint {
     /// where there are any.
     pub fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
         let precision = self.trainer.precision.unwrap_or_default();
+        if let Stored::Adapter(adapter) = &mut self.weights {
+            return adapter.read_tensor(name, out); // as exactly as the master weights
+        }
         let Some(file) = self.master.iter_mut().find(|file| file.header().get(name).is_some()) else {
             return self.weights.read_tensor(name, out);
         };
@@ -187,8 +203,10 @@ impl Checkpoint {
 
     /// Reads one tensor of a pool as the engine stores it.
     pub fn read_pool(&mut self, pool: Pool, spec: &TensorSpec, bytes: &mut Vec<u8>) -> Result<()> {
-        let dtype = self.precision()?.of(pool);
-        if pool == Pool::Params {
+        let precision = self.precision()?;
+        let dtype = precision.of(pool);
+        let beside = precision.has_master() && self.trainer.adapter.is_some();
+        if pool == Pool::Params && !beside {
             let mut values = vec![0.0; spec.shape.numel()];
             self.weights.read_tensor(&spec.name, &mut values)?;
             bytes.clear();
@@ -199,12 +217,25 @@ impl Checkpoint {
             return Ok(());
         }
         let name = stored_name(pool, spec);
-        let files = if pool == Pool::Master { &self.master } else { &self.state };
+        let in_master = matches!(pool, Pool::Params | Pool::Master);
+        let files = if in_master { &self.master } else { &self.state };
         let at = self.find(files, &name)?;
-        let files = if pool == Pool::Master { &mut self.master } else { &mut self.state };
+        let files = if in_master { &mut self.master } else { &mut self.state };
         read_bytes(&mut files[at], &name, dtype, bytes)?;
         expect_numel(&name, bytes.len() / dtype.size(), spec.shape.numel())
     }
+}
+
+/// The weights of a model, whose `config.json` agrees with the manifest.
+fn open_model(folder: &Path, trainer: &TrainerJson) -> Result<HfFolder<File>> {
+    let mut weights = HfFolder::open(folder)?;
+    if !weights.config().computes_as(&trainer.config) {
+        let expected = format!("that of config.json, {}", weights.config().to_json());
+        let path = folder.join(TRAINER);
+        return Err(Error::field(&path, "config", trainer.config.to_json(), expected));
+    }
+    weights.set_config(trainer.config);
+    Ok(weights)
 }
 
 fn expect_dtype(file: &SafeTensors<File>, name: &str, dtype: Dtype) -> Result<()> {

@@ -10,8 +10,9 @@ use super::super::hf::{self, HF_CONFIG, HfOptions, TextTokens};
 use super::super::safetensors::{Dtype, Header, TensorInfo, Writer};
 use super::super::tokenizer::KeptTokenizer;
 use super::super::{Elem, atomic};
+use super::adapter::{CheckpointAdapter, write_peft};
 use super::{MASTER, STATE, TRAINER, TrainerJson, TrainerState, is_ours, stored_name};
-use crate::model::{ModelConfig, TensorSpec};
+use crate::model::{Adapted, ModelConfig, TensorSpec};
 use crate::{Error, Result};
 
 /// The contents of a checkpoint besides the tensors.
@@ -23,6 +24,8 @@ pub struct CheckpointParts<'a> {
     pub precision: Precision,
     /// The state of training.
     pub trainer: &'a TrainerState,
+    /// The adapters that are trained in place of the model.
+    pub adapter: Option<&'a CheckpointAdapter>,
     /// The tokenizer, for `generate`.
     pub tokenizer: Option<&'a KeptTokenizer>,
     /// The maximum number of bytes of tensors in one file: [`super::PART_BYTES`].
@@ -32,7 +35,11 @@ pub struct CheckpointParts<'a> {
 impl<'a> CheckpointParts<'a> {
     /// Without a tokenizer, in files of the usual size.
     pub fn new(config: &'a ModelConfig, precision: Precision, trainer: &'a TrainerState) -> Self {
-        Self { config, precision, trainer, tokenizer: None, part_bytes: super::PART_BYTES }
+        Self { config, precision, trainer, adapter: None, tokenizer: None, part_bytes: super::PART_BYTES }
+    }
+
+    fn model(&self) -> Adapted {
+        Adapted { config: *self.config, lora: self.adapter.map(|adapter| adapter.lora) }
     }
 
     /// The pools that are stored, the weights first.
@@ -52,13 +59,15 @@ pub struct Written {
 }
 
 /// The approximate size in bytes of a checkpoint of this model.
-pub fn checkpoint_bytes(config: &ModelConfig, precision: Precision) -> u64 {
-    let (pools, table) = (CheckpointParts::pools(precision), config.tensors());
+pub fn checkpoint_bytes(model: &Adapted, precision: Precision) -> u64 {
+    let (pools, table) = (CheckpointParts::pools(precision), model.tensors());
     let bytes = |spec: &TensorSpec| {
         let held = pools.iter().filter(|&&pool| spec.is_in(pool, precision.optimizer));
         (spec.shape.numel() * held.map(|&pool| precision.of(pool).size()).sum::<usize>()) as u64
     };
-    table.iter().map(bytes).sum::<u64>() + (1 << 20)
+    // adapters are also kept in f32, for PEFT
+    let peft = |spec: &TensorSpec| if model.lora.is_some() { 4 * spec.shape.numel() as u64 } else { 0 };
+    table.iter().map(|spec| bytes(spec) + peft(spec)).sum::<u64>() + (1 << 20)
 }
 
 /// Writes a checkpoint atomically and replaces an earlier one of the same name. `read(pool, index, bytes)` returns a
@@ -71,10 +80,15 @@ pub fn write_checkpoint(
     parts.config.validate()?;
     atomic::write_folder(folder, is_ours, |folder| {
         let mut job =
-            Job { folder, parts, table: parts.config.tensors(), crc32: BTreeMap::new(), non_finite: vec![] };
-        job.weights(&mut read)?;
+            Job { folder, parts, table: parts.model().tensors(), crc32: BTreeMap::new(), non_finite: vec![] };
+        match parts.adapter {
+            Some(adapter) => job.adapter(adapter, &mut read)?,
+            None => job.weights(&mut read)?,
+        }
         if parts.precision.has_master() {
-            job.pools(MASTER, &[Pool::Master], &mut read)?;
+            let beside = parts.adapter.map(|_| Pool::Params);
+            let pools: Vec<Pool> = beside.into_iter().chain([Pool::Master]).collect();
+            job.pools(MASTER, &pools, &mut read)?;
         }
         job.pools(STATE, &[Pool::Moment1, Pool::Moment2], &mut read)?;
         for (name, bytes) in parts.tokenizer.iter().flat_map(|tokenizer| &tokenizer.files) {
@@ -123,6 +137,15 @@ impl Job<'_> {
             Ok(())
         };
         self.crc32.extend(hf::write_weights(folder, parts.config, &options, &mut fill)?);
+        Ok(())
+    }
+
+    /// Adapters, as PEFT stores them.
+    fn adapter(&mut self, adapter: &CheckpointAdapter, read: ReadTensor<'_>) -> Result<()> {
+        let table = (&self.table[..], self.parts.precision);
+        let (crc32, non_finite) = write_peft(self.folder, adapter, table, read)?;
+        self.crc32.extend(crc32);
+        self.non_finite.extend(non_finite);
         Ok(())
     }
 
@@ -182,6 +205,7 @@ impl Job<'_> {
             state: self.parts.trainer.clone(),
             config: *self.parts.config,
             precision: Some(self.parts.precision),
+            adapter: self.parts.adapter.cloned(),
             bytes,
             crc32: self.crc32,
         };
@@ -202,7 +226,7 @@ pub(super) fn stored_dtype(dtype: DType) -> Dtype {
     }
 }
 
-fn expect_bytes(spec: &TensorSpec, dtype: DType, bytes: &[u8]) -> Result<()> {
+pub(super) fn expect_bytes(spec: &TensorSpec, dtype: DType, bytes: &[u8]) -> Result<()> {
     let want = spec.shape.numel() * dtype.size();
     if bytes.len() == want {
         return Ok(());
@@ -227,7 +251,7 @@ pub(crate) fn widen(dtype: DType, bytes: &[u8], out: &mut [f32]) {
 }
 
 /// Whether no number of this type is NaN or infinite; integers are never.
-fn is_finite(dtype: DType, bytes: &[u8]) -> bool {
+pub(super) fn is_finite(dtype: DType, bytes: &[u8]) -> bool {
     // without a branch in the loop, so that it is vectorised
     fn all<const N: usize>(bytes: &[u8], finite: impl Fn([u8; N]) -> bool) -> bool {
         bytes.as_chunks().0.iter().fold(true, |all, &cell| all & finite(cell))

@@ -1,19 +1,19 @@
 //! What the programs of all models are built from: weights by their names, and the layers that the models share, forward and
 //! backward.
 
+mod adapter;
 mod attention;
+mod linear;
 mod norm;
 mod update;
 
+pub(super) use adapter::Adapter;
 pub(super) use attention::{Attending, Attention, Heads};
 pub(super) use norm::{Norm, NormWeights};
 
 use super::TensorSpec;
 use crate::{Error, Result};
-use ironhorse_core::op::{
-    Accum, Argmax, CrossEntropy, EmbeddingBwd, EmbeddingFwd, LinearBwdInput, LinearBwdWeight, LinearFwd,
-    LossMean, PreAct,
-};
+use ironhorse_core::op::{Accum, Argmax, CrossEntropy, EmbeddingBwd, EmbeddingFwd, LossMean};
 use ironhorse_core::{Builder, DType, Precision, Program, Section, Shape, Slot};
 use std::collections::HashMap;
 
@@ -38,6 +38,8 @@ pub(super) struct Blocks {
     /// (B,T) i32, the position of each token where sequences hold several documents.
     positions: Option<Slot>,
     weights: HashMap<String, Vec<Slot>>,
+    /// (B,T,P·r), what the adapters of a layer make of its input, by the layer's name.
+    hidden_of: HashMap<String, Slot>,
 }
 
 /// A linear layer: weight (out, in) and bias.
@@ -45,6 +47,8 @@ pub(super) struct Blocks {
 pub(super) struct Linear {
     pub weight: Slot,
     pub bias: Option<Slot>,
+    /// What is trained beside it.
+    pub adapter: Option<Adapter>,
 }
 
 /// The head's result with what its backward needs.
@@ -85,6 +89,8 @@ pub(super) struct Setup {
     pub attention_flops: f64,
     /// How many indices of 32 bits a token needs.
     pub routes: f64,
+    /// The parameter table of adapters by groups; where there are adapters, `groups` are frozen.
+    pub adapters: Option<Vec<Vec<TensorSpec>>>,
 }
 
 impl Setup {
@@ -131,11 +137,19 @@ impl Blocks {
         for group in std::mem::take(&mut setup.groups) {
             let decay = group.iter().any(|tensor| tensor.decay);
             let name = group.first().map(|tensor| tensor.name.clone()).unwrap_or_default();
-            let slots = update::declare(&mut b, group, decay);
+            let slots = if setup.adapters.is_some() {
+                b.frozen_group(group.into_iter().map(|tensor| (tensor.name, tensor.shape)))
+            } else {
+                update::declare(&mut b, group, decay)
+            };
             weights.insert(name, slots);
         }
+        for group in setup.adapters.take().into_iter().flatten() {
+            let name = group.first().map(|tensor| tensor.name.clone()).unwrap_or_default();
+            weights.insert(name, update::declare(&mut b, group, true));
+        }
         let x = b.io("x", [batch.0, batch.1], DType::I32);
-        Ok(Self { b, batch, width: setup.width, x, positions: None, weights })
+        Ok(Self { b, batch, width: setup.width, x, positions: None, weights, hidden_of: HashMap::new() })
     }
 
     /// Lets sequences hold several documents. Io: `positions`.
@@ -157,7 +171,7 @@ impl Blocks {
     /// A linear layer: `NAME.weight` and, where there is one, `NAME.bias`.
     pub fn linear_weights(&self, name: &str, [rows, cols]: [usize; 2]) -> Result<Linear> {
         let weight = self.weight(&format!("{name}.weight"), [rows, cols])?;
-        Ok(Linear { weight, bias: self.bias(name, rows)? })
+        Ok(Linear { weight, bias: self.bias(name, rows)?, adapter: None })
     }
 
     /// A norm: `NAME.weight` and, of LayerNorm, `NAME.bias`.
@@ -215,6 +229,9 @@ impl Blocks {
     /// If the head is `tied`, it has already written its gradient to that of the token table, and this one is added.
     pub fn embed_bwd(&mut self, wte: Slot, wpe: Option<Slot>, d_out: Slot, tied: bool) -> Result<()> {
         self.b.name_grad("embed", d_out);
+        if adapter::is_frozen(wte) {
+            return Ok(());
+        }
         self.b.at("embed");
         self.b.push(EmbeddingBwd {
             d_wte: self.b.grad(wte),
@@ -225,35 +242,6 @@ impl Blocks {
             accum_wte: if tied { Accum::Add } else { Accum::FirstWrites },
             accum: Accum::FirstWrites,
         })?;
-        Ok(())
-    }
-
-    pub fn linear(&mut self, name: &str, inp: Slot, p: Linear) -> Result<Slot> {
-        let out = self.tokens_by(p.weight.shape.rows());
-        self.linear_into(name, out, inp, p)?;
-        self.b.name(name, out);
-        Ok(out)
-    }
-
-    /// A linear layer whose result has no name.
-    pub fn linear_into(&mut self, name: &str, out: Slot, inp: Slot, p: Linear) -> Result<()> {
-        self.b.at(name);
-        self.b.push(LinearFwd { out, pre: None, inp, weight: p.weight, bias: p.bias })?;
-        Ok(())
-    }
-
-    /// Both gradients of a linear layer; `[d_inp, d_out, inp]`. With `pre`, the input was the activation of that.
-    pub fn linear_bwd(
-        &mut self,
-        name: &str,
-        p: Linear,
-        [d_inp, d_out, inp]: [Slot; 3],
-        pre: Option<PreAct>,
-    ) -> Result<()> {
-        let (d_weight, d_bias) = (self.b.grad(p.weight), p.bias.map(|bias| self.b.grad(bias)));
-        self.b.at(name);
-        self.b.push(LinearBwdWeight { d_weight, d_bias, d_out, inp, accum: Accum::FirstWrites })?;
-        self.b.push(LinearBwdInput { d_inp, d_out, weight: p.weight, pre })?;
         Ok(())
     }
 
@@ -310,7 +298,7 @@ impl Blocks {
     }
 
     pub fn logits(&mut self, inp: Slot, logits: Slot, head: Slot) -> Result<()> {
-        self.linear_into("lm_head", logits, inp, Linear { weight: head, bias: None })?;
+        self.linear_into("lm_head", logits, inp, Linear { weight: head, bias: None, adapter: None })?;
         self.b.name("logits", logits);
         Ok(())
     }
@@ -320,7 +308,7 @@ impl Blocks {
     pub fn head_bwd(&mut self, name: &str, saved: &Head, head: Slot) -> Result<Slot> {
         self.b.section(Section::Backward);
         let d_norm = self.hidden();
-        let head = Linear { weight: head, bias: None };
+        let head = Linear { weight: head, bias: None, adapter: None };
         self.linear_bwd("lm_head", head, [d_norm, saved.logits, saved.norm.out], None)?;
         self.b.name_grad(name, d_norm);
         let d_res = self.hidden();

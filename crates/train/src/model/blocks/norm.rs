@@ -82,11 +82,11 @@ impl Blocks {
         accum_inp: Accum,
     ) -> Result<()> {
         let Norm { inp, mean, rstd, weights: NormWeights { weight, bias, .. }, .. } = *norm;
-        let (d_weight, accum) = (self.b.grad(weight), Accum::FirstWrites);
+        let (d_weight, accum) = self.grad_of(weight);
         self.b.at(name);
         match (bias, mean) {
             (Some(bias), Some(mean)) => {
-                let d_bias = self.b.grad(bias);
+                let (d_bias, _) = self.grad_of(bias);
                 self.b.push(LayerNormBwd {
                     d_inp,
                     d_weight,

@@ -8,7 +8,7 @@ use ironhorse_core::op::{
     Accum, Combine, CombineBwd, GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd, Permute,
     PermuteBwd, RouteSort, RouterBwd, RouterFwd, RouterLoad, SwigluBwd,
 };
-use ironhorse_core::{DType, Error, Slot};
+use ironhorse_core::{DType, Error, Pool, Slot};
 
 /// The weights of a layer's experts.
 #[derive(Clone, Copy)]
@@ -236,6 +236,9 @@ impl Decoder {
         [d_out, inp]: [Slot; 2],
         offsets: Slot,
     ) -> Result<()> {
+        if weight.pool == Pool::Frozen {
+            return Ok(());
+        }
         let (d_weight, accum) = (self.net.b.grad(weight), Accum::FirstWrites);
         self.net.b.at(name);
         Ok(self.net.b.push(GroupedLinearBwdWeight { d_weight, d_out, inp, offsets, accum })?)

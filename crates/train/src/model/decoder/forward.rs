@@ -82,7 +82,7 @@ impl Decoder {
     fn mlp(&mut self, l: usize, inp: Slot, purpose: Purpose) -> Result<(Slot, SavedMlp)> {
         let ffn = self.plan.ffn;
         match self.layers[l].mlp {
-            Mlp::Plain { act: f, fc: Linear { weight, bias }, proj } => {
+            Mlp::Plain { act: f, fc: Linear { weight, bias, .. }, proj } => {
                 let [pre, act] = [(); 2].map(|()| self.net.tokens_by(ffn));
                 let [fc, after] = [self.name(l, "mlp.c_fc"), self.name(l, &format!("mlp.{f}"))];
                 self.net.b.at(&fc);

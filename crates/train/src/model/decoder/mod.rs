@@ -20,10 +20,12 @@ mod backward;
 mod dropout;
 mod experts;
 mod forward;
+mod lora;
 mod qk_norm;
 
-use super::StepOptions;
 use super::blocks::{Attention, Blocks, Head, Heads, Linear, Norm, NormWeights, Purpose, Setup};
+use super::lora::Lora;
+use super::{ModelConfig, StepOptions, Target};
 use crate::Result;
 use experts::{Experts, SavedExperts};
 use ironhorse_core::op::{Act, RopeScaling};
@@ -93,6 +95,8 @@ pub(super) struct Rotation {
 /// Everything that makes a family and a size.
 pub(super) struct Plan {
     pub setup: Setup,
+    /// The adapters that are trained in place of the weights, and the model that they belong to.
+    pub lora: Option<(Lora, ModelConfig)>,
     pub names: Names,
     pub heads: Heads,
     /// `None` where positions are learned.
@@ -270,13 +274,14 @@ fn layer(net: &Blocks, plan: &Plan, l: usize) -> Result<Layer> {
     let c = plan.setup.width;
     let name = |part: &str| format!("{}.{l}.{part}", names.layers[0]);
     let linear = |part: &str, dims: [usize; 2]| net.linear_weights(&name(part), dims);
+    let adapted = |layer: Linear, target: Target| lora::adapted(net, plan, (l, target), layer);
     let mlp = match plan.mlp {
         MlpKind::Plain(act) => {
             Mlp::Plain { act, fc: linear("mlp.c_fc", [ffn, c])?, proj: linear("mlp.c_proj", [c, ffn])? }
         }
         MlpKind::Swiglu => Mlp::Swiglu {
-            gate_up: linear("mlp.gate_proj", [2 * ffn, c])?,
-            down: linear("mlp.down_proj", [c, ffn])?,
+            gate_up: adapted(linear("mlp.gate_proj", [2 * ffn, c])?, Target::Gate)?,
+            down: adapted(linear("mlp.down_proj", [c, ffn])?, Target::Down)?,
         },
         MlpKind::Experts { count, top_k, aux_alpha } => {
             let ExpertNames { router, experts, gate, down, .. } = names.experts;
@@ -296,9 +301,9 @@ fn layer(net: &Blocks, plan: &Plan, l: usize) -> Result<Layer> {
     let qk_norm = if plan.qk_norm { Some([head_norm("q_norm")?, head_norm("k_norm")?]) } else { None };
     Ok(Layer {
         norm_1: net.norm_weights(&name(names.norm_1), norm_eps)?,
-        qkv: linear(names.qkv[0], [rows, c])?,
+        qkv: adapted(linear(names.qkv[0], [rows, c])?, Target::Q)?,
         qk_norm,
-        proj: linear(names.proj[0], [c, heads.query * heads.dim])?,
+        proj: adapted(linear(names.proj[0], [c, heads.query * heads.dim])?, Target::O)?,
         norm_2: net.norm_weights(&name(names.norm_2), norm_eps)?,
         mlp,
     })

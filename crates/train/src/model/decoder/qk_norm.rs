@@ -3,7 +3,7 @@
 use super::{Decoder, SavedQkNorm};
 use crate::Result;
 use crate::model::blocks::{Heads, Purpose};
-use ironhorse_core::op::{Accum, QkNormBwd, QkNormFwd};
+use ironhorse_core::op::{QkNormBwd, QkNormFwd};
 use ironhorse_core::{DType, Slot};
 
 impl Decoder {
@@ -33,8 +33,9 @@ impl Decoder {
             return Ok(());
         };
         let Heads { query: heads, kv: kv_heads, .. } = self.plan.heads;
-        let [d_q_weight, d_k_weight] = [q_weight, k_weight].map(|weight| self.net.b.grad(weight));
-        let (name, accum) = (self.name(l, "qk_norm"), Accum::FirstWrites);
+        let [(d_q_weight, accum), (d_k_weight, _)] =
+            [q_weight, k_weight].map(|weight| self.net.grad_of(weight));
+        let name = self.name(l, "qk_norm");
         self.net.b.name_grad(&name, d_qkv);
         self.net.b.at(name);
         self.net.b.push(QkNormBwd {

@@ -88,10 +88,12 @@ impl MoeConfig {
             flops: 16.0 * self.num_params() as f64,
             attention_flops: 32.0 * self.qkv_width() as f64 * layers,
             routes: rows,
+            adapters: None,
         };
         let aux_alpha = self.aux_alpha as f32;
         Plan {
             setup,
+            lora: None,
             names: Names {
                 head: if self.tied { EMBED } else { HEAD },
                 experts: self.expert_names(),

@@ -127,6 +127,7 @@ impl Saver {
         let plan = Plan {
             run: run.to_owned(),
             config: *session.config(),
+            adapter: session.base().cloned(),
             precision: program.precision(),
             params: program.params().to_vec(),
             pools,

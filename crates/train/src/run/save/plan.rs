@@ -1,12 +1,13 @@
 //! What every save of a run shares: where checkpoints go, what is in them, and what room there is for them.
 
 use crate::format::checkpoint::{
-    CHECKPOINTS, CheckpointParts, TrainerState, Written, checkpoint_bytes, step_name, write_checkpoint,
+    CHECKPOINTS, CheckpointAdapter, CheckpointParts, TrainerState, Written, checkpoint_bytes, step_name,
+    write_checkpoint,
 };
 use crate::format::disk::free_bytes;
 use crate::format::tokenizer::KeptTokenizer;
 use crate::host::human_bytes;
-use crate::model::ModelConfig;
+use crate::model::{Adapted, ModelConfig};
 use crate::{Error, Result};
 use ironhorse_core::{Param, Pool, Precision};
 use std::fs::File;
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 pub(super) struct Plan {
     pub run: PathBuf,
     pub config: ModelConfig,
+    pub adapter: Option<CheckpointAdapter>,
     pub precision: Precision,
     pub params: Vec<Param>,
     pub pools: Vec<(Pool, usize)>,
@@ -28,9 +30,13 @@ impl Plan {
         self.run.join(CHECKPOINTS).join(step_name(step))
     }
 
+    fn model(&self) -> Adapted {
+        Adapted { config: self.config, lora: self.adapter.as_ref().map(|adapter| adapter.lora) }
+    }
+
     /// Refuses to begin what the disk has no room for.
     pub fn check_space(&self) -> Result<()> {
-        let (needs, has) = (checkpoint_bytes(&self.config, self.precision), free_bytes(&self.run)?);
+        let (needs, has) = (checkpoint_bytes(&self.model(), self.precision), free_bytes(&self.run)?);
         if needs <= has {
             return Ok(());
         }
@@ -79,6 +85,7 @@ impl Plan {
             config: &self.config,
             precision: self.precision,
             trainer: state,
+            adapter: self.adapter.as_ref(),
             tokenizer: self.tokenizer.as_ref(),
             part_bytes: self.part_bytes,
         };
@@ -91,7 +98,7 @@ impl Plan {
         let name = run.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned());
         let home = std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
         let folders = home.into_iter().chain([std::env::temp_dir(), PathBuf::from("/dev/shm")]);
-        let needs = checkpoint_bytes(&self.config, self.precision);
+        let needs = checkpoint_bytes(&self.model(), self.precision);
         folders
             .filter(|folder| folder.is_dir() && free_bytes(folder).is_ok_and(|free| free > needs))
             .map(|folder| folder.join(format!("ironhorse-rescued-{name}-{}", step_name(step))))

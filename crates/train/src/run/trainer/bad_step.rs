@@ -230,7 +230,7 @@ pub(super) fn diverged(step: u64, loss: f32, norm: f32, found: Option<String>) -
 fn good(path: &Path) -> Option<Checkpoint> {
     let mut checkpoint = Checkpoint::open(path).ok()?;
     let mut values = Vec::new();
-    for spec in checkpoint.config().tensors() {
+    for spec in checkpoint.model().tensors() {
         values.clear();
         values.resize(spec.shape.numel(), 0.0);
         checkpoint.read_tensor(&spec.name, &mut values).ok()?;

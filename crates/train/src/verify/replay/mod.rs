@@ -7,9 +7,10 @@ pub use report::{Cause, ReplayReport};
 
 use super::diagnose::{self, NonFinite, find_non_finite};
 use crate::format::black_box::{BadStep, BlackBox};
-use crate::format::checkpoint::{Checkpoint, CheckpointParts, TRAINER};
+use crate::format::checkpoint::{Checkpoint, CheckpointAdapter, CheckpointParts, TRAINER};
+use crate::format::open_weights;
 use crate::format::shards::check_tokens;
-use crate::model::ModelConfig;
+use crate::model::{Adapted, ModelConfig};
 use crate::session::{Session, SessionSpec, io};
 use crate::{Error, Result};
 use ironhorse_core::op::Op;
@@ -73,6 +74,8 @@ pub struct Replay {
     y: Vec<i32>,
     weights: PathBuf,
     config: ModelConfig,
+    /// Of a run with adapters.
+    adapter: Option<CheckpointAdapter>,
     precision: Precision,
     settings: Value,
 }
@@ -97,7 +100,8 @@ impl Replay {
             check_tokens(path, tokens, config.vocab_size(), |index| format!("{name}[{index}]"))?;
         }
         let (precision, settings) = (checkpoint.precision()?, checkpoint.trainer().settings.clone());
-        Ok(Self { bad, x, y, weights, config, precision, settings })
+        let adapter = checkpoint.adapter().cloned();
+        Ok(Self { bad, x, y, weights, config, adapter, precision, settings })
     }
 
     /// What is known about the step.
@@ -108,6 +112,11 @@ impl Replay {
     /// The model's sizes.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// The model, and its adapters if the run trained those.
+    pub fn model(&self) -> Adapted {
+        Adapted { config: self.config, lora: self.adapter.as_ref().map(|adapter| adapter.lora) }
     }
 
     /// The settings of the run that wrote it.
@@ -130,6 +139,7 @@ impl Replay {
             recompute: self.bad.recompute,
             dropout: DropRate::new(self.bad.dropout).unwrap_or_default(),
             precision: self.precision(role),
+            lora: self.model().lora,
             ..SessionSpec::default()
         }
     }
@@ -237,6 +247,10 @@ impl Replay {
     /// precision.
     fn load(&self, session: &mut Session) -> Result<()> {
         let mut checkpoint = Checkpoint::open_weights(&self.weights)?;
+        if let Some(CheckpointAdapter { base, .. }) = &self.adapter {
+            let mut source = open_weights(base)?;
+            session.load_base(base, |name, values| source.read_tensor(name, values))?;
+        }
         let precision = session.train_program()?.precision();
         if precision != self.precision {
             return session.load(Pool::Params, |name, values| checkpoint.read_tensor(name, values));
@@ -244,7 +258,7 @@ impl Replay {
         let mut bytes = Vec::new();
         let kept = |pool: &Pool| matches!(pool, Pool::Params | Pool::Master);
         for pool in CheckpointParts::pools(precision).into_iter().filter(kept) {
-            for (index, spec) in self.config.tensors().iter().enumerate() {
+            for (index, spec) in checkpoint.model().tensors().iter().enumerate() {
                 checkpoint.read_pool(pool, spec, &mut bytes)?;
                 session.write_state(pool, index, &bytes)?;
             }

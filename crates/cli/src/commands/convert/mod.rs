@@ -1,15 +1,21 @@
 //! `ironhorse convert`
 
 mod gguf;
+mod merge;
 
+use self::merge::{Difference, difference};
 use super::fetch::names;
+use crate::args::json_help;
 use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use ironhorse::Device;
 use ironhorse::train::format::hf::{HfOptions, write_hf};
 use ironhorse::train::format::llmc_model::{ModelOptions, write_model};
+use ironhorse::train::format::peft::{AdapterFolder, Merged};
 use ironhorse::train::format::{Elem, WeightSource, open_weights};
 use ironhorse::train::run::Control;
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 /// Converts weights to a Hugging Face folder (GPT-2, Llama, Mistral, Mixtral, Qwen), llm.c's model .bin, or GGUF for llama.cpp
@@ -19,7 +25,8 @@ use std::path::{Path, PathBuf};
                         ironhorse convert gpt2_124M.bin gpt2_124M_bf16.bin --dtype bf16\n  \
                         ironhorse convert runs/0001 mixtral-folder --dtype bf16 --shard-size 2GB\n  \
                         ironhorse convert Qwen/Qwen3-0.6B qwen3-f32\n  \
-                        ironhorse convert Qwen/Qwen3-0.6B qwen3.gguf --type q8_0")]
+                        ironhorse convert Qwen/Qwen3-0.6B qwen3.gguf --type q8_0\n  \
+                        ironhorse convert Qwen/Qwen3-0.6B merged --merge runs/0001 --dtype bf16    base and adapter in one")]
 pub struct ConvertArgs {
     /// A run, a checkpoint, an answer key, a Hugging Face folder, a model .bin, or a model by name such as gpt2 or org/name
     from: PathBuf,
@@ -31,6 +38,15 @@ pub struct ConvertArgs {
     kind: Option<gguf::Stored>,
     #[command(flatten)]
     stored: StoredArgs,
+    /// An adapter (LoRA) to add to the weights: a folder of PEFT, or a run of `train --lora`; prints how far the result is
+    /// from base and adapter side by side
+    #[arg(long, value_name = "DIR")]
+    merge: Option<PathBuf>,
+    /// Where --merge compares: auto, cpu, cuda or cuda:N
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    device: String,
+    #[arg(long, help = json_help!("what was written, and what --merge found"), value_name = "FILE")]
+    json: Option<PathBuf>,
 }
 
 /// How to write weights.
@@ -43,6 +59,15 @@ pub struct StoredArgs {
     /// transformers); larger models are split into several files with an index
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = number::file_size)]
     shard_size: u64,
+}
+
+#[derive(Serialize)]
+struct ConvertReport {
+    to: PathBuf,
+    parameters: usize,
+    dtype: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    merge: Option<Difference>,
 }
 
 impl StoredArgs {
@@ -80,7 +105,13 @@ pub fn run(args: &ConvertArgs) -> Result<Outcome> {
         }
         _ => {}
     }
-    let mut source = open_weights(&names::weights(&args.from, &Control::default())?)?;
+    out::check_json(args.json.as_deref())?;
+    let device = args.device.parse::<Device>()?;
+    let from = names::weights(&args.from, &Control::default())?;
+    let mut source = open_weights(&from)?;
+    if let Some(adapter) = &args.merge {
+        source = Box::new(Merged::new(source, AdapterFolder::open(adapter)?)?);
+    }
     if is_gguf {
         return gguf::write(args, &mut *source);
     }
@@ -94,6 +125,18 @@ pub fn run(args: &ConvertArgs) -> Result<Outcome> {
         to_folder(source.as_mut(), &args.to, &args.stored)?;
     }
     out::line(format!("{}: {} parameters as {}", args.to.display(), config.told_params(), name))?;
+    let merge = args.merge.as_ref().map(|adapter| {
+        let found = difference(&from, &mut AdapterFolder::open(adapter)?, &args.to, device)?;
+        out::line(found.text())?;
+        anyhow::Ok(found)
+    });
+    let report = ConvertReport {
+        to: args.to.clone(),
+        parameters: config.told_params(),
+        dtype: name,
+        merge: merge.transpose()?,
+    };
+    out::json(args.json.as_deref(), &report)?;
     Ok(Outcome::Done)
 }
 

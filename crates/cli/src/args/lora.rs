@@ -1,0 +1,55 @@
+//! The flags of adapters.
+
+use super::heading;
+use crate::number;
+use anyhow::Result;
+use clap::Args;
+use ironhorse::train::model::{Lora, ModelConfig, Target, Targets};
+use serde::Serialize;
+
+/// Adapters that are trained in place of the weights.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
+#[command(next_help_heading = heading::LORA)]
+#[serde(rename_all = "kebab-case")]
+pub struct LoraArgs {
+    /// Train adapters of this rank beside the frozen weights, which then need neither gradients nor moments
+    #[arg(long, value_name = "R", value_parser = number::count::<usize>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<usize>,
+    /// What the adapters' product is multiplied by, times R [default: 2·R]
+    #[arg(long, value_name = "A", requires = "lora", value_parser = number::above_0::<f64>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alpha: Option<f64>,
+    /// Which weights have adapters: q, k, v, o, gate, up, down, or all [default: all; of a mixture of experts q,k,v,o]
+    #[arg(long, value_name = "LIST", requires = "lora")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub targets: Option<String>,
+}
+
+impl LoraArgs {
+    /// Fills in what was not given; serialised, the result reproduces the run.
+    pub fn settle(&mut self, config: &ModelConfig) {
+        let Some(rank) = self.lora else { return };
+        self.alpha.get_or_insert(2.0 * rank as f64);
+        let all = if config.has_experts() { &Target::ALL[..4] } else { &Target::ALL[..] };
+        let names: Vec<&str> = all.iter().map(|target| target.name()).collect();
+        self.targets.get_or_insert(names.join(","));
+    }
+
+    /// The adapters asked for, which this model can have.
+    pub fn lora(&self, config: &ModelConfig) -> Result<Option<Lora>> {
+        let mut settled = self.clone();
+        settled.settle(config);
+        let (Some(rank), Some(alpha), Some(targets)) = (settled.lora, settled.alpha, settled.targets) else {
+            return Ok(None);
+        };
+        let lora = Lora { rank, alpha, targets: Targets::parse(&targets)? };
+        lora.check(config)?;
+        Ok(Some(lora))
+    }
+
+    /// What follows a precision in a report.
+    pub fn text(&self) -> String {
+        self.lora.map_or_else(String::new, |rank| format!(", adapters of rank {rank}"))
+    }
+}

@@ -1,0 +1,86 @@
+//! The weights of a base with an adapter in them, as one source of weights.
+
+use super::AdapterFolder;
+use crate::format::checkpoint::TrainerState;
+use crate::format::hf::TextTokens;
+use crate::format::tokenizer::NamedFiles;
+use crate::format::weights::WeightSource;
+use crate::model::{BaseDigest, Lora, ModelConfig, add_product};
+use crate::{Error, Result};
+use std::path::{Path, PathBuf};
+
+/// A base and an adapter for it: `W + (alpha/r)·B·A`, computed when a weight is read.
+pub struct Merged {
+    base: Box<dyn WeightSource>,
+    adapter: AdapterFolder,
+    /// What it is called: that of the run or checkpoint, or of the adapter.
+    path: PathBuf,
+    trainer: Option<TrainerState>,
+}
+
+impl Merged {
+    /// Refuses an adapter for another base. Where the adapter has its base's digest, the base is read for it.
+    pub fn new(mut base: Box<dyn WeightSource>, adapter: AdapterFolder) -> Result<Self> {
+        adapter.check(&base.config())?;
+        if adapter.base().digest.is_some() {
+            let mut digest = BaseDigest::default();
+            for spec in base.config().tensors() {
+                let mut values = vec![0.0; spec.shape.numel()];
+                base.read_unchecked(&spec.name, &mut values)?;
+                digest.add(&spec.name, &values);
+            }
+            adapter.check_base(&digest, base.path())?;
+        }
+        let path = adapter.path().to_owned();
+        Ok(Self { base, adapter, path, trainer: None })
+    }
+
+    /// With the state of the run whose adapter it is.
+    #[must_use]
+    pub fn with_trainer(self, trainer: TrainerState) -> Self {
+        Self { trainer: Some(trainer), ..self }
+    }
+}
+
+impl WeightSource for Merged {
+    fn config(&self) -> ModelConfig {
+        self.base.config()
+    }
+
+    fn read_unchecked(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
+        self.base.read_unchecked(name, out)?;
+        let Some(stem) = name.strip_suffix(".weight") else { return Ok(()) };
+        let names = ["A", "B"].map(|which| format!("{stem}.lora_{which}.weight"));
+        let lora = self.adapter.lora();
+        let Ok((_, target, _)) = Lora::part_of(&names[0]) else { return Ok(()) };
+        if !lora.targets.has(target) {
+            return Ok(());
+        }
+        let table = lora.tensors(&self.base.config());
+        let mut parts = [Vec::new(), Vec::new()];
+        for (values, name) in parts.iter_mut().zip(&names) {
+            let missing = || Error::unknown("tensor of an adapter", name, "one of its table");
+            let spec = table.iter().find(|spec| spec.name == *name).ok_or_else(missing)?;
+            values.resize(spec.shape.numel(), 0.0);
+            self.adapter.read_tensor(name, values)?;
+        }
+        add_product(out, [&parts[0], &parts[1]], &lora);
+        Ok(())
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn text_tokens(&self) -> TextTokens {
+        self.base.text_tokens()
+    }
+
+    fn trainer(&self) -> Option<&TrainerState> {
+        self.trainer.as_ref()
+    }
+
+    fn tokenizer_files(&self) -> Result<NamedFiles> {
+        self.base.tokenizer_files()
+    }
+}

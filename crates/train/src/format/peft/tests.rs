@@ -1,0 +1,173 @@
+//! Folders of PEFT: what is read, merged and refused.
+
+use super::*;
+use crate::format::atomic;
+use crate::format::weights::WeightSource;
+use serde_json::{Value, json};
+
+fn config() -> ModelConfig {
+    ModelConfig::parse("kind=llama,C=8,L=2,NH=2,NKV=1,HD=4,F=6,V=11,maxT=16").unwrap()
+}
+
+fn lora(rank: usize, targets: &str) -> Lora {
+    Lora { rank, alpha: 6.0, targets: Targets::parse(targets).unwrap() }
+}
+
+/// An adapter whose tensor number i holds i, i + ¼, i + ½, ...
+fn written(folder: &Path, lora: &Lora, digest: Option<&str>) {
+    let base = BaseFacts { name: "org/base".into(), digest: digest.map(str::to_owned) };
+    std::fs::create_dir_all(folder).unwrap();
+    std::fs::write(folder.join(ADAPTER_CONFIG), config_text(lora, &base)).unwrap();
+    atomic::write_file(&folder.join(ADAPTER_MODEL), |sink| {
+        write_adapter(sink, &lora.tensors(&config()), &base, |index, values| {
+            values.iter_mut().enumerate().for_each(|(at, x)| *x = index as f32 + at as f32 / 4.0);
+            Ok(())
+        })
+    })
+    .unwrap();
+}
+
+fn changed(folder: &Path, key: &str, value: Value) {
+    let path = folder.join(ADAPTER_CONFIG);
+    let mut settings: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    settings[key] = value;
+    std::fs::write(path, settings.to_string()).unwrap();
+}
+
+/// A base whose weights are all 1.
+struct Ones;
+
+impl WeightSource for Ones {
+    fn config(&self) -> ModelConfig {
+        config()
+    }
+    fn read_unchecked(&mut self, _: &str, out: &mut [f32]) -> Result<()> {
+        out.fill(1.0);
+        Ok(())
+    }
+    fn path(&self) -> &Path {
+        Path::new("ones")
+    }
+}
+
+fn digest_of_ones() -> BaseDigest {
+    let mut digest = BaseDigest::default();
+    for spec in config().tensors() {
+        digest.add(&spec.name, &vec![1.0; spec.shape.numel()]);
+    }
+    digest
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    let top = tempfile::tempdir().unwrap();
+    let lora = lora(3, "q,v,down");
+    written(top.path(), &lora, Some("0badf00d"));
+    let mut adapter = AdapterFolder::open(top.path()).unwrap();
+    assert_eq!((adapter.lora(), adapter.base().name.as_str()), (lora, "org/base"));
+    adapter.check(&config()).unwrap();
+    let table = lora.tensors(&config());
+    let mut values = vec![0.0; table[1].shape.numel()];
+    adapter.read_tensor(&table[1].name, &mut values).unwrap();
+    assert_eq!(values[..3], [1.0, 1.25, 1.5]);
+    let names: Vec<&str> =
+        adapter.file.header().entries().iter().map(|entry| entry.name.as_str()).take(1).collect();
+    assert!(names[0].starts_with("base_model.model.model.layers."), "{names:?}");
+    let refusal = adapter.check_base(&digest_of_ones(), Path::new("ones")).unwrap_err().to_string();
+    assert!(refusal.contains("for the base org/base of digest 0badf00d"), "{refusal}");
+}
+
+#[test]
+fn an_adapter_covered_by_a_larger_one_is_the_same() {
+    let top = tempfile::tempdir().unwrap();
+    let small = lora(2, "q");
+    written(top.path(), &small, None);
+    let mut adapter = AdapterFolder::open(top.path()).unwrap();
+    let cover = Lora::covering(&[small, lora(3, "q,o")]).unwrap();
+    for spec in cover.tensors(&config()) {
+        let mut values = vec![f32::NAN; spec.shape.numel()];
+        adapter.read_as(&cover, &spec, &mut values).unwrap();
+        match Lora::part_of(&spec.name).unwrap() {
+            (_, crate::model::Target::O, _) => assert!(values.iter().all(|&x| x == 0.0)),
+            (0, _, false) => {
+                assert_eq!(values[..3], [0.0, 0.25, 0.5]);
+                assert!(values[16..].iter().all(|&x| x == 0.0), "the third row is not its own");
+            }
+            // alpha / r is 3: the cover's is 1
+            (0, _, true) => assert_eq!(values[..6], [3.0, 3.75, 0.0, 4.5, 5.25, 0.0]),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_merged_weight_is_the_sum() {
+    let top = tempfile::tempdir().unwrap();
+    written(top.path(), &lora(1, "down"), Some(&digest_of_ones().text()));
+    let mut merged = Merged::new(Box::new(Ones), AdapterFolder::open(top.path()).unwrap()).unwrap();
+    let mut values = vec![0.0; 8 * 6];
+    merged.read_tensor("model.layers.0.mlp.down_proj.weight", &mut values).unwrap();
+    // A = (0, ¼, ½, ...), B = (1, 1¼, ...)ᵀ, alpha / r = 6
+    assert_eq!(values[..3], [1.0, 2.5, 4.0]);
+    assert_eq!(values[6 + 1], 1.0 + 6.0 * 1.25 * 0.25);
+    merged.read_tensor("model.layers.0.self_attn.o_proj.weight", &mut values).unwrap();
+    assert!(values.iter().all(|&x| x == 1.0), "the others stay");
+}
+
+#[test]
+fn what_cannot_be_obeyed_is_refused_by_name() {
+    let top = tempfile::tempdir().unwrap();
+    let refusal = |change: &dyn Fn(&Path)| {
+        let folder = top.path().join("adapter");
+        let _ = std::fs::remove_dir_all(&folder);
+        written(&folder, &lora(3, "q,v"), None);
+        change(&folder);
+        let opened = AdapterFolder::open(&folder).and_then(|adapter| adapter.check(&config()));
+        opened.unwrap_err().to_string()
+    };
+    for (key, value) in [
+        ("peft_type", json!("IA3")),
+        ("use_dora", json!(true)),
+        ("bias", json!("all")),
+        ("modules_to_save", json!(["lm_head"])),
+        ("rank_pattern", json!({"q_proj": 4})),
+        ("fan_in_fan_out", json!(true)),
+        ("init_lora_weights", json!("pissa")),
+        ("a_later_setting", json!(3)),
+        ("r", json!(0)),
+        ("r", json!("3")),
+        ("lora_alpha", json!(null)),
+    ] {
+        let text = refusal(&|folder| changed(folder, key, value.clone()));
+        assert!(text.contains(key) && !text.contains('\n'), "{text}");
+    }
+    let text = refusal(&|folder| changed(folder, "r", json!(4)));
+    assert!(text.contains("[3, 8], expected 4 rows, as adapter_config.json says"), "{text}");
+    let text = refusal(&|folder| std::fs::remove_file(folder.join(ADAPTER_MODEL)).unwrap());
+    assert!(text.contains(ADAPTER_MODEL), "{text}");
+    let text = refusal(&|folder| {
+        std::fs::rename(folder.join(ADAPTER_MODEL), folder.join("adapter_model.bin")).unwrap();
+    });
+    assert!(text.contains("a pickle"), "{text}");
+    assert!(AdapterFolder::open(top.path()).unwrap_err().to_string().contains("without adapter_config.json"));
+    written(top.path(), &lora(3, "q,v"), None);
+    let adapter = AdapterFolder::open(top.path()).unwrap();
+    for (sizes, what) in [
+        ("kind=llama,C=10,L=2,NH=2,NKV=1,HD=4,F=6,V=11", "[3, 8], expected [3, 10] of this base"),
+        ("kind=llama,C=8,L=1,NH=2,NKV=1,HD=4,F=6,V=11", "8 tensors, of more layers"),
+        ("kind=llama,C=8,L=3,NH=2,NKV=1,HD=4,F=6,V=11", "model.layers.2"),
+        ("d12", "gpt2"),
+    ] {
+        let text = adapter.check(&ModelConfig::parse(sizes).unwrap()).unwrap_err().to_string();
+        assert!(text.contains(what), "{text}");
+    }
+}
+
+#[test]
+fn rslora_has_its_own_factor() {
+    let top = tempfile::tempdir().unwrap();
+    written(top.path(), &lora(4, "q"), None);
+    changed(top.path(), "use_rslora", json!(true));
+    let lora = AdapterFolder::open(top.path()).unwrap().lora();
+    assert_eq!(lora.scale(), 6.0 / 2.0);
+}

@@ -1,0 +1,143 @@
+"""Answer keys of adapters, whose every number is PEFT's: a frozen model of transformers, random A and B, their
+gradients, and steps of AdamW on them.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import peft
+import torch
+import torch.nn.functional as F
+import transformers
+from ironhorse.answer_key import crc32_table, json_text
+from ironhorse.export_answers import SAMPLES
+from ironhorse.formats.safetensors import read_safetensors, write_safetensors
+from ironhorse.reference.train import AdamW, run_steps
+
+PREFIX = "base_model.model."
+MODULES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj", "gate": "gate_proj", "up": "up_proj",
+           "down": "down_proj"}  # fmt: skip
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """What `--lora R --alpha A --targets LIST` asks for."""
+
+    rank: int
+    alpha: float
+    targets: str
+
+    @property
+    def modules(self) -> list[str]:
+        return [MODULES[target] for target in self.targets.split(",")]
+
+    def peft(self) -> peft.LoraConfig:
+        return peft.LoraConfig(
+            r=self.rank, lora_alpha=self.alpha, target_modules=self.modules, lora_dropout=0.0, task_type="CAUSAL_LM"
+        )  # fmt: skip
+
+
+def adapted(folder: Path, adapters: Adapters, seed: int = 5) -> peft.PeftModel:
+    """The model of a folder with adapters that change something: B is random too."""
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    if hasattr(base, "set_experts_implementation"):
+        base.set_experts_implementation("eager")
+    model = peft.get_peft_model(base, adapters.peft())
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, param in trained(model):
+            param.copy_(torch.randn(param.shape, generator=generator) * 0.3)
+    return model.eval()
+
+
+def trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """The parameters of the adapters, under the names of the key."""
+    for name, param in model.named_parameters():
+        if param.requires_grad:
+            yield name.removeprefix(PREFIX).replace(".default.weight", ".weight"), param
+
+
+def loss_of(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = model(input_ids=x, use_cache=False).logits
+    return logits, F.cross_entropy(logits.flatten(0, 1).float() if logits.dtype == torch.bfloat16 else
+                                   logits.flatten(0, 1), y.flatten())  # fmt: skip
+
+
+def answers(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> dict[str, torch.Tensor]:
+    """Logits, loss and gradients, then losses and weights of some steps."""
+    logits, loss = loss_of(model, x, y)
+    loss.backward()
+    out = {"logits": logits.detach(), "loss": loss.detach()}
+    out |= {f"grad.{name}": param.grad.clone() for name, param in trained(model) if param.grad is not None}
+    if steps:
+        built = AdamW(lr=1e-3, weight_decay=0.1).build(_Only(model))
+        out["losses"] = run_steps(built, lambda: loss_of(model, x, y)[1], steps, loss)
+        out |= {f"after.{name}": param.detach().clone() for name, param in trained(model)}
+    return out
+
+
+class _Only(torch.nn.Module):
+    """What is trained of a model, for the optimizer."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.some = torch.nn.ParameterList(param for _, param in trained(model))
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm().clamp_min(1e-30))
+
+
+def make_key(base_key: Path, adapters: Adapters, target: Path, bf16: bool = False) -> peft.PeftModel:
+    """Writes the key of adapters on the model of another key, beside which its folder is. Gives the model, as it
+    started."""
+    file = read_safetensors(base_key)
+    folder = base_key.with_name(base_key.name.removesuffix(".key.safetensors"))
+    start = adapted(folder, adapters)
+    x, y = (torch.from_numpy(file.tensors[name].astype(np.int64)) for name in ("x", "y"))
+
+    def run(change: Callable[[torch.nn.Module], torch.nn.Module], steps: int = STEPS) -> dict[str, torch.Tensor]:
+        return answers(change(copy.deepcopy(start)), x, y, steps)
+
+    found, exact = run(lambda model: model), run(lambda model: model.double())
+    tensors = {name: file.tensors[name] for name in file.tensors if name in ("x", "y") or name.startswith("param.")}
+    tensors |= {f"param.{name}": param.detach().numpy().copy() for name, param in trained(start)}
+    tensors |= {name: value.float().contiguous().numpy() for name, value in found.items()}
+    steps = {name: error(found[name], exact[name]) for name in found if name.startswith(("after.", "losses"))}
+    errors = {name: value for name, value in steps.items() if value > 0}
+    meta = {name: text for name, text in file.metadata.items() if not name.startswith("torch_error")}
+    described = AdamW(lr=1e-3, weight_decay=0.1).describe(STEPS)
+    meta |= {"acts": "[]", "optimizer": json_text(described), "torch_error": json_text(errors)}
+    meta |= {"lora": json_text({"r": adapters.rank, "alpha": adapters.alpha, "targets": adapters.targets})}
+    if bf16:
+        meta["torch_error_bf16"] = json_text(bf16_errors(start, x, y))
+    tensors = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
+    meta["crc32"] = json_text(crc32_table(tensors))
+    write_safetensors(target, tensors, meta)
+    assert json.loads(meta["lora"])["r"] == adapters.rank
+    return start
+
+
+def bf16_errors(start: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
+    """The largest error of PyTorch in bf16 over weights nearby, as `export` measures it: steps are not compared."""
+    worst: dict[str, float] = {}
+    for seed in range(SAMPLES):
+        moved = copy.deepcopy(start)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for param in moved.parameters() if seed else ():
+                param.mul_(1 + 0.01 * torch.randn(param.shape, generator=generator))
+            for param in moved.parameters():
+                param.copy_(param.bfloat16().float())
+        exact = answers(copy.deepcopy(moved).double(), x, y, 0)
+        low = answers(copy.deepcopy(moved).bfloat16(), x, y, 0)
+        for name, want in exact.items():
+            worst[name] = max(worst.get(name, 0.0), error(low[name], want))
+    return worst
