@@ -149,8 +149,8 @@ class MoEConfig(_Described):
 
     def to_dict(self) -> dict[str, Any]:
         """The sizes as an answer key stores them: without what models did not always have, where it is the default."""
-        later = ("family", "tied", "rope_type", "rope_factor", "rope_low", "rope_high", "rope_original")
-        later += ("window", "window_from")
+        rope = ("rope_type", "rope_factor", "rope_low", "rope_high", "rope_original")
+        later = ("family", "tied", *rope, "window", "window_from")
         defaults = {field.name: field.default for field in fields(self)}
         return {name: value for name, value in asdict(self).items() if name not in later or value != defaults[name]}
 

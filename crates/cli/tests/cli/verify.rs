@@ -203,7 +203,10 @@ fn the_cpu_in_lockstep_with_itself_is_exact() {
     }
     let packed = format!("verify --lockstep --device cpu --model {SIZES} --batch 1 --seq 8 --documents 2");
     assert!(place.does(&packed).text().contains("PASS"));
-    place.refuses(&format!("verify --key {KEY} --documents 2"), &["--lockstep"]);
+    place.refuses(
+        &format!("verify --key {KEY} --documents 2"),
+        &["--documents", "cannot be used with", "--key"],
+    );
     let quiet = place
         .does(&format!("verify --lockstep --device cpu --model {SIZES} --batch 1 --seq 3 --quiet"))
         .text();
