@@ -129,7 +129,7 @@ mod tests {
     use crate::model::Targets;
 
     fn made(targets: &str) -> (Lora, ModelConfig) {
-        let config = ModelConfig::parse("kind=llama,C=24,L=2,NH=6,NKV=2,HD=5,F=20,V=99").unwrap();
+        let config = ModelConfig::parse("kind=llama,C=24,L=2,NH=6,NKV=2,HD=6,F=20,V=99").unwrap();
         (Lora { rank: 3, alpha: 6.0, targets: Targets::parse(targets).unwrap() }, config)
     }
 
@@ -143,8 +143,8 @@ mod tests {
             [
                 ("model.layers.0.self_attn.q_proj.lora_A.weight", &[3, 24][..]),
                 ("model.layers.0.self_attn.v_proj.lora_A.weight", &[3, 24]),
-                ("model.layers.0.self_attn.q_proj.lora_B.weight", &[30, 3]),
-                ("model.layers.0.self_attn.v_proj.lora_B.weight", &[10, 3]),
+                ("model.layers.0.self_attn.q_proj.lora_B.weight", &[36, 3]),
+                ("model.layers.0.self_attn.v_proj.lora_B.weight", &[12, 3]),
                 ("model.layers.0.mlp.down_proj.lora_A.weight", &[3, 20]),
                 ("model.layers.0.mlp.down_proj.lora_B.weight", &[24, 3]),
             ]
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(table.len(), 12);
         assert!(table.iter().all(|spec| spec.decay && spec.matrices == 0));
         let qkv = lora.of_product(&config, 1, Target::K).unwrap();
-        assert_eq!(qkv.columns, [0..30, 40..50]);
+        assert_eq!(qkv.columns, [0..36, 48..60]);
         assert_eq!(qkv.names[1], "model.layers.1.self_attn.q_proj.lora_B.weight");
         assert!(lora.of_product(&config, 1, Target::Up).is_none());
         for spec in &table {
