@@ -1,4 +1,5 @@
 //! Cases of adapters beside linear layers.
+#![allow(clippy::single_range_in_vec_init)] // a layer with one adapter has one range of columns
 
 use super::{ACCUMS, Case, Kit};
 use ironhorse_core::Precision;

@@ -33,7 +33,7 @@ use anyhow::{Context, Result, bail};
 use ironhorse::core::Engine;
 use ironhorse::train::format::checkpoint::TrainerState;
 use ironhorse::train::format::{ModelChoice, WeightSource, open_weights};
-use ironhorse::train::model::{Adapted, ModelConfig};
+use ironhorse::train::model::ModelConfig;
 use ironhorse::train::run::rampup::Rampup;
 use ironhorse::train::run::schedule::{DECAY_FRACTION, LrSchedule};
 use ironhorse::train::run::{

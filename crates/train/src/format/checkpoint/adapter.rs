@@ -8,7 +8,7 @@ use super::super::peft::{
 use super::writer::{expect_bytes, is_finite, widen};
 use crate::model::{Lora, Targets, TensorSpec};
 use crate::{Error, Result};
-use ironhorse_core::{DType, Pool, Precision, join_master};
+use ironhorse_core::{Pool, Precision, join_master};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -72,14 +72,19 @@ impl Stored {
     }
 }
 
-/// Writes the adapters for PEFT: in f32, from the master weights where there are any. Gives the checksums of the files, and
-/// the tensors that hold a NaN or an infinity.
+/// Reads the bytes of a tensor: of which pool, and its index in the table.
+type ReadState<'a> = dyn FnMut(Pool, usize, &mut Vec<u8>) -> Result<()> + 'a;
+
+/// Files with their checksums, and the tensors that hold a NaN or an infinity.
+type Written = (Vec<(String, u32)>, Vec<String>);
+
+/// Writes the adapters for PEFT: in f32, from the master weights where there are any.
 pub(super) fn write_peft(
     folder: &Path,
     adapter: &CheckpointAdapter,
     (table, precision): (&[TensorSpec], Precision),
-    read: &mut dyn FnMut(Pool, usize, &mut Vec<u8>) -> Result<()>,
-) -> Result<(Vec<(String, u32)>, Vec<String>)> {
+    read: &mut ReadState<'_>,
+) -> Result<Written> {
     let base = adapter.facts();
     let text = config_text(&adapter.lora, &base);
     let settings = atomic::write_bytes(&folder.join(ADAPTER_CONFIG), text.as_bytes())?;
