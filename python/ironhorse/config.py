@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -220,7 +221,7 @@ def _parse(text: str, kind: str | None) -> ModelConfig:
     text = text.strip()
     path = Path(text)
     notation = path.suffix.lower().removeprefix(".")
-    if notation not in ("toml", "json") or ("=" in text and not path.exists()):
+    if notation not in ("toml", "json") or ("=" in text and not os.path.exists(path)):
         return made(*_native.model_read(text, "line", kind))
     try:
         content = path.read_text(encoding="utf-8-sig")

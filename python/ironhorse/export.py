@@ -193,7 +193,7 @@ def resolve_model(args: Options) -> tuple[ModelConfig | None, str | None]:
     """(sizes, None) for a model to be initialised, (sizes or None, source) when weights come from Hugging Face."""
     if args.hf is None and args.model is not None and _holds_weights(args.model, args.kind):
         return None, args.model
-    if args.model is not None and args.model.startswith((".", "/", "~")) and not Path(args.model).exists():
+    if args.model is not None and args.model.startswith((".", "/", "~")) and not os.path.exists(args.model):
         raise IronhorseError(f"--model {args.model}: no such file or folder")
     config = KINDS[args.kind].parse(args.model) if args.model is not None else None
     if args.hf is not None and not _holds_weights(args.hf, args.kind):
@@ -203,7 +203,8 @@ def resolve_model(args: Options) -> tuple[ModelConfig | None, str | None]:
 
 
 def _holds_weights(model: str, kind: str) -> bool:
-    return Path(model).is_dir() or (kind == "gpt2" and _looks_like_hub_name(model))
+    # sizes may be longer than a file name can be, which os.path takes as not there
+    return os.path.isdir(model) or (kind == "gpt2" and _looks_like_hub_name(model))
 
 
 def _looks_like_hub_name(text: str) -> bool:
@@ -370,7 +371,10 @@ def export(
     if model is None or isinstance(model, (str, os.PathLike)):
         text = model
     elif is_dataclass(model) and not isinstance(model, type):
-        text = ",".join(f"{name}={value}" for name, value in asdict(model).items())
+        words = {
+            name: str(value).lower() if isinstance(value, bool) else value for name, value in asdict(model).items()
+        }
+        text = ",".join(f"{name}={value}" for name, value in words.items())
     else:
         raise InvalidValueError(f"export: model is of type {type(model).__name__}, expected a name, sizes or a path")
     options = Options(
