@@ -70,7 +70,7 @@ pub fn run(repo: &Repo, args: Args) -> Result<bool> {
 
 /// The command that runs this program again, with the NVRTC of `.venv` unless the environment names another.
 pub fn command(repo: &Repo) -> Result<Command> {
-    let mut again = Command::new(std::env::current_exe().context("cannot find this program's own file")?);
+    let mut again = repo.xtask();
     again.arg("kernels");
     if std::env::var_os(PATH_VARIABLE).is_none() {
         let folder = repo.site_packages().into_iter().find_map(|site| {

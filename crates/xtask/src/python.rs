@@ -63,10 +63,10 @@ pub fn wheel(repo: &Repo, profile: Profile) -> Result<()> {
 
 /// `cargo xtask setup --packages` as a process of its own: pip mostly waits for the network and the disk, so that cargo
 /// can compile meanwhile.
-pub fn packages_command(repo: &Repo) -> Result<Command> {
-    let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+pub fn packages_command(repo: &Repo) -> Command {
+    let mut command = repo.xtask();
     command.args(["setup", PACKAGES_ONLY]).current_dir(repo.root());
-    Ok(command)
+    command
 }
 
 /// Creates or updates the environment, without this package.

@@ -34,6 +34,7 @@ impl Profile {
 /// The checkout this command works on.
 pub struct Repo {
     root: PathBuf,
+    program: PathBuf,
 }
 
 impl Repo {
@@ -42,7 +43,11 @@ impl Repo {
         let given = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
         let start = given.map_or_else(std::env::current_dir, Ok).context("there is no current folder")?;
         match start.ancestors().find(|folder| folder.join("crates/xtask/Cargo.toml").is_file()) {
-            Some(root) => Ok(Self { root: root.to_owned() }),
+            Some(root) => {
+                // Asked once, at the start: a build of the workspace replaces this program's file.
+                let program = std::env::current_exe().context("cannot find this program's own file")?;
+                Ok(Self { root: root.to_owned(), program })
+            }
             None => bail!("{} is not inside a checkout of ironhorse", start.display()),
         }
     }
@@ -50,6 +55,11 @@ impl Repo {
     /// The root of the repository.
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// A command that runs this program again.
+    pub fn xtask(&self) -> Command {
+        Command::new(&self.program)
     }
 
     /// A command of the cargo that runs this program, in the root.

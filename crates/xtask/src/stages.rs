@@ -257,7 +257,7 @@ fn run_beside(repo: &Repo, stages: &[Stage], ended: &mpsc::Sender<Ended>) {
 /// The stage as a program of its own, whose output can be kept until it has ended.
 fn beside_command(repo: &Repo, work: Work) -> Result<Command> {
     match work {
-        Work::Setup => python::packages_command(repo),
+        Work::Setup => Ok(python::packages_command(repo)),
         Work::Lint(module, args) => lint(repo, module, args),
         other => bail!("{other:?} does not run beside others"),
     }
