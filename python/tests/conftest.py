@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,9 @@ except ImportError:  # the tests of ops and of the wheel run without; those that
     pass
 else:
     torch.set_num_threads(1)  # tiny models; the machine may be shared
+
+# What a shell runs in the background ignores SIGINT, and Python then leaves it so: Ctrl-C could not be tested.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No two sizes equal, none a power of two, max_seq_len longer than the batch's T: a swapped size cannot hide.
 SMALL = "n_layer=2,n_head=3,n_embd=12,vocab_size=131,max_seq_len=11"

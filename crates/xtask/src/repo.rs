@@ -90,10 +90,12 @@ impl Repo {
         Ok(())
     }
 
-    /// A command of the environment's Python, in the root.
+    /// A command of the environment's Python, in the root. What it imports is compiled once and kept in the environment,
+    /// even where variables say otherwise: pip leaves compiling to the first import, and the tests start Python often.
     pub fn python(&self) -> Command {
         let mut python = Command::new(python_of(&self.venv()));
         python.current_dir(&self.root);
+        python.env_remove("PYTHONDONTWRITEBYTECODE").env("PYTHONPYCACHEPREFIX", self.venv().join("pycache"));
         python
     }
 
