@@ -220,9 +220,9 @@ def test_another_shape_is_named(keys: dict[str, Path], tmp_path: Path):
         ("num_experts_per_tok", 6, "num_experts_per_tok is 6, expected from 1 to num_local_experts, 5"),
         ("num_key_value_heads", 4, "num_key_value_heads is 4, expected a divisor of num_attention_heads, 6"),
         ("num_local_experts", 0, "num_local_experts is 0, expected at least 1"),
-        ("sliding_window", 8, "sliding_window is 8, expected null"),
+        ("sliding_window", -8, "sliding_window is -8, expected"),
         ("hidden_act", "gelu", 'hidden_act is "gelu", expected "silu"'),
-        ("rope_scaling", {"rope_type": "yarn"}, "expected null"),
+        ("rope_scaling", {"rope_type": "yarn"}, 'rope_type is "yarn", expected "default", "linear" or "llama3"'),
         ("hidden_size", None, "hidden_size is null, expected a whole number"),
     ],
 )
