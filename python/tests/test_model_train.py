@@ -1,4 +1,4 @@
-"""`Model.train`: the trainer of `ironhorse train`, its settings, its files, and who may stop it."""
+"""`Model.train` and `Model.tune`: the trainer of `ironhorse train`, its settings, its files, and who may stop it."""
 
 from __future__ import annotations
 
@@ -214,3 +214,54 @@ def test_a_closed_terminal_does_not_end_a_run(model, data: Path, monkeypatch) ->
     monkeypatch.setattr("ironhorse.model._training.bar", Broken)
     report = model.train(data, out="run", steps=3, **{**SETTINGS, "progress": True})
     assert report.ending == "done"
+
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|endoftext|>"
+    "{% endgeneration %}{% else %}{{ m.content }}<|endoftext|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.fixture
+def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Questions with one answer each."""
+    monkeypatch.chdir(tmp_path)
+    pairs = [(sentence(seed, 4), sentence(7, 3)) for seed in range(30)]
+    turns = [[{"role": "user", "content": asked}, {"role": "assistant", "content": said}] for asked, said in pairs]
+    path = tmp_path / "chat.jsonl"
+    path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in turns))
+    return path
+
+
+@pytest.mark.parametrize("lora", [None, 4])
+def test_tuning_learns_the_answers(tmp_path: Path, chats: Path, lora: int | None) -> None:
+    write_model(tmp_path / "qwen3", "qwen3")
+    (tmp_path / "qwen3" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    model = ironhorse.Model.from_pretrained(tmp_path / "qwen3", device="cpu")
+    lines: list[dict] = []
+    report = model.tune(
+        chats, out=tmp_path / "run", lora=lora, lr=3e-3, epochs=4, callback=lines.append, progress=False
+    )
+    assert report.ending == "done" and report.steps == len(lines) > 4
+    assert report.first_val_loss is not None and report.last_val_loss is not None
+    assert report.last_val_loss < report.first_val_loss - 0.5
+    config = (report.run / "config.toml").read_text()
+    assert "chat = true" in config and ("lora = 4" in config) == (lora is not None)
+    # the model has the weights of the run, those of the adapters included
+    question = [{"role": "user", "content": sentence(31, 4)}]
+    answer = model.generate(question, tokens=12, greedy=True)
+    again = ironhorse.Model.from_pretrained(report.run, device="cpu")
+    assert again.generate(question, tokens=12, greedy=True) == answer
+    assert_same_weights(again, model)
+    saved = ironhorse.Model.from_pretrained(model.save_pretrained(tmp_path / "saved"), device="cpu")
+    assert saved.generate(question, tokens=12, greedy=True) == answer
+
+
+def test_what_cannot_be_tuned_is_named(model, chats: Path, data: Path) -> None:
+    with pytest.raises(InvalidValueError, match="tune: `init` is not a setting here"):
+        model.tune(chats, init="gpt2")
+    with pytest.raises(InvalidValueError, match="chat.jsonl: line 1.*no chat template"):
+        model.tune(chats, progress=False)
+    with pytest.raises(InvalidValueError, match="chats are lines of JSON"):
+        model.tune(data, progress=False)

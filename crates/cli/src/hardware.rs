@@ -58,20 +58,21 @@ pub fn check_memory(engine: &dyn Engine, config: &ModelConfig, spec: &SessionSpe
     })
 }
 
+/// How many bytes a run may use on an engine's device; `None` where the system does not say.
+pub fn room(engine: &dyn Engine) -> Option<u64> {
+    match engine.memory().free {
+        Some(free) => Some(usable_of_gpu(free as u64)),
+        None => memory(),
+    }
+}
+
 /// Refuses what `needs` more bytes than there are; `advice` is given how many there are.
 pub fn check_fits(engine: &dyn Engine, needs: u64, advice: impl FnOnce(u64) -> String) -> Result<()> {
-    let (has, whose) = match engine.memory().free {
-        Some(free) => {
-            (usable_of_gpu(free as u64), format!("{} has {} free", engine.name(), human_bytes(free as u64)))
-        }
-        None => match memory() {
-            Some(has) => (has, format!("the machine has {}", human_bytes(has))),
-            None => return Ok(()),
-        },
+    let Some(has) = room(engine).filter(|&has| needs > has) else { return Ok(()) };
+    let whose = match engine.memory().free {
+        Some(free) => format!("{} has {} free", engine.name(), human_bytes(free as u64)),
+        None => format!("the machine has {}", human_bytes(has)),
     };
-    if needs <= has {
-        return Ok(());
-    }
     let (needs, advice) = (human_bytes(needs), advice(has));
     Err(NotEnough(format!("this run needs {needs} of memory and {whose}; {advice}")).into())
 }

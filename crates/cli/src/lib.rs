@@ -15,7 +15,7 @@ mod usage;
 
 pub use failure::{Cause, Refusal};
 pub use language_model::{Facts, LanguageModel, Writing};
-pub use open_model::{Calls, Ids, OpenModel, STOPPED_BY_CALLER};
+pub use open_model::{Calls, Ids, OpenModel, STOPPED_BY_CALLER, Training};
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -28,6 +28,7 @@ use std::path::{Path, PathBuf};
 #[command(
     after_help = "Start here:\n  ironhorse train       trains a small model on built-in stories, then writes\n  \
                         ironhorse generate    writes text with the newest run\n  \
+                        ironhorse tune MODEL --data chat.jsonl    fine-tunes a model on chats\n  \
                         ironhorse fetch --list    models and data that can be used by name\n  \
                         ironhorse doctor      what this machine has and what will be used\n\n\
                         Exit code: 0 done, 1 the check failed, 2 could not run, 3 stopped early, can be resumed."
@@ -50,6 +51,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(Box<commands::train::TrainArgs>),
+    Tune(Box<commands::train::TuneArgs>),
     Generate(commands::generate::GenerateArgs),
     Fetch(commands::fetch::FetchArgs),
     Prepare(commands::prepare::PrepareArgs),
@@ -131,6 +133,7 @@ fn train_args(asked: Asked) -> anyhow::Result<commands::train::TrainArgs> {
     match asked {
         Asked::Run(cli) => match cli.command {
             Command::Train(args) => Ok(*args),
+            Command::Tune(args) => Ok(args.into_train()),
             _ => anyhow::bail!("not a training run"),
         },
         Asked::Told(_) => anyhow::bail!("not a training run"),
@@ -140,6 +143,7 @@ fn train_args(asked: Asked) -> anyhow::Result<commands::train::TrainArgs> {
 fn run(command: Command, line: &[OsString]) -> anyhow::Result<Outcome> {
     match command {
         Command::Train(args) => commands::train::run(&args, line),
+        Command::Tune(args) => commands::train::run(&args.into_train(), line),
         Command::Generate(args) => commands::generate::run(&args),
         Command::Fetch(args) => commands::fetch::run(&args),
         Command::Prepare(args) => commands::prepare::run(&args),

@@ -334,18 +334,18 @@ fn the_first_number_that_is_none_is_named() {
     for precision in [Precision::F32, Precision::BF16] {
         let engine = || if precision == Precision::F32 { cpu() } else { rounding(Rounding::Bf16) };
         let mut healthy = session(engine(), precision);
-        assert_eq!(first_non_finite(&mut healthy, &x, &y, &scalars(1)).unwrap(), None);
+        assert_eq!(first_non_finite(&mut healthy, Batch::plain(&x, &y), &scalars(1)).unwrap(), None);
         let mut planted = session(engine(), precision);
         let slot = planted.train_program().unwrap().params()[5].weight;
         let mut values = vec![0.0; slot.numel()];
         values[41] = f32::NAN;
         planted.engine().write_f32(slot, &values).unwrap();
-        let found = first_non_finite(&mut planted, &x, &y, &scalars(1)).unwrap().unwrap();
+        let found = first_non_finite(&mut planted, Batch::plain(&x, &y), &scalars(1)).unwrap().unwrap();
         assert!(found.contains(" at [") && found.contains("is NaN before the step"), "{found}");
 
         let wrong = Wrapped { inner: engine(), hook: Wrong { op: 2, element: 120, by: |_| f32::INFINITY } };
         let mut broken = session(Box::new(wrong), precision);
-        let found = first_non_finite(&mut broken, &x, &y, &scalars(1)).unwrap().unwrap();
+        let found = first_non_finite(&mut broken, Batch::plain(&x, &y), &scalars(1)).unwrap().unwrap();
         assert_eq!(found, "linear_fwd at h.0.attn.c_attn (forward, op 2) wrote inf to `out` at [0, 1, 0]");
     }
 }

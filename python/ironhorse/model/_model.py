@@ -185,11 +185,37 @@ class Model:
             "data": _paths(data), "val_data": _paths(val_data), "out": out,
             "steps": steps, "batch": batch, "seq": seq, "lr": lr,
         }  # fmt: skip
-        given = {**named, **settings}
-        watcher = Watcher(callback, progress)
-        text = settings_json("train", given)
+        return self._run("train", {**named, **settings}, Watcher(callback, progress))
+
+    def tune(
+        self,
+        data: Data = None,
+        *,
+        val_data: Data = None,
+        out: PathLike | None = None,
+        epochs: float | None = None,
+        lora: int | None = None,
+        lr: float | None = None,
+        callback: Callback | None = None,
+        progress: bool = True,
+        **settings: Setting,
+    ) -> TrainReport:
+        """Fine-tunes on chats, as `ironhorse tune` does: what is not given is chosen for the model, the chats and the
+        memory. The model then has the weights of the last step, those of adapters included.
+
+        `data` are lines of JSON as in docs/chat.md; `epochs` is how often every sample is seen; `lora` the rank of
+        adapters that are trained in place of the weights. Other settings (`mask="completion"`, `seq=1024`, `batch=8`),
+        `callback` and `progress` are those of `train`.
+        """
+        named: dict[str, Setting] = {
+            "data": _paths(data), "val_data": _paths(val_data), "out": out, "epochs": epochs, "lora": lora, "lr": lr,
+        }  # fmt: skip
+        return self._run("tune", {**named, **settings}, Watcher(callback, progress))
+
+    def _run(self, command: str, given: dict[str, Setting], watcher: Watcher) -> TrainReport:
+        text = settings_json(command, given)
         try:
-            report = _said("train", lambda: self._native.train(text, watcher))
+            report = _said(command, lambda: self._native.train(command, text, watcher))
         except BaseException:
             with suppress(IronhorseError):  # what is raised matters more
                 self._look()  # a run that was interrupted has left its weights

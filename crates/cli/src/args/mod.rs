@@ -1,8 +1,10 @@
 //! Flags that commands share: where to compute and in which precision; `config_file.rs` reads flags from a file.
 
+mod chat;
 pub mod config_file;
 mod lora;
 
+pub use chat::{MaskArg, TemplateArgs};
 pub use lora::LoraArgs;
 
 use crate::number;

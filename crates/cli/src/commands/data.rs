@@ -1,12 +1,11 @@
 //! `ironhorse data show`
 
 use super::fetch::names;
-use crate::args::heading;
+use crate::args::{TemplateArgs, heading};
 use crate::{Outcome, number, out};
 use anyhow::{Context, Result};
-use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
-use ironhorse::text::chat::{Chat, ChatFiles, ChatLine, Counts, Mask};
+use ironhorse::text::chat::{Chat, ChatFiles, ChatLine, Counts};
 use ironhorse::text::tokenizer::show::visible;
 use ironhorse::train::run::Control;
 use serde::Serialize;
@@ -39,13 +38,8 @@ struct ShowArgs {
     /// A folder with a tokenizer and its chat template, a tokenizer.json in one, a model of the hub such as org/name, or a name such as gpt2
     #[arg(long, help_heading = heading::DATA, value_name = "NAME")]
     tokenizer: PathBuf,
-    /// The chat template, if not that beside the tokenizer
-    #[arg(long, help_heading = heading::DATA, value_name = "FILE")]
-    template: Option<PathBuf>,
-    /// What is learned: what the assistant says, the last of it (completion), or every token (none)
-    #[arg(long, help_heading = heading::DATA, default_value = "assistant", value_name = "MASK",
-        value_parser = PossibleValuesParser::new(Mask::ALL.map(Mask::name)))]
-    mask: String,
+    #[command(flatten)]
+    template: TemplateArgs,
     /// Cut samples after so many tokens
     #[arg(long, help_heading = heading::DATA, value_name = "N", value_parser = number::count::<usize>)]
     context: Option<usize>,
@@ -103,8 +97,8 @@ struct Run {
 
 fn show(args: &ShowArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
-    let mask = Mask::ALL.into_iter().find(|mask| mask.name() == args.mask).unwrap_or_default();
-    let chat = open(&args.tokenizer, args.template.as_deref())?;
+    let mask = args.template.mask();
+    let chat = open_chat(&args.tokenizer, args.template.template.as_deref())?;
     let files = ChatFiles::new(&names::data(&args.data, &Control::default())?)?;
     let (mut counts, mut samples) = (Counts::default(), Vec::new());
     for line in files.samples(&chat, mask, args.context) {
@@ -133,7 +127,7 @@ fn show(args: &ShowArgs) -> Result<Outcome> {
 }
 
 /// The tokenizer of `--tokenizer` with its template; one of the hub is fetched if need be.
-fn open(tokenizer: &Path, template: Option<&Path>) -> Result<Chat> {
+pub fn open_chat(tokenizer: &Path, template: Option<&Path>) -> Result<Chat> {
     let tokenizer = names::tokenizer(tokenizer)?;
     let name =
         tokenizer.to_str().with_context(|| format!("{}: its name is not UTF-8", tokenizer.display()))?;

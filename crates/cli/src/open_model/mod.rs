@@ -10,7 +10,7 @@ mod train;
 mod write;
 
 pub use compute::Ids;
-pub use train::{Calls, STOPPED_BY_CALLER};
+pub use train::{Calls, STOPPED_BY_CALLER, Training};
 
 use crate::args::config_file::{line_of, table_of_json};
 use crate::args::{EngineArgs, FlagValue};

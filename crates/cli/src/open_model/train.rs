@@ -1,4 +1,4 @@
-//! `ironhorse train` from the weights of an open model, with the same settings and the same files; the model then has the
+//! `ironhorse train` and `tune` from the weights of an open model, with the same settings and the same files; the model then has the
 //! weights of the run's last checkpoint.
 
 use super::OpenModel;
@@ -18,12 +18,31 @@ pub const STOPPED_BY_CALLER: usize = signals::CALLER;
 /// Flags of the command that mean nothing here, and why.
 const NOT_HERE: [(&str, &str); 6] = [
     ("config", "settings are given as arguments"),
-    ("help", "see `ironhorse train --help`"),
+    ("help", "see `ironhorse train --help` and `ironhorse tune --help`"),
     ("init", "training starts from the weights of this model"),
     ("json", "the report is what is returned"),
     ("model", "training starts from the weights of this model"),
     ("resume", "a run is resumed with `ironhorse train --resume RUN`"),
 ];
+
+/// The commands that train.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Training {
+    /// `ironhorse train`.
+    Train,
+    /// `ironhorse tune`.
+    Tune,
+}
+
+impl Training {
+    /// The name of the command.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Tune => "tune",
+        }
+    }
+}
 
 /// Who is told of a run.
 pub struct Calls<'a> {
@@ -36,12 +55,17 @@ pub struct Calls<'a> {
 }
 
 impl OpenModel {
-    /// Trains; `settings` are those of `ironhorse train` as JSON. Gives the command's report as JSON. After an error the model
+    /// Trains; `settings` are those of the command as JSON. Gives the command's report as JSON. After an error the model
     /// has the weights that it had.
-    pub fn train(&mut self, settings: &str, calls: Calls<'_>) -> Result<String, Refusal> {
+    pub fn train(
+        &mut self,
+        (command, settings): (Training, &str),
+        calls: Calls<'_>,
+    ) -> Result<String, Refusal> {
         self.session = None; // training needs the memory
         let Calls { control, observer, note } = calls;
-        let trained = out::notes_to(note, || self.run(settings, &mut Watch { control, observer }));
+        let trained =
+            out::notes_to(note, || self.run(command.name(), settings, &mut Watch { control, observer }));
         // a request to stop was obeyed; the weights are wanted all the same
         let back = self.session(&Control::default()).map(drop);
         let report = trained.map_err(|error| Refusal::of(&error))?;
@@ -49,8 +73,8 @@ impl OpenModel {
         Ok(report)
     }
 
-    fn run(&mut self, settings: &str, watch: &mut Watch<'_>) -> Result<String> {
-        let line = line_of("train", self.table(settings)?, "train")?;
+    fn run(&mut self, command: &str, settings: &str, watch: &mut Watch<'_>) -> Result<String> {
+        let line = line_of(command, self.table(command, settings)?, command)?;
         let given = line.args.clone();
         let args = train_args(parse_line(&line, given.clone())?)?;
         let trained = start(&args, &given, watch)?;
@@ -64,11 +88,11 @@ impl OpenModel {
     }
 
     /// The settings given, and those that follow from the model.
-    fn table(&self, settings: &str) -> Result<toml::Table> {
+    fn table(&self, command: &str, settings: &str) -> Result<toml::Table> {
         let mut table = table_of_json(settings)?;
         for (key, why) in NOT_HERE {
             if table.contains_key(key) {
-                bail!("train: `{key}` is not a setting here: {why}");
+                bail!("{command}: `{key}` is not a setting here: {why}");
             }
         }
         let Some(init) = self.path().to_str() else {

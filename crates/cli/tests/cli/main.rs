@@ -3,6 +3,7 @@
 
 mod bad_files;
 mod bad_input;
+mod chat;
 mod compare;
 mod config;
 mod convert;

@@ -3,7 +3,7 @@
 use super::engine::{Fault, MARK, POISON, faulty};
 use ironhorse::core::{DropRate, Pool};
 use ironhorse::train::Error;
-use ironhorse::train::data::{Loader, LoaderConfig, MemoryTokens};
+use ironhorse::train::data::{Batches, Loader, LoaderConfig, MemoryTokens, Tokens};
 use ironhorse::train::format::checkpoint::{Checkpoint, checkpoints_of, open_latest};
 use ironhorse::train::generate::sample::Sampler;
 use ironhorse::train::model::{Gpt2Config, Recompute};
@@ -117,7 +117,6 @@ impl Spec {
             eval_every: 0,
             sample_every: 0,
             sample_tokens: 0,
-            prompt: String::new(),
             sampler: Sampler::default(),
         }
     }
@@ -125,10 +124,18 @@ impl Spec {
     fn data(&self) -> TrainData {
         let loader = |tokens: Vec<u32>| {
             let config = LoaderConfig { batch: BATCH, seq: SEQ, vocab: VOCAB, seed: 0, shuffle: false };
-            Loader::new(vec![Box::new(MemoryTokens::new("data.bin", tokens))], config).unwrap()
+            let sources: Vec<Box<dyn Tokens>> = vec![Box::new(MemoryTokens::new("data.bin", tokens))];
+            Batches::from(Loader::new(sources, config).unwrap())
         };
         let val = (0..100).map(|i| i * 7 % 60).collect();
-        TrainData { train: loader(self.tokens()), val: Some(loader(val)), tokenizer: None, tasks: Vec::new() }
+        TrainData {
+            train: loader(self.tokens()),
+            val: Some(loader(val)),
+            tokenizer: None,
+            tasks: Vec::new(),
+            prompts: Vec::new(),
+            stop: None,
+        }
     }
 
     fn session(&self) -> Session {

@@ -10,7 +10,7 @@ mod watch;
 use crate::error;
 use crate::model::{Described, told};
 use ironhorse::train::run::Control;
-use ironhorse_cli::{Calls, Ids, OpenModel as Inner, Refusal};
+use ironhorse_cli::{Calls, Ids, OpenModel as Inner, Refusal, Training};
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use std::ffi::OsString;
@@ -168,15 +168,16 @@ impl OpenModel {
         self.with(py, "save_pretrained", |model, _| model.save(&folder, settings))
     }
 
-    /// Trains; `settings` are those of the command `train`, as JSON. `watcher` has the methods `begin(made, steps)`, `step(line)`,
+    /// Trains; `settings` are those of the command, `train` or `tune`, as JSON. `watcher` has the methods `begin(made, steps)`, `step(line)`,
     /// which may return False to stop, `sample(step, text)` and `note(text)`. Gives the command's report as JSON.
-    #[pyo3(signature = (settings, watcher, /))]
-    fn train(&self, py: Python<'_>, settings: &str, watcher: Py<PyAny>) -> PyResult<String> {
-        self.with(py, "train", |model, asked| {
+    #[pyo3(signature = (command, settings, watcher, /))]
+    fn train(&self, py: Python<'_>, command: &str, settings: &str, watcher: Py<PyAny>) -> PyResult<String> {
+        let command = if command == "tune" { Training::Tune } else { Training::Train };
+        self.with(py, command.name(), |model, asked| {
             let control: Control = asked.control();
             let mut observer = Watcher::new(watcher, asked, &control);
             let note = observer.note_teller();
-            model.train(settings, Calls { control: &control, observer: &mut observer, note })
+            model.train((command, settings), Calls { control: &control, observer: &mut observer, note })
         })
     }
 }

@@ -1,5 +1,6 @@
 //! Training data: the built-in stories, token sources, and the loader that makes batches from them.
 
+mod batches;
 pub mod corpus;
 mod files;
 mod grammar;
@@ -18,6 +19,7 @@ use std::ffi::OsStr;
 
 use crate::{Error, Result};
 
+pub use batches::Batches;
 pub use files::expand_globs;
 pub use loader::{Loader, LoaderConfig, LoaderState};
 pub use packed::{BatchTokens, PackStats, PackedLoader};

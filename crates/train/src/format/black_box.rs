@@ -4,6 +4,7 @@
 use super::atomic;
 use super::safetensors::{Dtype, Header, SafeTensors, TensorInfo, Writer};
 use crate::model::Recompute;
+use crate::session::Batch;
 use crate::{Error, Result};
 use ironhorse_core::Scalars;
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,7 @@ pub const BAD: &str = "bad";
 const FORMAT: &str = "ironhorse-black-box";
 const BATCH: &str = "batch.safetensors";
 const WEIGHTS: &str = "weights";
+const POSITIONS: &str = "positions";
 
 /// What is known about a bad step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -93,6 +95,8 @@ pub struct BlackBox {
     pub x: Vec<i32>,
     /// Targets, likewise.
     pub y: Vec<i32>,
+    /// Positions in documents, likewise, of packed sequences.
+    pub positions: Option<Vec<i32>>,
     /// The checkpoint with the weights.
     pub weights: PathBuf,
 }
@@ -108,17 +112,18 @@ pub(crate) fn weights_of(folder: &Path) -> PathBuf {
 }
 
 /// Writes the tokens and numbers of a bad step; its weights are at `bad.weights` by then.
-pub(crate) fn write(folder: &Path, bad: &BadStep, x: &[i32], y: &[i32]) -> Result<PathBuf> {
+pub(crate) fn write(folder: &Path, bad: &BadStep, batch: Batch<'_>) -> Result<PathBuf> {
     let text = serde_json::to_string(bad).map_err(|error| Error::io(folder, "write", error.into()))?;
     let metadata = [("format".to_owned(), FORMAT.to_owned()), ("step".to_owned(), text)];
     let shape = [bad.accumulate as usize, bad.batch, bad.seq];
-    let tensors = [TensorInfo::new("x", Dtype::I32, shape), TensorInfo::new("y", Dtype::I32, shape)];
+    let parts = [("x", Some(batch.x)), ("y", Some(batch.y)), (POSITIONS, batch.positions)];
+    let parts: Vec<_> = parts.into_iter().filter_map(|(name, values)| Some((name, values?))).collect();
+    let tensors: Vec<_> = parts.iter().map(|(name, _)| TensorInfo::new(*name, Dtype::I32, shape)).collect();
     let header = Header::build(&metadata, &tensors)?;
     let path = folder.join(BATCH);
     atomic::write_file(&path, |sink| {
         let mut writer = Writer::new(sink, header)?;
-        writer.put_i32("x", x)?;
-        writer.put_i32("y", y)?;
+        parts.iter().try_for_each(|(name, values)| writer.put_i32(name, values))?;
         writer.finish()
     })?;
     Ok(path)
@@ -149,14 +154,16 @@ impl BlackBox {
             Error::field(&file, "step", format!("not valid ({error})"), "the JSON of a bad step")
         })?;
         let (x, y) = (tensors.read_i32("x")?, tensors.read_i32("y")?);
+        let positions = tensors.entry(POSITIONS).is_ok().then(|| tensors.read_i32(POSITIONS)).transpose()?;
         let tokens =
             (bad.accumulate as usize).checked_mul(bad.batch).and_then(|rows| rows.checked_mul(bad.seq));
-        if tokens != Some(x.len()) || x.len() != y.len() || x.is_empty() {
+        let lengths = [y.len(), positions.as_ref().map_or(x.len(), Vec::len)];
+        if tokens != Some(x.len()) || lengths != [x.len(); 2] || x.is_empty() {
             let expected = format!("{} x {} x {}", bad.accumulate, bad.batch, bad.seq);
             return Err(Error::field(&file, "tokens", x.len(), expected));
         }
         let weights = file.parent().unwrap_or(Path::new(".")).join(&bad.weights);
-        Ok(Self { bad, x, y, weights })
+        Ok(Self { bad, x, y, positions, weights })
     }
 }
 
@@ -190,15 +197,19 @@ mod tests {
     fn a_black_box_comes_back() {
         let top = tempfile::tempdir().unwrap();
         let tokens = [1, 2, 3, 4, 5, 6];
-        let path = write(top.path(), &bad(), &tokens, &tokens).unwrap();
+        let packed = Batch { x: &tokens, y: &tokens, positions: Some(&[0, 1, 0, 0, 1, 2]) };
+        write(top.path(), &bad(), packed).unwrap();
+        assert_eq!(BlackBox::open(top.path()).unwrap().positions.unwrap(), [0, 1, 0, 0, 1, 2]);
+        let path = write(top.path(), &bad(), Batch::plain(&tokens, &tokens)).unwrap();
         for place in [path.as_path(), top.path()] {
             let read = BlackBox::open(place).unwrap();
             assert_eq!((&read.bad, &read.x[..], &read.y[..]), (&bad(), &tokens[..], &tokens[..]));
+            assert_eq!(read.positions, None);
             assert_eq!(read.weights, top.path().join(WEIGHTS));
             assert_eq!(read.bad.scalars, Scalars::default());
         }
         let wrong = BadStep { batch: 3, ..bad() };
-        assert!(write(top.path(), &wrong, &tokens, &tokens).is_err());
+        assert!(write(top.path(), &wrong, Batch::plain(&tokens, &tokens)).is_err());
         std::fs::write(&path, b"nonsense").unwrap();
         assert!(BlackBox::open(&path).is_err());
     }

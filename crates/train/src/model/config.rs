@@ -225,11 +225,7 @@ impl ModelConfig {
     /// [`decoding`](Self::decoding) whose cache has room for the first `positions` only, where the position is no row of a
     /// table: a context of 40,960 tokens takes gigabytes, a short text does not need them.
     pub fn decoding_within(&self, batch: usize, positions: usize, precision: Precision) -> Result<Program> {
-        let mut plan = self.plan()?;
-        if plan.names.positions.is_none() {
-            plan.setup.context = positions.clamp(1, plan.setup.context);
-        }
-        decoder::decoding(plan, batch, precision)
+        decoder::decoding(self.plan()?.within(positions), batch, precision)
     }
 
     /// Reads a description of this kind.

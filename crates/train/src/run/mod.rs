@@ -26,7 +26,7 @@ pub use folder::{COMPARE_SVG, RunFolder};
 pub use provenance::{InitFacts, RunJson, Started, host, read_algorithms, utc};
 pub use save::{SaveSettings, SaveStats, Saver};
 
-use crate::data::Loader;
+use crate::data::Batches;
 use crate::eval::Task;
 use crate::format::checkpoint::{Best, TrainerState};
 use crate::generate::codec::Codec;
@@ -84,8 +84,6 @@ pub struct TrainSettings {
     pub sample_every: u64,
     /// Tokens of a sample; 0 writes none.
     pub sample_tokens: usize,
-    /// What samples begin with.
-    pub prompt: String,
     /// How samples are drawn.
     pub sampler: Sampler,
 }
@@ -119,13 +117,33 @@ impl TrainSettings {
 /// What a run learns from.
 pub struct TrainData {
     /// Training batches.
-    pub train: Loader,
+    pub train: Batches,
     /// Validation batches, in order.
-    pub val: Option<Loader>,
+    pub val: Option<Batches>,
     /// Text to tokens and back; without it no samples are written.
     pub tokenizer: Option<Arc<dyn Codec>>,
     /// Multiple-choice questions to grade on the way.
     pub tasks: Vec<Task>,
+    /// What samples continue, one after the other.
+    pub prompts: Vec<Prompt>,
+    /// The token that ends a sample.
+    pub stop: Option<u32>,
+}
+
+/// The beginning of a sample.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prompt {
+    /// As it is shown.
+    pub text: String,
+    /// As the model sees it, with what a tokenizer puts before texts.
+    pub ids: Vec<u32>,
+}
+
+impl Prompt {
+    /// A text as `ironhorse generate` continues it.
+    pub fn of_text(tokenizer: &dyn Codec, text: &str) -> Result<Self> {
+        Ok(Self { text: text.to_owned(), ids: tokenizer.prompt(text)? })
+    }
 }
 
 /// Follows a run: a progress bar, a log, or nothing.
@@ -293,7 +311,6 @@ mod tests {
             eval_every: 2,
             sample_every: 0,
             sample_tokens: 0,
-            prompt: String::new(),
             sampler: Sampler::default(),
         }
     }

@@ -33,6 +33,8 @@ pub struct SessionSpec {
     pub score: Option<(usize, usize)>,
     /// Token-by-token decoding of this many sequences.
     pub decode: Option<usize>,
+    /// The positions that decoding has room for, where the position is no row of a table [default: the context].
+    pub decode_context: Option<usize>,
     /// What the backward computes again.
     pub recompute: Recompute,
     /// How often training drops elements.
@@ -62,7 +64,10 @@ impl SessionSpec {
         });
         let score = self.score.map_or_else(Vec::new, |(longest, tokens)| shapes(longest, tokens));
         let score = score.into_iter().map(|batch| model.scoring(batch, self.precision));
-        let decode = self.decode.map(|batch| model.decoding(batch, self.precision));
+        let decode = self.decode.map(|batch| match self.decode_context {
+            Some(positions) => model.decoding_within(batch, positions, self.precision),
+            None => model.decoding(batch, self.precision),
+        });
         Ok(Programs {
             train: train.transpose()?,
             eval: eval.transpose()?,

@@ -1,7 +1,7 @@
 //! Finds where a NaN or infinity first appears.
 
 use crate::Result;
-use crate::session::{Session, io};
+use crate::session::{Batch, Session, io};
 use ironhorse_core::op::Op;
 use ironhorse_core::{DType, EngineExt, Param, Pool, Program, Scalars, Section, Shape, Slot};
 use serde::Serialize;
@@ -63,26 +63,24 @@ impl fmt::Display for NonFinite {
 /// The result of [`find_non_finite`] as text.
 pub fn first_non_finite(
     session: &mut Session,
-    x: &[i32],
-    y: &[i32],
+    batch: Batch<'_>,
     scalars: &Scalars,
 ) -> Result<Option<String>> {
-    Ok(find_non_finite(session, x, y, scalars)?.map(|found| found.to_string()))
+    Ok(find_non_finite(session, batch, scalars)?.map(|found| found.to_string()))
 }
 
 /// The first NaN or infinity in a training step on this batch: a weight, or what an op of the forward or backward
 /// writes. `None` if everything is finite. Gradients of the session are overwritten; its weights stay as they are.
 pub fn find_non_finite(
     session: &mut Session,
-    x: &[i32],
-    y: &[i32],
+    batch: Batch<'_>,
     scalars: &Scalars,
 ) -> Result<Option<NonFinite>> {
     if let Some(found) = in_weights(session)? {
         return Ok(Some(found));
     }
     let scalars = alone(session, scalars)?;
-    in_ops(session, x, y, &scalars)
+    in_ops(session, batch, &scalars)
 }
 
 /// The scalars with which a micro-step runs without those before it, whose loss and gradients cannot be the cause then: as
@@ -103,14 +101,12 @@ pub(super) fn alone(session: &mut Session, scalars: &Scalars) -> Result<Scalars>
 /// Runs forward and backward of a micro-step op by op, up to the first that writes a NaN or infinity.
 pub(super) fn in_ops(
     session: &mut Session,
-    x: &[i32],
-    y: &[i32],
+    batch: Batch<'_>,
     scalars: &Scalars,
 ) -> Result<Option<NonFinite>> {
     let program = session.train_program()?.clone();
     let mut values = Vec::new();
-    session.engine().write_i32(io(&program, "x")?, x)?;
-    session.engine().write_i32(io(&program, "y")?, y)?;
+    batch.write(session.engine(), &program)?;
     for index in 0..program.range(Section::Backward).end {
         session.engine().run(&program, index..index + 1, scalars)?;
         let node = &program.nodes()[index];

@@ -3,8 +3,10 @@
 use super::super::choices::Named;
 use super::super::generate::SamplingArgs;
 use super::BUILTIN;
+use super::tune::Tuning;
 use crate::args::{
-    EngineArgs, LoraArgs, RecomputeArg, StateArgs, check_utf8, flag_values, heading, json_help, model_help,
+    EngineArgs, LoraArgs, RecomputeArg, StateArgs, TemplateArgs, check_utf8, flag_values, heading, json_help,
+    model_help,
 };
 use crate::number;
 use anyhow::Result;
@@ -37,6 +39,7 @@ const MOST_STEPS: u64 = u32::MAX as u64;
     ironhorse train --accumulate 8 --rampup-steps 500   1 to 8 micro-steps, growing over the first 500 steps\n  \
     ironhorse train --init runs/0001 --steps 500  a new run from the weights of another\n  \
     ironhorse train --init Qwen/Qwen3-0.6B --lora 16 --targets q,k,v,o --data book.txt   adapters only; checkpoints load in PEFT\n  \
+    ironhorse train --init Qwen/Qwen3-0.6B --lora 16 --data chat.jsonl --chat   chats, see ironhorse data show\n  \
     ironhorse train --config runs/0001/config.toml --out runs/again\n\n\
     A run folder holds config.toml (reproduces the run), run.json (what it ran on), metrics.jsonl, loss.svg, experts.svg (of a mixture\n\
     of experts), samples/, checkpoints/step-N/ and bad/ (steps with a NaN or infinite loss or gradient norm).\n\n\
@@ -62,6 +65,17 @@ pub struct TrainArgs {
     #[arg(long, help_heading = heading::DATA, value_name = "GLOB", num_args = 1..)]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub val_data: Vec<PathBuf>,
+    /// --data and --val-data are lines of chat data, as of `data show`: whole samples, several in a sequence
+    #[arg(long, help_heading = heading::DATA)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub chat: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub template: TemplateArgs,
+    /// The part of the chats to validate on where there is no --val-data; what a sample holds decides [default: 0.05]
+    #[arg(long, help_heading = heading::DATA, value_name = "F", value_parser = number::below_1::<f64>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub val_fraction: Option<f64>,
     /// Name, file or folder of a tokenizer, as of `prepare`, for text and samples [default: the one beside --init or --data; for text gpt2, or bytes if the model has 256 tokens]
     #[arg(long, help_heading = heading::DATA, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -86,6 +100,10 @@ pub struct TrainArgs {
     /// Optimizer steps
     #[arg(long, help_heading = heading::STEPS, value_name = "N", value_parser = number::whole::<u64>(1..=MOST_STEPS))]
     pub steps: Option<u64>,
+    /// With --chat, in place of --steps: how often every sample is seen [default: 3 with fewer than 1,000 samples, else 1]
+    #[arg(long, help_heading = heading::STEPS, value_name = "X", conflicts_with = "steps", value_parser = number::above_0::<f64>)]
+    #[serde(skip)]
+    pub epochs: Option<f64>,
     /// Peak learning rate
     #[arg(long, help_heading = heading::OPTIMIZER, value_name = "X", value_parser = number::at_least_0::<f32>)]
     pub lr: Option<f32>,
@@ -202,6 +220,10 @@ pub struct TrainArgs {
     #[arg(long, help = json_help!("the summary"), help_heading = heading::OUTPUT, value_name = "FILE")]
     #[serde(skip)]
     pub json: Option<PathBuf>,
+    /// Of `ironhorse tune`: what it may choose.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub tuning: Option<Tuning>,
 }
 
 impl TrainArgs {
@@ -210,7 +232,11 @@ impl TrainArgs {
         let lists = [("--data", &self.data), ("--val-data", &self.val_data)];
         let lists =
             lists.into_iter().flat_map(|(flag, paths)| paths.iter().map(move |path| (flag, path.as_path())));
-        let single = [("--init", &self.init), ("--tokenizer", &self.tokenizer)];
+        let single = [
+            ("--init", &self.init),
+            ("--tokenizer", &self.tokenizer),
+            ("--template", &self.template.template),
+        ];
         check_utf8(lists.chain(single.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)))))
     }
 }

@@ -9,12 +9,12 @@ use ironhorse::text::tokenizer::Tokenizer;
 use ironhorse::train::data::corpus::{Split, corpus};
 use ironhorse::train::data::survey::{facts_of_memory, fingerprint};
 use ironhorse::train::data::{
-    Loader, LoaderConfig, MemoryTokens, SourceFacts, Tokens, expand_globs, open_shards, survey,
+    Loader, LoaderConfig, MemoryTokens, PackStats, SourceFacts, Tokens, expand_globs, open_shards, survey,
 };
 use ironhorse::train::eval::{PromptForm, Task, TaskFile};
 use ironhorse::train::generate::codec::Codec;
 use ironhorse::train::model::ModelConfig;
-use ironhorse::train::run::{Control, TrainData};
+use ironhorse::train::run::{Control, Prompt, TrainData};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,12 +30,17 @@ const CHECKING: &str =
 /// The data of a run, and what they are.
 pub struct Opened {
     pub data: TrainData,
+    /// Of packed samples.
+    pub packed: Option<PackStats>,
     pub train: Vec<SourceFacts>,
     pub val: Vec<SourceFacts>,
 }
 
 /// Opens the data; every token of every shard is checked against the vocabulary, unless `control` stops it.
 pub fn open(args: &TrainArgs, config: &ModelConfig, control: &Control) -> Result<Opened> {
+    if args.chat {
+        return super::chat::read(args, config, control)?.open(args, config);
+    }
     let tokenizer = match &args.tokenizer {
         Some(name) => Some(open_tokenizer(name)?),
         None if args.data.is_empty() || config.vocab_size() == 256 => Some(Tokenizer::bytes()),
@@ -57,11 +62,17 @@ pub fn open(args: &TrainArgs, config: &ModelConfig, control: &Control) -> Result
     };
     let tokenizer = tokenizer.map(|found| Arc::new(found) as Arc<dyn Codec>);
     let tasks = tasks(args, config, tokenizer.as_deref())?;
-    Ok(Opened { data: TrainData { train, val, tokenizer, tasks }, train: train_facts, val: val_facts })
+    let (train, val) = (train.into(), val.map(Into::into));
+    // a prompt that cannot be encoded is refused now, not after hours
+    let prompts = tokenizer.iter().map(|tokenizer| Prompt::of_text(tokenizer.as_ref(), &args.prompt));
+    let prompts = prompts.collect::<Result<_, _>>()?;
+    let stop = tokenizer.as_ref().and_then(|tokenizer| tokenizer.eot());
+    let data = TrainData { train, val, tokenizer, tasks, prompts, stop };
+    Ok(Opened { data, packed: None, train: train_facts, val: val_facts })
 }
 
 /// The questions of `--eval`. Their tokens, those of the tokenizer's text included, must be in the vocabulary.
-fn tasks(args: &TrainArgs, config: &ModelConfig, tokenizer: Option<&dyn Codec>) -> Result<Vec<Task>> {
+pub fn tasks(args: &TrainArgs, config: &ModelConfig, tokenizer: Option<&dyn Codec>) -> Result<Vec<Task>> {
     Named::check_names("--eval", &args.eval)?;
     let mut tasks = Vec::new();
     for Named { name, file } in &args.eval {

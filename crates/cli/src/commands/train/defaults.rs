@@ -18,12 +18,18 @@ pub fn builtin_model() -> ModelConfig {
     Gpt2Config::new(128, 256, 4, 4, 128).into()
 }
 
+/// Fills in the sizes of a batch.
+pub fn settle_batch(args: &mut TrainArgs, config: &ModelConfig) {
+    let small = config.width() <= 256;
+    args.batch.get_or_insert(if small { 8 } else { 4 });
+    args.seq.get_or_insert(if small { 128 } else { 64 }.min(config.max_seq_len()));
+}
+
 /// Fills in every setting that was not given; serialised, the result reproduces the run.
 pub fn settle(mut args: TrainArgs, config: &ModelConfig) -> TrainArgs {
     let small = config.width() <= 256;
     let pick = |a: u64, b: u64| if small { a } else { b };
-    args.batch.get_or_insert(pick(8, 4) as usize);
-    args.seq.get_or_insert((pick(128, 64) as usize).min(config.max_seq_len()));
+    settle_batch(&mut args, config);
     args.steps.get_or_insert(pick(2200, 100));
     let steps = args.steps.unwrap_or(1);
     let warmup = pick(100, 20).min(steps / 2);

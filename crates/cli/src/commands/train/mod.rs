@@ -5,20 +5,24 @@
 //! resume.rs  resuming a run, and what may change then            report.rs  what is printed at the end; run.json
 //! defaults.rs  settings that depend on the model and the steps  text.rs  text as data, prepared once
 //! checks.rs  flags that need each other, room on the disk        watch.rs   who is told, who may stop it, how long it took
+//! chat.rs    chats as data, packed                               tune.rs    what `ironhorse tune` chooses
 //! ```
 
 mod args;
+mod chat;
 mod checks;
 mod data;
 mod defaults;
 mod report;
 mod resume;
 mod text;
+mod tune;
 mod watch;
 
 pub use args::TrainArgs;
 pub use report::TrainReport;
 pub use text::text_as_shards;
+pub use tune::TuneArgs;
 pub use watch::{Trained, Watch};
 
 use super::choices;
@@ -70,15 +74,40 @@ pub fn start(args: &TrainArgs, line: &[OsString], watch: &mut Watch<'_>) -> Resu
     let control = watch.control;
     out::check_json_in(args.json.as_deref(), args.out.as_deref())?;
     let mut args = args.clone();
+    if args.tuning.is_some() {
+        tune::check(&args)?;
+    }
     resolve_names(&mut args, control)?;
     let (config, mut weights) = choose_model(&args)?;
     checks::adapters(&args, &config, weights.is_some())?;
     refuse_stories_for(&args, &config, weights.as_deref())?;
-    text::replace(&mut args, &config, weights.as_deref(), control)?;
-    let mut args = defaults::settle(args, &config);
+    match args.chat {
+        true => chat::settle(&mut args, &config, weights.as_deref())?,
+        false => {
+            chat::refuse_flags(&args)?;
+            text::replace(&mut args, &config, weights.as_deref(), control)?;
+        }
+    }
+    let chats = if args.chat { Some(chat::read(&args, &config, control)?) } else { None };
+    let mut engine = None;
+    if let (Some(tuning), Some(chats)) = (args.tuning, &chats) {
+        let engine = engine.insert(args.engine.engine()?);
+        tuning.settle(&mut args, &config, chats, engine.as_ref())?;
+    }
+    defaults::settle_batch(&mut args, &config);
     if args.seq > Some(config.max_seq_len()) {
         bail!("--seq {} is beyond the model's context of {}", args.seq.unwrap_or(0), config.max_seq_len());
     }
+    let opened = chats.map(|chats| chats.open(&args, &config)).transpose()?;
+    if let Some(stats) = opened.as_ref().and_then(|opened| opened.packed) {
+        let epochs = args.epochs.unwrap_or_else(|| chat::epochs(stats.samples));
+        args.steps = args.steps.or_else(|| Some(chat::steps(&args, stats, epochs)));
+        if let Some(tuning) = args.tuning {
+            tuning.settle_steps(&mut args);
+        }
+    }
+    let packed = opened.as_ref().and_then(|opened| opened.packed);
+    let mut args = defaults::settle(args, &config);
     if args.model != BUILTIN || weights.is_some() {
         args.model = config.to_line();
     }
@@ -86,7 +115,7 @@ pub fn start(args: &TrainArgs, line: &[OsString], watch: &mut Watch<'_>) -> Resu
         args.init.get_or_insert(source.path().to_owned());
     }
     args.check_paths()?;
-    let mut prepared = Prepared::new(&args, config, control, &[])?;
+    let mut prepared = Prepared::new(&args, config, control, Earlier { engine, opened, choices: &[] })?;
     match &mut weights {
         Some(source) => {
             let path = source.path().to_owned();
@@ -96,6 +125,9 @@ pub fn start(args: &TrainArgs, line: &[OsString], watch: &mut Watch<'_>) -> Resu
             }
         }
         None => prepared.session.init(args.seed)?,
+    }
+    if let (Some(_), Some(stats)) = (args.tuning, packed) {
+        out::note(tune::line(&args, stats, &mut prepared)?);
     }
     if let (Some(path), Some(shape)) = (&args.save_batches, prepared.spec.train) {
         let count = prepared.settings.all_micro_steps();
@@ -158,28 +190,26 @@ struct Prepared {
     facts: (Vec<ironhorse::train::data::SourceFacts>, Vec<ironhorse::train::data::SourceFacts>),
 }
 
+/// What is there before a run is prepared.
+#[derive(Default)]
+struct Earlier<'a> {
+    /// The engine, if there is one.
+    engine: Option<Box<dyn Engine>>,
+    /// The data, if they were read already.
+    opened: Option<data::Opened>,
+    /// The algorithms of an earlier start.
+    choices: &'a [(String, String)],
+}
+
 impl Prepared {
-    /// Opens engine and data and plans the programs; weights are loaded later. `choices` are the algorithms of an earlier
-    /// start.
-    fn new(
-        args: &TrainArgs,
-        config: ModelConfig,
-        control: &Control,
-        choices: &[(String, String)],
-    ) -> Result<Self> {
+    /// Opens engine and data and plans the programs; weights are loaded later.
+    fn new(args: &TrainArgs, config: ModelConfig, control: &Control, earlier: Earlier<'_>) -> Result<Self> {
         let settings = settings_of(args)?;
         checks::schedule(args, &settings.schedule)?;
-        let mut spec = SessionSpec {
-            train: Some((args.batch.unwrap_or(1), args.seq.unwrap_or(1))),
-            recompute: args.recompute.into(),
-            dropout: settings.dropout,
-            precision: args.state.precision(args.engine.dtype()?, settings.accumulate)?,
-            lora: args.adapters.lora(&config)?,
-            ..SessionSpec::default()
-        };
-        let mut engine: Box<dyn Engine> = args.engine.engine()?;
+        let mut spec = spec_of(args, &config)?;
+        let mut engine = earlier.engine.map_or_else(|| args.engine.engine(), Ok)?;
         check_memory(engine.as_ref(), &config, &spec)?;
-        let opened = data::open(args, &config, control)?;
+        let opened = earlier.opened.map_or_else(|| data::open(args, &config, control), Ok)?;
         checks::patience(args, opened.data.val.is_some())?;
         spec.eval = spec.train.filter(|_| opened.data.val.is_some());
         // as long as the sequences of training, and as many at a time: what grading needs fits where training does
@@ -187,7 +217,7 @@ impl Prepared {
             spec.train.map(|(batch, seq)| (seq, batch * seq)).filter(|_| !opened.data.tasks.is_empty());
         spec.decode = opened.data.tokenizer.is_some().then_some(1);
         check_memory(engine.as_ref(), &config, &spec)?; // now with what validation and samples need
-        engine.set_choices(choices)?;
+        engine.set_choices(earlier.choices)?;
         let session = Session::new(engine, config, &spec)?;
         let (control, facts) = (control.clone(), (opened.train, opened.val));
         Ok(Self { control, settings, spec, session, data: opened.data, facts })
@@ -313,6 +343,22 @@ fn refuse_stories_for(
     );
 }
 
+/// What a run computes, without what its data decide.
+fn spec_of(args: &TrainArgs, config: &ModelConfig) -> Result<SessionSpec> {
+    let seq = args.seq.unwrap_or(1);
+    Ok(SessionSpec {
+        train: Some((args.batch.unwrap_or(1), seq)),
+        // samples are as long as the sequences of training, at most
+        decode_context: Some(seq),
+        recompute: args.recompute.into(),
+        dropout: number::drop_rate(args.dropout)?,
+        packed: args.chat,
+        precision: args.state.precision(args.engine.dtype()?, args.accumulate)?,
+        lora: args.adapters.lora(config)?,
+        ..SessionSpec::default()
+    })
+}
+
 fn settings_of(args: &TrainArgs) -> Result<TrainSettings> {
     let steps = args.steps.context("--steps is missing")?;
     Ok(TrainSettings {
@@ -342,7 +388,6 @@ fn settings_of(args: &TrainArgs) -> Result<TrainSettings> {
         eval_every: args.eval_every,
         sample_every: args.sample_every.unwrap_or(0),
         sample_tokens: args.sample_tokens.unwrap_or(0),
-        prompt: args.prompt.clone(),
         sampler: args.sampling.sampler(args.seed),
     })
 }

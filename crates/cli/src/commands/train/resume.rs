@@ -1,7 +1,7 @@
 //! `ironhorse train --resume`: the settings are those of the run's own config.toml; what may differ is decided key by key.
 
 use super::super::model::{RUNS, open_tokenizer};
-use super::{Prepared, TrainArgs, Trained, Watch, checks, defaults, report, settings_of};
+use super::{Earlier, Prepared, TrainArgs, Trained, Watch, checks, defaults, report, settings_of};
 use crate::out;
 use anyhow::{Context, Result, bail};
 use ironhorse::train::format::checkpoint::{
@@ -88,7 +88,12 @@ pub fn run(
     {
         with_copy.tokenizer = Some(checkpoint.path().to_owned()); // the original is gone
     }
-    let mut prepared = Prepared::new(&with_copy, *checkpoint.config(), watch.control, &algorithms)?;
+    let mut prepared = Prepared::new(
+        &with_copy,
+        *checkpoint.config(),
+        watch.control,
+        Earlier { choices: &algorithms, ..Earlier::default() },
+    )?;
     checks::space(&path, &args, &checkpoint.model(), prepared.spec.precision)?;
     load_base(&mut prepared, &checkpoint)?;
     let exact = prepared.session.restore(&mut checkpoint)?;
@@ -251,7 +256,8 @@ fn ended_by_patience(path: &Path, args: &TrainArgs, made: u64) -> Result<Option<
 /// Whether a run whose steps are done has its last validation, its last grades and its last sample too.
 fn is_complete(path: &Path, args: &TrainArgs, vocab: usize) -> Result<bool> {
     let log = read_metrics(&path.join("metrics.jsonl"))?;
-    let validates = args.val_batches > 0 && (args.data.is_empty() || !args.val_data.is_empty());
+    let validates = args.val_batches > 0
+        && (args.data.is_empty() || !args.val_data.is_empty() || args.val_fraction > Some(0.0));
     let last = log.last().filter(|last| Some(last.step + 1) == args.steps);
     // as data.rs decides whether there is a tokenizer
     let has_tokenizer = args.tokenizer.is_some() || args.data.is_empty() || vocab == 256;

@@ -113,6 +113,16 @@ pub(super) struct Plan {
     pub mlp: MlpKind,
 }
 
+impl Plan {
+    /// With a context of at most so many positions, unless each position is a row of a table.
+    pub fn within(mut self, positions: usize) -> Self {
+        if self.names.positions.is_none() {
+            self.setup.context = positions.clamp(1, self.setup.context);
+        }
+        self
+    }
+}
+
 pub(super) fn training(
     plan: Plan,
     batch: (usize, usize),

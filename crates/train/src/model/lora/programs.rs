@@ -90,6 +90,14 @@ impl Adapted {
             None => self.config.decoding(batch, precision),
         }
     }
+
+    /// [`ModelConfig::decoding_within`] of this model.
+    pub fn decoding_within(&self, batch: usize, positions: usize, precision: Precision) -> Result<Program> {
+        match self.lora {
+            Some(lora) => decoder::decoding(self.plan(lora)?.within(positions), batch, precision),
+            None => self.config.decoding_within(batch, positions, precision),
+        }
+    }
 }
 
 impl From<ModelConfig> for Adapted {

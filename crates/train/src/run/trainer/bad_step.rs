@@ -35,14 +35,14 @@ impl Trainer<'_> {
         if self.find_non_finite(step).is_none() {
             return Err(error);
         }
-        let targets = &self.batches[(step % 2) as usize].y[..self.step_tokens(step)];
-        let scalars = scalars_of(self.job.settings, step, targets);
+        let tokens = self.tokens_of(step);
+        let scalars = scalars_of(self.job.settings, step, tokens.targets());
         let metrics = Metrics {
             step,
             loss: f32::NAN,
             grad_norm: Some(f32::NAN),
             lr: scalars.lr,
-            tokens: Some(self.step_tokens(step) as u64),
+            tokens: Some(tokens.real()),
             ms: f32::NAN,
             tokens_per_s: f32::NAN,
             ..Metrics::default()
@@ -62,13 +62,11 @@ impl Trainer<'_> {
 
     /// The same with the micro-step that it is in.
     fn search(&mut self, step: u64) -> Option<(u32, String)> {
-        let (batches, all) = (&self.batches[(step % 2) as usize], self.step_tokens(step));
-        let (x, y) = (&batches.x[..all], &batches.y[..all]);
-        let scalars = scalars_of(self.job.settings, step, y);
-        let mut parts = (0..).zip(x.chunks(self.tokens).zip(y.chunks(self.tokens)));
-        parts.find_map(|(micro_step, (x, y))| {
+        let tokens = &self.batches[(step % 2) as usize];
+        let scalars = scalars_of(self.job.settings, step, tokens.targets());
+        tokens.micro_steps().find_map(|(micro_step, batch)| {
             let scalars = Scalars { micro_step, ..scalars };
-            let found = first_non_finite(self.job.session, x, y, &scalars).ok().flatten()?;
+            let found = first_non_finite(self.job.session, batch, &scalars).ok().flatten()?;
             Some((micro_step, found))
         })
     }
@@ -197,8 +195,7 @@ impl Trainer<'_> {
             weights: relative(&folder, &weights),
             weights_crc32: std::fs::read(weights.join(TRAINER)).map_or(0, |bytes| crc32fast::hash(&bytes)),
         };
-        let (batches, all) = (&self.batches[(step % 2) as usize], self.step_tokens(step));
-        black_box::write(&folder, &bad, &batches.x[..all], &batches.y[..all])?;
+        black_box::write(&folder, &bad, self.tokens_of(step).all())?;
         Ok(folder)
     }
 

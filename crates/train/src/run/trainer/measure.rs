@@ -1,13 +1,17 @@
 //! What a run measures between steps: the validation loss, the accuracy on tasks, and samples.
 
-use super::{Ending, Job, Trainer};
+use super::{Ending, Trainer};
 use crate::eval::{Scorer, multiple_choice};
 use crate::generate::{Request, generate};
 use crate::run::metrics::Graded;
+use crate::session::Batch;
 use crate::{Error, Result};
 use ironhorse_core::Scalars;
 use std::ops::ControlFlow;
 use std::time::Instant;
+
+/// What stands between the samples of several prompts.
+const BETWEEN_SAMPLES: &str = "\n\n--------\n\n";
 
 /// What a validation gave.
 pub(super) enum Validated {
@@ -27,14 +31,16 @@ impl Trainer<'_> {
         }
         val.rewind();
         let tokens = self.job.session.eval_tokens()?;
-        let (mut x, mut y) = (vec![0; tokens], vec![0; tokens]);
+        let [mut x, mut y, mut positions] = [(); 3].map(|()| vec![0; tokens]);
+        let packed = val.is_packed();
         let (mut sum, mut counted) = (0.0_f64, 0.0_f64);
         for _ in 0..batches {
             if self.job.control.stop_reason().is_some() {
                 return Ok(Validated::Stopped);
             }
-            val.next_batch(&mut x, &mut y)?;
-            match self.job.session.evaluate(&x, &y) {
+            val.next_batch([&mut x, &mut y, &mut positions])?;
+            let batch = Batch { x: &x, y: &y, positions: packed.then_some(&positions[..]) };
+            match self.job.session.evaluate_batch(batch) {
                 Ok(loss) => {
                     let share = f64::from(Scalars::default().counting(&y).counted);
                     sum += f64::from(loss) * share;
@@ -116,21 +122,34 @@ impl Trainer<'_> {
         true
     }
 
-    /// Draws a sample; empty when none is wanted, `None` if the run is to stop.
+    /// Draws a sample of every prompt; empty when none is wanted, `None` if the run is to stop.
     pub(super) fn draw(&mut self) -> Result<Option<String>> {
-        let settings = self.job.settings;
-        let Some(tokenizer) = self.job.data.tokenizer.as_ref().filter(|_| settings.sample_tokens > 0) else {
+        let mut drawn = Vec::new();
+        if self.job.settings.sample_tokens > 0 {
+            for index in 0..self.job.data.prompts.len() {
+                match self.continued(index)? {
+                    Some(text) => drawn.push(text),
+                    None => return Ok(None),
+                }
+            }
+        }
+        Ok(Some(drawn.join(BETWEEN_SAMPLES)))
+    }
+
+    /// A prompt with what follows it; `None` if the run is to stop.
+    fn continued(&mut self, index: usize) -> Result<Option<String>> {
+        let (settings, data, control) = (self.job.settings, &*self.job.data, self.job.control);
+        let (Some(tokenizer), Some(prompt)) = (data.tokenizer.as_ref(), data.prompts.get(index)) else {
             return Ok(Some(String::new()));
         };
         let request = Request {
-            prompt: &self.prompt,
+            prompt: &prompt.ids,
             vocab: tokenizer.vocab_size(),
             tokens: settings.sample_tokens,
-            context: Some(self.job.data.train.seq()),
-            stop: tokenizer.eot(),
+            context: Some(data.train.seq()),
+            stop: data.stop,
             sampler: settings.sampler,
         };
-        let control = self.job.control;
         // nothing waits for the end of the last sample
         let done = self.landed == settings.steps || self.summary.ending == Ending::Patience;
         let drawn = generate(self.job.session, &request, |_| match control.stop_reason() {
@@ -138,15 +157,9 @@ impl Trainer<'_> {
             _ => Ok(()),
         });
         match drawn {
-            Ok(tokens) => Ok(Some(settings.prompt.clone() + &tokenizer.decode_lossy(&tokens)?)),
+            Ok(tokens) => Ok(Some(prompt.text.clone() + &tokenizer.decode_lossy(&tokens)?)),
             Err(Error::Stopped) => Ok(None),
             Err(error) => Err(error),
         }
     }
-}
-
-/// What samples continue: the start of a text, then the prompt. Empty without a tokenizer.
-pub(super) fn prompt_of(job: &Job<'_>) -> Result<Vec<u32>> {
-    let Some(tokenizer) = job.data.tokenizer.as_ref() else { return Ok(Vec::new()) };
-    tokenizer.prompt(&job.settings.prompt)
 }

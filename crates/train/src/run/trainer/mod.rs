@@ -3,14 +3,17 @@
 //! ```text
 //! mod.rs      one step after the other, one of them in flight    bad_step.rs  NaN or infinite steps, going back
 //! measure.rs  validation, tasks, samples                         ending.rs    done, stopped or failed
+//! tokens.rs   the tokens of a step
 //! ```
 
 mod bad_step;
 mod ending;
 mod measure;
+mod tokens;
 
 use self::bad_step::Bad;
-use self::measure::{Validated, prompt_of};
+use self::measure::Validated;
+use self::tokens::StepTokens;
 use super::balance::Balance;
 use super::spikes::Spikes;
 use super::{Ending, Job, Summary, nothing_counts, provenance, scalars_of};
@@ -27,12 +30,6 @@ use std::time::Instant;
 /// Steps between readings of the router's load where the engine is asynchronous: reading it waits for the device.
 const ROUTING_EVERY: u64 = 10;
 
-/// The tokens of one step, kept until its results are known: a step that goes wrong is run again to find out where.
-struct Batches {
-    x: Vec<i32>,
-    y: Vec<i32>,
-}
-
 /// A step in flight: given to the engine, its results not read yet.
 struct InFlight {
     metrics: Metrics,
@@ -45,12 +42,9 @@ struct InFlight {
 /// A run under way.
 pub(super) struct Trainer<'a> {
     job: Job<'a>,
-    prompt: Vec<u32>,
     summary: Summary,
-    /// Tokens of a micro-step.
-    tokens: usize,
     /// Token buffers, for even and odd steps, with room for the largest step.
-    batches: [Batches; 2],
+    batches: [StepTokens; 2],
     /// The step whose tokens were read last, and the position in the data after them.
     fetched: Option<(u64, LoaderState)>,
     /// Steps whose results are known, and the position in the data after them.
@@ -74,10 +68,7 @@ pub(super) struct Trainer<'a> {
 
 impl<'a> Trainer<'a> {
     pub fn new(job: Job<'a>) -> Result<Self> {
-        // a prompt that cannot be encoded is refused now, not after hours
-        let prompt = prompt_of(&job)?;
         let tokens = job.session.train_program()?.io("x").map_or(0, |slot| slot.numel());
-        let all = tokens * job.settings.accumulate as usize;
         let TrainerState { step, best, bad_in_a_row, rolled_back_from, .. } = job.state;
         let summary = Summary {
             ending: Ending::Done,
@@ -93,10 +84,10 @@ impl<'a> Trainer<'a> {
             saves: Default::default(),
         };
         let mut trainer = Self {
-            prompt,
             summary,
-            tokens,
-            batches: [(); 2].map(|()| Batches { x: vec![0; all], y: vec![0; all] }),
+            batches: [(); 2].map(|()| {
+                StepTokens::new(tokens, job.settings.accumulate as usize, job.data.train.is_packed())
+            }),
             fetched: None,
             landed: step,
             position: job.data.train.state(),
@@ -247,34 +238,27 @@ impl<'a> Trainer<'a> {
         Ok(step + 1)
     }
 
-    /// Tokens of a step.
-    fn step_tokens(&self, step: u64) -> usize {
-        self.tokens * self.job.settings.micro_steps(step) as usize
+    /// The tokens of a step that was fetched, and whose results are not forgotten.
+    fn tokens_of(&self, step: u64) -> &StepTokens {
+        &self.batches[(step % 2) as usize]
     }
 
     /// Gives a step to the engine.
     fn start(&mut self, mut metrics: Metrics) -> Result<InFlight> {
         let step = metrics.step;
-        let all = self.step_tokens(step);
-        let Batches { x, y } = &mut self.batches[(step % 2) as usize];
-        let (x, y) = (&mut x[..all], &mut y[..all]);
-        let pieces = x.chunks_mut(self.tokens).zip(y.chunks_mut(self.tokens));
+        let tokens = &mut self.batches[(step % 2) as usize];
         if self.fetched.is_none_or(|(fetched, _)| fetched != step) {
-            for (x, y) in pieces {
-                self.job.data.train.next_batch(x, y)?;
-            }
+            tokens.fetch(&mut self.job.data.train, self.job.settings.micro_steps(step) as usize)?;
             self.fetched = Some((step, self.job.data.train.state()));
         }
-        let scalars = scalars_of(self.job.settings, step, y);
-        if let Some(note) = nothing_counts(step, &scalars, y) {
+        let scalars = scalars_of(self.job.settings, step, tokens.targets());
+        if let Some(note) = nothing_counts(step, &scalars, tokens.targets()) {
             self.job.observer.note(&note);
         }
-        let pieces = x.chunks(self.tokens).zip(y.chunks(self.tokens));
-        for (micro_step, (x, y)) in pieces.enumerate() {
-            let scalars = Scalars { micro_step: micro_step as u32, ..scalars };
-            self.job.session.micro_step(x, y, &scalars)?;
+        for (micro_step, batch) in tokens.micro_steps() {
+            self.job.session.step(batch, &Scalars { micro_step, ..scalars })?;
         }
-        (metrics.lr, metrics.tokens) = (scalars.lr, Some(all as u64));
+        (metrics.lr, metrics.tokens) = (scalars.lr, Some(tokens.real()));
         let pending = self.job.session.start_update(&scalars)?;
         if pending.is_ready() || step.is_multiple_of(ROUTING_EVERY) {
             metrics.router = self.job.session.routing()?;
@@ -309,7 +293,7 @@ impl<'a> Trainer<'a> {
         self.mark = now;
         (metrics.loss, metrics.grad_norm) = (loss, Some(norm));
         metrics.ms = seconds * 1e3;
-        metrics.tokens_per_s = self.step_tokens(metrics.step) as f32 / seconds;
+        metrics.tokens_per_s = metrics.tokens.unwrap_or(0) as f32 / seconds;
         if !(loss.is_finite() && norm.is_finite()) {
             return Ok(Some(Bad { metrics, scalars, position }));
         }

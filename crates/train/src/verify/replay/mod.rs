@@ -11,9 +11,9 @@ use crate::format::checkpoint::{Checkpoint, CheckpointAdapter, CheckpointParts, 
 use crate::format::open_weights;
 use crate::format::shards::check_tokens;
 use crate::model::{Adapted, ModelConfig};
-use crate::session::{Session, SessionSpec, io};
+use crate::session::{Batch, Session, SessionSpec, io};
 use crate::{Error, Result};
-use ironhorse_core::op::Op;
+use ironhorse_core::op::{IGNORED, Op, check_positions};
 use ironhorse_core::{DropRate, Engine, EngineExt, Pool, Precision, Scalars, Section};
 use serde::Serialize;
 use serde_json::Value;
@@ -72,6 +72,8 @@ pub struct Replay {
     bad: BadStep,
     x: Vec<i32>,
     y: Vec<i32>,
+    /// Of packed sequences.
+    positions: Option<Vec<i32>>,
     weights: PathBuf,
     config: ModelConfig,
     /// Of a run with adapters.
@@ -83,7 +85,7 @@ pub struct Replay {
 impl Replay {
     /// Opens a black box and checks that its weights are those that the step ran on.
     pub fn open(path: &Path) -> Result<Self> {
-        let BlackBox { bad, x, y, weights } = BlackBox::open(path)?;
+        let BlackBox { bad, x, y, positions, weights } = BlackBox::open(path)?;
         let manifest = weights.join(TRAINER);
         let Ok(bytes) = std::fs::read(&manifest) else {
             let expected = "the checkpoint the step ran on; a run keeps that of its latest bad steps only";
@@ -96,12 +98,16 @@ impl Replay {
         }
         let checkpoint = Checkpoint::open_weights(&weights)?;
         let config = *checkpoint.config();
-        for (name, tokens) in [("x", &x), ("y", &y)] {
+        let targets: Vec<i32> = y.iter().map(|&target| if target == IGNORED { 0 } else { target }).collect();
+        for (name, tokens) in [("x", &x), ("y", &targets)] {
             check_tokens(path, tokens, config.vocab_size(), |index| format!("{name}[{index}]"))?;
+        }
+        if let Some(positions) = &positions {
+            check_positions(positions, bad.seq)?;
         }
         let (precision, settings) = (checkpoint.precision()?, checkpoint.trainer().settings.clone());
         let adapter = checkpoint.adapter().cloned();
-        Ok(Self { bad, x, y, weights, config, adapter, precision, settings })
+        Ok(Self { bad, x, y, positions, weights, config, adapter, precision, settings })
     }
 
     /// What is known about the step.
@@ -139,6 +145,7 @@ impl Replay {
             recompute: self.bad.recompute,
             dropout: DropRate::new(self.bad.dropout).unwrap_or_default(),
             precision: self.precision(role),
+            packed: self.positions.is_some(),
             lora: self.model().lora,
             ..SessionSpec::default()
         }
@@ -172,11 +179,11 @@ impl Replay {
             let scalars = Scalars { micro_step, ..self.bad.scalars };
             let scalars =
                 if micro_step == range.0 { diagnose::alone(&mut session, &scalars)? } else { scalars };
-            let (x, y) = self.tokens(micro_step);
+            let batch = self.batch(micro_step);
             if whole {
-                self.run_whole(&mut session, (x, y), &scalars, &mut rerun)?;
+                self.run_whole(&mut session, batch, &scalars, &mut rerun)?;
             } else {
-                self.run_ops(&mut session, (x, y), &scalars, &mut rerun)?;
+                self.run_ops(&mut session, batch, &scalars, &mut rerun)?;
             }
             if !rerun.finite {
                 rerun.micro_steps = (micro_step, micro_step + 1);
@@ -187,27 +194,28 @@ impl Replay {
         Ok(rerun)
     }
 
-    /// The tokens and targets of a micro-step.
-    fn tokens(&self, micro_step: u32) -> (&[i32], &[i32]) {
+    /// What a micro-step is computed of.
+    fn batch(&self, micro_step: u32) -> Batch<'_> {
         let tokens = self.bad.batch * self.bad.seq;
         let range = micro_step as usize * tokens..(micro_step as usize + 1) * tokens;
-        (&self.x[range.clone()], &self.y[range])
+        let positions = self.positions.as_ref().map(|positions| &positions[range.clone()]);
+        Batch { x: &self.x[range.clone()], y: &self.y[range], positions }
     }
 
     /// Runs a micro-step as training does; if the result is NaN or infinite, runs it again op by op to find the origin.
     fn run_whole(
         &self,
         session: &mut Session,
-        (x, y): (&[i32], &[i32]),
+        batch: Batch<'_>,
         scalars: &Scalars,
         rerun: &mut Rerun,
     ) -> Result<()> {
-        let ran = session.micro_step(x, y, scalars).and_then(|()| results(session, scalars, rerun));
+        let ran = session.step(batch, scalars).and_then(|()| results(session, scalars, rerun));
         if ran.is_ok() && rerun.finite {
             return Ok(());
         }
         rerun.finite = false;
-        let found = find_non_finite(session, x, y, scalars);
+        let found = find_non_finite(session, batch, scalars);
         match (ran, found) {
             (Ok(()), found) => rerun.found = found?,
             // non-finite router logits are an input error
@@ -221,11 +229,11 @@ impl Replay {
     fn run_ops(
         &self,
         session: &mut Session,
-        (x, y): (&[i32], &[i32]),
+        batch: Batch<'_>,
         scalars: &Scalars,
         rerun: &mut Rerun,
     ) -> Result<()> {
-        let found = diagnose::in_ops(session, x, y, scalars)?;
+        let found = diagnose::in_ops(session, batch, scalars)?;
         let rest = match &found {
             Some(NonFinite::Op { index, .. }) => {
                 let program = session.train_program()?.clone();
