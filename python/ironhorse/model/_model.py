@@ -43,10 +43,13 @@ class Model:
 
     def _look(self) -> None:
         """What is known of the weights, now that they have changed."""
-        path, self._device, self._dtype, described = self._native.facts()
+        self._path, self._device, self._dtype, described = self._native.facts()
         self._config = made(*described, any_padding=True)
+        base, self._adapted = self._native.adapted() or (None, [])
         # mapped, not read; the files stay even if their folder is removed
-        self._loaded: Loaded = load(path, check=False)
+        self._loaded: Loaded = load(base or self._path, check=False)
+        if base is None:
+            self._path = self._loaded.path
 
     @classmethod
     def from_pretrained(
@@ -85,7 +88,7 @@ class Model:
     @property
     def path(self) -> Path:
         """Where the weights are: a folder or file; after `train`, the run's last checkpoint."""
-        return self._loaded.path
+        return self._path
 
     @property
     def device(self) -> str:
@@ -243,12 +246,15 @@ class Model:
 
         They are views of the mapped file that the model has its weights from, without a copy: all of them in torch, in
         numpy all but bf16, which numpy does not have; `bf16="bits"` gives views of it, too. Only the weights of runs
-        with 16-bit master weights are put together in memory. numpy arrays are read-only; write to copies of torch
-        tensors: the model does not see what is written to them.
+        with 16-bit master weights, and those with adapters in them, are put together in memory. numpy arrays are
+        read-only; write to copies of torch tensors: the model does not see what is written to them.
         """
         if self._closed:
             raise InvalidValueError("state_dict: the model is closed; open it again with from_pretrained")
         found = self._loaded.params.remade(Maker(framework, bf16).check())
+        for name in self._adapted:
+            merged = self._native.weight(name).reshape(found.shape(name))
+            found[name] = _torch_of(merged) if framework == "torch" else merged
         return {name: _read_only(found[name]) for name in found}
 
     def close(self) -> None:
@@ -283,6 +289,12 @@ def _paths(data: Data) -> list[str] | None:
         return None
     given = [data] if isinstance(data, (str, os.PathLike)) else data
     return [os.fspath(path) for path in given]
+
+
+def _torch_of(array: NDArray[np.float32]) -> Any:
+    import torch
+
+    return torch.from_numpy(array)
 
 
 def _read_only(value: Any) -> Any:

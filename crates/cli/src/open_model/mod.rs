@@ -26,7 +26,7 @@ use ironhorse::text::chat::{Chat, Record};
 use ironhorse::text::tokenizer::Tokenizer;
 use ironhorse::text::tokenizer::bpe::Special;
 use ironhorse::train::Error;
-use ironhorse::train::format::{WeightSource, open_weights};
+use ironhorse::train::format::{AdaptedFrom, WeightSource, open_weights};
 use ironhorse::train::generate::codec::Codec;
 use ironhorse::train::model::ModelConfig;
 use ironhorse::train::run::Control;
@@ -109,6 +109,22 @@ impl OpenModel {
     /// Where the weights are: a folder or file, of a run the checkpoint.
     pub fn path(&self) -> &Path {
         self.source.path()
+    }
+
+    /// Of weights with adapters in them: the base, and the weights that differ from it.
+    pub fn adapted(&self) -> Option<AdaptedFrom> {
+        self.source.adapted()
+    }
+
+    /// A weight by its name, rows after rows.
+    pub fn weight(&mut self, name: &str) -> Result<Vec<f32>, Refusal> {
+        let specs = self.source.config().tensors();
+        let Some(spec) = specs.into_iter().find(|spec| spec.name == name) else {
+            return Err(Refusal::input(format!("the model has no weight {name}")));
+        };
+        let mut values = vec![0.0; spec.shape.numel()];
+        let read = self.source.read_unchecked(name, &mut values);
+        read.map(|()| values).map_err(|error| Refusal::of(&error.into()))
     }
 
     /// The device.

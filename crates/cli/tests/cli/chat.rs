@@ -55,6 +55,7 @@ fn a_model_learns_chats_and_resumes_to_the_bit() {
         assert!(weights(&format!("cut-{name}")) == weights(name));
     }
     place.does("convert full folder");
+    assert_eq!(place.read("folder/chat_template.jinja"), TEMPLATE.as_bytes()); // that of --template
     place.does("generate --model folder --tokens 3");
 }
 
@@ -129,6 +130,11 @@ fn tune_chooses_what_is_not_given() {
         assert!(config.lines().any(|found| found == line), "{line}: {config}");
     }
     assert!(place.json("other.json")["sample"].as_str().unwrap().starts_with("<u>hello"));
+    // checkpoints have the template, with adapters, too, and so have folders that are made of them
+    place.does("convert other merged");
+    for folder in [&place.last("run"), &place.last("other"), "merged"] {
+        assert_eq!(place.read(&format!("{folder}/chat_template.jinja")), TEMPLATE.as_bytes(), "{folder}");
+    }
     // a run of tune is a run
     place.does("tune --resume other --steps 5");
     assert_eq!(place.metrics("other").len(), 5);

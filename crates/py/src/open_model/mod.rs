@@ -94,6 +94,17 @@ impl OpenModel {
         })
     }
 
+    /// Of weights with adapters in them: the base, and the names of the weights that differ from it.
+    fn adapted(&self, py: Python<'_>) -> PyResult<Option<(PathBuf, Vec<String>)>> {
+        self.with(py, "model", |model, _| Ok(model.adapted().map(|from| (from.base, from.names))))
+    }
+
+    /// A weight by its name, in one dimension.
+    #[pyo3(signature = (name, /))]
+    fn weight<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyArray1<f32>>> {
+        Ok(self.with(py, "state_dict", |model, _| model.weight(name))?.into_pyarray(py))
+    }
+
     /// Gives back all memory.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let _turn = self.turn.take(py, "close")?;

@@ -10,10 +10,9 @@ use serde_json::{Map, Value};
 
 use super::generation::{self, CLOSE, FILTER, OPEN};
 use super::python;
+use crate::tokenizer::TEMPLATE_NAME;
 use crate::{Error, Result};
 
-/// The file of a template in a model's folder.
-pub const FILE: &str = "chat_template.jinja";
 /// Its name in `tokenizer_config.json`.
 const FIELD: &str = "chat_template";
 /// The name within the engine.
@@ -79,7 +78,7 @@ impl Template {
 
     /// The template of a folder: `chat_template.jinja`, or `chat_template` of its `tokenizer_config.json`, given as `config`.
     pub fn beside(folder: &Path, config: &Value) -> Result<Option<Self>> {
-        let file = folder.join(FILE);
+        let file = folder.join(TEMPLATE_NAME);
         if file.is_file() {
             return Self::open(&file).map(Some);
         }

@@ -46,6 +46,8 @@ use crate::{Error, Result};
 pub const JSON_NAME: &str = "tokenizer.json";
 /// The file beside it that says which token is which.
 pub const CONFIG_NAME: &str = "tokenizer_config.json";
+/// The chat template beside it.
+pub const TEMPLATE_NAME: &str = "chat_template.jinja";
 
 /// A tokenizer of any kind.
 pub struct Tokenizer {
@@ -212,6 +214,15 @@ impl Tokenizer {
             let valid = text.utf8_chunks().last().map_or(0, |last| last.invalid().len());
             if valid < text.len() { text.len() - valid } else { text.len() }
         })
+    }
+
+    /// With another chat template beside it, which replaces that of its settings.
+    pub fn set_template(&mut self, source: &str) -> Result<()> {
+        let mut files = self.files()?;
+        files.retain(|(name, _)| name != TEMPLATE_NAME);
+        files.push((TEMPLATE_NAME.to_owned(), source.as_bytes().to_vec()));
+        self.files = files;
+        Ok(())
     }
 
     /// The files to keep beside weights, names and contents: those it was read from, or the same vocabulary as

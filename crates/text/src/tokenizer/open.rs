@@ -1,10 +1,10 @@
 //! Opening a tokenizer by name, file or folder.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use ironhorse_train::format::Source;
-use ironhorse_train::format::tokenizer::{TOKENIZER as BIN_NAME, Tokenizer as BinTokenizer};
+use ironhorse_train::format::tokenizer::{TOKENIZER as BIN_NAME, Tokenizer as BinTokenizer, tokenizer_files};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -143,24 +143,36 @@ impl Tokenizer {
             Err(_) => Kind::Foreign(Box::new(Foreign::read(&bytes, &path.display().to_string())?)),
         };
         let config = config_beside(path);
-        let eot = separator(&kind, config.as_ref().map(|(_, config)| config));
+        let eot = separator(&kind, config.as_ref());
         let mut opened = Self::new(path, kind, eot, sha256(&[&bytes]));
         opened.files.push((JSON_NAME.to_owned(), bytes));
-        opened.files.extend(config.map(|(bytes, _)| (CONFIG_NAME.to_owned(), bytes)));
+        opened.keep_beside(path)?;
         Ok(opened)
+    }
+
+    /// Keeps the other files of the tokenizer in this file's folder: its settings, its chat template.
+    fn keep_beside(&mut self, path: &Path) -> Result<()> {
+        let Some(folder) = path.parent() else { return Ok(()) };
+        for (name, bytes) in tokenizer_files(folder)? {
+            let is_tokenizer = IN_FOLDER.contains(&name.as_str()); // that is not the one which was opened
+            if !is_tokenizer && self.files.iter().all(|(kept, _)| *kept != name) {
+                self.files.push((name, bytes));
+            }
+        }
+        Ok(())
     }
 
     fn of_vocab_json(path: &Path, bytes: Vec<u8>) -> Result<Self> {
         let merges_path = path.with_file_name("merges.txt");
         let merges = std::fs::read(&merges_path).map_err(|source| Error::io(&merges_path, "read", source))?;
         let config = config_beside(path);
-        let kind = of_vocab(&bytes, &merges, config.as_ref().map(|(_, config)| config))
+        let kind = of_vocab(&bytes, &merges, config.as_ref())
             .map_err(|problem| Error::tokenizer(path.display(), problem))?;
         let kind = Kind::Bpe(Box::new(kind));
-        let eot = separator(&kind, config.as_ref().map(|(_, config)| config));
+        let eot = separator(&kind, config.as_ref());
         let mut opened = Self::new(path, kind, eot, sha256(&[&bytes, &merges]));
         opened.files = vec![("vocab.json".to_owned(), bytes), ("merges.txt".to_owned(), merges)];
-        opened.files.extend(config.map(|(bytes, _)| (CONFIG_NAME.to_owned(), bytes)));
+        opened.keep_beside(path)?;
         Ok(opened)
     }
 
@@ -168,6 +180,7 @@ impl Tokenizer {
         let bin = BinTokenizer::open(path)?;
         let mut opened = Self::of_parsed_bin(path, bin, sha256(&[&bytes]));
         opened.files.push((BIN_NAME.to_owned(), bytes));
+        opened.keep_beside(path)?;
         Ok(opened)
     }
 
@@ -195,11 +208,8 @@ fn wrong(path: &Path, problem: &str, bytes: &[u8]) -> Error {
 }
 
 /// The `tokenizer_config.json` beside a file.
-fn config_beside(path: &Path) -> Option<(Vec<u8>, Value)> {
-    let beside: PathBuf = path.with_file_name(CONFIG_NAME);
-    let bytes = std::fs::read(beside).ok()?;
-    let config = serde_json::from_slice(&bytes).ok()?;
-    Some((bytes, config))
+fn config_beside(path: &Path) -> Option<Value> {
+    serde_json::from_slice(&std::fs::read(path.with_file_name(CONFIG_NAME)).ok()?).ok()
 }
 
 /// The token between documents: a usual one, else `eos_token` of the configuration.

@@ -30,7 +30,7 @@ pub use sink::Sink;
 pub use sniff::{Kind, sniff};
 pub use source::Source;
 pub use span::Span;
-pub use weights::{ModelChoice, WeightSource, open_weights};
+pub use weights::{AdaptedFrom, ModelChoice, WeightSource, open_weights};
 
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::{Read, Seek};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::answer_key::AnswerKey;
 use super::checkpoint::{Checkpoint, TrainerState, named_checkpoint};
@@ -43,10 +43,24 @@ pub trait WeightSource: Send {
         None
     }
 
+    /// Of weights with adapters in them: the base, and the weights that differ from it.
+    fn adapted(&self) -> Option<AdaptedFrom> {
+        None
+    }
+
     /// The files of the tokenizer in the same folder and `generation_config.json`; empty without any.
     fn tokenizer_files(&self) -> Result<NamedFiles> {
         Ok(Vec::new())
     }
+}
+
+/// What weights with adapters in them are made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdaptedFrom {
+    /// The base.
+    pub base: PathBuf,
+    /// The weights that have adapters.
+    pub names: Vec<String>,
 }
 
 /// Implements [`WeightSource`] by the methods of the same names that the readers have themselves.

@@ -76,7 +76,13 @@ pub struct Chats {
 /// Reads the chats of a run.
 pub fn read(args: &TrainArgs, config: &ModelConfig, control: &Control) -> Result<Chats> {
     let name = args.tokenizer.as_deref().context("--chat needs --tokenizer")?;
-    let tokenizer = check_tokenizer(open_tokenizer(name)?, config.vocab_size())?;
+    let mut tokenizer = check_tokenizer(open_tokenizer(name)?, config.vocab_size())?;
+    if let Some(file) = &args.template.template {
+        // it goes where the weights go
+        let source =
+            std::fs::read_to_string(file).with_context(|| format!("{}: cannot read", file.display()))?;
+        tokenizer.set_template(&source)?;
+    }
     let chat = open_chat(name, args.template.template.as_deref())?;
     let reading = Reading { chat: &chat, args, control };
     let mut train = reading.read(&args.data)?;

@@ -3,8 +3,8 @@
 use super::AdapterFolder;
 use crate::format::checkpoint::TrainerState;
 use crate::format::hf::TextTokens;
-use crate::format::tokenizer::NamedFiles;
-use crate::format::weights::WeightSource;
+use crate::format::tokenizer::{NamedFiles, tokenizer_files};
+use crate::format::weights::{AdaptedFrom, WeightSource};
 use crate::model::{BaseDigest, Lora, ModelConfig, add_product};
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -80,7 +80,16 @@ impl WeightSource for Merged {
         self.trainer.as_ref()
     }
 
+    fn adapted(&self) -> Option<AdaptedFrom> {
+        let table = self.adapter.lora().tensors(&self.base.config());
+        let stems = table.iter().filter_map(|spec| spec.name.strip_suffix(".lora_A.weight"));
+        let names = stems.map(|stem| format!("{stem}.weight")).collect();
+        Some(AdaptedFrom { base: self.base.path().to_owned(), names })
+    }
+
+    /// Those beside the adapter, or those of the base.
     fn tokenizer_files(&self) -> Result<NamedFiles> {
-        self.base.tokenizer_files()
+        let own = tokenizer_files(&self.path)?;
+        if own.is_empty() { self.base.tokenizer_files() } else { Ok(own) }
     }
 }
