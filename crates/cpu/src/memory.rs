@@ -91,7 +91,7 @@ impl Word for u64 {}
 /// For windows into an engine's pools `Op::check` has made sure that what an op writes shares no memory with anything else it
 /// uses; for eager ops the caller of `Run::run` guarantees it.
 ///
-/// A window of an optional array that is not given has a null address: [`Span::is_some`] is false, and nothing may be read
+/// A window of an optional array that is not given has a null address: `is_some` is false, and nothing may be read
 /// from it or written to it.
 #[derive(Debug)]
 pub struct Span<T> {

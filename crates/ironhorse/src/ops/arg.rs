@@ -217,16 +217,16 @@ pub struct Arg {
     pub named: Named,
 }
 
-/// The positions of the arguments that the options of another name; `None` where they name none.
+/// The positions of the arguments that the options of an [`Arg`] name; `None` where they name none.
 #[derive(Clone, Copy, Debug)]
 pub struct Named {
-    /// That of [`Arg::bound`].
+    /// That of `bound`.
     pub bound: Option<usize>,
-    /// That of [`Arg::default`].
+    /// That of `default`.
     pub default: Option<usize>,
-    /// That of [`Arg::below`].
+    /// That of `below`.
     pub below: Option<usize>,
-    /// That of [`Arg::reads_unless`].
+    /// That of `reads_unless`.
     pub reads_unless: Option<usize>,
 }
 

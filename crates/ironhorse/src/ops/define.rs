@@ -88,6 +88,8 @@ macro_rules! define {
     )*) => {
         /// Every op of this table as data, under its name.
         #[allow(non_upper_case_globals)]
+        // The texts are also those of the C header and of Python: `weight[i]` in them is no link.
+        #[allow(rustdoc::broken_intra_doc_links)]
         pub mod table {
             use crate::ops::sets::{ArgSet, ArgSets};
             use crate::ops::spec::{Arg, Bound, Default, Dim, Elem, Op, Python, Role, linked, position};
@@ -146,6 +148,7 @@ macro_rules! define {
             /// # Errors
             /// See [the module](crate::ops).
             #[allow(clippy::too_many_arguments)] // the order of the C function
+            #[allow(rustdoc::broken_intra_doc_links)] // as in `table`
             pub unsafe fn $name($($arg: rust_type!($kind),)* stream: Stream) -> Result {
                 // SAFETY: guaranteed by the caller.
                 unsafe { table::$name.call(&[$(Value::from($arg)),*], stream) }
