@@ -3,11 +3,12 @@
 use crate::args::{EngineArgs, FlagValue};
 use crate::commands::model::{self, batch_tokens, find_tokenizer};
 use crate::hardware::check_fits;
+use crate::loading::load;
 use crate::{Refusal, number, usage};
 use anyhow::Result;
 use clap::Parser;
 use ironhorse::Device;
-use ironhorse::core::{EngineExt, Pool};
+use ironhorse::core::EngineExt;
 use ironhorse::text::tokenizer::Tokenizer;
 use ironhorse::text::tokenizer::bpe::Special;
 use ironhorse::train::Error;
@@ -110,7 +111,7 @@ impl LanguageModel {
             params: config.told_params(),
         };
         let mut session = Session::new(engine, config, &spec)?;
-        session.load(Pool::Params, |name, values| source.read_tensor(name, values))?;
+        load(&mut session, source.as_mut(), || false)?;
         Ok(Self { session, tokenizer, facts })
     }
 

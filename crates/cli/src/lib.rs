@@ -6,6 +6,7 @@ mod commands;
 mod failure;
 mod hardware;
 mod language_model;
+mod loading;
 mod number;
 mod open_model;
 mod out;

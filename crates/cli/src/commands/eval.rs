@@ -6,12 +6,13 @@ use super::model::{batch_tokens, context, find_tokenizer, given_or_newest};
 use super::train::text_as_shards;
 use crate::args::{EngineArgs, FlagValue, heading, json_help};
 use crate::hardware::check_fits;
+use crate::loading::load;
 use crate::progress::bar;
 use crate::{Outcome, number, out};
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use ironhorse::Device;
-use ironhorse::core::{EngineExt, Pool};
+use ironhorse::core::EngineExt;
 use ironhorse::text::read::is_data_name;
 use ironhorse::text::tokenizer::Tokenizer;
 use ironhorse::train::data::open_shards;
@@ -101,7 +102,7 @@ pub fn run(args: &EvalArgs) -> Result<Outcome> {
     let needs = spec.layout(&config)?.total() as u64;
     check_fits(engine.as_ref(), needs, |_| "give a smaller --batch-tokens or --seq".into())?;
     let mut session = Session::new(engine, config, &spec)?;
-    session.load(Pool::Params, |name, values| source.read_tensor(name, values))?;
+    load(&mut session, source.as_mut(), || false)?;
     let mut scorer = Scorer::new(&mut session)?;
 
     let mut report = EvalReport { model: model.display().to_string(), device, tasks: Vec::new() };

@@ -4,6 +4,7 @@ use super::choices::Named;
 use super::model::{context, find_tokenizer, given_or_newest};
 use crate::args::{EngineArgs, heading, json_help};
 use crate::hardware::check_memory;
+use crate::loading::load_base;
 use crate::{Outcome, number, out};
 use anyhow::Result;
 use clap::Args;
@@ -140,7 +141,7 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     let engine = args.engine.engine()?;
     check_memory(engine.as_ref(), &config, &spec)?;
     let mut session = Session::new(engine, config, &spec)?;
-    let digest = session.load_base(&model, |name, values| source.read_tensor(name, values))?;
+    let digest = load_base(&mut session, source.as_mut())?;
     adapters.iter().try_for_each(|(_, adapter)| adapter.check_base(&digest, &model))?;
 
     name_model(&model, source.as_ref());

@@ -6,6 +6,7 @@ pub use inputs::{Inputs, Packed};
 
 use crate::args::{EngineArgs, LoraArgs, RecomputeArg, StateArgs, heading, model_help};
 use crate::hardware::check_memory;
+use crate::loading::load_base;
 use crate::number;
 use anyhow::{Result, bail};
 use clap::Args;
@@ -174,8 +175,7 @@ pub fn session_of(
     match choice {
         ModelChoice::Sizes(_) => session.init_base(seed)?,
         ModelChoice::Weights(mut source) => {
-            let path = source.path().to_owned();
-            session.load_base(&path, |name, values| source.read_tensor(name, values))?;
+            load_base(&mut session, source.as_mut())?;
         }
     }
     if spec.lora.is_some() {

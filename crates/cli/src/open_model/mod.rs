@@ -18,14 +18,14 @@ use crate::commands::convert::{StoredArgs, to_folder};
 use crate::commands::fetch::names;
 use crate::commands::model::find_tokenizer;
 use crate::hardware::check_fits;
+use crate::loading::load;
 use crate::{Refusal, out, usage};
 use anyhow::{Result, anyhow};
 use clap::{Args, Parser};
-use ironhorse::core::{EngineExt, Layout, Pool};
+use ironhorse::core::{EngineExt, Layout};
 use ironhorse::text::chat::{Chat, Record};
 use ironhorse::text::tokenizer::Tokenizer;
 use ironhorse::text::tokenizer::bpe::Special;
-use ironhorse::train::Error;
 use ironhorse::train::format::{AdaptedFrom, WeightSource, open_weights};
 use ironhorse::train::generate::codec::Codec;
 use ironhorse::train::model::ModelConfig;
@@ -98,11 +98,7 @@ impl OpenModel {
         check_fits(engine.as_ref(), needs, |_| "use a smaller model or another device".into())?;
         self.device = engine.name().to_owned();
         let mut session = Session::new(engine, config, &spec)?;
-        let source = &mut self.source;
-        session.load(Pool::Params, |name, values| match control.stop_reason() {
-            Some(_) => Err(Error::Stopped),
-            None => source.read_tensor(name, values),
-        })?;
+        load(&mut session, self.source.as_mut(), || control.stop_reason().is_some())?;
         Ok(session)
     }
 

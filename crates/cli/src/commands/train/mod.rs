@@ -30,6 +30,7 @@ use super::fetch::names;
 use super::model::{RUNS, beside};
 use super::workload::parameters_text;
 use crate::hardware::check_memory;
+use crate::loading::load_base;
 use crate::progress::Progress;
 use crate::signals::Handlers;
 use crate::{Outcome, number, out};
@@ -118,8 +119,7 @@ pub fn start(args: &TrainArgs, line: &[OsString], watch: &mut Watch<'_>) -> Resu
     let mut prepared = Prepared::new(&args, config, control, Earlier { engine, opened, choices: &[] })?;
     match &mut weights {
         Some(source) => {
-            let path = source.path().to_owned();
-            prepared.session.load_base(&path, |name, values| source.read_tensor(name, values))?;
+            load_base(&mut prepared.session, source.as_mut())?;
             if prepared.spec.lora.is_some() {
                 prepared.session.init(args.seed)?;
             }
