@@ -43,7 +43,7 @@ FAMILIES = {  # name: architecture in the file, its tokenizer's way of cutting, 
     "mixtral": ("llama", "pieces", lambda **ids: transformers.MixtralConfig(
         **SIZES, rope_parameters=ROPE, sliding_window=None, num_local_experts=4, num_experts_per_tok=2, **ids)),
     "qwen2": ("qwen2", "qwen2", lambda **ids: transformers.Qwen2Config(
-        **SIZES, rope_parameters=ROPE, tie_word_embeddings=True, **ids)),
+        **{**SIZES, "head_dim": 16}, rope_parameters=ROPE, tie_word_embeddings=True, **ids)),
     "qwen3": ("qwen3", "qwen2", lambda **ids: transformers.Qwen3Config(**SIZES, rope_parameters=ROPE, **ids)),
     "qwen3_moe": ("qwen3moe", "qwen2", lambda **ids: transformers.Qwen3MoeConfig(
         **SIZES, rope_parameters=ROPE, **QWEN_EXPERTS, **ids)),

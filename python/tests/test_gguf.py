@@ -20,7 +20,7 @@ gguf = pytest.importorskip("gguf", reason="reads the files that are tested")
 
 TYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
-HEADS, HEAD = 4, 32
+HEADS, HEAD = 4, 32  # heads, and how wide they are where the model does not say
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +108,9 @@ def expected_keys(made: Made, kind: str) -> dict[str, object]:
             "attention.head_count_kv": 2,
             "feed_forward_length": 96,
             "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-            "attention.key_length": HEAD,
-            "attention.value_length": HEAD,
-            "rope.dimension_count": HEAD,
+            "attention.key_length": config.head_dim,
+            "attention.value_length": config.head_dim,
+            "rope.dimension_count": config.head_dim,
             "rope.freq_base": rope["rope_theta"],
         }
         if rope["rope_type"] == "linear":

@@ -29,6 +29,10 @@ pub fn check(config: &ModelConfig, path: &Path) -> Result<()> {
             let expected = format!("default or linear in a GGUF file of the family {}", moe.family);
             Err(Error::field(path, "rope_type", moe.rope_type, expected))
         }
+        ModelConfig::Moe(moe) if moe.family == Family::Qwen2 && moe.n_head * moe.head_dim != moe.hidden => {
+            let expected = format!("{} / {} in a GGUF file of the family qwen2", moe.hidden, moe.n_head);
+            Err(Error::field(path, "head_dim", moe.head_dim, expected))
+        }
         _ => Ok(()),
     }
 }

@@ -190,6 +190,11 @@ fn what_cannot_be_held_is_refused_before_anything_is_written() {
         refusal(scaled, GgufType::F32, 0.0),
         "rope_type is llama3, expected default or linear in a GGUF file of the family qwen2"
     );
+    let wide = "kind=qwen2,C=32,L=1,NH=2,HD=32,F=64,V=99,maxT=16";
+    assert_eq!(
+        refusal(wide, GgufType::F32, 0.0),
+        "head_dim is 32, expected 32 / 2 in a GGUF file of the family qwen2"
+    );
     assert_eq!(
         refusal(MODELS[0], GgufType::F16, -65520.0),
         "a weight of `token_embd.weight` is -65520, expected a magnitude below 65520, which f16 can hold"
