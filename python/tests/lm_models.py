@@ -41,8 +41,8 @@ def write_tokenizer(folder: Path, bos: str | None) -> int:
 
 
 def write_model(folder: Path, kind: str) -> transformers.PreTrainedModel:
-    """A GPT-2, a Llama or a Qwen 3 with a tied head. Weights are large, so that the most likely token is clear and
-    changes from place to place."""
+    """A GPT-2, a Llama, a Qwen 3 with a tied head, or a mixture of experts. Weights are large, so that the most likely
+    token is clear and changes from place to place."""
     vocab = write_tokenizer(folder, "<s>" if kind == "llama" else None)
     torch.manual_seed(11)
     tokens = {"bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.25}
@@ -58,6 +58,19 @@ def write_model(folder: Path, kind: str) -> transformers.PreTrainedModel:
             **tokens,
         )  # fmt: skip
         model = transformers.Qwen3ForCausalLM(config)
+    elif kind in ("mixtral", "qwen3_moe"):
+        sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3,
+                 "head_dim": 4, "vocab_size": vocab, "max_position_embeddings": CONTEXT, **tokens}  # fmt: skip
+        if kind == "mixtral":
+            mixtral = {"intermediate_size": 20, "num_local_experts": 4, "num_experts_per_tok": 2}
+            config = transformers.MixtralConfig(**sizes, **mixtral, sliding_window=None, router_aux_loss_coef=0.0)
+            model = transformers.MixtralForCausalLM(config)
+        else:
+            config = transformers.Qwen3MoeConfig(
+                **sizes, moe_intermediate_size=20, num_experts=5, num_experts_per_tok=2, norm_topk_prob=True,
+                decoder_sparse_step=1, mlp_only_layers=[], router_aux_loss_coef=0.0,
+            )  # fmt: skip
+            model = transformers.Qwen3MoeForCausalLM(config)
     else:
         config = transformers.LlamaConfig(
             hidden_size=24, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=3, head_dim=4,

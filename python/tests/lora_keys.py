@@ -1,5 +1,9 @@
 """Answer keys of adapters, whose every number is PEFT's: a frozen model of transformers, random A and B, their
 gradients, and steps of AdamW on them.
+
+transformers stacks the weights of experts, gate above up, and PEFT stacks their adapters alike: one A and one B of
+twice the rank for gate and up of all experts. Where up's columns of B meet gate's rows, or gate's columns up's rows, it
+is 0 and stays so: its other parts are the adapters of gate and of up, as files have them and we train them.
 """
 
 from __future__ import annotations
@@ -23,6 +27,11 @@ from ironhorse.reference.train import AdamW, run_steps
 PREFIX = "base_model.model."
 MODULES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj", "gate": "gate_proj", "up": "up_proj",
            "down": "down_proj"}  # fmt: skip
+EXPERTS = {  # of a model type: where experts are, and their gate, up and down, in files
+    "mixtral": ("block_sparse_moe.experts", {"gate": "w1", "up": "w3", "down": "w2"}),
+    "qwen3_moe": ("mlp.experts", {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}),
+}
+STACKED = {"gate_up_proj": ["gate", "up"], "down_proj": ["down"]}  # of a parameter that PEFT adapts
 STEPS = 3
 
 
@@ -34,13 +43,15 @@ class Adapters:
     alpha: float
     targets: str
 
-    @property
-    def modules(self) -> list[str]:
-        return [MODULES[target] for target in self.targets.split(",")]
+    def modules(self, model_type: str = "") -> list[str]:
+        """What PEFT calls the targets, in a model of this type."""
+        names = MODULES | EXPERTS.get(model_type, ("", {}))[1]
+        return [names[target] for target in self.targets.split(",")]
 
-    def peft(self) -> peft.LoraConfig:
+    def peft(self, model_type: str = "") -> peft.LoraConfig:
+        modules = self.modules(model_type)
         return peft.LoraConfig(
-            r=self.rank, lora_alpha=self.alpha, target_modules=self.modules, lora_dropout=0.0, task_type="CAUSAL_LM"
+            r=self.rank, lora_alpha=self.alpha, target_modules=modules, lora_dropout=0.0, task_type="CAUSAL_LM"
         )  # fmt: skip
 
 
@@ -49,19 +60,69 @@ def adapted(folder: Path, adapters: Adapters, seed: int = 5) -> peft.PeftModel:
     base = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     if hasattr(base, "set_experts_implementation"):
         base.set_experts_implementation("eager")
-    model = peft.get_peft_model(base, adapters.peft())
+    model = peft.get_peft_model(base, adapters.peft(base.config.model_type))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, param in trained(model):
-            param.copy_(torch.randn(param.shape, generator=generator) * 0.3)
+            param.zero_()
+        for part in parts(model):
+            part.of(part.param.data).copy_(torch.randn(part.of(part.param).shape, generator=generator) * 0.3)
     return model.eval()
 
 
 def trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The parameters of the adapters, under the names of the key."""
+    """The parameters of the adapters, under PEFT's names."""
     for name, param in model.named_parameters():
         if param.requires_grad:
             yield name.removeprefix(PREFIX).replace(".default.weight", ".weight"), param
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of the key, and where it is in PEFT's model: all of a parameter, or a part of one that is stacked."""
+
+    name: str
+    param: torch.nn.Parameter
+    shape: tuple[int, int, int] | None = None  # of the parameter where it is stacked: (E,P·r,C) of A, (OC,P·r,E) of B
+    where: tuple[slice | int, ...] = ()
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """A view of a tensor that is like the parameter, such as its gradient."""
+        return whole if self.shape is None else whole.reshape(self.shape)[self.where]
+
+
+def parts(model: torch.nn.Module) -> Iterator[Part]:
+    """The tensors of the adapters, under the names of the key."""
+    for name, param in trained(model):
+        place, side = name.removesuffix(".weight").rsplit(".lora_", 1)
+        stacked = getattr(model.get_submodule(PREFIX + place), "parameter_name", "")
+        yield from stacked_parts(model, (name, param), side, STACKED[stacked]) if stacked else [Part(name, param)]
+
+
+def stacked_parts(
+    model: torch.nn.Module, whole: tuple[str, torch.nn.Parameter], side: str, targets: list[str]
+) -> Iterator[Part]:
+    name, param = whole
+    config, layer = model.config, name.split(".mlp.")[0]
+    count, (experts, modules) = config.num_local_experts, EXPERTS[config.model_type]
+    wide = param.shape[0 if side == "A" else 1] // count
+    shape = (count, wide, param.shape[1]) if side == "A" else (param.shape[0], wide, count)
+    rank, rows = wide // len(targets), param.shape[0] // len(targets)
+    for expert in range(count):
+        for i, target in enumerate(targets):
+            ranks = slice(i * rank, (i + 1) * rank)
+            where = (expert, ranks) if side == "A" else (slice(i * rows, (i + 1) * rows), ranks, expert)
+            yield Part(f"{layer}.{experts}.{expert}.{modules[target]}.lora_{side}.weight", param, shape, where)
+
+
+def keep_parts_only(model: torch.nn.Module) -> None:
+    """What is no part of a parameter has no gradient."""
+    masks: dict[torch.nn.Parameter, torch.Tensor] = {}
+    for part in parts(model):
+        part.of(masks.setdefault(part.param, torch.zeros_like(part.param))).fill_(1)
+    for param, mask in masks.items():
+        if not bool(mask.all()):
+            param.register_hook(lambda grad, mask=mask: grad * mask)
 
 
 def loss_of(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,14 +133,16 @@ def loss_of(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[t
 
 def answers(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> dict[str, torch.Tensor]:
     """Logits, loss and gradients, then losses and weights of some steps."""
+    keep_parts_only(model)
     logits, loss = loss_of(model, x, y)
     loss.backward()
     out = {"logits": logits.detach(), "loss": loss.detach()}
-    out |= {f"grad.{name}": param.grad.clone() for name, param in trained(model) if param.grad is not None}
+    found = list(parts(model))
+    out |= {f"grad.{part.name}": part.of(part.param.grad).clone() for part in found if part.param.grad is not None}
     if steps:
         built = AdamW(lr=1e-3, weight_decay=0.1).build(_Only(model))
         out["losses"] = run_steps(built, lambda: loss_of(model, x, y)[1], steps, loss)
-        out |= {f"after.{name}": param.detach().clone() for name, param in trained(model)}
+        out |= {f"after.{part.name}": part.of(part.param.detach()).clone() for part in found}
     return out
 
 
@@ -108,7 +171,7 @@ def make_key(base_key: Path, adapters: Adapters, target: Path, bf16: bool = Fals
 
     found, exact = run(lambda model: model), run(lambda model: model.double())
     tensors = {name: file.tensors[name] for name in file.tensors if name in ("x", "y") or name.startswith("param.")}
-    tensors |= {f"param.{name}": param.detach().numpy().copy() for name, param in trained(start)}
+    tensors |= {f"param.{part.name}": part.of(part.param.detach()).numpy().copy() for part in parts(start)}
     tensors |= {name: value.float().contiguous().numpy() for name, value in found.items()}
     steps = {name: error(found[name], exact[name]) for name in found if name.startswith(("after.", "losses"))}
     errors = {name: value for name, value in steps.items() if value > 0}

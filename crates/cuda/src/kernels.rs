@@ -24,7 +24,8 @@ sources! {
         "packed.cuh" "starts.cuh" "strided.cuh" "tile.cuh" "tile_f32.cuh" "tile_half.cuh";
     "elementwise": "activation.cu" "activation.cuh" "dropout.cu" "eager.cu" "gelu.cuh" "scale_bias_relu.cu" "swiglu.cu" "swiglu.cuh";
     "embedding": "bwd.cu" "fwd.cu" "scatter_few.cu";
-    "experts": "eager_router.cu" "grouped.cuh" "grouped_any.cu" "grouped_hopper.cuh" "grouped_mma.cu"
+    "experts": "eager_router.cu" "grouped.cuh" "grouped_any.cu" "grouped_any.cuh" "grouped_hopper.cuh"
+        "grouped_lora.cuh" "grouped_lora_any.cu" "grouped_lora_mma.cu" "grouped_mma.cu" "grouped_mma.cuh"
         "grouped_rows.cuh" "grouped_swiglu.cu" "grouped_wgmma.cu" "permute.cu" "router.cu" "sort.cu";
     "loss": "argmax.cu" "cross_entropy.cu" "eager_cross_entropy.cu" "mean.cu" "softmax.cu";
     "norm": "bwd.cu" "eager_bwd.cu" "eager_fwd.cu" "fwd.cu" "qk.cu" "row.cuh" "row_block.cuh";

@@ -5,6 +5,7 @@
 
 use ironhorse::core::{Engine, EngineExt, Pool, Precision, Scalars};
 use ironhorse::cpu::CpuEngine;
+use ironhorse::cuda::{CudaEngine, Settings};
 use ironhorse::train::format::answer_key::AnswerKey;
 use ironhorse::train::format::checkpoint::{Checkpoint, CheckpointParts, TrainerState, write_checkpoint};
 use ironhorse::train::format::peft::AdapterFolder;
@@ -48,14 +49,20 @@ fn gradients_are_those_of_peft_in_f32_and_bf16() {
 
 const BATCH: (usize, usize) = (2, 9);
 
-fn model() -> Adapted {
-    let config = ModelConfig::parse("kind=llama,C=24,L=2,NH=4,NKV=2,HD=6,F=20,V=51,maxT=16").unwrap();
-    let lora = Lora { rank: 3, alpha: 6.0, targets: Targets::parse("q,v,o,gate,down").unwrap() };
-    Adapted { config, lora: Some(lora) }
+/// A Llama, and a mixture of experts.
+fn models() -> [Adapted; 2] {
+    let sizes = "C=24,L=2,NH=4,NKV=2,HD=6,F=24,V=51,maxT=16"; // widths are multiples of 8
+    [("kind=llama", "q,v,o,gate,down"), ("kind=qwen3_moe,E=5,K=2", "all")].map(|(kind, targets)| {
+        let config = ModelConfig::parse(&format!("{kind},{sizes}")).unwrap();
+        Adapted {
+            config,
+            lora: Some(Lora { rank: 3, alpha: 6.0, targets: Targets::parse(targets).unwrap() }),
+        }
+    })
 }
 
-fn session(engine: Box<dyn Engine>, precision: Precision) -> Session {
-    let Adapted { config, lora } = model();
+fn session(model: Adapted, engine: Box<dyn Engine>, precision: Precision) -> Session {
+    let Adapted { config, lora } = model;
     let spec = SessionSpec { train: Some(BATCH), precision, lora, ..SessionSpec::default() };
     let mut session = Session::new(engine, config, &spec).unwrap();
     let mut weights = Vec::new();
@@ -97,21 +104,24 @@ fn frozen(session: &mut Session) -> Vec<f32> {
 
 #[test]
 fn adapters_learn_and_the_base_stays() {
-    for (engine, precision) in [(cpu(), Precision::F32), (bf16(), Precision::BF16)] {
-        let mut session = session(engine, precision);
-        let before = frozen(&mut session);
-        let losses: Vec<f32> = (1..=30).map(|number| step(&mut session, number)).collect();
-        // a frozen random head over 51 tokens: the uniform loss is 3.93
-        assert!(losses[29] < losses[0] - 0.3, "{losses:?}");
-        assert_eq!(frozen(&mut session), before);
+    for model in models() {
+        for (engine, precision) in [(cpu(), Precision::F32), (bf16(), Precision::BF16)] {
+            let mut session = session(model, engine, precision);
+            let before = frozen(&mut session);
+            let losses: Vec<f32> = (1..=30).map(|number| step(&mut session, number)).collect();
+            // a frozen random head over 51 tokens: the uniform loss is 3.93
+            assert!(losses[29] < losses[0] - 0.3, "{losses:?}");
+            assert_eq!(frozen(&mut session), before);
+        }
     }
 }
 
 #[test]
 fn a_frozen_base_has_neither_gradients_nor_moments() {
-    let Adapted { config, lora } = model();
-    for precision in [Precision::F32, Precision::BF16] {
-        let with = model().training(BATCH, Recompute::None, precision).unwrap();
+    let cases = models().map(|model| [Precision::F32, Precision::BF16].map(|precision| (model, precision)));
+    for (model, precision) in cases.concat() {
+        let Adapted { config, lora } = model;
+        let with = model.training(BATCH, Recompute::None, precision).unwrap();
         let without = config.training(BATCH, Recompute::None, precision).unwrap();
         let bytes = |pool| with.layout().bytes(pool);
         assert_eq!(bytes(Pool::Frozen), without.layout().bytes(Pool::Params));
@@ -142,13 +152,14 @@ fn written(session: &mut Session, folder: &Path) -> Checkpoint {
 #[test]
 fn a_checkpoint_of_adapters_goes_on_with_the_same_bits() {
     let small = Precision::BF16.with_residual().with_bf16_moments();
-    for precision in [Precision::F32, Precision::BF16, small] {
+    let cases = models().map(|model| [Precision::F32, Precision::BF16, small].map(|one| (model, one)));
+    for (model, precision) in cases.concat() {
         let engine = || if precision == Precision::F32 { cpu() } else { bf16() };
         let top = tempfile::tempdir().unwrap();
-        let mut one = session(engine(), precision);
+        let mut one = session(model, engine(), precision);
         (1..=4).for_each(|number| _ = step(&mut one, number));
         let mut checkpoint = written(&mut one, &top.path().join("step"));
-        let mut other = session(engine(), precision);
+        let mut other = session(model, engine(), precision);
         assert!(other.restore(&mut checkpoint).unwrap(), "byte for byte");
         for number in 5..=7 {
             assert_eq!(step(&mut one, number).to_bits(), step(&mut other, number).to_bits());
@@ -156,9 +167,9 @@ fn a_checkpoint_of_adapters_goes_on_with_the_same_bits() {
         // what PEFT reads is as exact as the master weights
         let mut adapter = AdapterFolder::open(checkpoint.path()).unwrap();
         adapter.check(one.config()).unwrap();
-        let mut again = session(engine(), precision);
+        let mut again = session(model, engine(), precision);
         again.restore(&mut checkpoint).unwrap();
-        for spec in model().tensors() {
+        for spec in model.tensors() {
             let (mut stored, mut held) = (vec![0.0; spec.shape.numel()], Vec::new());
             adapter.read_tensor(&spec.name, &mut stored).unwrap();
             again.read_param(Pool::Params, &spec.name, &mut held).unwrap();
@@ -167,18 +178,43 @@ fn a_checkpoint_of_adapters_goes_on_with_the_same_bits() {
     }
 }
 
-#[test]
-fn rounding_is_within_the_tolerances_of_lockstep() {
+/// Runs two micro-steps on an engine, op by op beside the CPU.
+fn in_lockstep(model: Adapted, engine: Box<dyn Engine>, precision: Precision) {
     let (x, y): (Vec<i32>, Vec<i32>) = (0..18).map(|i| (i * 5 % 51, (i * 5 + 5) % 51)).unzip();
     let scalars = Scalars { lr: 1e-2, weight_decay: 0.1, ..Scalars::default() };
-    for precision in [Precision::F32, Precision::BF16, Precision::BF16_F32_GRADS] {
-        let mut session = session(if precision == Precision::F32 { cpu() } else { bf16() }, precision);
-        let lockstep = Lockstep { batch: Batch::plain(&x, &y), scalars, passes: 2, tf32: false };
-        let report = lockstep.run(&mut session, cpu()).unwrap();
-        assert!(report.passed(), "{report}");
-        let kinds: Vec<&str> = report.kinds.iter().map(|kind| kind.op).collect();
-        for op in ["lora_fwd", "lora_bwd_hidden", "lora_bwd_weight", "lora_bwd_input"] {
-            assert!(kinds.contains(&op), "{kinds:?}");
+    let mut session = session(model, engine, precision);
+    let lockstep = Lockstep { batch: Batch::plain(&x, &y), scalars, passes: 2, tf32: false };
+    let report = lockstep.run(&mut session, cpu()).unwrap();
+    assert!(report.passed(), "{report}");
+    let kinds: Vec<&str> = report.kinds.iter().map(|kind| kind.op).collect();
+    for op in ["lora_fwd", "lora_bwd_hidden", "lora_bwd_weight", "lora_bwd_input"] {
+        assert!(kinds.contains(&op), "{kinds:?}");
+        let grouped = format!("grouped_{op}");
+        assert_eq!(kinds.contains(&grouped.as_str()), model.config.has_experts(), "{kinds:?}");
+    }
+}
+
+const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::BF16, Precision::BF16_F32_GRADS];
+
+#[test]
+fn rounding_is_within_the_tolerances_of_lockstep() {
+    for model in models() {
+        for precision in PRECISIONS {
+            let engine = if precision == Precision::F32 { cpu() } else { bf16() };
+            in_lockstep(model, engine, precision);
+        }
+    }
+}
+
+/// In ranks for both kinds of kernels of experts: those of tensor cores take multiples of 8.
+#[test]
+#[ignore = "needs a GPU"]
+fn lockstep_with_cuda() {
+    for (model, rank) in models().into_iter().flat_map(|model| [(model, 3), (model, 8)]) {
+        let lora = model.lora.map(|lora| Lora { rank, ..lora });
+        for precision in PRECISIONS {
+            let engine = Box::new(CudaEngine::new(Settings::default()).unwrap());
+            in_lockstep(Adapted { lora, ..model }, engine, precision);
         }
     }
 }

@@ -121,7 +121,7 @@ fn truncation_is_caught_in_every_op_that_rounds() {
     let exact = ["fill", "copy", "permute", "grad_norm", "router_fwd", "route_sort", "argmax"];
     for row in summary.rows().iter().filter(|row| !exact.contains(&row.op)) {
         // These ops may round intermediate results, which hides the error of the last rounding.
-        let adds = ["lora_fwd", "lora_bwd_input"].contains(&row.op);
+        let adds = row.op.ends_with("lora_fwd") || row.op.ends_with("lora_bwd_input");
         let loose = row.op.starts_with("attention_") || adds;
         assert!(row.failed > 0 || loose, "{}", row.op);
     }

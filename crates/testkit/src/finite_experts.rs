@@ -109,20 +109,20 @@ fn router() {
 }
 
 /// The slots that the routing of a layer writes.
-struct Routes {
+pub(super) struct Routes {
     probs: Slot,
-    weights: Slot,
+    pub weights: Slot,
     experts: Slot,
     load: Slot,
-    aux: Slot,
-    order: Slot,
-    places: Slot,
-    offsets: Slot,
+    pub aux: Slot,
+    pub order: Slot,
+    pub places: Slot,
+    pub offsets: Slot,
     alpha: f32,
 }
 
 impl Routes {
-    fn new(k: &mut Bench, logits: Slot, chosen: usize, alpha: f32) -> Self {
+    pub fn new(k: &mut Bench, logits: Slot, chosen: usize, alpha: f32) -> Self {
         let (n, e) = (logits.shape.rows(), logits.shape.cols());
         let (probs, weights, load, aux) = (k.out([n, e]), k.out([n, chosen]), k.out([e]), k.out([1]));
         let mut ints = |shape: Shape| {
@@ -138,7 +138,7 @@ impl Routes {
         Self { probs, weights, experts, load, aux, order, places, offsets, alpha }
     }
 
-    fn bwd(&self, d_logits: Slot, d_weights: Slot) -> RouterBwd {
+    pub fn bwd(&self, d_logits: Slot, d_weights: Slot) -> RouterBwd {
         let Self { probs, weights, experts, load, alpha, .. } = *self;
         RouterBwd { d_logits, d_weights, probs, weights, experts, load, alpha }
     }

@@ -106,10 +106,14 @@ fn every_gradient_of_adapters_is_the_derivative_of_the_loss() {
         ("kind=qwen2,tied=true", "q,v,up", 2),
         ("kind=qwen3", "k,o,gate,down", 1),
         ("kind=qwen3_moe,experts=3,top_k=2", "q,k,v,o", 5),
+        ("kind=qwen3_moe,experts=5,top_k=2", "all", 3),
+        ("kind=moe,experts=3,top_k=3", "v,up,down", 2),
+        ("kind=moe,experts=7,top_k=1", "gate", 1),
     ] {
         let config = ModelConfig::parse(&format!("{kind},{sizes}")).unwrap();
         let lora = Lora { rank, alpha: 3.0, targets: Targets::parse(targets).unwrap() };
-        for recompute in [Recompute::None, Recompute::Full] {
+        let all = [Recompute::None, Recompute::Full, Recompute::Gelu, Recompute::Experts];
+        for recompute in all.into_iter().take(if config.has_experts() { 4 } else { 2 }) {
             check_model(Adapted { config, lora: Some(lora) }, recompute.into(), (2, 7));
         }
     }

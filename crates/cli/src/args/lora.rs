@@ -2,7 +2,7 @@
 
 use super::heading;
 use crate::number;
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Args;
 use ironhorse::train::model::{Lora, ModelConfig, Target, Targets};
 use serde::Serialize;
@@ -45,6 +45,7 @@ impl LoraArgs {
         };
         let lora = Lora { rank, alpha, targets: Targets::parse(&targets)? };
         lora.check(config)?;
+        check_experts(&lora, config)?;
         Ok(Some(lora))
     }
 
@@ -52,4 +53,16 @@ impl LoraArgs {
     pub fn text(&self) -> String {
         self.lora.map_or_else(String::new, |rank| format!(", adapters of rank {rank}"))
     }
+}
+
+/// Refuses to train adapters of experts whose file PEFT would not read: transformers 5 has gate and up of experts as one
+/// parameter, and PEFT expects the adapters of down around those of that parameter.
+fn check_experts(lora: &Lora, config: &ModelConfig) -> Result<()> {
+    let [gate, up, down] = Target::MLP.map(|target| lora.targets.has(target));
+    ensure!(
+        !config.has_experts() || (gate == up && (down || !gate)),
+        "--targets {}: of experts, PEFT reads adapters of gate, up and down together, or of down alone",
+        lora.targets
+    );
+    Ok(())
 }

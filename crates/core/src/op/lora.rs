@@ -65,8 +65,13 @@ impl LoraParts {
         })
     }
 
-    /// Checks `out` (rows,OC), `hidden` (rows,P·r) and `b` (ΣOC of the parts,r).
-    fn check(&self, c: &Checker, &[out, hidden, b]: &[Named<'_>; 3]) -> Result<()> {
+    /// Checks `out` (rows,OC), `hidden` (rows,P·r) and `b` (ΣOC of the parts,r), or as many `b` as there are `experts`.
+    pub(super) fn check(
+        &self,
+        c: &Checker,
+        &[out, hidden, b]: &[Named<'_>; 3],
+        experts: usize,
+    ) -> Result<()> {
         let (rows, rank) = (out.1.shape.rows(), b.1.shape.cols());
         let mut end = 0;
         for span in self.columns() {
@@ -76,13 +81,13 @@ impl LoraParts {
             }
             end = span.end;
         }
-        c.matrix(b.0, b.1, self.rows(), rank)?;
+        c.matrix(b.0, b.1, experts * self.rows(), rank)?;
         c.matrix(hidden.0, hidden.1, rows, self.count * rank)
     }
 }
 
 /// A product whose result is added to what was there, which an engine may do after rounding it.
-const ADDED: Numerics = PRODUCT.inner_roundings(1.0).bf16_engines(1.5 * BF16_UNIT);
+pub(super) const ADDED: Numerics = PRODUCT.inner_roundings(1.0).bf16_engines(1.5 * BF16_UNIT);
 
 op! {
     /// `out[:, part] += scale · hidden[:, part] · b[part]ᵀ` for each part; the other columns stay.
@@ -101,7 +106,7 @@ op! {
     name "lora_fwd"
     check(op, c) {
         c.same_float(named!(op: out, hidden, b))?;
-        op.parts.check(c, named!(op: out, hidden, b))
+        op.parts.check(c, named!(op: out, hidden, b), 1)
     }
     numerics { ADDED }
     flops(op) { flops(&op.hidden, &op.b, &op.parts) }
@@ -126,7 +131,7 @@ op! {
     name "lora_bwd_hidden"
     check(op, c) {
         c.same_float(named!(op: d_out, d_hidden, b))?;
-        op.parts.check(c, named!(op: d_out, d_hidden, b))
+        op.parts.check(c, named!(op: d_out, d_hidden, b), 1)
     }
     numerics { PRODUCT.bf16_engines(1.5 * BF16_UNIT) }
     flops(op) { flops(&op.d_hidden, &op.b, &op.parts) }
@@ -155,7 +160,7 @@ op! {
     check(op, c) {
         c.same_float(named!(op: d_out, hidden))?;
         c.same_float(named!(op: d_b))?;
-        op.parts.check(c, named!(op: d_out, hidden, d_b))
+        op.parts.check(c, named!(op: d_out, hidden, d_b), 1)
     }
     numerics(op, _arg) { weight_gradient(op.accum) }
     flops(op) { flops(&op.hidden, &op.d_b, &op.parts) }
@@ -188,12 +193,12 @@ op! {
 }
 
 /// The operations of the products with B: each row of it with the part of `hidden` that it belongs to.
-fn flops(hidden: &Slot, b: &Slot, parts: &LoraParts) -> u64 {
+pub(super) fn flops(hidden: &Slot, b: &Slot, parts: &LoraParts) -> u64 {
     2 * hidden.shape.rows() as u64 * parts.rows() as u64 * b.shape.cols() as u64
 }
 
 /// The bytes of the columns that the parts are.
-fn columns(out: &Slot, parts: &LoraParts) -> usize {
+pub(super) fn columns(out: &Slot, parts: &LoraParts) -> usize {
     out.shape.rows() * parts.rows() * out.dtype.size()
 }
 

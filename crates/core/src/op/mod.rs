@@ -10,6 +10,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 mod grouped;
+mod grouped_lora;
 mod linear;
 mod lora;
 mod loss;
@@ -33,6 +34,7 @@ pub use dropout::{AttentionDropoutBwd, AttentionDropoutFwd, Dropout};
 pub use elementwise::Add;
 pub use embedding::{EmbeddingBwd, EmbeddingFwd};
 pub use grouped::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
+pub use grouped_lora::{GroupedLoraBwdHidden, GroupedLoraBwdInput, GroupedLoraBwdWeight, GroupedLoraFwd};
 pub use linear::{LinearBwdInput, LinearBwdWeight, LinearFwd};
 pub use lora::{LoraBwdHidden, LoraBwdInput, LoraBwdWeight, LoraFwd, LoraPart, LoraParts};
 pub use loss::{Argmax, CrossEntropy, IGNORED, LossMean};
@@ -136,6 +138,10 @@ ops!(
     GroupedLinearFwd,
     GroupedLinearBwdInput,
     GroupedLinearBwdWeight,
+    GroupedLoraFwd,
+    GroupedLoraBwdHidden,
+    GroupedLoraBwdWeight,
+    GroupedLoraBwdInput,
     CrossEntropy,
     Argmax,
     LossMean,

@@ -275,7 +275,7 @@ pub(super) fn check_aliasing(op: &Op) -> Result<()> {
 pub(super) struct Checker(pub &'static str);
 
 impl Checker {
-    pub fn fail(&self, what: String) -> Result<()> {
+    pub fn fail<T>(&self, what: String) -> Result<T> {
         Err(Error::Op { op: self.0, what })
     }
 

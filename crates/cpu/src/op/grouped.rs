@@ -9,11 +9,11 @@ use ironhorse_core::{Error, Result, Slot};
 use std::ops::Range;
 
 /// Where the rows of each expert begin, and the number of rows.
-struct Groups<'a>(&'a [i32]);
+pub(super) struct Groups<'a>(&'a [i32]);
 
 impl Groups<'_> {
     /// Refuses offsets that do not rise from 0 to `rows`.
-    fn new(ctx: &Ctx<'_>, offsets: Slot, rows: usize) -> Result<Self> {
+    pub fn new(ctx: &Ctx<'_>, offsets: Slot, rows: usize) -> Result<Self> {
         // SAFETY: nothing writes the offsets while the op runs.
         let offsets = unsafe { ctx.i32(offsets)?.all() };
         let ends = offsets.first() == Some(&0) && offsets.last().is_some_and(|&end| end as usize == rows);
@@ -25,11 +25,11 @@ impl Groups<'_> {
         Err(Error::Input(what))
     }
 
-    fn experts(&self) -> usize {
+    pub fn experts(&self) -> usize {
         self.0.len() - 1
     }
 
-    fn rows(&self, expert: usize) -> Range<usize> {
+    pub fn rows(&self, expert: usize) -> Range<usize> {
         self.0[expert] as usize..self.0[expert + 1] as usize
     }
 }

@@ -6,13 +6,13 @@ use crate::memory::Span;
 use ironhorse_core::Result;
 use ironhorse_core::op::{LoraBwdHidden, LoraBwdInput, LoraBwdWeight, LoraFwd};
 
-/// Rows of `width` floats, read from this column on.
-fn columns(span: Span<f32>, width: usize, first: usize) -> MatRef {
+/// Rows of `width` floats, read from this element on.
+pub(super) fn columns(span: Span<f32>, width: usize, first: usize) -> MatRef {
     MatRef::row_major(span.ptr().wrapping_add(first).cast_const(), width)
 }
 
 /// The same, written.
-fn columns_mut(span: Span<f32>, width: usize, first: usize) -> MatMut {
+pub(super) fn columns_mut(span: Span<f32>, width: usize, first: usize) -> MatMut {
     MatMut { ptr: span.ptr().wrapping_add(first), rs: width }
 }
 

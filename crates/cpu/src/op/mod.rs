@@ -5,6 +5,7 @@ mod columns;
 mod elementwise;
 mod embedding;
 mod grouped;
+mod grouped_lora;
 mod linear;
 mod lora;
 mod loss;
@@ -219,6 +220,10 @@ pub fn run(ctx: &mut Ctx<'_>, op: &Op) -> Result<()> {
         Op::GroupedLinearFwd(op) => grouped::grouped_linear_fwd(ctx, op),
         Op::GroupedLinearBwdInput(op) => grouped::grouped_linear_bwd_input(ctx, op),
         Op::GroupedLinearBwdWeight(op) => grouped::grouped_linear_bwd_weight(ctx, op),
+        Op::GroupedLoraFwd(op) => grouped_lora::grouped_lora_fwd(ctx, op),
+        Op::GroupedLoraBwdHidden(op) => grouped_lora::grouped_lora_bwd_hidden(ctx, op),
+        Op::GroupedLoraBwdWeight(op) => grouped_lora::grouped_lora_bwd_weight(ctx, op),
+        Op::GroupedLoraBwdInput(op) => grouped_lora::grouped_lora_bwd_input(ctx, op),
         Op::CrossEntropy(op) => loss::cross_entropy(ctx, op),
         Op::Argmax(op) => loss::argmax(ctx, op),
         Op::LossMean(op) => loss::loss_mean(ctx, op),

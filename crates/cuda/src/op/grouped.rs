@@ -18,7 +18,7 @@ const STORE_ROWS: u32 = 16;
 /// Shared memory of a block of a Hopper.
 const HOPPER_SHARED: usize = 227 << 10;
 /// The most experts: their offsets are held in shared memory.
-const MOST_EXPERTS: usize = 2048;
+pub(super) const MOST_EXPERTS: usize = 2048;
 
 /// The three products, and the forward with SwiGLU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ enum Step {
 
 /// Which kernels compute a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
-enum Path {
+pub(super) enum Path {
     /// experts/grouped_any.cu: f32 arithmetic, any shape.
     Any,
     /// experts/grouped_mma.cu: tensor cores, bf16 in whole vectors.
@@ -56,7 +56,7 @@ impl Path {
     }
 
     /// The fastest that may run on a device.
-    fn most(compute: (u32, u32)) -> Self {
+    pub fn most(compute: (u32, u32)) -> Self {
         let choice = std::env::var(CHOICE).ok();
         match choice.as_deref() {
             Some("any") => Self::Any,
@@ -82,17 +82,17 @@ impl Path {
     }
 
     /// Rows and columns of a tile: `BM` and `BN` of the files.
-    fn tile(self) -> [usize; 2] {
+    pub fn tile(self) -> [usize; 2] {
         if self == Self::Wgmma { [128, 256] } else { [128, 128] }
     }
 
     /// `THREADS` of the files.
-    fn threads(self) -> u32 {
+    pub fn threads(self) -> u32 {
         if self == Self::Wgmma { 384 } else { 256 }
     }
 
     /// Bytes of dynamic shared memory: what the kernel needs itself, and the offsets.
-    fn shared(self, experts: usize) -> usize {
+    pub fn shared(self, experts: usize) -> usize {
         let tiles = match self {
             Self::Any => 0,
             Self::Mma => 64 << 10,

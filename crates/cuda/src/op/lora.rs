@@ -72,7 +72,7 @@ pub(crate) fn lora_bwd_input(cx: &mut Lower<'_>, op: &LoraBwdInput) -> Result<()
 }
 
 /// The addresses of elements of slots, by their index.
-fn addresses(cx: &Lower<'_>, slots: [Slot; 3]) -> Result<[impl Fn(usize) -> u64 + use<>; 3]> {
+pub(super) fn addresses(cx: &Lower<'_>, slots: [Slot; 3]) -> Result<[impl Fn(usize) -> u64 + use<>; 3]> {
     let mut starts = [0; 3];
     for (start, slot) in starts.iter_mut().zip(slots) {
         *start = cx.ptr(slot)?;

@@ -7,6 +7,7 @@ mod embedding;
 mod flash;
 mod gemv;
 mod grouped;
+mod grouped_lora;
 mod linear;
 mod lora;
 mod loss;
@@ -135,13 +136,17 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::GroupedLinearFwd(op) => grouped::grouped_linear_fwd(cx, op),
         Op::GroupedLinearBwdInput(op) => grouped::grouped_linear_bwd_input(cx, op),
         Op::GroupedLinearBwdWeight(op) => grouped::grouped_linear_bwd_weight(cx, op),
+        Op::GroupedLoraFwd(op) => grouped_lora::grouped_lora_fwd(cx, op),
+        Op::GroupedLoraBwdHidden(op) => grouped_lora::grouped_lora_bwd_hidden(cx, op),
+        Op::GroupedLoraBwdWeight(op) => grouped_lora::grouped_lora_bwd_weight(cx, op),
+        Op::GroupedLoraBwdInput(op) => grouped_lora::grouped_lora_bwd_input(cx, op),
     }
 }
 
 /// Every specialisation the launchers ask for.
 pub(crate) fn specs() -> Vec<Spec> {
     specs_of!(
-        attention_cached elementwise embedding flash gemv grouped linear loss memory muon norm optimizer qk_norm rope
-        router routing sample swiglu
+        attention_cached elementwise embedding flash gemv grouped grouped_lora linear loss memory muon norm optimizer
+        qk_norm rope router routing sample swiglu
     )
 }

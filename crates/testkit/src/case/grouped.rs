@@ -57,7 +57,8 @@ fn kit(p: Precision, (rows, c, oc): Groups, more: &str) -> Kit {
     kit
 }
 
-fn offsets(kit: &mut Kit, (rows, ..): Groups) -> ironhorse_core::Slot {
+/// Where the rows of each expert begin, and their number.
+pub(super) fn offsets(kit: &mut Kit, rows: &[usize]) -> ironhorse_core::Slot {
     let mut ends = vec![0];
     for &rows in rows {
         ends.push(ends[ends.len() - 1] + rows as i32);
@@ -79,7 +80,7 @@ fn fwd(p: Precision, groups: Groups, act: bool) -> Case {
         act: act.then(|| kit.slot([rows, oc / 2])),
         inp: kit.slot([rows, c]),
         weight: kit.param([groups.0.len(), oc, c]),
-        offsets: offsets(&mut kit, groups),
+        offsets: offsets(&mut kit, groups.0),
     };
     kit.finish(op)
 }
@@ -91,7 +92,7 @@ fn bwd_input(p: Precision, groups: Groups) -> Case {
         d_inp: kit.slot([rows, c]),
         d_out: kit.slot([rows, oc]),
         weight: kit.param([groups.0.len(), oc, c]),
-        offsets: offsets(&mut kit, groups),
+        offsets: offsets(&mut kit, groups.0),
     };
     kit.finish(op)
 }
@@ -104,7 +105,7 @@ fn bwd_weight(p: Precision, groups: Groups, (accum, micro_step): (Accum, u32)) -
         d_weight: kit.grad([groups.0.len(), oc, c]),
         d_out: kit.slot([rows, oc]),
         inp: kit.slot([rows, c]),
-        offsets: offsets(&mut kit, groups),
+        offsets: offsets(&mut kit, groups.0),
         accum,
     };
     kit.finish(op)

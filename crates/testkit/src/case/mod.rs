@@ -6,6 +6,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 mod grouped;
+mod grouped_lora;
 mod kit;
 mod layernorm;
 mod linear;
@@ -199,6 +200,10 @@ const FAMILIES: &[Family] = &[
     (&["router_fwd", "router_bwd", "router_load"], router::cases),
     (&["route_sort", "permute", "permute_bwd", "combine", "combine_bwd"], routing::cases),
     (&["grouped_linear_fwd", "grouped_linear_bwd_input", "grouped_linear_bwd_weight"], grouped::cases),
+    (
+        &["grouped_lora_fwd", "grouped_lora_bwd_hidden", "grouped_lora_bwd_weight", "grouped_lora_bwd_input"],
+        grouped_lora::cases,
+    ),
     (&["cross_entropy", "argmax", "loss_mean"], loss::cases),
     (&["grad_norm", "adamw"], optimizer::cases),
     (&["muon_momentum", "muon_update"], muon::cases),
@@ -261,7 +266,7 @@ mod tests {
         let ops: HashSet<_> = mixed.iter().map(|case| case.op().name()).collect();
         let want = ["embedding_bwd", "layernorm_bwd", "linear_bwd_weight", "adamw", "muon_momentum"];
         let more = ["rmsnorm_bwd", "qk_norm_bwd", "grouped_linear_bwd_weight", "lora_bwd_weight"];
-        let want = [&want[..], &more].concat();
+        let want = [&want[..], &more, &["grouped_lora_bwd_weight"]].concat();
         assert_eq!(ops, HashSet::from_iter(want));
     }
 
@@ -339,6 +344,7 @@ mod tests {
             has("accum", &|op| matches!(op, Op::QkNormBwd(op) if op.accum == accum));
             has("accum", &|op| matches!(op, Op::PermuteBwd(op) if op.accum == accum));
             has("accum", &|op| matches!(op, Op::GroupedLinearBwdWeight(op) if op.accum == accum));
+            has("accum", &|op| matches!(op, Op::GroupedLoraBwdWeight(op) if op.accum == accum));
             has("accum", &|op| matches!(op, Op::RouterLoad(op) if op.accum == accum));
         }
     }

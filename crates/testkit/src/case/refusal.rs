@@ -3,7 +3,8 @@
 use super::{Case, Kit};
 use ironhorse_core::op::{
     Accum, AttentionCached, AttentionFwd, AttentionMask, CrossEntropy, EmbeddingBwd, EmbeddingFwd,
-    GroupedLinearFwd, Rope, RopeScaling, RouteSort, RouterFwd,
+    GroupedLinearFwd, GroupedLoraBwdInput, GroupedLoraBwdWeight, GroupedLoraFwd, LoraParts, Rope,
+    RopeScaling, RouteSort, RouterFwd,
 };
 use ironhorse_core::{Precision, Slot};
 
@@ -43,6 +44,7 @@ pub fn refusals_in(p: Precision) -> Vec<Case> {
     }
     for offsets in [[1, 3, 5], [0, 4, 3], [0, 3, 6], [0, -1, 5], [0, i32::MAX, 5], [0, 5, 4]] {
         cases.push(grouped_linear_fwd(p, offsets));
+        cases.extend(grouped_lora(p, offsets));
     }
     cases
 }
@@ -163,4 +165,24 @@ fn grouped_linear_fwd(p: Precision, offsets: [i32; 3]) -> Case {
     let (out, inp, weight) = (kit.slot([5, 2]), kit.slot([5, 3]), kit.param([2, 2, 3]));
     let offsets = kit.i32s([3], &offsets);
     kit.finish(GroupedLinearFwd { out, act: None, inp, weight, offsets })
+}
+
+/// The kernels of adapters: those of rows, and that of weights.
+fn grouped_lora(p: Precision, ends: [i32; 3]) -> [Case; 3] {
+    let kits = || {
+        let mut kit = Kit::with_precision(p, format!("offsets {ends:?} of 5 rows"));
+        let offsets = kit.i32s([3], &ends);
+        (kit, offsets)
+    };
+    let parts = LoraParts::new(&[0..2, 2..3]).unwrap_or_default();
+    let (mut kit, offsets) = kits();
+    let (out, hidden, b) = (kit.slot([5, 3]), kit.slot([5, 4]), kit.param([2, 3, 2]));
+    let fwd = kit.finish(GroupedLoraFwd { out, hidden, b, offsets, parts, scale: 1.0 });
+    let (mut kit, offsets) = kits();
+    let (d_b, d_out, hidden) = (kit.grad([2, 3, 2]), kit.slot([5, 3]), kit.slot([5, 4]));
+    let accum = Accum::Write;
+    let weight = kit.finish(GroupedLoraBwdWeight { d_b, d_out, hidden, offsets, parts, scale: 1.0, accum });
+    let (mut kit, offsets) = kits();
+    let (d_inp, d_hidden, a) = (kit.slot([5, 3]), kit.slot([5, 4]), kit.param([2, 4, 3]));
+    [fwd, weight, kit.finish(GroupedLoraBwdInput { d_inp, d_hidden, a, offsets })]
 }

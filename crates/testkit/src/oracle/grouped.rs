@@ -49,7 +49,7 @@ pub(super) fn bwd_weight(pools: &mut Pools, op: &GroupedLinearBwdWeight, step: S
 }
 
 /// The expert of each row, or an input error.
-fn experts(pools: &Pools, offsets: Slot, rows: usize) -> Result<Vec<usize>> {
+pub(super) fn experts(pools: &Pools, offsets: Slot, rows: usize) -> Result<Vec<usize>> {
     let offsets = pools.read(offsets)?;
     let ends = (offsets.first(), offsets.last()) == (Some(&0.0), Some(&(rows as f64)));
     if !ends || offsets.windows(2).any(|pair| pair[0] > pair[1]) {

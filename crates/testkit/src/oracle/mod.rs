@@ -8,6 +8,7 @@ mod elementwise;
 mod embedding;
 mod fused;
 mod grouped;
+mod grouped_lora;
 pub(crate) mod layernorm;
 mod linear;
 mod lora;
@@ -128,6 +129,10 @@ pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
         Op::GroupedLinearFwd(op) => grouped::fwd(pools, op),
         Op::GroupedLinearBwdInput(op) => grouped::bwd_input(pools, op),
         Op::GroupedLinearBwdWeight(op) => grouped::bwd_weight(pools, op, step),
+        Op::GroupedLoraFwd(op) => grouped_lora::fwd(pools, op),
+        Op::GroupedLoraBwdHidden(op) => grouped_lora::bwd_hidden(pools, op),
+        Op::GroupedLoraBwdWeight(op) => grouped_lora::bwd_weight(pools, op, step),
+        Op::GroupedLoraBwdInput(op) => grouped_lora::bwd_input(pools, op),
         Op::CrossEntropy(op) => loss::cross_entropy(pools, op, step),
         Op::Argmax(op) => loss::argmax(pools, op),
         Op::LossMean(op) => loss::mean(pools, op, step),

@@ -16,7 +16,7 @@ mod tensor_spec;
 pub use config::ModelConfig;
 pub use gpt2::Gpt2Config;
 pub(crate) use gpt2::LAYERNORM_EPS;
-pub use lora::{Adapted, BaseDigest, Lora, Target, Targets, add_product};
+pub use lora::{Adapted, AdapterPart, BaseDigest, Lora, Target, Targets, add_product};
 pub use moe::{Family, MoeConfig, RopeType};
 pub use notation::Notation;
 pub use recompute::{Recompute, StepOptions};

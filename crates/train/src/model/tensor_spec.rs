@@ -18,7 +18,7 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    pub(super) fn new<const N: usize>(name: impl Into<String>, dims: [usize; N]) -> Self {
+    pub(crate) fn new<const N: usize>(name: impl Into<String>, dims: [usize; N]) -> Self {
         Self { name: name.into(), shape: Shape::new(dims), decay: N == 2, matrices: 0 }
     }
 

@@ -73,7 +73,7 @@ impl Session {
         let table = self.model.tensors();
         let mut specs = table.iter();
         self.load(Pool::Params, |_, values| match specs.next() {
-            Some(spec) => adapter.read_as(&cover, spec, values),
+            Some(spec) => adapter.read_as(&cover, &spec.name, values),
             None => Ok(()),
         })
     }

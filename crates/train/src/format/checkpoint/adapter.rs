@@ -86,7 +86,7 @@ pub(super) fn write_peft(
     read: &mut ReadState<'_>,
 ) -> Result<Written> {
     let base = adapter.facts();
-    let text = config_text(&adapter.lora, &base);
+    let text = config_text(&adapter.lora, table, &base);
     let settings = atomic::write_bytes(&folder.join(ADAPTER_CONFIG), text.as_bytes())?;
     let (mut bytes, mut residual, mut non_finite) = (Vec::new(), Vec::new(), Vec::new());
     let tensors = atomic::write_file(&folder.join(ADAPTER_MODEL), |sink| {

@@ -1,12 +1,12 @@
 //! The weights of a base with an adapter in them, as one source of weights.
 
 use super::AdapterFolder;
+use crate::Result;
 use crate::format::checkpoint::TrainerState;
 use crate::format::hf::TextTokens;
 use crate::format::tokenizer::{NamedFiles, tokenizer_files};
 use crate::format::weights::{AdaptedFrom, WeightSource};
-use crate::model::{BaseDigest, Lora, ModelConfig, add_product};
-use crate::{Error, Result};
+use crate::model::{AdapterPart, BaseDigest, Lora, ModelConfig, add_product};
 use std::path::{Path, PathBuf};
 
 /// A base and an adapter for it: `W + (alpha/r)·B·A`, computed when a weight is read.
@@ -52,16 +52,13 @@ impl WeightSource for Merged {
         let Some(stem) = name.strip_suffix(".weight") else { return Ok(()) };
         let names = ["A", "B"].map(|which| format!("{stem}.lora_{which}.weight"));
         let lora = self.adapter.lora();
-        let Ok((_, target, _)) = Lora::part_of(&names[0]) else { return Ok(()) };
+        let Ok(AdapterPart { target, .. }) = Lora::part_of(&names[0]) else { return Ok(()) };
         if !lora.targets.has(target) {
             return Ok(());
         }
-        let table = lora.tensors(&self.base.config());
-        let mut parts = [Vec::new(), Vec::new()];
+        let config = self.base.config();
+        let mut parts = [false, true].map(|is_b| vec![0.0; lora.numel(&config, target, is_b)]);
         for (values, name) in parts.iter_mut().zip(&names) {
-            let missing = || Error::unknown("tensor of an adapter", name, "one of its table");
-            let spec = table.iter().find(|spec| spec.name == *name).ok_or_else(missing)?;
-            values.resize(spec.shape.numel(), 0.0);
             self.adapter.read_tensor(name, values)?;
         }
         add_product(out, [&parts[0], &parts[1]], &lora);

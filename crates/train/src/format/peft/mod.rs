@@ -1,21 +1,25 @@
 //! Adapters as PEFT keeps them: a folder with `adapter_config.json` and `adapter_model.safetensors`.
 //!
-//! The tensors have PEFT's names, `base_model.model.` before ours. Their shapes say what has adapters; of the settings, those
+//! The tensors have PEFT's names, `base_model.model.` before ours. Experts are modules of their own there, as in the files of
+//! models; PEFT stacks them as it reads where transformers does. Their shapes say what has adapters; of the settings, those
 //! that would change what is computed are obeyed or refused by their names. The metadata of a file that we wrote has the
 //! digest of its base, so that another base is refused.
 
 mod config;
 mod merged;
+mod stacked;
 
 pub(in crate::format) use config::config_text;
 pub use merged::Merged;
 
 use self::config::AdapterConfig;
+use self::stacked::{Held, Own, Stacked};
 use super::safetensors::{Dtype, Header, SafeTensors, TensorInfo, Writer};
 use super::stacked::expect_numel;
 use super::{Sink, checkpoint};
-use crate::model::{BaseDigest, Lora, ModelConfig, Targets, TensorSpec};
+use crate::model::{AdapterPart, BaseDigest, Lora, ModelConfig, Targets, TensorSpec};
 use crate::{Error, Result};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -42,7 +46,12 @@ pub struct BaseFacts {
 pub struct AdapterFolder {
     folder: PathBuf,
     file: SafeTensors<File>,
+    /// Adapters that can stand for all of the file's, whose ranks and factors may differ.
     lora: Lora,
+    /// Of the adapters that are not stacked.
+    own: Own,
+    stacked: Stacked,
+    held: Held,
     base: BaseFacts,
 }
 
@@ -62,7 +71,7 @@ impl AdapterFolder {
     }
 
     fn open_folder(folder: &Path) -> Result<Self> {
-        let AdapterConfig { rank, alpha, base } = AdapterConfig::read(&folder.join(ADAPTER_CONFIG))?;
+        let AdapterConfig { own, stacked, base } = AdapterConfig::read(&folder.join(ADAPTER_CONFIG))?;
         let path = folder.join(ADAPTER_MODEL);
         if !path.exists() && folder.join("adapter_model.bin").exists() {
             let expected = format!("{ADAPTER_MODEL}; save it with safe_serialization=True");
@@ -72,12 +81,18 @@ impl AdapterFolder {
         let mut targets = Targets::default();
         for entry in file.header().entries() {
             let name = entry.name.strip_prefix(PREFIX);
+            if let Some((several, _)) = name.and_then(|name| stacked.targets_of(name)) {
+                several.iter().for_each(|&target| targets.insert(target));
+                continue; // the sizes are checked with those of a model
+            }
             let part = name.map(Lora::part_of).and_then(Result::ok);
-            let Some((_, target, is_b)) = part else {
+            let Some(AdapterPart { target, is_b, .. }) =
+                part.filter(|part| stacked.of(part.target).is_none())
+            else {
                 let expected = "lora_A and lora_B of q, k, v, o, gate, up and down only";
                 return Err(file.field("tensor", format!("{:?}", entry.name), expected));
             };
-            let at = usize::from(is_b);
+            let (at, rank) = (usize::from(is_b), own.rank);
             if entry.shape.len() != 2 || entry.shape[at] != rank {
                 let (field, found) = (format!("shape of `{}`", entry.name), format!("{:?}", entry.shape));
                 let side = if is_b { "columns" } else { "rows" };
@@ -86,8 +101,10 @@ impl AdapterFolder {
             targets.insert(target);
         }
         let digest = file.header().meta(BASE_DIGEST).map(str::to_owned);
-        let (lora, base) = (Lora { rank, alpha, targets }, BaseFacts { name: base, digest });
-        Ok(Self { folder: folder.to_owned(), file, lora, base })
+        let base = BaseFacts { name: base, digest };
+        let lora = covering(targets, own, stacked);
+        let folder = folder.to_owned();
+        Ok(Self { folder, file, lora, own, stacked, held: Held::default(), base })
     }
 
     /// The folder.
@@ -108,20 +125,39 @@ impl AdapterFolder {
     /// Refuses an adapter whose tensors are not all those that it has for this model, in their shapes.
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
         self.lora.check(config).map_err(|error| error.in_file(&self.folder))?;
-        let table = self.lora.tensors(config);
-        for spec in &table {
-            let name = format!("{PREFIX}{}", spec.name);
+        let experts = if let ModelConfig::Moe(sizes) = config { sizes.n_experts } else { 0 };
+        let mut expected = BTreeMap::new();
+        for spec in self.lora.tensors(config) {
+            let part = Lora::part_of(&spec.name)?;
+            match self.stacked.of(part.target) {
+                Some(own) if part.expert.is_some() => {
+                    let dims = [spec.shape.rows(), spec.shape.cols()];
+                    expected.insert(self.stacked.tensor(part), Stacked::shape(part, own, experts, dims));
+                }
+                Some(_) => {
+                    return Err(self.file.field("adapter", "of experts", "one for a model without experts"));
+                }
+                None => {
+                    let [rows, cols] = [spec.shape.rows(), spec.shape.cols()];
+                    let rank = self.own.rank;
+                    let shape = if part.is_b { [rows, rank] } else { [rank, cols] };
+                    expected.insert(spec.name, shape);
+                }
+            }
+        }
+        for (name, shape) in &expected {
+            let name = format!("{PREFIX}{name}");
             let (entry, _) = self.file.float_entry(&name)?;
-            if entry.shape != spec.shape.dims() {
+            if entry.shape != shape {
                 let field = format!("shape of `{name}`");
-                let expected = format!("{} of this base; the adapter is for {}", spec.shape, self.base.name);
+                let expected = format!("{shape:?} of this base; the adapter is for {}", self.base.name);
                 return Err(self.file.field(field, format!("{:?}", entry.shape), expected));
             }
         }
         let held = self.file.header().entries().len();
-        if held > table.len() {
-            let found = format!("{held} tensors, of more layers");
-            let expected = format!("{} of this base; the adapter is for {}", table.len(), self.base.name);
+        if held > expected.len() {
+            let found = format!("{held} tensors, of more layers or experts");
+            let expected = format!("{} of this base; the adapter is for {}", expected.len(), self.base.name);
             return Err(Error::field(&self.folder, "adapter", found, expected));
         }
         Ok(())
@@ -141,39 +177,63 @@ impl AdapterFolder {
 
     /// Fills `out` with a tensor by its name in the table of [`Lora::tensors`].
     pub fn read_tensor(&mut self, name: &str, out: &mut [f32]) -> Result<()> {
-        let name = format!("{PREFIX}{name}");
-        expect_numel(&name, out.len(), self.file.float_entry(&name)?.0.numel())?;
-        self.file.read_f32(&name, out)?;
-        match out.iter().position(|value| !value.is_finite()) {
-            Some(at) => Err(self.file.field(format!("`{name}` at {at}"), out[at], "a finite number")),
-            None => Ok(()),
+        self.read_as(&self.lora.clone(), name, out)
+    }
+
+    /// The numbers of a tensor as the file has them, in its own rank.
+    fn read_own(&mut self, name: &str, part: AdapterPart) -> Result<Vec<f32>> {
+        let stacked = self.stacked.of(part.target).filter(|_| part.expert.is_some());
+        let name = match stacked {
+            Some(_) => format!("{PREFIX}{}", self.stacked.tensor(part)),
+            None => format!("{PREFIX}{name}"),
+        };
+        let values = match stacked {
+            Some(own) => self.held.part(&mut self.file, &name, part, own)?,
+            None => {
+                let mut values = vec![0.0; self.file.float_entry(&name)?.0.numel()];
+                self.file.read_f32(&name, &mut values)?;
+                values
+            }
+        };
+        match values.iter().position(|value| !value.is_finite()) {
+            Some(at) => Err(self.file.field(format!("`{name}` at {at}"), values[at], "a finite number")),
+            None => Ok(values),
         }
     }
 
-    /// Fills `out` with a tensor of adapters that cover this one ([`Lora::covering`]): 0 where it has none, and its own
-    /// factor in B.
-    pub fn read_as(&mut self, cover: &Lora, spec: &TensorSpec, out: &mut [f32]) -> Result<()> {
-        if *cover == self.lora {
-            return self.read_tensor(&spec.name, out);
+    /// Fills `out` with a tensor, by its name, of adapters that cover this one ([`Lora::covering`]): 0 where it has none, and
+    /// its own factor in B.
+    pub fn read_as(&mut self, cover: &Lora, name: &str, out: &mut [f32]) -> Result<()> {
+        let part = Lora::part_of(name)?;
+        if !self.lora.targets.has(part.target) {
+            out.fill(0.0);
+            return Ok(());
+        }
+        let values = self.read_own(name, part)?;
+        let Own { rank, alpha } = self.stacked.of(part.target).unwrap_or(self.own);
+        expect_numel(name, out.len() * rank, values.len() * cover.rank)?;
+        if (rank, alpha) == (cover.rank, cover.alpha) {
+            out.copy_from_slice(&values);
+            return Ok(());
         }
         out.fill(0.0);
-        let (_, target, is_b) = Lora::part_of(&spec.name)?;
-        if !self.lora.targets.has(target) {
+        if !part.is_b {
+            out[..values.len()].copy_from_slice(&values);
             return Ok(());
         }
-        let (rank, cols) = (self.lora.rank, spec.shape.cols());
-        let mut own = vec![0.0; if is_b { spec.shape.rows() * rank } else { rank * cols }];
-        self.read_tensor(&spec.name, &mut own)?;
-        if !is_b {
-            out[..own.len()].copy_from_slice(&own);
-            return Ok(());
-        }
-        let factor = (self.lora.scale() / cover.scale()) as f32;
-        for (row, own) in out.chunks_mut(cols).zip(own.chunks(rank)) {
+        let factor = (alpha / rank as f64 / cover.scale()) as f32;
+        for (row, own) in out.chunks_mut(cover.rank).zip(values.chunks(rank)) {
             row.iter_mut().zip(own).for_each(|(out, own)| *out = factor * own);
         }
         Ok(())
     }
+}
+
+/// Adapters on these targets that can stand for those of a file.
+fn covering(targets: Targets, own: Own, stacked: Stacked) -> Lora {
+    let lora = |Own { rank, alpha }: Own| Lora { rank, alpha, targets };
+    let all: Vec<Lora> = targets.iter().map(|target| lora(stacked.of(target).unwrap_or(own))).collect();
+    Lora::covering(&all).unwrap_or(lora(own))
 }
 
 /// Writes the tensors of adapters as f32: `read(spec, values)` for each in model order.

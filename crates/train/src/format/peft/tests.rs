@@ -17,7 +17,7 @@ fn lora(rank: usize, targets: &str) -> Lora {
 fn written(folder: &Path, lora: &Lora, digest: Option<&str>) {
     let base = BaseFacts { name: "org/base".into(), digest: digest.map(str::to_owned) };
     std::fs::create_dir_all(folder).unwrap();
-    std::fs::write(folder.join(ADAPTER_CONFIG), config_text(lora, &base)).unwrap();
+    std::fs::write(folder.join(ADAPTER_CONFIG), config_text(lora, &lora.tensors(&config()), &base)).unwrap();
     atomic::write_file(&folder.join(ADAPTER_MODEL), |sink| {
         write_adapter(sink, &lora.tensors(&config()), &base, |index, values| {
             values.iter_mut().enumerate().for_each(|(at, x)| *x = index as f32 + at as f32 / 4.0);
@@ -86,15 +86,17 @@ fn an_adapter_covered_by_a_larger_one_is_the_same() {
     let cover = Lora::covering(&[small, lora(3, "q,o")]).unwrap();
     for spec in cover.tensors(&config()) {
         let mut values = vec![f32::NAN; spec.shape.numel()];
-        adapter.read_as(&cover, &spec, &mut values).unwrap();
+        adapter.read_as(&cover, &spec.name, &mut values).unwrap();
         match Lora::part_of(&spec.name).unwrap() {
-            (_, crate::model::Target::O, _) => assert!(values.iter().all(|&x| x == 0.0)),
-            (0, _, false) => {
+            AdapterPart { target: crate::model::Target::O, .. } => assert!(values.iter().all(|&x| x == 0.0)),
+            AdapterPart { layer: 0, is_b: false, .. } => {
                 assert_eq!(values[..3], [0.0, 0.25, 0.5]);
                 assert!(values[16..].iter().all(|&x| x == 0.0), "the third row is not its own");
             }
             // alpha / r is 3: the cover's is 1
-            (0, _, true) => assert_eq!(values[..6], [3.0, 3.75, 0.0, 4.5, 5.25, 0.0]),
+            AdapterPart { layer: 0, is_b: true, .. } => {
+                assert_eq!(values[..6], [3.0, 3.75, 0.0, 4.5, 5.25, 0.0])
+            }
             _ => {}
         }
     }
@@ -154,7 +156,7 @@ fn what_cannot_be_obeyed_is_refused_by_name() {
     let adapter = AdapterFolder::open(top.path()).unwrap();
     for (sizes, what) in [
         ("kind=llama,C=10,L=2,NH=2,NKV=1,HD=4,F=6,V=11", "[3, 8], expected [3, 10] of this base"),
-        ("kind=llama,C=8,L=1,NH=2,NKV=1,HD=4,F=6,V=11", "8 tensors, of more layers"),
+        ("kind=llama,C=8,L=1,NH=2,NKV=1,HD=4,F=6,V=11", "8 tensors, of more layers or experts"),
         ("kind=llama,C=8,L=3,NH=2,NKV=1,HD=4,F=6,V=11", "model.layers.2"),
         ("d12", "gpt2"),
     ] {
@@ -170,4 +172,74 @@ fn rslora_has_its_own_factor() {
     changed(top.path(), "use_rslora", json!(true));
     let lora = AdapterFolder::open(top.path()).unwrap().lora();
     assert_eq!(lora.scale(), 6.0 / 2.0);
+}
+
+/// A mixture of two experts whose gate and up share an A of rank 2, as PEFT stacks them, and whose down has rank 1.
+fn stacked(folder: &Path, experts: usize) {
+    let name = |place: &str| format!("model.layers.0.mlp.experts{place}.weight");
+    let table = [
+        TensorSpec::new(name(".base_layer.lora_A"), [2 * experts, 4]),
+        TensorSpec::new(name(".base_layer.lora_B"), [6, 2 * experts]),
+        TensorSpec::new(name(".lora_A"), [experts, 3]),
+        TensorSpec::new(name(".lora_B"), [4, experts]),
+    ];
+    let base = BaseFacts { name: "org/base".into(), digest: None };
+    std::fs::create_dir_all(folder).unwrap();
+    let lora = Lora { rank: 1, alpha: 3.0, targets: Targets::parse("down").unwrap() };
+    std::fs::write(folder.join(ADAPTER_CONFIG), config_text(&lora, &[], &base)).unwrap();
+    changed(folder, "target_parameters", json!(["mlp.experts.gate_up_proj", "down_proj"]));
+    changed(folder, "rank_pattern", json!({r".*\.gate_up_proj": 2}));
+    changed(folder, "alpha_pattern", json!({r".*\.gate_up_proj": 4}));
+    atomic::write_file(&folder.join(ADAPTER_MODEL), |sink| {
+        write_adapter(sink, &table, &base, |_, values| {
+            values.iter_mut().enumerate().for_each(|(at, x)| *x = at as f32);
+            Ok(())
+        })
+    })
+    .unwrap();
+}
+
+#[test]
+fn stacked_experts_are_taken_apart() {
+    let top = tempfile::tempdir().unwrap();
+    stacked(top.path(), 2);
+    let mixture = |count: usize| {
+        let sizes = "kind=moe,C=4,L=1,NH=2,NKV=1,HD=2,K=1,F=3,V=11,maxT=16";
+        ModelConfig::parse(&format!("{sizes},E={count}")).unwrap()
+    };
+    let mut adapter = AdapterFolder::open(top.path()).unwrap();
+    adapter.check(&mixture(2)).unwrap();
+    // ranks 1 and 2 with factors of 3 and 2 are covered by rank 2 with a factor of 1
+    assert_eq!(
+        adapter.lora(),
+        Lora { rank: 2, alpha: 2.0, targets: Targets::parse("gate,up,down").unwrap() }
+    );
+    let mut read = |place: &str, numel: usize| {
+        let mut values = vec![f32::NAN; numel];
+        let name = format!("model.layers.0.block_sparse_moe.experts.{place}.weight");
+        adapter.read_tensor(&name, &mut values).unwrap();
+        values
+    };
+    let a: Vec<f32> = (8..16).map(|at| at as f32).collect();
+    assert_eq!([read("1.w1.lora_A", 8), read("1.w3.lora_A", 8)], [a.clone(), a]);
+    // rows of 2 ranks × 2 experts, experts inside; gate has the first three
+    assert_eq!(read("1.w1.lora_B", 6), [1.0, 3.0, 5.0, 7.0, 9.0, 11.0].map(|x| 2.0 * x));
+    assert_eq!(read("0.w3.lora_B", 6), [12.0, 14.0, 16.0, 18.0, 20.0, 22.0].map(|x| 2.0 * x));
+    assert_eq!(read("1.w2.lora_A", 6), [3.0, 4.0, 5.0, 0.0, 0.0, 0.0]);
+    assert_eq!(read("1.w2.lora_B", 8), [3.0, 0.0, 9.0, 0.0, 15.0, 0.0, 21.0, 0.0]);
+    let text = adapter.check(&mixture(3)).unwrap_err().to_string();
+    assert!(text.contains("[4, 4], expected [6, 4] of this base"), "{text}");
+    let dense = ModelConfig::parse("kind=llama,C=4,L=1,NH=2,NKV=1,HD=2,F=3,V=11,maxT=16").unwrap();
+    assert!(adapter.check(&dense).unwrap_err().to_string().contains("of experts"));
+    for (key, value) in [
+        ("target_parameters", json!(["gate.weight"])),
+        ("rank_pattern", json!({r"layers\.0\.mlp\.experts\.gate_up_proj": 2})),
+        ("alpha_pattern", json!({"q_proj": 2})),
+        ("rank_pattern", json!({"gate_up_proj": 0})),
+    ] {
+        stacked(top.path(), 2);
+        changed(top.path(), key, value);
+        let text = AdapterFolder::open(top.path()).unwrap_err().to_string();
+        assert!(text.contains(key) && !text.contains('\n'), "{text}");
+    }
 }

@@ -1,14 +1,14 @@
 //! A mixture of experts in place of an MLP: the router, the rows of each expert, and their backward.
 
+use super::expert_layer::ExpertLayer;
 use super::{Decoder, SavedLayer};
 use crate::Result;
 use crate::model::Recompute;
 use crate::model::blocks::{Linear, Purpose};
 use ironhorse_core::op::{
-    Accum, Combine, CombineBwd, GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd, Permute,
-    PermuteBwd, RouteSort, RouterBwd, RouterFwd, RouterLoad, SwigluBwd,
+    Accum, Combine, CombineBwd, Permute, PermuteBwd, RouteSort, RouterBwd, RouterFwd, RouterLoad, SwigluBwd,
 };
-use ironhorse_core::{DType, Error, Pool, Slot};
+use ironhorse_core::{DType, Error, Slot};
 
 /// The weights of a layer's experts.
 #[derive(Clone, Copy)]
@@ -16,9 +16,9 @@ pub(super) struct Experts {
     /// (E,C), the router
     pub gate: Linear,
     /// (E,2F,C), w1 above w3
-    pub w13: Slot,
+    pub w13: ExpertLayer,
     /// (E,C,F)
-    pub w2: Slot,
+    pub w2: ExpertLayer,
     /// K
     pub top_k: usize,
     pub aux_alpha: f32,
@@ -52,6 +52,8 @@ struct Rows {
     act: Slot,
     /// (N·K,C)
     out: Slot,
+    /// (N·K,P·r), what the adapters of w1 and w3 and those of w2 made of their inputs.
+    hidden: [Option<Slot>; 2],
 }
 
 /// How a layer's tokens spread over its experts.
@@ -144,12 +146,11 @@ impl Decoder {
         let Routes { order, offsets, .. } = *routes;
         let inp = self.permuted(l, tokens, order, p)?;
         let [wide, act] = [2, 1].map(|times| self.routes_by(p.top_k, times * self.plan.ffn));
-        self.net.b.at(self.name(l, "experts.w1_w3"));
-        self.net.b.push(GroupedLinearFwd { out: wide, act: Some(act), inp, weight: p.w13, offsets })?;
-        let out = self.routes_by(p.top_k, self.plan.setup.width);
-        self.net.b.at(self.name(l, "experts.w2"));
-        self.net.b.push(GroupedLinearFwd { out, act: None, inp: act, weight: p.w2, offsets })?;
-        Ok(Rows { inp, w13: wide, act, out })
+        let w13 = self.name(l, "experts.w1_w3");
+        let first = self.expert_layer_fwd(&w13, p.w13, [wide, inp], (Some(act), offsets))?;
+        let (out, w2) = (self.routes_by(p.top_k, self.plan.setup.width), self.name(l, "experts.w2"));
+        let second = self.expert_layer_fwd(&w2, p.w2, [out, act], (None, offsets))?;
+        Ok(Rows { inp, w13: wide, act, out, hidden: [first, second] })
     }
 
     fn permuted(&mut self, l: usize, inp: Slot, order: Slot, p: Experts) -> Result<Slot> {
@@ -213,46 +214,24 @@ impl Decoder {
         // The backward of SwiGLU reads all that its forward needs, so it also recomputes the result if that was not kept.
         let again = matches!(recompute, Recompute::Gelu | Recompute::Full);
         if !again {
-            self.grouped_bwd_weight(&w2, p.w2, [d_rows, rows.act], offsets)?;
+            self.expert_layer_bwd_weight(&w2, p.w2, [d_rows, rows.act], offsets)?;
         }
-        self.grouped_bwd_input(&w2, p.w2, [d_act, d_rows], offsets)?;
+        let [hidden_13, hidden_2] = rows.hidden;
+        let d_hidden = self.expert_layer_bwd_input(&w2, p.w2, [d_act, d_rows], (hidden_2, offsets))?;
+        if !again {
+            self.expert_layer_bwd_a(&w2, p.w2, (d_hidden, rows.act), offsets)?;
+        }
         self.net.b.at(self.name(l, "experts.act"));
         let act = again.then_some(d_act);
         self.net.b.push(SwigluBwd { d_inp: rows.w13, act, d_out: d_act, inp: rows.w13 })?;
         if let Some(act) = act {
-            self.grouped_bwd_weight(&w2, p.w2, [d_rows, act], offsets)?;
+            self.expert_layer_bwd_weight(&w2, p.w2, [d_rows, act], offsets)?;
+            self.expert_layer_bwd_a(&w2, p.w2, (d_hidden, act), offsets)?;
         }
-        let d_inp = self.routes_by(p.top_k, self.plan.setup.width);
-        self.grouped_bwd_weight(&w13, p.w13, [rows.w13, rows.inp], offsets)?;
-        self.grouped_bwd_input(&w13, p.w13, [d_inp, rows.w13], offsets)?;
+        let (d_inp, d_wide) = (self.routes_by(p.top_k, self.plan.setup.width), rows.w13);
+        self.expert_layer_bwd_weight(&w13, p.w13, [d_wide, rows.inp], offsets)?;
+        let d_hidden = self.expert_layer_bwd_input(&w13, p.w13, [d_inp, d_wide], (hidden_13, offsets))?;
+        self.expert_layer_bwd_a(&w13, p.w13, (d_hidden, rows.inp), offsets)?;
         Ok(d_inp)
-    }
-
-    /// The gradient of the weights of the experts' layers.
-    fn grouped_bwd_weight(
-        &mut self,
-        name: &str,
-        weight: Slot,
-        [d_out, inp]: [Slot; 2],
-        offsets: Slot,
-    ) -> Result<()> {
-        if weight.pool == Pool::Frozen {
-            return Ok(());
-        }
-        let (d_weight, accum) = (self.net.b.grad(weight), Accum::FirstWrites);
-        self.net.b.at(name);
-        Ok(self.net.b.push(GroupedLinearBwdWeight { d_weight, d_out, inp, offsets, accum })?)
-    }
-
-    /// The gradient of the inputs of the experts' layers.
-    fn grouped_bwd_input(
-        &mut self,
-        name: &str,
-        weight: Slot,
-        [d_inp, d_out]: [Slot; 2],
-        offsets: Slot,
-    ) -> Result<()> {
-        self.net.b.at(name);
-        Ok(self.net.b.push(GroupedLinearBwdInput { d_inp, d_out, weight, offsets })?)
     }
 }

@@ -18,6 +18,7 @@
 
 mod backward;
 mod dropout;
+mod expert_layer;
 mod experts;
 mod forward;
 mod lora;
@@ -27,6 +28,7 @@ use super::blocks::{Attention, Blocks, Head, Heads, Linear, Norm, NormWeights, P
 use super::lora::Lora;
 use super::{ModelConfig, StepOptions, Target};
 use crate::Result;
+use expert_layer::ExpertLayer;
 use experts::{Experts, SavedExperts};
 use ironhorse_core::op::{Act, RopeScaling};
 use ironhorse_core::{DropRate, Precision, Program, Slot};
@@ -46,6 +48,16 @@ pub(super) struct ExpertNames {
 impl ExpertNames {
     /// Of a family without experts.
     pub const NONE: Self = Self { router: "", experts: "", gate: "", up: "", down: "" };
+
+    /// The name of an expert's weight, by its target; empty for those that are not experts'.
+    pub fn of(&self, target: Target) -> &'static str {
+        match target {
+            Target::Gate => self.gate,
+            Target::Up => self.up,
+            Target::Down => self.down,
+            Target::Q | Target::K | Target::V | Target::O => "",
+        }
+    }
 }
 
 /// What a family calls its parameters and activations.
@@ -284,7 +296,13 @@ fn layer(net: &Blocks, plan: &Plan, l: usize) -> Result<Layer> {
     let c = plan.setup.width;
     let name = |part: &str| format!("{}.{l}.{part}", names.layers[0]);
     let linear = |part: &str, dims: [usize; 2]| net.linear_weights(&name(part), dims);
-    let adapted = |layer: Linear, target: Target| lora::adapted(net, plan, (l, target), layer);
+    let adapter = |weight: Slot, target: Target| lora::adapter(net, plan, (l, target), weight);
+    let adapted = |layer: Linear, target: Target| -> Result<Linear> {
+        Ok(Linear { adapter: adapter(layer.weight, target)?, ..layer })
+    };
+    let of_experts = |weight: Slot, target: Target| -> Result<ExpertLayer> {
+        Ok(ExpertLayer { weight, adapter: adapter(weight, target)? })
+    };
     let mlp = match plan.mlp {
         MlpKind::Plain(act) => {
             Mlp::Plain { act, fc: linear("mlp.c_fc", [ffn, c])?, proj: linear("mlp.c_proj", [c, ffn])? }
@@ -299,8 +317,8 @@ fn layer(net: &Blocks, plan: &Plan, l: usize) -> Result<Layer> {
                 |part: &str, dims: [usize; 3]| net.weight(&name(&format!("{experts}.0.{part}.weight")), dims);
             Mlp::Experts(Experts {
                 gate: linear(router, [count, c])?,
-                w13: expert(gate, [count, 2 * ffn, c])?,
-                w2: expert(down, [count, c, ffn])?,
+                w13: of_experts(expert(gate, [count, 2 * ffn, c])?, Target::Gate)?,
+                w2: of_experts(expert(down, [count, c, ffn])?, Target::Down)?,
                 top_k,
                 aux_alpha,
             })

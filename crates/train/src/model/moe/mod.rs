@@ -4,7 +4,7 @@
 mod table;
 mod words;
 
-pub(super) use table::{EMBED, HEAD};
+pub(super) use table::{EMBED, EXPERT_NAMES, HEAD};
 use words::WindowLayers;
 pub use words::{Family, RopeType};
 

@@ -68,7 +68,7 @@ impl MoeConfig {
         ]
     }
 
-    fn expert_names(&self) -> ExpertNames {
+    pub(in crate::model) fn expert_names(&self) -> ExpertNames {
         match self.family {
             Family::Qwen3 => QWEN_EXPERTS,
             _ => MIXTRAL_EXPERTS,
@@ -136,6 +136,9 @@ const NAMES: Names = Names {
     experts: MIXTRAL_EXPERTS,
     io: &["loss", "cross_entropy", "y", "losses"],
 };
+
+/// What families call their experts.
+pub(in crate::model) const EXPERT_NAMES: [ExpertNames; 2] = [MIXTRAL_EXPERTS, QWEN_EXPERTS];
 
 const MIXTRAL_EXPERTS: ExpertNames = ExpertNames {
     router: "block_sparse_moe.gate",
