@@ -44,7 +44,8 @@ KERNEL __launch_bounds__(THREADS, 2)
     lora_rows<false>(to, left, weight, groups, n, k, {ld_to, ld_left, ld_right, step}, scale, adds);
 }
 
-KERNEL __launch_bounds__(THREADS, 2)
+// Two blocks at a time would have too few registers.
+KERNEL __launch_bounds__(THREADS, 1)
     grouped_lora_mma_bwd_weight(OUT* d_b, const bf16* d_out, const bf16* hidden, const i32* offsets, Fault* fault, u32 rows,
                                 u32 experts, u32 n, u32 m, u32 ld_to, u32 ld_left, u32 ld_right, u64 step, float scale,
                                 u32 adds) {
