@@ -34,12 +34,13 @@ fn libraries() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let (folder, target) = (test.ancestors().nth(2).unwrap(), test.ancestors().nth(3).unwrap());
     let profile = if folder.ends_with("release") { "release" } else { "test" };
-    succeed(
-        Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--workspace", "--lib", "--profile", profile, "--target-dir"])
-            .arg(target)
-            .current_dir(root()),
-    );
+    let mut cargo = Command::new(env!("CARGO"));
+    // as `cargo xtask` calls it: build scripts that look at these would run again, and all that needs them with it
+    let of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    names.filter(|name| of_package(name)).for_each(|name| _ = cargo.env_remove(name));
+    let args = ["build", "--quiet", "--workspace", "--lib", "--profile", profile, "--target-dir"];
+    succeed(cargo.args(args).arg(target).current_dir(root()));
     folder.to_owned()
 }
 

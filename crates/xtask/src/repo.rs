@@ -66,6 +66,7 @@ impl Repo {
     pub fn cargo(&self) -> Command {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.current_dir(&self.root);
+        of_packages().for_each(|name| _ = cargo.env_remove(name));
         cargo
     }
 
@@ -129,6 +130,16 @@ pub fn python_of(venv: &Path) -> PathBuf {
 }
 
 /// The value of `target_directory` in cargo's JSON.
+/// The variables by which cargo tells a program which package it is of. Some build scripts run again when they change, so
+/// that a cargo inside a test and one outside of it would compile the same crates in turns.
+fn of_packages() -> impl Iterator<Item = std::ffi::OsString> {
+    let is_of_package = |name: &std::ffi::OsString| {
+        name.to_str()
+            .is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
+    };
+    std::env::vars_os().map(|(name, _)| name).filter(is_of_package)
+}
+
 fn target_folder(metadata: &str) -> Option<PathBuf> {
     let (_, rest) = metadata.split_once("\"target_directory\":\"")?;
     let mut path = String::new();
