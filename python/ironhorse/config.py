@@ -25,7 +25,7 @@ class _Described:
 
     @property
     def kind(self) -> str:
-        """`gpt2`, `moe`, `llama`, `mistral`, `qwen2`, `qwen3` or `qwen3_moe`."""
+        """`gpt2`, `moe`, `llama`, `mistral`, `qwen2`, `qwen3`, `qwen3_moe` or `gemma3_text`."""
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class MoEConfig(_Described):
     rope_alpha: float = 1.0  # NTK: stretches the wavelengths for longer contexts; 1 changes nothing
     rms_eps: float = 1e-5
     aux_alpha: float = 0.01  # weight of each layer's load-balancing loss
-    family: str = "llama"  # llama (with experts Mixtral), mistral, qwen2 or qwen3
+    family: str = "llama"  # llama (with experts Mixtral), mistral, qwen2, qwen3 or gemma3_text
     tied: bool = False  # whether the head is the token table
     rope_type: str = "default"  # how RoPE was changed for a longer context: default, linear or llama3
     rope_factor: float = 1.0  # how much longer the context became
@@ -119,6 +119,9 @@ class MoEConfig(_Described):
     rope_original: int = 8192  # of llama3: the context before the change
     window: int = 0  # how many keys a query reaches at most, its own included; 0 reaches all
     window_from: int = 0  # the first layer with the window
+    window_every: int = 0  # of Gemma 3: every so many-th layer reaches all keys, the others have the window
+    rope_local: float = 10000.0  # of Gemma 3: RoPE's base in layers with the window
+    query_scalar: int = 0  # of Gemma 3: scores are divided by the root of this; 0 is head_dim
 
     @property
     def rope_theta(self) -> float:
@@ -129,7 +132,7 @@ class MoEConfig(_Described):
 
     @property
     def kind(self) -> str:
-        """`moe`, `llama`, `mistral`, `qwen2`, `qwen3` or `qwen3_moe`."""
+        """`moe`, `llama`, `mistral`, `qwen2`, `qwen3`, `qwen3_moe` or `gemma3_text`."""
         if not self.n_experts:
             return self.family
         return "moe" if self.family == "llama" else f"{self.family}_moe"
@@ -142,16 +145,29 @@ class MoEConfig(_Described):
     @property
     def has_qk_norm(self) -> bool:
         """Whether each head of q and k is normalised."""
-        return self.family == "qwen3"
+        return self.family in ("qwen3", "gemma3_text")
+
+    @property
+    def is_gemma3(self) -> bool:
+        """Whether norms multiply by 1 + weight and follow attention and MLP too, embeddings are scaled, and GELU is the
+        gate."""
+        return self.family == "gemma3_text"
+
+    @property
+    def query_scale(self) -> float:
+        """What normalised queries are multiplied by, because attention divides scores by √HD."""
+        return math.sqrt(self.head_dim / self.query_scalar) if self.query_scalar else 1.0
 
     def window_of(self, layer: int) -> int | None:
         """How many keys a query of this layer reaches at most; None reaches all."""
-        return self.window if self.window and layer >= self.window_from else None
+        reaches_all = self.window_every and (layer + 1) % self.window_every == 0
+        return self.window if self.window and layer >= self.window_from and not reaches_all else None
 
     def to_dict(self) -> dict[str, Any]:
         """The sizes as an answer key stores them: without what models did not always have, where it is the default."""
         rope = ("rope_type", "rope_factor", "rope_low", "rope_high", "rope_original")
-        later = ("family", "tied", *rope, "window", "window_from")
+        windows = ("window", "window_from", "window_every")
+        later = ("family", "tied", *rope, *windows, "rope_local", "query_scalar")
         defaults = {field.name: field.default for field in fields(self)}
         return {name: value for name, value in asdict(self).items() if name not in later or value != defaults[name]}
 
@@ -164,9 +180,15 @@ class MoEConfig(_Described):
         """Whether both have the same parameters and compute the same logits from them."""
 
         def plain(config: MoEConfig) -> MoEConfig:
-            masks = config.window < config.max_seq_len  # a window over the whole context masks nothing
+            # a window over the whole context masks nothing, and one that no layer has is of no account
+            masks = config.window < config.max_seq_len and config.window_every != 1
             window, window_from = (config.window, config.window_from) if masks else (0, 0)
-            return replace(config, rope_base=1.0, rope_alpha=1.0, aux_alpha=0.0, window=window, window_from=window_from)
+            return replace(
+                config, rope_base=1.0, rope_alpha=1.0, aux_alpha=0.0, window=window, window_from=window_from,
+                window_every=min(config.window_every, config.n_layer + 1),
+                rope_local=1.0 if config.window_every == 1 else config.rope_local,
+                query_scalar=config.query_scalar or config.head_dim,
+            )  # fmt: skip
 
         same_angles = math.isclose(self.rope_theta, other.rope_theta, rel_tol=1e-12)
         return plain(self) == plain(other) and same_angles

@@ -41,10 +41,25 @@ MODELS = {  # name: model, B, T, further flags
     "qwen3_moe": ("kind=qwen3_moe,C=24,L=2,NH=6,NKV=2,HD=6,E=5,K=2,F=14,V=99,maxT=16,aux_alpha=0.2", 3, 7),
     "qwen3_moe-window": ("kind=qwen3_moe,C=24,L=1,NH=6,NKV=2,HD=6,E=3,K=2,F=14,V=99,maxT=40,window=16", 1, 37),
     "mixtral-window": ("kind=moe,C=24,L=1,NH=6,NKV=2,HD=6,E=3,K=2,F=14,V=99,maxT=16,window=4", 2, 11),
+    "gemma3": (
+        "kind=gemma3_text,C=24,L=3,NH=6,NKV=2,HD=10,F=20,V=99,maxT=40,tied=true,window=7,window_every=2,"
+        "rope_base=1e6,rope_local=100,query_scalar=12,rms_eps=1e-6",
+        2,
+        33,
+        "--weight-decay",
+        "0.1",
+    ),
+    "gemma3-linear": (
+        "kind=gemma3_text,C=18,L=2,NH=3,NKV=1,HD=6,F=7,V=31,maxT=40,window=40,window_every=2,rope_base=500,"
+        "rope_type=linear,rope_factor=8",
+        1,
+        37,
+    ),
+    "gemma3-one-token": ("kind=gemma3_text,C=20,L=1,NH=5,NKV=1,HD=4,F=7,V=31,maxT=4", 1, 1),
     "mixtral-tied": ("kind=moe,C=24,L=1,NH=6,NKV=2,HD=6,E=3,K=2,F=14,V=99,maxT=16,tied=true", 2, 5),
 }
 BY_TRANSFORMERS = ("--reference", "transformers", "--steps", "2", "--no-bf16")
-KINDS = ("llama-tied", "llama3", "mistral", "mistral-window", "qwen2", "qwen2-window", "qwen3", "qwen3_moe")
+KINDS = ("llama-tied", "llama3", "mistral", "mistral-window", "qwen2", "qwen2-window", "qwen3", "qwen3_moe", "gemma3")
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +90,13 @@ def test_the_command_agrees_with_transformers(keys: dict[str, Path], name: str, 
     assert ("lm_head.weight" in param_shapes(config)) != config.tied
 
 
-@pytest.mark.parametrize("name", ["llama3", "mistral-window", "qwen2", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["llama3", "mistral-window", "qwen2", "qwen3", "qwen3_moe", "gemma3"])
 def test_recomputing_gives_the_same(keys: dict[str, Path], name: str):
     report = ironhorse.verify(keys[name], recompute="full")
     assert report, str(report)
 
 
-@pytest.mark.parametrize("name", ["llama3", "linear", "mistral-window", "qwen2", "qwen2-window", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["llama3", "linear", "mistral-window", "qwen2", "qwen2-window", "qwen3_moe", "gemma3"])
 def test_the_reference_agrees_with_transformers(keys: dict[str, Path], name: str, tmp_path: Path):
     """Our plain PyTorch, which also shows what they do not: rotated q and k, probabilities."""
     case = MODELS[name]
@@ -100,6 +115,9 @@ def test_the_reference_agrees_with_transformers(keys: dict[str, Path], name: str
         ("qwen3", "grad.model.layers.0.self_attn.k_norm.weight"),
         ("qwen2", "grad.model.layers.1.self_attn.v_proj.bias"),
         ("llama-tied", "grad.model.embed_tokens.weight"),
+        ("gemma3", "grad.model.embed_tokens.weight"),
+        ("gemma3", "grad.model.layers.2.post_feedforward_layernorm.weight"),
+        ("gemma3", "act.layers.0.qk_norm"),
     ],
 )
 def test_a_changed_number_is_found(keys: dict[str, Path], name: str, tensor: str, tmp_path: Path):
@@ -135,12 +153,16 @@ def tiny(kind: str, seed: int = 11) -> torch.nn.Module:
         ),
         "qwen3": lambda: transformers.Qwen3Config(**sizes, rope_parameters=rope),
         "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**sizes, rope_parameters=rope, **experts),
+        "gemma3": lambda: transformers.Gemma3TextConfig(
+            **sizes | dict(num_hidden_layers=7), sliding_window=13, query_pre_attn_scalar=12
+        ),
     }[kind]()
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    spread = 2.0 if kind == "gemma3" else 0.2  # a scaled embedding that is the head too repeats its token otherwise
     with torch.no_grad():
         for param in model.parameters():  # what starts at 0 or 1 would hide a mistake
             if param.ndim == 1:
-                param.add_(torch.randn_like(param) * 0.2)
+                param.add_(torch.randn_like(param) * spread)
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
     return model.eval()
@@ -151,7 +173,7 @@ def test_greedy_decoding_is_theirs_for_200_tokens(kind: str, tmp_path: Path):
     end, text = 0, "Hm"
     tokenizer = Tokenizer([bytes([32 + i]) for i in range(95)], end)  # printable
     prompt = [end, *(byte - 32 for byte in text.encode())]  # the token between texts comes first
-    first = {"llama-tied": 4, "llama3": 1, "mistral": 1}.get(kind, 0)  # where the search ends at once
+    first = {"llama-tied": 4, "llama3": 1, "mistral": 1, "gemma3": 3}.get(kind, 0)  # where the search ends at once
     for seed in range(first, first + 20):  # until a text goes on and is not of one token
         model = tiny(kind, seed)
         with torch.no_grad():
@@ -228,6 +250,11 @@ def test_f16_is_read(tmp_path: Path):
         ("llama3", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 'rope_type is "yarn", expected'),
         ("llama3", {"num_attention_heads": 12}, "shape of `model.layers.0.self_attn.q_proj.weight` is [48, 24]"),
         ("qwen2", {"model_type": "llama"}, "expected no such field in a llama"),
+        ("gemma3", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0, expected null"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, expected null"),
+        ("gemma3", {"hidden_activation": "gelu"}, 'hidden_activation is "gelu", expected "gelu_pytorch_tanh"'),
+        ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true, expected false"),
+        ("gemma3", {"attention_bias": True}, "attention_bias is true, expected false"),
         ("qwen3", {"num_hidden_layers": 3}, "number of tensors is 25, expected at least 11 for each of 3 layers"),
     ],
 )

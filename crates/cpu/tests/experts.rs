@@ -50,28 +50,28 @@ fn layer() -> (Program, Slot, Vec<Slot>) {
     let (scaling, back, at_position, positions) = (RopeScaling::None, false, false, None);
     let (heads, kv_heads, context) = (3, 1, N);
     let rope = Rope { qkv: y, heads, kv_heads, base, alpha, scaling, back, at_position, positions, context };
-    let (accum_inp, accum, eps) = (Accum::Write, Accum::FirstWrites, 1e-5);
+    let (accum_inp, accum, eps, gain) = (Accum::Write, Accum::FirstWrites, 1e-5, Gain::Weight);
     let ops: Vec<Op> = vec![
         CopySlot { out: y, inp: x }.into(),
         rope.into(),
         Rope { qkv: y, back: true, ..rope }.into(),
-        ResidualRmsNormFwd { residual: res, out: inp, rstd, a: x, b: y, weight: norm, eps }.into(),
-        RmsNormFwd { out: d_inp, rstd, inp: res, weight: norm, eps }.into(),
-        RmsNormApply { out: d_inp, inp: res, rstd, weight: norm }.into(),
+        ResidualRmsNormFwd { residual: res, out: inp, rstd, a: x, b: y, weight: norm, eps, gain }.into(),
+        RmsNormFwd { out: d_inp, rstd, inp: res, weight: norm, eps, gain }.into(),
+        RmsNormApply { out: d_inp, inp: res, rstd, weight: norm, gain }.into(),
         LinearFwd { out: logits, pre: None, inp, weight: gate, bias: None }.into(),
         RouterFwd { probs, weights, experts, logits }.into(),
         RouteSort { order, places, offsets, experts }.into(),
         RouterLoad { load, aux, entropy: Some(entropy), probs, offsets, alpha: 0.01, accum }.into(),
         Permute { out: rows_in, inp, order }.into(),
         GroupedLinearFwd { out: h, act: None, inp: rows_in, weight: w13, offsets }.into(),
-        SwigluFwd { out: a, inp: h }.into(),
+        SwigluFwd { out: a, inp: h, gate: Gate::Silu }.into(),
         GroupedLinearFwd { out: rows, act: None, inp: a, weight: w2, offsets }.into(),
         Combine { out, rows, places, weights }.into(),
         CopySlot { out: d_out, inp: out }.into(),
         CombineBwd { d_rows, d_weights, d_out, rows, places, weights }.into(),
         GroupedLinearBwdWeight { d_weight: d_w2, d_out: d_rows, inp: a, offsets, accum }.into(),
         GroupedLinearBwdInput { d_inp: d_a, d_out: d_rows, weight: w2, offsets }.into(),
-        SwigluBwd { d_inp: d_h, act: None, d_out: d_a, inp: h }.into(),
+        SwigluBwd { d_inp: d_h, act: None, d_out: d_a, inp: h, gate: Gate::Silu }.into(),
         GroupedLinearBwdWeight { d_weight: d_w13, d_out: d_h, inp: rows_in, offsets, accum }.into(),
         GroupedLinearBwdInput { d_inp: d_rows_in, d_out: d_h, weight: w13, offsets }.into(),
         RouterBwd { d_logits, d_weights, probs, weights, experts, load, alpha: 0.01 }.into(),
@@ -87,6 +87,7 @@ fn layer() -> (Program, Slot, Vec<Slot>) {
             weight: norm,
             accum_inp,
             accum,
+            gain,
         }
         .into(),
     ];

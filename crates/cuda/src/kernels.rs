@@ -5,6 +5,7 @@ use crate::ffi::nvrtc::{Compiled, Nvrtc, Source};
 use crate::{Error, Result};
 use ironhorse_core::DType;
 use ironhorse_core::eager::Float;
+use ironhorse_core::op::Gain;
 use std::fmt;
 
 macro_rules! sources {
@@ -28,7 +29,7 @@ sources! {
         "grouped_lora.cuh" "grouped_lora_any.cu" "grouped_lora_mma.cu" "grouped_mma.cu" "grouped_mma.cuh"
         "grouped_rows.cuh" "grouped_swiglu.cu" "grouped_wgmma.cu" "permute.cu" "router.cu" "sort.cu";
     "loss": "argmax.cu" "cross_entropy.cu" "eager_cross_entropy.cu" "mean.cu" "softmax.cu";
-    "norm": "bwd.cu" "eager_bwd.cu" "eager_fwd.cu" "fwd.cu" "qk.cu" "row.cuh" "row_block.cuh";
+    "norm": "bwd.cu" "eager_bwd.cu" "eager_fwd.cu" "fwd.cu" "gain.cuh" "qk.cu" "row.cuh" "row_block.cuh";
     "optimizer": "adamw.cu" "eager.cu" "grad_norm.cu" "muon.cu" "state.cuh";
     "product": "bias.cu" "eager_gemm.cu" "gemm_any.cu" "gemm_tf32.cu" "gemm_tf32.cuh" "gemm_tf32_wgmma.cu"
         "gemv.cu";
@@ -114,6 +115,19 @@ impl Spec {
     /// With one more constant: what kernels call an element type.
     pub(crate) fn typed(self, name: &'static str, dtype: DType) -> Result<Self> {
         Ok(self.define(name, ctype(dtype)?))
+    }
+
+    /// With one more constant: the bits of a float, unless it is 1, for which kernels multiply by nothing.
+    pub(crate) fn factor(self, name: &'static str, factor: f32) -> Self {
+        if factor == 1.0 { self } else { self.define(name, factor.to_bits()) }
+    }
+
+    /// With what an RMS norm multiplies by, see norm/gain.cuh.
+    pub(crate) fn gain(self, gain: Gain) -> Self {
+        match gain {
+            Gain::Weight => self,
+            Gain::OnePlusWeight => self.define("PLUS_ONE", 1),
+        }
     }
 
     /// With one more constant.

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use ironhorse_core::op::{Act, LinearFwd, PreAct, ResidualLayerNormFwd, ResidualRmsNormFwd};
+use ironhorse_core::op::{Act, Gain, LinearFwd, PreAct, ResidualLayerNormFwd, ResidualRmsNormFwd};
 use ironhorse_core::{Builder, DType, Engine, EngineExt, Precision, Program, Scalars, Slot};
 use ironhorse_cuda::{CudaEngine, Settings};
 use ironhorse_testkit::Rng;
@@ -17,15 +17,15 @@ struct Case {
     rows: usize,
     width: usize,
     outs: usize,
-    /// A layer norm and a layer with bias and GELU; otherwise an RMS norm and a plain layer.
-    gpt2: bool,
+    /// Of an RMS norm before a plain layer; `None` is a layer norm before a layer with bias and GELU.
+    rms: Option<Gain>,
     /// The residual replaces `a`.
     in_place: bool,
 }
 
 /// A norm and a layer; also their inputs and their outputs.
 fn program(case: Case) -> (Program, Vec<Slot>, Vec<Slot>) {
-    let Case { precision, rows, width, outs, gpt2, in_place } = case;
+    let Case { precision, rows, width, outs, rms, in_place } = case;
     let act = precision.weights;
     let mut builder = Builder::with_precision(precision);
     let w = builder.param("w", [outs, width], true);
@@ -36,16 +36,16 @@ fn program(case: Case) -> (Program, Vec<Slot>, Vec<Slot>) {
     let [mean, rstd] = ["mean", "rstd"].map(|name| builder.io(name, [rows, 1], DType::F32));
     let [pre, result] = ["pre", "result"].map(|name| builder.io(name, [rows, 1, outs], act));
     let (inputs, mut outputs) = (vec![w, bias, weight, shift, a, b], vec![residual, out, rstd, result]);
-    if gpt2 {
+    if let Some(gain) = rms {
+        builder.push(ResidualRmsNormFwd { residual, out, rstd, a, b, weight, eps: EPS, gain }).unwrap();
+        builder.push(LinearFwd { out: result, pre: None, inp: out, weight: w, bias: None }).unwrap();
+    } else {
         outputs.extend([mean, pre]);
         builder
             .push(ResidualLayerNormFwd { residual, out, mean, rstd, a, b, weight, bias: shift, eps: EPS })
             .unwrap();
         let pre = Some(PreAct { act: Act::Gelu, slot: pre });
         builder.push(LinearFwd { out: result, pre, inp: out, weight: w, bias: Some(bias) }).unwrap();
-    } else {
-        builder.push(ResidualRmsNormFwd { residual, out, rstd, a, b, weight, eps: EPS }).unwrap();
-        builder.push(LinearFwd { out: result, pre: None, inp: out, weight: w, bias: None }).unwrap();
     }
     (builder.finish().unwrap(), inputs, outputs)
 }
@@ -91,14 +91,16 @@ fn a_norm_inside_the_layer_has_the_same_bits() {
     let mut engine = CudaEngine::new(Settings::default()).unwrap();
     let f32 = Precision::F32;
     let one =
-        Case { precision: Precision::BF16, rows: 1, width: 1600, outs: 4800, gpt2: true, in_place: false };
+        Case { precision: Precision::BF16, rows: 1, width: 1600, outs: 4800, rms: None, in_place: false };
     let cases = [
         (one, 1),
-        (Case { gpt2: false, ..one }, 1),
+        (Case { rms: Some(Gain::Weight), ..one }, 1),
+        (Case { rms: Some(Gain::OnePlusWeight), width: 1152, ..one }, 1),
         (Case { width: 768, outs: 50, ..one }, 1),
         (Case { width: 3072, outs: 3075, ..one }, 1),
         (Case { precision: f32, ..one }, 1),
-        (Case { precision: f32, width: 3072, gpt2: false, ..one }, 1),
+        (Case { precision: f32, width: 3072, rms: Some(Gain::Weight), ..one }, 1),
+        (Case { precision: f32, width: 640, rms: Some(Gain::OnePlusWeight), ..one }, 1),
         // Not fused: in place, several rows, a width without a row block.
         (Case { in_place: true, ..one }, 2),
         (Case { rows: 2, ..one }, 2),

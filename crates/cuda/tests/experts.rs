@@ -6,8 +6,8 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use ironhorse_core::op::{
-    Accum, Combine, CombineBwd, GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd, Permute,
-    PermuteBwd, ResidualRmsNormFwd, RmsNormBwd, Rope, RopeScaling, RouteSort, RouterBwd, RouterFwd,
+    Accum, Combine, CombineBwd, Gain, Gate, GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd,
+    Permute, PermuteBwd, ResidualRmsNormFwd, RmsNormBwd, Rope, RopeScaling, RouteSort, RouterBwd, RouterFwd,
     RouterLoad, SwigluBwd, SwigluFwd,
 };
 use ironhorse_core::{Builder, DType, Engine, EngineExt, Program, Scalars, Shape, Slot};
@@ -58,7 +58,17 @@ fn layer() -> (Program, Vec<(Slot, f32)>) {
     let (order, offsets) = (ints(&mut b, [ROUTES].into()), ints(&mut b, [EXPERTS + 1].into()));
 
     let (accum, alpha, eps) = (Accum::Write, 0.01, 1e-5);
-    b.push(ResidualRmsNormFwd { residual: stream, out: normal, rstd, a: x, b: y, weight, eps }).unwrap();
+    b.push(ResidualRmsNormFwd {
+        residual: stream,
+        out: normal,
+        rstd,
+        a: x,
+        b: y,
+        weight,
+        eps,
+        gain: Gain::Weight,
+    })
+    .unwrap();
     let (heads, kv_heads, base) = (12, 1, 1e4);
     let rope = Rope {
         qkv,
@@ -78,7 +88,7 @@ fn layer() -> (Program, Vec<(Slot, f32)>) {
     b.push(RouterLoad { load, aux, entropy: Some(entropy), probs, offsets, alpha, accum }).unwrap();
     b.push(Permute { out: rows, inp: normal, order }).unwrap();
     b.push(GroupedLinearFwd { out: inner, act: None, inp: rows, weight: up, offsets }).unwrap();
-    b.push(SwigluFwd { out: gated, inp: inner }).unwrap();
+    b.push(SwigluFwd { out: gated, inp: inner, gate: Gate::Silu }).unwrap();
     b.push(GroupedLinearFwd { out: results, act: None, inp: gated, weight: down, offsets }).unwrap();
     b.push(Combine { out: mixed, rows: results, places, weights }).unwrap();
     b.push(CombineBwd { d_rows: d_results, d_weights, d_out: d_mixed, rows: results, places, weights })
@@ -86,7 +96,7 @@ fn layer() -> (Program, Vec<(Slot, f32)>) {
     let d_out = d_results;
     b.push(GroupedLinearBwdWeight { d_weight: d_down, d_out, inp: gated, offsets, accum }).unwrap();
     b.push(GroupedLinearBwdInput { d_inp: d_gated, d_out, weight: down, offsets }).unwrap();
-    b.push(SwigluBwd { d_inp: d_inner, act: None, d_out: d_gated, inp: inner }).unwrap();
+    b.push(SwigluBwd { d_inp: d_inner, act: None, d_out: d_gated, inp: inner, gate: Gate::Silu }).unwrap();
     let d_out = d_inner;
     b.push(GroupedLinearBwdWeight { d_weight: d_up, d_out, inp: rows, offsets, accum }).unwrap();
     b.push(GroupedLinearBwdInput { d_inp: d_rows, d_out, weight: up, offsets }).unwrap();
@@ -101,6 +111,7 @@ fn layer() -> (Program, Vec<(Slot, f32)>) {
         weight,
         accum_inp: accum,
         accum,
+        gain: Gain::Weight,
     };
     b.push(norm).unwrap();
     let scale = |fan: usize| 1.7 / (fan as f32).sqrt();

@@ -9,9 +9,11 @@ use ironhorse::train::model::ModelConfig;
 use ironhorse::train::session::{Session, SessionSpec, TokenScores, Wanted};
 
 const CONTEXT: usize = 40;
-const SIZES: [&str; 2] = [
+const SIZES: [&str; 3] = [
     "n_layer=2,n_head=2,n_embd=16,vocab_size=131,max_seq_len=40",
     "kind=qwen3,hidden=16,layers=2,heads=2,kv_heads=1,head_dim=6,ffn=20,vocab=131,context=40",
+    "kind=gemma3_text,hidden=16,layers=3,heads=2,kv_heads=1,head_dim=6,ffn=20,vocab=131,context=40,window=5,\
+     window_every=2,rope_local=50,query_scalar=9,tied=true",
 ];
 
 fn session(sizes: &str, spec: SessionSpec) -> Session {

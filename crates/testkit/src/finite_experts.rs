@@ -4,13 +4,15 @@ use super::*;
 
 #[test]
 fn rmsnorm() {
-    for c in [1, 2, 7] {
+    for (c, gain) in
+        [(1, Gain::Weight), (2, Gain::OnePlusWeight), (7, Gain::Weight), (7, Gain::OnePlusWeight)]
+    {
         let mut k = Bench::new("rmsnorm");
         let (out, inp, weight, rstd) = (k.out([3, c]), k.inp([3, c]), k.inp([c]), k.out([3]));
-        k.b.push(RmsNormFwd { out, rstd, inp, weight, eps: 0.01 }).unwrap();
+        k.b.push(RmsNormFwd { out, rstd, inp, weight, eps: 0.01, gain }).unwrap();
         let (d_inp, d_weight, d_out) = (k.out([3, c]), k.out([c]), k.weigh(out));
         let (accum_inp, accum) = (Accum::Write, Accum::Write);
-        k.backward(RmsNormBwd { d_inp, d_weight, d_out, inp, rstd, weight, accum_inp, accum });
+        k.backward(RmsNormBwd { d_inp, d_weight, d_out, inp, rstd, weight, accum_inp, accum, gain });
         k.check(Scalars::default(), &[(inp, d_inp), (weight, d_weight)]);
     }
 }
@@ -18,28 +20,49 @@ fn rmsnorm() {
 /// Like `residual_layernorm`, then recomputed from the saved statistic.
 #[test]
 fn residual_rmsnorm() {
-    let mut k = Bench::new("residual rms");
-    let (residual, first, out) = (k.out([3, 5]), k.out([3, 5]), k.out([3, 5]));
-    let (a, b, weight, rstd) = (k.inp([3, 5]), k.inp([3, 5]), k.inp([5]), k.out([3]));
-    k.b.push(ResidualRmsNormFwd { residual, out: first, rstd, a, b, weight, eps: 0.01 }).unwrap();
-    k.b.push(RmsNormApply { out, inp: residual, rstd, weight }).unwrap();
-    let (d_weight, d_out) = (k.out([5]), k.weigh(out));
-    let (d_weighed, d_inp) = (k.weigh(residual), k.out([3, 5]));
-    k.backward(CopySlot { out: d_inp, inp: d_weighed });
-    let (accum_inp, accum) = (Accum::Add, Accum::FirstWrites);
-    k.backward(RmsNormBwd { d_inp, d_weight, d_out, inp: residual, rstd, weight, accum_inp, accum });
-    k.check(Scalars::default(), &[(a, d_inp), (b, d_inp), (weight, d_weight)]);
+    for gain in [Gain::Weight, Gain::OnePlusWeight] {
+        let mut k = Bench::new("residual rms");
+        let (residual, first, out) = (k.out([3, 5]), k.out([3, 5]), k.out([3, 5]));
+        let (a, b, weight, rstd) = (k.inp([3, 5]), k.inp([3, 5]), k.inp([5]), k.out([3]));
+        k.b.push(ResidualRmsNormFwd { residual, out: first, rstd, a, b, weight, eps: 0.01, gain }).unwrap();
+        k.b.push(RmsNormApply { out, inp: residual, rstd, weight, gain }).unwrap();
+        let (d_weight, d_out) = (k.out([5]), k.weigh(out));
+        let (d_weighed, d_inp) = (k.weigh(residual), k.out([3, 5]));
+        k.backward(CopySlot { out: d_inp, inp: d_weighed });
+        let (accum_inp, accum) = (Accum::Add, Accum::FirstWrites);
+        k.backward(RmsNormBwd {
+            d_inp,
+            d_weight,
+            d_out,
+            inp: residual,
+            rstd,
+            weight,
+            accum_inp,
+            accum,
+            gain,
+        });
+        k.check(Scalars::default(), &[(a, d_inp), (b, d_inp), (weight, d_weight)]);
+    }
 }
 
 /// The backward replaces the gradient of the result by that of the input, so it works on a copy.
 #[test]
 fn qk_norm() {
-    for (heads, kv_heads, hd) in [(1, 1, 1), (3, 3, 2), (4, 1, 6), (6, 3, 5)] {
+    let plain = (Gain::Weight, 1.0);
+    for (heads, kv_heads, hd, (gain, q_scale)) in [
+        (1, 1, 1, plain),
+        (3, 3, 2, plain),
+        (4, 1, 6, (Gain::OnePlusWeight, 1.0)),
+        (6, 3, 5, plain),
+        (4, 2, 6, (Gain::OnePlusWeight, 0.75)),
+    ] {
         let mut k = Bench::new("qk_norm");
         let shape = [2, 2, (heads + 2 * kv_heads) * hd];
         let (inp, out, rstd) = (k.inp(shape), k.out(shape), k.out([2, 2, heads + kv_heads]));
         let (q_weight, k_weight) = (k.inp([hd]), k.inp([hd]));
-        k.b.push(QkNormFwd { out, rstd, inp, q_weight, k_weight, heads, kv_heads, eps: 0.01 }).unwrap();
+        let eps = 0.01;
+        let op = QkNormFwd { out, rstd, inp, q_weight, k_weight, heads, kv_heads, eps, gain, q_scale };
+        k.b.push(op).unwrap();
         let (d_out, d_qkv) = (k.weigh(out), k.out(shape));
         let (d_q_weight, d_k_weight, accum) = (k.out([hd]), k.out([hd]), Accum::Write);
         k.backward(CopySlot { out: d_qkv, inp: d_out });
@@ -54,6 +77,8 @@ fn qk_norm() {
             heads,
             kv_heads,
             accum,
+            gain,
+            q_scale,
         });
         k.check(Scalars::default(), &[(inp, d_qkv), (q_weight, d_q_weight), (k_weight, d_k_weight)]);
     }
@@ -83,12 +108,14 @@ fn rope() {
 
 #[test]
 fn swiglu() {
-    let mut k = Bench::new("swiglu");
-    let (out, inp) = (k.out([3, 5]), k.inp([3, 10]));
-    k.b.push(SwigluFwd { out, inp }).unwrap();
-    let (d_inp, d_out) = (k.out([3, 10]), k.weigh(out));
-    k.backward(SwigluBwd { d_inp, act: None, d_out, inp });
-    k.check(Scalars::default(), &[(inp, d_inp)]);
+    for gate in Gate::ALL {
+        let mut k = Bench::new("swiglu");
+        let (out, inp) = (k.out([3, 5]), k.inp([3, 10]));
+        k.b.push(SwigluFwd { out, inp, gate }).unwrap();
+        let (d_inp, d_out) = (k.out([3, 10]), k.weigh(out));
+        k.backward(SwigluBwd { d_inp, act: None, d_out, inp, gate });
+        k.check(Scalars::default(), &[(inp, d_inp)]);
+    }
 }
 
 /// The router alone: the gradient through the weights and through the auxiliary loss. A perturbation of 1e-5 does not
@@ -164,7 +191,7 @@ fn mixture_of_experts() {
             (k.out([r, C]), k.out([r, 2 * F]), k.out([r, F]), k.out([r, C]), k.out([N, C]));
         k.b.push(Permute { out: x, inp, order }).unwrap();
         k.b.push(GroupedLinearFwd { out: h, act: None, inp: x, weight: w13, offsets }).unwrap();
-        k.b.push(SwigluFwd { out: a, inp: h }).unwrap();
+        k.b.push(SwigluFwd { out: a, inp: h, gate: Gate::Silu }).unwrap();
         k.b.push(GroupedLinearFwd { out: rows, act: None, inp: a, weight: w2, offsets }).unwrap();
         k.b.push(Combine { out, rows, places, weights }).unwrap();
         k.functional.push((route.aux, vec![1.0]));
@@ -178,7 +205,7 @@ fn mixture_of_experts() {
         k.backward(CombineBwd { d_rows, d_weights, d_out, rows, places, weights });
         k.backward(GroupedLinearBwdWeight { d_weight: d_w2, d_out: d_rows, inp: a, offsets, accum });
         k.backward(GroupedLinearBwdInput { d_inp: d_a, d_out: d_rows, weight: w2, offsets });
-        k.backward(SwigluBwd { d_inp: d_h, act: None, d_out: d_a, inp: h });
+        k.backward(SwigluBwd { d_inp: d_h, act: None, d_out: d_a, inp: h, gate: Gate::Silu });
         k.backward(GroupedLinearBwdWeight { d_weight: d_w13, d_out: d_h, inp: x, offsets, accum });
         k.backward(GroupedLinearBwdInput { d_inp: d_x, d_out: d_h, weight: w13, offsets });
         k.backward(route.bwd(d_logits, d_weights));

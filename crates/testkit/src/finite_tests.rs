@@ -7,6 +7,8 @@ use ironhorse_core::{Builder, DType, Shape};
 
 #[path = "finite_dropout.rs"]
 mod dropout;
+#[path = "finite_embedding.rs"]
+mod embedding;
 #[path = "finite_experts.rs"]
 mod experts;
 #[path = "finite_lora.rs"]
@@ -72,35 +74,6 @@ impl Bench {
         let check = OpGradients { program, scalars, inputs, functional, gradients, tolerance: 1e-7 };
         check_op_gradients(&check).unwrap_or_else(|error| panic!("{error}"));
     }
-}
-
-#[test]
-fn embedding() {
-    for positions in [None, Some(&[0, 1, 0, 0, 1, 2])] {
-        let mut k = Bench::new("embedding");
-        let (out, wte, wpe) = (k.out([2, 3, 4]), k.inp([5, 4]), k.inp([4, 4]));
-        let tokens = k.ints([2, 3], &[4, 0, 4, 2, 4, 0]);
-        let positions = positions.map(|positions| k.ints([2, 3], positions));
-        k.b.push(EmbeddingFwd { out, tokens, wte, wpe: Some(wpe), positions, vocab: 5, at_position: false })
-            .unwrap();
-        let (d_wte, d_wpe, d_out) = (k.out([5, 4]), k.out([4, 4]), k.weigh(out));
-        let (accum_wte, accum) = (Accum::Add, Accum::Write);
-        k.backward(EmbeddingBwd { d_wte, d_wpe: Some(d_wpe), d_out, tokens, positions, accum_wte, accum });
-        k.check(Scalars::default(), &[(wte, d_wte), (wpe, d_wpe)]);
-    }
-}
-
-#[test]
-fn embedding_without_positions() {
-    let mut k = Bench::new("embedding alone");
-    let (out, wte) = (k.out([2, 3, 4]), k.inp([5, 4]));
-    let tokens = k.ints([2, 3], &[4, 0, 4, 2, 4, 0]);
-    k.b.push(EmbeddingFwd { out, tokens, wte, wpe: None, positions: None, vocab: 5, at_position: false })
-        .unwrap();
-    let (d_wte, d_out) = (k.inp([5, 4]), k.weigh(out)); // the old contents are overwritten
-    let (accum_wte, accum) = (Accum::FirstWrites, Accum::Write);
-    k.backward(EmbeddingBwd { d_wte, d_wpe: None, d_out, tokens, positions: None, accum_wte, accum });
-    k.check(Scalars::default(), &[(wte, d_wte)]);
 }
 
 #[test]
@@ -301,8 +274,17 @@ fn transformer(bug: Bug) -> Program {
     let logits = b.activation([B, T, V + 1], DType::F32);
 
     let forward: [Op; 7] = [
-        EmbeddingFwd { out: x, tokens, wte, wpe: Some(wpe), positions: None, vocab: V, at_position: false }
-            .into(),
+        EmbeddingFwd {
+            out: x,
+            tokens,
+            wte,
+            wpe: Some(wpe),
+            positions: None,
+            vocab: V,
+            at_position: false,
+            factor: 1.0,
+        }
+        .into(),
         LinearFwd { out: qkv, pre: None, inp: x, weight: w_qkv, bias: Some(b_qkv) }.into(),
         AttentionFwd { out: att, lse, qkv, heads: 2, kv_heads: 2, mask: AttentionMask::CAUSAL }.into(),
         ResidualLayerNormFwd {
@@ -361,8 +343,17 @@ fn transformer(bug: Bug) -> Program {
     }
     let d_wpe = Some(d_wpe);
     backward.push(
-        EmbeddingBwd { d_wte, d_wpe, d_out: d_x, tokens, positions: None, accum_wte: Accum::Add, accum }
-            .into(),
+        EmbeddingBwd {
+            d_wte,
+            d_wpe,
+            d_out: d_x,
+            tokens,
+            positions: None,
+            accum_wte: Accum::Add,
+            accum,
+            factor: 1.0,
+        }
+        .into(),
     );
 
     forward.into_iter().for_each(|op| b.push(op).unwrap());

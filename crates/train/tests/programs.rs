@@ -12,7 +12,7 @@ use std::fmt::Write;
 /// Everything that an engine or a report can see of a program, except its random id.
 fn dump(program: &Program, into: &mut String) {
     for node in program.nodes() {
-        let op = without_masks(format!("{:?}", node.op)).replace(", scaling: None", "");
+        let op = without_masks(without_gains(format!("{:?}", node.op))).replace(", scaling: None", "");
         writeln!(into, "{} {} {op}", node.section, program.origin(node)).unwrap();
     }
     for param in program.params() {
@@ -42,6 +42,12 @@ fn without_masks(text: String) -> String {
     text.replace(", mask: AttentionMask { positions: None, window: None }", "")
         .replace(", positions: None", "")
         .replace(", window: None", "")
+}
+
+/// Leaves out what only Gemma 3 has otherwise: the digests are the same as when there was no Gemma 3.
+fn without_gains(text: String) -> String {
+    let plain = [", gain: Weight", ", q_scale: 1.0", ", gate: Silu", ", factor: 1.0"];
+    plain.into_iter().fold(text, |text, usual| text.replace(usual, ""))
 }
 
 /// The digests of a model's training steps, one for each level of recomputation, its evaluation, its decoding and its scoring, each in

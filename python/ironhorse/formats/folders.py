@@ -37,7 +37,7 @@ def read_hf_moe(folder: Path) -> tuple[MoEConfig, dict[str, Array]]:
     """The same of a decoder of Llama's design."""
     config, params = read_f32(folder)
     if not isinstance(config, MoEConfig):
-        known = "llama, mistral, mixtral, qwen2, qwen3 or qwen3_moe"
+        known = "llama, mistral, mixtral, qwen2, qwen3, qwen3_moe or gemma3_text"
         raise FormatError(f"{folder}: model_type is {config.kind!r}; expected {known}")
     return config, params
 

@@ -23,6 +23,8 @@ from ..formats.hf import write_hf
 from .moe import MoE
 from .train import AdamW, Answers, Recorder, run_steps
 
+NORM_2 = ("post_attention_layernorm", "pre_feedforward_layernorm")  # before the MLP: of others, of Gemma 3
+
 
 def compute_by_transformers(
     model: MoE, x: Tensor, y: Tensor, optimizer: AdamW, steps: int, with_acts: bool = True
@@ -35,7 +37,8 @@ def compute_by_transformers(
     loss.backward()
     for hook in hooks:
         hook.remove()
-    acts, dacts = _joined(recorder.acts(), config), _joined(recorder.dacts(), config)
+    scale = config.query_scale  # their queries are scaled with the scores
+    acts, dacts = _joined(recorder.acts(), config, scale), _joined(recorder.dacts(), config, 1 / scale)
     out = {f"act.{name}": value for name, value in acts.items()} | {"logits": logits.detach(), "loss": loss.detach()}
     out |= {"aux": aux.detach()} if aux.numel() else {}
     out |= {f"dact.{name}": value for name, value in dacts.items()}
@@ -140,8 +143,10 @@ def _watch(theirs: Any, config: MoEConfig, record: Recorder) -> Iterator[Any]:
             yield after(getattr(layer.self_attn, f"{part}_norm"), f"{name}.qk_norm/{part}")
         yield before(layer.self_attn.o_proj, f"{name}.attn")
         yield after(layer.self_attn.o_proj, f"{name}.o_proj")
-        yield before(layer.post_attention_layernorm, f"{name}.residual_1")
+        yield before(getattr(layer, NORM_2[config.is_gemma3]), f"{name}.residual_1")
         yield after(layer.post_attention_layernorm, f"{name}.post_attention_layernorm")
+        for part in ("pre_feedforward_layernorm", "post_feedforward_layernorm") if config.is_gemma3 else ():
+            yield after(getattr(layer, part), f"{name}.{part}")
         if config.n_experts:
             yield after(layer.mlp.gate, *(f"{name}.{what}" for what in ("router_logits", "weights", "experts")))
             yield after(layer.mlp, f"{name}.moe")
@@ -152,14 +157,20 @@ def _watch(theirs: Any, config: MoEConfig, record: Recorder) -> Iterator[Any]:
     yield after(body.norm, "norm")
 
 
-def _joined(kept: dict[str, Tensor], config: MoEConfig) -> dict[str, Tensor]:
-    """q, k and v of a layer side by side, in the place of q; their norms are of (B, T, heads, HD), and v has none."""
+def _joined(kept: dict[str, Tensor], config: MoEConfig, q_scale: float) -> dict[str, Tensor]:
+    """q, k and v of a layer side by side, in the place of q; their norms are of (B, T, heads, HD), and v has none.
+
+    Gemma 3 has norms of (B, heads, T, HD). Queries after their norm are multiplied by `q_scale`.
+    """
     out: dict[str, Tensor] = {}
     for name, value in kept.items():
         stem, part = name.partition("/")[::2]
         if part == "q":
             v = kept[f"{stem.replace('.qk_norm', '.qkv')}/v"]
-            out[stem] = torch.cat((value.flatten(2), kept[f"{stem}/k"].flatten(2), v), dim=-1)
+            q, k = value, kept[f"{stem}/k"]
+            if stem.endswith(".qk_norm"):
+                q, k = (part.transpose(1, 2) if config.is_gemma3 else part for part in (q * q_scale, k))
+            out[stem] = torch.cat((q.flatten(2), k.flatten(2), v), dim=-1)
         elif not part:
             out[name] = value
     return out

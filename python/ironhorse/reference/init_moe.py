@@ -44,10 +44,11 @@ def init_weights(model: MoE, seed: int, how: str = "mixtral") -> MoE:
         if name.endswith(".bias"):
             param.normal_(0.0, 0.0 if how == "mixtral" else 0.3, generator=generator)
         elif not decays(tuple(param.shape)):
+            one = 0.0 if config.is_gemma3 else 1.0  # what a norm of 1 is
             if how == "mixtral":
-                param.fill_(1.0)
+                param.fill_(one)
             else:
-                param.normal_(1.0, 0.05, generator=generator)
+                param.normal_(one, 0.05, generator=generator)
         else:
             param.normal_(0.0, _std(name, param, config.n_layer, how), generator=generator)
     if how in ("idle", "single"):

@@ -1,5 +1,5 @@
-"""Decoders of Llama's design as a plain nn.Module, written to be read: Llama, Mistral, Qwen 2 and 3, and the mixtures
-of experts Mixtral and Qwen 3 MoE.
+"""Decoders of Llama's design as a plain nn.Module, written to be read: Llama, Mistral, Qwen 2 and 3, Gemma 3, and the
+mixtures of experts Mixtral and Qwen 3 MoE.
 
     x = embed_tokens[tokens]
     for each layer:  x = x + o_proj(attention(rope(qkv(input_layernorm(x)))))
@@ -12,7 +12,11 @@ of experts Mixtral and Qwen 3 MoE.
     | rmsnorm: x · w / √(mean(x²) + eps)                           | RMSNorm           |
     | rope: pair (i, i + HD/2) turns by p · θ^(-2i/HD)             | rope_tables, turn |
     | the same for longer contexts: slower by the type of scaling  | scaled            |
-    | each head of q and k by rmsnorm before rope, in Qwen 3       | SelfAttention     |
+    | each head of q and k by rmsnorm before rope, Qwen 3, Gemma 3 | SelfAttention     |
+    | Gemma 3: x = √C · embed_tokens[tokens], rmsnorm by 1 + w     | Body, RMSNorm     |
+    | Gemma 3: x + rmsnorm(o_proj(…)), x + rmsnorm(down_proj(…))   | Block             |
+    | Gemma 3: gelu as the gate, q · √(HD / query_scalar)          | MLP, RMSNorm      |
+    | Gemma 3: a window and a base of rope of its own in layers    | rope_tables       |
     | a window: position t sees the last `window` of 0..t          | window_attention  |
     | probs = softmax(gate h), in f32 at least                     | SparseMoE         |
     | experts = the K largest logits, of equal ones the lower      | choose            |
@@ -48,23 +52,31 @@ def wide(x: Tensor) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """(.., C) -> (.., C)."""
+    """(.., C) -> (.., C); the weight is `offset` + weight, and the result is multiplied by `scale`."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, offset: float = 0.0, scale: float = 1.0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
+        self.weight = nn.Parameter(torch.full((size,), 1.0 - offset))
+        self.eps, self.offset, self.scale = eps, offset, scale
 
     def forward(self, x: Tensor) -> Tensor:
         values = wide(x)
         rstd = torch.rsqrt(values.pow(2).mean(dim=-1, keepdim=True) + self.eps)
-        return (values * rstd * wide(self.weight)).to(x.dtype)
+        return (values * rstd * (self.offset + wide(self.weight)) * self.scale).to(x.dtype)
 
 
-def rope_tables(config: MoEConfig, T: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin (T, HD/2), taken in f64 and rounded to f32 at most."""
+def norm(config: MoEConfig, size: int | None = None, scale: float = 1.0) -> RMSNorm:
+    """The norm of this family, of the residual stream unless another size is given."""
+    return RMSNorm(config.hidden if size is None else size, config.rms_eps, float(config.is_gemma3), scale)
+
+
+def rope_tables(config: MoEConfig, T: int, like: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
+    """cos and sin (T, HD/2) of a layer, taken in f64 and rounded to f32 at most."""
     pairs = torch.arange(0, config.head_dim, 2, device=like.device, dtype=torch.float64)
-    speed = scaled(config, config.rope_theta ** (-pairs / config.head_dim))
+    local = config.is_gemma3 and config.window_of(layer) is not None
+    theta = config.rope_local if local else config.rope_theta
+    speed = theta ** (-pairs / config.head_dim)
+    speed = speed if local else scaled(config, speed)
     angles = torch.arange(T, device=like.device, dtype=torch.float64)[:, None] * speed
     dtype = wide(like.new_empty(0)).dtype
     return angles.cos().to(dtype), angles.sin().to(dtype)
@@ -110,8 +122,8 @@ class SelfAttention(nn.Module):
         self.k_proj = nn.Linear(C, kv, bias=config.has_qkv_bias)
         self.v_proj = nn.Linear(C, kv, bias=config.has_qkv_bias)
         self.o_proj = nn.Linear(q, C, bias=False)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_eps) if config.has_qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.rms_eps) if config.has_qk_norm else None
+        self.q_norm = norm(config, config.head_dim, config.query_scale) if config.has_qk_norm else None
+        self.k_norm = norm(config, config.head_dim) if config.has_qk_norm else None
 
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, W) packed to q (B, NH, T, HD), k and v (B, NKV, T, HD)."""
@@ -144,16 +156,17 @@ class SelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU: (.., C) -> (.., F) -> (.., C)."""
+    """SwiGLU, in Gemma 3 GeGLU: (.., C) -> (.., F) -> (.., C)."""
 
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
+        self.glu = geglu if config.is_gemma3 else swiglu
         self.gate_proj = nn.Linear(config.hidden, config.ffn, bias=False)
         self.up_proj = nn.Linear(config.hidden, config.ffn, bias=False)
         self.down_proj = nn.Linear(config.ffn, config.hidden, bias=False)
 
     def forward(self, x: Tensor, name: str, record: Record) -> Tensor:
-        active = swiglu(self.gate_proj(x), self.up_proj(x))
+        active = self.glu(self.gate_proj(x), self.up_proj(x))
         record(f"{name}.mlp_act", active)
         out = self.down_proj(active)
         record(f"{name}.mlp", out)
@@ -179,6 +192,11 @@ class Expert(nn.Module):
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up."""
     return (F.silu(wide(gate)) * wide(up)).to(gate.dtype)
+
+
+def geglu(gate: Tensor, up: Tensor) -> Tensor:
+    """gelu(gate) · up, GELU in its tanh form."""
+    return (F.gelu(wide(gate), approximate="tanh") * wide(up)).to(gate.dtype)
 
 
 def choose(logits: Tensor, top_k: int) -> Tensor:
@@ -236,13 +254,17 @@ class SparseMoE(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention, then experts or an MLP, each behind a norm and added to the residual stream."""
+    """One layer: attention, then experts or an MLP, each behind a norm and added to the residual stream; in Gemma 3
+    there is another norm before it is added."""
 
     def __init__(self, config: MoEConfig, attention: Attention, layer: int = 0) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden, config.rms_eps)
+        self.input_layernorm = norm(config)
         self.self_attn = SelfAttention(config, attention, layer)
-        self.post_attention_layernorm = RMSNorm(config.hidden, config.rms_eps)
+        self.post_attention_layernorm = norm(config)
+        self.post_norms = config.is_gemma3
+        if self.post_norms:
+            self.pre_feedforward_layernorm, self.post_feedforward_layernorm = norm(config), norm(config)
         self.sparse = "mlp" if config.family == "qwen3" else "block_sparse_moe"  # what the experts are called
         if config.n_experts:
             self.add_module(self.sparse, SparseMoE(config))
@@ -252,18 +274,21 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, tables: tuple[Tensor, Tensor], name: str, record: Record
     ) -> tuple[Tensor, Tensor | None]:
-        normed = self.input_layernorm(x)
-        record(f"{name}.input_layernorm", normed)
-        x = x + self.self_attn(normed, tables, name, record)
+        def normalised(part: str, value: Tensor) -> Tensor:
+            normed: Tensor = getattr(self, part)(value)
+            record(f"{name}.{part}", normed)
+            return normed
+
+        out = self.self_attn(normalised("input_layernorm", x), tables, name, record)
+        x = x + (normalised("post_attention_layernorm", out) if self.post_norms else out)
         record(f"{name}.residual_1", x)
-        normed = self.post_attention_layernorm(x)
-        record(f"{name}.post_attention_layernorm", normed)
+        normed = normalised("pre_feedforward_layernorm" if self.post_norms else "post_attention_layernorm", x)
         experts = getattr(self, self.sparse, None)
         if isinstance(experts, SparseMoE):
             out, aux = experts(normed, name, record)
         else:
             out, aux = self.mlp(normed, name, record), None
-        x = x + out
+        x = x + (normalised("post_feedforward_layernorm", out) if self.post_norms else out)
         record(f"{name}.residual_2", x)
         return x, aux
 
@@ -276,14 +301,16 @@ class Body(nn.Module):
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden)
         self.layers = nn.ModuleList(Block(config, attention, layer) for layer in range(config.n_layer))
-        self.norm = RMSNorm(config.hidden, config.rms_eps)
+        self.norm = norm(config)
 
     def forward(self, tokens: Tensor, record: Record) -> tuple[Tensor, list[Tensor]]:
         x = self.embed_tokens(tokens)
+        if self.config.is_gemma3:
+            x = x * torch.tensor(math.sqrt(self.config.hidden), dtype=x.dtype, device=x.device)
         record("embed", x)
-        tables = rope_tables(self.config, tokens.shape[1], x)
         losses = []
         for layer, block in enumerate(self.layers):
+            tables = rope_tables(self.config, tokens.shape[1], x, layer)
             x, aux = block(x, tables, f"layers.{layer}", record)
             losses += [] if aux is None else [aux]
         x = self.norm(x)

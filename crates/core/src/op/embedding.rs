@@ -7,7 +7,7 @@ use crate::{DType, Result, Slot};
 
 op! {
     /// `out[b,t] = wte[tokens[b,t]] + wpe[t]`, with `wpe[position + t]` when decoding token by token and
-    /// `wpe[positions[b,t]]` where sequences hold several documents. Without `wpe`, only the token's row.
+    /// `wpe[positions[b,t]]` where sequences hold several documents. Without `wpe`, only the token's row times `factor`.
     pub struct EmbeddingFwd {
         /// (B,T,C)
         pub out: Slot = Write,
@@ -23,6 +23,8 @@ op! {
         pub vocab: usize,
         /// Start at the scalar `position` instead of 0.
         pub at_position: bool,
+        /// What rows are multiplied by; 1 with `wpe`.
+        pub factor: f32,
     }
     name "embedding_fwd"
     check(op, c) {
@@ -35,6 +37,7 @@ op! {
             let what = format!("`vocab` is {}, but `wte` has {} rows", op.vocab, op.wte.shape.rows());
             return c.fail(what);
         }
+        check_factor(c, op.factor, op.wpe.is_some(), "wpe")?;
         if op.positions.is_some() && (op.wpe.is_none() || op.at_position) {
             return c.fail("`positions` needs `wpe`, and excludes `at_position`".into());
         }
@@ -54,7 +57,7 @@ op! {
 }
 
 op! {
-    /// `d_wte[tokens[b,t]] (+)= d_out[b,t]` and `d_wpe[t] (+)= Σ_b d_out[b,t]`, summed in the order of (b,t);
+    /// `d_wte[tokens[b,t]] (+)= factor·d_out[b,t]` and `d_wpe[t] (+)= Σ_b d_out[b,t]`, summed in the order of (b,t);
     /// with `positions`, `d_wpe[positions[b,t]] (+)= d_out[b,t]`.
     ///
     /// If the output head is tied, its backward has already written `d_wte`, and this op adds to it.
@@ -73,6 +76,8 @@ op! {
         pub accum_wte: Accum,
         /// Whether `d_wpe` is overwritten or added to. When overwritten, rows from T on become 0.
         pub accum: Accum,
+        /// That of the forward; 1 with `d_wpe`.
+        pub factor: f32,
     }
     name "embedding_bwd"
     check(op, c) {
@@ -82,6 +87,7 @@ op! {
             c.same_float(&[("d_wte", &op.d_wte), ("d_wpe", d_wpe)])?;
         }
         check_embedding(c, [op.d_out, op.tokens, op.d_wte], op.d_wpe, ["d_out", "d_wpe"])?;
+        check_factor(c, op.factor, op.d_wpe.is_some(), "d_wpe")?;
         if op.positions.is_some() && op.d_wpe.is_none() {
             return c.fail("`positions` needs `d_wpe`".into());
         }
@@ -98,6 +104,16 @@ op! {
         let cleared = if op.accum_wte == Accum::Add { 0 } else { op.d_wte.bytes() };
         (rows * op.d_out.bytes() + op.tokens.bytes() + cleared) as u64
     }
+}
+
+fn check_factor(c: &Checker, factor: f32, has_positions: bool, positions: &str) -> Result<()> {
+    if !factor.is_finite() || factor <= 0.0 {
+        return c.fail(format!("`factor` is {factor}, expected a number above 0"));
+    }
+    if has_positions && factor != 1.0 {
+        return c.fail(format!("`factor` is {factor}, expected 1 with `{positions}`"));
+    }
+    Ok(())
 }
 
 fn check_embedding(

@@ -6,7 +6,7 @@
 use super::linear;
 use super::numerics::BF16_UNIT;
 use super::spec::{Accum, Checker, Named, named, op};
-use super::swiglu::SwigluFwd;
+use super::swiglu::{Gate, SwigluFwd};
 use crate::{DType, Result, Slot};
 
 op! {
@@ -27,7 +27,7 @@ op! {
     check(op, c) {
         c.same_float(named!(op: out, inp, weight))?;
         if let Some(out) = op.act {
-            SwigluFwd { out, inp: op.out }.check_as(c, ["act", "out"])?;
+            SwigluFwd { out, inp: op.out, gate: Gate::Silu }.check_as(c, ["act", "out"])?;
         }
         check_groups(c, named!(op: out, inp, weight), &op.offsets)
     }
@@ -41,7 +41,7 @@ op! {
         }
     }
     flops(op) {
-        let swiglu = op.act.map_or(0, |out| SwigluFwd { out, inp: op.out }.flops());
+        let swiglu = op.act.map_or(0, |out| SwigluFwd { out, inp: op.out, gate: Gate::Silu }.flops());
         linear::product_flops(&op.out, &op.inp) + swiglu
     }
     operands(inp, weight)

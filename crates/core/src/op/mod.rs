@@ -43,7 +43,7 @@ pub use matmul::Matmul;
 pub use memory::{CopySlot, Fill};
 pub use muon::{MuonMomentum, MuonUpdate, NewtonSchulz};
 pub use norm::{
-    LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd, ResidualRmsNormFwd, RmsNormApply,
+    Gain, LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd, ResidualRmsNormFwd, RmsNormApply,
     RmsNormBwd, RmsNormFwd,
 };
 pub use numerics::{Arithmetic, BF16_UNIT, F32_UNIT, Numerics, Product};
@@ -53,7 +53,7 @@ pub use rope::{Rope, RopeScaling};
 pub use router::{RouterBwd, RouterFwd, RouterLoad};
 pub use routing::{Combine, CombineBwd, Permute, PermuteBwd, RouteSort};
 pub use spec::{Access, Accum, Arg, OpSpec};
-pub use swiglu::{SwigluBwd, SwigluFwd};
+pub use swiglu::{Gate, SwigluBwd, SwigluFwd};
 
 use crate::{Param, Result, Slot, Update, muon_matrices};
 use std::ops::Range;

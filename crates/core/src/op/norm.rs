@@ -4,6 +4,25 @@ use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Accum, Checker, Named, named, op};
 use crate::{DType, Result, Slot};
 
+/// What an RMS norm multiplies its normalised rows by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gain {
+    /// The weight.
+    Weight,
+    /// 1 + weight, added in f32: a weight of 0 changes nothing.
+    OnePlusWeight,
+}
+
+impl Gain {
+    /// What is added to the weight.
+    pub const fn offset(self) -> f32 {
+        match self {
+            Self::Weight => 0.0,
+            Self::OnePlusWeight => 1.0,
+        }
+    }
+}
+
 /// Sums over a row; x - mean loses digits where the mean is larger than the spread.
 const LAYERNORM: Numerics = Numerics::new(Arithmetic::Sum(5e-6));
 /// Sums of squares over a row: nothing cancels in the forward.
@@ -131,7 +150,8 @@ op! {
 }
 
 op! {
-    /// `out = inp · rstd · weight` per row of C with `rstd = 1 / √(mean(inp²) + eps)`; keeps `rstd`.
+    /// `out = inp · rstd · weight` per row of C with `rstd = 1 / √(mean(inp²) + eps)`; keeps `rstd`. `gain` may put 1 + weight in the
+    /// weight's place.
     pub struct RmsNormFwd {
         /// (..,C)
         pub out: Slot = Write,
@@ -143,6 +163,8 @@ op! {
         pub weight: Slot = Read,
         /// Added to the mean of the squares.
         pub eps: f32,
+        /// The weight, or 1 + weight.
+        pub gain: Gain,
     }
     name "rmsnorm_fwd"
     check(op, c) { check_norm(c, named!(op: out, inp), named!(op: weight), named!(op: rstd)) }
@@ -167,6 +189,8 @@ op! {
         pub weight: Slot = Read,
         /// Added to the mean of the squares.
         pub eps: f32,
+        /// The weight, or 1 + weight.
+        pub gain: Gain,
     }
     name "residual_rmsnorm_fwd"
     check(op, c) { check_norm(c, named!(op: out, residual, b, a), named!(op: weight), named!(op: rstd)) }
@@ -187,6 +211,8 @@ op! {
         pub rstd: Slot = Read,
         /// (C)
         pub weight: Slot = Read,
+        /// The weight, or 1 + weight.
+        pub gain: Gain,
     }
     name "rmsnorm_apply"
     check(op, c) { check_norm(c, named!(op: out, inp), named!(op: weight), named!(op: rstd)) }
@@ -195,7 +221,7 @@ op! {
 }
 
 op! {
-    /// Gradients of [`RmsNormFwd`]. With `x̂ = inp·rstd` and `g = d_out·weight`, per row
+    /// Gradients of [`RmsNormFwd`]. With `x̂ = inp·rstd` and `g = d_out·weight`, or `d_out·(1 + weight)`, per row
     /// `d_inp (+)= rstd·(g - x̂·mean(g·x̂))`, and over all rows `d_weight (+)= Σ d_out·x̂`.
     pub struct RmsNormBwd {
         /// (..,C); see `accum_inp`
@@ -214,6 +240,8 @@ op! {
         pub accum_inp: Accum,
         /// Whether `d_weight` is overwritten or added to.
         pub accum: Accum,
+        /// The weight, or 1 + weight.
+        pub gain: Gain,
     }
     name "rmsnorm_bwd"
     check(op, c) {

@@ -1,12 +1,13 @@
 //! RMS normalisation of every head of packed queries and keys.
 
-use super::norm::RMSNORM;
+use super::norm::{Gain, RMSNORM};
 use super::spec::{Accum, Checker, named, op};
 use crate::{DType, Result, Slot};
 
 op! {
     /// For each head of queries and keys `out = inp · rstd · weight` with `rstd = 1 / √(mean(inp²) + eps)` over the head;
-    /// values are copied. Queries have one weight for all their heads, keys another.
+    /// values are copied. Queries have one weight for all their heads, keys another. `gain` may put 1 + weight in a weight's
+    /// place; queries are also multiplied by `q_scale`.
     pub struct QkNormFwd {
         /// (B,T,W), W = (NH + 2·NKV)·HD: packed as for attention
         pub out: Slot = Write,
@@ -24,11 +25,16 @@ op! {
         pub kv_heads: usize,
         /// Added to the mean of the squares.
         pub eps: f32,
+        /// The weights, or 1 + weight.
+        pub gain: Gain,
+        /// What queries are multiplied by once more: a scale of their products with keys.
+        pub q_scale: f32,
     }
     name "qk_norm_fwd"
     check(op, c) {
         c.same_float(named!(op: inp, out))?;
         c.shape("out", &op.out, op.inp.shape)?;
+        check_scale(c, op.q_scale)?;
         check_heads(c, &op.parts(), &op.rstd)
     }
     numerics { RMSNORM }
@@ -39,7 +45,7 @@ op! {
 op! {
     /// Gradients of [`QkNormFwd`]: `d_qkv` is that of its result and becomes that of its input, as in
     /// [`RmsNormBwd`](super::RmsNormBwd) for each head; the part of the values stays. Over all heads
-    /// `d_q_weight (+)= Σ d·x̂` of the queries, `d_k_weight` of the keys.
+    /// `d_q_weight (+)= Σ d·x̂·q_scale` of the queries, `d_k_weight (+)= Σ d·x̂` of the keys.
     pub struct QkNormBwd {
         /// (B,T,W)
         pub d_qkv: Slot = Update,
@@ -61,11 +67,16 @@ op! {
         pub kv_heads: usize,
         /// Whether the gradients of the weights are overwritten or added to.
         pub accum: Accum,
+        /// The weights, or 1 + weight.
+        pub gain: Gain,
+        /// What queries are multiplied by once more: a scale of their products with keys.
+        pub q_scale: f32,
     }
     name "qk_norm_bwd"
     check(op, c) {
         c.same_float(named!(op: inp, d_qkv))?;
         c.shape("d_qkv", &op.d_qkv, op.inp.shape)?;
+        check_scale(c, op.q_scale)?;
         check_heads(c, &op.parts(), &op.rstd)?;
         c.same_float(named!(op: d_q_weight, d_k_weight))?;
         c.shapes(named!(op: d_q_weight, d_k_weight), op.q_weight.shape)
@@ -132,6 +143,13 @@ impl QkNormBwd {
     }
 }
 
+fn check_scale(c: &Checker, q_scale: f32) -> Result<()> {
+    if q_scale.is_finite() && q_scale > 0.0 {
+        return Ok(());
+    }
+    c.fail(format!("`q_scale` is {q_scale}, expected a number above 0"))
+}
+
 fn check_heads(c: &Checker, parts: &QkHeads, rstd: &Slot) -> Result<()> {
     let (heads, kv_heads, width) = (parts.heads, parts.kv_heads, parts.qkv.shape.cols());
     if heads == 0 || kv_heads == 0 {
@@ -168,6 +186,8 @@ mod tests {
             heads,
             kv_heads,
             eps: 1e-6,
+            gain: Gain::Weight,
+            q_scale: 1.0,
         }
     }
 
@@ -185,6 +205,8 @@ mod tests {
         );
         let few = QkNormFwd { rstd: slot(1 << 16, [2, 3, 6], DType::F32), ..op };
         assert_eq!(text(few), "qk_norm_fwd: `rstd` has 36 elements, expected 48");
+        let still = QkNormFwd { q_scale: 0.0, ..op };
+        assert_eq!(text(still), "qk_norm_fwd: `q_scale` is 0, expected a number above 0");
         let Slot { pool, shape, dtype, .. } = op.inp;
         let shifted = QkNormFwd { out: Slot { pool, offset: (1 << 17) + 64, shape, dtype }, ..op };
         assert_eq!(text(shifted), "qk_norm_fwd: `out` and `inp` share memory");

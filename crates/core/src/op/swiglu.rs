@@ -1,4 +1,4 @@
-//! SwiGLU: the first half of a row gates the second.
+//! SwiGLU and GeGLU: the first half of a row gates the second.
 
 use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Checker, named, op};
@@ -8,13 +8,29 @@ use crate::{Result, Slot};
 /// use the hardware's tanh.
 const SWIGLU: Numerics = Numerics::new(Arithmetic::Elementwise(1e-6)).fast_tanh();
 
+/// The function of the first half of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gate {
+    /// `silu(x) = x / (1 + e^-x)`: SwiGLU.
+    Silu,
+    /// The tanh form of GELU, see [`Act::Gelu`](super::Act): GeGLU.
+    Gelu,
+}
+
+impl Gate {
+    /// Every gate.
+    pub const ALL: [Self; 2] = [Self::Silu, Self::Gelu];
+}
+
 op! {
-    /// `out = silu(gate)·up` with `silu(x) = x / (1 + e^-x)`; a row of `inp` is `gate` followed by `up`.
+    /// `out = f(gate)·up`, where f is silu or GELU; a row of `inp` is `gate` followed by `up`.
     pub struct SwigluFwd {
         /// (..,F)
         pub out: Slot = Write,
         /// (..,2F)
         pub inp: Slot = Read,
+        /// f
+        pub gate: Gate,
     }
     name "swiglu_fwd"
     check(op, c) { op.check_as(c, ["out", "inp"]) }
@@ -31,8 +47,9 @@ impl SwigluFwd {
 }
 
 op! {
-    /// With `s = 1 / (1 + e^-gate)`: `d_gate = d_out·up·s·(1 + gate·(1 - s))` and `d_up = d_out·gate·s`. If `act` is given,
-    /// it receives the result of the forward again, which costs almost nothing here.
+    /// `d_gate = d_out·up·f'(gate)` and `d_up = d_out·f(gate)`. Of silu, with `s = 1 / (1 + e^-gate)`, these are
+    /// `d_out·up·s·(1 + gate·(1 - s))` and `d_out·gate·s`. If `act` is given, it receives the result of the forward again, which
+    /// costs almost nothing here.
     pub struct SwigluBwd {
         /// (..,2F)
         pub d_inp: Slot = Write,
@@ -42,6 +59,8 @@ op! {
         pub d_out: Slot = Read,
         /// (..,2F), the input of the forward
         pub inp: Slot = Read,
+        /// f, that of the forward
+        pub gate: Gate,
     }
     name "swiglu_bwd"
     check(op, c) {
@@ -49,7 +68,7 @@ op! {
         let (rows, width) = (op.d_out.shape.rows(), op.d_out.shape.cols());
         c.matrices(named!(op: inp, d_inp), rows, 2 * width)?;
         match op.act {
-            Some(out) => SwigluFwd { out, inp: op.inp }.check_as(c, ["act", "inp"]),
+            Some(out) => SwigluFwd { out, inp: op.inp, gate: op.gate }.check_as(c, ["act", "inp"]),
             None => Ok(()),
         }
     }

@@ -56,6 +56,23 @@ multiversion! {
         }
     }
 
+    /// y = gelu(gate) up, GELU in its tanh form
+    pub fn geglu<const FMA: bool, T: Elem>(from: [Span<T>; 2], y: Span<T>) {
+        // SAFETY: the caller alone uses `y`, which is an input or shares no memory with it.
+        unsafe { map(from, [y], |[gate, up]| [gelu_tanh::<_, FMA>(gate) * up]) }
+    }
+
+    /// The same as `swiglu_bwd` with GELU in its tanh form.
+    pub fn geglu_bwd<const FMA: bool, T: Elem>(from: [Span<T>; 3], to: [Span<T>; 3]) {
+        // SAFETY: the caller alone uses what is written, each of which is an input or shares no memory with one.
+        unsafe {
+            map(from, to, |[d, gate, up]| {
+                let gelu = gelu_tanh::<_, FMA>(gate);
+                [d * up * gelu_tanh_grad::<_, FMA>(gate), d * gelu, gelu * up]
+            });
+        }
+    }
+
     /// From \[d_y, gate, up\]: d_gate = d_y up silu'(gate), d_up = d_y silu(gate), and once more y = silu(gate) up.
     pub fn swiglu_bwd<const FMA: bool, T: Elem>(from: [Span<T>; 3], to: [Span<T>; 3]) {
         // SAFETY: the caller alone uses what is written, each of which is an input or shares no memory with one.

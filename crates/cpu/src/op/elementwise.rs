@@ -2,11 +2,11 @@
 
 use super::Ctx;
 use crate::kernel::dropout::dropout_row;
-use crate::kernel::elementwise::{binary, swiglu_bwd as swiglu_bwd_row, unary, unary_bwd};
+use crate::kernel::elementwise::{binary, geglu, geglu_bwd, swiglu_bwd as swiglu_bwd_row, unary, unary_bwd};
 use crate::kernel::tasks::pieces;
 use crate::memory::Span;
 use ironhorse_core::eager::{BinaryFn, UnaryFn};
-use ironhorse_core::op::{ActBwd, ActFwd, Add, Dropout, SwigluBwd, SwigluFwd};
+use ironhorse_core::op::{ActBwd, ActFwd, Add, Dropout, Gate, SwigluBwd, SwigluFwd};
 use ironhorse_core::{DropMask, Result};
 
 pub fn act_fwd(ctx: &mut Ctx<'_>, op: &ActFwd) -> Result<()> {
@@ -43,7 +43,11 @@ pub fn swiglu_fwd(ctx: &mut Ctx<'_>, op: &SwigluFwd) -> Result<()> {
     let (out, inp) = (ctx.f32(op.out)?, ctx.f32(op.inp)?);
     let (isa, width) = (ctx.isa, op.out.shape.cols());
     ctx.rows(op.out.shape.rows(), width, |row| {
-        binary(isa, BinaryFn::Swiglu, halves(inp, row, width), out.row(row, width));
+        let (from, out) = (halves(inp, row, width), out.row(row, width));
+        match op.gate {
+            Gate::Silu => binary(isa, BinaryFn::Swiglu, from, out),
+            Gate::Gelu => geglu(isa, from, out),
+        }
     })
 }
 
@@ -56,6 +60,10 @@ pub fn swiglu_bwd(ctx: &mut Ctx<'_>, op: &SwigluBwd) -> Result<()> {
     };
     ctx.rows(op.d_out.shape.rows(), width, |row| {
         let ([gate, up], [d_gate, d_up]) = (halves(inp, row, width), halves(d_inp, row, width));
-        swiglu_bwd_row(isa, [d_out.row(row, width), gate, up], [d_gate, d_up, act.row(row, width)]);
+        let (from, to) = ([d_out.row(row, width), gate, up], [d_gate, d_up, act.row(row, width)]);
+        match op.gate {
+            Gate::Silu => swiglu_bwd_row(isa, from, to),
+            Gate::Gelu => geglu_bwd(isa, from, to),
+        }
     })
 }

@@ -1,7 +1,7 @@
 //! Embedding of tokens, with learned positions or without.
 
 use super::{Ctx, check_ids};
-use crate::kernel::elementwise::{add_to, binary};
+use crate::kernel::elementwise::{add_scaled, add_to, binary, scaled};
 use ironhorse_core::eager::BinaryFn;
 use ironhorse_core::op::{EmbeddingBwd, EmbeddingFwd, check_positions};
 use ironhorse_core::{Error, Result, Slot};
@@ -44,7 +44,9 @@ pub fn embedding_fwd(ctx: &mut Ctx<'_>, op: &EmbeddingFwd) -> Result<()> {
                 out,
             ),
             // SAFETY: rows have one task each; `out` shares no memory with the table (`Op::check`).
-            None => unsafe { out.all_mut().copy_from_slice(te.all()) },
+            None if op.factor == 1.0 => unsafe { out.all_mut().copy_from_slice(te.all()) },
+            // SAFETY: as above.
+            None => unsafe { scaled(isa, out.all_mut(), op.factor, te.all()) },
         }
     })
 }
@@ -73,7 +75,12 @@ pub fn embedding_bwd(ctx: &mut Ctx<'_>, op: &EmbeddingBwd) -> Result<()> {
             }
             for (row, &id) in ids.iter().enumerate() {
                 let d = d_out.get(piece(row));
-                add_to(isa, d_wte.get_mut(piece(id as usize)), d);
+                let d_row = d_wte.get_mut(piece(id as usize));
+                if op.factor == 1.0 {
+                    add_to(isa, d_row, d);
+                } else {
+                    add_scaled(isa, d_row, op.factor, d);
+                }
                 if let Some(d_wpe) = d_wpe {
                     add_to(
                         isa,

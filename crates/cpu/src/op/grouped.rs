@@ -4,7 +4,7 @@ use super::elementwise::swiglu_fwd;
 use super::{Ctx, engine_error};
 use crate::gemm::{Beta, Gemm, Group, MatMut, MatRef, gemm_grouped};
 use crate::memory::Span;
-use ironhorse_core::op::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd, SwigluFwd};
+use ironhorse_core::op::{Gate, GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd, SwigluFwd};
 use ironhorse_core::{Error, Result, Slot};
 use std::ops::Range;
 
@@ -72,7 +72,7 @@ pub fn grouped_linear_fwd(ctx: &mut Ctx<'_>, op: &GroupedLinearFwd) -> Result<()
     // SAFETY: shapes and aliasing were checked by `Op::check`; the rows of the experts are inside the slots and disjoint.
     unsafe { products(ctx, &groups, most, &product) }?;
     match op.act {
-        Some(act) => swiglu_fwd(ctx, &SwigluFwd { out: act, inp: op.out }),
+        Some(act) => swiglu_fwd(ctx, &SwigluFwd { out: act, inp: op.out, gate: Gate::Silu }),
         None => Ok(()),
     }
 }

@@ -6,7 +6,7 @@ use crate::element::Whole;
 use crate::kernel::norm::{Norm, NormBwd, column_sums as add_row};
 use crate::memory::Span;
 use ironhorse_core::op::{
-    Accum, LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd, ResidualRmsNormFwd,
+    Accum, Gain, LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd, ResidualRmsNormFwd,
     RmsNormApply, RmsNormBwd, RmsNormFwd,
 };
 use ironhorse_core::{Result, Slot};
@@ -20,14 +20,32 @@ struct Slots {
     mean: Option<Slot>,
     rstd: Slot,
     terms: Option<[Slot; 2]>,
+    gain: Gain,
+}
+
+/// What rows are multiplied by: the weight where it is, or 1 + weight in memory that is valid until the next call.
+fn factors(ctx: &mut Ctx<'_>, weight: Slot, gain: Gain) -> Result<Span<f32>> {
+    let weight = ctx.f32(weight)?;
+    if gain == Gain::Weight {
+        return Ok(weight);
+    }
+    let factors = ctx.floats(weight.len());
+    // SAFETY: nothing else uses this memory, and nothing writes the weight while the op runs.
+    unsafe { shifted(factors.all_mut(), gain.offset(), weight.all()) };
+    Ok(factors)
+}
+
+/// out = offset + weight
+pub(super) fn shifted(out: &mut [f32], offset: f32, weight: &[f32]) {
+    out.iter_mut().zip(weight).for_each(|(out, weight)| *out = offset + weight);
 }
 
 impl Slots {
-    fn windows(&self, ctx: &Ctx<'_>) -> Result<Norm<f32>> {
+    fn windows(&self, ctx: &mut Ctx<'_>) -> Result<Norm<f32>> {
         Ok(Norm {
             x: ctx.f32(self.x)?,
             terms: self.terms.map(|[a, b]| Ok([ctx.f32(a)?, ctx.f32(b)?])).transpose()?,
-            weight: ctx.f32(self.weight)?,
+            weight: factors(ctx, self.weight, self.gain)?,
             bias: self.bias.map(|slot| ctx.f32(slot)).transpose()?,
             y: ctx.f32(self.y)?,
             mean: ctx.f32_or_none(self.mean)?,
@@ -36,54 +54,59 @@ impl Slots {
         })
     }
 
-    fn forward(&self, ctx: &Ctx<'_>, eps: f32) -> Result<()> {
+    fn forward(&self, ctx: &mut Ctx<'_>, eps: f32) -> Result<()> {
+        let norm = self.windows(ctx)?;
         // SAFETY: `Op::check` made sure of sizes and aliasing.
-        ctx.done(unsafe { self.windows(ctx)?.forward::<Whole>(&ctx.split(), eps.into()) })
+        ctx.done(unsafe { norm.forward::<Whole>(&ctx.split(), eps.into()) })
     }
 
-    fn apply(&self, ctx: &Ctx<'_>) -> Result<()> {
+    fn apply(&self, ctx: &mut Ctx<'_>) -> Result<()> {
+        let norm = self.windows(ctx)?;
         // SAFETY: as in `forward`.
-        ctx.done(unsafe { self.windows(ctx)?.apply(&ctx.split()) })
+        ctx.done(unsafe { norm.apply(&ctx.split()) })
     }
 }
 
 pub fn layernorm_fwd(ctx: &mut Ctx<'_>, op: &LayerNormFwd) -> Result<()> {
     let &LayerNormFwd { out, mean, rstd, inp, weight, bias, eps } = op;
-    Slots { x: inp, weight, bias: Some(bias), y: out, mean: Some(mean), rstd, terms: None }.forward(ctx, eps)
+    let (bias, mean, terms, gain) = (Some(bias), Some(mean), None, Gain::Weight);
+    Slots { x: inp, weight, bias, y: out, mean, rstd, terms, gain }.forward(ctx, eps)
 }
 
 pub fn residual_layernorm_fwd(ctx: &mut Ctx<'_>, op: &ResidualLayerNormFwd) -> Result<()> {
     let &ResidualLayerNormFwd { residual, out, mean, rstd, a, b, weight, bias, eps } = op;
-    let terms = Some([a, b]);
-    Slots { x: residual, weight, bias: Some(bias), y: out, mean: Some(mean), rstd, terms }.forward(ctx, eps)
+    let (bias, mean, terms, gain) = (Some(bias), Some(mean), Some([a, b]), Gain::Weight);
+    Slots { x: residual, weight, bias, y: out, mean, rstd, terms, gain }.forward(ctx, eps)
 }
 
 pub fn layernorm_apply(ctx: &mut Ctx<'_>, op: &LayerNormApply) -> Result<()> {
     let &LayerNormApply { out, inp, mean, rstd, weight, bias } = op;
-    Slots { x: inp, weight, bias: Some(bias), y: out, mean: Some(mean), rstd, terms: None }.apply(ctx)
+    let (bias, mean, terms, gain) = (Some(bias), Some(mean), None, Gain::Weight);
+    Slots { x: inp, weight, bias, y: out, mean, rstd, terms, gain }.apply(ctx)
 }
 
 pub fn rmsnorm_fwd(ctx: &mut Ctx<'_>, op: &RmsNormFwd) -> Result<()> {
-    let &RmsNormFwd { out, rstd, inp, weight, eps } = op;
-    Slots { x: inp, weight, bias: None, y: out, mean: None, rstd, terms: None }.forward(ctx, eps)
+    let &RmsNormFwd { out, rstd, inp, weight, eps, gain } = op;
+    Slots { x: inp, weight, bias: None, y: out, mean: None, rstd, terms: None, gain }.forward(ctx, eps)
 }
 
 pub fn residual_rmsnorm_fwd(ctx: &mut Ctx<'_>, op: &ResidualRmsNormFwd) -> Result<()> {
-    let &ResidualRmsNormFwd { residual, out, rstd, a, b, weight, eps } = op;
-    Slots { x: residual, weight, bias: None, y: out, mean: None, rstd, terms: Some([a, b]) }.forward(ctx, eps)
+    let &ResidualRmsNormFwd { residual, out, rstd, a, b, weight, eps, gain } = op;
+    let (bias, mean, terms) = (None, None, Some([a, b]));
+    Slots { x: residual, weight, bias, y: out, mean, rstd, terms, gain }.forward(ctx, eps)
 }
 
 pub fn rmsnorm_apply(ctx: &mut Ctx<'_>, op: &RmsNormApply) -> Result<()> {
-    let &RmsNormApply { out, inp, rstd, weight } = op;
-    Slots { x: inp, weight, bias: None, y: out, mean: None, rstd, terms: None }.apply(ctx)
+    let &RmsNormApply { out, inp, rstd, weight, gain } = op;
+    Slots { x: inp, weight, bias: None, y: out, mean: None, rstd, terms: None, gain }.apply(ctx)
 }
 
 /// The windows of a norm's gradient; that of a layer norm has means.
-fn gradient(ctx: &Ctx<'_>, op: &RmsNormBwd, mean: Option<Slot>) -> Result<NormBwd<f32>> {
+fn gradient(ctx: &mut Ctx<'_>, op: &RmsNormBwd, mean: Option<Slot>) -> Result<NormBwd<f32>> {
     Ok(NormBwd {
         d_y: ctx.f32(op.d_out)?,
         x: ctx.f32(op.inp)?,
-        weight: ctx.f32(op.weight)?,
+        weight: factors(ctx, op.weight, op.gain)?,
         mean: ctx.f32_or_none(mean)?,
         rstd: ctx.f32(op.rstd)?,
         d_x: ctx.f32(op.d_inp)?,
@@ -116,7 +139,8 @@ fn backward<const N: usize>(
 
 pub fn layernorm_bwd(ctx: &mut Ctx<'_>, op: &LayerNormBwd) -> Result<()> {
     let &LayerNormBwd { d_inp, d_weight, d_bias, d_out, inp, mean, rstd, weight, accum_inp, accum } = op;
-    let without_mean = RmsNormBwd { d_inp, d_weight, d_out, inp, rstd, weight, accum_inp, accum };
+    let gain = Gain::Weight;
+    let without_mean = RmsNormBwd { d_inp, d_weight, d_out, inp, rstd, weight, accum_inp, accum, gain };
     let norm = gradient(ctx, &without_mean, Some(mean))?;
     backward(ctx, &norm, [ctx.f32(d_weight)?, ctx.f32(d_bias)?], [accum_inp, accum])
 }

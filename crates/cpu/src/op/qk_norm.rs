@@ -3,15 +3,35 @@
 
 use super::Ctx;
 use super::columns::column_sums;
+use super::norm::shifted;
 use crate::element::Whole;
 use crate::kernel::norm::{column_sums as add_row, rms_apply, rms_d_x, rms_statistic};
 use crate::memory::Span;
 use ironhorse_core::Result;
-use ironhorse_core::op::{QkHeads, QkNormBwd, QkNormFwd};
+use ironhorse_core::op::{Gain, QkHeads, QkNormBwd, QkNormFwd};
+
+/// What the heads of queries and of keys are multiplied by: the weights where they are, or what `gain` and `q_scale` make of them
+/// in memory that is valid until the next call.
+fn factors(ctx: &mut Ctx<'_>, parts: &QkHeads, gain: Gain, q_scale: f32) -> Result<[Span<f32>; 2]> {
+    let weights = [ctx.f32(parts.q_weight)?, ctx.f32(parts.k_weight)?];
+    if gain == Gain::Weight && q_scale == 1.0 {
+        return Ok(weights);
+    }
+    let both = ctx.floats(2 * parts.dim());
+    let factors = [both.row(0, parts.dim()), both.row(1, parts.dim())];
+    for ((factors, weight), scale) in factors.iter().zip(weights).zip([q_scale, 1.0]) {
+        // SAFETY: nothing else uses this memory, and nothing writes the weights while the op runs.
+        unsafe {
+            shifted(factors.all_mut(), gain.offset(), weight.all());
+            factors.all_mut().iter_mut().for_each(|factor| *factor *= scale);
+        }
+    }
+    Ok(factors)
+}
 
 pub fn qk_norm_fwd(ctx: &mut Ctx<'_>, op: &QkNormFwd) -> Result<()> {
     let (out, rstd, inp) = (ctx.f32(op.out)?, ctx.f32(op.rstd)?, ctx.f32(op.inp)?);
-    let weights = [ctx.f32(op.q_weight)?, ctx.f32(op.k_weight)?];
+    let weights = factors(ctx, &op.parts(), op.gain, op.q_scale)?;
     let (parts, isa, in_place) = (op.parts(), ctx.isa, op.out == op.inp);
     let (dim, normed, all) = (parts.dim(), parts.normed_heads(), parts.all_heads());
     ctx.rows(parts.tokens(), all * dim, |token| {
@@ -40,13 +60,13 @@ struct Terms {
 }
 
 impl Terms {
-    /// Writes or adds `Σ d·x̂` over `count` heads of every token, of which `first` is the first.
+    /// Writes or adds `Σ d·x̂·scale` over `count` heads of every token, of which `first` is the first.
     fn sum(
         &self,
         ctx: &Ctx<'_>,
         d_weight: Span<f32>,
         parts: &QkHeads,
-        (first, count): (usize, usize),
+        (first, count, scale): (usize, usize, f32),
         adds: bool,
     ) -> Result<()> {
         let (isa, dim, normed, all) = (ctx.isa, parts.dim(), parts.normed_heads(), parts.all_heads());
@@ -55,7 +75,8 @@ impl Terms {
             // SAFETY: nothing writes the inputs before all sums are done.
             unsafe {
                 let [d, x] = [self.d, self.x].map(|x| x.row(token * all + head, dim).get(part.clone()));
-                add_row(isa, dots, &mut [], d, x, [0.0, self.rstd.value(token * normed + head)]);
+                let rstd = self.rstd.value(token * normed + head);
+                add_row(isa, dots, &mut [], d, x, [0.0, rstd * scale]);
             }
         })
     }
@@ -63,12 +84,12 @@ impl Terms {
 
 pub fn qk_norm_bwd(ctx: &mut Ctx<'_>, op: &QkNormBwd) -> Result<()> {
     let terms = Terms { d: ctx.f32(op.d_qkv)?, x: ctx.f32(op.inp)?, rstd: ctx.f32(op.rstd)? };
-    let weights = [ctx.f32(op.q_weight)?, ctx.f32(op.k_weight)?];
+    let weights = factors(ctx, &op.parts(), op.gain, op.q_scale)?;
     let (parts, isa, adds) = (op.parts(), ctx.isa, op.accum.adds(ctx.scalars.micro_step));
     let (dim, normed, all) = (parts.dim(), parts.normed_heads(), parts.all_heads());
     // before the gradient of the result is replaced by that of the input
-    terms.sum(ctx, ctx.f32(op.d_q_weight)?, &parts, (0, parts.heads), adds)?;
-    terms.sum(ctx, ctx.f32(op.d_k_weight)?, &parts, (parts.heads, parts.kv_heads), adds)?;
+    terms.sum(ctx, ctx.f32(op.d_q_weight)?, &parts, (0, parts.heads, op.q_scale), adds)?;
+    terms.sum(ctx, ctx.f32(op.d_k_weight)?, &parts, (parts.heads, parts.kv_heads, 1.0), adds)?;
     ctx.rows(parts.tokens(), all * dim, |token| {
         for head in 0..normed {
             let [d, x] = [terms.d, terms.x].map(|x| x.row(token * all + head, dim));

@@ -1,9 +1,27 @@
-// swiglu_fwd: out (rows,F) = silu(gate)·up with silu(x) = x·s(x), s the logistic function; a row of inp is [gate | up]
-// swiglu_bwd: d_gate = d_out·up·s·(1 + gate·(1 - s)), d_up = d_out·gate·s; act, if there is one, is the forward's result
+// swiglu_fwd: out (rows,F) = f(gate)·up; a row of inp is [gate | up]. f is silu(x) = x·s(x), s the logistic function; with GELU_GATE
+//             it is the tanh form of GELU
+// swiglu_bwd: d_gate = d_out·up·f'(gate), d_up = d_out·f(gate); act, if there is one, is the forward's result
 // moves  3 and 5, with act 6, times rows·F·sizeof(ACT) bytes; bound: memory
 // grid   a thread per vector of F with VECTORS (needs F % (16 / sizeof(ACT)) == 0), else per element; any shape
 // order  elementwise; the gradient may be written over inp, act over d_out
 #include "elementwise/swiglu.cuh"
+
+// f of one element with its slope.
+struct Gate {
+    float value, slope;
+};
+#ifdef GELU_GATE
+#include "elementwise/gelu.cuh"
+
+DEVICE float gated(float gate, float up) { return Gelu::value(gate) * up; }
+DEVICE Gate gate_of(float x) { return {Gelu::value(x), Gelu::slope(x)}; }
+#else
+DEVICE float gated(float gate, float up) { return swiglu<ACT>(gate, up); }
+DEVICE Gate gate_of(float x) {
+    const float s = logistic<ACT>(x);
+    return {x * s, s * __fmaf_rn(x, 1.0f - s, 1.0f)};
+}
+#endif
 
 constexpr int N = VECTORS ? Vec<ACT>::N : 1;
 
@@ -21,7 +39,7 @@ KERNEL __launch_bounds__(256) swiglu_fwd(ACT* out, const ACT* inp, u64 count, u6
         load_floats(gate, inp + wide);
         load_floats(up, inp + wide + width);
 #pragma unroll
-        for (int k = 0; k < N; k++) y[k] = swiglu<ACT>(gate[k], up[k]);
+        for (int k = 0; k < N; k++) y[k] = gated(gate[k], up[k]);
         store_floats(out + at, y);
     });
 }
@@ -34,11 +52,10 @@ KERNEL __launch_bounds__(256) swiglu_bwd(ACT* d_inp, ACT* act, const ACT* d_out,
         load_floats(up, inp + wide + width);
 #pragma unroll
         for (int k = 0; k < N; k++) {
-            const float s = logistic<ACT>(gate[k]);
-            y[k] = gate[k] * s * up[k];
-            const float d_gate = d[k] * up[k] * (s * __fmaf_rn(gate[k], 1.0f - s, 1.0f));
-            up[k] = d[k] * (gate[k] * s);
-            gate[k] = d_gate;
+            const Gate f = gate_of(gate[k]);
+            y[k] = f.value * up[k];
+            gate[k] = d[k] * up[k] * f.slope;
+            up[k] = d[k] * f.value;
         }
         store_floats(d_inp + wide, gate);
         store_floats(d_inp + wide + width, up);

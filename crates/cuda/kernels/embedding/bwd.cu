@@ -1,5 +1,6 @@
 // embedding_bwd: d_wte[tokens[b,t]] += d_out[b,t]; d_wpe[t] (+)= Σ_b d_out[b,t], rows beyond T become 0 when it overwrites.
 //        Where d_wte is overwritten it was filled with 0 before; without d_wpe the positions have no kernel
+//        With FACTOR, the bits of a float, there is no d_wpe and what is added to d_wte is multiplied by it
 // moves  2·N·C·sizeof(ACT) bytes, each touched row of d_wte twice, and what the sort moves (under 3 %); bound: memory
 // grid   embedding_bwd_positions: a thread per vector of d_wpe. For d_wte: positions are sorted by token, stable, 8 bits a
 //        pass (sort_count, sort_scan, sort_scatter); embedding_bwd_windows sums 32 sorted positions a block;
@@ -12,6 +13,12 @@ constexpr int SORT_BLOCK = 1024;
 constexpr int DIGITS = 256;
 constexpr int SLICES = 8;
 constexpr int N = VECTORS ? Vec<ACT>::N : 1;
+
+#ifdef FACTOR
+DEVICE float scaled(float x) { return x * __uint_as_float(FACTOR); }
+#else
+DEVICE float scaled(float x) { return x; }
+#endif
 
 DEVICE void add_to(GRAD* to, const float (&sum)[N]) {
     float old[N];
@@ -120,7 +127,7 @@ KERNEL __launch_bounds__(256, 3)
         for (int a = 0; a < AHEAD; a++) {
             if (i + a >= count) break;
 #pragma unroll
-            for (int k = 0; k < N; k++) sum[k] += d[a][k];
+            for (int k = 0; k < N; k++) sum[k] += scaled(d[a][k]);
             const u32 mine = key[i + a + 1];
             const bool goes_on = i + a + 1 == count && key[count + 1] == mine;
             if (key[i + a + 2] == mine && !goes_on) continue;

@@ -1,9 +1,15 @@
 // embedding_fwd: out[b,t] = wte[tokens[b,t]] + wpe[first + t], first = 0 or the scalar `position`, or wpe[places[b,t]];
-//        wpe and places may be absent
+//        wpe and places may be absent. With FACTOR, the bits of a float, there is no wpe and rows of wte are multiplied by it
 // moves  3·B·T·C·sizeof(ACT) bytes at most; bound: memory
 // grid   a warp per token; any width, whole vectors where C allows
 // order  elementwise
 #include "common/positions.cuh"
+
+#ifdef FACTOR
+DEVICE float scaled(float x) { return x * __uint_as_float(FACTOR); }
+#else
+DEVICE float scaled(float x) { return x; }
+#endif
 
 template <int N> DEVICE void add_row(ACT* out, const ACT* a, const ACT* b, u32 width) {
     for (u32 c = threadIdx.x % WARP * N; c < width; c += WARP * N) {
@@ -12,7 +18,7 @@ template <int N> DEVICE void add_row(ACT* out, const ACT* a, const ACT* b, u32 w
         if (a) {
             load_floats(x, a + c);
 #pragma unroll
-            for (int k = 0; k < N; k++) y[k] += x[k];
+            for (int k = 0; k < N; k++) y[k] += scaled(x[k]);
         }
         store_floats(out + c, y);
     }

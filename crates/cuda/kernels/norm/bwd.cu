@@ -1,5 +1,6 @@
 // NORM_bwd: the backward of NORM (norm/fwd.cu): with x̂ = (x - mean)·rstd and g = d_out·w, per row
 //           d_inp (+)= rstd·(g - mean(g) - x̂·mean(g·x̂)); over rows d_weight (+)= Σ d_out·x̂, d_bias (+)= Σ d_out
+//           With PLUS_ONE, of rmsnorm, w is 1 + weight.
 //           Without CENTRED (rmsnorm) the means of x and of g are 0, and there is no d_bias
 // moves  (3 or, adding, 4)·rows·width·sizeof(ACT) bytes and the partial sums; bound: memory
 // grid   with WIDTH (needs WIDTH % 8 == 0) NORM_bwd: as many blocks as the device holds, a group of GROUP warps per row, column
@@ -138,7 +139,7 @@ DEVICE void differentiate(const Backward& p) {
             if (!FULL && first + i * STRIDE >= VECS) continue;
 #pragma unroll
             for (int k = 0; k < N; k++) {
-                const float d = to_float(now.d[i].at[k]), g = d * to_float(w[i].at[k]);
+                const float d = to_float(now.d[i].at[k]), g = d * gain(to_float(w[i].at[k]));
                 const float x = normal(to_float(now.x[i].at[k]), now.mean, now.rstd);
                 dot = __fmaf_rn(g, x, dot);
                 d_weight[i][k] = __fmaf_rn(d, x, d_weight[i][k]);
@@ -163,7 +164,7 @@ DEVICE void differentiate(const Backward& p) {
 #pragma unroll
             for (int k = 0; k < N; k++) {
                 const float x = normal(to_float(now.x[i].at[k]), now.mean, now.rstd);
-                y[k] = gradient(to_float(now.d[i].at[k]) * to_float(w[i].at[k]), x, dot, sum, now.rstd);
+                y[k] = gradient(to_float(now.d[i].at[k]) * gain(to_float(w[i].at[k])), x, dot, sum, now.rstd);
                 if (p.adds) y[k] += to_float(old[i].at[k]);
             }
             store_floats(p.d_inp + start + (first + i * STRIDE) * N, y);
@@ -196,14 +197,14 @@ DEVICE void differentiate_rows(const Backward& p) {
     const float mean = p.mean_of(row), rstd = p.rstd[row];
     float dot = 0.0f, sum = 0.0f;
     for (u32 c = lane; c < p.width; c += WARP) {
-        const float g = to_float(p.d_out[start + c]) * to_float(p.weight[c]);
+        const float g = to_float(p.d_out[start + c]) * gain(to_float(p.weight[c]));
         dot = __fmaf_rn(g, normal(to_float(p.inp[start + c]), mean, rstd), dot);
         if constexpr (CENTRED) sum += g;
     }
     dot = warp_sum(dot) / p.width;
     if constexpr (CENTRED) sum = warp_sum(sum) / p.width;
     for (u32 c = lane; c < p.width; c += WARP) {
-        const float g = to_float(p.d_out[start + c]) * to_float(p.weight[c]);
+        const float g = to_float(p.d_out[start + c]) * gain(to_float(p.weight[c]));
         const float y = gradient(g, normal(to_float(p.inp[start + c]), mean, rstd), dot, sum, rstd);
         p.d_inp[start + c] = from_float<ACT>(p.adds ? to_float(p.d_inp[start + c]) + y : y);
     }

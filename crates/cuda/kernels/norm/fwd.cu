@@ -1,4 +1,5 @@
 // Norms of the engine. NORM is layernorm, with CENTRED true, or rmsnorm, with CENTRED false: no mean and no bias, which are null then.
+// With PLUS_ONE, of rmsnorm, the weight is 1 + w.
 // NORM_fwd:          out = (x - mean)·rstd·w + b per row of the width; rstd = 1/√(mean((x - mean)²) + eps); mean and rstd kept
 // residual_NORM_fwd: x = a + b, rounded and stored first, then the same: equal to add followed by NORM_fwd
 // NORM_apply:        out again from mean and rstd: the same bits

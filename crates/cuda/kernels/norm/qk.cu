@@ -2,12 +2,14 @@
 //              heads of values are copied, or left where they are if out is inp
 // qk_norm_bwd: d_qkv, the gradient of out, becomes rstd·(g - x̂·mean(g·x̂)) with g = d·w, x̂ = x·rstd; sums of d·x̂ over all
 //              heads of queries and of keys to `partials`, rows of [d_q_weight | d_k_weight]. Then qk_norm_bwd_sums
+// With PLUS_ONE w is 1 + weight. With Q_SCALE, the bits of a float, queries are multiplied by it once more
 // moves  2·B·T·W·sizeof(ACT) forward, 3·B·T·(NH + NKV)·HD·sizeof(ACT) backward; bound: memory
 // grid   with HEAD_LANES (a power of two; needs HD % (16 / sizeof(ACT)) == 0 and HD <= HEAD_LANES·16 / sizeof(ACT), and aligned rows): HEAD_LANES
 //        lanes per head, a vector each. Without, a warp per head, any HD; qk_norm_bwd_columns before qk_norm_bwd_rows
 // order  lanes in order, then a butterfly; sums over heads: each group its own in order, groups in order, then blocks in a fixed
 //        tree: repeatable on one kind of device
 #include "common/partials.cuh"
+#include "norm/gain.cuh"
 
 constexpr int THREADS = 256;  // also in src/op/qk_norm.rs
 
@@ -25,6 +27,14 @@ DEVICE u64 divided(u64 x, u32 by, u64 most) { return most >> 32 ? x / by : (u32)
 
 DEVICE float rstd_of(float squares, u32 dim, float eps) { return 1.0f / sqrtf(squares / (float)dim + eps); }
 DEVICE float normal(float x, float rstd, float w) { return __fmul_rn(__fmul_rn(x, rstd), w); }
+
+#ifdef Q_SCALE
+DEVICE float scaled(float x, bool query) { return query ? x * __uint_as_float(Q_SCALE) : x; }
+#else
+DEVICE float scaled(float x, bool) { return x; }
+#endif
+// What a head is multiplied by.
+DEVICE float factor(float w, bool query) { return scaled(gain(w), query); }
 
 #ifdef HEAD_LANES
 constexpr int N = Vec<ACT>::N;
@@ -57,7 +67,7 @@ KERNEL __launch_bounds__(THREADS)
     float w[N], y[N];
     load_floats(w, (head < queries ? q_weight : k_weight) + column);
 #pragma unroll
-    for (int k = 0; k < N; k++) y[k] = normal(to_float(x.at[k]), scale, w[k]);
+    for (int k = 0; k < N; k++) y[k] = normal(to_float(x.at[k]), scale, factor(w[k], head < queries));
     store_floats(out + at, y);
 }
 
@@ -75,6 +85,8 @@ KERNEL __launch_bounds__(THREADS)
         const u64 count = (u64)tokens * of_part, step = (u64)gridDim.x * GROUPS;
         float w[N] = {}, total[N] = {};
         if (inside) load_floats(w, (part ? k_weight : q_weight) + column);
+#pragma unroll
+        for (int k = 0; k < N; k++) w[k] = factor(w[k], !part);
         // the groups of a warp stay together: all lanes take part in the sums
         for (u64 first = (u64)blockIdx.x * GROUPS; first < count; first += step) {
             const u64 mine = first + group, token = divided(mine, of_part, count);
@@ -102,7 +114,7 @@ KERNEL __launch_bounds__(THREADS)
             store_floats(d_qkv + at, y);
         }
 #pragma unroll
-        for (int k = 0; k < N; k++) sums[part][group][column + k] = total[k];
+        for (int k = 0; k < N; k++) sums[part][group][column + k] = scaled(total[k], !part);
     }
     __syncthreads();
     for (u32 c = threadIdx.x; c < 2 * dim; c += THREADS) {
@@ -134,7 +146,7 @@ KERNEL __launch_bounds__(THREADS)
     const float scale = rstd_of(warp_sum(squares), dim, eps);
     if (lane == 0) rstd[token * heads.normed() + head] = scale;
     const WEIGHT* const w = head < queries ? q_weight : k_weight;
-    for (u32 c = lane; c < dim; c += WARP) y[c] = from_float<ACT>(normal(to_float(x[c]), scale, to_float(w[c])));
+    for (u32 c = lane; c < dim; c += WARP) y[c] = from_float<ACT>(normal(to_float(x[c]), scale, factor(to_float(w[c]), head < queries)));
 }
 
 // A warp per head of queries and keys.
@@ -153,10 +165,10 @@ KERNEL __launch_bounds__(THREADS)
     const float scale = rstd[mine];
     float dot = 0.0f;
     for (u32 c = lane; c < dim; c += WARP)
-        dot = __fmaf_rn(to_float(d[c]) * to_float(w[c]), to_float(x[c]) * scale, dot);
+        dot = __fmaf_rn(to_float(d[c]) * factor(to_float(w[c]), head < queries), to_float(x[c]) * scale, dot);
     dot = warp_sum(dot) / (float)dim;
     for (u32 c = lane; c < dim; c += WARP) {
-        const float g = to_float(d[c]) * to_float(w[c]);
+        const float g = to_float(d[c]) * factor(to_float(w[c]), head < queries);
         d[c] = from_float<ACT>((g - to_float(x[c]) * scale * dot) * scale);
     }
 }
@@ -181,7 +193,7 @@ KERNEL __launch_bounds__(THREADS)
                 sum = __fmaf_rn(to_float(d_qkv[at]), to_float(inp[at]) * rstd[token * heads.normed() + head], sum);
             }
         }
-        tile[part][warp][lane] = sum;
+        tile[part][warp][lane] = scaled(sum, !part);
     }
     __syncthreads();
     if (warp < 2 && column < dim) {

@@ -1,7 +1,7 @@
 // The arithmetic of norms: layer norm, by mean and variance, where CENTRED is true; RMS norm, by the root mean square, where false.
 #pragma once
 
-#include "common/prelude.cuh"
+#include "norm/gain.cuh"
 
 // The name of a kernel of NORM: layernorm or rmsnorm.
 #define JOIN_NAMES(A, B) A##B
@@ -26,7 +26,7 @@ enum Form { FWD, RESIDUAL, APPLY };
 // The one place where a value is normalised: every form and path gives the same bits.
 DEVICE float normal(float x, float mean, float rstd, float w, float b) {
     if constexpr (CENTRED) return __fmaf_rn((x - mean) * rstd, w, b);
-    else return __fmul_rn(__fmul_rn(x, rstd), w);
+    else return __fmul_rn(__fmul_rn(x, rstd), gain(w));
 }
 
 DEVICE float deviation(float x, float mean) { return CENTRED ? x - mean : x; }

@@ -11,12 +11,13 @@ use ironhorse_core::{DType, Slot};
 /// Warps of a forward block, a token each.
 const WARPS: usize = 8;
 
-fn fwd_spec(act: DType) -> Result<Spec> {
-    Spec::act("embedding/fwd.cu", act)
+fn fwd_spec(act: DType, factor: f32) -> Result<Spec> {
+    Ok(Spec::act("embedding/fwd.cu", act)?.factor("FACTOR", factor))
 }
 
-fn bwd_spec(act: DType, grad: DType, vectors: bool) -> Result<Spec> {
-    Spec::act_vectors("embedding/bwd.cu", act, vectors)?.typed("GRAD", grad)
+fn bwd_spec([act, grad]: [DType; 2], vectors: bool, factor: f32) -> Result<Spec> {
+    let spec = Spec::act_vectors("embedding/bwd.cu", act, vectors)?.typed("GRAD", grad)?;
+    Ok(spec.factor("FACTOR", factor))
 }
 
 pub(crate) fn embedding_fwd(cx: &mut Lower<'_>, op: &EmbeddingFwd) -> Result<()> {
@@ -28,7 +29,7 @@ pub(crate) fn embedding_fwd(cx: &mut Lower<'_>, op: &EmbeddingFwd) -> Result<()>
     let args = args.ptr(cx.scalars).ptr(cx.fault);
     let args = args.u32s([rows, seq, width, op.vocab, op.wpe.map_or(0, |wpe| wpe.shape.rows())]);
     let grid = Grid::linear(rows.div_ceil(WARPS), 32 * WARPS as u32);
-    cx.launch(&fwd_spec(op.out.dtype)?, "embedding_fwd", grid, args.u32(op.at_position.into()))
+    cx.launch(&fwd_spec(op.out.dtype, op.factor)?, "embedding_fwd", grid, args.u32(op.at_position.into()))
 }
 
 pub(crate) fn embedding_bwd(cx: &mut Lower<'_>, op: &EmbeddingBwd) -> Result<()> {
@@ -38,7 +39,7 @@ pub(crate) fn embedding_bwd(cx: &mut Lower<'_>, op: &EmbeddingBwd) -> Result<()>
     }
     let whole = 16 / op.d_out.dtype.size();
     let vectors = width.is_multiple_of(whole);
-    let spec = bwd_spec(op.d_out.dtype, op.d_wte.dtype, vectors)?;
+    let spec = bwd_spec([op.d_out.dtype, op.d_wte.dtype], vectors, op.factor)?;
     let unit = if vectors { whole } else { 1 };
     let scatter = |cx: &mut Lower<'_>, indices: Slot, table: Slot, adds: bool| {
         let at = cx.ptr(table)?;
@@ -77,9 +78,12 @@ fn positions(cx: &mut Lower<'_>, op: &EmbeddingBwd, d_wpe: Slot, spec: &Spec, un
 
 pub(super) fn specs() -> Vec<Spec> {
     use DType::{BF16, F32};
-    let mut specs = Spec::all_types(fwd_spec);
-    for (act, grad) in [(F32, F32), (BF16, BF16), (BF16, F32)] {
-        specs.extend([false, true].into_iter().flat_map(|vectors| bwd_spec(act, grad, vectors)));
+    let mut specs = Vec::new();
+    for factor in [1.0, 34.0] {
+        specs.extend(Spec::all_types(|act| fwd_spec(act, factor)));
+        for types in [[F32, F32], [BF16, BF16], [BF16, F32]] {
+            specs.extend([false, true].into_iter().flat_map(|vectors| bwd_spec(types, vectors, factor)));
+        }
     }
     specs
 }

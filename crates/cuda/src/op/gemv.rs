@@ -7,7 +7,7 @@ use crate::Result;
 use crate::args::Grid;
 use crate::kernels::Spec;
 use ironhorse_core::DType;
-use ironhorse_core::op::{Act, LinearFwd};
+use ironhorse_core::op::{Act, Gain, LinearFwd};
 
 /// The most rows that [`linear_few`] takes.
 const MOST_ROWS: usize = 8;
@@ -89,7 +89,7 @@ pub(super) fn linear_few(cx: &mut Lower<'_>, op: &LinearFwd) -> Result<bool> {
         cx.out.pop(); // the norm's launch
         let args = cx.append(args.ptr(weight).ptr(bias).u32(outs as u32), &norm.slots())?;
         early.extend(norm.bias.into_iter().chain([norm.weight]));
-        (with_norm(spec, act, norm.bias.is_some())?.kernel("gemv_norm"), args.f32(norm.eps))
+        (with_norm(spec, act, norm.bias.is_some(), norm.gain)?.kernel("gemv_norm"), args.f32(norm.eps))
     } else {
         let args = args.ptr(inp).ptr(weight).ptr(bias);
         (spec.kernel("gemv"), args.u32(rows as u32).u32(outs as u32))
@@ -112,8 +112,9 @@ fn norm_ahead(cx: &Lower<'_>, op: &LinearFwd) -> Option<ResidualNorm> {
     (one_row && same && apart).then_some(norm)
 }
 
-fn with_norm(spec: Spec, act: DType, centred: bool) -> Result<Spec> {
-    Ok(spec.typed("WEIGHT", act)?.define("CENTRED", if centred { "true" } else { "false" }))
+fn with_norm(spec: Spec, act: DType, centred: bool, gain: Gain) -> Result<Spec> {
+    let spec = spec.typed("WEIGHT", act)?.define("CENTRED", if centred { "true" } else { "false" });
+    Ok(spec.gain(gain))
 }
 
 /// The specialisations of GPT-2, and of an odd size.
@@ -131,9 +132,9 @@ pub(super) fn specs() -> Vec<Spec> {
             let spec = shape.and_then(|shape| shape.spec(activation).ok());
             if let Some(spec) = spec.clone().filter(|_| rows == 1 && outs > width) {
                 specs.extend(
-                    [true, false]
+                    [(true, Gain::Weight), (false, Gain::Weight), (false, Gain::OnePlusWeight)]
                         .into_iter()
-                        .filter_map(|centred| with_norm(spec.clone(), act, centred).ok()),
+                        .filter_map(|(centred, gain)| with_norm(spec.clone(), act, centred, gain).ok()),
                 );
             }
             specs.extend(spec);

@@ -6,7 +6,7 @@ use crate::args::{Args, Grid};
 use crate::device::Matrix;
 use crate::kernels::Spec;
 use crate::{Error, Result};
-use ironhorse_core::op::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd, SwigluFwd};
+use ironhorse_core::op::{Gate, GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd, SwigluFwd};
 use ironhorse_core::{DType, Slot};
 
 /// Names the fastest kernels that may run: `any`, `mma` or `wgmma`.
@@ -224,7 +224,7 @@ pub(crate) fn grouped_linear_fwd(cx: &mut Lower<'_>, op: &GroupedLinearFwd) -> R
         return launch(cx, &g, Step::Swiglu, slots, |args| args.ptr(to));
     }
     launch(cx, &g, Step::Fwd, slots, |args| args)?;
-    swiglu_fwd(cx, &SwigluFwd { out: act, inp: op.out })
+    swiglu_fwd(cx, &SwigluFwd { out: act, inp: op.out, gate: Gate::Silu })
 }
 
 pub(crate) fn grouped_linear_bwd_input(cx: &mut Lower<'_>, op: &GroupedLinearBwdInput) -> Result<()> {

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
 use ironhorse_core::op::{
-    Accum, LayerNormApply, LayerNormBwd, LayerNormFwd, Op, ResidualLayerNormFwd, ResidualRmsNormFwd,
+    Accum, Gain, LayerNormApply, LayerNormBwd, LayerNormFwd, Op, ResidualLayerNormFwd, ResidualRmsNormFwd,
     RmsNormApply, RmsNormBwd, RmsNormFwd,
 };
 use ironhorse_core::{DType, Slot};
@@ -22,7 +22,10 @@ const FEW: usize = 8;
 const MOST_PARTIALS: usize = 512;
 
 /// One of the two norms: its constants and the names of its kernels.
+#[derive(Clone, Copy)]
 struct Norm {
+    /// Of an RMS norm.
+    gain: Gain,
     /// `NORM` and `CENTRED` of the files.
     name: &'static str,
     centred: &'static str,
@@ -36,6 +39,7 @@ struct Norm {
 macro_rules! norm {
     ($name:literal, $centred:literal) => {
         Norm {
+            gain: Gain::Weight,
             name: $name,
             centred: $centred,
             bwd: concat!($name, "_bwd"),
@@ -49,6 +53,10 @@ macro_rules! norm {
 const LAYER: Norm = norm!("layernorm", "true");
 const RMS: Norm = norm!("rmsnorm", "false");
 
+fn rms(gain: Gain) -> Norm {
+    Norm { gain, ..RMS }
+}
+
 /// Whether rows are kept in registers.
 fn is_fast(width: usize) -> bool {
     width.is_multiple_of(8) && FAST.contains(&width)
@@ -58,7 +66,7 @@ impl Norm {
     /// A file for this norm, with the width as a constant where rows are kept in registers.
     fn spec(&self, file: &'static str, [act, weight]: [DType; 2], width: usize) -> Result<Spec> {
         let spec = Spec::act(file, act)?.typed("WEIGHT", weight)?;
-        let spec = spec.define("NORM", self.name).define("CENTRED", self.centred);
+        let spec = spec.define("NORM", self.name).define("CENTRED", self.centred).gain(self.gain);
         Ok(if is_fast(width) { spec.define("WIDTH", width as u32) } else { spec })
     }
 
@@ -73,10 +81,11 @@ impl Norm {
         self.spec("norm/bwd.cu", [act, weight], width)?.typed("GRAD", grad)
     }
 
-    fn specs(&self) -> Vec<Spec> {
+    /// Of these widths.
+    fn specs(&self, widths: &[usize]) -> Vec<Spec> {
         use DType::{BF16, F32};
         let mut specs = Vec::new();
-        for width in [1, 256, 768, 1024, 1280, 1600, 2048, 3072] {
+        for &width in widths {
             for types in [[F32; 3], [BF16; 3], [BF16, BF16, F32]] {
                 for rows in [1, FEW + 1] {
                     specs.extend(self.fwd_spec([types[0], types[1]], rows, width).map(|(spec, _)| spec));
@@ -117,7 +126,7 @@ impl Norm {
 
 /// A backward.
 struct Backward {
-    norm: &'static Norm,
+    norm: Norm,
     d_inp: Slot,
     d_out: Slot,
     inp: Slot,
@@ -198,6 +207,7 @@ pub(super) struct ResidualNorm {
     pub weight: Slot,
     pub bias: Option<Slot>,
     pub eps: f32,
+    pub gain: Gain,
 }
 
 impl ResidualNorm {
@@ -205,11 +215,12 @@ impl ResidualNorm {
         match *op {
             Op::ResidualLayerNormFwd(op) => {
                 let ResidualLayerNormFwd { residual, out, mean, rstd, a, b, weight, bias, eps } = op;
-                let (mean, bias) = (Some(mean), Some(bias));
-                Some(Self { residual, out, mean, rstd, a, b, weight, bias, eps })
+                let (mean, bias, gain) = (Some(mean), Some(bias), Gain::Weight);
+                Some(Self { residual, out, mean, rstd, a, b, weight, bias, eps, gain })
             }
-            Op::ResidualRmsNormFwd(ResidualRmsNormFwd { residual, out, rstd, a, b, weight, eps }) => {
-                Some(Self { residual, out, mean: None, rstd, a, b, weight, bias: None, eps })
+            Op::ResidualRmsNormFwd(op) => {
+                let ResidualRmsNormFwd { residual, out, rstd, a, b, weight, eps, gain } = op;
+                Some(Self { residual, out, mean: None, rstd, a, b, weight, bias: None, eps, gain })
             }
             _ => None,
         }
@@ -235,15 +246,15 @@ pub(crate) fn layernorm_fwd(cx: &mut Lower<'_>, op: &LayerNormFwd) -> Result<()>
 
 pub(crate) fn rmsnorm_fwd(cx: &mut Lower<'_>, op: &RmsNormFwd) -> Result<()> {
     let slots = [Some(op.out), None, Some(op.rstd), Some(op.inp), Some(op.weight), None];
-    RMS.forward(cx, "rmsnorm_fwd", &slots, op.inp, Some(op.eps))
+    rms(op.gain).forward(cx, "rmsnorm_fwd", &slots, op.inp, Some(op.eps))
 }
 
 /// Lowers [`ResidualLayerNormFwd`] and [`ResidualRmsNormFwd`].
 pub(crate) fn residual_norm_fwd(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
     let Some(op) = ResidualNorm::of(op) else { return Ok(()) };
     let (norm, kernel) = match op.mean {
-        Some(_) => (&LAYER, "residual_layernorm_fwd"),
-        None => (&RMS, "residual_rmsnorm_fwd"),
+        Some(_) => (LAYER, "residual_layernorm_fwd"),
+        None => (rms(op.gain), "residual_rmsnorm_fwd"),
     };
     norm.forward(cx, kernel, &op.slots(), op.a, Some(op.eps))
 }
@@ -255,21 +266,22 @@ pub(crate) fn layernorm_apply(cx: &mut Lower<'_>, op: &LayerNormApply) -> Result
 
 pub(crate) fn rmsnorm_apply(cx: &mut Lower<'_>, op: &RmsNormApply) -> Result<()> {
     let slots = [Some(op.out), Some(op.inp), None, Some(op.rstd), Some(op.weight), None];
-    RMS.forward(cx, "rmsnorm_apply", &slots, op.inp, None)
+    rms(op.gain).forward(cx, "rmsnorm_apply", &slots, op.inp, None)
 }
 
 pub(crate) fn layernorm_bwd(cx: &mut Lower<'_>, op: &LayerNormBwd) -> Result<()> {
     let LayerNormBwd { d_inp, d_weight, d_bias, d_out, inp, mean, rstd, weight, accum_inp, accum } = *op;
-    let (norm, mean, d_bias) = (&LAYER, Some(mean), Some(d_bias));
+    let (norm, mean, d_bias) = (LAYER, Some(mean), Some(d_bias));
     Backward { norm, d_inp, d_out, inp, mean, rstd, weight, d_weight, d_bias, accum_inp, accum }.launch(cx)
 }
 
 pub(crate) fn rmsnorm_bwd(cx: &mut Lower<'_>, op: &RmsNormBwd) -> Result<()> {
-    let RmsNormBwd { d_inp, d_weight, d_out, inp, rstd, weight, accum_inp, accum } = *op;
-    let (norm, mean, d_bias) = (&RMS, None, None);
+    let RmsNormBwd { d_inp, d_weight, d_out, inp, rstd, weight, accum_inp, accum, gain } = *op;
+    let (norm, mean, d_bias) = (rms(gain), None, None);
     Backward { norm, d_inp, d_out, inp, mean, rstd, weight, d_weight, d_bias, accum_inp, accum }.launch(cx)
 }
 
 pub(super) fn specs() -> Vec<Spec> {
-    [LAYER.specs(), RMS.specs()].concat()
+    let both = &[1, 256, 768, 1024, 1280, 1600, 2048, 3072];
+    [LAYER.specs(both), RMS.specs(both), rms(Gain::OnePlusWeight).specs(&[1, 640, 1152, 2560])].concat()
 }

@@ -4,7 +4,7 @@ use super::lower::Lower;
 use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
-use ironhorse_core::op::{QkHeads, QkNormBwd, QkNormFwd};
+use ironhorse_core::op::{Gain, QkHeads, QkNormBwd, QkNormFwd};
 use ironhorse_core::{DType, Slot};
 
 /// `THREADS` of norm/qk.cu.
@@ -20,8 +20,9 @@ fn lanes(act: DType, dim: usize) -> Option<usize> {
     LANES.into_iter().find(|lanes| dim.is_multiple_of(whole) && dim <= lanes * whole)
 }
 
-fn spec([act, weight, grad]: [DType; 3], lanes: Option<usize>) -> Result<Spec> {
+fn spec([act, weight, grad]: [DType; 3], lanes: Option<usize>, (gain, q_scale): (Gain, f32)) -> Result<Spec> {
     let spec = Spec::act("norm/qk.cu", act)?.typed("WEIGHT", weight)?.typed("GRAD", grad)?;
+    let spec = spec.gain(gain).factor("Q_SCALE", q_scale);
     Ok(lanes.into_iter().fold(spec, |spec, lanes| spec.define("HEAD_LANES", lanes as u32)))
 }
 
@@ -47,13 +48,13 @@ pub(crate) fn qk_norm_fwd(cx: &mut Lower<'_>, op: &QkNormFwd) -> Result<()> {
     let args = args.f32(op.eps).u64(count as u64).u32s([per_token, op.heads, op.kv_heads, parts.dim()]);
     let grid = Grid::linear(count.div_ceil(THREADS / lanes.unwrap_or(32)), THREADS as u32);
     let types = [op.inp.dtype, op.q_weight.dtype, DType::F32]; // writes no gradient
-    cx.launch(&spec(types, lanes)?, "qk_norm_fwd", grid, args)
+    cx.launch(&spec(types, lanes, (op.gain, op.q_scale))?, "qk_norm_fwd", grid, args)
 }
 
 pub(crate) fn qk_norm_bwd(cx: &mut Lower<'_>, op: &QkNormBwd) -> Result<()> {
     let parts = op.parts();
     let lanes = chosen(cx, &parts, &[op.d_qkv, op.inp, op.q_weight, op.k_weight])?;
-    let spec = spec([op.inp.dtype, op.q_weight.dtype, op.d_q_weight.dtype], lanes)?;
+    let spec = spec([op.inp.dtype, op.q_weight.dtype, op.d_q_weight.dtype], lanes, (op.gain, op.q_scale))?;
     let (partials, count) = match lanes {
         _ if parts.tokens() == 0 => (0, 0),
         Some(lanes) => in_vectors(cx, op, &spec, lanes)?,
@@ -99,9 +100,14 @@ fn any(cx: &mut Lower<'_>, op: &QkNormBwd, spec: &Spec) -> Result<(u64, usize)> 
 
 pub(super) fn specs() -> Vec<Spec> {
     use DType::{BF16, F32};
-    let lanes = LANES.map(Some).into_iter().chain([None]);
     let types = [[F32; 3], [BF16; 3], [BF16, BF16, F32]];
-    lanes.flat_map(|lanes| types.into_iter().filter_map(move |types| spec(types, lanes).ok())).collect()
+    let mut specs = Vec::new();
+    for factors in [(Gain::Weight, 1.0), (Gain::OnePlusWeight, 1.0), (Gain::OnePlusWeight, 0.875)] {
+        for lanes in LANES.map(Some).into_iter().chain([None]) {
+            specs.extend(types.into_iter().filter_map(|types| spec(types, lanes, factors).ok()));
+        }
+    }
+    specs
 }
 
 #[cfg(test)]

@@ -1,29 +1,44 @@
-//! SwiGLU.
+//! SwiGLU and GeGLU.
 
 use super::lower::Lower;
 use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
-use ironhorse_core::op::{SwigluBwd, SwigluFwd};
+use ironhorse_core::op::{Gate, SwigluBwd, SwigluFwd};
 use ironhorse_core::{DType, Slot};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
 
-fn spec(act: DType, vectors: bool) -> Result<Spec> {
-    Spec::act_vectors("elementwise/swiglu.cu", act, vectors)
+fn spec(gate: Gate, act: DType, vectors: bool) -> Result<Spec> {
+    let spec = Spec::act_vectors("elementwise/swiglu.cu", act, vectors)?;
+    Ok(match gate {
+        Gate::Silu => spec,
+        Gate::Gelu => spec.define("GELU_GATE", 1),
+    })
+}
+
+/// A kernel of the file with its slots; one that is not there has the address 0.
+struct Call<'a> {
+    name: &'static str,
+    gate: Gate,
+    slots: &'a [Option<Slot>],
+    /// The one of the slots with rows of F.
+    narrow: Slot,
 }
 
 pub(crate) fn swiglu_fwd(cx: &mut Lower<'_>, op: &SwigluFwd) -> Result<()> {
-    elementwise(cx, "swiglu_fwd", &[Some(op.out), Some(op.inp)], op.out)
+    let slots = &[Some(op.out), Some(op.inp)];
+    elementwise(cx, &Call { name: "swiglu_fwd", gate: op.gate, slots, narrow: op.out })
 }
 
 pub(crate) fn swiglu_bwd(cx: &mut Lower<'_>, op: &SwigluBwd) -> Result<()> {
-    elementwise(cx, "swiglu_bwd", &[Some(op.d_inp), op.act, Some(op.d_out), Some(op.inp)], op.d_out)
+    let slots = &[Some(op.d_inp), op.act, Some(op.d_out), Some(op.inp)];
+    elementwise(cx, &Call { name: "swiglu_bwd", gate: op.gate, slots, narrow: op.d_out })
 }
 
-/// `narrow` is the one of the slots with rows of F. A slot that is not there has the address 0.
-fn elementwise(cx: &mut Lower<'_>, name: &'static str, slots: &[Option<Slot>], narrow: Slot) -> Result<()> {
+fn elementwise(cx: &mut Lower<'_>, call: &Call<'_>) -> Result<()> {
+    let &Call { name, gate, slots, narrow } = call;
     if narrow.numel() == 0 {
         return Ok(());
     }
@@ -33,9 +48,10 @@ fn elementwise(cx: &mut Lower<'_>, name: &'static str, slots: &[Option<Slot>], n
     let count = narrow.numel() / if vectors { whole } else { 1 };
     let args = addresses.into_iter().fold(Args::new(), Args::ptr).u64s([count, width]);
     let grid = Grid::linear(count.div_ceil(THREADS as usize), THREADS);
-    cx.launch(&spec(narrow.dtype, vectors)?, name, grid, args)
+    cx.launch(&spec(gate, narrow.dtype, vectors)?, name, grid, args)
 }
 
 pub(super) fn specs() -> Vec<Spec> {
-    Spec::all_vectors(spec)
+    let of = |gate| Spec::all_vectors(move |act, vectors| spec(gate, act, vectors));
+    Gate::ALL.into_iter().flat_map(of).collect()
 }

@@ -40,10 +40,12 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         cases.extend(ACCUMS.map(|accum| packed_bwd(p, shape, accum, longest)));
     }
     for shape in SHAPES.into_iter().chain([[2, 64, 768, 1003, 64]]) {
-        cases.push(alone_fwd(p, shape, None));
-        cases.extend(ACCUMS.map(|accum| alone_bwd(p, shape, accum)));
+        for factor in [1.0, 5.5] {
+            cases.push(alone_fwd(p, shape, None, factor));
+            cases.extend(ACCUMS.map(|accum| alone_bwd(p, shape, accum, factor)));
+        }
     }
-    cases.push(alone_fwd(p, [3, 1, 48, 50, 40], Some(1000))); // without a table of positions, any position is valid
+    cases.push(alone_fwd(p, [3, 1, 48, 50, 40], Some(1000), 1.0)); // without a table of positions, any position is valid
     cases
 }
 
@@ -66,6 +68,7 @@ fn bwd(
         positions: None,
         accum_wte: Accum::Add,
         accum,
+        factor: 1.0,
     };
     kit.finish(op)
 }
@@ -83,6 +86,7 @@ fn fwd(p: Precision, [b, t, c, v, context]: [usize; 5], position: Option<u32>) -
         positions: None,
         vocab: v,
         at_position: position.is_some(),
+        factor: 1.0,
     };
     kit.finish(op)
 }
@@ -98,6 +102,7 @@ fn packed_fwd(p: Precision, [b, t, c, v, context]: [usize; 5], longest: usize) -
         positions: Some(kit.documents([b, t], longest)),
         vocab: v,
         at_position: false,
+        factor: 1.0,
     };
     kit.finish(op)
 }
@@ -120,14 +125,20 @@ fn packed_bwd(
         positions: Some(kit.documents([b, t], longest)),
         accum_wte: Accum::Add,
         accum,
+        factor: 1.0,
     };
     kit.finish(op)
 }
 
+/// What a case's name says about its factor.
+fn times(factor: f32) -> String {
+    if factor == 1.0 { String::new() } else { format!(" times {factor}") }
+}
+
 /// Without positions.
-fn alone_fwd(p: Precision, [b, t, c, v, _]: [usize; 5], position: Option<u32>) -> Case {
+fn alone_fwd(p: Precision, [b, t, c, v, _]: [usize; 5], position: Option<u32>, factor: f32) -> Case {
     let at = position.map_or(String::new(), |position| format!(" at position {position}"));
-    let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} V{v} tokens only{at}"));
+    let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} V{v} tokens only{at}{}", times(factor)));
     kit.scalars.position = position.unwrap_or(u32::MAX);
     let op = EmbeddingFwd {
         out: kit.slot([b, t, c]),
@@ -137,13 +148,20 @@ fn alone_fwd(p: Precision, [b, t, c, v, _]: [usize; 5], position: Option<u32>) -
         positions: None,
         vocab: v,
         at_position: position.is_some(),
+        factor,
     };
     kit.finish(op)
 }
 
 /// Without positions, on an untied table.
-fn alone_bwd(p: Precision, [b, t, c, v, _]: [usize; 5], (accum_wte, micro_step): (Accum, u32)) -> Case {
-    let name = format!("B{b} T{t} C{c} V{v} tokens only {accum_wte:?} micro-step {micro_step}");
+fn alone_bwd(
+    p: Precision,
+    [b, t, c, v, _]: [usize; 5],
+    (accum_wte, micro_step): (Accum, u32),
+    factor: f32,
+) -> Case {
+    let name =
+        format!("B{b} T{t} C{c} V{v} tokens only {accum_wte:?} micro-step {micro_step}{}", times(factor));
     let mut kit = Kit::with_precision(p, name);
     kit.scalars.micro_step = micro_step;
     let op = EmbeddingBwd {
@@ -154,6 +172,7 @@ fn alone_bwd(p: Precision, [b, t, c, v, _]: [usize; 5], (accum_wte, micro_step):
         positions: None,
         accum_wte,
         accum: Accum::Write,
+        factor,
     };
     kit.finish(op)
 }

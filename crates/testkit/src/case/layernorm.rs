@@ -1,6 +1,6 @@
 //! Cases of the layer norms.
 
-use super::norm::{EPS, InPlace, NormAccums, NormCases, NormShape, bwd_kit, residual_kit};
+use super::norm::{EPS, InPlace, NormAccums, NormCases, NormShape, WIDE, bwd_kit, residual_kit};
 use super::{Case, Kit};
 use crate::oracle::layernorm::stats;
 use ironhorse_core::op::{Accum, LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd};
@@ -8,7 +8,7 @@ use ironhorse_core::{Precision, Slot};
 
 pub(super) fn cases(p: Precision) -> Vec<Case> {
     let norm = NormCases { fwd: |p, shape| fwd(p, shape, -1.0), apply, residual, bwd };
-    let mut cases = norm.all(p);
+    let mut cases = norm.all(p, &WIDE);
     // The pairs a model uses.
     for (inp, params) in [(Accum::Write, Accum::Write), (Accum::Add, Accum::FirstWrites)] {
         cases.push(bwd(p, [1, 37, 80], NormAccums { inp, params, micro_step: 0 }));
@@ -34,7 +34,7 @@ fn fwd(p: Precision, [b, t, c]: NormShape, offset: f32) -> Case {
 }
 
 fn residual(p: Precision, [b, t, c]: NormShape, in_place: InPlace) -> Case {
-    let (mut kit, [a, other, residual]) = residual_kit(p, [b, t, c], in_place);
+    let (mut kit, [a, other, residual]) = residual_kit(p, [b, t, c], in_place, "");
     let op = ResidualLayerNormFwd {
         residual,
         out: kit.slot([b, t, c]),
@@ -78,7 +78,7 @@ fn apply(p: Precision, [b, t, c]: NormShape) -> Case {
 }
 
 fn bwd(p: Precision, [b, t, c]: NormShape, accums: NormAccums) -> Case {
-    let mut kit = bwd_kit(p, [b, t, c], accums);
+    let mut kit = bwd_kit(p, [b, t, c], accums, "");
     let op = LayerNormBwd {
         d_inp: kit.slot([b, t, c]),
         d_weight: kit.grad([c]),

@@ -21,7 +21,7 @@ const SHAPES: [NormShape; 9] = [
     [0, 5, 48],
 ];
 /// Widths of models, where engines take other paths.
-const WIDE: [NormShape; 6] =
+pub(super) const WIDE: [NormShape; 6] =
     [[1, 33, 768], [2, 65, 1024], [3, 100, 1600], [1, 1, 768], [8, 1, 1600], [1, 3, 3072]];
 
 /// Which term of the residual the sum replaces.
@@ -49,8 +49,8 @@ pub(super) struct NormCases {
 }
 
 impl NormCases {
-    /// Every op in every shape.
-    pub fn all(&self, p: Precision) -> Vec<Case> {
+    /// Every op in every shape, and in those of `wide`.
+    pub fn all(&self, p: Precision, wide: &[NormShape]) -> Vec<Case> {
         let mut cases = Vec::new();
         for shape in SHAPES {
             cases.extend([(self.fwd)(p, shape), (self.apply)(p, shape)]);
@@ -60,7 +60,7 @@ impl NormCases {
                 cases.push((self.bwd)(p, shape, NormAccums { inp, params, micro_step }));
             }
         }
-        for shape in WIDE {
+        for &shape in wide {
             cases.extend([(self.fwd)(p, shape), (self.apply)(p, shape)]);
             cases.extend([InPlace::No, InPlace::A].map(|place| (self.residual)(p, shape, place)));
             for (inp, micro_step) in [(Accum::Write, 0), (Accum::Add, 1)] {
@@ -72,9 +72,14 @@ impl NormCases {
     }
 }
 
-/// The kit of a residual case and its slots `a`, `b` and `residual`.
-pub(super) fn residual_kit(p: Precision, [b, t, c]: NormShape, in_place: InPlace) -> (Kit, [Slot; 3]) {
-    let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} in place {in_place:?}"));
+/// The kit of a residual case, whose name has this note, and its slots `a`, `b` and `residual`.
+pub(super) fn residual_kit(
+    p: Precision,
+    [b, t, c]: NormShape,
+    in_place: InPlace,
+    note: &str,
+) -> (Kit, [Slot; 3]) {
+    let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} in place {in_place:?}{note}"));
     let [first, second] = [(); 2].map(|()| kit.slot([b, t, c]));
     let residual = match in_place {
         InPlace::No => kit.slot([b, t, c]),
@@ -84,10 +89,10 @@ pub(super) fn residual_kit(p: Precision, [b, t, c]: NormShape, in_place: InPlace
     (kit, [first, second, residual])
 }
 
-/// The kit of a backward case.
-pub(super) fn bwd_kit(p: Precision, [b, t, c]: NormShape, accums: NormAccums) -> Kit {
+/// The kit of a backward case, whose name has this note.
+pub(super) fn bwd_kit(p: Precision, [b, t, c]: NormShape, accums: NormAccums, note: &str) -> Kit {
     let NormAccums { inp, params, micro_step } = accums;
-    let name = format!("B{b} T{t} C{c} d_inp {inp:?}, rest {params:?}, micro-step {micro_step}");
+    let name = format!("B{b} T{t} C{c} d_inp {inp:?}, rest {params:?}, micro-step {micro_step}{note}");
     let mut kit = Kit::with_precision(p, name);
     kit.scalars.micro_step = micro_step;
     kit

@@ -60,6 +60,7 @@ fn embedding_fwd(p: Precision, token: i32, position: u32) -> Case {
         positions: None,
         vocab: 7,
         at_position: true,
+        factor: 1.0,
     };
     kit.finish(op)
 }
@@ -74,6 +75,7 @@ fn embedding_bwd(p: Precision, token: i32) -> Case {
         positions: None,
         accum_wte: Accum::Add,
         accum: Accum::Write,
+        factor: 1.0,
     };
     kit.finish(op)
 }
@@ -139,6 +141,7 @@ fn packed_embedding(p: Precision, positions: [i32; 4]) -> Case {
         positions,
         vocab: 7,
         at_position: false,
+        factor: 1.0,
     };
     kit.finish(op)
 }

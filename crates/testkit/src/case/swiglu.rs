@@ -1,8 +1,8 @@
-//! Cases of SwiGLU.
+//! Cases of SwiGLU and GeGLU.
 
 use super::{Case, Kit};
 use ironhorse_core::Precision;
-use ironhorse_core::op::{SwigluBwd, SwigluFwd};
+use ironhorse_core::op::{Gate, SwigluBwd, SwigluFwd};
 
 /// (rows, F)
 const SHAPES: [[usize; 2]; 9] =
@@ -10,14 +10,16 @@ const SHAPES: [[usize; 2]; 9] =
 
 pub(super) fn cases(p: Precision) -> Vec<Case> {
     let mut cases = Vec::new();
-    for shape in SHAPES {
-        cases.push(fwd(p, shape, 8.0));
-        for act in [Act::Left, Act::Apart, Act::InPlace] {
-            cases.extend([false, true].map(|in_place| bwd(p, shape, in_place, act, 8.0)));
+    for gate in Gate::ALL {
+        for shape in SHAPES {
+            cases.push(fwd(p, shape, gate, 8.0));
+            for act in [Act::Left, Act::Apart, Act::InPlace] {
+                cases.extend([false, true].map(|in_place| bwd(p, shape, (gate, in_place, act), 8.0)));
+            }
         }
+        cases.push(fwd(p, [3, 65], gate, 1e4)); // the exponential overflows: the gate is x or 0
+        cases.push(bwd(p, [3, 65], (gate, false, Act::Apart), 1e4));
     }
-    cases.push(fwd(p, [3, 65], 1e4)); // the exponential overflows: silu(x) is x or 0
-    cases.push(bwd(p, [3, 65], false, Act::Apart, 1e4));
     cases
 }
 
@@ -29,15 +31,25 @@ enum Act {
     InPlace,
 }
 
-fn fwd(p: Precision, [rows, width]: [usize; 2], range: f32) -> Case {
-    let mut kit = Kit::with_precision(p, format!("rows {rows} F{width} range {range}"));
-    let op = SwigluFwd { out: kit.slot([rows, width]), inp: kit.slot([rows, 2 * width]) };
+/// What a case's name says about its gate.
+fn note(gate: Gate) -> &'static str {
+    if gate == Gate::Silu { "" } else { " GELU" }
+}
+
+fn fwd(p: Precision, [rows, width]: [usize; 2], gate: Gate, range: f32) -> Case {
+    let mut kit = Kit::with_precision(p, format!("rows {rows} F{width} range {range}{}", note(gate)));
+    let op = SwigluFwd { out: kit.slot([rows, width]), inp: kit.slot([rows, 2 * width]), gate };
     kit.random(op.inp, -range, range);
     kit.finish(op)
 }
 
-fn bwd(p: Precision, [rows, width]: [usize; 2], in_place: bool, act: Act, range: f32) -> Case {
-    let name = format!("rows {rows} F{width} in place {in_place} act {act:?} range {range}");
+fn bwd(
+    p: Precision,
+    [rows, width]: [usize; 2],
+    (gate, in_place, act): (Gate, bool, Act),
+    range: f32,
+) -> Case {
+    let name = format!("rows {rows} F{width} in place {in_place} act {act:?} range {range}{}", note(gate));
     let mut kit = Kit::with_precision(p, name);
     let (d_out, inp) = (kit.slot([rows, width]), kit.slot([rows, 2 * width]));
     let d_inp = if in_place { inp } else { kit.slot([rows, 2 * width]) };
@@ -47,5 +59,5 @@ fn bwd(p: Precision, [rows, width]: [usize; 2], in_place: bool, act: Act, range:
         Act::Apart => Some(kit.slot([rows, width])),
         Act::InPlace => Some(d_out),
     };
-    kit.finish(SwigluBwd { d_inp, act, d_out, inp })
+    kit.finish(SwigluBwd { d_inp, act, d_out, inp, gate })
 }

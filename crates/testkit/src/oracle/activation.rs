@@ -16,7 +16,7 @@ pub fn activation(act: Act, x: f64) -> f64 {
 }
 
 /// The derivative.
-fn slope(act: Act, x: f64) -> f64 {
+pub(super) fn slope(act: Act, x: f64) -> f64 {
     match act {
         Act::Gelu => gelu_grad(x),
         Act::Relu2 => 2.0 * x.max(0.0),

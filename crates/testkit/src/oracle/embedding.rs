@@ -24,7 +24,7 @@ pub(super) fn fwd(pools: &mut Pools, op: &EmbeddingFwd, step: Step) -> Result<()
             let place = positions.as_ref().map_or(start + t, |at| at[b * seq + t] as usize);
             for c in 0..width {
                 let position = wpe.as_ref().map_or(0.0, |wpe| wpe[place * width + c]);
-                out[(b * seq + t) * width + c] = wte[token * width + c] + position;
+                out[(b * seq + t) * width + c] = f64::from(op.factor) * wte[token * width + c] + position;
             }
         }
     }
@@ -43,7 +43,7 @@ pub(super) fn bwd(pools: &mut Pools, op: &EmbeddingBwd, step: Step) -> Result<()
             let place = positions.as_ref().map_or(t, |at| at[b * seq + t] as usize);
             for c in 0..width {
                 let d = d_out[(b * seq + t) * width + c];
-                d_wte[token * width + c] += d;
+                d_wte[token * width + c] += f64::from(op.factor) * d;
                 d_wpe[place * width + c] += d;
             }
         }
@@ -71,6 +71,7 @@ mod tests {
             positions: None,
             vocab: 3,
             at_position,
+            factor: 1.0,
         };
         (kit, op)
     }
@@ -105,6 +106,7 @@ mod tests {
             positions: None,
             accum_wte: Accum::Add,
             accum,
+            factor: 1.0,
         };
         let case = kit.finish(op);
         case.expect_f64(op.d_wte, &[102.0, 208.0]);
@@ -130,6 +132,7 @@ mod tests {
             positions: None,
             accum_wte: Accum::FirstWrites,
             accum: Accum::Write,
+            factor: 1.0,
         };
         kit.finish(op).expect_f64(op.d_wte, &[2.0, 0.0, 4.0]);
     }

@@ -22,8 +22,15 @@ pub(crate) fn parts(op: &Op) -> Vec<Op> {
         ],
         Op::ResidualRmsNormFwd(op) => vec![
             Add { out: op.residual, a: op.a, b: op.b }.into(),
-            RmsNormFwd { out: op.out, rstd: op.rstd, inp: op.residual, weight: op.weight, eps: op.eps }
-                .into(),
+            RmsNormFwd {
+                out: op.out,
+                rstd: op.rstd,
+                inp: op.residual,
+                weight: op.weight,
+                eps: op.eps,
+                gain: op.gain,
+            }
+            .into(),
         ],
         Op::LinearFwd(op @ LinearFwd { pre: Some(PreAct { act, slot }), .. }) => vec![
             LinearFwd { out: slot, pre: None, ..op }.into(),

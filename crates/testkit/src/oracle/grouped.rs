@@ -1,7 +1,7 @@
 //! Linear layers of many experts.
 
 use super::{Pools, Step, swiglu};
-use ironhorse_core::op::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd, SwigluFwd};
+use ironhorse_core::op::{Gate, GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd, SwigluFwd};
 use ironhorse_core::{Error, Result, Slot};
 
 pub(super) fn fwd(pools: &mut Pools, op: &GroupedLinearFwd) -> Result<()> {
@@ -15,7 +15,7 @@ pub(super) fn fwd(pools: &mut Pools, op: &GroupedLinearFwd) -> Result<()> {
     }
     pools.write(op.out, &out)?;
     match op.act {
-        Some(act) => swiglu::fwd(pools, &SwigluFwd { out: act, inp: op.out }),
+        Some(act) => swiglu::fwd(pools, &SwigluFwd { out: act, inp: op.out, gate: Gate::Silu }),
         None => Ok(()),
     }
 }

@@ -1,8 +1,8 @@
 //! RMS normalisation over the last dimension.
 
 use super::{Pools, Step};
-use ironhorse_core::Result;
-use ironhorse_core::op::{RmsNormApply, RmsNormBwd, RmsNormFwd};
+use ironhorse_core::op::{Gain, RmsNormApply, RmsNormBwd, RmsNormFwd};
+use ironhorse_core::{Result, Slot};
 
 /// `1 / √(mean(row²) + eps)`.
 pub(crate) fn rstd(row: &[f64], eps: f64) -> f64 {
@@ -10,18 +10,25 @@ pub(crate) fn rstd(row: &[f64], eps: f64) -> f64 {
     1.0 / (mean + eps).sqrt()
 }
 
+/// What columns are multiplied by.
+pub(super) fn factors(pools: &Pools, weight: Slot, gain: Gain) -> Result<Vec<f64>> {
+    let one = if gain == Gain::OnePlusWeight { 1.0 } else { 0.0 };
+    Ok(pools.read(weight)?.into_iter().map(|weight| one + weight).collect())
+}
+
 pub(super) fn fwd(pools: &mut Pools, op: &RmsNormFwd) -> Result<()> {
     let inp = pools.read(op.inp)?;
     let all: Vec<f64> =
         inp.chunks_exact(op.inp.shape.cols()).map(|row| rstd(row, f64::from(op.eps))).collect();
     pools.write(op.rstd, &all)?;
-    let RmsNormFwd { out, rstd, inp, weight, .. } = *op;
-    apply(pools, &RmsNormApply { out, inp, rstd, weight })
+    let RmsNormFwd { out, rstd, inp, weight, gain, .. } = *op;
+    apply(pools, &RmsNormApply { out, inp, rstd, weight, gain })
 }
 
 pub(super) fn apply(pools: &mut Pools, op: &RmsNormApply) -> Result<()> {
     let width = op.inp.shape.cols();
-    let (inp, rstd, weight) = (pools.read(op.inp)?, pools.read(op.rstd)?, pools.read(op.weight)?);
+    let (inp, rstd, weight) =
+        (pools.read(op.inp)?, pools.read(op.rstd)?, factors(pools, op.weight, op.gain)?);
     let mut out = vec![0.0; inp.len()];
     for r in 0..op.inp.shape.rows() {
         for c in 0..width {
@@ -33,7 +40,8 @@ pub(super) fn apply(pools: &mut Pools, op: &RmsNormApply) -> Result<()> {
 
 pub(super) fn bwd(pools: &mut Pools, op: &RmsNormBwd, step: Step) -> Result<()> {
     let (rows, width) = (op.inp.shape.rows(), op.inp.shape.cols());
-    let (d_out, inp, weight) = (pools.read(op.d_out)?, pools.read(op.inp)?, pools.read(op.weight)?);
+    let (d_out, inp, weight) =
+        (pools.read(op.d_out)?, pools.read(op.inp)?, factors(pools, op.weight, op.gain)?);
     let rstd = pools.read(op.rstd)?;
     let mut d_inp = vec![0.0; inp.len()];
     let mut d_weight = vec![0.0; width];
@@ -55,7 +63,7 @@ pub(super) fn bwd(pools: &mut Pools, op: &RmsNormBwd, step: Step) -> Result<()> 
 #[cfg(test)]
 mod tests {
     use crate::Kit;
-    use ironhorse_core::op::{Accum, ResidualRmsNormFwd, RmsNormApply, RmsNormBwd, RmsNormFwd};
+    use ironhorse_core::op::{Accum, Gain, ResidualRmsNormFwd, RmsNormApply, RmsNormBwd, RmsNormFwd};
 
     /// Row (1, 3): the mean of the squares is 5; with eps 11 rstd is 1/4.
     #[test]
@@ -67,6 +75,7 @@ mod tests {
             inp: kit.f32s([1, 2], &[1.0, 3.0]),
             weight: kit.f32s([2], &[2.0, 4.0]),
             eps: 11.0,
+            gain: Gain::Weight,
         };
         let case = kit.finish(op);
         case.expect_f64(op.rstd, &[0.25]);
@@ -84,6 +93,7 @@ mod tests {
             b: kit.f32s([1, 2], &[1.0, -2.0]),
             weight: kit.f32s([2], &[2.0, 4.0]),
             eps: 11.0,
+            gain: Gain::Weight,
         };
         let case = kit.finish(op);
         case.expect_f64(op.residual, &[1.0, 3.0]);
@@ -100,6 +110,7 @@ mod tests {
             inp: kit.f32s([1, 2], &[1.0, 3.0]),
             rstd: kit.f32s([1], &[2.0]),
             weight: kit.f32s([2], &[2.0, 3.0]),
+            gain: Gain::Weight,
         };
         kit.finish(op).expect_f64(op.out, &[4.0, 18.0]);
     }
@@ -118,6 +129,7 @@ mod tests {
                 weight: kit.f32s([2], &[2.0, 4.0]),
                 accum_inp,
                 accum,
+                gain: Gain::Weight,
             };
             let case = kit.finish(op);
             if accum == Accum::Add {

@@ -135,6 +135,14 @@ impl ModelConfig {
         }
     }
 
+    /// What weights of norms start as, so that norms multiply by 1.
+    pub(super) fn norm_start(&self) -> f32 {
+        match self {
+            Self::Gpt2(_) => 1.0,
+            Self::Moe(config) => 1.0 - config.family.gain().offset(),
+        }
+    }
+
     /// Whether a parameter has a row for each token: V of them in files, Vp in memory.
     pub fn is_vocab_table(&self, name: &str) -> bool {
         match self {

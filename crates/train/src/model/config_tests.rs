@@ -43,7 +43,7 @@ fn mistakes_are_named() {
     );
     assert_eq!(
         text("kind=bert"),
-        "kind is \"bert\", expected gpt2, moe, llama, mistral, qwen2, qwen3 or qwen3_moe"
+        "kind is \"bert\", expected gpt2, moe, llama, mistral, qwen2, qwen3, qwen3_moe or gemma3_text"
     );
     assert_eq!(
         text("kind=moe,n_layer=2,n_head=2"),
@@ -140,6 +140,8 @@ fn every_named_model_is_valid_under_each_of_its_names() {
         ("qwen3-0.6b", 596_049_920),
         ("qwen3-8b", 8_190_735_360),
         ("qwen3-30b-a3b", 30_532_122_624),
+        ("gemma3-270m", 268_098_176),
+        ("gemma3-1b", 999_885_952),
     ] {
         assert_eq!(moe(name).total_params(), params, "{name}");
     }
@@ -150,7 +152,7 @@ fn a_kind_may_be_demanded() {
     let read = |text: &str, kind| ModelConfig::from_text(text, Notation::Line, Some(kind));
     let text = |text: &str, kind| read(text, kind).unwrap_err().to_string();
     assert_eq!(text("kind=moe", "gpt2"), "kind is \"moe\", expected gpt2");
-    let kinds = "moe, llama, mistral, qwen2, qwen3 or qwen3_moe";
+    let kinds = "moe, llama, mistral, qwen2, qwen3, qwen3_moe or gemma3_text";
     assert_eq!(text("kind=gpt2", "llama"), format!("kind is \"gpt2\", expected {kinds}"));
     assert_eq!(text("d12", "moe"), "model is d12, a gpt2, expected a moe");
     assert_eq!(read("moe-tiny", "llama").unwrap().kind(), "moe");
@@ -188,6 +190,8 @@ fn a_family_is_told_by_its_kind() {
         ("qwen3", ",head_dim=6"),
         ("qwen3_moe", ",experts=4,top_k=2"),
         ("moe", ",experts=4,top_k=2,tied=true"),
+        ("gemma3_text", ",tied=true"),
+        ("gemma3_text", ",window=5,sliding_window_pattern=1,rope_local=50,query_pre_attn_scalar=12"),
     ] {
         let config = parse(&format!("kind={kind},{sizes}{more}")).unwrap();
         assert_eq!(config.kind(), kind, "{more}");
@@ -219,6 +223,19 @@ fn a_family_is_told_by_its_kind() {
         ("kind=mistral,window_from=1", "window_from is 1, expected 0 without a window"),
         ("kind=mistral,window=5,window_from=1", "window_from is 1, expected 0 in a model of kind mistral"),
         ("kind=qwen2,window=5,window_from=2", "window_from is 2, expected below n_layer, 2"),
+        ("kind=qwen2,window=5,window_every=2", "window_every is 2, expected 0 in a model of kind qwen2"),
+        ("kind=gemma3_text,window=0", "window is 0, expected at least 1 in a model of kind gemma3_text"),
+        (
+            "kind=gemma3_text,window_every=0",
+            "window_every is 0, expected at least 1 in a model of kind gemma3_text",
+        ),
+        ("kind=gemma3_text,window_from=1", "window_from is 1, expected 0 in a model of kind gemma3_text"),
+        (
+            "kind=gemma3_text,experts=4,top_k=1",
+            "n_experts is 4, expected 0 in a model of the family gemma3_text",
+        ),
+        ("kind=qwen3,rope_local=50", "rope_local is 50, expected 10000 in a model of kind qwen3"),
+        ("kind=qwen3,query_scalar=50", "query_scalar is 50, expected 0 in a model of kind qwen3"),
     ] {
         assert_eq!(refusal(text), says);
     }

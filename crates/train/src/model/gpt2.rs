@@ -7,7 +7,7 @@ use super::describe::{
     self, Described, Field, MAX_LAYERS, MAX_SIZE, check_params, described, factor, padded, size,
 };
 use crate::{Error, Result};
-use ironhorse_core::op::Act;
+use ironhorse_core::op::{Act, Gain};
 
 described! {
     /// The sizes of a GPT-2.
@@ -153,9 +153,12 @@ impl Gpt2Config {
             names: NAMES,
             heads: Heads { query: self.n_head, kv: self.n_head, dim: self.head_dim() },
             rope: None,
-            qk_norm: false,
+            windowed_rope: None,
+            qk_norm: None,
             windows: Vec::new(),
             norm_eps: LAYERNORM_EPS,
+            gain: Gain::Weight,
+            embed_factor: 1.0,
             vocab: [self.vocab_size, self.padded_vocab_size],
             ffn: 4 * self.n_embd,
             mlp: MlpKind::Plain(self.act),
@@ -177,7 +180,9 @@ const NAMES: Names = Names {
     qkv: ["attn.c_attn", "attn.c_attn"],
     attn: "attn.sdpa",
     proj: ["attn.c_proj", "attn.c_proj"],
+    post_attn: None,
     norm_2: "ln_2",
+    post_mlp: None,
     last_norm: ["ln_f", "ln_f"],
     head: EMBED,
     experts: ExpertNames::NONE,

@@ -14,7 +14,7 @@ const STD: f64 = 0.02;
 const WAITING: usize = 2;
 
 /// Calls `put(name, values)` for every tensor in model order: normal(0, 0.02), residual projections scaled by 1/√(2L),
-/// norms 1, biases 0, padding rows of the vocabulary 0. Each tensor has its own random stream, so a change of one
+/// norms 1 (their weight is 0 where they multiply by 1 + weight), biases 0, padding rows of the vocabulary 0. Each tensor has its own random stream, so a change of one
 /// size leaves the others alone. The next tensors are made while `put` works.
 pub fn random(
     config: &ModelConfig,
@@ -59,7 +59,7 @@ fn fill(config: &ModelConfig, tensor: &TensorSpec, rng: Rng, values: &mut Vec<f3
         normals(drawn, rng, std);
         padding.fill(0.0);
     } else {
-        values.fill(if name.ends_with(".weight") { 1.0 } else { 0.0 });
+        values.fill(if name.ends_with(".weight") { config.norm_start() } else { 0.0 });
     }
 }
 

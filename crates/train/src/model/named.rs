@@ -53,4 +53,14 @@ pub(super) const NAMED: &[(&[&str], &str)] = &[
         "kind=qwen3_moe,hidden=2048,n_layer=48,n_head=32,n_kv_head=4,head_dim=128,n_experts=128,top_k=8,ffn=768,\
          vocab_size=151936,max_seq_len=40960,rope_base=1e6,rms_eps=1e-6,aux_alpha=0.001",
     ),
+    (
+        &["gemma3-270m"],
+        "kind=gemma3_text,hidden=640,n_layer=18,n_head=4,n_kv_head=1,head_dim=256,ffn=2048,vocab_size=262144,\
+         max_seq_len=32768,rope_base=1e6,rms_eps=1e-6,tied=true,window=512",
+    ),
+    (
+        &["gemma3-1b"],
+        "kind=gemma3_text,hidden=1152,n_layer=26,n_head=4,n_kv_head=1,head_dim=256,ffn=6912,vocab_size=262144,\
+         max_seq_len=32768,rope_base=1e6,rms_eps=1e-6,tied=true,window=512",
+    ),
 ];

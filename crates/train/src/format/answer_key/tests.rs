@@ -126,7 +126,7 @@ fn broken_metadata_is_named() {
     assert_eq!(
         refusal(|p, _| set(p, "model", "bert")),
         "k: metadata `model` is \"bert\", expected \"gpt2\", \"moe\", \"llama\", \"mistral\", \
-         \"qwen2\", \"qwen3\" or \"qwen3_moe\""
+         \"qwen2\", \"qwen3\", \"qwen3_moe\" or \"gemma3_text\""
     );
     assert!(refusal(|p, _| set(p, "model", "moe")).contains("expected sizes of a mixture of experts"));
     assert!(refusal(|p, _| set(p, "config", "{\"n_layer\":1}")).contains("n_head|heads|NH is missing"));

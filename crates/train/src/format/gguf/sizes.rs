@@ -16,6 +16,7 @@ pub fn architecture(config: &ModelConfig) -> &'static str {
         Family::Qwen2 => "qwen2",
         Family::Qwen3 if moe.n_experts > 0 => "qwen3moe",
         Family::Qwen3 => "qwen3",
+        Family::Gemma3 => "gemma3", // refused by `check`
     }
 }
 
@@ -24,6 +25,11 @@ pub fn check(config: &ModelConfig, path: &Path) -> Result<()> {
     match config {
         ModelConfig::Gpt2(gpt2) if gpt2.act != Act::Gelu => {
             Err(Error::field(path, "activation", gpt2.act, "gelu in a GGUF file of GPT-2"))
+        }
+        ModelConfig::Moe(moe) if moe.family == Family::Gemma3 => {
+            let expected =
+                "one that GGUF files are written of: gpt2, llama, mistral, moe, qwen2, qwen3 or qwen3_moe";
+            Err(Error::field(path, "model of kind", moe.kind(), expected))
         }
         ModelConfig::Moe(moe) if moe.rope_type == RopeType::Llama3 && architecture(config) != "llama" => {
             let expected = format!("default or linear in a GGUF file of the family {}", moe.family);

@@ -195,6 +195,12 @@ fn what_cannot_be_held_is_refused_before_anything_is_written() {
         refusal(wide, GgufType::F32, 0.0),
         "head_dim is 32, expected 32 / 2 in a GGUF file of the family qwen2"
     );
+    let gemma3 = "kind=gemma3_text,C=32,L=1,NH=2,HD=16,F=64,V=99,maxT=16";
+    assert_eq!(
+        refusal(gemma3, GgufType::F32, 0.0),
+        "model of kind is gemma3_text, expected one that GGUF files are written of: gpt2, llama, mistral, moe, qwen2, qwen3 or \
+         qwen3_moe"
+    );
     assert_eq!(
         refusal(MODELS[0], GgufType::F16, -65520.0),
         "a weight of `token_embd.weight` is -65520, expected a magnitude below 65520, which f16 can hold"

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::family::Family;
+use super::gemma3::Gemma3;
 use super::metadata::METADATA;
 use super::mistral::Mistral;
 use super::qwen::{Qwen2, Qwen3, Qwen3Moe};
@@ -37,7 +38,7 @@ impl Entry {
     }
 }
 
-const FAMILIES: [Entry; 7] = [
+const FAMILIES: [Entry; 8] = [
     Entry::of::<Gpt2>(),
     Entry::of::<Mixtral>(),
     Entry::of::<Llama>(),
@@ -45,6 +46,7 @@ const FAMILIES: [Entry; 7] = [
     Entry::of::<Qwen2>(),
     Entry::of::<Qwen3>(),
     Entry::of::<Qwen3Moe>(),
+    Entry::of::<Gemma3>(),
 ];
 
 /// Keys that every file has and that are written from our configuration or from the weights.

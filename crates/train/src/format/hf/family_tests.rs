@@ -24,7 +24,7 @@ fn with(json: &Value, changes: Value) -> Value {
 }
 
 /// Files as the makers of these models publish them, with small sizes.
-fn published() -> [(&'static str, Value); 5] {
+fn published() -> [(&'static str, Value); 6] {
     let sizes = json!({
         "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
         "intermediate_size": 20, "vocab_size": 99, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
@@ -51,8 +51,20 @@ fn published() -> [(&'static str, Value); 5] {
             "moe_intermediate_size": 14, "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],
             "router_aux_loss_coef": 0.01, "output_router_logits": false,
         }))),
+        ("gemma3_text", json!({
+            "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": null,
+            "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 16, "sliding_window_pattern": 6,
+            "attention_bias": false, "attn_logit_softcapping": null, "final_logit_softcapping": null,
+            "cache_implementation": "hybrid", "pad_token_id": 0,
+        })),
     ]
-    .map(|(kind, own)| (kind, with(&with(&sizes, own), json!({ "model_type": kind }))))
+    .map(|(kind, own)| {
+        let mut json = with(&with(&sizes, own), json!({ "model_type": kind }));
+        if kind == "gemma3_text" {
+            json.as_object_mut().unwrap().remove("hidden_act"); // another name there
+        }
+        (kind, json)
+    })
 }
 
 #[test]
@@ -71,13 +83,15 @@ fn published_files_are_understood_and_written_again() {
             }
         }
     }
-    let [llama, mistral, qwen2, qwen3, moe] = published().map(|(_, json)| parse(&json).unwrap());
+    let [llama, mistral, qwen2, qwen3, moe, gemma3] = published().map(|(_, json)| parse(&json).unwrap());
     assert_eq!((llama.tied, llama.rope_type, llama.rope_factor), (true, RopeType::Llama3, 32.0));
     assert_eq!((llama.rope_original, llama.rope_base, llama.head_dim), (8, 5e5, 8));
     assert_eq!((mistral.family, mistral.tied, mistral.head_dim), (Family::Mistral, false, 4));
     assert_eq!((qwen2.family, qwen2.tied, qwen2.rope_base), (Family::Qwen2, true, 1e6));
     assert_eq!((qwen3.head_dim, qwen3.n_kv_head), (10, 2));
     assert_eq!((moe.n_experts, moe.top_k, moe.ffn, moe.aux_alpha), (5, 2, 14, 0.01));
+    assert_eq!((gemma3.window, gemma3.window_every, gemma3.query_scalar), (16, 6, 0));
+    assert_eq!((gemma3.rope_base, gemma3.rope_local, gemma3.tied), (1e6, 1e4, true));
 }
 
 #[test]
@@ -115,8 +129,8 @@ fn no_field_is_ignored() {
         for (key, value, says) in [
             ("logit_scale", json!(2.0), format!("2.0, expected no such field in a {kind}; remove it if")),
             ("attention_dropout", json!(0.1), "0.1, expected 0.0, 0 or null".into()),
-            ("hidden_act", json!("gelu"), "\"gelu\", expected \"silu\"".into()),
-            ("partial_rotary_factor", json!(0.5), "0.5, expected 1.0, 1 or null".into()),
+            ("hidden_act", json!("gelu"), "\"gelu\", expected ".into()),
+            ("partial_rotary_factor", json!(0.5), "0.5, expected ".into()),
         ] {
             let text = parse(&with(&json, json!({ key: value }))).unwrap_err();
             assert!(text.starts_with(&format!("c: {key} is {says}")), "{text}");
@@ -158,6 +172,98 @@ fn no_field_is_ignored() {
         refusal("qwen3_moe", json!({ "num_experts_per_tok": 9 })),
         "c: num_experts_per_tok is 9, expected from 1 to num_experts, 5"
     );
+}
+
+#[test]
+fn what_gemma3_says_is_obeyed_or_refused() {
+    let (_, json) = published().into_iter().last().unwrap();
+    for (changes, says) in [
+        (
+            json!({ "hidden_activation": "gelu" }),
+            "hidden_activation is \"gelu\", expected \"gelu_pytorch_tanh\"",
+        ),
+        (json!({ "attention_bias": true }), "attention_bias is true, expected false"),
+        (json!({ "attn_logit_softcapping": 50.0 }), "attn_logit_softcapping is 50.0, expected null"),
+        (json!({ "final_logit_softcapping": 30.0 }), "final_logit_softcapping is 30.0, expected null"),
+        (
+            json!({ "use_bidirectional_attention": true }),
+            "use_bidirectional_attention is true, expected false or null",
+        ),
+        (json!({ "query_pre_attn_scalar": 0 }), "query_pre_attn_scalar is 0, expected at least 1"),
+        (json!({ "query_pre_attn_scalar": 8.5 }), "query_pre_attn_scalar is 8.5, expected a whole number"),
+        (json!({ "sliding_window": null }), "sliding_window is null, expected from 1 to"),
+        (
+            json!({ "sliding_window_pattern": 0 }),
+            "sliding_window_pattern is 0, expected a whole number of at least 1",
+        ),
+        (
+            json!({ "layer_types": ["full_attention"] }),
+            "layer_types is [\"full_attention\"], expected \"sliding_attention\" for each of 2",
+        ),
+        (
+            json!({ "layer_types": ["full_attention", "sliding_attention"] }),
+            "layer_types is [\"full_attention\",\"sliding_attention\"], expected",
+        ),
+        (
+            json!({ "rope_scaling": { "rope_type": "yarn" } }),
+            "rope_parameters.rope_type is \"yarn\", expected",
+        ),
+        (
+            json!({ "rope_scaling": { "type": "linear", "factor": 8.0 } }),
+            "rope_scaling.type is \"linear\", expected",
+        ),
+        (
+            json!({ "rope_parameters": { "rope_type": "linear" } }),
+            "rope_parameters.rope_type is \"linear\", expected only \"full_attention\" and",
+        ),
+        (
+            json!({ "rope_parameters": { "sliding_attention": { "rope_type": "linear", "factor": 2.0 } } }),
+            "rope_parameters.sliding_attention.rope_type is \"linear\", expected \"default\"",
+        ),
+    ] {
+        let text = parse(&with(&json, changes)).unwrap_err();
+        assert!(text.starts_with(&format!("c: {says}")), "{text}");
+    }
+    let (full, sliding) = ("full_attention", "sliding_attention");
+    for (changes, windows, every) in [
+        (json!({}), [Some(16); 2], 6),
+        (json!({ "sliding_window_pattern": 1 }), [None; 2], 1),
+        (json!({ "sliding_window_pattern": 2 }), [Some(16), None], 2),
+        (json!({ "layer_types": [sliding, full] }), [Some(16), None], 2),
+        (json!({ "layer_types": [full, full] }), [None; 2], 1),
+        (json!({ "layer_types": [sliding, sliding], "_sliding_window_pattern": 9 }), [Some(16); 2], 6),
+    ] {
+        let config = parse(&with(&json, changes)).unwrap();
+        assert_eq!((config.windows(), config.window_every), (windows.to_vec(), every));
+        let again = parse(&config_json(&config.into(), Elem::F32, &TextTokens::Last)).unwrap();
+        assert_eq!(again, config);
+    }
+}
+
+/// Both ways to write RoPE of two kinds of layers.
+#[test]
+fn the_ropes_of_gemma3_are_those_of_its_layers() {
+    let (_, old) = published().into_iter().last().unwrap();
+    let scaling = json!({ "rope_type": "linear", "factor": 8.0 });
+    let mut new = old.clone();
+    for key in ["rope_theta", "rope_local_base_freq", "rope_scaling"] {
+        new.as_object_mut().unwrap().remove(key);
+    }
+    let tables = json!({
+        "full_attention": with(&scaling, json!({ "rope_theta": 5e5 })),
+        "sliding_attention": { "rope_type": "default", "rope_theta": 300.0 },
+    });
+    let old =
+        with(&old, json!({ "rope_theta": 5e5, "rope_local_base_freq": 300.0, "rope_scaling": scaling }));
+    let config = parse(&old).unwrap();
+    assert_eq!(parse(&with(&new, json!({ "rope_parameters": tables }))).unwrap(), config);
+    assert_eq!((config.rope_type, config.rope_factor), (RopeType::Linear, 8.0));
+    assert_eq!((config.rope_base, config.rope_local), (5e5, 300.0));
+    let written = config_json(&config.into(), Elem::F32, &TextTokens::Last);
+    assert_eq!(written["rope_parameters"], tables);
+    assert_eq!(parse(&written).unwrap(), config);
+    let plain = parse(&new).unwrap();
+    assert_eq!((plain.rope_base, plain.rope_local), (1e6, 1e4), "what transformers takes");
 }
 
 #[test]

@@ -14,6 +14,7 @@ pub(super) const METADATA: &[&str] = &[
     "initializer_range",
     // what transformers returns and keeps while it generates
     "use_cache",
+    "cache_implementation",
     "output_attentions",
     "output_hidden_states",
     "output_router_logits",

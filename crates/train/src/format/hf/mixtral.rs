@@ -112,7 +112,7 @@ mod tests {
             let text = parsed(experts, &[("model_type", Value::Null)]).unwrap_err();
             assert_eq!(
                 text,
-                "c: model_type is missing, expected \"gpt2\", \"mixtral\", \"llama\", \"mistral\", \"qwen2\", \"qwen3\" or \"qwen3_moe\""
+                "c: model_type is missing, expected \"gpt2\", \"mixtral\", \"llama\", \"mistral\", \"qwen2\", \"qwen3\", \"qwen3_moe\" or \"gemma3_text\""
             );
         }
     }

@@ -1,4 +1,4 @@
-//! Hugging Face folders of GPT-2, Llama, Mistral, Mixtral and Qwen: `config.json` and `model.safetensors`, or several files with an
+//! Hugging Face folders of GPT-2, Llama, Mistral, Mixtral, Qwen and Gemma 3: `config.json` and `model.safetensors`, or several files with an
 //! index, which `transformers` can load unchanged.
 //!
 //! Token tables and heads have V rows without padding. The names of GPT-2 have the prefix `transformer.`, and its
@@ -7,6 +7,7 @@
 mod config_json;
 mod family;
 mod files;
+mod gemma3;
 mod gpt2;
 mod llama;
 mod metadata;

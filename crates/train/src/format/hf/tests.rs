@@ -114,7 +114,7 @@ fn settings_we_do_not_compute_are_refused() {
     assert!(activation.ends_with(" or \"gelu_pytorch_tanh\""), "{activation}");
     assert_eq!(
         refusal(|j| j["model_type"] = "bert".into()),
-        "c: model_type is \"bert\", expected \"gpt2\", \"mixtral\", \"llama\", \"mistral\", \"qwen2\", \"qwen3\" or \"qwen3_moe\""
+        "c: model_type is \"bert\", expected \"gpt2\", \"mixtral\", \"llama\", \"mistral\", \"qwen2\", \"qwen3\", \"qwen3_moe\" or \"gemma3_text\""
     );
     assert_eq!(
         refusal(|j| j["tie_word_embeddings"] = false.into()),

@@ -17,8 +17,10 @@ pub(super) const FROM: &str = "max_window_layers";
 /// The key of a word for each layer, which decides where it is there.
 pub(super) const LAYERS: &str = "layer_types";
 
-const FULL: &str = "full_attention";
-const SLIDING: &str = "sliding_attention";
+/// The word of a layer that reaches all keys.
+pub(super) const FULL: &str = "full_attention";
+/// The word of a layer with the window.
+pub(super) const SLIDING: &str = "sliding_attention";
 
 /// Takes over a window that all layers have.
 pub(super) fn of_all_layers(map: &Map<String, Value>, config: &mut MoeConfig, path: &Path) -> Result<()> {
@@ -56,7 +58,16 @@ fn size(map: &Map<String, Value>, path: &Path) -> Result<usize> {
         .ok_or_else(|| Error::field(path, WINDOW, window, format!("null or from 1 to {MAX_SIZE}")))
 }
 
-fn number(value: &Value) -> Option<usize> {
+/// The window of a file that must have one.
+pub(super) fn needed(map: &Map<String, Value>, path: &Path) -> Result<usize> {
+    match size(map, path)? {
+        0 => Err(Error::field(path, WINDOW, Value::Null, format!("from 1 to {MAX_SIZE}"))),
+        window => Ok(window),
+    }
+}
+
+/// A whole number.
+pub(super) fn number(value: &Value) -> Option<usize> {
     value.as_u64().and_then(|value| usize::try_from(value).ok())
 }
 
@@ -84,6 +95,11 @@ pub(super) fn value(config: &MoeConfig) -> Value {
         0 => Value::Null,
         window => json!(window),
     }
+}
+
+/// A word for each layer.
+pub(super) fn words(config: &MoeConfig) -> Vec<&'static str> {
+    (0..config.n_layer).map(|layer| if config.is_windowed(layer) { SLIDING } else { FULL }).collect()
 }
 
 /// Adds Qwen's keys to `own`.

@@ -13,8 +13,8 @@ pub(super) use norm::{Norm, NormWeights};
 
 use super::TensorSpec;
 use crate::{Error, Result};
-use ironhorse_core::op::{Accum, Argmax, CrossEntropy, EmbeddingBwd, EmbeddingFwd, LossMean};
-use ironhorse_core::{Builder, DType, Precision, Program, Section, Shape, Slot};
+use ironhorse_core::op::{Accum, Argmax, CrossEntropy, EmbeddingBwd, EmbeddingFwd, Gain, LossMean};
+use ironhorse_core::{Builder, DType, Precision, Program, Section, Shape, Slot, bf16_to_f32, f32_to_bf16};
 use std::collections::HashMap;
 
 /// What a forward is for.
@@ -49,6 +49,25 @@ pub(super) struct Linear {
     pub bias: Option<Slot>,
     /// What is trained beside it.
     pub adapter: Option<Adapter>,
+}
+
+/// Where tokens and positions become activations.
+#[derive(Clone, Copy)]
+pub(super) struct Tables {
+    /// (Vp,C)
+    pub wte: Slot,
+    /// (maxT,C), where positions are learned.
+    pub wpe: Option<Slot>,
+    /// What rows of tokens are multiplied by.
+    pub factor: f64,
+}
+
+impl Tables {
+    /// The factor in the type of the activations, as transformers rounds it.
+    fn factor(&self, dtype: DType) -> f32 {
+        let factor = self.factor as f32;
+        if dtype == DType::BF16 { bf16_to_f32(f32_to_bf16(factor)) } else { factor }
+    }
 }
 
 /// The head's result with what its backward needs.
@@ -175,9 +194,9 @@ impl Blocks {
     }
 
     /// A norm: `NAME.weight` and, of LayerNorm, `NAME.bias`.
-    pub fn norm_weights(&self, name: &str, eps: f32) -> Result<NormWeights> {
+    pub fn norm_weights(&self, name: &str, (eps, gain): (f32, Gain)) -> Result<NormWeights> {
         let weight = self.weight(&format!("{name}.weight"), [self.width])?;
-        Ok(NormWeights { weight, bias: self.bias(name, self.width)?, eps })
+        Ok(NormWeights { weight, bias: self.bias(name, self.width)?, eps, gain })
     }
 
     fn bias(&self, name: &str, rows: usize) -> Result<Option<Slot>> {
@@ -217,17 +236,20 @@ impl Blocks {
     }
 
     /// The embedding of the tokens, with learned positions if there are any: from 0 on or, when decoding, at `position`.
-    pub fn embed(&mut self, wte: Slot, wpe: Option<Slot>, vocab: usize, decoding: bool) -> Result<Slot> {
+    pub fn embed(&mut self, tables: Tables, vocab: usize, decoding: bool) -> Result<Slot> {
+        let Tables { wte, wpe, .. } = tables;
         let (out, tokens, at_position) = (self.hidden(), self.x, decoding && wpe.is_some());
+        let factor = tables.factor(self.dtype());
         self.b.at("embed");
         let positions = self.positions.filter(|_| wpe.is_some());
-        self.b.push(EmbeddingFwd { out, tokens, wte, wpe, positions, vocab, at_position })?;
+        self.b.push(EmbeddingFwd { out, tokens, wte, wpe, positions, vocab, at_position, factor })?;
         self.b.name("embed", out);
         Ok(out)
     }
 
     /// If the head is `tied`, it has already written its gradient to that of the token table, and this one is added.
-    pub fn embed_bwd(&mut self, wte: Slot, wpe: Option<Slot>, d_out: Slot, tied: bool) -> Result<()> {
+    pub fn embed_bwd(&mut self, tables: Tables, d_out: Slot, tied: bool) -> Result<()> {
+        let Tables { wte, wpe, .. } = tables;
         self.b.name_grad("embed", d_out);
         if adapter::is_frozen(wte) {
             return Ok(());
@@ -241,6 +263,7 @@ impl Blocks {
             positions: self.positions.filter(|_| wpe.is_some()),
             accum_wte: if tied { Accum::Add } else { Accum::FirstWrites },
             accum: Accum::FirstWrites,
+            factor: tables.factor(self.dtype()),
         })?;
         Ok(())
     }

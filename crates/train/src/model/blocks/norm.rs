@@ -5,7 +5,7 @@ use crate::Result;
 use crate::model::Recompute;
 use ironhorse_core::Slot;
 use ironhorse_core::op::{
-    Accum, LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd, ResidualRmsNormFwd,
+    Accum, Gain, LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd, ResidualRmsNormFwd,
     RmsNormApply, RmsNormBwd, RmsNormFwd,
 };
 
@@ -15,6 +15,8 @@ pub(in crate::model) struct NormWeights {
     pub weight: Slot,
     pub bias: Option<Slot>,
     pub eps: f32,
+    /// Of RMSNorm.
+    pub gain: Gain,
 }
 
 /// A normalised activation with what its backward needs.
@@ -39,13 +41,13 @@ impl Blocks {
 
     pub fn norm(&mut self, name: &str, inp: Slot, weights: NormWeights) -> Result<Norm> {
         let norm @ Norm { out, mean, rstd, .. } = self.norm_slots(inp, weights);
-        let NormWeights { weight, bias, eps } = weights;
+        let NormWeights { weight, bias, eps, gain } = weights;
         self.b.at(name);
         match (bias, mean) {
             (Some(bias), Some(mean)) => {
                 self.b.push(LayerNormFwd { out, mean, rstd, inp, weight, bias, eps })?;
             }
-            _ => self.b.push(RmsNormFwd { out, rstd, inp, weight, eps })?,
+            _ => self.b.push(RmsNormFwd { out, rstd, inp, weight, eps, gain })?,
         }
         self.b.name(name, out);
         Ok(norm)
@@ -60,13 +62,13 @@ impl Blocks {
     ) -> Result<Norm> {
         let residual = self.hidden();
         let norm @ Norm { out, mean, rstd, .. } = self.norm_slots(residual, weights);
-        let NormWeights { weight, bias, eps } = weights;
+        let NormWeights { weight, bias, eps, gain } = weights;
         self.b.at(&names[1]);
         match (bias, mean) {
             (Some(bias), Some(mean)) => {
                 self.b.push(ResidualLayerNormFwd { residual, out, mean, rstd, a, b, weight, bias, eps })?;
             }
-            _ => self.b.push(ResidualRmsNormFwd { residual, out, rstd, a, b, weight, eps })?,
+            _ => self.b.push(ResidualRmsNormFwd { residual, out, rstd, a, b, weight, eps, gain })?,
         }
         let [residual_name, name] = names;
         self.b.name(residual_name, residual);
@@ -81,7 +83,7 @@ impl Blocks {
         [d_inp, d_out]: [Slot; 2],
         accum_inp: Accum,
     ) -> Result<()> {
-        let Norm { inp, mean, rstd, weights: NormWeights { weight, bias, .. }, .. } = *norm;
+        let Norm { inp, mean, rstd, weights: NormWeights { weight, bias, gain, .. }, .. } = *norm;
         let (d_weight, accum) = self.grad_of(weight);
         self.b.at(name);
         match (bias, mean) {
@@ -101,7 +103,8 @@ impl Blocks {
                 })?;
             }
             _ => {
-                self.b.push(RmsNormBwd { d_inp, d_weight, d_out, inp, rstd, weight, accum_inp, accum })?;
+                let op = RmsNormBwd { d_inp, d_weight, d_out, inp, rstd, weight, accum_inp, accum, gain };
+                self.b.push(op)?;
             }
         }
         Ok(())
@@ -112,14 +115,14 @@ impl Blocks {
         if !recompute.norms() {
             return Ok(saved.out);
         }
-        let Norm { inp, mean, rstd, weights: NormWeights { weight, bias, .. }, .. } = *saved;
+        let Norm { inp, mean, rstd, weights: NormWeights { weight, bias, gain, .. }, .. } = *saved;
         let out = self.hidden();
         self.b.at(name);
         match (bias, mean) {
             (Some(bias), Some(mean)) => {
                 self.b.push(LayerNormApply { out, inp, mean, rstd, weight, bias })?;
             }
-            _ => self.b.push(RmsNormApply { out, inp, rstd, weight })?,
+            _ => self.b.push(RmsNormApply { out, inp, rstd, weight, gain })?,
         }
         Ok(out)
     }

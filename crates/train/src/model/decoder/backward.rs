@@ -5,7 +5,7 @@ use super::{Decoder, Mlp, Saved, SavedLayer, SavedMlp};
 use crate::Result;
 use crate::model::Recompute;
 use crate::model::blocks::Linear;
-use ironhorse_core::op::{Accum, ActFwd, PreAct, Rope, SwigluBwd, SwigluFwd};
+use ironhorse_core::op::{Accum, ActFwd, Gate, PreAct, Rope, SwigluBwd, SwigluFwd};
 use ironhorse_core::{Error, Slot};
 
 impl Decoder {
@@ -14,7 +14,8 @@ impl Decoder {
         let d_res = self.net.head_bwd(names.last_norm[1], &saved.head, self.head)?;
         for (l, layer) in saved.layers.iter().enumerate().rev() {
             self.net.b.name_grad(self.name(l, "residual_2"), d_res);
-            let d_mlp = self.drop_bwd(Place::Mlp(l), d_res, false)?;
+            let d_mlp = self.post_norm_bwd(l, names.post_mlp, layer.post_mlp.as_ref(), d_res)?;
+            let d_mlp = self.drop_bwd(Place::Mlp(l), d_mlp, false)?;
             let d_norm_2 = self.mlp_bwd(l, layer, d_mlp, recompute)?;
             let norm_2 = self.name(l, names.norm_2);
             self.net.b.name_grad(&norm_2, d_norm_2);
@@ -24,7 +25,7 @@ impl Decoder {
         }
         let tied = names.head == names.embed;
         let d_embed = self.drop_bwd(Place::Embedding, d_res, true)?;
-        self.net.embed_bwd(self.embed, self.positions, d_embed, tied)
+        self.net.embed_bwd(self.tables(), d_embed, tied)
     }
 
     /// Gives the gradient of the normalised input.
@@ -34,8 +35,8 @@ impl Decoder {
                 let pre = PreAct { act: f, slot: pre };
                 self.plain_bwd(l, (saved, pre, act), [fc, proj], d_res, recompute)
             }
-            (Mlp::Swiglu { gate_up, down }, &SavedMlp::Dense { pre, act }) => {
-                self.swiglu_bwd(l, saved, [gate_up, down], [d_res, pre, act], recompute)
+            (Mlp::Swiglu { gate, gate_up, down }, &SavedMlp::Dense { pre, act }) => {
+                self.swiglu_bwd(l, saved, (gate, gate_up, down), [d_res, pre, act], recompute)
             }
             (Mlp::Experts(weights), SavedMlp::Experts(experts)) => {
                 self.experts_bwd(l, (saved, weights, experts), d_res, recompute)
@@ -75,7 +76,7 @@ impl Decoder {
         &mut self,
         l: usize,
         saved: &SavedLayer,
-        [gate_up, down]: [Linear; 2],
+        (gate, gate_up, down): (Gate, Linear, Linear),
         [d_res, pre, act]: [Slot; 3],
         recompute: Recompute,
     ) -> Result<Slot> {
@@ -86,7 +87,7 @@ impl Decoder {
         } else {
             let out = self.net.tokens_by(self.plan.ffn);
             self.net.b.at(&act_name);
-            self.net.b.push(SwigluFwd { out, inp: pre })?;
+            self.net.b.push(SwigluFwd { out, inp: pre, gate })?;
             out
         };
         let d_act = self.net.tokens_by(self.plan.ffn);
@@ -94,7 +95,7 @@ impl Decoder {
         self.net.b.name_grad(&act_name, d_act);
         self.net.b.at(&act_name);
         // in place: nothing reads the forward's value any more
-        self.net.b.push(SwigluBwd { d_inp: pre, act: None, d_out: d_act, inp: pre })?;
+        self.net.b.push(SwigluBwd { d_inp: pre, act: None, d_out: d_act, inp: pre, gate })?;
         let inp = self.norm_2_again(l, saved, recompute)?;
         let d_norm = self.net.hidden();
         self.net.linear_bwd(&self.name(l, "mlp.gate_up"), gate_up, [d_norm, pre, inp], None)?;
@@ -111,13 +112,14 @@ impl Decoder {
         let (p, names) = (self.layers[l], self.plan.names);
         let [proj, attn, qkv, norm_1] =
             [names.proj[1], names.attn, names.qkv[1], names.norm_1].map(|part| self.name(l, part));
-        let d_proj = self.drop_bwd(Place::Attention(l), d_res, false)?;
+        let d_proj = self.post_norm_bwd(l, names.post_attn, saved.post_attn.as_ref(), d_res)?;
+        let d_proj = self.drop_bwd(Place::Attention(l), d_proj, false)?;
         self.net.b.name_grad(&proj, d_proj);
         let d_attn = self.net.tokens_by(saved.attn.out.shape.cols());
         self.net.linear_bwd(&proj, p.proj, [d_attn, d_proj, saved.attn.out], None)?;
         self.net.b.name_grad(&attn, d_attn);
         let d_qkv = self.net.attention_bwd(&attn, &saved.attn, d_attn)?;
-        if let Some(rope) = self.rope(d_qkv) {
+        if let Some(rope) = self.rope(l, d_qkv) {
             let name = self.name(l, "qkv_rope");
             self.net.b.name_grad(&name, d_qkv);
             self.net.b.at(name);

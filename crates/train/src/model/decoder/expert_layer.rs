@@ -4,7 +4,7 @@ use super::Decoder;
 use crate::Result;
 use crate::model::blocks::Adapter;
 use ironhorse_core::op::{
-    Accum, GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd, GroupedLoraBwdHidden,
+    Accum, Gate, GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd, GroupedLoraBwdHidden,
     GroupedLoraBwdInput, GroupedLoraBwdWeight, GroupedLoraFwd, SwigluFwd,
 };
 use ironhorse_core::{Error, Pool, Slot};
@@ -39,7 +39,7 @@ impl Decoder {
         self.net.b.push(GroupedLinearFwd { out: hidden, act: None, inp, weight: a, offsets })?;
         self.net.b.push(GroupedLoraFwd { out, hidden, b, offsets, parts, scale })?;
         if let Some(act) = act {
-            self.net.b.push(SwigluFwd { out: act, inp: out })?;
+            self.net.b.push(SwigluFwd { out: act, inp: out, gate: Gate::Silu })?;
         }
         Ok(Some(hidden))
     }

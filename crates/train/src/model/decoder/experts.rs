@@ -6,7 +6,8 @@ use crate::Result;
 use crate::model::Recompute;
 use crate::model::blocks::{Linear, Purpose};
 use ironhorse_core::op::{
-    Accum, Combine, CombineBwd, Permute, PermuteBwd, RouteSort, RouterBwd, RouterFwd, RouterLoad, SwigluBwd,
+    Accum, Combine, CombineBwd, Gate, Permute, PermuteBwd, RouteSort, RouterBwd, RouterFwd, RouterLoad,
+    SwigluBwd,
 };
 use ironhorse_core::{DType, Error, Slot};
 
@@ -223,7 +224,7 @@ impl Decoder {
         }
         self.net.b.at(self.name(l, "experts.act"));
         let act = again.then_some(d_act);
-        self.net.b.push(SwigluBwd { d_inp: rows.w13, act, d_out: d_act, inp: rows.w13 })?;
+        self.net.b.push(SwigluBwd { d_inp: rows.w13, act, d_out: d_act, inp: rows.w13, gate: Gate::Silu })?;
         if let Some(act) = act {
             self.expert_layer_bwd_weight(&w2, p.w2, [d_rows, act], offsets)?;
             self.expert_layer_bwd_a(&w2, p.w2, (d_hidden, act), offsets)?;

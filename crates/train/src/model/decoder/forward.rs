@@ -3,7 +3,7 @@
 use super::dropout::Place;
 use super::{Decoder, Mlp, MlpKind, Rotation, Saved, SavedLayer, SavedMlp};
 use crate::Result;
-use crate::model::blocks::{Attending, Linear, Norm, Purpose};
+use crate::model::blocks::{Attending, Linear, Norm, Purpose, Tables};
 use ironhorse_core::Slot;
 use ironhorse_core::op::{Add, LinearFwd, PreAct, Rope, SwigluFwd};
 
@@ -31,7 +31,7 @@ impl Decoder {
         let decoding = purpose == Purpose::Decoding;
         let (names, heads) = (self.plan.names, self.plan.heads);
         let cached = decoding.then_some(self.plan.setup.context);
-        let embed = self.net.embed(self.embed, self.positions, self.plan.vocab[0], decoding)?;
+        let embed = self.net.embed(self.tables(), self.plan.vocab[0], decoding)?;
         self.drop_fwd(Place::Embedding, embed)?;
         let mut layers = Vec::with_capacity(self.layers.len());
         let mut norm_1 = self.net.norm(&self.name(0, names.norm_1), embed, self.layers[0].norm_1)?;
@@ -45,24 +45,26 @@ impl Decoder {
             let attn = self.net.attention(&self.name(l, names.attn), qkv, heads, attending)?;
             let proj = self.net.linear(&self.name(l, names.proj[1]), attn.out, p.proj)?;
             self.drop_fwd(Place::Attention(l), proj)?;
+            let (added, post_attn) = self.post_norm(l, names.post_attn.zip(p.post_attn), proj)?;
             let called = ["residual_1", names.norm_2].map(|part| self.name(l, part));
-            let norm_2 = self.net.residual_norm(called, [norm_1.inp, proj], p.norm_2)?;
+            let norm_2 = self.net.residual_norm(called, [norm_1.inp, added], p.norm_2)?;
             let (out, mlp) = self.mlp(l, norm_2.out, purpose)?;
             self.drop_fwd(Place::Mlp(l), out)?;
+            let (added, post_mlp) = self.post_norm(l, names.post_mlp.zip(p.post_mlp), out)?;
             let (next, weights) = match self.layers.get(l + 1) {
                 Some(next) => (self.name(l + 1, names.norm_1), next.norm_1),
                 None => (names.last_norm[1].into(), self.norm),
             };
-            layers.push(SavedLayer { norm_1, qk_norm, attn, norm_2, mlp });
+            layers.push(SavedLayer { norm_1, qk_norm, attn, post_attn, norm_2, mlp, post_mlp });
             let called = [self.name(l, "residual_2"), next];
-            norm_1 = self.net.residual_norm(called, [norm_2.inp, out], weights)?;
+            norm_1 = self.net.residual_norm(called, [norm_2.inp, added], weights)?;
         }
         Ok((layers, norm_1))
     }
 
     /// Rotates q and k by their positions, in place.
     fn rotate(&mut self, l: usize, qkv: Slot, at_position: bool) -> Result<()> {
-        let Some(rope) = self.rope(qkv) else { return Ok(()) };
+        let Some(rope) = self.rope(l, qkv) else { return Ok(()) };
         let name = self.name(l, "qkv_rope");
         self.net.b.at(&name);
         self.net.b.push(Rope { at_position, ..rope })?;
@@ -70,9 +72,15 @@ impl Decoder {
         Ok(())
     }
 
-    /// The rotation from position 0 on, where positions are rotations.
-    pub(super) fn rope(&self, qkv: Slot) -> Option<Rope> {
-        let Rotation { base, alpha, scaling } = self.plan.rope?;
+    /// The tables of tokens and positions.
+    pub(super) fn tables(&self) -> Tables {
+        Tables { wte: self.embed, wpe: self.positions, factor: self.plan.embed_factor }
+    }
+
+    /// The rotation of a layer from position 0 on, where positions are rotations.
+    pub(super) fn rope(&self, l: usize, qkv: Slot) -> Option<Rope> {
+        let windowed = self.plan.windows.get(l).copied().flatten().and(self.plan.windowed_rope);
+        let Rotation { base, alpha, scaling } = windowed.or(self.plan.rope)?;
         let (heads, context) = (self.plan.heads, self.plan.setup.context);
         let (heads, kv_heads) = (heads.query, heads.kv);
         let (back, at_position, positions) = (false, false, self.net.positions());
@@ -98,13 +106,13 @@ impl Decoder {
                 let out = self.net.linear(&self.name(l, "mlp.c_proj"), act, proj)?;
                 Ok((out, SavedMlp::Dense { pre, act }))
             }
-            Mlp::Swiglu { gate_up, down } => {
+            Mlp::Swiglu { gate, gate_up, down } => {
                 let pre = self.net.tokens_by(2 * ffn);
                 self.net.linear_into(&self.name(l, "mlp.gate_up"), pre, inp, gate_up)?;
                 let act = self.net.tokens_by(ffn);
                 let name = self.name(l, "mlp_act");
                 self.net.b.at(&name);
-                self.net.b.push(SwigluFwd { out: act, inp: pre })?;
+                self.net.b.push(SwigluFwd { out: act, inp: pre, gate })?;
                 self.net.b.name(name, act);
                 let out = self.net.linear(&self.name(l, "mlp"), act, down)?;
                 Ok((out, SavedMlp::Dense { pre, act }))

@@ -8,9 +8,10 @@
 //! | --- | --- |
 //! | x = embed\[tokens\], plus positions\[t\] in GPT-2 | `embedding_fwd` |
 //! | h = x + proj(attention(rope(qkv(norm(x))))), without rope in GPT-2 | `linear_fwd`, `rope`, `attention_fwd`, `residual_..._fwd` |
-//! | q_h, k_h = norm(q_h), norm(k_h) for each head h before rope, in Qwen 3 | `qk_norm_fwd` |
+//! | q_h, k_h = norm(q_h), norm(k_h) for each head h before rope, in Qwen 3 and Gemma 3 | `qk_norm_fwd` |
+//! | h = x + norm(proj(…)), y = h + norm(down(…)), x = √C·embed\[tokens\] in Gemma 3, whose norms multiply by 1 + weight | `rmsnorm_fwd`, `embedding_fwd` |
 //! | y = h + c_proj(gelu(c_fc(norm(h)))) in GPT-2 | `linear_fwd` |
-//! | y = h + down(silu(gate norm(h)) · up norm(h)) in Llama | `linear_fwd`, `swiglu_fwd` |
+//! | y = h + down(silu(gate norm(h)) · up norm(h)) in Llama, gelu in Gemma 3 | `linear_fwd`, `swiglu_fwd` |
 //! | p = softmax(gate norm(h)), the K largest, their weights, in a mixture | `linear_fwd`, `router_fwd` |
 //! | aux = alpha · E · Σ_e f_e · P_e | `router_load` |
 //! | y = h + Σ_j weights_j · w2_e(silu(w1_e x) · w3_e x) | `route_sort`, `permute`, `grouped_linear_fwd`, `swiglu_fwd`, `combine` |
@@ -22,6 +23,7 @@ mod expert_layer;
 mod experts;
 mod forward;
 mod lora;
+mod post_norm;
 mod qk_norm;
 
 use super::blocks::{Attention, Blocks, Head, Heads, Linear, Norm, NormWeights, Purpose, Setup};
@@ -30,7 +32,7 @@ use super::{ModelConfig, StepOptions, Target};
 use crate::Result;
 use expert_layer::ExpertLayer;
 use experts::{Experts, SavedExperts};
-use ironhorse_core::op::{Act, RopeScaling};
+use ironhorse_core::op::{Act, Gain, Gate, RopeScaling};
 use ironhorse_core::{DropRate, Precision, Program, Slot};
 
 /// What a family calls the parameters of its experts.
@@ -75,7 +77,11 @@ pub(super) struct Names {
     pub attn: &'static str,
     /// The parameter and the activation of the projection after the attention.
     pub proj: [&'static str; 2],
+    /// The norm of that projection's result, where there is one.
+    pub post_attn: Option<&'static str>,
     pub norm_2: &'static str,
+    /// The norm of the MLP's result, where there is one.
+    pub post_mlp: Option<&'static str>,
     /// The parameter and the activation of the last norm.
     pub last_norm: [&'static str; 2],
     /// The output head; the same parameter as `embed` where they are tied.
@@ -90,8 +96,8 @@ pub(super) struct Names {
 pub(super) enum MlpKind {
     /// c_proj(act(c_fc x))
     Plain(Act),
-    /// down(silu(gate x) · up x)
-    Swiglu,
+    /// down(silu(gate x) · up x), or another function of the gate
+    Swiglu(Gate),
     /// A mixture of `count` experts, of which a token uses `top_k`.
     Experts { count: usize, top_k: usize, aux_alpha: f32 },
 }
@@ -113,11 +119,17 @@ pub(super) struct Plan {
     pub heads: Heads,
     /// `None` where positions are learned.
     pub rope: Option<Rotation>,
-    /// Whether each head of q and k is normalised before it turns.
-    pub qk_norm: bool,
+    /// That of layers with a window, where it is another.
+    pub windowed_rope: Option<Rotation>,
+    /// What q is multiplied by where each head of q and k is normalised before it turns.
+    pub qk_norm: Option<f32>,
     /// How many keys a query reaches at most, layer by layer; empty where every layer reaches all.
     pub windows: Vec<Option<usize>>,
     pub norm_eps: f32,
+    /// What RMS norms multiply by.
+    pub gain: Gain,
+    /// What embeddings are multiplied by, before it is rounded to their type.
+    pub embed_factor: f64,
     /// V, and Vp with its padding.
     pub vocab: [usize; 2],
     /// F
@@ -197,6 +209,7 @@ enum Mlp {
         proj: Linear,
     },
     Swiglu {
+        gate: Gate,
         /// (2F,C), gate above up
         gate_up: Linear,
         /// (C,F)
@@ -213,8 +226,12 @@ struct Layer {
     /// (HD) of q, and of k
     qk_norm: Option<[Slot; 2]>,
     proj: Linear,
+    /// Of the projection's result, where it is normalised.
+    post_attn: Option<NormWeights>,
     norm_2: NormWeights,
     mlp: Mlp,
+    /// Of the MLP's result, where it is normalised.
+    post_mlp: Option<NormWeights>,
 }
 
 struct Decoder {
@@ -254,8 +271,10 @@ struct SavedLayer {
     qk_norm: Option<SavedQkNorm>,
     /// Of the rotated q, k and v.
     attn: Attention,
+    post_attn: Option<Norm>,
     norm_2: Norm,
     mlp: SavedMlp,
+    post_mlp: Option<Norm>,
 }
 
 /// What the forward leaves for the backward.
@@ -272,7 +291,7 @@ impl Decoder {
         let vocab = [plan.vocab[1], width];
         let positions = names.positions.map(|name| net.weight(name, [context, width])).transpose()?;
         let layers = (0..layers).map(|l| layer(&net, &plan, l)).collect::<Result<_>>()?;
-        let norm = net.norm_weights(names.last_norm[0], plan.norm_eps)?;
+        let norm = net.norm_weights(names.last_norm[0], (plan.norm_eps, plan.gain))?;
         let (embed, head) = (net.weight(names.embed, vocab)?, net.weight(names.head, vocab)?);
         Ok(Self { net, plan, embed, positions, layers, norm, head, dropout: DropRate::default() })
     }
@@ -292,7 +311,7 @@ impl Decoder {
 
 /// The weights of a layer, by their names.
 fn layer(net: &Blocks, plan: &Plan, l: usize) -> Result<Layer> {
-    let Plan { names, heads, ffn, norm_eps, .. } = *plan;
+    let Plan { names, heads, ffn, norm_eps, gain, .. } = *plan;
     let c = plan.setup.width;
     let name = |part: &str| format!("{}.{l}.{part}", names.layers[0]);
     let linear = |part: &str, dims: [usize; 2]| net.linear_weights(&name(part), dims);
@@ -307,7 +326,8 @@ fn layer(net: &Blocks, plan: &Plan, l: usize) -> Result<Layer> {
         MlpKind::Plain(act) => {
             Mlp::Plain { act, fc: linear("mlp.c_fc", [ffn, c])?, proj: linear("mlp.c_proj", [c, ffn])? }
         }
-        MlpKind::Swiglu => Mlp::Swiglu {
+        MlpKind::Swiglu(gate) => Mlp::Swiglu {
+            gate,
             gate_up: adapted(linear("mlp.gate_proj", [2 * ffn, c])?, Target::Gate)?,
             down: adapted(linear("mlp.down_proj", [c, ffn])?, Target::Down)?,
         },
@@ -326,14 +346,18 @@ fn layer(net: &Blocks, plan: &Plan, l: usize) -> Result<Layer> {
     };
     let rows = (heads.query + 2 * heads.kv) * heads.dim;
     let head_norm = |part: &str| net.weight(&name(&format!("self_attn.{part}.weight")), [heads.dim]);
-    let qk_norm = if plan.qk_norm { Some([head_norm("q_norm")?, head_norm("k_norm")?]) } else { None };
+    let has_qk_norm = plan.qk_norm.is_some();
+    let qk_norm = if has_qk_norm { Some([head_norm("q_norm")?, head_norm("k_norm")?]) } else { None };
+    let norm = |part: &str| net.norm_weights(&name(part), (norm_eps, gain));
     Ok(Layer {
-        norm_1: net.norm_weights(&name(names.norm_1), norm_eps)?,
+        norm_1: norm(names.norm_1)?,
         qkv: adapted(linear(names.qkv[0], [rows, c])?, Target::Q)?,
         qk_norm,
         proj: adapted(linear(names.proj[0], [c, heads.query * heads.dim])?, Target::O)?,
-        norm_2: net.norm_weights(&name(names.norm_2), norm_eps)?,
+        post_attn: names.post_attn.map(norm).transpose()?,
+        norm_2: norm(names.norm_2)?,
         mlp,
+        post_mlp: names.post_mlp.map(norm).transpose()?,
     })
 }
 

@@ -20,8 +20,10 @@ impl Decoder {
         let out = if training { self.net.tokens_by(qkv.shape.cols()) } else { qkv };
         let rstd = self.net.b.activation([self.net.tokens(), heads + kv_heads], DType::F32);
         let (name, eps) = (self.name(l, "qk_norm"), self.plan.norm_eps);
+        let (gain, q_scale) = (self.plan.gain, self.plan.qk_norm.unwrap_or(1.0));
+        let op = QkNormFwd { out, rstd, inp: qkv, q_weight, k_weight, heads, kv_heads, eps, gain, q_scale };
         self.net.b.at(&name);
-        self.net.b.push(QkNormFwd { out, rstd, inp: qkv, q_weight, k_weight, heads, kv_heads, eps })?;
+        self.net.b.push(op)?;
         self.net.b.name(name, out);
         Ok((out, training.then_some(SavedQkNorm { inp: qkv, rstd })))
     }
@@ -49,6 +51,8 @@ impl Decoder {
             heads,
             kv_heads,
             accum,
+            gain: self.plan.gain,
+            q_scale: self.plan.qk_norm.unwrap_or(1.0),
         })?;
         Ok(())
     }

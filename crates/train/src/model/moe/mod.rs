@@ -1,4 +1,4 @@
-//! Decoders of Llama's design, dense or a mixture of experts: Llama, Mistral, Mixtral, Qwen 2 and 3. Their description; their
+//! Decoders of Llama's design, dense or a mixture of experts: Llama, Mistral, Mixtral, Qwen 2 and 3, Gemma 3. Their description; their
 //! parameter table and the plan of their decoder are in `table`.
 
 mod table;
@@ -67,6 +67,12 @@ described! {
         window: usize = Some(0), ["sliding_window"], hf [], size(0, MAX_SIZE);
         /// The first layer with the window; those before it reach all keys.
         window_from: usize = Some(0), ["max_window_layers"], hf [], size(0, MAX_LAYERS);
+        /// Of Gemma 3: every so many-th layer reaches all keys, the others have the window; 6 where it is not given. 0 in other families.
+        window_every: usize = Some(0), ["sliding_window_pattern"], hf [], size(0, MAX_SIZE);
+        /// Of Gemma 3: RoPE's base in layers with the window, where it is not changed for a longer context either.
+        rope_local: f64 = Some(10_000.0), ["rope_local_base_freq"], hf [], above_0;
+        /// Of Gemma 3: scores are divided by the root of this; 0 is the width of a head, as in other families.
+        query_scalar: usize = Some(0), ["query_pre_attn_scalar"], hf [], size(0, MAX_SIZE);
     }
 }
 
@@ -74,7 +80,8 @@ described! {
 const MAX_EXPERTS: usize = 4096;
 
 impl Described for MoeConfig {
-    const KINDS: &'static [&'static str] = &["moe", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe"];
+    const KINDS: &'static [&'static str] =
+        &["moe", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3_text"];
     const FIELDS: &'static [Field<Self>] = Self::TABLE;
     const LATER: &'static [&'static str] = &[
         "family",
@@ -86,6 +93,9 @@ impl Described for MoeConfig {
         "rope_original",
         "window",
         "window_from",
+        "window_every",
+        "rope_local",
+        "query_scalar",
     ];
 
     fn blank() -> Self {
@@ -97,6 +107,16 @@ impl Described for MoeConfig {
     }
 
     fn complete(&mut self, given: impl Fn(&str) -> bool) -> Result<()> {
+        if self.family == Family::Gemma3 {
+            // as transformers takes them
+            for (name, field, absent) in
+                [("window", &mut self.window, 4096), ("window_every", &mut self.window_every, 6)]
+            {
+                if !given(name) {
+                    *field = absent;
+                }
+            }
+        }
         if given("head_dim") {
             return Ok(());
         }
@@ -125,6 +145,7 @@ impl Described for MoeConfig {
         }
         self.check_rope()?;
         self.check_window()?;
+        self.check_gemma3()?;
         if !n_head.is_multiple_of(n_kv_head) {
             return Err(Error::input("n_kv_head", n_kv_head, format!("a divisor of n_head, {n_head}")));
         }
@@ -158,20 +179,46 @@ impl MoeConfig {
     }
 
     fn check_window(&self) -> Result<()> {
-        let Self { window, window_from, n_layer, .. } = *self;
+        let Self { window, window_from, window_every, n_layer, .. } = *self;
         let layers = self.family.windows(self.n_experts > 0);
         let none = || format!("0 in a model of kind {}", self.kind());
+        let some = || format!("at least 1 in a model of kind {}", self.kind());
+        match (layers == WindowLayers::Pattern, window_every) {
+            (true, _) if window == 0 => return Err(Error::input("window", window, some())),
+            (true, 0) => return Err(Error::input("window_every", window_every, some())),
+            (false, 1..) => return Err(Error::input("window_every", window_every, none())),
+            _ => {}
+        }
         match (window, window_from) {
             (0, 0) => Ok(()),
             (0, from) => Err(Error::input("window_from", from, "0 without a window")),
             (_, _) if layers == WindowLayers::None => Err(Error::input("window", window, none())),
             (_, 0) => Ok(()),
-            (_, from) if layers == WindowLayers::All => Err(Error::input("window_from", from, none())),
+            (_, from) if layers != WindowLayers::Last => Err(Error::input("window_from", from, none())),
             (_, from) if from >= n_layer => {
                 Err(Error::input("window_from", from, format!("below n_layer, {n_layer}")))
             }
             _ => Ok(()),
         }
+    }
+
+    /// Refuses what only Gemma 3 has in models of other families.
+    fn check_gemma3(&self) -> Result<()> {
+        if self.family == Family::Gemma3 {
+            return Ok(());
+        }
+        let own =
+            |found: String, expected: &str| (found, format!("{expected} in a model of kind {}", self.kind()));
+        let (local, scalar) = (self.rope_local, self.query_scalar);
+        if local != Self::BLANK.rope_local {
+            let (found, expected) = own(local.to_string(), "10000");
+            return Err(Error::input("rope_local", found, expected));
+        }
+        if scalar != 0 {
+            let (found, expected) = own(scalar.to_string(), "0");
+            return Err(Error::input("query_scalar", found, expected));
+        }
+        Ok(())
     }
 
     fn count_params(&self) -> u128 {
@@ -185,7 +232,12 @@ impl MoeConfig {
         }
         let mlps = experts.max(1) * 3 * f * c + experts * c;
         let tables = self.vocab_tables() as u128 * factor(self.padded_vocab_size()) * c;
-        factor(self.n_layer) * (attention + mlps + 2 * c) + tables + c
+        factor(self.n_layer) * (attention + mlps + factor(self.norms()) * c) + tables + c
+    }
+
+    /// Norms of a layer, apart from those of heads.
+    fn norms(&self) -> usize {
+        if self.family.has_post_norms() { 4 } else { 2 }
     }
 
     /// The token table and, unless it is the same, the head.
@@ -247,24 +299,46 @@ impl MoeConfig {
     /// How many keys a query reaches at most, layer by layer; empty where every layer reaches all.
     pub(crate) fn windows(&self) -> Vec<Option<usize>> {
         let layers = if self.window == 0 { 0 } else { self.n_layer };
-        (0..layers).map(|layer| (layer >= self.window_from).then_some(self.window)).collect()
+        (0..layers).map(|layer| self.is_windowed(layer).then_some(self.window)).collect()
+    }
+
+    /// Whether a layer has the window, if there is one.
+    pub(crate) fn is_windowed(&self, layer: usize) -> bool {
+        let reaches_all = self.window_every > 0 && (layer + 1).is_multiple_of(self.window_every);
+        layer >= self.window_from && !reaches_all
+    }
+
+    /// What scores are divided by the root of.
+    pub(crate) fn query_scalar(&self) -> usize {
+        if self.query_scalar == 0 { self.head_dim } else { self.query_scalar }
     }
 
     /// Whether both have the same parameters and compute the same from them.
     pub fn computes_as(&self, other: &Self) -> bool {
         let plain = |config: &Self| {
-            // a window over the whole context masks nothing
-            let masks = config.window < config.max_seq_len;
+            // a window over the whole context masks nothing, and one that no layer has is of no account
+            let Self { max_seq_len, n_layer, window_every, .. } = *config;
+            let masks = config.window < max_seq_len && window_every != 1;
             let [window, window_from] =
                 [config.window, config.window_from].map(|value| if masks { value } else { 0 });
-            Self { rope_base: 1.0, rope_alpha: 1.0, aux_alpha: 0.0, window, window_from, ..*config }
+            Self {
+                rope_base: 1.0,
+                rope_alpha: 1.0,
+                aux_alpha: 0.0,
+                window,
+                window_from,
+                window_every: window_every.min(n_layer + 1),
+                rope_local: if window_every == 1 { 1.0 } else { config.rope_local },
+                query_scalar: config.query_scalar(),
+                ..*config
+            }
         };
         let same = plain(self) == plain(other);
         let (theta, theirs) = (self.rope_theta(), other.rope_theta());
         same && (theta - theirs).abs() <= 1e-9 * theta.abs()
     }
 
-    /// `moe`, `llama`, `mistral`, `qwen2`, `qwen3` or `qwen3_moe`.
+    /// `moe`, `llama`, `mistral`, `qwen2`, `qwen3`, `qwen3_moe` or `gemma3_text`.
     pub fn kind(&self) -> &'static str {
         self.family.kind(self.n_experts > 0).unwrap_or(self.family.name())
     }
@@ -272,7 +346,7 @@ impl MoeConfig {
     /// How many tensors a layer has.
     pub fn tensors_per_layer(&self) -> usize {
         let own = 3 * usize::from(self.family.has_qkv_bias()) + 2 * usize::from(self.family.has_qk_norm());
-        6 + own + if self.n_experts == 0 { 3 } else { 1 + 3 * self.n_experts }
+        4 + self.norms() + own + if self.n_experts == 0 { 3 } else { 1 + 3 * self.n_experts }
     }
 }
 

@@ -1,9 +1,10 @@
 //! The parameter table, and the plan of the decoder.
 
-use super::{Family, MoeConfig};
+use super::{Family, MoeConfig, WindowLayers};
 use crate::model::TensorSpec;
 use crate::model::blocks::{Heads, Setup};
 use crate::model::decoder::{ExpertNames, MlpKind, Names, Plan, Rotation};
+use ironhorse_core::op::RopeScaling;
 
 impl MoeConfig {
     /// The parameter table in model order. Call `validate` first: invalid sizes can make a huge table.
@@ -21,7 +22,13 @@ impl MoeConfig {
             groups.push(vec![TensorSpec::new(name("input_layernorm.weight"), [c])]);
             groups.extend(self.attention_groups(&name));
             groups.push(vec![TensorSpec::new(name("post_attention_layernorm.weight"), [c])]);
+            if self.family.has_post_norms() {
+                groups.push(vec![TensorSpec::new(name("pre_feedforward_layernorm.weight"), [c])]);
+            }
             groups.extend(self.mlp_groups(&name));
+            if self.family.has_post_norms() {
+                groups.push(vec![TensorSpec::new(name("post_feedforward_layernorm.weight"), [c])]);
+            }
         }
         groups.push(vec![TensorSpec::new("model.norm.weight", [c])]);
         if !self.tied {
@@ -75,6 +82,22 @@ impl MoeConfig {
         }
     }
 
+    fn rotation(&self) -> Rotation {
+        let (base, alpha) = (self.rope_base as f32, self.rope_alpha as f32);
+        Rotation { base, alpha, scaling: self.rope_scaling() }
+    }
+
+    /// The rotation in layers with a window, where it is another.
+    fn windowed_rotation(&self) -> Option<Rotation> {
+        let local = Rotation { base: self.rope_local as f32, alpha: 1.0, scaling: RopeScaling::None };
+        (self.family.windows(false) == WindowLayers::Pattern).then_some(local)
+    }
+
+    /// What queries are multiplied by, because attention divides scores by √HD.
+    fn query_scale(&self) -> f32 {
+        (self.head_dim as f64 / self.query_scalar() as f64).sqrt() as f32
+    }
+
     pub(in crate::model) fn plan(&self) -> Plan {
         let (layers, rows) = (self.n_layer as f64 + 1.0, self.top_k.max(1) as f64);
         let width = self.hidden + self.qkv_width() + self.ffn * self.top_k.max(1) + self.n_experts;
@@ -97,21 +120,20 @@ impl MoeConfig {
             names: Names {
                 head: if self.tied { EMBED } else { HEAD },
                 experts: self.expert_names(),
-                ..NAMES
+                ..if self.family.has_post_norms() { POST_NORM_NAMES } else { NAMES }
             },
             heads: Heads { query: self.n_head, kv: self.n_kv_head, dim: self.head_dim },
-            rope: Some(Rotation {
-                base: self.rope_base as f32,
-                alpha: self.rope_alpha as f32,
-                scaling: self.rope_scaling(),
-            }),
-            qk_norm: self.family.has_qk_norm(),
+            rope: Some(self.rotation()),
+            windowed_rope: self.windowed_rotation(),
+            qk_norm: self.family.has_qk_norm().then(|| self.query_scale()),
             windows: self.windows(),
             norm_eps: self.rms_eps as f32,
+            gain: self.family.gain(),
+            embed_factor: if self.family.scales_embedding() { (self.hidden as f64).sqrt() } else { 1.0 },
             vocab: [self.vocab_size, self.padded_vocab_size()],
             ffn: self.ffn,
             mlp: match self.n_experts {
-                0 => MlpKind::Swiglu,
+                0 => MlpKind::Swiglu(self.family.gate()),
                 count => MlpKind::Experts { count, top_k: self.top_k, aux_alpha },
             },
         }
@@ -130,7 +152,9 @@ const NAMES: Names = Names {
     qkv: ["self_attn.q_proj", "qkv"],
     attn: "attn",
     proj: ["self_attn.o_proj", "o_proj"],
+    post_attn: None,
     norm_2: "post_attention_layernorm",
+    post_mlp: None,
     last_norm: ["model.norm", "norm"],
     head: HEAD,
     experts: MIXTRAL_EXPERTS,
@@ -139,6 +163,14 @@ const NAMES: Names = Names {
 
 /// What families call their experts.
 pub(in crate::model) const EXPERT_NAMES: [ExpertNames; 2] = [MIXTRAL_EXPERTS, QWEN_EXPERTS];
+
+/// Of a family whose layers also normalise what they add to the residual stream.
+const POST_NORM_NAMES: Names = Names {
+    post_attn: Some("post_attention_layernorm"),
+    norm_2: "pre_feedforward_layernorm",
+    post_mlp: Some("post_feedforward_layernorm"),
+    ..NAMES
+};
 
 const MIXTRAL_EXPERTS: ExpertNames = ExpertNames {
     router: "block_sparse_moe.gate",

@@ -31,7 +31,8 @@ fn the_table_adds_up() {
     let odd = MoeConfig { n_head: 6, n_kv_head: 3, hidden: 40, n_experts: 3, top_k: 1, ..TINY };
     let of = |family| MoeConfig { family, tied: true, n_head: 6, n_kv_head: 3, ..dense };
     let qwen3_moe = MoeConfig { family: Family::Qwen3, ..odd };
-    for config in [LARGE, TINY, dense, odd, of(Family::Qwen2), of(Family::Qwen3), qwen3_moe] {
+    let gemma3 = MoeConfig { window: 9, window_every: 2, ..of(Family::Gemma3) };
+    for config in [LARGE, TINY, dense, odd, of(Family::Qwen2), of(Family::Qwen3), qwen3_moe, gemma3] {
         config.validate().unwrap();
         let table = config.tensors();
         let sum: usize = table.iter().map(|spec| spec.shape.numel()).sum();
@@ -42,7 +43,7 @@ fn the_table_adds_up() {
         let own =
             3 * usize::from(config.family.has_qkv_bias()) + 2 * usize::from(config.family.has_qk_norm());
         let others = table.iter().filter(|spec| !spec.decay).count();
-        assert_eq!(others, (2 + own) * config.n_layer + 1, "only norms and biases do not decay");
+        assert_eq!(others, (config.norms() + own) * config.n_layer + 1, "only norms and biases do not decay");
         let unpadded: usize = table
             .iter()
             .map(|spec| ModelConfig::from(config).unpadded_shape(spec).iter().product::<usize>())

@@ -2,6 +2,7 @@
 
 use crate::model::describe::FieldValue;
 use crate::model::notation::Given;
+use ironhorse_core::op::{Gain, Gate};
 use serde_json::{Value, json};
 use std::fmt;
 
@@ -58,6 +59,9 @@ words! {
         Qwen2 = "qwen2",
         /// Qwen 3: each head of q and k is normalised before its rotation. With experts Qwen 3 MoE.
         Qwen3 = "qwen3",
+        /// Gemma 3, its text: norms of 1 + weight before and after attention and MLP and of each head of q and k, GELU as the gate,
+        /// a scaled embedding, and two kinds of layers, which differ in window and RoPE.
+        Gemma3 = "gemma3_text",
     }
 }
 
@@ -82,6 +86,8 @@ pub(super) enum WindowLayers {
     All,
     /// Those from one of them on.
     Last,
+    /// All but every so many-th.
+    Pattern,
 }
 
 impl Family {
@@ -105,6 +111,7 @@ impl Family {
     pub(super) fn windows(self, has_experts: bool) -> WindowLayers {
         match (self, has_experts) {
             (Self::Llama, false) => WindowLayers::None,
+            (Self::Gemma3, _) => WindowLayers::Pattern,
             (Self::Qwen2 | Self::Qwen3, false) => WindowLayers::Last,
             _ => WindowLayers::All,
         }
@@ -117,6 +124,26 @@ impl Family {
 
     /// Whether the heads of q and k are normalised.
     pub(crate) fn has_qk_norm(self) -> bool {
-        self == Self::Qwen3
+        matches!(self, Self::Qwen3 | Self::Gemma3)
+    }
+
+    /// Whether the results of attention and MLP are normalised before they are added to the residual stream.
+    pub(crate) fn has_post_norms(self) -> bool {
+        self == Self::Gemma3
+    }
+
+    /// Whether embeddings are multiplied by √C.
+    pub(super) fn scales_embedding(self) -> bool {
+        self == Self::Gemma3
+    }
+
+    /// What norms multiply by.
+    pub(crate) fn gain(self) -> Gain {
+        if self == Self::Gemma3 { Gain::OnePlusWeight } else { Gain::Weight }
+    }
+
+    /// The gate of the MLP.
+    pub(super) fn gate(self) -> Gate {
+        if self == Self::Gemma3 { Gate::Gelu } else { Gate::Silu }
     }
 }
