@@ -41,6 +41,40 @@ op! {
 }
 
 op! {
+    /// `d_logits = (softmax(logits) - onehot)·loss_scale·weight` per row, in place of the logits: the gradient of
+    /// `loss_scale·Σ weights·losses` from the losses that [`CrossEntropy`] without `grad` left. Padding columns become 0, and so do rows whose target
+    /// is [`IGNORED`], whatever their logits and weights.
+    pub struct CrossEntropyBwd {
+        /// (B,T,Vp), replaced by its gradient
+        pub logits: Slot = Update,
+        /// (B,T) i32, each a column below `vocab` or [`IGNORED`]
+        pub targets: Slot = Read,
+        /// (B,T) f32
+        pub losses: Slot = Read,
+        /// (B,T) f32
+        pub weights: Slot = Read,
+        /// V, the number of columns that are not padding
+        pub vocab: usize,
+    }
+    name "cross_entropy_bwd"
+    check(op, c) {
+        c.dtype("targets", &op.targets, DType::I32)?;
+        c.dtypes(named!(op: losses, weights), DType::F32)?;
+        c.same_float(named!(op: logits))?;
+        let rows = op.targets.numel();
+        c.numels(named!(op: losses, weights), rows)?;
+        c.matrix("logits", &op.logits, rows, op.logits.shape.cols())?;
+        check_vocab(c, op.vocab, &op.logits)
+    }
+    numerics {
+        // A probability is e^(logit - that of the target - loss). With logits and losses of at most 15 the exponent has two
+        // roundings of 15·2⁻²⁴ each, and a third where it is turned into a power of 2.
+        Numerics::new(Arithmetic::Sum(5e-6))
+    }
+    flops(op) { 4 * op.logits.numel() as u64 }
+}
+
+op! {
     /// `best` = the index of the largest of the first `vocab` columns of each row, the lowest of equal ones; 0 and -0 are
     /// equal. A NaN is larger than every number, as for PyTorch.
     pub struct Argmax {

@@ -21,6 +21,7 @@ mod muon;
 mod norm;
 mod numerics;
 mod optimizer;
+mod preference;
 mod qk_norm;
 mod rope;
 mod router;
@@ -37,7 +38,7 @@ pub use grouped::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFw
 pub use grouped_lora::{GroupedLoraBwdHidden, GroupedLoraBwdInput, GroupedLoraBwdWeight, GroupedLoraFwd};
 pub use linear::{LinearBwdInput, LinearBwdWeight, LinearFwd};
 pub use lora::{LoraBwdHidden, LoraBwdInput, LoraBwdWeight, LoraFwd, LoraPart, LoraParts};
-pub use loss::{Argmax, CrossEntropy, IGNORED, LossMean};
+pub use loss::{Argmax, CrossEntropy, CrossEntropyBwd, IGNORED, LossMean};
 pub use mask::{AttentionMask, bad_position, check_positions};
 pub use matmul::Matmul;
 pub use memory::{CopySlot, Fill};
@@ -48,6 +49,7 @@ pub use norm::{
 };
 pub use numerics::{Arithmetic, BF16_UNIT, F32_UNIT, Numerics, Product};
 pub use optimizer::{AdamW, GradNorm};
+pub use preference::{Preference, bad_pair, check_pairs};
 pub use qk_norm::{QkHeads, QkNormBwd, QkNormFwd};
 pub use rope::{Rope, RopeScaling};
 pub use router::{RouterBwd, RouterFwd, RouterLoad};
@@ -143,8 +145,10 @@ ops!(
     GroupedLoraBwdWeight,
     GroupedLoraBwdInput,
     CrossEntropy,
+    CrossEntropyBwd,
     Argmax,
     LossMean,
+    Preference,
     GradNorm,
     AdamW,
     MuonMomentum,

@@ -20,6 +20,12 @@ multiversion! {
         unsafe { map([x], [out], |[x]| [(x - max) - log_sum]) }
     }
 
+    /// x = e^(x - logit - loss) · scale: the probabilities of a row from the logit of its target and its loss. The differences
+    /// are taken one after the other, so that logits far from 0 lose no digits.
+    pub fn probabilities<const FMA: bool>(x: &mut [f32], logit: f32, loss: f32, scale: f32) {
+        x.iter_mut().for_each(|x| *x = exp_flush::<FMA>((*x - logit) - loss) * scale);
+    }
+
     /// d = e^log_probs · scale
     pub fn log_probs_d_row<const FMA: bool>(log_probs: Span<f32>, d: Span<f32>, scale: f32) {
         // SAFETY: as in `cross_entropy_d_row`.

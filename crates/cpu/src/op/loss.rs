@@ -2,10 +2,10 @@
 
 use super::{Ctx, check_ids};
 use crate::kernel::elementwise::scale_by;
-use crate::kernel::loss::first_largest;
+use crate::kernel::loss::{first_largest, probabilities};
 use crate::kernel::softmax::{exp_in_place, row_sum};
 use ironhorse_core::Result;
-use ironhorse_core::op::{Argmax, CrossEntropy, IGNORED, LossMean};
+use ironhorse_core::op::{Argmax, CrossEntropy, CrossEntropyBwd, IGNORED, LossMean};
 
 pub fn cross_entropy(ctx: &mut Ctx<'_>, op: &CrossEntropy) -> Result<()> {
     let (losses, logits, targets) = (ctx.f32(op.losses)?, ctx.f32(op.logits)?, ctx.i32(op.targets)?);
@@ -40,6 +40,30 @@ pub fn cross_entropy(ctx: &mut Ctx<'_>, op: &CrossEntropy) -> Result<()> {
                 padding.fill(0.0);
             }
         }
+    })
+}
+
+pub fn cross_entropy_bwd(ctx: &mut Ctx<'_>, op: &CrossEntropyBwd) -> Result<()> {
+    let (logits, targets) = (ctx.f32(op.logits)?, ctx.i32(op.targets)?);
+    let (losses, weights) = (ctx.f32(op.losses)?, ctx.f32(op.weights)?);
+    let (isa, cols, vocab) = (ctx.isa, op.logits.shape.cols(), op.vocab);
+    let loss_scale = f64::from(ctx.scalars.loss_scale);
+    // SAFETY: nothing writes targets, losses or weights while the op runs.
+    let (targets, losses, weights) = unsafe { (targets.all(), losses.all(), weights.all()) };
+    check_ids("target", targets, vocab, Some(IGNORED))?;
+    ctx.rows(targets.len(), cols, |row| {
+        // SAFETY: rows have one task each; `logits` shares no memory with what is read (`Op::check`).
+        let (x, padding) = unsafe { logits.get_mut(row * cols..(row + 1) * cols) }.split_at_mut(vocab);
+        padding.fill(0.0);
+        if targets[row] == IGNORED {
+            return x.fill(0.0);
+        }
+        let (target, loss) = (targets[row] as usize, losses[row]);
+        let scale = loss_scale * f64::from(weights[row]);
+        let logit = x[target];
+        probabilities(isa, x, logit, loss, scale as f32);
+        // p - 1 keeps its digits where p is almost 1
+        x[target] = ((-f64::from(loss)).exp_m1() * scale) as f32;
     })
 }
 

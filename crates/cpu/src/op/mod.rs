@@ -14,6 +14,7 @@ mod memory;
 mod muon;
 mod norm;
 mod optimizer;
+mod preference;
 mod qk_norm;
 mod rope;
 mod router;
@@ -225,8 +226,10 @@ pub fn run(ctx: &mut Ctx<'_>, op: &Op) -> Result<()> {
         Op::GroupedLoraBwdWeight(op) => grouped_lora::grouped_lora_bwd_weight(ctx, op),
         Op::GroupedLoraBwdInput(op) => grouped_lora::grouped_lora_bwd_input(ctx, op),
         Op::CrossEntropy(op) => loss::cross_entropy(ctx, op),
+        Op::CrossEntropyBwd(op) => loss::cross_entropy_bwd(ctx, op),
         Op::Argmax(op) => loss::argmax(ctx, op),
         Op::LossMean(op) => loss::loss_mean(ctx, op),
+        Op::Preference(op) => preference::preference(ctx, op),
         Op::GradNorm(op) => optimizer::grad_norm(ctx, op),
         Op::AdamW(op) => optimizer::adamw(ctx, op),
         Op::MuonMomentum(op) => muon::muon_momentum(ctx, op),

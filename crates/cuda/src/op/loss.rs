@@ -6,7 +6,7 @@ use crate::args::Grid;
 use crate::device::DeviceInfo;
 use crate::kernels::Spec;
 use ironhorse_core::DType;
-use ironhorse_core::op::{Argmax, CrossEntropy, LossMean};
+use ironhorse_core::op::{Argmax, CrossEntropy, CrossEntropyBwd, LossMean};
 
 /// Shared memory that `cross_entropy_shared` needs beside the row: at most `struct Shared` of loss/cross_entropy.cu.
 const TOTALS: usize = 656;
@@ -86,6 +86,23 @@ fn warps(vectors: usize, most: usize) -> usize {
     (most / 2..=most).rev().min_by_key(idle).unwrap_or(most)
 }
 
+pub(crate) fn cross_entropy_bwd(cx: &mut Lower<'_>, op: &CrossEntropyBwd) -> Result<()> {
+    let (rows, padded) = (op.targets.numel(), op.logits.shape.cols());
+    if rows == 0 {
+        return Ok(());
+    }
+    let (dtype, size) = (op.logits.dtype, op.logits.dtype.size());
+    let vectors = (padded * size).is_multiple_of(16);
+    let args = cx.pointers(&[op.logits, op.targets, op.losses, op.weights])?.ptr(cx.scalars).ptr(cx.fault);
+    let args = args.u32s([op.vocab, padded]).u32(vectors.into());
+    let threads = op.vocab.div_ceil(16 / size).div_ceil(32).clamp(1, 16) as u32 * 32;
+    cx.launch(&bwd_spec(dtype)?, "cross_entropy_bwd", Grid::linear(rows, threads), args)
+}
+
+fn bwd_spec(dtype: DType) -> Result<Spec> {
+    Spec::act("loss/cross_entropy_bwd.cu", dtype)
+}
+
 pub(crate) fn argmax(cx: &mut Lower<'_>, op: &Argmax) -> Result<()> {
     let (rows, padded) = (op.best.numel(), op.logits.shape.cols());
     if rows == 0 {
@@ -111,6 +128,7 @@ pub(super) fn specs() -> Vec<Spec> {
     let mut specs: Vec<_> =
         CLUSTERS.iter().flat_map(|&cluster| Spec::all_types(|dtype| spec(dtype, cluster))).collect();
     specs.extend(Spec::all_types(argmax_spec));
+    specs.extend(Spec::all_types(bwd_spec));
     specs.push(Spec::new("loss/mean.cu"));
     specs
 }

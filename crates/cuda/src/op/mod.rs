@@ -17,6 +17,7 @@ mod memory;
 mod muon;
 mod norm;
 mod optimizer;
+mod preference;
 mod qk_norm;
 mod rope;
 mod router;
@@ -96,8 +97,10 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::Add(op) => elementwise::add(cx, op),
         Op::AttentionCached(op) => attention_cached::attention_cached(cx, op),
         Op::CrossEntropy(op) => loss::cross_entropy(cx, op),
+        Op::CrossEntropyBwd(op) => loss::cross_entropy_bwd(cx, op),
         Op::Argmax(op) => loss::argmax(cx, op),
         Op::LossMean(op) => loss::loss_mean(cx, op),
+        Op::Preference(op) => preference::preference(cx, op),
         Op::GradNorm(op) => optimizer::grad_norm(cx, op),
         Op::AdamW(op) => optimizer::adamw(cx, op),
         Op::MuonMomentum(op) => muon::muon_momentum(cx, op),
@@ -147,6 +150,6 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
 pub(crate) fn specs() -> Vec<Spec> {
     specs_of!(
         attention_cached elementwise embedding flash gemv grouped grouped_lora linear loss memory muon norm optimizer
-        qk_norm rope router routing sample swiglu
+        preference qk_norm rope router routing sample swiglu
     )
 }

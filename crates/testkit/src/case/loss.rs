@@ -2,7 +2,7 @@
 
 use super::{ACCUMS, Case, Kit};
 use ironhorse_core::Precision;
-use ironhorse_core::op::{Argmax, CrossEntropy, IGNORED, LossMean};
+use ironhorse_core::op::{Argmax, CrossEntropy, CrossEntropyBwd, IGNORED, LossMean};
 
 /// (B, T, V, Vp)
 const SHAPES: [[usize; 4]; 11] = [
@@ -39,6 +39,14 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         }
     }
     cases.push(masked(p, WIDE, true, |row| row % 3 != 1));
+    for shape in SHAPES.into_iter().chain([WIDE]) {
+        cases.push(bwd(p, shape, |_| false, (-3.0, 3.0)));
+        if shape[0] * shape[1] > 0 {
+            cases.push(bwd(p, shape, |row| row % 3 != 1, (-3.0, 3.0)));
+        }
+    }
+    cases.push(bwd(p, [1, 33, 1003, 1024], |_| false, (80.0, 95.0)));
+    cases.push(bwd(p, [1, 33, 1003, 1024], |_| false, (-115.0, -100.0)));
     for shape in SHAPES {
         cases.extend(
             [Logits::Different, Logits::Ties, Logits::Equal, Logits::Nan].map(|kind| argmax(p, shape, kind)),
@@ -102,6 +110,53 @@ fn masked(p: Precision, [b, t, vocab, padded]: [usize; 4], grad: bool, ignored: 
         }
     }
     kit.set(op.logits, logits);
+    kit.finish(op)
+}
+
+/// The gradient from losses that are those of the logits, with weights of either sign; the first ignored rows have logits and
+/// weights that are no numbers.
+fn bwd(
+    p: Precision,
+    [b, t, vocab, padded]: [usize; 4],
+    ignored: fn(usize) -> bool,
+    (lo, hi): (f32, f32),
+) -> Case {
+    let rows = b * t;
+    let count = (0..rows).filter(|&row| !ignored(row)).count();
+    let mut kit = Kit::with_precision(
+        p,
+        format!("B{b} T{t} V{vocab} of {padded}, {count} rows count, logits {lo} to {hi}"),
+    );
+    kit.scalars.loss_scale = 1.0 / rows.max(1) as f32;
+    let mut targets: Vec<i32> = (0..rows).map(|_| kit.rng.below(vocab) as i32).collect();
+    targets.iter_mut().enumerate().filter(|&(row, _)| ignored(row)).for_each(|(_, target)| *target = IGNORED);
+    let op = CrossEntropyBwd {
+        logits: kit.slot([b, t, padded]),
+        targets: kit.i32s([b, t], &targets),
+        losses: kit.stat([b, t]),
+        weights: kit.stat([b, t]),
+        vocab,
+    };
+    let mut logits = kit.rng.uniforms(op.logits.numel(), lo, hi);
+    let mut weights = kit.rng.uniforms(rows, -1.0, 1.0);
+    for (row, x) in logits.chunks_exact_mut(padded).enumerate() {
+        x[vocab..].fill(f32::NAN);
+        if ignored(row) && row < 4 {
+            x[row % vocab] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e9][row];
+            weights[row] = [f32::NAN, f32::INFINITY, f32::NAN, 1.0][row];
+        }
+    }
+    let logits = kit.set(op.logits, logits);
+    kit.set(op.weights, weights);
+    let loss = |(x, &target): (&[f32], &i32)| match usize::try_from(target) {
+        Ok(target) => {
+            let sum: f64 = x[..vocab].iter().map(|x| f64::from(x - hi).exp()).sum();
+            (sum.ln() - f64::from(x[target] - hi)) as f32
+        }
+        Err(_) => 0.0,
+    };
+    let losses = logits.chunks_exact(padded).zip(&targets).map(loss).collect();
+    kit.set(op.losses, losses);
     kit.finish(op)
 }
 

@@ -17,6 +17,7 @@ mod memory;
 mod muon;
 mod norm;
 mod optimizer;
+mod preference;
 mod qk_norm;
 mod refusal;
 mod rmsnorm;
@@ -204,7 +205,8 @@ const FAMILIES: &[Family] = &[
         &["grouped_lora_fwd", "grouped_lora_bwd_hidden", "grouped_lora_bwd_weight", "grouped_lora_bwd_input"],
         grouped_lora::cases,
     ),
-    (&["cross_entropy", "argmax", "loss_mean"], loss::cases),
+    (&["cross_entropy", "cross_entropy_bwd", "argmax", "loss_mean"], loss::cases),
+    (&["preference"], preference::cases),
     (&["grad_norm", "adamw"], optimizer::cases),
     (&["muon_momentum", "muon_update"], muon::cases),
     (&["matmul"], matmul::cases),
@@ -248,7 +250,7 @@ mod tests {
     #[test]
     fn bf16_cases_hold_bf16_numbers_and_f32_statistics() {
         let cases = cases_in(Precision::BF16, |_| true);
-        let f32_only = ["loss_mean", "router_load", "route_sort"];
+        let f32_only = ["loss_mean", "preference", "router_load", "route_sort"];
         for op in Op::NAMES.iter().filter(|op| !f32_only.contains(op)) {
             assert!(cases.iter().any(|case| case.op().name() == *op), "{op}");
         }
@@ -305,6 +307,7 @@ mod tests {
             let padded =
                 |op: &Op| matches!(op, Op::CrossEntropy(op) if (op.vocab < op.logits.shape.cols()) == want);
             has("padding", &padded);
+            has("weights", &|op| matches!(op, Op::Preference(op) if op.weights.is_some() == want));
             has("position", &|op| matches!(op, Op::EmbeddingFwd(op) if op.at_position == want));
             has("act_fwd in place", &|op| matches!(op, Op::ActFwd(op) if (op.out == op.inp) == want));
             has("act_bwd in place", &|op| matches!(op, Op::ActBwd(op) if (op.d_inp == op.d_out) == want));
@@ -338,6 +341,7 @@ mod tests {
             has("accum", &|op| matches!(op, Op::LayerNormBwd(op) if op.accum_inp == accum));
             has("accum", &|op| matches!(op, Op::LinearBwdWeight(op) if op.accum == accum));
             has("accum", &|op| matches!(op, Op::LossMean(op) if op.accum == accum));
+            has("accum", &|op| matches!(op, Op::Preference(op) if op.accum == accum));
             has("accum", &|op| matches!(op, Op::EmbeddingBwd(op) if op.accum_wte == accum));
             has("accum", &|op| matches!(op, Op::RmsNormBwd(op) if op.accum == accum));
             has("accum", &|op| matches!(op, Op::RmsNormBwd(op) if op.accum_inp == accum));

@@ -2,9 +2,9 @@
 
 use super::{Case, Kit};
 use ironhorse_core::op::{
-    Accum, AttentionCached, AttentionFwd, AttentionMask, CrossEntropy, EmbeddingBwd, EmbeddingFwd,
-    GroupedLinearFwd, GroupedLoraBwdInput, GroupedLoraBwdWeight, GroupedLoraFwd, LoraParts, Rope,
-    RopeScaling, RouteSort, RouterFwd,
+    Accum, AttentionCached, AttentionFwd, AttentionMask, CrossEntropy, CrossEntropyBwd, EmbeddingBwd,
+    EmbeddingFwd, GroupedLinearFwd, GroupedLoraBwdInput, GroupedLoraBwdWeight, GroupedLoraFwd, LoraParts,
+    Preference, Rope, RopeScaling, RouteSort, RouterFwd,
 };
 use ironhorse_core::{Precision, Slot};
 
@@ -20,6 +20,7 @@ pub fn refusals_in(p: Precision) -> Vec<Case> {
         cases.push(embedding_fwd(p, token, 0));
         cases.push(cross_entropy(p, token, true));
         cases.push(cross_entropy(p, token, false));
+        cases.push(cross_entropy_bwd(p, token));
         if token != 7 {
             cases.push(embedding_bwd(p, token)); // has only the padded vocabulary of 8
         }
@@ -38,6 +39,15 @@ pub fn refusals_in(p: Precision) -> Vec<Case> {
     }
     for logit in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         cases.extend([0, 40].map(|token| router_fwd(p, token, logit)));
+    }
+    for pairs in [
+        [0, 1, 2, 2, 4, 3],
+        [0, 1, 2, 1, 3, 4],
+        [-1, 0, 2, 2, 3, 4],
+        [0, 1, 2, 2, 3, 5],
+        [0, i32::MAX, 4, 4, 4, i32::MIN],
+    ] {
+        cases.push(preference(p, pairs));
     }
     for expert in [-1, 4, i32::MIN, i32::MAX] {
         cases.push(route_sort(p, expert));
@@ -88,6 +98,35 @@ fn cross_entropy(p: Precision, target: i32, grad: bool) -> Case {
         targets: kit.i32s([2, 1], &[6, target]),
         vocab: 7,
         grad,
+    };
+    kit.finish(op)
+}
+
+fn cross_entropy_bwd(p: Precision, target: i32) -> Case {
+    let mut kit = Kit::with_precision(p, format!("target {target} of 7"));
+    let op = CrossEntropyBwd {
+        logits: kit.slot([2, 1, 8]),
+        targets: kit.i32s([2, 1], &[6, target]),
+        losses: kit.stat([2, 1]),
+        weights: kit.stat([2, 1]),
+        vocab: 7,
+    };
+    kit.finish(op)
+}
+
+/// Two pairs whose rows are not those of four tokens in order.
+fn preference(p: Precision, pairs: [i32; 6]) -> Case {
+    let mut kit = Kit::with_precision(p, format!("rows {pairs:?} of pairs"));
+    let op = Preference {
+        loss: kit.stat([]),
+        means: kit.stat([3]),
+        rewards: kit.stat([2, 2]),
+        weights: Some(kit.stat([2, 2])),
+        losses: kit.stat([2, 2]),
+        reference: kit.stat([2, 2]),
+        pairs: kit.i32s([2, 3], &pairs),
+        beta: 0.1,
+        accum: Accum::Write,
     };
     kit.finish(op)
 }

@@ -2,7 +2,7 @@
 
 use super::{Pools, Step, index};
 use ironhorse_core::Result;
-use ironhorse_core::op::{Argmax, CrossEntropy, IGNORED, LossMean};
+use ironhorse_core::op::{Argmax, CrossEntropy, CrossEntropyBwd, IGNORED, LossMean};
 
 pub(super) fn cross_entropy(pools: &mut Pools, op: &CrossEntropy, step: Step) -> Result<()> {
     let (mut logits, targets) = (pools.read(op.logits)?, pools.read(op.targets)?);
@@ -27,6 +27,29 @@ pub(super) fn cross_entropy(pools: &mut Pools, op: &CrossEntropy, step: Step) ->
     }
     pools.write(op.losses, &losses)?;
     if op.grad { pools.write(op.logits, &logits) } else { Ok(()) }
+}
+
+/// The softmax from its definition: the losses are not needed for it.
+pub(super) fn cross_entropy_bwd(pools: &mut Pools, op: &CrossEntropyBwd, step: Step) -> Result<()> {
+    let (mut logits, targets) = (pools.read(op.logits)?, pools.read(op.targets)?);
+    let weights = pools.read(op.weights)?;
+    let rows = logits.chunks_exact_mut(op.logits.shape.cols());
+    for ((row, &target), weight) in rows.zip(&targets).zip(weights) {
+        if target == f64::from(IGNORED) {
+            row.fill(0.0);
+            continue;
+        }
+        let target = index(target, op.vocab, "target")?;
+        let (real, padding) = row.split_at_mut(op.vocab);
+        let max = real.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = real.iter().map(|x| (x - max).exp()).sum();
+        for (v, x) in real.iter_mut().enumerate() {
+            let onehot = if v == target { 1.0 } else { 0.0 };
+            *x = ((*x - max).exp() / sum - onehot) * f64::from(step.scalars.loss_scale) * weight;
+        }
+        padding.fill(0.0);
+    }
+    pools.write(op.logits, &logits)
 }
 
 pub(super) fn argmax(pools: &mut Pools, op: &Argmax) -> Result<()> {

@@ -18,6 +18,7 @@ mod memory;
 mod muon;
 mod optimizer;
 mod pools;
+mod preference;
 mod qk_norm;
 pub(crate) mod rmsnorm;
 mod rope;
@@ -134,8 +135,10 @@ pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
         Op::GroupedLoraBwdWeight(op) => grouped_lora::bwd_weight(pools, op, step),
         Op::GroupedLoraBwdInput(op) => grouped_lora::bwd_input(pools, op),
         Op::CrossEntropy(op) => loss::cross_entropy(pools, op, step),
+        Op::CrossEntropyBwd(op) => loss::cross_entropy_bwd(pools, op, step),
         Op::Argmax(op) => loss::argmax(pools, op),
         Op::LossMean(op) => loss::mean(pools, op, step),
+        Op::Preference(op) => preference::preference(pools, op, step),
         Op::GradNorm(op) => optimizer::grad_norm(pools, op),
         Op::AdamW(op) => optimizer::adamw(pools, op, step),
         Op::MuonMomentum(op) => muon::momentum(pools, op, step),
