@@ -72,8 +72,16 @@ impl Observer for Progress {
         let norm = m.grad_norm.unwrap_or(f32::NAN);
         let message =
             format!("loss {:.4}  norm {norm:.3}  lr {:.2e}  {:.0} tok/s", m.loss, m.lr, m.tokens_per_s);
+        let message = match (m.rewards_chosen, m.rewards_rejected, m.reward_accuracy) {
+            (Some(chosen), Some(rejected), Some(accuracy)) => {
+                format!("{message}  rewards {chosen:.3} {rejected:.3}  accuracy {accuracy:.2}")
+            }
+            _ => message,
+        };
         if let Some(val) = m.val_loss {
-            self.print(&format!("step {:>5}  validation loss {val:.4}", m.step));
+            let accuracy =
+                m.val_reward_accuracy.map_or_else(String::new, |share| format!(", accuracy {share:.3}"));
+            self.print(&format!("step {:>5}  validation loss {val:.4}{accuracy}", m.step));
         }
         for (task, accuracies) in &m.eval {
             self.print(&format!("step {:>5}  {task}: {}", m.step, choices::figures(accuracies)));

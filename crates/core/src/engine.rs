@@ -75,6 +75,18 @@ impl Scalars {
             }
         }
     }
+
+    /// These numbers for a step with so many pairs of texts, in so many rows, those of all its micro-steps: its loss is the
+    /// mean over the pairs. Without a pair, loss and gradients are 0.
+    pub fn counting_pairs(self, pairs: usize, rows: usize) -> Self {
+        match pairs {
+            0 => Self { loss_scale: 0.0, counted: 0.0, ..self },
+            _ => {
+                let counted = (pairs as f64 / rows as f64) as f32;
+                Self { loss_scale: 1.0 / pairs as f32, counted, ..self }
+            }
+        }
+    }
 }
 
 /// A result that is being copied to the host; see [`Engine::start_read`].

@@ -186,14 +186,14 @@ fn a_session_takes_what_the_loader_packs_and_nothing_else() {
     let mut session = Session::new(Box::new(CpuEngine::new(2)), configs()[2], &spec).unwrap();
     session.init(1).unwrap();
     let scalars = Scalars { step: 1, ..Scalars::default() }.counting(&y);
-    let packed = Batch { x: &x, y: &y, positions: Some(&positions) };
+    let packed = Batch { positions: Some(&positions), ..Batch::plain(&x, &y) };
     let want = session.evaluate_batch(packed).unwrap();
     session.step(packed, &scalars).unwrap();
     assert_eq!(session.update(&scalars).unwrap().0, want);
     let text = session.micro_step(&x, &y, &scalars).unwrap_err().to_string();
     assert_eq!(text, "batch is without positions, expected those of packed sequences");
     positions[3] += 1;
-    let packed = Batch { x: &x, y: &y, positions: Some(&positions) };
+    let packed = Batch { positions: Some(&positions), ..Batch::plain(&x, &y) };
     let text = session.evaluate_batch(packed).unwrap_err().to_string();
     assert!(text.contains("at index 3 is neither 0 nor the position before it plus 1"), "{text}");
     let plain = SessionSpec { eval: shape, ..SessionSpec::default() };

@@ -123,6 +123,8 @@ pub struct ProgramGradients<'a> {
     pub targets: &'a [i32],
     /// Positions, as many as "positions" holds; empty where the program has no such io.
     pub positions: &'a [i32],
+    /// Other inputs by their names.
+    pub more: &'a [(&'a str, Vec<f64>)],
     /// Seed of the random parameters and of the choice of elements.
     pub seed: u64,
     /// Elements to check of each parameter: the one with the largest gradient, the others at random.
@@ -223,6 +225,9 @@ fn load(check: &ProgramGradients, rng: &mut Rng) -> Result<OracleEngine> {
     oracle.write_i32(io(program, "y")?, check.targets)?;
     if !check.positions.is_empty() {
         oracle.write_i32(io(program, "positions")?, check.positions)?;
+    }
+    for (name, values) in check.more {
+        oracle.write_f64(io(program, name)?, values)?;
     }
     oracle.write_f64(io(program, "loss")?, &[f64::NAN])?;
     Ok(oracle)

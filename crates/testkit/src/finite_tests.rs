@@ -15,6 +15,8 @@ mod experts;
 mod lora;
 #[path = "finite_masks.rs"]
 mod masks;
+#[path = "finite_preference.rs"]
+mod preference;
 
 /// Builds a forward and a backward whose slots all keep their contents.
 struct Bench {
@@ -368,6 +370,7 @@ fn check_transformer(bug: Bug) -> Result<f64, GradMismatch> {
         tokens: &[0, 6, 3, 3, 1, 2],
         targets: &[6, 3, 5, 1, 2, 0],
         positions: &[],
+        more: &[],
         seed: 1,
         samples: 1000, // every element
         tolerance: 1e-7,

@@ -23,6 +23,7 @@ fn check_model(model: Adapted, options: StepOptions, (batch, seq): (usize, usize
         tokens: &(0..batch * seq).map(at).collect::<Vec<_>>(),
         targets: &(1..=batch * seq).map(at).collect::<Vec<_>>(),
         positions: &if options.packed { documents(batch, seq) } else { Vec::new() },
+        more: &if options.preference.is_some() { pairs(batch, seq) } else { Vec::new() },
         seed: 4,
         samples: 12,
         tolerance: 1e-6,
@@ -36,6 +37,34 @@ fn check_model(model: Adapted, options: StepOptions, (batch, seq): (usize, usize
 fn documents(batch: usize, seq: usize) -> Vec<i32> {
     let row: Vec<i32> = [3, 1, 2, 4].into_iter().cycle().flat_map(|length| 0..length).take(seq).collect();
     row.repeat(batch)
+}
+
+/// In each sequence a pair of 3 and 1 tokens, one of 2 and 4, and 2 tokens without a pair, as far as it is long enough; and losses of
+/// a reference.
+fn pairs(batch: usize, seq: usize) -> Vec<(&'static str, Vec<f64>)> {
+    let rows = (0..batch).flat_map(|b| [0, 3, 4, 4, 6, 10].map(|at| (b * seq + at.min(seq)) as f64));
+    let mut bounds: Vec<f64> = rows.collect();
+    bounds.resize(batch * seq / 2 * 3, (batch * seq) as f64);
+    let reference = (0..batch * seq).map(|i| 0.3 + (i * 13 % 7) as f64 / 2.0).collect();
+    vec![("pairs", bounds), ("reference", reference)]
+}
+
+/// Of documents that are pairs, whole and with adapters.
+#[test]
+fn every_gradient_of_preferences_is_the_derivative_of_their_loss() {
+    let experts =
+        "hidden=8,layers=2,heads=2,kv_heads=1,experts=4,top_k=2,ffn=6,vocab=11,context=12,aux_alpha=0.5";
+    let qwen =
+        "kind=qwen3,hidden=8,layers=2,heads=2,kv_heads=1,head_dim=4,ffn=6,vocab=11,context=12,tied=true";
+    let [experts, qwen] = [experts, qwen].map(|sizes| ModelConfig::parse(sizes).unwrap());
+    let options = |packed, beta| StepOptions { packed, preference: Some(beta), ..StepOptions::default() };
+    for config in [experts, qwen, Gpt2Config::new(12, 11, 2, 2, 8).into()] {
+        check_step(config, options(true, 0.7), (2, 12));
+    }
+    let full = StepOptions { recompute: Recompute::Full, ..options(false, 0.1) };
+    check_step(Gpt2Config::new(12, 11, 1, 2, 8).into(), full, (3, 12));
+    let lora = Lora { rank: 3, alpha: 3.0, targets: Targets::parse("all").unwrap() };
+    check_model(Adapted { config: qwen, lora: Some(lora) }, options(true, 0.5), (2, 12));
 }
 
 fn check_sizes(sizes: &str, batch: usize, seq: usize) {
@@ -62,7 +91,7 @@ fn every_gradient_of_gpt2_with_dropout_is_the_derivative_of_its_loss() {
         [(Gpt2Config::new(9, 11, 2, 2, 8), (2, 7)), (Gpt2Config::new(20, 13, 1, 3, 18), (1, 20))]
     {
         for recompute in [Recompute::None, Recompute::Gelu, Recompute::Full] {
-            check_step(config.into(), StepOptions { recompute, dropout, packed: false }, shape);
+            check_step(config.into(), StepOptions { recompute, dropout, ..StepOptions::default() }, shape);
         }
     }
 }
@@ -77,7 +106,7 @@ fn every_gradient_of_packed_sequences_is_the_derivative_of_their_loss() {
         check_step(config, StepOptions { packed: true, ..StepOptions::default() }, (2, 9));
     }
     let dropout = DropRate::new(0.3).unwrap();
-    let options = StepOptions { recompute: Recompute::Full, dropout, packed: true };
+    let options = StepOptions { recompute: Recompute::Full, dropout, packed: true, preference: None };
     check_step(Gpt2Config::new(9, 11, 1, 2, 8).into(), options, (2, 9));
 }
 

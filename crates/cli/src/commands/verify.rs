@@ -263,8 +263,8 @@ fn lockstep_with_answers(
     check_memory(engine.as_ref(), &reference.config(), &spec)?;
     let mut session = Session::new(engine, reference.config(), &spec)?;
     load_answers(&mut session, reference.as_mut())?;
-    let (x, y, scalars) = (reference.x()?, reference.y()?, reference.optimizer().scalars);
-    Ok(lockstep(args, Batch::plain(&x, &y), scalars).run(&mut session, cpu(args))?)
+    let (inputs, scalars) = (reference.inputs()?, reference.optimizer().scalars);
+    Ok(lockstep(args, inputs.get(), scalars).run(&mut session, cpu(args))?)
 }
 
 /// Random tokens, and random weights where the model is only sizes.

@@ -9,6 +9,7 @@ mod config;
 mod convert;
 mod data;
 mod disk;
+mod dpo;
 mod dropout;
 mod eval;
 mod fetch;

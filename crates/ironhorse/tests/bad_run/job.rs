@@ -111,6 +111,7 @@ impl Spec {
             bad_steps: self.bad_steps,
             recompute: Recompute::None,
             dropout: DropRate::default(),
+            preference: None,
             val_every: 5,
             val_batches: 2,
             patience: 0,

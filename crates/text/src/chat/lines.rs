@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use ironhorse_train::data::Sample;
 
-use super::{Chat, Mask, Record};
+use super::{Chat, Mask, PairRecord, Record};
 use crate::read::{Content, Format, Input, ReadSettings, Units, resolve};
 use crate::{Error, Result};
 
@@ -19,6 +19,17 @@ pub struct ChatLine {
     pub sample: Sample,
     /// Tokens that were cut off.
     pub cut: usize,
+}
+
+/// A pair of samples and where it is from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PairLine {
+    /// The file.
+    pub path: PathBuf,
+    /// The line, from 1.
+    pub line: u64,
+    /// The chosen sample and the rejected one.
+    pub pair: [Sample; 2],
 }
 
 /// What was read so far.
@@ -39,16 +50,20 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Adds a sample.
+    /// Adds the sample of a line.
     pub fn add(&mut self, line: &ChatLine) {
-        // the first token is not predicted from anything
-        let learned = line.sample.learned.iter().skip(1).filter(|&&learned| learned).count() as u64;
+        self.add_sample(&line.sample, line.cut);
+    }
+
+    /// Adds a sample of which so many tokens were cut off.
+    pub fn add_sample(&mut self, sample: &Sample, cut: usize) {
+        let learned = sample.targets() as u64;
         self.samples += 1;
-        self.tokens += line.sample.ids.len() as u64;
+        self.tokens += sample.ids.len() as u64;
         self.learned += learned;
         self.unlearned += u64::from(learned == 0);
-        self.truncated += u64::from(line.cut > 0);
-        self.cut += line.cut as u64;
+        self.truncated += u64::from(cut > 0);
+        self.cut += cut as u64;
     }
 
     /// One line for people.
@@ -84,9 +99,18 @@ impl ChatFiles {
 
     /// Their samples in order, each cut to `context` tokens. After an error there are no more.
     pub fn samples<'a>(&'a self, chat: &'a Chat, mask: Mask, context: Option<usize>) -> ChatLines<'a> {
+        ChatLines { chat, mask, context, lines: self.lines() }
+    }
+
+    /// Their pairs in order. After an error there are no more.
+    pub fn pairs<'a>(&'a self, chat: &'a Chat, mask: Mask) -> PairLines<'a> {
+        PairLines { chat, mask, lines: self.lines() }
+    }
+
+    fn lines(&self) -> Lines<'_> {
         let units = Units::new(&self.inputs, &self.settings, &|_| None, 0);
         let lines = Unread { bytes: Vec::new(), at: 0, line: 1 };
-        ChatLines { chat, mask, context, inputs: &self.inputs, units, input: 0, lines, found: false }
+        Lines { inputs: &self.inputs, units, input: 0, lines, found: false }
     }
 }
 
@@ -95,12 +119,24 @@ pub struct ChatLines<'a> {
     chat: &'a Chat,
     mask: Mask,
     context: Option<usize>,
+    lines: Lines<'a>,
+}
+
+/// The pairs of [`ChatFiles`].
+pub struct PairLines<'a> {
+    chat: &'a Chat,
+    mask: Mask,
+    lines: Lines<'a>,
+}
+
+/// The lines of files.
+struct Lines<'a> {
     inputs: &'a [Input],
     units: Units<'a>,
     /// The file that is read.
     input: usize,
     lines: Unread,
-    /// Whether that file had a sample.
+    /// Whether that file had a line that is not blank.
     found: bool,
 }
 
@@ -113,21 +149,34 @@ struct Unread {
     line: u64,
 }
 
-impl ChatLines<'_> {
-    fn read(&mut self) -> Result<Option<ChatLine>> {
+/// A line, where it is from, and what was made of it.
+type Made<T> = (PathBuf, u64, T);
+
+impl Lines<'_> {
+    /// What `make` makes of the next line that is not blank. Its error goes on after "line N ", and ends the lines.
+    fn next<T>(&mut self, make: &dyn Fn(&str) -> Result<T, String>) -> Option<Result<Made<T>>> {
+        let read = self.read(make).transpose();
+        if matches!(read, Some(Err(_))) {
+            self.lines.bytes.clear();
+            self.units = Units::new(&[], self.units.settings(), &|_| None, 0);
+        }
+        read
+    }
+
+    fn read<T>(&mut self, make: &dyn Fn(&str) -> Result<T, String>) -> Result<Option<Made<T>>> {
         loop {
             while self.lines.at < self.lines.bytes.len() {
                 let rest = &self.lines.bytes[self.lines.at..];
                 let length = memchr::memchr(b'\n', rest).unwrap_or(rest.len());
-                let made = self.sample(&rest[..length]);
+                let made = text_of(&rest[..length]).and_then(|text| text.map(make).transpose());
                 let line = self.lines.line;
                 self.lines.at += length + 1;
                 self.lines.line += 1;
                 let path = &self.inputs[self.input].path;
                 let refuse = |problem| Error::Sample { path: path.clone(), line, problem };
-                if let Some((sample, cut)) = made.map_err(refuse)? {
+                if let Some(made) = made.map_err(refuse)? {
                     self.found = true;
-                    return Ok(Some(ChatLine { path: path.clone(), line, sample, cut }));
+                    return Ok(Some((path.clone(), line, made)));
                 }
             }
             let Some(unit) = self.units.next().transpose()? else { return Ok(None) };
@@ -144,36 +193,42 @@ impl ChatLines<'_> {
             }
         }
     }
+}
 
-    /// The sample of a line and how many tokens were cut off; `None` for a blank line. An error goes on after "line N ".
-    fn sample(&self, line: &[u8]) -> Result<Option<(Sample, usize)>, String> {
-        let line = line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(line);
-        if line.trim_ascii().is_empty() {
-            return Ok(None);
-        }
-        let line = std::str::from_utf8(line)
-            .map_err(|error| format!("is not UTF-8 (byte {} of it)", error.valid_up_to() + 1))?;
-        let record = Record::parse(line)?;
-        let made = self.chat.sample(&record, self.mask);
-        let mut sample = made.map_err(|error| format!("cannot be used: {error}"))?;
-        let kept = self.context.unwrap_or(usize::MAX).min(sample.ids.len());
-        let cut = sample.ids.len() - kept;
-        sample.ids.truncate(kept);
-        sample.learned.truncate(kept);
-        Ok(Some((sample, cut)))
+/// The text of a line; `None` if it is blank.
+fn text_of(line: &[u8]) -> Result<Option<&str>, String> {
+    let line = line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(line);
+    if line.trim_ascii().is_empty() {
+        return Ok(None);
     }
+    let text = std::str::from_utf8(line);
+    text.map(Some).map_err(|error| format!("is not UTF-8 (byte {} of it)", error.valid_up_to() + 1))
+}
+
+fn unusable(error: Error) -> String {
+    format!("cannot be used: {error}")
 }
 
 impl Iterator for ChatLines<'_> {
     type Item = Result<ChatLine>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let read = self.read().transpose();
-        if matches!(read, Some(Err(_))) {
-            // an error is the end
-            self.lines.bytes.clear();
-            self.units = Units::new(&[], self.units.settings(), &|_| None, 0);
-        }
-        read
+        let Self { chat, mask, context, lines } = self;
+        let made = lines.next(&|text| {
+            let mut sample = chat.sample(&Record::parse(text)?, *mask).map_err(unusable)?;
+            let cut = sample.cut(context.unwrap_or(usize::MAX));
+            Ok((sample, cut))
+        });
+        Some(made?.map(|(path, line, (sample, cut))| ChatLine { path, line, sample, cut }))
+    }
+}
+
+impl Iterator for PairLines<'_> {
+    type Item = Result<PairLine>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let Self { chat, mask, lines } = self;
+        let made = lines.next(&|text| chat.pair(&PairRecord::parse(text)?, *mask).map_err(unusable));
+        Some(made?.map(|(path, line, pair)| PairLine { path, line, pair }))
     }
 }

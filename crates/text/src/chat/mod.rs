@@ -4,18 +4,21 @@
 //! mod.rs        Mask, Chat: a tokenizer with its template      record.rs   a line of JSON
 //! template.rs   templates as transformers renders them         turns.rs    what the assistant says, without marks
 //! generation.rs {% generation %}                               python.rs   json.dumps, strftime
-//! special.rs    tokens by name, and whether a BOS is added     lines.rs    files to samples
+//! special.rs    tokens by name, and whether a BOS is added     lines.rs    files to samples and pairs
+//! pair.rs       a question and two answers
 //! ```
 
 mod generation;
 mod lines;
+mod pair;
 mod python;
 mod record;
 mod special;
 mod template;
 mod turns;
 
-pub use lines::{ChatFiles, ChatLine, ChatLines, Counts};
+pub use lines::{ChatFiles, ChatLine, ChatLines, Counts, PairLine, PairLines};
+pub use pair::PairRecord;
 pub use record::{Conversation, Record};
 pub use template::{Rendered, Template};
 

@@ -39,21 +39,7 @@ const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 impl Record {
     /// Reads a line. An error is the end of a sentence that begins with the line.
     pub fn parse(line: &str) -> Result<Self, String> {
-        let value: Value = serde_json::from_str(line).map_err(|error| {
-            let text = error.to_string();
-            let what = text.split_once(" at line ").map_or(text.as_str(), |(what, _)| what);
-            format!("is not JSON ({what} at column {})", error.column())
-        })?;
-        if holds_mark(&value) {
-            let code = u32::from(OPEN);
-            return Err(format!(
-                "has the character U+{code:X} or U+{:X}, which are reserved; remove them",
-                code + 1
-            ));
-        }
-        let Value::Object(mut fields) = value else {
-            return Err(format!("is {}, {EXPECTED}", kind(&value)));
-        };
+        let mut fields = object_of(line, EXPECTED)?;
         if let Some(messages) = fields.remove("messages") {
             let messages = messages_of("messages", messages)?;
             return Ok(Self::Messages(Conversation { messages, given: 0, fields }));
@@ -86,7 +72,28 @@ impl Record {
     }
 }
 
-fn messages_of(name: &str, value: Value) -> Result<Vec<Value>, String> {
+/// The fields of a line.
+pub(super) fn object_of(line: &str, expected: &str) -> Result<Map<String, Value>, String> {
+    let value: Value = serde_json::from_str(line).map_err(|error| {
+        let text = error.to_string();
+        let what = text.split_once(" at line ").map_or(text.as_str(), |(what, _)| what);
+        format!("is not JSON ({what} at column {})", error.column())
+    })?;
+    if holds_mark(&value) {
+        let code = u32::from(OPEN);
+        return Err(format!(
+            "has the character U+{code:X} or U+{:X}, which are reserved; remove them",
+            code + 1
+        ));
+    }
+    match value {
+        Value::Object(fields) => Ok(fields),
+        value => Err(format!("is {}, {expected}", kind(&value))),
+    }
+}
+
+/// The messages of the field of this name, checked.
+pub(super) fn messages_of(name: &str, value: Value) -> Result<Vec<Value>, String> {
     let Value::Array(mut messages) = value else {
         return Err(format!("has {} as `{name}`, expected a list of messages", kind(&value)));
     };
@@ -140,7 +147,8 @@ fn holds_mark(value: &Value) -> bool {
     }
 }
 
-fn kind(value: &Value) -> &'static str {
+/// What a value is, in words.
+pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a truth value",

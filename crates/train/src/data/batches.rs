@@ -31,6 +31,27 @@ impl Batches {
         matches!(self, Self::Packed(_))
     }
 
+    /// Whether rows hold pairs, of which one text is preferred.
+    pub fn is_pairs(&self) -> bool {
+        self.pairs().is_some()
+    }
+
+    /// [`PackedLoader::pairs`] of the last batch.
+    pub fn pairs(&self) -> Option<(&[i32], &[f32])> {
+        match self {
+            Self::Tokens(_) => None,
+            Self::Packed(loader) => loader.pairs(),
+        }
+    }
+
+    /// [`PackedLoader::measure_reference`], if there are pairs.
+    pub fn measure_reference(&mut self, losses: impl FnMut([&[i32]; 3]) -> Result<Vec<f32>>) -> Result<()> {
+        match self {
+            Self::Tokens(_) => Ok(()),
+            Self::Packed(loader) => loader.measure_reference(losses),
+        }
+    }
+
     /// Fills tokens and targets, B·T each, and for packed samples as many positions; those of windows are left as they are.
     pub fn next_batch(&mut self, [x, y, positions]: [&mut [i32]; 3]) -> Result<BatchTokens> {
         match self {

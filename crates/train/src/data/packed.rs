@@ -2,7 +2,12 @@
 //!
 //! An epoch has every sample once. Its samples are put in a new order, packed by best fit, and the rows are visited in the order
 //! of a keyed permutation. Positions restart in each sample, so attention and position embedding treat it as if it were alone.
+//!
+//! Pairs of samples, of which one is preferred, are packed as one: both are in the same row, the chosen one first.
 
+mod reference;
+
+use self::reference::References;
 use super::loader::hash;
 use super::pack::Rows;
 use super::permute::Permutation;
@@ -19,7 +24,7 @@ const PADDING: i32 = 0;
 /// What packing makes of all samples: the same in every epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PackStats {
-    /// Samples.
+    /// Samples, or pairs of them.
     pub samples: u64,
     /// Rows of T tokens.
     pub rows: u64,
@@ -50,13 +55,37 @@ pub struct BatchTokens {
 /// Produces batches of packed samples.
 pub struct PackedLoader {
     config: LoaderConfig,
-    samples: Vec<Sample>,
+    samples: Samples,
+    /// Of pairs.
+    references: Option<References>,
     /// Hash of T, the seed and the samples.
     fingerprint: u64,
     stats: PackStats,
     epoch: Epoch,
     /// Rows of this epoch already given out.
     position: usize,
+}
+
+/// Samples by units: what is packed as one.
+struct Samples {
+    all: Vec<Sample>,
+    /// Samples of a unit: 1, or 2 of a pair.
+    of_unit: usize,
+}
+
+impl Samples {
+    fn units(&self) -> usize {
+        self.all.len() / self.of_unit
+    }
+
+    /// Where the samples of a unit are.
+    fn range(&self, unit: u32) -> Range<usize> {
+        unit as usize * self.of_unit..(unit as usize + 1) * self.of_unit
+    }
+
+    fn length(&self, unit: u32) -> usize {
+        self.all[self.range(unit)].iter().map(|sample| sample.ids.len()).sum()
+    }
 }
 
 /// One pass through the samples.
@@ -67,18 +96,18 @@ struct Epoch {
 }
 
 impl Epoch {
-    fn new(number: u64, config: &LoaderConfig, samples: &[Sample]) -> Self {
+    fn new(number: u64, config: &LoaderConfig, samples: &Samples) -> Self {
         let mut rng = Rng::new(config.seed).fork(number);
-        let order = Permutation::new(samples.len() as u64, &mut rng);
+        let units = samples.units();
+        let order = Permutation::new(units as u64, &mut rng);
         // The number of samples fits 32 bits: `PackedLoader::new` checks it.
         let at = |i: u32| if config.shuffle { order.at(u64::from(i)) as u32 } else { i };
-        let length = |sample: u32| samples[sample as usize].ids.len();
-        let rows = Rows::best_fit((0..samples.len() as u32).map(at), length, config.seq);
+        let rows = Rows::best_fit((0..units as u32).map(at), |unit| samples.length(unit), config.seq);
         let order = Permutation::new(rows.len() as u64, &mut rng);
         Self { number, rows, order }
     }
 
-    /// The samples of the row at this place of the order.
+    /// The units of the row at this place of the order.
     fn row(&self, position: usize, shuffle: bool) -> &[u32] {
         self.rows.row(if shuffle { self.order.at(position as u64) as usize } else { position })
     }
@@ -87,28 +116,47 @@ impl Epoch {
 impl PackedLoader {
     /// A loader at the start of epoch 0.
     pub fn new(samples: Vec<Sample>, config: LoaderConfig) -> Result<Self> {
+        Self::of_units(Samples { all: samples, of_unit: 1 }, config)
+    }
+
+    /// A loader of pairs, the chosen sample before the rejected one, which are in a row together. Their losses by the
+    /// reference are 0 until they are [measured](Self::measure_reference).
+    pub fn of_pairs(pairs: Vec<[Sample; 2]>, config: LoaderConfig) -> Result<Self> {
+        let all = pairs.into_iter().flatten().collect();
+        let mut loader = Self::of_units(Samples { all, of_unit: 2 }, config)?;
+        loader.references = Some(References::new(&loader.samples.all, config.batch * config.seq));
+        Ok(loader)
+    }
+
+    fn of_units(samples: Samples, config: LoaderConfig) -> Result<Self> {
         for (name, value) in [("batch", config.batch), ("seq", config.seq), ("vocab", config.vocab)] {
             if value == 0 || value > i32::MAX as usize {
                 return Err(Error::input(format!("data: {name}"), value, format!("1 to {}", i32::MAX)));
             }
         }
-        if samples.is_empty() || samples.len() > u32::MAX as usize {
+        if samples.all.is_empty() || samples.all.len() > u32::MAX as usize {
             let expected = format!("1 to {}", u32::MAX);
-            return Err(Error::input("data: the number of samples", samples.len(), expected));
+            return Err(Error::input("data: the number of samples", samples.all.len(), expected));
         }
-        samples.iter().enumerate().try_for_each(|(number, sample)| check(number, sample, &config))?;
+        samples.all.iter().enumerate().try_for_each(|(number, sample)| check(number, sample, &config))?;
+        let too_long = |unit: &u32| samples.length(*unit) > config.seq;
+        if let Some(unit) = (0..samples.units() as u32).find(too_long) {
+            let what = format!("data: the length of both samples of pair {unit}");
+            let expected =
+                format!("at most {}, the length of a row; cut them off, or choose a larger seq", config.seq);
+            return Err(Error::input(what, samples.length(unit), expected));
+        }
         let epoch = Epoch::new(0, &config, &samples);
-        let learned = |sample: &Sample| sample.learned.iter().skip(1).filter(|&&learned| learned).count();
-        let (rows, lengths) = (epoch.rows.len() as u64, samples.iter().map(|sample| sample.ids.len()));
+        let (rows, lengths) = (epoch.rows.len() as u64, samples.all.iter().map(|sample| sample.ids.len()));
         let stats = PackStats {
-            samples: samples.len() as u64,
+            samples: samples.units() as u64,
             rows,
             tokens: lengths.sum::<usize>() as u64,
-            counted: samples.iter().map(learned).sum::<usize>() as u64,
+            counted: samples.all.iter().map(Sample::targets).sum::<usize>() as u64,
             positions: rows * config.seq as u64,
         };
         let fingerprint = fingerprint(&samples, &config);
-        Ok(Self { config, samples, fingerprint, stats, epoch, position: 0 })
+        Ok(Self { config, samples, references: None, fingerprint, stats, epoch, position: 0 })
     }
 
     /// What packing makes of all samples.
@@ -131,6 +179,9 @@ impl PackedLoader {
             self.start(self.epoch.number + 1);
         }
         let mut total = BatchTokens::default();
+        if let Some(references) = &mut self.references {
+            references.clear();
+        }
         let rows = x.chunks_exact_mut(seq).zip(y.chunks_exact_mut(seq)).zip(positions.chunks_exact_mut(seq));
         for ((x, y), positions) in rows {
             if self.position == self.epoch.rows.len() && self.config.shuffle {
@@ -144,17 +195,35 @@ impl PackedLoader {
     }
 
     /// Writes the next row of the epoch, or an empty one after the last.
-    fn write_row(&mut self, [x, y, positions]: [&mut [i32]; 3]) -> BatchTokens {
-        let mut used = 0;
+    fn write_row(&mut self, row: [&mut [i32]; 3]) -> BatchTokens {
+        let mut units: &[u32] = &[];
         if self.position < self.epoch.rows.len() {
-            for &sample in self.epoch.row(self.position, self.config.shuffle) {
-                let sample = &self.samples[sample as usize];
-                let row = used..used + sample.ids.len();
-                shift(sample, &mut x[row.clone()], &mut y[row.clone()]);
-                positions[row.clone()].iter_mut().zip(0..).for_each(|(to, position)| *to = position);
-                used = row.end;
-            }
+            units = self.epoch.row(self.position, self.config.shuffle);
             self.position += 1;
+        }
+        Self::write_units(&self.samples, self.references.as_mut(), units, row)
+    }
+
+    /// Writes a row of these units.
+    fn write_units(
+        samples: &Samples,
+        mut references: Option<&mut References>,
+        units: &[u32],
+        [x, y, positions]: [&mut [i32]; 3],
+    ) -> BatchTokens {
+        let mut used = 0;
+        for number in units.iter().flat_map(|&unit| samples.range(unit)) {
+            let sample = &samples.all[number];
+            let row = used..used + sample.ids.len();
+            shift(sample, &mut x[row.clone()], &mut y[row.clone()]);
+            positions[row.clone()].iter_mut().zip(0..).for_each(|(to, position)| *to = position);
+            if let Some(references) = &mut references {
+                references.write(number, row.clone(), &y[row.clone()]);
+            }
+            used = row.end;
+        }
+        if let Some(references) = references {
+            references.end_row(x.len());
         }
         x[used..].fill(PADDING);
         y[used..].fill(IGNORED);
@@ -232,8 +301,9 @@ impl PackedLoader {
                 other = Some(Epoch::new(number, &self.config, &self.samples));
             }
             let epoch = other.as_ref().filter(|epoch| epoch.number == number).unwrap_or(&self.epoch);
-            let samples = epoch.row(position, self.config.shuffle).iter().map(u32::to_string);
-            texts.push(format!("samples {}", samples.collect::<Vec<_>>().join(", ")));
+            let units = epoch.row(position, self.config.shuffle).iter().map(u32::to_string);
+            let what = if self.references.is_some() { "pairs" } else { "samples" };
+            texts.push(format!("{what} {}", units.collect::<Vec<_>>().join(", ")));
         }
         texts
     }
@@ -263,14 +333,15 @@ fn check(number: usize, sample: &Sample, config: &LoaderConfig) -> Result<()> {
 }
 
 /// A hash of everything that determines the batches, but for their size.
-fn fingerprint(samples: &[Sample], config: &LoaderConfig) -> u64 {
+fn fingerprint(samples: &Samples, config: &LoaderConfig) -> u64 {
     let sample = |sample: &Sample| {
         let tokens = sample.ids.iter().zip(&sample.learned);
         let tokens = tokens.map(|(&id, &learned)| u64::from(id as u32) << 1 | u64::from(learned));
         hash(tokens.chain([sample.ids.len() as u64]))
     };
-    let parts = [config.seq as u64, config.seed, u64::from(config.shuffle), samples.len() as u64];
-    hash(parts.into_iter().chain(samples.iter().map(sample)))
+    let parts = [config.seq as u64, config.seed, u64::from(config.shuffle), samples.all.len() as u64];
+    let pairs = (samples.of_unit > 1).then_some(samples.of_unit as u64);
+    hash(parts.into_iter().chain(pairs).chain(samples.all.iter().map(sample)))
 }
 
 #[cfg(test)]

@@ -181,3 +181,92 @@ fn what_cannot_be_packed_is_refused() {
     let error = loader.next_batch([&mut [0; 8], &mut [0; 8], &mut [0; 7]]).unwrap_err().to_string();
     assert_eq!(error, "data: the size of `positions` is 7, expected 2 x 4 elements");
 }
+
+/// 50 pairs of two of the samples, of 2 to 62 tokens together.
+fn pairs() -> Vec<[Sample; 2]> {
+    let cut = |mut sample: Sample| {
+        sample.ids.truncate(31);
+        sample.learned.truncate(31);
+        sample
+    };
+    let all: Vec<Sample> = samples(100).into_iter().map(cut).collect();
+    all.chunks_exact(2).map(|pair| [pair[0].clone(), pair[1].clone()]).collect()
+}
+
+fn loader_of_pairs(batch: usize, shuffle: bool) -> PackedLoader {
+    let config = LoaderConfig { batch, seq: 64, vocab: VOCAB, seed: 9, shuffle };
+    PackedLoader::of_pairs(pairs(), config).unwrap()
+}
+
+/// What the reference of these tests gives a token: its own number.
+fn measured([x, _, _]: [&[i32]; 3]) -> Result<Vec<f32>> {
+    Ok(x.iter().map(|&token| token as f32).collect())
+}
+
+/// Both samples of a pair are side by side, and every token that counts has the loss that the reference gave it, however
+/// rows and batches were made when that was measured.
+#[test]
+fn pairs_stay_together_with_what_the_reference_says() {
+    let all = pairs();
+    for (batch, shuffle) in [(1, false), (3, true), (7, false)] {
+        let mut loader = loader_of_pairs(batch, shuffle);
+        let before = loader.state();
+        loader.measure_reference(measured).unwrap();
+        assert_eq!(loader.state(), before);
+        let mut seen = vec![0; all.len()];
+        for _ in 0..loader.stats().rows.div_ceil(batch as u64) {
+            let Batch { x, y, positions, .. } = next(&mut loader);
+            check_positions(&positions, 64).unwrap();
+            let (bounds, reference) = loader.pairs().unwrap();
+            ironhorse_core::op::check_pairs(bounds, x.len()).unwrap();
+            let mut inside = 0;
+            for pair in bounds.chunks_exact(3) {
+                let [start, middle, end] = [0, 1, 2].map(|i| pair[i] as usize);
+                let number = (x[start] - 1) as usize / 128;
+                assert_eq!([&x[start..middle], &x[middle..end]], [0, 1].map(|i| &all[number][i].ids[..]));
+                seen[number] += 1;
+                inside += end - start;
+            }
+            assert_eq!(inside, x.iter().filter(|&&token| token != PADDING).count());
+            for ((&x, &y), &reference) in x.iter().zip(&y).zip(reference) {
+                assert_eq!(reference, if y == IGNORED { 0.0 } else { x as f32 });
+            }
+        }
+        // a batch that the epoch cannot fill goes on with the next one
+        assert!(seen.iter().all(|&times| times == 1 || (shuffle && times == 2)), "{seen:?}");
+    }
+}
+
+#[test]
+fn pairs_are_counted_and_packed_as_one() {
+    let mut loader = loader_of_pairs(2, true);
+    let stats = loader.stats();
+    assert_eq!(stats.samples, 50);
+    assert_eq!(stats.tokens, pairs().iter().flatten().map(|sample| sample.ids.len() as u64).sum::<u64>());
+    assert!(loader.describe(0..1)[0].starts_with("pairs "), "{:?}", loader.describe(0..1));
+    let alone = PackedLoader::new(pairs().concat(), loader.config).unwrap();
+    assert_ne!(loader.state().fingerprint, alone.state().fingerprint);
+    assert!(alone.pairs().is_none());
+    next(&mut loader);
+    let state = loader.state();
+    let mut other = loader_of_pairs(2, true);
+    other.restore(state).unwrap();
+    let after = |loader: &mut PackedLoader| {
+        let batch = next(loader);
+        (batch.x, loader.pairs().unwrap().0.to_vec())
+    };
+    assert_eq!(after(&mut loader), after(&mut other));
+}
+
+#[test]
+fn a_pair_that_fits_no_row_is_refused() {
+    let config = LoaderConfig { batch: 1, seq: 64, vocab: VOCAB, seed: 9, shuffle: true };
+    let long = |length: i32| Sample { ids: (1..=length).collect(), learned: vec![true; length as usize] };
+    let text = PackedLoader::of_pairs(vec![[long(1), long(2)], [long(40), long(25)]], config).err().unwrap();
+    assert_eq!(
+        text.to_string(),
+        "data: the length of both samples of pair 1 is 65, expected at most 64, the length of a row; cut them off, or choose a larger seq"
+    );
+    let failed = loader_of_pairs(1, true).measure_reference(|_| Err(Error::Stopped));
+    assert!(matches!(failed, Err(Error::Stopped)));
+}

@@ -12,6 +12,19 @@ pub struct Sample {
 }
 
 impl Sample {
+    /// How many of its tokens are predicted and learned: the first is not predicted from anything.
+    pub fn targets(&self) -> usize {
+        self.learned.iter().skip(1).filter(|&&learned| learned).count()
+    }
+
+    /// Leaves its first tokens, at most this many; gives how many were cut off.
+    pub fn cut(&mut self, most: usize) -> usize {
+        let cut = self.ids.len().saturating_sub(most);
+        self.ids.truncate(most);
+        self.learned.truncate(most);
+        cut
+    }
+
     /// A number from 0 to 1 that its tokens alone decide: the same in every run, and for equal samples.
     pub fn lot(&self) -> f64 {
         let all = hash(self.ids.iter().map(|&id| u64::from(id as u32)).chain([self.ids.len() as u64]));

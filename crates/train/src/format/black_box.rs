@@ -16,6 +16,8 @@ const FORMAT: &str = "ironhorse-black-box";
 const BATCH: &str = "batch.safetensors";
 const WEIGHTS: &str = "weights";
 const POSITIONS: &str = "positions";
+const PAIRS: &str = "pairs";
+const REFERENCE: &str = "reference";
 
 /// What is known about a bad step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,6 +45,9 @@ pub struct BadStep {
     /// How often elements were dropped.
     #[serde(default)]
     pub dropout: f64,
+    /// The β of the loss of pairs, where preferences were learned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preference: Option<f32>,
     /// Sequences of a micro-step.
     pub batch: usize,
     /// Tokens of a sequence.
@@ -97,6 +102,8 @@ pub struct BlackBox {
     pub y: Vec<i32>,
     /// Positions in documents, likewise, of packed sequences.
     pub positions: Option<Vec<i32>>,
+    /// Rows of pairs, (micro-steps, P, 3), and the losses that the reference gives the tokens, where preferences were learned.
+    pub pairs: Option<(Vec<i32>, Vec<f32>)>,
     /// The checkpoint with the weights.
     pub weights: PathBuf,
 }
@@ -118,12 +125,22 @@ pub(crate) fn write(folder: &Path, bad: &BadStep, batch: Batch<'_>) -> Result<Pa
     let shape = [bad.accumulate as usize, bad.batch, bad.seq];
     let parts = [("x", Some(batch.x)), ("y", Some(batch.y)), (POSITIONS, batch.positions)];
     let parts: Vec<_> = parts.into_iter().filter_map(|(name, values)| Some((name, values?))).collect();
-    let tensors: Vec<_> = parts.iter().map(|(name, _)| TensorInfo::new(*name, Dtype::I32, shape)).collect();
+    let mut tensors: Vec<_> =
+        parts.iter().map(|(name, _)| TensorInfo::new(*name, Dtype::I32, shape)).collect();
+    if let Some(pairs) = &batch.pairs {
+        let count = pairs.bounds.len() / 3 / shape[0].max(1);
+        tensors.push(TensorInfo::new(PAIRS, Dtype::I32, [shape[0], count, 3]));
+        tensors.push(TensorInfo::new(REFERENCE, Dtype::F32, shape));
+    }
     let header = Header::build(&metadata, &tensors)?;
     let path = folder.join(BATCH);
     atomic::write_file(&path, |sink| {
         let mut writer = Writer::new(sink, header)?;
         parts.iter().try_for_each(|(name, values)| writer.put_i32(name, values))?;
+        if let Some(pairs) = &batch.pairs {
+            writer.put_i32(PAIRS, pairs.bounds)?;
+            writer.put_f32(REFERENCE, pairs.reference)?;
+        }
         writer.finish()
     })?;
     Ok(path)
@@ -162,14 +179,27 @@ impl BlackBox {
             let expected = format!("{} x {} x {}", bad.accumulate, bad.batch, bad.seq);
             return Err(Error::field(&file, "tokens", x.len(), expected));
         }
+        let pairs = match bad.preference {
+            Some(_) => Some((tensors.read_i32(PAIRS)?, tensors.read_f32_vec(REFERENCE)?)),
+            None => None,
+        };
+        if let Some((bounds, reference)) = &pairs
+            && (reference.len() != x.len() || !bounds.len().is_multiple_of(3 * bad.accumulate as usize))
+        {
+            let found = format!("{} rows and {} losses", bounds.len(), reference.len());
+            let expected =
+                format!("three rows of each in {} micro-steps, {} losses", bad.accumulate, x.len());
+            return Err(Error::field(&file, "pairs", found, expected));
+        }
         let weights = file.parent().unwrap_or(Path::new(".")).join(&bad.weights);
-        Ok(Self { bad, x, y, positions, weights })
+        Ok(Self { bad, x, y, positions, pairs, weights })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::BatchPairs;
 
     fn bad() -> BadStep {
         BadStep {
@@ -183,6 +213,7 @@ mod tests {
             dtype: "f32".into(),
             recompute: Recompute::None,
             dropout: 0.125,
+            preference: None,
             batch: 2,
             seq: 3,
             accumulate: 1,
@@ -197,9 +228,15 @@ mod tests {
     fn a_black_box_comes_back() {
         let top = tempfile::tempdir().unwrap();
         let tokens = [1, 2, 3, 4, 5, 6];
-        let packed = Batch { x: &tokens, y: &tokens, positions: Some(&[0, 1, 0, 0, 1, 2]) };
+        let packed = Batch { positions: Some(&[0, 1, 0, 0, 1, 2]), ..Batch::plain(&tokens, &tokens) };
         write(top.path(), &bad(), packed).unwrap();
         assert_eq!(BlackBox::open(top.path()).unwrap().positions.unwrap(), [0, 1, 0, 0, 1, 2]);
+        let reference = [0.5, 1.5, 0.0, 2.5, 0.0, 0.0];
+        let pairs = Some(BatchPairs { bounds: &[0, 2, 3, 3, 3, 3], reference: &reference });
+        let preferred = BadStep { preference: Some(0.25), ..bad() };
+        write(top.path(), &preferred, Batch { pairs, ..packed }).unwrap();
+        let read = BlackBox::open(top.path()).unwrap();
+        assert_eq!((read.bad, read.pairs), (preferred, Some((vec![0, 2, 3, 3, 3, 3], reference.to_vec()))));
         let path = write(top.path(), &bad(), Batch::plain(&tokens, &tokens)).unwrap();
         for place in [path.as_path(), top.path()] {
             let read = BlackBox::open(place).unwrap();

@@ -190,7 +190,7 @@ impl ModelConfig {
 
     /// A training step: forward with loss, backward, update. Io: `x`, `y`, `losses`, `loss`, `norm`, `halt`; with experts
     /// also `cross_entropy` and, for each layer N, `layers.N.load` (E), `layers.N.aux` and `layers.N.entropy`. `loss` is
-    /// the cross-entropy and every layer's `aux`; of packed sequences also `positions`. `options` may be a [`Recompute`](super::Recompute) alone.
+    /// the cross-entropy and every layer's `aux`; of packed sequences also `positions`; of pairs also `pairs`, `reference`, `rewards` and `reward_means`. `options` may be a [`Recompute`](super::Recompute) alone.
     pub fn training(
         &self,
         batch: (usize, usize),
@@ -207,12 +207,23 @@ impl ModelConfig {
 
     /// The cross-entropy of a batch as `loss`, nothing kept for a backward. Io: `x`, `y`, `losses`, `loss`.
     pub fn evaluation(&self, batch: (usize, usize), precision: Precision) -> Result<Program> {
-        decoder::evaluation(self.plan()?, batch, false, precision)
+        self.evaluation_of(batch, StepOptions::default(), precision)
     }
 
     /// [`evaluation`](Self::evaluation) of sequences that hold several documents. Io: also `positions`.
     pub fn packed_evaluation(&self, batch: (usize, usize), precision: Precision) -> Result<Program> {
-        decoder::evaluation(self.plan()?, batch, true, precision)
+        self.evaluation_of(batch, StepOptions { packed: true, ..StepOptions::default() }, precision)
+    }
+
+    /// [`evaluation`](Self::evaluation) of what a training step of these options is given: packed sequences, pairs. Io: as
+    /// for [`training`](Self::training).
+    pub fn evaluation_of(
+        &self,
+        batch: (usize, usize),
+        options: StepOptions,
+        precision: Precision,
+    ) -> Result<Program> {
+        decoder::evaluation(self.plan()?, batch, options, precision)
     }
 
     /// [`evaluation`](Self::evaluation) that also tells the most likely token at each position. Io: also `best`.

@@ -30,6 +30,9 @@ pub struct StepOptions {
     /// Whether sequences hold several documents, whose positions the input `positions` (B,T) gives: attention reaches
     /// nothing before a document's first token, and its positions count from 0.
     pub packed: bool,
+    /// The β of direct preference optimisation, where the loss is that of pairs of documents: the inputs `pairs` (P,3) and
+    /// `reference` (B,T) say which, and how likely they were before. See [`Preference`](ironhorse_core::op::Preference).
+    pub preference: Option<f32>,
 }
 
 impl From<Recompute> for StepOptions {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::eval::Accuracies;
 use crate::format::atomic;
 use crate::format::checkpoint::Best;
-use crate::session::{LayerRouting, null_is_nan};
+use crate::session::{LayerRouting, Rewards, null_is_nan};
 use crate::{Error, Result};
 
 /// What a training step reports.
@@ -25,6 +25,18 @@ pub struct Metrics {
     /// Mean validation loss, on the steps that measured it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub val_loss: Option<f32>,
+    /// Of preferences: the mean reward of the chosen texts of the step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rewards_chosen: Option<f32>,
+    /// The same of the rejected ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rewards_rejected: Option<f32>,
+    /// The share of the step's pairs whose chosen text has the larger reward.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reward_accuracy: Option<f32>,
+    /// The same of the validation data, on the steps that measured it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub val_reward_accuracy: Option<f32>,
     /// Learning rate of the step.
     #[serde(deserialize_with = "null_is_nan")]
     pub lr: f32,
@@ -58,6 +70,13 @@ pub struct Metrics {
 }
 
 impl Metrics {
+    /// Takes over the rewards of a step that learns from preferences.
+    pub fn set_rewards(&mut self, rewards: Option<Rewards>) {
+        self.rewards_chosen = rewards.map(|rewards| rewards.chosen);
+        self.rewards_rejected = rewards.map(|rewards| rewards.rejected);
+        self.reward_accuracy = rewards.map(|rewards| rewards.accuracy);
+    }
+
     /// As a line of the file, without its line end.
     pub fn to_line(&self) -> String {
         serde_json::to_string(self).unwrap_or_default() // numbers and texts: there is nothing that JSON cannot hold

@@ -35,7 +35,7 @@ use crate::model::Recompute;
 use crate::run::metrics::{Graded, Metrics};
 use crate::run::rampup::Rampup;
 use crate::run::schedule::LrSchedule;
-use crate::session::Session;
+use crate::session::{Batch, BatchPairs, Session};
 use crate::{Error, Result};
 use ironhorse_core::{DropRate, Scalars};
 use serde_json::Value;
@@ -72,6 +72,8 @@ pub struct TrainSettings {
     pub recompute: Recompute,
     /// How often elements are dropped; recorded in black boxes only.
     pub dropout: DropRate,
+    /// The β of preferences; recorded in black boxes only.
+    pub preference: Option<f32>,
     /// Validate every so many steps; 0 means only before the first and after the last.
     pub val_every: u64,
     /// Batches of a validation.
@@ -243,6 +245,24 @@ pub fn restore_position(state: &TrainerState, data: &mut TrainData) -> Result<()
     data.train.restore(position)
 }
 
+/// Measures what the session's weights give the pairs of training and validation, if there are pairs: the reference that
+/// rewards are relative to. These are the weights that a run starts from, also of one that is resumed.
+pub fn measure_reference(session: &mut Session, data: &mut TrainData, control: &Control) -> Result<()> {
+    let none = vec![0.0; session.eval_tokens()?];
+    for batches in [Some(&mut data.train), data.val.as_mut()].into_iter().flatten() {
+        batches.measure_reference(|[x, y, positions]| {
+            if control.stop_reason().is_some() {
+                return Err(Error::Stopped);
+            }
+            let pairs = Some(BatchPairs { bounds: &[], reference: &none });
+            let mut losses = Vec::new();
+            session.token_losses(Batch { x, y, positions: Some(positions), pairs }, &mut losses)?;
+            Ok(losses)
+        })?;
+    }
+    Ok(())
+}
+
 /// The state of a new run.
 pub fn new_state(settings: Value) -> TrainerState {
     TrainerState { settings, ..TrainerState::default() }
@@ -305,6 +325,7 @@ mod tests {
             bad_steps: 3,
             recompute: Recompute::None,
             dropout: DropRate::default(),
+            preference: None,
             val_every: 2,
             val_batches: 1,
             patience: 0,

@@ -4,10 +4,12 @@ mod any_shape;
 mod base;
 mod batch;
 pub(crate) mod master;
+mod pairs;
 mod routing;
 
 pub use any_shape::{Wanted, padded_seq};
-pub use batch::Batch;
+pub use batch::{Batch, OwnedBatch};
+pub use pairs::{BatchPairs, Rewards};
 pub use routing::LayerRouting;
 pub(crate) use routing::null_is_nan;
 
@@ -41,6 +43,9 @@ pub struct SessionSpec {
     pub dropout: DropRate,
     /// Whether the sequences of `train` and `eval` hold several documents ([`StepOptions::packed`]).
     pub packed: bool,
+    /// The β of the loss of pairs, where `train` and `eval` learn which of two documents is preferred
+    /// ([`StepOptions::preference`]).
+    pub preference: Option<f32>,
     /// Element types of weights and gradients.
     pub precision: Precision,
     /// The adapters that are trained, or that a frozen model runs with.
@@ -53,15 +58,18 @@ impl SessionSpec {
         Ok(self.programs(config)?.layout())
     }
 
+    /// How its training steps are made.
+    pub fn step_options(&self) -> StepOptions {
+        let Self { recompute, dropout, packed, preference, .. } = *self;
+        StepOptions { recompute, dropout, packed, preference }
+    }
+
     fn programs(&self, config: &ModelConfig) -> Result<Programs> {
         config.validate()?;
-        let options = StepOptions { recompute: self.recompute, dropout: self.dropout, packed: self.packed };
+        let options = self.step_options();
         let model = Adapted { config: *config, lora: self.lora };
         let train = self.train.map(|batch| model.training(batch, options, self.precision));
-        let eval = self.eval.map(|batch| match self.packed {
-            true => model.packed_evaluation(batch, self.precision),
-            false => model.evaluation(batch, self.precision),
-        });
+        let eval = self.eval.map(|batch| model.evaluation_of(batch, options, self.precision));
         let score = self.score.map_or_else(Vec::new, |(longest, tokens)| shapes(longest, tokens));
         let score = score.into_iter().map(|batch| model.scoring(batch, self.precision));
         let decode = self.decode.map(|batch| match self.decode_context {
@@ -292,7 +300,8 @@ impl Session {
         let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
         self.engine.run_section(program, Section::Update, scalars)?;
         let loss = self.engine.start_read(io(program, "loss")?)?;
-        Ok(PendingUpdate { loss, norm: self.engine.start_read(io(program, "norm")?)? })
+        let norm = self.engine.start_read(io(program, "norm")?)?;
+        Ok(PendingUpdate { loss, norm, rewards: self.start_rewards()? })
     }
 
     /// Waits for an update; returns (loss, gradient norm before clipping).
@@ -406,7 +415,7 @@ pub struct TokenScores {
 /// Runs a program that computes losses.
 fn forward_loss(engine: &mut dyn Engine, program: &Program, batch: Batch<'_>) -> Result<()> {
     batch.write(engine, program)?;
-    let scalars = Scalars::default().counting(batch.y);
+    let scalars = batch.counting(Scalars::default());
     Ok(engine.run_section(program, Section::Forward, &scalars)?)
 }
 
@@ -419,6 +428,8 @@ fn not_evaluating() -> Error {
 pub struct PendingUpdate {
     loss: Pending,
     norm: Pending,
+    /// Of pairs.
+    rewards: Option<[Pending; 3]>,
 }
 
 /// Copies weights in, with the master that goes with them.

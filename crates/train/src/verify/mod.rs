@@ -20,6 +20,7 @@ pub use rounding::{Rounding, RoundingEngine};
 use crate::model::Recompute;
 use crate::session::{Session, SessionSpec, io};
 use crate::{Error, Result};
+use ironhorse_core::op::Op;
 use ironhorse_core::{Engine, EngineExt, Pool, Precision, Program, Scalars, Section, Slot, ValueKind};
 use limits::Limits;
 
@@ -86,7 +87,7 @@ fn answers(
     let mut session = Session::new(engine, config, &session_spec(reference, options))?;
     load_answers(&mut session, reference)?;
     let mut check = Check { reference, options, limits, rows: Vec::new(), want: Vec::new(), got: Vec::new() };
-    let scalars = check.reference.optimizer().scalars.counting(&check.reference.y()?);
+    let scalars = check.reference.inputs()?.get().counting(check.reference.optimizer().scalars);
     check.forward_backward(&mut session, &scalars)?;
     check.gradients(&mut session)?;
     let losses = check.optimizer_steps(&mut session, &scalars)?;
@@ -108,7 +109,8 @@ pub fn session_spec(reference: &dyn Reference, options: &Options) -> SessionSpec
     // optimizer and dropout are those of the answers
     let precision = precision.with_optimizer(reference.optimizer().optimizer);
     let (dropout, lora) = (reference.dropout(), reference.lora());
-    SessionSpec { train, recompute, dropout, precision, lora, ..SessionSpec::default() }
+    let (packed, preference) = (reference.packed(), reference.preference());
+    SessionSpec { train, recompute, dropout, packed, preference, precision, lora, ..SessionSpec::default() }
 }
 
 struct Check<'a> {
@@ -125,9 +127,7 @@ impl Check<'_> {
     /// ops may reuse its memory.
     fn forward_backward(&mut self, session: &mut Session, scalars: &Scalars) -> Result<()> {
         let program = session.train_program()?.clone();
-        let (x, y) = (self.reference.x()?, self.reference.y()?);
-        session.engine().write_i32(io(&program, "x")?, &x)?;
-        session.engine().write_i32(io(&program, "y")?, &y)?;
+        self.reference.inputs()?.get().write(session.engine(), &program)?;
         let loss = io(&program, "loss")?;
         let end = program.range(Section::Backward).end;
         // the loss of a mixture of experts is a sum over several ops
@@ -142,6 +142,9 @@ impl Check<'_> {
                     (ValueKind::Gradient, name) => format!("dact.{name}"),
                 };
                 self.tensor(session, &program, i, &name, value.slot)?;
+            }
+            if let Op::Preference(op) = &program.nodes()[i].op {
+                self.rewards(session, &program, i, op.rewards)?;
             }
             if last_loss == Some(i) {
                 self.aux(session, &program)?;
@@ -165,6 +168,18 @@ impl Check<'_> {
         let wrote = |&i: &usize| program.nodes()[i].op.writes().any(|slot| slots.get(layer) == Some(&slot));
         let op = (0..program.nodes().len()).find(wrote).unwrap_or(0);
         self.rows.push(Row::new("aux", program, op, comparison));
+        Ok(())
+    }
+
+    /// Compares the rewards of the pairs that there are.
+    fn rewards(&mut self, session: &mut Session, program: &Program, op: usize, slot: Slot) -> Result<()> {
+        let Some(want) = self.reference.read("rewards")? else { return Ok(()) };
+        self.got.resize(slot.numel(), 0.0);
+        session.engine().read_f32(slot, &mut self.got)?;
+        let got = self.got.get(..want.len()).unwrap_or(&self.got);
+        let allowed = self.limits.of(self.reference, "rewards", want.len());
+        let comparison = compare(got, &want, &[want.len() / 2, 2], allowed);
+        self.rows.push(Row::new("rewards", program, op, comparison));
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use crate::format::answer_key::AnswerKey;
 use crate::format::debug_state::DebugState;
 use crate::format::llmc_model::{check_finite, row_len};
 use crate::model::{Lora, ModelConfig};
+use crate::session::OwnedBatch;
 use crate::{Error, Result};
 use ironhorse_core::{DropRate, Optimizer, Scalars};
 use std::collections::BTreeMap;
@@ -44,6 +45,10 @@ pub trait Reference {
     fn x(&mut self) -> Result<Vec<i32>>;
     /// Targets, (B,T).
     fn y(&mut self) -> Result<Vec<i32>>;
+    /// Everything that a step is given.
+    fn inputs(&mut self) -> Result<OwnedBatch> {
+        Ok(OwnedBatch { x: self.x()?, y: self.y()?, ..OwnedBatch::default() })
+    }
     /// The weights to start from.
     fn read_weight(&mut self, name: &str, values: &mut [f32]) -> Result<()>;
     /// An answer; `None` if the reference does not have it.
@@ -56,6 +61,14 @@ pub trait Reference {
     }
     /// The adapters that were trained in place of the weights.
     fn lora(&self) -> Option<Lora> {
+        None
+    }
+    /// Whether sequences hold several documents.
+    fn packed(&self) -> bool {
+        false
+    }
+    /// The β of the loss of pairs, where the loss is that.
+    fn preference(&self) -> Option<f32> {
         None
     }
     /// The tolerance for a tensor, given the one for single steps.
@@ -245,6 +258,15 @@ impl Reference for KeyReference {
     }
     fn lora(&self) -> Option<Lora> {
         self.key.meta().lora
+    }
+    fn inputs(&mut self) -> Result<OwnedBatch> {
+        self.key.inputs()
+    }
+    fn packed(&self) -> bool {
+        self.key.is_packed()
+    }
+    fn preference(&self) -> Option<f32> {
+        self.key.meta().preference
     }
     fn optimizer(&self) -> Recipe {
         let seed = if self.dropout().drops() { self.key.meta().seed.unwrap_or(0) } else { 0 };

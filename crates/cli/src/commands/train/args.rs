@@ -17,6 +17,8 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// What `--beta` is, if not given.
+const BETA: f32 = 0.1;
 /// The most steps of a run: the optimizer counts them in 32 bits.
 const MOST_STEPS: u64 = u32::MAX as u64;
 
@@ -40,6 +42,7 @@ const MOST_STEPS: u64 = u32::MAX as u64;
     ironhorse train --init runs/0001 --steps 500  a new run from the weights of another\n  \
     ironhorse train --init Qwen/Qwen3-0.6B --lora 16 --targets q,k,v,o --data book.txt   adapters only; checkpoints load in PEFT\n  \
     ironhorse train --init Qwen/Qwen3-0.6B --lora 16 --data chat.jsonl --chat   chats, see ironhorse data show\n  \
+    ironhorse train --init runs/0001 --data preferences.jsonl --chat --dpo --beta 0.1   which of two answers is better\n  \
     ironhorse train --config runs/0001/config.toml --out runs/again\n\n\
     A run folder holds config.toml (reproduces the run), run.json (what it ran on), metrics.jsonl, loss.svg, experts.svg (of a mixture\n\
     of experts), samples/, checkpoints/step-N/ and bad/ (steps with a NaN or infinite loss or gradient norm).\n\n\
@@ -72,6 +75,14 @@ pub struct TrainArgs {
     #[command(flatten)]
     #[serde(flatten)]
     pub template: TemplateArgs,
+    /// Learn preferences (DPO): lines hold a question with a chosen and a rejected answer
+    #[arg(long, help_heading = heading::DATA)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dpo: bool,
+    /// With --dpo: how much a change of likelihood counts; a larger one keeps the model closer to where it starts [default: 0.1]
+    #[arg(long, help_heading = heading::OPTIMIZER, value_name = "X", value_parser = number::above_0::<f32>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beta: Option<f32>,
     /// The part of the chats to validate on where there is no --val-data; what a sample holds decides [default: 0.05]
     #[arg(long, help_heading = heading::DATA, value_name = "F", value_parser = number::below_1::<f64>)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -227,6 +238,11 @@ pub struct TrainArgs {
 }
 
 impl TrainArgs {
+    /// The β of `--dpo`, where preferences are learned.
+    pub fn preference(&self) -> Option<f32> {
+        self.dpo.then(|| self.beta.unwrap_or(BETA))
+    }
+
     /// Refuses paths that config.toml could not hold.
     pub fn check_paths(&self) -> Result<()> {
         let lists = [("--data", &self.data), ("--val-data", &self.val_data)];

@@ -2,11 +2,11 @@
 
 use super::super::data::open_chat;
 use super::super::model::{beside, check_tokenizer, open_tokenizer};
-use super::TrainArgs;
 use super::data::{Opened, tasks};
+use super::{TrainArgs, pairs};
 use crate::out;
 use anyhow::{Context, Result, bail};
-use ironhorse::text::chat::{Chat, ChatFiles, ChatLine, Counts};
+use ironhorse::text::chat::{Chat, ChatFiles, Counts};
 use ironhorse::text::tokenizer::Tokenizer;
 use ironhorse::text::tokenizer::bpe::Special;
 use ironhorse::train::Error as TrainError;
@@ -30,6 +30,7 @@ pub fn settle(args: &mut TrainArgs, config: &ModelConfig, weights: Option<&dyn W
     if args.data.is_empty() {
         bail!("--chat needs the chats; give --data FILE");
     }
+    pairs::check(args)?;
     if let Some(path) = args.data.iter().chain(&args.val_data).find(|path| path.as_os_str() == "-") {
         bail!("--data {}: a run reads its data again when it is resumed; give a file", path.display());
     }
@@ -58,6 +59,8 @@ pub fn refuse_flags(args: &TrainArgs) -> Result<()> {
         ("--template", args.template.template.is_some()),
         ("--val-fraction", args.val_fraction.is_some()),
         ("--epochs", args.epochs.is_some()),
+        ("--dpo", args.dpo),
+        ("--beta", args.beta.is_some()),
     ];
     match flags.into_iter().find(|(_, given)| *given) {
         Some((flag, _)) => bail!("{flag} goes with --chat: lines of chat data"),
@@ -91,7 +94,7 @@ pub fn read(args: &TrainArgs, config: &ModelConfig, control: &Control) -> Result
     } else {
         reading.read(&args.val_data)?
     };
-    if train.lines.is_empty() {
+    if train.units.is_empty() {
         bail!("{}: all samples were chosen for validation; give --val-data", args.data[0].display());
     }
     Ok(Chats { chat, tokenizer, train, val })
@@ -100,24 +103,23 @@ pub fn read(args: &TrainArgs, config: &ModelConfig, control: &Control) -> Result
 impl Chats {
     /// How many samples are trained on.
     pub fn samples(&self) -> u64 {
-        self.train.lines.len() as u64
+        self.train.units.len() as u64
     }
 
-    /// The tokens of the longest sample.
+    /// The tokens of the longest sample, or pair of them.
     pub fn longest(&self) -> usize {
-        let lines = self.train.lines.iter().chain(&self.val.lines);
-        lines.map(|line| line.sample.ids.len()).max().unwrap_or(1)
+        self.train.units.iter().chain(&self.val.units).map(|unit| length(unit)).max().unwrap_or(1)
     }
 
     /// About how many rows of `seq` tokens the samples fill.
     pub fn rows(&self, seq: usize) -> usize {
-        let tokens: usize = self.train.lines.iter().map(|line| line.sample.ids.len().min(seq)).sum();
+        let tokens: usize = self.train.units.iter().map(|unit| length(unit).min(seq)).sum();
         tokens.div_ceil(seq).max(1)
     }
 
     /// Whether there is something to validate on.
     pub fn validates(&self) -> bool {
-        !self.val.lines.is_empty()
+        !self.val.units.is_empty()
     }
 
     /// Packs the samples into rows.
@@ -127,7 +129,10 @@ impl Chats {
         let loader = |read: &mut Read, shuffle: bool| -> Result<PackedLoader> {
             let (batch, vocab, seed) = (args.batch.unwrap_or(1), config.vocab_size(), args.seed);
             let config = LoaderConfig { batch, seq, vocab, seed, shuffle };
-            Ok(PackedLoader::new(read.cut(seq), config)?)
+            Ok(match args.dpo {
+                true => PackedLoader::of_pairs(read.cut_pairs(seq)?, config)?,
+                false => PackedLoader::new(read.cut(seq), config)?,
+            })
         };
         let (packed, counts) = (loader(&mut self.train, true)?, self.train.counts);
         if counts.learned == 0 {
@@ -140,7 +145,7 @@ impl Chats {
         }
         let stats = packed.stats();
         let val = if self.validates() { Some(loader(&mut self.val, false)?) } else { None };
-        say(args, &counts, stats, val.as_ref());
+        say(args, &self.train, stats, val.as_ref());
         let stop = self.chat.end();
         let tokenizer: Arc<dyn Codec> = Arc::new(self.tokenizer);
         let tasks = tasks(args, config, Some(tokenizer.as_ref()))?;
@@ -161,10 +166,10 @@ impl Chats {
             let ids = tokenizer.encode_as(text.as_bytes(), Special::Tokens)?;
             return Ok(vec![Prompt { text, ids }]);
         }
-        let lines = if self.validates() { &self.val.lines } else { &self.train.lines };
+        let units = if self.validates() { &self.val.units } else { &self.train.units };
         let mut prompts = Vec::new();
-        for line in lines {
-            let ids = line.sample.prompt();
+        for sample in units.iter().filter_map(|unit| unit.first()) {
+            let ids = sample.prompt();
             if prompts.len() == PROMPTS {
                 break;
             }
@@ -176,13 +181,27 @@ impl Chats {
     }
 }
 
+/// The tokens of a sample or a pair.
+fn length(unit: &[Sample]) -> usize {
+    unit.iter().map(|sample| sample.ids.len()).sum()
+}
+
 /// One line about the samples.
-fn say(args: &TrainArgs, counts: &Counts, stats: PackStats, val: Option<&PackedLoader>) {
+fn say(args: &TrainArgs, read: &Read, stats: PackStats, val: Option<&PackedLoader>) {
+    let counts = read.counts.text(args.seq.filter(|_| !args.dpo));
+    let mut counts = if args.dpo { format!("{} pairs of {counts}", stats.samples) } else { counts };
+    if args.dpo && read.counts.truncated > 0 {
+        let Counts { truncated, cut, .. } = read.counts;
+        counts += &format!("; {truncated} of pairs longer than a row were cut by {cut} in all");
+    }
+    if read.left_out > 0 {
+        counts += &format!("; {} pairs are left out: of an answer nothing is left to learn", read.left_out);
+    }
     let val = val.map_or_else(String::new, |val| format!("; {} more for validation", val.stats().samples));
     out::note(format_args!(
         "{}: {}; in {} rows of {}, {:.1} % padding{val}",
         args.data[0].display(),
-        counts.text(args.seq),
+        counts,
         stats.rows,
         args.seq.unwrap_or(1),
         stats.padding() * 100.0
@@ -210,8 +229,11 @@ struct Reading<'a> {
 /// Chats that were read.
 #[derive(Default)]
 struct Read {
-    lines: Vec<ChatLine>,
+    /// Samples or, of preferences, pairs of them, the chosen one first.
+    units: Vec<Vec<Sample>>,
     counts: Counts,
+    /// Pairs that cannot be used.
+    left_out: u64,
     facts: Vec<SourceFacts>,
 }
 
@@ -219,29 +241,42 @@ impl Reading<'_> {
     fn read(&self, paths: &[PathBuf]) -> Result<Read> {
         let files = ChatFiles::new(paths)?;
         let mut read = Read::default();
-        for line in files.samples(self.chat, self.args.template.mask(), None) {
-            if self.control.stop_reason().is_some() {
-                return Err(TrainError::Stopped.into());
+        let mask = self.args.template.mask();
+        if self.args.dpo {
+            for line in files.pairs(self.chat, mask) {
+                let line = line?;
+                self.add(&mut read, &line.path, line.pair.into())?;
             }
-            let line = line?;
-            if read.facts.last().is_none_or(|facts| facts.path != line.path) {
-                let bytes = std::fs::read(&line.path)
-                    .with_context(|| format!("{}: cannot read", line.path.display()))?;
-                read.facts.push(SourceFacts { tokens: 0, max_token: 0, ..facts(&line.path, &bytes) });
-            }
-            if let Some(facts) = read.facts.last_mut() {
-                facts.tokens += line.sample.ids.len() as u64;
-                let largest = line.sample.ids.iter().copied().max().unwrap_or(0);
-                facts.max_token = facts.max_token.max(largest.unsigned_abs());
-            }
-            if !line.sample.ids.is_empty() {
-                read.lines.push(line);
+        } else {
+            for line in files.samples(self.chat, mask, None) {
+                let line = line?;
+                self.add(&mut read, &line.path, vec![line.sample])?;
             }
         }
         for facts in &mut read.facts {
             facts.path = std::path::absolute(&facts.path).unwrap_or_else(|_| facts.path.clone());
         }
         Ok(read)
+    }
+
+    /// Adds what a line of a file holds.
+    fn add(&self, read: &mut Read, path: &Path, unit: Vec<Sample>) -> Result<()> {
+        if self.control.stop_reason().is_some() {
+            return Err(TrainError::Stopped.into());
+        }
+        if read.facts.last().is_none_or(|facts| facts.path != path) {
+            let bytes = std::fs::read(path).with_context(|| format!("{}: cannot read", path.display()))?;
+            read.facts.push(SourceFacts { tokens: 0, max_token: 0, ..facts(path, &bytes) });
+        }
+        if let Some(facts) = read.facts.last_mut() {
+            facts.tokens += length(&unit) as u64;
+            let largest = unit.iter().flat_map(|sample| &sample.ids).copied().max().unwrap_or(0);
+            facts.max_token = facts.max_token.max(largest.unsigned_abs());
+        }
+        if unit.iter().all(|sample| !sample.ids.is_empty()) {
+            read.units.push(unit);
+        }
+        Ok(())
     }
 }
 
@@ -250,32 +285,61 @@ fn facts(path: &Path, bytes: &[u8]) -> SourceFacts {
 }
 
 impl Read {
-    /// Takes out a part for validation. What a sample holds decides, so that the part is the same in every run and no
-    /// sample is on both sides. A fraction above 0 takes at least one of several samples.
+    /// Takes out a part for validation. What a sample holds decides, of a pair the question, so that the part is the same in every
+    /// run and no sample is on both sides. A fraction above 0 takes at least one of several samples.
     fn split(&mut self, fraction: f64) -> Self {
-        if fraction <= 0.0 || self.lines.len() < 2 {
+        if fraction <= 0.0 || self.units.len() < 2 {
             return Self::default();
         }
-        let least = self.lines.iter().map(|line| line.sample.lot()).fold(f64::INFINITY, f64::min);
-        let all = std::mem::take(&mut self.lines);
-        let (val, train): (Vec<_>, Vec<_>) = all.into_iter().partition(|line| {
-            let lot = line.sample.lot();
+        let least = self.units.iter().map(|unit| lot(unit)).fold(f64::INFINITY, f64::min);
+        let all = std::mem::take(&mut self.units);
+        let (val, train): (Vec<_>, Vec<_>) = all.into_iter().partition(|unit| {
+            let lot = lot(unit);
             lot < fraction || lot <= least
         });
-        self.lines = train;
-        Self { lines: val, ..Self::default() }
+        self.units = train;
+        Self { units: val, ..Self::default() }
     }
 
     /// The samples, none longer than `seq`, counted.
     fn cut(&mut self, seq: usize) -> Vec<Sample> {
-        let mut samples = Vec::with_capacity(self.lines.len());
-        for mut line in self.lines.drain(..) {
-            line.cut = line.sample.ids.len().saturating_sub(seq);
-            line.sample.ids.truncate(seq);
-            line.sample.learned.truncate(seq);
-            self.counts.add(&line);
-            samples.push(line.sample);
+        let mut samples: Vec<Sample> = self.units.drain(..).flatten().collect();
+        for sample in &mut samples {
+            let cut = sample.cut(seq);
+            self.counts.add_sample(sample, cut);
         }
         samples
+    }
+
+    /// The pairs, none longer than `seq` together, counted. A pair one of whose answers is all cut off says nothing about it.
+    fn cut_pairs(&mut self, seq: usize) -> Result<Vec<[Sample; 2]>> {
+        let mut made = Vec::with_capacity(self.units.len());
+        for mut unit in self.units.drain(..) {
+            let cut = pairs::cut(&mut unit, seq);
+            if unit.iter().any(|sample| sample.targets() == 0) {
+                self.left_out += 1;
+                continue;
+            }
+            unit.iter().zip(cut).for_each(|(sample, cut)| self.counts.add_sample(sample, cut));
+            made.extend(<[Sample; 2]>::try_from(unit));
+        }
+        if made.is_empty() {
+            bail!(
+                "of none of {} pairs anything is left to learn in rows of {seq} tokens; give a larger --seq",
+                self.left_out
+            );
+        }
+        Ok(made)
+    }
+}
+
+/// A number from 0 to 1: of a sample its own, of a pair that of its question, which several pairs may share.
+fn lot(unit: &[Sample]) -> f64 {
+    match unit {
+        [chosen, _] => {
+            let ids: Vec<i32> = chosen.prompt().into_iter().map(|id| id as i32).collect();
+            Sample { learned: vec![false; ids.len()], ids }.lot()
+        }
+        unit => unit.first().map_or(0.0, Sample::lot),
     }
 }

@@ -1,7 +1,7 @@
 //! Settings that depend on the model and on the number of steps.
 
-use super::TrainArgs;
 use super::args::ScheduleArg;
+use super::{TrainArgs, tune};
 use crate::out;
 use ironhorse::train::model::{Gpt2Config, ModelConfig};
 use ironhorse::train::run::schedule::DECAY_FRACTION;
@@ -42,7 +42,11 @@ pub fn settle(mut args: TrainArgs, config: &ModelConfig) -> TrainArgs {
         3e-4
     };
     args.adapters.settle(config);
-    let peak = if args.adapters.lora.is_some() { LORA_LR } else { peak };
+    let peak = match args.adapters.lora {
+        _ if args.dpo => tune::learning_rate(&args, config),
+        Some(_) => LORA_LR,
+        None => peak,
+    };
     args.lr.get_or_insert(peak);
     args.final_fraction.get_or_insert(if small { 0.02 } else { 0.1 });
     if args.schedule == ScheduleArg::Wsd {

@@ -6,6 +6,7 @@
 //! defaults.rs  settings that depend on the model and the steps  text.rs  text as data, prepared once
 //! checks.rs  flags that need each other, room on the disk        watch.rs   who is told, who may stop it, how long it took
 //! chat.rs    chats as data, packed                               tune.rs    what `ironhorse tune` chooses
+//! pairs.rs   pairs of answers, read and cut
 //! ```
 
 mod args;
@@ -13,6 +14,7 @@ mod chat;
 mod checks;
 mod data;
 mod defaults;
+mod pairs;
 mod report;
 mod resume;
 mod text;
@@ -47,6 +49,7 @@ use ironhorse::train::run::{
 use ironhorse::train::session::{Session, SessionSpec};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 use watch::Timed;
 
 /// What `--model` is, if not given.
@@ -126,6 +129,7 @@ pub fn start(args: &TrainArgs, line: &[OsString], watch: &mut Watch<'_>) -> Resu
         }
         None => prepared.session.init(args.seed)?,
     }
+    prepared.measure_reference()?;
     if let (Some(_), Some(stats)) = (args.tuning, packed) {
         out::note(tune::line(&args, stats, &mut prepared)?);
     }
@@ -211,7 +215,8 @@ impl Prepared {
         check_memory(engine.as_ref(), &config, &spec)?;
         let opened = earlier.opened.map_or_else(|| data::open(args, &config, control), Ok)?;
         checks::patience(args, opened.data.val.is_some())?;
-        spec.eval = spec.train.filter(|_| opened.data.val.is_some());
+        // to learn preferences needs the losses of the start
+        spec.eval = spec.train.filter(|_| opened.data.val.is_some() || args.dpo);
         // as long as the sequences of training, and as many at a time: what grading needs fits where training does
         spec.score =
             spec.train.map(|(batch, seq)| (seq, batch * seq)).filter(|_| !opened.data.tasks.is_empty());
@@ -221,6 +226,20 @@ impl Prepared {
         let session = Session::new(engine, config, &spec)?;
         let (control, facts) = (control.clone(), (opened.train, opened.val));
         Ok(Self { control, settings, spec, session, data: opened.data, facts })
+    }
+
+    /// Measures what the weights of the start give the pairs of preferences, and says so; does nothing without pairs.
+    fn measure_reference(&mut self) -> Result<()> {
+        if !self.data.train.is_pairs() {
+            return Ok(());
+        }
+        let start = Instant::now();
+        run::measure_reference(&mut self.session, &mut self.data, &self.control)?;
+        out::note(format_args!(
+            "measured how likely the model finds both answers of each pair in {:.1} s",
+            start.elapsed().as_secs_f64()
+        ));
+        Ok(())
     }
 
     /// How many tokens a step has, where a micro-step has this many.
@@ -353,6 +372,7 @@ fn spec_of(args: &TrainArgs, config: &ModelConfig) -> Result<SessionSpec> {
         recompute: args.recompute.into(),
         dropout: number::drop_rate(args.dropout)?,
         packed: args.chat,
+        preference: args.preference(),
         precision: args.state.precision(args.engine.dtype()?, args.accumulate)?,
         lora: args.adapters.lora(config)?,
         ..SessionSpec::default()
@@ -382,6 +402,7 @@ fn settings_of(args: &TrainArgs) -> Result<TrainSettings> {
         bad_steps: args.bad_steps,
         recompute: args.recompute.into(),
         dropout: number::drop_rate(args.dropout)?,
+        preference: args.preference(),
         val_every: args.val_every.unwrap_or(0),
         val_batches: args.val_batches,
         patience: args.patience,

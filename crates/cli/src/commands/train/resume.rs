@@ -10,7 +10,7 @@ use ironhorse::train::format::checkpoint::{
 use ironhorse::train::format::open_weights;
 use ironhorse::train::run::metrics::{Ended, Metrics, read_metrics};
 use ironhorse::train::run::schedule::Decay;
-use ironhorse::train::run::{RunFolder, RunJson, read_algorithms, restore_position};
+use ironhorse::train::run::{InitFacts, RunFolder, RunJson, read_algorithms, restore_position};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -96,6 +96,10 @@ pub fn run(
     )?;
     checks::space(&path, &args, &checkpoint.model(), prepared.spec.precision)?;
     load_base(&mut prepared, &checkpoint)?;
+    if args.dpo {
+        load_start(&mut prepared, &args, &path)?;
+        prepared.measure_reference()?;
+    }
     let exact = prepared.session.restore(&mut checkpoint)?;
     restore_position(&state, &mut prepared.data)
         .with_context(|| format!("{}: cannot restore the position in the data", path.display()))?;
@@ -137,6 +141,27 @@ fn load_base(prepared: &mut Prepared, checkpoint: &Checkpoint) -> Result<()> {
             checkpoint.path().display()
         );
     }
+    Ok(())
+}
+
+/// Loads what a run that learns preferences began with, to which rewards are relative: the weights of `--init`, which must be
+/// the same, or random ones; adapters begin at 0.
+fn load_start(prepared: &mut Prepared, args: &TrainArgs, run: &Path) -> Result<()> {
+    let Some(init) = args.init.as_deref().filter(|_| args.adapters.lora.is_none()) else {
+        return Ok(prepared.session.init(args.seed)?);
+    };
+    let known = RunJson::read(run)?.and_then(|json| json.init).map(|init| init.sha256);
+    let mut source = open_weights(init)
+        .with_context(|| format!("{}: the weights it began with cannot be read", run.display()))?;
+    let found = InitFacts::of(source.path())?.sha256;
+    if let Some(known) = known.filter(|known| *known != found) {
+        bail!(
+            "{}: has SHA-256 {found}, expected {known}, the weights that {} began with: its rewards are relative to them",
+            init.display(),
+            run.display()
+        );
+    }
+    prepared.session.load_base(init, |name, values| source.read_tensor(name, values))?;
     Ok(())
 }
 

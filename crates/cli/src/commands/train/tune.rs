@@ -21,6 +21,7 @@ const EXAMPLES: &str = "Examples:
   ironhorse tune Qwen/Qwen3-0.6B --data chat.jsonl           all weights
   ironhorse tune Qwen/Qwen3-8B --data chat.jsonl --lora 16   adapters only
   ironhorse tune runs/0001 --data chat.jsonl --epochs 2 --lr 1e-5 --out runs/tuned
+  ironhorse tune runs/tuned --data preferences.jsonl --dpo   learns which of two answers is better
   ironhorse tune --resume                                    resumes the newest run
 
 Lines of chat data are those of `ironhorse data show`, which shows what is learned of them. Learning rate, sequence length, batch,
@@ -137,7 +138,7 @@ impl Tuning {
         let longest = chats.longest().next_multiple_of(SEQ_STEP).min(MOST_SEQ);
         let seq = *args.seq.get_or_insert(longest.min(config.max_seq_len()));
         args.adapters.settle(config);
-        args.lr.get_or_insert(learning_rate(config.told_params(), args.adapters.lora.is_some()));
+        args.lr.get_or_insert(learning_rate(args, config));
         if self.weight_decay {
             args.weight_decay = 0.0;
         }
@@ -241,7 +242,8 @@ impl Wanted {
     /// What such a run computes, validation and samples included.
     fn spec(self, args: &TrainArgs, config: &ModelConfig) -> Result<SessionSpec> {
         let spec = spec_of(args, config)?;
-        Ok(SessionSpec { eval: spec.train.filter(|_| self.validates), decode: Some(1), ..spec })
+        let evaluates = self.validates || args.dpo; // which needs the losses of the start
+        Ok(SessionSpec { eval: spec.train.filter(|_| evaluates), decode: Some(1), ..spec })
     }
 }
 
@@ -251,8 +253,14 @@ fn rows_of_step(seq: usize, all: f64) -> usize {
     1 << rows.ilog2()
 }
 
-/// The peak learning rate that suits a model with so many parameters.
-fn learning_rate(parameters: usize, adapters: bool) -> f32 {
+/// The peak learning rate that suits a model: to learn preferences a tenth of that for chats.
+pub fn learning_rate(args: &TrainArgs, config: &ModelConfig) -> f32 {
+    let rate = chat_rate(config.told_params(), args.adapters.lora.is_some());
+    if args.dpo { rate / 10.0 } else { rate }
+}
+
+/// The peak learning rate for chats that suits a model with so many parameters.
+fn chat_rate(parameters: usize, adapters: bool) -> f32 {
     match (adapters, parameters) {
         (true, ..10_000_000_000) => 2e-4,
         (true, _) => 1e-4,
@@ -329,8 +337,8 @@ mod tests {
     #[test]
     fn larger_models_learn_slower_and_adapters_faster() {
         let sizes = [1_000_000, 500_000_000, 1_500_000_000, 8_000_000_000];
-        let rates = sizes.map(|size| learning_rate(size, false));
+        let rates = sizes.map(|size| chat_rate(size, false));
         assert!(rates.windows(2).all(|pair| pair[0] > pair[1]), "{rates:?}");
-        assert!(sizes.iter().all(|&size| learning_rate(size, true) > learning_rate(size, false)));
+        assert!(sizes.iter().all(|&size| chat_rate(size, true) > chat_rate(size, false)));
     }
 }

@@ -11,7 +11,6 @@ use ironhorse::Device;
 use ironhorse::core::{Engine, EngineExt, HostSliceMut, Section, Slot};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::cuda::{Attention, Settings};
-use ironhorse::train::model::StepOptions;
 use ironhorse::train::run::{BAD, read_algorithms};
 use ironhorse::train::verify::replay::{Place, Replay, ReplayReport, Rerun, Role};
 use ironhorse_testkit::{Hook, OracleEngine, Wrapped};
@@ -116,8 +115,7 @@ impl Again<'_> {
     fn say_how_long(&self) -> Result<()> {
         let (replay, spec) = (self.replay, self.replay.spec(Role::F64));
         let Some(batch) = spec.train else { return Ok(()) };
-        let options = StepOptions { recompute: spec.recompute, dropout: spec.dropout, packed: spec.packed };
-        let program = replay.model().training(batch, options, spec.precision)?;
+        let program = replay.model().training(batch, spec.step_options(), spec.precision)?;
         let micro_steps = if self.only.is_some() { 1 } else { u64::from(replay.bad().accumulate) };
         let flops =
             (program.flops(Section::Forward) + program.flops(Section::Backward)).saturating_mul(micro_steps);

@@ -74,7 +74,7 @@ impl Inputs {
     /// As a session takes them.
     pub fn batch(&self) -> Batch<'_> {
         let positions = self.packed.as_ref().map(|(positions, _)| positions.as_slice());
-        Batch { x: &self.x, y: &self.y, positions }
+        Batch { x: &self.x, y: &self.y, positions, pairs: None }
     }
 
     /// What packing made of them.

@@ -61,6 +61,8 @@ pub struct KeyMeta {
     pub optimizer: Option<KeyOptimizer>,
     /// The adapters whose gradients it has, where the weights were frozen.
     pub lora: Option<Lora>,
+    /// The β of the loss of pairs, where the loss is that; the key then has `pairs` and `reference`.
+    pub preference: Option<f32>,
     /// CRC-32 of tensors' bytes.
     pub crc32: BTreeMap<String, u32>,
     /// PyTorch's own error against f64, per tensor of the optimizer's steps.
@@ -92,6 +94,7 @@ impl KeyMeta {
             acts,
             optimizer,
             lora: lora(header, path)?,
+            preference: preference(header, path)?,
             crc32: json(header, path, "crc32")?.unwrap_or_default(),
             torch_error: json(header, path, "torch_error")?.unwrap_or_default(),
             torch_error_bf16: json(header, path, "torch_error_bf16")?.unwrap_or_default(),
@@ -144,6 +147,19 @@ fn lora(header: &Header, path: &Path) -> Result<Option<Lora>> {
     let Some(Adapters { r, alpha, targets }) = json(header, path, "lora")? else { return Ok(None) };
     let targets = Targets::parse(&targets).map_err(|error| error.in_file(path))?;
     Ok(Some(Lora { rank: r, alpha, targets }))
+}
+
+/// The loss of pairs: `{"beta": 0.1}`.
+fn preference(header: &Header, path: &Path) -> Result<Option<f32>> {
+    #[derive(Deserialize)]
+    struct Dpo {
+        beta: f64,
+    }
+    let Some(Dpo { beta }) = json(header, path, "dpo")? else { return Ok(None) };
+    if beta > 0.0 && beta <= f64::from(f32::MAX) {
+        return Ok(Some(beta as f32));
+    }
+    Err(Error::field(path, "metadata `dpo`", format!("a beta of {beta}"), "a number above 0"))
 }
 
 fn need<'a>(header: &'a Header, path: &Path, key: &str) -> Result<&'a str> {

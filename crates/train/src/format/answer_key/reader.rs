@@ -5,13 +5,14 @@ use std::io::{Read, Seek};
 use std::path::Path;
 
 use super::meta::{KeyMeta, KeyOptimizer};
-use crate::Result;
 use crate::format::atomic;
 use crate::format::safetensors::{Dtype, SafeTensors};
 use crate::format::shards::check_tokens;
 use crate::format::stacked::expect_numel;
 use crate::model::{Adapted, ModelConfig, TensorSpec};
-use ironhorse_core::op::IGNORED;
+use crate::session::OwnedBatch;
+use crate::{Error, Result};
+use ironhorse_core::op::{IGNORED, check_pairs, check_positions};
 
 /// An open answer key, whose tensors have been checked to exist with the right shapes.
 #[derive(Debug)]
@@ -68,7 +69,36 @@ impl<R: Read + Seek> AnswerKey<R> {
             }
             check_tokens(self.path(), &tokens, vocab, |index| format!("{name}[{index}]"))?;
         }
+        self.check_documents()
+    }
+
+    /// Checks the positions of packed sequences, and pairs, where the key has them.
+    fn check_documents(&mut self) -> Result<()> {
+        let (batch, seq) = (self.batch, self.seq);
+        if self.is_packed() {
+            self.expect_shape("positions", &[batch, seq])?;
+            let positions = self.file.read_i32("positions")?;
+            check_positions(&positions, seq).map_err(|error| self.wrong("positions", &error))?;
+        }
+        if self.meta.preference.is_some() {
+            self.expect_float("reference", &[batch, seq])?;
+            let found = self.file.entry("pairs")?.shape.clone();
+            let most = (batch * seq / 2).max(1);
+            if !matches!(found[..], [count, 3] if count <= most) {
+                let expected = format!("[P, 3] with P at most {most}");
+                return Err(self.file.field("shape of `pairs`", format!("{found:?}"), expected));
+            }
+            if self.has("rewards") {
+                self.expect_float("rewards", &[found[0], 2])?;
+            }
+            let pairs = self.file.read_i32("pairs")?;
+            check_pairs(&pairs, batch * seq).map_err(|error| self.wrong("pairs", &error))?;
+        }
         Ok(())
+    }
+
+    fn wrong(&self, tensor: &str, error: &ironhorse_core::Error) -> Error {
+        self.file.field(format!("`{tensor}`"), format!("wrong ({error})"), "rows of documents in order")
     }
 
     fn check_tensors(&self) -> Result<()> {
@@ -185,6 +215,21 @@ impl<R: Read + Seek> AnswerKey<R> {
     /// Targets (B, T).
     pub fn y(&mut self) -> Result<Vec<i32>> {
         self.file.read_i32("y")
+    }
+
+    /// Whether sequences hold several documents, so that the key has `positions`.
+    pub fn is_packed(&self) -> bool {
+        self.has("positions")
+    }
+
+    /// Everything that a step is given.
+    pub fn inputs(&mut self) -> Result<OwnedBatch> {
+        let positions = if self.is_packed() { Some(self.file.read_i32("positions")?) } else { None };
+        let pairs = match self.meta.preference {
+            Some(_) => Some((self.file.read_i32("pairs")?, self.file.read_f32_vec("reference")?)),
+            None => None,
+        };
+        Ok(OwnedBatch { x: self.x()?, y: self.y()?, positions, pairs })
     }
 
     /// A tensor by its full name: `act.h.0.ln_1`, `grad.wte.weight`, `logits`. Without padding.

@@ -5,11 +5,13 @@ mod adapter;
 mod attention;
 mod linear;
 mod norm;
+mod preference;
 mod update;
 
 pub(super) use adapter::Adapter;
 pub(super) use attention::{Attending, Attention, Heads};
 pub(super) use norm::{Norm, NormWeights};
+pub(super) use preference::PairIo;
 
 use super::TensorSpec;
 use crate::{Error, Result};
@@ -88,6 +90,8 @@ pub(super) struct LossIo {
     pub mean: Slot,
     /// The same, and auxiliary losses if there are any.
     pub loss: Slot,
+    /// Where the loss is that of pairs in place of the cross-entropy.
+    pub pairs: Option<PairIo>,
 }
 
 /// What a model needs for its programs, apart from its layers.
@@ -285,10 +289,10 @@ impl Blocks {
         let undeclared = |name| ironhorse_core::Error::Program(format!("no io is called `{name}`"));
         let find = |name| declared.get(name).copied().ok_or_else(|| undeclared(name));
         let (targets, losses, loss) = (find("y")?, find("losses")?, find("loss")?);
-        Ok(LossIo { targets, losses, mean: find("cross_entropy").unwrap_or(loss), loss })
+        Ok(LossIo { targets, losses, mean: find("cross_entropy").unwrap_or(loss), loss, pairs: None })
     }
 
-    /// The mean cross-entropy; in training the logits become their gradient.
+    /// The mean cross-entropy or the loss of pairs; in training the logits become their gradient.
     pub fn loss(
         &mut self,
         (norm, head): (Norm, Slot),
@@ -301,8 +305,13 @@ impl Blocks {
         self.logits(norm.out, logits, head)?;
         self.b.at("loss");
         let grad = purpose == Purpose::Training;
-        self.b.push(CrossEntropy { losses, logits, targets, vocab, grad })?;
-        self.b.push(LossMean { loss, losses, accum: Accum::FirstWrites })?;
+        match &io.pairs {
+            Some(pairs) => self.preference(logits, (io, pairs), vocab, grad)?,
+            None => {
+                self.b.push(CrossEntropy { losses, logits, targets, vocab, grad })?;
+                self.b.push(LossMean { loss, losses, accum: Accum::FirstWrites })?;
+            }
+        }
         Ok(Head { norm, logits })
     }
 

@@ -11,7 +11,8 @@ impl Decoder {
     /// Tokens to the loss, which in training includes every layer's auxiliary loss.
     pub(super) fn forward(&mut self, purpose: Purpose) -> Result<Saved> {
         let with_aux = purpose == Purpose::Training && matches!(self.plan.mlp, MlpKind::Experts { .. });
-        let io = self.net.loss_io(self.plan.names.io, with_aux)?;
+        let mut io = self.net.loss_io(self.plan.names.io, with_aux)?;
+        io.pairs = self.preference.map(|beta| self.net.pair_io(beta));
         let (layers, norm) = self.blocks(purpose)?;
         let head = self.net.loss((norm, self.head), &io, self.plan.vocab[0], purpose)?;
         let mut sum = io.mean;

@@ -155,7 +155,7 @@ pub(super) fn training(
 ) -> Result<Program> {
     let mut decoder = Decoder::new(plan, batch, precision)?;
     decoder.dropout = options.dropout;
-    decoder.packed(options.packed);
+    decoder.documents(&options);
     let saved = decoder.forward(Purpose::Training)?;
     decoder.backward(&saved, options.recompute)?;
     decoder.net.update()?;
@@ -165,11 +165,11 @@ pub(super) fn training(
 pub(super) fn evaluation(
     plan: Plan,
     batch: (usize, usize),
-    packed: bool,
+    options: StepOptions,
     precision: Precision,
 ) -> Result<Program> {
     let mut decoder = Decoder::new(plan, batch, precision)?;
-    decoder.packed(packed);
+    decoder.documents(&options);
     decoder.forward(Purpose::Evaluation)?;
     decoder.net.finish()
 }
@@ -244,6 +244,8 @@ struct Decoder {
     head: Slot,
     /// In training only.
     dropout: DropRate,
+    /// The β of the loss of pairs, if that is the loss.
+    preference: Option<f32>,
 }
 
 /// What the MLP or the experts of a layer leave for the backward.
@@ -293,14 +295,16 @@ impl Decoder {
         let layers = (0..layers).map(|l| layer(&net, &plan, l)).collect::<Result<_>>()?;
         let norm = net.norm_weights(names.last_norm[0], (plan.norm_eps, plan.gain))?;
         let (embed, head) = (net.weight(names.embed, vocab)?, net.weight(names.head, vocab)?);
-        Ok(Self { net, plan, embed, positions, layers, norm, head, dropout: DropRate::default() })
+        let (dropout, preference) = (DropRate::default(), None);
+        Ok(Self { net, plan, embed, positions, layers, norm, head, dropout, preference })
     }
 
-    /// Whether sequences hold several documents.
-    fn packed(&mut self, packed: bool) {
-        if packed {
+    /// Whether sequences hold several documents, and whether these are pairs.
+    fn documents(&mut self, options: &StepOptions) {
+        if options.packed {
             self.net.pack();
         }
+        self.preference = options.preference;
     }
 
     /// The name of a layer's activation.
@@ -415,6 +419,7 @@ mod tests {
                 tokens: &(0..16).map(at).collect::<Vec<_>>(),
                 targets: &(1..=16).map(at).collect::<Vec<_>>(),
                 positions: &positions,
+                more: &[],
                 seed: 4,
                 samples: 12,
                 tolerance: 1e-6,

@@ -59,19 +59,16 @@ impl Adapted {
         decoder::training(self.plan(lora)?, batch, options, precision)
     }
 
-    /// [`ModelConfig::evaluation`]
-    pub fn evaluation(&self, batch: (usize, usize), precision: Precision) -> Result<Program> {
+    /// [`ModelConfig::evaluation_of`]
+    pub fn evaluation_of(
+        &self,
+        batch: (usize, usize),
+        options: StepOptions,
+        precision: Precision,
+    ) -> Result<Program> {
         match self.lora {
-            Some(lora) => decoder::evaluation(self.plan(lora)?, batch, false, precision),
-            None => self.config.evaluation(batch, precision),
-        }
-    }
-
-    /// [`ModelConfig::packed_evaluation`]
-    pub fn packed_evaluation(&self, batch: (usize, usize), precision: Precision) -> Result<Program> {
-        match self.lora {
-            Some(lora) => decoder::evaluation(self.plan(lora)?, batch, true, precision),
-            None => self.config.packed_evaluation(batch, precision),
+            Some(lora) => decoder::evaluation(self.plan(lora)?, batch, options, precision),
+            None => self.config.evaluation_of(batch, options, precision),
         }
     }
 

@@ -2,7 +2,7 @@
 //! flight included, until the halt is cleared. Such a step is skipped; after too many in a row the run goes back to its last
 //! good checkpoint and past those batches, once; then it ends.
 
-use super::{Trainer, scalars_of};
+use super::Trainer;
 use crate::data::LoaderState;
 use crate::format::black_box::{self, BadStep};
 use crate::format::checkpoint::{Checkpoint, TRAINER, checkpoints_of};
@@ -36,7 +36,7 @@ impl Trainer<'_> {
             return Err(error);
         }
         let tokens = self.tokens_of(step);
-        let scalars = scalars_of(self.job.settings, step, tokens.targets());
+        let scalars = tokens.scalars(self.job.settings, step);
         let metrics = Metrics {
             step,
             loss: f32::NAN,
@@ -63,7 +63,7 @@ impl Trainer<'_> {
     /// The same with the micro-step that it is in.
     fn search(&mut self, step: u64) -> Option<(u32, String)> {
         let tokens = &self.batches[(step % 2) as usize];
-        let scalars = scalars_of(self.job.settings, step, tokens.targets());
+        let scalars = tokens.scalars(self.job.settings, step);
         tokens.micro_steps().find_map(|(micro_step, batch)| {
             let scalars = Scalars { micro_step, ..scalars };
             let found = first_non_finite(self.job.session, batch, &scalars).ok().flatten()?;
@@ -187,6 +187,7 @@ impl Trainer<'_> {
             dtype: self.job.state.settings["dtype"].as_str().unwrap_or(weights_dtype.name()).to_owned(),
             recompute: self.job.settings.recompute,
             dropout: self.job.settings.dropout.rate(),
+            preference: self.job.settings.preference,
             batch,
             seq,
             accumulate: self.job.settings.micro_steps(step),

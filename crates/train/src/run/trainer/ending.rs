@@ -27,7 +27,8 @@ impl Trainer<'_> {
         self.summary.last_val_loss = loss;
         self.improves(steps, loss);
         if let Some(metrics) = self.unlogged.take() {
-            self.log(&Metrics { val_loss: loss, eval: graded, ..metrics });
+            let val_reward_accuracy = self.val_accuracy;
+            self.log(&Metrics { val_loss: loss, val_reward_accuracy, eval: graded, ..metrics });
         }
         self.save_last()?;
         if let Some(loss) = self.summary.last_val_loss.filter(|loss| !loss.is_finite()) {

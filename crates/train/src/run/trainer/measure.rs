@@ -4,7 +4,7 @@ use super::{Ending, Trainer};
 use crate::eval::{Scorer, multiple_choice};
 use crate::generate::{Request, generate};
 use crate::run::metrics::Graded;
-use crate::session::Batch;
+use crate::session::{Batch, BatchPairs, Session};
 use crate::{Error, Result};
 use ironhorse_core::Scalars;
 use std::ops::ControlFlow;
@@ -21,6 +21,14 @@ pub(super) enum Validated {
     Stopped,
 }
 
+/// The loss of a batch and, of pairs, the share whose chosen text has the larger reward.
+fn evaluated(session: &mut Session, batch: Batch<'_>) -> Result<(f32, f32)> {
+    match batch.pairs {
+        Some(_) => session.evaluate_pairs(batch).map(|(loss, rewards)| (loss, rewards.accuracy)),
+        None => session.evaluate_batch(batch).map(|loss| (loss, 0.0)),
+    }
+}
+
 impl Trainer<'_> {
     /// The mean loss over what counts in the first batches of the validation data; the same batches every time.
     pub(super) fn validate(&mut self, step: u64) -> Result<Validated> {
@@ -33,17 +41,19 @@ impl Trainer<'_> {
         let tokens = self.job.session.eval_tokens()?;
         let [mut x, mut y, mut positions] = [(); 3].map(|()| vec![0; tokens]);
         let packed = val.is_packed();
-        let (mut sum, mut counted) = (0.0_f64, 0.0_f64);
+        let (mut sum, mut right, mut counted) = (0.0_f64, 0.0_f64, 0.0_f64);
         for _ in 0..batches {
             if self.job.control.stop_reason().is_some() {
                 return Ok(Validated::Stopped);
             }
             val.next_batch([&mut x, &mut y, &mut positions])?;
-            let batch = Batch { x: &x, y: &y, positions: packed.then_some(&positions[..]) };
-            match self.job.session.evaluate_batch(batch) {
-                Ok(loss) => {
-                    let share = f64::from(Scalars::default().counting(&y).counted);
+            let pairs = val.pairs().map(|(bounds, reference)| BatchPairs { bounds, reference });
+            let batch = Batch { x: &x, y: &y, positions: packed.then_some(&positions[..]), pairs };
+            match evaluated(self.job.session, batch) {
+                Ok((loss, accuracy)) => {
+                    let share = f64::from(batch.counting(Scalars::default()).counted);
                     sum += f64::from(loss) * share;
+                    right += f64::from(accuracy) * share;
                     counted += share;
                 }
                 // a router refuses NaN or infinite logits: this is how a diverged mixture of experts shows
@@ -59,6 +69,7 @@ impl Trainer<'_> {
                 .note(&format!("step {step:>5}  no target of the validation data counts: no loss"));
             return Ok(Validated::Loss(None));
         }
+        self.val_accuracy = val.is_pairs().then_some((right / counted) as f32);
         Ok(Validated::Loss(Some((sum / counted) as f32)))
     }
 

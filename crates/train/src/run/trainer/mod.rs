@@ -16,7 +16,7 @@ use self::measure::Validated;
 use self::tokens::StepTokens;
 use super::balance::Balance;
 use super::spikes::Spikes;
-use super::{Ending, Job, Summary, nothing_counts, provenance, scalars_of};
+use super::{Ending, Job, Summary, nothing_counts, provenance};
 use crate::Result;
 use crate::data::LoaderState;
 use crate::format::checkpoint::{Best, TrainerState};
@@ -59,6 +59,8 @@ pub(super) struct Trainer<'a> {
     mark: Instant,
     balance: Balance,
     spikes: Spikes,
+    /// The share of validated pairs whose chosen text has the larger reward.
+    val_accuracy: Option<f32>,
     /// Algorithms written to the folder so far.
     choices: usize,
     log_failed: bool,
@@ -85,9 +87,8 @@ impl<'a> Trainer<'a> {
         };
         let mut trainer = Self {
             summary,
-            batches: [(); 2].map(|()| {
-                StepTokens::new(tokens, job.settings.accumulate as usize, job.data.train.is_packed())
-            }),
+            batches: [(); 2]
+                .map(|()| StepTokens::new(tokens, job.settings.accumulate as usize, &job.data.train)),
             fetched: None,
             landed: step,
             position: job.data.train.state(),
@@ -98,6 +99,7 @@ impl<'a> Trainer<'a> {
             mark: Instant::now(),
             balance: Balance::default(),
             spikes: Spikes::default(),
+            val_accuracy: None,
             choices: 0,
             log_failed: false,
             unsaved: false,
@@ -177,7 +179,9 @@ impl<'a> Trainer<'a> {
                         step = self.not_finite(step, loss)?;
                         continue;
                     }
-                    Validated::Loss(loss) => metrics.val_loss = loss,
+                    Validated::Loss(loss) => {
+                        (metrics.val_loss, metrics.val_reward_accuracy) = (loss, self.val_accuracy);
+                    }
                 }
                 improved = self.improves(step, metrics.val_loss);
                 self.summary.first_val_loss = self.summary.first_val_loss.or(metrics.val_loss);
@@ -251,7 +255,7 @@ impl<'a> Trainer<'a> {
             tokens.fetch(&mut self.job.data.train, self.job.settings.micro_steps(step) as usize)?;
             self.fetched = Some((step, self.job.data.train.state()));
         }
-        let scalars = scalars_of(self.job.settings, step, tokens.targets());
+        let scalars = tokens.scalars(self.job.settings, step);
         if let Some(note) = nothing_counts(step, &scalars, tokens.targets()) {
             self.job.observer.note(&note);
         }
@@ -280,7 +284,9 @@ impl<'a> Trainer<'a> {
     /// Waits for a step and logs it; a NaN or infinite one is given back.
     fn land(&mut self, step: InFlight, log: bool) -> Result<Option<Bad>> {
         let InFlight { mut metrics, scalars, position, pending } = step;
-        let (loss, norm) = match self.job.session.finish_update(pending) {
+        let rewards = self.job.session.finish_rewards(&pending);
+        let finished = rewards.and_then(|rewards| Ok((rewards, self.job.session.finish_update(pending)?)));
+        let (rewards, (loss, norm)) = match finished {
             Ok(results) => results,
             Err(error) => {
                 let mut bad = self.bad_by_error(metrics.step, error)?;
@@ -292,6 +298,7 @@ impl<'a> Trainer<'a> {
         let seconds = now.duration_since(self.mark).as_secs_f32();
         self.mark = now;
         (metrics.loss, metrics.grad_norm) = (loss, Some(norm));
+        metrics.set_rewards(rewards);
         metrics.ms = seconds * 1e3;
         metrics.tokens_per_s = metrics.tokens.unwrap_or(0) as f32 / seconds;
         if !(loss.is_finite() && norm.is_finite()) {

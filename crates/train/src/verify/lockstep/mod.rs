@@ -38,7 +38,7 @@ impl Lockstep<'_> {
         let mut report = LockstepReport::new(session.engine().name(), twin.engine.name());
         for pass in 0..self.passes {
             let scalars =
-                Scalars { step: pass + 1, micro_step: pass.min(1), ..self.scalars }.counting(self.batch.y);
+                self.batch.counting(Scalars { step: pass + 1, micro_step: pass.min(1), ..self.scalars });
             for i in 0..program.range(Section::Update).end {
                 twin.give_inputs(session.engine(), &program.nodes()[i].op)?;
                 session.engine().run(&program, i..i + 1, &scalars)?;

@@ -11,7 +11,7 @@ use crate::format::checkpoint::{Checkpoint, CheckpointAdapter, CheckpointParts, 
 use crate::format::open_weights;
 use crate::format::shards::check_tokens;
 use crate::model::{Adapted, ModelConfig};
-use crate::session::{Batch, Session, SessionSpec, io};
+use crate::session::{Batch, BatchPairs, Session, SessionSpec, io};
 use crate::{Error, Result};
 use ironhorse_core::op::{IGNORED, Op, check_positions};
 use ironhorse_core::{DropRate, Engine, EngineExt, Pool, Precision, Scalars, Section};
@@ -74,6 +74,8 @@ pub struct Replay {
     y: Vec<i32>,
     /// Of packed sequences.
     positions: Option<Vec<i32>>,
+    /// Of preferences.
+    pairs: Option<(Vec<i32>, Vec<f32>)>,
     weights: PathBuf,
     config: ModelConfig,
     /// Of a run with adapters.
@@ -85,7 +87,7 @@ pub struct Replay {
 impl Replay {
     /// Opens a black box and checks that its weights are those that the step ran on.
     pub fn open(path: &Path) -> Result<Self> {
-        let BlackBox { bad, x, y, positions, weights } = BlackBox::open(path)?;
+        let BlackBox { bad, x, y, positions, pairs, weights } = BlackBox::open(path)?;
         let manifest = weights.join(TRAINER);
         let Ok(bytes) = std::fs::read(&manifest) else {
             let expected = "the checkpoint the step ran on; a run keeps that of its latest bad steps only";
@@ -107,7 +109,7 @@ impl Replay {
         }
         let (precision, settings) = (checkpoint.precision()?, checkpoint.trainer().settings.clone());
         let adapter = checkpoint.adapter().cloned();
-        Ok(Self { bad, x, y, positions, weights, config, adapter, precision, settings })
+        Ok(Self { bad, x, y, positions, pairs, weights, config, adapter, precision, settings })
     }
 
     /// What is known about the step.
@@ -146,6 +148,7 @@ impl Replay {
             dropout: DropRate::new(self.bad.dropout).unwrap_or_default(),
             precision: self.precision(role),
             packed: self.positions.is_some(),
+            preference: self.bad.preference,
             lora: self.model().lora,
             ..SessionSpec::default()
         }
@@ -199,7 +202,12 @@ impl Replay {
         let tokens = self.bad.batch * self.bad.seq;
         let range = micro_step as usize * tokens..(micro_step as usize + 1) * tokens;
         let positions = self.positions.as_ref().map(|positions| &positions[range.clone()]);
-        Batch { x: &self.x[range.clone()], y: &self.y[range], positions }
+        let pairs = self.pairs.as_ref().map(|(bounds, reference)| {
+            let rows = bounds.len() / self.bad.accumulate as usize;
+            let at = micro_step as usize * rows;
+            BatchPairs { bounds: &bounds[at..at + rows], reference: &reference[range.clone()] }
+        });
+        Batch { x: &self.x[range.clone()], y: &self.y[range], positions, pairs }
     }
 
     /// Runs a micro-step as training does; if the result is NaN or infinite, runs it again op by op to find the origin.

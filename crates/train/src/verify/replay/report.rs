@@ -202,6 +202,7 @@ mod tests {
             dtype: dtype.into(),
             recompute: Recompute::None,
             dropout: 0.0,
+            preference: None,
             batch: 2,
             seq: 3,
             accumulate: 1,
