@@ -32,14 +32,19 @@ def base_key(folder: Path, kind: str, model: str) -> Path:
     return key
 
 
+def write_key(name: str, folder: Path) -> Path:
+    """The key of one of the models above."""
+    kind, model, count, seq, beta = MODELS[name]
+    vocab = 31 if name == "one-pair" else 99
+    target = folder / f"{name}.key.safetensors"
+    make_key(base_key(folder / name, kind, model), Case(make_pairs(count, vocab, seq), seq, beta), target)
+    return target
+
+
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder, made = tmp_path_factory.mktemp("dpo"), {}
-    for name, (kind, model, count, seq, beta) in MODELS.items():
-        vocab = 31 if name == "one-pair" else 99
-        made[name] = folder / f"{name}.key.safetensors"
-        make_key(base_key(folder / name, kind, model), Case(make_pairs(count, vocab, seq), seq, beta), made[name])
-    return made
+    folder = tmp_path_factory.mktemp("dpo")
+    return {name: write_key(name, folder) for name in MODELS}
 
 
 @pytest.mark.parametrize("name", MODELS)

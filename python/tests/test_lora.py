@@ -48,16 +48,19 @@ MODELS = {  # name: model, B, T, adapters
 TRAIN = ("--batch", 2, "--seq", 16, "--lr", "1e-2", "--val-batches", 0, "--sample-tokens", 0, "--device", "cpu")
 
 
+def write_key(name: str, folder: Path, bf16: bool = False) -> Path:
+    """The key of one of the models above, whose every number is PEFT's."""
+    model, batch, seq, adapters = MODELS[name]
+    flags = ("--reference", "transformers", "--steps", "0", "--no-bf16", "--no-acts")
+    _, base = export(folder / name, model, batch, seq, *flags)
+    make_key(base, adapters, folder / f"{name}.key.safetensors", bf16)
+    return folder / f"{name}.key.safetensors"
+
+
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Whose every number is PEFT's."""
-    folder, made = tmp_path_factory.mktemp("lora"), {}
-    for name, (model, batch, seq, adapters) in MODELS.items():
-        flags = ("--reference", "transformers", "--steps", "0", "--no-bf16", "--no-acts")
-        _, base = export(folder / name, model, batch, seq, *flags)
-        made[name] = folder / f"{name}.key.safetensors"
-        make_key(base, adapters, made[name])
-    return made
+    folder = tmp_path_factory.mktemp("lora")
+    return {name: write_key(name, folder) for name in MODELS}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -12,6 +12,8 @@
 #   bash run.sh --only runs            interrupted runs: bitwise equal, killed at random, the cost of saving; 9 minutes at most
 #   bash run.sh --only data            text as data: the loader beside ready tokens, the time to grade 10,042 questions; 5 minutes at most
 #   bash run.sh --only f32             f32 and tf32: attention, keys, profiles, speeds with and without tensor cores; 5 minutes at most
+#   bash run.sh --only families        Qwen, Llama, Mistral, Gemma: keys, adapters, preferences, `tune`; 4 minutes at most
+#   bash run.sh --only families_bench  their speeds; 9 minutes at most; the PyTorch side needs transformers in PYTHONPATH
 #   bash run.sh --only table           the rows of the README's GPU table, each compared with PyTorch; 9 minutes at most
 #   bash run.sh --only compare         IRONHORSE_BEFORE=BINARY: that build and this one, alternating; 5 minutes at most
 #   bash run.sh --out results          where to write table.txt, summary.json, trace.json and logs.tar.gz
@@ -21,7 +23,7 @@
 set -u
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-stages="doctor selftest verify lockstep determinism rust python ops moe runs data f32 table compare bench profile sanitizer startup precision"
+stages="doctor selftest verify lockstep determinism rust python ops moe runs data f32 families families_bench table compare bench profile sanitizer startup precision"
 quick_stages="doctor selftest verify lockstep determinism bench"
 grid="d12-b64 d12-b4 d24-b32 d48-b16"
 out=out quick= only= torch=1 budget= chosen=
@@ -65,11 +67,11 @@ done
 [[ $budget =~ ^[0-9]*$ ]] || refuse "--budget is '$budget', expected seconds"
 wanted=${only:-$stages}
 [[ $quick && ! $only ]] && wanted=$quick_stages
-# The default is GPT-2 on the engine; Rust tests, ops, mixtures of experts, runs, data and f32 need a call each with --only.
-[[ $only ]] || wanted=${wanted/ rust python ops moe runs data f32 table compare/}
+# The default is GPT-2 on the engine; Rust tests, ops, mixtures of experts, runs, data, f32 and families need a call each with --only.
+[[ $only ]] || wanted=${wanted/ rust python ops moe runs data f32 families families_bench table compare/}
 [[ $chosen ]] || chosen=$grid
 [[ $quick && $chosen == "$grid" ]] && chosen=d12-b64
-budget=${budget:-$([[ $quick ]] && echo 175 || { [[ $only =~ ops|moe|runs|table|compare ]] && echo 540 || echo 470; })}
+budget=${budget:-$([[ $quick ]] && echo 175 || { [[ $only =~ ops|moe|runs|families|table|compare ]] && echo 540 || echo 470; })}
 
 ironhorse=${IRONHORSE_BIN:-$here/ironhorse}
 python=${PYTHON:-python3}
@@ -204,8 +206,9 @@ stage_python() {
         parts+=($!)
     done
     ((${#parts[@]})) && wait "${parts[@]}"
-    file=$here/python/tests/test_torch_cuda.py
-    [[ -e $file ]] && test_file "$file"
+    for file in "$here"/python/tests/test_{torch,model}_cuda.py; do
+        [[ -e $file ]] && test_file "$file"
+    done
 }
 test_file() {
     local name=${1##*/test_}
@@ -236,6 +239,10 @@ stage_ops() {
 # stage_f32
 # shellcheck source=scripts/gpu/f32.sh
 . "$here/f32.sh"
+
+# stage_families
+# shellcheck source=scripts/gpu/families.sh
+. "$here/families.sh"
 
 # torch cannot compile d48 within the time limit
 has_torch() { [[ $torch && $1 != d48-* ]]; }

@@ -8,7 +8,7 @@ use ironhorse_core::{Program, Scalars, Section, Timed};
 use std::time::{Duration, Instant};
 
 /// How often to run.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Repeat {
     /// Steps before timing starts.
     pub warmup: usize,
@@ -16,6 +16,8 @@ pub struct Repeat {
     pub steps: usize,
     /// How long to time, at least: a device slows down once it is warm.
     pub time: Duration,
+    /// Micro-steps of a step, each of the whole batch.
+    pub accumulate: u32,
 }
 
 /// What a benchmark measured.
@@ -62,7 +64,10 @@ pub fn time_steps(
     while asked < repeat.warmup + repeat.steps || clock.timed < repeat.time {
         asked += 1;
         let scalars = Scalars { step: asked as u32, ..*scalars }.counting(batch.y);
-        session.step(batch, &scalars)?;
+        let scalars = Scalars { loss_scale: scalars.loss_scale / repeat.accumulate as f32, ..scalars };
+        for micro_step in 0..repeat.accumulate {
+            session.step(batch, &Scalars { micro_step, ..scalars })?;
+        }
         let pending = session.start_update(&scalars)?;
         if pending.is_ready() {
             clock.finish(session, pending)?;
@@ -224,12 +229,26 @@ fn total(record: &[Timed]) -> u64 {
 fn median(times: &[Duration]) -> Duration {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();
-    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+    match sorted[..] {
+        [] => Duration::ZERO,
+        _ => (sorted[(sorted.len() - 1) / 2] + sorted[sorted.len() / 2]) / 2,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        let of =
+            |times: &[u64]| median(&times.iter().map(|&ms| Duration::from_millis(ms)).collect::<Vec<_>>());
+        assert_eq!(of(&[]), Duration::ZERO);
+        assert_eq!(of(&[7]), Duration::from_millis(7));
+        assert_eq!(of(&[9, 4]), Duration::from_micros(6500));
+        assert_eq!(of(&[30, 1, 2]), Duration::from_millis(2));
+        assert_eq!(of(&[1, 30, 2, 4]), Duration::from_millis(3));
+    }
 
     fn step(times: [u64; 2]) -> Vec<Timed> {
         let [a, b] = times;

@@ -39,10 +39,11 @@ const KEYS: [(&str, &str, usize, usize); 2] = [
 const KEY_STEPS: usize = 5;
 
 /// Files to copy: path in the repository, path in the folder.
-const FILES: [(&str, &str); 12] = [
+const FILES: [(&str, &str); 13] = [
     ("scripts/gpu/run.sh", MARK),
     ("scripts/gpu/moe.sh", "moe.sh"),
     ("scripts/gpu/f32.sh", "f32.sh"),
+    ("scripts/gpu/families.sh", "families.sh"),
     ("scripts/gpu/moe_check.py", "moe_check.py"),
     ("scripts/gpu/runs.sh", "runs.sh"),
     ("scripts/gpu/data.sh", "data.sh"),
@@ -101,6 +102,7 @@ pub fn run(repo: &Repo, mut args: Args) -> Result<bool> {
     rust_tests(repo, &folder)?;
     pytest(repo, &folder.join("pytest"))?;
     KEYS.iter().try_for_each(|key| answer_key(repo, &folder, key))?;
+    family_keys(repo, &folder)?;
     let files = list(&folder)?;
     report(&folder, &files);
     check_size(&files, MOST_BYTES)?;
@@ -196,6 +198,15 @@ fn answer_key(
         &folder.join("keys").join(format!("{name}.key.safetensors")),
     )?;
     fs::remove_dir_all(&aside).with_context(|| format!("{}: cannot delete", aside.display()))
+}
+
+/// Lets transformers, PEFT and PyTorch write the keys of small models of every family.
+fn family_keys(repo: &Repo, folder: &Path) -> Result<()> {
+    let mut python = repo.python();
+    python.arg(folder.join("python/tests/family_keys.py")).arg(folder.join("keys/families"));
+    python.env("PYTHONPATH", folder.join("python"));
+    ensure!(run_command(&mut python)?, "`{}` failed (its message is above)", shown(&python));
+    Ok(())
 }
 
 /// Every file below the folder with its size, by name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -120,20 +121,33 @@ def margins(model: MoE, x: Tensor) -> Tensor:
 
 
 def routed_batch(model: MoE, batch: int, seq: int, seed: int, margin: float = MARGIN) -> tuple[Tensor, Tensor, float]:
+    """`clear_batch` of this model. In a large one the rounds are limited, and near ties remain."""
+    cost = 2 * active_params(model.config) * batch * seq
+    rounds = min(32 * seq, int(BUDGET / cost))
+    return clear_batch(lambda x: margins(model, x), model.config.vocab_size, (batch, seq), seed, rounds, margin)
+
+
+def clear_batch(
+    margins: Callable[[Tensor], Tensor],
+    vocab: int,
+    shape: tuple[int, int],
+    seed: int,
+    rounds: int,
+    margin: float = MARGIN,
+) -> tuple[Tensor, Tensor, float]:
     """x, y (B, T) and the least margin: random tokens, of which those are drawn again whose choice of experts is a near
     tie, because there two correct programs may choose differently and then differ in everything.
 
     A token changes nothing before itself, so each round draws anew, in every sequence, from its first such token on,
-    and asks a little less of that token. In a large model the rounds are limited, and near ties remain.
+    and asks a little less of that token.
     """
-    vocab = model.config.vocab_size
+    batch, seq = shape
     x, y = random_batch(vocab, batch, seq, seed)
     stream = torch.cat((x.flatten(), y.flatten()[-1:]))
     x = stream[:-1].view(batch, seq)  # a view: what is drawn anew is in the stream
     generator = torch.Generator().manual_seed(seed ^ 0x726F757465)
-    least, need = margins(model, x), torch.full(x.shape, margin)
-    cost = 2 * active_params(model.config) * batch * seq
-    for _ in range(min(32 * seq, int(BUDGET / cost))):
+    least, need = margins(x), torch.full(x.shape, margin)
+    for _ in range(rounds):
         thin = least < need
         if not thin.any():
             break
@@ -143,7 +157,7 @@ def routed_batch(model: MoE, batch: int, seq: int, seed: int, margin: float = MA
             need[row, at] *= 0.9
             rest = x[row, at:]
             rest.copy_(torch.randint(vocab, rest.shape, generator=generator))
-        least = margins(model, x)
+        least = margins(x)
     return x.clone(), stream[1:].view(batch, seq).clone(), float(least.min())
 
 

@@ -7,7 +7,7 @@ use super::workload::{
 };
 use crate::args::{AttentionArg, Dtype, FlagValue, RecomputeArg, StateArgs, heading, json_help};
 use crate::hardware::{MadeBy, human_bytes, peak_memory};
-use crate::{Outcome, out};
+use crate::{Outcome, number, out};
 use anyhow::Result;
 use clap::Args;
 use ironhorse::core::{DType, EngineExt, Limits};
@@ -23,13 +23,17 @@ use std::time::{Duration, Instant};
 #[command(after_help = "Examples:\n  ironhorse bench --model d12 --batch 4 --seq 64 --threads 2\n  \
                         ironhorse bench --device cuda --model d12 --batch 64 --seq 1024 --fast --seconds 5\n  \
                         ironhorse bench --device cuda --model d12 --batch 16 --seq 1024 --documents 200\n  \
+                        ironhorse bench --device cuda --model qwen2.5-0.5b --batch 32 --seq 1024 --accumulate 16\n  \
                         ironhorse bench --device cuda --model d48 --generate --batch 1 --seq 256\n  \
                         ironhorse bench --model n_layer=4,n_head=4,n_embd=128,vocab_size=256,max_seq_len=128 --json b.json")]
 pub struct BenchArgs {
     #[command(flatten)]
     work: Workload,
+    /// Micro-steps per step: gradients accumulate over N batches before each update
+    #[arg(long, help_heading = heading::STEPS, default_value_t = 1, value_name = "N", value_parser = number::count::<u32>)]
+    accumulate: u32,
     /// Time generating --seq tokens one after the other instead of training steps, for --batch sequences at a time
-    #[arg(long, help_heading = heading::STEPS, conflicts_with = "documents")]
+    #[arg(long, help_heading = heading::STEPS, conflicts_with_all = ["documents", "accumulate"])]
     generate: bool,
     #[arg(long, help = json_help!("the results"), help_heading = heading::OUTPUT, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -54,6 +58,8 @@ struct BenchReport {
     threads: usize,
     batch: usize,
     seq: usize,
+    /// Micro-steps of a step.
+    accumulate: u32,
     steps: usize,
     ms_per_step: f64,
     ms_mean: f64,
@@ -97,17 +103,17 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
         return generate::run(work, args.json.as_deref());
     }
     let dtype = work.element()?;
-    let (mut session, inputs) = work.prepare()?;
+    let (mut session, inputs) = work.prepare(args.accumulate)?;
     let measuring = Instant::now();
     let before = flops_before(session.engine(), dtype)?;
     let measuring = measuring.elapsed();
-    let timing = time_steps(&mut session, inputs.batch(), &work.scalars(), &work.repeat())?;
+    let timing = time_steps(&mut session, inputs.batch(), &work.scalars(), &work.repeat(args.accumulate))?;
     let startup = timing.first_done.map_or(Duration::ZERO, |done| (done - start).saturating_sub(measuring));
     let peak = peak_memory(); // before the limits are measured, which take memory of their own
     let memory = session.engine().memory().by_category;
     let limits = limits_after(session.engine(), dtype, before)?;
     let measured = Measured { inputs: &inputs, startup, peak, memory, limits, dtype };
-    let report = report(work, &mut session, &timing, measured)?;
+    let report = report(args, &mut session, &timing, measured)?;
     print(&report)?;
     out::json(args.json.as_deref(), &report)?;
     Ok(Outcome::Done)
@@ -124,15 +130,16 @@ struct Measured<'a> {
 }
 
 fn report(
-    work: &Workload,
+    args: &BenchArgs,
     session: &mut Session,
     timing: &Timing,
     measured: Measured<'_>,
 ) -> Result<BenchReport> {
+    let (work, accumulate) = (&args.work, args.accumulate);
     let Measured { inputs, startup, peak, memory, limits, dtype } = measured;
     let program = session.train_program()?;
-    let (planned_bytes, flops) = (program.layout().total(), inputs.step_flops(program));
-    let model_flops = inputs.model_flops(session)?;
+    let (planned_bytes, flops) = (program.layout().total(), inputs.step_flops(program, accumulate));
+    let model_flops = f64::from(accumulate) * inputs.model_flops(session)?;
     let (parameters, active_parameters) = (session.config().told_params(), session.config().active_params());
     let engine = session.engine();
     let gpu = engine.device().product.clone();
@@ -159,6 +166,7 @@ fn report(
         threads: work.engine.thread_count(),
         batch: work.batch,
         seq: work.seq,
+        accumulate,
         steps: timing.steps.len(),
         ms_per_step: seconds * 1e3,
         ms_mean: ms(timing.mean()),
@@ -166,7 +174,7 @@ fn report(
         step_ms: timing.steps.iter().map(|&step| ms(step)).collect(),
         startup_s: startup.as_secs_f64(),
         first_step_ms: ms(timing.first),
-        tokens_per_s: inputs.tokens() as f64 / seconds,
+        tokens_per_s: f64::from(accumulate) * inputs.tokens() as f64 / seconds,
         packed: inputs.packing(),
         gflops: flops / seconds / 1e9,
         gflops_possible: limits.flops_per_s / 1e9,
@@ -189,12 +197,17 @@ fn print(report: &BenchReport) -> Result<()> {
         Some(gpu) => gpu.clone(),
         None => format!("{} threads", report.threads),
     };
+    let micro_steps = match report.accumulate {
+        1 => String::new(),
+        count => format!(" × {count} micro-steps"),
+    };
     out::line(format!(
-        "{}  {}  batch {} × {}  {} {}{}  {with}",
+        "{}  {}  batch {} × {}{}  {} {}{}  {with}",
         report.model,
         parameters_text(report.parameters, report.active_parameters),
         report.batch,
         report.seq,
+        micro_steps,
         report.device,
         report.dtype.name(),
         report.state.text(),

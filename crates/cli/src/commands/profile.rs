@@ -100,12 +100,12 @@ pub fn run(args: &ProfileArgs) -> Result<Outcome> {
     out::check_file(args.svg.as_deref())?;
     let work = &args.work;
     let dtype = work.element()?;
-    let (mut session, inputs) = work.prepare()?;
+    let (mut session, inputs) = work.prepare(1)?;
     let before = flops_before(session.engine(), dtype)?;
     let gpu = session.engine().device().product.clone();
     // Normal steps first: a profiler, once attached, slows them down.
     let step = match gpu {
-        Some(_) => Some(time_steps(&mut session, inputs.batch(), &work.scalars(), &work.repeat())?.median()),
+        Some(_) => Some(time_steps(&mut session, inputs.batch(), &work.scalars(), &work.repeat(1))?.median()),
         None => None,
     };
     let recording = profile_steps(&mut session, inputs.batch(), &work.scalars(), [work.warmup, work.steps])?;

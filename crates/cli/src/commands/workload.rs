@@ -78,8 +78,8 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// The model on the engine, with weights, and a batch.
-    pub fn prepare(&self) -> Result<(Session, Inputs)> {
+    /// The model on the engine, with weights, for steps of so many micro-steps, and a batch.
+    pub fn prepare(&self, accumulate: u32) -> Result<(Session, Inputs)> {
         let choice = ModelChoice::parse(&self.model)?;
         let spec = SessionSpec {
             lora: self.adapters.lora(&choice.config())?,
@@ -87,7 +87,7 @@ impl Workload {
             recompute: self.recompute.into(),
             dropout: number::drop_rate(self.dropout)?,
             packed: self.documents.is_some(),
-            precision: self.state.precision(self.engine.dtype()?, 1)?,
+            precision: self.state.precision(self.engine.dtype()?, accumulate)?,
             ..SessionSpec::default()
         };
         let session = session_of(choice, self.engine.engine()?, &spec, self.seed)?;
@@ -143,10 +143,10 @@ impl Workload {
         Scalars { lr: self.lr, grad_clip: self.grad_clip, ..Scalars::default() }
     }
 
-    /// How often to run.
-    pub fn repeat(&self) -> Repeat {
+    /// How often to run, in steps of so many micro-steps.
+    pub fn repeat(&self, accumulate: u32) -> Repeat {
         let time = Duration::try_from_secs_f32(self.seconds).unwrap_or(Duration::MAX);
-        Repeat { warmup: self.warmup, steps: self.steps, time }
+        Repeat { warmup: self.warmup, steps: self.steps, time, accumulate }
     }
 
     /// The name of the model without folders.

@@ -67,6 +67,30 @@ fn bench_packs_documents() {
 }
 
 #[test]
+fn bench_accumulates_micro_steps() {
+    let place = Place::new();
+    let run = |flags: &str| {
+        let text = place.does(&format!("bench {SMALL} --steps 2 --warmup 0 --json b.json {flags}")).text();
+        (text, place.json("b.json"))
+    };
+    let (text, many) = run("--accumulate 3");
+    let (_, one) = run("");
+    assert!(text.contains("× 3 micro-steps"), "{text}");
+    assert_eq!((many["accumulate"].as_u64(), one["accumulate"].as_u64()), (Some(3), Some(1)));
+    let work =
+        |report: &Value, of: &str| report[of].as_f64().unwrap() * report["ms_per_step"].as_f64().unwrap();
+    let tokens = work(&many, "tokens_per_s") / work(&one, "tokens_per_s");
+    assert!((tokens - 3.0).abs() < 1e-6, "{tokens} times the tokens of a step");
+    let flops = work(&many, "gflops") / work(&one, "gflops");
+    assert!(flops > 2.0 && flops < 3.0, "{flops} times the operations: the update is done once");
+    // three times the same batch is the same mean
+    let loss = |report: &Value| report["losses"][1].as_f64().unwrap();
+    assert!((loss(&many) - loss(&one)).abs() < 1e-4 * loss(&one), "{many} {one}");
+    place.refuses(&format!("bench {SMALL} --accumulate 0"), &["--accumulate"]);
+    place.refuses(&format!("bench {SMALL} --accumulate 2 --generate"), &["--accumulate", "--generate"]);
+}
+
+#[test]
 fn bench_runs_as_long_as_asked() {
     let place = Place::new();
     place.does(&format!("bench {SMALL} --steps 1 --warmup 0 --seconds 0.2 --json b.json"));

@@ -87,9 +87,10 @@ impl Inputs {
         self.packing().map_or(self.x.len(), |packed| packed.tokens)
     }
 
-    /// Operations of a whole step.
-    pub fn step_flops(&self, program: &Program) -> f64 {
-        self.flops(program, &Section::ALL)
+    /// Operations of a whole step of so many micro-steps.
+    pub fn step_flops(&self, program: &Program, micro_steps: u32) -> f64 {
+        let each = self.flops(program, &[Section::Forward, Section::Backward]);
+        f64::from(micro_steps) * each + self.flops(program, &[Section::Update])
     }
 
     /// Operations that the model itself asks for in a step: forward and backward, without the optimizer and without what
@@ -167,6 +168,6 @@ mod tests {
             assert!((inputs.reached(op) - 8.0 / 36.0).abs() < 1e-12);
         }
         let whole: u64 = program.nodes().iter().map(|node| node.op.flops()).sum();
-        assert!(inputs.step_flops(&program) < whole as f64);
+        assert!(inputs.step_flops(&program, 1) < whole as f64);
     }
 }
