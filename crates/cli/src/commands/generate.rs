@@ -137,7 +137,11 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     let mut adapters = open_adapters(&args.adapter, source.as_ref())?;
     let precision = args.engine.dtype()?.precision(1);
     let lora = Lora::covering(&adapters.iter().map(|(_, adapter)| adapter.lora()).collect::<Vec<_>>());
-    let spec = SessionSpec { decode: Some(1), precision, lora, ..SessionSpec::default() };
+    let prompt = tokenizer.prompt(&args.prompt)?;
+    // the cache of a whole context can be larger than the model
+    let positions = prompt.len().saturating_add(args.writing.tokens).clamp(1, context);
+    let decode_context = Some(positions);
+    let spec = SessionSpec { decode: Some(1), decode_context, precision, lora, ..SessionSpec::default() };
     let engine = args.engine.engine()?;
     check_memory(engine.as_ref(), &config, &spec)?;
     let mut session = Session::new(engine, config, &spec)?;
@@ -145,7 +149,6 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     adapters.iter().try_for_each(|(_, adapter)| adapter.check_base(&digest, &model))?;
 
     name_model(&model, source.as_ref());
-    let prompt = tokenizer.prompt(&args.prompt)?;
     if let Some(warning) = tokenizer.warning().filter(|_| !args.prompt.is_empty()) {
         out::note(warning);
     }
@@ -153,7 +156,7 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
         prompt: &prompt,
         vocab: tokenizer.vocab_size(),
         tokens: args.writing.tokens,
-        context: Some(context),
+        context: Some(positions),
         stop: tokenizer.eot(),
         sampler,
     };

@@ -99,12 +99,6 @@ impl Workload {
         Ok((session, inputs))
     }
 
-    /// The model on the engine, with weights.
-    pub fn session(&self, spec: &SessionSpec) -> Result<Session> {
-        let engine = self.engine.engine()?;
-        session_of(ModelChoice::parse(&self.model)?, engine, spec, self.seed)
-    }
-
     fn tokens(&self, path: &Path, config: &ModelConfig) -> Result<(Vec<i32>, Vec<i32>)> {
         if matches!(sniff(path)?, Kind::SafeTensors | Kind::AnswerKey) {
             return self.tokens_of(&mut SafeTensors::open(path)?, config.vocab_size());

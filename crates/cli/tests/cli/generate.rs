@@ -48,6 +48,17 @@ fn text_goes_on_beyond_the_context() {
     assert_eq!(place.does("generate --model run --tokens 0").stdout, b"\n");
 }
 
+/// The cache has room for what is read and written: that of this context would be 128 GB.
+#[test]
+fn a_long_context_needs_no_memory_before_it_is_used() {
+    let place = Place::new();
+    let model = "hidden=32,layers=1,heads=2,kv_heads=1,ffn=32,vocab=256,context=1000000000";
+    place.does(&format!("train --model {model} --steps 1 --seq 16 --sample-tokens 0 --out run"));
+    place.does("convert run folder");
+    place.does("generate --model folder --prompt some --tokens 5");
+    place.does(&format!("bench --model {model} --generate --seq 8 --batch 2 --threads 1"));
+}
+
 #[test]
 fn weights_of_every_kind_write_the_same() {
     let place = Place::with_run();

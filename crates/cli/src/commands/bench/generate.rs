@@ -1,12 +1,13 @@
 //! `ironhorse bench --generate`
 
 use crate::args::{Dtype, FlagValue};
-use crate::commands::workload::Workload;
+use crate::commands::workload::{Workload, session_of};
 use crate::hardware::MadeBy;
 use crate::{Outcome, out};
 use anyhow::{Result, bail};
 use ironhorse::core::{DType, EngineExt, Limit, Timed};
 use ironhorse::train::bench::time_decoding;
+use ironhorse::train::format::ModelChoice;
 use ironhorse::train::session::SessionSpec;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -54,15 +55,18 @@ struct KernelTime {
 pub(super) fn run(work: &Workload, json: Option<&Path>) -> Result<Outcome> {
     let dtype = work.engine.dtype()?;
     let precision = dtype.precision(1);
-    let spec = SessionSpec { decode: Some(work.batch), precision, ..SessionSpec::default() };
-    let mut session = work.session(&spec)?;
-    let (warmup, context) = (work.warmup.max(WARMUP), session.config().max_seq_len());
-    if warmup + work.seq > context {
+    let choice = ModelChoice::parse(&work.model)?;
+    let (warmup, context) = (work.warmup.max(WARMUP), choice.config().max_seq_len());
+    let positions = warmup.saturating_add(work.seq);
+    if positions > context {
         bail!(
             "--seq {} and {warmup} tokens of warm-up are more than the {context} positions of the model; use a smaller --seq",
             work.seq
         );
     }
+    let (decode, decode_context) = (Some(work.batch), Some(positions));
+    let spec = SessionSpec { decode, decode_context, precision, ..SessionSpec::default() };
+    let mut session = session_of(choice, work.engine.engine()?, &spec, work.seed)?;
     let decoding = time_decoding(&mut session, work.batch, [warmup, work.seq])?;
     let timing = decoding.timing;
     let parameters = session.config().told_params();
