@@ -98,7 +98,13 @@ impl LanguageModel {
         let precision = dtype.precision(1);
         let asked = flags.batch_tokens.or(flags.batch_texts.map(|texts| texts.saturating_mul(context)));
         let score = Some((context, asked.unwrap_or(batch_tokens(flags.engine.device()? == Device::Cpu))));
-        let spec = SessionSpec { score, decode: Some(1), precision, ..SessionSpec::default() };
+        let spec = SessionSpec {
+            score,
+            decode: Some(1),
+            decode_context: Some(context),
+            precision,
+            ..SessionSpec::default()
+        };
         let engine = flags.engine.engine()?;
         let needs = spec.layout(&config)?.total() as u64;
         check_fits(engine.as_ref(), needs, |_| "give a smaller batch or a shorter context".into())?;

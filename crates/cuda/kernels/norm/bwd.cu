@@ -10,7 +10,6 @@
 #include "common/partials.cuh"
 #include "norm/row.cuh"
 
-constexpr int WARPS = 4;
 constexpr int SUMS = CENTRED ? 2 : 1;  // over rows: d_weight, and d_bias
 
 struct Backward {
@@ -53,7 +52,8 @@ constexpr int N = Vec<ACT>::N;
 constexpr int VECS = WIDTH / N;
 // Warps that share a row: few, but enough that a lane has at most 24 columns; their sums stay in registers.
 constexpr int columns_per_lane(int warps) { return (VECS + warps * WARP - 1) / (warps * WARP) * N; }
-constexpr int GROUP = columns_per_lane(1) <= 24 ? 1 : columns_per_lane(2) <= 24 ? 2 : 4;
+constexpr int GROUP = columns_per_lane(1) <= 24 ? 1 : columns_per_lane(2) <= 24 ? 2 : columns_per_lane(4) <= 24 ? 4 : WARPS;
+static_assert(columns_per_lane(GROUP) <= 24, "WARPS is too small for WIDTH");
 constexpr int STRIDE = GROUP * WARP;
 constexpr int PER_LANE = (VECS + STRIDE - 1) / STRIDE;
 constexpr bool FULL = VECS % STRIDE == 0;
@@ -247,7 +247,8 @@ KERNEL __launch_bounds__(1024)
 #define BACKWARD {d_inp, partials, d_out, inp, mean, rstd, weight, rows, width, adds}
 
 #ifdef WIDTH
-KERNEL __launch_bounds__(WARPS * WARP, 3) JOINED(NORM, _bwd)(ARGS) { differentiate(BACKWARD); }
+constexpr int RESIDENT = WARPS == 4 ? 3 : AHEAD && WARPS == 8 ? 2 : 1;  // blocks per multiprocessor
+KERNEL __launch_bounds__(WARPS * WARP, RESIDENT) JOINED(NORM, _bwd)(ARGS) { differentiate(BACKWARD); }
 #else
 KERNEL JOINED(NORM, _bwd_rows)(ARGS) { differentiate_rows(BACKWARD); }
 KERNEL __launch_bounds__(256) JOINED(NORM, _bwd_columns)(ARGS, u32 chunk) { sum_columns(BACKWARD, chunk); }

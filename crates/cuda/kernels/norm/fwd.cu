@@ -5,9 +5,9 @@
 // NORM_apply:        out again from mean and rstd: the same bits
 // moves  2·rows·width·sizeof(ACT) + 8·rows bytes, the residual form twice that; bound: memory
 // grid   a warp per row. With WIDTH the row stays in registers; needs WIDTH % 8 == 0. Without, any width, the row is
-//        read again for each pass. With FEW a block per row: norm/row_block.cuh
+//        read again for each pass. With ROW_BLOCKS a block per row: norm/row_block.cuh
 // order  lanes in order, then a butterfly: repeatable. Variance from deviations: no digits lost to a large mean
-#ifdef FEW
+#ifdef ROW_BLOCKS
 #include "norm/row_block.cuh"
 #else
 #include "norm/row.cuh"

@@ -1,4 +1,4 @@
-// A block per row, for rows too few to fill the device: latency is what counts. Weight and bias are read before the kernel ahead
+// A block per row, for rows too few to fill the device, where latency is what counts, or too wide for a warp. Weight and bias are read before the kernel ahead
 // has ended.
 // order  a thread's columns in order, a butterfly, then warps in order: repeatable
 #pragma once

@@ -2,7 +2,7 @@
 //! earlier kernels run.
 
 use super::lower::Lower;
-use super::norm::ResidualNorm;
+use super::norm::{ResidualNorm, is_narrow};
 use crate::Result;
 use crate::args::Grid;
 use crate::kernels::Spec;
@@ -104,7 +104,8 @@ pub(super) fn linear_few(cx: &mut Lower<'_>, op: &LinearFwd) -> Result<bool> {
 fn norm_ahead(cx: &Lower<'_>, op: &LinearFwd) -> Option<ResidualNorm> {
     let index = cx.op.checked_sub(1).filter(|&index| cx.out.last().is_some_and(|last| last.op == index))?;
     let norm = ResidualNorm::of(&cx.program.nodes()[index].op)?;
-    let one_row = op.inp.shape.rows() == 1 && norm.has_row_blocks();
+    let one_row =
+        op.inp.shape.rows() == 1 && norm.has_row_blocks() && is_narrow(norm.a.dtype, norm.a.shape.cols());
     let same = norm.out == op.inp && norm.weight.dtype == op.out.dtype;
     let written = [norm.residual, norm.out, norm.rstd, op.out].into_iter();
     let mut written = written.chain(norm.mean).chain(op.pre.map(|pre| pre.slot));
@@ -117,10 +118,10 @@ fn with_norm(spec: Spec, act: DType, centred: bool, gain: Gain) -> Result<Spec> 
     Ok(spec.gain(gain))
 }
 
-/// The specialisations of GPT-2, and of an odd size.
+/// The specialisations of GPT-2, of an 8B and of an odd size.
 pub(super) fn specs() -> Vec<Spec> {
     let gelu = Some(Act::Gelu);
-    let plain = [(768, 2304), (3072, 768), (1600, 4800), (1600, 1600), (6400, 1600), (8, 24)];
+    let plain = [(768, 2304), (3072, 768), (1600, 4800), (1600, 1600), (6400, 1600), (4096, 6144), (8, 24)];
     let layers =
         plain.map(|sizes| (sizes, None)).into_iter().chain([((768, 3072), gelu), ((1600, 6400), gelu)]);
     let mut specs = Vec::new();
@@ -130,7 +131,7 @@ pub(super) fn specs() -> Vec<Spec> {
         {
             let shape = Shape::choose(act, [rows, width, outs]);
             let spec = shape.and_then(|shape| shape.spec(activation).ok());
-            if let Some(spec) = spec.clone().filter(|_| rows == 1 && outs > width) {
+            if let Some(spec) = spec.clone().filter(|_| rows == 1 && outs > width && is_narrow(act, width)) {
                 specs.extend(
                     [(true, Gain::Weight), (false, Gain::Weight), (false, Gain::OnePlusWeight)]
                         .into_iter()

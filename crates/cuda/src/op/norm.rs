@@ -12,11 +12,18 @@ use ironhorse_core::{DType, Slot};
 
 /// `WARPS` of norm/fwd.cu, a row each.
 const FWD_WARPS: usize = 8;
-/// `WARPS` of norm/bwd.cu.
+/// `WARPS` of norm/bwd.cu on the path for any width, and the fewest on the other.
 const BWD_WARPS: usize = 4;
+/// The most columns of a lane in norm/bwd.cu, whose sums stay in registers: with few warps, and with more, which leave
+/// fewer registers to each.
+const BWD_COLUMNS: [usize; 2] = [24, 16];
 /// Widths whose rows are kept in registers; a kernel is compiled for each width met.
-const FAST: std::ops::RangeInclusive<usize> = 256..=3072;
-/// The most rows that get a block each, on the path for those widths.
+const FAST: std::ops::RangeInclusive<usize> = 256..=8192;
+/// The largest of them for a layer norm: the sums of its weight and its bias share the shared memory of a block.
+const FAST_CENTRED: usize = 5120;
+/// Up to this width a warp has the registers for a row; each wider row gets a block.
+const WARP_ROW: usize = 3072;
+/// The most rows that get a block each whatever their width.
 const FEW: usize = 8;
 /// The most partial rows of column sums on the path for any width.
 const MOST_PARTIALS: usize = 512;
@@ -57,9 +64,29 @@ fn rms(gain: Gain) -> Norm {
     Norm { gain, ..RMS }
 }
 
-/// Whether rows are kept in registers.
-fn is_fast(width: usize) -> bool {
-    width.is_multiple_of(8) && FAST.contains(&width)
+/// Whether rows of a norm, `centred` or not, are kept in registers.
+fn is_fast(centred: bool, width: usize) -> bool {
+    width.is_multiple_of(8) && FAST.contains(&width) && (!centred || width <= FAST_CENTRED)
+}
+
+/// Whether each row gets a block of the forward: rows that are few, so that latency counts, or wide.
+fn has_row_blocks(centred: bool, rows: usize, width: usize) -> bool {
+    is_fast(centred, width) && (rows <= FEW || width > WARP_ROW)
+}
+
+/// Whether the block of another kernel has the registers for a row of this width besides its own.
+pub(super) fn is_narrow(act: DType, width: usize) -> bool {
+    width <= WARP_ROW || width * act.size() <= 8192
+}
+
+/// `WARPS` of norm/bwd.cu for rows in registers: enough that a row fits a block's lanes.
+fn bwd_warps(act: DType, width: usize) -> usize {
+    let per_vector = 16 / act.size();
+    let columns = |warps: usize| (width / per_vector).div_ceil(32 * warps) * per_vector;
+    if columns(BWD_WARPS) <= BWD_COLUMNS[0] {
+        return BWD_WARPS;
+    }
+    if columns(2 * BWD_WARPS) <= BWD_COLUMNS[1] { 2 * BWD_WARPS } else { 4 * BWD_WARPS }
 }
 
 impl Norm {
@@ -67,18 +94,27 @@ impl Norm {
     fn spec(&self, file: &'static str, [act, weight]: [DType; 2], width: usize) -> Result<Spec> {
         let spec = Spec::act(file, act)?.typed("WEIGHT", weight)?;
         let spec = spec.define("NORM", self.name).define("CENTRED", self.centred).gain(self.gain);
-        Ok(if is_fast(width) { spec.define("WIDTH", width as u32) } else { spec })
+        Ok(if self.is_fast(width) { spec.define("WIDTH", width as u32) } else { spec })
+    }
+
+    fn is_fast(&self, width: usize) -> bool {
+        is_fast(self.is_centred(), width)
+    }
+
+    fn is_centred(&self) -> bool {
+        self.centred == "true"
     }
 
     /// Also whether each row gets a block.
     fn fwd_spec(&self, types: [DType; 2], rows: usize, width: usize) -> Result<(Spec, bool)> {
         let spec = self.spec("norm/fwd.cu", types, width)?;
-        let few = is_fast(width) && rows <= FEW;
-        Ok((if few { spec.define("FEW", 1) } else { spec }, few))
+        let blocks = has_row_blocks(self.is_centred(), rows, width);
+        Ok((if blocks { spec.define("ROW_BLOCKS", 1) } else { spec }, blocks))
     }
 
     fn bwd_spec(&self, [act, weight, grad]: [DType; 3], width: usize) -> Result<Spec> {
-        self.spec("norm/bwd.cu", [act, weight], width)?.typed("GRAD", grad)
+        let warps = if self.is_fast(width) { bwd_warps(act, width) } else { BWD_WARPS };
+        Ok(self.spec("norm/bwd.cu", [act, weight], width)?.typed("GRAD", grad)?.define("WARPS", warps as u32))
     }
 
     /// Of these widths.
@@ -113,13 +149,16 @@ impl Norm {
         }
         let args = cx.optional_pointers(slots)?;
         let args = eps.into_iter().fold(args, |args, eps| args.f32(eps)).u32s([rows, width]);
-        let (spec, few) = self.fwd_spec([inp.dtype, weight.dtype], rows, width)?;
-        if few {
+        let (spec, blocks) = self.fwd_spec([inp.dtype, weight.dtype], rows, width)?;
+        if blocks && rows <= FEW {
             let grid = Grid::row_blocks(rows, inp.dtype, width);
             let parameters: Vec<Slot> = bias.into_iter().chain([weight]).collect();
             return cx.launch_chained(&spec.kernel(kernel), grid, args, &parameters);
         }
-        let grid = Grid::linear(rows.div_ceil(FWD_WARPS), 32 * FWD_WARPS as u32);
+        let grid = match blocks {
+            true => Grid::row_blocks(rows, inp.dtype, width),
+            false => Grid::linear(rows.div_ceil(FWD_WARPS), 32 * FWD_WARPS as u32),
+        };
         cx.launch(&spec, kernel, grid, args)
     }
 }
@@ -146,7 +185,7 @@ impl Backward {
         let spec = self.norm.bwd_spec(types, width)?;
         let (partials, count) = match rows {
             0 => (0, 0),
-            _ if is_fast(width) => self.fast(cx, &spec)?,
+            _ if self.norm.is_fast(width) => self.fast(cx, &spec)?,
             _ => self.any(cx, &spec)?,
         };
         let args = cx.optional_pointers(&[Some(self.d_weight), self.d_bias])?.ptr(partials);
@@ -172,11 +211,12 @@ impl Backward {
 
     /// Returns address and number of the partial rows.
     fn fast(&self, cx: &mut Lower<'_>, spec: &Spec) -> Result<(u64, usize)> {
-        let threads = 32 * BWD_WARPS as u32;
+        let warps = bwd_warps(self.inp.dtype, self.inp.shape.cols());
+        let threads = 32 * warps as u32;
         let function = cx.kernel(spec, self.norm.bwd)?;
         let resident = cx.device.info.sms * function.blocks_per_sm(threads, 0)?.max(1);
         // A block without rows would only write zeros, so there is at most one per row.
-        let count = self.inp.shape.rows().div_ceil(BWD_WARPS).min(resident as usize);
+        let count = self.inp.shape.rows().div_ceil(warps).min(resident as usize);
         let (partials, args) = self.partials(cx, count)?;
         cx.launch_function(self.norm.bwd, function, Grid::linear(count, threads), args);
         Ok((partials, count))
@@ -235,7 +275,7 @@ impl ResidualNorm {
     /// Whether its kernel is that of norm/row_block.cuh.
     pub fn has_row_blocks(&self) -> bool {
         let (rows, width) = (self.a.shape.rows(), self.a.shape.cols());
-        is_fast(width) && (1..=FEW).contains(&rows)
+        rows > 0 && has_row_blocks(self.mean.is_some(), rows, width)
     }
 }
 
@@ -282,6 +322,8 @@ pub(crate) fn rmsnorm_bwd(cx: &mut Lower<'_>, op: &RmsNormBwd) -> Result<()> {
 }
 
 pub(super) fn specs() -> Vec<Spec> {
-    let both = &[1, 256, 768, 1024, 1280, 1600, 2048, 3072];
-    [LAYER.specs(both), RMS.specs(both), rms(Gain::OnePlusWeight).specs(&[1, 640, 1152, 2560])].concat()
+    let both = &[1, 256, 768, 1024, 1280, 1600, 2048, 3072, 5120];
+    let llama = &[3584, 4096, 8192];
+    let gemma = rms(Gain::OnePlusWeight).specs(&[1, 640, 1152, 2560, 5376]);
+    [LAYER.specs(both), RMS.specs(both), RMS.specs(llama), gemma].concat()
 }

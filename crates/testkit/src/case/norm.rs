@@ -21,8 +21,17 @@ const SHAPES: [NormShape; 9] = [
     [0, 5, 48],
 ];
 /// Widths of models, where engines take other paths.
-pub(super) const WIDE: [NormShape; 6] =
-    [[1, 33, 768], [2, 65, 1024], [3, 100, 1600], [1, 1, 768], [8, 1, 1600], [1, 3, 3072]];
+pub(super) const WIDE: [NormShape; 9] = [
+    [1, 33, 768],
+    [2, 65, 1024],
+    [3, 100, 1600],
+    [1, 1, 768],
+    [8, 1, 1600],
+    [1, 3, 3072],
+    [1, 1, 4096],
+    [2, 17, 5120],
+    [1, 19, 8192],
+];
 
 /// Which term of the residual the sum replaces.
 #[derive(Clone, Copy, Debug)]
