@@ -69,6 +69,7 @@ KERNEL __launch_bounds__(1024) preference_sums(float* loss, float* means, const 
     }
 #pragma unroll 1
     for (int i = 0; i < 4; i++) {
+        __syncthreads();  // the sum before may still be read
         block_sum_f64<1024>(sums[i], shared);
         if (threadIdx.x == 0) {
             const float mean = (float)(sums[i] * (double)scalars->loss_scale);
