@@ -165,8 +165,7 @@ def greedy(model: Path, *flags: object, out: Path) -> list | dict:
 
 
 def theirs_greedy(model: torch.nn.Module, tokenizer: object, count: int) -> list[int]:
-    ids = tokenizer("the sun", add_special_tokens=False)["input_ids"]  # type: ignore[operator]
-    prompt = torch.tensor([[0, *ids]])  # config.json says that 0 begins a text
+    prompt = torch.tensor([tokenizer("the sun")["input_ids"]])  # type: ignore[operator]
     with torch.no_grad():
         out = model.generate(input_ids=prompt, max_new_tokens=count, do_sample=False, pad_token_id=0)
     return out[0, prompt.shape[1] :].tolist()

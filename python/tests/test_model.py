@@ -241,6 +241,28 @@ def test_messages_are_answered_through_the_template(folders: dict[str, Path], tm
     assert ironhorse.Model.from_pretrained(folder, device="cpu").generate(messages, tokens=9, greedy=True) == ""
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_texts_begin_and_end_as_in_transformers(kind: str, tmp_path: Path) -> None:
+    """With the tokenizer's own first token or none, markers in a text as tokens; at any end that the folder names."""
+    theirs = write_model(tmp_path, kind).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = ironhorse.Model.from_pretrained(tmp_path, device="cpu")
+    for text in ("the sun", "the sea<|endoftext|>a boat"):
+        ids = tokenizer(text)["input_ids"]
+        assert 0 in ids or "<" not in text
+        assert ours.generate(text, tokens=9, greedy=True) == ours.decode(ours.generate(ids, tokens=9, greedy=True))
+    ids = tokenizer("the sun")["input_ids"]
+    new = ours.generate(ids, tokens=9, greedy=True).tolist()
+    end = new[1]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, end]}))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        out = theirs.generate(torch.tensor([ids]), max_new_tokens=9, do_sample=False, pad_token_id=0)
+    stopped = ironhorse.Model.from_pretrained(tmp_path, device="cpu").generate(ids, tokens=9, greedy=True).tolist()
+    assert stopped == new[: new.index(end)] == out[0, len(ids) :].tolist()[: len(stopped)]
+    assert out.shape[1] == len(ids) + len(stopped) + 1  # theirs shows the end
+
+
 def test_what_cannot_be_written_is_named(pairs) -> None:
     ours = pairs["gpt2"][1]
     hello = {"role": "user", "content": "hello"}

@@ -171,7 +171,7 @@ impl LanguageModel {
             vocab: tokenizer.vocab_size(),
             tokens: writing.tokens,
             context: Some(self.facts.context),
-            stop: tokenizer.eot(),
+            stop: &tokenizer.ends(),
             sampler: writing.sampler,
         };
         let (mut ids, mut done) = (Vec::new(), None);

@@ -90,7 +90,7 @@ fn a_short_cache_writes_what_a_long_one_writes() {
                 vocab: 131,
                 tokens: count,
                 context: Some(CONTEXT),
-                stop: None,
+                stop: &[],
                 sampler: Sampler::greedy(),
             };
             let written = generate(&mut lazy, &request, |_| Ok(())).unwrap();

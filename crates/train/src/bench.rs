@@ -133,7 +133,7 @@ pub fn time_decoding(session: &mut Session, batch: usize, [warmup, tokens]: [usi
     let (mut ends, mut written) = (vec![Instant::now()], Vec::new());
     if batch == 1 {
         let sampler = Sampler::greedy();
-        let request = Request { prompt: &[0], vocab, tokens: count, context: None, stop: None, sampler };
+        let request = Request { prompt: &[0], vocab, tokens: count, context: None, stop: &[], sampler };
         written = generate(session, &request, |_| {
             ends.push(Instant::now());
             Ok(())

@@ -33,7 +33,7 @@ impl Named {
     pub fn check_names(flag: &str, tasks: &[Self]) -> Result<()> {
         for (at, task) in tasks.iter().enumerate() {
             if tasks[..at].iter().any(|other| other.name == task.name) {
-                bail!("{flag}: two tasks are called {}; give them different names, NAME=FILE", task.name);
+                bail!("{flag}: two are called {}; give them different names, NAME=FILE", task.name);
             }
         }
         Ok(())

@@ -157,7 +157,7 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
         vocab: tokenizer.vocab_size(),
         tokens: args.writing.tokens,
         context: Some(positions),
-        stop: tokenizer.eot(),
+        stop: &tokenizer.ends(),
         sampler,
     };
     if adapters.is_empty() {

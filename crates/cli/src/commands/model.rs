@@ -70,7 +70,7 @@ pub fn beside(source: &dyn WeightSource, model: &Path) -> Result<Option<Tokenize
     for folder in [folder(source.path()), folder(model)].into_iter().flatten() {
         let folder = if folder.as_os_str().is_empty() { PathBuf::from(".") } else { folder };
         if let Some(found) = Tokenizer::beside(&folder)? {
-            return Ok(Some(found));
+            return Ok(Some(found.of_model(source.text_tokens())));
         }
         let bin = folder.join("gpt2_tokenizer.bin");
         if bin.is_file() {

@@ -35,7 +35,7 @@ impl OpenModel {
         let context = context("context", asked.context, self.source.as_ref());
         let tokenizer = self.tokenizer.as_ref().ok();
         let vocab = tokenizer.map_or(self.source.config().vocab_size(), Codec::vocab_size);
-        let stop = end.or_else(|| tokenizer.and_then(Codec::eot));
+        let stop: Vec<u32> = end.into_iter().chain(tokenizer.map_or_else(Vec::new, Codec::ends)).collect();
         let sampler = asked.sampler(vocab);
         sampler.validate()?; // before memory is reserved
         let needs = prompt.len().saturating_add(asked.tokens);
@@ -44,7 +44,8 @@ impl OpenModel {
         let layout = session.plan_decoding(positions)?;
         check_growth(session, &layout)?;
         session.reserve(&layout)?;
-        let request = Request { prompt, vocab, tokens: asked.tokens, context: Some(context), stop, sampler };
+        let request =
+            Request { prompt, vocab, tokens: asked.tokens, context: Some(context), stop: &stop, sampler };
         Ok(generate(session, &request, |_| match control.stop_reason() {
             Some(_) => Err(Error::Stopped),
             None => Ok(()),

@@ -59,6 +59,35 @@ fn a_model_learns_chats_and_resumes_to_the_bit() {
     place.does("generate --model folder --tokens 3");
 }
 
+/// `config.json` of the base says where texts end; its checkpoints say so, too.
+#[test]
+fn texts_end_where_the_model_says() {
+    let place = place();
+    let tokens = |model: &str| {
+        place.does(&format!(
+            "generate --model {model} --prompt <u>say --tokens 12 --temperature 0 --json g.json"
+        ));
+        let tokens = place.json("g.json")["tokens"].as_array().unwrap().clone();
+        tokens.iter().map(|token| token.as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    let all = tokens("model");
+    let end = all[2];
+    let before = all.iter().position(|&token| token == end).unwrap();
+    let mut config = place.json("model/config.json");
+    config["eos_token_id"] = serde_json::json!([255, end]);
+    config["pad_token_id"] = 7.into();
+    place.write("model/config.json", config.to_string());
+    assert_eq!(tokens("model"), all[..before]);
+    place.write("model/generation_config.json", format!(r#"{{"eos_token_id": {}}}"#, all[0]));
+    assert!(tokens("model").is_empty());
+    place.does(&format!("{TRAIN} --init model --steps 1 --lr 1e-9 --out run"));
+    let kept = place.json(&format!("{}/config.json", place.last("run")));
+    for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+        assert_eq!(kept[key], config[key], "{key}");
+    }
+    assert!(tokens("run").is_empty());
+}
+
 #[test]
 fn epochs_become_steps_and_long_samples_are_cut() {
     let place = place();
@@ -147,7 +176,7 @@ fn tune_says_what_it_cannot_tune() {
     let place = place();
     place.write("book.txt", "a book");
     place.refuses("tune --data c.jsonl", &["tune needs a model"]);
-    place.refuses("tune model", &["--chat needs the chats"]);
+    place.refuses("tune model", &["tune needs the chats to learn: --data chat.jsonl"]);
     place.refuses(
         "tune model --data book.txt",
         &["book.txt: chats are lines of JSON", "train --init model --data book.txt"],

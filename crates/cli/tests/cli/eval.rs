@@ -68,7 +68,7 @@ fn what_cannot_be_graded_is_named() {
     std::fs::write(place.path("q.jsonl"), "{}\n").unwrap();
     place.refuses("eval --model run --choices q.jsonl", &["q.jsonl: line 1: the context is not there"]);
     std::fs::write(place.path("q.jsonl"), QUESTION).unwrap();
-    place.refuses("eval --model run --choices q.jsonl --choices q=q.jsonl", &["two tasks are called q"]);
+    place.refuses("eval --model run --choices q.jsonl --choices q=q.jsonl", &["two are called q"]);
     shard(&place, "one.bin", "x");
     place.refuses("eval --model run --data one.bin", &["shorter than 2 tokens"]);
     std::fs::write(place.path("q.bin"), "short").unwrap();

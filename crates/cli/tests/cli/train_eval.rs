@@ -126,7 +126,7 @@ fn what_cannot_be_graded_is_refused_before_the_first_step() {
     for (flags, texts) in [
         (format!("{TINY} --eval x=none.jsonl"), &["none.jsonl", "No such file"][..]),
         (format!("{TINY} --eval =q.jsonl"), &["--eval", "expected NAME=FILE"]),
-        (format!("{TINY} --eval q.jsonl --eval q=good.bin"), &["--eval: two tasks are called q"]),
+        (format!("{TINY} --eval q.jsonl --eval q=good.bin"), &["--eval: two are called q"]),
         (format!("{TINY} --eval x=bad.bin"), &["bad.bin: question 0: a token is 256", "vocabulary of 256"]),
         (format!("{TINY} --eval x=t.bin"), &["t.bin", "multiple-choice"]),
         (format!("{words} --data t.bin --eval x=q.jsonl"), &["--eval x: q.jsonl is text", "--tokenizer"]),

@@ -135,7 +135,7 @@ impl Spec {
             tokenizer: None,
             tasks: Vec::new(),
             prompts: Vec::new(),
-            stop: None,
+            stop: Vec::new(),
         }
     }
 

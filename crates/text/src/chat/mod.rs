@@ -13,7 +13,6 @@ mod lines;
 mod pair;
 mod python;
 mod record;
-mod special;
 mod template;
 mod turns;
 
@@ -28,9 +27,8 @@ use std::path::Path;
 use ironhorse_train::data::Sample;
 use serde_json::{Map, Value, json};
 
-use self::special::SpecialTokens;
 use self::turns::Turns;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{SpecialTokens, Tokenizer};
 use crate::{Error, Result};
 
 /// Which tokens of a sample are learned.
@@ -133,6 +131,13 @@ impl Chat {
     pub fn end(&self) -> Option<u32> {
         let end = self.special.get("eos_token").and_then(|token| self.tokenizer.id(token));
         end.or(self.tokenizer.eot())
+    }
+
+    /// The tokens at which an answer stops.
+    pub fn ends(&self) -> Vec<u32> {
+        let mut ends = self.tokenizer.ends();
+        ends.extend(self.end().filter(|end| !ends.contains(end)));
+        ends
     }
 
     fn around(&self) -> [Option<u32>; 2] {

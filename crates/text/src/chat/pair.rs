@@ -92,7 +92,18 @@ impl PairRecord {
                     kind(&prompt)
                 ));
             }
-            None => (common_messages(&chosen, &rejected), [chosen, rejected]),
+            None => {
+                let common = common_messages(&chosen, &rejected);
+                let asks = |messages: &[Value]| messages.iter().any(|message| !is_assistant(message));
+                if common == 0 && (asks(&chosen) || asks(&rejected)) {
+                    return Err(
+                        "has `chosen` and `rejected` that begin with different messages, expected two \
+                                answers to the same question"
+                            .into(),
+                    );
+                }
+                (common, [chosen, rejected])
+            }
         };
         for (name, messages) in [("chosen", &chosen), ("rejected", &rejected)] {
             if !messages[given..].iter().any(is_assistant) {
@@ -185,6 +196,10 @@ mod tests {
         let whole = |answer: &Value| [&asked[..], std::slice::from_ref(answer)].concat();
         let implicit = read(json!({"chosen": whole(&good), "rejected": whole(&bad)}));
         assert_eq!(implicit, pair);
+        let other = [says("system", "t"), says("user", "q"), bad.clone()];
+        let problem =
+            PairRecord::parse(&json!({"chosen": whole(&good), "rejected": other}).to_string()).unwrap_err();
+        assert!(problem.contains("begin with different messages"), "{problem}");
         assert_eq!(read(json!({"prompt": "q", "chosen": whole(&good), "rejected": whole(&bad)})), pair);
         // the same first answer is part of the question only if someone asks again
         let more = |last: &str| [&whole(&good)[..], &[says("user", "r"), says("assistant", last)]].concat();

@@ -25,6 +25,7 @@ mod open;
 mod ranks;
 pub mod show;
 mod spans;
+mod special;
 pub mod split;
 pub mod train;
 
@@ -34,11 +35,14 @@ use std::borrow::Cow;
 
 use ironhorse_train::Error as TrainError;
 use ironhorse_train::format::Sink;
+use ironhorse_train::format::hf::TextTokens;
 use ironhorse_train::format::tokenizer::{NamedFiles, TOKENIZER as BIN_NAME, Tokenizer as BinTokenizer};
 use ironhorse_train::generate::codec::Codec;
+use serde_json::Value;
 
 use self::bpe::{Bpe, Encoder, Special};
 use self::foreign::Foreign;
+pub use self::special::SpecialTokens;
 use self::split::{Cut, safe_cut};
 use crate::{Error, Result};
 
@@ -46,6 +50,8 @@ use crate::{Error, Result};
 pub const JSON_NAME: &str = "tokenizer.json";
 /// The file beside it that says which token is which.
 pub const CONFIG_NAME: &str = "tokenizer_config.json";
+/// The settings of generation beside it.
+const GENERATION_NAME: &str = "generation_config.json";
 /// The chat template beside it.
 pub const TEMPLATE_NAME: &str = "chat_template.jinja";
 
@@ -58,6 +64,18 @@ pub struct Tokenizer {
     sha256: String,
     /// The files it was read from, to be kept beside weights.
     files: NamedFiles,
+    /// What the `config.json` of the model says that it belongs to.
+    model: TextTokens,
+    begin: Begin,
+}
+
+/// How a text begins that a model continues.
+#[derive(Clone, Copy)]
+enum Begin {
+    /// With the token between documents, as every document does in data that is prepared here.
+    Separator,
+    /// As in transformers, which `tokenizer_config.json` is for: with this token, or with none.
+    With(Option<u32>),
 }
 
 enum Kind {
@@ -118,6 +136,36 @@ impl Tokenizer {
     /// The token between documents.
     pub fn eot(&self) -> Option<u32> {
         self.eot
+    }
+
+    /// The tokenizer of a model, whose `config.json` says this.
+    #[must_use]
+    pub fn of_model(self, model: TextTokens) -> Self {
+        Self { model, ..self }
+    }
+
+    /// The tokens at which generation stops: those that `generation_config.json` and `config.json` call ends, the one that
+    /// `tokenizer_config.json` does, and the one between documents.
+    pub fn ends(&self) -> Vec<u32> {
+        let file =
+            |name: &str| self.files.iter().find(|(file, _)| file == name).map(|(_, bytes)| bytes.as_slice());
+        let json = |name: &str| serde_json::from_slice::<Value>(file(name)?).ok();
+        let mut said: Vec<Value> = Vec::new();
+        said.extend(json(GENERATION_NAME).and_then(|json| json.get("eos_token_id").cloned()));
+        if let TextTokens::Said(config) = &self.model {
+            said.extend(config.get("eos_token_id").cloned());
+        }
+        let ids =
+            said.iter().flat_map(|value| value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]));
+        let mut ends: Vec<u32> = ids.filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect();
+        let named = json(CONFIG_NAME).and_then(|json| {
+            let token = json.get("eos_token")?;
+            self.id(token.as_str().or_else(|| token.get("content")?.as_str())?)
+        });
+        ends.extend(named.into_iter().chain(self.eot));
+        ends.sort_unstable();
+        ends.dedup();
+        ends
     }
 
     /// The id of a special token.
@@ -269,6 +317,22 @@ impl Codec for Tokenizer {
 
     fn files(&self) -> Result<NamedFiles, TrainError> {
         Tokenizer::files(self).map_err(Error::into_train)
+    }
+
+    fn ends(&self) -> Vec<u32> {
+        Tokenizer::ends(self)
+    }
+
+    fn prompt(&self, text: &str) -> Result<Vec<u32>, TrainError> {
+        let (first, text) = match self.begin {
+            Begin::Separator => (self.eot, Codec::encode(self, text.as_bytes())?),
+            Begin::With(first) => {
+                let ids = self.encode_as(text.as_bytes(), Special::Tokens).map_err(Error::into_train)?;
+                let nothing = ids.is_empty(); // there must be something to continue
+                (first.filter(|first| ids.first() != Some(first)).or(self.eot.filter(|_| nothing)), ids)
+            }
+        };
+        Ok(first.into_iter().chain(text).collect())
     }
 }
 

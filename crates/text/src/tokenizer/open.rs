@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use ironhorse_train::format::Source;
+use ironhorse_train::format::hf::TextTokens;
 use ironhorse_train::format::tokenizer::{TOKENIZER as BIN_NAME, Tokenizer as BinTokenizer, tokenizer_files};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -13,7 +14,7 @@ use super::foreign::Foreign;
 use super::json::{self, AddedToken, Vocabulary};
 use super::named::{self, NAMED};
 use super::split::Pattern;
-use super::{CONFIG_NAME, JSON_NAME, Kind, Tokenizer, ranks};
+use super::{Begin, CONFIG_NAME, JSON_NAME, Kind, SpecialTokens, Tokenizer, ranks};
 use crate::{Error, Result};
 
 /// Tokens that stand between documents, in the order in which they are looked for.
@@ -43,6 +44,8 @@ impl Tokenizer {
                 eot: Some(named.eot),
                 sha256,
                 files: Vec::new(),
+                model: TextTokens::Last,
+                begin: Begin::Separator,
             });
         }
         let path = Path::new(what);
@@ -62,7 +65,15 @@ impl Tokenizer {
     /// 256 tokens, the bytes; token 0 is between documents.
     pub fn bytes() -> Self {
         let (kind, files) = (Kind::Bytes, Vec::new());
-        Self { name: "bytes".into(), kind, eot: Some(0), sha256: sha256(&[b"bytes"]), files }
+        Self {
+            name: "bytes".into(),
+            kind,
+            eot: Some(0),
+            sha256: sha256(&[b"bytes"]),
+            files,
+            model: TextTokens::Last,
+            begin: Begin::Separator,
+        }
     }
 
     /// For fuzz targets: byte-level BPE of a `tokenizer.json`.
@@ -134,7 +145,15 @@ impl Tokenizer {
     }
 
     fn new(path: &Path, kind: Kind, eot: Option<u32>, sha256: String) -> Self {
-        Self { name: path.display().to_string(), kind, eot, sha256, files: Vec::new() }
+        Self {
+            name: path.display().to_string(),
+            kind,
+            eot,
+            sha256,
+            files: Vec::new(),
+            model: TextTokens::Last,
+            begin: Begin::Separator,
+        }
     }
 
     fn of_json(path: &Path, bytes: Vec<u8>) -> Result<Self> {
@@ -144,7 +163,12 @@ impl Tokenizer {
         };
         let config = config_beside(path);
         let eot = separator(&kind, config.as_ref());
+        let begin = path.parent().filter(|_| config.is_some()).map(SpecialTokens::read);
+        let begin = begin.and_then(Result::ok).map_or(Begin::Separator, |special| {
+            Begin::With(special.added_bos.and_then(|token| kind.id(&token)))
+        });
         let mut opened = Self::new(path, kind, eot, sha256(&[&bytes]));
+        opened.begin = begin;
         opened.files.push((JSON_NAME.to_owned(), bytes));
         opened.keep_beside(path)?;
         Ok(opened)

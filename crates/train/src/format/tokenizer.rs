@@ -6,6 +6,7 @@ use std::io::{Read, Seek};
 use std::path::Path;
 
 use super::header::{BinHeader, HEADER_BYTES, magic};
+use super::hf::TextTokens;
 use super::{Sink, Source, atomic};
 use crate::{Error, Result};
 
@@ -54,12 +55,12 @@ pub fn tokenizer_files(folder: &Path) -> Result<NamedFiles> {
 }
 
 /// A tokenizer as it is kept beside weights.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct KeptTokenizer {
     /// Its files.
     pub files: NamedFiles,
-    /// The token between texts.
-    pub eot: Option<u32>,
+    /// What `config.json` is to say of the tokens before and after a text.
+    pub tokens: TextTokens,
 }
 
 /// The bytes of every token.

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::format::Sink;
+use crate::format::hf::TextTokens;
 use crate::format::tokenizer::{KeptTokenizer, NamedFiles, TOKENIZER, Tokenizer};
 
 /// A tokenizer. llm.c's `tokenizer.bin` is one; those of Hugging Face and tiktoken are in a crate of their own.
@@ -23,7 +24,13 @@ pub trait Codec: Send + Sync {
 
     /// What is kept of it beside weights.
     fn kept(&self) -> Result<KeptTokenizer> {
-        Ok(KeptTokenizer { files: self.files()?, eot: self.eot() })
+        let tokens = self.eot().map_or(TextTokens::Last, TextTokens::Eot);
+        Ok(KeptTokenizer { files: self.files()?, tokens })
+    }
+
+    /// The tokens at which generation stops.
+    fn ends(&self) -> Vec<u32> {
+        self.eot().into_iter().collect()
     }
 
     /// The text that the ids stand for; bytes that are not UTF-8 become U+FFFD.

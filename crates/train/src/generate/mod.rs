@@ -18,8 +18,8 @@ pub struct Request<'a> {
     pub tokens: usize,
     /// How far back the model may look, at most its own context: positions that it never saw in training mislead it.
     pub context: Option<usize>,
-    /// Stop before this token (the end of a text).
-    pub stop: Option<u32>,
+    /// Stop before any of these tokens (the end of a text).
+    pub stop: &'a [u32],
     /// How to choose.
     pub sampler: Sampler,
 }
@@ -68,7 +68,7 @@ pub fn generate(
                 request.sampler.pick_at(&logits[..choice], uniform, &mut scratch)? as u32
             }
         };
-        if request.stop == Some(token) {
+        if request.stop.contains(&token) {
             break;
         }
         on_token(token)?;

@@ -128,8 +128,8 @@ pub struct TrainData {
     pub tasks: Vec<Task>,
     /// What samples continue, one after the other.
     pub prompts: Vec<Prompt>,
-    /// The token that ends a sample.
-    pub stop: Option<u32>,
+    /// The tokens that end a sample.
+    pub stop: Vec<u32>,
 }
 
 /// The beginning of a sample.

@@ -146,7 +146,7 @@ impl Chats {
         let stats = packed.stats();
         let val = if self.validates() { Some(loader(&mut self.val, false)?) } else { None };
         say(args, &self.train, stats, val.as_ref());
-        let stop = self.chat.end();
+        let stop = self.chat.ends();
         let tokenizer: Arc<dyn Codec> = Arc::new(self.tokenizer);
         let tasks = tasks(args, config, Some(tokenizer.as_ref()))?;
         let (train, val, tokenizer) = (packed.into(), val.map(Into::into), Some(tokenizer));

@@ -66,7 +66,7 @@ pub fn open(args: &TrainArgs, config: &ModelConfig, control: &Control) -> Result
     // a prompt that cannot be encoded is refused now, not after hours
     let prompts = tokenizer.iter().map(|tokenizer| Prompt::of_text(tokenizer.as_ref(), &args.prompt));
     let prompts = prompts.collect::<Result<_, _>>()?;
-    let stop = tokenizer.as_ref().and_then(|tokenizer| tokenizer.eot());
+    let stop = tokenizer.as_ref().map_or_else(Vec::new, |tokenizer| tokenizer.ends());
     let data = TrainData { train, val, tokenizer, tasks, prompts, stop };
     Ok(Opened { data, packed: None, train: train_facts, val: val_facts })
 }

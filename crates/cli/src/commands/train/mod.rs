@@ -39,7 +39,10 @@ use crate::{Outcome, number, out};
 use anyhow::{Context, Result, bail};
 use ironhorse::core::Engine;
 use ironhorse::train::format::checkpoint::TrainerState;
+use ironhorse::train::format::hf::TextTokens;
+use ironhorse::train::format::tokenizer::KeptTokenizer;
 use ironhorse::train::format::{ModelChoice, WeightSource, open_weights};
+use ironhorse::train::generate::codec::Codec;
 use ironhorse::train::model::ModelConfig;
 use ironhorse::train::run::rampup::Rampup;
 use ironhorse::train::run::schedule::{DECAY_FRACTION, LrSchedule};
@@ -122,6 +125,7 @@ pub fn start(args: &TrainArgs, line: &[OsString], watch: &mut Watch<'_>) -> Resu
     let mut prepared = Prepared::new(&args, config, control, Earlier { engine, opened, choices: &[] })?;
     match &mut weights {
         Some(source) => {
+            prepared.model = source.text_tokens();
             load_base(&mut prepared.session, source.as_mut())?;
             if prepared.spec.lora.is_some() {
                 prepared.session.init(args.seed)?;
@@ -192,6 +196,8 @@ struct Prepared {
     data: run::TrainData,
     /// What the data are: of training and of validation.
     facts: (Vec<ironhorse::train::data::SourceFacts>, Vec<ironhorse::train::data::SourceFacts>),
+    /// What `config.json` of the weights of the start says of texts.
+    model: TextTokens,
 }
 
 /// What is there before a run is prepared.
@@ -225,7 +231,19 @@ impl Prepared {
         engine.set_choices(earlier.choices)?;
         let session = Session::new(engine, config, &spec)?;
         let (control, facts) = (control.clone(), (opened.train, opened.val));
-        Ok(Self { control, settings, spec, session, data: opened.data, facts })
+        let model = TextTokens::Last;
+        Ok(Self { control, settings, spec, session, data: opened.data, facts, model })
+    }
+
+    /// The tokenizer as checkpoints keep it; what `config.json` of the start says of texts stays.
+    fn kept_tokenizer(&self) -> Result<Option<KeptTokenizer>> {
+        let kept = self.data.tokenizer.as_deref().map(Codec::kept).transpose()?;
+        Ok(match &self.model {
+            said @ TextTokens::Said(_) => {
+                Some(KeptTokenizer { tokens: said.clone(), ..kept.unwrap_or_default() })
+            }
+            _ => kept,
+        })
     }
 
     /// Measures what the weights of the start give the pairs of preferences, and says so; does nothing without pairs.
@@ -283,6 +301,7 @@ impl Prepared {
                 task.definition
             ));
         }
+        let tokenizer = self.kept_tokenizer()?;
         let control = self.control.with_time(args.max_time);
         let saves = SaveSettings {
             every: args.save_every,
@@ -292,7 +311,6 @@ impl Prepared {
             sync: args.save_sync,
             ..SaveSettings::default()
         };
-        let tokenizer = self.data.tokenizer.as_deref();
         let mut saver = Saver::new(&self.session, folder.path(), tokenizer, saves, state.step)?;
         let mut observer = Timed::new(watch.observer);
         let summary = run::train(Job {

@@ -95,6 +95,7 @@ pub fn run(
         Earlier { choices: &algorithms, ..Earlier::default() },
     )?;
     checks::space(&path, &args, &checkpoint.model(), prepared.spec.precision)?;
+    prepared.model = checkpoint.text_tokens();
     load_base(&mut prepared, &checkpoint)?;
     if args.dpo {
         load_start(&mut prepared, &args, &path)?;

@@ -112,6 +112,9 @@ pub fn check(args: &TrainArgs) -> Result<()> {
     if args.init.is_none() && args.model == super::BUILTIN {
         bail!("tune needs a model, such as `ironhorse tune Qwen/Qwen3-0.6B --data chat.jsonl`");
     }
+    if args.data.is_empty() {
+        bail!("tune needs the chats to learn: --data chat.jsonl");
+    }
     let is_text = |path: &&PathBuf| {
         path.extension().is_some_and(|end| ["txt", "md", "bin", "parquet"].iter().any(|text| end == *text))
     };

@@ -36,12 +36,14 @@ pub fn checkpoints_of(run: &Path) -> Vec<(u64, PathBuf)> {
     found
 }
 
-/// Of the checkpoints of a run that were saved when the validation loss was the lowest so far, the one with the lowest. The
-/// contents of its files are not checked.
+/// Of the checkpoints of a run whose validation loss is known, the one with the lowest. The contents of its files are not
+/// checked.
 pub fn best_checkpoint(run: &Path) -> Option<(Best, PathBuf)> {
     let bests = checkpoints_of(run).into_iter().filter_map(|(step, path)| {
-        let best = Checkpoint::manifest(&path).ok()?.state.best.filter(|best| best.step == step)?;
-        Some((best, path))
+        let state = Checkpoint::manifest(&path).ok()?.state;
+        // files from before `validated` know it of a best alone
+        let measured = state.validated.or(state.best).filter(|measured| measured.step == step)?;
+        Some((measured, path))
     });
     bests.min_by(|(a, _), (b, _)| a.val_loss.total_cmp(&b.val_loss))
 }

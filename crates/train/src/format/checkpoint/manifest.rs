@@ -41,6 +41,9 @@ pub struct TrainerState {
     /// The lowest validation loss so far.
     #[serde(default)]
     pub best: Option<Best>,
+    /// The validation loss after this very step, where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validated: Option<Best>,
     /// Consecutive steps, up to this one, whose loss or gradient norm was non-finite.
     #[serde(default)]
     pub bad_in_a_row: u32,

@@ -46,6 +46,7 @@ fn state() -> TrainerState {
         data: json!({"shard": 1, "position": u64::MAX}),
         rng: json!([1, 2]),
         best: Some(Best { step: 40, val_loss: 0.1 }),
+        validated: Some(Best { step: 42, val_loss: 0.2 }),
         bad_in_a_row: 2,
         rolled_back_from: Some(39),
         settings: json!({"lr": 0.1 + 0.2}),
@@ -267,4 +268,22 @@ fn what_is_whole_counts_and_not_what_a_name_says() {
     assert_eq!(Checkpoint::of_run(run.path()).unwrap().trainer().step, 1_000_000);
     let empty = tempfile::tempdir().unwrap();
     assert!(Checkpoint::of_run(empty.path()).unwrap_err().to_string().contains("without a checkpoint"));
+}
+
+#[test]
+fn the_best_checkpoint_is_the_best_that_was_saved() {
+    let top = tempfile::tempdir().unwrap();
+    let at = |step: u64| top.path().join(CHECKPOINTS).join(step_name(step));
+    let save = |step: u64, best: (u64, f32), own: Option<f32>| {
+        let best = Some(Best { step: best.0, val_loss: best.1 });
+        let validated = own.map(|val_loss| Best { step, val_loss });
+        write(&at(step), &TrainerState { step, best, validated, ..state() }).unwrap();
+    };
+    save(11, (11, 3.1), None); // of an earlier version
+    assert_eq!(best_checkpoint(top.path()).unwrap().0.step, 11);
+    save(66, (60, 1.4), None); // its own loss is not known
+    assert_eq!(best_checkpoint(top.path()).unwrap().0.step, 11);
+    save(117, (60, 1.4), Some(1.5));
+    let (best, path) = best_checkpoint(top.path()).unwrap();
+    assert_eq!((best, path), (Best { step: 117, val_loss: 1.5 }, at(117)));
 }

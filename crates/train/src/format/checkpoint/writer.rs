@@ -119,8 +119,7 @@ impl Job<'_> {
         let Self { folder, parts, .. } = *self;
         let dtype = parts.precision.weights;
         let elem = if dtype == DType::BF16 { Elem::BF16 } else { Elem::F32 };
-        let eot = parts.tokenizer.and_then(|tokenizer| tokenizer.eot);
-        let tokens = eot.map_or(TextTokens::Last, TextTokens::Eot);
+        let tokens = parts.tokenizer.map_or(TextTokens::Last, |tokenizer| tokenizer.tokens.clone());
         let options = HfOptions { tokens, shard: parts.part_bytes, ..HfOptions::new(elem) };
         let crc = hf::write_config_json(folder, parts.config, &options)?;
         self.crc32.insert(HF_CONFIG.to_owned(), crc);

@@ -10,7 +10,7 @@ use self::plan::Plan;
 use super::{Observer, RunFolder};
 use crate::Result;
 use crate::format::checkpoint::{PART_BYTES, TrainerState, Written};
-use crate::generate::codec::Codec;
+use crate::format::tokenizer::KeptTokenizer;
 use crate::session::Session;
 use ironhorse_core::{HostMemory, Pool, Slot};
 use serde::Serialize;
@@ -109,7 +109,7 @@ impl Saver {
     pub fn new(
         session: &Session,
         run: &Path,
-        tokenizer: Option<&dyn Codec>,
+        tokenizer: Option<KeptTokenizer>,
         settings: SaveSettings,
         step: u64,
     ) -> Result<Self> {
@@ -131,7 +131,7 @@ impl Saver {
             precision: program.precision(),
             params: program.params().to_vec(),
             pools,
-            tokenizer: tokenizer.map(Codec::kept).transpose()?,
+            tokenizer,
             part_bytes: settings.part_bytes,
         };
         Ok(Self {

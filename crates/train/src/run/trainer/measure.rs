@@ -158,7 +158,7 @@ impl Trainer<'_> {
             vocab: tokenizer.vocab_size(),
             tokens: settings.sample_tokens,
             context: Some(data.train.seq()),
-            stop: data.stop,
+            stop: &data.stop,
             sampler: settings.sampler,
         };
         // nothing waits for the end of the last sample

@@ -51,6 +51,8 @@ pub(super) struct Trainer<'a> {
     landed: u64,
     position: LoaderState,
     best: Option<Best>,
+    /// The last validation.
+    validated: Option<Best>,
     bad_in_a_row: u32,
     rolled_back_from: Option<u64>,
     /// The last step's line, of a run that was stopped before its last validation.
@@ -71,7 +73,7 @@ pub(super) struct Trainer<'a> {
 impl<'a> Trainer<'a> {
     pub fn new(job: Job<'a>) -> Result<Self> {
         let tokens = job.session.train_program()?.io("x").map_or(0, |slot| slot.numel());
-        let TrainerState { step, best, bad_in_a_row, rolled_back_from, .. } = job.state;
+        let TrainerState { step, best, validated, bad_in_a_row, rolled_back_from, .. } = job.state;
         let summary = Summary {
             ending: Ending::Done,
             steps: step,
@@ -93,6 +95,7 @@ impl<'a> Trainer<'a> {
             landed: step,
             position: job.data.train.state(),
             best,
+            validated,
             bad_in_a_row,
             rolled_back_from,
             unlogged: None,
@@ -357,6 +360,7 @@ impl<'a> Trainer<'a> {
             data: serde_json::to_value(self.position).unwrap_or_default(),
             rng: json!({ "seed": self.job.settings.seed, "kind": "counted by step and sample" }),
             best: self.best,
+            validated: self.validated.filter(|validated| validated.step == self.landed),
             bad_in_a_row: self.bad_in_a_row,
             rolled_back_from: self.rolled_back_from,
             settings: self.job.state.settings.clone(),
@@ -366,6 +370,7 @@ impl<'a> Trainer<'a> {
     /// Whether a validation loss is the lowest so far, which is then remembered.
     fn improves(&mut self, step: u64, loss: Option<f32>) -> bool {
         let Some(val_loss) = loss.filter(|loss| loss.is_finite()) else { return false };
+        self.validated = Some(Best { step, val_loss });
         // measured again after a resume it is the same value, and a best still
         let better = self.best.is_none_or(|best| val_loss < best.val_loss || best.step == step);
         if better {

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::tokenizer::{CONFIG_NAME, JSON_NAME};
+use super::{CONFIG_NAME, JSON_NAME};
 use crate::{Error, Result};
 
 /// Where older folders have the names.
