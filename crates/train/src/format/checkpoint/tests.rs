@@ -273,6 +273,7 @@ fn what_is_whole_counts_and_not_what_a_name_says() {
 #[test]
 fn the_best_checkpoint_is_the_best_that_was_saved() {
     let top = tempfile::tempdir().unwrap();
+    std::fs::create_dir(top.path().join(CHECKPOINTS)).unwrap();
     let at = |step: u64| top.path().join(CHECKPOINTS).join(step_name(step));
     let save = |step: u64, best: (u64, f32), own: Option<f32>| {
         let best = Some(Best { step: best.0, val_loss: best.1 });
