@@ -136,7 +136,7 @@ fn what_is_preferred_becomes_more_likely() {
         let mut loader = loader(&mut session, 2, 12);
         let lr = if lora.is_some() { 3e-2 } else { 1e-2 };
         let mut last = [0.0; 5];
-        for number in 1..=60 {
+        for number in 1..=120 {
             last = step(&mut session, &[next(&mut loader)], number, lr);
         }
         let [loss, chosen, rejected, accuracy, _] = last;
@@ -144,7 +144,7 @@ fn what_is_preferred_becomes_more_likely() {
         // what is validated is what is trained
         let batch = next(&mut loader);
         let (loss, rewards) = session.evaluate_pairs(batch.get()).unwrap();
-        let trained = step(&mut session, &[batch], 61, 0.0);
+        let trained = step(&mut session, &[batch], 121, 0.0);
         assert_eq!([loss, rewards.chosen, rewards.rejected, rewards.accuracy], trained[..4]);
     }
 }
