@@ -108,7 +108,7 @@ def run(bundle: Path, *flags: str, **variables: str) -> subprocess.CompletedProc
     }
     environment.pop("IRONHORSE_BIN", None)
     command = ["bash", str(bundle / "run.sh"), "--out", str(bundle / "out"), *flags]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
 
 
 def summary(bundle: Path) -> dict:

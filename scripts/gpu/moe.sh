@@ -5,7 +5,7 @@
 moe_device=${IRONHORSE_DEVICE:-cuda}
 
 # Name, sizes, B, T, routing, reference. They cover: E=3 K=1 with an idle expert and heads 6/3; all experts; every token on
-# one expert; head sizes 128 and 16; a Llama; Gemma 3 with windows, in odd sizes and with heads of 256; a single token; idle and single experts with K=2; Mixtral and Llama of transformers.
+# one expert; head sizes 128 and 16; a Llama; a single token; idle and single experts with K=2; Mixtral and Llama of transformers.
 moe_keys="tiny moe-tiny 2 32 spread ironhorse
 odd C=48,L=2,NH=6,NKV=3,E=3,K=1,F=40,V=99 3 11 idle ironhorse
 all C=128,L=2,NH=2,NKV=1,head_dim=64,E=8,K=8,F=192,V=300 2 65 spread ironhorse
@@ -17,9 +17,6 @@ three C=96,L=2,NH=3,HD=32,E=3,K=1,F=64,V=120 2 33 spread ironhorse
 idle C=128,L=2,NH=2,HD=64,E=8,K=2,F=96,V=300 2 40 idle ironhorse
 gqa C=64,L=2,NH=6,NKV=3,HD=16,E=8,K=2,F=64,V=128 2 32 spread ironhorse
 single moe-tiny 2 32 single ironhorse
-gemma kind=gemma3_text,C=256,L=3,NH=4,NKV=1,HD=64,F=320,V=512,maxT=64,window=16,window_every=2,query_scalar=48,tied=true 2 33 spread ironhorse
-gemma-odd kind=gemma3_text,C=24,L=3,NH=6,NKV=2,HD=10,F=20,V=99,maxT=40,window=7,window_every=2,query_scalar=12 2 33 spread ironhorse
-gemma256 kind=gemma3_text,C=640,L=2,NH=4,NKV=1,HD=256,F=96,V=300,maxT=80,window=32,window_every=2,tied=true 1 65 spread transformers
 mixtral C=64,L=2,NH=6,NKV=3,HD=16,E=4,K=2,F=96,V=200 2 33 spread transformers
 theirs C=64,L=2,NH=2,NKV=1,HD=128,E=0,F=128,V=200 2 33 spread transformers"
 
