@@ -42,8 +42,8 @@ op! {
 
 op! {
     /// `d_logits = (softmax(logits) - onehot)·loss_scale·weight` per row, in place of the logits: the gradient of
-    /// `loss_scale·Σ weights·losses` from the losses that [`CrossEntropy`] without `grad` left. Padding columns become 0, and so do rows whose target
-    /// is [`IGNORED`], whatever their logits and weights.
+    /// `loss_scale·Σ weights·losses` from the losses that [`CrossEntropy`] without `grad` left. Padding columns become 0, and
+    /// so do rows whose target is [`IGNORED`], whatever their logits and weights.
     pub struct CrossEntropyBwd {
         /// (B,T,Vp), replaced by its gradient
         pub logits: Slot = Update,

@@ -14,8 +14,8 @@ const STD: f64 = 0.02;
 const WAITING: usize = 2;
 
 /// Calls `put(name, values)` for every tensor in model order: normal(0, 0.02), residual projections scaled by 1/√(2L),
-/// norms 1 (their weight is 0 where they multiply by 1 + weight), biases 0, padding rows of the vocabulary 0. Each tensor has its own random stream, so a change of one
-/// size leaves the others alone. The next tensors are made while `put` works.
+/// norms 1 (their weight is 0 where they multiply by 1 + weight), biases 0, padding rows of the vocabulary 0. Each tensor
+/// has its own random stream, so a change of one size leaves the others alone. The next tensors are made while `put` works.
 pub fn random(
     config: &ModelConfig,
     seed: u64,
