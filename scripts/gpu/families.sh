@@ -86,7 +86,11 @@ stage_families_bench() {
         # shellcheck disable=SC2086  # the flags are separate words
         attempt "bench-$name" 100 "$ironhorse" bench --device cuda --model "$model" --batch "$batch" --seq "$seq" \
             --dtype bf16 --steps "$steps" --warmup 2 $flags --json "$(json "bench-$name")"
-        [[ $torch && $theirs != " -" ]] && "$python" -c 'import transformers' 2>/dev/null || continue
+        [[ $torch && $theirs != " -" ]] || continue
+        if ! "$python" -c 'import transformers' 2>/dev/null; then
+            absent "torch-$name" "no transformers in this Python"
+            continue
+        fi
         # shellcheck disable=SC2086
         attempt "torch-$name" 150 "$python" "$here/benches/gpu_torch_hf.py" --model "$model" --batch "$batch" --seq "$seq" \
             --sdpa cudnn --seconds 4 $theirs --json "$(json "torch-$name")"
