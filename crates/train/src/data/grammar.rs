@@ -8,21 +8,22 @@
 //! | `{a thing}` `{A thing}` | the same after "a" or "an" |
 
 use crate::rng::Rng;
+use std::borrow::Cow;
 
-/// The words of one story by name: who is in it, where, with what.
+/// The words of one story by name, in small letters: who is in it, where, with what.
 #[derive(Debug, Default)]
 pub(super) struct Cast {
-    words: Vec<(&'static str, String)>,
+    words: Vec<(&'static str, Cow<'static, str>)>,
 }
 
 impl Cast {
     /// Sets the words of a name.
-    pub(super) fn set(&mut self, name: &'static str, words: impl Into<String>) {
+    pub(super) fn set(&mut self, name: &'static str, words: impl Into<Cow<'static, str>>) {
         self.words.push((name, words.into()));
     }
 
     /// Sets the words of several names.
-    pub(super) fn set_all<const N: usize>(&mut self, names: [&'static str; N], words: [&str; N]) {
+    pub(super) fn set_all<const N: usize>(&mut self, names: [&'static str; N], words: [&'static str; N]) {
         names.into_iter().zip(words).for_each(|(name, words)| self.set(name, words));
     }
 
@@ -32,49 +33,102 @@ impl Cast {
     }
 
     fn get(&self, name: &str) -> Option<&str> {
-        self.words.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, words)| words.as_str())
+        let mut i = 0;
+        while i < self.words.len() {
+            let (own, words) = &self.words[i];
+            if own.len() == name.len() && *own == name {
+                return Some(words);
+            }
+            i += 1;
+        }
+        None
+    }
+}
+
+// Every run without data begins by making megabytes of this text, in tests without optimisation: a template is read once
+// and expanded often, and the loops over bytes are plain ones.
+
+/// A template that was read.
+#[derive(Debug)]
+pub(super) struct Template(Vec<Part>);
+
+#[derive(Debug)]
+enum Part {
+    Text(String),
+    Word(Word),
+    Choice(Vec<Template>),
+}
+
+/// What stands in braces.
+#[derive(Debug)]
+struct Word {
+    written: String,
+    /// In small letters.
+    name: String,
+    article: bool,
+    capital: bool,
+}
+
+impl Template {
+    /// Reads a template. What a bracket that never closes begins is text.
+    pub(super) fn new(text: &str) -> Self {
+        let (mut parts, mut rest) = (Vec::new(), text);
+        while let Some(at) = opening(rest.as_bytes())
+            && let Some((end, bars)) = closing(&rest.as_bytes()[at..])
+        {
+            parts.push(Part::Text(rest[..at].to_owned()));
+            let inner = &rest[at + 1..at + end];
+            parts.push(if rest.as_bytes()[at] == b'[' {
+                Part::Choice(alternatives(inner, &bars))
+            } else {
+                Part::Word(Word::new(inner))
+            });
+            rest = &rest[at + end + 1..];
+        }
+        parts.push(Part::Text(rest.to_owned()));
+        Self(parts)
     }
 
-    /// Appends the words of `{inner}`. An unknown name stays in its braces, which the tests look for.
-    fn substitute(&self, inner: &str, out: &mut String) {
-        let (article, name) = inner.split_once(' ').map_or(("", inner), |(a, n)| (a, n));
-        let Some(words) = self.get(name) else {
-            out.extend(["{", inner, "}"]);
+    /// Appends one expansion.
+    pub(super) fn expand(&self, cast: &Cast, rng: &mut Rng, out: &mut String) {
+        for part in &self.0 {
+            match part {
+                Part::Text(text) => out.push_str(text),
+                Part::Word(word) => word.substitute(cast, out),
+                Part::Choice(options) => options[rng.index(options.len())].expand(cast, rng, out),
+            }
+        }
+    }
+}
+
+impl Word {
+    fn new(inner: &str) -> Self {
+        let (article, name) = inner.split_once(' ').unwrap_or(("", inner));
+        Self {
+            written: format!("{{{inner}}}"),
+            name: name.to_ascii_lowercase(),
+            article: !article.is_empty(),
+            capital: inner.starts_with(|c: char| c.is_ascii_uppercase()),
+        }
+    }
+
+    /// Appends the cast's words. An unknown name stays in its braces, which the tests look for.
+    fn substitute(&self, cast: &Cast, out: &mut String) {
+        let Some(words) = cast.get(&self.name) else {
+            out.push_str(&self.written);
             return;
         };
         let start = out.len();
-        if !article.is_empty() {
+        if self.article {
             out.push_str(if words.starts_with(['a', 'e', 'i', 'o', 'u']) { "an " } else { "a " });
         }
         out.push_str(words);
-        if inner.starts_with(|c: char| c.is_ascii_uppercase()) {
+        if self.capital {
             let capital = out[start..start + 1].to_ascii_uppercase();
             out.replace_range(start..start + 1, &capital);
         }
     }
 }
-
-/// Appends one expansion of the template.
-pub(super) fn expand(template: &str, cast: &Cast, rng: &mut Rng, out: &mut String) {
-    let mut rest = template;
-    while let Some(at) = opening(rest.as_bytes()) {
-        out.push_str(&rest[..at]);
-        let Some((end, options)) = closing(&rest[at..]) else {
-            out.push_str(&rest[at..]);
-            return;
-        };
-        let inner = &rest[at + 1..at + end];
-        if rest.as_bytes()[at] == b'[' {
-            expand(alternative(inner, rng.index(options)), cast, rng, out);
-        } else {
-            cast.substitute(inner, out);
-        }
-        rest = &rest[at + end + 1..];
-    }
-    out.push_str(rest);
-}
-
-// Every run without data begins by making this text, in tests with little optimisation: the loops over bytes are plain ones.
 
 /// The position of the first bracket that opens.
 fn opening(text: &[u8]) -> Option<usize> {
@@ -88,16 +142,15 @@ fn opening(text: &[u8]) -> Option<usize> {
     None
 }
 
-/// The position of the bracket that closes the one at 0, and how many alternatives lie between them.
-fn closing(text: &str) -> Option<(usize, usize)> {
-    let (text, mut i) = (text.as_bytes(), 0);
-    let (mut depth, mut options) = (0_usize, 1);
+/// The position of the bracket that closes the one at 0, and those of the bars between them outside of inner brackets.
+fn closing(text: &[u8]) -> Option<(usize, Vec<usize>)> {
+    let (mut depth, mut bars, mut i) = (0_usize, Vec::new(), 0);
     while i < text.len() {
         match text[i] {
             b'[' | b'{' => depth += 1,
-            b']' | b'}' if depth == 1 => return Some((i, options)),
+            b']' | b'}' if depth == 1 => return Some((i, bars)),
             b']' | b'}' => depth -= 1,
-            b'|' if depth == 1 => options += 1,
+            b'|' if depth == 1 => bars.push(i),
             _ => {}
         }
         i += 1;
@@ -105,21 +158,11 @@ fn closing(text: &str) -> Option<(usize, usize)> {
     None
 }
 
-/// The alternative of that number; alternatives are separated by the bars outside of inner brackets.
-fn alternative(text: &str, number: usize) -> &str {
-    let (mut depth, mut seen, mut start) = (0_usize, 0, 0);
-    let (bytes, mut i) = (text.as_bytes(), 0);
-    while i < bytes.len() {
-        match bytes[i] {
-            b'[' | b'{' => depth += 1,
-            b']' | b'}' => depth -= 1,
-            b'|' if depth == 0 && seen == number => return &text[start..i],
-            b'|' if depth == 0 => (seen, start) = (seen + 1, i + 1),
-            _ => {}
-        }
-        i += 1;
-    }
-    &text[start..]
+/// The alternatives of a choice; `bars` count from the bracket before `inner`.
+fn alternatives(inner: &str, bars: &[usize]) -> Vec<Template> {
+    let starts = std::iter::once(0).chain(bars.iter().copied());
+    let ends = bars.iter().map(|bar| bar - 1).chain([inner.len()]);
+    starts.zip(ends).map(|(start, end)| Template::new(&inner[start..end])).collect()
 }
 
 #[cfg(test)]
@@ -132,7 +175,7 @@ mod tests {
         cast.set("place", "the mill");
         cast.set_pronouns(["he", "him", "his"], true);
         let mut out = String::new();
-        expand(template, &cast, &mut Rng::new(seed), &mut out);
+        Template::new(template).expand(&cast, &mut Rng::new(seed), &mut out);
         out
     }
 

@@ -49,30 +49,40 @@ pub trait Tokens: Send {
 #[derive(Clone, Debug)]
 pub struct MemoryTokens {
     name: String,
-    tokens: Vec<u32>,
+    tokens: Held,
+}
+
+#[derive(Clone, Debug)]
+enum Held {
+    Tokens(Vec<u32>),
+    /// Each byte is a token.
+    Bytes(Vec<u8>),
 }
 
 impl MemoryTokens {
     /// A source of these tokens; the name is for error messages.
     pub fn new(name: impl Into<String>, tokens: Vec<u32>) -> Self {
-        Self { name: name.into(), tokens }
+        Self { name: name.into(), tokens: Held::Tokens(tokens) }
     }
 
     /// A source for byte-level models: each byte is a token.
-    pub fn from_bytes(name: impl Into<String>, bytes: &[u8]) -> Self {
-        Self::new(name, bytes.iter().map(|&b| u32::from(b)).collect())
+    pub fn from_bytes(name: impl Into<String>, bytes: Vec<u8>) -> Self {
+        Self { name: name.into(), tokens: Held::Bytes(bytes) }
     }
 }
 
 impl Tokens for MemoryTokens {
     fn len(&self) -> u64 {
-        self.tokens.len() as u64
+        match &self.tokens {
+            Held::Tokens(tokens) => tokens.len() as u64,
+            Held::Bytes(bytes) => bytes.len() as u64,
+        }
     }
 
     fn read_at(&mut self, start: u64, out: &mut [u32]) -> Result<()> {
-        let range = usize::try_from(start).ok().and_then(|s| self.tokens.get(s..s.checked_add(out.len())?));
-        let (count, have) = (out.len(), self.tokens.len());
-        let tokens = range.ok_or_else(|| {
+        let (count, have) = (out.len(), self.len());
+        let end = start.checked_add(count as u64).filter(|&end| end <= have);
+        let end = end.ok_or_else(|| {
             Error::field(
                 self.name.as_ref(),
                 "range asked for",
@@ -80,7 +90,13 @@ impl Tokens for MemoryTokens {
                 format!("to end by {have}"),
             )
         })?;
-        out.copy_from_slice(tokens);
+        let range = start as usize..end as usize; // inside what is in memory
+        match &self.tokens {
+            Held::Tokens(tokens) => out.copy_from_slice(&tokens[range]),
+            Held::Bytes(bytes) => {
+                out.iter_mut().zip(&bytes[range]).for_each(|(out, &byte)| *out = byte.into())
+            }
+        }
         Ok(())
     }
 
@@ -100,7 +116,7 @@ mod tests {
 
     #[test]
     fn memory_reads_inside_its_bounds_only() {
-        let mut source = MemoryTokens::from_bytes("built-in", b"abc");
+        let mut source = MemoryTokens::from_bytes("built-in", b"abc".to_vec());
         let mut out = [0; 2];
         source.read_at(1, &mut out).unwrap();
         assert_eq!((out, source.len(), source.is_empty()), ([98, 99], 3, false));

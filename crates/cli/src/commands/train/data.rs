@@ -116,7 +116,7 @@ fn stories(args: &TrainArgs, config: &ModelConfig, split: Split) -> Result<(Load
     };
     let text = corpus(args.seed, split, bytes);
     let facts = vec![facts_of_memory(name, &text)];
-    let sources: Vec<Box<dyn Tokens>> = vec![Box::new(MemoryTokens::from_bytes("built-in stories", &text))];
+    let sources: Vec<Box<dyn Tokens>> = vec![Box::new(MemoryTokens::from_bytes("built-in stories", text))];
     Ok((loader(args, config, sources, shuffle, &facts)?, facts))
 }
 
