@@ -185,7 +185,8 @@ def test_the_key_can_be_recomputed_from_the_files(small):
 @pytest.mark.parametrize("name", ODD)
 def test_keys_of_odd_shapes(name: str, tmp_path):
     model, batch, seq, *extra = ODD[name]
-    _, path = export(tmp_path / "out", model, batch, seq, "--steps", "2", *extra)
+    few = () if name in ("one-token", "tied") else ("--no-bf16",)  # the two whose errors in bf16 could be of nothing
+    _, path = export(tmp_path / "out", model, batch, seq, "--steps", "2", *extra, *few)
     file = read_safetensors(path)
     key, config = file.tensors, MoEConfig.parse(model)
     assert file.metadata["model"] == ("llama" if name == "llama" else "moe")

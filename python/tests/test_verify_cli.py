@@ -32,7 +32,9 @@ CASES = {
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
     """All cases, exported once; tests copy what they change."""
     folder = tmp_path_factory.mktemp("cases")
-    return {name: export(folder / name, *case, "--weight-decay", "0.1") for name, case in CASES.items()}
+    # one has all that a key may have; nothing here asks for the errors of bf16
+    few = {name: () if name == "one-layer-one-head" else ("--no-bf16",) for name in CASES}
+    return {name: export(folder / name, *case, *few[name], "--weight-decay", "0.1") for name, case in CASES.items()}
 
 
 @pytest.fixture(scope="module")

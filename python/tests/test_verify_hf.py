@@ -38,7 +38,9 @@ CASES |= {
 def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("hf")
     flags = ("--reference", "transformers", "--steps", "4")
-    return {name: export(folder / name, *case, *flags)[1] for name, case in CASES.items()}
+    # one has all that a key may have; the errors of bf16 do not depend on who computes the answers
+    few = {name: () if name == "small" else ("--no-bf16",) for name in CASES}
+    return {name: export(folder / name, *case, *flags, *few[name])[1] for name, case in CASES.items()}
 
 
 def config_of(name: str) -> MoEConfig:
