@@ -91,20 +91,21 @@ fn a_norm_inside_the_layer_has_the_same_bits() {
     let mut engine = CudaEngine::new(Settings::default()).unwrap();
     let f32 = Precision::F32;
     let one =
-        Case { precision: Precision::BF16, rows: 1, width: 1600, outs: 4800, rms: None, in_place: false };
+        Case { precision: Precision::BF16, rows: 1, width: 1600, outs: 12000, rms: None, in_place: false };
     let cases = [
         (one, 1),
         (Case { rms: Some(Gain::Weight), ..one }, 1),
-        (Case { rms: Some(Gain::OnePlusWeight), width: 1152, ..one }, 1),
-        (Case { width: 768, outs: 50, ..one }, 1),
-        (Case { width: 3072, outs: 3075, ..one }, 1),
+        (Case { rms: Some(Gain::OnePlusWeight), width: 1152, outs: 16000, ..one }, 1),
+        (Case { width: 768, outs: 22050, ..one }, 1),
+        (Case { width: 3072, outs: 6155, ..one }, 1),
         (Case { precision: f32, ..one }, 1),
         (Case { precision: f32, width: 3072, rms: Some(Gain::Weight), ..one }, 1),
-        (Case { precision: f32, width: 640, rms: Some(Gain::OnePlusWeight), ..one }, 1),
-        // Not fused: in place, several rows, a width without a row block.
+        (Case { precision: f32, width: 640, outs: 14001, rms: Some(Gain::OnePlusWeight), ..one }, 1),
+        // Not fused: a small weight, in place, several rows, a width without a row block.
+        (Case { outs: 4800, ..one }, 2),
         (Case { in_place: true, ..one }, 2),
         (Case { rows: 2, ..one }, 2),
-        (Case { width: 64, ..one }, 2),
+        (Case { width: 64, outs: 300000, ..one }, 2),
     ];
     for (case, expected) in cases {
         let together = run(&mut engine, case, true);

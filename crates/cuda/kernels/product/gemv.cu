@@ -5,7 +5,8 @@
 // grid   a block per OUTS rows of the weight. It copies them to shared memory before it waits for the kernel ahead, so
 //        that memory is busy with as many blocks, of this kernel and the next ones, as fit on a multiprocessor.
 //        A thread takes the same columns of each row. WIDTH is a multiple of a vector
-//        Each block computes the norm for itself, which takes less time than another kernel; block 0 stores its results
+//        Each block computes the norm for itself, which takes less time than another kernel where the weight is large; block 0
+//        stores its results
 // order  a thread's columns in order, lanes in pairs, then warps in order: repeatable, and the same for any OUTS and ROWS. The
 //        norm's is that of norm/row_block.cuh
 #include "common/chain.cuh"

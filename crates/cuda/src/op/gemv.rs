@@ -20,6 +20,10 @@ const MOST_SUMS: usize = 32;
 /// Rows of the weight per block at most.
 const MOST_OUTS: usize = 16;
 
+/// Bytes of a weight from which on a norm ahead is computed by the blocks of the layer. Each of them computes it, which is
+/// longer than a launch unless there is much to read meanwhile.
+const LEAST_JOINED: usize = 32 << 20;
+
 /// What a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
@@ -110,7 +114,7 @@ fn norm_ahead(cx: &Lower<'_>, op: &LinearFwd) -> Option<ResidualNorm> {
     let written = [norm.residual, norm.out, norm.rstd, op.out].into_iter();
     let mut written = written.chain(norm.mean).chain(op.pre.map(|pre| pre.slot));
     let apart = written.all(|to| ![norm.a, norm.b].iter().any(|from| from.overlaps(&to)));
-    (one_row && same && apart).then_some(norm)
+    (one_row && same && apart && op.weight.bytes() >= LEAST_JOINED).then_some(norm)
 }
 
 fn with_norm(spec: Spec, act: DType, centred: bool, gain: Gain) -> Result<Spec> {
@@ -131,7 +135,8 @@ pub(super) fn specs() -> Vec<Spec> {
         {
             let shape = Shape::choose(act, [rows, width, outs]);
             let spec = shape.and_then(|shape| shape.spec(activation).ok());
-            if let Some(spec) = spec.clone().filter(|_| rows == 1 && outs > width && is_narrow(act, width)) {
+            let joined = rows == 1 && outs * width * act.size() >= LEAST_JOINED && is_narrow(act, width);
+            if let Some(spec) = spec.clone().filter(|_| joined) {
                 specs.extend(
                     [(true, Gain::Weight), (false, Gain::Weight), (false, Gain::OnePlusWeight)]
                         .into_iter()
