@@ -6,9 +6,11 @@ use crate::args::{EngineArgs, heading, json_help};
 use crate::hardware::check_memory;
 use crate::loading::load_base;
 use crate::{Outcome, number, out};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
+use ironhorse::text::chat::Chat;
 use ironhorse::text::tokenizer::Tokenizer;
+use ironhorse::text::tokenizer::bpe::Special;
 use ironhorse::train::format::checkpoint::{TrainerState, is_run};
 use ironhorse::train::format::peft::AdapterFolder;
 use ironhorse::train::format::{WeightSource, open_weights};
@@ -18,6 +20,7 @@ use ironhorse::train::generate::{Request, generate};
 use ironhorse::train::model::Lora;
 use ironhorse::train::session::{Session, SessionSpec};
 use serde::Serialize;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -87,6 +90,7 @@ impl WritingArgs {
 #[command(
     after_help = "Examples:\n  ironhorse generate\n  ironhorse generate --prompt 'Ivy was' --temperature 0.7\n  \
                         ironhorse generate --model runs/0001/best\n  \
+                        ironhorse generate --model runs/0001 --chat --prompt 'What is a boiler?'    a model of `tune` answers\n  \
                         ironhorse generate --model gpt2 --prompt 'The train' --top-k 40          GPT-2, fetched once\n  \
                         ironhorse generate --model Qwen/Qwen3-0.6B --adapter runs/0001 --prompt 'Ivy was'    an adapter of train --lora, or of PEFT\n  \
                         ironhorse generate --model Qwen/Qwen3-0.6B --adapter a=runs/0001 --adapter b=folder   one base, and each in turn\n  \
@@ -102,6 +106,12 @@ pub struct GenerateArgs {
     /// The text to continue
     #[arg(long, help_heading = heading::SAMPLING, default_value = "", value_name = "TEXT", allow_hyphen_values = true)]
     prompt: String,
+    /// Take the prompt for what a user says, in the model's chat template: the model answers
+    #[arg(long, help_heading = heading::SAMPLING)]
+    chat: bool,
+    /// With --chat: what the system says before
+    #[arg(long, help_heading = heading::SAMPLING, value_name = "TEXT", requires = "chat", allow_hyphen_values = true)]
+    system: Option<String>,
     #[command(flatten)]
     writing: WritingArgs,
     /// Name, file or folder of a tokenizer, as of `prepare` [default: the one beside the model]
@@ -137,7 +147,10 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     let mut adapters = open_adapters(&args.adapter, source.as_ref())?;
     let precision = args.engine.dtype()?.precision(1);
     let lora = Lora::covering(&adapters.iter().map(|(_, adapter)| adapter.lora()).collect::<Vec<_>>());
-    let prompt = tokenizer.prompt(&args.prompt)?;
+    let (prompt, stop) = match args.chat {
+        true => question(args, &tokenizer)?,
+        false => (tokenizer.prompt(&args.prompt)?, tokenizer.ends()),
+    };
     // the cache of a whole context can be larger than the model
     let positions = prompt.len().saturating_add(args.writing.tokens).clamp(1, context);
     let decode_context = Some(positions);
@@ -157,7 +170,7 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
         vocab: tokenizer.vocab_size(),
         tokens: args.writing.tokens,
         context: Some(positions),
-        stop: &tokenizer.ends(),
+        stop: &stop,
         sampler,
     };
     if adapters.is_empty() {
@@ -180,6 +193,21 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
+/// What the answer to the prompt is continued from, by the template beside the tokenizer, and where it ends.
+fn question(args: &GenerateArgs, tokenizer: &Tokenizer) -> Result<(Vec<u32>, Vec<u32>)> {
+    if args.prompt.is_empty() {
+        bail!("--chat needs --prompt, what the user says");
+    }
+    let chat = Chat::open(tokenizer.name(), None)?;
+    let says = |role: &str, text: &str| json!({"role": role, "content": text});
+    let system = args.system.iter().map(|text| says("system", text));
+    let messages: Vec<Value> = system.chain([says("user", &args.prompt)]).collect();
+    let text = chat.prompt(&messages, true)?;
+    let mut stop = tokenizer.ends();
+    stop.extend(chat.ends());
+    Ok((tokenizer.encode_as(text.as_bytes(), Special::Tokens)?, stop))
+}
+
 /// The adapters, each with its name; one for a model of other shapes is refused.
 fn open_adapters(named: &[Named], source: &dyn WeightSource) -> Result<Vec<(String, AdapterFolder)>> {
     let open = |Named { name, file }: &Named| {
@@ -198,7 +226,9 @@ fn write(
     adapter: Option<&str>,
 ) -> Result<GenerateReport> {
     let start = Instant::now();
-    out::piece(args.prompt.as_bytes())?;
+    if !args.chat {
+        out::piece(args.prompt.as_bytes())?;
+    }
     let mut text = Stream::default();
     let tokens = generate(session, request, |token| {
         match out::piece(&text.next(tokenizer, token)?) {

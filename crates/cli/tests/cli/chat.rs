@@ -164,6 +164,13 @@ fn tune_chooses_what_is_not_given() {
     for folder in [&place.last("run"), &place.last("other"), "merged"] {
         assert_eq!(place.read(&format!("{folder}/chat_template.jinja")), TEMPLATE.as_bytes(), "{folder}");
     }
+    // and answers
+    let answer = place.does("generate --model run --chat --prompt say --tokens 3 --json a.json").stdout;
+    assert!(!answer.starts_with(b"say"), "{answer:?}");
+    assert_eq!(place.json("a.json")["prompt"], "say");
+    place.refuses("generate --model run --chat", &["--chat needs --prompt"]);
+    place.refuses("generate --model model --system x", &["--chat"]);
+    place.refuses("generate --model base --chat --prompt a", &["chat template"]);
     // a run of tune is a run
     place.does("tune --resume other --steps 5");
     assert_eq!(place.metrics("other").len(), 5);

@@ -7,6 +7,7 @@ use crate::hardware::{COMMIT, Hardware, VERSION};
 use crate::{Outcome, out, signals};
 use anyhow::Result;
 use ironhorse::core::{Engine, EngineExt};
+use ironhorse::text::tokenizer::TEMPLATE_NAME;
 use ironhorse::train::eval::{Accuracies, Task};
 use ironhorse::train::format::checkpoint::{BEST, Best, best_checkpoint};
 use ironhorse::train::model::Adapted;
@@ -145,7 +146,11 @@ pub fn print(trained: &Trained) -> Result<Outcome> {
             // the newest is taken where it is the best
             let last = best.as_ref().is_none_or(|(best, _)| best.step == summary.steps);
             let model = if last { run.to_owned() } else { run.join(BEST) };
-            out::line(format!("write text ironhorse generate --model {}", quoted(&model)))?;
+            let chat = match summary.checkpoint.join(TEMPLATE_NAME).is_file() {
+                true => " --chat --prompt 'Hello'",
+                false => "",
+            };
+            out::line(format!("write text ironhorse generate --model {}{chat}", quoted(&model)))?;
             out::line(format!("train on   ironhorse train {}", train_on(args, run, summary)))?;
         }
     }
