@@ -91,8 +91,8 @@ fn texts_end_where_the_model_says() {
 #[test]
 fn epochs_become_steps_and_long_samples_are_cut() {
     let place = place();
-    let done = place.does(&format!("{TRAIN} --init model --seq 12 --epochs 2 --val-fraction 0 --out run"));
-    assert!(done.stderr.contains("longer than 12 tokens were cut by"), "{}", done.stderr);
+    let done = place.does(&format!("{TRAIN} --init model --seq 13 --epochs 2 --val-fraction 0 --out run"));
+    assert!(done.stderr.contains("longer than 13 tokens were cut by"), "{}", done.stderr);
     // 20 rows of one sample each, twice, in batches of 2
     assert_eq!(place.metrics("run").len(), 20);
     assert!(place.metrics("run").iter().all(|metrics| metrics.val_loss.is_none()));
@@ -111,6 +111,17 @@ fn chats_that_cannot_be_learned_are_refused() {
     place.refuses(&train("empty.jsonl"), &["empty.jsonl: has no sample"]);
     place.refuses(&train("role.jsonl"), &["role.jsonl: line 1", "unknown role robot"]);
     place.refuses(&train("silent.jsonl"), &["silent.jsonl: of 1 samples nothing is learned", "data show"]);
+    place.write("long.jsonl", chat(&"ab".repeat(40), "b"));
+    place.refuses(&train("long.jsonl"), &["long.jsonl: every sample is longer than 64 tokens", "--seq"]);
+    // one of which nothing is learned costs no row
+    let silent = String::from_utf8(place.read("silent.jsonl")).unwrap() + "\n";
+    place.write("mixed.jsonl", chat("a", "b") + &silent.repeat(30));
+    let done = place.does(&format!("{} --val-fraction 0 --batch 1 --out mixed", train("mixed.jsonl")));
+    assert!(
+        done.stderr.contains("; of 30 nothing is learned, and they are left out; in 1 rows of"),
+        "{}",
+        done.stderr
+    );
     place.refuses(&train("none.jsonl"), &["none.jsonl"]);
     place.refuses(&train("-"), &["--data -", "give a file"]);
     place.refuses("train --init model --chat --data c.jsonl", &["c.jsonl: line 1", "has no chat template"]);

@@ -126,25 +126,30 @@ impl Chats {
     pub fn open(mut self, args: &TrainArgs, config: &ModelConfig) -> Result<Opened> {
         let seq = args.seq.unwrap_or(1);
         let prompts = self.prompts(args, seq)?;
-        let loader = |read: &mut Read, shuffle: bool| -> Result<PackedLoader> {
+        // none where nothing is left to learn
+        let loader = |read: &mut Read, shuffle: bool| -> Result<Option<PackedLoader>> {
             let (batch, vocab, seed) = (args.batch.unwrap_or(1), config.vocab_size(), args.seed);
             let config = LoaderConfig { batch, seq, vocab, seed, shuffle };
-            Ok(match args.dpo {
-                true => PackedLoader::of_pairs(read.cut_pairs(seq)?, config)?,
-                false => PackedLoader::new(read.cut(seq), config)?,
-            })
+            if args.dpo {
+                return Ok(Some(PackedLoader::of_pairs(read.cut_pairs(seq)?, config)?));
+            }
+            let samples = read.cut(seq);
+            Ok(if samples.is_empty() { None } else { Some(PackedLoader::new(samples, config)?) })
         };
-        let (packed, counts) = (loader(&mut self.train, true)?, self.train.counts);
-        if counts.learned == 0 {
+        let Some(packed) = loader(&mut self.train, true)? else {
+            let (path, counts) = (args.data[0].display(), self.train.counts);
+            if counts.truncated == counts.samples {
+                bail!(
+                    "{path}: every sample is longer than {seq} tokens and is cut before an answer; give a larger --seq"
+                );
+            }
+            let (samples, mask) = (counts.samples, args.template.mask().name());
             bail!(
-                "{}: of {} samples nothing is learned with --mask {}; look at them with: ironhorse data show",
-                args.data[0].display(),
-                counts.samples,
-                args.template.mask().name()
+                "{path}: of {samples} samples nothing is learned with --mask {mask}; look at them with: ironhorse data show"
             );
-        }
+        };
         let stats = packed.stats();
-        let val = if self.validates() { Some(loader(&mut self.val, false)?) } else { None };
+        let val = if self.validates() { loader(&mut self.val, false)? } else { None };
         say(args, &self.train, stats, val.as_ref());
         let stop = self.chat.ends();
         let tokenizer: Arc<dyn Codec> = Arc::new(self.tokenizer);
@@ -193,6 +198,9 @@ fn say(args: &TrainArgs, read: &Read, stats: PackStats, val: Option<&PackedLoade
     if args.dpo && read.counts.truncated > 0 {
         let Counts { truncated, cut, .. } = read.counts;
         counts += &format!("; {truncated} of pairs longer than a row were cut by {cut} in all");
+    }
+    if read.counts.unlearned > 0 && !args.dpo {
+        counts += ", and they are left out";
     }
     if read.left_out > 0 {
         counts += &format!("; {} pairs are left out: of an answer nothing is left to learn", read.left_out);
@@ -301,13 +309,14 @@ impl Read {
         Self { units: val, ..Self::default() }
     }
 
-    /// The samples, none longer than `seq`, counted.
+    /// The samples, none longer than `seq`, counted. One of which nothing is learned would only cost time.
     fn cut(&mut self, seq: usize) -> Vec<Sample> {
         let mut samples: Vec<Sample> = self.units.drain(..).flatten().collect();
         for sample in &mut samples {
             let cut = sample.cut(seq);
             self.counts.add_sample(sample, cut);
         }
+        samples.retain(|sample| sample.targets() > 0);
         samples
     }
 

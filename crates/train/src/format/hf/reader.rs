@@ -136,7 +136,28 @@ impl<R: Read + Seek> HfFolder<R> {
         let (rows, padding) = out.split_at_mut(held);
         self.files.read_f32(&stored, rows)?;
         padding.fill(0.0);
-        Ok(())
+        self.check_tied(name, &out[..held])
+    }
+
+    /// Refuses a file whose head is another than the token table that `config.json` says it is: it was trained apart.
+    fn check_tied(&mut self, name: &str, rows: &[f32]) -> Result<()> {
+        let is_table = ["model.embed_tokens.weight", "wte.weight"].contains(&name);
+        let is_tied = is_table && self.table.iter().all(|spec| spec.name != HEAD);
+        let Some(head) = self.files.get(HEAD).filter(|_| is_tied) else { return Ok(()) };
+        let same = head.numel() == rows.len() && {
+            self.turned.resize(rows.len(), 0.0);
+            self.files.read_f32(HEAD, &mut self.turned)?;
+            self.turned.iter().zip(rows).all(|(head, row)| head.to_bits() == row.to_bits())
+        };
+        self.turned = Vec::new();
+        if same {
+            return Ok(());
+        }
+        let expected = format!(
+            "the values of `{name}`, as tie_word_embeddings in {HF_CONFIG} says; set it to false there if the head was \
+             trained apart"
+        );
+        Err(self.files.wrong(Some(HEAD), &format!("`{HEAD}`"), "another tensor".to_owned(), expected))
     }
 }
 
@@ -149,10 +170,64 @@ pub(super) fn stored_shape(config: &ModelConfig, spec: &TensorSpec) -> Vec<usize
     dims
 }
 
+/// The output head.
+const HEAD: &str = "lm_head.weight";
+
 /// Tensors of old files that are not parameters: causal masks, frequencies, and GPT-2's head, which is tied to `wte`.
 fn is_buffer(name: &str) -> bool {
-    name == "lm_head.weight"
+    name == HEAD
         || name.ends_with(".rotary_emb.inv_freq")
         || name.ends_with(".attn.bias")
         || name.ends_with(".attn.masked_bias")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::safetensors::{Dtype, Header, TensorInfo, Writer};
+    use crate::format::{Sink, Source};
+    use crate::model::Gpt2Config;
+
+    const CONFIG: ModelConfig = ModelConfig::Gpt2(Gpt2Config::new(3, 5, 2, 1, 4));
+
+    /// A file of the values 1, 2, 3, … whose head has these values.
+    fn with_head(values: &[f32]) -> HfFolder<std::io::Cursor<Vec<u8>>> {
+        let table = CONFIG.tensors();
+        let mut infos: Vec<TensorInfo> = table
+            .iter()
+            .map(|spec| TensorInfo::new(&*spec.name, Dtype::F32, stored_shape(&CONFIG, spec)))
+            .collect();
+        infos.push(TensorInfo::new(HEAD, Dtype::F32, [values.len() / 4, 4]));
+        let header = Header::build(&[], &infos).unwrap();
+        let mut bytes = Vec::new();
+        let mut sink = Sink::new(&mut bytes, Path::new("w"));
+        let _ = Writer::new(&mut sink, header).unwrap();
+        drop(sink);
+        for info in &infos {
+            let count = info.shape.iter().product::<usize>();
+            let own: Vec<f32> = (1..=count).map(|n| n as f32).collect();
+            let held = if info.name == HEAD { values } else { &own };
+            bytes.extend(held.iter().flat_map(|value| value.to_le_bytes()));
+        }
+        HfFolder::new(Path::new("hf"), CONFIG, SafeTensors::new(Source::memory(bytes, "w")).unwrap()).unwrap()
+    }
+
+    /// A head that is stored although it is tied must be the token table, or part of the model would be lost.
+    #[test]
+    fn a_stored_head_must_be_the_table_it_is_tied_to() {
+        let table: Vec<f32> = (1..=20).map(|n| n as f32).collect();
+        let numel = CONFIG.tensors()[0].shape.numel();
+        let read = |head: &[f32]| with_head(head).read_tensor("wte.weight", &mut vec![0.0; numel]);
+        read(&table).unwrap();
+        let mut other = table.clone();
+        other[19] = 20.5;
+        for head in [&other[..], &table[..16]] {
+            let error = read(head).unwrap_err().to_string();
+            assert!(
+                error.starts_with("w: `lm_head.weight` is another tensor, expected the values of"),
+                "{error}"
+            );
+            assert!(error.contains("tie_word_embeddings"), "{error}");
+        }
+    }
 }
