@@ -28,6 +28,29 @@ Lines of chat data are those of `ironhorse data show`, which shows what is learn
 recomputation, 16-bit state, warm-up, validation and samples are chosen for the model, the chats and the memory, and said before the
 first step; every flag of `ironhorse train` changes them. The run folder, stopping, resuming and exit codes are those of `train`.";
 
+const DATA: &str = "Lines of chat data, or with --dpo of preferences: files, folders or patterns of .jsonl, also .gz and .zst, or a data \
+                    set of the hub such as datasets/org/name";
+const VAL_DATA: &str = "The same to validate on [default: a part of --data, see --val-fraction]";
+const TOKENIZER: &str = "Name, file or folder of a tokenizer [default: the one beside the model]";
+/// What is chosen where a flag is not given, in place of the defaults of `train`.
+const CHOSEN: [(&str, &str); 15] = [
+    ("batch", "the largest that fits into memory"),
+    ("seq", "the longest sample, at most 2048 and the model's context"),
+    ("accumulate", "32,768 tokens a step, fewer where a run would have less than 100 steps"),
+    ("steps", "those of --epochs"),
+    ("epochs", "3 with fewer than 1,000 samples, else 1"),
+    ("lr", "by the size of the model, 1e-4 to 1e-5; of adapters 2e-4 or 1e-4; with --dpo a tenth"),
+    ("warmup", "3 % of the steps, at most 100"),
+    ("final_fraction", "0.1"),
+    ("weight_decay", "0"),
+    ("recompute", "nothing if the run fits into memory so, else as little as it takes"),
+    ("master", "f32 if the run fits into memory so, else residual"),
+    ("moments", "f32 if the run fits into memory so, else bf16"),
+    ("val_every", "ten times in a run"),
+    ("sample_every", "four times in a run"),
+    ("sample_tokens", "64"),
+];
+
 /// Tokens of a step, where there are many chats.
 const STEP_TOKENS: usize = 32_768;
 /// Steps of a run, where there are few.
@@ -71,7 +94,17 @@ impl Args for TuneArgs {
         let command = TrainArgs::augment_args(command).arg(base.conflicts_with("init"));
         // MODEL and the chats are what this command is about
         let hidden = |arg: Arg| arg.hide(true);
+        let command = CHOSEN.iter().fold(command, |command, (id, chosen)| {
+            command.mut_arg(id, |arg| {
+                let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+                let what = help.split(" [default").next().unwrap_or_default();
+                arg.help(format!("{what} [chosen: {chosen}]")).hide_default_value(true)
+            })
+        });
         command
+            .mut_arg("data", |arg| arg.help(DATA))
+            .mut_arg("val_data", |arg| arg.help(VAL_DATA))
+            .mut_arg("tokenizer", |arg| arg.help(TOKENIZER))
             .mut_arg("init", hidden)
             .mut_arg("model", hidden)
             .mut_arg("chat", hidden)
@@ -335,6 +368,22 @@ mod tests {
         assert_eq!(rows_of_step(1024, 300.0), 2);
         assert_eq!(rows_of_step(1024, 7.0), 1);
         assert_eq!(rows_of_step(100_000, 1e6), 1);
+    }
+
+    /// Help speaks of what is chosen, and of no default of `train` that does not hold here.
+    #[test]
+    fn help_says_what_is_chosen() {
+        let mut command = TuneArgs::augment_args(clap::Command::new("tune").term_width(0));
+        let help = command.render_long_help().to_string();
+        assert_eq!(help.matches("[chosen: ").count(), CHOSEN.len());
+        for arg in command.get_arguments().filter(|arg| CHOSEN.iter().any(|(id, _)| arg.get_id() == *id)) {
+            let said = arg.get_help().map(ToString::to_string).unwrap_or_default();
+            assert!(arg.is_hide_default_value_set() && !said.contains("[default"), "{said}");
+        }
+        assert!(!help.contains("built-in stories"));
+        let train =
+            TrainArgs::augment_args(clap::Command::new("train").term_width(0)).render_long_help().to_string();
+        assert!(train.contains("built-in stories") && !train.contains("[chosen: "));
     }
 
     #[test]
