@@ -93,6 +93,12 @@ pub fn sniff(path: &Path) -> Result<Kind> {
         magic::SHARD_U16 | magic::SHARD_U32 => Ok(Kind::Shard),
         magic::MULTIPLE_CHOICE => Ok(Kind::MultipleChoice),
         _ if start.starts_with(&gguf::MAGIC) => Ok(Kind::Gguf),
+        // a zip file, or a pickle of protocol 2
+        _ if start.starts_with(b"PK\x03\x04") || start.starts_with(&[0x80, 2]) => {
+            let expected = "model.safetensors and config.json in a folder; transformers writes them: \
+                            AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW, safe_serialization=True)";
+            Err(Error::field(path, "kind of file", "one of torch.save, which is not read", expected))
+        }
         _ if start[8] == b'{' => sniff_safetensors(path, source),
         _ => Err(unknown(path, format!("not known (it starts with {first})"))),
     }

@@ -64,6 +64,25 @@ fn first_part(folder: &Path) -> Option<String> {
     names.filter(|name| is_part_name(MODEL, name)).min()
 }
 
+/// The error of a folder whose weights are files of PyTorch: they are programs, which are not run here.
+fn pickled(folder: &Path) -> Option<Error> {
+    let names = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+    let name = names.into_iter().find(|name| folder.join(name).exists())?;
+    Some(Error::field(
+        &folder.join(name),
+        "format",
+        "that of torch.save, which is not read",
+        format!(
+            "{HF_WEIGHTS}; transformers writes it: AutoModelForCausalLM.from_pretrained(FOLDER)\
+             .save_pretrained(NEW, safe_serialization=True), and AutoTokenizer in the same way"
+        ),
+    ))
+}
+
+fn missing(path: &Path) -> Error {
+    Error::io(path, "open", std::io::ErrorKind::NotFound.into())
+}
+
 /// The text of the index: `places` are names of tensors and of their files.
 pub(super) fn index_json(places: &[(String, String)], parameters: u64, bytes: u64) -> String {
     // sorted, as transformers writes it
@@ -95,6 +114,7 @@ impl WeightFiles<File> {
                     );
                     Err(Error::field(&index, "file", "missing", expected))
                 }
+                None if !one.exists() => Err(pickled(folder).unwrap_or_else(|| missing(&one))),
                 None => Ok(SafeTensors::open(&one)?.into()),
             };
         }
@@ -235,6 +255,20 @@ mod tests {
             "model-00001-of-.safetensors",
         ] {
             assert!(!is_part_name(MODEL, name), "{name}");
+        }
+    }
+
+    #[test]
+    fn weights_of_torch_save_are_sent_to_transformers() {
+        for name in ["pytorch_model.bin", "pytorch_model.bin.index.json"] {
+            let folder = tempfile::tempdir().unwrap();
+            std::fs::write(folder.path().join(name), "").unwrap();
+            let error = WeightFiles::open(folder.path()).unwrap_err().to_string();
+            assert!(error.contains(&format!("{name}: format is that of torch.save")), "{error}");
+            assert!(error.contains("save_pretrained(NEW, safe_serialization=True)"), "{error}");
+            std::fs::write(folder.path().join(HF_WEIGHTS), "").unwrap();
+            let error = WeightFiles::open(folder.path()).unwrap_err().to_string();
+            assert!(!error.contains("torch.save"), "{error}");
         }
     }
 
