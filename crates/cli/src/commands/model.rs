@@ -84,7 +84,8 @@ pub fn beside(source: &dyn WeightSource, model: &Path) -> Result<Option<Tokenize
 pub fn check_tokenizer(tokenizer: Tokenizer, vocab: usize) -> Result<Tokenizer> {
     if tokenizer.vocab_size() > vocab {
         bail!(
-            "the tokenizer has {} tokens, the model only {vocab}; give the model's own",
+            "{}: the tokenizer has {} tokens, the model only {vocab}; give the model's own",
+            tokenizer.name(),
             tokenizer.vocab_size()
         );
     }

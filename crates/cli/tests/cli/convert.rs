@@ -28,9 +28,32 @@ fn a_single_safetensors_file_is_refused_and_a_mixture_is_sent_to_a_folder() {
     let refused = place.runs("convert moe moe.bin");
     assert_eq!(
         refused.stderr,
-        "error: llm.c's .bin holds a GPT-2 only, not a model of kind moe; name a Hugging Face folder, without .bin\n"
+        "error: moe.bin: llm.c's .bin holds a GPT-2 only, not a model of kind moe; name a Hugging Face folder, without .bin\n"
     );
     place.does("convert moe moe-folder");
+}
+
+/// A tokenizer with more tokens than the model goes along, as of some published models, but not without a word.
+#[test]
+fn a_tokenizer_that_is_too_large_is_said() {
+    let place = Place::with_run();
+    place.does("convert run hf");
+    let done = place.does("convert hf same");
+    assert!(!done.stderr.contains("tokenizer"), "{}", done.stderr);
+    let small = "hidden=16,layers=1,heads=2,kv_heads=1,ffn=8,vocab=250,context=16";
+    place.shard("s.bin", &(0..400).map(|i| i % 250).collect::<Vec<u32>>());
+    place.does(&format!("train --model {small} --batch 2 --seq 16 --steps 1 --data s.bin --out small"));
+    place.does("convert small small-hf");
+    place.write("small-hf/tokenizer.bin", place.read("hf/tokenizer.bin"));
+    let done = place.does("convert small-hf larger");
+    let said =
+        "small-hf/tokenizer.bin: the tokenizer has 256 tokens, the model only 250; it is copied as it is";
+    assert!(done.stderr.contains(said), "{}", done.stderr);
+    assert!(place.read("larger/tokenizer.bin") == place.read("hf/tokenizer.bin"));
+    place.refuses(
+        "generate --model small-hf",
+        &["small-hf/tokenizer.bin: the tokenizer has 256 tokens, the model only 250"],
+    );
 }
 
 #[test]

@@ -5,9 +5,10 @@ mod merge;
 
 use self::merge::{Difference, difference};
 use super::fetch::names;
+use super::model::beside;
 use crate::args::json_help;
 use crate::{Outcome, number, out};
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use ironhorse::Device;
 use ironhorse::train::format::hf::{HfOptions, write_hf};
@@ -18,7 +19,7 @@ use ironhorse::train::run::Control;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Converts weights to a Hugging Face folder (GPT-2, Llama, Mistral, Mixtral, Qwen), llm.c's model .bin, or GGUF for llama.cpp
+/// Converts weights to a Hugging Face folder (GPT-2, Llama, Mistral, Mixtral, Qwen, Gemma 3), llm.c's model .bin, or GGUF for llama.cpp
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse convert runs/0001 model.bin\n  \
                         ironhorse convert gpt2_124M.bin gpt2-folder\n  \
@@ -119,9 +120,11 @@ pub fn run(args: &ConvertArgs) -> Result<Outcome> {
     let (elem, name) = args.stored.elem();
     if args.to.extension().is_some_and(|extension| extension == "bin") {
         let options = ModelOptions { elem, header: None };
-        let gpt2 = config.gpt2("llm.c's .bin", "name a Hugging Face folder, without .bin")?;
+        let gpt2 = config.gpt2("llm.c's .bin", "name a Hugging Face folder, without .bin");
+        let gpt2 = gpt2.map_err(|error| anyhow!("{}: {error}", args.to.display()))?;
         write_model(&args.to, gpt2, &options, |spec, out| source.read_tensor(&spec.name, out))?;
     } else {
+        note_larger_tokenizer(source.as_ref(), &from)?;
         to_folder(source.as_mut(), &args.to, &args.stored)?;
     }
     out::line(format!("{}: {} parameters as {}", args.to.display(), config.told_params(), name))?;
@@ -138,6 +141,20 @@ pub fn run(args: &ConvertArgs) -> Result<Outcome> {
     };
     out::json(args.json.as_deref(), &report)?;
     Ok(Outcome::Done)
+}
+
+/// Says that the tokenizer beside the weights has tokens that the model has no rows for: it is copied as it is.
+fn note_larger_tokenizer(source: &dyn WeightSource, from: &Path) -> Result<()> {
+    let vocab = source.config().vocab_size();
+    if let Some(tokenizer) = beside(source, from)?.filter(|tokenizer| tokenizer.vocab_size() > vocab) {
+        out::note(format_args!(
+            "{}: the tokenizer has {} tokens, the model only {vocab}; it is copied as it is, and a text with one of the others \
+             cannot be computed",
+            tokenizer.name(),
+            tokenizer.vocab_size()
+        ));
+    }
+    Ok(())
 }
 
 /// Writes weights and what belongs to them as a Hugging Face folder.
