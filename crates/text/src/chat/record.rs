@@ -1,5 +1,7 @@
 //! One line of chat data.
 
+use ironhorse_train::format::parse_json;
+use serde_json::error::Category;
 use serde_json::{Map, Value};
 
 use super::generation::{CLOSE, OPEN};
@@ -33,6 +35,9 @@ pub struct Conversation {
 
 const EXPECTED: &str = r#"expected {"messages": [...]}, {"prompt": ..., "completion": ...} or {"text": ...}"#;
 
+/// The fields that make a line a sample.
+const FORMS: [&str; 4] = ["messages", "prompt", "completion", "text"];
+
 /// Names under which a message's reasoning is found; templates know the first, some the second.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
@@ -40,6 +45,9 @@ impl Record {
     /// Reads a line. An error is the end of a sentence that begins with the line.
     pub fn parse(line: &str) -> Result<Self, String> {
         let mut fields = object_of(line, EXPECTED)?;
+        // null is in columns that a data set does not use
+        fields.retain(|name, value| !FORMS.contains(&name.as_str()) || !value.is_null());
+        refuse_two_forms(&fields)?;
         if let Some(messages) = fields.remove("messages") {
             let messages = messages_of("messages", messages)?;
             return Ok(Self::Messages(Conversation { messages, given: 0, fields }));
@@ -72,12 +80,29 @@ impl Record {
     }
 }
 
+/// Refuses a line that is a sample in two ways. Data sets repeat a message as a text beside the messages, which is fine.
+fn refuse_two_forms(fields: &Map<String, Value>) -> Result<(), String> {
+    let messages = fields.get("messages").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let repeats = |value: &Value| messages.iter().any(|message| message.get("content") == Some(value));
+    let found = FORMS.iter().filter(|name| fields.get(**name).is_some_and(|value| !repeats(value)));
+    match found.collect::<Vec<_>>()[..] {
+        [] | [_] | [&"prompt", &"completion"] => Ok(()),
+        [first, second, ..] => {
+            let second = if (*first, *second) == ("prompt", "completion") { &"text" } else { second };
+            Err(format!("has both `{first}` and `{second}`, {EXPECTED}; remove the one that is not meant"))
+        }
+    }
+}
+
 /// The fields of a line.
 pub(super) fn object_of(line: &str, expected: &str) -> Result<Map<String, Value>, String> {
-    let value: Value = serde_json::from_str(line).map_err(|error| {
+    let value = parse_json(line.as_bytes()).map_err(|error| {
         let text = error.to_string();
         let what = text.split_once(" at line ").map_or(text.as_str(), |(what, _)| what);
-        format!("is not JSON ({what} at column {})", error.column())
+        match error.classify() {
+            Category::Data => format!("has {what} (column {}), expected it once", error.column()),
+            _ => format!("is not JSON ({what} at column {})", error.column()),
+        }
     })?;
     if holds_mark(&value) {
         let code = u32::from(OPEN);
@@ -213,11 +238,30 @@ mod tests {
             (r#"{"completion": "a"}"#, "has `completion` but no `prompt`"),
             (r#"{"prompt": "a", "completion": []}"#, "has a text and a list as `prompt` and `completion`"),
             (r#"{"text": ["a"]}"#, "has a list as `text`"),
+            (
+                r#"{"messages": [{"role": "user", "role": "user"}]}"#,
+                "has the key `role` twice in one object (column 37)",
+            ),
+            (
+                r#"{"messages": [{"role": "user", "content": "a"}], "prompt": "b"}"#,
+                "has both `messages` and `prompt`, expected {",
+            ),
+            (r#"{"messages": [{"role": "user", "content": "a"}], "completion": "b"}"#, "and `completion`"),
+            (
+                r#"{"messages": [{"role": "user", "content": "a"}], "text": "b"}"#,
+                "both `messages` and `text`",
+            ),
+            (r#"{"prompt": "a", "completion": "b", "text": "ab"}"#, "has both `prompt` and `text`"),
             (r#"{"text": "\ufdd0"}"#, "has the character U+FDD0 or U+FDD1"),
             (r#"{"text": "a", "tools": [{"\ufdd1": 1}]}"#, "has the character U+FDD0 or U+FDD1"),
         ] {
             let problem = Record::parse(line).unwrap_err();
             assert!(problem.contains(want), "{line}: {problem}");
+        }
+        // the question again beside the messages, and columns that are not used
+        for more in [r#""prompt": "a""#, r#""prompt": null, "completion": null, "text": null"#] {
+            let line = format!(r#"{{"messages": [{{"role": "user", "content": "a"}}], {more}}}"#);
+            assert!(matches!(Record::parse(&line), Ok(Record::Messages(_))), "{more}");
         }
         assert!(Record::parse(r#"{"messages": [{"role": "assistant", "tool_calls": []}]}"#).is_ok());
     }

@@ -11,6 +11,7 @@ mod elem;
 pub mod gguf;
 mod header;
 pub mod hf;
+mod json;
 pub mod llmc_model;
 pub mod multiple_choice;
 pub mod peft;
@@ -26,6 +27,7 @@ mod weights;
 
 pub use elem::Elem;
 pub use header::BinHeader;
+pub use json::parse_json;
 pub use sink::Sink;
 pub use sniff::{Kind, sniff};
 pub use source::Source;

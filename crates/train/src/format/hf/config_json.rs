@@ -12,7 +12,7 @@ use super::mistral::Mistral;
 use super::qwen::{Qwen2, Qwen3, Qwen3Moe};
 use super::{TextTokens, gpt2::Gpt2, llama::Llama, mixtral::Mixtral, without_bom};
 use crate::error::one_of;
-use crate::format::Elem;
+use crate::format::{Elem, parse_json};
 use crate::model::ModelConfig;
 use crate::model::describe::{Described, Filling};
 use crate::{Error, Result};
@@ -60,8 +60,11 @@ pub(super) fn architecture(config: &ModelConfig) -> &'static str {
 
 /// Reads the sizes, and rejects settings for which transformers computes something different from us.
 pub fn parse_config_json(bytes: &[u8], path: &Path) -> Result<ModelConfig> {
-    let map: Map<String, Value> = serde_json::from_slice(without_bom(bytes))
-        .map_err(|error| Error::field(path, "content", format!("not valid ({error})"), "a JSON object"))?;
+    let wrong = |what: String| Error::field(path, "content", format!("not valid ({what})"), "a JSON object");
+    let map = match parse_json(without_bom(bytes)).map_err(|error| wrong(error.to_string()))? {
+        Value::Object(map) => map,
+        other => return Err(wrong(format!("it begins with {:.1}", other.to_string()))),
+    };
     let family = match map.get("model_type") {
         // old files of GPT-2 have no model_type, but only GPT-2 has this size
         None if map.contains_key("n_embd") => FAMILIES.first(),

@@ -94,6 +94,28 @@ fn published_files_are_understood_and_written_again() {
     assert_eq!((gemma3.rope_base, gemma3.rope_local, gemma3.tied), (1e6, 1e4, true));
 }
 
+/// Versions of transformers look in different places first: a file whose places disagree means a different model to each.
+#[test]
+fn rope_is_said_once_or_twice_the_same() {
+    let [(_, old), ..] = published();
+    let scaling = old["rope_scaling"].clone();
+    let both = |table: Value| parse(&with(&old, json!({ "rope_parameters": table })));
+    assert_eq!(both(with(&scaling, json!({ "rope_theta": 500_000 }))).unwrap(), parse(&old).unwrap());
+    let error = both(with(&scaling, json!({ "rope_theta": 1e4 }))).unwrap_err();
+    assert!(
+        error.starts_with("c: rope_parameters.rope_theta is 10000.0, expected 500000.0, as rope_theta says"),
+        "{error}"
+    );
+    let error = both(with(&scaling, json!({ "factor": 7 }))).unwrap_err();
+    assert!(
+        error.starts_with("c: rope_parameters.factor is 7, expected 32.0, as rope_scaling.factor"),
+        "{error}"
+    );
+    let twice = old.to_string().replacen("\"rope_theta\"", "\"rope_theta\": 1, \"rope_theta\"", 1);
+    let error = parse_config_json(twice.as_bytes(), Path::new("c")).unwrap_err().to_string();
+    assert!(error.contains("the key `rope_theta` twice in one object"), "{error}");
+}
+
 #[test]
 fn both_ways_to_write_rope_are_one() {
     let [(_, old), ..] = published();

@@ -65,6 +65,12 @@ impl Family for Gemma3 {
             return Err(Error::field(path, SCALAR, scalar, "at least 1"));
         }
         let local = rope_of_layers(map, path)?;
+        if let (Some(table), Some(own)) = (&local, map.get(LOCAL).filter(|own| !own.is_null()))
+            && table.as_f64() != own.as_f64()
+        {
+            let expected = format!("{table}, as {TABLE}.{} says", window::SLIDING);
+            return Err(Error::field(path, LOCAL, own, expected));
+        }
         let absent = json!({
             "num_key_value_heads": 4,
             "vocab_size": 262_208,

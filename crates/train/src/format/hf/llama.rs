@@ -76,6 +76,7 @@ const NOT_NULL: [&str; 2] = ["vocab_size", "max_position_embeddings"];
 /// Fills in the defaults of transformers for `absent` keys, and finds RoPE in any of the places a file can have it.
 pub(super) fn prepare(map: &mut Map<String, Value>, absent: &Value, path: &Path) -> Result<()> {
     let is_null = |map: &Map<String, Value>, key: &str| map.get(key).is_none_or(Value::is_null);
+    let given = map.clone();
     map.entry("tie_word_embeddings").or_insert(json!(false));
     // null, which is not the same as absent, means one for each query head
     if map.get("num_key_value_heads").is_some_and(Value::is_null) {
@@ -96,7 +97,8 @@ pub(super) fn prepare(map: &mut Map<String, Value>, absent: &Value, path: &Path)
     {
         map.insert("head_dim".into(), hidden.checked_div(heads).unwrap_or(0).into());
     }
-    rope::prepare(map, path)
+    rope::prepare(map, path)?;
+    rope::check_agreement(&given, path)
 }
 
 fn copy(map: &mut Map<String, Value>, from: &str, to: &str) {

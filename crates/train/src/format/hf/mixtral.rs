@@ -125,12 +125,18 @@ mod tests {
             let config = config.unwrap();
             assert_eq!((config.max_seq_len, config.vocab_size), (context, 32_000));
         }
-        // of two tables the second is used, even if it has no base and the base is outside of it
+        // of two tables one may have no base; places that disagree are refused
         let two =
             [("rope_parameters", json!({"rope_theta": 7.0})), ("rope_scaling", json!({"type": "default"}))];
-        let outside = ("rope_theta", json!(5.0));
-        assert_eq!(parsed(4, &[two.as_slice(), &[outside]].concat()).unwrap().rope_base, 5.0);
-        assert_eq!(parsed(4, &two[..1]).unwrap().rope_base, 7.0);
+        let with = |outside: Value| parsed(4, &[two.as_slice(), &[("rope_theta", outside)]].concat());
+        assert_eq!(with(json!(7)).unwrap().rope_base, 7.0);
+        let text = with(json!(5.0)).unwrap_err();
+        assert!(
+            text.starts_with("c: rope_parameters.rope_theta is 7.0, expected 5.0, as rope_theta says"),
+            "{text}"
+        );
+        let one = [two[0].clone(), ("rope_theta", Value::Null)];
+        assert_eq!(parsed(4, &one).unwrap().rope_base, 7.0);
         // transformers cannot build such a model either
         let text = parsed(4, &[("rope_parameters", json!({"rope_theta": null}))]).unwrap_err();
         assert_eq!(text, "c: rope_parameters.rope_theta is null, expected a number");

@@ -46,6 +46,38 @@ pub(super) fn prepare(map: &mut Map<String, Value>, path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Refuses a file whose places say different things of RoPE: versions of transformers do not look in the same one first. The
+/// map is that of the file, without what is filled in where it is absent.
+pub(super) fn check_agreement(map: &Map<String, Value>, path: &Path) -> Result<()> {
+    let places = TABLES.map(|key| (format!("{key}."), map.get(key).and_then(Value::as_object)));
+    let places = [(String::new(), Some(map))].into_iter().chain(places);
+    let mut said: Vec<(&str, String, &Value)> = Vec::new();
+    for (place, table) in places.filter_map(|(place, table)| Some((place, table?))) {
+        let in_table = !place.is_empty();
+        let names = NUMBERS.iter().map(|(name, _)| *name).chain(["rope_type"]).filter(|_| in_table);
+        for name in names.chain(["rope_theta"]) {
+            let other = table.get("type").filter(|_| name == "rope_type");
+            let Some(value) = table.get(name).or(other).filter(|value| !value.is_null()) else { continue };
+            let same = |other: &Value| {
+                other == value || other.as_f64().is_some() && other.as_f64() == value.as_f64()
+            };
+            match said.iter().find(|(earlier, ..)| *earlier == name) {
+                None => said.push((name, format!("{place}{name}"), value)),
+                Some((.., other)) if same(other) => {}
+                Some((_, first, other)) => {
+                    return Err(Error::field(
+                        path,
+                        format!("{place}{name}"),
+                        value,
+                        format!("{other}, as {first} says; keep the one that the model was trained with"),
+                    ));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// The table of that key; `None` without one. Other kinds of RoPE have other angles and are errors.
 fn table<'a>(map: &'a Map<String, Value>, path: &Path, key: &str) -> Result<Option<Table<'a>>> {
     let Some(value) = map.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
