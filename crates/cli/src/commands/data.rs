@@ -1,6 +1,7 @@
 //! `ironhorse data show`
 
 use super::fetch::names;
+use super::train::{Tally, note_disorder};
 use crate::args::{TemplateArgs, heading};
 use crate::{Outcome, number, out};
 use anyhow::{Context, Result};
@@ -101,8 +102,12 @@ fn show(args: &ShowArgs) -> Result<Outcome> {
     let chat = open_chat(&args.tokenizer, args.template.template.as_deref())?;
     let files = ChatFiles::new(&names::data(&args.data, &Control::default())?)?;
     let (mut counts, mut samples) = (Counts::default(), Vec::new());
+    let mut disorder = Tally::default();
     for line in files.samples(&chat, mask, args.context) {
         let line = line?;
+        if let Some(what) = &line.disorder {
+            disorder.add(|| format!("{} line {} {what}", line.path.display(), line.line));
+        }
         counts.add(&line);
         if samples.len() < args.count {
             let shown = Shown::new(&chat, line)?;
@@ -114,6 +119,8 @@ fn show(args: &ShowArgs) -> Result<Outcome> {
         }
     }
     out::line(counts.text(args.context))?;
+    chat.doubts(mask).iter().for_each(out::note);
+    note_disorder([&disorder]);
     let report = Report {
         tokenizer: chat.tokenizer().name().to_owned(),
         template: chat.template().map(|template| template.origin().to_owned()),
@@ -136,7 +143,7 @@ pub fn open_chat(tokenizer: &Path, template: Option<&Path>) -> Result<Chat> {
 
 impl Shown {
     fn new(chat: &Chat, line: ChatLine) -> Result<Self> {
-        let ChatLine { path, line, sample, cut } = line;
+        let ChatLine { path, line, sample, cut, .. } = line;
         let text = |range: Range<usize>| -> Result<String> {
             let ids: Vec<u32> = sample.ids[range].iter().map(|&id| id as u32).collect();
             Ok(String::from_utf8_lossy(&chat.tokenizer().decode(&ids)?).into_owned())

@@ -101,6 +101,39 @@ fn epochs_become_steps_and_long_samples_are_cut() {
     assert!(place.metrics("other")[0].val_loss.is_some());
 }
 
+/// What goes into a model without an error, and should not, is said once.
+#[test]
+fn doubtful_roles_and_templates_are_noted() {
+    let place = place();
+    let odd = chat("a", "b").replace("assistant", "user");
+    place.write("odd.jsonl", chat("a", "b") + &odd + &chat("c", "d") + &odd);
+    let done = place
+        .does("train --init model --chat --data odd.jsonl --template t.jinja --steps 1 --val-fraction 0");
+    let said = "odd.jsonl line 2 has two messages of the user in a row; 2 lines have roles out of order";
+    assert_eq!(done.stderr.matches("out of order").count(), 1, "{}", done.stderr);
+    assert!(done.stderr.contains(said), "{}", done.stderr);
+    for said in [
+        "t.jinja: writes nothing for add_generation_prompt",
+        "t.jinja: writes no special token that is learned",
+    ] {
+        assert_eq!(done.stderr.matches(said).count(), 1, "{}", done.stderr);
+    }
+    let shown = place.does("data show --data odd.jsonl --tokenizer bytes --template t.jinja");
+    assert!(
+        shown.stderr.contains("line 2 has two messages") && shown.stderr.contains("1 line has"),
+        "{}",
+        shown.stderr
+    );
+    // no model is read where its run could not be kept
+    std::fs::create_dir(place.path("taken")).unwrap();
+    place.write("taken/notes.txt", "precious");
+    place.write("model/config.json", "broken");
+    place.refuses(
+        "tune model --data c.jsonl --out taken",
+        &["taken: folder is not a run and holds notes.txt"],
+    );
+}
+
 #[test]
 fn chats_that_cannot_be_learned_are_refused() {
     let place = place();
@@ -122,6 +155,14 @@ fn chats_that_cannot_be_learned_are_refused() {
         "{}",
         done.stderr
     );
+    let two = r#"{"messages": [{"role": "user", "content": "a"}], "prompt": "b"}"#;
+    place.write("two.jsonl", chat("a", "b") + two);
+    place.refuses(&train("two.jsonl"), &["two.jsonl: line 2 has both `messages` and `prompt`"]);
+    place.write(
+        "twice.jsonl",
+        chat("a", "b").replace("\"role\": \"user\"", "\"role\": \"user\", \"role\": \"x\""),
+    );
+    place.refuses(&train("twice.jsonl"), &["twice.jsonl: line 1 has the key `role` twice"]);
     place.refuses(&train("none.jsonl"), &["none.jsonl"]);
     place.refuses(&train("-"), &["--data -", "give a file"]);
     place.refuses("train --init model --chat --data c.jsonl", &["c.jsonl: line 1", "has no chat template"]);

@@ -85,13 +85,50 @@ fn long_pairs_are_cut_and_said() {
     assert!(done.stderr.contains("of pairs longer than a row were cut by"), "{}", done.stderr);
     let done = place.does(&format!("{TRAIN} --init model --seq 17 --steps 1 --val-fraction 0 --out other"));
     assert!(
-        done.stderr.contains("pairs are left out: of an answer nothing is left to learn"),
+        done.stderr.contains(
+            " left out: the question alone is too long, and an answer is all cut off (first: p.jsonl line "
+        ),
         "{}",
         done.stderr
     );
     place.refuses(
         &format!("{TRAIN} --init model --seq 4 --steps 1 --val-fraction 0"),
-        &["of none of 20 pairs anything is left to learn in rows of 4 tokens", "--seq"],
+        &[
+            "p.jsonl: none of 20 pairs can be learned; 20 left out: the question alone is too long",
+            "line 1)",
+            "--seq",
+        ],
+    );
+}
+
+/// Two equal answers say nothing of which is better; two that are equal up to where they are cut say nothing any more.
+#[test]
+fn equal_answers_are_left_out_and_said() {
+    let place = place();
+    let equal = r#"{"prompt": "say: ", "chosen": "same", "rejected": "same"}"#.to_owned() + "\n";
+    let late =
+        format!(r#"{{"prompt": "say: ", "chosen": "{0}a", "rejected": "{0}b"}}"#, "m".repeat(40)) + "\n";
+    let silent = r#"{"prompt": "say: ", "chosen": "a", "rejected": ""}"#;
+    place.write("some.jsonl", pair(1) + &equal + &pair(2) + &equal + &late + silent);
+    let train = |data: &str| {
+        format!(
+            "train --init model --chat --dpo --data {data} --template t.jinja --steps 1 --seq 64 --val-fraction 0 --sample-tokens 0"
+        )
+    };
+    let done = place.does(&(train("some.jsonl") + " --out some"));
+    for said in [
+        "2 left out: chosen and rejected are equal (first: some.jsonl line 2)",
+        "1 left out: the answers are too long, and differ only in what is cut off (first: some.jsonl line 5)",
+    ] {
+        assert!(done.stderr.contains(said), "{}", done.stderr);
+    }
+    place.write("equal.jsonl", equal.repeat(3));
+    place.refuses(
+        &train("equal.jsonl"),
+        &[
+            "equal.jsonl: none of 3 pairs can be learned; 3 left out: chosen and rejected are equal",
+            "line 1)",
+        ],
     );
 }
 

@@ -19,6 +19,8 @@ pub struct ChatLine {
     pub sample: Sample,
     /// Tokens that were cut off.
     pub cut: usize,
+    /// What is unusual in the order of its roles, as the end of a sentence that begins with the line.
+    pub disorder: Option<String>,
 }
 
 /// A pair of samples and where it is from.
@@ -30,6 +32,8 @@ pub struct PairLine {
     pub line: u64,
     /// The chosen sample and the rejected one.
     pub pair: [Sample; 2],
+    /// What is unusual in the order of its roles, as the end of a sentence that begins with the line.
+    pub disorder: Option<String>,
 }
 
 /// What was read so far.
@@ -215,11 +219,18 @@ impl Iterator for ChatLines<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         let Self { chat, mask, context, lines } = self;
         let made = lines.next(&|text| {
-            let mut sample = chat.sample(&Record::parse(text)?, *mask).map_err(unusable)?;
+            let record = Record::parse(text)?;
+            let mut sample = chat.sample(&record, *mask).map_err(unusable)?;
             let cut = sample.cut(context.unwrap_or(usize::MAX));
-            Ok((sample, cut))
+            Ok((sample, cut, record.disorder()))
         });
-        Some(made?.map(|(path, line, (sample, cut))| ChatLine { path, line, sample, cut }))
+        Some(made?.map(|(path, line, (sample, cut, disorder))| ChatLine {
+            path,
+            line,
+            sample,
+            cut,
+            disorder,
+        }))
     }
 }
 
@@ -228,7 +239,11 @@ impl Iterator for PairLines<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let Self { chat, mask, lines } = self;
-        let made = lines.next(&|text| chat.pair(&PairRecord::parse(text)?, *mask).map_err(unusable));
-        Some(made?.map(|(path, line, pair)| PairLine { path, line, pair }))
+        let made = lines.next(&|text| {
+            let record = PairRecord::parse(text)?;
+            let disorder = record.chosen.disorder().or_else(|| record.rejected.disorder());
+            Ok((chat.pair(&record, *mask).map_err(unusable)?, disorder))
+        });
+        Some(made?.map(|(path, line, (pair, disorder))| PairLine { path, line, pair, disorder }))
     }
 }

@@ -5,11 +5,14 @@
 //! template.rs   templates as transformers renders them         turns.rs    what the assistant says, without marks
 //! generation.rs {% generation %}                               python.rs   json.dumps, strftime
 //! special.rs    tokens by name, and whether a BOS is added     lines.rs    files to samples and pairs
-//! pair.rs       a question and two answers
+//! pair.rs       a question and two answers                     order.rs    roles that do not follow each other as usual
+//! doubts.rs     what a template lacks
 //! ```
 
+mod doubts;
 mod generation;
 mod lines;
+mod order;
 mod pair;
 mod python;
 mod record;

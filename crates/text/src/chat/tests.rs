@@ -94,6 +94,32 @@ fn what_the_assistant_says_is_found_with_and_without_tags() {
     }
 }
 
+/// Whole templates say where an answer begins and ends; Mistral's prompt ends where the answer begins, without a word for it.
+#[test]
+fn what_a_template_lacks_is_said() {
+    for family in ["chatml", "llama3", "mistral", "qwen3"] {
+        for template in [source(family), unmarked(&source(family))] {
+            assert_eq!(chat(&template).doubts(Mask::Assistant), [""; 0], "{family}");
+        }
+    }
+    let turns = |end: &str, reply: &str| {
+        format!(
+            "{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}: {{{{ m.content }}}}{end}{{% endfor %}}{reply}"
+        )
+    };
+    let reply = "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}";
+    let doubts = |end: &str, reply: &str| chat(&turns(end, reply)).doubts(Mask::Assistant);
+    assert_eq!(doubts("<|im_end|>\n", reply), [""; 0]);
+    let [begin, end] = [doubts("<|im_end|>", ""), doubts("\n", reply)];
+    assert!(begin.len() == 1 && begin[0].contains("writes nothing for add_generation_prompt"), "{begin:?}");
+    assert!(end.len() == 1 && end[0].contains("the model will not learn to stop"), "{end:?}");
+    // an end that is there and not learned is none
+    let marked = "{% for m in messages %}{{ m.role }}{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>{% endfor %}";
+    assert_eq!(chat(marked).doubts(Mask::Assistant).len(), 2);
+    assert_eq!(chat(marked).doubts(Mask::None).len(), 1);
+    assert_eq!(chat("{{ raise_exception('no') }}").doubts(Mask::Assistant), [""; 0]);
+}
+
 /// A token that ends turns may be spelled out in what is said.
 #[test]
 fn a_spelled_out_end_does_not_end_a_turn() {

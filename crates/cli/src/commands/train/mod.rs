@@ -6,7 +6,7 @@
 //! defaults.rs  settings that depend on the model and the steps  text.rs  text as data, prepared once
 //! checks.rs  flags that need each other, room on the disk        watch.rs   who is told, who may stop it, how long it took
 //! chat.rs    chats as data, packed                               tune.rs    what `ironhorse tune` chooses
-//! pairs.rs   pairs of answers, read and cut
+//! pairs.rs   pairs of answers, cut                               samples.rs  lines of chats, split, cut, left out
 //! ```
 
 mod args;
@@ -17,12 +17,15 @@ mod defaults;
 mod pairs;
 mod report;
 mod resume;
+mod samples;
 mod text;
 mod tune;
 mod watch;
 
 pub use args::TrainArgs;
+pub use chat::note_disorder;
 pub use report::TrainReport;
+pub use samples::Tally;
 pub use text::text_as_shards;
 pub use tune::TuneArgs;
 pub use watch::{Trained, Watch};
@@ -83,6 +86,9 @@ pub fn start(args: &TrainArgs, line: &[OsString], watch: &mut Watch<'_>) -> Resu
     let mut args = args.clone();
     if args.tuning.is_some() {
         tune::check(&args)?;
+    }
+    if let Some(path) = &args.out {
+        RunFolder::check_free(path, args.overwrite)?; // before anything is fetched, read or loaded
     }
     resolve_names(&mut args, control)?;
     let (config, mut weights) = choose_model(&args)?;

@@ -52,6 +52,11 @@ impl RunFolder {
         Ok(Self::with(path, lock, metrics))
     }
 
+    /// Refuses what [`Self::create`] would, where there is something already: to be asked before hours of work.
+    pub fn check_free(path: &Path, overwrite: bool) -> Result<()> {
+        if path.exists() { check_free(path, overwrite) } else { Ok(()) }
+    }
+
     /// Takes the folder of a run that is resumed, and removes temporary files of a killed process.
     pub fn open(path: &Path) -> Result<Self> {
         if !is_run(path) {
