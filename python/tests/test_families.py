@@ -55,6 +55,11 @@ MODELS = {  # name: model, B, T, further flags
         1,
         37,
     ),
+    "gemma3-hd256": (  # the heads of published Gemma 3, for which the GPU has kernels of its own
+        "kind=gemma3_text,C=640,L=2,NH=4,NKV=1,HD=256,F=96,V=300,maxT=80,tied=true,window=32,window_every=2",
+        1,
+        65,
+    ),
     "gemma3-one-token": ("kind=gemma3_text,C=20,L=1,NH=5,NKV=1,HD=4,F=7,V=31,maxT=4", 1, 1),
     "mixtral-tied": ("kind=moe,C=24,L=1,NH=6,NKV=2,HD=6,E=3,K=2,F=14,V=99,maxT=16,tied=true", 2, 5),
 }
