@@ -1,12 +1,15 @@
 //! `ironhorse data show`
 
+mod texts;
+
 use super::fetch::names;
 use super::train::{Tally, note_disorder};
 use crate::args::{TemplateArgs, heading};
 use crate::{Outcome, number, out};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
-use ironhorse::text::chat::{Chat, ChatFiles, ChatLine, Counts};
+use ironhorse::text::chat::{Chat, ChatFiles, ChatLine, Counts, Mask};
+use ironhorse::text::read::Input;
 use ironhorse::text::tokenizer::show::visible;
 use ironhorse::train::run::Control;
 use serde::Serialize;
@@ -25,15 +28,18 @@ enum DataCommand {
     Show(ShowArgs),
 }
 
-/// Shows the first samples: their text, coloured by what is learned, their ids, and where learning begins and ends
+/// Shows the first samples: their text, coloured by what is learned, their ids, and where learning begins and ends; of text the
+/// first documents
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse data show --data chat.jsonl --tokenizer Qwen/Qwen3-0.6B\n  \
     ironhorse data show --data chat.jsonl --tokenizer runs/base --template chatml.jinja --mask completion --count 1\n  \
-    ironhorse data show --data 'chats/*.jsonl.zst' --tokenizer model --context 2048 --whole\n\n\
+    ironhorse data show --data 'chats/*.jsonl.zst' --tokenizer model --context 2048 --whole\n  \
+    ironhorse data show --data book.txt --tokenizer gpt2 --context 64    text, as `train --data book.txt` sees it\n\n\
     A line is {\"messages\": [{\"role\": ..., \"content\": ...}, ...]}, {\"prompt\": ..., \"completion\": ...} or {\"text\": ...}.\n\
     Where there are no colours, what is learned is between ⟦ and ⟧.")]
 struct ShowArgs {
-    /// Files, folders or patterns of JSON lines, also with .gz or .zst, or a data set of the hub; - means standard input
+    /// Files, folders or patterns of JSON lines, or of text (.txt, .md, .parquet), also with .gz or .zst, or a data set of the hub; - means
+    /// standard input, of JSON lines
     #[arg(long, help_heading = heading::DATA, required = true, value_name = "FILE", num_args = 1..)]
     data: Vec<PathBuf>,
     /// A folder with a tokenizer and its chat template, a tokenizer.json in one, a model of the hub such as org/name, or a name such as gpt2
@@ -41,7 +47,7 @@ struct ShowArgs {
     tokenizer: PathBuf,
     #[command(flatten)]
     template: TemplateArgs,
-    /// Cut samples after so many tokens
+    /// Cut samples after so many tokens; of text [default: 512] show so many of each document
     #[arg(long, help_heading = heading::DATA, value_name = "N", value_parser = number::count::<usize>)]
     context: Option<usize>,
     /// How many samples to show
@@ -78,7 +84,11 @@ struct Report {
 struct Shown {
     #[serde(serialize_with = "out::lossy_path")]
     file: PathBuf,
+    /// The number of the line, or of the document in its file.
     line: u64,
+    /// What is numbered.
+    #[serde(skip)]
+    unit: &'static str,
     text: String,
     ids: Vec<i32>,
     learned: Vec<bool>,
@@ -93,6 +103,9 @@ struct Run {
     start: usize,
     end: usize,
     learned: bool,
+    /// Whether this is the token between documents.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    boundary: bool,
     text: String,
 }
 
@@ -100,7 +113,11 @@ fn show(args: &ShowArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
     let mask = args.template.mask();
     let chat = open_chat(&args.tokenizer, args.template.template.as_deref())?;
-    let files = ChatFiles::new(&names::data(&args.data, &Control::default())?)?;
+    let paths = names::data(&args.data, &Control::default())?;
+    if let Some(inputs) = texts::inputs(&paths)? {
+        return show_texts(args, &inputs, &chat);
+    }
+    let files = ChatFiles::new(&paths)?;
     let (mut counts, mut samples) = (Counts::default(), Vec::new());
     let mut disorder = Tally::default();
     for line in files.samples(&chat, mask, args.context) {
@@ -133,6 +150,33 @@ fn show(args: &ShowArgs) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
+fn show_texts(args: &ShowArgs, inputs: &[Input], chat: &Chat) -> Result<Outcome> {
+    if args.template.mask.is_some() || args.template.template.is_some() {
+        bail!(
+            "{}: of text everything is learned; --mask and --template go with chats",
+            inputs[0].path.display()
+        );
+    }
+    let (samples, read) = texts::show(args, inputs, chat.tokenizer())?;
+    out::line(format!("{} documents, {} tokens, all learned", read.documents, read.tokens))?;
+    let counts = Counts {
+        samples: read.documents,
+        tokens: read.tokens,
+        learned: read.tokens.saturating_sub(1), // all but the very first are predicted
+        ..Counts::default()
+    };
+    let report = Report {
+        tokenizer: chat.tokenizer().name().to_owned(),
+        template: None,
+        mask: Mask::None.name(),
+        context: args.context,
+        counts,
+        samples,
+    };
+    out::json(args.json.as_deref(), &report)?;
+    Ok(Outcome::Done)
+}
+
 /// The tokenizer of `--tokenizer` with its template; one of the hub is fetched if need be.
 pub fn open_chat(tokenizer: &Path, template: Option<&Path>) -> Result<Chat> {
     let tokenizer = names::tokenizer(tokenizer)?;
@@ -151,25 +195,27 @@ impl Shown {
         let (mut runs, mut start) = (Vec::new(), 0);
         for run in sample.learned.chunk_by(|a, b| a == b) {
             let end = start + run.len();
-            runs.push(Run { start, end, learned: run[0], text: text(start..end)? });
+            runs.push(Run { start, end, learned: run[0], boundary: false, text: text(start..end)? });
             start = end;
         }
         let text = text(0..sample.ids.len())?;
-        Ok(Self { file: path, line, text, ids: sample.ids, learned: sample.learned, runs, cut })
+        Ok(Self { file: path, line, unit: "line", text, ids: sample.ids, learned: sample.learned, runs, cut })
     }
 
     /// A line about it, its text, and a line for every run.
     fn text(&self, colour: bool) -> String {
+        let (place, tokens) =
+            (format!("{} {} {}", self.file.display(), self.unit, self.line), self.ids.len());
+        // of text all is learned, its first token after the last one of another document
         let learned = self.learned.iter().skip(1).filter(|&&learned| learned).count();
-        let mut text = format!(
-            "{} line {}: {} tokens, {learned} learned",
-            self.file.display(),
-            self.line,
-            self.ids.len()
-        );
-        if self.cut > 0 {
-            text += &format!(", {} more cut off", self.cut);
-        }
+        let mut text = match (self.unit, self.cut) {
+            ("document", 0) => format!("{place}: {tokens} tokens, all learned"),
+            ("document", cut) => {
+                format!("{place}: {} tokens, all learned, the first {tokens} shown", tokens + cut)
+            }
+            (_, 0) => format!("{place}: {tokens} tokens, {learned} learned"),
+            (_, cut) => format!("{place}: {tokens} tokens, {learned} learned, {cut} more cut off"),
+        };
         text.push('\n');
         for run in &self.runs {
             let said = visible(&run.text, false);
@@ -189,7 +235,11 @@ impl Shown {
         }
         for run in &self.runs {
             let ids: Vec<String> = self.ids[run.start..run.end].iter().map(ToString::to_string).collect();
-            let what = if run.learned { "learned" } else { "given" };
+            let what = match (run.boundary, run.learned) {
+                (true, _) => "between",
+                (false, true) => "learned",
+                (false, false) => "given",
+            };
             text += &format!("{:>6}..{:<6} {what:<7} {}\n", run.start, run.end, ids.join(" "));
         }
         text
@@ -203,10 +253,14 @@ mod tests {
     /// What is learned is green, what is given faint, line by line; without colours brackets tell.
     #[test]
     fn what_is_learned_is_coloured() {
-        let run = |start, end, learned, text: &str| Run { start, end, learned, text: text.to_owned() };
+        let run = |start, end, learned, text: &str| {
+            let boundary = false;
+            Run { start, end, learned, boundary, text: text.to_owned() }
+        };
         let shown = Shown {
             file: "c.jsonl".into(),
             line: 7,
+            unit: "line",
             text: "a\nbc".into(),
             ids: vec![5, 6, 7],
             learned: vec![false, false, true],

@@ -30,6 +30,32 @@ fn samples_are_shown_as_the_model_sees_them() {
     assert_eq!((&report["template"], &report["counts"]["cut"]), (&"t.jinja".into(), &2.into()));
 }
 
+/// Text is shown as `train` sees it: documents, each after the token between them.
+#[test]
+fn documents_of_text_are_shown_with_their_boundaries() {
+    let place = Place::new();
+    place.write("a.txt", "abc");
+    place.write("b.txt", " \n");
+    place.write("c.txt", "defgh");
+    let show = "data show --data a.txt b.txt c.txt --tokenizer bytes";
+    let text = place.does(&format!("{show} --json t.json")).text();
+    let want = "a.txt document 1: 4 tokens, all learned\n⟦␀⟧⟦abc⟧\n     0..1      between 0\n     1..4      learned 97 98 99\n";
+    assert!(text.starts_with(want), "{text}");
+    assert!(text.ends_with("2 documents, 10 tokens, all learned\n"), "{text}");
+    let report = place.json("t.json");
+    let runs = &report["samples"][1]["runs"];
+    assert_eq!(
+        (&runs[0]["boundary"], &runs[1]["start"], &runs[1]["end"]),
+        (&true.into(), &1.into(), &6.into())
+    );
+    let cut = place.does(&format!("{show} --count 1 --context 2 --whole")).text();
+    assert!(cut.starts_with("a.txt document 1: 4 tokens, all learned, the first 2 shown\n⟦␀⟧⟦a⟧\n"), "{cut}");
+    assert!(cut.ends_with("2 documents, 10 tokens, all learned\n") && !cut.contains("c.txt"), "{cut}");
+    let first = place.does(&format!("{show} --count 1")).text();
+    assert!(first.ends_with("\n1 documents, 4 tokens, all learned\n"), "{first}");
+    place.refuses(&format!("{show} --mask none"), &["a.txt: of text everything is learned"]);
+}
+
 #[test]
 fn what_cannot_be_shown_is_refused() {
     let place = Place::new();
