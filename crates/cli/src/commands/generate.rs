@@ -145,6 +145,9 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     let sampler = args.writing.sampler(tokenizer.vocab_size());
     Named::check_names("--adapter", &args.adapter)?;
     let mut adapters = open_adapters(&args.adapter, source.as_ref())?;
+    let given = args.model.as_deref().unwrap_or(&model);
+    let doubts = adapters.iter().filter_map(|(_, adapter)| adapter.doubt(&[given, &model, source.path()]));
+    doubts.for_each(out::note);
     let precision = args.engine.dtype()?.precision(1);
     let lora = Lora::covering(&adapters.iter().map(|(_, adapter)| adapter.lora()).collect::<Vec<_>>());
     let (prompt, stop) = match args.chat {

@@ -111,7 +111,9 @@ pub fn run(args: &ConvertArgs) -> Result<Outcome> {
     let from = names::weights(&args.from, &Control::default())?;
     let mut source = open_weights(&from)?;
     if let Some(adapter) = &args.merge {
-        source = Box::new(Merged::new(source, AdapterFolder::open(adapter)?)?);
+        let adapter = AdapterFolder::open(adapter)?;
+        adapter.doubt(&[&args.from, &from, source.path()]).iter().for_each(out::note);
+        source = Box::new(Merged::new(source, adapter)?);
     }
     if is_gguf {
         return gguf::write(args, &mut *source);

@@ -60,6 +60,9 @@ fn is_neutral(value: &Value) -> bool {
     }
 }
 
+/// What a base is called that an adapter does not name.
+pub(super) const UNNAMED: &str = "an unnamed base";
+
 impl AdapterConfig {
     pub fn read(path: &Path) -> Result<Self> {
         let bytes = std::fs::read(path).map_err(|source| Error::io(path, "read", source))?;
@@ -103,8 +106,7 @@ impl AdapterConfig {
             };
             own(pattern(PATTERNS[0], rank)?, pattern(PATTERNS[1], alpha)?).map(Some)
         };
-        let base =
-            settings.get("base_model_name_or_path").and_then(Value::as_str).unwrap_or("an unnamed base");
+        let base = settings.get("base_model_name_or_path").and_then(Value::as_str).unwrap_or(UNNAMED);
         let stacked = Stacked { gate_up: one(0)?, down: one(1)? };
         Ok(Self { own: own(rank, alpha)?, stacked, base: base.to_owned() })
     }

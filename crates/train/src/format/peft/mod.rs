@@ -12,7 +12,7 @@ mod stacked;
 pub(in crate::format) use config::config_text;
 pub use merged::Merged;
 
-use self::config::AdapterConfig;
+use self::config::{AdapterConfig, UNNAMED};
 use self::stacked::{Held, Own, Stacked};
 use super::safetensors::{Dtype, Header, SafeTensors, TensorInfo, Writer};
 use super::stacked::expect_numel;
@@ -173,6 +173,27 @@ impl AdapterFolder {
             }
             _ => Ok(()),
         }
+    }
+
+    /// What is doubtful about a base that goes by these names: adapters of PEFT only say a name, and one for another base of the
+    /// same shapes gives text without sense. `None` where the digest of the base is known, or the name is one of these.
+    pub fn doubt(&self, names: &[&Path]) -> Option<String> {
+        let said = Path::new(&self.base.name);
+        let last = said.file_name()?;
+        let same = |name: &&Path| {
+            let parts = || name.components().map(|part| part.as_os_str());
+            *name == said || parts().any(|part| part == last)
+        };
+        let unknown = self.base.digest.is_some() || self.base.name == UNNAMED;
+        let fits = unknown || names.iter().any(same);
+        (!fits).then(|| {
+            format!(
+                "{}: the adapter says that its base is {}; it has the shapes of {}, and nothing else says that it fits",
+                self.folder.display(),
+                self.base.name,
+                names.first().map_or_else(String::new, |name| name.display().to_string())
+            )
+        })
     }
 
     /// Fills `out` with a tensor by its name in the table of [`Lora::tensors`].

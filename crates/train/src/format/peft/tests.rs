@@ -77,6 +77,23 @@ fn what_is_written_is_read_back() {
     assert!(refusal.contains("for the base org/base of digest 0badf00d"), "{refusal}");
 }
 
+/// Without a digest only the name of the base tells, and a model has several names.
+#[test]
+fn a_base_of_another_name_is_doubtful() {
+    let top = tempfile::tempdir().unwrap();
+    let doubt = |digest: Option<&str>, names: &[&str]| {
+        written(top.path(), &lora(3, "q"), digest);
+        let names: Vec<&Path> = names.iter().map(Path::new).collect();
+        AdapterFolder::open(top.path()).unwrap().doubt(&names)
+    };
+    let said = doubt(None, &["org/other", "cache/org/other"]).unwrap();
+    assert!(said.contains("its base is org/base; it has the shapes of org/other"), "{said}");
+    for name in ["org/base", "base", "models/base", "models/base/step-3"] {
+        assert_eq!(doubt(None, &["org/other", name]), None, "{name}");
+    }
+    assert_eq!(doubt(Some("0badf00d"), &["org/other"]), None, "the digest tells");
+}
+
 #[test]
 fn an_adapter_covered_by_a_larger_one_is_the_same() {
     let top = tempfile::tempdir().unwrap();
