@@ -263,5 +263,14 @@ def test_what_cannot_be_tuned_is_named(model, chats: Path, data: Path) -> None:
         model.tune(chats, init="gpt2")
     with pytest.raises(InvalidValueError, match="chat.jsonl: line 1.*no chat template"):
         model.tune(chats, progress=False)
+    talk = {"messages": [{"role": "user", "content": "a"}]}
+    for given in ([talk], talk):
+        with pytest.raises(InvalidValueError, match="tune: `data` are samples in memory, expected files: write each"):
+            model.tune(given)
+    with pytest.raises(InvalidValueError, match="tune: `val_data` holds a value of type int, expected paths"):
+        model.tune(chats, val_data=7)
+    for name in ("rank", "lora_r"):
+        with pytest.raises(InvalidValueError, match=f"tune: key `{name}`: unexpected argument .* tip: here it is lora"):
+            model.tune(chats, **{name: 8})
     with pytest.raises(InvalidValueError, match="chats are lines of JSON"):
         model.tune(data, progress=False)

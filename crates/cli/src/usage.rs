@@ -57,6 +57,12 @@ const FOREIGN: &[Foreign] = &[
     ("max-length", "tokens", ""),
     ("num-tokens", "tokens", ""),
     ("do-sample", "temperature", "sampling is the default; --greedy turns it off"),
+    // PEFT and others
+    ("rank", "lora", ""),
+    ("lora-r", "lora", ""),
+    ("lora-rank", "lora", ""),
+    ("lora-alpha", "alpha", ""),
+    ("target-modules", "targets", "such as --targets q,k,v,o"),
     // llm.c
     ("i", "data", ""),
     ("j", "val-data", ""),

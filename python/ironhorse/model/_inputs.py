@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,6 +31,8 @@ def tokens(call: str, name: str, given: Any) -> Tokens:
     """Token ids in any form (lists, numpy, torch) as a contiguous array of one or two dimensions."""
     if hasattr(given, "detach"):  # a tensor of torch, which may be on a GPU
         given = given.detach().cpu().numpy()
+    if _is_text(given):
+        raise InvalidValueError(f"{call}: `{name}` is a text, expected token ids: model.{call}(model.encode(text))")
     if isinstance(given, np.ma.MaskedArray):
         raise InvalidValueError(f"{call}: `{name}` is a masked array; x.filled(value) gives a plain one")
     try:
@@ -50,6 +53,32 @@ def tokens(call: str, name: str, given: Any) -> Tokens:
     if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
         raise InvalidValueError(f"{call}: `{name}` has {array.max()}, which is no token")
     return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _is_text(given: object) -> bool:
+    """Whether this is a text, or a list of texts."""
+    if isinstance(given, (list, tuple)):
+        return len(given) > 0 and all(isinstance(item, (str, bytes)) for item in given)
+    return isinstance(given, (str, bytes))
+
+
+def data_paths(call: str, name: str, data: object) -> list[str] | None:
+    """Files of data, of which one may stand alone."""
+    if data is None:
+        return None
+    given = [data] if isinstance(data, (str, os.PathLike)) or not isinstance(data, Iterable) else list(data)
+    if isinstance(data, Mapping) or any(isinstance(item, Mapping) for item in given):
+        raise InvalidValueError(
+            f"{call}: `{name}` are samples in memory, expected files: write each as a line of JSON, such as "
+            "json.dumps(sample), to chat.jsonl and give its path"
+        )
+    paths = []
+    for item in given:
+        if not isinstance(item, (str, os.PathLike)):
+            found = type(item).__name__
+            raise InvalidValueError(f"{call}: `{name}` holds a value of type {found}, expected paths of files")
+        paths.append(os.fspath(item))
+    return paths
 
 
 def one_row(call: str, name: str, given: Any, vocab: int) -> list[int]:

@@ -18,7 +18,7 @@ from ..bridge.load import Loaded, PathLike, load
 from ..bridge.tensors import Bf16, Framework, Maker
 from ..config import ModelConfig, made
 from ..errors import InvalidValueError, IronhorseError
-from ._inputs import Messages, Tokens, are_messages, dtype_name, messages_json, one_row, tokens
+from ._inputs import Messages, Tokens, are_messages, data_paths, dtype_name, messages_json, one_row, tokens
 from ._settings import Setting, settings_json
 from ._training import Callback, TrainReport, Watcher
 
@@ -185,8 +185,8 @@ class Model:
         raises KeyboardInterrupt; such a run is resumed by `ironhorse train --resume RUN`.
         """
         named: dict[str, Setting] = {
-            "data": _paths(data), "val_data": _paths(val_data), "out": out,
-            "steps": steps, "batch": batch, "seq": seq, "lr": lr,
+            "data": data_paths("train", "data", data), "val_data": data_paths("train", "val_data", val_data),
+            "out": out, "steps": steps, "batch": batch, "seq": seq, "lr": lr,
         }  # fmt: skip
         return self._run("train", {**named, **settings}, Watcher(callback, progress))
 
@@ -211,7 +211,8 @@ class Model:
         `callback` and `progress` are those of `train`.
         """
         named: dict[str, Setting] = {
-            "data": _paths(data), "val_data": _paths(val_data), "out": out, "epochs": epochs, "lora": lora, "lr": lr,
+            "data": data_paths("tune", "data", data), "val_data": data_paths("tune", "val_data", val_data), "out": out,
+            "epochs": epochs, "lora": lora, "lr": lr,
         }  # fmt: skip
         return self._run("tune", {**named, **settings}, Watcher(callback, progress))
 
@@ -282,13 +283,6 @@ def _said(call: str, work: Callable[[], Result]) -> Result:
 
 def _argument(flag: re.Match[str]) -> str:
     return flag[0] if flag[1] in _OF_THE_COMMAND else flag[1].replace("-", "_")
-
-
-def _paths(data: Data) -> list[str] | None:
-    if data is None:
-        return None
-    given = [data] if isinstance(data, (str, os.PathLike)) else data
-    return [os.fspath(path) for path in given]
 
 
 def _torch_of(array: NDArray[np.float32]) -> Any:
