@@ -56,7 +56,7 @@ MODELS = {  # name: model, B, T, further flags
         37,
     ),
     "gemma3-hd256": (  # the heads of published Gemma 3, for which the GPU has kernels of its own
-        "kind=gemma3_text,C=640,L=2,NH=4,NKV=1,HD=256,F=96,V=300,maxT=80,tied=true,window=32,window_every=2",
+        "kind=gemma3_text,C=40,L=2,NH=2,NKV=1,HD=256,F=96,V=300,maxT=80,tied=true,window=32,window_every=2",
         1,
         65,
     ),
