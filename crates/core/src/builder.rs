@@ -22,6 +22,7 @@ pub struct Builder {
     activations: Vec<Slot>,
     kept_ops: usize,
     section: Section,
+    sharded: bool,
 }
 
 impl Default for Builder {
@@ -46,6 +47,7 @@ impl Builder {
             activations: Vec::new(),
             kept_ops: 0,
             section: Section::Forward,
+            sharded: false,
         }
     }
 
@@ -193,6 +195,11 @@ impl Builder {
         self.kept_ops = ops;
     }
 
+    /// The pools of moments and master weights hold a part only, as the slots of the update say.
+    pub fn shard_state(&mut self) {
+        self.sharded = true;
+    }
+
     /// Sets the section of the ops pushed from now on. Sections must come in execution order.
     pub fn section(&mut self, section: Section) {
         self.section = section;
@@ -216,6 +223,11 @@ impl Builder {
         }
         self.nodes.push(Node { op, origin: self.origins.len() - 1, section: self.section });
         Ok(())
+    }
+
+    /// The ops pushed so far.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
     }
 
     /// Names the activation that the last op completed.
@@ -254,9 +266,14 @@ impl Builder {
         let mut sizes = [0; Pool::ALL.len()];
         for arg in self.nodes.iter().flat_map(|node| node.op.args()) {
             let pool = arg.slot.pool;
-            if matches!(pool, Pool::Grads | Pool::Moment1 | Pool::Moment2 | Pool::Master) {
-                sizes[pool.index()] = self.flat(pool).bytes();
-            }
+            let least = match pool {
+                Pool::Grads => self.flat(pool).bytes(), // beyond it are sums of several micro-steps
+                Pool::Moment1 | Pool::Moment2 | Pool::Master if self.sharded => 0, // what this rank has of them
+                Pool::Moment1 | Pool::Moment2 | Pool::Master => self.flat(pool).bytes(),
+                _ => continue,
+            };
+            let size = &mut sizes[pool.index()];
+            *size = (*size).max(least).max(align_up(arg.slot.end()));
         }
         sizes[Pool::Params.index()] = self.flat(Pool::Params).bytes();
         sizes[Pool::Frozen.index()] = self.frozen.last().map_or(0, |(_, slot)| align_up(slot.end()));

@@ -2,11 +2,12 @@
 
 use crate::op::IGNORED;
 use crate::{
-    DType, DeviceDescription, Error, HostMemory, HostSlice, HostSliceMut, Layout, Limit, Limits,
-    MakeHostMemory, MemoryUse, Program, Result, Section, Slot, bf16_to_f32, check_host_bytes, f32_to_bf16,
-    host_vec,
+    Communicator, DType, DeviceDescription, Error, HostMemory, HostSlice, HostSliceMut, Layout, Limit,
+    Limits, MakeHostMemory, MemoryUse, Program, Result, Section, Slot, bf16_to_f32, check_host_bytes,
+    f32_to_bf16, host_vec,
 };
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The numbers that change from step to step. A captured CUDA graph reads them from device memory.
@@ -14,8 +15,11 @@ use std::time::{Duration, Instant};
 pub struct Scalars {
     /// Optimizer step, from 1.
     pub step: u32,
-    /// Index of the micro-step within the step, from 0: decides whether gradients are overwritten or accumulated.
+    /// Index of the micro-step within the step of all ranks, from 0: decides what dropout drops and, unless `overwrites`, whether
+    /// gradients are overwritten or accumulated.
     pub micro_step: u32,
+    /// Every micro-step overwrites gradients: ops of their own add them up ([`SumTree`](crate::SumTree)).
+    pub overwrites: bool,
     /// Factor of each row's loss and gradient: 1/(rows that count in all micro-steps) gives the mean; see
     /// [`Scalars::counting`].
     pub loss_scale: f32,
@@ -48,6 +52,7 @@ impl Default for Scalars {
         Self {
             step: 1,
             micro_step: 0,
+            overwrites: false,
             loss_scale: 1.0,
             counted: 1.0,
             lr: 1e-3,
@@ -63,6 +68,11 @@ impl Default for Scalars {
 }
 
 impl Scalars {
+    /// How many micro-steps are in the gradients already, which [`Accum::adds`](crate::op::Accum::adds) asks for.
+    pub fn added(&self) -> u32 {
+        if self.overwrites { 0 } else { self.micro_step }
+    }
+
     /// These numbers for a step with these targets, those of all its micro-steps: its loss is the mean over all of them
     /// that are not [`IGNORED`]. Where none counts, loss and gradients are 0.
     pub fn counting(self, targets: &[i32]) -> Self {
@@ -235,6 +245,12 @@ pub trait Engine: Send {
     /// with a warning that bits may differ.
     fn set_choices(&mut self, _choices: &[(String, String)]) -> Result<()> {
         Ok(())
+    }
+
+    /// Makes it one of several engines, in as many processes, that run the same program: ops that exchange something do so by
+    /// this communicator, or by what the engine sets up with its help. Called once, by all of them, before anything is run.
+    fn join(&mut self, _ranks: Arc<dyn Communicator>) -> Result<()> {
+        Err(Error::Program(format!("{} cannot run with others", self.name())))
     }
 
     /// Measures a limit of the device, in units per second. Waits; takes up to a second and memory of its own, which is freed

@@ -45,6 +45,16 @@ pub enum Error {
         /// How much was requested and what to make smaller.
         what: String,
     },
+    /// Another process of the run is lost, or ended it.
+    #[error("rank {rank} on {host}: {what}")]
+    RankLost {
+        /// Which.
+        rank: usize,
+        /// Where it ran.
+        host: String,
+        /// What happened to it, and what to do.
+        what: String,
+    },
     /// The device failed while it was working and may not respond any more.
     #[error("{engine} engine: {what}")]
     DeviceLost {

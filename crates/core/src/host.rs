@@ -30,7 +30,7 @@ impl HostMemory for Vec<u8> {
 pub type MakeHostMemory = Box<dyn FnOnce(usize) -> Result<Box<dyn HostMemory>> + Send>;
 
 /// Ordinary host memory of this many zero bytes.
-pub(crate) fn host_vec(bytes: usize) -> Result<Box<dyn HostMemory>> {
+pub fn host_vec(bytes: usize) -> Result<Box<dyn HostMemory>> {
     let mut memory = Vec::new();
     memory.try_reserve_exact(bytes).map_err(|_| no_host_memory(bytes))?;
     memory.resize(bytes, 0_u8);

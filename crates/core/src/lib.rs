@@ -29,6 +29,7 @@ pub mod op;
 pub mod parallel;
 pub mod planner;
 mod program;
+pub mod ranks;
 mod rounding;
 mod shape;
 mod slot;
@@ -40,6 +41,7 @@ pub use dropout::{DropMask, DropRate, DropRow, DropSite};
 pub use dtype::{DType, Optimizer, Precision, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use engine::{Engine, EngineExt, Pending, Scalars, Timed, TokenChoice};
 pub use error::{Error, Result};
+pub use host::host_vec as host_memory;
 pub(crate) use host::host_vec;
 pub use host::{
     HostMemory, HostSlice, HostSliceMut, MakeHostMemory, check_host_bytes, check_host_len, no_host_memory,
@@ -47,6 +49,7 @@ pub use host::{
 pub use program::{
     Layout, MuonMatrix, Node, Param, Program, Section, Update, Value, ValueKind, muon_matrices,
 };
+pub use ranks::{Communicator, Place, Shard, Slices, SumTree};
 pub use rounding::{RandomRounding, join_master, split_master};
 pub use shape::Shape;
 pub use slot::{ALIGN, Pool, Slot, align_up};

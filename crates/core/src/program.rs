@@ -12,19 +12,23 @@ pub enum Section {
     Forward,
     /// From the loss to every gradient.
     Backward,
+    /// From the gradients of micro-steps to those of the step, over all ranks. Which of these ops run depends on the
+    /// micro-step ([`SumTree`](crate::SumTree)).
+    Sum,
     /// Gradient norm and optimizer.
     Update,
 }
 
 impl Section {
     /// All sections in execution order.
-    pub const ALL: [Self; 3] = [Self::Forward, Self::Backward, Self::Update];
+    pub const ALL: [Self; 4] = [Self::Forward, Self::Backward, Self::Sum, Self::Update];
 
     /// The name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Forward => "forward",
             Self::Backward => "backward",
+            Self::Sum => "sum",
             Self::Update => "update",
         }
     }
@@ -263,6 +267,15 @@ impl Program {
         let start = self.nodes.partition_point(|node| node.section < section);
         let end = self.nodes.partition_point(|node| node.section <= section);
         start..end
+    }
+
+    /// The ops of a section that come from this part of the model, which must be neighbours.
+    pub fn range_at(&self, section: Section, origin: &str) -> Range<usize> {
+        let all = self.range(section);
+        let is = |i: &usize| self.origin(&self.nodes[*i]) == origin;
+        let first = all.clone().find(is).unwrap_or(all.end);
+        let end = (first..all.end).find(|i| !is(i)).unwrap_or(all.end);
+        first..end
     }
 
     /// Floating-point operations of a section.

@@ -96,10 +96,11 @@ mod tests {
             b.push(ActFwd { out: y, inp: x, act: Act::Gelu }).unwrap();
             b.section(Section::Update);
             let grads = b.flat(Pool::Grads);
-            b.push(GradNorm { norm, halt, grads, loss }).unwrap();
+            b.push(GradNorm { norm, halt, grads, loss, slices: None }).unwrap();
             let [params, master, moment1, moment2] =
                 [Pool::Params, Pool::Master, Pool::Moment1, Pool::Moment2].map(|pool| b.flat(pool));
-            b.push(AdamW { params, master: Some(master), grads, moment1, moment2, norm, halt }).unwrap();
+            b.push(AdamW { params, master: Some(master), grads, moment1, moment2, norm, halt, first: 0 })
+                .unwrap();
             let program = b.finish().unwrap();
             let twin = program.widened().unwrap();
             assert_eq!(twin.nodes().len(), program.nodes().len());

@@ -6,11 +6,13 @@ use crate::limits::Limits;
 use crate::memory::Memory;
 use crate::op::{self, Ctx, OpScratch, RopeTables};
 use crate::team::{PerWorker, Team};
+use ironhorse_core::ranks::Alone;
 use ironhorse_core::{
-    DType, DeviceDescription, Engine, HostSlice, HostSliceMut, Layout, Limit, MemoryUse, Pool, Program,
-    Result, Scalars, Slot,
+    Communicator, DType, DeviceDescription, Engine, HostSlice, HostSliceMut, Layout, Limit, MemoryUse, Pool,
+    Program, Result, Scalars, Slot,
 };
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Runs programs on all cores, with the same bits for any number of threads.
 ///
@@ -41,6 +43,7 @@ pub struct CpuEngine {
     partials: Vec<f64>,
     counts: Vec<i32>,
     tables: RopeTables,
+    ranks: Arc<dyn Communicator>,
 }
 
 impl CpuEngine {
@@ -63,6 +66,7 @@ impl CpuEngine {
             partials: Vec::new(),
             counts: Vec::new(),
             tables: RopeTables::default(),
+            ranks: Arc::new(Alone),
         }
     }
 
@@ -142,6 +146,7 @@ impl Engine for CpuEngine {
             partials: &mut self.partials,
             counts: &mut self.counts,
             tables: &mut self.tables,
+            ranks: self.ranks.as_ref(),
             program,
             scalars,
         };
@@ -149,6 +154,11 @@ impl Engine for CpuEngine {
     }
 
     fn synchronize(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn join(&mut self, ranks: Arc<dyn Communicator>) -> Result<()> {
+        self.ranks = ranks;
         Ok(())
     }
 

@@ -33,6 +33,7 @@ sources! {
     "optimizer": "adamw.cu" "eager.cu" "grad_norm.cu" "muon.cu" "state.cuh";
     "product": "bias.cu" "eager_gemm.cu" "gemm_any.cu" "gemm_tf32.cu" "gemm_tf32.cuh" "gemm_tf32_wgmma.cu"
         "gemv.cu";
+    "ranks": "poison.cu" "tree_sum.cu";
     "rope": "eager.cu" "packed.cu" "tables.cu";
     "sampling": "eager.cu" "sample.cu" "search.cuh";
 }

@@ -22,6 +22,7 @@ mod kernels;
 mod launch;
 mod measure;
 mod memory;
+mod nccl;
 mod op;
 pub mod report;
 mod scalars;

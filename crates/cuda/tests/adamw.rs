@@ -39,7 +39,8 @@ fn speed() {
         let [params, grads, moment1, moment2, master] =
             [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2, Pool::Master].map(|pool| b.flat(pool));
         b.section(Section::Update);
-        b.push(AdamW { params, master: Some(master), grads, moment1, moment2, norm, halt }).unwrap();
+        b.push(AdamW { params, master: Some(master), grads, moment1, moment2, norm, halt, first: 0 })
+            .unwrap();
         let program = b.finish().unwrap();
         let mut engine = engine();
         engine.reserve(program.layout()).unwrap();

@@ -200,7 +200,8 @@ fn bf16_moments_have_no_mean_error_and_the_spread_of_their_roundings() {
                 [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2, Pool::Master]
                     .map(|pool| b.flat(pool));
             b.section(Section::Update);
-            b.push(AdamW { params, master: Some(master), grads, moment1, moment2, norm, halt }).unwrap();
+            b.push(AdamW { params, master: Some(master), grads, moment1, moment2, norm, halt, first: 0 })
+                .unwrap();
             let program = b.finish().unwrap();
             let mut engine = rounding();
             engine.reserve(program.layout()).unwrap();

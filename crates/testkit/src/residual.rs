@@ -30,7 +30,7 @@ impl Run {
         let [norm, halt] = ["norm", "halt"].map(|name| b.io(name, [1], DType::F32));
         let [params, grads, moment1, moment2, master] =
             [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2, Pool::Master].map(|pool| b.flat(pool));
-        let op = AdamW { params, master: Some(master), grads, moment1, moment2, norm, halt };
+        let op = AdamW { params, master: Some(master), grads, moment1, moment2, norm, halt, first: 0 };
         b.section(Section::Update);
         b.push(op)?;
         let program = b.finish()?;

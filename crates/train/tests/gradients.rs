@@ -106,7 +106,8 @@ fn every_gradient_of_packed_sequences_is_the_derivative_of_their_loss() {
         check_step(config, StepOptions { packed: true, ..StepOptions::default() }, (2, 9));
     }
     let dropout = DropRate::new(0.3).unwrap();
-    let options = StepOptions { recompute: Recompute::Full, dropout, packed: true, preference: None };
+    let options =
+        StepOptions { recompute: Recompute::Full, dropout, packed: true, preference: None, sums: None };
     check_step(Gpt2Config::new(9, 11, 1, 2, 8).into(), options, (2, 9));
 }
 

@@ -6,6 +6,7 @@
 
 mod activation;
 mod attention;
+mod collective;
 mod dropout;
 mod elementwise;
 mod embedding;
@@ -31,6 +32,7 @@ mod swiglu;
 
 pub use activation::{Act, ActBwd, ActFwd, PreAct};
 pub use attention::{AttentionBwd, AttentionCached, AttentionFwd};
+pub use collective::{AllGather, Exchange, TreeSum};
 pub use dropout::{AttentionDropoutBwd, AttentionDropoutFwd, Dropout};
 pub use elementwise::Add;
 pub use embedding::{EmbeddingBwd, EmbeddingFwd};
@@ -156,6 +158,9 @@ ops!(
     MuonUpdate,
     Fill,
     CopySlot,
+    Exchange,
+    TreeSum,
+    AllGather,
 );
 
 impl Op {
@@ -225,9 +230,11 @@ impl Op {
     /// any other op.
     pub fn updates(&self, params: &[Param]) -> Vec<Range<usize>> {
         let (slot, first) = match *self {
-            Self::AdamW(_) => {
+            Self::AdamW(AdamW { params: slot, first, .. }) => {
                 let adamw = params.iter().filter(|param| matches!(param.update, Update::AdamW { .. }));
-                return adamw.map(Param::elements).collect();
+                let end = first + slot.numel();
+                let part = |range: Range<usize>| range.start.max(first)..range.end.min(end);
+                return adamw.map(Param::elements).map(part).filter(|part| !part.is_empty()).collect();
             }
             Self::MuonMomentum(MuonMomentum { out, first, .. }) => (out, first),
             Self::MuonUpdate(MuonUpdate { inp, first, .. }) => (inp, first),

@@ -2,10 +2,10 @@
 
 use super::numerics::{Arithmetic, Numerics};
 use super::spec::{Checker, named, op};
-use crate::{DType, Result, Slot};
+use crate::{DType, Result, Slices, Slot};
 
 op! {
-    /// `norm = √Σ g²` over every gradient, summed in a fixed order. `halt` becomes 1 if it was not 0 already, or if the
+    /// `norm = √Σ g²` over every gradient, summed in a fixed order: piece by piece ([`PIECE_ELEMENTS`](crate::ranks::PIECE_ELEMENTS)), and then over the pieces. `halt` becomes 1 if it was not 0 already, or if the
     /// norm or the loss is non-finite. Only the host clears `halt`: after a bad step no further update is made until the
     /// host has seen it, however many steps are in flight.
     pub struct GradNorm {
@@ -17,6 +17,9 @@ op! {
         pub grads: Slot = Read,
         /// one f32, the loss
         pub loss: Slot = Read,
+        /// Where this rank has the sums of its own parts only: the norm is that over all ranks, who exchange the sums of
+        /// their pieces
+        pub slices: Option<Slices>,
     }
     name "grad_norm"
     check(op, c) {
@@ -60,10 +63,15 @@ op! {
         pub norm: Slot = Read,
         /// one f32, from [`GradNorm`]: nothing is changed unless it is 0
         pub halt: Slot = Read,
+        /// Which element of the flat pools the slots begin with, a multiple of 64: 0 where they are whole
+        pub first: usize,
     }
     name "adamw"
     check(op, c) {
         c.dtypes(named!(op: norm, halt), DType::F32)?;
+        if op.first % 64 != 0 {
+            return c.fail(format!("`first` is {}, expected a multiple of 64", op.first));
+        }
         c.same_float(named!(op: params))?;
         c.same_float(named!(op: moment1, moment2))?;
         if op.moment1.dtype == DType::BF16 && op.params.dtype != DType::BF16 {
@@ -124,6 +132,7 @@ mod tests {
             moment2: flat(Pool::Moment2),
             norm: one(0),
             halt: one(64),
+            first: 0,
         }
     }
 

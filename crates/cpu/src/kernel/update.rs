@@ -7,7 +7,7 @@ use crate::multiversion;
 use crate::team::{Split, TaskPanic};
 
 /// Elements whose squares one task sums; the partial sums are added in order.
-pub const NORM_CHUNK: usize = 1 << 16;
+pub const NORM_CHUNK: usize = ironhorse_core::ranks::PIECE_ELEMENTS;
 /// Elements one AdamW task updates: four streams of 64 KiB.
 pub const ADAM_CHUNK: usize = 1 << 14;
 /// What PyTorch's clip_grad_norm_ adds to the norm before dividing.
@@ -21,13 +21,30 @@ pub const CLIP_EPS: f32 = 1e-6;
 /// # Errors
 /// A task panicked.
 pub unsafe fn norm(on: &impl Split, x: Span<f32>, partials: Span<f64>) -> Result<f32, TaskPanic> {
+    // SAFETY: guaranteed by the caller.
+    unsafe { norm_parts(on, x, partials) }?;
+    // SAFETY: all tasks are done.
+    Ok(norm_of(unsafe { partials.all() }))
+}
+
+/// The partial sums of [`norm`].
+///
+/// # Safety
+/// As for [`norm`].
+///
+/// # Errors
+/// A task panicked.
+pub unsafe fn norm_parts(on: &impl Split, x: Span<f32>, partials: Span<f64>) -> Result<(), TaskPanic> {
     let isa = on.isa();
     on.pieces(x.len(), NORM_CHUNK, 1, |r| {
         // SAFETY: guaranteed by the caller; tasks write different partial sums.
         unsafe { partials.set(r.start / NORM_CHUNK, sum_sq_streams(isa, x.get(r))) };
-    })?;
-    // SAFETY: all tasks are done.
-    Ok(unsafe { partials.all() }.iter().sum::<f64>().sqrt() as f32)
+    })
+}
+
+/// The norm of which these are the partial sums.
+pub fn norm_of(partials: &[f64]) -> f32 {
+    partials.iter().sum::<f64>().sqrt() as f32
 }
 
 /// The settings of a step of AdamW.

@@ -56,12 +56,12 @@ pub fn embedding_bwd(ctx: &mut Ctx<'_>, op: &EmbeddingBwd) -> Result<()> {
     let d_wpe = op.d_wpe.map(|slot| ctx.f32(slot)).transpose()?;
     let (d_out, tokens) = (ctx.f32(op.d_out)?, ctx.i32(op.tokens)?);
     let (seq, width, isa) = (op.tokens.shape.cols(), op.d_wte.shape.cols(), ctx.isa);
-    let adds = op.accum.adds(ctx.scalars.micro_step);
+    let adds = op.accum.adds(ctx.scalars.added());
     // SAFETY: nothing writes the tokens while the op runs.
     let ids = unsafe { tokens.all() };
     check_ids("token", ids, op.d_wte.shape.rows(), None)?;
     let places = places(ctx, op.positions)?;
-    if !op.accum_wte.adds(ctx.scalars.micro_step) {
+    if !op.accum_wte.adds(ctx.scalars.added()) {
         // SAFETY: tasks have disjoint ranges of the gradient.
         ctx.chunks(d_wte.len(), CHUNK, |r, _| unsafe { d_wte.get_mut(r).fill(0.0) })?;
     }

@@ -96,7 +96,7 @@ pub fn grouped_linear_bwd_weight(ctx: &mut Ctx<'_>, op: &GroupedLinearBwdWeight)
     let (d_weight, d_out, inp) = (ctx.f32(op.d_weight)?, ctx.f32(op.d_out)?, ctx.f32(op.inp)?);
     let (ic, oc) = (op.inp.shape.cols(), op.d_out.shape.cols());
     let groups = Groups::new(ctx, op.offsets, op.inp.shape.rows())?;
-    let adds = op.accum.adds(ctx.scalars.micro_step);
+    let adds = op.accum.adds(ctx.scalars.added());
     let beta = if adds { Beta::Accumulate } else { Beta::Overwrite };
     let product = |expert: usize| {
         let rows = groups.rows(expert);

@@ -100,7 +100,7 @@ pub fn grouped_lora_bwd_weight(ctx: &mut Ctx<'_>, op: &GroupedLoraBwdWeight) -> 
     let rank = op.d_b.shape.cols();
     let groups = Groups::new(ctx, op.offsets, rows)?;
     let parts = Parts::new(&groups, &op.parts, rank);
-    let beta = if op.accum.adds(ctx.scalars.micro_step) { Beta::Accumulate } else { Beta::Overwrite };
+    let beta = if op.accum.adds(ctx.scalars.added()) { Beta::Accumulate } else { Beta::Overwrite };
     let product = |i: usize| {
         let (part, expert, b_row) = parts.at(i);
         let rows = groups.rows(expert);

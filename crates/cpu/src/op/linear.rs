@@ -79,7 +79,7 @@ pub fn linear_bwd_input(ctx: &mut Ctx<'_>, op: &LinearBwdInput) -> Result<()> {
 pub fn linear_bwd_weight(ctx: &mut Ctx<'_>, op: &LinearBwdWeight) -> Result<()> {
     let (d_weight, d_out, inp) = (ctx.f32(op.d_weight)?, ctx.f32(op.d_out)?, ctx.f32(op.inp)?);
     let (rows, ic, oc) = (op.inp.shape.rows(), op.inp.shape.cols(), op.d_out.shape.cols());
-    let adds = op.accum.adds(ctx.scalars.micro_step);
+    let adds = op.accum.adds(ctx.scalars.added());
     if let Some(d_bias) = op.d_bias {
         let isa = ctx.isa;
         column_sums(ctx, [ctx.f32(d_bias)?], rows, adds, |row, cols, [sums]| {

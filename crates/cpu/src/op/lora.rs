@@ -64,7 +64,7 @@ pub fn lora_bwd_weight(ctx: &mut Ctx<'_>, op: &LoraBwdWeight) -> Result<()> {
     let (d_b, d_out, hidden) = (ctx.f32(op.d_b)?, ctx.f32(op.d_out)?, ctx.f32(op.hidden)?);
     let (rows, oc, wide) = (op.d_out.shape.rows(), op.d_out.shape.cols(), op.hidden.shape.cols());
     let rank = op.d_b.shape.cols();
-    let beta = if op.accum.adds(ctx.scalars.micro_step) { Beta::Accumulate } else { Beta::Overwrite };
+    let beta = if op.accum.adds(ctx.scalars.added()) { Beta::Accumulate } else { Beta::Overwrite };
     for part in op.parts.each(rank) {
         let g = Gemm::new(
             (part.out.len(), rank, rows),

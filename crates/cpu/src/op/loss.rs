@@ -78,7 +78,7 @@ pub fn argmax(ctx: &mut Ctx<'_>, op: &Argmax) -> Result<()> {
 
 pub fn loss_mean(ctx: &mut Ctx<'_>, op: &LossMean) -> Result<()> {
     let (loss, losses) = (ctx.f32(op.loss)?, ctx.f32(op.losses)?);
-    let adds = op.accum.adds(ctx.scalars.micro_step);
+    let adds = op.accum.adds(ctx.scalars.added());
     // SAFETY: one thread, and the two slots share no memory.
     unsafe {
         let sum: f64 = losses.all().iter().map(|&x| f64::from(x)).sum();

@@ -1,6 +1,7 @@
 //! The ops on the CPU, one file per family, and what they share.
 
 mod attention;
+mod collective;
 mod columns;
 mod elementwise;
 mod embedding;
@@ -26,7 +27,7 @@ use crate::kernel::attention::{QueryScratch, TileScratch};
 use crate::memory::{Memory, Span};
 use crate::team::{Done, PerWorker, Split, Team};
 use ironhorse_core::op::Op;
-use ironhorse_core::{Error, Program, Result, Scalars, Slot};
+use ironhorse_core::{Communicator, Error, Program, Result, Scalars, Slot};
 pub use rope::RopeTables;
 use std::ops::Range;
 
@@ -43,6 +44,7 @@ pub struct Ctx<'a> {
     pub partials: &'a mut Vec<f64>,
     pub counts: &'a mut Vec<i32>,
     pub tables: &'a mut RopeTables,
+    pub ranks: &'a dyn Communicator,
     pub program: &'a Program,
     pub scalars: &'a Scalars,
 }
@@ -237,5 +239,8 @@ pub fn run(ctx: &mut Ctx<'_>, op: &Op) -> Result<()> {
         Op::MuonUpdate(op) => muon::muon_update(ctx, op),
         Op::Fill(op) => memory::fill(ctx, op),
         Op::CopySlot(op) => memory::copy(ctx, op),
+        Op::Exchange(op) => collective::exchange(ctx, op),
+        Op::TreeSum(op) => collective::tree_sum(ctx, op),
+        Op::AllGather(op) => collective::all_gather(ctx, op),
     }
 }

@@ -120,7 +120,7 @@ fn backward<const N: usize>(
     sums: [Span<f32>; N],
     [accum_inp, accum]: [Accum; 2],
 ) -> Result<()> {
-    let (isa, cols, micro_step) = (ctx.isa, norm.weight.len(), ctx.scalars.micro_step);
+    let (isa, cols, micro_step) = (ctx.isa, norm.weight.len(), ctx.scalars.added());
     let adds = accum_inp.adds(micro_step);
     ctx.rows(norm.rstd.len(), cols, |row| {
         // SAFETY: rows have one task each; `Op::check` made sure that `d_inp` shares no memory with anything read.

@@ -1,5 +1,6 @@
 //! Global gradient norm and AdamW over all parameters.
 
+use super::collective::share_pieces;
 use super::{Ctx, engine_error};
 use crate::kernel::update::{
     self as kernel, ADAM_CHUNK, AdamWSettings, CLIP_EPS, Coefficients, NORM_CHUNK, adamw_update,
@@ -10,9 +11,22 @@ use ironhorse_core::{Result, Slot, Update};
 pub fn grad_norm(ctx: &mut Ctx<'_>, op: &GradNorm) -> Result<()> {
     let (norm, grads) = (ctx.f32(op.norm)?, ctx.f32(op.grads)?);
     let (halt, loss) = (ctx.f32(op.halt)?, ctx.f32(op.loss)?);
-    let partials = ctx.partials(grads.len().div_ceil(NORM_CHUNK));
-    // SAFETY: nothing writes the gradients while the op runs.
-    let total = unsafe { kernel::norm(&ctx.split(), grads, partials) }.map_err(engine_error)?;
+    let pieces = grads.len().div_ceil(NORM_CHUNK);
+    let partials = ctx.partials(pieces);
+    let total = match op.slices {
+        // SAFETY: nothing writes the gradients while the op runs.
+        None => unsafe { kernel::norm(&ctx.split(), grads, partials) }.map_err(engine_error)?,
+        Some(slices) => {
+            for part in slices.parts(grads.len()) {
+                let (first, count) = (part.start / NORM_CHUNK, part.len().div_ceil(NORM_CHUNK));
+                let sums = partials.part(first..first + count);
+                // SAFETY: as above.
+                unsafe { kernel::norm_parts(&ctx.split(), grads.part(part), sums) }.map_err(engine_error)?;
+            }
+            share_pieces(ctx, slices, grads.len())?;
+            kernel::norm_of(&ctx.partials[..pieces])
+        }
+    };
     // SAFETY: one thread, and the three slots share no memory.
     unsafe {
         norm.all_mut()[0] = total;
@@ -49,7 +63,9 @@ pub fn adamw(ctx: &mut Ctx<'_>, op: &AdamW) -> Result<()> {
         step: s.step.min(i32::MAX as u32) as i32,
         grad_scale: clip,
     });
+    let here = op.first;
     ctx.chunks(w.len(), ADAM_CHUNK, |r, _| {
+        let r = r.start + here..r.end + here;
         let first = params.partition_point(|p| p.weight.end() / 4 <= r.start);
         for param in &params[first..] {
             let (start, end) = (param.weight.offset / 4, param.weight.end() / 4);
@@ -58,7 +74,10 @@ pub fn adamw(ctx: &mut Ctx<'_>, op: &AdamW) -> Result<()> {
             }
             let Update::AdamW { skipped } = param.update else { continue };
             let part = start.max(r.start)..end.min(r.end);
+            // moments of a slice begin with its first element; without a slice those of other optimizers are left out
+            let skipped = if here == 0 { skipped } else { here };
             let second = part.start - skipped..part.end - skipped;
+            let part = part.start - here..part.end - here;
             let k = if param.decay { with_decay } else { Coefficients { keep: 1.0, ..with_decay } };
             // SAFETY: tasks have disjoint ranges of the four pools, which share no memory.
             unsafe {

@@ -9,7 +9,7 @@ pub fn preference(ctx: &mut Ctx<'_>, op: &Preference) -> Result<()> {
     let (loss, means, rewards) = (ctx.f32(op.loss)?, ctx.f32(op.means)?, ctx.f32(op.rewards)?);
     let (losses, reference, weights) =
         (ctx.f32(op.losses)?, ctx.f32(op.reference)?, ctx.f32_or_none(op.weights)?);
-    let adds = op.accum.adds(ctx.scalars.micro_step);
+    let adds = op.accum.adds(ctx.scalars.added());
     let (scale, beta) = (f64::from(ctx.scalars.loss_scale), f64::from(op.beta));
     // SAFETY: one thread, and what is written shares no memory with any other slot (`Op::check`).
     let (pairs, losses, reference, rewards) =

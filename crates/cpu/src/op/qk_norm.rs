@@ -85,7 +85,7 @@ impl Terms {
 pub fn qk_norm_bwd(ctx: &mut Ctx<'_>, op: &QkNormBwd) -> Result<()> {
     let terms = Terms { d: ctx.f32(op.d_qkv)?, x: ctx.f32(op.inp)?, rstd: ctx.f32(op.rstd)? };
     let weights = factors(ctx, &op.parts(), op.gain, op.q_scale)?;
-    let (parts, isa, adds) = (op.parts(), ctx.isa, op.accum.adds(ctx.scalars.micro_step));
+    let (parts, isa, adds) = (op.parts(), ctx.isa, op.accum.adds(ctx.scalars.added()));
     let (dim, normed, all) = (parts.dim(), parts.normed_heads(), parts.all_heads());
     // before the gradient of the result is replaced by that of the input
     terms.sum(ctx, ctx.f32(op.d_q_weight)?, &parts, (0, parts.heads, op.q_scale), adds)?;

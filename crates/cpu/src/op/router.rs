@@ -72,7 +72,7 @@ pub fn router_load(ctx: &mut Ctx<'_>, op: &RouterLoad) -> Result<()> {
     let (probs, offsets) = (ctx.f32(op.probs)?, ctx.i32(op.offsets)?);
     let entropy = op.entropy.map(|slot| ctx.f32(slot)).transpose()?;
     let (isa, rows, all) = (ctx.isa, op.probs.shape.rows(), op.probs.shape.cols());
-    let adds = op.accum.adds(ctx.scalars.micro_step);
+    let adds = op.accum.adds(ctx.scalars.added());
     // SAFETY: one thread writes `load`, before the tasks read it; `offsets` is only read.
     let load = unsafe {
         let (load, offsets) = (load.all_mut(), offsets.all());

@@ -57,7 +57,7 @@ fn routed(ctx: &Ctx<'_>, rows: Slot, places: Slot) -> Result<Routed<'static>> {
 
 pub fn permute_bwd(ctx: &mut Ctx<'_>, op: &PermuteBwd) -> Result<()> {
     let (routed, d_inp) = (routed(ctx, op.d_out, op.places)?, ctx.f32(op.d_inp)?);
-    let adds = op.accum.adds(ctx.scalars.micro_step);
+    let adds = op.accum.adds(ctx.scalars.added());
     // SAFETY: `d_inp` shares no memory with `d_out` (`Op::check`).
     ctx.done(unsafe { routed.sum(&ctx.split(), d_inp, None, adds) })
 }

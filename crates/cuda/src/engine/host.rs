@@ -2,12 +2,14 @@
 
 use super::CudaEngine;
 use crate::device::Pinned;
+use crate::nccl::Nccl;
 use crate::staging::{to_device, to_host};
 use ironhorse_core::{
-    DeviceDescription, Engine, HostMemory, HostSlice, HostSliceMut, Layout, Limit, MakeHostMemory, MemoryUse,
-    Pending, Program, Scalars, Slot, Timed, TokenChoice,
+    Communicator, DeviceDescription, Engine, HostMemory, HostSlice, HostSliceMut, Layout, Limit,
+    MakeHostMemory, MemoryUse, Pending, Program, Scalars, Slot, Timed, TokenChoice,
 };
 use std::ops::Range;
+use std::sync::Arc;
 
 impl Engine for CudaEngine {
     fn device(&self) -> &DeviceDescription {
@@ -26,6 +28,15 @@ impl Engine for CudaEngine {
 
     fn reserve(&mut self, layout: &Layout) -> ironhorse_core::Result<()> {
         Ok(self.reserve_all(layout)?)
+    }
+
+    fn join(&mut self, ranks: Arc<dyn Communicator>) -> ironhorse_core::Result<()> {
+        if ranks.place().is_alone() {
+            return Ok(());
+        }
+        self.device.make_current()?;
+        self.libraries.nccl = Some(Nccl::join(ranks)?);
+        Ok(())
     }
 
     fn choices(&self) -> Vec<(String, String)> {

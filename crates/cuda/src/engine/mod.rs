@@ -128,7 +128,7 @@ impl CudaEngine {
                 scalars: self.scalars.address(),
                 fault: self.fault.address(),
                 stream: &self.stream,
-                micro_step: scalars.micro_step,
+                micro_step: scalars.added(),
                 op: i,
                 out: &mut lowered.launches,
             };
@@ -173,7 +173,7 @@ impl CudaEngine {
         }
         self.device.make_current()?;
         self.set_scalars(scalars)?;
-        let key = Key { program: program.id(), ops, later: scalars.micro_step > 0 };
+        let key = Key { program: program.id(), ops, later: scalars.added() > 0 };
         if !self.lowered.contains_key(&key) {
             self.lower(program, &key, scalars)?;
         }
@@ -191,8 +191,11 @@ impl CudaEngine {
         lowered.run(&self.stream, self.settings.graphs)
     }
 
-    /// Fails if a kernel found something wrong with its input; the fault is then forgotten.
+    /// Fails if a rank is lost, or if a kernel found something wrong with its input; the fault is then forgotten.
     fn check_fault(&mut self, block: &[u8]) -> Result<()> {
+        if let Some(nccl) = &self.libraries.nccl {
+            nccl.check()?;
+        }
         let Some(what) = fault_text(block) else { return Ok(()) };
         self.stream.zero(self.fault.address(), FAULT_BYTES)?;
         Err(Error::Input(what))
@@ -319,5 +322,8 @@ impl Drop for CudaEngine {
     fn drop(&mut self) {
         let _ = self.device.make_current();
         let _ = self.stream.synchronize();
+        if let Some(nccl) = &self.libraries.nccl {
+            nccl.leave();
+        }
     }
 }

@@ -52,10 +52,13 @@ kinds! {
     CUPTI = "CUPTI" for "kernel timings in profile (events are used without it)":
         ["libcupti.so.13", "libcupti.so.12", "libcupti.so"],
         pip "nvidia-cuda-cupti" in ["nvidia/cu13/lib", "nvidia/cuda_cupti/lib"];
+    /// Messages between GPUs.
+    NCCL = "NCCL" for "several GPUs (one needs none)":
+        ["libnccl.so.2", "libnccl.so"], pip "nvidia-nccl-cu13" in ["nvidia/nccl/lib", "nvidia/cu13/lib"];
 }
 
 /// Every library, in the order `doctor` shows them.
-pub const ALL: [Kind; 5] = [DRIVER, NVRTC, CUBLASLT, CUDNN, CUPTI];
+pub const ALL: [Kind; 6] = [DRIVER, NVRTC, CUBLASLT, CUDNN, CUPTI, NCCL];
 
 impl Kind {
     /// The command or package that brings the library.

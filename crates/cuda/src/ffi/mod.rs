@@ -5,5 +5,6 @@ pub mod cudnn;
 pub mod cupti;
 pub mod driver;
 pub mod library;
+pub mod nccl;
 pub mod nvrtc;
 mod search;

@@ -2,6 +2,7 @@
 
 mod attention;
 mod attention_cached;
+mod collective;
 mod elementwise;
 mod embedding;
 mod flash;
@@ -30,8 +31,10 @@ pub(crate) use lower::Lower;
 use crate::device::Device;
 use crate::gemm::Gemms;
 use crate::kernels::{Spec, specs_of};
+use crate::nccl::Nccl;
 use crate::{Cache, Result};
 use ironhorse_core::op::Op;
+use std::sync::Arc;
 
 /// The libraries ops call, opened at first use.
 pub(crate) struct Libraries {
@@ -43,6 +46,8 @@ pub(crate) struct Libraries {
     pub attention: attention::CudnnLibrary,
     /// Tables of rotary embeddings.
     pub rope: rope::Tables,
+    /// The other ranks, where there are any.
+    pub nccl: Option<Arc<Nccl>>,
 }
 
 impl Libraries {
@@ -53,6 +58,7 @@ impl Libraries {
             given: Vec::new(),
             attention: attention::CudnnLibrary::default(),
             rope: rope::Tables::default(),
+            nccl: None,
         }
     }
 
@@ -108,6 +114,9 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::MuonUpdate(op) => muon::muon_update(cx, op),
         Op::Fill(op) => memory::fill(cx, op),
         Op::CopySlot(op) => memory::copy(cx, op),
+        Op::Exchange(op) => collective::exchange(cx, op),
+        Op::TreeSum(op) => collective::tree_sum(cx, op),
+        Op::AllGather(op) => collective::all_gather(cx, op),
         Op::LinearFwd(op) => linear::linear_fwd(cx, op),
         Op::LinearBwdInput(op) => linear::linear_bwd_input(cx, op),
         Op::LinearBwdWeight(op) => linear::linear_bwd_weight(cx, op),
@@ -149,7 +158,7 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
 /// Every specialisation the launchers ask for.
 pub(crate) fn specs() -> Vec<Spec> {
     specs_of!(
-        attention_cached elementwise embedding flash gemv grouped grouped_lora linear loss memory muon norm optimizer
+        attention_cached collective elementwise embedding flash gemv grouped grouped_lora linear loss memory muon norm optimizer
         preference qk_norm rope router routing sample swiglu
     )
 }

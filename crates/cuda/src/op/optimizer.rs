@@ -1,14 +1,14 @@
 //! Global gradient norm and AdamW over all parameters.
 
+use super::collective::share_pieces;
 use super::lower::Lower;
 use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
 use ironhorse_core::op::{AdamW, GradNorm};
-use ironhorse_core::{DType, Param, Precision, Update};
+use ironhorse_core::ranks::PIECE_ELEMENTS;
+use ironhorse_core::{DType, Param, Pool, Precision, Update};
 
-/// Partial sums of the norm: fixed, so that every device adds in the same order.
-const PARTS: usize = 1024;
 /// `THREADS` of optimizer/grad_norm.cu.
 const NORM_THREADS: u32 = 512;
 /// Elements and threads of a block of optimizer/adamw.cu.
@@ -37,11 +37,24 @@ fn precision_of(op: &AdamW) -> Precision {
 
 pub(crate) fn grad_norm(cx: &mut Lower<'_>, op: &GradNorm) -> Result<()> {
     let (n, spec) = (op.grads.numel(), norm_spec(op.grads.dtype)?);
-    let vector = 16 / op.grads.dtype.size();
-    let count = n.div_ceil(vector * NORM_THREADS as usize).clamp(1, PARTS);
+    let count = n.div_ceil(PIECE_ELEMENTS).max(1);
     let parts = cx.scratch(count * size_of::<f64>())?;
-    let args = Args::new().ptr(parts).ptr(cx.ptr(op.grads)?).u64(n as u64);
-    cx.launch(&spec, "grad_norm_parts", Grid::linear(count, NORM_THREADS), args)?;
+    let (grads, size) = (cx.ptr(op.grads)?, op.grads.dtype.size());
+    let own = op.slices.map_or_else(|| std::iter::once(0..n).collect(), |slices| slices.parts(n));
+    for part in own {
+        let (first, pieces) = (part.start / PIECE_ELEMENTS, part.len().div_ceil(PIECE_ELEMENTS));
+        if pieces == 0 && op.slices.is_some() {
+            continue;
+        }
+        let args = Args::new()
+            .ptr(parts + (first * size_of::<f64>()) as u64)
+            .ptr(grads + (part.start * size) as u64)
+            .u64(part.len() as u64);
+        cx.launch(&spec, "grad_norm_parts", Grid::linear(pieces.max(1), NORM_THREADS), args)?;
+    }
+    if let Some(slices) = op.slices {
+        share_pieces(cx, slices, n, parts)?;
+    }
     let args = cx.pointers(&[op.norm, op.halt, op.loss])?;
     let args = args.ptr(cx.fault).ptr(parts).u32(count as u32);
     cx.launch(&spec, "grad_norm_total", Grid::linear(1, NORM_THREADS), args)
@@ -51,6 +64,9 @@ pub(crate) fn adamw(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
     let n = op.params.numel();
     if n == 0 {
         return Ok(());
+    }
+    if op.first > 0 || n < cx.program.flat(Pool::Params).numel() {
+        return adamw_slice(cx, op);
     }
     let decays = cx.upload(&decay_map(cx.program.params(), op.params.offset, n))?;
     let master = op.master.unwrap_or(op.params);
@@ -74,6 +90,24 @@ pub(crate) fn adamw(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
     let args = args.u64(n as u64);
     let grid = Grid::linear(n.div_ceil(ADAM_BLOCK), ADAM_THREADS);
     cx.launch(&adamw_spec(precision_of(op))?, "adamw", grid, args)
+}
+
+/// AdamW on a slice. Elements keep their numbers in the whole pools, which decide how they are rounded: the kernel gets the
+/// addresses at which the pools would begin.
+fn adamw_slice(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
+    let (first, n) = (op.first, op.params.numel());
+    let decays = cx.upload(&decay_map(cx.program.params(), 0, first + n))?;
+    let mut args = Args::new();
+    for slot in [op.params, op.master.unwrap_or(op.params), op.grads, op.moment1, op.moment2] {
+        args = args.ptr(cx.ptr(slot)?.wrapping_sub((first * slot.dtype.size()) as u64));
+    }
+    let args = cx.append(args, &[Some(op.norm), Some(op.halt)])?.ptr(decays).ptr(cx.scalars);
+    let tiles =
+        (first..first + n).step_by(ADAM_BLOCK).flat_map(|at| [at, (at + ADAM_BLOCK).min(first + n), 0]);
+    let bytes: Vec<u8> = tiles.flat_map(|word| (word as u64).to_le_bytes()).collect();
+    let args = args.ptr(cx.upload(&bytes)?);
+    let grid = Grid::linear(n.div_ceil(ADAM_BLOCK), ADAM_THREADS);
+    cx.launch(&adamw_spec(precision_of(op))?, "adamw_tiles", grid, args)
 }
 
 /// `Tile` of optimizer/adamw.cu for each block, if another optimizer has some of the parameters: first and last element,
@@ -127,7 +161,7 @@ pub(super) fn specs() -> Vec<Spec> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ironhorse_core::{Pool, Shape, Slot};
+    use ironhorse_core::{Shape, Slot};
 
     #[test]
     fn only_strides_of_decayed_parameters_are_marked() {

@@ -194,6 +194,7 @@ fn margin(precision: Precision, params: usize) -> Layout {
     let [params, grads, moment1, moment2, master] =
         [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2, Pool::Master].map(|pool| b.flat(pool));
     let master = precision.has_master().then_some(master);
-    b.push(AdamW { params, master, grads, moment1, moment2, norm, halt }).expect("flat pools fit adamw");
+    b.push(AdamW { params, master, grads, moment1, moment2, norm, halt, first: 0 })
+        .expect("flat pools fit adamw");
     *b.finish().expect("one op over io and parameters").layout()
 }

@@ -2,6 +2,7 @@
 
 mod activation;
 mod attention;
+mod collective;
 mod dropout;
 mod elementwise;
 mod embedding;
@@ -211,6 +212,7 @@ const FAMILIES: &[Family] = &[
     (&["muon_momentum", "muon_update"], muon::cases),
     (&["matmul"], matmul::cases),
     (&["fill", "copy"], memory::cases),
+    (&["exchange", "tree_sum", "all_gather"], collective::cases),
 ];
 
 /// Whether master weights or moments are not stored in f32.

@@ -135,7 +135,7 @@ fn whole_pools(kit: &mut Kit) -> AdamW {
         [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2, Pool::Master]
             .map(|pool| kit.builder.flat(pool));
     let master = kit.builder.precision().has_master().then_some(master);
-    AdamW { params, master, grads, moment1, moment2, norm: kit.stat([1]), halt: kit.stat([1]) }
+    AdamW { params, master, grads, moment1, moment2, norm: kit.stat([1]), halt: kit.stat([1]), first: 0 }
 }
 
 /// Values for a flat pool, with 0 in the gaps.
@@ -160,7 +160,7 @@ fn grad_norm(p: Precision, name: &str, table: Table, scale: f32, bad: Bad) -> Ca
     kit.set(grads, values);
     kit.set(halt, vec![bad.halt]);
     kit.set(loss, vec![bad.loss]);
-    kit.finish(GradNorm { norm, halt, grads, loss })
+    kit.finish(GradNorm { norm, halt, grads, loss, slices: None })
 }
 
 fn adamw(p: Precision, name: &str, table: Table, scalars: Scalars, scale: f32) -> Case {

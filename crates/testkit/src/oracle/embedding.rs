@@ -48,9 +48,9 @@ pub(super) fn bwd(pools: &mut Pools, op: &EmbeddingBwd, step: Step) -> Result<()
             }
         }
     }
-    pools.store(op.d_wte, &d_wte, op.accum_wte.adds(step.scalars.micro_step))?;
+    pools.store(op.d_wte, &d_wte, op.accum_wte.adds(step.scalars.added()))?;
     match op.d_wpe {
-        Some(slot) => pools.store(slot, &d_wpe, op.accum.adds(step.scalars.micro_step)),
+        Some(slot) => pools.store(slot, &d_wpe, op.accum.adds(step.scalars.added())),
         None => Ok(()),
     }
 }

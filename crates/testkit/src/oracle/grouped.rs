@@ -45,7 +45,7 @@ pub(super) fn bwd_weight(pools: &mut Pools, op: &GroupedLinearBwdWeight, step: S
             }
         }
     }
-    pools.store(op.d_weight, &d_weight, op.accum.adds(step.scalars.micro_step))
+    pools.store(op.d_weight, &d_weight, op.accum.adds(step.scalars.added()))
 }
 
 /// The expert of each row, or an input error.

@@ -54,7 +54,7 @@ pub(super) fn bwd_weight(pools: &mut Pools, op: &GroupedLoraBwdWeight, step: Ste
     each_term(&experts, &op.parts, op.d_b.shape.cols(), |r, o, h, at| {
         d_b[at] += scale * d_out[r * oc + o] * hidden[r * wide + h];
     });
-    pools.store(op.d_b, &d_b, op.accum.adds(step.scalars.micro_step))
+    pools.store(op.d_b, &d_b, op.accum.adds(step.scalars.added()))
 }
 
 pub(super) fn bwd_input(pools: &mut Pools, op: &GroupedLoraBwdInput) -> Result<()> {

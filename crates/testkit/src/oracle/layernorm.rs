@@ -58,7 +58,7 @@ pub(super) fn bwd(pools: &mut Pools, op: &LayerNormBwd, step: Step) -> Result<()
             d_bias[c] += d_out[r * width + c];
         }
     }
-    let micro_step = step.scalars.micro_step;
+    let micro_step = step.scalars.added();
     pools.store(op.d_inp, &d_inp, op.accum_inp.adds(micro_step))?;
     pools.store(op.d_weight, &d_weight, op.accum.adds(micro_step))?;
     pools.store(op.d_bias, &d_bias, op.accum.adds(micro_step))

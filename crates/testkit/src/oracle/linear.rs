@@ -48,7 +48,7 @@ pub(super) fn bwd_weight(pools: &mut Pools, op: &LinearBwdWeight, step: Step) ->
             }
         }
     }
-    let adds = op.accum.adds(step.scalars.micro_step);
+    let adds = op.accum.adds(step.scalars.added());
     pools.store(op.d_weight, &d_weight, adds)?;
     match op.d_bias {
         Some(slot) => pools.store(slot, &d_bias, adds),

@@ -49,7 +49,7 @@ pub(super) fn bwd_weight(pools: &mut Pools, op: &LoraBwdWeight, step: Step) -> R
             }
         }
     }
-    pools.store(op.d_b, &d_b, op.accum.adds(step.scalars.micro_step))
+    pools.store(op.d_b, &d_b, op.accum.adds(step.scalars.added()))
 }
 
 pub(super) fn bwd_input(pools: &mut Pools, op: &LoraBwdInput) -> Result<()> {

@@ -64,7 +64,7 @@ pub(super) fn argmax(pools: &mut Pools, op: &Argmax) -> Result<()> {
 
 pub(super) fn mean(pools: &mut Pools, op: &LossMean, step: Step) -> Result<()> {
     let sum: f64 = pools.read(op.losses)?.iter().sum();
-    let adds = op.accum.adds(step.scalars.micro_step);
+    let adds = op.accum.adds(step.scalars.added());
     pools.store(op.loss, &[f64::from(step.scalars.loss_scale) * sum], adds)
 }
 

@@ -3,6 +3,7 @@
 
 mod activation;
 pub(crate) mod attention;
+mod collective;
 mod dropout;
 mod elementwise;
 mod embedding;
@@ -146,6 +147,9 @@ pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
         Op::MuonUpdate(op) => muon::update(pools, op, step),
         Op::Fill(op) => memory::fill(pools, op),
         Op::CopySlot(op) => memory::copy(pools, op),
+        Op::Exchange(op) => collective::exchange(pools, op),
+        Op::TreeSum(op) => collective::tree_sum(pools, op),
+        Op::AllGather(op) => collective::all_gather(pools, op),
         Op::ResidualLayerNormFwd(_)
         | Op::ResidualRmsNormFwd(_)
         | Op::LinearFwd(_)

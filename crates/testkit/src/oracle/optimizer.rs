@@ -30,13 +30,19 @@ pub(super) fn adamw(pools: &mut Pools, op: &AdamW, step: Step) -> Result<()> {
     let (mut m, mut v) = (pools.read(op.moment1)?, pools.read(op.moment2)?);
     for param in step.params {
         let decay = if param.decay { weight_decay } else { 0.0 };
-        if param.elements().end > w.len() {
+        if op.first == 0 && op.moment1.offset == 0 && param.elements().end > w.len() {
             return Err(Error::Program(format!("adamw does not cover the parameter {}", param.name)));
         }
         // empty if another optimizer has the parameter
         let second = param.in_pool(Pool::Moment2);
-        let first = second.offset / second.dtype.size();
-        for (j, i) in (first..first + second.numel()).zip(param.elements()) {
+        // those of a slice begin with its first element
+        let skipped = if op.first == 0 {
+            second.offset / second.dtype.size()
+        } else {
+            param.elements().start - op.first
+        };
+        for (j, i) in (skipped..skipped + second.numel()).zip(param.elements()) {
+            let i = i - op.first;
             let g = grads[i] * clip;
             m[i] = beta1 * m[i] + (1.0 - beta1) * g;
             v[j] = beta2 * v[j] + (1.0 - beta2) * g * g;
@@ -105,7 +111,7 @@ mod tests {
         let mut kit = Kit::new("norm");
         let (norm, grads) = (kit.slot([1]), kit.f32s([3], &[3.0, 0.0, -4.0]));
         let (halt, loss) = (kit.f32s([1], &[0.0]), kit.f32s([1], &[2.0]));
-        let case = kit.finish(GradNorm { norm, halt, grads, loss });
+        let case = kit.finish(GradNorm { norm, halt, grads, loss, slices: None });
         case.expect_f64(norm, &[5.0]);
         case.expect_f64(halt, &[0.0]);
     }
@@ -125,7 +131,7 @@ mod tests {
             let mut kit = Kit::new("halt");
             let (norm, grads) = (kit.slot([1]), kit.f32s([2], &[grad, grad]));
             let (halt, loss) = (kit.f32s([1], &[before]), kit.f32s([1], &[loss]));
-            kit.finish(GradNorm { norm, halt, grads, loss }).expect_f64(halt, &[after]);
+            kit.finish(GradNorm { norm, halt, grads, loss, slices: None }).expect_f64(halt, &[after]);
         }
     }
 

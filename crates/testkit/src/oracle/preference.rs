@@ -30,7 +30,7 @@ pub(super) fn preference(pools: &mut Pools, op: &Preference, step: Step) -> Resu
         weights[start..middle].fill(beta * sigmoid(-margin));
         weights[middle..end].fill(-beta * sigmoid(-margin));
     }
-    let (scale, adds) = (f64::from(step.scalars.loss_scale), op.accum.adds(step.scalars.micro_step));
+    let (scale, adds) = (f64::from(step.scalars.loss_scale), op.accum.adds(step.scalars.added()));
     pools.write(op.rewards, &rewards)?;
     if let Some(slot) = op.weights {
         pools.write(slot, &weights)?;

@@ -50,7 +50,7 @@ pub(super) fn bwd(pools: &mut Pools, op: &QkNormBwd, step: Step) -> Result<()> {
         }
     });
     pools.write(op.d_qkv, &d_inp)?;
-    let adds = op.accum.adds(step.scalars.micro_step);
+    let adds = op.accum.adds(step.scalars.added());
     pools.store(op.d_q_weight, &d_weights[0], adds)?;
     pools.store(op.d_k_weight, &d_weights[1], adds)
 }

@@ -60,7 +60,7 @@ pub(super) fn load(pools: &mut Pools, op: &RouterLoad, step: Step) -> Result<()>
     let (rows, all) = (op.probs.shape.rows(), op.probs.shape.cols());
     let (probs, offsets) = (pools.read(op.probs)?, pools.read(op.offsets)?);
     let scale = row_scale(step);
-    let adds = op.accum.adds(step.scalars.micro_step);
+    let adds = op.accum.adds(step.scalars.added());
     let load: Vec<f64> = offsets.windows(2).map(|pair| (pair[1] - pair[0]) / rows.max(1) as f64).collect();
     let mut sum = 0.0;
     for row in probs.chunks_exact(all) {

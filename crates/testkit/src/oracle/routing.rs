@@ -42,7 +42,7 @@ pub(super) fn permute_bwd(pools: &mut Pools, op: &PermuteBwd, step: Step) -> Res
             d_inp[route / k * width + c] += d_out[place * width + c];
         }
     }
-    pools.store(op.d_inp, &d_inp, op.accum.adds(step.scalars.micro_step))
+    pools.store(op.d_inp, &d_inp, op.accum.adds(step.scalars.added()))
 }
 
 pub(super) fn combine(pools: &mut Pools, op: &Combine) -> Result<()> {

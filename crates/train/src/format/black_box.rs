@@ -72,6 +72,8 @@ struct ScalarsJson {
     step: u32,
     #[serde(skip)]
     micro_step: u32,
+    #[serde(skip)]
+    overwrites: bool,
     loss_scale: f32,
     #[serde(default = "all_count")]
     counted: f32,

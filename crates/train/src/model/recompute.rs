@@ -1,6 +1,6 @@
 //! Activation checkpointing: what a training step recomputes.
 
-use ironhorse_core::DropRate;
+use ironhorse_core::{DropRate, Place, Shard};
 use serde::{Deserialize, Serialize};
 
 /// What the backward computes again instead of keeping it from the forward. The bits of results do not change, on
@@ -33,6 +33,31 @@ pub struct StepOptions {
     /// The β of direct preference optimisation, where the loss is that of pairs of documents: the inputs `pairs` (P,3) and
     /// `reference` (B,T) say which, and how likely they were before. See [`Preference`](ironhorse_core::op::Preference).
     pub preference: Option<f32>,
+    /// How the gradients of micro-steps are added up; `None` adds them in place, one after the other, in one process.
+    pub sums: Option<Sums>,
+}
+
+/// How the gradients of micro-steps are added up: in the order of [`SumTree`](ironhorse_core::SumTree), whoever computes them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sums {
+    /// Which of how many ranks the program is for.
+    pub place: Place,
+    /// What a rank keeps; everything if there is one.
+    pub shard: Shard,
+    /// Micro-steps of a step of all ranks, at most.
+    pub accumulate: u32,
+}
+
+impl Sums {
+    /// Whether there is anything to add up.
+    pub fn is_needed(&self) -> bool {
+        self.accumulate > 1 || !self.place.is_alone()
+    }
+
+    /// Whether a rank has a part of moments and master weights only.
+    pub fn shards_state(&self) -> bool {
+        !self.place.is_alone() && self.shard != Shard::None
+    }
 }
 
 impl From<Recompute> for StepOptions {

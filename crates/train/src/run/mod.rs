@@ -5,7 +5,7 @@
 //! save/        checkpoints by a thread    folder/      the run's folder and its lock    provenance.rs  run.json, algorithms.json
 //! schedule.rs  the learning rate          metrics.rs   metrics.jsonl                    control.rs     stop and save requests
 //! spikes.rs    outlier losses             balance.rs   loads of the experts             compare.rs     two logs side by side
-//! rampup.rs    the batch size
+//! rampup.rs    the batch size             together.rs  what ranks tell each other
 //! ```
 
 mod balance;
@@ -18,6 +18,7 @@ pub mod rampup;
 mod save;
 pub mod schedule;
 mod spikes;
+mod together;
 mod trainer;
 
 pub use crate::format::black_box::{BAD, BadStep, BlackBox};
@@ -233,7 +234,9 @@ pub fn train(job: Job<'_>) -> Result<Summary> {
         rampup.validate(job.settings.accumulate, job.settings.steps)?;
     }
     job.observer.begin(job.state.step, job.settings.steps);
-    trainer::Trainer::new(job)?.run()
+    let together = together::Together::new(job.session.ranks());
+    let result = trainer::Trainer::new(job).and_then(trainer::Trainer::run);
+    result.inspect_err(|error| together.give_up(error))
 }
 
 /// Moves the data to the position of a checkpoint.

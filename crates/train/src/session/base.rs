@@ -1,5 +1,6 @@
 //! How a session starts: from weights, at random, or with adapters on a frozen base.
 
+use super::ranks::NO_MASTERS;
 use super::{Session, write_weights};
 use crate::Result;
 use crate::format::checkpoint::CheckpointAdapter;
@@ -17,7 +18,8 @@ impl Session {
         let engine = self.engine.as_mut();
         let put = |_: &str, values: &[f32]| match next.next() {
             Some((i, (_, slot))) => {
-                write_weights(engine, *slot, masters.get(i).map(|(_, master)| *master), values)
+                let masters = masters.get(i).unwrap_or(&NO_MASTERS);
+                write_weights(engine, (*slot, masters), values)
             }
             None => Ok(()),
         };
@@ -36,7 +38,7 @@ impl Session {
         let mut next = slots.iter();
         let engine = self.engine.as_mut();
         init::random(&self.model.config, seed, |_, values| match next.next() {
-            Some((_, slot)) => write_weights(engine, *slot, None, values),
+            Some((_, slot)) => write_weights(engine, (*slot, &NO_MASTERS), values),
             None => Ok(()),
         })
     }

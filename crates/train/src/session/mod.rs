@@ -5,6 +5,7 @@ mod base;
 mod batch;
 pub(crate) mod master;
 mod pairs;
+mod ranks;
 mod routing;
 
 pub use any_shape::{Wanted, padded_seq};
@@ -16,11 +17,11 @@ pub(crate) use routing::null_is_nan;
 use self::master::{is_residual, read_master, write_master};
 use crate::eval::shapes;
 use crate::format::checkpoint::{Checkpoint, CheckpointAdapter, CheckpointParts, widen};
-use crate::model::{Adapted, Lora, ModelConfig, Recompute, StepOptions};
+use crate::model::{Adapted, Lora, ModelConfig, Recompute, StepOptions, Sums};
 use crate::{Error, Result};
 use ironhorse_core::{
     DropRate, Engine, EngineExt, Layout, Param, Pending, Pool, Precision, Program, Scalars, Section, Slot,
-    Timed, TokenChoice,
+    Timed, TokenChoice, bf16_to_f32, split_master,
 };
 
 /// Which programs a session is made for.
@@ -46,6 +47,8 @@ pub struct SessionSpec {
     /// The β of the loss of pairs, where `train` and `eval` learn which of two documents is preferred
     /// ([`StepOptions::preference`]).
     pub preference: Option<f32>,
+    /// How the gradients of micro-steps are added up ([`StepOptions::sums`]).
+    pub sums: Option<Sums>,
     /// Element types of weights and gradients.
     pub precision: Precision,
     /// The adapters that are trained, or that a frozen model runs with.
@@ -60,8 +63,8 @@ impl SessionSpec {
 
     /// How its training steps are made.
     pub fn step_options(&self) -> StepOptions {
-        let Self { recompute, dropout, packed, preference, .. } = *self;
-        StepOptions { recompute, dropout, packed, preference }
+        let Self { recompute, dropout, packed, preference, sums, .. } = *self;
+        StepOptions { recompute, dropout, packed, preference, sums }
     }
 
     fn programs(&self, config: &ModelConfig) -> Result<Programs> {
@@ -113,6 +116,7 @@ pub struct Session {
     programs: Programs,
     /// Programs that were not asked for from the start.
     any_shape: any_shape::AnyShape,
+    ranks: ranks::Ranks,
 }
 
 impl Session {
@@ -127,7 +131,8 @@ impl Session {
         let programs = spec.programs(&config)?;
         engine.reserve(&programs.layout())?;
         let model = Adapted { config, lora: spec.lora };
-        Ok(Self { engine, model, base: None, programs, any_shape: Default::default() })
+        let ranks = ranks::Ranks::new(spec.sums);
+        Ok(Self { engine, model, base: None, programs, any_shape: Default::default(), ranks })
     }
 
     /// The model's sizes.
@@ -163,15 +168,22 @@ impl Session {
             values.clear();
             values.resize(slot.numel(), 0.0);
             read(&name, &mut values)?;
-            write_weights(self.engine.as_mut(), slot, masters.get(i).map(|(_, master)| *master), &values)?;
+            let masters = masters.get(i).unwrap_or(&ranks::NO_MASTERS);
+            write_weights(self.engine.as_mut(), (slot, masters), &values)?;
         }
         Ok(())
     }
 
     /// Where the master weights are, if this session trains with them.
-    fn master_slots(&self) -> Result<Vec<(String, Slot)>> {
+    fn master_slots(&self) -> Result<Vec<ranks::Masters>> {
         match &self.programs.train {
-            Some(program) if program.precision().has_master() => self.param_slots(Pool::Master),
+            Some(program) if program.precision().has_master() => {
+                let residual = program.precision().has_residual();
+                let of = |param: &Param| {
+                    self.pieces(Pool::Master, param).map(|pieces| ranks::Masters { pieces, residual })
+                };
+                program.params().iter().map(of).collect()
+            }
             _ => Ok(Vec::new()),
         }
     }
@@ -179,7 +191,9 @@ impl Session {
     /// The pool that holds the weights to keep: the master weights where there are any.
     pub fn weights_pool(&self) -> Pool {
         let has_master = self.programs.train.as_ref().is_some_and(|program| program.precision().has_master());
-        if has_master { Pool::Master } else { Pool::Params }
+        // a rank that has a part of the master weights has all weights rounded
+        let whole = !self.ranks.sums.is_some_and(|sums| sums.shards_state());
+        if has_master && whole { Pool::Master } else { Pool::Params }
     }
 
     /// Copies one tensor out of a pool laid out like the parameters; for the weights, their most precise copy.
@@ -197,30 +211,34 @@ impl Session {
         Ok(read_master(self.engine.as_mut(), [param.weight, slot], residual, values)?)
     }
 
-    /// The pools that make up the state of training, the weights first, each as one flat slot.
-    pub fn state_slots(&self) -> Result<Vec<Slot>> {
-        let program = self.train_program()?;
-        let pools = CheckpointParts::pools(program.precision());
-        Ok(pools.into_iter().map(|pool| program.flat(pool)).collect())
-    }
-
-    /// Copies one tensor of a pool out as the engine stores it.
+    /// Copies one tensor of a pool out as the engine stores it; where this rank has a part of it only, the rest is 0.
     pub fn read_state(&mut self, pool: Pool, index: usize, bytes: &mut Vec<u8>) -> Result<()> {
-        let slot = self.state_slot(pool, index)?;
+        let param = self.table_row(index)?;
+        let size = param.precision.of(pool).size();
         bytes.clear();
-        bytes.resize(slot.bytes(), 0);
-        Ok(self.engine.read_bytes(slot, bytes)?)
+        bytes.resize(param.in_pool(pool).bytes(), 0);
+        for (at, slot) in self.pieces(pool, &param)? {
+            self.engine.read_bytes(slot, &mut bytes[at * size..at * size + slot.bytes()])?;
+        }
+        Ok(())
     }
 
-    /// Copies one tensor of a pool in that [`Session::read_state`] copied out.
+    /// Copies one tensor of a pool in that [`Session::read_state`] copied out; of it what this rank has.
     pub fn write_state(&mut self, pool: Pool, index: usize, bytes: &[u8]) -> Result<()> {
-        let slot = self.state_slot(pool, index)?;
-        Ok(self.engine.write_bytes(slot, bytes)?)
+        let param = self.table_row(index)?;
+        let (whole, size) = (param.in_pool(pool), param.precision.of(pool).size());
+        if bytes.len() != whole.bytes() {
+            return Ok(ironhorse_core::check_host_bytes(&whole, bytes.len())?);
+        }
+        for (at, slot) in self.pieces(pool, &param)? {
+            self.engine.write_bytes(slot, &bytes[at * size..at * size + slot.bytes()])?;
+        }
+        Ok(())
     }
 
-    fn state_slot(&self, pool: Pool, index: usize) -> Result<Slot> {
+    fn table_row(&self, index: usize) -> Result<Param> {
         let param = self.train_program()?.params().get(index);
-        param.map(|param| param.in_pool(pool)).ok_or_else(|| {
+        param.cloned().ok_or_else(|| {
             ironhorse_core::Error::Program(format!("the model has no tensor number {index}")).into()
         })
     }
@@ -260,8 +278,10 @@ impl Session {
                 checkpoint.read_pool(pool, spec, &mut bytes)?;
                 let mut values = vec![0.0; spec.shape.numel()];
                 widen(theirs.of(pool), &bytes, &mut values);
-                let slot = self.state_slot(pool, index)?;
-                self.engine.write_f32(slot, &values)?;
+                let param = self.table_row(index)?;
+                for (at, slot) in self.pieces(pool, &param)? {
+                    self.engine.write_f32(slot, &values[at..at + slot.numel()])?;
+                }
             }
         }
         Ok(false)
@@ -284,9 +304,12 @@ impl Session {
     /// [`Session::micro_step`] of any batch.
     pub fn step(&mut self, batch: Batch<'_>, scalars: &Scalars) -> Result<()> {
         let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
+        let sums = self.ranks.sums.is_some();
+        let scalars = &Scalars { overwrites: scalars.overwrites || sums, ..*scalars };
         batch.write(self.engine.as_mut(), program)?;
         self.engine.run_section(program, Section::Forward, scalars)?;
-        Ok(self.engine.run_section(program, Section::Backward, scalars)?)
+        self.engine.run_section(program, Section::Backward, scalars)?;
+        if sums { self.add_up(scalars) } else { Ok(()) }
     }
 
     /// The optimizer's update after the last micro-step; returns (loss, gradient norm before clipping).
@@ -432,11 +455,25 @@ pub struct PendingUpdate {
     rewards: Option<[Pending; 3]>,
 }
 
-/// Copies weights in, with the master that goes with them.
-fn write_weights(engine: &mut dyn Engine, slot: Slot, master: Option<Slot>, values: &[f32]) -> Result<()> {
-    match master {
-        Some(master) => write_master(engine, [slot, master], is_residual(&master), values)?,
-        None => engine.write_f32(slot, values)?,
+/// Copies weights in, with what there is of the master that goes with them.
+fn write_weights(
+    engine: &mut dyn Engine,
+    (slot, masters): (Slot, &ranks::Masters),
+    values: &[f32],
+) -> Result<()> {
+    let covered: usize = masters.pieces.iter().map(|(_, master)| master.numel()).sum();
+    // other ranks have the rest of the masters
+    if covered < values.len() && masters.residual {
+        let nearest = |&value: &f32| bf16_to_f32(split_master(value).0);
+        engine.write_f32(slot, &values.iter().map(nearest).collect::<Vec<_>>())?;
+    } else if covered < values.len() || values.is_empty() {
+        engine.write_f32(slot, values)?;
+    }
+    for &(at, master) in &masters.pieces {
+        let offset = slot.offset + at * slot.dtype.size();
+        let weights = Slot { offset, shape: master.shape, ..slot };
+        let part = &values[at..at + master.numel()];
+        write_master(engine, [weights, master], masters.residual, part)?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ mod attention;
 mod linear;
 mod norm;
 mod preference;
+mod sum;
 mod update;
 
 pub(super) use adapter::Adapter;

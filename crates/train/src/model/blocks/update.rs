@@ -1,9 +1,11 @@
 //! The update: gradient norm and optimizer.
 
+use super::sum::part;
 use super::{Blocks, TensorSpec};
-use crate::Result;
-use ironhorse_core::op::{AdamW, GradNorm, MuonMomentum, MuonUpdate, NewtonSchulz};
-use ironhorse_core::{Builder, Optimizer, Pool, Section, Slot};
+use crate::model::Sums;
+use crate::{Error, Result};
+use ironhorse_core::op::{AdamW, AllGather, GradNorm, MuonMomentum, MuonUpdate, NewtonSchulz};
+use ironhorse_core::{Builder, Optimizer, Pool, Section, Slices, Slot};
 
 /// How much of the momentum stays from step to step.
 const MUON_MOMENTUM: f32 = 0.95;
@@ -29,22 +31,53 @@ struct Verdict {
 }
 
 impl Blocks {
-    /// The update: gradient norm and optimizer over everything, unless the `loss` or the norm is not finite. Io: `norm`.
-    pub fn update(&mut self) -> Result<()> {
+    /// The update: gradient norm and optimizer over everything, or over what this rank has, unless the `loss` or the norm is not
+    /// finite. Io: `norm`.
+    pub fn update(&mut self, sums: Option<Sums>) -> Result<()> {
         let norm = self.scalar("norm");
         let undeclared = |name| ironhorse_core::Error::Program(format!("no io is called `{name}`"));
         let find = |name| self.b.find_io(name).ok_or_else(|| undeclared(name));
         let (loss, halt) = (find("loss")?, find("halt")?);
-        let [params, grads, moment1, moment2] =
-            [Pool::Params, Pool::Grads, Pool::Moment1, Pool::Moment2].map(|pool| self.b.flat(pool));
-        let master = self.master();
         self.b.section(Section::Update);
+        let sharded = sums.filter(Sums::shards_state);
+        let slices = sharded.map(|sums| sums.slices());
+        let grads = self.b.flat(Pool::Grads);
         self.b.at("grad_norm");
-        self.b.push(GradNorm { norm, halt, grads, loss })?;
+        self.b.push(GradNorm { norm, halt, grads, loss, slices })?;
         self.b.at("adamw");
-        self.b.push(AdamW { params, master, grads, moment1, moment2, norm, halt })?;
+        if let Some(slices) = slices {
+            return self.update_slices(slices, Verdict { norm, halt });
+        }
+        let [params, moment1, moment2] =
+            [Pool::Params, Pool::Moment1, Pool::Moment2].map(|pool| self.b.flat(pool));
+        let master = self.master();
+        self.b.push(AdamW { params, master, grads, moment1, moment2, norm, halt, first: 0 })?;
         if self.b.precision().optimizer == Optimizer::Muon {
             self.muon(Verdict { norm, halt })?;
+        }
+        Ok(())
+    }
+
+    /// AdamW on the parts of this rank, whose moments and master weights are all it has, and the weights of the others.
+    fn update_slices(&mut self, slices: Slices, Verdict { norm, halt }: Verdict) -> Result<()> {
+        if self.b.precision().optimizer != Optimizer::AdamW {
+            let expected = "adamw; Muon needs whole matrices: use --shard none";
+            return Err(Error::input("the optimizer of sharded state", "muon", expected));
+        }
+        self.b.shard_state();
+        let [params, grads] = [Pool::Params, Pool::Grads].map(|pool| self.b.flat(pool));
+        let mut start = 0;
+        for range in slices.parts(params.numel()).into_iter().filter(|range| !range.is_empty()) {
+            let local = |b: &Builder, pool: Pool| part(b.flat(pool), &(start..start + range.len()));
+            let [moment1, moment2] = [Pool::Moment1, Pool::Moment2].map(|pool| local(&self.b, pool));
+            let master = self.b.precision().has_master().then(|| local(&self.b, Pool::Master));
+            let (params, grads, first) = (part(params, &range), part(grads, &range), range.start);
+            self.b.push(AdamW { params, master, grads, moment1, moment2, norm, halt, first })?;
+            start += range.len();
+        }
+        self.b.at("weights");
+        for bucket in slices.buckets(params.numel()) {
+            self.b.push(AllGather { data: part(params, &bucket), place: slices.place })?;
         }
         Ok(())
     }

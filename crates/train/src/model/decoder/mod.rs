@@ -28,7 +28,7 @@ mod qk_norm;
 
 use super::blocks::{Attention, Blocks, Head, Heads, Linear, Norm, NormWeights, Purpose, Setup};
 use super::lora::Lora;
-use super::{ModelConfig, StepOptions, Target};
+use super::{ModelConfig, StepOptions, Sums, Target};
 use crate::Result;
 use expert_layer::ExpertLayer;
 use experts::{Experts, SavedExperts};
@@ -158,7 +158,11 @@ pub(super) fn training(
     decoder.documents(&options);
     let saved = decoder.forward(Purpose::Training)?;
     decoder.backward(&saved, options.recompute)?;
-    decoder.net.update()?;
+    let sums = options.sums.filter(Sums::is_needed);
+    if let Some(sums) = sums {
+        decoder.net.sum(sums)?;
+    }
+    decoder.net.update(sums)?;
     decoder.net.finish()
 }
 

@@ -14,6 +14,8 @@ pub const LOSS_SVG: &str = "loss.svg";
 pub const EXPERTS_SVG: &str = "experts.svg";
 /// The picture of `ironhorse compare`.
 pub const COMPARE_SVG: &str = "compare.svg";
+/// The logs of ranks.
+pub const RANKS: &str = "ranks";
 pub const LOCK: &str = "lock";
 /// The lock file begins with this, followed by the process id.
 const HOLDER: &str = "process ";
@@ -21,7 +23,7 @@ const HOLDER: &str = "process ";
 pub const PREVIOUS: &str = "previous";
 /// Everything a run writes into its folder, those of earlier versions included. The first [`WITH_WEIGHTS`] hold weights:
 /// they are put aside first, so that a process which is killed on the way leaves them together.
-pub const OURS: [&str; 13] = [
+pub const OURS: [&str; 14] = [
     CHECKPOINTS,
     BAD,
     "checkpoint",
@@ -34,6 +36,7 @@ pub const OURS: [&str; 13] = [
     LOSS_SVG,
     EXPERTS_SVG,
     COMPARE_SVG,
+    RANKS,
     CONFIG,
 ];
 const WITH_WEIGHTS: usize = 5;

@@ -22,9 +22,10 @@ const SAVE: &str = "SAVE";
 /// A run's folder, open for writing and locked.
 pub struct RunFolder {
     path: PathBuf,
-    /// Held until the run ends, however it ends.
-    _lock: File,
-    metrics: MetricsWriter,
+    /// Held until the run ends, however it ends; `None` where another rank holds it.
+    _lock: Option<File>,
+    /// `None` where another rank writes it.
+    metrics: Option<MetricsWriter>,
     train: Vec<(f64, f64)>,
     val: Vec<(f64, f64)>,
     /// Shares of the experts, layer by layer, as a moving average.
@@ -49,7 +50,7 @@ impl RunFolder {
         fs::create_dir_all(path.join(SAMPLES)).map_err(|source| Error::io(path, "create", source))?;
         atomic::write_file(&path.join(CONFIG), |sink| sink.put(config_toml.as_bytes()))?;
         let metrics = MetricsWriter::create(&path.join(METRICS))?;
-        Ok(Self::with(path, lock, metrics))
+        Ok(Self::with(path, Some(lock), Some(metrics)))
     }
 
     /// Refuses what [`Self::create`] would, where there is something already: to be asked before hours of work.
@@ -69,7 +70,17 @@ impl RunFolder {
         }
         fs::create_dir_all(path.join(SAMPLES)).map_err(|source| Error::io(path, "create", source))?;
         let (metrics, _) = MetricsWriter::resume(&path.join(METRICS), u64::MAX)?;
-        Ok(Self::with(path, lock, metrics))
+        Ok(Self::with(path, Some(lock), Some(metrics)))
+    }
+
+    /// The folder of a run that another rank writes: nothing in it is changed.
+    pub fn follow(path: &Path) -> Self {
+        Self::with(path, None, None)
+    }
+
+    /// Whether this process writes it.
+    fn leads(&self) -> bool {
+        self.metrics.is_some()
     }
 
     /// Removes the folder of a run that failed before its first step, so that the next try can use the name. One
@@ -82,22 +93,34 @@ impl RunFolder {
         }
     }
 
-    fn with(path: &Path, lock: File, metrics: MetricsWriter) -> Self {
+    fn with(path: &Path, lock: Option<File>, metrics: Option<MetricsWriter>) -> Self {
         let (train, val, load) = (Vec::new(), Vec::new(), Vec::new());
         Self { path: path.to_owned(), _lock: lock, metrics, train, val, load }
     }
 
     /// Cuts the log back to the steps before `step` and gives them. The last one does not say any longer that the run ended.
     pub fn cut_back(&mut self, step: u64) -> Result<Vec<Metrics>> {
-        let (writer, mut kept) = MetricsWriter::resume(&self.path.join(METRICS), step)?;
-        self.metrics = writer;
-        if let Some(last) = kept.last_mut().filter(|last| last.ended.is_some()) {
-            last.ended = None;
-            self.metrics.amend_last(last)?;
-        }
-        self.remove_samples_after(step);
+        let kept = match self.leads() {
+            true => self.cut_log(step)?,
+            false => {
+                let mut kept = read_metrics(&self.path.join(METRICS))?;
+                kept.retain(|metrics| metrics.step < step);
+                kept
+            }
+        };
         (self.train, self.val, self.load) = (Vec::new(), Vec::new(), Vec::new());
         kept.iter().for_each(|metrics| self.remember(metrics));
+        Ok(kept)
+    }
+
+    fn cut_log(&mut self, step: u64) -> Result<Vec<Metrics>> {
+        let (mut writer, mut kept) = MetricsWriter::resume(&self.path.join(METRICS), step)?;
+        if let Some(last) = kept.last_mut().filter(|last| last.ended.is_some()) {
+            last.ended = None;
+            writer.amend_last(last)?;
+        }
+        self.metrics = Some(writer);
+        self.remove_samples_after(step);
         Ok(kept)
     }
 
@@ -119,16 +142,17 @@ impl RunFolder {
     /// Appends a step to `metrics.jsonl`. Where the disk refuses, the line is kept and written with the next one.
     pub fn log(&mut self, metrics: &Metrics) -> Result<()> {
         self.remember(metrics);
-        self.metrics.write(metrics)
+        self.metrics.as_mut().map_or(Ok(()), |log| log.write(metrics))
     }
 
     /// Writes into the last line of `metrics.jsonl` why the run ended.
     pub(super) fn log_end(&mut self, ended: Ended) -> Result<()> {
-        self.metrics.flush()?;
+        let Some(log) = &mut self.metrics else { return Ok(()) };
+        log.flush()?;
         let Some(last) = read_metrics(&self.path.join(METRICS))?.pop() else { return Ok(()) };
         let last = Metrics { ended: Some(ended), ..last };
         self.val.extend(last_val(&last));
-        self.metrics.amend_last(&last)
+        log.amend_last(&last)
     }
 
     /// How many validations after that of `step` are in the log.
@@ -138,12 +162,12 @@ impl RunFolder {
 
     /// Writes lines that the disk refused before.
     pub fn flush(&mut self) -> Result<()> {
-        self.metrics.flush()
+        self.metrics.as_mut().map_or(Ok(()), MetricsWriter::flush)
     }
 
     /// The log's file, for another thread to sync.
     pub(super) fn log_handle(&self) -> Option<File> {
-        self.metrics.handle()
+        self.metrics.as_ref().and_then(MetricsWriter::handle)
     }
 
     fn remember(&mut self, metrics: &Metrics) {
@@ -164,11 +188,14 @@ impl RunFolder {
     /// Whether there is a file `SAVE` in the folder, which is then removed.
     pub(super) fn take_save(&self) -> bool {
         let path = self.path.join(SAVE);
-        path.exists() && fs::remove_file(path).is_ok()
+        self.leads() && path.exists() && fs::remove_file(path).is_ok()
     }
 
     /// Draws `loss.svg` and, of a model with experts, `experts.svg`.
     pub fn curve(&self) -> Result<()> {
+        if !self.leads() {
+            return Ok(());
+        }
         let series = |name: &str, points: &[(f64, f64)], style| Series {
             name: name.into(),
             points: points.iter().copied().filter(|(_, loss)| loss.is_finite()).collect(),
@@ -207,6 +234,9 @@ impl RunFolder {
 
     /// Writes a sample.
     pub fn sample(&self, step: u64, text: &str) -> Result<()> {
+        if !self.leads() {
+            return Ok(());
+        }
         atomic::write_file(&self.sample_path(step), |sink| sink.put(text.as_bytes()))
     }
 

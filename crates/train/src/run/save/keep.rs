@@ -25,8 +25,11 @@ pub fn tidy(run: &Path, keep: usize) -> Result<()> {
 impl Saver {
     /// Removes the checkpoints after `step`: the run went back to `step` and makes them again. The one of
     /// `step` itself has the right weights but another position in the data, so it is due again.
-    pub(in crate::run) fn forget_after(&mut self, step: u64) -> Result<()> {
+    pub(in crate::run) fn forget_after(&mut self, step: u64, leads: bool) -> Result<()> {
         self.last_step = None;
+        if !leads {
+            return Ok(());
+        }
         for (_, path) in checkpoints_of(&self.plan.run).into_iter().filter(|(at, _)| *at > step) {
             atomic::remove_folder(&path)?;
         }

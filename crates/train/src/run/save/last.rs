@@ -21,7 +21,23 @@ impl Saver {
         let place = self.plan.place(state.step);
         // written on the way; one of a stop in the last validation does not have its loss yet
         let same = || Checkpoint::manifest(&place).is_ok_and(|manifest| manifest.state == *state);
-        if self.last_step == Some(state.step) && same() {
+        let here = session.place().leads() && self.last_step == Some(state.step) && same();
+        let known = session.ranks().share(&[u8::from(here)])?;
+        if known.first().is_some_and(|leader| leader == &[1]) {
+            return Ok(place);
+        }
+        if !session.place().is_alone() {
+            let (began, log) = (Instant::now(), folder.log_handle());
+            let mut written = None;
+            self.write_together(session, &self.plan, |plan, memory| {
+                let read = |pool, index, bytes: &mut Vec<u8>| plan.tensor(memory, pool, index, bytes);
+                written = Some(plan.write(state, log, read)?);
+                Ok(())
+            })?;
+            self.last_step = Some(state.step);
+            if let Some(written) = written {
+                self.written(state.step, &written, began, folder, observer);
+            }
             return Ok(place);
         }
         let mut attempt = |saver: &mut Self, observer: &mut dyn Observer| -> Result<()> {

@@ -4,6 +4,7 @@ mod keep;
 mod last;
 mod memory;
 mod plan;
+mod together;
 
 use self::memory::Memory;
 use self::plan::Plan;
@@ -231,6 +232,9 @@ impl Saver {
     ) -> Result<()> {
         let began = Instant::now();
         (self.last, self.last_step, self.retry_at) = (began, Some(state.step), None);
+        if !session.place().is_alone() {
+            return self.begin_together(session, state, folder, observer);
+        }
         self.plan.check_space()?;
         if matches!(self.memory, Memory::Unmade) {
             self.make_memory(session, observer);
@@ -251,6 +255,18 @@ impl Saver {
         }
         observer.copied(state.step, memory.bytes().len() as u64, copy.elapsed());
         self.stats.held_up_ms = self.stats.held_up_ms.max(began.elapsed().as_secs_f64() * 1e3);
+        self.write_copy(memory, began, state, folder);
+        Ok(())
+    }
+
+    /// A thread writes what was copied.
+    fn write_copy(
+        &mut self,
+        memory: Box<dyn HostMemory>,
+        began: Instant,
+        state: &TrainerState,
+        folder: &RunFolder,
+    ) {
         let (plan, state, log) = (self.plan.clone(), state.clone(), folder.log_handle());
         let step = state.step;
         let thread = std::thread::spawn(move || {
@@ -260,7 +276,6 @@ impl Saver {
         });
         self.memory = Memory::Away;
         self.writing = Some(Writing { step, began, thread });
-        Ok(())
     }
 
     /// Finishes a save whose thread has ended.
@@ -324,6 +339,12 @@ impl Saver {
 
     /// Writes the state to another folder, for a black box.
     pub(super) fn save_to(&self, place: &Path, session: &mut Session, state: &TrainerState) -> Result<()> {
+        if !session.place().is_alone() {
+            return self.write_together(session, &self.plan, |plan, memory| {
+                plan.write_to(place, state, |pool, index, bytes| plan.tensor(memory, pool, index, bytes))
+                    .map(drop)
+            });
+        }
         self.plan.check_space()?;
         let read = |pool: Pool, index: usize, bytes: &mut Vec<u8>| session.read_state(pool, index, bytes);
         self.plan.write_to(place, state, read).map(drop)

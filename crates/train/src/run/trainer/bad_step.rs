@@ -32,8 +32,8 @@ impl Trainer<'_> {
         let Some((fetched, position)) = self.fetched.filter(|(fetched, _)| *fetched >= step) else {
             return Err(error);
         };
-        if self.find_non_finite(step).is_none() {
-            return Err(error);
+        if self.search_own(step).is_none() {
+            return Err(error); // other ranks have no error, and are not asked
         }
         let tokens = self.tokens_of(step);
         let scalars = tokens.scalars(self.job.settings, step);
@@ -55,6 +55,16 @@ impl Trainer<'_> {
         Ok(Bad { metrics, scalars, position })
     }
 
+    /// Makes a step bad for all ranks whose share this one cannot compute because a number in it is NaN or infinite. Any other
+    /// refusal stays an error, as all do without other ranks.
+    pub(super) fn make_bad(&mut self, step: u64, error: Error, scalars: &Scalars) -> Result<()> {
+        let of_engine = matches!(error, Error::Core(ironhorse_core::Error::Input(_)));
+        if self.together.place().is_alone() || !of_engine || self.search_own(step).is_none() {
+            return Err(error);
+        }
+        self.job.session.poison(scalars)
+    }
+
     /// The first NaN or infinity of a step. The step left the weights as they were, so it can be run again.
     pub(super) fn find_non_finite(&mut self, step: u64) -> Option<String> {
         self.search(step).map(|(_, found)| found)
@@ -62,9 +72,18 @@ impl Trainer<'_> {
 
     /// The same with the micro-step that it is in.
     fn search(&mut self, step: u64) -> Option<(u32, String)> {
+        let own = self.search_own(step);
+        // without an answer of the others the run ends at their next message
+        let all = self.together.share(&own).unwrap_or_default();
+        all.into_iter().flatten().min_by_key(|(micro_step, _)| *micro_step)
+    }
+
+    /// The same in the micro-steps of this rank.
+    pub(super) fn search_own(&mut self, step: u64) -> Option<(u32, String)> {
         let tokens = &self.batches[(step % 2) as usize];
         let scalars = tokens.scalars(self.job.settings, step);
-        tokens.micro_steps().find_map(|(micro_step, batch)| {
+        self.job.session.begin_step(tokens.count()).into_iter().find_map(|number| {
+            let (micro_step, batch) = (number as u32, tokens.micro_step(number));
             let scalars = Scalars { micro_step, ..scalars };
             let found = first_non_finite(self.job.session, batch, &scalars).ok().flatten()?;
             Some((micro_step, found))
@@ -131,13 +150,10 @@ impl Trainer<'_> {
             return Err(why);
         }
         self.job.saver.finish(self.job.folder, self.job.observer);
-        let earlier = checkpoints_of(self.job.folder.path()).into_iter().filter(|(at, _)| *at < below);
-        let Some(mut checkpoint) = earlier.map(|(_, path)| path).find_map(|path| good(&path)) else {
-            return Err(why);
-        };
+        let Some(mut checkpoint) = self.earlier(below)? else { return Err(why) };
         let state = checkpoint.trainer().clone();
         self.job.session.restore(&mut checkpoint)?;
-        self.job.saver.forget_after(state.step)?;
+        self.job.saver.forget_after(state.step, self.together.leads())?;
         self.cut_back(state.step)?;
         self.job.data.train.restore(self.position)?;
         self.fetched = None;
@@ -148,6 +164,20 @@ impl Trainer<'_> {
             state.step
         ));
         Ok(state.step)
+    }
+
+    /// The newest good checkpoint of less than `below` steps: that of the leader, for all.
+    fn earlier(&mut self, below: u64) -> Result<Option<Checkpoint>> {
+        let newest = || {
+            let earlier = checkpoints_of(self.job.folder.path()).into_iter().filter(|(at, _)| *at < below);
+            earlier.map(|(_, path)| path).find_map(|path| good(&path))
+        };
+        let found = if self.together.leads() { newest() } else { None };
+        let path = self.together.of_leader(found.as_ref().map(|found| found.path().to_owned()))?;
+        match (found, path) {
+            (None, Some(path)) => Checkpoint::open(&path).map(Some),
+            (found, _) => Ok(found),
+        }
     }
 
     /// A run that has come far past the steps it went back from may go back again.
@@ -166,13 +196,20 @@ impl Trainer<'_> {
     ) -> Result<PathBuf> {
         let run = self.job.folder.path().to_owned();
         let folder = black_box::folder_of(&run, step);
-        std::fs::create_dir_all(&folder).map_err(|source| Error::io(&folder, "create", source))?;
+        if self.together.leads() {
+            std::fs::create_dir_all(&folder).map_err(|source| Error::io(&folder, "create", source))?;
+        }
         let first = step - u64::from(self.bad_in_a_row).min(step);
         let weights = black_box::weights_of(&black_box::folder_of(&run, first));
         if self.bad_in_a_row == 0 {
             let state = self.state();
             self.job.saver.save_to(&weights, self.job.session, &state)?;
-            black_box::forget_weights(&run, step);
+            if self.together.leads() {
+                black_box::forget_weights(&run, step);
+            }
+        }
+        if !self.together.leads() {
+            return Ok(folder);
         }
         let weights_dtype = self.job.session.train_program()?.precision().weights;
         let (batch, seq) = (self.job.data.train.batch(), self.job.data.train.seq());

@@ -86,7 +86,7 @@ impl Trainer<'_> {
     }
 
     /// Writes the rest of the log and the loss curve; the run is complete without them.
-    fn finish_folder(&mut self) {
+    pub(super) fn finish_folder(&mut self) {
         if let Err(error) = self.job.folder.flush() {
             self.job.observer.note(&format!("the last lines of the log are not written: {error}"));
         }

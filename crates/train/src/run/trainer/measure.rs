@@ -30,6 +30,11 @@ fn evaluated(session: &mut Session, batch: Batch<'_>) -> Result<(f32, f32)> {
 }
 
 impl Trainer<'_> {
+    /// The first NaN or infinity of a step, without asking other ranks.
+    fn search_alone(&mut self, step: u64) -> Option<String> {
+        self.search_own(step).map(|(_, found)| found)
+    }
+
     /// The mean loss over what counts in the first batches of the validation data; the same batches every time.
     pub(super) fn validate(&mut self, step: u64) -> Result<Validated> {
         let Some(val) = &mut self.job.data.val else { return Ok(Validated::Loss(None)) };
@@ -41,27 +46,51 @@ impl Trainer<'_> {
         let tokens = self.job.session.eval_tokens()?;
         let [mut x, mut y, mut positions] = [(); 3].map(|()| vec![0; tokens]);
         let packed = val.is_packed();
-        let (mut sum, mut right, mut counted) = (0.0_f64, 0.0_f64, 0.0_f64);
-        for _ in 0..batches {
+        let (mut measured, mut refused, mut stopped) = (Vec::new(), None, false);
+        let ironhorse_core::Place { rank, world } = self.together.place();
+        for number in 0..batches {
             if self.job.control.stop_reason().is_some() {
-                return Ok(Validated::Stopped);
+                stopped = true;
+                break;
             }
             val.next_batch([&mut x, &mut y, &mut positions])?;
+            if number % world as u64 != rank as u64 {
+                continue;
+            }
             let pairs = val.pairs().map(|(bounds, reference)| BatchPairs { bounds, reference });
             let batch = Batch { x: &x, y: &y, positions: packed.then_some(&positions[..]), pairs };
             match evaluated(self.job.session, batch) {
                 Ok((loss, accuracy)) => {
                     let share = f64::from(batch.counting(Scalars::default()).counted);
-                    sum += f64::from(loss) * share;
-                    right += f64::from(accuracy) * share;
-                    counted += share;
+                    measured.push([f64::from(loss), f64::from(accuracy), share].map(f64::to_bits));
                 }
                 // a router refuses NaN or infinite logits: this is how a diverged mixture of experts shows
                 Err(error) => {
-                    let found = self.find_non_finite(step.saturating_sub(1));
-                    return if found.is_some() { Ok(Validated::Loss(Some(f32::NAN))) } else { Err(error) };
+                    refused = Some(error);
+                    break;
                 }
             }
+        }
+        let (packed, failed) = (val.is_pairs(), refused.is_some());
+        if let Some(error) = refused
+            && self.search_alone(step.saturating_sub(1)).is_none()
+        {
+            return Err(error);
+        }
+        let all = self.together.share(&(stopped, failed, measured))?;
+        if all.iter().any(|(stopped, ..)| *stopped) {
+            return Ok(Validated::Stopped);
+        }
+        if all.iter().any(|(_, failed, _)| *failed) {
+            return Ok(Validated::Loss(Some(f32::NAN)));
+        }
+        let (mut sum, mut right, mut counted) = (0.0_f64, 0.0_f64, 0.0_f64);
+        for number in 0..batches as usize {
+            let Some(measured) = all[number % world].2.get(number / world) else { continue };
+            let [loss, accuracy, share] = measured.map(f64::from_bits);
+            sum += loss * share;
+            right += accuracy * share;
+            counted += share;
         }
         if counted == 0.0 {
             self.job
@@ -69,14 +98,15 @@ impl Trainer<'_> {
                 .note(&format!("step {step:>5}  no target of the validation data counts: no loss"));
             return Ok(Validated::Loss(None));
         }
-        self.val_accuracy = val.is_pairs().then_some((right / counted) as f32);
+        self.val_accuracy = packed.then_some((right / counted) as f32);
         Ok(Validated::Loss(Some((sum / counted) as f32)))
     }
 
     /// Grades the tasks with the weights as they are; if that fails, the run continues without. `None` if the run is to
     /// stop.
     pub(super) fn grade(&mut self, step: u64) -> Option<Graded> {
-        let graded = match self.graded() {
+        let graded = if self.together.leads() { self.graded() } else { Ok(Graded::new()) };
+        let graded = match self.of_leader(graded) {
             Err(Error::Stopped) => return None,
             Err(error) => {
                 self.job.observer.note(&format!("step {step:>5}  not graded: {error}"));
@@ -115,10 +145,11 @@ impl Trainer<'_> {
 
     /// Writes a sample and the loss curve; if that fails, the run continues without. False if the run is to stop.
     pub(super) fn sample(&mut self, step: u64) -> bool {
-        match self.draw() {
-            Ok(None) => return false,
-            Ok(Some(text)) if text.is_empty() => {}
-            Ok(Some(text)) => {
+        let drawn = if self.together.leads() { self.draw() } else { Ok(Some(String::new())) };
+        match self.of_leader(drawn.and_then(|text| text.ok_or(Error::Stopped))) {
+            Err(Error::Stopped) => return false,
+            Ok(text) if text.is_empty() => {}
+            Ok(text) => {
                 if let Err(error) = self.job.folder.sample(step, &text) {
                     self.job.observer.note(&format!("the sample after step {step} is not kept: {error}"));
                 }
@@ -131,6 +162,15 @@ impl Trainer<'_> {
             self.job.observer.note(&format!("no loss curve after step {step}: {error}"));
         }
         true
+    }
+
+    /// What the leader measured; the others only learn whether it stopped.
+    fn of_leader<T: Default>(&mut self, measured: Result<T>) -> Result<T> {
+        let stopped = matches!(measured, Err(Error::Stopped));
+        match self.together.of_leader(stopped)? {
+            true if !self.together.leads() => Err(Error::Stopped),
+            _ => measured,
+        }
     }
 
     /// Draws a sample of every prompt; empty when none is wanted, `None` if the run is to stop.

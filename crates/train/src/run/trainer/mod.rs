@@ -16,13 +16,15 @@ use self::measure::Validated;
 use self::tokens::StepTokens;
 use super::balance::Balance;
 use super::spikes::Spikes;
+use super::together::{Together, Wish};
 use super::{Ending, Job, Summary, nothing_counts, provenance};
 use crate::Result;
 use crate::data::LoaderState;
 use crate::format::checkpoint::{Best, TrainerState};
+use crate::run::Saver;
 use crate::run::metrics::Metrics;
 use crate::session::PendingUpdate;
-use ironhorse_core::Scalars;
+use ironhorse_core::{EngineExt, Scalars};
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -42,6 +44,7 @@ struct InFlight {
 /// A run under way.
 pub(super) struct Trainer<'a> {
     job: Job<'a>,
+    together: Together,
     summary: Summary,
     /// Token buffers, for even and odd steps, with room for the largest step.
     batches: [StepTokens; 2],
@@ -66,6 +69,8 @@ pub(super) struct Trainer<'a> {
     /// Algorithms written to the folder so far.
     choices: usize,
     log_failed: bool,
+    /// Another rank was asked to save.
+    asked_to_save: bool,
     /// The last save failed everywhere, so it is not tried again.
     unsaved: bool,
 }
@@ -87,7 +92,9 @@ impl<'a> Trainer<'a> {
             bad_steps: 0,
             saves: Default::default(),
         };
+        let together = Together::new(job.session.ranks());
         let mut trainer = Self {
+            together,
             summary,
             batches: [(); 2]
                 .map(|()| StepTokens::new(tokens, job.settings.accumulate as usize, &job.data.train)),
@@ -105,6 +112,7 @@ impl<'a> Trainer<'a> {
             val_accuracy: None,
             choices: 0,
             log_failed: false,
+            asked_to_save: false,
             unsaved: false,
             job,
         };
@@ -116,7 +124,13 @@ impl<'a> Trainer<'a> {
 
     /// Cuts the folder back to the steps before `step`, and what the run remembers of them.
     fn cut_back(&mut self, step: u64) -> Result<()> {
+        if !self.together.leads() {
+            self.together.meet()?; // the leader cuts first
+        }
         let kept = self.job.folder.cut_back(step)?;
+        if self.together.leads() {
+            self.together.meet()?;
+        }
         self.spikes = Spikes::default();
         for metrics in &kept {
             self.spikes.add(metrics.loss);
@@ -135,10 +149,15 @@ impl<'a> Trainer<'a> {
     }
 
     pub fn run(mut self) -> Result<Summary> {
+        self.share_choices()?;
         let mut in_flight = None;
         let ended = self.steps(&mut in_flight);
-        if ended.is_err() {
-            self.rescue(in_flight.take());
+        if let Err(error) = &ended {
+            if self.together.is_common(error) {
+                self.rescue(in_flight.take());
+            } else {
+                self.finish_folder(); // what others have of the state cannot be asked for any more
+            }
         }
         ended?;
         self.summary.steps = self.landed;
@@ -155,13 +174,20 @@ impl<'a> Trainer<'a> {
         loop {
             self.job.saver.poll(self.job.folder, self.job.observer);
             let last = step == settings.steps;
-            let stop = self.job.control.stop_reason();
-            let asked = self.job.control.take_save();
-            let save = if last { None } else { self.job.saver.due(step, false, asked, self.job.folder) };
+            let wish = Wish {
+                asked_to_save: self.job.control.take_save(),
+                ..Wish::new(self.job.control.stop_reason())
+            };
+            let asked = self.asked_to_save || wish.asked_to_save;
+            let save = !last && self.job.saver.due(step, false, asked, self.job.folder).is_some();
+            let agreed =
+                self.together.agree(Wish { save, samples: !last && self.samples_at(step), ..wish })?;
+            // a follower was asked: the leader saves before the next step
+            self.asked_to_save = agreed.asked_to_save && !asked && self.together.leads();
+            let (stop, save, samples) = (agreed.stop(), agreed.save, agreed.samples);
             let validates = !last && settings.validates_before(step);
-            let samples = !last && self.samples_at(step);
             let grades = !last && settings.grades_before(step) && !self.job.data.tasks.is_empty();
-            if (last || stop.is_some() || save.is_some() || validates || samples || grades)
+            if (last || stop.is_some() || save || validates || samples || grades)
                 && let Some(back) = self.settle(in_flight, last)?
             {
                 step = back;
@@ -198,8 +224,10 @@ impl<'a> Trainer<'a> {
                 let Some(graded) = self.grade(step) else { continue };
                 metrics.eval = graded;
             }
-            let save = save.or_else(|| self.job.saver.due(step, improved, false, self.job.folder));
-            if save.is_some() {
+            let best = |saver: &mut Saver, folder| saver.due(step, improved, false, folder).is_some();
+            let save =
+                save || (improved && self.together.of_leader(best(self.job.saver, self.job.folder))?);
+            if save {
                 self.keep_choices(); // before the checkpoint: a run that is killed after it is resumed with them
                 let state = self.state();
                 self.job.saver.save(self.job.session, &state, self.job.folder, self.job.observer);
@@ -262,9 +290,18 @@ impl<'a> Trainer<'a> {
         if let Some(note) = nothing_counts(step, &scalars, tokens.targets()) {
             self.job.observer.note(&note);
         }
-        for (micro_step, batch) in tokens.micro_steps() {
-            self.job.session.step(batch, &Scalars { micro_step, ..scalars })?;
+        let mut refused = None;
+        for number in self.job.session.begin_step(tokens.count()) {
+            let scalars = Scalars { micro_step: number as u32, ..scalars };
+            if let Err(error) = self.job.session.step(tokens.micro_step(number), &scalars) {
+                refused = Some((error, scalars));
+                break;
+            }
         }
+        if let Some((error, scalars)) = refused {
+            self.make_bad(step, error, &scalars)?;
+        }
+        let tokens = &self.batches[(step % 2) as usize];
         (metrics.lr, metrics.tokens) = (scalars.lr, Some(tokens.real()));
         let pending = self.job.session.start_update(&scalars)?;
         if pending.is_ready() || step.is_multiple_of(ROUTING_EVERY) {
@@ -325,10 +362,26 @@ impl<'a> Trainer<'a> {
         Ok(None)
     }
 
+    /// Gives all ranks the algorithms of the one that leads: products computed in another way have other bits.
+    fn share_choices(&mut self) -> Result<()> {
+        if self.together.place().is_alone() || self.job.session.engine().name() == "cpu" {
+            return Ok(());
+        }
+        if self.together.leads() {
+            let scalars = self.batches[0].scalars(self.job.settings, 0);
+            self.job.session.rehearse(self.batches[0].micro_step(0), &scalars)?;
+        }
+        let choices = self.together.of_leader(self.job.session.engine().choices())?;
+        if !self.together.leads() {
+            self.job.session.engine().set_choices(&choices)?;
+        }
+        Ok(())
+    }
+
     /// Writes the algorithms that the engine chose, if there are new ones.
     fn keep_choices(&mut self) {
         let choices = self.job.session.engine().choices();
-        if choices.len() == self.choices {
+        if choices.len() == self.choices || !self.together.leads() {
             return;
         }
         match provenance::write_algorithms(self.job.folder.path(), &choices) {

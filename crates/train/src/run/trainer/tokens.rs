@@ -81,10 +81,14 @@ impl StepTokens {
         self.part(0, self.used / self.micro.max(1))
     }
 
-    /// The micro-steps with their numbers.
-    pub fn micro_steps(&self) -> impl Iterator<Item = (u32, Batch<'_>)> {
-        let count = (self.used / self.micro.max(1)) as u32;
-        (0..count).map(|i| (i, self.part(i as usize, 1)))
+    /// How many micro-steps there are, of all ranks together.
+    pub fn count(&self) -> usize {
+        self.used / self.micro.max(1)
+    }
+
+    /// A micro-step by its number.
+    pub fn micro_step(&self, number: usize) -> Batch<'_> {
+        self.part(number, 1)
     }
 
     fn part(&self, first: usize, count: usize) -> Batch<'_> {

@@ -1,0 +1,117 @@
+//! Several processes that train together: who they are, which part each has, in which order they add, and how they talk.
+//!
+//! ```text
+//! tree.rs    the order in which micro-steps are added, the same for any number of ranks
+//! slices.rs  which elements of the flat pools belong to which rank
+//! ```
+//!
+//! The decisions are in docs/adr/0023-ranks.md.
+
+mod slices;
+mod tree;
+
+pub use slices::{PIECE_ELEMENTS, Slices};
+pub use tree::{Move, Row, SumTree};
+
+use crate::{Error, Result};
+
+/// Which of how many processes this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// From 0.
+    pub rank: usize,
+    /// How many there are, at least 1.
+    pub world: usize,
+}
+
+impl Place {
+    /// The only one.
+    pub const ALONE: Self = Self { rank: 0, world: 1 };
+
+    /// Whether there is no other.
+    pub fn is_alone(&self) -> bool {
+        self.world <= 1
+    }
+
+    /// Whether this one prints and writes files.
+    pub fn leads(&self) -> bool {
+        self.rank == 0
+    }
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self::ALONE
+    }
+}
+
+/// What a rank keeps of what training needs besides the weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Shard {
+    /// Everything: each rank makes the whole update.
+    None,
+    /// Its slice of moments and master weights.
+    #[default]
+    State,
+    /// Also only its slice of the gradients that are kept from micro-step to micro-step.
+    Grads,
+}
+
+impl Shard {
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::State => "state",
+            Self::Grads => "grads",
+        }
+    }
+}
+
+/// How the processes of a run talk. All of them call the same methods in the same order; a call returns when this process
+/// has what it needs, and fails within the run's time limit when another process is lost.
+pub trait Communicator: Send + Sync {
+    /// Which of how many this is.
+    fn place(&self) -> Place;
+
+    /// Sends `send[r]` to rank r and fills `receive[r]` with what rank r sends here, which must have that length. What is
+    /// for this rank itself is copied.
+    fn exchange(&self, send: &[&[u8]], receive: &mut [&mut [u8]]) -> Result<()>;
+
+    /// Gives a small message to all; returns those of all ranks, in their order.
+    fn share(&self, message: &[u8]) -> Result<Vec<Vec<u8>>>;
+
+    /// The loss of a rank, once it is known: what waits for it otherwise than by these methods must give up.
+    fn failure(&self) -> Option<Error> {
+        None
+    }
+
+    /// Tells the others that this one cannot go on, so that they need not wait for it. Does not wait.
+    fn give_up(&self, why: &str);
+}
+
+/// The communicator of a process without others.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Alone;
+
+impl Communicator for Alone {
+    fn place(&self) -> Place {
+        Place::ALONE
+    }
+
+    fn exchange(&self, send: &[&[u8]], receive: &mut [&mut [u8]]) -> Result<()> {
+        match (send, receive) {
+            ([send], [receive]) if send.len() == receive.len() => {
+                receive.copy_from_slice(send);
+                Ok(())
+            }
+            _ => Err(Error::Program("an exchange of one rank has one message of one length".into())),
+        }
+    }
+
+    fn share(&self, message: &[u8]) -> Result<Vec<Vec<u8>>> {
+        Ok(vec![message.to_vec()])
+    }
+
+    fn give_up(&self, _why: &str) {}
+}

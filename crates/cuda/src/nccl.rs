@@ -1,0 +1,168 @@
+//! The ranks of a run on GPUs: NCCL's communicator, and the calls that ops become.
+//!
+//! The ranks' own communicator hands out NCCL's id, and watches: when a rank is lost, a thread aborts NCCL, whose kernels would
+//! otherwise wait for ever, and the calls that wait fail with the rank's name.
+
+use crate::device::Stream;
+use crate::ffi::nccl::{BYTES, NcclLibrary, UniqueId, version_text};
+use crate::launch::LibraryCall;
+use crate::{Error, Result};
+use ironhorse_core::{Communicator, Place};
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How often the watching thread looks.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// NCCL's communicator of this rank.
+pub(crate) struct Nccl {
+    library: NcclLibrary,
+    raw: *mut c_void,
+    with: Arc<dyn Communicator>,
+    aborted: AtomicBool,
+    done: AtomicBool,
+}
+
+// SAFETY: NCCL's communicators may be used by any thread, one at a time; besides the engine's thread only the watching one uses it,
+// to abort it, which NCCL allows at any time.
+unsafe impl Send for Nccl {}
+// SAFETY: as above.
+unsafe impl Sync for Nccl {}
+
+impl Nccl {
+    /// Joins the ranks of `with`; the device of this rank is current.
+    pub fn join(with: Arc<dyn Communicator>) -> Result<Arc<Self>> {
+        let Place { rank, world } = with.place();
+        let opened = NcclLibrary::open();
+        let said =
+            opened.as_ref().map_or_else(|error| format!("!{error}"), |nccl| version_text(nccl.version()));
+        let all = with.share(said.as_bytes())?;
+        for (other, text) in all.iter().enumerate() {
+            let text = String::from_utf8_lossy(text);
+            if let Some(error) = text.strip_prefix('!').filter(|_| other != rank) {
+                return Err(Error::Unsupported(format!("rank {other}: {error}")));
+            }
+            if opened.is_ok() && text != said {
+                let what =
+                    format!("rank {other} has NCCL {text}, rank {rank} {said}: use the same everywhere");
+                return Err(Error::Unsupported(what));
+            }
+        }
+        let library = opened?;
+        let mut id = UniqueId([0; 128]);
+        if rank == 0 {
+            // SAFETY: NCCL writes the 128 bytes of the id.
+            library.check("ncclGetUniqueId", unsafe { (library.ncclGetUniqueId)(&mut id) })?;
+        }
+        let ids = with.share(&id.0)?;
+        let of_leader = ids.first().and_then(|id| id.as_slice().try_into().ok());
+        id.0 = of_leader.ok_or_else(|| Error::Input("rank 0 sent no id of NCCL".into()))?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: all ranks call this with the same id and different numbers; the device is current.
+        let status = unsafe { (library.ncclCommInitRank)(&mut raw, world as i32, id, rank as i32) };
+        library.check("ncclCommInitRank", status)?;
+        tracing::info!("NCCL {said} from {}", library.path().display());
+        let aborted = AtomicBool::new(false);
+        let nccl = Arc::new(Self { library, raw, with, aborted, done: AtomicBool::new(false) });
+        let watched = nccl.clone();
+        let spawned = std::thread::Builder::new().name("nccl".into()).spawn(move || watched.watch());
+        spawned.map_err(|error| Error::Unsupported(format!("cannot start a thread: {error}")))?;
+        Ok(nccl)
+    }
+
+    /// Aborts NCCL once a rank is lost.
+    fn watch(&self) {
+        while !self.done.load(Ordering::Relaxed) {
+            if self.with.failure().is_some() && !self.aborted.swap(true, Ordering::Relaxed) {
+                // SAFETY: the communicator is there until `done`.
+                unsafe { (self.library.ncclCommAbort)(self.raw) };
+                return;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Which rank this is.
+    pub fn place(&self) -> Place {
+        self.with.place()
+    }
+
+    /// Fails if a rank is lost: what was computed since is worth nothing.
+    pub fn check(&self) -> Result<()> {
+        self.with.failure().map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// The engine has ended.
+    pub fn leave(&self) {
+        self.done.store(true, Ordering::Relaxed);
+        if !self.aborted.swap(true, Ordering::Relaxed) {
+            // SAFETY: nothing is under way: the engine's stream is done.
+            unsafe { (self.library.ncclCommDestroy)(self.raw) };
+        }
+    }
+}
+
+/// One message, or a part of one that all get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transfer {
+    Send {
+        at: u64,
+        bytes: usize,
+        to: usize,
+    },
+    Receive {
+        at: u64,
+        bytes: usize,
+        from: usize,
+    },
+    /// From the memory of `from` to the same place in that of all others.
+    Broadcast {
+        at: u64,
+        bytes: usize,
+        from: usize,
+    },
+}
+
+/// Messages that go at the same time.
+pub(crate) struct Transfers {
+    pub nccl: Arc<Nccl>,
+    pub all: Vec<Transfer>,
+}
+
+impl LibraryCall for Transfers {
+    fn enqueue(&self, stream: &Stream) -> Result<()> {
+        self.nccl.check()?;
+        let (library, comm) = (&self.nccl.library, self.nccl.raw);
+        // SAFETY: no arguments.
+        library.check("ncclGroupStart", unsafe { (library.ncclGroupStart)() })?;
+        let mut result = Ok(());
+        for transfer in &self.all {
+            // SAFETY: the addresses are memory of the engine, which it keeps as long as its launches; every rank has the
+            // transfer that answers this one, because all run the same program.
+            let (call, status) = unsafe {
+                match *transfer {
+                    Transfer::Send { at, bytes, to } => (
+                        "ncclSend",
+                        (library.ncclSend)(at as *const c_void, bytes, BYTES, to as i32, comm, stream.raw),
+                    ),
+                    Transfer::Receive { at, bytes, from } => (
+                        "ncclRecv",
+                        (library.ncclRecv)(at as *mut c_void, bytes, BYTES, from as i32, comm, stream.raw),
+                    ),
+                    Transfer::Broadcast { at, bytes, from } => {
+                        let (inp, out) = (at as *const c_void, at as *mut c_void);
+                        let status =
+                            (library.ncclBroadcast)(inp, out, bytes, BYTES, from as i32, comm, stream.raw);
+                        ("ncclBroadcast", status)
+                    }
+                }
+            };
+            result = result.and_then(|()| library.check(call, status));
+        }
+        // SAFETY: no arguments.
+        let ended = library.check("ncclGroupEnd", unsafe { (library.ncclGroupEnd)() });
+        result.and(ended)
+    }
+}

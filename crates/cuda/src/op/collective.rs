@@ -1,0 +1,130 @@
+//! What several ranks exchange, and the sum of what arrives. Messages go at the same time, on the stream of the engine; the sum
+//! is ours, so that its order does not depend on NCCL.
+
+use super::lower::Lower;
+use crate::args::Grid;
+use crate::kernels::Spec;
+use crate::nccl::{Nccl, Transfer, Transfers};
+use crate::{Error, Result};
+use ironhorse_core::op::{AllGather, Exchange, TreeSum};
+use ironhorse_core::ranks::PIECE_ELEMENTS;
+use ironhorse_core::{DType, Place, Slices, SumTree};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// `THREADS` of ranks/tree_sum.cu and ranks/poison.cu.
+const THREADS: u32 = 256;
+
+fn spec(dtype: DType) -> Result<Spec> {
+    Spec::act("ranks/tree_sum.cu", dtype)
+}
+
+/// The other ranks; refuses a program for another place.
+fn ranks(cx: &Lower<'_>, place: Place) -> Result<Arc<Nccl>> {
+    match &cx.libraries.nccl {
+        Some(nccl) if nccl.place() == place => Ok(nccl.clone()),
+        _ => {
+            let Place { rank, world } = place;
+            Err(Error::Unsupported(format!(
+                "the program is for rank {rank} of {world}, which this engine has not joined"
+            )))
+        }
+    }
+}
+
+/// Adds transfers, those of nothing left out.
+fn transfer(cx: &mut Lower<'_>, place: Place, name: &'static str, mut all: Vec<Transfer>) -> Result<()> {
+    all.retain(|transfer| match *transfer {
+        Transfer::Send { bytes, .. }
+        | Transfer::Receive { bytes, .. }
+        | Transfer::Broadcast { bytes, .. } => bytes > 0,
+    });
+    if !all.is_empty() {
+        let nccl = ranks(cx, place)?;
+        cx.call(name, Rc::new(Transfers { nccl, all }));
+    }
+    Ok(())
+}
+
+pub(crate) fn exchange(cx: &mut Lower<'_>, op: &Exchange) -> Result<()> {
+    let Place { rank, world } = op.place;
+    let (slices, size) = (Slices::new(op.place), op.out.dtype.size());
+    let width = op.out.numel() / op.rows() * size;
+    let out = cx.ptr(op.out)?;
+    // what all get is where a fault of this rank must show: the loss
+    if let Some(inp) = op.inp.filter(|inp| !op.divided && world > 1 && inp.dtype == DType::F32) {
+        let args = cx.pointers(&[inp])?.ptr(cx.fault).u32(inp.numel() as u32);
+        cx.launch(&Spec::new("ranks/poison.cu"), "poison", Grid::linear(1, THREADS), args)?;
+    }
+    let mut all = Vec::new();
+    for (from, row) in op.senders() {
+        let at = out + (row * width) as u64;
+        match op.inp.filter(|_| from == rank) {
+            Some(inp) => {
+                let elements = inp.numel();
+                let own = if op.divided { slices.part_of(&(0..elements), rank) } else { 0..elements };
+                if !own.is_empty() {
+                    let here = cx.ptr(inp)? + (own.start * size) as u64;
+                    cx.copy(at, here, width);
+                }
+            }
+            None => all.push(Transfer::Receive { at, bytes: width, from }),
+        }
+    }
+    if let Some(inp) = op.inp {
+        let base = cx.ptr(inp)?;
+        for to in (0..world).filter(|to| *to != rank) {
+            let part = if op.divided { slices.part_of(&(0..inp.numel()), to) } else { 0..inp.numel() };
+            all.push(Transfer::Send { at: base + (part.start * size) as u64, bytes: part.len() * size, to });
+        }
+    }
+    transfer(cx, op.place, "exchange", all)
+}
+
+pub(crate) fn all_gather(cx: &mut Lower<'_>, op: &AllGather) -> Result<()> {
+    if op.place.is_alone() {
+        return Ok(());
+    }
+    let (slices, size, base) = (Slices::new(op.place), op.data.dtype.size(), cx.ptr(op.data)?);
+    let part = |from: usize| {
+        let part = slices.part_of(&(0..op.data.numel()), from);
+        Transfer::Broadcast { at: base + (part.start * size) as u64, bytes: part.len() * size, from }
+    };
+    transfer(cx, op.place, "all_gather", (0..op.place.world).map(part).collect())
+}
+
+pub(crate) fn tree_sum(cx: &mut Lower<'_>, op: &TreeSum) -> Result<()> {
+    let n = op.out.numel();
+    if n == 0 {
+        return Ok(());
+    }
+    let merges = SumTree::new(op.micro_steps).merges(op.world);
+    let words: Vec<u8> = merges.iter().flat_map(|&merges| (merges as u32).to_le_bytes()).collect();
+    let table = cx.upload(&words)?;
+    let args = cx.pointers(&[op.out, op.inp])?.ptr(table).u32(merges.len() as u32).u64(n as u64);
+    cx.launch(&spec(op.out.dtype)?, "tree_sum", Grid::linear(n.div_ceil(THREADS as usize), THREADS), args)
+}
+
+/// Gives every rank the sums of all pieces, of which it has those of its own parts.
+pub(super) fn share_pieces(cx: &mut Lower<'_>, slices: Slices, elements: usize, sums: u64) -> Result<()> {
+    if slices.place.is_alone() {
+        return Ok(());
+    }
+    let pieces = |part: Range<usize>| part.start / PIECE_ELEMENTS..part.end.div_ceil(PIECE_ELEMENTS);
+    let mut all = Vec::new();
+    for from in 0..slices.place.world {
+        for pieces in slices.parts_of(elements, from).into_iter().filter(|part| !part.is_empty()).map(pieces)
+        {
+            let at = sums + (pieces.start * size_of::<f64>()) as u64;
+            all.push(Transfer::Broadcast { at, bytes: pieces.len() * size_of::<f64>(), from });
+        }
+    }
+    transfer(cx, slices.place, "share_norm", all)
+}
+
+pub(super) fn specs() -> Vec<Spec> {
+    let mut specs = Spec::all_types(spec);
+    specs.push(Spec::new("ranks/poison.cu"));
+    specs
+}

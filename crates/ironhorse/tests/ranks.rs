@@ -1,0 +1,199 @@
+//! Ranks that share the micro-steps of a step compute what one computes, to the bit, whatever they keep.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
+
+use ironhorse::core::{
+    Communicator, EngineExt, Optimizer, Place, Pool, Precision, Scalars, Shard, host_memory,
+};
+use ironhorse::cpu::CpuEngine;
+use ironhorse::train::model::{Lora, ModelConfig, Sums, Targets};
+use ironhorse::train::rng::Rng;
+use ironhorse::train::session::{Batch, Session, SessionSpec};
+use ironhorse_testkit::thread_ranks;
+use std::sync::Arc;
+
+const SHAPE: (usize, usize) = (1, 12);
+const STEPS: u32 = 3;
+
+#[derive(Clone, Copy)]
+struct Job {
+    config: ModelConfig,
+    lora: Option<Lora>,
+    optimizer: Optimizer,
+    accumulate: u32,
+    shard: Shard,
+}
+
+impl Job {
+    fn of(model: &str) -> Self {
+        let config = ModelConfig::parse(model).unwrap();
+        Self { config, lora: None, optimizer: Optimizer::AdamW, accumulate: 4, shard: Shard::State }
+    }
+}
+
+fn tokens(vocab: usize, micro_step: usize, step: u32) -> (Vec<i32>, Vec<i32>) {
+    let mut rng = Rng::new(u64::from(step) * 1000 + micro_step as u64);
+    let count = SHAPE.0 * SHAPE.1;
+    let stream: Vec<i32> = (0..=count).map(|_| rng.index(vocab) as i32).collect();
+    (stream[..count].to_vec(), stream[1..].to_vec())
+}
+
+/// What a run gives: losses and norms of its steps, and the whole state after the last.
+#[derive(Clone, PartialEq)]
+struct Outcome {
+    results: Vec<[u32; 2]>,
+    state: Vec<u8>,
+}
+
+fn session(job: Job, ranks: Arc<dyn Communicator>) -> Session {
+    let place = ranks.place();
+    let sums = Some(Sums { place, shard: job.shard, accumulate: job.accumulate });
+    let precision = Precision::F32.with_optimizer(job.optimizer);
+    let spec = SessionSpec { train: Some(SHAPE), lora: job.lora, sums, precision, ..SessionSpec::default() };
+    let mut session = Session::new(Box::new(CpuEngine::new(1)), job.config, &spec).unwrap();
+    session.join(ranks).unwrap();
+    if job.lora.is_some() {
+        session.init_base(1).unwrap();
+    }
+    session.init(2).unwrap();
+    session
+}
+
+fn train(job: Job, session: &mut Session, steps: std::ops::Range<u32>) -> Vec<[u32; 2]> {
+    let mut results = Vec::new();
+    for step in steps {
+        let count = SHAPE.0 * SHAPE.1 * job.accumulate as usize;
+        let scalars = Scalars {
+            step: step + 1,
+            lr: 1e-2,
+            loss_scale: 1.0 / count as f32,
+            weight_decay: 0.1,
+            grad_clip: 0.01,
+            ..Scalars::default()
+        };
+        for number in session.begin_step(job.accumulate as usize) {
+            let (x, y) = tokens(job.config.vocab_size(), number, step);
+            let scalars = Scalars { micro_step: number as u32, ..scalars };
+            session.step(Batch::plain(&x, &y), &scalars).unwrap();
+        }
+        let (loss, norm) = session.update(&scalars).unwrap();
+        assert!(loss.is_finite() && norm > 0.01, "clipped: {loss} {norm}");
+        results.push([loss.to_bits(), norm.to_bits()]);
+    }
+    results
+}
+
+fn state(session: &mut Session) -> Vec<u8> {
+    let bytes: usize = session.state_slots().unwrap().iter().map(|slot| slot.bytes()).sum();
+    let mut memory = host_memory(bytes).unwrap();
+    session.snapshot(memory.as_mut()).unwrap();
+    memory.bytes().to_vec()
+}
+
+/// The outcome of a world; every rank must have the same results and weights.
+fn run(job: Job, world: usize) -> Outcome {
+    let outcomes: Vec<(Outcome, Vec<u32>)> = std::thread::scope(|scope| {
+        let rank = |ranks: Arc<dyn Communicator>| {
+            scope.spawn(move || {
+                let mut session = session(job, ranks);
+                let results = train(job, &mut session, 0..STEPS);
+                let slot = session.train_program().unwrap().flat(Pool::Params);
+                let mut weights = vec![0.0; slot.numel()];
+                session.engine().read_f32(slot, &mut weights).unwrap();
+                let state = state(&mut session);
+                (Outcome { results, state }, weights.iter().map(|w| w.to_bits()).collect())
+            })
+        };
+        let threads: Vec<_> = thread_ranks(world).into_iter().map(rank).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for (outcome, weights) in &outcomes[1..] {
+        assert!(outcome.results == outcomes[0].0.results, "ranks disagree about loss and norm");
+        assert!(*weights == outcomes[0].1, "ranks have other weights");
+    }
+    outcomes.into_iter().next().unwrap().0
+}
+
+fn check(job: Job, worlds: &[usize]) {
+    let alone = run(job, 1);
+    for &world in worlds {
+        for shard in [Shard::None, Shard::State, Shard::Grads] {
+            let muon = job.optimizer == Optimizer::Muon && shard != Shard::None;
+            if muon || (shard == Shard::Grads && !world.is_power_of_two()) {
+                continue;
+            }
+            let found = run(Job { shard, ..job }, world);
+            let what = format!("{} of world {world}, {}", job.config.kind(), shard.name());
+            assert_eq!(found.results, alone.results, "{what}");
+            assert!(found.state == alone.state, "{what}: the state has other bits");
+        }
+    }
+}
+
+const GPT2: &str = "n_layer=2,n_head=2,n_embd=80,vocab_size=203,context=16";
+const LLAMA: &str = "hidden=96,layers=2,heads=4,kv_heads=2,ffn=150,vocab=203,context=16";
+const MIXTURE: &str =
+    "hidden=64,layers=2,heads=4,experts=5,top_k=2,ffn=72,vocab=203,context=16,aux_alpha=0.1";
+
+#[test]
+fn a_gpt2_is_the_same_in_any_world() {
+    check(Job::of(GPT2), &[2, 4]);
+}
+
+#[test]
+fn worlds_that_are_no_powers_of_two_are_the_same() {
+    check(Job { accumulate: 6, ..Job::of(GPT2) }, &[2, 3, 6]);
+}
+
+#[test]
+fn a_llama_is_the_same_in_any_world() {
+    check(Job::of(LLAMA), &[2, 4]);
+}
+
+#[test]
+fn a_mixture_is_the_same_in_any_world() {
+    check(Job::of(MIXTURE), &[2, 4]);
+}
+
+#[test]
+fn adapters_are_the_same_in_any_world() {
+    let lora = Some(Lora { rank: 40, alpha: 16.0, targets: Targets::parse("q,k,v,o,gate,up,down").unwrap() });
+    check(Job { lora, ..Job::of(LLAMA) }, &[2, 4]);
+}
+
+#[test]
+fn muon_is_the_same_in_any_world() {
+    check(Job { optimizer: Optimizer::Muon, ..Job::of(GPT2) }, &[2, 4]);
+}
+
+#[test]
+fn a_rank_keeps_only_its_part() {
+    let job = Job::of(GPT2);
+    let layout = |world, shard| {
+        let sums = Some(Sums { place: Place { rank: 0, world }, shard, accumulate: job.accumulate });
+        SessionSpec { train: Some(SHAPE), sums, ..SessionSpec::default() }.layout(&job.config).unwrap()
+    };
+    let whole = layout(2, Shard::None);
+    for (shard, pool) in
+        [(Shard::State, Pool::Moment1), (Shard::State, Pool::Moment2), (Shard::Grads, Pool::Grads)]
+    {
+        let part = layout(2, shard);
+        let (has, all) = (part.bytes(pool), whole.bytes(pool));
+        assert!(has < all * 4 / 5, "{}: {} of {all} bytes of {}", shard.name(), has, pool.name());
+    }
+}
+
+#[test]
+fn what_ranks_cannot_share_is_refused() {
+    let job = Job::of(GPT2);
+    let refused = |world, shard, optimizer| {
+        let sums = Some(Sums { place: Place { rank: 0, world }, shard, accumulate: job.accumulate });
+        let precision = Precision::F32.with_optimizer(optimizer);
+        let spec = SessionSpec { train: Some(SHAPE), sums, precision, ..SessionSpec::default() };
+        spec.layout(&job.config).unwrap_err().to_string()
+    };
+    let text = refused(3, Shard::State, Optimizer::AdamW);
+    assert!(text.contains("--accumulate, is 4, expected a multiple of the 3 ranks"), "{text}");
+    let text = refused(2, Shard::State, Optimizer::Muon);
+    assert!(text.contains("use --shard none"), "{text}");
+}

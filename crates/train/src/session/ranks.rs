@@ -1,0 +1,218 @@
+//! A session that shares a run with those of other ranks: how micro-steps are added up, and state of which each has a part.
+
+use super::{Session, io, not_trained};
+use crate::format::checkpoint::CheckpointParts;
+use crate::model::Sums;
+use crate::{Error, Result};
+use ironhorse_core::ranks::{Alone, Move};
+use ironhorse_core::{
+    Communicator, EngineExt, HostMemory, Param, Place, Pool, Program, Scalars, Section, Shape, Slices, Slot,
+    SumTree,
+};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// How a session adds up micro-steps, and with whom.
+pub(super) struct Ranks {
+    pub sums: Option<Sums>,
+    pub with: Arc<dyn Communicator>,
+    /// What is added after each micro-step of this rank in the step under way.
+    moves: Vec<Vec<Move>>,
+    /// Micro-steps made of the step under way.
+    made: usize,
+}
+
+impl Ranks {
+    pub fn new(sums: Option<Sums>) -> Self {
+        let sums = sums.filter(Sums::is_needed);
+        Self { sums, with: Arc::new(Alone), moves: Vec::new(), made: 0 }
+    }
+
+    /// How state is divided, if it is.
+    fn slices(&self) -> Option<Slices> {
+        self.sums.filter(Sums::shards_state).map(|sums| sums.slices())
+    }
+}
+
+/// Where a tensor of a pool of which this rank has a part is: places in the tensor, and slots.
+pub(super) type Pieces = Vec<(usize, Slot)>;
+
+/// What this rank has of the master of a tensor.
+pub(super) struct Masters {
+    pub pieces: Pieces,
+    /// Whether they hold only what the weights lack.
+    pub residual: bool,
+}
+
+/// Those of a tensor that has none.
+pub(super) static NO_MASTERS: Masters = Masters { pieces: Vec::new(), residual: false };
+
+impl Session {
+    /// Shares the run with other ranks: before anything is run, by all of them.
+    pub fn join(&mut self, with: Arc<dyn Communicator>) -> Result<()> {
+        let place = self.place();
+        if with.place() != place {
+            let (found, expected) = (with.place(), place);
+            return Err(Error::input(
+                "the communicator's place",
+                format!("{found:?}"),
+                format!("{expected:?}"),
+            ));
+        }
+        self.engine.join(with.clone())?;
+        self.ranks.with = with;
+        Ok(())
+    }
+
+    /// Which rank this is.
+    pub fn place(&self) -> Place {
+        self.ranks.sums.map_or(Place::ALONE, |sums| sums.place)
+    }
+
+    /// The other ranks.
+    pub fn ranks(&self) -> Arc<dyn Communicator> {
+        self.ranks.with.clone()
+    }
+
+    /// Begins a step of so many micro-steps, of all ranks together. Gives the numbers of those that this rank makes.
+    pub fn begin_step(&mut self, micro_steps: usize) -> Vec<usize> {
+        let tree = SumTree::new(micro_steps);
+        let Some(sums) = self.ranks.sums else { return (0..micro_steps).collect() };
+        (self.ranks.moves, self.ranks.made) = (tree.moves(sums.place, sums.shard), 0);
+        tree.share(sums.place, sums.shard)
+    }
+
+    /// Runs the ops of the section of sums that have this origin.
+    fn run_sum(&mut self, origin: &str, scalars: &Scalars) -> Result<()> {
+        let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
+        let ops = program.range_at(Section::Sum, origin);
+        if ops.is_empty() {
+            return Ok(());
+        }
+        Ok(self.engine.run(program, ops, scalars)?)
+    }
+
+    /// Adds the micro-step that was just made to the others.
+    pub(super) fn add_up(&mut self, scalars: &Scalars) -> Result<()> {
+        self.run_sum("sum.tally", scalars)?;
+        self.run_sum("sum.exchange", scalars)?;
+        let made = self.ranks.made;
+        let moves = self.ranks.moves.get(made).cloned().unwrap_or_default();
+        for step in moves {
+            let origin = match step {
+                Move::Keep(d) => format!("sum.keep.{d}"),
+                Move::Add(d) => format!("sum.add.{d}"),
+                Move::Merge(d) => format!("sum.merge.{d}"),
+                Move::Take(d) => format!("sum.take.{d}"),
+            };
+            self.run_sum(&origin, scalars)?;
+        }
+        self.ranks.made += 1;
+        if self.ranks.made == self.ranks.moves.len() {
+            self.run_sum("sum.reduce", scalars)?;
+            self.run_sum("sum.scatter", scalars)?;
+        }
+        Ok(())
+    }
+
+    /// Forward and backward of a micro-step whose results nobody uses: engines that choose algorithms choose them.
+    pub fn rehearse(&mut self, batch: super::Batch<'_>, scalars: &Scalars) -> Result<()> {
+        let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
+        batch.write(self.engine.as_mut(), program)?;
+        let scalars = &Scalars { overwrites: true, ..*scalars };
+        self.engine.run_section(program, Section::Forward, scalars)?;
+        self.engine.run_section(program, Section::Backward, scalars)?;
+        Ok(self.engine.synchronize()?)
+    }
+
+    /// Makes the step under way one that no rank applies, although this one could not compute its share: loss and gradients
+    /// become NaN and go the way of all others.
+    pub fn poison(&mut self, scalars: &Scalars) -> Result<()> {
+        let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
+        let (grads, loss) = (program.flat(Pool::Grads), io(program, "loss")?);
+        let first = Slot { shape: Shape::new([grads.numel().min(1)]), ..grads };
+        while self.ranks.made < self.ranks.moves.len() {
+            self.engine.write_f32(first, &vec![f32::NAN; first.numel()])?;
+            self.engine.write_f32(loss, &[f32::NAN])?;
+            self.add_up(&Scalars { overwrites: true, ..*scalars })?;
+        }
+        Ok(())
+    }
+
+    /// Where a tensor is in a pool: whole, or the parts that this rank has.
+    pub(super) fn pieces(&self, pool: Pool, param: &Param) -> Result<Pieces> {
+        let whole = param.in_pool(pool);
+        let sharded = matches!(pool, Pool::Moment1 | Pool::Moment2 | Pool::Master);
+        let Some(slices) = self.ranks.slices().filter(|_| sharded) else { return Ok(vec![(0, whole)]) };
+        let elements = self.train_program()?.flat(Pool::Params).numel();
+        let of = |(at, local): (usize, Range<usize>)| {
+            let (offset, shape) = (local.start * whole.dtype.size(), Shape::new([local.len()]));
+            (at, Slot { offset, shape, ..whole })
+        };
+        Ok(slices.local(elements, &param.elements()).into_iter().map(of).collect())
+    }
+
+    /// The pools that make up the state of training as the whole run has them, the weights first, each as one flat slot.
+    pub fn state_slots(&self) -> Result<Vec<Slot>> {
+        let program = self.train_program()?;
+        Ok(pools(program).into_iter().map(|pool| program.flat(pool)).collect())
+    }
+
+    /// Copies the state out, one pool after the other as [`Session::state_slots`] has them. Where ranks have parts of it, all must
+    /// call this, and the one that leads gets the whole; the memory of the others is not used.
+    pub fn snapshot(&mut self, memory: &mut dyn HostMemory) -> Result<()> {
+        let (slots, place) = (self.state_slots()?, self.place());
+        let Some(slices) = self.ranks.slices() else {
+            if place.leads() {
+                self.engine.snapshot(&slots, memory)?;
+            }
+            return Ok(());
+        };
+        let mut start = 0;
+        for slot in slots {
+            let range = start..start + slot.bytes();
+            start = range.end;
+            if slot.pool == Pool::Params {
+                if let Some(bytes) = memory.bytes_mut().get_mut(range).filter(|_| place.leads()) {
+                    self.engine.read_bytes(slot, bytes)?;
+                }
+                continue;
+            }
+            let target = if place.leads() { memory.bytes_mut().get_mut(range) } else { None };
+            self.gather_pool(slices, slot, target)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the parts of a pool to the rank that leads.
+    fn gather_pool(&mut self, slices: Slices, whole: Slot, mut out: Option<&mut [u8]>) -> Result<()> {
+        let (elements, size, world) = (whole.numel(), whole.dtype.size(), slices.place.world);
+        let mut local = 0;
+        for bucket in slices.buckets(elements) {
+            let mine = slices.part_of(&bucket, slices.place.rank);
+            let mut own = vec![0; mine.len() * size];
+            let slot = Slot { offset: local * size, shape: Shape::new([mine.len()]), ..whole };
+            self.engine.read_bytes(slot, &mut own)?;
+            local += mine.len();
+            let send: Vec<&[u8]> = (0..world).map(|to| if to == 0 { &own[..] } else { &[] }).collect();
+            let arriving =
+                |from: usize| if out.is_some() { slices.part_of(&bucket, from).len() * size } else { 0 };
+            let mut arrived: Vec<Vec<u8>> = (0..world).map(|from| vec![0; arriving(from)]).collect();
+            let mut receive: Vec<&mut [u8]> = arrived.iter_mut().map(Vec::as_mut_slice).collect();
+            self.ranks.with.exchange(&send, &mut receive)?;
+            let Some(out) = out.as_deref_mut() else { continue };
+            for (from, bytes) in arrived.iter().enumerate() {
+                let part = slices.part_of(&bucket, from);
+                if let Some(to) = out.get_mut(part.start * size..part.end * size) {
+                    to.copy_from_slice(bytes);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The pools of a checkpoint.
+fn pools(program: &Program) -> Vec<Pool> {
+    CheckpointParts::pools(program.precision())
+}
