@@ -10,6 +10,7 @@
 #   bash run.sh --only moe             mixtures of experts: keys, a training run, the 6.9B and its first eight layers; 9 minutes at most;
 #                                      with --quick only keys and training, which IRONHORSE_DEVICE=cpu runs without a GPU
 #   bash run.sh --only runs            interrupted runs: bitwise equal, killed at random, the cost of saving; 9 minutes at most
+#   bash run.sh --only ranks           worlds of 1, 2 and 4 ranks on real NCCL, all on this GPU: the same bits; 9 minutes at most
 #   bash run.sh --only data            text as data: the loader beside ready tokens, the time to grade 10,042 questions; 5 minutes at most
 #   bash run.sh --only f32             f32 and tf32: attention, keys, profiles, speeds with and without tensor cores; 5 minutes at most
 #   bash run.sh --only families        Qwen, Llama, Mistral, Gemma: keys, adapters, preferences, `tune`; 4 minutes at most
@@ -23,7 +24,7 @@
 set -u
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-stages="doctor selftest verify lockstep determinism rust python ops moe runs data f32 families families_bench table compare bench profile sanitizer startup precision"
+stages="doctor selftest verify lockstep determinism rust python ops moe runs ranks data f32 families families_bench table compare bench profile sanitizer startup precision"
 quick_stages="doctor selftest verify lockstep determinism bench"
 grid="d12-b64 d12-b4 d24-b32 d48-b16"
 out=out quick= only= torch=1 budget= chosen=
@@ -228,6 +229,9 @@ stage_ops() {
 # stage_table and stage_compare
 # shellcheck source=scripts/gpu/table.sh
 . "$here/table.sh"
+# stage_ranks
+# shellcheck source=scripts/gpu/ranks.sh
+. "$here/ranks.sh"
 # stage_runs
 # shellcheck source=scripts/gpu/runs.sh
 . "$here/runs.sh"

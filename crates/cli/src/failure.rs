@@ -40,15 +40,19 @@ impl Refusal {
     }
 }
 
+/// The error of a program or engine that is behind another.
+fn core_error(error: &Error) -> Option<&CoreError> {
+    match error.downcast_ref() {
+        Some(TrainError::Core(core)) => Some(core),
+        _ => error.downcast_ref::<CoreError>(),
+    }
+}
+
 fn cause(error: &Error) -> Cause {
     if error.is::<hardware::NotEnough>() {
         return Cause::Memory;
     }
-    let core = match error.downcast_ref() {
-        Some(TrainError::Core(core)) => Some(core),
-        _ => error.downcast_ref::<CoreError>(),
-    };
-    match core {
+    match core_error(error) {
         Some(CoreError::NoDevice { .. }) => Cause::NoDevice,
         Some(CoreError::OutOfMemory { .. }) => Cause::Memory,
         Some(CoreError::Unsupported { .. } | CoreError::DeviceLost { .. }) => Cause::Device,
@@ -62,10 +66,13 @@ pub fn report(error: &Error) -> u8 {
     if known.is_some_and(out::is_closed_pipe) {
         return 0;
     }
-    out::note(format_args!("error: {}", one_line(error)));
-    match known {
-        Some(TrainError::Diverged { .. }) => 1,
-        Some(TrainError::Stopped) => 3,
+    match out::quiet_rank() {
+        Some(rank) => out::note_of_rank(rank, format_args!("error: {}", one_line(error))),
+        None => out::note(format_args!("error: {}", one_line(error))),
+    }
+    match (known, core_error(error)) {
+        (Some(TrainError::Diverged { .. }), _) => 1,
+        (Some(TrainError::Stopped), _) | (_, Some(CoreError::RankLost { .. })) => 3,
         _ => 2,
     }
 }

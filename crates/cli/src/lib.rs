@@ -78,6 +78,8 @@ pub(crate) enum Outcome {
     Failed,
     /// Stopped early; can be resumed.
     Stopped,
+    /// Could not run, and said why.
+    Refused,
 }
 
 /// The heading of flags that every command has.
@@ -175,6 +177,7 @@ pub fn main_with(args: impl IntoIterator<Item = OsString>) -> u8 {
                 Outcome::Done => 0,
                 Outcome::Failed => 1,
                 Outcome::Stopped => 3,
+                Outcome::Refused => 2,
             })
         }
     });

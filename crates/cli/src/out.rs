@@ -11,8 +11,8 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Its name in errors.
@@ -22,6 +22,58 @@ const DASH: &str = "-";
 
 /// Set while standard output belongs to the JSON report.
 static JSON_ON_STDOUT: AtomicBool = AtomicBool::new(false);
+
+/// The log of a rank: lines until it has a file, and whether anything is printed.
+struct RankLog {
+    /// The rank, if it prints nothing.
+    quiet: Option<usize>,
+    waiting: Vec<String>,
+    file: Option<std::fs::File>,
+}
+
+static RANK: Mutex<Option<RankLog>> = Mutex::new(None);
+
+fn rank_log() -> MutexGuard<'static, Option<RankLog>> {
+    RANK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From now on this process is a rank: notes go to its log, too, and nowhere else unless it leads.
+pub fn begin_rank(rank: usize) {
+    let quiet = (rank > 0).then_some(rank);
+    *rank_log() = Some(RankLog { quiet, waiting: Vec::new(), file: None });
+}
+
+/// The file that the notes of this rank go to.
+pub fn rank_log_file(path: &Path) -> io::Result<()> {
+    let mut log = rank_log();
+    let Some(log) = log.as_mut() else { return Ok(()) };
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let mut file = std::fs::File::options().create(true).append(true).open(path)?;
+    for line in log.waiting.drain(..) {
+        writeln!(file, "{line}")?;
+    }
+    log.file = Some(file);
+    Ok(())
+}
+
+/// Keeps a note in the log of this rank. Gives whether it is to be printed, too.
+fn log_note(text: &str) -> bool {
+    let mut log = rank_log();
+    let Some(log) = log.as_mut() else { return true };
+    let line = format!("{:.3} {text}", running().as_secs_f64());
+    match &mut log.file {
+        Some(file) => drop(writeln!(file, "{line}")), // a full disk must not end a run
+        None => log.waiting.push(line),
+    }
+    log.quiet.is_none()
+}
+
+/// Which rank this is, if it is one that prints nothing.
+pub fn quiet_rank() -> Option<usize> {
+    rank_log().as_ref().and_then(|log| log.quiet)
+}
 
 /// Prints a line for people. A reader who stopped reading (`ironhorse ... | head`) is not an error: the command still
 /// has a result.
@@ -40,6 +92,9 @@ pub fn colours() -> bool {
 
 /// Prints without a line end and flushes.
 pub fn piece(text: &[u8]) -> Result<(), Error> {
+    if quiet_rank().is_some() {
+        return Ok(());
+    }
     if JSON_ON_STDOUT.load(Ordering::Relaxed) {
         let _ = io::stderr().lock().write_all(text); // a closed standard error must not end a run
         return Ok(());
@@ -58,6 +113,18 @@ fn cannot_print(error: io::Error) -> Error {
 
 /// Prints a line to standard error, or tells it to [`notes_to`]. A closed standard error must not end a run.
 pub fn note(text: impl Display) {
+    if log_note(&text.to_string()) {
+        say(text);
+    }
+}
+
+/// [`note`] of a rank that has to be heard: that of an error.
+pub fn note_of_rank(rank: usize, text: impl Display) {
+    log_note(&text.to_string());
+    say(format_args!("rank {rank}: {text}"));
+}
+
+fn say(text: impl Display) {
     match NOTES.with_borrow(Clone::clone) {
         Some(tell) => tell(&text.to_string()),
         None => {
@@ -109,6 +176,7 @@ pub fn log_level(verbose: u8) {
 pub fn begin() {
     running(); // starts the clock
     JSON_ON_STDOUT.store(false, Ordering::Relaxed);
+    *rank_log() = None;
 }
 
 /// How long the process has been running commands.
@@ -170,7 +238,7 @@ pub fn lossy_path<P: AsRef<Path> + ?Sized, S: serde::Serializer>(path: &P, to: S
 
 /// Writes a report as JSON, if it was asked for: to the file, or to standard output for `-`.
 pub fn json(path: Option<&Path>, value: &impl Serialize) -> Result<()> {
-    let Some(path) = path else { return Ok(()) };
+    let Some(path) = path.filter(|_| quiet_rank().is_none()) else { return Ok(()) };
     let mut text = serde_json::to_string_pretty(value).context("the report cannot be written as JSON")?;
     text.push('\n');
     if path == Path::new(DASH) {

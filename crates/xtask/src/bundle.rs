@@ -39,12 +39,13 @@ const KEYS: [(&str, &str, usize, usize); 2] = [
 const KEY_STEPS: usize = 5;
 
 /// Files to copy: path in the repository, path in the folder.
-const FILES: [(&str, &str); 13] = [
+const FILES: [(&str, &str); 14] = [
     ("scripts/gpu/run.sh", MARK),
     ("scripts/gpu/moe.sh", "moe.sh"),
     ("scripts/gpu/f32.sh", "f32.sh"),
     ("scripts/gpu/families.sh", "families.sh"),
     ("scripts/gpu/moe_check.py", "moe_check.py"),
+    ("scripts/gpu/ranks.sh", "ranks.sh"),
     ("scripts/gpu/runs.sh", "runs.sh"),
     ("scripts/gpu/data.sh", "data.sh"),
     ("scripts/gpu/data_make.py", "data_make.py"),

@@ -3,9 +3,11 @@
 mod chat;
 pub mod config_file;
 mod lora;
+mod ranks;
 
 pub use chat::{MaskArg, TemplateArgs};
 pub use lora::LoraArgs;
+pub use ranks::{RankArgs, SumArg};
 
 use crate::number;
 use anyhow::{Result, bail};
@@ -28,6 +30,7 @@ pub mod heading {
     pub const SAMPLING: &str = "Sampling";
     pub const MEMORY: &str = "Memory";
     pub const DEVICE: &str = "Device";
+    pub const RANKS: &str = "Several processes";
     pub const CHECKPOINTS: &str = "Checkpoints, stopping and resuming";
     pub const CHECKS: &str = "What to compare";
     pub const OUTPUT: &str = "Output";
@@ -64,6 +67,10 @@ pub struct EngineArgs {
     /// CPU threads; 0 means one for each core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = number::threads)]
     pub threads: usize,
+    /// Of a process that shares the machine with others: its GPU, and its threads where none are asked for.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub share: (Option<usize>, usize),
     /// Precision of weights and activations [default: bf16 on a GPU, f32 on the CPU]
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
@@ -181,7 +188,10 @@ impl Dtype {
 impl EngineArgs {
     /// The device asked for.
     pub fn device(&self) -> Result<Device> {
-        let device = self.device.parse::<Device>()?.resolve();
+        let device = match (self.device.parse::<Device>()?.resolve(), self.share.0) {
+            (Device::Cuda(_), Some(gpu)) => Device::Cuda(gpu),
+            (device, _) => device,
+        };
         match self.dtype {
             Some(dtype @ (Dtype::Bf16 | Dtype::Tf32)) if device == Device::Cpu => {
                 bail!("the cpu engine computes in f32 only, not {}; use --dtype f32", dtype.name())
@@ -209,7 +219,8 @@ impl EngineArgs {
 
     /// The engine asked for.
     pub fn engine(&self) -> Result<Box<dyn Engine>> {
-        Ok(self.device()?.engine(self.threads, &self.cuda_settings())?)
+        let threads = if self.threads == 0 { self.share.1 } else { self.threads };
+        Ok(self.device()?.engine(threads, &self.cuda_settings())?)
     }
 
     /// What the flags say about the CUDA engine.

@@ -5,7 +5,7 @@ use super::OpenModel;
 use crate::args::FlagValue;
 use crate::args::config_file::{line_of, table_of_json};
 use crate::commands::model::find_tokenizer;
-use crate::commands::train::{TrainReport, Watch, start};
+use crate::commands::train::{Party, TrainReport, Watch, start};
 use crate::{Refusal, out, parse_line, signals, train_args};
 use anyhow::{Result, bail};
 use ironhorse::train::format::open_weights;
@@ -64,8 +64,10 @@ impl OpenModel {
     ) -> Result<String, Refusal> {
         self.session = None; // training needs the memory
         let Calls { control, observer, note } = calls;
-        let trained =
-            out::notes_to(note, || self.run(command.name(), settings, &mut Watch { control, observer }));
+        let trained = out::notes_to(note, || {
+            let party = &Party::default();
+            self.run(command.name(), settings, &mut Watch { control, observer, party })
+        });
         // a request to stop was obeyed; the weights are wanted all the same
         let back = self.session(&Control::default()).map(drop);
         let report = trained.map_err(|error| Refusal::of(&error))?;

@@ -19,6 +19,7 @@ mod paths;
 mod pipes;
 mod place;
 mod prepare;
+mod ranks;
 mod recipes;
 mod reports;
 mod resume;

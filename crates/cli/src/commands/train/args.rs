@@ -5,8 +5,8 @@ use super::super::generate::SamplingArgs;
 use super::BUILTIN;
 use super::tune::Tuning;
 use crate::args::{
-    EngineArgs, LoraArgs, RecomputeArg, StateArgs, TemplateArgs, check_utf8, flag_values, heading, json_help,
-    model_help,
+    EngineArgs, LoraArgs, RankArgs, RecomputeArg, StateArgs, TemplateArgs, check_utf8, flag_values, heading,
+    json_help, model_help,
 };
 use crate::number;
 use anyhow::Result;
@@ -39,6 +39,8 @@ const MOST_STEPS: u64 = u32::MAX as u64;
     ironhorse train --schedule wsd --steps 4000   can be resumed with more or fewer --steps before its decay, as if it had had them from the start\n  \
     ironhorse train --data book.txt --val-every 100 --patience 5   ends when the validation loss has stopped falling\n  \
     ironhorse train --accumulate 8 --rampup-steps 500   1 to 8 micro-steps, growing over the first 500 steps\n  \
+    ironhorse train --gpus 8 --accumulate 8       eight GPUs of this machine; the same bits as --accumulate 8 on one\n  \
+    torchrun --no-python --nproc-per-node 8 ironhorse train --accumulate 8   the same under a launcher, see docs/scale.md\n  \
     ironhorse train --init runs/0001 --steps 500  a new run from the weights of another\n  \
     ironhorse train --init Qwen/Qwen3-0.6B --lora 16 --targets q,k,v,o --data book.txt   adapters only; checkpoints load in PEFT\n  \
     ironhorse train --init Qwen/Qwen3-0.6B --lora 16 --data chat.jsonl --chat   chats, see ironhorse data show\n  \
@@ -97,7 +99,7 @@ pub struct TrainArgs {
     /// Sequence length in tokens
     #[arg(long, help_heading = heading::STEPS, value_name = "T", value_parser = number::count::<usize>)]
     pub seq: Option<usize>,
-    /// Gradient accumulation: micro-steps that make up one optimizer step
+    /// Gradient accumulation: micro-steps that make up one optimizer step, those of all processes of --gpus or --ranks together
     #[arg(long, help_heading = heading::STEPS, default_value_t = 1, value_name = "N", value_parser = number::count::<u32>)]
     pub accumulate: u32,
     /// Batch-size ramp-up: --accumulate is reached after this many steps, from --rampup-from, in whole micro-steps
@@ -196,6 +198,9 @@ pub struct TrainArgs {
     #[command(flatten)]
     #[serde(flatten)]
     pub engine: EngineArgs,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub rank: RankArgs,
     /// Steps between checkpoints; 0 leaves it to --save-minutes
     #[arg(long, help_heading = heading::CHECKPOINTS, default_value_t = 0, value_name = "N", value_parser = number::count_or_0::<u64>)]
     pub save_every: u64,

@@ -7,6 +7,7 @@
 //! checks.rs  flags that need each other, room on the disk        watch.rs   who is told, who may stop it, how long it took
 //! chat.rs    chats as data, packed                               tune.rs    what `ironhorse tune` chooses
 //! pairs.rs   pairs of answers, cut                               samples.rs  lines of chats, split, cut, left out
+//! ranks.rs   several processes: start, agreement, who prints
 //! ```
 
 mod args;
@@ -15,6 +16,7 @@ mod checks;
 mod data;
 mod defaults;
 mod pairs;
+mod ranks;
 mod report;
 mod resume;
 mod samples;
@@ -24,6 +26,7 @@ mod watch;
 
 pub use args::TrainArgs;
 pub use chat::note_disorder;
+pub use ranks::Party;
 pub use report::TrainReport;
 pub use samples::Tally;
 pub use text::text_as_shards;
@@ -66,14 +69,18 @@ pub fn run(args: &TrainArgs, line: &[OsString]) -> Result<Outcome> {
     // from the start: a signal while the data is checked ends the command well, too
     let control = Control::default();
     let _handlers = Handlers::install(&control).context("cannot listen to signals")?;
+    if let Some(outcome) = ranks::start(args, line, &control)? {
+        return Ok(outcome);
+    }
+    let party = Party::join(args, &control)?;
     let mut progress = Progress::new();
-    let watch = &mut Watch { control: &control, observer: &mut progress };
+    let watch = &mut Watch { control: &control, observer: &mut progress, party: &party };
     let trained = match &args.resume {
         Some(run) => resume::run(run, args, line, watch),
         None => start(args, line, watch).map(Some),
     };
     progress.finish();
-    match trained? {
+    match trained.inspect_err(|error| party.give_up(error))? {
         Some(trained) => report::print(&trained),
         None => Ok(Outcome::Done),
     }
@@ -81,16 +88,17 @@ pub fn run(args: &TrainArgs, line: &[OsString]) -> Result<Outcome> {
 
 /// A new run. Prints notes, and nothing at its end.
 pub fn start(args: &TrainArgs, line: &[OsString], watch: &mut Watch<'_>) -> Result<Trained> {
-    let control = watch.control;
+    let (control, party) = (watch.control, watch.party);
     out::check_json_in(args.json.as_deref(), args.out.as_deref())?;
     let mut args = args.clone();
+    party.settle(&mut args)?;
     if args.tuning.is_some() {
         tune::check(&args)?;
     }
-    if let Some(path) = &args.out {
+    if let Some(path) = args.out.as_ref().filter(|_| party.leads()) {
         RunFolder::check_free(path, args.overwrite)?; // before anything is fetched, read or loaded
     }
-    resolve_names(&mut args, control)?;
+    party.leader_first(|| resolve_names(&mut args, control))?;
     let (config, mut weights) = choose_model(&args)?;
     checks::adapters(&args, &config, weights.is_some())?;
     refuse_stories_for(&args, &config, weights.as_deref())?;
@@ -98,7 +106,7 @@ pub fn start(args: &TrainArgs, line: &[OsString], watch: &mut Watch<'_>) -> Resu
         true => chat::settle(&mut args, &config, weights.as_deref())?,
         false => {
             chat::refuse_flags(&args)?;
-            text::replace(&mut args, &config, weights.as_deref(), control)?;
+            party.leader_first(|| text::replace(&mut args, &config, weights.as_deref(), control))?;
         }
     }
     let chats = if args.chat { Some(chat::read(&args, &config, control)?) } else { None };
@@ -128,7 +136,7 @@ pub fn start(args: &TrainArgs, line: &[OsString], watch: &mut Watch<'_>) -> Resu
         args.init.get_or_insert(source.path().to_owned());
     }
     args.check_paths()?;
-    let mut prepared = Prepared::new(&args, config, control, Earlier { engine, opened, choices: &[] })?;
+    let mut prepared = Prepared::new(&args, config, watch, Earlier { engine, opened, choices: &[] })?;
     match &mut weights {
         Some(source) => {
             prepared.model = source.text_tokens();
@@ -143,7 +151,8 @@ pub fn start(args: &TrainArgs, line: &[OsString], watch: &mut Watch<'_>) -> Resu
     if let (Some(_), Some(stats)) = (args.tuning, packed) {
         out::note(tune::line(&args, stats, &mut prepared)?);
     }
-    if let (Some(path), Some(shape)) = (&args.save_batches, prepared.spec.train) {
+    prepared.agree(&args, party)?;
+    if let (Some(path), Some(shape), true) = (&args.save_batches, prepared.spec.train, party.leads()) {
         let count = prepared.settings.all_micro_steps();
         super::batches::save(
             path,
@@ -153,11 +162,13 @@ pub fn start(args: &TrainArgs, line: &[OsString], watch: &mut Watch<'_>) -> Resu
         )?;
     }
 
-    let (path, fresh) = match &args.out {
-        Some(path) => (path.clone(), !path.exists()),
-        None => (next_run(Path::new(RUNS))?, true),
-    };
-    let result = new_folder(&path, &args, line, weights.as_deref(), &mut prepared).and_then(|folder| {
+    let fresh = party.leads() && args.out.as_ref().is_none_or(|path| !path.exists());
+    let path = party.path(|| match &args.out {
+        Some(path) => Ok(path.clone()),
+        None => next_run(Path::new(RUNS)),
+    })?;
+    let made = party.folder(&path, || new_folder(&path, &args, line, weights.as_deref(), &mut prepared));
+    let result = made.and_then(|folder| {
         prepared.train(&args, folder, run::new_state(serde_json::to_value(&args)?), watch)
     });
     if result.is_err() && fresh {
@@ -219,10 +230,11 @@ struct Earlier<'a> {
 
 impl Prepared {
     /// Opens engine and data and plans the programs; weights are loaded later.
-    fn new(args: &TrainArgs, config: ModelConfig, control: &Control, earlier: Earlier<'_>) -> Result<Self> {
+    fn new(args: &TrainArgs, config: ModelConfig, watch: &Watch<'_>, earlier: Earlier<'_>) -> Result<Self> {
+        let (control, party) = (watch.control, watch.party);
         let settings = settings_of(args)?;
         checks::schedule(args, &settings.schedule)?;
-        let mut spec = spec_of(args, &config)?;
+        let mut spec = SessionSpec { sums: party.sums(args), ..spec_of(args, &config)? };
         let mut engine = earlier.engine.map_or_else(|| args.engine.engine(), Ok)?;
         check_memory(engine.as_ref(), &config, &spec)?;
         let opened = earlier.opened.map_or_else(|| data::open(args, &config, control), Ok)?;
@@ -235,7 +247,8 @@ impl Prepared {
         spec.decode = opened.data.tokenizer.is_some().then_some(1);
         check_memory(engine.as_ref(), &config, &spec)?; // now with what validation and samples need
         engine.set_choices(earlier.choices)?;
-        let session = Session::new(engine, config, &spec)?;
+        let mut session = Session::new(engine, config, &spec)?;
+        party.connect(&mut session)?;
         let (control, facts) = (control.clone(), (opened.train, opened.val));
         let model = TextTokens::Last;
         Ok(Self { control, settings, spec, session, data: opened.data, facts, model })
@@ -250,6 +263,12 @@ impl Prepared {
             }
             _ => kept,
         })
+    }
+
+    /// Makes sure that all processes do the same, before the first step.
+    fn agree(&mut self, args: &TrainArgs, party: &Party) -> Result<()> {
+        let data = format!("{:?}", self.data.train.state());
+        party.agree(args, &data, &mut self.session)
     }
 
     /// Measures what the weights of the start give the pairs of preferences, and says so; does nothing without pairs.

@@ -1,7 +1,7 @@
 //! `ironhorse train --resume`: the settings are those of the run's own config.toml; what may differ is decided key by key.
 
 use super::super::model::{RUNS, open_tokenizer};
-use super::{Earlier, Prepared, TrainArgs, Trained, Watch, checks, defaults, report, settings_of};
+use super::{Earlier, Party, Prepared, TrainArgs, Trained, Watch, checks, defaults, report, settings_of};
 use crate::out;
 use anyhow::{Context, Result, bail};
 use ironhorse::train::format::checkpoint::{
@@ -53,10 +53,10 @@ pub fn run(
     out::check_json_in(given.json.as_deref(), None)?;
     let Settings { own, mut args, mut changes } = settings(&path, given, line)?;
     defaults::shorten_warmup(&mut args);
-    let mut folder = RunFolder::open(&path)?;
-    let damaged =
-        |error: &ironhorse::train::Error| out::note(format_args!("skipped a damaged checkpoint: {error}"));
-    let Some(mut checkpoint) = open_latest(&path, Checkpoint::open, damaged)? else {
+    let party = watch.party;
+    party.settle(&mut args)?;
+    let mut folder = party.folder(&path, || Ok(RunFolder::open(&path)?))?;
+    let Some(mut checkpoint) = latest(&path, party)? else {
         bail!(
             "{}: no valid checkpoint to resume from; start again with: ironhorse train --config {} --out NEW",
             path.display(),
@@ -91,7 +91,7 @@ pub fn run(
     let mut prepared = Prepared::new(
         &with_copy,
         *checkpoint.config(),
-        watch.control,
+        watch,
         Earlier { choices: &algorithms, ..Earlier::default() },
     )?;
     checks::space(&path, &args, &checkpoint.model(), prepared.spec.precision)?;
@@ -107,6 +107,10 @@ pub fn run(
     let mut state = state;
     state.settings = serde_json::to_value(&args)?;
 
+    prepared.agree(&args, party)?;
+    if !party.leads() {
+        return prepared.train(&args, folder, state, watch).map(Some);
+    }
     let mut json = RunJson::read(&path)?
         .unwrap_or_else(|| RunJson::new(report::started(line, prepared.session.engine(), 0)));
     let mut started = report::started(line, prepared.session.engine(), state.step);
@@ -119,6 +123,22 @@ pub fn run(
     }
     folder.cut_back(state.step)?;
     prepared.train(&args, folder, state, watch).map(Some)
+}
+
+/// The newest checkpoint that is whole: for all processes the one that the leader finds.
+fn latest(path: &Path, party: &Party) -> Result<Option<Checkpoint>> {
+    let damaged =
+        |error: &ironhorse::train::Error| out::note(format_args!("skipped a damaged checkpoint: {error}"));
+    let found = if party.leads() { open_latest(path, Checkpoint::open, damaged)? } else { None };
+    if party.place().is_alone() {
+        return Ok(found);
+    }
+    let own = found.as_ref().map_or_else(String::new, |found| found.path().to_string_lossy().into_owned());
+    let place = party.of_leader(&own)?;
+    match found {
+        None if !place.is_empty() => Ok(Some(Checkpoint::open(Path::new(&place))?)),
+        found => Ok(found),
+    }
 }
 
 /// Loads the frozen base of a run with adapters, which must be the one it began with.

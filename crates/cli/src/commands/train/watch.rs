@@ -1,6 +1,7 @@
 //! Who is told of a run and may stop it, and what is known of it when it is over.
 
 use super::TrainArgs;
+use super::ranks::Party;
 use super::report::Times;
 use crate::out;
 use ironhorse::train::eval::Task;
@@ -15,6 +16,8 @@ pub struct Watch<'a> {
     pub control: &'a Control,
     /// Is told of every step.
     pub observer: &'a mut dyn Observer,
+    /// The processes that train together.
+    pub party: &'a Party,
 }
 
 /// A run that is over: all steps made, or stopped.

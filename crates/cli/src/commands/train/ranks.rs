@@ -1,0 +1,275 @@
+//! Several processes that train together: how they start, what they must agree about, who prints.
+
+use super::TrainArgs;
+use crate::args::{OptimizerArg, SumArg};
+use crate::hardware::{COMMIT, VERSION};
+use crate::{Outcome, out};
+use anyhow::{Context, Result, bail};
+use ironhorse::Device;
+use ironhorse::core::ranks::Alone;
+use ironhorse::core::{Communicator, EngineExt, Place, Pool, Shard, Slices, Slot};
+use ironhorse::train::model::Sums;
+use ironhorse::train::run::{Control, RunFolder};
+use ironhorse::train::session::Session;
+use ironhorse_ranks::{Environment, Meeting, launch};
+use serde_json::Value;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Settings that may differ between ranks: paths of the same data elsewhere, and what no bit depends on.
+const MAY_DIFFER: [&str; 6] = ["data", "val-data", "init", "tokenizer", "threads", "device"];
+/// The shortest time that ranks have to meet.
+const TO_MEET: Duration = Duration::from_secs(60);
+
+/// The processes that train together, seen by one of them.
+pub struct Party {
+    ranks: Arc<dyn Communicator>,
+    environment: Option<Environment>,
+}
+
+impl Default for Party {
+    fn default() -> Self {
+        Self { ranks: Arc::new(Alone), environment: None }
+    }
+}
+
+/// Starts the ranks that were asked for, and waits for them; `None` if this process is to train itself.
+pub fn start(args: &TrainArgs, line: &[OsString], control: &Control) -> Result<Option<Outcome>> {
+    let asked = args.rank.gpus.or(args.rank.ranks).unwrap_or(1);
+    if asked == 1 || Environment::read()?.is_some() {
+        return Ok(None);
+    }
+    if args.resume.is_none() {
+        check(args, asked)?; // what a run that is resumed has is known to its ranks
+    }
+    let ranks = launch(line.get(1..).unwrap_or_default(), asked).context("cannot start the ranks")?;
+    let mut told = 0;
+    let codes = ranks.wait(|leader| tell(leader, control, &mut told));
+    let worst = |code: &&i32| **code != 0;
+    let Some(&code) = codes.first().filter(worst).or_else(|| codes.iter().find(worst)) else {
+        return Ok(Some(Outcome::Done));
+    };
+    // a leader that a signal ended could not say what the others have said
+    Ok(Some(match code {
+        1 => Outcome::Failed,
+        3 | 128.. => Outcome::Stopped,
+        _ => Outcome::Refused,
+    }))
+}
+
+/// Passes a request to stop or to save on to rank 0. Ctrl-C reaches all processes of a terminal by itself.
+#[cfg(unix)]
+fn tell(leader: Option<u32>, control: &Control, told: &mut usize) {
+    use rustix::process::{Pid, Signal, kill_process};
+    let Some(pid) = leader.and_then(|id| Pid::from_raw(id as i32)) else { return };
+    let asked = control.stop_flag().load(std::sync::atomic::Ordering::Relaxed);
+    if asked != *told {
+        *told = asked;
+        if asked != Signal::INT.as_raw() as usize {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+    }
+    if control.save_flag().swap(false, std::sync::atomic::Ordering::Relaxed) {
+        let _ = kill_process(pid, Signal::USR2);
+    }
+}
+
+#[cfg(not(unix))]
+fn tell(_leader: Option<u32>, _control: &Control, _told: &mut usize) {}
+
+/// Refuses what ranks cannot share.
+fn check(args: &TrainArgs, world: usize) -> Result<()> {
+    if args.rank.sum == SumArg::Chain {
+        bail!("--sum chain is for one process; leave it out with {world} of them");
+    }
+    if !(args.accumulate as usize).is_multiple_of(world) {
+        bail!(
+            "--accumulate {} counts the micro-steps of all {world} processes, who share them: expected a multiple of {world}",
+            args.accumulate
+        );
+    }
+    if args.rampup_steps.is_some() {
+        bail!("--rampup-steps needs one process, not {world}: its numbers of micro-steps cannot be shared");
+    }
+    let shard = shard_of(args);
+    if args.state.optimizer == OptimizerArg::Muon && shard != Shard::None {
+        bail!("--shard {} divides matrices, which Muon needs whole; use --shard none", shard.name());
+    }
+    if shard == Shard::Grads && !world.is_power_of_two() {
+        bail!("--shard grads needs 2, 4, 8, ... processes, not {world}; use --shard state");
+    }
+    Ok(())
+}
+
+fn shard_of(args: &TrainArgs) -> Shard {
+    match (args.rank.shard, args.state.optimizer) {
+        (Some(shard), _) => shard.into(),
+        (None, OptimizerArg::Muon) => Shard::None,
+        (None, _) => Shard::State,
+    }
+}
+
+impl Party {
+    /// Meets the other ranks, if a launcher started several.
+    pub fn join(args: &TrainArgs, control: &Control) -> Result<Self> {
+        let Some(environment) = Environment::read()? else { return Ok(Self::default()) };
+        out::begin_rank(environment.place.rank);
+        let version = format!("{VERSION} {COMMIT}");
+        let meeting = Meeting {
+            environment: &environment,
+            version: &version,
+            patience: TO_MEET.max(args.rank.rank_timeout),
+            timeout: args.rank.rank_timeout,
+            note: &|text| out::note(text),
+            stop: &|| control.stop_reason().is_some(),
+        };
+        let ranks = meeting.meet()?;
+        let hosts = ranks.hosts();
+        let mut different: Vec<&String> = hosts.iter().collect();
+        different.dedup();
+        out::note(format_args!("{} ranks on {} by {}", hosts.len(), join(&different), environment.by));
+        Ok(Self { ranks: Arc::new(ranks), environment: Some(environment) })
+    }
+
+    pub fn place(&self) -> Place {
+        self.ranks.place()
+    }
+
+    pub fn leads(&self) -> bool {
+        self.place().leads()
+    }
+
+    /// Ends the others, whose work is in vain without this one.
+    pub fn give_up(&self, error: &anyhow::Error) {
+        self.ranks.give_up(&crate::failure::one_line(error));
+    }
+
+    /// What the leader says.
+    pub fn of_leader(&self, text: &str) -> Result<String> {
+        let all = self.ranks.share(text.as_bytes())?;
+        Ok(String::from_utf8_lossy(all.first().map_or(&[][..], Vec::as_slice)).into_owned())
+    }
+
+    /// Does something that writes files: the leader first; the others find it done.
+    pub fn leader_first<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        if self.leads() {
+            let done = work()?;
+            self.ranks.share(&[])?;
+            return Ok(done);
+        }
+        self.ranks.share(&[])?;
+        work()
+    }
+
+    /// The run's folder: the leader's, which the others follow.
+    pub fn folder(&self, path: &Path, open: impl FnOnce() -> Result<RunFolder>) -> Result<RunFolder> {
+        let folder = if self.leads() { open()? } else { RunFolder::follow(path) };
+        self.ranks.share(&[])?;
+        if !self.place().is_alone() {
+            let name = format!("rank-{}.log", self.place().rank);
+            out::rank_log_file(&path.join("ranks").join(name))
+                .with_context(|| format!("{}: cannot write the log of a rank", path.display()))?;
+        }
+        Ok(folder)
+    }
+
+    /// A path that the leader chooses.
+    pub fn path(&self, choose: impl FnOnce() -> Result<PathBuf>) -> Result<PathBuf> {
+        let own = if self.leads() { choose()? } else { PathBuf::new() };
+        if self.place().is_alone() {
+            return Ok(own);
+        }
+        let text =
+            own.to_str().context("the run's folder has a name that is not UTF-8; choose another --out")?;
+        Ok(PathBuf::from(self.of_leader(text)?))
+    }
+
+    /// How this process computes, on the GPU of its number or on its share of the cores; refuses what ranks cannot share.
+    pub fn settle(&self, args: &mut TrainArgs) -> Result<()> {
+        let Some(environment) = &self.environment else { return Ok(()) };
+        check(args, environment.place.world)?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let gpus = || ironhorse::cuda::devices().map_or(1, |gpus| gpus.len().max(1));
+        let gpu = match args.engine.device()? {
+            Device::Cuda(_) if args.rank.ranks.is_none() => Some(environment.local_rank % gpus()),
+            _ => None,
+        };
+        args.engine.share = (gpu, (cores / self.local_world()).max(1));
+        Ok(())
+    }
+
+    /// How many ranks share this machine, as far as is known.
+    fn local_world(&self) -> usize {
+        let same = |environment: &Environment| environment.address == "127.0.0.1";
+        if self.environment.as_ref().is_some_and(same) { self.place().world } else { 1 }
+    }
+
+    /// How micro-steps are added up.
+    pub fn sums(&self, args: &TrainArgs) -> Option<Sums> {
+        let sums = Sums { place: self.place(), shard: shard_of(args), accumulate: args.accumulate };
+        (args.rank.sum == SumArg::Tree || !self.place().is_alone()).then_some(sums)
+    }
+
+    /// Connects the session with those of the others, and makes sure that all of them do the same.
+    pub fn connect(&self, session: &mut Session) -> Result<()> {
+        if self.place().is_alone() {
+            return Ok(());
+        }
+        Ok(session.join(self.ranks.clone())?)
+    }
+
+    /// Refuses ranks with other settings, data or weights than the leader's.
+    pub fn agree(&self, args: &TrainArgs, data: &str, session: &mut Session) -> Result<()> {
+        if self.place().is_alone() {
+            return Ok(());
+        }
+        let mut settings = serde_json::to_value(args)?;
+        if let Value::Object(settings) = &mut settings {
+            MAY_DIFFER.iter().for_each(|key| drop(settings.remove(*key)));
+            settings.insert("the data".into(), data.into());
+            settings.insert("the weights to start from".into(), weights(session)?.into());
+            let steps = args.steps.unwrap_or(0);
+            settings.insert("steps".into(), steps.into());
+        }
+        let all = self.ranks.share(serde_json::to_string(&settings)?.as_bytes())?;
+        let all: Vec<Value> =
+            all.iter().map(|text| serde_json::from_slice(text)).collect::<Result<_, _>>()?;
+        for (rank, other) in all.iter().enumerate().skip(1) {
+            let keys = all[0].as_object().into_iter().chain(other.as_object()).flat_map(|table| table.keys());
+            if let Some(key) = keys.into_iter().find(|key| all[0].get(*key) != other.get(*key)) {
+                let text =
+                    |value: Option<&Value>| value.map_or_else(|| "not set".to_owned(), Value::to_string);
+                bail!(
+                    "rank {rank} differs from rank 0 in {key}: {}, expected {}; start all ranks with the same settings, data and weights",
+                    text(other.get(key)),
+                    text(all[0].get(key))
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What tells the weights of a session from others: a checksum over the beginning of each bucket.
+fn weights(session: &mut Session) -> Result<String> {
+    const SAMPLE: usize = 1 << 20;
+    let flat = session.train_program()?.flat(Pool::Params);
+    let mut sum = 0_u64;
+    for bucket in Slices::new(Place::ALONE).buckets(flat.numel()) {
+        let count = bucket.len().min(SAMPLE);
+        let offset = flat.offset + bucket.start * flat.dtype.size();
+        let slot = Slot { offset, shape: [count].into(), ..flat };
+        let mut bytes = vec![0; slot.bytes()];
+        session.engine().read_bytes(slot, &mut bytes)?;
+        sum = bytes.iter().fold(sum, |sum, &byte| sum.wrapping_mul(0x0100_0000_01b3) ^ u64::from(byte));
+    }
+    Ok(format!("{sum:016x}"))
+}
+
+fn join(names: &[&String]) -> String {
+    let some: Vec<&str> = names.iter().take(4).map(|name| name.as_str()).collect();
+    let more = if names.len() > some.len() { ", ..." } else { "" };
+    some.join(", ") + more
+}

@@ -1,0 +1,263 @@
+//! Several processes that train together: equal bits for any number of them, and what happens when one is lost.
+#![cfg(target_os = "linux")]
+
+use super::Place;
+use super::running::{Running, assert_equal, checkpoints, steps_logged};
+use rustix::process::{Pid, Signal, kill_process};
+use std::path::Path;
+use std::process::Command;
+
+/// A run that is quick and has a piece for every rank.
+const TINY: &str = "--model n_layer=1,n_head=2,n_embd=80,vocab_size=256,max_seq_len=32 --batch 1 --seq 16 --threads 1 --device cpu \
+                    --accumulate 4 --schedule constant --warmup 0 --val-every 4 --val-batches 3 --sample-every 0 --sample-tokens 0";
+/// The same without an end.
+const ENDLESS: &str = "--steps 4000000 --save-every 0";
+
+#[test]
+fn any_world_is_the_same_run() {
+    let place = Place::new();
+    place.does(&format!("train {TINY} --steps 6 --out one"));
+    for (ranks, shard) in [(2, "state"), (4, "state"), (4, "none"), (2, "grads")] {
+        let run = format!("of-{ranks}-{shard}");
+        let done = place.does(&format!("train {TINY} --steps 6 --ranks {ranks} --shard {shard} --out {run}"));
+        assert!(done.stderr.contains(&format!("{ranks} ranks on ")), "{}", done.stderr);
+        assert_equal(&place.path("one"), &place.path(&run), 6);
+        for rank in 0..ranks {
+            let log = std::fs::read_to_string(place.path(&format!("{run}/ranks/rank-{rank}.log"))).unwrap();
+            assert!(log.contains("step"), "{log}");
+        }
+        // one of them prints
+        assert_eq!(done.stderr.matches("validation loss").count(), 3, "{}", done.stderr);
+    }
+}
+
+#[test]
+fn a_checkpoint_does_not_know_how_many_wrote_it() {
+    let place = Place::new();
+    place.does(&format!("train {TINY} --val-batches 0 --steps 9 --out whole"));
+    place.does(&format!("train {TINY} --val-batches 0 --steps 3 --out run"));
+    place.does("train --resume run --steps 6 --ranks 4");
+    place.does("train --resume run --steps 9 --ranks 2 --shard grads");
+    assert_equal(&place.path("run"), &place.path("whole"), 9);
+}
+
+/// The processes of the ranks of a run, by rank.
+fn ranks_of(launcher: u32) -> Vec<(usize, Pid)> {
+    let mut ranks = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        let status = std::fs::read_to_string(entry.path().join("status")).unwrap_or_default();
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap_or("0").trim();
+        if parent != launcher.to_string() {
+            continue;
+        }
+        let vars = std::fs::read(entry.path().join("environ")).unwrap_or_default();
+        let vars = String::from_utf8_lossy(&vars).into_owned();
+        let rank = vars.split('\0').find_map(|var| var.strip_prefix("IRONHORSE_RANK="));
+        if let (Some(rank), Some(pid)) = (rank.and_then(|rank| rank.parse().ok()), Pid::from_raw(id)) {
+            ranks.push((rank, pid));
+        }
+    }
+    ranks.sort_by_key(|(rank, _)| *rank);
+    ranks
+}
+
+fn rank(running: &Running, wanted: usize) -> Pid {
+    ranks_of(running.id()).into_iter().find(|(rank, _)| *rank == wanted).unwrap().1
+}
+
+/// Starts a run without an end, with a checkpoint to go back to.
+fn endless(place: &Place, more: &str) -> Running {
+    let mut running = Running::start(place, &format!("train {TINY} {ENDLESS} --out run {more}"));
+    running.wait_for_step(&place.path("run"), 2);
+    running
+}
+
+fn said(place: &Place, run: &str) -> String {
+    let logs = std::fs::read_dir(place.path(run).join("ranks")).unwrap().flatten();
+    logs.map(|log| std::fs::read_to_string(log.path()).unwrap_or_default()).collect()
+}
+
+#[test]
+fn a_rank_that_dies_ends_the_others_who_say_which() {
+    for victim in [0, 1, 2] {
+        let place = Place::new();
+        let running = endless(&place, "--ranks 3 --accumulate 3 --save-every 1 --keep 0");
+        kill_process(rank(&running, victim), Signal::KILL).unwrap();
+        let done = running.end();
+        assert_eq!(done.code, Some(3), "{}", done.stderr);
+        let text = format!("rank {victim} on ");
+        assert!(
+            done.stderr.contains(&text) && done.stderr.contains("its process has ended"),
+            "{}",
+            done.stderr
+        );
+        // what was saved goes on with another number
+        let run = place.path("run");
+        let made = checkpoints(&run)[0];
+        place.does(&format!("train --resume run --steps {}", made + 2));
+        place.does(&format!(
+            "train {TINY} --accumulate 3 --save-every 1 --keep 0 --steps {} --out whole",
+            made + 2
+        ));
+        assert_equal(&run, &place.path("whole"), made + 2);
+    }
+}
+
+#[test]
+fn a_frozen_rank_ends_the_others_in_time() {
+    for victim in [0, 1] {
+        let place = Place::new();
+        let running = endless(&place, "--ranks 2 --rank-timeout 1s");
+        let frozen = rank(&running, victim);
+        kill_process(frozen, Signal::STOP).unwrap();
+        let other = rank(&running, 1 - victim);
+        let other = format!("/proc/{}", other.as_raw_nonzero());
+        let began = std::time::Instant::now();
+        // its parent waits for both: a process that has ended is a zombie until then
+        let ended = || {
+            let stat = std::fs::read_to_string(Path::new(&other).join("stat")).unwrap_or_default();
+            stat.is_empty() || stat.contains(") Z ")
+        };
+        while !ended() {
+            assert!(began.elapsed().as_secs() < 120, "{}", said(&place, "run"));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        kill_process(frozen, Signal::CONT).unwrap();
+        let done = running.end();
+        assert_eq!(done.code, Some(3), "{}", done.stderr);
+        let text = format!("rank {victim} on ");
+        assert!(done.stderr.contains(&text) && done.stderr.contains("(--rank-timeout)"), "{}", done.stderr);
+    }
+}
+
+#[test]
+fn a_signal_to_any_of_them_stops_all_with_a_checkpoint() {
+    for (to, ranks) in [(Some(0), 2), (Some(1), 2), (None, 2)] {
+        let place = Place::new();
+        let running = endless(&place, &format!("--ranks {ranks}"));
+        match to {
+            Some(to) => kill_process(rank(&running, to), Signal::TERM).unwrap(),
+            None => running.signal(Signal::TERM),
+        }
+        let done = running.end();
+        assert_eq!(done.code, Some(3), "{}", done.stderr);
+        assert!(done.text().contains("stopped by SIGTERM after "), "{}", done.text());
+        let run = place.path("run");
+        let made = checkpoints(&run)[0];
+        assert_eq!(steps_logged(&run) as u64, made);
+        place.does(&format!("train --resume run --ranks 4 --steps {}", made + 1));
+        place.does(&format!("train {TINY} --steps {} --out whole", made + 1));
+        assert_equal(&run, &place.path("whole"), made + 1);
+    }
+}
+
+/// A rank as a launcher other than ours starts it.
+fn as_rank(place: &Place, line: &str, vars: &[(&str, String)]) -> Command {
+    let mut command = place.command(line);
+    for (name, value) in vars {
+        command.env(name, value);
+    }
+    command
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn torchrun(rank: usize, port: u16) -> Vec<(&'static str, String)> {
+    vec![
+        ("RANK", rank.to_string()),
+        ("WORLD_SIZE", "2".into()),
+        ("LOCAL_RANK", rank.to_string()),
+        ("MASTER_ADDR", "127.0.0.1".into()),
+        ("MASTER_PORT", (port - 1).to_string()),
+    ]
+}
+
+#[test]
+fn launchers_start_ranks() {
+    let place = Place::new();
+    place.does(&format!("train {TINY} --steps 3 --out one"));
+    let port = free_port();
+    let slurm = |rank: usize, _: u16| {
+        vec![
+            ("SLURM_PROCID", rank.to_string()),
+            ("SLURM_NTASKS", "2".into()),
+            ("SLURM_LOCALID", rank.to_string()),
+            ("SLURM_JOB_ID", "77".into()),
+            ("SLURM_STEP_ID", "0".into()),
+            ("SLURM_STEP_NODELIST", "localhost".into()),
+            ("MASTER_PORT", free_port().to_string()),
+        ]
+    };
+    let slurm_vars = slurm(0, 0);
+    for (name, vars) in [
+        ("torchrun", [0, 1].map(|rank| torchrun(rank, port))),
+        (
+            "slurm",
+            [0, 1].map(|rank| {
+                let mut vars = slurm_vars.clone();
+                vars[0].1 = rank.to_string();
+                vars[2].1 = rank.to_string();
+                vars
+            }),
+        ),
+    ] {
+        let line = format!("train {TINY} --steps 3 --out {name}");
+        let ranks = vars.map(|vars| Running::spawn(&place, as_rank(&place, &line, &vars)));
+        for done in ranks.map(Running::end) {
+            assert_eq!(done.code, Some(0), "{}", done.stderr);
+        }
+        assert_equal(&place.path("one"), &place.path(name), 3);
+    }
+}
+
+#[test]
+fn ranks_that_do_not_do_the_same_are_refused_before_the_first_step() {
+    for (other, what) in [("--lr 0.5", "lr"), ("--seed 9", "seed"), ("--data other.bin", "the data")] {
+        let place = Place::new();
+        let write = |name: &str, first: u16| {
+            let tokens: Vec<u16> = (0..600).map(|i| (first + i * 7) % 250).collect();
+            let mut bytes: Vec<u8> = [20_240_520_i32, 1, 600].iter().flat_map(|n| n.to_le_bytes()).collect();
+            bytes.resize(1024, 0);
+            bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+            std::fs::write(place.path(name), bytes).unwrap();
+        };
+        write("same.bin", 0);
+        write("other.bin", 3);
+        let port = free_port();
+        let line = |more: &str| {
+            let data = if more.contains("--data") { "" } else { "--data same.bin" };
+            format!("train {TINY} --steps 3 --out run {data} {more}")
+        };
+        let leader = Running::spawn(&place, as_rank(&place, &line(""), &torchrun(0, port)));
+        let follower = Running::spawn(&place, as_rank(&place, &line(other), &torchrun(1, port)));
+        for done in [leader.end(), follower.end()] {
+            assert!(matches!(done.code, Some(2 | 3)), "{}", done.stderr);
+            assert!(
+                done.stderr.contains(&format!("rank 1 differs from rank 0 in {what}")),
+                "{}",
+                done.stderr
+            );
+        }
+        assert!(!place.path("run").exists());
+    }
+}
+
+#[test]
+fn what_cannot_be_shared_is_refused() {
+    let place = Place::new();
+    for (flags, text) in [
+        ("--ranks 3", "--accumulate 4 counts the micro-steps of all 3 processes"),
+        ("--ranks 2 --sum chain", "--sum chain is for one process"),
+        ("--ranks 2 --optimizer muon --shard state", "use --shard none"),
+        ("--ranks 2 --rampup-steps 2", "--rampup-steps needs one process"),
+        ("--ranks 0", "at least 1"),
+    ] {
+        let done = place.runs(&format!("train {TINY} --steps 3 --out run {flags}"));
+        assert_eq!(done.code, Some(2), "{}", done.stderr);
+        assert!(done.stderr.contains(text), "{}", done.stderr);
+        assert!(!place.path("run").exists());
+    }
+}
