@@ -11,7 +11,7 @@ muon n_layer=4,n_head=4,n_embd=256,vocab_size=256,max_seq_len=128 --optimizer mu
 
 stage_ranks() {
     local name model more world shard
-    export NCCL_MULTI_RANK_GPU_ENABLE=1
+    export NCCL_MULTI_RANK_GPU_ENABLE=1 work
     while read -r name model more; do
         local line="train --model $model --device ${IRONHORSE_DEVICE:-cuda} --batch 4 --seq 64 --accumulate 8 --steps 20 --warmup 0"
         line+=" --schedule constant --val-every 10 --val-batches 4 --sample-tokens 0 --save-every 10 --keep 0 $more"
@@ -23,7 +23,7 @@ stage_ranks() {
                 attempt "ranks-$name-$world-$shard" 120 "$ironhorse" $line --ranks $world --shard $shard --out "$work/ranks-$name-$world-$shard"
             done
         done
-        attempt "ranks-$name-same" 30 same_ranks "$name"
+        attempt "ranks-$name-same" 30 bash -c 'same_ranks "$@"' _ "$name"
     done <<<"$ranks_models"
 }
 
@@ -37,3 +37,4 @@ same_ranks() {
     done
     return $failed
 }
+export -f same_ranks
