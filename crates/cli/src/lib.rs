@@ -82,6 +82,9 @@ pub(crate) enum Outcome {
     Refused,
 }
 
+/// The exit code of a command that stopped early.
+pub(crate) const STOPPED: i32 = 3;
+
 /// The heading of flags that every command has.
 const GENERAL: &str = "General";
 
@@ -176,7 +179,7 @@ pub fn main_with(args: impl IntoIterator<Item = OsString>) -> u8 {
             run(cli.command, &cli.line).map(|outcome| match outcome {
                 Outcome::Done => 0,
                 Outcome::Failed => 1,
-                Outcome::Stopped => 3,
+                Outcome::Stopped => STOPPED as u8,
                 Outcome::Refused => 2,
             })
         }

@@ -1,6 +1,7 @@
 //! What `doctor` shows: each library with its version and place, and what will be used.
 
 use crate::ffi::library::{self, Kind, Open};
+use crate::ffi::nccl::version_text;
 use crate::{Attention, DeviceInfo, Result};
 use std::ffi::c_int;
 
@@ -48,6 +49,10 @@ fn version(kind: Kind, open: &Open) -> Result<String> {
             number(open.symbol::<unsafe extern "C" fn() -> usize>("cublasLtGetVersion")?(), 10_000, 100)
         } else if kind == library::CUDNN {
             number(open.symbol::<unsafe extern "C" fn() -> usize>("cudnnGetVersion")?(), 10_000, 100)
+        } else if kind == library::NCCL {
+            let mut version: c_int = 0;
+            open.symbol::<unsafe extern "C" fn(*mut c_int) -> i32>("ncclGetVersion")?(&mut version);
+            version_text(version)
         } else if Open::find(library::DRIVER).is_err() {
             // Without a driver CUPTI recurses endlessly.
             "version not asked for without a driver".into()

@@ -36,7 +36,15 @@ pub(crate) mod ours {
 const FIRST_PORT: u64 = 20_000;
 const PORTS: u64 = 10_000;
 
+/// How our own launcher is called in messages.
+const OWN: &str = "ironhorse --ranks";
+
 impl Environment {
+    /// Whether our own launcher started this process, which then is its parent.
+    pub fn is_own(&self) -> bool {
+        self.by == OWN
+    }
+
     /// What the environment of this process says; `None` if no launcher started it, or only this one.
     pub fn read() -> Result<Option<Self>> {
         Self::of(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
@@ -96,7 +104,7 @@ impl Vars<'_> {
     }
 
     fn own(&self) -> Result<Environment> {
-        let by = "ironhorse --ranks";
+        let by = OWN;
         let place = Place { rank: self.number(ours::RANK, by)?, world: self.number(ours::WORLD, by)? };
         Ok(Environment {
             place,

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::io;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The ranks that were started, and how they ended.
 pub struct Local {
@@ -62,8 +62,10 @@ pub fn launch(arguments: &[OsString], world: usize) -> io::Result<Local> {
 }
 
 impl Local {
-    /// Waits for all; `each` is called now and then, with the process of rank 0 while it runs. Gives the exit codes.
-    pub fn wait(mut self, mut each: impl FnMut(Option<u32>)) -> Vec<i32> {
+    /// Waits for all; `each` is called now and then, with the process of rank 0 while it runs. Ranks that do not end within `grace`
+    /// after one has failed are killed. Gives the exit codes.
+    pub fn wait(mut self, grace: Duration, mut each: impl FnMut(Option<u32>)) -> Vec<i32> {
+        let mut until = None;
         loop {
             for (child, ended) in self.ranks.iter_mut().filter(|(_, ended)| ended.is_none()) {
                 match child.try_wait() {
@@ -75,6 +77,11 @@ impl Local {
             let codes: Vec<i32> = self.ranks.iter().filter_map(|(_, ended)| *ended).collect();
             if codes.len() == self.ranks.len() {
                 return codes;
+            }
+            if codes.iter().any(|code| *code != 0)
+                && Instant::now() > *until.get_or_insert_with(|| Instant::now() + grace)
+            {
+                self.ranks.iter_mut().for_each(|(child, _)| drop(child.kill()));
             }
             let leader = self.ranks.first().filter(|(_, ended)| ended.is_none()).map(|(child, _)| child.id());
             each(leader);

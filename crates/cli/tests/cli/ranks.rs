@@ -78,6 +78,30 @@ fn said(place: &Place, run: &str) -> String {
     logs.map(|log| std::fs::read_to_string(log.path()).unwrap_or_default()).collect()
 }
 
+/// Waits until a process has ended. Its parent may not have asked for its exit code yet: it is a zombie then.
+fn wait_for_end(process: Pid, said: impl Fn() -> String) {
+    let (stat, began) = (format!("/proc/{}/stat", process.as_raw_nonzero()), std::time::Instant::now());
+    let runs = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+    while runs() {
+        assert!(began.elapsed().as_secs() < 120, "{}", said());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn ranks_stop_with_a_checkpoint_when_their_launcher_is_gone() {
+    let place = Place::new();
+    let running = endless(&place, "--ranks 2");
+    let ranks = ranks_of(running.id());
+    assert_eq!(ranks.len(), 2);
+    running.signal(Signal::KILL);
+    for (_, rank) in ranks {
+        wait_for_end(rank, || said(&place, "run"));
+    }
+    let run = place.path("run");
+    assert_eq!(steps_logged(&run) as u64, checkpoints(&run)[0]);
+}
+
 #[test]
 fn a_rank_that_dies_ends_the_others_who_say_which() {
     for victim in [0, 1, 2] {
@@ -112,18 +136,8 @@ fn a_frozen_rank_ends_the_others_in_time() {
         let frozen = rank(&running, victim);
         kill_process(frozen, Signal::STOP).unwrap();
         let other = rank(&running, 1 - victim);
-        let other = format!("/proc/{}", other.as_raw_nonzero());
-        let began = std::time::Instant::now();
-        // its parent waits for both: a process that has ended is a zombie until then
-        let ended = || {
-            let stat = std::fs::read_to_string(Path::new(&other).join("stat")).unwrap_or_default();
-            stat.is_empty() || stat.contains(") Z ")
-        };
-        while !ended() {
-            assert!(began.elapsed().as_secs() < 120, "{}", said(&place, "run"));
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
-        kill_process(frozen, Signal::CONT).unwrap();
+        wait_for_end(other, || said(&place, "run"));
+        let _ = kill_process(frozen, Signal::CONT); // its launcher may have killed it
         let done = running.end();
         assert_eq!(done.code, Some(3), "{}", done.stderr);
         let text = format!("rank {victim} on ");

@@ -321,7 +321,7 @@ impl Drop for CudaEngine {
     /// What is under way still uses the memory and the kernels that go now.
     fn drop(&mut self) {
         let _ = self.device.make_current();
-        let _ = self.stream.synchronize();
+        let _ = self.forget_launches(); // graphs first: NCCL's communicator waits for those that use it
         if let Some(nccl) = &self.libraries.nccl {
             nccl.leave();
         }

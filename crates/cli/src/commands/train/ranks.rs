@@ -22,6 +22,10 @@ use std::time::Duration;
 const MAY_DIFFER: [&str; 6] = ["data", "val-data", "init", "tokenizer", "threads", "device"];
 /// The shortest time that ranks have to meet.
 const TO_MEET: Duration = Duration::from_secs(60);
+/// How much longer than `--rank-timeout` a rank may take to end after another has failed.
+const TO_END: Duration = Duration::from_secs(10);
+/// How often a rank looks for its launcher.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// The processes that train together, seen by one of them.
 pub struct Party {
@@ -46,7 +50,7 @@ pub fn start(args: &TrainArgs, line: &[OsString], control: &Control) -> Result<O
     }
     let ranks = launch(line.get(1..).unwrap_or_default(), asked).context("cannot start the ranks")?;
     let mut told = 0;
-    let codes = ranks.wait(|leader| tell(leader, control, &mut told));
+    let codes = ranks.wait(args.rank.rank_timeout + TO_END, |leader| tell(leader, control, &mut told));
     let worst = |code: &&i32| **code != 0;
     let Some(&code) = codes.first().filter(worst).or_else(|| codes.iter().find(worst)) else {
         return Ok(Some(Outcome::Done));
@@ -78,6 +82,27 @@ fn tell(leader: Option<u32>, control: &Control, told: &mut usize) {
 
 #[cfg(not(unix))]
 fn tell(_leader: Option<u32>, _control: &Control, _told: &mut usize) {}
+
+/// Stops this rank, with a checkpoint, when the process that started it is gone; ends it if it cannot stop.
+#[cfg(unix)]
+fn follow_launcher(control: &Control, patience: Duration) {
+    use std::os::unix::process::parent_id;
+    use std::sync::atomic::Ordering;
+    let (stop, launcher) = (control.stop_flag(), parent_id());
+    let follow = move || {
+        while parent_id() == launcher {
+            std::thread::sleep(LOOK);
+        }
+        stop.store(rustix::process::Signal::TERM.as_raw() as usize, Ordering::Relaxed);
+        std::thread::sleep(patience + TO_END);
+        std::process::exit(crate::STOPPED);
+    };
+    // without the thread the rank runs all the same
+    drop(std::thread::Builder::new().name("launcher".into()).spawn(follow));
+}
+
+#[cfg(not(unix))]
+fn follow_launcher(_control: &Control, _patience: Duration) {}
 
 /// Refuses what ranks cannot share.
 fn check(args: &TrainArgs, world: usize) -> Result<()> {
@@ -116,6 +141,9 @@ impl Party {
     pub fn join(args: &TrainArgs, control: &Control) -> Result<Self> {
         let Some(environment) = Environment::read()? else { return Ok(Self::default()) };
         out::begin_rank(environment.place.rank);
+        if environment.is_own() {
+            follow_launcher(control, args.rank.rank_timeout);
+        }
         let version = format!("{VERSION} {COMMIT}");
         let meeting = Meeting {
             environment: &environment,
