@@ -10,21 +10,29 @@ all16 hidden=256,layers=4,heads=4,kv_heads=2,ffn=512,vocab=256,context=128 --mas
 muon n_layer=4,n_head=4,n_embd=256,vocab_size=256,max_seq_len=128 --optimizer muon"
 
 stage_ranks() {
-    local name model more world shard
+    local name model more
     export NCCL_MULTI_RANK_GPU_ENABLE=1 work
     while read -r name model more; do
-        local line="train --model $model --device ${IRONHORSE_DEVICE:-cuda} --batch 4 --seq 64 --accumulate 8 --steps 20 --warmup 0"
-        line+=" --schedule constant --val-every 10 --val-batches 4 --sample-tokens 0 --save-every 10 --keep 0 $more"
-        for world in 1 2 4; do
-            for shard in none state grads; do
-                [[ $world == 1 && $shard != none ]] && continue
-                [[ $name == muon && $shard != none ]] && continue
-                # shellcheck disable=SC2086  # flags
-                attempt "ranks-$name-$world-$shard" 120 "$ironhorse" $line --ranks $world --shard $shard --out "$work/ranks-$name-$world-$shard"
-            done
-        done
-        attempt "ranks-$name-same" 30 bash -c 'same_ranks "$@"' _ "$name"
+        while (($(jobs -rp | wc -l) >= 3)); do wait -n; done
+        worlds "$name" "$model" "$more" &
     done <<<"$ranks_models"
+    wait
+}
+
+# A model trained by worlds of 1, 2 and 4 with every way to divide it.
+worlds() {
+    local name=$1 world shard
+    local line="train --model $2 --device ${IRONHORSE_DEVICE:-cuda} --batch 4 --seq 64 --accumulate 8 --steps 20 --warmup 0"
+    line+=" --schedule constant --val-every 10 --val-batches 4 --sample-tokens 0 --save-every 10 --keep 0 $3"
+    for world in 1 2 4; do
+        for shard in none state grads; do
+            [[ $world == 1 && $shard != none ]] && continue
+            [[ $name == muon && $shard != none ]] && continue
+            # shellcheck disable=SC2086  # flags
+            attempt "ranks-$name-$world-$shard" 120 "$ironhorse" $line --ranks $world --shard $shard --out "$work/ranks-$name-$world-$shard"
+        done
+    done
+    attempt "ranks-$name-same" 30 bash -c 'same_ranks "$@"' _ "$name"
 }
 
 # Whether all worlds of a model have the same last checkpoint.
