@@ -7,7 +7,7 @@ mod ranks;
 
 pub use chat::{MaskArg, TemplateArgs};
 pub use lora::LoraArgs;
-pub use ranks::{RankArgs, SumArg};
+pub use ranks::{RankArgs, ShardArg, SumArg};
 
 use crate::number;
 use anyhow::{Result, bail};

@@ -1,9 +1,11 @@
 //! `ironhorse plan`
 
 mod choices;
+mod cluster;
 mod disk;
 
 use self::choices::{Asked, Choice, advice, table};
+use self::cluster::{Cluster, ClusterArgs, Workload};
 use self::disk::Disk;
 use super::workload::parameters_text;
 use crate::args::{Dtype, FlagValue, LoraArgs, RecomputeArg, StateArgs, heading, json_help, model_help};
@@ -20,6 +22,9 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+/// What a step of one micro-step runs; sums are between several.
+const IN_A_MICRO_STEP: [Section; 3] = [Section::Forward, Section::Backward, Section::Update];
+
 /// Prints the memory and time that a training step needs, without running it
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse plan --model d12 --batch 4 --seq 1024\n  \
@@ -28,7 +33,8 @@ use std::path::PathBuf;
                         ironhorse plan --model d48 --batch 1 --seq 1024 --recompute full\n  \
                         ironhorse plan --model moe-6.9b --batch 8 --seq 1024 --dtype bf16 --recompute experts\n  \
                         ironhorse plan --model qwen3-8b --batch 8 --seq 2048 --dtype bf16 --lora 16 --memory 139GiB\n  \
-                        ironhorse plan --model moe-6.9b --batch 16 --seq 1024 --dtype bf16 --master residual --moments bf16 --memory 139GiB")]
+                        ironhorse plan --model moe-6.9b --batch 16 --seq 1024 --dtype bf16 --master residual --moments bf16 --memory 139GiB\n  \
+                        ironhorse plan --model llama3.1-8b --batch 2 --seq 4096 --gpus 8 --nodes 8 --accumulate 64 --memory 139GiB")]
 pub struct PlanArgs {
     #[arg(long, help = model_help("or weights"), help_heading = heading::MODEL, default_value = "d12", value_name = "NAME")]
     model: String,
@@ -44,9 +50,12 @@ pub struct PlanArgs {
     /// Dropout of GPT-2, as `train --dropout`
     #[arg(long, help_heading = heading::OPTIMIZER, default_value_t = 0.0, value_name = "P", value_parser = number::below_1::<f64>)]
     dropout: f64,
-    /// Gradient accumulation: micro-steps that make up one optimizer step; with bf16 weights gradients are then f32
-    #[arg(long, help_heading = heading::STEPS, default_value_t = 1, value_name = "N", value_parser = number::count::<u32>)]
-    accumulate: u32,
+    /// Gradient accumulation: micro-steps that make up one optimizer step, of all GPUs together; with bf16 weights gradients
+    /// are then f32 [default: 1, or one for each of --gpus]
+    #[arg(long, help_heading = heading::STEPS, value_name = "N", value_parser = number::count::<u32>)]
+    accumulate: Option<u32>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     #[command(flatten)]
     adapters: LoraArgs,
     #[command(flatten)]
@@ -99,6 +108,8 @@ struct PlanReport {
     choices: Vec<Choice>,
     /// At the limits measured on this machine; absent where it has no engine for the precision.
     least_ms: Option<f64>,
+    /// With `--gpus`: what a rank needs, and how long a step takes.
+    ranks: Option<Cluster>,
 }
 
 /// The device's memory and, if it can compute in this precision, its limits.
@@ -120,24 +131,34 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
     let choice = ModelChoice::parse(&args.model)?;
     let device = args.device.parse::<Device>()?.resolve();
-    let dtype = args.dtype.unwrap_or(if device == Device::Cpu { Dtype::F32 } else { Dtype::Bf16 });
+    let on_cpu = device == Device::Cpu && args.cluster.gpus.is_none();
+    let dtype = args.dtype.unwrap_or(if on_cpu { Dtype::F32 } else { Dtype::Bf16 });
     let config = choice.config();
-    let precision = args.state.precision(dtype, args.accumulate)?;
+    let accumulate =
+        args.accumulate.unwrap_or_else(|| u32::try_from(args.cluster.world()).unwrap_or(u32::MAX));
+    let precision = args.state.precision(dtype, accumulate)?;
     let batch = (args.batch, args.seq);
     let dropout = number::drop_rate(args.dropout)?;
     let model = Adapted { config, lora: args.adapters.lora(&config)? };
-    let options = StepOptions { recompute: args.recompute.into(), dropout, ..StepOptions::default() };
+    let sums = Some(args.cluster.sums(0, accumulate, precision.optimizer));
+    let options = StepOptions { recompute: args.recompute.into(), dropout, sums, ..StepOptions::default() };
     let program = model.training(batch, options, precision)?;
     let (machine_bytes, limits) = look(args, device, dtype)?;
     // what this machine has no engine for is planned for a GPU
-    let on_gpu = device != Device::Cpu || dtype != Dtype::F32;
+    let on_gpu = !on_cpu || dtype != Dtype::F32;
     let usable_bytes = machine_bytes.map(|has| if on_gpu { usable_of_gpu(has) } else { has });
-    let (accumulate, optimizer, room) = (args.accumulate, args.state.optimizer, usable_bytes);
-    let asked = Asked { model: &model, batch, accumulate, dtype, optimizer, dropout, room };
+    let (optimizer, room) = (args.state.optimizer, usable_bytes);
+    let asked = Asked { model: &model, batch, accumulate, sums, dtype, optimizer, dropout, room };
+    let work = Workload { model: &model, batch, accumulate, precision, options, limits };
+    let ranks = args.cluster.plan(&work)?;
     let layout = program.layout();
     let least = |limits: &Limits| -> f64 {
         let seconds = |node: &Node| limits.least_seconds(node.op.flops(), node.op.bytes());
-        1e3 * program.nodes().iter().map(seconds).sum::<f64>()
+        1e3 * IN_A_MICRO_STEP
+            .iter()
+            .flat_map(|&part| &program.nodes()[program.range(part)])
+            .map(seconds)
+            .sum::<f64>()
     };
     let report = PlanReport {
         model: args.model.clone(),
@@ -156,10 +177,11 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         machine_bytes,
         usable_bytes,
         activation_lower_bound: program.activation_lower_bound(),
-        flops: Section::ALL.iter().map(|&section| program.flops(section)).sum(),
+        flops: IN_A_MICRO_STEP.iter().map(|&section| program.flops(section)).sum(),
         disk: Disk::new(&model, precision, layout, args.keep),
         choices: asked.choices()?,
         least_ms: limits.as_ref().map(least),
+        ranks,
     };
     out::line(format!(
         "{}  {}  {} ops  {} {}{}",
@@ -204,6 +226,10 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         _ => format!("its time was not measured: {device} does not compute in {}", dtype.name()),
     };
     out::line(format!("a step needs {:.1} GFLOP; {time}", report.flops as f64 / 1e9))?;
+    if let Some(ranks) = &report.ranks {
+        out::line("")?;
+        ranks.lines().into_iter().try_for_each(out::line)?;
+    }
     out::json(args.json.as_deref(), &report)?;
     Ok(Outcome::Done)
 }

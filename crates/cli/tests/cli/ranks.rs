@@ -4,7 +4,6 @@
 use super::Place;
 use super::running::{Running, assert_equal, checkpoints, steps_logged};
 use rustix::process::{Pid, Signal, kill_process};
-use std::path::Path;
 use std::process::Command;
 
 /// A run that is quick and has a piece for every rank.

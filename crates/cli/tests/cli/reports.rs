@@ -188,6 +188,52 @@ fn the_largest_mixture_is_planned_for_one_gpu() {
     assert_eq!(report["choices"][3]["total_bytes"], report["total_bytes"]);
 }
 
+/// The parts of a rank add up, state is divided by the world, and a step is the sum of its parts, none of which is hidden.
+#[test]
+fn plan_shows_a_rank_and_the_step_of_many() {
+    let place = Place::new();
+    let plan = |flags: &str| {
+        let text = place
+            .does(&format!("plan --model d12 --batch 4 --seq 1024 --threads 1 {flags} --json p.json"))
+            .text();
+        (text, place.json("p.json")["ranks"].clone())
+    };
+    assert!(plan("").1.is_null());
+    let (text, eight) = plan("--gpus 8");
+    for part in
+        ["8 GPUs, 8 in each of 1 machines, --shard state", "weak scaling", "tree buffers", "not hidden"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let number = |value: &Value, name: &str| value[name].as_f64().unwrap();
+    for rank in ["most", "least"].map(|rank| &eight[rank]) {
+        let parts = ["weights", "gradients", "tree_buffers", "state", "activations", "other"];
+        let sum: f64 = parts.iter().map(|part| number(rank, part)).sum();
+        assert_eq!(sum, number(rank, "total"));
+        assert!(number(rank, "receive_buffers") > 0.0);
+    }
+    let step = &eight["step"];
+    let parts = ["forward_backward_ms", "sum_ms", "exchange_ms", "gather_ms", "update_ms"];
+    let sum: f64 = parts.iter().map(|part| number(step, part)).sum();
+    assert!((sum - number(step, "step_ms")).abs() < 1e-9 && number(step, "network_bytes") == 0.0);
+    assert!(parts.iter().all(|part| number(step, part) > 0.0), "{step}");
+    let (_, whole) = plan("--gpus 8 --shard none");
+    let ratio = number(&whole["most"], "state") / number(&eight["most"], "state");
+    assert!((7.0..=8.01).contains(&ratio), "{ratio}");
+    let (_, levels) = plan("--gpus 8 --accumulate 32");
+    assert_eq!(number(&levels["most"], "tree_buffers"), 2.0 * number(&levels["most"], "gradients"));
+    let (_, many) = plan("--gpus 8 --nodes 4 --micro-step 50");
+    assert_eq!((number(&many["step"], "forward_backward_ms"), &many["world"]), (50.0, &Value::from(32)));
+    assert!(number(&many["step"], "exchange_ms") > 2.0 * number(step, "exchange_ms"));
+    place.refuses(
+        "plan --gpus 8 --accumulate 12",
+        &["--accumulate, is 12", "expected a multiple of the 8 ranks"],
+    );
+    place.refuses("plan --gpus 8 --optimizer muon --shard state", &["muon", "--shard none"]);
+    place.refuses("plan --gpus 6 --shard grads", &["is 6", "a power of two"]);
+    place.refuses("plan --nodes 2", &["--gpus"]);
+}
+
 #[test]
 fn plan_shows_every_choice_by_category_and_which_fit() {
     let place = Place::new();

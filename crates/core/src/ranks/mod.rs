@@ -3,13 +3,16 @@
 //! ```text
 //! tree.rs    the order in which micro-steps are added, the same for any number of ranks
 //! slices.rs  which elements of the flat pools belong to which rank
+//! cost.rs    how long collectives take, by a model of the links between ranks
 //! ```
 //!
 //! The decisions are in docs/adr/0023-ranks.md.
 
+mod cost;
 mod slices;
 mod tree;
 
+pub use cost::{Links, Traffic};
 pub use slices::{PIECE_ELEMENTS, Slices};
 pub use tree::{Move, Row, SumTree};
 

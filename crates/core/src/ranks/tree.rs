@@ -35,6 +35,18 @@ pub struct Row {
     pub of: Range<usize>,
 }
 
+impl Move {
+    /// The origin of the ops that do it.
+    pub fn origin(self) -> String {
+        match self {
+            Self::Keep(level) => format!("sum.keep.{level}"),
+            Self::Add(level) => format!("sum.add.{level}"),
+            Self::Merge(level) => format!("sum.merge.{level}"),
+            Self::Take(level) => format!("sum.take.{level}"),
+        }
+    }
+}
+
 impl SumTree {
     /// Over so many micro-steps, at least one.
     pub fn new(count: usize) -> Self {

@@ -4,7 +4,7 @@ use super::{Session, io, not_trained};
 use crate::format::checkpoint::CheckpointParts;
 use crate::model::Sums;
 use crate::{Error, Result};
-use ironhorse_core::ranks::{Alone, Move};
+use ironhorse_core::ranks::Alone;
 use ironhorse_core::{
     Communicator, EngineExt, HostMemory, Param, Place, Pool, Program, Scalars, Section, Shape, Slices, Slot,
     SumTree,
@@ -16,8 +16,8 @@ use std::sync::Arc;
 pub(super) struct Ranks {
     pub sums: Option<Sums>,
     pub with: Arc<dyn Communicator>,
-    /// What is added after each micro-step of this rank in the step under way.
-    moves: Vec<Vec<Move>>,
+    /// What runs after each micro-step of this rank in the step under way ([`Sums::after_each`]).
+    after: Vec<Vec<String>>,
     /// Micro-steps made of the step under way.
     made: usize,
 }
@@ -25,7 +25,7 @@ pub(super) struct Ranks {
 impl Ranks {
     pub fn new(sums: Option<Sums>) -> Self {
         let sums = sums.filter(Sums::is_needed);
-        Self { sums, with: Arc::new(Alone), moves: Vec::new(), made: 0 }
+        Self { sums, with: Arc::new(Alone), after: Vec::new(), made: 0 }
     }
 
     /// How state is divided, if it is.
@@ -78,7 +78,7 @@ impl Session {
     pub fn begin_step(&mut self, micro_steps: usize) -> Vec<usize> {
         let tree = SumTree::new(micro_steps);
         let Some(sums) = self.ranks.sums else { return (0..micro_steps).collect() };
-        (self.ranks.moves, self.ranks.made) = (tree.moves(sums.place, sums.shard), 0);
+        (self.ranks.after, self.ranks.made) = (sums.after_each(micro_steps), 0);
         tree.share(sums.place, sums.shard)
     }
 
@@ -94,25 +94,9 @@ impl Session {
 
     /// Adds the micro-step that was just made to the others.
     pub(super) fn add_up(&mut self, scalars: &Scalars) -> Result<()> {
-        self.run_sum("sum.tally", scalars)?;
-        self.run_sum("sum.exchange", scalars)?;
-        let made = self.ranks.made;
-        let moves = self.ranks.moves.get(made).cloned().unwrap_or_default();
-        for step in moves {
-            let origin = match step {
-                Move::Keep(d) => format!("sum.keep.{d}"),
-                Move::Add(d) => format!("sum.add.{d}"),
-                Move::Merge(d) => format!("sum.merge.{d}"),
-                Move::Take(d) => format!("sum.take.{d}"),
-            };
-            self.run_sum(&origin, scalars)?;
-        }
+        let origins = self.ranks.after.get(self.ranks.made).cloned().unwrap_or_default();
         self.ranks.made += 1;
-        if self.ranks.made == self.ranks.moves.len() {
-            self.run_sum("sum.reduce", scalars)?;
-            self.run_sum("sum.scatter", scalars)?;
-        }
-        Ok(())
+        origins.iter().try_for_each(|origin| self.run_sum(origin, scalars))
     }
 
     /// Forward and backward of a micro-step whose results nobody uses: engines that choose algorithms choose them.
@@ -131,7 +115,7 @@ impl Session {
         let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
         let (grads, loss) = (program.flat(Pool::Grads), io(program, "loss")?);
         let first = Slot { shape: Shape::new([grads.numel().min(1)]), ..grads };
-        while self.ranks.made < self.ranks.moves.len() {
+        while self.ranks.made < self.ranks.after.len() {
             self.engine.write_f32(first, &vec![f32::NAN; first.numel()])?;
             self.engine.write_f32(loss, &[f32::NAN])?;
             self.add_up(&Scalars { overwrites: true, ..*scalars })?;

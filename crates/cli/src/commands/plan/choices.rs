@@ -5,7 +5,7 @@ use crate::hardware::human_bytes;
 use anyhow::Result;
 use clap::ValueEnum;
 use ironhorse::core::{DropRate, Layout, Pool};
-use ironhorse::train::model::{Adapted, StepOptions};
+use ironhorse::train::model::{Adapted, StepOptions, Sums};
 use serde::Serialize;
 
 /// What a training step is planned for, whatever is chosen.
@@ -13,6 +13,8 @@ pub struct Asked<'a> {
     pub model: &'a Adapted,
     pub batch: (usize, usize),
     pub accumulate: u32,
+    /// How micro-steps are added up.
+    pub sums: Option<Sums>,
     pub dtype: Dtype,
     pub optimizer: OptimizerArg,
     pub dropout: DropRate,
@@ -73,6 +75,7 @@ impl Asked<'_> {
                         let options = StepOptions {
                             recompute: recompute.into(),
                             dropout: self.dropout,
+                            sums: self.sums,
                             ..StepOptions::default()
                         };
                         let program = self.model.training(self.batch, options, precision)?;

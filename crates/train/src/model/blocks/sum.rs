@@ -5,11 +5,18 @@ use super::Blocks;
 use crate::model::Sums;
 use crate::{Error, Result};
 use ironhorse_core::op::{Access, Accum, Add, AllGather, CopySlot, Exchange, TreeSum};
+use ironhorse_core::ranks::Move;
 use ironhorse_core::{DType, Place, Pool, Section, Shape, Shard, Slices, Slot, SumTree};
 use std::ops::Range;
 
 /// What the numbers of a step that are no gradients are called: loss, parts of it, rewards.
 const TALLY: &str = "tally";
+/// Origins: the tally is gathered, what ranks computed at the same time is added, what they computed in the whole step is, and
+/// the tally goes back to where it came from. Those between follow from [`Move::origin`].
+const GATHER: &str = "sum.tally";
+const EXCHANGE: &str = "sum.exchange";
+const REDUCE: &str = "sum.reduce";
+const SCATTER: &str = "sum.scatter";
 
 /// Some elements of a flat slot.
 pub(super) fn part(slot: Slot, range: &Range<usize>) -> Slot {
@@ -36,11 +43,11 @@ impl Blocks {
         let carried = self.carried(sums, tally);
         if sums.shard == Shard::Grads && !sums.place.is_alone() {
             // what all ranks computed at the same time
-            self.reduce("sum.exchange", sums, sums.place.world, &carried)?;
+            self.reduce(EXCHANGE, sums, sums.place.world, &carried)?;
         }
         self.moves(&carried)?;
         if sums.shard != Shard::Grads && !sums.place.is_alone() {
-            self.reduce("sum.reduce", sums, sums.accumulate as usize, &carried)?;
+            self.reduce(REDUCE, sums, sums.accumulate as usize, &carried)?;
             if sums.shard == Shard::None {
                 let grads = self.b.flat(Pool::Grads);
                 for bucket in sums.slices().buckets(grads.numel()) {
@@ -48,7 +55,7 @@ impl Blocks {
                 }
             }
         }
-        self.b.at("sum.scatter");
+        self.b.at(SCATTER);
         for (slot, held) in small {
             self.b.push(CopySlot { out: slot, inp: part(tally, &held) })?;
         }
@@ -79,7 +86,7 @@ impl Blocks {
     fn tally(&mut self, small: &[(Slot, Range<usize>)]) -> Result<Slot> {
         let numbers = small.last().map_or(0, |(_, held)| held.end);
         let tally = self.b.io(TALLY, [numbers], DType::F32);
-        self.b.at("sum.tally");
+        self.b.at(GATHER);
         for (slot, held) in small {
             self.b.push(CopySlot { out: part(tally, held), inp: *slot })?;
         }
@@ -117,21 +124,21 @@ impl Blocks {
         let levels = carried.first().map_or(0, |carried| carried.levels.len());
         let carried: Vec<&Carried> = carried.iter().filter(|carried| carried.own.numel() > 0).collect();
         for d in 0..levels {
-            self.b.at(format!("sum.keep.{d}"));
+            self.b.at(Move::Keep(d).origin());
             for Carried { own, levels } in &carried {
                 self.b.push(CopySlot { out: levels[d], inp: *own })?;
             }
-            self.b.at(format!("sum.add.{d}"));
+            self.b.at(Move::Add(d).origin());
             for Carried { own, levels } in &carried {
                 self.b.push(Add { out: levels[d], a: levels[d], b: *own })?;
             }
             if d + 1 < levels {
-                self.b.at(format!("sum.merge.{d}"));
+                self.b.at(Move::Merge(d).origin());
                 for Carried { levels, .. } in &carried {
                     self.b.push(Add { out: levels[d], a: levels[d], b: levels[d + 1] })?;
                 }
             }
-            self.b.at(format!("sum.take.{d}"));
+            self.b.at(Move::Take(d).origin());
             for Carried { own, levels } in &carried {
                 self.b.push(Add { out: *own, a: levels[d], b: *own })?;
             }
@@ -193,6 +200,24 @@ impl Sums {
             return Err(Error::input("the number of ranks", world, expected));
         }
         Ok(())
+    }
+
+    /// What runs after each micro-step of this rank in a step of so many: origins of ops of [`Section::Sum`], in order.
+    pub fn after_each(&self, micro_steps: usize) -> Vec<Vec<String>> {
+        let moves = SumTree::new(micro_steps).moves(self.place, self.shard);
+        let last = moves.len().saturating_sub(1);
+        let of = |(made, moves): (usize, Vec<Move>)| {
+            let ends = if made == last { &[REDUCE, SCATTER][..] } else { &[] };
+            let fixed = |origin: &&str| (*origin).to_owned();
+            let begins = [GATHER, EXCHANGE];
+            begins
+                .iter()
+                .map(fixed)
+                .chain(moves.into_iter().map(Move::origin))
+                .chain(ends.iter().map(fixed))
+                .collect()
+        };
+        moves.into_iter().enumerate().map(of).collect()
     }
 
     /// Which elements are whose.
