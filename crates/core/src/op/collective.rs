@@ -96,8 +96,11 @@ op! {
         c.same_float(named!(op: out, inp))?;
         c.numel("inp", &op.inp, SumTree::new(op.micro_steps).rows(op.world).len() * op.out.numel())
     }
-    numerics {
-        Numerics::new(Arithmetic::Addition)
+    numerics(op, _arg) {
+        // Every level of the tree but the last rounds a sum in between.
+        let rows = op.inp.numel() / op.out.numel().max(1);
+        let levels = rows.max(1).next_power_of_two().ilog2();
+        Numerics::new(Arithmetic::Addition).inner_roundings(f64::from(levels.saturating_sub(1)))
     }
     flops(op) { op.inp.numel().saturating_sub(op.out.numel()) as u64 }
 }
