@@ -11,6 +11,7 @@ mod number;
 mod open_model;
 mod out;
 mod progress;
+mod ranks;
 mod signals;
 mod usage;
 
@@ -157,7 +158,7 @@ fn run(command: Command, line: &[OsString]) -> anyhow::Result<Outcome> {
         Command::Data(args) => commands::data::run(&args),
         Command::Eval(args) => commands::eval::run(&args),
         Command::Compare(args) => commands::compare::run(&args),
-        Command::Verify(args) => commands::verify::run(&args),
+        Command::Verify(args) => commands::verify::run(&args, line),
         Command::Bench(args) => commands::bench::run(&args),
         Command::Profile(args) => commands::profile::run(&args),
         Command::Plan(args) => commands::plan::run(&args),

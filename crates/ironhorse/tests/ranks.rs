@@ -197,3 +197,36 @@ fn what_ranks_cannot_share_is_refused() {
     let text = refused(2, Shard::State, Optimizer::Muon);
     assert!(text.contains("use --shard none"), "{text}");
 }
+
+/// What `verify --ranks` compares: the gradients and weights of all slices, in the order of the pool.
+#[test]
+fn gathered_gradients_and_weights_are_those_of_one_rank() {
+    // four pieces, so that every rank of two has some
+    let job = Job::of("n_layer=1,n_head=2,n_embd=128,vocab_size=256,max_seq_len=16");
+    let gathered = |world: usize, shard: Shard| -> [Vec<u32>; 2] {
+        let job = Job { shard, ..job };
+        let all: Vec<Option<[Vec<u32>; 2]>> = std::thread::scope(|scope| {
+            let rank = |ranks: Arc<dyn Communicator>| {
+                scope.spawn(move || {
+                    let mut session = session(job, ranks);
+                    train(job, &mut session, 0..1);
+                    let all = [session.gather_gradients().unwrap(), session.gather_weights().unwrap()];
+                    let bits = |values: Option<Vec<f32>>| -> Option<Vec<u32>> {
+                        Some(values?.iter().map(|value| value.to_bits()).collect())
+                    };
+                    let [gradients, weights] = all.map(bits);
+                    Some([gradients?, weights?])
+                })
+            };
+            let threads: Vec<_> = thread_ranks(world).into_iter().map(rank).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(all[1..].iter().all(Option::is_none), "only rank 0 has them");
+        all[0].clone().unwrap()
+    };
+    let alone = gathered(1, Shard::State);
+    assert!(alone[0].len() > 3 << 16 && alone[0].iter().filter(|&&bits| bits != 0).count() > 1 << 16);
+    for shard in [Shard::None, Shard::State, Shard::Grads] {
+        assert!(gathered(2, shard) == alone, "{shard:?}");
+    }
+}

@@ -1,9 +1,12 @@
 //! `ironhorse verify`
 
+mod ranks;
 mod replay;
 
 use super::workload::{Inputs, session_of};
-use crate::args::{Dtype, EngineArgs, FlagValue, OptimizerArg, RecomputeArg, StateArgs, heading, json_help};
+use crate::args::{
+    Dtype, EngineArgs, FlagValue, OptimizerArg, RecomputeArg, ShardArg, StateArgs, heading, json_help,
+};
 use crate::hardware::check_memory;
 use crate::{Outcome, number, out};
 use anyhow::{Result, bail};
@@ -19,6 +22,7 @@ use ironhorse::train::verify::{
     load_answers, session_spec, verify,
 };
 use serde::Serialize;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -37,6 +41,7 @@ const SEED: u64 = 1;
     ironhorse verify --key answers/gpt2_d12.key.safetensors --json verify.json\n  \
     python -m ironhorse.export moe --model moe-tiny --batch 2 --seq 32 --out answers\n  \
     ironhorse verify --key answers/moe-tiny.key.safetensors\n  \
+    ironhorse verify --key answers/gpt2_d12.key.safetensors --ranks 2 --shard grads\n  \
     ironhorse verify --lockstep --device cuda --dtype bf16 --model d12 --batch 4 --seq 64\n  \
     ironhorse verify --lockstep --device cuda --dtype bf16 --model d12 --batch 2 --seq 512 --documents 100\n  \
     ironhorse verify --replay runs/0001/bad/step-000073\n\n\
@@ -52,6 +57,13 @@ pub struct VerifyArgs {
     /// An answer key. If --model is given too, its weights must equal those of the key
     #[arg(long, help_heading = heading::CHECKS, value_name = "FILE")]
     key: Option<PathBuf>,
+    /// N processes share the rows of the key's batch, each a micro-step; their loss, gradients and updated weights must be those
+    /// of the key. On the CPU, or all on the GPU of --device
+    #[arg(long, help_heading = heading::RANKS, value_name = "N", value_parser = number::count::<usize>, requires = "key", conflicts_with_all = ["lockstep", "replay"])]
+    ranks: Option<usize>,
+    /// What each process of --ranks keeps, as `train --shard` [default: state; none for a key of Muon]
+    #[arg(long, help_heading = heading::RANKS, value_enum, requires = "key")]
+    shard: Option<ShardArg>,
     /// Compare with the CPU engine instead, op by op from the same inputs
     #[arg(long, help_heading = heading::CHECKS)]
     lockstep: bool,
@@ -148,12 +160,19 @@ impl Verified {
     }
 }
 
-pub fn run(args: &VerifyArgs) -> Result<Outcome> {
+pub fn run(args: &VerifyArgs, line: &[OsString]) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
     if let Some(path) = &args.replay {
         return replay::run(path, args);
     }
-    let done = compute(args, args.engine()?)?;
+    if let Some(outcome) = ranks::run(args, line)? {
+        return Ok(outcome);
+    }
+    show(args, &compute(args, args.engine()?)?)
+}
+
+/// Prints what was found.
+fn show(args: &VerifyArgs, done: &Verified) -> Result<Outcome> {
     for warning in &done.warnings {
         out::note(warning);
     }
@@ -181,14 +200,11 @@ pub fn compute(args: &VerifyArgs, engine: Box<dyn Engine>) -> Result<Verified> {
     if args.replay.is_some() {
         bail!("--replay works only on the command line: ironhorse verify --replay FOLDER");
     }
+    if args.ranks.is_some() {
+        bail!("--ranks works only on the command line: ironhorse verify --key FILE --ranks N");
+    }
     let dtype = args.engine.exact_dtype()?;
-    let options = Options {
-        tolerance: Tolerance { tensor: args.tolerance, loss: args.loss_tolerance },
-        steps: args.steps,
-        recompute: args.recompute.into(),
-        precision: args.state_kept.precision(dtype, 1)?,
-        tf32: dtype == Dtype::Tf32,
-    };
+    let options = options(args, dtype, 1)?;
     let how = (engine.name().to_owned(), dtype);
     let mut done = if args.lockstep {
         Verified::new(Found::Cpu(lockstep_report(args, engine, &options)?), how)
@@ -197,6 +213,17 @@ pub fn compute(args: &VerifyArgs, engine: Box<dyn Engine>) -> Result<Verified> {
     };
     done.seconds = begin.elapsed().as_secs_f64();
     Ok(done)
+}
+
+/// What was asked for, of a step of so many micro-steps.
+fn options(args: &VerifyArgs, dtype: Dtype, micro_steps: u32) -> Result<Options> {
+    Ok(Options {
+        tolerance: Tolerance { tensor: args.tolerance, loss: args.loss_tolerance },
+        steps: args.steps,
+        recompute: args.recompute.into(),
+        precision: args.state_kept.precision(dtype, micro_steps)?,
+        tf32: dtype == Dtype::Tf32,
+    })
 }
 
 fn with_answers(

@@ -37,6 +37,39 @@ fn with_header(place: &Place, changes: &[(&str, &str)]) -> String {
     "changed.safetensors".into()
 }
 
+/// Two processes share the rows of the batch; what they compute together is held against the key of one.
+#[test]
+fn ranks_are_verified_with_the_key_of_one() {
+    let place = with_fixtures();
+    for shard in ["none", "state", "grads"] {
+        let done =
+            place.does(&format!("verify --key {KEY} --ranks 2 --shard {shard} --threads 1 --json v.json"));
+        assert!(done.stderr.contains("2 ranks on "), "{}", done.stderr);
+        let text = done.text();
+        for part in ["PASS: 34 tensors agree", "grad.wte.weight", "losses", "after.ln_f.bias"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert_eq!(text.matches("PASS").count(), 1, "one of them prints");
+        assert!(place.json("v.json")["tensors"].as_array().is_some_and(|rows| rows.len() == 34));
+    }
+    // a verdict of rank 0 is that of all
+    let wrong = place.runs(&format!("verify --key {KEY} --ranks 2 --threads 1 --tolerance 0 --steps 0"));
+    assert_eq!(wrong.code, Some(1), "{}", wrong.stderr);
+    assert!(wrong.text().contains("FAIL") && wrong.text().contains("grad."), "{}", wrong.text());
+    for (flags, text) in [
+        (
+            format!("--key {KEY} --ranks 3"),
+            "the rows of the key's batch is 2, expected a multiple of the 3 ranks",
+        ),
+        (format!("--key {KEY} --ranks 1"), "--ranks 1 is one process"),
+        (format!("--key {KEY} --shard none"), "--shard goes with --ranks N"),
+        (format!("--key {KEY} --ranks 2 --lockstep"), "--lockstep"),
+        ("--key none.safetensors --ranks 2".to_owned(), "none.safetensors"),
+    ] {
+        place.refuses(&format!("verify --threads 1 {flags}"), &[text]);
+    }
+}
+
 #[test]
 fn what_agrees_passes() {
     let place = with_fixtures();

@@ -1,13 +1,13 @@
 //! A session that shares a run with those of other ranks: how micro-steps are added up, and state of which each has a part.
 
 use super::{Session, io, not_trained};
-use crate::format::checkpoint::CheckpointParts;
+use crate::format::checkpoint::{CheckpointParts, widen};
 use crate::model::Sums;
 use crate::{Error, Result};
 use ironhorse_core::ranks::Alone;
 use ironhorse_core::{
     Communicator, EngineExt, HostMemory, Param, Place, Pool, Program, Scalars, Section, Shape, Slices, Slot,
-    SumTree,
+    SumTree, join_master,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -166,6 +166,79 @@ impl Session {
             self.gather_pool(slices, slot, target)?;
         }
         Ok(())
+    }
+
+    /// The gradients of the step as the rank that leads has them, in the order of the pool; `None` on the others. All must call
+    /// this, after the last micro-step.
+    pub fn gather_gradients(&mut self) -> Result<Option<Vec<f32>>> {
+        let grads = self.train_program()?.flat(Pool::Grads);
+        let mut values = vec![0.0; grads.numel()];
+        let Some(slices) = self.ranks.slices() else {
+            self.engine.read_f32(grads, &mut values)?;
+            return Ok(self.place().leads().then_some(values));
+        };
+        // every rank has its parts where they are in the whole
+        for part in slices.parts(grads.numel()) {
+            let offset = grads.offset + part.start * grads.dtype.size();
+            let slot = Slot { offset, shape: Shape::new([part.len()]), ..grads };
+            self.engine.read_f32(slot, &mut values[part])?;
+        }
+        let own: Vec<u8> = slices
+            .parts(grads.numel())
+            .into_iter()
+            .flat_map(|part| values[part].iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>())
+            .collect();
+        let (world, leads) = (slices.place.world, slices.place.leads());
+        let send: Vec<&[u8]> = (0..world).map(|to| if to == 0 { &own[..] } else { &[] }).collect();
+        let held =
+            |rank: usize| -> usize { slices.parts_of(grads.numel(), rank).iter().map(Range::len).sum() };
+        let mut arrived: Vec<Vec<u8>> =
+            (0..world).map(|from| vec![0; if leads { 4 * held(from) } else { 0 }]).collect();
+        let mut receive: Vec<&mut [u8]> = arrived.iter_mut().map(Vec::as_mut_slice).collect();
+        self.ranks.with.exchange(&send, &mut receive)?;
+        if !leads {
+            return Ok(None);
+        }
+        for (from, bytes) in arrived.iter().enumerate() {
+            let elements = slices.parts_of(grads.numel(), from).into_iter().flatten();
+            for (at, &cell) in elements.zip(bytes.as_chunks().0) {
+                values[at] = f32::from_le_bytes(cell);
+            }
+        }
+        Ok(Some(values))
+    }
+
+    /// The weights in their most precise copy, as the rank that leads has them; `None` on the others. All must call this.
+    pub fn gather_weights(&mut self) -> Result<Option<Vec<f32>>> {
+        let program = self.train_program()?;
+        let (params, precision) = (program.flat(Pool::Params), program.precision());
+        let (leads, mut values) = (self.place().leads(), vec![0.0; params.numel()]);
+        let Some(slices) = self.ranks.slices().filter(|_| precision.has_master()) else {
+            let table = self.train_program()?.params().to_vec();
+            let mut tensor = Vec::new();
+            for param in &table {
+                self.read_in_pool(Pool::Params, param, &mut tensor)?;
+                values[param.elements()].copy_from_slice(&tensor);
+            }
+            return Ok(leads.then_some(values));
+        };
+        let master = program.flat(Pool::Master);
+        let mut bytes = vec![0; if leads { master.bytes() } else { 0 }];
+        self.gather_pool(slices, master, leads.then_some(&mut bytes[..]))?;
+        if !leads {
+            return Ok(None);
+        }
+        if !precision.has_residual() {
+            widen(master.dtype, &bytes, &mut values);
+            return Ok(Some(values));
+        }
+        let mut weights = vec![0; params.bytes()];
+        self.engine.read_bytes(params, &mut weights)?;
+        let pairs = weights.as_chunks().0.iter().zip(bytes.as_chunks().0);
+        for (value, (&weight, &residual)) in values.iter_mut().zip(pairs) {
+            *value = join_master(u16::from_le_bytes(weight), i16::from_le_bytes(residual));
+        }
+        Ok(Some(values))
     }
 
     /// Gives the parts of a pool to the rank that leads.

@@ -2,30 +2,21 @@
 
 use super::TrainArgs;
 use crate::args::{OptimizerArg, SumArg};
-use crate::hardware::{COMMIT, VERSION};
-use crate::{Outcome, out};
+use crate::{Outcome, out, ranks};
 use anyhow::{Context, Result, bail};
-use ironhorse::Device;
 use ironhorse::core::ranks::Alone;
 use ironhorse::core::{Communicator, EngineExt, Place, Pool, Shard, Slices, Slot};
 use ironhorse::train::model::Sums;
 use ironhorse::train::run::{Control, RunFolder};
 use ironhorse::train::session::Session;
-use ironhorse_ranks::{Environment, Meeting, launch};
+use ironhorse_ranks::Environment;
 use serde_json::Value;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Settings that may differ between ranks: paths of the same data elsewhere, and what no bit depends on.
 const MAY_DIFFER: [&str; 6] = ["data", "val-data", "init", "tokenizer", "threads", "device"];
-/// The shortest time that ranks have to meet.
-const TO_MEET: Duration = Duration::from_secs(60);
-/// How much longer than `--rank-timeout` a rank may take to end after another has failed.
-const TO_END: Duration = Duration::from_secs(10);
-/// How often a rank looks for its launcher.
-const LOOK: Duration = Duration::from_millis(200);
 
 /// The processes that train together, seen by one of them.
 pub struct Party {
@@ -48,19 +39,9 @@ pub fn start(args: &TrainArgs, line: &[OsString], control: &Control) -> Result<O
     if args.resume.is_none() {
         check(args, asked)?; // what a run that is resumed has is known to its ranks
     }
-    let ranks = launch(line.get(1..).unwrap_or_default(), asked).context("cannot start the ranks")?;
     let mut told = 0;
-    let codes = ranks.wait(args.rank.rank_timeout + TO_END, |leader| tell(leader, control, &mut told));
-    let worst = |code: &&i32| **code != 0;
-    let Some(&code) = codes.first().filter(worst).or_else(|| codes.iter().find(worst)) else {
-        return Ok(Some(Outcome::Done));
-    };
-    // a leader that a signal ended could not say what the others have said
-    Ok(Some(match code {
-        1 => Outcome::Failed,
-        3 | 128.. => Outcome::Stopped,
-        _ => Outcome::Refused,
-    }))
+    let each = |leader| tell(leader, control, &mut told);
+    ranks::launch(line, asked, args.rank.rank_timeout, each).map(Some)
 }
 
 /// Passes a request to stop or to save on to rank 0. Ctrl-C reaches all processes of a terminal by itself.
@@ -82,27 +63,6 @@ fn tell(leader: Option<u32>, control: &Control, told: &mut usize) {
 
 #[cfg(not(unix))]
 fn tell(_leader: Option<u32>, _control: &Control, _told: &mut usize) {}
-
-/// Stops this rank, with a checkpoint, when the process that started it is gone; ends it if it cannot stop.
-#[cfg(unix)]
-fn follow_launcher(control: &Control, patience: Duration) {
-    use std::os::unix::process::parent_id;
-    use std::sync::atomic::Ordering;
-    let (stop, launcher) = (control.stop_flag(), parent_id());
-    let follow = move || {
-        while parent_id() == launcher {
-            std::thread::sleep(LOOK);
-        }
-        stop.store(rustix::process::Signal::TERM.as_raw() as usize, Ordering::Relaxed);
-        std::thread::sleep(patience + TO_END);
-        std::process::exit(crate::STOPPED);
-    };
-    // without the thread the rank runs all the same
-    drop(std::thread::Builder::new().name("launcher".into()).spawn(follow));
-}
-
-#[cfg(not(unix))]
-fn follow_launcher(_control: &Control, _patience: Duration) {}
 
 /// Refuses what ranks cannot share.
 fn check(args: &TrainArgs, world: usize) -> Result<()> {
@@ -140,25 +100,9 @@ impl Party {
     /// Meets the other ranks, if a launcher started several.
     pub fn join(args: &TrainArgs, control: &Control) -> Result<Self> {
         let Some(environment) = Environment::read()? else { return Ok(Self::default()) };
-        out::begin_rank(environment.place.rank);
-        if environment.is_own() {
-            follow_launcher(control, args.rank.rank_timeout);
-        }
-        let version = format!("{VERSION} {COMMIT}");
-        let meeting = Meeting {
-            environment: &environment,
-            version: &version,
-            patience: TO_MEET.max(args.rank.rank_timeout),
-            timeout: args.rank.rank_timeout,
-            note: &|text| out::note(text),
-            stop: &|| control.stop_reason().is_some(),
-        };
-        let ranks = meeting.meet()?;
-        let hosts = ranks.hosts();
-        let mut different: Vec<&String> = hosts.iter().collect();
-        different.dedup();
-        out::note(format_args!("{} ranks on {} by {}", hosts.len(), join(&different), environment.by));
-        Ok(Self { ranks: Arc::new(ranks), environment: Some(environment) })
+        let stop = || control.stop_reason().is_some();
+        let ranks = ranks::meet(&environment, args.rank.rank_timeout, &control.stop_flag(), &stop)?;
+        Ok(Self { ranks, environment: Some(environment) })
     }
 
     pub fn place(&self) -> Place {
@@ -218,20 +162,8 @@ impl Party {
     pub fn settle(&self, args: &mut TrainArgs) -> Result<()> {
         let Some(environment) = &self.environment else { return Ok(()) };
         check(args, environment.place.world)?;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let gpus = || ironhorse::cuda::devices().map_or(1, |gpus| gpus.len().max(1));
-        let gpu = match args.engine.device()? {
-            Device::Cuda(_) if args.rank.ranks.is_none() => Some(environment.local_rank % gpus()),
-            _ => None,
-        };
-        args.engine.share = (gpu, (cores / self.local_world()).max(1));
+        args.engine.share = ranks::share(environment, &args.engine, args.rank.ranks.is_some())?;
         Ok(())
-    }
-
-    /// How many ranks share this machine, as far as is known.
-    fn local_world(&self) -> usize {
-        let same = |environment: &Environment| environment.address == "127.0.0.1";
-        if self.environment.as_ref().is_some_and(same) { self.place().world } else { 1 }
     }
 
     /// How micro-steps are added up.
@@ -294,10 +226,4 @@ fn weights(session: &mut Session) -> Result<String> {
         sum = bytes.iter().fold(sum, |sum, &byte| sum.wrapping_mul(0x0100_0000_01b3) ^ u64::from(byte));
     }
     Ok(format!("{sum:016x}"))
-}
-
-fn join(names: &[&String]) -> String {
-    let some: Vec<&str> = names.iter().take(4).map(|name| name.as_str()).collect();
-    let more = if names.len() > some.len() { ", ..." } else { "" };
-    some.join(", ") + more
 }

@@ -1,0 +1,113 @@
+//! Several processes that run one command together: how they start, meet and share a machine.
+
+use crate::args::EngineArgs;
+use crate::hardware::{COMMIT, VERSION};
+use crate::{Outcome, out};
+use anyhow::{Context, Result};
+use ironhorse::Device;
+use ironhorse_ranks::{Environment, Meeting, TcpRanks};
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// The shortest time that ranks have to meet.
+const TO_MEET: Duration = Duration::from_secs(60);
+/// How much longer than the time limit a rank may take to end after another has failed.
+const TO_END: Duration = Duration::from_secs(10);
+/// How often a rank looks for its launcher.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Starts this command line `world` times and waits; `each` is called now and then, with the process of rank 0.
+pub fn launch(
+    line: &[OsString],
+    world: usize,
+    timeout: Duration,
+    each: impl FnMut(Option<u32>),
+) -> Result<Outcome> {
+    let arguments = line.get(1..).unwrap_or_default();
+    let ranks = ironhorse_ranks::launch(arguments, world).context("cannot start the ranks")?;
+    let codes = ranks.wait(timeout + TO_END, each);
+    let worst = |code: &&i32| **code != 0;
+    let Some(&code) = codes.first().filter(worst).or_else(|| codes.iter().find(worst)) else {
+        return Ok(Outcome::Done);
+    };
+    // a leader that a signal ended could not say what the others have said
+    Ok(match code {
+        1 => Outcome::Failed,
+        3 | 128.. => Outcome::Stopped,
+        _ => Outcome::Refused,
+    })
+}
+
+/// Meets the other ranks, unless it is asked to `stop`; from here on only rank 0 prints. The flag is set when the launcher is
+/// gone.
+pub fn meet(
+    environment: &Environment,
+    timeout: Duration,
+    flag: &Arc<AtomicUsize>,
+    stop: &dyn Fn() -> bool,
+) -> Result<Arc<TcpRanks>> {
+    out::begin_rank(environment.place.rank);
+    if environment.is_own() {
+        follow_launcher(flag.clone(), timeout);
+    }
+    let version = format!("{VERSION} {COMMIT}");
+    let meeting = Meeting {
+        environment,
+        version: &version,
+        patience: TO_MEET.max(timeout),
+        timeout,
+        note: &|text| out::note(text),
+        stop,
+    };
+    let ranks = meeting.meet()?;
+    let hosts = ranks.hosts();
+    let mut different: Vec<&String> = hosts.iter().collect();
+    different.dedup();
+    out::note(format_args!("{} ranks on {} by {}", hosts.len(), join(&different), environment.by));
+    Ok(Arc::new(ranks))
+}
+
+/// What a rank has of its machine: the GPU of its number, unless all are to share one, and its share of the cores.
+pub fn share(
+    environment: &Environment,
+    engine: &EngineArgs,
+    same_gpu: bool,
+) -> Result<(Option<usize>, usize)> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let gpus = || ironhorse::cuda::devices().map_or(1, |gpus| gpus.len().max(1));
+    let gpu = match engine.device()? {
+        Device::Cuda(_) if !same_gpu => Some(environment.local_rank % gpus()),
+        _ => None,
+    };
+    // how many share this machine, as far as is known
+    let here = if environment.address == "127.0.0.1" { environment.place.world } else { 1 };
+    Ok((gpu, (cores / here).max(1)))
+}
+
+/// Stops this rank, with a checkpoint where it makes some, when the process that started it is gone; ends it if it cannot stop.
+#[cfg(unix)]
+fn follow_launcher(stop: Arc<AtomicUsize>, patience: Duration) {
+    use std::os::unix::process::parent_id;
+    let launcher = parent_id();
+    let follow = move || {
+        while parent_id() == launcher {
+            std::thread::sleep(LOOK);
+        }
+        stop.store(rustix::process::Signal::TERM.as_raw() as usize, Ordering::Relaxed);
+        std::thread::sleep(patience + TO_END);
+        std::process::exit(crate::STOPPED);
+    };
+    // without the thread the rank runs all the same
+    drop(std::thread::Builder::new().name("launcher".into()).spawn(follow));
+}
+
+#[cfg(not(unix))]
+fn follow_launcher(_stop: Arc<AtomicUsize>, _patience: Duration) {}
+
+fn join(names: &[&String]) -> String {
+    let some: Vec<&str> = names.iter().take(4).map(|name| name.as_str()).collect();
+    let more = if names.len() > some.len() { ", ..." } else { "" };
+    some.join(", ") + more
+}
