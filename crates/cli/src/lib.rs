@@ -163,7 +163,7 @@ fn run(command: Command, line: &[OsString]) -> anyhow::Result<Outcome> {
         Command::Profile(args) => commands::profile::run(&args),
         Command::Plan(args) => commands::plan::run(&args),
         Command::Convert(args) => commands::convert::run(&args),
-        Command::Doctor(args) => commands::doctor::run(&args),
+        Command::Doctor(args) => commands::doctor::run(&args, line),
         Command::Selftest(args) => commands::selftest::run(&args),
         Command::ResumeCheck(args) => commands::resume_check::run(&args),
     }

@@ -1,5 +1,7 @@
 //! What `doctor` shows: each library with its version and place, and what will be used.
 
+pub use crate::device::Peer;
+
 use crate::ffi::library::{self, Kind, Open};
 use crate::ffi::nccl::version_text;
 use crate::{Attention, DeviceInfo, Result};
@@ -22,6 +24,11 @@ pub fn libraries() -> Vec<LibraryReport> {
         .into_iter()
         .map(|kind| LibraryReport { name: kind.name, purpose: kind.purpose, found: look(kind) })
         .collect()
+}
+
+/// How the GPUs of this machine reach each other.
+pub fn peers() -> Result<Vec<Peer>> {
+    crate::device::peers()
 }
 
 fn look(kind: Kind) -> Result<(String, String)> {

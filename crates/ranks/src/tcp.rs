@@ -7,7 +7,7 @@ use crate::wire::{self, Kind};
 use ironhorse_core::{Communicator, Error, Place, Result};
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -114,6 +114,14 @@ impl TcpRanks {
             .iter()
             .map(|link| link.as_ref().map_or(here.clone(), |link| link.host.clone()))
             .collect()
+    }
+}
+
+impl TcpRanks {
+    /// The addresses of the connection to each rank, here and there; `None` for this rank itself.
+    pub fn addresses(&self) -> Vec<Option<[SocketAddr; 2]>> {
+        let of = |link: &Link| Some([link.handle.local_addr().ok()?, link.handle.peer_addr().ok()?]);
+        self.shared.links.iter().map(|link| link.as_ref().and_then(of)).collect()
     }
 }
 

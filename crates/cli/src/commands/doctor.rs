@@ -1,6 +1,8 @@
 //! `ironhorse doctor`
 
-use crate::args::json_help;
+mod ranks;
+
+use crate::args::{heading, json_help};
 use crate::hardware::{MadeBy, human_bytes};
 use crate::{Outcome, number, out};
 use anyhow::Result;
@@ -9,17 +11,27 @@ use ironhorse::Device;
 use ironhorse::cpu::{CpuEngine, Limits};
 use ironhorse::cuda;
 use serde::Serialize;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Shows devices, versions, measured limits, and what will be used and why
 #[derive(Args)]
-#[command(after_help = "Examples:\n  ironhorse doctor\n  ironhorse doctor --json doctor.json")]
+#[command(after_help = "Examples:\n  ironhorse doctor\n  ironhorse doctor --json doctor.json\n  \
+                        ironhorse doctor --ranks 4\n  \
+                        torchrun --no-python --nproc-per-node 8 ironhorse doctor --ranks --device cuda")]
 pub struct DoctorArgs {
     /// Threads to measure with; 0 means one for each core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = number::threads)]
     threads: usize,
     #[arg(long, help = json_help!("the results"), value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Check several processes instead: who they are, how they reach each other, and how fast. With N they are started here;
+    /// without, by a launcher such as torchrun or srun
+    #[arg(long, help_heading = heading::RANKS, value_name = "N", num_args = 0..=1, value_parser = number::count::<usize>)]
+    ranks: Option<Option<usize>>,
+    /// With --ranks: where they compute: auto, cpu, cuda (the GPU of their number) or cuda:N
+    #[arg(long, help_heading = heading::RANKS, default_value = "auto", value_name = "DEVICE", requires = "ranks")]
+    device: String,
 }
 
 #[derive(Serialize)]
@@ -118,8 +130,11 @@ fn print_libraries(report: &Report) -> Result<()> {
     Ok(())
 }
 
-pub fn run(args: &DoctorArgs) -> Result<Outcome> {
+pub fn run(args: &DoctorArgs, line: &[OsString]) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
+    if let Some(asked) = args.ranks {
+        return ranks::run(args, asked, line);
+    }
     let engine = CpuEngine::new(args.threads);
     let limits = Limits::measure(args.threads);
     let mut report = Report {

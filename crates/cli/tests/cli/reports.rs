@@ -292,6 +292,33 @@ fn plan_shows_what_muon_saves() {
     assert_eq!(second - less, 4 * 2 * 12 * 32 * 32);
 }
 
+/// Two processes reach each other, time an exchange and check its sums.
+#[test]
+fn doctor_checks_ranks() {
+    let place = Place::new();
+    let done = place.does("doctor --ranks 2 --threads 1 --device cpu --json d.json");
+    let text = done.text();
+    for part in [
+        "2 ranks by ironhorse --ranks",
+        "each reaches each",
+        "interface ",
+        "connection of rank 1: 127.0.0.1:",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let report = place.json("d.json");
+    assert_eq!(report["world"], 2);
+    for rank in report["ranks"].as_array().unwrap() {
+        assert_fields(rank, &["rank", "host", "device", "version", "interfaces", "latency_us", "exchange"]);
+        let exchange = &rank["exchange"];
+        assert_eq!((&exchange["bytes"], &exchange["right"]), (&Value::from(64 << 20), &Value::from(true)));
+        assert!(exchange["least_ms"].as_f64().unwrap() > 0.0 && exchange["gb_per_s"].as_f64().unwrap() > 0.0);
+    }
+    place.refuses("doctor --ranks", &["--ranks N starts N here"]);
+    place.refuses("doctor --ranks 1", &["expected 2 or more"]);
+    place.refuses("doctor --device cpu", &["--ranks"]);
+}
+
 #[test]
 fn doctor_says_what_will_be_used() {
     let place = Place::new();

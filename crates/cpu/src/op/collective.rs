@@ -26,7 +26,10 @@ fn check(ctx: &Ctx<'_>, place: Place) -> Result<()> {
 }
 
 fn bytes(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    let mut bytes = vec![0; size_of_val(values)];
+    let cells = bytes.as_chunks_mut().0.iter_mut().zip(values);
+    cells.for_each(|(cell, value)| *cell = value.to_le_bytes());
+    bytes
 }
 
 fn store(out: &mut [f32], bytes: &[u8]) {

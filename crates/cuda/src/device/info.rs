@@ -2,7 +2,9 @@
 
 use crate::ffi::driver::Driver;
 use crate::{Error, Result};
-use cudarc::driver::sys::{CUdevice, CUdevice_attribute_enum as Attribute};
+use cudarc::driver::sys::{
+    CUdevice, CUdevice_P2PAttribute_enum as P2p, CUdevice_attribute_enum as Attribute,
+};
 use std::ffi::CStr;
 
 /// The properties of a GPU.
@@ -43,6 +45,43 @@ const LEAST_COMPUTE: (u32, u32) = (8, 0);
 pub(super) fn list() -> Result<Vec<DeviceInfo>> {
     let driver = start()?;
     (0..count(&driver)?).map(|index| describe(&driver, index).map(|(info, _)| info)).collect()
+}
+
+/// How a GPU reaches another of the same machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// From this one.
+    pub from: usize,
+    /// To this one.
+    pub to: usize,
+    /// Whether it reads and writes the memory of the other without the host.
+    pub access: bool,
+    /// Whether its atomic operations reach there, too: over NVLink they do, over PCIe they do not.
+    pub atomics: bool,
+}
+
+/// How every GPU reaches every other.
+pub(crate) fn peers() -> Result<Vec<Peer>> {
+    let driver = start()?;
+    let devices: Vec<(usize, CUdevice)> = (0..count(&driver)?)
+        .map(|index| describe(&driver, index).map(|(_, raw)| (index, raw)))
+        .collect::<Result<_>>()?;
+    let asked = |which: P2p, from: CUdevice, to: CUdevice| -> Result<bool> {
+        let mut value = 0;
+        // SAFETY: the driver writes the value; both handles are the driver's.
+        let status = unsafe { (driver.cuDeviceGetP2PAttribute)(&mut value, which as u32, from, to) };
+        driver.check("cuDeviceGetP2PAttribute", status)?;
+        Ok(value != 0)
+    };
+    let mut peers = Vec::new();
+    for &(from, a) in &devices {
+        for &(to, b) in devices.iter().filter(|(to, _)| *to != from) {
+            let access = asked(P2p::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, a, b)?;
+            let atomics = asked(P2p::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, a, b)?;
+            peers.push(Peer { from, to, access, atomics });
+        }
+    }
+    Ok(peers)
 }
 
 /// A GPU by index, if it exists and is new enough.

@@ -12,7 +12,8 @@ mod modules;
 mod stream;
 mod tensor_map;
 
-pub use info::DeviceInfo;
+pub(crate) use info::peers;
+pub use info::{DeviceInfo, Peer};
 pub(crate) use memory::{Buffer, Pinned};
 pub(crate) use modules::Function;
 pub use stream::Stream;

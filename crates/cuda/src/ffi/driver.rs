@@ -19,6 +19,7 @@ functions! {
     fn cuDeviceGet(*mut CUdevice, c_int) -> u32;
     fn cuDeviceGetName(*mut c_char, c_int, CUdevice) -> u32;
     fn cuDeviceGetAttribute(*mut c_int, u32, CUdevice) -> u32;
+    fn cuDeviceGetP2PAttribute(*mut c_int, u32, CUdevice, CUdevice) -> u32;
     fn cuDeviceTotalMem_v2(*mut usize, CUdevice) -> u32;
     fn cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice) -> u32;
     fn cuCtxGetCurrent(*mut CUcontext) -> u32;
