@@ -4,10 +4,10 @@
 //! otherwise wait for ever, and the calls that wait fail with the rank's name.
 
 use crate::device::Stream;
-use crate::ffi::nccl::{BYTES, NcclLibrary, UniqueId, version_text};
+use crate::ffi::nccl::{BFLOAT16, BYTES, FLOAT32, NcclLibrary, SUM, UniqueId, version_text};
 use crate::launch::LibraryCall;
 use crate::{Error, Result};
-use ironhorse_core::{Communicator, Place};
+use ironhorse_core::{Communicator, DType, Place};
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -123,6 +123,36 @@ pub(crate) enum Transfer {
         bytes: usize,
         from: usize,
     },
+    /// The sum of what all ranks have, in an order that NCCL chooses, to rank `to`, or to all.
+    Reduce {
+        at: u64,
+        out: u64,
+        elements: usize,
+        /// What NCCL calls their type.
+        number: i32,
+        to: Option<usize>,
+    },
+}
+
+impl Transfer {
+    /// Whether there is nothing to move.
+    pub fn is_empty(&self) -> bool {
+        match *self {
+            Self::Send { bytes, .. } | Self::Receive { bytes, .. } | Self::Broadcast { bytes, .. } => {
+                bytes == 0
+            }
+            Self::Reduce { elements, .. } => elements == 0,
+        }
+    }
+}
+
+/// What NCCL calls the element type of a sum.
+pub(crate) fn number_type(dtype: DType) -> Result<i32> {
+    match dtype {
+        DType::F32 => Ok(FLOAT32),
+        DType::BF16 => Ok(BFLOAT16),
+        other => Err(Error::Unsupported(format!("NCCL adds no {}; leave --fast out", other.name()))),
+    }
 }
 
 /// Messages that go at the same time.
@@ -156,6 +186,21 @@ impl LibraryCall for Transfers {
                         let status =
                             (library.ncclBroadcast)(inp, out, bytes, BYTES, from as i32, comm, stream.raw);
                         ("ncclBroadcast", status)
+                    }
+                    Transfer::Reduce { at, out, elements, number, to } => {
+                        let (inp, out) = (at as *const c_void, out as *mut c_void);
+                        match to {
+                            Some(to) => (
+                                "ncclReduce",
+                                (library.ncclReduce)(
+                                    inp, out, elements, number, SUM, to as i32, comm, stream.raw,
+                                ),
+                            ),
+                            None => (
+                                "ncclAllReduce",
+                                (library.ncclAllReduce)(inp, out, elements, number, SUM, comm, stream.raw),
+                            ),
+                        }
                     }
                 }
             };

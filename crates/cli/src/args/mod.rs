@@ -84,7 +84,8 @@ pub struct EngineArgs {
 #[command(next_help_heading = heading::DEVICE)]
 #[serde(rename_all = "kebab-case")]
 pub struct CudaArgs {
-    /// GPU: allow results whose last bits differ from run to run, where that is faster
+    /// GPU: allow results whose last bits differ from run to run, where that is faster; with several GPUs NCCL adds gradients, so bits
+    /// also depend on how many there are
     #[arg(long)]
     pub fast: bool,
     /// GPU: which attention kernels to use

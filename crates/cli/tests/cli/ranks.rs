@@ -20,6 +20,7 @@ fn any_world_is_the_same_run() {
         let run = format!("of-{ranks}-{shard}");
         let done = place.does(&format!("train {TINY} --steps 6 --ranks {ranks} --shard {shard} --out {run}"));
         assert!(done.stderr.contains(&format!("{ranks} ranks on ")), "{}", done.stderr);
+        assert!(!done.stderr.contains("--fast"), "{}", done.stderr);
         assert_equal(&place.path("one"), &place.path(&run), 6);
         for rank in 0..ranks {
             let log = std::fs::read_to_string(place.path(&format!("{run}/ranks/rank-{rank}.log"))).unwrap();
@@ -28,6 +29,8 @@ fn any_world_is_the_same_run() {
         // one of them prints
         assert_eq!(done.stderr.matches("validation loss").count(), 3, "{}", done.stderr);
     }
+    let done = place.does(&format!("train {TINY} --val-batches 0 --steps 1 --ranks 2 --fast --out fast"));
+    assert!(done.stderr.contains("--fast changes nothing on CPU ranks"), "{}", done.stderr);
 }
 
 #[test]

@@ -15,6 +15,8 @@ pub struct Links {
     pub outside: f64,
     /// How much of these rates large messages reach.
     pub reached: f64,
+    /// Whether the library adds on the way (`--fast`): what leaves a machine is then the sum of its ranks.
+    pub adds: bool,
     /// Seconds until a collective has begun.
     pub call: f64,
     /// Seconds that a message inside a machine adds, however small.
@@ -45,6 +47,7 @@ impl Links {
             inside: 450e9,
             outside: 50e9,
             reached: 0.8,
+            adds: false,
             call: 20e-6,
             message_inside: 1e-6,
             message_outside: 3e-6,
@@ -54,6 +57,12 @@ impl Links {
     /// What an op of this rank sends and receives; `None` for an op without others.
     pub fn traffic(&self, op: &Op) -> Option<Traffic> {
         match op {
+            // a library adds one node of each rank
+            Op::Exchange(op) if !op.place.is_alone() && self.adds && op.rows() == op.place.world => {
+                let bytes = op.inp.map_or(0, |inp| inp.bytes());
+                let twice = if op.divided { 1 } else { 2 };
+                Some(self.gather(op.place, twice * bytes))
+            }
             Op::Exchange(op) if !op.place.is_alone() => Some(self.exchange(op)),
             Op::AllGather(AllGather { data, place }) if !place.is_alone() => {
                 Some(self.gather(*place, data.bytes()))
@@ -166,6 +175,12 @@ mod tests {
         assert_eq!((found.messages_inside, found.messages_outside), (7, 8));
         let ring = links.traffic(&AllGather { data: slot(1, BUCKET), place }.into()).unwrap();
         assert_eq!(ring.outside, bytes / 2.0 / 8.0);
+        let fast = Links { adds: true, ..links };
+        assert_eq!(
+            fast.traffic(&exchange(place)),
+            Some(ring),
+            "a reduce-scatter is a gather the other way round"
+        );
     }
 
     #[test]

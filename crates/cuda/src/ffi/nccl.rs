@@ -24,11 +24,19 @@ functions! {
     fn ncclGroupEnd() -> i32;
     fn ncclSend(*const c_void, usize, i32, i32, *mut c_void, CUstream) -> i32;
     fn ncclRecv(*mut c_void, usize, i32, i32, *mut c_void, CUstream) -> i32;
+    fn ncclReduce(*const c_void, *mut c_void, usize, i32, i32, i32, *mut c_void, CUstream) -> i32;
+    fn ncclAllReduce(*const c_void, *mut c_void, usize, i32, i32, *mut c_void, CUstream) -> i32;
     fn ncclBroadcast(*const c_void, *mut c_void, usize, i32, i32, *mut c_void, CUstream) -> i32;
 }
 
 /// `ncclInt8`: bytes are moved as they are.
 pub const BYTES: i32 = 0;
+/// `ncclFloat32`
+pub const FLOAT32: i32 = 7;
+/// `ncclBfloat16`
+pub const BFLOAT16: i32 = 9;
+/// `ncclSum`
+pub const SUM: i32 = 0;
 /// `ncclInvalidUsage`
 const INVALID_USAGE: i32 = 5;
 /// The oldest version with what is called here.

@@ -31,6 +31,9 @@ pub struct ClusterArgs {
     /// Bytes a second and direction of each GPU's network card
     #[arg(long, value_name = "SIZE", default_value = "50GB", value_parser = number::bytes, requires = "gpus")]
     network: u64,
+    /// Let NCCL add gradients, as `train --fast`: less between machines, but other last bits for other numbers of GPUs
+    #[arg(long, requires = "gpus")]
+    fast: bool,
     /// Milliseconds of forward and backward of a micro-step, as measured [default: the least by the limits of the device]
     #[arg(long, value_name = "MS", value_parser = number::above_0::<f64>, requires = "gpus")]
     micro_step: Option<f64>,
@@ -151,7 +154,12 @@ impl ClusterArgs {
         let most = (0..world).rev().max_by_key(held).unwrap_or(0);
         let least = (0..world).min_by_key(held).unwrap_or(0);
         let program = work.program(Some(sums(most)))?;
-        let links = Links { inside: self.nvlink as f64, outside: self.network as f64, ..Links::h200(gpus) };
+        let links = Links {
+            inside: self.nvlink as f64,
+            outside: self.network as f64,
+            adds: self.fast,
+            ..Links::h200(gpus)
+        };
         let each = work.accumulate / world as u32;
         let clock = Clock { limits: work.limits.unwrap_or(H200), links, micro_step: self.micro_step };
         let step = clock.predict(work, &program, sums(most), world)?;

@@ -4,6 +4,7 @@ use super::TrainArgs;
 use crate::args::{OptimizerArg, SumArg};
 use crate::{Outcome, out, ranks};
 use anyhow::{Context, Result, bail};
+use ironhorse::Device;
 use ironhorse::core::ranks::Alone;
 use ironhorse::core::{Communicator, EngineExt, Place, Pool, Shard, Slices, Slot};
 use ironhorse::train::model::Sums;
@@ -162,6 +163,9 @@ impl Party {
     pub fn settle(&self, args: &mut TrainArgs) -> Result<()> {
         let Some(environment) = &self.environment else { return Ok(()) };
         check(args, environment.place.world)?;
+        if args.engine.cuda.fast && args.engine.device()? == Device::Cpu {
+            out::note("--fast changes nothing on CPU ranks: sums keep their order");
+        }
         args.engine.share = ranks::share(environment, &args.engine, args.rank.ranks.is_some())?;
         Ok(())
     }
