@@ -26,7 +26,8 @@ The last line is `N passed, N failed`.
 
 Examples:
   cargo xtask torture --times 1000
-  cargo xtask torture --times 24 -- --device cuda --dtype bf16";
+  cargo xtask torture --times 24 -- --device cuda --dtype bf16
+  cargo xtask torture --times 100 -- --ranks 4    one of up to four ranks is killed; other numbers of them go on";
 
 /// The command that does the work.
 pub fn command(binary: &Path, times: u64, seed: u64, flags: &[String]) -> Command {

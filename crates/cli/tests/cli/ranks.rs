@@ -277,3 +277,11 @@ fn what_cannot_be_shared_is_refused() {
         assert!(!place.path("run").exists());
     }
 }
+
+/// Ranks killed at random moments, resumed by other numbers of them; `cargo xtask torture --times 100 -- --ranks 4` is the long form.
+#[test]
+fn killed_at_random_the_run_goes_on_with_another_world() {
+    let place = Place::new();
+    let done = place.does("resume-check --torture 2 --ranks 2 --steps 12");
+    assert!(done.stdout.contains("2 passed, 0 failed"), "{}", done.stdout);
+}

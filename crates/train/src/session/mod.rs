@@ -343,10 +343,11 @@ impl Session {
     /// How the tokens of the last step spread over the experts, layer by layer; waits for the step. Empty without experts.
     pub fn routing(&mut self) -> Result<Vec<LayerRouting>> {
         let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
-        let mut layers = Vec::new();
+        let (mut layers, added) = (Vec::new(), self.ranks.added() as f32);
         while let Some(slot) = program.io(&format!("layers.{}.load", layers.len())) {
             let mut load = vec![0.0; slot.numel()];
             self.engine.read_f32(slot, &mut load)?;
+            load.iter_mut().for_each(|share: &mut f32| *share /= added);
             let l = layers.len();
             let entropy = self.engine.read_scalar(io(program, &format!("layers.{l}.entropy"))?)?;
             let aux = self.engine.read_scalar(io(program, &format!("layers.{l}.aux"))?)?;

@@ -20,12 +20,19 @@ pub(super) struct Ranks {
     after: Vec<Vec<String>>,
     /// Micro-steps made of the step under way.
     made: usize,
+    /// Micro-steps of the step under way, of all ranks together.
+    micro_steps: usize,
 }
 
 impl Ranks {
     pub fn new(sums: Option<Sums>) -> Self {
         let sums = sums.filter(Sums::is_needed);
-        Self { sums, with: Arc::new(Alone), after: Vec::new(), made: 0 }
+        Self { sums, with: Arc::new(Alone), after: Vec::new(), made: 0, micro_steps: 1 }
+    }
+
+    /// Of how many micro-steps a number that is added up over them is the sum.
+    pub fn added(&self) -> usize {
+        if self.sums.is_some() { self.micro_steps } else { 1 }
     }
 
     /// How state is divided, if it is.
@@ -79,6 +86,7 @@ impl Session {
         let tree = SumTree::new(micro_steps);
         let Some(sums) = self.ranks.sums else { return (0..micro_steps).collect() };
         (self.ranks.after, self.ranks.made) = (sums.after_each(micro_steps), 0);
+        self.ranks.micro_steps = micro_steps;
         tree.share(sums.place, sums.shard)
     }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// How a layer's tokens spread over its experts in a step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LayerRouting {
-    /// The share of the tokens that each expert got in the last micro-step; they sum to K.
+    /// The share of the tokens that each expert got; they sum to K. The mean over the micro-steps, with `--sum chain` the last.
     pub load: Vec<f32>,
     /// Mean entropy of the router's choice in nats: ln E where it is undecided, 0 where it is sure.
     #[serde(deserialize_with = "null_is_nan")]

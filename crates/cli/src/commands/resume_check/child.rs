@@ -52,7 +52,19 @@ pub enum Waited {
     Ended(ExitStatus),
 }
 
-/// A training run, made by one process after the other.
+/// How many ranks make a part of a run, and the flag that says so.
+#[derive(Clone, Copy, Debug)]
+pub struct World {
+    pub flag: &'static str,
+    pub ranks: usize,
+}
+
+impl World {
+    /// One process that starts no others.
+    pub const ALONE: Self = Self { flag: "--ranks", ranks: 1 };
+}
+
+/// A training run, made by one process after the other, or by several ranks at a time.
 pub struct Run {
     config: PathBuf,
     pub folder: PathBuf,
@@ -83,8 +95,8 @@ impl Run {
         }
     }
 
-    /// Starts a process; `cache` is its kernel cache in place of the user's.
-    pub fn start(&self, start: Start, cache: Option<&Path>) -> Result<Process> {
+    /// Starts a process, which starts the ranks if there are several; `cache` is its kernel cache in place of the user's.
+    pub fn start(&self, start: Start, world: World, cache: Option<&Path>) -> Result<Process> {
         let mut command = own_command()?;
         command.arg("train");
         match start {
@@ -96,6 +108,9 @@ impl Run {
         if start == Start::Again {
             command.arg("--overwrite");
         }
+        if world.ranks > 1 {
+            command.arg(world.flag).arg(world.ranks.to_string());
+        }
         if let Some(cache) = cache {
             command.env(CACHE, cache);
         }
@@ -104,12 +119,13 @@ impl Run {
         let log = open().and_then(|log| Ok((log.try_clone()?, log)));
         let (out, err) = log.with_context(|| format!("{}: cannot create", printed.display()))?;
         let child = command.stdin(Stdio::null()).stdout(out).stderr(err).spawn();
-        Ok(Process(child.with_context(|| format!("cannot start {}", command.get_program().display()))?))
+        let child = child.with_context(|| format!("cannot start {}", command.get_program().display()))?;
+        Ok(Process { child, ranks: world.ranks })
     }
 
     /// Starts a process and waits for its end; an error unless it succeeds.
-    pub fn complete(&self, start: Start, cache: Option<&Path>) -> Result<()> {
-        self.check(self.start(start, cache)?.wait()?)
+    pub fn complete(&self, start: Start, world: World, cache: Option<&Path>) -> Result<()> {
+        self.check(self.start(start, world, cache)?.wait()?)
     }
 
     /// An error, with the last lines that the process printed, unless it succeeded.
@@ -151,12 +167,16 @@ impl Run {
 }
 
 /// A process of a run; killed when it is dropped before its end.
-pub struct Process(Child);
+pub struct Process {
+    child: Child,
+    /// How many ranks it starts; 1 if it trains itself.
+    ranks: usize,
+}
 
 impl Process {
     /// Waits until it ends.
     pub fn wait(mut self) -> Result<ExitStatus> {
-        self.0.wait().context("cannot wait for a training process")
+        self.child.wait().context("cannot wait for a training process")
     }
 
     /// Waits for a moment of the run, or for its end.
@@ -165,7 +185,7 @@ impl Process {
             if came() {
                 return Ok(Waited::Came);
             }
-            if let Some(status) = self.0.try_wait().context("cannot wait for a training process")? {
+            if let Some(status) = self.child.try_wait().context("cannot wait for a training process")? {
                 return Ok(Waited::Ended(status));
             }
             std::thread::sleep(LOOK);
@@ -177,23 +197,53 @@ impl Process {
         self.wait_for(|| Instant::now() >= moment)
     }
 
-    /// Kills it, as SIGKILL does: it has no chance to save. `None` if it had ended by itself.
-    pub fn kill(mut self) -> Result<Option<ExitStatus>> {
-        let ended = self.0.try_wait().context("cannot wait for a training process")?;
+    /// Kills it, as SIGKILL does: it has no chance to save. Of several ranks one is killed, that of this number or, where there are
+    /// fewer, of the rest of a division, and the others end by themselves. `None` if it had not ended before.
+    pub fn kill(mut self, rank: u64) -> Result<Option<ExitStatus>> {
+        let ended = self.child.try_wait().context("cannot wait for a training process")?;
         if ended.is_some() {
             return Ok(ended);
         }
-        self.0.kill().context("cannot kill a training process")?;
-        let status = self.0.wait().context("cannot wait for a training process")?;
+        if self.ranks > 1 {
+            let rank = (rank % self.ranks as u64) as usize;
+            return self.kill_rank(rank);
+        }
+        self.child.kill().context("cannot kill a training process")?;
+        let status = self.child.wait().context("cannot wait for a training process")?;
         // it may have ended between the check and the kill
         Ok(status.code().map(|_| status))
+    }
+
+    /// Kills one of the ranks as soon as all are started, and waits for the end of the others.
+    #[cfg(target_os = "linux")]
+    fn kill_rank(mut self, rank: usize) -> Result<Option<ExitStatus>> {
+        use rustix::process::{Pid, Signal, kill_process};
+        let (world, started) = (self.ranks, format!("/proc/{0}/task/{0}/children", self.child.id()));
+        let ranks = || -> Vec<i32> {
+            let text = fs::read_to_string(&started).unwrap_or_default();
+            text.split_whitespace().filter_map(|id| id.parse().ok()).collect()
+        };
+        if let Waited::Ended(status) = self.wait_for(|| ranks().len() == world)? {
+            return Ok(Some(status));
+        }
+        if let Some(pid) = ranks().get(rank).copied().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::KILL); // it may just have ended
+        }
+        let status = self.wait()?;
+        Ok(Some(status).filter(|status| status.code() != Some(crate::STOPPED)))
+    }
+
+    /// This system does not say which processes one has started.
+    #[cfg(not(target_os = "linux"))]
+    fn kill_rank(self, _rank: usize) -> Result<Option<ExitStatus>> {
+        bail!("one of several ranks can be killed on Linux only; leave --ranks out")
     }
 
     /// Asks it to stop, as `kill` does. It has not been waited for, so no other process can have its id.
     #[cfg(unix)]
     pub fn terminate(&self) -> Result<()> {
         use rustix::process::{Pid, Signal, kill_process};
-        let pid = i32::try_from(self.0.id())
+        let pid = i32::try_from(self.child.id())
             .ok()
             .and_then(Pid::from_raw)
             .context("the id of a training process is out of range")?;
@@ -210,9 +260,9 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         // it has ended already, except after an error
-        if let Ok(None) = self.0.try_wait() {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
+        if let Ok(None) = self.child.try_wait() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
         }
     }
 }

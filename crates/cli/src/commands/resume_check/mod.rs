@@ -9,7 +9,7 @@ mod child;
 mod compare;
 mod torture;
 
-use self::child::{Run, Start, Waited};
+use self::child::{Run, Start, Waited, World};
 use self::compare::{Difference, compare};
 use super::train::TrainArgs;
 use crate::hardware::{MadeBy, human_bytes};
@@ -33,10 +33,13 @@ const TRIES: u32 = 5;
     after_help = "Examples:\n  ironhorse resume-check\n  \
     ironhorse resume-check --model d12 --device cuda --batch 8 --seq 1024 --json resume.json\n  \
     ironhorse resume-check --config runs/0001/config.toml --steps 40\n  \
-    ironhorse resume-check --torture 100 --torture-seed 7\n\n\
+    ironhorse resume-check --torture 100 --torture-seed 7\n  \
+    ironhorse resume-check --torture 100 --ranks 4 --accumulate 4\n\n\
     Takes the flags of `ironhorse train`. The run is made three times, each by processes of its own: without interruption; stopped by\n\
     SIGTERM and resumed; killed by SIGKILL several times and resumed from its newest checkpoint each time. Resumed processes start\n\
-    with an empty kernel cache. All bytes of the last checkpoints and of the samples must be equal, and all metrics but times.\n\n\
+    with an empty kernel cache. All bytes of the last checkpoints and of the samples must be equal, and all metrics but times.\n\
+    With --ranks or --gpus one of the ranks is killed, and the run resumed by as many, by half as many, ... to one; the\n\
+    uninterrupted run is made by one process.\n\n\
     Exit code: 0 equal, 1 different, 2 could not run."
 )]
 pub struct ResumeCheckArgs {
@@ -119,6 +122,14 @@ fn settle(mut args: TrainArgs) -> TrainArgs {
     args
 }
 
+/// The worlds that make the parts of a run in turn: as many ranks as the flags say, and every smaller number that divides it.
+fn worlds(args: &TrainArgs) -> Vec<World> {
+    let flag = if args.rank.gpus.is_some() { "--gpus" } else { "--ranks" };
+    let most = args.rank.gpus.or(args.rank.ranks).unwrap_or(1);
+    let divides = |ranks: &usize| most.is_multiple_of(*ranks);
+    (1..=most).rev().filter(divides).map(|ranks| World { flag, ranks }).collect()
+}
+
 /// Writes the settings to a file that the processes are given.
 fn write_config(args: &TrainArgs, path: &Path) -> Result<()> {
     let text = toml::to_string_pretty(args).context("the settings are not TOML")?;
@@ -179,9 +190,10 @@ fn check(args: &TrainArgs, place: &Path) -> Result<bool> {
         settings.save_every
     ));
     let reference = Run::new(&config, &place.join("uninterrupted"));
-    reference.complete(Start::New, None)?;
+    reference.complete(Start::New, World::ALONE, None)?;
 
-    let work = Work { place, config: &config, reference: &reference, settings: &settings };
+    let worlds = worlds(args);
+    let work = Work { place, config: &config, reference: &reference, settings: &settings, worlds: &worlds };
     let mut runs = Vec::new();
     if cfg!(unix) {
         out::note("2/3 stopped by SIGTERM and resumed");
@@ -215,6 +227,7 @@ struct Work<'a> {
     config: &'a Path,
     reference: &'a Run,
     settings: &'a TrainArgs,
+    worlds: &'a [World],
 }
 
 impl Work<'_> {
@@ -242,7 +255,8 @@ impl Work<'_> {
             let moment = at_steps.last().map_or(moment, |&last| moment.max(last + 1));
             let start = if at_steps.is_empty() { Start::New } else { Start::Resume };
             let cache = run.empty_cache(at_steps.len() as u64);
-            let mut process = run.start(start, (start == Start::Resume).then_some(cache.as_path()))?;
+            let world = self.worlds[at_steps.len() % self.worlds.len()];
+            let mut process = run.start(start, world, (start == Start::Resume).then_some(cache.as_path()))?;
             // a kill before the first checkpoint would leave nothing to resume from
             let came = || run.logged() >= Some(moment) && run.next_start() == Start::Resume;
             let came_or_stops = || if by == "SIGTERM" { run.logged() >= Some(moment) } else { came() };
@@ -254,14 +268,15 @@ impl Work<'_> {
                     process.terminate()?;
                     Some(process.wait()?).filter(|status| status.code() != Some(3))
                 }
-                _ => process.kill()?,
+                _ => process.kill(at_steps.len() as u64)?,
             };
             match ended {
                 None => at_steps.extend(run.logged()),
                 Some(status) => return run.check(status).map(|()| None),
             }
         }
-        run.complete(Start::Resume, Some(&run.empty_cache(at_steps.len() as u64)))?;
+        let world = self.worlds[at_steps.len() % self.worlds.len()];
+        run.complete(Start::Resume, world, Some(&run.empty_cache(at_steps.len() as u64)))?;
         Ok(Some(at_steps))
     }
 }

@@ -1,8 +1,8 @@
 //! Kills training runs at random moments, during saves on purpose too, lets them finish and compares.
 
-use super::child::{Process, Run, Start, Waited};
+use super::child::{Process, Run, Start, Waited, World};
 use super::compare::{Difference, compare};
-use super::{STEPS, TrainArgs, settle, write_config};
+use super::{STEPS, TrainArgs, settle, worlds, write_config};
 use crate::out;
 use crate::progress::LINE_EVERY;
 use anyhow::{Context, Result};
@@ -25,6 +25,7 @@ struct Kind {
     name: &'static str,
     settings: TrainArgs,
     config: PathBuf,
+    worlds: Vec<World>,
     reference: Option<Reference>,
 }
 
@@ -139,18 +140,20 @@ fn kinds(args: &TrainArgs, place: &Path) -> Result<Vec<Kind>> {
             settings.seq.get_or_insert(16);
             settings.val_batches = settings.val_batches.min(4);
         }
-        settings.accumulate = accumulate.unwrap_or(settings.accumulate);
+        let (worlds, given) = (worlds(args), settings.accumulate);
+        let most = worlds.first().map_or(1, |world| world.ranks) as u32;
+        settings.accumulate = accumulate.map_or(given, |times| (times * most).max(given));
         let config = place.join(format!("{name}.toml"));
         let settings = settle(settings);
         write_config(&settings, &config)?;
-        Ok(Kind { name, settings, config, reference: None })
+        Ok(Kind { name, settings, config, worlds, reference: None })
     };
     if args.model != super::super::train::BUILTIN || args.init.is_some() {
         return Ok(vec![make("run", None, None)?]);
     }
     Ok(vec![
-        make("dense", Some(DENSE), None)?,
-        make("experts", Some(EXPERTS), None)?,
+        make("dense", Some(DENSE), Some(1))?,
+        make("experts", Some(EXPERTS), Some(1))?,
         make("accumulated", Some(DENSE), Some(2))?,
     ])
 }
@@ -163,7 +166,7 @@ impl Kind {
         }
         let run = Run::new(&self.config, &place.join(format!("{}-uninterrupted", self.name)));
         let began = Instant::now();
-        let mut process = run.start(Start::New, None)?;
+        let mut process = run.start(Start::New, World::ALONE, None)?;
         let (mut since, mut save) = (None, Duration::ZERO);
         let ended = process.wait_for(|| {
             match (run.hidden().is_empty(), since) {
@@ -207,7 +210,8 @@ impl Round<'_> {
                 self.run.check(status)?;
                 break;
             }
-            match process.kill()? {
+            let victim = self.rng.below(u64::from(u32::MAX));
+            match process.kill(victim)? {
                 None => {
                     self.tally.kills += 1;
                     let saving = self.run.hidden().iter().any(|name| !before.contains(name));
@@ -230,7 +234,9 @@ impl Round<'_> {
         self.tally.restarts += u64::from(start == Start::Again);
         let empty = start == Start::Resume && self.number.is_multiple_of(EMPTY_CACHE);
         let cache = self.run.empty_cache(number);
-        self.run.start(start, empty.then_some(cache.as_path()))
+        let worlds = &self.kind.worlds;
+        let world = worlds[self.rng.below(worlds.len() as u64) as usize];
+        self.run.start(start, world, empty.then_some(cache.as_path()))
     }
 
     /// Waits for the moment to kill: in every second round while a checkpoint is being written, else at any time or

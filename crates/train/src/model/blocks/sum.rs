@@ -4,7 +4,7 @@
 use super::Blocks;
 use crate::model::Sums;
 use crate::{Error, Result};
-use ironhorse_core::op::{Access, Accum, Add, AllGather, CopySlot, Exchange, TreeSum};
+use ironhorse_core::op::{Access, Accum, Add, AllGather, CopySlot, Exchange, Op, TreeSum};
 use ironhorse_core::ranks::Move;
 use ironhorse_core::{DType, Place, Pool, Section, Shape, Shard, Slices, Slot, SumTree};
 use std::ops::Range;
@@ -69,8 +69,13 @@ impl Blocks {
         let args = self.b.nodes().iter().flat_map(|node| node.op.args());
         let accumulated =
             args.filter(|arg| arg.slot.pool == Pool::Io && summed(arg.access)).map(|arg| arg.slot);
-        // what is only last made of what is accumulated
-        for slot in accumulated.chain(self.b.find_io("loss")).filter(|slot| slot.dtype == DType::F32) {
+        let loads = self.b.nodes().iter().filter_map(|node| match node.op {
+            Op::RouterLoad(op) => Some(op.load),
+            _ => None,
+        });
+        // the loss is only last made of what is accumulated
+        let all = accumulated.chain(loads).chain(self.b.find_io("loss"));
+        for slot in all.filter(|slot| slot.dtype == DType::F32) {
             if !slots.contains(&slot) {
                 slots.push(slot);
             }
