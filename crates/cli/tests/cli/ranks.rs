@@ -283,5 +283,5 @@ fn what_cannot_be_shared_is_refused() {
 fn killed_at_random_the_run_goes_on_with_another_world() {
     let place = Place::new();
     let done = place.does("resume-check --torture 2 --ranks 2 --steps 12");
-    assert!(done.stdout.contains("2 passed, 0 failed"), "{}", done.stdout);
+    assert!(done.text().contains("2 passed, 0 failed"), "{}", done.text());
 }
