@@ -15,6 +15,10 @@ use std::time::Duration;
 const TO_MEET: Duration = Duration::from_secs(60);
 /// How much longer than the time limit a rank may take to end after another has failed.
 const TO_END: Duration = Duration::from_secs(10);
+/// The code of a process that a signal ended is this and the signal.
+const BY_SIGNAL: i32 = 128;
+/// How long a rank without its launcher has to stop, with a last save that may be large.
+const TO_STOP: Duration = Duration::from_secs(1800);
 /// How often a rank looks for its launcher.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -28,14 +32,16 @@ pub fn launch(
     let arguments = line.get(1..).unwrap_or_default();
     let ranks = ironhorse_ranks::launch(arguments, world).context("cannot start the ranks")?;
     let codes = ranks.wait(timeout + TO_END, each);
+    if codes.iter().any(|&code| code >= BY_SIGNAL) {
+        return Ok(Outcome::Stopped); // whatever the others said of the one that was ended
+    }
     let worst = |code: &&i32| **code != 0;
     let Some(&code) = codes.first().filter(worst).or_else(|| codes.iter().find(worst)) else {
         return Ok(Outcome::Done);
     };
-    // a leader that a signal ended could not say what the others have said
     Ok(match code {
         1 => Outcome::Failed,
-        3 | 128.. => Outcome::Stopped,
+        crate::STOPPED => Outcome::Stopped,
         _ => Outcome::Refused,
     })
 }
@@ -96,7 +102,7 @@ fn follow_launcher(stop: Arc<AtomicUsize>, patience: Duration) {
             std::thread::sleep(LOOK);
         }
         stop.store(rustix::process::Signal::TERM.as_raw() as usize, Ordering::Relaxed);
-        std::thread::sleep(patience + TO_END);
+        std::thread::sleep(patience + TO_STOP);
         std::process::exit(crate::STOPPED);
     };
     // without the thread the rank runs all the same

@@ -231,7 +231,12 @@ fn launchers_start_ranks() {
 
 #[test]
 fn ranks_that_do_not_do_the_same_are_refused_before_the_first_step() {
-    for (other, what) in [("--lr 0.5", "lr"), ("--seed 9", "seed"), ("--data other.bin", "the data")] {
+    for (other, what) in [
+        ("--lr 0.5", "lr"),
+        ("--seed 9", "seed"),
+        ("--data other.bin", "the data"),
+        ("--val-data other.bin", "the validation data"),
+    ] {
         let place = Place::new();
         let write = |name: &str, first: u16| {
             let tokens: Vec<u16> = (0..600).map(|i| (first + i * 7) % 250).collect();
@@ -244,7 +249,8 @@ fn ranks_that_do_not_do_the_same_are_refused_before_the_first_step() {
         write("other.bin", 3);
         let port = free_port();
         let line = |more: &str| {
-            let data = if more.contains("--data") { "" } else { "--data same.bin" };
+            let kept = ["--data", "--val-data"].into_iter().filter(|flag| !more.starts_with(flag));
+            let data: String = kept.map(|flag| format!("{flag} same.bin ")).collect();
             format!("train {TINY} --steps 3 --out run {data} {more}")
         };
         let leader = Running::spawn(&place, as_rank(&place, &line(""), &torchrun(0, port)));
@@ -276,6 +282,15 @@ fn what_cannot_be_shared_is_refused() {
         assert!(done.stderr.contains(text), "{}", done.stderr);
         assert!(!place.path("run").exists());
     }
+}
+
+#[test]
+fn a_launcher_and_a_flag_that_disagree_are_refused() {
+    let place = Place::new();
+    let line = format!("train {TINY} --steps 3 --out run --ranks 4");
+    let done = Running::spawn(&place, as_rank(&place, &line, &torchrun(0, free_port()))).end();
+    assert_eq!(done.code, Some(2), "{}", done.stderr);
+    assert!(done.stderr.contains("torchrun has started 2 processes"), "{}", done.stderr);
 }
 
 /// Ranks killed at random moments, resumed by other numbers of them; `cargo xtask torture --times 100 -- --ranks 4` is the long form.

@@ -83,11 +83,18 @@ impl Session {
 
     /// Begins a step of so many micro-steps, of all ranks together. Gives the numbers of those that this rank makes.
     pub fn begin_step(&mut self, micro_steps: usize) -> Vec<usize> {
-        let tree = SumTree::new(micro_steps);
-        let Some(sums) = self.ranks.sums else { return (0..micro_steps).collect() };
+        let Some(sums) = self.ranks.sums else { return self.share_of(micro_steps) };
         (self.ranks.after, self.ranks.made) = (sums.after_each(micro_steps), 0);
         self.ranks.micro_steps = micro_steps;
-        tree.share(sums.place, sums.shard)
+        self.share_of(micro_steps)
+    }
+
+    /// The numbers of the micro-steps that this rank makes of so many.
+    pub fn share_of(&self, micro_steps: usize) -> Vec<usize> {
+        match self.ranks.sums {
+            Some(sums) => SumTree::new(micro_steps).share(sums.place, sums.shard),
+            None => (0..micro_steps).collect(),
+        }
     }
 
     /// Runs the ops of the section of sums that have this origin.

@@ -44,6 +44,7 @@ use crate::signals::Handlers;
 use crate::{Outcome, number, out};
 use anyhow::{Context, Result, bail};
 use ironhorse::core::Engine;
+use ironhorse::train::data::SourceFacts;
 use ironhorse::train::format::checkpoint::TrainerState;
 use ironhorse::train::format::hf::TextTokens;
 use ironhorse::train::format::tokenizer::KeptTokenizer;
@@ -212,7 +213,7 @@ struct Prepared {
     session: Session,
     data: run::TrainData,
     /// What the data are: of training and of validation.
-    facts: (Vec<ironhorse::train::data::SourceFacts>, Vec<ironhorse::train::data::SourceFacts>),
+    facts: (Vec<SourceFacts>, Vec<SourceFacts>),
     /// What `config.json` of the weights of the start says of texts.
     model: TextTokens,
 }
@@ -267,8 +268,10 @@ impl Prepared {
 
     /// Makes sure that all processes do the same, before the first step.
     fn agree(&mut self, args: &TrainArgs, party: &Party) -> Result<()> {
-        let data = format!("{:?}", self.data.train.state());
-        party.agree(args, &data, &mut self.session)
+        let sums = |facts: &[SourceFacts]| facts.iter().map(|file| file.sha256.clone()).collect::<Vec<_>>();
+        let data = format!("{:?} {:?}", self.data.train.state(), sums(&self.facts.0));
+        let val = format!("{:?}", sums(&self.facts.1));
+        party.agree(args, [&data, &val], &mut self.session)
     }
 
     /// Measures what the weights of the start give the pairs of preferences, and says so; does nothing without pairs.

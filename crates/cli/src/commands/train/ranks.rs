@@ -13,6 +13,7 @@ use ironhorse::train::session::Session;
 use ironhorse_ranks::Environment;
 use serde_json::Value;
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -34,7 +35,17 @@ impl Default for Party {
 /// Starts the ranks that were asked for, and waits for them; `None` if this process is to train itself.
 pub fn start(args: &TrainArgs, line: &[OsString], control: &Control) -> Result<Option<Outcome>> {
     let asked = args.rank.gpus.or(args.rank.ranks).unwrap_or(1);
-    if asked == 1 || Environment::read()?.is_some() {
+    if let Some(environment) = Environment::read()? {
+        let Environment { place, by, .. } = &environment;
+        if asked != place.world && asked > 1 {
+            bail!(
+                "--gpus or --ranks is {asked}, but {by} has started {} processes: leave the flag out under a launcher",
+                place.world
+            );
+        }
+        return Ok(None);
+    }
+    if asked == 1 {
         return Ok(None);
     }
     if args.resume.is_none() {
@@ -45,7 +56,7 @@ pub fn start(args: &TrainArgs, line: &[OsString], control: &Control) -> Result<O
     ranks::launch(line, asked, args.rank.rank_timeout, each).map(Some)
 }
 
-/// Passes a request to stop or to save on to rank 0. Ctrl-C reaches all processes of a terminal by itself.
+/// Passes a request to stop or to save on to rank 0. At a terminal Ctrl-C reaches all processes by itself.
 #[cfg(unix)]
 fn tell(leader: Option<u32>, control: &Control, told: &mut usize) {
     use rustix::process::{Pid, Signal, kill_process};
@@ -53,7 +64,7 @@ fn tell(leader: Option<u32>, control: &Control, told: &mut usize) {
     let asked = control.stop_flag().load(std::sync::atomic::Ordering::Relaxed);
     if asked != *told {
         *told = asked;
-        if asked != Signal::INT.as_raw() as usize {
+        if asked != Signal::INT.as_raw() as usize || !std::io::stdin().is_terminal() {
             let _ = kill_process(pid, Signal::TERM);
         }
     }
@@ -185,7 +196,7 @@ impl Party {
     }
 
     /// Refuses ranks with other settings, data or weights than the leader's.
-    pub fn agree(&self, args: &TrainArgs, data: &str, session: &mut Session) -> Result<()> {
+    pub fn agree(&self, args: &TrainArgs, [data, val]: [&str; 2], session: &mut Session) -> Result<()> {
         if self.place().is_alone() {
             return Ok(());
         }
@@ -193,6 +204,7 @@ impl Party {
         if let Value::Object(settings) = &mut settings {
             MAY_DIFFER.iter().for_each(|key| drop(settings.remove(*key)));
             settings.insert("the data".into(), data.into());
+            settings.insert("the validation data".into(), val.into());
             settings.insert("the weights to start from".into(), weights(session)?.into());
             let steps = args.steps.unwrap_or(0);
             settings.insert("steps".into(), steps.into());
@@ -216,18 +228,28 @@ impl Party {
     }
 }
 
-/// What tells the weights of a session from others: a checksum over the beginning of each bucket.
+/// What tells the weights of a session from others: a checksum over all of them, the frozen ones of a base too.
 fn weights(session: &mut Session) -> Result<String> {
-    const SAMPLE: usize = 1 << 20;
-    let flat = session.train_program()?.flat(Pool::Params);
+    let program = session.train_program()?;
+    let trained = program.flat(Pool::Params);
+    let frozen: Vec<Slot> = program.frozen().iter().map(|(_, slot)| *slot).collect();
     let mut sum = 0_u64;
-    for bucket in Slices::new(Place::ALONE).buckets(flat.numel()) {
-        let count = bucket.len().min(SAMPLE);
-        let offset = flat.offset + bucket.start * flat.dtype.size();
-        let slot = Slot { offset, shape: [count].into(), ..flat };
-        let mut bytes = vec![0; slot.bytes()];
-        session.engine().read_bytes(slot, &mut bytes)?;
-        sum = bytes.iter().fold(sum, |sum, &byte| sum.wrapping_mul(0x0100_0000_01b3) ^ u64::from(byte));
+    for slot in [trained].into_iter().chain(frozen) {
+        for bucket in Slices::new(Place::ALONE).buckets(slot.numel()) {
+            let offset = slot.offset + bucket.start * slot.dtype.size();
+            let part = Slot { offset, shape: [bucket.len()].into(), ..slot };
+            let mut bytes = vec![0; part.bytes()];
+            session.engine().read_bytes(part, &mut bytes)?;
+            sum = checksum(sum, &bytes);
+        }
     }
     Ok(format!("{sum:016x}"))
+}
+
+/// Goes on with a checksum, eight bytes at a time.
+fn checksum(sum: u64, bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks();
+    let step = |sum: u64, word: u64| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    let sum = words.iter().fold(sum, |sum, word| step(sum, u64::from_le_bytes(*word)));
+    rest.iter().fold(sum, |sum, byte| step(sum, u64::from(*byte)))
 }

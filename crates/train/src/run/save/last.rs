@@ -27,18 +27,7 @@ impl Saver {
             return Ok(place);
         }
         if !session.place().is_alone() {
-            let (began, log) = (Instant::now(), folder.log_handle());
-            let mut written = None;
-            self.write_together(session, &self.plan, |plan, memory| {
-                let read = |pool, index, bytes: &mut Vec<u8>| plan.tensor(memory, pool, index, bytes);
-                written = Some(plan.write(state, log, read)?);
-                Ok(())
-            })?;
-            self.last_step = Some(state.step);
-            if let Some(written) = written {
-                self.written(state.step, &written, began, folder, observer);
-            }
-            return Ok(place);
+            return self.save_last_together(session, state, folder, observer);
         }
         let mut attempt = |saver: &mut Self, observer: &mut dyn Observer| -> Result<()> {
             let began = Instant::now();

@@ -162,6 +162,9 @@ impl Saver {
 
     /// Begins to make the snapshot's memory, which can take seconds, unless there is too little for it.
     pub(super) fn prepare(&mut self, session: &mut Session, observer: &mut dyn Observer) {
+        if !session.place().leads() {
+            return; // the leader copies for all
+        }
         if session.engine().memory().free.is_none() {
             return; // the engine works in host memory: how much of it is left shows once the first steps are made
         }

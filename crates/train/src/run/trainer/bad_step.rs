@@ -82,7 +82,7 @@ impl Trainer<'_> {
     pub(super) fn search_own(&mut self, step: u64) -> Option<(u32, String)> {
         let tokens = &self.batches[(step % 2) as usize];
         let scalars = tokens.scalars(self.job.settings, step);
-        self.job.session.begin_step(tokens.count()).into_iter().find_map(|number| {
+        self.job.session.share_of(tokens.count()).into_iter().find_map(|number| {
             let (micro_step, batch) = (number as u32, tokens.micro_step(number));
             let scalars = Scalars { micro_step, ..scalars };
             let found = first_non_finite(self.job.session, batch, &scalars).ok().flatten()?;
@@ -196,8 +196,11 @@ impl Trainer<'_> {
     ) -> Result<PathBuf> {
         let run = self.job.folder.path().to_owned();
         let folder = black_box::folder_of(&run, step);
-        if self.together.leads() {
-            std::fs::create_dir_all(&folder).map_err(|source| Error::io(&folder, "create", source))?;
+        let made = if self.together.leads() { std::fs::create_dir_all(&folder) } else { Ok(()) };
+        let of_leader = self.together.share(&made.is_ok())?;
+        made.map_err(|source| Error::io(&folder, "create", source))?;
+        if of_leader.contains(&false) {
+            return Ok(folder); // the leader says why
         }
         let first = step - u64::from(self.bad_in_a_row).min(step);
         let weights = black_box::weights_of(&black_box::folder_of(&run, first));

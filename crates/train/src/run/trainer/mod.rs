@@ -251,9 +251,12 @@ impl<'a> Trainer<'a> {
         if let Some(previous) = in_flight.take()
             && let Some(bad) = self.land(previous, true)?
         {
-            if let Ok(started) = started {
+            match started {
                 // nothing of it was applied; it is made again
-                let _ = self.job.session.finish_update(started.pending);
+                Ok(started) => drop(self.job.session.finish_update(started.pending)),
+                // the others wait for a step that is not made
+                Err(error) if !self.together.place().is_alone() => return Err(error),
+                Err(_) => {}
             }
             return Ok(self.skip(bad)?.unwrap_or(step));
         }
@@ -305,7 +308,11 @@ impl<'a> Trainer<'a> {
         (metrics.lr, metrics.tokens) = (scalars.lr, Some(tokens.real()));
         let pending = self.job.session.start_update(&scalars)?;
         if pending.is_ready() || step.is_multiple_of(ROUTING_EVERY) {
-            metrics.router = self.job.session.routing()?;
+            metrics.router = match self.job.session.routing() {
+                // what is wrong on one rank shows in the loss, by which all of them judge the step
+                Err(_) if !self.together.place().is_alone() => Vec::new(),
+                read => read?,
+            };
         }
         let position = self.fetched.map_or(self.position, |(_, position)| position);
         Ok(InFlight { metrics, scalars, position, pending })
