@@ -15,6 +15,9 @@ pub struct Local {
 
 /// The code of a process that a signal ended, as shells have it: 128 and the signal.
 const BY_SIGNAL: i32 = 128;
+/// How long ranks have to notice by themselves that a signal has ended one. Those that have not met yet cannot, and are asked to
+/// stop.
+const TO_NOTICE: Duration = Duration::from_secs(2);
 /// How often to look whether one has ended.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -65,7 +68,7 @@ impl Local {
     /// Waits for all; `each` is called now and then, with the process of rank 0 while it runs. Ranks that do not end within `grace`
     /// after one has failed are killed. Gives the exit codes.
     pub fn wait(mut self, grace: Duration, mut each: impl FnMut(Option<u32>)) -> Vec<i32> {
-        let mut until = None;
+        let (mut until, mut lost, mut asked) = (None, None, false);
         loop {
             for (child, ended) in self.ranks.iter_mut().filter(|(_, ended)| ended.is_none()) {
                 match child.try_wait() {
@@ -78,6 +81,13 @@ impl Local {
             if codes.len() == self.ranks.len() {
                 return codes;
             }
+            if !asked
+                && codes.iter().any(|code| *code >= BY_SIGNAL)
+                && Instant::now() > *lost.get_or_insert_with(|| Instant::now() + TO_NOTICE)
+            {
+                self.ask_to_stop();
+                asked = true;
+            }
             if codes.iter().any(|code| *code != 0)
                 && Instant::now() > *until.get_or_insert_with(|| Instant::now() + grace)
             {
@@ -86,6 +96,17 @@ impl Local {
             let leader = self.ranks.first().filter(|(_, ended)| ended.is_none()).map(|(child, _)| child.id());
             each(leader);
             std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Asks those that run to stop.
+    fn ask_to_stop(&self) {
+        #[cfg(unix)]
+        for (child, _) in self.ranks.iter().filter(|(_, ended)| ended.is_none()) {
+            use rustix::process::{Pid, Signal, kill_process};
+            if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+                let _ = kill_process(pid, Signal::TERM);
+            }
         }
     }
 
