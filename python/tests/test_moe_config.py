@@ -155,9 +155,11 @@ def test_a_hugging_face_config_that_does_not_say(config: MoEConfig):
         del table[key]
     found = from_hf_dict(table, "x")
     assert (found.max_seq_len, found.vocab_size) == (131072 if config.n_experts else 2048, 32000)  # as transformers
-    # of two tables the second is meant, even if it leaves the base to what is said outside
-    two = {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 7.0}, "rope_scaling": {"type": "default"}}
-    assert from_hf_dict(table | two, "x").rope_base == 5.0
+    # one of two tables may leave the base to the other, or to what is said outside; places that disagree are refused
+    two = {"rope_theta": 7.0, "rope_parameters": {"rope_theta": 7.0}, "rope_scaling": {"type": "default"}}
+    assert from_hf_dict(table | two, "x").rope_base == 7.0
+    with pytest.raises(ConfigError, match="rope_parameters.rope_theta is 7.0, expected 5.0, as rope_theta says"):
+        from_hf_dict(table | two | {"rope_theta": 5.0}, "x")
     del table["model_type"]
     with pytest.raises(ConfigError, match="x: model_type is missing, expected"):
         from_hf_dict(table, "x")

@@ -68,11 +68,11 @@ done
 [[ $budget =~ ^[0-9]*$ ]] || refuse "--budget is '$budget', expected seconds"
 wanted=${only:-$stages}
 [[ $quick && ! $only ]] && wanted=$quick_stages
-# The default is GPT-2 on the engine; Rust tests, ops, mixtures of experts, runs, data, f32 and families need a call each with --only.
-[[ $only ]] || wanted=${wanted/ rust python ops moe runs data f32 families families_bench table compare/}
+# The default is GPT-2 on the engine; Rust tests, ops, mixtures of experts, runs, ranks, data, f32 and families need a call each with --only.
+[[ $only ]] || wanted=${wanted/ rust python ops moe runs ranks data f32 families families_bench table compare/}
 [[ $chosen ]] || chosen=$grid
 [[ $quick && $chosen == "$grid" ]] && chosen=d12-b64
-budget=${budget:-$([[ $quick ]] && echo 175 || { [[ $only =~ ops|moe|runs|families|table|compare ]] && echo 540 || echo 470; })}
+budget=${budget:-$([[ $quick ]] && echo 175 || { [[ $only =~ ops|moe|runs|ranks|families|table|compare ]] && echo 540 || echo 470; })}
 
 ironhorse=${IRONHORSE_BIN:-$here/ironhorse}
 python=${PYTHON:-python3}
