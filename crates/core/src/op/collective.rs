@@ -97,11 +97,12 @@ op! {
         c.numel("inp", &op.inp, SumTree::new(op.micro_steps).rows(op.world).len() * op.out.numel())
     }
     numerics(op, _arg) {
-        // Every level of the tree but the last rounds a sum in between, which later terms may cancel.
+        // Every level of the tree rounds its sums once, all but the last in between.
         let rows = op.inp.numel() / op.out.numel().max(1);
-        let between = rows.max(1).next_power_of_two().ilog2().saturating_sub(1);
-        let arithmetic = if between == 0 { Arithmetic::Addition } else { Arithmetic::Elementwise(2e-6) };
-        Numerics::new(arithmetic).inner_roundings(f64::from(between))
+        let between = f64::from(rows.max(1).next_power_of_two().ilog2().saturating_sub(1));
+        let error = (between + 1.0) * Arithmetic::Addition.error();
+        let arithmetic = if between == 0.0 { Arithmetic::Addition } else { Arithmetic::Elementwise(error) };
+        Numerics::new(arithmetic).inner_roundings(between)
     }
     flops(op) { op.inp.numel().saturating_sub(op.out.numel()) as u64 }
 }

@@ -340,22 +340,6 @@ impl Session {
         Ok(self.engine.write_f32(io(program, "halt")?, &[0.0])?)
     }
 
-    /// How the tokens of the last step spread over the experts, layer by layer; waits for the step. Empty without experts.
-    pub fn routing(&mut self) -> Result<Vec<LayerRouting>> {
-        let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
-        let (mut layers, added) = (Vec::new(), self.ranks.added() as f32);
-        while let Some(slot) = program.io(&format!("layers.{}.load", layers.len())) {
-            let mut load = vec![0.0; slot.numel()];
-            self.engine.read_f32(slot, &mut load)?;
-            load.iter_mut().for_each(|share: &mut f32| *share /= added);
-            let l = layers.len();
-            let entropy = self.engine.read_scalar(io(program, &format!("layers.{l}.entropy"))?)?;
-            let aux = self.engine.read_scalar(io(program, &format!("layers.{l}.aux"))?)?;
-            layers.push(LayerRouting { load, entropy, aux });
-        }
-        Ok(layers)
-    }
-
     /// The mean loss of the targets of a batch that count.
     pub fn evaluate(&mut self, x: &[i32], y: &[i32]) -> Result<f32> {
         self.evaluate_batch(Batch::plain(x, y))

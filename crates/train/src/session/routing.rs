@@ -1,5 +1,8 @@
 //! How tokens spread over the experts of a layer.
 
+use super::{Session, io, not_trained};
+use crate::Result;
+use ironhorse_core::EngineExt;
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// How a layer's tokens spread over its experts in a step.
@@ -15,7 +18,25 @@ pub struct LayerRouting {
     pub aux: f32,
 }
 
+impl Session {
+    /// How the tokens of the last step spread over the experts, layer by layer; waits for the step. Empty without experts.
+    pub fn routing(&mut self) -> Result<Vec<LayerRouting>> {
+        let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
+        let (mut layers, added) = (Vec::new(), self.ranks.added() as f32);
+        while let Some(slot) = program.io(&format!("layers.{}.load", layers.len())) {
+            let mut load = vec![0.0; slot.numel()];
+            self.engine.read_f32(slot, &mut load)?;
+            load.iter_mut().for_each(|share: &mut f32| *share /= added);
+            let l = layers.len();
+            let entropy = self.engine.read_scalar(io(program, &format!("layers.{l}.entropy"))?)?;
+            let aux = self.engine.read_scalar(io(program, &format!("layers.{l}.aux"))?)?;
+            layers.push(LayerRouting { load, entropy, aux });
+        }
+        Ok(layers)
+    }
+}
+
 /// JSON has no NaN and no infinity: they are written as `null`, and read back as NaN.
-pub(crate) fn null_is_nan<'de, D: Deserializer<'de>>(input: D) -> Result<f32, D::Error> {
+pub(crate) fn null_is_nan<'de, D: Deserializer<'de>>(input: D) -> std::result::Result<f32, D::Error> {
     Ok(Option::<f32>::deserialize(input)?.unwrap_or(f32::NAN))
 }
