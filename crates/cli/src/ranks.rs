@@ -67,7 +67,10 @@ pub fn meet(
         note: &|text| out::note(text),
         stop,
     };
-    let ranks = meeting.meet()?;
+    let ranks = meeting.meet().map_err(|error| match stop() {
+        true => anyhow::Error::from(ironhorse::train::Error::Stopped),
+        false => error.into(),
+    })?;
     let hosts = ranks.hosts();
     let mut different: Vec<&String> = hosts.iter().collect();
     different.dedup();

@@ -150,7 +150,11 @@ impl Engine for CpuEngine {
             program,
             scalars,
         };
-        program.nodes()[ops].iter().try_for_each(|node| op::run(&mut ctx, &node.op))
+        program.nodes()[ops].iter().try_for_each(|node| {
+            op::run(&mut ctx, &node.op)?;
+            ctx.ranks.gets_on();
+            Ok(())
+        })
     }
 
     fn synchronize(&mut self) -> Result<()> {

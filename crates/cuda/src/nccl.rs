@@ -1,28 +1,50 @@
 //! The ranks of a run on GPUs: NCCL's communicator, and the calls that ops become.
 //!
 //! The ranks' own communicator hands out NCCL's id, and watches: when a rank is lost, a thread aborts NCCL, whose kernels would
-//! otherwise wait for ever, and the calls that wait fail with the rank's name.
+//! otherwise wait for ever, and the calls that wait fail with the rank's name. The same thread sees how the GPU gets on, and tells
+//! the communicator.
 
-use crate::device::Stream;
+use crate::device::{Device, Event, Stream};
 use crate::ffi::nccl::{BFLOAT16, BYTES, FLOAT32, NcclLibrary, SUM, UniqueId, version_text};
 use crate::launch::LibraryCall;
 use crate::{Error, Result};
 use ironhorse_core::{Communicator, DType, Place};
+use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// How often the watching thread looks.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long an abort waits for calls of NCCL to return: one that waits for a lost rank does not.
+const TO_RETURN: Duration = Duration::from_secs(1);
+/// Marks on the stream that the watching thread knows at a time.
+const MARKS: usize = 64;
 
 /// NCCL's communicator of this rank.
 pub(crate) struct Nccl {
-    library: NcclLibrary,
+    library: Arc<NcclLibrary>,
     raw: *mut c_void,
     with: Arc<dyn Communicator>,
+    /// Held by those who call NCCL: an abort frees what they use.
+    calls: Mutex<()>,
+    /// What was given to the stream and is not known to be done.
+    marks: Mutex<VecDeque<Event>>,
+    device: &'static Device,
     aborted: AtomicBool,
     done: AtomicBool,
+}
+
+/// NCCL's communicator on its way from the thread that made it.
+struct Made(*mut c_void);
+
+// SAFETY: NCCL's communicators may be used by any thread, one at a time.
+unsafe impl Send for Made {}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 // SAFETY: NCCL's communicators may be used by any thread, one at a time; besides the engine's thread only the watching one uses it,
@@ -32,9 +54,9 @@ unsafe impl Send for Nccl {}
 unsafe impl Sync for Nccl {}
 
 impl Nccl {
-    /// Joins the ranks of `with`; the device of this rank is current.
-    pub fn join(with: Arc<dyn Communicator>) -> Result<Arc<Self>> {
-        let Place { rank, world } = with.place();
+    /// Joins the ranks of `with` with this device.
+    pub fn join(with: Arc<dyn Communicator>, device: &'static Device) -> Result<Arc<Self>> {
+        let rank = with.place().rank;
         let opened = NcclLibrary::open();
         let said =
             opened.as_ref().map_or_else(|error| format!("!{error}"), |nccl| version_text(nccl.version()));
@@ -59,28 +81,98 @@ impl Nccl {
         let ids = with.share(&id.0)?;
         let of_leader = ids.first().and_then(|id| id.as_slice().try_into().ok());
         id.0 = of_leader.ok_or_else(|| Error::Input("rank 0 sent no id of NCCL".into()))?;
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: all ranks call this with the same id and different numbers; the device is current.
-        let status = unsafe { (library.ncclCommInitRank)(&mut raw, world as i32, id, rank as i32) };
-        library.check("ncclCommInitRank", status)?;
+        let library = Arc::new(library);
+        let Made(raw) = Self::meet(&library, id, with.as_ref(), device)?;
         tracing::info!("NCCL {said} from {}", library.path().display());
-        let aborted = AtomicBool::new(false);
-        let nccl = Arc::new(Self { library, raw, with, aborted, done: AtomicBool::new(false) });
+        let (calls, marks) = (Mutex::new(()), Mutex::default());
+        let (aborted, done) = (AtomicBool::new(false), AtomicBool::new(false));
+        let nccl = Arc::new(Self { library, raw, with, calls, marks, device, aborted, done });
         let watched = nccl.clone();
         let spawned = std::thread::Builder::new().name("nccl".into()).spawn(move || watched.watch());
         spawned.map_err(|error| Error::Unsupported(format!("cannot start a thread: {error}")))?;
         Ok(nccl)
     }
 
-    /// Aborts NCCL once a rank is lost.
-    fn watch(&self) {
-        while !self.done.load(Ordering::Relaxed) {
-            if self.with.failure().is_some() && !self.aborted.swap(true, Ordering::Relaxed) {
-                // SAFETY: the communicator is there until `done`.
-                unsafe { (self.library.ncclCommAbort)(self.raw) };
-                return;
+    /// Makes the communicator in a thread of its own: it waits for all ranks and cannot be told that one is lost. It is then left
+    /// behind, and ends with the process.
+    fn meet(
+        library: &Arc<NcclLibrary>,
+        id: UniqueId,
+        with: &dyn Communicator,
+        device: &'static Device,
+    ) -> Result<Made> {
+        let Place { rank, world } = with.place();
+        let (sender, made) = channel();
+        let library = library.clone();
+        let begin = move || {
+            let begun = device.make_current().and_then(|()| {
+                let mut raw = std::ptr::null_mut();
+                // SAFETY: all ranks call this with the same id and different numbers; the device is current.
+                let status = unsafe { (library.ncclCommInitRank)(&mut raw, world as i32, id, rank as i32) };
+                library.check("ncclCommInitRank", status).map(|()| Made(raw))
+            });
+            drop(sender.send(begun));
+        };
+        let spawned = std::thread::Builder::new().name("nccl's start".into()).spawn(begin);
+        spawned.map_err(|error| Error::Unsupported(format!("cannot start a thread: {error}")))?;
+        loop {
+            match made.recv_timeout(LOOK) {
+                Ok(made) => return made,
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Some(error) = with.failure() {
+                        return Err(error.into());
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Error::Unsupported("NCCL's start ended without a result".into()));
+                }
             }
+        }
+    }
+
+    /// Tells how the GPU gets on, and aborts NCCL once a rank is lost.
+    fn watch(&self) {
+        let _ = self.device.make_current();
+        while !self.done.load(Ordering::Relaxed) {
+            if self.with.failure().is_some() {
+                return self.abort();
+            }
+            self.look_at_marks();
             std::thread::sleep(LOOK);
+        }
+    }
+
+    fn abort(&self) {
+        if self.aborted.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let until = Instant::now() + TO_RETURN;
+        let mut held = self.calls.try_lock();
+        while held.is_err() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+            held = self.calls.try_lock();
+        }
+        // SAFETY: the communicator is there until `done`. No call is under way, or one that waits for a lost rank, which NCCL then
+        // lets return.
+        unsafe { (self.library.ncclCommAbort)(self.raw) };
+    }
+
+    /// Marks what the stream has been given, so that it can be seen to be done.
+    pub fn mark(&self, stream: &Stream) -> Result<()> {
+        let mut marks = lock(&self.marks);
+        if marks.len() < MARKS {
+            let mark = Event::new(self.device, false)?;
+            mark.record(stream)?;
+            marks.push_back(mark);
+        }
+        Ok(())
+    }
+
+    fn look_at_marks(&self) {
+        let mut marks = lock(&self.marks);
+        while marks.front().is_some_and(Event::has_passed) {
+            marks.pop_front();
+            self.with.gets_on();
         }
     }
 
@@ -97,6 +189,7 @@ impl Nccl {
     /// The engine has ended.
     pub fn leave(&self) {
         self.done.store(true, Ordering::Relaxed);
+        lock(&self.marks).clear();
         if !self.aborted.swap(true, Ordering::Relaxed) {
             // SAFETY: nothing is under way: the engine's stream is done.
             unsafe { (self.library.ncclCommDestroy)(self.raw) };
@@ -163,6 +256,7 @@ pub(crate) struct Transfers {
 
 impl LibraryCall for Transfers {
     fn enqueue(&self, stream: &Stream) -> Result<()> {
+        let _call = lock(&self.nccl.calls);
         self.nccl.check()?;
         let (library, comm) = (&self.nccl.library, self.nccl.raw);
         // SAFETY: no arguments.

@@ -6,7 +6,7 @@ use crate::{Environment, host};
 use ironhorse_core::{Error, Place, Result};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -45,6 +45,40 @@ type Came = (SocketAddr, io::Result<(Hello, TcpStream)>);
 
 fn io_error(what: &str, error: &io::Error) -> Error {
     Error::Input(format!("{what}: {error}"))
+}
+
+/// Listens at all addresses of this machine, of IPv4 and IPv6.
+fn listen(port: u16) -> io::Result<TcpListener> {
+    let only = std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() != "0");
+    let both = (!only).then(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)));
+    match both {
+        Some(Ok(listener)) => Ok(listener),
+        // a system without IPv6
+        _ => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)),
+    }
+}
+
+/// Where a rank is for one that reached rank 0 at `leader`: ranks on the machine of rank 0 may have come to it by a loopback address,
+/// which elsewhere means another machine.
+fn seen_from(leader: IpAddr, row: SocketAddr) -> SocketAddr {
+    match row.ip().is_loopback() && !leader.is_loopback() {
+        true => SocketAddr::new(leader, row.port()),
+        false => row,
+    }
+}
+
+/// Whether the other side has not hung up.
+fn is_open(stream: &TcpStream) -> bool {
+    let look = || {
+        stream.set_nonblocking(true)?;
+        let read = stream.peek(&mut [0]);
+        stream.set_nonblocking(false)?;
+        read
+    };
+    match look() {
+        Ok(count) => count > 0,
+        Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+    }
 }
 
 impl Meeting<'_> {
@@ -94,7 +128,7 @@ impl Meeting<'_> {
         }
         #[cfg(not(unix))]
         let _ = listens_on_stdin;
-        TcpListener::bind(("0.0.0.0", *port)).map_err(|error| {
+        listen(*port).map_err(|error| {
             Error::Input(format!(
                 "rank 0 cannot listen on port {port}, which follows from {by}: {error}; is another run there? Set MASTER_PORT to a free one"
             ))
@@ -155,6 +189,10 @@ impl Meeting<'_> {
                 Ok((_, Ok((hello, stream)))) => {
                     let known = here.iter().position(|(other, _)| other.rank == hello.rank);
                     match (expected.contains(&hello.rank), known) {
+                        (true, Some(at)) if is_open(&here[at].1) => (self.note)(&format!(
+                            "refused a second rank {} ({}): one from {} is here; do two runs have the same port and token? IRONHORSE_TOKEN keeps them apart",
+                            hello.rank, hello.host, here[at].0.host
+                        )),
                         // a rank that was started again after its first connection broke
                         (true, Some(at)) => here[at] = (hello, stream),
                         (true, None) => here.push((hello, stream)),
@@ -209,7 +247,7 @@ impl Meeting<'_> {
         let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
         let mut table = vec![Row { host: host(), at: nowhere }; world];
         for (hello, stream) in &here {
-            let ip = stream.peer_addr().map_or(IpAddr::from([0, 0, 0, 0]), |at| at.ip());
+            let ip = stream.peer_addr().map_or(IpAddr::from([0, 0, 0, 0]), |at| at.ip().to_canonical());
             table[hello.rank] = Row { host: hello.host.clone(), at: SocketAddr::new(ip, hello.port) };
         }
         let text = serde_json::to_vec(&table).unwrap_or_default();
@@ -230,8 +268,7 @@ impl Meeting<'_> {
     /// Any other rank: goes to rank 0, then connects to the ranks below it and waits for those above.
     fn follow(&self, until: Instant) -> Result<Vec<Peer>> {
         let Environment { place, address, port, token, .. } = self.environment;
-        let listener =
-            TcpListener::bind(("0.0.0.0", 0)).map_err(|error| io_error("cannot listen", &error))?;
+        let listener = listen(0).map_err(|error| io_error("cannot listen", &error))?;
         let own = listener.local_addr().map_or(0, |at| at.port());
         let hello = self.hello(own);
         let (mut leader, at) = self.connect(
@@ -250,7 +287,7 @@ impl Meeting<'_> {
         let came = self.accept(listener)?;
         let mut peers = Vec::new();
         for (rank, row) in table.iter().enumerate().take(place.rank).skip(1) {
-            let (stream, _) = self.connect(until, || Ok(vec![row.at]), &hello)?;
+            let (stream, _) = self.connect(until, || Ok(vec![seen_from(at.ip(), row.at)]), &hello)?;
             peers.push(Peer { rank, host: row.host.clone(), stream });
         }
         let above: Vec<usize> = (place.rank + 1..place.world).collect();
@@ -326,5 +363,46 @@ impl Meeting<'_> {
         }
         serde_json::from_slice(&bytes[4..])
             .map_err(|error| Error::Input(format!("the table of ranks: {error}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loopback_address_is_that_of_rank_0_for_other_machines() {
+        let [near, far]: [SocketAddr; 2] = ["127.0.0.1:9", "10.0.0.2:9"].map(|at| at.parse().unwrap());
+        let [loopback, name, leader]: [IpAddr; 3] =
+            ["127.0.0.1", "127.0.1.1", "10.0.0.1"].map(|at| at.parse().unwrap());
+        assert_eq!(seen_from(leader, near), "10.0.0.1:9".parse().unwrap());
+        for (from, row) in [(loopback, near), (name, near), (loopback, far), (leader, far)] {
+            assert_eq!(seen_from(from, row), row);
+        }
+    }
+
+    #[test]
+    fn both_kinds_of_addresses_are_listened_to() {
+        let listener = listen(0).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
+            TcpStream::connect((Ipv6Addr::LOCALHOST, port)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_connection_is_open_until_it_is_closed() {
+        let listener = listen(0).unwrap();
+        let at = (Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port());
+        let other = TcpStream::connect(at).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        assert!(is_open(&stream));
+        drop(other);
+        let until = Instant::now() + Duration::from_secs(10);
+        while is_open(&stream) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(!is_open(&stream));
     }
 }

@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The first bytes of both sides; the digit changes with the messages.
 const MAGIC: &[u8; 8] = b"IHRANKS1";
-/// How long a side may take to answer.
+/// How long the whole proof may take, however slowly a stranger sends it.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest introduction.
 const MOST: usize = 4096;
@@ -60,13 +60,48 @@ fn refused(text: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, text.into())
 }
 
-fn array<const N: usize>(from: &mut TcpStream) -> io::Result<[u8; N]> {
+/// A connection on which everything has to be said before a time.
+struct Timed<'a> {
+    stream: &'a mut TcpStream,
+    until: Instant,
+}
+
+impl<'a> Timed<'a> {
+    fn new(stream: &'a mut TcpStream, patience: Duration) -> Self {
+        Self { stream, until: Instant::now() + patience }
+    }
+
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(out)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+fn array<const N: usize>(from: &mut impl Read) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     from.read_exact(&mut bytes)?;
     Ok(bytes)
 }
 
-fn greeting(from: &mut TcpStream) -> io::Result<[u8; 16]> {
+fn greeting(from: &mut impl Read) -> io::Result<[u8; 16]> {
     let magic: [u8; 8] = array(from)?;
     if &magic != MAGIC {
         return Err(refused("it does not speak as a rank of this version does"));
@@ -76,8 +111,7 @@ fn greeting(from: &mut TcpStream) -> io::Result<[u8; 16]> {
 
 /// Introduces this rank to the one that listens; its refusal is the error.
 pub fn introduce(to: &mut TcpStream, token: &str, hello: &Hello) -> io::Result<()> {
-    to.set_read_timeout(Some(PATIENCE))?;
-    to.set_write_timeout(Some(PATIENCE))?;
+    let to = &mut Timed::new(to, PATIENCE);
     let mine = nonce()?;
     to.write_all(&[MAGIC, &mine[..]].concat())?;
     let theirs = greeting(to)?;
@@ -105,8 +139,16 @@ pub fn receive(
     token: &str,
     judge: impl FnOnce(&Hello) -> Result<(), String>,
 ) -> io::Result<Hello> {
-    from.set_read_timeout(Some(PATIENCE))?;
-    from.set_write_timeout(Some(PATIENCE))?;
+    receive_within(from, token, judge, PATIENCE)
+}
+
+fn receive_within(
+    from: &mut TcpStream,
+    token: &str,
+    judge: impl FnOnce(&Hello) -> Result<(), String>,
+    patience: Duration,
+) -> io::Result<Hello> {
+    let from = &mut Timed::new(from, patience);
     let theirs = greeting(from)?;
     let mine = nonce()?;
     from.write_all(&[MAGIC, &mine[..]].concat())?;
@@ -171,5 +213,25 @@ mod tests {
             let text = receive(&mut stream, "secret", |_| Ok(())).unwrap_err().to_string();
             assert!(text.contains("does not speak as a rank"), "{text}");
         }
+    }
+
+    /// One byte now and then would reset a limit on each read.
+    #[test]
+    fn a_stranger_who_dawdles_is_dropped() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stranger = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        let server = std::thread::spawn(move || {
+            let patience = Duration::from_millis(200);
+            receive_within(&mut stream, "secret", |_| Ok(()), patience).unwrap_err().kind()
+        });
+        for byte in MAGIC.iter().chain(&[7; 16]) {
+            if server.is_finished() || stranger.write_all(&[*byte]).is_err() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let kind = server.join().unwrap();
+        assert!(matches!(kind, io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock), "{kind}");
     }
 }

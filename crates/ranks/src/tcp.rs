@@ -1,14 +1,14 @@
 //! The communicator over TCP: one connection for each pair of ranks.
 //!
 //! A thread for each connection reads what arrives, so that nobody waits for anybody to read; one more sends heartbeats and looks for
-//! ranks that are silent. The first failure is the one that counts: it is told to all, and every call fails with it.
+//! ranks that are silent, or that make a step and do not get on with it. The first failure is the one that counts: it is told to all, and every call fails with it.
 
-use crate::wire::{self, Kind};
+use crate::wire::{self, Kind, Pulse, Writer};
 use ironhorse_core::{Communicator, Error, Place, Result};
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -38,13 +38,44 @@ pub(crate) struct Peer {
 /// A connection and what arrived on it.
 struct Link {
     host: String,
-    writer: Mutex<TcpStream>,
+    writer: Mutex<Writer>,
     /// Only to be shut down.
     handle: TcpStream,
     arrived: Mutex<Receiver<Vec<u8>>>,
     /// Milliseconds after the start at which something arrived last.
     heard: AtomicU64,
     finished: AtomicBool,
+    work: Work,
+}
+
+/// How a rank gets on with its work, as far as it is known.
+#[derive(Default)]
+struct Work {
+    /// How often it has got on.
+    count: AtomicU64,
+    /// It makes a step, and waits for nobody.
+    works: AtomicBool,
+    /// Milliseconds after the start at which it got on, or did not work.
+    at: AtomicU64,
+}
+
+impl Work {
+    /// Takes what is known now, and gives how many milliseconds the rank has worked without getting on.
+    fn update(&self, pulse: Pulse, now: u64) -> u64 {
+        let before = self.count.swap(pulse.count, Ordering::Relaxed);
+        let worked = self.works.swap(pulse.works, Ordering::Relaxed);
+        if before != pulse.count || !pulse.works || !worked {
+            self.at.store(now, Ordering::Relaxed);
+        }
+        self.stuck(now)
+    }
+
+    fn stuck(&self, now: u64) -> u64 {
+        match self.works.load(Ordering::Relaxed) {
+            true => now.saturating_sub(self.at.load(Ordering::Relaxed)),
+            false => 0,
+        }
+    }
 }
 
 /// What the threads of a rank share.
@@ -56,6 +87,12 @@ struct Shared {
     links: Vec<Option<Link>>,
     failure: OnceLock<Blame>,
     done: AtomicBool,
+    /// How this rank gets on.
+    count: AtomicU64,
+    in_step: AtomicBool,
+    /// Calls that wait for another rank.
+    waiting: AtomicUsize,
+    work: Work,
 }
 
 /// A rank connected to all others.
@@ -81,10 +118,11 @@ impl TcpRanks {
             links[rank] = Some(Link {
                 host,
                 handle: stream.try_clone()?,
-                writer: Mutex::new(stream),
+                writer: Mutex::new(Writer::new(stream)),
                 arrived: Mutex::new(arrived),
                 heard: AtomicU64::new(0),
                 finished: AtomicBool::new(false),
+                work: Work::default(),
             });
         }
         let shared = Arc::new(Shared {
@@ -94,6 +132,10 @@ impl TcpRanks {
             links,
             failure: OnceLock::new(),
             done: AtomicBool::new(false),
+            count: AtomicU64::new(0),
+            in_step: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
+            work: Work::default(),
         });
         for (rank, stream, sender) in readers {
             let shared = shared.clone();
@@ -139,7 +181,11 @@ impl Shared {
                     link.heard.store(self.now(), Ordering::Relaxed);
                     match kind {
                         Kind::Data => drop(sender.send(bytes)), // nobody waits after a failure
-                        Kind::Heartbeat => {}
+                        Kind::Heartbeat => {
+                            if let Some(pulse) = Pulse::read(&bytes) {
+                                link.work.update(pulse, self.now());
+                            }
+                        }
                         Kind::Goodbye => return link.finished.store(true, Ordering::Relaxed),
                         Kind::Blame => {
                             if let Ok(blame) = serde_json::from_slice(&bytes) {
@@ -179,8 +225,7 @@ impl Shared {
         let message = [&wire::header(Kind::Blame, text.len())[..], &text].concat();
         for (rank, link) in self.links.iter().enumerate() {
             if let Some(link) = link.as_ref().filter(|_| rank != blame.rank) {
-                let give_up = || false;
-                let _ = wire::write(&mut lock(&link.writer), &message, &give_up);
+                let _ = lock(&link.writer).write(&[&message], &|_| false);
             }
         }
     }
@@ -196,16 +241,25 @@ impl Shared {
             let slept = self.now().saturating_sub(looked);
             looked = self.now();
             if slept > every.as_millis() as u64 * 3 {
-                self.links.iter().flatten().for_each(|link| link.heard.store(looked, Ordering::Relaxed));
+                for link in self.links.iter().flatten() {
+                    link.heard.store(looked, Ordering::Relaxed);
+                    link.work.at.store(looked, Ordering::Relaxed);
+                }
+                self.work.at.store(looked, Ordering::Relaxed);
             }
             if Instant::now() < next {
                 continue;
             }
             next = Instant::now() + every;
+            let pulse = self.pulse();
+            self.work.update(pulse, self.now());
             for (rank, link) in self.links.iter().enumerate() {
                 let Some(link) = link else { continue };
                 if let Ok(mut writer) = link.writer.try_lock() {
-                    let _ = wire::write(&mut writer, &wire::header(Kind::Heartbeat, 0), &|| false);
+                    // one that has begun must be ended
+                    let go_on =
+                        |begun| begun && self.failure.get().is_none() && !self.done.load(Ordering::Relaxed);
+                    let _ = writer.write(&[&pulse.message()], &go_on);
                 }
                 let silent = self.now().saturating_sub(link.heard.load(Ordering::Relaxed));
                 if silent > self.timeout.as_millis() as u64 && !link.finished.load(Ordering::Relaxed) {
@@ -214,6 +268,34 @@ impl Shared {
                     self.fail(Blame { rank, host: link.host.clone(), what });
                 }
             }
+            self.look_for_stuck();
+        }
+    }
+
+    /// How this rank gets on.
+    fn pulse(&self) -> Pulse {
+        let count = self.count.load(Ordering::Relaxed);
+        let waits = self.waiting.load(Ordering::Relaxed) > 0;
+        Pulse { count, works: self.in_step.load(Ordering::Relaxed) && !waits }
+    }
+
+    /// Looks for ranks that make a step and have not got on for too long. Where one hangs on a GPU all of them do: it is the one that
+    /// has come least far.
+    fn look_for_stuck(&self) {
+        let (now, limit) = (self.now(), self.timeout.as_millis() as u64);
+        let here = crate::host();
+        let works = self.links.iter().enumerate().map(|(rank, link)| match link {
+            Some(link) => (rank, &link.host, &link.work),
+            None => (rank, &here, &self.work),
+        });
+        let stuck = works.filter(|(_, _, work)| work.stuck(now) > limit);
+        let least = stuck.min_by_key(|(rank, _, work)| (work.count.load(Ordering::Relaxed), *rank));
+        if let Some((rank, host, _)) = least {
+            let seconds = self.timeout.as_secs_f64();
+            let what = format!(
+                "its process lives, but it has not got on with its step for {seconds} s (--rank-timeout): does its device or its file system hang?"
+            );
+            self.fail(Blame { rank, host: host.clone(), what });
         }
     }
 
@@ -241,16 +323,15 @@ impl Shared {
     fn send(&self, rank: usize, bytes: &[u8]) -> Result<()> {
         self.check()?;
         let Some(link) = &self.links[rank] else { return Ok(()) };
-        let go_on = || self.failure.get().is_none();
-        let mut writer = lock(&link.writer);
-        let sent = wire::write(&mut writer, &wire::header(Kind::Data, bytes.len()), &go_on)
-            .and_then(|()| wire::write(&mut writer, bytes, &go_on));
-        drop(writer);
+        let _waits = self.waits();
+        let go_on = |_| self.failure.get().is_none();
+        let sent = lock(&link.writer).write(&[&wire::header(Kind::Data, bytes.len()), bytes], &go_on);
         sent.map_err(|_| self.lost(rank))
     }
 
     fn receive(&self, rank: usize) -> Result<Vec<u8>> {
         let Some(link) = &self.links[rank] else { return Ok(Vec::new()) };
+        let _waits = self.waits();
         let arrived = lock(&link.arrived);
         loop {
             match arrived.recv_timeout(LOOK) {
@@ -268,10 +349,26 @@ impl Shared {
         }
     }
 
+    /// Says, until it is dropped, that this rank waits for another.
+    fn waits(&self) -> Waits<'_> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        Waits(self)
+    }
+
     /// The other ranks, beginning with the next one: not all send to the same at once.
     fn others(&self) -> impl Iterator<Item = usize> {
         let Place { rank, world } = self.place;
         (1..world).map(move |next| (rank + next) % world)
+    }
+}
+
+/// A call that waits for another rank.
+struct Waits<'a>(&'a Shared);
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.count.fetch_add(1, Ordering::Relaxed);
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -324,6 +421,14 @@ impl Communicator for TcpRanks {
             self.shared.fail(blame);
         }
     }
+
+    fn in_step(&self, begins: bool) {
+        self.shared.in_step.store(begins, Ordering::Relaxed);
+    }
+
+    fn gets_on(&self) {
+        self.shared.count.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 impl Drop for TcpRanks {
@@ -333,10 +438,29 @@ impl Drop for TcpRanks {
         self.shared.done.store(true, Ordering::Relaxed);
         for link in self.shared.links.iter().flatten() {
             if !failed {
-                let mut writer = lock(&link.writer);
-                let _ = wire::write(&mut writer, &wire::header(Kind::Goodbye, 0), &|| false);
+                let _ = lock(&link.writer).write(&[&wire::header(Kind::Goodbye, 0)], &|_| false);
             }
             let _ = link.handle.shutdown(Shutdown::Write);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_rank_that_works_and_does_not_get_on_is_stuck() {
+        let work = Work::default();
+        let pulse = |count, works| Pulse { count, works };
+        assert_eq!(work.update(pulse(0, false), 1000), 0, "between steps nobody is watched");
+        assert_eq!(work.update(pulse(0, true), 5000), 0, "the step begins");
+        assert_eq!(work.update(pulse(0, true), 7000), 2000);
+        assert_eq!(work.update(pulse(1, true), 8000), 0, "it got on");
+        assert_eq!(work.update(pulse(1, true), 9000), 1000);
+        assert_eq!(work.stuck(9500), 1500, "also where no heartbeat has come since");
+        assert_eq!(work.update(pulse(1, false), 9900), 0, "it waits for another");
+        assert_eq!(work.update(pulse(2, true), 12_000), 0);
+        assert_eq!(work.update(pulse(2, true), 12_500), 500);
     }
 }

@@ -8,7 +8,7 @@ use std::net::TcpStream;
 pub enum Kind {
     /// Part of an exchange.
     Data = 1,
-    /// The sender is there.
+    /// The sender is there: its [`Pulse`].
     Heartbeat = 2,
     /// The sender has finished; nothing follows.
     Goodbye = 3,
@@ -24,6 +24,34 @@ impl Kind {
 
 /// The largest message: a bucket of f32, with room for larger ones.
 const MOST: u64 = 1 << 33;
+
+/// What a heartbeat says of the work of a rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pulse {
+    /// How often it has got on.
+    pub count: u64,
+    /// Whether it is its turn: it makes a step, and waits for nobody.
+    pub works: bool,
+}
+
+impl Pulse {
+    const BYTES: usize = 9;
+
+    /// The whole message.
+    pub fn message(self) -> [u8; 9 + Self::BYTES] {
+        let mut message = [0; 9 + Self::BYTES];
+        message[..9].copy_from_slice(&header(Kind::Heartbeat, Self::BYTES));
+        message[9..17].copy_from_slice(&self.count.to_le_bytes());
+        message[17] = u8::from(self.works);
+        message
+    }
+
+    /// What a message says.
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        let (count, works) = bytes.split_first_chunk()?;
+        Some(Self { count: u64::from_le_bytes(*count), works: *works == [1] })
+    }
+}
 
 /// The first bytes of a message.
 pub fn header(kind: Kind, length: usize) -> [u8; 9] {
@@ -51,20 +79,82 @@ pub fn read(from: &mut TcpStream) -> io::Result<(Kind, Vec<u8>)> {
     Ok((kind, bytes))
 }
 
-/// Writes bytes; `go_on` is asked whenever the other side does not take any for a while.
-pub fn write(to: &mut TcpStream, mut bytes: &[u8], go_on: &dyn Fn() -> bool) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match to.write(bytes) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => bytes = &bytes[count..],
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                if !go_on() {
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
-            }
-            Err(error) => return Err(error),
-        }
+/// The side of a connection that sends. What follows half a message would be taken for its other half, so nothing does.
+pub struct Writer {
+    stream: TcpStream,
+    cut: bool,
+}
+
+impl Writer {
+    /// Sends on a connection whose timeout of writing says how often `go_on` is asked.
+    pub fn new(stream: TcpStream) -> Self {
+        Self { stream, cut: false }
     }
-    Ok(())
+
+    /// Writes the parts of one message. Where the other side takes nothing for a while, `go_on` is asked, and told whether some of
+    /// the message has been taken.
+    pub fn write(&mut self, parts: &[&[u8]], go_on: &dyn Fn(bool) -> bool) -> io::Result<()> {
+        if self.cut {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let mut begun = false;
+        for part in parts {
+            let mut bytes = *part;
+            while !bytes.is_empty() {
+                let error = match self.stream.write(bytes) {
+                    Ok(0) => io::ErrorKind::WriteZero.into(),
+                    Ok(count) => {
+                        (begun, bytes) = (true, &bytes[count..]);
+                        continue;
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                    Err(error)
+                        if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) =>
+                    {
+                        if go_on(begun) {
+                            continue;
+                        }
+                        io::ErrorKind::TimedOut.into()
+                    }
+                    Err(error) => error,
+                };
+                self.cut = begun;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    #[test]
+    fn a_pulse_is_read_as_it_was_sent() {
+        for pulse in [Pulse { count: 1 << 40, works: true }, Pulse::default()] {
+            assert_eq!(Pulse::read(&pulse.message()[9..]), Some(pulse));
+        }
+        assert_eq!(Pulse::read(&[]), None);
+    }
+
+    #[test]
+    fn nothing_follows_half_a_message() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut reader, _) = listener.accept().unwrap();
+        stream.set_write_timeout(Some(Duration::from_millis(10))).unwrap();
+        let mut writer = Writer::new(stream);
+        let large = vec![7; 64 << 20]; // more than the system keeps for both sides
+        let message = header(Kind::Data, large.len());
+        let error = writer.write(&[&message, &large], &|begun| !begun).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        let beat = writer.write(&[&Pulse::default().message()], &|_| true).unwrap_err();
+        assert_eq!(beat.kind(), io::ErrorKind::BrokenPipe);
+        drop(writer);
+        let error = read(&mut reader).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "a part is not taken for the whole");
+    }
 }

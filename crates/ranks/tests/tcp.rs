@@ -181,3 +181,46 @@ fn two_runs_on_one_port_do_not_meet() {
         assert!(leader.join().unwrap().unwrap().to_string().contains("rank 1 did not come"));
     });
 }
+
+#[test]
+fn a_rank_that_lives_but_hangs_in_its_step_is_lost() {
+    let asked = Asked { timeout: Duration::from_secs(2), ..USUAL };
+    let texts = world(3, &asked, |ranks| {
+        ranks.in_step(true);
+        if ranks.place().rank == 1 {
+            // neither gets on nor waits, like a process whose GPU hangs; its other threads go on
+            let until = Instant::now() + Duration::from_secs(30);
+            while ranks.failure().is_none() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            return ranks.failure().unwrap().to_string();
+        }
+        ranks.share(b"waiting").unwrap_err().to_string()
+    });
+    for text in texts {
+        assert!(text.contains("rank 1 on ") && text.contains("not got on with its step for 2 s"), "{text}");
+    }
+}
+
+#[test]
+fn a_second_rank_of_the_same_number_is_refused() {
+    let port = free_port();
+    let notes = Mutex::new(Vec::<String>::new());
+    std::thread::scope(|scope| {
+        let come = |rank| {
+            scope.spawn(move || meet(&environment(rank, 3, port, "s"), &USUAL, &Mutex::new(Vec::new())))
+        };
+        let leader = scope.spawn(|| meet(&environment(0, 3, port, "s"), &USUAL, &notes).unwrap());
+        let twice = [come(1), come(1)];
+        let until = Instant::now() + Duration::from_secs(20);
+        let refused = || notes.lock().unwrap().iter().any(|note| note.contains("refused a second rank 1"));
+        while !refused() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let last = come(2);
+        let met = twice.map(|thread| thread.join().unwrap());
+        assert_eq!(met.iter().filter(|met| met.is_ok()).count(), 1);
+        drop((leader.join().unwrap(), last.join().unwrap().unwrap()));
+    });
+    assert!(notes.into_inner().unwrap().iter().any(|note| note.contains("IRONHORSE_TOKEN")));
+}

@@ -91,6 +91,13 @@ pub trait Communicator: Send + Sync {
 
     /// Tells the others that this one cannot go on, so that they need not wait for it. Does not wait.
     fn give_up(&self, why: &str);
+
+    /// A step begins (`true`) or has ended. While one is made, a rank that neither gets on nor waits for another is lost: its
+    /// process may live, but its device or file system does not answer.
+    fn in_step(&self, _begins: bool) {}
+
+    /// This rank has got on: an op or a micro-step is done.
+    fn gets_on(&self) {}
 }
 
 /// The communicator of a process without others.

@@ -232,6 +232,9 @@ pub struct Event {
     raw: CUevent,
 }
 
+// SAFETY: the driver's functions for events may be called by any thread.
+unsafe impl Send for Event {}
+
 impl Event {
     /// An event; one that is `timed` can be subtracted from another.
     pub fn new(device: &'static Device, timed: bool) -> Result<Self> {
@@ -249,6 +252,13 @@ impl Event {
     /// Waits until the stream has passed the mark.
     pub fn synchronize(&self) -> Result<()> {
         call!(self.device, cuEventSynchronize(self.raw))
+    }
+
+    /// Whether the stream has passed the mark; also after a fault, when it will not pass anything any more.
+    pub fn has_passed(&self) -> bool {
+        // SAFETY: the event is there as long as this is.
+        let status = unsafe { (self.device.driver.cuEventQuery)(self.raw) };
+        status != cudarc::driver::sys::CUresult::CUDA_ERROR_NOT_READY as u32
     }
 
     /// Milliseconds since an earlier event; both have passed.

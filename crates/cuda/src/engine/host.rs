@@ -35,7 +35,7 @@ impl Engine for CudaEngine {
             return Ok(());
         }
         self.device.make_current()?;
-        self.libraries.nccl = Some(Nccl::join(ranks)?);
+        self.libraries.nccl = Some(Nccl::join(ranks, self.device)?);
         Ok(())
     }
 

@@ -188,7 +188,8 @@ impl CudaEngine {
     fn run_range(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()> {
         let key = self.prepare(program, ops, scalars)?;
         let Some(lowered) = self.lowered.get_mut(&key) else { return Ok(()) };
-        lowered.run(&self.stream, self.settings.graphs)
+        lowered.run(&self.stream, self.settings.graphs)?;
+        self.libraries.nccl.as_ref().map_or(Ok(()), |nccl| nccl.mark(&self.stream))
     }
 
     /// Fails if a rank is lost, or if a kernel found something wrong with its input; the fault is then forgotten.

@@ -48,6 +48,7 @@ functions! {
     fn cuEventCreate(*mut CUevent, c_uint) -> u32;
     fn cuEventRecord(CUevent, CUstream) -> u32;
     fn cuEventSynchronize(CUevent) -> u32;
+    fn cuEventQuery(CUevent) -> u32;
     fn cuEventElapsedTime(*mut f32, CUevent, CUevent) -> u32;
     fn cuEventDestroy_v2(CUevent) -> u32;
     fn cuModuleLoadData(*mut CUmodule, *const c_void) -> u32;

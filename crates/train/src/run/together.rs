@@ -91,6 +91,11 @@ impl Together {
         self.place.is_alone() || matches!(error, Error::Diverged { .. })
     }
 
+    /// A step begins, or has ended: while one is made, a rank that does not get on is lost.
+    pub fn in_step(&self, begins: bool) {
+        self.with.in_step(begins);
+    }
+
     /// Waits for all.
     pub fn meet(&self) -> Result<()> {
         self.share(&()).map(drop)

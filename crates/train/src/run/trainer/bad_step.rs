@@ -92,6 +92,7 @@ impl Trainer<'_> {
 
     /// Skips a bad step; gives the next step if the run goes back to a checkpoint.
     pub(super) fn skip(&mut self, bad: Bad) -> Result<Option<u64>> {
+        self.together.in_step(false); // to search for what was bad takes its time
         self.job.session.clear_halt()?;
         let Bad { mut metrics, scalars, position } = bad;
         let step = metrics.step;

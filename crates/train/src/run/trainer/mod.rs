@@ -247,6 +247,8 @@ impl<'a> Trainer<'a> {
     /// one before was bad, or an earlier one if the run went back to a checkpoint.
     fn make(&mut self, step: u64, metrics: Metrics, in_flight: &mut Option<InFlight>) -> Result<u64> {
         let measured = (metrics.val_loss, metrics.eval.clone());
+        // the first steps of a process are left out: kernels are compiled and algorithms chosen for them
+        self.together.in_step(self.landed > self.job.state.step + 1);
         let started = self.start(metrics);
         if let Some(previous) = in_flight.take()
             && let Some(bad) = self.land(previous, true)?
@@ -321,8 +323,9 @@ impl<'a> Trainer<'a> {
     /// Waits for the step in flight, if one is; gives the next step if the run went back to a checkpoint. The last
     /// step's line waits for its validation.
     fn settle(&mut self, in_flight: &mut Option<InFlight>, last: bool) -> Result<Option<u64>> {
-        let Some(step) = in_flight.take() else { return Ok(None) };
-        match self.land(step, !last)? {
+        let landed = in_flight.take().map(|step| self.land(step, !last)).transpose()?;
+        self.together.in_step(false);
+        match landed.flatten() {
             Some(bad) => self.skip(bad),
             None => Ok(None),
         }
